@@ -1,0 +1,52 @@
+# The usual tasks in one word each. The build itself is CMake's: see CMakePresets.json.
+.DEFAULT_GOAL := build
+.PHONY: build packages configure demo test asan gpu-test gpu-bench format install clean help
+
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+
+build: configure ## Build everything in build/ (missing packages are installed first)
+	@cmake --build --preset release --parallel $(JOBS)
+
+packages: ## Install missing packages (Debian, Ubuntu)
+	@scripts/install-packages.sh
+
+configure: packages
+	@cmake --preset release >/dev/null $(if $(CI),-DTILEWAVE_WERROR=ON)
+
+# As a user does it: install, find_package(Tilewave), build, run.
+demo: configure ## Build and run examples/quickstart
+	@cmake --build --preset release --parallel $(JOBS) --target tilewave tilewave_shared tilewave_cli
+	@cmake --install build --prefix build/prefix >/dev/null
+	@cmake -S examples/quickstart -B build/examples/quickstart -G Ninja -DCMAKE_BUILD_TYPE=Release \
+	  -DCMAKE_PREFIX_PATH=$(CURDIR)/build/prefix >/dev/null
+	@cmake --build build/examples/quickstart
+	@build/examples/quickstart/quickstart
+
+test: build ## Build and run the tests (CI=true: warnings are errors, NVRTC is required)
+	@scripts/install-nvrtc.sh build/nvrtc
+	@scripts/run-tests.sh release
+
+asan: packages ## Build and run the tests under the address and undefined-behaviour sanitizers
+	@scripts/install-nvrtc.sh build/nvrtc
+	@cmake --preset asan >/dev/null $(if $(CI),-DTILEWAVE_WERROR=ON)
+	@cmake --build --preset asan --parallel $(JOBS)
+	@scripts/run-tests.sh asan --label-exclude 'headers|kernels|examples'
+
+gpu-test: build ## Run the operations' tests on the GPU
+	@scripts/gpu.sh test
+
+gpu-bench: build ## Measure on the GPU, write benchmarks/results/
+	@scripts/gpu.sh bench
+
+format: ## Format all C++ files
+	@git ls-files --cached --others --exclude-standard '*.hpp' '*.cpp' '*.h' | xargs clang-format -i
+
+install: build ## Install into PREFIX (default /usr/local)
+	@cmake --install build --prefix $(PREFIX)
+
+clean: ## Remove the build folders
+	@rm -rf build build-debug build-asan
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20

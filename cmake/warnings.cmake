@@ -1,0 +1,20 @@
+# Warnings for every target of the project; errors in CI.
+if(DEFINED ENV{CI})
+  set(warnings_are_errors ON)
+else()
+  set(warnings_are_errors OFF)
+endif()
+option(TILEWAVE_WERROR "Treat warnings as errors" ${warnings_are_errors})
+
+add_compile_options(-Wall -Wextra -Wpedantic -Wnon-virtual-dtor -Wextra-semi -Wformat=2)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  add_compile_options(-Wshadow=local)  # its plain -Wshadow counts a scoped enumeration's names, too
+  if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
+    add_compile_options(-Wno-restrict)  # fires on std::string's operator+ (GCC bug 105651)
+  endif()
+else()
+  add_compile_options(-Wshadow)
+endif()
+if(TILEWAVE_WERROR)
+  add_compile_options(-Werror)
+endif()

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# gpu.sh test | bench: runs the tests, or the benchmarks, that need a GPU. Called by `make gpu-test` and `make gpu-bench`.
+# bench reads TILEWAVE_COMMIT (the commit to record, where git cannot say) and TILEWAVE_QUICK (not empty: fewer samples).
+set -euo pipefail
+
+if [[ ! -e /dev/nvidiactl && ! -e /dev/dxg ]]; then
+  echo "skipped: no CUDA device. \`make gpu-$1\` needs an NVIDIA GPU of compute capability 9.0 (H100, H200, GH200), its driver (R525 or"
+  echo "newer for CUDA 12, R580 for CUDA 13) and NVRTC (a CUDA toolkit, or the wheel nvidia-cuda-nvrtc). What was found here:"
+  build/tilewave devices
+  exit 0
+fi
+
+scripts/install-nvrtc.sh build/nvrtc
+[[ -d build/nvrtc/lib ]] && export VIRTUAL_ENV=$PWD/build/nvrtc
+
+case $1 in
+  test)
+    # One at a time: they share the GPU and its memory. Without a usable GPU they fail here, rather than skip.
+    export TILEWAVE_REQUIRE_CUDA=1
+    ctest --preset release --no-label-summary --no-tests=error --tests-regex cuda --parallel 1
+    ;;
+  bench)
+    device=$(nvidia-smi --query-gpu=name --format=csv,noheader --id=0 | tr '[:upper:] ' '[:lower:]-')
+    results=benchmarks/results/$device
+    mkdir -p "$results"
+    # Where the sources were copied to without their history, the caller names the commit.
+    commit=()
+    [[ -n ${TILEWAVE_COMMIT:-} ]] && commit=(--commit "$TILEWAVE_COMMIT")
+    quick=()
+    [[ -n ${TILEWAVE_QUICK:-} ]] && quick=(--quick)
+    build/tilewave bench gemm --device cuda --json "$results/gemm.json" "${commit[@]}" "${quick[@]}"
+    if python3 -c 'import torch' 2>/dev/null; then
+      python3 benchmarks/attention_peer.py --library build/libtilewave.so --gqa --json "$results/attention.json" "${commit[@]}" "${quick[@]}"
+    else
+      echo "attention: not measured, its peers need PyTorch: python3 -m pip install torch"
+    fi
+    python3 benchmarks/render_performance.py
+    ;;
+  *)
+    echo "usage: $0 test|bench" >&2
+    exit 2
+    ;;
+esac
