@@ -1,0 +1,362 @@
+#pragma once
+
+#include "tilewave/tile/cpu/target.tile.hpp"
+
+#if !TW_ON_GPU
+
+namespace tw::cpu {
+
+/// Copies of global memory into tiles of a slot.
+struct Copy {
+  template <class G, class S>
+  void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
+    using T = typename S::Element;
+    const int rows = clamp(from.rows - row, S::rows);
+    const int cols = clamp(from.cols - col, S::cols);
+    constexpr bool columns = S::contract == Contract::columns;
+    to.valid_outer = columns ? rows : cols;
+    to.valid_depth = columns ? cols : rows;
+    if (rows == 0 || cols == 0) return;
+    const T* source = from.template at<const T>(row, col, i, j);
+    const long outer_stride = columns ? from.stride_row : from.stride_col;
+    const long depth_stride = columns ? from.stride_col : from.stride_row;
+    const Library& lib = library();
+    if constexpr (is_same<T, float>) {
+      lib.pack_f32(to.panels, source, outer_stride, depth_stride, to.valid_outer, to.valid_depth, S::depth);
+    } else {
+      static_assert(sizeof(T) == 2, "the cpu target packs f32, f16 and bf16 tiles");
+      const auto pack = is_same<T, f16> ? lib.pack_f16 : lib.pack_bf16;
+      pack(to.panels, reinterpret_cast<const u16*>(source), outer_stride, depth_stride, to.valid_outer, to.valid_depth, S::depth);
+    }
+  }
+  template <class G, class S>
+  void tile_for_cluster(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
+    tile(from, to, row, col, i, j);
+  }
+
+ private:
+  static int clamp(int left, int size) { return left < 0 ? 0 : left > size ? size : left; }
+};
+
+struct Producer {
+  template <class RingType, class Fill>
+  void put(RingType& ring, Fill fill) const {
+    if (ring.filled + ring.taken == RingType::stages) schedule_error("put into a ring with no free slot: on a GPU the kernel would wait forever");
+    fill(Copy{}, ring.slots[ring.next_put]);
+    ring.next_put = (ring.next_put + 1) % RingType::stages;
+    ++ring.filled;
+  }
+};
+
+template <class F>
+struct RowView {
+  F& fragment;
+  int r;
+
+  float max() const {
+    const auto* x = &fragment.x[r * F::cols];
+    float largest = x[0];
+    for (int c = 1; c < F::cols; ++c) largest = tw::max(largest, x[c]);
+    return largest;
+  }
+  float sum() const {
+    float total = 0;
+    for (int c = 0; c < F::cols; ++c) total += fragment.x[r * F::cols + c];
+    return total;
+  }
+  template <class Fn>
+  void map(Fn f) const {
+    for (int c = 0; c < F::cols; ++c) fragment.x[r * F::cols + c] = f(fragment.x[r * F::cols + c]);
+  }
+  template <class Fn>
+  float map_partial_sum(Fn f) const {
+    map(f);
+    return sum();
+  }
+};
+
+/// The role that computes; the same members as sm_90a's.
+class Block {
+ public:
+  /// `pull` runs load() for the next step; false when there is none.
+  explicit Block(bool (*pull)(void* context) = [](void*) { return false; }, void* context = nullptr) : pull_(pull), context_(context) {}
+
+  // Rings
+
+  template <class RingType>
+  auto& take(RingType& ring) {
+    await(ring);
+    auto& slot = ring.slots[ring.next_take];
+    ring.next_take = (ring.next_take + 1) % RingType::stages;
+    --ring.filled;
+    ++ring.taken;
+    return slot;
+  }
+  template <class RingType>
+  void await(RingType& ring) {
+    while (ring.filled == 0) {
+      if (!pull_(context_)) schedule_error("wait for a slot of an empty ring with no step left to load: on a GPU the kernel would wait forever");
+    }
+  }
+  template <class RingType>
+  void release(RingType& ring) {
+    if (ring.taken == 0) schedule_error("release of a ring from which nothing is taken");
+    auto& slot = ring.slots[(ring.next_take - ring.taken + 2 * RingType::stages) % RingType::stages];
+    for (int i = 0; i < in_flight_; ++i) {
+      if (reads(products_[i].a, slot) || reads(products_[i].b, slot)) schedule_error("release of a slot that a product in flight reads: wait for it first");
+    }
+    if (poison_released_slots()) __builtin_memset(static_cast<void*>(&slot), 0xff, sizeof slot);
+    --ring.taken;
+  }
+
+  // Products
+
+  template <class Acc, class A, class B>
+  void mma(Acc& acc, const A& a, const B& b, bool overwrite) {
+    static_assert(A::depth == B::depth, "both operands contract over the same length");
+    static_assert(A::outer == Acc::rows && B::outer == Acc::cols, "the accumulator's shape is that of the product");
+    if (a.valid_outer < 0 || b.valid_outer < 0) schedule_error("a product reads a slot that was released");
+    launch(&a, &b);
+    multiply(acc, a.panels, b.panels, a.valid_outer, b.valid_outer, min(a.valid_depth, b.valid_depth), A::depth, overwrite);
+  }
+  template <class Acc, class T, int R, int C, class B>
+  void mma(Acc& acc, const Operand<T, R, C>& a, const B& b, bool overwrite) {
+    static_assert(C == B::depth, "both operands contract over the same length");
+    if (b.valid_outer < 0) schedule_error("a product reads a slot that was released");
+    launch(&a, &b);
+    multiply(acc, a.panels, b.panels, R, b.valid_outer, b.valid_depth, C, overwrite);
+  }
+  template <int Left, class... Acc>
+  void wait(Constant<Left>, Acc&...) {
+    const int done = in_flight_ > Left ? in_flight_ - Left : 0;
+    for (int i = done; i < in_flight_; ++i) products_[i - done] = products_[i];
+    in_flight_ -= done;
+  }
+  template <class T, int R, int C>
+  void convert(Operand<T, R, C>& to, const Fragment<float, R, C>& from) const {
+    for (int panel = 0; panel < R; panel += kPanelRows)
+      for (int k = 0; k < C; ++k)
+        for (int r = 0; r < kPanelRows && panel + r < R; ++r)
+          to.panels[panel * C + k * kPanelRows + r] = static_cast<float>(tw::to<T>(from.x[(panel + r) * C + k]));
+  }
+
+  // Elements and rows
+
+  template <class F>
+  void fill(F& values, float value) const {
+    for (auto& x : values.x) x = to<remove_const<typename Element<F>::Type>>(value);
+  }
+  template <class F, class Fn>
+  void for_each(F& fragment, Fn f) const {
+    for (int r = 0; r < F::rows; ++r)
+      for (int c = 0; c < F::cols; ++c) f(r, c, fragment.x[r * F::cols + c]);
+  }
+  template <class F, class Fn>
+  void for_each(F& first, F& second, Fn f) const {
+    for (int r = 0; r < F::rows; ++r)
+      for (int c = 0; c < F::cols; ++c) f(r, c, first.x[r * F::cols + c], second.x[r * F::cols + c]);
+  }
+  template <class F, class G, class Fn>
+  void for_each_with(F& fragment, const G& other, int row0, int col0, int i, int j, Fn f) const {
+    using T = typename G::Element;
+    for (int r = 0; r < F::rows; ++r) {
+      for (int c = 0; c < F::cols; ++c) {
+        const bool inside = row0 + r < other.rows && col0 + c < other.cols;
+        f(r, c, fragment.x[r * F::cols + c], inside ? static_cast<float>(*other.template at<const T>(row0 + r, col0 + c, i, j)) : 0.0f);
+      }
+    }
+  }
+  template <class F, class Fn>
+  void rows(F& fragment, Fn f) const {
+    rows(fragment, f, [] {});
+  }
+  template <class F, class Fn, class Halfway>
+  void rows(F& fragment, Fn f, Halfway halfway) const {
+    for (int r = 0; r < F::rows; ++r) {
+      if (r == F::rows / 2) halfway();
+      f(r, RowView<F>{fragment, r});
+    }
+  }
+  template <class T, int R, class Fn>
+  void for_rows(RowVector<T, R>& vector, Fn f) const {
+    for (int r = 0; r < R; ++r) f(r, r, vector.x[r]);
+  }
+  bool owns_row() const { return true; }
+  template <class T, int R>
+  void complete(RowVector<T, R>&) const {}
+  template <class F, class V, class Fn>
+  void map_rows(F& fragment, const V& vector, Fn f) const {
+    for (int r = 0; r < F::rows; ++r) {
+      const auto value = vector[r];
+      RowView<F>{fragment, r}.map([&](float x) { return f(x, value); });
+    }
+  }
+  template <class F, class T, int C, class Fn>
+  void map_columns(F& fragment, const ColumnVector<T, C>& vector, Fn f) const {
+    for_each(fragment, [&](int, int c, auto& x) { x = f(x, vector.x[c]); });
+  }
+  template <class T, int R, int C>
+  void column_sum(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, const Scratch<T, R, C>&) const {
+    reduce_columns(fragment, vector, [](T a, T b) { return a + b; });
+  }
+  template <class T, int R, int C>
+  void column_max(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, const Scratch<T, R, C>&) const {
+    reduce_columns(fragment, vector, [](T a, T b) { return max(a, b); });
+  }
+  template <class T, int R, class Fn>
+  bool any(const RowVector<T, R>& vector, Fn f) const {
+    for (const auto& x : vector.x)
+      if (f(x)) return true;
+    return false;
+  }
+
+  // Global memory
+
+  template <class F, class G>
+  void load(F& to, const G& from, int row, int col, int i = 0, int j = 0) const {
+    for_each_with(to, from, row, col, i, j, [](int, int, auto& x, float y) { x = tw::to<typename F::Element>(y); });
+  }
+  template <class F, class G>
+  void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+    using T = typename G::Element;
+    for (int r = 0; r < F::rows && row0 + r < to.rows; ++r)
+      for (int c = 0; c < F::cols && col0 + c < to.cols; ++c) *to.template at<T>(row0 + r, col0 + c, i, j) = tw::to<T>(from.at(r, c));
+  }
+  template <class T, int R, int C, class G>
+  void store(const Fragment<float, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+    store(from, to, row0, col0, i, j);
+  }
+  template <class F, class G>
+  void atomic_add(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+    static_assert(is_same<typename G::Element, float>, "atomic_add is for f32 tensors");
+    for (int r = 0; r < F::rows && row0 + r < to.rows; ++r) {
+      for (int c = 0; c < F::cols && col0 + c < to.cols; ++c) {
+        u32* const word = to.template at<u32>(row0 + r, col0 + c, i, j);
+        u32 before = __atomic_load_n(word, __ATOMIC_RELAXED);
+        while (!__atomic_compare_exchange_n(word, &before, bit_cast<u32>(bit_cast<float>(before) + from.at(r, c)), true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+        }
+      }
+    }
+  }
+
+  // Shared memory, element by element
+
+  template <class F, class T, int R, int C, Contract contract>
+  void load(F& to, const Shared<T, R, C, contract>& from) const {
+    using S = Shared<T, R, C, contract>;
+    for_each(to, [&](int row, int col, auto& x) {
+      const int outer = contract == Contract::columns ? row : col;
+      const int k = contract == Contract::columns ? col : row;
+      x = outer < from.valid_outer && k < from.valid_depth ? from.panels[S::offset(row, col)] : 0.0f;
+    });
+  }
+  template <class F, class T, int R, int C, Contract contract>
+  void store(F& from, Shared<T, R, C, contract>& to) const {
+    using S = Shared<T, R, C, contract>;
+    for_each(from, [&](int row, int col, auto& x) { to.panels[S::offset(row, col)] = static_cast<float>(tw::to<T>(x)); });
+    to.valid_outer = S::outer;
+    to.valid_depth = S::depth;
+  }
+  void sync() const {}
+
+  template <class F>
+  void print(const char* name, F& fragment) const {
+    for (int r = 0; r < F::rows; ++r) {
+      __builtin_printf("%s[%d]:", name, r);
+      for (int c = 0; c < F::cols; ++c) __builtin_printf(" %g", static_cast<double>(static_cast<float>(fragment.at(r, c))));
+      __builtin_printf("\n");
+    }
+  }
+
+ private:
+  struct Product {
+    const void* a;
+    const void* b;
+  };
+  static constexpr int max_in_flight = 16;
+  bool (*pull_)(void* context);
+  void* context_;
+  Product products_[max_in_flight] = {};
+  int in_flight_ = 0;
+
+  template <class F>
+  struct Element {
+    using Type = remove_const<decltype(+F{}.x[0])>;
+  };
+  void launch(const void* a, const void* b) {
+    if (in_flight_ == max_in_flight) schedule_error("too many products in flight: wait() for some");
+    products_[in_flight_++] = {a, b};
+  }
+  template <class Slot>
+  static bool reads(const void* operand, const Slot& slot) {
+    const u8* const p = static_cast<const u8*>(operand);
+    const u8* const first = reinterpret_cast<const u8*>(&slot);
+    return p >= first && p < first + sizeof(Slot);
+  }
+  template <class Acc>
+  static void multiply(Acc& acc, const float* a, const float* b, int rows, int cols, int depth, int panel_depth, bool overwrite) {
+    if (overwrite && (rows < Acc::rows || cols < Acc::cols || depth == 0)) {
+      __builtin_memset(acc.x, 0, sizeof acc.x);
+      if (depth == 0) return;
+    }
+    library().mma(acc.x, Acc::cols, a, b, rows, cols, depth, panel_depth, overwrite);
+  }
+  template <class T, int R, int C, class Op>
+  static void reduce_columns(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, Op op) {
+    for (int c = 0; c < C; ++c) vector.x[c] = fragment.x[c];
+    for (int r = 1; r < R; ++r)
+      for (int c = 0; c < C; ++c) vector.x[c] = op(vector.x[c], fragment.x[r * C + c]);
+  }
+};
+
+/// Bytes of tile memory that a thread needs to run the kernel.
+template <class On>
+i64 memory_bytes() {
+  if constexpr (requires { typename On::Memory; }) {
+    Allocator allocator;
+    typename On::Memory memory(allocator);
+    static_cast<void>(memory);
+    return allocator.used;
+  } else {
+    return 0;
+  }
+}
+
+/// One tile. `arena`: memory_bytes<On>() bytes, 64-byte aligned.
+template <class On>
+void run(const typename On::Params& params, const TileGrid& grid, int index, u8* arena) {
+  const Tile tile = tw::detail::ScheduleOf<On>::Type::at(grid, index);
+  Allocator allocator{arena};
+  if constexpr (tw::detail::has_load<On>) {
+    struct Loads {
+      const typename On::Params& params;
+      Tile tile;
+      typename On::Memory memory;
+      int step = 0;
+      int steps;
+    } loads{params, tile, typename On::Memory(allocator), 0, On::steps(params, tile)};
+    const auto pull = [](void* context) {
+      Loads& l = *static_cast<Loads*>(context);
+      if (l.step == l.steps) return false;
+      const Producer producer;
+      On::load(producer, l.params, l.tile, l.step++, l.memory);
+      return true;
+    };
+    Block block(pull, &loads);
+    typename tw::detail::StateOf<On>::Type state;
+    On::compute(block, params, tile, loads.memory, state);
+    On::finish(block, params, tile, loads.memory, state);
+  } else {
+    Block block;
+    if constexpr (requires { typename On::Memory; }) {
+      typename On::Memory memory(allocator);
+      On::compute(block, params, tile, memory);
+    } else {
+      On::compute(block, params, tile);
+    }
+  }
+}
+
+}  // namespace tw::cpu
+
+#endif  // !TW_ON_GPU

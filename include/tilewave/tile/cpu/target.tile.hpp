@@ -1,0 +1,154 @@
+#pragma once
+
+#include "tilewave/tile/cpu/library.tile.hpp"
+#include "tilewave/tile/language.tile.hpp"
+
+// The CPU as a target: a block is one thread of a pool. Loads are pulled: taking from an empty ring runs the kernel's load() for the next step on the spot. What would
+// hang or race on the GPU is reported: a put into a full ring, a take with nothing left to load, a slot used after its release or released under a product.
+
+#if !TW_ON_GPU
+
+namespace tw::cpu {
+
+/// Throws tw::Error: the kernel's schedule is wrong (it would deadlock or race on a GPU).
+[[noreturn]] void schedule_error(const char* what);
+
+/// Whether released slots are overwritten with NaN, so that a kernel that reads one fails its test: on in debug builds of the library and in its tests.
+bool poison_released_slots();
+void set_poison_released_slots(bool on);
+
+constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
+
+struct GlobalView {
+  void* data;
+  i64 stride_j, stride_i, stride_row, stride_col;  ///< in elements
+  int size_j, size_i, rows, cols;
+
+  template <class T>
+  T* at(int row, int col, int i, int j) const {
+    return static_cast<T*>(data) + (j * stride_j + i * stride_i + row * stride_row + col * stride_col);
+  }
+};
+
+template <class T, class Tile = void, int Split = 1>
+struct Global : GlobalView {
+  using Element = remove_const<T>;
+  using TileType = Tile;
+  static constexpr int split = Split;
+  static constexpr bool readable = !is_same<T, Element>;
+};
+
+/// Panels of 16 rows along the dimension that is not contracted, widened to f32: what the library's products read.
+template <class T, int R, int C, Contract kContract>
+struct Shared {
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  static constexpr Contract contract = kContract;
+  static constexpr int outer = kContract == Contract::columns ? R : C;
+  static constexpr int depth = kContract == Contract::columns ? C : R;
+  using Element = T;
+
+  alignas(64) float panels[round_up(outer, kPanelRows) * depth];
+  int valid_outer;  ///< elements beyond are zero and may be skipped; negative: the slot was released
+  int valid_depth;
+
+  /// Index of element (row, col): a bijection of the tile.
+  static constexpr int offset(int row, int col) {
+    const int o = kContract == Contract::columns ? row : col;
+    const int k = kContract == Contract::columns ? col : row;
+    return o / kPanelRows * kPanelRows * depth + k * kPanelRows + o % kPanelRows;
+  }
+};
+
+template <class T, int R, int C>
+struct Fragment {
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  using Element = T;
+  alignas(64) T x[R * C];
+  T& at(int row, int col) { return x[row * C + col]; }
+  const T& at(int row, int col) const { return x[row * C + col]; }
+};
+
+template <class T, int R, int C>
+struct Operand {
+  static constexpr int cols = C;
+  using Element = T;
+  alignas(64) float panels[round_up(R, kPanelRows) * C];
+};
+
+template <class T, int R>
+struct RowVector {
+  static constexpr int size = R;
+  T x[R];
+  T& operator[](int i) { return x[i]; }
+  const T& operator[](int i) const { return x[i]; }
+};
+
+template <class T, int C>
+struct ColumnVector {
+  static constexpr int size = C;
+  T x[C];
+};
+
+/// Results go straight to memory here.
+template <class T, int R, int C>
+struct Staging {
+  using Element = T;
+  constexpr explicit Staging(auto&) {}
+};
+template <class T, int R, int C>
+struct Scratch {
+  constexpr explicit Scratch(auto&) {}
+};
+
+/// Hands out a thread's tile memory; without a base it counts the bytes.
+struct Allocator {
+  u8* base = nullptr;
+  i64 used = 0;
+  template <class Slot>
+  Slot* slots(int count) {
+    u8* const at = base ? base + used : nullptr;
+    used += (static_cast<i64>(sizeof(Slot)) * count + 63) / 64 * 64;
+    return reinterpret_cast<Slot*>(at);
+  }
+};
+
+template <class SlotType, int Stages>
+struct Ring {
+  using Slot = SlotType;
+  static constexpr int stages = Stages;
+  Slot* slots;
+  int filled = 0;  ///< put and not taken
+  int taken = 0;   ///< taken and not released
+  int next_put = 0;
+  int next_take = 0;
+  explicit Ring(Allocator& allocator) : slots(allocator.template slots<Slot>(Stages)) {}
+};
+
+struct Target {
+  template <class T, class Tile, int Split>
+  using Global = cpu::Global<T, Tile, Split>;
+  template <class T, int R, int C, Contract contract>
+  using Shared = cpu::Shared<T, R, C, contract>;
+  template <class Slot, int Stages>
+  using Ring = cpu::Ring<Slot, Stages>;
+  template <class T, int R, int C>
+  using Fragment = cpu::Fragment<T, R, C>;
+  template <class T, int R, int C>
+  using Operand = cpu::Operand<T, R, C>;
+  template <class T, int R, int C>
+  using Rows = cpu::Fragment<T, R, C>;
+  template <class T, int R>
+  using RowVector = cpu::RowVector<T, R>;
+  template <class T, int C>
+  using ColumnVector = cpu::ColumnVector<T, C>;
+  template <class T, int R, int C>
+  using Staging = cpu::Staging<T, R, C>;
+  template <class T, int R, int C>
+  using Scratch = cpu::Scratch<T, R, C>;
+};
+
+}  // namespace tw::cpu
+
+#endif  // !TW_ON_GPU

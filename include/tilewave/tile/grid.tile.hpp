@@ -1,0 +1,55 @@
+#pragma once
+
+#include "tilewave/tile/types.tile.hpp"
+
+namespace tw {
+
+/// The tiles of one launch: m x n x batch of them. `counter` is two zeros in device memory, which a dynamic schedule uses and resets.
+struct TileGrid {
+  int m = 1;
+  int n = 1;
+  int batch = 1;
+  u32* counter = nullptr;
+
+  TW_INLINE constexpr int count() const { return m * n * batch; }
+};
+
+/// One tile, counted in tiles.
+struct Tile {
+  int m;
+  int n;
+  int batch;
+};
+
+/// Schedules: in which order the tiles of a grid are done. `at(grid, i)` is the i-th tile, a pure function. A kernel names one as its `Schedule`; it may
+/// define its own (attention does). `dispatch` says who takes which.
+enum class Dispatch {
+  plain,       ///< one block per tile
+  persistent,  ///< as many blocks as fit; each takes every n-th tile
+  dynamic      ///< as many blocks as fit; each takes the next tile when it has finished one
+};
+
+/// Row after row: n fastest.
+struct RowMajor {
+  static constexpr Dispatch dispatch = Dispatch::plain;
+  TW_INLINE static constexpr Tile at(const TileGrid& grid, int i) {
+    const int in_batch = i % (grid.m * grid.n);
+    return {in_batch / grid.n, in_batch % grid.n, i / (grid.m * grid.n)};
+  }
+};
+
+/// Swizzled raster: bands of `Band` tile rows, each walked column by column, so that the tiles in flight share rows of A and columns of B in the L2 cache.
+template <int Band, Dispatch kDispatch = Dispatch::persistent>
+struct Banded {
+  static constexpr Dispatch dispatch = kDispatch;
+  TW_INLINE static constexpr Tile at(const TileGrid& grid, int i) {
+    const int per_batch = grid.m * grid.n;
+    const int in_batch = i % per_batch;
+    const int band = in_batch / (Band * grid.n);
+    const int in_band = in_batch - band * Band * grid.n;
+    const int rows = grid.m - band * Band < Band ? grid.m - band * Band : Band;
+    return {band * Band + in_band % rows, in_band / rows, i / per_batch};
+  }
+};
+
+}  // namespace tw

@@ -1,0 +1,101 @@
+#pragma once
+
+#include "tilewave/tile/grid.tile.hpp"
+#include "tilewave/tile/math.tile.hpp"
+#include "tilewave/tile/types.tile.hpp"
+
+// The tile language. A kernel is a struct with a member template On<Target>; these names are how it speaks of memory. Each target defines what they are; a
+// kernel never says which target it is on. docs/language.md is the guide, kernels/gemm/gemm.tile.hpp the first example.
+//
+//   Global     a tensor in device memory: up to two outer dimensions, rows, columns; any strides
+//   Shared     a tile that blocks keep close to the arithmetic, in the layout that the target's matrix unit wants
+//   Ring       `Stages` slots of Shared tiles between the role that loads and the role that computes
+//   Fragment   a tile of accumulators, spread over the block's threads in the matrix unit's layout
+//   Operand    a Fragment converted to be the left operand of a product
+//   Rows       a tile for work without products: whole rows stay within a warp, columns in 16-byte pieces
+//   RowVector  one number for each row of a Fragment;  ColumnVector: one for each column
+//   Staging    shared memory through which a Fragment leaves for global memory
+//
+// A kernel on a target:
+//
+//   struct Params             what the host fills in: Globals and numbers
+//   static constexpr int rows the block's rows of accumulators, a multiple of 64 (kernels with products)
+//   struct Memory             rings and staging, constructed from the block: Memory(auto& block) : a(block), b(block) {}
+//   steps(params, tile)       how many steps the tile takes
+//   load(producer, params, tile, step, memory)    puts one step's tiles into rings: a pure function of tile and step
+//   struct State              what compute leaves for finish
+//   compute(block, params, tile, memory, state)   takes from the rings; owns its loop
+//   finish(block, params, tile, memory, state)    stores the result; apart, so that a target may overlap it with the next tile
+//
+// Kernels that only touch global memory need Params and compute(block, params, tile) alone.
+
+namespace tw {
+
+/// Which of a Shared tile's two dimensions a product sums over. mma(acc, a, b) is acc(m, n) += sum over k of a(m, k) * b(n, k): a tile stored [M, K] or
+/// [N, K] contracts its columns, one stored [K, M] or [K, N] its rows.
+enum class Contract { columns, rows };
+
+/// wait(leave<N>, acc...): all but the N youngest products have finished, and the accumulators named may be read.
+template <int N>
+inline constexpr Constant<N> leave{};
+
+template <class Target, class T, class Tile = void, int Split = 1>
+using Global = typename Target::template Global<T, Tile, Split>;
+template <class Target, class T, int R, int C, Contract contract = Contract::columns>
+using Shared = typename Target::template Shared<T, R, C, contract>;
+template <class Target, class Slot, int Stages>
+using Ring = typename Target::template Ring<Slot, Stages>;
+template <class Target, class T, int R, int C>
+using Fragment = typename Target::template Fragment<T, R, C>;
+template <class Target, class T, int R, int C>
+using Operand = typename Target::template Operand<T, R, C>;
+template <class Target, class T, int R, int C>
+using Rows = typename Target::template Rows<T, R, C>;
+template <class Target, class T, int R>
+using RowVector = typename Target::template RowVector<T, R>;
+template <class Target, class T, int C>
+using ColumnVector = typename Target::template ColumnVector<T, C>;
+template <class Target, class T, int R, int C>
+using Staging = typename Target::template Staging<T, R, C>;
+/// Shared memory that column reductions of Fragments of R rows and C columns need.
+template <class Target, class T, int R, int C>
+using Scratch = typename Target::template Scratch<T, R, C>;
+
+namespace detail {
+// What a kernel leaves out has these defaults.
+template <class On>
+constexpr int rows_of() {
+  if constexpr (requires { On::rows; }) return On::rows;
+  return 64;
+}
+template <class On>
+constexpr int cluster_of() {
+  if constexpr (requires { On::cluster; }) return On::cluster;
+  return 1;
+}
+template <class On>
+inline constexpr bool has_load = requires { &On::steps; };
+struct NoState {};
+template <class On>
+struct StateOf {
+  static auto get() {
+    if constexpr (requires { typename On::State; })
+      return typename On::State{};
+    else
+      return NoState{};
+  }
+  using Type = decltype(get());
+};
+template <class On>
+struct ScheduleOf {
+  static auto get() {
+    if constexpr (requires { typename On::Schedule; })
+      return typename On::Schedule{};
+    else
+      return RowMajor{};
+  }
+  using Type = decltype(get());
+};
+}  // namespace detail
+
+}  // namespace tw

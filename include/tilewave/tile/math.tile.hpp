@@ -1,0 +1,149 @@
+#pragma once
+
+#include "tilewave/tile/types.tile.hpp"
+
+// Element functions: f32 in, f32 out, the same names on every target. On the GPU they are the hardware's approximations where those keep the accuracy of a
+// 16-bit result (relative error below 2^-21 for exp2, 2^-11 for tanh is too coarse, so tanh is built from exp2).
+
+// The C library's functions: a compiler builtin on the host, which needs no header; declared by the run-time compiler on the GPU.
+#if TW_ON_GPU
+#define TW_LIBM(name) ::name
+#else
+#define TW_LIBM(name) __builtin_##name
+#endif
+
+namespace tw {
+
+inline constexpr float kInfinity = bit_cast<float>(0x7f800000u);
+inline constexpr float kLog2E = 1.44269504088896341f;
+inline constexpr float kLn2 = 0.693147180559945309f;
+
+TW_INLINE float max(float a, float b) {
+#if TW_ON_GPU
+  return ::fmaxf(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+TW_INLINE float min(float a, float b) {
+#if TW_ON_GPU
+  return ::fminf(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+TW_INLINE constexpr int max(int a, int b) { return a > b ? a : b; }
+TW_INLINE constexpr int min(int a, int b) { return a < b ? a : b; }
+TW_INLINE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+TW_INLINE float abs(float x) { return TW_LIBM(fabsf)(x); }
+
+/// 2^x; 2^-infinity is 0.
+TW_INLINE float exp2(float x) {
+#if TW_ON_GPU
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  // Branch-free, so that compilers vectorise loops of it: 2^x = 2^n * 2^f, |f| <= 1/2, a minimax polynomial for 2^f (relative error 2e-7).
+  const float clamped = x < -150.0f ? -150.0f : (x > 128.0f ? 128.0f : x);
+  const float shifted = clamped + 12582912.0f;
+  const int n = static_cast<int>(bit_cast<u32>(shifted)) - 0x4b400000;
+  const float f = clamped - (shifted - 12582912.0f);
+  float p = 1.540353e-4f;
+  p = p * f + 1.3333558e-3f;
+  p = p * f + 9.6181291e-3f;
+  p = p * f + 5.5504109e-2f;
+  p = p * f + 2.4022651e-1f;
+  p = p * f + 6.9314718e-1f;
+  p = p * f + 1.0f;
+  const int half = n / 2;  // in two factors: n may be beyond what one f32 exponent holds
+  const float a = bit_cast<float>(static_cast<u32>(half + 127) << 23);
+  const float b = bit_cast<float>(static_cast<u32>(n - half + 127) << 23);
+  const float y = p * a * b;
+  return x != x ? x : y;
+#endif
+}
+
+/// log2 x; log2 0 is -infinity.
+TW_INLINE float log2(float x) {
+#if TW_ON_GPU
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return __builtin_log2f(x);
+#endif
+}
+
+TW_INLINE float exp(float x) { return exp2(x * kLog2E); }
+
+TW_INLINE float sqrt(float x) {
+  return TW_LIBM(sqrtf)(x);
+}
+
+/// 1 / sqrt(x).
+TW_INLINE float rsqrt(float x) {
+#if TW_ON_GPU
+  return ::rsqrtf(x);
+#else
+  return 1.0f / __builtin_sqrtf(x);
+#endif
+}
+
+/// 1 / x.
+TW_INLINE float reciprocal(float x) {
+#if TW_ON_GPU
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return 1.0f / x;
+#endif
+}
+
+TW_INLINE float tanh(float x) {
+#if TW_ON_GPU
+  const float e = exp2(abs(x) * (-2.0f * kLog2E));  // in (0, 1]: no overflow
+  const float y = (1.0f - e) * reciprocal(1.0f + e);
+  // Near zero 1 - e cancels; x - x^3/3 + 2x^5/15 is exact to f32 below 0.06.
+  const float x2 = x * x;
+  const float near_zero = x * (1.0f + x2 * (-0.333333333f + x2 * 0.133333333f));
+  return abs(x) < 0.06f ? near_zero : ::copysignf(y, x);
+#else
+  return __builtin_tanhf(x);
+#endif
+}
+
+TW_INLINE float erf(float x) {
+  return TW_LIBM(erff)(x);
+}
+
+TW_INLINE float sin(float x) { return TW_LIBM(sinf)(x); }
+TW_INLINE float cos(float x) { return TW_LIBM(cosf)(x); }
+
+TW_INLINE float sigmoid(float x) { return reciprocal(1.0f + exp2(-x * kLog2E)); }
+
+// Activations, as types: a kernel takes one as a template parameter. A user's own is a struct with the same static function in an embedded file.
+
+struct Identity {
+  TW_INLINE static float apply(float x) { return x; }
+};
+/// max(x, 0); NaN stays NaN.
+struct Relu {
+  TW_INLINE static float apply(float x) { return x < 0.0f ? 0.0f : x; }
+};
+/// x / (1 + exp(-x)), also called swish.
+struct Silu {
+  TW_INLINE static float apply(float x) { return x * sigmoid(x); }
+};
+/// x * Phi(x), Phi the normal distribution: the exact GELU.
+struct GeluErf {
+  TW_INLINE static float apply(float x) { return 0.5f * x * (1.0f + erf(x * 0.707106781186547524f)); }
+};
+/// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): the approximate GELU.
+struct GeluTanh {
+  TW_INLINE static float apply(float x) { return 0.5f * x * (1.0f + tanh(0.797884560802865356f * (x + 0.044715f * x * x * x))); }
+};
+
+}  // namespace tw

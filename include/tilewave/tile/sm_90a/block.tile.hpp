@@ -1,0 +1,388 @@
+#pragma once
+
+#include "tilewave/tile/sm_90a/fragment.tile.hpp"
+#include "tilewave/tile/sm_90a/memory.tile.hpp"
+#include "tilewave/tile/sm_90a/wgmma.tile.hpp"
+
+namespace tw::sm_90a {
+
+/// Named barriers: 0 is __syncthreads, 1 the producer's, 2 all that compute, 3 and up one for each warpgroup.
+inline constexpr int kComputeBarrier = 2;
+inline constexpr int kWarpgroupBarrier = 3;
+
+/// The role that computes, as a kernel sees it: all its warpgroups at once.
+template <int Warpgroups, bool kTmaStore, int Cluster>
+struct Block {
+  Position at;
+
+  // Rings
+
+  /// Waits for the next slot of the ring to be full.
+  template <class RingType>
+  TW_INLINE auto& take(RingType& ring) const {
+    const auto cursor = ring.next;
+    ptx::wait(ring.full_barrier(cursor.index), cursor.parity);
+    ring.next.advance();
+    return ring.slot(cursor.index);
+  }
+  /// Waits for the next slot to be full and leaves it there.
+  template <class RingType>
+  TW_INLINE void await(RingType& ring) const {
+    ptx::wait(ring.full_barrier(ring.next.index), ring.next.parity);
+  }
+  /// Gives the oldest slot taken back. The products that read it must have finished.
+  template <class RingType>
+  TW_INLINE void release(RingType& ring) const {
+    u64* const empty = ring.empty_barrier(ring.released.index);
+    const u32 thread = ptx::thread_index() % kWarpgroupThreads;
+    if constexpr (Cluster == 1) {
+      if (thread == 0) ptx::arrive(empty);
+    } else {
+      if (thread < Cluster) ptx::arrive_at(empty, thread);
+    }
+    ring.released.advance();
+  }
+
+  // Products
+
+  /// acc(m, n) (+)= sum over k of a(m, k) b(n, k), both from shared memory. Asynchronous: see wait(). `overwrite` starts from zero.
+  template <class Acc, class A, class B>
+  TW_INLINE void mma(Acc& acc, const A& a, const B& b, bool overwrite) const {
+    constexpr int depth = A::contract == Contract::columns ? A::cols : A::rows;
+    static_assert(depth == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
+    static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols), "rows of the accumulator and of the left operand differ");
+    constexpr int k = instruction_depth<A>;
+    const u32 a_base = ptx::address(a.bytes) + at.warpgroup * warpgroup_offset<A>;
+    const u32 b_base = ptx::address(b.bytes);
+    begin(acc);
+TW_UNROLL
+    for (int step = 0; step < depth / k; ++step)
+      Wgmma<typename A::Element, Acc::cols>::template shared_shared<transposed<A>, transposed<B>>(
+          acc.x, descriptor<A>(a_base, step), descriptor<B>(b_base, step), step > 0 || !overwrite);
+    ptx::wgmma_commit();
+  }
+  /// The same with the left operand in registers.
+  template <class Acc, class T, int R, int C, class B>
+  TW_INLINE void mma(Acc& acc, const Operand<T, R, C>& a, const B& b, bool overwrite) const {
+    static_assert(C == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
+    const u32 b_base = ptx::address(b.bytes);
+    begin(acc);
+TW_UNROLL
+    for (int step = 0; step < C / 16; ++step)
+      Wgmma<T, Acc::cols>::template registers_shared<transposed<B>>(acc.x, a.x + step * 4, descriptor<B>(b_base, step), step > 0 || !overwrite);
+    ptx::wgmma_commit();
+  }
+  /// All but the `Left` youngest mma() have finished; the accumulators named may be read.
+  template <int Left, class... Acc>
+  TW_INLINE void wait(Constant<Left>, Acc&... acc) const {
+    ptx::wgmma_wait<Left>();
+    (pin(acc), ...);
+  }
+
+  /// The accumulators rounded to T, as left operand of the next product.
+  template <class T, int R, int C>
+  TW_INLINE void convert(Operand<T, R, C>& to, const Fragment<float, R, C>& from) const {
+TW_UNROLL
+    for (int i = 0; i < C / 4; ++i) to.x[i] = ptx::pack<T>(from.x[2 * i], from.x[2 * i + 1]);
+  }
+
+  // Elements and rows
+
+  template <class F>
+  TW_INLINE void fill(F& fragment, float value) const {
+TW_UNROLL
+    for (int i = 0; i < F::size; ++i) fragment.x[i] = to<typename F::Element>(value);
+  }
+  template <class T, int R>
+  TW_INLINE void fill(RowVector<T, R>& vector, float value) const {
+    for (auto& x : vector.x) x = value;
+  }
+  /// f(row, col, x) for every element of the block's tile; several fragments of one type go in step: f(row, col, x, y).
+  template <class F, class Fn>
+  TW_INLINE void for_each(F& fragment, Fn f) const {
+TW_UNROLL
+    for (int i = 0; i < F::size; ++i) f(F::row(at, i), F::col(at, i), fragment.x[i]);
+  }
+  template <class F, class Fn>
+  TW_INLINE void for_each(F& first, F& second, Fn f) const {
+TW_UNROLL
+    for (int i = 0; i < F::size; ++i) f(F::row(at, i), F::col(at, i), first.x[i], second.x[i]);
+  }
+  /// f(row, col, x, y) with y = element (row0 + row, col0 + col) of `other`, 0 outside it.
+  template <class F, class G, class Fn>
+  TW_INLINE void for_each_with(F& fragment, const G& other, int row0, int col0, int i, int j, Fn f) const {
+    const Position at = here();
+    // Two loops, because one with a branch in it needs more registers for its conditions than there are.
+    if (whole<F>(other, row0, col0)) {
+TW_UNROLL
+      for (int e = 0; e < F::size; e += F::width) {
+        const auto piece = *piece_at<F::width>(other, row0 + F::row(at, e), col0 + F::col(at, e), i, j);
+TW_UNROLL
+        for (int k = 0; k < F::width; ++k) f(F::row(at, e), F::col(at, e + k), fragment.x[e + k], static_cast<float>(piece.x[k]));
+      }
+    } else if (other.rows > 0 && other.cols > 0) {
+TW_UNROLL
+      for (int e = 0; e < F::size; ++e) {
+        const int row = row0 + F::row(at, e);
+        const int col = col0 + F::col(at, e);
+        const bool inside = other.inside(row, col);
+        const auto y = *other.template at<const typename G::Element>(inside ? row : 0, inside ? col : 0, i, j);
+        f(row - row0, col - col0, fragment.x[e], inside ? static_cast<float>(y) : 0.0f);
+      }
+    }
+  }
+  /// f(i, row) for every row; i indexes a RowVector, `row` offers max(), sum(), map(f), map_partial_sum(f).
+  template <class F, class Fn>
+  TW_INLINE void rows(F& fragment, Fn f) const {
+    rows(fragment, f, [] {});
+  }
+  /// The same; halfway() is called when half of the rows are done.
+  template <class F, class Fn, class Halfway>
+  TW_INLINE void rows(F& fragment, Fn f, Halfway halfway) const {
+TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      if (r == F::row_count / 2) halfway();
+      f(r, RowView<F>{fragment, r});
+    }
+  }
+  /// f(row number in the tile, i, x) for every element x = vector[i] of a RowVector that goes with Fragments.
+  template <class T, int R, class Fn>
+  TW_INLINE void for_rows(RowVector<T, R>& vector, Fn f) const {
+TW_UNROLL
+    for (int i = 0; i < static_cast<int>(sizeof(vector.x) / sizeof(T)); ++i) f(at.row + i * 8, i, vector.x[i]);
+  }
+  /// True in one of the threads that hold copies of a RowVector's elements: the one that writes them.
+  TW_INLINE bool owns_row() const { return at.col == 0; }
+  /// Adds up the shares of map_partial_sum().
+  template <class T, int R>
+  TW_INLINE void complete(RowVector<T, R>& sums) const {
+    for (auto& x : sums.x) x = RowView<Fragment<T, 64, 8>>::across(x, [](float a, float b) { return a + b; });
+  }
+  /// x = f(x, vector[row]).
+  template <class F, class V, class Fn>
+  TW_INLINE void map_rows(F& fragment, const V& vector, Fn f) const {
+TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) RowView<F>{fragment, r}.map([&](float x) { return f(x, vector[r]); });
+  }
+  /// x = f(x, vector[col]).
+  template <class F, class T, int C, class Fn>
+  TW_INLINE void map_columns(F& fragment, const ColumnVector<T, C>& vector, Fn f) const {
+TW_UNROLL
+    for (int i = 0; i < F::size; ++i) fragment.x[i] = f(fragment.x[i], vector.x[i / 4 * 2 + i % 2]);
+  }
+  /// vector[col] = sum of the column over all the block's rows.
+  template <class T, int R, int C>
+  TW_INLINE void column_sum(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, const Scratch<T, R, C>& scratch) const {
+    reduce_columns(fragment, vector, scratch, [](float a, float b) { return a + b; });
+  }
+  /// vector[col] = largest element of the column.
+  template <class T, int R, int C>
+  TW_INLINE void column_max(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, const Scratch<T, R, C>& scratch) const {
+    reduce_columns(fragment, vector, scratch, [](float a, float b) { return max(a, b); });
+  }
+  /// True when f holds for any of the vector's elements that this warp holds; warps may differ.
+  template <class T, int R, class Fn>
+  TW_INLINE bool any(const RowVector<T, R>& vector, Fn f) const {
+    bool found = false;
+    for (const auto& x : vector.x) found = found || f(x);
+    return ptx::any(found);
+  }
+
+  // Global memory
+
+  /// Elements from (row, col) on; 0 outside the tensor.
+  template <class F, class G>
+  TW_INLINE void load(F& to, const G& from, int row, int col, int i = 0, int j = 0) const {
+    for_each_with(to, from, row, col, i, j, [](int, int, auto& x, float y) { x = tw::to<remove_const_reference<decltype(x)>>(y); });
+  }
+  /// Elements outside the tensor are dropped; each is rounded to the tensor's type.
+  template <class F, class G>
+  TW_INLINE void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+    using T = typename G::Element;
+    const Position at = here();
+    if (whole<F>(to, row0, col0)) {
+TW_UNROLL
+      for (int e = 0; e < F::size; e += F::width) {
+        Piece<T, F::width> piece;
+TW_UNROLL
+        for (int k = 0; k < F::width; ++k) piece.x[k] = tw::to<T>(from.x[e + k]);
+        *piece_at<F::width>(to, row0 + F::row(at, e), col0 + F::col(at, e), i, j) = piece;
+      }
+    } else {
+TW_UNROLL
+      for (int e = 0; e < F::size; ++e) {
+        const int row = row0 + F::row(at, e);
+        const int col = col0 + F::col(at, e);
+        if (F::col(at, e) < F::cols && to.inside(row, col)) *to.template at<T>(row, col, i, j) = tw::to<T>(from.x[e]);
+      }
+    }
+  }
+  /// The same through shared memory by TMA where the tensor allows it: whole lines are written whatever the fragment's layout is.
+  template <class T, int R, int C, class G>
+  TW_INLINE void store(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+    if constexpr (!kTmaStore || sizeof(T) != 2) {
+      store(from, to, row0, col0, i, j);
+    } else {
+      using S = Staging<T, R, C>;
+      const bool leader = ptx::thread_index() % kWarpgroupThreads == 0;
+      const int matrix_row = at.warp * 16 + at.lane % 16;  // stmatrix: lanes 0-15 address the left 8 columns, 16-31 the right 8
+      u8* const base = shared_memory() + staging.offset + at.warpgroup * (S::slots * S::slot_bytes);
+TW_UNROLL
+      for (int panel = 0; panel < (C + S::box_cols - 1) / S::box_cols; ++panel) {
+        u8* const slot = base + panel % S::slots * S::slot_bytes;
+        if (leader) ptx::store_wait_read<S::slots - 1>();
+        warpgroup_sync();
+TW_UNROLL
+        for (int group = 0; group < 4 && panel * 64 + group * 16 < C; ++group) {
+          const float* x = from.x + panel * 32 + group * 8;
+          const u32 piece = static_cast<u32>(group * 2 + at.lane / 16) ^ (static_cast<u32>(matrix_row) & 7);
+          ptx::store_matrix_x4(ptx::address(slot) + static_cast<u32>(matrix_row) * kPanelBytes + piece * 16, ptx::pack<T>(x[0], x[1]),
+                               ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]), ptx::pack<T>(x[6], x[7]));
+        }
+        ptx::fence_proxy();
+        warpgroup_sync();
+        if (leader) {
+          ptx::store_4d(to.tensor_map, slot, col0 + panel * S::box_cols, row0 + at.warpgroup * kWarpgroupRows, i, j);
+          ptx::store_commit();
+        }
+      }
+    }
+  }
+  /// f32 only: adds each element to the tensor's.
+  template <class F, class G>
+  TW_INLINE void atomic_add(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+    static_assert(is_same<typename G::Element, float>, "atomic_add is for f32 tensors");
+TW_UNROLL
+    for (int e = 0; e < F::size; ++e) {
+      const int row = row0 + F::row(at, e);
+      const int col = col0 + F::col(at, e);
+      if (F::col(at, e) < F::cols && to.inside(row, col)) ptx::atomic_add(to.template at<float>(row, col, i, j), from.x[e]);
+    }
+  }
+
+  // Shared memory, element by element
+
+  template <class F, class T, int R, int C, Contract contract>
+  TW_INLINE void load(F& to, Shared<T, R, C, contract>& from) const {
+    for_each(to, [&](int row, int col, auto& x) { x = static_cast<float>(from.at(row, col)); });
+  }
+  /// Visible to every thread that computes when it returns, and to the tensor cores.
+  template <class F, class T, int R, int C, Contract contract>
+  TW_INLINE void store(F& from, Shared<T, R, C, contract>& to) const {
+    for_each(from, [&](int row, int col, auto& x) { to.at(row, col) = tw::to<T>(x); });
+    ptx::fence_proxy();
+    sync();
+  }
+
+  /// All threads that compute have arrived.
+  TW_INLINE void sync() const { ptx::named_barrier(kComputeBarrier, Warpgroups * kWarpgroupThreads); }
+  TW_INLINE void warpgroup_sync() const { ptx::named_barrier(kWarpgroupBarrier + at.warpgroup, kWarpgroupThreads); }
+
+  /// Prints the tile, a line a row, through the device's printf buffer. Slow; for looking.
+  template <class F>
+  TW_INLINE void print(const char* name, F& fragment) const {
+#if TW_ON_GPU
+    for (int row = 0; row < F::rows; ++row) {
+      if (ptx::block_index() == 0 && at.warpgroup + at.warp + at.lane == 0) printf("%s[%d]:", name, row);
+      for (int col = 0; col < F::cols; ++col) {
+        sync();
+        for_each(fragment, [&](int r, int c, auto& x) {
+          if (r == row && c == col && ptx::block_index() == 0) printf(" %g", static_cast<double>(static_cast<float>(x)));
+        });
+      }
+      sync();
+      if (ptx::block_index() == 0 && at.warpgroup + at.warp + at.lane == 0) printf("\n");
+    }
+#endif
+  }
+
+ private:
+  /// The position, for code that addresses global memory: opaque, or the compiler computes the addresses of all elements before the loop over tiles and spills them.
+  TW_INLINE Position here() const {
+    Position p = at;
+    p.row = ptx::opaque(p.row);
+    p.col = ptx::opaque(p.col);
+    return p;
+  }
+
+  template <class S>
+  static constexpr int instruction_depth = 32 / static_cast<int>(sizeof(typename S::Element));
+  template <class S>
+  static constexpr int transposed = S::contract == Contract::rows ? 1 : 0;
+  /// From one warpgroup's 64 rows of the left operand to the next's.
+  template <class S>
+  static constexpr int warpgroup_offset = S::contract == Contract::columns ? kWarpgroupRows* kPanelBytes : S::panel_bytes;
+  /// Step `step` along the contracted dimension. Columns contracted: four steps of 32 bytes within a panel, then the next panel. Rows contracted: 16 rows further;
+  /// the leading offset leads from panel to panel.
+  template <class S>
+  static TW_INLINE u64 descriptor(u32 base, int step) {
+    if constexpr (S::contract == Contract::columns)
+      return Descriptor(base + static_cast<u32>(step / 4 * S::panel_bytes + step % 4 * 32), 16, 8 * kPanelBytes).bits;
+    else
+      return Descriptor(base + static_cast<u32>(step * 16 * kPanelBytes), S::panel_bytes, 8 * kPanelBytes).bits;
+  }
+  template <class Acc>
+  static TW_INLINE void pin(Acc& acc) {
+TW_UNROLL
+    for (int i = 0; i < Acc::size; ++i) ptx::pin(acc.x[i]);
+  }
+  template <class Acc>
+  static TW_INLINE void begin(Acc& acc) {
+    pin(acc);
+    ptx::wgmma_fence();
+  }
+
+  template <class T>
+  struct RemoveReference {
+    using Type = T;
+  };
+  template <class T>
+  struct RemoveReference<T&> {
+    using Type = T;
+  };
+  template <class T>
+  using remove_const_reference = remove_const<typename RemoveReference<T>::Type>;
+
+  /// Neighbours in a row, moved as one word (two for 8 f32).
+  template <class T, int width>
+  struct alignas(width * sizeof(T) < 16 ? width * sizeof(T) : 16) Piece {
+    T x[width];
+  };
+  /// The whole tile lies inside the tensor, and its pieces are aligned: the same answer for every thread.
+  template <class F, class G>
+  static TW_INLINE bool whole(const G& tensor, int row0, int col0) {
+    return tensor.template vectors<typename G::Element, F::width>() && col0 % F::width == 0 && row0 + F::rows <= tensor.rows &&
+           col0 + F::cols <= tensor.cols && F::cols % (F::width * F::row_threads) == 0;
+  }
+  template <int width, class G>
+  static TW_INLINE auto* piece_at(const G& tensor, int row, int col, int i, int j) {
+    using T = typename G::Element;
+    if constexpr (G::readable)
+      return reinterpret_cast<const Piece<T, width>*>(tensor.template at<const T>(row, col, i, j));
+    else
+      return reinterpret_cast<Piece<T, width>*>(tensor.template at<T>(row, col, i, j));
+  }
+
+  template <class T, int R, int C, class Op>
+  TW_INLINE void reduce_columns(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, const Scratch<T, R, C>& scratch, Op op) const {
+    T* const partial = reinterpret_cast<T*>(shared_memory() + scratch.offset);
+TW_UNROLL
+    for (int i = 0; i < C / 4; ++i) {
+      const int e = i / 2 * 4 + i % 2;
+      T value = op(fragment.x[e], fragment.x[e + 2]);
+TW_UNROLL
+      for (int mask = 4; mask < 32; mask *= 2) value = op(value, ptx::shuffle_xor(value, mask));
+      if (at.lane < 4) partial[(at.warpgroup * 4 + at.warp) * C + vector.col(at, i)] = value;
+    }
+    sync();
+TW_UNROLL
+    for (int i = 0; i < C / 4; ++i) {
+      T value = partial[vector.col(at, i)];
+      for (int warp = 1; warp < R / 16; ++warp) value = op(value, partial[warp * C + vector.col(at, i)]);
+      vector.x[i] = value;
+    }
+    sync();
+  }
+};
+
+}  // namespace tw::sm_90a

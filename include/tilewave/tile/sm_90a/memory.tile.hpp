@@ -1,0 +1,181 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+#include "tilewave/tile/sm_90a/ptx.tile.hpp"
+
+namespace tw::sm_90a {
+
+inline constexpr int kWarpgroupThreads = 128;
+/// Rows of accumulators that one warpgroup holds: the M of wgmma.
+inline constexpr int kWarpgroupRows = 64;
+/// Width of a panel: the widest swizzle of TMA and wgmma. A Shared tile is a sequence of panels of this many bytes a row.
+inline constexpr int kPanelBytes = 128;
+/// The swizzle repeats every 8 rows of 128 bytes, so panels start at multiples of this.
+inline constexpr int kPanelAlignment = 1024;
+/// Barriers lie before the tiles in shared memory; tiles need the alignment anyway.
+inline constexpr int kBarrierBytes = 1024;
+
+/// Where a thread stands among those that compute. `row` and `col` are its first element in a Fragment.
+struct Position {
+  int warpgroup;
+  int warp;  ///< in the warpgroup
+  int lane;
+  int row;
+  int col;
+  TW_INLINE static Position of(int thread) {
+    const int warp = thread / 32 % 4;
+    const int lane = thread % 32;
+    const int warpgroup = thread / kWarpgroupThreads;
+    return {warpgroup, warp, lane, warpgroup * kWarpgroupRows + warp * 16 + lane / 4, lane % 4 * 2};
+  }
+};
+
+/// A tensor in global memory, [j, i, row, col], made on the host (tilewave/launch.hpp). Copies by TMA use `tensor_map`, others pointer and strides.
+struct GlobalView {
+  alignas(64) u64 tensor_map[16];
+  void* data;
+  i64 stride_j, stride_i, stride_row, stride_col;  ///< in elements
+  int size_j, size_i, rows, cols;
+
+  template <class T>
+  TW_INLINE T* at(int row, int col, int i, int j) const {
+    return static_cast<T*>(data) + (j * stride_j + i * stride_i + row * stride_row + col * stride_col);
+  }
+  TW_INLINE bool inside(int row, int col) const { return row < rows && col < cols; }
+  /// True when `width` neighbours in a row can be accessed as one word: the same for every thread, so the branch is free.
+  template <class T, int width>
+  TW_INLINE bool vectors() const {
+    constexpr i64 mask = width - 1;
+    return stride_col == 1 && ((stride_row | stride_i | stride_j) & mask) == 0 && (reinterpret_cast<u64>(data) & (width * sizeof(T) - 1)) == 0;
+  }
+};
+
+/// `Tile` is the Shared or Staging type copied to or from it (void: only Fragments and Rows are). Split > 1: a cluster's blocks load a part each for all.
+template <class T, class Tile = void, int Split = 1>
+struct Global : GlobalView {
+  using Element = remove_const<T>;
+  using TileType = Tile;
+  static constexpr int split = Split;
+  static constexpr bool readable = !is_same<T, Element>;
+};
+
+/// R x C elements as panels of R rows of 128 bytes, 16-byte pieces swizzled within 8 rows: what TMA writes and wgmma reads without bank conflicts.
+template <class T, int R, int C, Contract kContract>
+struct Shared {
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  static constexpr Contract contract = kContract;
+  static constexpr int panel_cols = kPanelBytes / static_cast<int>(sizeof(T));
+  static constexpr int panels = C / panel_cols;
+  static constexpr int panel_bytes = R * kPanelBytes;
+  static constexpr int box_rows = R;
+  static constexpr int box_cols = panel_cols;
+  using Element = T;
+  static_assert(C % panel_cols == 0, "a Shared tile's columns must fill panels of 128 bytes: 64 columns of 16-bit elements, 32 of f32");
+  static_assert(R % 8 == 0 && R <= 256, "a Shared tile has 8 to 256 rows, a multiple of 8");
+  static_assert(kContract == Contract::columns || sizeof(T) == 2, "wgmma transposes only 16-bit operands: contract the columns of this tile");
+
+  alignas(kPanelAlignment) u8 bytes[panels * panel_bytes];
+
+  /// Byte offset of element (row, col): a bijection of the tile.
+  TW_INLINE static constexpr int offset(int row, int col) {
+    const int in_row = col % panel_cols * static_cast<int>(sizeof(T));
+    return col / panel_cols * panel_bytes + row * kPanelBytes + (in_row ^ ((row & 7) << 4));
+  }
+  TW_INLINE T& at(int row, int col) { return *reinterpret_cast<T*>(bytes + offset(row, col)); }
+};
+
+/// Two slots of 64 x 128 bytes for each warpgroup: a Fragment leaves through them panel by panel while the next panel is written.
+template <class T, int R, int C>
+struct Staging {
+  using Element = T;
+  static constexpr int slots = 2;
+  static constexpr int box_rows = kWarpgroupRows;
+  static constexpr int box_cols = kPanelBytes / static_cast<int>(sizeof(T));
+  static constexpr int slot_bytes = kWarpgroupRows * kPanelBytes;
+  static constexpr int bytes = sizeof(T) == 2 ? R / kWarpgroupRows * slots * slot_bytes : 0;  // f32 goes straight to global memory
+  int offset;
+  constexpr explicit Staging(auto& allocator) : offset(allocator.tiles(bytes)) {}
+};
+
+/// One C-wide row of partial results for each warp.
+template <class T, int R, int C>
+struct Scratch {
+  static constexpr int warps = R / 16;
+  int offset;
+  constexpr explicit Scratch(auto& allocator) : offset(allocator.tiles(warps * C * static_cast<int>(sizeof(T)))) {}
+};
+
+/// Start of the block's dynamic shared memory.
+TW_INLINE u8* shared_memory() {
+#if TW_ON_GPU
+  extern __shared__ __align__(1024) u8 tw_shared_memory[];
+  return tw_shared_memory;
+#else
+  return nullptr;
+#endif
+}
+
+/// Lays a kernel's Memory out. The host runs it to count bytes, one thread to initialise barriers, and every role to find its rings.
+struct Allocator {
+  int warpgroups;  ///< that compute
+  int cluster;
+  bool initialise = false;
+  int tile_bytes = kBarrierBytes;
+  int barriers_used = 0;
+
+  constexpr int tiles(int bytes) {
+    const int at = tile_bytes;
+    tile_bytes += (bytes + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment;
+    return at;
+  }
+  /// `count` barriers that complete after `arrivals`; the index of the first.
+  constexpr int barriers(int count, int arrivals) {
+    const int at = barriers_used;
+    barriers_used += count;
+    if (initialise) {
+      for (int i = at; i < barriers_used; ++i) ptx::barrier_init(reinterpret_cast<u64*>(shared_memory()) + i, static_cast<u32>(arrivals));
+    }
+    return at;
+  }
+  /// Each full barrier takes one arrival from the producer; each empty one an arrival from every warpgroup of every block in the cluster.
+  constexpr int empty_arrivals() const { return warpgroups * cluster; }
+};
+
+TW_INLINE u64* barrier_at(int index) { return reinterpret_cast<u64*>(shared_memory()) + index; }
+
+/// `Stages` slots that go round between the producer and the warpgroups that compute. Slot is a Shared tile, or a struct of them that arrive together.
+template <class SlotType, int Stages>
+struct Ring {
+  using Slot = SlotType;
+  static constexpr int stages = Stages;
+
+  /// A place in the ring and the parity of the barrier phase that is next there.
+  struct Cursor {
+    int index = 0;
+    u32 parity = 0;
+    TW_INLINE constexpr void advance() {
+      if (++index == Stages) {
+        index = 0;
+        parity ^= 1;
+      }
+    }
+  };
+
+  int slots;  ///< offset in shared memory
+  int full;   ///< index of the first of `Stages` barriers
+  int empty;
+  Cursor next;      ///< to put, or to take
+  Cursor released;  ///< oldest slot taken and not released
+
+  constexpr explicit Ring(auto& allocator)
+      : slots(allocator.tiles(Stages * static_cast<int>(sizeof(Slot)))),
+        full(allocator.barriers(Stages, 1)),
+        empty(allocator.barriers(Stages, allocator.empty_arrivals())) {}
+
+  TW_INLINE Slot& slot(int index) const { return *reinterpret_cast<Slot*>(shared_memory() + slots + index * static_cast<int>(sizeof(Slot))); }
+  TW_INLINE u64* full_barrier(int index) const { return barrier_at(full + index); }
+  TW_INLINE u64* empty_barrier(int index) const { return barrier_at(empty + index); }
+};
+
+}  // namespace tw::sm_90a

@@ -1,0 +1,94 @@
+#pragma once
+
+#include "tilewave/tile/sm_90a/memory.tile.hpp"
+
+namespace tw::sm_90a {
+
+/// Threads that load: one warpgroup. With TMA one thread issues everything; without, all of them copy.
+inline constexpr int kProducerBarrier = 1;
+
+/// Copies into one slot by TMA; bytes count toward the slot's full barrier.
+template <int Cluster>
+struct TmaCopy {
+  u64* barrier;
+  u32 rank;
+
+  /// The tile whose first element is (row, col) of outer indices (i, j). Elements outside the tensor become 0.
+  template <class G, class S>
+  TW_INLINE void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
+TW_UNROLL
+    for (int panel = 0; panel < S::panels; ++panel)
+      ptx::load_4d(to.bytes + panel * S::panel_bytes, from.tensor_map, barrier, col + panel * S::panel_cols, row, i, j);
+  }
+  /// The same tile for every block of the cluster: each loads its share of the rows and sends it to all.
+  template <class G, class S>
+  TW_INLINE void tile_for_cluster(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
+    if constexpr (Cluster == 1) {
+      tile(from, to, row, col, i, j);
+    } else {
+      static_assert(G::split == Cluster, "a tile for the whole cluster comes from a Global<..., Split = cluster>");
+      constexpr int share = S::rows / Cluster;
+      const int first = static_cast<int>(rank) * share;
+TW_UNROLL
+      for (int panel = 0; panel < S::panels; ++panel)
+        ptx::load_4d_multicast(to.bytes + panel * S::panel_bytes + first * kPanelBytes, from.tensor_map, barrier, static_cast<u16>((1 << Cluster) - 1),
+                               col + panel * S::panel_cols, row + first, i, j);
+    }
+  }
+};
+
+/// The same copies by ordinary loads, for bases and strides that TMA cannot take. Slower: it exists so that nothing is refused.
+struct StridedCopy {
+  int thread;
+
+  template <class G, class S>
+  TW_INLINE void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
+    using Bits = conditional<sizeof(typename S::Element) == 2, u16, u32>;  // nothing is computed: bits are moved
+    constexpr int width = 16 / static_cast<int>(sizeof(Bits));
+    constexpr int pieces = S::cols / width;
+    const bool along_rows = from.stride_col != 1;  // then neighbouring threads take neighbouring rows, to read neighbouring addresses
+TW_NO_UNROLL
+    for (int n = thread; n < S::rows * pieces; n += kWarpgroupThreads) {
+      const int r = along_rows ? n % S::rows : n / pieces;
+      const int c = (along_rows ? n / S::rows : n % pieces) * width;
+      u32 words[4] = {0, 0, 0, 0};
+TW_UNROLL
+      for (int e = 0; e < width; ++e) {
+        const u32 bits = from.inside(row + r, col + c + e) ? *from.template at<const Bits>(row + r, col + c + e, i, j) : 0u;
+        words[e * 4 / width] |= bits << (e * 32 * 4 / width % 32);
+      }
+      ptx::store_shared_16(ptx::address(to.bytes) + static_cast<u32>(S::offset(r, c)), words[0], words[1], words[2], words[3]);
+    }
+  }
+  template <class G, class S>
+  TW_INLINE void tile_for_cluster(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
+    tile(from, to, row, col, i, j);
+  }
+};
+
+/// The role that loads. put() waits for a free slot, then lets `fill(copy, slot)` copy into it.
+template <bool kTma, int Cluster>
+struct Producer {
+  int thread;
+  u32 rank;  ///< of this block in its cluster
+
+  template <class RingType, class Fill>
+  TW_INLINE void put(RingType& ring, Fill fill) const {
+    const int index = ring.next.index;
+    u64* const full = ring.full_barrier(index);
+    auto& slot = ring.slot(index);
+    ptx::wait(ring.empty_barrier(index), ring.next.parity ^ 1);
+    ring.next.advance();
+    if constexpr (kTma) {
+      ptx::arrive_expect(full, sizeof(typename RingType::Slot));
+      fill(TmaCopy<Cluster>{full, rank}, slot);
+    } else {
+      fill(StridedCopy{thread}, slot);
+      ptx::fence_proxy();
+      ptx::named_barrier(kProducerBarrier, kWarpgroupThreads);
+      if (thread == 0) ptx::arrive(full);
+    }
+  }
+};
+
+}  // namespace tw::sm_90a

@@ -1,0 +1,167 @@
+#pragma once
+
+#include "tilewave/tile/sm_90a/block.tile.hpp"
+#include "tilewave/tile/sm_90a/producer.tile.hpp"
+#include "tilewave/tile/sm_90a/target.tile.hpp"
+
+// How a block runs a kernel: roles are split once (setmaxnreg requires it), each role walks the same tiles.
+
+namespace tw::sm_90a {
+
+/// Registers per thread: the 64K of an SM, shared by producer and computing warpgroups. A producer that uses TMA needs 40 for the tile arithmetic (32 must do with three
+/// and more warpgroups that compute); one that copies by itself needs more.
+template <int Warpgroups, bool kTma>
+inline constexpr int kProducerRegisters = kTma ? (Warpgroups <= 2 ? 40 : 32) : (Warpgroups <= 2 ? 80 : 56);
+template <int Warpgroups, bool kTma>
+inline constexpr int kComputeRegisters = Warpgroups <= 2 ? (kTma ? 232 : 208) : Warpgroups == 3 ? (kTma ? 160 : 152) : (kTma ? 120 : 112);
+
+/// Hands tile numbers from the producer to the warpgroups that compute, for dynamic schedules: a ring of two numbers in shared memory.
+struct TileQueue {
+  static constexpr int slots = 2;
+  int full, empty, values;
+  int index = 0;
+  u32 parity = 0;
+
+  constexpr explicit TileQueue(Allocator& allocator)
+      : full(allocator.barriers(slots, 1)), empty(allocator.barriers(slots, allocator.warpgroups * 4)), values(allocator.barriers(1, 1)) {}
+
+  TW_INLINE volatile int* value() const { return reinterpret_cast<volatile int*>(barrier_at(values)) + index; }
+  TW_INLINE void advance() {
+    if (++index == slots) {
+      index = 0;
+      parity ^= 1;
+    }
+  }
+  TW_INLINE void put(int tile) {
+    ptx::wait(barrier_at(empty + index), parity ^ 1);
+    *value() = tile;
+    ptx::arrive(barrier_at(full + index));
+    advance();
+  }
+  TW_INLINE int take() {
+    ptx::wait(barrier_at(full + index), parity);
+    const int tile = *value();
+#if TW_ON_GPU
+    __syncwarp();
+#endif
+    if (ptx::thread_index() % 32 == 0) ptx::arrive(barrier_at(empty + index));
+    advance();
+    return tile;
+  }
+};
+
+/// The number of the next tile, from the counter that all blocks share. The last block to find none left resets it for the next launch.
+TW_INLINE int next_tile(const TileGrid& grid) {
+  const int tile = static_cast<int>(ptx::block_count() + ptx::fetch_add(grid.counter, 1));
+  if (tile >= grid.count() && ptx::fetch_add(grid.counter + 1, 1) == ptx::block_count() - 1) {
+    grid.counter[0] = 0;
+    grid.counter[1] = 0;
+  }
+  return tile;
+}
+
+/// One block's life. `On` is the kernel on target T.
+template <class On, class T>
+TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
+  using S = Shape<On, T>;
+  using Schedule = typename tw::detail::ScheduleOf<On>::Type;
+  constexpr int cluster = S::cluster;
+  constexpr bool dynamic = S::dispatch == Dispatch::dynamic;
+  static_assert(!dynamic || cluster == 1, "a dynamic schedule gives tiles to single blocks");
+  using ComputeBlock = Block<S::warpgroups, T::tma_store, cluster>;
+
+  const u32 rank = cluster > 1 ? ptx::cluster_rank() : 0;
+  const TileGrid clusters{grid.m / cluster, grid.n, grid.batch, grid.counter};
+  const int first = static_cast<int>(ptx::block_index()) / cluster;
+  const int stride = static_cast<int>(ptx::block_count()) / cluster;
+  const auto tile_at = [&](int i) {
+    Tile tile = Schedule::at(clusters, i);
+    tile.m = tile.m * cluster + static_cast<int>(rank);
+    return tile;
+  };
+
+  if constexpr (!S::produces) {
+    const ComputeBlock block{Position::of(static_cast<int>(ptx::thread_index()))};
+    for (int i = first; i < clusters.count(); i += stride) {
+      if constexpr (requires { typename On::Memory; }) {
+        Allocator allocator{S::warpgroups, cluster};
+        typename On::Memory memory(allocator);
+        On::compute(block, params, tile_at(i), memory);
+      } else {
+        On::compute(block, params, tile_at(i));
+      }
+    }
+  } else {
+    using Memory = typename On::Memory;
+    if (ptx::thread_index() == 0) {
+      Allocator allocator{S::warpgroups, cluster, true};
+      Memory memory(allocator);
+      TileQueue queue(allocator);
+      ptx::fence_barrier_init();
+    }
+#if TW_ON_GPU
+    if constexpr (cluster > 1)
+      ptx::cluster_sync();
+    else
+      __syncthreads();
+#endif
+    Allocator allocator{S::warpgroups, cluster};
+    Memory memory(allocator);
+    TileQueue queue(allocator);
+
+    if (ptx::thread_index() < kWarpgroupThreads) {
+      if constexpr (S::warpgroups > 1) ptx::give_registers<kProducerRegisters<S::warpgroups, T::tma_load>>();
+      const int thread = static_cast<int>(ptx::thread_index());
+      const Producer<T::tma_load, cluster> producer{thread, rank};
+      const auto load_tile = [&](int i) {
+        const Tile tile = tile_at(i);
+        const int steps = On::steps(params, tile);
+TW_NO_UNROLL
+        for (int step = 0; step < steps; ++step) On::load(producer, params, tile, step, memory);
+      };
+      if (!T::tma_load || thread == 0) {
+        if constexpr (!dynamic) {
+TW_NO_UNROLL
+          for (int i = first; i < clusters.count(); i += stride) load_tile(i);
+        } else {
+          int i = first;
+TW_NO_UNROLL
+          while (true) {
+            if (thread == 0) queue.put(i);
+            if (i >= grid.count()) break;
+            load_tile(i);
+            if constexpr (T::tma_load) {
+              i = next_tile(grid);
+            } else {  // the other threads that copy learn it through shared memory
+              volatile int* const shared = reinterpret_cast<volatile int*>(barrier_at(kBarrierBytes / 8 - 1));
+              if (thread == 0) *shared = next_tile(grid);
+              ptx::named_barrier(kProducerBarrier, kWarpgroupThreads);
+              i = *shared;
+              ptx::named_barrier(kProducerBarrier, kWarpgroupThreads);
+            }
+          }
+        }
+      }
+    } else {
+      if constexpr (S::warpgroups > 1) ptx::take_registers<kComputeRegisters<S::warpgroups, T::tma_load>>();
+      const ComputeBlock block{Position::of(static_cast<int>(ptx::thread_index()) - kWarpgroupThreads)};
+      const auto compute_tile = [&](int i) {
+        const Tile tile = tile_at(i);
+        typename tw::detail::StateOf<On>::Type state;
+        On::compute(block, params, tile, memory, state);
+        On::finish(block, params, tile, memory, state);
+      };
+      if constexpr (!dynamic) {
+TW_NO_UNROLL
+        for (int i = first; i < clusters.count(); i += stride) compute_tile(i);
+      } else {
+TW_NO_UNROLL
+        for (int i = queue.take(); i < grid.count(); i = queue.take()) compute_tile(i);
+      }
+      if (ptx::thread_index() % kWarpgroupThreads == 0) ptx::store_wait_read<0>();
+    }
+    if constexpr (cluster > 1) ptx::cluster_sync();  // no block leaves while another may still write into its shared memory
+  }
+}
+
+}  // namespace tw::sm_90a

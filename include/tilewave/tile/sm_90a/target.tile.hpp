@@ -1,0 +1,59 @@
+#pragma once
+
+#include "tilewave/tile/sm_90a/fragment.tile.hpp"
+#include "tilewave/tile/sm_90a/memory.tile.hpp"
+
+namespace tw::sm_90a {
+
+/// Hopper's tensor cores. Kernels are compiled for TMA copies; where a tensor's base or stride rules TMA out for loads or for stores, the other variant.
+template <bool kTmaLoad = true, bool kTmaStore = true>
+struct Target {
+  static constexpr bool tma_load = kTmaLoad;
+  static constexpr bool tma_store = kTmaStore;
+  template <class T, class Tile, int Split>
+  using Global = sm_90a::Global<T, Tile, Split>;
+  template <class T, int R, int C, Contract contract>
+  using Shared = sm_90a::Shared<T, R, C, contract>;
+  template <class Slot, int Stages>
+  using Ring = sm_90a::Ring<Slot, Stages>;
+  template <class T, int R, int C>
+  using Fragment = sm_90a::Fragment<T, R, C>;
+  template <class T, int R, int C>
+  using Operand = sm_90a::Operand<T, R, C>;
+  template <class T, int R, int C>
+  using Rows = sm_90a::Rows<T, R, C>;
+  template <class T, int R>
+  using RowVector = sm_90a::RowVector<T, R>;
+  template <class T, int C>
+  using ColumnVector = sm_90a::ColumnVector<T, C>;
+  template <class T, int R, int C>
+  using Staging = sm_90a::Staging<T, R, C>;
+  template <class T, int R, int C>
+  using Scratch = sm_90a::Scratch<T, R, C>;
+};
+
+/// Blocks of a cluster share tiles by TMA alone: without it each loads its own.
+template <class On, class T>
+inline constexpr int cluster_size = T::tma_load ? tw::detail::cluster_of<On>() : 1;
+
+/// What a launch needs to know of a kernel, from its types.
+template <class On, class T>
+struct Shape {
+  static constexpr bool produces = tw::detail::has_load<On>;
+  static constexpr int warpgroups = tw::detail::rows_of<On>() / kWarpgroupRows;
+  static constexpr int cluster = cluster_size<On, T>;
+  static constexpr int threads = (warpgroups + (produces ? 1 : 0)) * kWarpgroupThreads;
+  static constexpr Dispatch dispatch = tw::detail::ScheduleOf<On>::Type::dispatch;
+  static constexpr int shared_bytes() {
+    if constexpr (requires { typename On::Memory; }) {
+      Allocator allocator{warpgroups, cluster};
+      typename On::Memory memory(allocator);
+      static_cast<void>(memory);
+      return allocator.tile_bytes;
+    } else {
+      return 0;
+    }
+  }
+};
+
+}  // namespace tw::sm_90a

@@ -1,0 +1,95 @@
+#pragma once
+
+#include "tilewave/tile/sm_90a/ptx.tile.hpp"
+#include "tilewave/tile/types.tile.hpp"
+
+// wgmma: d[64 x N] = a[64 x K] b[N x K]^T (+ d), K = 32 bytes of elements, by one warpgroup. Wgmma<T, N> has the two forms: a from shared memory, a from
+// registers. The N/2 accumulators of a thread must be written out in the assembler text; the macros do that for each N from one template.
+
+namespace tw::sm_90a {
+
+/// 64-bit descriptor of an operand in shared memory with 128-byte swizzle (PTX manual, "matrix descriptor"): address, leading and stride byte offsets in
+/// 16-byte units, swizzle mode 1 in bits 62-63.
+struct Descriptor {
+  u64 bits;
+  TW_INLINE Descriptor(u32 address, u32 leading_bytes, u32 stride_bytes)
+      : bits(static_cast<u64>((address & 0x3ffffu) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 | static_cast<u64>(stride_bytes >> 4) << 32 | 1ull << 62) {}
+};
+
+template <class T, int N>
+struct Wgmma {
+  static_assert(sizeof(T) == 0, "no product of this element type and width: bf16, f16 or float, N = 16, 32, 64, 80, 96, 128, 160, 192 or 256");
+};
+
+#if TW_ON_GPU
+
+// Accumulators in the text: "%0, %1, ...", ten at a time.
+#define TW_TEXT_10(tens) \
+  "%" tens "0, %" tens "1, %" tens "2, %" tens "3, %" tens "4, %" tens "5, %" tens "6, %" tens "7, %" tens "8, %" tens "9"
+#define TW_TEXT_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define TW_TEXT_16 TW_TEXT_10("") ", %10, %11, %12, %13, %14, %15"
+#define TW_TEXT_30 TW_TEXT_10("") ", " TW_TEXT_10("1") ", " TW_TEXT_10("2")
+#define TW_TEXT_32 TW_TEXT_30 ", %30, %31"
+#define TW_TEXT_40 TW_TEXT_30 ", " TW_TEXT_10("3")
+#define TW_TEXT_48 TW_TEXT_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define TW_TEXT_60 TW_TEXT_40 ", " TW_TEXT_10("4") ", " TW_TEXT_10("5")
+#define TW_TEXT_64 TW_TEXT_60 ", %60, %61, %62, %63"
+#define TW_TEXT_80 TW_TEXT_60 ", " TW_TEXT_10("6") ", " TW_TEXT_10("7")
+#define TW_TEXT_90 TW_TEXT_80 ", " TW_TEXT_10("8")
+#define TW_TEXT_96 TW_TEXT_90 ", %90, %91, %92, %93, %94, %95"
+#define TW_TEXT_120 TW_TEXT_90 ", " TW_TEXT_10("9") ", " TW_TEXT_10("10") ", " TW_TEXT_10("11")
+#define TW_TEXT_128 TW_TEXT_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
+
+// Accumulators as operands.
+#define TW_REGS_8(i) \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define TW_REGS_16(i) TW_REGS_8(i), TW_REGS_8(i + 8)
+#define TW_REGS_32(i) TW_REGS_16(i), TW_REGS_16(i + 16)
+#define TW_REGS_64(i) TW_REGS_32(i), TW_REGS_32(i + 32)
+#define TW_REGS_40(i) TW_REGS_32(i), TW_REGS_8(i + 32)
+#define TW_REGS_48(i) TW_REGS_32(i), TW_REGS_16(i + 32)
+#define TW_REGS_80(i) TW_REGS_64(i), TW_REGS_16(i + 64)
+#define TW_REGS_96(i) TW_REGS_64(i), TW_REGS_32(i + 64)
+#define TW_REGS_128(i) TW_REGS_64(i), TW_REGS_64(i + 64)
+
+// Count = N / 2 accumulators; p0.. are the numbers of the operands after them. Transposes exist for 16-bit types only.
+#define TW_WGMMA(T, SHAPE, TRANSPOSES_SS, TRANSPOSES_RS, N, Count, p0, p1, p2, p3, p4, p5, p6, p7)                                                        \
+  template <>                                                                                                                                           \
+  struct Wgmma<T, N> {                                                                                                                                  \
+    template <int TransposeA, int TransposeB>                                                                                                           \
+    static TW_INLINE void shared_shared(float* d, u64 a, u64 b, u32 accumulate) {                                                                       \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N SHAPE " {" TW_TEXT_##Count "}, %" #p0 ", %" #p1 \
+                   ", p, 1, 1" TRANSPOSES_SS(p3, p4) ";\n}"                                                                                             \
+                   : TW_REGS_##Count(0)                                                                                                                 \
+                   : "l"(a), "l"(b), "r"(accumulate), "n"(TransposeA), "n"(TransposeB));                                                                \
+    }                                                                                                                                                   \
+    template <int TransposeB>                                                                                                                           \
+    static TW_INLINE void registers_shared(float* d, const u32* a, u64 b, u32 accumulate) {                                                             \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N SHAPE " {" TW_TEXT_##Count "}, {%" #p0 ", %" #p1 \
+                   ", %" #p2 ", %" #p3 "}, %" #p4 ", p, 1, 1" TRANSPOSES_RS(p6) ";\n}"                                                                  \
+                   : TW_REGS_##Count(0)                                                                                                                 \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TransposeB));                                             \
+    }                                                                                                                                                   \
+  };
+
+#define TW_TRANSPOSES_BOTH(a, b) ", %" #a ", %" #b
+#define TW_TRANSPOSES_ONE(b) ", %" #b
+#define TW_TRANSPOSES_NONE(...) ""
+#define TW_WGMMA_TYPES(...)                                                                             \
+  TW_WGMMA(bf16, "k16.f32.bf16.bf16", TW_TRANSPOSES_BOTH, TW_TRANSPOSES_ONE, __VA_ARGS__)               \
+  TW_WGMMA(f16, "k16.f32.f16.f16", TW_TRANSPOSES_BOTH, TW_TRANSPOSES_ONE, __VA_ARGS__)                  \
+  TW_WGMMA(float, "k8.f32.tf32.tf32", TW_TRANSPOSES_NONE, TW_TRANSPOSES_NONE, __VA_ARGS__)
+
+TW_WGMMA_TYPES(16, 8, 8, 9, 10, 11, 12, 13, 14, 15)
+TW_WGMMA_TYPES(32, 16, 16, 17, 18, 19, 20, 21, 22, 23)
+TW_WGMMA_TYPES(64, 32, 32, 33, 34, 35, 36, 37, 38, 39)
+TW_WGMMA_TYPES(80, 40, 40, 41, 42, 43, 44, 45, 46, 47)
+TW_WGMMA_TYPES(96, 48, 48, 49, 50, 51, 52, 53, 54, 55)
+TW_WGMMA_TYPES(128, 64, 64, 65, 66, 67, 68, 69, 70, 71)
+TW_WGMMA_TYPES(160, 80, 80, 81, 82, 83, 84, 85, 86, 87)
+TW_WGMMA_TYPES(192, 96, 96, 97, 98, 99, 100, 101, 102, 103)
+TW_WGMMA_TYPES(256, 128, 128, 129, 130, 131, 132, 133, 134, 135)
+
+#endif  // TW_ON_GPU
+
+}  // namespace tw::sm_90a

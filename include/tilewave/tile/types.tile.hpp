@@ -1,0 +1,270 @@
+#pragma once
+
+// Element types and the few traits that tile code needs. Tile headers include nothing but each other: the run-time compiler for the GPU ships no
+// standard headers.
+
+#if defined(__CUDACC_RTC__) || defined(__CUDA_ARCH__)
+#define TW_ON_GPU 1
+#define TW_INLINE __forceinline__
+#define TW_UNROLL _Pragma("unroll")
+#define TW_NO_UNROLL _Pragma("unroll 1")
+#else
+#define TW_ON_GPU 0
+#define TW_INLINE inline __attribute__((always_inline))
+#define TW_UNROLL
+#define TW_NO_UNROLL
+#endif
+
+namespace tw {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i8 = signed char;
+using i32 = int;
+using i64 = long long;
+
+template <class A, class B>
+inline constexpr bool is_same = false;
+template <class A>
+inline constexpr bool is_same<A, A> = true;
+
+template <class T>
+struct RemoveConst {
+  using Type = T;
+};
+template <class T>
+struct RemoveConst<const T> {
+  using Type = T;
+};
+template <class T>
+using remove_const = typename RemoveConst<T>::Type;
+
+template <bool Condition, class A, class B>
+struct Conditional {
+  using Type = A;
+};
+template <class A, class B>
+struct Conditional<false, A, B> {
+  using Type = B;
+};
+template <bool Condition, class A, class B>
+using conditional = typename Conditional<Condition, A, B>::Type;
+
+/// A number as a type, so that a compile-time count can be passed as an argument: c.wait(leave<1>, acc).
+template <int N>
+struct Constant {
+  static constexpr int value = N;
+};
+
+template <class To, class From>
+TW_INLINE constexpr To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  return __builtin_bit_cast(To, from);
+}
+
+namespace detail {
+
+/// What a small floating-point format does beyond its largest finite value.
+enum class Overflow { infinity, saturate };
+
+/// The bits of `x` in a format with `Exponent` and `Mantissa` bits (bias 2^(Exponent-1) - 1), rounded to nearest even, subnormals included. NaN becomes
+/// `kNan`. `kLargest` is the largest finite magnitude's code.
+template <int Exponent, int Mantissa, Overflow overflow, u32 kLargest, u32 kNan>
+constexpr u32 encode_float(float x) {
+  constexpr int bias = (1 << (Exponent - 1)) - 1;
+  const u32 bits = bit_cast<u32>(x);
+  const u32 sign = (bits >> 31) << (Exponent + Mantissa);
+  const u32 magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return sign | kNan;
+  const int exponent = static_cast<int>(magnitude >> 23) - 127 + bias;  // as stored in the target, when it is a normal number
+  u32 scaled = magnitude - (static_cast<u32>(127 - bias) << 23);
+  int shift = 23 - Mantissa;
+  if (exponent < 1) {
+    shift += 1 - exponent;
+    if (shift > 24) return sign;  // less than half of the smallest subnormal (f32 subnormals are, too)
+    scaled = (magnitude & 0x7fffffu) | 0x800000u;
+  }
+  const u32 odd = (scaled >> shift) & 1u;
+  const u32 code = (scaled + ((1u << (shift - 1)) - 1) + odd) >> shift;
+  if (code > kLargest) return sign | (overflow == Overflow::infinity ? kLargest + 1 : kLargest);
+  return sign | code;
+}
+
+/// The value of a code; every code with an all-ones exponent is infinity or NaN when `kIeee`, else `kNan` alone is NaN.
+template <int Exponent, int Mantissa, bool kIeee, u32 kNan>
+constexpr float decode_float(u32 code) {
+  constexpr int bias = (1 << (Exponent - 1)) - 1;
+  constexpr u32 mantissa_mask = (1u << Mantissa) - 1;
+  const u32 sign = ((code >> (Exponent + Mantissa)) & 1u) << 31;
+  const u32 exponent = (code >> Mantissa) & ((1u << Exponent) - 1);
+  const u32 mantissa = code & mantissa_mask;
+  if (kIeee && exponent == (1u << Exponent) - 1) return bit_cast<float>(sign | 0x7f800000u | (mantissa << (23 - Mantissa)));
+  if (!kIeee && kNan != 0 && (code & ((1u << (Exponent + Mantissa)) - 1)) == kNan) return bit_cast<float>(sign | 0x7fc00000u);
+  if (exponent == 0) {
+    const float quantum = bit_cast<float>(static_cast<u32>(127 + 1 - bias - Mantissa) << 23);
+    const float value = static_cast<float>(mantissa) * quantum;
+    return sign ? -value : value;
+  }
+  return bit_cast<float>(sign | ((exponent + 127 - bias) << 23) | (mantissa << (23 - Mantissa)));
+}
+
+}  // namespace detail
+
+/// IEEE half precision: 5 exponent and 10 mantissa bits.
+struct f16 {
+  u16 bits;
+  f16() = default;
+  TW_INLINE constexpr explicit f16(float x) : bits(0) {
+#if TW_ON_GPU
+    if (!__builtin_is_constant_evaluated()) {
+      asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+      return;
+    }
+#endif
+    bits = static_cast<u16>(detail::encode_float<5, 10, detail::Overflow::infinity, 0x7bff, 0x7e00>(x));
+  }
+  TW_INLINE constexpr explicit operator float() const {
+#if TW_ON_GPU
+    if (!__builtin_is_constant_evaluated()) {
+      float x;
+      asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+      return x;
+    }
+#endif
+    return detail::decode_float<5, 10, true, 0>(bits);
+  }
+};
+
+/// The upper half of an f32: 8 exponent and 7 mantissa bits.
+struct bf16 {
+  u16 bits;
+  bf16() = default;
+  TW_INLINE constexpr explicit bf16(float x) : bits(0) {
+#if TW_ON_GPU
+    if (!__builtin_is_constant_evaluated()) {
+      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+      return;
+    }
+#endif
+    const u32 b = bit_cast<u32>(x);
+    const bool nan = (b & 0x7fffffffu) > 0x7f800000u;
+    bits = nan ? static_cast<u16>((b >> 16) | 0x40u) : static_cast<u16>((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+  }
+  TW_INLINE constexpr explicit operator float() const { return bit_cast<float>(static_cast<u32>(bits) << 16); }
+};
+
+/// The tensor cores' view of an f32: 8 exponent and 10 mantissa bits in a 32-bit container. Tensor cores drop the low 13 bits of an f32 operand;
+/// this type rounds to nearest even.
+struct tf32 {
+  u32 bits;
+  tf32() = default;
+  TW_INLINE constexpr explicit tf32(float x) : bits(bit_cast<u32>(x)) {
+    const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
+    if (finite) bits = (bits + 0xfffu + ((bits >> 13) & 1u)) & ~0x1fffu;
+  }
+  TW_INLINE constexpr explicit operator float() const { return bit_cast<float>(bits); }
+};
+
+/// 8-bit float, 4 exponent and 3 mantissa bits, no infinity: larger values (and infinities) become +-448, NaN stays NaN, as the GPU's satfinite conversion.
+struct fp8_e4m3 {
+  u8 bits;
+  fp8_e4m3() = default;
+  TW_INLINE constexpr explicit fp8_e4m3(float x) : bits(0) {
+#if TW_ON_GPU
+    if (!__builtin_is_constant_evaluated()) {
+      u16 pair;
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+      bits = static_cast<u8>(pair);
+      return;
+    }
+#endif
+    bits = static_cast<u8>(detail::encode_float<4, 3, detail::Overflow::saturate, 0x7e, 0x7f>(x));
+  }
+  TW_INLINE constexpr explicit operator float() const { return detail::decode_float<4, 3, false, 0x7f>(bits); }
+};
+
+/// 8-bit float, 5 exponent and 2 mantissa bits. Larger finite values and infinities become +-57344, as the GPU's satfinite conversion.
+struct fp8_e5m2 {
+  u8 bits;
+  fp8_e5m2() = default;
+  TW_INLINE constexpr explicit fp8_e5m2(float x) : bits(0) {
+#if TW_ON_GPU
+    if (!__builtin_is_constant_evaluated()) {
+      u16 pair;
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+      bits = static_cast<u8>(pair);
+      return;
+    }
+#endif
+    bits = static_cast<u8>(detail::encode_float<5, 2, detail::Overflow::saturate, 0x7b, 0x7f>(x));
+  }
+  TW_INLINE constexpr explicit operator float() const { return detail::decode_float<5, 2, true, 0>(bits); }
+};
+
+/// 4-bit float, 2 exponent bits and 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, in the low half of a byte. Saturates; NaN becomes +6.
+struct fp4_e2m1 {
+  u8 bits;
+  fp4_e2m1() = default;
+  TW_INLINE constexpr explicit fp4_e2m1(float x)
+      : bits(x != x ? u8{7} : static_cast<u8>(detail::encode_float<2, 1, detail::Overflow::saturate, 7, 7>(x))) {}
+  TW_INLINE constexpr explicit operator float() const { return detail::decode_float<2, 1, false, 0>(bits); }
+};
+
+/// Two 4-bit floats in a byte, the first in the low half.
+struct fp4x2 {
+  u8 bits;
+  TW_INLINE constexpr fp4_e2m1 get(int index) const {
+    fp4_e2m1 x{};
+    x.bits = static_cast<u8>((bits >> (4 * index)) & 15);
+    return x;
+  }
+  TW_INLINE constexpr void set(int index, fp4_e2m1 x) {
+    bits = static_cast<u8>((bits & (index ? 0x0f : 0xf0)) | (x.bits << (4 * index)));
+  }
+};
+
+/// A scale that is a power of two from 2^-127 to 2^127, as 8 exponent bits; 255 is NaN. Conversion rounds up, so that dividing by the scale cannot overflow.
+struct e8m0 {
+  u8 bits;
+  e8m0() = default;
+  TW_INLINE constexpr explicit e8m0(float x) : bits(0) {
+    const u32 b = bit_cast<u32>(x);
+    const u32 magnitude = b & 0x7fffffffu;
+    if (magnitude > 0x7f800000u || ((b >> 31) != 0 && magnitude != 0)) {
+      bits = 255;  // NaN, and negative values, which no scale can be
+    } else if (magnitude < 0x800000u) {
+      bits = magnitude > 0x400000u ? u8{1} : u8{0};  // f32 subnormals: 2^-127 is 0x400000
+    } else {
+      const u32 rounded = (magnitude + 0x7fffffu) >> 23;
+      bits = static_cast<u8>(rounded > 254 ? 254 : rounded);
+    }
+  }
+  TW_INLINE constexpr explicit operator float() const {
+    if (bits == 255) return bit_cast<float>(0x7fc00000u);
+    return bits == 0 ? bit_cast<float>(0x400000u) : bit_cast<float>(static_cast<u32>(bits) << 23);
+  }
+};
+
+/// int8 is the C++ type.
+using int8 = i8;
+
+/// Element conversions, the only ones that tile code uses: to<T>(x). To int8: to nearest even, saturating, NaN becomes 0.
+template <class To, class From>
+TW_INLINE constexpr To to(From x) {
+  if constexpr (is_same<To, From>) {
+    return x;
+  } else if constexpr (is_same<To, i8>) {
+    const float f = static_cast<float>(x);
+    if (!(f == f)) return 0;
+    if (f >= 127.0f) return 127;
+    if (f <= -128.0f) return -128;
+    const float shifted = f + 12582912.0f;  // 1.5 * 2^23: the sum's low bits hold the nearest integer
+    return static_cast<i8>(bit_cast<u32>(shifted) & 0xffu);
+  } else {
+    return static_cast<To>(static_cast<float>(x));
+  }
+}
+
+}  // namespace tw

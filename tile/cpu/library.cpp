@@ -1,0 +1,61 @@
+#include "tilewave/tile/cpu/library.tile.hpp"
+
+#include <cstdlib>
+#include <string_view>
+
+#include "tile/cpu/isa.hpp"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace tw::cpu {
+
+#if defined(__x86_64__)
+
+namespace {
+
+// Asked of the processor itself: not every supported compiler knows this name in __builtin_cpu_supports. That the operating system
+// saves the registers is what its answer for avx2 says.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
+}  // namespace
+
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+
+#else
+
+bool has_avx2() { return false; }
+bool has_avx512() { return false; }
+
+#endif
+
+namespace {
+
+// TILEWAVE_ISA names the most that may be used, so it can only lower the choice: asking for a set that the processor lacks gives the best
+// that it has, and so does a value that names no set.
+const Library& choose() {
+  const char* wanted = std::getenv("TILEWAVE_ISA");
+  const std::string_view most = wanted == nullptr ? "" : wanted;
+  if (most == "baseline") return *baseline_library();
+  if (most != "avx2" && has_avx512() && avx512_library() != nullptr) return *avx512_library();
+  if (has_avx2() && avx2_library() != nullptr) return *avx2_library();
+  return *baseline_library();
+}
+
+}  // namespace
+
+const Library& library() {
+  static const Library& chosen = choose();
+  return chosen;
+}
+
+}  // namespace tw::cpu
