@@ -1,0 +1,120 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tw {
+
+/// Where a tensor lives and a kernel runs: the CPU, or one CUDA GPU.
+struct Device {
+  enum class Kind { cpu, cuda };
+  Kind kind = Kind::cpu;
+  int index = 0;
+
+  static constexpr Device cpu() { return {Kind::cpu, 0}; }
+  static constexpr Device cuda(int index = 0) { return {Kind::cuda, index}; }
+
+  /// "cpu", "cuda" (index 0) or "cuda:N"; "auto" is best_device(). Throws InvalidArgument for anything else.
+  static Device parse(std::string_view text);
+
+  bool is_cuda() const { return kind == Kind::cuda; }
+  std::string name() const;
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+/// One device as found on this machine.
+struct DeviceInfo {
+  Device device;
+  std::string name;                  ///< "NVIDIA H200", or the CPU's model name
+  std::string isa;                   ///< "sm_90"; on the CPU the instruction set in use: "baseline", "avx2" or "avx512"
+  int units = 0;                     ///< streaming multiprocessors, or threads of the CPU pool
+  std::size_t total_memory = 0;      ///< bytes
+  std::size_t free_memory = 0;       ///< bytes
+  std::size_t l2_bytes = 0;          ///< bytes of the last-level cache (CPU: L3), 0 if unknown
+  std::size_t shared_per_block = 0;  ///< bytes of shared memory that one block may use (GPU only)
+  bool usable = false;               ///< kernels can run here
+  std::string problem;               ///< why not, when not usable: "sm_80: Tilewave's GPU kernels need sm_90"
+};
+
+/// What a look at the machine found.
+struct DeviceReport {
+  std::vector<DeviceInfo> devices;  ///< the CPU first
+  std::string cuda_problem;         ///< why there is no CUDA device ("libcuda.so.1: cannot open shared object file"), else empty
+  std::string cuda_driver;          ///< "13.0", empty without a driver
+  std::string nvrtc;                ///< "13.0 (/usr/local/cuda/lib64/libnvrtc.so.13)", else empty
+  std::string nvrtc_problem;        ///< why NVRTC cannot be used, with the places searched, else empty
+};
+
+/// Looks again each time it is called; never throws for a missing driver, GPU or NVRTC.
+DeviceReport find_devices();
+
+/// The first usable GPU, else the CPU.
+Device best_device();
+
+/// Properties of one device, found once. Throws DeviceError when there is no such device.
+const DeviceInfo& device_info(Device device);
+
+/// An ordered queue of work on a device. Copies share the queue. On the CPU work is done before the call returns.
+class Stream {
+ public:
+  /// A new queue on `device`.
+  explicit Stream(Device device);
+  /// The queue that functions use when none is given: one per device and process.
+  static Stream standard(Device device);
+  /// Uses a queue that somebody else owns, such as PyTorch's current stream (a CUstream; null is the legacy default stream).
+  static Stream borrow(Device device, void* cu_stream);
+
+  Device device() const { return device_; }
+  /// The CUstream, or null on the CPU.
+  void* native() const;
+  /// Waits until everything enqueued so far is done. Throws DeviceError with the driver's text when a kernel failed.
+  void synchronize() const;
+
+ private:
+  friend struct StreamAccess;  // the runtime
+  struct State;
+  Stream(Device device, std::shared_ptr<State> state);
+  Device device_;
+  std::shared_ptr<State> state_;
+};
+
+/// A point in a stream's work, for timing. On the CPU the wall clock.
+class Event {
+ public:
+  explicit Event(Device device);
+  void record(const Stream& stream);
+  void synchronize() const;
+  /// Waits for `end`, then gives the milliseconds from `begin` to `end`.
+  static float milliseconds(const Event& begin, const Event& end);
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+/// Launches captured once and replayed as one: on a GPU a CUDA graph, on the CPU the function called again.
+class Graph {
+ public:
+  /// Runs `work` on `stream` in capture mode: nothing executes on a GPU; on the CPU `work` is only kept. Memory that `work` uses must outlive
+  /// the graph; `work` must not allocate, free or synchronise. A kernel that was never compiled before is compiled then: slow, but allowed.
+  static Graph capture(const Stream& stream, std::function<void()> work);
+  void replay(const Stream& stream) const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+/// Stream-ordered, pooled memory: freed into the pool in the order of `stream` when the last owner goes. 256-byte aligned; null for 0 bytes.
+/// A borrowed stream must outlive the memory. Throws OutOfMemory, and DeviceError while `stream` is being captured into a graph.
+std::shared_ptr<void> allocate(std::size_t bytes, const Stream& stream);
+
+/// Number of threads that the CPU target uses (default: the cores this process may use). Takes effect at the next launch.
+void set_cpu_threads(int threads);
+int cpu_threads();
+
+}  // namespace tw

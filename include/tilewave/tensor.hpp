@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tilewave/device.hpp"
+#include "tilewave/dtype.hpp"
+#include "tilewave/error.hpp"
+
+struct DLManagedTensor;
+
+namespace tw {
+
+using Shape = std::vector<std::int64_t>;
+
+/// A strided view of memory on one device. Copies share the memory. Strides count elements, and may be 0 or negative in views. Dimensions given as
+/// arguments may be negative: -1 is the last.
+class Tensor {
+ public:
+  /// No elements, no memory.
+  Tensor() = default;
+
+  /// Uninitialised, row-major. Throws InvalidArgument for a negative extent or a size that overflows, OutOfMemory.
+  static Tensor empty(Shape shape, DType dtype, const Stream& stream = Stream::standard(Device::cpu()));
+  /// All bits zero, row-major.
+  static Tensor zeros(Shape shape, DType dtype, const Stream& stream = Stream::standard(Device::cpu()));
+  /// Every byte 0xFF: NaN in every floating-point dtype. For tests: poison what a kernel must overwrite.
+  static Tensor poisoned(Shape shape, DType dtype, const Stream& stream = Stream::standard(Device::cpu()));
+  /// A view of somebody else's memory. `strides` in elements; empty = row-major. `owner` is kept alive, if given.
+  static Tensor borrow(void* data, Shape shape, DType dtype, Device device, std::vector<std::int64_t> strides = {},
+                       std::shared_ptr<void> owner = nullptr);
+  /// A CPU tensor with a copy of `values`.
+  template <class T>
+  static Tensor from(std::span<const T> values, Shape shape) {
+    Tensor t = empty(std::move(shape), dtype_of<T>);
+    t.fill_bytes(values.data(), values.size_bytes());
+    return t;
+  }
+
+  int rank() const { return static_cast<int>(shape_.size()); }
+  const Shape& shape() const { return shape_; }
+  std::int64_t shape(int dim) const;
+  const std::vector<std::int64_t>& strides() const { return strides_; }
+  std::int64_t stride(int dim) const;
+  DType dtype() const { return dtype_; }
+  Device device() const { return device_; }
+  std::int64_t numel() const;
+  bool is_contiguous() const;
+
+  void* data() const { return data_; }
+  /// The first element. Throws InvalidArgument when T is not the tensor's dtype.
+  template <class T>
+  T* data() const {
+    require_dtype(dtype_of<T>);
+    return static_cast<T*>(data_);
+  }
+  /// One element of a CPU tensor, as double. Throws InvalidArgument on a GPU tensor or for an index out of range.
+  double at(std::span<const std::int64_t> index) const;
+  double at(std::initializer_list<std::int64_t> index) const { return at(std::span(index.begin(), index.size())); }
+
+  // Views of the same memory.
+  Tensor slice(int dim, std::int64_t begin, std::int64_t end) const;  ///< elements [begin, end) of one dimension
+  Tensor select(int dim, std::int64_t index) const;                   ///< one index; the dimension goes
+  Tensor transpose(int dim0, int dim1) const;
+  Tensor reshape(Shape shape) const;  ///< contiguous tensors only, else InvalidArgument
+
+  /// A row-major copy on `device` (always a new tensor), ordered on the standard streams; complete when it returns. What else works on this
+  /// tensor must have been waited for.
+  Tensor to(Device device) const;
+  /// A row-major copy on the same device (CPU only) with every element converted, rounding to nearest even. To an integer type:
+  /// out-of-range values become the nearest one, NaN becomes 0. To bool: whether it is not 0.
+  Tensor to(DType dtype) const;
+  /// Copies the elements of `source` (same shape and dtype, any device; both sides row-major unless both are on the CPU; they may overlap).
+  /// Complete when it returns.
+  void copy_from(const Tensor& source) const;
+
+  /// "f32[2, 3] on cpu", for messages.
+  std::string describe() const;
+
+  /// DLPack out: the consumer calls the result's deleter. Keeps the memory alive.
+  DLManagedTensor* to_dlpack() const;
+  /// DLPack in, without a copy; takes over `managed`. Throws InvalidArgument for dtypes or devices that Tilewave does not know (then
+  /// `managed` stays the caller's).
+  static Tensor from_dlpack(DLManagedTensor* managed);
+
+ private:
+  void require_dtype(DType dtype) const;
+  void fill_bytes(const void* source, std::size_t bytes) const;
+
+  std::shared_ptr<void> owner_;
+  void* data_ = nullptr;
+  Shape shape_ = {0};
+  std::vector<std::int64_t> strides_ = {1};
+  DType dtype_ = DType::f32;
+  Device device_;
+};
+
+}  // namespace tw

@@ -1,0 +1,72 @@
+#pragma once
+
+// What the runtime keeps per GPU for the life of the process: the primary context, the memory pool, a stream of its own and the counters
+// that dynamic tile schedulers draw from.
+
+#include <cstddef>
+#include <mutex>
+#include <vector>
+
+#include "runtime/cuda_driver.hpp"
+
+namespace tw {
+
+class Gpu {
+ public:
+  /// The GPU of that index, opened at first use. Throws DeviceError when there is none or it cannot be used.
+  static Gpu& get(int index);
+  /// The same if it has been opened already, else null.
+  static Gpu* find_open(int index);
+
+  int index() const { return index_; }
+  cuda::Context context() const { return context_; }
+  cuda::MemoryPool pool() const { return pool_; }
+  int multiprocessors() const { return multiprocessors_; }
+
+  /// Two u32 in device memory, zero now and again whenever no kernel runs that uses them. Works during stream capture.
+  unsigned* take_counter();
+  void give_back_counter(unsigned* counter);
+
+ private:
+  explicit Gpu(int index);
+
+  int index_;
+  cuda::Device device_ = 0;
+  cuda::Context context_ = nullptr;
+  cuda::MemoryPool pool_ = nullptr;
+  cuda::Stream stream_ = nullptr;  // for the runtime's own work, never captured
+  int multiprocessors_ = 0;
+
+  std::mutex counters_mutex_;
+  std::vector<unsigned*> free_counters_;
+};
+
+/// Makes a GPU's primary context the calling thread's current one, and puts another library's context back in the end. A thread that had
+/// none keeps ours: setting it at every launch would cost as much as the launch's other checks together.
+class CurrentContext {
+ public:
+  explicit CurrentContext(const Gpu& gpu);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+ private:
+  cuda::Context restore_ = nullptr;
+};
+
+/// Lets this thread make calls that stream capture forbids (loading modules, allocating) while one of its streams is being captured.
+class RelaxedCapture {
+ public:
+  RelaxedCapture();
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cuda::CaptureMode previous_ = cuda::CaptureMode::relaxed;
+};
+
+/// Whether launches on `stream` are being recorded into a graph.
+bool is_capturing(cuda::Stream stream);
+
+}  // namespace tw

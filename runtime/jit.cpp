@@ -1,0 +1,256 @@
+#include "runtime/jit.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <charconv>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include "runtime/cache.hpp"
+#include "runtime/nvrtc.hpp"
+#include "runtime/sha256.hpp"
+#include "tilewave/error.hpp"
+
+namespace tw {
+namespace {
+
+constexpr const char* kDriverHeader = "tilewave/tile/sm_90a/run.tile.hpp";
+// CUDA's limits for one block and, without an opt-in, for one cluster.
+constexpr int kMaxThreads = 1024;
+constexpr int kMaxCluster = 8;
+// Changes when the same inputs come to mean another entry.
+constexpr std::string_view kKeyVersion = "tilewave kernel 1";
+
+void require(bool condition, const KernelSpec& spec, const char* argument, const std::string& given, const char* allowed) {
+  if (!condition) throw InvalidArgument(fmt::format("kernel {}: {} is {}; allowed: {}", spec.name, argument, given, allowed));
+}
+
+void validate(const KernelSpec& spec) {
+  require(!spec.type.empty(), spec, "type", "empty", "a C++ type");
+  require(!spec.target.empty(), spec, "target", "empty", "a C++ type");
+  require(!spec.source.empty() && spec.source.find_first_of("\"\n") == std::string::npos, spec, "source", '"' + spec.source + '"',
+          "the name of an embedded file");
+  require(spec.threads > 0 && spec.threads <= kMaxThreads && spec.threads % 32 == 0, spec, "threads", std::to_string(spec.threads),
+          "a multiple of 32 up to 1024");
+  require(spec.cluster >= 1 && spec.cluster <= kMaxCluster, spec, "cluster", std::to_string(spec.cluster), "1 to 8");
+  require(spec.shared_bytes >= 0, spec, "shared_bytes", std::to_string(spec.shared_bytes), "0 or more");
+  require(spec.params_bytes > 0, spec, "params_bytes", "0", "the size of the kernel's Params");
+}
+
+void require_arch(std::string_view arch) {
+  const std::string_view prefix = "sm_";
+  std::string_view rest = arch.substr(0, prefix.size()) == prefix ? arch.substr(prefix.size()) : std::string_view();
+  const bool ok = !rest.empty() && std::all_of(rest.begin(), rest.end(), [](unsigned char c) { return std::isalnum(c) != 0; });
+  if (!ok) throw InvalidArgument(fmt::format("compile: arch is \"{}\"; allowed: a real architecture such as \"sm_90a\"", arch));
+}
+
+std::string_view trim_left(std::string_view text) {
+  const std::size_t begin = text.find_first_not_of(" \t");
+  return begin == std::string_view::npos ? std::string_view() : text.substr(begin);
+}
+
+/// Calls visit(line) for each line.
+template <class Visit>
+void for_each_line(std::string_view text, Visit visit) {
+  while (!text.empty()) {
+    const std::size_t end = text.find('\n');
+    visit(text.substr(0, end));
+    text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
+  }
+}
+
+/// The name in a line `#include "name"`, or nothing. Lines that the preprocessor would skip count too: a header too many does no harm.
+std::string_view included_name(std::string_view line) {
+  line = trim_left(line);
+  if (line.empty() || line.front() != '#') return {};
+  line = trim_left(line.substr(1));
+  constexpr std::string_view kWord = "include";
+  if (line.substr(0, kWord.size()) != kWord) return {};
+  line = trim_left(line.substr(kWord.size()));
+  if (line.empty() || line.front() != '"') return {};
+  line.remove_prefix(1);
+  const std::size_t end = line.find('"');
+  return end == std::string_view::npos ? std::string_view() : line.substr(0, end);
+}
+
+void collect_headers(std::string_view text, std::set<std::string_view>& seen, std::vector<const EmbeddedFile*>& headers) {
+  for_each_line(text, [&](std::string_view line) {
+    const std::string_view name = included_name(line);
+    if (name.empty()) return;
+    const EmbeddedFile* file = find_embedded(name);
+    if (file == nullptr || !seen.insert(file->name).second) return;
+    headers.push_back(file);
+    collect_headers({file->text, file->size}, seen, headers);
+  });
+}
+
+/// The number that stands before `word` in `line`, or nothing: number_before("0 bytes spill stores", " bytes spill stores") is 0.
+std::optional<int> number_before(std::string_view line, std::string_view word) {
+  const std::size_t at = line.find(word);
+  if (at == std::string_view::npos) return {};
+  std::size_t begin = at;
+  while (begin > 0 && std::isdigit(static_cast<unsigned char>(line[begin - 1])) != 0) --begin;
+  int value = 0;
+  if (std::from_chars(line.data() + begin, line.data() + at, value).ec != std::errc()) return {};
+  return value;
+}
+
+std::string compiler_name(const Nvrtc& nvrtc) { return "NVRTC " + nvrtc.version_text(); }
+
+/// Each compiler has a folder of its own: after an upgrade the old one can be deleted as a whole.
+std::string compiler_folder(const Nvrtc& nvrtc) {
+  const std::string root = cache_directory();
+  return root.empty() ? root : root + "/nvrtc-" + nvrtc.version_text();
+}
+
+CompiledKernel build(const KernelSpec& spec, const ProgramText& program, std::string_view arch, const Nvrtc& nvrtc) {
+  std::vector<NvrtcHeader> headers;
+  for (const EmbeddedFile* file : program.headers) headers.push_back({file->name, file->text});
+  NvrtcOutput output = compile_with(nvrtc, program.text, headers, compile_options(arch));
+  if (!output.ok) {
+    throw CompileError(fmt::format("kernel {} did not compile for {} with {}\n  type: {}\n  target: {}\n  source: {}\n{}", spec.name, arch,
+                                   compiler_name(nvrtc), spec.type, spec.target, spec.source, output.log));
+  }
+  CompiledKernel kernel;
+  kernel.cubin = std::move(output.cubin);
+  kernel.log = std::move(output.log);
+  kernel.compiler = compiler_name(nvrtc);
+  kernel.compile_ms = output.milliseconds;
+  kernel.tensor_core_instruction = find_tensor_core_instruction(output.ptx);
+  read_log(kernel.log, kernel);
+  return kernel;
+}
+
+}  // namespace
+
+ProgramText assemble(const KernelSpec& spec) {
+  validate(spec);
+  ProgramText program;
+  const std::string cluster = spec.cluster > 1 ? fmt::format(" __cluster_dims__({}, 1, 1)", spec.cluster) : "";
+  program.text = fmt::format(
+      "#include \"{header}\"\n"
+      "#include \"{source}\"\n"
+      "\n"
+      "namespace tilewave_entry {{\n"
+      "using Kernel = {type};\n"
+      "using Target = {target};\n"
+      "using Code = Kernel::On<Target>;\n"
+      "static_assert(sizeof(Code::Params) == {params_bytes}, \"Params differ between host and device\");\n"
+      "\n"
+      "extern \"C\" __global__ void __launch_bounds__({threads}, 1){cluster}\n"
+      "{entry}(const __grid_constant__ Code::Params params, const __grid_constant__ tw::TileGrid grid) {{\n"
+      "  tw::sm_90a::run<Code, Target>(params, grid);\n"
+      "}}\n"
+      "}}  // namespace tilewave_entry\n",
+      fmt::arg("header", kDriverHeader), fmt::arg("source", spec.source), fmt::arg("type", spec.type), fmt::arg("target", spec.target),
+      fmt::arg("params_bytes", spec.params_bytes), fmt::arg("threads", spec.threads), fmt::arg("cluster", cluster),
+      fmt::arg("entry", kEntryPoint));
+  std::set<std::string_view> seen;
+  collect_headers(program.text, seen, program.headers);
+  return program;
+}
+
+std::vector<std::string> compile_options(std::string_view arch) {
+  return {fmt::format("--gpu-architecture={}", arch), "-std=c++20", "-default-device", "--ptxas-options=-v"};
+}
+
+std::string cache_key(const ProgramText& program, std::string_view arch, std::string_view compiler) {
+  Sha256 hash;
+  hash.add_field(kKeyVersion).add_field(compiler).add_field(arch);
+  for (const std::string& option : compile_options(arch)) hash.add_field(option);
+  hash.add_field(program.text);
+  for (const EmbeddedFile* file : program.headers) hash.add_field(file->name).add_field({file->text, file->size});
+  return hex(hash.finish());
+}
+
+void read_log(std::string_view log, CompiledKernel& kernel) {
+  for_each_line(log, [&](std::string_view line) {
+    // Functions that were not inlined have lines of their own: their spills count like the kernel's.
+    if (std::optional<int> n = number_before(line, " bytes spill stores")) kernel.spill_bytes += *n;
+    if (std::optional<int> n = number_before(line, " bytes spill loads")) kernel.spill_bytes += *n;
+    if (std::optional<int> n = number_before(line, " registers")) kernel.registers = std::max(kernel.registers, *n);
+    if (std::optional<int> n = number_before(line, " bytes smem")) kernel.static_shared_bytes = std::max(kernel.static_shared_bytes, *n);
+    if (const std::size_t at = line.find("C75");
+        at != std::string_view::npos && at + 5 <= line.size() && std::isdigit(static_cast<unsigned char>(line[at + 3])) != 0) {
+      kernel.performance_losses.emplace_back(line);
+    }
+  });
+}
+
+std::string find_tensor_core_instruction(std::string_view ptx) {
+  constexpr std::string_view kPrefix = "wgmma.mma_async";
+  std::map<std::string_view, int> counts;
+  for (std::size_t at = ptx.find(kPrefix); at != std::string_view::npos; at = ptx.find(kPrefix, at + 1)) {
+    const std::size_t end = ptx.find_first_of(" \t\r\n;{", at);
+    ++counts[ptx.substr(at, end == std::string_view::npos ? end : end - at)];
+  }
+  auto most = std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  return most == counts.end() ? "" : std::string(most->first);
+}
+
+CompiledKernel compile(const KernelSpec& spec, std::string_view arch, bool use_cache) {
+  require_arch(arch);
+  const ProgramText program = assemble(spec);
+  const NvrtcSearch search = find_nvrtc();
+  std::string folder;
+  std::string key;
+  if (use_cache) {
+    if (search.nvrtc != nullptr) {
+      folder = compiler_folder(*search.nvrtc);
+      key = cache_key(program, arch, compiler_name(*search.nvrtc));
+      if (std::optional<CompiledKernel> kernel = read_entry(folder, key)) return *std::move(kernel);
+    }
+    const std::string pack_key = cache_key(program, arch, "");
+    for (const std::string& pack : pack_directories()) {
+      if (std::optional<CompiledKernel> kernel = read_entry(pack, pack_key)) return *std::move(kernel);
+    }
+  }
+  if (search.nvrtc == nullptr) throw DeviceError(fmt::format("kernel {} cannot be compiled: {}", spec.name, search.problem));
+  CompiledKernel kernel = build(spec, program, arch, *search.nvrtc);
+  if (use_cache) write_entry(folder, key, kernel);  // a kernel that cannot be kept is compiled again next time
+  return kernel;
+}
+
+void compile_all(const std::vector<KernelSpec>& specs, int threads,
+                 const std::function<void(std::size_t index, const CompiledKernel& kernel)>& done) {
+  if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  std::atomic<std::size_t> next = 0;
+  std::mutex mutex;
+  std::exception_ptr failure;
+  auto work = [&] {
+    for (std::size_t i = next.fetch_add(1); i < specs.size(); i = next.fetch_add(1)) {
+      try {
+        const CompiledKernel kernel = compile(specs[i]);
+        const std::lock_guard lock(mutex);
+        if (done) done(i, kernel);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = std::current_exception();
+      }
+    }
+  };
+  std::vector<std::jthread> team;  // joins even when a thread cannot be started
+  for (std::size_t i = 1; i < std::min(static_cast<std::size_t>(threads), specs.size()); ++i) team.emplace_back(work);
+  work();
+  team.clear();
+  if (failure) std::rethrow_exception(failure);
+}
+
+void write_pack(const std::string& folder, const KernelSpec& spec, const CompiledKernel& kernel, std::string_view arch) {
+  require_arch(arch);
+  std::string problem;
+  if (!write_entry(folder, cache_key(assemble(spec), arch, ""), kernel, &problem)) {
+    throw Error(fmt::format("kernel {} cannot be written: {}", spec.name, problem));
+  }
+}
+
+std::string kernel_source(const KernelSpec& spec) { return assemble(spec).text; }
+
+}  // namespace tw

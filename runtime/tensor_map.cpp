@@ -1,0 +1,100 @@
+#include "tilewave/detail/tensor_map.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstring>
+
+#include "runtime/cuda_driver.hpp"
+#include "tilewave/error.hpp"
+
+namespace tw::detail {
+namespace {
+
+constexpr std::uintptr_t kAddressAlignment = 16;
+constexpr std::uint64_t kLargestExtent = std::uint64_t{1} << 32;
+constexpr std::uint64_t kStrideMultiple = 16;
+constexpr std::uint64_t kStrideLimit = std::uint64_t{1} << 40;
+constexpr std::uint32_t kLargestBox = 256;
+
+cuda::TensorMapType type_of(MapElement element) {
+  switch (element) {
+    case MapElement::f32:
+      return cuda::TensorMapType::f32;
+    case MapElement::f16:
+      return cuda::TensorMapType::f16;
+    case MapElement::bf16:
+      return cuda::TensorMapType::bf16;
+    case MapElement::u8:
+      return cuda::TensorMapType::u8;
+  }
+  throw InvalidArgument("tensor map: unknown element type");
+}
+
+cuda::TensorMapSwizzle swizzle_of(int bytes) {
+  switch (bytes) {
+    case 32:
+      return cuda::TensorMapSwizzle::bytes32;
+    case 64:
+      return cuda::TensorMapSwizzle::bytes64;
+    case 128:
+      return cuda::TensorMapSwizzle::bytes128;
+    default:
+      return cuda::TensorMapSwizzle::none;
+  }
+}
+
+std::string describe(const TensorMapRequest& r) {
+  return fmt::format("address {}, extents {}, strides {} bytes, box {}, swizzle {} bytes, elements of {} bytes", r.address,
+                     fmt::join(r.extents, "x"), fmt::join(r.strides, ","), fmt::join(r.box, "x"), r.swizzle_bytes, size_of(r.element));
+}
+
+}  // namespace
+
+int size_of(MapElement element) {
+  switch (element) {
+    case MapElement::f32:
+      return 4;
+    case MapElement::f16:
+    case MapElement::bf16:
+      return 2;
+    case MapElement::u8:
+      return 1;
+  }
+  throw InvalidArgument("tensor map: unknown element type");
+}
+
+bool tensor_map_possible(const TensorMapRequest& request) {
+  if (request.address == nullptr || reinterpret_cast<std::uintptr_t>(request.address) % kAddressAlignment != 0) return false;
+  for (std::uint64_t extent : request.extents) {
+    if (extent == 0 || extent > kLargestExtent) return false;
+  }
+  for (std::uint64_t stride : request.strides) {
+    if (stride == 0 || stride % kStrideMultiple != 0 || stride >= kStrideLimit) return false;
+  }
+  for (std::uint32_t box : request.box) {
+    if (box == 0 || box > kLargestBox) return false;
+  }
+  const int swizzle = request.swizzle_bytes;
+  if (swizzle != 0 && swizzle != 32 && swizzle != 64 && swizzle != 128) return false;
+  const std::uint64_t row = std::uint64_t{request.box[0]} * static_cast<std::uint64_t>(size_of(request.element));
+  return row % kStrideMultiple == 0 && (swizzle == 0 || row <= static_cast<std::uint64_t>(swizzle));
+}
+
+void encode_tensor_map(void* out, const TensorMapRequest& request) {
+  if (out == nullptr) throw InvalidArgument("encode_tensor_map: out is null; allowed: 128 bytes");
+  if (!tensor_map_possible(request)) throw InvalidArgument("encode_tensor_map: TMA cannot take " + describe(request));
+  const cuda::Driver& d = cuda::driver();
+  cuda::TensorMap map{};  // the driver wants alignment that `out` may not have
+  const std::uint32_t every_element[4] = {1, 1, 1, 1};
+  const cuda::Result result = d.tensor_map_encode_tiled(
+      &map, type_of(request.element), 4, const_cast<void*>(request.address), request.extents, request.strides, request.box, every_element,
+      cuda::TensorMapInterleave::none, swizzle_of(request.swizzle_bytes), cuda::TensorMapPromotion::bytes256, cuda::TensorMapFill::zeros);
+  if (result != cuda::Result::success) {
+    throw DeviceError(fmt::format("cuTensorMapEncodeTiled: {} for {}", cuda::describe(result), describe(request)));
+  }
+  static_assert(sizeof(map) == 128);
+  std::memcpy(out, &map, sizeof(map));
+}
+
+}  // namespace tw::detail

@@ -1,0 +1,180 @@
+#include "runtime/thread_pool.hpp"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "tilewave/detail/parallel.hpp"
+#include "tilewave/device.hpp"
+#include "tilewave/error.hpp"
+
+namespace tw {
+namespace {
+
+// A worker that has run out of work looks this often before it sleeps, some tens of microseconds: the launches of one model step follow
+// each other faster than the system wakes a thread.
+constexpr int kSpins = 2000;
+constexpr int kMaxThreads = 1024;
+
+thread_local bool inside_body = false;
+
+/// Marks this thread as running a body, so that a nested call runs in place.
+struct InsideBody {
+  InsideBody() { inside_body = true; }
+  ~InsideBody() { inside_body = false; }
+};
+
+void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int count = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency());
+  return std::clamp(count, 1, kMaxThreads);
+}
+
+std::atomic<int>& thread_setting() {
+  static std::atomic<int> threads = usable_cores();
+  return threads;
+}
+
+}  // namespace
+
+struct ThreadPool::Job {
+  long count;
+  void (*body)(void* context, long index);
+  void* context;
+  int places;       // workers that may still join; under the pool's mutex
+  int workers = 0;  // workers that are in; under the pool's mutex
+  std::atomic<long> next = 0;
+  std::mutex failure_mutex;
+  std::exception_ptr failure;
+  long failed_index = 0;
+
+  Job(long indices, void (*function)(void*, long), void* argument, int helpers)
+      : count(indices), body(function), context(argument), places(helpers) {}
+};
+
+void ThreadPool::do_indices(Job& job) {
+  const InsideBody inside;
+  for (long i = job.next.fetch_add(1); i < job.count; i = job.next.fetch_add(1)) {
+    try {
+      job.body(job.context, i);
+    } catch (...) {
+      // Indices are handed out in ascending order, so the lowest that throws is always reached.
+      const std::lock_guard lock(job.failure_mutex);
+      if (!job.failure || i < job.failed_index) {
+        job.failure = std::current_exception();
+        job.failed_index = i;
+      }
+      job.next.store(job.count);
+    }
+  }
+}
+
+/// The oldest job that a worker may join, with the mutex held.
+ThreadPool::Job* ThreadPool::open_job() {
+  for (Job* job : jobs_) {
+    if (job->places > 0) return job;
+  }
+  return nullptr;
+}
+
+void ThreadPool::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    Job* job = open_job();
+    if (job == nullptr) {
+      if (stopping_) return;
+      lock.unlock();
+      for (int i = 0; i < kSpins && job_count_.load(std::memory_order_relaxed) == 0; ++i) pause();
+      lock.lock();
+      if (open_job() == nullptr && !stopping_) wake_.wait(lock, [this] { return stopping_ || open_job() != nullptr; });
+      continue;
+    }
+    --job->places;
+    ++job->workers;
+    lock.unlock();
+    do_indices(*job);
+    lock.lock();
+    // No index is left: nobody else need join. The job lies on its caller's stack, and may be gone once `workers` is 0 and the lock is
+    // free.
+    job->places = 0;
+    if (--job->workers == 0) finished_.notify_all();
+  }
+}
+
+void ThreadPool::start_workers(int wanted) {
+  while (static_cast<int>(workers_.size()) < wanted) {
+    try {
+      workers_.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {
+      return;  // the system gives no more threads: those that are there, or the caller alone, do the work
+    }
+  }
+}
+
+void ThreadPool::run(long count, int threads, void (*body)(void* context, long index), void* context) {
+  if (count <= 0) return;
+  const int helpers = static_cast<int>(std::min<long>(count, threads)) - 1;
+  if (helpers <= 0 || inside_body) {
+    for (long i = 0; i < count; ++i) body(context, i);
+    return;
+  }
+  Job job(count, body, context, helpers);
+  {
+    const std::lock_guard lock(mutex_);
+    start_workers(helpers);
+    jobs_.push_back(&job);
+    job_count_.fetch_add(1, std::memory_order_relaxed);
+  }
+  if (helpers == 1) {
+    wake_.notify_one();
+  } else {
+    wake_.notify_all();
+  }
+  do_indices(job);
+
+  std::unique_lock lock(mutex_);
+  jobs_.remove(&job);
+  job_count_.fetch_sub(1, std::memory_order_relaxed);
+  finished_.wait(lock, [&] { return job.workers == 0; });
+  lock.unlock();
+  if (job.failure) std::rethrow_exception(job.failure);
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+int cpu_threads() { return thread_setting().load(); }
+
+void set_cpu_threads(int threads) {
+  if (threads < 1 || threads > kMaxThreads) {
+    throw InvalidArgument(fmt::format("set_cpu_threads: threads is {}; allowed: 1 to {}", threads, kMaxThreads));
+  }
+  thread_setting().store(threads);
+}
+
+namespace detail {
+
+void parallel_for(long count, void (*body)(void* context, long index), void* context) {
+  static ThreadPool& pool = *new ThreadPool;  // never destroyed: joining threads while the process ends invites deadlocks
+  pool.run(count, cpu_threads(), body, context);
+}
+
+}  // namespace detail
+}  // namespace tw

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <list>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace tw {
+
+/// The threads of the cpu target. Any number of threads may call `run` at once: workers join whichever call has indices left, and a caller
+/// always works on its own call, so that it ends even if no worker comes (in a child after fork there are none).
+class ThreadPool {
+ public:
+  ThreadPool() = default;
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  /// body(context, i) for every i in [0, count), on at most `threads` threads, the caller's included. See tw::detail::parallel_for.
+  void run(long count, int threads, void (*body)(void* context, long index), void* context);
+
+ private:
+  struct Job;
+
+  void start_workers(int wanted);
+  void work();
+  Job* open_job();
+  static void do_indices(Job& job);
+
+  std::mutex mutex_;
+  std::condition_variable wake_;      // a job was added
+  std::condition_variable finished_;  // a worker left a job
+  std::list<Job*> jobs_;              // those with indices left, oldest first
+  std::atomic<int> job_count_ = 0;    // their number, read by spinning workers without the lock
+  std::vector<std::thread> workers_;
+  bool stopping_ = false;
+};
+
+}  // namespace tw
