@@ -1,0 +1,466 @@
+// attention() against loops in double, on the CPU and, where there is one, on a GPU; its bad inputs.
+
+#include "tilewave/attention.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/attention/reference.hpp"
+#include "kernels/attention/variants.hpp"
+#include "tests/accuracy.hpp"
+#include "tests/expect_error.hpp"
+#include "tests/placed_tensor.hpp"
+#include "tests/support.hpp"
+
+namespace tw::kernels::attention {
+namespace {
+
+using namespace tw::test;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+/// Where q, k, v and o lie. A GPU copies the first three by TMA, the others by ordinary loads.
+enum class Place { dense, by_head, aligned, unaligned, stepped };
+
+Placement placement(Place place) {
+  switch (place) {
+    case Place::dense: break;
+    case Place::by_head: return {.order = {0, 2, 1, 3}};  // BHSD memory, seen as BSHD
+    case Place::aligned: return {.offset = 16, .gap = 8, .align = 8};
+    case Place::unaligned: return {.offset = 3, .gap = 5};
+    case Place::stepped: return {.offset = 1, .step = 2, .gap = 1};
+  }
+  return {};
+}
+
+struct Case {
+  std::int64_t seqlen_q, seqlen_k;
+  std::int64_t batch = 1, heads = 1, kv_heads = 1;
+  std::int64_t head_dim = 64;
+  bool causal = false;
+  std::optional<int> causal_offset = {};
+  float scale = 0;
+  float magnitude = 1;  ///< standard deviation of q and k
+  bool with_lse = true;
+  Place q = Place::dense, kv = Place::dense, o = Place::dense;
+
+  std::string describe() const {
+    return fmt::format("Sq {} Sk {} batch {} heads {}/{} D {} causal {} offset {} scale {} magnitude {} lse {} q {} kv {} o {}", seqlen_q, seqlen_k, batch, heads,
+                       kv_heads, head_dim, causal, causal_offset ? std::to_string(*causal_offset) : "default", scale, magnitude, with_lse, static_cast<int>(q),
+                       static_cast<int>(kv), static_cast<int>(o));
+  }
+};
+
+PlainCall plain_call(const Case& c) {
+  PlainCall plain{.batch = c.batch, .heads = c.heads, .kv_heads = c.kv_heads, .seqlen_q = c.seqlen_q, .seqlen_k = c.seqlen_k, .head_dim = c.head_dim};
+  plain.scale = c.scale > 0 ? c.scale : 1 / std::sqrt(static_cast<double>(c.head_dim));
+  plain.causal = c.causal;
+  plain.causal_offset = c.causal_offset ? *c.causal_offset : c.seqlen_k - c.seqlen_q;
+  return plain;
+}
+
+/// -infinity exactly where expected, else within 1e-3.
+testing::AssertionResult lse_accurate(const std::vector<double>& lse, const std::vector<double>& expected) {
+  if (lse.size() != expected.size()) return testing::AssertionFailure() << lse.size() << " values instead of " << expected.size();
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    if (expected[i] == -kInf ? lse[i] != -kInf : !(std::abs(lse[i] - expected[i]) <= 1e-3))
+      return testing::AssertionFailure() << "lse " << i << " is " << lse[i] << " instead of " << expected[i];
+  }
+  return testing::AssertionSuccess();
+}
+
+void expect_results(const PlainCall& plain, DType dtype, Device device, const PlacedTensor& o, const PlacedTensor* lse) {
+  const PlainResult expected = reference(plain);
+  EXPECT_TRUE(accurate({o.values(), expected.o, naive(plain, dtype).o, arithmetic_of(dtype, device)}));
+  EXPECT_TRUE(o.gaps_intact());
+  if (lse != nullptr) {
+    EXPECT_TRUE(lse_accurate(lse->values(), expected.lse));
+    EXPECT_TRUE(lse->gaps_intact());
+  }
+}
+
+class Attention : public testing::TestWithParam<std::tuple<Device, DType>> {
+ protected:
+  void SetUp() override {
+    skip_unless_present(device);
+    if (!device.is_cuda()) return;
+    if (dtype == DType::f32) GTEST_SKIP() << "skipped: f32 is for the CPU";
+    static const bool warm = [] {
+      compile_all(registered());  // on all cores; the tests use most of them
+      return true;
+    }();
+    static_cast<void>(warm);
+  }
+  void check(const Case& c) {
+    SCOPED_TRACE(c.describe());
+    PlacedTensor q({c.batch, c.seqlen_q, c.heads, c.head_dim}, dtype, device, placement(c.q));
+    PlacedTensor k({c.batch, c.seqlen_k, c.kv_heads, c.head_dim}, dtype, device, placement(c.kv));
+    PlacedTensor v({c.batch, c.seqlen_k, c.kv_heads, c.head_dim}, dtype, device, placement(c.kv));
+    PlacedTensor o({c.batch, c.seqlen_q, c.heads, c.head_dim}, dtype, device, placement(c.o));
+    PlacedTensor lse({c.batch, c.heads, c.seqlen_q}, DType::f32, device, {.offset = 3});
+    const std::vector<float> q_values = q.fill_random(random, c.magnitude), k_values = k.fill_random(random, c.magnitude), v_values = v.fill_random(random);
+    tw::attention(q, k, v, o,
+                  {.scale = c.scale, .causal = c.causal, .causal_offset = c.causal_offset, .lse = c.with_lse ? &lse.tensor() : nullptr});
+    PlainCall plain = plain_call(c);
+    plain.q = q_values, plain.k = k_values, plain.v = v_values;
+    expect_results(plain, dtype, device, o, c.with_lse ? &lse : nullptr);
+    if (!c.with_lse) {
+      EXPECT_TRUE(lse.untouched());
+    }
+  }
+  int pick(int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); }
+
+  const Device device = std::get<0>(GetParam());
+  const DType dtype = std::get<1>(GetParam());
+  std::mt19937_64 random = random_engine();
+};
+
+INSTANTIATE_TEST_SUITE_P(Ops, Attention, testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
+                         [](const auto& instance) { return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu", name_of(std::get<1>(instance.param))); });
+
+TEST_P(Attention, AnyLengths) {
+  // Around the tiles of both devices (64 and 64; 128 or 192 and 128), more queries than keys and fewer.
+  constexpr std::int64_t kPairs[][2] = {{1, 1},    {1, 128},  {128, 1},  {2, 3},     {63, 64},  {64, 63},   {64, 64},  {65, 65},
+                                        {127, 129}, {129, 127}, {191, 65}, {193, 128}, {37, 257}, {257, 37}, {113, 211}, {1, 1031}};
+  for (const auto& [seqlen_q, seqlen_k] : kPairs) {
+    for (const std::int64_t head_dim : {64, 128}) {
+      for (const bool causal : {false, true}) check({.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .heads = 2, .kv_heads = 1, .head_dim = head_dim, .causal = causal});
+    }
+  }
+  const std::int64_t longest = device.is_cuda() ? 2049 : 513;
+  for (const bool causal : {false, true}) {
+    check({.seqlen_q = 383, .seqlen_k = longest, .causal = causal});
+    check({.seqlen_q = longest, .seqlen_k = 383, .head_dim = 128, .causal = causal});
+  }
+}
+
+TEST_P(Attention, SampledShapes) {
+  for (int i = 0; i < 24; ++i) {
+    const int groups = 1 << pick(4), kv_heads = 1 + pick(3);
+    check({.seqlen_q = 1 + pick(150),
+           .seqlen_k = 1 + pick(200),
+           .batch = 1 + pick(3),
+           .heads = groups * kv_heads,
+           .kv_heads = kv_heads,
+           .head_dim = 64 + 64 * pick(2),
+           .causal = pick(2) == 1,
+           .causal_offset = pick(2) == 1 ? std::optional(pick(200) - 100) : std::nullopt,
+           .with_lse = pick(4) != 0});
+  }
+}
+
+TEST_P(Attention, CausalOffsets) {
+  // From a query that sees nothing to one that sees everything; -70 and less leave whole tiles without keys.
+  for (const int offset : {-1000, -100, -70, -64, -63, -1, 0, 1, 17, 64, 99, 100, 1000, -(1 << 30), 1 << 30}) {
+    check({.seqlen_q = 100, .seqlen_k = 90, .heads = 2, .kv_heads = 2, .causal = true, .causal_offset = offset});
+    check({.seqlen_q = 70, .seqlen_k = 200, .head_dim = 128, .causal = true, .causal_offset = offset});
+  }
+  // Without `causal` an offset says nothing.
+  check({.seqlen_q = 20, .seqlen_k = 30, .causal_offset = -15});
+}
+
+TEST_P(Attention, QueriesThatSeeNothing) {
+  // Bottom-right aligned, the first Sq - Sk queries see no key: O = 0 and LSE = -infinity, never NaN.
+  PlacedTensor q({1, 200, 1, 64}, dtype, device), k({1, 20, 1, 64}, dtype, device), v({1, 20, 1, 64}, dtype, device);
+  PlacedTensor o({1, 200, 1, 64}, dtype, device), lse({1, 1, 200}, DType::f32, device);
+  q.fill_random(random);
+  k.fill_random(random);
+  v.fill_random(random);
+  tw::attention(q, k, v, o, {.causal = true, .lse = &lse.tensor()});
+  const std::vector<double> out = o.values(), sums = lse.values();
+  for (std::size_t i = 0; i < 180; ++i) {
+    ASSERT_EQ(sums[i], -kInf) << "query " << i;
+    for (std::size_t c = 0; c < 64; ++c) ASSERT_EQ(out[i * 64 + c], 0) << "query " << i;
+  }
+  for (std::size_t i = 180; i < 200; ++i) ASSERT_TRUE(std::isfinite(sums[i])) << "query " << i;
+}
+
+TEST_P(Attention, NoKeys) {
+  for (const bool causal : {false, true}) {
+    check({.seqlen_q = 70, .seqlen_k = 0, .batch = 2, .heads = 2, .kv_heads = 1, .causal = causal});
+    check({.seqlen_q = 1, .seqlen_k = 0, .head_dim = 128, .causal = causal});
+  }
+}
+
+TEST_P(Attention, NoQueries) {
+  for (const Shape& shape : {Shape{2, 0, 4, 64}, Shape{0, 5, 4, 64}, Shape{2, 5, 0, 64}}) {
+    PlacedTensor q(shape, dtype, device), o(shape, dtype, device), lse({shape[0], shape[2], shape[1]}, DType::f32, device);
+    PlacedTensor k({shape[0], 7, 2, 64}, dtype, device), v({shape[0], 7, 2, 64}, dtype, device);
+    tw::attention(q, k, v, o, {.lse = &lse.tensor()});
+    EXPECT_TRUE(o.untouched());
+    EXPECT_TRUE(lse.untouched());
+  }
+}
+
+TEST_P(Attention, HeadsShareKeys) {
+  for (const std::int64_t group : {1, 2, 4, 8}) {
+    for (const std::int64_t kv_heads : {1, 3}) {
+      check({.seqlen_q = 65, .seqlen_k = 80, .batch = 2, .heads = group * kv_heads, .kv_heads = kv_heads, .causal = true});
+      check({.seqlen_q = 9, .seqlen_k = 130, .heads = group * kv_heads, .kv_heads = kv_heads, .head_dim = 128});
+    }
+  }
+}
+
+TEST_P(Attention, AnyStrides) {
+  constexpr Place kPlaces[] = {Place::dense, Place::by_head, Place::aligned, Place::unaligned, Place::stepped};
+  for (const Place place : kPlaces) {
+    for (const bool causal : {false, true})
+      check({.seqlen_q = 70, .seqlen_k = 133, .batch = 2, .heads = 4, .kv_heads = 2, .causal = causal, .q = place, .kv = place, .o = place});
+  }
+  for (int i = 0; i < (device.is_cuda() ? 6 : 12); ++i) {
+    check({.seqlen_q = 1 + pick(90), .seqlen_k = 1 + pick(150), .batch = 2, .heads = 2, .kv_heads = 2, .head_dim = 64, .causal = true, .q = kPlaces[pick(5)],
+           .kv = kPlaces[pick(5)], .o = kPlaces[pick(5)]});
+  }
+}
+
+TEST_P(Attention, SlicesOfAPackedTensor) {
+  // [batch, seqlen, q heads + k heads + v heads, head_dim], as one product makes it.
+  constexpr std::int64_t batch = 2, seqlen = 77, heads = 4, kv_heads = 2, d = 64, all = heads + 2 * kv_heads;
+  PlacedTensor packed({batch, seqlen, all, d}, dtype, device), o({batch, seqlen, heads, d}, dtype, device), lse({batch, heads, seqlen}, DType::f32, device);
+  const std::vector<float> values = packed.fill_random(random);
+  const Tensor& t = packed;
+  tw::attention(t.slice(2, 0, heads), t.slice(2, heads, heads + kv_heads), t.slice(2, heads + kv_heads, all), o, {.causal = true, .lse = &lse.tensor()});
+
+  const auto unpack = [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> part;
+    for (std::int64_t row = 0; row < batch * seqlen; ++row)
+      part.insert(part.end(), values.begin() + (row * all + begin) * d, values.begin() + (row * all + end) * d);
+    return part;
+  };
+  const std::vector<float> q = unpack(0, heads), k = unpack(heads, heads + kv_heads), v = unpack(heads + kv_heads, all);
+  PlainCall plain = plain_call({.seqlen_q = seqlen, .seqlen_k = seqlen, .batch = batch, .heads = heads, .kv_heads = kv_heads, .causal = true});
+  plain.q = q, plain.k = k, plain.v = v;
+  expect_results(plain, dtype, device, o, &lse);
+}
+
+TEST_P(Attention, Scales) {
+  for (const float scale : {1e-6f, 0.01f, 0.3f, 1.0f}) {
+    check({.seqlen_q = 66, .seqlen_k = 140, .scale = scale});
+    check({.seqlen_q = 66, .seqlen_k = 140, .head_dim = 128, .causal = true, .scale = scale});
+  }
+}
+
+TEST_P(Attention, LargeScoresDoNotOverflow) {
+  // Scores of some hundreds, whose exponentials are far beyond f32.
+  check({.seqlen_q = 66, .seqlen_k = 300, .magnitude = 8});
+  check({.seqlen_q = 66, .seqlen_k = 300, .head_dim = 128, .causal = true, .magnitude = 8});
+}
+
+TEST_P(Attention, AMaximumThatMovesFromBlockToBlock) {
+  // Keys are multiples of one direction, so every query's scores rise or fall steadily along the sequence, by more than any bound for a lazy rescale.
+  for (const bool rising : {true, false}) {
+    for (const bool causal : {false, true}) {
+      SCOPED_TRACE(fmt::format("rising {} causal {}", rising, causal));
+      constexpr std::int64_t seqlen = 300, d = 64;
+      PlacedTensor q({1, seqlen, 1, d}, dtype, device), k({1, seqlen, 1, d}, dtype, device), v({1, seqlen, 1, d}, dtype, device), o({1, seqlen, 1, d}, dtype, device);
+      PlacedTensor lse({1, 1, seqlen}, DType::f32, device);
+      std::vector<float> q_values(seqlen * d), k_values(seqlen * d);
+      for (std::int64_t i = 0; i < seqlen; ++i) {
+        for (std::int64_t c = 0; c < d; ++c) {
+          const float direction = c % 2 == 0 ? 0.5f : -0.5f;
+          const auto at = static_cast<std::size_t>(i * d + c);
+          q_values[at] = round_to(dtype, direction * (1 + static_cast<float>(i % 3) / 4));
+          k_values[at] = round_to(dtype, direction * static_cast<float>(rising ? i : seqlen - i) / 16);
+        }
+      }
+      q.fill(q_values);
+      k.fill(k_values);
+      const std::vector<float> v_values = v.fill_random(random);
+      tw::attention(q, k, v, o, {.causal = causal, .lse = &lse.tensor()});
+      PlainCall plain = plain_call({.seqlen_q = seqlen, .seqlen_k = seqlen, .causal = causal});
+      plain.q = q_values, plain.k = k_values, plain.v = v_values;
+      expect_results(plain, dtype, device, o, &lse);
+    }
+  }
+}
+
+TEST_P(Attention, IsDeterministic) {
+  PlacedTensor q({2, 200, 4, 64}, dtype, device), k({2, 300, 2, 64}, dtype, device), v({2, 300, 2, 64}, dtype, device);
+  q.fill_random(random);
+  k.fill_random(random);
+  v.fill_random(random);
+  const auto run = [&] {
+    PlacedTensor o({2, 200, 4, 64}, dtype, device);
+    tw::attention(q, k, v, o, {.causal = true});
+    return o.values();
+  };
+  const std::vector<double> first = run();
+  EXPECT_EQ(run(), first);
+  if (!device.is_cuda()) {
+    const int threads = cpu_threads();
+    for (const int n : {1, 3}) {
+      set_cpu_threads(n);
+      EXPECT_EQ(run(), first) << n << " threads";
+    }
+    set_cpu_threads(threads);
+  }
+}
+
+TEST_P(Attention, RunsOnTheStreamGiven) {
+  PlacedTensor q({1, 70, 2, 64}, dtype, device), k({1, 90, 2, 64}, dtype, device), v({1, 90, 2, 64}, dtype, device), o({1, 70, 2, 64}, dtype, device),
+      on_stream({1, 70, 2, 64}, dtype, device);
+  q.fill_random(random);
+  k.fill_random(random);
+  v.fill_random(random);
+  tw::attention(q, k, v, o);
+  const std::vector<double> expected = o.values();  // also waits for the standard stream, which made the operands
+  on_stream.values();
+  const Stream stream(device);
+  tw::attention(q, k, v, on_stream, {.stream = stream});
+  stream.synchronize();
+  EXPECT_EQ(on_stream.values(), expected);
+}
+
+// Bad input.
+
+class AttentionBadInput : public testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override { skip_unless_present(device); }
+
+  PlacedTensor make(Shape shape, DType dtype = DType::bf16) const { return PlacedTensor(std::move(shape), dtype, device, {.offset = 4}); }
+  void refused(const Tensor& q, const Tensor& k, const Tensor& v, const PlacedTensor& o, std::initializer_list<std::string_view> parts,
+               const AttentionOptions& options = {}) {
+    expect_error<InvalidArgument>([&] { tw::attention(q, k, v, o, options); }, parts);
+    EXPECT_TRUE(o.untouched());
+  }
+
+  const Device device = GetParam();
+};
+
+INSTANTIATE_TEST_SUITE_P(Ops, AttentionBadInput, testing::ValuesIn(kDevices), device_name);
+
+TEST_P(AttentionBadInput, Shapes) {
+  const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
+  refused(make({5, 4, 64}), kv, kv, o, {"attention", "q is bf16[5, 4, 64]", "[batch, seqlen, heads, head_dim]"});
+  refused(q, make({7, 2, 64}), kv, o, {"k is bf16[7, 2, 64]", "[batch, seqlen, heads, head_dim]"});
+  refused(q, kv, make({1, 2, 7, 2, 64}), o, {"v is bf16[1, 2, 7, 2, 64]", "[batch, seqlen, heads, head_dim]"});
+  refused(q, kv, kv, make({2, 5, 256}), {"o is bf16[2, 5, 256]", "[batch, seqlen, heads, head_dim]"});
+  refused(q, kv, kv, make({2, 5, 3, 64}), {"o is bf16[2, 5, 3, 64]", "q's shape", "[2, 5, 4, 64]"});
+  refused(q, kv, make({2, 8, 2, 64}), o, {"v is bf16[2, 8, 2, 64]", "k's shape", "[2, 7, 2, 64]"});
+  refused(q, make({3, 7, 2, 64}), make({3, 7, 2, 64}), o, {"k is bf16[3, 7, 2, 64]", "batch", "2"});
+  refused(q, make({2, 7, 2, 128}), make({2, 7, 2, 128}), o, {"k is bf16[2, 7, 2, 128]", "head_dim", "64"});
+  refused(q, make({2, 7, 3, 64}), make({2, 7, 3, 64}), o, {"q has 4 heads and k 3", "multiple"});
+  refused(q, make({2, 7, 8, 64}), make({2, 7, 8, 64}), o, {"q has 4 heads and k 8", "multiple"});
+  refused(q, make({2, 7, 0, 64}), make({2, 7, 0, 64}), o, {"q has 4 heads and k 0", "multiple"});
+  for (const std::int64_t d : {0, 1, 32, 80, 96, 256}) {
+    const PlacedTensor t = make({1, 5, 2, d});
+    refused(t, t, t, make({1, 5, 2, d}), {fmt::format("q is bf16[1, 5, 2, {}]", d), "64 or 128"});
+  }
+}
+
+TEST_P(AttentionBadInput, Dtypes) {
+  const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
+  refused(make({2, 5, 4, 64}, DType::f16), kv, kv, o, {"k is bf16[2, 7, 2, 64]", "f16"});
+  refused(q, make({2, 7, 2, 64}, DType::f16), kv, o, {"k is f16[2, 7, 2, 64]", "bf16"});
+  refused(q, kv, make({2, 7, 2, 64}, DType::f32), o, {"v is f32[2, 7, 2, 64]", "bf16"});
+  refused(q, kv, kv, make({2, 5, 4, 64}, DType::f32), {"o is f32[2, 5, 4, 64]", "bf16"});
+  const Tensor integers = Tensor::zeros({2, 5, 4, 64}, DType::i8, Stream::standard(device));
+  refused(integers, kv, kv, o, {"q is i8[2, 5, 4, 64]", "bf16 and f16"});
+  if (device.is_cuda()) {
+    const PlacedTensor f32 = make({2, 5, 4, 64}, DType::f32);
+    refused(f32, f32, f32, make({2, 5, 4, 64}, DType::f32), {"q is f32[2, 5, 4, 64] on cuda", "f32 on the CPU"});
+  }
+}
+
+TEST_P(AttentionBadInput, Lse) {
+  const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
+  for (const Shape& shape : {Shape{2, 5, 4}, Shape{2, 4, 6}, Shape{8, 5}, Shape{2, 4, 5, 1}, Shape{0}}) {
+    const PlacedTensor lse = make(shape, DType::f32);
+    refused(q, kv, kv, o, {"lse is f32[", "f32[2, 4, 5]"}, {.lse = &lse.tensor()});
+    EXPECT_TRUE(lse.untouched());
+  }
+  const PlacedTensor wrong = make({2, 4, 5}, DType::bf16);
+  refused(q, kv, kv, o, {"lse is bf16[2, 4, 5]", "f32"}, {.lse = &wrong.tensor()});
+  const PlacedTensor apart({2, 4, 5}, DType::f32, device, {.gap = 3});
+  refused(q, kv, kv, o, {"lse is f32[2, 4, 5]", "contiguous"}, {.lse = &apart.tensor()});
+}
+
+TEST_P(AttentionBadInput, OutputWhoseElementsAreNotDistinct) {
+  const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
+  for (int dim = 0; dim < 4; ++dim) {
+    std::vector<std::int64_t> strides = o.tensor().strides();
+    strides[static_cast<std::size_t>(dim)] = 0;
+    const Tensor folded = Tensor::borrow(o.tensor().data(), {2, 5, 4, 64}, DType::bf16, device, strides);
+    expect_error<InvalidArgument>([&] { tw::attention(q, kv, kv, folded); }, {"o is bf16[2, 5, 4, 64]", fmt::format("stride 0 in dimension {}", dim), "distinct"});
+  }
+  EXPECT_TRUE(o.untouched());
+}
+
+TEST_P(AttentionBadInput, OutputThatIsAnOperand) {
+  const PlacedTensor t = make({2, 5, 4, 64}), o = make({2, 5, 4, 64});
+  refused(o, t, t, o, {"o is q's memory"});
+  refused(t, o, t, o, {"o is k's memory"});
+  refused(t, t, o, o, {"o is v's memory"});
+}
+
+TEST_P(AttentionBadInput, Numbers) {
+  const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
+  refused(q, kv, kv, o, {"scale is -1", "positive"}, {.scale = -1});
+  refused(q, kv, kv, o, {"scale is inf", "finite"}, {.scale = std::numeric_limits<float>::infinity()});
+  refused(q, kv, kv, o, {"scale is nan"}, {.scale = std::numeric_limits<float>::quiet_NaN()});
+  refused(q, kv, kv, o, {"causal_offset is 2147483647", "2^30"}, {.causal = true, .causal_offset = std::numeric_limits<int>::max()});
+  refused(q, kv, kv, o, {"causal_offset is -2147483648", "2^30"}, {.causal = true, .causal_offset = std::numeric_limits<int>::min()});
+}
+
+TEST_P(AttentionBadInput, TooLarge) {
+  // A row of memory stands for all: the sizes are refused before anything is read.
+  const PlacedTensor row = make({128});
+  const auto view = [&](Shape shape, std::int64_t at, std::int64_t stride) {
+    return Tensor::borrow(row.tensor().data<bf16>() + at, std::move(shape), DType::bf16, device, {stride, stride, stride, 1});
+  };
+  const auto repeated = [&](Shape shape) { return view(std::move(shape), 0, 0); };
+  const auto output = [&](Shape shape) { return view(std::move(shape), 64, 1); };
+  constexpr std::int64_t kHuge = std::int64_t{1} << 31;
+  const Tensor k = repeated({1, 1, 1, 64});
+  const Tensor q = repeated({1, kHuge, 1, 64});
+  expect_error<InvalidArgument>([&] { tw::attention(q, k, k, output({1, kHuge, 1, 64})); }, {"q is bf16[1, 2147483648, 1, 64]", "limited"});
+  const Tensor long_k = repeated({1, kHuge, 1, 64});
+  expect_error<InvalidArgument>([&] { tw::attention(k, long_k, long_k, output({1, 1, 1, 64})); }, {"k is bf16[1, 2147483648, 1, 64]", "limited"});
+  // Every extent would do, but there are more heads in all the batches, or more tiles, than can be counted.
+  constexpr std::int64_t kLarge = std::int64_t{1} << 20;
+  const Tensor many_k = repeated({kLarge, 1, kLarge, 64});
+  expect_error<InvalidArgument>([&] { tw::attention(repeated({kLarge, 1, kLarge, 64}), many_k, many_k, output({kLarge, 1, kLarge, 64})); },
+                                {"attention", "q is bf16[1048576, 1, 1048576, 64]", "tiles"});
+  EXPECT_TRUE(row.untouched());
+}
+
+TEST(AttentionBadMemory, OperandsOnAnotherDevice) {
+  // Only looked at: a tensor may say that it lies on a GPU without there being one.
+  alignas(16) u16 values[64 * 8] = {};
+  const PlacedTensor host({1, 4, 2, 64}, DType::bf16, Device::cpu()), o({1, 4, 2, 64}, DType::bf16, Device::cpu());
+  const Tensor gpu = Tensor::borrow(values, {1, 4, 2, 64}, DType::bf16, Device::cuda());
+  expect_error<InvalidArgument>([&] { tw::attention(gpu, host, host, o); }, {"q is bf16[1, 4, 2, 64] on cuda", "cpu"});
+  expect_error<InvalidArgument>([&] { tw::attention(host, gpu, host, o); }, {"k is bf16[1, 4, 2, 64] on cuda", "cpu"});
+  expect_error<InvalidArgument>([&] { tw::attention(host, host, gpu, o); }, {"v is bf16[1, 4, 2, 64] on cuda", "cpu"});
+  expect_error<InvalidArgument>([&] { tw::attention(host, host, host, gpu); }, {"q is bf16[1, 4, 2, 64] on cpu", "cuda"});
+  const Tensor lse = Tensor::borrow(values, {1, 2, 4}, DType::f32, Device::cuda());
+  expect_error<InvalidArgument>([&] { tw::attention(host, host, host, o, {.lse = &lse}); }, {"lse is f32[1, 2, 4] on cuda", "cpu"});
+  EXPECT_TRUE(o.untouched());
+}
+
+TEST(AttentionRegistered, NamesAreUniqueAndLaunchesPossible) {
+  std::set<std::string> names, kernels;
+  for (const KernelSpec& spec : registered()) {
+    EXPECT_TRUE(names.insert(spec.name).second) << spec.name << " twice";
+    EXPECT_TRUE(kernels.insert(spec.type + " on " + spec.target).second) << spec.name << " is another name's kernel";
+    EXPECT_LE(spec.shared_bytes, 232448) << spec.name;  // what a block may have on sm_90
+    EXPECT_LE(spec.threads, 1024) << spec.name;
+    EXPECT_EQ(spec.threads % 128, 0) << spec.name << " has no whole warpgroups";
+    EXPECT_TRUE(spec.tensor_core) << spec.name;
+    EXPECT_NE(find_embedded(spec.source), nullptr) << spec.source;
+  }
+  EXPECT_FALSE(names.empty());
+}
+
+}  // namespace
+}  // namespace tw::kernels::attention

@@ -1,0 +1,250 @@
+// `tilewave bench gemm`: against cuBLASLt on a GPU, against OpenBLAS with one thread on the CPU.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "benchmarks/harness.hpp"
+#include "benchmarks/peers/cublaslt.hpp"
+#include "benchmarks/peers/openblas.hpp"
+#include "kernels/gemm/variants.hpp"
+#include "tilewave/error.hpp"
+#include "tilewave/gemm.hpp"
+
+namespace tw::kernels::gemm {
+namespace {
+
+using namespace tw::bench;
+
+enum class Layout { nt, nn, tn };
+
+struct Case {
+  Layout layout;
+  std::int64_t m, n, k;
+  DType dtype;
+  std::vector<Mode> modes;
+
+  std::string name() const {
+    const char* prefix = layout == Layout::nt ? "nt" : layout == Layout::nn ? "nn" : "tn";
+    return m == n && n == k ? fmt::format("{}-{}", prefix, m) : fmt::format("{}-{}x{}x{}", prefix, m, n, k);
+  }
+  double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
+  double bytes() const { return static_cast<double>(m * k + k * n + m * n) * static_cast<double>(size_of(dtype)); }
+};
+
+struct Operands {
+  Tensor a, b;  ///< [M, K] and [K, N], views where the layout is transposed
+
+  Operands(const Case& c, Device device)
+      : a(c.layout == Layout::tn ? random_normal({c.k, c.m}, c.dtype, device, 1).transpose(0, 1)
+                                 : random_normal({c.m, c.k}, c.dtype, device, 1)),
+        b(c.layout == Layout::nt ? random_normal({c.n, c.k}, c.dtype, device, 2).transpose(0, 1)
+                                 : random_normal({c.k, c.n}, c.dtype, device, 2)) {}
+};
+
+/// Figures of products that disagree would compare different work. Looks at a few rows; the tests look at all of it.
+void require_alike(const Tensor& ours, const Tensor& peer, const std::string& case_name) {
+  std::mt19937_64 random(std::random_device{}());
+  double difference = 0;
+  double norm = 0;
+  for (int i = 0; i < 8; ++i) {
+    const auto row = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(ours.shape(0)));
+    const Tensor x = ours.slice(0, row, row + 1).to(Device::cpu()).to(DType::f32);
+    const Tensor y = peer.slice(0, row, row + 1).to(Device::cpu()).to(DType::f32);
+    for (std::int64_t col = 0; col < x.numel(); ++col) {
+      const double p = x.data<float>()[col];
+      const double q = y.data<float>()[col];
+      difference += (p - q) * (p - q);
+      norm += q * q;
+    }
+  }
+  const double relative = std::sqrt(difference / norm);
+  if (!(relative < 1e-2))
+    throw Error(fmt::format("bench gemm {}: our result and the peer's differ by {:.2g} (relative, allowed: 0.01)", case_name, relative));
+}
+
+std::string describe(const Config& c) { return fmt::format("{}x{} stages {} cluster {}", c.bm, c.bn, c.stages, c.cluster); }
+
+// --- GPU
+
+std::vector<Case> gpu_cases() {
+  const std::vector<Mode> both = {Mode::hot, Mode::cool};
+  std::vector<Case> cases;
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const std::int64_t size : {2048, 4096, 8192, 16384}) cases.push_back({Layout::nt, size, size, size, dtype, both});
+  }
+  for (const Layout layout : {Layout::nn, Layout::tn}) {
+    for (const std::int64_t size : {4096, 8192}) cases.push_back({layout, size, size, size, DType::bf16, both});
+  }
+  // The projections of a Whisper-size encoder over 30 s of audio. Operands and result stay in the L2 cache from one launch to the next.
+  cases.push_back({Layout::nt, 1500, 5120, 1280, DType::bf16, {Mode::graph}});
+  cases.push_back({Layout::nt, 1500, 1280, 5120, DType::bf16, {Mode::graph}});
+  cases.push_back({Layout::nt, 1500, 3840, 1280, DType::bf16, {Mode::graph}});
+  cases.push_back({Layout::nt, 4096, 4096, 4096, DType::f32, both});
+  return cases;
+}
+
+/// TFLOP/s that the tensor cores or the memory allow, whichever is less; 0 for a GPU that is not in the table.
+double gpu_limit(const Case& c, const std::optional<GpuLimits>& limits) {
+  if (!limits) return 0;
+  const double compute = c.flops() / ((c.dtype == DType::f32 ? limits->tf32_tflops : limits->bf16_tflops) * 1e12);
+  return c.flops() / std::max(compute, c.bytes() / limits->bytes_per_second) * 1e-12;
+}
+
+/// The fastest of the heuristic's proposals, measured as the comparison itself is.
+int fastest(const CublasLtProduct& product, Mode mode, const Stream& stream) {
+  std::vector<Contender> contenders;
+  for (int i = 0; i < product.algorithms(); ++i) contenders.push_back({std::to_string(i), [&product, i] { product.launch(i); }});
+  const std::vector<Timing> times = measure(mode, contenders, stream, {.samples = 9, .burst_ms = 1, .warm_up_ms = 20});
+  const auto least = std::min_element(times.begin(), times.end(), [](const Timing& x, const Timing& y) { return x.median < y.median; });
+  return static_cast<int>(least - times.begin());
+}
+
+/// Adds every configuration that this case can run with to the contenders; gives their indices.
+std::vector<int> add_configs(std::vector<Contender>& contenders, const Case& c, const Operands& x, const Tensor& d, const Stream& stream) {
+  std::vector<int> added;
+  for (int i = 0; i < static_cast<int>(configs().size()); ++i) {
+    const auto launch = [&x, &d, &stream, i] { tw::gemm(x.a, x.b, d, {.stream = stream, .config = i}); };
+    try {
+      launch();
+    } catch (const InvalidArgument& error) {
+      fmt::print(stderr, "tilewave bench: {} config {}: {}\n", c.name(), i, error.what());
+      continue;
+    }
+    contenders.push_back({describe(configs()[static_cast<std::size_t>(i)]), launch});
+    added.push_back(i);
+  }
+  return added;
+}
+
+void run_gpu_case(Run& run, const Case& c, const CublasLt* cublaslt) {
+  const Stream& stream = run.stream();
+  const DeviceInfo& gpu = device_info(run.options().device);
+  const Operands x(c, run.options().device);
+  const Tensor d = Tensor::poisoned({c.m, c.n}, c.dtype, stream);
+  const int chosen = choose_config({.m = c.m,
+                                    .n = c.n,
+                                    .k = c.k,
+                                    .batch = 1,
+                                    .element_bytes = static_cast<int>(size_of(c.dtype)),
+                                    .addends = false,
+                                    .units = gpu.units});
+
+  std::vector<Contender> contenders = {{"tilewave", [&] { tw::gemm(x.a, x.b, d, {.stream = stream}); }}};
+  contenders[0].launch();
+  std::vector<int> tried;
+  if (run.options().all_configs) tried = add_configs(contenders, c, x, d, stream);
+  stream.synchronize();
+
+  std::unique_ptr<CublasLtProduct> product;
+  Tensor peer_d;
+  if (cublaslt != nullptr) {
+    peer_d = Tensor::poisoned({c.m, c.n}, c.dtype, stream);
+    product = cublaslt->prepare(x.a, x.b, peer_d, stream);
+  }
+  for (const Mode mode : c.modes) {
+    std::vector<Contender> all = contenders;
+    if (product) {
+      const int best = fastest(*product, mode == Mode::graph ? Mode::graph : Mode::hot, stream);
+      all.push_back({"cublasLt", [&product, best] { product->launch(best); }});
+    }
+    const std::vector<Timing> times = measure(mode, all, stream, run.effort(mode));
+    if (product) require_alike(d, peer_d, c.name());
+    Record record;
+    record.family = "gemm";
+    record.case_name = c.name();
+    record.dtype = c.dtype;
+    record.mode = mode;
+    record.unit = "TFLOP/s";
+    record.work = c.flops() * 1e-12;
+    record.ours = times.front();
+    record.config = describe(configs()[static_cast<std::size_t>(chosen)]);
+    if (product) {
+      record.peer = "cublasLt";
+      record.peer_time = times.back();
+    }
+    record.limit = gpu_limit(c, gpu_limits(gpu.name));
+    run.add(record);
+    for (std::size_t i = 0; i < tried.size(); ++i) {
+      const double rate = record.work / (times[i + 1].median * 1e-3);
+      fmt::print("  config {} {:<28} {:9.1f} TFLOP/s{}{}\n", tried[i], contenders[i + 1].name, rate,
+                 product ? fmt::format("  {:.3f} of the peer", times.back().median / times[i + 1].median) : "",
+                 tried[i] == chosen ? "  (the heuristic's)" : "");
+    }
+  }
+}
+
+void run_on_gpu(Run& run) {
+  std::string problem;
+  std::shared_ptr<const CublasLt> cublaslt;
+  if (!run.options().list) {
+    cublaslt = CublasLt::find(problem);
+    if (cublaslt) run.set_version("cublasLt", cublaslt->version());
+    if (!cublaslt) run.note("no peer: " + problem);
+  }
+  for (const Case& c : gpu_cases()) {
+    if (run.wants("gemm", c.name(), c.dtype)) run_gpu_case(run, c, cublaslt.get());
+  }
+}
+
+// --- CPU
+
+std::vector<Case> cpu_cases() {
+  std::vector<Case> cases;
+  for (const Layout layout : {Layout::nn, Layout::nt}) {
+    for (const std::int64_t size : {1024, 2048}) cases.push_back({layout, size, size, size, DType::f32, {Mode::one_thread}});
+  }
+  return cases;
+}
+
+void run_cpu_case(Run& run, const Case& c, const OpenBlas* openblas, double limit) {
+  const Operands x(c, Device::cpu());
+  const Tensor d = Tensor::poisoned({c.m, c.n}, c.dtype);
+  const Tensor peer_d = Tensor::poisoned({c.m, c.n}, c.dtype);
+  std::vector<Contender> contenders = {{"tilewave", [&] { tw::gemm(x.a, x.b, d); }}};
+  if (openblas != nullptr) contenders.push_back({"openblas", [&] { openblas->sgemm(x.a, x.b, peer_d); }});
+  const std::vector<Timing> times = measure(Mode::one_thread, contenders, run.stream(), run.effort(Mode::one_thread));
+  Record record;
+  record.family = "gemm";
+  record.case_name = c.name();
+  record.dtype = c.dtype;
+  record.mode = Mode::one_thread;
+  record.unit = "GFLOP/s";
+  record.work = c.flops() * 1e-9;
+  record.ours = times.front();
+  record.config = device_info(Device::cpu()).isa;
+  if (openblas != nullptr) {
+    require_alike(d, peer_d, c.name());
+    record.peer = "openblas";
+    record.peer_time = times.back();
+  }
+  record.limit = limit;
+  run.add(record);
+}
+
+void run_on_cpu(Run& run) {
+  OpenBlas openblas;
+  bool found = false;
+  double limit = 0;
+  if (!run.options().list) {
+    std::string problem;
+    found = openblas.open(problem);
+    if (found) run.set_version("openblas", openblas.version());
+    if (!found) run.note("no peer: " + problem);
+    limit = measure_fma_peak();
+  }
+  const int threads = cpu_threads();
+  set_cpu_threads(1);
+  for (const Case& c : cpu_cases()) {
+    if (run.wants("gemm", c.name(), c.dtype)) run_cpu_case(run, c, found ? &openblas : nullptr, limit);
+  }
+  set_cpu_threads(threads);
+}
+
+const Family family{"gemm", "matrix products: cuBLASLt on a GPU; on the CPU OpenBLAS, one thread each",
+                    [](Run& run) { run.options().device.is_cuda() ? run_on_gpu(run) : run_on_cpu(run); }};
+
+}  // namespace
+}  // namespace tw::kernels::gemm

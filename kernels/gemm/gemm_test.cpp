@@ -1,0 +1,621 @@
+// gemm() against loops in double, on the CPU and, where there is one, on a GPU; its bad inputs; its choice of configurations.
+
+#include "tilewave/gemm.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/gemm/configs.hpp"
+#include "kernels/gemm/reference.hpp"
+#include "kernels/gemm/variants.hpp"
+#include "tests/accuracy.hpp"
+#include "tests/expect_error.hpp"
+#include "tests/placed_tensor.hpp"
+#include "tests/support.hpp"
+
+namespace tw::kernels::gemm {
+namespace {
+
+using namespace tw::test;
+
+/// The GPU's configuration unless a test is about them: few shapes here fill wider tiles, and every further variant costs a compilation.
+constexpr int kNarrow = 4;
+
+/// Where an operand lies. A GPU copies `dense` and `aligned` ones by TMA where their shapes allow it, the others by ordinary loads.
+enum class Place { dense, aligned, unaligned, stepped, reversed };
+
+Placement placement(Place place, bool transposed, int rank, DType dtype) {
+  Placement p;
+  if (transposed) p.order = rank == 3 ? std::vector{0, 2, 1} : std::vector{1, 0};
+  switch (place) {
+    case Place::dense: break;
+    case Place::aligned:
+      p.align = p.gap = 16 / static_cast<std::int64_t>(size_of(dtype));
+      p.offset = 2 * p.align;
+      break;
+    case Place::unaligned:
+      p.offset = 3;
+      p.gap = 5;
+      break;
+    case Place::stepped:
+      p.offset = 1;
+      p.step = 2;
+      p.gap = 3;
+      break;
+    case Place::reversed:
+      p.gap = 1;
+      p.reversed = true;
+      break;
+  }
+  return p;
+}
+
+struct Operand {
+  Place place = Place::dense;
+  bool transposed = false;  ///< stored [K, M], [N, K] or [N, M]
+};
+
+struct Case {
+  std::int64_t m, n, k;
+  std::int64_t batch = 0;  ///< 0: two-dimensional
+  bool a_batched = true, b_batched = true;
+  Operand a = {}, b = {}, d = {}, residual = {};
+  bool with_bias = false, with_residual = false;
+  float alpha = 1, beta = 0;
+  Activation activation = Activation::none;
+  int config = kNarrow;
+
+  std::string describe() const {
+    const auto text = [](const Operand& o) { return fmt::format("{}{}", o.transposed ? "T" : "N", static_cast<int>(o.place)); };
+    return fmt::format("m {} n {} k {} batch {} ({} {}) a {} b {} d {} bias {} residual {} alpha {} beta {} activation {} config {}", m, n, k, batch, a_batched,
+                       b_batched, text(a), text(b), text(d), with_bias, with_residual, alpha, beta, static_cast<int>(activation), config);
+  }
+};
+
+/// Runs one case on random numbers and holds it against the rule.
+void check(const Case& c, Device device, DType dtype, std::mt19937_64& random) {
+  SCOPED_TRACE(c.describe());
+  const std::int64_t batch = std::max<std::int64_t>(c.batch, c.batch == 0 ? 1 : 0);
+  const bool a_batched = c.batch != 0 && c.a_batched, b_batched = c.batch != 0 && c.b_batched;
+  const auto make = [&](const Operand& o, bool batched, std::int64_t rows, std::int64_t cols) {
+    const Shape shape = batched ? Shape{c.batch, rows, cols} : Shape{rows, cols};
+    return PlacedTensor(shape, dtype, device, placement(o.place, o.transposed, static_cast<int>(shape.size()), dtype));
+  };
+  PlacedTensor a = make(c.a, a_batched, c.m, c.k);
+  PlacedTensor b = make(c.b, b_batched, c.k, c.n);
+  PlacedTensor d = make(c.d, c.batch != 0, c.m, c.n);
+  PlacedTensor residual = make(c.residual, c.batch != 0, c.m, c.n);
+  PlacedTensor bias({c.n}, dtype, device, {.offset = 1});
+
+  // Elements of D are then about N(0, 1) for any K, as behind a layer's weights.
+  const std::vector<float> a_values = a.fill_random(random);
+  const std::vector<float> b_values = b.fill_random(random, 1 / std::sqrt(static_cast<float>(std::max<std::int64_t>(c.k, 1))));
+  std::vector<float> c_values, bias_values, residual_values;
+  if (c.beta != 0) c_values = d.fill_random(random);
+  if (c.with_bias) bias_values = bias.fill_random(random);
+  if (c.with_residual) residual_values = residual.fill_random(random);
+
+  tw::gemm(a, b, d,
+           {.alpha = c.alpha,
+            .beta = c.beta,
+            .bias = c.with_bias ? &bias.tensor() : nullptr,
+            .activation = c.activation,
+            .residual = c.with_residual ? &residual.tensor() : nullptr,
+            .config = c.config});
+
+  const PlainCall plain{c.m,         c.n,     c.k,    batch,       a_values, b_values, c_values, bias_values, residual_values, a_batched,
+                        b_batched, c.alpha, c.beta, c.activation};
+  const Arithmetic arithmetic = arithmetic_of(dtype, device);
+  EXPECT_TRUE(accurate({d.values(), reference(plain), naive(plain, dtype, arithmetic == Arithmetic::tf32), arithmetic, c.k}));
+  EXPECT_TRUE(d.gaps_intact());
+}
+
+/// Compiles the registered kernels on all cores before the first test on the GPU; the tests use most of them.
+void warm_up(Device device) {
+  static const bool done = [&] {
+    compile_all(registered());
+    return true;
+  }();
+  static_cast<void>(done);
+  static_cast<void>(device);
+}
+
+class Gemm : public testing::TestWithParam<std::tuple<Device, DType>> {
+ protected:
+  void SetUp() override {
+    skip_unless_present(device);
+    if (device.is_cuda()) warm_up(device);
+  }
+  void check(const Case& c) { gemm::check(c, device, dtype, random); }
+  int pick(int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); }
+  /// On a GPU the 16-bit types have kernels for three orders of storage and f32 for one, each with and without TMA: not every test needs all of them.
+  bool all_variants() const { return !device.is_cuda() || dtype == DType::bf16; }
+
+  const Device device = std::get<0>(GetParam());
+  const DType dtype = std::get<1>(GetParam());
+  std::mt19937_64 random = random_engine();
+};
+
+INSTANTIATE_TEST_SUITE_P(Ops, Gemm, testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)), [](const auto& instance) {
+  return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu", name_of(std::get<1>(instance.param)));
+});
+
+/// Primes, powers of two, and one less and one more than the tiles' sizes on both devices.
+constexpr std::array kExtents = {1,  2,  3,  5,  7,  8,   13,  15,  16,  17,  31,  32,  33,  47,  61,  63,
+                                 64, 65, 67, 97, 101, 127, 128, 129, 131, 191, 192, 193, 211, 255, 256, 257};
+constexpr long kMostProducts = 3'000'000;
+
+TEST_P(Gemm, AnyShape) {
+  for (int n : {1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193}) {
+    check({n, 1, 1});
+    check({1, n, 1});
+    check({1, 1, n});
+    check({1, n, 97});
+    check({n, 1, 97});
+  }
+  for (int i = 0; i < 60; ++i) {
+    const int m = kExtents[static_cast<std::size_t>(pick(kExtents.size()))];
+    const int n = kExtents[static_cast<std::size_t>(pick(kExtents.size()))];
+    const int k = kExtents[static_cast<std::size_t>(pick(kExtents.size()))];
+    if (static_cast<long>(m) * n * k > kMostProducts) continue;
+    check({m, n, k});
+  }
+}
+
+TEST_P(Gemm, ManyTiles) {
+  // One more than the CPU's large tiles in every dimension; on a GPU more rows of tiles than a band of the raster has.
+  check({385, 385, 193});
+  check({1089, 129, 70});
+  // So deep that every ring goes round several times.
+  check({65, 33, 2111});
+}
+
+TEST_P(Gemm, AnyOrderOfStorage) {
+  for (const bool a_transposed : {false, true}) {
+    for (const bool b_transposed : {false, true}) {
+      for (const Place place : {Place::dense, Place::aligned, Place::unaligned}) {
+        check({.m = 67, .n = 130, .k = 101, .a = {place, a_transposed}, .b = {place, b_transposed}});
+        check({.m = 128, .n = 128, .k = 64, .a = {place, a_transposed}, .b = {place, b_transposed}});
+        check({.m = 1, .n = 72, .k = 40, .a = {place, a_transposed}, .b = {place, b_transposed}});
+      }
+    }
+  }
+  for (const Place place : {Place::dense, Place::aligned, Place::unaligned}) check({.m = 67, .n = 130, .k = 41, .d = {place, true}});
+}
+
+TEST_P(Gemm, AnyStrides) {
+  constexpr Place kPlaces[] = {Place::dense, Place::aligned, Place::unaligned, Place::stepped, Place::reversed};
+  for (int i = 0; i < (all_variants() ? 40 : 10); ++i) {
+    const auto operand = [&] { return Operand{kPlaces[pick(5)], pick(2) == 1}; };
+    check({.m = 1 + pick(150), .n = 1 + pick(150), .k = 1 + pick(150), .a = operand(), .b = operand(), .d = operand()});
+  }
+}
+
+TEST_P(Gemm, Batches) {
+  for (const Place place : {Place::aligned, Place::unaligned}) {
+    for (const bool a_batched : {true, false}) {
+      for (const bool b_batched : {true, false}) {
+        if (!a_batched && !b_batched) continue;
+        check({.m = 33, .n = 70, .k = 65, .batch = 3, .a_batched = a_batched, .b_batched = b_batched, .a = {place}, .b = {place, true}, .d = {place}});
+      }
+    }
+  }
+  check({.m = 65, .n = 129, .k = 32, .batch = 1});
+  check({.m = 5, .n = 7, .k = 3, .batch = 67, .a = {Place::reversed}});
+  check({.m = 16, .n = 24, .k = 40, .batch = 2, .with_bias = true, .with_residual = true, .beta = 0.5f});
+}
+
+TEST_P(Gemm, OneMatrixForAllBatchesByStrideZero) {
+  const auto a_values = [&](PlacedTensor& t) { return t.fill_random(random); };
+  PlacedTensor a({1, 33, 40}, dtype, device), b({4, 40, 65}, dtype, device), d({4, 33, 65}, dtype, device);
+  const std::vector<float> av = a_values(a), bv = a_values(b);
+  const Tensor repeated = Tensor::borrow(a.tensor().data(), {4, 33, 40}, dtype, device, {0, 40, 1});
+  tw::gemm(repeated, b, d, {.config = kNarrow});
+  const PlainCall plain{.m = 33, .n = 65, .k = 40, .batch = 4, .a = av, .b = bv, .b_batched = true};
+  const Arithmetic arithmetic = arithmetic_of(dtype, device);
+  EXPECT_TRUE(accurate({d.values(), reference(plain), naive(plain, dtype, arithmetic == Arithmetic::tf32), arithmetic, 40}));
+}
+
+TEST_P(Gemm, Epilogues) {
+  constexpr Activation kActivations[] = {Activation::none, Activation::relu, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu};
+  for (const Activation activation : kActivations) {
+    for (const bool addends : {false, true}) {
+      // On a GPU the epilogue is the same code for every dtype: all combinations in bf16, in others those that differ in what they read.
+      if (!all_variants() && (activation == Activation::gelu_tanh || activation == Activation::silu || (activation == Activation::relu && addends))) continue;
+      for (const bool bias : {false, true}) {
+        const float alpha = bias ? 0.75f : -1.5f;
+        if (!addends) {
+          check({.m = 70, .n = 131, .k = 72, .with_bias = bias, .alpha = alpha, .activation = activation});
+          check({.m = 64, .n = 128, .k = 64, .with_bias = bias, .alpha = alpha, .activation = activation});
+          continue;
+        }
+        for (const float beta : {0.0f, -0.5f, 1.0f}) {
+          for (const bool residual : {false, true}) {
+            if (beta == 0 && !residual) continue;
+            const Place place = residual ? Place::unaligned : Place::aligned;
+            check({.m = 70, .n = 131, .k = 72, .residual = {place, bias}, .with_bias = bias, .with_residual = residual, .alpha = alpha, .beta = beta,
+                   .activation = activation});
+            check({.m = 64, .n = 128, .k = 64, .with_bias = bias, .with_residual = residual, .alpha = alpha, .beta = beta, .activation = activation});
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Gemm, AlphaZeroIgnoresNothingButTheProduct) { check({.m = 20, .n = 30, .k = 40, .with_bias = true, .alpha = 0, .beta = 2}); }
+
+TEST_P(Gemm, NoElements) {
+  check({0, 5, 3});
+  check({5, 0, 3});
+  check({0, 0, 0});
+  check({.m = 5, .n = 6, .k = 7, .batch = 0});
+  for (const Shape& shape : {Shape{0, 4, 5}, Shape{3, 0, 5}, Shape{3, 4, 0}}) {
+    PlacedTensor a({shape[0], shape[1], 7}, dtype, device), b({shape[0], 7, shape[2]}, dtype, device), d(shape, dtype, device);
+    a.fill_random(random);
+    b.fill_random(random);
+    tw::gemm(a, b, d);
+    EXPECT_TRUE(d.untouched());
+  }
+}
+
+TEST_P(Gemm, NoTermsLeaveTheEpilogue) {
+  check({70, 33, 0});
+  check({.m = 70, .n = 33, .k = 0, .batch = 3});
+  check({.m = 70, .n = 33, .k = 0, .with_bias = true, .with_residual = true, .beta = 0.5f, .activation = Activation::gelu_erf});
+  check({.m = 1, .n = 1, .k = 0, .with_bias = true, .activation = Activation::relu});
+}
+
+TEST_P(Gemm, ResidualMayBeTheOutput) {
+  PlacedTensor a({50, 40}, dtype, device), b({40, 70}, dtype, device), d({50, 70}, dtype, device);
+  const std::vector<float> av = a.fill_random(random), bv = b.fill_random(random, 0.2f), dv = d.fill_random(random);
+  tw::gemm(a, b, d, {.activation = Activation::relu, .residual = &d.tensor(), .config = kNarrow});
+  const PlainCall plain{.m = 50, .n = 70, .k = 40, .a = av, .b = bv, .residual = dv, .activation = Activation::relu};
+  const Arithmetic arithmetic = arithmetic_of(dtype, device);
+  EXPECT_TRUE(accurate({d.values(), reference(plain), naive(plain, dtype, arithmetic == Arithmetic::tf32), arithmetic, 40}));
+}
+
+TEST_P(Gemm, NanReachesItsRowAndNothingElse) {
+  PlacedTensor a({70, 80}, dtype, device), b({80, 40}, dtype, device), d({70, 40}, dtype, device);
+  std::vector<float> av = a.fill_random(random);
+  b.fill_random(random);
+  av[33 * 80 + 79] = std::numeric_limits<float>::quiet_NaN();
+  a.fill(av);
+  tw::gemm(a, b, d, {.activation = Activation::relu, .config = kNarrow});
+  const std::vector<double> out = d.values();
+  for (std::size_t i = 0; i < out.size(); ++i) ASSERT_EQ(std::isnan(out[i]), i / 40 == 33) << "element " << i;
+}
+
+TEST_P(Gemm, TooLargeForTheTypeIsInfinity) {
+  PlacedTensor a({2, 8}, dtype, device), b({8, 8}, dtype, device), d({2, 8}, dtype, device);
+  const float large = dtype == DType::f16 ? 300.0f : 1e19f;  // whose square is beyond the type
+  a.fill(std::vector<float>(16, large));
+  b.fill(std::vector<float>(64, -large));
+  tw::gemm(a, b, d, {.alpha = 2, .config = kNarrow});
+  for (const double x : d.values()) EXPECT_EQ(x, -std::numeric_limits<double>::infinity());
+}
+
+TEST_P(Gemm, IsDeterministic) {
+  PlacedTensor a({300, 200}, dtype, device), b({200, 500}, dtype, device);
+  a.fill_random(random);
+  b.fill_random(random);
+  const auto run = [&] {
+    PlacedTensor d({300, 500}, dtype, device);
+    tw::gemm(a, b, d, {.config = kNarrow});
+    return d.values();
+  };
+  const std::vector<double> first = run();
+  EXPECT_EQ(run(), first);
+}
+
+TEST_P(Gemm, MatmulMakesItsResult) {
+  PlacedTensor a({2, 30, 40}, dtype, device), b({40, 50}, dtype, device), d({2, 30, 50}, dtype, device);
+  a.fill_random(random);
+  b.fill_random(random);
+  const GemmOptions options{.activation = Activation::relu, .config = kNarrow};
+  tw::gemm(a, b, d, options);
+  const Tensor made = matmul(a, b, options);
+  EXPECT_EQ(made.shape(), (Shape{2, 30, 50}));
+  EXPECT_EQ(made.dtype(), dtype);
+  EXPECT_EQ(made.device(), device);
+  EXPECT_TRUE(made.is_contiguous());
+  const Tensor host = made.to(Device::cpu());
+  const std::vector<double> expected = d.values();
+  for (std::int64_t i = 0; i < made.numel(); ++i) ASSERT_EQ(host.at({i / 1500, i / 50 % 30, i % 50}), expected[static_cast<std::size_t>(i)]);
+}
+
+TEST_P(Gemm, RunsOnTheStreamGiven) {
+  PlacedTensor a({30, 40}, dtype, device), b({40, 50}, dtype, device), d({30, 50}, dtype, device), on_stream({30, 50}, dtype, device);
+  a.fill_random(random);
+  b.fill_random(random);
+  tw::gemm(a, b, d, {.config = kNarrow});
+  const std::vector<double> expected = d.values();  // also waits for the standard stream, which made the operands
+  on_stream.values();
+  const Stream stream(device);
+  tw::gemm(a, b, on_stream, {.stream = stream, .config = kNarrow});
+  stream.synchronize();
+  EXPECT_EQ(on_stream.values(), expected);
+}
+
+TEST(GemmCpu, DoesNotDependOnTheNumberOfThreads) {
+  std::mt19937_64 random = random_engine();
+  const int threads = cpu_threads();
+  PlacedTensor a({200, 300}, DType::f32, Device::cpu()), b({300, 900}, DType::f32, Device::cpu());
+  a.fill_random(random);
+  b.fill_random(random);
+  std::vector<std::vector<double>> results;
+  for (const int n : {1, 2, 3}) {
+    set_cpu_threads(n);
+    PlacedTensor d({200, 900}, DType::f32, Device::cpu());
+    tw::gemm(a, b, d);
+    results.push_back(d.values());
+  }
+  set_cpu_threads(threads);
+  EXPECT_EQ(results[1], results[2]);  // one thread may choose other tiles, whose sums are grouped otherwise
+  for (std::size_t i = 0; i < results[0].size(); ++i) ASSERT_NEAR(results[0][i], results[1][i], 1e-3);
+}
+
+/// Every configuration of the GPU, whatever the heuristic would choose.
+class GemmConfig : public testing::TestWithParam<DType> {};
+
+INSTANTIATE_TEST_SUITE_P(cuda, GemmConfig, testing::Values(DType::f32, DType::f16, DType::bf16),
+                         [](const auto& instance) { return fmt::format("cuda_{}", name_of(instance.param)); });
+
+TEST_P(GemmConfig, IsCorrect) {
+  skip_without_cuda();
+  const Device device = Device::cuda();
+  const DType dtype = GetParam();
+  warm_up(device);
+  std::mt19937_64 random = random_engine();
+  for (int config = 0; config < static_cast<int>(configs().size()); ++config) {
+    // Not multiples of the tiles; the last cluster of two has a block without rows.
+    check({.m = 136, .n = 264, .k = 200, .b = {Place::dense, true}, .config = config}, device, dtype, random);
+    check({.m = 520, .n = 520, .k = 72, .batch = 2, .b = {Place::dense, true}, .config = config}, device, dtype, random);
+    if (dtype == DType::f32) continue;
+    check({.m = 136, .n = 264, .k = 200, .config = config}, device, dtype, random);
+    check({.m = 136, .n = 264, .k = 200, .a = {Place::dense, true}, .config = config}, device, dtype, random);
+  }
+}
+
+TEST_P(GemmConfig, OfTheHeuristicIsCorrect) {
+  skip_without_cuda();
+  warm_up(Device::cuda());
+  std::mt19937_64 random = random_engine();
+  check({.m = 512, .n = 256, .k = 128, .b = {Place::dense, true}, .config = -1}, Device::cuda(), GetParam(), random);
+  check({.m = 8, .n = 1024, .k = 512, .b = {Place::dense, true}, .config = -1}, Device::cuda(), GetParam(), random);
+}
+
+// Bad input.
+
+/// What gemm() throws names the argument, what was given and what is allowed; and D is as it was.
+class GemmBadInput : public testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override { skip_unless_present(device); }
+
+  PlacedTensor make(Shape shape, DType dtype = DType::f32) const { return PlacedTensor(std::move(shape), dtype, device, {.offset = 4}); }
+  void refused(const Tensor& a, const Tensor& b, const PlacedTensor& d, std::initializer_list<std::string_view> parts, const GemmOptions& options = {}) {
+    expect_error<InvalidArgument>([&] { tw::gemm(a, b, d, options); }, parts);
+    EXPECT_TRUE(d.untouched());
+  }
+
+  const Device device = GetParam();
+};
+
+INSTANTIATE_TEST_SUITE_P(Ops, GemmBadInput, testing::ValuesIn(kDevices), device_name);
+
+TEST_P(GemmBadInput, Shapes) {
+  const PlacedTensor a = make({4, 6}), b = make({6, 8}), d = make({4, 8});
+  refused(make({4, 7}), b, d, {"gemm", "a is f32[4, 7]", "b is f32[6, 8]", "K"});
+  refused(a, make({5, 8}), d, {"b is f32[5, 8]", "K"});
+  refused(a, b, make({4, 9}), {"d is f32[4, 9]", "[4, 8]"});
+  refused(a, b, make({8, 4}), {"d is f32[8, 4]", "[4, 8]"});
+  refused(a, b, make({1, 4, 8}), {"d is f32[1, 4, 8]", "[4, 8]"});
+  refused(make({6}), b, d, {"a is f32[6]", "[M, K] or [batch, M, K]"});
+  refused(a, make({6}), d, {"b is f32[6]", "[K, N] or [batch, K, N]"});
+  refused(make({1, 1, 4, 6}), b, d, {"a is f32[1, 1, 4, 6]", "[M, K]"});
+  refused(make({2, 4, 6}), make({3, 6, 8}), make({2, 4, 8}), {"a is f32[2, 4, 6]", "b is f32[3, 6, 8]", "batch"});
+  refused(make({2, 4, 6}), b, d, {"d is f32[4, 8]", "[2, 4, 8]"});
+  refused(a, b, make({0, 8}), {"d is f32[0, 8]", "[4, 8]"});
+}
+
+TEST_P(GemmBadInput, Dtypes) {
+  const PlacedTensor a = make({4, 6}), b = make({6, 8}), d = make({4, 8});
+  refused(make({4, 6}, DType::f16), b, d, {"b is f32[6, 8]", "f16"});
+  refused(a, make({6, 8}, DType::bf16), d, {"b is bf16[6, 8]", "f32"});
+  refused(a, b, make({4, 8}, DType::f16), {"d is f16[4, 8]", "f32"});
+  const Tensor integers = Tensor::zeros({4, 6}, DType::i32, Stream::standard(device));
+  refused(integers, b, d, {"a is i32[4, 6]", "f32, f16 and bf16"});
+  const PlacedTensor bias = make({8}, DType::f16), residual = make({4, 8}, DType::bf16);
+  refused(a, b, d, {"bias is f16[8]", "f32"}, {.bias = &bias.tensor()});
+  refused(a, b, d, {"residual is bf16[4, 8]", "f32"}, {.residual = &residual.tensor()});
+}
+
+TEST_P(GemmBadInput, Addends) {
+  const PlacedTensor a = make({4, 6}), b = make({6, 8}), d = make({4, 8});
+  for (const Shape& shape : {Shape{7}, Shape{9}, Shape{1, 8}, Shape{0}, Shape{}}) {
+    const PlacedTensor bias = make(shape);
+    refused(a, b, d, {"bias is f32[", "[8]"}, {.bias = &bias.tensor()});
+  }
+  const PlacedTensor apart({8}, DType::f32, device, {.step = 2});
+  refused(a, b, d, {"bias is f32[8]", "contiguous"}, {.bias = &apart.tensor()});
+  for (const Shape& shape : {Shape{4, 7}, Shape{8}, Shape{1, 4, 8}, Shape{8, 4}}) {
+    const PlacedTensor residual = make(shape);
+    refused(a, b, d, {"residual is f32[", "[4, 8]"}, {.residual = &residual.tensor()});
+  }
+}
+
+TEST_P(GemmBadInput, OutputWhoseElementsAreNotDistinct) {
+  const PlacedTensor a = make({4, 6}), b = make({6, 8}), d = make({4, 8});
+  for (const std::vector<std::int64_t>& strides : {std::vector<std::int64_t>{0, 1}, {8, 0}, {0, 0}}) {
+    const Tensor folded = Tensor::borrow(d.tensor().data(), {4, 8}, DType::f32, device, strides);
+    expect_error<InvalidArgument>([&] { tw::gemm(a, b, folded); }, {"d is f32[4, 8]", "stride 0", "distinct"});
+  }
+  EXPECT_TRUE(d.untouched());
+  // One element has nothing to be distinct from.
+  const PlacedTensor one_a = make({1, 1}), one_b = make({1, 1}), one = make({1, 1});
+  EXPECT_NO_THROW(tw::gemm(one_a, one_b, Tensor::borrow(one.tensor().data(), {1, 1}, DType::f32, device, {0, 0}), {.config = kNarrow}));
+}
+
+TEST_P(GemmBadInput, OutputThatIsAnOperand) {
+  const PlacedTensor a = make({6, 6}), b = make({6, 6}), d = make({6, 6});
+  refused(d, b, d, {"d is a's memory"});
+  refused(a, d, d, {"d is b's memory"});
+}
+
+TEST_P(GemmBadInput, Numbers) {
+  const PlacedTensor a = make({4, 6}), b = make({6, 8}), d = make({4, 8});
+  refused(a, b, d, {"alpha is inf", "finite"}, {.alpha = std::numeric_limits<float>::infinity()});
+  refused(a, b, d, {"beta is nan", "finite"}, {.beta = std::numeric_limits<float>::quiet_NaN()});
+  expect_error<InvalidArgument>([&] { matmul(a, b, {.beta = 1}); }, {"matmul", "beta is 1", "0"});
+  expect_error<InvalidArgument>([&] { matmul(make({6}), b); }, {"matmul", "a is f32[6]", "two dimensions"});
+}
+
+TEST_P(GemmBadInput, TooLarge) {
+  // A few elements of memory stand for all: the sizes are refused before anything is read.
+  const PlacedTensor memory = make({8});
+  const auto view = [&](Shape shape, std::int64_t at, std::int64_t stride) {
+    const std::vector<std::int64_t> strides(shape.size(), stride);
+    return Tensor::borrow(memory.tensor().data<float>() + at, std::move(shape), DType::f32, device, strides);
+  };
+  const auto repeated = [&](Shape shape) { return view(std::move(shape), 0, 0); };
+  const auto output = [&](Shape shape) { return view(std::move(shape), 4, 1); };
+  constexpr std::int64_t kHuge = std::int64_t{1} << 31;
+  expect_error<InvalidArgument>([&] { tw::gemm(repeated({kHuge, 1}), repeated({1, 1}), output({kHuge, 1})); }, {"a is f32[2147483648, 1]", "limited"});
+  expect_error<InvalidArgument>([&] { tw::gemm(repeated({1, 1}), repeated({1, kHuge}), output({1, kHuge})); }, {"b is f32[1, 2147483648]", "limited"});
+  expect_error<InvalidArgument>([&] { tw::gemm(repeated({1, kHuge}), repeated({kHuge, 1}), output({1, 1})); }, {"a is f32[1, 2147483648]", "limited"});
+  expect_error<InvalidArgument>([&] { tw::gemm(repeated({kHuge, 1, 1}), repeated({1, 1}), output({kHuge, 1, 1})); }, {"a is f32[2147483648, 1, 1]", "limited"});
+  // Every extent would do, but there are more tiles than can be counted.
+  constexpr std::int64_t kLarge = std::int64_t{1} << 30;
+  expect_error<InvalidArgument>([&] { tw::gemm(repeated({kLarge, 1}), repeated({1, kLarge}), output({kLarge, kLarge})); }, {"gemm", "d is f32[1073741824, 1073741824]", "tiles"});
+  EXPECT_TRUE(memory.untouched());
+}
+
+TEST(GemmBadMemory, NullAndUnalignedPointersAreNoTensors) {
+  float values[8] = {};
+  expect_error<InvalidArgument>([&] { Tensor::borrow(nullptr, {2, 4}, DType::f32, Device::cpu()); }, {"data is null", "2, 4"});
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    char* const odd = reinterpret_cast<char*>(values) + 1;
+    expect_error<InvalidArgument>([&] { Tensor::borrow(odd, {1, 2}, dtype, Device::cpu()); }, {"data is 0x", "multiple of"});
+  }
+  expect_error<InvalidArgument>([&] { Tensor::borrow(values, {std::int64_t{1} << 40, std::int64_t{1} << 40}, DType::f32, Device::cpu()); }, {"shape is", "2^62"});
+  expect_error<InvalidArgument>([&] { Tensor::borrow(values, {2, 2}, DType::f32, Device::cpu(), {std::numeric_limits<std::int64_t>::max(), 2}); },
+                                {"strides are", "2^62"});
+}
+
+TEST(GemmBadMemory, OperandsOnAnotherDevice) {
+  // Only looked at: a tensor may say that it lies on a GPU without there being one.
+  alignas(16) float values[32] = {};
+  const PlacedTensor host({4, 4}, DType::f32, Device::cpu()), d({4, 4}, DType::f32, Device::cpu());
+  const Tensor gpu = Tensor::borrow(values, {4, 4}, DType::f32, Device::cuda());
+  expect_error<InvalidArgument>([&] { tw::gemm(gpu, host, d); }, {"a is f32[4, 4] on cuda", "cpu"});
+  expect_error<InvalidArgument>([&] { tw::gemm(host, gpu, d); }, {"b is f32[4, 4] on cuda", "cpu"});
+  expect_error<InvalidArgument>([&] { tw::gemm(host, host, gpu); }, {"a is f32[4, 4] on cpu", "cuda"});
+  const Tensor bias = Tensor::borrow(values, {4}, DType::f32, Device::cuda());
+  expect_error<InvalidArgument>([&] { tw::gemm(host, host, d, {.bias = &bias}); }, {"bias is f32[4] on cuda", "cpu"});
+  expect_error<InvalidArgument>([&] { tw::gemm(host, host, d, {.residual = &gpu}); }, {"residual is f32[4, 4] on cuda", "cpu"});
+  EXPECT_TRUE(d.untouched());
+}
+
+TEST(GemmBadMemory, StreamOfAnotherDevice) {
+  skip_without_cuda();
+  const PlacedTensor a({4, 4}, DType::f32, Device::cpu()), d({4, 4}, DType::f32, Device::cpu());
+  const PlacedTensor b({4, 4}, DType::f32, Device::cpu());
+  expect_error<InvalidArgument>([&] { tw::gemm(a, b, d, {.stream = Stream::standard(Device::cuda())}); }, {"stream is on cuda", "cpu"});
+  EXPECT_TRUE(d.untouched());
+}
+
+TEST(GemmBadConfig, cuda) {
+  skip_without_cuda();
+  const PlacedTensor a({4, 4}, DType::bf16, Device::cuda()), b({4, 4}, DType::bf16, Device::cuda()), d({4, 4}, DType::bf16, Device::cuda());
+  const int count = static_cast<int>(configs().size());
+  expect_error<InvalidArgument>([&] { tw::gemm(a, b, d, {.config = count}); }, {"config is", std::to_string(count)});
+  expect_error<InvalidArgument>([&] { tw::gemm(a, b, d, {.beta = 1, .config = 0}); }, {"config is 0", "128 columns"});
+  EXPECT_TRUE(d.untouched());
+}
+
+// The choice of a configuration: plain arithmetic.
+
+constexpr int kUnits = 132;  // an H200's
+
+Config chosen(const Problem& problem) { return configs()[static_cast<std::size_t>(choose_config(problem))]; }
+
+std::int64_t tiles(const Config& c, const Problem& p) {
+  const std::int64_t m = (p.m + c.bm - 1) / c.bm;
+  return (m + c.cluster - 1) / c.cluster * c.cluster * ((p.n + c.bn - 1) / c.bn) * p.batch;
+}
+
+TEST(GemmHeuristics, ChooseSomethingThatTheCallMayUse) {
+  std::mt19937_64 random = random_engine();
+  const auto extent = [&] { return std::int64_t{1} << random() % 31 | static_cast<std::int64_t>(random() % 1000); };
+  for (int i = 0; i < 20000; ++i) {
+    const Problem p{extent(), extent(), random() % 10 == 0 ? 0 : extent(), random() % 4 == 0 ? extent() : 1, random() % 2 == 0 ? 2 : 4, random() % 2 == 0,
+                    1 + static_cast<int>(random() % 200)};
+    const int index = choose_config(p);
+    ASSERT_GE(index, 0);
+    ASSERT_LT(index, static_cast<int>(configs().size()));
+    ASSERT_TRUE(allowed(configs()[static_cast<std::size_t>(index)], p.element_bytes, p.addends)) << p.m << " x " << p.n << " x " << p.k;
+    ASSERT_EQ(choose_config(p), index);
+  }
+}
+
+TEST(GemmHeuristics, LargeProductsTakeWideTiles) {
+  for (const std::int64_t size : {4096, 8192, 16384}) EXPECT_EQ(chosen({size, size, size, 1, 2, false, kUnits}).bn, 256) << size;
+}
+
+TEST(GemmHeuristics, FewRowsTakeLowTiles) {
+  for (const std::int64_t m : {1, 2, 16, 63, 64})
+    for (const std::int64_t n : {256, 1280, 4096}) EXPECT_EQ(chosen({m, n, 4096, 1, 2, false, kUnits}).bm, 64) << m << " x " << n;
+}
+
+TEST(GemmHeuristics, SmallProductsFillMoreUnits) {
+  for (const std::int64_t size : {256, 384, 512, 768}) {
+    const Problem p{size, size, 1024, 1, 2, false, kUnits};
+    EXPECT_GT(std::min<std::int64_t>(tiles(chosen(p), p), kUnits), std::min<std::int64_t>(tiles(configs()[0], p), kUnits)) << size;
+  }
+}
+
+TEST(GemmHeuristics, ABatchOfProductsIsAsGoodAsATallOne) {
+  // The same tiles, whether they come from one tall product or from a batch whose rows fill their tiles.
+  for (const std::int64_t batch : {1, 2, 4, 16, 64}) {
+    const Problem tall{256 * batch, 1024, 1024, 1, 2, false, kUnits}, stack{256, 1024, 1024, batch, 2, false, kUnits};
+    EXPECT_EQ(choose_config(tall), choose_config(stack)) << batch;
+  }
+}
+
+TEST(GemmHeuristics, EveryConfigurationFitsTheHardware) {
+  for (const Config& c : configs()) {
+    EXPECT_EQ(c.bm % 64, 0);
+    EXPECT_EQ(c.bn % 8, 0);
+    EXPECT_GE(c.stages, 2) << "a product is in flight while the next slot is taken";
+    EXPECT_TRUE(c.cluster == 1 || c.cluster == 2);
+  }
+}
+
+TEST(GemmRegistered, NamesAreUniqueAndLaunchesPossible) {
+  std::set<std::string> names, kernels;
+  for (const KernelSpec& spec : registered()) {
+    EXPECT_TRUE(names.insert(spec.name).second) << spec.name << " twice";
+    EXPECT_TRUE(kernels.insert(spec.type + " on " + spec.target).second) << spec.name << " is another name's kernel";
+    EXPECT_LE(spec.shared_bytes, 232448) << spec.name;  // what a block may have on sm_90
+    EXPECT_LE(spec.threads, 1024) << spec.name;
+    EXPECT_EQ(spec.threads % 128, 0) << spec.name << " has no whole warpgroups";
+    EXPECT_TRUE(spec.tensor_core) << spec.name;
+    EXPECT_NE(find_embedded(spec.source), nullptr) << spec.source;
+  }
+  EXPECT_FALSE(names.empty());
+}
+
+}  // namespace
+}  // namespace tw::kernels::gemm
