@@ -104,9 +104,12 @@ class HostPool {
 };
 
 std::shared_ptr<void> allocate_on_cpu(std::size_t bytes) {
+  // The system promises more than it has, and ends the process when the pages are touched: more than the machine's memory is refused here.
+  static const std::size_t installed = host_memory().total;
   const std::size_t size = HostPool::rounded(bytes);
-  void* memory = HostPool::get().take(size);
-  if (memory == nullptr) {
+  const bool possible = installed == 0 || bytes <= installed;
+  void* memory = possible ? HostPool::get().take(size) : nullptr;
+  if (memory == nullptr && possible) {
     HostPool::get().clear();
     memory = HostPool::get().take(size);
   }

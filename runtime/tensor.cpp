@@ -37,7 +37,9 @@ std::vector<std::int64_t> row_major(const Shape& shape) {
   std::int64_t stride = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {
     strides[i] = stride;
-    stride *= std::max<std::int64_t>(shape[i], 1);
+    // Only the extents beside a 0 can be so large, and such a tensor has nothing to step over.
+    std::int64_t next = 0;
+    if (!__builtin_mul_overflow(stride, std::max<std::int64_t>(shape[i], 1), &next)) stride = next;
   }
   return strides;
 }
@@ -176,13 +178,9 @@ Tensor Tensor::borrow(void* data, Shape shape, DType dtype, Device device, std::
   return t;
 }
 
-std::int64_t Tensor::shape(int dim) const {
-  return shape_[static_cast<std::size_t>(front_dim("shape: dim", dim, *this))];
-}
+std::int64_t Tensor::shape(int dim) const { return shape_[static_cast<std::size_t>(front_dim("shape: dim", dim, *this))]; }
 
-std::int64_t Tensor::stride(int dim) const {
-  return strides_[static_cast<std::size_t>(front_dim("stride: dim", dim, *this))];
-}
+std::int64_t Tensor::stride(int dim) const { return strides_[static_cast<std::size_t>(front_dim("stride: dim", dim, *this))]; }
 
 std::int64_t Tensor::numel() const {
   std::int64_t count = 1;

@@ -1,6 +1,7 @@
 #include "runtime/thread_pool.hpp"
 
 #include <fmt/format.h>
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -171,9 +172,22 @@ void set_cpu_threads(int threads) {
 
 namespace detail {
 
+namespace {
+
+/// Never destroyed: joining threads while the process ends invites deadlocks.
+std::atomic<ThreadPool*>& pool() {
+  static std::atomic<ThreadPool*> instance = [] {
+    // A child has the pool's memory, but none of its threads, one of which may have held the lock: it starts with a pool of its own.
+    pthread_atfork(nullptr, nullptr, [] { pool().store(new ThreadPool); });
+    return new ThreadPool;
+  }();
+  return instance;
+}
+
+}  // namespace
+
 void parallel_for(long count, void (*body)(void* context, long index), void* context) {
-  static ThreadPool& pool = *new ThreadPool;  // never destroyed: joining threads while the process ends invites deadlocks
-  pool.run(count, cpu_threads(), body, context);
+  pool().load(std::memory_order_acquire)->run(count, cpu_threads(), body, context);
 }
 
 }  // namespace detail

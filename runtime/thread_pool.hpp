@@ -11,7 +11,7 @@
 namespace tw {
 
 /// The threads of the cpu target. Any number of threads may call `run` at once: workers join whichever call has indices left, and a caller
-/// always works on its own call, so that it ends even if no worker comes (in a child after fork there are none).
+/// always works on its own call, so that it ends even if no worker comes.
 class ThreadPool {
  public:
   ThreadPool() = default;

@@ -28,13 +28,15 @@ case $1 in
     [[ -n ${TILEWAVE_COMMIT:-} ]] && commit=(--commit "$TILEWAVE_COMMIT")
     quick=()
     [[ -n ${TILEWAVE_QUICK:-} ]] && quick=(--quick)
-    build/tilewave bench gemm --device cuda --json "$results/gemm.json" "${commit[@]}" "${quick[@]}"
+    status=0  # what fails is reported, what was measured is shown
+    build/tilewave bench gemm --device cuda --json "$results/gemm.json" "${commit[@]}" "${quick[@]}" || status=1
     if python3 -c 'import torch' 2>/dev/null; then
-      python3 benchmarks/attention_peer.py --library build/libtilewave.so --gqa --json "$results/attention.json" "${commit[@]}" "${quick[@]}"
+      python3 benchmarks/attention_peer.py --library build/libtilewave.so --gqa --json "$results/attention.json" "${commit[@]}" "${quick[@]}" || status=1
     else
       echo "attention: not measured, its peers need PyTorch: python3 -m pip install torch"
     fi
     python3 benchmarks/render_performance.py
+    exit $status
     ;;
   *)
     echo "usage: $0 test|bench" >&2

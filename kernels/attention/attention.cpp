@@ -1,5 +1,6 @@
 #include "tilewave/attention.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -13,7 +14,6 @@ namespace tw {
 namespace {
 
 using kernels::attention::Attention;
-using kernels::attention::JoinAt;
 
 constexpr const char* kOp = "attention";
 /// Of extents and tiles: ints, even at the end of a last, incomplete tile or group of heads.
@@ -89,28 +89,32 @@ Call check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, c
           stream};
 }
 
-/// Heads that are worked on together: as many as have keys and values of 32 MB, about half of an H200's L2 cache, all their queries before the next group's.
+/// Heads that are worked on together: as many as have keys and values of 32 MB, about half of an H200's L2 cache. All their queries come before the next group's.
+/// A divisor of all heads, so that groups are full.
 int heads_per_group(const Call& call) {
   const std::int64_t bytes = std::int64_t{2} * call.seqlen_k * call.head_dim * static_cast<std::int64_t>(size_of(call.q.dtype())) * call.kv_heads / call.heads;
-  const std::int64_t fit = std::max<std::int64_t>(1, (32 << 20) / std::max<std::int64_t>(1, bytes));
-  return static_cast<int>(std::min<std::int64_t>(fit, std::int64_t{call.heads} * call.batch));
+  const int heads = call.heads * call.batch;
+  int group = static_cast<int>(std::clamp<std::int64_t>((32 << 20) / std::max<std::int64_t>(1, bytes), 1, heads));
+  while (heads % group != 0) --group;
+  return group;
 }
 
 TileGrid grid_of(const Call& call, int bm) {
   const int group = heads_per_group(call);
-  return {ceil_div(call.seqlen_q, bm), group, ceil_div(call.heads * call.batch, group)};
+  return {ceil_div(call.seqlen_q, bm), group, call.heads * call.batch / group};
 }
 
 void bind_call(auto& bind, auto& p, const Call& call) {
   bind(p.q, call.q);
-  bind(p.k, call.k);
-  bind(p.v, call.v);
+  // Without keys nothing is read, but a tensor map must describe some memory.
+  bind(p.k, call.seqlen_k > 0 ? call.k : call.q);
+  bind(p.v, call.seqlen_k > 0 ? call.v : call.q);
   bind(p.o, call.o);
   p.lse = call.lse;
   p.scale_log2 = call.scale * kLog2E;
   p.heads = call.heads;
   p.heads_per_kv = call.heads / call.kv_heads;
-  p.total_heads = call.heads * call.batch;
+  p.seqlen_k = call.seqlen_k;
   p.causal_offset = call.causal_offset;
 }
 
@@ -118,8 +122,6 @@ void bind_call(auto& bind, auto& p, const Call& call) {
 template <int D>
 inline constexpr int kGpuBM = D == 64 ? 192 : 128;
 inline constexpr int kGpuBN = 128;
-template <int D>
-inline constexpr JoinAt kGpuJoin = JoinAt::anywhere;
 
 /// A 16-bit [batch, head, row, head_dim] tensor that TMA can load.
 bool tma_takes(const Tensor& t) {
@@ -133,10 +135,10 @@ template <class T, int D, bool kCausal>
 void run(const Call& call) {
   if (!call.stream.device().is_cuda()) {
     constexpr int bm = 64, bn = 64;
-    launch_cpu<Attention<T, D, kCausal, bm, bn, JoinAt::anywhere>>(grid_of(call, bm), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+    launch_cpu<Attention<T, D, kCausal, bm, bn>>(grid_of(call, bm), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   } else if constexpr (sizeof(T) == 2) {
     const auto launch = [&]<int kBM>() {
-      launch_gpu<Attention<T, D, kCausal, kBM, kGpuBN, kGpuJoin<D>>>(call.stream, grid_of(call, kBM), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+      launch_gpu<Attention<T, D, kCausal, kBM, kGpuBN>>(call.stream, grid_of(call, kBM), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
     };
     // Without TMA the loading warpgroup needs registers that three others would not leave it.
     tma_takes(call.q) && tma_takes(call.k) && tma_takes(call.v) ? launch.template operator()<kGpuBM<D>>() : launch.template operator()<128>();
@@ -168,12 +170,12 @@ namespace kernels::attention {
 std::vector<KernelSpec> registered() {
   std::vector<KernelSpec> specs;
   const auto add = [&]<class T>(std::type_identity<T>, const char* dtype) {
-    specs.push_back(make_spec(kernel_info<Attention<T, 64, false, kGpuBM<64>, kGpuBN, kGpuJoin<64>>>, true, true, fmt::format("attention_{}_d64", dtype)));
-    specs.push_back(make_spec(kernel_info<Attention<T, 64, true, kGpuBM<64>, kGpuBN, kGpuJoin<64>>>, true, true, fmt::format("attention_{}_d64_causal", dtype)));
-    specs.push_back(make_spec(kernel_info<Attention<T, 128, false, kGpuBM<128>, kGpuBN, kGpuJoin<128>>>, true, true, fmt::format("attention_{}_d128", dtype)));
-    specs.push_back(make_spec(kernel_info<Attention<T, 128, true, kGpuBM<128>, kGpuBN, kGpuJoin<128>>>, true, true, fmt::format("attention_{}_d128_causal", dtype)));
-    specs.push_back(make_spec(kernel_info<Attention<T, 64, true, 128, kGpuBN, kGpuJoin<64>>>, false, false, fmt::format("attention_{}_d64_causal_strided", dtype)));
-    specs.push_back(make_spec(kernel_info<Attention<T, 128, true, 128, kGpuBN, kGpuJoin<128>>>, false, false, fmt::format("attention_{}_d128_causal_strided", dtype)));
+    specs.push_back(make_spec(kernel_info<Attention<T, 64, false, kGpuBM<64>, kGpuBN>>, true, true, fmt::format("attention_{}_d64", dtype)));
+    specs.push_back(make_spec(kernel_info<Attention<T, 64, true, kGpuBM<64>, kGpuBN>>, true, true, fmt::format("attention_{}_d64_causal", dtype)));
+    specs.push_back(make_spec(kernel_info<Attention<T, 128, false, kGpuBM<128>, kGpuBN>>, true, true, fmt::format("attention_{}_d128", dtype)));
+    specs.push_back(make_spec(kernel_info<Attention<T, 128, true, kGpuBM<128>, kGpuBN>>, true, true, fmt::format("attention_{}_d128_causal", dtype)));
+    specs.push_back(make_spec(kernel_info<Attention<T, 64, true, 128, kGpuBN>>, false, false, fmt::format("attention_{}_d64_causal_strided", dtype)));
+    specs.push_back(make_spec(kernel_info<Attention<T, 128, true, 128, kGpuBN>>, false, false, fmt::format("attention_{}_d128_causal_strided", dtype)));
   };
   add(std::type_identity<bf16>{}, "bf16");
   add(std::type_identity<f16>{}, "f16");

@@ -21,6 +21,7 @@
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
+#include "tilewave/tile/cpu/target.tile.hpp"
 
 namespace tw::kernels::attention {
 namespace {
@@ -34,11 +35,16 @@ enum class Place { dense, by_head, aligned, unaligned, stepped };
 
 Placement placement(Place place) {
   switch (place) {
-    case Place::dense: break;
-    case Place::by_head: return {.order = {0, 2, 1, 3}};  // BHSD memory, seen as BSHD
-    case Place::aligned: return {.offset = 16, .gap = 8, .align = 8};
-    case Place::unaligned: return {.offset = 3, .gap = 5};
-    case Place::stepped: return {.offset = 1, .step = 2, .gap = 1};
+    case Place::dense:
+      break;
+    case Place::by_head:
+      return {.order = {0, 2, 1, 3}};  // BHSD memory, seen as BSHD
+    case Place::aligned:
+      return {.offset = 16, .gap = 8, .align = 8};
+    case Place::unaligned:
+      return {.offset = 3, .gap = 5};
+    case Place::stepped:
+      return {.offset = 1, .step = 2, .gap = 1};
   }
   return {};
 }
@@ -55,14 +61,15 @@ struct Case {
   Place q = Place::dense, kv = Place::dense, o = Place::dense;
 
   std::string describe() const {
-    return fmt::format("Sq {} Sk {} batch {} heads {}/{} D {} causal {} offset {} scale {} magnitude {} lse {} q {} kv {} o {}", seqlen_q, seqlen_k, batch, heads,
-                       kv_heads, head_dim, causal, causal_offset ? std::to_string(*causal_offset) : "default", scale, magnitude, with_lse, static_cast<int>(q),
-                       static_cast<int>(kv), static_cast<int>(o));
+    return fmt::format("Sq {} Sk {} batch {} heads {}/{} D {} causal {} offset {} scale {} magnitude {} lse {} q {} kv {} o {}", seqlen_q,
+                       seqlen_k, batch, heads, kv_heads, head_dim, causal, causal_offset ? std::to_string(*causal_offset) : "default",
+                       scale, magnitude, with_lse, static_cast<int>(q), static_cast<int>(kv), static_cast<int>(o));
   }
 };
 
 PlainCall plain_call(const Case& c) {
-  PlainCall plain{.batch = c.batch, .heads = c.heads, .kv_heads = c.kv_heads, .seqlen_q = c.seqlen_q, .seqlen_k = c.seqlen_k, .head_dim = c.head_dim};
+  PlainCall plain{
+      .batch = c.batch, .heads = c.heads, .kv_heads = c.kv_heads, .seqlen_q = c.seqlen_q, .seqlen_k = c.seqlen_k, .head_dim = c.head_dim};
   plain.scale = c.scale > 0 ? c.scale : 1 / std::sqrt(static_cast<double>(c.head_dim));
   plain.causal = c.causal;
   plain.causal_offset = c.causal_offset ? *c.causal_offset : c.seqlen_k - c.seqlen_q;
@@ -93,13 +100,10 @@ class Attention : public testing::TestWithParam<std::tuple<Device, DType>> {
  protected:
   void SetUp() override {
     skip_unless_present(device);
+    cpu::set_poison_released_slots(true);
     if (!device.is_cuda()) return;
     if (dtype == DType::f32) GTEST_SKIP() << "skipped: f32 is for the CPU";
-    static const bool warm = [] {
-      compile_all(registered());  // on all cores; the tests use most of them
-      return true;
-    }();
-    static_cast<void>(warm);
+    [[maybe_unused]] static const bool warm = (compile_all(registered()), true);  // on all cores; the tests use most of them
   }
   void check(const Case& c) {
     SCOPED_TRACE(c.describe());
@@ -108,7 +112,8 @@ class Attention : public testing::TestWithParam<std::tuple<Device, DType>> {
     PlacedTensor v({c.batch, c.seqlen_k, c.kv_heads, c.head_dim}, dtype, device, placement(c.kv));
     PlacedTensor o({c.batch, c.seqlen_q, c.heads, c.head_dim}, dtype, device, placement(c.o));
     PlacedTensor lse({c.batch, c.heads, c.seqlen_q}, DType::f32, device, {.offset = 3});
-    const std::vector<float> q_values = q.fill_random(random, c.magnitude), k_values = k.fill_random(random, c.magnitude), v_values = v.fill_random(random);
+    const std::vector<float> q_values = q.fill_random(random, c.magnitude), k_values = k.fill_random(random, c.magnitude),
+                             v_values = v.fill_random(random);
     tw::attention(q, k, v, o,
                   {.scale = c.scale, .causal = c.causal, .causal_offset = c.causal_offset, .lse = c.with_lse ? &lse.tensor() : nullptr});
     PlainCall plain = plain_call(c);
@@ -125,16 +130,21 @@ class Attention : public testing::TestWithParam<std::tuple<Device, DType>> {
   std::mt19937_64 random = random_engine();
 };
 
-INSTANTIATE_TEST_SUITE_P(Ops, Attention, testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
-                         [](const auto& instance) { return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu", name_of(std::get<1>(instance.param))); });
+INSTANTIATE_TEST_SUITE_P(Ops, Attention,
+                         testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
+                         [](const auto& instance) {
+                           return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                              name_of(std::get<1>(instance.param)));
+                         });
 
 TEST_P(Attention, AnyLengths) {
   // Around the tiles of both devices (64 and 64; 128 or 192 and 128), more queries than keys and fewer.
-  constexpr std::int64_t kPairs[][2] = {{1, 1},    {1, 128},  {128, 1},  {2, 3},     {63, 64},  {64, 63},   {64, 64},  {65, 65},
+  constexpr std::int64_t kPairs[][2] = {{1, 1},     {1, 128},   {128, 1},  {2, 3},     {63, 64},  {64, 63},  {64, 64},   {65, 65},
                                         {127, 129}, {129, 127}, {191, 65}, {193, 128}, {37, 257}, {257, 37}, {113, 211}, {1, 1031}};
   for (const auto& [seqlen_q, seqlen_k] : kPairs) {
     for (const std::int64_t head_dim : {64, 128}) {
-      for (const bool causal : {false, true}) check({.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .heads = 2, .kv_heads = 1, .head_dim = head_dim, .causal = causal});
+      for (const bool causal : {false, true})
+        check({.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .heads = 2, .kv_heads = 1, .head_dim = head_dim, .causal = causal});
     }
   }
   const std::int64_t longest = device.is_cuda() ? 2049 : 513;
@@ -215,21 +225,32 @@ TEST_P(Attention, AnyStrides) {
   constexpr Place kPlaces[] = {Place::dense, Place::by_head, Place::aligned, Place::unaligned, Place::stepped};
   for (const Place place : kPlaces) {
     for (const bool causal : {false, true})
-      check({.seqlen_q = 70, .seqlen_k = 133, .batch = 2, .heads = 4, .kv_heads = 2, .causal = causal, .q = place, .kv = place, .o = place});
+      check(
+          {.seqlen_q = 70, .seqlen_k = 133, .batch = 2, .heads = 4, .kv_heads = 2, .causal = causal, .q = place, .kv = place, .o = place});
   }
   for (int i = 0; i < (device.is_cuda() ? 6 : 12); ++i) {
-    check({.seqlen_q = 1 + pick(90), .seqlen_k = 1 + pick(150), .batch = 2, .heads = 2, .kv_heads = 2, .head_dim = 64, .causal = true, .q = kPlaces[pick(5)],
-           .kv = kPlaces[pick(5)], .o = kPlaces[pick(5)]});
+    check({.seqlen_q = 1 + pick(90),
+           .seqlen_k = 1 + pick(150),
+           .batch = 2,
+           .heads = 2,
+           .kv_heads = 2,
+           .head_dim = 64,
+           .causal = true,
+           .q = kPlaces[pick(5)],
+           .kv = kPlaces[pick(5)],
+           .o = kPlaces[pick(5)]});
   }
 }
 
 TEST_P(Attention, SlicesOfAPackedTensor) {
   // [batch, seqlen, q heads + k heads + v heads, head_dim], as one product makes it.
   constexpr std::int64_t batch = 2, seqlen = 77, heads = 4, kv_heads = 2, d = 64, all = heads + 2 * kv_heads;
-  PlacedTensor packed({batch, seqlen, all, d}, dtype, device), o({batch, seqlen, heads, d}, dtype, device), lse({batch, heads, seqlen}, DType::f32, device);
+  PlacedTensor packed({batch, seqlen, all, d}, dtype, device), o({batch, seqlen, heads, d}, dtype, device),
+      lse({batch, heads, seqlen}, DType::f32, device);
   const std::vector<float> values = packed.fill_random(random);
   const Tensor& t = packed;
-  tw::attention(t.slice(2, 0, heads), t.slice(2, heads, heads + kv_heads), t.slice(2, heads + kv_heads, all), o, {.causal = true, .lse = &lse.tensor()});
+  tw::attention(t.slice(2, 0, heads), t.slice(2, heads, heads + kv_heads), t.slice(2, heads + kv_heads, all), o,
+                {.causal = true, .lse = &lse.tensor()});
 
   const auto unpack = [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> part;
@@ -238,7 +259,8 @@ TEST_P(Attention, SlicesOfAPackedTensor) {
     return part;
   };
   const std::vector<float> q = unpack(0, heads), k = unpack(heads, heads + kv_heads), v = unpack(heads + kv_heads, all);
-  PlainCall plain = plain_call({.seqlen_q = seqlen, .seqlen_k = seqlen, .batch = batch, .heads = heads, .kv_heads = kv_heads, .causal = true});
+  PlainCall plain =
+      plain_call({.seqlen_q = seqlen, .seqlen_k = seqlen, .batch = batch, .heads = heads, .kv_heads = kv_heads, .causal = true});
   plain.q = q, plain.k = k, plain.v = v;
   expect_results(plain, dtype, device, o, &lse);
 }
@@ -257,12 +279,14 @@ TEST_P(Attention, LargeScoresDoNotOverflow) {
 }
 
 TEST_P(Attention, AMaximumThatMovesFromBlockToBlock) {
-  // Keys are multiples of one direction, so every query's scores rise or fall steadily along the sequence, by more than any bound for a lazy rescale.
+  // Keys are multiples of one direction, so every query's scores rise or fall steadily along the sequence, by more than any bound for a
+  // lazy rescale.
   for (const bool rising : {true, false}) {
     for (const bool causal : {false, true}) {
       SCOPED_TRACE(fmt::format("rising {} causal {}", rising, causal));
       constexpr std::int64_t seqlen = 300, d = 64;
-      PlacedTensor q({1, seqlen, 1, d}, dtype, device), k({1, seqlen, 1, d}, dtype, device), v({1, seqlen, 1, d}, dtype, device), o({1, seqlen, 1, d}, dtype, device);
+      PlacedTensor q({1, seqlen, 1, d}, dtype, device), k({1, seqlen, 1, d}, dtype, device), v({1, seqlen, 1, d}, dtype, device),
+          o({1, seqlen, 1, d}, dtype, device);
       PlacedTensor lse({1, 1, seqlen}, DType::f32, device);
       std::vector<float> q_values(seqlen * d), k_values(seqlen * d);
       for (std::int64_t i = 0; i < seqlen; ++i) {
@@ -307,8 +331,8 @@ TEST_P(Attention, IsDeterministic) {
 }
 
 TEST_P(Attention, RunsOnTheStreamGiven) {
-  PlacedTensor q({1, 70, 2, 64}, dtype, device), k({1, 90, 2, 64}, dtype, device), v({1, 90, 2, 64}, dtype, device), o({1, 70, 2, 64}, dtype, device),
-      on_stream({1, 70, 2, 64}, dtype, device);
+  PlacedTensor q({1, 70, 2, 64}, dtype, device), k({1, 90, 2, 64}, dtype, device), v({1, 90, 2, 64}, dtype, device),
+      o({1, 70, 2, 64}, dtype, device), on_stream({1, 70, 2, 64}, dtype, device);
   q.fill_random(random);
   k.fill_random(random);
   v.fill_random(random);
@@ -391,7 +415,8 @@ TEST_P(AttentionBadInput, OutputWhoseElementsAreNotDistinct) {
     std::vector<std::int64_t> strides = o.tensor().strides();
     strides[static_cast<std::size_t>(dim)] = 0;
     const Tensor folded = Tensor::borrow(o.tensor().data(), {2, 5, 4, 64}, DType::bf16, device, strides);
-    expect_error<InvalidArgument>([&] { tw::attention(q, kv, kv, folded); }, {"o is bf16[2, 5, 4, 64]", fmt::format("stride 0 in dimension {}", dim), "distinct"});
+    expect_error<InvalidArgument>([&] { tw::attention(q, kv, kv, folded); },
+                                  {"o is bf16[2, 5, 4, 64]", fmt::format("stride 0 in dimension {}", dim), "distinct"});
   }
   EXPECT_TRUE(o.untouched());
 }
@@ -425,12 +450,19 @@ TEST_P(AttentionBadInput, TooLarge) {
   const Tensor q = repeated({1, kHuge, 1, 64});
   expect_error<InvalidArgument>([&] { tw::attention(q, k, k, output({1, kHuge, 1, 64})); }, {"q is bf16[1, 2147483648, 1, 64]", "limited"});
   const Tensor long_k = repeated({1, kHuge, 1, 64});
-  expect_error<InvalidArgument>([&] { tw::attention(k, long_k, long_k, output({1, 1, 1, 64})); }, {"k is bf16[1, 2147483648, 1, 64]", "limited"});
+  expect_error<InvalidArgument>(
+      [&] {
+        tw::attention(k, long_k, long_k, output({1, 1, 1, 64}));
+      },
+      {"k is bf16[1, 2147483648, 1, 64]", "limited"});
   // Every extent would do, but there are more heads in all the batches, or more tiles, than can be counted.
   constexpr std::int64_t kLarge = std::int64_t{1} << 20;
   const Tensor many_k = repeated({kLarge, 1, kLarge, 64});
-  expect_error<InvalidArgument>([&] { tw::attention(repeated({kLarge, 1, kLarge, 64}), many_k, many_k, output({kLarge, 1, kLarge, 64})); },
-                                {"attention", "q is bf16[1048576, 1, 1048576, 64]", "tiles"});
+  expect_error<InvalidArgument>(
+      [&] {
+        tw::attention(repeated({kLarge, 1, kLarge, 64}), many_k, many_k, output({kLarge, 1, kLarge, 64}));
+      },
+      {"attention", "q is bf16[1048576, 1, 1048576, 64]", "tiles"});
   EXPECT_TRUE(row.untouched());
 }
 

@@ -28,7 +28,8 @@ struct PlainResult {
   std::vector<double> lse;  ///< [batch, heads, seqlen_q]
 };
 
-/// softmax(scale Q K^T) V row by row, unfused, in arithmetic of type Real; `round` is applied to the scores, to the scaled scores, to the weights and to the result.
+/// softmax(scale Q K^T) V row by row, unfused, in arithmetic of type Real; `round` is applied to the scores, to the scaled scores, to the
+/// weights and to the result.
 template <class Real, class Round>
 PlainResult evaluate(const PlainCall& call, Round round) {
   PlainResult result;
@@ -43,7 +44,9 @@ PlainResult evaluate(const PlainCall& call, Round round) {
         std::int64_t seen = call.seqlen_k;
         if (call.causal) seen = std::clamp<std::int64_t>(i + call.causal_offset + 1, 0, call.seqlen_k);
         const float* const q = call.q.data() + ((batch * call.seqlen_q + i) * call.heads + head) * d;
-        const auto row = [&](std::span<const float> t, std::int64_t j) { return t.data() + ((batch * call.seqlen_k + j) * call.kv_heads + kv_head) * d; };
+        const auto row = [&](std::span<const float> t, std::int64_t j) {
+          return t.data() + ((batch * call.seqlen_k + j) * call.kv_heads + kv_head) * d;
+        };
         Real* const p = scores.data();
         Real* const o = sums.data();
         Real largest = -std::numeric_limits<Real>::infinity();

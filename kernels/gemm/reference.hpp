@@ -27,17 +27,23 @@ struct PlainCall {
 template <class Real>
 Real activate(Activation activation, Real x) {
   switch (activation) {
-    case Activation::relu: return x < 0 ? Real{0} : x;
-    case Activation::gelu_erf: return x * (1 + std::erf(x / std::sqrt(Real{2}))) / 2;
+    case Activation::relu:
+      return x < 0 ? Real{0} : x;
+    case Activation::gelu_erf:
+      return x * (1 + std::erf(x / std::sqrt(Real{2}))) / 2;
     case Activation::gelu_tanh:
-      return x * (1 + std::tanh(std::sqrt(2 / static_cast<Real>(3.14159265358979323846)) * (x + static_cast<Real>(0.044715) * x * x * x))) / 2;
-    case Activation::silu: return x / (1 + std::exp(-x));
-    case Activation::none: break;
+      return x * (1 + std::tanh(std::sqrt(2 / static_cast<Real>(3.14159265358979323846)) * (x + static_cast<Real>(0.044715) * x * x * x))) /
+             2;
+    case Activation::silu:
+      return x / (1 + std::exp(-x));
+    case Activation::none:
+      break;
   }
   return x;
 }
 
-/// The call in arithmetic of type Real: a double is exact for our purposes. `operand` is applied to each element of a and b first, `result` to each of D.
+/// The call in arithmetic of type Real: a double is exact for our purposes. `operand` is applied to each element of a and b first, `result`
+/// to each of D.
 template <class Real, class Operand, class Result>
 std::vector<double> evaluate(const PlainCall& call, Operand operand, Result result) {
   std::vector<double> d(static_cast<std::size_t>(call.batch * call.m * call.n));
@@ -71,15 +77,19 @@ inline std::vector<double> reference(const PlainCall& call) {
       call, [](float x) { return x; }, [](double x) { return x; });
 }
 
-/// The same with f32 sums and one rounding, to `dtype`, at the end. `tf32`: operands lose their low 13 bits first, as in a GPU's products of f32.
+/// The same with f32 sums and one rounding, to `dtype`, at the end. `tf32`: operands lose their low 13 bits first, as in a GPU's products
+/// of f32.
 inline std::vector<double> naive(const PlainCall& call, DType dtype, bool tf32) {
   const auto round = [&](float x) -> double {
     if (dtype == DType::f16) return static_cast<float>(f16(x));
     if (dtype == DType::bf16) return static_cast<float>(bf16(x));
     return x;
   };
-  if (tf32) return evaluate<float>(call, [](float x) { return bit_cast<float>(bit_cast<u32>(x) & ~0x1fffu); }, round);
-  return evaluate<float>(call, [](float x) { return x; }, round);
+  if (tf32)
+    return evaluate<float>(
+        call, [](float x) { return bit_cast<float>(bit_cast<u32>(x) & ~0x1fffu); }, round);
+  return evaluate<float>(
+      call, [](float x) { return x; }, round);
 }
 
 }  // namespace tw::kernels::gemm

@@ -13,7 +13,7 @@
 //   Fragment   a tile of accumulators, spread over the block's threads in the matrix unit's layout
 //   Operand    a Fragment converted to be the left operand of a product
 //   Rows       a tile for work without products: whole rows stay within a warp, columns in 16-byte pieces
-//   RowVector  one number for each row of a Fragment;  ColumnVector: one for each column
+//   RowVector  one number for each row of a Fragment or Rows;  ColumnVector: one for each column of a Fragment
 //   Staging    shared memory through which a Fragment leaves for global memory
 //
 // A kernel on a target:
@@ -25,7 +25,7 @@
 //   load(producer, params, tile, step, memory)    puts one step's tiles into rings: a pure function of tile and step
 //   struct State              what compute leaves for finish
 //   compute(block, params, tile, memory, state)   takes from the rings; owns its loop
-//   finish(block, params, tile, memory, state)    stores the result; apart, so that a target may overlap it with the next tile
+//   finish(block, params, tile, memory, state)    stores the result
 //
 // Kernels that only touch global memory need Params and compute(block, params, tile) alone.
 
@@ -51,8 +51,9 @@ template <class Target, class T, int R, int C>
 using Operand = typename Target::template Operand<T, R, C>;
 template <class Target, class T, int R, int C>
 using Rows = typename Target::template Rows<T, R, C>;
-template <class Target, class T, int R>
-using RowVector = typename Target::template RowVector<T, R>;
+/// `Tile`: the Fragment or Rows whose rows it goes with.
+template <class Target, class T, class Tile>
+using RowVector = typename Target::template RowVector<T, Tile>;
 template <class Target, class T, int C>
 using ColumnVector = typename Target::template ColumnVector<T, C>;
 template <class Target, class T, int R, int C>

@@ -11,8 +11,9 @@ struct Copy {
   template <class G, class S>
   void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
     using T = typename S::Element;
-    const int rows = clamp(from.rows - row, S::rows);
-    const int cols = clamp(from.cols - col, S::cols);
+    if ((row < 0 && row + S::rows > 0) || (col < 0 && col + S::cols > 0)) schedule_error("a tile begins before its tensor and ends inside it");
+    const int rows = row < 0 ? 0 : clamp(from.rows - row, S::rows);
+    const int cols = col < 0 ? 0 : clamp(from.cols - col, S::cols);
     constexpr bool columns = S::contract == Contract::columns;
     to.valid_outer = columns ? rows : cols;
     to.valid_depth = columns ? cols : rows;
@@ -78,8 +79,9 @@ struct RowView {
 /// The role that computes; the same members as sm_90a's.
 class Block {
  public:
-  /// `pull` runs load() for the next step; false when there is none.
-  explicit Block(bool (*pull)(void* context) = [](void*) { return false; }, void* context = nullptr) : pull_(pull), context_(context) {}
+  /// `pull` runs load() for the next step; false when there is none. `first_tile`: of the launch, the one that prints.
+  explicit Block(bool first_tile, bool (*pull)(void* context) = [](void*) { return false; }, void* context = nullptr)
+      : first_tile_(first_tile), pull_(pull), context_(context) {}
 
   // Rings
 
@@ -99,9 +101,13 @@ class Block {
     }
   }
   template <class RingType>
+  auto& held(RingType& ring) const {
+    if (ring.taken == 0) schedule_error("a ring's held slot is asked for, or released, but none is taken");
+    return ring.slots[(ring.next_take - ring.taken + 2 * RingType::stages) % RingType::stages];
+  }
+  template <class RingType>
   void release(RingType& ring) {
-    if (ring.taken == 0) schedule_error("release of a ring from which nothing is taken");
-    auto& slot = ring.slots[(ring.next_take - ring.taken + 2 * RingType::stages) % RingType::stages];
+    auto& slot = held(ring);
     for (int i = 0; i < in_flight_; ++i) {
       if (reads(products_[i].a, slot) || reads(products_[i].b, slot)) schedule_error("release of a slot that a product in flight reads: wait for it first");
     }
@@ -168,22 +174,18 @@ class Block {
   }
   template <class F, class Fn>
   void rows(F& fragment, Fn f) const {
-    rows(fragment, f, [] {});
+    for (int r = 0; r < F::rows; ++r) f(r, RowView<F>{fragment, r});
   }
-  template <class F, class Fn, class Halfway>
-  void rows(F& fragment, Fn f, Halfway halfway) const {
-    for (int r = 0; r < F::rows; ++r) {
-      if (r == F::rows / 2) halfway();
-      f(r, RowView<F>{fragment, r});
-    }
+  template <class T, class Tile, class Fn>
+  void for_rows(RowVector<T, Tile>& vector, Fn f) const {
+    for (int r = 0; r < vector.size; ++r) f(r, r, vector.x[r]);
   }
-  template <class T, int R, class Fn>
-  void for_rows(RowVector<T, R>& vector, Fn f) const {
-    for (int r = 0; r < R; ++r) f(r, r, vector.x[r]);
+  template <class T, class Tile>
+  bool owns_rows(const RowVector<T, Tile>&) const {
+    return true;
   }
-  bool owns_row() const { return true; }
-  template <class T, int R>
-  void complete(RowVector<T, R>&) const {}
+  template <class T, class Tile>
+  void complete(RowVector<T, Tile>&) const {}
   template <class F, class V, class Fn>
   void map_rows(F& fragment, const V& vector, Fn f) const {
     for (int r = 0; r < F::rows; ++r) {
@@ -203,8 +205,8 @@ class Block {
   void column_max(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, const Scratch<T, R, C>&) const {
     reduce_columns(fragment, vector, [](T a, T b) { return max(a, b); });
   }
-  template <class T, int R, class Fn>
-  bool any(const RowVector<T, R>& vector, Fn f) const {
+  template <class T, class Tile, class Fn>
+  bool any(const RowVector<T, Tile>& vector, Fn f) const {
     for (const auto& x : vector.x)
       if (f(x)) return true;
     return false;
@@ -244,6 +246,7 @@ class Block {
   template <class F, class T, int R, int C, Contract contract>
   void load(F& to, const Shared<T, R, C, contract>& from) const {
     using S = Shared<T, R, C, contract>;
+    if (from.valid_outer < 0) schedule_error("a load reads a slot that was released");
     for_each(to, [&](int row, int col, auto& x) {
       const int outer = contract == Contract::columns ? row : col;
       const int k = contract == Contract::columns ? col : row;
@@ -261,6 +264,7 @@ class Block {
 
   template <class F>
   void print(const char* name, F& fragment) const {
+    if (!first_tile_) return;
     for (int r = 0; r < F::rows; ++r) {
       __builtin_printf("%s[%d]:", name, r);
       for (int c = 0; c < F::cols; ++c) __builtin_printf(" %g", static_cast<double>(static_cast<float>(fragment.at(r, c))));
@@ -274,6 +278,7 @@ class Block {
     const void* b;
   };
   static constexpr int max_in_flight = 16;
+  bool first_tile_;
   bool (*pull_)(void* context);
   void* context_;
   Product products_[max_in_flight] = {};
@@ -295,6 +300,7 @@ class Block {
   }
   template <class Acc>
   static void multiply(Acc& acc, const float* a, const float* b, int rows, int cols, int depth, int panel_depth, bool overwrite) {
+    static_assert(Acc::rows % 8 == 0 && Acc::cols % kPanelRows == 0, "products write whole vectors: accumulators have a multiple of 8 rows and of 16 columns");
     if (overwrite && (rows < Acc::rows || cols < Acc::cols || depth == 0)) {
       __builtin_memset(acc.x, 0, sizeof acc.x);
       if (depth == 0) return;
@@ -342,12 +348,12 @@ void run(const typename On::Params& params, const TileGrid& grid, int index, u8*
       On::load(producer, l.params, l.tile, l.step++, l.memory);
       return true;
     };
-    Block block(pull, &loads);
+    Block block(index == 0, pull, &loads);
     typename tw::detail::StateOf<On>::Type state;
     On::compute(block, params, tile, loads.memory, state);
     On::finish(block, params, tile, loads.memory, state);
   } else {
-    Block block;
+    Block block(index == 0);
     if constexpr (requires { typename On::Memory; }) {
       typename On::Memory memory(allocator);
       On::compute(block, params, tile, memory);

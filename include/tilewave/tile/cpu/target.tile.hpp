@@ -77,10 +77,10 @@ struct Operand {
   alignas(64) float panels[round_up(R, kPanelRows) * C];
 };
 
-template <class T, int R>
+template <class T, class Tile>
 struct RowVector {
-  static constexpr int size = R;
-  T x[R];
+  static constexpr int size = Tile::rows;
+  T x[size];
   T& operator[](int i) { return x[i]; }
   const T& operator[](int i) const { return x[i]; }
 };
@@ -139,8 +139,8 @@ struct Target {
   using Operand = cpu::Operand<T, R, C>;
   template <class T, int R, int C>
   using Rows = cpu::Fragment<T, R, C>;
-  template <class T, int R>
-  using RowVector = cpu::RowVector<T, R>;
+  template <class T, class Tile>
+  using RowVector = cpu::RowVector<T, Tile>;
   template <class T, int C>
   using ColumnVector = cpu::ColumnVector<T, C>;
   template <class T, int R, int C>

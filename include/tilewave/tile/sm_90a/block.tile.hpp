@@ -13,7 +13,8 @@ inline constexpr int kWarpgroupBarrier = 3;
 /// The role that computes, as a kernel sees it: all its warpgroups at once.
 template <int Warpgroups, bool kTmaStore, int Cluster>
 struct Block {
-  Position at;
+  int first_thread;  ///< of those that compute: the producer's come before
+  Position at = Position::of(static_cast<int>(ptx::thread_index()) - first_thread);
 
   // Rings
 
@@ -24,11 +25,6 @@ struct Block {
     ptx::wait(ring.full_barrier(cursor.index), cursor.parity);
     ring.next.advance();
     return ring.slot(cursor.index);
-  }
-  /// Waits for the next slot to be full and leaves it there.
-  template <class RingType>
-  TW_INLINE void await(RingType& ring) const {
-    ptx::wait(ring.full_barrier(ring.next.index), ring.next.parity);
   }
   /// Gives the oldest slot taken back. The products that read it must have finished.
   template <class RingType>
@@ -52,24 +48,24 @@ struct Block {
     static_assert(depth == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
     static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols), "rows of the accumulator and of the left operand differ");
     constexpr int k = instruction_depth<A>;
-    const u32 a_base = ptx::address(a.bytes) + at.warpgroup * warpgroup_offset<A>;
-    const u32 b_base = ptx::address(b.bytes);
+    const Descriptor a_tile = descriptor<A>(ptx::address(a.bytes) + static_cast<u32>(at.warpgroup * warpgroup_offset<A>));
+    const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
     begin(acc);
 TW_UNROLL
     for (int step = 0; step < depth / k; ++step)
       Wgmma<typename A::Element, Acc::cols>::template shared_shared<transposed<A>, transposed<B>>(
-          acc.x, descriptor<A>(a_base, step), descriptor<B>(b_base, step), step > 0 || !overwrite);
+          acc.x, a_tile.at(step_offset<A>(step)), b_tile.at(step_offset<B>(step)), step > 0 || !overwrite);
     ptx::wgmma_commit();
   }
   /// The same with the left operand in registers.
   template <class Acc, class T, int R, int C, class B>
   TW_INLINE void mma(Acc& acc, const Operand<T, R, C>& a, const B& b, bool overwrite) const {
     static_assert(C == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
-    const u32 b_base = ptx::address(b.bytes);
+    const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
     begin(acc);
 TW_UNROLL
     for (int step = 0; step < C / 16; ++step)
-      Wgmma<T, Acc::cols>::template registers_shared<transposed<B>>(acc.x, a.x + step * 4, descriptor<B>(b_base, step), step > 0 || !overwrite);
+      Wgmma<T, Acc::cols>::template registers_shared<transposed<B>>(acc.x, a.x + step * 4, b_tile.at(step_offset<B>(step)), step > 0 || !overwrite);
     ptx::wgmma_commit();
   }
   /// All but the `Left` youngest mma() have finished; the accumulators named may be read.
@@ -93,8 +89,8 @@ TW_UNROLL
 TW_UNROLL
     for (int i = 0; i < F::size; ++i) fragment.x[i] = to<typename F::Element>(value);
   }
-  template <class T, int R>
-  TW_INLINE void fill(RowVector<T, R>& vector, float value) const {
+  template <class T, class Tile>
+  TW_INLINE void fill(RowVector<T, Tile>& vector, float value) const {
     for (auto& x : vector.x) x = value;
   }
   /// f(row, col, x) for every element of the block's tile; several fragments of one type go in step: f(row, col, x, y).
@@ -134,29 +130,25 @@ TW_UNROLL
   /// f(i, row) for every row; i indexes a RowVector, `row` offers max(), sum(), map(f), map_partial_sum(f).
   template <class F, class Fn>
   TW_INLINE void rows(F& fragment, Fn f) const {
-    rows(fragment, f, [] {});
-  }
-  /// The same; halfway() is called when half of the rows are done.
-  template <class F, class Fn, class Halfway>
-  TW_INLINE void rows(F& fragment, Fn f, Halfway halfway) const {
 TW_UNROLL
-    for (int r = 0; r < F::row_count; ++r) {
-      if (r == F::row_count / 2) halfway();
-      f(r, RowView<F>{fragment, r});
-    }
+    for (int r = 0; r < F::row_count; ++r) f(r, RowView<F>{fragment, r});
   }
-  /// f(row number in the tile, i, x) for every element x = vector[i] of a RowVector that goes with Fragments.
-  template <class T, int R, class Fn>
-  TW_INLINE void for_rows(RowVector<T, R>& vector, Fn f) const {
+  /// f(row number in the tile, i, x) for every element x = vector[i] of a RowVector.
+  template <class T, class Tile, class Fn>
+  TW_INLINE void for_rows(RowVector<T, Tile>& vector, Fn f) const {
+    const Position at = here();
 TW_UNROLL
-    for (int i = 0; i < static_cast<int>(sizeof(vector.x) / sizeof(T)); ++i) f(at.row + i * 8, i, vector.x[i]);
+    for (int i = 0; i < vector.size; ++i) f(vector.row(at, i), i, vector.x[i]);
   }
   /// True in one of the threads that hold copies of a RowVector's elements: the one that writes them.
-  TW_INLINE bool owns_row() const { return at.col == 0; }
+  template <class T, class Tile>
+  TW_INLINE bool owns_rows(const RowVector<T, Tile>& vector) const {
+    return ptx::thread_index() % static_cast<u32>(vector.row_threads) == 0;
+  }
   /// Adds up the shares of map_partial_sum().
-  template <class T, int R>
-  TW_INLINE void complete(RowVector<T, R>& sums) const {
-    for (auto& x : sums.x) x = RowView<Fragment<T, 64, 8>>::across(x, [](float a, float b) { return a + b; });
+  template <class T, class Tile>
+  TW_INLINE void complete(RowVector<T, Tile>& sums) const {
+    for (auto& x : sums.x) x = RowView<Tile>::across(x, [](float a, float b) { return a + b; });
   }
   /// x = f(x, vector[row]).
   template <class F, class V, class Fn>
@@ -181,8 +173,8 @@ TW_UNROLL
     reduce_columns(fragment, vector, scratch, [](float a, float b) { return max(a, b); });
   }
   /// True when f holds for any of the vector's elements that this warp holds; warps may differ.
-  template <class T, int R, class Fn>
-  TW_INLINE bool any(const RowVector<T, R>& vector, Fn f) const {
+  template <class T, class Tile, class Fn>
+  TW_INLINE bool any(const RowVector<T, Tile>& vector, Fn f) const {
     bool found = false;
     for (const auto& x : vector.x) found = found || f(x);
     return ptx::any(found);
@@ -224,6 +216,7 @@ TW_UNROLL
       store(from, to, row0, col0, i, j);
     } else {
       using S = Staging<T, R, C>;
+      const Position at = here();
       const bool leader = ptx::thread_index() % kWarpgroupThreads == 0;
       const int matrix_row = at.warp * 16 + at.lane % 16;  // stmatrix: lanes 0-15 address the left 8 columns, 16-31 the right 8
       u8* const base = shared_memory() + staging.offset + at.warpgroup * (S::slots * S::slot_bytes);
@@ -231,7 +224,7 @@ TW_UNROLL
       for (int panel = 0; panel < (C + S::box_cols - 1) / S::box_cols; ++panel) {
         u8* const slot = base + panel % S::slots * S::slot_bytes;
         if (leader) ptx::store_wait_read<S::slots - 1>();
-        warpgroup_sync();
+        warpgroup_sync(at);
 TW_UNROLL
         for (int group = 0; group < 4 && panel * 64 + group * 16 < C; ++group) {
           const float* x = from.x + panel * 32 + group * 8;
@@ -240,7 +233,7 @@ TW_UNROLL
                                ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]), ptx::pack<T>(x[6], x[7]));
         }
         ptx::fence_proxy();
-        warpgroup_sync();
+        warpgroup_sync(at);
         if (leader) {
           ptx::store_4d(to.tensor_map, slot, col0 + panel * S::box_cols, row0 + at.warpgroup * kWarpgroupRows, i, j);
           ptx::store_commit();
@@ -276,7 +269,6 @@ TW_UNROLL
 
   /// All threads that compute have arrived.
   TW_INLINE void sync() const { ptx::named_barrier(kComputeBarrier, Warpgroups * kWarpgroupThreads); }
-  TW_INLINE void warpgroup_sync() const { ptx::named_barrier(kWarpgroupBarrier + at.warpgroup, kWarpgroupThreads); }
 
   /// Prints the tile, a line a row, through the device's printf buffer. Slow; for looking.
   template <class F>
@@ -297,13 +289,10 @@ TW_UNROLL
   }
 
  private:
-  /// The position, for code that addresses global memory: opaque, or the compiler computes the addresses of all elements before the loop over tiles and spills them.
-  TW_INLINE Position here() const {
-    Position p = at;
-    p.row = ptx::opaque(p.row);
-    p.col = ptx::opaque(p.col);
-    return p;
-  }
+  static TW_INLINE void warpgroup_sync(const Position& p) { ptx::named_barrier(kWarpgroupBarrier + p.warpgroup, kWarpgroupThreads); }
+
+  /// The position, computed here and now: for code outside the main loop, through which nothing of it shall be kept in registers.
+  TW_INLINE Position here() const { return Position::of(ptx::opaque(static_cast<int>(ptx::thread_index())) - first_thread); }
 
   template <class S>
   static constexpr int instruction_depth = 32 / static_cast<int>(sizeof(typename S::Element));
@@ -312,14 +301,15 @@ TW_UNROLL
   /// From one warpgroup's 64 rows of the left operand to the next's.
   template <class S>
   static constexpr int warpgroup_offset = S::contract == Contract::columns ? kWarpgroupRows* kPanelBytes : S::panel_bytes;
-  /// Step `step` along the contracted dimension. Columns contracted: four steps of 32 bytes within a panel, then the next panel. Rows contracted: 16 rows further;
-  /// the leading offset leads from panel to panel.
+  /// Where rows are contracted the leading offset leads from panel to panel; else it is not used.
   template <class S>
-  static TW_INLINE u64 descriptor(u32 base, int step) {
-    if constexpr (S::contract == Contract::columns)
-      return Descriptor(base + static_cast<u32>(step / 4 * S::panel_bytes + step % 4 * 32), 16, 8 * kPanelBytes).bits;
-    else
-      return Descriptor(base + static_cast<u32>(step * 16 * kPanelBytes), S::panel_bytes, 8 * kPanelBytes).bits;
+  static TW_INLINE Descriptor descriptor(u32 address) {
+    return Descriptor(address, S::contract == Contract::rows ? S::panel_bytes : 16, 8 * kPanelBytes);
+  }
+  /// Bytes to step `step` along the contracted dimension. Columns contracted: four steps of 32 bytes within a panel, then the next panel. Rows contracted: 16 rows.
+  template <class S>
+  static constexpr int step_offset(int step) {
+    return S::contract == Contract::columns ? step / 4 * S::panel_bytes + step % 4 * 32 : step * 16 * kPanelBytes;
   }
   template <class Acc>
   static TW_INLINE void pin(Acc& acc) {

@@ -39,12 +39,12 @@ struct Rows {
   static constexpr int rows = R;
   static constexpr int cols = C;
   static constexpr int width = C % 256 == 0 ? 8 : C % 128 == 0 ? 4 : C % 64 == 0 ? 2 : 1;
-  static constexpr int pieces = C <= 32 ? 1 : C / (32 * width);
+  static constexpr int pieces = C / (32 * width);
   static constexpr int row_count = R / 4;
   static constexpr int row_threads = 32;
   static constexpr int size = row_count * pieces * width;
   static_assert(R % 4 == 0, "Rows are dealt to four warps");
-  static_assert(C <= 32 || pieces * 32 * width == C, "the columns of Rows are at most 32, or a multiple of 32");
+  static_assert(C % 32 == 0, "the columns of Rows are dealt to 32 lanes");
   using Element = T;
   T x[size];
 
@@ -54,9 +54,12 @@ struct Rows {
 };
 
 /// One value for each row that a thread holds part of; its lanes hold copies.
-template <class T, int R>
+template <class T, class Tile>
 struct RowVector {
-  T x[R % kWarpgroupRows == 0 ? 2 : R / 4];
+  static constexpr int size = Tile::row_count;
+  static constexpr int row_threads = Tile::row_threads;
+  T x[size];
+  TW_INLINE static constexpr int row(const Position& p, int i) { return Tile::row(p, Tile::in_row(i, 0)); }
   TW_INLINE T& operator[](int i) { return x[i]; }
   TW_INLINE const T& operator[](int i) const { return x[i]; }
 };
@@ -81,23 +84,32 @@ TW_UNROLL
     for (int mask = F::row_threads / 2; mask > 0; mask /= 2) value = op(value, ptx::shuffle_xor(value, mask));
     return value;
   }
-  TW_INLINE float max() const {
-    float largest = fragment.x[F::in_row(r, 0)];
+  /// Folds `value(j)` of the thread's share of the row in a few chains: one chain would take its length times the latency of an operation.
+  template <class Value, class Op>
+  TW_INLINE static float fold(Value value, Op op) {
+    constexpr int chains = length >= 8 ? 4 : 1;
+    float result[chains];
 TW_UNROLL
-    for (int j = 1; j < length; ++j) largest = tw::max(largest, fragment.x[F::in_row(r, j)]);
-    return across(largest, [](float a, float b) { return tw::max(a, b); });
+    for (int j = 0; j < length; ++j) {
+      const float x = value(j);
+      result[j % chains] = j < chains ? x : op(result[j % chains], x);
+    }
+    return chains == 4 ? op(op(result[0], result[1 % chains]), op(result[2 % chains], result[3 % chains])) : result[0];
+  }
+  TW_INLINE float max() const {
+    const auto larger = [](float a, float b) { return tw::max(a, b); };
+    return across(fold([&](int j) { return fragment.x[F::in_row(r, j)]; }, larger), larger);
   }
   /// x = f(x) for the row's elements; the sum of the results over this thread's share of the row. block.complete() adds the shares up: once, after a loop.
   template <class Fn>
   TW_INLINE float map_partial_sum(Fn f) const {
-    float sum = 0;
-TW_UNROLL
-    for (int j = 0; j < length; ++j) {
-      float& x = fragment.x[F::in_row(r, j)];
-      x = f(x);
-      sum += x;
-    }
-    return sum;
+    return fold(
+        [&](int j) {
+          float& x = fragment.x[F::in_row(r, j)];
+          x = f(x);
+          return x;
+        },
+        [](float a, float b) { return a + b; });
   }
   template <class Fn>
   TW_INLINE void map(Fn f) const {
@@ -105,10 +117,8 @@ TW_UNROLL
     for (int j = 0; j < length; ++j) fragment.x[F::in_row(r, j)] = f(fragment.x[F::in_row(r, j)]);
   }
   TW_INLINE float sum() const {
-    float total = 0;
-TW_UNROLL
-    for (int j = 0; j < length; ++j) total += fragment.x[F::in_row(r, j)];
-    return across(total, [](float a, float b) { return a + b; });
+    const auto add = [](float a, float b) { return a + b; };
+    return across(fold([&](int j) { return fragment.x[F::in_row(r, j)]; }, add), add);
   }
 };
 

@@ -41,7 +41,9 @@ struct GlobalView {
   TW_INLINE T* at(int row, int col, int i, int j) const {
     return static_cast<T*>(data) + (j * stride_j + i * stride_i + row * stride_row + col * stride_col);
   }
-  TW_INLINE bool inside(int row, int col) const { return row < rows && col < cols; }
+  TW_INLINE bool inside(int row, int col) const {
+    return static_cast<u32>(row) < static_cast<u32>(rows) && static_cast<u32>(col) < static_cast<u32>(cols);
+  }
   /// True when `width` neighbours in a row can be accessed as one word: the same for every thread, so the branch is free.
   template <class T, int width>
   TW_INLINE bool vectors() const {

@@ -195,6 +195,11 @@ TW_INLINE int opaque(int x) {
   TW_ASM("" : "+r"(x));
   return x;
 }
+template <class T>
+TW_INLINE const T* opaque(const T* x) {
+  TW_ASM("" : "+l"(x));
+  return x;
+}
 /// Keeps the compiler from moving a use of `x` across this point; costs nothing.
 TW_INLINE void pin(float& x) { TW_ASM("" : "+f"(x)::"memory"); }
 

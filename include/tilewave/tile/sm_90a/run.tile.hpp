@@ -8,12 +8,15 @@
 
 namespace tw::sm_90a {
 
-/// Registers per thread: the 64K of an SM, shared by producer and computing warpgroups. A producer that uses TMA needs 40 for the tile arithmetic (32 must do with three
-/// and more warpgroups that compute); one that copies by itself needs more.
+/// Registers per thread. A block starts with the 64K registers of an SM spread evenly, and setmaxnreg can only redistribute those. A producer that uses TMA needs 40 for the
+/// tile arithmetic (with three and more warpgroups that compute, 32 must do); one that copies by itself needs more.
 template <int Warpgroups, bool kTma>
 inline constexpr int kProducerRegisters = kTma ? (Warpgroups <= 2 ? 40 : 32) : (Warpgroups <= 2 ? 80 : 56);
 template <int Warpgroups, bool kTma>
-inline constexpr int kComputeRegisters = Warpgroups <= 2 ? (kTma ? 232 : 208) : Warpgroups == 3 ? (kTma ? 160 : 152) : (kTma ? 120 : 112);
+constexpr int compute_registers() {
+  constexpr int at_start = 65536 / ((Warpgroups + 1) * kWarpgroupThreads) / 8 * 8;
+  return (at_start * (Warpgroups + 1) - kProducerRegisters<Warpgroups, kTma>) / Warpgroups / 8 * 8;
+}
 
 /// Hands tile numbers from the producer to the warpgroups that compute, for dynamic schedules: a ring of two numbers in shared memory.
 struct TileQueue {
@@ -52,10 +55,11 @@ struct TileQueue {
 
 /// The number of the next tile, from the counter that all blocks share. The last block to find none left resets it for the next launch.
 TW_INLINE int next_tile(const TileGrid& grid) {
-  const int tile = static_cast<int>(ptx::block_count() + ptx::fetch_add(grid.counter, 1));
-  if (tile >= grid.count() && ptx::fetch_add(grid.counter + 1, 1) == ptx::block_count() - 1) {
-    grid.counter[0] = 0;
-    grid.counter[1] = 0;
+  u32* const counter = ptx::opaque(&grid)->counter;  // read here, not kept in the producer's few registers
+  const int tile = static_cast<int>(ptx::block_count() + ptx::fetch_add(counter, 1));
+  if (tile >= grid.count() && ptx::fetch_add(counter + 1, 1) == ptx::block_count() - 1) {
+    counter[0] = 0;
+    counter[1] = 0;
   }
   return tile;
 }
@@ -81,7 +85,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
   };
 
   if constexpr (!S::produces) {
-    const ComputeBlock block{Position::of(static_cast<int>(ptx::thread_index()))};
+    const ComputeBlock block{0};
     for (int i = first; i < clusters.count(); i += stride) {
       if constexpr (requires { typename On::Memory; }) {
         Allocator allocator{S::warpgroups, cluster};
@@ -143,20 +147,20 @@ TW_NO_UNROLL
         }
       }
     } else {
-      if constexpr (S::warpgroups > 1) ptx::take_registers<kComputeRegisters<S::warpgroups, T::tma_load>>();
-      const ComputeBlock block{Position::of(static_cast<int>(ptx::thread_index()) - kWarpgroupThreads)};
+      if constexpr (S::warpgroups > 1) ptx::take_registers<compute_registers<S::warpgroups, T::tma_load>()>();
+      const ComputeBlock block{kWarpgroupThreads};
       const auto compute_tile = [&](int i) {
         const Tile tile = tile_at(i);
         typename tw::detail::StateOf<On>::Type state;
         On::compute(block, params, tile, memory, state);
         On::finish(block, params, tile, memory, state);
       };
-      if constexpr (!dynamic) {
-TW_NO_UNROLL
-        for (int i = first; i < clusters.count(); i += stride) compute_tile(i);
-      } else {
+      if constexpr (dynamic) {
 TW_NO_UNROLL
         for (int i = queue.take(); i < grid.count(); i = queue.take()) compute_tile(i);
+      } else {
+TW_NO_UNROLL
+        for (int i = first; i < clusters.count(); i += stride) compute_tile(i);
       }
       if (ptx::thread_index() % kWarpgroupThreads == 0) ptx::store_wait_read<0>();
     }

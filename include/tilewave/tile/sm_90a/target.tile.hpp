@@ -22,8 +22,8 @@ struct Target {
   using Operand = sm_90a::Operand<T, R, C>;
   template <class T, int R, int C>
   using Rows = sm_90a::Rows<T, R, C>;
-  template <class T, int R>
-  using RowVector = sm_90a::RowVector<T, R>;
+  template <class T, class Tile>
+  using RowVector = sm_90a::RowVector<T, Tile>;
   template <class T, int C>
   using ColumnVector = sm_90a::ColumnVector<T, C>;
   template <class T, int R, int C>

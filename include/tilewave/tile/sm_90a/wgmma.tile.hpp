@@ -8,12 +8,15 @@
 
 namespace tw::sm_90a {
 
-/// 64-bit descriptor of an operand in shared memory with 128-byte swizzle (PTX manual, "matrix descriptor"): address, leading and stride byte offsets in
-/// 16-byte units, swizzle mode 1 in bits 62-63.
+/// Descriptor of an operand in shared memory with 128-byte swizzle (PTX manual, "matrix descriptor"): start address, leading and stride byte offsets in 16-byte
+/// units at bits 0, 16 and 32, swizzle mode 1 at bit 62. Made once for a tile; at() is one addition to its lower half, because whatever stands between two wgmma
+/// keeps the tensor cores waiting.
 struct Descriptor {
-  u64 bits;
+  u32 low, high;
   TW_INLINE Descriptor(u32 address, u32 leading_bytes, u32 stride_bytes)
-      : bits(static_cast<u64>((address & 0x3ffffu) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 | static_cast<u64>(stride_bytes >> 4) << 32 | 1ull << 62) {}
+      : low((address & 0x3ffffu) >> 4 | (leading_bytes >> 4) << 16), high(stride_bytes >> 4 | 1u << 30) {}
+  /// `bytes` further on.
+  TW_INLINE u64 at(int bytes) const { return static_cast<u64>(high) << 32 | (low + static_cast<u32>(bytes >> 4)); }
 };
 
 template <class T, int N>

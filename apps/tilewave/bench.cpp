@@ -1,0 +1,130 @@
+// tilewave bench
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "benchmarks/harness.hpp"
+#include "command.hpp"
+#include "tilewave/error.hpp"
+
+namespace tw::cli {
+namespace {
+
+struct Arguments {
+  std::vector<std::string> families;
+  std::string device = "auto";
+  std::string json;
+  std::vector<std::string> dtypes;
+  bench::Options options;
+};
+
+std::vector<std::string> family_names() {
+  std::vector<std::string> names;
+  for (const bench::Family* family : bench::Family::all()) names.push_back(family->name());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string family_help() {
+  std::string text = "Families:";
+  for (const std::string& name : family_names()) text += fmt::format("\n  {:<12} {}", name, bench::Family::find(name)->what());
+  text += "\nFigures are medians. Contenders are interleaved in random order; benchmarks/README.md explains the modes.";
+  return text;
+}
+
+/// The file for the results, opened before anything is measured: an unwritable path must not cost the run.
+class Output {
+ public:
+  explicit Output(const std::string& path) : path_(path), is_new_(access(path.c_str(), F_OK) != 0), file_(std::fopen(path.c_str(), "a")) {
+    if (file_ == nullptr) throw Error(fmt::format("{}: {}", path, std::strerror(errno)));
+  }
+  /// Without results nothing is left behind.
+  ~Output() {
+    if (file_ == nullptr) return;
+    std::fclose(file_);
+    if (is_new_) std::remove(path_.c_str());
+  }
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+
+  /// Replaces what the file held.
+  void write(const std::string& text) {
+    std::FILE* file = std::freopen(path_.c_str(), "w", std::exchange(file_, nullptr));
+    bool ok = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    const int reason = errno;
+    if (file != nullptr) ok = std::fclose(file) == 0 && ok;
+    if (!ok) throw Error(fmt::format("{}: {}", path_, std::strerror(reason != 0 ? reason : errno)));
+  }
+
+ private:
+  std::string path_;
+  bool is_new_;
+  std::FILE* file_;
+};
+
+void run(Arguments& arguments) {
+  std::vector<const bench::Family*> families;
+  const std::vector<std::string> known = family_names();
+  for (const std::string& name : arguments.families) {
+    const bench::Family* family = bench::Family::find(name);
+    if (family == nullptr) {
+      throw UsageError(
+          fmt::format("bench: there is no family \"{}\"{}; there are: {}", name, did_you_mean(name, known), fmt::join(known, ", ")));
+    }
+    families.push_back(family);
+  }
+  try {
+    for (const std::string& name : arguments.dtypes) arguments.options.dtypes.push_back(parse_dtype(name));
+    arguments.options.device = Device::parse(arguments.device);
+  } catch (const InvalidArgument& error) {
+    throw UsageError(error.what());
+  }
+  if (!arguments.options.list) {
+    const DeviceInfo& info = device_info(arguments.options.device);
+    if (!info.usable) throw DeviceError(fmt::format("{}: {}", info.device.name(), info.problem));
+    fmt::print("{}: {}\n", info.device.name(), info.name);
+  }
+  std::unique_ptr<Output> output;
+  if (!arguments.json.empty()) output = std::make_unique<Output>(arguments.json);
+  bench::Run run(arguments.options);
+  for (const bench::Family* family : families) family->run(run);
+  if (arguments.options.list) return;
+  if (run.count() == 0) throw UsageError("bench: no case matches --case and --dtype on this device; --list shows all");
+  if (output) output->write(json_text(run.json()));
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("bench", "Measure families of kernels, their peers and the hardware's limit in one run");
+  static Arguments a;
+  command->add_option("FAMILY", a.families, "What to measure")->required();
+  command->add_option("--device", a.device, "auto (the first usable GPU, else the CPU), cpu, cuda or cuda:N")->capture_default_str();
+  command->add_option("--json", a.json, "Write the figures to this file, as a list of records")->type_name("FILE");
+  command->add_option("--case", a.options.cases, "Only cases whose name contains this; may be repeated")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
+  command->add_option("--dtype", a.dtypes, "Only this element type: f32, f16 or bf16; may be repeated")
+      ->type_name("DTYPE")
+      ->allow_extra_args(false);
+  command->add_flag("--quick", a.options.quick, "Fewer samples: about +-3 % rather than +-1 %");
+  command->add_flag("--list", a.options.list, "Name the cases, measure nothing");
+  command->add_flag("--all-configs", a.options.all_configs, "Also time every variant of ours, for tuning");
+  command->add_option("--commit", a.options.commit, "The commit to record, instead of the one that this program was built from")
+      ->type_name("TEXT");
+  command->footer(family_help());
+  command->callback([&exit_code] {
+    run(a);
+    exit_code = kOk;
+  });
+}
+
+}  // namespace tw::cli

@@ -1,0 +1,41 @@
+#pragma once
+
+// What the subcommands share. Each has a file of its own with one function that adds it to the parser.
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <span>
+#include <stdexcept>
+#include <string>
+
+namespace tw::cli {
+
+/// The process's exit codes.
+inline constexpr int kOk = 0;
+inline constexpr int kFailure = 1;
+inline constexpr int kUsage = 2;
+
+/// The command line asks for something that does not exist: reported like a parser's error, exit code 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Each adds one subcommand. When it is run it sets `exit_code`, unless it throws.
+void add_devices(CLI::App& app, int& exit_code);
+void add_kernels(CLI::App& app, int& exit_code);
+void add_bench(CLI::App& app, int& exit_code);
+
+/// Prints `json` and a newline to stdout.
+void print_json(const nlohmann::ordered_json& json);
+/// The text that print_json prints; bytes that are not UTF-8 are replaced, NaN and infinities become null.
+std::string json_text(const nlohmann::ordered_json& json);
+
+/// Those of `known` that look like `given`, best first, 5 at most: ` (did you mean "gemm"?)`, or "" when none does.
+std::string did_you_mean(const std::string& given, std::span<const std::string> known);
+
+/// "1.5 GiB", "60 MiB", "227 KiB".
+std::string bytes_text(std::size_t bytes);
+
+}  // namespace tw::cli

@@ -1,0 +1,127 @@
+// tilewave kernels list | source | compile
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "command.hpp"
+#include "compile.hpp"
+#include "kernels/registry.hpp"
+#include "tilewave/error.hpp"
+
+namespace tw::cli {
+namespace {
+
+struct Arguments {
+  bool json = false;
+  bool program = false;
+  std::string name;
+  std::vector<std::string> names;
+  CompileOptions compile;
+};
+
+std::vector<std::string> names_of(const std::vector<RegisteredKernel>& kernels) {
+  std::vector<std::string> names;
+  for (const RegisteredKernel& kernel : kernels) names.push_back(kernel.spec.name);
+  return names;
+}
+
+RegisteredKernel find_kernel(const std::vector<RegisteredKernel>& kernels, const std::string& name) {
+  const auto found = std::find_if(kernels.begin(), kernels.end(), [&](const RegisteredKernel& kernel) { return kernel.spec.name == name; });
+  if (found != kernels.end()) return *found;
+  throw UsageError(
+      fmt::format("kernels: there is no kernel \"{}\"{}; `tilewave kernels list` shows all", name, did_you_mean(name, names_of(kernels))));
+}
+
+void list(const Arguments& a) {
+  const std::vector<RegisteredKernel> kernels = registered_kernels();
+  if (!a.json) {
+    std::size_t width = 4;
+    for (const RegisteredKernel& kernel : kernels) width = std::max(width, kernel.spec.name.size());
+    fmt::print("{:<10} {:<{}} {:<36} {}\n", "family", "name", width, "source", "type");
+    for (const RegisteredKernel& kernel : kernels) {
+      fmt::print("{:<10} {:<{}} {:<36} {}\n", kernel.family, kernel.spec.name, width, kernel.spec.source, kernel.spec.type);
+    }
+    return;
+  }
+  auto json = nlohmann::ordered_json::array();
+  for (const RegisteredKernel& kernel : kernels) {
+    json.push_back({{"family", kernel.family}, {"name", kernel.spec.name}, {"type", kernel.spec.type}, {"source", kernel.spec.source}});
+  }
+  print_json(json);
+}
+
+void source(const Arguments& a) {
+  const KernelSpec spec = find_kernel(registered_kernels(), a.name).spec;
+  if (a.program) {
+    const std::string text = kernel_source(spec);
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    return;
+  }
+  const EmbeddedFile* file = find_embedded(spec.source);
+  if (file == nullptr) throw Error(fmt::format("kernel {}: its source {} is not embedded in this program", spec.name, spec.source));
+  std::fwrite(file->text, 1, file->size, stdout);
+}
+
+int compile(const Arguments& a) {
+  if (a.compile.arch != "sm_90a") {
+    throw UsageError(fmt::format("kernels compile: --arch is \"{}\"; supported: sm_90a (Hopper: H100, H200, GH200)", a.compile.arch));
+  }
+  std::vector<RegisteredKernel> kernels = registered_kernels();
+  if (!a.names.empty()) {
+    std::vector<RegisteredKernel> chosen;
+    for (const std::string& name : a.names) chosen.push_back(find_kernel(kernels, name));
+    kernels = std::move(chosen);
+  }
+  const std::vector<CompileResult> results = compile_kernels(kernels, a.compile);
+  if (a.json) {
+    auto json = nlohmann::ordered_json::array();
+    for (const CompileResult& result : results) json.push_back(to_json(result));
+    print_json(json);
+  } else {
+    print_table(results);
+  }
+  return report_problems(results) ? kOk : kFailure;
+}
+
+}  // namespace
+
+void add_kernels(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("kernels", "The kernels that are compiled ahead of time: list, read, compile them");
+  command->require_subcommand(1);
+  static Arguments a;
+
+  CLI::App* list_command = command->add_subcommand("list", "Families, names, C++ types and source files");
+  list_command->add_flag("--json", a.json, "Print JSON");
+  list_command->callback([&exit_code] {
+    list(a);
+    exit_code = kOk;
+  });
+
+  CLI::App* source_command = command->add_subcommand("source", "The tile code of one kernel");
+  source_command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows")->required();
+  source_command->add_flag("--program", a.program, "The generated entry point that the run-time compiler starts from, instead");
+  source_command->callback([&exit_code] {
+    source(a);
+    exit_code = kOk;
+  });
+
+  CLI::App* compile_command = command->add_subcommand("compile", "Compile for a GPU; needs NVRTC, but no GPU and no driver");
+  compile_command->add_option("NAME", a.names, "Kernels that `tilewave kernels list` shows; none: all");
+  compile_command->add_option("--arch", a.compile.arch, "The GPU's architecture: sm_90a")->required()->type_name("ARCH");
+  compile_command
+      ->add_option("--output", a.compile.output, "Also write the compiled kernels to this folder, which may then serve as $TILEWAVE_PACK")
+      ->type_name("DIR");
+  compile_command->add_option("--threads", a.compile.threads, "Compile this many at once; 0: one per core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  compile_command->add_flag("--no-cache", a.compile.no_cache, "Compile afresh, and leave the cache alone");
+  compile_command->add_flag("--json", a.json, "Print JSON");
+  compile_command->footer(
+      "Fails when a kernel does not compile, spills registers, lacks the tensor-core instruction that it is meant to use, or when the\n"
+      "assembler reports a loss of performance (C75xx).");
+  compile_command->callback([&exit_code] { exit_code = compile(a); });
+}
+
+}  // namespace tw::cli

@@ -1,0 +1,144 @@
+#pragma once
+
+// What every family's benchmark shares: how launches are timed, what is recorded, and how it is reported. benchmarks/README.md explains the
+// modes.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "tilewave/device.hpp"
+#include "tilewave/dtype.hpp"
+#include "tilewave/tensor.hpp"
+
+namespace tw::bench {
+
+/// How launches follow one another while they are timed.
+enum class Mode {
+  hot,        ///< all contenders in random order, no pause: a power-limited GPU settles at its sustained clock
+  cool,       ///< the same, but the device idles 40 ms before each burst of 3: near its highest clock
+  graph,      ///< 20 launches captured into a graph and replayed, hot: no launch cost
+  one_thread  ///< CPU, one thread, in random order
+};
+std::string_view name_of(Mode mode);
+
+/// One of the things that are compared. `launch` enqueues one execution on the stream that measure() is given.
+struct Contender {
+  std::string name;
+  std::function<void()> launch;
+};
+
+/// Milliseconds per launch: the median of the samples, and the values that a tenth of them lie below and above.
+struct Timing {
+  double median = 0;
+  double p10 = 0;
+  double p90 = 0;
+};
+
+/// How long to measure.
+struct Effort {
+  int samples = 60;         ///< per contender
+  double burst_ms = 2;      ///< a sample is the mean over as many launches as take this long (cool: over 3)
+  double warm_up_ms = 300;  ///< before the first sample
+  static Effort standard(Mode mode);
+  static Effort quick(Mode mode);
+};
+
+/// Times all contenders together, interleaved in an order that is random in each round. Timing is by events on `stream`.
+std::vector<Timing> measure(Mode mode, const std::vector<Contender>& contenders, const Stream& stream, const Effort& effort);
+
+/// One figure, as written to benchmarks/results/. Times become rates of `unit`; 0 means unknown and is written as null.
+struct Record {
+  std::string family;
+  std::string case_name;
+  DType dtype = DType::f32;
+  Mode mode = Mode::hot;
+  std::string unit;  ///< "TFLOP/s" or "GFLOP/s"
+  double work = 0;   ///< units x seconds of one launch: its TFLOP or GFLOP
+  Timing ours;
+  std::string config;  ///< which variant of ours ran, for people; may be empty
+  std::string peer;    ///< "cublasLt", "openblas"; empty if there was none
+  Timing peer_time;
+  double limit = 0;  ///< in `unit`: what the hardware allows at most
+};
+
+/// What the user asked for, and what is shared by all figures of a run.
+struct Options {
+  Device device;
+  std::vector<std::string> cases;  ///< keep cases whose name contains one of these; empty: all
+  std::vector<DType> dtypes;       ///< keep these; empty: all
+  bool quick = false;              ///< fewer samples: +-3 % rather than +-1 %
+  bool list = false;               ///< only name the cases
+  bool all_configs = false;        ///< also time every variant of ours, for tuning
+  std::string commit;              ///< instead of the commit that was compiled in
+};
+
+/// One run of the benchmarks: prints each record as it is made and collects them.
+class Run {
+ public:
+  explicit Run(Options options);
+
+  const Options& options() const { return options_; }
+  const Stream& stream() const { return stream_; }
+  Effort effort(Mode mode) const { return options_.quick ? Effort::quick(mode) : Effort::standard(mode); }
+
+  /// Whether the user wants this case. Under --list prints its name and gives false.
+  bool wants(const std::string& family, const std::string& case_name, DType dtype) const;
+  /// The version of something that takes part: "cublasLt", "13.1.0".
+  void set_version(const std::string& what, const std::string& version) { versions_[what] = version; }
+  /// A line for people, on stderr: a peer that is missing, say.
+  void note(const std::string& text) const;
+  void add(const Record& record);
+
+  nlohmann::ordered_json json() const;
+  /// Records that were added.
+  std::size_t count() const { return records_.size(); }
+
+ private:
+  Options options_;
+  Stream stream_;
+  std::map<std::string, std::string> versions_;
+  std::vector<Record> records_;
+  bool header_printed_ = false;
+};
+
+/// A family's benchmark. Defining one at namespace scope makes it known: `const bench::Family gemm{"gemm", "...", run};`
+class Family {
+ public:
+  Family(std::string name, std::string what, std::function<void(Run&)> run);
+  static const std::vector<const Family*>& all();
+  /// Null when there is none of that name.
+  static const Family* find(const std::string& name);
+
+  const std::string& name() const { return name_; }
+  const std::string& what() const { return what_; }
+  void run(Run& run) const { run_(run); }
+
+ private:
+  std::string name_;
+  std::string what_;
+  std::function<void(Run&)> run_;
+};
+
+/// A tensor of normally distributed values on `device`. Values repeat after a prime number of about four million, so that even the largest
+/// are made in a fraction of a second.
+Tensor random_normal(Shape shape, DType dtype, Device device, std::uint64_t seed);
+
+/// What the hardware allows, from the vendor's data sheet (dense, with the boost clock).
+struct GpuLimits {
+  double bf16_tflops = 0;  ///< also f16
+  double tf32_tflops = 0;
+  double bytes_per_second = 0;
+};
+/// Nothing for a GPU that the table does not know.
+std::optional<GpuLimits> gpu_limits(const std::string& device_name);
+
+/// GFLOP/s that one thread reaches on fused multiply-adds in registers, f32, measured with the widest instruction set that the CPU has.
+double measure_fma_peak();
+
+}  // namespace tw::bench

@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/performance.md from benchmarks/results/<device>/<family>.json.
+
+    python3 benchmarks/render_performance.py            # rewrites the tables
+    python3 benchmarks/render_performance.py --check    # exit code 1, and the difference, when they do not agree
+
+Only what stands between the two marker lines is written; the text around them is by hand. Exit codes: 0 done, 1 failed or different, 2 wrong usage.
+"""
+
+import argparse
+import difflib
+import json
+import math
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BEGIN = "<!-- tables: begin (written by benchmarks/render_performance.py) -->"
+END = "<!-- tables: end -->"
+REQUIRED = ("family", "case", "dtype", "mode", "unit", "ours", "peer", "peer_value", "limit", "commit", "date", "versions")
+PEER_NAMES = {"cublasLt": "cuBLASLt", "openblas": "OpenBLAS", "cudnn": "cuDNN", "flash_attention_2": "FlashAttention 2"}
+NONE = "There are no results yet: `make gpu-bench` on a machine with a GPU writes them.\n"
+
+
+class BadResults(Exception):
+    pass
+
+
+def load(path):
+    """The records of one file. Raises BadResults that names what is wrong."""
+    try:
+        records = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadResults(f"{path}: {error}") from error
+    if not isinstance(records, list):
+        raise BadResults(f"{path}: is not a list of records")
+    for index, record in enumerate(records):
+        missing = [field for field in REQUIRED if not isinstance(record, dict) or field not in record]
+        if missing:
+            raise BadResults(f"{path}: record {index} has no {', '.join(missing)}")
+    return records
+
+
+def number(value):
+    """Three or four digits, as figures with +-1 % deserve; an absent one is a dash."""
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return "–"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def quotient(a, b):
+    valid = isinstance(a, (int, float)) and isinstance(b, (int, float)) and b > 0
+    return f"{a / b:.2f}" if valid else "–"
+
+
+def spread(record):
+    values = (record.get("spread") or {}).get("ours")
+    return f"{number(values[0])}–{number(values[1])}" if values else "–"
+
+
+def unique(values):
+    return list(dict.fromkeys(values))
+
+
+def table(records):
+    """One family on one device. A record per peer shares its row with those of the same case, dtype and mode."""
+    peers = unique(r["peer"] for r in records if r["peer"])
+    rows = {}
+    for record in records:
+        rows.setdefault((record["case"], record["dtype"], record["mode"]), []).append(record)
+    heads = ["case", "dtype", "mode", "ours", "p10–p90"]
+    for peer in peers:
+        heads += [PEER_NAMES.get(peer, peer), "ratio"]
+    heads += ["limit", "of the limit"]
+    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(['---'] * 3 + ['---:'] * (len(heads) - 3))}|"]
+    for (case, dtype, mode), group in rows.items():
+        first = group[0]
+        cells = [case, dtype, mode, number(first["ours"]), spread(first)]
+        for peer in peers:
+            of_peer = next((r for r in group if r["peer"] == peer), None)
+            cells += [number(of_peer["peer_value"]), quotient(of_peer["ours"], of_peer["peer_value"])] if of_peer else ["–", "–"]
+        cells += [number(first["limit"]), quotient(first["ours"], first["limit"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def origin(records):
+    """Where the figures come from, in one line."""
+    versions = unique(f"{name} {version}" for r in records for name, version in sorted(r["versions"].items()) if version)
+    return f"Commit {', '.join(unique(r['commit'] for r in records))}; {', '.join(unique(r['date'] for r in records))}; {', '.join(versions)}."
+
+
+def render(results):
+    """The tables of everything below the folder `results`."""
+    files = sorted(results.glob("*/*.json"))
+    lines = []
+    device = None
+    for path in files:
+        records = load(path)
+        if not records:
+            continue
+        if path.parent.name != device:
+            device = path.parent.name
+            lines += [f"## {records[0].get('device') or device}", ""]
+        units = ", ".join(unique(r["unit"] for r in records))
+        lines += [f"### {records[0]['family']} ({units})", "", *table(records), "", origin(records), ""]
+    return "\n".join(lines) if lines else NONE
+
+
+def with_tables(text, tables, name):
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise BadResults(f"{name}: must hold each of these lines once, in this order: {BEGIN} and {END}")
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{tables.strip()}\n\n{END}{rest.split(END)[1]}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 and the difference when the tables are not those of the results")
+    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "benchmarks/results", help="default: benchmarks/results")
+    parser.add_argument("--page", type=pathlib.Path, default=ROOT / "docs/performance.md", help="default: docs/performance.md")
+    options = parser.parse_args()
+    try:
+        old = options.page.read_text(encoding="utf-8")
+        new = with_tables(old, render(options.results), options.page)
+        if options.check:
+            if old == new:
+                return 0
+            sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), str(options.page), "from the results"))
+            print(f"{options.page} does not agree with {options.results}; run benchmarks/render_performance.py")
+            return 1
+        if old != new:
+            options.page.write_text(new, encoding="utf-8")
+    except (BadResults, OSError) as error:
+        print(f"render_performance.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Tests of render_performance.py."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SCRIPT = pathlib.Path(__file__).resolve().parent / "render_performance.py"
+PAGE = """# Page
+
+Text before.
+
+<!-- tables: begin (written by benchmarks/render_performance.py) -->
+<!-- tables: end -->
+
+Text after.
+"""
+
+
+def record(**changes):
+    return {
+        "family": "gemm", "case": "nt-4096", "dtype": "bf16", "mode": "hot", "unit": "TFLOP/s", "ours": 712.34, "peer": "cublasLt", "peer_value": 700.0,
+        "limit": 989, "ratio": 1.0176, "spread": {"ours": [708.1, 715.0], "peer": [690, 705]}, "commit": "abc", "date": "2026-01-01T00:00:00Z",
+        "versions": {"driver": "13.0"}, "device": "NVIDIA H200", **changes,
+    }  # fmt: skip
+
+
+class RenderPerformance(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.page = self.folder / "performance.md"
+        self.page.write_text(PAGE, encoding="utf-8")
+
+    def write(self, records, device="nvidia-h200", family="gemm"):
+        path = self.folder / "results" / device / f"{family}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(records if isinstance(records, str) else json.dumps(records), encoding="utf-8")
+
+    def run_script(self, *arguments):
+        command = [sys.executable, SCRIPT, "--results", self.folder / "results", "--page", self.page, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def rendered(self):
+        done = self.run_script()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.run_script("--check").returncode, 0)
+        return self.page.read_text(encoding="utf-8")
+
+    def test_without_results_says_so(self):
+        text = self.rendered()
+        self.assertIn("no results yet", text)
+        self.assertTrue(text.startswith("# Page\n\nText before.") and text.endswith("Text after.\n"))
+
+    def test_figures_and_origin(self):
+        self.write([record(), record(mode="cool", ours=780, peer_value=790)])
+        text = self.rendered()
+        self.assertIn("## NVIDIA H200", text)
+        self.assertIn("| nt-4096 | bf16 | hot | 712 | 708–715 | 700 | 1.02 | 989 | 0.72 |", text)
+        self.assertIn("| nt-4096 | bf16 | cool | 780 |", text)
+        self.assertIn("Commit abc; 2026-01-01T00:00:00Z; driver 13.0.", text)
+
+    def test_several_peers_share_a_row(self):
+        self.write([record(peer="cudnn", peer_value=600), record(peer="flash_attention_2", peer_value=300)])
+        self.assertIn("| 712 | 708–715 | 600 | 1.19 | 300 | 2.37 |", self.rendered())
+
+    def test_absent_values_are_dashes(self):
+        self.write([record(peer=None, peer_value=None, limit=None, spread={"ours": None, "peer": None})])
+        self.assertIn("| nt-4096 | bf16 | hot | 712 | – | – | – |", self.rendered())
+
+    def test_check_shows_the_difference(self):
+        self.write([record()])
+        self.rendered()
+        self.write([record(ours=500)])
+        done = self.run_script("--check")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("+| nt-4096 | bf16 | hot | 500 |", done.stdout)
+        self.assertIn("| 712 |", self.page.read_text(encoding="utf-8"))
+
+    def test_bad_results(self):
+        without_peer = record()
+        del without_peer["peer"]
+        for bad, word in (("{", "gemm.json"), ('{"a": 1}', "list"), ([without_peer], "peer"), ([3], "record 0")):
+            self.write(bad)
+            done = self.run_script()
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(word, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+            self.assertEqual(self.page.read_text(encoding="utf-8"), PAGE)
+
+    def test_page_without_markers(self):
+        self.page.write_text("# Page\n", encoding="utf-8")
+        done = self.run_script()
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("must hold", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,265 @@
+// The command line as its users meet it: the program is run, and its exit code, output and messages are looked at.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+#include "support.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+std::string read(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+struct Outcome {
+  int code = -1;
+  std::string out;
+  std::string err;
+};
+
+class Cli : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!fs::exists(kProgram)) GTEST_SKIP() << "skipped: built without the command line";
+    std::string pattern = (fs::temp_directory_path() / "tilewave-cli-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+  }
+  void TearDown() override {
+    if (!folder_.empty()) fs::remove_all(folder_);
+  }
+
+  fs::path folder() const { return folder_; }
+
+  /// Runs the program with an own, empty cache. `environment`: assignments in front of the command.
+  Outcome run(const std::string& arguments, const std::string& environment = "") const {
+    const std::string command = fmt::format("TILEWAVE_CACHE='{0}/cache' {1} '{2}' {3} >'{0}/out' 2>'{0}/err' </dev/null", folder_.string(),
+                                            environment, kProgram, arguments);
+    const int status = std::system(command.c_str());
+    Outcome outcome;
+    outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    outcome.out = read(folder_ / "out");
+    outcome.err = read(folder_ / "err");
+    return outcome;
+  }
+
+  json run_json(const std::string& arguments, const std::string& environment = "") const {
+    const Outcome outcome = run(arguments, environment);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const json parsed = json::parse(outcome.out, nullptr, false);
+    EXPECT_FALSE(parsed.is_discarded()) << outcome.out;
+    return parsed;
+  }
+
+  /// The first registered kernel that uses the tensor cores of plain bf16 products: quick to compile.
+  std::string some_kernel() const { return run_json("kernels list --json").at(0).at("name"); }
+
+ private:
+  static constexpr const char* kProgram = TILEWAVE_BINARY_DIR "/tilewave";
+  fs::path folder_;
+};
+
+void expect_message(const Outcome& outcome, int code, const std::string& part) {
+  EXPECT_EQ(outcome.code, code) << outcome.err;
+  EXPECT_EQ(outcome.err.rfind("tilewave: ", 0), 0u) << outcome.err;
+  EXPECT_NE(outcome.err.find(part), std::string::npos) << "no \"" << part << "\" in: " << outcome.err;
+}
+
+TEST_F(Cli, EverySubcommandHasHelp) {
+  for (const char* command : {"", "devices", "kernels", "kernels list", "kernels source", "kernels compile", "bench"}) {
+    for (const char* flag : {"--help", "-h"}) {
+      const Outcome outcome = run(fmt::format("{} {}", command, flag));
+      EXPECT_EQ(outcome.code, 0) << command;
+      EXPECT_NE(outcome.out.find("Usage: tilewave"), std::string::npos) << outcome.out;
+      EXPECT_EQ(outcome.err, "") << command;
+    }
+  }
+}
+
+TEST_F(Cli, Version) {
+  const Outcome outcome = run("--version");
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.out.rfind("tilewave ", 0), 0u) << outcome.out;
+}
+
+TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
+  struct {
+    const char* arguments;
+    const char* part;
+  } const cases[] = {
+      {"", "--help"},
+      {"frobnicate", "\"frobnicate\"; there are: devices, kernels, bench"},
+      {"benhc", "did you mean \"bench\""},
+      {"devices --jsonn", "--jsonn"},
+      {"devices extra", "extra"},
+      {"kernels", "--help"},
+      {"kernels compil", "did you mean \"compile\""},
+      {"kernels source", "NAME"},
+      {"kernels source nothing_like_it", "there is no kernel \"nothing_like_it\""},
+      {"kernels compile", "--arch"},
+      {"kernels compile --arch", "--arch"},
+      {"kernels compile --arch sm_80", "supported: sm_90a"},
+      {"kernels compile --arch sm_90a nothing_like_it", "there is no kernel \"nothing_like_it\""},
+      {"kernels compile --arch sm_90a --threads many", "--threads"},
+      {"kernels compile --arch sm_90a --threads -1", "--threads"},
+      {"bench", "FAMILY"},
+      {"bench gem", "did you mean \"gemm\""},
+      {"bench gemm --device tpu", "allowed: \"cpu\", \"cuda\""},
+      {"bench gemm --device cpu --dtype f31", "allowed: f32"},
+      {"bench gemm --device cpu --case nothing-like-it", "--list"},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.arguments);
+    const Outcome outcome = run(c.arguments);
+    expect_message(outcome, 2, c.part);
+    EXPECT_NE(outcome.err.find("--help"), std::string::npos) << outcome.err;
+  }
+}
+
+TEST_F(Cli, NearNamesAreSuggested) {
+  const std::string name = some_kernel();
+  expect_message(run("kernels source " + name.substr(0, name.size() - 1)), 2, fmt::format("\"{}\"", name));
+}
+
+TEST_F(Cli, Devices) {
+  const json report = run_json("devices --json");
+  EXPECT_EQ(report.at("devices").at(0).at("device"), "cpu");
+  EXPECT_EQ(report.at("devices").at(0).at("usable"), true);
+  EXPECT_TRUE(report.at("devices").size() > 1 || report.at("cuda_problem").is_string());
+  EXPECT_TRUE(report.at("nvrtc").is_string() != report.at("nvrtc_problem").is_string());
+  EXPECT_EQ(report.at("cache"), (folder() / "cache").string());
+
+  const Outcome table = run("devices");
+  EXPECT_EQ(table.code, 0);
+  for (const char* word : {"cpu", "CUDA", "NVRTC", "cache"}) EXPECT_NE(table.out.find(word), std::string::npos) << table.out;
+}
+
+TEST_F(Cli, KernelsList) {
+  const json kernels = run_json("kernels list --json");
+  ASSERT_GT(kernels.size(), 0u);
+  const Outcome table = run("kernels list");
+  EXPECT_EQ(table.code, 0);
+  for (const json& kernel : kernels) {
+    for (const char* field : {"family", "name", "type", "source"}) EXPECT_NE(kernel.at(field), "");
+    EXPECT_NE(table.out.find(kernel.at("name").get<std::string>()), std::string::npos);
+  }
+}
+
+TEST_F(Cli, KernelsSource) {
+  const json kernel = run_json("kernels list --json").at(0);
+  const std::string name = kernel.at("name");
+  const Outcome source = run("kernels source " + name);
+  EXPECT_EQ(source.code, 0);
+  EXPECT_EQ(source.out, read(fs::path(TILEWAVE_SOURCE_DIR) / kernel.at("source").get<std::string>()));
+  const Outcome program = run("kernels source --program " + name);
+  EXPECT_EQ(program.code, 0);
+  EXPECT_NE(program.out.find(kernel.at("type").get<std::string>()), std::string::npos) << program.out;
+}
+
+TEST_F(Cli, KernelsCompile) {
+  skip_without_nvrtc();
+  const std::string name = some_kernel();
+  const json kernels = run_json("kernels compile --arch sm_90a --json " + name);
+  ASSERT_EQ(kernels.size(), 1u);
+  const json& kernel = kernels[0];
+  EXPECT_EQ(kernel.at("name"), name);
+  EXPECT_GT(kernel.at("registers").get<int>(), 0);
+  EXPECT_EQ(kernel.at("spill_bytes").get<int>(), 0);
+  EXPECT_GT(kernel.at("shared_bytes").get<int>(), 0);
+  EXPECT_GT(kernel.at("threads").get<int>(), 0);
+  EXPECT_GT(kernel.at("compile_ms").get<double>(), 0);
+  EXPECT_GT(kernel.at("load_ms").get<double>(), 0);
+  EXPECT_EQ(kernel.at("from_cache"), false);
+  EXPECT_EQ(kernel.at("instruction").get<std::string>().rfind("wgmma.mma_async", 0), 0u);
+  EXPECT_TRUE(kernel.at("performance_losses").empty());
+
+  // Again, from the cache: what is reported is as when it was compiled.
+  const json again = run_json("kernels compile --arch sm_90a --json " + name);
+  EXPECT_EQ(again[0].at("from_cache"), true);
+  EXPECT_EQ(again[0].at("compile_ms"), kernel.at("compile_ms"));
+  EXPECT_EQ(run("kernels compile --arch sm_90a " + name).code, 0);
+}
+
+TEST_F(Cli, KernelsCompileWithoutACache) {
+  skip_without_nvrtc();
+  const std::string name = some_kernel();
+  EXPECT_TRUE(run_json("kernels compile --arch sm_90a --no-cache --json " + name)[0].at("load_ms").is_null());
+  EXPECT_FALSE(fs::exists(folder() / "cache"));
+  EXPECT_TRUE(run_json("kernels compile --arch sm_90a --json " + name, "TILEWAVE_CACHE=/dev/null/cache")[0].at("load_ms").is_null());
+}
+
+TEST_F(Cli, KernelsCompileWritesAPack) {
+  skip_without_nvrtc();
+  const std::string name = some_kernel();
+  const std::string pack = (folder() / "a/pack").string();
+  EXPECT_EQ(run(fmt::format("kernels compile --arch sm_90a --output '{}' {}", pack, name)).code, 0);
+  EXPECT_FALSE(fs::is_empty(pack));
+  const json kernels =
+      run_json("kernels compile --arch sm_90a --json " + name, fmt::format("TILEWAVE_CACHE=/dev/null/cache TILEWAVE_PACK='{}'", pack));
+  EXPECT_EQ(kernels[0].at("from_cache"), true);
+}
+
+// Tests may run as root, who may write everywhere: nothing can be created below a regular file.
+TEST_F(Cli, UnwritablePathsAreExitCode1) {
+  std::ofstream(folder() / "file") << "text";
+  const std::string below = (folder() / "file/below").string();
+  expect_message(run(fmt::format("bench gemm --device cpu --quick --json '{}'", below)), 1, below);
+  expect_message(run(fmt::format("kernels compile --arch sm_90a --output '{}' {}", below, some_kernel())), 1, below);
+}
+
+TEST_F(Cli, UnwritableOutputIsExitCode1) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "skipped: no /dev/full";
+  for (const char* command : {"devices", "kernels list", "kernels list --json"}) {
+    const Outcome outcome = run(fmt::format("{} >/dev/full 2>'{}/message' #", command, folder().string()));
+    EXPECT_EQ(outcome.code, 1) << command;
+    const std::string message = read(folder() / "message");
+    EXPECT_EQ(message.rfind("tilewave: ", 0), 0u) << message;
+    EXPECT_NE(message.find("No space left"), std::string::npos) << message;
+  }
+}
+
+TEST_F(Cli, BenchNeedsItsDevice) {
+  if (tw::test::cuda_device() != nullptr) GTEST_SKIP() << "skipped: there is a CUDA device";
+  expect_message(run("bench gemm --device cuda"), 1, "");
+  EXPECT_EQ(run("bench gemm --device cuda --list").code, 0);
+}
+
+TEST_F(Cli, BenchWritesRecords) {
+  const std::string path = (folder() / "gemm.json").string();
+  const Outcome outcome = run(fmt::format("bench gemm --device cpu --quick --case nn-1024 --commit c0ffee --json '{}'", path));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("nn-1024"), std::string::npos) << outcome.out;
+  const json records = json::parse(read(path));
+  ASSERT_EQ(records.size(), 1u);
+  const json& record = records[0];
+  EXPECT_EQ(record.at("family"), "gemm");
+  EXPECT_EQ(record.at("case"), "nn-1024");
+  EXPECT_EQ(record.at("dtype"), "f32");
+  EXPECT_EQ(record.at("mode"), "one-thread");
+  EXPECT_EQ(record.at("unit"), "GFLOP/s");
+  EXPECT_GT(record.at("ours").get<double>(), 0);
+  EXPECT_EQ(record.at("commit"), "c0ffee");
+  for (const char* field : {"peer", "peer_value", "limit", "ratio", "spread", "date", "versions", "device"})
+    EXPECT_TRUE(record.contains(field)) << field;
+}
+
+TEST_F(Cli, BenchLeavesNoFileWithoutRecords) {
+  const fs::path path = folder() / "none.json";
+  EXPECT_EQ(run(fmt::format("bench gemm --device cpu --case nothing-like-it --json '{}'", path.string())).code, 2);
+  EXPECT_FALSE(fs::exists(path));
+}
+
+}  // namespace

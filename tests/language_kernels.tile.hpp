@@ -1,0 +1,440 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+// Kernels that use one part of the tile language each. language_test.cpp runs them on both targets.
+
+namespace tw::test {
+
+inline constexpr const char* kLanguageKernels = "tests/language_kernels.tile.hpp";
+
+/// out = in, rounded to Out, tile by tile through Rows; the batch is the outer dimension.
+template <class In, class Out, int R, int C>
+struct CopyRows {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    struct Params {
+      Global<Target, const In> in;
+      Global<Target, Out> out;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      Rows<Target, float, R, C> x;
+      block.load(x, p.in, t.m * R, t.n * C, t.batch);
+      block.store(x, p.out, t.m * R, t.n * C, t.batch);
+    }
+  };
+};
+
+/// The same through a Fragment.
+template <class In, class Out, int R, int C>
+struct CopyFragment {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = R;
+    struct Params {
+      Global<Target, const In> in;
+      Global<Target, Out> out;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      Fragment<Target, float, R, C> x;
+      block.load(x, p.in, t.m * R, t.n * C, t.batch);
+      block.store(x, p.out, t.m * R, t.n * C, t.batch);
+    }
+  };
+};
+
+/// out = softmax of each row of `in`, which has at most C columns: largest and sum of a row of Rows, and a value for each row.
+template <class T, int R, int C>
+struct RowSoftmax {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    struct Params {
+      Global<Target, const T> in;
+      Global<Target, float> out;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      Rows<Target, float, R, C> x;
+      RowVector<Target, float, Rows<Target, float, R, C>> largest, factor;
+      block.load(x, p.in, t.m * R, 0);
+      block.for_each(x, [&](int, int col, float& value) {
+        if (col >= p.in.cols) value = -kInfinity;
+      });
+      block.rows(x, [&](int i, auto row) { largest[i] = row.max(); });
+      block.map_rows(x, largest, [](float value, float m) { return exp2((value - m) * kLog2E); });
+      block.rows(x, [&](int i, auto row) { factor[i] = reciprocal(row.sum()); });
+      block.map_rows(x, factor, [](float value, float f) { return value * f; });
+      block.store(x, p.out, t.m * R, 0);
+    }
+  };
+};
+
+/// Of each row of a Fragment: the largest element, the sum, and the sum of squares, added up from the threads' shares. All three have
+/// p.in.rows elements.
+template <class T, int R, int C>
+struct RowStatistics {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = R;
+    struct Params {
+      Global<Target, const T> in;
+      float* largest;
+      float* sum;
+      float* squares;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      Fragment<Target, float, R, C> x;
+      RowVector<Target, float, Fragment<Target, float, R, C>> largest, sum, squares;
+      block.load(x, p.in, t.m * R, 0);
+      block.rows(x, [&](int i, auto row) {
+        largest[i] = row.max();
+        sum[i] = row.sum();
+        squares[i] = row.map_partial_sum([](float value) { return value * value; });
+      });
+      block.complete(squares);
+      block.for_rows(largest, [&](int row, int i, float& value) {
+        if (t.m * R + row >= p.in.rows || !block.owns_rows(largest)) return;
+        p.largest[t.m * R + row] = value;
+        p.sum[t.m * R + row] = sum[i];
+        p.squares[t.m * R + row] = squares[i];
+      });
+    }
+  };
+};
+
+/// flags[row] = 1 where any of the rows that the thread looks at has an element above the limit.
+template <int R, int C>
+struct AnyAbove {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = R;
+    struct Params {
+      Global<Target, const float> in;
+      float* flags;
+      float limit;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      Fragment<Target, float, R, C> x;
+      RowVector<Target, float, Fragment<Target, float, R, C>> largest;
+      block.load(x, p.in, t.m * R, 0);
+      block.rows(x, [&](int i, auto row) { largest[i] = row.max(); });
+      const float flag = block.any(largest, [&](float value) { return value > p.limit; }) ? 1.0f : 0.0f;
+      block.for_rows(largest, [&](int row, int, float&) {
+        if (block.owns_rows(largest)) p.flags[t.m * R + row] = flag;
+      });
+    }
+  };
+};
+
+/// minus_sum = x - the sum of its column, minus_max = x - the largest of its column, each over the R rows of a tile.
+template <int R, int C>
+struct ColumnReductions {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = R;
+    struct Params {
+      Global<Target, const float> in;
+      Global<Target, float> minus_sum;
+      Global<Target, float> minus_max;
+    };
+    struct Memory {
+      Scratch<Target, float, R, C> scratch;
+      explicit constexpr Memory(auto& block) : scratch(block) {}
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory) {
+      Fragment<Target, float, R, C> x;
+      ColumnVector<Target, float, C> sum, largest;
+      block.load(x, p.in, t.m * R, t.n * C);
+      block.column_sum(x, sum, memory.scratch);
+      block.column_max(x, largest, memory.scratch);
+      Fragment<Target, float, R, C> y = x;
+      block.map_columns(x, sum, [](float value, float s) { return value - s; });
+      block.map_columns(y, largest, [](float value, float m) { return value - m; });
+      block.store(x, p.minus_sum, t.m * R, t.n * C);
+      block.store(y, p.minus_max, t.m * R, t.n * C);
+    }
+  };
+};
+
+/// out(row, col) = 1000 row + col + 2 other(row, col), by way of everything that visits elements. row and col count from the tile's first
+/// element.
+template <class Tiles>
+struct Indices {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    using X = typename Tiles::template Of<Target>;
+    static constexpr int rows = Tiles::block_rows;
+    struct Params {
+      Global<Target, const float> other;
+      Global<Target, float> out;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      X x, y;
+      block.fill(x, 0.5f);
+      block.fill(y, -1.0f);
+      block.for_each(x, [](int row, int col, float& value) { value += static_cast<float>(row * 1000 + col); });
+      block.for_each(x, y, [](int row, int, float& a, float& b) { b = row < 0 ? b : a + b + 0.5f; });
+      block.for_each_with(y, p.other, t.m * X::rows, t.n * X::cols, 0, 0, [](int, int, float& value, float z) { value += 2 * z; });
+      block.store(y, p.out, t.m * X::rows, t.n * X::cols);
+    }
+  };
+};
+template <int R, int C>
+struct InRows {
+  static constexpr int block_rows = 64;  // one warpgroup
+  template <class Target>
+  using Of = Rows<Target, float, R, C>;
+};
+template <int R, int C>
+struct InFragment {
+  static constexpr int block_rows = R;
+  template <class Target>
+  using Of = Fragment<Target, float, R, C>;
+};
+
+/// out = in through a ring of `Stages` slots, of which the kernel holds up to `Hold` before it gives the oldest back.
+template <class T, int R, int C, Contract contract, int Stages, int Hold>
+struct ThroughRing {
+  static_assert(Hold <= Stages);
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    using Piece = Shared<Target, T, R, C, contract>;
+    static constexpr int rows = R;
+    struct Params {
+      Global<Target, const T, Piece> in;
+      Global<Target, T> out;
+      int steps;
+    };
+    struct Memory {
+      Ring<Target, Piece, Stages> ring;
+      explicit constexpr Memory(auto& block) : ring(block) {}
+    };
+    TW_INLINE static int steps(const Params& p, Tile) { return p.steps; }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Piece& piece) { copy.tile(p.in, piece, t.m * R, step * C, t.batch); });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, auto&) {
+      Piece* held[Hold];
+      for (int step = 0; step < p.steps + Hold - 1; ++step) {
+        if (step < p.steps) held[step % Hold] = &block.take(memory.ring);
+        const int oldest = step - (Hold - 1);
+        if (oldest < 0) continue;
+        Fragment<Target, float, R, C> x;
+        block.load(x, *held[oldest % Hold]);
+        block.store(x, p.out, t.m * R, oldest * C, t.batch);
+        block.sync();  // every thread has read the slot
+        block.release(memory.ring);
+      }
+    }
+    TW_INLINE static void finish(auto&, const Params&, Tile, Memory&, auto&) {}
+  };
+};
+
+/// out += in, all batches onto one tensor.
+template <int R, int C>
+struct AddUp {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = R;
+    struct Params {
+      Global<Target, const float> in;
+      Global<Target, float> out;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      Fragment<Target, float, R, C> x;
+      block.load(x, p.in, t.m * R, t.n * C, t.batch);
+      block.atomic_add(x, p.out, t.m * R, t.n * C);
+    }
+  };
+};
+
+/// out = sum over blocks of N keys of T(Q K^T) V, T() rounding: attention without its softmax. Three rings, each with its own pace; a
+/// product whose left operand is in registers; both contractions.
+template <class T, int M, int N, int D>
+struct Chain {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    using Q = Shared<Target, T, M, D>;
+    using K = Shared<Target, T, N, D>;
+    using V = Shared<Target, T, N, D, Contract::rows>;
+    static constexpr int rows = M;
+    struct Params {
+      Global<Target, const T, Q> q;
+      Global<Target, const T, K> k;
+      Global<Target, const T, V> v;
+      Global<Target, float> out;
+    };
+    struct Memory {
+      Ring<Target, Q, 1> q;
+      Ring<Target, K, 2> k;
+      Ring<Target, V, 3> v;
+      explicit constexpr Memory(auto& block) : q(block), k(block), v(block) {}
+    };
+    struct State {
+      Fragment<Target, float, M, D> out;
+    };
+    TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.k.rows, N); }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, t.m * M, 0); });
+      producer.put(memory.k, [&](auto copy, K& k) { copy.tile(p.k, k, step * N, 0); });
+      producer.put(memory.v, [&](auto copy, V& v) { copy.tile(p.v, v, step * N, 0); });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      const Q& q = block.take(memory.q);
+      Operand<Target, T, M, N> weights;
+      const int n = steps(p, t);
+      for (int step = 0; step < n; ++step) {
+        Fragment<Target, float, M, N> scores;
+        block.mma(scores, q, block.take(memory.k), true);
+        block.wait(leave<0>, scores);
+        block.release(memory.k);
+        if (step > 0) {  // the product before reads `weights`
+          block.wait(leave<0>, state.out);
+          block.release(memory.v);
+        }
+        block.convert(weights, scores);
+        block.mma(state.out, weights, block.take(memory.v), step == 0);
+      }
+      block.wait(leave<0>, state.out);
+      block.release(memory.v);
+      block.release(memory.q);
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State& state) { block.store(state.out, p.out, t.m * M, 0); }
+  };
+};
+
+/// out = (2 A) B^T: A is doubled where it lies, in shared memory, before the product reads it.
+template <class T, int M, int N, int K>
+struct DoubledProduct {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = M;
+    struct Slot {
+      Shared<Target, T, M, K> a;
+      Shared<Target, T, N, K> b;
+    };
+    struct Params {
+      Global<Target, const T, Shared<Target, T, M, K>> a;
+      Global<Target, const T, Shared<Target, T, N, K>> b;
+      Global<Target, float> out;
+    };
+    struct Memory {
+      Ring<Target, Slot, 2> ring;
+      explicit constexpr Memory(auto& block) : ring(block) {}
+    };
+    struct State {
+      Fragment<Target, float, M, N> acc;
+    };
+    TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.a.cols, K); }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Slot& slot) {
+        copy.tile(p.a, slot.a, t.m * M, step * K);
+        copy.tile(p.b, slot.b, t.n * N, step * K);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      const int n = steps(p, t);
+      for (int step = 0; step < n; ++step) {
+        Slot& slot = block.take(memory.ring);
+        Fragment<Target, float, M, K> a;
+        block.load(a, slot.a);
+        block.for_each(a, [](int, int, float& x) { x *= 2; });
+        block.store(a, slot.a);
+        block.mma(state.acc, slot.a, slot.b, step == 0);
+        block.wait(leave<0>, state.acc);
+        block.release(memory.ring);
+      }
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State& state) {
+      block.store(state.acc, p.out, t.m * M, t.n * N);
+    }
+  };
+};
+
+/// Prints 100 row + col.
+struct Printed {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = 64;
+    struct Params {};
+    TW_INLINE static void compute(auto& block, const Params&, Tile) {
+      Fragment<Target, float, 64, 8> x;
+      block.for_each(x, [](int row, int col, float& value) { value = static_cast<float>(100 * row + col); });
+      block.print("x", x);
+    }
+  };
+};
+
+/// The element functions, by number.
+enum class Function { exp2, log2, exp, sqrt, rsqrt, reciprocal, tanh, erf, sin, cos, sigmoid, relu, silu, gelu_erf, gelu_tanh, count };
+
+TW_INLINE float apply(Function function, float x) {
+  switch (function) {
+    case Function::exp2:
+      return exp2(x);
+    case Function::log2:
+      return log2(x);
+    case Function::exp:
+      return exp(x);
+    case Function::sqrt:
+      return sqrt(x);
+    case Function::rsqrt:
+      return rsqrt(x);
+    case Function::reciprocal:
+      return reciprocal(x);
+    case Function::tanh:
+      return tanh(x);
+    case Function::erf:
+      return erf(x);
+    case Function::sin:
+      return sin(x);
+    case Function::cos:
+      return cos(x);
+    case Function::sigmoid:
+      return sigmoid(x);
+    case Function::relu:
+      return Relu::apply(x);
+    case Function::silu:
+      return Silu::apply(x);
+    case Function::gelu_erf:
+      return GeluErf::apply(x);
+    case Function::gelu_tanh:
+      return GeluTanh::apply(x);
+    case Function::count:
+      break;
+  }
+  return x;
+}
+
+/// out = function(in)
+template <int R, int C>
+struct ElementFunction {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    struct Params {
+      Global<Target, const float> in;
+      Global<Target, float> out;
+      Function function;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      Rows<Target, float, R, C> x;
+      block.load(x, p.in, t.m * R, t.n * C);
+      block.for_each(x, [&](int, int, float& value) { value = apply(p.function, value); });
+      block.store(x, p.out, t.m * R, t.n * C);
+    }
+  };
+};
+
+}  // namespace tw::test

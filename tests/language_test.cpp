@@ -1,0 +1,868 @@
+// The tile language: layouts and schedules as plain arithmetic on the host, and kernels that use one part of it each, on the CPU and on a
+// GPU.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/attention/attention.tile.hpp"
+#include "kernels/gemm/gemm.tile.hpp"
+#include "kernels/gemm/reference.hpp"
+#include "tests/accuracy.hpp"
+#include "tests/expect_error.hpp"
+#include "tests/language_kernels.tile.hpp"
+#include "tests/launch_kernel.hpp"
+#include "tests/placed_tensor.hpp"
+#include "tests/support.hpp"
+
+namespace tw::test {
+namespace {
+
+// Layouts.
+
+template <class S>
+void expect_shared_layout() {
+  constexpr int elements = S::rows * S::cols;
+  std::set<int> offsets;
+  for (int row = 0; row < S::rows; ++row) {
+    for (int col = 0; col < S::cols; ++col) {
+      const int offset = S::offset(row, col);
+      ASSERT_TRUE(offsets.insert(offset).second) << "(" << row << ", " << col << ") shares its place";
+      ASSERT_GE(offset, 0);
+    }
+  }
+  EXPECT_EQ(offsets.size(), static_cast<std::size_t>(elements));
+}
+
+template <class T, int R, int C, Contract contract>
+void expect_gpu_shared_layout() {
+  using S = sm_90a::Shared<T, R, C, contract>;
+  SCOPED_TRACE(fmt::format("{} x {} elements of {} bytes", R, C, sizeof(T)));
+  expect_shared_layout<S>();
+  constexpr int size = sizeof(T);
+  constexpr int piece = 16 / size;
+  for (int row = 0; row < R; ++row) {
+    for (int col = 0; col < C; ++col) {
+      ASSERT_EQ(S::offset(row, col) % size, 0);
+      ASSERT_LE(S::offset(row, col) + size, static_cast<int>(sizeof(S)));
+      // Copies move 16 bytes at a time, and TMA's boxes are panels of 128 bytes a row.
+      ASSERT_EQ(S::offset(row, col), S::offset(row, col / piece * piece) + col % piece * size);
+      ASSERT_EQ(S::offset(row, col) / S::panel_bytes, col / S::panel_cols);
+    }
+    // The 128-byte swizzle: the 16-byte piece's number is xor-ed with the row's, modulo 8.
+    ASSERT_EQ(S::offset(row, 0), row * 128 + row % 8 * 16);
+  }
+}
+
+template <class T, int R, int C, Contract contract>
+void expect_cpu_shared_layout() {
+  using S = cpu::Shared<T, R, C, contract>;
+  SCOPED_TRACE(fmt::format("{} x {}", R, C));
+  expect_shared_layout<S>();
+  for (int row = 0; row < R; ++row) {
+    for (int col = 0; col < C; ++col) {
+      const int outer = contract == Contract::columns ? row : col, k = contract == Contract::columns ? col : row;
+      ASSERT_LT(S::offset(row, col), static_cast<int>(sizeof(S::panels) / sizeof(float)));
+      // What the library's products read; see library.tile.hpp.
+      ASSERT_EQ(S::offset(row, col), outer / 16 * 16 * S::depth + k * 16 + outer % 16);
+    }
+  }
+}
+
+TEST(Layout, SharedTilesAreBijections) {
+  expect_gpu_shared_layout<bf16, 128, 64, Contract::columns>();
+  expect_gpu_shared_layout<f16, 64, 128, Contract::columns>();
+  expect_gpu_shared_layout<bf16, 64, 256, Contract::rows>();
+  expect_gpu_shared_layout<bf16, 8, 64, Contract::rows>();
+  expect_gpu_shared_layout<float, 256, 32, Contract::columns>();
+  expect_gpu_shared_layout<float, 64, 96, Contract::columns>();
+  expect_gpu_shared_layout<u8, 64, 128, Contract::columns>();
+  expect_cpu_shared_layout<float, 64, 64, Contract::columns>();
+  expect_cpu_shared_layout<bf16, 192, 96, Contract::columns>();
+  expect_cpu_shared_layout<f16, 13, 5, Contract::columns>();
+  expect_cpu_shared_layout<bf16, 64, 128, Contract::rows>();
+  expect_cpu_shared_layout<float, 7, 33, Contract::rows>();
+}
+
+/// Every element belongs to one thread, and to one place in it.
+template <class F>
+void expect_fragment_layout(int threads) {
+  SCOPED_TRACE(fmt::format("{} x {}", F::rows, F::cols));
+  std::vector<int> owners(static_cast<std::size_t>(F::rows) * F::cols, 0);
+  for (int thread = 0; thread < threads; ++thread) {
+    const sm_90a::Position p = sm_90a::Position::of(thread);
+    for (int i = 0; i < F::size; ++i) {
+      const int row = F::row(p, i), col = F::col(p, i);
+      ASSERT_TRUE(row >= 0 && row < F::rows && col >= 0)
+          << "element " << i << " of thread " << thread << " is (" << row << ", " << col << ")";
+      if (col < F::cols) ++owners[static_cast<std::size_t>(row * F::cols + col)];
+      // Neighbours in a row stand side by side, where vectors of them are moved.
+      ASSERT_EQ(F::col(p, i), F::col(p, i / F::width * F::width) + i % F::width);
+      ASSERT_EQ(row, F::row(p, i / F::width * F::width));
+    }
+  }
+  for (std::size_t i = 0; i < owners.size(); ++i) ASSERT_EQ(owners[i], 1) << "owners of (" << i / F::cols << ", " << i % F::cols << ")";
+
+  // A thread's rows: in_row() counts its elements row by row, and the lanes that share the row are the ones that reductions ask.
+  for (int thread = 0; thread < threads; ++thread) {
+    const sm_90a::Position p = sm_90a::Position::of(thread);
+    const sm_90a::Position first = sm_90a::Position::of(thread / F::row_threads * F::row_threads);
+    std::set<int> elements;
+    for (int r = 0; r < F::row_count; ++r) {
+      for (int j = 0; j < F::size / F::row_count; ++j) {
+        const int i = F::in_row(r, j);
+        ASSERT_TRUE(i >= 0 && i < F::size && elements.insert(i).second);
+        ASSERT_EQ(F::row(p, i), F::row(p, F::in_row(r, 0)));
+        ASSERT_EQ(F::row(p, i), F::row(first, F::in_row(r, 0)));
+      }
+    }
+    ASSERT_EQ(static_cast<int>(elements.size()), F::size);
+  }
+}
+
+template <int R, int C>
+void expect_column_vector_layout() {
+  using F = sm_90a::Fragment<float, R, C>;
+  using V = sm_90a::ColumnVector<float, C>;
+  for (int thread = 0; thread < R / 64 * 128; ++thread) {
+    const sm_90a::Position p = sm_90a::Position::of(thread);
+    for (int i = 0; i < F::size; ++i) ASSERT_EQ(V::col(p, i / 4 * 2 + i % 2), F::col(p, i));
+  }
+}
+
+TEST(Layout, FragmentsGiveEachElementToOneThread) {
+  expect_fragment_layout<sm_90a::Fragment<float, 64, 8>>(128);
+  expect_fragment_layout<sm_90a::Fragment<float, 64, 80>>(128);
+  expect_fragment_layout<sm_90a::Fragment<float, 128, 256>>(256);
+  expect_fragment_layout<sm_90a::Fragment<float, 192, 128>>(384);
+  expect_column_vector_layout<64, 8>();
+  expect_column_vector_layout<128, 96>();
+}
+
+TEST(Layout, RowsGiveEachElementToOneThread) {
+  expect_fragment_layout<sm_90a::Rows<float, 16, 32>>(128);
+  expect_fragment_layout<sm_90a::Rows<bf16, 8, 96>>(128);
+  expect_fragment_layout<sm_90a::Rows<float, 8, 64>>(128);
+  expect_fragment_layout<sm_90a::Rows<float, 8, 128>>(128);
+  expect_fragment_layout<sm_90a::Rows<float, 4, 256>>(128);
+  expect_fragment_layout<sm_90a::Rows<bf16, 4, 768>>(128);
+}
+
+// Schedules.
+
+/// Every (m, n, batch) of `m` x `n` x `batch` once, in the numbers below `grid`.
+template <class Schedule>
+void expect_each_tile_once(const TileGrid& grid, int m, int n, int batch) {
+  SCOPED_TRACE(fmt::format("{} x {} x {}", grid.m, grid.n, grid.batch));
+  ASSERT_EQ(grid.count(), m * n * batch);
+  std::vector<bool> seen(static_cast<std::size_t>(grid.count()), false);
+  for (int i = 0; i < grid.count(); ++i) {
+    const Tile t = Schedule::at(grid, i);
+    ASSERT_TRUE(t.m >= 0 && t.m < m && t.n >= 0 && t.n < n && t.batch >= 0 && t.batch < batch)
+        << "tile " << i << " is (" << t.m << ", " << t.n << ", " << t.batch << ")";
+    const auto at = static_cast<std::size_t>((t.batch * m + t.m) * n + t.n);
+    ASSERT_FALSE(seen[at]) << "tile " << i << " comes twice: (" << t.m << ", " << t.n << ", " << t.batch << ")";
+    seen[at] = true;
+  }
+}
+
+TEST(Schedule, VisitsEachTileOnce) {
+  std::mt19937_64 random = random_engine();
+  const auto extent = [&](int most) { return 1 + static_cast<int>(random() % static_cast<unsigned>(most)); };
+  for (int i = 0; i < 300; ++i) {
+    const TileGrid grid{extent(40), extent(20), extent(5)};
+    expect_each_tile_once<RowMajor>(grid, grid.m, grid.n, grid.batch);
+    expect_each_tile_once<Banded<1>>(grid, grid.m, grid.n, grid.batch);
+    expect_each_tile_once<Banded<3>>(grid, grid.m, grid.n, grid.batch);
+    expect_each_tile_once<Banded<8>>(grid, grid.m, grid.n, grid.batch);
+    expect_each_tile_once<Banded<16, Dispatch::dynamic>>(grid, grid.m, grid.n, grid.batch);
+    // Its batches are groups of heads; a tile's n is the head's number in all groups.
+    expect_each_tile_once<kernels::attention::LongestFirst>(grid, grid.m, grid.n * grid.batch, 1);
+  }
+}
+
+TEST(Schedule, RowMajorGoesAlongRows) {
+  const TileGrid grid{3, 4, 2};
+  for (int i = 0; i < grid.count(); ++i) {
+    const Tile t = RowMajor::at(grid, i);
+    EXPECT_EQ((t.batch * grid.m + t.m) * grid.n + t.n, i);
+  }
+}
+
+TEST(Schedule, BandedFinishesABandBeforeTheNext) {
+  const TileGrid grid{21, 6, 2};
+  int last = 0;
+  for (int i = 0; i < grid.count(); ++i) {
+    const Tile t = Banded<8>::at(grid, i);
+    const int band = t.batch * 3 + t.m / 8;
+    EXPECT_GE(band, last);
+    last = band;
+  }
+}
+
+TEST(Schedule, LongestFirstTakesTheLastRowsOfAllHeadsOfAGroupFirst) {
+  const TileGrid grid{5, 4, 3};
+  for (int i = 1; i < grid.count(); ++i) {
+    const Tile before = kernels::attention::LongestFirst::at(grid, i - 1), now = kernels::attention::LongestFirst::at(grid, i);
+    if (now.n / grid.n == before.n / grid.n) {
+      EXPECT_LE(now.m, before.m);
+    }
+  }
+}
+
+// Kernels.
+
+class Language : public testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override {
+    skip_unless_present(device);
+    cpu::set_poison_released_slots(true);
+  }
+  void TearDown() override { cpu::set_poison_released_slots(poison_before_); }
+  int pick(int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); }
+
+  const Device device = GetParam();
+  std::mt19937_64 random = random_engine();
+
+ private:
+  const bool poison_before_ = cpu::poison_released_slots();
+};
+
+INSTANTIATE_TEST_SUITE_P(Tile, Language, testing::ValuesIn(kDevices), device_name);
+
+/// Ways for a tensor to lie: dense, aligned with gaps, unaligned, strided in every dimension, transposed, backwards.
+std::vector<Placement> placements(DType dtype, bool batched) {
+  const std::int64_t sixteen_bytes = 16 / static_cast<std::int64_t>(size_of(dtype));
+  return {{},
+          {.offset = 2 * sixteen_bytes, .gap = sixteen_bytes, .align = sixteen_bytes},
+          {.offset = 1},
+          {.offset = 3, .gap = 5},
+          {.offset = 1, .step = 3, .gap = 2},
+          {.order = batched ? std::vector{0, 2, 1} : std::vector{1, 0}, .gap = 1},
+          {.gap = 4, .reversed = true}};
+}
+
+/// Copies tensors of several sizes in every placement through `Kernel`, whose tiles are R x C; the result must be `in`, rounded.
+template <class Kernel, int R, int C>
+void expect_copies(Device device, DType in_dtype, DType out_dtype, std::mt19937_64& random) {
+  const std::vector<Placement> from = placements(in_dtype, true), to = placements(out_dtype, true);
+  const std::vector<std::array<std::int64_t, 2>> sizes = {{R, C},         {2 * R, 2 * C}, {R - 1, C - 1},
+                                                          {R + 1, C + 1}, {1, 1},         {2 * R + 3, 3 * C - 5}};
+  for (std::size_t i = 0; i < sizes.size() * from.size(); ++i) {
+    const auto [rows, cols] = sizes[i % sizes.size()];
+    if (rows < 1 || cols < 1) continue;
+    const Placement& in_place = from[i / sizes.size()];
+    const Placement& out_place = to[(i / sizes.size() + i) % to.size()];
+    SCOPED_TRACE(fmt::format("{} x {}, placements {} and {}", rows, cols, i / sizes.size(), (i / sizes.size() + i) % to.size()));
+    PlacedTensor in({2, rows, cols}, in_dtype, device, in_place), out({2, rows, cols}, out_dtype, device, out_place);
+    const std::vector<float> values = in.fill_random(random);
+    launch_kernel<Kernel>(device, {ceil_div(static_cast<int>(rows), R), ceil_div(static_cast<int>(cols), C), 2}, [&](auto& bind, auto& p) {
+      bind(p.in, in);
+      bind(p.out, out);
+    });
+    const std::vector<double> got = out.values();
+    for (std::size_t e = 0; e < got.size(); ++e) ASSERT_EQ(got[e], round_to(out_dtype, values[e])) << "element " << e;
+    ASSERT_TRUE(out.gaps_intact());
+  }
+}
+
+TEST_P(Language, RowsLoadAndStoreWithBounds) {
+  expect_copies<CopyRows<bf16, bf16, 8, 256>, 8, 256>(device, DType::bf16, DType::bf16, random);
+  expect_copies<CopyRows<f16, float, 4, 128>, 4, 128>(device, DType::f16, DType::f32, random);
+  expect_copies<CopyRows<float, float, 8, 64>, 8, 64>(device, DType::f32, DType::f32, random);
+  expect_copies<CopyRows<float, bf16, 8, 32>, 8, 32>(device, DType::f32, DType::bf16, random);
+}
+
+TEST_P(Language, FragmentsLoadAndStoreWithBounds) {
+  expect_copies<CopyFragment<bf16, bf16, 64, 64>, 64, 64>(device, DType::bf16, DType::bf16, random);
+  expect_copies<CopyFragment<float, f16, 128, 40>, 128, 40>(device, DType::f32, DType::f16, random);
+  expect_copies<CopyFragment<f16, float, 64, 8>, 64, 8>(device, DType::f16, DType::f32, random);
+}
+
+template <class Kernel, int R, int C>
+void expect_row_softmax(Device device, DType dtype, std::mt19937_64& random) {
+  for (const auto& [rows, cols] : {std::pair{R, C}, {3 * R - 1, C}, {R, C - 1}, {2 * R + 1, 1}, {1, C / 2 + 1}}) {
+    SCOPED_TRACE(fmt::format("{} x {}", rows, cols));
+    PlacedTensor in({rows, cols}, dtype, device, {.offset = 1, .gap = 3}), out({rows, cols}, DType::f32, device, {.gap = 1});
+    const std::vector<float> x = in.fill_random(random, 4);
+    launch_kernel<Kernel>(device, {ceil_div(rows, R)}, [&](auto& bind, auto& p) {
+      bind(p.in, in);
+      bind(p.out, out);
+    });
+    const std::vector<double> got = out.values();
+    for (int row = 0; row < rows; ++row) {
+      const float* const begin = x.data() + row * cols;
+      double total = 0;
+      for (int col = 0; col < cols; ++col) total += std::exp(static_cast<double>(begin[col]));
+      for (int col = 0; col < cols; ++col)
+        ASSERT_NEAR(got[static_cast<std::size_t>(row * cols + col)], std::exp(static_cast<double>(begin[col])) / total, 2e-6);
+    }
+    EXPECT_TRUE(out.gaps_intact());
+  }
+}
+
+TEST_P(Language, RowsReduceAndBroadcast) {
+  expect_row_softmax<RowSoftmax<bf16, 8, 256>, 8, 256>(device, DType::bf16, random);
+  expect_row_softmax<RowSoftmax<float, 4, 32>, 4, 32>(device, DType::f32, random);
+  expect_row_softmax<RowSoftmax<float, 16, 192>, 16, 192>(device, DType::f32, random);
+}
+
+template <class Kernel, int R, int C>
+void expect_row_statistics(Device device, DType dtype, std::mt19937_64& random) {
+  for (const auto& [rows, cols] : {std::pair{R, C}, {2 * R + 5, C}, {R - 1, C - 3}}) {
+    SCOPED_TRACE(fmt::format("{} x {}", rows, cols));
+    PlacedTensor in({rows, cols}, dtype, device, {.offset = 1, .gap = 1});
+    PlacedTensor largest({rows}, DType::f32, device), sum({rows}, DType::f32, device), squares({rows}, DType::f32, device);
+    const std::vector<float> x = in.fill_random(random);
+    launch_kernel<Kernel>(device, {ceil_div(rows, R)}, [&](auto& bind, auto& p) {
+      bind(p.in, in);
+      p.largest = largest.tensor().template data<float>();
+      p.sum = sum.tensor().template data<float>();
+      p.squares = squares.tensor().template data<float>();
+    });
+    const std::vector<double> got_largest = largest.values(), got_sum = sum.values(), got_squares = squares.values();
+    for (int row = 0; row < rows; ++row) {
+      // Columns beyond the tensor are zeros.
+      double m = cols < C ? 0 : -std::numeric_limits<double>::infinity(), s = 0, s2 = 0;
+      for (int col = 0; col < cols; ++col) {
+        const double value = x[static_cast<std::size_t>(row * cols + col)];
+        m = std::max(m, value);
+        s += value;
+        s2 += value * value;
+      }
+      const auto at = static_cast<std::size_t>(row);
+      ASSERT_EQ(got_largest[at], m) << "row " << row;
+      ASSERT_NEAR(got_sum[at], s, 1e-4) << "row " << row;
+      ASSERT_NEAR(got_squares[at], s2, 1e-4) << "row " << row;
+    }
+    EXPECT_TRUE(largest.gaps_intact() && sum.gaps_intact() && squares.gaps_intact());
+  }
+}
+
+TEST_P(Language, FragmentsReduceTheirRows) {
+  expect_row_statistics<RowStatistics<float, 64, 8>, 64, 8>(device, DType::f32, random);
+  expect_row_statistics<RowStatistics<bf16, 128, 104>, 128, 104>(device, DType::bf16, random);
+}
+
+TEST_P(Language, AnyLooksAtEveryRow) {
+  constexpr int kRows = 64, kCols = 16;
+  for (int round = 0; round < 20; ++round) {
+    const int above = round == 0 ? -1 : pick(kRows);
+    PlacedTensor in({kRows, kCols}, DType::f32, device), flags({kRows}, DType::f32, device);
+    std::vector<float> x(kRows * kCols, 0.0f);
+    if (above >= 0) x[static_cast<std::size_t>(above * kCols + pick(kCols))] = 2;
+    in.fill(x);
+    launch_kernel<AnyAbove<kRows, kCols>>(device, {}, [&](auto& bind, auto& p) {
+      bind(p.in, in);
+      p.flags = flags.tensor().template data<float>();
+      p.limit = 1;
+    });
+    const std::vector<double> got = flags.values();
+    // Which rows a thread looks at is the target's affair; those of one warp are 16.
+    for (int row = 0; row < kRows; ++row) {
+      if (above < 0) {
+        ASSERT_EQ(got[static_cast<std::size_t>(row)], 0);
+      } else if (row / 16 == above / 16) {
+        ASSERT_EQ(got[static_cast<std::size_t>(row)], 1) << "rows " << row << " and " << above;
+      }
+    }
+  }
+}
+
+template <class Kernel, int R, int C>
+void expect_column_reductions(Device device, std::mt19937_64& random) {
+  for (const auto& [rows, cols] : {std::pair{R, C}, {2 * R, 3 * C}, {2 * R - 3, C + 5}}) {
+    SCOPED_TRACE(fmt::format("{} x {}", rows, cols));
+    PlacedTensor in({rows, cols}, DType::f32, device, {.offset = 1}), minus_sum({rows, cols}, DType::f32, device),
+        minus_max({rows, cols}, DType::f32, device);
+    const std::vector<float> x = in.fill_random(random);
+    launch_kernel<Kernel>(device, {ceil_div(rows, R), ceil_div(cols, C)}, [&](auto& bind, auto& p) {
+      bind(p.in, in);
+      bind(p.minus_sum, minus_sum);
+      bind(p.minus_max, minus_max);
+    });
+    const std::vector<double> got_sum = minus_sum.values(), got_max = minus_max.values();
+    for (int row0 = 0; row0 < rows; row0 += R) {
+      const int end = std::min(row0 + R, rows);
+      for (int col = 0; col < cols; ++col) {
+        const auto at = [col, width = cols](int row) { return static_cast<std::size_t>(row * width + col); };
+        float largest = end - row0 < R ? 0 : -std::numeric_limits<float>::infinity();  // rows beyond the tensor are zeros
+        double sum = 0;
+        for (int row = row0; row < end; ++row) {
+          sum += x[at(row)];
+          largest = std::max(largest, x[at(row)]);
+        }
+        for (int row = row0; row < end; ++row) {
+          ASSERT_NEAR(got_sum[at(row)], x[at(row)] - sum, 1e-4);
+          ASSERT_EQ(got_max[at(row)], x[at(row)] - largest);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Language, FragmentsReduceTheirColumns) {
+  expect_column_reductions<ColumnReductions<64, 16>, 64, 16>(device, random);
+  expect_column_reductions<ColumnReductions<128, 40>, 128, 40>(device, random);
+  expect_column_reductions<ColumnReductions<256, 64>, 256, 64>(device, random);
+}
+
+template <class Tiles, int R, int C>
+void expect_indices(Device device, std::mt19937_64& random) {
+  for (const auto& [rows, cols] : {std::pair{R, C}, {2 * R, 2 * C}, {R + 1, C - 1}}) {
+    for (const Placement& place : placements(DType::f32, false)) {
+      SCOPED_TRACE(fmt::format("{} x {}", rows, cols));
+      PlacedTensor other({rows, cols}, DType::f32, device, place), out({rows, cols}, DType::f32, device, place);
+      const std::vector<float> z = other.fill_random(random);
+      launch_kernel<Indices<Tiles>>(device, {ceil_div(rows, R), ceil_div(cols, C)}, [&](auto& bind, auto& p) {
+        bind(p.other, other);
+        bind(p.out, out);
+      });
+      const std::vector<double> got = out.values();
+      for (int row = 0; row < rows; ++row) {
+        for (int col = 0; col < cols; ++col) {
+          const auto at = static_cast<std::size_t>(row * cols + col);
+          ASSERT_EQ(got[at], static_cast<float>(row % R * 1000 + col % C) + 2 * z[at]) << "(" << row << ", " << col << ")";
+        }
+      }
+      ASSERT_TRUE(out.gaps_intact());
+    }
+  }
+}
+
+TEST_P(Language, ForEachKnowsWhereItIs) {
+  expect_indices<InRows<8, 64>, 8, 64>(device, random);
+  expect_indices<InRows<4, 256>, 4, 256>(device, random);
+  expect_indices<InFragment<64, 24>, 64, 24>(device, random);
+  expect_indices<InFragment<128, 64>, 128, 64>(device, random);
+}
+
+/// Copies tensors through a ring of tiles; beyond the tensor the tiles are zeros.
+template <class T, int R, int C, Contract contract, int Stages, int Hold>
+void expect_ring(Device device, std::mt19937_64& random, bool every_placement = false) {
+  SCOPED_TRACE(fmt::format("{} stages, {} held", Stages, Hold));
+  const std::vector<Placement> all = placements(dtype_of<T>, true);
+  for (std::size_t i = 0; i < (every_placement ? all.size() : 2); ++i) {
+    for (const auto& [rows, cols] : {std::pair{R, 7 * C}, {R + 3, C}, {2 * R - 1, 4 * C - 1}, {1, 1}}) {
+      SCOPED_TRACE(fmt::format("{} x {}, placement {}", rows, cols, i));
+      PlacedTensor in({2, rows, cols}, dtype_of<T>, device, all[i]);
+      const int tiles_m = ceil_div(rows, R), steps = ceil_div(cols, C);
+      PlacedTensor out({2, tiles_m * R, steps * C}, dtype_of<T>, device);
+      const std::vector<float> x = in.fill_random(random);
+      launch_kernel<ThroughRing<T, R, C, contract, Stages, Hold>>(device, {tiles_m, 1, 2}, [&](auto& bind, auto& p) {
+        bind(p.in, in);
+        bind(p.out, out);
+        p.steps = steps;
+      });
+      const std::vector<double> got = out.values();
+      for (std::size_t e = 0; e < got.size(); ++e) {
+        const auto col = static_cast<int>(e % static_cast<std::size_t>(steps * C)),
+                   row = static_cast<int>(e / static_cast<std::size_t>(steps * C));
+        const int batch = row / (tiles_m * R), in_batch = row % (tiles_m * R);
+        const bool inside = in_batch < rows && col < cols;
+        const float expected = inside ? x[static_cast<std::size_t>((batch * rows + in_batch) * cols + col)] : 0.0f;
+        ASSERT_EQ(got[e], expected) << "batch " << batch << " (" << in_batch << ", " << col << ")";
+      }
+    }
+  }
+}
+
+TEST_P(Language, RingsOfEveryDepth) {
+  expect_ring<bf16, 64, 64, Contract::columns, 1, 1>(device, random);
+  expect_ring<bf16, 64, 64, Contract::columns, 2, 1>(device, random);
+  expect_ring<bf16, 64, 64, Contract::columns, 3, 2>(device, random);
+  expect_ring<bf16, 64, 64, Contract::columns, 4, 4>(device, random);
+  expect_ring<bf16, 64, 64, Contract::columns, 5, 3>(device, random);
+  expect_ring<bf16, 64, 64, Contract::columns, 6, 6>(device, random);
+}
+
+TEST_P(Language, TilesOfEveryKindAndPlacement) {
+  expect_ring<f16, 64, 128, Contract::columns, 2, 2>(device, random, true);
+  expect_ring<bf16, 128, 64, Contract::rows, 3, 2>(device, random, true);
+  expect_ring<float, 64, 32, Contract::columns, 2, 1>(device, random, true);
+}
+
+TEST_P(Language, AtomicsAddUp) {
+  constexpr int kBatch = 37;
+  for (const Placement& place : placements(DType::f32, false)) {
+    PlacedTensor in({kBatch, 67, 41}, DType::f32, device), out({67, 41}, DType::f32, device, place);
+    std::vector<float> x(kBatch * 67 * 41), expected(67 * 41);
+    for (float& value : x) value = static_cast<float>(pick(2001) - 1000);  // sums of integers are exact in any order
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<float>(pick(100));
+    in.fill(x);
+    out.fill(expected);
+    for (std::size_t i = 0; i < x.size(); ++i) expected[i % expected.size()] += x[i];
+    launch_kernel<AddUp<64, 16>>(device, {2, 3, kBatch}, [&](auto& bind, auto& p) {
+      bind(p.in, in);
+      bind(p.out, out);
+    });
+    const std::vector<double> got = out.values();
+    for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], expected[i]) << "element " << i;
+    EXPECT_TRUE(out.gaps_intact());
+  }
+}
+
+template <class T, Contract a_contract, Contract b_contract, int Stages>
+void expect_product(Device device, std::mt19937_64& random, std::int64_t m, std::int64_t n, std::int64_t k) {
+  SCOPED_TRACE(fmt::format("{} x {} x {}, {} stages", m, n, k, Stages));
+  constexpr int kBM = 64, kBN = 64, kBK = 64;
+  PlacedTensor a(a_contract == Contract::columns ? Shape{m, k} : Shape{k, m}, dtype_of<T>, device, {.gap = 8, .align = 8});
+  PlacedTensor b(b_contract == Contract::columns ? Shape{n, k} : Shape{k, n}, dtype_of<T>, device, {.gap = 8, .align = 8});
+  PlacedTensor d({m, n}, dtype_of<T>, device, {.align = 8});
+  std::vector<float> av = a.fill_random(random), bv = b.fill_random(random, 1 / std::sqrt(static_cast<float>(k)));
+  launch_kernel<kernels::gemm::Gemm<T, a_contract, b_contract, Identity, false, kBM, kBN, kBK, Stages, 1>>(
+      device, {ceil_div(static_cast<int>(m), kBM), ceil_div(static_cast<int>(n), kBN)}, [&](auto& bind, auto& p) {
+        bind(p.a, a);
+        bind(p.b, b);
+        bind(p.d, d);
+        p.alpha = 1;
+        p.depth = static_cast<int>(k);
+      });
+  const auto transpose = [](const std::vector<float>& x, std::int64_t rows, std::int64_t cols) {
+    std::vector<float> y(x.size());
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t c = 0; c < cols; ++c) y[static_cast<std::size_t>(c * rows + r)] = x[static_cast<std::size_t>(r * cols + c)];
+    return y;
+  };
+  if (a_contract == Contract::rows) av = transpose(av, k, m);
+  if (b_contract == Contract::columns) bv = transpose(bv, n, k);
+  const kernels::gemm::PlainCall plain{.m = m, .n = n, .k = k, .a = av, .b = bv};
+  EXPECT_TRUE(accurate(
+      {d.values(), kernels::gemm::reference(plain), kernels::gemm::naive(plain, dtype_of<T>, false), arithmetic_of(dtype_of<T>, device)}));
+  EXPECT_TRUE(d.gaps_intact());
+}
+
+TEST_P(Language, ProductsOverColumnsAndRows) {
+  for (const auto& [m, n, k] : {std::tuple{64, 64, 64}, {65, 63, 129}, {130, 200, 500}, {1, 7, 3}}) {
+    expect_product<bf16, Contract::columns, Contract::columns, 2>(device, random, m, n, k);
+    expect_product<bf16, Contract::columns, Contract::rows, 3>(device, random, m, n, k);
+    expect_product<f16, Contract::rows, Contract::columns, 2>(device, random, m, n, k);
+    expect_product<f16, Contract::rows, Contract::rows, 5>(device, random, m, n, k);
+  }
+}
+
+template <class T, int M, int N, int D>
+void expect_chain(Device device, std::mt19937_64& random) {
+  const DType dtype = dtype_of<T>;
+  for (const auto& [queries, keys] : {std::pair{M, N}, {M, 5 * N}, {M + 3, 4 * N - 1}, {1, 1}}) {
+    SCOPED_TRACE(fmt::format("{} queries, {} keys", queries, keys));
+    PlacedTensor q({queries, D}, dtype, device), k({keys, D}, dtype, device), v({keys, D}, dtype, device),
+        out({queries, D}, DType::f32, device, {.gap = 1});
+    const std::vector<float> qv = q.fill_random(random), kv = k.fill_random(random, 0.1f), vv = v.fill_random(random, 0.1f);
+    launch_kernel<Chain<T, M, N, D>>(device, {ceil_div(queries, M)}, [&](auto& bind, auto& p) {
+      bind(p.q, q);
+      bind(p.k, k);
+      bind(p.v, v);
+      bind(p.out, out);
+    });
+    const std::vector<double> got = out.values();
+    double error = 0, norm = 0;
+    for (int i = 0; i < queries; ++i) {
+      std::array<double, D> expected{};
+      for (int j = 0; j < keys; ++j) {
+        double score = 0;
+        for (int c = 0; c < D; ++c)
+          score += static_cast<double>(qv[static_cast<std::size_t>(i * D + c)]) * kv[static_cast<std::size_t>(j * D + c)];
+        for (int c = 0; c < D; ++c) expected[static_cast<std::size_t>(c)] += score * vv[static_cast<std::size_t>(j * D + c)];
+      }
+      for (int c = 0; c < D; ++c) {
+        const double difference = got[static_cast<std::size_t>(i * D + c)] - expected[static_cast<std::size_t>(c)];
+        error += difference * difference;
+        norm += expected[static_cast<std::size_t>(c)] * expected[static_cast<std::size_t>(c)];
+      }
+    }
+    // The scores are rounded to T on their way.
+    EXPECT_LE(std::sqrt(error / norm), dtype == DType::bf16 ? 4e-3 : 5e-4);
+    EXPECT_TRUE(out.gaps_intact());
+  }
+}
+
+TEST_P(Language, ProductsFromRegistersAndRingsOfTheirOwnPace) {
+  expect_chain<bf16, 64, 64, 64>(device, random);
+  expect_chain<f16, 128, 128, 64>(device, random);
+  expect_chain<bf16, 128, 80, 128>(device, random);
+}
+
+TEST_P(Language, ProductsSeeWhatWasStoredInSharedMemory) {
+  for (const auto& [m, n, k] : {std::tuple{64, 128, 64}, {70, 100, 330}}) {
+    SCOPED_TRACE(fmt::format("{} x {} x {}", m, n, k));
+    PlacedTensor a({m, k}, DType::bf16, device, {.align = 8}), b({n, k}, DType::bf16, device, {.align = 8}),
+        out({m, n}, DType::f32, device);
+    const std::vector<float> av = a.fill_random(random), bv = b.fill_random(random);
+    launch_kernel<DoubledProduct<bf16, 64, 128, 64>>(device, {ceil_div(m, 64), ceil_div(n, 128)}, [&](auto& bind, auto& p) {
+      bind(p.a, a);
+      bind(p.b, b);
+      bind(p.out, out);
+    });
+    const std::vector<double> got = out.values();
+    for (int i = 0; i < m; ++i) {
+      for (int j = 0; j < n; ++j) {
+        double sum = 0;
+        for (int c = 0; c < k; ++c) sum += 2.0 * av[static_cast<std::size_t>(i * k + c)] * bv[static_cast<std::size_t>(j * k + c)];
+        ASSERT_NEAR(got[static_cast<std::size_t>(i * n + j)], sum, 1e-3);
+      }
+    }
+  }
+}
+
+TEST_P(Language, PrintShowsTheTile) {
+  std::string expected;
+  for (int row = 0; row < 64; ++row) {
+    expected += fmt::format("x[{}]:", row);
+    for (int col = 0; col < 8; ++col) expected += fmt::format(" {}", 100 * row + col);
+    expected += "\n";
+  }
+  testing::internal::CaptureStdout();
+  launch_kernel<Printed>(device, {}, [](auto&, auto&) {});
+  Stream::standard(device).synchronize();
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), expected);
+}
+
+TEST_P(Language, NoTilesNoLaunch) {
+  PlacedTensor x({4, 64}, DType::f32, device);
+  for (const TileGrid& grid : {TileGrid{0, 1, 1}, TileGrid{1, 0, 1}, TileGrid{1, 1, 0}}) {
+    launch_kernel<CopyRows<float, float, 8, 64>>(device, grid, [&](auto&, auto&) { FAIL() << "nothing to bind"; });
+  }
+  EXPECT_TRUE(x.untouched());
+}
+
+TEST_P(Language, BindRefusesWhatTheKernelCannotTake) {
+  PlacedTensor x({4, 64}, DType::f32, device), half({4, 64}, DType::f16, device), five({1, 1, 1, 4, 64}, DType::f32, device);
+  const auto launch_with = [&](const Tensor& in, const Tensor& out) {
+    launch_kernel<CopyRows<float, float, 8, 64>>(device, {}, [&](auto& bind, auto& p) {
+      bind(p.in, in);
+      bind(p.out, out);
+    });
+  };
+  expect_error<InvalidArgument>([&] { launch_with(half, x); }, {"dtype", "f16[4, 64]", "f32"});
+  expect_error<InvalidArgument>([&] { launch_with(five, x); }, {"dimensions", "f32[1, 1, 1, 4, 64]", "1 to 4"});
+  const Device other = device.is_cuda() ? Device::cpu() : Device::cuda();
+  alignas(16) float memory[8] = {};
+  const Tensor elsewhere = Tensor::borrow(memory, {1, 8}, DType::f32, other);
+  expect_error<InvalidArgument>([&] { launch_with(elsewhere, x); }, {"device", "f32[1, 8] on " + other.name(), device.name()});
+  const Tensor huge = Tensor::borrow(x.tensor().data(), {std::int64_t{1} << 31, 1}, DType::f32, device, {0, 0});
+  expect_error<InvalidArgument>([&] { launch_with(huge, x); }, {"extent", "2147483648", "2^31 - 1"});
+  EXPECT_TRUE(x.untouched());
+}
+
+// What would hang or race on a GPU is an error on the CPU.
+
+/// A kernel of one ring whose `compute` is given: a host type, which only the CPU can run.
+template <class Body, int Stages>
+struct Scheduled {
+  template <class Target>
+  struct On {
+    using Piece = Shared<Target, float, 64, 32>;
+    using In = Global<Target, const float, Piece>;
+    struct Params {
+      In in;
+    };
+    struct Memory {
+      Ring<Target, Piece, Stages> ring;
+      explicit constexpr Memory(auto& block) : ring(block) {}
+    };
+    struct State {
+      Fragment<Target, float, 64, 64> acc;
+    };
+    static constexpr int rows = 64;
+    static int steps(const Params&, Tile) { return 3; }
+    static void load(auto& producer, const Params& p, Tile, int step, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Piece& piece) { copy.tile(p.in, piece, 0, step * 32); });
+    }
+    static void compute(auto& block, const Params&, Tile, Memory& memory, State& state) { Body::run(block, memory.ring, state.acc); }
+    static void finish(auto&, const Params&, Tile, Memory&, State&) {}
+  };
+};
+
+class ScheduleErrors : public testing::Test {
+ protected:
+  void SetUp() override { cpu::set_poison_released_slots(true); }
+  void TearDown() override { cpu::set_poison_released_slots(before_); }
+  template <class Body, int Stages>
+  void run() {
+    PlacedTensor in({64, 96}, DType::f32, Device::cpu());
+    std::mt19937_64 random = random_engine();
+    in.fill_random(random);
+    launch<Scheduled<Body, Stages>>(Stream::standard(Device::cpu()), {}, [&](auto& bind, auto& p) { bind(p.in, in); });
+  }
+
+ private:
+  const bool before_ = cpu::poison_released_slots();
+};
+
+struct Correct {
+  static void run(auto& block, auto& ring, auto& acc) {
+    for (int step = 0; step < 3; ++step) {
+      auto& piece = block.take(ring);
+      block.mma(acc, piece, piece, step == 0);
+      block.wait(leave<0>, acc);
+      block.release(ring);
+    }
+  }
+};
+
+TEST_F(ScheduleErrors, NoneInACorrectKernel) {
+  EXPECT_NO_THROW((run<Correct, 1>()));
+  EXPECT_NO_THROW((run<Correct, 2>()));
+}
+
+struct HoldsTwo {
+  static void run(auto& block, auto& ring, auto&) {
+    block.take(ring);
+    block.take(ring);
+    block.release(ring);
+    block.release(ring);
+  }
+};
+
+TEST_F(ScheduleErrors, PutIntoAFullRing) {
+  expect_error<Error>([&] { run<HoldsTwo, 1>(); }, {"schedule", "put into a ring with no free slot"});
+  EXPECT_NO_THROW((run<HoldsTwo, 2>()));
+}
+
+TEST_F(ScheduleErrors, PutIntoTheFullRingOfAProductThatNeedsTwoStages) {
+  // One product is in flight while the next slot is taken.
+  std::mt19937_64 random = random_engine();
+  expect_error<Error>([&] { expect_product<float, Contract::columns, Contract::columns, 1>(Device::cpu(), random, 64, 64, 65); },
+                      {"schedule", "put into a ring with no free slot"});
+  expect_product<float, Contract::columns, Contract::columns, 1>(Device::cpu(), random, 64, 64, 64);  // a single step
+  expect_product<float, Contract::columns, Contract::columns, 2>(Device::cpu(), random, 64, 64, 65);
+}
+
+struct TakesFour {
+  static void run(auto& block, auto& ring, auto&) {
+    for (int i = 0; i < 4; ++i) {
+      block.take(ring);
+      block.release(ring);
+    }
+  }
+};
+
+TEST_F(ScheduleErrors, TakeWithNothingLeft) {
+  expect_error<Error>([&] { run<TakesFour, 2>(); }, {"schedule", "empty ring with no step left to load"});
+}
+
+struct ReleasesFirst {
+  static void run(auto& block, auto& ring, auto&) { block.release(ring); }
+};
+struct ReleasesTwice {
+  static void run(auto& block, auto& ring, auto&) {
+    block.take(ring);
+    block.release(ring);
+    block.release(ring);
+  }
+};
+
+TEST_F(ScheduleErrors, ReleaseWithoutTake) {
+  expect_error<Error>([&] { run<ReleasesFirst, 2>(); }, {"schedule", "released, but none is taken"});
+  expect_error<Error>([&] { run<ReleasesTwice, 2>(); }, {"schedule", "released, but none is taken"});
+}
+
+struct ReleasesUnderProduct {
+  static void run(auto& block, auto& ring, auto& acc) {
+    auto& piece = block.take(ring);
+    block.mma(acc, piece, piece, true);
+    block.release(ring);
+  }
+};
+struct WaitsForTooFew {
+  static void run(auto& block, auto& ring, auto& acc) {
+    auto& piece = block.take(ring);
+    block.mma(acc, piece, piece, true);
+    block.wait(leave<1>, acc);  // the only one
+    block.release(ring);
+  }
+};
+struct ReleasesTheOlder {
+  static void run(auto& block, auto& ring, auto& acc) {
+    auto& first = block.take(ring);
+    block.mma(acc, first, first, true);
+    auto& second = block.take(ring);
+    block.mma(acc, second, second, false);
+    block.wait(leave<1>, acc);
+    block.release(ring);  // the first: its product is done
+    block.wait(leave<0>, acc);
+    block.release(ring);
+  }
+};
+
+TEST_F(ScheduleErrors, ReleaseUnderAProduct) {
+  expect_error<Error>([&] { run<ReleasesUnderProduct, 2>(); }, {"schedule", "release of a slot that a product in flight reads"});
+  expect_error<Error>([&] { run<WaitsForTooFew, 2>(); }, {"schedule", "release of a slot that a product in flight reads"});
+  EXPECT_NO_THROW((run<ReleasesTheOlder, 2>()));
+}
+
+struct MultipliesReleased {
+  static void run(auto& block, auto& ring, auto& acc) {
+    auto& piece = block.take(ring);
+    block.release(ring);
+    block.mma(acc, piece, piece, true);
+  }
+};
+struct MultipliesReleasedFromRegisters {
+  static void run(auto& block, auto& ring, auto& acc) {
+    auto& piece = block.take(ring);
+    block.release(ring);
+    cpu::Operand<float, 64, 32> operand{};
+    block.mma(acc, operand, piece, true);
+  }
+};
+struct LoadsReleased {
+  static void run(auto& block, auto& ring, auto&) {
+    auto& piece = block.take(ring);
+    block.release(ring);
+    cpu::Fragment<float, 64, 32> x;
+    block.load(x, piece);
+  }
+};
+
+TEST_F(ScheduleErrors, UseAfterRelease) {
+  expect_error<Error>([&] { run<MultipliesReleased, 2>(); }, {"schedule", "a product reads a slot that was released"});
+  expect_error<Error>([&] { run<MultipliesReleasedFromRegisters, 2>(); }, {"schedule", "a product reads a slot that was released"});
+  expect_error<Error>([&] { run<LoadsReleased, 2>(); }, {"schedule", "slot that was released"});
+}
+
+struct ManyProducts {
+  static void run(auto& block, auto& ring, auto& acc) {
+    auto& piece = block.take(ring);
+    for (int i = 0; i < 100; ++i) block.mma(acc, piece, piece, i == 0);
+  }
+};
+
+TEST_F(ScheduleErrors, TooManyProductsInFlight) {
+  expect_error<Error>([&] { run<ManyProducts, 1>(); }, {"schedule", "too many products in flight"});
+}
+
+TEST_F(ScheduleErrors, LeaveTheNextLaunchAlone) {
+  expect_error<Error>([&] { run<ReleasesUnderProduct, 2>(); }, {"schedule"});
+  EXPECT_NO_THROW((run<Correct, 2>()));
+}
+
+TEST(LanguageKernels, CompileForTheGpu) {
+  skip_without_nvrtc();
+  compile_all(detail::launched_kernels(), 0, [](std::size_t i, const CompiledKernel& kernel) {
+    EXPECT_FALSE(kernel.cubin.empty());
+    EXPECT_EQ(!kernel.tensor_core_instruction.empty(),
+              detail::launched_kernels()[i].type.find("ThroughRing") == std::string::npos && detail::launched_kernels()[i].tensor_core)
+        << detail::launched_kernels()[i].name << ": " << kernel.tensor_core_instruction;
+  });
+}
+
+TEST(HostKernel, IsForTheCpuAlone) {
+  // Its text is not embedded, so there is nothing that the run-time compiler could be given. Said before any device is asked.
+  expect_error<InvalidArgument>([&] { launch_gpu<Scheduled<Correct, 2>>(Stream::standard(Device::cpu()), {}, [](auto&, auto&) {}); },
+                                {"cannot run on a GPU", "Scheduled", "source"});
+}
+
+}  // namespace
+}  // namespace tw::test

@@ -1,0 +1,1 @@
+// Tile code in the executable, embedded by a second call.

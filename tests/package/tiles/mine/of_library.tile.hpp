@@ -1,0 +1,1 @@
+// Tile code in a static library of the user.

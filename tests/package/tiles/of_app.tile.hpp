@@ -1,0 +1,1 @@
+// Tile code in the executable.

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tilewave/device.hpp"
+
+namespace tw::test {
+
+/// The run's seed: $TILEWAVE_TEST_SEED, else different in every run. A failing test's output shows it.
+std::uint64_t seed();
+
+/// A generator for the current test: its stream depends on seed() and on the test's name alone, not on which tests ran before.
+std::mt19937_64 random_engine();
+
+/// The first usable GPU's report, or null.
+const DeviceInfo* cuda_device();
+
+/// Why NVRTC cannot be used; empty where it can.
+const std::string& nvrtc_problem();
+
+/// Devices to run an operation's tests on: use with testing::ValuesIn and device_name. The GPU's tests skip where there is none.
+inline const std::vector<Device> kDevices = {Device::cpu(), Device::cuda()};
+
+/// "cpu" or "cuda": `ctest -R cuda` picks the tests that need a GPU (`make gpu-test`).
+inline std::string device_name(const testing::TestParamInfo<Device>& info) { return info.param.is_cuda() ? "cuda" : "cpu"; }
+
+}  // namespace tw::test
+
+/// Ends the current test as skipped where there is no usable GPU; under `make gpu-test` (which sets TILEWAVE_REQUIRE_CUDA) as failed.
+#define skip_without_cuda()                                                                            \
+  do {                                                                                                 \
+    if (::tw::test::cuda_device() == nullptr) {                                                        \
+      if (std::getenv("TILEWAVE_REQUIRE_CUDA") != nullptr) GTEST_FAIL() << "no CUDA device is usable"; \
+      GTEST_SKIP() << "skipped: no CUDA device";                                                       \
+    }                                                                                                  \
+  } while (false)
+
+/// The same if `device` is a GPU; nothing on the CPU.
+#define skip_unless_present(device)              \
+  do {                                           \
+    if ((device).is_cuda()) skip_without_cuda(); \
+  } while (false)
+
+/// Ends the current test as skipped, with the reason, where NVRTC is missing; in CI as failed.
+#define skip_without_nvrtc()                                                                          \
+  do {                                                                                                \
+    if (const std::string& tw_problem = ::tw::test::nvrtc_problem(); !tw_problem.empty()) {           \
+      if (std::getenv("CI") != nullptr) GTEST_FAIL() << "kernels cannot be compiled: " << tw_problem; \
+      GTEST_SKIP() << "skipped: kernels cannot be compiled: " << tw_problem;                          \
+    }                                                                                                 \
+  } while (false)
