@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "runtime/gpu.hpp"
 #include "runtime/host.hpp"
@@ -132,11 +133,29 @@ DeviceReport find_devices() {
   return report;
 }
 
+std::vector<Device> DeviceReport::usable() const {
+  std::vector<Device> result;
+  for (const DeviceInfo& info : devices) {
+    if (info.usable && (!info.device.is_cuda() || nvrtc_problem.empty())) result.push_back(info.device);
+  }
+  return result;
+}
+
+std::string DeviceReport::problems() const {
+  std::string text;
+  if (!cuda_problem.empty()) text += fmt::format("no GPU: {}\n", cuda_problem);
+  for (const DeviceInfo& info : devices) {
+    if (!info.usable) text += fmt::format("{}: {}\n", info.device.name(), info.problem);
+  }
+  if (!nvrtc_problem.empty()) text += fmt::format("no kernels on GPUs: {}\n", nvrtc_problem);
+  return text;
+}
+
 const DeviceInfo& device_info(Device device) {
   static std::mutex mutex;
-  static auto& known = *new std::map<int, DeviceInfo>;  // -1: the CPU
+  static auto& known = *new std::map<std::pair<bool, int>, DeviceInfo>;
   const std::lock_guard lock(mutex);
-  const int key = device.is_cuda() ? device.index : -1;
+  const std::pair key(device.is_cuda(), device.index);
   auto found = known.find(key);
   if (found != known.end()) return found->second;
   if (!device.is_cuda()) {

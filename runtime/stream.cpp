@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <map>
 #include <mutex>
@@ -167,6 +169,24 @@ float Event::milliseconds(const Event& begin, const Event& end) {
   float result = 0;
   cuda::check(cuda::driver().event_elapsed_time(&result, begin.state_->native, end.state_->native), "cuEventElapsedTime");
   return result;
+}
+
+float milliseconds(const Stream& stream, const std::function<void()>& work) {
+  if (!work) throw InvalidArgument("milliseconds: work is empty; allowed: a function");
+  work();
+  stream.synchronize();
+  std::array<float, 7> times{};
+  Event begin(stream.device());
+  Event end(stream.device());
+  for (float& time : times) {
+    begin.record(stream);
+    work();
+    end.record(stream);
+    time = Event::milliseconds(begin, end);
+  }
+  const auto middle = times.begin() + times.size() / 2;
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
 }
 
 // --- Graph

@@ -4,11 +4,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
+#include <numbers>
 #include <utility>
 
 #include "runtime/stream.hpp"
 #include "runtime/strided.hpp"
+#include "tilewave/detail/parallel.hpp"
 
 namespace tw {
 namespace {
@@ -123,6 +127,14 @@ Tensor filled(Shape shape, DType dtype, const Stream& stream, unsigned char byte
   return t;
 }
 
+/// A number between 0 and 1, neither of them: the `index`-th of SplitMix64 (Steele, Lea and Flood 2014).
+double uniform(std::uint64_t seed, std::uint64_t index) {
+  std::uint64_t x = seed + (index + 1) * 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return (static_cast<double>((x ^ (x >> 31)) >> 12) + 0.5) * 0x1p-52;
+}
+
 /// `dim` counted from the front. Throws InvalidArgument.
 int front_dim(const char* argument, int dim, const Tensor& t) {
   const int rank = t.rank();
@@ -153,6 +165,30 @@ Tensor Tensor::empty(Shape shape, DType dtype, const Stream& stream) {
 Tensor Tensor::zeros(Shape shape, DType dtype, const Stream& stream) { return filled(std::move(shape), dtype, stream, 0); }
 
 Tensor Tensor::poisoned(Shape shape, DType dtype, const Stream& stream) { return filled(std::move(shape), dtype, stream, 0xff); }
+
+Tensor Tensor::random(Shape shape, DType dtype, std::uint64_t seed, const Stream& stream) {
+  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) {
+    throw InvalidArgument(fmt::format("random: dtype is {}; allowed: f32, f16, bf16", name_of(dtype)));
+  }
+  const Tensor values = empty(shape, DType::f32);
+  const std::int64_t count = values.numel();
+  const std::uint64_t first = (seed + 1) * 0xd1342543de82ef95u;  // neighbouring seeds begin far apart
+  constexpr std::int64_t kChunk = 16 * 1024;
+  detail::parallel_for((count + kChunk - 1) / kChunk, [&](long chunk) {
+    const std::int64_t end = std::min(count, (chunk + 1) * kChunk);
+    for (std::int64_t i = chunk * kChunk; i < end; ++i) {  // Box and Muller 1958
+      const auto pair = static_cast<std::uint64_t>(i) * 2;
+      const double radius = std::sqrt(-2 * std::log(uniform(first, pair)));
+      values.data<float>()[i] = static_cast<float>(radius * std::cos(2 * std::numbers::pi * uniform(first, pair + 1)));
+    }
+  });
+  const Tensor converted = dtype == DType::f32 ? values : values.to(dtype);
+  if (!stream.device().is_cuda()) return converted;
+  Tensor result = empty(std::move(shape), dtype, stream);
+  stream.synchronize();  // the memory is there for the stream that copies
+  result.copy_from(converted);
+  return result;
+}
 
 Tensor Tensor::borrow(void* data, Shape shape, DType dtype, Device device, std::vector<std::int64_t> strides, std::shared_ptr<void> owner) {
   const std::int64_t count = count_elements(shape, dtype);
@@ -339,6 +375,26 @@ void Tensor::fill_bytes(const void* source, std::size_t bytes) const {
     throw InvalidArgument(fmt::format("values: {} elements are given; allowed for {}: {}", bytes / size_of(dtype_), describe(), numel()));
   }
   if (bytes > 0) std::memcpy(data_, source, bytes);
+}
+
+double max_difference(const Tensor& a, const Tensor& b) {
+  if (a.shape() != b.shape())
+    throw InvalidArgument(fmt::format("max_difference: b is {}; allowed: shape of {}", b.describe(), a.describe()));
+  const auto on_cpu = [](const Tensor& t) { return t.is_contiguous() && !t.device().is_cuda() ? t : t.to(Device::cpu()); };
+  const Tensor x = on_cpu(a);
+  const Tensor y = on_cpu(b);
+  const auto* x_bytes = static_cast<const char*>(x.data());
+  const auto* y_bytes = static_cast<const char*>(y.data());
+  double largest = 0;
+  for (std::int64_t i = x.numel(); i > 0; --i) {
+    const double p = element_as_double(x_bytes, x.dtype());
+    const double q = element_as_double(y_bytes, y.dtype());
+    if (std::isnan(p) || std::isnan(q)) return std::numeric_limits<double>::quiet_NaN();
+    if (p != q) largest = std::max(largest, std::abs(p - q));  // infinities of one sign do not differ
+    x_bytes += size_of(x.dtype());
+    y_bytes += size_of(y.dtype());
+  }
+  return largest;
 }
 
 }  // namespace tw

@@ -4,6 +4,7 @@
 
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "runtime/cuda_driver.hpp"
 #include "tests/support.hpp"
@@ -57,6 +58,26 @@ TEST(Device, ReportSaysWhatWasFoundOrWhyNot) {
       EXPECT_NE(gpu.problem.find("sm_90"), std::string::npos) << gpu.problem;
     }
   }
+}
+
+TEST(Device, ReportsWhatIsUsableAndWhyTheRestIsNot) {
+  DeviceReport report;
+  report.devices.resize(3);
+  report.devices[0].usable = true;
+  report.devices[1].device = Device::cuda(0);
+  report.devices[1].problem = "too old";
+  report.devices[2].device = Device::cuda(1);
+  report.devices[2].usable = true;
+  EXPECT_EQ(report.usable(), (std::vector{Device::cpu(), Device::cuda(1)}));
+  EXPECT_EQ(report.problems(), "cuda:0: too old\n");
+  report.nvrtc_problem = "not found";
+  EXPECT_EQ(report.usable(), std::vector{Device::cpu()});
+  EXPECT_EQ(report.problems(), "cuda:0: too old\nno kernels on GPUs: not found\n");
+  report.devices.resize(1);
+  report.nvrtc_problem.clear();
+  EXPECT_EQ(report.problems(), "");
+  report.cuda_problem = "no driver";
+  EXPECT_EQ(report.problems(), "no GPU: no driver\n");
 }
 
 TEST(Device, NoCudaIsAnErrorThatSaysWhy) {

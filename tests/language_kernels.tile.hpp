@@ -71,14 +71,28 @@ struct RowSoftmax {
   };
 };
 
-/// Of each row of a Fragment: the largest element, the sum, and the sum of squares, added up from the threads' shares. All three have
-/// p.in.rows elements.
-template <class T, int R, int C>
+/// A tile as Rows or as a Fragment, for kernels that do not mind which.
+template <int R, int C>
+struct InRows {
+  static constexpr int block_rows = 64;  // one warpgroup
+  template <class Target>
+  using Of = Rows<Target, float, R, C>;
+};
+template <int R, int C>
+struct InFragment {
+  static constexpr int block_rows = R;
+  template <class Target>
+  using Of = Fragment<Target, float, R, C>;
+};
+
+/// Of each row: the largest element, the sum, and the sum of squares, added up from the threads' shares. All three have p.in.rows elements.
+template <class T, class Tiles>
 struct RowStatistics {
   static constexpr const char* source = kLanguageKernels;
   template <class Target>
   struct On {
-    static constexpr int rows = R;
+    using X = typename Tiles::template Of<Target>;
+    static constexpr int rows = Tiles::block_rows;
     struct Params {
       Global<Target, const T> in;
       float* largest;
@@ -86,9 +100,10 @@ struct RowStatistics {
       float* squares;
     };
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
-      Fragment<Target, float, R, C> x;
-      RowVector<Target, float, Fragment<Target, float, R, C>> largest, sum, squares;
-      block.load(x, p.in, t.m * R, 0);
+      X x;
+      RowVector<Target, float, X> largest, sum, squares;
+      const int row0 = t.m * X::rows;
+      block.load(x, p.in, row0, 0);
       block.rows(x, [&](int i, auto row) {
         largest[i] = row.max();
         sum[i] = row.sum();
@@ -96,10 +111,10 @@ struct RowStatistics {
       });
       block.complete(squares);
       block.for_rows(largest, [&](int row, int i, float& value) {
-        if (t.m * R + row >= p.in.rows || !block.owns_rows(largest)) return;
-        p.largest[t.m * R + row] = value;
-        p.sum[t.m * R + row] = sum[i];
-        p.squares[t.m * R + row] = squares[i];
+        if (row0 + row >= p.in.rows || !block.owns_rows(largest)) return;
+        p.largest[row0 + row] = value;
+        p.sum[row0 + row] = sum[i];
+        p.squares[row0 + row] = squares[i];
       });
     }
   };
@@ -185,19 +200,6 @@ struct Indices {
     }
   };
 };
-template <int R, int C>
-struct InRows {
-  static constexpr int block_rows = 64;  // one warpgroup
-  template <class Target>
-  using Of = Rows<Target, float, R, C>;
-};
-template <int R, int C>
-struct InFragment {
-  static constexpr int block_rows = R;
-  template <class Target>
-  using Of = Fragment<Target, float, R, C>;
-};
-
 /// out = in through a ring of `Stages` slots, of which the kernel holds up to `Hold` before it gives the oldest back.
 template <class T, int R, int C, Contract contract, int Stages, int Hold>
 struct ThroughRing {
@@ -361,7 +363,7 @@ struct DoubledProduct {
   };
 };
 
-/// Prints 100 row + col.
+/// Prints 100 row + col, in the first tile.
 struct Printed {
   static constexpr const char* source = kLanguageKernels;
   template <class Target>

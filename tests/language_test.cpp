@@ -140,11 +140,24 @@ void expect_column_vector_layout() {
   }
 }
 
+/// Copies of a row's value lie with the threads that hold the row.
+template <class F>
+void expect_row_vector_layout(int threads) {
+  using V = sm_90a::RowVector<float, F>;
+  for (int thread = 0; thread < threads; ++thread) {
+    const sm_90a::Position p = sm_90a::Position::of(thread);
+    for (int i = 0; i < V::size; ++i)
+      for (int j = 0; j < F::size / F::row_count; ++j) ASSERT_EQ(V::row(p, i), F::row(p, F::in_row(i, j)));
+  }
+}
+
 TEST(Layout, FragmentsGiveEachElementToOneThread) {
   expect_fragment_layout<sm_90a::Fragment<float, 64, 8>>(128);
   expect_fragment_layout<sm_90a::Fragment<float, 64, 80>>(128);
   expect_fragment_layout<sm_90a::Fragment<float, 128, 256>>(256);
   expect_fragment_layout<sm_90a::Fragment<float, 192, 128>>(384);
+  expect_row_vector_layout<sm_90a::Fragment<float, 64, 8>>(128);
+  expect_row_vector_layout<sm_90a::Fragment<float, 128, 96>>(256);
   expect_column_vector_layout<64, 8>();
   expect_column_vector_layout<128, 96>();
 }
@@ -156,6 +169,9 @@ TEST(Layout, RowsGiveEachElementToOneThread) {
   expect_fragment_layout<sm_90a::Rows<float, 8, 128>>(128);
   expect_fragment_layout<sm_90a::Rows<float, 4, 256>>(128);
   expect_fragment_layout<sm_90a::Rows<bf16, 4, 768>>(128);
+  expect_fragment_layout<sm_90a::Rows<float, 64, 32>>(128);
+  expect_row_vector_layout<sm_90a::Rows<float, 64, 32>>(128);
+  expect_row_vector_layout<sm_90a::Rows<float, 8, 256>>(128);
 }
 
 // Schedules.
@@ -317,14 +333,14 @@ TEST_P(Language, RowsReduceAndBroadcast) {
   expect_row_softmax<RowSoftmax<float, 16, 192>, 16, 192>(device, DType::f32, random);
 }
 
-template <class Kernel, int R, int C>
-void expect_row_statistics(Device device, DType dtype, std::mt19937_64& random) {
+template <class T, class Tiles, int R, int C>
+void expect_row_statistics(Device device, std::mt19937_64& random) {
   for (const auto& [rows, cols] : {std::pair{R, C}, {2 * R + 5, C}, {R - 1, C - 3}}) {
     SCOPED_TRACE(fmt::format("{} x {}", rows, cols));
-    PlacedTensor in({rows, cols}, dtype, device, {.offset = 1, .gap = 1});
+    PlacedTensor in({rows, cols}, dtype_of<T>, device, {.offset = 1, .gap = 1});
     PlacedTensor largest({rows}, DType::f32, device), sum({rows}, DType::f32, device), squares({rows}, DType::f32, device);
     const std::vector<float> x = in.fill_random(random);
-    launch_kernel<Kernel>(device, {ceil_div(rows, R)}, [&](auto& bind, auto& p) {
+    launch_kernel<RowStatistics<T, Tiles>>(device, {ceil_div(rows, R)}, [&](auto& bind, auto& p) {
       bind(p.in, in);
       p.largest = largest.tensor().template data<float>();
       p.sum = sum.tensor().template data<float>();
@@ -333,25 +349,29 @@ void expect_row_statistics(Device device, DType dtype, std::mt19937_64& random) 
     const std::vector<double> got_largest = largest.values(), got_sum = sum.values(), got_squares = squares.values();
     for (int row = 0; row < rows; ++row) {
       // Columns beyond the tensor are zeros.
-      double m = cols < C ? 0 : -std::numeric_limits<double>::infinity(), s = 0, s2 = 0;
+      double m = cols < C ? 0 : -std::numeric_limits<double>::infinity(), s = 0, s2 = 0, magnitudes = 0;
       for (int col = 0; col < cols; ++col) {
         const double value = x[static_cast<std::size_t>(row * cols + col)];
         m = std::max(m, value);
         s += value;
         s2 += value * value;
+        magnitudes += std::abs(value);
       }
       const auto at = static_cast<std::size_t>(row);
+      const double unit = cols * std::ldexp(1.0, -24);  // most by which a sum of `cols` terms is off, relative to that of their magnitudes
       ASSERT_EQ(got_largest[at], m) << "row " << row;
-      ASSERT_NEAR(got_sum[at], s, 1e-4) << "row " << row;
-      ASSERT_NEAR(got_squares[at], s2, 1e-4) << "row " << row;
+      ASSERT_NEAR(got_sum[at], s, unit * magnitudes) << "row " << row;
+      ASSERT_NEAR(got_squares[at], s2, unit * s2) << "row " << row;
     }
     EXPECT_TRUE(largest.gaps_intact() && sum.gaps_intact() && squares.gaps_intact());
   }
 }
 
-TEST_P(Language, FragmentsReduceTheirRows) {
-  expect_row_statistics<RowStatistics<float, 64, 8>, 64, 8>(device, DType::f32, random);
-  expect_row_statistics<RowStatistics<bf16, 128, 104>, 128, 104>(device, DType::bf16, random);
+TEST_P(Language, RowsOfEveryKindReduce) {
+  expect_row_statistics<float, InFragment<64, 8>, 64, 8>(device, random);
+  expect_row_statistics<bf16, InFragment<128, 104>, 128, 104>(device, random);
+  expect_row_statistics<float, InRows<64, 32>, 64, 32>(device, random);
+  expect_row_statistics<bf16, InRows<8, 256>, 8, 256>(device, random);
 }
 
 TEST_P(Language, AnyLooksAtEveryRow) {
@@ -520,7 +540,7 @@ void expect_product(Device device, std::mt19937_64& random, std::int64_t m, std:
   PlacedTensor b(b_contract == Contract::columns ? Shape{n, k} : Shape{k, n}, dtype_of<T>, device, {.gap = 8, .align = 8});
   PlacedTensor d({m, n}, dtype_of<T>, device, {.align = 8});
   std::vector<float> av = a.fill_random(random), bv = b.fill_random(random, 1 / std::sqrt(static_cast<float>(k)));
-  launch_kernel<kernels::gemm::Gemm<T, a_contract, b_contract, Identity, false, kBM, kBN, kBK, Stages, 1>>(
+  launch_kernel<kernels::gemm::Gemm<T, a_contract, b_contract, Identity, false, kBM, kBN, kBK, Stages, 1, 8>>(
       device, {ceil_div(static_cast<int>(m), kBM), ceil_div(static_cast<int>(n), kBN)}, [&](auto& bind, auto& p) {
         bind(p.a, a);
         bind(p.b, b);
@@ -623,7 +643,7 @@ TEST_P(Language, PrintShowsTheTile) {
     expected += "\n";
   }
   testing::internal::CaptureStdout();
-  launch_kernel<Printed>(device, {}, [](auto&, auto&) {});
+  launch_kernel<Printed>(device, {3, 2, 1}, [](auto&, auto&) {});
   Stream::standard(device).synchronize();
   EXPECT_EQ(testing::internal::GetCapturedStdout(), expected);
 }
@@ -657,15 +677,14 @@ TEST_P(Language, BindRefusesWhatTheKernelCannotTake) {
 
 // What would hang or race on a GPU is an error on the CPU.
 
-/// A kernel of one ring whose `compute` is given: a host type, which only the CPU can run.
+/// A kernel of one ring whose steps, puts per step and `compute` are given: a host type, which only the CPU can run.
 template <class Body, int Stages>
 struct Scheduled {
   template <class Target>
   struct On {
     using Piece = Shared<Target, float, 64, 32>;
-    using In = Global<Target, const float, Piece>;
     struct Params {
-      In in;
+      Global<Target, const float, Piece> in;
     };
     struct Memory {
       Ring<Target, Piece, Stages> ring;
@@ -675,13 +694,21 @@ struct Scheduled {
       Fragment<Target, float, 64, 64> acc;
     };
     static constexpr int rows = 64;
-    static int steps(const Params&, Tile) { return 3; }
+    static int steps(const Params&, Tile) { return Body::steps; }
     static void load(auto& producer, const Params& p, Tile, int step, Memory& memory) {
-      producer.put(memory.ring, [&](auto copy, Piece& piece) { copy.tile(p.in, piece, 0, step * 32); });
+      for (int i = 0; i < Body::puts; ++i)
+        producer.put(memory.ring, [&](auto copy, Piece& piece) { copy.tile(p.in, piece, Body::first_row, step * 32); });
     }
     static void compute(auto& block, const Params&, Tile, Memory& memory, State& state) { Body::run(block, memory.ring, state.acc); }
     static void finish(auto&, const Params&, Tile, Memory&, State&) {}
   };
+};
+
+template <int kSteps, int kPuts = 1, int kFirstRow = 0>
+struct Steps {
+  static constexpr int steps = kSteps;
+  static constexpr int puts = kPuts;
+  static constexpr int first_row = kFirstRow;
 };
 
 class ScheduleErrors : public testing::Test {
@@ -700,7 +727,7 @@ class ScheduleErrors : public testing::Test {
   const bool before_ = cpu::poison_released_slots();
 };
 
-struct Correct {
+struct Correct : Steps<3> {
   static void run(auto& block, auto& ring, auto& acc) {
     for (int step = 0; step < 3; ++step) {
       auto& piece = block.take(ring);
@@ -716,11 +743,13 @@ TEST_F(ScheduleErrors, NoneInACorrectKernel) {
   EXPECT_NO_THROW((run<Correct, 2>()));
 }
 
-struct HoldsTwo {
+struct HoldsTwo : Steps<3> {
   static void run(auto& block, auto& ring, auto&) {
     block.take(ring);
     block.take(ring);
     block.release(ring);
+    block.release(ring);
+    block.take(ring);
     block.release(ring);
   }
 };
@@ -739,7 +768,7 @@ TEST_F(ScheduleErrors, PutIntoTheFullRingOfAProductThatNeedsTwoStages) {
   expect_product<float, Contract::columns, Contract::columns, 2>(Device::cpu(), random, 64, 64, 65);
 }
 
-struct TakesFour {
+struct TakesFour : Steps<3> {
   static void run(auto& block, auto& ring, auto&) {
     for (int i = 0; i < 4; ++i) {
       block.take(ring);
@@ -752,10 +781,10 @@ TEST_F(ScheduleErrors, TakeWithNothingLeft) {
   expect_error<Error>([&] { run<TakesFour, 2>(); }, {"schedule", "empty ring with no step left to load"});
 }
 
-struct ReleasesFirst {
+struct ReleasesFirst : Steps<1> {
   static void run(auto& block, auto& ring, auto&) { block.release(ring); }
 };
-struct ReleasesTwice {
+struct ReleasesTwice : Steps<2> {
   static void run(auto& block, auto& ring, auto&) {
     block.take(ring);
     block.release(ring);
@@ -768,14 +797,14 @@ TEST_F(ScheduleErrors, ReleaseWithoutTake) {
   expect_error<Error>([&] { run<ReleasesTwice, 2>(); }, {"schedule", "released, but none is taken"});
 }
 
-struct ReleasesUnderProduct {
+struct ReleasesUnderProduct : Steps<1> {
   static void run(auto& block, auto& ring, auto& acc) {
     auto& piece = block.take(ring);
     block.mma(acc, piece, piece, true);
     block.release(ring);
   }
 };
-struct WaitsForTooFew {
+struct WaitsForTooFew : Steps<1> {
   static void run(auto& block, auto& ring, auto& acc) {
     auto& piece = block.take(ring);
     block.mma(acc, piece, piece, true);
@@ -783,7 +812,7 @@ struct WaitsForTooFew {
     block.release(ring);
   }
 };
-struct ReleasesTheOlder {
+struct ReleasesTheOlder : Steps<2> {
   static void run(auto& block, auto& ring, auto& acc) {
     auto& first = block.take(ring);
     block.mma(acc, first, first, true);
@@ -802,14 +831,14 @@ TEST_F(ScheduleErrors, ReleaseUnderAProduct) {
   EXPECT_NO_THROW((run<ReleasesTheOlder, 2>()));
 }
 
-struct MultipliesReleased {
+struct MultipliesReleased : Steps<1> {
   static void run(auto& block, auto& ring, auto& acc) {
     auto& piece = block.take(ring);
     block.release(ring);
     block.mma(acc, piece, piece, true);
   }
 };
-struct MultipliesReleasedFromRegisters {
+struct MultipliesReleasedFromRegisters : Steps<1> {
   static void run(auto& block, auto& ring, auto& acc) {
     auto& piece = block.take(ring);
     block.release(ring);
@@ -817,7 +846,7 @@ struct MultipliesReleasedFromRegisters {
     block.mma(acc, operand, piece, true);
   }
 };
-struct LoadsReleased {
+struct LoadsReleased : Steps<1> {
   static void run(auto& block, auto& ring, auto&) {
     auto& piece = block.take(ring);
     block.release(ring);
@@ -832,7 +861,7 @@ TEST_F(ScheduleErrors, UseAfterRelease) {
   expect_error<Error>([&] { run<LoadsReleased, 2>(); }, {"schedule", "slot that was released"});
 }
 
-struct ManyProducts {
+struct ManyProducts : Steps<1> {
   static void run(auto& block, auto& ring, auto& acc) {
     auto& piece = block.take(ring);
     for (int i = 0; i < 100; ++i) block.mma(acc, piece, piece, i == 0);
@@ -841,6 +870,41 @@ struct ManyProducts {
 
 TEST_F(ScheduleErrors, TooManyProductsInFlight) {
   expect_error<Error>([&] { run<ManyProducts, 1>(); }, {"schedule", "too many products in flight"});
+}
+
+struct TakesOne {
+  static void run(auto& block, auto& ring, auto&) {
+    block.take(ring);
+    block.release(ring);
+  }
+};
+struct LeavesAStep : Steps<2>, TakesOne {};
+struct LeavesASlot : Steps<1, 2>, TakesOne {};
+struct KeepsASlot : Steps<1> {
+  static void run(auto& block, auto& ring, auto&) { block.take(ring); }
+};
+
+TEST_F(ScheduleErrors, TilesThatLeaveSomethingToTheNext) {
+  expect_error<Error>([&] { run<LeavesAStep, 2>(); }, {"schedule", "ends before its last step was loaded"});
+  expect_error<Error>([&] { run<LeavesASlot, 2>(); }, {"schedule", "filled and never taken"});
+  expect_error<Error>([&] { run<KeepsASlot, 2>(); }, {"schedule", "taken and never released"});
+}
+
+struct BeginsBefore : Steps<1, 1, -1>, TakesOne {};
+
+/// A tile wholly before its tensor is zeros, as one wholly behind it is.
+struct LiesBefore : Steps<1, 1, -64> {
+  static void run(auto& block, auto& ring, auto&) {
+    cpu::Fragment<float, 64, 32> x;
+    block.load(x, block.take(ring));
+    block.for_each(x, [](int, int, float& value) { EXPECT_EQ(value, 0); });
+    block.release(ring);
+  }
+};
+
+TEST_F(ScheduleErrors, TilesThatBeginBeforeTheirTensor) {
+  expect_error<Error>([&] { run<BeginsBefore, 2>(); }, {"schedule", "begins before its tensor and ends inside"});
+  EXPECT_NO_THROW((run<LiesBefore, 2>()));
 }
 
 TEST_F(ScheduleErrors, LeaveTheNextLaunchAlone) {

@@ -158,5 +158,26 @@ TEST(GraphOfTheGpu, cuda_CountersOfCapturedLaunchesAreTheirOwn) {
   }
 }
 
+TEST_P(Streams, MillisecondsAreTheMedianOfSomeCalls) {
+  skip_unless_present(GetParam());
+  const Stream stream(GetParam());
+  int calls = 0;
+  // The first call, which warms up, and one later call take much longer.
+  const float ms = milliseconds(stream, [&] {
+    ++calls;
+    std::this_thread::sleep_for(std::chrono::milliseconds(calls == 1 || calls == 3 ? 400 : 10));
+  });
+  EXPECT_GT(calls, 3);
+  EXPECT_GE(ms, 9);
+  EXPECT_LT(ms, 300);
+}
+
+TEST_P(Streams, MillisecondsNeedWork) {
+  skip_unless_present(GetParam());
+  const Stream stream(GetParam());
+  EXPECT_THROW(milliseconds(stream, nullptr), InvalidArgument);
+  EXPECT_THROW(milliseconds(stream, [] { throw std::runtime_error("from the work"); }), std::runtime_error);
+}
+
 }  // namespace
 }  // namespace tw::test

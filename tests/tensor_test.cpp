@@ -386,5 +386,98 @@ TEST(Tensor, cuda_IsNotReadOnTheCpu) {
   EXPECT_THROW(matrix.transpose(0, 1).copy_from(Tensor::zeros({3, 2}, DType::f32)), InvalidArgument);
 }
 
+TEST(RandomTensor, IsStandardNormal) {
+  const Tensor t = Tensor::random({1000, 200}, DType::f32, 7);
+  ASSERT_EQ(t.shape(), (Shape{1000, 200}));
+  const auto n = static_cast<double>(t.numel());
+  double moments[5] = {};
+  std::int64_t within_one = 0;
+  for (std::int64_t i = 0; i < t.numel(); ++i) {
+    const double x = t.data<float>()[i];
+    ASSERT_TRUE(std::isfinite(x));
+    for (int power = 1; power <= 4; ++power) moments[power] += std::pow(x, power) / n;
+    within_one += std::abs(x) < 1 ? 1 : 0;
+  }
+  // Five standard deviations of each estimate.
+  EXPECT_NEAR(moments[1], 0, 5 / std::sqrt(n));
+  EXPECT_NEAR(moments[2], 1, 5 * std::sqrt(2 / n));
+  EXPECT_NEAR(moments[3], 0, 5 * std::sqrt(15 / n));
+  EXPECT_NEAR(moments[4], 3, 5 * std::sqrt(96 / n));
+  EXPECT_NEAR(static_cast<double>(within_one) / n, 0.6827, 5 * std::sqrt(0.6827 * 0.3173 / n));
+  // Neighbours, and tensors of neighbouring seeds, have nothing to do with one another.
+  const Tensor other = Tensor::random({1000, 200}, DType::f32, 8);
+  double neighbours = 0, seeds = 0;
+  for (std::int64_t i = 1; i < t.numel(); ++i) {
+    neighbours += static_cast<double>(t.data<float>()[i]) * static_cast<double>(t.data<float>()[i - 1]) / n;
+    seeds += static_cast<double>(t.data<float>()[i]) * static_cast<double>(other.data<float>()[i]) / n;
+  }
+  EXPECT_NEAR(neighbours, 0, 5 / std::sqrt(n));
+  EXPECT_NEAR(seeds, 0, 5 / std::sqrt(n));
+}
+
+TEST(RandomTensor, FollowsTheSeedAlone) {
+  const Tensor t = Tensor::random({100, 300}, DType::f32, 3);
+  set_cpu_threads(1);
+  EXPECT_EQ(max_difference(t, Tensor::random({100, 300}, DType::f32, 3)), 0);
+  set_cpu_threads(device_info(Device::cpu()).units);
+  EXPECT_GT(max_difference(t, Tensor::random({100, 300}, DType::f32, 4)), 0);
+  for (const DType dtype : {DType::f16, DType::bf16}) EXPECT_EQ(max_difference(t.to(dtype), Tensor::random({100, 300}, dtype, 3)), 0);
+  EXPECT_EQ(Tensor::random({0, 3}, DType::f16, 1).numel(), 0);
+}
+
+TEST(RandomTensor, RefusesOtherTypes) {
+  EXPECT_NE(message_of([] { Tensor::random({2}, DType::i32, 1); }).find("f32, f16, bf16"), std::string::npos);
+  EXPECT_THROW(Tensor::random({-2}, DType::f32, 1), InvalidArgument);
+}
+
+TEST(RandomTensor, cuda_IsTheSameOnAGpu) {
+  skip_without_cuda();
+  const Stream stream(Device::cuda());
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const Tensor t = Tensor::random({70, 130}, dtype, 5, stream);
+    ASSERT_EQ(t.device(), Device::cuda());
+    EXPECT_EQ(max_difference(t, Tensor::random({70, 130}, dtype, 5)), 0);
+  }
+}
+
+TEST(MaxDifference, IsTheLargest) {
+  const Tensor a = vector_of<float>({1, -2, 3, 4}), b = vector_of<float>({1.5f, -2, 0.5f, 5});
+  EXPECT_EQ(max_difference(a, b), 2.5);
+  EXPECT_EQ(max_difference(b, a), 2.5);
+  EXPECT_EQ(max_difference(a, a), 0);
+  EXPECT_EQ(max_difference(vector_of<float>({}), vector_of<float>({})), 0);
+}
+
+TEST(MaxDifference, TakesViewsAndAnyTypes) {
+  const Tensor t = counting({3, 4});
+  const Tensor transposed = t.transpose(0, 1);
+  EXPECT_EQ(max_difference(transposed, transposed.to(DType::f32)), 0);
+  EXPECT_EQ(max_difference(t.reshape({4, 3}), transposed), 6);  // (3, 0) is 9 in one and 3 in the other
+  EXPECT_EQ(max_difference(vector_of<std::int64_t>({(std::int64_t{1} << 40) + 1}), vector_of<std::int64_t>({std::int64_t{1} << 40})), 1);
+}
+
+TEST(MaxDifference, SaysWhenThereIsNoNumber) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+  const Tensor numbers = vector_of<float>({1, 2, 3});
+  EXPECT_TRUE(std::isnan(max_difference(numbers, vector_of<float>({9, nan, 3}))));
+  EXPECT_TRUE(std::isnan(max_difference(vector_of<float>({1, 2, nan}), numbers)));
+  EXPECT_TRUE(std::isnan(max_difference(vector_of<float>({nan}), vector_of<float>({nan}))));
+  EXPECT_EQ(max_difference(vector_of<float>({infinity, 1}), vector_of<float>({infinity, 3})), 2);
+  EXPECT_EQ(max_difference(vector_of<float>({infinity}), vector_of<float>({-infinity})), std::numeric_limits<double>::infinity());
+}
+
+TEST(MaxDifference, RefusesOtherShapes) {
+  const std::string message = message_of([] { max_difference(counting({2, 3}), counting({3, 2})); });
+  EXPECT_NE(message.find("i32[3, 2]"), std::string::npos) << message;
+}
+
+TEST(MaxDifference, cuda_TakesTensorsOfAGpu) {
+  skip_without_cuda();
+  const Tensor t = counting({3, 4}).to(DType::f32), on_gpu = t.to(Device::cuda());
+  EXPECT_EQ(max_difference(t, on_gpu), 0);
+  EXPECT_EQ(max_difference(on_gpu.transpose(0, 1), t.transpose(0, 1)), 0);
+  EXPECT_EQ(max_difference(on_gpu.slice(0, 0, 2), t.slice(0, 1, 3)), 4);
+}
+
 }  // namespace
 }  // namespace tw::test

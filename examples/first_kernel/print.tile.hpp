@@ -14,11 +14,11 @@ struct Print {
     };
 
     static void compute(auto& block, const Params& p, tw::Tile t) {
-      tw::Rows<Target, float, 4, 8> x;
+      tw::Rows<Target, float, 4, 32> x;
       block.load(x, p.x, t.m * 4, 0);
-      if (t.m == 0) block.print("before", x);
+      block.print("before", x);
       block.for_each(x, [](int, int, float& value) { value *= 10.0f; });
-      if (t.m == 0) block.print("after", x);
+      block.print("after", x);
       block.store(x, p.y, t.m * 4, 0);
     }
   };

@@ -11,6 +11,11 @@ struct MatmulRelu {
     static constexpr int BM = 128, BN = 128, BK = 64, rows = BM;
     using A = tw::Shared<Target, tw::f16, BM, BK>;
     using B = tw::Shared<Target, tw::f16, BK, BN, tw::Contract::rows>;
+    struct Slot {
+      A a;
+      B b;
+    };
+    using Memory = tw::Ring<Target, Slot, 4>;
     using State = tw::Fragment<Target, float, BM, BN>;
 
     struct Params {
@@ -18,25 +23,22 @@ struct MatmulRelu {
       tw::Global<Target, const tw::f16, B> b;
       tw::Global<Target, tw::f16> c;
     };
-    struct Memory {
-      tw::Ring<Target, A, 4> a;
-      tw::Ring<Target, B, 4> b;
-      explicit constexpr Memory(auto& block) : a(block), b(block) {}
-    };
 
     static int steps(const Params& p, tw::Tile) { return tw::ceil_div(p.a.cols, BK); }
 
     static void load(auto& producer, const Params& p, tw::Tile t, int step, Memory& memory) {
-      producer.put(memory.a, [&](auto copy, A& a) { copy.tile(p.a, a, t.m * BM, step * BK); });
-      producer.put(memory.b, [&](auto copy, B& b) { copy.tile(p.b, b, step * BK, t.n * BN); });
+      producer.put(memory, [&](auto copy, Slot& slot) {
+        copy.tile(p.a, slot.a, t.m * BM, step * BK);
+        copy.tile(p.b, slot.b, step * BK, t.n * BN);
+      });
     }
 
     static void compute(auto& block, const Params& p, tw::Tile t, Memory& memory, State& acc) {
       for (int step = 0; step < steps(p, t); ++step) {
-        block.mma(acc, block.take(memory.a), block.take(memory.b), step == 0);
+        const Slot& slot = block.take(memory);
+        block.mma(acc, slot.a, slot.b, step == 0);
         block.wait(tw::leave<0>, acc);
-        block.release(memory.a);
-        block.release(memory.b);
+        block.release(memory);
       }
     }
 

@@ -47,6 +47,11 @@ struct DeviceReport {
   std::string cuda_driver;          ///< "13.0", empty without a driver
   std::string nvrtc;                ///< "13.0 (/usr/local/cuda/lib64/libnvrtc.so.13)", else empty
   std::string nvrtc_problem;        ///< why NVRTC cannot be used, with the places searched, else empty
+
+  /// Where kernels can run: the CPU, and where NVRTC can compile for them the usable GPUs.
+  std::vector<Device> usable() const;
+  /// A line for each thing that cannot be used, with the reason; empty when all can.
+  std::string problems() const;
 };
 
 /// Looks again each time it is called; never throws for a missing driver, GPU or NVRTC.
@@ -96,11 +101,15 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
+/// Milliseconds that `work` takes on `stream`: it is called once to warm up, then the median of a few calls.
+float milliseconds(const Stream& stream, const std::function<void()>& work);
+
 /// Launches captured once and replayed as one: on a GPU a CUDA graph, on the CPU the function called again.
 class Graph {
  public:
-  /// Runs `work` on `stream` in capture mode: nothing executes on a GPU; on the CPU `work` is only kept. Memory that `work` uses must outlive
-  /// the graph; `work` must not allocate, free or synchronise. A kernel that was never compiled before is compiled then: slow, but allowed.
+  /// Runs `work` on `stream` in capture mode: nothing executes on a GPU; on the CPU `work` is only kept. Memory that `work` uses must
+  /// outlive the graph; `work` must not allocate, free or synchronise. A kernel that was never compiled before is compiled then: slow, but
+  /// allowed.
   static Graph capture(const Stream& stream, std::function<void()> work);
   void replay(const Stream& stream) const;
 
@@ -109,8 +118,8 @@ class Graph {
   std::shared_ptr<State> state_;
 };
 
-/// Stream-ordered, pooled memory: freed into the pool in the order of `stream` when the last owner goes. 256-byte aligned; null for 0 bytes.
-/// A borrowed stream must outlive the memory. Throws OutOfMemory, and DeviceError while `stream` is being captured into a graph.
+/// Stream-ordered, pooled memory: freed into the pool in the order of `stream` when the last owner goes. 256-byte aligned; null for 0
+/// bytes. A borrowed stream must outlive the memory. Throws OutOfMemory, and DeviceError while `stream` is being captured into a graph.
 std::shared_ptr<void> allocate(std::size_t bytes, const Stream& stream);
 
 /// Number of threads that the CPU target uses (default: the cores this process may use). Takes effect at the next launch.

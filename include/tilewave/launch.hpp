@@ -95,7 +95,9 @@ class GpuBinder {
       const TensorMapRequest request = map_request(global);
       const bool steps_forward = (global.stride_row > 0 || global.rows == 1) && (global.stride_i > 0 || global.size_i == 1) &&
                                  (global.stride_j > 0 || global.size_j == 1) && (global.stride_col == 1 || global.cols == 1);
-      const bool possible = steps_forward && tensor_map_possible(request);
+      // A TMA store writes whole pieces of 16 bytes, beyond the last column too.
+      const bool whole_pieces = G::readable || global.cols * sizeof(typename G::Element) % 16 == 0;
+      const bool possible = steps_forward && whole_pieces && tensor_map_possible(request);
       if (possible)
         encode_tensor_map(global.tensor_map, request);
       else

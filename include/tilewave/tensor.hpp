@@ -17,8 +17,8 @@ namespace tw {
 
 using Shape = std::vector<std::int64_t>;
 
-/// A strided view of memory on one device. Copies share the memory. Strides count elements, and may be 0 or negative in views. Dimensions given as
-/// arguments may be negative: -1 is the last.
+/// A strided view of memory on one device. Copies share the memory. Strides count elements, and may be 0 or negative in views. Dimensions
+/// given as arguments may be negative: -1 is the last.
 class Tensor {
  public:
   /// No elements, no memory.
@@ -30,6 +30,8 @@ class Tensor {
   static Tensor zeros(Shape shape, DType dtype, const Stream& stream = Stream::standard(Device::cpu()));
   /// Every byte 0xFF: NaN in every floating-point dtype. For tests: poison what a kernel must overwrite.
   static Tensor poisoned(Shape shape, DType dtype, const Stream& stream = Stream::standard(Device::cpu()));
+  /// Standard normal numbers, row-major: the same for the same shape and seed, on every device. Of f32, f16 or bf16, else InvalidArgument.
+  static Tensor random(Shape shape, DType dtype, std::uint64_t seed, const Stream& stream = Stream::standard(Device::cpu()));
   /// A view of somebody else's memory. `strides` in elements; empty = row-major. `owner` is kept alive, if given.
   static Tensor borrow(void* data, Shape shape, DType dtype, Device device, std::vector<std::int64_t> strides = {},
                        std::shared_ptr<void> owner = nullptr);
@@ -98,5 +100,9 @@ class Tensor {
   DType dtype_ = DType::f32;
   Device device_;
 };
+
+/// The largest absolute difference between elements of two tensors of one shape, of any dtypes, on any devices; 0 without elements, NaN
+/// when any element is NaN. What works on them on other than the standard streams must have been waited for.
+double max_difference(const Tensor& a, const Tensor& b);
 
 }  // namespace tw

@@ -8,22 +8,21 @@ namespace tw::kernels::gemm {
 
 /// The GPU's tile configurations. A step is 128 bytes of K; slots and staging fill the 227 KB of shared memory.
 inline constexpr std::array<Config, 5> kConfigs{{
-    {128, 256, 4, 2},  // fewest bytes of shared memory per product; pairs of blocks load B once
-    {128, 256, 4, 1},
-    {128, 192, 4, 1},
-    {128, 128, 6, 1},
-    {64, 128, 8, 1},
+    {128, 256, 4, 2, 8},  // fewest bytes from the L2 cache for a product: pairs of blocks load B once. For many rounds of tiles
+    {128, 256, 4, 1, 8},  // without the cost of starting and ending in pairs
+    {128, 192, 4, 1, 16},
+    {128, 128, 6, 1, 16},
+    {64, 128, 8, 1, 16},
 }};
 
-/// Time of one step of a tile of each configuration on one unit, relative to the first's; and of a tile's start and end. Fitted to runs of
-/// `tilewave bench gemm --all-configs` on an H200.
-inline constexpr std::array<double, 5> kStepTime{1.0, 1.02, 0.79, 0.58, 0.33};
-inline constexpr double kTileTime = 4.0;
+/// Time of one step of a tile, and of a tile's start and end, in steps of the second configuration. Fitted to runs of `tilewave bench gemm --all-configs` on an
+/// H200; a few per cent either way, as much as the card's power limit moves them from run to run.
+struct Cost {
+  double step, tile;
+};
+inline constexpr std::array<Cost, 5> kCosts{{{0.985, 5}, {1.0, 4}, {0.74, 4}, {0.53, 4}, {0.30, 4}}};
 
-/// Reading addends for 256 or 192 columns of accumulators needs more registers than a thread has.
-constexpr bool allowed(const Config& config, int element_bytes, bool addends) {
-  static_cast<void>(element_bytes);
-  return !addends || config.bn <= 128;
-}
+/// Reading addends for more than 128 columns of accumulators needs more registers than a thread has; a B stored [K, N] is loaded in panels of 64 columns.
+constexpr bool allowed(const Config& config, bool addends, bool b_rows) { return (!addends || config.bn <= 128) && (!b_rows || config.bn % 64 == 0); }
 
 }  // namespace tw::kernels::gemm

@@ -8,8 +8,9 @@ namespace tw::kernels::gemm {
 ///
 /// `a` and `b` say which dimension of A and B as stored the product sums over: NT is (columns, columns), NN (columns, rows), TN (rows, rows).
 /// kAddends: beta C or a residual is read (its own variant: the addresses need registers, so it wants narrower tiles than a plain product).
-/// Each tile of D is BM x BN; operands arrive BK at a time through a ring of `Stages` slots. `Cluster` blocks, neighbours along M, share every tile of B.
-template <class T, Contract a_contract, Contract b_contract, class Activation, bool kAddends, int BM, int BN, int BK, int Stages, int Cluster>
+/// Each tile of D is BM x BN; operands arrive BK at a time through a ring of `Stages` slots. `Cluster` blocks, neighbours along M, share every
+/// tile of B. Tiles are done in bands of `Band` rows (of clusters).
+template <class T, Contract a_contract, Contract b_contract, class Activation, bool kAddends, int BM, int BN, int BK, int Stages, int Cluster, int Band>
 struct Gemm {
   static constexpr const char* source = "kernels/gemm/gemm.tile.hpp";
 
@@ -18,7 +19,7 @@ struct Gemm {
     using A = conditional<a_contract == Contract::columns, Shared<Target, T, BM, BK>, Shared<Target, T, BK, BM, Contract::rows>>;
     using B = conditional<b_contract == Contract::columns, Shared<Target, T, BN, BK>, Shared<Target, T, BK, BN, Contract::rows>>;
     using Out = Staging<Target, T, BM, BN>;
-    using Schedule = Banded<Cluster == 1 ? 16 : 8>;
+    using Schedule = Banded<Band>;
     static constexpr int rows = BM;
     static constexpr int cluster = Cluster;
 

@@ -130,6 +130,7 @@ void run_gpu_case(Run& run, const Case& c, const CublasLt* cublaslt) {
                                     .batch = 1,
                                     .element_bytes = static_cast<int>(size_of(c.dtype)),
                                     .addends = false,
+                                    .b_rows = x.b.stride(1) == 1,
                                     .units = gpu.units});
 
   std::vector<Contender> contenders = {{"tilewave", [&] { tw::gemm(x.a, x.b, d, {.stream = stream}); }}};

@@ -15,7 +15,7 @@ struct Small {
 template <class T, class Act, class Tiles>
 void launch_tiles(const Call& call) {
   // Packing takes any strides, so one order of contraction serves all layouts.
-  using Kernel = Gemm<T, Contract::columns, Contract::columns, Act, true, Tiles::bm, Tiles::bn, Tiles::bk, 2, 1>;
+  using Kernel = Gemm<T, Contract::columns, Contract::columns, Act, true, Tiles::bm, Tiles::bn, Tiles::bk, 2, 1, 1>;
   const TileGrid grid{ceil_div(call.m, Tiles::bm), ceil_div(call.n, Tiles::bn), call.batch};
   launch_cpu<Kernel>(grid, [&](auto& bind, auto& p) { bind_call<T>(bind, p, call, call.a, call.b); });
 }

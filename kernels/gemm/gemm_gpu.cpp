@@ -15,7 +15,7 @@ constexpr Contract kRows = Contract::rows;
 
 template <class T, Contract a, Contract b, class Act, bool kAddends, int kConfig>
 using Variant = Gemm<T, a, b, Act, kAddends, kConfigs[kConfig].bm, kConfigs[kConfig].bn, 128 / static_cast<int>(sizeof(T)), kConfigs[kConfig].stages,
-                     kConfigs[kConfig].cluster>;
+                     kConfigs[kConfig].cluster, kConfigs[kConfig].band>;
 
 template <class T, Contract a, Contract b, int kConfig>
 const KernelInfo& info_of(Activation activation, bool addends) {
@@ -39,14 +39,20 @@ void launch_config(const Call& call, const Tensor& a, const Tensor& b) {
 
 template <class T, Contract a_contract, Contract b_contract>
 void launch_contracts(const Call& call, const Tensor& a, const Tensor& b) {
+  constexpr bool kBRows = b_contract == kRows;
   int chosen = call.config;
   if (chosen < 0)
-    chosen = choose_config({call.m, call.n, call.k, call.batch, sizeof(T), call.addends(), device_info(call.stream.device()).units});
+    chosen = choose_config({call.m, call.n, call.k, call.batch, sizeof(T), call.addends(), kBRows, device_info(call.stream.device()).units});
   else
-    require(chosen < static_cast<int>(kConfigs.size()) && allowed(kConfigs[static_cast<std::size_t>(chosen)], sizeof(T), call.addends()),
-            "gemm: config is {}; it must be below {} (and with beta or a residual have at most 128 columns)", chosen, kConfigs.size());
+    require(chosen < static_cast<int>(kConfigs.size()) && allowed(kConfigs[static_cast<std::size_t>(chosen)], call.addends(), kBRows),
+            "gemm: config is {}; it must be below {}, and with beta or a residual have at most 128 columns, with B stored [K, N] a multiple of 64", chosen,
+            kConfigs.size());
   [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
-    ((chosen == kConfig ? launch_config<T, a_contract, b_contract, kConfig>(call, a, b) : void()), ...);
+    const auto launch_if_chosen = [&]<int kIndex>() {
+      if constexpr (allowed(kConfigs[kIndex], false, kBRows))
+        if (chosen == kIndex) launch_config<T, a_contract, b_contract, kIndex>(call, a, b);
+    };
+    (launch_if_chosen.template operator()<kConfig>(), ...);
   }(std::make_integer_sequence<int, static_cast<int>(kConfigs.size())>{});
 }
 
@@ -76,9 +82,14 @@ KernelSpec registered_spec(const char* dtype, const char* layout, Activation act
 template <class T>
 void register_16bit(std::vector<KernelSpec>& specs, const char* dtype) {
   [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
-    (specs.push_back(registered_spec<T, kColumns, kColumns, kConfig>(dtype, "nt")), ...);
-    (specs.push_back(registered_spec<T, kColumns, kRows, kConfig>(dtype, "nn")), ...);
-    (specs.push_back(registered_spec<T, kRows, kRows, kConfig>(dtype, "tn")), ...);
+    const auto add = [&]<int kIndex>() {
+      specs.push_back(registered_spec<T, kColumns, kColumns, kIndex>(dtype, "nt"));
+      if constexpr (allowed(kConfigs[kIndex], false, true)) {
+        specs.push_back(registered_spec<T, kColumns, kRows, kIndex>(dtype, "nn"));
+        specs.push_back(registered_spec<T, kRows, kRows, kIndex>(dtype, "tn"));
+      }
+    };
+    (add.template operator()<kConfig>(), ...);
   }(std::make_integer_sequence<int, static_cast<int>(kConfigs.size())>{});
 }
 

@@ -10,7 +10,7 @@ namespace tw::kernels::gemm {
 
 /// A tile configuration on the GPU.
 struct Config {
-  int bm, bn, stages, cluster;
+  int bm, bn, stages, cluster, band;
 };
 
 /// All of them; GemmOptions::config indexes this.
@@ -21,6 +21,7 @@ struct Problem {
   std::int64_t m, n, k, batch;
   int element_bytes;
   bool addends;  ///< D is read as C, or a residual is
+  bool b_rows;   ///< B is stored [K, N]
   int units;     ///< streaming multiprocessors
 };
 

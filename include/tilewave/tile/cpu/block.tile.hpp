@@ -315,6 +315,15 @@ class Block {
   }
 };
 
+/// At the end of a tile every step was loaded, and every slot was taken and given back: on a GPU the next tile goes on with the same rings.
+inline void require_nothing_left(int steps_left, const RingState* last_ring) {
+  if (steps_left != 0) schedule_error("the tile ends before its last step was loaded: on a GPU the next tile would take this one's slots");
+  for (const RingState* ring = last_ring; ring != nullptr; ring = ring->previous) {
+    if (ring->filled != 0) schedule_error("the tile ends with a slot that was filled and never taken: on a GPU the next tile would take it");
+    if (ring->taken != 0) schedule_error("the tile ends with a slot that was taken and never released: on a GPU the kernel would wait forever");
+  }
+}
+
 /// Bytes of tile memory that a thread needs to run the kernel.
 template <class On>
 i64 memory_bytes() {
@@ -352,6 +361,7 @@ void run(const typename On::Params& params, const TileGrid& grid, int index, u8*
     typename tw::detail::StateOf<On>::Type state;
     On::compute(block, params, tile, loads.memory, state);
     On::finish(block, params, tile, loads.memory, state);
+    require_nothing_left(loads.steps - loads.step, allocator.last_ring);
   } else {
     Block block(index == 0);
     if constexpr (requires { typename On::Memory; }) {

@@ -102,10 +102,20 @@ struct Scratch {
   constexpr explicit Scratch(auto&) {}
 };
 
+/// Where a ring stands. The rings of a Memory are linked, so that what is left in them at the end of a tile is found.
+struct RingState {
+  int filled = 0;  ///< put and not taken
+  int taken = 0;   ///< taken and not released
+  int next_put = 0;
+  int next_take = 0;
+  const RingState* previous = nullptr;
+};
+
 /// Hands out a thread's tile memory; without a base it counts the bytes.
 struct Allocator {
   u8* base = nullptr;
   i64 used = 0;
+  const RingState* last_ring = nullptr;
   template <class Slot>
   Slot* slots(int count) {
     u8* const at = base ? base + used : nullptr;
@@ -115,15 +125,16 @@ struct Allocator {
 };
 
 template <class SlotType, int Stages>
-struct Ring {
+struct Ring : RingState {
   using Slot = SlotType;
   static constexpr int stages = Stages;
   Slot* slots;
-  int filled = 0;  ///< put and not taken
-  int taken = 0;   ///< taken and not released
-  int next_put = 0;
-  int next_take = 0;
-  explicit Ring(Allocator& allocator) : slots(allocator.template slots<Slot>(Stages)) {}
+  explicit Ring(Allocator& allocator) : slots(allocator.template slots<Slot>(Stages)) {
+    previous = allocator.last_ring;
+    allocator.last_ring = this;
+  }
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
 };
 
 struct Target {

@@ -190,24 +190,7 @@ TW_UNROLL
   /// Elements outside the tensor are dropped; each is rounded to the tensor's type.
   template <class F, class G>
   TW_INLINE void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
-    using T = typename G::Element;
-    const Position at = here();
-    if (whole<F>(to, row0, col0)) {
-TW_UNROLL
-      for (int e = 0; e < F::size; e += F::width) {
-        Piece<T, F::width> piece;
-TW_UNROLL
-        for (int k = 0; k < F::width; ++k) piece.x[k] = tw::to<T>(from.x[e + k]);
-        *piece_at<F::width>(to, row0 + F::row(at, e), col0 + F::col(at, e), i, j) = piece;
-      }
-    } else {
-TW_UNROLL
-      for (int e = 0; e < F::size; ++e) {
-        const int row = row0 + F::row(at, e);
-        const int col = col0 + F::col(at, e);
-        if (F::col(at, e) < F::cols && to.inside(row, col)) *to.template at<T>(row, col, i, j) = tw::to<T>(from.x[e]);
-      }
-    }
+    store_from<0>(from, to, row0, col0, i, j);
   }
   /// The same through shared memory by TMA where the tensor allows it: whole lines are written whatever the fragment's layout is.
   template <class T, int R, int C, class G>
@@ -221,12 +204,12 @@ TW_UNROLL
       const int matrix_row = at.warp * 16 + at.lane % 16;  // stmatrix: lanes 0-15 address the left 8 columns, 16-31 the right 8
       u8* const base = shared_memory() + staging.offset + at.warpgroup * (S::slots * S::slot_bytes);
 TW_UNROLL
-      for (int panel = 0; panel < (C + S::box_cols - 1) / S::box_cols; ++panel) {
+      for (int panel = 0; panel < C / S::box_cols; ++panel) {
         u8* const slot = base + panel % S::slots * S::slot_bytes;
         if (leader) ptx::store_wait_read<S::slots - 1>();
         warpgroup_sync(at);
 TW_UNROLL
-        for (int group = 0; group < 4 && panel * 64 + group * 16 < C; ++group) {
+        for (int group = 0; group < 4; ++group) {
           const float* x = from.x + panel * 32 + group * 8;
           const u32 piece = static_cast<u32>(group * 2 + at.lane / 16) ^ (static_cast<u32>(matrix_row) & 7);
           ptx::store_matrix_x4(ptx::address(slot) + static_cast<u32>(matrix_row) * kPanelBytes + piece * 16, ptx::pack<T>(x[0], x[1]),
@@ -239,6 +222,7 @@ TW_UNROLL
           ptx::store_commit();
         }
       }
+      if constexpr (C % S::box_cols != 0) store_from<C / S::box_cols * S::box_cols>(from, to, row0, col0, i, j);  // TMA would write a whole panel
     }
   }
   /// f32 only: adds each element to the tensor's.
@@ -343,6 +327,29 @@ TW_UNROLL
   static TW_INLINE bool whole(const G& tensor, int row0, int col0) {
     return tensor.template vectors<typename G::Element, F::width>() && col0 % F::width == 0 && row0 + F::rows <= tensor.rows &&
            col0 + F::cols <= tensor.cols && F::cols % (F::width * F::row_threads) == 0;
+  }
+  /// The fragment's columns from `kFirst` on.
+  template <int kFirst, class F, class G>
+  TW_INLINE void store_from(const F& from, const G& to, int row0, int col0, int i, int j) const {
+    using T = typename G::Element;
+    const Position at = here();
+    constexpr int begin = kFirst * F::size / F::cols;
+    if (whole<F>(to, row0, col0)) {
+TW_UNROLL
+      for (int e = begin; e < F::size; e += F::width) {
+        Piece<T, F::width> piece;
+TW_UNROLL
+        for (int k = 0; k < F::width; ++k) piece.x[k] = tw::to<T>(from.x[e + k]);
+        *piece_at<F::width>(to, row0 + F::row(at, e), col0 + F::col(at, e), i, j) = piece;
+      }
+    } else {
+TW_UNROLL
+      for (int e = begin; e < F::size; ++e) {
+        const int row = row0 + F::row(at, e);
+        const int col = col0 + F::col(at, e);
+        if (to.inside(row, col)) *to.template at<T>(row, col, i, j) = tw::to<T>(from.x[e]);
+      }
+    }
   }
   template <int width, class G>
   static TW_INLINE auto* piece_at(const G& tensor, int row, int col, int i, int j) {

@@ -21,7 +21,7 @@ struct Descriptor {
 
 template <class T, int N>
 struct Wgmma {
-  static_assert(sizeof(T) == 0, "no product of this element type and width: bf16, f16 or float, N = 16, 32, 64, 80, 96, 128, 160, 192 or 256");
+  static_assert(sizeof(T) == 0, "no product of this element type and width: bf16, f16 or float, N = 16, 32, 64, 80, 96, 128, 160, 176, 192 or 256");
 };
 
 #if TW_ON_GPU
@@ -38,6 +38,7 @@ struct Wgmma {
 #define TW_TEXT_60 TW_TEXT_40 ", " TW_TEXT_10("4") ", " TW_TEXT_10("5")
 #define TW_TEXT_64 TW_TEXT_60 ", %60, %61, %62, %63"
 #define TW_TEXT_80 TW_TEXT_60 ", " TW_TEXT_10("6") ", " TW_TEXT_10("7")
+#define TW_TEXT_88 TW_TEXT_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define TW_TEXT_90 TW_TEXT_80 ", " TW_TEXT_10("8")
 #define TW_TEXT_96 TW_TEXT_90 ", %90, %91, %92, %93, %94, %95"
 #define TW_TEXT_120 TW_TEXT_90 ", " TW_TEXT_10("9") ", " TW_TEXT_10("10") ", " TW_TEXT_10("11")
@@ -52,6 +53,7 @@ struct Wgmma {
 #define TW_REGS_40(i) TW_REGS_32(i), TW_REGS_8(i + 32)
 #define TW_REGS_48(i) TW_REGS_32(i), TW_REGS_16(i + 32)
 #define TW_REGS_80(i) TW_REGS_64(i), TW_REGS_16(i + 64)
+#define TW_REGS_88(i) TW_REGS_80(i), TW_REGS_8(i + 80)
 #define TW_REGS_96(i) TW_REGS_64(i), TW_REGS_32(i + 64)
 #define TW_REGS_128(i) TW_REGS_64(i), TW_REGS_64(i + 64)
 
@@ -90,6 +92,7 @@ TW_WGMMA_TYPES(80, 40, 40, 41, 42, 43, 44, 45, 46, 47)
 TW_WGMMA_TYPES(96, 48, 48, 49, 50, 51, 52, 53, 54, 55)
 TW_WGMMA_TYPES(128, 64, 64, 65, 66, 67, 68, 69, 70, 71)
 TW_WGMMA_TYPES(160, 80, 80, 81, 82, 83, 84, 85, 86, 87)
+TW_WGMMA_TYPES(176, 88, 88, 89, 90, 91, 92, 93, 94, 95)
 TW_WGMMA_TYPES(192, 96, 96, 97, 98, 99, 100, 101, 102, 103)
 TW_WGMMA_TYPES(256, 128, 128, 129, 130, 131, 132, 133, 134, 135)
 
