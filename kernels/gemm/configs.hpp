@@ -20,7 +20,7 @@ inline constexpr std::array<Config, 5> kConfigs{{
 struct Cost {
   double step, tile;
 };
-inline constexpr std::array<Cost, 5> kCosts{{{0.985, 5}, {1.0, 4}, {0.74, 4}, {0.53, 4}, {0.30, 4}}};
+inline constexpr std::array<Cost, 5> kCosts{{{0.985, 5}, {1.0, 4}, {0.76, 4}, {0.53, 4}, {0.30, 4}}};
 
 /// Reading addends for more than 128 columns of accumulators needs more registers than a thread has; a B stored [K, N] is loaded in panels of 64 columns.
 constexpr bool allowed(const Config& config, bool addends, bool b_rows) { return (!addends || config.bn <= 128) && (!b_rows || config.bn % 64 == 0); }
