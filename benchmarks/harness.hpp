@@ -74,7 +74,8 @@ struct Options {
   std::vector<DType> dtypes;       ///< keep these; empty: all
   bool quick = false;              ///< fewer samples: +-3 % rather than +-1 %
   bool list = false;               ///< only name the cases
-  bool all_configs = false;        ///< also time every variant of ours, for tuning
+  bool all_configs = false;        ///< also time every variant of ours, for tuning: all then share the card's power budget
+  int config = -1;                 ///< the variant of ours to time; -1: the heuristic's choice
   std::string commit;              ///< instead of the commit that was compiled in
 };
 

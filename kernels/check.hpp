@@ -21,16 +21,16 @@ inline void check_operand(const char* op, const char* argument, const Tensor& te
   if (tensor.numel() == 0) return;
   require(tensor.data() != nullptr, "{}: {} is {} with a null pointer", op, argument, tensor.describe());
   const auto address = reinterpret_cast<std::uintptr_t>(tensor.data());
-  require(address % size_of(dtype) == 0, "{}: {} is {} at address {:#x}, which is not aligned to its element of {} bytes", op, argument, tensor.describe(),
-          address, size_of(dtype));
+  require(address % size_of(dtype) == 0, "{}: {} is {} at address {:#x}, which is not aligned to its element of {} bytes", op, argument,
+          tensor.describe(), address, size_of(dtype));
 }
 
 /// An output must not map two indices to one element; one without elements cannot.
 inline void check_output(const char* op, const char* argument, const Tensor& tensor) {
   if (tensor.numel() == 0) return;
   for (int dim = 0; dim < tensor.rank(); ++dim)
-    require(tensor.shape(dim) <= 1 || tensor.stride(dim) != 0, "{}: {} is {} with stride 0 in dimension {}; an output's elements must be distinct", op,
-            argument, tensor.describe(), dim);
+    require(tensor.shape(dim) <= 1 || tensor.stride(dim) != 0,
+            "{}: {} is {} with stride 0 in dimension {}; an output's elements must be distinct", op, argument, tensor.describe(), dim);
 }
 
 }  // namespace tw

@@ -13,7 +13,8 @@ struct RegisteredKernel {
   KernelSpec spec;
 };
 
-/// Every family's instantiations that are worth having ahead of time (others compile at first use). Adding a family adds a line to registry.cpp.
+/// Every family's instantiations that are worth having ahead of time (others compile at first use). Adding a family adds a line to
+/// registry.cpp.
 std::vector<RegisteredKernel> registered_kernels();
 
 }  // namespace tw

@@ -3,7 +3,8 @@
 
 #include "tilewave/kernel.hpp"
 
-// The library's own files, in the source that tilewave_embed() generates. Nothing else refers to it: without this a static link would leave it out.
+// The library's own files, in the source that tilewave_embed() generates. Nothing else refers to it: without this a static link would leave
+// it out.
 extern "C" const bool tilewave_embedded_tilewave_tiles;
 
 namespace tw {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -41,9 +42,9 @@ class PlacedTensor {
       next = (next * shape[dim] + p.gap + p.align - 1) / p.align * p.align;
     }
     first_ = p.offset;
-    const auto outermost = static_cast<std::size_t>(p.order.front());
-    if (p.reversed && shape[outermost] > 0) {
-      first_ += strides_[outermost] * (shape[outermost] - 1);
+    if (p.reversed) {
+      const auto outermost = static_cast<std::size_t>(p.order.front());
+      first_ += strides_[outermost] * std::max<std::int64_t>(shape[outermost] - 1, 0);
       strides_[outermost] = -strides_[outermost];
     }
     constexpr std::int64_t kAfter = 64;

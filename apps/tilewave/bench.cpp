@@ -118,6 +118,7 @@ void add_bench(CLI::App& app, int& exit_code) {
   command->add_flag("--quick", a.options.quick, "Fewer samples: about +-3 % rather than +-1 %");
   command->add_flag("--list", a.options.list, "Name the cases, measure nothing");
   command->add_flag("--all-configs", a.options.all_configs, "Also time every variant of ours, for tuning");
+  command->add_option("--config", a.options.config, "Time this variant of ours instead of the heuristic's choice");
   command->add_option("--commit", a.options.commit, "The commit to record, instead of the one that this program was built from")
       ->type_name("TEXT");
   command->footer(family_help());

@@ -11,7 +11,8 @@ namespace tw {
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wshadow"  // GCC 12 takes the scoped enumerators i8, u8, ... for redeclarations of the types tw::i8, tw::u8, ...
+#pragma GCC diagnostic ignored \
+    "-Wshadow"  // GCC 12 takes the scoped enumerators i8, u8, ... for redeclarations of the types tw::i8, tw::u8, ...
 #endif
 /// Element types of a Tensor. The tile language's type of each stands in DTypeOf below.
 enum class DType : std::uint8_t { f32, f16, bf16, fp8_e4m3, fp8_e5m2, i8, i32, i64, u8, boolean };

@@ -58,7 +58,10 @@ void fill_view(G& global, const Tensor& tensor, const BoundTensor& bound) {
 }
 
 template <class T>
-inline constexpr MapElement map_element = is_same<T, float> ? MapElement::f32 : is_same<T, f16> ? MapElement::f16 : is_same<T, bf16> ? MapElement::bf16 : MapElement::u8;
+inline constexpr MapElement map_element = is_same<T, float>  ? MapElement::f32
+                                          : is_same<T, f16>  ? MapElement::f16
+                                          : is_same<T, bf16> ? MapElement::bf16
+                                                             : MapElement::u8;
 
 /// What TMA is asked for when `G` is bound so.
 template <class G>
@@ -69,8 +72,8 @@ TensorMapRequest map_request(const G& global) {
   TensorMapRequest request{};
   request.address = global.data;
   request.element = map_element<Element>;
-  const std::uint64_t extents[4] = {static_cast<std::uint64_t>(global.cols), static_cast<std::uint64_t>(global.rows), static_cast<std::uint64_t>(global.size_i),
-                                    static_cast<std::uint64_t>(global.size_j)};
+  const std::uint64_t extents[4] = {static_cast<std::uint64_t>(global.cols), static_cast<std::uint64_t>(global.rows),
+                                    static_cast<std::uint64_t>(global.size_i), static_cast<std::uint64_t>(global.size_j)};
   const std::int64_t strides[3] = {global.stride_row, global.stride_i, global.stride_j};
   for (int dim = 0; dim < 4; ++dim) request.extents[dim] = extents[dim];
   // A dimension of one element never steps; TMA still wants a stride that it could take.
@@ -124,7 +127,8 @@ constexpr KernelInfo make_info() {
   using Target = sm_90a::Target<>;
   using On = typename Kernel::template On<Target>;
   using Shape = sm_90a::Shape<On, Target>;
-  return {type_name<Kernel>(), Kernel::source,           Shape::threads,  Shape::shared_bytes(), Shape::cluster, Shape::dispatch != Dispatch::plain,
+  return {type_name<Kernel>(),         Kernel::source, Shape::threads,
+          Shape::shared_bytes(),       Shape::cluster, Shape::dispatch != Dispatch::plain,
           sizeof(typename On::Params), Shape::produces};
 }
 
@@ -148,7 +152,8 @@ void launch_gpu(const Stream& stream, const TileGrid& grid, Bind bind) {
     detail::launch_variant(kernel_info<Kernel>, binder.tma_load, binder.tma_store, &params, grid, stream);
   } else {
     throw InvalidArgument("kernel " + std::string(detail::type_name<Kernel>()) +
-                          " cannot run on a GPU: it has no `source`, the embedded *.tile.hpp file that defines it (a kernel defined in a host file is CPU-only)");
+                          " cannot run on a GPU: it has no `source`, the embedded *.tile.hpp file that defines it (a kernel defined in a "
+                          "host file is CPU-only)");
   }
 }
 
@@ -172,9 +177,10 @@ void launch_cpu(const TileGrid& grid, Bind bind) {
   });
 }
 
-/// Runs `Kernel` for every tile of `grid` on the stream's device; on a GPU it compiles the kernel at first use and returns at once. `bind(binder, params)` fills in
-/// Kernel::On<target>::Params; binder(params.x, tensor) binds a tensor to a Global and throws InvalidArgument for a wrong device, dtype or rank. Bases and strides
-/// that TMA cannot take select the kernel's slower variant. Throws CompileError, DeviceError.
+/// Runs `Kernel` for every tile of `grid` on the stream's device; on a GPU it compiles the kernel at first use and returns at once.
+/// `bind(binder, params)` fills in Kernel::On<target>::Params; binder(params.x, tensor) binds a tensor to a Global and throws
+/// InvalidArgument for a wrong device, dtype or rank. Bases and strides that TMA cannot take select the kernel's slower variant. Throws
+/// CompileError, DeviceError.
 template <class Kernel, class Bind>
 void launch(const Stream& stream, const TileGrid& grid, Bind bind) {
   if (grid.count() == 0) return;

@@ -33,12 +33,14 @@ typedef struct {
 /* "" when nothing failed yet. Valid until the next call on this thread. */
 const char* tw_last_error(void);
 
-/* tw::gemm with default options: d = a b. See tilewave/gemm.hpp. `cuda_stream`: a CUstream, or null for the legacy default stream; ignored on the CPU. */
+/* tw::gemm with default options: d = a b. See tilewave/gemm.hpp. `cuda_stream`: a CUstream, or null for the legacy default stream; ignored
+ * on the CPU. */
 tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, void* cuda_stream);
 
-/* tw::attention: see tilewave/attention.hpp. scale 0: 1 / sqrt(head_dim). causal: 0 or 1, the last query sees every key. lse may be null. */
-tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* lse, float scale, int32_t causal,
-                       void* cuda_stream);
+/* tw::attention: see tilewave/attention.hpp. scale 0: 1 / sqrt(head_dim). causal: 0 or 1, the last query sees every key. lse may be null.
+ */
+tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* lse, float scale,
+                       int32_t causal, void* cuda_stream);
 
 #ifdef __cplusplus
 }

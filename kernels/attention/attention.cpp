@@ -34,8 +34,8 @@ Call check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, c
   const Device device = o.device();
   const DType dtype = q.dtype();
   const bool gpu = device.is_cuda();
-  require(dtype == DType::bf16 || dtype == DType::f16 || (dtype == DType::f32 && !gpu), "{}: q is {}; bf16 and f16 are supported, and f32 on the CPU", kOp,
-          q.describe());
+  require(dtype == DType::bf16 || dtype == DType::f16 || (dtype == DType::f32 && !gpu),
+          "{}: q is {}; bf16 and f16 are supported, and f32 on the CPU", kOp, q.describe());
   struct Argument {
     const char* name;
     const Tensor& tensor;
@@ -52,9 +52,10 @@ Call check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, c
   require(k.shape(0) == q.shape(0), "{}: k is {}; its batch must be q's, {}", kOp, k.describe(), q.shape(0));
   require(k.shape(3) == q.shape(3), "{}: k is {}; its head_dim must be q's, {}", kOp, k.describe(), q.shape(3));
   require(q.shape(3) == 64 || q.shape(3) == 128, "{}: q is {}; head_dim must be 64 or 128", kOp, q.describe());
-  require(q.shape(2) == 0 || (k.shape(2) > 0 && q.shape(2) % k.shape(2) == 0), "{}: q has {} heads and k {}; q's must be a multiple of k's", kOp, q.shape(2),
-          k.shape(2));
-  require(options.scale >= 0 && std::isfinite(options.scale), "{}: scale is {}; it must be positive and finite, or 0 for 1 / sqrt(head_dim)", kOp, options.scale);
+  require(q.shape(2) == 0 || (k.shape(2) > 0 && q.shape(2) % k.shape(2) == 0), "{}: q has {} heads and k {}; q's must be a multiple of k's",
+          kOp, q.shape(2), k.shape(2));
+  require(options.scale >= 0 && std::isfinite(options.scale),
+          "{}: scale is {}; it must be positive and finite, or 0 for 1 / sqrt(head_dim)", kOp, options.scale);
   const std::int64_t tiles = q.shape(0) * q.shape(2) * ((q.shape(1) + 63) / 64);  // of the smallest size on all devices
   require(tiles <= kLargest, "{}: q is {}, which is {} tiles; they are limited to {}", kOp, q.describe(), tiles, kLargest);
   if (o.numel() > 0) {
@@ -89,10 +90,11 @@ Call check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, c
           stream};
 }
 
-/// Heads that are worked on together: as many as have keys and values of 32 MB, about half of an H200's L2 cache. All their queries come before the next group's.
-/// A divisor of all heads, so that groups are full.
+/// Heads that are worked on together: as many as have keys and values of 32 MB, about half of an H200's L2 cache. All their queries come
+/// before the next group's. A divisor of all heads, so that groups are full.
 int heads_per_group(const Call& call) {
-  const std::int64_t bytes = std::int64_t{2} * call.seqlen_k * call.head_dim * static_cast<std::int64_t>(size_of(call.q.dtype())) * call.kv_heads / call.heads;
+  const std::int64_t bytes =
+      std::int64_t{2} * call.seqlen_k * call.head_dim * static_cast<std::int64_t>(size_of(call.q.dtype())) * call.kv_heads / call.heads;
   const int heads = call.heads * call.batch;
   int group = static_cast<int>(std::clamp<std::int64_t>((32 << 20) / std::max<std::int64_t>(1, bytes), 1, heads));
   while (heads % group != 0) --group;
@@ -138,10 +140,12 @@ void run(const Call& call) {
     launch_cpu<Attention<T, D, kCausal, bm, bn>>(grid_of(call, bm), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   } else if constexpr (sizeof(T) == 2) {
     const auto launch = [&]<int kBM>() {
-      launch_gpu<Attention<T, D, kCausal, kBM, kGpuBN>>(call.stream, grid_of(call, kBM), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+      launch_gpu<Attention<T, D, kCausal, kBM, kGpuBN>>(call.stream, grid_of(call, kBM),
+                                                        [&](auto& bind, auto& p) { bind_call(bind, p, call); });
     };
     // Without TMA the loading warpgroup needs registers that three others would not leave it.
-    tma_takes(call.q) && tma_takes(call.k) && tma_takes(call.v) ? launch.template operator()<kGpuBM<D>>() : launch.template operator()<128>();
+    tma_takes(call.q) && tma_takes(call.k) && tma_takes(call.v) ? launch.template operator()<kGpuBM<D>>()
+                                                                : launch.template operator()<128>();
   }
 }
 
@@ -159,9 +163,12 @@ void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
   const Call call = check(q, k, v, o, options);
   if (o.numel() == 0) return;
   switch (q.dtype()) {
-    case DType::f16: return run_dtype<f16>(call);
-    case DType::bf16: return run_dtype<bf16>(call);
-    default: return run_dtype<float>(call);
+    case DType::f16:
+      return run_dtype<f16>(call);
+    case DType::bf16:
+      return run_dtype<bf16>(call);
+    default:
+      return run_dtype<float>(call);
   }
 }
 
@@ -170,12 +177,18 @@ namespace kernels::attention {
 std::vector<KernelSpec> registered() {
   std::vector<KernelSpec> specs;
   const auto add = [&]<class T>(std::type_identity<T>, const char* dtype) {
-    specs.push_back(make_spec(kernel_info<Attention<T, 64, false, kGpuBM<64>, kGpuBN>>, true, true, fmt::format("attention_{}_d64", dtype)));
-    specs.push_back(make_spec(kernel_info<Attention<T, 64, true, kGpuBM<64>, kGpuBN>>, true, true, fmt::format("attention_{}_d64_causal", dtype)));
-    specs.push_back(make_spec(kernel_info<Attention<T, 128, false, kGpuBM<128>, kGpuBN>>, true, true, fmt::format("attention_{}_d128", dtype)));
-    specs.push_back(make_spec(kernel_info<Attention<T, 128, true, kGpuBM<128>, kGpuBN>>, true, true, fmt::format("attention_{}_d128_causal", dtype)));
-    specs.push_back(make_spec(kernel_info<Attention<T, 64, true, 128, kGpuBN>>, false, false, fmt::format("attention_{}_d64_causal_strided", dtype)));
-    specs.push_back(make_spec(kernel_info<Attention<T, 128, true, 128, kGpuBN>>, false, false, fmt::format("attention_{}_d128_causal_strided", dtype)));
+    specs.push_back(
+        make_spec(kernel_info<Attention<T, 64, false, kGpuBM<64>, kGpuBN>>, true, true, fmt::format("attention_{}_d64", dtype)));
+    specs.push_back(
+        make_spec(kernel_info<Attention<T, 64, true, kGpuBM<64>, kGpuBN>>, true, true, fmt::format("attention_{}_d64_causal", dtype)));
+    specs.push_back(
+        make_spec(kernel_info<Attention<T, 128, false, kGpuBM<128>, kGpuBN>>, true, true, fmt::format("attention_{}_d128", dtype)));
+    specs.push_back(
+        make_spec(kernel_info<Attention<T, 128, true, kGpuBM<128>, kGpuBN>>, true, true, fmt::format("attention_{}_d128_causal", dtype)));
+    specs.push_back(
+        make_spec(kernel_info<Attention<T, 64, true, 128, kGpuBN>>, false, false, fmt::format("attention_{}_d64_causal_strided", dtype)));
+    specs.push_back(
+        make_spec(kernel_info<Attention<T, 128, true, 128, kGpuBN>>, false, false, fmt::format("attention_{}_d128_causal_strided", dtype)));
   };
   add(std::type_identity<bf16>{}, "bf16");
   add(std::type_identity<f16>{}, "f16");

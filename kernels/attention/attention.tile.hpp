@@ -4,8 +4,9 @@
 
 namespace tw::kernels::attention {
 
-/// Tiles of queries, longest first: with a causal mask the last rows of a sequence see the most keys, and a block that starts one late would hold everybody up.
-/// Heads are taken a group at a time so that the keys and values in use fit the L2 cache. The grid's n is heads * batch, m the query tiles.
+/// Tiles of queries, longest first: with a causal mask the last rows of a sequence see the most keys, and a block that starts one late
+/// would hold everybody up. Heads are taken a group at a time so that the keys and values in use fit the L2 cache. The grid's n is heads *
+/// batch, m the query tiles.
 struct LongestFirst {
   static constexpr Dispatch dispatch = Dispatch::dynamic;
   /// grid.batch counts groups of heads, grid.n the heads of one group; tile.n is the head.
@@ -17,9 +18,11 @@ struct LongestFirst {
   }
 };
 
-/// O = softmax(scale Q K^T) V with online softmax: the scores never leave the registers (FlashAttention; Dao et al. 2022, 2023; Shah et al. 2024).
+/// O = softmax(scale Q K^T) V with online softmax: the scores never leave the registers (FlashAttention; Dao et al. 2022, 2023; Shah et al.
+/// 2024).
 ///
-/// One tile is BM queries of one head; keys and values arrive BN at a time, the last ones first, so that the blocks that a mask cuts come before those it does not.
+/// One tile is BM queries of one head; keys and values arrive BN at a time, the last ones first, so that the blocks that a mask cuts come
+/// before those it does not.
 template <class T, int D, bool kCausal, int BM, int BN>
 struct Attention {
   static constexpr const char* source = "kernels/attention/attention.tile.hpp";
@@ -41,7 +44,7 @@ struct Attention {
       Global<Target, const T, K> k;  ///< [batch, kv head, key, D]
       Global<Target, const T, V> v;
       Global<Target, T, Out> o;
-      float* lse;  ///< [batch, head, query], or null
+      float* lse;        ///< [batch, head, query], or null
       float scale_log2;  ///< softmax scale * log2(e): exponentials are powers of two
       int heads, heads_per_kv;
       int seqlen_k;
@@ -66,9 +69,11 @@ struct Attention {
       if (kCausal) keys = min(keys, (t.m + 1) * BM + p.causal_offset);
       return keys > 0 ? ceil_div(keys, BN) : 0;
     }
-    /// Blocks that it takes, the last first: number n is block blocks - 1 - n. A tile that sees none takes one block of zeros, all of it masked.
+    /// Blocks that it takes, the last first: number n is block blocks - 1 - n. A tile that sees none takes one block of zeros, all of it
+    /// masked.
     TW_INLINE static int blocks(const Params& p, Tile t) { return max(seen(p, t), 1); }
-    /// Step s loads keys number s and values number s - 1, the order in which compute takes them: loaded in any other order, each would wait for the other's slot.
+    /// Step s loads keys number s and values number s - 1, the order in which compute takes them: loaded in any other order, each would
+    /// wait for the other's slot.
     TW_INLINE static int steps(const Params& p, Tile t) { return blocks(p, t) + 1; }
     /// How many of them, counted from the last, have keys that some row does not see.
     TW_INLINE static int masked_blocks(const Params& p, Tile t, int n) {
@@ -101,8 +106,9 @@ struct Attention {
       block.rows(scores, [&](int i, auto row) {
         const float before = state.largest[i];
         const float now = max(before, row.max());
-        // The old maximum serves as long as no exponential exceeds 2^8: it cancels in the end, and the output need not be scaled. (A true comparison of the
-        // difference: the product with scale_log2 would be contracted to an FMA and differ from zero where the maxima are equal.)
+        // The old maximum serves as long as no exponential exceeds 2^8: it cancels in the end, and the output need not be scaled. (A true
+        // comparison of the difference: the product with scale_log2 would be contracted to an FMA and differ from zero where the maxima are
+        // equal.)
         const float largest = (now - before) * p.scale_log2 <= 8.0f ? before : now;
         const float base = largest == -kInfinity ? 0.0f : largest;  // no key seen yet
         decay[i] = exp2((before - base) * p.scale_log2);
@@ -113,7 +119,8 @@ struct Attention {
     }
 
     /// The first block: its scores and weights.
-    TW_INLINE static void first(auto& block, const Params& p, Tile t, int n, int masked, Memory& memory, const Q& q, Weights& weights, State& state) {
+    TW_INLINE static void first(auto& block, const Params& p, Tile t, int n, int masked, Memory& memory, const Q& q, Weights& weights,
+                                State& state) {
       Scores scores;
       PerRow decay;
       block.mma(scores, q, block.take(memory.k), true);
@@ -125,7 +132,8 @@ struct Attention {
     }
     /// A later block: its scores, and under them the output of the block before.
     template <bool kMasked>
-    TW_INLINE static void next(auto& block, const Params& p, Tile t, int step, int n, Memory& memory, const Q& q, Weights& weights, State& state) {
+    TW_INLINE static void next(auto& block, const Params& p, Tile t, int step, int n, Memory& memory, const Q& q, Weights& weights,
+                               State& state) {
       Scores scores;
       PerRow decay;
       block.mma(scores, q, block.take(memory.k), true);

@@ -47,11 +47,16 @@ void bind_call(auto& bind, Params& p, const Call& call, const Tensor& a, const T
 template <class F>
 decltype(auto) with_activation(Activation activation, F f) {
   switch (activation) {
-    case Activation::relu: return f(std::type_identity<Relu>{});
-    case Activation::gelu_erf: return f(std::type_identity<GeluErf>{});
-    case Activation::gelu_tanh: return f(std::type_identity<GeluTanh>{});
-    case Activation::silu: return f(std::type_identity<Silu>{});
-    case Activation::none: break;
+    case Activation::relu:
+      return f(std::type_identity<Relu>{});
+    case Activation::gelu_erf:
+      return f(std::type_identity<GeluErf>{});
+    case Activation::gelu_tanh:
+      return f(std::type_identity<GeluTanh>{});
+    case Activation::silu:
+      return f(std::type_identity<Silu>{});
+    case Activation::none:
+      break;
   }
   return f(std::type_identity<Identity>{});
 }

@@ -15,14 +15,17 @@ inline constexpr std::array<Config, 5> kConfigs{{
     {64, 128, 8, 1, 16},
 }};
 
-/// Time of one step of a tile, and of a tile's start and end, in steps of the second configuration. Fitted to runs of `tilewave bench gemm --all-configs` on an
-/// H200; a few per cent either way, as much as the card's power limit moves them from run to run.
+/// Time of one step of a tile, and of a tile's start and end, in steps of the second configuration. Fitted to runs of `tilewave bench gemm
+/// --all-configs` on an H200; a few per cent either way, as much as the card's power limit moves them from run to run.
 struct Cost {
   double step, tile;
 };
 inline constexpr std::array<Cost, 5> kCosts{{{0.985, 5}, {1.0, 4}, {0.76, 4}, {0.53, 4}, {0.30, 4}}};
 
-/// Reading addends for more than 128 columns of accumulators needs more registers than a thread has; a B stored [K, N] is loaded in panels of 64 columns.
-constexpr bool allowed(const Config& config, bool addends, bool b_rows) { return (!addends || config.bn <= 128) && (!b_rows || config.bn % 64 == 0); }
+/// Reading addends for more than 128 columns of accumulators needs more registers than a thread has; a B stored [K, N] is loaded in panels
+/// of 64 columns.
+constexpr bool allowed(const Config& config, bool addends, bool b_rows) {
+  return (!addends || config.bn <= 128) && (!b_rows || config.bn % 64 == 0);
+}
 
 }  // namespace tw::kernels::gemm

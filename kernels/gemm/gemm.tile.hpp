@@ -6,11 +6,12 @@ namespace tw::kernels::gemm {
 
 /// D = activation(alpha A B + beta C + bias) + residual, tile by tile.
 ///
-/// `a` and `b` say which dimension of A and B as stored the product sums over: NT is (columns, columns), NN (columns, rows), TN (rows, rows).
-/// kAddends: beta C or a residual is read (its own variant: the addresses need registers, so it wants narrower tiles than a plain product).
-/// Each tile of D is BM x BN; operands arrive BK at a time through a ring of `Stages` slots. `Cluster` blocks, neighbours along M, share every
-/// tile of B. Tiles are done in bands of `Band` rows (of clusters).
-template <class T, Contract a_contract, Contract b_contract, class Activation, bool kAddends, int BM, int BN, int BK, int Stages, int Cluster, int Band>
+/// `a` and `b` say which dimension of A and B as stored the product sums over: NT is (columns, columns), NN (columns, rows), TN (rows,
+/// rows). kAddends: beta C or a residual is read (its own variant: the addresses need registers, so it wants narrower tiles than a plain
+/// product). Each tile of D is BM x BN; operands arrive BK at a time through a ring of `Stages` slots. `Cluster` blocks, neighbours along
+/// M, share every tile of B. Tiles are done in bands of `Band` rows (of clusters).
+template <class T, Contract a_contract, Contract b_contract, class Activation, bool kAddends, int BM, int BN, int BK, int Stages,
+          int Cluster, int Band>
 struct Gemm {
   static constexpr const char* source = "kernels/gemm/gemm.tile.hpp";
 
@@ -31,8 +32,8 @@ struct Gemm {
       Global<Target, T, Out> d;
       const T* bias;  ///< N values, or null
       float alpha, beta;
-      int depth;                     ///< K
-      int a_batches, b_batches;      ///< 0 where one operand serves all batches, else 1
+      int depth;                 ///< K
+      int a_batches, b_batches;  ///< 0 where one operand serves all batches, else 1
       bool has_residual;
     };
 
@@ -88,14 +89,16 @@ struct Gemm {
       const int row0 = t.m * BM;
       const int col0 = t.n * BN;
       block.for_each(acc, [&](int, int, float& x) { x *= p.alpha; });
-      if (kAddends && p.beta != 0.0f) block.for_each_with(acc, p.c, row0, col0, t.batch, 0, [&](int, int, float& x, float c) { x += p.beta * c; });
+      if (kAddends && p.beta != 0.0f)
+        block.for_each_with(acc, p.c, row0, col0, t.batch, 0, [&](int, int, float& x, float c) { x += p.beta * c; });
       if (p.bias) {
         block.for_each(acc, [&](int, int col, float& x) {
           if (col0 + col < p.d.cols) x += static_cast<float>(p.bias[col0 + col]);
         });
       }
       block.for_each(acc, [&](int, int, float& x) { x = Activation::apply(x); });
-      if (kAddends && p.has_residual) block.for_each_with(acc, p.residual, row0, col0, t.batch, 0, [&](int, int, float& x, float r) { x += r; });
+      if (kAddends && p.has_residual)
+        block.for_each_with(acc, p.residual, row0, col0, t.batch, 0, [&](int, int, float& x, float r) { x += r; });
       block.store(acc, memory.out, p.d, row0, col0, t.batch);
     }
   };

@@ -124,16 +124,18 @@ void run_gpu_case(Run& run, const Case& c, const CublasLt* cublaslt) {
   const DeviceInfo& gpu = device_info(run.options().device);
   const Operands x(c, run.options().device);
   const Tensor d = Tensor::poisoned({c.m, c.n}, c.dtype, stream);
-  const int chosen = choose_config({.m = c.m,
-                                    .n = c.n,
-                                    .k = c.k,
-                                    .batch = 1,
-                                    .element_bytes = static_cast<int>(size_of(c.dtype)),
-                                    .addends = false,
-                                    .b_rows = x.b.stride(1) == 1,
-                                    .units = gpu.units});
+  const int forced = run.options().config;
+  const int chosen = forced >= 0 ? forced
+                                 : choose_config({.m = c.m,
+                                                  .n = c.n,
+                                                  .k = c.k,
+                                                  .batch = 1,
+                                                  .element_bytes = static_cast<int>(size_of(c.dtype)),
+                                                  .addends = false,
+                                                  .b_rows = x.b.stride(1) == 1,
+                                                  .units = gpu.units});
 
-  std::vector<Contender> contenders = {{"tilewave", [&] { tw::gemm(x.a, x.b, d, {.stream = stream}); }}};
+  std::vector<Contender> contenders = {{"tilewave", [&] { tw::gemm(x.a, x.b, d, {.stream = stream, .config = forced}); }}};
   contenders[0].launch();
   std::vector<int> tried;
   if (run.options().all_configs) tried = add_configs(contenders, c, x, d, stream);

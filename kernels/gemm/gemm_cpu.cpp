@@ -4,7 +4,8 @@ namespace tw::kernels::gemm {
 
 namespace {
 
-/// Tiles of one thread, measured (README.md). Large: packing costs a twentieth of the time. Small: for few rows, and so that small products occupy every thread.
+/// Tiles of one thread, measured (README.md). Large: packing costs a twentieth of the time. Small: for few rows, and so that small products
+/// occupy every thread.
 struct Large {
   static constexpr int bm = 384, bn = 384, bk = 192;
 };
@@ -24,16 +25,21 @@ template <class T>
 void run(const Call& call) {
   const long large_tiles = static_cast<long>(ceil_div(call.m, Large::bm)) * ceil_div(call.n, Large::bn) * call.batch;
   const bool large = call.m > Small::bm && large_tiles >= cpu_threads();
-  with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) { large ? launch_tiles<T, Act, Large>(call) : launch_tiles<T, Act, Small>(call); });
+  with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
+    large ? launch_tiles<T, Act, Large>(call) : launch_tiles<T, Act, Small>(call);
+  });
 }
 
 }  // namespace
 
 void run_on_cpu(const Call& call) {
   switch (call.a.dtype()) {
-    case DType::f16: return run<f16>(call);
-    case DType::bf16: return run<bf16>(call);
-    default: return run<float>(call);
+    case DType::f16:
+      return run<f16>(call);
+    case DType::bf16:
+      return run<bf16>(call);
+    default:
+      return run<float>(call);
   }
 }
 

@@ -14,8 +14,8 @@ constexpr Contract kColumns = Contract::columns;
 constexpr Contract kRows = Contract::rows;
 
 template <class T, Contract a, Contract b, class Act, bool kAddends, int kConfig>
-using Variant = Gemm<T, a, b, Act, kAddends, kConfigs[kConfig].bm, kConfigs[kConfig].bn, 128 / static_cast<int>(sizeof(T)), kConfigs[kConfig].stages,
-                     kConfigs[kConfig].cluster, kConfigs[kConfig].band>;
+using Variant = Gemm<T, a, b, Act, kAddends, kConfigs[kConfig].bm, kConfigs[kConfig].bn, 128 / static_cast<int>(sizeof(T)),
+                     kConfigs[kConfig].stages, kConfigs[kConfig].cluster, kConfigs[kConfig].band>;
 
 template <class T, Contract a, Contract b, int kConfig>
 const KernelInfo& info_of(Activation activation, bool addends) {
@@ -33,8 +33,8 @@ void launch_config(const Call& call, const Tensor& a, const Tensor& b) {
   detail::GpuBinder binder(call.stream.device());
   bind_call<T>(binder, params, call, a, b);
   constexpr Config config = kConfigs[kConfig];
-  detail::launch_variant(info_of<T, a_contract, b_contract, kConfig>(call.activation, call.addends()), binder.tma_load, binder.tma_store, &params,
-                         {ceil_div(call.m, config.bm), ceil_div(call.n, config.bn), call.batch}, call.stream);
+  detail::launch_variant(info_of<T, a_contract, b_contract, kConfig>(call.activation, call.addends()), binder.tma_load, binder.tma_store,
+                         &params, {ceil_div(call.m, config.bm), ceil_div(call.n, config.bn), call.batch}, call.stream);
 }
 
 template <class T, Contract a_contract, Contract b_contract>
@@ -42,18 +42,21 @@ void launch_contracts(const Call& call, const Tensor& a, const Tensor& b) {
   constexpr bool kBRows = b_contract == kRows;
   int chosen = call.config;
   if (chosen < 0)
-    chosen = choose_config({call.m, call.n, call.k, call.batch, sizeof(T), call.addends(), kBRows, device_info(call.stream.device()).units});
+    chosen =
+        choose_config({call.m, call.n, call.k, call.batch, sizeof(T), call.addends(), kBRows, device_info(call.stream.device()).units});
   else
     require(chosen < static_cast<int>(kConfigs.size()) && allowed(kConfigs[static_cast<std::size_t>(chosen)], call.addends(), kBRows),
-            "gemm: config is {}; it must be below {}, and with beta or a residual have at most 128 columns, with B stored [K, N] a multiple of 64", chosen,
-            kConfigs.size());
+            "gemm: config is {}; it must be below {}, and with beta or a residual have at most 128 columns, with B stored [K, N] a "
+            "multiple of 64",
+            chosen, kConfigs.size());
   [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
     const auto launch_if_chosen = [&]<int kIndex>() {
       if constexpr (allowed(kConfigs[kIndex], false, kBRows))
         if (chosen == kIndex) launch_config<T, a_contract, b_contract, kIndex>(call, a, b);
     };
     (launch_if_chosen.template operator()<kConfig>(), ...);
-  }(std::make_integer_sequence<int, static_cast<int>(kConfigs.size())>{});
+  }
+  (std::make_integer_sequence<int, static_cast<int>(kConfigs.size())>{});
 }
 
 /// True when a [rows, K] operand is stored as [K, rows], dense along rows.
@@ -72,8 +75,8 @@ void launch_16bit(const Call& call) {
 }
 
 template <class T, Contract a, Contract b, int kConfig>
-KernelSpec registered_spec(const char* dtype, const char* layout, Activation activation = Activation::none, bool addends = false, const char* suffix = "",
-                           bool tma_load = true, bool tma_store = true) {
+KernelSpec registered_spec(const char* dtype, const char* layout, Activation activation = Activation::none, bool addends = false,
+                           const char* suffix = "", bool tma_load = true, bool tma_store = true) {
   constexpr Config c = kConfigs[kConfig];
   return make_spec(info_of<T, a, b, kConfig>(activation, addends), tma_load, tma_store,
                    fmt::format("gemm_{}_{}_{}x{}{}{}", dtype, layout, c.bm, c.bn, c.cluster > 1 ? "_cluster" : "", suffix));
@@ -90,16 +93,20 @@ void register_16bit(std::vector<KernelSpec>& specs, const char* dtype) {
       }
     };
     (add.template operator()<kConfig>(), ...);
-  }(std::make_integer_sequence<int, static_cast<int>(kConfigs.size())>{});
+  }
+  (std::make_integer_sequence<int, static_cast<int>(kConfigs.size())>{});
 }
 
 }  // namespace
 
 void run_on_gpu(const Call& call) {
   switch (call.a.dtype()) {
-    case DType::f16: return launch_16bit<f16>(call);
-    case DType::bf16: return launch_16bit<bf16>(call);
-    default: return launch_contracts<float, kColumns, kColumns>(call, call.a, call.b);  // tf32 products have no transposes
+    case DType::f16:
+      return launch_16bit<f16>(call);
+    case DType::bf16:
+      return launch_16bit<bf16>(call);
+    default:
+      return launch_contracts<float, kColumns, kColumns>(call, call.a, call.b);  // tf32 products have no transposes
   }
 }
 

@@ -18,7 +18,8 @@ int choose_config(const Problem& p) {
     const auto padded_m = (tiles_m + c.cluster - 1) / c.cluster * c.cluster;
     const auto rounds = (padded_m * tiles_n * p.batch + p.units - 1) / p.units;
     const double steps = static_cast<double>(p.k * p.element_bytes) / 128;
-    const double time = static_cast<double>(rounds) * (steps * kCosts[static_cast<std::size_t>(i)].step + kCosts[static_cast<std::size_t>(i)].tile);
+    const double time =
+        static_cast<double>(rounds) * (steps * kCosts[static_cast<std::size_t>(i)].step + kCosts[static_cast<std::size_t>(i)].tile);
     if (best_time == 0 || time < best_time) {
       best = i;
       best_time = time;

@@ -25,7 +25,8 @@ struct Problem {
   int units;     ///< streaming multiprocessors
 };
 
-/// The configuration with the least predicted time: rounds of tiles over the units, times the time of a tile. Plain arithmetic, the same everywhere.
+/// The configuration with the least predicted time: rounds of tiles over the units, times the time of a tile. Plain arithmetic, the same
+/// everywhere.
 int choose_config(const Problem& problem);
 
 /// The instantiations that are compiled ahead of time.

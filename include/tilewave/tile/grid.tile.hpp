@@ -21,8 +21,8 @@ struct Tile {
   int batch;
 };
 
-/// Schedules: in which order the tiles of a grid are done. `at(grid, i)` is the i-th tile, a pure function. A kernel names one as its `Schedule`; it may
-/// define its own (attention does). `dispatch` says who takes which.
+/// Schedules: in which order the tiles of a grid are done. `at(grid, i)` is the i-th tile, a pure function. A kernel names one as its
+/// `Schedule`; it may define its own (attention does). `dispatch` says who takes which.
 enum class Dispatch {
   plain,       ///< one block per tile
   persistent,  ///< as many blocks as fit; each takes every n-th tile
@@ -38,7 +38,8 @@ struct RowMajor {
   }
 };
 
-/// Swizzled raster: bands of `Band` tile rows, each walked column by column, so that the tiles in flight share rows of A and columns of B in the L2 cache.
+/// Swizzled raster: bands of `Band` tile rows, each walked column by column, so that the tiles in flight share rows of A and columns of B
+/// in the L2 cache.
 template <int Band, Dispatch kDispatch = Dispatch::persistent>
 struct Banded {
   static constexpr Dispatch dispatch = kDispatch;

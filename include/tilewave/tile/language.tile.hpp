@@ -4,8 +4,8 @@
 #include "tilewave/tile/math.tile.hpp"
 #include "tilewave/tile/types.tile.hpp"
 
-// The tile language. A kernel is a struct with a member template On<Target>; these names are how it speaks of memory. Each target defines what they are; a
-// kernel never says which target it is on. docs/language.md is the guide, kernels/gemm/gemm.tile.hpp the first example.
+// The tile language. A kernel is a struct with a member template On<Target>; these names are how it speaks of memory. Each target defines
+// what they are; a kernel never says which target it is on. docs/language.md is the guide, kernels/gemm/gemm.tile.hpp the first example.
 //
 //   Global     a tensor in device memory: up to two outer dimensions, rows, columns; any strides
 //   Shared     a tile that blocks keep close to the arithmetic, in the layout that the target's matrix unit wants
@@ -31,8 +31,8 @@
 
 namespace tw {
 
-/// Which of a Shared tile's two dimensions a product sums over. mma(acc, a, b) is acc(m, n) += sum over k of a(m, k) * b(n, k): a tile stored [M, K] or
-/// [N, K] contracts its columns, one stored [K, M] or [K, N] its rows.
+/// Which of a Shared tile's two dimensions a product sums over. mma(acc, a, b) is acc(m, n) += sum over k of a(m, k) * b(n, k): a tile
+/// stored [M, K] or [N, K] contracts its columns, one stored [K, M] or [K, N] its rows.
 enum class Contract { columns, rows };
 
 /// wait(leave<N>, acc...): all but the N youngest products have finished, and the accumulators named may be read.
@@ -75,7 +75,9 @@ constexpr int cluster_of() {
   return 1;
 }
 template <class On>
-inline constexpr bool has_load = requires { &On::steps; };
+inline constexpr bool has_load = requires {
+  &On::steps;
+};
 struct NoState {};
 template <class On>
 struct StateOf {

@@ -2,8 +2,8 @@
 
 #include "tilewave/tile/types.tile.hpp"
 
-// Element functions: f32 in, f32 out, the same names on every target. On the GPU they are the hardware's approximations where those keep the accuracy of a
-// 16-bit result (relative error below 2^-21 for exp2, 2^-11 for tanh is too coarse, so tanh is built from exp2).
+// Element functions: f32 in, f32 out, the same names on every target. On the GPU they are the hardware's approximations where those keep
+// the accuracy of a 16-bit result (relative error below 2^-21 for exp2, 2^-11 for tanh is too coarse, so tanh is built from exp2).
 
 // The C library's functions: a compiler builtin on the host, which needs no header; declared by the run-time compiler on the GPU.
 #if TW_ON_GPU
@@ -18,18 +18,20 @@ inline constexpr float kInfinity = bit_cast<float>(0x7f800000u);
 inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr float kLn2 = 0.693147180559945309f;
 
+/// The larger one; of a number and a NaN the number, as the GPU's instruction has it.
 TW_INLINE float max(float a, float b) {
 #if TW_ON_GPU
   return ::fmaxf(a, b);
 #else
-  return a > b ? a : b;
+  return a > b || b != b ? a : b;
 #endif
 }
+/// The smaller one; of a number and a NaN the number.
 TW_INLINE float min(float a, float b) {
 #if TW_ON_GPU
   return ::fminf(a, b);
 #else
-  return a < b ? a : b;
+  return a < b || b != b ? a : b;
 #endif
 }
 TW_INLINE constexpr int max(int a, int b) { return a > b ? a : b; }
@@ -78,9 +80,7 @@ TW_INLINE float log2(float x) {
 
 TW_INLINE float exp(float x) { return exp2(x * kLog2E); }
 
-TW_INLINE float sqrt(float x) {
-  return TW_LIBM(sqrtf)(x);
-}
+TW_INLINE float sqrt(float x) { return TW_LIBM(sqrtf)(x); }
 
 /// 1 / sqrt(x).
 TW_INLINE float rsqrt(float x) {
@@ -115,16 +115,15 @@ TW_INLINE float tanh(float x) {
 #endif
 }
 
-TW_INLINE float erf(float x) {
-  return TW_LIBM(erff)(x);
-}
+TW_INLINE float erf(float x) { return TW_LIBM(erff)(x); }
 
 TW_INLINE float sin(float x) { return TW_LIBM(sinf)(x); }
 TW_INLINE float cos(float x) { return TW_LIBM(cosf)(x); }
 
 TW_INLINE float sigmoid(float x) { return reciprocal(1.0f + exp2(-x * kLog2E)); }
 
-// Activations, as types: a kernel takes one as a template parameter. A user's own is a struct with the same static function in an embedded file.
+// Activations, as types: a kernel takes one as a template parameter. A user's own is a struct with the same static function in an embedded
+// file.
 
 struct Identity {
   TW_INLINE static float apply(float x) { return x; }

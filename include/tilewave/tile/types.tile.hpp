@@ -1,7 +1,7 @@
 #pragma once
 
-// Element types and the few traits that tile code needs. Tile headers include nothing but each other: the run-time compiler for the GPU ships no
-// standard headers.
+// Element types and the few traits that tile code needs. Tile headers include nothing but each other: the run-time compiler for the GPU
+// ships no standard headers.
 
 #if defined(__CUDACC_RTC__) || defined(__CUDA_ARCH__)
 #define TW_ON_GPU 1
@@ -69,8 +69,8 @@ namespace detail {
 /// What a small floating-point format does beyond its largest finite value.
 enum class Overflow { infinity, saturate };
 
-/// The bits of `x` in a format with `Exponent` and `Mantissa` bits (bias 2^(Exponent-1) - 1), rounded to nearest even, subnormals included. NaN becomes
-/// `kNan`. `kLargest` is the largest finite magnitude's code.
+/// The bits of `x` in a format with `Exponent` and `Mantissa` bits (bias 2^(Exponent-1) - 1), rounded to nearest even, subnormals included.
+/// NaN becomes `kNan`. `kLargest` is the largest finite magnitude's code.
 template <int Exponent, int Mantissa, Overflow overflow, u32 kLargest, u32 kNan>
 constexpr u32 encode_float(float x) {
   constexpr int bias = (1 << (Exponent - 1)) - 1;
@@ -155,8 +155,8 @@ struct bf16 {
   TW_INLINE constexpr explicit operator float() const { return bit_cast<float>(static_cast<u32>(bits) << 16); }
 };
 
-/// The tensor cores' view of an f32: 8 exponent and 10 mantissa bits in a 32-bit container. Tensor cores drop the low 13 bits of an f32 operand;
-/// this type rounds to nearest even.
+/// The tensor cores' view of an f32: 8 exponent and 10 mantissa bits in a 32-bit container. Tensor cores drop the low 13 bits of an f32
+/// operand; this type rounds to nearest even.
 struct tf32 {
   u32 bits;
   tf32() = default;
@@ -167,7 +167,8 @@ struct tf32 {
   TW_INLINE constexpr explicit operator float() const { return bit_cast<float>(bits); }
 };
 
-/// 8-bit float, 4 exponent and 3 mantissa bits, no infinity: larger values (and infinities) become +-448, NaN stays NaN, as the GPU's satfinite conversion.
+/// 8-bit float, 4 exponent and 3 mantissa bits, no infinity: larger values (and infinities) become +-448, NaN stays NaN, as the GPU's
+/// satfinite conversion.
 struct fp8_e4m3 {
   u8 bits;
   fp8_e4m3() = default;
@@ -203,7 +204,8 @@ struct fp8_e5m2 {
   TW_INLINE constexpr explicit operator float() const { return detail::decode_float<5, 2, true, 0>(bits); }
 };
 
-/// 4-bit float, 2 exponent bits and 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, in the low half of a byte. Saturates; NaN becomes +6.
+/// 4-bit float, 2 exponent bits and 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, in the low half of a byte. Saturates;
+/// NaN becomes +6.
 struct fp4_e2m1 {
   u8 bits;
   fp4_e2m1() = default;
@@ -220,12 +222,11 @@ struct fp4x2 {
     x.bits = static_cast<u8>((bits >> (4 * index)) & 15);
     return x;
   }
-  TW_INLINE constexpr void set(int index, fp4_e2m1 x) {
-    bits = static_cast<u8>((bits & (index ? 0x0f : 0xf0)) | (x.bits << (4 * index)));
-  }
+  TW_INLINE constexpr void set(int index, fp4_e2m1 x) { bits = static_cast<u8>((bits & (index ? 0x0f : 0xf0)) | (x.bits << (4 * index))); }
 };
 
-/// A scale that is a power of two from 2^-127 to 2^127, as 8 exponent bits; 255 is NaN. Conversion rounds up, so that dividing by the scale cannot overflow.
+/// A scale that is a power of two from 2^-127 to 2^127, as 8 exponent bits; 255 is NaN. Conversion rounds up, so that dividing by the scale
+/// cannot overflow.
 struct e8m0 {
   u8 bits;
   e8m0() = default;

@@ -11,7 +11,8 @@ struct Copy {
   template <class G, class S>
   void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
     using T = typename S::Element;
-    if ((row < 0 && row + S::rows > 0) || (col < 0 && col + S::cols > 0)) schedule_error("a tile begins before its tensor and ends inside it");
+    if ((row < 0 && row + S::rows > 0) || (col < 0 && col + S::cols > 0))
+      schedule_error("a tile begins before its tensor and ends inside it");
     const int rows = row < 0 ? 0 : clamp(from.rows - row, S::rows);
     const int cols = col < 0 ? 0 : clamp(from.cols - col, S::cols);
     constexpr bool columns = S::contract == Contract::columns;
@@ -42,7 +43,8 @@ struct Copy {
 struct Producer {
   template <class RingType, class Fill>
   void put(RingType& ring, Fill fill) const {
-    if (ring.filled + ring.taken == RingType::stages) schedule_error("put into a ring with no free slot: on a GPU the kernel would wait forever");
+    if (ring.filled + ring.taken == RingType::stages)
+      schedule_error("put into a ring with no free slot: on a GPU the kernel would wait forever");
     fill(Copy{}, ring.slots[ring.next_put]);
     ring.next_put = (ring.next_put + 1) % RingType::stages;
     ++ring.filled;
@@ -80,7 +82,8 @@ struct RowView {
 class Block {
  public:
   /// `pull` runs load() for the next step; false when there is none. `first_tile`: of the launch, the one that prints.
-  explicit Block(bool first_tile, bool (*pull)(void* context) = [](void*) { return false; }, void* context = nullptr)
+  explicit Block(
+      bool first_tile, bool (*pull)(void* context) = [](void*) { return false; }, void* context = nullptr)
       : first_tile_(first_tile), pull_(pull), context_(context) {}
 
   // Rings
@@ -97,7 +100,8 @@ class Block {
   template <class RingType>
   void await(RingType& ring) {
     while (ring.filled == 0) {
-      if (!pull_(context_)) schedule_error("wait for a slot of an empty ring with no step left to load: on a GPU the kernel would wait forever");
+      if (!pull_(context_))
+        schedule_error("wait for a slot of an empty ring with no step left to load: on a GPU the kernel would wait forever");
     }
   }
   template <class RingType>
@@ -109,7 +113,8 @@ class Block {
   void release(RingType& ring) {
     auto& slot = held(ring);
     for (int i = 0; i < in_flight_; ++i) {
-      if (reads(products_[i].a, slot) || reads(products_[i].b, slot)) schedule_error("release of a slot that a product in flight reads: wait for it first");
+      if (reads(products_[i].a, slot) || reads(products_[i].b, slot))
+        schedule_error("release of a slot that a product in flight reads: wait for it first");
     }
     if (poison_released_slots()) __builtin_memset(static_cast<void*>(&slot), 0xff, sizeof slot);
     --ring.taken;
@@ -235,7 +240,8 @@ class Block {
       for (int c = 0; c < F::cols && col0 + c < to.cols; ++c) {
         u32* const word = to.template at<u32>(row0 + r, col0 + c, i, j);
         u32 before = __atomic_load_n(word, __ATOMIC_RELAXED);
-        while (!__atomic_compare_exchange_n(word, &before, bit_cast<u32>(bit_cast<float>(before) + from.at(r, c)), true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+        while (!__atomic_compare_exchange_n(word, &before, bit_cast<u32>(bit_cast<float>(before) + from.at(r, c)), true, __ATOMIC_RELAXED,
+                                            __ATOMIC_RELAXED)) {
         }
       }
     }
@@ -300,7 +306,8 @@ class Block {
   }
   template <class Acc>
   static void multiply(Acc& acc, const float* a, const float* b, int rows, int cols, int depth, int panel_depth, bool overwrite) {
-    static_assert(Acc::rows % 8 == 0 && Acc::cols % kPanelRows == 0, "products write whole vectors: accumulators have a multiple of 8 rows and of 16 columns");
+    static_assert(Acc::rows % 8 == 0 && Acc::cols % kPanelRows == 0,
+                  "products write whole vectors: accumulators have a multiple of 8 rows and of 16 columns");
     if (overwrite && (rows < Acc::rows || cols < Acc::cols || depth == 0)) {
       __builtin_memset(acc.x, 0, sizeof acc.x);
       if (depth == 0) return;
@@ -319,8 +326,10 @@ class Block {
 inline void require_nothing_left(int steps_left, const RingState* last_ring) {
   if (steps_left != 0) schedule_error("the tile ends before its last step was loaded: on a GPU the next tile would take this one's slots");
   for (const RingState* ring = last_ring; ring != nullptr; ring = ring->previous) {
-    if (ring->filled != 0) schedule_error("the tile ends with a slot that was filled and never taken: on a GPU the next tile would take it");
-    if (ring->taken != 0) schedule_error("the tile ends with a slot that was taken and never released: on a GPU the kernel would wait forever");
+    if (ring->filled != 0)
+      schedule_error("the tile ends with a slot that was filled and never taken: on a GPU the next tile would take it");
+    if (ring->taken != 0)
+      schedule_error("the tile ends with a slot that was taken and never released: on a GPU the kernel would wait forever");
   }
 }
 

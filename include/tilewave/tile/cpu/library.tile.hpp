@@ -1,7 +1,8 @@
 #pragma once
 
-// Tile-granular work of the cpu target that is worth its own machine code per instruction set. The sources (tile/cpu/*.cpp) are compiled once
-// per set and chosen when the process starts, so a user's kernel needs no special flags and no AVX-512 instruction leaks into other code.
+// Tile-granular work of the cpu target that is worth its own machine code per instruction set. The sources (tile/cpu/*.cpp) are compiled
+// once per set and chosen when the process starts, so a user's kernel needs no special flags and no AVX-512 instruction leaks into other
+// code.
 
 namespace tw::cpu {
 
@@ -19,8 +20,8 @@ struct Library {
   /// the next multiple of 8 rows.
   void (*mma)(float* acc, long acc_stride, const float* a, const float* b, int rows, int cols, int depth, int panel_depth, bool overwrite);
 
-  /// Packs source(r, k) = source[r * row_stride + k * depth_stride], r < rows, k < depth, into panels of `panel_depth`. Rows from `rows` up to the
-  /// next multiple of 16 become 0. The source needs only its element's alignment; strides count elements and may be anything.
+  /// Packs source(r, k) = source[r * row_stride + k * depth_stride], r < rows, k < depth, into panels of `panel_depth`. Rows from `rows` up
+  /// to the next multiple of 16 become 0. The source needs only its element's alignment; strides count elements and may be anything.
   void (*pack_f32)(float* panels, const float* source, long row_stride, long depth_stride, int rows, int depth, int panel_depth);
   /// The same, widening; the elements are given by their 16 bits.
   void (*pack_f16)(float* panels, const unsigned short* source, long row_stride, long depth_stride, int rows, int depth, int panel_depth);

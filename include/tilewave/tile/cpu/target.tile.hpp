@@ -3,8 +3,9 @@
 #include "tilewave/tile/cpu/library.tile.hpp"
 #include "tilewave/tile/language.tile.hpp"
 
-// The CPU as a target: a block is one thread of a pool. Loads are pulled: taking from an empty ring runs the kernel's load() for the next step on the spot. What would
-// hang or race on the GPU is reported: a put into a full ring, a take with nothing left to load, a slot used after its release or released under a product.
+// The CPU as a target: a block is one thread of a pool. Loads are pulled: taking from an empty ring runs the kernel's load() for the next
+// step on the spot. What would hang or race on the GPU is reported: a put into a full ring, a take with nothing left to load, a slot used
+// after its release or released under a product.
 
 #if !TW_ON_GPU
 
@@ -13,7 +14,8 @@ namespace tw::cpu {
 /// Throws tw::Error: the kernel's schedule is wrong (it would deadlock or race on a GPU).
 [[noreturn]] void schedule_error(const char* what);
 
-/// Whether released slots are overwritten with NaN, so that a kernel that reads one fails its test: on in debug builds of the library and in its tests.
+/// Whether released slots are overwritten with NaN, so that a kernel that reads one fails its test: on in debug builds of the library and
+/// in its tests.
 bool poison_released_slots();
 void set_poison_released_slots(bool on);
 

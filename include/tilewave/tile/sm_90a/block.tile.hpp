@@ -46,12 +46,13 @@ struct Block {
   TW_INLINE void mma(Acc& acc, const A& a, const B& b, bool overwrite) const {
     constexpr int depth = A::contract == Contract::columns ? A::cols : A::rows;
     static_assert(depth == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
-    static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols), "rows of the accumulator and of the left operand differ");
+    static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols),
+                  "rows of the accumulator and of the left operand differ");
     constexpr int k = instruction_depth<A>;
     const Descriptor a_tile = descriptor<A>(ptx::address(a.bytes) + static_cast<u32>(at.warpgroup * warpgroup_offset<A>));
     const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
     begin(acc);
-TW_UNROLL
+    TW_UNROLL
     for (int step = 0; step < depth / k; ++step)
       Wgmma<typename A::Element, Acc::cols>::template shared_shared<transposed<A>, transposed<B>>(
           acc.x, a_tile.at(step_offset<A>(step)), b_tile.at(step_offset<B>(step)), step > 0 || !overwrite);
@@ -63,9 +64,10 @@ TW_UNROLL
     static_assert(C == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
     const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
     begin(acc);
-TW_UNROLL
+    TW_UNROLL
     for (int step = 0; step < C / 16; ++step)
-      Wgmma<T, Acc::cols>::template registers_shared<transposed<B>>(acc.x, a.x + step * 4, b_tile.at(step_offset<B>(step)), step > 0 || !overwrite);
+      Wgmma<T, Acc::cols>::template registers_shared<transposed<B>>(acc.x, a.x + step * 4, b_tile.at(step_offset<B>(step)),
+                                                                    step > 0 || !overwrite);
     ptx::wgmma_commit();
   }
   /// All but the `Left` youngest mma() have finished; the accumulators named may be read.
@@ -78,7 +80,7 @@ TW_UNROLL
   /// The accumulators rounded to T, as left operand of the next product.
   template <class T, int R, int C>
   TW_INLINE void convert(Operand<T, R, C>& to, const Fragment<float, R, C>& from) const {
-TW_UNROLL
+    TW_UNROLL
     for (int i = 0; i < C / 4; ++i) to.x[i] = ptx::pack<T>(from.x[2 * i], from.x[2 * i + 1]);
   }
 
@@ -86,7 +88,7 @@ TW_UNROLL
 
   template <class F>
   TW_INLINE void fill(F& fragment, float value) const {
-TW_UNROLL
+    TW_UNROLL
     for (int i = 0; i < F::size; ++i) fragment.x[i] = to<typename F::Element>(value);
   }
   template <class T, class Tile>
@@ -96,12 +98,12 @@ TW_UNROLL
   /// f(row, col, x) for every element of the block's tile; several fragments of one type go in step: f(row, col, x, y).
   template <class F, class Fn>
   TW_INLINE void for_each(F& fragment, Fn f) const {
-TW_UNROLL
+    TW_UNROLL
     for (int i = 0; i < F::size; ++i) f(F::row(at, i), F::col(at, i), fragment.x[i]);
   }
   template <class F, class Fn>
   TW_INLINE void for_each(F& first, F& second, Fn f) const {
-TW_UNROLL
+    TW_UNROLL
     for (int i = 0; i < F::size; ++i) f(F::row(at, i), F::col(at, i), first.x[i], second.x[i]);
   }
   /// f(row, col, x, y) with y = element (row0 + row, col0 + col) of `other`, 0 outside it.
@@ -110,14 +112,14 @@ TW_UNROLL
     const Position at = here();
     // Two loops, because one with a branch in it needs more registers for its conditions than there are.
     if (whole<F>(other, row0, col0)) {
-TW_UNROLL
+      TW_UNROLL
       for (int e = 0; e < F::size; e += F::width) {
         const auto piece = *piece_at<F::width>(other, row0 + F::row(at, e), col0 + F::col(at, e), i, j);
-TW_UNROLL
+        TW_UNROLL
         for (int k = 0; k < F::width; ++k) f(F::row(at, e), F::col(at, e + k), fragment.x[e + k], static_cast<float>(piece.x[k]));
       }
     } else if (other.rows > 0 && other.cols > 0) {
-TW_UNROLL
+      TW_UNROLL
       for (int e = 0; e < F::size; ++e) {
         const int row = row0 + F::row(at, e);
         const int col = col0 + F::col(at, e);
@@ -125,19 +127,21 @@ TW_UNROLL
         const auto y = *other.template at<const typename G::Element>(inside ? row : 0, inside ? col : 0, i, j);
         f(row - row0, col - col0, fragment.x[e], inside ? static_cast<float>(y) : 0.0f);
       }
+    } else {
+      for_each(fragment, [&](int row, int col, auto& x) { f(row, col, x, 0.0f); });
     }
   }
   /// f(i, row) for every row; i indexes a RowVector, `row` offers max(), sum(), map(f), map_partial_sum(f).
   template <class F, class Fn>
   TW_INLINE void rows(F& fragment, Fn f) const {
-TW_UNROLL
+    TW_UNROLL
     for (int r = 0; r < F::row_count; ++r) f(r, RowView<F>{fragment, r});
   }
   /// f(row number in the tile, i, x) for every element x = vector[i] of a RowVector.
   template <class T, class Tile, class Fn>
   TW_INLINE void for_rows(RowVector<T, Tile>& vector, Fn f) const {
     const Position at = here();
-TW_UNROLL
+    TW_UNROLL
     for (int i = 0; i < vector.size; ++i) f(vector.row(at, i), i, vector.x[i]);
   }
   /// True in one of the threads that hold copies of a RowVector's elements: the one that writes them.
@@ -153,13 +157,13 @@ TW_UNROLL
   /// x = f(x, vector[row]).
   template <class F, class V, class Fn>
   TW_INLINE void map_rows(F& fragment, const V& vector, Fn f) const {
-TW_UNROLL
+    TW_UNROLL
     for (int r = 0; r < F::row_count; ++r) RowView<F>{fragment, r}.map([&](float x) { return f(x, vector[r]); });
   }
   /// x = f(x, vector[col]).
   template <class F, class T, int C, class Fn>
   TW_INLINE void map_columns(F& fragment, const ColumnVector<T, C>& vector, Fn f) const {
-TW_UNROLL
+    TW_UNROLL
     for (int i = 0; i < F::size; ++i) fragment.x[i] = f(fragment.x[i], vector.x[i / 4 * 2 + i % 2]);
   }
   /// vector[col] = sum of the column over all the block's rows.
@@ -194,7 +198,8 @@ TW_UNROLL
   }
   /// The same through shared memory by TMA where the tensor allows it: whole lines are written whatever the fragment's layout is.
   template <class T, int R, int C, class G>
-  TW_INLINE void store(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+  TW_INLINE void store(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i = 0,
+                       int j = 0) const {
     if constexpr (!kTmaStore || sizeof(T) != 2) {
       store(from, to, row0, col0, i, j);
     } else {
@@ -203,12 +208,12 @@ TW_UNROLL
       const bool leader = ptx::thread_index() % kWarpgroupThreads == 0;
       const int matrix_row = at.warp * 16 + at.lane % 16;  // stmatrix: lanes 0-15 address the left 8 columns, 16-31 the right 8
       u8* const base = shared_memory() + staging.offset + at.warpgroup * (S::slots * S::slot_bytes);
-TW_UNROLL
+      TW_UNROLL
       for (int panel = 0; panel < C / S::box_cols; ++panel) {
         u8* const slot = base + panel % S::slots * S::slot_bytes;
         if (leader) ptx::store_wait_read<S::slots - 1>();
         warpgroup_sync(at);
-TW_UNROLL
+        TW_UNROLL
         for (int group = 0; group < 4; ++group) {
           const float* x = from.x + panel * 32 + group * 8;
           const u32 piece = static_cast<u32>(group * 2 + at.lane / 16) ^ (static_cast<u32>(matrix_row) & 7);
@@ -222,14 +227,15 @@ TW_UNROLL
           ptx::store_commit();
         }
       }
-      if constexpr (C % S::box_cols != 0) store_from<C / S::box_cols * S::box_cols>(from, to, row0, col0, i, j);  // TMA would write a whole panel
+      if constexpr (C % S::box_cols != 0)
+        store_from<C / S::box_cols * S::box_cols>(from, to, row0, col0, i, j);  // TMA would write a whole panel
     }
   }
   /// f32 only: adds each element to the tensor's.
   template <class F, class G>
   TW_INLINE void atomic_add(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
     static_assert(is_same<typename G::Element, float>, "atomic_add is for f32 tensors");
-TW_UNROLL
+    TW_UNROLL
     for (int e = 0; e < F::size; ++e) {
       const int row = row0 + F::row(at, e);
       const int col = col0 + F::col(at, e);
@@ -290,14 +296,15 @@ TW_UNROLL
   static TW_INLINE Descriptor descriptor(u32 address) {
     return Descriptor(address, S::contract == Contract::rows ? S::panel_bytes : 16, 8 * kPanelBytes);
   }
-  /// Bytes to step `step` along the contracted dimension. Columns contracted: four steps of 32 bytes within a panel, then the next panel. Rows contracted: 16 rows.
+  /// Bytes to step `step` along the contracted dimension. Columns contracted: four steps of 32 bytes within a panel, then the next panel.
+  /// Rows contracted: 16 rows.
   template <class S>
   static constexpr int step_offset(int step) {
     return S::contract == Contract::columns ? step / 4 * S::panel_bytes + step % 4 * 32 : step * 16 * kPanelBytes;
   }
   template <class Acc>
   static TW_INLINE void pin(Acc& acc) {
-TW_UNROLL
+    TW_UNROLL
     for (int i = 0; i < Acc::size; ++i) ptx::pin(acc.x[i]);
   }
   template <class Acc>
@@ -335,15 +342,15 @@ TW_UNROLL
     const Position at = here();
     constexpr int begin = kFirst * F::size / F::cols;
     if (whole<F>(to, row0, col0)) {
-TW_UNROLL
+      TW_UNROLL
       for (int e = begin; e < F::size; e += F::width) {
         Piece<T, F::width> piece;
-TW_UNROLL
+        TW_UNROLL
         for (int k = 0; k < F::width; ++k) piece.x[k] = tw::to<T>(from.x[e + k]);
         *piece_at<F::width>(to, row0 + F::row(at, e), col0 + F::col(at, e), i, j) = piece;
       }
     } else {
-TW_UNROLL
+      TW_UNROLL
       for (int e = begin; e < F::size; ++e) {
         const int row = row0 + F::row(at, e);
         const int col = col0 + F::col(at, e);
@@ -361,18 +368,19 @@ TW_UNROLL
   }
 
   template <class T, int R, int C, class Op>
-  TW_INLINE void reduce_columns(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, const Scratch<T, R, C>& scratch, Op op) const {
+  TW_INLINE void reduce_columns(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, const Scratch<T, R, C>& scratch,
+                                Op op) const {
     T* const partial = reinterpret_cast<T*>(shared_memory() + scratch.offset);
-TW_UNROLL
+    TW_UNROLL
     for (int i = 0; i < C / 4; ++i) {
       const int e = i / 2 * 4 + i % 2;
       T value = op(fragment.x[e], fragment.x[e + 2]);
-TW_UNROLL
+      TW_UNROLL
       for (int mask = 4; mask < 32; mask *= 2) value = op(value, ptx::shuffle_xor(value, mask));
       if (at.lane < 4) partial[(at.warpgroup * 4 + at.warp) * C + vector.col(at, i)] = value;
     }
     sync();
-TW_UNROLL
+    TW_UNROLL
     for (int i = 0; i < C / 4; ++i) {
       T value = partial[vector.col(at, i)];
       for (int warp = 1; warp < R / 16; ++warp) value = op(value, partial[warp * C + vector.col(at, i)]);

@@ -4,17 +4,17 @@
 
 namespace tw::sm_90a {
 
-/// R x C accumulators, wgmma's layout: a warpgroup holds 64 rows, a warp 16 of them, a quad of lanes two rows (r and r + 8), a thread two neighbouring columns of every
-/// eight. Element i of a thread: column pair i / 4, row r + 8 * (i / 2 % 2), column i % 2 of the pair.
+/// R x C accumulators, wgmma's layout: a warpgroup holds 64 rows, a warp 16 of them, a quad of lanes two rows (r and r + 8), a thread two
+/// neighbouring columns of every eight. Element i of a thread: column pair i / 4, row r + 8 * (i / 2 % 2), column i % 2 of the pair.
 template <class T, int R, int C>
 struct Fragment {
   static_assert(R % kWarpgroupRows == 0 && C % 8 == 0, "a Fragment has a multiple of 64 rows and of 8 columns");
   static constexpr int rows = R;
   static constexpr int cols = C;
   static constexpr int size = C / 2;
-  static constexpr int width = 2;       ///< elements side by side: i, i + 1
-  static constexpr int row_count = 2;   ///< rows of a thread
-  static constexpr int row_threads = 4; ///< neighbouring lanes that share them
+  static constexpr int width = 2;        ///< elements side by side: i, i + 1
+  static constexpr int row_count = 2;    ///< rows of a thread
+  static constexpr int row_threads = 4;  ///< neighbouring lanes that share them
   using Element = T;
   T x[size];
 
@@ -33,7 +33,8 @@ struct Operand {
   u32 x[C / 4];
 };
 
-/// R x C elements for work without products, one warpgroup: warp w has rows w, w + 4, ...; its lanes hold neighbouring pieces of `width` columns.
+/// R x C elements for work without products, one warpgroup: warp w has rows w, w + 4, ...; its lanes hold neighbouring pieces of `width`
+/// columns.
 template <class T, int R, int C>
 struct Rows {
   static constexpr int rows = R;
@@ -80,7 +81,7 @@ struct RowView {
 
   template <class Op>
   TW_INLINE static float across(float value, Op op) {
-TW_UNROLL
+    TW_UNROLL
     for (int mask = F::row_threads / 2; mask > 0; mask /= 2) value = op(value, ptx::shuffle_xor(value, mask));
     return value;
   }
@@ -89,7 +90,7 @@ TW_UNROLL
   TW_INLINE static float fold(Value value, Op op) {
     constexpr int chains = length >= 8 ? 4 : 1;
     float result[chains];
-TW_UNROLL
+    TW_UNROLL
     for (int j = 0; j < length; ++j) {
       const float x = value(j);
       result[j % chains] = j < chains ? x : op(result[j % chains], x);
@@ -100,7 +101,8 @@ TW_UNROLL
     const auto larger = [](float a, float b) { return tw::max(a, b); };
     return across(fold([&](int j) { return fragment.x[F::in_row(r, j)]; }, larger), larger);
   }
-  /// x = f(x) for the row's elements; the sum of the results over this thread's share of the row. block.complete() adds the shares up: once, after a loop.
+  /// x = f(x) for the row's elements; the sum of the results over this thread's share of the row. block.complete() adds the shares up:
+  /// once, after a loop.
   template <class Fn>
   TW_INLINE float map_partial_sum(Fn f) const {
     return fold(
@@ -113,7 +115,7 @@ TW_UNROLL
   }
   template <class Fn>
   TW_INLINE void map(Fn f) const {
-TW_UNROLL
+    TW_UNROLL
     for (int j = 0; j < length; ++j) fragment.x[F::in_row(r, j)] = f(fragment.x[F::in_row(r, j)]);
   }
   TW_INLINE float sum() const {

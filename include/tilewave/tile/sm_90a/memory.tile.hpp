@@ -30,7 +30,8 @@ struct Position {
   }
 };
 
-/// A tensor in global memory, [j, i, row, col], made on the host (tilewave/launch.hpp). Copies by TMA use `tensor_map`, others pointer and strides.
+/// A tensor in global memory, [j, i, row, col], made on the host (tilewave/launch.hpp). Copies by TMA use `tensor_map`, others pointer and
+/// strides.
 struct GlobalView {
   alignas(64) u64 tensor_map[16];
   void* data;
@@ -48,11 +49,13 @@ struct GlobalView {
   template <class T, int width>
   TW_INLINE bool vectors() const {
     constexpr i64 mask = width - 1;
-    return stride_col == 1 && ((stride_row | stride_i | stride_j) & mask) == 0 && (reinterpret_cast<u64>(data) & (width * sizeof(T) - 1)) == 0;
+    return stride_col == 1 && ((stride_row | stride_i | stride_j) & mask) == 0 &&
+           (reinterpret_cast<u64>(data) & (width * sizeof(T) - 1)) == 0;
   }
 };
 
-/// `Tile` is the Shared or Staging type copied to or from it (void: only Fragments and Rows are). Split > 1: a cluster's blocks load a part each for all.
+/// `Tile` is the Shared or Staging type copied to or from it (void: only Fragments and Rows are). Split > 1: a cluster's blocks load a part
+/// each for all.
 template <class T, class Tile = void, int Split = 1>
 struct Global : GlobalView {
   using Element = remove_const<T>;
@@ -61,7 +64,8 @@ struct Global : GlobalView {
   static constexpr bool readable = !is_same<T, Element>;
 };
 
-/// R x C elements as panels of R rows of 128 bytes, 16-byte pieces swizzled within 8 rows: what TMA writes and wgmma reads without bank conflicts.
+/// R x C elements as panels of R rows of 128 bytes, 16-byte pieces swizzled within 8 rows: what TMA writes and wgmma reads without bank
+/// conflicts.
 template <class T, int R, int C, Contract kContract>
 struct Shared {
   static constexpr int rows = R;
@@ -75,7 +79,8 @@ struct Shared {
   using Element = T;
   static_assert(C % panel_cols == 0, "a Shared tile's columns must fill panels of 128 bytes: 64 columns of 16-bit elements, 32 of f32");
   static_assert(R % 8 == 0 && R <= 256, "a Shared tile has 8 to 256 rows, a multiple of 8");
-  static_assert(kContract == Contract::columns || sizeof(T) == 2, "wgmma transposes only 16-bit operands: contract the columns of this tile");
+  static_assert(kContract == Contract::columns || sizeof(T) == 2,
+                "wgmma transposes only 16-bit operands: contract the columns of this tile");
 
   alignas(kPanelAlignment) u8 bytes[panels * panel_bytes];
 
@@ -146,7 +151,8 @@ struct Allocator {
 
 TW_INLINE u64* barrier_at(int index) { return reinterpret_cast<u64*>(shared_memory()) + index; }
 
-/// `Stages` slots that go round between the producer and the warpgroups that compute. Slot is a Shared tile, or a struct of them that arrive together.
+/// `Stages` slots that go round between the producer and the warpgroups that compute. Slot is a Shared tile, or a struct of them that
+/// arrive together.
 template <class SlotType, int Stages>
 struct Ring {
   using Slot = SlotType;
@@ -175,7 +181,9 @@ struct Ring {
         full(allocator.barriers(Stages, 1)),
         empty(allocator.barriers(Stages, allocator.empty_arrivals())) {}
 
-  TW_INLINE Slot& slot(int index) const { return *reinterpret_cast<Slot*>(shared_memory() + slots + index * static_cast<int>(sizeof(Slot))); }
+  TW_INLINE Slot& slot(int index) const {
+    return *reinterpret_cast<Slot*>(shared_memory() + slots + index * static_cast<int>(sizeof(Slot)));
+  }
   TW_INLINE u64* full_barrier(int index) const { return barrier_at(full + index); }
   TW_INLINE u64* empty_barrier(int index) const { return barrier_at(empty + index); }
 };

@@ -16,7 +16,7 @@ struct TmaCopy {
   /// The tile whose first element is (row, col) of outer indices (i, j). Elements outside the tensor become 0.
   template <class G, class S>
   TW_INLINE void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
-TW_UNROLL
+    TW_UNROLL
     for (int panel = 0; panel < S::panels; ++panel)
       ptx::load_4d(to.bytes + panel * S::panel_bytes, from.tensor_map, barrier, col + panel * S::panel_cols, row, i, j);
   }
@@ -29,10 +29,10 @@ TW_UNROLL
       static_assert(G::split == Cluster, "a tile for the whole cluster comes from a Global<..., Split = cluster>");
       constexpr int share = S::rows / Cluster;
       const int first = static_cast<int>(rank) * share;
-TW_UNROLL
+      TW_UNROLL
       for (int panel = 0; panel < S::panels; ++panel)
-        ptx::load_4d_multicast(to.bytes + panel * S::panel_bytes + first * kPanelBytes, from.tensor_map, barrier, static_cast<u16>((1 << Cluster) - 1),
-                               col + panel * S::panel_cols, row + first, i, j);
+        ptx::load_4d_multicast(to.bytes + panel * S::panel_bytes + first * kPanelBytes, from.tensor_map, barrier,
+                               static_cast<u16>((1 << Cluster) - 1), col + panel * S::panel_cols, row + first, i, j);
     }
   }
 };
@@ -47,12 +47,12 @@ struct StridedCopy {
     constexpr int width = 16 / static_cast<int>(sizeof(Bits));
     constexpr int pieces = S::cols / width;
     const bool along_rows = from.stride_col != 1;  // then neighbouring threads take neighbouring rows, to read neighbouring addresses
-TW_NO_UNROLL
+    TW_NO_UNROLL
     for (int n = thread; n < S::rows * pieces; n += kWarpgroupThreads) {
       const int r = along_rows ? n % S::rows : n / pieces;
       const int c = (along_rows ? n / S::rows : n % pieces) * width;
       u32 words[4] = {0, 0, 0, 0};
-TW_UNROLL
+      TW_UNROLL
       for (int e = 0; e < width; ++e) {
         const u32 bits = from.inside(row + r, col + c + e) ? *from.template at<const Bits>(row + r, col + c + e, i, j) : 0u;
         words[e * 4 / width] |= bits << (e * 32 * 4 / width % 32);

@@ -2,8 +2,8 @@
 
 #include "tilewave/tile/types.tile.hpp"
 
-// The PTX instructions that the sm_90a target uses, one function each (PTX ISA 8.0 and later, section numbers in NVIDIA's manual change: search the name).
-// Host compilers see empty bodies: they only ever read the types and constants of this target.
+// The PTX instructions that the sm_90a target uses, one function each (PTX ISA 8.0 and later, section numbers in NVIDIA's manual change:
+// search the name). Host compilers see empty bodies: they only ever read the types and constants of this target.
 
 #if TW_ON_GPU
 #define TW_ASM(...) asm volatile(__VA_ARGS__)
@@ -58,8 +58,8 @@ TW_INLINE void arrive(u64* barrier) { TW_ASM("mbarrier.arrive.shared::cta.b64 _,
 TW_INLINE void arrive_expect(u64* barrier, u32 bytes) {
   TW_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)), "r"(bytes) : "memory");
 }
-/// Arrives at the same barrier of another block of the cluster. No memory scope is written: `.release.cluster` would flush the L1 cache, which costs 30 % of a
-/// GEMM; the products that have read the slot are complete, so nothing needs releasing.
+/// Arrives at the same barrier of another block of the cluster. No memory scope is written: `.release.cluster` would flush the L1 cache,
+/// which costs 30 % of a GEMM; the products that have read the slot are complete, so nothing needs releasing.
 TW_INLINE void arrive_at(u64* barrier, u32 block) {
   TW_ASM(
       "{\n.reg .b32 remote;\n"
@@ -88,22 +88,22 @@ TW_INLINE void wait(u64* barrier, u32 parity) {
 
 TW_INLINE void prefetch_map(const void* map) { TW_ASM("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 TW_INLINE void load_4d(void* shared, const void* map, u64* barrier, int c0, int c1, int c2, int c3) {
-  TW_ASM(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(address(shared)),
-      "l"(map), "r"(address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
+  TW_ASM("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+             address(shared)),
+         "l"(map), "r"(address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+         : "memory");
 }
 /// The same into every block of the cluster whose bit is set in `blocks`, at the same shared address and barrier.
 TW_INLINE void load_4d_multicast(void* shared, const void* map, u64* barrier, u16 blocks, int c0, int c1, int c2, int c3) {
   TW_ASM(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(
-          address(shared)),
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], "
+      "%3;" ::"r"(address(shared)),
       "l"(map), "r"(address(barrier)), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
 TW_INLINE void store_4d(const void* map, const void* shared, int c0, int c1, int c2, int c3) {
-  TW_ASM("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(address(shared)), "r"(c0), "r"(c1),
-         "r"(c2), "r"(c3)
+  TW_ASM("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(address(shared)), "r"(c0),
+         "r"(c1), "r"(c2), "r"(c3)
          : "memory");
 }
 TW_INLINE void store_commit() { TW_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -120,9 +120,7 @@ TW_INLINE void fence_proxy() { TW_ASM("fence.proxy.async.shared::cta;" ::: "memo
 
 TW_INLINE void named_barrier(u32 id, u32 threads) { TW_ASM("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 /// Not `.aligned`: the producer's warp comes with its lanes apart.
-TW_INLINE void cluster_sync() {
-  TW_ASM("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
+TW_INLINE void cluster_sync() { TW_ASM("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
 TW_INLINE u32 cluster_rank() {
   u32 rank = 0;
   TW_ASM("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -168,7 +166,8 @@ TW_INLINE u32 pack(float low, float high) {
 
 /// Four 8x8 matrices of 16-bit elements from a warp's registers to shared memory; lane i gives the address of row i % 8 of matrix i / 8.
 TW_INLINE void store_matrix_x4(u32 row_address, u32 r0, u32 r1, u32 r2, u32 r3) {
-  TW_ASM("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
+  TW_ASM("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+         : "memory");
 }
 
 TW_INLINE void store_shared_16(u32 to, u32 x, u32 y, u32 z, u32 w) {

@@ -8,8 +8,9 @@
 
 namespace tw::sm_90a {
 
-/// Registers per thread. A block starts with the 64K registers of an SM spread evenly, and setmaxnreg can only redistribute those. A producer that uses TMA needs 40 for the
-/// tile arithmetic (with three and more warpgroups that compute, 32 must do); one that copies by itself needs more.
+/// Registers per thread. A block starts with the 64K registers of an SM spread evenly, and setmaxnreg can only redistribute those. A
+/// producer that uses TMA needs 40 for the tile arithmetic (with three and more warpgroups that compute, 32 must do); one that copies by
+/// itself needs more.
 template <int Warpgroups, bool kTma>
 inline constexpr int kProducerRegisters = kTma ? (Warpgroups <= 2 ? 40 : 32) : (Warpgroups <= 2 ? 80 : 56);
 template <int Warpgroups, bool kTma>
@@ -120,16 +121,16 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
       const auto load_tile = [&](int i) {
         const Tile tile = tile_at(i);
         const int steps = On::steps(params, tile);
-TW_NO_UNROLL
+        TW_NO_UNROLL
         for (int step = 0; step < steps; ++step) On::load(producer, params, tile, step, memory);
       };
       if (!T::tma_load || thread == 0) {
         if constexpr (!dynamic) {
-TW_NO_UNROLL
+          TW_NO_UNROLL
           for (int i = first; i < clusters.count(); i += stride) load_tile(i);
         } else {
           int i = first;
-TW_NO_UNROLL
+          TW_NO_UNROLL
           while (true) {
             if (thread == 0) queue.put(i);
             if (i >= grid.count()) break;
@@ -156,10 +157,10 @@ TW_NO_UNROLL
         On::finish(block, params, tile, memory, state);
       };
       if constexpr (dynamic) {
-TW_NO_UNROLL
+        TW_NO_UNROLL
         for (int i = queue.take(); i < grid.count(); i = queue.take()) compute_tile(i);
       } else {
-TW_NO_UNROLL
+        TW_NO_UNROLL
         for (int i = first; i < clusters.count(); i += stride) compute_tile(i);
       }
       if (ptx::thread_index() % kWarpgroupThreads == 0) ptx::store_wait_read<0>();

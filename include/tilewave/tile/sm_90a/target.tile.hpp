@@ -5,7 +5,8 @@
 
 namespace tw::sm_90a {
 
-/// Hopper's tensor cores. Kernels are compiled for TMA copies; where a tensor's base or stride rules TMA out for loads or for stores, the other variant.
+/// Hopper's tensor cores. Kernels are compiled for TMA copies; where a tensor's base or stride rules TMA out for loads or for stores, the
+/// other variant.
 template <bool kTmaLoad = true, bool kTmaStore = true>
 struct Target {
   static constexpr bool tma_load = kTmaLoad;

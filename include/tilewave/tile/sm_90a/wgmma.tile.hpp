@@ -3,14 +3,15 @@
 #include "tilewave/tile/sm_90a/ptx.tile.hpp"
 #include "tilewave/tile/types.tile.hpp"
 
-// wgmma: d[64 x N] = a[64 x K] b[N x K]^T (+ d), K = 32 bytes of elements, by one warpgroup. Wgmma<T, N> has the two forms: a from shared memory, a from
-// registers. The N/2 accumulators of a thread must be written out in the assembler text; the macros do that for each N from one template.
+// wgmma: d[64 x N] = a[64 x K] b[N x K]^T (+ d), K = 32 bytes of elements, by one warpgroup. Wgmma<T, N> has the two forms: a from shared
+// memory, a from registers. The N/2 accumulators of a thread must be written out in the assembler text; the macros do that for each N from
+// one template.
 
 namespace tw::sm_90a {
 
-/// Descriptor of an operand in shared memory with 128-byte swizzle (PTX manual, "matrix descriptor"): start address, leading and stride byte offsets in 16-byte
-/// units at bits 0, 16 and 32, swizzle mode 1 at bit 62. Made once for a tile; at() is one addition to its lower half, because whatever stands between two wgmma
-/// keeps the tensor cores waiting.
+/// Descriptor of an operand in shared memory with 128-byte swizzle (PTX manual, "matrix descriptor"): start address, leading and stride
+/// byte offsets in 16-byte units at bits 0, 16 and 32, swizzle mode 1 at bit 62. Made once for a tile; at() is one addition to its lower
+/// half, because whatever stands between two wgmma keeps the tensor cores waiting.
 struct Descriptor {
   u32 low, high;
   TW_INLINE Descriptor(u32 address, u32 leading_bytes, u32 stride_bytes)
@@ -21,7 +22,8 @@ struct Descriptor {
 
 template <class T, int N>
 struct Wgmma {
-  static_assert(sizeof(T) == 0, "no product of this element type and width: bf16, f16 or float, N = 16, 32, 64, 80, 96, 128, 160, 176, 192 or 256");
+  static_assert(sizeof(T) == 0,
+                "no product of this element type and width: bf16, f16 or float, N = 16, 32, 64, 80, 96, 128, 160, 176, 192 or 256");
 };
 
 #if TW_ON_GPU
@@ -58,31 +60,31 @@ struct Wgmma {
 #define TW_REGS_128(i) TW_REGS_64(i), TW_REGS_64(i + 64)
 
 // Count = N / 2 accumulators; p0.. are the numbers of the operands after them. Transposes exist for 16-bit types only.
-#define TW_WGMMA(T, SHAPE, TRANSPOSES_SS, TRANSPOSES_RS, N, Count, p0, p1, p2, p3, p4, p5, p6, p7)                                                        \
-  template <>                                                                                                                                           \
-  struct Wgmma<T, N> {                                                                                                                                  \
-    template <int TransposeA, int TransposeB>                                                                                                           \
-    static TW_INLINE void shared_shared(float* d, u64 a, u64 b, u32 accumulate) {                                                                       \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N SHAPE " {" TW_TEXT_##Count "}, %" #p0 ", %" #p1 \
-                   ", p, 1, 1" TRANSPOSES_SS(p3, p4) ";\n}"                                                                                             \
-                   : TW_REGS_##Count(0)                                                                                                                 \
-                   : "l"(a), "l"(b), "r"(accumulate), "n"(TransposeA), "n"(TransposeB));                                                                \
-    }                                                                                                                                                   \
-    template <int TransposeB>                                                                                                                           \
-    static TW_INLINE void registers_shared(float* d, const u32* a, u64 b, u32 accumulate) {                                                             \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N SHAPE " {" TW_TEXT_##Count "}, {%" #p0 ", %" #p1 \
-                   ", %" #p2 ", %" #p3 "}, %" #p4 ", p, 1, 1" TRANSPOSES_RS(p6) ";\n}"                                                                  \
-                   : TW_REGS_##Count(0)                                                                                                                 \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TransposeB));                                             \
-    }                                                                                                                                                   \
+#define TW_WGMMA(T, SHAPE, TRANSPOSES_SS, TRANSPOSES_RS, N, Count, p0, p1, p2, p3, p4, p5, p6, p7)                                  \
+  template <>                                                                                                                       \
+  struct Wgmma<T, N> {                                                                                                              \
+    template <int TransposeA, int TransposeB>                                                                                       \
+    static TW_INLINE void shared_shared(float* d, u64 a, u64 b, u32 accumulate) {                                                   \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N SHAPE " {" TW_TEXT_##Count \
+                   "}, %" #p0 ", %" #p1 ", p, 1, 1" TRANSPOSES_SS(p3, p4) ";\n}"                                                    \
+                   : TW_REGS_##Count(0)                                                                                             \
+                   : "l"(a), "l"(b), "r"(accumulate), "n"(TransposeA), "n"(TransposeB));                                            \
+    }                                                                                                                               \
+    template <int TransposeB>                                                                                                       \
+    static TW_INLINE void registers_shared(float* d, const u32* a, u64 b, u32 accumulate) {                                         \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N SHAPE " {" TW_TEXT_##Count \
+                   "}, {%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4 ", p, 1, 1" TRANSPOSES_RS(p6) ";\n}"                        \
+                   : TW_REGS_##Count(0)                                                                                             \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TransposeB));                         \
+    }                                                                                                                               \
   };
 
 #define TW_TRANSPOSES_BOTH(a, b) ", %" #a ", %" #b
 #define TW_TRANSPOSES_ONE(b) ", %" #b
 #define TW_TRANSPOSES_NONE(...) ""
-#define TW_WGMMA_TYPES(...)                                                                             \
-  TW_WGMMA(bf16, "k16.f32.bf16.bf16", TW_TRANSPOSES_BOTH, TW_TRANSPOSES_ONE, __VA_ARGS__)               \
-  TW_WGMMA(f16, "k16.f32.f16.f16", TW_TRANSPOSES_BOTH, TW_TRANSPOSES_ONE, __VA_ARGS__)                  \
+#define TW_WGMMA_TYPES(...)                                                               \
+  TW_WGMMA(bf16, "k16.f32.bf16.bf16", TW_TRANSPOSES_BOTH, TW_TRANSPOSES_ONE, __VA_ARGS__) \
+  TW_WGMMA(f16, "k16.f32.f16.f16", TW_TRANSPOSES_BOTH, TW_TRANSPOSES_ONE, __VA_ARGS__)    \
   TW_WGMMA(float, "k8.f32.tf32.tf32", TW_TRANSPOSES_NONE, TW_TRANSPOSES_NONE, __VA_ARGS__)
 
 TW_WGMMA_TYPES(16, 8, 8, 9, 10, 11, 12, 13, 14, 15)
