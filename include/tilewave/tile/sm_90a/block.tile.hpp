@@ -262,7 +262,7 @@ struct Block {
 
   /// Prints the tile, a line a row, through the device's printf buffer. Slow; for looking.
   template <class F>
-  TW_INLINE void print(const char* name, F& fragment) const {
+  TW_INLINE void print([[maybe_unused]] const char* name, [[maybe_unused]] F& fragment) const {
 #if TW_ON_GPU
     for (int row = 0; row < F::rows; ++row) {
       if (ptx::block_index() == 0 && at.warpgroup + at.warp + at.lane == 0) printf("%s[%d]:", name, row);
