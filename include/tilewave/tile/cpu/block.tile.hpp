@@ -90,7 +90,10 @@ class Block {
 
   template <class RingType>
   auto& take(RingType& ring) {
-    await(ring);
+    while (ring.filled == 0) {
+      if (!pull_(context_))
+        schedule_error("wait for a slot of an empty ring with no step left to load: on a GPU the kernel would wait forever");
+    }
     auto& slot = ring.slots[ring.next_take];
     ring.next_take = (ring.next_take + 1) % RingType::stages;
     --ring.filled;
@@ -98,20 +101,9 @@ class Block {
     return slot;
   }
   template <class RingType>
-  void await(RingType& ring) {
-    while (ring.filled == 0) {
-      if (!pull_(context_))
-        schedule_error("wait for a slot of an empty ring with no step left to load: on a GPU the kernel would wait forever");
-    }
-  }
-  template <class RingType>
-  auto& held(RingType& ring) const {
-    if (ring.taken == 0) schedule_error("a ring's held slot is asked for, or released, but none is taken");
-    return ring.slots[(ring.next_take - ring.taken + 2 * RingType::stages) % RingType::stages];
-  }
-  template <class RingType>
   void release(RingType& ring) {
-    auto& slot = held(ring);
+    if (ring.taken == 0) schedule_error("a ring's slot is released, but none is taken");
+    auto& slot = ring.slots[(ring.next_take - ring.taken + 2 * RingType::stages) % RingType::stages];
     for (int i = 0; i < in_flight_; ++i) {
       if (reads(products_[i].a, slot) || reads(products_[i].b, slot))
         schedule_error("release of a slot that a product in flight reads: wait for it first");
