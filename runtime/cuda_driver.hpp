@@ -89,8 +89,14 @@ struct PoolProperties {
   unsigned char reserved[54] = {};
 };
 
-/// CUlaunchAttribute, only ever used through a pointer to none.
-struct LaunchAttribute;
+/// CUlaunchAttribute, of the kind CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel may start before the one before it in
+/// the stream has finished; it waits by itself (griddepcontrol.wait).
+struct LaunchAttribute {
+  int id = 6;
+  int padding = 0;
+  int allowed = 1;
+  char rest_of_value[60] = {};
+};
 
 /// CUlaunchConfig.
 struct LaunchConfig {
@@ -155,9 +161,7 @@ enum class TensorMapFill : int { zeros = 0 };
   X(occupancy_blocks_per_sm, cuOccupancyMaxActiveBlocksPerMultiprocessor,                                                                \
     (int* blocks, Function function, int threads, std::size_t shared_bytes))                                                             \
   X(occupancy_clusters, cuOccupancyMaxActiveClusters, (int* clusters, Function function, const LaunchConfig* config))                    \
-  X(launch_kernel, cuLaunchKernel,                                                                                                       \
-    (Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,         \
-     unsigned shared_bytes, Stream stream, void** params, void** extra))                                                                 \
+  X(launch_kernel, cuLaunchKernelEx, (const LaunchConfig* config, Function function, void** params, void** extra))                       \
   X(stream_create, cuStreamCreate, (Stream * stream, unsigned flags))                                                                    \
   X(stream_destroy, cuStreamDestroy_v2, (Stream stream))                                                                                 \
   X(stream_synchronize, cuStreamSynchronize, (Stream stream))                                                                            \

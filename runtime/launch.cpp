@@ -154,12 +154,19 @@ void launch_on_gpu(const KernelSpec& spec, const void* params, const TileGrid& g
   if (passed.counter == nullptr) passed.counter = StreamAccess::counter_for_launch(stream);
   const std::int64_t blocks = blocks_for(plane * grid.batch, spec, kernel.blocks_at_once);
   void* arguments[] = {const_cast<void*>(params), &passed};
-  const cuda::Result result = cuda::driver().launch_kernel(
-      kernel.function.load(std::memory_order_relaxed), static_cast<unsigned>(blocks), 1, 1, static_cast<unsigned>(spec.threads), 1, 1,
-      static_cast<unsigned>(spec.shared_bytes), StreamAccess::native(stream), arguments, nullptr);
+  // Its blocks may come onto the device while the previous kernel's last ones finish: every kernel waits for that before it touches memory.
+  cuda::LaunchAttribute overlap;
+  cuda::LaunchConfig config;
+  config.grid_x = static_cast<unsigned>(blocks);
+  config.block_x = static_cast<unsigned>(spec.threads);
+  config.shared_bytes = static_cast<unsigned>(spec.shared_bytes);
+  config.stream = StreamAccess::native(stream);
+  config.attributes = &overlap;
+  config.attribute_count = 1;
+  const cuda::Result result = cuda::driver().launch_kernel(&config, kernel.function.load(std::memory_order_relaxed), arguments, nullptr);
   if (result != cuda::Result::success) {
     throw DeviceError(fmt::format(
-        "kernel {} was not launched: cuLaunchKernel: {} ({} blocks for {} x {} x {} tiles, {} threads, {} bytes of shared memory)",
+        "kernel {} was not launched: cuLaunchKernelEx: {} ({} blocks for {} x {} x {} tiles, {} threads, {} bytes of shared memory)",
         spec.name, cuda::describe(result), blocks, grid.m, grid.n, grid.batch, spec.threads, spec.shared_bytes));
   }
 }

@@ -186,6 +186,11 @@ TEST(CudaDeclarations, StructuresAgreeWithTheHeader) {
   EXPECT_EQ(offsetof(LaunchConfig, stream), offsetof(CUlaunchConfig, hStream));
   EXPECT_EQ(offsetof(LaunchConfig, attributes), offsetof(CUlaunchConfig, attrs));
   EXPECT_EQ(offsetof(LaunchConfig, attribute_count), offsetof(CUlaunchConfig, numAttrs));
+  EXPECT_EQ(sizeof(LaunchAttribute), sizeof(CUlaunchAttribute));
+  EXPECT_EQ(offsetof(LaunchAttribute, id), offsetof(CUlaunchAttribute, id));
+  EXPECT_EQ(offsetof(LaunchAttribute, allowed),
+            offsetof(CUlaunchAttribute, value) + offsetof(CUlaunchAttributeValue, programmaticStreamSerializationAllowed));
+  EXPECT_EQ(LaunchAttribute{}.id, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
 }
 
 #endif

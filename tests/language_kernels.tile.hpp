@@ -46,26 +46,51 @@ struct CopyFragment {
 };
 
 /// out = softmax of each row of `in`, which has at most C columns: largest and sum of a row of Rows, and a value for each row.
-template <class T, int R, int C>
+template <class T, int R, int C, int Warps = 4>
 struct RowSoftmax {
   static constexpr const char* source = kLanguageKernels;
   template <class Target>
   struct On {
+    static constexpr int warps = Warps;
     struct Params {
       Global<Target, const T> in;
       Global<Target, float> out;
     };
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
-      Rows<Target, float, R, C> x;
-      RowVector<Target, float, Rows<Target, float, R, C>> largest, factor;
-      block.load(x, p.in, t.m * R, 0);
-      block.for_each(x, [&](int, int col, float& value) {
-        if (col >= p.in.cols) value = -kInfinity;
-      });
+      Rows<Target, float, R, C, Warps> x;
+      RowVector<Target, float, Rows<Target, float, R, C, Warps>> largest, factor;
+      block.load(x, p.in, t.m * R, 0, Fill{-kInfinity});
       block.rows(x, [&](int i, auto row) { largest[i] = row.max(); });
-      block.map_rows(x, largest, [](float value, float m) { return exp2((value - m) * kLog2E); });
+      block.map(x, largest, [](float value, float m) { return exp2((value - m) * kLog2E); });
       block.rows(x, [&](int i, auto row) { factor[i] = reciprocal(row.sum()); });
-      block.map_rows(x, factor, [](float value, float f) { return value * f; });
+      block.map(x, factor, [](float value, float f) { return value * f; });
+      block.store(x, p.out, t.m * R, 0);
+    }
+  };
+};
+
+/// out = in * by_column + the largest magnitude of its row + in, by one map(): a value for each column and for each row, and a tile.
+template <class T, int R, int C, int Warps>
+struct Broadcasts {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int warps = Warps;
+    struct Params {
+      Global<Target, const T> in;
+      Global<Target, const T> by_column;
+      Global<Target, float> out;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      using X = Rows<Target, float, R, C, Warps>;
+      X x;
+      ColumnVector<Target, float, X> factor;
+      RowVector<Target, float, X> largest;
+      block.load(x, p.in, t.m * R, 0);
+      block.load(factor, p.by_column, 0, 0, Fill{1});
+      const X copy = x;
+      block.rows(x, [&](int i, auto row) { largest[i] = row.max([](float value) { return abs(value); }); });
+      block.map(x, factor, largest, copy, [](float value, float f, float m, float y) { return value * f + m + y; });
       block.store(x, p.out, t.m * R, 0);
     }
   };
@@ -163,13 +188,13 @@ struct ColumnReductions {
     };
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory) {
       Fragment<Target, float, R, C> x;
-      ColumnVector<Target, float, C> sum, largest;
+      ColumnVector<Target, float, Fragment<Target, float, R, C>> sum, largest;
       block.load(x, p.in, t.m * R, t.n * C);
       block.column_sum(x, sum, memory.scratch);
       block.column_max(x, largest, memory.scratch);
       Fragment<Target, float, R, C> y = x;
-      block.map_columns(x, sum, [](float value, float s) { return value - s; });
-      block.map_columns(y, largest, [](float value, float m) { return value - m; });
+      block.map(x, sum, [](float value, float s) { return value - s; });
+      block.map(y, largest, [](float value, float m) { return value - m; });
       block.store(x, p.minus_sum, t.m * R, t.n * C);
       block.store(y, p.minus_max, t.m * R, t.n * C);
     }

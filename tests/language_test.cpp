@@ -130,13 +130,12 @@ void expect_fragment_layout(int threads) {
   }
 }
 
-template <int R, int C>
-void expect_column_vector_layout() {
-  using F = sm_90a::Fragment<float, R, C>;
-  using V = sm_90a::ColumnVector<float, C>;
-  for (int thread = 0; thread < R / 64 * 128; ++thread) {
+template <class F>
+void expect_column_vector_layout(int threads) {
+  using V = sm_90a::ColumnVector<float, F>;
+  for (int thread = 0; thread < threads; ++thread) {
     const sm_90a::Position p = sm_90a::Position::of(thread);
-    for (int i = 0; i < F::size; ++i) ASSERT_EQ(V::col(p, i / 4 * 2 + i % 2), F::col(p, i));
+    for (int i = 0; i < F::size; ++i) ASSERT_EQ(V::col(p, F::column_index(i)), F::col(p, i));
   }
 }
 
@@ -158,20 +157,27 @@ TEST(Layout, FragmentsGiveEachElementToOneThread) {
   expect_fragment_layout<sm_90a::Fragment<float, 192, 128>>(384);
   expect_row_vector_layout<sm_90a::Fragment<float, 64, 8>>(128);
   expect_row_vector_layout<sm_90a::Fragment<float, 128, 96>>(256);
-  expect_column_vector_layout<64, 8>();
-  expect_column_vector_layout<128, 96>();
+  expect_column_vector_layout<sm_90a::Fragment<float, 64, 8>>(128);
+  expect_column_vector_layout<sm_90a::Fragment<float, 128, 96>>(256);
 }
 
 TEST(Layout, RowsGiveEachElementToOneThread) {
-  expect_fragment_layout<sm_90a::Rows<float, 16, 32>>(128);
-  expect_fragment_layout<sm_90a::Rows<bf16, 8, 96>>(128);
-  expect_fragment_layout<sm_90a::Rows<float, 8, 64>>(128);
-  expect_fragment_layout<sm_90a::Rows<float, 8, 128>>(128);
-  expect_fragment_layout<sm_90a::Rows<float, 4, 256>>(128);
-  expect_fragment_layout<sm_90a::Rows<bf16, 4, 768>>(128);
-  expect_fragment_layout<sm_90a::Rows<float, 64, 32>>(128);
-  expect_row_vector_layout<sm_90a::Rows<float, 64, 32>>(128);
-  expect_row_vector_layout<sm_90a::Rows<float, 8, 256>>(128);
+  expect_fragment_layout<sm_90a::Rows<float, 16, 32, 4, 0>>(128);
+  expect_fragment_layout<sm_90a::Rows<bf16, 8, 96, 4, 0>>(128);
+  expect_fragment_layout<sm_90a::Rows<float, 8, 64, 4, 0>>(128);
+  expect_fragment_layout<sm_90a::Rows<float, 8, 128, 4, 0>>(128);
+  expect_fragment_layout<sm_90a::Rows<float, 4, 256, 4, 0>>(128);
+  expect_fragment_layout<sm_90a::Rows<bf16, 4, 768, 4, 0>>(128);
+  expect_fragment_layout<sm_90a::Rows<float, 64, 32, 4, 0>>(128);
+  expect_row_vector_layout<sm_90a::Rows<float, 64, 32, 4, 0>>(128);
+  expect_row_vector_layout<sm_90a::Rows<float, 8, 256, 4, 0>>(128);
+  expect_column_vector_layout<sm_90a::Rows<float, 8, 256, 4, 0>>(128);
+  // Warps that share a row, and narrower pieces than the columns allow.
+  expect_fragment_layout<sm_90a::Rows<float, 1, 2048, 4, 4>>(128);
+  expect_fragment_layout<sm_90a::Rows<float, 2, 512, 8, 0>>(256);
+  expect_fragment_layout<sm_90a::Rows<i64, 16, 1024, 16, 2>>(512);
+  expect_row_vector_layout<sm_90a::Rows<float, 2, 512, 8, 0>>(256);
+  expect_column_vector_layout<sm_90a::Rows<float, 2, 512, 8, 0>>(256);
 }
 
 // Schedules.
@@ -331,6 +337,38 @@ TEST_P(Language, RowsReduceAndBroadcast) {
   expect_row_softmax<RowSoftmax<bf16, 8, 256>, 8, 256>(device, DType::bf16, random);
   expect_row_softmax<RowSoftmax<float, 4, 32>, 4, 32>(device, DType::f32, random);
   expect_row_softmax<RowSoftmax<float, 16, 192>, 16, 192>(device, DType::f32, random);
+  expect_row_softmax<RowSoftmax<float, 1, 1024, 4>, 1, 1024>(device, DType::f32, random);
+  expect_row_softmax<RowSoftmax<bf16, 2, 1536, 8>, 2, 1536>(device, DType::bf16, random);
+}
+
+template <class Kernel, int R, int C>
+void expect_broadcasts(Device device, DType dtype, std::mt19937_64& random) {
+  for (const std::int64_t gap : {0, 3}) {  // pieces of 16 bytes, and single elements
+    for (const auto& [rows, cols] : {std::pair{R, C}, {2 * R + 1, C - 8}, {1, C / 2 + 1}}) {
+      SCOPED_TRACE(fmt::format("{} x {}, gap {}", rows, cols, gap));
+      PlacedTensor in({rows, cols}, dtype, device, {.gap = gap}), factor({1, cols}, dtype, device), out({rows, cols}, DType::f32, device);
+      const std::vector<float> x = in.fill_random(random), f = factor.fill_random(random);
+      launch_kernel<Kernel>(device, {ceil_div(rows, R)}, [&](auto& bind, auto& p) {
+        bind(p.in, in);
+        bind(p.by_column, factor);
+        bind(p.out, out);
+      });
+      const std::vector<double> got = out.values();
+      for (int row = 0; row < rows; ++row) {
+        const float* const begin = x.data() + row * cols;
+        const float largest = std::abs(*std::max_element(begin, begin + cols, [](float a, float b) { return std::abs(a) < std::abs(b); }));
+        for (int col = 0; col < cols; ++col)
+          ASSERT_NEAR(got[static_cast<std::size_t>(row * cols + col)], begin[col] * f[static_cast<std::size_t>(col)] + largest + begin[col],
+                      1e-5);
+      }
+    }
+  }
+}
+
+TEST_P(Language, MapTakesRowsColumnsAndTiles) {
+  expect_broadcasts<Broadcasts<float, 8, 64, 4>, 8, 64>(device, DType::f32, random);
+  expect_broadcasts<Broadcasts<bf16, 1, 1024, 4>, 1, 1024>(device, DType::bf16, random);
+  expect_broadcasts<Broadcasts<f16, 4, 512, 8>, 4, 512>(device, DType::f16, random);
 }
 
 template <class T, class Tiles, int R, int C>

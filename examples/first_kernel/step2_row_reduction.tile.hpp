@@ -26,7 +26,7 @@ struct RmsNorm {
         row.map([](float v) { return v * v; });
         scale[i] = tw::rsqrt(row.sum() / static_cast<float>(p.x.cols) + p.epsilon);
       });
-      block.map_rows(x, scale, [](float v, float s) { return v * s; });
+      block.map(x, scale, [](float v, float s) { return v * s; });
       block.for_each(x, [&](int, int col, float& v) {
         if (col < p.x.cols) v *= p.weight[col];
       });

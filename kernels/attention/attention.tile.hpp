@@ -144,7 +144,7 @@ struct Attention {
       softmax(block, p, scores, state, decay);
       block.wait(leave<0>, state.out);
       block.release(memory.v);
-      if (block.any(decay, [](float x) { return x != 1.0f; })) block.map_rows(state.out, decay, [](float x, float d) { return x * d; });
+      if (block.any(decay, [](float x) { return x != 1.0f; })) block.map(state.out, decay, [](float x, float d) { return x * d; });
       block.convert(weights, scores);
     }
 
@@ -171,7 +171,7 @@ struct Attention {
       block.complete(state.sum);
       PerRow scale;
       block.for_rows(scale, [&](int, int i, float& x) { x = state.sum[i] == 0.0f ? 0.0f : reciprocal(state.sum[i]); });
-      block.map_rows(state.out, scale, [](float x, float s) { return x * s; });
+      block.map(state.out, scale, [](float x, float s) { return x * s; });
       if (p.lse) {
         block.for_rows(state.sum, [&](int row, int i, float& sum) {
           const int query = t.m * BM + row;

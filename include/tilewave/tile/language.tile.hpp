@@ -13,7 +13,7 @@
 //   Fragment   a tile of accumulators, spread over the block's threads in the matrix unit's layout
 //   Operand    a Fragment converted to be the left operand of a product
 //   Rows       a tile for work without products: whole rows stay within a warp, columns in 16-byte pieces
-//   RowVector  one number for each row of a Fragment or Rows;  ColumnVector: one for each column of a Fragment
+//   RowVector  one number for each row of a Fragment or Rows;  ColumnVector: one for each column
 //   Staging    shared memory through which a Fragment leaves for global memory
 //
 // A kernel on a target:
@@ -27,7 +27,8 @@
 //   compute(block, params, tile, memory, state)   takes from the rings; owns its loop
 //   finish(block, params, tile, memory, state)    stores the result
 //
-// Kernels that only touch global memory need Params and compute(block, params, tile) alone.
+// Kernels that only touch global memory need Params and compute(block, params, tile) alone. Theirs is
+//   static constexpr int warps   of a block, a multiple of 4 up to 32; 4 when left out
 
 namespace tw {
 
@@ -39,6 +40,11 @@ enum class Contract { columns, rows };
 template <int N>
 inline constexpr Constant<N> leave{};
 
+/// What a load gives for elements outside the tensor.
+struct Fill {
+  float value = 0;
+};
+
 template <class Target, class T, class Tile = void, int Split = 1>
 using Global = typename Target::template Global<T, Tile, Split>;
 template <class Target, class T, int R, int C, Contract contract = Contract::columns>
@@ -49,13 +55,15 @@ template <class Target, class T, int R, int C>
 using Fragment = typename Target::template Fragment<T, R, C>;
 template <class Target, class T, int R, int C>
 using Operand = typename Target::template Operand<T, R, C>;
-template <class Target, class T, int R, int C>
-using Rows = typename Target::template Rows<T, R, C>;
-/// `Tile`: the Fragment or Rows whose rows it goes with.
+/// `Warps`: the kernel's. `Width`: columns side by side in a lane, for 16-byte pieces of the widest type that is loaded or stored; 0: as
+/// many as the columns allow, at most 8.
+template <class Target, class T, int R, int C, int Warps = 4, int Width = 0>
+using Rows = typename Target::template Rows<T, R, C, Warps, Width>;
+/// `Tile`: the Fragment or Rows whose rows or columns it goes with.
 template <class Target, class T, class Tile>
 using RowVector = typename Target::template RowVector<T, Tile>;
-template <class Target, class T, int C>
-using ColumnVector = typename Target::template ColumnVector<T, C>;
+template <class Target, class T, class Tile>
+using ColumnVector = typename Target::template ColumnVector<T, Tile>;
 template <class Target, class T, int R, int C>
 using Staging = typename Target::template Staging<T, R, C>;
 /// Shared memory that column reductions of Fragments of R rows and C columns need.
@@ -68,6 +76,11 @@ template <class On>
 constexpr int rows_of() {
   if constexpr (requires { On::rows; }) return On::rows;
   return 64;
+}
+template <class On>
+constexpr int warps_of() {
+  if constexpr (requires { On::warps; }) return On::warps;
+  return rows_of<On>() / 16;
 }
 template <class On>
 constexpr int cluster_of() {

@@ -51,30 +51,84 @@ struct Producer {
   }
 };
 
+/// Folds of a row are done in vectors of 16: a chain of single operations would take its length times their latency, and compilers may not
+/// reorder sums by themselves.
+typedef float Vector __attribute__((vector_size(64)));
+inline constexpr int kVectorWidth = 16;
+
+struct Sum {
+  static constexpr float neutral = 0;
+  template <class V>
+  static TW_INLINE void fold(V& into, const V& x) {
+    into += x;
+  }
+};
+struct Largest {
+  static constexpr float neutral = -kInfinity;
+  static TW_INLINE void fold(float& into, float x) { into = max(into, x); }
+  static TW_INLINE void fold(Vector& into, const Vector& x) { into = (x > into) ? x : into; }  // a NaN in x is left out
+};
+
 template <class F>
 struct RowView {
   F& fragment;
   int r;
 
-  float max() const {
-    const auto* x = &fragment.x[r * F::cols];
-    float largest = x[0];
-    for (int c = 1; c < F::cols; ++c) largest = tw::max(largest, x[c]);
-    return largest;
+  /// The largest f(x); of numbers and NaNs the largest number.
+  template <class Fn>
+  TW_INLINE float max(Fn f) const {
+    const float largest = reduce<Largest>(f);
+    if (largest > -kInfinity) return largest;
+    for (int c = 0; c < F::cols; ++c) {  // only NaNs, or nothing larger than -infinity: rare
+      const float value = f(row()[c]);
+      if (value == value) return largest;
+    }
+    return f(row()[0]);
   }
-  float sum() const {
-    float total = 0;
-    for (int c = 0; c < F::cols; ++c) total += fragment.x[r * F::cols + c];
-    return total;
+  TW_INLINE float max() const {
+    return max([](float x) { return x; });
+  }
+  /// The sum of f(x).
+  template <class Fn>
+  TW_INLINE float sum(Fn f) const {
+    return reduce<Sum>(f);
+  }
+  TW_INLINE float sum() const {
+    return sum([](float x) { return x; });
   }
   template <class Fn>
-  void map(Fn f) const {
-    for (int c = 0; c < F::cols; ++c) fragment.x[r * F::cols + c] = f(fragment.x[r * F::cols + c]);
+  TW_INLINE void map(Fn f) const {
+    for (int c = 0; c < F::cols; ++c) row()[c] = f(row()[c]);
   }
   template <class Fn>
-  float map_partial_sum(Fn f) const {
+  TW_INLINE float map_partial_sum(Fn f) const {
     map(f);
     return sum();
+  }
+
+ private:
+  TW_INLINE auto* row() const { return fragment.x + r * F::cols; }
+
+  /// f is applied to a piece at a time, in a loop that compilers vectorise, and the piece folded into a few vectors.
+  template <class Op, class Fn>
+  TW_INLINE float reduce(Fn f) const {
+    constexpr int vectors = F::cols % (4 * kVectorWidth) == 0 ? 4 : 1;
+    constexpr int piece = vectors * kVectorWidth;
+    constexpr int whole = F::cols / piece * piece;
+    float result = Op::neutral;
+    if constexpr (whole > 0) {
+      alignas(64) float values[piece];
+      Vector folded[vectors];
+      for (Vector& x : folded) x = Vector{} + Op::neutral;
+      for (int c = 0; c < whole; c += piece) {
+        for (int k = 0; k < piece; ++k) values[k] = f(row()[c + k]);
+        for (int v = 0; v < vectors; ++v) Op::fold(folded[v], *reinterpret_cast<const Vector*>(values + v * kVectorWidth));
+      }
+      for (int v = 1; v < vectors; ++v) Op::fold(folded[0], folded[v]);
+      for (int k = 0; k < kVectorWidth; ++k) Op::fold(result, static_cast<float>(folded[0][k]));
+    }
+    for (int c = whole; c < F::cols; ++c) Op::fold(result, static_cast<float>(f(row()[c])));
+    return result;
   }
 };
 
@@ -183,23 +237,32 @@ class Block {
   }
   template <class T, class Tile>
   void complete(RowVector<T, Tile>&) const {}
-  template <class F, class V, class Fn>
-  void map_rows(F& fragment, const V& vector, Fn f) const {
-    for (int r = 0; r < F::rows; ++r) {
-      const auto value = vector[r];
-      RowView<F>{fragment, r}.map([&](float x) { return f(x, value); });
-    }
+  template <class F, class Fn>
+  TW_INLINE void map(F& tile, Fn f) const {
+    map_with(tile, f);
   }
-  template <class F, class T, int C, class Fn>
-  void map_columns(F& fragment, const ColumnVector<T, C>& vector, Fn f) const {
-    for_each(fragment, [&](int, int c, auto& x) { x = f(x, vector.x[c]); });
+  template <class F, class A, class Fn>
+  TW_INLINE void map(F& tile, const A& a, Fn f) const {
+    map_with(tile, f, a);
+  }
+  template <class F, class A, class B, class Fn>
+  TW_INLINE void map(F& tile, const A& a, const B& b, Fn f) const {
+    map_with(tile, f, a, b);
+  }
+  template <class F, class A, class B, class C, class Fn>
+  TW_INLINE void map(F& tile, const A& a, const B& b, const C& c, Fn f) const {
+    map_with(tile, f, a, b, c);
+  }
+  template <class F, class A, class B, class C, class D, class Fn>
+  TW_INLINE void map(F& tile, const A& a, const B& b, const C& c, const D& d, Fn f) const {
+    map_with(tile, f, a, b, c, d);
   }
   template <class T, int R, int C>
-  void column_sum(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, const Scratch<T, R, C>&) const {
+  void column_sum(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector, const Scratch<T, R, C>&) const {
     reduce_columns(fragment, vector, [](T a, T b) { return a + b; });
   }
   template <class T, int R, int C>
-  void column_max(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, const Scratch<T, R, C>&) const {
+  void column_max(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector, const Scratch<T, R, C>&) const {
     reduce_columns(fragment, vector, [](T a, T b) { return max(a, b); });
   }
   template <class T, class Tile, class Fn>
@@ -211,15 +274,34 @@ class Block {
 
   // Global memory
 
-  template <class F, class G>
-  void load(F& to, const G& from, int row, int col, int i = 0, int j = 0) const {
-    for_each_with(to, from, row, col, i, j, [](int, int, auto& x, float y) { x = tw::to<typename F::Element>(y); });
+  template <class T, int R, int C, class G>
+  TW_INLINE void load(Fragment<T, R, C>& to, const G& from, int row0, int col0, int i = 0, int j = 0, Fill fill = {}) const {
+    const Extent rows(row0, R, from.rows), cols(col0, C, from.cols);
+    for (int r = 0; r < R; ++r) load_row(to.x + r * C, C, from, row0 + r, col0, rows.has(r) ? cols : Extent{}, i, j, fill);
+  }
+  template <class T, int R, int C, class G>
+  TW_INLINE void load(Fragment<T, R, C>& to, const G& from, int row0, int col0, Fill fill) const {
+    load(to, from, row0, col0, 0, 0, fill);
+  }
+  template <class T, class Tile, class G>
+  TW_INLINE void load(ColumnVector<T, Tile>& to, const G& from, int row, int col0, Fill fill = {}) const {
+    const bool has_row = row >= 0 && row < from.rows;
+    load_row(to.x, Tile::cols, from, row, col0, has_row ? Extent(col0, Tile::cols, from.cols) : Extent{}, 0, 0, fill);
   }
   template <class F, class G>
-  void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+  TW_INLINE void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
     using T = typename G::Element;
-    for (int r = 0; r < F::rows && row0 + r < to.rows; ++r)
-      for (int c = 0; c < F::cols && col0 + c < to.cols; ++c) *to.template at<T>(row0 + r, col0 + c, i, j) = tw::to<T>(from.at(r, c));
+    const Extent rows(row0, F::rows, to.rows), cols(col0, F::cols, to.cols);
+    if (cols.begin >= cols.end) return;
+    for (int r = rows.begin; r < rows.end; ++r) {
+      const auto* source = from.x + r * F::cols;
+      T* const target = to.template at<T>(row0 + r, col0 + cols.begin, i, j) - cols.begin * to.stride_col;
+      if (to.stride_col == 1) {
+        for (int c = cols.begin; c < cols.end; ++c) target[c] = tw::to<T>(source[c]);
+      } else {
+        for (int c = cols.begin; c < cols.end; ++c) target[c * to.stride_col] = tw::to<T>(source[c]);
+      }
+    }
   }
   template <class T, int R, int C, class G>
   void store(const Fragment<float, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i = 0, int j = 0) const {
@@ -286,6 +368,55 @@ class Block {
   struct Element {
     using Type = remove_const<decltype(+F{}.x[0])>;
   };
+
+  /// Which of `size` neighbours from `first` on lie inside a dimension of `limit`.
+  struct Extent {
+    int begin = 0, end = 0;
+    constexpr Extent() = default;
+    constexpr Extent(int first, int size, int limit)
+        : begin(first < 0 ? min(-first, size) : 0), end(limit - first < size ? max(limit - first, 0) : size) {}
+    constexpr bool has(int n) const { return n >= begin && n < end; }
+  };
+  template <class T, class G>
+  static TW_INLINE void load_row(T* to, int size, const G& from, int row, int col0, Extent cols, int i, int j, Fill fill) {
+    using E = typename G::Element;
+    int c = 0;
+    for (; c < cols.begin; ++c) to[c] = tw::to<T>(fill.value);
+    if (cols.begin < cols.end) {
+      const E* source = from.template at<const E>(row, col0 + c, i, j);
+      if (from.stride_col == 1) {
+        for (int n = 0; n < cols.end - cols.begin; ++n) to[cols.begin + n] = tw::to<T>(source[n]);
+        c = cols.end;
+      } else {
+        for (; c < cols.end; ++c, source += from.stride_col) to[c] = tw::to<T>(*source);
+      }
+    }
+    for (; c < size; ++c) to[c] = tw::to<T>(fill.value);
+  }
+  template <class F, class Fn, class... Operands>
+  TW_INLINE void map_with(F& tile, Fn f, const Operands&... operands) const {
+    for (int r = 0; r < F::rows; ++r)
+      for (int c = 0; c < F::cols; ++c) tile.x[r * F::cols + c] = f(tile.x[r * F::cols + c], value_at<F>(operands, r, c)...);
+  }
+  template <class F, class T, class Tile>
+  static TW_INLINE T value_at(const RowVector<T, Tile>& vector, int row, int) {
+    static_assert(Tile::rows == F::rows, "a RowVector of a tile with other rows");
+    return vector.x[row];
+  }
+  template <class F, class T, class Tile>
+  static TW_INLINE T value_at(const ColumnVector<T, Tile>& vector, int, int col) {
+    static_assert(Tile::cols == F::cols, "a ColumnVector of a tile with other columns");
+    return vector.x[col];
+  }
+  template <class F, class T, int R, int C>
+  static TW_INLINE T value_at(const Fragment<T, R, C>& tile, int row, int col) {
+    static_assert(R == F::rows && C == F::cols, "an operand tile of another shape");
+    return tile.x[row * C + col];
+  }
+  template <class F>
+  static TW_INLINE float value_at(float number, int, int) {
+    return number;
+  }
   void launch(const void* a, const void* b) {
     if (in_flight_ == max_in_flight) schedule_error("too many products in flight: wait() for some");
     products_[in_flight_++] = {a, b};
@@ -307,7 +438,7 @@ class Block {
     library().mma(acc.x, Acc::cols, a, b, rows, cols, depth, panel_depth, overwrite);
   }
   template <class T, int R, int C, class Op>
-  static void reduce_columns(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, Op op) {
+  static void reduce_columns(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector, Op op) {
     for (int c = 0; c < C; ++c) vector.x[c] = fragment.x[c];
     for (int r = 1; r < R; ++r)
       for (int c = 0; c < C; ++c) vector.x[c] = op(vector.x[c], fragment.x[r * C + c]);
@@ -338,9 +469,8 @@ i64 memory_bytes() {
   }
 }
 
-/// One tile. `arena`: memory_bytes<On>() bytes, 64-byte aligned.
 template <class On>
-void run(const typename On::Params& params, const TileGrid& grid, int index, u8* arena) {
+TW_INLINE void run_here(const typename On::Params& params, const TileGrid& grid, int index, u8* arena) {
   const Tile tile = tw::detail::ScheduleOf<On>::Type::at(grid, index);
   Allocator allocator{arena};
   if constexpr (tw::detail::has_load<On>) {
@@ -372,6 +502,26 @@ void run(const typename On::Params& params, const TileGrid& grid, int index, u8*
       On::compute(block, params, tile);
     }
   }
+}
+
+#if defined(__x86_64__)
+/// Element functions and loops over tiles are compiled in the kernel's own file, for its flags; here once more for AVX2, all in one
+/// function.
+template <class On>
+[[gnu::target("avx2,fma,f16c"), gnu::flatten]] void run_avx2(const typename On::Params& params, const TileGrid& grid, int index,
+                                                             u8* arena) {
+  run_here<On>(params, grid, index, arena);
+}
+#endif
+
+/// One tile. `arena`: memory_bytes<On>() bytes, 64-byte aligned.
+template <class On>
+void run(const typename On::Params& params, const TileGrid& grid, int index, u8* arena) {
+#if defined(__x86_64__)
+  static const bool avx2 = library().isa[0] == 'a';  // "avx2", "avx512"
+  if (avx2) return run_avx2<On>(params, grid, index, arena);
+#endif
+  run_here<On>(params, grid, index, arena);
 }
 
 }  // namespace tw::cpu

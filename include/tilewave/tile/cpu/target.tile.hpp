@@ -87,10 +87,10 @@ struct RowVector {
   const T& operator[](int i) const { return x[i]; }
 };
 
-template <class T, int C>
+template <class T, class Tile>
 struct ColumnVector {
-  static constexpr int size = C;
-  T x[C];
+  static constexpr int size = Tile::cols;
+  T x[size];
 };
 
 /// Results go straight to memory here.
@@ -150,12 +150,12 @@ struct Target {
   using Fragment = cpu::Fragment<T, R, C>;
   template <class T, int R, int C>
   using Operand = cpu::Operand<T, R, C>;
-  template <class T, int R, int C>
+  template <class T, int R, int C, int Warps, int Width>
   using Rows = cpu::Fragment<T, R, C>;
   template <class T, class Tile>
   using RowVector = cpu::RowVector<T, Tile>;
-  template <class T, int C>
-  using ColumnVector = cpu::ColumnVector<T, C>;
+  template <class T, class Tile>
+  using ColumnVector = cpu::ColumnVector<T, Tile>;
   template <class T, int R, int C>
   using Staging = cpu::Staging<T, R, C>;
   template <class T, int R, int C>

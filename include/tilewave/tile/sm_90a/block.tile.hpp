@@ -6,10 +6,6 @@
 
 namespace tw::sm_90a {
 
-/// Named barriers: 0 is __syncthreads, 1 the producer's, 2 all that compute, 3 and up one for each warpgroup.
-inline constexpr int kComputeBarrier = 2;
-inline constexpr int kWarpgroupBarrier = 3;
-
 /// The role that computes, as a kernel sees it: all its warpgroups at once.
 template <int Warpgroups, bool kTmaStore, int Cluster>
 struct Block {
@@ -154,26 +150,38 @@ struct Block {
   TW_INLINE void complete(RowVector<T, Tile>& sums) const {
     for (auto& x : sums.x) x = RowView<Tile>::across(x, [](float a, float b) { return a + b; });
   }
-  /// x = f(x, vector[row]).
-  template <class F, class V, class Fn>
-  TW_INLINE void map_rows(F& fragment, const V& vector, Fn f) const {
-    TW_UNROLL
-    for (int r = 0; r < F::row_count; ++r) RowView<F>{fragment, r}.map([&](float x) { return f(x, vector[r]); });
+  /// x = f(x, y...) for every element, where each y is the element's value in an operand: a RowVector's of its row, a ColumnVector's of its
+  /// column, another tile's of the same layout, or a number.
+  template <class F, class Fn>
+  TW_INLINE void map(F& tile, Fn f) const {
+    map_with(tile, f);
   }
-  /// x = f(x, vector[col]).
-  template <class F, class T, int C, class Fn>
-  TW_INLINE void map_columns(F& fragment, const ColumnVector<T, C>& vector, Fn f) const {
-    TW_UNROLL
-    for (int i = 0; i < F::size; ++i) fragment.x[i] = f(fragment.x[i], vector.x[i / 4 * 2 + i % 2]);
+  template <class F, class A, class Fn>
+  TW_INLINE void map(F& tile, const A& a, Fn f) const {
+    map_with(tile, f, a);
+  }
+  template <class F, class A, class B, class Fn>
+  TW_INLINE void map(F& tile, const A& a, const B& b, Fn f) const {
+    map_with(tile, f, a, b);
+  }
+  template <class F, class A, class B, class C, class Fn>
+  TW_INLINE void map(F& tile, const A& a, const B& b, const C& c, Fn f) const {
+    map_with(tile, f, a, b, c);
+  }
+  template <class F, class A, class B, class C, class D, class Fn>
+  TW_INLINE void map(F& tile, const A& a, const B& b, const C& c, const D& d, Fn f) const {
+    map_with(tile, f, a, b, c, d);
   }
   /// vector[col] = sum of the column over all the block's rows.
   template <class T, int R, int C>
-  TW_INLINE void column_sum(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, const Scratch<T, R, C>& scratch) const {
+  TW_INLINE void column_sum(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector,
+                            const Scratch<T, R, C>& scratch) const {
     reduce_columns(fragment, vector, scratch, [](float a, float b) { return a + b; });
   }
   /// vector[col] = largest element of the column.
   template <class T, int R, int C>
-  TW_INLINE void column_max(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, const Scratch<T, R, C>& scratch) const {
+  TW_INLINE void column_max(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector,
+                            const Scratch<T, R, C>& scratch) const {
     reduce_columns(fragment, vector, scratch, [](float a, float b) { return max(a, b); });
   }
   /// True when f holds for any of the vector's elements that this warp holds; warps may differ.
@@ -186,15 +194,91 @@ struct Block {
 
   // Global memory
 
-  /// Elements from (row, col) on; 0 outside the tensor.
+  /// Elements from (row, col) on; `fill` outside the tensor.
   template <class F, class G>
   TW_INLINE void load(F& to, const G& from, int row, int col, int i = 0, int j = 0) const {
     for_each_with(to, from, row, col, i, j, [](int, int, auto& x, float y) { x = tw::to<remove_const_reference<decltype(x)>>(y); });
+  }
+  template <class T, int R, int C, int Warps, int Width, class G>
+  TW_INLINE void load(Rows<T, R, C, Warps, Width>& to, const G& from, int row0, int col0, int i = 0, int j = 0, Fill fill = {}) const {
+    using F = Rows<T, R, C, Warps, Width>;
+    using E = typename G::Element;
+    const T outside = tw::to<T>(fill.value);
+    if (whole_pieces<F>(from, col0)) {
+      TW_UNROLL
+      for (int e = 0; e < F::size; e += F::width) {
+        const int row = row0 + F::row(at, e);
+        const int col = col0 + F::col(at, e);
+        Piece<E, F::width> piece;
+        const bool inside = from.inside(row, col);
+        if (inside) piece = *piece_at<F::width>(from, row, col, i, j);
+        TW_UNROLL
+        for (int k = 0; k < F::width; ++k) to.x[e + k] = inside ? tw::to<T>(piece.x[k]) : outside;
+      }
+    } else {
+      TW_UNROLL
+      for (int e = 0; e < F::size; ++e) {
+        const int row = row0 + F::row(at, e);
+        const int col = col0 + F::col(at, e);
+        to.x[e] = from.inside(row, col) ? tw::to<T>(*from.template at<const E>(row, col, i, j)) : outside;
+      }
+    }
+  }
+  template <class F, class G>
+  TW_INLINE void load(F& to, const G& from, int row, int col, Fill fill) const {
+    load(to, from, row, col, 0, 0, fill);
+  }
+  /// The values of the columns from `col` on, which row `row` of the tensor holds (row 0 of a vector); `fill` outside it.
+  template <class T, class Tile, class G>
+  TW_INLINE void load(ColumnVector<T, Tile>& to, const G& from, int row, int col, Fill fill = {}) const {
+    using V = ColumnVector<T, Tile>;
+    using E = typename G::Element;
+    constexpr int width = Tile::width;
+    const Position at = here();
+    const bool whole = whole_pieces<Tile>(from, col);
+    TW_UNROLL
+    for (int n = 0; n < V::size; n += width) {
+      const int first = col + V::col(at, n);
+      if (whole) {
+        Piece<E, width> piece;
+        const bool inside = from.inside(row, first);
+        if (inside) piece = *piece_at<width>(from, row, first, 0, 0);
+        TW_UNROLL
+        for (int k = 0; k < width; ++k) to.x[n + k] = inside ? tw::to<T>(piece.x[k]) : tw::to<T>(fill.value);
+      } else {
+        TW_UNROLL
+        for (int k = 0; k < width; ++k)
+          to.x[n + k] = from.inside(row, first + k) ? tw::to<T>(*from.template at<const E>(row, first + k, 0, 0)) : tw::to<T>(fill.value);
+      }
+    }
   }
   /// Elements outside the tensor are dropped; each is rounded to the tensor's type.
   template <class F, class G>
   TW_INLINE void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
     store_from<0>(from, to, row0, col0, i, j);
+  }
+  template <class T, int R, int C, int Warps, int Width, class G>
+  TW_INLINE void store(const Rows<T, R, C, Warps, Width>& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+    using F = Rows<T, R, C, Warps, Width>;
+    using E = typename G::Element;
+    if (whole_pieces<F>(to, col0)) {
+      TW_UNROLL
+      for (int e = 0; e < F::size; e += F::width) {
+        const int row = row0 + F::row(at, e);
+        const int col = col0 + F::col(at, e);
+        Piece<E, F::width> piece;
+        TW_UNROLL
+        for (int k = 0; k < F::width; ++k) piece.x[k] = tw::to<E>(from.x[e + k]);
+        if (to.inside(row, col)) *piece_at<F::width>(to, row, col, i, j) = piece;
+      }
+    } else {
+      TW_UNROLL
+      for (int e = 0; e < F::size; ++e) {
+        const int row = row0 + F::row(at, e);
+        const int col = col0 + F::col(at, e);
+        if (to.inside(row, col)) *to.template at<E>(row, col, i, j) = tw::to<E>(from.x[e]);
+      }
+    }
   }
   /// The same through shared memory by TMA where the tensor allows it: whole lines are written whatever the fragment's layout is.
   template <class T, int R, int C, class G>
@@ -329,6 +413,41 @@ struct Block {
   struct alignas(width * sizeof(T) < 16 ? width * sizeof(T) : 16) Piece {
     T x[width];
   };
+  /// A tile's pieces from column `col0` on are aligned, and each lies inside the tensor or outside: the same answer for every thread.
+  template <class F, class G>
+  static TW_INLINE bool whole_pieces(const G& tensor, int col0) {
+    return tensor.template vectors<typename G::Element, F::width>() && (col0 | tensor.cols) % F::width == 0;
+  }
+  template <class F, class Fn, class... Operands>
+  TW_INLINE void map_with(F& tile, Fn f, const Operands&... operands) const {
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      TW_UNROLL
+      for (int n = 0; n < F::size / F::row_count; ++n) {
+        const int i = F::in_row(r, n);
+        tile.x[i] = f(tile.x[i], value_at<F>(operands, r, i)...);
+      }
+    }
+  }
+  /// An operand of map() at element i, which is in row r of the thread's.
+  template <class F, class T, class Tile>
+  static TW_INLINE T value_at(const RowVector<T, Tile>& vector, int r, int) {
+    static_assert(Tile::row_count == F::row_count, "a RowVector of a tile with other rows");
+    return vector.x[r];
+  }
+  template <class F, class T, class Tile>
+  static TW_INLINE T value_at(const ColumnVector<T, Tile>& vector, int, int i) {
+    static_assert(Tile::column_count == F::column_count, "a ColumnVector of a tile with other columns");
+    return vector.x[F::column_index(i)];
+  }
+  template <class F, class Other>
+  requires(Other::size == F::size && Other::rows == F::rows) static TW_INLINE auto value_at(const Other& tile, int, int i) {
+    return tile.x[i];
+  }
+  template <class F>
+  static TW_INLINE float value_at(float number, int, int) {
+    return number;
+  }
   /// The whole tile lies inside the tensor, and its pieces are aligned: the same answer for every thread.
   template <class F, class G>
   static TW_INLINE bool whole(const G& tensor, int row0, int col0) {
@@ -368,8 +487,8 @@ struct Block {
   }
 
   template <class T, int R, int C, class Op>
-  TW_INLINE void reduce_columns(const Fragment<T, R, C>& fragment, ColumnVector<T, C>& vector, const Scratch<T, R, C>& scratch,
-                                Op op) const {
+  TW_INLINE void reduce_columns(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector,
+                                const Scratch<T, R, C>& scratch, Op op) const {
     T* const partial = reinterpret_cast<T*>(shared_memory() + scratch.offset);
     TW_UNROLL
     for (int i = 0; i < C / 4; ++i) {

@@ -22,6 +22,9 @@ struct Fragment {
   TW_INLINE static constexpr int col(const Position& p, int i) { return i / 4 * 8 + p.col + i % 2; }
   /// Index of the j-th element of a thread's row `r`, j < size / row_count.
   TW_INLINE static constexpr int in_row(int r, int j) { return j / 2 * 4 + r * 2 + j % 2; }
+  static constexpr int column_count = C / 4;  ///< columns of a thread
+  /// Which of a thread's columns element i is in.
+  TW_INLINE static constexpr int column_index(int i) { return i / 4 * 2 + i % 2; }
 };
 
 /// The left operand of a product in registers: Fragment's layout, pairs packed to 16 bits. Four registers hold 16 columns.
@@ -33,25 +36,32 @@ struct Operand {
   u32 x[C / 4];
 };
 
-/// R x C elements for work without products, one warpgroup: warp w has rows w, w + 4, ...; its lanes hold neighbouring pieces of `width`
-/// columns.
-template <class T, int R, int C>
+/// R x C elements for work without products, over a block of `Warps` warps: warp w has rows w, w + Warps, ...; where there are fewer rows
+/// than warps, neighbouring warps share a row. The lanes that share a row hold neighbouring pieces of `width` columns.
+template <class T, int R, int C, int Warps, int Width>
 struct Rows {
   static constexpr int rows = R;
   static constexpr int cols = C;
-  static constexpr int width = C % 256 == 0 ? 8 : C % 128 == 0 ? 4 : C % 64 == 0 ? 2 : 1;
-  static constexpr int pieces = C / (32 * width);
-  static constexpr int row_count = R / 4;
-  static constexpr int row_threads = 32;
-  static constexpr int size = row_count * pieces * width;
-  static_assert(R % 4 == 0, "Rows are dealt to four warps");
-  static_assert(C % 32 == 0, "the columns of Rows are dealt to 32 lanes");
+  static constexpr int row_warps = R < Warps ? Warps / R : 1;
+  static constexpr int row_threads = 32 * row_warps;
+  static_assert(R < Warps ? Warps % R == 0 : R % Warps == 0, "Rows are dealt evenly to a block's warps, or its warps to Rows");
+  static_assert(C % row_threads == 0, "the columns of Rows are dealt evenly to the lanes that share a row");
+  static constexpr int share = C / row_threads;  ///< columns of a thread
+  static constexpr int width = Width != 0 ? Width : share % 8 == 0 ? 8 : share % 4 == 0 ? 4 : share % 2 == 0 ? 2 : 1;
+  static_assert(share % width == 0, "the columns of Rows are whole pieces of `Width` columns for each lane");
+  static constexpr int pieces = share / width;
+  static constexpr int row_count = R < Warps ? 1 : R / Warps;
+  static constexpr int column_count = share;
+  static constexpr int size = row_count * share;
   using Element = T;
   T x[size];
 
-  TW_INLINE static constexpr int row(const Position& p, int i) { return i / (pieces * width) * 4 + p.warp; }
-  TW_INLINE static constexpr int col(const Position& p, int i) { return (i / width % pieces * 32 + p.lane) * width + i % width; }
-  TW_INLINE static constexpr int in_row(int r, int j) { return r * pieces * width + j; }
+  TW_INLINE static constexpr int row(const Position& p, int i) { return i / share * Warps + p.block_warp() / row_warps; }
+  TW_INLINE static constexpr int col(const Position& p, int i) {
+    return (i / width % pieces * row_threads + p.block_warp() % row_warps * 32 + p.lane) * width + i % width;
+  }
+  TW_INLINE static constexpr int in_row(int r, int j) { return r * share + j; }
+  TW_INLINE static constexpr int column_index(int i) { return i % share; }
 };
 
 /// One value for each row that a thread holds part of; its lanes hold copies.
@@ -65,12 +75,30 @@ struct RowVector {
   TW_INLINE const T& operator[](int i) const { return x[i]; }
 };
 
-/// One value for each column of a Fragment that a thread holds part of.
-template <class T, int C>
+/// One value for each column of a tile that a thread holds part of; threads with the same columns hold copies.
+template <class T, class Tile>
 struct ColumnVector {
-  T x[C / 4];
-  TW_INLINE static constexpr int col(const Position& p, int i) { return i / 2 * 8 + p.col + i % 2; }
+  static constexpr int size = Tile::column_count;
+  T x[size];
+  /// The tile's column of the vector's i-th value: that of the i-th element of a thread's first row.
+  TW_INLINE static constexpr int col(const Position& p, int i) { return Tile::col(p, Tile::in_row(0, i)); }
 };
+
+/// Folds one value of each of a row's `Warps` warps, all of a block's `threads` threads at once: every thread gets its row's result.
+template <int Warps, int threads, class Op>
+TW_INLINE float across_warps(float value, Op op) {
+#if TW_ON_GPU
+  __shared__ float partial[threads / 32];
+  const int warp = static_cast<int>(ptx::thread_index()) / 32;
+  if (ptx::thread_index() % 32 == 0) partial[warp] = value;
+  ptx::named_barrier(kComputeBarrier, threads);
+  value = partial[warp / Warps * Warps];
+  TW_UNROLL
+  for (int i = 1; i < Warps; ++i) value = op(value, partial[warp / Warps * Warps + i]);
+  ptx::named_barrier(kComputeBarrier, threads);  // the next reduction writes there
+#endif
+  return value;
+}
 
 /// One row of a fragment, as block.rows() hands it out. Results are the same in every lane that shares the row.
 template <class F>
@@ -82,7 +110,8 @@ struct RowView {
   template <class Op>
   TW_INLINE static float across(float value, Op op) {
     TW_UNROLL
-    for (int mask = F::row_threads / 2; mask > 0; mask /= 2) value = op(value, ptx::shuffle_xor(value, mask));
+    for (int mask = min(F::row_threads, 32) / 2; mask > 0; mask /= 2) value = op(value, ptx::shuffle_xor(value, mask));
+    if constexpr (F::row_threads > 32) value = across_warps<F::row_threads / 32, F::rows * F::row_threads>(value, op);
     return value;
   }
   /// Folds `value(j)` of the thread's share of the row in a few chains: one chain would take its length times the latency of an operation.
@@ -97,9 +126,23 @@ struct RowView {
     }
     return chains == 4 ? op(op(result[0], result[1 % chains]), op(result[2 % chains], result[3 % chains])) : result[0];
   }
-  TW_INLINE float max() const {
+  /// The largest f(x); of numbers and NaNs the largest number.
+  template <class Fn>
+  TW_INLINE float max(Fn f) const {
     const auto larger = [](float a, float b) { return tw::max(a, b); };
-    return across(fold([&](int j) { return fragment.x[F::in_row(r, j)]; }, larger), larger);
+    return across(fold([&](int j) { return f(fragment.x[F::in_row(r, j)]); }, larger), larger);
+  }
+  TW_INLINE float max() const {
+    return max([](float x) { return x; });
+  }
+  /// The sum of f(x).
+  template <class Fn>
+  TW_INLINE float sum(Fn f) const {
+    const auto add = [](float a, float b) { return a + b; };
+    return across(fold([&](int j) { return f(fragment.x[F::in_row(r, j)]); }, add), add);
+  }
+  TW_INLINE float sum() const {
+    return sum([](float x) { return x; });
   }
   /// x = f(x) for the row's elements; the sum of the results over this thread's share of the row. block.complete() adds the shares up:
   /// once, after a loop.
@@ -117,10 +160,6 @@ struct RowView {
   TW_INLINE void map(Fn f) const {
     TW_UNROLL
     for (int j = 0; j < length; ++j) fragment.x[F::in_row(r, j)] = f(fragment.x[F::in_row(r, j)]);
-  }
-  TW_INLINE float sum() const {
-    const auto add = [](float a, float b) { return a + b; };
-    return across(fold([&](int j) { return fragment.x[F::in_row(r, j)]; }, add), add);
   }
 };
 

@@ -14,6 +14,10 @@ inline constexpr int kPanelBytes = 128;
 inline constexpr int kPanelAlignment = 1024;
 /// Barriers lie before the tiles in shared memory; tiles need the alignment anyway.
 inline constexpr int kBarrierBytes = 1024;
+/// Named barriers: 0 is __syncthreads, 1 the producer's, 2 all that compute, 3 and up one for each warpgroup.
+inline constexpr int kProducerBarrier = 1;
+inline constexpr int kComputeBarrier = 2;
+inline constexpr int kWarpgroupBarrier = 3;
 
 /// Where a thread stands among those that compute. `row` and `col` are its first element in a Fragment.
 struct Position {
@@ -22,6 +26,7 @@ struct Position {
   int lane;
   int row;
   int col;
+  TW_INLINE constexpr int block_warp() const { return warpgroup * 4 + warp; }
   TW_INLINE static Position of(int thread) {
     const int warp = thread / 32 % 4;
     const int lane = thread % 32;
@@ -45,12 +50,13 @@ struct GlobalView {
   TW_INLINE bool inside(int row, int col) const {
     return static_cast<u32>(row) < static_cast<u32>(rows) && static_cast<u32>(col) < static_cast<u32>(cols);
   }
-  /// True when `width` neighbours in a row can be accessed as one word: the same for every thread, so the branch is free.
+  /// True when `width` neighbours in a row can be accessed in words of up to 16 bytes: the same for every thread, so the branch is free.
   template <class T, int width>
   TW_INLINE bool vectors() const {
-    constexpr i64 mask = width - 1;
+    constexpr i64 bytes = width * sizeof(T) < 16 ? width * sizeof(T) : 16;
+    constexpr i64 mask = bytes / static_cast<i64>(sizeof(T)) - 1;
     return stride_col == 1 && ((stride_row | stride_i | stride_j) & mask) == 0 &&
-           (reinterpret_cast<u64>(data) & (width * sizeof(T) - 1)) == 0;
+           (reinterpret_cast<u64>(data) & static_cast<u64>(bytes - 1)) == 0;
   }
 };
 

@@ -4,8 +4,7 @@
 
 namespace tw::sm_90a {
 
-/// Threads that load: one warpgroup. With TMA one thread issues everything; without, all of them copy.
-inline constexpr int kProducerBarrier = 1;
+// Threads that load: one warpgroup. With TMA one thread issues everything; without, all of them copy.
 
 /// Copies into one slot by TMA; bytes count toward the slot's full barrier.
 template <int Cluster>

@@ -135,6 +135,13 @@ TW_INLINE void give_registers() {
   TW_ASM("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
+// Launches that overlap (programmatic dependent launch)
+
+/// Waits until the launch before this one in the stream has finished and its results are visible.
+TW_INLINE void wait_for_previous_launch() { TW_ASM("griddepcontrol.wait;" ::: "memory"); }
+/// Once every block has said so, the next launch's blocks may start where there is room.
+TW_INLINE void allow_next_launch() { TW_ASM("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // Warp
 
 template <class T>

@@ -85,7 +85,13 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     return tile;
   };
 
+  // What comes before does not touch global memory: it may run while the previous launch's last blocks finish.
+  const auto begin = [] {
+    ptx::wait_for_previous_launch();
+    ptx::allow_next_launch();
+  };
   if constexpr (!S::produces) {
+    begin();
     const ComputeBlock block{0};
     for (int i = first; i < clusters.count(); i += stride) {
       if constexpr (requires { typename On::Memory; }) {
@@ -110,6 +116,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     else
       __syncthreads();
 #endif
+    begin();
     Allocator allocator{S::warpgroups, cluster};
     Memory memory(allocator);
     TileQueue queue(allocator);

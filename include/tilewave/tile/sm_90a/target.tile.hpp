@@ -21,12 +21,12 @@ struct Target {
   using Fragment = sm_90a::Fragment<T, R, C>;
   template <class T, int R, int C>
   using Operand = sm_90a::Operand<T, R, C>;
-  template <class T, int R, int C>
-  using Rows = sm_90a::Rows<T, R, C>;
+  template <class T, int R, int C, int Warps, int Width>
+  using Rows = sm_90a::Rows<T, R, C, Warps, Width>;
   template <class T, class Tile>
   using RowVector = sm_90a::RowVector<T, Tile>;
-  template <class T, int C>
-  using ColumnVector = sm_90a::ColumnVector<T, C>;
+  template <class T, class Tile>
+  using ColumnVector = sm_90a::ColumnVector<T, Tile>;
   template <class T, int R, int C>
   using Staging = sm_90a::Staging<T, R, C>;
   template <class T, int R, int C>
@@ -41,7 +41,8 @@ inline constexpr int cluster_size = T::tma_load ? tw::detail::cluster_of<On>() :
 template <class On, class T>
 struct Shape {
   static constexpr bool produces = tw::detail::has_load<On>;
-  static constexpr int warpgroups = tw::detail::rows_of<On>() / kWarpgroupRows;
+  static constexpr int warpgroups = tw::detail::warps_of<On>() / 4;
+  static_assert(tw::detail::warps_of<On>() % 4 == 0, "a block has whole warpgroups: a multiple of 4 warps, of 64 rows of accumulators");
   static constexpr int cluster = cluster_size<On, T>;
   static constexpr int threads = (warpgroups + (produces ? 1 : 0)) * kWarpgroupThreads;
   static constexpr Dispatch dispatch = tw::detail::ScheduleOf<On>::Type::dispatch;
