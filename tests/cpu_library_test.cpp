@@ -7,16 +7,20 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <iterator>
 #include <limits>
 #include <memory>
 #include <random>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tests/support.hpp"
 #include "tile/cpu/isa.hpp"
+#include "tilewave/tile/types.tile.hpp"
 
 namespace {
 
@@ -27,34 +31,35 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-// 64-byte aligned floats between two guard zones, which the destructor finds as they were.
+// 64-byte aligned elements between two guard zones, which the destructor finds as they were.
+template <class T>
 class Guarded {
  public:
-  explicit Guarded(long size) : size_(size), memory_(static_cast<float*>(std::aligned_alloc(64, bytes())), std::free) {
-    std::fill_n(memory_.get(), bytes() / sizeof(float), kGuard);
+  explicit Guarded(long size) : size_(size), memory_(static_cast<T*>(std::aligned_alloc(64, elements() * sizeof(T))), std::free) {
+    std::fill_n(memory_.get(), elements(), kGuard);
   }
   ~Guarded() {
     for (long i = 0; i < kZone; ++i) {
       EXPECT_EQ(memory_.get()[i], kGuard) << "written " << kZone - i << " before the start";
     }
-    for (std::size_t i = kZone + size_; i < bytes() / sizeof(float); ++i) {
-      EXPECT_EQ(memory_.get()[i], kGuard) << "written " << i - kZone - size_ << " past the end";
+    for (std::size_t i = static_cast<std::size_t>(kZone + size_); i < elements(); ++i) {
+      EXPECT_EQ(memory_.get()[i], kGuard) << "written " << static_cast<long>(i) - kZone - size_ << " past the end";
     }
   }
   Guarded(const Guarded&) = delete;
   Guarded& operator=(const Guarded&) = delete;
 
-  float* data() { return memory_.get() + kZone; }
-  float& operator[](long i) { return data()[i]; }
+  T* data() { return memory_.get() + kZone; }
+  T& operator[](long i) { return data()[i]; }
   long size() const { return size_; }
 
  private:
   static constexpr long kZone = 64;
-  static constexpr float kGuard = -12345.0f;
-  std::size_t bytes() const { return static_cast<std::size_t>(round_up(static_cast<int>(size_), 16) + 2 * kZone) * sizeof(float); }
+  static constexpr T kGuard = static_cast<T>(113);
+  std::size_t elements() const { return static_cast<std::size_t>((size_ + 63) / 64 * 64 + 2 * kZone); }
 
   long size_;
-  std::unique_ptr<float, void (*)(void*)> memory_;
+  std::unique_ptr<T, void (*)(void*)> memory_;
 };
 
 // Elements that touch an unmapped page, at their start or at their end: a read outside them ends the test.
@@ -91,34 +96,96 @@ double f16_value(unsigned short bits) {
 
 float bf16_value(unsigned short bits) { return std::bit_cast<float>(static_cast<unsigned>(bits) << 16); }
 
-// What the three packings have in common to the test.
+double fp8_value(unsigned char bits, int mantissa_bits, int bias) {
+  const int exponent = (bits & 127) >> mantissa_bits, fraction = bits & ((1 << mantissa_bits) - 1);
+  const double magnitude = exponent == 0 ? std::ldexp(fraction, 1 - bias - mantissa_bits)
+                                         : std::ldexp((1 << mantissa_bits) + fraction, exponent - bias - mantissa_bits);
+  return (bits & 128) != 0 ? -magnitude : magnitude;
+}
+double e4m3_value(unsigned char bits) { return (bits & 127) == 127 ? std::nan("") : fp8_value(bits, 3, 7); }
+double e5m2_value(unsigned char bits) {
+  if ((bits & 127) < 0x7c) return fp8_value(bits, 2, 15);
+  return (bits & 3) != 0 ? std::nan("") : (bits & 128) != 0 ? -HUGE_VAL : HUGE_VAL;
+}
+
+// What the element types have in common to the tests. value(): what stands in a panel.
 struct F32 {
   using Bits = float;
+  using Packed = float;
+  using Sum = float;
   static constexpr auto pack = &Library::pack_f32;
+  static constexpr auto mma = &Library::mma_f32;
   static constexpr Bits garbage = kNaN;
-  static float value(Bits bits) { return bits; }
+  static Packed value(Bits bits) { return bits; }
   static Bits sample(std::mt19937_64& random) { return std::uniform_real_distribution<float>(-2, 2)(random); }
+  static Packed factor(std::mt19937_64& random) { return std::uniform_real_distribution<float>(-1, 1)(random); }
+  static double number(Packed packed) { return packed; }
 };
 struct F16 {
   using Bits = unsigned short;
+  using Packed = float;
   static constexpr auto pack = &Library::pack_f16;
   static constexpr Bits garbage = 0x7e00;
-  static float value(Bits bits) { return static_cast<float>(f16_value(bits)); }
+  static Packed value(Bits bits) { return static_cast<float>(f16_value(bits)); }
   static Bits sample(std::mt19937_64& random) {  // any finite value or infinity
     const unsigned bits = static_cast<unsigned>(random());
     return static_cast<Bits>((bits & 0x7c00) == 0x7c00 ? bits & 0xfc00 : bits & 0xffff);
   }
 };
+struct E4M3 {
+  using Bits = unsigned char;
+  using Packed = float;
+  static constexpr auto pack = &Library::pack_e4m3;
+  static constexpr Bits garbage = 0x7f;
+  static Packed value(Bits bits) { return static_cast<float>(e4m3_value(bits)); }
+  static Bits sample(std::mt19937_64& random) { return static_cast<Bits>(random()); }
+};
+struct E5M2 {
+  using Bits = unsigned char;
+  using Packed = float;
+  static constexpr auto pack = &Library::pack_e5m2;
+  static constexpr Bits garbage = 0x7f;
+  static Packed value(Bits bits) { return static_cast<float>(e5m2_value(bits)); }
+  static Bits sample(std::mt19937_64& random) { return static_cast<Bits>(random()); }
+};
 struct BF16 {
   using Bits = unsigned short;
+  using Packed = unsigned short;
+  using Sum = float;
   static constexpr auto pack = &Library::pack_bf16;
+  static constexpr auto mma = &Library::mma_bf16;
   static constexpr Bits garbage = 0x7fc0;
-  static float value(Bits bits) { return bf16_value(bits); }
-  static Bits sample(std::mt19937_64& random) {
-    const unsigned bits = static_cast<unsigned>(random());
-    return static_cast<Bits>((bits & 0x7f80) == 0x7f80 ? bits & 0xff80 : bits & 0xffff);
-  }
+  static Packed value(Bits bits) { return bits; }
+  static Bits sample(std::mt19937_64& random) { return static_cast<Bits>(random()); }
+  static Packed factor(std::mt19937_64& random) { return tw::bf16(std::uniform_real_distribution<float>(-1, 1)(random)).bits; }
+  static double number(Packed packed) { return bf16_value(packed); }
 };
+struct I8 {
+  using Bits = signed char;
+  using Packed = signed char;
+  using Sum = int;
+  static constexpr auto pack = &Library::pack_i8;
+  static constexpr auto mma = &Library::mma_i8;
+  static constexpr Bits garbage = 99;
+  static Packed value(Bits bits) { return bits; }
+  static Bits sample(std::mt19937_64& random) { return static_cast<Bits>(random()); }
+  static Packed factor(std::mt19937_64& random) {  // extremes every other time
+    static constexpr Packed kExtremes[] = {-128, -127, 127, 0};
+    return random() % 2 == 0 ? kExtremes[random() % std::size(kExtremes)] : static_cast<Packed>(random());
+  }
+  static double number(Packed packed) { return packed; }
+};
+
+template <class Packed>
+constexpr int kGroup = 4 / static_cast<int>(sizeof(Packed));
+
+/// Where the panels of library.tile.hpp have an element.
+template <class Packed>
+long in_panels(int row, int k, int panel_depth) {
+  constexpr int group = kGroup<Packed>;
+  return static_cast<long>(row / kPanelRows) * kPanelRows * panel_depth + k / group * kPanelRows * group + row % kPanelRows * group +
+         k % group;
+}
 
 void expect_same(float got, float want, const char* what, int row, int k) {
   if (std::isnan(want)) {
@@ -128,12 +195,19 @@ void expect_same(float got, float want, const char* what, int row, int k) {
         << what << " (" << row << ", " << k << "): " << got << ", " << want;
   }
 }
+template <class Packed>
+void expect_same(Packed got, Packed want, const char* what, int row, int k) {
+  EXPECT_EQ(got, want) << what << " (" << row << ", " << k << ")";
+}
 
 const std::vector<const Library*>& libraries() {
   static const std::vector<const Library*> all = [] {
     std::vector<const Library*> found{tw::cpu::baseline_library()};
     if (tw::cpu::has_avx2() && tw::cpu::avx2_library() != nullptr) found.push_back(tw::cpu::avx2_library());
-    if (tw::cpu::has_avx512() && tw::cpu::avx512_library() != nullptr) found.push_back(tw::cpu::avx512_library());
+    if (tw::cpu::has_avx512() && tw::cpu::avx512_library() != nullptr) {
+      found.push_back(tw::cpu::avx512_library());
+      if (tw::cpu::has_avx512_vnni() || tw::cpu::has_avx512_bf16()) found.push_back(tw::cpu::extended_avx512_library());
+    }
     return found;
   }();
   return all;
@@ -154,58 +228,73 @@ class CpuLibrary : public testing::TestWithParam<const Library*> {
     return sampled;
   }
 
+  template <class Element>
   void check_mma(int rows, int cols, int depth, int panel_depth, int acc_stride, bool overwrite);
   template <class Element>
   void check_pack(long row_stride, long depth_stride, int rows, int depth, int panel_depth);
   template <class Element>
   void check_packs();
+  template <class Element>
+  void check_products();
 
   std::mt19937_64 random_ = tw::test::random_engine();
 };
 
+template <class Element>
 void CpuLibrary::check_mma(int rows, int cols, int depth, int panel_depth, int acc_stride, bool overwrite) {
+  using Packed = typename Element::Packed;
+  using Sum = typename Element::Sum;
+  constexpr Sum kIrrelevant = std::numeric_limits<Sum>::has_quiet_NaN ? std::numeric_limits<Sum>::quiet_NaN() : Sum{-1'000'000'000};
+  const int whole_depth = round_up(depth, kGroup<Packed>);
+  panel_depth = round_up(panel_depth, kGroup<Packed>);
   SCOPED_TRACE("mma " + std::to_string(rows) + " x " + std::to_string(cols) + " x " + std::to_string(depth) + " of " +
                std::to_string(panel_depth) + ", stride " + std::to_string(acc_stride) + (overwrite ? ", overwriting" : ""));
-  std::uniform_real_distribution<float> sample(-1, 1);
-  const auto panels = [&](Guarded& to, int used) {
+  const auto panels = [&](Guarded<Packed>& to, int used, bool completes_groups) {
     for (int row = 0; row < round_up(used, kPanelRows); ++row) {
       for (int k = 0; k < panel_depth; ++k) {
-        to[static_cast<long>(row / kPanelRows) * kPanelRows * panel_depth + k * kPanelRows + row % kPanelRows] =
-            k < depth ? sample(random_) : kNaN;
+        const bool present = k < depth || (k < whole_depth && completes_groups);
+        to[in_panels<Packed>(row, k, panel_depth)] = present           ? Element::factor(random_)
+                                                     : k < whole_depth ? Packed{0}
+                                                                       : static_cast<Packed>(Element::garbage);
       }
     }
   };
-  Guarded a(static_cast<long>(round_up(rows, kPanelRows)) * panel_depth), b(static_cast<long>(round_up(cols, kPanelRows)) * panel_depth);
-  panels(a, rows);
-  panels(b, cols);
+  Guarded<Packed> a(static_cast<long>(round_up(rows, kPanelRows)) * panel_depth);
+  Guarded<Packed> b(static_cast<long>(round_up(cols, kPanelRows)) * panel_depth);
+  const bool a_completes_groups = between(0, 1) == 0;
+  panels(a, rows, a_completes_groups);
+  panels(b, cols, !a_completes_groups);
   const int writable_rows = round_up(rows, 8), writable_cols = round_up(cols, 16);
-  Guarded acc(static_cast<long>(writable_rows) * acc_stride);
-  std::vector<float> before(static_cast<std::size_t>(acc.size()));
+  Guarded<Sum> acc(static_cast<long>(writable_rows) * acc_stride);
+  std::vector<Sum> before(static_cast<std::size_t>(acc.size()));
   for (long i = 0; i < acc.size(); ++i) {
     const long row = i / acc_stride, col = i % acc_stride;
     const bool read = row < rows && col < cols && !overwrite;
-    before[static_cast<std::size_t>(i)] = acc[i] = read ? sample(random_) : col < writable_cols ? kNaN : 77.0f;
+    before[static_cast<std::size_t>(i)] = acc[i] = read                  ? static_cast<Sum>(Element::number(Element::factor(random_)))
+                                                   : col < writable_cols ? kIrrelevant
+                                                                         : Sum{77};
   }
 
-  GetParam()->mma(acc.data(), acc_stride, a.data(), b.data(), rows, cols, depth, panel_depth, overwrite);
+  (GetParam()->*Element::mma)(acc.data(), acc_stride, a.data(), b.data(), rows, cols, depth, panel_depth, overwrite);
 
-  const auto at = [&](Guarded& from, int row, int k) {
-    return static_cast<double>(from[static_cast<long>(row / kPanelRows) * kPanelRows * panel_depth + k * kPanelRows + row % kPanelRows]);
-  };
   int wrong = 0;
   for (int row = 0; row < writable_rows; ++row) {
     for (int col = 0; col < acc_stride; ++col) {
       const long i = static_cast<long>(row) * acc_stride + col;
       if (col >= writable_cols) {
-        ASSERT_EQ(acc[i], 77.0f) << "written beyond the columns at (" << row << ", " << col << ")";
+        ASSERT_EQ(acc[i], 77) << "written beyond the columns at (" << row << ", " << col << ")";
       } else if (row < rows && col < cols) {
+        // Sums of int8 products are integers far below 2^53.
         double sum = overwrite ? 0 : before[static_cast<std::size_t>(i)], magnitude = std::abs(sum);
         for (int k = 0; k < depth; ++k) {
-          const double product = at(a, row, k) * at(b, col, k);
+          const double product =
+              Element::number(a[in_panels<Packed>(row, k, panel_depth)]) * Element::number(b[in_panels<Packed>(col, k, panel_depth)]);
           sum += product;
           magnitude += std::abs(product);
         }
-        if (!(std::abs(acc[i] - sum) <= (depth + 2) * 0x1p-24 * magnitude)) {
+        // The product and the sum of each k are rounded, or both at once.
+        const double allowed = std::is_same_v<Sum, int> ? 0 : 2 * (depth + 1) * 0x1p-24 * magnitude;
+        if (!(std::abs(acc[i] - sum) <= allowed)) {
           ASSERT_LT(++wrong, 5);
           ADD_FAILURE() << "(" << row << ", " << col << "): " << acc[i] << " instead of " << sum;
         }
@@ -227,19 +316,23 @@ void CpuLibrary::check_pack(long row_stride, long depth_stride, int rows, int de
   for (int row = 0; row < rows; ++row) {
     for (int k = 0; k < depth; ++k) source[row * row_stride + k * depth_stride] = Element::sample(random_);
   }
+  using Packed = typename Element::Packed;
+  panel_depth = round_up(panel_depth, kGroup<Packed>);
   const int padded = round_up(rows, kPanelRows);
-  Guarded panels(static_cast<long>(padded) * panel_depth);
-  std::fill_n(panels.data(), panels.size(), 77.0f);
+  Guarded<Packed> panels(static_cast<long>(padded) * panel_depth);
+  std::fill_n(panels.data(), panels.size(), Packed{77});
 
   (GetParam()->*Element::pack)(panels.data(), source, row_stride, depth_stride, rows, depth, panel_depth);
 
   for (int row = 0; row < padded && !HasFailure(); ++row) {
     for (int k = 0; k < panel_depth; ++k) {
-      const float got = panels[static_cast<long>(row / kPanelRows) * kPanelRows * panel_depth + k * kPanelRows + row % kPanelRows];
-      if (k >= depth) {
-        expect_same(got, 77.0f, "beyond the depth", row, k);
+      const Packed got = panels[in_panels<Packed>(row, k, panel_depth)];
+      if (k >= round_up(depth, kGroup<Packed>)) {
+        expect_same(got, Packed{77}, "beyond the depth", row, k);
+      } else if (row < rows && k < depth) {
+        expect_same(got, Element::value(source[row * row_stride + k * depth_stride]), "element", row, k);
       } else {
-        expect_same(got, row < rows ? Element::value(source[row * row_stride + k * depth_stride]) : 0.0f, "element", row, k);
+        expect_same(got, Packed{0}, "completing", row, k);
       }
     }
   }
@@ -260,54 +353,97 @@ void CpuLibrary::check_packs() {
   }
 }
 
-TEST_P(CpuLibrary, MmaIsTheSumOfProducts) {
-  for (int i = 0; i < 400 && !HasFailure(); ++i) {
+template <class Element>
+void CpuLibrary::check_products() {
+  for (int i = 0; i < 300 && !HasFailure(); ++i) {
     const int rows = size(), cols = size(), depth = size();
     const int panel_depth = depth + (between(0, 1) == 0 ? 0 : between(1, 40));
     const int acc_stride = round_up(cols, 16) + (between(0, 1) == 0 ? 0 : between(1, 40));
-    check_mma(rows, cols, depth, panel_depth, std::max(acc_stride, 1), between(0, 1) == 0);
+    check_mma<Element>(rows, cols, depth, panel_depth, std::max(acc_stride, 1), between(0, 1) == 0);
   }
-}
-
-TEST_P(CpuLibrary, MmaOfEveryRemainder) {
+  // Every remainder of rows and columns.
   for (int rows = 0; rows <= 2 * kPanelRows + 1 && !HasFailure(); ++rows) {
     for (int cols = 0; cols <= 98 && !HasFailure(); cols += between(1, 5)) {
-      check_mma(rows, cols, between(0, 9), 9, round_up(cols, 16) + 1, between(0, 1) == 0);
+      check_mma<Element>(rows, cols, between(0, 9), 9, round_up(cols, 16) + 1, between(0, 1) == 0);
     }
+  }
+  // Several blocks of the depth, and of the rows.
+  check_mma<Element>(17, 33, 1031, 1031, 48, false);
+  check_mma<Element>(1, 33, 2769, 2800, 50, true);
+  check_mma<Element>(529, 17, 67, 67, 32, false);
+}
+
+TEST_P(CpuLibrary, ProductsOfF32) { check_products<F32>(); }
+TEST_P(CpuLibrary, ProductsOfBf16) { check_products<BF16>(); }
+TEST_P(CpuLibrary, ProductsOfI8) { check_products<I8>(); }
+
+// Sums of one sign, the largest that there are.
+TEST_P(CpuLibrary, ProductsOfI8Extremes) {
+  constexpr int kRows = 19, kCols = 50, kDepth = 20003, kPanelDepth = 20004;
+  for (const auto& [x, y] : {std::pair{-128, -128}, {-128, 127}, {127, -128}, {127, 127}, {-127, 127}, {-1, -128}}) {
+    Guarded<signed char> a(32L * kPanelDepth), b(64L * kPanelDepth);
+    for (int k = 0; k < kPanelDepth; ++k) {
+      for (int row = 0; row < 32; ++row) a[in_panels<signed char>(row, k, kPanelDepth)] = static_cast<signed char>(k < kDepth ? x : 0);
+      for (int col = 0; col < 64; ++col) b[in_panels<signed char>(col, k, kPanelDepth)] = static_cast<signed char>(k < kDepth ? y : 0);
+    }
+    Guarded<int> acc(24 * 64);
+    GetParam()->mma_i8(acc.data(), 64, a.data(), b.data(), kRows, kCols, kDepth, kPanelDepth, true);
+    for (int row = 0; row < kRows; ++row)
+      for (int col = 0; col < kCols; ++col) ASSERT_EQ(acc[row * 64 + col], std::int64_t{x} * y * kDepth) << row << ", " << col;
   }
 }
 
-TEST_P(CpuLibrary, MmaOfGreatDepth) {
-  check_mma(17, 33, 1031, 1031, 48, false);
-  check_mma(1, 33, 769, 800, 50, true);
+TEST_P(CpuLibrary, ProductsOfBf16InfinityAndNan) {
+  constexpr int kDepth = 40;
+  constexpr unsigned short kOne = 0x3f80, kInfinity = 0x7f80, kNan = 0x7fc0;
+  Guarded<unsigned short> a(16 * kDepth), b(16 * kDepth);
+  std::fill_n(a.data(), a.size(), kOne);
+  std::fill_n(b.data(), b.size(), kOne);
+  a[in_panels<unsigned short>(1, 7, kDepth)] = kInfinity;
+  b[in_panels<unsigned short>(2, 39, kDepth)] = kNan;
+  Guarded<float> acc(8 * 16);
+  GetParam()->mma_bf16(acc.data(), 16, a.data(), b.data(), 8, 16, kDepth, kDepth, true);
+  for (int row = 0; row < 8; ++row) {
+    for (int col = 0; col < 16; ++col) {
+      const float want = col == 2 ? kNaN : row == 1 ? std::numeric_limits<float>::infinity() : static_cast<float>(kDepth);
+      expect_same(acc[row * 16 + col], want, "product", row, col);
+    }
+  }
 }
 
 TEST_P(CpuLibrary, PackF32) { check_packs<F32>(); }
 TEST_P(CpuLibrary, PackF16) { check_packs<F16>(); }
 TEST_P(CpuLibrary, PackBf16) { check_packs<BF16>(); }
+TEST_P(CpuLibrary, PackI8) { check_packs<I8>(); }
+TEST_P(CpuLibrary, PackE4m3) { check_packs<E4M3>(); }
+TEST_P(CpuLibrary, PackE5m2) { check_packs<E5M2>(); }
 
-TEST_P(CpuLibrary, EveryValueOf16BitsIsWidened) {
-  constexpr int kSide = 256;
-  std::vector<unsigned short> source(kSide * kSide);
-  for (int i = 0; i < kSide * kSide; ++i) source[static_cast<std::size_t>(i)] = static_cast<unsigned short>(i);
-  Guarded f16(kSide * kSide), bf16(kSide * kSide);
-  for (const bool transposed : {false, true}) {
-    const long row_stride = transposed ? 1 : kSide, depth_stride = transposed ? kSide : 1;
-    GetParam()->pack_f16(f16.data(), source.data(), row_stride, depth_stride, kSide, kSide, kSide);
-    GetParam()->pack_bf16(bf16.data(), source.data(), row_stride, depth_stride, kSide, kSide, kSide);
-    for (int row = 0; row < kSide; ++row) {
-      for (int k = 0; k < kSide; ++k) {
-        const unsigned short bits = source[static_cast<std::size_t>(row * row_stride + k * depth_stride)];
-        const long at = row / kPanelRows * kPanelRows * kSide + k * kPanelRows + row % kPanelRows;
-        expect_same(f16[at], static_cast<float>(f16_value(bits)), "f16", row, k);
-        expect_same(bf16[at], bf16_value(bits), "bf16", row, k);
+TEST_P(CpuLibrary, EveryValueIsWidened) {
+  const auto check = [&]<class Element>(Element, int side) {
+    std::vector<typename Element::Bits> source(static_cast<std::size_t>(side * side));
+    for (int i = 0; i < side * side; ++i) source[static_cast<std::size_t>(i)] = static_cast<typename Element::Bits>(i);
+    Guarded<float> panels(side * side);
+    for (const bool transposed : {false, true}) {
+      const long row_stride = transposed ? 1 : side, depth_stride = transposed ? side : 1;
+      (GetParam()->*Element::pack)(panels.data(), source.data(), row_stride, depth_stride, side, side, side);
+      for (int row = 0; row < side; ++row) {
+        for (int k = 0; k < side; ++k) {
+          const auto bits = source[static_cast<std::size_t>(row * row_stride + k * depth_stride)];
+          expect_same(panels[in_panels<float>(row, k, side)], Element::value(bits), "element", row, k);
+        }
       }
     }
-  }
+  };
+  check(F16{}, 256);
+  check(E4M3{}, 16);
+  check(E5M2{}, 16);
 }
 
-INSTANTIATE_TEST_SUITE_P(Isa, CpuLibrary, testing::ValuesIn(libraries()),
-                         [](const testing::TestParamInfo<const Library*>& tested) { return std::string(tested.param->isa); });
+INSTANTIATE_TEST_SUITE_P(Isa, CpuLibrary, testing::ValuesIn(libraries()), [](const testing::TestParamInfo<const Library*>& tested) {
+  std::string name = tested.param->isa;
+  std::replace(name.begin(), name.end(), '+', '_');
+  return name;
+});
 
 TEST(CpuLibraryChoice, IsTheBestAllowed) {
   const char* most = std::getenv("TILEWAVE_ISA");

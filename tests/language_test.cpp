@@ -72,9 +72,10 @@ void expect_cpu_shared_layout() {
   for (int row = 0; row < R; ++row) {
     for (int col = 0; col < C; ++col) {
       const int outer = contract == Contract::columns ? row : col, k = contract == Contract::columns ? col : row;
-      ASSERT_LT(S::offset(row, col), static_cast<int>(sizeof(S::panels) / sizeof(float)));
+      ASSERT_LT(S::offset(row, col), static_cast<int>(sizeof(S::panels) / sizeof(S::panels[0])));
       // What the library's products read; see library.tile.hpp.
-      ASSERT_EQ(S::offset(row, col), outer / 16 * 16 * S::depth + k * 16 + outer % 16);
+      const int group = is_same<T, bf16> ? 2 : is_same<T, i8> ? 4 : 1, whole_depth = (S::depth + group - 1) / group * group;
+      ASSERT_EQ(S::offset(row, col), outer / 16 * 16 * whole_depth + k / group * group * 16 + outer % 16 * group + k % group);
     }
   }
 }
@@ -92,6 +93,9 @@ TEST(Layout, SharedTilesAreBijections) {
   expect_cpu_shared_layout<f16, 13, 5, Contract::columns>();
   expect_cpu_shared_layout<bf16, 64, 128, Contract::rows>();
   expect_cpu_shared_layout<float, 7, 33, Contract::rows>();
+  expect_cpu_shared_layout<bf16, 17, 33, Contract::columns>();
+  expect_cpu_shared_layout<i8, 33, 17, Contract::rows>();
+  expect_cpu_shared_layout<fp8_e4m3, 64, 128, Contract::columns>();
 }
 
 /// Every element belongs to one thread, and to one place in it.

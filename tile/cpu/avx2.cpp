@@ -11,23 +11,67 @@ namespace {
 
 struct Avx2 {
   static constexpr const char* kIsa = "avx2";
+  using Element = float;
+  using Sum = float;
   using Register = __m256;
   static constexpr int kWidth = 8;
   static constexpr int kRows = 6, kVectors = 2;  // 12 of 16 registers: one panel of b against 6 + 6 + 4 rows of a
   static constexpr int kDepth = 256;             // two panels of 16 KB
+  static constexpr bool kStarts = false;
 
   static Register zero() { return _mm256_setzero_ps(); }
   static Register load(const float* from) { return _mm256_loadu_ps(from); }
   static void store(float* to, Register x) { _mm256_storeu_ps(to, x); }
-  static Register broadcast(const float* from) { return _mm256_broadcast_ss(from); }
-  static Register add(Register x, Register y) { return _mm256_add_ps(x, y); }
+  static Register columns(const float* from) { return load(from); }
+  static Register row(const float* from) { return _mm256_broadcast_ss(from); }
   static Register multiply_add(Register x, Register y, Register z) { return _mm256_fmadd_ps(x, y, z); }
+  static void accumulate(float* to, Register sum, bool overwrite) { store(to, overwrite ? sum : _mm256_add_ps(load(to), sum)); }
 
-  static __m128i load_16bit(const unsigned short* bits) { return _mm_loadu_si128(reinterpret_cast<const __m128i_u*>(bits)); }
+  static __m128i load_half(const void* bits) { return _mm_loadu_si128(static_cast<const __m128i_u*>(bits)); }
+  static __m128i load_quarter(const void* bits) { return _mm_loadu_si64(bits); }
+  static __m256i load_bits(const void* bits) { return _mm256_loadu_si256(static_cast<const __m256i_u*>(bits)); }
+
   static Register widen(F32, const float* bits) { return load(bits); }
-  static Register widen(F16, const unsigned short* bits) { return _mm256_cvtph_ps(load_16bit(bits)); }
-  static Register widen(BF16, const unsigned short* bits) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_16bit(bits)), 16));
+  static Register widen(BF16, const unsigned short* groups) { return _mm256_castsi256_ps(load_bits(groups)); }
+  static Register widen(I8, const signed char* groups) { return _mm256_castsi256_ps(load_bits(groups)); }
+  static Register widen(F16, const unsigned short* bits) { return _mm256_cvtph_ps(load_half(bits)); }
+  static Register widen(E5M2, const unsigned char* bits) {
+    return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(load_quarter(bits)), 8));
+  }
+  static Register widen(E4M3, const unsigned char* bits) {
+    // As f16 bits its exponent has a bias of 15 instead of 7, and its NaN is 1.875.
+    const __m128i codes = _mm_cvtepu8_epi16(load_quarter(bits)), magnitudes = _mm_and_si128(codes, _mm_set1_epi16(0x7f));
+    const __m128i signs = _mm_slli_epi16(_mm_sub_epi16(codes, magnitudes), 8);
+    const __m128i nan = _mm_cmpeq_epi16(magnitudes, _mm_set1_epi16(0x7f));
+    const __m128i halves = _mm_or_si128(_mm_or_si128(signs, _mm_slli_epi16(magnitudes, 7)), _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
+    return _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0f));
+  }
+
+  template <class Element>
+  static Register interleave(Element element, const typename Element::Bits* const* k, int first) {
+    return widen(element, k[0] + first);
+  }
+  static Register interleave(BF16, const unsigned short* const* k, int first) {
+    const __m128i k0 = load_half(k[0] + first), k1 = load_half(k[1] + first);
+    return _mm256_castsi256_ps(_mm256_set_m128i(_mm_unpackhi_epi16(k0, k1), _mm_unpacklo_epi16(k0, k1)));
+  }
+  static Register interleave(I8, const signed char* const* k, int first) {
+    const __m128i k01 = _mm_unpacklo_epi8(load_quarter(k[0] + first), load_quarter(k[1] + first));
+    const __m128i k23 = _mm_unpacklo_epi8(load_quarter(k[2] + first), load_quarter(k[3] + first));
+    return _mm256_castsi256_ps(_mm256_set_m128i(_mm_unpackhi_epi16(k01, k23), _mm_unpacklo_epi16(k01, k23)));
+  }
+
+  static void split(BF16, const unsigned short* groups, Register (&out)[2]) {
+    const __m256i both = load_bits(groups);
+    out[0] = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+    out[1] = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(~0xffff)));
+  }
+  static void split(I8, const signed char* groups, Register (&out)[4]) {
+    const __m256i all = load_bits(groups);
+    out[0] = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(all, 24), 24));
+    out[1] = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(all, 16), 24));
+    out[2] = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(all, 8), 24));
+    out[3] = _mm256_cvtepi32_ps(_mm256_srai_epi32(all, 24));
   }
 
   static Register low_pairs(Register x, Register y) {
@@ -53,6 +97,16 @@ struct Avx2 {
       v[c] = _mm256_permute2f128_ps(lanes[c], lanes[4 + c], 0x20);
       v[4 + c] = _mm256_permute2f128_ps(lanes[c], lanes[4 + c], 0x31);
     }
+  }
+
+  struct Exact;
+};
+
+struct Avx2::Exact : Avx2 {
+  using Sum = int;
+  static void accumulate(int* to, Register sum, bool overwrite) {
+    const __m256i exact = _mm256_cvtps_epi32(sum);
+    _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(to), overwrite ? exact : _mm256_add_epi32(exact, load_bits(to)));
   }
 };
 

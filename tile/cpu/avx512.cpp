@@ -17,23 +17,68 @@ namespace {
 
 struct Avx512 {
   static constexpr const char* kIsa = "avx512";
+  using Element = float;
+  using Sum = float;
   using Register = __m512;
   static constexpr int kWidth = 16;
   static constexpr int kRows = 8, kVectors = 3;  // 24 of 32 registers: three panels of b against 8 + 8 rows of a
   static constexpr int kDepth = 128;             // four panels of 8 KB
+  static constexpr bool kStarts = false;
 
   static Register zero() { return _mm512_setzero_ps(); }
   static Register load(const float* from) { return _mm512_loadu_ps(from); }
   static void store(float* to, Register x) { _mm512_storeu_ps(to, x); }
-  static Register broadcast(const float* from) { return _mm512_set1_ps(*from); }
-  static Register add(Register x, Register y) { return _mm512_add_ps(x, y); }
+  static Register columns(const float* from) { return load(from); }
+  static Register row(const float* from) { return _mm512_set1_ps(*from); }
   static Register multiply_add(Register x, Register y, Register z) { return _mm512_fmadd_ps(x, y, z); }
+  static void accumulate(float* to, Register sum, bool overwrite) { store(to, overwrite ? sum : _mm512_add_ps(load(to), sum)); }
 
-  static __m256i load_16bit(const unsigned short* bits) { return _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(bits)); }
+  static __m128i load_quarter(const void* bits) { return _mm_loadu_si128(static_cast<const __m128i_u*>(bits)); }
+  static __m256i load_half(const void* bits) { return _mm256_loadu_si256(static_cast<const __m256i_u*>(bits)); }
+  static __m512i load_bits(const void* bits) { return _mm512_loadu_si512(bits); }
+
   static Register widen(F32, const float* bits) { return load(bits); }
-  static Register widen(F16, const unsigned short* bits) { return _mm512_cvtph_ps(load_16bit(bits)); }
-  static Register widen(BF16, const unsigned short* bits) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_16bit(bits)), 16));
+  static Register widen(BF16, const unsigned short* groups) { return _mm512_castsi512_ps(load_bits(groups)); }
+  static Register widen(I8, const signed char* groups) { return _mm512_castsi512_ps(load_bits(groups)); }
+  static Register widen(F16, const unsigned short* bits) { return _mm512_cvtph_ps(load_half(bits)); }
+  static Register widen(E5M2, const unsigned char* bits) {
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_quarter(bits)), 8));
+  }
+  static Register widen(E4M3, const unsigned char* bits) {
+    // As f16 bits its exponent has a bias of 15 instead of 7, and its NaN is 1.875.
+    const __m256i codes = _mm256_cvtepu8_epi16(load_quarter(bits)), magnitudes = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
+    const __m256i signs = _mm256_slli_epi16(_mm256_sub_epi16(codes, magnitudes), 8);
+    const __m256i halves = _mm256_or_si256(signs, _mm256_slli_epi16(magnitudes, 7));
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(magnitudes, _mm256_set1_epi16(0x7f));
+    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_mask_mov_epi16(halves, nan, _mm256_set1_epi16(0x7e00))), _mm512_set1_ps(256.0f));
+  }
+
+  template <class Element>
+  static Register interleave(Element element, const typename Element::Bits* const* k, int first) {
+    return widen(element, k[0] + first);
+  }
+  static Register interleave(BF16, const unsigned short* const* k, int first) {
+    const __m512i k0 = _mm512_cvtepu16_epi32(load_half(k[0] + first)), k1 = _mm512_cvtepu16_epi32(load_half(k[1] + first));
+    return _mm512_castsi512_ps(_mm512_or_si512(k0, _mm512_slli_epi32(k1, 16)));
+  }
+  static Register interleave(I8, const signed char* const* k, int first) {
+    const __m512i k0 = _mm512_cvtepu8_epi32(load_quarter(k[0] + first)), k1 = _mm512_cvtepu8_epi32(load_quarter(k[1] + first));
+    const __m512i k2 = _mm512_cvtepu8_epi32(load_quarter(k[2] + first)), k3 = _mm512_cvtepu8_epi32(load_quarter(k[3] + first));
+    const __m512i k01 = _mm512_or_si512(k0, _mm512_slli_epi32(k1, 8)), k23 = _mm512_or_si512(k2, _mm512_slli_epi32(k3, 8));
+    return _mm512_castsi512_ps(_mm512_or_si512(k01, _mm512_slli_epi32(k23, 16)));
+  }
+
+  static void split(BF16, const unsigned short* groups, Register (&out)[2]) {
+    const __m512i both = load_bits(groups);
+    out[0] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+    out[1] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(~0xffff)));
+  }
+  static void split(I8, const signed char* groups, Register (&out)[4]) {
+    const __m512i all = load_bits(groups);
+    out[0] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(all, 24), 24));
+    out[1] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(all, 16), 24));
+    out[2] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(all, 8), 24));
+    out[3] = _mm512_cvtepi32_ps(_mm512_srai_epi32(all, 24));
   }
 
   static Register low_pairs(Register x, Register y) {
@@ -66,6 +111,16 @@ struct Avx512 {
       v[8 + c] = _mm512_shuffle_f32x4(even0, even1, kOdd);
       v[12 + c] = _mm512_shuffle_f32x4(odd0, odd1, kOdd);
     }
+  }
+
+  struct Exact;
+};
+
+struct Avx512::Exact : Avx512 {
+  using Sum = int;
+  static void accumulate(int* to, Register sum, bool overwrite) {
+    const __m512i exact = _mm512_cvtps_epi32(sum);
+    _mm512_storeu_si512(to, overwrite ? exact : _mm512_add_epi32(exact, load_bits(to)));
   }
 };
 

@@ -31,12 +31,29 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vl");
 }
 
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
 #else
 
 bool has_avx2() { return false; }
 bool has_avx512() { return false; }
+bool has_avx512_vnni() { return false; }
+bool has_avx512_bf16() { return false; }
 
 #endif
+
+const Library* extended_avx512_library() {
+  static const Library extended = [] {
+    const bool vnni = has_avx512_vnni() && avx512_vnni_mma() != nullptr, bf16 = has_avx512_bf16() && avx512_bf16_mma() != nullptr;
+    Library library = *avx512_library();
+    if (vnni) library.mma_i8 = avx512_vnni_mma();
+    if (bf16) library.mma_bf16 = avx512_bf16_mma();
+    if (vnni || bf16) library.isa = !bf16 ? "avx512+vnni" : !vnni ? "avx512+bf16" : "avx512+vnni+bf16";
+    return library;
+  }();
+  return &extended;
+}
 
 namespace {
 
@@ -46,7 +63,8 @@ const Library& choose() {
   const char* wanted = std::getenv("TILEWAVE_ISA");
   const std::string_view most = wanted == nullptr ? "" : wanted;
   if (most == "baseline") return *baseline_library();
-  if (most != "avx2" && has_avx512() && avx512_library() != nullptr) return *avx512_library();
+  if (most != "avx2" && has_avx512() && avx512_library() != nullptr)
+    return most == "avx512" ? *avx512_library() : *extended_avx512_library();
   if (has_avx2() && avx2_library() != nullptr) return *avx2_library();
   return *baseline_library();
 }

@@ -1,13 +1,18 @@
 #pragma once
 
-// The matrix product of one tile, written once for every instruction set. It is included by files that are compiled with different flags,
-// so all of it is internal to each (the linker would otherwise keep one copy, of any of the sets) and nothing else may be included here.
+// The matrix product of one tile, written once for every instruction set and element type. It is included by files that are compiled with
+// different flags, so all of it is internal to each (the linker would otherwise keep one copy, of any of the sets) and nothing else may be
+// included here.
 //
-// A set is given as a class V:
-//   Register           a vector of kWidth floats; kWidth divides kPanelRows
+// The products of one element type by one set are given as a class P:
+//   Element, Sum       of the panels and of the accumulator
+//   Register           a vector of kWidth sums; kWidth divides kPanelRows
 //   kRows, kVectors    the accumulators of the main microkernel, all of which stay in registers: rows of a times vectors of columns of b
-//   kDepth             how deep a panel of b and a panel of a are when both stay in the first-level cache
-//   zero, load, store, broadcast, add, multiply_add
+//   kDepth             how many lines a panel of b and a panel of a have when both stay in the first-level cache
+//   zero, accumulate   a sum of 0; puts or adds a sum to kWidth consecutive accumulators
+//   columns, row       one group of k of kWidth consecutive columns; of one row, for all columns
+//   multiply_add       sum + row * columns
+//   kStarts            whether the caller says what the sums of each row start with; start() makes a register of it
 
 #include "tilewave/tile/cpu/library.tile.hpp"
 
@@ -23,41 +28,71 @@ namespace {
 
 constexpr int least(int x, int y) { return x < y ? x : y; }
 
+/// Elements of 4 bytes of a panel: consecutive k of one row.
+template <class Element>
+constexpr int kGroup = 4 / static_cast<int>(sizeof(Element));
+
+/// Elements of a line: one group of every row of a panel.
+template <class Element>
+constexpr long kLine = kPanelRows* kGroup<Element>;
+
+template <class Element>
+constexpr int groups_of(int depth) {
+  return (depth + kGroup<Element> - 1) / kGroup<Element>;
+}
+
+/// The operands of a product as every loop below hands them on. `panel_depth` counts elements, `groups` groups of k.
+template <class P>
+struct Operands {
+  typename P::Sum* acc;
+  long acc_stride;
+  const typename P::Element* a;
+  int rows;
+  int groups;
+  int panel_depth;
+  const int* start;  ///< one for each row, or null: 0
+  bool overwrite;
+};
+
 /// A tile of accumulators, Rows by Vectors * kWidth: `a` steps through one panel, b[j] through the panel of the j-th vector of columns.
-template <class V, int Rows, int Vectors>
-[[gnu::noinline]] void microkernel(float* acc, long acc_stride, const float* a, const float* const* b, int depth, bool overwrite) {
-  typename V::Register sum[Rows][Vectors];
-  const float* column[Vectors];
+template <class P, int Rows, int Vectors>
+[[gnu::noinline]] void microkernel(typename P::Sum* acc, long acc_stride, const typename P::Element* a, const typename P::Element* const* b,
+                                   int groups, [[maybe_unused]] const int* start, bool overwrite) {
+  using Element = typename P::Element;
+  typename P::Register sum[Rows][Vectors];
+  const Element* column[Vectors];
   TILEWAVE_UNROLL(16)
   for (int j = 0; j < Vectors; ++j) column[j] = b[j];
   TILEWAVE_UNROLL(16)
   for (int i = 0; i < Rows; ++i) {
     // Wanted only after the last k, and usually out of the first-level cache since the previous step of k.
     __builtin_prefetch(acc + i * acc_stride, 1);
-    __builtin_prefetch(acc + i * acc_stride + Vectors * V::kWidth - 1, 1);
+    __builtin_prefetch(acc + i * acc_stride + Vectors * P::kWidth - 1, 1);
     TILEWAVE_UNROLL(16)
-    for (int j = 0; j < Vectors; ++j) sum[i][j] = V::zero();
+    for (int j = 0; j < Vectors; ++j) {
+      sum[i][j] = P::zero();
+      if constexpr (P::kStarts) {
+        if (start != nullptr) sum[i][j] = P::start(start[i]);
+      }
+    }
   }
   TILEWAVE_UNROLL(4)
-  for (int k = 0; k < depth; ++k) {
-    const long at = static_cast<long>(k) * kPanelRows;
-    typename V::Register columns[Vectors];
+  for (int k = 0; k < groups; ++k) {
+    const long at = k * kLine<Element>;
+    decltype(P::columns(a)) columns[Vectors];
     TILEWAVE_UNROLL(16)
-    for (int j = 0; j < Vectors; ++j) columns[j] = V::load(column[j] + at);
+    for (int j = 0; j < Vectors; ++j) columns[j] = P::columns(column[j] + at);
     TILEWAVE_UNROLL(16)
     for (int i = 0; i < Rows; ++i) {
-      const typename V::Register row = V::broadcast(a + at + i);
+      const auto row = P::row(a + at + i * kGroup<Element>);
       TILEWAVE_UNROLL(16)
-      for (int j = 0; j < Vectors; ++j) sum[i][j] = V::multiply_add(row, columns[j], sum[i][j]);
+      for (int j = 0; j < Vectors; ++j) sum[i][j] = P::multiply_add(row, columns[j], sum[i][j]);
     }
   }
   TILEWAVE_UNROLL(16)
   for (int i = 0; i < Rows; ++i) {
     TILEWAVE_UNROLL(16)
-    for (int j = 0; j < Vectors; ++j) {
-      float* out = acc + i * acc_stride + j * V::kWidth;
-      V::store(out, overwrite ? sum[i][j] : V::add(V::load(out), sum[i][j]));
-    }
+    for (int j = 0; j < Vectors; ++j) P::accumulate(acc + i * acc_stride + j * P::kWidth, sum[i][j], overwrite);
   }
 }
 
@@ -71,74 +106,90 @@ constexpr int next_rows(int left, int most) {
 }
 
 /// All rows against one group of Vectors vectors of columns.
-template <class V, int MostRows, int Vectors>
-void column_group(float* acc, long acc_stride, const float* a, const float* const* b, int rows, int depth, int panel_depth,
-                  bool overwrite) {
-  for (int panel = 0; panel < rows; panel += kPanelRows) {
-    const float* panel_a = a + static_cast<long>(panel) * panel_depth;
-    const int in_panel = least(rows - panel, kPanelRows);
+template <class P, int MostRows, int Vectors>
+void column_group(const Operands<P>& x, const typename P::Element* const* b) {
+  for (int panel = 0; panel < x.rows; panel += kPanelRows) {
+    const auto* panel_a = x.a + static_cast<long>(panel) * x.panel_depth;
+    const int in_panel = least(x.rows - panel, kPanelRows);
     for (int row = 0; row < in_panel;) {
       const int taken = next_rows(in_panel - row, MostRows);
-      float* out = acc + (panel + row) * acc_stride;
-      const float* from = panel_a + row;
+      auto* out = x.acc + (panel + row) * x.acc_stride;
+      const auto* from = panel_a + row * kGroup<typename P::Element>;
+      const int* start = x.start == nullptr ? nullptr : x.start + panel + row;
       if constexpr (MostRows >= 8) {
-        if (taken == 8) microkernel<V, 8, Vectors>(out, acc_stride, from, b, depth, overwrite);
+        if (taken == 8) microkernel<P, 8, Vectors>(out, x.acc_stride, from, b, x.groups, start, x.overwrite);
       }
       if constexpr (MostRows >= 6) {
-        if (taken == 6) microkernel<V, 6, Vectors>(out, acc_stride, from, b, depth, overwrite);
+        if (taken == 6) microkernel<P, 6, Vectors>(out, x.acc_stride, from, b, x.groups, start, x.overwrite);
       }
       if constexpr (MostRows >= 4) {
-        if (taken == 4) microkernel<V, 4, Vectors>(out, acc_stride, from, b, depth, overwrite);
+        if (taken == 4) microkernel<P, 4, Vectors>(out, x.acc_stride, from, b, x.groups, start, x.overwrite);
       }
-      if (taken == 2) microkernel<V, 2, Vectors>(out, acc_stride, from, b, depth, overwrite);
-      if (taken == 1) microkernel<V, 1, Vectors>(out, acc_stride, from, b, depth, overwrite);
+      if (taken == 2) microkernel<P, 2, Vectors>(out, x.acc_stride, from, b, x.groups, start, x.overwrite);
+      if (taken == 1) microkernel<P, 1, Vectors>(out, x.acc_stride, from, b, x.groups, start, x.overwrite);
       row += taken;
     }
   }
 }
 
 /// column_group for the largest group of at most Vectors that `vectors` allows.
-template <class V, int MostRows, int Vectors>
-void column_group_of(int vectors, float* acc, long acc_stride, const float* a, const float* const* b, int rows, int depth, int panel_depth,
-                     bool overwrite) {
+template <class P, int MostRows, int Vectors>
+void column_group_of(int vectors, const Operands<P>& x, const typename P::Element* const* b) {
   if constexpr (Vectors > 1) {
     if (vectors < Vectors) {
-      column_group_of<V, MostRows, Vectors - 1>(vectors, acc, acc_stride, a, b, rows, depth, panel_depth, overwrite);
+      column_group_of<P, MostRows, Vectors - 1>(vectors, x, b);
       return;
     }
   }
-  column_group<V, MostRows, Vectors>(acc, acc_stride, a, b, rows, depth, panel_depth, overwrite);
+  column_group<P, MostRows, Vectors>(x, b);
 }
 
 /// Each column group of b stays in the first-level cache while all of a passes by it; a is small enough to come from the second level.
-template <class V, int MostRows, int Vectors>
-void product(float* acc, long acc_stride, const float* a, const float* b, int rows, int cols, int depth, int panel_depth, bool overwrite) {
-  const int chunks = depth <= V::kDepth ? 1 : (depth + V::kDepth - 1) / V::kDepth;
-  const int chunk = (depth + chunks - 1) / chunks;
-  for (int col = 0; col < cols; col += Vectors * V::kWidth) {
-    const int vectors = least((cols - col + V::kWidth - 1) / V::kWidth, Vectors);
+template <class P, int MostRows, int Vectors>
+void product(const Operands<P>& whole, const typename P::Element* b, int cols) {
+  using Element = typename P::Element;
+  const int chunks = whole.groups <= P::kDepth ? 1 : (whole.groups + P::kDepth - 1) / P::kDepth;
+  const int chunk = (whole.groups + chunks - 1) / chunks;
+  for (int col = 0; col < cols; col += Vectors * P::kWidth) {
+    const int vectors = least((cols - col + P::kWidth - 1) / P::kWidth, Vectors);
     int k = 0;
     do {  // once for a depth of 0, which may have to set acc to 0
-      const float* group[Vectors];
+      const Element* group[Vectors];
       for (int j = 0; j < vectors; ++j) {
-        const int c = col + j * V::kWidth;
-        group[j] = b + static_cast<long>(c / kPanelRows) * kPanelRows * panel_depth + static_cast<long>(k) * kPanelRows + c % kPanelRows;
+        const int c = col + j * P::kWidth;
+        group[j] =
+            b + static_cast<long>(c / kPanelRows) * kPanelRows * whole.panel_depth + k * kLine<Element> + c % kPanelRows * kGroup<Element>;
       }
-      column_group_of<V, MostRows, Vectors>(vectors, acc + col, acc_stride, a + static_cast<long>(k) * kPanelRows, group, rows,
-                                            least(depth - k, chunk), panel_depth, overwrite && k == 0);
+      Operands<P> part = whole;
+      part.acc += col;
+      part.a += k * kLine<Element>;
+      part.groups = least(whole.groups - k, chunk);
+      if (k > 0) {
+        part.start = nullptr;
+        part.overwrite = false;
+      }
+      column_group_of<P, MostRows, Vectors>(vectors, part, group);
       k += chunk;
-    } while (k < depth);
+    } while (k < whole.groups);
   }
 }
 
-template <class V>
-void mma(float* acc, long acc_stride, const float* a, const float* b, int rows, int cols, int depth, int panel_depth, bool overwrite) {
+template <class P>
+void mma_starting_with(const int* start, typename P::Sum* acc, long acc_stride, const typename P::Element* a, const typename P::Element* b,
+                       int rows, int cols, int depth, int panel_depth, bool overwrite) {
+  const Operands<P> x{acc, acc_stride, a, rows, groups_of<typename P::Element>(depth), panel_depth, start, overwrite};
   // One or two rows need more columns at once for as many independent sums.
   if (rows <= 2) {
-    product<V, 2, 6>(acc, acc_stride, a, b, rows, cols, depth, panel_depth, overwrite);
+    product<P, 2, 6>(x, b, cols);
   } else {
-    product<V, V::kRows, V::kVectors>(acc, acc_stride, a, b, rows, cols, depth, panel_depth, overwrite);
+    product<P, P::kRows, P::kVectors>(x, b, cols);
   }
+}
+
+template <class P>
+void mma(typename P::Sum* acc, long acc_stride, const typename P::Element* a, const typename P::Element* b, int rows, int cols, int depth,
+         int panel_depth, bool overwrite) {
+  mma_starting_with<P>(nullptr, acc, acc_stride, a, b, rows, cols, depth, panel_depth, overwrite);
 }
 
 }  // namespace

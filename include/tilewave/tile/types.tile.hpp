@@ -251,18 +251,57 @@ struct e8m0 {
 /// int8 is the C++ type.
 using int8 = i8;
 
-/// Element conversions, the only ones that tile code uses: to<T>(x). To int8: to nearest even, saturating, NaN becomes 0.
+namespace detail {
+
+template <class T>
+inline constexpr bool is_integer = is_same<T, i8> || is_same<T, u8> || is_same<T, short> || is_same<T, u16> || is_same<T, i32> ||
+                                   is_same<T, u32> || is_same<T, long> || is_same<T, unsigned long> || is_same<T, i64> || is_same<T, u64>;
+template <class T>
+inline constexpr bool is_signed = static_cast<T>(-1) < static_cast<T>(0);
+template <class T>
+inline constexpr T largest = static_cast<T>(~u64{0} >> (64 - 8 * sizeof(T) + (is_signed<T> ? 1 : 0)));
+template <class T>
+inline constexpr T lowest = is_signed<T> ? static_cast<T>(-largest<T> - 1) : T{0};
+
+template <class To, class From>
+TW_INLINE constexpr To saturated(From x) {
+  if (is_signed<From> && x < From{0}) {
+    if (!is_signed<To>) return 0;
+    return static_cast<i64>(x) < static_cast<i64>(lowest<To>) ? lowest<To> : static_cast<To>(x);
+  }
+  return static_cast<u64>(x) > static_cast<u64>(largest<To>) ? largest<To> : static_cast<To>(x);
+}
+
+template <class To>
+TW_INLINE constexpr To rounded(float x) {
+  if (!(x == x)) return 0;
+  if (x >= static_cast<float>(largest<To>)) return largest<To>;
+  if (x <= static_cast<float>(lowest<To>)) return lowest<To>;
+  if constexpr (sizeof(To) == 1) {
+    const float shifted = x + 12582912.0f;  // 1.5 * 2^23: the sum's low bits hold the nearest integer
+    return static_cast<To>(bit_cast<u32>(shifted) & 0xffu);
+  } else {
+    const To whole = static_cast<To>(x);
+    const float rest = x - static_cast<float>(whole);  // exact; 0 from 2^23 on
+    const bool odd = (whole & 1) != 0;
+    if (rest > 0.5f || (rest == 0.5f && odd)) return static_cast<To>(whole + 1);
+    if (rest < -0.5f || (rest == -0.5f && odd)) return static_cast<To>(whole - 1);
+    return whole;
+  }
+}
+
+}  // namespace detail
+
+/// Element conversions, the only ones that tile code uses: to<T>(x). To integers: to nearest even, values out of range become the nearest
+/// one, NaN becomes 0. From integers to integers they are exact, to others they go by way of f32.
 template <class To, class From>
 TW_INLINE constexpr To to(From x) {
   if constexpr (is_same<To, From>) {
     return x;
-  } else if constexpr (is_same<To, i8>) {
-    const float f = static_cast<float>(x);
-    if (!(f == f)) return 0;
-    if (f >= 127.0f) return 127;
-    if (f <= -128.0f) return -128;
-    const float shifted = f + 12582912.0f;  // 1.5 * 2^23: the sum's low bits hold the nearest integer
-    return static_cast<i8>(bit_cast<u32>(shifted) & 0xffu);
+  } else if constexpr (detail::is_integer<To> && detail::is_integer<From>) {
+    return detail::saturated<To>(x);
+  } else if constexpr (detail::is_integer<To>) {
+    return detail::rounded<To>(static_cast<float>(x));
   } else {
     return static_cast<To>(static_cast<float>(x));
   }

@@ -22,13 +22,23 @@ struct Copy {
     const T* source = from.template at<const T>(row, col, i, j);
     const long outer_stride = columns ? from.stride_row : from.stride_col;
     const long depth_stride = columns ? from.stride_col : from.stride_row;
+    const auto pack = [&](auto packer, const auto* bits, auto* panels) {
+      packer(panels, bits, outer_stride, depth_stride, to.valid_outer, to.valid_depth, S::panel_depth);
+    };
     const Library& lib = library();
     if constexpr (is_same<T, float>) {
-      lib.pack_f32(to.panels, source, outer_stride, depth_stride, to.valid_outer, to.valid_depth, S::depth);
+      pack(lib.pack_f32, source, to.panels);
+    } else if constexpr (is_same<T, f16>) {
+      pack(lib.pack_f16, &source->bits, to.panels);
+    } else if constexpr (is_same<T, bf16>) {
+      pack(lib.pack_bf16, &source->bits, &to.panels->bits);
+    } else if constexpr (is_same<T, fp8_e4m3>) {
+      pack(lib.pack_e4m3, &source->bits, to.panels);
+    } else if constexpr (is_same<T, fp8_e5m2>) {
+      pack(lib.pack_e5m2, &source->bits, to.panels);
     } else {
-      static_assert(sizeof(T) == 2, "the cpu target packs f32, f16 and bf16 tiles");
-      const auto pack = is_same<T, f16> ? lib.pack_f16 : lib.pack_bf16;
-      pack(to.panels, reinterpret_cast<const u16*>(source), outer_stride, depth_stride, to.valid_outer, to.valid_depth, S::depth);
+      static_assert(is_same<T, i8>, "the cpu target packs f32, f16, bf16, fp8 and i8 tiles");
+      pack(lib.pack_i8, source, to.panels);
     }
   }
   template <class G, class S>
@@ -174,14 +184,14 @@ class Block {
     static_assert(A::outer == Acc::rows && B::outer == Acc::cols, "the accumulator's shape is that of the product");
     if (a.valid_outer < 0 || b.valid_outer < 0) schedule_error("a product reads a slot that was released");
     launch(&a, &b);
-    multiply(acc, a.panels, b.panels, a.valid_outer, b.valid_outer, min(a.valid_depth, b.valid_depth), A::depth, overwrite);
+    multiply(acc, a, b, a.valid_outer, b.valid_outer, min(a.valid_depth, b.valid_depth), overwrite);
   }
   template <class Acc, class T, int R, int C, class B>
   void mma(Acc& acc, const Operand<T, R, C>& a, const B& b, bool overwrite) {
     static_assert(C == B::depth, "both operands contract over the same length");
     if (b.valid_outer < 0) schedule_error("a product reads a slot that was released");
     launch(&a, &b);
-    multiply(acc, a.panels, b.panels, R, b.valid_outer, b.valid_depth, C, overwrite);
+    multiply(acc, a, b, R, b.valid_outer, b.valid_depth, overwrite);
   }
   template <int Left, class... Acc>
   void wait(Constant<Left>, Acc&...) {
@@ -191,17 +201,20 @@ class Block {
   }
   template <class T, int R, int C>
   void convert(Operand<T, R, C>& to, const Fragment<float, R, C>& from) const {
+    constexpr int group = Operand<T, R, C>::group;
+    static_assert(C % group == 0, "an operand has whole groups of columns");
     for (int panel = 0; panel < R; panel += kPanelRows)
-      for (int k = 0; k < C; ++k)
-        for (int r = 0; r < kPanelRows && panel + r < R; ++r)
-          to.panels[panel * C + k * kPanelRows + r] = static_cast<float>(tw::to<T>(from.x[(panel + r) * C + k]));
+      for (int k = 0; k < C; k += group)
+        for (int r = panel; r < panel + kPanelRows && r < R; ++r)
+          for (int j = 0; j < group; ++j)
+            to.panels[panel * C + k * kPanelRows + (r - panel) * group + j] = to_packed<T>(from.x[r * C + k + j]);
   }
 
   // Elements and rows
 
   template <class F>
-  void fill(F& values, float value) const {
-    for (auto& x : values.x) x = to<remove_const<typename Element<F>::Type>>(value);
+  void fill(F& values, auto value) const {
+    for (auto& x : values.x) x = to<typename F::Element>(value);
   }
   template <class F, class Fn>
   void for_each(F& fragment, Fn f) const {
@@ -303,8 +316,8 @@ class Block {
       }
     }
   }
-  template <class T, int R, int C, class G>
-  void store(const Fragment<float, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+  template <class S, class T, int R, int C, class G>
+  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i = 0, int j = 0) const {
     store(from, to, row0, col0, i, j);
   }
   template <class F, class G>
@@ -330,13 +343,15 @@ class Block {
     for_each(to, [&](int row, int col, auto& x) {
       const int outer = contract == Contract::columns ? row : col;
       const int k = contract == Contract::columns ? col : row;
-      x = outer < from.valid_outer && k < from.valid_depth ? from.panels[S::offset(row, col)] : 0.0f;
+      const bool inside = outer < from.valid_outer && k < from.valid_depth;
+      x = inside ? tw::to<typename F::Element>(from.panels[S::offset(row, col)]) : tw::to<typename F::Element>(0);
     });
   }
   template <class F, class T, int R, int C, Contract contract>
   void store(F& from, Shared<T, R, C, contract>& to) const {
     using S = Shared<T, R, C, contract>;
-    for_each(from, [&](int row, int col, auto& x) { to.panels[S::offset(row, col)] = static_cast<float>(tw::to<T>(x)); });
+    if constexpr (S::depth != S::panel_depth) __builtin_memset(to.panels, 0, sizeof to.panels);  // what completes the last group of k
+    for_each(from, [&](int row, int col, auto& x) { to.panels[S::offset(row, col)] = to_packed<T>(x); });
     to.valid_outer = S::outer;
     to.valid_depth = S::depth;
   }
@@ -363,11 +378,6 @@ class Block {
   void* context_;
   Product products_[max_in_flight] = {};
   int in_flight_ = 0;
-
-  template <class F>
-  struct Element {
-    using Type = remove_const<decltype(+F{}.x[0])>;
-  };
 
   /// Which of `size` neighbours from `first` on lie inside a dimension of `limit`.
   struct Extent {
@@ -427,15 +437,29 @@ class Block {
     const u8* const first = reinterpret_cast<const u8*>(&slot);
     return p >= first && p < first + sizeof(Slot);
   }
-  template <class Acc>
-  static void multiply(Acc& acc, const float* a, const float* b, int rows, int cols, int depth, int panel_depth, bool overwrite) {
+  template <class Acc, class A, class B>
+  static void multiply(Acc& acc, const A& a, const B& b, int rows, int cols, int depth, bool overwrite) {
+    using Element = Packed<typename A::Element>;
     static_assert(Acc::rows % 8 == 0 && Acc::cols % kPanelRows == 0,
                   "products write whole vectors: accumulators have a multiple of 8 rows and of 16 columns");
+    static_assert(is_same<Element, Packed<typename B::Element>>, "bf16 and i8 are multiplied by their own kind");
+    static_assert(is_same<typename Acc::Element, conditional<is_same<Element, i8>, i32, float>>,
+                  "products of i8 are accumulated in i32, all others in float");
     if (overwrite && (rows < Acc::rows || cols < Acc::cols || depth == 0)) {
       __builtin_memset(acc.x, 0, sizeof acc.x);
       if (depth == 0) return;
     }
-    library().mma(acc.x, Acc::cols, a, b, rows, cols, depth, panel_depth, overwrite);
+    const auto multiply = [&](auto mma, const auto* panels_a, const auto* panels_b) {
+      mma(acc.x, Acc::cols, panels_a, panels_b, rows, cols, depth, A::panel_depth, overwrite);
+    };
+    const Library& lib = library();
+    if constexpr (is_same<Element, float>) {
+      multiply(lib.mma_f32, a.panels, b.panels);
+    } else if constexpr (is_same<Element, bf16>) {
+      multiply(lib.mma_bf16, &a.panels->bits, &b.panels->bits);
+    } else {
+      multiply(lib.mma_i8, a.panels, b.panels);
+    }
   }
   template <class T, int R, int C, class Op>
   static void reduce_columns(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector, Op op) {

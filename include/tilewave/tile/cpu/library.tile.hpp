@@ -6,29 +6,44 @@
 
 namespace tw::cpu {
 
-/// An operand tile of a matrix product lies in panels of 16 rows, the contracted index k slower than the row: element (row, k) is at
-/// panel[(row / 16) * 16 * panel_depth + k * 16 + row % 16]. Both operands use the same layout, always widened to f32.
+/// An operand tile of a matrix product lies in panels of 16 rows. Along the contracted index k a panel is a sequence of 64-byte lines; a
+/// line holds 4 bytes of each of the 16 rows: one k of f32, two consecutive k of bf16, four of i8, which is how the processors' products of
+/// these types want them. f16 and 8-bit floats are widened to f32. With kGroup = 4 / sizeof(element), element (row, k) is at panel[(row /
+/// 16) * 16 * panel_depth + (k / kGroup) * 16 * kGroup + (row % 16) * kGroup + k % kGroup]. Both operands use the same layout.
 inline constexpr int kPanelRows = 16;
+
+/// acc[r * acc_stride + c] (+)= sum over k < depth of a(r, k) * b(c, k), for r < rows, c < cols. `overwrite`: acc is set, not added to. `a`
+/// and `b` are panels of `panel_depth`, a multiple of kGroup; rows beyond `rows` up to the next multiple of 16 are readable in both. Of the
+/// k from `depth` up to the next multiple of kGroup both hold finite values and one holds zeros. acc is writable (and its content
+/// irrelevant) up to the next multiple of 16 columns and the next multiple of 8 rows.
+template <class Sum, class Element>
+using Mma = void (*)(Sum* acc, long acc_stride, const Element* a, const Element* b, int rows, int cols, int depth, int panel_depth,
+                     bool overwrite);
+
+/// Packs source(r, k) = source[r * row_stride + k * depth_stride], r < rows, k < depth, into panels of `panel_depth`. Rows from `rows` up
+/// to the next multiple of 16, and k from `depth` up to the next multiple of kGroup, become 0. The source needs only its element's
+/// alignment; strides count elements and may be anything. 16-bit and 8-bit floats are given by their bits.
+template <class Element, class Source>
+using Pack = void (*)(Element* panels, const Source* source, long row_stride, long depth_stride, int rows, int depth, int panel_depth);
 
 /// What each instruction set provides. All pointers are 64-byte aligned unless said otherwise; sizes may be zero.
 struct Library {
-  const char* isa;  ///< "baseline", "avx2" or "avx512"
+  const char* isa;  ///< "baseline", "avx2", "avx512"; the latter followed by "+vnni", "+bf16" or both where those are used
 
-  /// acc[r * acc_stride + c] (+)= sum over k < depth of a(r, k) * b(c, k), for r < rows, c < cols, f32 throughout, k ascending.
-  /// `overwrite`: acc is set, not added to. `a` and `b` are panels of `panel_depth`; rows beyond `rows` up to the next multiple of 16 are
-  /// readable in both and hold finite values; acc is writable (and its content irrelevant) up to the next multiple of 16 columns and
-  /// the next multiple of 8 rows.
-  void (*mma)(float* acc, long acc_stride, const float* a, const float* b, int rows, int cols, int depth, int panel_depth, bool overwrite);
+  Mma<float, float> mma_f32;            ///< f32 throughout, k ascending
+  Mma<float, unsigned short> mma_bf16;  ///< f32 sums; subnormal elements may count as 0
+  Mma<int, signed char> mma_i8;         ///< exact modulo 2^32
 
-  /// Packs source(r, k) = source[r * row_stride + k * depth_stride], r < rows, k < depth, into panels of `panel_depth`. Rows from `rows` up
-  /// to the next multiple of 16 become 0. The source needs only its element's alignment; strides count elements and may be anything.
-  void (*pack_f32)(float* panels, const float* source, long row_stride, long depth_stride, int rows, int depth, int panel_depth);
-  /// The same, widening; the elements are given by their 16 bits.
-  void (*pack_f16)(float* panels, const unsigned short* source, long row_stride, long depth_stride, int rows, int depth, int panel_depth);
-  void (*pack_bf16)(float* panels, const unsigned short* source, long row_stride, long depth_stride, int rows, int depth, int panel_depth);
+  Pack<float, float> pack_f32;
+  Pack<float, unsigned short> pack_f16;
+  Pack<float, unsigned char> pack_e4m3;
+  Pack<float, unsigned char> pack_e5m2;
+  Pack<unsigned short, unsigned short> pack_bf16;
+  Pack<signed char, signed char> pack_i8;
 };
 
-/// The best that this processor has; TILEWAVE_ISA=baseline|avx2|avx512 in the environment at the first call lowers it.
+/// The best that this processor has; TILEWAVE_ISA=baseline|avx2|avx512 in the environment at the first call lowers it (avx512: without VNNI
+/// and BF16).
 const Library& library();
 
 }  // namespace tw::cpu

@@ -40,9 +40,29 @@ struct Global : GlobalView {
   static constexpr bool readable = !is_same<T, Element>;
 };
 
-/// Panels of 16 rows along the dimension that is not contracted, widened to f32: what the library's products read.
+/// What an element of a product's operand is in a panel: bf16 and i8 as they are, other types widened to f32.
+template <class T>
+using Packed = conditional<is_same<T, bf16> || is_same<T, i8>, T, float>;
+
+template <class T>
+constexpr Packed<T> to_packed(auto x) {
+  return tw::to<Packed<T>>(tw::to<T>(x));
+}
+
+/// Panels of 16 rows along the dimension that is not contracted, as the library's products read them (library.tile.hpp).
+template <class T, int Outer, int Depth>
+struct Panels {
+  static constexpr int group = 4 / static_cast<int>(sizeof(Packed<T>));
+  static constexpr int panel_depth = round_up(Depth, group);
+  static constexpr int offset(int outer, int k) {
+    return outer / kPanelRows * kPanelRows * panel_depth + k / group * kPanelRows * group + outer % kPanelRows * group + k % group;
+  }
+
+  alignas(64) Packed<T> panels[round_up(Outer, kPanelRows) * panel_depth];
+};
+
 template <class T, int R, int C, Contract kContract>
-struct Shared {
+struct Shared : Panels<T, kContract == Contract::columns ? R : C, kContract == Contract::columns ? C : R> {
   static constexpr int rows = R;
   static constexpr int cols = C;
   static constexpr Contract contract = kContract;
@@ -50,15 +70,12 @@ struct Shared {
   static constexpr int depth = kContract == Contract::columns ? C : R;
   using Element = T;
 
-  alignas(64) float panels[round_up(outer, kPanelRows) * depth];
   int valid_outer;  ///< elements beyond are zero and may be skipped; negative: the slot was released
   int valid_depth;
 
   /// Index of element (row, col): a bijection of the tile.
   static constexpr int offset(int row, int col) {
-    const int o = kContract == Contract::columns ? row : col;
-    const int k = kContract == Contract::columns ? col : row;
-    return o / kPanelRows * kPanelRows * depth + k * kPanelRows + o % kPanelRows;
+    return kContract == Contract::columns ? Panels<T, outer, depth>::offset(row, col) : Panels<T, outer, depth>::offset(col, row);
   }
 };
 
@@ -73,15 +90,15 @@ struct Fragment {
 };
 
 template <class T, int R, int C>
-struct Operand {
+struct Operand : Panels<T, R, C> {
   static constexpr int cols = C;
   using Element = T;
-  alignas(64) float panels[round_up(R, kPanelRows) * C];
 };
 
 template <class T, class Tile>
 struct RowVector {
   static constexpr int size = Tile::rows;
+  using Element = T;
   T x[size];
   T& operator[](int i) { return x[i]; }
   const T& operator[](int i) const { return x[i]; }
@@ -90,6 +107,7 @@ struct RowVector {
 template <class T, class Tile>
 struct ColumnVector {
   static constexpr int size = Tile::cols;
+  using Element = T;
   T x[size];
 };
 

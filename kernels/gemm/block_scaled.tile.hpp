@@ -1,0 +1,71 @@
+#pragma once
+
+#include "kernels/gemm/gemm.tile.hpp"
+
+namespace tw::kernels::gemm {
+
+/// D(m, n) = sum over blocks kb of 128 k of a_scales(m, kb) * b_scales(n / 128, kb) * sum over k in kb of A(m, k) B(n, k): fp8 operands
+/// whose scales change along K. Two levels of sums: the tensor cores', which keep 14 bits or so of fp8 products, never exceed 128 terms;
+/// they are scaled and added up in f32. While one warpgroup does that the other one's products run.
+template <class Out, class Tiles>
+struct BlockScaledGemm {
+  static constexpr const char* source = "kernels/gemm/block_scaled.tile.hpp";
+
+  template <class Target>
+  struct On {
+    static constexpr int BM = Tiles::bm, BN = Tiles::bn;
+    static_assert(Tiles::bk == 128 && 128 % BN == 0, "a step has one scale for each row of A, and one for B");
+    using In = Inputs<Target, Operands<fp8_e4m3, Contract::columns, Contract::columns>, Tiles>;
+    using Slot = typename In::Slot;
+    using OutTile = Staging<Target, Out, BM, BN>;
+    using Acc = Fragment<Target, float, BM, BN>;
+    using Schedule = Banded<Tiles::band>;
+    static constexpr int rows = BM;
+    static constexpr int cluster = Tiles::cluster;
+
+    struct Params {
+      In in;
+      Global<Target, const float> a_scales;  ///< [M, ceil(K / 128)]
+      Global<Target, const float> b_scales;  ///< [ceil(N / 128), ceil(K / 128)]
+      Global<Target, Out, OutTile> d;
+    };
+    struct Memory {
+      Ring<Target, Slot, Tiles::stages> operands;
+      OutTile out;
+      explicit constexpr Memory(auto& block) : operands(block), out(block) {}
+    };
+    struct State {
+      Acc sum;
+    };
+
+    TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.in.depth, 128); }
+
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      p.in.load(producer, memory.operands, t, 0, step);
+    }
+
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      block.fill(state.sum, 0.0f);
+      const int n = steps(p, t);
+      for (int step = 0; step < n; ++step) {
+        Acc products;
+        const Slot& slot = block.take(memory.operands);
+        block.mma(products, slot.a, slot.b, true);
+        // Under the product: nothing waits for these loads.
+        RowVector<Target, float, Acc> scale;
+        block.load(scale, p.a_scales, t.m * BM, step);
+        const float b_scale = block.value(p.b_scales, t.n * BN / 128, step);
+        block.for_rows(scale, [&](int, int, float& s) { s *= b_scale; });
+        block.wait(leave<0>, products);
+        block.release(memory.operands);
+        block.map(state.sum, products, scale, [](float sum, float x, float s) { return sum + x * s; });
+      }
+    }
+
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      block.store(state.sum, memory.out, p.d, t.m * BM, t.n * BN);
+    }
+  };
+};
+
+}  // namespace tw::kernels::gemm

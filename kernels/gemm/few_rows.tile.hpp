@@ -1,0 +1,116 @@
+#pragma once
+
+#include "kernels/gemm/gemm.tile.hpp"
+
+// Products with few rows: their time is that of reading B once.
+
+namespace tw::kernels::gemm {
+
+/// D(m, n) = activation(alpha sum over k of A(m, k) B(n, k) + beta C + bias) + residual for the few rows m < M: every row of B is a sum
+/// along the row, taken by one warp or several; A comes from the cache. A block takes `Rows` rows of B, a piece of `Piece` columns at a
+/// time.
+template <class T, class Activation, bool kAddends, int M, int R, int Piece, int Warps>
+struct Gemv {
+  static constexpr const char* source = "kernels/gemm/few_rows.tile.hpp";
+
+  template <class Target>
+  struct On {
+    static constexpr int warps = Warps;
+    using Weights = Rows<Target, T, R, Piece, Warps>;
+    using Sums = RowVector<Target, float, Weights>;
+
+    struct Params {
+      Global<Target, const T> a;         ///< [batch, M, K]
+      Global<Target, const T> b;         ///< [batch, N, K]
+      Global<Target, const T> c;         ///< [batch, N, M]: D and what goes with it stand on end, rows of B first
+      Global<Target, const T> residual;  ///< [batch, N, M]
+      Global<Target, T> d;               ///< [batch, N, M]
+      Global<Target, const T> bias;      ///< [N, 1]
+      float alpha, beta;
+      int depth;                 ///< K
+      int a_batches, b_batches;  ///< 0 where one operand serves all batches, else 1
+      bool has_bias, has_residual;
+    };
+
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      Sums sums[M];
+      TW_UNROLL
+      for (int m = 0; m < M; ++m) block.fill(sums[m], 0.0f);
+      for (int k = 0; k < p.depth; k += Piece) {
+        Weights b;
+        block.load(b, p.b, t.m * R, k, t.batch * p.b_batches);
+        TW_UNROLL
+        for (int m = 0; m < M; ++m) {
+          ColumnVector<Target, T, Weights> a;
+          block.load(a, p.a, m, k, t.batch * p.a_batches);
+          block.add_products(sums[m], b, a);
+        }
+      }
+      TW_UNROLL
+      for (int m = 0; m < M; ++m) {
+        Sums& y = sums[m];
+        block.complete(y);
+        Sums addend;
+        const auto add = [&](const auto& tensor, int col, int batch, float factor) {
+          block.load(addend, tensor, t.m * R, col, batch);
+          block.for_rows(y, [&](int, int i, float& x) { x += factor * addend[i]; });
+        };
+        block.for_rows(y, [&](int, int, float& x) { x *= p.alpha; });
+        if (kAddends && p.beta != 0.0f) add(p.c, m, t.batch, p.beta);
+        if (p.has_bias) add(p.bias, 0, 0, 1);
+        block.for_rows(y, [&](int, int, float& x) { x = Activation::apply(x); });
+        if (kAddends && p.has_residual) add(p.residual, m, t.batch, 1);
+        block.store(y, p.d, t.m * R, m, t.batch);
+      }
+    }
+  };
+};
+
+/// D = activation(alpha P + beta C + bias) + residual, P the sum of `splits` partial products in the order of their parts of K.
+template <class T, class Activation, bool kAddends, int R, int C>
+struct SumPartials {
+  static constexpr const char* source = "kernels/gemm/few_rows.tile.hpp";
+
+  template <class Target>
+  struct On {
+    using X = Rows<Target, float, R, C, 4, 4>;
+    struct Params {
+      Global<Target, const float> partial;  ///< [batch, splits, M, N]
+      Global<Target, const T> c;            ///< read when beta is not 0
+      Global<Target, const T> residual;     ///< read when has_residual
+      Global<Target, const T> bias;         ///< [N]
+      Global<Target, T> d;
+      float alpha, beta;
+      int splits;
+      bool has_bias, has_residual;
+    };
+
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, col0 = t.n * C;
+      X sum, x;
+      block.load(sum, p.partial, row0, col0, 0, t.batch);
+      for (int split = 1; split < p.splits; ++split) {
+        block.load(x, p.partial, row0, col0, split, t.batch);
+        block.map(sum, x, [](float s, float y) { return s + y; });
+      }
+      block.map(sum, p.alpha, [](float s, float alpha) { return s * alpha; });
+      if (kAddends && p.beta != 0.0f) {
+        block.load(x, p.c, row0, col0, t.batch);
+        block.map(sum, x, p.beta, [](float s, float c, float beta) { return s + beta * c; });
+      }
+      if (p.has_bias) {
+        ColumnVector<Target, float, X> bias;
+        block.load(bias, p.bias, 0, col0);
+        block.map(sum, bias, [](float s, float b) { return s + b; });
+      }
+      block.map(sum, [](float s) { return Activation::apply(s); });
+      if (kAddends && p.has_residual) {
+        block.load(x, p.residual, row0, col0, t.batch);
+        block.map(sum, x, [](float s, float r) { return s + r; });
+      }
+      block.store(sum, p.d, row0, col0, t.batch);
+    }
+  };
+};
+
+}  // namespace tw::kernels::gemm

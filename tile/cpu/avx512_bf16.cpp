@@ -1,0 +1,56 @@
+#include "tile/cpu/isa.hpp"
+
+#if defined(__AVX512F__) && defined(__AVX512BF16__)
+
+// GCC 12 takes the deliberately undefined operands inside its own header for mistakes of ours.
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+#include <immintrin.h>
+
+#include "tile/cpu/microkernel.hpp"
+
+namespace tw::cpu {
+namespace {
+
+struct Bf16 {
+  using Element = unsigned short;
+  using Sum = float;
+  using Register = __m512;
+  static constexpr int kWidth = 16;
+  static constexpr int kRows = 8, kVectors = 3;  // 24 of 32 registers: three panels of b against 8 + 8 rows of a
+  static constexpr int kDepth = 128;             // four panels of 8 KB
+  static constexpr bool kStarts = false;
+
+  static Register zero() { return _mm512_setzero_ps(); }
+  static __m512i columns(const unsigned short* from) { return _mm512_loadu_si512(from); }
+  static __m512i row(const unsigned short* from) {
+    int group;
+    __builtin_memcpy(&group, from, sizeof group);
+    return _mm512_set1_epi32(group);
+  }
+  static Register multiply_add(__m512i row, __m512i columns, Register sum) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(row), reinterpret_cast<__m512bh>(columns));
+  }
+  static void accumulate(float* to, Register sum, bool overwrite) {
+    _mm512_storeu_ps(to, overwrite ? sum : _mm512_add_ps(_mm512_loadu_ps(to), sum));
+  }
+};
+
+}  // namespace
+
+Mma<float, unsigned short> avx512_bf16_mma() { return mma<Bf16>; }
+
+}  // namespace tw::cpu
+
+#else
+
+namespace tw::cpu {
+
+Mma<float, unsigned short> avx512_bf16_mma() { return nullptr; }
+
+}  // namespace tw::cpu
+
+#endif
