@@ -33,9 +33,25 @@ void require_same(Device a, Device b, const char* call) {
 
 }  // namespace
 
-std::vector<unsigned*>*& captured_counters() {
-  thread_local std::vector<unsigned*>* list = nullptr;
-  return list;
+Captured*& captured() {
+  thread_local Captured* of_thread = nullptr;
+  return of_thread;
+}
+
+std::shared_ptr<void> allocate_workspace(std::size_t bytes, const Stream& stream) {
+  if (!stream.device().is_cuda() || !is_capturing(StreamAccess::native(stream))) return allocate(bytes, stream);
+  static std::mutex mutex;
+  static auto& aside = *new std::map<int, Stream>;  // a queue that is never captured
+  static auto& kept = *new std::vector<std::shared_ptr<void>>;
+  const std::lock_guard lock(mutex);
+  auto found = aside.find(stream.device().index);
+  const RelaxedCapture relaxed;
+  if (found == aside.end()) found = aside.emplace(stream.device().index, Stream(stream.device())).first;
+  std::shared_ptr<void> memory = allocate(bytes, found->second);
+  found->second.synchronize();
+  // A graph that another library captures does not tell us when it goes: its memory stays reserved.
+  (captured() != nullptr ? captured()->memory : kept).push_back(memory);
+  return memory;
 }
 
 unsigned* StreamAccess::counter_for_launch(const Stream& stream) {
@@ -43,7 +59,7 @@ unsigned* StreamAccess::counter_for_launch(const Stream& stream) {
   if (!is_capturing(state.native)) return state.counter;
   unsigned* counter = state.gpu->take_counter();
   // A graph that another library captures does not tell us when it goes: its counters stay reserved.
-  if (captured_counters() != nullptr) captured_counters()->push_back(counter);
+  if (captured() != nullptr) captured()->counters.push_back(counter);
   return counter;
 }
 
@@ -196,7 +212,7 @@ struct Graph::State {
   std::function<void()> work;  // CPU
   Gpu* gpu = nullptr;
   cuda::GraphExec exec = nullptr;
-  std::vector<unsigned*> counters;
+  Captured kept;
   mutable std::mutex mutex;
   mutable std::optional<Stream> last;  // the queue of the latest replay
 
@@ -206,9 +222,9 @@ struct Graph::State {
   ~State() {
     if (gpu == nullptr) return;
     try {
-      // Replays of one graph follow one another: when the last is done, no kernel uses the counters.
-      if (last && !counters.empty()) last->synchronize();
-      for (unsigned* counter : counters) gpu->give_back_counter(counter);
+      // Replays of one graph follow one another: when the last is done, no kernel uses what is kept.
+      if (last && (!kept.counters.empty() || !kept.memory.empty())) last->synchronize();
+      for (unsigned* counter : kept.counters) gpu->give_back_counter(counter);
       const CurrentContext current(*gpu);
       if (exec != nullptr) cuda::driver().graph_exec_destroy(exec);
     } catch (const Error&) {
@@ -232,20 +248,20 @@ Graph Graph::capture(const Stream& stream, std::function<void()> work) {
   const CurrentContext current(*state.gpu);
   cuda::check(d.stream_begin_capture(native, cuda::CaptureMode::thread_local_), "cuStreamBeginCapture");
 
-  cuda::Graph captured = nullptr;
-  std::vector<unsigned*>* outer = std::exchange(captured_counters(), &state.counters);
+  cuda::Graph native_graph = nullptr;
+  Captured* const outer = std::exchange(captured(), &state.kept);
   try {
     work();
   } catch (...) {
-    captured_counters() = outer;
-    d.stream_end_capture(native, &captured);  // leaves the stream usable
-    if (captured != nullptr) d.graph_destroy(captured);
+    captured() = outer;
+    d.stream_end_capture(native, &native_graph);  // leaves the stream usable
+    if (native_graph != nullptr) d.graph_destroy(native_graph);
     throw;
   }
-  captured_counters() = outer;
-  cuda::check(d.stream_end_capture(native, &captured), "cuStreamEndCapture");
-  const cuda::Result result = d.graph_instantiate(&state.exec, captured, 0);
-  d.graph_destroy(captured);
+  captured() = outer;
+  cuda::check(d.stream_end_capture(native, &native_graph), "cuStreamEndCapture");
+  const cuda::Result result = d.graph_instantiate(&state.exec, native_graph, 0);
+  d.graph_destroy(native_graph);
   cuda::check(result, "cuGraphInstantiate");
   return graph;
 }
@@ -259,7 +275,7 @@ void Graph::replay(const Stream& stream) const {
   }
   const CurrentContext current(*state_->gpu);
   cuda::check(cuda::driver().graph_launch(state_->exec, StreamAccess::native(stream)), "cuGraphLaunch");
-  if (!state_->counters.empty()) {
+  if (!state_->kept.counters.empty() || !state_->kept.memory.empty()) {
     const std::lock_guard lock(state_->mutex);
     state_->last = stream;
   }

@@ -29,7 +29,16 @@ struct StreamAccess {
   static unsigned* counter_for_launch(const Stream& stream);
 };
 
-/// The calling thread's Graph::capture collects here the counters that the graph gives back in the end; null outside one.
-std::vector<unsigned*>*& captured_counters();
+/// What a graph that is being captured keeps for its kernels until it goes.
+struct Captured {
+  std::vector<unsigned*> counters;
+  std::vector<std::shared_ptr<void>> memory;
+};
+/// That of the calling thread's Graph::capture; null outside one.
+Captured*& captured();
+
+/// Memory that the launches which follow on `stream` pass results through: as allocate(), but also while the stream is being captured; it
+/// then lives as long as the graph.
+std::shared_ptr<void> allocate_workspace(std::size_t bytes, const Stream& stream);
 
 }  // namespace tw

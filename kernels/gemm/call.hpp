@@ -12,35 +12,59 @@ namespace tw::kernels::gemm {
 struct Call {
   Tensor a;  ///< [M, K] or [batch, M, K]
   Tensor b;  ///< [N, K] or [batch, N, K]
-  Tensor d;  ///< [M, N] or [batch, M, N]
+  Tensor d;  ///< [M, N] or [batch, M, N]; N / 2 columns for swiglu
   const Tensor* bias;
   const Tensor* residual;
+  const Tensor* a_scale;  ///< of fp8 operands: [1], or block scales [M, ceil(K / 128)]
+  Tensor b_scale;         ///< [1], or [ceil(N / 128), ceil(K / 128)]
   Activation activation;
   float alpha, beta;
   int m, n, k, batch;
   int config;  ///< GemmOptions::config
+  int splits;  ///< GemmOptions::splits
   Stream stream;
 
   bool addends() const { return beta != 0 || residual != nullptr; }
+  bool block_scaled() const { return a_scale != nullptr && a_scale->numel() != 1; }
 };
 
-/// Fills a kernel's parameters. `a` and `b` as the kernel's contractions want them stored.
-template <class T, class Params>
-void bind_call(auto& bind, Params& p, const Call& call, const Tensor& a, const Tensor& b) {
+/// Fills the inputs of a kernel's parameters. `a` and `b` as the kernel's contractions want them stored.
+template <class In>
+void bind_inputs(auto& bind, In& in, const Call& call, const Tensor& a, const Tensor& b) {
   if (call.k > 0) {
-    bind(p.a, a);
-    bind(p.b, b);
+    bind(in.a, a);
+    bind(in.b, b);
   }
+  in.depth = call.k;
+  in.a_batches = call.a.rank() == 3 ? 1 : 0;
+  in.b_batches = call.b.rank() == 3 ? 1 : 0;
+}
+
+/// The same, and what its finish needs.
+template <class Params>
+void bind_call(auto& bind, Params& p, const Call& call, const Tensor& a, const Tensor& b) {
+  using T = std::remove_const_t<std::remove_pointer_t<decltype(p.bias)>>;
+  bind_inputs(bind, p.in, call, a, b);
   bind(p.d, call.d);
   if (call.beta != 0) bind(p.c, call.d);
   if (call.residual) bind(p.residual, *call.residual);
   p.has_residual = call.residual != nullptr;
   p.bias = call.bias ? call.bias->data<T>() : nullptr;
+  p.a_scale = call.a_scale ? call.a_scale->data<float>() : nullptr;
+  p.b_scale = call.a_scale ? call.b_scale.data<float>() : nullptr;
   p.alpha = call.alpha;
   p.beta = call.beta;
-  p.depth = call.k;
-  p.a_batches = call.a.rank() == 3 ? 1 : 0;
-  p.b_batches = call.b.rank() == 3 ? 1 : 0;
+  p.splits = 1;
+}
+
+template <class Params>
+void bind_block_scaled(auto& bind, Params& p, const Call& call) {
+  bind_inputs(bind, p.in, call, call.a, call.b);
+  if (call.k > 0) {
+    bind(p.a_scales, *call.a_scale);
+    bind(p.b_scales, call.b_scale);
+  }
+  bind(p.d, call.d);
 }
 
 /// Calls f(std::type_identity<activation's functor>{}).
@@ -55,10 +79,29 @@ decltype(auto) with_activation(Activation activation, F f) {
       return f(std::type_identity<GeluTanh>{});
     case Activation::silu:
       return f(std::type_identity<Silu>{});
+    case Activation::swiglu:
+      return f(std::type_identity<SwiGlu>{});
     case Activation::none:
       break;
   }
   return f(std::type_identity<Identity>{});
+}
+
+/// Calls f(std::type_identity<T>{}) with the elements of A and B, and those of D: f(operand, result).
+template <class F>
+decltype(auto) with_types(DType dtype, F f) {
+  switch (dtype) {
+    case DType::f16:
+      return f(std::type_identity<f16>{}, std::type_identity<f16>{});
+    case DType::bf16:
+      return f(std::type_identity<bf16>{}, std::type_identity<bf16>{});
+    case DType::fp8_e4m3:
+      return f(std::type_identity<fp8_e4m3>{}, std::type_identity<bf16>{});
+    case DType::i8:
+      return f(std::type_identity<i8>{}, std::type_identity<i32>{});
+    default:
+      return f(std::type_identity<float>{}, std::type_identity<float>{});
+  }
 }
 
 void run_on_cpu(const Call& call);

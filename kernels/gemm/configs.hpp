@@ -22,6 +22,19 @@ struct Cost {
 };
 inline constexpr std::array<Cost, 5> kCosts{{{0.985, 5}, {1.0, 4}, {0.76, 4}, {0.53, 4}, {0.30, 4}}};
 
+/// Tiles of fp8 products with scales for each 128 of K: two sums of 64 registers in each thread.
+inline constexpr std::array<Config, 2> kBlockScaledConfigs{{{128, 128, 6, 2, 8}, {128, 128, 6, 1, 16}}};
+
+/// Tiles of products with 5 to 16 rows, turned around: 128 rows of B against all of A.
+inline constexpr Config kTurned{128, kMostFewRows, 10, 1, 1};
+
+/// Of products with up to 4 rows: rows of B in a block, columns of a piece, warps.
+struct GemvConfig {
+  int rows, piece, warps;
+};
+inline constexpr std::array<GemvConfig, 6> kGemvConfigs{
+    {{4, 1024, 4}, {8, 512, 4}, {8, 1024, 4}, {4, 2048, 4}, {2, 2048, 4}, {16, 512, 4}}};
+
 /// Reading addends for more than 128 columns of accumulators needs more registers than a thread has; a B stored [K, N] is loaded in panels
 /// of 64 columns.
 constexpr bool allowed(const Config& config, bool addends, bool b_rows) {

@@ -1,10 +1,13 @@
 #include "tilewave/gemm.hpp"
 
+#include <fmt/ranges.h>
+
 #include <cmath>
 #include <limits>
 
 #include "kernels/check.hpp"
 #include "kernels/gemm/call.hpp"
+#include "kernels/gemm/few_rows.tile.hpp"
 
 namespace tw {
 
@@ -12,15 +15,46 @@ namespace {
 
 constexpr const char* kOp = "gemm";
 
+DType result_dtype(DType operands) {
+  if (operands == DType::fp8_e4m3) return DType::bf16;
+  return operands == DType::i8 ? DType::i32 : operands;
+}
+
+bool plain(const GemmOptions& o) { return o.alpha == 1 && o.beta == 0 && !o.bias && !o.residual && o.activation == Activation::none; }
+
+/// What the scales of fp8 operands must be.
+void check_scales(const Tensor& a, const Tensor& b, Device device, const GemmOptions& options) {
+  if (!options.a_scale && !options.b_scale) return;
+  require(options.a_scale && options.b_scale, "{}: {} is not given, but {} is; both or none are allowed", kOp,
+          options.a_scale ? "b_scale" : "a_scale", options.a_scale ? "a_scale" : "b_scale");
+  require(a.dtype() == DType::fp8_e4m3, "{}: a is {}; scales are for operands of fp8_e4m3", kOp, a.describe());
+  const Tensor& sa = *options.a_scale;
+  const Tensor& sb = *options.b_scale;
+  check_operand(kOp, "a_scale", sa, DType::f32, device);
+  check_operand(kOp, "b_scale", sb, DType::f32, device);
+  if (sa.shape() == Shape{1} && sb.shape() == Shape{1}) return;
+  const auto blocks = [](std::int64_t x) { return (x + 127) / 128; };
+  require(a.rank() == 2 && b.rank() == 2, "{}: a is {} and b is {}; block scales are for operands without a batch", kOp, a.describe(),
+          b.describe());
+  const Shape expected_a{a.shape(0), blocks(a.shape(1))}, expected_b{blocks(b.shape(0)), blocks(b.shape(1))};
+  require(sa.shape() == expected_a, "{}: a_scale is {}; for a {} it must be [1] or [{}]", kOp, sa.describe(), a.describe(),
+          fmt::join(expected_a, ", "));
+  require(sb.shape() == expected_b, "{}: b_scale is {}; for b {} and block scales of a it must be [{}]", kOp, sb.describe(), b.describe(),
+          fmt::join(expected_b, ", "));
+  require(plain(options), "{}: block scales are given; alpha, beta, bias, activation and residual are not allowed with them", kOp);
+}
+
 /// Checks everything and sorts the shapes out. Throws InvalidArgument.
 kernels::gemm::Call check(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& options) {
   const Device device = d.device();
   const DType dtype = a.dtype();
-  require(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16, "{}: a is {}; f32, f16 and bf16 are supported", kOp,
-          a.describe());
+  require(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::fp8_e4m3 || dtype == DType::i8,
+          "{}: a is {}; f32, f16, bf16, fp8_e4m3 and i8 are supported", kOp, a.describe());
+  const DType out = result_dtype(dtype);
   check_operand(kOp, "a", a, dtype, device);
   check_operand(kOp, "b", b, dtype, device);
-  check_operand(kOp, "d", d, dtype, device);
+  require(d.dtype() == out, "{}: d is {}; for operands of {} it must be {}", kOp, d.describe(), name_of(dtype), name_of(out));
+  check_operand(kOp, "d", d, out, device);
   check_output(kOp, "d", d);
   require(a.rank() == 2 || a.rank() == 3, "{}: a is {}; it must be [M, K] or [batch, M, K]", kOp, a.describe());
   require(b.rank() == 2 || b.rank() == 3, "{}: b is {}; it must be [K, N] or [batch, K, N]", kOp, b.describe());
@@ -30,7 +64,11 @@ kernels::gemm::Call check(const Tensor& a, const Tensor& b, const Tensor& d, con
   const std::int64_t m = a.shape(-2), k = a.shape(-1), n = b.shape(-1);
   require(b.shape(-2) == k, "{}: a is {} and b is {}; a's last and b's second-to-last dimension, both K, must be equal", kOp, a.describe(),
           b.describe());
-  const Shape expected = batched ? Shape{batch, m, n} : Shape{m, n};
+  const bool swiglu = options.activation == Activation::swiglu;
+  require(!swiglu || n % 2 == 0, "{}: b is {}; swiglu takes pairs of columns, so N must be even", kOp, b.describe());
+  require(!swiglu || (options.beta == 0 && !options.residual), "{}: swiglu allows neither beta nor a residual", kOp);
+  const std::int64_t columns = swiglu ? n / 2 : n;
+  const Shape expected = batched ? Shape{batch, m, columns} : Shape{m, columns};
   require(d.shape() == expected, "{}: d is {}; for a {} and b {} it must be [{}]", kOp, d.describe(), a.describe(), b.describe(),
           fmt::join(expected, ", "));
   // Less than 2^31, so that the end of a last, incomplete tile is an int too.
@@ -47,15 +85,19 @@ kernels::gemm::Call check(const Tensor& a, const Tensor& b, const Tensor& d, con
     require(d.data() != b.data() || b.numel() == 0, "{}: d is b's memory; the product cannot be computed in place", kOp);
   }
   if (options.bias) {
-    check_operand(kOp, "bias", *options.bias, dtype, device);
+    check_operand(kOp, "bias", *options.bias, out, device);
     require(options.bias->shape() == Shape{n} && options.bias->is_contiguous(), "{}: bias is {}; it must be contiguous, [{}]", kOp,
             options.bias->describe(), n);
   }
   if (options.residual) {
-    check_operand(kOp, "residual", *options.residual, dtype, device);
+    check_operand(kOp, "residual", *options.residual, out, device);
     require(options.residual->shape() == expected, "{}: residual is {}; it must have d's shape, [{}]", kOp, options.residual->describe(),
             fmt::join(expected, ", "));
   }
+  require(dtype != DType::i8 || plain(options), "{}: a is {}; i8 operands allow no alpha, beta, bias, activation or residual", kOp,
+          a.describe());
+  check_scales(a, b, device, options);
+  require(options.splits >= 0, "{}: splits is {}; 0 or more are allowed", kOp, options.splits);
   const Stream stream = options.stream ? *options.stream : Stream::standard(device);
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());
   return {a,
@@ -63,6 +105,8 @@ kernels::gemm::Call check(const Tensor& a, const Tensor& b, const Tensor& d, con
           d,
           options.bias,
           options.residual,
+          options.a_scale,
+          options.b_scale ? (options.b_scale->rank() == 2 ? options.b_scale->transpose(0, 1) : *options.b_scale) : Tensor(),
           options.activation,
           options.alpha,
           options.beta,
@@ -71,7 +115,20 @@ kernels::gemm::Call check(const Tensor& a, const Tensor& b, const Tensor& d, con
           static_cast<int>(k),
           static_cast<int>(batch),
           options.config,
+          options.splits,
           stream};
+}
+
+/// D = 0 of sums of integers without a term, which the products' kernels do not do.
+void set_to_zero(const kernels::gemm::Call& call) {
+  constexpr int kRows = 4, kCols = 256;
+  const Tensor zeros = Tensor::zeros({call.batch, 1, call.m, call.n}, DType::f32, call.stream);
+  launch<kernels::gemm::SumPartials<i32, Identity, false, kRows, kCols>>(
+      call.stream, {ceil_div(call.m, kRows), ceil_div(call.n, kCols), call.batch}, [&](auto& bind, auto& p) {
+        bind(p.partial, zeros);
+        bind(p.d, call.d);
+        p.splits = 1;
+      });
 }
 
 }  // namespace
@@ -79,6 +136,7 @@ kernels::gemm::Call check(const Tensor& a, const Tensor& b, const Tensor& d, con
 void gemm(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& options) {
   const kernels::gemm::Call call = check(a, b, d, options);
   if (d.numel() == 0) return;
+  if (call.k == 0 && a.dtype() == DType::i8) return set_to_zero(call);
   if (call.stream.device().is_cuda())
     kernels::gemm::run_on_gpu(call);
   else
@@ -88,9 +146,9 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& 
 Tensor matmul(const Tensor& a, const Tensor& b, const GemmOptions& options) {
   require(options.beta == 0, "matmul: beta is {}; it must be 0, there is no C to read", options.beta);
   require(a.rank() >= 2 && b.rank() >= 2, "matmul: a is {} and b is {}; both need at least two dimensions", a.describe(), b.describe());
-  Shape shape{a.shape(-2), b.shape(-1)};
+  Shape shape{a.shape(-2), options.activation == Activation::swiglu ? b.shape(-1) / 2 : b.shape(-1)};
   if (a.rank() == 3 || b.rank() == 3) shape.insert(shape.begin(), a.rank() == 3 ? a.shape(0) : b.shape(0));
-  Tensor d = Tensor::empty(std::move(shape), a.dtype(), options.stream ? *options.stream : Stream::standard(a.device()));
+  Tensor d = Tensor::empty(std::move(shape), result_dtype(a.dtype()), options.stream ? *options.stream : Stream::standard(a.device()));
   gemm(a, b, d, options);
   return d;
 }

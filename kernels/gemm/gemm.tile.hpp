@@ -4,72 +4,135 @@
 
 namespace tw::kernels::gemm {
 
-/// D = activation(alpha A B + beta C + bias) + residual, tile by tile.
-///
-/// `a` and `b` say which dimension of A and B as stored the product sums over: NT is (columns, columns), NN (columns, rows), TN (rows,
-/// rows). kAddends: beta C or a residual is read (its own variant: the addresses need registers, so it wants narrower tiles than a plain
-/// product). Each tile of D is BM x BN; operands arrive BK at a time through a ring of `Stages` slots. `Cluster` blocks, neighbours along
-/// M, share every tile of B. Tiles are done in bands of `Band` rows (of clusters).
-template <class T, Contract a_contract, Contract b_contract, class Activation, bool kAddends, int BM, int BN, int BK, int Stages,
-          int Cluster, int Band>
+/// Element type of A and B, and which dimension of each, as stored, the product sums over: NT is (columns, columns), NN (columns, rows), TN
+/// (rows, rows).
+template <class T, Contract a, Contract b>
+struct Operands {
+  using Element = T;
+  using Sum = conditional<is_same<T, i8>, i32, float>;
+  static constexpr Contract a_contract = a, b_contract = b;
+};
+
+/// What becomes of the sums: D = activation(alpha A B + beta C + bias) + residual. `kAddends`: C or a residual is read (its own variant:
+/// the addresses need registers, so it wants narrower tiles than a plain product).
+template <class Out, class Act, bool kAddends>
+struct Finish {
+  using Element = Out;
+  using Activation = Act;
+  static constexpr bool addends = kAddends, partial = false, pairs = is_same<Act, SwiGlu>;
+};
+
+/// The sums as they are, over one of several parts of K: for SumPartials.
+struct Partial {
+  using Element = float;
+  using Activation = Identity;
+  static constexpr bool addends = false, partial = true, pairs = false;
+};
+
+/// Each tile of D is BM x BN; operands arrive BK at a time through a ring of `Stages` slots. `Cluster` blocks, neighbours along M, share
+/// every tile of B. Tiles are done in bands of `Band` rows (of clusters).
+template <int BM, int BN, int BK, int Stages, int Cluster, int Band>
+struct Tiles {
+  static constexpr int bm = BM, bn = BN, bk = BK, stages = Stages, cluster = Cluster, band = Band;
+};
+
+/// The tiles of A and B, and how they arrive: what every kernel of the family begins with.
+template <class Target, class Operands, class Tiles>
+struct Inputs {
+  using T = typename Operands::Element;
+  static constexpr int BM = Tiles::bm, BN = Tiles::bn, BK = Tiles::bk;
+  using A = conditional<Operands::a_contract == Contract::columns, Shared<Target, T, BM, BK>, Shared<Target, T, BK, BM, Contract::rows>>;
+  using B = conditional<Operands::b_contract == Contract::columns, Shared<Target, T, BN, BK>, Shared<Target, T, BK, BN, Contract::rows>>;
+
+  struct Slot {
+    A a;
+    B b;
+  };
+  Global<Target, const T, A> a;
+  Global<Target, const T, B, Tiles::cluster> b;
+  int depth;                 ///< K
+  int a_batches, b_batches;  ///< 0 where one operand serves all batches, else 1
+
+  TW_INLINE void load(auto& producer, auto& ring, Tile t, int batch, int step) const {
+    producer.put(ring, [&](auto copy, Slot& slot) {
+      if constexpr (Operands::a_contract == Contract::columns)
+        copy.tile(a, slot.a, t.m * BM, step * BK, batch * a_batches);
+      else
+        copy.tile(a, slot.a, step * BK, t.m * BM, batch * a_batches);
+      if constexpr (Operands::b_contract == Contract::columns)
+        copy.tile_for_cluster(b, slot.b, t.n * BN, step * BK, batch * b_batches);
+      else
+        copy.tile_for_cluster(b, slot.b, step * BK, t.n * BN, batch * b_batches);
+    });
+  }
+};
+
+/// D = finish(A B), tile by tile.
+template <class Operands, class Finish, class Tiles>
 struct Gemm {
   static constexpr const char* source = "kernels/gemm/gemm.tile.hpp";
 
   template <class Target>
   struct On {
-    using A = conditional<a_contract == Contract::columns, Shared<Target, T, BM, BK>, Shared<Target, T, BK, BM, Contract::rows>>;
-    using B = conditional<b_contract == Contract::columns, Shared<Target, T, BN, BK>, Shared<Target, T, BK, BN, Contract::rows>>;
-    using Out = Staging<Target, T, BM, BN>;
-    using Schedule = Banded<Band>;
+    static constexpr int BM = Tiles::bm, BN = Tiles::bn;
+    static constexpr int out_cols = Finish::pairs ? BN / 2 : BN;
+    using In = Inputs<Target, Operands, Tiles>;
+    using Slot = typename In::Slot;
+    using Sum = typename Operands::Sum;
+    using T = typename Finish::Element;
+    using Out = Staging<Target, T, BM, out_cols>;
+    using Schedule = Banded<Tiles::band>;
     static constexpr int rows = BM;
-    static constexpr int cluster = Cluster;
+    static constexpr int cluster = Tiles::cluster;
 
     struct Params {
-      Global<Target, const T, A> a;
-      Global<Target, const T, B, Cluster> b;
+      In in;
       Global<Target, const T> c;         ///< read when beta is not 0
       Global<Target, const T> residual;  ///< read when has_residual
-      Global<Target, T, Out> d;
-      const T* bias;  ///< N values, or null
+      Global<Target, T, Out> d;          ///< of partial sums: [batch * splits, M, N]
+      const T* bias;                     ///< N values, or null
+      const float* a_scale;              ///< of fp8 operands: one number, or null
+      const float* b_scale;
       float alpha, beta;
-      int depth;                 ///< K
-      int a_batches, b_batches;  ///< 0 where one operand serves all batches, else 1
+      int splits;  ///< parts of K; 1 unless the sums are partial
       bool has_residual;
     };
-
-    struct Slot {
-      A a;
-      B b;
-    };
     struct Memory {
-      Ring<Target, Slot, Stages> operands;
+      Ring<Target, Slot, Tiles::stages> operands;
       Out out;
       explicit constexpr Memory(auto& block) : operands(block), out(block) {}
     };
     struct State {
-      Fragment<Target, float, BM, BN> acc;
+      Fragment<Target, Sum, BM, BN> acc;
     };
 
-    TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.depth, BK); }
+    TW_INLINE static int all_steps(const Params& p) { return ceil_div(p.in.depth, Tiles::bk); }
+    /// Steps of a part of K; the last one may have fewer.
+    TW_INLINE static int split_steps(const Params& p) { return ceil_div(all_steps(p), p.splits); }
+
+    TW_INLINE static int steps(const Params& p, Tile t) {
+      if constexpr (Finish::partial)
+        return min(split_steps(p), all_steps(p) - t.batch % p.splits * split_steps(p));
+      else
+        return all_steps(p);
+    }
 
     TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
-      producer.put(memory.operands, [&](auto copy, Slot& slot) {
-        if constexpr (a_contract == Contract::columns)
-          copy.tile(p.a, slot.a, t.m * BM, step * BK, t.batch * p.a_batches);
-        else
-          copy.tile(p.a, slot.a, step * BK, t.m * BM, t.batch * p.a_batches);
-        if constexpr (b_contract == Contract::columns)
-          copy.tile_for_cluster(p.b, slot.b, t.n * BN, step * BK, t.batch * p.b_batches);
-        else
-          copy.tile_for_cluster(p.b, slot.b, step * BK, t.n * BN, t.batch * p.b_batches);
-      });
+      if constexpr (Finish::partial)
+        p.in.load(producer, memory.operands, t, t.batch / p.splits, t.batch % p.splits * split_steps(p) + step);
+      else
+        p.in.load(producer, memory.operands, t, t.batch, step);
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
       const int n = steps(p, t);
-      if (n == 0) {
-        block.fill(state.acc, 0.0f);
-        return;
+      // Sums of integers and partial ones have at least one step: the host sees to it, because zeros that meet the products' results with
+      // nothing between that and the store make the assembler serialise products.
+      if constexpr (!is_same<Sum, i32> && !Finish::partial) {
+        if (n == 0) {
+          block.fill(state.acc, 0.0f);
+          return;
+        }
       }
       // One product is always in flight: a slot is released when the product after the one that read it has been issued.
       for (int step = 0; step < n; ++step) {
@@ -85,21 +148,37 @@ struct Gemm {
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
-      auto& acc = state.acc;
       const int row0 = t.m * BM;
       const int col0 = t.n * BN;
-      block.for_each(acc, [&](int, int, float& x) { x *= p.alpha; });
-      if (kAddends && p.beta != 0.0f)
-        block.for_each_with(acc, p.c, row0, col0, t.batch, 0, [&](int, int, float& x, float c) { x += p.beta * c; });
-      if (p.bias) {
-        block.for_each(acc, [&](int, int col, float& x) {
-          if (col0 + col < p.d.cols) x += static_cast<float>(p.bias[col0 + col]);
-        });
+      auto& acc = state.acc;
+      if constexpr (is_same<Sum, i32> || Finish::partial) {
+        block.store(acc, p.d, row0, col0, t.batch);
+      } else {
+        float alpha = p.alpha;
+        if constexpr (sizeof(typename Operands::Element) == 1) {
+          if (p.a_scale) alpha *= *p.a_scale;
+          if (p.b_scale) alpha *= *p.b_scale;
+        }
+        block.for_each(acc, [&](int, int, float& x) { x *= alpha; });
+        if (Finish::addends && p.beta != 0.0f)
+          block.for_each_with(acc, p.c, row0, col0, t.batch, 0, [&](int, int, float& x, float c) { x += p.beta * c; });
+        if (p.bias) {
+          const int cols = Finish::pairs ? 2 * p.d.cols : p.d.cols;
+          block.for_each(acc, [&](int, int col, float& x) {
+            if (col0 + col < cols) x += static_cast<float>(p.bias[col0 + col]);
+          });
+        }
+        if constexpr (Finish::pairs) {
+          Fragment<Target, float, BM, out_cols> out;
+          block.pairs(out, acc, [](float gate, float up) { return SwiGlu::apply(gate, up); });
+          block.store(out, memory.out, p.d, row0, t.n * out_cols, t.batch);
+        } else {
+          block.for_each(acc, [&](int, int, float& x) { x = Finish::Activation::apply(x); });
+          if (Finish::addends && p.has_residual)
+            block.for_each_with(acc, p.residual, row0, col0, t.batch, 0, [&](int, int, float& x, float r) { x += r; });
+          block.store(acc, memory.out, p.d, row0, col0, t.batch);
+        }
       }
-      block.for_each(acc, [&](int, int, float& x) { x = Activation::apply(x); });
-      if (kAddends && p.has_residual)
-        block.for_each_with(acc, p.residual, row0, col0, t.batch, 0, [&](int, int, float& x, float r) { x += r; });
-      block.store(acc, memory.out, p.d, row0, col0, t.batch);
     }
   };
 };

@@ -1,3 +1,4 @@
+#include "kernels/gemm/block_scaled.tile.hpp"
 #include "kernels/gemm/call.hpp"
 
 namespace tw::kernels::gemm {
@@ -13,34 +14,32 @@ struct Small {
   static constexpr int bm = 32, bn = 192, bk = 192;
 };
 
-template <class T, class Act, class Tiles>
+template <class T, class Out, class Act, class Size>
 void launch_tiles(const Call& call) {
   // Packing takes any strides, so one order of contraction serves all layouts.
-  using Kernel = Gemm<T, Contract::columns, Contract::columns, Act, true, Tiles::bm, Tiles::bn, Tiles::bk, 2, 1, 1>;
-  const TileGrid grid{ceil_div(call.m, Tiles::bm), ceil_div(call.n, Tiles::bn), call.batch};
-  launch_cpu<Kernel>(grid, [&](auto& bind, auto& p) { bind_call<T>(bind, p, call, call.a, call.b); });
+  using Kernel =
+      Gemm<Operands<T, Contract::columns, Contract::columns>, Finish<Out, Act, true>, Tiles<Size::bm, Size::bn, Size::bk, 2, 1, 1>>;
+  const TileGrid grid{ceil_div(call.m, Size::bm), ceil_div(call.n, Size::bn), call.batch};
+  launch_cpu<Kernel>(grid, [&](auto& bind, auto& p) { bind_call(bind, p, call, call.a, call.b); });
 }
 
-template <class T>
-void run(const Call& call) {
-  const long large_tiles = static_cast<long>(ceil_div(call.m, Large::bm)) * ceil_div(call.n, Large::bn) * call.batch;
-  const bool large = call.m > Small::bm && large_tiles >= cpu_threads();
-  with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
-    large ? launch_tiles<T, Act, Large>(call) : launch_tiles<T, Act, Small>(call);
-  });
+void launch_block_scaled(const Call& call) {
+  using Kernel = BlockScaledGemm<bf16, Tiles<128, 128, 128, 2, 1, 1>>;
+  launch_cpu<Kernel>({ceil_div(call.m, 128), ceil_div(call.n, 128)}, [&](auto& bind, auto& p) { bind_block_scaled(bind, p, call); });
 }
 
 }  // namespace
 
 void run_on_cpu(const Call& call) {
-  switch (call.a.dtype()) {
-    case DType::f16:
-      return run<f16>(call);
-    case DType::bf16:
-      return run<bf16>(call);
-    default:
-      return run<float>(call);
-  }
+  if (call.block_scaled()) return launch_block_scaled(call);
+  const long large_tiles = static_cast<long>(ceil_div(call.m, Large::bm)) * ceil_div(call.n, Large::bn) * call.batch;
+  const bool large = call.m > Small::bm && large_tiles >= cpu_threads();
+  with_types(call.a.dtype(), [&]<class T, class Out>(std::type_identity<T>, std::type_identity<Out>) {
+    with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
+      if constexpr (!is_same<T, i8> || is_same<Act, Identity>)
+        large ? launch_tiles<T, Out, Act, Large>(call) : launch_tiles<T, Out, Act, Small>(call);
+    });
+  });
 }
 
 }  // namespace tw::kernels::gemm

@@ -3,8 +3,11 @@
 #include <utility>
 
 #include "kernels/check.hpp"
+#include "kernels/gemm/block_scaled.tile.hpp"
 #include "kernels/gemm/call.hpp"
 #include "kernels/gemm/configs.hpp"
+#include "kernels/gemm/few_rows.tile.hpp"
+#include "runtime/stream.hpp"
 
 namespace tw::kernels::gemm {
 
@@ -13,72 +16,228 @@ namespace {
 constexpr Contract kColumns = Contract::columns;
 constexpr Contract kRows = Contract::rows;
 
-template <class T, Contract a, Contract b, class Act, bool kAddends, int kConfig>
-using Variant = Gemm<T, a, b, Act, kAddends, kConfigs[kConfig].bm, kConfigs[kConfig].bn, 128 / static_cast<int>(sizeof(T)),
-                     kConfigs[kConfig].stages, kConfigs[kConfig].cluster, kConfigs[kConfig].band>;
+// --- Tiles on tensor cores
 
-template <class T, Contract a, Contract b, int kConfig>
+/// A slot's rows have 128 bytes.
+template <class T, Config c>
+using TilesOf = Tiles<c.bm, c.bn, 128 / static_cast<int>(sizeof(T)), c.stages, c.cluster, c.band>;
+
+template <class T, class Out, Contract a, Contract b, class Act, bool kAddends, Config c>
+using Variant = Gemm<Operands<T, a, b>, Finish<Out, Act, kAddends>, TilesOf<T, c>>;
+
+template <class T, Contract a, Contract b, Config c>
+using PartialVariant = Gemm<Operands<T, a, b>, Partial, TilesOf<T, c>>;
+
+template <class T, class Out, Contract a, Contract b, Config c>
 const KernelInfo& info_of(Activation activation, bool addends) {
-  return with_activation(activation, [&]<class Act>(std::type_identity<Act>) -> const KernelInfo& {
-    return addends ? kernel_info<Variant<T, a, b, Act, true, kConfig>> : kernel_info<Variant<T, a, b, Act, false, kConfig>>;
-  });
+  if constexpr (is_same<T, i8>) {
+    return kernel_info<Variant<T, Out, a, b, Identity, false, c>>;
+  } else {
+    return with_activation(activation, [&]<class Act>(std::type_identity<Act>) -> const KernelInfo& {
+      if constexpr (!is_same<Act, SwiGlu>)
+        if (addends) return kernel_info<Variant<T, Out, a, b, Act, true, c>>;
+      return kernel_info<Variant<T, Out, a, b, Act, false, c>>;
+    });
+  }
 }
 
 /// `a`, `b`: as stored for these contractions.
-template <class T, Contract a_contract, Contract b_contract, int kConfig>
-void launch_config(const Call& call, const Tensor& a, const Tensor& b) {
-  // Parameters do not depend on the activation and the addends, so one binding serves all ten variants.
-  using Kernel = Variant<T, a_contract, b_contract, Identity, false, kConfig>;
-  typename Kernel::template On<sm_90a::Target<>>::Params params{};
-  detail::GpuBinder binder(call.stream.device());
-  bind_call<T>(binder, params, call, a, b);
-  constexpr Config config = kConfigs[kConfig];
-  detail::launch_variant(info_of<T, a_contract, b_contract, kConfig>(call.activation, call.addends()), binder.tma_load, binder.tma_store,
-                         &params, {ceil_div(call.m, config.bm), ceil_div(call.n, config.bn), call.batch}, call.stream);
+template <class T, class Out, Contract a_contract, Contract b_contract, Config c>
+void launch_whole(const Call& call, const Tensor& a, const Tensor& b) {
+  // Parameters do not depend on the activation and the addends, so one binding serves all variants but swiglu's, whose D has its own tile.
+  const auto launch = [&]<class Act>(std::type_identity<Act>) {
+    using Kernel = Variant<T, Out, a_contract, b_contract, Act, false, c>;
+    typename Kernel::template On<sm_90a::Target<>>::Params params{};
+    detail::GpuBinder binder(call.stream.device());
+    bind_call(binder, params, call, a, b);
+    detail::launch_variant(info_of<T, Out, a_contract, b_contract, c>(call.activation, call.addends()), binder.tma_load, binder.tma_store,
+                           &params, {ceil_div(call.m, c.bm), ceil_div(call.n, c.bn), call.batch}, call.stream);
+  };
+  if constexpr (!is_same<T, i8>)
+    if (call.activation == Activation::swiglu) return launch(std::type_identity<SwiGlu>{});
+  launch(std::type_identity<Identity>{});
 }
 
-template <class T, Contract a_contract, Contract b_contract>
+// --- Parts of K summed apart
+
+/// `partial`: [batch, splits, M, N].
+template <class T>
+void sum_partials(const Call& call, const Tensor& partial, int splits) {
+  constexpr int kRowsPerBlock = 4, kCols = 256;
+  with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
+    if constexpr (!is_same<Act, SwiGlu>) {
+      const auto launch = [&]<bool kAddends>() {
+        using Kernel = SumPartials<T, Act, kAddends, kRowsPerBlock, kCols>;
+        launch_gpu<Kernel>(call.stream, {ceil_div(call.m, kRowsPerBlock), ceil_div(call.n, kCols), call.batch}, [&](auto& bind, auto& p) {
+          bind(p.partial, partial);
+          bind(p.d, call.d);
+          if (call.beta != 0) bind(p.c, call.d);
+          if (call.residual) bind(p.residual, *call.residual);
+          if (call.bias) bind(p.bias, *call.bias);
+          p.alpha = call.alpha;
+          p.beta = call.beta;
+          p.splits = splits;
+          p.has_bias = call.bias != nullptr;
+          p.has_residual = call.residual != nullptr;
+        });
+      };
+      call.addends() ? launch.template operator()<true>() : launch.template operator()<false>();
+    }
+  });
+}
+
+/// The product as `splits` sums over parts of K in a workspace, which a second kernel adds up. `turned`: the kernel computes B A^T, so that
+/// the few rows of A are its columns.
+template <class T, Contract a_contract, Contract b_contract, Config c, bool turned>
+void launch_split(const Call& call, const Tensor& a, const Tensor& b, int splits) {
+  // No part may be empty: nine steps in eight parts of two are five.
+  const int steps = ceil_div(call.k * static_cast<int>(sizeof(T)), 128);
+  splits = ceil_div(steps, ceil_div(steps, splits));
+  const Shape shape{call.batch, splits, call.m, call.n};
+  const std::size_t bytes = sizeof(float) * static_cast<std::size_t>(call.batch) * static_cast<std::size_t>(splits) *
+                            static_cast<std::size_t>(call.m) * static_cast<std::size_t>(call.n);
+  const std::shared_ptr<void> workspace = allocate_workspace(bytes, call.stream);
+  const Tensor partial = Tensor::borrow(workspace.get(), shape, DType::f32, call.stream.device());
+  const Tensor planes = partial.reshape({call.batch * splits, call.m, call.n});
+  const TileGrid grid{ceil_div(turned ? call.n : call.m, c.bm), ceil_div(turned ? call.m : call.n, c.bn), call.batch * splits};
+  launch_gpu<PartialVariant<T, a_contract, b_contract, c>>(call.stream, grid, [&](auto& bind, auto& p) {
+    bind_inputs(bind, p.in, call, turned ? b : a, turned ? a : b);
+    if (turned) std::swap(p.in.a_batches, p.in.b_batches);
+    bind(p.d, turned ? planes.transpose(1, 2) : planes);
+    p.splits = splits;
+  });
+  sum_partials<T>(call, partial, splits);
+}
+
+// --- Few rows
+
+/// Up to kMostGemvRows rows, B row by row.
+template <class T>
+void launch_gemv(const Call& call) {
+  const auto stand = [](const Tensor& t) {  // [M, N] on end
+    return t.transpose(-2, -1);
+  };
+  const auto launch = [&]<class Act, bool kAddends, int M, int kConfig>() {
+    constexpr GemvConfig c = kGemvConfigs[kConfig];
+    using Kernel = Gemv<T, Act, kAddends, M, c.rows, c.piece, c.warps>;
+    launch_gpu<Kernel>(call.stream, {ceil_div(call.n, c.rows), 1, call.batch}, [&](auto& bind, auto& p) {
+      bind(p.a, call.a);
+      bind(p.b, call.b);
+      bind(p.d, stand(call.d));
+      if (call.beta != 0) bind(p.c, stand(call.d));
+      if (call.residual) bind(p.residual, stand(*call.residual));
+      if (call.bias) bind(p.bias, call.bias->reshape({call.n, 1}));
+      p.alpha = call.alpha;
+      p.beta = call.beta;
+      p.depth = call.k;
+      p.a_batches = call.a.rank() == 3 ? 1 : 0;
+      p.b_batches = call.b.rank() == 3 ? 1 : 0;
+      p.has_bias = call.bias != nullptr;
+      p.has_residual = call.residual != nullptr;
+    });
+  };
+  const auto with_config = [&]<class Act, bool kAddends, int M>() {
+    const int chosen = call.config >= 0 ? call.config : choose_gemv_config(call.n, call.k);
+    require(chosen < static_cast<int>(kGemvConfigs.size()), "gemm: config is {}; with up to {} rows it must be below {}", chosen,
+            kMostGemvRows, kGemvConfigs.size());
+    [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
+      ((chosen == kConfig ? launch.template operator()<Act, kAddends, M, kConfig>() : void()), ...);
+    }
+    (std::make_integer_sequence<int, static_cast<int>(kGemvConfigs.size())>{});
+  };
+  with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
+    if constexpr (!is_same<Act, SwiGlu>) {
+      const auto with_rows = [&]<bool kAddends>() {
+        switch (call.m) {
+          case 1:
+            return with_config.template operator()<Act, kAddends, 1>();
+          case 2:
+            return with_config.template operator()<Act, kAddends, 2>();
+          case 3:
+            return with_config.template operator()<Act, kAddends, 3>();
+          default:
+            return with_config.template operator()<Act, kAddends, 4>();
+        }
+      };
+      call.addends() ? with_rows.template operator()<true>() : with_rows.template operator()<false>();
+    }
+  });
+}
+
+/// True when a [rows, K] operand is stored as [K, rows], dense along rows.
+bool stored_transposed(const Tensor& t) { return t.stride(-1) != 1 && t.stride(-2) == 1 && t.shape(-1) > 1; }
+
+// --- Choosing
+
+template <class T, class Out, Contract a_contract, Contract b_contract>
 void launch_contracts(const Call& call, const Tensor& a, const Tensor& b) {
   constexpr bool kBRows = b_contract == kRows;
-  int chosen = call.config;
-  if (chosen < 0)
-    chosen =
-        choose_config({call.m, call.n, call.k, call.batch, sizeof(T), call.addends(), kBRows, device_info(call.stream.device()).units});
-  else
-    require(chosen < static_cast<int>(kConfigs.size()) && allowed(kConfigs[static_cast<std::size_t>(chosen)], call.addends(), kBRows),
-            "gemm: config is {}; it must be below {}, and with beta or a residual have at most 128 columns, with B stored [K, N] a "
-            "multiple of 64",
-            chosen, kConfigs.size());
+  constexpr bool kSplits = sizeof(T) == 2 && a_contract == kColumns;
+  const Problem problem{call.m, call.n, call.k, call.batch, sizeof(T), call.addends(), kBRows, device_info(call.stream.device()).units};
+  const int chosen = call.config >= 0 ? call.config : choose_config(problem);
+  require(chosen < static_cast<int>(kConfigs.size()) && allowed(kConfigs[static_cast<std::size_t>(chosen)], call.addends(), kBRows),
+          "gemm: config is {}; it must be below {}, and with beta or a residual have at most 128 columns, with B stored [K, N] a "
+          "multiple of 64",
+          chosen, kConfigs.size());
+  int splits = 1;
+  if (kSplits && call.k > 0 && call.activation != Activation::swiglu)
+    splits = call.splits > 0 ? call.splits : choose_splits(problem, kConfigs[static_cast<std::size_t>(chosen)]);
   [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
     const auto launch_if_chosen = [&]<int kIndex>() {
-      if constexpr (allowed(kConfigs[kIndex], false, kBRows))
-        if (chosen == kIndex) launch_config<T, a_contract, b_contract, kIndex>(call, a, b);
+      constexpr Config c = kConfigs[kIndex];
+      if constexpr (allowed(c, false, kBRows)) {
+        if (chosen != kIndex) return;
+        if constexpr (kSplits)
+          if (splits > 1) return launch_split<T, a_contract, b_contract, c, false>(call, a, b, splits);
+        launch_whole<T, Out, a_contract, b_contract, c>(call, a, b);
+      }
     };
     (launch_if_chosen.template operator()<kConfig>(), ...);
   }
   (std::make_integer_sequence<int, static_cast<int>(kConfigs.size())>{});
 }
 
-/// True when a [rows, K] operand is stored as [K, rows], dense along rows.
-bool stored_transposed(const Tensor& t) { return t.stride(-1) != 1 && t.stride(-2) == 1 && t.shape(-1) > 1; }
-
 template <class T>
 void launch_16bit(const Call& call) {
   const bool a_rows = stored_transposed(call.a);
   const bool b_rows = stored_transposed(call.b);
+  if (!b_rows && call.m <= kMostFewRows && call.k > 0 && call.activation != Activation::swiglu) {
+    if (call.m <= kMostGemvRows) return launch_gemv<T>(call);
+    const Problem turned{call.n, call.m, call.k, call.batch, sizeof(T), false, false, device_info(call.stream.device()).units};
+    return launch_split<T, kColumns, kColumns, kTurned, true>(call, call.a, call.b,
+                                                              call.splits > 0 ? call.splits : choose_turned_splits(turned));
+  }
   if (a_rows && b_rows)
-    launch_contracts<T, kRows, kRows>(call, call.a.transpose(-2, -1), call.b.transpose(-2, -1));
+    launch_contracts<T, T, kRows, kRows>(call, call.a.transpose(-2, -1), call.b.transpose(-2, -1));
   else if (b_rows)
-    launch_contracts<T, kColumns, kRows>(call, call.a, call.b.transpose(-2, -1));
+    launch_contracts<T, T, kColumns, kRows>(call, call.a, call.b.transpose(-2, -1));
   else
-    launch_contracts<T, kColumns, kColumns>(call, call.a, call.b);
+    launch_contracts<T, T, kColumns, kColumns>(call, call.a, call.b);
 }
 
-template <class T, Contract a, Contract b, int kConfig>
+void launch_block_scaled(const Call& call) {
+  const int chosen = call.config >= 0 ? call.config : 0;
+  require(chosen < static_cast<int>(kBlockScaledConfigs.size()), "gemm: config is {}; with block scales it must be below {}", chosen,
+          kBlockScaledConfigs.size());
+  [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
+    const auto launch_if_chosen = [&]<int kIndex>() {
+      constexpr Config c = kBlockScaledConfigs[kIndex];
+      if (chosen == kIndex)
+        launch_gpu<BlockScaledGemm<bf16, TilesOf<fp8_e4m3, c>>>(call.stream, {ceil_div(call.m, c.bm), ceil_div(call.n, c.bn)},
+                                                                [&](auto& bind, auto& p) { bind_block_scaled(bind, p, call); });
+    };
+    (launch_if_chosen.template operator()<kConfig>(), ...);
+  }
+  (std::make_integer_sequence<int, static_cast<int>(kBlockScaledConfigs.size())>{});
+}
+
+// --- Compiled ahead of time
+
+template <class T, class Out, Contract a, Contract b, int kConfig>
 KernelSpec registered_spec(const char* dtype, const char* layout, Activation activation = Activation::none, bool addends = false,
                            const char* suffix = "", bool tma_load = true, bool tma_store = true) {
   constexpr Config c = kConfigs[kConfig];
-  return make_spec(info_of<T, a, b, kConfig>(activation, addends), tma_load, tma_store,
+  return make_spec(info_of<T, Out, a, b, c>(activation, addends), tma_load, tma_store,
                    fmt::format("gemm_{}_{}_{}x{}{}{}", dtype, layout, c.bm, c.bn, c.cluster > 1 ? "_cluster" : "", suffix));
 }
 
@@ -86,10 +245,10 @@ template <class T>
 void register_16bit(std::vector<KernelSpec>& specs, const char* dtype) {
   [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
     const auto add = [&]<int kIndex>() {
-      specs.push_back(registered_spec<T, kColumns, kColumns, kIndex>(dtype, "nt"));
+      specs.push_back(registered_spec<T, T, kColumns, kColumns, kIndex>(dtype, "nt"));
       if constexpr (allowed(kConfigs[kIndex], false, true)) {
-        specs.push_back(registered_spec<T, kColumns, kRows, kIndex>(dtype, "nn"));
-        specs.push_back(registered_spec<T, kRows, kRows, kIndex>(dtype, "tn"));
+        specs.push_back(registered_spec<T, T, kColumns, kRows, kIndex>(dtype, "nn"));
+        specs.push_back(registered_spec<T, T, kRows, kRows, kIndex>(dtype, "tn"));
       }
     };
     (add.template operator()<kConfig>(), ...);
@@ -97,16 +256,41 @@ void register_16bit(std::vector<KernelSpec>& specs, const char* dtype) {
   (std::make_integer_sequence<int, static_cast<int>(kConfigs.size())>{});
 }
 
+void register_few_rows(std::vector<KernelSpec>& specs) {
+  [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
+    const auto add = [&]<int kIndex>() {
+      constexpr GemvConfig c = kGemvConfigs[kIndex];
+      specs.push_back(make_spec(kernel_info<Gemv<bf16, Identity, false, 1, c.rows, c.piece, c.warps>>, true, true,
+                                fmt::format("gemv_bf16_1_{}x{}", c.rows, c.piece)));
+    };
+    (add.template operator()<kConfig>(), ...);
+  }
+  (std::make_integer_sequence<int, static_cast<int>(kGemvConfigs.size())>{});
+  constexpr GemvConfig c = kGemvConfigs[0];
+  specs.push_back(make_spec(kernel_info<Gemv<bf16, Identity, true, kMostGemvRows, c.rows, c.piece, c.warps>>, true, true,
+                            fmt::format("gemv_bf16_{}_{}x{}_addends", kMostGemvRows, c.rows, c.piece)));
+  specs.push_back(make_spec(kernel_info<PartialVariant<bf16, kColumns, kColumns, kTurned>>, true, true, "gemm_bf16_turned_partial"));
+  specs.push_back(
+      make_spec(kernel_info<PartialVariant<bf16, kColumns, kColumns, kConfigs[3]>>, true, true, "gemm_bf16_nt_128x128_partial"));
+  specs.push_back(make_spec(kernel_info<SumPartials<bf16, Identity, false, 4, 256>>, true, true, "gemm_bf16_sum_partials"));
+}
+
 }  // namespace
 
 void run_on_gpu(const Call& call) {
+  if (call.block_scaled()) return launch_block_scaled(call);
   switch (call.a.dtype()) {
     case DType::f16:
       return launch_16bit<f16>(call);
     case DType::bf16:
       return launch_16bit<bf16>(call);
+    // The tensor cores' products of other types have no transposes.
+    case DType::fp8_e4m3:
+      return launch_contracts<fp8_e4m3, bf16, kColumns, kColumns>(call, call.a, call.b);
+    case DType::i8:
+      return launch_contracts<i8, i32, kColumns, kColumns>(call, call.a, call.b);
     default:
-      return launch_contracts<float, kColumns, kColumns>(call, call.a, call.b);  // tf32 products have no transposes
+      return launch_contracts<float, float, kColumns, kColumns>(call, call.a, call.b);
   }
 }
 
@@ -114,21 +298,33 @@ std::vector<KernelSpec> registered() {
   std::vector<KernelSpec> specs;
   register_16bit<bf16>(specs, "bf16");
   register_16bit<f16>(specs, "f16");
-  specs.push_back(registered_spec<float, kColumns, kColumns, 0>("tf32", "nt"));
-  specs.push_back(registered_spec<float, kColumns, kColumns, 3>("tf32", "nt"));
-  specs.push_back(registered_spec<float, kColumns, kColumns, 4>("tf32", "nt"));
+  const auto add = [&](KernelSpec spec) { specs.push_back(std::move(spec)); };
+  add(registered_spec<float, float, kColumns, kColumns, 0>("tf32", "nt"));
+  add(registered_spec<float, float, kColumns, kColumns, 3>("tf32", "nt"));
+  add(registered_spec<float, float, kColumns, kColumns, 4>("tf32", "nt"));
+  add(registered_spec<fp8_e4m3, bf16, kColumns, kColumns, 0>("fp8", "nt"));
+  add(registered_spec<fp8_e4m3, bf16, kColumns, kColumns, 3>("fp8", "nt"));
+  add(registered_spec<i8, i32, kColumns, kColumns, 0>("i8", "nt"));
+  add(registered_spec<i8, i32, kColumns, kColumns, 3>("i8", "nt"));
+  add(make_spec(kernel_info<BlockScaledGemm<bf16, TilesOf<fp8_e4m3, kBlockScaledConfigs[0]>>>, true, true,
+                "gemm_fp8_block_scaled_cluster"));
+  add(make_spec(kernel_info<BlockScaledGemm<bf16, TilesOf<fp8_e4m3, kBlockScaledConfigs[1]>>>, true, true, "gemm_fp8_block_scaled"));
   // Epilogues, on the widest tiles that each may use.
-  specs.push_back(registered_spec<bf16, kColumns, kColumns, 0>("bf16", "nt", Activation::relu, false, "_relu"));
-  specs.push_back(registered_spec<bf16, kColumns, kColumns, 0>("bf16", "nt", Activation::gelu_erf, false, "_gelu_erf"));
-  specs.push_back(registered_spec<bf16, kColumns, kColumns, 0>("bf16", "nt", Activation::gelu_tanh, false, "_gelu_tanh"));
-  specs.push_back(registered_spec<bf16, kColumns, kColumns, 0>("bf16", "nt", Activation::silu, false, "_silu"));
-  specs.push_back(registered_spec<bf16, kColumns, kColumns, 3>("bf16", "nt", Activation::none, true, "_addends"));
-  specs.push_back(registered_spec<bf16, kColumns, kColumns, 4>("bf16", "nt", Activation::gelu_erf, true, "_addends_gelu_erf"));
-  specs.push_back(registered_spec<float, kColumns, kColumns, 3>("tf32", "nt", Activation::none, true, "_addends"));
+  add(registered_spec<bf16, bf16, kColumns, kColumns, 0>("bf16", "nt", Activation::relu, false, "_relu"));
+  add(registered_spec<bf16, bf16, kColumns, kColumns, 0>("bf16", "nt", Activation::gelu_erf, false, "_gelu_erf"));
+  add(registered_spec<bf16, bf16, kColumns, kColumns, 0>("bf16", "nt", Activation::gelu_tanh, false, "_gelu_tanh"));
+  add(registered_spec<bf16, bf16, kColumns, kColumns, 0>("bf16", "nt", Activation::silu, false, "_silu"));
+  add(registered_spec<bf16, bf16, kColumns, kColumns, 0>("bf16", "nt", Activation::swiglu, false, "_swiglu"));
+  add(registered_spec<bf16, bf16, kColumns, kColumns, 3>("bf16", "nt", Activation::swiglu, false, "_swiglu"));
+  add(registered_spec<bf16, bf16, kColumns, kColumns, 3>("bf16", "nt", Activation::none, true, "_addends"));
+  add(registered_spec<bf16, bf16, kColumns, kColumns, 4>("bf16", "nt", Activation::gelu_erf, true, "_addends_gelu_erf"));
+  add(registered_spec<float, float, kColumns, kColumns, 3>("tf32", "nt", Activation::none, true, "_addends"));
   // Tensors that TMA cannot take.
-  specs.push_back(registered_spec<bf16, kColumns, kColumns, 3>("bf16", "nt", Activation::none, false, "_strided", false, false));
-  specs.push_back(registered_spec<bf16, kColumns, kColumns, 4>("bf16", "nt", Activation::none, true, "_addends_strided", false, false));
-  specs.push_back(registered_spec<float, kColumns, kColumns, 3>("tf32", "nt", Activation::none, false, "_strided", false, false));
+  add(registered_spec<bf16, bf16, kColumns, kColumns, 3>("bf16", "nt", Activation::none, false, "_strided", false, false));
+  add(registered_spec<bf16, bf16, kColumns, kColumns, 4>("bf16", "nt", Activation::none, true, "_addends_strided", false, false));
+  add(registered_spec<float, float, kColumns, kColumns, 3>("tf32", "nt", Activation::none, false, "_strided", false, false));
+  add(registered_spec<i8, i32, kColumns, kColumns, 3>("i8", "nt", Activation::none, false, "_strided", false, false));
+  register_few_rows(specs);
   return specs;
 }
 

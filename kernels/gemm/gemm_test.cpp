@@ -76,12 +76,14 @@ struct Case {
   float alpha = 1, beta = 0;
   Activation activation = Activation::none;
   int config = kNarrow;
+  int splits = 1;
 
   std::string describe() const {
     const auto text = [](const Operand& o) { return fmt::format("{}{}", o.transposed ? "T" : "N", static_cast<int>(o.place)); };
-    return fmt::format("m {} n {} k {} batch {} ({} {}) a {} b {} d {} bias {} residual {} alpha {} beta {} activation {} config {}", m, n,
-                       k, batch, a_batched, b_batched, text(a), text(b), text(d), with_bias, with_residual, alpha, beta,
-                       static_cast<int>(activation), config);
+    return fmt::format(
+        "m {} n {} k {} batch {} ({} {}) a {} b {} d {} bias {} residual {} alpha {} beta {} activation {} config {} splits {}", m, n, k,
+        batch, a_batched, b_batched, text(a), text(b), text(d), with_bias, with_residual, alpha, beta, static_cast<int>(activation), config,
+        splits);
   }
 };
 
@@ -96,7 +98,7 @@ void check(const Case& c, Device device, DType dtype, std::mt19937_64& random) {
   };
   PlacedTensor a = make(c.a, a_batched, c.m, c.k);
   PlacedTensor b = make(c.b, b_batched, c.k, c.n);
-  PlacedTensor d = make(c.d, c.batch != 0, c.m, c.n);
+  PlacedTensor d = make(c.d, c.batch != 0, c.m, c.activation == Activation::swiglu ? c.n / 2 : c.n);
   PlacedTensor residual = make(c.residual, c.batch != 0, c.m, c.n);
   PlacedTensor bias({c.n}, dtype, device, {.offset = 1});
 
@@ -114,7 +116,8 @@ void check(const Case& c, Device device, DType dtype, std::mt19937_64& random) {
             .bias = c.with_bias ? &bias.tensor() : nullptr,
             .activation = c.activation,
             .residual = c.with_residual ? &residual.tensor() : nullptr,
-            .config = c.config});
+            .config = c.config,
+            .splits = c.splits});
 
   const PlainCall plain{c.m,       c.n,       c.k,     batch,  a_values,    b_values, c_values, bias_values, residual_values,
                         a_batched, b_batched, c.alpha, c.beta, c.activation};
@@ -268,6 +271,62 @@ TEST_P(Gemm, Epilogues) {
         check_epilogue({.residual = residual, .with_residual = true, .beta = beta, .activation = activation});
     }
   }
+}
+
+TEST_P(Gemm, FewRows) {
+  // Up to 4 rows B is read row by row, up to 16 the product is turned around; both only where B is stored [N, K].
+  for (const int m : {1, 2, 3, 4, 5, 8, 15, 16, 17}) {
+    for (const int k : {8, 200, 1024, 2600}) {
+      const Operand b{usual(), true};
+      check({.m = m, .n = 131, .k = k, .a = {usual()}, .b = b, .d = {usual()}, .config = -1, .splits = 0});
+    }
+    check({.m = m, .n = 64, .k = 1096, .batch = 3, .b = {usual(), true}, .with_bias = true, .config = -1, .splits = 0});
+    check({.m = m,
+           .n = 72,
+           .k = 520,
+           .b = {usual(), true},
+           .with_bias = true,
+           .with_residual = true,
+           .alpha = 0.5f,
+           .beta = -0.25f,
+           .activation = Activation::gelu_erf,
+           .config = -1,
+           .splits = 0});
+  }
+  if (all_variants())
+    check({.m = 3, .n = 50, .k = 333, .a = {Place::unaligned}, .b = {Place::unaligned, true}, .d = {Place::stepped}, .config = -1});
+}
+
+TEST_P(Gemm, PartsOfKAreSummed) {
+  for (const int splits : {2, 3, 8}) {
+    check({.m = 70, .n = 129, .k = 1000, .b = {usual(), true}, .splits = splits});
+    check({.m = 33, .n = 64, .k = 64, .b = {usual(), true}, .splits = splits});
+    check({.m = 40,
+           .n = 80,
+           .k = 640,
+           .batch = 2,
+           .b = {usual(), true},
+           .with_bias = true,
+           .with_residual = true,
+           .beta = 1,
+           .splits = splits});
+  }
+}
+
+TEST_P(Gemm, SwiGluTakesPairsOfColumns) {
+  for (const int config : {0, 3, kNarrow}) {
+    if (dtype == DType::f32 && device.is_cuda() && config == 0) continue;  // not among the variants that are compiled ahead of time
+    check({.m = 130, .n = 260, .k = 96, .b = {usual(), true}, .activation = Activation::swiglu, .config = config});
+    check({.m = 65,
+           .n = 34,
+           .k = 70,
+           .b = {usual(), true},
+           .with_bias = true,
+           .alpha = 2,
+           .activation = Activation::swiglu,
+           .config = config});
+  }
+  check({.m = 1, .n = 512, .k = 256, .b = {usual(), true}, .activation = Activation::swiglu});
 }
 
 TEST_P(Gemm, AlphaZeroLeavesTheAddends) { check({.m = 20, .n = 30, .k = 40, .with_bias = true, .alpha = 0, .beta = 2}); }
@@ -454,7 +513,7 @@ TEST_P(GemmBadInput, Dtypes) {
   refused(a, make({6, 8}, DType::bf16), d, {"b is bf16[6, 8]", "f32"});
   refused(a, b, make({4, 8}, DType::f16), {"d is f16[4, 8]", "f32"});
   const Tensor integers = Tensor::zeros({4, 6}, DType::i32, Stream::standard(device));
-  refused(integers, b, d, {"a is i32[4, 6]", "f32, f16 and bf16"});
+  refused(integers, b, d, {"a is i32[4, 6]", "f32, f16, bf16"});
   const PlacedTensor bias = make({8}, DType::f16), residual = make({4, 8}, DType::bf16);
   refused(a, b, d, {"bias is f16[8]", "f32"}, {.bias = &bias.tensor()});
   refused(a, b, d, {"residual is bf16[4, 8]", "f32"}, {.residual = &residual.tensor()});
@@ -484,6 +543,15 @@ TEST_P(GemmBadInput, OutputWhoseElementsAreNotDistinct) {
   // One element has nothing to be distinct from.
   const PlacedTensor one_a = make({1, 1}), one_b = make({1, 1}), one = make({1, 1});
   EXPECT_NO_THROW(tw::gemm(one_a, one_b, Tensor::borrow(one.tensor().data(), {1, 1}, DType::f32, device, {0, 0}), {.config = kNarrow}));
+}
+
+TEST_P(GemmBadInput, SwiGlu) {
+  const PlacedTensor a = make({4, 6}), b = make({6, 8}), d = make({4, 4});
+  const GemmOptions swiglu{.activation = Activation::swiglu};
+  refused(a, b, make({4, 8}), {"d is f32[4, 8]", "[4, 4]"}, swiglu);
+  refused(a, make({6, 7}), d, {"b is f32[6, 7]", "even"}, swiglu);
+  refused(a, b, d, {"swiglu", "beta", "residual"}, {.beta = 1, .activation = Activation::swiglu});
+  refused(a, b, d, {"splits is -1"}, {.activation = Activation::swiglu, .splits = -1});
 }
 
 TEST_P(GemmBadInput, OutputThatIsAnOperand) {
@@ -664,7 +732,8 @@ TEST(GemmRegistered, NamesAreUniqueAndLaunchesPossible) {
     EXPECT_LE(spec.shared_bytes, 232448) << spec.name;  // what a block may have on sm_90
     EXPECT_LE(spec.threads, 1024) << spec.name;
     EXPECT_EQ(spec.threads % 128, 0) << spec.name << " has no whole warpgroups";
-    EXPECT_TRUE(spec.tensor_core) << spec.name;
+    const bool row_by_row = spec.name.starts_with("gemv") || spec.name.ends_with("sum_partials");
+    EXPECT_EQ(spec.tensor_core, !row_by_row) << spec.name;
     EXPECT_NE(find_embedded(spec.source), nullptr) << spec.source;
   }
   EXPECT_FALSE(names.empty());

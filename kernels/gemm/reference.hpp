@@ -36,6 +36,7 @@ Real activate(Activation activation, Real x) {
              2;
     case Activation::silu:
       return x / (1 + std::exp(-x));
+    case Activation::swiglu:  // of pairs: evaluate()
     case Activation::none:
       break;
   }
@@ -46,7 +47,8 @@ Real activate(Activation activation, Real x) {
 /// to each of D.
 template <class Real, class Operand, class Result>
 std::vector<double> evaluate(const PlainCall& call, Operand operand, Result result) {
-  std::vector<double> d(static_cast<std::size_t>(call.batch * call.m * call.n));
+  const bool swiglu = call.activation == Activation::swiglu;
+  std::vector<double> d(static_cast<std::size_t>(call.batch * call.m * (swiglu ? call.n / 2 : call.n)));
   std::vector<Real> sums(static_cast<std::size_t>(call.n));
   Real* const sum = sums.data();
   for (std::int64_t row = 0; row < call.batch * call.m; ++row) {
@@ -58,7 +60,14 @@ std::vector<double> evaluate(const PlainCall& call, Operand operand, Result resu
       const Real factor = operand(a[k]);
       for (std::int64_t j = 0; j < call.n; ++j) sum[j] += factor * static_cast<Real>(operand(b[k * call.n + j]));
     }
-    for (std::int64_t j = 0; j < call.n; ++j) {
+    for (std::int64_t j = 0; swiglu && j < call.n; j += 2) {
+      const auto with_bias = [&](std::int64_t i) {
+        const Real x = static_cast<Real>(call.alpha) * sum[i];
+        return call.bias.empty() ? x : x + static_cast<Real>(call.bias[static_cast<std::size_t>(i)]);
+      };
+      d[static_cast<std::size_t>((row * call.n + j) / 2)] = result(activate(Activation::silu, with_bias(j)) * with_bias(j + 1));
+    }
+    for (std::int64_t j = 0; !swiglu && j < call.n; ++j) {
       const auto at = static_cast<std::size_t>(row * call.n + j);
       Real x = static_cast<Real>(call.alpha) * sum[j];
       if (call.beta != 0) x += static_cast<Real>(call.beta) * static_cast<Real>(call.c[at]);

@@ -145,4 +145,9 @@ struct GeluTanh {
   TW_INLINE static float apply(float x) { return 0.5f * x * (1.0f + tanh(0.797884560802865356f * (x + 0.044715f * x * x * x))); }
 };
 
+/// silu(gate) * up: the gated linear unit of Llama's MLP (Shazeer 2020, "GLU variants improve transformer").
+struct SwiGlu {
+  TW_INLINE static float apply(float gate, float up) { return Silu::apply(gate) * up; }
+};
+
 }  // namespace tw

@@ -63,7 +63,7 @@ struct Producer {
 
 /// Folds of a row are done in vectors of 16: a chain of single operations would take its length times their latency, and compilers may not
 /// reorder sums by themselves.
-typedef float Vector __attribute__((vector_size(64)));
+typedef float Vector __attribute__((vector_size(64), may_alias));
 inline constexpr int kVectorWidth = 16;
 
 struct Sum {
@@ -79,6 +79,28 @@ struct Largest {
   static TW_INLINE void fold(Vector& into, const Vector& x) { into = (x > into) ? x : into; }  // a NaN in x is left out
 };
 
+/// Folds value(c) of a row's columns. The values are made a piece at a time, in a loop that compilers vectorise.
+template <class Op, int cols, class Value>
+TW_INLINE float fold_columns(Value value) {
+  constexpr int vectors = cols % (4 * kVectorWidth) == 0 ? 4 : 1;
+  constexpr int piece = vectors * kVectorWidth;
+  constexpr int whole = cols / piece * piece;
+  float result = Op::neutral;
+  if constexpr (whole > 0) {
+    alignas(64) float values[piece];
+    Vector folded[vectors];
+    for (Vector& x : folded) x = Vector{} + Op::neutral;
+    for (int c = 0; c < whole; c += piece) {
+      for (int k = 0; k < piece; ++k) values[k] = value(c + k);
+      for (int v = 0; v < vectors; ++v) Op::fold(folded[v], *reinterpret_cast<const Vector*>(values + v * kVectorWidth));
+    }
+    for (int v = 1; v < vectors; ++v) Op::fold(folded[0], folded[v]);
+    for (int k = 0; k < kVectorWidth; ++k) Op::fold(result, static_cast<float>(folded[0][k]));
+  }
+  for (int c = whole; c < cols; ++c) Op::fold(result, static_cast<float>(value(c)));
+  return result;
+}
+
 template <class F>
 struct RowView {
   F& fragment;
@@ -87,7 +109,7 @@ struct RowView {
   /// The largest f(x); of numbers and NaNs the largest number.
   template <class Fn>
   TW_INLINE float max(Fn f) const {
-    const float largest = reduce<Largest>(f);
+    const float largest = fold_columns<Largest, F::cols>([&](int c) { return f(row()[c]); });
     if (largest > -kInfinity) return largest;
     for (int c = 0; c < F::cols; ++c) {  // only NaNs, or nothing larger than -infinity: rare
       const float value = f(row()[c]);
@@ -101,7 +123,7 @@ struct RowView {
   /// The sum of f(x).
   template <class Fn>
   TW_INLINE float sum(Fn f) const {
-    return reduce<Sum>(f);
+    return fold_columns<Sum, F::cols>([&](int c) { return f(row()[c]); });
   }
   TW_INLINE float sum() const {
     return sum([](float x) { return x; });
@@ -118,28 +140,6 @@ struct RowView {
 
  private:
   TW_INLINE auto* row() const { return fragment.x + r * F::cols; }
-
-  /// f is applied to a piece at a time, in a loop that compilers vectorise, and the piece folded into a few vectors.
-  template <class Op, class Fn>
-  TW_INLINE float reduce(Fn f) const {
-    constexpr int vectors = F::cols % (4 * kVectorWidth) == 0 ? 4 : 1;
-    constexpr int piece = vectors * kVectorWidth;
-    constexpr int whole = F::cols / piece * piece;
-    float result = Op::neutral;
-    if constexpr (whole > 0) {
-      alignas(64) float values[piece];
-      Vector folded[vectors];
-      for (Vector& x : folded) x = Vector{} + Op::neutral;
-      for (int c = 0; c < whole; c += piece) {
-        for (int k = 0; k < piece; ++k) values[k] = f(row()[c + k]);
-        for (int v = 0; v < vectors; ++v) Op::fold(folded[v], *reinterpret_cast<const Vector*>(values + v * kVectorWidth));
-      }
-      for (int v = 1; v < vectors; ++v) Op::fold(folded[0], folded[v]);
-      for (int k = 0; k < kVectorWidth; ++k) Op::fold(result, static_cast<float>(folded[0][k]));
-    }
-    for (int c = whole; c < F::cols; ++c) Op::fold(result, static_cast<float>(f(row()[c])));
-    return result;
-  }
 };
 
 /// The role that computes; the same members as sm_90a's.
@@ -270,6 +270,17 @@ class Block {
   TW_INLINE void map(F& tile, const A& a, const B& b, const C& c, const D& d, Fn f) const {
     map_with(tile, f, a, b, c, d);
   }
+  template <class T, int R, int C, class U>
+  TW_INLINE void add_products(RowVector<float, Fragment<T, R, C>>& sums, const Fragment<T, R, C>& tile,
+                              const ColumnVector<U, Fragment<T, R, C>>& vector) const {
+    for (int r = 0; r < R; ++r) {
+      sums.x[r] += fold_columns<Sum, C>([&](int c) { return static_cast<float>(tile.x[r * C + c]) * static_cast<float>(vector.x[c]); });
+    }
+  }
+  template <class T, int R, int C, class Fn>
+  TW_INLINE void pairs(Fragment<T, R, C / 2>& to, const Fragment<T, R, C>& from, Fn f) const {
+    for (int n = 0; n < R * C / 2; ++n) to.x[n] = f(from.x[2 * n], from.x[2 * n + 1]);
+  }
   template <class T, int R, int C>
   void column_sum(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector, const Scratch<T, R, C>&) const {
     reduce_columns(fragment, vector, [](T a, T b) { return a + b; });
@@ -292,14 +303,33 @@ class Block {
     const Extent rows(row0, R, from.rows), cols(col0, C, from.cols);
     for (int r = 0; r < R; ++r) load_row(to.x + r * C, C, from, row0 + r, col0, rows.has(r) ? cols : Extent{}, i, j, fill);
   }
-  template <class T, int R, int C, class G>
-  TW_INLINE void load(Fragment<T, R, C>& to, const G& from, int row0, int col0, Fill fill) const {
-    load(to, from, row0, col0, 0, 0, fill);
+  template <class F, class G>
+  TW_INLINE void load(F& to, const G& from, int row, int col, Fill fill) const {
+    load(to, from, row, col, 0, 0, fill);
   }
   template <class T, class Tile, class G>
-  TW_INLINE void load(ColumnVector<T, Tile>& to, const G& from, int row, int col0, Fill fill = {}) const {
+  TW_INLINE void load(ColumnVector<T, Tile>& to, const G& from, int row, int col0, int i = 0, int j = 0, Fill fill = {}) const {
     const bool has_row = row >= 0 && row < from.rows;
-    load_row(to.x, Tile::cols, from, row, col0, has_row ? Extent(col0, Tile::cols, from.cols) : Extent{}, 0, 0, fill);
+    load_row(to.x, Tile::cols, from, row, col0, has_row ? Extent(col0, Tile::cols, from.cols) : Extent{}, i, j, fill);
+  }
+  template <class T, class Tile, class G>
+  TW_INLINE void load(RowVector<T, Tile>& to, const G& from, int row, int col, int i = 0, int j = 0, Fill fill = {}) const {
+    using E = typename G::Element;
+    const Extent rows(row, to.size, from.rows);
+    const bool has_col = col >= 0 && col < from.cols;
+    for (int n = 0; n < to.size; ++n)
+      to.x[n] = has_col && rows.has(n) ? tw::to<T>(*from.template at<const E>(row + n, col, i, j)) : tw::to<T>(fill.value);
+  }
+  template <class T, class Tile, class G>
+  TW_INLINE void store(const RowVector<T, Tile>& from, const G& to, int row, int col, int i = 0, int j = 0) const {
+    using E = typename G::Element;
+    const Extent rows(row, from.size, to.rows);
+    if (col < 0 || col >= to.cols) return;
+    for (int n = rows.begin; n < rows.end; ++n) *to.template at<E>(row + n, col, i, j) = tw::to<E>(from.x[n]);
+  }
+  template <class G>
+  TW_INLINE float value(const G& from, int row, int col, int i = 0, int j = 0) const {
+    return static_cast<float>(*from.template at<const typename G::Element>(row, col, i, j));
   }
   template <class F, class G>
   TW_INLINE void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {

@@ -172,6 +172,42 @@ struct Block {
   TW_INLINE void map(F& tile, const A& a, const B& b, const C& c, const D& d, Fn f) const {
     map_with(tile, f, a, b, c, d);
   }
+  /// sums[row] += sum over columns of tile(row, col) * vector[col], of this thread's share of the row: complete() adds the shares up.
+  template <class F, class T, class U>
+  TW_INLINE void add_products(RowVector<float, F>& sums, const F& tile, const ColumnVector<U, T>& vector) const {
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      const float sum = RowView<const F>::fold(
+          [&](int n) {
+            const int e = F::in_row(r, n);
+            return static_cast<float>(tile.x[e]) * static_cast<float>(vector.x[F::column_index(e)]);
+          },
+          [](float a, float b) { return a + b; });
+      sums.x[r] += sum;
+    }
+  }
+  /// to(row, n) = f(from(row, 2 n), from(row, 2 n + 1)).
+  template <class T, int R, int C, class Fn>
+  TW_INLINE void pairs(Fragment<T, R, C / 2>& to, const Fragment<T, R, C>& from, Fn f) const {
+    static_assert(C % 16 == 0, "pairs() halves the columns, which stay a multiple of 8");
+    // A thread has a pair of every eight columns, and wants two neighbouring results of every eight: those of two neighbours in its quad.
+    const int quad = at.lane & ~3;
+    const int low = quad + at.lane % 2 * 2;
+    const bool second = at.lane % 4 >= 2;
+    TW_UNROLL
+    for (int group = 0; group < C / 16; ++group) {
+      TW_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const T* x = from.x + group * 8 + r * 2;
+        const T first = f(x[0], x[1]), last = f(x[4], x[5]);
+        TW_UNROLL
+        for (int n = 0; n < 2; ++n) {
+          const T of_first = ptx::shuffle(first, low + n), of_last = ptx::shuffle(last, low + n);
+          to.x[group * 4 + r * 2 + n] = second ? of_last : of_first;
+        }
+      }
+    }
+  }
   /// vector[col] = sum of the column over all the block's rows.
   template <class T, int R, int C>
   TW_INLINE void column_sum(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector,
@@ -230,7 +266,7 @@ struct Block {
   }
   /// The values of the columns from `col` on, which row `row` of the tensor holds (row 0 of a vector); `fill` outside it.
   template <class T, class Tile, class G>
-  TW_INLINE void load(ColumnVector<T, Tile>& to, const G& from, int row, int col, Fill fill = {}) const {
+  TW_INLINE void load(ColumnVector<T, Tile>& to, const G& from, int row, int col, int i = 0, int j = 0, Fill fill = {}) const {
     using V = ColumnVector<T, Tile>;
     using E = typename G::Element;
     constexpr int width = Tile::width;
@@ -242,15 +278,43 @@ struct Block {
       if (whole) {
         Piece<E, width> piece;
         const bool inside = from.inside(row, first);
-        if (inside) piece = *piece_at<width>(from, row, first, 0, 0);
+        if (inside) piece = *piece_at<width>(from, row, first, i, j);
         TW_UNROLL
         for (int k = 0; k < width; ++k) to.x[n + k] = inside ? tw::to<T>(piece.x[k]) : tw::to<T>(fill.value);
       } else {
         TW_UNROLL
         for (int k = 0; k < width; ++k)
-          to.x[n + k] = from.inside(row, first + k) ? tw::to<T>(*from.template at<const E>(row, first + k, 0, 0)) : tw::to<T>(fill.value);
+          to.x[n + k] = from.inside(row, first + k) ? tw::to<T>(*from.template at<const E>(row, first + k, i, j)) : tw::to<T>(fill.value);
       }
     }
+  }
+  /// The values of the rows from `row` on, which column `col` of the tensor holds; `fill` outside it.
+  template <class T, class Tile, class G>
+  TW_INLINE void load(RowVector<T, Tile>& to, const G& from, int row, int col, int i = 0, int j = 0, Fill fill = {}) const {
+    using E = typename G::Element;
+    const Position at = here();
+    TW_UNROLL
+    for (int n = 0; n < to.size; ++n) {
+      const int r = row + to.row(at, n);
+      to.x[n] = from.inside(r, col) ? tw::to<T>(*from.template at<const E>(r, col, i, j)) : tw::to<T>(fill.value);
+    }
+  }
+  /// The vector's values into column `col`, from row `row` on.
+  template <class T, class Tile, class G>
+  TW_INLINE void store(const RowVector<T, Tile>& from, const G& to, int row, int col, int i = 0, int j = 0) const {
+    using E = typename G::Element;
+    if (!owns_rows(from)) return;
+    const Position at = here();
+    TW_UNROLL
+    for (int n = 0; n < from.size; ++n) {
+      const int r = row + from.row(at, n);
+      if (to.inside(r, col)) *to.template at<E>(r, col, i, j) = tw::to<E>(from.x[n]);
+    }
+  }
+  /// One element as f32, which must lie inside the tensor; every thread gets it.
+  template <class G>
+  TW_INLINE float value(const G& from, int row, int col, int i = 0, int j = 0) const {
+    return static_cast<float>(*from.template at<const typename G::Element>(row, col, i, j));
   }
   /// Elements outside the tensor are dropped; each is rounded to the tensor's type.
   template <class F, class G>

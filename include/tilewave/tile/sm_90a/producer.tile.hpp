@@ -42,7 +42,8 @@ struct StridedCopy {
 
   template <class G, class S>
   TW_INLINE void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
-    using Bits = conditional<sizeof(typename S::Element) == 2, u16, u32>;  // nothing is computed: bits are moved
+    using Bits = conditional<sizeof(typename S::Element) == 1, u8,
+                             conditional<sizeof(typename S::Element) == 2, u16, u32>>;  // nothing is computed: bits are moved
     constexpr int width = 16 / static_cast<int>(sizeof(Bits));
     constexpr int pieces = S::cols / width;
     const bool along_rows = from.stride_col != 1;  // then neighbouring threads take neighbouring rows, to read neighbouring addresses
@@ -53,7 +54,7 @@ struct StridedCopy {
       u32 words[4] = {0, 0, 0, 0};
       TW_UNROLL
       for (int e = 0; e < width; ++e) {
-        const u32 bits = from.inside(row + r, col + c + e) ? *from.template at<const Bits>(row + r, col + c + e, i, j) : 0u;
+        const u32 bits = from.inside(row + r, col + c + e) ? u32{*from.template at<const Bits>(row + r, col + c + e, i, j)} : 0u;
         words[e * 4 / width] |= bits << (e * 32 * 4 / width % 32);
       }
       ptx::store_shared_16(ptx::address(to.bytes) + static_cast<u32>(S::offset(r, c)), words[0], words[1], words[2], words[3]);

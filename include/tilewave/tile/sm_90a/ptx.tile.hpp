@@ -152,6 +152,15 @@ TW_INLINE T shuffle_xor(T value, int mask) {
   return value;
 #endif
 }
+/// The value that lane `lane` holds.
+template <class T>
+TW_INLINE T shuffle(T value, [[maybe_unused]] int lane) {
+#if TW_ON_GPU
+  return __shfl_sync(0xffffffffu, value, lane);
+#else
+  return value;
+#endif
+}
 TW_INLINE bool any(bool value) {
 #if TW_ON_GPU
   return __any_sync(0xffffffffu, value);
@@ -208,6 +217,7 @@ TW_INLINE const T* opaque(const T* x) {
 }
 /// Keeps the compiler from moving a use of `x` across this point; costs nothing.
 TW_INLINE void pin(float& x) { TW_ASM("" : "+f"(x)::"memory"); }
+TW_INLINE void pin(i32& x) { TW_ASM("" : "+r"(x)::"memory"); }
 
 }  // namespace tw::sm_90a::ptx
 

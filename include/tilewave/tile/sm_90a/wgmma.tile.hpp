@@ -22,8 +22,9 @@ struct Descriptor {
 
 template <class T, int N>
 struct Wgmma {
-  static_assert(sizeof(T) == 0,
-                "no product of this element type and width: bf16, f16 or float, N = 16, 32, 64, 80, 96, 128, 160, 176, 192 or 256");
+  static_assert(
+      sizeof(T) == 0,
+      "no product of this element type and width: bf16, f16, float, fp8 or i8, N = 8, 16, 32, 64, 80, 96, 128, 160, 176, 192 or 256");
 };
 
 #if TW_ON_GPU
@@ -31,6 +32,7 @@ struct Wgmma {
 // Accumulators in the text: "%0, %1, ...", ten at a time.
 #define TW_TEXT_10(tens) \
   "%" tens "0, %" tens "1, %" tens "2, %" tens "3, %" tens "4, %" tens "5, %" tens "6, %" tens "7, %" tens "8, %" tens "9"
+#define TW_TEXT_4 "%0, %1, %2, %3"
 #define TW_TEXT_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define TW_TEXT_16 TW_TEXT_10("") ", %10, %11, %12, %13, %14, %15"
 #define TW_TEXT_30 TW_TEXT_10("") ", " TW_TEXT_10("1") ", " TW_TEXT_10("2")
@@ -46,35 +48,36 @@ struct Wgmma {
 #define TW_TEXT_120 TW_TEXT_90 ", " TW_TEXT_10("9") ", " TW_TEXT_10("10") ", " TW_TEXT_10("11")
 #define TW_TEXT_128 TW_TEXT_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
 
-// Accumulators as operands.
-#define TW_REGS_8(i) \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define TW_REGS_16(i) TW_REGS_8(i), TW_REGS_8(i + 8)
-#define TW_REGS_32(i) TW_REGS_16(i), TW_REGS_16(i + 16)
-#define TW_REGS_64(i) TW_REGS_32(i), TW_REGS_32(i + 32)
-#define TW_REGS_40(i) TW_REGS_32(i), TW_REGS_8(i + 32)
-#define TW_REGS_48(i) TW_REGS_32(i), TW_REGS_16(i + 32)
-#define TW_REGS_80(i) TW_REGS_64(i), TW_REGS_16(i + 64)
-#define TW_REGS_88(i) TW_REGS_80(i), TW_REGS_8(i + 80)
-#define TW_REGS_96(i) TW_REGS_64(i), TW_REGS_32(i + 64)
-#define TW_REGS_128(i) TW_REGS_64(i), TW_REGS_64(i + 64)
+// Accumulators as operands, with the constraint "+f" or, of integers, "+r".
+#define TW_REGS_4(C, i) C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3])
+#define TW_REGS_8(C, i) TW_REGS_4(C, i), TW_REGS_4(C, i + 4)
+#define TW_REGS_16(C, i) TW_REGS_8(C, i), TW_REGS_8(C, i + 8)
+#define TW_REGS_32(C, i) TW_REGS_16(C, i), TW_REGS_16(C, i + 16)
+#define TW_REGS_64(C, i) TW_REGS_32(C, i), TW_REGS_32(C, i + 32)
+#define TW_REGS_40(C, i) TW_REGS_32(C, i), TW_REGS_8(C, i + 32)
+#define TW_REGS_48(C, i) TW_REGS_32(C, i), TW_REGS_16(C, i + 32)
+#define TW_REGS_80(C, i) TW_REGS_64(C, i), TW_REGS_16(C, i + 64)
+#define TW_REGS_88(C, i) TW_REGS_80(C, i), TW_REGS_8(C, i + 80)
+#define TW_REGS_96(C, i) TW_REGS_64(C, i), TW_REGS_32(C, i + 64)
+#define TW_REGS_128(C, i) TW_REGS_64(C, i), TW_REGS_64(C, i + 64)
 
-// Count = N / 2 accumulators; p0.. are the numbers of the operands after them. Transposes exist for 16-bit types only.
-#define TW_WGMMA(T, SHAPE, TRANSPOSES_SS, TRANSPOSES_RS, N, Count, p0, p1, p2, p3, p4, p5, p6, p7)                                  \
+// Count = N / 2 accumulators; p0.. are the numbers of the operands after them. NEGATE: the modifiers that only floating-point products
+// have. Transposes exist for 16-bit types only.
+#define TW_WGMMA(T, D, C, SHAPE, NEGATE, TRANSPOSES_SS, TRANSPOSES_RS, N, Count, p0, p1, p2, p3, p4, p5, p6, p7)                    \
   template <>                                                                                                                       \
   struct Wgmma<T, N> {                                                                                                              \
     template <int TransposeA, int TransposeB>                                                                                       \
-    static TW_INLINE void shared_shared(float* d, u64 a, u64 b, u32 accumulate) {                                                   \
+    static TW_INLINE void shared_shared(D* d, u64 a, u64 b, u32 accumulate) {                                                       \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N SHAPE " {" TW_TEXT_##Count \
-                   "}, %" #p0 ", %" #p1 ", p, 1, 1" TRANSPOSES_SS(p3, p4) ";\n}"                                                    \
-                   : TW_REGS_##Count(0)                                                                                             \
+                   "}, %" #p0 ", %" #p1 ", p" NEGATE TRANSPOSES_SS(p3, p4) ";\n}"                                                   \
+                   : TW_REGS_##Count(C, 0)                                                                                          \
                    : "l"(a), "l"(b), "r"(accumulate), "n"(TransposeA), "n"(TransposeB));                                            \
     }                                                                                                                               \
     template <int TransposeB>                                                                                                       \
-    static TW_INLINE void registers_shared(float* d, const u32* a, u64 b, u32 accumulate) {                                         \
+    static TW_INLINE void registers_shared(D* d, const u32* a, u64 b, u32 accumulate) {                                             \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N SHAPE " {" TW_TEXT_##Count \
-                   "}, {%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4 ", p, 1, 1" TRANSPOSES_RS(p6) ";\n}"                        \
-                   : TW_REGS_##Count(0)                                                                                             \
+                   "}, {%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4 ", p" NEGATE TRANSPOSES_RS(p6) ";\n}"                       \
+                   : TW_REGS_##Count(C, 0)                                                                                          \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TransposeB));                         \
     }                                                                                                                               \
   };
@@ -82,11 +85,14 @@ struct Wgmma {
 #define TW_TRANSPOSES_BOTH(a, b) ", %" #a ", %" #b
 #define TW_TRANSPOSES_ONE(b) ", %" #b
 #define TW_TRANSPOSES_NONE(...) ""
-#define TW_WGMMA_TYPES(...)                                                               \
-  TW_WGMMA(bf16, "k16.f32.bf16.bf16", TW_TRANSPOSES_BOTH, TW_TRANSPOSES_ONE, __VA_ARGS__) \
-  TW_WGMMA(f16, "k16.f32.f16.f16", TW_TRANSPOSES_BOTH, TW_TRANSPOSES_ONE, __VA_ARGS__)    \
-  TW_WGMMA(float, "k8.f32.tf32.tf32", TW_TRANSPOSES_NONE, TW_TRANSPOSES_NONE, __VA_ARGS__)
+#define TW_WGMMA_TYPES(...)                                                                                           \
+  TW_WGMMA(bf16, float, "+f", "k16.f32.bf16.bf16", ", 1, 1", TW_TRANSPOSES_BOTH, TW_TRANSPOSES_ONE, __VA_ARGS__)      \
+  TW_WGMMA(f16, float, "+f", "k16.f32.f16.f16", ", 1, 1", TW_TRANSPOSES_BOTH, TW_TRANSPOSES_ONE, __VA_ARGS__)         \
+  TW_WGMMA(float, float, "+f", "k8.f32.tf32.tf32", ", 1, 1", TW_TRANSPOSES_NONE, TW_TRANSPOSES_NONE, __VA_ARGS__)     \
+  TW_WGMMA(fp8_e4m3, float, "+f", "k32.f32.e4m3.e4m3", ", 1, 1", TW_TRANSPOSES_NONE, TW_TRANSPOSES_NONE, __VA_ARGS__) \
+  TW_WGMMA(i8, i32, "+r", "k32.s32.s8.s8", "", TW_TRANSPOSES_NONE, TW_TRANSPOSES_NONE, __VA_ARGS__)
 
+TW_WGMMA_TYPES(8, 4, 4, 5, 6, 7, 8, 9, 10, 11)
 TW_WGMMA_TYPES(16, 8, 8, 9, 10, 11, 12, 13, 14, 15)
 TW_WGMMA_TYPES(32, 16, 16, 17, 18, 19, 20, 21, 22, 23)
 TW_WGMMA_TYPES(64, 32, 32, 33, 34, 35, 36, 37, 38, 39)
