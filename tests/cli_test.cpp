@@ -124,7 +124,10 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
       {"kernels layout --fragment 32,8", "32 rows; allowed: 64 to 448"},
       {"kernels layout --fragment 64,264", "264 columns; allowed: 8 to 256"},
       {"kernels layout --rows 4,33", "33 columns"},
-      {"kernels layout --rows -4,32", "-4 rows"},
+      {"kernels layout --rows -4,32", "-4 rows; allowed: a multiple or a divisor of the block's 4 warps"},
+      {"kernels layout --rows 3,32", "3 rows"},
+      {"kernels layout --rows 4,32,12", "12 warps; allowed: 4, 8, 16, 32"},
+      {"kernels layout --rows 1,32", "128 (the threads of a row) times 1 to 16"},
       {"kernels layout --rows 64,4096", "255 registers"},
       {"kernels layout --fragment 64,8 --tile 2", "--tile is 2; allowed: 1 to 1"},
       {"kernels compile", "--arch"},
@@ -253,6 +256,9 @@ TEST_F(Cli, KernelsLayoutWhole) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.out.find("Drawn"), std::string::npos) << outcome.out;
   EXPECT_NE(outcome.out.find(" 127:0\n"), std::string::npos) << outcome.out;  // the last thread has the last row's end
+  const Outcome shared = run("kernels layout --all --rows 1,4096,8");
+  EXPECT_NE(shared.out.find("256 threads that compute, 16 registers of each."), std::string::npos) << shared.out;
+  EXPECT_NE(shared.out.find(" 255:8\n"), std::string::npos) << shared.out;
 }
 
 TEST_F(Cli, KernelsLayoutSvg) {

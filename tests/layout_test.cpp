@@ -52,22 +52,24 @@ void expect_bytes_used_once() {
   }
 }
 
-TEST(Layout, FragmentElementsAreOwnedOnce) {
+TEST(TileLayouts, FragmentElementsAreOwnedOnce) {
   expect_owned_once(layout_of<sm_90a::Fragment<float, 64, 8>>);
   expect_owned_once(layout_of<sm_90a::Fragment<float, 64, 176>>);
   expect_owned_once(layout_of<sm_90a::Fragment<float, 192, 256>>);
   expect_owned_once(layout_of<sm_90a::Operand<bf16, 128, 80>>);
 }
 
-TEST(Layout, RowsElementsAreOwnedOnce) {
-  expect_owned_once(layout_of<sm_90a::Rows<float, 4, 32>>);
-  expect_owned_once(layout_of<sm_90a::Rows<float, 8, 96>>);
-  expect_owned_once(layout_of<sm_90a::Rows<float, 12, 64>>);
-  expect_owned_once(layout_of<sm_90a::Rows<float, 16, 128>>);
-  expect_owned_once(layout_of<sm_90a::Rows<float, 4, 2048>>);
+TEST(TileLayouts, RowsElementsAreOwnedOnce) {
+  expect_owned_once(layout_of<sm_90a::Rows<float, 4, 32, 4, 0>>);
+  expect_owned_once(layout_of<sm_90a::Rows<float, 8, 96, 4, 1>>);
+  expect_owned_once(layout_of<sm_90a::Rows<float, 12, 64, 4, 0>>);
+  expect_owned_once(layout_of<sm_90a::Rows<bf16, 16, 1024, 8, 4>>);
+  expect_owned_once(layout_of<sm_90a::Rows<float, 1, 4096, 4, 0>>);  // all four warps share the row
+  expect_owned_once(layout_of<sm_90a::Rows<float, 4, 2048, 16, 0>>);
+  expect_owned_once(layout_of<sm_90a::Rows<float, 3, 1152, 12, 0>>);
 }
 
-TEST(Layout, SharedBytesAreUsedOnce) {
+TEST(TileLayouts, SharedBytesAreUsedOnce) {
   expect_bytes_used_once<sm_90a::Shared<bf16, 8, 64, Contract::columns>>();
   expect_bytes_used_once<sm_90a::Shared<f16, 72, 192, Contract::rows>>();
   expect_bytes_used_once<sm_90a::Shared<bf16, 256, 128, Contract::columns>>();
@@ -75,7 +77,7 @@ TEST(Layout, SharedBytesAreUsedOnce) {
 }
 
 // PTX manual, wgmma's accumulators: row 16 w + l / 4 + 8 (i / 2 mod 2), column 8 (i / 4) + 2 (l mod 4) + i mod 2 of warp w, lane l.
-TEST(Layout, FragmentIsWgmmas) {
+TEST(TileLayouts, FragmentIsWgmmas) {
   const TileLayout& layout = layout_of<sm_90a::Fragment<float, 128, 64>>;
   for (int thread = 0; thread < layout.threads; ++thread) {
     for (int i = 0; i < layout.size; ++i) {
@@ -88,7 +90,7 @@ TEST(Layout, FragmentIsWgmmas) {
 }
 
 // PTX manual, 16-bit A operand of 16 x 16: lane 4 (row mod 8) + (col mod 8) / 2, element col mod 2 + 2 (row / 8) + 4 (col / 8).
-TEST(Layout, OperandIsMmas) {
+TEST(TileLayouts, OperandIsMmas) {
   const TileLayout& layout = layout_of<sm_90a::Operand<f16, 64, 32>>;
   EXPECT_EQ(layout.per_register, 2);
   for (int lane = 0; lane < 32; ++lane) {
@@ -101,7 +103,7 @@ TEST(Layout, OperandIsMmas) {
 }
 
 // The 128-byte swizzle of TMA and wgmma: address bits 4 to 6 are XORed with bits 7 to 9.
-TEST(Layout, SharedIsThe128ByteSwizzle) {
+TEST(TileLayouts, SharedIsThe128ByteSwizzle) {
   const TileLayout& layout = layout_of<sm_90a::Shared<bf16, 64, 128, Contract::columns>>;
   for (int row = 0; row < 64; ++row) {
     for (int col = 0; col < 128; ++col) {
@@ -122,7 +124,7 @@ std::vector<std::string> described(const std::string& kernel) {
   return texts;
 }
 
-TEST(Layout, KernelsTilesAreFound) {
+TEST(TileLayouts, KernelsTilesAreFound) {
   EXPECT_EQ(described("gemm_bf16_nn_128x256"),
             (std::vector<std::string>{"Shared 128 x 64, ring 1, 4 slots", "Shared 64 x 256 rows, ring 1, 4 slots",
                                       "Shared 64 x 64, staging, 2 slots for each warpgroup", "Fragment 128 x 256, state"}));
@@ -131,7 +133,7 @@ TEST(Layout, KernelsTilesAreFound) {
       (std::vector<std::string>{"Shared 128 x 32, ring 1, 6 slots", "Shared 128 x 32, ring 1, 6 slots", "Fragment 128 x 128, state"}));
 }
 
-TEST(Layout, EveryRegisteredKernelWithProductsHasTiles) {
+TEST(TileLayouts, EveryRegisteredKernelWithProductsHasTiles) {
   for (const RegisteredKernel& kernel : registered_kernels()) {
     SCOPED_TRACE(kernel.spec.name);
     const std::vector<KernelTile> tiles = tiles_of(kernel.spec);

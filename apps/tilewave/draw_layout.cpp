@@ -37,7 +37,7 @@ std::string conflicts(const std::vector<int>& offsets, int bytes) {
 
 std::string place(const TileLayout& layout, const DrawnPart& drawn, int cell_cols) {
   const int rows = std::min(layout.rows, drawn.rows);
-  const int cols = std::min(layout.cols, drawn.cells * cell_cols);
+  const int cols = std::min(layout.cols / cell_cols, drawn.cells) * cell_cols;
   if (rows == layout.rows && cols == layout.cols) return "";
   return fmt::format("Drawn: rows 0 to {} of {}, columns 0 to {} of {}; --all draws everything.", rows - 1, layout.rows, cols - 1,
                      layout.cols);
@@ -198,7 +198,7 @@ std::string to_svg(const std::string& title, const std::vector<Picture>& picture
     }
     right = std::max(right, left + static_cast<int>(picture.rows.front().size()) * cell_width);
     y += 10;
-    const int legend_width = 4 * kSwatch + 15 * kCharacter;
+    const int legend_width = 2 * kSwatch + kCharacter * static_cast<int>(picture.legend.back().size());
     for (std::size_t i = 0; i < picture.legend.size(); ++i) {
       const int x = left + static_cast<int>(i % 4) * legend_width;
       if (i % 4 == 0 && i > 0) y += kLine + 4;

@@ -137,10 +137,10 @@ void add_kernels(CLI::App& app, int& exit_code) {
       ->delimiter(',')
       ->expected(2)
       ->type_name("ROWS,COLS");
-  layout_command->add_option("--rows", a.layout.rows, "These Rows: a tile without products")
+  layout_command->add_option("--rows", a.layout.rows, "These Rows: a tile without products, over a block of WARPS (4)")
       ->delimiter(',')
-      ->expected(2)
-      ->type_name("ROWS,COLS");
+      ->expected(2, 3)
+      ->type_name("ROWS,COLS[,WARPS]");
   layout_command->add_option("--tile", a.layout.tile, "Only the tile of this number; 0: all")->capture_default_str()->type_name("N");
   layout_command->add_flag("--all", a.layout.all, "Whole tiles, not their first 16 rows and 16 cells of a row");
   layout_command->add_option("--svg", a.layout.svg, "Write a picture to this file instead")->type_name("FILE");

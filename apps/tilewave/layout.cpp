@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -23,7 +24,7 @@ constexpr DrawnPart kAll{std::numeric_limits<int>::max(), std::numeric_limits<in
 /// Shared memory of a block on a Hopper GPU.
 constexpr int kSharedBytes = 227 * 1024;
 
-[[noreturn]] void refuse(const char* option, const std::string& given, const char* allowed) {
+[[noreturn]] void refuse(const char* option, const std::string& given, const std::string& allowed) {
   throw UsageError(fmt::format("kernels layout: {} is {}; allowed: {}", option, given, allowed));
 }
 
@@ -83,15 +84,41 @@ TileLayout fragment_layout(int rows, int cols) {
   return layout;
 }
 
-/// More rows are more registers, laid out as the first.
+/// A row for every `RowWarps` of a block's `Warps`. Further rows are more registers, laid out as these.
+template <int Warps, int RowWarps>
 TileLayout rows_layout(int rows, int cols) {
-  if (rows <= 0 || rows % 4 != 0) refuse("--rows", fmt::format("{} rows", rows), "a multiple of 4 rows");
+  constexpr int kRows = Warps / RowWarps, kThreads = 32 * RowWarps;
   TileLayout layout{};
-  if (!with_constant<32, 4096, 32>(cols, [&]<int C>() { layout = layout_of<sm_90a::Rows<float, 4, C>>; }))
-    refuse("--rows", fmt::format("{} columns", cols), "32 to 4096 columns, a multiple of 32");
-  if (rows / layout.rows > 255 / layout.size) refuse("--rows", fmt::format("{} x {}", rows, cols), "what fits a thread's 255 registers");
-  layout.size *= rows / layout.rows;
+  const auto set = [&]<int share>() { layout = layout_of<sm_90a::Rows<float, kRows, share * kThreads, Warps, 0>>; };
+  const bool even = cols % kThreads == 0;
+  if (!even || !(with_constant<1, 16, 1>(cols / kThreads, set) || with_constant<24, 128, 8>(cols / kThreads, set))) {
+    refuse("--rows", fmt::format("{} columns", cols),
+           fmt::format("{} (the threads of a row) times 1 to 16, or times a multiple of 8 up to 128", kThreads));
+  }
+  if (rows / kRows > 255 / layout.size) refuse("--rows", fmt::format("{} x {}", rows, cols), "what fits a thread's 255 registers");
+  layout.size *= rows / kRows;
   layout.rows = rows;
+  return layout;
+}
+
+template <int Warps>
+TileLayout rows_layout(int rows, int cols) {
+  if (rows > 0 && rows % Warps == 0) return rows_layout<Warps, 1>(rows, cols);
+  TileLayout layout{};
+  const auto set = [&]<int power>() { layout = rows_layout<Warps, (Warps >> power)>(rows, cols); };
+  constexpr int kPowers = std::bit_width(static_cast<unsigned>(Warps)) - 1;
+  const bool power_of_two = rows > 0 && std::has_single_bit(static_cast<unsigned>(rows));
+  if (!power_of_two || !with_constant<0, kPowers - 1, 1>(std::countr_zero(static_cast<unsigned>(rows)), set))
+    refuse("--rows", fmt::format("{} rows", rows), fmt::format("a multiple or a divisor of the block's {} warps", Warps));
+  return layout;
+}
+
+TileLayout rows_layout(int rows, int cols, int warps) {
+  TileLayout layout{};
+  const auto set = [&]<int power>() { layout = rows_layout<(1 << power)>(rows, cols); };
+  const bool power_of_two = warps > 0 && std::has_single_bit(static_cast<unsigned>(warps));
+  if (!power_of_two || !with_constant<2, 5, 1>(std::countr_zero(static_cast<unsigned>(warps)), set))
+    refuse("--rows", fmt::format("{} warps", warps), "4, 8, 16, 32");
   return layout;
 }
 
@@ -108,13 +135,12 @@ void write(const std::string& path, const std::string& text) {
 KernelTile described_tile(const LayoutOptions& options) {
   if (!options.shared.empty()) return {shared_layout(options.shared, options.contract), ""};
   if (!options.fragment.empty()) return {fragment_layout(options.fragment[0], options.fragment[1]), ""};
-  return {rows_layout(options.rows[0], options.rows[1]), ""};
+  return {rows_layout(options.rows[0], options.rows[1], options.rows.size() > 2 ? options.rows[2] : 4), ""};
 }
 
 void draw_tiles(const std::string& title, const std::vector<KernelTile>& tiles, const LayoutOptions& options) {
   const int count = static_cast<int>(tiles.size());
-  if (options.tile < 0 || options.tile > count)
-    refuse("--tile", std::to_string(options.tile), fmt::format("1 to {}, or 0 for all", count).c_str());
+  if (options.tile < 0 || options.tile > count) refuse("--tile", std::to_string(options.tile), fmt::format("1 to {}, or 0 for all", count));
   std::vector<Picture> pictures;
   for (int i = 0; i < count; ++i) {
     if (options.tile != 0 && options.tile != i + 1) continue;

@@ -12,7 +12,7 @@ namespace tw::cli {
 struct LayoutOptions {
   std::vector<std::string> shared;  ///< DTYPE, ROWS, COLS
   std::vector<int> fragment;        ///< ROWS, COLS
-  std::vector<int> rows;            ///< ROWS, COLS
+  std::vector<int> rows;            ///< ROWS, COLS, the block's warps (4 when left out)
   std::string contract = "columns";
   int tile = 0;  ///< the only one to draw, from 1; 0: all
   bool all = false;

@@ -71,9 +71,9 @@ template <class T, int R, int C>
 constexpr TileLayout make_layout(const sm_90a::Operand<T, R, C>*) {
   return register_layout<sm_90a::Fragment<T, R, C>>("Operand", DTypeOf<T>::value, 2);
 }
-template <class T, int R, int C, auto... more>
-constexpr TileLayout make_layout(const sm_90a::Rows<T, R, C, more...>*) {
-  return register_layout<sm_90a::Rows<T, R, C, more...>>("Rows", DTypeOf<T>::value, 1);
+template <class T, int R, int C, int Warps, int Width>
+constexpr TileLayout make_layout(const sm_90a::Rows<T, R, C, Warps, Width>*) {
+  return register_layout<sm_90a::Rows<T, R, C, Warps, Width>>("Rows", DTypeOf<T>::value, 1);
 }
 
 }  // namespace detail
@@ -145,8 +145,8 @@ struct RecordingTarget : sm_90a::Target<> {
   using Fragment = RecordedTile<sm_90a::Fragment<T, R, C>>;
   template <class T, int R, int C>
   using Operand = RecordedTile<sm_90a::Operand<T, R, C>>;
-  template <class T, int R, int C, auto... more>
-  using Rows = RecordedTile<sm_90a::Rows<T, R, C, more...>>;
+  template <class T, int R, int C, int Warps, int Width>
+  using Rows = RecordedTile<sm_90a::Rows<T, R, C, Warps, Width>>;
   template <class T, int R, int C>
   using Staging = RecordedStaging<T, R, C>;
   template <class T, int R, int C>
