@@ -67,8 +67,9 @@ class Cli : public testing::Test {
   /// The first registered kernel that uses the tensor cores of plain bf16 products: quick to compile.
   std::string some_kernel() const { return run_json("kernels list --json").at(0).at("name"); }
 
- private:
   static constexpr const char* kProgram = TILEWAVE_BINARY_DIR "/tilewave";
+
+ private:
   fs::path folder_;
 };
 
@@ -321,6 +322,20 @@ TEST_F(Cli, KernelsCompileWritesAPack) {
   const json kernels =
       run_json("kernels compile --arch sm_90a --json " + name, fmt::format("TILEWAVE_CACHE=/dev/null/cache TILEWAVE_PACK='{}'", pack));
   EXPECT_EQ(kernels[0].at("from_cache"), true);
+}
+
+// As `make bundle` lays it out: no variable says where the pack is.
+TEST_F(Cli, PackBesideTheProgramIsFound) {
+  skip_without_nvrtc();
+  const std::string name = some_kernel();
+  const fs::path prefix = folder() / "prefix";
+  ASSERT_EQ(run(fmt::format("kernels compile --arch sm_90a --output '{}' {}", (prefix / "share/tilewave/kernels").string(), name)).code, 0);
+  fs::create_directories(prefix / "bin");
+  fs::copy_file(kProgram, prefix / "bin/tilewave");
+  const std::string command = fmt::format(
+      "cd '{0}' && TILEWAVE_CACHE=/dev/null/cache bin/tilewave kernels compile --arch sm_90a --json {1} >'{0}/out'", prefix.string(), name);
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  EXPECT_EQ(json::parse(read(prefix / "out")).at(0).at("from_cache"), true);
 }
 
 // Tests may run as root, who may write everywhere: nothing can be created below a regular file.

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# run-tests.sh [--cpu]: runs the tests of a bundle: those of the GPU where one is usable, else (or with --cpu) those of the CPU. Needs no NVRTC: a test
+# whose kernel is neither in the bundle nor can be compiled here counts as left out. Exit codes: 0 nothing failed, 1 a test did, 2 wrong usage.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+on_gpu=1
+case "${1:-}" in
+  "") ;;
+  --cpu) on_gpu=0 ;;
+  *) echo "usage: $0 [--cpu]" >&2; exit 2 ;;
+esac
+
+bin/tilewave devices
+if ((on_gpu)) && ! bin/tilewave devices --json | tr -d '\n' | grep -q '"device": "cuda:[0-9]*"[^}]*"usable": true'; then
+  echo "No usable GPU (see above): the CPU's tests are run."
+  on_gpu=0
+fi
+filter='*cuda*'
+((on_gpu)) || filter='-*cuda*'
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+failed_programs=0
+passed=0 left_out=0 skipped=0 failed=0
+for program in tests/*_tests; do
+  status=0
+  "$program" --gtest_filter="$filter" --gtest_color=no >"$log" 2>&1 || status=$?
+  # A test ends with its verdict. It is left out, in whole or in part, if want of the compiler is all that was wrong.
+  counts=$(awk '
+    /^\[ RUN      \]/ { wrong = 0; missing = 0; ended = 0; text = "" }
+    { text = text $0 "\n" }
+    /: Failure$/ { ++wrong }
+    /cannot be compiled: NVRTC .* was not found/ { ++missing }
+    /^\[       OK \]/ { ++passed; ended = 1 }
+    /^\[  SKIPPED \] .* \([0-9]+ ms\)$/ { if (missing) ++left_out; else ++skipped; ended = 1 }
+    /^\[  FAILED  \] .* \([0-9]+ ms\)$/ { if (missing && wrong <= missing) ++left_out; else { ++failed; printf "%s", text > "/dev/stderr" }; ended = 1 }
+    END { print passed + 0, left_out + 0, skipped + 0, failed + 0 }' "$log")
+  read -r p l s f <<<"$counts"
+  echo "$program: $p passed, $l left out for want of a kernel, $s skipped, $f failed"
+  passed=$((passed + p)) left_out=$((left_out + l)) skipped=$((skipped + s)) failed=$((failed + f))
+  # 0 and 1 are GoogleTest's; with any other the program died.
+  if ((status > 1)); then
+    tail -n 20 "$log" >&2
+    echo "$program: ended with status $status" >&2
+    failed_programs=$((failed_programs + 1))
+  fi
+done
+echo "$passed passed, $left_out left out for want of a kernel, $skipped skipped, $failed failed"
+((failed == 0 && failed_programs == 0 && passed > 0))
