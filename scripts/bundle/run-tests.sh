@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# run-tests.sh [--cpu]: runs the tests of a bundle: those of the GPU where one is usable, else (or with --cpu) those of the CPU. Needs no NVRTC: a test
-# whose kernel is neither in the bundle nor can be compiled here counts as left out. Exit codes: 0 nothing failed, 1 a test did, 2 wrong usage.
+# run-tests.sh [--cpu]: runs the tests of a bundle: those of the GPU where one is usable, else (or with --cpu) those of the CPU.
+#
+# Where NVRTC is missing, a test is left out, in whole or in part, if it is about compiling, or if a kernel that it launches is not in the bundle. These are
+# named. Exit codes: 0 nothing failed, 1 a test did, 2 wrong usage.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -20,25 +22,29 @@ filter='*cuda*'
 ((on_gpu)) || filter='-*cuda*'
 
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+names=$(mktemp)
+trap 'rm -f "$log" "$names"' EXIT
 failed_programs=0
 passed=0 left_out=0 skipped=0 failed=0
 for program in tests/*_tests; do
   status=0
+  : >"$names"
   timeout 1800 "$program" --gtest_filter="$filter" --gtest_color=no >"$log" 2>&1 || status=$?
-  # A test ends with its verdict. It is left out, in whole or in part, if want of the compiler is all that was wrong.
-  counts=$(awk '
+  # A test ends with its verdict. Left out is one in which want of the compiler is all that was wrong.
+  counts=$(awk -v left_out_names="$names" '
+    function leave_out(name) { ++left_out; sub(/,$/, "", name); print "  left out: " name > left_out_names }
     /^\[ RUN      \]/ { wrong = 0; thrown = 0; missing = 0; text = "" }
     { text = text $0 "\n" }
     /: Failure$/ { ++wrong }
     /cannot be compiled: NVRTC .* was not found/ { ++missing }
     /^C\+\+ exception with description "kernel .* cannot be compiled: NVRTC .* was not found/ { ++thrown }
     /^\[       OK \]/ { ++passed }
-    /^\[  SKIPPED \] .* \([0-9]+ ms\)$/ { if (missing) ++left_out; else ++skipped }
-    /^\[  FAILED  \] .* \([0-9]+ ms\)$/ { if (wrong == thrown) ++left_out; else { ++failed; printf "%s", text > "/dev/stderr" } }
+    /^\[  SKIPPED \] .* \([0-9]+ ms\)$/ { if (missing) leave_out($4); else ++skipped }
+    /^\[  FAILED  \] .* \([0-9]+ ms\)$/ { if (thrown && wrong == thrown) leave_out($4); else { ++failed; printf "%s", text > "/dev/stderr" } }
     END { print passed + 0, left_out + 0, skipped + 0, failed + 0 }' "$log")
   read -r p l s f <<<"$counts"
-  echo "$program: $p passed, $l left out for want of a kernel, $s skipped, $f failed"
+  echo "$program: $p passed, $l left out for want of NVRTC, $s skipped, $f failed"
+  cat "$names"
   passed=$((passed + p)) left_out=$((left_out + l)) skipped=$((skipped + s)) failed=$((failed + f))
   # 0 and 1 are GoogleTest's; with any other the program died.
   if ((status > 1)); then
@@ -47,5 +53,5 @@ for program in tests/*_tests; do
     failed_programs=$((failed_programs + 1))
   fi
 done
-echo "$passed passed, $left_out left out for want of a kernel, $skipped skipped, $failed failed"
+echo "$passed passed, $left_out left out for want of NVRTC, $skipped skipped, $failed failed"
 ((failed == 0 && failed_programs == 0 && passed > 0))
