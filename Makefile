@@ -1,6 +1,6 @@
 # The usual tasks in one word each. The build itself is CMake's: see CMakePresets.json.
 .DEFAULT_GOAL := build
-.PHONY: build packages configure demo test asan gpu-test gpu-bench format install clean help
+.PHONY: build packages configure demo test asan gpu-test gpu-bench bundle format install clean help
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -38,6 +38,10 @@ gpu-test: build ## Run the operations' tests on the GPU
 
 gpu-bench: build ## Measure on the GPU, write benchmarks/results/
 	@scripts/gpu.sh bench
+
+bundle: build ## Pack build/tilewave-<version>-linux-x86_64.tar.gz, which runs on a GPU machine with a driver only
+	@scripts/install-nvrtc.sh build/nvrtc
+	@scripts/bundle.sh
 
 format: ## Format all C++ files
 	@git ls-files --cached --others --exclude-standard '*.hpp' '*.cpp' '*.h' | xargs clang-format -i

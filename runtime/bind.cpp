@@ -20,6 +20,7 @@ KernelSpec make_spec(const KernelInfo& info, bool tma_load, bool tma_store, std:
   spec.persistent = info.persistent;
   spec.params_bytes = info.params_bytes;
   spec.tensor_core = info.tensor_core;
+  spec.record_tiles = info.record_tiles;
   return spec;
 }
 

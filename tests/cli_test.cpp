@@ -11,12 +11,14 @@
 #include <sstream>
 #include <string>
 
+#include "runtime/paths.hpp"
 #include "support.hpp"
 
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using tw::own_folder;
 
 std::string read(const fs::path& path) {
   std::ostringstream text;
@@ -33,7 +35,7 @@ struct Outcome {
 class Cli : public testing::Test {
  protected:
   void SetUp() override {
-    if (!fs::exists(kProgram)) GTEST_SKIP() << "skipped: built without the command line";
+    if (!fs::exists(program())) GTEST_SKIP() << "skipped: built without the command line";
     std::string pattern = (fs::temp_directory_path() / "tilewave-cli-XXXXXX").string();
     ASSERT_NE(mkdtemp(pattern.data()), nullptr);
     folder_ = pattern;
@@ -47,7 +49,7 @@ class Cli : public testing::Test {
   /// Runs the program with an own, empty cache. `environment`: assignments in front of the command.
   Outcome run(const std::string& arguments, const std::string& environment = "") const {
     const std::string command = fmt::format("TILEWAVE_CACHE='{0}/cache' {1} '{2}' {3} >'{0}/out' 2>'{0}/err' </dev/null", folder_.string(),
-                                            environment, kProgram, arguments);
+                                            environment, program().string(), arguments);
     const int status = std::system(command.c_str());
     Outcome outcome;
     outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -67,8 +69,13 @@ class Cli : public testing::Test {
   /// The first registered kernel that uses the tensor cores of plain bf16 products: quick to compile.
   std::string some_kernel() const { return run_json("kernels list --json").at(0).at("name"); }
 
+  /// As built; or, in a bundle, in the folder beside this program's.
+  static fs::path program() {
+    const fs::path built = TILEWAVE_BINARY_DIR "/tilewave";
+    return fs::exists(built) ? built : own_folder().parent_path() / "bin/tilewave";
+  }
+
  private:
-  static constexpr const char* kProgram = TILEWAVE_BINARY_DIR "/tilewave";
   fs::path folder_;
 };
 
@@ -79,7 +86,7 @@ void expect_message(const Outcome& outcome, int code, const std::string& part) {
 }
 
 TEST_F(Cli, EverySubcommandHasHelp) {
-  for (const char* command : {"", "devices", "kernels", "kernels list", "kernels source", "kernels compile", "bench"}) {
+  for (const char* command : {"", "devices", "kernels", "kernels list", "kernels source", "kernels layout", "kernels compile", "bench"}) {
     for (const char* flag : {"--help", "-h"}) {
       const Outcome outcome = run(fmt::format("{} {}", command, flag));
       EXPECT_EQ(outcome.code, 0) << command;
@@ -109,6 +116,27 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
       {"kernels compil", "did you mean \"compile\""},
       {"kernels source", "NAME"},
       {"kernels source nothing_like_it", "there is no kernel \"nothing_like_it\""},
+      {"kernels layout", "one of NAME, --shared, --fragment, --rows"},
+      {"kernels layout nothing_like_it", "there is no kernel \"nothing_like_it\""},
+      {"kernels layout --fragment 64,8 --rows 4,32", "one of NAME"},
+      {"kernels layout --shared bf16,128", "--shared"},
+      {"kernels layout --shared f64,128,64", "\"f64\"; allowed: bf16, f16, f32"},
+      {"kernels layout --shared bf16,many,64", "--shared is many"},
+      {"kernels layout --shared bf16,12,64", "12 rows; allowed: 8 to 256 rows, a multiple of 8"},
+      {"kernels layout --shared bf16,64,32", "32 columns; allowed: a multiple of 64"},
+      {"kernels layout --shared bf16,256,512", "227 KiB"},
+      {"kernels layout --shared f32,64,32 --contract rows", "16-bit"},
+      {"kernels layout --shared bf16,64,64 --contract sideways", "--contract"},
+      {"kernels layout --fragment 64,8 --contract rows", "--shared"},
+      {"kernels layout --fragment 32,8", "32 rows; allowed: 64 to 448"},
+      {"kernels layout --fragment 64,264", "264 columns; allowed: 8 to 256"},
+      {"kernels layout --rows 4,33", "33 columns"},
+      {"kernels layout --rows -4,32", "-4 rows; allowed: a multiple or a divisor of the block's 4 warps"},
+      {"kernels layout --rows 3,32", "3 rows"},
+      {"kernels layout --rows 4,32,12", "12 warps; allowed: 4, 8, 16, 32"},
+      {"kernels layout --rows 1,32", "128 (the threads of a row) times 1 to 16"},
+      {"kernels layout --rows 64,4096", "255 registers"},
+      {"kernels layout --fragment 64,8 --tile 2", "--tile is 2; allowed: 1 to 1"},
       {"kernels compile", "--arch"},
       {"kernels compile --arch", "--arch"},
       {"kernels compile --arch sm_80", "supported: sm_90a"},
@@ -163,10 +191,102 @@ TEST_F(Cli, KernelsSource) {
   const std::string name = kernel.at("name");
   const Outcome source = run("kernels source " + name);
   EXPECT_EQ(source.code, 0);
-  EXPECT_EQ(source.out, read(fs::path(TILEWAVE_SOURCE_DIR) / kernel.at("source").get<std::string>()));
+  if (fs::exists(TILEWAVE_SOURCE_DIR)) {
+    EXPECT_EQ(source.out, read(fs::path(TILEWAVE_SOURCE_DIR) / kernel.at("source").get<std::string>()));
+  }
   const Outcome program = run("kernels source --program " + name);
   EXPECT_EQ(program.code, 0);
   EXPECT_NE(program.out.find(kernel.at("type").get<std::string>()), std::string::npos) << program.out;
+}
+
+TEST_F(Cli, KernelsLayoutDrawsAFragment) {
+  const Outcome outcome = run("kernels layout --fragment 64,8");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, R"(Fragment f32 64 x 8
+128 threads that compute, 4 registers of each.
+Drawn: rows 0 to 15 of 64, columns 0 to 7 of 8; --all draws everything.
+Cell: 2 columns of a thread: thread:register of the first.
+
+row\col    0    2    4    6
+      0  0:0  1:0  2:0  3:0
+      1  4:0  5:0  6:0  7:0
+      2  8:0  9:0 10:0 11:0
+      3 12:0 13:0 14:0 15:0
+      4 16:0 17:0 18:0 19:0
+      5 20:0 21:0 22:0 23:0
+      6 24:0 25:0 26:0 27:0
+      7 28:0 29:0 30:0 31:0
+      8  0:2  1:2  2:2  3:2
+      9  4:2  5:2  6:2  7:2
+     10  8:2  9:2 10:2 11:2
+     11 12:2 13:2 14:2 15:2
+     12 16:2 17:2 18:2 19:2
+     13 20:2 21:2 22:2 23:2
+     14 24:2 25:2 26:2 27:2
+     15 28:2 29:2 30:2 31:2
+)");
+}
+
+TEST_F(Cli, KernelsLayoutDrawsASharedTile) {
+  const Outcome outcome = run("kernels layout --shared bf16,8,64");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, R"(Shared bf16 8 x 64
+1024 bytes: 1 panel of 8 rows of 128 bytes.
+A warp that accesses at once:
+  16 bytes of 8 rows (ldmatrix, stmatrix, wgmma)     32 banks, no conflict
+  128 bytes of a row                                 32 banks, no conflict
+  a Fragment's first elements: 8 rows, 4 columns     32 banks, no conflict
+  an element of  8 rows, one column                  8 banks, no conflict
+Cell: 8 elements of a row, 16 bytes: their place among the 8 of the panel's row, and its four banks.
+
+row\col       0       8      16      24      32      40      48      56
+      0   0:0-3   1:4-7  2:8-11 3:12-15 4:16-19 5:20-23 6:24-27 7:28-31
+      1   1:4-7   0:0-3 3:12-15  2:8-11 5:20-23 4:16-19 7:28-31 6:24-27
+      2  2:8-11 3:12-15   0:0-3   1:4-7 6:24-27 7:28-31 4:16-19 5:20-23
+      3 3:12-15  2:8-11   1:4-7   0:0-3 7:28-31 6:24-27 5:20-23 4:16-19
+      4 4:16-19 5:20-23 6:24-27 7:28-31   0:0-3   1:4-7  2:8-11 3:12-15
+      5 5:20-23 4:16-19 7:28-31 6:24-27   1:4-7   0:0-3 3:12-15  2:8-11
+      6 6:24-27 7:28-31 4:16-19 5:20-23  2:8-11 3:12-15   0:0-3   1:4-7
+      7 7:28-31 6:24-27 5:20-23 4:16-19 3:12-15  2:8-11   1:4-7   0:0-3
+)");
+}
+
+TEST_F(Cli, KernelsLayoutOfEveryKernel) {
+  for (const json& kernel : run_json("kernels list --json")) {
+    const std::string name = kernel.at("name");
+    const Outcome outcome = run("kernels layout " + name);
+    EXPECT_EQ(outcome.code, 0) << name << outcome.err;
+    EXPECT_NE(outcome.out, "") << name;
+  }
+}
+
+TEST_F(Cli, KernelsLayoutWhole) {
+  const Outcome outcome = run("kernels layout --all --rows 4,256");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out.find("Drawn"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find(" 127:0\n"), std::string::npos) << outcome.out;  // the last thread has the last row's end
+  const Outcome shared = run("kernels layout --all --rows 1,4096,8");
+  EXPECT_NE(shared.out.find("256 threads that compute, 16 registers of each."), std::string::npos) << shared.out;
+  EXPECT_NE(shared.out.find(" 255:8\n"), std::string::npos) << shared.out;
+}
+
+TEST_F(Cli, KernelsLayoutSvg) {
+  const fs::path svg = folder() / "layout.svg";
+  const Outcome outcome = run(fmt::format("kernels layout {} --svg '{}'", some_kernel(), svg.string()));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::string text = read(svg);
+  // A background of its own, cells, legends, and the tiles' titles, which are printed, too.
+  EXPECT_NE(text.find("fill=\"#ffffff\""), std::string::npos);
+  EXPECT_NE(text.find(">0:0-3</text>"), std::string::npos);
+  EXPECT_NE(text.find(">place 7, banks 28-31</text>"), std::string::npos);
+  EXPECT_NE(text.find(">lanes 28-31</text>"), std::string::npos);
+  EXPECT_NE(text.find(">column</text>"), std::string::npos);
+  std::istringstream titles(outcome.out);
+  int count = 0;
+  for (std::string title; std::getline(titles, title); ++count) EXPECT_NE(text.find(">" + title + "</text>"), std::string::npos) << title;
+  EXPECT_GE(count, 3);
+  const std::string parse = fmt::format("python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' '{}'", svg.string());
+  EXPECT_EQ(std::system(parse.c_str()), 0) << text;
 }
 
 TEST_F(Cli, KernelsCompile) {
@@ -212,12 +332,27 @@ TEST_F(Cli, KernelsCompileWritesAPack) {
   EXPECT_EQ(kernels[0].at("from_cache"), true);
 }
 
+// As `make bundle` lays it out: no variable says where the pack is.
+TEST_F(Cli, PackBesideTheProgramIsFound) {
+  skip_without_nvrtc();
+  const std::string name = some_kernel();
+  const fs::path prefix = folder() / "prefix";
+  ASSERT_EQ(run(fmt::format("kernels compile --arch sm_90a --output '{}' {}", (prefix / "share/tilewave/kernels").string(), name)).code, 0);
+  fs::create_directories(prefix / "bin");
+  fs::copy_file(program(), prefix / "bin/tilewave");
+  const std::string command = fmt::format(
+      "cd '{0}' && TILEWAVE_CACHE=/dev/null/cache bin/tilewave kernels compile --arch sm_90a --json {1} >'{0}/out'", prefix.string(), name);
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  EXPECT_EQ(json::parse(read(prefix / "out")).at(0).at("from_cache"), true);
+}
+
 // Tests may run as root, who may write everywhere: nothing can be created below a regular file.
 TEST_F(Cli, UnwritablePathsAreExitCode1) {
   std::ofstream(folder() / "file") << "text";
   const std::string below = (folder() / "file/below").string();
   expect_message(run(fmt::format("bench gemm --device cpu --quick --json '{}'", below)), 1, below);
   expect_message(run(fmt::format("kernels compile --arch sm_90a --output '{}' {}", below, some_kernel())), 1, below);
+  expect_message(run(fmt::format("kernels layout --fragment 64,8 --svg '{}'", below)), 1, below);
 }
 
 TEST_F(Cli, UnwritableOutputIsExitCode1) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <random>
 #include <set>
@@ -954,9 +955,12 @@ TEST_F(ScheduleErrors, LeaveTheNextLaunchAlone) {
   EXPECT_NO_THROW((run<Correct, 2>()));
 }
 
+// With TILEWAVE_TEST_PACK they are kept in that folder, so that the tests run where there is no compiler (scripts/bundle.sh).
 TEST(LanguageKernels, CompileForTheGpu) {
   skip_without_nvrtc();
-  compile_all(detail::launched_kernels(), 0, [](std::size_t i, const CompiledKernel& kernel) {
+  const char* pack = std::getenv("TILEWAVE_TEST_PACK");
+  compile_all(detail::launched_kernels(), 0, [&](std::size_t i, const CompiledKernel& kernel) {
+    if (pack != nullptr) write_pack(pack, detail::launched_kernels()[i], kernel);
     EXPECT_FALSE(kernel.cubin.empty());
     EXPECT_EQ(!kernel.tensor_core_instruction.empty(),
               detail::launched_kernels()[i].type.find("ThroughRing") == std::string::npos && detail::launched_kernels()[i].tensor_core)

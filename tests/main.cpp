@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tests/support.hpp"
+#include "tilewave/error.hpp"
 
 namespace tw::test {
 
@@ -42,6 +43,24 @@ const DeviceInfo* cuda_device() {
 }
 
 const std::string& nvrtc_problem() { return devices().nvrtc_problem; }
+
+namespace {
+/// The macro returns, but only from here.
+void mark_as_skipped(const char* reason) { GTEST_SKIP() << "skipped: a case: " << reason; }
+}  // namespace
+
+bool launched(const std::function<void()>& launch) {
+  try {
+    launch();
+    return true;
+  } catch (const DeviceError& error) {
+    if (std::getenv("TILEWAVE_REQUIRE_CUDA") != nullptr || nvrtc_problem().empty() ||
+        std::string(error.what()).find(nvrtc_problem()) == std::string::npos)
+      throw;
+    mark_as_skipped(error.what());
+    return false;
+  }
+}
 
 }  // namespace tw::test
 

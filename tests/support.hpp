@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -23,6 +24,11 @@ const DeviceInfo* cuda_device();
 
 /// Why NVRTC cannot be used; empty where it can.
 const std::string& nvrtc_problem();
+
+/// Calls `launch` and is true; false, and the test is marked as skipped with the reason, where the kernel is in no pack and NVRTC is
+/// missing, as on a machine that has a driver only. The caller then leaves the case out; the test's other cases still run, and may fail.
+/// Throws under `make gpu-test`.
+bool launched(const std::function<void()>& launch);
 
 /// Devices to run an operation's tests on: use with testing::ValuesIn and device_name. The GPU's tests skip where there is none.
 inline const std::vector<Device> kDevices = {Device::cpu(), Device::cuda()};

@@ -1,4 +1,4 @@
-// tilewave kernels list | source | compile
+// tilewave kernels list | source | layout | compile
 
 #include <fmt/format.h>
 
@@ -7,7 +7,9 @@
 
 #include "command.hpp"
 #include "compile.hpp"
+#include "draw_layout.hpp"
 #include "kernels/registry.hpp"
+#include "layout.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::cli {
@@ -19,6 +21,7 @@ struct Arguments {
   std::string name;
   std::vector<std::string> names;
   CompileOptions compile;
+  LayoutOptions layout;
 };
 
 std::vector<std::string> names_of(const std::vector<RegisteredKernel>& kernels) {
@@ -64,6 +67,18 @@ void source(const Arguments& a) {
   std::fwrite(file->text, 1, file->size, stdout);
 }
 
+void layout(const Arguments& a) {
+  const LayoutOptions& options = a.layout;
+  const int given = !a.name.empty() + !options.shared.empty() + !options.fragment.empty() + !options.rows.empty();
+  if (given != 1) throw UsageError("kernels layout: give one of NAME, --shared, --fragment, --rows");
+  if (a.name.empty()) {
+    const KernelTile tile = described_tile(options);
+    draw_tiles(describe(tile.layout), {tile}, options);
+  } else {
+    draw_tiles(a.name, tiles_of(find_kernel(registered_kernels(), a.name).spec), options);
+  }
+}
+
 int compile(const Arguments& a) {
   if (a.compile.arch != "sm_90a") {
     throw UsageError(fmt::format("kernels compile: --arch is \"{}\"; supported: sm_90a (Hopper: H100, H200, GH200)", a.compile.arch));
@@ -104,6 +119,34 @@ void add_kernels(CLI::App& app, int& exit_code) {
   source_command->add_flag("--program", a.program, "The generated entry point that the run-time compiler starts from, instead");
   source_command->callback([&exit_code] {
     source(a);
+    exit_code = kOk;
+  });
+
+  CLI::App* layout_command =
+      command->add_subcommand("layout", "Draw where the elements of a kernel's tiles lie: banks, threads, registers");
+  layout_command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows");
+  layout_command->add_option("--shared", a.layout.shared, "Instead of a kernel's: this tile in shared memory; bf16, f16 or f32")
+      ->delimiter(',')
+      ->expected(3)
+      ->type_name("DTYPE,ROWS,COLS");
+  layout_command->add_option("--contract", a.layout.contract, "What products sum over, with --shared: columns or rows")
+      ->check(CLI::IsMember({"columns", "rows"}))
+      ->needs("--shared")
+      ->type_name("WHAT");
+  layout_command->add_option("--fragment", a.layout.fragment, "This Fragment: accumulators of products")
+      ->delimiter(',')
+      ->expected(2)
+      ->type_name("ROWS,COLS");
+  layout_command->add_option("--rows", a.layout.rows, "These Rows: a tile without products, over a block of WARPS (4)")
+      ->delimiter(',')
+      ->expected(2, 3)
+      ->type_name("ROWS,COLS[,WARPS]");
+  layout_command->add_option("--tile", a.layout.tile, "Only the tile of this number; 0: all")->capture_default_str()->type_name("N");
+  layout_command->add_flag("--all", a.layout.all, "Whole tiles, not their first 16 rows and 16 cells of a row");
+  layout_command->add_option("--svg", a.layout.svg, "Write a picture to this file instead")->type_name("FILE");
+  layout_command->footer("Shared memory has 32 banks of 4 bytes: words of one bank are served one after another.");
+  layout_command->callback([&exit_code] {
+    layout(a);
     exit_code = kOk;
   });
 

@@ -12,6 +12,7 @@
 // Environment variables that the library reads, all of them:
 //   TILEWAVE_CACHE   the folder of compiled kernels; else $XDG_CACHE_HOME/tilewave, else $HOME/.cache/tilewave (none set: no cache)
 //   TILEWAVE_PACK    a read-only folder of kernels compiled ahead (write_pack); looked at after the cache, before compiling
+//                    (share/tilewave/kernels beside the folder of the library, or of the program it is linked into, is looked at next)
 //   CUDA_HOME, VIRTUAL_ENV, HOME    where NVRTC is looked for, besides /usr/local/cuda*, the loader's path and Python's usual site-packages
 //   TILEWAVE_ISA     baseline, avx2 or avx512: lowers the instruction set of the cpu target
 
@@ -31,6 +32,10 @@ bool register_embedded(const EmbeddedFile* files, std::size_t count);
 /// The file of that name, or null.
 const EmbeddedFile* find_embedded(std::string_view name);
 
+namespace detail {
+class TileRecorder;
+}
+
 /// What a launch needs to know of a kernel, from its type alone; kernel_info<Kernel> in tilewave/launch.hpp.
 struct KernelInfo {
   std::string_view type;    ///< the C++ type, as the run-time compiler shall write it
@@ -41,6 +46,7 @@ struct KernelInfo {
   bool persistent;
   std::size_t params_bytes;
   bool tensor_core;
+  void (*record_tiles)(detail::TileRecorder&);  ///< for tiles_of() in tilewave/layout.hpp
 };
 
 /// Everything that compiling and launching one kernel for a GPU needs. Made by tilewave/launch.hpp from the kernel's type.
@@ -54,7 +60,8 @@ struct KernelSpec {
   int cluster = 1;         ///< blocks per cluster
   bool persistent = true;  ///< the grid is as many blocks as fit at once, each takes tiles in turn; else one block per tile
   std::size_t params_bytes = 0;
-  bool tensor_core = false;  ///< uses wgmma: the compile check looks for it
+  bool tensor_core = false;                               ///< uses wgmma: the compile check looks for it
+  void (*record_tiles)(detail::TileRecorder&) = nullptr;  ///< as in KernelInfo
 };
 
 /// The spec of a kernel's variant with or without TMA for its loads and its stores. `name` for people; empty: the type.

@@ -9,6 +9,7 @@
 #include "tilewave/detail/tensor_map.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/kernel.hpp"
+#include "tilewave/layout.hpp"
 #include "tilewave/tensor.hpp"
 #include "tilewave/tile/cpu/block.tile.hpp"
 #include "tilewave/tile/grid.tile.hpp"
@@ -127,9 +128,9 @@ constexpr KernelInfo make_info() {
   using Target = sm_90a::Target<>;
   using On = typename Kernel::template On<Target>;
   using Shape = sm_90a::Shape<On, Target>;
-  return {type_name<Kernel>(),         Kernel::source, Shape::threads,
-          Shape::shared_bytes(),       Shape::cluster, Shape::dispatch != Dispatch::plain,
-          sizeof(typename On::Params), Shape::produces};
+  return {type_name<Kernel>(),         Kernel::source,  Shape::threads,
+          Shape::shared_bytes(),       Shape::cluster,  Shape::dispatch != Dispatch::plain,
+          sizeof(typename On::Params), Shape::produces, &record_tiles<Kernel>};
 }
 
 /// Launches the variant that `binder` found possible.

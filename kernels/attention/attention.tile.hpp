@@ -62,6 +62,10 @@ struct Attention {
       PerRow largest;  ///< that the row's exponentials are relative to
       PerRow sum;
     };
+    struct Locals {
+      Scores scores;
+      Weights weights;
+    };
 
     /// Blocks of keys that tile t sees.
     TW_INLINE static int seen(const Params& p, Tile t) {

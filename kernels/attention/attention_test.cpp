@@ -114,8 +114,9 @@ class Attention : public testing::TestWithParam<std::tuple<Device, DType>> {
     PlacedTensor lse({c.batch, c.heads, c.seqlen_q}, DType::f32, device, {.offset = 3});
     const std::vector<float> q_values = q.fill_random(random, c.magnitude), k_values = k.fill_random(random, c.magnitude),
                              v_values = v.fill_random(random);
-    tw::attention(q, k, v, o,
-                  {.scale = c.scale, .causal = c.causal, .causal_offset = c.causal_offset, .lse = c.with_lse ? &lse.tensor() : nullptr});
+    const AttentionOptions options{
+        .scale = c.scale, .causal = c.causal, .causal_offset = c.causal_offset, .lse = c.with_lse ? &lse.tensor() : nullptr};
+    if (!launched([&] { tw::attention(q, k, v, o, options); })) return;
     PlainCall plain = plain_call(c);
     plain.q = q_values, plain.k = k_values, plain.v = v_values;
     expect_results(plain, dtype, device, o, c.with_lse ? &lse : nullptr);

@@ -110,14 +110,14 @@ void check(const Case& c, Device device, DType dtype, std::mt19937_64& random) {
   if (c.with_bias) bias_values = bias.fill_random(random);
   if (c.with_residual) residual_values = residual.fill_random(random);
 
-  tw::gemm(a, b, d,
-           {.alpha = c.alpha,
-            .beta = c.beta,
-            .bias = c.with_bias ? &bias.tensor() : nullptr,
-            .activation = c.activation,
-            .residual = c.with_residual ? &residual.tensor() : nullptr,
-            .config = c.config,
-            .splits = c.splits});
+  const GemmOptions options{.alpha = c.alpha,
+                            .beta = c.beta,
+                            .bias = c.with_bias ? &bias.tensor() : nullptr,
+                            .activation = c.activation,
+                            .residual = c.with_residual ? &residual.tensor() : nullptr,
+                            .config = c.config,
+                            .splits = c.splits};
+  if (!launched([&] { tw::gemm(a, b, d, options); })) return;
 
   const PlainCall plain{c.m,       c.n,       c.k,     batch,  a_values,    b_values, c_values, bias_values, residual_values,
                         a_batched, b_batched, c.alpha, c.beta, c.activation};

@@ -1,0 +1,44 @@
+#pragma once
+
+// Pictures of tile layouts, as text and as SVG.
+
+#include <string>
+#include <vector>
+
+#include "tilewave/layout.hpp"
+
+namespace tw::cli {
+
+/// What is drawn of a tile: its first rows and its first cells in a row. A cell is what lies together: 16 bytes of shared memory, or the
+/// neighbouring columns that one thread holds.
+struct DrawnPart {
+  int rows;
+  int cells;
+};
+
+struct Cell {
+  std::string label;
+  int color;  ///< index of the picture's legend
+};
+
+/// A tile as a table of cells with its explanation; text and SVG are made from it.
+struct Picture {
+  std::string title;
+  std::vector<std::string> notes;
+  std::string cell;  ///< what a cell's label says
+  int cell_cols;     ///< columns of the tile in one cell
+  std::vector<std::vector<Cell>> rows;
+  std::vector<std::string> legend;  ///< of the colours
+};
+
+/// "Shared bf16 128 x 64".
+std::string describe(const TileLayout& layout);
+
+Picture picture_of(const KernelTile& tile, const DrawnPart& part);
+
+std::string to_text(const Picture& picture);
+
+/// One image of all pictures, below each other.
+std::string to_svg(const std::string& title, const std::vector<Picture>& pictures);
+
+}  // namespace tw::cli

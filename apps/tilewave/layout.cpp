@@ -1,0 +1,163 @@
+#include "layout.hpp"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "command.hpp"
+#include "draw_layout.hpp"
+#include "tilewave/error.hpp"
+
+namespace tw::cli {
+namespace {
+
+/// What a terminal shows.
+constexpr DrawnPart kExcerpt{16, 16};
+constexpr DrawnPart kAll{std::numeric_limits<int>::max(), std::numeric_limits<int>::max()};
+
+/// Shared memory of a block on a Hopper GPU.
+constexpr int kSharedBytes = 227 * 1024;
+
+[[noreturn]] void refuse(const char* option, const std::string& given, const std::string& allowed) {
+  throw UsageError(fmt::format("kernels layout: {} is {}; allowed: {}", option, given, allowed));
+}
+
+int parse_extent(const std::string& text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) refuse("--shared", text, "DTYPE,ROWS,COLS with numbers for ROWS and COLS");
+  return value;
+}
+
+/// Calls f<n>() for the n of first, first + step, ..., last that `value` is; false when it is none of them.
+template <int first, int last, int step, class F>
+bool with_constant(int value, F f) {
+  return [&]<int... i>(std::integer_sequence<int, i...>) {
+    return ((value == first + i * step && (f.template operator()<first + i * step>(), true)) || ...);
+  }
+  (std::make_integer_sequence<int, (last - first) / step + 1>{});
+}
+
+/// A tile's type depends on its columns by their number of panels alone: the type of one panel serves all.
+template <class T, Contract contract>
+TileLayout shared_layout(int rows, int cols) {
+  constexpr int panel = sm_90a::kPanelBytes / static_cast<int>(sizeof(T));
+  TileLayout layout{};
+  if (!with_constant<8, 256, 8>(rows, [&]<int R>() { layout = layout_of<sm_90a::Shared<T, R, panel, contract>>; }))
+    refuse("--shared", fmt::format("{} rows", rows), "8 to 256 rows, a multiple of 8");
+  if (cols <= 0 || cols % panel != 0)
+    refuse("--shared", fmt::format("{} columns", cols), "a multiple of 64 for 16-bit types, of 32 for f32");
+  if (cols > kSharedBytes / rows / static_cast<int>(sizeof(T)))
+    refuse("--shared", fmt::format("{} x {}", rows, cols), "what fits a block's 227 KiB of shared memory");
+  layout.cols = cols;
+  return layout;
+}
+
+TileLayout shared_layout(const std::vector<std::string>& given, const std::string& contract) {
+  const int rows = parse_extent(given[1]), cols = parse_extent(given[2]);
+  const bool by_rows = contract == "rows";
+  if (given[0] == "bf16")
+    return by_rows ? shared_layout<bf16, Contract::rows>(rows, cols) : shared_layout<bf16, Contract::columns>(rows, cols);
+  if (given[0] == "f16")
+    return by_rows ? shared_layout<f16, Contract::rows>(rows, cols) : shared_layout<f16, Contract::columns>(rows, cols);
+  if (given[0] != "f32") refuse("--shared", '"' + given[0] + '"', "bf16, f16, f32");
+  if (by_rows) refuse("--contract", "rows with f32", "columns: wgmma transposes only 16-bit operands");
+  return shared_layout<float, Contract::columns>(rows, cols);
+}
+
+/// More rows are more warpgroups, more columns more registers, laid out as the first.
+TileLayout fragment_layout(int rows, int cols) {
+  if (rows <= 0 || rows % sm_90a::kWarpgroupRows != 0 || rows > 7 * sm_90a::kWarpgroupRows)
+    refuse("--fragment", fmt::format("{} rows", rows), "64 to 448 rows, a multiple of 64");
+  if (cols <= 0 || cols % 8 != 0 || cols > 256) refuse("--fragment", fmt::format("{} columns", cols), "8 to 256 columns, a multiple of 8");
+  TileLayout layout = layout_of<sm_90a::Fragment<float, sm_90a::kWarpgroupRows, 8>>;
+  layout.threads *= rows / layout.rows;
+  layout.size *= cols / layout.cols;
+  layout.rows = rows;
+  layout.cols = cols;
+  return layout;
+}
+
+/// A row for every `RowWarps` of a block's `Warps`. Further rows are more registers, laid out as these.
+template <int Warps, int RowWarps>
+TileLayout rows_layout(int rows, int cols) {
+  constexpr int kRows = Warps / RowWarps, kThreads = 32 * RowWarps;
+  TileLayout layout{};
+  const auto set = [&]<int share>() { layout = layout_of<sm_90a::Rows<float, kRows, share * kThreads, Warps, 0>>; };
+  const bool even = cols % kThreads == 0;
+  if (!even || !(with_constant<1, 16, 1>(cols / kThreads, set) || with_constant<24, 128, 8>(cols / kThreads, set))) {
+    refuse("--rows", fmt::format("{} columns", cols),
+           fmt::format("{} (the threads of a row) times 1 to 16, or times a multiple of 8 up to 128", kThreads));
+  }
+  if (rows / kRows > 255 / layout.size) refuse("--rows", fmt::format("{} x {}", rows, cols), "what fits a thread's 255 registers");
+  layout.size *= rows / kRows;
+  layout.rows = rows;
+  return layout;
+}
+
+template <int Warps>
+TileLayout rows_layout(int rows, int cols) {
+  if (rows > 0 && rows % Warps == 0) return rows_layout<Warps, 1>(rows, cols);
+  TileLayout layout{};
+  const auto set = [&]<int power>() { layout = rows_layout<Warps, (Warps >> power)>(rows, cols); };
+  constexpr int kPowers = std::bit_width(static_cast<unsigned>(Warps)) - 1;
+  const bool power_of_two = rows > 0 && std::has_single_bit(static_cast<unsigned>(rows));
+  if (!power_of_two || !with_constant<0, kPowers - 1, 1>(std::countr_zero(static_cast<unsigned>(rows)), set))
+    refuse("--rows", fmt::format("{} rows", rows), fmt::format("a multiple or a divisor of the block's {} warps", Warps));
+  return layout;
+}
+
+TileLayout rows_layout(int rows, int cols, int warps) {
+  TileLayout layout{};
+  const auto set = [&]<int power>() { layout = rows_layout<(1 << power)>(rows, cols); };
+  const bool power_of_two = warps > 0 && std::has_single_bit(static_cast<unsigned>(warps));
+  if (!power_of_two || !with_constant<2, 5, 1>(std::countr_zero(static_cast<unsigned>(warps)), set))
+    refuse("--rows", fmt::format("{} warps", warps), "4, 8, 16, 32");
+  return layout;
+}
+
+void write(const std::string& path, const std::string& text) {
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  bool ok = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const int reason = errno;
+  if (file != nullptr) ok = std::fclose(file) == 0 && ok;
+  if (!ok) throw Error(fmt::format("{}: {}", path, std::strerror(reason != 0 ? reason : errno)));
+}
+
+}  // namespace
+
+KernelTile described_tile(const LayoutOptions& options) {
+  if (!options.shared.empty()) return {shared_layout(options.shared, options.contract), ""};
+  if (!options.fragment.empty()) return {fragment_layout(options.fragment[0], options.fragment[1]), ""};
+  return {rows_layout(options.rows[0], options.rows[1], options.rows.size() > 2 ? options.rows[2] : 4), ""};
+}
+
+void draw_tiles(const std::string& title, const std::vector<KernelTile>& tiles, const LayoutOptions& options) {
+  const int count = static_cast<int>(tiles.size());
+  if (options.tile < 0 || options.tile > count) refuse("--tile", std::to_string(options.tile), fmt::format("1 to {}, or 0 for all", count));
+  std::vector<Picture> pictures;
+  for (int i = 0; i < count; ++i) {
+    if (options.tile != 0 && options.tile != i + 1) continue;
+    Picture picture = picture_of(tiles[static_cast<std::size_t>(i)], options.all ? kAll : kExcerpt);
+    if (count > 1) picture.title = fmt::format("{}: {}", i + 1, picture.title);
+    pictures.push_back(std::move(picture));
+  }
+  if (pictures.empty()) {
+    fmt::print("{}: no tiles in shared memory or in its state\n", title);
+    return;
+  }
+  if (!options.svg.empty()) {
+    write(options.svg, to_svg(title, pictures));
+    for (const Picture& picture : pictures) fmt::print("{}\n", picture.title);
+    return;
+  }
+  for (std::size_t i = 0; i < pictures.size(); ++i) fmt::print("{}{}", i == 0 ? "" : "\n", to_text(pictures[i]));
+}
+
+}  // namespace tw::cli

@@ -1,0 +1,178 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tilewave/dtype.hpp"
+#include "tilewave/kernel.hpp"
+#include "tilewave/tile/sm_90a/target.tile.hpp"
+
+// Where the elements of a kernel's tiles lie on a Hopper GPU: `tilewave kernels layout` draws what this finds.
+//
+// A kernel need not say anything: its Memory and its State are constructed on a target whose tiles report themselves. Tiles that live
+// inside compute() alone are seen when the kernel also names them, in a struct that nothing else reads:
+//
+//   struct Locals {
+//     Scores scores;
+//     Weights weights;
+//   };
+
+namespace tw {
+
+/// How one type of tile is laid out, in shared memory or in registers.
+struct TileLayout {
+  const char* type;  ///< "Shared", "Fragment", "Operand" or "Rows"
+  DType dtype;
+  int rows;
+  int cols;
+  bool contracts_rows;  ///< Shared: products sum over its rows, not over its columns
+
+  /// In shared memory: byte offset of element (row, col). Null for tiles in registers.
+  int (*offset)(int row, int col);
+
+  /// In registers: row and column of element i of a thread, i < size. Null for tiles in shared memory.
+  std::pair<int, int> (*element)(int thread, int i);
+  int threads;
+  int size;          ///< elements of a thread
+  int width;         ///< of them side by side in a row: i, i + 1, ...
+  int per_register;  ///< elements in one register
+};
+
+/// A kernel's tile and where it keeps it: "ring 1, 4 slots", "staging, 2 slots for each warpgroup", "state", "locals of compute".
+struct KernelTile {
+  TileLayout layout;
+  std::string where;
+};
+
+namespace detail {
+
+template <class Tile>
+std::pair<int, int> element_of(int thread, int i) {
+  const sm_90a::Position at = sm_90a::Position::of(thread);
+  return {Tile::row(at, i), Tile::col(at, i)};
+}
+template <class Tile>
+constexpr TileLayout register_layout(const char* type, DType dtype, int per_register) {
+  constexpr int threads = Tile::rows * Tile::row_threads / Tile::row_count;
+  return {type, dtype, Tile::rows, Tile::cols, false, nullptr, &element_of<Tile>, threads, Tile::size, Tile::width, per_register};
+}
+
+template <class T, int R, int C, Contract contract>
+constexpr TileLayout make_layout(const sm_90a::Shared<T, R, C, contract>*) {
+  return {"Shared", DTypeOf<T>::value, R, C, contract == Contract::rows, &sm_90a::Shared<T, R, C, contract>::offset, nullptr, 0, 0, 0, 0};
+}
+template <class T, int R, int C>
+constexpr TileLayout make_layout(const sm_90a::Fragment<T, R, C>*) {
+  return register_layout<sm_90a::Fragment<T, R, C>>("Fragment", DTypeOf<T>::value, 1);
+}
+/// Fragment's, with pairs packed.
+template <class T, int R, int C>
+constexpr TileLayout make_layout(const sm_90a::Operand<T, R, C>*) {
+  return register_layout<sm_90a::Fragment<T, R, C>>("Operand", DTypeOf<T>::value, 2);
+}
+template <class T, int R, int C, int Warps, int Width>
+constexpr TileLayout make_layout(const sm_90a::Rows<T, R, C, Warps, Width>*) {
+  return register_layout<sm_90a::Rows<T, R, C, Warps, Width>>("Rows", DTypeOf<T>::value, 1);
+}
+
+}  // namespace detail
+
+/// The layout of one of sm_90a's tile types: layout_of<sm_90a::Fragment<float, 64, 128>>.
+template <class Tile>
+inline constexpr TileLayout layout_of = detail::make_layout(static_cast<const Tile*>(nullptr));
+
+namespace detail {
+
+/// Collects the tiles that the current thread constructs.
+class TileRecorder {
+ public:
+  TileRecorder();
+  ~TileRecorder();
+  TileRecorder(const TileRecorder&) = delete;
+  TileRecorder& operator=(const TileRecorder&) = delete;
+
+  static void add(const TileLayout& layout);
+  void enter_ring(int slots);
+  void enter_staging(int slots);
+  void enter(const char* where);
+
+  std::vector<KernelTile> tiles;
+
+ private:
+  std::string where_;
+  int rings_ = 0;
+};
+
+template <class Tile>
+struct RecordedTile : Tile {
+  RecordedTile() { TileRecorder::add(layout_of<Tile>); }
+};
+
+template <class SlotType, int Stages>
+struct RecordedRing {
+  using Slot = SlotType;
+  static constexpr int stages = Stages;
+  explicit RecordedRing(TileRecorder& recorder) {
+    recorder.enter_ring(Stages);
+    [[maybe_unused]] Slot slot;
+  }
+};
+
+/// Each slot holds a panel of a warpgroup's rows, swizzled like a Shared tile of that size.
+template <class T, int R, int C>
+struct RecordedStaging {
+  using Staging = sm_90a::Staging<T, R, C>;
+  explicit RecordedStaging(TileRecorder& recorder) {
+    if constexpr (Staging::bytes > 0) {
+      recorder.enter_staging(Staging::slots);
+      TileRecorder::add(layout_of<sm_90a::Shared<T, Staging::box_rows, Staging::box_cols, Contract::columns>>);
+    }
+  }
+};
+
+struct NotRecorded {
+  explicit NotRecorded(TileRecorder&) {}
+};
+
+/// sm_90a, with tiles that report themselves.
+struct RecordingTarget : sm_90a::Target<> {
+  template <class T, int R, int C, Contract contract>
+  using Shared = RecordedTile<sm_90a::Shared<T, R, C, contract>>;
+  template <class Slot, int Stages>
+  using Ring = RecordedRing<Slot, Stages>;
+  template <class T, int R, int C>
+  using Fragment = RecordedTile<sm_90a::Fragment<T, R, C>>;
+  template <class T, int R, int C>
+  using Operand = RecordedTile<sm_90a::Operand<T, R, C>>;
+  template <class T, int R, int C, int Warps, int Width>
+  using Rows = RecordedTile<sm_90a::Rows<T, R, C, Warps, Width>>;
+  template <class T, int R, int C>
+  using Staging = RecordedStaging<T, R, C>;
+  template <class T, int R, int C>
+  using Scratch = NotRecorded;
+};
+
+/// Reports a kernel's tiles to the recorder: KernelInfo::record_tiles.
+template <class Kernel>
+void record_tiles([[maybe_unused]] TileRecorder& recorder) {
+  using On = typename Kernel::template On<RecordingTarget>;
+  if constexpr (requires { typename On::Memory; }) {
+    [[maybe_unused]] const typename On::Memory memory(recorder);
+  }
+  if constexpr (requires { typename On::State; }) {
+    recorder.enter("state");
+    [[maybe_unused]] typename On::State state;
+  }
+  if constexpr (requires { typename On::Locals; }) {
+    recorder.enter("locals of compute");
+    [[maybe_unused]] typename On::Locals locals;
+  }
+}
+
+}  // namespace detail
+
+/// The tiles of a kernel's rings and staging, of its State and of its Locals, in the order of their declarations.
+std::vector<KernelTile> tiles_of(const KernelSpec& spec);
+
+}  // namespace tw

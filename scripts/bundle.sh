@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# bundle.sh: packs what build/ holds into build/tilewave-<version>-linux-x86_64.tar.gz: command line, libraries, headers, tests, and every registered kernel compiled
+# for sm_90a, so that a GPU machine needs nothing but its driver. Then checks the result. Called by `make bundle`.
+#
+# The C++ runtime is not packed: a system of glibc 2.36 or newer has that of g++ 12, and a program may load libtilewave.so beside other C++ libraries.
+set -euo pipefail
+
+largest_bytes=$((64 << 20))
+newest_glibc=2.36
+newest_glibcxx=3.4.30  # g++ 12's
+# What a system has anyway.
+known_libraries='^(libc|libm|libdl|libpthread|libstdc\+\+|libgcc_s|ld-linux-x86-64)\.so\.[0-9]+$'
+
+fail() {
+  echo "make bundle: $*" >&2
+  exit 1
+}
+
+[[ $(uname -m) == x86_64 ]] || fail "this machine is $(uname -m); bundles are for x86_64"
+for tool in objdump readelf strip; do
+  command -v "$tool" >/dev/null || fail "$tool is not installed (package binutils)"
+done
+[[ -d build/nvrtc/lib ]] && export VIRTUAL_ENV=$PWD/build/nvrtc
+if build/tilewave devices --json | grep -q '"nvrtc": null'; then
+  build/tilewave devices >&2
+  fail "the kernels are compiled ahead, which needs NVRTC: a CUDA toolkit, or the Python wheel nvidia-cuda-nvrtc"
+fi
+
+version=$(build/tilewave --version)
+name=tilewave-${version#tilewave }-linux-x86_64
+stage=build/bundle/$name
+archive=build/$name.tar.gz
+rm -rf build/bundle "$archive"
+cmake --install build --prefix "$stage" --strip >/dev/null
+
+mkdir "$stage/tests"
+for program in build/tests/*_tests; do
+  strip -o "$stage/tests/$(basename "$program")" "$program"
+done
+mkdir -p "$stage/share/tilewave/benchmarks"
+cp benchmarks/attention_peer.py "$stage/share/tilewave/benchmarks/"
+cp scripts/bundle/run-tests.sh "$stage/share/tilewave/"
+cp scripts/bundle/README.md LICENSE "$stage/"
+
+echo "Compiling the registered kernels"
+build/tilewave kernels compile --arch sm_90a --output "$stage/share/tilewave/kernels" >/dev/null
+# And those that the tests of the language launch.
+TILEWAVE_TEST_PACK=$stage/share/tilewave/kernels build/tests/core_tests --gtest_filter=LanguageKernels.CompileForTheGpu --gtest_brief=1 >/dev/null
+
+tar --owner=0 --group=0 --numeric-owner -C build/bundle -czf "$archive" "$name"
+
+# The check, on what was packed.
+bytes=$(stat -c %s "$archive")
+((bytes < largest_bytes)) || fail "$archive is $bytes bytes; the limit is $largest_bytes"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+tar -xzf "$archive" -C "$scratch"
+root=$scratch/$name
+
+not_newer() {  # not_newer VERSION LIMIT
+  [[ $(printf '%s\n' "$1" "$2" | sort -V | tail -n 1) == "$2" ]]
+}
+newest() {  # newest FILE PREFIX: the newest version PREFIX_x.y that FILE needs
+  objdump -T "$1" | grep -o "$2_[0-9.]*[0-9]" | sed "s/^$2_//" | sort -Vu | tail -n 1
+}
+elves=0
+while IFS= read -r -d '' file; do
+  [[ $(head -c 4 "$file" | od -An -tx1 | tr -d ' ') == 7f454c46 ]] || continue
+  elves=$((elves + 1))
+  short=${file#"$root/"}
+  for limit in GLIBC:$newest_glibc GLIBCXX:$newest_glibcxx; do
+    found=$(newest "$file" "${limit%:*}" || true)
+    [[ -z $found ]] || not_newer "$found" "${limit#*:}" || fail "$short needs ${limit%:*} $found; bundles are for ${limit#*:}. Build it on Debian 12"
+  done
+  while read -r library; do
+    [[ $library =~ $known_libraries ]] || fail "$short needs $library, which a system may not have"
+  done < <(readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+  while IFS= read -r path; do
+    [[ $path == "\$ORIGIN"* ]] || fail "$short looks for libraries in $path"
+  done < <(readelf -d "$file" | sed -n 's/.*(R\(UN\)\{0,1\}PATH).*\[\(.*\)\]/\2/p' | tr ':' '\n')
+done < <(find "$root/bin" "$root/lib" "$root/tests" -type f -print0)
+((elves >= 4)) || fail "only $elves programs and libraries are in $archive"
+
+# Nothing of this machine's settings; a cache that keeps nothing, so that kernels come from the bundle.
+clean() {
+  env -i HOME="$scratch/home" PATH=/usr/bin:/bin TILEWAVE_CACHE=/dev/null/cache "$@"
+}
+clean "$root/bin/tilewave" --version >/dev/null
+clean "$root/bin/tilewave" devices >/dev/null
+kernels=$(clean "$root/bin/tilewave" kernels list --json | grep -c '"name":')
+packed=$(clean "$root/bin/tilewave" kernels compile --arch sm_90a --json | grep -c '"from_cache": true')
+((packed == kernels)) || fail "of $kernels registered kernels the bundle's program finds $packed compiled"
+clean "$root/tests/gemm_tests" --gtest_filter='*Gemm*/cpu_f32' --gtest_brief=1 >"$scratch/log" 2>&1 || { tail -n 20 "$scratch/log" >&2; fail "its tests fail"; }
+grep -Eq '\[  PASSED  \] [1-9][0-9]* test' "$scratch/log" || fail "no test was run"
+
+echo "$archive: $((bytes >> 10)) KiB, $kernels registered kernels, $elves programs and libraries"
