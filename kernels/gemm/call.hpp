@@ -1,7 +1,6 @@
 #pragma once
 
-#include <type_traits>
-
+#include "kernels/activation.hpp"
 #include "kernels/gemm/gemm.tile.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/launch.hpp"
@@ -41,24 +40,6 @@ void bind_call(auto& bind, Params& p, const Call& call, const Tensor& a, const T
   p.depth = call.k;
   p.a_batches = call.a.rank() == 3 ? 1 : 0;
   p.b_batches = call.b.rank() == 3 ? 1 : 0;
-}
-
-/// Calls f(std::type_identity<activation's functor>{}).
-template <class F>
-decltype(auto) with_activation(Activation activation, F f) {
-  switch (activation) {
-    case Activation::relu:
-      return f(std::type_identity<Relu>{});
-    case Activation::gelu_erf:
-      return f(std::type_identity<GeluErf>{});
-    case Activation::gelu_tanh:
-      return f(std::type_identity<GeluTanh>{});
-    case Activation::silu:
-      return f(std::type_identity<Silu>{});
-    case Activation::none:
-      break;
-  }
-  return f(std::type_identity<Identity>{});
 }
 
 void run_on_cpu(const Call& call);
