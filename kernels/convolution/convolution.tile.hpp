@@ -15,7 +15,8 @@ struct Axis {
 /// BM pixels of the output, a window of the image or of neighbouring images, are the rows of a tile; BN channels are its columns. A step is
 /// one tap (kh, kw) and BK channels: then the pixels that are read form a window, too, which begins elsewhere and has the convolution's
 /// stride. Copies give 0 outside the image, and so the padding. `w_contract`: columns for weights stored [.., F, C], rows for [.., C, F].
-template <class T, Contract w_contract, class Activation, int BM, int BN, int BK, int Stages>
+/// `Cluster` blocks, neighbours in the image, share every tile of the weights.
+template <class T, Contract w_contract, class Activation, int BM, int BN, int BK, int Stages, int Cluster>
 struct Convolution {
   static constexpr const char* source = "kernels/convolution/convolution.tile.hpp";
 
@@ -26,12 +27,13 @@ struct Convolution {
     using Out = Staging<Target, T, BM, BN>;
     using Schedule = Banded<16>;  // channel tiles of the same pixels are in flight together
     static constexpr int rows = BM;
+    static constexpr int cluster = Cluster;
 
     struct Params {
-      Windowed<Target, const T, X> x;  ///< [N, H, W, C]
-      Global<Target, const T, W> w;    ///< [KH, KW, F, C], or [KH, KW, C, F]
-      Windowed<Target, T, Out> y;      ///< [N, OH, OW, F]
-      const T* bias;                   ///< F values, or null
+      Windowed<Target, const T, X> x;         ///< [N, H, W, C]
+      Global<Target, const T, W, Cluster> w;  ///< [KH, KW, F, C], or [KH, KW, C, F]
+      Windowed<Target, T, Out> y;             ///< [N, OH, OW, F]
+      const T* bias;                          ///< F values, or null
       Axis vertical, horizontal;
       int tiles_across;   ///< of the image
       int kernel_width;   ///< KW
@@ -75,9 +77,9 @@ struct Convolution {
         copy.window(p.x, slot.x, out.col * p.horizontal.stride + kw * p.horizontal.dilation - p.horizontal.padding, channel,
                     out.row * p.vertical.stride + kh * p.vertical.dilation - p.vertical.padding, out.image);
         if constexpr (w_contract == Contract::columns)
-          copy.tile(p.w, slot.w, t.n * BN, channel, kw, kh);
+          copy.tile_for_cluster(p.w, slot.w, t.n * BN, channel, kw, kh);
         else
-          copy.tile(p.w, slot.w, channel, t.n * BN, kw, kh);
+          copy.tile_for_cluster(p.w, slot.w, channel, t.n * BN, kw, kh);
       });
     }
 

@@ -33,6 +33,8 @@ struct Case {
   double bytes() const { return static_cast<double>(n * h * w * c + f * depth() + rows() * f) * static_cast<double>(size_of(dtype)); }
 };
 
+std::string describe(const Config& c) { return fmt::format("{}x{} stages {} cluster {}", c.bm, c.bn, c.stages, c.cluster); }
+
 std::vector<Case> gpu_cases() {
   const std::vector<Mode> both = {Mode::hot, Mode::cool};
   std::vector<Case> cases;
@@ -78,7 +80,7 @@ void run_case(Run& run, const Case& c) {
   if (run.options().all_configs && device.is_cuda()) {
     for (int i = 0; i < static_cast<int>(configs().size()); ++i) {
       const Config& config = configs()[static_cast<std::size_t>(i)];
-      contenders.push_back({fmt::format("{}x{} stages {}", config.bm, config.bn, config.stages), [&ours, i] { ours(i); }});
+      contenders.push_back({describe(config), [&ours, i] { ours(i); }});
     }
   }
   contenders.push_back(
@@ -99,7 +101,7 @@ void run_case(Run& run, const Case& c) {
       const int chosen =
           forced >= 0 ? forced : choose_config({c.n, c.out_h(), c.out_w(), c.f, steps, c.strides()[0], c.strides()[1], info.units});
       const Config& config = configs()[static_cast<std::size_t>(chosen)];
-      record.config = fmt::format("{}x{} stages {}", config.bm, config.bn, config.stages);
+      record.config = describe(config);
     } else {
       record.config = info.isa;
     }

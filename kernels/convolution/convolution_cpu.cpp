@@ -15,7 +15,7 @@ struct Small {
 
 template <class T, class Act, class Tiles>
 void launch_tiles(const Call& call, const Tiling& tiling) {
-  using Kernel = Convolution<T, Contract::columns, Act, Tiles::bm, Tiles::bn, Tiles::bk, 2>;
+  using Kernel = Convolution<T, Contract::columns, Act, Tiles::bm, Tiles::bn, Tiles::bk, 2, 1>;
   const Tensor w = call.w.transpose(0, 2).transpose(0, 1);  // packing takes any strides
   launch_cpu<Kernel>(grid_of(tiling, call, Tiles::bn), [&](auto& bind, auto& p) { bind_call<T, Tiles::bk>(bind, p, call, w, tiling); });
 }

@@ -17,7 +17,8 @@ template <class T>
 constexpr int kStepChannels = 128 / static_cast<int>(sizeof(T));
 
 template <class T, Contract w, class Act, int kConfig>
-using Variant = Convolution<T, w, Act, kConfigs[kConfig].bm, kConfigs[kConfig].bn, kStepChannels<T>, kConfigs[kConfig].stages>;
+using Variant = Convolution<T, w, Act, kConfigs[kConfig].bm, kConfigs[kConfig].bn, kStepChannels<T>, kConfigs[kConfig].stages,
+                            kConfigs[kConfig].cluster>;
 
 template <class T, Contract w, int kConfig>
 const KernelInfo& info_of(Activation activation) {
@@ -64,7 +65,7 @@ KernelSpec registered_spec(const char* dtype, const char* layout, Activation act
                            bool tma_load = true, bool tma_store = true) {
   constexpr Config c = kConfigs[kConfig];
   return make_spec(info_of<T, w, kConfig>(activation), tma_load, tma_store,
-                   fmt::format("convolution_{}_{}_{}x{}{}", dtype, layout, c.bm, c.bn, suffix));
+                   fmt::format("convolution_{}_{}_{}x{}{}{}", dtype, layout, c.bm, c.bn, c.cluster > 1 ? "_cluster" : "", suffix));
 }
 
 }  // namespace
@@ -85,19 +86,21 @@ std::vector<KernelSpec> registered() {
       registered_spec<f16, kColumns, 0>("f16", "fc"),
       registered_spec<f16, kColumns, 1>("f16", "fc"),
       registered_spec<f16, kColumns, 2>("f16", "fc"),
+      registered_spec<f16, kColumns, 3>("f16", "fc"),
       registered_spec<f16, kRows, 0>("f16", "cf"),
       registered_spec<f16, kRows, 1>("f16", "cf"),
+      registered_spec<f16, kRows, 2>("f16", "cf"),
       registered_spec<bf16, kColumns, 0>("bf16", "fc"),
-      registered_spec<bf16, kColumns, 0>("bf16", "fc", Activation::gelu_erf, "_gelu_erf"),
       registered_spec<bf16, kColumns, 1>("bf16", "fc", Activation::gelu_erf, "_gelu_erf"),
-      registered_spec<bf16, kColumns, 2>("bf16", "fc"),
-      registered_spec<bf16, kRows, 2>("bf16", "cf"),
+      registered_spec<bf16, kColumns, 2>("bf16", "fc", Activation::gelu_erf, "_gelu_erf"),
+      registered_spec<bf16, kColumns, 3>("bf16", "fc"),
+      registered_spec<bf16, kRows, 3>("bf16", "cf"),
       registered_spec<float, kColumns, 0>("tf32", "fc"),
-      registered_spec<float, kColumns, 2>("tf32", "fc"),
+      registered_spec<float, kColumns, 3>("tf32", "fc"),
       // Tensors that TMA cannot take.
-      registered_spec<bf16, kColumns, 2>("bf16", "fc", Activation::none, "_strided", false, false),
-      registered_spec<f16, kColumns, 0>("f16", "fc", Activation::none, "_strided", false, false),
-      registered_spec<float, kColumns, 2>("tf32", "fc", Activation::none, "_strided", false, false),
+      registered_spec<f16, kColumns, 1>("f16", "fc", Activation::none, "_strided", false, false),
+      registered_spec<bf16, kColumns, 3>("bf16", "fc", Activation::none, "_strided", false, false),
+      registered_spec<float, kColumns, 3>("tf32", "fc", Activation::none, "_strided", false, false),
   };
 }
 

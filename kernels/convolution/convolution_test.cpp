@@ -29,7 +29,7 @@ namespace {
 using namespace tw::test;
 
 /// The GPU's configuration unless a test is about them: few shapes here fill wider tiles, and every further variant costs a compilation.
-constexpr int kNarrow = 2;
+constexpr int kNarrow = 3;
 
 /// Where an operand lies. A GPU copies `dense` and `aligned` ones by TMA where their shapes allow it, the others by ordinary loads.
 enum class Place { dense, aligned, unaligned, stepped, reversed };
@@ -490,7 +490,7 @@ TEST_P(ConvolutionBadInput, Numbers) {
   refused(x, w, y, {"padding is 1099511627776, 0"}, {.padding = {std::int64_t{1} << 40, 0}});
   refused(x, w, y, {"dilation is 0, 1", "1 to"}, {.dilation = {0, 1}});
   refused(x, w, y, {"padding 268435456, 0", "limited to 536870912"}, {.padding = {std::int64_t{1} << 28, 0}});
-  refused(x, w, y, {"config is 3", "below 3"}, {.config = 3});
+  refused(x, w, y, {"config is 4", "below 4"}, {.config = 4});
   const PlacedTensor x1 = make({2, 7, 3}), w1 = make({5, 2, 3}), y1 = make({2, 6, 5});
   refused_1d(x1, w1, y1, {"conv1d", "stride is 0"}, {.stride = 0});
   refused_1d(x1, w1, y1, {"padding is -2"}, {.padding = -2});

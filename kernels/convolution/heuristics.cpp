@@ -40,7 +40,9 @@ int choose_config(const Problem& p) {
   for (int i = 0; i < static_cast<int>(kConfigs.size()); ++i) {
     const Config& c = kConfigs[static_cast<std::size_t>(i)];
     const Cost& cost = kCosts[static_cast<std::size_t>(i)];
-    const std::int64_t rounds = divide_up(choose_window(p, c.bm).tiles() * divide_up(p.channels, c.bn), p.units);
+    const Tiling tiling = choose_window(p, c.bm);
+    const std::int64_t in_image = divide_up(tiling.across * tiling.down, c.cluster) * c.cluster;
+    const std::int64_t rounds = divide_up(in_image * tiling.deep * divide_up(p.channels, c.bn), p.units);
     const double time = static_cast<double>(rounds) * (static_cast<double>(p.steps) * cost.step + cost.tile);
     if (best_time == 0 || time < best_time) {
       best = i;

@@ -10,7 +10,7 @@ namespace tw::kernels::convolution {
 
 /// A tile configuration on the GPU.
 struct Config {
-  int bm, bn, stages;
+  int bm, bn, stages, cluster;
 };
 
 /// All of them; Conv2dOptions::config indexes this.
