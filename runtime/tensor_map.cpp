@@ -16,6 +16,7 @@ constexpr std::uint64_t kLargestExtent = std::uint64_t{1} << 32;
 constexpr std::uint64_t kStrideMultiple = 16;
 constexpr std::uint64_t kStrideLimit = std::uint64_t{1} << 40;
 constexpr std::uint32_t kLargestBox = 256;
+constexpr std::uint32_t kLargestStep = 8;
 
 cuda::TensorMapType type_of(MapElement element) {
   switch (element) {
@@ -45,8 +46,9 @@ cuda::TensorMapSwizzle swizzle_of(int bytes) {
 }
 
 std::string describe(const TensorMapRequest& r) {
-  return fmt::format("address {}, extents {}, strides {} bytes, box {}, swizzle {} bytes, elements of {} bytes", r.address,
-                     fmt::join(r.extents, "x"), fmt::join(r.strides, ","), fmt::join(r.box, "x"), r.swizzle_bytes, size_of(r.element));
+  return fmt::format("address {}, extents {}, strides {} bytes, box {}, steps {}, swizzle {} bytes, elements of {} bytes", r.address,
+                     fmt::join(r.extents, "x"), fmt::join(r.strides, ","), fmt::join(r.box, "x"), fmt::join(r.steps, "x"), r.swizzle_bytes,
+                     size_of(r.element));
 }
 
 }  // namespace
@@ -75,6 +77,10 @@ bool tensor_map_possible(const TensorMapRequest& request) {
   for (std::uint32_t box : request.box) {
     if (box == 0 || box > kLargestBox) return false;
   }
+  for (std::uint32_t step : request.steps) {
+    if (step == 0 || step > kLargestStep) return false;
+  }
+  if (request.steps[0] != 1) return false;  // the driver would ignore it
   const int swizzle = request.swizzle_bytes;
   if (swizzle != 0 && swizzle != 32 && swizzle != 64 && swizzle != 128) return false;
   const std::uint64_t row = std::uint64_t{request.box[0]} * static_cast<std::uint64_t>(size_of(request.element));
@@ -86,9 +92,8 @@ void encode_tensor_map(void* out, const TensorMapRequest& request) {
   if (!tensor_map_possible(request)) throw InvalidArgument("encode_tensor_map: TMA cannot take " + describe(request));
   const cuda::Driver& d = cuda::driver();
   cuda::TensorMap map{};  // the driver wants alignment that `out` may not have
-  const std::uint32_t every_element[4] = {1, 1, 1, 1};
   const cuda::Result result = d.tensor_map_encode_tiled(
-      &map, type_of(request.element), 4, const_cast<void*>(request.address), request.extents, request.strides, request.box, every_element,
+      &map, type_of(request.element), 4, const_cast<void*>(request.address), request.extents, request.strides, request.box, request.steps,
       cuda::TensorMapInterleave::none, swizzle_of(request.swizzle_bytes), cuda::TensorMapPromotion::bytes256, cuda::TensorMapFill::zeros);
   if (result != cuda::Result::success) {
     throw DeviceError(fmt::format("cuTensorMapEncodeTiled: {} for {}", cuda::describe(result), describe(request)));

@@ -264,6 +264,45 @@ struct ThroughRing {
   };
 };
 
+/// out[n, h, w, c] = in[n, h * step - 1, w * step - 2, c], 0 outside, one window of R pixels for each tile; the steps are those of the
+/// window that `in` is bound with.
+template <class T, int R, int C>
+struct ThroughWindows {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    using Piece = Shared<Target, T, R, C>;
+    using Out = Staging<Target, T, R, C>;
+    static constexpr int rows = R;
+    struct Params {
+      Windowed<Target, const T, Piece> in;
+      Windowed<Target, T, Out> out;
+    };
+    struct Memory {
+      Ring<Target, Piece, 2> ring;
+      Out out;
+      explicit constexpr Memory(auto& block) : ring(block), out(block) {}
+    };
+    TW_INLINE static int steps(const Params&, Tile) { return 1; }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int, Memory& memory) {
+      const Window& w = p.in.window;
+      producer.put(memory.ring, [&](auto copy, Piece& piece) {
+        copy.window(p.in, piece, t.n * w.width() * w.row_step - 2, 0, t.m * w.height() * w.i_step - 1,
+                    t.batch * (R / (w.width() * w.height())));
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, auto&) {
+      const Window& w = p.out.window;
+      Fragment<Target, float, R, C> x;
+      block.load(x, block.take(memory.ring));
+      block.store_window(x, memory.out, p.out, t.n * w.width(), 0, t.m * w.height(), t.batch * (R / (w.width() * w.height())));
+      block.sync();  // every thread has read the slot
+      block.release(memory.ring);
+    }
+    TW_INLINE static void finish(auto&, const Params&, Tile, Memory&, auto&) {}
+  };
+};
+
 /// out += in, all batches onto one tensor.
 template <int R, int C>
 struct AddUp {

@@ -555,6 +555,52 @@ TEST_P(Language, TilesOfEveryKindAndPlacement) {
   expect_ring<float, 64, 32, Contract::columns, 2, 1>(device, random, true);
 }
 
+template <class T, int R, int C>
+void expect_windows(Device device, std::mt19937_64& random) {
+  const std::vector<Placement> all = placements(dtype_of<T>, true);
+  for (const auto& [log_width, log_height] : {std::pair{0, 0}, {6, 0}, {4, 2}, {2, 3}, {1, 1}}) {
+    for (const int step : {1, 2, 3}) {
+      for (const std::size_t i : {0, 1, 3}) {
+        for (const int cols : {C, C - 8, C - 1}) {
+          SCOPED_TRACE(
+              fmt::format("window {} x {} of {}, step {}, {} columns, placement {}", 1 << log_width, 1 << log_height, R, step, cols, i));
+          constexpr int kImages = 3, kHeight = 9, kWidth = 21, kOutHeight = 5, kOutWidth = 19;
+          PlacedTensor in({kImages, kHeight, kWidth, cols}, dtype_of<T>, device, all[i]);
+          PlacedTensor out({kImages, kOutHeight, kOutWidth, cols}, dtype_of<T>, device, all[i]);
+          const std::vector<float> x = in.fill_random(random);
+          const int width = 1 << log_width, height = 1 << log_height;
+          const TileGrid grid{ceil_div(kOutHeight, height), ceil_div(kOutWidth, width), ceil_div(kImages, R / (width * height))};
+          launch_kernel<ThroughWindows<T, R, C>>(device, grid, [&](auto& bind, auto& p) {
+            bind(p.in, in, Window{log_width, log_height, step, step});
+            bind(p.out, out, Window{log_width, log_height});
+          });
+          const std::vector<double> got = out.values();
+          std::size_t e = 0;
+          for (int n = 0; n < kImages; ++n) {
+            for (int oh = 0; oh < kOutHeight; ++oh) {
+              for (int ow = 0; ow < kOutWidth; ++ow) {
+                for (int c = 0; c < cols; ++c, ++e) {
+                  const int h = oh * step - 1, w = ow * step - 2;
+                  const bool inside = h >= 0 && h < kHeight && w >= 0 && w < kWidth;
+                  const float expected = inside ? x[static_cast<std::size_t>(((n * kHeight + h) * kWidth + w) * cols + c)] : 0.0f;
+                  ASSERT_EQ(got[e], expected) << "image " << n << " (" << oh << ", " << ow << ", " << c << ")";
+                }
+              }
+            }
+          }
+          ASSERT_TRUE(out.gaps_intact());
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Language, WindowsOfEveryShape) {
+  expect_windows<bf16, 64, 64>(device, random);
+  expect_windows<f16, 128, 128>(device, random);
+  expect_windows<float, 128, 32>(device, random);
+}
+
 TEST_P(Language, AtomicsAddUp) {
   constexpr int kBatch = 37;
   for (const Placement& place : placements(DType::f32, false)) {

@@ -64,6 +64,14 @@ TEST(TensorMap, PossibleExactlyWithinTheLimits) {
       {"box 256", true, [](auto& r) { r.box[1] = 256; }},
       {"box 257", false, [](auto& r) { r.box[1] = 257; }},
       {"box 0", false, [](auto& r) { r.box[2] = 0; }},
+      {"steps of 2 and 8", true,
+       [](auto& r) {
+         r.steps[1] = 2;
+         r.steps[2] = 8;
+       }},
+      {"step 0", false, [](auto& r) { r.steps[2] = 0; }},
+      {"step 9", false, [](auto& r) { r.steps[1] = 9; }},
+      {"step 2 within a row", false, [](auto& r) { r.steps[0] = 2; }},
       {"box row of 24 bytes", false, [](auto& r) { r.box[0] = 12; }},
       {"box row of 32 bytes", true, [](auto& r) { r.box[0] = 16; }},
       {"box row longer than the swizzle", false, [](auto& r) { r.box[0] = 128; }},

@@ -64,9 +64,9 @@ inline constexpr MapElement map_element = is_same<T, float>  ? MapElement::f32
                                           : is_same<T, bf16> ? MapElement::bf16
                                                              : MapElement::u8;
 
-/// What TMA is asked for when `G` is bound so.
+/// What TMA is asked for when `G` is bound so. A tile's rows, or as many as its map's boxes have, are `window`.
 template <class G>
-TensorMapRequest map_request(const G& global) {
+TensorMapRequest map_request(const G& global, const Window& window) {
   using Tile = typename G::TileType;
   using Element = typename G::Element;
   constexpr std::uint64_t bytes = sizeof(Element);
@@ -79,9 +79,16 @@ TensorMapRequest map_request(const G& global) {
   for (int dim = 0; dim < 4; ++dim) request.extents[dim] = extents[dim];
   // A dimension of one element never steps; TMA still wants a stride that it could take.
   for (int dim = 0; dim < 3; ++dim) request.strides[dim] = extents[dim + 1] == 1 ? 16 : static_cast<std::uint64_t>(strides[dim]) * bytes;
-  request.box[0] = Tile::box_cols;
-  request.box[1] = Tile::box_rows / static_cast<unsigned>(G::split);
-  request.box[2] = request.box[3] = 1;
+  // The first rows of the window: it is filled row by row.
+  constexpr int rows = Tile::box_rows / G::split;
+  const int width = min(window.width(), rows);
+  const int height = min(window.height(), rows / width);
+  const int box[4] = {Tile::box_cols, width * window.row_step, height * window.i_step, rows / (width * height)};
+  const int steps[4] = {1, window.row_step, window.i_step, 1};
+  for (int dim = 0; dim < 4; ++dim) {
+    request.box[dim] = static_cast<std::uint32_t>(box[dim]);
+    request.steps[dim] = static_cast<std::uint32_t>(steps[dim]);
+  }
   request.swizzle_bytes = sm_90a::kPanelBytes;
   return request;
 }
@@ -92,11 +99,24 @@ class GpuBinder {
   explicit GpuBinder(Device device) : device_(device) {}
   template <class G>
   void operator()(G& global, const Tensor& tensor) {
+    bind(global, tensor, Window{});
+  }
+  template <class G>
+  void operator()(G& global, const Tensor& tensor, const Window& window) {
+    global.window = window;
+    bind(global, tensor, window);
+  }
+  bool tma_load = true;
+  bool tma_store = true;
+
+ private:
+  template <class G>
+  void bind(G& global, const Tensor& tensor, const Window& window) {
     const BoundTensor bound = bind_tensor(tensor, dtype_of<typename G::Element>, device_);
     fill_view(global, tensor, bound);
     if constexpr (!is_same<typename G::TileType, void>) {
       if (tensor.numel() == 0) return;  // nothing will be copied
-      const TensorMapRequest request = map_request(global);
+      const TensorMapRequest request = map_request(global, window);
       const bool steps_forward = (global.stride_row > 0 || global.rows == 1) && (global.stride_i > 0 || global.size_i == 1) &&
                                  (global.stride_j > 0 || global.size_j == 1) && (global.stride_col == 1 || global.cols == 1);
       // A TMA store writes whole pieces of 16 bytes, beyond the last column too.
@@ -108,10 +128,7 @@ class GpuBinder {
         (G::readable ? tma_load : tma_store) = false;
     }
   }
-  bool tma_load = true;
-  bool tma_store = true;
 
- private:
   Device device_;
 };
 
@@ -120,6 +137,11 @@ class CpuBinder {
   template <class G>
   void operator()(G& global, const Tensor& tensor) const {
     fill_view(global, tensor, bind_tensor(tensor, dtype_of<typename G::Element>, Device::cpu()));
+  }
+  template <class G>
+  void operator()(G& global, const Tensor& tensor, const Window& window) const {
+    global.window = window;
+    (*this)(global, tensor);
   }
 };
 
@@ -180,8 +202,8 @@ void launch_cpu(const TileGrid& grid, Bind bind) {
 
 /// Runs `Kernel` for every tile of `grid` on the stream's device; on a GPU it compiles the kernel at first use and returns at once.
 /// `bind(binder, params)` fills in Kernel::On<target>::Params; binder(params.x, tensor) binds a tensor to a Global and throws
-/// InvalidArgument for a wrong device, dtype or rank. Bases and strides that TMA cannot take select the kernel's slower variant. Throws
-/// CompileError, DeviceError.
+/// InvalidArgument for a wrong device, dtype or rank; binder(params.x, tensor, window) binds one to a Windowed. Bases and strides that TMA
+/// cannot take select the kernel's slower variant. Throws CompileError, DeviceError.
 template <class Kernel, class Bind>
 void launch(const Stream& stream, const TileGrid& grid, Bind bind) {
   if (grid.count() == 0) return;

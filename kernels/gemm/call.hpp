@@ -1,7 +1,6 @@
 #pragma once
 
-#include <type_traits>
-
+#include "kernels/activation.hpp"
 #include "kernels/gemm/gemm.tile.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/launch.hpp"
@@ -67,24 +66,11 @@ void bind_block_scaled(auto& bind, Params& p, const Call& call) {
   bind(p.d, call.d);
 }
 
-/// Calls f(std::type_identity<activation's functor>{}).
+/// Calls f(std::type_identity<activation's functor>{}); with_activation() and swiglu.
 template <class F>
-decltype(auto) with_activation(Activation activation, F f) {
-  switch (activation) {
-    case Activation::relu:
-      return f(std::type_identity<Relu>{});
-    case Activation::gelu_erf:
-      return f(std::type_identity<GeluErf>{});
-    case Activation::gelu_tanh:
-      return f(std::type_identity<GeluTanh>{});
-    case Activation::silu:
-      return f(std::type_identity<Silu>{});
-    case Activation::swiglu:
-      return f(std::type_identity<SwiGlu>{});
-    case Activation::none:
-      break;
-  }
-  return f(std::type_identity<Identity>{});
+decltype(auto) with_epilogue(Activation activation, F f) {
+  if (activation == Activation::swiglu) return f(std::type_identity<SwiGlu>{});
+  return with_activation(activation, f);
 }
 
 /// Calls f(std::type_identity<T>{}) with the elements of A and B, and those of D: f(operand, result).

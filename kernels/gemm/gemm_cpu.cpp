@@ -35,7 +35,7 @@ void run_on_cpu(const Call& call) {
   const long large_tiles = static_cast<long>(ceil_div(call.m, Large::bm)) * ceil_div(call.n, Large::bn) * call.batch;
   const bool large = call.m > Small::bm && large_tiles >= cpu_threads();
   with_types(call.a.dtype(), [&]<class T, class Out>(std::type_identity<T>, std::type_identity<Out>) {
-    with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
+    with_epilogue(call.activation, [&]<class Act>(std::type_identity<Act>) {
       if constexpr (!is_same<T, i8> || is_same<Act, Identity>)
         large ? launch_tiles<T, Out, Act, Large>(call) : launch_tiles<T, Out, Act, Small>(call);
     });

@@ -33,7 +33,7 @@ const KernelInfo& info_of(Activation activation, bool addends) {
   if constexpr (is_same<T, i8>) {
     return kernel_info<Variant<T, Out, a, b, Identity, false, c>>;
   } else {
-    return with_activation(activation, [&]<class Act>(std::type_identity<Act>) -> const KernelInfo& {
+    return with_epilogue(activation, [&]<class Act>(std::type_identity<Act>) -> const KernelInfo& {
       if constexpr (!is_same<Act, SwiGlu>)
         if (addends) return kernel_info<Variant<T, Out, a, b, Act, true, c>>;
       return kernel_info<Variant<T, Out, a, b, Act, false, c>>;
@@ -65,24 +65,22 @@ template <class T>
 void sum_partials(const Call& call, const Tensor& partial, int splits) {
   constexpr int kRowsPerBlock = 4, kCols = 256;
   with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
-    if constexpr (!is_same<Act, SwiGlu>) {
-      const auto launch = [&]<bool kAddends>() {
-        using Kernel = SumPartials<T, Act, kAddends, kRowsPerBlock, kCols>;
-        launch_gpu<Kernel>(call.stream, {ceil_div(call.m, kRowsPerBlock), ceil_div(call.n, kCols), call.batch}, [&](auto& bind, auto& p) {
-          bind(p.partial, partial);
-          bind(p.d, call.d);
-          if (call.beta != 0) bind(p.c, call.d);
-          if (call.residual) bind(p.residual, *call.residual);
-          if (call.bias) bind(p.bias, *call.bias);
-          p.alpha = call.alpha;
-          p.beta = call.beta;
-          p.splits = splits;
-          p.has_bias = call.bias != nullptr;
-          p.has_residual = call.residual != nullptr;
-        });
-      };
-      call.addends() ? launch.template operator()<true>() : launch.template operator()<false>();
-    }
+    const auto launch = [&]<bool kAddends>() {
+      using Kernel = SumPartials<T, Act, kAddends, kRowsPerBlock, kCols>;
+      launch_gpu<Kernel>(call.stream, {ceil_div(call.m, kRowsPerBlock), ceil_div(call.n, kCols), call.batch}, [&](auto& bind, auto& p) {
+        bind(p.partial, partial);
+        bind(p.d, call.d);
+        if (call.beta != 0) bind(p.c, call.d);
+        if (call.residual) bind(p.residual, *call.residual);
+        if (call.bias) bind(p.bias, *call.bias);
+        p.alpha = call.alpha;
+        p.beta = call.beta;
+        p.splits = splits;
+        p.has_bias = call.bias != nullptr;
+        p.has_residual = call.residual != nullptr;
+      });
+    };
+    call.addends() ? launch.template operator()<true>() : launch.template operator()<false>();
   });
 }
 
@@ -146,21 +144,19 @@ void launch_gemv(const Call& call) {
     (std::make_integer_sequence<int, static_cast<int>(kGemvConfigs.size())>{});
   };
   with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
-    if constexpr (!is_same<Act, SwiGlu>) {
-      const auto with_rows = [&]<bool kAddends>() {
-        switch (call.m) {
-          case 1:
-            return with_config.template operator()<Act, kAddends, 1>();
-          case 2:
-            return with_config.template operator()<Act, kAddends, 2>();
-          case 3:
-            return with_config.template operator()<Act, kAddends, 3>();
-          default:
-            return with_config.template operator()<Act, kAddends, 4>();
-        }
-      };
-      call.addends() ? with_rows.template operator()<true>() : with_rows.template operator()<false>();
-    }
+    const auto with_rows = [&]<bool kAddends>() {
+      switch (call.m) {
+        case 1:
+          return with_config.template operator()<Act, kAddends, 1>();
+        case 2:
+          return with_config.template operator()<Act, kAddends, 2>();
+        case 3:
+          return with_config.template operator()<Act, kAddends, 3>();
+        default:
+          return with_config.template operator()<Act, kAddends, 4>();
+      }
+    };
+    call.addends() ? with_rows.template operator()<true>() : with_rows.template operator()<false>();
   });
 }
 

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/activation_reference.hpp"
 #include "tilewave/gemm.hpp"
 
 namespace tw::kernels::gemm {
@@ -23,25 +24,6 @@ struct PlainCall {
   float alpha = 1, beta = 0;
   Activation activation = Activation::none;
 };
-
-template <class Real>
-Real activate(Activation activation, Real x) {
-  switch (activation) {
-    case Activation::relu:
-      return x < 0 ? Real{0} : x;
-    case Activation::gelu_erf:
-      return x * (1 + std::erf(x / std::sqrt(Real{2}))) / 2;
-    case Activation::gelu_tanh:
-      return x * (1 + std::tanh(std::sqrt(2 / static_cast<Real>(3.14159265358979323846)) * (x + static_cast<Real>(0.044715) * x * x * x))) /
-             2;
-    case Activation::silu:
-      return x / (1 + std::exp(-x));
-    case Activation::swiglu:  // of pairs: evaluate()
-    case Activation::none:
-      break;
-  }
-  return x;
-}
 
 /// The call in arithmetic of type Real: a double is exact for our purposes. `operand` is applied to each element of a and b first, `result`
 /// to each of D.

@@ -15,6 +15,7 @@
 //   Rows       a tile for work without products: whole rows stay within a warp, columns in 16-byte pieces
 //   RowVector  one number for each row of a Fragment or Rows;  ColumnVector: one for each column
 //   Staging    shared memory through which a Fragment leaves for global memory
+//   Windowed   a Global of which a tile's rows are a window of pixels: convolutions
 //
 // A kernel on a target:
 //
@@ -45,8 +46,28 @@ struct Fill {
   float value = 0;
 };
 
+/// Which of a tensor's outer dimensions and rows become the rows of a tile: a box of `width` rows, `height` of dimension i, and as many of
+/// dimension j as the tile has rows left for. Neighbours in the tile lie `row_step` and `i_step` apart in the tensor, as the pixels that a
+/// strided convolution reads. Width and height are powers of two, together at most the tile's rows; by default a window is one line.
+struct Window {
+  int log_width = 30, log_height = 0;
+  int row_step = 1, i_step = 1;
+
+  TW_INLINE constexpr int width() const { return 1 << log_width; }
+  TW_INLINE constexpr int height() const { return 1 << log_height; }
+  /// Where the tile's row `r` lies, counted from its first one.
+  TW_INLINE constexpr int row(int r) const { return (r & (width() - 1)) * row_step; }
+  TW_INLINE constexpr int i(int r) const { return (r >> log_width & (height() - 1)) * i_step; }
+  TW_INLINE constexpr int j(int r) const { return r >> (log_width + log_height); }
+};
+
 template <class Target, class T, class Tile = void, int Split = 1>
 using Global = typename Target::template Global<T, Tile, Split>;
+/// A tensor that is copied in windows: copy.window() and block.store_window(). The window is part of what the host binds.
+template <class Target, class T, class Tile = void>
+struct Windowed : Global<Target, T, Tile> {
+  Window window;
+};
 template <class Target, class T, int R, int C, Contract contract = Contract::columns>
 using Shared = typename Target::template Shared<T, R, C, contract>;
 template <class Target, class Slot, int Stages>

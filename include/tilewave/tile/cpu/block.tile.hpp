@@ -22,23 +22,43 @@ struct Copy {
     const T* source = from.template at<const T>(row, col, i, j);
     const long outer_stride = columns ? from.stride_row : from.stride_col;
     const long depth_stride = columns ? from.stride_col : from.stride_row;
-    const auto pack = [&](auto packer, const auto* bits, auto* panels) {
-      packer(panels, bits, outer_stride, depth_stride, to.valid_outer, to.valid_depth, S::panel_depth);
-    };
-    const Library& lib = library();
-    if constexpr (is_same<T, float>) {
-      pack(lib.pack_f32, source, to.panels);
-    } else if constexpr (is_same<T, f16>) {
-      pack(lib.pack_f16, &source->bits, to.panels);
-    } else if constexpr (is_same<T, bf16>) {
-      pack(lib.pack_bf16, &source->bits, &to.panels->bits);
-    } else if constexpr (is_same<T, fp8_e4m3>) {
-      pack(lib.pack_e4m3, &source->bits, to.panels);
-    } else if constexpr (is_same<T, fp8_e5m2>) {
-      pack(lib.pack_e5m2, &source->bits, to.panels);
-    } else {
-      static_assert(is_same<T, i8>, "the cpu target packs f32, f16, bf16, fp8 and i8 tiles");
-      pack(lib.pack_i8, source, to.panels);
+    pack(to.panels, source, outer_stride, depth_stride, to.valid_outer, to.valid_depth, S::panel_depth);
+  }
+  /// The tile whose rows are the window that begins at (row, i, j). All of it may lie outside the tensor.
+  template <class G, class S>
+  void window(const G& from, S& to, int row, int col, int i, int j) const {
+    static_assert(S::contract == Contract::columns && S::rows % kPanelRows == 0, "windows are tiles of whole panels of rows");
+    const Window& w = from.window;
+    to.valid_outer = 0;
+    to.valid_depth = clamp(from.cols - col, S::cols);
+    if (to.valid_depth == 0) return;
+    for (int panel = 0; panel < S::rows; panel += kPanelRows) {
+      auto* const target = to.panels + panel * S::panel_depth;
+      bool zeroed = false;
+      // Line by line: of its neighbours inside the tensor each line gives a run.
+      for (int first = panel; first < panel + kPanelRows;) {
+        const int line_end = first - first % w.width() + w.width();
+        const int end = min(line_end, panel + kPanelRows);
+        const int in_i = i + w.i(first), in_j = j + w.j(first), in_row = row + w.row(first);
+        int begin = first, size = 0;
+        if (in_i >= 0 && in_i < from.size_i && in_j >= 0 && in_j < from.size_j) {
+          const int before = in_row < 0 ? (-in_row + w.row_step - 1) / w.row_step : 0;
+          const int inside = in_row < from.rows ? (from.rows - in_row + w.row_step - 1) / w.row_step : 0;
+          begin = first + min(before, end - first);
+          size = max(first + min(inside, end - first) - begin, 0);
+        }
+        if (size < kPanelRows && !zeroed) {
+          __builtin_memset(target, 0, static_cast<unsigned long>(S::panel_depth) * kPanelRows * sizeof *target);
+          zeroed = true;
+        }
+        if (size > 0) {
+          pack_run(target, begin - panel,
+                   from.template at<const typename S::Element>(in_row + (begin - first) * w.row_step, col, in_i, in_j),
+                   w.row_step * from.stride_row, from.stride_col, size, to.valid_depth, S::panel_depth);
+          to.valid_outer = begin + size;
+        }
+        first = end;
+      }
     }
   }
   template <class G, class S>
@@ -48,6 +68,41 @@ struct Copy {
 
  private:
   static int clamp(int left, int size) { return left < 0 ? 0 : left > size ? size : left; }
+  template <class T>
+  static void pack(Packed<T>* panels, const T* source, long row_stride, long depth_stride, int rows, int depth, int panel_depth) {
+    const Library& lib = library();
+    const auto run = [&](auto packer, const auto* bits, auto* to) { packer(to, bits, row_stride, depth_stride, rows, depth, panel_depth); };
+    if constexpr (is_same<T, float>) {
+      run(lib.pack_f32, source, panels);
+    } else if constexpr (is_same<T, f16>) {
+      run(lib.pack_f16, &source->bits, panels);
+    } else if constexpr (is_same<T, bf16>) {
+      run(lib.pack_bf16, &source->bits, &panels->bits);
+    } else if constexpr (is_same<T, fp8_e4m3>) {
+      run(lib.pack_e4m3, &source->bits, panels);
+    } else if constexpr (is_same<T, fp8_e5m2>) {
+      run(lib.pack_e5m2, &source->bits, panels);
+    } else {
+      static_assert(is_same<T, i8>, "the cpu target packs f32, f16, bf16, fp8 and i8 tiles");
+      run(lib.pack_i8, source, panels);
+    }
+  }
+  /// `rows` rows into one panel of zeros, from row `first` of it on.
+  template <class T>
+  static void pack_run(Packed<T>* panel, int first, const T* source, long row_stride, long depth_stride, int rows, int depth,
+                       int panel_depth) {
+    if (rows == kPanelRows) return pack(panel, source, row_stride, depth_stride, rows, depth, panel_depth);
+    constexpr int piece = 64;  // columns at a time go through a panel on the stack
+    using Piece = Panels<T, kPanelRows, piece>;
+    Piece packed;
+    for (int k = 0; k < depth; k += piece) {
+      const int columns = min(piece, depth - k);
+      pack(packed.panels, source + k * depth_stride, row_stride, depth_stride, rows, columns, piece);
+      for (int c = 0; c < columns; c += Piece::group)  // a line holds 4 bytes of each row
+        __builtin_memcpy(panel + (k + c) * kPanelRows + first * Piece::group, packed.panels + c * kPanelRows,
+                         static_cast<unsigned long>(rows) * 4);
+    }
+  }
 };
 
 struct Producer {
@@ -349,6 +404,17 @@ class Block {
   template <class S, class T, int R, int C, class G>
   void store(const Fragment<S, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i = 0, int j = 0) const {
     store(from, to, row0, col0, i, j);
+  }
+  template <class T, int R, int C, class G>
+  void store_window(const Fragment<float, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i0, int j0) const {
+    const Window& w = to.window;
+    const int cols = min(C, to.cols - col0);
+    for (int r = 0; r < R; ++r) {
+      const int row = row0 + w.row(r), i = i0 + w.i(r), j = j0 + w.j(r);
+      if (row < 0 || row >= to.rows || i < 0 || i >= to.size_i || j < 0 || j >= to.size_j) continue;
+      T* const target = to.template at<T>(row, col0, i, j);
+      for (int c = 0; c < cols; ++c) target[c * to.stride_col] = tw::to<T>(from.x[r * C + c]);
+    }
   }
   template <class F, class G>
   void atomic_add(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {

@@ -352,31 +352,43 @@ struct Block {
       store(from, to, row0, col0, i, j);
     } else {
       using S = Staging<T, R, C>;
-      const Position at = here();
-      const bool leader = ptx::thread_index() % kWarpgroupThreads == 0;
-      const int matrix_row = at.warp * 16 + at.lane % 16;  // stmatrix: lanes 0-15 address the left 8 columns, 16-31 the right 8
-      u8* const base = shared_memory() + staging.offset + at.warpgroup * (S::slots * S::slot_bytes);
-      TW_UNROLL
-      for (int panel = 0; panel < C / S::box_cols; ++panel) {
-        u8* const slot = base + panel % S::slots * S::slot_bytes;
-        if (leader) ptx::store_wait_read<S::slots - 1>();
-        warpgroup_sync(at);
-        TW_UNROLL
-        for (int group = 0; group < 4; ++group) {
-          const float* x = from.x + panel * 32 + group * 8;
-          const u32 piece = static_cast<u32>(group * 2 + at.lane / 16) ^ (static_cast<u32>(matrix_row) & 7);
-          ptx::store_matrix_x4(ptx::address(slot) + static_cast<u32>(matrix_row) * kPanelBytes + piece * 16, ptx::pack<T>(x[0], x[1]),
-                               ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]), ptx::pack<T>(x[6], x[7]));
-        }
-        ptx::fence_proxy();
-        warpgroup_sync(at);
-        if (leader) {
-          ptx::store_4d(to.tensor_map, slot, col0 + panel * S::box_cols, row0 + at.warpgroup * kWarpgroupRows, i, j);
-          ptx::store_commit();
-        }
-      }
+      store_panels(from, staging, to, row0 + here().warpgroup * kWarpgroupRows, col0, i, j);
       if constexpr (C % S::box_cols != 0)
         store_from<C / S::box_cols * S::box_cols>(from, to, row0, col0, i, j);  // TMA would write a whole panel
+    }
+  }
+  /// The same to the window of the tensor that begins at (row0, i0, j0): it may reach over every edge.
+  template <class T, int R, int C, class G>
+  TW_INLINE void store_window(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i0,
+                              int j0) const {
+    const Window& w = to.window;
+    if constexpr (kTmaStore && sizeof(T) == 2) {
+      static_assert(C % Staging<T, R, C>::box_cols == 0, "columns of a windowed store must fill panels of 128 bytes");
+      const int first = here().warpgroup * kWarpgroupRows;
+      store_panels(from, staging, to, row0 + w.row(first), col0, i0 + w.i(first), j0 + w.j(first));
+    } else {
+      using F = Fragment<float, R, C>;
+      const Position at = here();
+      const bool pieces = whole_pieces<F>(to, col0);
+      TW_UNROLL
+      for (int r = 0; r < F::row_count; ++r) {
+        const int tile_row = F::row(at, F::in_row(r, 0));
+        const int row = row0 + w.row(tile_row), i = i0 + w.i(tile_row), j = j0 + w.j(tile_row);
+        if (!to.inside_outer(i, j)) continue;
+        TW_UNROLL
+        for (int n = 0; n < F::size / F::row_count; n += F::width) {
+          const int e = F::in_row(r, n);
+          const int col = col0 + F::col(at, e);
+          if (pieces) {
+            const Piece<T, F::width> piece{tw::to<T>(from.x[e]), tw::to<T>(from.x[e + 1])};
+            if (to.inside(row, col)) *piece_at<F::width>(to, row, col, i, j) = piece;
+          } else {
+            TW_UNROLL
+            for (int k = 0; k < F::width; ++k)
+              if (to.inside(row, col + k)) *to.template at<T>(row, col + k, i, j) = tw::to<T>(from.x[e + k]);
+          }
+        }
+      }
     }
   }
   /// f32 only: adds each element to the tensor's.
@@ -538,6 +550,35 @@ struct Block {
         const int row = row0 + F::row(at, e);
         const int col = col0 + F::col(at, e);
         if (to.inside(row, col)) *to.template at<T>(row, col, i, j) = tw::to<T>(from.x[e]);
+      }
+    }
+  }
+  /// The fragment's whole panels to the tensor by TMA; `row`, `i` and `j` are those of the warpgroup's first row.
+  template <class T, int R, int C, class G>
+  TW_INLINE void store_panels(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row, int col0, int i,
+                              int j) const {
+    using S = Staging<T, R, C>;
+    const Position at = here();
+    const bool leader = ptx::thread_index() % kWarpgroupThreads == 0;
+    const int matrix_row = at.warp * 16 + at.lane % 16;  // stmatrix: lanes 0-15 address the left 8 columns, 16-31 the right 8
+    u8* const base = shared_memory() + staging.offset + at.warpgroup * (S::slots * S::slot_bytes);
+    TW_UNROLL
+    for (int panel = 0; panel < C / S::box_cols; ++panel) {
+      u8* const slot = base + panel % S::slots * S::slot_bytes;
+      if (leader) ptx::store_wait_read<S::slots - 1>();
+      warpgroup_sync(at);
+      TW_UNROLL
+      for (int group = 0; group < 4; ++group) {
+        const float* x = from.x + panel * 32 + group * 8;
+        const u32 piece = static_cast<u32>(group * 2 + at.lane / 16) ^ (static_cast<u32>(matrix_row) & 7);
+        ptx::store_matrix_x4(ptx::address(slot) + static_cast<u32>(matrix_row) * kPanelBytes + piece * 16, ptx::pack<T>(x[0], x[1]),
+                             ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]), ptx::pack<T>(x[6], x[7]));
+      }
+      ptx::fence_proxy();
+      warpgroup_sync(at);
+      if (leader) {
+        ptx::store_4d(to.tensor_map, slot, col0 + panel * S::box_cols, row, i, j);
+        ptx::store_commit();
       }
     }
   }

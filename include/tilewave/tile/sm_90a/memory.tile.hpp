@@ -50,6 +50,9 @@ struct GlobalView {
   TW_INLINE bool inside(int row, int col) const {
     return static_cast<u32>(row) < static_cast<u32>(rows) && static_cast<u32>(col) < static_cast<u32>(cols);
   }
+  TW_INLINE bool inside_outer(int i, int j) const {
+    return static_cast<u32>(i) < static_cast<u32>(size_i) && static_cast<u32>(j) < static_cast<u32>(size_j);
+  }
   /// True when `width` neighbours in a row can be accessed in words of up to 16 bytes: the same for every thread, so the branch is free.
   template <class T, int width>
   TW_INLINE bool vectors() const {

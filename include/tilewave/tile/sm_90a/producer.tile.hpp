@@ -19,6 +19,11 @@ struct TmaCopy {
     for (int panel = 0; panel < S::panels; ++panel)
       ptx::load_4d(to.bytes + panel * S::panel_bytes, from.tensor_map, barrier, col + panel * S::panel_cols, row, i, j);
   }
+  /// The tile whose rows are the window that begins at (row, i, j). All of it may lie outside the tensor.
+  template <class G, class S>
+  TW_INLINE void window(const G& from, S& to, int row, int col, int i, int j) const {
+    tile(from, to, row, col, i, j);  // the window's shape and steps are in the tensor map
+  }
   /// The same tile for every block of the cluster: each loads its share of the rows and sends it to all.
   template <class G, class S>
   TW_INLINE void tile_for_cluster(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
@@ -42,6 +47,29 @@ struct StridedCopy {
 
   template <class G, class S>
   TW_INLINE void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
+    copy(from, to, col, [&](int r) { return Place{row + r, i, j, true}; });
+  }
+  template <class G, class S>
+  TW_INLINE void window(const G& from, S& to, int row, int col, int i, int j) const {
+    const Window& w = from.window;
+    copy(from, to, col, [&](int r) {
+      const int in_i = i + w.i(r), in_j = j + w.j(r);
+      return Place{row + w.row(r), in_i, in_j, from.inside_outer(in_i, in_j)};
+    });
+  }
+  template <class G, class S>
+  TW_INLINE void tile_for_cluster(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
+    tile(from, to, row, col, i, j);
+  }
+
+ private:
+  /// Where a row of the tile comes from.
+  struct Place {
+    int row, i, j;
+    bool inside;  ///< the outer dimensions
+  };
+  template <class G, class S, class PlaceOf>
+  TW_INLINE void copy(const G& from, S& to, int col, PlaceOf place_of) const {
     using Bits = conditional<sizeof(typename S::Element) == 1, u8,
                              conditional<sizeof(typename S::Element) == 2, u16, u32>>;  // nothing is computed: bits are moved
     constexpr int width = 16 / static_cast<int>(sizeof(Bits));
@@ -51,18 +79,16 @@ struct StridedCopy {
     for (int n = thread; n < S::rows * pieces; n += kWarpgroupThreads) {
       const int r = along_rows ? n % S::rows : n / pieces;
       const int c = (along_rows ? n / S::rows : n % pieces) * width;
+      const Place place = place_of(r);
       u32 words[4] = {0, 0, 0, 0};
       TW_UNROLL
       for (int e = 0; e < width; ++e) {
-        const u32 bits = from.inside(row + r, col + c + e) ? u32{*from.template at<const Bits>(row + r, col + c + e, i, j)} : 0u;
+        const bool inside = place.inside && from.inside(place.row, col + c + e);
+        const u32 bits = inside ? u32{*from.template at<const Bits>(place.row, col + c + e, place.i, place.j)} : 0u;
         words[e * 4 / width] |= bits << (e * 32 * 4 / width % 32);
       }
       ptx::store_shared_16(ptx::address(to.bytes) + static_cast<u32>(S::offset(r, c)), words[0], words[1], words[2], words[3]);
     }
-  }
-  template <class G, class S>
-  TW_INLINE void tile_for_cluster(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
-    tile(from, to, row, col, i, j);
   }
 };
 

@@ -1,0 +1,56 @@
+#pragma once
+
+#include "kernels/activation.hpp"
+#include "kernels/convolution/convolution.tile.hpp"
+#include "kernels/convolution/variants.hpp"
+#include "tilewave/convolution.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw::kernels::convolution {
+
+/// A checked call: what conv1d() and conv2d() hand to the code for one device. Extents fit an int.
+struct Call {
+  Tensor x;  ///< [N, H, W, C]
+  Tensor w;  ///< [F, KH, KW, C]
+  Tensor y;  ///< [N, OH, OW, F]
+  const Tensor* bias;
+  Activation activation;
+  Axis vertical, horizontal;
+  int config;  ///< Conv2dOptions::config
+  Stream stream;
+
+  int in_channels() const { return static_cast<int>(w.shape(3)); }
+  int out_channels() const { return static_cast<int>(w.shape(0)); }
+  Problem problem(int step_channels, int units) const {
+    return {y.shape(0),      y.shape(1),        y.shape(2), y.shape(3), w.shape(1) * w.shape(2) * ceil_div(in_channels(), step_channels),
+            vertical.stride, horizontal.stride, units};
+  }
+};
+
+inline TileGrid grid_of(const Tiling& tiling, const Call& call, int bn) {
+  return {static_cast<int>(tiling.across * tiling.down), ceil_div(call.out_channels(), bn), static_cast<int>(tiling.deep)};
+}
+
+/// Fills a kernel's parameters. `w` as the kernel's contraction wants it: [KH, KW, F, C] or [KH, KW, C, F].
+template <class T, int step_channels, class Params>
+void bind_call(auto& bind, Params& p, const Call& call, const Tensor& w, const Tiling& tiling) {
+  Window input = tiling.window;
+  if (input.log_width > 0) input.row_step = call.horizontal.stride;
+  if (input.log_height > 0) input.i_step = call.vertical.stride;
+  bind(p.x, call.x, input);
+  bind(p.w, w);
+  bind(p.y, call.y, tiling.window);
+  p.bias = call.bias ? call.bias->data<T>() : nullptr;
+  p.vertical = call.vertical;
+  p.horizontal = call.horizontal;
+  p.tiles_across = static_cast<int>(tiling.across);
+  p.kernel_width = static_cast<int>(call.w.shape(2));
+  p.channel_steps = ceil_div(call.in_channels(), step_channels);
+  // An image without pixels is all padding.
+  p.steps = call.x.numel() == 0 ? 0 : static_cast<int>(call.w.shape(1)) * p.kernel_width * p.channel_steps;
+}
+
+void run_on_cpu(const Call& call);
+void run_on_gpu(const Call& call);
+
+}  // namespace tw::kernels::convolution

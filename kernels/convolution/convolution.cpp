@@ -1,0 +1,142 @@
+#include "tilewave/convolution.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
+#include <span>
+
+#include "kernels/check.hpp"
+#include "kernels/convolution/call.hpp"
+
+namespace tw {
+
+namespace {
+
+/// The sum of two of these is an int, and so is every coordinate that a tile reads.
+constexpr std::int64_t kLargestExtent = std::int64_t{1} << 29;
+constexpr std::int64_t kLargestStride = 65536;
+constexpr std::int64_t kLargestCount = std::numeric_limits<int>::max() - 1023;
+
+/// One call of conv1d() or conv2d(), as given.
+struct Given {
+  const char* op;
+  std::span<const std::int64_t> stride, padding, dilation;  ///< for each dimension of the image
+  const Tensor* bias;
+  Activation activation;
+  const std::optional<Stream>& stream;
+  int config;
+
+  int dimensions() const { return static_cast<int>(stride.size()); }
+  const char* x_shape() const { return dimensions() == 1 ? "[N, L, C]" : "[N, H, W, C]"; }
+  const char* w_shape() const { return dimensions() == 1 ? "[F, K, C]" : "[F, KH, KW, C]"; }
+};
+
+/// Checks one dimension of the image. Gives the output's extent.
+std::int64_t check_axis(const Given& g, const Tensor& x, const Tensor& w, int axis) {
+  const auto at = static_cast<std::size_t>(axis);
+  const std::int64_t stride = g.stride[at], padding = g.padding[at], dilation = g.dilation[at];
+  const auto all = [](std::span<const std::int64_t> values) { return fmt::join(values, ", "); };
+  require(stride >= 1 && stride <= kLargestStride, "{}: stride is {}; it must be 1 to {}", g.op, all(g.stride), kLargestStride);
+  require(padding >= 0 && padding <= kLargestExtent, "{}: padding is {}; it must be 0 to {}", g.op, all(g.padding), kLargestExtent);
+  require(dilation >= 1 && dilation <= kLargestExtent, "{}: dilation is {}; it must be 1 to {}", g.op, all(g.dilation), kLargestExtent);
+  const std::int64_t extent = x.shape(1 + axis), taps = w.shape(1 + axis);
+  require(taps >= 1 && taps <= kLargestExtent, "{}: w is {}; its kernel must have 1 to {} taps in every dimension", g.op, w.describe(),
+          kLargestExtent);
+  require(extent <= kLargestExtent - 2 * padding, "{}: x is {} with padding {}; padded extents are limited to {}", g.op, x.describe(),
+          all(g.padding), kLargestExtent);
+  const std::int64_t reach = dilation * (taps - 1) + 1;
+  require(reach <= extent + 2 * padding,
+          "{}: x is {} with padding {}, w {} with dilation {}; the kernel, {} long in dimension {}, must fit into the padded image, {}",
+          g.op, x.describe(), all(g.padding), w.describe(), all(g.dilation), reach, axis + 1, extent + 2 * padding);
+  return (extent + 2 * padding - reach) / stride + 1;
+}
+
+/// A tensor of a one-dimensional image as one of height 1.
+Tensor with_height(const Tensor& t) {
+  Shape shape = t.shape();
+  std::vector<std::int64_t> strides = t.strides();
+  shape.insert(shape.begin() + 1, 1);
+  strides.insert(strides.begin() + 1, 0);
+  return Tensor::borrow(t.data(), std::move(shape), t.dtype(), t.device(), std::move(strides));
+}
+
+/// Checks everything and sorts the shapes out. Throws InvalidArgument.
+kernels::convolution::Call check(const Given& g, const Tensor& x, const Tensor& w, const Tensor& y) {
+  require(g.activation != Activation::swiglu, "{}: activation is swiglu, which takes pairs of gemm's columns; any other is allowed", g.op);
+  const Device device = y.device();
+  const DType dtype = x.dtype();
+  require(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16, "{}: x is {}; f32, f16 and bf16 are supported", g.op,
+          x.describe());
+  check_operand(g.op, "x", x, dtype, device);
+  check_operand(g.op, "w", w, dtype, device);
+  check_operand(g.op, "y", y, dtype, device);
+  check_output(g.op, "y", y);
+  require(x.rank() == g.dimensions() + 2, "{}: x is {}; it must be {}", g.op, x.describe(), g.x_shape());
+  require(w.rank() == g.dimensions() + 2, "{}: w is {}; it must be {}", g.op, w.describe(), g.w_shape());
+  require(x.shape(-1) == w.shape(-1), "{}: x is {} and w is {}; their last dimensions, both C, must be equal", g.op, x.describe(),
+          w.describe());
+  const std::int64_t images = x.shape(0), channels = w.shape(0);
+  Shape expected{images};
+  for (int axis = 0; axis < g.dimensions(); ++axis) expected.push_back(check_axis(g, x, w, axis));
+  expected.push_back(channels);
+  require(y.shape() == expected, "{}: y is {}; for x {} and w {} with stride {}, padding {}, dilation {} it must be [{}]", g.op,
+          y.describe(), x.describe(), w.describe(), fmt::join(g.stride, ", "), fmt::join(g.padding, ", "), fmt::join(g.dilation, ", "),
+          fmt::join(expected, ", "));
+
+  require(images <= kLargestCount && channels <= kLargestCount && x.shape(-1) <= kLargestCount,
+          "{}: x is {} and w is {}; extents are limited to {}", g.op, x.describe(), w.describe(), kLargestCount);
+  // Windows of 32 pixels, the smallest tiles of all devices, are at least an eighth full: one dimension may fill half of its last one.
+  std::int64_t pixels = images;
+  for (int axis = 0; axis < g.dimensions(); ++axis) pixels = std::min(pixels, kLargestCount) * expected[static_cast<std::size_t>(axis) + 1];
+  const std::int64_t tiles = (std::min(pixels, kLargestCount) / 4 + 1) * ((channels + 127) / 128);
+  require(pixels <= kLargestCount && tiles <= kLargestCount,
+          "{}: y is {}; its pixels, and a quarter of them times F / 128, are limited to {}", g.op, y.describe(), kLargestCount);
+  std::int64_t steps = (x.shape(-1) + 31) / 32;
+  for (int axis = 0; axis < g.dimensions(); ++axis) steps = std::min(steps, kLargestCount) * w.shape(1 + axis);
+  require(steps <= kLargestCount, "{}: w is {}; its taps times C / 32 are limited to {}", g.op, w.describe(), kLargestCount);
+
+  if (y.numel() > 0) {
+    require(y.data() != x.data() || x.numel() == 0, "{}: y is x's memory; it cannot be computed in place", g.op);
+    require(y.data() != w.data() || w.numel() == 0, "{}: y is w's memory; it cannot be computed in place", g.op);
+  }
+  if (g.bias) {
+    check_operand(g.op, "bias", *g.bias, dtype, device);
+    require(g.bias->shape() == Shape{channels} && g.bias->is_contiguous(), "{}: bias is {}; it must be contiguous, [{}]", g.op,
+            g.bias->describe(), channels);
+  }
+  const Stream stream = g.stream ? *g.stream : Stream::standard(device);
+  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", g.op, stream.device().name(), device.name());
+  const int configs = static_cast<int>(kernels::convolution::configs().size());
+  require(g.config < configs, "{}: config is {}; it must be below {}", g.op, g.config, configs);
+
+  // Where the output has one pixel along a dimension, nothing strides there.
+  const auto axis = [&](int dim) -> kernels::convolution::Axis {
+    const auto at = static_cast<std::size_t>(dim);
+    return {expected[at + 1] == 1 ? 1 : static_cast<int>(g.stride[at]), static_cast<int>(g.padding[at]), static_cast<int>(g.dilation[at])};
+  };
+  if (g.dimensions() == 1)
+    return {with_height(x), with_height(w), with_height(y), g.bias, g.activation, {1, 0, 1}, axis(0), g.config, stream};
+  return {x, w, y, g.bias, g.activation, axis(0), axis(1), g.config, stream};
+}
+
+void run(const Given& given, const Tensor& x, const Tensor& w, const Tensor& y) {
+  const kernels::convolution::Call call = check(given, x, w, y);
+  if (y.numel() == 0) return;
+  if (call.stream.device().is_cuda())
+    kernels::convolution::run_on_gpu(call);
+  else
+    kernels::convolution::run_on_cpu(call);
+}
+
+}  // namespace
+
+void conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o) {
+  run({"conv2d", o.stride, o.padding, o.dilation, o.bias, o.activation, o.stream, o.config}, x, w, y);
+}
+
+void conv1d(const Tensor& x, const Tensor& w, const Tensor& y, const Conv1dOptions& o) {
+  run({"conv1d", {&o.stride, 1}, {&o.padding, 1}, {&o.dilation, 1}, o.bias, o.activation, o.stream, o.config}, x, w, y);
+}
+
+}  // namespace tw

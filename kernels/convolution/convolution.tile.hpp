@@ -1,0 +1,119 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+namespace tw::kernels::convolution {
+
+/// What happens along one dimension of the image.
+struct Axis {
+  int stride, padding, dilation;
+};
+
+/// y[n, oh, ow, f] = activation(bias[f] + sum over kh, kw, c of x[n, oh SH + kh DH - PH, ow SW + kw DW - PW, c] w[f, kh, kw, c]), x being 0
+/// outside the image: a matrix product over K = (kh, kw, c) whose left operand is never stored.
+///
+/// BM pixels of the output, a window of the image or of neighbouring images, are the rows of a tile; BN channels are its columns. A step is
+/// one tap (kh, kw) and BK channels: then the pixels that are read form a window, too, which begins elsewhere and has the convolution's
+/// stride. Copies give 0 outside the image, and so the padding. `w_contract`: columns for weights stored [.., F, C], rows for [.., C, F].
+/// `Cluster` blocks, neighbours in the image, share every tile of the weights.
+template <class T, Contract w_contract, class Activation, int BM, int BN, int BK, int Stages, int Cluster>
+struct Convolution {
+  static constexpr const char* source = "kernels/convolution/convolution.tile.hpp";
+
+  template <class Target>
+  struct On {
+    using X = Shared<Target, T, BM, BK>;
+    using W = conditional<w_contract == Contract::columns, Shared<Target, T, BN, BK>, Shared<Target, T, BK, BN, Contract::rows>>;
+    using Out = Staging<Target, T, BM, BN>;
+    using Schedule = Banded<16>;  // channel tiles of the same pixels are in flight together
+    static constexpr int rows = BM;
+    static constexpr int cluster = Cluster;
+
+    struct Params {
+      Windowed<Target, const T, X> x;         ///< [N, H, W, C]
+      Global<Target, const T, W, Cluster> w;  ///< [KH, KW, F, C], or [KH, KW, C, F]
+      Windowed<Target, T, Out> y;             ///< [N, OH, OW, F]
+      const T* bias;                          ///< F values, or null
+      Axis vertical, horizontal;
+      int tiles_across;   ///< of the image
+      int kernel_width;   ///< KW
+      int channel_steps;  ///< of each tap
+      int steps;          ///< channel_steps KH KW, or 0 when there is nothing to add up
+    };
+
+    struct Slot {
+      X x;
+      W w;
+    };
+    struct Memory {
+      Ring<Target, Slot, Stages> operands;
+      Out out;
+      explicit constexpr Memory(auto& block) : operands(block), out(block) {}
+    };
+    struct State {
+      Fragment<Target, float, BM, BN> acc;
+    };
+
+    /// The tile's first pixel.
+    struct Pixel {
+      int image, row, col;
+    };
+    TW_INLINE static Pixel origin(const Params& p, Tile t) {
+      const Window& window = p.y.window;
+      const int down = t.m / p.tiles_across;
+      return {t.batch * (BM >> (window.log_width + window.log_height)), down << window.log_height,
+              (t.m - down * p.tiles_across) << window.log_width};
+    }
+
+    TW_INLINE static int steps(const Params& p, Tile) { return p.steps; }
+
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      const int tap = step / p.channel_steps;
+      const int channel = (step - tap * p.channel_steps) * BK;
+      const int kh = tap / p.kernel_width;
+      const int kw = tap - kh * p.kernel_width;
+      const Pixel out = origin(p, t);
+      producer.put(memory.operands, [&](auto copy, Slot& slot) {
+        copy.window(p.x, slot.x, out.col * p.horizontal.stride + kw * p.horizontal.dilation - p.horizontal.padding, channel,
+                    out.row * p.vertical.stride + kh * p.vertical.dilation - p.vertical.padding, out.image);
+        if constexpr (w_contract == Contract::columns)
+          copy.tile_for_cluster(p.w, slot.w, t.n * BN, channel, kw, kh);
+        else
+          copy.tile_for_cluster(p.w, slot.w, channel, t.n * BN, kw, kh);
+      });
+    }
+
+    TW_INLINE static void compute(auto& block, const Params& p, Tile, Memory& memory, State& state) {
+      if (p.steps == 0) {
+        block.fill(state.acc, 0.0f);
+        return;
+      }
+      // One product is always in flight: a slot is released when the product after the one that read it has been issued.
+      for (int step = 0; step < p.steps; ++step) {
+        const Slot& slot = block.take(memory.operands);
+        block.mma(state.acc, slot.x, slot.w, step == 0);
+        if (step > 0) {
+          block.wait(leave<1>, state.acc);
+          block.release(memory.operands);
+        }
+      }
+      block.wait(leave<0>, state.acc);
+      block.release(memory.operands);
+    }
+
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      auto& acc = state.acc;
+      const int col0 = t.n * BN;
+      if (p.bias) {
+        block.for_each(acc, [&](int, int col, float& x) {
+          if (col0 + col < p.y.cols) x += static_cast<float>(p.bias[col0 + col]);
+        });
+      }
+      block.for_each(acc, [&](int, int, float& x) { x = Activation::apply(x); });
+      const Pixel out = origin(p, t);
+      block.store_window(acc, memory.out, p.y, out.col, col0, out.row, out.image);
+    }
+  };
+};
+
+}  // namespace tw::kernels::convolution

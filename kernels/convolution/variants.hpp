@@ -1,0 +1,47 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "tilewave/kernel.hpp"
+#include "tilewave/tile/language.tile.hpp"
+
+namespace tw::kernels::convolution {
+
+/// A tile configuration on the GPU.
+struct Config {
+  int bm, bn, stages, cluster;
+};
+
+/// All of them; Conv2dOptions::config indexes this.
+std::span<const Config> configs();
+
+/// What the choice of a configuration and of a window depends on.
+struct Problem {
+  std::int64_t images, height, width;  ///< of the output
+  std::int64_t channels;               ///< of the output: F
+  std::int64_t steps;                  ///< of 128 bytes of channels, over all taps
+  std::int64_t stride_h, stride_w;
+  int units;  ///< streaming multiprocessors
+};
+
+/// How many tiles of a configuration cover the output.
+struct Tiling {
+  Window window;  ///< of the output; its steps are 1
+  std::int64_t across, down, deep;
+
+  std::int64_t tiles() const { return across * down * deep; }
+};
+
+/// The window of `rows` pixels, of which the fewest tiles cover the output; of those with equally many the widest, then the
+/// highest. As long as TMA can take
+/// the strides it can take the window of the input, which is that many times as wide and high: boxes end at 256 elements.
+Tiling choose_window(const Problem& problem, int rows);
+
+/// The configuration with the least predicted time, as in kernels/gemm/heuristics.cpp.
+int choose_config(const Problem& problem);
+
+/// The instantiations that are compiled ahead of time.
+std::vector<KernelSpec> registered();
+
+}  // namespace tw::kernels::convolution
