@@ -13,7 +13,7 @@
 //   TILEWAVE_CACHE   the folder of compiled kernels; else $XDG_CACHE_HOME/tilewave, else $HOME/.cache/tilewave (none set: no cache)
 //   TILEWAVE_PACK    a read-only folder of kernels compiled ahead (write_pack); looked at after the cache, before compiling
 //   CUDA_HOME, VIRTUAL_ENV, HOME    where NVRTC is looked for, besides /usr/local/cuda*, the loader's path and Python's usual site-packages
-//   TILEWAVE_ISA     baseline, avx2 or avx512: lowers the instruction set of the cpu target
+//   TILEWAVE_ISA     baseline, avx2 or avx512: lowers the instruction set of the cpu target (avx512: without VNNI and BF16)
 
 namespace tw {
 
