@@ -427,6 +427,70 @@ struct DoubledProduct {
   };
 };
 
+/// out = start - A B^T + 1000 row + col, row and col counting from the tile's first element; `rounded` is the same as i8. A is negated
+/// where it lies, in shared memory. A is [M, K] or, if a product sums over its rows, [K, M]; B accordingly.
+template <class T, class Sum, int M, int N, int K, Contract a_contract, Contract b_contract>
+struct NegatedProduct {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    using A = conditional<a_contract == Contract::columns, Shared<Target, T, M, K>, Shared<Target, T, K, M, Contract::rows>>;
+    using B = conditional<b_contract == Contract::columns, Shared<Target, T, N, K>, Shared<Target, T, K, N, Contract::rows>>;
+    static constexpr int rows = M;
+    struct Slot {
+      A a;
+      B b;
+    };
+    struct Params {
+      Global<Target, const T, A> a;
+      Global<Target, const T, B> b;
+      Global<Target, Sum> out;
+      Global<Target, i8> rounded;
+      Sum start;
+      int depth;
+    };
+    struct Memory {
+      Ring<Target, Slot, 2> ring;
+      explicit constexpr Memory(auto& block) : ring(block) {}
+    };
+    struct State {
+      Fragment<Target, Sum, M, N> acc;
+    };
+    TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.depth, K); }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Slot& slot) {
+        if constexpr (a_contract == Contract::columns)
+          copy.tile(p.a, slot.a, t.m * M, step * K);
+        else
+          copy.tile(p.a, slot.a, step * K, t.m * M);
+        if constexpr (b_contract == Contract::columns)
+          copy.tile(p.b, slot.b, t.n * N, step * K);
+        else
+          copy.tile(p.b, slot.b, step * K, t.n * N);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      block.fill(state.acc, p.start);
+      const int n = steps(p, t);
+      for (int step = 0; step < n; ++step) {
+        Slot& slot = block.take(memory.ring);
+        Fragment<Target, Sum, A::rows, A::cols> a;
+        block.load(a, slot.a);
+        block.for_each(a, [](int, int, Sum& x) { x = -x; });
+        block.store(a, slot.a);
+        block.mma(state.acc, slot.a, slot.b, false);
+        block.wait(leave<0>, state.acc);
+        block.release(memory.ring);
+      }
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State& state) {
+      block.for_each(state.acc, [](int row, int col, Sum& x) { x += static_cast<Sum>(1000 * row + col); });
+      block.store(state.acc, p.out, t.m * M, t.n * N);
+      block.store(state.acc, p.rounded, t.m * M, t.n * N);
+    }
+  };
+};
+
 /// Prints 100 row + col, in the first tile.
 struct Printed {
   static constexpr const char* source = kLanguageKernels;

@@ -14,6 +14,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/attention/attention.tile.hpp"
@@ -721,6 +722,72 @@ TEST_P(Language, ProductsSeeWhatWasStoredInSharedMemory) {
         ASSERT_NEAR(got[static_cast<std::size_t>(i * n + j)], sum, 1e-3);
       }
     }
+  }
+}
+
+/// Products of 8-bit types on the CPU, against sums in double: exact for int8.
+template <class T, class Sum, Contract a_contract, Contract b_contract, class Sample>
+void expect_negated_product(Sum start, int m, int n, int k, Sample sample) {
+  SCOPED_TRACE(fmt::format("{} x {} x {}", m, n, k));
+  constexpr int kTile = 64, kDepth = 96;
+  const auto at = [](const Tensor& t, int row, int col) -> T& { return t.data<T>()[row * t.stride(0) + col * t.stride(1)]; };
+  const auto operand = [&](int outer, Contract contract) {  // a view of wider memory
+    const bool columns = contract == Contract::columns;
+    const Tensor whole = Tensor::poisoned({columns ? outer : k, (columns ? k : outer) + 3}, dtype_of<T>);
+    const Tensor view = whole.slice(1, 1, whole.shape(1) - 2);
+    for (int row = 0; row < view.shape(0); ++row)
+      for (int col = 0; col < view.shape(1); ++col) at(view, row, col) = sample();
+    return view;
+  };
+  const Tensor a = operand(m, a_contract), b = operand(n, b_contract);
+  const Tensor out = Tensor::poisoned({m, n}, dtype_of<Sum>), rounded = Tensor::poisoned({m, n}, DType::i8);
+  launch_cpu<NegatedProduct<T, Sum, kTile, kTile, kDepth, a_contract, b_contract>>({ceil_div(m, kTile), ceil_div(n, kTile)},
+                                                                                   [&](auto& bind, auto& p) {
+                                                                                     bind(p.a, a);
+                                                                                     bind(p.b, b);
+                                                                                     bind(p.out, out);
+                                                                                     bind(p.rounded, rounded);
+                                                                                     p.start = start;
+                                                                                     p.depth = k;
+                                                                                   });
+  for (int i = 0; i < m; ++i) {
+    for (int j = 0; j < n; ++j) {
+      double sum = static_cast<double>(start) + 1000 * (i % kTile) + j % kTile, magnitude = std::abs(sum);
+      for (int c = 0; c < k; ++c) {
+        const T x = a_contract == Contract::columns ? at(a, i, c) : at(a, c, i),
+                y = b_contract == Contract::columns ? at(b, j, c) : at(b, c, j);
+        const double negated =
+            std::is_same_v<T, i8> ? std::min(-static_cast<double>(static_cast<float>(x)), 127.0) : -static_cast<float>(x);
+        sum += negated * static_cast<double>(static_cast<float>(y));
+        magnitude += std::abs(negated * static_cast<double>(static_cast<float>(y)));
+      }
+      const auto got = static_cast<double>(out.data<Sum>()[i * n + j]);
+      const double allowed = std::is_same_v<Sum, i32> ? 0 : std::ldexp(magnitude * (k + 2), -23);
+      ASSERT_LE(std::abs(got - sum), allowed) << i << ", " << j << ": " << got;
+      ASSERT_EQ(rounded.data<i8>()[i * n + j], std::clamp(std::nearbyint(got), -128.0, 127.0)) << i << ", " << j;
+    }
+  }
+}
+
+TEST(NarrowProducts, OfInt8AreExactOnTheCpu) {
+  std::mt19937_64 random = random_engine();
+  const auto anything = [&] { return static_cast<i8>(random()); };
+  const auto extremes = [&] { return static_cast<i8>(random() % 2 == 0 ? -128 : 127); };
+  constexpr i32 kStart = (1 << 30) + 1;  // f32 would round it
+  for (const auto& [m, n, k] : {std::tuple{64, 64, 96}, {65, 63, 193}, {1, 7, 3}, {130, 100, 500}, {5, 70, 0}}) {
+    expect_negated_product<i8, i32, Contract::columns, Contract::columns>(kStart, m, n, k, anything);
+    expect_negated_product<i8, i32, Contract::columns, Contract::rows>(-kStart, m, n, k, extremes);
+    expect_negated_product<i8, i32, Contract::rows, Contract::columns>(0, m, n, k, extremes);
+    expect_negated_product<i8, i32, Contract::rows, Contract::rows>(kStart, m, n, k, anything);
+  }
+}
+
+TEST(NarrowProducts, OfFp8AreMultipliedInF32OnTheCpu) {
+  std::mt19937_64 random = random_engine();
+  std::normal_distribution<float> normal;
+  for (const auto& [m, n, k] : {std::tuple{64, 64, 96}, {65, 63, 193}, {1, 7, 3}}) {
+    expect_negated_product<fp8_e4m3, float, Contract::columns, Contract::rows>(0.5f, m, n, k, [&] { return fp8_e4m3(normal(random)); });
+    expect_negated_product<fp8_e5m2, float, Contract::rows, Contract::columns>(0.5f, m, n, k, [&] { return fp8_e5m2(normal(random)); });
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -270,6 +271,48 @@ TEST(Int8, RoundsToNearestEvenAndSaturates) {
   EXPECT_EQ(to<i8>(1e-30f), 0);
   EXPECT_EQ(to<i8>(bf16(-7.5f)), -8);
   EXPECT_EQ(to<float>(static_cast<i8>(-5)), -5.0f);
+}
+
+TEST(Integers, BecomeTheNearestInteger) {
+  EXPECT_EQ(to<i8>(i32{127}), 127);
+  EXPECT_EQ(to<i8>(i32{128}), 127);
+  EXPECT_EQ(to<i8>(i32{-128}), -128);
+  EXPECT_EQ(to<i8>(std::numeric_limits<i32>::min()), -128);
+  EXPECT_EQ(to<u8>(i32{-1}), 0);
+  EXPECT_EQ(to<u8>(i32{256}), 255);
+  EXPECT_EQ(to<u8>(i8{-1}), 0);
+  EXPECT_EQ(to<i8>(u8{200}), 127);
+  EXPECT_EQ(to<i64>(i32{16777217}), 16777217) << "f32 has no such number";
+  EXPECT_EQ(to<i32>(i64{16777217}), 16777217);
+  EXPECT_EQ(to<i32>(std::numeric_limits<std::int64_t>::max()), 2147483647);
+  EXPECT_EQ(to<i32>(std::numeric_limits<std::int64_t>::min()), -2147483647 - 1);
+  EXPECT_EQ(to<i32>(u32{4294967295}), 2147483647);
+  EXPECT_EQ(to<u32>(i64{-5}), 0u);
+  EXPECT_EQ(to<std::int64_t>(~u64{0}), std::numeric_limits<std::int64_t>::max());
+  static_assert(to<i8>(-129) == -128);
+}
+
+TEST(Integers, AreRoundedToNearestEven) {
+  std::mt19937_64 random = random_engine();
+  const auto expect = [](float x) {
+    const double nearest = std::nearbyint(static_cast<double>(x));
+    ASSERT_EQ(to<i32>(x), std::clamp(nearest, -2147483648.0, 2147483647.0)) << x;
+    ASSERT_EQ(to<u8>(x), std::clamp(nearest, 0.0, 255.0)) << x;
+    if (std::abs(nearest) < 0x1p62) {
+      ASSERT_EQ(to<i64>(x), static_cast<i64>(nearest)) << x;
+    }
+  };
+  for (int i = -40; i <= 40; ++i) expect(static_cast<float>(i) / 8);
+  for (int i = 0; i < 100'000; ++i) {
+    const float x = std::ldexp(std::uniform_real_distribution<float>(-1, 1)(random), static_cast<int>(random() % 70));
+    expect(x);
+    expect(std::floor(x) + 0.5f);
+  }
+  EXPECT_EQ(to<i32>(kInf), 2147483647);
+  EXPECT_EQ(to<i32>(-kInf), -2147483647 - 1);
+  EXPECT_EQ(to<i32>(kNaN), 0);
+  EXPECT_EQ(to<u8>(-kInf), 0);
+  EXPECT_EQ(to<i64>(kInf), std::numeric_limits<i64>::max());
 }
 
 TEST(Fp4x2, HoldsTwo) {

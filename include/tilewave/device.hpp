@@ -30,7 +30,8 @@ struct Device {
 struct DeviceInfo {
   Device device;
   std::string name;                  ///< "NVIDIA H200", or the CPU's model name
-  std::string isa;                   ///< "sm_90"; on the CPU the instruction set in use: "baseline", "avx2" or "avx512"
+  std::string isa;                   ///< "sm_90"; on the CPU the instruction set in use: "baseline", "avx2", "avx512",
+                                     ///< or that with what multiplies int8 and bf16: "avx512+vnni", "avx512+bf16", "avx512+vnni+bf16"
   int units = 0;                     ///< streaming multiprocessors, or threads of the CPU pool
   std::size_t total_memory = 0;      ///< bytes
   std::size_t free_memory = 0;       ///< bytes

@@ -14,7 +14,7 @@
 //   TILEWAVE_PACK    a read-only folder of kernels compiled ahead (write_pack); looked at after the cache, before compiling
 //                    (share/tilewave/kernels beside the folder of the library, or of the program it is linked into, is looked at next)
 //   CUDA_HOME, VIRTUAL_ENV, HOME    where NVRTC is looked for, besides /usr/local/cuda*, the loader's path and Python's usual site-packages
-//   TILEWAVE_ISA     baseline, avx2 or avx512: lowers the instruction set of the cpu target
+//   TILEWAVE_ISA     baseline, avx2 or avx512: lowers the instruction set of the cpu target (avx512: without VNNI and BF16)
 
 namespace tw {
 

@@ -260,9 +260,9 @@ class Block {
     static_assert(C % group == 0, "an operand has whole groups of columns");
     for (int panel = 0; panel < R; panel += kPanelRows)
       for (int k = 0; k < C; k += group)
-        for (int r = panel; r < panel + kPanelRows && r < R; ++r)
+        for (int r = 0; r < kPanelRows && panel + r < R; ++r)
           for (int j = 0; j < group; ++j)
-            to.panels[panel * C + k * kPanelRows + (r - panel) * group + j] = to_packed<T>(from.x[r * C + k + j]);
+            to.panels[panel * C + k * kPanelRows + r * group + j] = to_packed<T>(from.x[(panel + r) * C + k + j]);
   }
 
   // Elements and rows

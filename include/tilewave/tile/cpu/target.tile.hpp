@@ -45,7 +45,7 @@ template <class T>
 using Packed = conditional<is_same<T, bf16> || is_same<T, i8>, T, float>;
 
 template <class T>
-constexpr Packed<T> to_packed(auto x) {
+TW_INLINE constexpr Packed<T> to_packed(auto x) {
   return tw::to<Packed<T>>(tw::to<T>(x));
 }
 
