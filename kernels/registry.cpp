@@ -1,6 +1,7 @@
 #include "kernels/registry.hpp"
 
 #include "kernels/attention/variants.hpp"
+#include "kernels/elementwise/variants.hpp"
 #include "kernels/gemm/variants.hpp"
 
 namespace tw {
@@ -12,6 +13,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   };
   add("gemm", kernels::gemm::registered());
   add("attention", kernels::attention::registered());
+  add("elementwise", kernels::elementwise::registered());
   return all;
 }
 
