@@ -3,6 +3,7 @@
 #include "kernels/attention/variants.hpp"
 #include "kernels/elementwise/variants.hpp"
 #include "kernels/gemm/variants.hpp"
+#include "kernels/reduce/variants.hpp"
 #include "kernels/transpose/variants.hpp"
 
 namespace tw {
@@ -16,6 +17,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("attention", kernels::attention::registered());
   add("elementwise", kernels::elementwise::registered());
   add("transpose", kernels::transpose::registered());
+  add("reduce", kernels::reduce::registered());
   return all;
 }
 
