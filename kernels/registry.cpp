@@ -2,6 +2,7 @@
 
 #include "kernels/attention/variants.hpp"
 #include "kernels/elementwise/variants.hpp"
+#include "kernels/embedding/variants.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/reduce/variants.hpp"
 #include "kernels/transpose/variants.hpp"
@@ -18,6 +19,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("elementwise", kernels::elementwise::registered());
   add("transpose", kernels::transpose::registered());
   add("reduce", kernels::reduce::registered());
+  add("embedding", kernels::embedding::registered());
   return all;
 }
 
