@@ -2,7 +2,11 @@
 
 #include "kernels/attention/variants.hpp"
 #include "kernels/convolution/variants.hpp"
+#include "kernels/elementwise/variants.hpp"
+#include "kernels/embedding/variants.hpp"
 #include "kernels/gemm/variants.hpp"
+#include "kernels/reduce/variants.hpp"
+#include "kernels/transpose/variants.hpp"
 
 namespace tw {
 
@@ -14,6 +18,10 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("gemm", kernels::gemm::registered());
   add("attention", kernels::attention::registered());
   add("convolution", kernels::convolution::registered());
+  add("elementwise", kernels::elementwise::registered());
+  add("transpose", kernels::transpose::registered());
+  add("reduce", kernels::reduce::registered());
+  add("embedding", kernels::embedding::registered());
   return all;
 }
 

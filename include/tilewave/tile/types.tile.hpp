@@ -183,7 +183,18 @@ struct fp8_e4m3 {
 #endif
     bits = static_cast<u8>(detail::encode_float<4, 3, detail::Overflow::saturate, 0x7e, 0x7f>(x));
   }
-  TW_INLINE constexpr explicit operator float() const { return detail::decode_float<4, 3, false, 0x7f>(bits); }
+  TW_INLINE constexpr explicit operator float() const {
+#if TW_ON_GPU
+    if (!__builtin_is_constant_evaluated()) {
+      u32 pair;  // of f16, which hold every fp8 number
+      asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<u16>(bits)));
+      f16 x;
+      x.bits = static_cast<u16>(pair);
+      return static_cast<float>(x);
+    }
+#endif
+    return detail::decode_float<4, 3, false, 0x7f>(bits);
+  }
 };
 
 /// 8-bit float, 5 exponent and 2 mantissa bits. Larger finite values and infinities become +-57344, as the GPU's satfinite conversion.
@@ -201,7 +212,16 @@ struct fp8_e5m2 {
 #endif
     bits = static_cast<u8>(detail::encode_float<5, 2, detail::Overflow::saturate, 0x7b, 0x7f>(x));
   }
-  TW_INLINE constexpr explicit operator float() const { return detail::decode_float<5, 2, true, 0>(bits); }
+  TW_INLINE constexpr explicit operator float() const {
+#if TW_ON_GPU
+    if (!__builtin_is_constant_evaluated()) {
+      f16 x;
+      x.bits = static_cast<u16>(bits << 8);  // the upper half of an f16
+      return static_cast<float>(x);
+    }
+#endif
+    return detail::decode_float<5, 2, true, 0>(bits);
+  }
 };
 
 /// 4-bit float, 2 exponent bits and 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, in the low half of a byte. Saturates;

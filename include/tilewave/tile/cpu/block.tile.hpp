@@ -192,6 +192,18 @@ struct RowView {
     map(f);
     return sum();
   }
+  /// f(f(a, b), c)... of all the row's elements, in an order that is the same in every run; f must be associative and commutative.
+  template <class Fn>
+  TW_INLINE float fold(Fn f) const {
+    constexpr int lanes = F::cols % 64 == 0 ? 64 : F::cols % 8 == 0 ? 8 : 1;
+    float folded[lanes];
+    for (int k = 0; k < lanes; ++k) folded[k] = row()[k];
+    for (int c = lanes; c < F::cols; c += lanes)
+      for (int k = 0; k < lanes; ++k) folded[k] = f(folded[k], row()[c + k]);
+    for (int left = lanes / 2; left > 0; left /= 2)
+      for (int k = 0; k < left; ++k) folded[k] = f(folded[k], folded[k + left]);
+    return folded[0];
+  }
 
  private:
   TW_INLINE auto* row() const { return fragment.x + r * F::cols; }
@@ -343,6 +355,16 @@ class Block {
   template <class T, int R, int C>
   void column_max(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector, const Scratch<T, R, C>&) const {
     reduce_columns(fragment, vector, [](T a, T b) { return max(a, b); });
+  }
+  template <class T, int R, int C, class Fn>
+  TW_INLINE void column_fold(const Fragment<T, R, C>& rows, ColumnVector<T, Fragment<T, R, C>>& vector, Fn f) const {
+    reduce_columns(rows, vector, f);
+  }
+  /// to(col, row) = from(row, col).
+  template <class T, int R, int C>
+  TW_INLINE void transpose(const Fragment<T, R, C>& from, Fragment<T, C, R>& to) const {
+    for (int c = 0; c < C; ++c)
+      for (int r = 0; r < R; ++r) to.x[c * R + r] = from.x[r * C + c];
   }
   template <class T, class Tile, class Fn>
   bool any(const RowVector<T, Tile>& vector, Fn f) const {

@@ -220,6 +220,74 @@ struct Block {
                             const Scratch<T, R, C>& scratch) const {
     reduce_columns(fragment, vector, scratch, [](float a, float b) { return max(a, b); });
   }
+  /// vector[col] = f(f(a, b), c)... of the column's elements, in an order that is the same in every run; f must be associative and
+  /// commutative.
+  template <int R, int C, int Warps, int Width, class Fn>
+  TW_INLINE void column_fold(const Rows<float, R, C, Warps, Width>& rows, ColumnVector<float, Rows<float, R, C, Warps, Width>>& vector,
+                             Fn f) const {
+    using F = Rows<float, R, C, Warps, Width>;
+    constexpr int warps = Warps / F::row_warps;  // that hold a column
+    TW_UNROLL
+    for (int n = 0; n < vector.size; ++n) {
+      vector.x[n] = rows.x[n];
+      TW_UNROLL
+      for (int r = 1; r < F::row_count; ++r) vector.x[n] = f(vector.x[n], rows.x[F::in_row(r, n)]);
+    }
+    if constexpr (warps > 1) {
+#if TW_ON_GPU
+      // Pieces of up to 16 bytes, and the lanes' side by side.
+      constexpr int piece = F::width % 4 == 0 ? 4 : F::width;
+      __shared__ Piece<float, piece> partial[warps][C / piece];
+      const int warp = at.block_warp() / F::row_warps;
+      TW_UNROLL
+      for (int n = 0; n < vector.size; n += piece) {
+        Piece<float, piece> mine;
+        TW_UNROLL
+        for (int k = 0; k < piece; ++k) mine.x[k] = vector.x[n + k];
+        partial[warp][vector.col(at, n) / piece] = mine;
+      }
+      sync();
+      TW_UNROLL
+      for (int n = 0; n < vector.size; n += piece) {
+        TW_UNROLL
+        for (int w = 0; w < warps; ++w) {
+          const Piece<float, piece> other = partial[w][vector.col(at, n) / piece];
+          TW_UNROLL
+          for (int k = 0; k < piece; ++k) vector.x[n + k] = w == 0 ? other.x[k] : f(vector.x[n + k], other.x[k]);
+        }
+      }
+      sync();  // the next fold writes there
+#endif
+    }
+  }
+  /// to(col, row) = from(row, col), through shared memory.
+  template <class T, int R, int C, int Warps, int Width, int TurnedWidth>
+  TW_INLINE void transpose(const Rows<T, R, C, Warps, Width>& from, Rows<T, C, R, Warps, TurnedWidth>& to) const {
+#if TW_ON_GPU
+    using From = Rows<T, R, C, Warps, Width>;
+    using To = Rows<T, C, R, Warps, TurnedWidth>;
+    constexpr int pieces = C / Width;
+    static_assert(From::width == Width && To::width == TurnedWidth && pieces % 32 == 0, "a transposition needs Rows of stated widths");
+    // A row's pieces are moved on by one for each lane that will read from another row, so that neither the lanes which write a row nor
+    // those which read a column meet in a bank.
+    __shared__ Piece<T, Width> shared[R * pieces];
+    const auto place = [](int row, int col) { return row * pieces + (col / Width + row / TurnedWidth) % pieces; };
+    TW_UNROLL
+    for (int e = 0; e < From::size; e += Width) {
+      Piece<T, Width> piece;
+      TW_UNROLL
+      for (int k = 0; k < Width; ++k) piece.x[k] = from.x[e + k];
+      shared[place(From::row(at, e), From::col(at, e))] = piece;
+    }
+    sync();
+    TW_UNROLL
+    for (int e = 0; e < To::size; ++e) {
+      const int row = To::col(at, e), col = To::row(at, e);
+      to.x[e] = shared[place(row, col)].x[col % Width];
+    }
+    sync();  // the next transposition writes there
+#endif
+  }
   /// True when f holds for any of the vector's elements that this warp holds; warps may differ.
   template <class T, class Tile, class Fn>
   TW_INLINE bool any(const RowVector<T, Tile>& vector, Fn f) const {

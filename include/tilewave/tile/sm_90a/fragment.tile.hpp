@@ -144,6 +144,11 @@ struct RowView {
   TW_INLINE float sum() const {
     return sum([](float x) { return x; });
   }
+  /// f(f(a, b), c)... of all the row's elements, in an order that is the same in every run; f must be associative and commutative.
+  template <class Fn>
+  TW_INLINE float fold(Fn f) const {
+    return across(fold([&](int j) { return fragment.x[F::in_row(r, j)]; }, f), f);
+  }
   /// x = f(x) for the row's elements; the sum of the results over this thread's share of the row. block.complete() adds the shares up:
   /// once, after a loop.
   template <class Fn>

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <array>
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "tilewave/launch.hpp"
+#include "tilewave/tensor.hpp"
+#include "tilewave/tile/elementwise.tile.hpp"
+
+namespace tw {
+
+// Functions of tensors element by element. Common to all of them:
+//
+// Tensors have 0 to 4 dimensions and any strides; y is written. The inputs have y's shape, or 1 in place of some of its extents: such a
+// dimension is broadcast. An input may be y's memory if it has y's strides and element size (in place); of tensors that overlap otherwise
+// the result is undefined. Any number of elements runs at full speed where all tensors are contiguous, or agree in a dense order of
+// dimensions; extents that cannot be joined with their neighbours are limited to 2^31 - 1.
+//
+// They enqueue on the stream and return (on the CPU: done when they return). Each throws InvalidArgument for shapes, dtypes, strides or
+// devices that do not fit, with nothing written; CompileError, DeviceError.
+
+struct ElementwiseOptions {
+  std::optional<Stream> stream = {};  ///< default: the device's standard stream
+};
+
+// f32, f16 or bf16, the same for all tensors; computed in f32 and rounded once.
+
+void add(const Tensor& a, const Tensor& b, const Tensor& y, const ElementwiseOptions& options = {});  ///< a + b
+void mul(const Tensor& a, const Tensor& b, const Tensor& y, const ElementwiseOptions& options = {});  ///< a b
+void silu(const Tensor& x, const Tensor& y, const ElementwiseOptions& options = {});                  ///< x / (1 + exp(-x))
+void gelu_erf(const Tensor& x, const Tensor& y, const ElementwiseOptions& options = {});              ///< x Phi(x)
+/// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+void gelu_tanh(const Tensor& x, const Tensor& y, const ElementwiseOptions& options = {});
+
+/// y = x, converted between any two dtypes as Tensor::to(DType) does: to the nearest, ties to even. To an integer type: out-of-range values
+/// become the nearest one, NaN becomes 0. To bool: whether it is not 0. To fp8: saturates.
+void cast(const Tensor& x, const Tensor& y, const ElementwiseOptions& options = {});
+
+using Inputs = std::initializer_list<std::reference_wrapper<const Tensor>>;
+
+/// y = F::apply(inputs[0], inputs[1], ...) for a function type F of as many arguments, one to four: `static float apply(float a, float b)`.
+/// Chain<F, G...> fuses several into one kernel: elementwise<Chain<Silu, Mul>>({gate, up}, y). f32, f16 or bf16, the same for all tensors.
+///
+/// On a GPU F must come from an embedded file (tilewave_embed) that includes "tilewave/tile/elementwise.tile.hpp":
+///
+///   struct Softcap {
+///     static constexpr const char* source = "softcap.tile.hpp";  // the file
+///     static float apply(float x) { return 30 * tw::tanh(x / 30); }
+///   };
+template <class F>
+void elementwise(Inputs inputs, const Tensor& y, const ElementwiseOptions& options = {});
+
+namespace detail {
+
+struct ElementwiseOperand {
+  const char* name;
+  const Tensor& tensor;
+};
+
+/// A checked call as tiles: the tensors of the two parts of Elementwise's parameters, inputs first, then y. An empty part has none.
+struct ElementwisePlan {
+  std::array<std::vector<Tensor>, 2> parts;
+  int tiles = 0;
+  TileGrid grid;
+  Stream stream;
+};
+/// `inputs` have y's shape or are broadcast to it. Throws InvalidArgument. No dtype is checked.
+ElementwisePlan plan_elementwise(const char* op, std::span<const ElementwiseOperand> inputs, const Tensor& y,
+                                 const ElementwiseOptions& options, int tile_rows, int tile_cols);
+/// Throws InvalidArgument unless all have one dtype, of f32, f16 and bf16, and there are as many inputs as F has arguments.
+void check_elementwise(const char* op, std::span<const ElementwiseOperand> inputs, const Tensor& y, int arity);
+
+template <class Kernel>
+void launch_elementwise(const ElementwisePlan& plan) {
+  launch<Kernel>(plan.stream, plan.grid, [&](auto& bind, auto& p) {
+    for (std::size_t k = 0; k < 2; ++k) {
+      const std::vector<Tensor>& tensors = plan.parts[k];
+      if (tensors.empty()) continue;
+      for (std::size_t n = 0; n + 1 < tensors.size(); ++n) bind(p.parts[k].in[n], tensors[n]);
+      bind(p.parts[k].out, tensors.back());
+    }
+    p.tiles = plan.tiles;
+  });
+}
+
+template <class F>
+void elementwise(const char* op, std::span<const ElementwiseOperand> inputs, const Tensor& y, const ElementwiseOptions& options) {
+  check_elementwise(op, inputs, y, Elementwise<F, float>::inputs);
+  const auto run = [&]<class Kernel>() {
+    launch_elementwise<Kernel>(plan_elementwise(op, inputs, y, options, Kernel::tile_rows, Kernel::tile_cols));
+  };
+  switch (y.dtype()) {
+    case DType::f16:
+      return run.template operator()<Elementwise<F, f16>>();
+    case DType::bf16:
+      return run.template operator()<Elementwise<F, bf16>>();
+    default:
+      return run.template operator()<Elementwise<F, float>>();
+  }
+}
+
+}  // namespace detail
+
+template <class F>
+void elementwise(Inputs inputs, const Tensor& y, const ElementwiseOptions& options) {
+  static constexpr const char* names[] = {"inputs[0]", "inputs[1]", "inputs[2]", "inputs[3]", "inputs[4]"};
+  std::vector<detail::ElementwiseOperand> operands;
+  for (const Tensor& input : inputs) operands.push_back({names[operands.size() < 4 ? operands.size() : 4], input});
+  detail::elementwise<F>("elementwise", operands, y, options);
+}
+
+}  // namespace tw

@@ -1,0 +1,77 @@
+#include "kernels/elementwise/cast.tile.hpp"
+
+#include <cstdint>
+
+#include "kernels/elementwise/variants.hpp"
+#include "tilewave/elementwise.hpp"
+
+namespace tw {
+
+template <>
+struct DTypeOf<kernels::elementwise::Flag> {
+  static constexpr DType value = DType::boolean;
+};
+
+namespace kernels::elementwise {
+namespace {
+
+/// Calls f<T>() with the type that `dtype`'s elements have in Cast.
+template <class F>
+void with_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::f32:
+      return f.template operator()<float>();
+    case DType::f16:
+      return f.template operator()<f16>();
+    case DType::bf16:
+      return f.template operator()<bf16>();
+    case DType::fp8_e4m3:
+      return f.template operator()<fp8_e4m3>();
+    case DType::fp8_e5m2:
+      return f.template operator()<fp8_e5m2>();
+    case DType::i8:
+      return f.template operator()<std::int8_t>();
+    case DType::i32:
+      return f.template operator()<std::int32_t>();
+    case DType::i64:
+      return f.template operator()<std::int64_t>();
+    case DType::u8:
+      return f.template operator()<std::uint8_t>();
+    case DType::boolean:
+      return f.template operator()<Flag>();
+  }
+}
+
+}  // namespace
+
+std::vector<KernelSpec> registered_casts() {
+  std::vector<KernelSpec> specs;
+  const auto add = [&]<class From, class To>(const char* name) {
+    specs.push_back(make_spec(kernel_info<Cast<From, To>>, true, true, name));
+  };
+  add.template operator()<float, bf16>("cast_f32_bf16");
+  add.template operator()<bf16, float>("cast_bf16_f32");
+  add.template operator()<bf16, fp8_e4m3>("cast_bf16_fp8_e4m3");
+  add.template operator()<fp8_e4m3, bf16>("cast_fp8_e4m3_bf16");
+  add.template operator()<float, std::int8_t>("cast_f32_i8");
+  add.template operator()<std::int64_t, std::int32_t>("cast_i64_i32");
+  add.template operator()<std::int64_t, bf16>("cast_i64_bf16");
+  add.template operator()<float, Flag>("cast_f32_bool");
+  return specs;
+}
+
+}  // namespace kernels::elementwise
+
+void cast(const Tensor& x, const Tensor& y, const ElementwiseOptions& options) {
+  using kernels::elementwise::Cast;
+  using kernels::elementwise::with_type;
+  with_type(x.dtype(), [&]<class From>() {
+    with_type(y.dtype(), [&]<class To>() {
+      using Kernel = Cast<From, To>;
+      const detail::ElementwiseOperand inputs[] = {{"x", x}};
+      detail::launch_elementwise<Kernel>(detail::plan_elementwise("cast", inputs, y, options, Kernel::tile_rows, Kernel::tile_cols));
+    });
+  });
+}
+
+}  // namespace tw

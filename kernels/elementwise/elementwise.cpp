@@ -1,0 +1,184 @@
+#include "tilewave/elementwise.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+
+#include "kernels/check.hpp"
+#include "kernels/elementwise/variants.hpp"
+
+namespace tw {
+
+namespace detail {
+
+namespace {
+
+constexpr std::size_t kMostTensors = 5;
+
+/// A dimension of all tensors: inputs first, then y.
+struct Dim {
+  std::int64_t extent;
+  std::array<std::int64_t, kMostTensors> strides;
+};
+
+void check_shapes(const char* op, std::span<const ElementwiseOperand> inputs, const Tensor& y, const Stream& stream) {
+  const Device device = y.device();
+  require(y.rank() <= 4, "{}: y is {}; at most 4 dimensions are supported", op, y.describe());
+  check_operand(op, "y", y, y.dtype(), device);
+  check_output(op, "y", y);
+  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", op, stream.device().name(), device.name());
+  for (const auto& [name, x] : inputs) {
+    check_operand(op, name, x, x.dtype(), device);
+    bool fits = x.rank() == y.rank();
+    for (int dim = 0; fits && dim < y.rank(); ++dim) fits = x.shape(dim) == y.shape(dim) || x.shape(dim) == 1;
+    require(fits, "{}: {} is {}; it must have y's shape, [{}], or 1 in place of some of its extents", op, name, x.describe(),
+            fmt::join(y.shape(), ", "));
+    if (y.numel() == 0 || x.data() != y.data()) continue;
+    bool in_place = size_of(x.dtype()) == size_of(y.dtype());
+    for (int dim = 0; in_place && dim < y.rank(); ++dim)
+      in_place = y.shape(dim) == 1 || (x.shape(dim) == y.shape(dim) && x.stride(dim) == y.stride(dim));
+    require(in_place, "{}: {} is {} in y's memory, which is {}; in place both must have the same shape, strides and element size", op, name,
+            x.describe(), y.describe());
+  }
+}
+
+/// The dimensions in the order in which y lies in memory, those of one element left out, and neighbours joined where every tensor steps
+/// from one into the next.
+std::vector<Dim> joined_dims(std::span<const ElementwiseOperand> inputs, const Tensor& y) {
+  std::vector<Dim> dims;
+  for (int d = 0; d < y.rank(); ++d) {
+    if (y.shape(d) == 1) continue;
+    Dim dim{y.shape(d), {}};
+    for (std::size_t n = 0; n < inputs.size(); ++n) dim.strides[n] = inputs[n].tensor.shape(d) == 1 ? 0 : inputs[n].tensor.stride(d);
+    dim.strides[inputs.size()] = y.stride(d);
+    dims.push_back(dim);
+  }
+  std::stable_sort(dims.begin(), dims.end(),
+                   [&](const Dim& a, const Dim& b) { return std::abs(a.strides[inputs.size()]) > std::abs(b.strides[inputs.size()]); });
+  std::vector<Dim> joined;
+  for (const Dim& dim : dims) {
+    bool joins = !joined.empty();
+    for (std::size_t n = 0; joins && n <= inputs.size(); ++n) joins = joined.back().strides[n] == dim.strides[n] * dim.extent;
+    if (joins)
+      joined.back() = {joined.back().extent * dim.extent, dim.strides};
+    else
+      joined.push_back(dim);
+  }
+  if (joined.empty()) joined.push_back({1, {}});
+  return joined;
+}
+
+}  // namespace
+
+ElementwisePlan plan_elementwise(const char* op, std::span<const ElementwiseOperand> inputs, const Tensor& y,
+                                 const ElementwiseOptions& options, int tile_rows, int tile_cols) {
+  const Stream stream = options.stream ? *options.stream : Stream::standard(y.device());
+  check_shapes(op, inputs, y, stream);
+  ElementwisePlan plan{{}, 0, {0, 1, 1}, stream};
+  if (y.numel() == 0) return plan;
+
+  std::vector<Dim> dims = joined_dims(inputs, y);
+  const auto views = [&](const std::vector<Dim>& of, std::int64_t first) {
+    std::vector<Tensor> tensors;
+    for (std::size_t n = 0; n <= inputs.size(); ++n) {
+      const Tensor& tensor = n < inputs.size() ? inputs[n].tensor : y;
+      Shape shape;
+      std::vector<std::int64_t> strides;
+      for (const Dim& dim : of) {
+        shape.push_back(dim.extent);
+        strides.push_back(dim.strides[n]);
+      }
+      char* const data =
+          static_cast<char*>(tensor.data()) + first * dims.back().strides[n] * static_cast<std::int64_t>(size_of(tensor.dtype()));
+      tensors.push_back(Tensor::borrow(data, std::move(shape), tensor.dtype(), tensor.device(), std::move(strides)));
+    }
+    return tensors;
+  };
+  const auto ceil = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  std::int64_t m = 0, n = 1, batch = 1;
+  bool rest = false;
+  if (dims.size() == 1) {
+    // One dimension of any length: rows as long as a tile's, and what is left.
+    const Dim dim = dims.front();
+    const std::int64_t rows = dim.extent / tile_cols, left = dim.extent % tile_cols;
+    Dim row = dim;
+    for (std::int64_t& stride : row.strides) stride *= tile_cols;
+    row.extent = rows;
+    Dim col = dim;
+    col.extent = tile_cols;
+    if (rows > 0) plan.parts[0] = views({row, col}, 0);
+    Dim last = dim;
+    last.extent = left;
+    if (left > 0) plan.parts[1] = views({last}, rows * tile_cols);
+    m = ceil(rows, tile_rows);
+    rest = left > 0;
+  } else {
+    plan.parts[0] = views(dims, 0);
+    const std::size_t count = dims.size();
+    m = ceil(dims[count - 2].extent, tile_rows);
+    n = ceil(dims[count - 1].extent, tile_cols);
+    for (std::size_t d = 0; d + 2 < count; ++d) batch *= dims[d].extent;
+  }
+  constexpr std::int64_t largest = std::numeric_limits<int>::max();
+  for (const Dim& dim : dims)
+    require(dims.size() == 1 || dim.extent <= largest - tile_rows - tile_cols, "{}: y is {}; with these strides an extent is limited to {}",
+            op, y.describe(), largest - tile_rows - tile_cols);
+  require(batch <= largest && m < largest && (m + 1) * n <= largest / batch,
+          "{}: y is {}, which is {} x {} x {} tiles; they are limited to {}", op, y.describe(), m, n, batch, largest);
+  plan.tiles = static_cast<int>(m);
+  plan.grid = {static_cast<int>(m + (rest ? 1 : 0)), static_cast<int>(n), static_cast<int>(batch)};
+  return plan;
+}
+
+void check_elementwise(const char* op, std::span<const ElementwiseOperand> inputs, const Tensor& y, int arity) {
+  require(static_cast<int>(inputs.size()) == arity, "{}: {} inputs are given; the function has {}", op, inputs.size(), arity);
+  require(y.dtype() == DType::f32 || y.dtype() == DType::f16 || y.dtype() == DType::bf16, "{}: y is {}; f32, f16 and bf16 are supported",
+          op, y.describe());
+  for (const auto& [name, x] : inputs)
+    require(x.dtype() == y.dtype(), "{}: {} is {}; it must be {} like y", op, name, x.describe(), name_of(y.dtype()));
+}
+
+}  // namespace detail
+
+namespace {
+
+template <class F>
+void unary(const char* op, const Tensor& x, const Tensor& y, const ElementwiseOptions& options) {
+  const detail::ElementwiseOperand inputs[] = {{"x", x}};
+  detail::elementwise<F>(op, inputs, y, options);
+}
+
+template <class F>
+void binary(const char* op, const Tensor& a, const Tensor& b, const Tensor& y, const ElementwiseOptions& options) {
+  const detail::ElementwiseOperand inputs[] = {{"a", a}, {"b", b}};
+  detail::elementwise<F>(op, inputs, y, options);
+}
+
+}  // namespace
+
+void add(const Tensor& a, const Tensor& b, const Tensor& y, const ElementwiseOptions& options) { binary<Add>("add", a, b, y, options); }
+void mul(const Tensor& a, const Tensor& b, const Tensor& y, const ElementwiseOptions& options) { binary<Mul>("mul", a, b, y, options); }
+void silu(const Tensor& x, const Tensor& y, const ElementwiseOptions& options) { unary<Silu>("silu", x, y, options); }
+void gelu_erf(const Tensor& x, const Tensor& y, const ElementwiseOptions& options) { unary<GeluErf>("gelu_erf", x, y, options); }
+void gelu_tanh(const Tensor& x, const Tensor& y, const ElementwiseOptions& options) { unary<GeluTanh>("gelu_tanh", x, y, options); }
+
+namespace kernels::elementwise {
+
+std::vector<KernelSpec> registered() {
+  std::vector<KernelSpec> specs;
+  const auto add = [&]<class Kernel>(const char* name) { specs.push_back(make_spec(kernel_info<Kernel>, true, true, name)); };
+  add.template operator()<Elementwise<Add, bf16>>("add_bf16");
+  add.template operator()<Elementwise<Add, float>>("add_f32");
+  add.template operator()<Elementwise<Mul, bf16>>("mul_bf16");
+  add.template operator()<Elementwise<Silu, bf16>>("silu_bf16");
+  add.template operator()<Elementwise<GeluErf, bf16>>("gelu_erf_bf16");
+  add.template operator()<Elementwise<GeluTanh, bf16>>("gelu_tanh_bf16");
+  add.template operator()<Elementwise<Chain<Silu, Mul>, bf16>>("silu_mul_bf16");
+  for (const KernelSpec& spec : registered_casts()) specs.push_back(spec);
+  return specs;
+}
+
+}  // namespace kernels::elementwise
+}  // namespace tw

@@ -1,0 +1,132 @@
+#include "tilewave/embedding.hpp"
+
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/check.hpp"
+#include "kernels/embedding/embedding.tile.hpp"
+#include "kernels/embedding/variants.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw {
+
+namespace {
+
+using kernels::embedding::Embedding;
+
+constexpr const char* kOp = "embedding";
+
+/// Throws for the first id that names no row. On the CPU only: it reads them.
+template <class Id>
+void check_ids(const Tensor& ids, std::int64_t vocabulary) {
+  const Id* const values = ids.data<Id>();
+  for (std::int64_t t = 0; t < ids.numel(); ++t)
+    require(values[t] >= 0 && values[t] < vocabulary, "{}: ids[{}] is {}; the table has rows 0 to {}", kOp, t, values[t], vocabulary - 1);
+}
+
+/// y as [t, dim]; the stream.
+struct Call {
+  Tensor y;
+  Stream stream;
+};
+
+Call check(const Tensor& table, const Tensor& ids, const Tensor& y, const EmbeddingOptions& options) {
+  const Device device = y.device();
+  const DType dtype = table.dtype();
+  const bool fp8 = dtype == DType::fp8_e4m3 || dtype == DType::fp8_e5m2;
+  require(fp8 || dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16,
+          "{}: table is {}; f32, f16, bf16, fp8_e4m3 and fp8_e5m2 are supported", kOp, table.describe());
+  require(table.rank() == 2, "{}: table is {}; it must be [vocabulary, dim]", kOp, table.describe());
+  check_operand(kOp, "table", table, dtype, device);
+  require(ids.dtype() == DType::i32 || ids.dtype() == DType::i64, "{}: ids is {}; i32 and i64 are supported", kOp, ids.describe());
+  check_operand(kOp, "ids", ids, ids.dtype(), device);
+  require(ids.is_contiguous(), "{}: ids is {}; it must be contiguous", kOp, ids.describe());
+  require(y.dtype() == DType::f32 || (fp8 ? y.dtype() == DType::f16 || y.dtype() == DType::bf16 : y.dtype() == dtype),
+          "{}: y is {}; for table {} it must be {}", kOp, y.describe(), table.describe(),
+          fp8 ? "f32, f16 or bf16" : "of the same dtype or f32");
+  check_operand(kOp, "y", y, y.dtype(), device);
+  check_output(kOp, "y", y);
+  const std::int64_t count = ids.numel(), vocabulary = table.shape(0), dim = table.shape(1);
+  Shape shape = ids.shape();
+  shape.push_back(dim);
+  const Shape flat{count, dim};
+  require(y.shape() == flat || (y.shape() == shape && y.is_contiguous()),
+          "{}: y is {}; for table {} and ids {} it must be [{}], or contiguous, [{}]", kOp, y.describe(), table.describe(), ids.describe(),
+          fmt::join(flat, ", "), fmt::join(shape, ", "));
+  constexpr std::int64_t largest = std::numeric_limits<int>::max();
+  require(vocabulary <= largest && dim <= 1 << 30, "{}: table is {}; its rows are limited to {}, dim to {}", kOp, table.describe(), largest,
+          1 << 30);
+  const std::int64_t tiles = (dim + 511) / 512;  // of the smallest size on all devices, 2 x 128 x 4 / 2
+  require(count <= largest / std::max<std::int64_t>(tiles, 1), "{}: y is {}, which is more than {} tiles", kOp, y.describe(), largest);
+  require(vocabulary > 0 || y.numel() == 0, "{}: table is {}; it has no row that the {} ids could name", kOp, table.describe(), count);
+  require(y.data() != table.data() || y.numel() == 0, "{}: y is table's memory", kOp);
+  require(std::isfinite(options.scale), "{}: scale is {}; it must be finite", kOp, options.scale);
+  const Stream stream = options.stream ? *options.stream : Stream::standard(device);
+  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());
+  if (!device.is_cuda()) ids.dtype() == DType::i32 ? check_ids<std::int32_t>(ids, vocabulary) : check_ids<std::int64_t>(ids, vocabulary);
+  return {y.shape() == flat ? y : y.reshape(flat), stream};
+}
+
+template <class T, class Out>
+void run(const Tensor& table, const Tensor& ids, const Call& call, float scale) {
+  using Kernel = Embedding<T, Out>;
+  const TileGrid grid{static_cast<int>(ids.numel()), static_cast<int>((table.shape(1) + Kernel::cols - 1) / Kernel::cols), 1};
+  launch<Kernel>(call.stream, grid, [&](auto& bind, auto& p) {
+    bind(p.table, table);
+    bind(p.y, call.y);
+    p.ids = ids.dtype() == DType::i32 ? ids.data<std::int32_t>() : nullptr;
+    p.long_ids = static_cast<const i64*>(ids.data());
+    p.scale = scale;
+  });
+}
+
+template <class T>
+void run_fp8(const Tensor& table, const Tensor& ids, const Call& call, float scale) {
+  switch (call.y.dtype()) {
+    case DType::f16:
+      return run<T, f16>(table, ids, call, scale);
+    case DType::bf16:
+      return run<T, bf16>(table, ids, call, scale);
+    default:
+      return run<T, float>(table, ids, call, scale);
+  }
+}
+
+}  // namespace
+
+void embedding(const Tensor& table, const Tensor& ids, const Tensor& y, const EmbeddingOptions& options) {
+  const Call call = check(table, ids, y, options);
+  if (y.numel() == 0) return;
+  const float scale = options.scale;
+  const bool widened = y.dtype() != table.dtype();
+  switch (table.dtype()) {
+    case DType::f16:
+      return widened ? run<f16, float>(table, ids, call, scale) : run<f16, f16>(table, ids, call, scale);
+    case DType::bf16:
+      return widened ? run<bf16, float>(table, ids, call, scale) : run<bf16, bf16>(table, ids, call, scale);
+    case DType::fp8_e4m3:
+      return run_fp8<fp8_e4m3>(table, ids, call, scale);
+    case DType::fp8_e5m2:
+      return run_fp8<fp8_e5m2>(table, ids, call, scale);
+    default:
+      return run<float, float>(table, ids, call, scale);
+  }
+}
+
+namespace kernels::embedding {
+
+std::vector<KernelSpec> registered() {
+  std::vector<KernelSpec> specs;
+  const auto add = [&]<class Kernel>(const char* name) { specs.push_back(make_spec(kernel_info<Kernel>, true, true, name)); };
+  add.template operator()<Embedding<bf16, bf16>>("embedding_bf16");
+  add.template operator()<Embedding<f16, f16>>("embedding_f16");
+  add.template operator()<Embedding<float, float>>("embedding_f32");
+  add.template operator()<Embedding<fp8_e4m3, bf16>>("embedding_fp8_e4m3_bf16");
+  return specs;
+}
+
+}  // namespace kernels::embedding
+}  // namespace tw

@@ -1,0 +1,35 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+namespace tw::kernels::embedding {
+
+/// y[t, :] = scale * table[ids[t], :]. A tile is a part of one row: a block reads its id, then the row's piece, two 16-byte loads a thread.
+template <class T, class Out>
+struct Embedding {
+  static constexpr const char* source = "kernels/embedding/embedding.tile.hpp";
+  static constexpr int width = 16 / static_cast<int>(sizeof(T) > sizeof(Out) ? sizeof(T) : sizeof(Out));
+  static constexpr int cols = 2 * 128 * width;
+
+  template <class Target>
+  struct On {
+    struct Params {
+      Global<Target, const T> table;
+      Global<Target, Out> y;
+      const i32* ids;  ///< null where they are 64-bit: in long_ids
+      const i64* long_ids;
+      float scale;
+    };
+
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      const i64 id = p.ids ? i64{p.ids[t.m]} : i64{p.long_ids[t.m]};
+      const int row = id < 0 ? 0 : id < p.table.rows ? static_cast<int>(id) : p.table.rows - 1;
+      Rows<Target, float, 1, cols, 4, width> x;
+      block.load(x, p.table, row, t.n * cols);
+      block.map(x, p.scale, [](auto value, float scale) { return value * scale; });
+      block.store(x, p.y, t.m, t.n * cols);
+    }
+  };
+};
+
+}  // namespace tw::kernels::embedding

@@ -1,0 +1,270 @@
+#include "tilewave/reduce.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/check.hpp"
+#include "kernels/reduce/reduce.tile.hpp"
+#include "kernels/reduce/variants.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw {
+
+namespace {
+
+using namespace kernels::reduce;
+
+constexpr const char* kOp = "reduce";
+/// Of extents and tiles: ints, even at the end of a last, incomplete tile.
+constexpr std::int64_t kLargest = std::int64_t{1} << 30;
+
+/// A dimension of x that is kept: how far x and y step in it.
+struct Dim {
+  std::int64_t extent = 1, x_stride = 0, y_stride = 0;
+};
+
+/// A checked call. The kept dimensions are joined where x allows it.
+struct Call {
+  Tensor x, y;
+  Dim kept[3];  ///< j, i and the innermost in y
+  std::int64_t extent, stride;
+  float divisor;
+  Stream stream;
+
+  Tensor view(const Tensor& t, Shape shape, std::vector<std::int64_t> strides) const {
+    return Tensor::borrow(t.data(), std::move(shape), t.dtype(), t.device(), std::move(strides));
+  }
+};
+
+Call check(Reduction reduction, const Tensor& x, const Tensor& y, const ReduceOptions& options) {
+  const Device device = y.device();
+  require(x.dtype() == DType::f32 || x.dtype() == DType::f16 || x.dtype() == DType::bf16, "{}: x is {}; f32, f16 and bf16 are supported",
+          kOp, x.describe());
+  require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", kOp, x.describe());
+  check_operand(kOp, "x", x, x.dtype(), device);
+  require(y.dtype() == x.dtype() || y.dtype() == DType::f32, "{}: y is {}; it must be {} like x, or f32", kOp, y.describe(),
+          name_of(x.dtype()));
+  check_operand(kOp, "y", y, y.dtype(), device);
+  require(options.dim >= -x.rank() && options.dim < x.rank(), "{}: dim is {}; for x {} it must be {} to {}", kOp, options.dim, x.describe(),
+          -x.rank(), x.rank() - 1);
+  const int dim = options.dim < 0 ? options.dim + x.rank() : options.dim;
+  Shape left_out = x.shape(), one = x.shape();
+  left_out.erase(left_out.begin() + dim);
+  one[static_cast<std::size_t>(dim)] = 1;
+  require((y.shape() == left_out || y.shape() == one) && y.is_contiguous(),
+          "{}: y is {}; for x {} and dim {} it must be contiguous, [{}] or [{}]", kOp, y.describe(), x.describe(), options.dim,
+          fmt::join(left_out, ", "), fmt::join(one, ", "));
+  for (const std::int64_t extent : x.shape())
+    require(extent <= kLargest, "{}: x is {}; extents are limited to {}", kOp, x.describe(), kLargest);
+  require(reduction == Reduction::sum || reduction == Reduction::mean || x.shape(dim) > 0 || y.numel() == 0,
+          "{}: x is {}; along a dimension without elements there is no largest or smallest one", kOp, x.describe());
+  require(x.data() != y.data() || x.numel() == 0, "{}: y is x's memory", kOp);
+  const Stream stream = options.stream ? *options.stream : Stream::standard(device);
+  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());
+
+  Call call{x, y, {}, x.shape(dim), x.stride(dim), reduction == Reduction::mean ? static_cast<float>(x.shape(dim)) : 1, stream};
+  // From the innermost on; y is dense, so only x decides what can be joined.
+  int place = 2;
+  std::int64_t y_stride = 1;
+  for (int d = x.rank() - 1; d >= 0; --d) {
+    if (d == dim || x.shape(d) == 1) continue;
+    Dim& inner = call.kept[place];
+    if (inner.extent == 1) {
+      inner = {x.shape(d), x.stride(d), y_stride};
+    } else if (x.stride(d) == inner.x_stride * inner.extent && inner.extent * x.shape(d) <= kLargest) {
+      inner.extent *= x.shape(d);
+    } else {
+      call.kept[--place] = {x.shape(d), x.stride(d), y_stride};
+    }
+    y_stride *= x.shape(d);
+  }
+  return call;
+}
+
+/// Results of splits: f32 memory that lasts until the work that has been enqueued on the stream is done.
+Tensor partial_results(Shape shape, const Stream& stream) { return Tensor::empty(std::move(shape), DType::f32, stream); }
+
+std::int64_t ceil(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+TileGrid grid_of(std::int64_t m, std::int64_t n, std::int64_t batch) {
+  require(m <= kLargest && n <= kLargest && batch <= kLargest && m * n <= 2 * kLargest - 1 && m * n * batch <= 2 * kLargest - 1,
+          "{}: the call is {} x {} x {} tiles; they are limited to {}", kOp, m, n, batch, 2 * kLargest - 1);
+  return {static_cast<int>(m), static_cast<int>(n), static_cast<int>(batch)};
+}
+
+/// Blocks that keep the device busy. On the CPU a number that does not depend on its threads, so that neither do results.
+int wanted_blocks(Device device) { return device.is_cuda() ? 4 * device_info(device).units : 32; }
+
+/// The part of launch() for the device: each has its own tiles.
+template <class Cpu, class Gpu, class Bind>
+void launch_either(const Stream& stream, const TileGrid& grid, Bind bind) {
+  if (stream.device().is_cuda())
+    launch_gpu<Gpu>(stream, grid, bind);
+  else
+    launch_cpu<Cpu>(grid, bind);
+}
+
+/// Tiles of ReduceRows: many rows for short ones, a block for a long one. On a GPU they are 16 pieces of 16 bytes a lane, four in flight
+/// for each thread.
+enum class RowTiles { short_rows, rows, long_rows };
+template <class Op, class T, class Out, RowTiles tiles>
+struct RowKernels {
+  static constexpr int piece = 32 * (16 / static_cast<int>(sizeof(T)));  // of a warp
+  static constexpr int gpu_rows = tiles == RowTiles::short_rows ? 16 : tiles == RowTiles::rows ? 4 : 1;
+  static constexpr int gpu_cols = piece * 16 / gpu_rows;
+  static constexpr int cpu_rows = tiles == RowTiles::short_rows ? 16 : 1;
+  static constexpr int cpu_cols = tiles == RowTiles::short_rows ? 256 : 1024;
+  using Gpu = ReduceRows<Op, T, Out, gpu_rows, gpu_cols>;
+  using Cpu = ReduceRows<Op, T, Out, cpu_rows, cpu_cols>;
+};
+
+/// x: [j, i, rows, extent], to y, dense, [j, i, rows, splits].
+template <class Op, class T, class Out, RowTiles tiles>
+void launch_rows(const Tensor& x, const Tensor& y, Splits splits, float divisor, const Stream& stream) {
+  using Kernels = RowKernels<Op, T, Out, tiles>;
+  const int rows = stream.device().is_cuda() ? Kernels::gpu_rows : Kernels::cpu_rows;
+  launch_either<typename Kernels::Cpu, typename Kernels::Gpu>(
+      stream, grid_of(ceil(x.shape(2), rows), splits.count, x.shape(0) * x.shape(1)), [&](auto& bind, auto& p) {
+        bind(p.x, x);
+        p.y = y.data<Out>();
+        p.splits = splits.count;
+        p.length = splits.length;
+        p.divisor = divisor;
+      });
+}
+
+template <class Op, class T, class Out>
+void reduce_rows(const Tensor& x, const Tensor& y, float divisor, const Stream& stream) {
+  const bool gpu = stream.device().is_cuda();
+  const std::int64_t extent = x.shape(3), rows = x.shape(0) * x.shape(1) * x.shape(2);
+  using Short = RowKernels<Op, T, Out, RowTiles::short_rows>;
+  if (extent <= (gpu ? Short::gpu_cols : Short::cpu_cols)) {
+    const int length = gpu ? Short::gpu_cols : Short::cpu_cols;
+    return launch_rows<Op, T, Out, RowTiles::short_rows>(x, y, {1, length}, divisor, stream);
+  }
+  using Middle = RowKernels<Op, T, Out, RowTiles::rows>;
+  if (gpu && extent <= Middle::gpu_cols) return launch_rows<Op, T, Out, RowTiles::rows>(x, y, {1, Middle::gpu_cols}, divisor, stream);
+  using Long = RowKernels<Op, T, Out, RowTiles::long_rows>;
+  const Splits splits = choose_splits(extent, rows, gpu ? Long::gpu_cols : Long::cpu_cols, wanted_blocks(stream.device()));
+  if (splits.count == 1) return launch_rows<Op, T, Out, RowTiles::long_rows>(x, y, splits, divisor, stream);
+  const Tensor partial = partial_results({1, 1, rows, splits.count}, stream);
+  launch_rows<Op, T, float, RowTiles::long_rows>(x, partial, splits, 1, stream);
+  reduce_rows<Op, float, Out>(partial, y, divisor, stream);
+}
+
+/// x: [j, i, extent, cols], to y, [j, i, 1, cols].
+template <class Op, class T, class Out>
+void reduce_columns(const Tensor& x, const Tensor& y, float divisor, const Stream& stream) {
+  using Kernel = ReduceColumns<Op, T, Out>;
+  const std::int64_t batch = x.shape(0) * x.shape(1), cols = x.shape(3);
+  const std::int64_t tiles = ceil(cols, Kernel::tile_cols);
+  const Splits splits = choose_splits(x.shape(2), tiles * batch, Kernel::tile_rows, wanted_blocks(stream.device()));
+  const auto run = [&]<class K>(const Tensor& to, float by) {
+    launch<K>(stream, grid_of(tiles, splits.count, batch), [&](auto& bind, auto& p) {
+      bind(p.x, x);
+      bind(p.y, to);
+      p.splits = splits.count;
+      p.length = splits.length;
+      p.divisor = by;
+    });
+  };
+  if (splits.count == 1) return run.template operator()<Kernel>(y, divisor);
+  const Tensor partial = partial_results({batch, splits.count, 1, cols}, stream);
+  run.template operator()<ReduceColumns<Op, T, float>>(partial, 1);
+  const std::int64_t plane = splits.count * cols;
+  const Tensor again = Tensor::borrow(partial.data(), {x.shape(0), x.shape(1), splits.count, cols}, DType::f32, partial.device(),
+                                      {x.shape(1) * plane, plane, cols, 1});
+  reduce_columns<Op, float, Out>(again, y, divisor, stream);
+}
+
+/// Rows of fewer elements go across: a thread has a row, and the next thread the next one.
+constexpr std::int64_t kShortest = 32;
+
+template <class Op, class T, class Out>
+void run(const Call& call) {
+  const Dim &j = call.kept[0], &i = call.kept[1], &inner = call.kept[2];
+  const auto distance = [](const Dim& dim) { return dim.extent == 1 ? std::numeric_limits<std::int64_t>::max() : std::abs(dim.x_stride); };
+  const bool along_rows = call.extent == 1 || std::abs(call.stride) <= std::min({distance(j), distance(i), distance(inner)});
+  if (along_rows && call.extent > kShortest) {
+    const Tensor x =
+        call.view(call.x, {j.extent, i.extent, inner.extent, call.extent}, {j.x_stride, i.x_stride, inner.x_stride, call.stride});
+    return reduce_rows<Op, T, Out>(x, call.y, call.divisor, call.stream);
+  }
+  // The columns are the kept dimension in which x steps least.
+  Dim dims[3] = {j, i, inner};
+  std::stable_sort(dims, dims + 3, [&](const Dim& a, const Dim& b) { return distance(a) > distance(b); });
+  const Tensor x = call.view(call.x, {dims[0].extent, dims[1].extent, call.extent, dims[2].extent},
+                             {dims[0].x_stride, dims[1].x_stride, call.stride, dims[2].x_stride});
+  const Tensor y =
+      call.view(call.y, {dims[0].extent, dims[1].extent, 1, dims[2].extent}, {dims[0].y_stride, dims[1].y_stride, 0, dims[2].y_stride});
+  reduce_columns<Op, T, Out>(x, y, call.divisor, call.stream);
+}
+
+/// f<Op>() with the functions of a reduction.
+template <class F>
+void with_op(Reduction reduction, F f) {
+  switch (reduction) {
+    case Reduction::sum:
+    case Reduction::mean:
+      return f.template operator()<Sum>();
+    case Reduction::max:
+      return f.template operator()<Max>();
+    case Reduction::min:
+      return f.template operator()<Min>();
+    case Reduction::abs_max:
+      return f.template operator()<AbsMax>();
+  }
+}
+
+}  // namespace
+
+void reduce(Reduction reduction, const Tensor& x, const Tensor& y, const ReduceOptions& options) {
+  const Call call = check(reduction, x, y, options);
+  if (y.numel() == 0) return;
+  with_op(reduction, [&]<class Op>() {
+    const auto of_type = [&]<class T>() { y.dtype() == DType::f32 ? run<Op, T, float>(call) : run<Op, T, T>(call); };
+    switch (x.dtype()) {
+      case DType::f16:
+        return of_type.template operator()<f16>();
+      case DType::bf16:
+        return of_type.template operator()<bf16>();
+      default:
+        return of_type.template operator()<float>();
+    }
+  });
+}
+
+namespace kernels::reduce {
+
+Splits choose_splits(std::int64_t extent, std::int64_t blocks, int tile, int wanted) {
+  constexpr std::int64_t kFewestTiles = 4;  // of a split: else the second pass costs more than is gained
+  const std::int64_t most = std::max<std::int64_t>(extent / (kFewestTiles * tile), 1);
+  const std::int64_t count = blocks >= wanted ? 1 : std::min(most, (wanted + blocks - 1) / std::max<std::int64_t>(blocks, 1));
+  const std::int64_t tiles = (extent + tile - 1) / tile;
+  const std::int64_t length = std::max<std::int64_t>((tiles + count - 1) / count, 1) * tile;
+  return {static_cast<int>(std::max<std::int64_t>((extent + length - 1) / length, 1)), static_cast<int>(length)};
+}
+
+std::vector<KernelSpec> registered() {
+  std::vector<KernelSpec> specs;
+  const auto add = [&]<class Kernel>(const char* name) { specs.push_back(make_spec(kernel_info<Kernel>, true, true, name)); };
+  add.template operator()<RowKernels<Sum, bf16, bf16, RowTiles::short_rows>::Gpu>("sum_short_rows_bf16");
+  add.template operator()<RowKernels<Sum, bf16, bf16, RowTiles::rows>::Gpu>("sum_rows_bf16");
+  add.template operator()<RowKernels<Sum, bf16, bf16, RowTiles::long_rows>::Gpu>("sum_long_rows_bf16");
+  add.template operator()<RowKernels<Sum, bf16, float, RowTiles::long_rows>::Gpu>("sum_long_rows_bf16_f32");
+  add.template operator()<RowKernels<Sum, float, float, RowTiles::long_rows>::Gpu>("sum_long_rows_f32");
+  add.template operator()<RowKernels<Max, bf16, bf16, RowTiles::long_rows>::Gpu>("max_long_rows_bf16");
+  add.template operator()<RowKernels<AbsMax, bf16, float, RowTiles::rows>::Gpu>("abs_max_rows_bf16_f32");
+  add.template operator()<ReduceColumns<Sum, bf16, bf16>>("sum_columns_bf16");
+  add.template operator()<ReduceColumns<Sum, float, float>>("sum_columns_f32");
+  add.template operator()<ReduceColumns<Max, bf16, bf16>>("max_columns_bf16");
+  return specs;
+}
+
+}  // namespace kernels::reduce
+}  // namespace tw

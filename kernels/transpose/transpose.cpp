@@ -1,0 +1,86 @@
+#include "tilewave/transpose.hpp"
+
+#include <fmt/ranges.h>
+
+#include <cstdint>
+
+#include "kernels/check.hpp"
+#include "kernels/transpose/transpose.tile.hpp"
+#include "kernels/transpose/variants.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw {
+
+namespace {
+
+using kernels::transpose::Transpose;
+
+constexpr const char* kOp = "transpose";
+/// Of extents and tiles: ints, even at the end of a last, incomplete tile.
+constexpr std::int64_t kLargest = std::int64_t{1} << 30;
+
+Stream check(const Tensor& x, const Tensor& y, const TransposeOptions& options) {
+  const Device device = y.device();
+  require(x.rank() == 2 || x.rank() == 3, "{}: x is {}; it must be [M, N] or [batch, M, N]", kOp, x.describe());
+  check_operand(kOp, "x", x, x.dtype(), device);
+  check_operand(kOp, "y", y, x.dtype(), device);
+  check_output(kOp, "y", y);
+  require(y.shape() == x.transpose(-2, -1).shape(), "{}: y is {}; for x {} it must be [{}]", kOp, y.describe(), x.describe(),
+          fmt::join(x.transpose(-2, -1).shape(), ", "));
+  std::int64_t tiles = 1;
+  for (int dim = 0; dim < x.rank(); ++dim) {
+    require(x.shape(dim) <= kLargest, "{}: x is {}; extents are limited to {}", kOp, x.describe(), kLargest);
+    const std::int64_t of_dim = dim < x.rank() - 2 ? x.shape(dim) : (x.shape(dim) + 31) / 32;  // of the smallest size
+    require(of_dim == 0 || tiles <= kLargest / of_dim, "{}: x is {}, which is more than {} tiles", kOp, x.describe(), kLargest);
+    tiles *= of_dim;
+  }
+  require(x.data() != y.data() || x.numel() == 0, "{}: y is x's memory; a tensor cannot be transposed in place", kOp);
+  const Stream stream = options.stream ? *options.stream : Stream::standard(device);
+  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());
+  return stream;
+}
+
+/// Elements are moved as the bits of a type of their size.
+template <class T>
+void run(const Tensor& x, const Tensor& y, const Stream& stream) {
+  using Kernel = Transpose<T>;
+  const auto bits = [](const Tensor& t) { return Tensor::borrow(t.data(), t.shape(), dtype_of<T>, t.device(), t.strides()); };
+  const auto tiles = [](std::int64_t extent) { return static_cast<int>((extent + Kernel::side - 1) / Kernel::side); };
+  const int batch = x.rank() == 3 ? static_cast<int>(x.shape(0)) : 1;
+  launch<Kernel>(stream, {tiles(x.shape(-2)), tiles(x.shape(-1)), batch}, [&](auto& bind, auto& p) {
+    bind(p.x, bits(x));
+    bind(p.y, bits(y));
+  });
+}
+
+}  // namespace
+
+void transpose(const Tensor& x, const Tensor& y, const TransposeOptions& options) {
+  const Stream stream = check(x, y, options);
+  if (x.numel() == 0) return;
+  switch (size_of(x.dtype())) {
+    case 1:
+      return run<std::uint8_t>(x, y, stream);
+    case 2:
+      return run<bf16>(x, y, stream);
+    case 4:
+      return run<std::int32_t>(x, y, stream);
+    default:
+      return run<std::int64_t>(x, y, stream);
+  }
+}
+
+namespace kernels::transpose {
+
+std::vector<KernelSpec> registered() {
+  std::vector<KernelSpec> specs;
+  const auto add = [&]<class T>(const char* name) { specs.push_back(make_spec(kernel_info<Transpose<T>>, true, true, name)); };
+  add.template operator()<std::uint8_t>("transpose_1_byte");
+  add.template operator()<bf16>("transpose_2_bytes");
+  add.template operator()<std::int32_t>("transpose_4_bytes");
+  add.template operator()<std::int64_t>("transpose_8_bytes");
+  return specs;
+}
+
+}  // namespace kernels::transpose
+}  // namespace tw
