@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "benchmarks/harness.hpp"
+#include "benchmarks/memory_bound.hpp"
 #include "benchmarks/yardsticks.hpp"
 #include "tilewave/attention.hpp"
 #include "tilewave/gemm.hpp"
@@ -21,15 +22,9 @@ constexpr std::int64_t kTokens = 375, kDecoderWidth = 2048, kDecoderMlp = 6144, 
 
 /// One kernel, ready to run.
 struct Prepared {
-  std::vector<Tensor> tensors;   ///< what it reads and writes, each once
+  double bytes = 0;              ///< read plus written, each tensor once
   double flops = 0;              ///< of products; 0 where there are none
   std::function<void()> launch;  ///< enqueues one execution
-
-  double bytes() const {
-    double sum = 0;
-    for (const Tensor& tensor : tensors) sum += static_cast<double>(tensor.numel()) * static_cast<double>(size_of(tensor.dtype()));
-    return sum;
-  }
 };
 
 /// What the kernels are made on.
@@ -60,7 +55,7 @@ Prepared linear(const Place& on, std::int64_t rows, std::int64_t in, std::int64_
   const auto launch = [=, stream = on.stream] {
     gemm(x, w.transpose(0, 1), y, {.bias = &bias, .activation = activation, .stream = stream});
   };
-  return {{x, w, bias, y}, 2 * product({rows, in, out}), launch};
+  return {bytes_of({x, w, bias, y}), 2 * product({rows, in, out}), launch};
 }
 
 /// The encoder's scores or weights, [heads, frames, frames]: rows begin at multiples of 16 bytes, as TMA wants them.
@@ -73,7 +68,7 @@ Prepared attention_scores(const Place& on) {
   const Tensor scores = frames_by_frames(on.result({kEncoderHeads, kFrames, kPaddedFrames}));
   const float scale = 1 / std::sqrt(static_cast<float>(kEncoderHeadDim));
   const auto launch = [=, stream = on.stream] { gemm(q, k.transpose(1, 2), scores, {.alpha = scale, .stream = stream}); };
-  return {{q, k, scores}, 2 * product({kEncoderHeads, kFrames, kFrames, kEncoderHeadDim}), launch};
+  return {bytes_of({q, k, scores}), 2 * product({kEncoderHeads, kFrames, kFrames, kEncoderHeadDim}), launch};
 }
 
 /// O = P V for every head of the encoder.
@@ -84,7 +79,7 @@ Prepared attention_output(const Place& on) {
                                           : on.random({kEncoderHeads, kFrames, kEncoderHeadDim}, 2);
   const Tensor o = on.result({kEncoderHeads, kFrames, kEncoderHeadDim});
   const auto launch = [=, stream = on.stream] { gemm(p, v, o, {.stream = stream}); };
-  return {{p, v, o}, 2 * product({kEncoderHeads, kFrames, kFrames, kEncoderHeadDim}), launch};
+  return {bytes_of({p, v, o}), 2 * product({kEncoderHeads, kFrames, kFrames, kEncoderHeadDim}), launch};
 }
 
 /// Scores, softmax and output in one kernel.
@@ -93,7 +88,7 @@ Prepared fused_attention(const Place& on, std::int64_t seqlen, std::int64_t head
   const Tensor q = on.random({1, seqlen, heads, head_dim}, 1), o = on.result({1, seqlen, heads, head_dim});
   const Tensor k = on.random({1, seqlen, kv_heads, head_dim}, 2), v = on.random({1, seqlen, kv_heads, head_dim}, 3);
   const auto launch = [=, stream = on.stream] { attention(q, k, v, o, {.causal = causal, .stream = stream}); };
-  return {{q, k, v, o}, (causal ? 2 : 4) * product({seqlen, seqlen, heads, head_dim}), launch};
+  return {bytes_of({q, k, v, o}), (causal ? 2 : 4) * product({seqlen, seqlen, heads, head_dim}), launch};
 }
 
 const std::vector<Kernel>& kernels() {
@@ -140,10 +135,10 @@ void run_kernel(Run& run, const Kernel& kernel, DType dtype) {
 
   const double flops_unit = cuda ? 1e12 : 1e9;
   record.unit = prepared.flops == 0 ? "GB/s" : cuda ? "TFLOP/s" : "GFLOP/s";
-  record.work = prepared.flops == 0 ? prepared.bytes() * 1e-9 : prepared.flops / flops_unit;
+  record.work = prepared.flops == 0 ? prepared.bytes * 1e-9 : prepared.flops / flops_unit;
 
   const double launch = times[1].median * 1e-3;
-  const double memory = prepared.bytes() / bandwidth;
+  const double memory = prepared.bytes / bandwidth;
   const double peak_rate = prepared.flops == 0 ? 0 : peak(dtype, stream.device());
   const double arithmetic = peak_rate > 0 ? prepared.flops / peak_rate : 0;
   record.limit = record.work / (launch + std::max(memory, arithmetic));

@@ -68,6 +68,21 @@ void run_small(Run& run, const MemoryCase& c) {
   run.add(record);
 }
 
+double bytes_of(std::initializer_list<Tensor> tensors) {
+  double bytes = 0;
+  for (const Tensor& tensor : tensors) bytes += static_cast<double>(tensor.numel()) * static_cast<double>(size_of(tensor.dtype()));
+  return bytes;
+}
+
+MemoryOp unary_op(std::string name, std::vector<DType> dtypes, void (*f)(const Tensor& x, const Tensor& y, const Stream& stream)) {
+  const auto prepare = [f](std::int64_t rows, std::int64_t cols, DType dtype, const Stream& stream) -> MemoryOp::Prepared {
+    const Tensor x = random_normal({rows, cols}, dtype, stream.device(), 1);
+    const Tensor y = Tensor::poisoned({rows, cols}, dtype, stream);
+    return {bytes_of({x, y}), [=] { f(x, y, stream); }};
+  };
+  return {std::move(name), std::move(dtypes), prepare};
+}
+
 void run_memory_ops(Run& run, const std::string& family, const std::vector<MemoryOp>& ops) {
   const bool cuda = run.options().device.is_cuda();
   for (const MemoryOp& op : ops) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,9 @@ void run_bandwidth(Run& run, const MemoryCase& c);
 /// the CPU one thread each.
 void run_small(Run& run, const MemoryCase& c);
 
+/// Bytes of the elements of all of them.
+double bytes_of(std::initializer_list<Tensor> tensors);
+
 /// An op of a family that works on a matrix.
 struct MemoryOp {
   /// What one launch does, on tensors that it owns.
@@ -43,6 +47,9 @@ struct MemoryOp {
   std::vector<DType> dtypes = {DType::bf16, DType::f32};  ///< small sizes: the first one only
   std::function<Prepared(std::int64_t rows, std::int64_t cols, DType dtype, const Stream& stream)> prepare;
 };
+
+/// y = f(x) with one matrix in and one of the same shape and dtype out.
+MemoryOp unary_op(std::string name, std::vector<DType> dtypes, void (*f)(const Tensor& x, const Tensor& y, const Stream& stream));
 
 /// Every op as "name-ROWSxCOLS": on a GPU by run_bandwidth() at 32768x4096, 8192x16384 and 131072x1280 and by run_small() at the sizes of
 /// GLM-ASR's layers, 1500x1280, 375x2048 and 1x2048; on the CPU by run_bandwidth() at rows of 4096 and 64 MB for each matrix.
