@@ -159,6 +159,12 @@ double figure(const Record& record, double milliseconds) {
   return record.unit == kMicroseconds ? milliseconds * 1e3 : rate(record.work, milliseconds);
 }
 
+/// Ours by the peer's. Of times there is none: their peer is the part of the limit that has nothing to do with the op.
+double ratio(const Record& record) {
+  const bool known = record.unit != kMicroseconds && record.ours.median > 0 && record.peer_time.median > 0;
+  return known ? record.peer_time.median / record.ours.median : 0;
+}
+
 /// [p10, p90] of the figures, low to high.
 nlohmann::ordered_json spread(const Record& record, const Timing& time) {
   if (!(time.median > 0)) return nullptr;
@@ -277,8 +283,8 @@ void Run::add(const Record& r) {
   };
   const std::string by = !r.peer_config.empty() ? r.peer_config : !r.peer.empty() ? r.peer : !r.bound.empty() ? "(" + r.bound + ")" : "-";
   fmt::print(fmt::runtime(kLine), r.family, r.case_name, tw::name_of(r.dtype), name_of(r.mode), number(r.ours.median * 1e3, "{:.1f}"),
-             number(ours, "{:.1f}"), number(peer, "{:.1f}"), number(r.limit, "{:.1f}"), r.unit,
-             number(peer > 0 ? ours / peer : 0, "{:.3f}"), number(r.limit > 0 ? ours / r.limit : 0, "{:.3f}"), by, r.config);
+             number(ours, "{:.1f}"), number(peer, "{:.1f}"), number(r.limit, "{:.1f}"), r.unit, number(ratio(r), "{:.3f}"),
+             number(r.limit > 0 ? ours / r.limit : 0, "{:.3f}"), by, r.config);
   std::fflush(stdout);
   records_.push_back(r);
 }
@@ -300,7 +306,7 @@ nlohmann::ordered_json Run::json() const {
     json["peer"] = r.peer.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(r.peer);
     json["peer_value"] = or_null(rounded(peer));
     json["limit"] = or_null(rounded(r.limit));
-    json["ratio"] = or_null(peer > 0 ? std::round(ours / peer * 1e4) / 1e4 : 0);
+    json["ratio"] = or_null(std::round(ratio(r) * 1e4) / 1e4);
     json["spread"] = {{"ours", spread(r, r.ours)}, {"peer", spread(r, r.peer_time)}};
     json["time_us"] = or_null(rounded(r.ours.median * 1e3));
     if (!r.bound.empty()) json["bound"] = r.bound;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "benchmarks/yardsticks.hpp"
 
@@ -33,18 +34,22 @@ void run_bandwidth(Run& run, const MemoryCase& c) {
   const Stream& stream = run.stream();
   const Mode mode = stream.device().is_cuda() ? Mode::hot : Mode::one_thread;
   const OneThread one;
-  const CopyYardstick copy(c.bytes, stream);
-  std::vector<Contender> contenders = copy.contenders();
-  const auto copies = static_cast<std::ptrdiff_t>(contenders.size());
+  std::optional<CopyYardstick> copy;
+  std::optional<ReadYardstick> read;
+  std::vector<Contender> contenders;
+  if (c.yardstick == Yardstick::copy)
+    contenders = copy.emplace(c.bytes, stream).contenders();
+  else
+    contenders = {read.emplace(c.bytes, stream).contender()};
   contenders.push_back({"tilewave", c.launch});
   const std::vector<Timing> times = measure(mode, contenders, stream, run.effort(mode));
   const auto fastest =
-      std::min_element(times.begin(), times.begin() + copies, [](const Timing& x, const Timing& y) { return x.median < y.median; });
+      std::min_element(times.begin(), times.end() - 1, [](const Timing& x, const Timing& y) { return x.median < y.median; });
 
   Record record = record_of(c, mode, times.back());
   record.unit = "GB/s";
   record.work = c.bytes * 1e-9;
-  record.peer = "copy";
+  record.peer = copy ? "copy" : "read";
   record.peer_time = *fastest;
   record.peer_config = contenders[static_cast<std::size_t>(fastest - times.begin())].name;
   if (stream.device().is_cuda()) {
@@ -80,7 +85,7 @@ MemoryOp unary_op(std::string name, std::vector<DType> dtypes, void (*f)(const T
     const Tensor y = Tensor::poisoned({rows, cols}, dtype, stream);
     return {bytes_of({x, y}), [=] { f(x, y, stream); }};
   };
-  return {std::move(name), std::move(dtypes), prepare};
+  return {.name = std::move(name), .dtypes = std::move(dtypes), .prepare = prepare};
 }
 
 void run_memory_ops(Run& run, const std::string& family, const std::vector<MemoryOp>& ops) {
@@ -95,6 +100,7 @@ void run_memory_ops(Run& run, const std::string& family, const std::vector<Memor
       MemoryOp::Prepared prepared = op.prepare(size.rows, size.cols, dtype, run.stream());
       c.bytes = prepared.bytes;
       c.launch = std::move(prepared.launch);
+      c.yardstick = op.yardstick;
       run_case(run, c);
     };
     for (const DType dtype : op.dtypes) {

@@ -13,6 +13,12 @@
 
 namespace tw::bench {
 
+/// What an op at a large size is held against.
+enum class Yardstick {
+  copy,  ///< a copy that moves as many bytes
+  read   ///< a kernel that reads as many bytes: for ops that write next to nothing
+};
+
 /// One op at one size, ready to run.
 struct MemoryCase {
   std::string family;
@@ -21,11 +27,12 @@ struct MemoryCase {
   double bytes = 0;              ///< read plus written by one launch, each tensor counted once
   std::function<void()> launch;  ///< enqueues one execution on the run's stream; always into the same output
   std::string variant;           ///< of ours, for people; may be empty
+  Yardstick yardstick = Yardstick::copy;
 };
 
-/// Adds a record in GB/s whose peer is "copy", a copy of as many bytes measured in turn with the op: on a GPU hot, the driver's copy or a
-/// kernel of ours, whichever is faster; on the CPU memcpy, one thread each. The bytes should be far more than a cache holds: nothing is
-/// done to clear it.
+/// Adds a record in GB/s whose peer is "copy" or "read", the yardstick for as many bytes measured in turn with the op, on a GPU hot, on the
+/// CPU with one thread each. Copies are on a GPU the driver's or a kernel of ours, whichever is faster, on the CPU memcpy. The bytes should
+/// be far more than a cache holds: nothing is done to clear it.
 void run_bandwidth(Run& run, const MemoryCase& c);
 
 /// Adds a record in microseconds whose peer is an empty kernel, measured in turn with the op, and whose limit is the empty kernel's time
@@ -46,6 +53,7 @@ struct MemoryOp {
   std::string name;
   std::vector<DType> dtypes = {DType::bf16, DType::f32};  ///< small sizes: the first one only
   std::function<Prepared(std::int64_t rows, std::int64_t cols, DType dtype, const Stream& stream)> prepare;
+  Yardstick yardstick = Yardstick::copy;
 };
 
 /// y = f(x) with one matrix in and one of the same shape and dtype out.

@@ -28,7 +28,7 @@ class CopyYardstick {
   double bytes_;
 };
 
-/// Reads `bytes` once and adds them up, with one number written for every 4 KB.
+/// Reads `bytes` once: on a GPU a kernel that adds them up and writes one number for every 4 KB, on the CPU a loop in the calling thread.
 class ReadYardstick {
  public:
   ReadYardstick(double bytes, const Stream& stream);
@@ -40,7 +40,7 @@ class ReadYardstick {
 
  private:
   Stream stream_;
-  Tensor from_, sums_;
+  Tensor from_, sums_;  ///< [rows, 1024] of f32; room for a number for each row, and no less than 8 bytes
   double bytes_;
 };
 
