@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "benchmarks/commit.hpp"
+#include "benchmarks/yardsticks.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::bench {
@@ -153,10 +154,29 @@ double rounded(double value) {
   return std::round(value * scale) / scale;
 }
 
-/// [p10, p90] as rates, low to high.
-nlohmann::ordered_json spread(double work, const Timing& time) {
+/// Milliseconds as the record's figure: a rate of its unit, or microseconds.
+double figure(const Record& record, double milliseconds) {
+  return record.unit == kMicroseconds ? milliseconds * 1e3 : rate(record.work, milliseconds);
+}
+
+/// Ours by the peer's. Of times there is none: their peer is the part of the limit that has nothing to do with the op.
+double ratio(const Record& record) {
+  const bool known = record.unit != kMicroseconds && record.ours.median > 0 && record.peer_time.median > 0;
+  return known ? record.peer_time.median / record.ours.median : 0;
+}
+
+/// [p10, p90] of the figures, low to high.
+nlohmann::ordered_json spread(const Record& record, const Timing& time) {
   if (!(time.median > 0)) return nullptr;
-  return nlohmann::ordered_json::array({rounded(rate(work, time.p90)), rounded(rate(work, time.p10))});
+  const auto [low, high] = std::minmax({figure(record, time.p10), figure(record, time.p90)});
+  return nlohmann::ordered_json::array({rounded(low), rounded(high)});
+}
+
+/// What one of the contenders reaches at best, as bytes per second.
+double best_rate(double bytes, const std::vector<Contender>& contenders, const Stream& stream, const Effort& effort, Mode mode) {
+  double best = 0;
+  for (const Timing& time : measure(mode, contenders, stream, effort)) best = std::max(best, rate(bytes, time.median));
+  return best;
 }
 
 }  // namespace
@@ -231,21 +251,40 @@ bool Run::wants(const std::string& family, const std::string& case_name, DType d
 
 void Run::note(const std::string& text) const { fmt::print(stderr, "tilewave bench: {}\n", text); }
 
+double Run::copy_bandwidth() {
+  if (copy_bandwidth_ > 0) return copy_bandwidth_;
+  const bool cuda = stream_.device().is_cuda();
+  const Mode mode = cuda ? Mode::hot : Mode::one_thread;
+  const CopyYardstick copy(cuda ? 1e9 : 128e6, stream_);
+  copy_bandwidth_ = best_rate(copy.bytes(), copy.contenders(), stream_, effort(mode), mode);
+  return copy_bandwidth_;
+}
+
+double Run::read_bandwidth() {
+  if (read_bandwidth_ > 0) return read_bandwidth_;
+  const Mode mode = stream_.device().is_cuda() ? Mode::hot : Mode::one_thread;
+  const OneThread one;
+  const ReadYardstick read(1e9, stream_);
+  read_bandwidth_ = best_rate(read.bytes(), {read.contender()}, stream_, effort(mode), mode);
+  return read_bandwidth_;
+}
+
 void Run::add(const Record& r) {
+  constexpr const char* kLine = "{:<11} {:<26} {:<5} {:<10} {:>9} {:>9} {:>9} {:>9}  {:<8} {:>6} {:>6}  {:<14} {}\n";
   if (!header_printed_) {
-    fmt::print("{:<10} {:<24} {:<5} {:<10} {:>9} {:>9} {:>9}  {:<8} {:>6} {:>6}  {:<8} {}\n", "family", "case", "dtype", "mode", "ours",
-               "peer", "limit", "unit", "/peer", "/limit", "peer", "variant");
+    fmt::print(fmt::runtime(kLine), "family", "case", "dtype", "mode", "us", "ours", "peer", "limit", "unit", "/peer", "/limit", "peer",
+               "variant");
     header_printed_ = true;
   }
-  const double ours = rate(r.work, r.ours.median);
-  const double peer = rate(r.work, r.peer_time.median);
+  const double ours = figure(r, r.ours.median);
+  const double peer = figure(r, r.peer_time.median);
   const auto number = [](double value, const char* format) {
     return value > 0 ? fmt::format(fmt::runtime(format), value) : std::string("-");
   };
-  fmt::print("{:<10} {:<24} {:<5} {:<10} {:>9} {:>9} {:>9}  {:<8} {:>6} {:>6}  {:<8} {}\n", r.family, r.case_name, tw::name_of(r.dtype),
-             name_of(r.mode), number(ours, "{:.1f}"), number(peer, "{:.1f}"), number(r.limit, "{:.1f}"), r.unit,
-             number(peer > 0 ? ours / peer : 0, "{:.3f}"), number(r.limit > 0 ? ours / r.limit : 0, "{:.3f}"),
-             r.peer.empty() ? "-" : r.peer, r.config);
+  const std::string by = !r.peer_config.empty() ? r.peer_config : !r.peer.empty() ? r.peer : !r.bound.empty() ? "(" + r.bound + ")" : "-";
+  fmt::print(fmt::runtime(kLine), r.family, r.case_name, tw::name_of(r.dtype), name_of(r.mode), number(r.ours.median * 1e3, "{:.1f}"),
+             number(ours, "{:.1f}"), number(peer, "{:.1f}"), number(r.limit, "{:.1f}"), r.unit, number(ratio(r), "{:.3f}"),
+             number(r.limit > 0 ? ours / r.limit : 0, "{:.3f}"), by, r.config);
   std::fflush(stdout);
   records_.push_back(r);
 }
@@ -255,8 +294,8 @@ nlohmann::ordered_json Run::json() const {
   const std::string device = device_info(options_.device).name;
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const Record& r : records_) {
-    const double ours = rate(r.work, r.ours.median);
-    const double peer = rate(r.work, r.peer_time.median);
+    const double ours = figure(r, r.ours.median);
+    const double peer = figure(r, r.peer_time.median);
     nlohmann::ordered_json json;
     json["family"] = r.family;
     json["case"] = r.case_name;
@@ -267,9 +306,12 @@ nlohmann::ordered_json Run::json() const {
     json["peer"] = r.peer.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(r.peer);
     json["peer_value"] = or_null(rounded(peer));
     json["limit"] = or_null(rounded(r.limit));
-    json["ratio"] = or_null(peer > 0 ? std::round(ours / peer * 1e4) / 1e4 : 0);
-    json["spread"] = {{"ours", spread(r.work, r.ours)}, {"peer", spread(r.work, r.peer_time)}};
+    json["ratio"] = or_null(std::round(ratio(r) * 1e4) / 1e4);
+    json["spread"] = {{"ours", spread(r, r.ours)}, {"peer", spread(r, r.peer_time)}};
+    json["time_us"] = or_null(rounded(r.ours.median * 1e3));
+    if (!r.bound.empty()) json["bound"] = r.bound;
     if (!r.config.empty()) json["variant"] = r.config;
+    if (!r.peer_config.empty()) json["peer_variant"] = r.peer_config;
     json["commit"] = options_.commit.empty() ? kCommit : options_.commit;
     json["date"] = date;
     json["versions"] = versions_;

@@ -58,14 +58,18 @@ struct Record {
   std::string case_name;
   DType dtype = DType::f32;
   Mode mode = Mode::hot;
-  std::string unit;  ///< "TFLOP/s" or "GFLOP/s"
-  double work = 0;   ///< units x seconds of one launch: its TFLOP or GFLOP
+  std::string unit;  ///< "TFLOP/s", "GFLOP/s" or "GB/s"; kMicroseconds: the figures are times, of which less is better
+  double work = 0;   ///< units x seconds of one launch: its TFLOP, GFLOP or GB; not used for times
   Timing ours;
   std::string config;  ///< which variant of ours ran, for people; may be empty
-  std::string peer;    ///< "cublasLt", "openblas"; empty if there was none
+  std::string peer;    ///< "cublasLt", "openblas", "copy"; empty if there was none
   Timing peer_time;
-  double limit = 0;  ///< in `unit`: what the hardware allows at most
+  std::string peer_config;  ///< which of the peer's ways was the fastest, for people; may be empty
+  double limit = 0;         ///< in `unit`: what the hardware allows at most, or the time that it takes at least
+  std::string bound;        ///< what sets the limit: "memory", "arithmetic", "launch"; empty where the family leaves no doubt
 };
+/// The unit of records that are times.
+inline constexpr const char* kMicroseconds = "us";
 
 /// What the user asked for, and what is shared by all figures of a run.
 struct Options {
@@ -88,6 +92,11 @@ class Run {
   const Stream& stream() const { return stream_; }
   Effort effort(Mode mode) const { return options_.quick ? Effort::quick(mode) : Effort::standard(mode); }
 
+  /// Bytes read plus bytes written per second by a large copy on the run's device, hot; on the CPU by one thread. Measured at first use.
+  double copy_bandwidth();
+  /// Bytes read per second, 1 GB hot; on the CPU by one thread. Measured at first use.
+  double read_bandwidth();
+
   /// Whether the user wants this case. Under --list prints its name and gives false.
   bool wants(const std::string& family, const std::string& case_name, DType dtype) const;
   /// The version of something that takes part: "cublasLt", "13.1.0".
@@ -105,6 +114,8 @@ class Run {
   Stream stream_;
   std::map<std::string, std::string> versions_;
   std::vector<Record> records_;
+  double copy_bandwidth_ = 0;
+  double read_bandwidth_ = 0;
   bool header_printed_ = false;
 };
 
@@ -124,6 +135,18 @@ class Family {
   std::string name_;
   std::string what_;
   std::function<void(Run&)> run_;
+};
+
+/// While it lives, the CPU target uses one thread.
+class OneThread {
+ public:
+  OneThread() : before_(cpu_threads()) { set_cpu_threads(1); }
+  ~OneThread() { set_cpu_threads(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int before_;
 };
 
 /// A tensor of normally distributed values on `device`. Values repeat after a prime number of about four million, so that even the largest

@@ -19,6 +19,7 @@ BEGIN = "<!-- tables: begin (written by benchmarks/render_performance.py) -->"
 END = "<!-- tables: end -->"
 REQUIRED = ("family", "case", "dtype", "mode", "unit", "ours", "peer", "peer_value", "limit", "commit", "date", "versions")
 PEER_NAMES = {"cublasLt": "cuBLASLt", "openblas": "OpenBLAS", "cudnn": "cuDNN", "flash_attention_2": "FlashAttention 2"}
+TIME = "us"  # the unit of records that are times: less is better
 NONE = "There are no results yet: `make gpu-bench` on a machine with a GPU writes them.\n"
 
 
@@ -45,7 +46,7 @@ def number(value):
     """Three or four digits, as figures with +-1 % deserve; an absent one is a dash."""
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         return "–"
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def quotient(a, b):
@@ -63,23 +64,32 @@ def unique(values):
 
 
 def table(records):
-    """One family on one device. A record per peer shares its row with those of the same case, dtype and mode."""
+    """Records of one family, device and unit. A record per peer shares its row with those of the same case, dtype and mode."""
+    of_time = records[0]["unit"] == TIME
+    has_bound = any(r.get("bound") for r in records)
     peers = unique(r["peer"] for r in records if r["peer"])
     rows = {}
     for record in records:
         rows.setdefault((record["case"], record["dtype"], record["mode"]), []).append(record)
-    heads = ["case", "dtype", "mode", "ours", "p10–p90"]
+    heads = ["case", "dtype", "mode"]
+    numbers = ["µs"] if has_bound else []
+    numbers += ["ours", "p10–p90"]
     for peer in peers:
-        heads += [PEER_NAMES.get(peer, peer), "ratio"]
-    heads += ["limit", "of the limit"]
-    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(['---'] * 3 + ['---:'] * (len(heads) - 3))}|"]
+        # How many times the time of a peer ours takes says nothing: it is part of the limit.
+        numbers += [PEER_NAMES.get(peer, peer)] if of_time else [PEER_NAMES.get(peer, peer), "ratio"]
+    numbers += ["limit", "of the limit"] + (["bound by"] if has_bound else [])
+    lines = [f"| {' | '.join(heads + numbers)} |", f"|{'|'.join(['---'] * len(heads) + ['---:'] * len(numbers))}|"]
     for (case, dtype, mode), group in rows.items():
         first = group[0]
-        cells = [case, dtype, mode, number(first["ours"]), spread(first)]
+        cells = [case, dtype, mode]
+        cells += [number(first.get("time_us"))] if has_bound else []
+        cells += [number(first["ours"]), spread(first)]
         for peer in peers:
-            of_peer = next((r for r in group if r["peer"] == peer), None)
-            cells += [number(of_peer["peer_value"]), quotient(of_peer["ours"], of_peer["peer_value"])] if of_peer else ["–", "–"]
+            of_peer = next((r for r in group if r["peer"] == peer), {})
+            value = of_peer.get("peer_value")
+            cells += [number(value)] if of_time else [number(value), quotient(of_peer.get("ours"), value)]
         cells += [number(first["limit"]), quotient(first["ours"], first["limit"])]
+        cells += [first.get("bound") or "–"] if has_bound else []
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -102,8 +112,10 @@ def render(results):
         if path.parent.name != device:
             device = path.parent.name
             lines += [f"## {records[0].get('device') or device}", ""]
-        units = ", ".join(unique(r["unit"] for r in records))
-        lines += [f"### {records[0]['family']} ({units})", "", *table(records), "", origin(records), ""]
+        for unit in unique(r["unit"] for r in records):
+            lines += [f"### {records[0]['family']} ({'µs' if unit == TIME else unit})", ""]
+            lines += [*table([r for r in records if r["unit"] == unit]), ""]
+        lines += [origin(records), ""]
     return "\n".join(lines) if lines else NONE
 
 

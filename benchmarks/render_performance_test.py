@@ -72,6 +72,25 @@ class RenderPerformance(unittest.TestCase):
         self.write([record(peer=None, peer_value=None, limit=None, spread={"ours": None, "peer": None})])
         self.assertIn("| nt-4096 | bf16 | hot | 712 | – | – | – |", self.rendered())
 
+    def test_bandwidth_and_times_have_tables_of_their_own(self):
+        large = record(family="softmax", case="32768x4096", unit="GB/s", ours=3900, peer="copy", peer_value=4100, limit=4800, spread={"ours": [3890, 3950]})
+        small = record(family="softmax", case="1x2048", mode="graph", unit="us", ours=1.5, peer="empty kernel", peer_value=1.02, limit=1.2, spread={"ours": [1.4, 1.6]})
+        self.write([large, small], family="softmax")
+        text = self.rendered()
+        self.assertIn("### softmax (GB/s)", text)
+        self.assertIn("| case | dtype | mode | ours | p10–p90 | copy | ratio | limit | of the limit |", text)
+        self.assertIn("| 32768x4096 | bf16 | hot | 3900 | 3890–3950 | 4100 | 0.95 | 4800 | 0.81 |", text)
+        self.assertIn("### softmax (µs)", text)
+        self.assertIn("| case | dtype | mode | ours | p10–p90 | empty kernel | limit | of the limit |", text)
+        self.assertIn("| 1x2048 | bf16 | graph | 1.50 | 1.40–1.60 | 1.02 | 1.20 | 1.25 |", text)
+        self.assertEqual(text.count("Commit abc"), 1)
+
+    def test_what_bounds_an_op_is_shown_with_its_time(self):
+        self.write([record(peer=None, peer_value=None, time_us=12.5, bound="arithmetic")], family="exercise")
+        text = self.rendered()
+        self.assertIn("| case | dtype | mode | µs | ours | p10–p90 | limit | of the limit | bound by |", text)
+        self.assertIn("| nt-4096 | bf16 | hot | 12.5 | 712 | 708–715 | 989 | 0.72 | arithmetic |", text)
+
     def test_check_shows_the_difference(self):
         self.write([record()])
         self.rendered()

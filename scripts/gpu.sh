@@ -29,7 +29,10 @@ case $1 in
     quick=()
     [[ -n ${TILEWAVE_QUICK:-} ]] && quick=(--quick)
     status=0  # what fails is reported, what was measured is shown
-    build/tilewave bench gemm --device cuda --json "$results/gemm.json" "${commit[@]}" "${quick[@]}" || status=1
+    for source in kernels/*/*_bench.cpp benchmarks/exercise_bench.cpp; do  # FAMILY_bench.cpp
+      family=$(basename "$source" _bench.cpp)
+      build/tilewave bench "$family" --device cuda --json "$results/$family.json" "${commit[@]}" "${quick[@]}" || status=1
+    done
     if python3 -c 'import torch' 2>/dev/null; then
       python3 benchmarks/attention_peer.py --library build/libtilewave.so --gqa --json "$results/attention.json" "${commit[@]}" "${quick[@]}" || status=1
     else
