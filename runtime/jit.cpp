@@ -144,7 +144,7 @@ ProgramText assemble(const KernelSpec& spec) {
       "using Code = Kernel::On<Target>;\n"
       "static_assert(sizeof(Code::Params) == {params_bytes}, \"Params differ between host and device\");\n"
       "\n"
-      "extern \"C\" __global__ void __launch_bounds__({threads}, 1){cluster}\n"
+      "extern \"C\" __global__ void __launch_bounds__({threads}, tw::detail::blocks_of<Code>()){cluster}\n"
       "{entry}(const __grid_constant__ Code::Params params, const __grid_constant__ tw::TileGrid grid) {{\n"
       "  tw::sm_90a::run<Code, Target>(params, grid);\n"
       "}}\n"

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "tilewave/tile/types.tile.hpp"
 
@@ -62,6 +63,11 @@ struct DTypeOf<std::int32_t> {
 };
 template <>
 struct DTypeOf<std::int64_t> {
+  static constexpr DType value = DType::i64;
+};
+/// The tile language's i64, which where `long` has 64 bits is another type than std::int64_t.
+template <>
+struct DTypeOf<std::conditional_t<std::is_same_v<i64, std::int64_t>, void, i64>> {
   static constexpr DType value = DType::i64;
 };
 template <>

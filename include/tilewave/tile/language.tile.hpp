@@ -30,6 +30,8 @@
 //
 // Kernels that only touch global memory need Params and compute(block, params, tile) alone. Theirs is
 //   static constexpr int warps   of a block, a multiple of 4 up to 32; 4 when left out
+//   static constexpr int blocks  that a GPU's unit shall hold at once: the compiler keeps to the registers that this leaves; 1 when left
+//   out
 
 namespace tw {
 
@@ -102,6 +104,11 @@ template <class On>
 constexpr int warps_of() {
   if constexpr (requires { On::warps; }) return On::warps;
   return rows_of<On>() / 16;
+}
+template <class On>
+constexpr int blocks_of() {
+  if constexpr (requires { On::blocks; }) return On::blocks;
+  return 1;
 }
 template <class On>
 constexpr int cluster_of() {

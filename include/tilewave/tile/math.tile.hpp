@@ -23,7 +23,8 @@ TW_INLINE float max(float a, float b) {
 #if TW_ON_GPU
   return ::fmaxf(a, b);
 #else
-  return a > b || b != b ? a : b;
+  const float larger = a > b ? a : b;  // every comparison is made whatever the others say: compilers vectorise loops of it
+  return b != b ? a : larger;
 #endif
 }
 /// The smaller one; of a number and a NaN the number.
@@ -31,12 +32,16 @@ TW_INLINE float min(float a, float b) {
 #if TW_ON_GPU
   return ::fminf(a, b);
 #else
-  return a < b || b != b ? a : b;
+  const float smaller = a < b ? a : b;
+  return b != b ? a : smaller;
 #endif
 }
 TW_INLINE constexpr int max(int a, int b) { return a > b ? a : b; }
 TW_INLINE constexpr int min(int a, int b) { return a < b ? a : b; }
 TW_INLINE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+/// a b + c, rounded once.
+TW_INLINE float fma(float a, float b, float c) { return TW_LIBM(fmaf)(a, b, c); }
 
 TW_INLINE float abs(float x) { return TW_LIBM(fabsf)(x); }
 
@@ -48,7 +53,12 @@ TW_INLINE float exp2(float x) {
   return y;
 #else
   // Branch-free, so that compilers vectorise loops of it: 2^x = 2^n * 2^f, |f| <= 1/2, a minimax polynomial for 2^f (relative error 2e-7).
-  const float clamped = x < -150.0f ? -150.0f : (x > 128.0f ? 128.0f : x);
+  // Clamped to +-150, NaN aside, as an integer: arithmetic of floats may trap, so that compilers keep choices of its results as branches.
+  const u32 sign = bit_cast<u32>(x) & 0x80000000u;
+  const u32 magnitude = bit_cast<u32>(x) & 0x7fffffffu;
+  constexpr u32 kLimit = bit_cast<u32>(150.0f), kInfinityBits = 0x7f800000u;
+  const u32 limited = magnitude < kLimit || magnitude > kInfinityBits ? magnitude : kLimit;
+  const float clamped = bit_cast<float>(limited | sign);
   const float shifted = clamped + 12582912.0f;
   const int n = static_cast<int>(bit_cast<u32>(shifted)) - 0x4b400000;
   const float f = clamped - (shifted - 12582912.0f);
@@ -62,8 +72,7 @@ TW_INLINE float exp2(float x) {
   const int half = n / 2;  // in two factors: n may be beyond what one f32 exponent holds
   const float a = bit_cast<float>(static_cast<u32>(half + 127) << 23);
   const float b = bit_cast<float>(static_cast<u32>(n - half + 127) << 23);
-  const float y = p * a * b;
-  return x != x ? x : y;
+  return p * a * b;
 #endif
 }
 

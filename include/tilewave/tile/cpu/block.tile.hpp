@@ -1,5 +1,6 @@
 #pragma once
 
+#include "tilewave/tile/cpu/stream.tile.hpp"
 #include "tilewave/tile/cpu/target.tile.hpp"
 
 #if !TW_ON_GPU
@@ -116,44 +117,27 @@ struct Producer {
   }
 };
 
-/// Folds of a row are done in vectors of 16: a chain of single operations would take its length times their latency, and compilers may not
-/// reorder sums by themselves.
-typedef float Vector __attribute__((vector_size(64), may_alias));
-inline constexpr int kVectorWidth = 16;
-
 struct Sum {
   static constexpr float neutral = 0;
-  template <class V>
-  static TW_INLINE void fold(V& into, const V& x) {
-    into += x;
-  }
+  static TW_INLINE float fold(float sum, float x) { return sum + x; }
 };
 struct Largest {
   static constexpr float neutral = -kInfinity;
-  static TW_INLINE void fold(float& into, float x) { into = max(into, x); }
-  static TW_INLINE void fold(Vector& into, const Vector& x) { into = (x > into) ? x : into; }  // a NaN in x is left out
+  static TW_INLINE float fold(float largest, float x) { return x > largest ? x : largest; }  // a NaN in x is left out
 };
 
-/// Folds value(c) of a row's columns. The values are made a piece at a time, in a loop that compilers vectorise.
+/// Folds value(c) of a row's columns into many results at once, and these at the end: a chain of single operations would take its length
+/// times their latency, and compilers may not reorder sums by themselves.
 template <class Op, int cols, class Value>
 TW_INLINE float fold_columns(Value value) {
-  constexpr int vectors = cols % (4 * kVectorWidth) == 0 ? 4 : 1;
-  constexpr int piece = vectors * kVectorWidth;
-  constexpr int whole = cols / piece * piece;
-  float result = Op::neutral;
-  if constexpr (whole > 0) {
-    alignas(64) float values[piece];
-    Vector folded[vectors];
-    for (Vector& x : folded) x = Vector{} + Op::neutral;
-    for (int c = 0; c < whole; c += piece) {
-      for (int k = 0; k < piece; ++k) values[k] = value(c + k);
-      for (int v = 0; v < vectors; ++v) Op::fold(folded[v], *reinterpret_cast<const Vector*>(values + v * kVectorWidth));
-    }
-    for (int v = 1; v < vectors; ++v) Op::fold(folded[0], folded[v]);
-    for (int k = 0; k < kVectorWidth; ++k) Op::fold(result, static_cast<float>(folded[0][k]));
-  }
-  for (int c = whole; c < cols; ++c) Op::fold(result, static_cast<float>(value(c)));
-  return result;
+  constexpr int chains = cols % 64 == 0 ? 64 : cols % 8 == 0 ? 8 : 1;
+  alignas(64) float folded[chains];
+  for (float& x : folded) x = Op::neutral;
+  for (int c = 0; c < cols; c += chains)
+    for (int k = 0; k < chains; ++k) folded[k] = Op::fold(folded[k], static_cast<float>(value(c + k)));
+  for (int n = chains / 2; n > 0; n /= 2)
+    for (int k = 0; k < n; ++k) folded[k] = Op::fold(folded[k], folded[k + n]);
+  return folded[0];
 }
 
 template <class F>
@@ -413,6 +397,13 @@ class Block {
     using T = typename G::Element;
     const Extent rows(row0, F::rows, to.rows), cols(col0, F::cols, to.cols);
     if (cols.begin >= cols.end) return;
+    if constexpr (is_same<typename F::Element, float> && sizeof(T) > 1) {
+      if (to.stride_col == 1 && to.bytes() >= stream_bytes()) {
+        for (int r = rows.begin; r < rows.end; ++r)
+          stream(to.template at<T>(row0 + r, col0 + cols.begin, i, j), from.x + r * F::cols + cols.begin, cols.end - cols.begin);
+        return stream_fence();
+      }
+    }
     for (int r = rows.begin; r < rows.end; ++r) {
       const auto* source = from.x + r * F::cols;
       T* const target = to.template at<T>(row0 + r, col0 + cols.begin, i, j) - cols.begin * to.stride_col;

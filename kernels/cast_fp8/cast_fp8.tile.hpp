@@ -1,0 +1,162 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+// Casts to fp8_e4m3 with scales. A tile is R rows of one group of 128 columns; a warp has a row, so that its largest element is found
+// without shared memory.
+
+namespace tw::kernels::cast_fp8 {
+
+inline constexpr int kGroup = 128;
+inline constexpr float kLargest = 448;  ///< of e4m3
+
+/// |x|; infinity for NaN, which a maximum would leave out.
+TW_INLINE float magnitude(float x) { return x == x ? abs(x) : kInfinity; }
+
+TW_INLINE float scale_of(float amax, bool power_of_two) {
+  const float scale = max(amax, 1e-4f) / kLargest;
+  if (!(scale < kInfinity)) return bit_cast<float>(0x7fc00000u);
+  return power_of_two ? static_cast<float>(e8m0(scale)) : scale;
+}
+
+/// x / scale, correctly rounded, given 1 / scale: one step of Newton's method on the product (Markstein), a fifth of a division's cost.
+TW_INLINE float divide(float x, float scale, float reciprocal) {
+  const float quotient = x * reciprocal;
+  return fma(fma(-quotient, scale, x), reciprocal, quotient);
+}
+
+template <class Target, class In>
+struct Tensors {
+  Global<Target, const In> x;
+  Global<Target, fp8_e4m3> y;
+  Global<Target, float> scales;
+  bool power_of_two;
+};
+
+/// Scales and casts the rows of one group, and stores both.
+template <class Target, class Values>
+TW_INLINE void cast_rows(auto& block, const auto& p, Values& x, int row0, int group, int i, int j) {
+  RowVector<Target, float, Values> scale, reciprocal;
+  const bool power_of_two = p.power_of_two;
+  block.rows(x, [&](int r, auto row) {
+    scale[r] = scale_of(row.max(magnitude), power_of_two);
+    reciprocal[r] = 1.0f / scale[r];
+  });
+  block.map(x, scale, reciprocal, divide);
+  block.store(x, p.y, row0, group * kGroup, i, j);
+  const bool owner = block.owns_rows(scale);
+  block.for_rows(scale, [&](int row, int, float& s) {
+    if (owner && row0 + row < p.scales.rows) *p.scales.template at<float>(row0 + row, group, i, j) = s;
+  });
+}
+
+/// A scale for each group of 128 in a row.
+template <class In, int R>
+struct PerToken {
+  static constexpr const char* source = "kernels/cast_fp8/cast_fp8.tile.hpp";
+
+  template <class Target>
+  struct On {
+    using Params = Tensors<Target, In>;
+    using Values = Rows<Target, float, R, kGroup, 4, 4>;
+
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, i = t.batch % p.x.size_i, j = t.batch / p.x.size_i;
+      Values x;
+      block.load(x, p.x, row0, t.n * kGroup, i, j);
+      cast_rows<Target>(block, p, x, row0, t.n, i, j);
+    }
+  };
+};
+
+/// The same for groups of rows, concatenated in x, apart in y.
+template <class In, int R>
+struct Grouped {
+  static constexpr const char* source = "kernels/cast_fp8/cast_fp8.tile.hpp";
+
+  template <class Target>
+  struct On {
+    struct Params : Tensors<Target, In> {
+      const i32* sizes;
+      i64 size_stride;
+    };
+    using Values = Rows<Target, float, R, kGroup, 4, 4>;
+
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, group = t.batch;
+      i64 begin = 0;
+      for (int g = 0; g < group; ++g) begin += max(p.sizes[g * p.size_stride], 0);
+      const i64 end = begin + max(p.sizes[group * p.size_stride], 0);
+      auto x = p.x;  // that ends with the group: the rows beyond are 0
+      if (end < x.rows) x.rows = static_cast<int>(end);
+      const i64 first = begin + row0 < x.rows ? begin + row0 : x.rows;
+      Values values;
+      block.load(values, x, static_cast<int>(first), t.n * kGroup);
+      cast_rows<Target>(block, p, values, row0, t.n, group, 0);
+    }
+  };
+};
+
+/// The largest magnitude of each row's group, amax[group, row]: first half of the cast by blocks.
+template <class In, int R>
+struct RowMaxima {
+  static constexpr const char* source = "kernels/cast_fp8/cast_fp8.tile.hpp";
+
+  template <class Target>
+  struct On {
+    struct Params {
+      Global<Target, const In> x;
+      Global<Target, float> amax;
+    };
+    using Values = Rows<Target, float, R, kGroup, 4, 4>;
+
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R;
+      Values x;
+      block.load(x, p.x, row0, t.n * kGroup);
+      RowVector<Target, float, Values> amax;
+      block.rows(x, [&](int r, auto row) { amax[r] = row.max(magnitude); });
+      const bool owner = block.owns_rows(amax);
+      block.for_rows(amax, [&](int row, int, float& value) {
+        if (owner && row0 + row < p.amax.cols) *p.amax.template at<float>(t.n, row0 + row, 0, 0) = value;
+      });
+    }
+  };
+};
+
+/// Second half: every tile takes the maximum of its block's 128 rows again.
+template <class In, int R>
+struct PerBlock {
+  static constexpr const char* source = "kernels/cast_fp8/cast_fp8.tile.hpp";
+
+  template <class Target>
+  struct On {
+    struct Params : Tensors<Target, In> {
+      Global<Target, const float> amax;  ///< [group, 4, row] with stride 0 in the middle: each warp finds it in a row of its own
+    };
+    using Values = Rows<Target, float, R, kGroup, 4, 4>;
+    using Maxima = Rows<Target, float, 4, kGroup, 4, 4>;
+
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, block_row = row0 / kGroup;
+      Values x;
+      Maxima maxima;
+      block.load(maxima, p.amax, 0, block_row * kGroup, t.n);
+      block.load(x, p.x, row0, t.n * kGroup);
+      float amax = 0;
+      block.rows(maxima, [&](int, auto row) { amax = row.max(); });
+      const float scale = scale_of(amax, p.power_of_two);
+      const float reciprocal = 1.0f / scale;
+      block.map(x, scale, reciprocal, divide);
+      block.store(x, p.y, row0, t.n * kGroup);
+      if (row0 % kGroup != 0) return;
+      RowVector<Target, float, Maxima> owners;
+      const bool owner = block.owns_rows(owners);
+      block.for_rows(owners, [&](int row, int, float&) {
+        if (owner && row == 0) *p.scales.template at<float>(block_row, t.n, 0, 0) = scale;
+      });
+    }
+  };
+};
+
+}  // namespace tw::kernels::cast_fp8

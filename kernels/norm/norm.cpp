@@ -1,0 +1,167 @@
+#include "tilewave/norm.hpp"
+
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "kernels/norm/norm.tile.hpp"
+#include "kernels/norm/variants.hpp"
+#include "kernels/rows.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw {
+
+namespace {
+
+using namespace kernels;
+using kernels::norm::ChunkedRows;
+using kernels::norm::HeldRows;
+using kernels::norm::Kind;
+
+template <Kind kind, class X, class Y, int kRowWarps, int kShare>
+using Held = HeldRows<kind, X, Y, RowTile<kRowWarps, kShare>::rows, RowTile<kRowWarps, kShare>::cols, RowTile<kRowWarps, kShare>::warps,
+                      kPieceColumns<X, Y>>;
+/// For rows that no block holds: a block of 512 threads for each, 8 columns a thread at a time.
+template <Kind kind, class X, class Y>
+using Chunked = ChunkedRows<kind, X, Y, 1, 4096, 16, kPieceColumns<X, Y>>;
+
+/// A checked call.
+struct Call {
+  RowViews views;  ///< x, y, and with a residual that and the tensor for h (x again where h is not stored)
+  const NormOptions& options;
+  int cols;
+  Stream stream;
+};
+
+void bind_call(auto& bind, auto& p, const Call& call) {
+  const NormOptions& o = call.options;
+  bind(p.x, call.views[0]);
+  bind(p.y, call.views[1]);
+  p.has_residual = o.residual != nullptr;
+  p.stores_h = o.sum != nullptr;
+  if (o.residual) bind(p.residual, call.views[2]);
+  if (o.sum) bind(p.h, call.views[3]);
+  p.has_weight = o.weight != nullptr;
+  p.has_bias = o.bias != nullptr;
+  const Tensor* const any = o.weight ? o.weight : o.bias;
+  p.f32_weights = any != nullptr && any->dtype() == DType::f32;
+  if (o.weight) p.f32_weights ? bind(p.weight32, *o.weight) : bind(p.weight, *o.weight);
+  if (o.bias) p.f32_weights ? bind(p.bias32, *o.bias) : bind(p.bias, *o.bias);
+  p.epsilon = o.epsilon;
+}
+
+template <Kind kind>
+constexpr const char* kOp = kind == Kind::layer ? "layer_norm" : "rms_norm";
+
+template <Kind kind, class X, class Y>
+void run_on_gpu(const Call& call) {
+  const auto launch = [&]<class Kernel, int kRows>(std::type_identity<Kernel>, std::integral_constant<int, kRows>) {
+    launch_gpu<Kernel>(call.stream, row_grid(kOp<kind>, call.views, 1, kRows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+  };
+  if (call.cols > longest_held_row(32)) return launch(std::type_identity<Chunked<kind, X, Y>>{}, std::integral_constant<int, 1>{});
+  const RowConfig config = choose_rows(call.views.rows() * call.views.outer(), call.cols, device_info(call.stream.device()).units);
+  with_row_config(config, [&]<int kRowWarps, int kShare>() {
+    launch(std::type_identity<Held<kind, X, Y, kRowWarps, kShare>>{}, std::integral_constant<int, RowTile<kRowWarps, kShare>::rows>{});
+  });
+}
+
+template <Kind kind, class X, class Y>
+void run_on_cpu(const Call& call) {
+  const auto launch = [&]<template <Kind, class, class, int, int, int, int> class Kernel, int kRows, int kCols>() {
+    launch_cpu<Kernel<kind, X, Y, kRows, kCols, 4, 0>>(row_grid(kOp<kind>, call.views, 1, kRows, 1),
+                                                       [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+  };
+  // Chunks are loaded, summed and left: the processor prefetches the next one meanwhile, and finds the row in its cache the next time.
+  call.cols <= 256 ? launch.template operator()<HeldRows, 8, 256>() : launch.template operator()<ChunkedRows, 1, 256>();
+}
+
+void check_weights(const char* op, const char* name, const Tensor& t, const Tensor& x) {
+  require(t.dtype() == x.dtype() || t.dtype() == DType::f32, "{}: {} is {}; it must be of x's dtype, {}, or f32", op, name, t.describe(),
+          name_of(x.dtype()));
+  check_operand(op, name, t, t.dtype(), x.device());
+  require(t.shape() == Shape{x.shape(-1)}, "{}: {} is {}; it must be [{}]", op, name, t.describe(), x.shape(-1));
+}
+
+template <Kind kind>
+Call check(const Tensor& x, const Tensor& y, const NormOptions& options) {
+  constexpr const char* op = kOp<kind>;
+  const Device device = y.device();
+  require(is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported", op, x.describe());
+  require(is_float(y.dtype()), "{}: y is {}; f32, f16 and bf16 are supported", op, y.describe());
+  check_operand(op, "x", x, x.dtype(), device);
+  check_operand(op, "y", y, y.dtype(), device);
+  check_output(op, "y", y);
+  require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", op, x.describe());
+  require(y.shape() == x.shape(), "{}: y is {}; it must have x's shape, {}", op, y.describe(), x.describe());
+  check_extents(op, "x", x);
+  check_in_place(op, "y", y, "x", x);
+  std::vector<const Tensor*> operands{&x, &y};
+  if (options.residual) {
+    const Tensor& residual = *options.residual;
+    check_operand(op, "residual", residual, x.dtype(), device);
+    require(residual.shape() == x.shape(), "{}: residual is {}; it must have x's shape, {}", op, residual.describe(), x.describe());
+    check_in_place(op, "y", y, "residual", residual);
+    operands.push_back(&residual);
+  }
+  if (options.sum) {
+    const Tensor& sum = *options.sum;
+    require(options.residual != nullptr, "{}: sum is {} without a residual; there is nothing to add", op, sum.describe());
+    check_operand(op, "sum", sum, x.dtype(), device);
+    check_output(op, "sum", sum);
+    require(sum.shape() == x.shape(), "{}: sum is {}; it must have x's shape, {}", op, sum.describe(), x.describe());
+    check_in_place(op, "sum", sum, "x", x);
+    check_in_place(op, "sum", sum, "residual", *options.residual);
+    require(sum.numel() == 0 || sum.data() != y.data(), "{}: sum is y's memory; the two results differ", op);
+    operands.push_back(&sum);
+  }
+  if (options.weight) check_weights(op, "weight", *options.weight, x);
+  if (options.bias) {
+    require(kind == Kind::layer, "{}: bias is {}; RMS norm has none", op, options.bias->describe());
+    check_weights(op, "bias", *options.bias, x);
+    require(!options.weight || options.weight->dtype() == options.bias->dtype(),
+            "{}: weight is {} and bias is {}; they must be of one dtype", op, options.weight ? options.weight->describe() : "",
+            options.bias->describe());
+  }
+  require(std::isfinite(options.epsilon) && options.epsilon >= 0, "{}: epsilon is {}; it must be finite and not negative", op,
+          options.epsilon);
+  const Stream stream = options.stream ? *options.stream : Stream::standard(device);
+  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", op, stream.device().name(), device.name());
+  return {RowViews(operands), options, static_cast<int>(x.shape(-1)), stream};
+}
+
+template <Kind kind>
+void run(const Tensor& x, const Tensor& y, const NormOptions& options) {
+  const Call call = check<kind>(x, y, options);
+  if (x.numel() == 0) return;
+  with_float_type(x.dtype(), [&]<class X>(std::type_identity<X>) {
+    with_float_type(y.dtype(), [&]<class Y>(std::type_identity<Y>) {
+      call.stream.device().is_cuda() ? run_on_gpu<kind, X, Y>(call) : run_on_cpu<kind, X, Y>(call);
+    });
+  });
+}
+
+}  // namespace
+
+void layer_norm(const Tensor& x, const Tensor& y, const NormOptions& options) { run<Kind::layer>(x, y, options); }
+void rms_norm(const Tensor& x, const Tensor& y, const NormOptions& options) { run<Kind::rms>(x, y, options); }
+
+namespace kernels::norm {
+
+std::vector<KernelSpec> registered() {
+  constexpr Kind layer = Kind::layer, rms = Kind::rms;
+  return {make_spec(kernel_info<Held<layer, bf16, bf16, 2, 24>>, true, true, "layer_norm_bf16_2x24"),
+          make_spec(kernel_info<Held<layer, bf16, bf16, 4, 32>>, true, true, "layer_norm_bf16_4x32"),
+          make_spec(kernel_info<Held<layer, bf16, bf16, 16, 32>>, true, true, "layer_norm_bf16_16x32"),
+          make_spec(kernel_info<Held<layer, float, float, 16, 32>>, true, true, "layer_norm_f32_16x32"),
+          make_spec(kernel_info<Chunked<layer, bf16, bf16>>, true, true, "layer_norm_bf16_chunked"),
+          make_spec(kernel_info<Chunked<layer, float, float>>, true, true, "layer_norm_f32_chunked"),
+          make_spec(kernel_info<Held<rms, bf16, bf16, 1, 8>>, true, true, "rms_norm_bf16_1x8"),
+          make_spec(kernel_info<Held<rms, bf16, bf16, 8, 8>>, true, true, "rms_norm_bf16_8x8"),
+          make_spec(kernel_info<Held<rms, bf16, bf16, 4, 32>>, true, true, "rms_norm_bf16_4x32"),
+          make_spec(kernel_info<Held<rms, bf16, bf16, 16, 32>>, true, true, "rms_norm_bf16_16x32"),
+          make_spec(kernel_info<Held<rms, f16, float, 8, 16>>, true, true, "rms_norm_f16_f32_8x16"),
+          make_spec(kernel_info<Chunked<rms, bf16, bf16>>, true, true, "rms_norm_bf16_chunked")};
+}
+
+}  // namespace kernels::norm
+}  // namespace tw

@@ -1,0 +1,154 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+// Layer norm and RMS norm of rows, of x or of h = x + residual. On the GPU a row that fits is held in registers: one read, one write.
+// Longer rows are read once more for each statistic.
+
+namespace tw::kernels::norm {
+
+enum class Kind { layer, rms };
+
+template <class X, class Y>
+struct Types {
+  template <class Target>
+  struct Params {
+    Global<Target, const X> x, residual;
+    Global<Target, X> h;
+    Global<Target, Y> y;
+    Global<Target, const X> weight, bias;          ///< [1, N] each
+    Global<Target, const float> weight32, bias32;  ///< instead, where they are f32 and x is not
+    float epsilon;
+    bool has_residual, stores_h, has_weight, has_bias, f32_weights;
+  };
+};
+
+/// h = x + residual, rounded to X, with its columns from `col` on; 0 outside the row. Stores it where that is wanted.
+template <class X, class Values>
+TW_INLINE void load_h(auto& block, const auto& p, Values& h, int row0, int col, int i, int j) {
+  block.load(h, p.x, row0, col, i, j);
+  if (!p.has_residual) return;
+  Values residual;
+  block.load(residual, p.residual, row0, col, i, j);
+  block.map(h, residual, [](float a, float b) { return static_cast<float>(to<X>(a + b)); });
+  if (p.stores_h) block.store(h, p.h, row0, col, i, j);
+}
+
+/// h - mean; 0 outside the row, where h is 0.
+template <class Values>
+TW_INLINE void centre(auto& block, Values& h, const auto& mean, int col0, int cols) {
+  block.map(h, mean, [](float v, float m) { return v - m; });
+  if (cols - col0 >= Values::cols) return;
+  block.for_each(h, [&](int, int col, float& v) {
+    if (col0 + col >= cols) v = 0;
+  });
+}
+
+/// The weights from column `col` on, as f32.
+TW_INLINE void load_weights(auto& block, auto& to, const auto& own, const auto& f32, bool is_f32, int col) {
+  if (is_f32)
+    block.load(to, f32, 0, col);
+  else
+    block.load(to, own, 0, col);
+}
+
+/// y = h * scale, then weight and bias; `h` is centred.
+template <Kind kind, class X, class Target, class Values>
+TW_INLINE void finish(auto& block, const auto& p, Values& h, const auto& scale, int row0, int col, int i, int j) {
+  if constexpr (kind == Kind::rms)
+    block.map(h, scale, [](float v, float s) { return static_cast<float>(to<X>(v * s)); });
+  else
+    block.map(h, scale, [](float v, float s) { return v * s; });
+  if (p.has_weight) {
+    ColumnVector<Target, float, Values> weight;
+    load_weights(block, weight, p.weight, p.weight32, p.f32_weights, col);
+    block.map(h, weight, [](float v, float w) { return v * w; });
+  }
+  if (p.has_bias) {
+    ColumnVector<Target, float, Values> bias;
+    load_weights(block, bias, p.bias, p.bias32, p.f32_weights, col);
+    block.map(h, bias, [](float v, float b) { return v + b; });
+  }
+  block.store(h, p.y, row0, col, i, j);
+}
+
+/// Rows of up to C columns.
+template <Kind kind, class X, class Y, int R, int C, int Warps, int Width>
+struct HeldRows {
+  static constexpr const char* source = "kernels/norm/norm.tile.hpp";
+
+  template <class Target>
+  struct On {
+    static constexpr int warps = Warps;
+    static constexpr int blocks = 16 / Warps;  ///< 512 threads of a unit: while some compute, others load
+    using Params = typename Types<X, Y>::template Params<Target>;
+    using Values = Rows<Target, float, R, C, Warps, Width>;
+
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, i = t.batch % p.x.size_i, j = t.batch / p.x.size_i;
+      const float count = static_cast<float>(p.x.cols), epsilon = p.epsilon;
+      Values h;
+      load_h<X>(block, p, h, row0, 0, i, j);
+      RowVector<Target, float, Values> scale;
+      if constexpr (kind == Kind::layer) {
+        RowVector<Target, float, Values> mean;
+        block.rows(h, [&](int r, auto row) { mean[r] = row.sum() / count; });
+        centre(block, h, mean, 0, p.x.cols);
+      }
+      block.rows(h, [&](int r, auto row) { scale[r] = rsqrt(row.sum([](float v) { return v * v; }) / count + epsilon); });
+      finish<kind, X, Target>(block, p, h, scale, row0, 0, i, j);
+    }
+  };
+};
+
+/// Rows of any length in chunks of C columns; sums stay element by element until the last chunk.
+template <Kind kind, class X, class Y, int R, int C, int Warps, int Width>
+struct ChunkedRows {
+  static constexpr const char* source = "kernels/norm/norm.tile.hpp";
+
+  template <class Target>
+  struct On {
+    static constexpr int warps = Warps;
+    using Params = typename Types<X, Y>::template Params<Target>;
+    using Values = Rows<Target, float, R, C, Warps, Width>;
+
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, i = t.batch % p.x.size_i, j = t.batch / p.x.size_i, cols = p.x.cols;
+      const float count = static_cast<float>(cols), epsilon = p.epsilon;
+      Values h, sum;
+      RowVector<Target, float, Values> mean, scale;
+      // h where it was stored in the first pass: each thread reads what itself has written.
+      const auto reload = [&](int col) {
+        if (p.stores_h)
+          block.load(h, p.h, row0, col, i, j);
+        else
+          load_h<X>(block, p, h, row0, col, i, j);
+      };
+      block.fill(sum, 0.0f);
+      for (int col = 0; col < cols; col += C) {
+        load_h<X>(block, p, h, row0, col, i, j);
+        if constexpr (kind == Kind::layer)
+          block.map(sum, h, [](float s, float v) { return s + v; });
+        else
+          block.map(sum, h, [](float s, float v) { return s + v * v; });
+      }
+      if constexpr (kind == Kind::layer) {
+        block.rows(sum, [&](int r, auto row) { mean[r] = row.sum() / count; });
+        block.fill(sum, 0.0f);
+        for (int col = 0; col < cols; col += C) {
+          reload(col);
+          centre(block, h, mean, col, cols);
+          block.map(sum, h, [](float s, float v) { return s + v * v; });
+        }
+      }
+      block.rows(sum, [&](int r, auto row) { scale[r] = rsqrt(row.sum() / count + epsilon); });
+      for (int col = 0; col < cols; col += C) {
+        reload(col);
+        if constexpr (kind == Kind::layer) block.map(h, mean, [](float v, float m) { return v - m; });
+        finish<kind, X, Target>(block, p, h, scale, row0, col, i, j);
+      }
+    }
+  };
+};
+
+}  // namespace tw::kernels::norm

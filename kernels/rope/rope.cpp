@@ -1,0 +1,237 @@
+#include "tilewave/rope.hpp"
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "kernels/rope/rope.tile.hpp"
+#include "kernels/rope/variants.hpp"
+#include "kernels/rows.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw {
+
+namespace {
+
+using namespace kernels;
+using kernels::rope::Pairs;
+using kernels::rope::Table;
+using kernels::rope::TwoParts;
+
+constexpr const char* kOp = "rope";
+
+/// A checked call. Tensors are [batch, seqlen, heads, ...]; `rest` has no columns where nothing passes through.
+struct Call {
+  Tensor x, y, cos, sin, rest_in, rest_out;
+  std::int64_t half;
+  const RopeOptions& options;
+  Stream stream;
+};
+
+/// A view of `t` whose last dimension has `size` elements, `step` apart, from `first` on.
+Tensor columns(const Tensor& t, std::int64_t first, std::int64_t size, std::int64_t step = 1) {
+  Shape shape = t.shape();
+  std::vector<std::int64_t> strides = t.strides();
+  auto* const data = static_cast<char*>(t.data()) + first * strides.back() * static_cast<std::int64_t>(size_of(t.dtype()));
+  shape.back() = size;
+  strides.back() *= step;
+  return Tensor::borrow(data, std::move(shape), t.dtype(), t.device(), std::move(strides));
+}
+/// Pairs of elements of `t` as words.
+Tensor words(const Tensor& t, std::int64_t half) {
+  Shape shape = t.shape();
+  std::vector<std::int64_t> strides = t.strides();
+  shape.back() = half;
+  for (std::size_t dim = 0; dim < 3; ++dim) strides[dim] /= 2;
+  return Tensor::borrow(t.data(), std::move(shape), size_of(t.dtype()) == 2 ? DType::i32 : DType::i64, t.device(), std::move(strides));
+}
+bool pairs_are_words(const Tensor& t) {
+  if (t.stride(-1) != 1 || reinterpret_cast<std::uintptr_t>(t.data()) % (2 * size_of(t.dtype())) != 0) return false;
+  for (int dim = 0; dim < 3; ++dim)
+    if (t.shape(dim) > 1 && t.stride(dim) % 2 != 0) return false;
+  return true;
+}
+
+void bind_common(auto& bind, auto& p, const Call& call) {
+  bind(p.cos, call.cos);
+  bind(p.sin, call.sin);
+  bind(p.rest_in, call.rest_in);
+  bind(p.rest_out, call.rest_out);
+  const RopeOptions& o = call.options;
+  p.offset = o.offset;
+  p.seqlen = static_cast<int>(call.x.shape(1));
+  p.offsets = o.offsets ? o.offsets->data<std::int32_t>() : nullptr;
+  p.offset_stride = o.offsets ? o.offsets->stride(0) : 0;
+  p.positions = o.positions ? o.positions->data<std::int32_t>() : nullptr;
+  p.position_stride_i = o.positions ? o.positions->stride(-1) : 0;
+  p.position_stride_j = o.positions && o.positions->rank() == 2 ? o.positions->stride(0) : 0;
+}
+
+template <template <class, class, int, int, int> class Kernel, class X, class T, class Bind>
+void launch_tiles(const Call& call, Bind bind_call) {
+  const std::int64_t heads = call.x.shape(2), tokens = call.x.shape(0) * call.x.shape(1);
+  const auto run = [&]<int kRows, int kCols, bool kGpu>() {
+    // Lanes have whole pieces of a row of 32, 64 or 128 pairs; 16 bytes at most.
+    constexpr int kWidth = kCols / 32 < 16 / static_cast<int>(sizeof(X)) ? kCols / 32 : 4;
+    const std::int64_t m = (heads + kRows - 1) / kRows, n = (call.half + kCols - 1) / kCols;
+    require(tokens * m <= kLargestExtent && tokens * m * n <= kLargestExtent,
+            "{}: x is {}, which is {} x {} x {} tiles; they are limited to {}", kOp, call.x.describe(), tokens, m, n, kLargestExtent);
+    const TileGrid grid{static_cast<int>(m), static_cast<int>(n), static_cast<int>(tokens)};
+    if constexpr (kGpu)
+      launch_gpu<Kernel<X, T, kRows, kCols, kWidth>>(call.stream, grid, bind_call);
+    else
+      launch_cpu<Kernel<X, T, kRows, kCols, kWidth>>(grid, bind_call);
+  };
+  if (!call.stream.device().is_cuda()) return run.template operator()<8, 64, false>();
+  // As many heads in a tile as leave at most a quarter of its rows empty.
+  const auto fits = [&](std::int64_t rows) { return (heads + rows - 1) / rows * rows * 3 <= heads * 4; };
+  const auto with_rows = [&]<int kCols>() {
+    fits(16)  ? run.template operator()<16, kCols, true>()
+    : fits(8) ? run.template operator()<8, kCols, true>()
+              : run.template operator()<4, kCols, true>();
+  };
+  call.half <= 32   ? with_rows.template operator()<32>()
+  : call.half <= 64 ? with_rows.template operator()<64>()
+                    : with_rows.template operator()<128>();
+}
+
+template <class X, class T>
+void run(const Call& call) {
+  const bool interleaved = call.options.pairing == RopePairing::interleaved;
+  if (interleaved && pairs_are_words(call.x) && pairs_are_words(call.y)) {
+    launch_tiles<Pairs, X, T>(call, [&](auto& bind, auto& p) {
+      bind_common(bind, p, call);
+      bind(p.in, words(call.x, call.half));
+      bind(p.out, words(call.y, call.half));
+    });
+  } else {
+    const std::int64_t step = interleaved ? 2 : 1, second = interleaved ? 1 : call.half;
+    launch_tiles<TwoParts, X, T>(call, [&](auto& bind, auto& p) {
+      bind_common(bind, p, call);
+      bind(p.first_in, columns(call.x, 0, call.half, step));
+      bind(p.second_in, columns(call.x, second, call.half, step));
+      bind(p.first_out, columns(call.y, 0, call.half, step));
+      bind(p.second_out, columns(call.y, second, call.half, step));
+    });
+  }
+}
+
+/// A tensor [seqlen, heads, dim] as [1, seqlen, heads, dim].
+Tensor with_batch(const Tensor& t) {
+  if (t.rank() == 4) return t;
+  Shape shape = t.shape();
+  std::vector<std::int64_t> strides = t.strides();
+  shape.insert(shape.begin(), 1);
+  strides.insert(strides.begin(), 0);
+  return Tensor::borrow(t.data(), std::move(shape), t.dtype(), t.device(), std::move(strides));
+}
+
+Call check(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& y, const RopeOptions& options) {
+  const Device device = y.device();
+  require(is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported", kOp, x.describe());
+  check_operand(kOp, "x", x, x.dtype(), device);
+  check_operand(kOp, "y", y, x.dtype(), device);
+  check_output(kOp, "y", y);
+  require(x.rank() == 3 || x.rank() == 4, "{}: x is {}; it must be [batch, seqlen, heads, dim] or [seqlen, heads, dim]", kOp, x.describe());
+  require(y.shape() == x.shape(), "{}: y is {}; it must have x's shape, {}", kOp, y.describe(), x.describe());
+  check_extents(kOp, "x", x);
+  check_in_place(kOp, "y", y, "x", x);
+  require(cos.dtype() == x.dtype() || cos.dtype() == DType::f32, "{}: cos is {}; it must be of x's dtype, {}, or f32", kOp, cos.describe(),
+          name_of(x.dtype()));
+  check_operand(kOp, "cos", cos, cos.dtype(), device);
+  check_operand(kOp, "sin", sin, cos.dtype(), device);
+  require(cos.rank() == 2, "{}: cos is {}; it must be [positions, rotary_dim / 2]", kOp, cos.describe());
+  require(sin.shape() == cos.shape(), "{}: sin is {}; it must have cos's shape, {}", kOp, sin.describe(), cos.describe());
+  check_extents(kOp, "cos", cos);
+  const std::int64_t half = cos.shape(1), dim = x.shape(-1), seqlen = x.shape(-3), batch = x.rank() == 4 ? x.shape(0) : 1;
+  require(x.numel() == 0 || (half > 0 && 2 * half <= dim),
+          "{}: cos is {}, for {} rotary dimensions, but x is {}; they must be at least 2 and at most its last dimension", kOp,
+          cos.describe(), 2 * half, x.describe());
+  require(!options.offsets || !options.positions, "{}: both offsets and positions are given; at most one may be", kOp);
+  if (options.offsets) {
+    check_operand(kOp, "offsets", *options.offsets, DType::i32, device);
+    require(options.offsets->shape() == Shape{batch}, "{}: offsets is {}; it must be [{}]", kOp, options.offsets->describe(), batch);
+  }
+  if (options.positions) {
+    const Tensor& positions = *options.positions;
+    check_operand(kOp, "positions", positions, DType::i32, device);
+    require(positions.shape() == Shape{seqlen} || positions.shape() == (Shape{batch, seqlen}),
+            "{}: positions is {}; it must be [{}, {}] or [{}]", kOp, positions.describe(), batch, seqlen, seqlen);
+  }
+  if (x.numel() > 0) {
+    require(cos.shape(0) > 0, "{}: cos is {}; a table without positions serves no rows", kOp, cos.describe());
+    if (!options.offsets && !options.positions)
+      require(options.offset >= 0 && options.offset <= cos.shape(0) - seqlen,
+              "{}: offset is {} and x is {}; positions {} to {} are not all in the table, which has {}", kOp, options.offset, x.describe(),
+              options.offset, options.offset + seqlen - 1, cos.shape(0));
+  }
+  const Stream stream = options.stream ? *options.stream : Stream::standard(device);
+  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());
+  const Tensor x4 = with_batch(x), y4 = with_batch(y);
+  const std::int64_t rest = y.data() == x.data() ? 0 : dim - 2 * half;
+  return {x4, y4, cos, sin, columns(x4, 2 * half, rest), columns(y4, 2 * half, rest), half, options, stream};
+}
+
+}  // namespace
+
+void rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& y, const RopeOptions& options) {
+  const Call call = check(x, cos, sin, y, options);
+  if (x.numel() == 0) return;
+  with_float_type(x.dtype(), [&]<class X>(std::type_identity<X>) { cos.dtype() == x.dtype() ? run<X, X>(call) : run<X, float>(call); });
+}
+
+void rope_table(const Tensor& cos, const Tensor& sin, const RopeTableOptions& options) {
+  constexpr const char* op = "rope_table";
+  const Device device = cos.device();
+  require(is_float(cos.dtype()), "{}: cos is {}; f32, f16 and bf16 are supported", op, cos.describe());
+  check_operand(op, "cos", cos, cos.dtype(), device);
+  check_operand(op, "sin", sin, cos.dtype(), device);
+  check_output(op, "cos", cos);
+  check_output(op, "sin", sin);
+  require(cos.rank() == 2, "{}: cos is {}; it must be [rows, rotary_dim / 2]", op, cos.describe());
+  require(sin.shape() == cos.shape(), "{}: sin is {}; it must have cos's shape, {}", op, sin.describe(), cos.describe());
+  check_extents(op, "cos", cos);
+  require(cos.numel() == 0 || sin.data() != cos.data(), "{}: sin is cos's memory", op);
+  require(std::isfinite(options.theta) && options.theta > 0, "{}: theta is {}; it must be positive and finite", op, options.theta);
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  require(std::abs(options.offset) <= most && std::abs(options.offset + cos.shape(0)) <= most,
+          "{}: offset is {} for {} rows; positions are limited to +-{}", op, options.offset, cos.shape(0), most);
+  if (options.positions) {
+    check_operand(op, "positions", *options.positions, DType::i32, device);
+    require(options.positions->shape() == Shape{cos.shape(0)}, "{}: positions is {}; it must be [{}]", op, options.positions->describe(),
+            cos.shape(0));
+  }
+  const Stream stream = options.stream ? *options.stream : Stream::standard(device);
+  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", op, stream.device().name(), device.name());
+  if (cos.numel() == 0) return;
+  constexpr int kRows = 8, kCols = 64;
+  const std::int64_t m = (cos.shape(0) + kRows - 1) / kRows, n = (cos.shape(1) + kCols - 1) / kCols;
+  require(m * n <= kLargestExtent, "{}: cos is {}, which is {} tiles; they are limited to {}", op, cos.describe(), m * n, kLargestExtent);
+  with_float_type(cos.dtype(), [&]<class T>(std::type_identity<T>) {
+    launch<Table<T, kRows, kCols>>(stream, {static_cast<int>(m), static_cast<int>(n), 1}, [&](auto& bind, auto& p) {
+      bind(p.cos, cos);
+      bind(p.sin, sin);
+      p.positions = options.positions ? options.positions->data<std::int32_t>() : nullptr;
+      p.position_stride = options.positions ? options.positions->stride(0) : 0;
+      p.offset = options.offset;
+      p.step = std::log2(options.theta) / static_cast<double>(cos.shape(1));
+    });
+  });
+}
+
+namespace kernels::rope {
+
+std::vector<KernelSpec> registered() {
+  return {make_spec(kernel_info<Table<float, 8, 64>>, true, true, "rope_table_f32"),
+          make_spec(kernel_info<Table<bf16, 8, 64>>, true, true, "rope_table_bf16"),
+          make_spec(kernel_info<TwoParts<bf16, bf16, 16, 64, 2>>, true, true, "rope_bf16_16x64"),
+          make_spec(kernel_info<TwoParts<bf16, float, 16, 64, 2>>, true, true, "rope_bf16_f32_16x64"),
+          make_spec(kernel_info<TwoParts<bf16, bf16, 8, 32, 1>>, true, true, "rope_bf16_8x32"),
+          make_spec(kernel_info<TwoParts<float, float, 16, 64, 2>>, true, true, "rope_f32_16x64"),
+          make_spec(kernel_info<Pairs<bf16, bf16, 16, 64, 2>>, true, true, "rope_interleaved_bf16_16x64"),
+          make_spec(kernel_info<Pairs<float, float, 16, 64, 2>>, true, true, "rope_interleaved_f32_16x64")};
+}
+
+}  // namespace kernels::rope
+}  // namespace tw

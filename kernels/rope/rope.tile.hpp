@@ -1,0 +1,143 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+// Rotary position embedding. A tile is a few heads of one token, so that one row of the table serves all of it.
+
+namespace tw::kernels::rope {
+
+/// cos and sin of position * theta^(-k / half).
+template <class T, int R, int C>
+struct Table {
+  static constexpr const char* source = "kernels/rope/rope.tile.hpp";
+
+  template <class Target>
+  struct On {
+    struct Params {
+      Global<Target, T> cos, sin;
+      const i32* positions;  ///< null: offset, offset + 1, ...
+      i64 position_stride, offset;
+      double step;  ///< log2(theta) / half
+    };
+    static void compute(auto& block, const Params& p, Tile t) {
+      constexpr double kTurn = 6.283185307179586476925;
+      const int row0 = t.m * R, col0 = t.n * C;
+      Rows<Target, float, R, C> cosines, sines;
+      block.fill(cosines, 0.0f);
+      block.fill(sines, 0.0f);
+      block.for_each(cosines, sines, [&](int row, int col, float& c, float& s) {
+        const i64 n = row0 + row;
+        if (n >= p.cos.rows || col0 + col >= p.cos.cols) return;
+        const double position = static_cast<double>(p.positions ? p.positions[n * p.position_stride] : p.offset + n);
+        const double turns = position * TW_LIBM(exp2)(-p.step * (col0 + col)) / kTurn;
+        // Reduced in f64: the f32 functions then see at most half a turn.
+        const float angle = static_cast<float>((turns - TW_LIBM(floor)(turns + 0.5)) * kTurn);
+        c = cos(angle);
+        s = sin(angle);
+      });
+      block.store(cosines, p.cos, row0, col0);
+      block.store(sines, p.sin, row0, col0);
+    }
+  };
+};
+
+/// What both pairings need to know: tokens are tiles' batches, [j, i] = [batch, seqlen].
+template <class Target, class X, class T>
+struct Common {
+  Global<Target, const T> cos, sin;
+  Global<Target, const X> rest_in;  ///< the dimensions that pass through; none when y is x
+  Global<Target, X> rest_out;
+  const i32* positions;  ///< null: offset + i
+  i64 position_stride_j, position_stride_i;
+  const i32* offsets;  ///< [batch], or null
+  i64 offset_stride;
+  i64 offset;
+  int seqlen;
+
+  TW_INLINE int position(int i, int j) const {
+    i64 at = offset + i;
+    if (positions) at = positions[j * position_stride_j + i * position_stride_i];
+    if (offsets) at = i64{offsets[j * offset_stride]} + i;
+    const i64 last = cos.rows - 1;
+    return static_cast<int>(at < 0 ? 0 : at < last ? at : last);
+  }
+};
+
+template <class Tile>
+TW_INLINE void pass_through(auto& block, const auto& p, int row0, int i, int j) {
+  for (int col = 0; col < p.rest_in.cols; col += Tile::cols) {
+    Tile rest;
+    block.load(rest, p.rest_in, row0, col, i, j);
+    block.store(rest, p.rest_out, row0, col, i, j);
+  }
+}
+
+/// Pairs as two tensors, [batch, seqlen, heads, half] each: the halves of the rotary dimensions, or every second one.
+template <class X, class T, int R, int C, int Width>
+struct TwoParts {
+  static constexpr const char* source = "kernels/rope/rope.tile.hpp";
+
+  template <class Target>
+  struct On {
+    struct Params : Common<Target, X, T> {
+      Global<Target, const X> first_in, second_in;
+      Global<Target, X> first_out, second_out;
+    };
+    using Values = Rows<Target, float, R, C, 4, Width>;
+
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, col0 = t.n * C, i = t.batch % p.seqlen, j = t.batch / p.seqlen;
+      const int position = p.position(i, j);
+      Values first, second;
+      ColumnVector<Target, float, Values> cosines, sines;
+      block.load(first, p.first_in, row0, col0, i, j);
+      block.load(second, p.second_in, row0, col0, i, j);
+      block.load(cosines, p.cos, position, col0);
+      block.load(sines, p.sin, position, col0);
+      const Values old = first;
+      block.map(first, second, cosines, sines, [](float a, float b, float c, float s) { return a * c - b * s; });
+      block.map(second, old, cosines, sines, [](float b, float a, float c, float s) { return b * c + a * s; });
+      block.store(first, p.first_out, row0, col0, i, j);
+      block.store(second, p.second_out, row0, col0, i, j);
+      if (t.n == 0) pass_through<Values>(block, p, row0, i, j);
+    }
+  };
+};
+
+/// Interleaved pairs as words of two elements, [batch, seqlen, heads, half]: a lane loads both at once.
+template <class X, class T, int R, int C, int Width>
+struct Pairs {
+  static constexpr const char* source = "kernels/rope/rope.tile.hpp";
+  using Word = conditional<sizeof(X) == 2, i32, i64>;
+  struct Pair {
+    X first, second;
+  };
+
+  template <class Target>
+  struct On {
+    struct Params : Common<Target, X, T> {
+      Global<Target, const Word> in;
+      Global<Target, Word> out;
+    };
+    using Values = Rows<Target, Word, R, C, 4, Width>;
+
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, col0 = t.n * C, i = t.batch % p.seqlen, j = t.batch / p.seqlen;
+      const int position = p.position(i, j);
+      Values pairs;
+      ColumnVector<Target, float, Values> cosines, sines;
+      block.load(pairs, p.in, row0, col0, i, j);
+      block.load(cosines, p.cos, position, col0);
+      block.load(sines, p.sin, position, col0);
+      block.map(pairs, cosines, sines, [](Word word, float c, float s) {
+        const Pair pair = bit_cast<Pair>(word);
+        const float a = static_cast<float>(pair.first), b = static_cast<float>(pair.second);
+        return bit_cast<Word>(Pair{to<X>(a * c - b * s), to<X>(b * c + a * s)});
+      });
+      block.store(pairs, p.out, row0, col0, i, j);
+      if (t.n == 0) pass_through<Rows<Target, float, R, C, 4, Width>>(block, p, row0, i, j);
+    }
+  };
+};
+
+}  // namespace tw::kernels::rope

@@ -1,0 +1,80 @@
+#include "kernels/rows.hpp"
+
+#include <algorithm>
+
+namespace tw::kernels {
+
+namespace {
+constexpr int kShares[] = {8, 16, 24, 32};
+constexpr int kRowWarps[] = {1, 2, 4, 8, 16};
+
+int share_of(std::int64_t cols, int row_warps) {
+  for (const int share : kShares)
+    if (cols <= std::int64_t{32} * row_warps * share) return share;
+  return 0;
+}
+}  // namespace
+
+RowConfig choose_rows(std::int64_t rows, std::int64_t cols, int units, int max_share) {
+  constexpr int kWarpsPerUnit = 16;  // a quarter of what a unit can have
+  RowConfig chosen{16, max_share};
+  for (const int row_warps : kRowWarps) {
+    const int share = share_of(cols, row_warps);
+    if (share == 0 || share > max_share) continue;
+    chosen = {row_warps, share};
+    if (share == 8 || rows * row_warps >= std::int64_t{kWarpsPerUnit} * units) break;
+  }
+  return chosen;
+}
+
+void check_extents(const char* op, const char* argument, const Tensor& tensor) {
+  for (int dim = 0; dim < tensor.rank(); ++dim)
+    require(tensor.shape(dim) <= kLargestExtent, "{}: {} is {}; extents are limited to {}", op, argument, tensor.describe(),
+            kLargestExtent);
+}
+
+void check_in_place(const char* op, const char* output_name, const Tensor& output, const char* input_name, const Tensor& input) {
+  if (output.numel() == 0 || output.data() != input.data()) return;
+  bool same = output.dtype() == input.dtype() && output.shape() == input.shape();
+  for (int dim = 0; same && dim < output.rank(); ++dim) same = output.shape(dim) <= 1 || output.stride(dim) == input.stride(dim);
+  require(same, "{}: {} is {} in {}'s memory with another dtype or other strides; in place they must be the same view", op, output_name,
+          output.describe(), input_name);
+}
+
+RowViews::RowViews(std::span<const Tensor* const> operands) {
+  const int rank = operands[0]->rank();
+  Shape sizes;  // outer dimensions, merged
+  std::vector<std::vector<std::int64_t>> strides(operands.size());
+  for (int dim = 0; dim + 1 < rank; ++dim) {
+    const std::int64_t size = operands[0]->shape(dim);
+    if (size == 1) continue;
+    bool merge = !sizes.empty() && sizes.back() * size <= kLargestExtent;
+    for (std::size_t n = 0; n < operands.size() && merge; ++n) merge = strides[n].back() == operands[n]->stride(dim) * size;
+    if (merge) {
+      sizes.back() *= size;
+      for (std::size_t n = 0; n < operands.size(); ++n) strides[n].back() = operands[n]->stride(dim);
+    } else {
+      sizes.push_back(size);
+      for (std::size_t n = 0; n < operands.size(); ++n) strides[n].push_back(operands[n]->stride(dim));
+    }
+  }
+  const std::size_t missing = 3 - sizes.size();
+  sizes.insert(sizes.begin(), missing, 1);
+  for (std::size_t n = 0; n < operands.size(); ++n) {
+    const Tensor& t = *operands[n];
+    strides[n].insert(strides[n].begin(), missing, 0);
+    Shape shape = sizes;
+    shape.push_back(t.shape(-1));
+    strides[n].push_back(t.stride(-1));
+    views_.push_back(Tensor::borrow(t.data(), std::move(shape), t.dtype(), t.device(), std::move(strides[n])));
+  }
+}
+
+TileGrid row_grid(const char* op, const RowViews& views, std::int64_t cols, int tile_rows, int tile_cols) {
+  const std::int64_t m = (views.rows() + tile_rows - 1) / tile_rows, n = (cols + tile_cols - 1) / tile_cols;
+  require(m * n <= kLargestExtent && m * n * views.outer() <= kLargestExtent, "{}: {} x {} x {} tiles; they are limited to {}", op,
+          views.outer(), m, n, kLargestExtent);
+  return {static_cast<int>(m), static_cast<int>(n), static_cast<int>(views.outer())};
+}
+
+}  // namespace tw::kernels

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/check.hpp"
+#include "tilewave/device.hpp"
+#include "tilewave/tensor.hpp"
+#include "tilewave/tile/grid.tile.hpp"
+
+// What the families that work on the rows of tensors share: operands as [j, i, row, column], and the shape of a block's tile.
+
+namespace tw::kernels {
+
+/// Of extents: ints, even at the end of a last, incomplete tile.
+inline constexpr std::int64_t kLargestExtent = std::int64_t{1} << 30;
+
+/// How a block of the GPU holds rows: each in `row_warps` warps, of whose threads each has `share` columns.
+struct RowConfig {
+  int row_warps;
+  int share;
+  friend bool operator==(const RowConfig&, const RowConfig&) = default;
+};
+
+/// The tile that follows from a RowConfig.
+template <int kRowWarps, int kShare>
+struct RowTile {
+  static constexpr int warps = kRowWarps < 4 ? 4 : kRowWarps;
+  /// Short rows: as many for each warp as give a thread 32 elements, so that enough loads are in flight.
+  static constexpr int rows = kRowWarps == 1 ? warps * (kShare < 32 ? 32 / kShare : 1) : warps / kRowWarps;
+  static constexpr int cols = 32 * kRowWarps * kShare;
+};
+
+/// The longest rows that 16 warps hold with `max_share` columns a thread.
+constexpr int longest_held_row(int max_share) { return 16 * 32 * max_share; }
+
+/// For rows of at most longest_held_row(max_share) columns; max_share is 24 or 32. Rows that are many have as few warps as hold them:
+/// fewest reductions across warps, and most bytes in flight for the registers that a thread needs besides. Few rows are spread over more
+/// warps until the GPU has some on every unit, or a thread has only 8 columns.
+RowConfig choose_rows(std::int64_t rows, std::int64_t cols, int units, int max_share = 32);
+
+/// Calls f.operator()<row_warps, share>() for the configuration.
+template <class F>
+void with_row_config(RowConfig config, F f) {
+  const auto with_share = [&]<int kRowWarps>() {
+    switch (config.share) {
+      case 8:
+        return f.template operator()<kRowWarps, 8>();
+      case 16:
+        return f.template operator()<kRowWarps, 16>();
+      case 24:
+        return f.template operator()<kRowWarps, 24>();
+      default:
+        return f.template operator()<kRowWarps, 32>();
+    }
+  };
+  switch (config.row_warps) {
+    case 1:
+      return with_share.template operator()<1>();
+    case 2:
+      return with_share.template operator()<2>();
+    case 4:
+      return with_share.template operator()<4>();
+    case 8:
+      return with_share.template operator()<8>();
+    default:
+      return with_share.template operator()<16>();
+  }
+}
+
+/// Calls f(std::type_identity<T>{}) with T the type of f32, f16 or bf16.
+template <class F>
+void with_float_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::f16:
+      return f(std::type_identity<f16>{});
+    case DType::bf16:
+      return f(std::type_identity<bf16>{});
+    default:
+      return f(std::type_identity<float>{});
+  }
+}
+
+/// Columns that a lane has side by side: 16 bytes of the wider type.
+template <class... T>
+inline constexpr int kPieceColumns = ((sizeof(T) == 2) && ...) ? 8 : 4;
+
+inline bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
+
+/// Throws InvalidArgument for an extent over kLargestExtent.
+void check_extents(const char* op, const char* argument, const Tensor& tensor);
+
+/// Throws InvalidArgument when `output` begins at `input`'s memory without being the same view: of one dtype and the same strides, so that
+/// every element is read before it is written.
+void check_in_place(const char* op, const char* output_name, const Tensor& output, const char* input_name, const Tensor& input);
+
+/// Operands of 1 to 4 dimensions, alike in all but the last, as views [j, i, row, column]: outer dimensions are merged where the strides of
+/// all operands allow, so that as many as possible are rows.
+class RowViews {
+ public:
+  explicit RowViews(std::span<const Tensor* const> operands);
+  const Tensor& operator[](std::size_t n) const { return views_[n]; }
+  std::int64_t rows() const { return views_[0].shape(2); }  ///< of each [i, j]
+  std::int64_t outer() const { return views_[0].shape(0) * views_[0].shape(1); }
+
+ private:
+  std::vector<Tensor> views_;
+};
+
+/// The grid of tiles of R rows and C columns; throws InvalidArgument when they are too many for one launch.
+TileGrid row_grid(const char* op, const RowViews& views, std::int64_t cols, int tile_rows, int tile_cols);
+
+}  // namespace tw::kernels

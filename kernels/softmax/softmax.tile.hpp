@@ -1,0 +1,95 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+// softmax(scale x) of rows. On the GPU a row that fits is held in registers: one read, one write. Longer rows, and rows on the CPU, are
+// read twice, in chunks; the second time a CPU finds them in its cache.
+//
+// Infinities and NaN follow from the arithmetic: a NaN or +infinity makes the row's sum NaN, and so does a row of -infinity alone.
+
+namespace tw::kernels::softmax {
+
+template <class In, class Out>
+struct Types {
+  template <class Target>
+  struct Params {
+    Global<Target, const In> x;
+    Global<Target, Out> y;
+    float scale_log2;  ///< scale * log2(e), positive
+  };
+};
+
+/// Rows of up to C columns.
+template <class In, class Out, int R, int C, int Warps, int Width>
+struct HeldRows {
+  static constexpr const char* source = "kernels/softmax/softmax.tile.hpp";
+
+  template <class Target>
+  struct On {
+    static constexpr int warps = Warps;
+    /// 1024 threads of a unit: while some compute, others load. The registers that this leaves do.
+    static constexpr int blocks = 32 / Warps;
+    using Params = typename Types<In, Out>::template Params<Target>;
+    using Values = Rows<Target, float, R, C, Warps, Width>;
+
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, i = t.batch % p.x.size_i, j = t.batch / p.x.size_i;
+      const float scale = p.scale_log2;
+      Values x;
+      block.load(x, p.x, row0, 0, i, j, Fill{-kInfinity});
+      RowVector<Target, float, Values> factor;
+      block.rows(x, [&](int r, auto row) {
+        const float largest = row.max();
+        row.map([&](float v) { return exp2((v - largest) * scale); });
+        factor[r] = 1.0f / row.sum();
+      });
+      block.map(x, factor, [](float v, float f) { return v * f; });
+      block.store(x, p.y, row0, 0, i, j);
+    }
+  };
+};
+
+/// Rows of any length in chunks of C columns. Every element of the tile keeps the maximum of its own columns and the sum relative to it
+/// (the online softmax of Milakov and Gimelshein, arXiv 1805.02867); they meet after the last chunk.
+template <class In, class Out, int R, int C, int Warps, int Width>
+struct ChunkedRows {
+  static constexpr const char* source = "kernels/softmax/softmax.tile.hpp";
+
+  template <class Target>
+  struct On {
+    static constexpr int warps = Warps;
+    using Params = typename Types<In, Out>::template Params<Target>;
+    using Values = Rows<Target, float, R, C, Warps, Width>;
+
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, i = t.batch % p.x.size_i, j = t.batch / p.x.size_i;
+      const float scale = p.scale_log2;
+      // Finite, so that a difference to -infinity is not NaN.
+      constexpr float kLowest = -3.402823466e38f;
+      Values x, largest, sum;
+      block.fill(largest, kLowest);
+      block.fill(sum, 0.0f);
+      for (int col = 0; col < p.x.cols; col += C) {
+        block.load(x, p.x, row0, col, i, j, Fill{-kInfinity});
+        // The new maximum is the old one or x, and e the weight of the other. In numbers, because compilers do not vectorise choices here.
+        block.map(sum, x, largest, [&](float s, float v, float m) {
+          const float e = exp2(-abs(v - m) * scale);
+          const float larger = v > m ? 1.0f : 0.0f;
+          return s * (larger * e + (1.0f - larger)) + (larger + (1.0f - larger) * e);
+        });
+        block.map(largest, x, [](float m, float v) { return max(m, v); });
+      }
+      RowVector<Target, float, Values> row_largest, factor;
+      block.rows(largest, [&](int r, auto row) { row_largest[r] = row.max(); });
+      block.map(sum, largest, row_largest, [&](float s, float m, float all) { return s * exp2((m - all) * scale); });
+      block.rows(sum, [&](int r, auto row) { factor[r] = 1.0f / row.sum(); });
+      for (int col = 0; col < p.x.cols; col += C) {
+        block.load(x, p.x, row0, col, i, j);
+        block.map(x, row_largest, factor, [&](float v, float m, float f) { return exp2((v - m) * scale) * f; });
+        block.store(x, p.y, row0, col, i, j);
+      }
+    }
+  };
+};
+
+}  // namespace tw::kernels::softmax

@@ -1,0 +1,141 @@
+#include "tilewave/swiglu.hpp"
+
+#include <array>
+#include <cstdint>
+
+#include "kernels/rows.hpp"
+#include "kernels/swiglu/swiglu.tile.hpp"
+#include "kernels/swiglu/variants.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw {
+
+namespace {
+
+using namespace kernels;
+using kernels::swiglu::Swiglu;
+using kernels::swiglu::SwigluPairs;
+
+constexpr int kElements = 2048;  ///< of a tile: 16 in each of 128 threads
+
+/// Tiles as wide as the rows, from 256 to 2048 columns.
+template <class F>
+void with_columns(std::int64_t cols, F f) {
+  if (cols <= 256) return f.template operator()<256>();
+  if (cols <= 512) return f.template operator()<512>();
+  if (cols <= 1024) return f.template operator()<1024>();
+  f.template operator()<2048>();
+}
+
+template <template <class, class, int, int, int> class Kernel, class In, class Out, int kWidth, class Bind>
+void launch_tiles(const char* op, const RowViews& views, const Stream& stream, Bind bind_call) {
+  const std::int64_t cols = views[0].shape(3);
+  with_columns(cols, [&]<int kCols>() {
+    constexpr int kRows = kElements / kCols;
+    launch<Kernel<In, Out, kRows, kCols, kWidth>>(stream, row_grid(op, views, cols, kRows, kCols), bind_call);
+  });
+}
+
+void check_tensor(const char* op, const char* name, const Tensor& t, const Tensor& y) {
+  require(is_float(t.dtype()), "{}: {} is {}; f32, f16 and bf16 are supported", op, name, t.describe());
+  check_operand(op, name, t, t.dtype(), y.device());
+  require(t.rank() >= 1 && t.rank() <= 4, "{}: {} is {}; it must have 1 to 4 dimensions", op, name, t.describe());
+  check_extents(op, name, t);
+}
+
+Stream checked_stream(const char* op, const SwigluOptions& options, Device device) {
+  const Stream stream = options.stream ? *options.stream : Stream::standard(device);
+  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", op, stream.device().name(), device.name());
+  return stream;
+}
+
+void run(const char* op, const Tensor& gate, const Tensor& up, const Tensor& y, const Stream& stream) {
+  const RowViews views(std::array{&y, &gate, &up});
+  with_float_type(gate.dtype(), [&]<class In>(std::type_identity<In>) {
+    with_float_type(y.dtype(), [&]<class Out>(std::type_identity<Out>) {
+      launch_tiles<Swiglu, In, Out, kPieceColumns<In, Out>>(op, views, stream, [&](auto& bind, auto& p) {
+        bind(p.gate, views[1]);
+        bind(p.up, views[2]);
+        bind(p.y, views[0]);
+      });
+    });
+  });
+}
+
+/// `x` [.., 2 I] as [.., I] of words that hold two elements, if they may be read so: side by side and aligned to the word.
+bool pairs_are_words(const Tensor& x) {
+  if (x.stride(-1) != 1 || reinterpret_cast<std::uintptr_t>(x.data()) % (2 * size_of(x.dtype())) != 0) return false;
+  for (int dim = 0; dim + 1 < x.rank(); ++dim)
+    if (x.shape(dim) > 1 && x.stride(dim) % 2 != 0) return false;
+  return true;
+}
+Tensor words_of(const Tensor& x) {
+  Shape shape = x.shape();
+  std::vector<std::int64_t> strides = x.strides();
+  shape.back() /= 2;
+  for (std::size_t dim = 0; dim + 1 < shape.size(); ++dim) strides[dim] /= 2;
+  return Tensor::borrow(x.data(), std::move(shape), size_of(x.dtype()) == 2 ? DType::i32 : DType::i64, x.device(), std::move(strides));
+}
+/// Every second column of `x`, from `first` on.
+Tensor alternate(const Tensor& x, std::int64_t first) {
+  Shape shape = x.shape();
+  std::vector<std::int64_t> strides = x.strides();
+  auto* const data = static_cast<char*>(x.data()) + first * strides.back() * static_cast<std::int64_t>(size_of(x.dtype()));
+  shape.back() /= 2;
+  strides.back() *= 2;
+  return Tensor::borrow(data, std::move(shape), x.dtype(), x.device(), std::move(strides));
+}
+
+}  // namespace
+
+void swiglu(const Tensor& gate, const Tensor& up, const Tensor& y, const SwigluOptions& options) {
+  constexpr const char* op = "swiglu";
+  check_tensor(op, "gate", gate, y);
+  check_tensor(op, "y", y, y);
+  check_output(op, "y", y);
+  check_operand(op, "up", up, gate.dtype(), y.device());
+  require(up.shape() == gate.shape(), "{}: up is {}; it must have gate's shape, {}", op, up.describe(), gate.describe());
+  require(y.shape() == gate.shape(), "{}: y is {}; it must have gate's shape, {}", op, y.describe(), gate.describe());
+  check_in_place(op, "y", y, "gate", gate);
+  check_in_place(op, "y", y, "up", up);
+  const Stream stream = checked_stream(op, options, y.device());
+  if (y.numel() > 0) run(op, gate, up, y, stream);
+}
+
+void swiglu_interleaved(const Tensor& x, const Tensor& y, const SwigluOptions& options) {
+  constexpr const char* op = "swiglu_interleaved";
+  check_tensor(op, "x", x, y);
+  check_tensor(op, "y", y, y);
+  check_output(op, "y", y);
+  require(x.shape(-1) % 2 == 0, "{}: x is {}; its last dimension must be even, gate and up in turn", op, x.describe());
+  Shape expected = x.shape();
+  expected.back() /= 2;
+  require(y.shape() == expected, "{}: y is {}; for x {} it must be [{}]", op, y.describe(), x.describe(), fmt::join(expected, ", "));
+  require(y.numel() == 0 || y.data() != x.data(), "{}: y is x's memory; columns that are still to be read would be overwritten", op);
+  const Stream stream = checked_stream(op, options, y.device());
+  if (y.numel() == 0) return;
+  if (!pairs_are_words(x)) return run(op, alternate(x, 0), alternate(x, 1), y, stream);
+  const Tensor words = words_of(x);
+  const RowViews views(std::array{&y, &words});
+  with_float_type(x.dtype(), [&]<class In>(std::type_identity<In>) {
+    with_float_type(y.dtype(), [&]<class Out>(std::type_identity<Out>) {
+      launch_tiles<SwigluPairs, In, Out, 16 / (2 * sizeof(In))>(op, views, stream, [&](auto& bind, auto& p) {
+        bind(p.pairs, views[1]);
+        bind(p.y, views[0]);
+      });
+    });
+  });
+}
+
+namespace kernels::swiglu {
+
+std::vector<KernelSpec> registered() {
+  return {make_spec(kernel_info<Swiglu<bf16, bf16, 1, 2048, 8>>, true, true, "swiglu_bf16"),
+          make_spec(kernel_info<Swiglu<bf16, bf16, 8, 256, 8>>, true, true, "swiglu_bf16_short"),
+          make_spec(kernel_info<Swiglu<float, float, 1, 2048, 4>>, true, true, "swiglu_f32"),
+          make_spec(kernel_info<SwigluPairs<bf16, bf16, 1, 2048, 4>>, true, true, "swiglu_interleaved_bf16"),
+          make_spec(kernel_info<SwigluPairs<float, float, 1, 2048, 2>>, true, true, "swiglu_interleaved_f32")};
+}
+
+}  // namespace kernels::swiglu
+}  // namespace tw

@@ -1,0 +1,59 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+// y = silu(gate) * up, element by element: a tile of each, loaded before anything is computed.
+
+namespace tw::kernels::swiglu {
+
+template <class In, class Out, int R, int C, int Width>
+struct Swiglu {
+  static constexpr const char* source = "kernels/swiglu/swiglu.tile.hpp";
+
+  template <class Target>
+  struct On {
+    struct Params {
+      Global<Target, const In> gate, up;
+      Global<Target, Out> y;
+    };
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, col0 = t.n * C, i = t.batch % p.y.size_i, j = t.batch / p.y.size_i;
+      Rows<Target, float, R, C, 4, Width> gate, up;
+      block.load(gate, p.gate, row0, col0, i, j);
+      block.load(up, p.up, row0, col0, i, j);
+      block.map(gate, up, [](float g, float u) { return Silu::apply(g) * u; });
+      block.store(gate, p.y, row0, col0, i, j);
+    }
+  };
+};
+
+/// Gate and up as the halves of one word, so that a lane loads both at once.
+template <class In, class Out, int R, int C, int Width>
+struct SwigluPairs {
+  static constexpr const char* source = "kernels/swiglu/swiglu.tile.hpp";
+  using Word = conditional<sizeof(In) == 2, i32, i64>;
+  struct Pair {
+    In gate, up;
+  };
+
+  template <class Target>
+  struct On {
+    struct Params {
+      Global<Target, const Word> pairs;
+      Global<Target, Out> y;
+    };
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, col0 = t.n * C, i = t.batch % p.y.size_i, j = t.batch / p.y.size_i;
+      Rows<Target, Word, R, C, 4, Width> pairs;
+      Rows<Target, float, R, C, 4, Width> y;
+      block.load(pairs, p.pairs, row0, col0, i, j);
+      block.map(y, pairs, [](float, Word word) {
+        const Pair pair = bit_cast<Pair>(word);
+        return Silu::apply(static_cast<float>(pair.gate)) * static_cast<float>(pair.up);
+      });
+      block.store(y, p.y, row0, col0, i, j);
+    }
+  };
+};
+
+}  // namespace tw::kernels::swiglu
