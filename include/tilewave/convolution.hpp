@@ -14,19 +14,19 @@ struct Conv2dOptions {
   std::array<std::int64_t, 2> padding = {0, 0};   ///< rows and columns of zeros on either side, at least 0
   std::array<std::int64_t, 2> dilation = {1, 1};  ///< distance of neighbouring taps, at least 1
   const Tensor* bias = nullptr;                   ///< [F], of x's dtype and contiguous
-  Activation activation = Activation::none;
-  std::optional<Stream> stream = {};  ///< default: the device's standard stream
-  int config = -1;                    ///< GPU: index into kernels::convolution::configs() instead of the choice made; for tuning
+  Activation activation = Activation::none;       ///< any but swiglu
+  std::optional<Stream> stream = {};              ///< default: the device's standard stream
+  int config = -1;  ///< GPU: index into kernels::convolution::configs() instead of the choice made; for tuning
 };
 
 struct Conv1dOptions {
-  std::int64_t stride = 1;       ///< at least 1
-  std::int64_t padding = 0;      ///< zeros on either side, at least 0
-  std::int64_t dilation = 1;     ///< distance of neighbouring taps, at least 1
-  const Tensor* bias = nullptr;  ///< [F], of x's dtype and contiguous
-  Activation activation = Activation::none;
-  std::optional<Stream> stream = {};  ///< default: the device's standard stream
-  int config = -1;                    ///< as Conv2dOptions'
+  std::int64_t stride = 1;                   ///< at least 1
+  std::int64_t padding = 0;                  ///< zeros on either side, at least 0
+  std::int64_t dilation = 1;                 ///< distance of neighbouring taps, at least 1
+  const Tensor* bias = nullptr;              ///< [F], of x's dtype and contiguous
+  Activation activation = Activation::none;  ///< any but swiglu
+  std::optional<Stream> stream = {};         ///< default: the device's standard stream
+  int config = -1;                           ///< as Conv2dOptions'
 };
 
 /// y[n, oh, ow, f] = activation(bias[f] + sum over kh, kw, c of x[n, oh SH + kh DH - PH, ow SW + kw DW - PW, c] w[f, kh, kw, c]), x being 0
