@@ -64,6 +64,11 @@ template <>
 struct DTypeOf<std::int64_t> {
   static constexpr DType value = DType::i64;
 };
+/// tw::i64, which std::int64_t is not on Linux: there it is `long`.
+template <>
+struct DTypeOf<i64> {
+  static constexpr DType value = DType::i64;
+};
 template <>
 struct DTypeOf<std::uint8_t> {
   static constexpr DType value = DType::u8;
