@@ -6,6 +6,7 @@
 #include "kernels/embedding/variants.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/reduce/variants.hpp"
+#include "kernels/topk/variants.hpp"
 #include "kernels/transpose/variants.hpp"
 
 namespace tw {
@@ -22,6 +23,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("transpose", kernels::transpose::registered());
   add("reduce", kernels::reduce::registered());
   add("embedding", kernels::embedding::registered());
+  add("topk", kernels::topk::registered());
   return all;
 }
 
