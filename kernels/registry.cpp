@@ -11,6 +11,7 @@
 #include "kernels/rope/variants.hpp"
 #include "kernels/softmax/variants.hpp"
 #include "kernels/swiglu/variants.hpp"
+#include "kernels/topk/variants.hpp"
 #include "kernels/transpose/variants.hpp"
 
 namespace tw {
@@ -32,6 +33,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("swiglu", kernels::swiglu::registered());
   add("rope", kernels::rope::registered());
   add("cast_fp8", kernels::cast_fp8::registered());
+  add("topk", kernels::topk::registered());
   return all;
 }
 

@@ -145,6 +145,94 @@ struct RowStatistics {
   };
 };
 
+/// Of each row: the column of its largest element, the first one, and how many elements are larger than the limit. Integers in Rows;
+/// elements are not negative.
+template <int R, int C, int Warps>
+struct LargestColumn {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int warps = Warps;
+    struct Params {
+      Global<Target, const float> in;
+      int* columns;
+      int* above;
+      float limit;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      using Keys = Rows<Target, u64, R, C, Warps>;
+      Rows<Target, float, R, C, Warps> x;
+      Keys keys;
+      RowVector<Target, u64, Keys> largest;
+      RowVector<Target, int, Keys> above;
+      block.load(x, p.in, t.m * R, 0);
+      block.for_each(x, keys, [](int, int col, float& value, u64& key) {
+        key = static_cast<u64>(bit_cast<u32>(value)) << 32 | static_cast<u32>(C - col);
+      });
+      block.rows(keys, [&](int i, auto row) {
+        largest[i] = row.max();
+        above[i] = row.sum([&](u64 key) { return key >> 32 > bit_cast<u32>(p.limit) ? 1 : 0; });
+      });
+      block.for_rows(largest, [&](int row, int i, u64& key) {
+        if (t.m * R + row >= p.in.rows || !block.owns_rows(largest)) return;
+        p.columns[t.m * R + row] = C - static_cast<int>(key & 0xffffffffu);
+        p.above[t.m * R + row] = above[i];
+      });
+    }
+  };
+};
+
+/// For every row of `in`, numbers from 0 to Counters - 1, one after another: in which counter its n-th largest number is, and its numbers
+/// from there on, sorted.
+template <int Warps, int Counters, int Capacity>
+struct LargestNumbers {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int warps = Warps;
+    static constexpr int C = Warps * 32;
+    struct Params {
+      Global<Target, const float> in;
+      Global<Target, i32> located;  ///< [rows, 4]: the counter, how many are above it, how many are in it, how many numbers follow
+      Global<Target, i64> numbers;  ///< [rows, Capacity]: number << 32 | column, zeros behind the first `sorted`
+      int n;
+      int sorted;
+    };
+    struct Memory {
+      Histogram<Target, Counters> counters;
+      List<Target, u64, Capacity> list;
+      explicit constexpr Memory(auto& block) : counters(block), list(block) {}
+    };
+    TW_INLINE static void for_numbers(auto& block, const Params& p, int row, auto f) {
+      for (int col = 0; col < p.in.cols; col += C) {
+        Rows<Target, float, 1, C, Warps> x;
+        block.load(x, p.in, row, col);
+        block.for_each(x, [&](int, int c, float& value) {
+          if (col + c < p.in.cols) f(static_cast<int>(value), col + c);
+        });
+      }
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile, Memory& memory) {
+      for (int row = 0; row < p.in.rows; ++row) {
+        block.clear(memory.counters);
+        for_numbers(block, p, row, [&](int number, int) { block.count(memory.counters, number); });
+        const Located found = block.locate(memory.counters, p.n);
+        block.clear(memory.list);
+        for_numbers(block, p, row, [&](int number, int col) {
+          if (number >= found.counter) block.append(memory.list, static_cast<u64>(number) << 32 | static_cast<u32>(col));
+        });
+        const int size = block.size(memory.list);
+        block.sort(memory.list, p.sorted);
+        block.parallel(Capacity, [&](int i) {
+          *p.numbers.template at<i64>(row, i, 0, 0) = i < min(size, p.sorted) ? static_cast<i64>(memory.list[i]) : 0;
+        });
+        const int results[] = {found.counter, found.above, found.count, size};
+        block.parallel(4, [&](int i) { *p.located.template at<i32>(row, i, 0, 0) = results[i]; });
+      }
+    }
+  };
+};
+
 /// flags[row] = 1 where any of the rows that the thread looks at has an element above the limit.
 template <int R, int C>
 struct AnyAbove {

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <limits>
 #include <random>
 #include <set>
@@ -791,6 +792,87 @@ TEST(NarrowProducts, OfFp8AreMultipliedInF32OnTheCpu) {
   }
 }
 
+template <int R, int C, int Warps>
+void expect_largest_columns(Device device, std::mt19937_64& random) {
+  for (const auto& [rows, cols] : {std::pair{R, C}, {3 * R + 1, C - 1}, {1, 1}}) {
+    SCOPED_TRACE(fmt::format("{} x {} of {} x {}", rows, cols, R, C));
+    PlacedTensor in({rows, cols}, DType::f32, device), columns({rows}, DType::i32, device), above({rows}, DType::i32, device);
+    std::vector<float> x(static_cast<std::size_t>(rows * cols));
+    for (float& value : x) value = static_cast<float>(random() % 50);
+    in.fill(x);
+    launch_kernel<LargestColumn<R, C, Warps>>(device, {ceil_div(rows, R)}, [&](auto& bind, auto& p) {
+      bind(p.in, in);
+      p.columns = columns.tensor().template data<i32>();
+      p.above = above.tensor().template data<i32>();
+      p.limit = 40;
+    });
+    const std::vector<double> got_columns = columns.values(), got_above = above.values();
+    for (int row = 0; row < rows; ++row) {
+      const float* const begin = x.data() + row * cols;
+      EXPECT_EQ(got_columns[static_cast<std::size_t>(row)], static_cast<double>(std::max_element(begin, begin + cols) - begin));
+      EXPECT_EQ(got_above[static_cast<std::size_t>(row)],
+                static_cast<double>(std::count_if(begin, begin + cols, [](float value) { return value > 40; })));
+    }
+  }
+}
+
+TEST_P(Language, RowsOfIntegersReduce) {
+  expect_largest_columns<8, 256, 4>(device, random);
+  expect_largest_columns<16, 64, 4>(device, random);
+  expect_largest_columns<1, 1024, 4>(device, random);
+  expect_largest_columns<2, 512, 8>(device, random);
+}
+
+/// Rows of `cols` numbers, `distinct` of them at most; the n-th largest is looked for.
+template <int Warps, int Counters, int Capacity>
+void expect_largest_numbers(Device device, std::mt19937_64& random, int cols, int distinct, int n) {
+  SCOPED_TRACE(fmt::format("{} numbers, {} distinct, n {}", cols, distinct, n));
+  constexpr int kRows = 3;
+  const int sorted = random() % 2 == 0 ? Capacity : n;
+  PlacedTensor in({kRows, cols}, DType::f32, device), located({kRows, 4}, DType::i32, device), out({kRows, Capacity}, DType::i64, device);
+  std::vector<float> x(static_cast<std::size_t>(kRows * cols));
+  const auto step = static_cast<unsigned>(Counters / distinct);
+  for (float& value : x) value = static_cast<float>(random() % static_cast<unsigned>(distinct) * step + step - 1);
+  in.fill(x);
+  launch_kernel<LargestNumbers<Warps, Counters, Capacity>>(device, {}, [&](auto& bind, auto& p) {
+    bind(p.in, in);
+    bind(p.located, located);
+    bind(p.numbers, out);
+    p.n = n;
+    p.sorted = sorted;
+  });
+  const std::vector<double> got = located.values(), numbers = out.values();
+  for (int row = 0; row < kRows; ++row) {
+    std::vector<double> expected;  // number << 32 | column
+    for (int col = 0; col < cols; ++col)
+      expected.push_back(std::ldexp(static_cast<double>(x[static_cast<std::size_t>(row * cols + col)]), 32) + col);
+    std::sort(expected.begin(), expected.end(), std::greater<>());
+    const auto number = [&](double key) { return std::floor(std::ldexp(key, -32)); };
+    const double nth = number(expected[static_cast<std::size_t>(n - 1)]);
+    const auto above = std::count_if(expected.begin(), expected.end(), [&](double key) { return number(key) > nth; });
+    const auto count = std::count_if(expected.begin(), expected.end(), [&](double key) { return number(key) == nth; });
+    const auto* const result = got.data() + row * 4;
+    EXPECT_EQ(result[0], nth);
+    EXPECT_EQ(result[1], static_cast<double>(above));
+    EXPECT_EQ(result[2], static_cast<double>(count));
+    ASSERT_EQ(result[3], static_cast<double>(above + count));
+    expected.resize(static_cast<std::size_t>(std::min<std::int64_t>(above + count, sorted)));
+    expected.resize(Capacity, 0);
+    for (int i = 0; i < Capacity; ++i)
+      ASSERT_EQ(numbers[static_cast<std::size_t>(row * Capacity + i)], expected[static_cast<std::size_t>(i)]) << "row " << row << ", " << i;
+  }
+}
+
+TEST_P(Language, HistogramsLocateAndListsSort) {
+  for (const int n : {1, 2, 99, 100}) expect_largest_numbers<4, 256, 1024>(device, random, 100, 256, n);
+  expect_largest_numbers<4, 256, 1024>(device, random, 1000, 1, 500);  // all in one counter
+  expect_largest_numbers<4, 256, 1024>(device, random, 1024, 2, 1024);
+  expect_largest_numbers<4, 256, 1024>(device, random, 1, 3, 1);
+  expect_largest_numbers<4, 128, 1024>(device, random, 5000, 128, 700);
+  for (const int n : {1, 1000, 2000}) expect_largest_numbers<16, 2048, 4096>(device, random, 3001, 2048, n);
+  expect_largest_numbers<32, 2048, 4096>(device, random, 10007, 2048, 4000);
+}
+
 TEST_P(Language, PrintShowsTheTile) {
   std::string expected;
   for (int row = 0; row < 64; ++row) {
@@ -1066,6 +1148,39 @@ TEST_F(ScheduleErrors, TilesThatBeginBeforeTheirTensor) {
 TEST_F(ScheduleErrors, LeaveTheNextLaunchAlone) {
   expect_error<Error>([&] { run<ReleasesUnderProduct, 2>(); }, {"schedule"});
   EXPECT_NO_THROW((run<Correct, 2>()));
+}
+
+/// Kernels of a list of four values, and of a histogram in which three things were counted.
+struct AppendsFive {
+  static void run(auto& block, auto& memory) {
+    for (u64 i = 0; i < 5; ++i) block.append(memory.list, i);
+  }
+};
+struct LocatesTheFourth {
+  static void run(auto& block, auto& memory) {
+    block.clear(memory.counters);
+    for (int i = 0; i < 3; ++i) block.count(memory.counters, i);
+    block.locate(memory.counters, 4);
+  }
+};
+template <class Body>
+struct Shares {
+  template <class Target>
+  struct On {
+    struct Params {};
+    struct Memory {
+      Histogram<Target, 128> counters;
+      List<Target, u64, 4> list;
+      explicit constexpr Memory(auto& block) : counters(block), list(block) {}
+    };
+    static void compute(auto& block, const Params&, Tile, Memory& memory) { Body::run(block, memory); }
+  };
+};
+
+TEST_F(ScheduleErrors, FullListsAndCountersThatHoldTooLittle) {
+  const auto launch_body = [](auto body) { launch<Shares<decltype(body)>>(Stream::standard(Device::cpu()), {}, [](auto&, auto&) {}); };
+  expect_error<Error>([&] { launch_body(AppendsFive{}); }, {"schedule", "list is full"});
+  expect_error<Error>([&] { launch_body(LocatesTheFourth{}); }, {"schedule", "more than was counted"});
 }
 
 // With TILEWAVE_TEST_PACK they are kept in that folder, so that the tests run where there is no compiler (scripts/bundle.sh).

@@ -151,6 +151,10 @@ struct RecordingTarget : sm_90a::Target<> {
   using Staging = RecordedStaging<T, R, C>;
   template <class T, int R, int C>
   using Scratch = NotRecorded;
+  template <int N>
+  using Histogram = NotRecorded;
+  template <class T, int N>
+  using List = NotRecorded;
 };
 
 /// Reports a kernel's tiles to the recorder: KernelInfo::record_tiles.

@@ -16,6 +16,7 @@
 //   RowVector  one number for each row of a Fragment or Rows;  ColumnVector: one for each column
 //   Staging    shared memory through which a Fragment leaves for global memory
 //   Windowed   a Global of which a tile's rows are a window of pixels: convolutions
+//   Histogram  counters that threads share;  List: values that threads append, and sort
 //
 // A kernel on a target:
 //
@@ -92,6 +93,20 @@ using Staging = typename Target::template Staging<T, R, C>;
 /// Shared memory that column reductions of Fragments of R rows and C columns need.
 template <class Target, class T, int R, int C>
 using Scratch = typename Target::template Scratch<T, R, C>;
+/// N counters that the block's threads share.
+template <class Target, int N>
+using Histogram = typename Target::template Histogram<N>;
+/// Up to N values of type T that the block's threads share.
+template <class Target, class T, int N>
+using List = typename Target::template List<T, N>;
+
+/// The counter that the n-th of all things counted is in, from the last counter downwards: those behind it hold `above` < n of them, it
+/// holds `count`, and above + count >= n.
+struct Located {
+  int counter;
+  int above;
+  int count;
+};
 
 namespace detail {
 // What a kernel leaves out has these defaults.

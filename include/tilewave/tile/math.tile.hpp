@@ -38,6 +38,8 @@ TW_INLINE float min(float a, float b) {
 }
 TW_INLINE constexpr int max(int a, int b) { return a > b ? a : b; }
 TW_INLINE constexpr int min(int a, int b) { return a < b ? a : b; }
+TW_INLINE constexpr u32 max(u32 a, u32 b) { return a > b ? a : b; }
+TW_INLINE constexpr u64 max(u64 a, u64 b) { return a > b ? a : b; }
 TW_INLINE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 /// a b + c, rounded once.

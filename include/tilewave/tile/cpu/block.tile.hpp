@@ -145,27 +145,27 @@ struct RowView {
   F& fragment;
   int r;
 
-  /// The largest f(x); of numbers and NaNs the largest number.
+  /// The largest f(x), an integer or float; of numbers and NaNs the largest number.
   template <class Fn>
-  TW_INLINE float max(Fn f) const {
-    const float largest = fold_columns<Largest, F::cols>([&](int c) { return f(row()[c]); });
-    if (largest > -kInfinity) return largest;
-    for (int c = 0; c < F::cols; ++c) {  // only NaNs, or nothing larger than -infinity: rare
-      const float value = f(row()[c]);
-      if (value == value) return largest;
-    }
-    return f(row()[0]);
+  TW_INLINE auto max(Fn f) const {
+    if constexpr (is_same<decltype(f(row()[0])), float>)
+      return largest_number(f);
+    else
+      return fold(f, [](auto a, auto b) { return tw::max(a, b); });
   }
-  TW_INLINE float max() const {
-    return max([](float x) { return x; });
+  TW_INLINE auto max() const {
+    return max([](auto x) { return x; });
   }
   /// The sum of f(x).
   template <class Fn>
-  TW_INLINE float sum(Fn f) const {
-    return fold_columns<Sum, F::cols>([&](int c) { return f(row()[c]); });
+  TW_INLINE auto sum(Fn f) const {
+    if constexpr (is_same<decltype(f(row()[0])), float>)
+      return fold_columns<Sum, F::cols>([&](int c) { return f(row()[c]); });
+    else
+      return fold(f, [](auto a, auto b) { return a + b; });
   }
-  TW_INLINE float sum() const {
-    return sum([](float x) { return x; });
+  TW_INLINE auto sum() const {
+    return sum([](auto x) { return x; });
   }
   template <class Fn>
   TW_INLINE void map(Fn f) const {
@@ -178,9 +178,9 @@ struct RowView {
   }
   /// f(f(a, b), c)... of all the row's elements, in an order that is the same in every run; f must be associative and commutative.
   template <class Fn>
-  TW_INLINE float fold(Fn f) const {
+  TW_INLINE auto fold(Fn f) const {
     constexpr int lanes = F::cols % 64 == 0 ? 64 : F::cols % 8 == 0 ? 8 : 1;
-    float folded[lanes];
+    typename F::Element folded[lanes];
     for (int k = 0; k < lanes; ++k) folded[k] = row()[k];
     for (int c = lanes; c < F::cols; c += lanes)
       for (int k = 0; k < lanes; ++k) folded[k] = f(folded[k], row()[c + k]);
@@ -191,6 +191,23 @@ struct RowView {
 
  private:
   TW_INLINE auto* row() const { return fragment.x + r * F::cols; }
+
+  template <class Fn>
+  TW_INLINE float largest_number(Fn f) const {
+    const float largest = fold_columns<Largest, F::cols>([&](int c) { return f(row()[c]); });
+    if (largest > -kInfinity) return largest;
+    for (int c = 0; c < F::cols; ++c) {  // only NaNs, or nothing larger than -infinity: rare
+      const float value = f(row()[c]);
+      if (value == value) return largest;
+    }
+    return f(row()[0]);
+  }
+  template <class Fn, class Op>
+  TW_INLINE auto fold(Fn f, Op op) const {
+    auto result = f(row()[0]);
+    for (int c = 1; c < F::cols; ++c) result = op(result, f(row()[c]));
+    return result;
+  }
 };
 
 /// The role that computes; the same members as sm_90a's.
@@ -272,8 +289,9 @@ class Block {
     for (int r = 0; r < F::rows; ++r)
       for (int c = 0; c < F::cols; ++c) f(r, c, fragment.x[r * F::cols + c]);
   }
-  template <class F, class Fn>
-  void for_each(F& first, F& second, Fn f) const {
+  template <class F, class Other, class Fn>
+  void for_each(F& first, Other& second, Fn f) const {
+    static_assert(F::rows == Other::rows && F::cols == Other::cols, "tiles of two shapes");
     for (int r = 0; r < F::rows; ++r)
       for (int c = 0; c < F::cols; ++c) f(r, c, first.x[r * F::cols + c], second.x[r * F::cols + c]);
   }
@@ -465,6 +483,48 @@ class Block {
     to.valid_depth = S::depth;
   }
   void sync() const {}
+
+  // What the block's threads share: counters and lists
+
+  template <class Fn>
+  TW_INLINE void parallel(int count, Fn f) const {
+    for (int i = 0; i < count; ++i) f(i);
+  }
+  template <int N>
+  void clear(Histogram<N>& histogram) const {
+    for (int i = 0; i < N; ++i) histogram.counts[i] = 0;
+  }
+  template <int N>
+  TW_INLINE void count(Histogram<N>& histogram, int counter) const {
+    ++histogram.counts[counter];
+  }
+  template <int N>
+  Located locate(const Histogram<N>& histogram, int n) const {
+    int above = 0;
+    for (int i = N - 1; i >= 0; --i) {
+      const int count = static_cast<int>(histogram.counts[i]);
+      if (above + count >= n) return {i, above, count};
+      above += count;
+    }
+    schedule_error("a histogram is asked for more than was counted: on a GPU the answer would be undefined");
+  }
+  template <class T, int N>
+  void clear(List<T, N>& list) const {
+    list.size = 0;
+  }
+  template <class T, int N>
+  TW_INLINE void append(List<T, N>& list, T value) const {
+    if (list.size == N) schedule_error("a list is full: on a GPU the value would be lost");
+    list.values[list.size++] = value;
+  }
+  template <class T, int N>
+  int size(const List<T, N>& list) const {
+    return list.size;
+  }
+  template <int N>
+  void sort(List<u64, N>& list, int n = N) const {
+    sort_descending(list.values, list.size, n);
+  }
 
   template <class F>
   void print(const char* name, F& fragment) const {

@@ -14,6 +14,9 @@ namespace tw::cpu {
 /// Throws tw::Error: the kernel's schedule is wrong (it would deadlock or race on a GPU).
 [[noreturn]] void schedule_error(const char* what);
 
+/// The n largest come first, the largest at the very front.
+void sort_descending(u64* values, int count, int n);
+
 /// Whether released slots are overwritten with NaN, so that a kernel that reads one fails its test: on in debug builds of the library and
 /// in its tests.
 bool poison_released_slots();
@@ -145,6 +148,22 @@ struct Allocator {
   }
 };
 
+template <int N>
+struct Histogram {
+  static constexpr int size = N;
+  u32* counts;
+  explicit Histogram(Allocator& allocator) : counts(allocator.template slots<u32>(N)) {}
+};
+
+template <class T, int N>
+struct List {
+  static constexpr int capacity = N;
+  T* values;
+  int size = 0;
+  explicit List(Allocator& allocator) : values(allocator.template slots<T>(N)) {}
+  T& operator[](int i) { return values[i]; }
+};
+
 template <class SlotType, int Stages>
 struct Ring : RingState {
   using Slot = SlotType;
@@ -179,6 +198,10 @@ struct Target {
   using Staging = cpu::Staging<T, R, C>;
   template <class T, int R, int C>
   using Scratch = cpu::Scratch<T, R, C>;
+  template <int N>
+  using Histogram = cpu::Histogram<N>;
+  template <class T, int N>
+  using List = cpu::List<T, N>;
 };
 
 }  // namespace tw::cpu

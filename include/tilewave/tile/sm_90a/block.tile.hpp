@@ -91,14 +91,16 @@ struct Block {
   TW_INLINE void fill(RowVector<T, Tile>& vector, float value) const {
     for (auto& x : vector.x) x = value;
   }
-  /// f(row, col, x) for every element of the block's tile; several fragments of one type go in step: f(row, col, x, y).
+  /// f(row, col, x) for every element of the block's tile; two tiles of one layout go in step: f(row, col, x, y).
   template <class F, class Fn>
   TW_INLINE void for_each(F& fragment, Fn f) const {
     TW_UNROLL
     for (int i = 0; i < F::size; ++i) f(F::row(at, i), F::col(at, i), fragment.x[i]);
   }
-  template <class F, class Fn>
-  TW_INLINE void for_each(F& first, F& second, Fn f) const {
+  template <class F, class Other, class Fn>
+  TW_INLINE void for_each(F& first, Other& second, Fn f) const {
+    static_assert(F::rows == Other::rows && F::cols == Other::cols && F::size == Other::size && F::width == Other::width,
+                  "tiles of two layouts");
     TW_UNROLL
     for (int i = 0; i < F::size; ++i) f(F::row(at, i), F::col(at, i), first.x[i], second.x[i]);
   }
@@ -486,7 +488,101 @@ struct Block {
   }
 
   /// All threads that compute have arrived.
-  TW_INLINE void sync() const { ptx::named_barrier(kComputeBarrier, Warpgroups * kWarpgroupThreads); }
+  TW_INLINE void sync() const { ptx::named_barrier(kComputeBarrier, threads); }
+
+  // What the block's threads share: counters and lists. Every thread calls these, but for count() and append().
+
+  /// f(i) for every i < count, dealt to the block's threads.
+  template <class Fn>
+  TW_INLINE void parallel(int count, Fn f) const {
+    for (int i = thread(); i < count; i += threads) f(i);
+  }
+  /// Waits until all have done with the counters; they are 0 when it returns.
+  template <int N>
+  TW_INLINE void clear(const Histogram<N>& histogram) const {
+    sync();
+    parallel(N, [&](int i) { histogram.counts()[i] = 0; });
+    sync();
+  }
+  template <int N>
+  TW_INLINE void count(const Histogram<N>& histogram, int counter) const {
+    ptx::fetch_add_shared(histogram.counts() + counter, 1);
+  }
+  /// Waits until all have counted, then finds where the n-th is, n > 0; at least n were counted. A thread has neighbouring counters, the
+  /// first thread the last ones: a scan of the threads' sums, within warps and over them, tells in whose counters it is.
+  template <int N>
+  TW_INLINE Located locate(const Histogram<N>& histogram, int n) const {
+    static_assert(N % threads == 0, "the counters of a histogram are dealt evenly to the block's threads");
+    constexpr int share = N / threads;
+    sync();
+    const u32* const last = histogram.counts() + (N - 1 - thread() * share);
+    int own = 0;
+    TW_UNROLL
+    for (int i = 0; i < share; ++i) own += static_cast<int>(last[-i]);
+    int until = own;  // counted by this lane and those before it
+    TW_UNROLL
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int before = ptx::shuffle(until, at.lane - distance);
+      if (at.lane >= distance) until += before;
+    }
+    if (at.lane == 31) histogram.warp_sums()[at.block_warp()] = until;
+    sync();
+    for (int warp = 0; warp < at.block_warp(); ++warp) until += histogram.warp_sums()[warp];
+    int above = until - own;
+    if (above < n && n <= until) {
+      int i = 0;
+      while (above + static_cast<int>(last[-i]) < n) above += static_cast<int>(last[-i++]);
+      *histogram.located() = {N - 1 - thread() * share - i, above, static_cast<int>(last[-i])};
+    }
+    sync();
+    return *histogram.located();
+  }
+  /// Waits until all have done with the list; it is empty when it returns.
+  template <class T, int N>
+  TW_INLINE void clear(const List<T, N>& list) const {
+    sync();
+    if (thread() == 0) *list.size() = 0;
+    sync();
+  }
+  /// In any order; of more than N values some are lost.
+  template <class T, int N>
+  TW_INLINE void append(const List<T, N>& list, T value) const {
+    const int i = static_cast<int>(ptx::fetch_add_shared(list.size(), 1));
+    if (i < N) list[i] = value;
+  }
+  /// Waits until all have appended: the number of values, which may be read then.
+  template <class T, int N>
+  TW_INLINE int size(const List<T, N>& list) const {
+    sync();
+    return min(static_cast<int>(*list.size()), N);
+  }
+  /// Waits until all have appended and sorts, so that the n largest values come first, the largest at the very front; they may be read when
+  /// it returns. Bitonic: of a power of two of values, padded with zeros.
+  template <int N>
+  TW_INLINE void sort(const List<u64, N>& list, int = N) const {
+    static_assert((N & (N - 1)) == 0, "a list that is sorted has room for a power of two of values");
+    const int used = size(list);
+    int padded = 2;
+    while (padded < used) padded *= 2;
+    parallel(padded - used, [&](int i) { list[used + i] = 0; });
+    sync();
+    TW_NO_UNROLL
+    for (int run = 2; run <= padded; run *= 2) {
+      TW_NO_UNROLL
+      for (int stride = run / 2; stride > 0; stride /= 2) {
+        parallel(padded / 2, [&](int i) {
+          const int low = 2 * i - (i & (stride - 1));
+          const u64 a = list[low], b = list[low + stride];
+          const bool descending = (low & run) == 0;
+          if ((a < b) == descending) {
+            list[low] = b;
+            list[low + stride] = a;
+          }
+        });
+        sync();
+      }
+    }
+  }
 
   /// Prints the tile, a line a row, through the device's printf buffer. Slow; for looking.
   template <class F>
@@ -507,6 +603,9 @@ struct Block {
   }
 
  private:
+  static constexpr int threads = Warpgroups * kWarpgroupThreads;
+  /// The thread's number among those that compute.
+  TW_INLINE int thread() const { return at.block_warp() * 32 + at.lane; }
   static TW_INLINE void warpgroup_sync(const Position& p) { ptx::named_barrier(kWarpgroupBarrier + p.warpgroup, kWarpgroupThreads); }
 
   /// The position, computed here and now: for code outside the main loop, through which nothing of it shall be kept in registers.

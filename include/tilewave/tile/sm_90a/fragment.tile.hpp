@@ -85,10 +85,10 @@ struct ColumnVector {
 };
 
 /// Folds one value of each of a row's `Warps` warps, all of a block's `threads` threads at once: every thread gets its row's result.
-template <int Warps, int threads, class Op>
-TW_INLINE float across_warps(float value, Op op) {
+template <int Warps, int threads, class V, class Op>
+TW_INLINE V across_warps(V value, Op op) {
 #if TW_ON_GPU
-  __shared__ float partial[threads / 32];
+  __shared__ V partial[threads / 32];
   const int warp = static_cast<int>(ptx::thread_index()) / 32;
   if (ptx::thread_index() % 32 == 0) partial[warp] = value;
   ptx::named_barrier(kComputeBarrier, threads);
@@ -107,8 +107,8 @@ struct RowView {
   int r;
   static constexpr int length = F::size / F::row_count;
 
-  template <class Op>
-  TW_INLINE static float across(float value, Op op) {
+  template <class V, class Op>
+  TW_INLINE static V across(V value, Op op) {
     TW_UNROLL
     for (int mask = min(F::row_threads, 32) / 2; mask > 0; mask /= 2) value = op(value, ptx::shuffle_xor(value, mask));
     if constexpr (F::row_threads > 32) value = across_warps<F::row_threads / 32, F::rows * F::row_threads>(value, op);
@@ -116,37 +116,37 @@ struct RowView {
   }
   /// Folds `value(j)` of the thread's share of the row in a few chains: one chain would take its length times the latency of an operation.
   template <class Value, class Op>
-  TW_INLINE static float fold(Value value, Op op) {
+  TW_INLINE static auto fold(Value value, Op op) {
     constexpr int chains = length >= 8 ? 4 : 1;
-    float result[chains];
+    decltype(value(0)) result[chains];
     TW_UNROLL
     for (int j = 0; j < length; ++j) {
-      const float x = value(j);
+      const auto x = value(j);
       result[j % chains] = j < chains ? x : op(result[j % chains], x);
     }
     return chains == 4 ? op(op(result[0], result[1 % chains]), op(result[2 % chains], result[3 % chains])) : result[0];
   }
-  /// The largest f(x); of numbers and NaNs the largest number.
+  /// The largest f(x), an integer or float; of numbers and NaNs the largest number.
   template <class Fn>
-  TW_INLINE float max(Fn f) const {
-    const auto larger = [](float a, float b) { return tw::max(a, b); };
+  TW_INLINE auto max(Fn f) const {
+    const auto larger = [](auto a, auto b) { return tw::max(a, b); };
     return across(fold([&](int j) { return f(fragment.x[F::in_row(r, j)]); }, larger), larger);
   }
-  TW_INLINE float max() const {
-    return max([](float x) { return x; });
+  TW_INLINE auto max() const {
+    return max([](auto x) { return x; });
   }
   /// The sum of f(x).
   template <class Fn>
-  TW_INLINE float sum(Fn f) const {
-    const auto add = [](float a, float b) { return a + b; };
+  TW_INLINE auto sum(Fn f) const {
+    const auto add = [](auto a, auto b) { return a + b; };
     return across(fold([&](int j) { return f(fragment.x[F::in_row(r, j)]); }, add), add);
   }
-  TW_INLINE float sum() const {
-    return sum([](float x) { return x; });
+  TW_INLINE auto sum() const {
+    return sum([](auto x) { return x; });
   }
   /// f(f(a, b), c)... of all the row's elements, in an order that is the same in every run; f must be associative and commutative.
   template <class Fn>
-  TW_INLINE float fold(Fn f) const {
+  TW_INLINE auto fold(Fn f) const {
     return across(fold([&](int j) { return fragment.x[F::in_row(r, j)]; }, f), f);
   }
   /// x = f(x) for the row's elements; the sum of the results over this thread's share of the row. block.complete() adds the shares up:

@@ -132,6 +132,29 @@ TW_INLINE u8* shared_memory() {
 #endif
 }
 
+/// N counters, then what locate() needs: a sum for each warp, and its result.
+template <int N>
+struct Histogram {
+  static constexpr int size = N;
+  static constexpr int most_warps = 32;
+  int offset;
+  constexpr explicit Histogram(auto& allocator)
+      : offset(allocator.tiles((N + most_warps) * static_cast<int>(sizeof(u32)) + static_cast<int>(sizeof(Located)))) {}
+  TW_INLINE u32* counts() const { return reinterpret_cast<u32*>(shared_memory() + offset); }
+  TW_INLINE int* warp_sums() const { return reinterpret_cast<int*>(counts() + N); }
+  TW_INLINE Located* located() const { return reinterpret_cast<Located*>(warp_sums() + most_warps); }
+};
+
+/// Room for N values, then their number.
+template <class T, int N>
+struct List {
+  static constexpr int capacity = N;
+  int offset;
+  constexpr explicit List(auto& allocator) : offset(allocator.tiles(N * static_cast<int>(sizeof(T)) + static_cast<int>(sizeof(u32)))) {}
+  TW_INLINE T& operator[](int i) const { return reinterpret_cast<T*>(shared_memory() + offset)[i]; }
+  TW_INLINE u32* size() const { return reinterpret_cast<u32*>(shared_memory() + offset + N * sizeof(T)); }
+};
+
 /// Lays a kernel's Memory out. The host runs it to count bytes, one thread to initialise barriers, and every role to find its rings.
 struct Allocator {
   int warpgroups;  ///< that compute

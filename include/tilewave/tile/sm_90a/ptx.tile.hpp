@@ -197,6 +197,15 @@ TW_INLINE u32 fetch_add(u32* to, u32 value) {
   return before;
 }
 
+/// The compiler's own, which it can do once for all lanes of a warp that use one address.
+TW_INLINE u32 fetch_add_shared(u32* to, u32 value) {
+#if TW_ON_GPU
+  return atomicAdd(to, value);
+#else
+  return 0;
+#endif
+}
+
 // Warpgroup matrix products
 
 TW_INLINE void wgmma_fence() { TW_ASM("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -31,6 +31,10 @@ struct Target {
   using Staging = sm_90a::Staging<T, R, C>;
   template <class T, int R, int C>
   using Scratch = sm_90a::Scratch<T, R, C>;
+  template <int N>
+  using Histogram = sm_90a::Histogram<N>;
+  template <class T, int N>
+  using List = sm_90a::List<T, N>;
 };
 
 /// Blocks of a cluster share tiles by TMA alone: without it each loads its own.

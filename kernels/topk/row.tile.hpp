@@ -1,0 +1,118 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+// What argmax and topk share: the order of elements, and the row that a block works on.
+
+namespace tw::kernels::topk {
+
+/// An unsigned integer of T's size, in order as the numbers are: NaN above all others, -0 as +0.
+template <class T>
+TW_INLINE u32 sortable(T x) {
+  constexpr u32 sign = 1u << (8 * sizeof(T) - 1);
+  constexpr u32 infinity = is_same<T, f16> ? 0x7c00 : is_same<T, bf16> ? 0x7f80 : 0x7f800000;
+  const u32 bits = bit_cast<conditional<sizeof(T) == 4, u32, u16>>(x);
+  const u32 magnitude = bits & (sign - 1);
+  const u32 negative = 0 - bits / sign;  // all bits set, or none: signs are hard to predict for a CPU's branches
+  const u32 ordered = sign + ((magnitude ^ negative) - negative);
+  return magnitude > infinity ? sign | (sign - 1) : ordered;
+}
+
+/// Keys: an element's value and column in one number, so that the larger key is the element that comes first. No two elements of a row have
+/// the same, and all are larger than 0.
+template <class T>
+struct Order {
+  int cols;         ///< of a row
+  int column_bits;  ///< that numbers of 1 to `cols` need
+  bool smallest;    ///< comes first, NaN last
+
+  TW_INLINE u64 key(T x, int col) const {
+    constexpr u64 all = (u64{1} << (8 * sizeof(T))) - 1;
+    const u64 value = sortable(x) ^ (smallest ? all : 0);
+    return value << column_bits | static_cast<u32>(cols - col);  // of equal values the lower column first
+  }
+  TW_INLINE u64 column_part(u64 key) const { return key & ((u64{1} << column_bits) - 1); }
+  TW_INLINE int column(u64 key) const { return cols - static_cast<int>(column_part(key)); }
+  TW_INLINE int bits() const { return static_cast<int>(8 * sizeof(T)) + column_bits; }
+};
+
+/// A row is done at once by one block; or in two launches, in which first many blocks take what is best of a part of it each, and then one
+/// block what is best of that.
+enum class Stage { whole, part, merge };
+
+/// The row of tile t: t.m is its number, t.n that of the part.
+template <class Target, class T, class Index, Stage stage>
+struct Row {
+  using In = conditional<stage == Stage::merge, i64, T>;
+  struct Params {
+    Global<Target, const T> x;         ///< [.., N]
+    Global<Target, const i32> starts;  ///< [.., 1], or null: rows begin at column 0
+    Global<Target, const i32> ends;    ///< [.., 1], or null: at column N
+    Global<Target, i64> candidates;    ///< [rows, parts * limit]: keys that one stage leaves for the next, and zeros
+    Global<Target, T> values;          ///< [.., k]
+    Global<Target, Index> indices;     ///< [.., k]
+    Order<T> order;
+    int k;
+    int limit;      ///< elements that are sorted at most; at least k
+    int part;       ///< columns of a part
+    bool by_index;  ///< the k best in the order of their columns
+  };
+  struct Columns {
+    int begin, end;
+    TW_INLINE int count() const { return end - begin; }
+  };
+
+  const Params& p;
+  int number;
+  int row, i, j;  ///< the same in a tensor with outer dimensions
+  Columns own;    ///< of x, of the whole row or this part of it
+
+  TW_INLINE Row(const Params& params, Tile t)
+      : p(params),
+        number(t.m),
+        row(number % p.x.rows),
+        i(number / p.x.rows % p.x.size_i),
+        j(number / p.x.rows / p.x.size_i),
+        own{0, p.x.cols} {
+    if (p.starts.data) own.begin = max(own.begin, *p.starts.template at<const i32>(row, 0, i, j));
+    if (p.ends.data) own.end = min(own.end, *p.ends.template at<const i32>(row, 0, i, j));
+    if (stage == Stage::part) {
+      own.begin = max(own.begin, t.n * p.part);
+      own.end = min(own.end, (t.n + 1) * p.part);
+    }
+    own.end = max(own.end, own.begin);
+  }
+
+  /// Of the tensor that is read: x or candidates.
+  TW_INLINE Columns columns() const { return stage == Stage::merge ? Columns{0, p.candidates.cols} : own; }
+  template <class Tile>
+  TW_INLINE void load(auto& block, Tile& x, int col) const {
+    if constexpr (stage == Stage::merge)
+      block.load(x, p.candidates, number, col);
+    else
+      block.load(x, p.x, row, col, i, j);
+  }
+  TW_INLINE u64 key(In x, int col) const {
+    if constexpr (stage == Stage::merge)
+      return static_cast<u64>(x);
+    else
+      return p.order.key(x, col);
+  }
+  /// Candidate n of part `part`.
+  TW_INLINE void put_candidate(int part, int n, u64 key) const {
+    *p.candidates.template at<i64>(number, part * p.limit + n, 0, 0) = static_cast<i64>(key);
+  }
+  /// Result n: the key's element.
+  TW_INLINE void put(int n, u64 key) const {
+    const int col = p.order.column(key);
+    *p.indices.template at<Index>(row, n, i, j) = col;
+    if (p.values.data) *p.values.template at<T>(row, n, i, j) = *p.x.template at<const T>(row, col, i, j);
+  }
+  /// Result n where the row has no more elements.
+  TW_INLINE void put_none(int n) const {
+    *p.indices.template at<Index>(row, n, i, j) = -1;
+    *p.values.template at<T>(row, n, i, j) = to<T>(p.order.smallest ? kInfinity : -kInfinity);
+  }
+};
+
+}  // namespace tw::kernels::topk

@@ -1,0 +1,300 @@
+#include "tilewave/topk.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <bit>
+#include <type_traits>
+
+#include "kernels/check.hpp"
+#include "kernels/topk/argmax.tile.hpp"
+#include "kernels/topk/topk.tile.hpp"
+#include "kernels/topk/variants.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw {
+
+namespace kernels::topk {
+namespace {
+
+constexpr const char* kArgmax = "argmax";
+constexpr const char* kTopk = "topk";
+constexpr int kLargestK = 2048;
+/// Of rows, columns and tiles: ints, even at the end of the last part.
+constexpr std::int64_t kLargest = std::int64_t{1} << 30;
+
+/// Blocks on the GPU: 4 warps suffice for rows of a few thousand columns, of which there are many. Threads have 8 columns at a time, so a
+/// wide block has 4096.
+constexpr int kNarrowWarps = 4, kWideWarps = 16;
+constexpr int kNarrowColumns = 4096;
+/// On the CPU tiles of 256 columns, for short rows.
+constexpr int kCpuWarps = 1;
+/// Keys that a block can sort: enough for twice the largest k, so that most selections stop after a digit or two.
+constexpr int kNarrowCapacity = 512, kWideCapacity = 4096;
+/// A row is cut into parts of a multiple of this: a wide block is busy with all its threads.
+constexpr std::int64_t kPartColumns = 4096;
+/// Sorting so many keys takes no longer than finding another digit.
+constexpr int kFewKeys = 256;
+
+/// Keys that are sorted at most.
+int sorted_keys(int k, int capacity) { return std::min(std::max(2 * k, kFewKeys), capacity); }
+
+Plan plan(std::int64_t rows, std::int64_t cols, bool narrow, int part_limit, int units) {
+  // A part must be much longer than what it leaves, or the second stage has as much to read as the first.
+  const std::int64_t shortest = std::max<std::int64_t>(kPartColumns, 16 * part_limit);
+  const std::int64_t wanted = rows > 0 && rows < units ? std::min(2 * units / rows, cols / shortest) : 1;
+  if (wanted <= 1) return {narrow, 1, 0, 0};
+  const std::int64_t part = (cols / wanted + kPartColumns / 2) / kPartColumns * kPartColumns;
+  return {false, static_cast<int>((cols + part - 1) / part), static_cast<int>(part), part_limit};
+}
+
+}  // namespace
+
+Plan plan_argmax(std::int64_t rows, std::int64_t cols, int units) { return plan(rows, cols, cols <= kNarrowColumns, 1, units); }
+
+Plan plan_topk(std::int64_t rows, std::int64_t cols, int k, int units) {
+  const bool narrow = cols <= kNarrowColumns && sorted_keys(k, kWideCapacity) <= kNarrowCapacity;
+  return plan(rows, cols, narrow, std::max(k, kFewKeys), units);
+}
+
+namespace {
+
+/// What argmax and topk have in common, checked: tensors [.., columns], of which those with a number for each row have one column.
+struct Call {
+  const char* op;
+  Tensor x, indices;
+  std::optional<Tensor> values, starts, ends, workspace;
+  int k;
+  bool smallest, by_index;
+  int rows;
+  Stream stream;
+};
+
+std::int64_t rows_of(const Tensor& x) {
+  std::int64_t rows = 1;
+  for (int dim = 0; dim < x.rank() - 1; ++dim) rows *= x.shape(dim);
+  return rows;
+}
+
+/// [.., 1], from a tensor without the last dimension.
+Tensor with_column(const Tensor& t) {
+  Shape shape = t.shape();
+  std::vector<std::int64_t> strides = t.strides();
+  shape.push_back(1);
+  strides.push_back(1);
+  return Tensor::borrow(t.data(), std::move(shape), t.dtype(), t.device(), std::move(strides));
+}
+
+void check_x(const char* op, const Tensor& x) {
+  require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", op, x.describe());
+  require(x.dtype() == DType::f32 || x.dtype() == DType::f16 || x.dtype() == DType::bf16, "{}: x is {}; f32, f16 and bf16 are supported",
+          op, x.describe());
+  std::int64_t rows = 1;
+  for (int dim = 0; dim < x.rank(); ++dim) {
+    if (dim < x.rank() - 1) rows *= x.shape(dim);
+    require(x.shape(dim) <= kLargest && rows <= kLargest, "{}: x is {}; rows and columns are limited to {}", op, x.describe(), kLargest);
+  }
+}
+
+void check_shape(const char* op, const char* argument, const Tensor& tensor, const Shape& shape) {
+  require(tensor.shape() == shape, "{}: {} is {}; its shape must be [{}]", op, argument, tensor.describe(), fmt::join(shape, ", "));
+}
+
+/// `shape`: of indices and values.
+Call check(const char* op, const Tensor& x, const Shape& shape, const Tensor& indices, const Tensor* values,
+           const std::optional<Stream>& given) {
+  const Device device = x.device();
+  check_operand(op, "x", x, x.dtype(), device);
+  require(indices.dtype() == DType::i32 || indices.dtype() == DType::i64, "{}: indices is {}; it must be i32 or i64", op,
+          indices.describe());
+  check_operand(op, "indices", indices, indices.dtype(), device);
+  check_shape(op, "indices", indices, shape);
+  check_output(op, "indices", indices);
+  if (values) {
+    check_operand(op, "values", *values, x.dtype(), device);
+    check_shape(op, "values", *values, shape);
+    check_output(op, "values", *values);
+    require(values->numel() == 0 || values->data() != x.data(), "{}: values is x's memory", op);
+    require(values->numel() == 0 || values->data() != indices.data(), "{}: values is indices' memory", op);
+  }
+  require(indices.numel() == 0 || indices.data() != x.data(), "{}: indices is x's memory", op);
+  const Stream stream = given ? *given : Stream::standard(device);
+  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", op, stream.device().name(), device.name());
+  return {.op = op,
+          .x = x,
+          .indices = indices,
+          .values = values ? std::optional(*values) : std::nullopt,
+          .starts = {},
+          .ends = {},
+          .workspace = {},
+          .k = 1,
+          .smallest = false,
+          .by_index = false,
+          .rows = static_cast<int>(rows_of(x)),
+          .stream = stream};
+}
+
+void check_workspace(Call& call, const Plan& plan, const Tensor* given) {
+  if (!given) return;
+  check_operand(call.op, "workspace", *given, DType::i64, call.x.device());
+  const std::int64_t needed = plan.workspace(call.rows);
+  require(given->is_contiguous() && given->numel() >= needed, "{}: workspace is {}; it must be contiguous, of at least {} elements",
+          call.op, given->describe(), needed);
+  call.workspace = *given;
+}
+
+/// The kernels of an operation. Stages that leave candidates do not write indices, so that they are the same for all their types.
+struct ArgmaxKernels {
+  template <class T, class Index, Stage stage, int Warps, int Capacity>
+  using Kernel = Argmax<T, conditional<stage == Stage::part, i32, Index>, stage, Warps>;
+  static constexpr bool narrow_merge = true;  // of a key for each part
+};
+struct TopkKernels {
+  template <class T, class Index, Stage stage, int Warps, int Capacity>
+  using Kernel = Topk<T, conditional<stage == Stage::part, i32, Index>, stage, Warps, Capacity>;
+  static constexpr bool narrow_merge = false;
+};
+
+void bind_call(auto& bind, auto& p, const Call& call, const Plan& plan, const Tensor* candidates, int limit) {
+  bind(p.x, call.x);
+  if (call.starts) bind(p.starts, *call.starts);
+  if (call.ends) bind(p.ends, *call.ends);
+  if (candidates) bind(p.candidates, *candidates);
+  const auto cols = static_cast<std::uint32_t>(call.x.shape(-1));
+  p.order = {static_cast<int>(cols), static_cast<int>(std::bit_width(cols)), call.smallest};
+  p.k = call.k;
+  p.limit = limit;
+  p.part = plan.part;
+  p.by_index = call.by_index;
+}
+
+template <class Kernels, class T, class Index, Stage stage>
+void launch_stage(const Call& call, const Plan& plan, bool narrow, int limit, const Tensor* candidates) {
+  const TileGrid grid{.m = call.rows, .n = stage == Stage::part ? plan.parts : 1};
+  const auto bind_all = [&](auto& bind, auto& p) {
+    bind_call(bind, p, call, plan, candidates, limit);
+    if constexpr (stage != Stage::part) {
+      bind(p.indices, call.indices);
+      if (call.values) bind(p.values, *call.values);
+    }
+  };
+  using Wide = typename Kernels::template Kernel<T, Index, stage, kWideWarps, kWideCapacity>;
+  using Narrow = typename Kernels::template Kernel<T, Index, stage, kNarrowWarps, kNarrowCapacity>;
+  if (!call.stream.device().is_cuda())
+    launch_cpu<typename Kernels::template Kernel<T, Index, stage, kCpuWarps, kWideCapacity>>(grid, bind_all);
+  else if (narrow)
+    launch_gpu<Narrow>(call.stream, grid, bind_all);
+  else
+    launch_gpu<Wide>(call.stream, grid, bind_all);
+}
+
+template <class Kernels, class T, class Index>
+void run_types(const Call& call, const Plan& plan, int limit) {
+  if (plan.parts == 1) return launch_stage<Kernels, T, Index, Stage::whole>(call, plan, plan.narrow, limit, nullptr);
+  const Shape shape = {call.rows, std::int64_t{plan.parts} * plan.part_limit};
+  const Tensor candidates = call.workspace ? Tensor::borrow(call.workspace->data(), shape, DType::i64, call.x.device())
+                                           : Tensor::empty(shape, DType::i64, call.stream);
+  launch_stage<Kernels, T, Index, Stage::part>(call, plan, plan.narrow, plan.part_limit, &candidates);
+  launch_stage<Kernels, T, Index, Stage::merge>(call, plan, Kernels::narrow_merge, limit, &candidates);
+}
+
+template <class Kernels>
+void run(const Call& call, const Plan& plan, int limit) {
+  const auto with = [&]<class T>(std::type_identity<T>) {
+    if (call.indices.dtype() == DType::i64)
+      run_types<Kernels, T, i64>(call, plan, limit);
+    else
+      run_types<Kernels, T, i32>(call, plan, limit);
+  };
+  switch (call.x.dtype()) {
+    case DType::f16:
+      return with(std::type_identity<f16>{});
+    case DType::bf16:
+      return with(std::type_identity<bf16>{});
+    default:
+      return with(std::type_identity<float>{});
+  }
+}
+
+int units_of(Device device) { return device.is_cuda() ? device_info(device).units : cpu_threads(); }
+
+Plan argmax_plan(const Tensor& x) { return plan_argmax(rows_of(x), x.shape(-1), units_of(x.device())); }
+Plan topk_plan(const Tensor& x, int k) { return plan_topk(rows_of(x), x.shape(-1), k, units_of(x.device())); }
+
+Shape without_columns(const Tensor& x) { return {x.shape().begin(), x.shape().end() - 1}; }
+
+void check_k(int k) { require(k >= 1 && k <= kLargestK, "{}: k is {}; it must be 1 to {}", kTopk, k, kLargestK); }
+
+}  // namespace
+
+std::vector<KernelSpec> registered() {
+  std::vector<KernelSpec> specs;
+  const auto add = [&]<class Kernel>(std::type_identity<Kernel>, const char* name, const char* dtype) {
+    specs.push_back(make_spec(kernel_info<Kernel>, true, true, fmt::format("{}_{}", name, dtype)));
+  };
+  const auto add_dtype = [&]<class T>(std::type_identity<T>, const char* dtype) {
+    add(std::type_identity<Argmax<T, i32, Stage::whole, kNarrowWarps>>{}, "argmax_short", dtype);
+    add(std::type_identity<Argmax<T, i32, Stage::part, kWideWarps>>{}, "argmax_part", dtype);
+    add(std::type_identity<Argmax<T, i32, Stage::merge, kNarrowWarps>>{}, "argmax_merge", dtype);
+    add(std::type_identity<Topk<T, i32, Stage::whole, kNarrowWarps, kNarrowCapacity>>{}, "topk_short", dtype);
+    add(std::type_identity<Topk<T, i32, Stage::whole, kWideWarps, kWideCapacity>>{}, "topk", dtype);
+    add(std::type_identity<Topk<T, i32, Stage::part, kWideWarps, kWideCapacity>>{}, "topk_part", dtype);
+    add(std::type_identity<Topk<T, i32, Stage::merge, kWideWarps, kWideCapacity>>{}, "topk_merge", dtype);
+  };
+  add_dtype(std::type_identity<float>{}, "f32");
+  add_dtype(std::type_identity<bf16>{}, "bf16");
+  return specs;
+}
+
+}  // namespace kernels::topk
+
+using namespace kernels::topk;
+
+void argmax(const Tensor& x, const Tensor& indices, const ArgmaxOptions& options) {
+  check_x(kArgmax, x);
+  Call call = check(kArgmax, x, without_columns(x), indices, options.values, options.stream);
+  require(x.shape(-1) > 0 || call.rows == 0, "{}: x is {}; rows without elements have no largest one", kArgmax, x.describe());
+  const Plan plan = argmax_plan(x);
+  check_workspace(call, plan, options.workspace);
+  if (call.rows == 0) return;
+  call.indices = with_column(call.indices);
+  if (call.values) call.values = with_column(*call.values);
+  run<ArgmaxKernels>(call, plan, 1);
+}
+
+std::int64_t argmax_workspace(const Tensor& x) {
+  check_x(kArgmax, x);
+  return argmax_plan(x).workspace(rows_of(x));
+}
+
+void topk(const Tensor& x, int k, const Tensor& values, const Tensor& indices, const TopkOptions& options) {
+  check_x(kTopk, x);
+  check_k(k);
+  Shape shape = without_columns(x);
+  shape.push_back(k);
+  Call call = check(kTopk, x, shape, indices, &values, options.stream);
+  call.k = k;
+  call.smallest = !options.largest;
+  call.by_index = !options.sorted;
+  const auto bound = [&](const char* name, const Tensor* given) -> std::optional<Tensor> {
+    if (!given) return {};
+    check_operand(kTopk, name, *given, DType::i32, x.device());
+    check_shape(kTopk, name, *given, without_columns(x));
+    return with_column(*given);
+  };
+  call.starts = bound("starts", options.starts);
+  call.ends = bound("ends", options.ends);
+  const Plan plan = topk_plan(x, k);
+  check_workspace(call, plan, options.workspace);
+  if (call.rows == 0) return;
+  const bool narrow = plan.narrow && x.device().is_cuda();
+  run<TopkKernels>(call, plan, call.by_index ? k : sorted_keys(k, narrow ? kNarrowCapacity : kWideCapacity));
+}
+
+std::int64_t topk_workspace(const Tensor& x, int k) {
+  check_x(kTopk, x);
+  check_k(k);
+  return topk_plan(x, k).workspace(rows_of(x));
+}
+
+}  // namespace tw

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tilewave/kernel.hpp"
+
+namespace tw::kernels::topk {
+
+/// How rows are dealt to blocks.
+struct Plan {
+  bool narrow;     ///< small blocks: short rows
+  int parts;       ///< of a row; 1: a block does a row at once
+  int part;        ///< columns of a part, where there are several
+  int part_limit;  ///< candidates that a part leaves
+  std::int64_t workspace(std::int64_t rows) const { return parts == 1 ? 0 : rows * parts * part_limit; }
+};
+
+/// `units`: streaming multiprocessors, or threads of the CPU pool.
+Plan plan_argmax(std::int64_t rows, std::int64_t cols, int units);
+Plan plan_topk(std::int64_t rows, std::int64_t cols, int k, int units);
+
+/// The instantiations that are compiled ahead of time.
+std::vector<KernelSpec> registered();
+
+}  // namespace tw::kernels::topk
