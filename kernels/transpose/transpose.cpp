@@ -13,6 +13,7 @@ namespace tw {
 
 namespace {
 
+using kernels::transpose::kLine;
 using kernels::transpose::Transpose;
 
 constexpr const char* kOp = "transpose";
@@ -40,17 +41,25 @@ Stream check(const Tensor& x, const Tensor& y, const TransposeOptions& options) 
   return stream;
 }
 
+/// On the CPU: rows long enough for the hardware to fetch ahead, tiles that stay in the L2 cache.
+constexpr int kCpuSide = 128;
+
 /// Elements are moved as the bits of a type of their size.
 template <class T>
 void run(const Tensor& x, const Tensor& y, const Stream& stream) {
-  using Kernel = Transpose<T>;
   const auto bits = [](const Tensor& t) { return Tensor::borrow(t.data(), t.shape(), dtype_of<T>, t.device(), t.strides()); };
-  const auto tiles = [](std::int64_t extent) { return static_cast<int>((extent + Kernel::side - 1) / Kernel::side); };
-  const int batch = x.rank() == 3 ? static_cast<int>(x.shape(0)) : 1;
-  launch<Kernel>(stream, {tiles(x.shape(-2)), tiles(x.shape(-1)), batch}, [&](auto& bind, auto& p) {
+  const auto bind_call = [&](auto& bind, auto& p) {
     bind(p.x, bits(x));
     bind(p.y, bits(y));
-  });
+  };
+  const auto grid = [&](int side) -> TileGrid {
+    const auto tiles = [&](std::int64_t extent) { return static_cast<int>((extent + side - 1) / side); };
+    return {tiles(x.shape(-2)), tiles(x.shape(-1)), x.rank() == 3 ? static_cast<int>(x.shape(0)) : 1};
+  };
+  if (stream.device().is_cuda())
+    launch_gpu<Transpose<T, kLine<T>>>(stream, grid(kLine<T>), bind_call);
+  else
+    launch_cpu<Transpose<T, kCpuSide>>(grid(kCpuSide), bind_call);
 }
 
 }  // namespace
@@ -74,7 +83,7 @@ namespace kernels::transpose {
 
 std::vector<KernelSpec> registered() {
   std::vector<KernelSpec> specs;
-  const auto add = [&]<class T>(const char* name) { specs.push_back(make_spec(kernel_info<Transpose<T>>, true, true, name)); };
+  const auto add = [&]<class T>(const char* name) { specs.push_back(make_spec(kernel_info<Transpose<T, kLine<T>>>, true, true, name)); };
   add.template operator()<std::uint8_t>("transpose_1_byte");
   add.template operator()<bf16>("transpose_2_bytes");
   add.template operator()<std::int32_t>("transpose_4_bytes");

@@ -4,27 +4,31 @@
 
 namespace tw::kernels::transpose {
 
-/// y = x with rows and columns exchanged, for each i. A warp reads and writes rows of whole 128-byte lines (256 for 8-byte elements), 4 or
-/// 8 bytes a lane.
+/// Elements that 32 lanes move at once, 4 bytes each: a whole 128-byte line (8 bytes, and 256, where elements have so many).
 template <class T>
+inline constexpr int kLine = sizeof(T) < 4 ? 128 / static_cast<int>(sizeof(T)) : 32;
+
+/// y = x with rows and columns exchanged, for each i, in squares of `Side`: on a GPU kLine<T>, so that every thread has eight loads in
+/// flight.
+template <class T, int Side>
 struct Transpose {
   static constexpr const char* source = "kernels/transpose/transpose.tile.hpp";
-  static constexpr int width = sizeof(T) < 4 ? 4 / static_cast<int>(sizeof(T)) : 1;
-  static constexpr int side = 32 * width;
+  static constexpr int side = Side;
 
   template <class Target>
   struct On {
+    static constexpr int warps = kLine<T> / 8;
     struct Params {
       Global<Target, const T> x;
       Global<Target, T> y;
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
-      using Square = Rows<Target, T, side, side, 4, width>;
+      using Square = Rows<Target, T, Side, Side, warps, kLine<T> / 32>;
       Square x, y;
-      block.load(x, p.x, t.m * side, t.n * side, t.batch);
+      block.load(x, p.x, t.m * Side, t.n * Side, t.batch);
       block.transpose(x, y);
-      block.store(y, p.y, t.n * side, t.m * side, t.batch);
+      block.store(y, p.y, t.n * Side, t.m * Side, t.batch);
     }
   };
 };

@@ -172,7 +172,8 @@ struct GeluErf {
     p = p * z + -1.1511061f;
     p = p * z + -1.0f;
     const X tail = exp2(p);
-    return x * (x < 0.0f ? tail : 1.0f - tail);
+    // 1 - tail or tail, with no operation that only one of them needs: that would be a branch.
+    return x * ((x < 0.0f ? X(0.0f) : X(1.0f)) + (x < 0.0f ? tail : -tail));
   }
 };
 /// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): the approximate GELU.

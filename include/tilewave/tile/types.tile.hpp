@@ -292,21 +292,41 @@ TW_INLINE constexpr To saturated(From x) {
   return static_cast<u64>(x) > static_cast<u64>(largest<To>) ? largest<To> : static_cast<To>(x);
 }
 
+/// Choices are made between integers, and from comparisons that are all made: compilers vectorise loops of it, which they do not where a
+/// choice could leave out a float's operation that might trap.
 template <class To>
 TW_INLINE constexpr To rounded(float x) {
-  if (!(x == x)) return 0;
-  if (x >= static_cast<float>(largest<To>)) return largest<To>;
-  if (x <= static_cast<float>(lowest<To>)) return lowest<To>;
-  if constexpr (sizeof(To) == 1) {
-    const float shifted = x + 12582912.0f;  // 1.5 * 2^23: the sum's low bits hold the nearest integer
-    return static_cast<To>(bit_cast<u32>(shifted) & 0xffu);
+#if TW_ON_GPU
+  if constexpr (sizeof(To) < 4 || is_same<To, i32>) {
+    if (!__builtin_is_constant_evaluated()) {
+      int n;  // saturated; NaN becomes 0
+      asm("cvt.rni.s32.f32 %0, %1;" : "=r"(n) : "f"(x));
+      return saturated<To>(n);
+    }
+  }
+#endif
+  const u32 bits = bit_cast<u32>(x);
+  const u32 magnitude = bits & 0x7fffffffu;
+  const u32 number = magnitude > 0x7f800000u ? 0u : magnitude;  // NaN becomes 0
+  if constexpr (sizeof(To) < 4) {
+    constexpr u32 kLimit = bit_cast<u32>(131072.0f);  // beyond every To
+    const float limited = bit_cast<float>((number < kLimit ? number : kLimit) | (bits & 0x80000000u));
+    int n = static_cast<int>(bit_cast<u32>(limited + 12582912.0f)) - 0x4b400000;  // 1.5 * 2^23: the sum's low bits hold the nearest integer
+    n = n < static_cast<int>(lowest<To>) ? static_cast<int>(lowest<To>) : n;
+    n = n > static_cast<int>(largest<To>) ? static_cast<int>(largest<To>) : n;
+    return static_cast<To>(n);
   } else {
-    const To whole = static_cast<To>(x);
-    const float rest = x - static_cast<float>(whole);  // exact; 0 from 2^23 on
+    // largest<To> + 1 is a power of two.
+    constexpr u32 kLimit = bit_cast<u32>(2.0f * static_cast<float>(largest<To> / 2 + 1));
+    const bool negative = bits >> 31 != 0;
+    const bool inside = (number < kLimit) & (is_signed<To> | !negative);
+    const float limited = bit_cast<float>(inside ? number | (bits & 0x80000000u) : 0u);
+    const To whole = static_cast<To>(limited);
+    const float rest = limited - static_cast<float>(whole);  // exact; 0 from 2^23 on
     const bool odd = (whole & 1) != 0;
-    if (rest > 0.5f || (rest == 0.5f && odd)) return static_cast<To>(whole + 1);
-    if (rest < -0.5f || (rest == -0.5f && odd)) return static_cast<To>(whole - 1);
-    return whole;
+    const To up = static_cast<To>((rest > 0.5f) | ((rest == 0.5f) & odd));
+    const To down = static_cast<To>((rest < -0.5f) | ((rest == -0.5f) & odd));
+    return inside ? static_cast<To>(whole + up - down) : negative ? lowest<To> : largest<To>;
   }
 }
 

@@ -264,7 +264,8 @@ struct Block {
   }
   /// to(col, row) = from(row, col), through shared memory.
   template <class T, int R, int C, int Warps, int Width, int TurnedWidth>
-  TW_INLINE void transpose(const Rows<T, R, C, Warps, Width>& from, Rows<T, C, R, Warps, TurnedWidth>& to) const {
+  TW_INLINE void transpose([[maybe_unused]] const Rows<T, R, C, Warps, Width>& from,
+                           [[maybe_unused]] Rows<T, C, R, Warps, TurnedWidth>& to) const {
 #if TW_ON_GPU
     using From = Rows<T, R, C, Warps, Width>;
     using To = Rows<T, C, R, Warps, TurnedWidth>;

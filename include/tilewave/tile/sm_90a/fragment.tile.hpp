@@ -86,7 +86,7 @@ struct ColumnVector {
 
 /// Folds one value of each of a row's `Warps` warps, all of a block's `threads` threads at once: every thread gets its row's result.
 template <int Warps, int threads, class V, class Op>
-TW_INLINE V across_warps(V value, Op op) {
+TW_INLINE V across_warps(V value, [[maybe_unused]] Op op) {
 #if TW_ON_GPU
   __shared__ V partial[threads / 32];
   const int warp = static_cast<int>(ptx::thread_index()) / 32;
