@@ -10,6 +10,7 @@
 #include "benchmarks/memory_bound.hpp"
 #include "benchmarks/yardsticks.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/elementwise.hpp"
 #include "tilewave/gemm.hpp"
 
 namespace tw::bench {
@@ -48,6 +49,12 @@ double product(std::initializer_list<std::int64_t> extents) {
 }
 
 // --- The kernels
+
+/// y = f(x).
+Prepared unary(const Place& on, std::int64_t rows, std::int64_t cols, void (*f)(const Tensor& x, const Tensor& y, const Stream& stream)) {
+  const Tensor x = on.random({rows, cols}, 1), y = on.result({rows, cols});
+  return {bytes_of({x, y}), 0, [=, stream = on.stream] { f(x, y, stream); }};
+}
 
 /// y = activation(x w^T + bias), w [out, in].
 Prepared linear(const Place& on, std::int64_t rows, std::int64_t in, std::int64_t out, Activation activation) {
@@ -93,6 +100,10 @@ Prepared fused_attention(const Place& on, std::int64_t seqlen, std::int64_t head
 
 const std::vector<Kernel>& kernels() {
   static const std::vector<Kernel> list = {
+      {"silu",
+       [](const Place& on) { return unary(on, kTokens, kDecoderMlp, [](auto& x, auto& y, auto& stream) { silu(x, y, {stream}); }); }},
+      {"gelu-tanh",
+       [](const Place& on) { return unary(on, kFrames, kEncoderMlp, [](auto& x, auto& y, auto& stream) { gelu_tanh(x, y, {stream}); }); }},
       {"linear", [](const Place& on) { return linear(on, kFrames, kEncoderWidth, kEncoderMlp, Activation::none); }},
       {"attention-scores", attention_scores},
       {"attention-output", attention_output},

@@ -14,11 +14,13 @@
 #include <vector>
 
 #include "kernels/attention/reference.hpp"
+#include "kernels/elementwise/reference.hpp"
 #include "kernels/gemm/reference.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/elementwise.hpp"
 #include "tilewave/gemm.hpp"
 
 namespace tw::test {
@@ -42,6 +44,27 @@ class Exercise : public testing::TestWithParam<std::tuple<Device, DType>> {
     EXPECT_TRUE(accurate({.out = out, .reference = reference, .naive = naive, .arithmetic = arithmetic, .terms = terms}));
     EXPECT_TRUE(y.gaps_intact());
   }
+  /// Of ops without products: `plain`.operator()<Real>() gives the values in arithmetic of type Real.
+  template <class F>
+  void expect_accurate(const PlacedTensor& y, F plain) const {
+    std::vector<double> naive;
+    for (const float x : plain.template operator()<float>()) naive.push_back(round_to(dtype(), x));
+    // Nothing is multiplied by tensor cores.
+    expect_accurate(y, plain.template operator()<double>(), naive, arithmetic_of(dtype(), Device::cpu()), kWidth);
+  }
+  /// y = f(x), with the function of a Real.
+  template <class F>
+  void expect_elements(void (*f)(const Tensor& x, const Tensor& y, const ElementwiseOptions& options), F plain) const {
+    std::mt19937_64 random = random_engine();
+    PlacedTensor x = make({kTokens, kMlp}), y = make({kTokens, kMlp});
+    const std::vector<float> values = x.fill_random(random, 3);
+    f(x, y, {});
+    expect_accurate(y, [&]<class Real>() {
+      std::vector<Real> result;
+      for (const float value : values) result.push_back(plain(static_cast<Real>(value)));
+      return result;
+    });
+  }
   void expect_product(const PlacedTensor& y, const kernels::gemm::PlainCall& call) const {
     const Arithmetic arithmetic = arithmetic_of(dtype(), device());
     expect_accurate(y, kernels::gemm::reference(call), kernels::gemm::naive(call, dtype(), arithmetic == Arithmetic::tf32), arithmetic,
@@ -58,6 +81,14 @@ class Exercise : public testing::TestWithParam<std::tuple<Device, DType>> {
     expect_product(y, {.m = kTokens, .n = kMlp, .k = kWidth, .a = x_values, .b = w_values, .bias = bias_values, .activation = activation});
   }
 };
+
+TEST_P(Exercise, Silu) {
+  expect_elements(silu, [](auto x) { return kernels::elementwise::silu(x); });
+}
+
+TEST_P(Exercise, GeluTanh) {
+  expect_elements(gelu_tanh, [](auto x) { return kernels::elementwise::gelu_tanh(x); });
+}
 
 TEST_P(Exercise, Linear) { expect_linear(Activation::none); }
 
