@@ -10,7 +10,12 @@
 #include "benchmarks/memory_bound.hpp"
 #include "benchmarks/yardsticks.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/elementwise.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/norm.hpp"
+#include "tilewave/rope.hpp"
+#include "tilewave/softmax.hpp"
+#include "tilewave/swiglu.hpp"
 
 namespace tw::bench {
 namespace {
@@ -49,6 +54,38 @@ double product(std::initializer_list<std::int64_t> extents) {
 
 // --- The kernels
 
+/// y = f(x).
+Prepared unary(const Place& on, std::int64_t rows, std::int64_t cols, void (*f)(const Tensor& x, const Tensor& y, const Stream& stream)) {
+  const Tensor x = on.random({rows, cols}, 1), y = on.result({rows, cols});
+  return {bytes_of({x, y}), 0, [=, stream = on.stream] { f(x, y, stream); }};
+}
+
+Prepared run_rms_norm(const Place& on) {
+  const Tensor x = on.random({kTokens, kDecoderWidth}, 1), weight = on.random({kDecoderWidth}, 2), y = on.result({kTokens, kDecoderWidth});
+  return {bytes_of({x, weight, y}), 0, [=, stream = on.stream] { rms_norm(x, y, {.weight = &weight, .stream = stream}); }};
+}
+
+Prepared run_layer_norm(const Place& on) {
+  const Tensor x = on.random({kFrames, kEncoderWidth}, 1), y = on.result({kFrames, kEncoderWidth});
+  const Tensor weight = on.random({kEncoderWidth}, 2), bias = on.random({kEncoderWidth}, 3);
+  return {bytes_of({x, weight, bias, y}), 0,
+          [=, stream = on.stream] { layer_norm(x, y, {.weight = &weight, .bias = &bias, .stream = stream}); }};
+}
+
+/// cos and sin of pos * inv_freq for every position of the decoder.
+Prepared rope_cos_sin(const Place& on) {
+  constexpr std::int64_t kPositions = 8192;
+  const Tensor cos = on.result({kPositions, kDecoderHeadDim / 2}), sin = on.result({kPositions, kDecoderHeadDim / 2});
+  return {bytes_of({cos, sin}), 0, [=, stream = on.stream] { rope_table(cos, sin, {.stream = stream}); }};
+}
+
+/// y = silu(gate) up.
+Prepared fused_swiglu(const Place& on) {
+  const Tensor gate = on.random({kTokens, kDecoderMlp}, 1), up = on.random({kTokens, kDecoderMlp}, 2),
+               y = on.result({kTokens, kDecoderMlp});
+  return {bytes_of({gate, up, y}), 0, [=, stream = on.stream] { swiglu(gate, up, y, {stream}); }};
+}
+
 /// y = activation(x w^T + bias), w [out, in].
 Prepared linear(const Place& on, std::int64_t rows, std::int64_t in, std::int64_t out, Activation activation) {
   const Tensor x = on.random({rows, in}, 1), w = on.random({out, in}, 2), bias = on.random({out}, 3), y = on.result({rows, out});
@@ -69,6 +106,17 @@ Prepared attention_scores(const Place& on) {
   const float scale = 1 / std::sqrt(static_cast<float>(kEncoderHeadDim));
   const auto launch = [=, stream = on.stream] { gemm(q, k.transpose(1, 2), scores, {.alpha = scale, .stream = stream}); };
   return {bytes_of({q, k, scores}), 2 * product({kEncoderHeads, kFrames, kFrames, kEncoderHeadDim}), launch};
+}
+
+Prepared softmax_rows(const Place& on) {
+  const Tensor x = frames_by_frames(on.random({kEncoderHeads, kFrames, kPaddedFrames}, 1));
+  const Tensor y = frames_by_frames(on.result({kEncoderHeads, kFrames, kPaddedFrames}));
+  return {bytes_of({x, y}), 0, [=, stream = on.stream] { softmax(x, y, {.stream = stream}); }};
+}
+
+Prepared softmax_in_place(const Place& on) {
+  const Tensor x = frames_by_frames(on.random({kEncoderHeads, kFrames, kPaddedFrames}, 1));
+  return {2 * bytes_of({x}), 0, [=, stream = on.stream] { softmax(x, x, {.stream = stream}); }};
 }
 
 /// O = P V for every head of the encoder.
@@ -93,9 +141,19 @@ Prepared fused_attention(const Place& on, std::int64_t seqlen, std::int64_t head
 
 const std::vector<Kernel>& kernels() {
   static const std::vector<Kernel> list = {
+      {"silu",
+       [](const Place& on) { return unary(on, kTokens, kDecoderMlp, [](auto& x, auto& y, auto& stream) { silu(x, y, {stream}); }); }},
+      {"gelu-tanh",
+       [](const Place& on) { return unary(on, kFrames, kEncoderMlp, [](auto& x, auto& y, auto& stream) { gelu_tanh(x, y, {stream}); }); }},
+      {"softmax", softmax_rows},
+      {"rms-norm", run_rms_norm},
+      {"layer-norm", run_layer_norm},
       {"linear", [](const Place& on) { return linear(on, kFrames, kEncoderWidth, kEncoderMlp, Activation::none); }},
       {"attention-scores", attention_scores},
+      {"softmax-in-place", softmax_in_place},
       {"attention-output", attention_output},
+      {"rope-cos-sin", rope_cos_sin},
+      {"fused-swiglu", fused_swiglu},
       {"fused-linear-gelu", [](const Place& on) { return linear(on, kFrames, kEncoderWidth, kEncoderMlp, Activation::gelu_tanh); }},
       {"fused-attention-encoder",
        [](const Place& on) { return fused_attention(on, kFrames, kEncoderHeads, kEncoderHeads, kEncoderHeadDim, false); }, false},

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <ctime>
+#include <map>
 #include <random>
 #include <thread>
 
@@ -337,21 +337,37 @@ const Family* Family::find(const std::string& name) {
 
 // --- Inputs and limits
 
-Tensor random_normal(Shape shape, DType dtype, Device device, std::uint64_t seed) {
-  constexpr std::size_t kPeriod = 4194301;  // prime: no two rows of a matrix are alike
-  Tensor host = Tensor::empty(std::move(shape), dtype);
-  const std::size_t count = std::min(kPeriod, static_cast<std::size_t>(host.numel()));
+namespace {
+
+/// At least `count` normal numbers on the CPU, kept for the next tensor of that dtype and seed.
+const Tensor& normal_numbers(std::int64_t count, DType dtype, std::uint64_t seed) {
+  static std::map<std::pair<DType, std::uint64_t>, Tensor> known;
+  Tensor& numbers = known[{dtype, seed}];
+  if (numbers.numel() >= count) return numbers;
   std::mt19937_64 random(seed);
   std::normal_distribution<float> normal;
-  std::vector<float> values(count);
+  std::vector<float> values(static_cast<std::size_t>(count));
   for (float& value : values) value = normal(random);
-  const Tensor pattern = Tensor::from<float>(values, {static_cast<std::int64_t>(count)}).to(dtype);
-  const std::size_t bytes = static_cast<std::size_t>(host.numel()) * size_of(dtype);
-  const std::size_t period_bytes = count * size_of(dtype);
-  for (std::size_t at = 0; at < bytes; at += period_bytes) {
-    std::memcpy(static_cast<char*>(host.data()) + at, pattern.data(), std::min(period_bytes, bytes - at));
+  return numbers = Tensor::from<float>(values, {count}).to(dtype);
+}
+
+}  // namespace
+
+Tensor random_normal(Shape shape, DType dtype, Device device, std::uint64_t seed) {
+  constexpr std::int64_t kPeriod = 4194301;  // prime: no two rows of a matrix are alike
+  Tensor result = Tensor::empty(std::move(shape), dtype, Stream::standard(device));
+  const std::int64_t numel = result.numel();
+  if (numel == 0) return result;
+  const std::int64_t period = std::min(kPeriod, numel);
+  const Tensor flat = result.reshape({numel});
+  flat.slice(0, 0, period).copy_from(normal_numbers(period, dtype, seed).slice(0, 0, period));
+  // Repeated on the device, twice as many each time.
+  for (std::int64_t filled = period; filled < numel;) {
+    const std::int64_t more = std::min(filled, numel - filled);
+    flat.slice(0, filled, filled + more).copy_from(flat.slice(0, 0, more));
+    filled += more;
   }
-  return device.is_cuda() ? host.to(device) : host;
+  return result;
 }
 
 std::optional<GpuLimits> gpu_limits(const std::string& device_name) {

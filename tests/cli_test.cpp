@@ -391,6 +391,29 @@ TEST_F(Cli, BenchWritesRecords) {
     EXPECT_TRUE(record.contains(field)) << field;
 }
 
+TEST_F(Cli, BenchHoldsMemoryBoundOpsAgainstACopy) {
+  const std::string path = (folder() / "transpose.json").string();
+  const Outcome outcome = run(fmt::format("bench transpose --device cpu --quick --dtype f32 --json '{}'", path));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const json records = json::parse(read(path));
+  ASSERT_EQ(records.size(), 1u);
+  const json& record = records[0];
+  EXPECT_EQ(record.at("unit"), "GB/s");
+  EXPECT_EQ(record.at("peer"), "copy");
+  EXPECT_EQ(record.at("peer_variant"), "memcpy");
+  const double moved = 2.0 * 4096 * 4096 * 4;
+  EXPECT_NEAR(record.at("ours").get<double>() * 1e9 * record.at("time_us").get<double>() * 1e-6, moved, 1e-3 * moved);
+}
+
+TEST_F(Cli, BenchListsTheExercise) {
+  const Outcome outcome = run("bench exercise --list --device cuda");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* name :
+       {"silu", "gelu-tanh", "softmax", "rms-norm", "layer-norm", "linear", "attention-scores", "softmax-in-place", "attention-output",
+        "rope-cos-sin", "fused-swiglu", "fused-linear-gelu", "fused-attention-encoder", "fused-attention-decoder"})
+    EXPECT_NE(outcome.out.find(fmt::format(" {} ", name)), std::string::npos) << name << "\n" << outcome.out;
+}
+
 TEST_F(Cli, BenchLeavesNoFileWithoutRecords) {
   const fs::path path = folder() / "none.json";
   EXPECT_EQ(run(fmt::format("bench gemm --device cpu --case nothing-like-it --json '{}'", path.string())).code, 2);

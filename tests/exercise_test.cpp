@@ -14,12 +14,22 @@
 #include <vector>
 
 #include "kernels/attention/reference.hpp"
+#include "kernels/elementwise/reference.hpp"
 #include "kernels/gemm/reference.hpp"
+#include "kernels/norm/reference.hpp"
+#include "kernels/rope/reference.hpp"
+#include "kernels/softmax/reference.hpp"
+#include "kernels/swiglu/reference.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/elementwise.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/norm.hpp"
+#include "tilewave/rope.hpp"
+#include "tilewave/softmax.hpp"
+#include "tilewave/swiglu.hpp"
 
 namespace tw::test {
 namespace {
@@ -42,6 +52,42 @@ class Exercise : public testing::TestWithParam<std::tuple<Device, DType>> {
     EXPECT_TRUE(accurate({.out = out, .reference = reference, .naive = naive, .arithmetic = arithmetic, .terms = terms}));
     EXPECT_TRUE(y.gaps_intact());
   }
+  /// Of ops without products: `plain`.operator()<Real>() gives the values in arithmetic of type Real.
+  template <class F>
+  void expect_accurate(const PlacedTensor& y, F plain) const {
+    std::vector<double> naive;
+    for (const float x : plain.template operator()<float>()) naive.push_back(round_to(dtype(), x));
+    // Nothing is multiplied by tensor cores.
+    expect_accurate(y, plain.template operator()<double>(), naive, arithmetic_of(dtype(), Device::cpu()), kWidth);
+  }
+  /// y = f(x), with the function of a Real.
+  template <class F>
+  void expect_elements(void (*f)(const Tensor& x, const Tensor& y, const ElementwiseOptions& options), F plain) const {
+    std::mt19937_64 random = random_engine();
+    PlacedTensor x = make({kTokens, kMlp}), y = make({kTokens, kMlp});
+    const std::vector<float> values = x.fill_random(random, 3);
+    f(x, y, {});
+    expect_accurate(y, [&]<class Real>() {
+      std::vector<Real> result;
+      for (const float value : values) result.push_back(plain(static_cast<Real>(value)));
+      return result;
+    });
+  }
+  /// weight and bias of a norm near 1 and 0, as trained ones are.
+  std::vector<float> fill_near(PlacedTensor& tensor, float centre, std::mt19937_64& random) const {
+    std::normal_distribution<float> normal(centre, 0.1f);
+    std::vector<float> values(static_cast<std::size_t>(tensor.tensor().numel()));
+    for (float& x : values) x = round_to(dtype(), normal(random));
+    tensor.fill(values);
+    return values;
+  }
+  void expect_softmax(bool in_place) const {
+    std::mt19937_64 random = random_engine();
+    PlacedTensor x = make({kHeads * kTokens, kTokens}), y = make({kHeads * kTokens, kTokens});
+    const std::vector<float> values = x.fill_random(random, 2);
+    softmax(x, in_place ? x : y);
+    expect_accurate(in_place ? x : y, [&]<class Real>() { return kernels::softmax::plain<Real>(values, kHeads * kTokens, kTokens, 1); });
+  }
   void expect_product(const PlacedTensor& y, const kernels::gemm::PlainCall& call) const {
     const Arithmetic arithmetic = arithmetic_of(dtype(), device());
     expect_accurate(y, kernels::gemm::reference(call), kernels::gemm::naive(call, dtype(), arithmetic == Arithmetic::tf32), arithmetic,
@@ -58,6 +104,63 @@ class Exercise : public testing::TestWithParam<std::tuple<Device, DType>> {
     expect_product(y, {.m = kTokens, .n = kMlp, .k = kWidth, .a = x_values, .b = w_values, .bias = bias_values, .activation = activation});
   }
 };
+
+TEST_P(Exercise, Silu) {
+  expect_elements(silu, [](auto x) { return kernels::elementwise::silu(x); });
+}
+
+TEST_P(Exercise, GeluTanh) {
+  expect_elements(gelu_tanh, [](auto x) { return kernels::elementwise::gelu_tanh(x); });
+}
+
+TEST_P(Exercise, Softmax) { expect_softmax(false); }
+
+TEST_P(Exercise, SoftmaxInPlace) { expect_softmax(true); }
+
+TEST_P(Exercise, RmsNorm) {
+  std::mt19937_64 random = random_engine();
+  PlacedTensor x = make({kTokens, kWidth}), weight = make({kWidth}), y = make({kTokens, kWidth});
+  const std::vector<float> x_values = x.fill_random(random), weight_values = fill_near(weight, 1, random);
+  rms_norm(x, y, {.epsilon = 1e-5f, .weight = &weight.tensor()});
+  const kernels::norm::PlainCall call{.h = x_values, .cols = kWidth, .weight = weight_values, .epsilon = 1e-5, .rms = true};
+  expect_accurate(y, [&]<class Real>() {
+    return kernels::norm::plain<Real>(call, [&](Real v) { return is_same<Real, float> ? round_to(dtype(), static_cast<float>(v)) : v; });
+  });
+}
+
+TEST_P(Exercise, LayerNorm) {
+  std::mt19937_64 random = random_engine();
+  PlacedTensor x = make({kTokens, kWidth}), weight = make({kWidth}), bias = make({kWidth}), y = make({kTokens, kWidth});
+  const std::vector<float> x_values = x.fill_random(random), weight_values = fill_near(weight, 1, random);
+  const std::vector<float> bias_values = fill_near(bias, 0, random);
+  layer_norm(x, y, {.epsilon = 1e-5f, .weight = &weight.tensor(), .bias = &bias.tensor()});
+  const kernels::norm::PlainCall call{.h = x_values, .cols = kWidth, .weight = weight_values, .bias = bias_values, .epsilon = 1e-5};
+  expect_accurate(y, [&]<class Real>() { return kernels::norm::plain<Real>(call, [](Real v) { return v; }); });
+}
+
+TEST_P(Exercise, RopeCosSin) {
+  constexpr std::int64_t kHalf = 64;
+  PlacedTensor cos = make({kTokens, kHalf}), sin = make({kTokens, kHalf});
+  rope_table(cos, sin, {.theta = 10000});
+  const auto expect_table = [&](const PlacedTensor& table, auto f) {
+    expect_accurate(table, [&]<class Real>() {
+      std::vector<Real> result;
+      for (std::int64_t position = 0; position < kTokens; ++position)
+        for (std::int64_t k = 0; k < kHalf; ++k) result.push_back(f(static_cast<Real>(kernels::rope::angle(position, k, kHalf, 10000))));
+      return result;
+    });
+  };
+  expect_table(cos, [](auto angle) { return std::cos(angle); });
+  expect_table(sin, [](auto angle) { return std::sin(angle); });
+}
+
+TEST_P(Exercise, FusedSwiglu) {
+  std::mt19937_64 random = random_engine();
+  PlacedTensor gate = make({kTokens, kMlp}), up = make({kTokens, kMlp}), y = make({kTokens, kMlp});
+  const std::vector<float> gate_values = gate.fill_random(random, 3), up_values = up.fill_random(random);
+  swiglu(gate, up, y);
+  expect_accurate(y, [&]<class Real>() { return kernels::swiglu::plain<Real>(gate_values, up_values); });
+}
 
 TEST_P(Exercise, Linear) { expect_linear(Activation::none); }
 
