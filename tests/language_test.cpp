@@ -631,13 +631,14 @@ void expect_product(Device device, std::mt19937_64& random, std::int64_t m, std:
   PlacedTensor b(b_contract == Contract::columns ? Shape{n, k} : Shape{k, n}, dtype_of<T>, device, {.gap = 8, .align = 8});
   PlacedTensor d({m, n}, dtype_of<T>, device, {.align = 8});
   std::vector<float> av = a.fill_random(random), bv = b.fill_random(random, 1 / std::sqrt(static_cast<float>(k)));
-  launch_kernel<kernels::gemm::Gemm<T, a_contract, b_contract, Identity, false, kBM, kBN, kBK, Stages, 1, 8>>(
+  namespace g = kernels::gemm;
+  launch_kernel<g::Gemm<g::Operands<T, a_contract, b_contract>, g::Finish<T, Identity, false>, g::Tiles<kBM, kBN, kBK, Stages, 1, 8>>>(
       device, {ceil_div(static_cast<int>(m), kBM), ceil_div(static_cast<int>(n), kBN)}, [&](auto& bind, auto& p) {
-        bind(p.a, a);
-        bind(p.b, b);
+        bind(p.in.a, a);
+        bind(p.in.b, b);
         bind(p.d, d);
         p.alpha = 1;
-        p.depth = static_cast<int>(k);
+        p.in.depth = static_cast<int>(k);
       });
   const auto transpose = [](const std::vector<float>& x, std::int64_t rows, std::int64_t cols) {
     std::vector<float> y(x.size());
