@@ -80,7 +80,7 @@ struct HeldRows {
   template <class Target>
   struct On {
     static constexpr int warps = Warps;
-    static constexpr int blocks = 16 / Warps;  ///< 512 threads of a unit: while some compute, others load
+    static constexpr int min_blocks = 16 / Warps;  ///< 512 threads of a unit: while some compute, others load
     using Params = typename Types<X, Y>::template Params<Target>;
     using Values = Rows<Target, float, R, C, Warps, Width>;
 

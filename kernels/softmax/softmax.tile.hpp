@@ -28,7 +28,7 @@ struct HeldRows {
   struct On {
     static constexpr int warps = Warps;
     /// 1024 threads of a unit: while some compute, others load. The registers that this leaves do.
-    static constexpr int blocks = 32 / Warps;
+    static constexpr int min_blocks = 32 / Warps;
     using Params = typename Types<In, Out>::template Params<Target>;
     using Values = Rows<Target, float, R, C, Warps, Width>;
 

@@ -31,7 +31,7 @@
 //
 // Kernels that only touch global memory need Params and compute(block, params, tile) alone. Theirs is
 //   static constexpr int warps   of a block, a multiple of 4 up to 32; 4 when left out
-//   static constexpr int blocks  that a GPU's unit shall hold at once: the compiler keeps to the registers that this leaves; 1 when left
+//   static constexpr int min_blocks  that a GPU's unit shall hold at once: the compiler keeps to the registers that this leaves; 1 when left
 //   out
 
 namespace tw {
@@ -122,7 +122,7 @@ constexpr int warps_of() {
 }
 template <class On>
 constexpr int blocks_of() {
-  if constexpr (requires { On::blocks; }) return On::blocks;
+  if constexpr (requires { On::min_blocks; }) return On::min_blocks;
   return 1;
 }
 template <class On>
