@@ -71,8 +71,11 @@ void run_on_cpu(const Call& call) {
     launch_cpu<Kernel<kind, X, Y, kRows, kCols, 4, 0>>(row_grid(kOp<kind>, call.views, 1, kRows, 1),
                                                        [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
-  // Chunks are loaded, summed and left: the processor prefetches the next one meanwhile, and finds the row in its cache the next time.
-  call.cols <= 256 ? launch.template operator()<HeldRows, 8, 256>() : launch.template operator()<ChunkedRows, 1, 256>();
+  // A tile of 16 KB stays in the first-level cache.
+  if (call.cols <= 256) return launch.template operator()<HeldRows, 16, 256>();
+  if (call.cols <= 1280) return launch.template operator()<HeldRows, 1, 1280>();
+  if (call.cols <= 4096) return launch.template operator()<HeldRows, 1, 4096>();
+  launch.template operator()<ChunkedRows, 1, 1024>();
 }
 
 void check_weights(const char* op, const char* name, const Tensor& t, const Tensor& x) {

@@ -12,6 +12,7 @@ struct Swiglu {
 
   template <class Target>
   struct On {
+    static constexpr int blocks = 8;  ///< 1024 threads of a unit: while some compute, others load
     struct Params {
       Global<Target, const In> gate, up;
       Global<Target, Out> y;
@@ -38,6 +39,7 @@ struct SwigluPairs {
 
   template <class Target>
   struct On {
+    static constexpr int blocks = 8;  ///< 1024 threads of a unit: while some compute, others load
     struct Params {
       Global<Target, const Word> pairs;
       Global<Target, Out> y;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "tilewave/tile/cpu/stream.tile.hpp"
 #include "tilewave/tile/cpu/target.tile.hpp"
 
 #if !TW_ON_GPU
@@ -475,13 +474,6 @@ class Block {
     using T = typename G::Element;
     const Extent rows(row0, F::rows, to.rows), cols(col0, F::cols, to.cols);
     if (cols.begin >= cols.end) return;
-    if constexpr (is_same<typename F::Element, float> && sizeof(T) > 1) {
-      if (to.stride_col == 1 && to.bytes() >= stream_bytes()) {
-        for (int r = rows.begin; r < rows.end; ++r)
-          stream(to.template at<T>(row0 + r, col0 + cols.begin, i, j), from.x + r * F::cols + cols.begin, cols.end - cols.begin);
-        return stream_fence();
-      }
-    }
     for (int r = rows.begin; r < rows.end; ++r) {
       const auto* source = from.x + r * F::cols;
       T* const target = to.template at<T>(row0 + r, col0 + cols.begin, i, j) - cols.begin * to.stride_col;

@@ -41,7 +41,6 @@ struct Global : GlobalView {
   using TileType = Tile;
   static constexpr int split = Split;
   static constexpr bool readable = !is_same<T, Element>;
-  i64 bytes() const { return static_cast<i64>(sizeof(T)) * size_j * size_i * rows * cols; }
 };
 
 /// What an element of a product's operand is in a panel: bf16 and i8 as they are, other types widened to f32.
