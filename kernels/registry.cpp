@@ -5,6 +5,7 @@
 #include "kernels/convolution/variants.hpp"
 #include "kernels/elementwise/variants.hpp"
 #include "kernels/embedding/variants.hpp"
+#include "kernels/gemm/tuning.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/norm/variants.hpp"
 #include "kernels/reduce/variants.hpp"
@@ -13,21 +14,25 @@
 #include "kernels/swiglu/variants.hpp"
 #include "kernels/topk/variants.hpp"
 #include "kernels/transpose/variants.hpp"
+#include "kernels/tuner.hpp"
 
 namespace tw {
 
 std::vector<RegisteredKernel> registered_kernels() {
   std::vector<RegisteredKernel> all;
-  const auto add = [&](const char* family, const std::vector<KernelSpec>& specs) {
-    for (const KernelSpec& spec : specs) all.push_back({family, spec});
+  const auto add = [&](const char* family, const auto& variants, std::span<const ShapeKey> shape = {}) {
+    for (const auto& each : variants) {
+      const KernelVariant variant(each);
+      all.push_back({family, variant.spec, shape, variant.analyze});
+    }
   };
-  add("gemm", kernels::gemm::registered());
-  add("attention", kernels::attention::registered());
-  add("convolution", kernels::convolution::registered());
-  add("elementwise", kernels::elementwise::registered());
-  add("transpose", kernels::transpose::registered());
+  add("gemm", kernels::gemm::registered(), kernels::gemm::kShape);
+  add("attention", kernels::attention::registered(), kernels::attention::kShape);
+  add("convolution", kernels::convolution::registered(), kernels::convolution::kShape);
+  add("elementwise", kernels::elementwise::registered(), kernels::elementwise::kShape);
+  add("transpose", kernels::transpose::registered(), kernels::transpose::kShape);
   add("reduce", kernels::reduce::registered());
-  add("embedding", kernels::embedding::registered());
+  add("embedding", kernels::embedding::registered(), kernels::embedding::kShape);
   add("softmax", kernels::softmax::registered());
   add("norm", kernels::norm::registered());
   add("swiglu", kernels::swiglu::registered());
@@ -35,6 +40,11 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("cast_fp8", kernels::cast_fp8::registered());
   add("topk", kernels::topk::registered());
   return all;
+}
+
+std::vector<TunableFamily> tunable_families() {
+  return {
+      {"gemm", kernels::gemm::kTuneShape, {DType::bf16, DType::f16, DType::f32, DType::fp8_e4m3, DType::i8}, kernels::gemm::tune_problem}};
 }
 
 }  // namespace tw

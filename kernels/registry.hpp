@@ -1,16 +1,19 @@
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
-#include "tilewave/kernel.hpp"
+#include "kernels/variant.hpp"
 
 namespace tw {
 
-/// A kernel that `tilewave kernels` lists, shows and compiles ahead of time.
+/// A kernel that `tilewave kernels` lists, shows, compiles ahead of time and analyses.
 struct RegisteredKernel {
   std::string family;
   KernelSpec spec;
+  std::span<const ShapeKey> shape;  ///< what `analyze` wants to know
+  Analysis (*analyze)(const ShapeValues& shape);
 };
 
 /// Every family's instantiations that are worth having ahead of time (others compile at first use). Adding a family adds a line to

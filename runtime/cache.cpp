@@ -1,15 +1,11 @@
 #include "runtime/cache.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 
+#include "runtime/files.hpp"
 #include "runtime/paths.hpp"
 #include "runtime/sha256.hpp"
 
@@ -122,63 +118,13 @@ std::optional<CompiledKernel> decode(const std::string& key, std::string_view by
 
 Sha256::Digest checksum(std::string_view bytes) { return Sha256().add(bytes).finish(); }
 
-class File {
- public:
-  File(const std::string& path, int flags) : descriptor_(open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
-  ~File() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  bool is_open() const { return descriptor_ >= 0; }
-  int descriptor() const { return descriptor_; }
-
-  bool write_all(std::string_view bytes) {
-    while (!bytes.empty()) {
-      const ssize_t n = write(descriptor_, bytes.data(), bytes.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return false;
-      bytes.remove_prefix(static_cast<std::size_t>(n));
-    }
-    return true;
-  }
-
-  /// Closing reports what a file system wrote late (NFS, quotas).
-  bool sync_and_close() {
-    const bool synced = fsync(descriptor_) == 0;
-    const bool closed = close(descriptor_) == 0;
-    descriptor_ = -1;
-    return synced && closed;
-  }
-
- private:
-  int descriptor_;
-};
-
-std::optional<std::string> read_file(const std::string& path) {
-  File file(path, O_RDONLY);
-  struct stat status {};
-  if (!file.is_open() || fstat(file.descriptor(), &status) != 0 || !S_ISREG(status.st_mode)) return {};
-  if (status.st_size < 0 || static_cast<std::size_t>(status.st_size) > kLargestEntry) return {};
-  std::string bytes(static_cast<std::size_t>(status.st_size), '\0');
-  std::size_t filled = 0;
-  while (filled < bytes.size()) {
-    const ssize_t n = read(file.descriptor(), bytes.data() + filled, bytes.size() - filled);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return {};
-    filled += static_cast<std::size_t>(n);
-  }
-  return bytes;
-}
-
 std::string entry_path(const std::string& folder, const std::string& key) { return folder + "/" + key + ".kernel"; }
 
 }  // namespace
 
 std::optional<CompiledKernel> read_entry(const std::string& folder, const std::string& key) {
   if (folder.empty()) return {};
-  std::optional<std::string> bytes = read_file(entry_path(folder, key));
+  std::optional<std::string> bytes = read_file(entry_path(folder, key), kLargestEntry);
   if (!bytes || bytes->size() < kHeaderBytes || bytes->compare(0, kMagic.size(), kMagic) != 0) return {};
   const std::string_view content = std::string_view(*bytes).substr(kHeaderBytes);
   const Sha256::Digest digest = checksum(content);
@@ -196,25 +142,9 @@ bool write_entry(const std::string& folder, const std::string& key, const Compil
   std::filesystem::create_directories(folder, error);
   if (error) return fail(folder, error.message());
 
-  static std::atomic<unsigned> count = 0;
-  const std::string path = entry_path(folder, key);
-  const std::string temporary = fmt::format("{}.{}.{}.tmp", path, getpid(), count.fetch_add(1));
   const std::string content = encode(key, kernel);
   const Sha256::Digest digest = checksum(content);
-
-  bool written = false;
-  int reason = 0;
-  {
-    File file(temporary, O_WRONLY | O_CREAT | O_TRUNC);
-    if (!file.is_open()) return fail(temporary, std::strerror(errno));
-    written = file.write_all(kMagic) && file.write_all({reinterpret_cast<const char*>(digest.data()), digest.size()}) &&
-              file.write_all(content) && file.sync_and_close();
-    reason = errno;
-  }
-  if (written && std::rename(temporary.c_str(), path.c_str()) == 0) return true;
-  if (written) reason = errno;
-  unlink(temporary.c_str());
-  return fail(path, std::strerror(reason));
+  return replace_file(entry_path(folder, key), {kMagic, {reinterpret_cast<const char*>(digest.data()), digest.size()}, content}, problem);
 }
 
 std::vector<std::string> pack_directories() {

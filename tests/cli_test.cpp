@@ -86,7 +86,8 @@ void expect_message(const Outcome& outcome, int code, const std::string& part) {
 }
 
 TEST_F(Cli, EverySubcommandHasHelp) {
-  for (const char* command : {"", "devices", "kernels", "kernels list", "kernels source", "kernels layout", "kernels compile", "bench"}) {
+  for (const char* command : {"", "devices", "kernels", "kernels list", "kernels source", "kernels layout", "kernels compile",
+                              "kernels analyze", "bench", "tune"}) {
     for (const char* flag : {"--help", "-h"}) {
       const Outcome outcome = run(fmt::format("{} {}", command, flag));
       EXPECT_EQ(outcome.code, 0) << command;
@@ -108,7 +109,7 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
     const char* part;
   } const cases[] = {
       {"", "--help"},
-      {"frobnicate", "\"frobnicate\"; there are: devices, kernels, bench"},
+      {"frobnicate", "\"frobnicate\"; there are: devices, kernels, bench, tune"},
       {"benhc", "did you mean \"bench\""},
       {"devices --jsonn", "--jsonn"},
       {"devices extra", "extra"},
@@ -143,11 +144,28 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
       {"kernels compile --arch sm_90a nothing_like_it", "there is no kernel \"nothing_like_it\""},
       {"kernels compile --arch sm_90a --threads many", "--threads"},
       {"kernels compile --arch sm_90a --threads -1", "--threads"},
+      {"kernels analyze", "NAME"},
+      {"kernels analyze nothing_like_it --shape M=1", "there is no kernel \"nothing_like_it\""},
+      {"kernels analyze gemm_f16_nt_128x128", "--shape"},
+      {"kernels analyze gemm_f16_nt_128x128 --shape M=1,N=1,L=1", "there is no \"L\"; the names are: M, N, K"},
+      {"kernels analyze gemm_f16_nt_128x128 --shape M=1,N=1", "K is missing"},
+      {"kernels analyze gemm_f16_nt_128x128 --shape M=1,N=1,K=many", "K is \"many\""},
+      {"kernels analyze gemm_f16_nt_128x128 --shape M=1,N=1,K=1 --device H300", "allowed: H200, A100, 4090, cpu"},
+      {"kernels analyze attention_bf16_d64 --shape seqlen_q=1,seqlen_k=1,heads=3,kv_heads=2", "heads must be a positive multiple"},
       {"bench", "FAMILY"},
       {"bench gem", "did you mean \"gemm\""},
       {"bench gemm --device tpu", "allowed: \"cpu\", \"cuda\""},
       {"bench gemm --device cpu --dtype f31", "allowed: f32"},
       {"bench gemm --device cpu --case nothing-like-it", "--list"},
+      {"tune", "FAMILY and --shape"},
+      {"tune gem --shape M=1,N=1,K=1", "did you mean \"gemm\""},
+      {"tune gemm --device cpu", "--shape"},
+      {"tune gemm --device cpu --shape M=1,N=1", "K is missing"},
+      {"tune gemm --device cpu --shape M=1,N=1,K=0", "must be positive"},
+      {"tune gemm --device cpu --shape M=1,N=1,K=1 --dtype f31", "allowed: f32"},
+      {"tune gemm --device cpu --shape M=1,N=1,K=1 --dtype i64", "gemm is tuned for: bf16"},
+      {"tune gemm --device tpu --shape M=1,N=1,K=1", "allowed: \"cpu\", \"cuda\""},
+      {"tune --list --forget", "--forget"},
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.arguments);
@@ -366,6 +384,28 @@ TEST_F(Cli, UnwritableOutputIsExitCode1) {
   }
 }
 
+TEST_F(Cli, KernelsAnalyze) {
+  const std::string command = "kernels analyze gemm_f16_nt_128x128 --shape M=1024,N=1024,K=1024";
+  const json report = run_json(command + " --json");
+  EXPECT_EQ(report.at("shape"), "M=1024,N=1024,K=1024,batch=1,bias=0");
+  EXPECT_EQ(report.at("tiles"), 64);
+  EXPECT_EQ(report.at("operations").at("products").at("f16").at("inside"), 2147483648);
+  EXPECT_EQ(report.at("global_read"), 33554432);
+  EXPECT_EQ(report.at("global_written"), 2097152);
+  ASSERT_EQ(report.at("devices").size(), 3u);
+  EXPECT_EQ(report.at("devices").at(0).at("device"), "NVIDIA H200");
+  EXPECT_EQ(report.at("devices").at(0).at("bound"), "products");
+  EXPECT_EQ(report.at("devices").at(1).at("fits"), false);  // an A100 has less shared memory
+  // 64 tiles on 132 multiprocessors: a tile's time on one.
+  EXPECT_NEAR(report.at("devices").at(0).at("seconds").get<double>(), 2147483648.0 / 64 * 132 / 989.5e12, 1e-9);
+
+  const Outcome table = run(command + " --device A100 --device cpu");
+  EXPECT_EQ(table.code, 0) << table.err;
+  for (const char* word : {"2147483648 of f16", "32 MiB read, 2 MiB written", "NVIDIA A100", "cpu", "bound by"})
+    EXPECT_NE(table.out.find(word), std::string::npos) << table.out;
+  EXPECT_EQ(table.out.find("H200"), std::string::npos) << table.out;
+}
+
 TEST_F(Cli, BenchNeedsItsDevice) {
   if (tw::test::cuda_device() != nullptr) GTEST_SKIP() << "skipped: there is a CUDA device";
   expect_message(run("bench gemm --device cuda"), 1, "");
@@ -412,6 +452,53 @@ TEST_F(Cli, BenchListsTheExercise) {
        {"silu", "gelu-tanh", "softmax", "rms-norm", "layer-norm", "linear", "attention-scores", "softmax-in-place", "attention-output",
         "rope-cos-sin", "fused-swiglu", "fused-linear-gelu", "fused-attention-encoder", "fused-attention-decoder"})
     EXPECT_NE(outcome.out.find(fmt::format(" {} ", name)), std::string::npos) << name << "\n" << outcome.out;
+}
+
+TEST_F(Cli, TuneNeedsItsDevice) {
+  if (tw::test::cuda_device() != nullptr) GTEST_SKIP() << "skipped: there is a CUDA device";
+  expect_message(run("tune gemm --device cuda --shape M=64,N=64,K=64"), 1, "");
+  expect_message(run("tune --list --device cuda"), 1, "");
+}
+
+TEST_F(Cli, TuneKeepsTheFastestOnTheCpu) {
+  const std::string command = "tune gemm --device cpu --dtype f32 --quick --shape M=64,N=64,K=64";
+  const json plan = run_json(command + " --dry-run --json");
+  ASSERT_EQ(plan.at("configurations").size(), 2u);
+  EXPECT_TRUE(plan.at("winner").is_null());
+  for (const json& configuration : plan.at("configurations")) {
+    EXPECT_TRUE(configuration.at("us").is_null());
+    EXPECT_GT(configuration.at("least_us").get<double>(), 0);
+  }
+  EXPECT_EQ(run_json("tune --list --device cpu --json").at("choices").size(), 0u);
+  EXPECT_NE(run(command + " --dry-run").out.find("configuration"), std::string::npos);
+
+  const json tuned = run_json(command + " --json");
+  EXPECT_EQ(tuned.at("seed"), 1);
+  double best = 0;
+  std::string fastest;
+  for (const json& configuration : tuned.at("configurations")) {
+    if (configuration.at("us").is_null()) {
+      EXPECT_TRUE(configuration.at("dropped").is_string());
+    } else if (best == 0 || configuration.at("us").get<double>() < best) {
+      best = configuration.at("us");
+      fastest = configuration.at("name");
+    }
+  }
+  EXPECT_EQ(tuned.at("winner"), fastest);
+  const json list = run_json("tune gemm --list --device cpu --json");
+  ASSERT_EQ(list.at("choices").size(), 1u);
+  EXPECT_EQ(list.at("choices").at(0).at("problem"), tuned.at("problem"));
+  EXPECT_EQ(list.at("choices").at(0).at("name"), fastest);
+  EXPECT_TRUE(fs::exists(list.at("file").get<std::string>()));
+  EXPECT_NE(run("tune --list --device cpu").out.find(fastest), std::string::npos);
+
+  EXPECT_EQ(run("tune attention --forget --device cpu").out.rfind("0 ", 0), 0u);
+  EXPECT_EQ(run("tune gemm --forget --device cpu").out.rfind("1 ", 0), 0u);
+  EXPECT_EQ(run_json("tune --list --device cpu --json").at("choices").size(), 0u);
+
+  const Outcome table = run(command);
+  EXPECT_EQ(table.code, 0) << table.err;
+  EXPECT_NE(table.out.find("is the fastest; kept in"), std::string::npos) << table.out;
 }
 
 TEST_F(Cli, BenchLeavesNoFileWithoutRecords) {

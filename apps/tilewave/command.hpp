@@ -8,6 +8,9 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <vector>
+
+#include "kernels/registry.hpp"
 
 namespace tw::cli {
 
@@ -26,11 +29,17 @@ class UsageError : public std::runtime_error {
 void add_devices(CLI::App& app, int& exit_code);
 void add_kernels(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
+void add_tune(CLI::App& app, int& exit_code);
+/// To `kernels`.
+void add_analyze(CLI::App& kernels, int& exit_code);
 
 /// Prints `json` and a newline to stdout.
 void print_json(const nlohmann::ordered_json& json);
 /// The text that print_json prints; bytes that are not UTF-8 are replaced, NaN and infinities become null.
 std::string json_text(const nlohmann::ordered_json& json);
+
+/// Throws UsageError, with names that look like it, when there is none.
+RegisteredKernel find_kernel(const std::vector<RegisteredKernel>& kernels, const std::string& name);
 
 /// Those of `known` that look like `given`, best first, 5 at most: ` (did you mean "gemm"?)`, or "" when none does.
 std::string did_you_mean(const std::string& given, std::span<const std::string> known);

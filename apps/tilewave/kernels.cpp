@@ -1,4 +1,4 @@
-// tilewave kernels list | source | layout | compile
+// tilewave kernels list | source | layout | compile; analyze has a file of its own
 
 #include <fmt/format.h>
 
@@ -28,13 +28,6 @@ std::vector<std::string> names_of(const std::vector<RegisteredKernel>& kernels) 
   std::vector<std::string> names;
   for (const RegisteredKernel& kernel : kernels) names.push_back(kernel.spec.name);
   return names;
-}
-
-RegisteredKernel find_kernel(const std::vector<RegisteredKernel>& kernels, const std::string& name) {
-  const auto found = std::find_if(kernels.begin(), kernels.end(), [&](const RegisteredKernel& kernel) { return kernel.spec.name == name; });
-  if (found != kernels.end()) return *found;
-  throw UsageError(
-      fmt::format("kernels: there is no kernel \"{}\"{}; `tilewave kernels list` shows all", name, did_you_mean(name, names_of(kernels))));
 }
 
 void list(const Arguments& a) {
@@ -102,8 +95,15 @@ int compile(const Arguments& a) {
 
 }  // namespace
 
+RegisteredKernel find_kernel(const std::vector<RegisteredKernel>& kernels, const std::string& name) {
+  const auto found = std::find_if(kernels.begin(), kernels.end(), [&](const RegisteredKernel& kernel) { return kernel.spec.name == name; });
+  if (found != kernels.end()) return *found;
+  throw UsageError(
+      fmt::format("kernels: there is no kernel \"{}\"{}; `tilewave kernels list` shows all", name, did_you_mean(name, names_of(kernels))));
+}
+
 void add_kernels(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("kernels", "The kernels that are compiled ahead of time: list, read, compile them");
+  CLI::App* command = app.add_subcommand("kernels", "The kernels that are compiled ahead of time: list, read, draw, compile, analyse them");
   command->require_subcommand(1);
   static Arguments a;
 
@@ -165,6 +165,8 @@ void add_kernels(CLI::App& app, int& exit_code) {
       "Fails when a kernel does not compile, spills registers, lacks the tensor-core instruction that it is meant to use, or when the\n"
       "assembler reports a loss of performance (C75xx).");
   compile_command->callback([&exit_code] { exit_code = compile(a); });
+
+  add_analyze(*command, exit_code);
 }
 
 }  // namespace tw::cli

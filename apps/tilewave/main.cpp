@@ -49,6 +49,7 @@ int run(int argc, char** argv) {
   add_devices(app, exit_code);
   add_kernels(app, exit_code);
   add_bench(app, exit_code);
+  add_tune(app, exit_code);
   try {
     app.parse(argc, argv);
     return exit_code;

@@ -74,17 +74,20 @@ ElementwisePlan plan_elementwise(const char* op, std::span<const ElementwiseOper
 /// Throws InvalidArgument unless all have one dtype, of f32, f16 and bf16, and there are as many inputs as F has arguments.
 void check_elementwise(const char* op, std::span<const ElementwiseOperand> inputs, const Tensor& y, int arity);
 
+/// Fills the parameters of Elementwise, or of a kernel that has the same.
+inline void bind_elementwise(auto& bind, auto& p, const ElementwisePlan& plan) {
+  for (std::size_t k = 0; k < 2; ++k) {
+    const std::vector<Tensor>& tensors = plan.parts[k];
+    if (tensors.empty()) continue;
+    for (std::size_t n = 0; n + 1 < tensors.size(); ++n) bind(p.parts[k].in[n], tensors[n]);
+    bind(p.parts[k].out, tensors.back());
+  }
+  p.tiles = plan.tiles;
+}
+
 template <class Kernel>
 void launch_elementwise(const ElementwisePlan& plan) {
-  launch<Kernel>(plan.stream, plan.grid, [&](auto& bind, auto& p) {
-    for (std::size_t k = 0; k < 2; ++k) {
-      const std::vector<Tensor>& tensors = plan.parts[k];
-      if (tensors.empty()) continue;
-      for (std::size_t n = 0; n + 1 < tensors.size(); ++n) bind(p.parts[k].in[n], tensors[n]);
-      bind(p.parts[k].out, tensors.back());
-    }
-    p.tiles = plan.tiles;
-  });
+  launch<Kernel>(plan.stream, plan.grid, [&](auto& bind, auto& p) { bind_elementwise(bind, p, plan); });
 }
 
 template <class F>

@@ -26,7 +26,7 @@ struct GemmOptions {
   const Tensor* a_scale = nullptr;
   const Tensor* b_scale = nullptr;
   std::optional<Stream> stream = {};  ///< default: the device's standard stream
-  int config = -1;                    ///< GPU: index into kernels::gemm::configs() instead of the heuristic's choice; for tuning
+  int config = -1;                    ///< index of a configuration, instead of the heuristic's or tuned choice; for tuning
   int splits = 0;                     ///< GPU: parts of K that are summed apart; 0: the heuristic's choice
 };
 

@@ -174,25 +174,42 @@ void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
 
 namespace kernels::attention {
 
-std::vector<KernelSpec> registered() {
-  std::vector<KernelSpec> specs;
+namespace {
+
+template <class T, int D, bool kCausal, int kBM>
+Analysis analyze_variant(const ShapeValues& shape) {
+  const int heads = shape.integer("heads"), seqlen_q = shape.integer("seqlen_q"), seqlen_k = shape.integer("seqlen_k");
+  const int kv_heads = shape["kv_heads"] > 0 ? shape.integer("kv_heads") : heads, batch = shape.integer("batch");
+  require(heads > 0 && heads % kv_heads == 0, "{}: heads is {} and kv_heads {}; heads must be a positive multiple of kv_heads", kOp, heads,
+          kv_heads);
+  const Tensor q = placeholder({batch, seqlen_q, heads, D}, dtype_of<T>), k = placeholder({batch, seqlen_k, kv_heads, D}, dtype_of<T>);
+  const Tensor v = placeholder(k.shape(), dtype_of<T>), o = placeholder(q.shape(), dtype_of<T>);
+  const Tensor lse = placeholder({batch, heads, seqlen_q}, DType::f32);
+  const Call call = check(q, k, v, o, {.causal = kCausal, .lse = shape["lse"] ? &lse : nullptr});
+  return analyze<Attention<T, D, kCausal, kBM, kGpuBN>>(grid_of(call, kBM), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+}
+
+template <class T, int D, bool kCausal, int kBM>
+KernelVariant variant(const char* dtype, const char* suffix, bool tma) {
+  return {make_spec(kernel_info<Attention<T, D, kCausal, kBM, kGpuBN>>, tma, tma, fmt::format("attention_{}_d{}{}", dtype, D, suffix)),
+          analyze_variant<T, D, kCausal, kBM>};
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered() {
+  std::vector<KernelVariant> variants;
   const auto add = [&]<class T>(std::type_identity<T>, const char* dtype) {
-    specs.push_back(
-        make_spec(kernel_info<Attention<T, 64, false, kGpuBM<64>, kGpuBN>>, true, true, fmt::format("attention_{}_d64", dtype)));
-    specs.push_back(
-        make_spec(kernel_info<Attention<T, 64, true, kGpuBM<64>, kGpuBN>>, true, true, fmt::format("attention_{}_d64_causal", dtype)));
-    specs.push_back(
-        make_spec(kernel_info<Attention<T, 128, false, kGpuBM<128>, kGpuBN>>, true, true, fmt::format("attention_{}_d128", dtype)));
-    specs.push_back(
-        make_spec(kernel_info<Attention<T, 128, true, kGpuBM<128>, kGpuBN>>, true, true, fmt::format("attention_{}_d128_causal", dtype)));
-    specs.push_back(
-        make_spec(kernel_info<Attention<T, 64, true, 128, kGpuBN>>, false, false, fmt::format("attention_{}_d64_causal_strided", dtype)));
-    specs.push_back(
-        make_spec(kernel_info<Attention<T, 128, true, 128, kGpuBN>>, false, false, fmt::format("attention_{}_d128_causal_strided", dtype)));
+    variants.push_back(variant<T, 64, false, kGpuBM<64>>(dtype, "", true));
+    variants.push_back(variant<T, 64, true, kGpuBM<64>>(dtype, "_causal", true));
+    variants.push_back(variant<T, 128, false, kGpuBM<128>>(dtype, "", true));
+    variants.push_back(variant<T, 128, true, kGpuBM<128>>(dtype, "_causal", true));
+    variants.push_back(variant<T, 64, true, 128>(dtype, "_causal_strided", false));
+    variants.push_back(variant<T, 128, true, 128>(dtype, "_causal_strided", false));
   };
   add(std::type_identity<bf16>{}, "bf16");
   add(std::type_identity<f16>{}, "f16");
-  return specs;
+  return variants;
 }
 
 }  // namespace kernels::attention

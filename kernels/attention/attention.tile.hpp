@@ -44,8 +44,8 @@ struct Attention {
       Global<Target, const T, K> k;  ///< [batch, kv head, key, D]
       Global<Target, const T, V> v;
       Global<Target, T, Out> o;
-      float* lse;        ///< [batch, head, query], or null
-      float scale_log2;  ///< softmax scale * log2(e): exponentials are powers of two
+      Pointer<Target, float> lse;  ///< [batch, head, query], or null
+      float scale_log2;            ///< softmax scale * log2(e): exponentials are powers of two
       int heads, heads_per_kv;
       int seqlen_k;
       int causal_offset;  ///< query i sees keys j <= i + causal_offset
@@ -98,7 +98,7 @@ struct Attention {
 
     /// Scores that a row must not see become -infinity.
     TW_INLINE static void mask(auto& block, const Params& p, Tile t, int key0, Scores& scores) {
-      block.for_each(scores, [&](int row, int col, float& x) {
+      block.for_each(scores, [&](int row, int col, auto& x) {
         const int key = key0 + col;
         const bool visible = key < p.seqlen_k && (!kCausal || key <= t.m * BM + row + p.causal_offset);
         if (!visible) x = -kInfinity;
@@ -108,17 +108,17 @@ struct Attention {
     /// Scores become exp(score - largest); `sum` grows by them. `decay` is what earlier terms of sum and output must be multiplied by.
     TW_INLINE static void softmax(auto& block, const Params& p, Scores& scores, State& state, PerRow& decay) {
       block.rows(scores, [&](int i, auto row) {
-        const float before = state.largest[i];
-        const float now = max(before, row.max());
+        const auto before = state.largest[i];
+        const auto now = max(before, row.max());
         // The old maximum serves as long as no exponential exceeds 2^8: it cancels in the end, and the output need not be scaled. (A true
         // comparison of the difference: the product with scale_log2 would be contracted to an FMA and differ from zero where the maxima are
         // equal.)
-        const float largest = (now - before) * p.scale_log2 <= 8.0f ? before : now;
-        const float base = largest == -kInfinity ? 0.0f : largest;  // no key seen yet
+        const auto largest = (now - before) * p.scale_log2 <= 8.0f ? before : now;
+        const auto base = largest == -kInfinity ? 0.0f : largest;  // no key seen yet
         decay[i] = exp2((before - base) * p.scale_log2);
-        const float shift = base * p.scale_log2;
+        const auto shift = base * p.scale_log2;
         state.largest[i] = largest;
-        state.sum[i] = state.sum[i] * decay[i] + row.map_partial_sum([&](float x) { return exp2(x * p.scale_log2 - shift); });
+        state.sum[i] = state.sum[i] * decay[i] + row.map_partial_sum([&](auto x) { return exp2(x * p.scale_log2 - shift); });
       });
     }
 
@@ -148,7 +148,7 @@ struct Attention {
       softmax(block, p, scores, state, decay);
       block.wait(leave<0>, state.out);
       block.release(memory.v);
-      if (block.any(decay, [](float x) { return x != 1.0f; })) block.map(state.out, decay, [](float x, float d) { return x * d; });
+      if (block.any(decay, [](auto x) { return x != 1.0f; })) block.map(state.out, decay, [](auto x, auto d) { return x * d; });
       block.convert(weights, scores);
     }
 
@@ -174,12 +174,12 @@ struct Attention {
       const int batch = t.n / p.heads;
       block.complete(state.sum);
       PerRow scale;
-      block.for_rows(scale, [&](int, int i, float& x) { x = state.sum[i] == 0.0f ? 0.0f : reciprocal(state.sum[i]); });
-      block.map(state.out, scale, [](float x, float s) { return x * s; });
+      block.for_rows(scale, [&](int, int i, auto& x) { x = state.sum[i] == 0.0f ? 0.0f : reciprocal(state.sum[i]); });
+      block.map(state.out, scale, [](auto x, auto s) { return x * s; });
       if (p.lse) {
-        block.for_rows(state.sum, [&](int row, int i, float& sum) {
+        block.for_rows(state.sum, [&](int row, int i, auto& sum) {
           const int query = t.m * BM + row;
-          const float lse = sum == 0.0f ? -kInfinity : (state.largest[i] * p.scale_log2 + log2(sum)) * kLn2;
+          const auto lse = sum == 0.0f ? -kInfinity : (state.largest[i] * p.scale_log2 + log2(sum)) * kLn2;
           if (query < p.q.rows && block.owns_rows(state.sum)) p.lse[static_cast<i64>(t.n) * p.q.rows + query] = lse;
         });
       }

@@ -103,7 +103,7 @@ class Attention : public testing::TestWithParam<std::tuple<Device, DType>> {
     cpu::set_poison_released_slots(true);
     if (!device.is_cuda()) return;
     if (dtype == DType::f32) GTEST_SKIP() << "skipped: f32 is for the CPU";
-    [[maybe_unused]] static const bool warm = (compile_all(registered()), true);  // on all cores; the tests use most of them
+    [[maybe_unused]] static const bool warm = (compile_all(specs_of(registered())), true);  // on all cores; the tests use most of them
   }
   void check(const Case& c) {
     SCOPED_TRACE(c.describe());
@@ -483,7 +483,7 @@ TEST(AttentionBadMemory, OperandsOnAnotherDevice) {
 
 TEST(AttentionRegistered, NamesAreUniqueAndLaunchesPossible) {
   std::set<std::string> names, kernels;
-  for (const KernelSpec& spec : registered()) {
+  for (const KernelSpec& spec : specs_of(registered())) {
     EXPECT_TRUE(names.insert(spec.name).second) << spec.name << " twice";
     EXPECT_TRUE(kernels.insert(spec.type + " on " + spec.target).second) << spec.name << " is another name's kernel";
     EXPECT_LE(spec.shared_bytes, 232448) << spec.name;  // what a block may have on sm_90

@@ -2,11 +2,15 @@
 
 #include <vector>
 
-#include "tilewave/kernel.hpp"
+#include "kernels/variant.hpp"
 
 namespace tw::kernels::attention {
 
+inline constexpr ShapeKey kShape[] = {{"seqlen_q", "queries"},   {"seqlen_k", "keys"},
+                                      {"heads", "of queries"},   {"kv_heads", "of keys and values; 0: as many as of queries", 0},
+                                      {"batch", "sequences", 1}, {"lse", "1: the log-sum-exp is stored", 0}};
+
 /// The instantiations that are compiled ahead of time.
-std::vector<KernelSpec> registered();
+std::vector<KernelVariant> registered();
 
 }  // namespace tw::kernels::attention

@@ -33,7 +33,7 @@ struct Convolution {
       Windowed<Target, const T, X> x;         ///< [N, H, W, C]
       Global<Target, const T, W, Cluster> w;  ///< [KH, KW, F, C], or [KH, KW, C, F]
       Windowed<Target, T, Out> y;             ///< [N, OH, OW, F]
-      const T* bias;                          ///< F values, or null
+      Pointer<Target, const T> bias;          ///< F values, or null
       Axis vertical, horizontal;
       int tiles_across;   ///< of the image
       int kernel_width;   ///< KW
@@ -105,11 +105,11 @@ struct Convolution {
       auto& acc = state.acc;
       const int col0 = t.n * BN;
       if (p.bias) {
-        block.for_each(acc, [&](int, int col, float& x) {
+        block.for_each(acc, [&](int, int col, auto& x) {
           if (col0 + col < p.y.cols) x += static_cast<float>(p.bias[col0 + col]);
         });
       }
-      block.for_each(acc, [&](int, int, float& x) { x = Activation::apply(x); });
+      block.for_each(acc, [&](int, int, auto& x) { x = Activation::apply(x); });
       const Pixel out = origin(p, t);
       block.store_window(acc, memory.out, p.y, out.col, col0, out.row, out.image);
     }

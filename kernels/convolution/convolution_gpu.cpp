@@ -2,8 +2,10 @@
 
 #include <utility>
 
+#include "kernels/check.hpp"
 #include "kernels/convolution/call.hpp"
 #include "kernels/convolution/configs.hpp"
+#include "tilewave/analyze.hpp"
 
 namespace tw::kernels::convolution {
 
@@ -60,12 +62,41 @@ void run(const Call& call) {
   launch<T, kColumns>(call, w);
 }
 
-template <class T, Contract w, int kConfig>
-KernelSpec registered_spec(const char* dtype, const char* layout, Activation activation = Activation::none, const char* suffix = "",
-                           bool tma_load = true, bool tma_store = true) {
+template <class T, Contract w_contract, class Act, int kConfig>
+Analysis analyze_shape(const ShapeValues& shape) {
+  const Axis axis{shape.integer("stride"), shape.integer("padding"), shape.integer("dilation")};
+  const std::int64_t taps = shape["K"], reach = axis.dilation * (taps - 1) + 1;
+  const std::int64_t height = shape["H"] + 2 * axis.padding, width = shape["W"] + 2 * axis.padding;
+  require(axis.stride > 0 && axis.dilation > 0 && taps > 0 && reach <= height && reach <= width,
+          "shape: K, stride and dilation must be positive, and the kernel, {} wide and high, fit into the padded image, {} x {}", reach,
+          height, width);
+  const auto extent = [&](std::int64_t padded) { return (padded - reach) / axis.stride + 1; };
+  const DType dtype = dtype_of<T>;
+  const Tensor bias = placeholder({shape["F"]}, dtype);
+  const Tensor w =
+      placeholder(w_contract == kColumns ? Shape{taps, taps, shape["F"], shape["C"]} : Shape{taps, taps, shape["C"], shape["F"]}, dtype);
+  const Tensor w_as_given = (w_contract == kColumns ? w : w.transpose(2, 3)).transpose(0, 1).transpose(0, 2);  // [F, KH, KW, C]
+  const Call call{placeholder({shape["N"], shape["H"], shape["W"], shape["C"]}, dtype),
+                  w_as_given,
+                  placeholder({shape["N"], extent(height), extent(width), shape["F"]}, dtype),
+                  shape["bias"] ? &bias : nullptr,
+                  Activation::none,
+                  axis,
+                  axis,
+                  kConfig,
+                  Stream::standard(Device::cpu())};
+  constexpr Config config = kConfigs[kConfig];
+  const Tiling tiling = choose_window(call.problem(kStepChannels<T>, 1), config.bm);
+  return analyze<Variant<T, w_contract, Act, kConfig>>(
+      grid_of(tiling, call, config.bn), [&](auto& bind, auto& p) { bind_call<T, kStepChannels<T>>(bind, p, call, w, tiling); });
+}
+
+template <class T, Contract w, int kConfig, class Act = Identity>
+KernelVariant variant(const char* dtype, const char* layout, const char* suffix = "", bool tma_load = true, bool tma_store = true) {
   constexpr Config c = kConfigs[kConfig];
-  return make_spec(info_of<T, w, kConfig>(activation), tma_load, tma_store,
-                   fmt::format("convolution_{}_{}_{}x{}{}{}", dtype, layout, c.bm, c.bn, c.cluster > 1 ? "_cluster" : "", suffix));
+  return {make_spec(kernel_info<Variant<T, w, Act, kConfig>>, tma_load, tma_store,
+                    fmt::format("convolution_{}_{}_{}x{}{}{}", dtype, layout, c.bm, c.bn, c.cluster > 1 ? "_cluster" : "", suffix)),
+          analyze_shape<T, w, Act, kConfig>};
 }
 
 }  // namespace
@@ -81,26 +112,26 @@ void run_on_gpu(const Call& call) {
   }
 }
 
-std::vector<KernelSpec> registered() {
+std::vector<KernelVariant> registered() {
   return {
-      registered_spec<f16, kColumns, 0>("f16", "fc"),
-      registered_spec<f16, kColumns, 1>("f16", "fc"),
-      registered_spec<f16, kColumns, 2>("f16", "fc"),
-      registered_spec<f16, kColumns, 3>("f16", "fc"),
-      registered_spec<f16, kRows, 0>("f16", "cf"),
-      registered_spec<f16, kRows, 1>("f16", "cf"),
-      registered_spec<f16, kRows, 2>("f16", "cf"),
-      registered_spec<bf16, kColumns, 0>("bf16", "fc"),
-      registered_spec<bf16, kColumns, 1>("bf16", "fc", Activation::gelu_erf, "_gelu_erf"),
-      registered_spec<bf16, kColumns, 2>("bf16", "fc", Activation::gelu_erf, "_gelu_erf"),
-      registered_spec<bf16, kColumns, 3>("bf16", "fc"),
-      registered_spec<bf16, kRows, 3>("bf16", "cf"),
-      registered_spec<float, kColumns, 0>("tf32", "fc"),
-      registered_spec<float, kColumns, 3>("tf32", "fc"),
+      variant<f16, kColumns, 0>("f16", "fc"),
+      variant<f16, kColumns, 1>("f16", "fc"),
+      variant<f16, kColumns, 2>("f16", "fc"),
+      variant<f16, kColumns, 3>("f16", "fc"),
+      variant<f16, kRows, 0>("f16", "cf"),
+      variant<f16, kRows, 1>("f16", "cf"),
+      variant<f16, kRows, 2>("f16", "cf"),
+      variant<bf16, kColumns, 0>("bf16", "fc"),
+      variant<bf16, kColumns, 1, GeluErf>("bf16", "fc", "_gelu_erf"),
+      variant<bf16, kColumns, 2, GeluErf>("bf16", "fc", "_gelu_erf"),
+      variant<bf16, kColumns, 3>("bf16", "fc"),
+      variant<bf16, kRows, 3>("bf16", "cf"),
+      variant<float, kColumns, 0>("tf32", "fc"),
+      variant<float, kColumns, 3>("tf32", "fc"),
       // Tensors that TMA cannot take.
-      registered_spec<f16, kColumns, 1>("f16", "fc", Activation::none, "_strided", false, false),
-      registered_spec<bf16, kColumns, 3>("bf16", "fc", Activation::none, "_strided", false, false),
-      registered_spec<float, kColumns, 3>("tf32", "fc", Activation::none, "_strided", false, false),
+      variant<f16, kColumns, 1>("f16", "fc", "_strided", false, false),
+      variant<bf16, kColumns, 3>("bf16", "fc", "_strided", false, false),
+      variant<float, kColumns, 3>("tf32", "fc", "_strided", false, false),
   };
 }
 

@@ -164,7 +164,7 @@ void check(const Case& c, Device device, DType dtype, std::mt19937_64& random) {
 }
 
 /// Compiles the registered kernels on all cores before the first test on the GPU; the tests use most of them.
-void warm_up() { [[maybe_unused]] static const bool done = (compile_all(registered()), true); }
+void warm_up() { [[maybe_unused]] static const bool done = (compile_all(specs_of(registered())), true); }
 
 class Convolution : public testing::TestWithParam<std::tuple<Device, DType>> {
  protected:
@@ -660,7 +660,7 @@ TEST(ConvolutionHeuristics, LargeImagesTakeWideTilesAndSmallOnesFillTheDevice) {
 
 TEST(ConvolutionRegistered, NamesAreUniqueAndLaunchesPossible) {
   std::set<std::string> names, kernels;
-  for (const KernelSpec& spec : registered()) {
+  for (const KernelSpec& spec : specs_of(registered())) {
     EXPECT_TRUE(names.insert(spec.name).second) << spec.name << " twice";
     EXPECT_TRUE(kernels.insert(spec.type + " on " + spec.target).second) << spec.name << " is another name's kernel";
     EXPECT_LE(spec.shared_bytes, 232448) << spec.name;  // what a block may have on sm_90

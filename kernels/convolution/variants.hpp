@@ -3,7 +3,7 @@
 #include <span>
 #include <vector>
 
-#include "tilewave/kernel.hpp"
+#include "kernels/variant.hpp"
 #include "tilewave/tile/language.tile.hpp"
 
 namespace tw::kernels::convolution {
@@ -41,7 +41,18 @@ Tiling choose_window(const Problem& problem, int rows);
 /// The configuration with the least predicted time, as in kernels/gemm/heuristics.cpp.
 int choose_config(const Problem& problem);
 
+inline constexpr ShapeKey kShape[] = {{"N", "images"},
+                                      {"H", "height of the input"},
+                                      {"W", "width of the input"},
+                                      {"C", "channels of the input"},
+                                      {"F", "channels of the output"},
+                                      {"K", "width and height of the kernel", 3},
+                                      {"stride", "in both dimensions", 1},
+                                      {"padding", "in both dimensions", 0},
+                                      {"dilation", "in both dimensions", 1},
+                                      {"bias", "1: with a bias", 0}};
+
 /// The instantiations that are compiled ahead of time.
-std::vector<KernelSpec> registered();
+std::vector<KernelVariant> registered();
 
 }  // namespace tw::kernels::convolution

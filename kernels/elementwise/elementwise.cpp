@@ -166,18 +166,34 @@ void gelu_tanh(const Tensor& x, const Tensor& y, const ElementwiseOptions& optio
 
 namespace kernels::elementwise {
 
-std::vector<KernelSpec> registered() {
-  std::vector<KernelSpec> specs;
-  const auto add = [&]<class Kernel>(const char* name) { specs.push_back(make_spec(kernel_info<Kernel>, true, true, name)); };
-  add.template operator()<Elementwise<Add, bf16>>("add_bf16");
-  add.template operator()<Elementwise<Add, float>>("add_f32");
-  add.template operator()<Elementwise<Mul, bf16>>("mul_bf16");
-  add.template operator()<Elementwise<Silu, bf16>>("silu_bf16");
-  add.template operator()<Elementwise<GeluErf, bf16>>("gelu_erf_bf16");
-  add.template operator()<Elementwise<GeluTanh, bf16>>("gelu_tanh_bf16");
-  add.template operator()<Elementwise<Chain<Silu, Mul>, bf16>>("silu_mul_bf16");
-  for (const KernelSpec& spec : registered_casts()) specs.push_back(spec);
-  return specs;
+namespace {
+
+template <class F, class T>
+Analysis analyze_shape(const ShapeValues& shape) {
+  using Kernel = Elementwise<F, T>;
+  const Tensor x = placeholder({shape["rows"], shape["cols"]}, dtype_of<T>);
+  const std::vector<detail::ElementwiseOperand> inputs(Kernel::inputs, {"x", x});
+  const Tensor y = placeholder(x.shape(), dtype_of<T>);
+  const detail::ElementwisePlan plan = detail::plan_elementwise("analyze", inputs, y, {}, Kernel::tile_rows, Kernel::tile_cols);
+  return analyze<Kernel>(plan.grid, [&](auto& bind, auto& p) { detail::bind_elementwise(bind, p, plan); });
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered() {
+  std::vector<KernelVariant> variants;
+  const auto add = [&]<class F, class T>(const char* name) {
+    variants.push_back({make_spec(kernel_info<Elementwise<F, T>>, true, true, name), analyze_shape<F, T>});
+  };
+  add.template operator()<Add, bf16>("add_bf16");
+  add.template operator()<Add, float>("add_f32");
+  add.template operator()<Mul, bf16>("mul_bf16");
+  add.template operator()<Silu, bf16>("silu_bf16");
+  add.template operator()<GeluErf, bf16>("gelu_erf_bf16");
+  add.template operator()<GeluTanh, bf16>("gelu_tanh_bf16");
+  add.template operator()<Chain<Silu, Mul>, bf16>("silu_mul_bf16");
+  for (const KernelSpec& spec : registered_casts()) variants.push_back(spec);
+  return variants;
 }
 
 }  // namespace kernels::elementwise

@@ -2,12 +2,14 @@
 
 #include <vector>
 
-#include "tilewave/kernel.hpp"
+#include "kernels/variant.hpp"
 
 namespace tw::kernels::elementwise {
 
+inline constexpr ShapeKey kShape[] = {{"rows", "rows of each tensor"}, {"cols", "columns"}};
+
 /// The instantiations that are compiled ahead of time.
-std::vector<KernelSpec> registered();
+std::vector<KernelVariant> registered();
 std::vector<KernelSpec> registered_casts();
 
 }  // namespace tw::kernels::elementwise

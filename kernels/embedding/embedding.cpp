@@ -9,6 +9,7 @@
 #include "kernels/check.hpp"
 #include "kernels/embedding/embedding.tile.hpp"
 #include "kernels/embedding/variants.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw {
@@ -70,11 +71,15 @@ Call check(const Tensor& table, const Tensor& ids, const Tensor& y, const Embedd
   return {y.shape() == flat ? y : y.reshape(flat), stream};
 }
 
+template <class Kernel>
+TileGrid grid_of(const Tensor& table, const Tensor& ids) {
+  return {static_cast<int>(ids.numel()), static_cast<int>((table.shape(1) + Kernel::cols - 1) / Kernel::cols), 1};
+}
+
 template <class T, class Out>
 void run(const Tensor& table, const Tensor& ids, const Call& call, float scale) {
   using Kernel = Embedding<T, Out>;
-  const TileGrid grid{static_cast<int>(ids.numel()), static_cast<int>((table.shape(1) + Kernel::cols - 1) / Kernel::cols), 1};
-  launch<Kernel>(call.stream, grid, [&](auto& bind, auto& p) {
+  launch<Kernel>(call.stream, grid_of<Kernel>(table, ids), [&](auto& bind, auto& p) {
     bind(p.table, table);
     bind(p.y, call.y);
     p.ids = ids.dtype() == DType::i32 ? ids.data<std::int32_t>() : nullptr;
@@ -118,14 +123,33 @@ void embedding(const Tensor& table, const Tensor& ids, const Tensor& y, const Em
 
 namespace kernels::embedding {
 
-std::vector<KernelSpec> registered() {
-  std::vector<KernelSpec> specs;
-  const auto add = [&]<class Kernel>(const char* name) { specs.push_back(make_spec(kernel_info<Kernel>, true, true, name)); };
-  add.template operator()<Embedding<bf16, bf16>>("embedding_bf16");
-  add.template operator()<Embedding<f16, f16>>("embedding_f16");
-  add.template operator()<Embedding<float, float>>("embedding_f32");
-  add.template operator()<Embedding<fp8_e4m3, bf16>>("embedding_fp8_e4m3_bf16");
-  return specs;
+namespace {
+
+template <class T, class Out>
+Analysis analyze_shape(const ShapeValues& shape) {
+  using Kernel = Embedding<T, Out>;
+  const Tensor table = placeholder({shape["vocabulary"], shape["dim"]}, dtype_of<T>), ids = placeholder({shape["ids"]}, DType::i32);
+  const Tensor y = placeholder({shape["ids"], shape["dim"]}, dtype_of<Out>);
+  return analyze<Kernel>(grid_of<Kernel>(table, ids), [&](auto& bind, auto& p) {
+    bind(p.table, table);
+    bind(p.y, y);
+    p.ids = ids.data<std::int32_t>();
+    p.scale = 1;
+  });
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered() {
+  std::vector<KernelVariant> variants;
+  const auto add = [&]<class T, class Out>(const char* name) {
+    variants.push_back({make_spec(kernel_info<Embedding<T, Out>>, true, true, name), analyze_shape<T, Out>});
+  };
+  add.template operator()<bf16, bf16>("embedding_bf16");
+  add.template operator()<f16, f16>("embedding_f16");
+  add.template operator()<float, float>("embedding_f32");
+  add.template operator()<fp8_e4m3, bf16>("embedding_fp8_e4m3_bf16");
+  return variants;
 }
 
 }  // namespace kernels::embedding

@@ -16,8 +16,8 @@ struct Embedding {
     struct Params {
       Global<Target, const T> table;
       Global<Target, Out> y;
-      const i32* ids;  ///< null where they are 64-bit: in long_ids
-      const i64* long_ids;
+      Pointer<Target, const i32> ids;  ///< null where they are 64-bit: in long_ids
+      Pointer<Target, const i64> long_ids;
       float scale;
     };
 

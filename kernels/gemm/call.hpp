@@ -2,6 +2,7 @@
 
 #include "kernels/activation.hpp"
 #include "kernels/gemm/gemm.tile.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/launch.hpp"
 
@@ -42,7 +43,7 @@ void bind_inputs(auto& bind, In& in, const Call& call, const Tensor& a, const Te
 /// The same, and what its finish needs.
 template <class Params>
 void bind_call(auto& bind, Params& p, const Call& call, const Tensor& a, const Tensor& b) {
-  using T = std::remove_const_t<std::remove_pointer_t<decltype(p.bias)>>;
+  using T = typename decltype(p.d)::Element;
   bind_inputs(bind, p.in, call, a, b);
   bind(p.d, call.d);
   if (call.beta != 0) bind(p.c, call.d);
@@ -90,7 +91,14 @@ decltype(auto) with_types(DType dtype, F f) {
   }
 }
 
+/// True when a [rows, K] operand is stored as [K, rows], dense along rows.
+inline bool stored_transposed(const Tensor& t) { return t.stride(-1) != 1 && t.stride(-2) == 1 && t.shape(-1) > 1; }
+
 void run_on_cpu(const Call& call);
 void run_on_gpu(const Call& call);
+
+/// What the call does with a configuration, addends and activation aside; operands may be placeholders.
+Analysis analyze_cpu_config(const Call& call, int config);
+Analysis analyze_gpu_config(const Call& call, int config);
 
 }  // namespace tw::kernels::gemm

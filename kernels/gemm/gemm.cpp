@@ -8,6 +8,7 @@
 #include "kernels/check.hpp"
 #include "kernels/gemm/call.hpp"
 #include "kernels/gemm/few_rows.tile.hpp"
+#include "kernels/gemm/tuning.hpp"
 
 namespace tw {
 
@@ -134,9 +135,10 @@ void set_to_zero(const kernels::gemm::Call& call) {
 }  // namespace
 
 void gemm(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& options) {
-  const kernels::gemm::Call call = check(a, b, d, options);
+  kernels::gemm::Call call = check(a, b, d, options);
   if (d.numel() == 0) return;
   if (call.k == 0 && a.dtype() == DType::i8) return set_to_zero(call);
+  kernels::gemm::use_tuned(call);
   if (call.stream.device().is_cuda())
     kernels::gemm::run_on_gpu(call);
   else

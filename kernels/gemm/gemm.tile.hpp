@@ -90,7 +90,7 @@ struct Gemm {
       Global<Target, const T> c;         ///< read when beta is not 0
       Global<Target, const T> residual;  ///< read when has_residual
       Global<Target, T, Out> d;          ///< of partial sums: [batch * splits, M, N]
-      const T* bias;                     ///< N values, or null
+      Pointer<Target, const T> bias;     ///< N values, or null
       const float* a_scale;              ///< of fp8 operands: one number, or null
       const float* b_scale;
       float alpha, beta;
@@ -159,23 +159,23 @@ struct Gemm {
           if (p.a_scale) alpha *= *p.a_scale;
           if (p.b_scale) alpha *= *p.b_scale;
         }
-        block.for_each(acc, [&](int, int, float& x) { x *= alpha; });
+        block.for_each(acc, [&](int, int, auto& x) { x *= alpha; });
         if (Finish::addends && p.beta != 0.0f)
-          block.for_each_with(acc, p.c, row0, col0, t.batch, 0, [&](int, int, float& x, float c) { x += p.beta * c; });
+          block.for_each_with(acc, p.c, row0, col0, t.batch, 0, [&](int, int, auto& x, auto c) { x += p.beta * c; });
         if (p.bias) {
           const int cols = Finish::pairs ? 2 * p.d.cols : p.d.cols;
-          block.for_each(acc, [&](int, int col, float& x) {
+          block.for_each(acc, [&](int, int col, auto& x) {
             if (col0 + col < cols) x += static_cast<float>(p.bias[col0 + col]);
           });
         }
         if constexpr (Finish::pairs) {
           Fragment<Target, float, BM, out_cols> out;
-          block.pairs(out, acc, [](float gate, float up) { return SwiGlu::apply(gate, up); });
+          block.pairs(out, acc, [](auto gate, auto up) { return SwiGlu::apply(gate, up); });
           block.store(out, memory.out, p.d, row0, t.n * out_cols, t.batch);
         } else {
-          block.for_each(acc, [&](int, int, float& x) { x = Finish::Activation::apply(x); });
+          block.for_each(acc, [&](int, int, auto& x) { x = Finish::Activation::apply(x); });
           if (Finish::addends && p.has_residual)
-            block.for_each_with(acc, p.residual, row0, col0, t.batch, 0, [&](int, int, float& x, float r) { x += r; });
+            block.for_each_with(acc, p.residual, row0, col0, t.batch, 0, [&](int, int, auto& x, auto r) { x += r; });
           block.store(acc, memory.out, p.d, row0, col0, t.batch);
         }
       }

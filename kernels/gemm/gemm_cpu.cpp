@@ -1,5 +1,9 @@
+#include <array>
+
+#include "kernels/check.hpp"
 #include "kernels/gemm/block_scaled.tile.hpp"
 #include "kernels/gemm/call.hpp"
+#include "kernels/gemm/variants.hpp"
 
 namespace tw::kernels::gemm {
 
@@ -7,20 +11,22 @@ namespace {
 
 /// Tiles of one thread, measured (README.md). Large: packing costs a twentieth of the time. Small: for few rows, and so that small products
 /// occupy every thread.
-struct Large {
-  static constexpr int bm = 384, bn = 384, bk = 192;
-};
-struct Small {
-  static constexpr int bm = 32, bn = 192, bk = 192;
-};
+constexpr Config kLarge{384, 384, 2, 1, 1}, kSmall{32, 192, 2, 1, 1};
+constexpr std::array kCpuConfigs{kLarge, kSmall};
 
-template <class T, class Out, class Act, class Size>
+// Packing takes any strides, so one order of contraction serves all layouts.
+template <class T, class Out, class Act, Config c>
+using CpuKernel =
+    Gemm<Operands<T, Contract::columns, Contract::columns>, Finish<Out, Act, true>, Tiles<c.bm, c.bn, 192, c.stages, c.cluster, c.band>>;
+
+template <Config c>
+TileGrid grid_of(const Call& call) {
+  return {ceil_div(call.m, c.bm), ceil_div(call.n, c.bn), call.batch};
+}
+
+template <class T, class Out, class Act, Config c>
 void launch_tiles(const Call& call) {
-  // Packing takes any strides, so one order of contraction serves all layouts.
-  using Kernel =
-      Gemm<Operands<T, Contract::columns, Contract::columns>, Finish<Out, Act, true>, Tiles<Size::bm, Size::bn, Size::bk, 2, 1, 1>>;
-  const TileGrid grid{ceil_div(call.m, Size::bm), ceil_div(call.n, Size::bn), call.batch};
-  launch_cpu<Kernel>(grid, [&](auto& bind, auto& p) { bind_call(bind, p, call, call.a, call.b); });
+  launch_cpu<CpuKernel<T, Out, Act, c>>(grid_of<c>(call), [&](auto& bind, auto& p) { bind_call(bind, p, call, call.a, call.b); });
 }
 
 void launch_block_scaled(const Call& call) {
@@ -30,14 +36,26 @@ void launch_block_scaled(const Call& call) {
 
 }  // namespace
 
+std::span<const Config> cpu_configs() { return kCpuConfigs; }
+
+Analysis analyze_cpu_config(const Call& call, int config) {
+  return with_types(call.a.dtype(), [&]<class T, class Out>(std::type_identity<T>, std::type_identity<Out>) {
+    const auto bind_to = [&](auto& bind, auto& p) { bind_call(bind, p, call, call.a, call.b); };
+    return config == 0 ? analyze<CpuKernel<T, Out, Identity, kLarge>>(grid_of<kLarge>(call), bind_to)
+                       : analyze<CpuKernel<T, Out, Identity, kSmall>>(grid_of<kSmall>(call), bind_to);
+  });
+}
+
 void run_on_cpu(const Call& call) {
   if (call.block_scaled()) return launch_block_scaled(call);
-  const long large_tiles = static_cast<long>(ceil_div(call.m, Large::bm)) * ceil_div(call.n, Large::bn) * call.batch;
-  const bool large = call.m > Small::bm && large_tiles >= cpu_threads();
+  require(call.config < static_cast<int>(kCpuConfigs.size()), "gemm: config is {}; on the CPU it must be below {}", call.config,
+          kCpuConfigs.size());
+  const long large_tiles = static_cast<long>(ceil_div(call.m, kLarge.bm)) * ceil_div(call.n, kLarge.bn) * call.batch;
+  const bool large = call.config >= 0 ? call.config == 0 : call.m > kSmall.bm && large_tiles >= cpu_threads();
   with_types(call.a.dtype(), [&]<class T, class Out>(std::type_identity<T>, std::type_identity<Out>) {
     with_epilogue(call.activation, [&]<class Act>(std::type_identity<Act>) {
       if constexpr (!is_same<T, i8> || is_same<Act, Identity>)
-        large ? launch_tiles<T, Out, Act, Large>(call) : launch_tiles<T, Out, Act, Small>(call);
+        large ? launch_tiles<T, Out, Act, kLarge>(call) : launch_tiles<T, Out, Act, kSmall>(call);
     });
   });
 }

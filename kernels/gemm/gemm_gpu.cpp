@@ -160,9 +160,6 @@ void launch_gemv(const Call& call) {
   });
 }
 
-/// True when a [rows, K] operand is stored as [K, rows], dense along rows.
-bool stored_transposed(const Tensor& t) { return t.stride(-1) != 1 && t.stride(-2) == 1 && t.shape(-1) > 1; }
-
 // --- Choosing
 
 template <class T, class Out, Contract a_contract, Contract b_contract>
@@ -229,22 +226,74 @@ void launch_block_scaled(const Call& call) {
 
 // --- Compiled ahead of time
 
-template <class T, class Out, Contract a, Contract b, int kConfig>
-KernelSpec registered_spec(const char* dtype, const char* layout, Activation activation = Activation::none, bool addends = false,
-                           const char* suffix = "", bool tma_load = true, bool tma_store = true) {
-  constexpr Config c = kConfigs[kConfig];
-  return make_spec(info_of<T, Out, a, b, c>(activation, addends), tma_load, tma_store,
-                   fmt::format("gemm_{}_{}_{}x{}{}{}", dtype, layout, c.bm, c.bn, c.cluster > 1 ? "_cluster" : "", suffix));
+template <class T, class Out, Contract a, Contract b, class Act, bool kAddends, Config c>
+Analysis analyze_call(const Call& call) {
+  const auto stored = [](Contract contract, const Tensor& t) { return contract == kRows ? t.transpose(-2, -1) : t; };
+  return analyze<Variant<T, Out, a, b, Act, kAddends, c>>(
+      {ceil_div(call.m, c.bm), ceil_div(call.n, c.bn), call.batch},
+      [&](auto& bind, auto& p) { bind_call(bind, p, call, stored(a, call.a), stored(b, call.b)); });
+}
+
+template <class T, class Out, Contract a, Contract b, class Act, bool kAddends, Config c>
+Analysis analyze_shape(const ShapeValues& shape) {
+  const int m = shape.integer("M"), n = shape.integer("N"), k = shape.integer("K"), batch = shape.integer("batch");
+  const Tensor d = placeholder({batch, m, is_same<Act, SwiGlu> ? n / 2 : n}, dtype_of<Out>), bias = placeholder({n}, dtype_of<Out>);
+  return analyze_call<T, Out, a, b, Act, kAddends, c>({.a = placeholder({batch, m, k}, dtype_of<T>),
+                                                       .b = placeholder({batch, n, k}, dtype_of<T>),
+                                                       .d = d,
+                                                       .bias = shape["bias"] ? &bias : nullptr,
+                                                       .residual = kAddends ? &d : nullptr,
+                                                       .a_scale = nullptr,
+                                                       .b_scale = Tensor(),
+                                                       .activation = Activation::none,
+                                                       .alpha = 1,
+                                                       .beta = 0,
+                                                       .m = m,
+                                                       .n = n,
+                                                       .k = k,
+                                                       .batch = batch,
+                                                       .config = -1,
+                                                       .splits = 1,
+                                                       .stream = Stream::standard(Device::cpu())});
+}
+
+template <class T, class Out, Contract a, Contract b>
+Analysis analyze_contracts(const Call& call, int config) {
+  Analysis result;
+  [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
+    const auto analyze_if_chosen = [&]<int kIndex>() {
+      if constexpr (allowed(kConfigs[kIndex], false, b == kRows))
+        if (config == kIndex) result = analyze_call<T, Out, a, b, Identity, false, kConfigs[kIndex]>(call);
+    };
+    (analyze_if_chosen.template operator()<kConfig>(), ...);
+  }
+  (std::make_integer_sequence<int, static_cast<int>(kConfigs.size())>{});
+  return result;
 }
 
 template <class T>
-void register_16bit(std::vector<KernelSpec>& specs, const char* dtype) {
+Analysis analyze_16bit(const Call& call, int config) {
+  if (!stored_transposed(call.b)) return analyze_contracts<T, T, kColumns, kColumns>(call, config);
+  return stored_transposed(call.a) ? analyze_contracts<T, T, kRows, kRows>(call, config)
+                                   : analyze_contracts<T, T, kColumns, kRows>(call, config);
+}
+
+template <class T, class Out, Contract a, Contract b, int kConfig, class Act = Identity, bool kAddends = false>
+KernelVariant variant(const char* dtype, const char* layout, const char* suffix = "", bool tma_load = true, bool tma_store = true) {
+  constexpr Config c = kConfigs[kConfig];
+  return {make_spec(kernel_info<Variant<T, Out, a, b, Act, kAddends, c>>, tma_load, tma_store,
+                    fmt::format("gemm_{}_{}_{}x{}{}{}", dtype, layout, c.bm, c.bn, c.cluster > 1 ? "_cluster" : "", suffix)),
+          analyze_shape<T, Out, a, b, Act, kAddends, c>};
+}
+
+template <class T>
+void register_16bit(std::vector<KernelVariant>& variants, const char* dtype) {
   [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
     const auto add = [&]<int kIndex>() {
-      specs.push_back(registered_spec<T, T, kColumns, kColumns, kIndex>(dtype, "nt"));
+      variants.push_back(variant<T, T, kColumns, kColumns, kIndex>(dtype, "nt"));
       if constexpr (allowed(kConfigs[kIndex], false, true)) {
-        specs.push_back(registered_spec<T, T, kColumns, kRows, kIndex>(dtype, "nn"));
-        specs.push_back(registered_spec<T, T, kRows, kRows, kIndex>(dtype, "tn"));
+        variants.push_back(variant<T, T, kColumns, kRows, kIndex>(dtype, "nn"));
+        variants.push_back(variant<T, T, kRows, kRows, kIndex>(dtype, "tn"));
       }
     };
     (add.template operator()<kConfig>(), ...);
@@ -252,23 +301,23 @@ void register_16bit(std::vector<KernelSpec>& specs, const char* dtype) {
   (std::make_integer_sequence<int, static_cast<int>(kConfigs.size())>{});
 }
 
-void register_few_rows(std::vector<KernelSpec>& specs) {
+void register_few_rows(std::vector<KernelVariant>& variants) {
   [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
     const auto add = [&]<int kIndex>() {
       constexpr GemvConfig c = kGemvConfigs[kIndex];
-      specs.push_back(make_spec(kernel_info<Gemv<bf16, Identity, false, 1, c.rows, c.piece, c.warps>>, true, true,
-                                fmt::format("gemv_bf16_1_{}x{}", c.rows, c.piece)));
+      variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, false, 1, c.rows, c.piece, c.warps>>, true, true,
+                                   fmt::format("gemv_bf16_1_{}x{}", c.rows, c.piece)));
     };
     (add.template operator()<kConfig>(), ...);
   }
   (std::make_integer_sequence<int, static_cast<int>(kGemvConfigs.size())>{});
   constexpr GemvConfig c = kGemvConfigs[0];
-  specs.push_back(make_spec(kernel_info<Gemv<bf16, Identity, true, kMostGemvRows, c.rows, c.piece, c.warps>>, true, true,
-                            fmt::format("gemv_bf16_{}_{}x{}_addends", kMostGemvRows, c.rows, c.piece)));
-  specs.push_back(make_spec(kernel_info<PartialVariant<bf16, kColumns, kColumns, kTurned>>, true, true, "gemm_bf16_turned_partial"));
-  specs.push_back(
+  variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, true, kMostGemvRows, c.rows, c.piece, c.warps>>, true, true,
+                               fmt::format("gemv_bf16_{}_{}x{}_addends", kMostGemvRows, c.rows, c.piece)));
+  variants.push_back(make_spec(kernel_info<PartialVariant<bf16, kColumns, kColumns, kTurned>>, true, true, "gemm_bf16_turned_partial"));
+  variants.push_back(
       make_spec(kernel_info<PartialVariant<bf16, kColumns, kColumns, kConfigs[3]>>, true, true, "gemm_bf16_nt_128x128_partial"));
-  specs.push_back(make_spec(kernel_info<SumPartials<bf16, Identity, false, 4, 256>>, true, true, "gemm_bf16_sum_partials"));
+  variants.push_back(make_spec(kernel_info<SumPartials<bf16, Identity, false, 4, 256>>, true, true, "gemm_bf16_sum_partials"));
 }
 
 }  // namespace
@@ -290,38 +339,53 @@ void run_on_gpu(const Call& call) {
   }
 }
 
-std::vector<KernelSpec> registered() {
-  std::vector<KernelSpec> specs;
-  register_16bit<bf16>(specs, "bf16");
-  register_16bit<f16>(specs, "f16");
-  const auto add = [&](KernelSpec spec) { specs.push_back(std::move(spec)); };
-  add(registered_spec<float, float, kColumns, kColumns, 0>("tf32", "nt"));
-  add(registered_spec<float, float, kColumns, kColumns, 3>("tf32", "nt"));
-  add(registered_spec<float, float, kColumns, kColumns, 4>("tf32", "nt"));
-  add(registered_spec<fp8_e4m3, bf16, kColumns, kColumns, 0>("fp8", "nt"));
-  add(registered_spec<fp8_e4m3, bf16, kColumns, kColumns, 3>("fp8", "nt"));
-  add(registered_spec<i8, i32, kColumns, kColumns, 0>("i8", "nt"));
-  add(registered_spec<i8, i32, kColumns, kColumns, 3>("i8", "nt"));
+Analysis analyze_gpu_config(const Call& call, int config) {
+  switch (call.a.dtype()) {
+    case DType::f16:
+      return analyze_16bit<f16>(call, config);
+    case DType::bf16:
+      return analyze_16bit<bf16>(call, config);
+    case DType::fp8_e4m3:
+      return analyze_contracts<fp8_e4m3, bf16, kColumns, kColumns>(call, config);
+    case DType::i8:
+      return analyze_contracts<i8, i32, kColumns, kColumns>(call, config);
+    default:
+      return analyze_contracts<float, float, kColumns, kColumns>(call, config);
+  }
+}
+
+std::vector<KernelVariant> registered() {
+  std::vector<KernelVariant> variants;
+  register_16bit<bf16>(variants, "bf16");
+  register_16bit<f16>(variants, "f16");
+  const auto add = [&](KernelVariant each) { variants.push_back(std::move(each)); };
+  add(variant<float, float, kColumns, kColumns, 0>("tf32", "nt"));
+  add(variant<float, float, kColumns, kColumns, 3>("tf32", "nt"));
+  add(variant<float, float, kColumns, kColumns, 4>("tf32", "nt"));
+  add(variant<fp8_e4m3, bf16, kColumns, kColumns, 0>("fp8", "nt"));
+  add(variant<fp8_e4m3, bf16, kColumns, kColumns, 3>("fp8", "nt"));
+  add(variant<i8, i32, kColumns, kColumns, 0>("i8", "nt"));
+  add(variant<i8, i32, kColumns, kColumns, 3>("i8", "nt"));
   add(make_spec(kernel_info<BlockScaledGemm<bf16, TilesOf<fp8_e4m3, kBlockScaledConfigs[0]>>>, true, true,
                 "gemm_fp8_block_scaled_cluster"));
   add(make_spec(kernel_info<BlockScaledGemm<bf16, TilesOf<fp8_e4m3, kBlockScaledConfigs[1]>>>, true, true, "gemm_fp8_block_scaled"));
   // Epilogues, on the widest tiles that each may use.
-  add(registered_spec<bf16, bf16, kColumns, kColumns, 0>("bf16", "nt", Activation::relu, false, "_relu"));
-  add(registered_spec<bf16, bf16, kColumns, kColumns, 0>("bf16", "nt", Activation::gelu_erf, false, "_gelu_erf"));
-  add(registered_spec<bf16, bf16, kColumns, kColumns, 0>("bf16", "nt", Activation::gelu_tanh, false, "_gelu_tanh"));
-  add(registered_spec<bf16, bf16, kColumns, kColumns, 0>("bf16", "nt", Activation::silu, false, "_silu"));
-  add(registered_spec<bf16, bf16, kColumns, kColumns, 0>("bf16", "nt", Activation::swiglu, false, "_swiglu"));
-  add(registered_spec<bf16, bf16, kColumns, kColumns, 3>("bf16", "nt", Activation::swiglu, false, "_swiglu"));
-  add(registered_spec<bf16, bf16, kColumns, kColumns, 3>("bf16", "nt", Activation::none, true, "_addends"));
-  add(registered_spec<bf16, bf16, kColumns, kColumns, 4>("bf16", "nt", Activation::gelu_erf, true, "_addends_gelu_erf"));
-  add(registered_spec<float, float, kColumns, kColumns, 3>("tf32", "nt", Activation::none, true, "_addends"));
+  add(variant<bf16, bf16, kColumns, kColumns, 0, Relu>("bf16", "nt", "_relu"));
+  add(variant<bf16, bf16, kColumns, kColumns, 0, GeluErf>("bf16", "nt", "_gelu_erf"));
+  add(variant<bf16, bf16, kColumns, kColumns, 0, GeluTanh>("bf16", "nt", "_gelu_tanh"));
+  add(variant<bf16, bf16, kColumns, kColumns, 0, Silu>("bf16", "nt", "_silu"));
+  add(variant<bf16, bf16, kColumns, kColumns, 0, SwiGlu>("bf16", "nt", "_swiglu"));
+  add(variant<bf16, bf16, kColumns, kColumns, 3, SwiGlu>("bf16", "nt", "_swiglu"));
+  add(variant<bf16, bf16, kColumns, kColumns, 3, Identity, true>("bf16", "nt", "_addends"));
+  add(variant<bf16, bf16, kColumns, kColumns, 4, GeluErf, true>("bf16", "nt", "_addends_gelu_erf"));
+  add(variant<float, float, kColumns, kColumns, 3, Identity, true>("tf32", "nt", "_addends"));
   // Tensors that TMA cannot take.
-  add(registered_spec<bf16, bf16, kColumns, kColumns, 3>("bf16", "nt", Activation::none, false, "_strided", false, false));
-  add(registered_spec<bf16, bf16, kColumns, kColumns, 4>("bf16", "nt", Activation::none, true, "_addends_strided", false, false));
-  add(registered_spec<float, float, kColumns, kColumns, 3>("tf32", "nt", Activation::none, false, "_strided", false, false));
-  add(registered_spec<i8, i32, kColumns, kColumns, 3>("i8", "nt", Activation::none, false, "_strided", false, false));
-  register_few_rows(specs);
-  return specs;
+  add(variant<bf16, bf16, kColumns, kColumns, 3>("bf16", "nt", "_strided", false, false));
+  add(variant<bf16, bf16, kColumns, kColumns, 4, Identity, true>("bf16", "nt", "_addends_strided", false, false));
+  add(variant<float, float, kColumns, kColumns, 3>("tf32", "nt", "_strided", false, false));
+  add(variant<i8, i32, kColumns, kColumns, 3>("i8", "nt", "_strided", false, false));
+  register_few_rows(variants);
+  return variants;
 }
 
 }  // namespace tw::kernels::gemm

@@ -3,8 +3,8 @@
 #include <span>
 #include <vector>
 
+#include "kernels/variant.hpp"
 #include "tilewave/gemm.hpp"
-#include "tilewave/kernel.hpp"
 
 namespace tw::kernels::gemm {
 
@@ -13,8 +13,11 @@ struct Config {
   int bm, bn, stages, cluster, band;
 };
 
-/// All of them; GemmOptions::config indexes this.
+/// All of them; GemmOptions::config indexes this, or on the CPU cpu_configs().
 std::span<const Config> configs();
+
+/// The CPU's: bm and bn count. The first for many rows, the second for few and so that small products occupy every thread.
+std::span<const Config> cpu_configs();
 
 /// What a choice of configuration depends on.
 struct Problem {
@@ -43,7 +46,13 @@ int choose_gemv_config(std::int64_t n, std::int64_t k);
 inline constexpr int kMostGemvRows = 4;
 inline constexpr int kMostFewRows = 16;
 
+inline constexpr ShapeKey kShape[] = {{"M", "rows of A and D"},
+                                      {"N", "columns of B and D"},
+                                      {"K", "columns of A, rows of B"},
+                                      {"batch", "products", 1},
+                                      {"bias", "1: with a bias", 0}};
+
 /// The instantiations that are compiled ahead of time.
-std::vector<KernelSpec> registered();
+std::vector<KernelVariant> registered();
 
 }  // namespace tw::kernels::gemm

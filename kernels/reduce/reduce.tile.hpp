@@ -46,7 +46,7 @@ struct ReduceRows {
   struct On {
     struct Params {
       Global<Target, const T> x;  ///< [j, i, row, col]
-      Out* y;                     ///< [j, i, row, split]
+      Pointer<Target, Out> y;     ///< [j, i, row, split]
       int splits;                 ///< grid.n
       int length;                 ///< columns of a split, a multiple of C
       float divisor;

@@ -7,6 +7,7 @@
 #include "kernels/check.hpp"
 #include "kernels/transpose/transpose.tile.hpp"
 #include "kernels/transpose/variants.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw {
@@ -81,14 +82,32 @@ void transpose(const Tensor& x, const Tensor& y, const TransposeOptions& options
 
 namespace kernels::transpose {
 
-std::vector<KernelSpec> registered() {
-  std::vector<KernelSpec> specs;
-  const auto add = [&]<class T>(const char* name) { specs.push_back(make_spec(kernel_info<Transpose<T, kLine<T>>>, true, true, name)); };
+namespace {
+
+template <class T>
+Analysis analyze_shape(const ShapeValues& shape) {
+  using Kernel = Transpose<T, kLine<T>>;
+  const Tensor x = placeholder({shape["batch"], shape["M"], shape["N"]}, dtype_of<T>);
+  const Tensor y = placeholder({shape["batch"], shape["N"], shape["M"]}, dtype_of<T>);
+  const auto tiles = [](int extent) { return ceil_div(extent, Kernel::side); };
+  return analyze<Kernel>({tiles(shape.integer("M")), tiles(shape.integer("N")), shape.integer("batch")}, [&](auto& bind, auto& p) {
+    bind(p.x, x);
+    bind(p.y, y);
+  });
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered() {
+  std::vector<KernelVariant> variants;
+  const auto add = [&]<class T>(const char* name) {
+    variants.push_back({make_spec(kernel_info<Transpose<T, kLine<T>>>, true, true, name), analyze_shape<T>});
+  };
   add.template operator()<std::uint8_t>("transpose_1_byte");
   add.template operator()<bf16>("transpose_2_bytes");
   add.template operator()<std::int32_t>("transpose_4_bytes");
   add.template operator()<std::int64_t>("transpose_8_bytes");
-  return specs;
+  return variants;
 }
 
 }  // namespace kernels::transpose

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "tilewave/tile/analysis/counted.tile.hpp"
 #include "tilewave/tile/grid.tile.hpp"
 #include "tilewave/tile/math.tile.hpp"
 #include "tilewave/tile/types.tile.hpp"
@@ -8,6 +9,7 @@
 // what they are; a kernel never says which target it is on. docs/language.md is the guide, kernels/gemm/gemm.tile.hpp the first example.
 //
 //   Global     a tensor in device memory: up to two outer dimensions, rows, columns; any strides
+//   Pointer    an array in device memory that element functions index: a bias, a table
 //   Shared     a tile that blocks keep close to the arithmetic, in the layout that the target's matrix unit wants
 //   Ring       `Stages` slots of Shared tiles between the role that loads and the role that computes
 //   Fragment   a tile of accumulators, spread over the block's threads in the matrix unit's layout
@@ -71,6 +73,9 @@ template <class Target, class T, class Tile = void>
 struct Windowed : Global<Target, T, Tile> {
   Window window;
 };
+/// A T* on the targets that compute; the analysis target counts what is read and written through it.
+template <class Target, class T>
+using Pointer = typename Target::template Pointer<T>;
 template <class Target, class T, int R, int C, Contract contract = Contract::columns>
 using Shared = typename Target::template Shared<T, R, C, contract>;
 template <class Target, class Slot, int Stages>

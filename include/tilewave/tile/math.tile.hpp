@@ -187,7 +187,10 @@ struct GeluTanh {
 
 /// silu(gate) * up: the gated linear unit of Llama's MLP (Shazeer 2020, "GLU variants improve transformer").
 struct SwiGlu {
-  TW_INLINE static float apply(float gate, float up) { return Silu::apply(gate) * up; }
+  template <class X>
+  TW_INLINE static X apply(X gate, X up) {
+    return Silu::apply(gate) * up;
+  }
 };
 
 }  // namespace tw

@@ -179,6 +179,8 @@ struct Ring : RingState {
 struct Target {
   template <class T, class Tile, int Split>
   using Global = cpu::Global<T, Tile, Split>;
+  template <class T>
+  using Pointer = T*;
   template <class T, int R, int C, Contract contract>
   using Shared = cpu::Shared<T, R, C, contract>;
   template <class Slot, int Stages>

@@ -13,6 +13,8 @@ struct Target {
   static constexpr bool tma_store = kTmaStore;
   template <class T, class Tile, int Split>
   using Global = sm_90a::Global<T, Tile, Split>;
+  template <class T>
+  using Pointer = T*;
   template <class T, int R, int C, Contract contract>
   using Shared = sm_90a::Shared<T, R, C, contract>;
   template <class Slot, int Stages>

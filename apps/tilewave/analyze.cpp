@@ -1,0 +1,176 @@
+// tilewave kernels analyze
+
+#include "analyze.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "benchmarks/harness.hpp"
+#include "command.hpp"
+#include "kernels/registry.hpp"
+#include "tilewave/detail/parallel.hpp"
+
+namespace tw::cli {
+namespace {
+
+struct Arguments {
+  bool json = false;
+  std::string name;
+  std::string shape;
+  std::vector<std::string> devices;
+};
+
+/// Bytes per second that all threads together read, from arrays far larger than caches.
+double measure_memory() {
+  constexpr std::size_t numbers = std::size_t{8} << 20;  // 64 MB a thread
+  const int threads = cpu_threads();
+  std::vector<std::vector<std::uint64_t>> arrays(static_cast<std::size_t>(threads));
+  std::vector<std::uint64_t> sums(arrays.size());
+  const auto pass = [&] {
+    detail::parallel_for(threads, [&](long thread) {
+      auto& array = arrays[static_cast<std::size_t>(thread)];
+      if (array.empty()) array.assign(numbers, 1);
+      sums[static_cast<std::size_t>(thread)] += std::accumulate(array.begin(), array.end(), std::uint64_t{0});
+    });
+  };
+  pass();
+  double best = 0;
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    const auto begin = std::chrono::steady_clock::now();
+    pass();
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    best = std::max(best, static_cast<double>(numbers * sizeof(std::uint64_t) * arrays.size()) / seconds.count());
+  }
+  return best;
+}
+
+/// Whether a block's shared memory is there on the device.
+bool fits(const RegisteredKernel& kernel, const DeviceModel& device) {
+  return device.shared_per_block == 0 || kernel.spec.shared_bytes <= device.shared_per_block;
+}
+
+nlohmann::ordered_json to_json(const Operations& operations) {
+  auto products = nlohmann::ordered_json::object();
+  for (std::size_t i = 0; i < operations.products.size(); ++i)
+    if (operations.products[i] > 0)
+      products[name_of(static_cast<OperandType>(i))] = {{"all", operations.products[i]}, {"inside", operations.inside[i]}};
+  return {{"products", products}, {"f32", operations.f32}, {"special", operations.special}};
+}
+
+nlohmann::ordered_json to_json(const DeviceModel& device, const Roofline& r) {
+  return {{"device", device.name}, {"source", device.source}, {"seconds", r.seconds}, {"bound", r.bound},
+          {"memory", r.memory},    {"products", r.products},  {"f32", r.f32},         {"special", r.special}};
+}
+
+void print_table(const RegisteredKernel& kernel, const ShapeValues& shape, const Analysis& a, const std::vector<DeviceModel>& devices) {
+  fmt::print("{}, {}\n\n", kernel.spec.name, shape.text());
+  fmt::print("{:<16} {} of {} threads, {} of shared memory each\n", "blocks' tiles", a.tiles, a.threads,
+             bytes_text(static_cast<std::size_t>(kernel.spec.shared_bytes)));
+  fmt::print("{:<16} {} read, {} written; of tensors {} read, {} written\n", "global memory", bytes_text(a.global_read),
+             bytes_text(a.global_written), bytes_text(a.unique_read), bytes_text(a.unique_written));
+  fmt::print("{:<16} {}\n", "shared memory", bytes_text(a.shared_traffic));
+  for (std::size_t i = 0; i < a.operations.products.size(); ++i) {
+    if (a.operations.products[i] > 0)
+      fmt::print("{:<16} {} of {}, {} of them inside the tensors\n", "products", a.operations.products[i],
+                 name_of(static_cast<OperandType>(i)), a.operations.inside[i]);
+  }
+  fmt::print("{:<16} {}\n{:<16} {}\n", "f32 operations", a.operations.f32, "special", a.operations.special);
+  if (a.uncounted > 0) fmt::print("{:<16} {} elements go to functions of float, which are not counted\n", "uncounted", a.uncounted);
+  fmt::print("\n{:<18} {:>12} {:>12} {:>12} {:>12} {:>12}  {}\n", "at least, us", "memory", "products", "f32", "special", "all",
+             "bound by");
+  for (const DeviceModel& device : devices) {
+    const Roofline r = roofline(a, device);
+    fmt::print("{:<18} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f}  {}{}\n", device.name, r.memory * 1e6, r.products * 1e6,
+               r.f32 * 1e6, r.special * 1e6, r.seconds * 1e6, r.bound, fits(kernel, device) ? "" : "; too much shared memory for it");
+  }
+}
+
+void analyze(const Arguments& a) {
+  const RegisteredKernel kernel = find_kernel(registered_kernels(), a.name);
+  if (kernel.analyze == nullptr) throw UsageError(fmt::format("kernels analyze: family {} has no shape to analyse", kernel.family));
+  std::vector<DeviceModel> devices;
+  Analysis counts;
+  std::unique_ptr<ShapeValues> shape;
+  try {
+    shape = std::make_unique<ShapeValues>(a.shape, kernel.shape);
+    for (const std::string& name : a.devices) devices.push_back(named_device_model(name));
+    counts = kernel.analyze(*shape);
+    if (a.devices.empty()) {  // those that have the products
+      std::copy_if(device_models().begin(), device_models().end(), std::back_inserter(devices), [&](const DeviceModel& device) {
+        for (std::size_t i = 0; i < device.products.size(); ++i)
+          if (counts.operations.products[i] > 0 && device.products[i] == 0) return false;
+        return true;
+      });
+    }
+    for (const DeviceModel& device : devices) static_cast<void>(roofline(counts, device));
+  } catch (const InvalidArgument& error) {
+    throw UsageError(fmt::format("kernels analyze {}: {}", a.name, error.what()));
+  }
+  if (!a.json) return print_table(kernel, *shape, counts, devices);
+  auto times = nlohmann::ordered_json::array();
+  for (const DeviceModel& device : devices) {
+    times.push_back(to_json(device, roofline(counts, device)));
+    times.back()["fits"] = fits(kernel, device);
+  }
+  print_json({{"name", kernel.spec.name},
+              {"shape", shape->text()},
+              {"tiles", counts.tiles},
+              {"threads", counts.threads},
+              {"shared_bytes", kernel.spec.shared_bytes},
+              {"global_read", counts.global_read},
+              {"global_written", counts.global_written},
+              {"unique_read", counts.unique_read},
+              {"unique_written", counts.unique_written},
+              {"shared_traffic", counts.shared_traffic},
+              {"operations", to_json(counts.operations)},
+              {"uncounted", counts.uncounted},
+              {"devices", times}});
+}
+
+std::string shape_help() {
+  std::string text =
+      "Each figure is counted from the kernel's source; docs/language.md says what is exact. The times are what the device's data sheet\n"
+      "allows at most (cpu: what is measured now). Names in --shape, with their defaults:";
+  std::string family;
+  for (const RegisteredKernel& kernel : registered_kernels()) {
+    if (kernel.family == family || kernel.analyze == nullptr) continue;
+    family = kernel.family;
+    text += fmt::format("\n  {:<12} {}", family, key_list(kernel.shape));
+    for (const ShapeKey& key : kernel.shape) text += fmt::format("\n    {:<14} {}", key.name, key.what);
+  }
+  return text;
+}
+
+}  // namespace
+
+DeviceModel named_device_model(const std::string& name) {
+  if (name == "cpu") {
+    const double peak = bench::measure_fma_peak() * 1e9;
+    if (peak == 0) throw InvalidArgument("device is cpu; its peak is not known on this processor");
+    return cpu_model("cpu", cpu_threads(), peak, measure_memory());
+  }
+  const DeviceModel* model = find_device_model(name);
+  if (model == nullptr) throw InvalidArgument(fmt::format("device is \"{}\"; allowed: H200, A100, 4090, cpu", name));
+  return *model;
+}
+
+void add_analyze(CLI::App& kernels, int& exit_code) {
+  static Arguments a;
+  CLI::App* command = kernels.add_subcommand("analyze", "Bytes, operations and the roofline time of one kernel, from its own source");
+  command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows")->required();
+  command->add_option("--shape", a.shape, "The problem: NAME=NUMBER,...; which names there are is below")->required();
+  command->add_option("--device", a.devices, "H200, A100, 4090 or cpu; may be repeated. Default: the GPUs")
+      ->type_name("DEVICE")
+      ->allow_extra_args(false);
+  command->add_flag("--json", a.json, "Print JSON");
+  command->footer(shape_help());
+  command->callback([&exit_code] {
+    analyze(a);
+    exit_code = kOk;
+  });
+}
+
+}  // namespace tw::cli

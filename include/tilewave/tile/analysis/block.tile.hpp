@@ -1,0 +1,456 @@
+#pragma once
+
+#include "tilewave/tile/analysis/target.tile.hpp"
+
+#if !TW_ON_GPU
+
+namespace tw::analysis {
+
+constexpr int kRowsPerWarpgroup = 64;
+
+/// What `f` costs; nothing is added to `cost`.
+template <class F>
+Cost cost_of(F f) {
+  const Cost before = cost;
+  cost = {};
+  f();
+  const Cost result = cost;
+  cost = before;
+  return result;
+}
+
+/// Gives `f` the elements, if it takes Counted; else plain numbers, which is noted.
+template <class Fn, class... X>
+auto apply(Fn& f, X&... x) {
+  if constexpr (requires { f(x...); }) {
+    return f(x...);
+  } else {
+    ++cost.uncounted;
+    const auto plain = []<class Y>(const Y& y) {
+      if constexpr (is_same<Y, Counted>)
+        return y.value;
+      else
+        return y;
+    };
+    return [&f](auto... values) { return f(values...); }(plain(x)...);
+  }
+}
+
+/// From the parts `along_rows` (of the elements of column 0) and `along_cols` (of row 0), which share the element `first`, a cost that is
+/// the product of one for the row and one for the column.
+constexpr u64 combine(u64 first, u64 along_rows, u64 along_cols, u64 rows, u64 cols) {
+  if (first > 0) return along_rows * along_cols / first;
+  const u64 by_rows = along_rows * cols, by_cols = along_cols * rows;
+  return by_rows > by_cols ? by_rows : by_cols;
+}
+
+/// Counts `f(row, col)` for all elements of a tile, from those of its first row and column, or fewer where these do not differ. (They do
+/// where a function asks whether a row or column lies in the tensor.) What `f` leaves is that of element (0, 0).
+template <class F>
+void for_elements(int rows, int cols, F f) {
+  const auto element = [&](int row, int col) {
+    at_element(row, col);
+    return cost_of([&] { f(row, col); });
+  };
+  begin_walk();
+  const Cost last_row = element(rows - 1, 0), last_col = element(0, cols - 1), first = element(0, 0);
+  const u64 r = static_cast<u64>(rows), c = static_cast<u64>(cols);
+  if (touched() || last_row != first || last_col != first) {
+    Cost along_rows = first, along_cols = first;
+    for (int row = 1; row < rows; ++row) along_rows += element(row, 0);
+    for (int col = 1; col < cols; ++col) along_cols += element(0, col);
+    element(0, 0);
+    cost.f32 += combine(first.f32, along_rows.f32, along_cols.f32, r, c);
+    cost.special += combine(first.special, along_rows.special, along_cols.special, r, c);
+    cost.uncounted += combine(first.uncounted, along_rows.uncounted, along_cols.uncounted, r, c);
+  } else {
+    cost += first * (r * c);
+  }
+  end_walk();
+}
+
+/// Copies of global memory into tiles of a slot.
+struct Copy {
+  int rank;  ///< of the block in its cluster
+
+  template <class G, class S>
+  void tile(const G& from, S& to, int row, int col, int = 0, int = 0) const {
+    tally.read[from.place] += from.bytes(row, col, S::rows, S::cols);
+    fill(from, to, row, col);
+  }
+  /// The tile whose rows are the window that begins at (row, i, j).
+  template <class G, class S>
+  void window(const G& from, S& to, int row, int col, int i, int j) const {
+    const int rows = inside_window(from, S::rows, row, i, j), cols = overlap(col, S::cols, from.cols);
+    tally.read[from.place] += static_cast<u64>(rows) * static_cast<u64>(cols) * sizeof(typename S::Element);
+    tally.shared += sizeof(S);
+    to.set_inside({rows, cols});
+  }
+  /// A share of the rows; the other blocks of the cluster send theirs.
+  template <class G, class S>
+  void tile_for_cluster(const G& from, S& to, int row, int col, int = 0, int = 0) const {
+    constexpr int share = S::rows / G::split;
+    tally.read[from.place] += from.bytes(row + rank * share, col, share, S::cols);
+    fill(from, to, row, col);
+  }
+
+ private:
+  template <class G, class S>
+  static void fill(const G& from, S& to, int row, int col) {
+    tally.shared += sizeof(S);
+    const int rows = overlap(row, S::rows, from.rows), cols = overlap(col, S::cols, from.cols);
+    to.set_inside(S::contract == Contract::columns ? typename S::Inside{rows, cols} : typename S::Inside{cols, rows});
+  }
+};
+
+struct Producer {
+  int rank;
+  template <class RingType, class Fill>
+  void put(RingType& ring, Fill fill) const {
+    fill(Copy{rank}, *ring.slots);
+    ++ring.filled;
+  }
+};
+
+/// A row of a tile, as block.rows() gives it.
+template <class F>
+struct RowView {
+  F& tile;
+
+  template <class Fn>
+  auto max(Fn f) const {
+    return reduce(f);
+  }
+  auto max() const {
+    return reduce([](auto x) { return x; });
+  }
+  template <class Fn>
+  auto sum(Fn f) const {
+    return reduce(f);
+  }
+  auto sum() const {
+    return reduce([](auto x) { return x; });
+  }
+  template <class Fn>
+  void map(Fn f) const {
+    cost += cost_of([&] { tile.x = apply(f, tile.x); }) * F::cols;
+  }
+  template <class Fn>
+  auto map_partial_sum(Fn f) const {
+    map(f);
+    return sum();
+  }
+  template <class Fn>
+  auto fold(Fn f) const {
+    auto value = tile.x;
+    cost += cost_of([&] { value = apply(f, value, tile.x); }) * (F::cols - 1);
+    return value;
+  }
+
+ private:
+  template <class Fn>
+  auto reduce(Fn f) const {
+    decltype(apply(f, tile.x)) value{};
+    cost += cost_of([&] { value = apply(f, tile.x); }) * F::cols;
+    cost.f32 += F::cols - 1;
+    return value;
+  }
+};
+
+/// The role that computes; the same members as the other targets'.
+class Block {
+ public:
+  /// `pull` runs load() for the next step; false when there is none.
+  explicit Block(
+      bool (*pull)(void* context) = [](void*) { return false; }, void* context = nullptr)
+      : pull_(pull), context_(context) {}
+
+  // Rings
+
+  template <class RingType>
+  auto& take(RingType& ring) const {
+    while (ring.filled == 0)
+      if (!pull_(context_)) schedule_error("a block waits for a slot of an empty ring with no step left to load");
+    --ring.filled;
+    return *ring.slots;
+  }
+  template <class RingType>
+  void release(RingType&) const {}
+
+  // Products
+
+  /// Each warpgroup reads its rows of the left operand and all of the right one.
+  template <class Acc, class A, class B>
+  void mma(Acc& acc, const A& a, const B& b, bool) const {
+    static_assert(A::depth == B::depth, "both operands contract over the same length");
+    tally.shared += sizeof(A) + sizeof(B) * warpgroups<Acc>();
+    multiply<typename A::Element, A::depth>(acc, a.inside().outer, b.inside().outer, min(a.inside().depth, b.inside().depth));
+  }
+  template <class Acc, class T, int R, int C, class B>
+  void mma(Acc& acc, const Operand<T, R, C>&, const B& b, bool) const {
+    static_assert(C == B::depth, "both operands contract over the same length");
+    tally.shared += sizeof(B) * warpgroups<Acc>();
+    multiply<T, C>(acc, R, b.inside().outer, b.inside().depth);
+  }
+  template <int Left, class... Acc>
+  void wait(Constant<Left>, Acc&...) const {}
+  template <class T, int R, int C>
+  void convert(Operand<T, R, C>&, const Fragment<float, R, C>&) const {}
+
+  // Elements and rows
+
+  template <class F>
+  void fill(F& values, auto value) const {
+    values.x = tw::to<typename F::Element>(value);
+  }
+  template <class F, class Fn>
+  void for_each(F& tile, Fn f) const {
+    visit<F>(f, tile.x);
+  }
+  template <class F, class Other, class Fn>
+  void for_each(F& first, Other& second, Fn f) const {
+    visit<F>(f, first.x, second.x);
+  }
+  template <class F, class G, class Fn>
+  void for_each_with(F& tile, const G& other, int row0, int col0, int, int, Fn f) const {
+    tally.read[other.place] += other.bytes(row0, col0, F::rows, F::cols);
+    Counted element = 1.0f;
+    visit<F>(f, tile.x, element);
+  }
+  template <class F, class Fn>
+  void rows(F& tile, Fn f) const {
+    for_elements(F::rows, 1, [&](int row, int) { f(row, RowView<F>{tile}); });
+  }
+  template <class T, class Tile, class Fn>
+  void for_rows(RowVector<T, Tile>& vector, Fn f) const {
+    const auto before = vector.x;
+    for_elements(Tile::rows, 1, [&](int row, int) {
+      vector.x = before;
+      apply(f, row, row, vector.x);
+    });
+  }
+  template <class T, class Tile>
+  bool owns_rows(const RowVector<T, Tile>&) const {
+    return true;
+  }
+  template <class T, class Tile>
+  void complete(RowVector<T, Tile>&) const {}
+  template <class F, class Fn>
+  void map(F& tile, Fn f) const {
+    map_with(tile, f);
+  }
+  template <class F, class A, class Fn>
+  void map(F& tile, const A& a, Fn f) const {
+    map_with(tile, f, value_of(a));
+  }
+  template <class F, class A, class B, class Fn>
+  void map(F& tile, const A& a, const B& b, Fn f) const {
+    map_with(tile, f, value_of(a), value_of(b));
+  }
+  template <class F, class A, class B, class C, class Fn>
+  void map(F& tile, const A& a, const B& b, const C& c, Fn f) const {
+    map_with(tile, f, value_of(a), value_of(b), value_of(c));
+  }
+  template <class F, class A, class B, class C, class D, class Fn>
+  void map(F& tile, const A& a, const B& b, const C& c, const D& d, Fn f) const {
+    map_with(tile, f, value_of(a), value_of(b), value_of(c), value_of(d));
+  }
+  template <class T, int R, int C>
+  void column_sum(const Fragment<T, R, C>& tile, ColumnVector<T, Fragment<T, R, C>>& vector, const Scratch<T, R, C>&) const {
+    reduce_columns(tile, vector);
+  }
+  template <class T, int R, int C>
+  void column_max(const Fragment<T, R, C>& tile, ColumnVector<T, Fragment<T, R, C>>& vector, const Scratch<T, R, C>&) const {
+    reduce_columns(tile, vector);
+  }
+  template <class T, int R, int C, class Fn>
+  void column_fold(const Fragment<T, R, C>& tile, ColumnVector<T, Fragment<T, R, C>>& vector, Fn f) const {
+    vector.x = tile.x;
+    cost += cost_of([&] { vector.x = apply(f, vector.x, tile.x); }) * (static_cast<u64>(R - 1) * C);
+  }
+  template <class T, int R, int C>
+  void transpose(const Fragment<T, R, C>& from, Fragment<T, C, R>& to) const {
+    to.x = from.x;
+  }
+  template <class T, int R, int C, class U>
+  void add_products(RowVector<float, Fragment<T, R, C>>&, const Fragment<T, R, C>&, const ColumnVector<U, Fragment<T, R, C>>&) const {
+    cost.f32 += 2 * static_cast<u64>(R) * C;
+  }
+  template <class T, int R, int C, class Fn>
+  void pairs(Fragment<T, R, C / 2>& to, const Fragment<T, R, C>& from, Fn f) const {
+    cost += cost_of([&] { to.x = apply(f, from.x, from.x); }) * (static_cast<u64>(R) * (C / 2));
+  }
+  template <class T, class Tile, class Fn>
+  bool any(const RowVector<T, Tile>& vector, Fn f) const {
+    bool found = false;
+    cost += cost_of([&] { found = apply(f, vector.x); }) * Tile::rows;
+    return found;
+  }
+
+  // Global memory
+
+  template <class T, int R, int C, class G>
+  void load(Fragment<T, R, C>& to, const G& from, int row, int col, int = 0, int = 0, Fill = {}) const {
+    tally.read[from.place] += from.bytes(row, col, R, C);
+    to.x = decltype(to.x)(1.0f);
+  }
+  template <class F, class G>
+  void load(F& to, const G& from, int row, int col, Fill) const {
+    load(to, from, row, col);
+  }
+  template <class T, class Tile, class G>
+  void load(ColumnVector<T, Tile>& to, const G& from, int row, int col, int = 0, int = 0, Fill = {}) const {
+    tally.read[from.place] += from.bytes(row, col, 1, Tile::cols);
+    to.x = decltype(to.x)(1.0f);
+  }
+  template <class T, class Tile, class G>
+  void load(RowVector<T, Tile>& to, const G& from, int row, int col, int = 0, int = 0, Fill = {}) const {
+    tally.read[from.place] += from.bytes(row, col, Tile::rows, 1);
+    to.x = decltype(to.x)(1.0f);
+  }
+  template <class T, class Tile, class G>
+  void store(const RowVector<T, Tile>&, const G& to, int row, int col, int = 0, int = 0) const {
+    tally.written[to.place] += to.bytes(row, col, Tile::rows, 1);
+  }
+  /// A plain number, as the targets that compute have it: arithmetic on it alone is not counted.
+  template <class G>
+  float value(const G& from, int row, int col, int = 0, int = 0) const {
+    tally.read[from.place] += from.bytes(row, col, 1, 1);
+    return 1.0f;
+  }
+  template <class F, class G>
+  void store(const F&, const G& to, int row, int col, int = 0, int = 0) const {
+    tally.written[to.place] += to.bytes(row, col, F::rows, F::cols);
+  }
+  template <class S, class T, int R, int C, class G>
+  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>&, const G& to, int row, int col, int i = 0, int j = 0) const {
+    if constexpr (sizeof(T) == 2) tally.shared += 2 * R * C * sizeof(T);
+    store(from, to, row, col, i, j);
+  }
+  template <class T, int R, int C, class G>
+  void store_window(const Fragment<float, R, C>&, const Staging<T, R, C>&, const G& to, int row, int col, int i, int j) const {
+    if constexpr (sizeof(T) == 2) tally.shared += 2 * R * C * sizeof(T);
+    tally.written[to.place] +=
+        static_cast<u64>(inside_window(to, R, row, i, j)) * static_cast<u64>(overlap(col, C, to.cols)) * sizeof(typename G::Element);
+  }
+  /// Read and written.
+  template <class F, class G>
+  void atomic_add(const F&, const G& to, int row, int col, int = 0, int = 0) const {
+    static_assert(is_same<typename G::Element, float>, "atomic_add is for f32 tensors");
+    const u64 bytes = to.bytes(row, col, F::rows, F::cols);
+    tally.read[to.place] += bytes;
+    tally.written[to.place] += bytes;
+    cost.f32 += bytes / sizeof(float);
+  }
+
+  // Shared memory, element by element
+
+  template <class F, class T, int R, int C, Contract contract>
+  void load(F& to, const Shared<T, R, C, contract>& from) const {
+    tally.shared += sizeof from;
+    to.x = decltype(to.x)(1.0f);
+  }
+  template <class F, class T, int R, int C, Contract contract>
+  void store(F&, Shared<T, R, C, contract>& to) const {
+    tally.shared += sizeof to;
+    to.set_inside({to.outer, to.depth});
+  }
+  void sync() const {}
+
+  template <class F>
+  void print(const char*, F&) const {}
+
+ private:
+  bool (*pull_)(void* context);
+  void* context_;
+
+  template <class Acc>
+  static constexpr u64 warpgroups() {
+    return static_cast<u64>(ceil_div(Acc::rows, kRowsPerWarpgroup));
+  }
+  static constexpr u64 operations(int m, int n, int k) { return 2 * static_cast<u64>(m) * static_cast<u64>(n) * static_cast<u64>(k); }
+  template <class T, int Depth, class Acc>
+  static void multiply(Acc& acc, int rows, int cols, int depth) {
+    constexpr int type = static_cast<int>(operand_type<T>);
+    tally.products[type] += operations(Acc::rows, Acc::cols, Depth);
+    tally.inside[type] += operations(rows, cols, depth);
+    acc.x = decltype(acc.x)(1.0f);
+  }
+  /// f(row, col, x...) for every element; each starts from what the tile holds.
+  template <class F, class Fn, class... X>
+  static void visit(Fn& f, X&... x) {
+    [&](auto... before) {
+      for_elements(F::rows, F::cols, [&](int row, int col) {
+        ((x = before), ...);
+        apply(f, row, col, x...);
+      });
+    }(x...);
+  }
+  template <class F, class Fn, class... X>
+  static void map_with(F& tile, Fn& f, const X&... values) {
+    cost += cost_of([&] { tile.x = apply(f, tile.x, values...); }) * (static_cast<u64>(F::rows) * static_cast<u64>(F::cols));
+  }
+  template <class Vector>
+  static auto value_of(const Vector& vector) requires requires {
+    vector.x;
+  }
+  { return vector.x; }
+  static float value_of(float number) { return number; }
+  template <class T, int R, int C>
+  static void reduce_columns(const Fragment<T, R, C>& tile, ColumnVector<T, Fragment<T, R, C>>& vector) {
+    cost.f32 += static_cast<u64>(R - 1) * C;
+    tally.shared += 2 * Scratch<T, R, C>::bytes;
+    vector.x = tile.x;
+  }
+};
+
+/// Bytes of shared memory that a block of the kernel needs.
+template <class On>
+i64 memory_bytes() {
+  if constexpr (requires { typename On::Memory; }) {
+    Allocator allocator;
+    typename On::Memory memory(allocator);
+    static_cast<void>(memory);
+    return allocator.used;
+  } else {
+    return 0;
+  }
+}
+
+/// Counts one tile into `tally` and `cost`. `arena`: memory_bytes<On>() bytes.
+template <class On>
+void run(const typename On::Params& params, Tile tile, u8* arena) {
+  Allocator allocator{arena};
+  if constexpr (tw::detail::has_load<On>) {
+    struct Loads {
+      const typename On::Params& params;
+      Tile tile;
+      typename On::Memory memory;
+      int step = 0;
+      int steps;
+    } loads{params, tile, typename On::Memory(allocator), 0, On::steps(params, tile)};
+    const auto pull = [](void* context) {
+      Loads& l = *static_cast<Loads*>(context);
+      if (l.step == l.steps) return false;
+      const Producer producer{l.tile.m % tw::detail::cluster_of<On>()};
+      On::load(producer, l.params, l.tile, l.step++, l.memory);
+      return true;
+    };
+    Block block(pull, &loads);
+    typename tw::detail::StateOf<On>::Type state{};
+    On::compute(block, params, tile, loads.memory, state);
+    On::finish(block, params, tile, loads.memory, state);
+  } else {
+    Block block;
+    if constexpr (requires { typename On::Memory; }) {
+      typename On::Memory memory(allocator);
+      On::compute(block, params, tile, memory);
+    } else {
+      On::compute(block, params, tile);
+    }
+  }
+}
+
+}  // namespace tw::analysis
+
+#endif  // !TW_ON_GPU

@@ -1,0 +1,97 @@
+#pragma once
+
+#include "tilewave/tile/math.tile.hpp"
+
+// The number that tiles of the analysis target hold in place of float: it counts what is done with it. Every kernel sees it, so that
+// tw::exp2 and the like are known for it where kernels are defined.
+
+#if !TW_ON_GPU
+
+namespace tw {
+
+namespace analysis {
+
+/// What element functions do.
+struct Cost {
+  u64 f32 = 0;        ///< additions, multiplications, comparisons, max, min; signs are free
+  u64 special = 0;    ///< exp2, log2, sqrt, rsqrt, reciprocal (a division's too), erf, sin, cos
+  u64 uncounted = 0;  ///< elements given to functions that take float, which cannot be watched
+
+  constexpr Cost& operator+=(const Cost& other) {
+    f32 += other.f32;
+    special += other.special;
+    uncounted += other.uncounted;
+    return *this;
+  }
+  friend constexpr Cost operator*(const Cost& cost, u64 times) { return {cost.f32 * times, cost.special * times, cost.uncounted * times}; }
+  friend constexpr bool operator==(const Cost&, const Cost&) = default;
+};
+
+/// What this thread has counted so far.
+inline constinit thread_local Cost cost{};
+
+}  // namespace analysis
+
+/// A float whose arithmetic is counted. Its value is a stand-in: comparisons are made with it.
+struct Counted {
+  float value;
+
+  Counted() = default;
+  constexpr Counted(float x) : value(x) {}
+  constexpr explicit operator float() const { return value; }
+  constexpr explicit operator int() const { return static_cast<int>(value); }
+
+  static Counted operation(float result) {
+    ++analysis::cost.f32;
+    return result;
+  }
+  static Counted special(float result) {
+    ++analysis::cost.special;
+    return result;
+  }
+  static bool comparison(bool result) {
+    ++analysis::cost.f32;
+    return result;
+  }
+
+  friend Counted operator+(Counted a, Counted b) { return operation(a.value + b.value); }
+  friend Counted operator-(Counted a, Counted b) { return operation(a.value - b.value); }
+  friend Counted operator*(Counted a, Counted b) { return operation(a.value * b.value); }
+  /// The product with a reciprocal.
+  friend Counted operator/(Counted a, Counted b) { return operation(a.value * special(1.0f / b.value).value); }
+  friend Counted operator-(Counted a) { return -a.value; }
+  friend bool operator<(Counted a, Counted b) { return comparison(a.value < b.value); }
+  friend bool operator<=(Counted a, Counted b) { return comparison(a.value <= b.value); }
+  friend bool operator>(Counted a, Counted b) { return comparison(a.value > b.value); }
+  friend bool operator>=(Counted a, Counted b) { return comparison(a.value >= b.value); }
+  friend bool operator==(Counted a, Counted b) { return comparison(a.value == b.value); }
+  friend bool operator!=(Counted a, Counted b) { return comparison(a.value != b.value); }
+  Counted& operator+=(Counted b) { return *this = *this + b; }
+  Counted& operator-=(Counted b) { return *this = *this - b; }
+  Counted& operator*=(Counted b) { return *this = *this * b; }
+  Counted& operator/=(Counted b) { return *this = *this / b; }
+};
+
+// The element functions, as the GPU does them: one special-function operation each, but for what is built from others.
+inline Counted abs(Counted x) { return abs(x.value); }
+inline Counted max(Counted a, Counted b) { return Counted::operation(max(a.value, b.value)); }
+inline Counted min(Counted a, Counted b) { return Counted::operation(min(a.value, b.value)); }
+inline Counted exp2(Counted x) { return Counted::special(exp2(x.value)); }
+inline Counted log2(Counted x) { return Counted::special(log2(x.value)); }
+inline Counted exp(Counted x) { return exp2(x * kLog2E); }
+inline Counted sqrt(Counted x) { return Counted::special(sqrt(x.value)); }
+inline Counted rsqrt(Counted x) { return Counted::special(rsqrt(x.value)); }
+inline Counted reciprocal(Counted x) { return Counted::special(reciprocal(x.value)); }
+inline Counted erf(Counted x) { return Counted::special(erf(x.value)); }
+inline Counted sin(Counted x) { return Counted::special(sin(x.value)); }
+inline Counted cos(Counted x) { return Counted::special(cos(x.value)); }
+inline Counted sigmoid(Counted x) { return reciprocal(1.0f + exp2(-x * kLog2E)); }
+/// (1 - e) / (1 + e) with e = exp(-2 |x|).
+inline Counted tanh(Counted x) {
+  const Counted e = exp2(abs(x) * (-2.0f * kLog2E));
+  return (1.0f - e) * reciprocal(1.0f + e);
+}
+
+}  // namespace tw
+
+#endif  // !TW_ON_GPU

@@ -1,0 +1,254 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+// The analysis target: a kernel's control flow runs, nothing is computed, and what its blocks would move and do is counted. Tensors have
+// extents and no content; a tile in registers is one number that stands for all its elements, and every element loaded is 1.
+
+#if !TW_ON_GPU
+
+namespace tw::analysis {
+
+/// Element types of products, each with a rate of its own on tensor cores.
+enum class OperandType { f32, f16, bf16, fp8, i8, count };
+
+template <class T>
+inline constexpr OperandType operand_type = is_same<T, f16>                                ? OperandType::f16
+                                            : is_same<T, bf16>                             ? OperandType::bf16
+                                            : is_same<T, fp8_e4m3> || is_same<T, fp8_e5m2> ? OperandType::fp8
+                                            : is_same<T, i8>                               ? OperandType::i8
+                                                                                           : OperandType::f32;
+
+/// Tensors and arrays that are told apart; those beyond share the last place.
+inline constexpr int kArrays = 32;
+
+/// What one tile, or a whole launch, does. Plain numbers, so that tiles can be compared.
+struct Tally {
+  u64 read[kArrays] = {};                                   ///< bytes that blocks load of each array in global memory
+  u64 written[kArrays] = {};                                ///< and store
+  u64 shared = 0;                                           ///< bytes that go into shared memory or come out of it
+  u64 products[static_cast<int>(OperandType::count)] = {};  ///< operations of matrix products, two for each multiplication and addition
+  u64 inside[static_cast<int>(OperandType::count)] = {};    ///< those of them with elements that lie in the tensors
+  Cost cost;
+};
+
+/// What this thread counts into; element functions count into tw::analysis::cost.
+inline constinit thread_local Tally tally{};
+
+/// Throws tw::Error: the kernel waits for a step that is never loaded.
+[[noreturn]] void schedule_error(const char* what);
+
+// What an element function indexes is found by calling it for one column and one row of elements. Between begin_walk() and end_walk() each
+// call is announced by at_element(); touch() is what Pointer reports. end_walk() adds each array's distinct elements to `tally`.
+void begin_walk();
+void at_element(int row, int col);
+void touch(const void* array, i64 index, int bytes, bool write);
+bool touched();
+void end_walk();
+
+constexpr int overlap(int first, int size, int extent) {
+  const int begin = first < 0 ? 0 : first;
+  const int end = extent - first < size ? extent : first + size;
+  return end > begin ? end - begin : 0;
+}
+
+struct GlobalView {
+  void* data;
+  i64 stride_j, stride_i, stride_row, stride_col;
+  int size_j, size_i, rows, cols;
+  int place;  ///< in Tally
+};
+
+template <class T, class Tile = void, int Split = 1>
+struct Global : GlobalView {
+  using Element = remove_const<T>;
+  using TileType = Tile;
+  static constexpr int split = Split;
+  static constexpr bool readable = !is_same<T, Element>;
+
+  /// Bytes of the part of a tile that lies inside the tensor.
+  u64 bytes(int row0, int col0, int tile_rows, int tile_cols) const {
+    return static_cast<u64>(overlap(row0, tile_rows, rows)) * static_cast<u64>(overlap(col0, tile_cols, cols)) * sizeof(Element);
+  }
+};
+
+/// How many of the first `count` rows of a window that begins at (row, i, j) lie inside a tensor.
+template <class G>
+int inside_window(const G& tensor, int count, int row, int i, int j) {
+  const Window& w = tensor.window;
+  const auto has = [](int at, int extent) { return at >= 0 && at < extent; };
+  int inside = 0;
+  for (int r = 0; r < count; ++r)
+    inside += has(row + w.row(r), tensor.rows) && has(i + w.i(r), tensor.size_i) && has(j + w.j(r), tensor.size_j);
+  return inside;
+}
+
+/// What stands for an element: float is counted, other types are themselves.
+template <class T>
+using Number = conditional<is_same<T, float>, Counted, T>;
+
+/// An array in global memory that element functions index; see tw::Pointer. Integers are read, as they may steer the kernel; every other
+/// element is 1.
+template <class T>
+class Pointer {
+ public:
+  using Element = remove_const<T>;
+
+  /// Of an array that is written.
+  class Reference {
+   public:
+    Reference(const Pointer& array, i64 index) : array_(array), index_(index) {}
+    operator Number<Element>() const { return array_.read(index_); }
+    template <class X>
+    void operator=(const X&) const {
+      touch(array_.data_, index_, sizeof(T), true);
+    }
+
+   private:
+    Pointer array_;
+    i64 index_;
+  };
+
+  Pointer() = default;
+  Pointer(T* data) : data_(data) {}
+  explicit operator bool() const { return data_ != nullptr; }
+  auto operator[](i64 index) const {
+    if constexpr (is_same<T, Element>)
+      return Reference(*this, first_ + index);
+    else
+      return read(first_ + index);
+  }
+  Pointer operator+(i64 offset) const {
+    Pointer moved = *this;
+    moved.first_ += offset;
+    return moved;
+  }
+
+ private:
+  Number<Element> read(i64 index) const {
+    touch(data_, index, sizeof(T), false);
+    if constexpr (requires(Element x) { x << 1; })
+      return data_[index];
+    else
+      return Number<Element>(1.0f);
+  }
+
+  T* data_ = nullptr;
+  i64 first_ = 0;
+};
+
+template <class T, int R, int C, Contract kContract>
+struct Shared {
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  static constexpr Contract contract = kContract;
+  static constexpr int outer = kContract == Contract::columns ? R : C;
+  static constexpr int depth = kContract == Contract::columns ? C : R;
+  using Element = T;
+
+  /// How much of the tile lies inside the tensor that it was copied from.
+  struct Inside {
+    int outer, depth;
+  };
+  Inside inside() const {
+    Inside extents;
+    __builtin_memcpy(&extents, bytes, sizeof extents);
+    return extents;
+  }
+  void set_inside(Inside extents) { __builtin_memcpy(bytes, &extents, sizeof extents); }
+
+  u8 bytes[R * C * sizeof(T)];  ///< a Slot's size is its tiles'; all that they hold is inside()
+};
+
+template <class T, int R, int C>
+struct Fragment {
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  using Element = T;
+  Number<T> x;
+};
+
+template <class T, int R, int C>
+struct Operand {
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  using Element = T;
+};
+
+template <class T, class Tile>
+struct RowVector {
+  static constexpr int size = Tile::rows;
+  using Element = T;
+  Number<T> x;
+  Number<T>& operator[](int) { return x; }
+  const Number<T>& operator[](int) const { return x; }
+};
+
+template <class T, class Tile>
+struct ColumnVector {
+  static constexpr int size = Tile::cols;
+  using Element = T;
+  Number<T> x;
+};
+
+/// Lays a block's shared memory out.
+struct Allocator {
+  u8* base = nullptr;
+  i64 used = 0;
+  u8* bytes(i64 count) {
+    u8* const at = base ? base + used : nullptr;
+    used += count;
+    return at;
+  }
+};
+
+/// As sm_90a's: two slots of 64 rows of 128 bytes for every 64 rows. f32 leaves without.
+template <class T, int R, int C>
+struct Staging {
+  using Element = T;
+  explicit Staging(Allocator& allocator) { allocator.bytes(sizeof(T) == 2 ? R / 64 * 2 * 64 * 128 : 0); }
+};
+/// A row of partial results for each warp, which has 16 rows.
+template <class T, int R, int C>
+struct Scratch {
+  static constexpr int bytes = R / 16 * C * static_cast<int>(sizeof(T));
+  explicit Scratch(Allocator& allocator) { allocator.bytes(bytes); }
+};
+
+template <class SlotType, int Stages>
+struct Ring {
+  using Slot = SlotType;
+  static constexpr int stages = Stages;
+  Slot* slots;
+  int filled = 0;
+  explicit Ring(Allocator& allocator) : slots(reinterpret_cast<Slot*>(allocator.bytes(static_cast<i64>(sizeof(Slot)) * Stages))) {}
+};
+
+struct Target {
+  template <class T, class Tile, int Split>
+  using Global = analysis::Global<T, Tile, Split>;
+  template <class T>
+  using Pointer = analysis::Pointer<T>;
+  template <class T, int R, int C, Contract contract>
+  using Shared = analysis::Shared<T, R, C, contract>;
+  template <class Slot, int Stages>
+  using Ring = analysis::Ring<Slot, Stages>;
+  template <class T, int R, int C>
+  using Fragment = analysis::Fragment<T, R, C>;
+  template <class T, int R, int C>
+  using Operand = analysis::Operand<T, R, C>;
+  template <class T, int R, int C, int Warps, int Width>
+  using Rows = analysis::Fragment<T, R, C>;
+  template <class T, class Tile>
+  using RowVector = analysis::RowVector<T, Tile>;
+  template <class T, class Tile>
+  using ColumnVector = analysis::ColumnVector<T, Tile>;
+  template <class T, int R, int C>
+  using Staging = analysis::Staging<T, R, C>;
+  template <class T, int R, int C>
+  using Scratch = analysis::Scratch<T, R, C>;
+};
+
+}  // namespace tw::analysis
+
+#endif  // !TW_ON_GPU

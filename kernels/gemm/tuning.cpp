@@ -1,0 +1,123 @@
+#include "kernels/gemm/tuning.hpp"
+
+#include <algorithm>
+#include <memory>
+
+#include "kernels/check.hpp"
+#include "kernels/gemm/configs.hpp"
+
+namespace tw::kernels::gemm {
+
+namespace {
+
+/// A configuration by its numbers, which mean the same whatever the list of configurations becomes, and the parts of K.
+std::vector<int> values_of(const Config& c, int splits) { return {c.bm, c.bn, c.stages, c.cluster, c.band, splits}; }
+
+/// Few rows have kernels of their own on a GPU, and so have block scales.
+bool has_choice(const Call& call) { return !call.block_scaled() && (!call.stream.device().is_cuda() || call.m > kMostFewRows); }
+
+std::span<const Config> configs_of(Device device) { return device.is_cuda() ? configs() : cpu_configs(); }
+
+}  // namespace
+
+std::string problem_key(const Call& call) {
+  std::string key = fmt::format("gemm {} {}{} M={},N={},K={},batch={}", name_of(call.a.dtype()), stored_transposed(call.a) ? 't' : 'n',
+                                stored_transposed(call.b) ? 'n' : 't', call.m, call.n, call.k, call.batch);
+  if (call.addends()) key += " addends";
+  if (!call.stream.device().is_cuda()) key += fmt::format(" threads={}", cpu_threads());
+  return key;
+}
+
+void use_tuned(Call& call) {
+  if (call.config >= 0 || call.splits > 0 || !has_choice(call)) return;
+  const Device device = call.stream.device();
+  const TunedChoices& choices = tuned_choices(device);
+  if (choices.empty()) return;
+  const auto found = choices.find(problem_key(call));
+  if (found == choices.end() || found->second.values.empty()) return;
+  const std::vector<int>& values = found->second.values;
+  const std::span<const Config> known = configs_of(device);
+  const auto config = std::find_if(known.begin(), known.end(), [&](const Config& c) { return values_of(c, values.back()) == values; });
+  if (config == known.end() || (device.is_cuda() && !allowed(*config, call.addends(), stored_transposed(call.b)))) return;
+  call.config = static_cast<int>(config - known.begin());
+  call.splits = std::max(values.back(), 0);
+}
+
+TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
+  const bool a_rows = shape["a_rows"] != 0, b_rows = shape["b_rows"] != 0, addends = shape["addends"] != 0;
+  const std::int64_t m = shape["M"], n = shape["N"], k = shape["K"], batch = shape["batch"];
+  require(m > 0 && n > 0 && k > 0 && batch > 0, "shape: M, N, K and batch must be positive");
+  const bool gpu = device.is_cuda();
+  const bool is_16bit = dtype == DType::f16 || dtype == DType::bf16;
+  require(!gpu || m > kMostFewRows, "shape: M is {}; there is no choice up to {} rows", m, kMostFewRows);
+  require(!gpu || is_16bit || (!a_rows && !b_rows), "shape: a_rows and b_rows have kernels for f16 and bf16 only");
+  require(!gpu || !a_rows || b_rows, "shape: there are no kernels for a_rows without b_rows");
+  require(dtype != DType::i8 || !addends, "shape: i8 takes no addends");
+  const DType out = dtype == DType::i8 ? DType::i32 : dtype == DType::fp8_e4m3 ? DType::bf16 : dtype;
+
+  // Operands as gemm() takes them: views of how they are stored.
+  struct Operands {
+    Tensor a, b, d, residual;
+  };
+  const auto make = [=](auto tensor) {
+    const auto stored = [&](bool transposed, std::int64_t rows, std::int64_t cols) {
+      const Tensor t = tensor(transposed ? Shape{batch, cols, rows} : Shape{batch, rows, cols}, dtype);
+      return transposed ? t.transpose(1, 2) : t;
+    };
+    const Shape result{batch, m, n};
+    return Operands{stored(a_rows, m, k), stored(!b_rows, k, n), tensor(result, out), addends ? tensor(result, out) : Tensor()};
+  };
+
+  TuneProblem problem;
+  const Operands shapes = make([](Shape s, DType type) { return placeholder(std::move(s), type); });
+  const Call call{.a = shapes.a,
+                  .b = shapes.b.transpose(-2, -1),
+                  .d = shapes.d,
+                  .bias = nullptr,
+                  .residual = addends ? &shapes.residual : nullptr,
+                  .a_scale = nullptr,
+                  .b_scale = Tensor(),
+                  .activation = Activation::none,
+                  .alpha = 1,
+                  .beta = 0,
+                  .m = static_cast<int>(m),
+                  .n = static_cast<int>(n),
+                  .k = static_cast<int>(k),
+                  .batch = static_cast<int>(batch),
+                  .config = -1,
+                  .splits = 0,
+                  .stream = Stream::standard(device)};
+  problem.key = problem_key(call);
+  const std::span<const Config> all = configs_of(device);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Config& c = all[i];
+    if (gpu && !allowed(c, addends, b_rows)) continue;
+    const Analysis analysis = gpu ? analyze_gpu_config(call, static_cast<int>(i)) : analyze_cpu_config(call, static_cast<int>(i));
+    const std::int64_t steps = k * static_cast<std::int64_t>(size_of(dtype)) / 128;
+    for (int splits = 1; splits <= 8; splits *= 2) {  // of at least 8 steps
+      if (splits > 1 && (!gpu || !is_16bit || a_rows || steps / splits < 8)) break;
+      std::string name = fmt::format("{}x{}{}", c.bm, c.bn, c.cluster > 1 ? " cluster" : "");
+      if (splits > 1) name += fmt::format(", {} parts", splits);
+      problem.candidates.push_back({{std::move(name), values_of(c, splits)}, analysis, gpu ? analysis.shared_bytes : 0});
+    }
+  }
+  problem.prepare = [=](const Stream& stream, std::uint64_t seed) {
+    const auto random = [&](Shape s, DType type) {
+      const bool plain = type == DType::f32 || type == DType::f16 || type == DType::bf16;
+      return plain ? Tensor::random(std::move(s), type, seed, stream)
+                   : Tensor::random(std::move(s), DType::f32, seed).to(type).to(stream.device());
+    };
+    const auto operands = std::make_shared<const Operands>(make(random));
+    return [=](const TuneCandidate& candidate) {
+      const int splits = candidate.choice.values.back();
+      const auto chosen =
+          std::find_if(all.begin(), all.end(), [&](const Config& c) { return values_of(c, splits) == candidate.choice.values; });
+      GemmOptions options{.stream = stream, .config = static_cast<int>(chosen - all.begin()), .splits = splits};
+      if (addends) options.residual = &operands->residual;
+      tw::gemm(operands->a, operands->b, operands->d, options);
+    };
+  };
+  return problem;
+}
+
+}  // namespace tw::kernels::gemm

@@ -1,0 +1,38 @@
+#pragma once
+
+// What `tilewave tune` found to be fastest, for the heuristics. One file for each device and compiler in the cache's folder.
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilewave/device.hpp"
+
+namespace tw {
+
+/// A family's choice for one problem.
+struct TunedChoice {
+  std::string name;         ///< for people: "128x256 cluster"
+  std::vector<int> values;  ///< for the family: what its options' fields are set to
+};
+
+/// Problems and choices. A problem is a family's name and all that its choice depends on, as exact values: "gemm bf16 nt M=4096,...".
+using TunedChoices = std::map<std::string, TunedChoice, std::less<>>;
+
+/// The file: "tuned-NVIDIA_H200-NVRTC_13.0.json" in cache_directory(), "tuned-<model>-avx512.json" for the CPU; empty without a cache
+/// folder.
+std::string tuned_file(Device device);
+
+/// The device's choices. Read once in a process, at the first call; a file that is missing, damaged or another device's is none. Valid
+/// until the process ends; costs an atomic load.
+const TunedChoices& tuned_choices(Device device);
+
+/// Adds a choice to the file, or replaces the problem's, and makes it known to this process. Other processes may write at the same time.
+/// Throws Error with the reason when the file cannot be written.
+void keep_tuned(Device device, const std::string& problem, const TunedChoice& choice);
+
+/// Removes the problems that begin with `prefix`; how many that were. Throws as keep_tuned.
+int forget_tuned(Device device, std::string_view prefix);
+
+}  // namespace tw
