@@ -59,12 +59,16 @@ TEST(CublasLtDeclarations, ValuesAgreeWithTheHeader) {
   expect_same(ours::DataType::r_32f, CUDA_R_32F);
   expect_same(ours::DataType::r_16f, CUDA_R_16F);
   expect_same(ours::DataType::r_16bf, CUDA_R_16BF);
+  expect_same(ours::DataType::r_8f_e4m3, CUDA_R_8F_E4M3);
   expect_same(ours::ComputeType::f32, CUBLAS_COMPUTE_32F);
   expect_same(ours::ComputeType::f32_fast_tf32, CUBLAS_COMPUTE_32F_FAST_TF32);
   expect_same(ours::Operation::none, CUBLAS_OP_N);
   expect_same(ours::Operation::transpose, CUBLAS_OP_T);
   expect_same(ours::DescAttribute::trans_a, CUBLASLT_MATMUL_DESC_TRANSA);
   expect_same(ours::DescAttribute::trans_b, CUBLASLT_MATMUL_DESC_TRANSB);
+  expect_same(ours::DescAttribute::a_scale_pointer, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER);
+  expect_same(ours::DescAttribute::b_scale_pointer, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
+  expect_same(ours::DescAttribute::fast_accumulation, CUBLASLT_MATMUL_DESC_FAST_ACCUM);
   expect_same(ours::PreferenceAttribute::max_workspace_bytes, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
 }
 

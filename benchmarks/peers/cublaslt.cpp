@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <span>
 #include <vector>
 
 #include "benchmarks/peers/library.hpp"
@@ -30,8 +31,10 @@ DataType data_type(DType dtype) {
       return DataType::r_16f;
     case DType::bf16:
       return DataType::r_16bf;
+    case DType::fp8_e4m3:
+      return DataType::r_8f_e4m3;
     default:
-      throw InvalidArgument(fmt::format("cublasLt: dtype is {}; allowed: f32, f16, bf16", name_of(dtype)));
+      throw InvalidArgument(fmt::format("cublasLt: dtype is {}; allowed: f32, f16, bf16, fp8_e4m3", name_of(dtype)));
   }
 }
 
@@ -60,7 +63,7 @@ struct CublasLtProduct::State {
   Handle handle = nullptr;
   MatmulDesc desc = nullptr;
   MatrixLayout first_layout = nullptr, second_layout = nullptr, d_layout = nullptr;
-  Tensor first, second, d;
+  Tensor first, second, d, scale;
   Stream stream;
   std::shared_ptr<void> workspace;
   std::vector<HeuristicResult> algorithms;
@@ -137,11 +140,22 @@ std::unique_ptr<CublasLtProduct> CublasLt::prepare(const Tensor& a, const Tensor
     check(calls_, calls_.layout_create(&layout, type, m.rows, m.cols, m.leading), "cublasLtMatrixLayoutCreate");
     check(calls_, calls_.desc_set(s.desc, attribute, &m.operation, sizeof(m.operation)), "cublasLtMatmulDescSetAttribute");
   };
+  if (a.dtype() == DType::fp8_e4m3) {
+    // As our products: scales of one number each, and sums that stay in the tensor cores.
+    s.scale = Tensor::zeros({1}, DType::f32, stream);
+    const float one = 1;
+    s.scale.copy_from(Tensor::from(std::span(&one, 1), {1}));
+    const void* const pointer = s.scale.data();
+    const std::int8_t fast = 1;
+    check(calls_, calls_.desc_set(s.desc, DescAttribute::a_scale_pointer, &pointer, sizeof(pointer)), "cublasLtMatmulDescSetAttribute");
+    check(calls_, calls_.desc_set(s.desc, DescAttribute::b_scale_pointer, &pointer, sizeof(pointer)), "cublasLtMatmulDescSetAttribute");
+    check(calls_, calls_.desc_set(s.desc, DescAttribute::fast_accumulation, &fast, sizeof(fast)), "cublasLtMatmulDescSetAttribute");
+  }
   operand(b, s.first_layout, DescAttribute::trans_a);
   operand(a, s.second_layout, DescAttribute::trans_b);
   const ColumnMajor out = transposed(d);
   if (out.operation != Operation::none) throw InvalidArgument("cublasLt: d is not row-major");
-  check(calls_, calls_.layout_create(&s.d_layout, type, out.rows, out.cols, out.leading), "cublasLtMatrixLayoutCreate");
+  check(calls_, calls_.layout_create(&s.d_layout, data_type(d.dtype()), out.rows, out.cols, out.leading), "cublasLtMatrixLayoutCreate");
   s.workspace = allocate(kWorkspaceBytes, stream);
 
   Preference preference = nullptr;

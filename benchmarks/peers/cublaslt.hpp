@@ -22,13 +22,13 @@ using Preference = struct PreferenceTag*;  // cublasLtMatmulPreference_t
 
 inline constexpr Status kSuccess = 0;  // CUBLAS_STATUS_SUCCESS
 /// cudaDataType_t.
-enum class DataType : int { r_32f = 0, r_16f = 2, r_16bf = 14 };
+enum class DataType : int { r_32f = 0, r_16f = 2, r_16bf = 14, r_8f_e4m3 = 28 };
 /// cublasComputeType_t.
 enum class ComputeType : int { f32 = 68, f32_fast_tf32 = 77 };
 /// cublasOperation_t.
 enum class Operation : int { none = 0, transpose = 1 };
 /// cublasLtMatmulDescAttributes_t.
-enum class DescAttribute : int { trans_a = 3, trans_b = 4 };
+enum class DescAttribute : int { trans_a = 3, trans_b = 4, a_scale_pointer = 17, b_scale_pointer = 18, fast_accumulation = 25 };
 /// cublasLtMatmulPreferenceAttributes_t.
 enum class PreferenceAttribute : int { max_workspace_bytes = 1 };
 /// cublasLtMatmulAlgo_t.

@@ -61,7 +61,7 @@ struct PerToken {
     using Values = Rows<Target, float, R, kGroup, 4, 4>;
 
     static void compute(auto& block, const Params& p, Tile t) {
-      const int row0 = t.m * R, i = t.batch % p.x.size_i, j = t.batch / p.x.size_i;
+      const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
       Values x;
       block.load(x, p.x, row0, t.n * kGroup, i, j);
       cast_rows<Target>(block, p, x, row0, t.n, i, j);

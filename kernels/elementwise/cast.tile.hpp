@@ -56,7 +56,7 @@ struct Cast {
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       const Part& part = p.parts[t.m < p.tiles ? 0 : 1];
       const int row = t.m < p.tiles ? t.m * tile_rows : 0, col = t.n * tile_cols;
-      const int i = t.batch % part.out.size_i, j = t.batch / part.out.size_i;
+      const int j = part.out.size_j == 1 ? 0 : t.batch / part.out.size_i, i = t.batch - j * part.out.size_i;
       Rows<Target, From, tile_rows, tile_cols, 4, width> x;
       block.load(x, part.in[0], row, col, i, j);
       if constexpr (rounds_twice) {

@@ -179,6 +179,100 @@ void run_gpu_case(Run& run, const Case& c, const CublasLt* cublaslt) {
   }
 }
 
+/// fp8 numbers from N(0, 1).
+Tensor random_fp8(const Shape& shape, Device device, std::uint64_t seed) {
+  return random_normal(shape, DType::f32, Device::cpu(), seed).to(DType::fp8_e4m3).to(device);
+}
+
+/// fp8 operands stored [M, K] and [N, K] into bf16: one scale for each, or block scales, held against cuBLASLt's product with one scale for
+/// each and sums in the tensor cores.
+void run_fp8_case(Run& run, std::int64_t size, bool block_scales, const CublasLt* cublaslt) {
+  const std::string name = fmt::format("{}-{}", block_scales ? "fp8-block-scales" : "fp8", size);
+  if (!run.wants("gemm", name, DType::fp8_e4m3)) return;
+  const Stream& stream = run.stream();
+  const Device device = run.options().device;
+  const Tensor a = random_fp8({size, size}, device, 1), b = random_fp8({size, size}, device, 2).transpose(0, 1);
+  const Tensor d = Tensor::poisoned({size, size}, DType::bf16, stream), peer_d = Tensor::poisoned({size, size}, DType::bf16, stream);
+  const std::int64_t blocks = (size + 127) / 128;
+  const auto ones = [&](Shape shape) {
+    const Tensor t = Tensor::empty(shape, DType::f32);
+    std::fill_n(t.data<float>(), t.numel(), 1.0f);
+    return t.to(device);
+  };
+  const Tensor a_scale = ones(block_scales ? Shape{size, blocks} : Shape{1}),
+               b_scale = ones(block_scales ? Shape{blocks, blocks} : Shape{1});
+  const GemmOptions options{.a_scale = &a_scale, .b_scale = &b_scale, .stream = stream, .config = run.options().config};
+  std::vector<Contender> contenders = {{"tilewave", [&] { tw::gemm(a, b, d, options); }}};
+  contenders[0].launch();
+  stream.synchronize();
+  std::unique_ptr<CublasLtProduct> product;
+  if (cublaslt != nullptr) {
+    product = cublaslt->prepare(a, b, peer_d, stream);
+    const int best = fastest(*product, Mode::hot, stream);
+    contenders.push_back({"cublasLt", [&product, best] { product->launch(best); }});
+  }
+  for (const Mode mode : {Mode::hot, Mode::cool}) {
+    const std::vector<Timing> times = measure(mode, contenders, stream, run.effort(mode));
+    if (product) require_alike(d, peer_d, name);
+    Record record;
+    record.family = "gemm";
+    record.case_name = name;
+    record.dtype = DType::fp8_e4m3;
+    record.mode = mode;
+    record.unit = "TFLOP/s";
+    record.work = 2e-12 * static_cast<double>(size) * static_cast<double>(size) * static_cast<double>(size);
+    record.ours = times.front();
+    if (product) {
+      record.peer = "cublasLt";
+      record.peer_time = times.back();
+    }
+    if (const auto limits = gpu_limits(device_info(device).name)) record.limit = 2 * limits->bf16_tflops;
+    run.add(record);
+  }
+}
+
+/// A few rows against weights stored [N, K]: the time is that of reading the weights, which are so many copies that no cache holds them.
+void run_few_rows_case(Run& run, std::int64_t m, std::int64_t n, std::int64_t k, const CublasLt* cublaslt) {
+  const std::string name = fmt::format("few-rows-{}x{}x{}", m, n, k);
+  const DType dtype = DType::bf16;
+  if (!run.wants("gemm", name, dtype)) return;
+  const Stream& stream = run.stream();
+  const Device device = run.options().device;
+  const double bytes = static_cast<double>(n * k) * static_cast<double>(size_of(dtype));
+  const auto copies = static_cast<std::size_t>(std::max(2.0, std::ceil(512e6 / bytes)));
+  const Tensor a = random_normal({m, k}, dtype, device, 1);
+  std::vector<Tensor> weights;
+  for (std::size_t i = 0; i < copies; ++i) weights.push_back(random_normal({n, k}, dtype, device, 2).transpose(0, 1));
+  const Tensor d = Tensor::poisoned({m, n}, dtype, stream), peer_d = Tensor::poisoned({m, n}, dtype, stream);
+  std::size_t next = 0, peer_next = 0;
+  std::vector<Contender> contenders = {
+      {"tilewave", [&] { tw::gemm(a, weights[next++ % copies], d, {.stream = stream, .config = run.options().config}); }}};
+  contenders[0].launch();
+  stream.synchronize();
+  std::vector<std::unique_ptr<CublasLtProduct>> products;
+  if (cublaslt != nullptr) {
+    for (const Tensor& w : weights) products.push_back(cublaslt->prepare(a, w, peer_d, stream));
+    const int best = fastest(*products[0], Mode::graph, stream);
+    contenders.push_back({"cublasLt", [&products, &peer_next, best] { products[peer_next++ % products.size()]->launch(best); }});
+  }
+  const std::vector<Timing> times = measure(Mode::graph, contenders, stream, run.effort(Mode::graph));
+  if (!products.empty()) require_alike(d, peer_d, name);
+  Record record;
+  record.family = "gemm";
+  record.case_name = name;
+  record.dtype = dtype;
+  record.mode = Mode::graph;
+  record.unit = "GB/s";
+  record.work = bytes * 1e-9;
+  record.ours = times.front();
+  if (!products.empty()) {
+    record.peer = "cublasLt";
+    record.peer_time = times.back();
+  }
+  record.limit = run.read_bandwidth() * 1e-9;
+  run.add(record);
+}
+
 void run_on_gpu(Run& run) {
   std::string problem;
   std::shared_ptr<const CublasLt> cublaslt;
@@ -190,6 +284,12 @@ void run_on_gpu(Run& run) {
   for (const Case& c : gpu_cases()) {
     if (run.wants("gemm", c.name(), c.dtype)) run_gpu_case(run, c, cublaslt.get());
   }
+  for (const bool block_scales : {false, true}) run_fp8_case(run, 8192, block_scales, cublaslt.get());
+  for (const std::int64_t m : {1, 4, 8, 16}) {
+    run_few_rows_case(run, m, 6144, 2048, cublaslt.get());
+    run_few_rows_case(run, m, 2048, 6144, cublaslt.get());
+    run_few_rows_case(run, m, 59264, 2048, cublaslt.get());
+  }
 }
 
 // --- CPU
@@ -199,7 +299,37 @@ std::vector<Case> cpu_cases() {
   for (const Layout layout : {Layout::nn, Layout::nt}) {
     for (const std::int64_t size : {1024, 2048}) cases.push_back({layout, size, size, size, DType::f32, {Mode::one_thread}});
   }
+  for (const DType dtype : {DType::bf16, DType::i8}) cases.push_back({Layout::nt, 2048, 2048, 2048, dtype, {Mode::one_thread}});
   return cases;
+}
+
+/// bf16 and int8, whose instructions a CPU may have, against our own f32.
+void run_narrow_cpu_case(Run& run, const Case& c) {
+  const auto operand = [&](std::uint64_t seed, DType dtype) {
+    const Tensor wide = random_normal({c.m, c.k}, DType::f32, Device::cpu(), seed);
+    if (dtype == DType::i8) {
+      for (std::int64_t i = 0; i < wide.numel(); ++i) wide.data<float>()[i] *= 40;
+    }
+    return dtype == DType::f32 ? wide : wide.to(dtype);
+  };
+  const Tensor a = operand(1, c.dtype), b = operand(2, c.dtype).transpose(0, 1), a32 = operand(1, DType::f32);
+  const Tensor b32 = operand(2, DType::f32).transpose(0, 1), d32 = Tensor::poisoned({c.m, c.n}, DType::f32);
+  const Tensor d = Tensor::poisoned({c.m, c.n}, c.dtype == DType::i8 ? DType::i32 : c.dtype);
+  const std::vector<Timing> times =
+      measure(Mode::one_thread, {{"tilewave", [&] { tw::gemm(a, b, d); }}, {"tilewave f32", [&] { tw::gemm(a32, b32, d32); }}},
+              run.stream(), run.effort(Mode::one_thread));
+  Record record;
+  record.family = "gemm";
+  record.case_name = c.name();
+  record.dtype = c.dtype;
+  record.mode = Mode::one_thread;
+  record.unit = "GFLOP/s";
+  record.work = c.flops() * 1e-9;
+  record.ours = times.front();
+  record.config = device_info(Device::cpu()).isa;
+  record.peer = "tilewave f32";
+  record.peer_time = times.back();
+  run.add(record);
 }
 
 void run_cpu_case(Run& run, const Case& c, const OpenBlas* openblas, double limit) {
@@ -241,7 +371,11 @@ void run_on_cpu(Run& run) {
   const int threads = cpu_threads();
   set_cpu_threads(1);
   for (const Case& c : cpu_cases()) {
-    if (run.wants("gemm", c.name(), c.dtype)) run_cpu_case(run, c, found ? &openblas : nullptr, limit);
+    if (!run.wants("gemm", c.name(), c.dtype)) continue;
+    if (c.dtype == DType::f32)
+      run_cpu_case(run, c, found ? &openblas : nullptr, limit);
+    else
+      run_narrow_cpu_case(run, c);
   }
   set_cpu_threads(threads);
 }

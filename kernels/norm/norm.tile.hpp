@@ -85,7 +85,7 @@ struct HeldRows {
     using Values = Rows<Target, float, R, C, Warps, Width>;
 
     static void compute(auto& block, const Params& p, Tile t) {
-      const int row0 = t.m * R, i = t.batch % p.x.size_i, j = t.batch / p.x.size_i;
+      const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
       const float count = static_cast<float>(p.x.cols), epsilon = p.epsilon;
       Values h;
       load_h<X>(block, p, h, row0, 0, i, j);
@@ -113,7 +113,7 @@ struct ChunkedRows {
     using Values = Rows<Target, float, R, C, Warps, Width>;
 
     static void compute(auto& block, const Params& p, Tile t) {
-      const int row0 = t.m * R, i = t.batch % p.x.size_i, j = t.batch / p.x.size_i, cols = p.x.cols;
+      const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i, cols = p.x.cols;
       const float count = static_cast<float>(cols), epsilon = p.epsilon;
       Values h, sum;
       RowVector<Target, float, Values> mean, scale;

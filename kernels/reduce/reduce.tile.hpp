@@ -54,7 +54,7 @@ struct ReduceRows {
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       using X = Rows<Target, float, R, C, 4, 16 / static_cast<int>(sizeof(T))>;
-      const int i = t.batch % p.x.size_i, j = t.batch / p.x.size_i;
+      const int j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
       const int row0 = t.m * R, begin = t.n * p.length;
       const int end = p.x.cols - begin < p.length ? p.x.cols : begin + p.length;
       X sum, x;
@@ -95,7 +95,7 @@ struct ReduceColumns {
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       using X = Rows<Target, float, tile_rows, tile_cols, 4, width>;
-      const int i = t.batch % p.x.size_i, j = t.batch / p.x.size_i;
+      const int j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
       const int col = t.m * tile_cols, begin = t.n * p.length;
       const int end = p.x.rows - begin < p.length ? p.x.rows : begin + p.length;
       X sum, x;

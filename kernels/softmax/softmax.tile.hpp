@@ -33,7 +33,7 @@ struct HeldRows {
     using Values = Rows<Target, float, R, C, Warps, Width>;
 
     static void compute(auto& block, const Params& p, Tile t) {
-      const int row0 = t.m * R, i = t.batch % p.x.size_i, j = t.batch / p.x.size_i;
+      const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
       const float scale = p.scale_log2;
       Values x;
       block.load(x, p.x, row0, 0, i, j, Fill{-kInfinity});
@@ -62,7 +62,7 @@ struct ChunkedRows {
     using Values = Rows<Target, float, R, C, Warps, Width>;
 
     static void compute(auto& block, const Params& p, Tile t) {
-      const int row0 = t.m * R, i = t.batch % p.x.size_i, j = t.batch / p.x.size_i;
+      const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
       const float scale = p.scale_log2;
       // Finite, so that a difference to -infinity is not NaN.
       constexpr float kLowest = -3.402823466e38f;

@@ -18,7 +18,7 @@ struct Swiglu {
       Global<Target, Out> y;
     };
     static void compute(auto& block, const Params& p, Tile t) {
-      const int row0 = t.m * R, col0 = t.n * C, i = t.batch % p.y.size_i, j = t.batch / p.y.size_i;
+      const int row0 = t.m * R, col0 = t.n * C, j = p.y.size_j == 1 ? 0 : t.batch / p.y.size_i, i = t.batch - j * p.y.size_i;
       Rows<Target, float, R, C, 4, Width> gate, up;
       block.load(gate, p.gate, row0, col0, i, j);
       block.load(up, p.up, row0, col0, i, j);
@@ -45,7 +45,7 @@ struct SwigluPairs {
       Global<Target, Out> y;
     };
     static void compute(auto& block, const Params& p, Tile t) {
-      const int row0 = t.m * R, col0 = t.n * C, i = t.batch % p.y.size_i, j = t.batch / p.y.size_i;
+      const int row0 = t.m * R, col0 = t.n * C, j = p.y.size_j == 1 ? 0 : t.batch / p.y.size_i, i = t.batch - j * p.y.size_i;
       Rows<Target, Word, R, C, 4, Width> pairs;
       Rows<Target, float, R, C, 4, Width> y;
       block.load(pairs, p.pairs, row0, col0, i, j);

@@ -129,6 +129,7 @@ struct Elementwise {
 
   template <class Target>
   struct On {
+    static constexpr int min_blocks = 8;
     struct Part {
       Global<Target, const T> in[inputs];
       Global<Target, T> out;
@@ -141,7 +142,7 @@ struct Elementwise {
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       const Part& part = p.parts[t.m < p.tiles ? 0 : 1];
       const int row = t.m < p.tiles ? t.m * tile_rows : 0, col = t.n * tile_cols;
-      const int i = t.batch % part.out.size_i, j = t.batch / part.out.size_i;
+      const int j = part.out.size_j == 1 ? 0 : t.batch / part.out.size_i, i = t.batch - j * part.out.size_i;
       Rows<Target, float, tile_rows, tile_cols, 4, width> x[inputs];
       TW_UNROLL
       for (int n = 0; n < inputs; ++n) block.load(x[n], part.in[n], row, col, i, j);

@@ -33,6 +33,7 @@ enum class Dispatch {
 struct RowMajor {
   static constexpr Dispatch dispatch = Dispatch::plain;
   TW_INLINE static constexpr Tile at(const TileGrid& grid, int i) {
+    if (grid.n == 1 && grid.batch == 1) return {i, 0, 0};  // often so, and divisions take longer than a small tile's arithmetic
     const int in_batch = i % (grid.m * grid.n);
     return {in_batch / grid.n, in_batch % grid.n, i / (grid.m * grid.n)};
   }

@@ -311,16 +311,27 @@ struct Block {
     using F = Rows<T, R, C, Warps, Width>;
     using E = typename G::Element;
     const T outside = tw::to<T>(fill.value);
+    // Loads stand together, without branches between them, so that all are on their way at once.
     if (whole_pieces<F>(from, col0)) {
-      TW_UNROLL
-      for (int e = 0; e < F::size; e += F::width) {
-        const int row = row0 + F::row(at, e);
-        const int col = col0 + F::col(at, e);
-        Piece<E, F::width> piece;
-        const bool inside = from.inside(row, col);
-        if (inside) piece = *piece_at<F::width>(from, row, col, i, j);
+      constexpr int count = F::size / F::width;
+      Piece<E, F::width> pieces[count];
+      if (whole_rows<F>(from, row0, col0)) {
         TW_UNROLL
-        for (int k = 0; k < F::width; ++k) to.x[e + k] = inside ? tw::to<T>(piece.x[k]) : outside;
+        for (int n = 0; n < count; ++n)
+          pieces[n] = *piece_at<F::width>(from, row0 + F::row(at, n * F::width), col0 + F::col(at, n * F::width), i, j);
+        TW_UNROLL
+        for (int e = 0; e < F::size; ++e) to.x[e] = tw::to<T>(pieces[e / F::width].x[e % F::width]);
+      } else {
+        bool inside[count];
+        TW_UNROLL
+        for (int n = 0; n < count; ++n) {
+          const int row = row0 + F::row(at, n * F::width);
+          const int col = col0 + F::col(at, n * F::width);
+          inside[n] = from.inside(row, col);
+          pieces[n] = *piece_at<F::width>(from, inside[n] ? row : 0, inside[n] ? col : 0, i, j);
+        }
+        TW_UNROLL
+        for (int e = 0; e < F::size; ++e) to.x[e] = inside[e / F::width] ? tw::to<T>(pieces[e / F::width].x[e % F::width]) : outside;
       }
     } else {
       TW_UNROLL
@@ -341,21 +352,24 @@ struct Block {
     using V = ColumnVector<T, Tile>;
     using E = typename G::Element;
     constexpr int width = Tile::width;
+    constexpr int count = V::size / width;
     const Position at = here();
-    const bool whole = whole_pieces<Tile>(from, col);
-    TW_UNROLL
-    for (int n = 0; n < V::size; n += width) {
-      const int first = col + V::col(at, n);
-      if (whole) {
-        Piece<E, width> piece;
-        const bool inside = from.inside(row, first);
-        if (inside) piece = *piece_at<width>(from, row, first, i, j);
-        TW_UNROLL
-        for (int k = 0; k < width; ++k) to.x[n + k] = inside ? tw::to<T>(piece.x[k]) : tw::to<T>(fill.value);
-      } else {
-        TW_UNROLL
-        for (int k = 0; k < width; ++k)
-          to.x[n + k] = from.inside(row, first + k) ? tw::to<T>(*from.template at<const E>(row, first + k, i, j)) : tw::to<T>(fill.value);
+    if (whole_pieces<Tile>(from, col)) {
+      Piece<E, width> pieces[count];
+      bool inside[count];
+      TW_UNROLL
+      for (int n = 0; n < count; ++n) {
+        const int first = col + V::col(at, n * width);
+        inside[n] = from.inside(row, first);
+        pieces[n] = *piece_at<width>(from, inside[n] ? row : 0, inside[n] ? first : 0, i, j);
+      }
+      TW_UNROLL
+      for (int n = 0; n < V::size; ++n) to.x[n] = inside[n / width] ? tw::to<T>(pieces[n / width].x[n % width]) : tw::to<T>(fill.value);
+    } else {
+      TW_UNROLL
+      for (int n = 0; n < V::size; ++n) {
+        const int c = col + V::col(at, n);
+        to.x[n] = from.inside(row, c) ? tw::to<T>(*from.template at<const E>(row, c, i, j)) : tw::to<T>(fill.value);
       }
     }
   }
@@ -672,6 +686,11 @@ struct Block {
         tile.x[i] = f(tile.x[i], value_at<F>(operands, r, i)...);
       }
     }
+  }
+  /// The tile lies inside the tensor: the same answer for every thread.
+  template <class F, class G>
+  static TW_INLINE bool whole_rows(const G& tensor, int row0, int col0) {
+    return row0 >= 0 && col0 >= 0 && row0 + F::rows <= tensor.rows && col0 + F::cols <= tensor.cols;
   }
   /// An operand of map() at element i, which is in row r of the thread's.
   template <class F, class T, class Tile>
