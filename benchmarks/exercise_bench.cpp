@@ -99,6 +99,14 @@ Prepared linear(const Place& on, std::int64_t rows, std::int64_t in, std::int64_
 Tensor frames_by_frames(const Tensor& padded) { return padded.slice(2, 0, kFrames); }
 constexpr std::int64_t kPaddedFrames = 1504;
 
+/// y = silu(x gate^T) (x up^T), with the rows of the two weights in turn.
+Prepared fused_linear_swiglu(const Place& on) {
+  const Tensor x = on.random({kTokens, kDecoderWidth}, 1), w = on.random({2 * kDecoderMlp, kDecoderWidth}, 2);
+  const Tensor y = on.result({kTokens, kDecoderMlp});
+  const auto launch = [=, stream = on.stream] { gemm(x, w.transpose(0, 1), y, {.activation = Activation::swiglu, .stream = stream}); };
+  return {bytes_of({x, w, y}), 2 * product({kTokens, kDecoderWidth, 2 * kDecoderMlp}), launch};
+}
+
 /// scores = scale Q K^T for every head of the encoder.
 Prepared attention_scores(const Place& on) {
   const Tensor q = on.random({kEncoderHeads, kFrames, kEncoderHeadDim}, 1), k = on.random({kEncoderHeads, kFrames, kEncoderHeadDim}, 2);
@@ -154,6 +162,7 @@ const std::vector<Kernel>& kernels() {
       {"attention-output", attention_output},
       {"rope-cos-sin", rope_cos_sin},
       {"fused-swiglu", fused_swiglu},
+      {"fused-linear-swiglu", fused_linear_swiglu},
       {"fused-linear-gelu", [](const Place& on) { return linear(on, kFrames, kEncoderWidth, kEncoderMlp, Activation::gelu_tanh); }},
       {"fused-attention-encoder",
        [](const Place& on) { return fused_attention(on, kFrames, kEncoderHeads, kEncoderHeads, kEncoderHeadDim, false); }, false},

@@ -270,7 +270,7 @@ double Run::read_bandwidth() {
 }
 
 void Run::add(const Record& r) {
-  constexpr const char* kLine = "{:<11} {:<26} {:<5} {:<10} {:>9} {:>9} {:>9} {:>9}  {:<8} {:>6} {:>6}  {:<14} {}\n";
+  constexpr const char* kLine = "{:<11} {:<30} {:<5} {:<10} {:>9} {:>9} {:>9} {:>9}  {:<8} {:>6} {:>6}  {:<14} {}\n";
   if (!header_printed_) {
     fmt::print(fmt::runtime(kLine), "family", "case", "dtype", "mode", "us", "ours", "peer", "limit", "unit", "/peer", "/limit", "peer",
                "variant");

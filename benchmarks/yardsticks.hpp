@@ -16,7 +16,7 @@ class CopyYardstick {
  public:
   CopyYardstick(double bytes, const Stream& stream);
 
-  /// Bytes read plus bytes written by one copy: `bytes`, rounded up to whole rows of 4 KB.
+  /// Bytes read plus bytes written by one copy: `bytes`, rounded up to whole rows of 2 KB.
   double bytes() const { return bytes_; }
   /// To be measured along with the op. On a GPU the driver's copy and a kernel of ours: whichever is faster is the yardstick. On the CPU
   /// memcpy in the calling thread. They refer to this object.
@@ -24,23 +24,23 @@ class CopyYardstick {
 
  private:
   Stream stream_;
-  Tensor from_, to_;  ///< [rows, 1024] of f32
+  Tensor from_, to_;  ///< [rows, 512] of f32
   double bytes_;
 };
 
-/// Reads `bytes` once: on a GPU a kernel that adds them up and writes one number for every 4 KB, on the CPU a loop in the calling thread.
+/// Reads `bytes` once: on a GPU a kernel that adds them up and writes one number for every 2 KB, on the CPU a loop in the calling thread.
 class ReadYardstick {
  public:
   ReadYardstick(double bytes, const Stream& stream);
 
-  /// Bytes read: `bytes`, rounded up to whole rows of 4 KB.
+  /// Bytes read: `bytes`, rounded up to whole rows of 2 KB.
   double bytes() const { return bytes_; }
   /// To be measured along with the op. It refers to this object.
   Contender contender() const;
 
  private:
   Stream stream_;
-  Tensor from_, sums_;  ///< [rows, 1024] of f32; room for a number for each row, and no less than 8 bytes
+  Tensor from_, sums_;  ///< [rows, 512] of f32; room for a number for each row, and no less than 8 bytes
   double bytes_;
 };
 

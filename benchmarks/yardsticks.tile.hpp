@@ -8,10 +8,10 @@ namespace tw::bench {
 
 inline constexpr const char* kYardstickKernels = "benchmarks/yardsticks.tile.hpp";
 
-/// Tiles such that the loads in flight of the blocks that a multiprocessor has registers for, 64 KB, cover the memory's latency.
-inline constexpr int kYardstickCols = 1024;
+/// Tiles such that the loads in flight of the blocks that a multiprocessor has registers for, 48 KB and more, cover the memory's latency.
+inline constexpr int kYardstickCols = 512;
 inline constexpr int kCopyRows = 8;
-inline constexpr int kReadRows = 4;
+inline constexpr int kReadRows = 8;
 
 /// Does nothing: what is left is the launch.
 struct Empty {

@@ -450,7 +450,7 @@ TEST_F(Cli, BenchListsTheExercise) {
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   for (const char* name :
        {"silu", "gelu-tanh", "softmax", "rms-norm", "layer-norm", "linear", "attention-scores", "softmax-in-place", "attention-output",
-        "rope-cos-sin", "fused-swiglu", "fused-linear-gelu", "fused-attention-encoder", "fused-attention-decoder"})
+        "rope-cos-sin", "fused-swiglu", "fused-linear-swiglu", "fused-linear-gelu", "fused-attention-encoder", "fused-attention-decoder"})
     EXPECT_NE(outcome.out.find(fmt::format(" {} ", name)), std::string::npos) << name << "\n" << outcome.out;
 }
 

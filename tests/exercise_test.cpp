@@ -162,6 +162,23 @@ TEST_P(Exercise, FusedSwiglu) {
   expect_accurate(y, [&]<class Real>() { return kernels::swiglu::plain<Real>(gate_values, up_values); });
 }
 
+/// Both products in one: the columns of gate and up alternate.
+TEST_P(Exercise, FusedLinearSwiglu) {
+  std::mt19937_64 random = random_engine();
+  PlacedTensor x = make({kTokens, kWidth}), y = make({kTokens, kMlp / 2});
+  PlacedTensor w({kWidth, kMlp}, dtype(), device(), {.order = {1, 0}});
+  // A product of two tf32 sums is off by more than one: these operands are tf32 already.
+  const auto fill = [&](PlacedTensor& tensor, float sigma) {
+    std::vector<float> values = tensor.fill_random(random, sigma);
+    for (float& value : values) value = bit_cast<float>(bit_cast<u32>(value) & ~0x1fffu);
+    tensor.fill(values);
+    return values;
+  };
+  const std::vector<float> x_values = fill(x, 1), w_values = fill(w, 1 / std::sqrt(static_cast<float>(kWidth)));
+  gemm(x, w, y, {.activation = Activation::swiglu});
+  expect_product(y, {.m = kTokens, .n = kMlp, .k = kWidth, .a = x_values, .b = w_values, .activation = Activation::swiglu});
+}
+
 TEST_P(Exercise, Linear) { expect_linear(Activation::none); }
 
 TEST_P(Exercise, AttentionScores) {
