@@ -5,7 +5,7 @@
 namespace tw::kernels {
 
 namespace {
-constexpr int kShares[] = {8, 16, 24, 32};
+constexpr int kShares[] = {8, 16, 24, 32, 40};
 constexpr int kRowWarps[] = {1, 2, 4, 8, 16};
 
 int share_of(std::int64_t cols, int row_warps) {

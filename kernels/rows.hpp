@@ -36,7 +36,7 @@ struct RowTile {
 /// The longest rows that 16 warps hold with `max_share` columns a thread.
 constexpr int longest_held_row(int max_share) { return 16 * 32 * max_share; }
 
-/// For rows of at most longest_held_row(max_share) columns; max_share is 24 or 32. Rows that are many have as few warps as hold them:
+/// For rows of at most longest_held_row(max_share) columns; max_share is 24, 32 or 40. Rows that are many have as few warps as hold them:
 /// fewest reductions across warps, and most bytes in flight for the registers that a thread needs besides. Few rows are spread over more
 /// warps until the GPU has some on every unit, or a thread has only 8 columns.
 RowConfig choose_rows(std::int64_t rows, std::int64_t cols, int units, int max_share = 32);
@@ -52,6 +52,8 @@ void with_row_config(RowConfig config, F f) {
         return f.template operator()<kRowWarps, 16>();
       case 24:
         return f.template operator()<kRowWarps, 24>();
+      case 40:
+        return f.template operator()<kRowWarps, 40>();
       default:
         return f.template operator()<kRowWarps, 32>();
     }

@@ -70,7 +70,7 @@ struct RowSoftmax {
 };
 
 /// out = in * by_column + the largest magnitude of its row + in, by one map(): a value for each column and for each row, and a tile.
-template <class T, int R, int C, int Warps>
+template <class T, int R, int C, int Warps, int Width = 0>
 struct Broadcasts {
   static constexpr const char* source = kLanguageKernels;
   template <class Target>
@@ -82,7 +82,7 @@ struct Broadcasts {
       Global<Target, float> out;
     };
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
-      using X = Rows<Target, float, R, C, Warps>;
+      using X = Rows<Target, float, R, C, Warps, Width>;
       X x;
       ColumnVector<Target, float, X> factor;
       RowVector<Target, float, X> largest;

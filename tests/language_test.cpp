@@ -183,6 +183,10 @@ TEST(Layout, RowsGiveEachElementToOneThread) {
   expect_fragment_layout<sm_90a::Rows<float, 1, 2048, 4, 4>>(128);
   expect_fragment_layout<sm_90a::Rows<float, 2, 512, 8, 0>>(256);
   expect_fragment_layout<sm_90a::Rows<i64, 16, 1024, 16, 2>>(512);
+  // Rows that share a warp.
+  expect_fragment_layout<sm_90a::Rows<float, 32, 64, 4, 8>>(128);
+  expect_row_vector_layout<sm_90a::Rows<float, 32, 64, 4, 8>>(128);
+  expect_column_vector_layout<sm_90a::Rows<float, 32, 64, 4, 8>>(128);
   expect_row_vector_layout<sm_90a::Rows<float, 2, 512, 8, 0>>(256);
   expect_column_vector_layout<sm_90a::Rows<float, 2, 512, 8, 0>>(256);
 }
@@ -376,6 +380,7 @@ TEST_P(Language, MapTakesRowsColumnsAndTiles) {
   expect_broadcasts<Broadcasts<float, 8, 64, 4>, 8, 64>(device, DType::f32, random);
   expect_broadcasts<Broadcasts<bf16, 1, 1024, 4>, 1, 1024>(device, DType::bf16, random);
   expect_broadcasts<Broadcasts<f16, 4, 512, 8>, 4, 512>(device, DType::f16, random);
+  expect_broadcasts<Broadcasts<bf16, 16, 128, 4, 8>, 16, 128>(device, DType::bf16, random);
 }
 
 template <class T, class Tiles, int R, int C>

@@ -58,7 +58,7 @@ struct PerToken {
   template <class Target>
   struct On {
     using Params = Tensors<Target, In>;
-    using Values = Rows<Target, float, R, kGroup, 4, 4>;
+    using Values = Rows<Target, float, R, kGroup, 4, 16 / static_cast<int>(sizeof(In))>;
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
@@ -80,7 +80,7 @@ struct Grouped {
       const i32* sizes;
       i64 size_stride;
     };
-    using Values = Rows<Target, float, R, kGroup, 4, 4>;
+    using Values = Rows<Target, float, R, kGroup, 4, 16 / static_cast<int>(sizeof(In))>;
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, group = t.batch;

@@ -6,10 +6,9 @@
 
 namespace tw::kernels::gemm {
 
-/// D(m, n) = activation(alpha sum over k of A(m, k) B(n, k) + beta C + bias) + residual for the few rows m < M: every row of B is a sum
-/// along the row, taken by one warp or several; A comes from the cache. A block takes `Rows` rows of B, a piece of `Piece` columns at a
-/// time.
-template <class T, class Activation, bool kAddends, int M, int R, int Piece, int Warps>
+/// D(n) = activation(alpha sum over k of A(k) B(n, k) + beta C + bias) + residual for one row of A: every row of B is a sum along the row,
+/// taken by one warp or several; A comes from the cache. A block takes R rows of B, a piece of `Piece` columns at a time.
+template <class T, class Activation, bool kAddends, int R, int Piece, int Warps>
 struct Gemv {
   static constexpr const char* source = "kernels/gemm/few_rows.tile.hpp";
 
@@ -20,11 +19,11 @@ struct Gemv {
     using Sums = RowVector<Target, float, Weights>;
 
     struct Params {
-      Global<Target, const T> a;         ///< [batch, M, K]
+      Global<Target, const T> a;         ///< [batch, 1, K]
       Global<Target, const T> b;         ///< [batch, N, K]
-      Global<Target, const T> c;         ///< [batch, N, M]: D and what goes with it stand on end, rows of B first
-      Global<Target, const T> residual;  ///< [batch, N, M]
-      Global<Target, T> d;               ///< [batch, N, M]
+      Global<Target, const T> c;         ///< [batch, N, 1]: D and what goes with it stand on end, beside B's rows
+      Global<Target, const T> residual;  ///< [batch, N, 1]
+      Global<Target, T> d;               ///< [batch, N, 1]
       Global<Target, const T> bias;      ///< [N, 1]
       float alpha, beta;
       int depth;                 ///< K
@@ -33,35 +32,26 @@ struct Gemv {
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
-      Sums sums[M];
-      TW_UNROLL
-      for (int m = 0; m < M; ++m) block.fill(sums[m], 0.0f);
+      Sums y, addend;
+      block.fill(y, 0.0f);
       for (int k = 0; k < p.depth; k += Piece) {
         Weights b;
+        ColumnVector<Target, T, Weights> a;
         block.load(b, p.b, t.m * R, k, t.batch * p.b_batches);
-        TW_UNROLL
-        for (int m = 0; m < M; ++m) {
-          ColumnVector<Target, T, Weights> a;
-          block.load(a, p.a, m, k, t.batch * p.a_batches);
-          block.add_products(sums[m], b, a);
-        }
+        block.load(a, p.a, 0, k, t.batch * p.a_batches);
+        block.add_products(y, b, a);
       }
-      TW_UNROLL
-      for (int m = 0; m < M; ++m) {
-        Sums& y = sums[m];
-        block.complete(y);
-        Sums addend;
-        const auto add = [&](const auto& tensor, int col, int batch, float factor) {
-          block.load(addend, tensor, t.m * R, col, batch);
-          block.for_rows(y, [&](int, int i, float& x) { x += factor * addend[i]; });
-        };
-        block.for_rows(y, [&](int, int, float& x) { x *= p.alpha; });
-        if (kAddends && p.beta != 0.0f) add(p.c, m, t.batch, p.beta);
-        if (p.has_bias) add(p.bias, 0, 0, 1);
-        block.for_rows(y, [&](int, int, float& x) { x = Activation::apply(x); });
-        if (kAddends && p.has_residual) add(p.residual, m, t.batch, 1);
-        block.store(y, p.d, t.m * R, m, t.batch);
-      }
+      block.complete(y);
+      const auto add = [&](const auto& tensor, int batch, float factor) {
+        block.load(addend, tensor, t.m * R, 0, batch);
+        block.for_rows(y, [&](int, int i, auto& x) { x += factor * addend[i]; });
+      };
+      block.for_rows(y, [&](int, int, auto& x) { x *= p.alpha; });
+      if (kAddends && p.beta != 0.0f) add(p.c, t.batch, p.beta);
+      if (p.has_bias) add(p.bias, 0, 1);
+      block.for_rows(y, [&](int, int, auto& x) { x = Activation::apply(x); });
+      if (kAddends && p.has_residual) add(p.residual, t.batch, 1);
+      block.store(y, p.d, t.m * R, 0, t.batch);
     }
   };
 };

@@ -281,7 +281,7 @@ TEST_P(Gemm, Epilogues) {
 }
 
 TEST_P(Gemm, FewRows) {
-  // Up to 4 rows B is read row by row, up to 16 the product is turned around; both only where B is stored [N, K].
+  // For one row B is read row by row, up to 16 the product is turned around; both only where B is stored [N, K].
   for (const int m : {1, 2, 3, 4, 5, 8, 15, 16, 17}) {
     for (const int k : {8, 200, 1024, 2600}) {
       const Operand b{usual(), true};

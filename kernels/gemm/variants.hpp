@@ -43,7 +43,7 @@ int choose_gemv_config(std::int64_t n, std::int64_t k);
 
 /// Largest M of the kernel that reads B row by row without tensor cores, and of the one that turns the product around, so that the rows of
 /// B fill the tensor cores' 64.
-inline constexpr int kMostGemvRows = 4;
+inline constexpr int kMostGemvRows = 1;
 inline constexpr int kMostFewRows = 16;
 
 inline constexpr ShapeKey kShape[] = {{"M", "rows of A and D"},

@@ -58,8 +58,10 @@ void run_on_gpu(const Call& call) {
   const auto launch = [&]<class Kernel, int kRows>(std::type_identity<Kernel>, std::integral_constant<int, kRows>) {
     launch_gpu<Kernel>(call.stream, row_grid(kOp<kind>, call.views, 1, kRows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
-  if (call.cols > longest_held_row(32)) return launch(std::type_identity<Chunked<kind, X, Y>>{}, std::integral_constant<int, 1>{});
-  const RowConfig config = choose_rows(call.views.rows() * call.views.outer(), call.cols, device_info(call.stream.device()).units);
+  constexpr int kMaxShare = kind == Kind::layer ? 24 : 32;  // columns of a thread, for which it has registers
+  if (call.cols > longest_held_row(kMaxShare)) return launch(std::type_identity<Chunked<kind, X, Y>>{}, std::integral_constant<int, 1>{});
+  const RowConfig config =
+      choose_rows(call.views.rows() * call.views.outer(), call.cols, device_info(call.stream.device()).units, kMaxShare);
   with_row_config(config, [&]<int kRowWarps, int kShare>() {
     launch(std::type_identity<Held<kind, X, Y, kRowWarps, kShare>>{}, std::integral_constant<int, RowTile<kRowWarps, kShare>::rows>{});
   });

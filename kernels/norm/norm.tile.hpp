@@ -44,12 +44,18 @@ TW_INLINE void centre(auto& block, Values& h, const auto& mean, int col0, int co
   });
 }
 
-/// The weights from column `col` on, as f32.
-TW_INLINE void load_weights(auto& block, auto& to, const auto& own, const auto& f32, bool is_f32, int col) {
-  if (is_f32)
-    block.load(to, f32, 0, col);
-  else
-    block.load(to, own, 0, col);
+/// h = f(h, vector of the columns from `col` on), of X or, where that is wanted, of f32.
+template <class X, class Target, class Values>
+TW_INLINE void with_columns(auto& block, Values& h, const auto& own, const auto& f32, bool is_f32, int col, auto f) {
+  if (is_f32) {
+    ColumnVector<Target, float, Values> vector;
+    block.load(vector, f32, 0, col);
+    block.map(h, vector, f);
+  } else {
+    ColumnVector<Target, X, Values> vector;  // as it is stored: in half the registers
+    block.load(vector, own, 0, col);
+    block.map(h, vector, [&](auto v, X x) { return f(v, static_cast<float>(x)); });
+  }
 }
 
 /// y = h * scale, then weight and bias; `h` is centred.
@@ -59,16 +65,8 @@ TW_INLINE void finish(auto& block, const auto& p, Values& h, const auto& scale, 
     block.map(h, scale, [](float v, float s) { return static_cast<float>(to<X>(v * s)); });
   else
     block.map(h, scale, [](float v, float s) { return v * s; });
-  if (p.has_weight) {
-    ColumnVector<Target, float, Values> weight;
-    load_weights(block, weight, p.weight, p.weight32, p.f32_weights, col);
-    block.map(h, weight, [](float v, float w) { return v * w; });
-  }
-  if (p.has_bias) {
-    ColumnVector<Target, float, Values> bias;
-    load_weights(block, bias, p.bias, p.bias32, p.f32_weights, col);
-    block.map(h, bias, [](float v, float b) { return v + b; });
-  }
+  if (p.has_weight) with_columns<X, Target>(block, h, p.weight, p.weight32, p.f32_weights, col, [](auto v, float w) { return v * w; });
+  if (p.has_bias) with_columns<X, Target>(block, h, p.bias, p.bias32, p.f32_weights, col, [](auto v, float b) { return v + b; });
   block.store(h, p.y, row0, col, i, j);
 }
 
@@ -80,22 +78,23 @@ struct HeldRows {
   template <class Target>
   struct On {
     static constexpr int warps = Warps;
-    static constexpr int min_blocks = 16 / Warps;  ///< 512 threads of a unit: while some compute, others load
+    /// 512 threads of a unit, 384 for layer norm, which needs more registers: while some compute, others load.
+    static constexpr int min_blocks = max((kind == Kind::layer ? 12 : 16) / Warps, 1);
     using Params = typename Types<X, Y>::template Params<Target>;
     using Values = Rows<Target, float, R, C, Warps, Width>;
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
-      const float count = static_cast<float>(p.x.cols), epsilon = p.epsilon;
+      const float per_column = 1.0f / static_cast<float>(p.x.cols), epsilon = p.epsilon;
       Values h;
       load_h<X>(block, p, h, row0, 0, i, j);
       RowVector<Target, float, Values> scale;
       if constexpr (kind == Kind::layer) {
         RowVector<Target, float, Values> mean;
-        block.rows(h, [&](int r, auto row) { mean[r] = row.sum() / count; });
+        block.rows(h, [&](int r, auto row) { mean[r] = row.sum() * per_column; });
         centre(block, h, mean, 0, p.x.cols);
       }
-      block.rows(h, [&](int r, auto row) { scale[r] = rsqrt(row.sum([](float v) { return v * v; }) / count + epsilon); });
+      block.rows(h, [&](int r, auto row) { scale[r] = rsqrt(row.sum([](float v) { return v * v; }) * per_column + epsilon); });
       finish<kind, X, Target>(block, p, h, scale, row0, 0, i, j);
     }
   };
@@ -114,7 +113,7 @@ struct ChunkedRows {
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i, cols = p.x.cols;
-      const float count = static_cast<float>(cols), epsilon = p.epsilon;
+      const float per_column = 1.0f / static_cast<float>(cols), epsilon = p.epsilon;
       Values h, sum;
       RowVector<Target, float, Values> mean, scale;
       // h where it was stored in the first pass: each thread reads what itself has written.
@@ -133,7 +132,7 @@ struct ChunkedRows {
           block.map(sum, h, [](float s, float v) { return s + v * v; });
       }
       if constexpr (kind == Kind::layer) {
-        block.rows(sum, [&](int r, auto row) { mean[r] = row.sum() / count; });
+        block.rows(sum, [&](int r, auto row) { mean[r] = row.sum() * per_column; });
         block.fill(sum, 0.0f);
         for (int col = 0; col < cols; col += C) {
           reload(col);
@@ -141,7 +140,7 @@ struct ChunkedRows {
           block.map(sum, h, [](float s, float v) { return s + v * v; });
         }
       }
-      block.rows(sum, [&](int r, auto row) { scale[r] = rsqrt(row.sum() / count + epsilon); });
+      block.rows(sum, [&](int r, auto row) { scale[r] = rsqrt(row.sum() * per_column + epsilon); });
       for (int col = 0; col < cols; col += C) {
         reload(col);
         if constexpr (kind == Kind::layer) block.map(h, mean, [](float v, float m) { return v - m; });

@@ -1,5 +1,6 @@
 #include "tilewave/rope.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -72,8 +73,8 @@ template <template <class, class, int, int, int> class Kernel, class X, class T,
 void launch_tiles(const Call& call, Bind bind_call) {
   const std::int64_t heads = call.x.shape(2), tokens = call.x.shape(0) * call.x.shape(1);
   const auto run = [&]<int kRows, int kCols, bool kGpu>() {
-    // Lanes have whole pieces of a row of 32, 64 or 128 pairs; 16 bytes at most.
-    constexpr int kWidth = kCols / 32 < 16 / static_cast<int>(sizeof(X)) ? kCols / 32 : 4;
+    // Pieces of 16 bytes, as far as the tile has one for each thread.
+    constexpr int kWidth = std::min(16 / static_cast<int>(sizeof(X)), kCols * kRows / 128);
     const std::int64_t m = (heads + kRows - 1) / kRows, n = (call.half + kCols - 1) / kCols;
     require(tokens * m <= kLargestExtent && tokens * m * n <= kLargestExtent,
             "{}: x is {}, which is {} x {} x {} tiles; they are limited to {}", kOp, call.x.describe(), tokens, m, n, kLargestExtent);
@@ -84,12 +85,11 @@ void launch_tiles(const Call& call, Bind bind_call) {
       launch_cpu<Kernel<X, T, kRows, kCols, kWidth>>(grid, bind_call);
   };
   if (!call.stream.device().is_cuda()) return run.template operator()<8, 64, false>();
-  // As many heads in a tile as leave at most a quarter of its rows empty.
-  const auto fits = [&](std::int64_t rows) { return (heads + rows - 1) / rows * rows * 3 <= heads * 4; };
+  // Rows without a head cost nothing but their lanes, a block more than that.
   const auto with_rows = [&]<int kCols>() {
-    fits(16)  ? run.template operator()<16, kCols, true>()
-    : fits(8) ? run.template operator()<8, kCols, true>()
-              : run.template operator()<4, kCols, true>();
+    heads > 8   ? run.template operator()<16, kCols, true>()
+    : heads > 4 ? run.template operator()<8, kCols, true>()
+                : run.template operator()<4, kCols, true>();
   };
   call.half <= 32   ? with_rows.template operator()<32>()
   : call.half <= 64 ? with_rows.template operator()<64>()
@@ -225,12 +225,12 @@ namespace kernels::rope {
 std::vector<KernelSpec> registered() {
   return {make_spec(kernel_info<Table<float, 8, 64>>, true, true, "rope_table_f32"),
           make_spec(kernel_info<Table<bf16, 8, 64>>, true, true, "rope_table_bf16"),
-          make_spec(kernel_info<TwoParts<bf16, bf16, 16, 64, 2>>, true, true, "rope_bf16_16x64"),
-          make_spec(kernel_info<TwoParts<bf16, float, 16, 64, 2>>, true, true, "rope_bf16_f32_16x64"),
-          make_spec(kernel_info<TwoParts<bf16, bf16, 8, 32, 1>>, true, true, "rope_bf16_8x32"),
-          make_spec(kernel_info<TwoParts<float, float, 16, 64, 2>>, true, true, "rope_f32_16x64"),
-          make_spec(kernel_info<Pairs<bf16, bf16, 16, 64, 2>>, true, true, "rope_interleaved_bf16_16x64"),
-          make_spec(kernel_info<Pairs<float, float, 16, 64, 2>>, true, true, "rope_interleaved_f32_16x64")};
+          make_spec(kernel_info<TwoParts<bf16, bf16, 16, 64, 8>>, true, true, "rope_bf16_16x64"),
+          make_spec(kernel_info<TwoParts<bf16, float, 16, 64, 8>>, true, true, "rope_bf16_f32_16x64"),
+          make_spec(kernel_info<TwoParts<bf16, bf16, 8, 32, 2>>, true, true, "rope_bf16_8x32"),
+          make_spec(kernel_info<TwoParts<float, float, 16, 64, 4>>, true, true, "rope_f32_16x64"),
+          make_spec(kernel_info<Pairs<bf16, bf16, 16, 64, 8>>, true, true, "rope_interleaved_bf16_16x64"),
+          make_spec(kernel_info<Pairs<float, float, 16, 64, 4>>, true, true, "rope_interleaved_f32_16x64")};
 }
 
 }  // namespace kernels::rope

@@ -86,7 +86,7 @@ struct TwoParts {
     using Values = Rows<Target, float, R, C, 4, Width>;
 
     static void compute(auto& block, const Params& p, Tile t) {
-      const int row0 = t.m * R, col0 = t.n * C, i = t.batch % p.seqlen, j = t.batch / p.seqlen;
+      const int row0 = t.m * R, col0 = t.n * C, j = t.batch / p.seqlen, i = t.batch - j * p.seqlen;
       const int position = p.position(i, j);
       Values first, second;
       ColumnVector<Target, float, Values> cosines, sines;
@@ -119,10 +119,11 @@ struct Pairs {
       Global<Target, const Word> in;
       Global<Target, Word> out;
     };
-    using Values = Rows<Target, Word, R, C, 4, Width>;
+    static constexpr int words = Width * static_cast<int>(sizeof(Word)) > 16 ? 16 / static_cast<int>(sizeof(Word)) : Width;
+    using Values = Rows<Target, Word, R, C, 4, words>;
 
     static void compute(auto& block, const Params& p, Tile t) {
-      const int row0 = t.m * R, col0 = t.n * C, i = t.batch % p.seqlen, j = t.batch / p.seqlen;
+      const int row0 = t.m * R, col0 = t.n * C, j = t.batch / p.seqlen, i = t.batch - j * p.seqlen;
       const int position = p.position(i, j);
       Values pairs;
       ColumnVector<Target, float, Values> cosines, sines;

@@ -228,6 +228,7 @@ struct Block {
   TW_INLINE void column_fold(const Rows<float, R, C, Warps, Width>& rows, ColumnVector<float, Rows<float, R, C, Warps, Width>>& vector,
                              Fn f) const {
     using F = Rows<float, R, C, Warps, Width>;
+    static_assert(F::warp_rows == 1, "column_fold() is for rows of whole warps");
     constexpr int warps = Warps / F::row_warps;  // that hold a column
     TW_UNROLL
     for (int n = 0; n < vector.size; ++n) {
@@ -310,37 +311,26 @@ struct Block {
   TW_INLINE void load(Rows<T, R, C, Warps, Width>& to, const G& from, int row0, int col0, int i = 0, int j = 0, Fill fill = {}) const {
     using F = Rows<T, R, C, Warps, Width>;
     using E = typename G::Element;
-    const T outside = tw::to<T>(fill.value);
-    // Loads stand together, without branches between them, so that all are on their way at once.
-    if (whole_pieces<F>(from, col0)) {
-      constexpr int count = F::size / F::width;
-      Piece<E, F::width> pieces[count];
-      if (whole_rows<F>(from, row0, col0)) {
-        TW_UNROLL
-        for (int n = 0; n < count; ++n)
-          pieces[n] = *piece_at<F::width>(from, row0 + F::row(at, n * F::width), col0 + F::col(at, n * F::width), i, j);
-        TW_UNROLL
-        for (int e = 0; e < F::size; ++e) to.x[e] = tw::to<T>(pieces[e / F::width].x[e % F::width]);
-      } else {
-        bool inside[count];
-        TW_UNROLL
-        for (int n = 0; n < count; ++n) {
-          const int row = row0 + F::row(at, n * F::width);
-          const int col = col0 + F::col(at, n * F::width);
-          inside[n] = from.inside(row, col);
-          pieces[n] = *piece_at<F::width>(from, inside[n] ? row : 0, inside[n] ? col : 0, i, j);
-        }
-        TW_UNROLL
-        for (int e = 0; e < F::size; ++e) to.x[e] = inside[e / F::width] ? tw::to<T>(pieces[e / F::width].x[e % F::width]) : outside;
+    constexpr int count = F::size / F::width;
+    const Position at = here();
+    Words<E, F::width> words[count];
+    // Loads stand together, without branches between them, so that all are on their way at once; what follows is the same for all ways.
+    if (!whole_pieces<F>(from, col0)) {
+      TW_UNROLL
+      for (int e = 0; e < F::size; ++e) {
+        const int row = ptx::opaque(row0 + F::row(at, e)), col = ptx::opaque(col0 + F::col(at, e));
+        words[e / F::width].set(e % F::width, from.inside(row, col) ? *from.template at<const E>(row, col, i, j) : tw::to<E>(fill.value));
       }
     } else {
       TW_UNROLL
-      for (int e = 0; e < F::size; ++e) {
-        const int row = row0 + F::row(at, e);
-        const int col = col0 + F::col(at, e);
-        to.x[e] = from.inside(row, col) ? tw::to<T>(*from.template at<const E>(row, col, i, j)) : outside;
+      for (int n = 0; n < count; ++n) {
+        const int row = row0 + F::row(at, n * F::width);
+        const int col = col0 + F::col(at, n * F::width);
+        words[n].load_if(from.inside(row, col), from.template at<const E>(row, col, i, j), tw::to<E>(fill.value));
       }
     }
+    TW_UNROLL
+    for (int e = 0; e < F::size; ++e) to.x[e] = tw::to<T>(words[e / F::width].get(e % F::width));
   }
   template <class F, class G>
   TW_INLINE void load(F& to, const G& from, int row, int col, Fill fill) const {
@@ -354,24 +344,22 @@ struct Block {
     constexpr int width = Tile::width;
     constexpr int count = V::size / width;
     const Position at = here();
+    Words<E, width> words[count];
     if (whole_pieces<Tile>(from, col)) {
-      Piece<E, width> pieces[count];
-      bool inside[count];
       TW_UNROLL
       for (int n = 0; n < count; ++n) {
         const int first = col + V::col(at, n * width);
-        inside[n] = from.inside(row, first);
-        pieces[n] = *piece_at<width>(from, inside[n] ? row : 0, inside[n] ? first : 0, i, j);
+        words[n].load_if(from.inside(row, first), from.template at<const E>(row, first, i, j), tw::to<E>(fill.value));
       }
-      TW_UNROLL
-      for (int n = 0; n < V::size; ++n) to.x[n] = inside[n / width] ? tw::to<T>(pieces[n / width].x[n % width]) : tw::to<T>(fill.value);
     } else {
       TW_UNROLL
       for (int n = 0; n < V::size; ++n) {
-        const int c = col + V::col(at, n);
-        to.x[n] = from.inside(row, c) ? tw::to<T>(*from.template at<const E>(row, c, i, j)) : tw::to<T>(fill.value);
+        const int c = ptx::opaque(col + V::col(at, n));
+        words[n / width].set(n % width, from.inside(row, c) ? *from.template at<const E>(row, c, i, j) : tw::to<E>(fill.value));
       }
     }
+    TW_UNROLL
+    for (int n = 0; n < V::size; ++n) to.x[n] = tw::to<T>(words[n / width].get(n % width));
   }
   /// The values of the rows from `row` on, which column `col` of the tensor holds; `fill` outside it.
   template <class T, class Tile, class G>
@@ -410,6 +398,7 @@ struct Block {
   TW_INLINE void store(const Rows<T, R, C, Warps, Width>& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
     using F = Rows<T, R, C, Warps, Width>;
     using E = typename G::Element;
+    const Position at = here();
     if (whole_pieces<F>(to, col0)) {
       TW_UNROLL
       for (int e = 0; e < F::size; e += F::width) {
@@ -423,8 +412,7 @@ struct Block {
     } else {
       TW_UNROLL
       for (int e = 0; e < F::size; ++e) {
-        const int row = row0 + F::row(at, e);
-        const int col = col0 + F::col(at, e);
+        const int row = ptx::opaque(row0 + F::row(at, e)), col = ptx::opaque(col0 + F::col(at, e));
         if (to.inside(row, col)) *to.template at<E>(row, col, i, j) = tw::to<E>(from.x[e]);
       }
     }

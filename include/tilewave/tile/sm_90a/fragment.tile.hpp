@@ -37,28 +37,35 @@ struct Operand {
 };
 
 /// R x C elements for work without products, over a block of `Warps` warps: warp w has rows w, w + Warps, ...; where there are fewer rows
-/// than warps, neighbouring warps share a row. The lanes that share a row hold neighbouring pieces of `width` columns.
+/// than warps, neighbouring warps share a row, and where a row has fewer pieces than a warp has lanes, neighbouring rows share the warp.
+/// The lanes that share a row hold neighbouring pieces of `width` columns.
 template <class T, int R, int C, int Warps, int Width>
 struct Rows {
   static constexpr int rows = R;
   static constexpr int cols = C;
+  static constexpr int row_lanes = Width != 0 && C / Width < 32 ? C / Width : 32;  ///< of one warp
+  static constexpr int warp_rows = 32 / row_lanes;                                 ///< side by side in a warp
   static constexpr int row_warps = R < Warps ? Warps / R : 1;
-  static constexpr int row_threads = 32 * row_warps;
-  static_assert(R < Warps ? Warps % R == 0 : R % Warps == 0, "Rows are dealt evenly to a block's warps, or its warps to Rows");
+  static constexpr int row_threads = row_lanes * row_warps;
+  static_assert(R < Warps ? Warps % R == 0 : R % (Warps * warp_rows) == 0,
+                "Rows are dealt evenly to a block's warps, or its warps to Rows");
+  static_assert(row_lanes * warp_rows == 32 && (warp_rows == 1 || row_warps == 1), "a row's pieces are 1, 2, 4, ... lanes, or whole warps");
   static_assert(C % row_threads == 0, "the columns of Rows are dealt evenly to the lanes that share a row");
   static constexpr int share = C / row_threads;  ///< columns of a thread
   static constexpr int width = Width != 0 ? Width : share % 8 == 0 ? 8 : share % 4 == 0 ? 4 : share % 2 == 0 ? 2 : 1;
   static_assert(share % width == 0, "the columns of Rows are whole pieces of `Width` columns for each lane");
   static constexpr int pieces = share / width;
-  static constexpr int row_count = R < Warps ? 1 : R / Warps;
+  static constexpr int row_count = R < Warps ? 1 : R / (Warps * warp_rows);
   static constexpr int column_count = share;
   static constexpr int size = row_count * share;
   using Element = T;
   T x[size];
 
-  TW_INLINE static constexpr int row(const Position& p, int i) { return i / share * Warps + p.block_warp() / row_warps; }
+  TW_INLINE static constexpr int row(const Position& p, int i) {
+    return (i / share * Warps + p.block_warp() / row_warps) * warp_rows + p.lane / row_lanes;
+  }
   TW_INLINE static constexpr int col(const Position& p, int i) {
-    return (i / width % pieces * row_threads + p.block_warp() % row_warps * 32 + p.lane) * width + i % width;
+    return (i / width % pieces * row_threads + p.block_warp() % row_warps * 32 + p.lane % row_lanes) * width + i % width;
   }
   TW_INLINE static constexpr int in_row(int r, int j) { return r * share + j; }
   TW_INLINE static constexpr int column_index(int i) { return i % share; }

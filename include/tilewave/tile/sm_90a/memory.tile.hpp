@@ -220,4 +220,70 @@ struct Ring {
   TW_INLINE u64* empty_barrier(int index) const { return barrier_at(empty + index); }
 };
 
+/// `width` neighbours as they lie in memory, in whole registers however narrow they are.
+template <class T, int width>
+struct Words {
+  static constexpr int bytes = width * static_cast<int>(sizeof(T));
+  static constexpr int count = (bytes + 3) / 4;
+  static_assert(bytes <= 4 || bytes == 8 || bytes % 16 == 0, "words of 1, 2, 4, 8 or a multiple of 16 bytes");
+  u32 w[count];
+
+  TW_INLINE T get(int k) const {
+    if constexpr (sizeof(T) == 8)
+      return bit_cast<T>(static_cast<u64>(w[2 * k + 1]) << 32 | w[2 * k]);
+    else if constexpr (sizeof(T) == 4)
+      return bit_cast<T>(w[k]);
+    else if constexpr (sizeof(T) == 2)
+      return bit_cast<T>(static_cast<u16>(w[k / 2] >> k % 2 * 16));
+    else
+      return bit_cast<T>(static_cast<u8>(w[k / 4] >> k % 4 * 8));
+  }
+  /// In the order of k: the first of a word sets all of it.
+  TW_INLINE void set(int k, T x) {
+    if constexpr (sizeof(T) == 8) {
+      w[2 * k] = static_cast<u32>(bit_cast<u64>(x));
+      w[2 * k + 1] = static_cast<u32>(bit_cast<u64>(x) >> 32);
+    } else if constexpr (sizeof(T) == 4) {
+      w[k] = bit_cast<u32>(x);
+    } else {
+      constexpr int in_word = 4 / static_cast<int>(sizeof(T));
+      const u32 bits = bit_cast<conditional<sizeof(T) == 2, u16, u8>>(x);
+      w[k / in_word] = k % in_word == 0 ? bits : w[k / in_word] | bits << k % in_word * 8 * static_cast<int>(sizeof(T));
+    }
+  }
+  TW_INLINE void load(const T* from) {
+    struct alignas(bytes < 16 ? bytes : 16) Aligned {
+      T x[width];
+    };
+    if constexpr (bytes < 4) {
+      const Aligned piece = *reinterpret_cast<const Aligned*>(from);
+      TW_UNROLL
+      for (int k = 0; k < width; ++k) set(k, piece.x[k]);
+    } else {
+      struct alignas(bytes < 16 ? bytes : 16) Raw {
+        u32 w[count];
+      };
+      const Raw raw = *reinterpret_cast<const Raw*>(from);
+      TW_UNROLL
+      for (int n = 0; n < count; ++n) w[n] = raw.w[n];
+    }
+  }
+  TW_INLINE void load_if(bool inside, const T* from, T otherwise) {
+    TW_UNROLL
+    for (int k = 0; k < width; ++k) set(k, otherwise);
+    if constexpr (bytes % 16 == 0) {
+      TW_UNROLL
+      for (int n = 0; n < count; n += 4) ptx::load_16_if(inside, reinterpret_cast<const u32*>(from) + n, w + n);
+    } else if constexpr (bytes == 8) {
+      ptx::load_8_if(inside, from, w);
+    } else if constexpr (bytes == 4) {
+      ptx::load_4_if(inside, from, w[0]);
+    } else if constexpr (bytes == 2) {
+      ptx::load_2_if(inside, from, w[0]);
+    } else {
+      ptx::load_1_if(inside, from, w[0]);
+    }
+  }
+};
+
 }  // namespace tw::sm_90a

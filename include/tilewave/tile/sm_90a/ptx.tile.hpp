@@ -190,6 +190,39 @@ TW_INLINE void store_shared_16(u32 to, u32 x, u32 y, u32 z, u32 w) {
   TW_ASM("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
+// Loads where `inside` holds, by a predicate; else the words stay as they are. Loads with branches between them would not be on their way
+// together.
+TW_INLINE void load_16_if(bool inside, const void* from, u32* w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+         : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
+         : "l"(from), "r"(static_cast<u32>(inside))
+         : "memory");
+}
+TW_INLINE void load_8_if(bool inside, const void* from, u32* w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p ld.global.v2.u32 {%0, %1}, [%2];\n}"
+         : "+r"(w[0]), "+r"(w[1])
+         : "l"(from), "r"(static_cast<u32>(inside))
+         : "memory");
+}
+TW_INLINE void load_4_if(bool inside, const void* from, u32& w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.u32 %0, [%1];\n}"
+         : "+r"(w)
+         : "l"(from), "r"(static_cast<u32>(inside))
+         : "memory");
+}
+TW_INLINE void load_2_if(bool inside, const void* from, u32& w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.u16 %0, [%1];\n}"
+         : "+r"(w)
+         : "l"(from), "r"(static_cast<u32>(inside))
+         : "memory");
+}
+TW_INLINE void load_1_if(bool inside, const void* from, u32& w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.u8 %0, [%1];\n}"
+         : "+r"(w)
+         : "l"(from), "r"(static_cast<u32>(inside))
+         : "memory");
+}
+
 TW_INLINE void atomic_add(float* to, float value) { TW_ASM("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory"); }
 TW_INLINE u32 fetch_add(u32* to, u32 value) {
   u32 before = 0;
