@@ -26,15 +26,14 @@ inline constexpr std::array<Cost, 5> kCosts{{{0.985, 5}, {1.0, 4}, {0.76, 4}, {0
 inline constexpr std::array<Config, 4> kBlockScaledConfigs{
     {{128, 128, 6, 2, 8}, {128, 128, 6, 1, 16}, {192, 128, 4, 1, 16}, {192, 128, 4, 2, 8}}};
 
-/// Tiles of products with 5 to 16 rows, turned around: 128 rows of B against all of A.
+/// Tiles of products with 2 to 16 rows, turned around: 128 rows of B against all of A.
 inline constexpr Config kTurned{128, kMostFewRows, 10, 1, 1};
 
-/// Of products with up to 4 rows: rows of B in a block, columns of a piece, warps.
+/// Of products with one row: rows of B in a block, columns of a piece, warps. The first is the one that is used.
 struct GemvConfig {
   int rows, piece, warps;
 };
-inline constexpr std::array<GemvConfig, 6> kGemvConfigs{
-    {{4, 1024, 4}, {8, 512, 4}, {8, 1024, 4}, {4, 2048, 4}, {2, 2048, 4}, {16, 512, 4}}};
+inline constexpr std::array<GemvConfig, 4> kGemvConfigs{{{8, 1024, 4}, {8, 2048, 8}, {4, 2048, 8}, {16, 512, 4}}};
 
 /// Reading addends for more than 128 columns of accumulators needs more registers than a thread has; a B stored [K, N] is loaded in panels
 /// of 64 columns.

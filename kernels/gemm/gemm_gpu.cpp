@@ -109,15 +109,15 @@ void launch_split(const Call& call, const Tensor& a, const Tensor& b, int splits
 
 // --- Few rows
 
-/// Up to kMostGemvRows rows, B row by row.
+/// One row, B row by row.
 template <class T>
 void launch_gemv(const Call& call) {
   const auto stand = [](const Tensor& t) {  // [M, N] on end
     return t.transpose(-2, -1);
   };
-  const auto launch = [&]<class Act, bool kAddends, int M, int kConfig>() {
+  const auto launch = [&]<class Act, bool kAddends, int kConfig>() {
     constexpr GemvConfig c = kGemvConfigs[kConfig];
-    using Kernel = Gemv<T, Act, kAddends, M, c.rows, c.piece, c.warps>;
+    using Kernel = Gemv<T, Act, kAddends, c.rows, c.piece, c.warps>;
     launch_gpu<Kernel>(call.stream, {ceil_div(call.n, c.rows), 1, call.batch}, [&](auto& bind, auto& p) {
       bind(p.a, call.a);
       bind(p.b, call.b);
@@ -134,29 +134,17 @@ void launch_gemv(const Call& call) {
       p.has_residual = call.residual != nullptr;
     });
   };
-  const auto with_config = [&]<class Act, bool kAddends, int M>() {
-    const int chosen = call.config >= 0 ? call.config : choose_gemv_config(call.n, call.k);
-    require(chosen < static_cast<int>(kGemvConfigs.size()), "gemm: config is {}; with up to {} rows it must be below {}", chosen,
-            kMostGemvRows, kGemvConfigs.size());
+  const int chosen = call.config >= 0 ? call.config : 0;
+  require(chosen < static_cast<int>(kGemvConfigs.size()), "gemm: config is {}; with one row it must be below {}", chosen,
+          kGemvConfigs.size());
+  const auto with_config = [&]<class Act, bool kAddends>() {
     [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
-      ((chosen == kConfig ? launch.template operator()<Act, kAddends, M, kConfig>() : void()), ...);
+      ((chosen == kConfig ? launch.template operator()<Act, kAddends, kConfig>() : void()), ...);
     }
     (std::make_integer_sequence<int, static_cast<int>(kGemvConfigs.size())>{});
   };
   with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
-    const auto with_rows = [&]<bool kAddends>() {
-      switch (call.m) {
-        case 1:
-          return with_config.template operator()<Act, kAddends, 1>();
-        case 2:
-          return with_config.template operator()<Act, kAddends, 2>();
-        case 3:
-          return with_config.template operator()<Act, kAddends, 3>();
-        default:
-          return with_config.template operator()<Act, kAddends, 4>();
-      }
-    };
-    call.addends() ? with_rows.template operator()<true>() : with_rows.template operator()<false>();
+    call.addends() ? with_config.template operator()<Act, true>() : with_config.template operator()<Act, false>();
   });
 }
 
@@ -195,7 +183,7 @@ void launch_16bit(const Call& call) {
   const bool a_rows = stored_transposed(call.a);
   const bool b_rows = stored_transposed(call.b);
   if (!b_rows && call.m <= kMostFewRows && call.k > 0 && call.activation != Activation::swiglu) {
-    if (call.m <= kMostGemvRows) return launch_gemv<T>(call);
+    if (call.m == 1) return launch_gemv<T>(call);
     const Problem turned{call.n, call.m, call.k, call.batch, sizeof(T), false, false, device_info(call.stream.device()).units};
     return launch_split<T, kColumns, kColumns, kTurned, true>(call, call.a, call.b,
                                                               call.splits > 0 ? call.splits : choose_turned_splits(turned));
@@ -305,15 +293,15 @@ void register_few_rows(std::vector<KernelVariant>& variants) {
   [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
     const auto add = [&]<int kIndex>() {
       constexpr GemvConfig c = kGemvConfigs[kIndex];
-      variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, false, 1, c.rows, c.piece, c.warps>>, true, true,
-                                   fmt::format("gemv_bf16_1_{}x{}", c.rows, c.piece)));
+      variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, false, c.rows, c.piece, c.warps>>, true, true,
+                                   fmt::format("gemv_bf16_{}x{}", c.rows, c.piece)));
     };
     (add.template operator()<kConfig>(), ...);
   }
   (std::make_integer_sequence<int, static_cast<int>(kGemvConfigs.size())>{});
   constexpr GemvConfig c = kGemvConfigs[0];
-  variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, true, kMostGemvRows, c.rows, c.piece, c.warps>>, true, true,
-                               fmt::format("gemv_bf16_{}_{}x{}_addends", kMostGemvRows, c.rows, c.piece)));
+  variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, true, c.rows, c.piece, c.warps>>, true, true,
+                               fmt::format("gemv_bf16_{}x{}_addends", c.rows, c.piece)));
   variants.push_back(make_spec(kernel_info<PartialVariant<bf16, kColumns, kColumns, kTurned>>, true, true, "gemm_bf16_turned_partial"));
   variants.push_back(
       make_spec(kernel_info<PartialVariant<bf16, kColumns, kColumns, kConfigs[3]>>, true, true, "gemm_bf16_nt_128x128_partial"));

@@ -65,6 +65,4 @@ int choose_turned_splits(const Problem& p) {
   return static_cast<int>(std::clamp<std::int64_t>(std::min(wanted, steps / 4), 1, 32));
 }
 
-int choose_gemv_config(std::int64_t, std::int64_t) { return 0; }
-
 }  // namespace tw::kernels::gemm

@@ -35,22 +35,11 @@ int choose_config(const Problem& problem);
 /// In how many parts of K, whose sums are added up by a second kernel: more than 1 where the tiles of D are too few for the units.
 int choose_splits(const Problem& problem, const Config& config);
 
-/// The same for the product turned around, with 5 to 16 rows: m is the long side, N of the call.
+/// The same for the product turned around, with 2 to 16 rows: m is the long side, N of the call.
 int choose_turned_splits(const Problem& problem);
 
-/// Index of the configuration for up to kMostGemvRows rows.
-int choose_gemv_config(std::int64_t n, std::int64_t k);
-
-/// Largest M of the kernel that reads B row by row without tensor cores, and of the one that turns the product around, so that the rows of
-/// B fill the tensor cores' 64.
-inline constexpr int kMostGemvRows = 1;
+/// Largest M of the kernel that turns the product around, so that the rows of B fill the tensor cores' 64.
 inline constexpr int kMostFewRows = 16;
-
-inline constexpr ShapeKey kShape[] = {{"M", "rows of A and D"},
-                                      {"N", "columns of B and D"},
-                                      {"K", "columns of A, rows of B"},
-                                      {"batch", "products", 1},
-                                      {"bias", "1: with a bias", 0}};
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();
