@@ -155,9 +155,9 @@ namespace kernels::norm {
 std::vector<KernelSpec> registered() {
   constexpr Kind layer = Kind::layer, rms = Kind::rms;
   return {make_spec(kernel_info<Held<layer, bf16, bf16, 2, 24>>, true, true, "layer_norm_bf16_2x24"),
-          make_spec(kernel_info<Held<layer, bf16, bf16, 4, 32>>, true, true, "layer_norm_bf16_4x32"),
-          make_spec(kernel_info<Held<layer, bf16, bf16, 16, 32>>, true, true, "layer_norm_bf16_16x32"),
-          make_spec(kernel_info<Held<layer, float, float, 16, 32>>, true, true, "layer_norm_f32_16x32"),
+          make_spec(kernel_info<Held<layer, bf16, bf16, 8, 16>>, true, true, "layer_norm_bf16_8x16"),
+          make_spec(kernel_info<Held<layer, bf16, bf16, 16, 24>>, true, true, "layer_norm_bf16_16x24"),
+          make_spec(kernel_info<Held<layer, float, float, 16, 24>>, true, true, "layer_norm_f32_16x24"),
           make_spec(kernel_info<Chunked<layer, bf16, bf16>>, true, true, "layer_norm_bf16_chunked"),
           make_spec(kernel_info<Chunked<layer, float, float>>, true, true, "layer_norm_f32_chunked"),
           make_spec(kernel_info<Held<rms, bf16, bf16, 1, 8>>, true, true, "rms_norm_bf16_1x8"),

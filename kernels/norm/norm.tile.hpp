@@ -78,8 +78,9 @@ struct HeldRows {
   template <class Target>
   struct On {
     static constexpr int warps = Warps;
-    /// 512 threads of a unit, 384 for layer norm, which needs more registers: while some compute, others load.
-    static constexpr int min_blocks = max((kind == Kind::layer ? 12 : 16) / Warps, 1);
+    /// A thread's elements decide how many threads the registers of a unit serve: while some compute, others load.
+    static constexpr int elements = R * C / (32 * Warps);
+    static constexpr int min_blocks = max((elements <= 16 ? 24 : kind == Kind::layer ? 12 : 16) / Warps, 1);
     using Params = typename Types<X, Y>::template Params<Target>;
     using Values = Rows<Target, float, R, C, Warps, Width>;
 
