@@ -29,11 +29,11 @@ inline constexpr std::array<Config, 4> kBlockScaledConfigs{
 /// Tiles of products with 2 to 16 rows, turned around: 128 rows of B against all of A.
 inline constexpr Config kTurned{128, kMostFewRows, 10, 1, 1};
 
-/// Of products with one row: rows of B in a block, columns of a piece, warps. The first is the one that is used.
+/// Of products with one row: rows of B in a block, columns of a piece, warps.
 struct GemvConfig {
   int rows, piece, warps;
 };
-inline constexpr std::array<GemvConfig, 4> kGemvConfigs{{{8, 1024, 4}, {8, 2048, 8}, {4, 2048, 8}, {16, 512, 4}}};
+inline constexpr GemvConfig kGemv{8, 1024, 4};
 
 /// Reading addends for more than 128 columns of accumulators needs more registers than a thread has; a B stored [K, N] is loaded in panels
 /// of 64 columns.

@@ -115,8 +115,8 @@ void launch_gemv(const Call& call) {
   const auto stand = [](const Tensor& t) {  // [M, N] on end
     return t.transpose(-2, -1);
   };
-  const auto launch = [&]<class Act, bool kAddends, int kConfig>() {
-    constexpr GemvConfig c = kGemvConfigs[kConfig];
+  const auto launch = [&]<class Act, bool kAddends>() {
+    constexpr GemvConfig c = kGemv;
     using Kernel = Gemv<T, Act, kAddends, c.rows, c.piece, c.warps>;
     launch_gpu<Kernel>(call.stream, {ceil_div(call.n, c.rows), 1, call.batch}, [&](auto& bind, auto& p) {
       bind(p.a, call.a);
@@ -134,17 +134,8 @@ void launch_gemv(const Call& call) {
       p.has_residual = call.residual != nullptr;
     });
   };
-  const int chosen = call.config >= 0 ? call.config : 0;
-  require(chosen < static_cast<int>(kGemvConfigs.size()), "gemm: config is {}; with one row it must be below {}", chosen,
-          kGemvConfigs.size());
-  const auto with_config = [&]<class Act, bool kAddends>() {
-    [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
-      ((chosen == kConfig ? launch.template operator()<Act, kAddends, kConfig>() : void()), ...);
-    }
-    (std::make_integer_sequence<int, static_cast<int>(kGemvConfigs.size())>{});
-  };
   with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
-    call.addends() ? with_config.template operator()<Act, true>() : with_config.template operator()<Act, false>();
+    call.addends() ? launch.template operator()<Act, true>() : launch.template operator()<Act, false>();
   });
 }
 
@@ -290,18 +281,9 @@ void register_16bit(std::vector<KernelVariant>& variants, const char* dtype) {
 }
 
 void register_few_rows(std::vector<KernelVariant>& variants) {
-  [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
-    const auto add = [&]<int kIndex>() {
-      constexpr GemvConfig c = kGemvConfigs[kIndex];
-      variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, false, c.rows, c.piece, c.warps>>, true, true,
-                                   fmt::format("gemv_bf16_{}x{}", c.rows, c.piece)));
-    };
-    (add.template operator()<kConfig>(), ...);
-  }
-  (std::make_integer_sequence<int, static_cast<int>(kGemvConfigs.size())>{});
-  constexpr GemvConfig c = kGemvConfigs[0];
-  variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, true, c.rows, c.piece, c.warps>>, true, true,
-                               fmt::format("gemv_bf16_{}x{}_addends", c.rows, c.piece)));
+  constexpr GemvConfig c = kGemv;
+  variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, false, c.rows, c.piece, c.warps>>, true, true, "gemv_bf16"));
+  variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, true, c.rows, c.piece, c.warps>>, true, true, "gemv_bf16_addends"));
   variants.push_back(make_spec(kernel_info<PartialVariant<bf16, kColumns, kColumns, kTurned>>, true, true, "gemm_bf16_turned_partial"));
   variants.push_back(
       make_spec(kernel_info<PartialVariant<bf16, kColumns, kColumns, kConfigs[3]>>, true, true, "gemm_bf16_nt_128x128_partial"));

@@ -11,6 +11,7 @@
 #include "kernels/check.hpp"
 #include "kernels/reduce/reduce.tile.hpp"
 #include "kernels/reduce/variants.hpp"
+#include "runtime/stream.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw {
@@ -87,7 +88,12 @@ Call check(Reduction reduction, const Tensor& x, const Tensor& y, const ReduceOp
 }
 
 /// Results of splits: f32 memory that lasts until the work that has been enqueued on the stream is done.
-Tensor partial_results(Shape shape, const Stream& stream) { return Tensor::empty(std::move(shape), DType::f32, stream); }
+Tensor partial_results(Shape shape, const Stream& stream) {
+  std::size_t bytes = sizeof(float);
+  for (const std::int64_t extent : shape) bytes *= static_cast<std::size_t>(extent);
+  const std::shared_ptr<void> memory = allocate_workspace(bytes, stream);
+  return Tensor::borrow(memory.get(), std::move(shape), DType::f32, stream.device(), {}, memory);
+}
 
 std::int64_t ceil(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
