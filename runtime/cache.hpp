@@ -16,8 +16,8 @@ std::optional<CompiledKernel> read_entry(const std::string& folder, const std::s
 /// in `problem` and the result is false.
 bool write_entry(const std::string& folder, const std::string& key, const CompiledKernel& kernel, std::string* problem = nullptr);
 
-/// The folders of compiled kernels that are only read: $TILEWAVE_PACK, then share/tilewave/kernels beside the folder of the shared library, or
-/// of the program that it is linked into: PREFIX/share/tilewave/kernels for PREFIX/lib/libtilewave.so and PREFIX/bin/tilewave.
+/// The folders of compiled kernels that are only read: $TILEWAVE_PACK, then share/tilewave/kernels beside the folder of the shared library,
+/// or of the program that it is linked into: PREFIX/share/tilewave/kernels for PREFIX/lib/libtilewave.so and PREFIX/bin/tilewave.
 std::vector<std::string> pack_directories();
 
 }  // namespace tw
