@@ -232,7 +232,7 @@ TEST(Jit, ProgramHoldsWhatIsReached) {
 
   const std::string text = kernel_source(hits_spec());
   EXPECT_NE(text.find("jit_test::Hits<1>"), std::string::npos);
-  EXPECT_NE(text.find("__launch_bounds__(128, 1)"), std::string::npos);
+  EXPECT_NE(text.find("__launch_bounds__(128, tw::detail::blocks_of<Code>())"), std::string::npos);
   EXPECT_EQ(text.find("__cluster_dims__"), std::string::npos);
   KernelSpec clustered = hits_spec();
   clustered.cluster = 2;

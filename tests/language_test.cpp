@@ -1197,7 +1197,7 @@ TEST(LanguageKernels, CompileForTheGpu) {
     if (pack != nullptr) write_pack(pack, detail::launched_kernels()[i], kernel);
     EXPECT_FALSE(kernel.cubin.empty());
     EXPECT_EQ(!kernel.tensor_core_instruction.empty(),
-              detail::launched_kernels()[i].type.find("ThroughRing") == std::string::npos && detail::launched_kernels()[i].tensor_core)
+              detail::launched_kernels()[i].type.find("::Through") == std::string::npos && detail::launched_kernels()[i].tensor_core)
         << detail::launched_kernels()[i].name << ": " << kernel.tensor_core_instruction;
   });
 }

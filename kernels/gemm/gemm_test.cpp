@@ -31,6 +31,7 @@ using namespace tw::test;
 
 /// The GPU's configuration unless a test is about them: few shapes here fill wider tiles, and every further variant costs a compilation.
 constexpr int kNarrow = 4;
+int narrow(Device device) { return device.is_cuda() ? kNarrow : -1; }
 
 /// Where an operand lies. A GPU copies `dense` and `aligned` ones by TMA where their shapes allow it, the others by ordinary loads.
 enum class Place { dense, aligned, unaligned, stepped, reversed };
@@ -122,7 +123,7 @@ void check(const Case& c, Device device, DType dtype, std::mt19937_64& random) {
                             .bias = c.with_bias ? &bias.tensor() : nullptr,
                             .activation = c.activation,
                             .residual = c.with_residual ? &residual.tensor() : nullptr,
-                            .config = c.config,
+                            .config = device.is_cuda() ? c.config : -1,
                             .splits = c.splits};
   if (!launched([&] { tw::gemm(a, b, d, options); })) return;
 
@@ -246,7 +247,7 @@ TEST_P(Gemm, OneMatrixForAllBatchesByStrideZero) {
   PlacedTensor a({1, 33, 40}, dtype, device), b({4, 40, 65}, dtype, device), d({4, 33, 65}, dtype, device);
   const std::vector<float> av = a.fill_random(random), bv = b.fill_random(random, 0.2f);
   const Tensor repeated = Tensor::borrow(a.tensor().data(), {4, 33, 40}, dtype, device, {0, 40, 1});
-  tw::gemm(repeated, b, d, {.config = kNarrow});
+  tw::gemm(repeated, b, d, {.config = narrow(device)});
   const PlainCall plain{.m = 33, .n = 65, .k = 40, .batch = 4, .a = av, .b = bv, .b_batched = true};
   const Arithmetic arithmetic = arithmetic_of(dtype, device);
   EXPECT_TRUE(accurate({d.values(), reference(plain), naive(plain, dtype, arithmetic == Arithmetic::tf32), arithmetic, plain.k}));
@@ -362,7 +363,7 @@ TEST_P(Gemm, NoTermsLeaveTheEpilogue) {
 TEST_P(Gemm, ResidualMayBeTheOutput) {
   PlacedTensor a({50, 40}, dtype, device), b({40, 70}, dtype, device), d({50, 70}, dtype, device);
   const std::vector<float> av = a.fill_random(random), bv = b.fill_random(random, 0.2f), dv = d.fill_random(random);
-  tw::gemm(a, b, d, {.activation = Activation::relu, .residual = &d.tensor(), .config = kNarrow});
+  tw::gemm(a, b, d, {.activation = Activation::relu, .residual = &d.tensor(), .config = narrow(device)});
   const PlainCall plain{.m = 50, .n = 70, .k = 40, .a = av, .b = bv, .residual = dv, .activation = Activation::relu};
   const Arithmetic arithmetic = arithmetic_of(dtype, device);
   EXPECT_TRUE(accurate({d.values(), reference(plain), naive(plain, dtype, arithmetic == Arithmetic::tf32), arithmetic, plain.k}));
@@ -374,7 +375,7 @@ TEST_P(Gemm, NanReachesItsRowAndNothingElse) {
   b.fill_random(random);
   av[33 * 80 + 79] = std::numeric_limits<float>::quiet_NaN();
   a.fill(av);
-  tw::gemm(a, b, d, {.activation = Activation::relu, .config = kNarrow});
+  tw::gemm(a, b, d, {.activation = Activation::relu, .config = narrow(device)});
   const std::vector<double> out = d.values();
   for (std::size_t i = 0; i < out.size(); ++i) ASSERT_EQ(std::isnan(out[i]), i / 40 == 33) << "element " << i;
 }
@@ -384,7 +385,7 @@ TEST_P(Gemm, TooLargeForTheTypeIsInfinity) {
   const float large = dtype == DType::f16 ? 300.0f : 1e19f;  // whose square is beyond the type
   a.fill(std::vector<float>(16, large));
   b.fill(std::vector<float>(64, -large));
-  tw::gemm(a, b, d, {.alpha = 2, .config = kNarrow});
+  tw::gemm(a, b, d, {.alpha = 2, .config = narrow(device)});
   for (const double x : d.values()) EXPECT_EQ(x, -std::numeric_limits<double>::infinity());
 }
 
@@ -394,7 +395,7 @@ TEST_P(Gemm, IsDeterministic) {
   b.fill_random(random);
   const auto run = [&] {
     PlacedTensor d({300, 500}, dtype, device);
-    tw::gemm(a, b, d, {.config = kNarrow});
+    tw::gemm(a, b, d, {.config = narrow(device)});
     return d.values();
   };
   const std::vector<double> first = run();
@@ -405,7 +406,7 @@ TEST_P(Gemm, MatmulMakesItsResult) {
   PlacedTensor a({2, 30, 40}, dtype, device), b({40, 50}, dtype, device), d({2, 30, 50}, dtype, device);
   a.fill_random(random);
   b.fill_random(random);
-  const GemmOptions options{.activation = Activation::relu, .config = kNarrow};
+  const GemmOptions options{.activation = Activation::relu, .config = narrow(device)};
   tw::gemm(a, b, d, options);
   const Tensor made = matmul(a, b, options);
   EXPECT_EQ(made.shape(), (Shape{2, 30, 50}));
@@ -422,11 +423,11 @@ TEST_P(Gemm, RunsOnTheStreamGiven) {
   PlacedTensor a({30, 40}, dtype, device), b({40, 50}, dtype, device), d({30, 50}, dtype, device), on_stream({30, 50}, dtype, device);
   a.fill_random(random);
   b.fill_random(random);
-  tw::gemm(a, b, d, {.config = kNarrow});
+  tw::gemm(a, b, d, {.config = narrow(device)});
   const std::vector<double> expected = d.values();  // also waits for the standard stream, which made the operands
   on_stream.values();
   const Stream stream(device);
-  tw::gemm(a, b, on_stream, {.stream = stream, .config = kNarrow});
+  tw::gemm(a, b, on_stream, {.stream = stream, .config = narrow(device)});
   stream.synchronize();
   EXPECT_EQ(on_stream.values(), expected);
 }
@@ -549,7 +550,8 @@ TEST_P(GemmBadInput, OutputWhoseElementsAreNotDistinct) {
   EXPECT_TRUE(d.untouched());
   // One element has nothing to be distinct from.
   const PlacedTensor one_a = make({1, 1}), one_b = make({1, 1}), one = make({1, 1});
-  EXPECT_NO_THROW(tw::gemm(one_a, one_b, Tensor::borrow(one.tensor().data(), {1, 1}, DType::f32, device, {0, 0}), {.config = kNarrow}));
+  EXPECT_NO_THROW(
+      tw::gemm(one_a, one_b, Tensor::borrow(one.tensor().data(), {1, 1}, DType::f32, device, {0, 0}), {.config = narrow(device)}));
 }
 
 TEST_P(GemmBadInput, SwiGlu) {
