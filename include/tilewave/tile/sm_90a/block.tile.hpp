@@ -675,11 +675,6 @@ struct Block {
       }
     }
   }
-  /// The tile lies inside the tensor: the same answer for every thread.
-  template <class F, class G>
-  static TW_INLINE bool whole_rows(const G& tensor, int row0, int col0) {
-    return row0 >= 0 && col0 >= 0 && row0 + F::rows <= tensor.rows && col0 + F::cols <= tensor.cols;
-  }
   /// An operand of map() at element i, which is in row r of the thread's.
   template <class F, class T, class Tile>
   static TW_INLINE T value_at(const RowVector<T, Tile>& vector, int r, int) {
