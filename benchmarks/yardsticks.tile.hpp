@@ -29,12 +29,13 @@ struct Copy {
   static constexpr const char* source = kYardstickKernels;
   template <class Target>
   struct On {
+    using X = Rows<Target, float, R, C, 4, 4>;
     struct Params {
-      Global<Target, const float> from;
-      Global<Target, float> to;
+      Global<Target, const float, X> from;
+      Global<Target, float, X> to;
     };
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
-      Rows<Target, float, R, C, 4, 4> x;
+      X x;
       block.load(x, p.from, t.m * R, 0);
       block.store(x, p.to, t.m * R, 0);
     }
@@ -49,7 +50,7 @@ struct Read {
   struct On {
     using X = Rows<Target, float, R, C, 4, 4>;
     struct Params {
-      Global<Target, const float> from;
+      Global<Target, const float, X> from;
       float* sums;
     };
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {

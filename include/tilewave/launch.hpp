@@ -114,7 +114,10 @@ class GpuBinder {
   void bind(G& global, const Tensor& tensor, const Window& window) {
     const BoundTensor bound = bind_tensor(tensor, dtype_of<typename G::Element>, device_);
     fill_view(global, tensor, bound);
-    if constexpr (!is_same<typename G::TileType, void>) {
+    using Tile = typename G::TileType;
+    if constexpr (sm_90a::moves_in_pieces<Tile>) {
+      if (!global.template whole_pieces<typename G::Element, Tile::width>()) (G::readable ? tma_load : tma_store) = false;
+    } else if constexpr (!is_same<Tile, void>) {
       if (tensor.numel() == 0) return;  // nothing will be copied
       const TensorMapRequest request = map_request(global, window);
       const bool steps_forward = (global.stride_row > 0 || global.rows == 1) && (global.stride_i > 0 || global.size_i == 1) &&

@@ -10,14 +10,8 @@ namespace tw::kernels::cast_fp8 {
 inline constexpr int kGroup = 128;
 inline constexpr float kLargest = 448;  ///< of e4m3
 
-/// |x|; infinity for NaN, which a maximum would leave out.
-TW_INLINE float magnitude(float x) { return x == x ? abs(x) : kInfinity; }
-
-TW_INLINE float scale_of(float amax, bool power_of_two) {
-  const float scale = max(amax, 1e-4f) / kLargest;
-  if (!(scale < kInfinity)) return bit_cast<float>(0x7fc00000u);
-  return power_of_two ? static_cast<float>(e8m0(scale)) : scale;
-}
+/// |x| as an integer in the same order, in which NaN is above all numbers.
+TW_INLINE u32 magnitude(float x) { return bit_cast<u32>(x) & 0x7fffffffu; }
 
 /// x / scale, correctly rounded, given 1 / scale: one step of Newton's method on the product (Markstein), a fifth of a division's cost.
 TW_INLINE float divide(float x, float scale, float reciprocal) {
@@ -25,10 +19,17 @@ TW_INLINE float divide(float x, float scale, float reciprocal) {
   return fma(fma(-quotient, scale, x), reciprocal, quotient);
 }
 
-template <class Target, class In>
+/// For the largest magnitude(); NaN if that is infinity or NaN.
+TW_INLINE float scale_of(u32 largest, bool power_of_two) {
+  if (largest >= 0x7f800000u) return bit_cast<float>(0x7fc00000u);
+  const float scale = divide(max(bit_cast<float>(largest), 1e-4f), kLargest, 1.0f / kLargest);
+  return power_of_two ? static_cast<float>(e8m0(scale)) : scale;
+}
+
+template <class Target, class In, class Values>
 struct Tensors {
-  Global<Target, const In> x;
-  Global<Target, fp8_e4m3> y;
+  Global<Target, const In, Values> x;
+  Global<Target, fp8_e4m3, Values> y;
   Global<Target, float> scales;
   bool power_of_two;
 };
@@ -57,8 +58,8 @@ struct PerToken {
 
   template <class Target>
   struct On {
-    using Params = Tensors<Target, In>;
     using Values = Rows<Target, float, R, kGroup, 4, 16 / static_cast<int>(sizeof(In))>;
+    using Params = Tensors<Target, In, Values>;
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
@@ -76,11 +77,11 @@ struct Grouped {
 
   template <class Target>
   struct On {
-    struct Params : Tensors<Target, In> {
+    using Values = Rows<Target, float, R, kGroup, 4, 16 / static_cast<int>(sizeof(In))>;
+    struct Params : Tensors<Target, In, Values> {
       const i32* sizes;
       i64 size_stride;
     };
-    using Values = Rows<Target, float, R, kGroup, 4, 16 / static_cast<int>(sizeof(In))>;
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, group = t.batch;
@@ -104,21 +105,21 @@ struct RowMaxima {
 
   template <class Target>
   struct On {
+    using Values = Rows<Target, float, R, kGroup, 4, 4>;
     struct Params {
-      Global<Target, const In> x;
+      Global<Target, const In, Values> x;
       Global<Target, float> amax;
     };
-    using Values = Rows<Target, float, R, kGroup, 4, 4>;
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R;
       Values x;
       block.load(x, p.x, row0, t.n * kGroup);
-      RowVector<Target, float, Values> amax;
+      RowVector<Target, u32, Values> amax;
       block.rows(x, [&](int r, auto row) { amax[r] = row.max(magnitude); });
       const bool owner = block.owns_rows(amax);
-      block.for_rows(amax, [&](int row, int, float& value) {
-        if (owner && row0 + row < p.amax.cols) *p.amax.template at<float>(t.n, row0 + row, 0, 0) = value;
+      block.for_rows(amax, [&](int row, int, u32& value) {
+        if (owner && row0 + row < p.amax.cols) *p.amax.template at<float>(t.n, row0 + row, 0, 0) = bit_cast<float>(value);
       });
     }
   };
@@ -131,11 +132,11 @@ struct PerBlock {
 
   template <class Target>
   struct On {
-    struct Params : Tensors<Target, In> {
-      Global<Target, const float> amax;  ///< [group, 4, row] with stride 0 in the middle: each warp finds it in a row of its own
-    };
     using Values = Rows<Target, float, R, kGroup, 4, 4>;
     using Maxima = Rows<Target, float, 4, kGroup, 4, 4>;
+    struct Params : Tensors<Target, In, Values> {
+      Global<Target, const float, Maxima> amax;  ///< [group, 4, row] with stride 0 in the middle: each warp finds it in a row of its own
+    };
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, block_row = row0 / kGroup;
@@ -143,8 +144,8 @@ struct PerBlock {
       Maxima maxima;
       block.load(maxima, p.amax, 0, block_row * kGroup, t.n);
       block.load(x, p.x, row0, t.n * kGroup);
-      float amax = 0;
-      block.rows(maxima, [&](int, auto row) { amax = row.max(); });
+      u32 amax = 0;
+      block.rows(maxima, [&](int, auto row) { amax = row.max(magnitude); });
       const float scale = scale_of(amax, p.power_of_two);
       const float reciprocal = 1.0f / scale;
       block.map(x, scale, reciprocal, divide);

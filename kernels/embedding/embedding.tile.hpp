@@ -13,9 +13,10 @@ struct Embedding {
 
   template <class Target>
   struct On {
+    using Piece = Rows<Target, float, 1, cols, 4, width>;
     struct Params {
-      Global<Target, const T> table;
-      Global<Target, Out> y;
+      Global<Target, const T, Piece> table;
+      Global<Target, Out, Piece> y;
       Pointer<Target, const i32> ids;  ///< null where they are 64-bit: in long_ids
       Pointer<Target, const i64> long_ids;
       float scale;
@@ -24,7 +25,7 @@ struct Embedding {
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       const i64 id = p.ids ? i64{p.ids[t.m]} : i64{p.long_ids[t.m]};
       const int row = id < 0 ? 0 : id < p.table.rows ? static_cast<int>(id) : p.table.rows - 1;
-      Rows<Target, float, 1, cols, 4, width> x;
+      Piece x;
       block.load(x, p.table, row, t.n * cols);
       block.map(x, p.scale, [](auto value, float scale) { return value * scale; });
       block.store(x, p.y, t.m, t.n * cols);

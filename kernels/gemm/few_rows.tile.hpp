@@ -19,8 +19,8 @@ struct Gemv {
     using Sums = RowVector<Target, float, Weights>;
 
     struct Params {
-      Global<Target, const T> a;         ///< [batch, 1, K]
-      Global<Target, const T> b;         ///< [batch, N, K]
+      Global<Target, const T, Weights> a;  ///< [batch, 1, K]
+      Global<Target, const T, Weights> b;  ///< [batch, N, K]
       Global<Target, const T> c;         ///< [batch, N, 1]: D and what goes with it stand on end, beside B's rows
       Global<Target, const T> residual;  ///< [batch, N, 1]
       Global<Target, T> d;               ///< [batch, N, 1]
@@ -30,6 +30,8 @@ struct Gemv {
       int a_batches, b_batches;  ///< 0 where one operand serves all batches, else 1
       bool has_bias, has_residual;
     };
+
+    TW_INLINE static void prefetch(auto& block, const Params& p, Tile t) { block.prefetch(p.b, t.m * R, R, t.batch * p.b_batches); }
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       Sums y, addend;
@@ -65,11 +67,11 @@ struct SumPartials {
   struct On {
     using X = Rows<Target, float, R, C, 4, 4>;
     struct Params {
-      Global<Target, const float> partial;  ///< [batch, splits, M, N]
-      Global<Target, const T> c;            ///< read when beta is not 0
-      Global<Target, const T> residual;     ///< read when has_residual
-      Global<Target, const T> bias;         ///< [N]
-      Global<Target, T> d;
+      Global<Target, const float, X> partial;  ///< [batch, splits, M, N]
+      Global<Target, const T, X> c;            ///< read when beta is not 0
+      Global<Target, const T, X> residual;     ///< read when has_residual
+      Global<Target, const T, X> bias;         ///< [N]
+      Global<Target, T, X> d;
       float alpha, beta;
       int splits;
       bool has_bias, has_residual;

@@ -18,12 +18,12 @@ using kernels::norm::ChunkedRows;
 using kernels::norm::HeldRows;
 using kernels::norm::Kind;
 
-template <Kind kind, class X, class Y, int kRowWarps, int kShare>
-using Held = HeldRows<kind, X, Y, RowTile<kRowWarps, kShare>::rows, RowTile<kRowWarps, kShare>::cols, RowTile<kRowWarps, kShare>::warps,
-                      kPieceColumns<X, Y>>;
+template <Kind kind, class X, class Y, class W, int kRowWarps, int kShare>
+using Held = HeldRows<kind, X, Y, W, RowTile<kRowWarps, kShare>::rows, RowTile<kRowWarps, kShare>::cols, RowTile<kRowWarps, kShare>::warps,
+                      kPieceColumns<X, Y, W>>;
 /// For rows that no block holds: a block of 512 threads for each, 8 columns a thread at a time.
-template <Kind kind, class X, class Y>
-using Chunked = ChunkedRows<kind, X, Y, 1, 4096, 16, kPieceColumns<X, Y>>;
+template <Kind kind, class X, class Y, class W>
+using Chunked = ChunkedRows<kind, X, Y, W, 1, 4096, 16, kPieceColumns<X, Y, W>>;
 
 /// A checked call.
 struct Call {
@@ -43,34 +43,31 @@ void bind_call(auto& bind, auto& p, const Call& call) {
   if (o.sum) bind(p.h, call.views[3]);
   p.has_weight = o.weight != nullptr;
   p.has_bias = o.bias != nullptr;
-  const Tensor* const any = o.weight ? o.weight : o.bias;
-  p.f32_weights = any != nullptr && any->dtype() == DType::f32;
-  if (o.weight) p.f32_weights ? bind(p.weight32, *o.weight) : bind(p.weight, *o.weight);
-  if (o.bias) p.f32_weights ? bind(p.bias32, *o.bias) : bind(p.bias, *o.bias);
+  if (o.weight) bind(p.weight, *o.weight);
+  if (o.bias) bind(p.bias, *o.bias);
   p.epsilon = o.epsilon;
 }
 
 template <Kind kind>
 constexpr const char* kOp = kind == Kind::layer ? "layer_norm" : "rms_norm";
 
-template <Kind kind, class X, class Y>
+template <Kind kind, class X, class Y, class W>
 void run_on_gpu(const Call& call) {
   const auto launch = [&]<class Kernel, int kRows>(std::type_identity<Kernel>, std::integral_constant<int, kRows>) {
     launch_gpu<Kernel>(call.stream, row_grid(kOp<kind>, call.views, 1, kRows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
-  constexpr int kMaxShare = kind == Kind::layer ? 24 : 32;  // columns of a thread, for which it has registers
-  if (call.cols > longest_held_row(kMaxShare)) return launch(std::type_identity<Chunked<kind, X, Y>>{}, std::integral_constant<int, 1>{});
+  if (call.cols > longest_held_row(32)) return launch(std::type_identity<Chunked<kind, X, Y, W>>{}, std::integral_constant<int, 1>{});
   const RowConfig config =
-      choose_rows(call.views.rows() * call.views.outer(), call.cols, device_info(call.stream.device()).units, kMaxShare);
+      choose_rows(call.views.rows() * call.views.outer(), call.cols, device_info(call.stream.device()).units);
   with_row_config(config, [&]<int kRowWarps, int kShare>() {
-    launch(std::type_identity<Held<kind, X, Y, kRowWarps, kShare>>{}, std::integral_constant<int, RowTile<kRowWarps, kShare>::rows>{});
+    launch(std::type_identity<Held<kind, X, Y, W, kRowWarps, kShare>>{}, std::integral_constant<int, RowTile<kRowWarps, kShare>::rows>{});
   });
 }
 
-template <Kind kind, class X, class Y>
+template <Kind kind, class X, class Y, class W>
 void run_on_cpu(const Call& call) {
-  const auto launch = [&]<template <Kind, class, class, int, int, int, int> class Kernel, int kRows, int kCols>() {
-    launch_cpu<Kernel<kind, X, Y, kRows, kCols, 4, 0>>(row_grid(kOp<kind>, call.views, 1, kRows, 1),
+  const auto launch = [&]<template <Kind, class, class, class, int, int, int, int> class Kernel, int kRows, int kCols>() {
+    launch_cpu<Kernel<kind, X, Y, W, kRows, kCols, 4, 0>>(row_grid(kOp<kind>, call.views, 1, kRows, 1),
                                                        [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
   // A tile of 16 KB stays in the first-level cache.
@@ -140,7 +137,11 @@ void run(const Tensor& x, const Tensor& y, const NormOptions& options) {
   if (x.numel() == 0) return;
   with_float_type(x.dtype(), [&]<class X>(std::type_identity<X>) {
     with_float_type(y.dtype(), [&]<class Y>(std::type_identity<Y>) {
-      call.stream.device().is_cuda() ? run_on_gpu<kind, X, Y>(call) : run_on_cpu<kind, X, Y>(call);
+      const auto run = [&]<class W>(std::type_identity<W>) {
+        call.stream.device().is_cuda() ? run_on_gpu<kind, X, Y, W>(call) : run_on_cpu<kind, X, Y, W>(call);
+      };
+      const Tensor* const weights = options.weight ? options.weight : options.bias;
+      weights && weights->dtype() == DType::f32 ? run(std::type_identity<float>{}) : run(std::type_identity<X>{});
     });
   });
 }
@@ -154,18 +155,18 @@ namespace kernels::norm {
 
 std::vector<KernelSpec> registered() {
   constexpr Kind layer = Kind::layer, rms = Kind::rms;
-  return {make_spec(kernel_info<Held<layer, bf16, bf16, 2, 24>>, true, true, "layer_norm_bf16_2x24"),
-          make_spec(kernel_info<Held<layer, bf16, bf16, 8, 16>>, true, true, "layer_norm_bf16_8x16"),
-          make_spec(kernel_info<Held<layer, bf16, bf16, 16, 24>>, true, true, "layer_norm_bf16_16x24"),
-          make_spec(kernel_info<Held<layer, float, float, 16, 24>>, true, true, "layer_norm_f32_16x24"),
-          make_spec(kernel_info<Chunked<layer, bf16, bf16>>, true, true, "layer_norm_bf16_chunked"),
-          make_spec(kernel_info<Chunked<layer, float, float>>, true, true, "layer_norm_f32_chunked"),
-          make_spec(kernel_info<Held<rms, bf16, bf16, 1, 8>>, true, true, "rms_norm_bf16_1x8"),
-          make_spec(kernel_info<Held<rms, bf16, bf16, 8, 8>>, true, true, "rms_norm_bf16_8x8"),
-          make_spec(kernel_info<Held<rms, bf16, bf16, 4, 32>>, true, true, "rms_norm_bf16_4x32"),
-          make_spec(kernel_info<Held<rms, bf16, bf16, 16, 32>>, true, true, "rms_norm_bf16_16x32"),
-          make_spec(kernel_info<Held<rms, f16, float, 8, 16>>, true, true, "rms_norm_f16_f32_8x16"),
-          make_spec(kernel_info<Chunked<rms, bf16, bf16>>, true, true, "rms_norm_bf16_chunked")};
+  return {make_spec(kernel_info<Held<layer, bf16, bf16, bf16, 2, 24>>, true, true, "layer_norm_bf16_2x24"),
+          make_spec(kernel_info<Held<layer, bf16, bf16, bf16, 8, 16>>, true, true, "layer_norm_bf16_8x16"),
+          make_spec(kernel_info<Held<layer, bf16, bf16, bf16, 16, 24>>, true, true, "layer_norm_bf16_16x24"),
+          make_spec(kernel_info<Held<layer, float, float, float, 16, 24>>, true, true, "layer_norm_f32_16x24"),
+          make_spec(kernel_info<Chunked<layer, bf16, bf16, bf16>>, true, true, "layer_norm_bf16_chunked"),
+          make_spec(kernel_info<Chunked<layer, float, float, float>>, true, true, "layer_norm_f32_chunked"),
+          make_spec(kernel_info<Held<rms, bf16, bf16, bf16, 1, 8>>, true, true, "rms_norm_bf16_1x8"),
+          make_spec(kernel_info<Held<rms, bf16, bf16, bf16, 8, 8>>, true, true, "rms_norm_bf16_8x8"),
+          make_spec(kernel_info<Held<rms, bf16, bf16, bf16, 4, 32>>, true, true, "rms_norm_bf16_4x32"),
+          make_spec(kernel_info<Held<rms, bf16, bf16, bf16, 16, 32>>, true, true, "rms_norm_bf16_16x32"),
+          make_spec(kernel_info<Held<rms, f16, float, f16, 8, 16>>, true, true, "rms_norm_f16_f32_8x16"),
+          make_spec(kernel_info<Chunked<rms, bf16, bf16, bf16>>, true, true, "rms_norm_bf16_chunked")};
 }
 
 }  // namespace kernels::norm

@@ -9,17 +9,17 @@ namespace tw::kernels::norm {
 
 enum class Kind { layer, rms };
 
-template <class X, class Y>
+/// Of x, y, and weight and bias.
+template <class X, class Y, class W>
 struct Types {
-  template <class Target>
+  template <class Target, class Values>
   struct Params {
-    Global<Target, const X> x, residual;
-    Global<Target, X> h;
-    Global<Target, Y> y;
-    Global<Target, const X> weight, bias;          ///< [1, N] each
-    Global<Target, const float> weight32, bias32;  ///< instead, where they are f32 and x is not
+    Global<Target, const X, Values> x, residual;
+    Global<Target, X, Values> h;
+    Global<Target, Y, Values> y;
+    Global<Target, const W, Values> weight, bias;  ///< [1, N] each
     float epsilon;
-    bool has_residual, stores_h, has_weight, has_bias, f32_weights;
+    bool has_residual, stores_h, has_weight, has_bias;
   };
 };
 
@@ -44,34 +44,27 @@ TW_INLINE void centre(auto& block, Values& h, const auto& mean, int col0, int co
   });
 }
 
-/// h = f(h, vector of the columns from `col` on), of X or, where that is wanted, of f32.
-template <class X, class Target, class Values>
-TW_INLINE void with_columns(auto& block, Values& h, const auto& own, const auto& f32, bool is_f32, int col, auto f) {
-  if (is_f32) {
-    ColumnVector<Target, float, Values> vector;
-    block.load(vector, f32, 0, col);
-    block.map(h, vector, f);
-  } else {
-    ColumnVector<Target, X, Values> vector;  // as it is stored: in half the registers
-    block.load(vector, own, 0, col);
-    block.map(h, vector, [&](auto v, X x) { return f(v, static_cast<float>(x)); });
-  }
-}
-
 /// y = h * scale, then weight and bias; `h` is centred.
-template <Kind kind, class X, class Target, class Values>
+template <Kind kind, class X, class W, class Target, class Values>
 TW_INLINE void finish(auto& block, const auto& p, Values& h, const auto& scale, int row0, int col, int i, int j) {
+  ColumnVector<Target, W, Values> vector;  // as it is stored: in half the registers
   if constexpr (kind == Kind::rms)
     block.map(h, scale, [](float v, float s) { return static_cast<float>(to<X>(v * s)); });
   else
     block.map(h, scale, [](float v, float s) { return v * s; });
-  if (p.has_weight) with_columns<X, Target>(block, h, p.weight, p.weight32, p.f32_weights, col, [](auto v, float w) { return v * w; });
-  if (p.has_bias) with_columns<X, Target>(block, h, p.bias, p.bias32, p.f32_weights, col, [](auto v, float b) { return v + b; });
+  if (p.has_weight) {
+    block.load(vector, p.weight, 0, col);
+    block.map(h, vector, [](auto v, W w) { return v * static_cast<float>(w); });
+  }
+  if (p.has_bias) {
+    block.load(vector, p.bias, 0, col);
+    block.map(h, vector, [](auto v, W b) { return v + static_cast<float>(b); });
+  }
   block.store(h, p.y, row0, col, i, j);
 }
 
 /// Rows of up to C columns.
-template <Kind kind, class X, class Y, int R, int C, int Warps, int Width>
+template <Kind kind, class X, class Y, class W, int R, int C, int Warps, int Width>
 struct HeldRows {
   static constexpr const char* source = "kernels/norm/norm.tile.hpp";
 
@@ -80,9 +73,9 @@ struct HeldRows {
     static constexpr int warps = Warps;
     /// A thread's elements decide how many threads the registers of a unit serve: while some compute, others load.
     static constexpr int elements = R * C / (32 * Warps);
-    static constexpr int min_blocks = max((elements <= 16 ? 24 : kind == Kind::layer ? 12 : 16) / Warps, 1);
-    using Params = typename Types<X, Y>::template Params<Target>;
+    static constexpr int min_blocks = max((elements <= 16 || Warps == 16 ? 32 : elements <= 32 ? 24 : 20) / Warps, 1);
     using Values = Rows<Target, float, R, C, Warps, Width>;
+    using Params = typename Types<X, Y, W>::template Params<Target, Values>;
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
@@ -96,21 +89,21 @@ struct HeldRows {
         centre(block, h, mean, 0, p.x.cols);
       }
       block.rows(h, [&](int r, auto row) { scale[r] = rsqrt(row.sum([](float v) { return v * v; }) * per_column + epsilon); });
-      finish<kind, X, Target>(block, p, h, scale, row0, 0, i, j);
+      finish<kind, X, W, Target>(block, p, h, scale, row0, 0, i, j);
     }
   };
 };
 
 /// Rows of any length in chunks of C columns; sums stay element by element until the last chunk.
-template <Kind kind, class X, class Y, int R, int C, int Warps, int Width>
+template <Kind kind, class X, class Y, class W, int R, int C, int Warps, int Width>
 struct ChunkedRows {
   static constexpr const char* source = "kernels/norm/norm.tile.hpp";
 
   template <class Target>
   struct On {
     static constexpr int warps = Warps;
-    using Params = typename Types<X, Y>::template Params<Target>;
     using Values = Rows<Target, float, R, C, Warps, Width>;
+    using Params = typename Types<X, Y, W>::template Params<Target, Values>;
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i, cols = p.x.cols;
@@ -145,7 +138,7 @@ struct ChunkedRows {
       for (int col = 0; col < cols; col += C) {
         reload(col);
         if constexpr (kind == Kind::layer) block.map(h, mean, [](float v, float m) { return v - m; });
-        finish<kind, X, Target>(block, p, h, scale, row0, col, i, j);
+        finish<kind, X, W, Target>(block, p, h, scale, row0, col, i, j);
       }
     }
   };

@@ -44,16 +44,16 @@ struct ReduceRows {
 
   template <class Target>
   struct On {
+    using X = Rows<Target, float, R, C, 4, 16 / static_cast<int>(sizeof(T))>;
     struct Params {
-      Global<Target, const T> x;  ///< [j, i, row, col]
-      Pointer<Target, Out> y;     ///< [j, i, row, split]
+      Global<Target, const T, X> x;  ///< [j, i, row, col]
+      Pointer<Target, Out> y;        ///< [j, i, row, split]
       int splits;                 ///< grid.n
       int length;                 ///< columns of a split, a multiple of C
       float divisor;
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
-      using X = Rows<Target, float, R, C, 4, 16 / static_cast<int>(sizeof(T))>;
       const int j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
       const int row0 = t.m * R, begin = t.n * p.length;
       const int end = p.x.cols - begin < p.length ? p.x.cols : begin + p.length;
@@ -85,16 +85,16 @@ struct ReduceColumns {
 
   template <class Target>
   struct On {
+    using X = Rows<Target, float, tile_rows, tile_cols, 4, width>;
     struct Params {
-      Global<Target, const T> x;  ///< [j, i, row, col]
-      Global<Target, Out> y;      ///< [j, i, 1, col]; with more than one split [(j, i), split, 1, col]
+      Global<Target, const T, X> x;  ///< [j, i, row, col]
+      Global<Target, Out, X> y;      ///< [j, i, 1, col]; with more than one split [(j, i), split, 1, col]
       int splits;                 ///< grid.n
       int length;                 ///< rows of a split, a multiple of tile_rows
       float divisor;
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
-      using X = Rows<Target, float, tile_rows, tile_cols, 4, width>;
       const int j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
       const int col = t.m * tile_cols, begin = t.n * p.length;
       const int end = p.x.rows - begin < p.length ? p.x.rows : begin + p.length;

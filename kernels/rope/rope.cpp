@@ -87,7 +87,8 @@ void launch_tiles(const Call& call, Bind bind_call) {
   if (!call.stream.device().is_cuda()) return run.template operator()<8, 64, false>();
   // Rows without a head cost nothing but their lanes, a block more than that.
   const auto with_rows = [&]<int kCols>() {
-    heads > 8   ? run.template operator()<16, kCols, true>()
+    heads > 16  ? run.template operator()<32, kCols, true>()
+    : heads > 8 ? run.template operator()<16, kCols, true>()
     : heads > 4 ? run.template operator()<8, kCols, true>()
                 : run.template operator()<4, kCols, true>();
   };

@@ -42,11 +42,11 @@ struct Table {
 };
 
 /// What both pairings need to know: tokens are tiles' batches, [j, i] = [batch, seqlen].
-template <class Target, class X, class T>
+template <class Target, class X, class T, class Values, class Rest>
 struct Common {
-  Global<Target, const T> cos, sin;
-  Global<Target, const X> rest_in;  ///< the dimensions that pass through; none when y is x
-  Global<Target, X> rest_out;
+  Global<Target, const T, Values> cos, sin;
+  Global<Target, const X, Rest> rest_in;  ///< the dimensions that pass through; none when y is x
+  Global<Target, X, Rest> rest_out;
   const i32* positions;  ///< null: offset + i
   i64 position_stride_j, position_stride_i;
   const i32* offsets;  ///< [batch], or null
@@ -79,11 +79,11 @@ struct TwoParts {
 
   template <class Target>
   struct On {
-    struct Params : Common<Target, X, T> {
-      Global<Target, const X> first_in, second_in;
-      Global<Target, X> first_out, second_out;
-    };
     using Values = Rows<Target, float, R, C, 4, Width>;
+    struct Params : Common<Target, X, T, Values, Values> {
+      Global<Target, const X, Values> first_in, second_in;
+      Global<Target, X, Values> first_out, second_out;
+    };
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, col0 = t.n * C, j = t.batch / p.seqlen, i = t.batch - j * p.seqlen;
@@ -115,12 +115,13 @@ struct Pairs {
 
   template <class Target>
   struct On {
-    struct Params : Common<Target, X, T> {
-      Global<Target, const Word> in;
-      Global<Target, Word> out;
-    };
     static constexpr int words = Width * static_cast<int>(sizeof(Word)) > 16 ? 16 / static_cast<int>(sizeof(Word)) : Width;
     using Values = Rows<Target, Word, R, C, 4, words>;
+    using Rest = Rows<Target, float, R, C, 4, Width>;
+    struct Params : Common<Target, X, T, Values, Rest> {
+      Global<Target, const Word, Values> in;
+      Global<Target, Word, Values> out;
+    };
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, col0 = t.n * C, j = t.batch / p.seqlen, i = t.batch - j * p.seqlen;
@@ -136,7 +137,7 @@ struct Pairs {
         return bit_cast<Word>(Pair{to<X>(a * c - b * s), to<X>(b * c + a * s)});
       });
       block.store(pairs, p.out, row0, col0, i, j);
-      if (t.n == 0) pass_through<Rows<Target, float, R, C, 4, Width>>(block, p, row0, i, j);
+      if (t.n == 0) pass_through<Rest>(block, p, row0, i, j);
     }
   };
 };

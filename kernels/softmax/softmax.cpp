@@ -43,7 +43,7 @@ void run_on_gpu(const Call& call) {
   const auto launch = [&]<class Kernel, int kRows>(std::type_identity<Kernel>, std::integral_constant<int, kRows>) {
     launch_gpu<Kernel>(call.stream, row_grid(kOp, call.views, 1, kRows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
-  constexpr int kMaxShare = kPieceColumns<In, Out> == 8 ? 40 : 24;  // 32 columns of f32 need more registers than 512 threads have
+  constexpr int kMaxShare = kPieceColumns<In, Out> == 8 ? 40 : 32;
   if (call.cols > longest_held_row(kMaxShare)) return launch(std::type_identity<Chunked<In, Out>>{}, std::integral_constant<int, 1>{});
   const RowConfig config =
       choose_rows(call.views.rows() * call.views.outer(), call.cols, device_info(call.stream.device()).units, kMaxShare);

@@ -11,10 +11,10 @@ namespace tw::kernels::softmax {
 
 template <class In, class Out>
 struct Types {
-  template <class Target>
+  template <class Target, class Values>
   struct Params {
-    Global<Target, const In> x;
-    Global<Target, Out> y;
+    Global<Target, const In, Values> x;
+    Global<Target, Out, Values> y;
     float scale_log2;  ///< scale * log2(e), positive
   };
 };
@@ -29,8 +29,8 @@ struct HeldRows {
     static constexpr int warps = Warps;
     /// 1024 threads of a unit: while some compute, others load. The registers that this leaves do.
     static constexpr int min_blocks = 32 / Warps;
-    using Params = typename Types<In, Out>::template Params<Target>;
     using Values = Rows<Target, float, R, C, Warps, Width>;
+    using Params = typename Types<In, Out>::template Params<Target, Values>;
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
@@ -58,8 +58,8 @@ struct ChunkedRows {
   template <class Target>
   struct On {
     static constexpr int warps = Warps;
-    using Params = typename Types<In, Out>::template Params<Target>;
     using Values = Rows<Target, float, R, C, Warps, Width>;
+    using Params = typename Types<In, Out>::template Params<Target, Values>;
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;

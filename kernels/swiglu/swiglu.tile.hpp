@@ -12,14 +12,14 @@ struct Swiglu {
 
   template <class Target>
   struct On {
-    static constexpr int blocks = 8;  ///< 1024 threads of a unit: while some compute, others load
+    using Values = Rows<Target, float, R, C, 4, Width>;
     struct Params {
-      Global<Target, const In> gate, up;
-      Global<Target, Out> y;
+      Global<Target, const In, Values> gate, up;
+      Global<Target, Out, Values> y;
     };
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, col0 = t.n * C, j = p.y.size_j == 1 ? 0 : t.batch / p.y.size_i, i = t.batch - j * p.y.size_i;
-      Rows<Target, float, R, C, 4, Width> gate, up;
+      Values gate, up;
       block.load(gate, p.gate, row0, col0, i, j);
       block.load(up, p.up, row0, col0, i, j);
       block.map(gate, up, [](float g, float u) { return Silu::apply(g) * u; });
@@ -39,15 +39,16 @@ struct SwigluPairs {
 
   template <class Target>
   struct On {
-    static constexpr int blocks = 8;  ///< 1024 threads of a unit: while some compute, others load
+    using Pairs = Rows<Target, Word, R, C, 4, Width>;
+    using Values = Rows<Target, float, R, C, 4, Width>;
     struct Params {
-      Global<Target, const Word> pairs;
-      Global<Target, Out> y;
+      Global<Target, const Word, Pairs> pairs;
+      Global<Target, Out, Values> y;
     };
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, col0 = t.n * C, j = p.y.size_j == 1 ? 0 : t.batch / p.y.size_i, i = t.batch - j * p.y.size_i;
-      Rows<Target, Word, R, C, 4, Width> pairs;
-      Rows<Target, float, R, C, 4, Width> y;
+      Pairs pairs;
+      Values y;
       block.load(pairs, p.pairs, row0, col0, i, j);
       block.map(y, pairs, [](float, Word word) {
         const Pair pair = bit_cast<Pair>(word);

@@ -32,7 +32,7 @@ Stream check(const Tensor& x, const Tensor& y, const TransposeOptions& options) 
   std::int64_t tiles = 1;
   for (int dim = 0; dim < x.rank(); ++dim) {
     require(x.shape(dim) <= kLargest, "{}: x is {}; extents are limited to {}", kOp, x.describe(), kLargest);
-    const std::int64_t of_dim = dim < x.rank() - 2 ? x.shape(dim) : (x.shape(dim) + 31) / 32;  // of the smallest size
+    const std::int64_t of_dim = dim < x.rank() - 2 ? x.shape(dim) : (x.shape(dim) + 15) / 16;  // of the smallest size
     require(of_dim == 0 || tiles <= kLargest / of_dim, "{}: x is {}, which is more than {} tiles", kOp, x.describe(), kLargest);
     tiles *= of_dim;
   }

@@ -4,12 +4,11 @@
 
 namespace tw::kernels::transpose {
 
-/// Elements that 32 lanes move at once, 4 bytes each: a whole 128-byte line (8 bytes, and 256, where elements have so many).
+/// Elements of a whole line of 128 bytes.
 template <class T>
-inline constexpr int kLine = sizeof(T) < 4 ? 128 / static_cast<int>(sizeof(T)) : 32;
+inline constexpr int kLine = 128 / static_cast<int>(sizeof(T));
 
-/// y = x with rows and columns exchanged, for each i, in squares of `Side`: on a GPU kLine<T>, so that every thread has eight loads in
-/// flight.
+/// y = x with rows and columns exchanged, for each i, in squares of `Side`: on a GPU kLine<T> or a multiple.
 template <class T, int Side>
 struct Transpose {
   static constexpr const char* source = "kernels/transpose/transpose.tile.hpp";
@@ -17,14 +16,16 @@ struct Transpose {
 
   template <class Target>
   struct On {
-    static constexpr int warps = kLine<T> / 8;
+    static constexpr int width = 16 / static_cast<int>(sizeof(T));
+    /// A thread has up to four pieces of 16 bytes on their way.
+    static constexpr int warps = max(min(Side * Side / width / 32 / 4, 8), 4);
+    using Square = Rows<Target, T, Side, Side, warps, width>;
     struct Params {
-      Global<Target, const T> x;
-      Global<Target, T> y;
+      Global<Target, const T, Square> x;
+      Global<Target, T, Square> y;
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
-      using Square = Rows<Target, T, Side, Side, warps, kLine<T> / 32>;
       Square x, y;
       block.load(x, p.x, t.m * Side, t.n * Side, t.batch);
       block.transpose(x, y);

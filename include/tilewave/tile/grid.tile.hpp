@@ -34,8 +34,10 @@ struct RowMajor {
   static constexpr Dispatch dispatch = Dispatch::plain;
   TW_INLINE static constexpr Tile at(const TileGrid& grid, int i) {
     if (grid.n == 1 && grid.batch == 1) return {i, 0, 0};  // often so, and divisions take longer than a small tile's arithmetic
-    const int in_batch = i % (grid.m * grid.n);
-    return {in_batch / grid.n, in_batch % grid.n, i / (grid.m * grid.n)};
+    const u32 n = static_cast<u32>(grid.n), row = static_cast<u32>(i) / n;  // unsigned divisions are half as long
+    if (grid.batch == 1) return {static_cast<int>(row), i - static_cast<int>(row * n), 0};
+    const u32 m = static_cast<u32>(grid.m), batch = row / m;
+    return {static_cast<int>(row - batch * m), i - static_cast<int>(row * n), static_cast<int>(batch)};
   }
 };
 

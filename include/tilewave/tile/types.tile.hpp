@@ -119,7 +119,9 @@ struct f16 {
   TW_INLINE constexpr explicit f16(float x) : bits(0) {
 #if TW_ON_GPU
     if (!__builtin_is_constant_evaluated()) {
-      asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+      u32 pair;  // converting two is faster than converting one
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.0f), "f"(x));
+      bits = static_cast<u16>(pair);
       return;
     }
 #endif
@@ -144,7 +146,9 @@ struct bf16 {
   TW_INLINE constexpr explicit bf16(float x) : bits(0) {
 #if TW_ON_GPU
     if (!__builtin_is_constant_evaluated()) {
-      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+      u32 pair;  // converting two is faster than converting one
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.0f), "f"(x));
+      bits = static_cast<u16>(pair);
       return;
     }
 #endif
@@ -223,6 +227,9 @@ struct fp8_e5m2 {
     return detail::decode_float<5, 2, true, 0>(bits);
   }
 };
+
+template <class T>
+inline constexpr bool is_fp8 = is_same<T, fp8_e4m3> || is_same<T, fp8_e5m2>;
 
 /// 4-bit float, 2 exponent bits and 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, in the low half of a byte. Saturates;
 /// NaN becomes +6.

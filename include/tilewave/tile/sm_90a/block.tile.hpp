@@ -7,10 +7,10 @@
 namespace tw::sm_90a {
 
 /// The role that computes, as a kernel sees it: all its warpgroups at once.
-template <int Warpgroups, bool kTmaStore, int Cluster>
+template <int Warpgroups, bool kTmaLoad, bool kTmaStore, int Cluster>
 struct Block {
   int first_thread;  ///< of those that compute: the producer's come before
-  Position at = Position::of(static_cast<int>(ptx::thread_index()) - first_thread);
+  Position at = Position::of(ptx::thread_index() - static_cast<u32>(first_thread));
 
   // Rings
 
@@ -263,31 +263,32 @@ struct Block {
 #endif
     }
   }
-  /// to(col, row) = from(row, col), through shared memory.
-  template <class T, int R, int C, int Warps, int Width, int TurnedWidth>
+  /// to(col, row) = from(row, col), through shared memory. Pieces have 16 bytes, a row eight of them or a multiple.
+  template <class T, int R, int C, int Warps, int Width>
   TW_INLINE void transpose([[maybe_unused]] const Rows<T, R, C, Warps, Width>& from,
-                           [[maybe_unused]] Rows<T, C, R, Warps, TurnedWidth>& to) const {
+                           [[maybe_unused]] Rows<T, C, R, Warps, Width>& to) const {
 #if TW_ON_GPU
     using From = Rows<T, R, C, Warps, Width>;
-    using To = Rows<T, C, R, Warps, TurnedWidth>;
-    constexpr int pieces = C / Width;
-    static_assert(From::width == Width && To::width == TurnedWidth && pieces % 32 == 0, "a transposition needs Rows of stated widths");
-    // A row's pieces are moved on by one for each lane that will read from another row, so that neither the lanes which write a row nor
-    // those which read a column meet in a bank.
-    __shared__ Piece<T, Width> shared[R * pieces];
-    const auto place = [](int row, int col) { return row * pieces + (col / Width + row / TurnedWidth) % pieces; };
+    using To = Rows<T, C, R, Warps, Width>;
+    constexpr int pieces = R / Width;  // of a row of `to`
+    static_assert(Width * sizeof(T) == 16 && pieces % 8 == 0, "a transposition moves pieces of 16 bytes, and rows of 128 or a multiple");
+    // Shared memory holds the rows of `to`. The lanes that write one element each write to every Width-th row: their pieces are exchanged
+    // so that these rows' differ in banks.
+    __shared__ Piece<T, Width> shared[C * pieces];
+    const auto place = [](u32 row, u32 piece) { return row * pieces + (piece ^ row / Width % 8); };
     TW_UNROLL
     for (int e = 0; e < From::size; e += Width) {
-      Piece<T, Width> piece;
+      const u32 row = static_cast<u32>(From::col(at, e)), col = static_cast<u32>(From::row(at, e));
+      Piece<T, Width>* const first = shared + place(row, col / Width);
       TW_UNROLL
-      for (int k = 0; k < Width; ++k) piece.x[k] = from.x[e + k];
-      shared[place(From::row(at, e), From::col(at, e))] = piece;
+      for (int k = 0; k < Width; ++k) first[k * pieces].x[col % Width] = from.x[e + k];
     }
     sync();
     TW_UNROLL
-    for (int e = 0; e < To::size; ++e) {
-      const int row = To::col(at, e), col = To::row(at, e);
-      to.x[e] = shared[place(row, col)].x[col % Width];
+    for (int e = 0; e < To::size; e += Width) {
+      const Piece<T, Width> piece = shared[place(static_cast<u32>(To::row(at, e)), static_cast<u32>(To::col(at, e)) / Width)];
+      TW_UNROLL
+      for (int k = 0; k < Width; ++k) to.x[e + k] = piece.x[k];
     }
     sync();  // the next transposition writes there
 #endif
@@ -311,26 +312,17 @@ struct Block {
   TW_INLINE void load(Rows<T, R, C, Warps, Width>& to, const G& from, int row0, int col0, int i = 0, int j = 0, Fill fill = {}) const {
     using F = Rows<T, R, C, Warps, Width>;
     using E = typename G::Element;
-    constexpr int count = F::size / F::width;
     const Position at = here();
-    Words<E, F::width> words[count];
+    Words<E, F::width> words[F::row_count][F::pieces];
     // Loads stand together, without branches between them, so that all are on their way at once; what follows is the same for all ways.
-    if (!whole_pieces<F>(from, col0)) {
-      TW_UNROLL
-      for (int e = 0; e < F::size; ++e) {
-        const int row = ptx::opaque(row0 + F::row(at, e)), col = ptx::opaque(col0 + F::col(at, e));
-        words[e / F::width].set(e % F::width, from.inside(row, col) ? *from.template at<const E>(row, col, i, j) : tw::to<E>(fill.value));
-      }
-    } else {
-      TW_UNROLL
-      for (int n = 0; n < count; ++n) {
-        const int row = row0 + F::row(at, n * F::width);
-        const int col = col0 + F::col(at, n * F::width);
-        words[n].load_if(from.inside(row, col), from.template at<const E>(row, col, i, j), tw::to<E>(fill.value));
-      }
-    }
     TW_UNROLL
-    for (int e = 0; e < F::size; ++e) to.x[e] = tw::to<T>(words[e / F::width].get(e % F::width));
+    for (int r = 0; r < F::row_count; ++r)
+      load_row<F>(words[r], from, row0 + F::row(at, F::in_row(r, 0)), col0 + F::col(at, 0), i, j, tw::to<E>(fill.value));
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      TW_UNROLL
+      for (int n = 0; n < F::pieces; ++n) words[r][n].unpack(to.x + F::in_row(r, n * F::width));
+    }
   }
   template <class F, class G>
   TW_INLINE void load(F& to, const G& from, int row, int col, Fill fill) const {
@@ -339,27 +331,12 @@ struct Block {
   /// The values of the columns from `col` on, which row `row` of the tensor holds (row 0 of a vector); `fill` outside it.
   template <class T, class Tile, class G>
   TW_INLINE void load(ColumnVector<T, Tile>& to, const G& from, int row, int col, int i = 0, int j = 0, Fill fill = {}) const {
-    using V = ColumnVector<T, Tile>;
     using E = typename G::Element;
-    constexpr int width = Tile::width;
-    constexpr int count = V::size / width;
     const Position at = here();
-    Words<E, width> words[count];
-    if (whole_pieces<Tile>(from, col)) {
-      TW_UNROLL
-      for (int n = 0; n < count; ++n) {
-        const int first = col + V::col(at, n * width);
-        words[n].load_if(from.inside(row, first), from.template at<const E>(row, first, i, j), tw::to<E>(fill.value));
-      }
-    } else {
-      TW_UNROLL
-      for (int n = 0; n < V::size; ++n) {
-        const int c = ptx::opaque(col + V::col(at, n));
-        words[n / width].set(n % width, from.inside(row, c) ? *from.template at<const E>(row, c, i, j) : tw::to<E>(fill.value));
-      }
-    }
+    Words<E, Tile::width> words[Tile::pieces];
+    load_row<Tile>(words, from, row, col + to.col(at, 0), i, j, tw::to<E>(fill.value));
     TW_UNROLL
-    for (int n = 0; n < V::size; ++n) to.x[n] = tw::to<T>(words[n / width].get(n % width));
+    for (int n = 0; n < Tile::pieces; ++n) words[n].unpack(to.x + n * Tile::width);
   }
   /// The values of the rows from `row` on, which column `col` of the tensor holds; `fill` outside it.
   template <class T, class Tile, class G>
@@ -384,6 +361,16 @@ struct Block {
       if (to.inside(r, col)) *to.template at<E>(r, col, i, j) = tw::to<E>(from.x[n]);
     }
   }
+  /// Has the cache fetch `count` whole rows from `row` on, of a tensor that moves in pieces: a hint.
+  template <class G>
+  TW_INLINE void prefetch(const G& from, int row, int count, int i = 0, int j = 0) const {
+    if constexpr (kTmaLoad && moves_in_pieces<typename G::TileType>) {
+      using E = typename G::Element;
+      const int mine = row + thread();
+      if (thread() < count && mine < from.rows)
+        ptx::prefetch_to_l2(from.template piece_at<const E>(mine, 0, i, j), static_cast<u32>(from.cols) * sizeof(E) / 16 * 16);
+    }
+  }
   /// One element as f32, which must lie inside the tensor; every thread gets it.
   template <class G>
   TW_INLINE float value(const G& from, int row, int col, int i = 0, int j = 0) const {
@@ -399,21 +386,23 @@ struct Block {
     using F = Rows<T, R, C, Warps, Width>;
     using E = typename G::Element;
     const Position at = here();
-    if (whole_pieces<F>(to, col0)) {
-      TW_UNROLL
-      for (int e = 0; e < F::size; e += F::width) {
-        const int row = row0 + F::row(at, e);
-        const int col = col0 + F::col(at, e);
-        Piece<E, F::width> piece;
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      const int row = row0 + F::row(at, F::in_row(r, 0)), col = col0 + F::col(at, 0);
+      if (pieces<F, kTmaStore>(to, col0)) {
+        E* const first = to.template piece_at<E>(row, col, i, j);
         TW_UNROLL
-        for (int k = 0; k < F::width; ++k) piece.x[k] = tw::to<E>(from.x[e + k]);
-        if (to.inside(row, col)) *piece_at<F::width>(to, row, col, i, j) = piece;
-      }
-    } else {
-      TW_UNROLL
-      for (int e = 0; e < F::size; ++e) {
-        const int row = ptx::opaque(row0 + F::row(at, e)), col = ptx::opaque(col0 + F::col(at, e));
-        if (to.inside(row, col)) *to.template at<E>(row, col, i, j) = tw::to<E>(from.x[e]);
+        for (int n = 0; n < F::pieces; ++n) {
+          Words<E, F::width> words;
+          words.pack(from.x + F::in_row(r, n * F::width));
+          if (to.inside(row, col + n * F::piece_step)) words.store(first + n * F::piece_step);
+        }
+      } else {
+        TW_UNROLL
+        for (int n = 0; n < F::share; ++n) {
+          const int c = ptx::opaque(col + n / F::width * F::piece_step + n % F::width);
+          if (to.inside(row, c)) *to.template at<E>(row, c, i, j) = tw::to<E>(from.x[F::in_row(r, n)]);
+        }
       }
     }
   }
@@ -442,7 +431,7 @@ struct Block {
     } else {
       using F = Fragment<float, R, C>;
       const Position at = here();
-      const bool pieces = whole_pieces<F>(to, col0);
+      const bool pieces = to.template whole_pieces<T, F::width>() && col0 % F::width == 0;
       TW_UNROLL
       for (int r = 0; r < F::row_count; ++r) {
         const int tile_row = F::row(at, F::in_row(r, 0));
@@ -612,7 +601,7 @@ struct Block {
   static TW_INLINE void warpgroup_sync(const Position& p) { ptx::named_barrier(kWarpgroupBarrier + p.warpgroup, kWarpgroupThreads); }
 
   /// The position, computed here and now: for code outside the main loop, through which nothing of it shall be kept in registers.
-  TW_INLINE Position here() const { return Position::of(ptx::opaque(static_cast<int>(ptx::thread_index())) - first_thread); }
+  TW_INLINE Position here() const { return Position::of(static_cast<u32>(ptx::opaque(static_cast<int>(ptx::thread_index())) - first_thread)); }
 
   template <class S>
   static constexpr int instruction_depth = 32 / static_cast<int>(sizeof(typename S::Element));
@@ -659,10 +648,32 @@ struct Block {
   struct alignas(width * sizeof(T) < 16 ? width * sizeof(T) : 16) Piece {
     T x[width];
   };
-  /// A tile's pieces from column `col0` on are aligned, and each lies inside the tensor or outside: the same answer for every thread.
-  template <class F, class G>
-  static TW_INLINE bool whole_pieces(const G& tensor, int col0) {
-    return tensor.template vectors<typename G::Element, F::width>() && (col0 | tensor.cols) % F::width == 0;
+  /// A tile's pieces from column `col0` on are aligned, and each lies inside the tensor or outside: the same answer for every thread. Of a
+  /// tensor that is bound with its Rows it is part of the kernel's variant, `kWhole`.
+  template <class F, bool kWhole, class G>
+  static TW_INLINE bool pieces(const G& tensor, int col0) {
+    if constexpr (moves_in_pieces<typename G::TileType>) {
+      static_assert(!kWhole || G::TileType::width % F::width == 0, "a tensor is bound with the Rows that are copied, or wider ones");
+      return kWhole;
+    } else {
+      return tensor.template whole_pieces<typename G::Element, F::width>() && col0 % F::width == 0;
+    }
+  }
+  /// What a thread has of a row of F: its pieces from `col` on; `otherwise` outside the tensor.
+  template <class F, class E, class G>
+  TW_INLINE void load_row(Words<E, F::width>* words, const G& from, int row, int col, int i, int j, E otherwise) const {
+    if (pieces<F, kTmaLoad>(from, col)) {
+      const E* const first = from.template piece_at<const E>(row, col, i, j);
+      TW_UNROLL
+      for (int n = 0; n < F::pieces; ++n)
+        words[n].load_if(from.inside(row, col + n * F::piece_step), first + n * F::piece_step, otherwise);
+    } else {
+      TW_UNROLL
+      for (int n = 0; n < F::share; ++n) {
+        const int c = ptx::opaque(col + n / F::width * F::piece_step + n % F::width);
+        words[n / F::width].set(n % F::width, from.inside(row, c) ? *from.template at<const E>(row, c, i, j) : otherwise);
+      }
+    }
   }
   template <class F, class Fn, class... Operands>
   TW_INLINE void map_with(F& tile, Fn f, const Operands&... operands) const {

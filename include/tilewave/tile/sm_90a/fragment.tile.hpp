@@ -15,6 +15,9 @@ struct Fragment {
   static constexpr int width = 2;        ///< elements side by side: i, i + 1
   static constexpr int row_count = 2;    ///< rows of a thread
   static constexpr int row_threads = 4;  ///< neighbouring lanes that share them
+  static constexpr int share = C / 4;    ///< columns of a thread, in
+  static constexpr int pieces = C / 8;
+  static constexpr int piece_step = 8;  ///< columns from a thread's piece to its next
   using Element = T;
   T x[size];
 
@@ -55,6 +58,7 @@ struct Rows {
   static constexpr int width = Width != 0 ? Width : share % 8 == 0 ? 8 : share % 4 == 0 ? 4 : share % 2 == 0 ? 2 : 1;
   static_assert(share % width == 0, "the columns of Rows are whole pieces of `Width` columns for each lane");
   static constexpr int pieces = share / width;
+  static constexpr int piece_step = row_threads * width;  ///< columns from a thread's piece to its next
   static constexpr int row_count = R < Warps ? 1 : R / (Warps * warp_rows);
   static constexpr int column_count = share;
   static constexpr int size = row_count * share;
@@ -65,7 +69,7 @@ struct Rows {
     return (i / share * Warps + p.block_warp() / row_warps) * warp_rows + p.lane / row_lanes;
   }
   TW_INLINE static constexpr int col(const Position& p, int i) {
-    return (i / width % pieces * row_threads + p.block_warp() % row_warps * 32 + p.lane % row_lanes) * width + i % width;
+    return (p.block_warp() % row_warps * 32 + p.lane % row_lanes) * width + i / width % pieces * piece_step + i % width;
   }
   TW_INLINE static constexpr int in_row(int r, int j) { return r * share + j; }
   TW_INLINE static constexpr int column_index(int i) { return i % share; }

@@ -27,18 +27,18 @@ struct Position {
   int row;
   int col;
   TW_INLINE constexpr int block_warp() const { return warpgroup * 4 + warp; }
-  TW_INLINE static Position of(int thread) {
-    const int warp = thread / 32 % 4;
-    const int lane = thread % 32;
-    const int warpgroup = thread / kWarpgroupThreads;
-    return {warpgroup, warp, lane, warpgroup * kWarpgroupRows + warp * 16 + lane / 4, lane % 4 * 2};
+  /// Unsigned, so that the divisions are shifts.
+  TW_INLINE static Position of(u32 thread) {
+    const int warp = static_cast<int>(thread / 32 % 4);
+    const u32 lane = thread % 32;
+    const int warpgroup = static_cast<int>(thread / kWarpgroupThreads);
+    return {warpgroup, warp, static_cast<int>(lane), warpgroup * kWarpgroupRows + warp * 16 + static_cast<int>(lane / 4),
+            static_cast<int>(lane % 4 * 2)};
   }
 };
 
-/// A tensor in global memory, [j, i, row, col], made on the host (tilewave/launch.hpp). Copies by TMA use `tensor_map`, others pointer and
-/// strides.
+/// A tensor in global memory, [j, i, row, col], made on the host (tilewave/launch.hpp).
 struct GlobalView {
-  alignas(64) u64 tensor_map[16];
   void* data;
   i64 stride_j, stride_i, stride_row, stride_col;  ///< in elements
   int size_j, size_i, rows, cols;
@@ -46,6 +46,11 @@ struct GlobalView {
   template <class T>
   TW_INLINE T* at(int row, int col, int i, int j) const {
     return static_cast<T*>(data) + (j * stride_j + i * stride_i + row * stride_row + col * stride_col);
+  }
+  /// Where neighbours lie side by side.
+  template <class T>
+  TW_INLINE T* piece_at(int row, int col, int i, int j) const {
+    return static_cast<T*>(data) + (j * stride_j + i * stride_i + row * stride_row) + col;
   }
   TW_INLINE bool inside(int row, int col) const {
     return static_cast<u32>(row) < static_cast<u32>(rows) && static_cast<u32>(col) < static_cast<u32>(cols);
@@ -61,12 +66,32 @@ struct GlobalView {
     return stride_col == 1 && ((stride_row | stride_i | stride_j) & mask) == 0 &&
            (reinterpret_cast<u64>(data) & static_cast<u64>(bytes - 1)) == 0;
   }
+  /// The same, and rows are whole pieces of `width`: each lies inside the tensor or outside.
+  template <class T, int width>
+  TW_INLINE bool whole_pieces() const {
+    return vectors<T, width>() && cols % width == 0;
+  }
 };
 
-/// `Tile` is the Shared or Staging type copied to or from it (void: only Fragments and Rows are). Split > 1: a cluster's blocks load a part
-/// each for all.
+/// One that TMA copies.
+struct MappedView : GlobalView {
+  alignas(64) u64 tensor_map[16];
+};
+template <class Tile>
+inline constexpr bool copied_by_tma = requires {
+  Tile::box_rows;
+};
+/// The tile is Rows: it moves in pieces.
+template <class Tile>
+inline constexpr bool moves_in_pieces = requires {
+  Tile::row_lanes;
+};
+
+/// `Tile` is the Shared, Staging or Rows type copied to or from it. A kernel's variant without TMA for loads or stores is also the one for
+/// Rows that do not move in whole pieces. void: only Fragments and Rows are copied, and every copy finds out how. Split > 1: a cluster's
+/// blocks load a part each for all.
 template <class T, class Tile = void, int Split = 1>
-struct Global : GlobalView {
+struct Global : conditional<copied_by_tma<Tile>, MappedView, GlobalView> {
   using Element = remove_const<T>;
   using TileType = Tile;
   static constexpr int split = Split;
@@ -251,21 +276,58 @@ struct Words {
       w[k / in_word] = k % in_word == 0 ? bits : w[k / in_word] | bits << k % in_word * 8 * static_cast<int>(sizeof(T));
     }
   }
-  TW_INLINE void load(const T* from) {
-    struct alignas(bytes < 16 ? bytes : 16) Aligned {
-      T x[width];
-    };
-    if constexpr (bytes < 4) {
-      const Aligned piece = *reinterpret_cast<const Aligned*>(from);
+  /// x[k] for all k. Two conversions of 8-bit floats cost as much as one.
+  template <class To>
+  TW_INLINE void unpack(To* x) const {
+    if constexpr (is_fp8<T> && width % 2 == 0) {
       TW_UNROLL
-      for (int k = 0; k < width; ++k) set(k, piece.x[k]);
+      for (int k = 0; k < width; k += 2) {
+        const u32 pair = ptx::widen_pair<T>(static_cast<u16>(w[k / 4] >> k % 4 * 8));
+        x[k] = tw::to<To>(bit_cast<f16>(static_cast<u16>(pair)));
+        x[k + 1] = tw::to<To>(bit_cast<f16>(static_cast<u16>(pair >> 16)));
+      }
     } else {
-      struct alignas(bytes < 16 ? bytes : 16) Raw {
-        u32 w[count];
-      };
-      const Raw raw = *reinterpret_cast<const Raw*>(from);
       TW_UNROLL
-      for (int n = 0; n < count; ++n) w[n] = raw.w[n];
+      for (int k = 0; k < width; ++k) x[k] = tw::to<To>(get(k));
+    }
+  }
+  /// Sets all of them, two at a time where the GPU rounds two at once.
+  template <class From>
+  TW_INLINE void pack(const From* x) {
+    if constexpr ((is_same<T, bf16> || is_same<T, f16>)&&!is_same<From, T> && width % 2 == 0) {
+      TW_UNROLL
+      for (int k = 0; k < width; k += 2) w[k / 2] = ptx::pack<T>(static_cast<float>(x[k]), static_cast<float>(x[k + 1]));
+    } else if constexpr (is_fp8<T> && !is_same<From, T> && width % 4 == 0) {
+      TW_UNROLL
+      for (int k = 0; k < width; k += 4) {
+        w[k / 4] = ptx::narrow_pair<T>(static_cast<float>(x[k]), static_cast<float>(x[k + 1])) |
+                   ptx::narrow_pair<T>(static_cast<float>(x[k + 2]), static_cast<float>(x[k + 3])) << 16;
+      }
+    } else {
+      TW_UNROLL
+      for (int k = 0; k < width; ++k) set(k, tw::to<T>(x[k]));
+    }
+  }
+  TW_INLINE void store(T* to) const {
+    if constexpr (bytes < 4) {
+      struct alignas(bytes) Aligned {
+        T x[width];
+      } piece;
+      TW_UNROLL
+      for (int k = 0; k < width; ++k) piece.x[k] = get(k);
+      *reinterpret_cast<Aligned*>(to) = piece;
+    } else {
+      constexpr int at_once = count < 4 ? count : 4;
+      struct alignas(at_once * 4) Raw {
+        u32 w[at_once];
+      };
+      TW_UNROLL
+      for (int n = 0; n < count; n += at_once) {
+        Raw raw;
+        TW_UNROLL
+        for (int k = 0; k < at_once; ++k) raw.w[k] = w[n + k];
+        reinterpret_cast<Raw*>(to)[n / at_once] = raw;
+      }
     }
   }
   TW_INLINE void load_if(bool inside, const T* from, T otherwise) {

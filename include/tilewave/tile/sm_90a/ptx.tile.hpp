@@ -142,6 +142,11 @@ TW_INLINE void wait_for_previous_launch() { TW_ASM("griddepcontrol.wait;" ::: "m
 /// Once every block has said so, the next launch's blocks may start where there is room.
 TW_INLINE void allow_next_launch() { TW_ASM("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+/// Has the L2 cache fetch `bytes` from an address; both multiples of 16.
+TW_INLINE void prefetch_to_l2(const void* from, u32 bytes) {
+  TW_ASM("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 // Warp
 
 template <class T>
@@ -177,6 +182,27 @@ TW_INLINE u32 pack(float low, float high) {
     TW_ASM("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   else
     TW_ASM("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+/// Two 8-bit floats as two f16, which hold them exactly.
+template <class T>
+TW_INLINE u32 widen_pair(u16 pair) {
+  u32 wide = 0;
+  if constexpr (is_same<T, fp8_e4m3>)
+    TW_ASM("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(pair));
+  else
+    TW_ASM("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(wide) : "h"(pair));
+  return wide;
+}
+/// Two f32 as two 8-bit floats in the low half of the result, `low` in its lower byte.
+template <class T>
+TW_INLINE u32 narrow_pair(float low, float high) {
+  u16 pair = 0;
+  if constexpr (is_same<T, fp8_e4m3>)
+    TW_ASM("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  else
+    TW_ASM("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
 }
 

@@ -73,7 +73,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
   constexpr int cluster = S::cluster;
   constexpr bool dynamic = S::dispatch == Dispatch::dynamic;
   static_assert(!dynamic || cluster == 1, "a dynamic schedule gives tiles to single blocks");
-  using ComputeBlock = Block<S::warpgroups, T::tma_store, cluster>;
+  using ComputeBlock = Block<S::warpgroups, T::tma_load, T::tma_store, cluster>;
 
   const u32 rank = cluster > 1 ? ptx::cluster_rank() : 0;
   const TileGrid clusters{grid.m / cluster, grid.n, grid.batch, grid.counter};
@@ -85,15 +85,16 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     return tile;
   };
 
-  // What comes before does not touch global memory: it may run while the previous launch's last blocks finish.
+  // What comes before does not read global memory: it may run while the previous launch's last blocks finish.
   const auto begin = [] {
     ptx::wait_for_previous_launch();
     ptx::allow_next_launch();
   };
   if constexpr (!S::produces) {
-    begin();
     const ComputeBlock block{0};
-    for (int i = first; i < clusters.count(); i += stride) {
+    if constexpr (requires { On::prefetch(block, params, Tile{}); }) On::prefetch(block, params, tile_at(first));
+    begin();
+    const auto compute_tile = [&](int i) {
       if constexpr (requires { typename On::Memory; }) {
         Allocator allocator{S::warpgroups, cluster};
         typename On::Memory memory(allocator);
@@ -101,6 +102,11 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
       } else {
         On::compute(block, params, tile_at(i));
       }
+    };
+    if constexpr (S::dispatch == Dispatch::plain) {
+      compute_tile(first);
+    } else {
+      for (int i = first; i < clusters.count(); i += stride) compute_tile(i);
     }
   } else {
     using Memory = typename On::Memory;
