@@ -6,7 +6,7 @@ namespace tw::kernels::gemm {
 
 /// D(m, n) = sum over blocks kb of 128 k of a_scales(m, kb) * b_scales(n / 128, kb) * sum over k in kb of A(m, k) B(n, k): fp8 operands
 /// whose scales change along K. Two levels of sums: the tensor cores', which keep 14 bits or so of fp8 products, never exceed 128 terms;
-/// they are scaled and added up in f32. While one warpgroup does that the other one's products run.
+/// they are scaled and added up in f32 while the next step's product runs.
 template <class Out, class Tiles>
 struct BlockScaledGemm {
   static constexpr const char* source = "kernels/gemm/block_scaled.tile.hpp";
@@ -44,21 +44,43 @@ struct BlockScaledGemm {
       p.in.load(producer, memory.operands, t, 0, step);
     }
 
+    /// The product of the next step, into `products`.
+    TW_INLINE static void multiply(auto& block, Memory& memory, Acc& products) {
+      const Slot& slot = block.take(memory.operands);
+      block.mma(products, slot.a, slot.b, true);
+    }
+    /// Adds step `step` to the sum while the product after it runs, the last one of all with `Left` 0.
+    template <int Left>
+    TW_INLINE static void add(auto& block, const Params& p, Tile t, int step, Memory& memory, Acc& products, State& state) {
+      // Under the product: nothing waits for these loads.
+      RowVector<Target, float, Acc> scale;
+      block.load(scale, p.a_scales, t.m * BM, step);
+      const float b_scale = block.value(p.b_scales, t.n * BN / 128, step);
+      block.for_rows(scale, [&](int, int, float& s) { s *= b_scale; });
+      block.wait(leave<Left>, products);
+      block.release(memory.operands);
+      block.map(state.sum, products, scale, [](float sum, float x, float s) { return sum + x * s; });
+    }
+
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
       block.fill(state.sum, 0.0f);
-      const int n = steps(p, t);
-      for (int step = 0; step < n; ++step) {
-        Acc products;
-        const Slot& slot = block.take(memory.operands);
-        block.mma(products, slot.a, slot.b, true);
-        // Under the product: nothing waits for these loads.
-        RowVector<Target, float, Acc> scale;
-        block.load(scale, p.a_scales, t.m * BM, step);
-        const float b_scale = block.value(p.b_scales, t.n * BN / 128, step);
-        block.for_rows(scale, [&](int, int, float& s) { s *= b_scale; });
-        block.wait(leave<0>, products);
-        block.release(memory.operands);
-        block.map(state.sum, products, scale, [](float sum, float x, float s) { return sum + x * s; });
+      const int last = steps(p, t) - 1;
+      Acc even, odd;
+      multiply(block, memory, even);
+      int step = 0;
+      TW_NO_UNROLL
+      for (; step + 1 < last; step += 2) {
+        multiply(block, memory, odd);
+        add<1>(block, p, t, step, memory, even, state);
+        multiply(block, memory, even);
+        add<1>(block, p, t, step + 1, memory, odd, state);
+      }
+      if (step < last) {
+        multiply(block, memory, odd);
+        add<1>(block, p, t, step, memory, even, state);
+        add<0>(block, p, t, last, memory, odd, state);
+      } else {
+        add<0>(block, p, t, last, memory, even, state);
       }
     }
 

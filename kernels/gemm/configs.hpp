@@ -22,9 +22,8 @@ struct Cost {
 };
 inline constexpr std::array<Cost, 5> kCosts{{{0.985, 5}, {1.0, 4}, {0.76, 4}, {0.53, 4}, {0.30, 4}}};
 
-/// Tiles of fp8 products with scales for each 128 of K: two sums of 64 registers in each thread.
-inline constexpr std::array<Config, 4> kBlockScaledConfigs{
-    {{128, 128, 6, 2, 8}, {128, 128, 6, 1, 16}, {192, 128, 4, 1, 16}, {192, 128, 4, 2, 8}}};
+/// Tiles of fp8 products with scales for each 128 of K: three sums of 64 registers in each thread.
+inline constexpr std::array<Config, 2> kBlockScaledConfigs{{{128, 128, 6, 2, 8}, {128, 128, 6, 1, 16}}};
 
 /// Tiles of products with 2 to 16 rows, turned around: 128 rows of B against all of A.
 inline constexpr Config kTurned{128, kMostFewRows, 10, 1, 1};

@@ -41,10 +41,9 @@ void bind_call(auto& bind, auto& p, const Call& call) {
   p.stores_h = o.sum != nullptr;
   if (o.residual) bind(p.residual, call.views[2]);
   if (o.sum) bind(p.h, call.views[3]);
-  p.has_weight = o.weight != nullptr;
-  p.has_bias = o.bias != nullptr;
   if (o.weight) bind(p.weight, *o.weight);
   if (o.bias) bind(p.bias, *o.bias);
+  p.per_column = 1.0f / static_cast<float>(call.cols);
   p.epsilon = o.epsilon;
 }
 

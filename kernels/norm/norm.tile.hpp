@@ -18,8 +18,9 @@ struct Types {
     Global<Target, X, Values> h;
     Global<Target, Y, Values> y;
     Global<Target, const W, Values> weight, bias;  ///< [1, N] each
+    float per_column;  ///< 1 / N
     float epsilon;
-    bool has_residual, stores_h, has_weight, has_bias;
+    bool has_residual, stores_h;
   };
 };
 
@@ -44,21 +45,20 @@ TW_INLINE void centre(auto& block, Values& h, const auto& mean, int col0, int co
   });
 }
 
-/// y = h * scale, then weight and bias; `h` is centred.
+/// y = h * scale, then weight and bias; `h` is centred. A weight that is not there has no columns: the fill
+/// counts.
 template <Kind kind, class X, class W, class Target, class Values>
 TW_INLINE void finish(auto& block, const auto& p, Values& h, const auto& scale, int row0, int col, int i, int j) {
-  ColumnVector<Target, W, Values> vector;  // as it is stored: in half the registers
-  if constexpr (kind == Kind::rms)
-    block.map(h, scale, [](float v, float s) { return static_cast<float>(to<X>(v * s)); });
-  else
-    block.map(h, scale, [](float v, float s) { return v * s; });
-  if (p.has_weight) {
-    block.load(vector, p.weight, 0, col);
-    block.map(h, vector, [](auto v, W w) { return v * static_cast<float>(w); });
-  }
-  if (p.has_bias) {
-    block.load(vector, p.bias, 0, col);
-    block.map(h, vector, [](auto v, W b) { return v + static_cast<float>(b); });
+  ColumnVector<Target, W, Values> vector;  // as it is stored, in half the registers; one after the other
+  block.load(vector, p.weight, 0, col, 0, 0, Fill{1});
+  if constexpr (kind == Kind::layer) {
+    block.map(h, scale, vector, [](float v, float s, W w) { return v * s * static_cast<float>(w); });
+    if (p.bias.cols > 0) {
+      block.load(vector, p.bias, 0, col);
+      block.map(h, vector, [](float v, W b) { return v + static_cast<float>(b); });
+    }
+  } else {
+    block.map(h, scale, vector, [](float v, float s, W w) { return static_cast<float>(to<X>(v * s)) * static_cast<float>(w); });
   }
   block.store(h, p.y, row0, col, i, j);
 }
@@ -73,13 +73,13 @@ struct HeldRows {
     static constexpr int warps = Warps;
     /// A thread's elements decide how many threads the registers of a unit serve: while some compute, others load.
     static constexpr int elements = R * C / (32 * Warps);
-    static constexpr int min_blocks = max((elements <= 16 || Warps == 16 ? 32 : elements <= 32 ? 24 : 20) / Warps, 1);
+    static constexpr int min_blocks = max((elements <= 16 || Warps == 16 ? 32 : 24) / Warps, 1);
     using Values = Rows<Target, float, R, C, Warps, Width>;
     using Params = typename Types<X, Y, W>::template Params<Target, Values>;
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
-      const float per_column = 1.0f / static_cast<float>(p.x.cols), epsilon = p.epsilon;
+      const float per_column = p.per_column, epsilon = p.epsilon;
       Values h;
       load_h<X>(block, p, h, row0, 0, i, j);
       RowVector<Target, float, Values> scale;
@@ -107,7 +107,7 @@ struct ChunkedRows {
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i, cols = p.x.cols;
-      const float per_column = 1.0f / static_cast<float>(cols), epsilon = p.epsilon;
+      const float per_column = p.per_column, epsilon = p.epsilon;
       Values h, sum;
       RowVector<Target, float, Values> mean, scale;
       // h where it was stored in the first pass: each thread reads what itself has written.

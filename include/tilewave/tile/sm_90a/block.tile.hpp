@@ -317,7 +317,7 @@ struct Block {
     // Loads stand together, without branches between them, so that all are on their way at once; what follows is the same for all ways.
     TW_UNROLL
     for (int r = 0; r < F::row_count; ++r)
-      load_row<F>(words[r], from, row0 + F::row(at, F::in_row(r, 0)), col0 + F::col(at, 0), i, j, tw::to<E>(fill.value));
+      load_row<F>(words[r], from, row0 + F::row(at, F::in_row(r, 0)), col0 + F::col(at, 0), i, j, value_of<E>(fill));
     TW_UNROLL
     for (int r = 0; r < F::row_count; ++r) {
       TW_UNROLL
@@ -334,7 +334,7 @@ struct Block {
     using E = typename G::Element;
     const Position at = here();
     Words<E, Tile::width> words[Tile::pieces];
-    load_row<Tile>(words, from, row, col + to.col(at, 0), i, j, tw::to<E>(fill.value));
+    load_row<Tile>(words, from, row, col + to.col(at, 0), i, j, value_of<E>(fill));
     TW_UNROLL
     for (int n = 0; n < Tile::pieces; ++n) words[n].unpack(to.x + n * Tile::width);
   }
@@ -658,6 +658,11 @@ struct Block {
     } else {
       return tensor.template whole_pieces<typename G::Element, F::width>() && col0 % F::width == 0;
     }
+  }
+  /// Zeros without a conversion: the usual case.
+  template <class E>
+  static TW_INLINE E value_of(Fill fill) {
+    return fill.value == 0.0f ? E{} : tw::to<E>(fill.value);
   }
   /// What a thread has of a row of F: its pieces from `col` on; `otherwise` outside the tensor.
   template <class F, class E, class G>
