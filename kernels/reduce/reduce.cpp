@@ -154,7 +154,12 @@ void reduce_rows(const Tensor& x, const Tensor& y, float divisor, const Stream& 
     return launch_rows<Op, T, Out, RowTiles::short_rows>(x, y, {1, length}, divisor, stream);
   }
   using Middle = RowKernels<Op, T, Out, RowTiles::rows>;
-  if (gpu && extent <= Middle::gpu_cols) return launch_rows<Op, T, Out, RowTiles::rows>(x, y, {1, Middle::gpu_cols}, divisor, stream);
+  // Rows that are many keep the device busy with a warp each, however long they are.
+  const bool many = gpu && rows >= std::int64_t{4 * Middle::gpu_rows} * wanted_blocks(stream.device());
+  if (gpu && (extent <= Middle::gpu_cols || many)) {
+    const int length = static_cast<int>(ceil(extent, Middle::gpu_cols)) * Middle::gpu_cols;
+    return launch_rows<Op, T, Out, RowTiles::rows>(x, y, {1, length}, divisor, stream);
+  }
   using Long = RowKernels<Op, T, Out, RowTiles::long_rows>;
   const Splits splits = choose_splits(extent, rows, gpu ? Long::gpu_cols : Long::cpu_cols, wanted_blocks(stream.device()));
   if (splits.count == 1) return launch_rows<Op, T, Out, RowTiles::long_rows>(x, y, splits, divisor, stream);

@@ -17,14 +17,14 @@ struct Max {
   static constexpr float neutral = -kInfinity;
   template <class X>
   TW_INLINE static X combine(X a, X b) {
-    return b > a || b != b ? b : a;
+    return max_or_nan(a, b);
   }
 };
 struct Min {
   static constexpr float neutral = kInfinity;
   template <class X>
   TW_INLINE static X combine(X a, X b) {
-    return b < a || b != b ? b : a;
+    return min_or_nan(a, b);
   }
 };
 /// The largest magnitude.

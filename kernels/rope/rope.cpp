@@ -22,10 +22,12 @@ using kernels::rope::TwoParts;
 
 constexpr const char* kOp = "rope";
 
-/// A checked call. Tensors are [batch, seqlen, heads, ...]; `rest` has no columns where nothing passes through.
+/// A checked call. Tensors are [batch, seqlen, heads, ...], or with `one_token` false [batch, 1, seqlen * heads, ...]; `rest` has no columns
+/// where nothing passes through.
 struct Call {
   Tensor x, y, cos, sin, rest_in, rest_out;
-  std::int64_t half;
+  std::int64_t half, heads;
+  bool one_token;  ///< a tile's rows are
   const RopeOptions& options;
   Stream stream;
 };
@@ -62,6 +64,7 @@ void bind_common(auto& bind, auto& p, const Call& call) {
   const RopeOptions& o = call.options;
   p.offset = o.offset;
   p.seqlen = static_cast<int>(call.x.shape(1));
+  p.heads = static_cast<u32>(call.heads);
   p.offsets = o.offsets ? o.offsets->data<std::int32_t>() : nullptr;
   p.offset_stride = o.offsets ? o.offsets->stride(0) : 0;
   p.positions = o.positions ? o.positions->data<std::int32_t>() : nullptr;
@@ -69,28 +72,30 @@ void bind_common(auto& bind, auto& p, const Call& call) {
   p.position_stride_j = o.positions && o.positions->rank() == 2 ? o.positions->stride(0) : 0;
 }
 
-template <template <class, class, int, int, int> class Kernel, class X, class T, class Bind>
+template <template <class, class, int, int, int, bool> class Kernel, class X, class T, class Bind>
 void launch_tiles(const Call& call, Bind bind_call) {
-  const std::int64_t heads = call.x.shape(2), tokens = call.x.shape(0) * call.x.shape(1);
+  const std::int64_t rows = call.x.shape(2), outer = call.x.shape(0) * call.x.shape(1);
   const auto run = [&]<int kRows, int kCols, bool kGpu>() {
     // Pieces of 16 bytes, as far as the tile has one for each thread.
     constexpr int kWidth = std::min(16 / static_cast<int>(sizeof(X)), kCols * kRows / 128);
-    const std::int64_t m = (heads + kRows - 1) / kRows, n = (call.half + kCols - 1) / kCols;
-    require(tokens * m <= kLargestExtent && tokens * m * n <= kLargestExtent,
-            "{}: x is {}, which is {} x {} x {} tiles; they are limited to {}", kOp, call.x.describe(), tokens, m, n, kLargestExtent);
-    const TileGrid grid{static_cast<int>(m), static_cast<int>(n), static_cast<int>(tokens)};
+    const std::int64_t m = (rows + kRows - 1) / kRows, n = (call.half + kCols - 1) / kCols;
+    require(outer * m <= kLargestExtent && outer * m * n <= kLargestExtent,
+            "{}: x is {}, which is {} x {} x {} tiles; they are limited to {}", kOp, call.x.describe(), outer, m, n, kLargestExtent);
+    const TileGrid grid{static_cast<int>(m), static_cast<int>(n), static_cast<int>(outer)};
     if constexpr (kGpu)
-      launch_gpu<Kernel<X, T, kRows, kCols, kWidth>>(call.stream, grid, bind_call);
+      call.one_token ? launch_gpu<Kernel<X, T, kRows, kCols, kWidth, true>>(call.stream, grid, bind_call)
+                     : launch_gpu<Kernel<X, T, kRows, kCols, kWidth, false>>(call.stream, grid, bind_call);
     else
-      launch_cpu<Kernel<X, T, kRows, kCols, kWidth>>(grid, bind_call);
+      launch_cpu<Kernel<X, T, kRows, kCols, kWidth, true>>(grid, bind_call);
   };
   if (!call.stream.device().is_cuda()) return run.template operator()<8, 64, false>();
-  // Rows without a head cost nothing but their lanes, a block more than that.
+  // Two pieces a thread where that leaves enough blocks; rows without a head cost lanes.
+  const bool many = rows * outer >= 32 * 8 * std::int64_t{device_info(call.stream.device()).units};
   const auto with_rows = [&]<int kCols>() {
-    heads > 16  ? run.template operator()<32, kCols, true>()
-    : heads > 8 ? run.template operator()<16, kCols, true>()
-    : heads > 4 ? run.template operator()<8, kCols, true>()
-                : run.template operator()<4, kCols, true>();
+    rows <= 4           ? run.template operator()<4, kCols, true>()
+    : rows <= 8         ? run.template operator()<8, kCols, true>()
+    : rows > 16 && many ? run.template operator()<32, kCols, true>()
+                        : run.template operator()<16, kCols, true>();
   };
   call.half <= 32   ? with_rows.template operator()<32>()
   : call.half <= 64 ? with_rows.template operator()<64>()
@@ -116,6 +121,18 @@ void run(const Call& call) {
       bind(p.second_out, columns(call.y, second, call.half, step));
     });
   }
+}
+
+/// Heads of all tokens as rows, [batch, 1, seqlen * heads, ...].
+bool tokens_merge(const Tensor& t) {
+  return t.stride(1) == t.shape(2) * t.stride(2);
+}
+Tensor merge_tokens(const Tensor& t) {
+  Shape shape = t.shape();
+  std::vector<std::int64_t> strides = t.strides();
+  shape[2] *= shape[1];
+  shape[1] = 1;
+  return Tensor::borrow(t.data(), std::move(shape), t.dtype(), t.device(), std::move(strides));
 }
 
 /// A tensor [seqlen, heads, dim] as [1, seqlen, heads, dim].
@@ -169,9 +186,17 @@ Call check(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& 
   }
   const Stream stream = options.stream ? *options.stream : Stream::standard(device);
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());
-  const Tensor x4 = with_batch(x), y4 = with_batch(y);
+  Tensor x4 = with_batch(x), y4 = with_batch(y);
+  const std::int64_t heads = x4.shape(2);
+  // Tiles have up to 16 rows, or 32: those of 8 heads and 16 are full.
+  const bool one_token = !device.is_cuda() || seqlen == 1 || (heads % 8 == 0 && (heads <= 16 || heads % 16 == 0)) || !tokens_merge(x4) ||
+                         !tokens_merge(y4) || seqlen * heads > kLargestExtent;
+  if (!one_token) {
+    x4 = merge_tokens(x4);
+    y4 = merge_tokens(y4);
+  }
   const std::int64_t rest = y.data() == x.data() ? 0 : dim - 2 * half;
-  return {x4, y4, cos, sin, columns(x4, 2 * half, rest), columns(y4, 2 * half, rest), half, options, stream};
+  return {x4, y4, cos, sin, columns(x4, 2 * half, rest), columns(y4, 2 * half, rest), half, heads, one_token, options, stream};
 }
 
 }  // namespace
@@ -226,12 +251,12 @@ namespace kernels::rope {
 std::vector<KernelSpec> registered() {
   return {make_spec(kernel_info<Table<float, 8, 64>>, true, true, "rope_table_f32"),
           make_spec(kernel_info<Table<bf16, 8, 64>>, true, true, "rope_table_bf16"),
-          make_spec(kernel_info<TwoParts<bf16, bf16, 16, 64, 8>>, true, true, "rope_bf16_16x64"),
-          make_spec(kernel_info<TwoParts<bf16, float, 16, 64, 8>>, true, true, "rope_bf16_f32_16x64"),
-          make_spec(kernel_info<TwoParts<bf16, bf16, 8, 32, 2>>, true, true, "rope_bf16_8x32"),
-          make_spec(kernel_info<TwoParts<float, float, 16, 64, 4>>, true, true, "rope_f32_16x64"),
-          make_spec(kernel_info<Pairs<bf16, bf16, 16, 64, 8>>, true, true, "rope_interleaved_bf16_16x64"),
-          make_spec(kernel_info<Pairs<float, float, 16, 64, 4>>, true, true, "rope_interleaved_f32_16x64")};
+          make_spec(kernel_info<TwoParts<bf16, bf16, 16, 64, 8, true>>, true, true, "rope_bf16_16x64"),
+          make_spec(kernel_info<TwoParts<bf16, float, 16, 64, 8, true>>, true, true, "rope_bf16_f32_16x64"),
+          make_spec(kernel_info<TwoParts<bf16, bf16, 8, 32, 2, true>>, true, true, "rope_bf16_8x32"),
+          make_spec(kernel_info<TwoParts<float, float, 16, 64, 4, true>>, true, true, "rope_f32_16x64"),
+          make_spec(kernel_info<Pairs<bf16, bf16, 16, 64, 8, true>>, true, true, "rope_interleaved_bf16_16x64"),
+          make_spec(kernel_info<Pairs<float, float, 16, 64, 4, true>>, true, true, "rope_interleaved_f32_16x64")};
 }
 
 }  // namespace kernels::rope

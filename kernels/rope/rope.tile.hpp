@@ -2,7 +2,8 @@
 
 #include "tilewave/tile/language.tile.hpp"
 
-// Rotary position embedding. A tile is a few heads of one token, so that one row of the table serves all of it.
+// Rotary position embedding. A tile's rows are heads: of one token, so that one row of the table serves all of them, or, where that would
+// leave rows without a head, of as many tokens as it takes.
 
 namespace tw::kernels::rope {
 
@@ -41,7 +42,8 @@ struct Table {
   };
 };
 
-/// What both pairings need to know: tokens are tiles' batches, [j, i] = [batch, seqlen].
+/// What both pairings need to know. Tensors are [batch, 1, seqlen * heads, ...] where the heads of all tokens lie one behind the other, else
+/// [batch, seqlen, heads, ...].
 template <class Target, class X, class T, class Values, class Rest>
 struct Common {
   Global<Target, const T, Values> cos, sin;
@@ -52,9 +54,12 @@ struct Common {
   const i32* offsets;  ///< [batch], or null
   i64 offset_stride;
   i64 offset;
-  int seqlen;
+  int seqlen;  ///< of the tensors: 1 where rows are the heads of all tokens
+  u32 heads;   ///< of a token, among the rows
 
-  TW_INLINE int position(int i, int j) const {
+  /// Of row `row` of [j, i].
+  TW_INLINE int position(int row, int i, int j) const {
+    i += static_cast<int>(static_cast<u32>(row) / heads);
     i64 at = offset + i;
     if (positions) at = positions[j * position_stride_j + i * position_stride_i];
     if (offsets) at = i64{offsets[j * offset_stride]} + i;
@@ -72,8 +77,18 @@ TW_INLINE void pass_through(auto& block, const auto& p, int row0, int i, int j) 
   }
 }
 
+/// Cosines or sines of the tile's rows, from row0 on, in a vector or a tile.
+template <class Target, class Values>
+TW_INLINE void load_table(auto& block, const auto& p, ColumnVector<Target, float, Values>& to, const auto& table, int, int col, int i, int j) {
+  block.load(to, table, p.position(0, i, j), col);
+}
+template <class Target, class Values>
+TW_INLINE void load_table(auto& block, const auto& p, Values& to, const auto& table, int row0, int col, int i, int j) {
+  block.gather(to, table, [&](int row) { return p.position(row0 + row, i, j); }, col);
+}
+
 /// Pairs as two tensors, [batch, seqlen, heads, half] each: the halves of the rotary dimensions, or every second one.
-template <class X, class T, int R, int C, int Width>
+template <class X, class T, int R, int C, int Width, bool kOneToken>
 struct TwoParts {
   static constexpr const char* source = "kernels/rope/rope.tile.hpp";
 
@@ -87,13 +102,12 @@ struct TwoParts {
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, col0 = t.n * C, j = t.batch / p.seqlen, i = t.batch - j * p.seqlen;
-      const int position = p.position(i, j);
       Values first, second;
-      ColumnVector<Target, float, Values> cosines, sines;
+      conditional<kOneToken, ColumnVector<Target, float, Values>, Values> cosines, sines;
       block.load(first, p.first_in, row0, col0, i, j);
       block.load(second, p.second_in, row0, col0, i, j);
-      block.load(cosines, p.cos, position, col0);
-      block.load(sines, p.sin, position, col0);
+      load_table<Target, Values>(block, p, cosines, p.cos, row0, col0, i, j);
+      load_table<Target, Values>(block, p, sines, p.sin, row0, col0, i, j);
       const Values old = first;
       block.map(first, second, cosines, sines, [](float a, float b, float c, float s) { return a * c - b * s; });
       block.map(second, old, cosines, sines, [](float b, float a, float c, float s) { return b * c + a * s; });
@@ -105,7 +119,7 @@ struct TwoParts {
 };
 
 /// Interleaved pairs as words of two elements, [batch, seqlen, heads, half]: a lane loads both at once.
-template <class X, class T, int R, int C, int Width>
+template <class X, class T, int R, int C, int Width, bool kOneToken>
 struct Pairs {
   static constexpr const char* source = "kernels/rope/rope.tile.hpp";
   using Word = conditional<sizeof(X) == 2, i32, i64>;
@@ -117,6 +131,7 @@ struct Pairs {
   struct On {
     static constexpr int words = Width * static_cast<int>(sizeof(Word)) > 16 ? 16 / static_cast<int>(sizeof(Word)) : Width;
     using Values = Rows<Target, Word, R, C, 4, words>;
+    using Turns = Rows<Target, float, R, C, 4, words>;
     using Rest = Rows<Target, float, R, C, 4, Width>;
     struct Params : Common<Target, X, T, Values, Rest> {
       Global<Target, const Word, Values> in;
@@ -125,12 +140,11 @@ struct Pairs {
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, col0 = t.n * C, j = t.batch / p.seqlen, i = t.batch - j * p.seqlen;
-      const int position = p.position(i, j);
       Values pairs;
-      ColumnVector<Target, float, Values> cosines, sines;
+      conditional<kOneToken, ColumnVector<Target, float, Turns>, Turns> cosines, sines;
       block.load(pairs, p.in, row0, col0, i, j);
-      block.load(cosines, p.cos, position, col0);
-      block.load(sines, p.sin, position, col0);
+      load_table<Target, Turns>(block, p, cosines, p.cos, row0, col0, i, j);
+      load_table<Target, Turns>(block, p, sines, p.sin, row0, col0, i, j);
       block.map(pairs, cosines, sines, [](Word word, float c, float s) {
         const Pair pair = bit_cast<Pair>(word);
         const float a = static_cast<float>(pair.first), b = static_cast<float>(pair.second);

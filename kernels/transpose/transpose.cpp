@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/check.hpp"
@@ -14,7 +15,7 @@ namespace tw {
 
 namespace {
 
-using kernels::transpose::kLine;
+using kernels::transpose::kGpuSide;
 using kernels::transpose::Transpose;
 
 constexpr const char* kOp = "transpose";
@@ -42,6 +43,17 @@ Stream check(const Tensor& x, const Tensor& y, const TransposeOptions& options) 
   return stream;
 }
 
+/// The widest pieces, of 16 bytes, 8 or 4, that the rows of both tensors consist of. Others are as good as any where none does: the kernel
+/// then goes element by element.
+int piece_bytes(const Tensor& x, const Tensor& y) {
+  std::uint64_t all = reinterpret_cast<std::uint64_t>(x.data()) | reinterpret_cast<std::uint64_t>(y.data());
+  for (const Tensor* t : {&x, &y}) {
+    all |= static_cast<std::uint64_t>(t->shape(-1)) * size_of(t->dtype());
+    for (int dim = 0; dim + 1 < t->rank(); ++dim) all |= static_cast<std::uint64_t>(t->stride(dim)) * size_of(t->dtype());
+  }
+  return all % 16 == 0 ? 16 : all % 8 == 0 ? 8 : 4;
+}
+
 /// On the CPU: rows long enough for the hardware to fetch ahead, tiles that stay in the L2 cache.
 constexpr int kCpuSide = 128;
 
@@ -57,10 +69,19 @@ void run(const Tensor& x, const Tensor& y, const Stream& stream) {
     const auto tiles = [&](std::int64_t extent) { return static_cast<int>((extent + side - 1) / side); };
     return {tiles(x.shape(-2)), tiles(x.shape(-1)), x.rank() == 3 ? static_cast<int>(x.shape(0)) : 1};
   };
-  if (stream.device().is_cuda())
-    launch_gpu<Transpose<T, kLine<T>>>(stream, grid(kLine<T>), bind_call);
-  else
-    launch_cpu<Transpose<T, kCpuSide>>(grid(kCpuSide), bind_call);
+  if (!stream.device().is_cuda()) return launch_cpu<Transpose<T, kCpuSide, 1>>(grid(kCpuSide), bind_call);
+  const auto launch = [&]<int kBytes>() {
+    constexpr int kWidth = std::max(kBytes / static_cast<int>(sizeof(T)), 1);
+    launch_gpu<Transpose<T, kGpuSide<T>, kWidth>>(stream, grid(kGpuSide<T>), bind_call);
+  };
+  switch (piece_bytes(x, y)) {
+    case 16:
+      return launch.template operator()<16>();
+    case 8:
+      return launch.template operator()<8>();
+    default:
+      return launch.template operator()<4>();
+  }
 }
 
 }  // namespace
@@ -86,7 +107,7 @@ namespace {
 
 template <class T>
 Analysis analyze_shape(const ShapeValues& shape) {
-  using Kernel = Transpose<T, kLine<T>>;
+  using Kernel = Transpose<T, kGpuSide<T>, 16 / static_cast<int>(sizeof(T))>;
   const Tensor x = placeholder({shape["batch"], shape["M"], shape["N"]}, dtype_of<T>);
   const Tensor y = placeholder({shape["batch"], shape["N"], shape["M"]}, dtype_of<T>);
   const auto tiles = [](int extent) { return ceil_div(extent, Kernel::side); };
@@ -101,7 +122,7 @@ Analysis analyze_shape(const ShapeValues& shape) {
 std::vector<KernelVariant> registered() {
   std::vector<KernelVariant> variants;
   const auto add = [&]<class T>(const char* name) {
-    variants.push_back({make_spec(kernel_info<Transpose<T, kLine<T>>>, true, true, name), analyze_shape<T>});
+    variants.push_back({make_spec(kernel_info<Transpose<T, kGpuSide<T>, 16 / static_cast<int>(sizeof(T))>>, true, true, name), analyze_shape<T>});
   };
   add.template operator()<std::uint8_t>("transpose_1_byte");
   add.template operator()<bf16>("transpose_2_bytes");

@@ -4,22 +4,20 @@
 
 namespace tw::kernels::transpose {
 
-/// Elements of a whole line of 128 bytes.
+/// Of a GPU's squares: a line of 128 bytes.
 template <class T>
-inline constexpr int kLine = 128 / static_cast<int>(sizeof(T));
+inline constexpr int kGpuSide = 128 / static_cast<int>(sizeof(T));
 
-/// y = x with rows and columns exchanged, for each i, in squares of `Side`: on a GPU kLine<T> or a multiple.
-template <class T, int Side>
+/// y = x with rows and columns exchanged, for each i, in squares of `Side`, which a GPU loads and stores in pieces of `Width` elements.
+template <class T, int Side, int Width>
 struct Transpose {
   static constexpr const char* source = "kernels/transpose/transpose.tile.hpp";
   static constexpr int side = Side;
 
   template <class Target>
   struct On {
-    static constexpr int width = 16 / static_cast<int>(sizeof(T));
-    /// A thread has up to four pieces of 16 bytes on their way.
-    static constexpr int warps = max(min(Side * Side / width / 32 / 4, 8), 4);
-    using Square = Rows<Target, T, Side, Side, warps, width>;
+    static constexpr int warps = max(min(Side * Side / Width / 32 / 4, 8), 4);  ///< a thread has four pieces on their way, or more
+    using Square = Rows<Target, T, Side, Side, warps, Width>;
     struct Params {
       Global<Target, const T, Square> x;
       Global<Target, T, Square> y;

@@ -36,6 +36,25 @@ TW_INLINE float min(float a, float b) {
   return b != b ? a : smaller;
 #endif
 }
+/// The same, but NaN if either is.
+TW_INLINE float max_or_nan(float a, float b) {
+#if TW_ON_GPU
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+#else
+  return b > a || b != b ? b : a;
+#endif
+}
+TW_INLINE float min_or_nan(float a, float b) {
+#if TW_ON_GPU
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+#else
+  return b < a || b != b ? b : a;
+#endif
+}
 TW_INLINE constexpr int max(int a, int b) { return a > b ? a : b; }
 TW_INLINE constexpr int min(int a, int b) { return a < b ? a : b; }
 TW_INLINE constexpr u32 max(u32 a, u32 b) { return a > b ? a : b; }

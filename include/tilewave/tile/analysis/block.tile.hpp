@@ -294,6 +294,13 @@ class Block {
     tally.read[from.place] += from.bytes(row, col, R, C);
     to.x = decltype(to.x)(1.0f);
   }
+  /// Neighbours that are the same row are read once: the cache next to the block has it.
+  template <class T, int R, int C, class G, class RowOf>
+  void gather(Fragment<T, R, C>& to, const G& from, RowOf row_of, int col, int = 0, int = 0, Fill = {}) const {
+    for (int r = 0; r < R; ++r)
+      if (r == 0 || row_of(r) != row_of(r - 1)) tally.read[from.place] += from.bytes(row_of(r), col, 1, C);
+    to.x = decltype(to.x)(1.0f);
+  }
   template <class F, class G>
   void load(F& to, const G& from, int row, int col, Fill) const {
     load(to, from, row, col);

@@ -76,6 +76,8 @@ struct Counted {
 inline Counted abs(Counted x) { return abs(x.value); }
 inline Counted max(Counted a, Counted b) { return Counted::operation(max(a.value, b.value)); }
 inline Counted min(Counted a, Counted b) { return Counted::operation(min(a.value, b.value)); }
+inline Counted max_or_nan(Counted a, Counted b) { return Counted::operation(max_or_nan(a.value, b.value)); }
+inline Counted min_or_nan(Counted a, Counted b) { return Counted::operation(min_or_nan(a.value, b.value)); }
 inline Counted exp2(Counted x) { return Counted::special(exp2(x.value)); }
 inline Counted log2(Counted x) { return Counted::special(log2(x.value)); }
 inline Counted exp(Counted x) { return exp2(x * kLog2E); }

@@ -441,6 +441,14 @@ class Block {
     const Extent rows(row0, R, from.rows), cols(col0, C, from.cols);
     for (int r = 0; r < R; ++r) load_row(to.x + r * C, C, from, row0 + r, col0, rows.has(r) ? cols : Extent{}, i, j, fill);
   }
+  template <class T, int R, int C, class G, class RowOf>
+  TW_INLINE void gather(Fragment<T, R, C>& to, const G& from, RowOf row_of, int col0, int i = 0, int j = 0, Fill fill = {}) const {
+    const Extent cols(col0, C, from.cols);
+    for (int r = 0; r < R; ++r) {
+      const int row = row_of(r);
+      load_row(to.x + r * C, C, from, row, col0, row >= 0 && row < from.rows ? cols : Extent{}, i, j, fill);
+    }
+  }
   template <class F, class G>
   TW_INLINE void load(F& to, const G& from, int row, int col, Fill fill) const {
     load(to, from, row, col, 0, 0, fill);

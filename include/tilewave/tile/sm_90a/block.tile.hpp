@@ -263,7 +263,7 @@ struct Block {
 #endif
     }
   }
-  /// to(col, row) = from(row, col), through shared memory. Pieces have 16 bytes, a row eight of them or a multiple.
+  /// to(col, row) = from(row, col), through shared memory. Rows of both are lines of 128 bytes or multiples.
   template <class T, int R, int C, int Warps, int Width>
   TW_INLINE void transpose([[maybe_unused]] const Rows<T, R, C, Warps, Width>& from,
                            [[maybe_unused]] Rows<T, C, R, Warps, Width>& to) const {
@@ -271,11 +271,12 @@ struct Block {
     using From = Rows<T, R, C, Warps, Width>;
     using To = Rows<T, C, R, Warps, Width>;
     constexpr int pieces = R / Width;  // of a row of `to`
-    static_assert(Width * sizeof(T) == 16 && pieces % 8 == 0, "a transposition moves pieces of 16 bytes, and rows of 128 or a multiple");
-    // Shared memory holds the rows of `to`. The lanes that write one element each write to every Width-th row: their pieces are exchanged
-    // so that these rows' differ in banks.
+    constexpr int line_pieces = 128 / (Width * static_cast<int>(sizeof(T)));
+    static_assert(From::width == Width && pieces % line_pieces == 0, "a transposition needs Rows of stated widths and whole lines");
+    // Shared memory holds the rows of `to`. The lanes that write one element each write to every Width-th row: pieces are exchanged within
+    // lines so that these rows' differ in banks.
     __shared__ Piece<T, Width> shared[C * pieces];
-    const auto place = [](u32 row, u32 piece) { return row * pieces + (piece ^ row / Width % 8); };
+    const auto place = [](u32 row, u32 piece) { return row * pieces + (piece ^ row / Width % line_pieces); };
     TW_UNROLL
     for (int e = 0; e < From::size; e += Width) {
       const u32 row = static_cast<u32>(From::col(at, e)), col = static_cast<u32>(From::row(at, e));
@@ -310,6 +311,12 @@ struct Block {
   }
   template <class T, int R, int C, int Warps, int Width, class G>
   TW_INLINE void load(Rows<T, R, C, Warps, Width>& to, const G& from, int row0, int col0, int i = 0, int j = 0, Fill fill = {}) const {
+    gather(to, from, [row0](int row) { return row0 + row; }, col0, i, j, fill);
+  }
+  /// Row r of the tile is row row_of(r) of the tensor.
+  template <class T, int R, int C, int Warps, int Width, class G, class RowOf>
+  TW_INLINE void gather(Rows<T, R, C, Warps, Width>& to, const G& from, RowOf row_of, int col0, int i = 0, int j = 0,
+                        Fill fill = {}) const {
     using F = Rows<T, R, C, Warps, Width>;
     using E = typename G::Element;
     const Position at = here();
@@ -317,7 +324,7 @@ struct Block {
     // Loads stand together, without branches between them, so that all are on their way at once; what follows is the same for all ways.
     TW_UNROLL
     for (int r = 0; r < F::row_count; ++r)
-      load_row<F>(words[r], from, row0 + F::row(at, F::in_row(r, 0)), col0 + F::col(at, 0), i, j, value_of<E>(fill));
+      load_row<F>(words[r], from, row_of(F::row(at, F::in_row(r, 0))), col0 + F::col(at, 0), i, j, value_of<E>(fill));
     TW_UNROLL
     for (int r = 0; r < F::row_count; ++r) {
       TW_UNROLL
