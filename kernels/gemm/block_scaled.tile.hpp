@@ -65,6 +65,7 @@ struct BlockScaledGemm {
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
       block.fill(state.sum, 0.0f);
       const int last = steps(p, t) - 1;
+      if (last < 0) return;
       Acc even, odd;
       multiply(block, memory, even);
       int step = 0;
