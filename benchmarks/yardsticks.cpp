@@ -6,7 +6,6 @@
 #include "benchmarks/yardsticks.tile.hpp"
 #include "runtime/cuda_driver.hpp"
 #include "runtime/gpu.hpp"
-#include "runtime/jit.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw::bench {
@@ -35,16 +34,6 @@ void read_on_cpu(const Tensor& from, const Tensor& to) {
   std::uint64_t all = 0;
   for (std::int64_t i = 0; i < count; ++i) all ^= words[i];
   std::memcpy(to.data(), &all, sizeof(all));
-}
-
-/// A kernel for the driver's own launch, for as long as the process lives.
-cuda::Function load_plainly(const KernelSpec& spec) {
-  const CompiledKernel compiled = compile(spec);
-  cuda::Module module = nullptr;
-  cuda::Function function = nullptr;
-  cuda::check(cuda::driver().module_load_data(&module, compiled.cubin.data()), "cuModuleLoadData");
-  cuda::check(cuda::driver().module_get_function(&function, module, kEntryPoint), "cuModuleGetFunction");
-  return function;
 }
 
 }  // namespace
@@ -85,19 +74,7 @@ Contender ReadYardstick::contender() const {
 }
 
 Contender empty_kernel(const Stream& stream) {
-  if (!stream.device().is_cuda()) return {"empty", [stream] { launch<Empty>(stream, {}, [](auto&, auto&) {}); }};
-  const CurrentContext current(Gpu::get(stream.device().index));
-  const cuda::Function function = load_plainly(make_spec(kernel_info<Empty>, true, true));
-  return {"empty", [stream, function] {
-            const CurrentContext context(Gpu::get(stream.device().index));
-            Empty::On<sm_90a::Target<>>::Params params;
-            TileGrid grid;
-            void* arguments[] = {&params, &grid};
-            cuda::LaunchConfig config;
-            config.block_x = static_cast<unsigned>(kernel_info<Empty>.threads);
-            config.stream = static_cast<cuda::Stream>(stream.native());
-            cuda::check(cuda::driver().launch_kernel(&config, function, arguments, nullptr), "cuLaunchKernelEx");
-          }};
+  return {"empty", [stream] { launch<Empty>(stream, {}, [](auto&, auto&) {}); }};
 }
 
 }  // namespace tw::bench

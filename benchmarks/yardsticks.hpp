@@ -44,8 +44,7 @@ class ReadYardstick {
   double bytes_;
 };
 
-/// Launches of a kernel of one block that does nothing: on a GPU the ordinary way, each after the one before it has ended. (Launches of ours
-/// overlap: kernels that do nothing follow one another in less than half of that time.)
+/// Launches of a kernel of one block that does nothing.
 Contender empty_kernel(const Stream& stream);
 
 }  // namespace tw::bench

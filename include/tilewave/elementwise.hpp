@@ -87,7 +87,20 @@ inline void bind_elementwise(auto& bind, auto& p, const ElementwisePlan& plan) {
 
 template <class Kernel>
 void launch_elementwise(const ElementwisePlan& plan) {
-  launch<Kernel>(plan.stream, plan.grid, [&](auto& bind, auto& p) { bind_elementwise(bind, p, plan); });
+  const auto launch_part = [](const ElementwisePlan& part) {
+    launch<Kernel>(part.stream, part.grid, [&](auto& bind, auto& p) { bind_elementwise(bind, p, part); });
+  };
+  // Elements that are left over and no whole pieces would decide the variant for all: they go by themselves.
+  const bool apart = !plan.parts[0].empty() && !plan.parts[1].empty() && plan.parts[1].back().shape(0) % Kernel::width != 0;
+  if (!apart) return launch_part(plan);
+  ElementwisePlan rows = plan, rest = plan;
+  rows.parts[1].clear();
+  rows.grid.m = plan.tiles;
+  rest.parts[0].clear();
+  rest.tiles = 0;
+  rest.grid.m = 1;
+  launch_part(rows);
+  launch_part(rest);
 }
 
 template <class F>

@@ -44,9 +44,10 @@ struct Cast {
 
   template <class Target>
   struct On {
+    using X = Rows<Target, From, tile_rows, tile_cols, 4, width>;
     struct Part {
-      Global<Target, const From> in[1];
-      Global<Target, To> out;
+      Global<Target, const From, X> in[1];
+      Global<Target, To, X> out;
     };
     struct Params {
       Part parts[2];
@@ -57,7 +58,7 @@ struct Cast {
       const Part& part = p.parts[t.m < p.tiles ? 0 : 1];
       const int row = t.m < p.tiles ? t.m * tile_rows : 0, col = t.n * tile_cols;
       const int j = part.out.size_j == 1 ? 0 : t.batch / part.out.size_i, i = t.batch - j * part.out.size_i;
-      Rows<Target, From, tile_rows, tile_cols, 4, width> x;
+      X x;
       block.load(x, part.in[0], row, col, i, j);
       if constexpr (rounds_twice) {
         Rows<Target, float, tile_rows, tile_cols, 4, width> rounded;

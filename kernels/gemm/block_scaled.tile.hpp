@@ -44,44 +44,48 @@ struct BlockScaledGemm {
       p.in.load(producer, memory.operands, t, 0, step);
     }
 
-    /// The product of the next step, into `products`.
-    TW_INLINE static void multiply(auto& block, Memory& memory, Acc& products) {
-      const Slot& slot = block.take(memory.operands);
-      block.mma(products, slot.a, slot.b, true);
-    }
-    /// Adds step `step` to the sum while the product after it runs, the last one of all with `Left` 0.
-    template <int Left>
-    TW_INLINE static void add(auto& block, const Params& p, Tile t, int step, Memory& memory, Acc& products, State& state) {
-      // Under the product: nothing waits for these loads.
+    /// A step on its way: its product, and its scales, whose loads nothing waits for until the product is done.
+    struct Step {
+      Acc products;
       RowVector<Target, float, Acc> scale;
-      block.load(scale, p.a_scales, t.m * BM, step);
-      const float b_scale = block.value(p.b_scales, t.n * BN / 128, step);
-      block.for_rows(scale, [&](int, int, float& s) { s *= b_scale; });
-      block.wait(leave<Left>, products);
+      float b_scale;
+    };
+    TW_INLINE static void begin(auto& block, const Params& p, Tile t, int step, Memory& memory, Step& s) {
+      const Slot& slot = block.take(memory.operands);
+      block.mma(s.products, slot.a, slot.b, true);
+      block.load(s.scale, p.a_scales, t.m * BM, step);
+      s.b_scale = block.value(p.b_scales, t.n * BN / 128, step);
+    }
+    /// Adds the older of the steps on their way to the sum; `Left` others stay.
+    template <int Left>
+    TW_INLINE static void end(auto& block, Memory& memory, Step& s, State& state) {
+      block.wait(leave<Left>, s.products);
       block.release(memory.operands);
-      block.map(state.sum, products, scale, [](float sum, float x, float s) { return sum + x * s; });
+      const float b_scale = s.b_scale;
+      block.for_rows(s.scale, [&](int, int, float& scale) { scale *= b_scale; });
+      block.map(state.sum, s.products, s.scale, [](float sum, float x, float scale) { return sum + x * scale; });
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
       block.fill(state.sum, 0.0f);
       const int last = steps(p, t) - 1;
       if (last < 0) return;
-      Acc even, odd;
-      multiply(block, memory, even);
+      Step even, odd;
+      begin(block, p, t, 0, memory, even);
       int step = 0;
       TW_NO_UNROLL
       for (; step + 1 < last; step += 2) {
-        multiply(block, memory, odd);
-        add<1>(block, p, t, step, memory, even, state);
-        multiply(block, memory, even);
-        add<1>(block, p, t, step + 1, memory, odd, state);
+        begin(block, p, t, step + 1, memory, odd);
+        end<1>(block, memory, even, state);
+        begin(block, p, t, step + 2, memory, even);
+        end<1>(block, memory, odd, state);
       }
       if (step < last) {
-        multiply(block, memory, odd);
-        add<1>(block, p, t, step, memory, even, state);
-        add<0>(block, p, t, last, memory, odd, state);
+        begin(block, p, t, last, memory, odd);
+        end<1>(block, memory, even, state);
+        end<0>(block, memory, odd, state);
       } else {
-        add<0>(block, p, t, last, memory, even, state);
+        end<0>(block, memory, even, state);
       }
     }
 

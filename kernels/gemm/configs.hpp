@@ -30,10 +30,11 @@ inline constexpr Config kTurned{128, kMostFewRows, 10, 1, 1};
 
 /// Of products with one row: rows of B in a block, columns of a piece, warps.
 struct GemvConfig {
-  int rows, piece, warps, mode;
+  int rows, piece, warps;
 };
-inline constexpr GemvConfig kGemv{8, 1024, 4, 1};
-inline constexpr std::array<GemvConfig, 9> kGemvs{{{8, 1024, 4, 1}, {8, 1024, 4, 0}, {16, 512, 4, 1}, {16, 512, 4, 0}, {8, 512, 4, 3}, {8, 512, 4, 2}, {16, 512, 4, 3}, {16, 512, 8, 3}, {4, 1024, 4, 3}}};
+/// Rows of B that are few make smaller blocks, with as many bytes on their way for each thread.
+inline constexpr GemvConfig kGemv{8, 1024, 4}, kGemvFewRows{4, 2048, 4};
+inline constexpr int kFewRowsPerUnit = 24;
 
 /// Reading addends for more than 128 columns of accumulators needs more registers than a thread has; a B stored [K, N] is loaded in panels
 /// of 64 columns.

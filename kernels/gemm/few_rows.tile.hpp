@@ -8,7 +8,7 @@ namespace tw::kernels::gemm {
 
 /// D(n) = activation(alpha sum over k of A(k) B(n, k) + beta C + bias) + residual for one row of A: every row of B is a sum along the row,
 /// taken by one warp or several; A comes from the cache. A block takes R rows of B, a piece of `Piece` columns at a time.
-template <class T, class Activation, bool kAddends, int R, int Piece, int Warps, int kMode>
+template <class T, class Activation, bool kAddends, int R, int Piece, int Warps>
 struct Gemv {
   static constexpr const char* source = "kernels/gemm/few_rows.tile.hpp";
 
@@ -31,24 +31,9 @@ struct Gemv {
       bool has_bias, has_residual;
     };
 
-    TW_INLINE static void prefetch(auto& block, const Params& p, Tile t) { if constexpr (kMode & 1) block.prefetch(p.b, t.m * R, R, t.batch * p.b_batches); }
-
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       Sums y, addend;
       block.fill(y, 0.0f);
-      if constexpr (kMode & 2) {
-        Weights b, next;
-        ColumnVector<Target, T, Weights> a, a_next;
-        block.load(b, p.b, t.m * R, 0, t.batch * p.b_batches);
-        block.load(a, p.a, 0, 0, t.batch * p.a_batches);
-        for (int k = Piece; k < p.depth; k += Piece) {
-          block.load(next, p.b, t.m * R, k, t.batch * p.b_batches);
-          block.load(a_next, p.a, 0, k, t.batch * p.a_batches);
-          block.add_products(y, b, a);
-          b = next; a = a_next;
-        }
-        block.add_products(y, b, a);
-      } else
       for (int k = 0; k < p.depth; k += Piece) {
         Weights b;
         ColumnVector<Target, T, Weights> a;

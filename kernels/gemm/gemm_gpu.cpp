@@ -115,12 +115,8 @@ void launch_gemv(const Call& call) {
   const auto stand = [](const Tensor& t) {  // [M, N] on end
     return t.transpose(-2, -1);
   };
-  const auto launch = [&]<class Act, bool kAddends>() {
-   [&]<int... kI>(std::integer_sequence<int, kI...>) {
-   const auto one = [&]<int kIndex>() {
-    if (kIndex != (getenv("GV") ? atoi(getenv("GV")) : 0)) return;
-    constexpr GemvConfig c = kGemvs[kIndex];
-    using Kernel = Gemv<T, Act, kAddends, c.rows, c.piece, c.warps, c.mode>;
+  const auto launch = [&]<class Act, bool kAddends, GemvConfig c>() {
+    using Kernel = Gemv<T, Act, kAddends, c.rows, c.piece, c.warps>;
     launch_gpu<Kernel>(call.stream, {ceil_div(call.n, c.rows), 1, call.batch}, [&](auto& bind, auto& p) {
       bind(p.a, call.a);
       bind(p.b, call.b);
@@ -136,12 +132,13 @@ void launch_gemv(const Call& call) {
       p.has_bias = call.bias != nullptr;
       p.has_residual = call.residual != nullptr;
     });
-   };
-   (one.template operator()<kI>(), ...);
-   }(std::make_integer_sequence<int, 9>{});
   };
   with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
-    call.addends() ? launch.template operator()<Act, true>() : launch.template operator()<Act, false>();
+    const auto run = [&]<GemvConfig c>() {
+      call.addends() ? launch.template operator()<Act, true, c>() : launch.template operator()<Act, false, c>();
+    };
+    const bool few = std::int64_t{call.n} * call.batch <= std::int64_t{kFewRowsPerUnit} * device_info(call.stream.device()).units;
+    few ? run.template operator()<kGemvFewRows>() : run.template operator()<kGemv>();
   });
 }
 
@@ -288,8 +285,8 @@ void register_16bit(std::vector<KernelVariant>& variants, const char* dtype) {
 
 void register_few_rows(std::vector<KernelVariant>& variants) {
   constexpr GemvConfig c = kGemv;
-  variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, false, c.rows, c.piece, c.warps, c.mode>>, true, true, "gemv_bf16"));
-  variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, true, c.rows, c.piece, c.warps, c.mode>>, true, true, "gemv_bf16_addends"));
+  variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, false, c.rows, c.piece, c.warps>>, true, true, "gemv_bf16"));
+  variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, true, c.rows, c.piece, c.warps>>, true, true, "gemv_bf16_addends"));
   variants.push_back(make_spec(kernel_info<PartialVariant<bf16, kColumns, kColumns, kTurned>>, true, true, "gemm_bf16_turned_partial"));
   variants.push_back(
       make_spec(kernel_info<PartialVariant<bf16, kColumns, kColumns, kConfigs[3]>>, true, true, "gemm_bf16_nt_128x128_partial"));

@@ -4,9 +4,9 @@
 
 namespace tw::kernels::transpose {
 
-/// Of a GPU's squares: a line of 128 bytes.
+/// Of a GPU's squares: two lines of 128 bytes, as far as shared memory has room.
 template <class T>
-inline constexpr int kGpuSide = 128 / static_cast<int>(sizeof(T));
+inline constexpr int kGpuSide = sizeof(T) == 1 ? 128 : 256 / static_cast<int>(sizeof(T));
 
 /// y = x with rows and columns exchanged, for each i, in squares of `Side`, which a GPU loads and stores in pieces of `Width` elements.
 template <class T, int Side, int Width>

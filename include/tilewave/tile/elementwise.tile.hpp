@@ -130,9 +130,10 @@ struct Elementwise {
   template <class Target>
   struct On {
     static constexpr int min_blocks = 8;
+    using X = Rows<Target, float, tile_rows, tile_cols, 4, width>;
     struct Part {
-      Global<Target, const T> in[inputs];
-      Global<Target, T> out;
+      Global<Target, const T, X> in[inputs];
+      Global<Target, T, X> out;
     };
     struct Params {
       Part parts[2];  ///< what whole rows of tile_cols elements hold, and the elements left over
@@ -143,7 +144,7 @@ struct Elementwise {
       const Part& part = p.parts[t.m < p.tiles ? 0 : 1];
       const int row = t.m < p.tiles ? t.m * tile_rows : 0, col = t.n * tile_cols;
       const int j = part.out.size_j == 1 ? 0 : t.batch / part.out.size_i, i = t.batch - j * part.out.size_i;
-      Rows<Target, float, tile_rows, tile_cols, 4, width> x[inputs];
+      X x[inputs];
       TW_UNROLL
       for (int n = 0; n < inputs; ++n) block.load(x[n], part.in[n], row, col, i, j);
       const auto f = [](auto... values) { return F::apply(values...); };

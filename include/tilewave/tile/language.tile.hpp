@@ -32,7 +32,6 @@
 //   finish(block, params, tile, memory, state)    stores the result
 //
 // Kernels that only touch global memory need Params and compute(block, params, tile) alone. Theirs is
-//   prefetch(block, params, tile)  block.prefetch() of what is read anyway: a GPU does it while the launch before this one still runs
 //   static constexpr int warps   of a block, a multiple of 4 up to 32; 4 when left out
 //   static constexpr int min_blocks  that a GPU's unit shall hold at once: the compiler keeps to the registers that this leaves; 1 when
 //   left out

@@ -368,16 +368,6 @@ struct Block {
       if (to.inside(r, col)) *to.template at<E>(r, col, i, j) = tw::to<E>(from.x[n]);
     }
   }
-  /// Has the cache fetch `count` whole rows from `row` on, of a tensor that moves in pieces: a hint.
-  template <class G>
-  TW_INLINE void prefetch(const G& from, int row, int count, int i = 0, int j = 0) const {
-    if constexpr (kTmaLoad && moves_in_pieces<typename G::TileType>) {
-      using E = typename G::Element;
-      const int mine = row + thread();
-      if (thread() < count && mine < from.rows)
-        ptx::prefetch_to_l2(from.template piece_at<const E>(mine, 0, i, j), static_cast<u32>(from.cols) * sizeof(E) / 16 * 16);
-    }
-  }
   /// One element as f32, which must lie inside the tensor; every thread gets it.
   template <class G>
   TW_INLINE float value(const G& from, int row, int col, int i = 0, int j = 0) const {

@@ -142,11 +142,6 @@ TW_INLINE void wait_for_previous_launch() { TW_ASM("griddepcontrol.wait;" ::: "m
 /// Once every block has said so, the next launch's blocks may start where there is room.
 TW_INLINE void allow_next_launch() { TW_ASM("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-/// Has the L2 cache fetch `bytes` from an address; both multiples of 16.
-TW_INLINE void prefetch_to_l2(const void* from, u32 bytes) {
-  TW_ASM("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
 // Warp
 
 template <class T>

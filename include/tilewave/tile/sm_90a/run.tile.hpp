@@ -85,15 +85,14 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     return tile;
   };
 
-  // What comes before does not read global memory: it may run while the previous launch's last blocks finish.
+  // What comes before does not touch global memory: it may run while the previous launch's last blocks finish.
   const auto begin = [] {
     ptx::wait_for_previous_launch();
     ptx::allow_next_launch();
   };
   if constexpr (!S::produces) {
-    const ComputeBlock block{0};
-    if constexpr (requires { On::prefetch(block, params, Tile{}); }) On::prefetch(block, params, tile_at(first));
     begin();
+    const ComputeBlock block{0};
     const auto compute_tile = [&](int i) {
       if constexpr (requires { typename On::Memory; }) {
         Allocator allocator{S::warpgroups, cluster};
