@@ -136,9 +136,13 @@ struct RowView {
     cost += cost_of([&] { tile.x = apply(f, tile.x); }) * F::cols;
   }
   template <class Fn>
-  auto map_partial_sum(Fn f) const {
+  auto map_sum(Fn f) const {
     map(f);
     return sum();
+  }
+  template <class Fn>
+  auto map_partial_sum(Fn f) const {
+    return map_sum(f);
   }
   template <class Fn>
   auto fold(Fn f) const {

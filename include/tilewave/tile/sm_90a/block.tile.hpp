@@ -129,7 +129,7 @@ struct Block {
       for_each(fragment, [&](int row, int col, auto& x) { f(row, col, x, 0.0f); });
     }
   }
-  /// f(i, row) for every row; i indexes a RowVector, `row` offers max(), sum(), map(f), map_partial_sum(f).
+  /// f(i, row) for every row; i indexes a RowVector, `row` offers max(), sum(), map(f), map_sum(f), map_partial_sum(f).
   template <class F, class Fn>
   TW_INLINE void rows(F& fragment, Fn f) const {
     TW_UNROLL
