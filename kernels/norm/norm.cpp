@@ -57,8 +57,7 @@ void run_on_gpu(const Call& call) {
     launch_gpu<Kernel>(call.stream, row_grid(kOp<kind>, call.views, 1, kRows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
   if (call.cols > longest_held_row(32)) return launch(std::type_identity<Chunked<kind, X, Y, W>>{}, std::integral_constant<int, 1>{});
-  const RowConfig config =
-      choose_rows(call.views.rows() * call.views.outer(), call.cols, device_info(call.stream.device()).units);
+  const RowConfig config = choose_rows(call.views.rows() * call.views.outer(), call.cols, device_info(call.stream.device()).units);
   with_row_config(config, [&]<int kRowWarps, int kShare>() {
     launch(std::type_identity<Held<kind, X, Y, W, kRowWarps, kShare>>{}, std::integral_constant<int, RowTile<kRowWarps, kShare>::rows>{});
   });

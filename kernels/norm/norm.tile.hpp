@@ -127,12 +127,14 @@ struct CachedRows {
       if constexpr (kind == Kind::layer) {
         ColumnVector<Target, W, Values> bias;
         p.has_bias ? block.load(bias, p.bias, 0, 0) : block.fill(bias, 0.0f);
-        block.map(h, mean, scale, weight, bias,
-                  [](float v, float m, float s, W w, W b) { return (v - m) * s * static_cast<float>(w) + static_cast<float>(b); });
+        block.map_store(
+            h, p.y, row0, 0, i, j,
+            [](float v, float m, float s, W w, W b) { return (v - m) * s * static_cast<float>(w) + static_cast<float>(b); }, mean, scale,
+            weight, bias);
       } else {
-        block.map(h, scale, weight, [](float v, float s, W w) { return rounded_to<X>(v * s) * static_cast<float>(w); });
+        block.map_store(
+            h, p.y, row0, 0, i, j, [](float v, float s, W w) { return rounded_to<X>(v * s) * static_cast<float>(w); }, scale, weight);
       }
-      block.store(h, p.y, row0, 0, i, j);
     }
   };
 };

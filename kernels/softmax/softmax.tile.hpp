@@ -42,8 +42,8 @@ struct HeldRows {
         const float largest = row.max();
         factor[r] = 1.0f / row.map_sum([&](float v) { return exp2((v - largest) * scale); });
       });
-      block.map(x, factor, [](float v, float f) { return v * f; });
-      block.store(x, p.y, row0, 0, i, j);
+      block.map_store(
+          x, p.y, row0, 0, i, j, [](float v, float f) { return v * f; }, factor);
     }
   };
 };

@@ -259,6 +259,11 @@ class Block {
   void map(F& tile, const A& a, const B& b, const C& c, const D& d, Fn f) const {
     map_with(tile, f, value_of(a), value_of(b), value_of(c), value_of(d));
   }
+  template <class F, class G, class Fn, class... Operands>
+  void map_store(F& tile, const G& to, int row, int col, int i, int j, Fn f, const Operands&... operands) const {
+    map(tile, operands..., f);
+    store(tile, to, row, col, i, j);
+  }
   template <class T, int R, int C>
   void column_sum(const Fragment<T, R, C>& tile, ColumnVector<T, Fragment<T, R, C>>& vector, const Scratch<T, R, C>&) const {
     reduce_columns(tile, vector);

@@ -499,9 +499,9 @@ class Block {
     using T = typename G::Element;
     const Extent rows(row0, F::rows, to.rows), cols(col0, F::cols, to.cols);
     if (cols.begin >= cols.end) return;
-    if constexpr (is_same<typename F::Element, float> && (is_same<T, float> || is_same<T, bf16>)) {
+    if constexpr (streams<typename F::Element, T>) {
       if (to.stride_col == 1) {
-        const bool past_caches = static_cast<i64>(to.size_j) * to.size_i * to.rows * to.cols * static_cast<int>(sizeof(T)) >= kStreamBytes;
+        const bool past_caches = is_large(to);
         for (int r = rows.begin; r < rows.end; ++r)
           store_row(to.template at<T>(row0 + r, col0 + cols.begin, i, j), from.x + r * F::cols + cols.begin, cols.end - cols.begin,
                     past_caches);
@@ -519,6 +519,22 @@ class Block {
         for (int c = cols.begin; c < cols.end; ++c) target[c * to.stride_col] = tw::to<T>(source[c]);
       }
     }
+  }
+  template <class F, class G, class Fn, class... Operands>
+  TW_INLINE void map_store(F& tile, const G& to, int row0, int col0, int i, int j, Fn f, const Operands&... operands) const {
+    using T = typename G::Element;
+    if constexpr (has_pieces<F> && streams<typename F::Element, T>) {
+      if (to.stride_col == 1 && row0 >= 0 && row0 < to.rows && col0 >= 0) {  // memory takes a piece while the next one is computed
+        const bool past_caches = is_large(to);
+        T* const target = to.template at<T>(row0, col0, i, j);
+        const auto store_piece = [&](int c) {
+          if (const int n = min(kPiece, to.cols - col0 - c); n > 0) store_row(target + c, tile.x + c, n, past_caches);
+        };
+        return map_in_pieces(tile, f, store_piece, operands...);
+      }
+    }
+    map_with(tile, f, operands...);
+    store(tile, to, row0, col0, i, j);
   }
   template <class S, class T, int R, int C, class G>
   void store(const Fragment<S, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i = 0, int j = 0) const {
@@ -647,6 +663,9 @@ class Block {
       for (const u8* p = row + static_cast<i64>(col) * size; p < end; p += 64) __builtin_prefetch(p, 0, 2);
     }
   };
+  static constexpr int kPiece = 256;
+  template <class F>
+  static constexpr bool has_pieces = F::rows == 1 && F::cols % kPiece == 0;
   static constexpr int kMinAhead = 1024;  // shorter rows: the processor finds the next one by itself
   static constexpr int kMaxAhead = 2;
   mutable Ahead ahead_[kMaxAhead];
@@ -681,6 +700,13 @@ class Block {
     }
     for (; c < size; ++c) to[c] = tw::to<T>(fill.value);
   }
+  /// Tiles of From and tensors of To that the library has functions for.
+  template <class From, class To>
+  static constexpr bool streams = is_same<From, float> && (is_same<To, float> || is_same<To, bf16>);
+  template <class G>
+  static bool is_large(const G& to) {
+    return static_cast<i64>(to.size_j) * to.size_i * to.rows * to.cols * static_cast<i64>(sizeof(typename G::Element)) >= kStreamBytes;
+  }
   static void store_row(float* to, const float* from, int n, bool past_caches) {
     if (past_caches)
       library().stream_f32(to, from, n);
@@ -693,18 +719,22 @@ class Block {
     else
       library().narrow_bf16(&to->bits, from, n);
   }
+  /// Of one long row: maps a piece, fetches as much of the rows ahead, calls done(its first column), and goes on.
+  template <class F, class Fn, class Done, class... Operands>
+  TW_INLINE void map_in_pieces(F& tile, Fn f, Done done, const Operands&... operands) const {
+    for (int c = 0; c < F::cols; c += kPiece) {
+      for (int n = 0; n < ahead_count_; ++n) ahead_[n].fetch(c, kPiece);
+      for (int k = c; k < c + kPiece; ++k) tile.x[k] = f(tile.x[k], value_at<F>(operands, 0, k)...);
+      done(c);
+    }
+    ahead_count_ = 0;
+  }
   template <class F, class Fn, class... Operands>
   TW_INLINE void map_with(F& tile, Fn f, const Operands&... operands) const {
-    constexpr int kPiece = 256;
-    if constexpr (F::rows == 1 && F::cols % kPiece == 0) {
-      if (ahead_count_ > 0) {
-        for (int c = 0; c < F::cols; c += kPiece) {
-          for (int n = 0; n < ahead_count_; ++n) ahead_[n].fetch(c, kPiece);
-          for (int k = c; k < c + kPiece; ++k) tile.x[k] = f(tile.x[k], value_at<F>(operands, 0, k)...);
-        }
-        ahead_count_ = 0;
-        return;
-      }
+    if constexpr (has_pieces<F>) {
+      if (ahead_count_ > 0)
+        return map_in_pieces(
+            tile, f, [](int) {}, operands...);
     }
     for (int r = 0; r < F::rows; ++r)
       for (int c = 0; c < F::cols; ++c) tile.x[r * F::cols + c] = f(tile.x[r * F::cols + c], value_at<F>(operands, r, c)...);

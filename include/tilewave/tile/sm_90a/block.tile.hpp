@@ -383,6 +383,13 @@ struct Block {
   TW_INLINE float value(const G& from, int row, int col, int i = 0, int j = 0) const {
     return static_cast<float>(*from.template at<const typename G::Element>(row, col, i, j));
   }
+  /// map(tile, operands..., f) and store(tile, to, row0, col0, i, j): on a CPU in pieces, so that memory takes one while the next is
+  /// computed.
+  template <class F, class G, class Fn, class... Operands>
+  TW_INLINE void map_store(F& tile, const G& to, int row0, int col0, int i, int j, Fn f, const Operands&... operands) const {
+    map_with(tile, f, operands...);
+    store(tile, to, row0, col0, i, j);
+  }
   /// Elements outside the tensor are dropped; each is rounded to the tensor's type.
   template <class F, class G>
   TW_INLINE void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
