@@ -106,7 +106,7 @@ struct CachedRows {
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i, cols = p.x.cols;
-      const float per_column = 1.0f / static_cast<float>(cols), epsilon = p.epsilon;
+      const float per_column = p.per_column, epsilon = p.epsilon;
       Values h;
       load_h<X>(block, p, h, row0, 0, i, j);
       RowVector<Target, float, Values> mean, scale;
@@ -123,10 +123,10 @@ struct CachedRows {
         scale[r] = rsqrt(row.sum([&](float v) { return (v - m) * (v - m); }) * per_column + epsilon);
       });
       ColumnVector<Target, W, Values> weight;
-      p.has_weight ? block.load(weight, p.weight, 0, 0) : block.fill(weight, 1.0f);
+      block.load(weight, p.weight, 0, 0, 0, 0, Fill{1});
       if constexpr (kind == Kind::layer) {
         ColumnVector<Target, W, Values> bias;
-        p.has_bias ? block.load(bias, p.bias, 0, 0) : block.fill(bias, 0.0f);
+        block.load(bias, p.bias, 0, 0);
         block.map_store(
             h, p.y, row0, 0, i, j,
             [](float v, float m, float s, W w, W b) { return (v - m) * s * static_cast<float>(w) + static_cast<float>(b); }, mean, scale,
