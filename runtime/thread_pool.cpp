@@ -35,6 +35,13 @@ void pause() {
 #endif
 }
 
+/// Kernels may have written past the caches, in no order: before others are told that they are done, all of it is in memory.
+void drain_stores() {
+#if defined(__x86_64__)
+  __builtin_ia32_sfence();
+#endif
+}
+
 int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -79,6 +86,7 @@ void ThreadPool::do_indices(Job& job) {
       job.next.store(job.count);
     }
   }
+  drain_stores();
 }
 
 /// The oldest job that a worker may join, with the mutex held.
@@ -128,6 +136,7 @@ void ThreadPool::run(long count, int threads, void (*body)(void* context, long i
   const int helpers = static_cast<int>(std::min<long>(count, threads)) - 1;
   if (helpers <= 0 || inside_body) {
     for (long i = 0; i < count; ++i) body(context, i);
+    drain_stores();
     return;
   }
   Job job(count, body, context, helpers);

@@ -439,6 +439,46 @@ TEST_P(CpuLibrary, EveryValueIsWidened) {
   check(E5M2{}, 16);
 }
 
+/// n floats: any bits, so NaN, infinity and subnormals too; every third lies halfway between two bf16 numbers or next to that.
+std::vector<float> any_floats(int n, std::mt19937_64& random) {
+  std::vector<float> x(static_cast<std::size_t>(n));
+  for (float& v : x) {
+    auto bits = static_cast<unsigned>(random());
+    if (random() % 3 == 0) bits = (bits & 0xffff0000u) + 0x7fffu + static_cast<unsigned>(random() % 3);
+    if (random() % 16 == 0) bits &= 0x807fffffu;
+    if (random() % 16 == 0) bits |= 0x7f800000u;
+    v = std::bit_cast<float>(bits);
+  }
+  return x;
+}
+
+TEST_P(CpuLibrary, RowsOfAnyLengthAtAnyAddress) {
+  const Library& library = *GetParam();
+  for (const int n : {0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100, 777}) {
+    for (int shift = 0; shift < 32; ++shift) {
+      const std::vector<float> from = any_floats(n, random_);
+      Guarded<float> f32(shift + n);
+      Guarded<unsigned short> streamed(shift + n), narrowed(shift + n);
+      const unsigned short untouched = narrowed[-1];
+      library.stream_f32(f32.data() + shift, from.data(), n);
+      library.stream_bf16(streamed.data() + shift, from.data(), n);
+      library.narrow_bf16(narrowed.data() + shift, from.data(), n);
+      for (int k = 0; k < shift + n; ++k) {
+        if (k < shift) {
+          ASSERT_EQ(f32[k], static_cast<float>(untouched)) << "written before the row, " << k;
+          ASSERT_EQ(streamed[k], untouched) << "written before the row, " << k;
+          ASSERT_EQ(narrowed[k], untouched) << "written before the row, " << k;
+        } else {
+          const float x = from[static_cast<std::size_t>(k - shift)];
+          ASSERT_EQ(std::bit_cast<unsigned>(f32[k]), std::bit_cast<unsigned>(x)) << k - shift << " of " << n << " at " << shift;
+          ASSERT_EQ(streamed[k], tw::bf16(x).bits) << std::hex << std::bit_cast<unsigned>(x) << " of " << n << " at " << shift;
+          ASSERT_EQ(narrowed[k], tw::bf16(x).bits) << std::hex << std::bit_cast<unsigned>(x) << " of " << n << " at " << shift;
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Isa, CpuLibrary, testing::ValuesIn(libraries()), [](const testing::TestParamInfo<const Library*>& tested) {
   std::string name = tested.param->isa;
   std::replace(name.begin(), name.end(), '+', '_');

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -198,6 +199,14 @@ TEST_P(ElementFunctions, NanStaysNan) {
     EXPECT_TRUE(std::isnan(run(static_cast<Function>(function), kNaN))) << "function " << function;
     EXPECT_TRUE(std::isnan(run(static_cast<Function>(function), -kNaN))) << "function " << function;
   }
+}
+
+TEST_P(ElementFunctions, NanOfAnyBitsStaysNan) {
+  std::vector<float> x;
+  for (const std::uint32_t bits : {0x7f800001u, 0x7fffffffu, 0x7fc001ffu, 0xff800001u, 0xffffffffu, 0xffc00100u})
+    x.push_back(std::bit_cast<float>(bits));
+  for (const Function function : {Function::exp2, Function::exp, Function::sigmoid})
+    for (const float y : run(function, x)) EXPECT_TRUE(std::isnan(y)) << "function " << static_cast<int>(function);
 }
 
 TEST_P(ElementFunctions, ExponentialsOverflowAndVanish) {

@@ -332,6 +332,18 @@ TEST(Fp4x2, HoldsTwo) {
 }
 
 /// The conversions inside a kernel, a GPU's instructions among them, give what the host's give.
+TEST(RoundedTo, IsThereAndBack) {
+  std::mt19937_64 random = random_engine();
+  for (int n = 0; n < 200'000; ++n) {
+    const float x =
+        std::bit_cast<float>(n % 4 == 0 ? static_cast<std::uint32_t>(random()) | 0x7f800000u : static_cast<std::uint32_t>(random()));
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(rounded_to<bf16>(x)), std::bit_cast<std::uint32_t>(static_cast<float>(bf16(x)))) << x;
+  }
+  EXPECT_EQ(rounded_to<bf16>(1.00390625f), 1.0f);
+  EXPECT_EQ(rounded_to<f16>(65520.0f), kInf);
+  EXPECT_EQ(rounded_to<float>(0.1f), 0.1f);
+}
+
 class NumberTypes : public testing::TestWithParam<Device> {
  protected:
   void SetUp() override { skip_unless_present(device); }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <string>
@@ -190,7 +191,9 @@ void launch_cpu(const TileGrid& grid, Bind bind) {
   typename On::Params params{};
   detail::CpuBinder binder;
   bind(binder, params);
-  detail::parallel_for(grid.count(), [&](long index) {
+  // Tiles of rows are many and short, and each begins to fetch the next one's: a thread takes some that follow each other.
+  const long count = grid.count(), run = detail::has_load<On> ? 1 : std::clamp(count / (8L * cpu_threads()), 1L, 16L);
+  detail::parallel_for((count + run - 1) / run, [&](long first) {
     // Every thread has its own tile memory: rings start empty, and nothing is shared.
     const std::size_t bytes = static_cast<std::size_t>(cpu::memory_bytes<On>());
     thread_local std::shared_ptr<void> arena;
@@ -199,7 +202,8 @@ void launch_cpu(const TileGrid& grid, Bind bind) {
       arena = allocate(bytes, Stream::standard(Device::cpu()));
       arena_bytes = bytes;
     }
-    cpu::run<On>(params, grid, static_cast<int>(index), static_cast<u8*>(arena.get()));
+    for (long index = first * run; index < std::min(count, (first + 1) * run); ++index)
+      cpu::run<On>(params, grid, static_cast<int>(index), static_cast<u8*>(arena.get()));
   });
 }
 

@@ -14,6 +14,7 @@ namespace tw {
 namespace {
 
 using namespace kernels;
+using kernels::norm::CachedRows;
 using kernels::norm::ChunkedRows;
 using kernels::norm::HeldRows;
 using kernels::norm::Kind;
@@ -56,8 +57,7 @@ void run_on_gpu(const Call& call) {
     launch_gpu<Kernel>(call.stream, row_grid(kOp<kind>, call.views, 1, kRows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
   if (call.cols > longest_held_row(32)) return launch(std::type_identity<Chunked<kind, X, Y, W>>{}, std::integral_constant<int, 1>{});
-  const RowConfig config =
-      choose_rows(call.views.rows() * call.views.outer(), call.cols, device_info(call.stream.device()).units);
+  const RowConfig config = choose_rows(call.views.rows() * call.views.outer(), call.cols, device_info(call.stream.device()).units);
   with_row_config(config, [&]<int kRowWarps, int kShare>() {
     launch(std::type_identity<Held<kind, X, Y, W, kRowWarps, kShare>>{}, std::integral_constant<int, RowTile<kRowWarps, kShare>::rows>{});
   });
@@ -65,15 +65,14 @@ void run_on_gpu(const Call& call) {
 
 template <Kind kind, class X, class Y, class W>
 void run_on_cpu(const Call& call) {
-  const auto launch = [&]<template <Kind, class, class, class, int, int, int, int> class Kernel, int kRows, int kCols>() {
-    launch_cpu<Kernel<kind, X, Y, W, kRows, kCols, 4, 0>>(row_grid(kOp<kind>, call.views, 1, kRows, 1),
-                                                       [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+  const auto launch = [&]<class Kernel>(std::type_identity<Kernel>, int rows) {
+    launch_cpu<Kernel>(row_grid(kOp<kind>, call.views, 1, rows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
   // A tile of 16 KB stays in the first-level cache.
-  if (call.cols <= 256) return launch.template operator()<HeldRows, 16, 256>();
-  if (call.cols <= 1280) return launch.template operator()<HeldRows, 1, 1280>();
-  if (call.cols <= 4096) return launch.template operator()<HeldRows, 1, 4096>();
-  launch.template operator()<ChunkedRows, 1, 1024>();
+  if (call.cols <= 256) return launch(std::type_identity<CachedRows<kind, X, Y, W, 16, 256>>{}, 16);
+  if (call.cols <= 1280) return launch(std::type_identity<CachedRows<kind, X, Y, W, 1, 1280>>{}, 1);
+  if (call.cols <= 4096) return launch(std::type_identity<CachedRows<kind, X, Y, W, 1, 4096>>{}, 1);
+  launch(std::type_identity<ChunkedRows<kind, X, Y, W, 1, 1024, 4, 0>>{}, 1);
 }
 
 void check_weights(const char* op, const char* name, const Tensor& t, const Tensor& x) {

@@ -94,6 +94,51 @@ struct HeldRows {
   };
 };
 
+/// Rows of up to C columns on the CPU, in its first-level cache: as few passes over them as there can be.
+template <Kind kind, class X, class Y, class W, int R, int C>
+struct CachedRows {
+  static constexpr const char* source = "kernels/norm/norm.tile.hpp";
+
+  template <class Target>
+  struct On {
+    using Values = Rows<Target, float, R, C, 4, 0>;
+    using Params = typename Types<X, Y, W>::template Params<Target, Values>;
+
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i, cols = p.x.cols;
+      const float per_column = p.per_column, epsilon = p.epsilon;
+      Values h;
+      load_h<X>(block, p, h, row0, 0, i, j);
+      RowVector<Target, float, Values> mean, scale;
+      if constexpr (kind == Kind::layer) {
+        block.rows(h, [&](int r, auto row) { mean[r] = row.sum() * per_column; });
+        if (cols < C) {
+          block.for_each(h, [&](int r, int col, float& v) {
+            if (col >= cols) v = mean[r];  // at no distance from it
+          });
+        }
+      }
+      block.rows(h, [&](int r, auto row) {
+        const float m = kind == Kind::layer ? mean[r] : 0.0f;
+        scale[r] = rsqrt(row.sum([&](float v) { return (v - m) * (v - m); }) * per_column + epsilon);
+      });
+      ColumnVector<Target, W, Values> weight;
+      block.load(weight, p.weight, 0, 0, 0, 0, Fill{1});
+      if constexpr (kind == Kind::layer) {
+        ColumnVector<Target, W, Values> bias;
+        block.load(bias, p.bias, 0, 0);
+        block.map_store(
+            h, p.y, row0, 0, i, j,
+            [](float v, float m, float s, W w, W b) { return (v - m) * s * static_cast<float>(w) + static_cast<float>(b); }, mean, scale,
+            weight, bias);
+      } else {
+        block.map_store(
+            h, p.y, row0, 0, i, j, [](float v, float s, W w) { return rounded_to<X>(v * s) * static_cast<float>(w); }, scale, weight);
+      }
+    }
+  };
+};
+
 /// Rows of any length in chunks of C columns; sums stay element by element until the last chunk.
 template <Kind kind, class X, class Y, class W, int R, int C, int Warps, int Width>
 struct ChunkedRows {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <tuple>
@@ -182,6 +183,32 @@ TEST_P(Norm, InfinitiesAndNaN) {
       else
         ASSERT_TRUE(std::isnan(y[i]));
     }
+  }
+}
+
+/// Results of 16 MB and more are written past a CPU's caches: what one row alone gives.
+TEST_P(Norm, LargeTensorsWithGaps) {
+  if (device.is_cuda() || dtype == DType::f16) return;
+  constexpr std::int64_t kCols = 1281;
+  const std::int64_t rows = (std::int64_t{17} << 20) / (kCols * static_cast<std::int64_t>(size_of(dtype)));
+  const Placement place{.offset = 5, .gap = 3};
+  PlacedTensor x({rows, kCols}, dtype, device), residual({rows, kCols}, dtype, device), weight({kCols}, dtype, device);
+  PlacedTensor y({rows, kCols}, dtype, device, place), sum({rows, kCols}, dtype, device, place);
+  PlacedTensor y_row({kCols}, dtype, device), sum_row({kCols}, dtype, device);
+  x.fill_random(random);
+  residual.fill_random(random);
+  weight.fill_random(random);
+  run(x, y, {.weight = &weight.tensor(), .residual = &residual.tensor(), .sum = &sum.tensor()});
+  EXPECT_TRUE(y.gaps_intact());
+  EXPECT_TRUE(sum.gaps_intact());
+  for (int n = 0; n < 200; ++n) {
+    const std::int64_t at = n == 0 ? rows - 1 : n == 1 ? 0 : pick(static_cast<int>(rows));
+    const Tensor added = residual.tensor().select(0, at);
+    run(x.tensor().select(0, at), y_row, {.weight = &weight.tensor(), .residual = &added, .sum = &sum_row.tensor()});
+    const auto same = [&](const PlacedTensor& large, const PlacedTensor& row) {
+      return std::memcmp(large.tensor().select(0, at).data(), row.tensor().data(), kCols * size_of(dtype)) == 0;
+    };
+    ASSERT_TRUE(same(y, y_row) && same(sum, sum_row)) << "row " << at;
   }
 }
 

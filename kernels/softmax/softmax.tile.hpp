@@ -40,11 +40,10 @@ struct HeldRows {
       RowVector<Target, float, Values> factor;
       block.rows(x, [&](int r, auto row) {
         const float largest = row.max();
-        row.map([&](float v) { return exp2((v - largest) * scale); });
-        factor[r] = 1.0f / row.sum();
+        factor[r] = 1.0f / row.map_sum([&](float v) { return exp2((v - largest) * scale); });
       });
-      block.map(x, factor, [](float v, float f) { return v * f; });
-      block.store(x, p.y, row0, 0, i, j);
+      block.map_store(
+          x, p.y, row0, 0, i, j, [](float v, float f) { return v * f; }, factor);
     }
   };
 };

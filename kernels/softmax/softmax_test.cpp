@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <tuple>
@@ -173,6 +174,25 @@ TEST_P(Softmax, LargestNumbersOfF32) {
     const std::vector<double> y = of_row(row);
     for (std::size_t i = 0; i < cols; ++i) ASSERT_EQ(y[i], i == 1 ? 1 : 0);
     for (const double v : of_row(std::vector<float>(cols, -most))) ASSERT_NEAR(v, 1.0 / static_cast<double>(cols), 1e-6);
+  }
+}
+
+/// Results of 16 MB and more are written past a CPU's caches, in whole lines where these lie inside a row.
+TEST_P(Softmax, LargeTensorsWithGaps) {
+  if (device.is_cuda() || dtype == DType::f16) return;
+  constexpr std::int64_t kCols = 1999;
+  const std::int64_t rows = (std::int64_t{17} << 20) / (kCols * static_cast<std::int64_t>(size_of(dtype)));
+  for (const Placement& y_place : {Placement{.offset = 3, .gap = 1}, Placement{.gap = 49}}) {
+    PlacedTensor x({rows, kCols}, dtype, device), y({rows, kCols}, dtype, device, y_place), row({kCols}, dtype, device);
+    x.fill_random(random, 3);
+    tw::softmax(x, y);
+    EXPECT_TRUE(y.gaps_intact());
+    for (int n = 0; n < 200; ++n) {
+      const std::int64_t at = n == 0 ? rows - 1 : n == 1 ? 0 : pick(static_cast<int>(rows));
+      tw::softmax(x.tensor().select(0, at), row);
+      const Tensor large = y.tensor().select(0, at);
+      ASSERT_EQ(std::memcmp(large.data(), row.tensor().data(), kCols * size_of(dtype)), 0) << "row " << at;
+    }
   }
 }
 

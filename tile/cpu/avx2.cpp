@@ -74,6 +74,31 @@ struct Avx2 {
     out[3] = _mm256_cvtepi32_ps(_mm256_srai_epi32(all, 24));
   }
 
+  static void stream_line(float* to, const float* from) {
+    _mm256_stream_ps(to, load(from));
+    _mm256_stream_ps(to + 8, load(from + 8));
+  }
+  static __m256i rounded(const float* from) {  // in the upper halves
+    const Register x = load(from);
+    const __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const Register nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(up), _mm256_castsi256_ps(quiet), nan));
+  }
+  static __m256i narrowed(const float* from) {
+    const __m256i low = _mm256_srli_epi32(rounded(from), 16), high = _mm256_srli_epi32(rounded(from + 8), 16);
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+  }
+  static void stream_narrowed(unsigned short* to, const float* from) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), narrowed(from));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + 16), narrowed(from + 16));
+  }
+  static void store_narrowed(unsigned short* to, const float* from) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(to), narrowed(from));
+    _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(to + 16), narrowed(from + 16));
+  }
+
   static Register low_pairs(Register x, Register y) {
     return _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(x), _mm256_castps_pd(y)));
   }

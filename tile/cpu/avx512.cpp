@@ -81,6 +81,23 @@ struct Avx512 {
     out[3] = _mm512_cvtepi32_ps(_mm512_srai_epi32(all, 24));
   }
 
+  static void stream_line(float* to, const float* from) { _mm512_stream_ps(to, load(from)); }
+  static __m512i rounded(const float* from) {  // in the upper halves
+    const Register x = load(from);
+    const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    return _mm512_mask_or_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
+  }
+  static __m512i narrowed(const float* from) {
+    const __m256i low = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded(from), 16));
+    const __m256i high = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded(from + 16), 16));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  }
+  static void stream_narrowed(unsigned short* to, const float* from) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), narrowed(from));
+  }
+  static void store_narrowed(unsigned short* to, const float* from) { _mm512_storeu_si512(to, narrowed(from)); }
+
   static Register low_pairs(Register x, Register y) {
     return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
   }

@@ -11,6 +11,7 @@
 #include <immintrin.h>
 
 #include "tile/cpu/microkernel.hpp"
+#include "tile/cpu/rows.hpp"
 
 namespace tw::cpu {
 namespace {
@@ -37,11 +38,28 @@ struct Bf16 {
   static void accumulate(float* to, Register sum, bool overwrite) {
     _mm512_storeu_ps(to, overwrite ? sum : _mm512_add_ps(_mm512_loadu_ps(to), sum));
   }
+
+  static __m512i narrowed(const float* from) {
+    const __m512 low = _mm512_loadu_ps(from), high = _mm512_loadu_ps(from + 16);
+    constexpr int kSubnormal = 0x20;
+    if (_mm512_fpclass_ps_mask(low, kSubnormal) | _mm512_fpclass_ps_mask(high, kSubnormal)) [[unlikely]] {
+      alignas(64) unsigned short one_by_one[32];  // the instruction takes these for 0
+      for (int k = 0; k < 32; ++k) narrow_one(one_by_one[k], from[k]);
+      return _mm512_load_si512(one_by_one);
+    }
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+  }
+  static void stream_narrowed(unsigned short* to, const float* from) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), narrowed(from));
+  }
+  static void store_narrowed(unsigned short* to, const float* from) { _mm512_storeu_si512(to, narrowed(from)); }
 };
 
 }  // namespace
 
 Mma<float, unsigned short> avx512_bf16_mma() { return mma<Bf16>; }
+Stream<unsigned short> avx512_bf16_stream() { return stream_bf16<Bf16>; }
+Narrow avx512_bf16_narrow() { return narrow_bf16<Bf16>; }
 
 }  // namespace tw::cpu
 
@@ -50,6 +68,8 @@ Mma<float, unsigned short> avx512_bf16_mma() { return mma<Bf16>; }
 namespace tw::cpu {
 
 Mma<float, unsigned short> avx512_bf16_mma() { return nullptr; }
+Stream<unsigned short> avx512_bf16_stream() { return nullptr; }
+Narrow avx512_bf16_narrow() { return nullptr; }
 
 }  // namespace tw::cpu
 

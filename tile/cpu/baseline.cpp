@@ -83,6 +83,14 @@ struct Baseline {
     for (int j = 0; j < 4; ++j) out[j] = __builtin_convertvector(all << (24 - 8 * j) >> 24, Register);
   }
 
+  static void stream_line(float* to, const float* from) {
+    for (int k = 0; k < 16; k += kWidth) store(to + k, load(from + k));
+  }
+  static void store_narrowed(unsigned short* to, const float* from) {
+    for (int k = 0; k < 32; ++k) narrow_one(to[k], from[k]);
+  }
+  static void stream_narrowed(unsigned short* to, const float* from) { store_narrowed(to, from); }
+
   static void transpose(Register (&v)[kWidth]) {
     const Register low0 = __builtin_shufflevector(v[0], v[1], 0, 4, 1, 5), high0 = __builtin_shufflevector(v[0], v[1], 2, 6, 3, 7);
     const Register low1 = __builtin_shufflevector(v[2], v[3], 0, 4, 1, 5), high1 = __builtin_shufflevector(v[2], v[3], 2, 6, 3, 7);

@@ -13,6 +13,8 @@ const Library* avx512_library();  ///< null when not compiled in; to be called o
 /// Extensions of AVX-512, which come and go apart from each other. Null when not compiled in; to be used only where has_...().
 Mma<int, signed char> avx512_vnni_mma();
 Mma<float, unsigned short> avx512_bf16_mma();
+Stream<unsigned short> avx512_bf16_stream();
+Narrow avx512_bf16_narrow();
 
 /// Whether this processor, under this operating system, runs the set (every extension that its source file is compiled with).
 bool has_avx2();
@@ -20,8 +22,8 @@ bool has_avx512();
 bool has_avx512_vnni();
 bool has_avx512_bf16();
 
-/// avx512_library() with the products of those extensions that this processor has. To be called only where has_avx512() and that is not
-/// null.
+/// avx512_library() with the products and roundings of those extensions that this processor has. To be called only where has_avx512() and
+/// that is not null.
 const Library* extended_avx512_library();
 
 }  // namespace tw::cpu

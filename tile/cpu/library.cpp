@@ -48,7 +48,11 @@ const Library* extended_avx512_library() {
     const bool vnni = has_avx512_vnni() && avx512_vnni_mma() != nullptr, bf16 = has_avx512_bf16() && avx512_bf16_mma() != nullptr;
     Library library = *avx512_library();
     if (vnni) library.mma_i8 = avx512_vnni_mma();
-    if (bf16) library.mma_bf16 = avx512_bf16_mma();
+    if (bf16) {
+      library.mma_bf16 = avx512_bf16_mma();
+      library.stream_bf16 = avx512_bf16_stream();
+      library.narrow_bf16 = avx512_bf16_narrow();
+    }
     if (vnni || bf16) library.isa = !bf16 ? "avx512+vnni" : !vnni ? "avx512+bf16" : "avx512+vnni+bf16";
     return library;
   }();

@@ -11,6 +11,7 @@
 //   Exact                      V with sums that are integers, small enough for f32, and added to 32-bit integers
 
 #include "tile/cpu/microkernel.hpp"
+#include "tile/cpu/rows.hpp"
 
 namespace tw::cpu {
 namespace {
@@ -187,7 +188,10 @@ constexpr Library kLibrary{V::kIsa,
                            pack<V, E4M3>,
                            pack<V, E5M2>,
                            pack<V, BF16>,
-                           pack<V, I8>};
+                           pack<V, I8>,
+                           stream_f32<V>,
+                           stream_bf16<V>,
+                           narrow_bf16<V>};
 
 }  // namespace
 }  // namespace tw::cpu

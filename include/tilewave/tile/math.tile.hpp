@@ -66,23 +66,18 @@ TW_INLINE float fma(float a, float b, float c) { return TW_LIBM(fmaf)(a, b, c); 
 
 TW_INLINE float abs(float x) { return TW_LIBM(fabsf)(x); }
 
-/// 2^x; 2^-infinity is 0.
+/// 2^x; 0 where that is below the normal numbers.
 TW_INLINE float exp2(float x) {
 #if TW_ON_GPU
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  // Branch-free, so that compilers vectorise loops of it: 2^x = 2^n * 2^f, |f| <= 1/2, a minimax polynomial for 2^f (relative error 2e-7).
-  // Clamped to +-150, NaN aside, as an integer: arithmetic of floats may trap, so that compilers keep choices of its results as branches.
-  const u32 sign = bit_cast<u32>(x) & 0x80000000u;
-  const u32 magnitude = bit_cast<u32>(x) & 0x7fffffffu;
-  constexpr u32 kLimit = bit_cast<u32>(150.0f), kInfinityBits = 0x7f800000u;
-  const u32 limited = magnitude < kLimit || magnitude > kInfinityBits ? magnitude : kLimit;
-  const float clamped = bit_cast<float>(limited | sign);
-  const float shifted = clamped + 12582912.0f;
-  const int n = static_cast<int>(bit_cast<u32>(shifted)) - 0x4b400000;
-  const float f = clamped - (shifted - 12582912.0f);
+  // Branch-free, so that compilers vectorise loops of it: 2^x = 2^n * 2^f, |f| <= 1/2, a minimax polynomial for 2^f (relative error 2e-7),
+  // n added to its exponent. Choices are between integers: arithmetic of floats may trap, so that compilers keep choices of its results
+  // as branches.
+  const float shifted = x + 12582912.0f;
+  const float f = x - (shifted - 12582912.0f);
   float p = 1.540353e-4f;
   p = p * f + 1.3333558e-3f;
   p = p * f + 9.6181291e-3f;
@@ -90,10 +85,10 @@ TW_INLINE float exp2(float x) {
   p = p * f + 2.4022651e-1f;
   p = p * f + 6.9314718e-1f;
   p = p * f + 1.0f;
-  const int half = n / 2;  // in two factors: n may be beyond what one f32 exponent holds
-  const float a = bit_cast<float>(static_cast<u32>(half + 127) << 23);
-  const float b = bit_cast<float>(static_cast<u32>(n - half + 127) << 23);
-  return p * a * b;
+  const u32 inside = bit_cast<u32>(p) + (bit_cast<u32>(shifted) << 23);
+  const u32 beyond = bit_cast<u32>(x + kInfinity);  // infinity, or NaN
+  const u32 limited = x < 128.0f ? inside : beyond;
+  return bit_cast<float>(x < -126.0f ? 0u : limited);
 #endif
 }
 

@@ -354,4 +354,17 @@ TW_INLINE constexpr To to(From x) {
   }
 }
 
+/// x rounded to T, as a float.
+template <class T>
+TW_INLINE constexpr float rounded_to(float x) {
+#if !TW_ON_GPU
+  if constexpr (is_same<T, bf16>) {  // without a way through 16 bits, which compilers make vectors narrower and wider for
+    const u32 b = bit_cast<u32>(x);
+    const bool nan = (b & 0x7fffffffu) > 0x7f800000u;
+    return bit_cast<float>((nan ? b | 0x400000u : b + 0x7fffu + ((b >> 16) & 1u)) & 0xffff0000u);
+  }
+#endif
+  return static_cast<float>(to<T>(x));
+}
+
 }  // namespace tw

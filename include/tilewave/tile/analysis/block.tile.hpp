@@ -136,9 +136,13 @@ struct RowView {
     cost += cost_of([&] { tile.x = apply(f, tile.x); }) * F::cols;
   }
   template <class Fn>
-  auto map_partial_sum(Fn f) const {
+  auto map_sum(Fn f) const {
     map(f);
     return sum();
+  }
+  template <class Fn>
+  auto map_partial_sum(Fn f) const {
+    return map_sum(f);
   }
   template <class Fn>
   auto fold(Fn f) const {
@@ -254,6 +258,11 @@ class Block {
   template <class F, class A, class B, class C, class D, class Fn>
   void map(F& tile, const A& a, const B& b, const C& c, const D& d, Fn f) const {
     map_with(tile, f, value_of(a), value_of(b), value_of(c), value_of(d));
+  }
+  template <class F, class G, class Fn, class... Operands>
+  void map_store(F& tile, const G& to, int row, int col, int i, int j, Fn f, const Operands&... operands) const {
+    map(tile, operands..., f);
+    store(tile, to, row, col, i, j);
   }
   template <class T, int R, int C>
   void column_sum(const Fragment<T, R, C>& tile, ColumnVector<T, Fragment<T, R, C>>& vector, const Scratch<T, R, C>&) const {

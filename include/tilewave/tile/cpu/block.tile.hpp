@@ -171,9 +171,12 @@ struct RowView {
     for (int c = 0; c < F::cols; ++c) row()[c] = f(row()[c]);
   }
   template <class Fn>
+  TW_INLINE float map_sum(Fn f) const {
+    return fold_columns<Sum, F::cols>([&](int c) { return row()[c] = f(row()[c]); });
+  }
+  template <class Fn>
   TW_INLINE float map_partial_sum(Fn f) const {
-    map(f);
-    return sum();
+    return map_sum(f);
   }
   /// f(f(a, b), c)... of all the row's elements, in an order that is the same in every run; f must be associative and commutative.
   template <class Fn>
@@ -336,6 +339,7 @@ class Block {
   template <class F>
   void fill(F& values, auto value) const {
     for (auto& x : values.x) x = to<typename F::Element>(value);
+    if constexpr (requires { values.view; }) values.view = nullptr;
   }
   template <class F, class Fn>
   void for_each(F& fragment, Fn f) const {
@@ -396,7 +400,8 @@ class Block {
   TW_INLINE void add_products(RowVector<float, Fragment<T, R, C>>& sums, const Fragment<T, R, C>& tile,
                               const ColumnVector<U, Fragment<T, R, C>>& vector) const {
     for (int r = 0; r < R; ++r) {
-      sums.x[r] += fold_columns<Sum, C>([&](int c) { return static_cast<float>(tile.x[r * C + c]) * static_cast<float>(vector.x[c]); });
+      sums.x[r] +=
+          fold_columns<Sum, C>([&](int c) { return static_cast<float>(tile.x[r * C + c]) * static_cast<float>(vector.data()[c]); });
     }
   }
   template <class T, int R, int C, class Fn>
@@ -439,6 +444,11 @@ class Block {
   template <class T, int R, int C, class G>
   TW_INLINE void load(Fragment<T, R, C>& to, const G& from, int row0, int col0, int i = 0, int j = 0, Fill fill = {}) const {
     const Extent rows(row0, R, from.rows), cols(col0, C, from.cols);
+    if constexpr (R == 1 && C >= kMinAhead) {
+      if (row0 + 1 < from.rows && col0 == 0 && C >= from.cols && from.stride_col == 1 && ahead_count_ < kMaxAhead)
+        ahead_[ahead_count_++] = {reinterpret_cast<const u8*>(from.template at<const typename G::Element>(row0 + 1, 0, i, j)), from.cols,
+                                  static_cast<int>(sizeof(typename G::Element))};
+    }
     for (int r = 0; r < R; ++r) load_row(to.x + r * C, C, from, row0 + r, col0, rows.has(r) ? cols : Extent{}, i, j, fill);
   }
   template <class T, int R, int C, class G, class RowOf>
@@ -456,6 +466,13 @@ class Block {
   template <class T, class Tile, class G>
   TW_INLINE void load(ColumnVector<T, Tile>& to, const G& from, int row, int col0, int i = 0, int j = 0, Fill fill = {}) const {
     const bool has_row = row >= 0 && row < from.rows;
+    if constexpr (G::readable && is_same<T, typename G::Element>) {
+      if (has_row && col0 >= 0 && col0 + Tile::cols <= from.cols && from.stride_col == 1) {
+        to.view = from.template at<const T>(row, col0, i, j);
+        return;
+      }
+    }
+    to.view = nullptr;
     load_row(to.x, Tile::cols, from, row, col0, has_row ? Extent(col0, Tile::cols, from.cols) : Extent{}, i, j, fill);
   }
   template <class T, class Tile, class G>
@@ -482,15 +499,42 @@ class Block {
     using T = typename G::Element;
     const Extent rows(row0, F::rows, to.rows), cols(col0, F::cols, to.cols);
     if (cols.begin >= cols.end) return;
+    if constexpr (streams<typename F::Element, T>) {
+      if (to.stride_col == 1) {
+        const bool past_caches = is_large(to);
+        for (int r = rows.begin; r < rows.end; ++r)
+          store_row(to.template at<T>(row0 + r, col0 + cols.begin, i, j), from.x + r * F::cols + cols.begin, cols.end - cols.begin,
+                    past_caches);
+        return;
+      }
+    }
     for (int r = rows.begin; r < rows.end; ++r) {
       const auto* source = from.x + r * F::cols;
       T* const target = to.template at<T>(row0 + r, col0 + cols.begin, i, j) - cols.begin * to.stride_col;
-      if (to.stride_col == 1) {
+      if (cols.begin == 0 && cols.end == F::cols && to.stride_col == 1) {
+        for (int c = 0; c < F::cols; ++c) target[c] = tw::to<T>(source[c]);
+      } else if (to.stride_col == 1) {
         for (int c = cols.begin; c < cols.end; ++c) target[c] = tw::to<T>(source[c]);
       } else {
         for (int c = cols.begin; c < cols.end; ++c) target[c * to.stride_col] = tw::to<T>(source[c]);
       }
     }
+  }
+  template <class F, class G, class Fn, class... Operands>
+  TW_INLINE void map_store(F& tile, const G& to, int row0, int col0, int i, int j, Fn f, const Operands&... operands) const {
+    using T = typename G::Element;
+    if constexpr (has_pieces<F> && streams<typename F::Element, T>) {
+      if (to.stride_col == 1 && row0 >= 0 && row0 < to.rows && col0 >= 0) {  // memory takes a piece while the next one is computed
+        const bool past_caches = is_large(to);
+        T* const target = to.template at<T>(row0, col0, i, j);
+        const auto store_piece = [&](int c) {
+          if (const int n = min(kPiece, to.cols - col0 - c); n > 0) store_row(target + c, tile.x + c, n, past_caches);
+        };
+        return map_in_pieces(tile, f, store_piece, operands...);
+      }
+    }
+    map_with(tile, f, operands...);
+    store(tile, to, row0, col0, i, j);
   }
   template <class S, class T, int R, int C, class G>
   void store(const Fragment<S, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i = 0, int j = 0) const {
@@ -608,6 +652,25 @@ class Block {
   Product products_[max_in_flight] = {};
   int in_flight_ = 0;
 
+  /// The row after one that was loaded, which the next tile loads. It is fetched while this one is computed: with loops that only load,
+  /// only compute and only store, memory would wait for the second.
+  struct Ahead {
+    const u8* row;
+    int cols, size;
+    /// The part of columns `col` to col + count - 1.
+    TW_INLINE void fetch(int col, int count) const {
+      const u8* const end = row + static_cast<i64>(min(col + count, cols)) * size;
+      for (const u8* p = row + static_cast<i64>(col) * size; p < end; p += 64) __builtin_prefetch(p, 0, 2);
+    }
+  };
+  static constexpr int kPiece = 256;
+  template <class F>
+  static constexpr bool has_pieces = F::rows == 1 && F::cols % kPiece == 0;
+  static constexpr int kMinAhead = 1024;  // shorter rows: the processor finds the next one by itself
+  static constexpr int kMaxAhead = 2;
+  mutable Ahead ahead_[kMaxAhead];
+  mutable int ahead_count_ = 0;
+
   /// Which of `size` neighbours from `first` on lie inside a dimension of `limit`.
   struct Extent {
     int begin = 0, end = 0;
@@ -620,6 +683,11 @@ class Block {
   static TW_INLINE void load_row(T* to, int size, const G& from, int row, int col0, Extent cols, int i, int j, Fill fill) {
     using E = typename G::Element;
     int c = 0;
+    if (cols.begin == 0 && cols.end == size && from.stride_col == 1) {
+      const E* const source = from.template at<const E>(row, col0, i, j);
+      for (; c < size; ++c) to[c] = tw::to<T>(source[c]);
+      return;
+    }
     for (; c < cols.begin; ++c) to[c] = tw::to<T>(fill.value);
     if (cols.begin < cols.end) {
       const E* source = from.template at<const E>(row, col0 + c, i, j);
@@ -632,8 +700,42 @@ class Block {
     }
     for (; c < size; ++c) to[c] = tw::to<T>(fill.value);
   }
+  /// Tiles of From and tensors of To that the library has functions for.
+  template <class From, class To>
+  static constexpr bool streams = is_same<From, float> && (is_same<To, float> || is_same<To, bf16>);
+  template <class G>
+  static bool is_large(const G& to) {
+    return static_cast<i64>(to.size_j) * to.size_i * to.rows * to.cols * static_cast<i64>(sizeof(typename G::Element)) >= kStreamBytes;
+  }
+  static void store_row(float* to, const float* from, int n, bool past_caches) {
+    if (past_caches)
+      library().stream_f32(to, from, n);
+    else
+      __builtin_memcpy(to, from, static_cast<unsigned long>(n) * sizeof(float));
+  }
+  static void store_row(bf16* to, const float* from, int n, bool past_caches) {
+    if (past_caches)
+      library().stream_bf16(&to->bits, from, n);
+    else
+      library().narrow_bf16(&to->bits, from, n);
+  }
+  /// Of one long row: maps a piece, fetches as much of the rows ahead, calls done(its first column), and goes on.
+  template <class F, class Fn, class Done, class... Operands>
+  TW_INLINE void map_in_pieces(F& tile, Fn f, Done done, const Operands&... operands) const {
+    for (int c = 0; c < F::cols; c += kPiece) {
+      for (int n = 0; n < ahead_count_; ++n) ahead_[n].fetch(c, kPiece);
+      for (int k = c; k < c + kPiece; ++k) tile.x[k] = f(tile.x[k], value_at<F>(operands, 0, k)...);
+      done(c);
+    }
+    ahead_count_ = 0;
+  }
   template <class F, class Fn, class... Operands>
   TW_INLINE void map_with(F& tile, Fn f, const Operands&... operands) const {
+    if constexpr (has_pieces<F>) {
+      if (ahead_count_ > 0)
+        return map_in_pieces(
+            tile, f, [](int) {}, operands...);
+    }
     for (int r = 0; r < F::rows; ++r)
       for (int c = 0; c < F::cols; ++c) tile.x[r * F::cols + c] = f(tile.x[r * F::cols + c], value_at<F>(operands, r, c)...);
   }
@@ -645,7 +747,7 @@ class Block {
   template <class F, class T, class Tile>
   static TW_INLINE T value_at(const ColumnVector<T, Tile>& vector, int, int col) {
     static_assert(Tile::cols == F::cols, "a ColumnVector of a tile with other columns");
-    return vector.x[col];
+    return vector.data()[col];
   }
   template <class F, class T, int R, int C>
   static TW_INLINE T value_at(const Fragment<T, R, C>& tile, int row, int col) {
@@ -692,6 +794,7 @@ class Block {
   }
   template <class T, int R, int C, class Op>
   static void reduce_columns(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector, Op op) {
+    vector.view = nullptr;
     for (int c = 0; c < C; ++c) vector.x[c] = fragment.x[c];
     for (int r = 1; r < R; ++r)
       for (int c = 0; c < C; ++c) vector.x[c] = op(vector.x[c], fragment.x[r * C + c]);
@@ -765,13 +868,28 @@ template <class On>
                                                              u8* arena) {
   run_here<On>(params, grid, index, arena);
 }
+
+#if defined(__clang__)
+#define TW_AVX512 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"
+#else
+#define TW_AVX512 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
+#endif
+/// And for AVX-512, where such loops are all that the kernel consists of: products are the library's.
+template <class On>
+[[gnu::target(TW_AVX512), gnu::flatten]] void run_avx512(const typename On::Params& params, const TileGrid& grid, int index, u8* arena) {
+  run_here<On>(params, grid, index, arena);
+}
+#undef TW_AVX512
 #endif
 
 /// One tile. `arena`: memory_bytes<On>() bytes, 64-byte aligned.
 template <class On>
 void run(const typename On::Params& params, const TileGrid& grid, int index, u8* arena) {
 #if defined(__x86_64__)
-  static const bool avx2 = library().isa[0] == 'a';  // "avx2", "avx512"
+  static const bool avx2 = library().isa[0] == 'a', avx512 = avx2 && library().isa[3] == '5';  // "avx2", "avx512..."
+  if constexpr (!tw::detail::has_load<On>) {
+    if (avx512) return run_avx512<On>(params, grid, index, arena);
+  }
   if (avx2) return run_avx2<On>(params, grid, index, arena);
 #endif
   run_here<On>(params, grid, index, arena);

@@ -26,6 +26,14 @@ using Mma = void (*)(Sum* acc, long acc_stride, const Element* a, const Element*
 template <class Element, class Source>
 using Pack = void (*)(Element* panels, const Source* source, long row_stride, long depth_stride, int rows, int depth, int panel_depth);
 
+/// Writes n elements past the caches: to[k] = from[k] rounded to nearest even, for k < n. Pointers need only their element's alignment.
+/// Other threads see what was written after a fence: the end of a parallel_for is one.
+template <class Element>
+using Stream = void (*)(Element* to, const float* from, long n);
+
+/// to[k] = from[k] rounded to nearest even, for k < n; a NaN stays one. bf16 by its bits.
+using Narrow = void (*)(unsigned short* to, const float* from, long n);
+
 /// What each instruction set provides. All pointers are 64-byte aligned unless said otherwise; sizes may be zero.
 struct Library {
   const char* isa;  ///< "baseline", "avx2", "avx512"; the latter followed by "+vnni", "+bf16" or both where those are used
@@ -40,7 +48,16 @@ struct Library {
   Pack<float, unsigned char> pack_e5m2;
   Pack<unsigned short, unsigned short> pack_bf16;
   Pack<signed char, signed char> pack_i8;
+
+  Stream<float> stream_f32;
+  Stream<unsigned short> stream_bf16;
+  Narrow narrow_bf16;
 };
+
+/// A tensor of so many bytes is written past the caches: it would push out what is in them, be gone itself before it is read, and an
+/// ordinary store first reads each line. About the last-level cache that the cores of one complex share; what systems say of it in
+/// virtual machines is off by a factor of ten.
+inline constexpr long long kStreamBytes = 16 << 20;
 
 /// The best that this processor has; TILEWAVE_ISA=baseline|avx2|avx512 in the environment at the first call lowers it (avx512: without VNNI
 /// and BF16).

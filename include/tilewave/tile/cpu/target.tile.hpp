@@ -107,11 +107,14 @@ struct RowVector {
   const T& operator[](int i) const { return x[i]; }
 };
 
+/// One that was loaded as it lies in memory stays there: `view`.
 template <class T, class Tile>
 struct ColumnVector {
   static constexpr int size = Tile::cols;
   using Element = T;
   T x[size];
+  const T* view = nullptr;
+  const T* data() const { return view ? view : x; }
 };
 
 /// Results go straight to memory here.

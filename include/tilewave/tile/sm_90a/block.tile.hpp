@@ -129,7 +129,7 @@ struct Block {
       for_each(fragment, [&](int row, int col, auto& x) { f(row, col, x, 0.0f); });
     }
   }
-  /// f(i, row) for every row; i indexes a RowVector, `row` offers max(), sum(), map(f), map_partial_sum(f).
+  /// f(i, row) for every row; i indexes a RowVector, `row` offers max(), sum(), map(f), map_sum(f), map_partial_sum(f).
   template <class F, class Fn>
   TW_INLINE void rows(F& fragment, Fn f) const {
     TW_UNROLL
@@ -372,6 +372,13 @@ struct Block {
   template <class G>
   TW_INLINE float value(const G& from, int row, int col, int i = 0, int j = 0) const {
     return static_cast<float>(*from.template at<const typename G::Element>(row, col, i, j));
+  }
+  /// map(tile, operands..., f) and store(tile, to, row0, col0, i, j): on a CPU in pieces, so that memory takes one while the next is
+  /// computed.
+  template <class F, class G, class Fn, class... Operands>
+  TW_INLINE void map_store(F& tile, const G& to, int row0, int col0, int i, int j, Fn f, const Operands&... operands) const {
+    map_with(tile, f, operands...);
+    store(tile, to, row0, col0, i, j);
   }
   /// Elements outside the tensor are dropped; each is rounded to the tensor's type.
   template <class F, class G>

@@ -172,6 +172,12 @@ struct RowView {
         },
         [](float a, float b) { return a + b; });
   }
+  /// x = f(x) for the row's elements; the sum of the results.
+  template <class Fn>
+  TW_INLINE float map_sum(Fn f) const {
+    map(f);
+    return sum();
+  }
   template <class Fn>
   TW_INLINE void map(Fn f) const {
     TW_UNROLL
