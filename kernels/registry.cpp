@@ -20,25 +20,22 @@ namespace tw {
 
 std::vector<RegisteredKernel> registered_kernels() {
   std::vector<RegisteredKernel> all;
-  const auto add = [&](const char* family, const auto& variants, std::span<const ShapeKey> shape = {}) {
-    for (const auto& each : variants) {
-      const KernelVariant variant(each);
-      all.push_back({family, variant.spec, shape, variant.analyze});
-    }
+  const auto add = [&](const char* family, const std::vector<KernelVariant>& variants, std::span<const ShapeKey> shape) {
+    for (const KernelVariant& variant : variants) all.push_back({family, variant.spec, shape, variant.analyze});
   };
   add("gemm", kernels::gemm::registered(), kernels::gemm::kShape);
   add("attention", kernels::attention::registered(), kernels::attention::kShape);
   add("convolution", kernels::convolution::registered(), kernels::convolution::kShape);
   add("elementwise", kernels::elementwise::registered(), kernels::elementwise::kShape);
   add("transpose", kernels::transpose::registered(), kernels::transpose::kShape);
-  add("reduce", kernels::reduce::registered());
+  add("reduce", kernels::reduce::registered(), kernels::reduce::kShape);
   add("embedding", kernels::embedding::registered(), kernels::embedding::kShape);
-  add("softmax", kernels::softmax::registered());
-  add("norm", kernels::norm::registered());
-  add("swiglu", kernels::swiglu::registered());
-  add("rope", kernels::rope::registered());
-  add("cast_fp8", kernels::cast_fp8::registered());
-  add("topk", kernels::topk::registered());
+  add("softmax", kernels::softmax::registered(), kernels::softmax::kShape);
+  add("norm", kernels::norm::registered(), kernels::norm::kShape);
+  add("swiglu", kernels::swiglu::registered(), kernels::swiglu::kShape);
+  add("rope", kernels::rope::registered(), kernels::rope::kShape);
+  add("cast_fp8", kernels::cast_fp8::registered(), kernels::cast_fp8::kShape);
+  add("topk", kernels::topk::registered(), kernels::topk::kShape);
   return all;
 }
 

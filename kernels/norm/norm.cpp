@@ -7,6 +7,7 @@
 #include "kernels/norm/norm.tile.hpp"
 #include "kernels/norm/variants.hpp"
 #include "kernels/rows.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw {
@@ -56,8 +57,7 @@ void run_on_gpu(const Call& call) {
     launch_gpu<Kernel>(call.stream, row_grid(kOp<kind>, call.views, 1, kRows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
   if (call.cols > longest_held_row(32)) return launch(std::type_identity<Chunked<kind, X, Y, W>>{}, std::integral_constant<int, 1>{});
-  const RowConfig config =
-      choose_rows(call.views.rows() * call.views.outer(), call.cols, device_info(call.stream.device()).units);
+  const RowConfig config = choose_rows(call.views.rows() * call.views.outer(), call.cols, device_info(call.stream.device()).units);
   with_row_config(config, [&]<int kRowWarps, int kShare>() {
     launch(std::type_identity<Held<kind, X, Y, W, kRowWarps, kShare>>{}, std::integral_constant<int, RowTile<kRowWarps, kShare>::rows>{});
   });
@@ -67,7 +67,7 @@ template <Kind kind, class X, class Y, class W>
 void run_on_cpu(const Call& call) {
   const auto launch = [&]<template <Kind, class, class, class, int, int, int, int> class Kernel, int kRows, int kCols>() {
     launch_cpu<Kernel<kind, X, Y, W, kRows, kCols, 4, 0>>(row_grid(kOp<kind>, call.views, 1, kRows, 1),
-                                                       [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+                                                          [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
   // A tile of 16 KB stays in the first-level cache.
   if (call.cols <= 256) return launch.template operator()<HeldRows, 16, 256>();
@@ -152,20 +152,56 @@ void rms_norm(const Tensor& x, const Tensor& y, const NormOptions& options) { ru
 
 namespace kernels::norm {
 
-std::vector<KernelSpec> registered() {
+namespace {
+
+/// `longest`: columns of a row that the kernel takes.
+template <Kind kind, class Kernel, std::int64_t longest>
+Analysis analyze_shape(const ShapeValues& shape) {
+  using On = typename Kernel::template On<analysis::Target>;
+  using Params = typename On::Params;
+  constexpr DType in = dtype_of<typename decltype(Params::x)::Element>, out = dtype_of<typename decltype(Params::y)::Element>;
+  const std::int64_t rows = shape["rows"], cols = shape["cols"];
+  require(cols <= longest, "shape: cols is {}; the kernel is for rows of up to {}", cols, longest);
+  const auto of_x = [&] { return placeholder({rows, cols}, in); };
+  const Tensor x = of_x(), y = placeholder({rows, cols}, out), residual = of_x(), sum = of_x();
+  const Tensor weight = placeholder({cols}, in), bias = placeholder({cols}, in);
+  NormOptions options;
+  if (shape["weight"] != 0) options.weight = &weight;
+  if (shape["weight"] != 0 && kind == Kind::layer) options.bias = &bias;
+  if (shape["residual"] != 0) {
+    options.residual = &residual;
+    options.sum = &sum;
+  }
+  const Call call = check<kind>(x, y, options);
+  return analyze<Kernel>(row_grid(kOp<kind>, call.views, 1, On::Values::rows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered() {
+  std::vector<KernelVariant> variants;
+  const auto held = [&]<Kind kind, class X, class Y, class W, int kRowWarps, int kShare>(const char* name) {
+    using Kernel = Held<kind, X, Y, W, kRowWarps, kShare>;
+    variants.push_back({make_spec(kernel_info<Kernel>, true, true, name), analyze_shape<kind, Kernel, RowTile<kRowWarps, kShare>::cols>});
+  };
+  const auto chunked = [&]<Kind kind, class X, class Y, class W>(const char* name) {
+    using Kernel = Chunked<kind, X, Y, W>;
+    variants.push_back({make_spec(kernel_info<Kernel>, true, true, name), analyze_shape<kind, Kernel, kLargestExtent>});
+  };
   constexpr Kind layer = Kind::layer, rms = Kind::rms;
-  return {make_spec(kernel_info<Held<layer, bf16, bf16, bf16, 2, 24>>, true, true, "layer_norm_bf16_2x24"),
-          make_spec(kernel_info<Held<layer, bf16, bf16, bf16, 8, 16>>, true, true, "layer_norm_bf16_8x16"),
-          make_spec(kernel_info<Held<layer, bf16, bf16, bf16, 16, 24>>, true, true, "layer_norm_bf16_16x24"),
-          make_spec(kernel_info<Held<layer, float, float, float, 16, 24>>, true, true, "layer_norm_f32_16x24"),
-          make_spec(kernel_info<Chunked<layer, bf16, bf16, bf16>>, true, true, "layer_norm_bf16_chunked"),
-          make_spec(kernel_info<Chunked<layer, float, float, float>>, true, true, "layer_norm_f32_chunked"),
-          make_spec(kernel_info<Held<rms, bf16, bf16, bf16, 1, 8>>, true, true, "rms_norm_bf16_1x8"),
-          make_spec(kernel_info<Held<rms, bf16, bf16, bf16, 8, 8>>, true, true, "rms_norm_bf16_8x8"),
-          make_spec(kernel_info<Held<rms, bf16, bf16, bf16, 4, 32>>, true, true, "rms_norm_bf16_4x32"),
-          make_spec(kernel_info<Held<rms, bf16, bf16, bf16, 16, 32>>, true, true, "rms_norm_bf16_16x32"),
-          make_spec(kernel_info<Held<rms, f16, float, f16, 8, 16>>, true, true, "rms_norm_f16_f32_8x16"),
-          make_spec(kernel_info<Chunked<rms, bf16, bf16, bf16>>, true, true, "rms_norm_bf16_chunked")};
+  held.template operator()<layer, bf16, bf16, bf16, 2, 24>("layer_norm_bf16_2x24");
+  held.template operator()<layer, bf16, bf16, bf16, 8, 16>("layer_norm_bf16_8x16");
+  held.template operator()<layer, bf16, bf16, bf16, 16, 24>("layer_norm_bf16_16x24");
+  held.template operator()<layer, float, float, float, 16, 24>("layer_norm_f32_16x24");
+  chunked.template operator()<layer, bf16, bf16, bf16>("layer_norm_bf16_chunked");
+  chunked.template operator()<layer, float, float, float>("layer_norm_f32_chunked");
+  held.template operator()<rms, bf16, bf16, bf16, 1, 8>("rms_norm_bf16_1x8");
+  held.template operator()<rms, bf16, bf16, bf16, 8, 8>("rms_norm_bf16_8x8");
+  held.template operator()<rms, bf16, bf16, bf16, 4, 32>("rms_norm_bf16_4x32");
+  held.template operator()<rms, bf16, bf16, bf16, 16, 32>("rms_norm_bf16_16x32");
+  held.template operator()<rms, f16, float, f16, 8, 16>("rms_norm_f16_f32_8x16");
+  chunked.template operator()<rms, bf16, bf16, bf16>("rms_norm_bf16_chunked");
+  return variants;
 }
 
 }  // namespace kernels::norm

@@ -6,6 +6,7 @@
 #include "kernels/rows.hpp"
 #include "kernels/softmax/softmax.tile.hpp"
 #include "kernels/softmax/variants.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw {
@@ -96,17 +97,44 @@ void softmax(const Tensor& x, const Tensor& y, const SoftmaxOptions& options) {
 
 namespace kernels::softmax {
 
-std::vector<KernelSpec> registered() {
-  return {make_spec(kernel_info<Held<bf16, bf16, 1, 8>>, true, true, "softmax_bf16_1x8"),
-          make_spec(kernel_info<Held<bf16, bf16, 2, 24>>, true, true, "softmax_bf16_2x24"),
-          make_spec(kernel_info<Held<bf16, bf16, 8, 8>>, true, true, "softmax_bf16_8x8"),
-          make_spec(kernel_info<Held<bf16, bf16, 4, 32>>, true, true, "softmax_bf16_4x32"),
-          make_spec(kernel_info<Held<bf16, bf16, 16, 32>>, true, true, "softmax_bf16_16x32"),
-          make_spec(kernel_info<Held<f16, float, 8, 16>>, true, true, "softmax_f16_f32_8x16"),
-          make_spec(kernel_info<Held<float, float, 8, 16>>, true, true, "softmax_f32_8x16"),
-          make_spec(kernel_info<Held<float, float, 16, 24>>, true, true, "softmax_f32_16x24"),
-          make_spec(kernel_info<Chunked<bf16, bf16>>, true, true, "softmax_bf16_chunked"),
-          make_spec(kernel_info<Chunked<float, float>>, true, true, "softmax_f32_chunked")};
+namespace {
+
+/// `longest`: columns of a row that the kernel takes.
+template <class Kernel, std::int64_t longest>
+Analysis analyze_shape(const ShapeValues& shape) {
+  using On = typename Kernel::template On<analysis::Target>;
+  using Params = typename On::Params;
+  const std::int64_t rows = shape["rows"], cols = shape["cols"];
+  require(cols <= longest, "shape: cols is {}; the kernel is for rows of up to {}", cols, longest);
+  const Tensor x = placeholder({rows, cols}, dtype_of<typename decltype(Params::x)::Element>);
+  const Tensor y = placeholder({rows, cols}, dtype_of<typename decltype(Params::y)::Element>);
+  const Call call = check(x, y, {});
+  return analyze<Kernel>(row_grid(kOp, call.views, 1, On::Values::rows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered() {
+  std::vector<KernelVariant> variants;
+  const auto held = [&]<class In, class Out, int kRowWarps, int kShare>(const char* name) {
+    using Kernel = Held<In, Out, kRowWarps, kShare>;
+    variants.push_back({make_spec(kernel_info<Kernel>, true, true, name), analyze_shape<Kernel, RowTile<kRowWarps, kShare>::cols>});
+  };
+  const auto chunked = [&]<class In, class Out>(const char* name) {
+    using Kernel = Chunked<In, Out>;
+    variants.push_back({make_spec(kernel_info<Kernel>, true, true, name), analyze_shape<Kernel, kLargestExtent>});
+  };
+  held.template operator()<bf16, bf16, 1, 8>("softmax_bf16_1x8");
+  held.template operator()<bf16, bf16, 2, 24>("softmax_bf16_2x24");
+  held.template operator()<bf16, bf16, 8, 8>("softmax_bf16_8x8");
+  held.template operator()<bf16, bf16, 4, 32>("softmax_bf16_4x32");
+  held.template operator()<bf16, bf16, 16, 32>("softmax_bf16_16x32");
+  held.template operator()<f16, float, 8, 16>("softmax_f16_f32_8x16");
+  held.template operator()<float, float, 8, 16>("softmax_f32_8x16");
+  held.template operator()<float, float, 16, 24>("softmax_f32_16x24");
+  chunked.template operator()<bf16, bf16>("softmax_bf16_chunked");
+  chunked.template operator()<float, float>("softmax_f32_chunked");
+  return variants;
 }
 
 }  // namespace kernels::softmax
