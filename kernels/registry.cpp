@@ -2,14 +2,17 @@
 
 #include "kernels/attention/variants.hpp"
 #include "kernels/cast_fp8/variants.hpp"
+#include "kernels/convolution/tuning.hpp"
 #include "kernels/convolution/variants.hpp"
 #include "kernels/elementwise/variants.hpp"
 #include "kernels/embedding/variants.hpp"
 #include "kernels/gemm/tuning.hpp"
 #include "kernels/gemm/variants.hpp"
+#include "kernels/norm/tuning.hpp"
 #include "kernels/norm/variants.hpp"
 #include "kernels/reduce/variants.hpp"
 #include "kernels/rope/variants.hpp"
+#include "kernels/softmax/tuning.hpp"
 #include "kernels/softmax/variants.hpp"
 #include "kernels/swiglu/variants.hpp"
 #include "kernels/topk/variants.hpp"
@@ -40,8 +43,12 @@ std::vector<RegisteredKernel> registered_kernels() {
 }
 
 std::vector<TunableFamily> tunable_families() {
+  const std::vector<DType> floats{DType::bf16, DType::f16, DType::f32};
   return {
-      {"gemm", kernels::gemm::kTuneShape, {DType::bf16, DType::f16, DType::f32, DType::fp8_e4m3, DType::i8}, kernels::gemm::tune_problem}};
+      {"gemm", kernels::gemm::kTuneShape, {DType::bf16, DType::f16, DType::f32, DType::fp8_e4m3, DType::i8}, kernels::gemm::tune_problem},
+      {"convolution", kernels::convolution::kTuneShape, floats, kernels::convolution::tune_problem},
+      {"softmax", kernels::softmax::kTuneShape, floats, kernels::softmax::tune_problem},
+      {"norm", kernels::norm::kTuneShape, floats, kernels::norm::tune_problem}};
 }
 
 }  // namespace tw

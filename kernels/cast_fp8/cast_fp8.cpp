@@ -212,7 +212,6 @@ Analysis analyze_blocks(const ShapeValues& shape) {
 
 std::vector<KernelVariant> registered() {
   return {{make_spec(kernel_info<PerToken<bf16, kRows>>, true, true, "cast_fp8_bf16"), analyze_tokens<bf16>},
-          {make_spec(kernel_info<PerToken<float, kRows>>, true, true, "cast_fp8_f32"), analyze_tokens<float>},
           {make_spec(kernel_info<Grouped<bf16, kRows>>, true, true, "cast_fp8_grouped_bf16"), analyze_grouped<bf16>},
           {make_spec(kernel_info<RowMaxima<bf16, kRows>>, true, true, "cast_fp8_row_maxima_bf16"), analyze_maxima<bf16>},
           {make_spec(kernel_info<PerBlock<bf16, kRows>>, true, true, "cast_fp8_blocks_bf16"), analyze_blocks<bf16>}};

@@ -63,10 +63,7 @@ std::vector<KernelVariant> registered_casts() {
   add.template operator()<bf16, float>("cast_bf16_f32");
   add.template operator()<bf16, fp8_e4m3>("cast_bf16_fp8_e4m3");
   add.template operator()<fp8_e4m3, bf16>("cast_fp8_e4m3_bf16");
-  add.template operator()<float, std::int8_t>("cast_f32_i8");
   add.template operator()<std::int64_t, std::int32_t>("cast_i64_i32");
-  add.template operator()<std::int64_t, bf16>("cast_i64_bf16");
-  add.template operator()<float, Flag>("cast_f32_bool");
   return variants;
 }
 

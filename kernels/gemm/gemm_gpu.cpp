@@ -346,7 +346,8 @@ void register_16bit(std::vector<KernelVariant>& variants, const char* dtype) {
       variants.push_back(variant<T, T, kColumns, kColumns, kIndex>(dtype, "nt"));
       if constexpr (allowed(kConfigs[kIndex], false, true)) {
         variants.push_back(variant<T, T, kColumns, kRows, kIndex>(dtype, "nn"));
-        variants.push_back(variant<T, T, kRows, kRows, kIndex>(dtype, "tn"));
+        // Weights' gradients: the widest and the usual tiles.
+        if constexpr (kIndex == 0 || kIndex == 3) variants.push_back(variant<T, T, kRows, kRows, kIndex>(dtype, "tn"));
       }
     };
     (add.template operator()<kConfig>(), ...);
@@ -424,7 +425,6 @@ std::vector<KernelVariant> registered() {
   add(block_scaled_variant<kBlockScaledConfigs[0]>("gemm_fp8_block_scaled_cluster"));
   add(block_scaled_variant<kBlockScaledConfigs[1]>("gemm_fp8_block_scaled"));
   // Epilogues, on the widest tiles that each may use.
-  add(variant<bf16, bf16, kColumns, kColumns, 0, Relu>("bf16", "nt", "_relu"));
   add(variant<bf16, bf16, kColumns, kColumns, 0, GeluErf>("bf16", "nt", "_gelu_erf"));
   add(variant<bf16, bf16, kColumns, kColumns, 0, GeluTanh>("bf16", "nt", "_gelu_tanh"));
   add(variant<bf16, bf16, kColumns, kColumns, 0, Silu>("bf16", "nt", "_silu"));
@@ -436,8 +436,6 @@ std::vector<KernelVariant> registered() {
   // Tensors that TMA cannot take.
   add(variant<bf16, bf16, kColumns, kColumns, 3>("bf16", "nt", "_strided", false, false));
   add(variant<bf16, bf16, kColumns, kColumns, 4, Identity, true>("bf16", "nt", "_addends_strided", false, false));
-  add(variant<float, float, kColumns, kColumns, 3>("tf32", "nt", "_strided", false, false));
-  add(variant<i8, i32, kColumns, kColumns, 3>("i8", "nt", "_strided", false, false));
   register_few_rows(variants);
   return variants;
 }

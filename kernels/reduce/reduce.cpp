@@ -308,11 +308,9 @@ std::vector<KernelVariant> registered() {
   rows.template operator()<Sum, bf16, bf16, RowTiles::long_rows>("sum_long_rows_bf16");
   rows.template operator()<Sum, bf16, float, RowTiles::long_rows>("sum_long_rows_bf16_f32");
   rows.template operator()<Sum, float, float, RowTiles::long_rows>("sum_long_rows_f32");
-  rows.template operator()<Max, bf16, bf16, RowTiles::long_rows>("max_long_rows_bf16");
   rows.template operator()<AbsMax, bf16, float, RowTiles::rows>("abs_max_rows_bf16_f32");
   columns.template operator()<Sum, bf16, bf16>("sum_columns_bf16");
   columns.template operator()<Sum, float, float>("sum_columns_f32");
-  columns.template operator()<Max, bf16, bf16>("max_columns_bf16");
   return variants;
 }
 

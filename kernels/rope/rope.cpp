@@ -304,7 +304,6 @@ std::vector<KernelVariant> registered() {
   parts.template operator()<bf16, bf16, 8, 32, 2>("rope_bf16_8x32");
   parts.template operator()<float, float, 16, 64, 4>("rope_f32_16x64");
   pairs.template operator()<bf16, bf16, 16, 64, 8>("rope_interleaved_bf16_16x64");
-  pairs.template operator()<float, float, 16, 64, 4>("rope_interleaved_f32_16x64");
   return variants;
 }
 

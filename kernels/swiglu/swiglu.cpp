@@ -170,7 +170,6 @@ std::vector<KernelVariant> registered() {
   parts.template operator()<bf16, bf16, 8, 256, 8>("swiglu_bf16_short");
   parts.template operator()<float, float, 1, 2048, 4>("swiglu_f32");
   pairs.template operator()<bf16, bf16, 1, 2048, 4>("swiglu_interleaved_bf16");
-  pairs.template operator()<float, float, 1, 2048, 2>("swiglu_interleaved_f32");
   return variants;
 }
 

@@ -153,7 +153,7 @@ struct RowView {
   auto reduce(Fn f) const {
     decltype(apply(f, tile.x)) value{};
     cost += cost_of([&] { value = apply(f, tile.x); }) * F::cols;
-    cost.f32 += F::cols - 1;
+    if constexpr (is_same<typename F::Element, float>) cost.f32 += F::cols - 1;
     return value;
   }
 };
