@@ -393,7 +393,7 @@ TEST_F(Cli, UnwritableOutputIsExitCode1) {
 TEST_F(Cli, KernelsAnalyze) {
   const std::string command = "kernels analyze gemm_f16_nt_128x128 --shape M=1024,N=1024,K=1024";
   const json report = run_json(command + " --json");
-  EXPECT_EQ(report.at("shape"), "M=1024,N=1024,K=1024,batch=1,bias=0");
+  EXPECT_EQ(report.at("shape"), "M=1024,N=1024,K=1024,batch=1,bias=0,splits=4");
   EXPECT_EQ(report.at("tiles"), 64);
   EXPECT_EQ(report.at("operations").at("products").at("f16").at("inside"), 2147483648);
   EXPECT_EQ(report.at("global_read"), 33554432);

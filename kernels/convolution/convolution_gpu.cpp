@@ -145,7 +145,7 @@ std::vector<KernelVariant> registered() {
       variant<f16, kColumns, 1>("f16", "fc"),
       variant<f16, kColumns, 2>("f16", "fc"),
       variant<f16, kColumns, 3>("f16", "fc"),
-      variant<f16, kRows, 0>("f16", "cf"),
+      variant<f16, kRows, 1>("f16", "cf"),
       variant<bf16, kColumns, 0>("bf16", "fc"),
       variant<bf16, kColumns, 1, GeluErf>("bf16", "fc", "_gelu_erf"),
       variant<bf16, kColumns, 2, GeluErf>("bf16", "fc", "_gelu_erf"),

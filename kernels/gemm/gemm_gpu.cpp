@@ -346,8 +346,8 @@ void register_16bit(std::vector<KernelVariant>& variants, const char* dtype) {
       variants.push_back(variant<T, T, kColumns, kColumns, kIndex>(dtype, "nt"));
       if constexpr (allowed(kConfigs[kIndex], false, true)) {
         variants.push_back(variant<T, T, kColumns, kRows, kIndex>(dtype, "nn"));
-        // Weights' gradients: the widest and the usual tiles.
-        if constexpr (kIndex == 0 || kIndex == 3) variants.push_back(variant<T, T, kRows, kRows, kIndex>(dtype, "tn"));
+        // Seldom wanted: those that are chosen most.
+        if constexpr (kIndex == 1 || kIndex == 3) variants.push_back(variant<T, T, kRows, kRows, kIndex>(dtype, "tn"));
       }
     };
     (add.template operator()<kConfig>(), ...);
@@ -424,11 +424,11 @@ std::vector<KernelVariant> registered() {
   add(variant<i8, i32, kColumns, kColumns, 3>("i8", "nt"));
   add(block_scaled_variant<kBlockScaledConfigs[0]>("gemm_fp8_block_scaled_cluster"));
   add(block_scaled_variant<kBlockScaledConfigs[1]>("gemm_fp8_block_scaled"));
-  // Epilogues, on the widest tiles that each may use.
-  add(variant<bf16, bf16, kColumns, kColumns, 0, GeluErf>("bf16", "nt", "_gelu_erf"));
-  add(variant<bf16, bf16, kColumns, kColumns, 0, GeluTanh>("bf16", "nt", "_gelu_tanh"));
-  add(variant<bf16, bf16, kColumns, kColumns, 0, Silu>("bf16", "nt", "_silu"));
-  add(variant<bf16, bf16, kColumns, kColumns, 0, SwiGlu>("bf16", "nt", "_swiglu"));
+  // Epilogues, on the widest tiles that each may use and that are chosen for all but the largest products.
+  add(variant<bf16, bf16, kColumns, kColumns, 1, GeluErf>("bf16", "nt", "_gelu_erf"));
+  add(variant<bf16, bf16, kColumns, kColumns, 1, GeluTanh>("bf16", "nt", "_gelu_tanh"));
+  add(variant<bf16, bf16, kColumns, kColumns, 1, Silu>("bf16", "nt", "_silu"));
+  add(variant<bf16, bf16, kColumns, kColumns, 1, SwiGlu>("bf16", "nt", "_swiglu"));
   add(variant<bf16, bf16, kColumns, kColumns, 3, SwiGlu>("bf16", "nt", "_swiglu"));
   add(variant<bf16, bf16, kColumns, kColumns, 3, Identity, true>("bf16", "nt", "_addends"));
   add(variant<bf16, bf16, kColumns, kColumns, 4, GeluErf, true>("bf16", "nt", "_addends_gelu_erf"));
