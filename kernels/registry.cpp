@@ -2,14 +2,17 @@
 
 #include "kernels/attention/variants.hpp"
 #include "kernels/cast_fp8/variants.hpp"
+#include "kernels/convolution/tuning.hpp"
 #include "kernels/convolution/variants.hpp"
 #include "kernels/elementwise/variants.hpp"
 #include "kernels/embedding/variants.hpp"
 #include "kernels/gemm/tuning.hpp"
 #include "kernels/gemm/variants.hpp"
+#include "kernels/norm/tuning.hpp"
 #include "kernels/norm/variants.hpp"
 #include "kernels/reduce/variants.hpp"
 #include "kernels/rope/variants.hpp"
+#include "kernels/softmax/tuning.hpp"
 #include "kernels/softmax/variants.hpp"
 #include "kernels/swiglu/variants.hpp"
 #include "kernels/topk/variants.hpp"
@@ -20,31 +23,32 @@ namespace tw {
 
 std::vector<RegisteredKernel> registered_kernels() {
   std::vector<RegisteredKernel> all;
-  const auto add = [&](const char* family, const auto& variants, std::span<const ShapeKey> shape = {}) {
-    for (const auto& each : variants) {
-      const KernelVariant variant(each);
-      all.push_back({family, variant.spec, shape, variant.analyze});
-    }
+  const auto add = [&](const char* family, const std::vector<KernelVariant>& variants, std::span<const ShapeKey> shape) {
+    for (const KernelVariant& variant : variants) all.push_back({family, variant.spec, shape, variant.analyze});
   };
   add("gemm", kernels::gemm::registered(), kernels::gemm::kShape);
   add("attention", kernels::attention::registered(), kernels::attention::kShape);
   add("convolution", kernels::convolution::registered(), kernels::convolution::kShape);
   add("elementwise", kernels::elementwise::registered(), kernels::elementwise::kShape);
   add("transpose", kernels::transpose::registered(), kernels::transpose::kShape);
-  add("reduce", kernels::reduce::registered());
+  add("reduce", kernels::reduce::registered(), kernels::reduce::kShape);
   add("embedding", kernels::embedding::registered(), kernels::embedding::kShape);
-  add("softmax", kernels::softmax::registered());
-  add("norm", kernels::norm::registered());
-  add("swiglu", kernels::swiglu::registered());
-  add("rope", kernels::rope::registered());
-  add("cast_fp8", kernels::cast_fp8::registered());
-  add("topk", kernels::topk::registered());
+  add("softmax", kernels::softmax::registered(), kernels::softmax::kShape);
+  add("norm", kernels::norm::registered(), kernels::norm::kShape);
+  add("swiglu", kernels::swiglu::registered(), kernels::swiglu::kShape);
+  add("rope", kernels::rope::registered(), kernels::rope::kShape);
+  add("cast_fp8", kernels::cast_fp8::registered(), kernels::cast_fp8::kShape);
+  add("topk", kernels::topk::registered(), kernels::topk::kShape);
   return all;
 }
 
 std::vector<TunableFamily> tunable_families() {
+  const std::vector<DType> floats{DType::bf16, DType::f16, DType::f32};
   return {
-      {"gemm", kernels::gemm::kTuneShape, {DType::bf16, DType::f16, DType::f32, DType::fp8_e4m3, DType::i8}, kernels::gemm::tune_problem}};
+      {"gemm", kernels::gemm::kTuneShape, {DType::bf16, DType::f16, DType::f32, DType::fp8_e4m3, DType::i8}, kernels::gemm::tune_problem},
+      {"convolution", kernels::convolution::kTuneShape, floats, kernels::convolution::tune_problem},
+      {"softmax", kernels::softmax::kTuneShape, floats, kernels::softmax::tune_problem},
+      {"norm", kernels::norm::kTuneShape, floats, kernels::norm::tune_problem}};
 }
 
 }  // namespace tw

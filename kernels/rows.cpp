@@ -27,6 +27,15 @@ RowConfig choose_rows(std::int64_t rows, std::int64_t cols, int units, int max_s
   return chosen;
 }
 
+std::vector<RowConfig> row_configs(std::int64_t cols, int max_share) {
+  std::vector<RowConfig> configs;
+  for (const int row_warps : kRowWarps) {
+    const int share = share_of(cols, row_warps);
+    if (share > 0 && share <= max_share) configs.push_back({row_warps, share});
+  }
+  return configs;
+}
+
 void check_extents(const char* op, const char* argument, const Tensor& tensor) {
   for (int dim = 0; dim < tensor.rank(); ++dim)
     require(tensor.shape(dim) <= kLargestExtent, "{}: {} is {}; extents are limited to {}", op, argument, tensor.describe(),

@@ -41,6 +41,9 @@ constexpr int longest_held_row(int max_share) { return 16 * 32 * max_share; }
 /// warps until the GPU has some on every unit, or a thread has only 8 columns.
 RowConfig choose_rows(std::int64_t rows, std::int64_t cols, int units, int max_share = 32);
 
+/// All that make sense for rows of `cols` columns: for each number of warps the fewest columns a thread. None where no block holds a row.
+std::vector<RowConfig> row_configs(std::int64_t cols, int max_share);
+
 /// Calls f.operator()<row_warps, share>() for the configuration.
 template <class F>
 void with_row_config(RowConfig config, F f) {

@@ -7,6 +7,12 @@
 
 namespace tw {
 
+Tensor random_operand(Shape shape, DType dtype, std::uint64_t seed, const Stream& stream) {
+  const bool plain = dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
+  return plain ? Tensor::random(std::move(shape), dtype, seed, stream)
+               : Tensor::random(std::move(shape), DType::f32, seed).to(dtype).to(stream.device());
+}
+
 std::vector<Prospect> prospects(const TuneProblem& problem, const DeviceModel& device) {
   constexpr double most = 2;  // measured times are within that of their rooflines, where the roofline tells candidates apart at all
   std::vector<Prospect> result;

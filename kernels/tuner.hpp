@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -24,6 +25,25 @@ struct TuneProblem {
   /// Makes operands of numbers that follow from `seed`; what it returns launches a candidate on the stream. The operands live as long.
   std::function<std::function<void(const TuneCandidate&)>(const Stream& stream, std::uint64_t seed)> prepare;
 };
+
+/// The values that are kept for a problem on the device, or null. `key()` names the problem; it is not called where nothing is kept at all.
+template <class Key>
+const std::vector<int>* tuned_values(Device device, Key key) {
+  const TunedChoices& choices = tuned_choices(device);
+  if (choices.empty()) return nullptr;
+  const auto found = choices.find(key());
+  return found == choices.end() ? nullptr : &found->second.values;
+}
+
+/// The index of the configuration for which `values_of(config)` is `values`, or -1: what was kept may be of another version's list.
+template <class Configs, class ValuesOf>
+int find_config(const Configs& configs, const std::vector<int>& values, ValuesOf values_of) {
+  const auto found = std::find_if(configs.begin(), configs.end(), [&](const auto& config) { return values_of(config) == values; });
+  return found == configs.end() ? -1 : static_cast<int>(found - configs.begin());
+}
+
+/// An operand for TuneProblem::prepare.
+Tensor random_operand(Shape shape, DType dtype, std::uint64_t seed, const Stream& stream);
 
 /// A family whose heuristic looks at tuned choices first.
 struct TunableFamily {

@@ -41,10 +41,8 @@ std::string key_list(std::span<const ShapeKey> keys);
 
 /// An instantiation of a family's kernel.
 struct KernelVariant {
-  KernelVariant(KernelSpec of, Analysis (*with)(const ShapeValues& shape) = nullptr) : spec(std::move(of)), analyze(with) {}
-
   KernelSpec spec;
-  Analysis (*analyze)(const ShapeValues& shape);  ///< null where the family's shape does not describe it
+  Analysis (*analyze)(const ShapeValues& shape);  ///< throws InvalidArgument for a shape that the kernel is not for
 };
 
 inline std::vector<KernelSpec> specs_of(const std::vector<KernelVariant>& variants) {

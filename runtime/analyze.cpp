@@ -20,6 +20,7 @@ namespace {
 
 struct Touch {
   const void* array;
+  int place;  ///< of a tensor that is bound, or -1
   bool write;
   int bytes;
   i64 index;
@@ -35,7 +36,7 @@ struct Seen {
 
 /// What element functions of this thread's analysis index.
 struct Walk {
-  bool walking = false;
+  int depth = 0;  ///< of walks inside each other
   int row = 0, col = 0;
   std::vector<Touch> touches;
   std::map<const void*, Seen> arrays;
@@ -51,10 +52,14 @@ struct Walk {
   }
   /// `count` elements from `lowest` to `highest`.
   void add(const Touch& touch, u64 count, i64 lowest, i64 highest) {
-    Seen& array = seen(touch);
-    array.lowest = std::min(array.lowest, lowest);
-    array.highest = std::max(array.highest, highest);
-    (touch.write ? tally.written : tally.read)[array.place] += count * static_cast<u64>(touch.bytes);
+    int place = touch.place;
+    if (place < 0) {
+      Seen& array = seen(touch);
+      array.lowest = std::min(array.lowest, lowest);
+      array.highest = std::max(array.highest, highest);
+      place = array.place;
+    }
+    (touch.write ? tally.written : tally.read)[place] += count * static_cast<u64>(touch.bytes);
   }
 };
 
@@ -63,8 +68,7 @@ thread_local Walk walk;
 }  // namespace
 
 void begin_walk() {
-  walk.walking = true;
-  walk.touches.clear();
+  if (walk.depth++ == 0) walk.touches.clear();
 }
 
 void at_element(int row, int col) {
@@ -72,9 +76,9 @@ void at_element(int row, int col) {
   walk.col = col;
 }
 
-void touch(const void* array, i64 index, int bytes, bool write) {
-  const Touch touch{array, write, bytes, index, walk.row, walk.col};
-  if (walk.walking)
+void touch(const void* array, int place, i64 index, int bytes, bool write) {
+  const Touch touch{array, place, write, bytes, index, walk.row, walk.col};
+  if (walk.depth > 0)
     walk.touches.push_back(touch);
   else
     walk.add(touch, 1, index, index);
@@ -83,16 +87,15 @@ void touch(const void* array, i64 index, int bytes, bool write) {
 bool touched() { return !walk.touches.empty(); }
 
 void end_walk() {
-  walk.walking = false;
-  if (walk.touches.empty()) return;
+  if (--walk.depth > 0 || walk.touches.empty()) return;
   // An index that does not change from row to row is loaded once for all rows, and so for columns.
   struct Indices {
     Touch touch;
     std::set<i64> of_rows, of_cols;
   };
-  std::map<std::pair<const void*, bool>, Indices> arrays;
+  std::map<std::tuple<const void*, int, bool>, Indices> arrays;
   for (const Touch& touch : walk.touches) {
-    Indices& indices = arrays.try_emplace({touch.array, touch.write}, Indices{touch, {}, {}}).first->second;
+    Indices& indices = arrays.try_emplace({touch.array, touch.place, touch.write}, Indices{touch, {}, {}}).first->second;
     if (touch.col == 0) indices.of_rows.insert(touch.index);
     if (touch.row == 0) indices.of_cols.insert(touch.index);
   }
@@ -320,6 +323,7 @@ bool count_classes(Counter& counter, const AnalysisKernel& kernel, const TileGri
 
 Analysis analyze_tiles(const AnalysisKernel& kernel, const void* params, const TileGrid& grid, const std::vector<AnalysedArray>& arrays) {
   analysis::walk.arrays.clear();
+  analysis::walk.depth = 0;  // an analysis before may have thrown
   analysis::walk.places = static_cast<int>(arrays.size());
   Counter counter(kernel, params);
   const int tiles = grid.count();
@@ -340,7 +344,7 @@ Analysis analyze_tiles(const AnalysisKernel& kernel, const void* params, const T
     a.unique_read += std::min<std::uint64_t>(counter.total.read[i], sizes[i]);
     a.unique_written += std::min<std::uint64_t>(counter.total.written[i], sizes[i]);
   }
-  a.shared_traffic = counter.total.shared;
+  a.shared_traffic = counter.total.shared + counter.total.cost.shared;
   std::copy(std::begin(counter.total.products), std::end(counter.total.products), a.operations.products.begin());
   std::copy(std::begin(counter.total.inside), std::end(counter.total.inside), a.operations.inside.begin());
   a.operations.f32 = counter.total.cost.f32;

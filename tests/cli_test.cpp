@@ -166,6 +166,12 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
       {"tune gemm --device cpu --shape M=1,N=1,K=1 --dtype i64", "gemm is tuned for: bf16"},
       {"tune gemm --device tpu --shape M=1,N=1,K=1", "allowed: \"cpu\", \"cuda\""},
       {"tune --list --forget", "--forget"},
+      {"tune convolution --device cpu --shape W=4,C=4,F=4", "N is missing"},
+      {"tune convolution --device cpu --shape N=1,W=4,C=4,F=4,K=5", "must fit into the padded image, 4"},
+      {"tune convolution --device cpu --dtype i8 --shape N=1,W=4,C=4,F=4", "convolution is tuned for: bf16, f16, f32"},
+      {"tune softmax --device cpu --shape rows=4,cols=4", "softmax has nothing to tune on the CPU"},
+      {"tune norm --device cpu --shape rows=4,cols=4", "norm has nothing to tune on the CPU"},
+      {"kernels analyze softmax_bf16_1x8 --shape rows=1,cols=257", "rows of up to 256"},
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.arguments);
@@ -387,7 +393,7 @@ TEST_F(Cli, UnwritableOutputIsExitCode1) {
 TEST_F(Cli, KernelsAnalyze) {
   const std::string command = "kernels analyze gemm_f16_nt_128x128 --shape M=1024,N=1024,K=1024";
   const json report = run_json(command + " --json");
-  EXPECT_EQ(report.at("shape"), "M=1024,N=1024,K=1024,batch=1,bias=0");
+  EXPECT_EQ(report.at("shape"), "M=1024,N=1024,K=1024,batch=1,bias=0,splits=4");
   EXPECT_EQ(report.at("tiles"), 64);
   EXPECT_EQ(report.at("operations").at("products").at("f16").at("inside"), 2147483648);
   EXPECT_EQ(report.at("global_read"), 33554432);
@@ -499,6 +505,17 @@ TEST_F(Cli, TuneKeepsTheFastestOnTheCpu) {
   const Outcome table = run(command);
   EXPECT_EQ(table.code, 0) << table.err;
   EXPECT_NE(table.out.find("is the fastest; kept in"), std::string::npos) << table.out;
+}
+
+TEST_F(Cli, TuneKeepsAConvolution) {
+  const std::string command = "tune convolution --device cpu --dtype f32 --quick --shape N=1,W=64,C=16,F=32,padding=1";
+  EXPECT_EQ(run_json(command + " --dry-run --json").at("configurations").size(), 2u);
+  const json tuned = run_json(command + " --json");
+  const json list = run_json("tune convolution --list --device cpu --json");
+  ASSERT_EQ(list.at("choices").size(), 1u);
+  EXPECT_EQ(list.at("choices").at(0).at("problem"), tuned.at("problem"));
+  EXPECT_EQ(list.at("choices").at(0).at("name"), tuned.at("winner"));
+  EXPECT_EQ(run_json("tune gemm --list --device cpu --json").at("choices").size(), 0u);
 }
 
 TEST_F(Cli, BenchLeavesNoFileWithoutRecords) {

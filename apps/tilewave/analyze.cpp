@@ -90,7 +90,6 @@ void print_table(const RegisteredKernel& kernel, const ShapeValues& shape, const
 
 void analyze(const Arguments& a) {
   const RegisteredKernel kernel = find_kernel(registered_kernels(), a.name);
-  if (kernel.analyze == nullptr) throw UsageError(fmt::format("kernels analyze: family {} has no shape to analyse", kernel.family));
   std::vector<DeviceModel> devices;
   Analysis counts;
   std::unique_ptr<ShapeValues> shape;
@@ -136,7 +135,7 @@ std::string shape_help() {
       "allows at most (cpu: what is measured now). Names in --shape, with their defaults:";
   std::string family;
   for (const RegisteredKernel& kernel : registered_kernels()) {
-    if (kernel.family == family || kernel.analyze == nullptr) continue;
+    if (kernel.family == family) continue;
     family = kernel.family;
     text += fmt::format("\n  {:<12} {}", family, key_list(kernel.shape));
     for (const ShapeKey& key : kernel.shape) text += fmt::format("\n    {:<14} {}", key.name, key.what);

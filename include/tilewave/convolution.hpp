@@ -16,7 +16,7 @@ struct Conv2dOptions {
   const Tensor* bias = nullptr;                   ///< [F], of x's dtype and contiguous
   Activation activation = Activation::none;       ///< any but swiglu
   std::optional<Stream> stream = {};              ///< default: the device's standard stream
-  int config = -1;  ///< GPU: index into kernels::convolution::configs() instead of the choice made; for tuning
+  int config = -1;  ///< GPU: index into kernels::convolution::configs() instead of the heuristic's or tuned choice; for tuning
 };
 
 struct Conv1dOptions {

@@ -204,11 +204,11 @@ std::vector<KernelVariant> registered() {
     variants.push_back(variant<T, 64, true, kGpuBM<64>>(dtype, "_causal", true));
     variants.push_back(variant<T, 128, false, kGpuBM<128>>(dtype, "", true));
     variants.push_back(variant<T, 128, true, kGpuBM<128>>(dtype, "_causal", true));
-    variants.push_back(variant<T, 64, true, 128>(dtype, "_causal_strided", false));
-    variants.push_back(variant<T, 128, true, 128>(dtype, "_causal_strided", false));
   };
   add(std::type_identity<bf16>{}, "bf16");
   add(std::type_identity<f16>{}, "f16");
+  variants.push_back(variant<bf16, 64, true, 128>("bf16", "_causal_strided", false));
+  variants.push_back(variant<bf16, 128, true, 128>("bf16", "_causal_strided", false));
   return variants;
 }
 

@@ -5,6 +5,7 @@
 #include "kernels/cast_fp8/cast_fp8.tile.hpp"
 #include "kernels/cast_fp8/variants.hpp"
 #include "kernels/rows.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw {
@@ -52,6 +53,43 @@ bool can_flatten(const Tensor& x, const Tensor& y, const Tensor& scales) {
          x.numel() / kGroup <= kLargestExtent;
 }
 
+/// x, y and scales for PerToken.
+RowViews views_of(const Tensor& x, const Tensor& y, const Tensor& scales) {
+  if (!can_flatten(x, y, scales)) return RowViews(std::array{&x, &y, &scales});
+  const std::int64_t groups = x.numel() / kGroup;
+  const Tensor flat_x = x.reshape({groups, kGroup}), flat_y = y.reshape({groups, kGroup}), flat_scales = scales.reshape({groups, 1});
+  return RowViews(std::array{&flat_x, &flat_y, &flat_scales});
+}
+
+TileGrid grid_of(const char* op, const RowViews& views) { return row_grid(op, views, views[0].shape(3), kRows, kGroup); }
+
+TileGrid grid_of_groups(const Tensor& y) {
+  const std::int64_t m = (y.shape(1) + kRows - 1) / kRows, n = groups_of(y.shape(2));
+  require(m * n <= kLargestExtent && m * n * y.shape(0) <= kLargestExtent,
+          "cast_fp8_grouped: y is {}, which is {} x {} x {} tiles; they are limited to {}", y.describe(), y.shape(0), m, n, kLargestExtent);
+  return {static_cast<int>(m), static_cast<int>(n), static_cast<int>(y.shape(0))};
+}
+
+void bind_views(auto& bind, auto& p, const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8Options& options) {
+  bind(p.x, x);
+  bind(p.y, y);
+  bind(p.scales, scales);
+  p.power_of_two = power_of_two(options);
+}
+
+void bind_groups(auto& bind, auto& p, const Tensor& x, const Tensor& sizes, const Tensor& y, const Tensor& scales,
+                 const CastFp8Options& options) {
+  bind_views(bind, p, x, y, scales, options);
+  p.sizes = sizes.data<std::int32_t>();
+  p.size_stride = sizes.stride(0);
+}
+
+/// amax [groups, rows] for PerBlock.
+Tensor by_warp(const Tensor& amax) {
+  const std::int64_t groups = amax.shape(0), rows = amax.shape(1);
+  return Tensor::borrow(amax.data(), {groups, 4, rows}, DType::f32, amax.device(), {rows, 0, 1});
+}
+
 }  // namespace
 
 void cast_fp8(const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8Options& options) {
@@ -63,23 +101,11 @@ void cast_fp8(const Tensor& x, const Tensor& y, const Tensor& scales, const Cast
   expected.back() = groups_of(x.shape(-1));
   check_shape(op, "scales", scales, expected, x);
   if (x.numel() == 0) return;
-  const auto run = [&](const RowViews& views) {
-    with_float_type(x.dtype(), [&]<class In>(std::type_identity<In>) {
-      launch<PerToken<In, kRows>>(stream, row_grid(op, views, views[0].shape(3), kRows, kGroup), [&](auto& bind, auto& p) {
-        bind(p.x, views[0]);
-        bind(p.y, views[1]);
-        bind(p.scales, views[2]);
-        p.power_of_two = power_of_two(options);
-      });
-    });
-  };
-  if (can_flatten(x, y, scales)) {
-    const std::int64_t groups = x.numel() / kGroup;
-    const Tensor flat_x = x.reshape({groups, kGroup}), flat_y = y.reshape({groups, kGroup}), flat_scales = scales.reshape({groups, 1});
-    run(RowViews(std::array{&flat_x, &flat_y, &flat_scales}));
-  } else {
-    run(RowViews(std::array{&x, &y, &scales}));
-  }
+  const RowViews views = views_of(x, y, scales);
+  with_float_type(x.dtype(), [&]<class In>(std::type_identity<In>) {
+    launch<PerToken<In, kRows>>(stream, grid_of(op, views),
+                                [&](auto& bind, auto& p) { bind_views(bind, p, views[0], views[1], views[2], options); });
+  });
 }
 
 void cast_fp8_blocks(const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8Options& options) {
@@ -90,20 +116,16 @@ void cast_fp8_blocks(const Tensor& x, const Tensor& y, const Tensor& scales, con
   const std::int64_t rows = x.shape(0), groups = groups_of(x.shape(1));
   check_shape(op, "scales", scales, {groups_of(rows), groups}, x);
   if (x.numel() == 0) return;
-  const TileGrid grid = row_grid(op, RowViews(std::array{&x}), x.shape(1), kRows, kGroup);
+  const TileGrid grid = grid_of(op, RowViews(std::array{&x}));
   const Tensor amax = Tensor::empty({groups, rows}, DType::f32, stream);
-  const Tensor by_warp = Tensor::borrow(amax.data(), {groups, 4, rows}, DType::f32, amax.device(), {rows, 0, 1});
   with_float_type(x.dtype(), [&]<class In>(std::type_identity<In>) {
     launch<RowMaxima<In, kRows>>(stream, grid, [&](auto& bind, auto& p) {
       bind(p.x, x);
       bind(p.amax, amax);
     });
     launch<PerBlock<In, kRows>>(stream, grid, [&](auto& bind, auto& p) {
-      bind(p.x, x);
-      bind(p.y, y);
-      bind(p.scales, scales);
-      bind(p.amax, by_warp);
-      p.power_of_two = power_of_two(options);
+      bind_views(bind, p, x, y, scales, options);
+      bind(p.amax, by_warp(amax));
     });
   });
 }
@@ -119,19 +141,9 @@ void cast_fp8_grouped(const Tensor& x, const Tensor& sizes, const Tensor& y, con
           x.shape(1));
   check_shape(op, "scales", scales, {y.shape(0), y.shape(1), groups_of(x.shape(1))}, x);
   if (y.numel() == 0) return;
-  const std::int64_t m = (y.shape(1) + kRows - 1) / kRows, n = groups_of(x.shape(1));
-  require(m * n <= kLargestExtent && m * n * y.shape(0) <= kLargestExtent,
-          "{}: y is {}, which is {} x {} x {} tiles; they are limited to {}", op, y.describe(), y.shape(0), m, n, kLargestExtent);
-  const TileGrid grid{static_cast<int>(m), static_cast<int>(n), static_cast<int>(y.shape(0))};
+  const TileGrid grid = grid_of_groups(y);
   with_float_type(x.dtype(), [&]<class In>(std::type_identity<In>) {
-    launch<Grouped<In, kRows>>(stream, grid, [&](auto& bind, auto& p) {
-      bind(p.x, x);
-      bind(p.y, y);
-      bind(p.scales, scales);
-      p.power_of_two = power_of_two(options);
-      p.sizes = sizes.data<std::int32_t>();
-      p.size_stride = sizes.stride(0);
-    });
+    launch<Grouped<In, kRows>>(stream, grid, [&](auto& bind, auto& p) { bind_groups(bind, p, x, sizes, y, scales, options); });
   });
 }
 
@@ -145,12 +157,64 @@ Tensor column_major_scales(std::int64_t rows, std::int64_t groups, std::int64_t 
 
 namespace kernels::cast_fp8 {
 
-std::vector<KernelSpec> registered() {
-  return {make_spec(kernel_info<PerToken<bf16, kRows>>, true, true, "cast_fp8_bf16"),
-          make_spec(kernel_info<PerToken<float, kRows>>, true, true, "cast_fp8_f32"),
-          make_spec(kernel_info<Grouped<bf16, kRows>>, true, true, "cast_fp8_grouped_bf16"),
-          make_spec(kernel_info<RowMaxima<bf16, kRows>>, true, true, "cast_fp8_row_maxima_bf16"),
-          make_spec(kernel_info<PerBlock<bf16, kRows>>, true, true, "cast_fp8_blocks_bf16")};
+namespace {
+
+/// x and y [rows, cols], contiguous.
+struct Placeholders {
+  Tensor x, y;
+  Placeholders(const ShapeValues& shape, DType dtype)
+      : x(placeholder({shape["rows"], shape["cols"]}, dtype)), y(placeholder(x.shape(), DType::fp8_e4m3)) {}
+};
+
+template <class In>
+Analysis analyze_tokens(const ShapeValues& shape) {
+  const Placeholders of(shape, dtype_of<In>);
+  const Tensor scales = placeholder({of.x.shape(0), groups_of(of.x.shape(1))}, DType::f32);
+  const RowViews views = views_of(of.x, of.y, scales);
+  return analyze<PerToken<In, kRows>>(grid_of("cast_fp8", views),
+                                      [&](auto& bind, auto& p) { bind_views(bind, p, views[0], views[1], views[2], {}); });
+}
+
+template <class In>
+Analysis analyze_grouped(const ShapeValues& shape) {
+  const Placeholders of(shape, dtype_of<In>);
+  const std::int64_t groups = shape["groups"], rows = of.x.shape(0), cols = of.x.shape(1);
+  require(groups > 0 && rows % groups == 0, "shape: rows is {}; it must be a multiple of groups, {}", rows, groups);
+  const Tensor y = placeholder({groups, rows / groups, cols}, DType::fp8_e4m3);
+  const Tensor scales = placeholder({groups, rows / groups, groups_of(cols)}, DType::f32);
+  const std::vector<std::int32_t> equal(static_cast<std::size_t>(groups), static_cast<std::int32_t>(rows / groups));
+  const Tensor sizes = Tensor::from<std::int32_t>(equal, {groups});
+  return analyze<Grouped<In, kRows>>(grid_of_groups(y), [&](auto& bind, auto& p) { bind_groups(bind, p, of.x, sizes, y, scales, {}); });
+}
+
+template <class In>
+Analysis analyze_maxima(const ShapeValues& shape) {
+  const Placeholders of(shape, dtype_of<In>);
+  const Tensor amax = placeholder({groups_of(of.x.shape(1)), of.x.shape(0)}, DType::f32);
+  return analyze<RowMaxima<In, kRows>>(grid_of("cast_fp8_blocks", RowViews(std::array{&of.x})), [&](auto& bind, auto& p) {
+    bind(p.x, of.x);
+    bind(p.amax, amax);
+  });
+}
+
+template <class In>
+Analysis analyze_blocks(const ShapeValues& shape) {
+  const Placeholders of(shape, dtype_of<In>);
+  const std::int64_t rows = of.x.shape(0), groups = groups_of(of.x.shape(1));
+  const Tensor scales = placeholder({groups_of(rows), groups}, DType::f32), amax = placeholder({groups, rows}, DType::f32);
+  return analyze<PerBlock<In, kRows>>(grid_of("cast_fp8_blocks", RowViews(std::array{&of.x})), [&](auto& bind, auto& p) {
+    bind_views(bind, p, of.x, of.y, scales, {});
+    bind(p.amax, by_warp(amax));
+  });
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered() {
+  return {{make_spec(kernel_info<PerToken<bf16, kRows>>, true, true, "cast_fp8_bf16"), analyze_tokens<bf16>},
+          {make_spec(kernel_info<Grouped<bf16, kRows>>, true, true, "cast_fp8_grouped_bf16"), analyze_grouped<bf16>},
+          {make_spec(kernel_info<RowMaxima<bf16, kRows>>, true, true, "cast_fp8_row_maxima_bf16"), analyze_maxima<bf16>},
+          {make_spec(kernel_info<PerBlock<bf16, kRows>>, true, true, "cast_fp8_blocks_bf16"), analyze_blocks<bf16>}};
 }
 
 }  // namespace kernels::cast_fp8

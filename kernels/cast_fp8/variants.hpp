@@ -2,11 +2,14 @@
 
 #include <vector>
 
-#include "tilewave/kernel.hpp"
+#include "kernels/variant.hpp"
 
 namespace tw::kernels::cast_fp8 {
 
+inline constexpr ShapeKey kShape[] = {
+    {"rows", "rows of x"}, {"cols", "elements of a row"}, {"groups", "equal groups of rows, of the grouped kernel", 8}};
+
 /// The instantiations that are compiled ahead of time.
-std::vector<KernelSpec> registered();
+std::vector<KernelVariant> registered();
 
 }  // namespace tw::kernels::cast_fp8

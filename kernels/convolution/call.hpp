@@ -3,6 +3,7 @@
 #include "kernels/activation.hpp"
 #include "kernels/convolution/convolution.tile.hpp"
 #include "kernels/convolution/variants.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/launch.hpp"
 
@@ -16,7 +17,7 @@ struct Call {
   const Tensor* bias;
   Activation activation;
   Axis vertical, horizontal;
-  int config;  ///< Conv2dOptions::config
+  int config;  ///< index into the device's configurations, or -1: to be chosen
   Stream stream;
 
   int in_channels() const { return static_cast<int>(w.shape(3)); }
@@ -50,7 +51,19 @@ void bind_call(auto& bind, Params& p, const Call& call, const Tensor& w, const T
   p.steps = call.x.numel() == 0 ? 0 : static_cast<int>(call.w.shape(1)) * p.kernel_width * p.channel_steps;
 }
 
+/// True for weights [F, KH, KW, C] that are stored [.., C, F].
+inline bool stored_cf(const Tensor& w) { return w.stride(3) != 1 && w.stride(0) == 1 && w.shape(3) > 1; }
+
+/// What conv2d() makes of its arguments. Throws InvalidArgument.
+Call check_conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& options);
+
+/// Runs a call whose y has elements on its device.
+void run(const Call& call);
 void run_on_cpu(const Call& call);
 void run_on_gpu(const Call& call);
+
+/// What the call does with a configuration, its activation aside; operands may be placeholders.
+Analysis analyze_cpu_config(const Call& call, int config);
+Analysis analyze_gpu_config(const Call& call, int config);
 
 }  // namespace tw::kernels::convolution

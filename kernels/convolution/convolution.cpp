@@ -8,6 +8,7 @@
 
 #include "kernels/check.hpp"
 #include "kernels/convolution/call.hpp"
+#include "kernels/convolution/tuning.hpp"
 
 namespace tw {
 
@@ -109,6 +110,7 @@ kernels::convolution::Call check(const Given& g, const Tensor& x, const Tensor& 
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", g.op, stream.device().name(), device.name());
   const int configs = static_cast<int>(kernels::convolution::configs().size());
   require(g.config < configs, "{}: config is {}; it must be below {}", g.op, g.config, configs);
+  const int config = device.is_cuda() ? g.config : -1;  // it names one of the GPU's
 
   // Where the output has one pixel along a dimension, nothing strides there.
   const auto axis = [&](int dim) -> kernels::convolution::Axis {
@@ -116,24 +118,32 @@ kernels::convolution::Call check(const Given& g, const Tensor& x, const Tensor& 
     return {expected[at + 1] == 1 ? 1 : static_cast<int>(g.stride[at]), static_cast<int>(g.padding[at]), static_cast<int>(g.dilation[at])};
   };
   if (g.dimensions() == 1)
-    return {with_height(x), with_height(w), with_height(y), g.bias, g.activation, {1, 0, 1}, axis(0), g.config, stream};
-  return {x, w, y, g.bias, g.activation, axis(0), axis(1), g.config, stream};
+    return {with_height(x), with_height(w), with_height(y), g.bias, g.activation, {1, 0, 1}, axis(0), config, stream};
+  return {x, w, y, g.bias, g.activation, axis(0), axis(1), config, stream};
 }
 
 void run(const Given& given, const Tensor& x, const Tensor& w, const Tensor& y) {
-  const kernels::convolution::Call call = check(given, x, w, y);
+  kernels::convolution::Call call = check(given, x, w, y);
   if (y.numel() == 0) return;
-  if (call.stream.device().is_cuda())
-    kernels::convolution::run_on_gpu(call);
-  else
-    kernels::convolution::run_on_cpu(call);
+  kernels::convolution::use_tuned(call);
+  kernels::convolution::run(call);
 }
+
+Given given(const Conv2dOptions& o) { return {"conv2d", o.stride, o.padding, o.dilation, o.bias, o.activation, o.stream, o.config}; }
 
 }  // namespace
 
-void conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o) {
-  run({"conv2d", o.stride, o.padding, o.dilation, o.bias, o.activation, o.stream, o.config}, x, w, y);
+namespace kernels::convolution {
+
+Call check_conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& options) {
+  return check(given(options), x, w, y);
 }
+
+void run(const Call& call) { call.stream.device().is_cuda() ? run_on_gpu(call) : run_on_cpu(call); }
+
+}  // namespace kernels::convolution
+
+void conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o) { run(given(o), x, w, y); }
 
 void conv1d(const Tensor& x, const Tensor& w, const Tensor& y, const Conv1dOptions& o) {
   run({"conv1d", {&o.stride, 1}, {&o.padding, 1}, {&o.dilation, 1}, o.bias, o.activation, o.stream, o.config}, x, w, y);

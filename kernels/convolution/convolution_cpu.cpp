@@ -1,3 +1,5 @@
+#include <array>
+
 #include "kernels/convolution/call.hpp"
 
 namespace tw::kernels::convolution {
@@ -6,31 +8,60 @@ namespace {
 
 /// Tiles of one thread. Large: every pixel is packed once for each tap, so wide tiles share that work. Small: so that small images occupy
 /// every thread.
-struct Large {
-  static constexpr int bm = 256, bn = 384, bk = 192;
-};
-struct Small {
-  static constexpr int bm = 32, bn = 192, bk = 192;
-};
+constexpr Config kLarge{256, 384, 2, 1}, kSmall{32, 192, 2, 1};
+constexpr std::array kCpuConfigs{kLarge, kSmall};
+constexpr int kStep = 192;  ///< channels
 
-template <class T, class Act, class Tiles>
-void launch_tiles(const Call& call, const Tiling& tiling) {
-  using Kernel = Convolution<T, Contract::columns, Act, Tiles::bm, Tiles::bn, Tiles::bk, 2, 1>;
+template <class T, class Act, Config c>
+using CpuKernel = Convolution<T, Contract::columns, Act, c.bm, c.bn, kStep, c.stages, c.cluster>;
+
+/// f(grid, bind_call) for tiles of a configuration.
+template <class T, Config c, class F>
+void with_tiles(const Call& call, F f) {
+  const Tiling tiling = choose_window(call.problem(kStep, 1), c.bm);
   const Tensor w = call.w.transpose(0, 2).transpose(0, 1);  // packing takes any strides
-  launch_cpu<Kernel>(grid_of(tiling, call, Tiles::bn), [&](auto& bind, auto& p) { bind_call<T, Tiles::bk>(bind, p, call, w, tiling); });
+  f(grid_of(tiling, call, c.bn), [&](auto& bind, auto& p) { bind_call<T, kStep>(bind, p, call, w, tiling); });
+}
+
+bool use_large(const Call& call) {
+  if (call.config >= 0) return call.config == 0;
+  return choose_window(call.problem(kStep, 1), kLarge.bm).tiles() * ceil_div(call.out_channels(), kLarge.bn) >= cpu_threads();
 }
 
 template <class T>
 void run(const Call& call) {
-  const Problem problem = call.problem(Large::bk, 1);
-  const Tiling large = choose_window(problem, Large::bm);
-  const bool use_large = large.tiles() * ceil_div(call.out_channels(), Large::bn) >= cpu_threads();
   with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
-    use_large ? launch_tiles<T, Act, Large>(call, large) : launch_tiles<T, Act, Small>(call, choose_window(problem, Small::bm));
+    const auto launch = [&]<Config c>() {
+      with_tiles<T, c>(call, [](const TileGrid& grid, auto bind) { launch_cpu<CpuKernel<T, Act, c>>(grid, bind); });
+    };
+    use_large(call) ? launch.template operator()<kLarge>() : launch.template operator()<kSmall>();
   });
 }
 
+template <class T>
+Analysis analyze_config(const Call& call, int config) {
+  Analysis result;
+  const auto count = [&]<Config c>() {
+    with_tiles<T, c>(call, [&](const TileGrid& grid, auto bind) { result = analyze<CpuKernel<T, Identity, c>>(grid, bind); });
+  };
+  config == 0 ? count.template operator()<kLarge>() : count.template operator()<kSmall>();
+  return result;
+}
+
 }  // namespace
+
+std::span<const Config> cpu_configs() { return kCpuConfigs; }
+
+Analysis analyze_cpu_config(const Call& call, int config) {
+  switch (call.x.dtype()) {
+    case DType::f16:
+      return analyze_config<f16>(call, config);
+    case DType::bf16:
+      return analyze_config<bf16>(call, config);
+    default:
+      return analyze_config<float>(call, config);
+  }
+}
 
 void run_on_cpu(const Call& call) {
   switch (call.x.dtype()) {

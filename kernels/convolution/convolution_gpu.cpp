@@ -56,10 +56,28 @@ template <class T>
 void run(const Call& call) {
   const Tensor w = call.w.transpose(0, 2).transpose(0, 1);  // [KH, KW, F, C]
   if constexpr (sizeof(T) == 2) {                           // tf32 products have no transposes
-    const bool f_dense = w.stride(3) != 1 && w.stride(2) == 1 && w.shape(3) > 1;
-    if (f_dense) return launch<T, kRows>(call, w.transpose(2, 3));
+    if (stored_cf(call.w)) return launch<T, kRows>(call, w.transpose(2, 3));
   }
   launch<T, kColumns>(call, w);
+}
+
+template <class T, Contract w_contract, class Act, int kConfig>
+Analysis analyze_call(const Call& call) {
+  constexpr Config config = kConfigs[kConfig];
+  const Tiling tiling = choose_window(call.problem(kStepChannels<T>, 1), config.bm);
+  const Tensor fc = call.w.transpose(0, 2).transpose(0, 1), w = w_contract == kColumns ? fc : fc.transpose(2, 3);
+  return analyze<Variant<T, w_contract, Act, kConfig>>(
+      grid_of(tiling, call, config.bn), [&](auto& bind, auto& p) { bind_call<T, kStepChannels<T>>(bind, p, call, w, tiling); });
+}
+
+template <class T, Contract w_contract>
+Analysis analyze_config(const Call& call, int config) {
+  Analysis result;
+  [&]<int... kConfig>(std::integer_sequence<int, kConfig...>) {
+    ((config == kConfig ? void(result = analyze_call<T, w_contract, Identity, kConfig>(call)) : void()), ...);
+  }
+  (std::make_integer_sequence<int, static_cast<int>(kConfigs.size())>{});
+  return result;
 }
 
 template <class T, Contract w_contract, class Act, int kConfig>
@@ -85,10 +103,7 @@ Analysis analyze_shape(const ShapeValues& shape) {
                   axis,
                   kConfig,
                   Stream::standard(Device::cpu())};
-  constexpr Config config = kConfigs[kConfig];
-  const Tiling tiling = choose_window(call.problem(kStepChannels<T>, 1), config.bm);
-  return analyze<Variant<T, w_contract, Act, kConfig>>(
-      grid_of(tiling, call, config.bn), [&](auto& bind, auto& p) { bind_call<T, kStepChannels<T>>(bind, p, call, w, tiling); });
+  return analyze_call<T, w_contract, Act, kConfig>(call);
 }
 
 template <class T, Contract w, int kConfig, class Act = Identity>
@@ -112,15 +127,25 @@ void run_on_gpu(const Call& call) {
   }
 }
 
+Analysis analyze_gpu_config(const Call& call, int config) {
+  const bool cf = stored_cf(call.w);
+  switch (call.x.dtype()) {
+    case DType::f16:
+      return cf ? analyze_config<f16, kRows>(call, config) : analyze_config<f16, kColumns>(call, config);
+    case DType::bf16:
+      return cf ? analyze_config<bf16, kRows>(call, config) : analyze_config<bf16, kColumns>(call, config);
+    default:
+      return analyze_config<float, kColumns>(call, config);
+  }
+}
+
 std::vector<KernelVariant> registered() {
   return {
       variant<f16, kColumns, 0>("f16", "fc"),
       variant<f16, kColumns, 1>("f16", "fc"),
       variant<f16, kColumns, 2>("f16", "fc"),
       variant<f16, kColumns, 3>("f16", "fc"),
-      variant<f16, kRows, 0>("f16", "cf"),
       variant<f16, kRows, 1>("f16", "cf"),
-      variant<f16, kRows, 2>("f16", "cf"),
       variant<bf16, kColumns, 0>("bf16", "fc"),
       variant<bf16, kColumns, 1, GeluErf>("bf16", "fc", "_gelu_erf"),
       variant<bf16, kColumns, 2, GeluErf>("bf16", "fc", "_gelu_erf"),
@@ -131,7 +156,6 @@ std::vector<KernelVariant> registered() {
       // Tensors that TMA cannot take.
       variant<f16, kColumns, 1>("f16", "fc", "_strided", false, false),
       variant<bf16, kColumns, 3>("bf16", "fc", "_strided", false, false),
-      variant<float, kColumns, 3>("tf32", "fc", "_strided", false, false),
   };
 }
 

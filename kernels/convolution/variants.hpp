@@ -8,13 +8,16 @@
 
 namespace tw::kernels::convolution {
 
-/// A tile configuration on the GPU.
+/// A tile configuration.
 struct Config {
   int bm, bn, stages, cluster;
 };
 
 /// All of them; Conv2dOptions::config indexes this.
 std::span<const Config> configs();
+
+/// The CPU's: bm and bn count. The first for large images, the second so that small ones occupy every thread.
+std::span<const Config> cpu_configs();
 
 /// What the choice of a configuration and of a window depends on.
 struct Problem {

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/elementwise/variants.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/elementwise.hpp"
 
 namespace tw {
@@ -42,22 +43,28 @@ void with_type(DType dtype, F f) {
   }
 }
 
+template <class From, class To>
+Analysis analyze_cast(const ShapeValues& shape) {
+  using Kernel = Cast<From, To>;
+  const Tensor x = placeholder({shape["rows"], shape["cols"]}, dtype_of<From>), y = placeholder(x.shape(), dtype_of<To>);
+  const detail::ElementwiseOperand inputs[] = {{"x", x}};
+  const detail::ElementwisePlan plan = detail::plan_elementwise("cast", inputs, y, {}, Kernel::tile_rows, Kernel::tile_cols);
+  return analyze<Kernel>(plan.grid, [&](auto& bind, auto& p) { detail::bind_elementwise(bind, p, plan); });
+}
+
 }  // namespace
 
-std::vector<KernelSpec> registered_casts() {
-  std::vector<KernelSpec> specs;
+std::vector<KernelVariant> registered_casts() {
+  std::vector<KernelVariant> variants;
   const auto add = [&]<class From, class To>(const char* name) {
-    specs.push_back(make_spec(kernel_info<Cast<From, To>>, true, true, name));
+    variants.push_back({make_spec(kernel_info<Cast<From, To>>, true, true, name), analyze_cast<From, To>});
   };
   add.template operator()<float, bf16>("cast_f32_bf16");
   add.template operator()<bf16, float>("cast_bf16_f32");
   add.template operator()<bf16, fp8_e4m3>("cast_bf16_fp8_e4m3");
   add.template operator()<fp8_e4m3, bf16>("cast_fp8_e4m3_bf16");
-  add.template operator()<float, std::int8_t>("cast_f32_i8");
   add.template operator()<std::int64_t, std::int32_t>("cast_i64_i32");
-  add.template operator()<std::int64_t, bf16>("cast_i64_bf16");
-  add.template operator()<float, Flag>("cast_f32_bool");
-  return specs;
+  return variants;
 }
 
 }  // namespace kernels::elementwise

@@ -63,7 +63,7 @@ struct Cast {
       if constexpr (rounds_twice) {
         Rows<Target, float, tile_rows, tile_cols, 4, width> rounded;
         block.fill(rounded, 0.0f);
-        block.map(rounded, x, [](float, From value) { return to_float_odd(value); });
+        block.map(rounded, x, [](auto, From value) { return to_float_odd(value); });
         block.store(rounded, part.out, row, col, i, j);
       } else {
         block.store(x, part.out, row, col, i, j);

@@ -192,7 +192,7 @@ std::vector<KernelVariant> registered() {
   add.template operator()<GeluErf, bf16>("gelu_erf_bf16");
   add.template operator()<GeluTanh, bf16>("gelu_tanh_bf16");
   add.template operator()<Chain<Silu, Mul>, bf16>("silu_mul_bf16");
-  for (const KernelSpec& spec : registered_casts()) variants.push_back(spec);
+  for (KernelVariant& each : registered_casts()) variants.push_back(std::move(each));
   return variants;
 }
 

@@ -10,6 +10,6 @@ inline constexpr ShapeKey kShape[] = {{"rows", "rows of each tensor"}, {"cols", 
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();
-std::vector<KernelSpec> registered_casts();
+std::vector<KernelVariant> registered_casts();
 
 }  // namespace tw::kernels::elementwise

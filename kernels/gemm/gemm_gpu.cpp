@@ -61,77 +61,99 @@ void launch_whole(const Call& call, const Tensor& a, const Tensor& b) {
 // --- Parts of K summed apart
 
 /// `partial`: [batch, splits, M, N].
+void bind_sum(auto& bind, auto& p, const Call& call, const Tensor& partial) {
+  bind(p.partial, partial);
+  bind(p.d, call.d);
+  if (call.beta != 0) bind(p.c, call.d);
+  if (call.residual) bind(p.residual, *call.residual);
+  if (call.bias) bind(p.bias, *call.bias);
+  p.alpha = call.alpha;
+  p.beta = call.beta;
+  p.splits = static_cast<int>(partial.shape(1));
+  p.has_bias = call.bias != nullptr;
+  p.has_residual = call.residual != nullptr;
+}
+
+constexpr int kSumRows = 4, kSumCols = 256;
+TileGrid grid_of_sum(const Call& call) { return {ceil_div(call.m, kSumRows), ceil_div(call.n, kSumCols), call.batch}; }
+
 template <class T>
-void sum_partials(const Call& call, const Tensor& partial, int splits) {
-  constexpr int kRowsPerBlock = 4, kCols = 256;
+void sum_partials(const Call& call, const Tensor& partial) {
   with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
     const auto launch = [&]<bool kAddends>() {
-      using Kernel = SumPartials<T, Act, kAddends, kRowsPerBlock, kCols>;
-      launch_gpu<Kernel>(call.stream, {ceil_div(call.m, kRowsPerBlock), ceil_div(call.n, kCols), call.batch}, [&](auto& bind, auto& p) {
-        bind(p.partial, partial);
-        bind(p.d, call.d);
-        if (call.beta != 0) bind(p.c, call.d);
-        if (call.residual) bind(p.residual, *call.residual);
-        if (call.bias) bind(p.bias, *call.bias);
-        p.alpha = call.alpha;
-        p.beta = call.beta;
-        p.splits = splits;
-        p.has_bias = call.bias != nullptr;
-        p.has_residual = call.residual != nullptr;
-      });
+      using Kernel = SumPartials<T, Act, kAddends, kSumRows, kSumCols>;
+      launch_gpu<Kernel>(call.stream, grid_of_sum(call), [&](auto& bind, auto& p) { bind_sum(bind, p, call, partial); });
     };
     call.addends() ? launch.template operator()<true>() : launch.template operator()<false>();
   });
 }
 
+template <Config c, bool turned>
+TileGrid grid_of_split(const Call& call, int splits) {
+  return {ceil_div(turned ? call.n : call.m, c.bm), ceil_div(turned ? call.m : call.n, c.bn), call.batch * splits};
+}
+
+/// `partial`: [batch, splits, M, N].
+template <bool turned>
+void bind_split(auto& bind, auto& p, const Call& call, const Tensor& a, const Tensor& b, const Tensor& partial) {
+  const int splits = static_cast<int>(partial.shape(1));
+  const Tensor planes = partial.reshape({call.batch * splits, call.m, call.n});
+  bind_inputs(bind, p.in, call, turned ? b : a, turned ? a : b);
+  if (turned) std::swap(p.in.a_batches, p.in.b_batches);
+  bind(p.d, turned ? planes.transpose(1, 2) : planes);
+  p.splits = splits;
+}
+
 /// The product as `splits` sums over parts of K in a workspace, which a second kernel adds up. `turned`: the kernel computes B A^T, so that
 /// the few rows of A are its columns.
+/// In how many parts K is done that shall be done in `splits`: none may be empty; nine steps in eight parts of two are five.
+int parts_of(const Call& call, std::size_t element_bytes, int splits) {
+  const int steps = ceil_div(call.k * static_cast<int>(element_bytes), 128);
+  return ceil_div(steps, ceil_div(steps, splits));
+}
+
 template <class T, Contract a_contract, Contract b_contract, Config c, bool turned>
 void launch_split(const Call& call, const Tensor& a, const Tensor& b, int splits) {
-  // No part may be empty: nine steps in eight parts of two are five.
-  const int steps = ceil_div(call.k * static_cast<int>(sizeof(T)), 128);
-  splits = ceil_div(steps, ceil_div(steps, splits));
+  splits = parts_of(call, sizeof(T), splits);
   const Shape shape{call.batch, splits, call.m, call.n};
   const std::size_t bytes = sizeof(float) * static_cast<std::size_t>(call.batch) * static_cast<std::size_t>(splits) *
                             static_cast<std::size_t>(call.m) * static_cast<std::size_t>(call.n);
   const std::shared_ptr<void> workspace = allocate_workspace(bytes, call.stream);
   const Tensor partial = Tensor::borrow(workspace.get(), shape, DType::f32, call.stream.device());
-  const Tensor planes = partial.reshape({call.batch * splits, call.m, call.n});
-  const TileGrid grid{ceil_div(turned ? call.n : call.m, c.bm), ceil_div(turned ? call.m : call.n, c.bn), call.batch * splits};
-  launch_gpu<PartialVariant<T, a_contract, b_contract, c>>(call.stream, grid, [&](auto& bind, auto& p) {
-    bind_inputs(bind, p.in, call, turned ? b : a, turned ? a : b);
-    if (turned) std::swap(p.in.a_batches, p.in.b_batches);
-    bind(p.d, turned ? planes.transpose(1, 2) : planes);
-    p.splits = splits;
-  });
-  sum_partials<T>(call, partial, splits);
+  launch_gpu<PartialVariant<T, a_contract, b_contract, c>>(call.stream, grid_of_split<c, turned>(call, splits),
+                                                           [&](auto& bind, auto& p) { bind_split<turned>(bind, p, call, a, b, partial); });
+  sum_partials<T>(call, partial);
 }
 
 // --- Few rows
 
-/// One row, B row by row.
-template <class T>
-void launch_gemv(const Call& call) {
+void bind_gemv(auto& bind, auto& p, const Call& call) {
   const auto stand = [](const Tensor& t) {  // [M, N] on end
     return t.transpose(-2, -1);
   };
+  bind(p.a, call.a);
+  bind(p.b, call.b);
+  bind(p.d, stand(call.d));
+  if (call.beta != 0) bind(p.c, stand(call.d));
+  if (call.residual) bind(p.residual, stand(*call.residual));
+  if (call.bias) bind(p.bias, call.bias->reshape({call.n, 1}));
+  p.alpha = call.alpha;
+  p.beta = call.beta;
+  p.depth = call.k;
+  p.a_batches = call.a.rank() == 3 ? 1 : 0;
+  p.b_batches = call.b.rank() == 3 ? 1 : 0;
+  p.has_bias = call.bias != nullptr;
+  p.has_residual = call.residual != nullptr;
+}
+
+TileGrid grid_of_gemv(const Call& call, const GemvConfig& c) { return {ceil_div(call.n, c.rows), 1, call.batch}; }
+
+/// One row, B row by row.
+template <class T>
+void launch_gemv(const Call& call) {
   const auto launch = [&]<class Act, bool kAddends, GemvConfig c>() {
     using Kernel = Gemv<T, Act, kAddends, c.rows, c.piece, c.warps>;
-    launch_gpu<Kernel>(call.stream, {ceil_div(call.n, c.rows), 1, call.batch}, [&](auto& bind, auto& p) {
-      bind(p.a, call.a);
-      bind(p.b, call.b);
-      bind(p.d, stand(call.d));
-      if (call.beta != 0) bind(p.c, stand(call.d));
-      if (call.residual) bind(p.residual, stand(*call.residual));
-      if (call.bias) bind(p.bias, call.bias->reshape({call.n, 1}));
-      p.alpha = call.alpha;
-      p.beta = call.beta;
-      p.depth = call.k;
-      p.a_batches = call.a.rank() == 3 ? 1 : 0;
-      p.b_batches = call.b.rank() == 3 ? 1 : 0;
-      p.has_bias = call.bias != nullptr;
-      p.has_residual = call.residual != nullptr;
-    });
+    launch_gpu<Kernel>(call.stream, grid_of_gemv(call, c), [&](auto& bind, auto& p) { bind_gemv(bind, p, call); });
   };
   with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
     const auto run = [&]<GemvConfig c>() {
@@ -216,27 +238,79 @@ Analysis analyze_call(const Call& call) {
       [&](auto& bind, auto& p) { bind_call(bind, p, call, stored(a, call.a), stored(b, call.b)); });
 }
 
+/// f(call) for the call of the shape, whose operands are placeholders.
+template <class T, class Out, bool kAddends, bool swiglu = false, class F>
+Analysis with_call(const ShapeValues& shape, F f) {
+  const int m = shape.integer("M"), n = shape.integer("N"), k = shape.integer("K"), batch = shape.integer("batch");
+  const Tensor d = placeholder({batch, m, swiglu ? n / 2 : n}, dtype_of<Out>), bias = placeholder({n}, dtype_of<Out>);
+  return f(Call{.a = placeholder({batch, m, k}, dtype_of<T>),
+                .b = placeholder({batch, n, k}, dtype_of<T>),
+                .d = d,
+                .bias = shape["bias"] ? &bias : nullptr,
+                .residual = kAddends ? &d : nullptr,
+                .a_scale = nullptr,
+                .b_scale = Tensor(),
+                .activation = Activation::none,
+                .alpha = 1,
+                .beta = 0,
+                .m = m,
+                .n = n,
+                .k = k,
+                .batch = batch,
+                .config = -1,
+                .splits = std::max(shape.integer("splits"), 1),
+                .stream = Stream::standard(Device::cpu())});
+}
+
 template <class T, class Out, Contract a, Contract b, class Act, bool kAddends, Config c>
 Analysis analyze_shape(const ShapeValues& shape) {
-  const int m = shape.integer("M"), n = shape.integer("N"), k = shape.integer("K"), batch = shape.integer("batch");
-  const Tensor d = placeholder({batch, m, is_same<Act, SwiGlu> ? n / 2 : n}, dtype_of<Out>), bias = placeholder({n}, dtype_of<Out>);
-  return analyze_call<T, Out, a, b, Act, kAddends, c>({.a = placeholder({batch, m, k}, dtype_of<T>),
-                                                       .b = placeholder({batch, n, k}, dtype_of<T>),
-                                                       .d = d,
-                                                       .bias = shape["bias"] ? &bias : nullptr,
-                                                       .residual = kAddends ? &d : nullptr,
-                                                       .a_scale = nullptr,
-                                                       .b_scale = Tensor(),
-                                                       .activation = Activation::none,
-                                                       .alpha = 1,
-                                                       .beta = 0,
-                                                       .m = m,
-                                                       .n = n,
-                                                       .k = k,
-                                                       .batch = batch,
-                                                       .config = -1,
-                                                       .splits = 1,
-                                                       .stream = Stream::standard(Device::cpu())});
+  return with_call<T, Out, kAddends, is_same<Act, SwiGlu>>(shape, analyze_call<T, Out, a, b, Act, kAddends, c>);
+}
+
+template <class T, bool kAddends>
+Analysis analyze_gemv(const ShapeValues& shape) {
+  require(shape["M"] == 1, "shape: M is {}; the kernel is for one row", shape["M"]);
+  return with_call<T, T, kAddends>(shape, [](const Call& call) {
+    return analyze<Gemv<T, Identity, kAddends, kGemv.rows, kGemv.piece, kGemv.warps>>(
+        grid_of_gemv(call, kGemv), [&](auto& bind, auto& p) { bind_gemv(bind, p, call); });
+  });
+}
+
+Tensor placeholder_of_partials(const Call& call, std::size_t element_bytes) {
+  return placeholder({call.batch, parts_of(call, element_bytes, call.splits), call.m, call.n}, DType::f32);
+}
+
+template <class T, Config c, bool turned>
+Analysis analyze_partial(const ShapeValues& shape) {
+  require(shape["K"] > 0, "shape: K is 0; there are no parts of it");
+  return with_call<T, T, false>(shape, [](const Call& call) {
+    const Tensor partial = placeholder_of_partials(call, sizeof(T));
+    return analyze<PartialVariant<T, kColumns, kColumns, c>>(
+        grid_of_split<c, turned>(call, static_cast<int>(partial.shape(1))),
+        [&](auto& bind, auto& p) { bind_split<turned>(bind, p, call, call.a, call.b, partial); });
+  });
+}
+
+template <class T>
+Analysis analyze_sum(const ShapeValues& shape) {
+  require(shape["K"] > 0, "shape: K is 0; there are no parts of it");
+  return with_call<T, T, false>(shape, [](const Call& call) {
+    const Tensor partial = placeholder_of_partials(call, sizeof(T));
+    return analyze<SumPartials<T, Identity, false, kSumRows, kSumCols>>(grid_of_sum(call),
+                                                                        [&](auto& bind, auto& p) { bind_sum(bind, p, call, partial); });
+  });
+}
+
+template <Config c>
+Analysis analyze_block_scaled(const ShapeValues& shape) {
+  require(shape["batch"] == 1, "shape: batch is {}; products with block scales have none", shape["batch"]);
+  return with_call<fp8_e4m3, bf16, false>(shape, [](Call call) {
+    const Tensor a_scale = placeholder({call.m, ceil_div(call.k, 128)}, DType::f32);
+    call.a_scale = &a_scale;
+    call.b_scale = placeholder({ceil_div(call.n, 128), ceil_div(call.k, 128)}, DType::f32);
+    return analyze<BlockScaledGemm<bf16, TilesOf<fp8_e4m3, c>>>({ceil_div(call.m, c.bm), ceil_div(call.n, c.bn)},
+                                                                [&](auto& bind, auto& p) { bind_block_scaled(bind, p, call); });
+  });
 }
 
 template <class T, class Out, Contract a, Contract b>
@@ -275,7 +349,8 @@ void register_16bit(std::vector<KernelVariant>& variants, const char* dtype) {
       variants.push_back(variant<T, T, kColumns, kColumns, kIndex>(dtype, "nt"));
       if constexpr (allowed(kConfigs[kIndex], false, true)) {
         variants.push_back(variant<T, T, kColumns, kRows, kIndex>(dtype, "nn"));
-        variants.push_back(variant<T, T, kRows, kRows, kIndex>(dtype, "tn"));
+        // Seldom wanted: those that are chosen most.
+        if constexpr (kIndex == 1 || kIndex == 3) variants.push_back(variant<T, T, kRows, kRows, kIndex>(dtype, "tn"));
       }
     };
     (add.template operator()<kConfig>(), ...);
@@ -284,13 +359,24 @@ void register_16bit(std::vector<KernelVariant>& variants, const char* dtype) {
 }
 
 void register_few_rows(std::vector<KernelVariant>& variants) {
-  constexpr GemvConfig c = kGemv;
-  variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, false, c.rows, c.piece, c.warps>>, true, true, "gemv_bf16"));
-  variants.push_back(make_spec(kernel_info<Gemv<bf16, Identity, true, c.rows, c.piece, c.warps>>, true, true, "gemv_bf16_addends"));
-  variants.push_back(make_spec(kernel_info<PartialVariant<bf16, kColumns, kColumns, kTurned>>, true, true, "gemm_bf16_turned_partial"));
-  variants.push_back(
-      make_spec(kernel_info<PartialVariant<bf16, kColumns, kColumns, kConfigs[3]>>, true, true, "gemm_bf16_nt_128x128_partial"));
-  variants.push_back(make_spec(kernel_info<SumPartials<bf16, Identity, false, 4, 256>>, true, true, "gemm_bf16_sum_partials"));
+  const auto gemv = [&]<class T, bool kAddends>(const char* name) {
+    variants.push_back({make_spec(kernel_info<Gemv<T, Identity, kAddends, kGemv.rows, kGemv.piece, kGemv.warps>>, true, true, name),
+                        analyze_gemv<T, kAddends>});
+  };
+  const auto partial = [&]<class T, Config c, bool turned>(const char* name) {
+    variants.push_back({make_spec(kernel_info<PartialVariant<T, kColumns, kColumns, c>>, true, true, name), analyze_partial<T, c, turned>});
+  };
+  gemv.template operator()<bf16, false>("gemv_bf16");
+  gemv.template operator()<bf16, true>("gemv_bf16_addends");
+  partial.template operator()<bf16, kTurned, true>("gemm_bf16_turned_partial");
+  partial.template operator()<bf16, kConfigs[3], false>("gemm_bf16_nt_128x128_partial");
+  variants.push_back({make_spec(kernel_info<SumPartials<bf16, Identity, false, kSumRows, kSumCols>>, true, true, "gemm_bf16_sum_partials"),
+                      analyze_sum<bf16>});
+}
+
+template <Config c>
+KernelVariant block_scaled_variant(const char* name) {
+  return {make_spec(kernel_info<BlockScaledGemm<bf16, TilesOf<fp8_e4m3, c>>>, true, true, name), analyze_block_scaled<c>};
 }
 
 }  // namespace
@@ -339,15 +425,13 @@ std::vector<KernelVariant> registered() {
   add(variant<fp8_e4m3, bf16, kColumns, kColumns, 3>("fp8", "nt"));
   add(variant<i8, i32, kColumns, kColumns, 0>("i8", "nt"));
   add(variant<i8, i32, kColumns, kColumns, 3>("i8", "nt"));
-  add(make_spec(kernel_info<BlockScaledGemm<bf16, TilesOf<fp8_e4m3, kBlockScaledConfigs[0]>>>, true, true,
-                "gemm_fp8_block_scaled_cluster"));
-  add(make_spec(kernel_info<BlockScaledGemm<bf16, TilesOf<fp8_e4m3, kBlockScaledConfigs[1]>>>, true, true, "gemm_fp8_block_scaled"));
-  // Epilogues, on the widest tiles that each may use.
-  add(variant<bf16, bf16, kColumns, kColumns, 0, Relu>("bf16", "nt", "_relu"));
-  add(variant<bf16, bf16, kColumns, kColumns, 0, GeluErf>("bf16", "nt", "_gelu_erf"));
-  add(variant<bf16, bf16, kColumns, kColumns, 0, GeluTanh>("bf16", "nt", "_gelu_tanh"));
-  add(variant<bf16, bf16, kColumns, kColumns, 0, Silu>("bf16", "nt", "_silu"));
-  add(variant<bf16, bf16, kColumns, kColumns, 0, SwiGlu>("bf16", "nt", "_swiglu"));
+  add(block_scaled_variant<kBlockScaledConfigs[0]>("gemm_fp8_block_scaled_cluster"));
+  add(block_scaled_variant<kBlockScaledConfigs[1]>("gemm_fp8_block_scaled"));
+  // Epilogues, on the widest tiles that each may use and that are chosen for all but the largest products.
+  add(variant<bf16, bf16, kColumns, kColumns, 1, GeluErf>("bf16", "nt", "_gelu_erf"));
+  add(variant<bf16, bf16, kColumns, kColumns, 1, GeluTanh>("bf16", "nt", "_gelu_tanh"));
+  add(variant<bf16, bf16, kColumns, kColumns, 1, Silu>("bf16", "nt", "_silu"));
+  add(variant<bf16, bf16, kColumns, kColumns, 1, SwiGlu>("bf16", "nt", "_swiglu"));
   add(variant<bf16, bf16, kColumns, kColumns, 3, SwiGlu>("bf16", "nt", "_swiglu"));
   add(variant<bf16, bf16, kColumns, kColumns, 3, Identity, true>("bf16", "nt", "_addends"));
   add(variant<bf16, bf16, kColumns, kColumns, 4, GeluErf, true>("bf16", "nt", "_addends_gelu_erf"));
@@ -355,8 +439,6 @@ std::vector<KernelVariant> registered() {
   // Tensors that TMA cannot take.
   add(variant<bf16, bf16, kColumns, kColumns, 3>("bf16", "nt", "_strided", false, false));
   add(variant<bf16, bf16, kColumns, kColumns, 4, Identity, true>("bf16", "nt", "_addends_strided", false, false));
-  add(variant<float, float, kColumns, kColumns, 3>("tf32", "nt", "_strided", false, false));
-  add(variant<i8, i32, kColumns, kColumns, 3>("i8", "nt", "_strided", false, false));
   register_few_rows(variants);
   return variants;
 }

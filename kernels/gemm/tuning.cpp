@@ -31,16 +31,14 @@ std::string problem_key(const Call& call) {
 void use_tuned(Call& call) {
   if (call.config >= 0 || call.splits > 0 || !has_choice(call)) return;
   const Device device = call.stream.device();
-  const TunedChoices& choices = tuned_choices(device);
-  if (choices.empty()) return;
-  const auto found = choices.find(problem_key(call));
-  if (found == choices.end() || found->second.values.empty()) return;
-  const std::vector<int>& values = found->second.values;
+  const std::vector<int>* const values = tuned_values(device, [&] { return problem_key(call); });
+  if (values == nullptr || values->empty()) return;
   const std::span<const Config> known = configs_of(device);
-  const auto config = std::find_if(known.begin(), known.end(), [&](const Config& c) { return values_of(c, values.back()) == values; });
-  if (config == known.end() || (device.is_cuda() && !allowed(*config, call.addends(), stored_transposed(call.b)))) return;
-  call.config = static_cast<int>(config - known.begin());
-  call.splits = std::max(values.back(), 0);
+  const int config = find_config(known, *values, [&](const Config& c) { return values_of(c, values->back()); });
+  if (config < 0) return;
+  if (device.is_cuda() && !allowed(known[static_cast<std::size_t>(config)], call.addends(), stored_transposed(call.b))) return;
+  call.config = config;
+  call.splits = std::max(values->back(), 0);
 }
 
 TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
@@ -102,17 +100,12 @@ TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
     }
   }
   problem.prepare = [=](const Stream& stream, std::uint64_t seed) {
-    const auto random = [&](Shape s, DType type) {
-      const bool plain = type == DType::f32 || type == DType::f16 || type == DType::bf16;
-      return plain ? Tensor::random(std::move(s), type, seed, stream)
-                   : Tensor::random(std::move(s), DType::f32, seed).to(type).to(stream.device());
-    };
+    const auto random = [&](Shape s, DType type) { return random_operand(std::move(s), type, seed, stream); };
     const auto operands = std::make_shared<const Operands>(make(random));
     return [=](const TuneCandidate& candidate) {
       const int splits = candidate.choice.values.back();
-      const auto chosen =
-          std::find_if(all.begin(), all.end(), [&](const Config& c) { return values_of(c, splits) == candidate.choice.values; });
-      GemmOptions options{.stream = stream, .config = static_cast<int>(chosen - all.begin()), .splits = splits};
+      const int config = find_config(all, candidate.choice.values, [&](const Config& c) { return values_of(c, splits); });
+      GemmOptions options{.stream = stream, .config = config, .splits = splits};
       if (addends) options.residual = &operands->residual;
       tw::gemm(operands->a, operands->b, operands->d, options);
     };

@@ -41,11 +41,9 @@ int choose_turned_splits(const Problem& problem);
 /// Largest M of the kernel that turns the product around, so that the rows of B fill the tensor cores' 64.
 inline constexpr int kMostFewRows = 16;
 
-inline constexpr ShapeKey kShape[] = {{"M", "rows of A and D"},
-                                      {"N", "columns of B and D"},
-                                      {"K", "columns of A, rows of B"},
-                                      {"batch", "products", 1},
-                                      {"bias", "1: with a bias", 0}};
+inline constexpr ShapeKey kShape[] = {{"M", "rows of A and D"},         {"N", "columns of B and D"},
+                                      {"K", "columns of A, rows of B"}, {"batch", "products", 1},
+                                      {"bias", "1: with a bias", 0},    {"splits", "parts of K, of kernels for sums over parts", 4}};
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();

@@ -2,11 +2,16 @@
 
 #include <vector>
 
-#include "tilewave/kernel.hpp"
+#include "kernels/variant.hpp"
 
 namespace tw::kernels::norm {
 
+inline constexpr ShapeKey kShape[] = {{"rows", "rows of x"},
+                                      {"cols", "elements of a row"},
+                                      {"weight", "1: with a weight (and for layer norm a bias)", 1},
+                                      {"residual", "1: the sum with a residual is normalised, and stored", 0}};
+
 /// The instantiations that are compiled ahead of time.
-std::vector<KernelSpec> registered();
+std::vector<KernelVariant> registered();
 
 }  // namespace tw::kernels::norm

@@ -12,6 +12,7 @@
 #include "kernels/reduce/reduce.tile.hpp"
 #include "kernels/reduce/variants.hpp"
 #include "runtime/stream.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw {
@@ -129,19 +130,26 @@ struct RowKernels {
   using Cpu = ReduceRows<Op, T, Out, cpu_rows, cpu_cols>;
 };
 
+TileGrid grid_of_rows(const Tensor& x, Splits splits, int tile_rows) {
+  return grid_of(ceil(x.shape(2), tile_rows), splits.count, x.shape(0) * x.shape(1));
+}
+
+template <class Out>
+void bind_rows(auto& bind, auto& p, const Tensor& x, const Tensor& y, Splits splits, float divisor) {
+  bind(p.x, x);
+  p.y = y.data<Out>();
+  p.splits = splits.count;
+  p.length = splits.length;
+  p.divisor = divisor;
+}
+
 /// x: [j, i, rows, extent], to y, dense, [j, i, rows, splits].
 template <class Op, class T, class Out, RowTiles tiles>
 void launch_rows(const Tensor& x, const Tensor& y, Splits splits, float divisor, const Stream& stream) {
   using Kernels = RowKernels<Op, T, Out, tiles>;
   const int rows = stream.device().is_cuda() ? Kernels::gpu_rows : Kernels::cpu_rows;
-  launch_either<typename Kernels::Cpu, typename Kernels::Gpu>(
-      stream, grid_of(ceil(x.shape(2), rows), splits.count, x.shape(0) * x.shape(1)), [&](auto& bind, auto& p) {
-        bind(p.x, x);
-        p.y = y.data<Out>();
-        p.splits = splits.count;
-        p.length = splits.length;
-        p.divisor = divisor;
-      });
+  launch_either<typename Kernels::Cpu, typename Kernels::Gpu>(stream, grid_of_rows(x, splits, rows),
+                                                              [&](auto& bind, auto& p) { bind_rows<Out>(bind, p, x, y, splits, divisor); });
 }
 
 template <class Op, class T, class Out>
@@ -168,6 +176,19 @@ void reduce_rows(const Tensor& x, const Tensor& y, float divisor, const Stream& 
   reduce_rows<Op, float, Out>(partial, y, divisor, stream);
 }
 
+template <class Kernel>
+TileGrid grid_of_columns(const Tensor& x, Splits splits) {
+  return grid_of(ceil(x.shape(3), Kernel::tile_cols), splits.count, x.shape(0) * x.shape(1));
+}
+
+void bind_columns(auto& bind, auto& p, const Tensor& x, const Tensor& y, Splits splits, float divisor) {
+  bind(p.x, x);
+  bind(p.y, y);
+  p.splits = splits.count;
+  p.length = splits.length;
+  p.divisor = divisor;
+}
+
 /// x: [j, i, extent, cols], to y, [j, i, 1, cols].
 template <class Op, class T, class Out>
 void reduce_columns(const Tensor& x, const Tensor& y, float divisor, const Stream& stream) {
@@ -176,13 +197,7 @@ void reduce_columns(const Tensor& x, const Tensor& y, float divisor, const Strea
   const std::int64_t tiles = ceil(cols, Kernel::tile_cols);
   const Splits splits = choose_splits(x.shape(2), tiles * batch, Kernel::tile_rows, wanted_blocks(stream.device()));
   const auto run = [&]<class K>(const Tensor& to, float by) {
-    launch<K>(stream, grid_of(tiles, splits.count, batch), [&](auto& bind, auto& p) {
-      bind(p.x, x);
-      bind(p.y, to);
-      p.splits = splits.count;
-      p.length = splits.length;
-      p.divisor = by;
-    });
+    launch<K>(stream, grid_of_columns<K>(x, splits), [&](auto& bind, auto& p) { bind_columns(bind, p, x, to, splits, by); });
   };
   if (splits.count == 1) return run.template operator()<Kernel>(y, divisor);
   const Tensor partial = partial_results({batch, splits.count, 1, cols}, stream);
@@ -261,20 +276,47 @@ Splits choose_splits(std::int64_t extent, std::int64_t blocks, int tile, int wan
   return {static_cast<int>(std::max<std::int64_t>((extent + length - 1) / length, 1)), static_cast<int>(length)};
 }
 
-std::vector<KernelSpec> registered() {
-  std::vector<KernelSpec> specs;
-  const auto add = [&]<class Kernel>(const char* name) { specs.push_back(make_spec(kernel_info<Kernel>, true, true, name)); };
-  add.template operator()<RowKernels<Sum, bf16, bf16, RowTiles::short_rows>::Gpu>("sum_short_rows_bf16");
-  add.template operator()<RowKernels<Sum, bf16, bf16, RowTiles::rows>::Gpu>("sum_rows_bf16");
-  add.template operator()<RowKernels<Sum, bf16, bf16, RowTiles::long_rows>::Gpu>("sum_long_rows_bf16");
-  add.template operator()<RowKernels<Sum, bf16, float, RowTiles::long_rows>::Gpu>("sum_long_rows_bf16_f32");
-  add.template operator()<RowKernels<Sum, float, float, RowTiles::long_rows>::Gpu>("sum_long_rows_f32");
-  add.template operator()<RowKernels<Max, bf16, bf16, RowTiles::long_rows>::Gpu>("max_long_rows_bf16");
-  add.template operator()<RowKernels<AbsMax, bf16, float, RowTiles::rows>::Gpu>("abs_max_rows_bf16_f32");
-  add.template operator()<ReduceColumns<Sum, bf16, bf16>>("sum_columns_bf16");
-  add.template operator()<ReduceColumns<Sum, float, float>>("sum_columns_f32");
-  add.template operator()<ReduceColumns<Max, bf16, bf16>>("max_columns_bf16");
-  return specs;
+namespace {
+
+template <class T, class Out, class Kernels>
+Analysis analyze_rows(const ShapeValues& shape) {
+  const Tensor x = placeholder({1, shape["batch"], shape["rows"], shape["cols"]}, dtype_of<T>);
+  const Splits splits = choose_splits(shape["cols"], 1, Kernels::gpu_cols, std::max(shape.integer("splits"), 1));
+  const Tensor y = placeholder({1, shape["batch"], shape["rows"], splits.count}, dtype_of<Out>);
+  return analyze<typename Kernels::Gpu>(grid_of_rows(x, splits, Kernels::gpu_rows),
+                                        [&](auto& bind, auto& p) { bind_rows<Out>(bind, p, x, y, splits, 1); });
+}
+
+template <class T, class Out, class Kernel>
+Analysis analyze_columns(const ShapeValues& shape) {
+  const std::int64_t batch = shape["batch"], cols = shape["cols"];
+  const Tensor x = placeholder({1, batch, shape["rows"], cols}, dtype_of<T>);
+  const Splits splits = choose_splits(shape["rows"], 1, Kernel::tile_rows, std::max(shape.integer("splits"), 1));
+  const Tensor y = placeholder(splits.count > 1 ? Shape{batch, splits.count, 1, cols} : Shape{1, batch, 1, cols}, dtype_of<Out>);
+  return analyze<Kernel>(grid_of_columns<Kernel>(x, splits), [&](auto& bind, auto& p) { bind_columns(bind, p, x, y, splits, 1); });
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered() {
+  std::vector<KernelVariant> variants;
+  const auto rows = [&]<class Op, class T, class Out, RowTiles tiles>(const char* name) {
+    using Kernels = RowKernels<Op, T, Out, tiles>;
+    variants.push_back({make_spec(kernel_info<typename Kernels::Gpu>, true, true, name), analyze_rows<T, Out, Kernels>});
+  };
+  const auto columns = [&]<class Op, class T, class Out>(const char* name) {
+    using Kernel = ReduceColumns<Op, T, Out>;
+    variants.push_back({make_spec(kernel_info<Kernel>, true, true, name), analyze_columns<T, Out, Kernel>});
+  };
+  rows.template operator()<Sum, bf16, bf16, RowTiles::short_rows>("sum_short_rows_bf16");
+  rows.template operator()<Sum, bf16, bf16, RowTiles::rows>("sum_rows_bf16");
+  rows.template operator()<Sum, bf16, bf16, RowTiles::long_rows>("sum_long_rows_bf16");
+  rows.template operator()<Sum, bf16, float, RowTiles::long_rows>("sum_long_rows_bf16_f32");
+  rows.template operator()<Sum, float, float, RowTiles::long_rows>("sum_long_rows_f32");
+  rows.template operator()<AbsMax, bf16, float, RowTiles::rows>("abs_max_rows_bf16_f32");
+  columns.template operator()<Sum, bf16, bf16>("sum_columns_bf16");
+  columns.template operator()<Sum, float, float>("sum_columns_f32");
+  return variants;
 }
 
 }  // namespace kernels::reduce

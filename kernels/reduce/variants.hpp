@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tilewave/kernel.hpp"
+#include "kernels/variant.hpp"
 
 namespace tw::kernels::reduce {
 
@@ -15,7 +15,12 @@ struct Splits {
 /// `blocks` there are without splits; `tile` elements go through a block at a time; `wanted` blocks keep the device busy.
 Splits choose_splits(std::int64_t extent, std::int64_t blocks, int tile, int wanted);
 
+inline constexpr ShapeKey kShape[] = {{"batch", "matrices", 1},
+                                      {"rows", "rows of each"},
+                                      {"cols", "columns"},
+                                      {"splits", "parts that a row or column is wanted in, each reduced apart", 1}};
+
 /// The instantiations that are compiled ahead of time.
-std::vector<KernelSpec> registered();
+std::vector<KernelVariant> registered();
 
 }  // namespace tw::kernels::reduce

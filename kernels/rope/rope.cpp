@@ -9,6 +9,7 @@
 #include "kernels/rope/rope.tile.hpp"
 #include "kernels/rope/variants.hpp"
 #include "kernels/rows.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw {
@@ -72,16 +73,37 @@ void bind_common(auto& bind, auto& p, const Call& call) {
   p.position_stride_j = o.positions && o.positions->rank() == 2 ? o.positions->stride(0) : 0;
 }
 
+void bind_pairs(auto& bind, auto& p, const Call& call) {
+  bind_common(bind, p, call);
+  bind(p.in, words(call.x, call.half));
+  bind(p.out, words(call.y, call.half));
+}
+
+void bind_parts(auto& bind, auto& p, const Call& call) {
+  const bool interleaved = call.options.pairing == RopePairing::interleaved;
+  const std::int64_t step = interleaved ? 2 : 1, second = interleaved ? 1 : call.half;
+  bind_common(bind, p, call);
+  bind(p.first_in, columns(call.x, 0, call.half, step));
+  bind(p.second_in, columns(call.x, second, call.half, step));
+  bind(p.first_out, columns(call.y, 0, call.half, step));
+  bind(p.second_out, columns(call.y, second, call.half, step));
+}
+
+TileGrid grid_of(const Call& call, int rows, int cols) {
+  const std::int64_t outer = call.x.shape(0) * call.x.shape(1);
+  const std::int64_t m = (call.x.shape(2) + rows - 1) / rows, n = (call.half + cols - 1) / cols;
+  require(outer * m <= kLargestExtent && outer * m * n <= kLargestExtent,
+          "{}: x is {}, which is {} x {} x {} tiles; they are limited to {}", kOp, call.x.describe(), outer, m, n, kLargestExtent);
+  return {static_cast<int>(m), static_cast<int>(n), static_cast<int>(outer)};
+}
+
 template <template <class, class, int, int, int, bool> class Kernel, class X, class T, class Bind>
 void launch_tiles(const Call& call, Bind bind_call) {
   const std::int64_t rows = call.x.shape(2), outer = call.x.shape(0) * call.x.shape(1);
   const auto run = [&]<int kRows, int kCols, bool kGpu>() {
     // Pieces of 16 bytes, as far as the tile has one for each thread.
     constexpr int kWidth = std::min(16 / static_cast<int>(sizeof(X)), kCols * kRows / 128);
-    const std::int64_t m = (rows + kRows - 1) / kRows, n = (call.half + kCols - 1) / kCols;
-    require(outer * m <= kLargestExtent && outer * m * n <= kLargestExtent,
-            "{}: x is {}, which is {} x {} x {} tiles; they are limited to {}", kOp, call.x.describe(), outer, m, n, kLargestExtent);
-    const TileGrid grid{static_cast<int>(m), static_cast<int>(n), static_cast<int>(outer)};
+    const TileGrid grid = grid_of(call, kRows, kCols);
     if constexpr (kGpu)
       call.one_token ? launch_gpu<Kernel<X, T, kRows, kCols, kWidth, true>>(call.stream, grid, bind_call)
                      : launch_gpu<Kernel<X, T, kRows, kCols, kWidth, false>>(call.stream, grid, bind_call);
@@ -106,20 +128,9 @@ template <class X, class T>
 void run(const Call& call) {
   const bool interleaved = call.options.pairing == RopePairing::interleaved;
   if (interleaved && pairs_are_words(call.x) && pairs_are_words(call.y)) {
-    launch_tiles<Pairs, X, T>(call, [&](auto& bind, auto& p) {
-      bind_common(bind, p, call);
-      bind(p.in, words(call.x, call.half));
-      bind(p.out, words(call.y, call.half));
-    });
+    launch_tiles<Pairs, X, T>(call, [&](auto& bind, auto& p) { bind_pairs(bind, p, call); });
   } else {
-    const std::int64_t step = interleaved ? 2 : 1, second = interleaved ? 1 : call.half;
-    launch_tiles<TwoParts, X, T>(call, [&](auto& bind, auto& p) {
-      bind_common(bind, p, call);
-      bind(p.first_in, columns(call.x, 0, call.half, step));
-      bind(p.second_in, columns(call.x, second, call.half, step));
-      bind(p.first_out, columns(call.y, 0, call.half, step));
-      bind(p.second_out, columns(call.y, second, call.half, step));
-    });
+    launch_tiles<TwoParts, X, T>(call, [&](auto& bind, auto& p) { bind_parts(bind, p, call); });
   }
 }
 
@@ -199,6 +210,24 @@ Call check(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& 
   return {x4, y4, cos, sin, columns(x4, 2 * half, rest), columns(y4, 2 * half, rest), half, heads, one_token, options, stream};
 }
 
+constexpr int kTableRows = 8, kTableCols = 64;
+
+TileGrid grid_of_table(const Tensor& cos) {
+  const std::int64_t m = (cos.shape(0) + kTableRows - 1) / kTableRows, n = (cos.shape(1) + kTableCols - 1) / kTableCols;
+  require(m * n <= kLargestExtent, "rope_table: cos is {}, which is {} tiles; they are limited to {}", cos.describe(), m * n,
+          kLargestExtent);
+  return {static_cast<int>(m), static_cast<int>(n), 1};
+}
+
+void bind_table(auto& bind, auto& p, const Tensor& cos, const Tensor& sin, const RopeTableOptions& options) {
+  bind(p.cos, cos);
+  bind(p.sin, sin);
+  p.positions = options.positions ? options.positions->data<std::int32_t>() : nullptr;
+  p.position_stride = options.positions ? options.positions->stride(0) : 0;
+  p.offset = options.offset;
+  p.step = std::log2(options.theta) / static_cast<double>(cos.shape(1));
+}
+
 }  // namespace
 
 void rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& y, const RopeOptions& options) {
@@ -231,32 +260,76 @@ void rope_table(const Tensor& cos, const Tensor& sin, const RopeTableOptions& op
   const Stream stream = options.stream ? *options.stream : Stream::standard(device);
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", op, stream.device().name(), device.name());
   if (cos.numel() == 0) return;
-  constexpr int kRows = 8, kCols = 64;
-  const std::int64_t m = (cos.shape(0) + kRows - 1) / kRows, n = (cos.shape(1) + kCols - 1) / kCols;
-  require(m * n <= kLargestExtent, "{}: cos is {}, which is {} tiles; they are limited to {}", op, cos.describe(), m * n, kLargestExtent);
+  const TileGrid grid = grid_of_table(cos);
   with_float_type(cos.dtype(), [&]<class T>(std::type_identity<T>) {
-    launch<Table<T, kRows, kCols>>(stream, {static_cast<int>(m), static_cast<int>(n), 1}, [&](auto& bind, auto& p) {
-      bind(p.cos, cos);
-      bind(p.sin, sin);
-      p.positions = options.positions ? options.positions->data<std::int32_t>() : nullptr;
-      p.position_stride = options.positions ? options.positions->stride(0) : 0;
-      p.offset = options.offset;
-      p.step = std::log2(options.theta) / static_cast<double>(cos.shape(1));
-    });
+    launch<Table<T, kTableRows, kTableCols>>(stream, grid, [&](auto& bind, auto& p) { bind_table(bind, p, cos, sin, options); });
   });
 }
 
 namespace kernels::rope {
 
-std::vector<KernelSpec> registered() {
-  return {make_spec(kernel_info<Table<float, 8, 64>>, true, true, "rope_table_f32"),
-          make_spec(kernel_info<Table<bf16, 8, 64>>, true, true, "rope_table_bf16"),
-          make_spec(kernel_info<TwoParts<bf16, bf16, 16, 64, 8, true>>, true, true, "rope_bf16_16x64"),
-          make_spec(kernel_info<TwoParts<bf16, float, 16, 64, 8, true>>, true, true, "rope_bf16_f32_16x64"),
-          make_spec(kernel_info<TwoParts<bf16, bf16, 8, 32, 2, true>>, true, true, "rope_bf16_8x32"),
-          make_spec(kernel_info<TwoParts<float, float, 16, 64, 4, true>>, true, true, "rope_f32_16x64"),
-          make_spec(kernel_info<Pairs<bf16, bf16, 16, 64, 8, true>>, true, true, "rope_interleaved_bf16_16x64"),
-          make_spec(kernel_info<Pairs<float, float, 16, 64, 4, true>>, true, true, "rope_interleaved_f32_16x64")};
+namespace {
+
+/// Tensors of the shape: x and y [batch, seqlen, heads, dim], tables of `Element`.
+struct Placeholders {
+  Tensor x, y, cos, sin;
+  Placeholders(const ShapeValues& shape, DType dtype, DType table) {
+    const std::int64_t dim = shape["dim"];
+    require(dim > 0 && dim % 2 == 0, "shape: dim is {}; it must be positive and even", dim);
+    x = placeholder({shape["batch"], shape["seqlen"], shape["heads"], dim}, dtype);
+    y = placeholder(x.shape(), dtype);
+    cos = placeholder({shape["seqlen"], dim / 2}, table);
+    sin = placeholder(cos.shape(), table);
+  }
+};
+
+template <class X, class T, int kRows, int kCols, int kWidth>
+Analysis analyze_parts(const ShapeValues& shape) {
+  const Placeholders of(shape, dtype_of<X>, dtype_of<T>);
+  const RopeOptions options;
+  const Call call = check(of.x, of.cos, of.sin, of.y, options);
+  return analyze<TwoParts<X, T, kRows, kCols, kWidth, true>>(grid_of(call, kRows, kCols),
+                                                       [&](auto& bind, auto& p) { bind_parts(bind, p, call); });
+}
+
+template <class X, class T, int kRows, int kCols, int kWidth>
+Analysis analyze_pairs(const ShapeValues& shape) {
+  const Placeholders of(shape, dtype_of<X>, dtype_of<T>);
+  const RopeOptions options{.pairing = RopePairing::interleaved};
+  const Call call = check(of.x, of.cos, of.sin, of.y, options);
+  return analyze<Pairs<X, T, kRows, kCols, kWidth, true>>(grid_of(call, kRows, kCols), [&](auto& bind, auto& p) { bind_pairs(bind, p, call); });
+}
+
+template <class T>
+Analysis analyze_table(const ShapeValues& shape) {
+  const Placeholders of(shape, dtype_of<T>, dtype_of<T>);
+  return analyze<Table<T, kTableRows, kTableCols>>(grid_of_table(of.cos),
+                                                   [&](auto& bind, auto& p) { bind_table(bind, p, of.cos, of.sin, {}); });
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered() {
+  std::vector<KernelVariant> variants;
+  const auto table = [&]<class T>(const char* name) {
+    variants.push_back({make_spec(kernel_info<Table<T, kTableRows, kTableCols>>, true, true, name), analyze_table<T>});
+  };
+  const auto parts = [&]<class X, class T, int kRows, int kCols, int kWidth>(const char* name) {
+    variants.push_back(
+        {make_spec(kernel_info<TwoParts<X, T, kRows, kCols, kWidth, true>>, true, true, name), analyze_parts<X, T, kRows, kCols, kWidth>});
+  };
+  const auto pairs = [&]<class X, class T, int kRows, int kCols, int kWidth>(const char* name) {
+    variants.push_back(
+        {make_spec(kernel_info<Pairs<X, T, kRows, kCols, kWidth, true>>, true, true, name), analyze_pairs<X, T, kRows, kCols, kWidth>});
+  };
+  table.template operator()<float>("rope_table_f32");
+  table.template operator()<bf16>("rope_table_bf16");
+  parts.template operator()<bf16, bf16, 16, 64, 8>("rope_bf16_16x64");
+  parts.template operator()<bf16, float, 16, 64, 8>("rope_bf16_f32_16x64");
+  parts.template operator()<bf16, bf16, 8, 32, 2>("rope_bf16_8x32");
+  parts.template operator()<float, float, 16, 64, 4>("rope_f32_16x64");
+  pairs.template operator()<bf16, bf16, 16, 64, 8>("rope_interleaved_bf16_16x64");
+  return variants;
 }
 
 }  // namespace kernels::rope

@@ -2,11 +2,16 @@
 
 #include <vector>
 
-#include "tilewave/kernel.hpp"
+#include "kernels/variant.hpp"
 
 namespace tw::kernels::rope {
 
+inline constexpr ShapeKey kShape[] = {{"batch", "sequences", 1},
+                                      {"seqlen", "tokens of each; of a table, its rows"},
+                                      {"heads", "of a token", 16},
+                                      {"dim", "elements of a head, all of them turned"}};
+
 /// The instantiations that are compiled ahead of time.
-std::vector<KernelSpec> registered();
+std::vector<KernelVariant> registered();
 
 }  // namespace tw::kernels::rope

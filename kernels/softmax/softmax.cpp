@@ -2,10 +2,13 @@
 
 #include <array>
 #include <cmath>
+#include <optional>
 
-#include "kernels/rows.hpp"
+#include "kernels/row_tuning.hpp"
 #include "kernels/softmax/softmax.tile.hpp"
+#include "kernels/softmax/tuning.hpp"
 #include "kernels/softmax/variants.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw {
@@ -30,7 +33,17 @@ struct Call {
   int cols;
   float scale;
   Stream stream;
+  std::optional<RowConfig> config = {};  ///< for tuning; of the GPU
+
+  std::int64_t rows() const { return views.rows() * views.outer(); }
 };
+
+/// What tuned choices know the call by.
+std::string problem_key(const Call& call) {
+  const DType in = call.views[0].dtype(), out = call.views[1].dtype();
+  return fmt::format("{} {}{} rows={},cols={}", kOp, name_of(in), in == out ? "" : fmt::format(" to {}", name_of(out)), call.rows(),
+                     call.cols);
+}
 
 void bind_call(auto& bind, auto& p, const Call& call) {
   bind(p.x, call.views[0]);
@@ -38,15 +51,19 @@ void bind_call(auto& bind, auto& p, const Call& call) {
   p.scale_log2 = call.scale * kLog2E;
 }
 
+/// Columns of a thread, for which it has registers.
+template <class In, class Out>
+constexpr int kMaxShare = kPieceColumns<In, Out> == 8 ? 40 : 32;
+
 template <class In, class Out>
 void run_on_gpu(const Call& call) {
   const auto launch = [&]<class Kernel, int kRows>(std::type_identity<Kernel>, std::integral_constant<int, kRows>) {
     launch_gpu<Kernel>(call.stream, row_grid(kOp, call.views, 1, kRows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
-  constexpr int kMaxShare = kPieceColumns<In, Out> == 8 ? 40 : 32;
-  if (call.cols > longest_held_row(kMaxShare)) return launch(std::type_identity<Chunked<In, Out>>{}, std::integral_constant<int, 1>{});
-  const RowConfig config =
-      choose_rows(call.views.rows() * call.views.outer(), call.cols, device_info(call.stream.device()).units, kMaxShare);
+  constexpr int max_share = kMaxShare<In, Out>;
+  if (call.cols > longest_held_row(max_share)) return launch(std::type_identity<Chunked<In, Out>>{}, std::integral_constant<int, 1>{});
+  const auto key = [&] { return problem_key(call); };
+  const RowConfig config = call.config ? *call.config : tuned_rows(call.stream.device(), key, call.rows(), call.cols, max_share);
   with_row_config(config, [&]<int kRowWarps, int kShare>() {
     launch(std::type_identity<Held<In, Out, kRowWarps, kShare>>{}, std::integral_constant<int, RowTile<kRowWarps, kShare>::rows>{});
   });
@@ -82,31 +99,91 @@ Call check(const Tensor& x, const Tensor& y, const SoftmaxOptions& options) {
   return {RowViews(std::array{&x, &y}), static_cast<int>(x.shape(-1)), options.scale, stream};
 }
 
-}  // namespace
-
-void softmax(const Tensor& x, const Tensor& y, const SoftmaxOptions& options) {
-  const Call call = check(x, y, options);
-  if (x.numel() == 0) return;
-  with_float_type(x.dtype(), [&]<class In>(std::type_identity<In>) {
-    with_float_type(y.dtype(), [&]<class Out>(std::type_identity<Out>) {
+void run(const Call& call) {
+  with_float_type(call.views[0].dtype(), [&]<class In>(std::type_identity<In>) {
+    with_float_type(call.views[1].dtype(), [&]<class Out>(std::type_identity<Out>) {
       call.stream.device().is_cuda() ? run_on_gpu<In, Out>(call) : run_on_cpu<In, Out>(call);
     });
   });
 }
 
+}  // namespace
+
+void softmax(const Tensor& x, const Tensor& y, const SoftmaxOptions& options) {
+  const Call call = check(x, y, options);
+  if (x.numel() > 0) run(call);
+}
+
 namespace kernels::softmax {
 
-std::vector<KernelSpec> registered() {
-  return {make_spec(kernel_info<Held<bf16, bf16, 1, 8>>, true, true, "softmax_bf16_1x8"),
-          make_spec(kernel_info<Held<bf16, bf16, 2, 24>>, true, true, "softmax_bf16_2x24"),
-          make_spec(kernel_info<Held<bf16, bf16, 8, 8>>, true, true, "softmax_bf16_8x8"),
-          make_spec(kernel_info<Held<bf16, bf16, 4, 32>>, true, true, "softmax_bf16_4x32"),
-          make_spec(kernel_info<Held<bf16, bf16, 16, 32>>, true, true, "softmax_bf16_16x32"),
-          make_spec(kernel_info<Held<f16, float, 8, 16>>, true, true, "softmax_f16_f32_8x16"),
-          make_spec(kernel_info<Held<float, float, 8, 16>>, true, true, "softmax_f32_8x16"),
-          make_spec(kernel_info<Held<float, float, 16, 24>>, true, true, "softmax_f32_16x24"),
-          make_spec(kernel_info<Chunked<bf16, bf16>>, true, true, "softmax_bf16_chunked"),
-          make_spec(kernel_info<Chunked<float, float>>, true, true, "softmax_f32_chunked")};
+namespace {
+
+template <class Kernel>
+Analysis analyze_call(const Call& call) {
+  using Values = typename Kernel::template On<analysis::Target>::Values;
+  return analyze<Kernel>(row_grid(kOp, call.views, 1, Values::rows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+}
+
+/// `longest`: columns of a row that the kernel takes.
+template <class Kernel, std::int64_t longest>
+Analysis analyze_shape(const ShapeValues& shape) {
+  using Params = typename Kernel::template On<analysis::Target>::Params;
+  const std::int64_t rows = shape["rows"], cols = shape["cols"];
+  require(cols <= longest, "shape: cols is {}; the kernel is for rows of up to {}", cols, longest);
+  const Tensor x = placeholder({rows, cols}, dtype_of<typename decltype(Params::x)::Element>);
+  const Tensor y = placeholder({rows, cols}, dtype_of<typename decltype(Params::y)::Element>);
+  return analyze_call<Kernel>(check(x, y, {}));
+}
+
+template <class T>
+std::vector<TuneCandidate> candidates(const ShapeValues& shape, Device device) {
+  const Tensor x = placeholder({shape["rows"], shape["cols"]}, dtype_of<T>);
+  return row_candidates(kOp, device, shape, kMaxShare<T, T>, [&](RowConfig config) {
+    Analysis analysis;
+    with_row_config(config, [&]<int kRowWarps, int kShare>() { analysis = analyze_call<Held<T, T, kRowWarps, kShare>>(check(x, x, {})); });
+    return analysis;
+  });
+}
+
+}  // namespace
+
+TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
+  const Shape of_x{shape["rows"], shape["cols"]};
+  const Tensor x = placeholder(of_x, dtype);
+  TuneProblem problem;
+  problem.key = problem_key(check(x, x, {}));
+  with_float_type(dtype, [&]<class T>(std::type_identity<T>) { problem.candidates = candidates<T>(shape, device); });
+  problem.prepare = [=](const Stream& stream, std::uint64_t seed) {
+    const Tensor in = random_operand(of_x, dtype, seed, stream), out = Tensor::empty(of_x, dtype, stream);
+    return [=](const TuneCandidate& candidate) {
+      Call call = check(in, out, {.stream = stream});
+      call.config = row_config_of(candidate);
+      run(call);
+    };
+  };
+  return problem;
+}
+
+std::vector<KernelVariant> registered() {
+  std::vector<KernelVariant> variants;
+  const auto held = [&]<class In, class Out, int kRowWarps, int kShare>(const char* name) {
+    using Kernel = Held<In, Out, kRowWarps, kShare>;
+    variants.push_back({make_spec(kernel_info<Kernel>, true, true, name), analyze_shape<Kernel, RowTile<kRowWarps, kShare>::cols>});
+  };
+  const auto chunked = [&]<class In, class Out>(const char* name) {
+    using Kernel = Chunked<In, Out>;
+    variants.push_back({make_spec(kernel_info<Kernel>, true, true, name), analyze_shape<Kernel, kLargestExtent>});
+  };
+  held.template operator()<bf16, bf16, 1, 8>("softmax_bf16_1x8");
+  held.template operator()<bf16, bf16, 2, 24>("softmax_bf16_2x24");
+  held.template operator()<bf16, bf16, 8, 8>("softmax_bf16_8x8");
+  held.template operator()<bf16, bf16, 4, 32>("softmax_bf16_4x32");
+  held.template operator()<bf16, bf16, 16, 32>("softmax_bf16_16x32");
+  held.template operator()<f16, float, 8, 16>("softmax_f16_f32_8x16");
+  held.template operator()<float, float, 8, 16>("softmax_f32_8x16");
+  held.template operator()<float, float, 16, 24>("softmax_f32_16x24");
+  chunked.template operator()<bf16, bf16>("softmax_bf16_chunked");
+  return variants;
 }
 
 }  // namespace kernels::softmax

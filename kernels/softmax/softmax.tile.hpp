@@ -39,11 +39,11 @@ struct HeldRows {
       block.load(x, p.x, row0, 0, i, j, Fill{-kInfinity});
       RowVector<Target, float, Values> factor;
       block.rows(x, [&](int r, auto row) {
-        const float largest = row.max();
-        factor[r] = 1.0f / row.map_sum([&](float v) { return exp2((v - largest) * scale); });
+        const auto largest = row.max();
+        factor[r] = 1.0f / row.map_sum([&](auto v) { return exp2((v - largest) * scale); });
       });
       block.map_store(
-          x, p.y, row0, 0, i, j, [](float v, float f) { return v * f; }, factor);
+          x, p.y, row0, 0, i, j, [](auto v, auto f) { return v * f; }, factor);
     }
   };
 };
@@ -71,20 +71,20 @@ struct ChunkedRows {
       for (int col = 0; col < p.x.cols; col += C) {
         block.load(x, p.x, row0, col, i, j, Fill{-kInfinity});
         // The new maximum is the old one or x, and e the weight of the other. In numbers, because compilers do not vectorise choices here.
-        block.map(sum, x, largest, [&](float s, float v, float m) {
-          const float e = exp2(-abs(v - m) * scale);
-          const float larger = v > m ? 1.0f : 0.0f;
+        block.map(sum, x, largest, [&](auto s, auto v, auto m) {
+          const auto e = exp2(-abs(v - m) * scale);
+          const decltype(v) larger = v > m ? 1.0f : 0.0f;
           return s * (larger * e + (1.0f - larger)) + (larger + (1.0f - larger) * e);
         });
-        block.map(largest, x, [](float m, float v) { return max(m, v); });
+        block.map(largest, x, [](auto m, auto v) { return max(m, v); });
       }
       RowVector<Target, float, Values> row_largest, factor;
       block.rows(largest, [&](int r, auto row) { row_largest[r] = row.max(); });
-      block.map(sum, largest, row_largest, [&](float s, float m, float all) { return s * exp2((m - all) * scale); });
+      block.map(sum, largest, row_largest, [&](auto s, auto m, auto all) { return s * exp2((m - all) * scale); });
       block.rows(sum, [&](int r, auto row) { factor[r] = 1.0f / row.sum(); });
       for (int col = 0; col < p.x.cols; col += C) {
         block.load(x, p.x, row0, col, i, j);
-        block.map(x, row_largest, factor, [&](float v, float m, float f) { return exp2((v - m) * scale) * f; });
+        block.map(x, row_largest, factor, [&](auto v, auto m, auto f) { return exp2((v - m) * scale) * f; });
         block.store(x, p.y, row0, col, i, j);
       }
     }

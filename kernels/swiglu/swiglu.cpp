@@ -6,6 +6,7 @@
 #include "kernels/rows.hpp"
 #include "kernels/swiglu/swiglu.tile.hpp"
 #include "kernels/swiglu/variants.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw {
@@ -36,6 +37,16 @@ void launch_tiles(const char* op, const RowViews& views, const Stream& stream, B
   });
 }
 
+void bind_parts(auto& bind, auto& p, const RowViews& views) {
+  bind(p.gate, views[1]);
+  bind(p.up, views[2]);
+  bind(p.y, views[0]);
+}
+void bind_pairs(auto& bind, auto& p, const RowViews& views) {
+  bind(p.pairs, views[1]);
+  bind(p.y, views[0]);
+}
+
 void check_tensor(const char* op, const char* name, const Tensor& t, const Tensor& y) {
   require(is_float(t.dtype()), "{}: {} is {}; f32, f16 and bf16 are supported", op, name, t.describe());
   check_operand(op, name, t, t.dtype(), y.device());
@@ -53,11 +64,7 @@ void run(const char* op, const Tensor& gate, const Tensor& up, const Tensor& y, 
   const RowViews views(std::array{&y, &gate, &up});
   with_float_type(gate.dtype(), [&]<class In>(std::type_identity<In>) {
     with_float_type(y.dtype(), [&]<class Out>(std::type_identity<Out>) {
-      launch_tiles<Swiglu, In, Out, kPieceColumns<In, Out>>(op, views, stream, [&](auto& bind, auto& p) {
-        bind(p.gate, views[1]);
-        bind(p.up, views[2]);
-        bind(p.y, views[0]);
-      });
+      launch_tiles<Swiglu, In, Out, kPieceColumns<In, Out>>(op, views, stream, [&](auto& bind, auto& p) { bind_parts(bind, p, views); });
     });
   });
 }
@@ -119,22 +126,51 @@ void swiglu_interleaved(const Tensor& x, const Tensor& y, const SwigluOptions& o
   const RowViews views(std::array{&y, &words});
   with_float_type(x.dtype(), [&]<class In>(std::type_identity<In>) {
     with_float_type(y.dtype(), [&]<class Out>(std::type_identity<Out>) {
-      launch_tiles<SwigluPairs, In, Out, 16 / (2 * sizeof(In))>(op, views, stream, [&](auto& bind, auto& p) {
-        bind(p.pairs, views[1]);
-        bind(p.y, views[0]);
-      });
+      launch_tiles<SwigluPairs, In, Out, 16 / (2 * sizeof(In))>(op, views, stream,
+                                                                [&](auto& bind, auto& p) { bind_pairs(bind, p, views); });
     });
   });
 }
 
 namespace kernels::swiglu {
 
-std::vector<KernelSpec> registered() {
-  return {make_spec(kernel_info<Swiglu<bf16, bf16, 1, 2048, 8>>, true, true, "swiglu_bf16"),
-          make_spec(kernel_info<Swiglu<bf16, bf16, 8, 256, 8>>, true, true, "swiglu_bf16_short"),
-          make_spec(kernel_info<Swiglu<float, float, 1, 2048, 4>>, true, true, "swiglu_f32"),
-          make_spec(kernel_info<SwigluPairs<bf16, bf16, 1, 2048, 4>>, true, true, "swiglu_interleaved_bf16"),
-          make_spec(kernel_info<SwigluPairs<float, float, 1, 2048, 2>>, true, true, "swiglu_interleaved_f32")};
+namespace {
+
+template <class In, class Out, int kRows, int kCols, int kWidth>
+Analysis analyze_parts(const ShapeValues& shape) {
+  const Shape of_y{shape["rows"], shape["cols"]};
+  const Tensor gate = placeholder(of_y, dtype_of<In>), up = placeholder(of_y, dtype_of<In>), y = placeholder(of_y, dtype_of<Out>);
+  const RowViews views(std::array{&y, &gate, &up});
+  return analyze<Swiglu<In, Out, kRows, kCols, kWidth>>(row_grid("swiglu", views, of_y[1], kRows, kCols),
+                                                        [&](auto& bind, auto& p) { bind_parts(bind, p, views); });
+}
+
+template <class In, class Out, int kRows, int kCols, int kWidth>
+Analysis analyze_pairs(const ShapeValues& shape) {
+  const std::int64_t rows = shape["rows"], cols = shape["cols"];
+  const Tensor words = words_of(placeholder({rows, 2 * cols}, dtype_of<In>)), y = placeholder({rows, cols}, dtype_of<Out>);
+  const RowViews views(std::array{&y, &words});
+  return analyze<SwigluPairs<In, Out, kRows, kCols, kWidth>>(row_grid("swiglu_interleaved", views, cols, kRows, kCols),
+                                                             [&](auto& bind, auto& p) { bind_pairs(bind, p, views); });
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered() {
+  std::vector<KernelVariant> variants;
+  const auto parts = [&]<class In, class Out, int kRows, int kCols, int kWidth>(const char* name) {
+    variants.push_back(
+        {make_spec(kernel_info<Swiglu<In, Out, kRows, kCols, kWidth>>, true, true, name), analyze_parts<In, Out, kRows, kCols, kWidth>});
+  };
+  const auto pairs = [&]<class In, class Out, int kRows, int kCols, int kWidth>(const char* name) {
+    variants.push_back({make_spec(kernel_info<SwigluPairs<In, Out, kRows, kCols, kWidth>>, true, true, name),
+                        analyze_pairs<In, Out, kRows, kCols, kWidth>});
+  };
+  parts.template operator()<bf16, bf16, 1, 2048, 8>("swiglu_bf16");
+  parts.template operator()<bf16, bf16, 8, 256, 8>("swiglu_bf16_short");
+  parts.template operator()<float, float, 1, 2048, 4>("swiglu_f32");
+  pairs.template operator()<bf16, bf16, 1, 2048, 4>("swiglu_interleaved_bf16");
+  return variants;
 }
 
 }  // namespace kernels::swiglu

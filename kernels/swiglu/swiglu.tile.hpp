@@ -22,7 +22,7 @@ struct Swiglu {
       Values gate, up;
       block.load(gate, p.gate, row0, col0, i, j);
       block.load(up, p.up, row0, col0, i, j);
-      block.map(gate, up, [](float g, float u) { return Silu::apply(g) * u; });
+      block.map(gate, up, [](auto g, auto u) { return Silu::apply(g) * u; });
       block.store(gate, p.y, row0, col0, i, j);
     }
   };

@@ -25,8 +25,8 @@ struct Argmax {
       block.fill(best, 0);
       for (int col = columns.begin; col < columns.end; col += C) {
         row.load(block, x, col);
-        block.for_each(x, best, [&](int, int c, In& value, u64& b) {
-          if (col + c < columns.end) b = max(b, row.key(value, col + c));
+        block.for_each(x, best, [&](int, int c, auto& value, u64& b) {
+          if (col + c < columns.end) b = max(b, row.key(to<In>(value), col + c));
         });
       }
       block.rows(best, [&](int, auto keys) {

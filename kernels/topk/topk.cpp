@@ -10,6 +10,7 @@
 #include "kernels/topk/argmax.tile.hpp"
 #include "kernels/topk/topk.tile.hpp"
 #include "kernels/topk/variants.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw {
@@ -168,16 +169,27 @@ void bind_call(auto& bind, auto& p, const Call& call, const Plan& plan, const Te
   p.by_index = call.by_index;
 }
 
+/// The same, and what the stage writes.
+template <Stage stage>
+void bind_stage(auto& bind, auto& p, const Call& call, const Plan& plan, const Tensor* candidates, int limit) {
+  bind_call(bind, p, call, plan, candidates, limit);
+  if constexpr (stage != Stage::part) {
+    bind(p.indices, call.indices);
+    if (call.values) bind(p.values, *call.values);
+  }
+}
+
+template <Stage stage>
+TileGrid grid_of(const Call& call, const Plan& plan) {
+  return {.m = call.rows, .n = stage == Stage::part ? plan.parts : 1};
+}
+
+Shape candidates_shape(const Call& call, const Plan& plan) { return {call.rows, std::int64_t{plan.parts} * plan.part_limit}; }
+
 template <class Kernels, class T, class Index, Stage stage>
 void launch_stage(const Call& call, const Plan& plan, bool narrow, int limit, const Tensor* candidates) {
-  const TileGrid grid{.m = call.rows, .n = stage == Stage::part ? plan.parts : 1};
-  const auto bind_all = [&](auto& bind, auto& p) {
-    bind_call(bind, p, call, plan, candidates, limit);
-    if constexpr (stage != Stage::part) {
-      bind(p.indices, call.indices);
-      if (call.values) bind(p.values, *call.values);
-    }
-  };
+  const TileGrid grid = grid_of<stage>(call, plan);
+  const auto bind_all = [&](auto& bind, auto& p) { bind_stage<stage>(bind, p, call, plan, candidates, limit); };
   using Wide = typename Kernels::template Kernel<T, Index, stage, kWideWarps, kWideCapacity>;
   using Narrow = typename Kernels::template Kernel<T, Index, stage, kNarrowWarps, kNarrowCapacity>;
   if (!call.stream.device().is_cuda())
@@ -191,7 +203,7 @@ void launch_stage(const Call& call, const Plan& plan, bool narrow, int limit, co
 template <class Kernels, class T, class Index>
 void run_types(const Call& call, const Plan& plan, int limit) {
   if (plan.parts == 1) return launch_stage<Kernels, T, Index, Stage::whole>(call, plan, plan.narrow, limit, nullptr);
-  const Shape shape = {call.rows, std::int64_t{plan.parts} * plan.part_limit};
+  const Shape shape = candidates_shape(call, plan);
   const Tensor candidates = call.workspace ? Tensor::borrow(call.workspace->data(), shape, DType::i64, call.x.device())
                                            : Tensor::empty(shape, DType::i64, call.stream);
   launch_stage<Kernels, T, Index, Stage::part>(call, plan, plan.narrow, plan.part_limit, &candidates);
@@ -227,23 +239,55 @@ void check_k(int k) { require(k >= 1 && k <= kLargestK, "{}: k is {}; it must be
 
 }  // namespace
 
-std::vector<KernelSpec> registered() {
-  std::vector<KernelSpec> specs;
-  const auto add = [&]<class Kernel>(std::type_identity<Kernel>, const char* name, const char* dtype) {
-    specs.push_back(make_spec(kernel_info<Kernel>, true, true, fmt::format("{}_{}", name, dtype)));
+namespace {
+
+/// `capacity`: keys that the kernel can sort; 0: it finds the largest one.
+template <class Kernel, class T, Stage stage, int capacity>
+Analysis analyze_shape(const ShapeValues& shape) {
+  const std::int64_t rows = shape["rows"], cols = shape["cols"];
+  const int k = capacity > 0 ? shape.integer("k") : 1, units = shape.integer("units");
+  check_k(k);
+  require(sorted_keys(k, std::max(capacity, 1)) >= k, "shape: k is {}; the kernel sorts up to {} elements", k, capacity);
+  const Tensor x = placeholder({rows, cols}, dtype_of<T>), indices = placeholder({rows, k}, DType::i32);
+  const Tensor values = placeholder({rows, k}, dtype_of<T>);
+  check_x(kTopk, x);
+  Call call = check(kTopk, x, indices.shape(), indices, &values, {});
+  call.k = k;
+  Plan plan = capacity > 0 ? plan_topk(rows, cols, k, units) : plan_argmax(rows, cols, units);
+  if (stage != Stage::whole && plan.parts == 1) plan = {false, 1, static_cast<int>(cols), capacity > 0 ? std::max(k, kFewKeys) : 1};
+  const Tensor candidates = placeholder(candidates_shape(call, plan), DType::i64);
+  const int limit = capacity == 0 ? 1 : stage == Stage::part ? plan.part_limit : sorted_keys(k, capacity);
+  return analyze<Kernel>(grid_of<stage>(call, plan), [&](auto& bind, auto& p) {
+    bind_stage<stage>(bind, p, call, plan, stage == Stage::whole ? nullptr : &candidates, limit);
+  });
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered() {
+  std::vector<KernelVariant> variants;
+  const auto add_dtype = [&]<class T>(const char* dtype) {
+    const auto add = [&]<class Kernel, Stage stage, int capacity>(const char* name) {
+      variants.push_back(
+          {make_spec(kernel_info<Kernel>, true, true, fmt::format("{}_{}", name, dtype)), analyze_shape<Kernel, T, stage, capacity>});
+    };
+    const auto argmax = [&]<Stage stage, int kWarps>(const char* name) {
+      add.template operator()<Argmax<T, i32, stage, kWarps>, stage, 0>(name);
+    };
+    const auto topk = [&]<Stage stage, int kWarps, int kCapacity>(const char* name) {
+      add.template operator()<Topk<T, i32, stage, kWarps, kCapacity>, stage, kCapacity>(name);
+    };
+    argmax.template operator()<Stage::whole, kNarrowWarps>("argmax_short");
+    argmax.template operator()<Stage::part, kWideWarps>("argmax_part");
+    argmax.template operator()<Stage::merge, kNarrowWarps>("argmax_merge");
+    topk.template operator()<Stage::whole, kNarrowWarps, kNarrowCapacity>("topk_short");
+    topk.template operator()<Stage::whole, kWideWarps, kWideCapacity>("topk");
+    topk.template operator()<Stage::part, kWideWarps, kWideCapacity>("topk_part");
+    topk.template operator()<Stage::merge, kWideWarps, kWideCapacity>("topk_merge");
   };
-  const auto add_dtype = [&]<class T>(std::type_identity<T>, const char* dtype) {
-    add(std::type_identity<Argmax<T, i32, Stage::whole, kNarrowWarps>>{}, "argmax_short", dtype);
-    add(std::type_identity<Argmax<T, i32, Stage::part, kWideWarps>>{}, "argmax_part", dtype);
-    add(std::type_identity<Argmax<T, i32, Stage::merge, kNarrowWarps>>{}, "argmax_merge", dtype);
-    add(std::type_identity<Topk<T, i32, Stage::whole, kNarrowWarps, kNarrowCapacity>>{}, "topk_short", dtype);
-    add(std::type_identity<Topk<T, i32, Stage::whole, kWideWarps, kWideCapacity>>{}, "topk", dtype);
-    add(std::type_identity<Topk<T, i32, Stage::part, kWideWarps, kWideCapacity>>{}, "topk_part", dtype);
-    add(std::type_identity<Topk<T, i32, Stage::merge, kWideWarps, kWideCapacity>>{}, "topk_merge", dtype);
-  };
-  add_dtype(std::type_identity<float>{}, "f32");
-  add_dtype(std::type_identity<bf16>{}, "bf16");
-  return specs;
+  add_dtype.template operator()<float>("f32");
+  add_dtype.template operator()<bf16>("bf16");
+  return variants;
 }
 
 }  // namespace kernels::topk

@@ -30,8 +30,8 @@ struct Topk {
       Rows<Target, In, 1, C, Warps> x;
       for (int col = columns.begin / 8 * 8; col < columns.end; col += C) {  // whole pieces of 8 columns are loaded at once
         row.load(block, x, col);
-        block.for_each(x, [&](int, int c, In& value) {
-          if (col + c >= columns.begin && col + c < columns.end) f(row.key(value, col + c));
+        block.for_each(x, [&](int, int c, auto& value) {
+          if (col + c >= columns.begin && col + c < columns.end) f(row.key(to<In>(value), col + c));
         });
       }
     }

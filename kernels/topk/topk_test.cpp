@@ -76,7 +76,7 @@ class Ops : public testing::TestWithParam<std::tuple<Device, DType, DType>> {
     skip_unless_present(device);
     set_cpu_threads(4);  // rows are cut into parts there, too
     if (!device.is_cuda()) return;
-    [[maybe_unused]] static const bool warm = (compile_all(registered()), true);
+    [[maybe_unused]] static const bool warm = (compile_all(specs_of(registered())), true);
   }
   void TearDown() override { set_cpu_threads(threads_before_); }
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tilewave/kernel.hpp"
+#include "kernels/variant.hpp"
 
 namespace tw::kernels::topk {
 
@@ -20,7 +20,12 @@ struct Plan {
 Plan plan_argmax(std::int64_t rows, std::int64_t cols, int units);
 Plan plan_topk(std::int64_t rows, std::int64_t cols, int k, int units);
 
+inline constexpr ShapeKey kShape[] = {{"rows", "rows of x"},
+                                      {"cols", "elements of a row"},
+                                      {"k", "elements of a row that topk gives", 64},
+                                      {"units", "multiprocessors, which decide in how many parts a row is done", 132}};
+
 /// The instantiations that are compiled ahead of time.
-std::vector<KernelSpec> registered();
+std::vector<KernelVariant> registered();
 
 }  // namespace tw::kernels::topk

@@ -63,6 +63,7 @@ void for_elements(int rows, int cols, F f) {
     cost.f32 += combine(first.f32, along_rows.f32, along_cols.f32, r, c);
     cost.special += combine(first.special, along_rows.special, along_cols.special, r, c);
     cost.uncounted += combine(first.uncounted, along_rows.uncounted, along_cols.uncounted, r, c);
+    cost.shared += combine(first.shared, along_rows.shared, along_cols.shared, r, c);
   } else {
     cost += first * (r * c);
   }
@@ -156,7 +157,7 @@ struct RowView {
   auto reduce(Fn f) const {
     decltype(apply(f, tile.x)) value{};
     cost += cost_of([&] { value = apply(f, tile.x); }) * F::cols;
-    cost.f32 += F::cols - 1;
+    if constexpr (is_same<typename F::Element, float>) cost.f32 += F::cols - 1;
     return value;
   }
 };
@@ -372,6 +373,48 @@ class Block {
     to.set_inside({to.outer, to.depth});
   }
   void sync() const {}
+
+  // Histograms and lists: the traffic of their values
+
+  template <class Fn>
+  void parallel(int count, Fn f) const {
+    if (count > 0) for_elements(count, 1, [&](int n, int) { f(n); });
+  }
+  template <int N>
+  void clear(Histogram<N>&) const {
+    cost.shared += N * sizeof(u32);
+  }
+  /// Read and written.
+  template <int N>
+  void count(Histogram<N>&, int) const {
+    cost.shared += 2 * sizeof(u32);
+  }
+  template <int N>
+  Located locate(const Histogram<N>&, int n) const {
+    cost.shared += N * sizeof(u32);
+    return {N - 1, 0, n};
+  }
+  template <class T, int N>
+  void clear(List<T, N>&) const {
+    cost.shared += sizeof(u32);
+  }
+  /// The list's size is read and written, and the value written.
+  template <class T, int N>
+  void append(List<T, N>&, T) const {
+    cost.shared += 2 * sizeof(u32) + sizeof(T);
+  }
+  template <class T, int N>
+  int size(const List<T, N>&) const {
+    cost.shared += sizeof(u32);
+    return N;
+  }
+  /// As a bitonic sort of the n values that are wanted, which moves all of them in every step.
+  template <int N>
+  void sort(List<u64, N>&, int n = N) const {
+    u64 padded = 2, rounds = 1, steps = 1;
+    for (; padded < static_cast<u64>(n); padded *= 2) steps += ++rounds;
+    cost.shared += steps * padded * 2 * sizeof(u64);
+  }
 
   template <class F>
   void print(const char*, F&) const {}

@@ -16,14 +16,18 @@ struct Cost {
   u64 f32 = 0;        ///< additions, multiplications, comparisons, max, min; signs are free
   u64 special = 0;    ///< exp2, log2, sqrt, rsqrt, reciprocal (a division's too), erf, sin, cos
   u64 uncounted = 0;  ///< elements given to functions that take float, which cannot be watched
+  u64 shared = 0;     ///< bytes of histograms and lists that element functions read and write
 
   constexpr Cost& operator+=(const Cost& other) {
     f32 += other.f32;
     special += other.special;
     uncounted += other.uncounted;
+    shared += other.shared;
     return *this;
   }
-  friend constexpr Cost operator*(const Cost& cost, u64 times) { return {cost.f32 * times, cost.special * times, cost.uncounted * times}; }
+  friend constexpr Cost operator*(const Cost& cost, u64 times) {
+    return {cost.f32 * times, cost.special * times, cost.uncounted * times, cost.shared * times};
+  }
   friend constexpr bool operator==(const Cost&, const Cost&) = default;
 };
 

@@ -39,10 +39,12 @@ inline constinit thread_local Tally tally{};
 [[noreturn]] void schedule_error(const char* what);
 
 // What an element function indexes is found by calling it for one column and one row of elements. Between begin_walk() and end_walk() each
-// call is announced by at_element(); touch() is what Pointer reports. end_walk() adds each array's distinct elements to `tally`.
+// call is announced by at_element(); touch() is what Pointer reports. end_walk() adds each array's distinct elements to `tally`. A walk
+// inside another one is part of it.
 void begin_walk();
 void at_element(int row, int col);
-void touch(const void* array, i64 index, int bytes, bool write);
+/// `place`: of a tensor's element, the tensor's in Tally; -1: of an array that is not bound.
+void touch(const void* array, int place, i64 index, int bytes, bool write);
 bool touched();
 void end_walk();
 
@@ -59,6 +61,9 @@ struct GlobalView {
   int place;  ///< in Tally
 };
 
+template <class T>
+class Pointer;
+
 template <class T, class Tile = void, int Split = 1>
 struct Global : GlobalView {
   using Element = remove_const<T>;
@@ -69,6 +74,10 @@ struct Global : GlobalView {
   /// Bytes of the part of a tile that lies inside the tensor.
   u64 bytes(int row0, int col0, int tile_rows, int tile_cols) const {
     return static_cast<u64>(overlap(row0, tile_rows, rows)) * static_cast<u64>(overlap(col0, tile_cols, cols)) * sizeof(Element);
+  }
+  template <class E>
+  Pointer<E> at(int row, int col, int i, int j) const {
+    return Pointer<E>(static_cast<E*>(data), place) + (j * stride_j + i * stride_i + row * stride_row + col * stride_col);
   }
 };
 
@@ -87,8 +96,8 @@ int inside_window(const G& tensor, int count, int row, int i, int j) {
 template <class T>
 using Number = conditional<is_same<T, float>, Counted, T>;
 
-/// An array in global memory that element functions index; see tw::Pointer. Integers are read, as they may steer the kernel; every other
-/// element is 1.
+/// An array in global memory that element functions index, or an element of a tensor; see tw::Pointer. Integers are read, as they may steer
+/// the kernel; every other element is 1.
 template <class T>
 class Pointer {
  public:
@@ -101,7 +110,7 @@ class Pointer {
     operator Number<Element>() const { return array_.read(index_); }
     template <class X>
     void operator=(const X&) const {
-      touch(array_.data_, index_, sizeof(T), true);
+      touch(array_.data_, array_.place_, index_, sizeof(T), true);
     }
 
    private:
@@ -110,7 +119,7 @@ class Pointer {
   };
 
   Pointer() = default;
-  Pointer(T* data) : data_(data) {}
+  Pointer(T* data, int place = -1) : data_(data), place_(place) {}
   explicit operator bool() const { return data_ != nullptr; }
   auto operator[](i64 index) const {
     if constexpr (is_same<T, Element>)
@@ -118,6 +127,7 @@ class Pointer {
     else
       return read(first_ + index);
   }
+  auto operator*() const { return (*this)[0]; }
   Pointer operator+(i64 offset) const {
     Pointer moved = *this;
     moved.first_ += offset;
@@ -126,7 +136,7 @@ class Pointer {
 
  private:
   Number<Element> read(i64 index) const {
-    touch(data_, index, sizeof(T), false);
+    touch(data_, place_, index, sizeof(T), false);
     if constexpr (requires(Element x) { x << 1; })
       return data_[index];
     else
@@ -134,6 +144,7 @@ class Pointer {
   }
 
   T* data_ = nullptr;
+  int place_ = -1;
   i64 first_ = 0;
 };
 
@@ -215,6 +226,28 @@ struct Scratch {
   explicit Scratch(Allocator& allocator) { allocator.bytes(bytes); }
 };
 
+// What is counted in a histogram and appended to a list depends on values, which there are none of. So a histogram always answers that the
+// last counter holds just as many as it is asked for: a selection by digits takes one of them. An element function appends or not as it
+// does for an element that is 1; a list is full when it is asked how many it has, and its value n is n + 1.
+
+/// As sm_90a's: a sum for each of up to 32 warps and the result of locate() behind the counters.
+template <int N>
+struct Histogram {
+  static constexpr int size = N;
+  explicit Histogram(Allocator& allocator) {
+    allocator.bytes((N + 32) * static_cast<int>(sizeof(u32)) + static_cast<int>(sizeof(Located)));
+  }
+};
+template <class T, int N>
+struct List {
+  static constexpr int capacity = N;
+  explicit List(Allocator& allocator) { allocator.bytes(N * static_cast<int>(sizeof(T)) + static_cast<int>(sizeof(u32))); }
+  T operator[](int n) const {
+    cost.shared += sizeof(T);
+    return static_cast<T>(n + 1);
+  }
+};
+
 template <class SlotType, int Stages>
 struct Ring {
   using Slot = SlotType;
@@ -247,6 +280,10 @@ struct Target {
   using Staging = analysis::Staging<T, R, C>;
   template <class T, int R, int C>
   using Scratch = analysis::Scratch<T, R, C>;
+  template <int N>
+  using Histogram = analysis::Histogram<N>;
+  template <class T, int N>
+  using List = analysis::List<T, N>;
 };
 
 }  // namespace tw::analysis

@@ -1,0 +1,28 @@
+#pragma once
+
+#include "kernels/convolution/call.hpp"
+#include "kernels/tuner.hpp"
+
+namespace tw::kernels::convolution {
+
+/// What tuned choices know the call by: element type, order of the weights and all extents, strides, paddings and dilations; on the CPU the
+/// number of threads, too.
+std::string problem_key(const Call& call);
+
+/// Sets the call's configuration to the tuned one, if it names none and there is one.
+void use_tuned(Call& call);
+
+inline constexpr ShapeKey kTuneShape[] = {{"N", "images"},
+                                          {"H", "height of the input; 1: in one dimension, as its kernel", 1},
+                                          {"W", "width of the input"},
+                                          {"C", "channels of the input"},
+                                          {"F", "channels of the output"},
+                                          {"K", "width (and height) of the kernel", 3},
+                                          {"stride", "in every dimension", 1},
+                                          {"padding", "in every dimension", 0},
+                                          {"dilation", "in every dimension", 1},
+                                          {"cf", "1: weights are stored [K, K, C, F]; 0: [F, K, K, C]", 0}};
+
+TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device);
+
+}  // namespace tw::kernels::convolution
