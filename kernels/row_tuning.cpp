@@ -2,13 +2,12 @@
 
 namespace tw::kernels {
 
-std::vector<TuneCandidate> row_candidates(const char* family, Device device, const ShapeValues& shape, int max_share,
+std::vector<TuneCandidate> row_candidates(const char* family, Device device, const ShapeValues& shape, int max_share, std::int64_t longest,
                                           const std::function<Analysis(RowConfig)>& analyze) {
   const std::int64_t rows = shape["rows"], cols = shape["cols"];
   require(device.is_cuda(), "{} has nothing to tune on the CPU: the length of its rows decides; only a GPU has a choice", family);
   require(rows > 0 && cols > 0, "shape: rows and cols must be positive");
-  require(cols <= longest_held_row(max_share), "shape: cols is {}; rows of over {} are not held in registers, and there is no choice", cols,
-          longest_held_row(max_share));
+  require(cols <= longest, "shape: cols is {}; rows of over {} are not held in registers, and there is no choice", cols, longest);
   std::vector<TuneCandidate> candidates;
   for (const RowConfig& config : row_configs(cols, max_share)) {
     const Analysis analysis = analyze(config);

@@ -24,8 +24,8 @@ RowConfig tuned_rows(Device device, Key key, std::int64_t rows, std::int64_t col
 }
 
 /// Rows of a problem, as TuneProblem::candidates; `analyze` counts one. Throws InvalidArgument where there is no choice: on the CPU, and
-/// for rows that no block holds.
-std::vector<TuneCandidate> row_candidates(const char* family, Device device, const ShapeValues& shape, int max_share,
+/// for rows of over `longest` columns.
+std::vector<TuneCandidate> row_candidates(const char* family, Device device, const ShapeValues& shape, int max_share, std::int64_t longest,
                                           const std::function<Analysis(RowConfig)>& analyze);
 
 /// The configuration of a candidate.

@@ -79,16 +79,15 @@ struct HeldRows {
 
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
-      const float per_column = p.per_column, epsilon = p.epsilon;
       Values h;
       load_h<X>(block, p, h, row0, 0, i, j);
       RowVector<Target, float, Values> scale;
       if constexpr (kind == Kind::layer) {
         RowVector<Target, float, Values> mean;
-        block.rows(h, [&](int r, auto row) { mean[r] = row.sum() * per_column; });
+        block.rows(h, [&](int r, auto row) { mean[r] = row.sum() * p.per_column; });
         centre(block, h, mean, 0, p.x.cols);
       }
-      block.rows(h, [&](int r, auto row) { scale[r] = rsqrt(row.sum([](float v) { return v * v; }) * per_column + epsilon); });
+      block.rows(h, [&](int r, auto row) { scale[r] = rsqrt(row.sum([](float v) { return v * v; }) * p.per_column + p.epsilon); });
       finish<kind, X, W, Target>(block, p, h, scale, row0, 0, i, j);
     }
   };

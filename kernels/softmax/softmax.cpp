@@ -138,7 +138,7 @@ Analysis analyze_shape(const ShapeValues& shape) {
 template <class T>
 std::vector<TuneCandidate> candidates(const ShapeValues& shape, Device device) {
   const Tensor x = placeholder({shape["rows"], shape["cols"]}, dtype_of<T>);
-  return row_candidates(kOp, device, shape, kMaxShare<T, T>, [&](RowConfig config) {
+  return row_candidates(kOp, device, shape, kMaxShare<T, T>, longest_held_row(kMaxShare<T, T>), [&](RowConfig config) {
     Analysis analysis;
     with_row_config(config, [&]<int kRowWarps, int kShare>() { analysis = analyze_call<Held<T, T, kRowWarps, kShare>>(check(x, x, {})); });
     return analysis;

@@ -655,8 +655,8 @@ class Block {
   /// The row after one that was loaded, which the next tile loads. It is fetched while this one is computed: with loops that only load,
   /// only compute and only store, memory would wait for the second.
   struct Ahead {
-    const u8* row;
-    int cols, size;
+    const u8* row = nullptr;
+    int cols = 0, size = 0;
     /// The part of columns `col` to col + count - 1.
     TW_INLINE void fetch(int col, int count) const {
       const u8* const end = row + static_cast<i64>(min(col + count, cols)) * size;
@@ -882,17 +882,25 @@ template <class On>
 #undef TW_AVX512
 #endif
 
+/// For processors without AVX2: few, so that it shall cost little to compile.
+template <class On>
+[[gnu::cold, gnu::noinline]] void run_baseline(const typename On::Params& params, const TileGrid& grid, int index, u8* arena) {
+  run_here<On>(params, grid, index, arena);
+}
+
 /// One tile. `arena`: memory_bytes<On>() bytes, 64-byte aligned.
 template <class On>
 void run(const typename On::Params& params, const TileGrid& grid, int index, u8* arena) {
 #if defined(__x86_64__)
   static const bool avx2 = library().isa[0] == 'a', avx512 = avx2 && library().isa[3] == '5';  // "avx2", "avx512..."
-  if constexpr (!tw::detail::has_load<On>) {
+  if constexpr (!tw::detail::has_load<On> && tw::detail::vector_bytes_of<On>() > 32) {
     if (avx512) return run_avx512<On>(params, grid, index, arena);
   }
   if (avx2) return run_avx2<On>(params, grid, index, arena);
-#endif
+  run_baseline<On>(params, grid, index, arena);
+#else
   run_here<On>(params, grid, index, arena);
+#endif
 }
 
 }  // namespace tw::cpu
