@@ -14,6 +14,7 @@ struct Table {
 
   template <class Target>
   struct On {
+    static constexpr int vector_bytes = 32;
     struct Params {
       Global<Target, T> cos, sin;
       const i32* positions;  ///< null: offset, offset + 1, ...
@@ -94,6 +95,7 @@ struct TwoParts {
 
   template <class Target>
   struct On {
+    static constexpr int vector_bytes = 32;
     using Values = Rows<Target, float, R, C, 4, Width>;
     struct Params : Common<Target, X, T, Values, Values> {
       Global<Target, const X, Values> first_in, second_in;
@@ -129,6 +131,7 @@ struct Pairs {
 
   template <class Target>
   struct On {
+    static constexpr int vector_bytes = 32;
     static constexpr int words = Width * static_cast<int>(sizeof(Word)) > 16 ? 16 / static_cast<int>(sizeof(Word)) : Width;
     using Values = Rows<Target, Word, R, C, 4, words>;
     using Turns = Rows<Target, float, R, C, 4, words>;
