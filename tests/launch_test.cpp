@@ -18,10 +18,11 @@ namespace {
 constexpr char kCount[] = R"(#pragma once
 #include "tilewave/tile/language.tile.hpp"
 namespace launch_test {
-template <int Step>
+template <int Step, bool kPersistent>
 struct Count {
   template <class Target>
   struct On {
+    using Schedule = tw::conditional<kPersistent, tw::Banded<4>, tw::RowMajor>;
     struct Params {
       tw::u32* hits;
       int m, n;
@@ -48,7 +49,7 @@ struct Params {
 KernelSpec count_spec(int step, bool persistent) {
   KernelSpec spec;
   spec.name = "count";
-  spec.type = "launch_test::Count<" + std::to_string(step) + ">";
+  spec.type = "launch_test::Count<" + std::to_string(step) + (persistent ? ", true>" : ", false>");
   spec.target = "tw::sm_90a::Target<true, true>";
   spec.source = "tests/launch/count.tile.hpp";
   spec.threads = 128;

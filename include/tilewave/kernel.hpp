@@ -51,14 +51,15 @@ struct KernelInfo {
 
 /// Everything that compiling and launching one kernel for a GPU needs. Made by tilewave/launch.hpp from the kernel's type.
 struct KernelSpec {
-  std::string name;        ///< for people: "gemm_bf16_nt_128x256x64_c2"
-  std::string type;        ///< the C++ type that the run-time compiler instantiates: "tw::Gemm<tw::bf16, 128, 256, 64, 4>"
-  std::string target;      ///< "tw::sm_90a::Target<true, true>"
-  std::string source;      ///< the embedded file that defines `type`: "kernels/gemm/gemm.tile.hpp"
-  int threads = 0;         ///< per block
-  int shared_bytes = 0;    ///< dynamic shared memory per block
-  int cluster = 1;         ///< blocks per cluster
-  bool persistent = true;  ///< the grid is as many blocks as fit at once, each takes tiles in turn; else one block per tile
+  std::string name;      ///< for people: "gemm_bf16_nt_128x256x64_c2"
+  std::string type;      ///< the C++ type that the run-time compiler instantiates: "tw::Gemm<tw::bf16, 128, 256, 64, 4>"
+  std::string target;    ///< "tw::sm_90a::Target<true, true>"
+  std::string source;    ///< the embedded file that defines `type`: "kernels/gemm/gemm.tile.hpp"
+  int threads = 0;       ///< per block
+  int shared_bytes = 0;  ///< dynamic shared memory per block
+  int cluster = 1;       ///< blocks per cluster
+  bool persistent =
+      true;  ///< as the kernel's Schedule is: as many blocks as fit at once, each takes tiles in turn; else one block per tile
   std::size_t params_bytes = 0;
   bool tensor_core = false;                               ///< uses wgmma: the compile check looks for it
   void (*record_tiles)(detail::TileRecorder&) = nullptr;  ///< as in KernelInfo

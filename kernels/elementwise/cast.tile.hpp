@@ -44,7 +44,6 @@ struct Cast {
 
   template <class Target>
   struct On {
-    static constexpr int vector_bytes = 32;
     using X = Rows<Target, From, tile_rows, tile_cols, 4, width>;
     struct Part {
       Global<Target, const From, X> in[1];

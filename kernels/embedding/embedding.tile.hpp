@@ -13,7 +13,6 @@ struct Embedding {
 
   template <class Target>
   struct On {
-    static constexpr int vector_bytes = 32;
     using Piece = Rows<Target, float, 1, cols, 4, width>;
     struct Params {
       Global<Target, const T, Piece> table;

@@ -100,6 +100,7 @@ struct CachedRows {
 
   template <class Target>
   struct On {
+    static constexpr int vector_bytes = 64;
     using Values = Rows<Target, float, R, C, 4, 0>;
     using Params = typename Types<X, Y, W>::template Params<Target, Values>;
 

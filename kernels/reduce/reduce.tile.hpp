@@ -44,7 +44,6 @@ struct ReduceRows {
 
   template <class Target>
   struct On {
-    static constexpr int vector_bytes = 32;
     using X = Rows<Target, float, R, C, 4, 16 / static_cast<int>(sizeof(T))>;
     struct Params {
       Global<Target, const T, X> x;  ///< [j, i, row, col]
@@ -86,7 +85,6 @@ struct ReduceColumns {
 
   template <class Target>
   struct On {
-    static constexpr int vector_bytes = 32;
     using X = Rows<Target, float, tile_rows, tile_cols, 4, width>;
     struct Params {
       Global<Target, const T, X> x;  ///< [j, i, row, col]

@@ -14,7 +14,6 @@ struct Table {
 
   template <class Target>
   struct On {
-    static constexpr int vector_bytes = 32;
     struct Params {
       Global<Target, T> cos, sin;
       const i32* positions;  ///< null: offset, offset + 1, ...
@@ -95,7 +94,6 @@ struct TwoParts {
 
   template <class Target>
   struct On {
-    static constexpr int vector_bytes = 32;
     using Values = Rows<Target, float, R, C, 4, Width>;
     struct Params : Common<Target, X, T, Values, Values> {
       Global<Target, const X, Values> first_in, second_in;
@@ -131,7 +129,6 @@ struct Pairs {
 
   template <class Target>
   struct On {
-    static constexpr int vector_bytes = 32;
     static constexpr int words = Width * static_cast<int>(sizeof(Word)) > 16 ? 16 / static_cast<int>(sizeof(Word)) : Width;
     using Values = Rows<Target, Word, R, C, 4, words>;
     using Turns = Rows<Target, float, R, C, 4, words>;

@@ -26,6 +26,7 @@ struct HeldRows {
 
   template <class Target>
   struct On {
+    static constexpr int vector_bytes = 64;
     static constexpr int warps = Warps;
     /// 1024 threads of a unit: while some compute, others load. The registers that this leaves do.
     static constexpr int min_blocks = 32 / Warps;

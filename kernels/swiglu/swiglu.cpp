@@ -31,10 +31,16 @@ void with_columns(std::int64_t cols, F f) {
 template <template <class, class, int, int, int> class Kernel, class In, class Out, int kWidth, class Bind>
 void launch_tiles(const char* op, const RowViews& views, const Stream& stream, Bind bind_call) {
   const std::int64_t cols = views[0].shape(3);
-  with_columns(cols, [&]<int kCols>() {
+  const auto run = [&]<int kCols, bool kGpu>() {
     constexpr int kRows = kElements / kCols;
-    launch<Kernel<In, Out, kRows, kCols, kWidth>>(stream, row_grid(op, views, cols, kRows, kCols), bind_call);
-  });
+    const TileGrid grid = row_grid(op, views, cols, kRows, kCols);
+    if constexpr (kGpu)
+      launch_gpu<Kernel<In, Out, kRows, kCols, kWidth>>(stream, grid, bind_call);
+    else
+      launch_cpu<Kernel<In, Out, kRows, kCols, kWidth>>(grid, bind_call);
+  };
+  if (stream.device().is_cuda()) return with_columns(cols, [&]<int kCols>() { run.template operator()<kCols, true>(); });
+  cols <= 256 ? run.template operator()<256, false>() : run.template operator()<2048, false>();
 }
 
 void bind_parts(auto& bind, auto& p, const RowViews& views) {

@@ -12,6 +12,7 @@ struct Swiglu {
 
   template <class Target>
   struct On {
+    static constexpr int vector_bytes = 64;
     using Values = Rows<Target, float, R, C, 4, Width>;
     struct Params {
       Global<Target, const In, Values> gate, up;
@@ -39,6 +40,7 @@ struct SwigluPairs {
 
   template <class Target>
   struct On {
+    static constexpr int vector_bytes = 64;
     using Pairs = Rows<Target, Word, R, C, 4, Width>;
     using Values = Rows<Target, float, R, C, 4, Width>;
     struct Params {

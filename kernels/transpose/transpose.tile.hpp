@@ -16,7 +16,6 @@ struct Transpose {
 
   template <class Target>
   struct On {
-    static constexpr int vector_bytes = 32;
     static constexpr int warps = max(min(Side * Side / Width / 32 / 4, 8), 4);  ///< a thread has four pieces on their way, or more
     using Square = Rows<Target, T, Side, Side, warps, Width>;
     struct Params {

@@ -130,6 +130,7 @@ struct Elementwise {
   template <class Target>
   struct On {
     static constexpr int min_blocks = 8;
+    static constexpr int vector_bytes = 64;
     using X = Rows<Target, float, tile_rows, tile_cols, 4, width>;
     struct Part {
       Global<Target, const T, X> in[inputs];

@@ -35,8 +35,8 @@
 //   static constexpr int warps   of a block, a multiple of 4 up to 32; 4 when left out
 //   static constexpr int min_blocks  that a GPU's unit shall hold at once: the compiler keeps to the registers that this leaves; 1 when
 //   left out
-//   static constexpr int vector_bytes  that a CPU's vectors shall have at most; 64 when left out. 32 where nothing is computed: the kernel
-//   is compiled once less
+//   static constexpr int vector_bytes  that a CPU's vectors have at most: 32 when left out; 64 where a tile takes arithmetic, since the
+//   kernel is then compiled once more
 
 namespace tw {
 
@@ -135,7 +135,7 @@ constexpr int blocks_of() {
 template <class On>
 constexpr int vector_bytes_of() {
   if constexpr (requires { On::vector_bytes; }) return On::vector_bytes;
-  return 64;
+  return 32;
 }
 template <class On>
 constexpr int cluster_of() {

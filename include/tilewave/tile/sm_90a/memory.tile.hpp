@@ -279,7 +279,7 @@ struct Words {
   /// x[k] for all k. Two conversions of 8-bit floats cost as much as one.
   template <class To>
   TW_INLINE void unpack(To* x) const {
-    if constexpr (is_fp8<T> && width % 2 == 0) {
+    if constexpr (is_fp8<T> && !is_same<To, T> && width % 2 == 0) {
       TW_UNROLL
       for (int k = 0; k < width; k += 2) {
         const u32 pair = ptx::widen_pair<T>(static_cast<u16>(w[k / 4] >> k % 4 * 8));
