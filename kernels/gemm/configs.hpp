@@ -32,9 +32,7 @@ inline constexpr Config kTurned{128, kMostFewRows, 10, 1, 1};
 struct GemvConfig {
   int rows, piece, warps;
 };
-/// Rows of B that are few make smaller blocks, with as many bytes on their way for each thread.
-inline constexpr GemvConfig kGemv{8, 1024, 4}, kGemvFewRows{4, 2048, 4};
-inline constexpr int kFewRowsPerUnit = 24;
+inline constexpr GemvConfig kGemv{8, 1024, 4};
 
 /// Reading addends for more than 128 columns of accumulators needs more registers than a thread has; a B stored [K, N] is loaded in panels
 /// of 64 columns.

@@ -146,21 +146,18 @@ void bind_gemv(auto& bind, auto& p, const Call& call) {
   p.has_residual = call.residual != nullptr;
 }
 
-TileGrid grid_of_gemv(const Call& call, const GemvConfig& c) { return {ceil_div(call.n, c.rows), 1, call.batch}; }
+TileGrid grid_of_gemv(const Call& call) { return {ceil_div(call.n, kGemv.rows), 1, call.batch}; }
 
 /// One row, B row by row.
 template <class T>
 void launch_gemv(const Call& call) {
-  const auto launch = [&]<class Act, bool kAddends, GemvConfig c>() {
+  const auto launch = [&]<class Act, bool kAddends>() {
+    constexpr GemvConfig c = kGemv;
     using Kernel = Gemv<T, Act, kAddends, c.rows, c.piece, c.warps>;
-    launch_gpu<Kernel>(call.stream, grid_of_gemv(call, c), [&](auto& bind, auto& p) { bind_gemv(bind, p, call); });
+    launch_gpu<Kernel>(call.stream, grid_of_gemv(call), [&](auto& bind, auto& p) { bind_gemv(bind, p, call); });
   };
   with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
-    const auto run = [&]<GemvConfig c>() {
-      call.addends() ? launch.template operator()<Act, true, c>() : launch.template operator()<Act, false, c>();
-    };
-    const bool few = std::int64_t{call.n} * call.batch <= std::int64_t{kFewRowsPerUnit} * device_info(call.stream.device()).units;
-    few ? run.template operator()<kGemvFewRows>() : run.template operator()<kGemv>();
+    call.addends() ? launch.template operator()<Act, true>() : launch.template operator()<Act, false>();
   });
 }
 
@@ -272,7 +269,7 @@ Analysis analyze_gemv(const ShapeValues& shape) {
   require(shape["M"] == 1, "shape: M is {}; the kernel is for one row", shape["M"]);
   return with_call<T, T, kAddends>(shape, [](const Call& call) {
     return analyze<Gemv<T, Identity, kAddends, kGemv.rows, kGemv.piece, kGemv.warps>>(
-        grid_of_gemv(call, kGemv), [&](auto& bind, auto& p) { bind_gemv(bind, p, call); });
+        grid_of_gemv(call), [&](auto& bind, auto& p) { bind_gemv(bind, p, call); });
   });
 }
 
