@@ -26,7 +26,28 @@ struct CopyRows {
   };
 };
 
-/// The same through a Fragment.
+/// Row n of out = row 3 n - 2 of `in`, 7 outside it. Both are bound with the tile that is copied: whole pieces or none.
+template <class In, class Out, int R, int C, int Width>
+struct GatherRows {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    using X = Rows<Target, float, R, C, 4, Width>;
+    struct Params {
+      Global<Target, const In, X> in;
+      Global<Target, Out, X> out;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      X x;
+      const int row0 = t.m * R;
+      block.gather(
+          x, p.in, [row0](int row) { return 3 * (row0 + row) - 2; }, t.n * C, t.batch, 0, Fill{7});
+      block.store(x, p.out, row0, t.n * C, t.batch);
+    }
+  };
+};
+
+/// out = in through a Fragment.
 template <class In, class Out, int R, int C>
 struct CopyFragment {
   static constexpr const char* source = kLanguageKernels;

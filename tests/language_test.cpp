@@ -383,6 +383,40 @@ TEST_P(Language, MapTakesRowsColumnsAndTiles) {
   expect_broadcasts<Broadcasts<bf16, 16, 128, 4, 8>, 16, 128>(device, DType::bf16, random);
 }
 
+template <class In, class Out, int R, int C, int Width>
+void expect_gathered_rows(Device device, std::mt19937_64& random) {
+  // Whole pieces; rows and bases that are none; columns that are none.
+  for (const auto& [cols, place] : {std::pair{2 * C, Placement{}}, {2 * C, Placement{.offset = 1, .gap = 3}}, {C + 3, Placement{}}}) {
+    SCOPED_TRACE(fmt::format("{} columns, offset {}", cols, place.offset));
+    const int rows = 2 * R + 1, in_rows = 4 * R;
+    PlacedTensor in({2, in_rows, cols}, dtype_of<In>, device, place), out({2, rows, cols}, dtype_of<Out>, device, place);
+    const std::vector<float> x = in.fill_random(random);
+    launch_kernel<GatherRows<In, Out, R, C, Width>>(device, {ceil_div(rows, R), ceil_div(cols, C), 2}, [&](auto& bind, auto& p) {
+      bind(p.in, in);
+      bind(p.out, out);
+    });
+    const std::vector<double> got = out.values();
+    EXPECT_TRUE(out.gaps_intact());
+    for (int batch = 0; batch < 2; ++batch) {
+      for (int row = 0; row < rows; ++row) {
+        const int from = 3 * row - 2;
+        for (int col = 0; col < cols; ++col) {
+          const float value = from < 0 || from >= in_rows ? 7 : x[static_cast<std::size_t>((batch * in_rows + from) * cols + col)];
+          ASSERT_EQ(got[static_cast<std::size_t>((batch * rows + row) * cols + col)], static_cast<float>(to<Out>(value)))
+              << batch << ", " << row << ", " << col;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Language, GathersRows) {
+  expect_gathered_rows<float, float, 8, 128, 4>(device, random);
+  expect_gathered_rows<bf16, float, 16, 64, 4>(device, random);
+  expect_gathered_rows<f16, bf16, 4, 256, 8>(device, random);
+  expect_gathered_rows<fp8_e4m3, fp8_e5m2, 8, 512, 16>(device, random);
+}
+
 template <class T, class Tiles, int R, int C>
 void expect_row_statistics(Device device, std::mt19937_64& random) {
   for (const auto& [rows, cols] : {std::pair{R, C}, {2 * R + 5, C}, {R - 1, C - 3}}) {
