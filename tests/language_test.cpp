@@ -414,7 +414,6 @@ TEST_P(Language, GathersRows) {
   expect_gathered_rows<float, float, 8, 128, 4>(device, random);
   expect_gathered_rows<bf16, float, 16, 64, 4>(device, random);
   expect_gathered_rows<f16, bf16, 4, 256, 8>(device, random);
-  expect_gathered_rows<fp8_e4m3, fp8_e5m2, 8, 512, 16>(device, random);
 }
 
 template <class T, class Tiles, int R, int C>
