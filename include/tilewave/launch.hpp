@@ -210,7 +210,7 @@ void launch_cpu(const TileGrid& grid, Bind bind) {
 /// Runs `Kernel` for every tile of `grid` on the stream's device; on a GPU it compiles the kernel at first use and returns at once.
 /// `bind(binder, params)` fills in Kernel::On<target>::Params; binder(params.x, tensor) binds a tensor to a Global and throws
 /// InvalidArgument for a wrong device, dtype or rank; binder(params.x, tensor, window) binds one to a Windowed. Bases and strides that TMA
-/// cannot take select the kernel's slower variant. Throws CompileError, DeviceError.
+/// cannot take, and Rows that do not move in whole pieces, select the kernel's slower variant. Throws CompileError, DeviceError.
 template <class Kernel, class Bind>
 void launch(const Stream& stream, const TileGrid& grid, Bind bind) {
   if (grid.count() == 0) return;

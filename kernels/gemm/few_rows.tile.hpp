@@ -21,10 +21,10 @@ struct Gemv {
     struct Params {
       Global<Target, const T, Weights> a;  ///< [batch, 1, K]
       Global<Target, const T, Weights> b;  ///< [batch, N, K]
-      Global<Target, const T> c;         ///< [batch, N, 1]: D and what goes with it stand on end, beside B's rows
-      Global<Target, const T> residual;  ///< [batch, N, 1]
-      Global<Target, T> d;               ///< [batch, N, 1]
-      Global<Target, const T> bias;      ///< [N, 1]
+      Global<Target, const T> c;           ///< [batch, N, 1]: D and what goes with it stand on end, beside B's rows
+      Global<Target, const T> residual;    ///< [batch, N, 1]
+      Global<Target, T> d;                 ///< [batch, N, 1]
+      Global<Target, const T> bias;        ///< [N, 1]
       float alpha, beta;
       int depth;                 ///< K
       int a_batches, b_batches;  ///< 0 where one operand serves all batches, else 1

@@ -18,7 +18,7 @@ struct Types {
     Global<Target, X, Values> h;
     Global<Target, Y, Values> y;
     Global<Target, const W, Values> weight, bias;  ///< [1, N] each
-    float per_column;  ///< 1 / N
+    float per_column;                              ///< 1 / N
     float epsilon;
     bool has_residual, stores_h;
   };

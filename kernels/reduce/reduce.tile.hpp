@@ -48,8 +48,8 @@ struct ReduceRows {
     struct Params {
       Global<Target, const T, X> x;  ///< [j, i, row, col]
       Pointer<Target, Out> y;        ///< [j, i, row, split]
-      int splits;                 ///< grid.n
-      int length;                 ///< columns of a split, a multiple of C
+      int splits;                    ///< grid.n
+      int length;                    ///< columns of a split, a multiple of C
       float divisor;
     };
 
@@ -89,8 +89,8 @@ struct ReduceColumns {
     struct Params {
       Global<Target, const T, X> x;  ///< [j, i, row, col]
       Global<Target, Out, X> y;      ///< [j, i, 1, col]; with more than one split [(j, i), split, 1, col]
-      int splits;                 ///< grid.n
-      int length;                 ///< rows of a split, a multiple of tile_rows
+      int splits;                    ///< grid.n
+      int length;                    ///< rows of a split, a multiple of tile_rows
       float divisor;
     };
 

@@ -23,8 +23,8 @@ using kernels::rope::TwoParts;
 
 constexpr const char* kOp = "rope";
 
-/// A checked call. Tensors are [batch, seqlen, heads, ...], or with `one_token` false [batch, 1, seqlen * heads, ...]; `rest` has no columns
-/// where nothing passes through.
+/// A checked call. Tensors are [batch, seqlen, heads, ...], or with `one_token` false [batch, 1, seqlen * heads, ...]; `rest` has no
+/// columns where nothing passes through.
 struct Call {
   Tensor x, y, cos, sin, rest_in, rest_out;
   std::int64_t half, heads;
@@ -135,9 +135,7 @@ void run(const Call& call) {
 }
 
 /// Heads of all tokens as rows, [batch, 1, seqlen * heads, ...].
-bool tokens_merge(const Tensor& t) {
-  return t.stride(1) == t.shape(2) * t.stride(2);
-}
+bool tokens_merge(const Tensor& t) { return t.stride(1) == t.shape(2) * t.stride(2); }
 Tensor merge_tokens(const Tensor& t) {
   Shape shape = t.shape();
   std::vector<std::int64_t> strides = t.strides();
@@ -289,7 +287,7 @@ Analysis analyze_parts(const ShapeValues& shape) {
   const RopeOptions options;
   const Call call = check(of.x, of.cos, of.sin, of.y, options);
   return analyze<TwoParts<X, T, kRows, kCols, kWidth, true>>(grid_of(call, kRows, kCols),
-                                                       [&](auto& bind, auto& p) { bind_parts(bind, p, call); });
+                                                             [&](auto& bind, auto& p) { bind_parts(bind, p, call); });
 }
 
 template <class X, class T, int kRows, int kCols, int kWidth>
@@ -297,7 +295,8 @@ Analysis analyze_pairs(const ShapeValues& shape) {
   const Placeholders of(shape, dtype_of<X>, dtype_of<T>);
   const RopeOptions options{.pairing = RopePairing::interleaved};
   const Call call = check(of.x, of.cos, of.sin, of.y, options);
-  return analyze<Pairs<X, T, kRows, kCols, kWidth, true>>(grid_of(call, kRows, kCols), [&](auto& bind, auto& p) { bind_pairs(bind, p, call); });
+  return analyze<Pairs<X, T, kRows, kCols, kWidth, true>>(grid_of(call, kRows, kCols),
+                                                          [&](auto& bind, auto& p) { bind_pairs(bind, p, call); });
 }
 
 template <class T>

@@ -42,8 +42,8 @@ struct Table {
   };
 };
 
-/// What both pairings need to know. Tensors are [batch, 1, seqlen * heads, ...] where the heads of all tokens lie one behind the other, else
-/// [batch, seqlen, heads, ...].
+/// What both pairings need to know. Tensors are [batch, 1, seqlen * heads, ...] where the heads of all tokens lie one behind the other,
+/// else [batch, seqlen, heads, ...].
 template <class Target, class X, class T, class Values, class Rest>
 struct Common {
   Global<Target, const T, Values> cos, sin;
@@ -79,12 +79,14 @@ TW_INLINE void pass_through(auto& block, const auto& p, int row0, int i, int j) 
 
 /// Cosines or sines of the tile's rows, from row0 on, in a vector or a tile.
 template <class Target, class Values>
-TW_INLINE void load_table(auto& block, const auto& p, ColumnVector<Target, float, Values>& to, const auto& table, int, int col, int i, int j) {
+TW_INLINE void load_table(auto& block, const auto& p, ColumnVector<Target, float, Values>& to, const auto& table, int, int col, int i,
+                          int j) {
   block.load(to, table, p.position(0, i, j), col);
 }
 template <class Target, class Values>
 TW_INLINE void load_table(auto& block, const auto& p, Values& to, const auto& table, int row0, int col, int i, int j) {
-  block.gather(to, table, [&](int row) { return p.position(row0 + row, i, j); }, col);
+  block.gather(
+      to, table, [&](int row) { return p.position(row0 + row, i, j); }, col);
 }
 
 /// Pairs as two tensors, [batch, seqlen, heads, half] each: the halves of the rotary dimensions, or every second one.

@@ -122,7 +122,8 @@ Analysis analyze_shape(const ShapeValues& shape) {
 std::vector<KernelVariant> registered() {
   std::vector<KernelVariant> variants;
   const auto add = [&]<class T>(const char* name) {
-    variants.push_back({make_spec(kernel_info<Transpose<T, kGpuSide<T>, 16 / static_cast<int>(sizeof(T))>>, true, true, name), analyze_shape<T>});
+    variants.push_back(
+        {make_spec(kernel_info<Transpose<T, kGpuSide<T>, 16 / static_cast<int>(sizeof(T))>>, true, true, name), analyze_shape<T>});
   };
   add.template operator()<std::uint8_t>("transpose_1_byte");
   add.template operator()<bf16>("transpose_2_bytes");

@@ -311,7 +311,8 @@ struct Block {
   }
   template <class T, int R, int C, int Warps, int Width, class G>
   TW_INLINE void load(Rows<T, R, C, Warps, Width>& to, const G& from, int row0, int col0, int i = 0, int j = 0, Fill fill = {}) const {
-    gather(to, from, [row0](int row) { return row0 + row; }, col0, i, j, fill);
+    gather(
+        to, from, [row0](int row) { return row0 + row; }, col0, i, j, fill);
   }
   /// Row r of the tile is row row_of(r) of the tensor.
   template <class T, int R, int C, int Warps, int Width, class G, class RowOf>
@@ -605,7 +606,9 @@ struct Block {
   static TW_INLINE void warpgroup_sync(const Position& p) { ptx::named_barrier(kWarpgroupBarrier + p.warpgroup, kWarpgroupThreads); }
 
   /// The position, computed here and now: for code outside the main loop, through which nothing of it shall be kept in registers.
-  TW_INLINE Position here() const { return Position::of(static_cast<u32>(ptx::opaque(static_cast<int>(ptx::thread_index())) - first_thread)); }
+  TW_INLINE Position here() const {
+    return Position::of(static_cast<u32>(ptx::opaque(static_cast<int>(ptx::thread_index())) - first_thread));
+  }
 
   template <class S>
   static constexpr int instruction_depth = 32 / static_cast<int>(sizeof(typename S::Element));
@@ -674,8 +677,7 @@ struct Block {
     if (pieces<F, kTmaLoad>(from, col)) {
       const E* const first = from.template piece_at<const E>(row, col, i, j);
       TW_UNROLL
-      for (int n = 0; n < F::pieces; ++n)
-        words[n].load_if(from.inside(row, col + n * F::piece_step), first + n * F::piece_step, otherwise);
+      for (int n = 0; n < F::pieces; ++n) words[n].load_if(from.inside(row, col + n * F::piece_step), first + n * F::piece_step, otherwise);
     } else {
       TW_UNROLL
       for (int n = 0; n < F::share; ++n) {
