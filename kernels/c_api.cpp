@@ -54,6 +54,8 @@ tw_status guard(F f) noexcept {
     return TW_DEVICE_ERROR;
   } catch (const tw::CompileError&) {
     return TW_COMPILE_ERROR;
+  } catch (const tw::FileError&) {
+    return TW_FILE_ERROR;
   } catch (...) {
     return TW_FAILURE;
   }

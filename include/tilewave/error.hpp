@@ -35,4 +35,10 @@ class CompileError : public Error {
   using Error::Error;
 };
 
+/// A file that cannot be read, or does not hold what it should. The message begins with its name.
+class FileError : public Error {
+ public:
+  using Error::Error;
+};
+
 }  // namespace tw

@@ -15,7 +15,8 @@ typedef enum {
   TW_OUT_OF_MEMORY = 2,
   TW_DEVICE_ERROR = 3,
   TW_COMPILE_ERROR = 4,
-  TW_FAILURE = 5
+  TW_FAILURE = 5,
+  TW_FILE_ERROR = 6
 } tw_status;
 
 typedef enum { TW_F32 = 0, TW_F16 = 1, TW_BF16 = 2 } tw_dtype;
