@@ -1,0 +1,396 @@
+#include "speech/audio/audio.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sndfile.h>
+#include <soxr.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include "tilewave/error.hpp"
+
+namespace tw::speech {
+namespace {
+
+constexpr int kLowestRate = 1000, kHighestRate = 768000;  // Hz: what recordings have; bounds what resampling multiplies the data by
+constexpr float kLargestSample = 1e10F;                   // 32-bit integers stored as floats still pass
+constexpr std::size_t kLargestPipe = std::size_t{4} << 30;
+
+/// Bytes at any place: of memory or of an open file.
+class Bytes {
+ public:
+  explicit Bytes(std::string_view bytes) : bytes_(bytes), size_(static_cast<std::int64_t>(bytes.size())) {}
+  Bytes(int file, std::int64_t size) : file_(file), size_(size) {}
+
+  std::int64_t size() const { return size_; }
+
+  /// Up to `count` bytes from `at` on; how many there were.
+  std::int64_t read(std::int64_t at, void* to, std::int64_t count) const {
+    count = std::clamp<std::int64_t>(size_ - at, 0, std::max<std::int64_t>(count, 0));
+    if (count == 0) return 0;
+    if (file_ < 0) {
+      std::memcpy(to, bytes_.data() + at, static_cast<std::size_t>(count));
+      return count;
+    }
+    std::int64_t done = 0;
+    while (done < count) {
+      const ssize_t got = pread(file_, static_cast<char*>(to) + done, static_cast<std::size_t>(count - done), at + done);
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) break;
+      done += got;
+    }
+    return done;
+  }
+
+  /// Exactly `count` bytes, or none.
+  std::string read(std::int64_t at, std::int64_t count) const {
+    std::string text(static_cast<std::size_t>(count), '\0');
+    text.resize(read(at, text.data(), count) == count ? text.size() : 0);
+    return text;
+  }
+
+ private:
+  std::string_view bytes_;
+  int file_ = -1;
+  std::int64_t size_;
+};
+
+std::uint64_t little_endian(std::string_view bytes) {
+  std::uint64_t value = 0;
+  for (std::size_t i = bytes.size(); i-- > 0;) value = value << 8 | static_cast<unsigned char>(bytes[i]);
+  return value;
+}
+
+std::uint64_t big_endian(std::string_view bytes) {
+  std::uint64_t value = 0;
+  for (const char byte : bytes) value = value << 8 | static_cast<unsigned char>(byte);
+  return value;
+}
+
+enum class Format { unknown, riff, aiff, flac, ogg, mp3, mp4, adts, matroska };
+
+/// By the first bytes. libsndfile knows more formats, most of them of synthesizers and of the nineties: files that nobody transcribes, read
+/// by code that nobody tests.
+Format format_of(const Bytes& file) {
+  std::string head(16, '\0');
+  head.resize(static_cast<std::size_t>(file.read(0, head.data(), 16)));
+  const auto at = [&](std::size_t place, std::string_view text) {
+    return head.size() >= place + text.size() && head.compare(place, text.size(), text) == 0;
+  };
+  if ((at(0, "RIFF") || at(0, "RIFX") || at(0, "RF64")) && at(8, "WAVE")) return Format::riff;
+  if (at(0, "FORM") && (at(8, "AIFF") || at(8, "AIFC"))) return Format::aiff;
+  if (at(0, "fLaC")) return Format::flac;
+  if (at(0, "OggS")) return Format::ogg;
+  if (at(0, "ID3")) return Format::mp3;
+  if (at(4, "ftyp")) return Format::mp4;
+  if (at(0, "\x1A\x45\xDF\xA3")) return Format::matroska;
+  if (head.size() >= 2 && head[0] == '\xFF' && (head[1] & 0xE0) == 0xE0) {  // 11 bits of sync, version, layer: 0 is AAC's
+    const int version = head[1] >> 3 & 3, layer = head[1] >> 1 & 3;
+    if (layer == 0 && version >= 2) return Format::adts;
+    if (layer != 0 && version != 1) return Format::mp3;
+  }
+  return Format::unknown;
+}
+
+const char* name_of(Format format) {
+  switch (format) {
+    case Format::riff:
+      return "WAV";
+    case Format::aiff:
+      return "AIFF";
+    case Format::flac:
+      return "FLAC";
+    case Format::ogg:
+      return "OGG";
+    case Format::mp3:
+      return "MP3";
+    case Format::mp4:
+      return "MP4 (m4a)";
+    case Format::adts:
+      return "AAC";
+    case Format::matroska:
+      return "Matroska (webm)";
+    case Format::unknown:
+      break;
+  }
+  return "unknown";
+}
+
+/// The command that makes a WAV of it.
+std::string ffmpeg_command(const std::string& name) {
+  const std::filesystem::path file(name);
+  std::filesystem::path from = "talk.m4a", to = "talk.wav";
+  if (file.has_extension()) {
+    from = file;
+    to = file;
+    to.replace_extension(".wav");
+    if (to == from) to.replace_extension("").concat("-16k.wav");
+  }
+  const auto quoted = [](const std::string& word) {
+    const bool plain = std::all_of(word.begin(), word.end(),
+                                   [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::strchr("/._-+,", c); });
+    if (plain) return word;
+    std::string result = "'";
+    for (const char c : word) c == '\'' ? result += "'\\''" : result += c;
+    return result + "'";
+  };
+  return fmt::format("ffmpeg -i {} -ar 16000 -ac 1 {}", quoted(from.string()), quoted(to.string()));
+}
+
+[[noreturn]] void truncated(const std::string& name, const std::string& why) {
+  throw FileError(fmt::format("{}: truncated: {}", name, why));
+}
+
+/// Throws if a RIFF or AIFF file's chunk of samples goes on after the file's end. (libsndfile reads what is there and says nothing.)
+void check_chunks(const Bytes& file, Format format, const std::string& name) {
+  const std::string magic = file.read(0, 4);
+  const bool big = format == Format::aiff || magic == "RIFX";
+  const std::string_view samples = format == Format::aiff ? "SSND" : "data";
+  std::uint64_t size64 = 0;  // of RF64
+  std::int64_t at = 12;
+  for (int chunk = 0; chunk < 10000; ++chunk) {
+    const std::string head = file.read(at, 8);
+    if (head.empty()) return;  // no samples at all: libsndfile says so
+    const std::string_view length = std::string_view(head).substr(4);
+    std::uint64_t size = big ? big_endian(length) : little_endian(length);
+    at += 8;
+    if (head.compare(0, 4, "ds64") == 0) size64 = little_endian(file.read(at + 8, 8));
+    if (head.compare(0, 4, samples) == 0) {
+      const std::uint64_t there = static_cast<std::uint64_t>(file.size() - at);
+      if (magic == "RF64" && size == 0xFFFFFFFF) size = size64;
+      // Who writes to a pipe does not know the size: ffmpeg leaves 0xFFFFFFFF, sox 0x7FFFF000, arecord 0x80000000, GStreamer 0.
+      else if (size >= 0x7FFF0000)
+        return;
+      if (size > there) truncated(name, fmt::format("its header promises {} bytes of samples and {} are there", size, there));
+      return;
+    }
+    at += static_cast<std::int64_t>(size + size % 2);
+  }
+}
+
+/// Throws if the last page of an OGG file is incomplete.
+void check_last_page(const Bytes& file, const std::string& name) {
+  constexpr std::int64_t kLargestPage = 27 + 255 + 255 * 255;
+  const std::int64_t from = std::max<std::int64_t>(0, file.size() - kLargestPage);
+  const std::string tail = file.read(from, file.size() - from);
+  const std::size_t page = tail.rfind("OggS");
+  if (page == std::string::npos) truncated(name, "there is no page in its last 64 KiB");
+  std::size_t size = 27;
+  if (tail.size() >= page + 27) {
+    const std::size_t segments = static_cast<unsigned char>(tail[page + 26]);
+    size += segments;
+    for (std::size_t i = 0; i < segments && page + 27 + i < tail.size(); ++i) size += static_cast<unsigned char>(tail[page + 27 + i]);
+  }
+  if (page + size > tail.size()) truncated(name, fmt::format("{} bytes of its last page are missing", page + size - tail.size()));
+}
+
+/// libsndfile's view of a file, and where it is.
+struct Stream {
+  const Bytes& bytes;
+  std::int64_t at = 0;
+
+  static SF_VIRTUAL_IO callbacks() {
+    SF_VIRTUAL_IO io;
+    io.get_filelen = [](void* self) { return static_cast<sf_count_t>(static_cast<Stream*>(self)->bytes.size()); };
+    io.seek = [](sf_count_t offset, int whence, void* self) {
+      Stream& stream = *static_cast<Stream*>(self);
+      const std::int64_t base = whence == SEEK_SET ? 0 : whence == SEEK_CUR ? stream.at : stream.bytes.size();
+      std::int64_t to = 0;
+      if (__builtin_add_overflow(base, static_cast<std::int64_t>(offset), &to) || to < 0) return sf_count_t{-1};
+      stream.at = to;
+      return static_cast<sf_count_t>(to);
+    };
+    io.read = [](void* to, sf_count_t count, void* self) {
+      Stream& stream = *static_cast<Stream*>(self);
+      const std::int64_t got = stream.bytes.read(stream.at, to, count);
+      stream.at += got;
+      return static_cast<sf_count_t>(got);
+    };
+    io.write = [](const void*, sf_count_t, void*) { return sf_count_t{0}; };
+    io.tell = [](void* self) { return static_cast<sf_count_t>(static_cast<Stream*>(self)->at); };
+    return io;
+  }
+};
+
+struct Close {
+  void operator()(SNDFILE* file) const { sf_close(file); }
+  void operator()(soxr* resampler) const { soxr_delete(resampler); }
+};
+
+/// libsndfile's message without what it puts around it.
+std::string reason(SNDFILE* file) {
+  std::string text = sf_strerror(file);
+  if (text.rfind("Error : ", 0) == 0) text.erase(0, 8);
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  while (!text.empty() && (text.back() == '.' || text.back() == ' ')) text.pop_back();
+  return text;
+}
+
+std::unique_ptr<SNDFILE, Close> open(Stream& stream, SF_INFO& info, Format format, const std::string& name) {
+  static std::mutex mutex;  // libsndfile keeps the reason why opening failed in a global variable
+  const std::lock_guard lock(mutex);
+  SF_VIRTUAL_IO io = Stream::callbacks();
+  std::unique_ptr<SNDFILE, Close> file(sf_open_virtual(&io, SFM_READ, &info, &stream));
+  if (!file) throw FileError(fmt::format("{}: cannot be read as {}: {}", name, name_of(format), reason(nullptr)));
+  return file;
+}
+
+/// Mono samples of any rate in, at kSamplingRate out, in pieces.
+class Resampler {
+ public:
+  Resampler(int rate, const std::string& name) {
+    if (rate == kSamplingRate) return;
+    const soxr_io_spec_t io = soxr_io_spec(SOXR_FLOAT32_I, SOXR_FLOAT32_I);
+    const soxr_quality_spec_t quality = soxr_quality_spec(SOXR_HQ, 0);
+    soxr_error_t error = nullptr;
+    soxr_.reset(soxr_create(rate, kSamplingRate, 1, &error, &io, &quality, nullptr));
+    if (error) throw FileError(fmt::format("{}: cannot be resampled from {} Hz: {}", name, rate, soxr_strerror(error)));
+  }
+
+  /// Appends what `samples` give. None: the end, with all that is left.
+  void process(std::span<const float> samples, std::vector<float>& out) {
+    if (!soxr_) {
+      out.insert(out.end(), samples.begin(), samples.end());
+      return;
+    }
+    const bool end = samples.empty();
+    std::size_t used = 0;
+    for (;;) {
+      std::size_t took = 0, gave = 0;
+      piece_.resize(1 << 16);
+      // With no input soxr gives its last samples.
+      if (const soxr_error_t error = soxr_process(soxr_.get(), end ? nullptr : samples.data() + used, end ? 0 : samples.size() - used,
+                                                  &took, piece_.data(), piece_.size(), &gave))
+        throw Error(fmt::format("soxr: {}", soxr_strerror(error)));
+      used += took;
+      out.insert(out.end(), piece_.begin(), piece_.begin() + static_cast<std::ptrdiff_t>(gave));
+      if (gave < piece_.size() && used == samples.size()) return;
+    }
+  }
+
+ private:
+  std::unique_ptr<soxr, Close> soxr_;
+  std::vector<float> piece_;
+};
+
+std::vector<float> decode(const Bytes& bytes, const std::string& name, const AudioOptions& options) {
+  if (bytes.size() == 0) throw FileError(fmt::format("{}: empty", name));
+  const Format format = format_of(bytes);
+  if (format == Format::unknown)
+    throw FileError(
+        fmt::format("{}: no audio that can be read: WAV, FLAC, OGG (Vorbis, Opus), MP3 and AIFF can; others must be converted: {}", name,
+                    ffmpeg_command(name)));
+  if (format == Format::mp4 || format == Format::adts || format == Format::matroska)
+    throw FileError(fmt::format("{}: {} cannot be read; convert it: {}", name, name_of(format), ffmpeg_command(name)));
+  if (format == Format::riff || format == Format::aiff) check_chunks(bytes, format, name);
+  if (format == Format::ogg) check_last_page(bytes, name);
+
+  Stream stream{bytes};
+  SF_INFO info{};
+  const std::unique_ptr<SNDFILE, Close> file = open(stream, info, format, name);
+  if (info.samplerate < kLowestRate || info.samplerate > kHighestRate)
+    throw FileError(fmt::format("{}: its sampling rate is {} Hz; allowed are {} to {}", name, info.samplerate, kLowestRate, kHighestRate));
+  if (info.channels < 1 || info.channels > 1024)
+    throw FileError(fmt::format("{}: it has {} channels; allowed are 1 to 1024", name, info.channels));
+
+  const std::size_t channels = static_cast<std::size_t>(info.channels);
+  const sf_count_t block = std::max<sf_count_t>(1, (1 << 16) / info.channels);
+  std::vector<float> interleaved(static_cast<std::size_t>(block) * channels), mono(static_cast<std::size_t>(block));
+  std::vector<float> samples;
+  // At least a byte makes a sample in most formats: as much as that is certainly meant.
+  const double expected = static_cast<double>(info.frames) * kSamplingRate / info.samplerate;
+  samples.reserve(static_cast<std::size_t>(std::clamp(expected + 1, 0.0, static_cast<double>(bytes.size()))));
+
+  Resampler resampler(info.samplerate, name);
+  sf_count_t frames = 0;
+  while (const sf_count_t count = sf_readf_float(file.get(), interleaved.data(), block)) {
+    if (count < 0) break;
+    for (sf_count_t i = 0; i < count; ++i) {
+      double sum = 0;
+      for (std::size_t c = 0; c < channels; ++c) {
+        const float sample = interleaved[static_cast<std::size_t>(i) * channels + c];
+        if (!(std::abs(sample) <= kLargestSample))
+          throw FileError(fmt::format("{}: the sample at {:.6f} s is {}", name, static_cast<double>(frames + i) / info.samplerate, sample));
+        sum += sample;
+      }
+      mono[static_cast<std::size_t>(i)] = static_cast<float>(sum / static_cast<double>(channels));
+    }
+    frames += count;
+    if (static_cast<double>(frames) > options.longest_seconds * info.samplerate)
+      throw FileError(fmt::format("{}: it holds more than {:.0f} s of audio; that is the limit", name, options.longest_seconds));
+    resampler.process(std::span(mono).first(static_cast<std::size_t>(count)), samples);
+  }
+  if (sf_error(file.get()) != SF_ERR_NO_ERROR)
+    throw FileError(fmt::format("{}: damaged after {:.3f} s: {}", name, static_cast<double>(frames) / info.samplerate, reason(file.get())));
+  if (format == Format::flac && info.frames < SF_COUNT_MAX && frames < info.frames)
+    truncated(name, fmt::format("its header promises {} samples and {} are there", info.frames, frames));
+  if (frames == 0) throw FileError(fmt::format("{}: it holds no audio: 0 samples", name));
+  resampler.process({}, samples);
+  return samples;
+}
+
+std::vector<float> decode_or_throw(const Bytes& bytes, const std::string& name, const AudioOptions& options) {
+  try {
+    return decode(bytes, name, options);
+  } catch (const std::bad_alloc&) {
+    throw OutOfMemory(fmt::format("{}: its audio does not fit into memory", name));
+  }
+}
+
+/// Closes what it holds.
+class File {
+ public:
+  explicit File(int descriptor) : descriptor_(descriptor) {}
+  ~File() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  int get() const { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
+
+std::string read_pipe(int file, const std::string& name) {
+  std::string bytes;
+  std::vector<char> piece(1 << 16);
+  for (;;) {
+    const ssize_t got = read(file, piece.data(), piece.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw FileError(fmt::format("{}: {}", name, std::strerror(errno)));
+    if (got == 0) return bytes;
+    if (bytes.size() + static_cast<std::size_t>(got) > kLargestPipe)
+      throw FileError(fmt::format("{}: more than 4 GiB came from this pipe; that is the limit", name));
+    bytes.append(piece.data(), static_cast<std::size_t>(got));
+  }
+}
+
+}  // namespace
+
+std::vector<float> load_audio(const std::string& name, const AudioOptions& options) {
+  const File file(::open(name.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat status {};
+  if (file.get() < 0 || fstat(file.get(), &status) != 0) throw FileError(fmt::format("{}: {}", name, std::strerror(errno)));
+  if (S_ISDIR(status.st_mode)) throw FileError(fmt::format("{}: a folder, no audio file", name));
+  if (S_ISREG(status.st_mode)) return decode_or_throw(Bytes(file.get(), status.st_size), name, options);
+  if (!S_ISFIFO(status.st_mode) && !S_ISSOCK(status.st_mode)) throw FileError(fmt::format("{}: a device, no audio file", name));
+  return decode_audio(read_pipe(file.get(), name), name, options);
+}
+
+std::vector<float> decode_audio(std::string_view bytes, const std::string& name, const AudioOptions& options) {
+  return decode_or_throw(Bytes(bytes), name, options);
+}
+
+}  // namespace tw::speech

@@ -1,0 +1,3 @@
+#include "speech/audio/audio.hpp"
+
+#include <gtest/gtest.h>

@@ -1,0 +1,3 @@
+#include "speech/mel/mel.hpp"
+
+#include <gtest/gtest.h>

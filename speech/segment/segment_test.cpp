@@ -1,0 +1,3 @@
+#include "speech/segment/segment.hpp"
+
+#include <gtest/gtest.h>
