@@ -32,6 +32,10 @@ std::string json_text(const nlohmann::ordered_json& json) {
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
+std::string json_line(const nlohmann::ordered_json& json) {
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
 void print_json(const nlohmann::ordered_json& json) {
   const std::string text = json_text(json);
   std::fwrite(text.data(), 1, text.size(), stdout);

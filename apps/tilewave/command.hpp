@@ -26,6 +26,7 @@ class UsageError : public std::runtime_error {
 };
 
 /// Each adds one subcommand. When it is run it sets `exit_code`, unless it throws.
+void add_transcribe(CLI::App& app, int& exit_code);
 void add_devices(CLI::App& app, int& exit_code);
 void add_kernels(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
@@ -40,6 +41,9 @@ std::string json_text(const nlohmann::ordered_json& json);
 
 /// Throws UsageError, with names that look like it, when there is none.
 RegisteredKernel find_kernel(const std::vector<RegisteredKernel>& kernels, const std::string& name);
+
+/// The same without spaces or line ends.
+std::string json_line(const nlohmann::ordered_json& json);
 
 /// Those of `known` that look like `given`, best first, 5 at most: ` (did you mean "gemm"?)`, or "" when none does.
 std::string did_you_mean(const std::string& given, std::span<const std::string> known);

@@ -46,6 +46,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage. `tilewave COMMAND --help` tells more of each.");
   int exit_code = kOk;
+  add_transcribe(app, exit_code);
   add_devices(app, exit_code);
   add_kernels(app, exit_code);
   add_bench(app, exit_code);

@@ -57,6 +57,26 @@ void bind_call(auto& bind, Params& p, const Call& call, const Tensor& a, const T
   p.splits = 1;
 }
 
+/// One row of A in each batch.
+void bind_gemv(auto& bind, auto& p, const Call& call) {
+  const auto stand = [](const Tensor& t) {  // [M, N] on end
+    return t.transpose(-2, -1);
+  };
+  bind(p.a, call.a);
+  bind(p.b, call.b);
+  bind(p.d, stand(call.d));
+  if (call.beta != 0) bind(p.c, stand(call.d));
+  if (call.residual) bind(p.residual, stand(*call.residual));
+  if (call.bias) bind(p.bias, call.bias->reshape({call.n, 1}));
+  p.alpha = call.alpha;
+  p.beta = call.beta;
+  p.depth = call.k;
+  p.a_batches = call.a.rank() == 3 ? 1 : 0;
+  p.b_batches = call.b.rank() == 3 ? 1 : 0;
+  p.has_bias = call.bias != nullptr;
+  p.has_residual = call.residual != nullptr;
+}
+
 template <class Params>
 void bind_block_scaled(auto& bind, Params& p, const Call& call) {
   bind_inputs(bind, p.in, call, call.a, call.b);

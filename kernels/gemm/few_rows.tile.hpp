@@ -7,7 +7,8 @@
 namespace tw::kernels::gemm {
 
 /// D(n) = activation(alpha sum over k of A(k) B(n, k) + beta C + bias) + residual for one row of A: every row of B is a sum along the row,
-/// taken by one warp or several; A comes from the cache. A block takes R rows of B, a piece of `Piece` columns at a time.
+/// taken by one warp or several; A comes from the cache. A block takes R rows of B, a piece of `Piece` columns at a time. The grid's n is the batch: its
+/// products with the same rows of B follow each other.
 template <class T, class Activation, bool kAddends, int R, int Piece, int Warps>
 struct Gemv {
   static constexpr const char* source = "kernels/gemm/few_rows.tile.hpp";
@@ -35,11 +36,9 @@ struct Gemv {
       Sums y, addend;
       block.fill(y, 0.0f);
       for (int k = 0; k < p.depth; k += Piece) {
-        Weights b;
         ColumnVector<Target, T, Weights> a;
-        block.load(b, p.b, t.m * R, k, t.batch * p.b_batches);
-        block.load(a, p.a, 0, k, t.batch * p.a_batches);
-        block.add_products(y, b, a);
+        block.load(a, p.a, 0, k, t.n * p.a_batches);
+        block.add_products(y, a, p.b, t.m * R, k, t.n * p.b_batches);
       }
       block.complete(y);
       const auto add = [&](const auto& tensor, int batch, float factor) {
@@ -47,11 +46,11 @@ struct Gemv {
         block.for_rows(y, [&](int, int i, auto& x) { x += factor * addend[i]; });
       };
       block.for_rows(y, [&](int, int, auto& x) { x *= p.alpha; });
-      if (kAddends && p.beta != 0.0f) add(p.c, t.batch, p.beta);
+      if (kAddends && p.beta != 0.0f) add(p.c, t.n, p.beta);
       if (p.has_bias) add(p.bias, 0, 1);
       block.for_rows(y, [&](int, int, auto& x) { x = Activation::apply(x); });
-      if (kAddends && p.has_residual) add(p.residual, t.batch, 1);
-      block.store(y, p.d, t.m * R, 0, t.batch);
+      if (kAddends && p.has_residual) add(p.residual, t.n, 1);
+      block.store(y, p.d, t.m * R, 0, t.n);
     }
   };
 };

@@ -3,6 +3,7 @@
 #include "kernels/check.hpp"
 #include "kernels/gemm/block_scaled.tile.hpp"
 #include "kernels/gemm/call.hpp"
+#include "kernels/gemm/few_rows.tile.hpp"
 #include "kernels/gemm/variants.hpp"
 
 namespace tw::kernels::gemm {
@@ -34,6 +35,29 @@ void launch_block_scaled(const Call& call) {
   launch_cpu<Kernel>({ceil_div(call.m, 128), ceil_div(call.n, 128)}, [&](auto& bind, auto& p) { bind_block_scaled(bind, p, call); });
 }
 
+/// Rows of A for which B is read as it lies in memory: packing it takes longer than a few products.
+constexpr int kFewRows = 16;
+
+bool has_few_rows(const Call& call) {
+  return call.m <= kFewRows && call.d.rank() == 2 && call.k > 0 && call.b.stride(1) == 1 && call.activation == Activation::none &&
+         (call.a.dtype() == DType::f32 || call.a.dtype() == DType::bf16 || call.a.dtype() == DType::f16);
+}
+
+/// The rows of A as a batch, so that each one's sums are the same however many there are.
+template <class T>
+void launch_few_rows(const Call& call) {
+  const auto as_batch = [](const Tensor& t) {  // [M, x] as [M, 1, x]
+    return Tensor::borrow(t.data(), {t.shape(0), 1, t.shape(1)}, t.dtype(), t.device(), {t.stride(0), t.stride(0), t.stride(1)});
+  };
+  Call rows = call;
+  rows.a = as_batch(call.a);
+  rows.d = as_batch(call.d);
+  Tensor residual;
+  if (call.residual) rows.residual = &(residual = as_batch(*call.residual));
+  using Kernel = Gemv<T, Identity, true, 8, 256, 1>;
+  launch_cpu<Kernel>({ceil_div(call.n, 8), call.m}, [&](auto& bind, auto& p) { bind_gemv(bind, p, rows); });
+}
+
 }  // namespace
 
 std::span<const Config> cpu_configs() { return kCpuConfigs; }
@@ -48,6 +72,10 @@ Analysis analyze_cpu_config(const Call& call, int config) {
 
 void run_on_cpu(const Call& call) {
   if (call.block_scaled()) return launch_block_scaled(call);
+  if (call.config < 0 && has_few_rows(call)) {
+    if (call.a.dtype() == DType::f32) return launch_few_rows<float>(call);
+    return call.a.dtype() == DType::bf16 ? launch_few_rows<bf16>(call) : launch_few_rows<f16>(call);
+  }
   require(call.config < static_cast<int>(kCpuConfigs.size()), "gemm: config is {}; on the CPU it must be below {}", call.config,
           kCpuConfigs.size());
   const long large_tiles = static_cast<long>(ceil_div(call.m, kLarge.bm)) * ceil_div(call.n, kLarge.bn) * call.batch;

@@ -127,26 +127,7 @@ void launch_split(const Call& call, const Tensor& a, const Tensor& b, int splits
 
 // --- Few rows
 
-void bind_gemv(auto& bind, auto& p, const Call& call) {
-  const auto stand = [](const Tensor& t) {  // [M, N] on end
-    return t.transpose(-2, -1);
-  };
-  bind(p.a, call.a);
-  bind(p.b, call.b);
-  bind(p.d, stand(call.d));
-  if (call.beta != 0) bind(p.c, stand(call.d));
-  if (call.residual) bind(p.residual, stand(*call.residual));
-  if (call.bias) bind(p.bias, call.bias->reshape({call.n, 1}));
-  p.alpha = call.alpha;
-  p.beta = call.beta;
-  p.depth = call.k;
-  p.a_batches = call.a.rank() == 3 ? 1 : 0;
-  p.b_batches = call.b.rank() == 3 ? 1 : 0;
-  p.has_bias = call.bias != nullptr;
-  p.has_residual = call.residual != nullptr;
-}
-
-TileGrid grid_of_gemv(const Call& call) { return {ceil_div(call.n, kGemv.rows), 1, call.batch}; }
+TileGrid grid_of_gemv(const Call& call) { return {ceil_div(call.n, kGemv.rows), call.batch}; }
 
 /// One row, B row by row.
 template <class T>

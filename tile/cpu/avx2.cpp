@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-#include "tile/cpu/pack.hpp"
+#include "tile/cpu/table.hpp"
 
 namespace tw::cpu {
 namespace {

@@ -10,7 +10,7 @@
 
 #include <immintrin.h>
 
-#include "tile/cpu/pack.hpp"
+#include "tile/cpu/table.hpp"
 
 namespace tw::cpu {
 namespace {

@@ -1,5 +1,5 @@
 #include "tile/cpu/isa.hpp"
-#include "tile/cpu/pack.hpp"
+#include "tile/cpu/table.hpp"
 
 namespace tw::cpu {
 namespace {

@@ -178,20 +178,5 @@ void mma_widening(typename P::Sum* acc, long acc_stride, const typename Element:
   }
 }
 
-template <class V>
-constexpr Library kLibrary{V::kIsa,
-                           mma<V>,
-                           mma_widening<V, V, BF16>,
-                           mma_widening<V, typename V::Exact, I8>,
-                           pack<V, F32>,
-                           pack<V, F16>,
-                           pack<V, E4M3>,
-                           pack<V, E5M2>,
-                           pack<V, BF16>,
-                           pack<V, I8>,
-                           stream_f32<V>,
-                           stream_bf16<V>,
-                           narrow_bf16<V>};
-
 }  // namespace
 }  // namespace tw::cpu

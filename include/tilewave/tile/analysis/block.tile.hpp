@@ -286,6 +286,12 @@ class Block {
   void add_products(RowVector<float, Fragment<T, R, C>>&, const Fragment<T, R, C>&, const ColumnVector<U, Fragment<T, R, C>>&) const {
     cost.f32 += 2 * static_cast<u64>(R) * C;
   }
+  template <class F, class U, class G>
+  void add_products(RowVector<float, F>& sums, const ColumnVector<U, F>& vector, const G& from, int row0, int col0, int i = 0, int j = 0) {
+    F tile;
+    load(tile, from, row0, col0, i, j);
+    add_products(sums, tile, vector);
+  }
   template <class T, int R, int C, class Fn>
   void pairs(Fragment<T, R, C / 2>& to, const Fragment<T, R, C>& from, Fn f) const {
     cost += cost_of([&] { to.x = apply(f, from.x, from.x); }) * (static_cast<u64>(R) * (C / 2));

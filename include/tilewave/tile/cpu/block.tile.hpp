@@ -404,6 +404,21 @@ class Block {
           fold_columns<Sum, C>([&](int c) { return static_cast<float>(tile.x[r * C + c]) * static_cast<float>(vector.data()[c]); });
     }
   }
+  template <class F, class U, class G>
+  TW_INLINE void add_products(RowVector<float, F>& sums, const ColumnVector<U, F>& vector, const G& from, int row0, int col0, int i = 0,
+                              int j = 0) const {
+    using T = typename G::Element;
+    if constexpr (is_same<T, U> && (is_same<T, float> || is_same<T, bf16> || is_same<T, f16>)) {
+      if (from.stride_col == 1 && row0 >= 0 && col0 >= 0) {  // where they lie
+        const int rows = min(F::rows, from.rows - row0), cols = min(F::cols, from.cols - col0);
+        if (rows > 0 && cols > 0) dots(sums.x, from.template at<const T>(row0, col0, i, j), from.stride_row, vector.data(), rows, cols);
+        return;
+      }
+    }
+    F tile;
+    load(tile, from, row0, col0, i, j);
+    add_products(sums, tile, vector);
+  }
   template <class T, int R, int C, class Fn>
   TW_INLINE void pairs(Fragment<T, R, C / 2>& to, const Fragment<T, R, C>& from, Fn f) const {
     for (int n = 0; n < R * C / 2; ++n) to.x[n] = f(from.x[2 * n], from.x[2 * n + 1]);
@@ -706,6 +721,15 @@ class Block {
   template <class G>
   static bool is_large(const G& to) {
     return static_cast<i64>(to.size_j) * to.size_i * to.rows * to.cols * static_cast<i64>(sizeof(typename G::Element)) >= kStreamBytes;
+  }
+  static void dots(float* sums, const float* rows, i64 stride, const float* vector, int count, int cols) {
+    library().dots_f32(sums, rows, stride, vector, count, cols);
+  }
+  static void dots(float* sums, const bf16* rows, i64 stride, const bf16* vector, int count, int cols) {
+    library().dots_bf16(sums, &rows->bits, stride, &vector->bits, count, cols);
+  }
+  static void dots(float* sums, const f16* rows, i64 stride, const f16* vector, int count, int cols) {
+    library().dots_f16(sums, &rows->bits, stride, &vector->bits, count, cols);
   }
   static void store_row(float* to, const float* from, int n, bool past_caches) {
     if (past_caches)

@@ -34,6 +34,11 @@ using Stream = void (*)(Element* to, const float* from, long n);
 /// to[k] = from[k] rounded to nearest even, for k < n; a NaN stays one. bf16 by its bits.
 using Narrow = void (*)(unsigned short* to, const float* from, long n);
 
+/// sums[r] += sum over c < cols of rows[r * row_stride + c] * vector[c], for r < count. Pointers need only their element's alignment; 16-bit
+/// floats are given by their bits. What a row's sum is does not depend on the other rows.
+template <class Source>
+using Dots = void (*)(float* sums, const Source* rows, long row_stride, const Source* vector, int count, int cols);
+
 /// What each instruction set provides. All pointers are 64-byte aligned unless said otherwise; sizes may be zero.
 struct Library {
   const char* isa;  ///< "baseline", "avx2", "avx512"; the latter followed by "+vnni", "+bf16" or both where those are used
@@ -52,6 +57,10 @@ struct Library {
   Stream<float> stream_f32;
   Stream<unsigned short> stream_bf16;
   Narrow narrow_bf16;
+
+  Dots<float> dots_f32;
+  Dots<unsigned short> dots_bf16;
+  Dots<unsigned short> dots_f16;
 };
 
 /// A tensor of so many bytes is written past the caches: it would push out what is in them, be gone itself before it is read, and an

@@ -188,6 +188,14 @@ struct Block {
       sums.x[r] += sum;
     }
   }
+  /// The same of rows in global memory: tile(row, col) is from(row0 + row, col0 + col), 0 outside.
+  template <class F, class U, class G>
+  TW_INLINE void add_products(RowVector<float, F>& sums, const ColumnVector<U, F>& vector, const G& from, int row0, int col0, int i = 0,
+                              int j = 0) const {
+    F tile;
+    load(tile, from, row0, col0, i, j);
+    add_products(sums, tile, vector);
+  }
   /// to(row, n) = f(from(row, 2 n), from(row, 2 n + 1)).
   template <class T, int R, int C, class Fn>
   TW_INLINE void pairs(Fragment<T, R, C / 2>& to, const Fragment<T, R, C>& from, Fn f) const {

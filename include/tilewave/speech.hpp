@@ -1,0 +1,120 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilewave/device.hpp"
+#include "tilewave/dtype.hpp"
+#include "tilewave/error.hpp"
+
+// Speech to text with GLM-ASR checkpoints. In the library tilewave_speech.
+
+namespace tw::speech {
+
+/// The audio of a file (WAV, FLAC, OGG, Opus, MP3): mono samples at 16 kHz, in about [-1, 1]. Throws FileError, whose message begins with the
+/// file's name.
+std::vector<float> read_audio(const std::string& file);
+/// The same of a file's bytes; `name` begins the messages.
+std::vector<float> read_audio(std::string_view bytes, const std::string& name);
+
+struct LoadOptions {
+  Device device = Device::cpu();
+  /// f32, bf16 or f16: of the weights and the arithmetic between them (sums are f32 always). Default: f32 on the CPU; on a GPU the
+  /// checkpoint's, with bf16 for f32. f32 runs on the CPU only.
+  std::optional<DType> dtype = {};
+  /// Called while weights are read, with the bytes done and all bytes.
+  std::function<void(std::int64_t done, std::int64_t all)> progress = {};
+};
+
+enum class Segmentation {
+  automatic,  ///< audio is cut at silences into segments of at most 30 s, each transcribed by itself; silence is left out
+  none        ///< windows of 30 s in one prompt, as the reference does: as much as the model's context holds
+};
+
+struct TranscribeOptions {
+  Segmentation segmentation = Segmentation::automatic;
+  std::string prompt = {};      ///< instead of the checkpoint's; what looks like a special token in it is text
+  int max_new_tokens = 500;     ///< of a segment
+  double temperature = 0;       ///< 0: the likeliest token always; else scores are divided by it. At most 100
+  double top_p = 1;             ///< with a temperature: only the likeliest tokens that together have this probability
+  std::uint64_t seed = 0;       ///< with a temperature: the same seed gives the same text
+  int batch = 8;                ///< segments that are worked on together, 1 to 16; does not change the text (in f32, exactly)
+  bool ignore_end = false;      ///< generate max_new_tokens whatever the model says; for benchmarks
+  /// Called with each piece of text as it is produced: files and segments in their order, characters whole. The pieces of a file together
+  /// are its text.
+  std::function<void(std::size_t file, std::string_view text)> on_text = {};
+  /// Called as segments are finished, with the seconds of audio done and all of them.
+  std::function<void(double done, double all)> on_progress = {};
+  /// When stop is requested transcribe() throws Cancelled, at the next token or the next stage.
+  std::stop_token cancel = {};
+};
+
+struct TranscriptSegment {
+  double begin = 0, end = 0;  ///< seconds
+  std::string text;
+  std::vector<int> tokens;   ///< without the one that ended it
+  bool truncated = false;    ///< ended by max_new_tokens or the model's context, not by the model
+  bool repetition = false;   ///< ended because the model had begun to repeat itself without end
+};
+
+/// Seconds spent in the stages. Segments of several files that were worked on together share them.
+struct Timings {
+  double features = 0;  ///< segmentation and log-mel
+  double encoder = 0;   ///< and projector
+  double prefill = 0;
+  double decode = 0;
+  std::int64_t prompt_tokens = 0;
+  std::int64_t decode_steps = 0;  ///< of a batch each
+};
+
+struct Transcript {
+  std::string text;  ///< the segments' texts, joined by spaces
+  std::vector<TranscriptSegment> segments;
+  double duration = 0;  ///< seconds of audio
+  bool truncated = false;
+};
+
+struct Transcripts {
+  std::vector<Transcript> files;
+  Timings timings;
+};
+
+/// transcribe() was stopped through TranscribeOptions::cancel.
+class Cancelled : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A loaded model. Load it once; transcribe() may be called from any thread, and runs one call at a time.
+class Transcriber {
+ public:
+  /// Loads the checkpoint in `directory`: config.json, processor_config.json, tokenizer.json, model.safetensors and so on, as published.
+  /// Throws FileError for files that are missing, damaged, of another architecture or contradict each other; InvalidArgument for options
+  /// that do not fit; OutOfMemory, DeviceError, CompileError.
+  explicit Transcriber(const std::filesystem::path& directory, const LoadOptions& options = {});
+  ~Transcriber();
+  Transcriber(Transcriber&&) noexcept;
+  Transcriber& operator=(Transcriber&&) noexcept;
+
+  /// The text of mono audio of 16 kHz. Throws InvalidArgument for options out of range, samples that are not finite, and audio that the
+  /// model's context does not hold (Segmentation::none); Cancelled.
+  Transcript transcribe(std::span<const float> samples, const TranscribeOptions& options = {}) const;
+  /// The same of several files: their segments are batched.
+  Transcripts transcribe(std::span<const std::span<const float>> files, const TranscribeOptions& options = {}) const;
+
+  const LoadOptions& options() const;  ///< device and dtype as chosen
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace tw::speech

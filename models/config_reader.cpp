@@ -1,0 +1,86 @@
+#include "models/config_reader.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "tilewave/error.hpp"
+
+namespace tw::models {
+
+using nlohmann::json;
+
+ConfigReader::ConfigReader(std::string file, std::string path, json object)
+    : file_(std::move(file)), path_(std::move(path)), object_(std::move(object)) {
+  if (!object_.is_object())
+    throw FileError(fmt::format("{}: {} is no object", file_, path_.empty() ? "the document" : path_.substr(0, path_.size() - 1)));
+}
+
+const json* ConfigReader::find(const std::string& field) const {
+  const auto found = object_.find(field);
+  return found == object_.end() || found->is_null() ? nullptr : &*found;
+}
+
+bool ConfigReader::has(const std::string& field) const { return find(field) != nullptr; }
+
+ConfigReader ConfigReader::child(const std::string& field) const {
+  const json* value = find(field);
+  return {file_, path_ + field + ".", value ? *value : json::object()};
+}
+
+void ConfigReader::fail(const std::string& field, const std::string& wanted) const {
+  const json* value = find(field);
+  std::string given = value ? value->dump(-1, ' ', false, json::error_handler_t::replace) : "missing";
+  if (given.size() > 60) given = given.substr(0, 57) + "...";
+  throw FileError(fmt::format("{}: {}{} is {}; {}", file_, path_, field, given, wanted));
+}
+
+std::int64_t ConfigReader::integer(const std::string& field, std::int64_t least, std::int64_t most,
+                                   std::optional<std::int64_t> missing) const {
+  const json* value = find(field);
+  if (!value && missing) return *missing;
+  const auto wanted = [&] { return fmt::format("an integer from {} to {} is wanted", least, most); };
+  if (!value || !value->is_number_integer() || (value->is_number_unsigned() && value->get<std::uint64_t>() > INT64_MAX))
+    fail(field, wanted());
+  const auto number = value->get<std::int64_t>();
+  if (number < least || number > most) fail(field, wanted());
+  return number;
+}
+
+double ConfigReader::number(const std::string& field, double least, double most, std::optional<double> missing) const {
+  const json* value = find(field);
+  if (!value && missing) return *missing;
+  const auto wanted = [&] { return fmt::format("a number from {} to {} is wanted", least, most); };
+  if (!value || !value->is_number()) fail(field, wanted());
+  const double number = value->get<double>();
+  if (!(number >= least && number <= most)) fail(field, wanted());
+  return number;
+}
+
+bool ConfigReader::flag(const std::string& field, bool missing) const {
+  const json* value = find(field);
+  if (value && !value->is_boolean()) fail(field, "true or false is wanted");
+  return value ? value->get<bool>() : missing;
+}
+
+std::string ConfigReader::text(const std::string& field, std::optional<std::string> missing) const {
+  const json* value = find(field);
+  if (!value && missing) return *missing;
+  if (!value || !value->is_string()) fail(field, "a string is wanted");
+  return value->get<std::string>();
+}
+
+std::vector<int> ConfigReader::integers(const std::string& field, std::int64_t least, std::int64_t most) const {
+  const json* value = find(field);
+  if (!value) return {};
+  std::vector<int> numbers;
+  for (const json& entry : value->is_array() ? *value : json::array({*value})) {
+    const bool fits = entry.is_number_integer() && !(entry.is_number_unsigned() && entry.get<std::uint64_t>() > INT64_MAX);
+    if (!fits || entry.get<std::int64_t>() < least || entry.get<std::int64_t>() > most)
+      fail(field, fmt::format("an integer from {} to {}, or a list of them, is wanted", least, most));
+    numbers.push_back(entry.get<int>());
+  }
+  return numbers;
+}
+
+}  // namespace tw::models

@@ -1,0 +1,193 @@
+#include "models/llama.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "models/config_reader.hpp"
+#include "tilewave/attention.hpp"
+#include "tilewave/elementwise.hpp"
+#include "tilewave/embedding.hpp"
+#include "tilewave/error.hpp"
+#include "tilewave/norm.hpp"
+#include "tilewave/rope.hpp"
+#include "tilewave/swiglu.hpp"
+
+namespace tw::models {
+
+namespace {
+
+/// Of the extents in a configuration: products of two of them stay far below 2^63.
+constexpr std::int64_t kLargest = 1 << 20;
+
+/// Columns [begin, begin + heads * dim) of rows [n, width] as [1, n, heads, dim].
+Tensor as_heads(const Tensor& rows, int begin, int heads, int dim) {
+  auto* data = static_cast<std::byte*>(rows.data()) + static_cast<std::size_t>(begin) * size_of(rows.dtype());
+  return Tensor::borrow(data, {1, rows.shape(0), heads, dim}, rows.dtype(), rows.device(),
+                        {rows.stride(0) * rows.shape(0), rows.stride(0), dim, 1});
+}
+
+/// Attention of one new token. The query heads that share a key head stand as rows of one tile: [1, 1, heads, dim] is seen as
+/// [1, heads / kv_heads, kv_heads, dim].
+Tensor group_as_rows(const Tensor& q, int kv_heads) {
+  const std::int64_t heads = q.shape(2), dim = q.shape(3), group = heads / kv_heads;
+  return Tensor::borrow(q.data(), {1, group, kv_heads, dim}, q.dtype(), q.device(), {heads * dim, dim, group * dim, 1});
+}
+
+}  // namespace
+
+LlamaConfig LlamaConfig::read(const ConfigReader& reader) {
+  const auto extent = [&](const char* field, std::optional<std::int64_t> missing = {}) {
+    return static_cast<int>(reader.integer(field, 1, kLargest, missing));
+  };
+  LlamaConfig config;
+  if (reader.text("model_type", "llama") != "llama") reader.fail("model_type", "only \"llama\" decoders are supported");
+  config.hidden = extent("hidden_size");
+  config.intermediate = extent("intermediate_size");
+  config.layers = static_cast<int>(reader.integer("num_hidden_layers", 1, 1000));
+  config.heads = extent("num_attention_heads");
+  config.kv_heads = extent("num_key_value_heads", config.heads);
+  config.head_dim = extent("head_dim", config.hidden / config.heads);
+  config.vocabulary = extent("vocab_size");
+  config.max_positions = extent("max_position_embeddings");
+  config.norm_epsilon = static_cast<float>(reader.number("rms_norm_eps", 0, 1, 1e-5));
+  config.tied = true;
+  if (config.heads % config.kv_heads != 0)
+    reader.fail("num_key_value_heads", fmt::format("a divisor of num_attention_heads, {}, is wanted", config.heads));
+  if (config.head_dim != 64 && config.head_dim != 128)
+    throw FileError(fmt::format("{}head_dim is {}; 64 and 128 are supported", reader.where(), config.head_dim));
+  if (reader.text("hidden_act", "silu") != "silu") reader.fail("hidden_act", "only \"silu\" is supported");
+  for (const char* bias : {"attention_bias", "mlp_bias"})
+    if (reader.flag(bias, false)) reader.fail(bias, "decoders with biases are not supported");
+  const ConfigReader rope = reader.child("rope_parameters");
+  config.rope_theta = rope.number("rope_theta", 1, 1e12, reader.number("rope_theta", 1, 1e12, 10000));
+  if (rope.text("rope_type", "default") != "default") rope.fail("rope_type", "only \"default\" is supported");
+  if (reader.has("rope_scaling")) reader.fail("rope_scaling", "scaled rotary embeddings are not supported");
+  if (rope.number("partial_rotary_factor", 0, 1, reader.number("partial_rotary_factor", 0, 1, 1)) != 1)
+    throw FileError(fmt::format("{}partial_rotary_factor is not 1, which a decoder must have", reader.where()));
+  return config;
+}
+
+Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
+  const int hidden = config.hidden, q = config.heads * config.head_dim, kv = config.kv_heads * config.head_dim;
+  embedding_ = weights.take("embed_tokens.weight", {config.vocabulary, hidden});
+  for (int i = 0; i < config.layers; ++i) {
+    const std::string name = fmt::format("layers.{}.", i);
+    const auto stack = [&](std::initializer_list<Weights::Part> parts, std::int64_t columns) {
+      return weights.stack(std::span(parts.begin(), parts.size()), columns);
+    };
+    Layer layer;
+    layer.input_norm = weights.take(name + "input_layernorm.weight", {hidden});
+    layer.qkv.weight =
+        stack({{name + "self_attn.q_proj.weight", q}, {name + "self_attn.k_proj.weight", kv}, {name + "self_attn.v_proj.weight", kv}}, hidden);
+    layer.out = weights.linear(name + "self_attn.o_proj", hidden, q, false);
+    layer.post_attention_norm = weights.take(name + "post_attention_layernorm.weight", {hidden});
+    layer.gate_up.weight =
+        stack({{name + "mlp.gate_proj.weight", config.intermediate}, {name + "mlp.up_proj.weight", config.intermediate}}, hidden);
+    layer.down = weights.linear(name + "mlp.down_proj", hidden, config.intermediate, false);
+    layers_.push_back(std::move(layer));
+  }
+  norm_ = weights.take("norm.weight", {hidden});
+  // Files contradict themselves on tie_word_embeddings: a head that is there is used.
+  if (weights.contains("lm_head.weight") || !config.tied)
+    head_ = weights.linear("lm_head", config.vocabulary, hidden, false);
+  else
+    head_.weight = embedding_;
+  if (weights.checking()) return;
+  const Stream& stream = weights.stream();
+  cos_ = Tensor::empty({config.max_positions, config.head_dim / 2}, DType::f32, stream);
+  sin_ = Tensor::empty(cos_.shape(), DType::f32, stream);
+  rope_table(cos_, sin_, {.theta = config.rope_theta, .stream = stream});
+}
+
+KvCache Llama::make_cache(int capacity, const Stream& stream) const {
+  if (capacity < 0 || capacity > config_.max_positions)
+    throw InvalidArgument(fmt::format("capacity is {}; the model's context is {} tokens", capacity, config_.max_positions));
+  return {Tensor::empty({config_.layers, capacity, 2, config_.kv_heads, config_.head_dim}, dtype(), stream)};
+}
+
+Tensor Llama::embed(std::span<const int> ids, const Stream& stream) const {
+  const Tensor rows = Tensor::empty({static_cast<std::int64_t>(ids.size()), config_.hidden}, dtype(), stream);
+  Tensor indices = Tensor::from(ids, {rows.shape(0)});
+  if (stream.device().is_cuda()) indices = indices.to(stream.device());
+  embedding(embedding_, indices, rows, {.stream = stream});
+  return rows;
+}
+
+void Llama::run_layer(int index, const Tensor& x, std::span<KvCache* const> caches, const Stream& stream) const {
+  const Layer& layer = layers_[static_cast<std::size_t>(index)];
+  const std::int64_t rows = x.shape(0);
+  const int q_width = config_.heads * config_.head_dim, kv_width = config_.kv_heads * config_.head_dim;
+  const auto empty = [&](std::int64_t width) { return Tensor::empty({rows, width}, dtype(), stream); };
+
+  const Tensor normed = empty(config_.hidden), qkv = empty(q_width + 2 * kv_width), attended = empty(q_width);
+  rms_norm(x, normed, {.epsilon = config_.norm_epsilon, .weight = &layer.input_norm, .stream = stream});
+  layer.qkv(normed, qkv, stream);
+  // q and k lie side by side: their heads are turned together.
+  const Tensor turned = as_heads(qkv, 0, config_.heads + config_.kv_heads, config_.head_dim);
+  const Tensor q = as_heads(qkv, 0, config_.heads, config_.head_dim), o = as_heads(attended, 0, config_.heads, config_.head_dim);
+  const Tensor fresh = as_heads(qkv, q_width, 2 * config_.kv_heads, config_.head_dim);  // k and v
+  const std::int64_t each = rows / static_cast<std::int64_t>(caches.size());            // tokens of a sequence
+  for (std::size_t i = 0; i < caches.size(); ++i) {
+    KvCache& cache = *caches[i];
+    const std::int64_t row = static_cast<std::int64_t>(i) * each;
+    const auto mine = [&](const Tensor& t) { return t.slice(1, row, row + each); };
+    const int end = cache.length + static_cast<int>(each);
+    const Tensor layer_cache = cache.tokens.select(0, index);  // [capacity, 2, kv_heads, head_dim]
+    rope(mine(turned), cos_, sin_, mine(turned), {.offset = cache.length, .stream = stream});
+    cast(mine(fresh).select(0, 0), layer_cache.slice(0, cache.length, end).reshape({each, 2 * config_.kv_heads, config_.head_dim}),
+         {.stream = stream});
+    const auto cached = [&](int which) {  // keys or values so far: [1, tokens, kv_heads, head_dim]
+      const Tensor t = layer_cache.slice(0, 0, end).select(1, which);
+      return Tensor::borrow(t.data(), {1, end, config_.kv_heads, config_.head_dim}, t.dtype(), t.device(),
+                            {t.stride(0) * end, t.stride(0), t.stride(1), 1});
+    };
+    if (each == 1)
+      attention(group_as_rows(mine(q), config_.kv_heads), cached(0), cached(1), group_as_rows(mine(o), config_.kv_heads),
+                {.stream = stream});
+    else
+      attention(mine(q), cached(0), cached(1), mine(o), {.causal = true, .stream = stream});
+  }
+  layer.out(attended, x, stream, {.accumulate = true});
+
+  rms_norm(x, normed, {.epsilon = config_.norm_epsilon, .weight = &layer.post_attention_norm, .stream = stream});
+  const Tensor gate_up = empty(2 * config_.intermediate), product = empty(config_.intermediate);
+  layer.gate_up(normed, gate_up, stream);
+  swiglu(gate_up.slice(1, 0, config_.intermediate), gate_up.slice(1, config_.intermediate, 2 * config_.intermediate), product,
+         {.stream = stream});
+  layer.down(product, x, stream, {.accumulate = true});
+}
+
+Tensor Llama::scores(const Tensor& x, const Stream& stream) const {
+  const Tensor normed = Tensor::empty(x.shape(), dtype(), stream);
+  rms_norm(x, normed, {.epsilon = config_.norm_epsilon, .weight = &norm_, .stream = stream});
+  const Tensor logits = Tensor::empty({x.shape(0), config_.vocabulary}, dtype(), stream);
+  head_(normed, logits, stream);
+  return logits;
+}
+
+Tensor Llama::prefill(const Tensor& embeddings, KvCache& cache, const Stream& stream) const {
+  const std::int64_t n = embeddings.shape(0);
+  if (n == 0 || cache.length + n > cache.capacity())
+    throw InvalidArgument(
+        fmt::format("{} tokens do not fit a cache of {} that holds {}", n, cache.capacity(), cache.length));
+  const Tensor x = Tensor::empty(embeddings.shape(), dtype(), stream);
+  cast(embeddings, x, {.stream = stream});
+  KvCache* const caches[] = {&cache};
+  for (int i = 0; i < config_.layers; ++i) run_layer(i, x, caches, stream);
+  cache.length += static_cast<int>(n);
+  return scores(x.slice(0, n - 1, n), stream);
+}
+
+Tensor Llama::decode(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream) const {
+  if (ids.empty() || ids.size() != caches.size())
+    throw InvalidArgument(fmt::format("{} ids for {} sequences", ids.size(), caches.size()));
+  for (const KvCache* cache : caches)
+    if (cache->length >= cache->capacity()) throw InvalidArgument(fmt::format("a cache of {} tokens is full", cache->capacity()));
+  const Tensor x = embed(ids, stream);
+  for (int i = 0; i < config_.layers; ++i) run_layer(i, x, caches, stream);
+  for (KvCache* cache : caches) ++cache->length;
+  return scores(x, stream);
+}
+
+}  // namespace tw::models

@@ -1,0 +1,131 @@
+#include "models/weights.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tilewave/elementwise.hpp"
+#include "tilewave/error.hpp"
+
+namespace tw::models {
+
+namespace {
+
+bool readable(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f32; }
+
+std::int64_t elements(const Shape& shape) {
+  std::int64_t n = 1;
+  for (const std::int64_t extent : shape) n *= extent;
+  return n;
+}
+
+}  // namespace
+
+Weights::Weights(std::string name, SafeTensors files, const std::function<std::string(const std::string&)>& canonical)
+    : name_(std::move(name)), files_(std::move(files)) {
+  for (const std::string& tensor : files_.names()) {
+    const auto [other, fresh] = names_.try_emplace(canonical(tensor), tensor);
+    if (!fresh) throw FileError(fmt::format("{}: {} and {} are the same tensor in two spellings", name_, other->second, tensor));
+  }
+}
+
+void Weights::check(const std::function<void(Weights&)>& build) {
+  checking_ = true;
+  problems_.clear();
+  asked_.clear();
+  bytes_wanted_ = 0;
+  build(*this);
+  checking_ = false;
+  for (const auto& [canonical, name] : names_)
+    if (!asked_.contains(canonical)) problems_.push_back(fmt::format("{} is not part of this model", name));
+  if (!problems_.empty()) throw FileError(fmt::format("{}: the weights do not fit config.json: {}", name_, fmt::join(problems_, "; ")));
+}
+
+void Weights::load(const std::function<void(Weights&)>& build, DType dtype, const Stream& stream,
+                   const std::function<void(std::int64_t, std::int64_t)>& progress) {
+  dtype_ = dtype;
+  stream_ = stream;
+  progress_ = progress;
+  bytes_read_ = 0;
+  build(*this);
+}
+
+Shape Weights::shape(const std::string& name, int rank) const {
+  const auto found = names_.find(name);
+  if (found == names_.end()) return {};
+  const Shape shape = files_.shape(found->second);
+  return static_cast<int>(shape.size()) == rank ? shape : Shape{};
+}
+
+DType Weights::main_dtype() const {
+  std::map<DType, std::int64_t> counts;
+  for (const auto& [canonical, name] : names_) counts[files_.dtype(name)] += elements(files_.shape(name));
+  DType best = DType::f32;
+  std::int64_t most = 0;
+  for (const auto& [dtype, count] : counts) {
+    if (count > most) best = dtype, most = count;
+  }
+  return best;
+}
+
+void Weights::read(const std::string& name, const Shape& shape, const Tensor& target) {
+  const auto found = names_.find(name);
+  if (checking_) {
+    asked_.insert(name);
+    if (found == names_.end()) {
+      problems_.push_back(fmt::format("{} [{}] is missing", name, fmt::join(shape, ", ")));
+      return;
+    }
+    const Shape given = files_.shape(found->second);
+    if (given != shape)
+      problems_.push_back(fmt::format("{} is [{}], which must be [{}]", found->second, fmt::join(given, ", "), fmt::join(shape, ", ")));
+    if (!readable(files_.dtype(found->second)))
+      problems_.push_back(fmt::format("{} is {}; bf16, f16 and f32 are read", found->second, name_of(files_.dtype(found->second))));
+    bytes_wanted_ += static_cast<std::int64_t>(files_.bytes(found->second));
+    return;
+  }
+  const Tensor source = files_.tensor(found->second);
+  if (target.device().is_cuda()) {
+    if (source.dtype() == dtype_) {
+      target.copy_from(source);
+    } else {
+      const Tensor converted = Tensor::empty(shape, dtype_);
+      cast(source, converted);
+      target.copy_from(converted);
+    }
+  } else {
+    cast(source, target);
+  }
+  files_.release(found->second);
+  bytes_read_ += static_cast<std::int64_t>(files_.bytes(found->second));
+  if (progress_) progress_(bytes_read_, bytes_wanted_);
+}
+
+Tensor Weights::take(const std::string& name, const Shape& shape) {
+  const Tensor tensor = checking_ ? Tensor() : Tensor::empty(shape, dtype_, stream_);
+  if (!checking_) stream_.synchronize();  // copies below run on another stream
+  read(name, shape, tensor);
+  return tensor;
+}
+
+Tensor Weights::stack(std::span<const Part> parts, std::int64_t columns) {
+  std::int64_t rows = 0;
+  for (const Part& part : parts) rows += part.rows;
+  const auto shape_of = [&](std::int64_t n) { return columns > 0 ? Shape{n, columns} : Shape{n}; };
+  const Tensor all = checking_ ? Tensor() : Tensor::zeros(shape_of(rows), dtype_, stream_);
+  if (!checking_) stream_.synchronize();
+  std::int64_t row = 0;
+  for (const Part& part : parts) {
+    if (!part.name.empty()) read(part.name, shape_of(part.rows), checking_ ? Tensor() : all.slice(0, row, row + part.rows));
+    row += part.rows;
+  }
+  return all;
+}
+
+Linear Weights::linear(const std::string& name, std::int64_t out, std::int64_t in, bool bias) {
+  Linear linear;
+  linear.weight = take(name + ".weight", {out, in});
+  if (bias) linear.bias = take(name + ".bias", {out});
+  return linear;
+}
+
+}  // namespace tw::models

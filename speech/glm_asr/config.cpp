@@ -1,0 +1,135 @@
+#include "speech/glm_asr/config.hpp"
+
+#include <fmt/format.h>
+
+#include "models/config_reader.hpp"
+#include "models/json.hpp"
+#include "runtime/files.hpp"
+#include "tilewave/error.hpp"
+
+namespace tw::speech {
+
+namespace fs = std::filesystem;
+using models::ConfigReader;
+
+namespace {
+
+ConfigReader open(const fs::path& file) { return {file.string(), models::load_json(file)}; }
+
+Activation activation(const ConfigReader& reader, const char* field) {
+  const std::string name = reader.text(field, "gelu");
+  if (name == "gelu") return Activation::gelu_erf;
+  if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast") return Activation::gelu_tanh;
+  if (name == "silu" || name == "swish") return Activation::silu;
+  if (name == "relu") return Activation::relu;
+  reader.fail(field, "\"gelu\", \"gelu_pytorch_tanh\", \"silu\" and \"relu\" are supported");
+}
+
+GlmAsrConfig::Encoder read_encoder(const ConfigReader& reader) {
+  constexpr std::int64_t kLargest = 1 << 20;
+  const auto extent = [&](const char* field, std::optional<std::int64_t> missing = {}) {
+    return static_cast<int>(reader.integer(field, 1, kLargest, missing));
+  };
+  GlmAsrConfig::Encoder encoder;
+  encoder.hidden = extent("hidden_size");
+  encoder.intermediate = extent("intermediate_size");
+  encoder.layers = static_cast<int>(reader.integer("num_hidden_layers", 1, 1000));
+  encoder.heads = extent("num_attention_heads");
+  encoder.head_dim = extent("head_dim", encoder.hidden / encoder.heads);
+  encoder.positions = extent("max_position_embeddings", 1500);
+  encoder.activation = activation(reader, "hidden_act");
+  if (extent("num_key_value_heads", encoder.heads) != encoder.heads)
+    reader.fail("num_key_value_heads", fmt::format("{}, as many as num_attention_heads, is wanted", encoder.heads));
+  if (encoder.head_dim != 64 && encoder.head_dim != 128)
+    throw FileError(fmt::format("{}head_dim is {}; 64 and 128 are supported", reader.where(), encoder.head_dim));
+  if (encoder.intermediate != GlmAsrConfig::kStack * encoder.hidden)
+    reader.fail("intermediate_size", fmt::format("{}, {} times hidden_size, is wanted: so many positions make one embedding",
+                                                 GlmAsrConfig::kStack * encoder.hidden, GlmAsrConfig::kStack));
+  const ConfigReader rope = reader.child("rope_parameters");
+  encoder.rope_theta = rope.number("rope_theta", 1, 1e12, reader.number("rope_theta", 1, 1e12, 10000));
+  const double factor = rope.number("partial_rotary_factor", 0, 1, reader.number("partial_rotary_factor", 0, 1, 0.5));
+  encoder.rotary_dim = static_cast<int>(encoder.head_dim * factor) / 2 * 2;
+  if (encoder.rotary_dim < 2) throw FileError(fmt::format("{}partial_rotary_factor is {}; it leaves nothing to turn", reader.where(), factor));
+  if (rope.text("rope_type", "default") != "default") rope.fail("rope_type", "only \"default\" is supported");
+  return encoder;
+}
+
+/// The template cannot be run here; what it is made of tells whether it is GLM-ASR's.
+void check_template(const fs::path& directory) {
+  fs::path file = directory / "chat_template.jinja";
+  std::string text;
+  if (fs::exists(file)) {
+    text = read_file(file.string(), 1 << 20).value_or("");
+  } else {
+    file = directory / "tokenizer_config.json";
+    if (!fs::exists(file)) return;
+    const ConfigReader reader = open(file);
+    if (!reader.has("chat_template")) return;  // older checkpoints: the prompt is fixed
+    text = reader.text("chat_template");
+  }
+  for (const char* token : {"<|user|>", "<|begin_of_audio|>", "<|end_of_audio|>", "<|assistant|>"})
+    if (text.find(token) == std::string::npos)
+      throw FileError(fmt::format("{}: the chat template does not contain {}: it is not GLM-ASR's, which alone is supported", file.string(), token));
+}
+
+}  // namespace
+
+int GlmAsrConfig::embeddings(std::int64_t frames) {
+  // What two convolutions of 3 taps and padding 1, strides 1 and 2, and the stacking leave. Floor divisions: 0 embeddings for 0 to 6 frames.
+  const auto floor_div = [](std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); };
+  std::int64_t length = frames + 2 - 2 - 1 + 1;
+  length = floor_div(length + 2 - 2 - 1, 2) + 1;
+  return static_cast<int>(floor_div(length - kStack, kStack) + 1);
+}
+
+GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
+  std::error_code error;
+  if (!fs::is_directory(directory, error)) throw FileError(fmt::format("{}: no such directory; a checkpoint is a directory", directory.string()));
+  const ConfigReader reader = open(directory / "config.json");
+  if (reader.text("model_type") != "glmasr") reader.fail("model_type", "only \"glmasr\" is supported");
+  if (!reader.has("audio_config")) reader.fail("audio_config", "an object is wanted");
+  if (!reader.has("text_config")) reader.fail("text_config", "an object is wanted");
+
+  GlmAsrConfig config;
+  config.encoder = read_encoder(reader.child("audio_config"));
+  const ConfigReader text = reader.child("text_config");
+  config.decoder = models::LlamaConfig::read(text);
+  config.projector_activation = activation(reader, "projector_hidden_act");
+  const int last_token = config.decoder.vocabulary - 1;
+  config.audio_token = static_cast<int>(reader.integer("audio_token_id", 0, last_token));
+
+  const fs::path generation = directory / "generation_config.json";
+  if (fs::exists(generation)) config.end_tokens = open(generation).integers("eos_token_id", 0, last_token);
+  if (config.end_tokens.empty()) config.end_tokens = text.integers("eos_token_id", 0, last_token);
+  if (config.end_tokens.empty()) config.end_tokens = reader.integers("eos_token_id", 0, last_token);
+  if (config.end_tokens.empty()) text.fail("eos_token_id", "without it a text never ends");
+
+  fs::path processor = directory / "processor_config.json";
+  config.prompt = "Please transcribe this audio into text";
+  ConfigReader features(processor.string(), nlohmann::json::object());
+  if (fs::exists(processor)) {
+    const ConfigReader whole = open(processor);
+    config.prompt = whole.text("default_transcription_prompt", config.prompt);
+    features = whole.child("feature_extractor");
+  }
+  const fs::path preprocessor = directory / "preprocessor_config.json";
+  if (!features.has("feature_size") && fs::exists(preprocessor)) features = open(preprocessor);
+  const auto setting = [&](const char* field, int& value, std::int64_t least, std::int64_t most) {
+    value = static_cast<int>(features.integer(field, least, most, value));
+  };
+  setting("sampling_rate", config.mel.sampling_rate, 16000, 16000);
+  setting("feature_size", config.mel.mel_bins, 1, 1024);
+  setting("n_fft", config.mel.n_fft, 16, 4096);
+  setting("hop_length", config.mel.hop, 1, 4096);
+  setting("chunk_length", config.mel.window_seconds, 1, 120);
+  const ConfigReader audio = reader.child("audio_config");
+  if (audio.integer("num_mel_bins", 1, 1024, 128) != config.mel.mel_bins)
+    audio.fail("num_mel_bins", fmt::format("the processor's feature_size is {}", config.mel.mel_bins));
+  const std::int64_t frames = std::int64_t{config.mel.sampling_rate} * config.mel.window_seconds / config.mel.hop;
+  if (frames != 2 * config.encoder.positions || config.encoder.positions % kStack != 0)
+    audio.fail("max_position_embeddings", fmt::format("half of a window's {} frames, a multiple of {}, is wanted", frames, kStack));
+  check_template(directory);
+  return config;
+}
+
+}  // namespace tw::speech

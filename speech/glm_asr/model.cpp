@@ -1,0 +1,120 @@
+#include "speech/glm_asr/model.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "models/weights.hpp"
+#include "tilewave/elementwise.hpp"
+#include "tilewave/error.hpp"
+
+namespace tw::speech {
+
+using models::SafeTensors;
+using models::Tokenizer;
+using models::Weights;
+
+namespace {
+
+/// The parts of the model that have weights.
+struct Parts {
+  std::optional<Encoder> encoder;
+  std::optional<models::Llama> decoder;
+};
+
+void refuse_older_layout(const SafeTensors& files) {
+  for (const std::string& name : files.names())
+    if (name.starts_with("audio_encoder."))
+      throw FileError(fmt::format("{}: {}: the layout from before the conversion to transformers' GlmAsr is not read; use the converted checkpoint",
+                                  files.file(name), name));
+}
+
+int special_token(const Tokenizer& tokenizer, const std::string& file, const char* token) {
+  const std::optional<int> id = tokenizer.token_id(token);
+  if (!id) throw FileError(fmt::format("{}: has no token {}, which GLM-ASR's prompt needs", file, token));
+  return *id;
+}
+
+DType choose_dtype(const LoadOptions& options, DType stored) {
+  const bool gpu = options.device.is_cuda();
+  const DType dtype = options.dtype.value_or(!gpu ? DType::f32 : stored == DType::f32 ? DType::bf16 : stored);
+  if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16)
+    throw InvalidArgument(fmt::format("dtype is {}; f32, bf16 and f16 are supported", name_of(dtype)));
+  if (gpu && dtype == DType::f32) throw InvalidArgument("dtype is f32; on a GPU bf16 and f16 are supported");
+  return dtype;
+}
+
+}  // namespace
+
+std::string canonical_weight_name(const std::string& name) {
+  std::string_view rest = name;
+  const auto drop = [&](std::string_view prefix) {
+    const bool there = rest.starts_with(prefix);
+    if (there) rest.remove_prefix(prefix.size());
+    return there;
+  };
+  drop("model.");
+  if (drop("language_model."))
+    while (drop("model.")) {
+    }
+  return std::string(rest);
+}
+
+GlmAsr GlmAsr::load(const std::filesystem::path& directory, LoadOptions& options, const Stream& stream) {
+  GlmAsrConfig config = GlmAsrConfig::read(directory);
+  const std::string tokenizer_file = (directory / "tokenizer.json").string();
+  Tokenizer tokenizer = Tokenizer::load(tokenizer_file);
+  for (const char* token : {"<|user|>", "<|begin_of_audio|>", "<|end_of_audio|>", "<|assistant|>"})
+    if (special_token(tokenizer, tokenizer_file, token) >= config.decoder.vocabulary)
+      throw FileError(fmt::format("{}: {} is token {}; config.json has a vocabulary of {}", tokenizer_file, token, *tokenizer.token_id(token),
+                                  config.decoder.vocabulary));
+
+  SafeTensors files = SafeTensors::open_directory(directory);
+  refuse_older_layout(files);
+  Weights weights(directory.string(), std::move(files), canonical_weight_name);
+  options.dtype = choose_dtype(options, weights.main_dtype());
+  Parts parts;
+  const auto build = [&](Weights& from) {
+    parts.encoder.emplace(config, from);
+    parts.decoder.emplace(config.decoder, from);
+  };
+  weights.check(build);
+  weights.load(build, *options.dtype, stream, options.progress);
+  LogMel mel(config.mel);
+  return {std::move(config), std::move(tokenizer), std::move(mel), std::move(*parts.encoder), std::move(*parts.decoder)};
+}
+
+std::vector<int> GlmAsr::prompt(std::string_view text, int audio_embeddings) const {
+  std::vector<int> ids;
+  const auto special = [&](const char* token) { ids.push_back(*tokenizer.token_id(token)); };
+  const auto plain = [&](std::string_view part) {
+    for (const int id : tokenizer.encode(part)) ids.push_back(id);
+  };
+  special("<|user|>");
+  plain("\n");
+  special("<|begin_of_audio|>");
+  ids.insert(ids.end(), static_cast<std::size_t>(audio_embeddings), config.audio_token);
+  special("<|end_of_audio|>");
+  special("<|user|>");
+  plain(fmt::format("\n{}", text));
+  special("<|assistant|>");
+  plain("\n");
+  return ids;
+}
+
+Tensor GlmAsr::embed(std::span<const int> prompt, std::span<const Tensor> audio, const Stream& stream) const {
+  const Tensor rows = decoder.embed(prompt, stream);
+  std::int64_t row = std::find(prompt.begin(), prompt.end(), config.audio_token) - prompt.begin();
+  std::int64_t given = 0;
+  for (const Tensor& part : audio) given += part.shape(0);
+  if (const auto places = std::count(prompt.begin(), prompt.end(), config.audio_token); places != given)
+    throw InvalidArgument(fmt::format("the prompt has places for {} audio embeddings; there are {}", places, given));
+  for (const Tensor& part : audio) {
+    if (part.shape(0) > 0) cast(part, rows.slice(0, row, row + part.shape(0)), {.stream = stream});
+    row += part.shape(0);
+  }
+  return rows;
+}
+
+}  // namespace tw::speech

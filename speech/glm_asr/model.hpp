@@ -1,0 +1,39 @@
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "models/llama.hpp"
+#include "models/tokenizer.hpp"
+#include "speech/glm_asr/config.hpp"
+#include "speech/glm_asr/encoder.hpp"
+#include "speech/mel/mel.hpp"
+#include "tilewave/speech.hpp"
+
+namespace tw::speech {
+
+/// A GLM-ASR checkpoint, loaded.
+struct GlmAsr {
+  GlmAsrConfig config;
+  models::Tokenizer tokenizer;
+  LogMel mel;
+  Encoder encoder;
+  models::Llama decoder;
+
+  /// Throws FileError, InvalidArgument, OutOfMemory. `options` has a dtype afterwards.
+  static GlmAsr load(const std::filesystem::path& directory, LoadOptions& options, const Stream& stream);
+
+  /// The prompt's tokens: the user's turn with `audio_embeddings` places for audio and `text`, then the assistant's begin.
+  std::vector<int> prompt(std::string_view text, int audio_embeddings) const;
+
+  /// The embeddings of a prompt [tokens, hidden], the audio ones [n, hidden] of its windows in their places. Throws InvalidArgument when
+  /// their numbers differ.
+  Tensor embed(std::span<const int> prompt, std::span<const Tensor> audio, const Stream& stream) const;
+};
+
+/// The name that the model asks for, of a tensor in either published spelling: without the leading "model." and "language_model.".
+std::string canonical_weight_name(const std::string& name);
+
+}  // namespace tw::speech

@@ -1,0 +1,290 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <mutex>
+#include <utility>
+
+#include "models/sampling.hpp"
+#include "speech/audio/audio.hpp"
+#include "speech/glm_asr/model.hpp"
+#include "speech/repetition.hpp"
+#include "speech/segment/segment.hpp"
+#include "speech/text_stream.hpp"
+#include "tilewave/speech.hpp"
+#include "tilewave/topk.hpp"
+
+namespace tw::speech {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using models::KvCache;
+
+/// So many sequences run through the decoder together at most: the kernels for few rows serve them, whatever their number, so that it does
+/// not change results.
+constexpr int kLargestBatch = 16;
+/// Windows that are encoded together on a GPU; on the CPU one at a time fills the caches best.
+constexpr std::int64_t kEncoderBatch = 8;
+
+/// Adds the time until it is destroyed.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
+  ~Stopwatch() { seconds_ += std::chrono::duration<double>(Clock::now() - begin_).count(); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double& seconds_;
+  Clock::time_point begin_ = Clock::now();
+};
+
+/// A piece of audio that becomes one prompt.
+struct Item {
+  std::size_t file;
+  std::size_t segment;  ///< in the file's transcript
+  std::span<const float> samples;
+};
+
+/// An item while its text is produced.
+struct Running {
+  const Item* item;
+  TranscriptSegment* result;
+  KvCache cache;
+  models::StreamDecoder decoder;
+  std::string pending;  ///< text that waits for the items before it
+  int next = 0;         ///< the token that was drawn last
+  bool done = false;
+};
+
+void check(const TranscribeOptions& options) {
+  if (options.max_new_tokens < 1 || options.max_new_tokens > 1 << 20)
+    throw InvalidArgument(fmt::format("max_new_tokens is {}; it must be from 1 to {}", options.max_new_tokens, 1 << 20));
+  if (options.batch < 1 || options.batch > kLargestBatch)
+    throw InvalidArgument(fmt::format("batch is {}; it must be from 1 to {}", options.batch, kLargestBatch));
+  models::check({options.temperature, options.top_p, options.seed});
+}
+
+}  // namespace
+
+struct Transcriber::State {
+  LoadOptions options;
+  Stream stream;
+  GlmAsr model;
+  std::mutex mutex;
+
+  State(const std::filesystem::path& directory, const LoadOptions& given)
+      : options(given), stream(given.device), model(GlmAsr::load(directory, options, stream)) {}
+
+  double seconds(std::int64_t samples) const { return static_cast<double>(samples) / model.config.mel.sampling_rate; }
+
+  /// The pieces that `files` are cut into; their begins and ends go into `transcripts`.
+  std::vector<Item> cut(std::span<const std::span<const float>> files, Segmentation segmentation, std::vector<Transcript>& transcripts) const {
+    std::vector<Item> items;
+    for (std::size_t file = 0; file < files.size(); ++file) {
+      const std::span<const float> samples = files[file];
+      const auto bad = std::find_if(samples.begin(), samples.end(), [](float x) { return !std::isfinite(x); });
+      if (bad != samples.end())
+        throw InvalidArgument(fmt::format("samples of file {}: {} at {:.3f} s", file, *bad, seconds(bad - samples.begin())));
+      transcripts[file].duration = seconds(std::ssize(samples));
+      std::vector<Segment> segments;
+      if (segmentation == Segmentation::automatic)
+        segments = cut_at_silences(samples, {.longest_seconds = static_cast<double>(model.config.mel.window_seconds)});
+      else if (!samples.empty())
+        segments = {{0, std::ssize(samples)}};
+      for (const Segment& segment : segments) {
+        items.push_back({file, transcripts[file].segments.size(),
+                         samples.subspan(static_cast<std::size_t>(segment.begin), static_cast<std::size_t>(segment.end - segment.begin))});
+        transcripts[file].segments.push_back({.begin = seconds(segment.begin), .end = seconds(segment.end)});
+      }
+    }
+    return items;
+  }
+
+  /// The audio embeddings of some items: those of each one's windows.
+  std::vector<std::vector<Tensor>> encode(std::span<const Item> items, const TranscribeOptions& options, Timings& timings) const {
+    std::vector<std::span<const float>> windows;
+    std::vector<std::size_t> owner;
+    const auto longest = static_cast<std::size_t>(model.mel.window_samples());
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      for (std::size_t begin = 0; begin < items[i].samples.size(); begin += longest) {
+        windows.push_back(items[i].samples.subspan(begin, std::min(longest, items[i].samples.size() - begin)));
+        owner.push_back(i);
+      }
+    }
+    std::vector<std::vector<Tensor>> embeddings(items.size());
+    const std::size_t together = stream.device().is_cuda() ? kEncoderBatch : 1;
+    for (std::size_t first = 0; first < windows.size(); first += together) {
+      stop_if_cancelled(options);
+      const std::size_t count = std::min(together, windows.size() - first);
+      MelFeatures mel;
+      {
+        const Stopwatch watch(timings.features);
+        mel = model.mel.extract(std::span<const std::span<const float>>(windows).subspan(first, count));
+      }
+      const Stopwatch watch(timings.encoder);
+      const Tensor all = model.encoder.encode(mel.features, stream);
+      for (std::size_t k = 0; k < count; ++k) {
+        const int real = GlmAsrConfig::embeddings(mel.real_frames[k]);
+        embeddings[owner[first + k]].push_back(all.select(0, static_cast<std::int64_t>(k)).slice(0, 0, real));
+      }
+      stream.synchronize();
+    }
+    return embeddings;
+  }
+
+  static void stop_if_cancelled(const TranscribeOptions& options) {
+    if (options.cancel.stop_requested()) throw Cancelled("transcribe: cancelled");
+  }
+
+  /// What each row of `logits` is followed by. Row i belongs to running[rows[i]].
+  std::vector<int> draw(const Tensor& logits, std::span<const Running* const> rows, const TranscribeOptions& options) const {
+    std::vector<int> ids;
+    if (options.temperature == 0) {
+      const Tensor indices = Tensor::empty({logits.shape(0)}, DType::i32, stream);
+      argmax(logits, indices, {.stream = stream});
+      stream.synchronize();
+      const Tensor host = indices.to(Device::cpu());
+      ids.assign(host.data<std::int32_t>(), host.data<std::int32_t>() + rows.size());
+      return ids;
+    }
+    stream.synchronize();
+    const Tensor host = logits.to(Device::cpu()).to(DType::f32);
+    const auto vocabulary = static_cast<std::size_t>(logits.shape(1));
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const std::uint64_t sequence = (static_cast<std::uint64_t>(rows[i]->item->file) << 32) + rows[i]->item->segment;
+      ids.push_back(models::sample({host.data<float>() + i * vocabulary, vocabulary}, {options.temperature, options.top_p, options.seed}, sequence,
+                                   rows[i]->result->tokens.size()));
+    }
+    return ids;
+  }
+
+  /// Takes a token that was drawn: it ends the item, or is its next.
+  void accept(Running& running, int id, const TranscribeOptions& options) const {
+    TranscriptSegment& result = *running.result;
+    const auto& ends = model.config.end_tokens;
+    if (!options.ignore_end && std::find(ends.begin(), ends.end(), id) != ends.end()) {
+      running.done = true;
+    } else {
+      result.tokens.push_back(id);
+      running.next = id;
+      running.pending += running.decoder.push(id);
+      if (const std::size_t cycle = options.ignore_end ? 0 : repeated_cycle(result.tokens); cycle > 0) {
+        running.done = result.repetition = true;
+      } else if (std::ssize(result.tokens) >= options.max_new_tokens || running.cache.length >= running.cache.capacity()) {
+        running.done = true;
+        result.truncated = !options.ignore_end;
+      }
+    }
+    if (running.done) running.pending += running.decoder.finish();
+  }
+
+  Running start(const Item& item, std::span<const Tensor> audio, Transcript& transcript, const TranscribeOptions& options,
+                Timings& timings) const {
+    int places = 0;
+    for (const Tensor& window : audio) places += static_cast<int>(window.shape(0));
+    const std::vector<int> prompt = model.prompt(options.prompt.empty() ? model.config.prompt : options.prompt, places);
+    const int context = model.decoder.config().max_positions, length = static_cast<int>(prompt.size());
+    if (length >= context)
+      throw InvalidArgument(fmt::format("{:.1f} s of audio make a prompt of {} tokens; the model's context is {}. Cut at silences, longer audio fits",
+                                        seconds(std::ssize(item.samples)), length, context));
+    Running running{&item, &transcript.segments[item.segment], model.decoder.make_cache(std::min(context, length + options.max_new_tokens), stream),
+                    models::StreamDecoder(model.tokenizer, {.skip_special_tokens = true}), {}};
+    const Tensor logits = model.decoder.prefill(model.embed(prompt, audio, stream), running.cache, stream);
+    timings.prompt_tokens += length;
+    const Running* const rows[] = {&running};
+    accept(running, draw(logits, rows, options)[0], options);
+    return running;
+  }
+};
+
+Transcriber::Transcriber(const std::filesystem::path& directory, const LoadOptions& options)
+    : state_(std::make_unique<State>(directory, options)) {}
+Transcriber::~Transcriber() = default;
+Transcriber::Transcriber(Transcriber&&) noexcept = default;
+Transcriber& Transcriber::operator=(Transcriber&&) noexcept = default;
+
+const LoadOptions& Transcriber::options() const { return state_->options; }
+
+Transcript Transcriber::transcribe(std::span<const float> samples, const TranscribeOptions& options) const {
+  const std::span<const float> files[] = {samples};
+  return std::move(transcribe(files, options).files.front());
+}
+
+Transcripts Transcriber::transcribe(std::span<const std::span<const float>> files, const TranscribeOptions& options) const {
+  check(options);
+  const State& state = *state_;
+  const std::lock_guard lock(state_->mutex);
+  Transcripts result;
+  result.files.resize(files.size());
+  std::vector<Item> items;
+  {
+    const Stopwatch watch(result.timings.features);
+    items = state.cut(files, options.segmentation, result.files);
+  }
+  std::vector<TextStream> streams(files.size());
+  double done = 0, all = 0;
+  for (const Item& item : items) all += state.seconds(std::ssize(item.samples));
+
+  for (std::size_t first = 0; first < items.size(); first += static_cast<std::size_t>(options.batch)) {
+    const std::span<const Item> group = std::span(items).subspan(first, std::min(items.size() - first, static_cast<std::size_t>(options.batch)));
+    const std::vector<std::vector<Tensor>> audio = state.encode(group, options, result.timings);
+    std::vector<Running> running;
+    running.reserve(group.size());
+    std::size_t front = 0;  // the first whose text is not complete
+    // Passes on the text of the first incomplete segment, and of those behind it that have become complete meanwhile.
+    const auto emit = [&] {
+      while (front < running.size()) {
+        Running& r = running[front];
+        Transcript& transcript = result.files[r.item->file];
+        const std::string added = streams[r.item->file].push(std::exchange(r.pending, {}));
+        transcript.text += added;
+        if (options.on_text && !added.empty()) options.on_text(r.item->file, added);
+        if (!r.done) return;
+        streams[r.item->file].end_segment();
+        transcript.truncated = transcript.truncated || r.result->truncated;
+        done += state.seconds(std::ssize(r.item->samples));
+        if (options.on_progress) options.on_progress(done, all);
+        ++front;
+      }
+    };
+    {
+      const Stopwatch watch(result.timings.prefill);
+      for (std::size_t i = 0; i < group.size(); ++i) {
+        State::stop_if_cancelled(options);
+        running.push_back(state.start(group[i], audio[i], result.files[group[i].file], options, result.timings));
+        emit();
+      }
+    }
+    const Stopwatch watch(result.timings.decode);
+    while (front < running.size()) {
+      State::stop_if_cancelled(options);
+      std::vector<Running*> active;
+      std::vector<int> ids;
+      std::vector<KvCache*> caches;
+      for (Running& r : running) {
+        if (r.done) continue;
+        active.push_back(&r);
+        ids.push_back(r.next);
+        caches.push_back(&r.cache);
+      }
+      const Tensor logits = state.model.decoder.decode(ids, caches, state.stream);
+      ++result.timings.decode_steps;
+      const std::vector<int> drawn = state.draw(logits, {const_cast<const Running* const*>(active.data()), active.size()}, options);
+      for (std::size_t i = 0; i < active.size(); ++i) state.accept(*active[i], drawn[i], options);
+      emit();
+    }
+    for (Running& r : running) {
+      TextStream text;
+      r.result->text = text.push(state.model.tokenizer.decode(r.result->tokens, {.skip_special_tokens = true}));
+    }
+  }
+  return result;
+}
+
+std::vector<float> read_audio(const std::string& file) { return load_audio(file); }
+std::vector<float> read_audio(std::string_view bytes, const std::string& name) { return decode_audio(bytes, name); }
+
+}  // namespace tw::speech

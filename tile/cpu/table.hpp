@@ -1,0 +1,30 @@
+#pragma once
+
+// All that an instruction set provides, from its class V (pack.hpp, rows.hpp); internal to each file that includes it.
+
+#include "tile/cpu/dots.hpp"
+#include "tile/cpu/pack.hpp"
+
+namespace tw::cpu {
+namespace {
+
+template <class V>
+constexpr Library kLibrary{V::kIsa,
+                           mma<V>,
+                           mma_widening<V, V, BF16>,
+                           mma_widening<V, typename V::Exact, I8>,
+                           pack<V, F32>,
+                           pack<V, F16>,
+                           pack<V, E4M3>,
+                           pack<V, E5M2>,
+                           pack<V, BF16>,
+                           pack<V, I8>,
+                           stream_f32<V>,
+                           stream_bf16<V>,
+                           narrow_bf16<V>,
+                           dots<V, F32>,
+                           dots<V, BF16>,
+                           dots<V, F16>};
+
+}  // namespace
+}  // namespace tw::cpu
