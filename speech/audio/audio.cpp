@@ -152,8 +152,9 @@ std::string ffmpeg_command(const std::string& name) {
   throw FileError(fmt::format("{}: truncated: {}", name, why));
 }
 
-/// Throws if a RIFF or AIFF file's chunk of samples goes on after the file's end. (libsndfile reads what is there and says nothing.)
-void check_chunks(const Bytes& file, Format format, const std::string& name) {
+/// Throws if a RIFF or AIFF file's chunk of samples goes on after the file's end. (libsndfile reads what is there and says nothing.) Where
+/// a size of 0 stands for samples up to the end, the result is that size's place, which libsndfile must not see; else -1.
+std::int64_t check_chunks(const Bytes& file, Format format, const std::string& name) {
   const std::string magic = file.read(0, 4);
   const bool big = format == Format::aiff || magic == "RIFX";
   const std::string_view samples = format == Format::aiff ? "SSND" : "data";
@@ -161,7 +162,7 @@ void check_chunks(const Bytes& file, Format format, const std::string& name) {
   std::int64_t at = 12;
   for (int chunk = 0; chunk < 10000; ++chunk) {
     const std::string head = file.read(at, 8);
-    if (head.empty()) return;  // no samples at all: libsndfile says so
+    if (head.empty()) return -1;  // no samples at all: libsndfile says so
     const std::string_view length = std::string_view(head).substr(4);
     std::uint64_t size = big ? big_endian(length) : little_endian(length);
     at += 8;
@@ -171,12 +172,14 @@ void check_chunks(const Bytes& file, Format format, const std::string& name) {
       if (magic == "RF64" && size == 0xFFFFFFFF) size = size64;
       // Who writes to a pipe does not know the size: ffmpeg leaves 0xFFFFFFFF, sox 0x7FFFF000, arecord 0x80000000, GStreamer 0.
       else if (size >= 0x7FFF0000)
-        return;
+        return -1;
       if (size > there) truncated(name, fmt::format("its header promises {} bytes of samples and {} are there", size, there));
-      return;
+      // A header from before the samples were written: neither size is there yet.
+      return size == 0 && there > 0 && little_endian(file.read(4, 4)) < static_cast<std::uint64_t>(at) - 8 ? at - 4 : -1;
     }
     at += static_cast<std::int64_t>(size + size % 2);
   }
+  return -1;
 }
 
 /// Throws if the last page of an OGG file is incomplete.
@@ -198,6 +201,7 @@ void check_last_page(const Bytes& file, const std::string& name) {
 /// libsndfile's view of a file, and where it is.
 struct Stream {
   const Bytes& bytes;
+  std::int64_t unknown_size_at = -1;  // where check_chunks found a 0: shown as 0xFFFFFFFF
   std::int64_t at = 0;
 
   static SF_VIRTUAL_IO callbacks() {
@@ -214,6 +218,8 @@ struct Stream {
     io.read = [](void* to, sf_count_t count, void* self) {
       Stream& stream = *static_cast<Stream*>(self);
       const std::int64_t got = stream.bytes.read(stream.at, to, count);
+      for (std::int64_t i = stream.unknown_size_at; i >= 0 && i < stream.unknown_size_at + 4; ++i)
+        if (i >= stream.at && i < stream.at + got) static_cast<unsigned char*>(to)[i - stream.at] = 0xFF;
       stream.at += got;
       return static_cast<sf_count_t>(got);
     };
@@ -293,10 +299,10 @@ std::vector<float> decode(const Bytes& bytes, const std::string& name, const Aud
                     ffmpeg_command(name)));
   if (format == Format::mp4 || format == Format::adts || format == Format::matroska)
     throw FileError(fmt::format("{}: {} cannot be read; convert it: {}", name, name_of(format), ffmpeg_command(name)));
-  if (format == Format::riff || format == Format::aiff) check_chunks(bytes, format, name);
+  Stream stream{bytes};
+  if (format == Format::riff || format == Format::aiff) stream.unknown_size_at = check_chunks(bytes, format, name);
   if (format == Format::ogg) check_last_page(bytes, name);
 
-  Stream stream{bytes};
   SF_INFO info{};
   const std::unique_ptr<SNDFILE, Close> file = open(stream, info, format, name);
   if (info.samplerate < kLowestRate || info.samplerate > kHighestRate)
