@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "models/one_line.hpp"
 #include "runtime/files.hpp"
 #include "tilewave/error.hpp"
 
@@ -19,7 +20,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& name) {
     if (too_deep) throw FileError(fmt::format("{}: JSON of more than {} levels", name, kDeepest));
     return document;
   } catch (const nlohmann::json::exception& error) {
-    throw FileError(fmt::format("{}: no valid JSON: {}", name, error.what()));
+    throw FileError(fmt::format("{}: no valid JSON: {}", name, one_line(error.what())));
   }
 }
 

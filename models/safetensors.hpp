@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilewave/tensor.hpp"
+
+namespace tw::models {
+
+/// The tensors of a checkpoint in the safetensors format (https://huggingface.co/docs/safetensors), read through a memory map: a file's
+/// pages are loaded when a tensor's elements are first read. Files must not be changed while they are mapped: what tensors hold then is
+/// undefined, and reading past the end of a file that was made shorter ends the process (SIGBUS).
+///
+/// All that a header says is checked when the file is opened: its size (at most 100 MB), types, shapes against byte ranges, ranges against
+/// the file, no overlaps, no holes, no name twice. Errors are FileError: one line with the file, the tensor, what was found, what is
+/// allowed.
+///
+/// Copies share the map; it stays until the last of them and of their tensors goes. Const functions may be called by several threads.
+class SafeTensors {
+ public:
+  /// One file.
+  static SafeTensors open(const std::filesystem::path& file);
+  /// A checkpoint: `model.safetensors`, or where that is absent all files that `model.safetensors.index.json` names. Each tensor that the
+  /// index names must be in the file that it names; tensors which only the files name are listed, too.
+  static SafeTensors open_directory(const std::filesystem::path& directory);
+  /// The same of a file's bytes, which `owner` keeps alive; without one the caller does. `name` begins the messages.
+  static SafeTensors parse(std::span<const std::byte> bytes, const std::string& name, std::shared_ptr<void> owner = nullptr);
+
+  /// Sorted bytewise.
+  const std::vector<std::string>& names() const { return names_; }
+  bool contains(std::string_view name) const { return entries_.find(name) != entries_.end(); }
+  /// Of all tensors together.
+  std::size_t bytes() const;
+
+  // Of one tensor. A name that is not there is a FileError.
+
+  /// Row-major, on the CPU, without a copy and not to be written to: the memory is the file's. Only where the file did not align the
+  /// elements (that of common writers are) the tensor is a copy. A dtype without a counterpart in tw::DType is a FileError.
+  Tensor tensor(std::string_view name) const;
+  const Shape& shape(std::string_view name) const { return entry(name).shape; }
+  DType dtype(std::string_view name) const;
+  std::size_t bytes(std::string_view name) const { return entry(name).bytes; }
+  /// The file that holds it, for messages about its content.
+  const std::string& file(std::string_view name) const { return entry(name).file->name; }
+  /// Asks the system to read the tensor's pages ahead, before it is used.
+  void prefetch(std::string_view name) const;
+  /// The tensor's pages are not needed any more: they leave the process's resident memory. Its tensors stay valid; reading them again
+  /// loads the pages again.
+  void release(std::string_view name) const;
+
+ private:
+  struct File {
+    std::string name;
+    std::span<const std::byte> bytes;
+    std::shared_ptr<void> owner;
+    bool is_mapped = false;
+  };
+  struct Entry {
+    std::shared_ptr<const File> file;
+    std::string dtype;  // as the file spells it
+    Shape shape;
+    std::size_t offset = 0;  // in the file
+    std::size_t bytes = 0;
+  };
+  class HeaderReader;
+
+  void add(std::shared_ptr<const File> file);
+  const Entry& entry(std::string_view name) const;
+  std::span<std::byte> whole_pages(const Entry& entry) const;
+
+  std::string source_;  // the file, or the directory
+  std::map<std::string, Entry, std::less<>> entries_;
+  std::vector<std::string> names_;
+};
+
+}  // namespace tw::models
