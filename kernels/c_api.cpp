@@ -1,13 +1,22 @@
-#include <exception>
 #include <string>
 
+#include "kernels/c_api.hpp"
 #include "tilewave/attention.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/tilewave.h"
 
+namespace tw::c_api {
+
+std::string& last_error() {
+  thread_local std::string message;
+  return message;
+}
+
+}  // namespace tw::c_api
+
 namespace {
 
-thread_local std::string last_error;
+using tw::c_api::guard;
 
 tw::Tensor borrow(const char* argument, const tw_tensor* t) {
   if (t == nullptr) throw tw::InvalidArgument(std::string(argument) + " is null");
@@ -35,35 +44,9 @@ tw::Stream stream_of(const tw::Tensor& tensor, void* cuda_stream) {
   return tensor.device().is_cuda() ? tw::Stream::borrow(tensor.device(), cuda_stream) : tw::Stream::standard(tensor.device());
 }
 
-/// Runs f and turns what it throws into a status.
-template <class F>
-tw_status guard(F f) noexcept {
-  try {
-    try {
-      f();
-      return TW_OK;
-    } catch (const std::exception& error) {
-      last_error = error.what();
-      throw;
-    }
-  } catch (const tw::InvalidArgument&) {
-    return TW_INVALID_ARGUMENT;
-  } catch (const tw::OutOfMemory&) {
-    return TW_OUT_OF_MEMORY;
-  } catch (const tw::DeviceError&) {
-    return TW_DEVICE_ERROR;
-  } catch (const tw::CompileError&) {
-    return TW_COMPILE_ERROR;
-  } catch (const tw::FileError&) {
-    return TW_FILE_ERROR;
-  } catch (...) {
-    return TW_FAILURE;
-  }
-}
-
 }  // namespace
 
-const char* tw_last_error(void) { return last_error.c_str(); }
+const char* tw_last_error(void) { return tw::c_api::last_error().c_str(); }
 
 tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, void* cuda_stream) {
   return guard([&] {

@@ -51,7 +51,6 @@ LlamaConfig LlamaConfig::read(const ConfigReader& reader) {
   config.vocabulary = extent("vocab_size");
   config.max_positions = extent("max_position_embeddings");
   config.norm_epsilon = static_cast<float>(reader.number("rms_norm_eps", 0, 1, 1e-5));
-  config.tied = true;
   if (config.heads % config.kv_heads != 0)
     reader.fail("num_key_value_heads", fmt::format("a divisor of num_attention_heads, {}, is wanted", config.heads));
   if (config.head_dim != 64 && config.head_dim != 128)
@@ -78,8 +77,8 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
     };
     Layer layer;
     layer.input_norm = weights.take(name + "input_layernorm.weight", {hidden});
-    layer.qkv.weight =
-        stack({{name + "self_attn.q_proj.weight", q}, {name + "self_attn.k_proj.weight", kv}, {name + "self_attn.v_proj.weight", kv}}, hidden);
+    layer.qkv.weight = stack(
+        {{name + "self_attn.q_proj.weight", q}, {name + "self_attn.k_proj.weight", kv}, {name + "self_attn.v_proj.weight", kv}}, hidden);
     layer.out = weights.linear(name + "self_attn.o_proj", hidden, q, false);
     layer.post_attention_norm = weights.take(name + "post_attention_layernorm.weight", {hidden});
     layer.gate_up.weight =
@@ -89,7 +88,7 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
   }
   norm_ = weights.take("norm.weight", {hidden});
   // Files contradict themselves on tie_word_embeddings: a head that is there is used.
-  if (weights.contains("lm_head.weight") || !config.tied)
+  if (weights.contains("lm_head.weight"))
     head_ = weights.linear("lm_head", config.vocabulary, hidden, false);
   else
     head_.weight = embedding_;
@@ -169,8 +168,7 @@ Tensor Llama::scores(const Tensor& x, const Stream& stream) const {
 Tensor Llama::prefill(const Tensor& embeddings, KvCache& cache, const Stream& stream) const {
   const std::int64_t n = embeddings.shape(0);
   if (n == 0 || cache.length + n > cache.capacity())
-    throw InvalidArgument(
-        fmt::format("{} tokens do not fit a cache of {} that holds {}", n, cache.capacity(), cache.length));
+    throw InvalidArgument(fmt::format("{} tokens do not fit a cache of {} that holds {}", n, cache.capacity(), cache.length));
   const Tensor x = Tensor::empty(embeddings.shape(), dtype(), stream);
   cast(embeddings, x, {.stream = stream});
   KvCache* const caches[] = {&cache};
@@ -180,8 +178,7 @@ Tensor Llama::prefill(const Tensor& embeddings, KvCache& cache, const Stream& st
 }
 
 Tensor Llama::decode(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream) const {
-  if (ids.empty() || ids.size() != caches.size())
-    throw InvalidArgument(fmt::format("{} ids for {} sequences", ids.size(), caches.size()));
+  if (ids.empty() || ids.size() != caches.size()) throw InvalidArgument(fmt::format("{} ids for {} sequences", ids.size(), caches.size()));
   for (const KvCache* cache : caches)
     if (cache->length >= cache->capacity()) throw InvalidArgument(fmt::format("a cache of {} tokens is full", cache->capacity()));
   const Tensor x = embed(ids, stream);

@@ -18,8 +18,6 @@ struct LlamaConfig {
   int max_positions = 0;
   double rope_theta = 10000;
   float norm_epsilon = 1e-5f;
-  bool tied = false;  ///< lm_head is the embedding when the checkpoint has no other
-
   /// A text_config. Throws FileError for values out of range and for what this code does not do: an activation other than silu, biases,
   /// scaled rotary embeddings, a head_dim other than 64 and 128.
   static LlamaConfig read(const ConfigReader& reader);
@@ -43,6 +41,9 @@ class Llama {
 
   const LlamaConfig& config() const { return config_; }
   DType dtype() const { return embedding_.dtype(); }
+
+  /// Whether the embedding is the head, too.
+  bool tied() const { return head_.weight.data() == embedding_.data(); }
 
   /// For `capacity` tokens. Throws InvalidArgument beyond max_positions, OutOfMemory.
   KvCache make_cache(int capacity, const Stream& stream) const;

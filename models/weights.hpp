@@ -20,11 +20,12 @@ namespace tw::models {
 /// that one error names all of it; while load() runs the tensors are converted and the pages they came from are given back.
 class Weights {
  public:
-  /// `name` begins the messages. `canonical` turns a name in the file into the one that the model asks for. Throws FileError when two names become one.
+  /// `name` begins the messages. `canonical` turns a name in the file into the one that the model asks for. Throws FileError when two names
+  /// become one.
   Weights(std::string name, SafeTensors files, const std::function<std::string(const std::string&)>& canonical);
 
-  /// Runs `build`, which asks for every tensor of the model. Throws FileError that names every tensor that is missing, surplus, misshapen or
-  /// of a dtype other than bf16, f16 and f32.
+  /// Runs `build`, which asks for every tensor of the model. Throws FileError that names every tensor that is missing, surplus, misshapen
+  /// or of a dtype other than bf16, f16 and f32.
   void check(const std::function<void(Weights&)>& build);
   /// Runs `build` again. `progress`, if any, is called with the bytes read so far and those of all.
   void load(const std::function<void(Weights&)>& build, DType dtype, const Stream& stream,

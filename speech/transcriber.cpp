@@ -81,7 +81,8 @@ struct Transcriber::State {
   double seconds(std::int64_t samples) const { return static_cast<double>(samples) / model.config.mel.sampling_rate; }
 
   /// The pieces that `files` are cut into; their begins and ends go into `transcripts`.
-  std::vector<Item> cut(std::span<const std::span<const float>> files, Segmentation segmentation, std::vector<Transcript>& transcripts) const {
+  std::vector<Item> cut(std::span<const std::span<const float>> files, Segmentation segmentation,
+                        std::vector<Transcript>& transcripts) const {
     std::vector<Item> items;
     for (std::size_t file = 0; file < files.size(); ++file) {
       const std::span<const float> samples = files[file];
@@ -97,7 +98,9 @@ struct Transcriber::State {
       for (const Segment& segment : segments) {
         items.push_back({file, transcripts[file].segments.size(),
                          samples.subspan(static_cast<std::size_t>(segment.begin), static_cast<std::size_t>(segment.end - segment.begin))});
-        transcripts[file].segments.push_back({.begin = seconds(segment.begin), .end = seconds(segment.end)});
+        TranscriptSegment& result = transcripts[file].segments.emplace_back();
+        result.begin = seconds(segment.begin);
+        result.end = seconds(segment.end);
       }
     }
     return items;
@@ -155,8 +158,8 @@ struct Transcriber::State {
     const auto vocabulary = static_cast<std::size_t>(logits.shape(1));
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const std::uint64_t sequence = (static_cast<std::uint64_t>(rows[i]->item->file) << 32) + rows[i]->item->segment;
-      ids.push_back(models::sample({host.data<float>() + i * vocabulary, vocabulary}, {options.temperature, options.top_p, options.seed}, sequence,
-                                   rows[i]->result->tokens.size()));
+      ids.push_back(models::sample({host.data<float>() + i * vocabulary, vocabulary}, {options.temperature, options.top_p, options.seed},
+                                   sequence, rows[i]->result->tokens.size()));
     }
     return ids;
   }
@@ -188,10 +191,14 @@ struct Transcriber::State {
     const std::vector<int> prompt = model.prompt(options.prompt.empty() ? model.config.prompt : options.prompt, places);
     const int context = model.decoder.config().max_positions, length = static_cast<int>(prompt.size());
     if (length >= context)
-      throw InvalidArgument(fmt::format("{:.1f} s of audio make a prompt of {} tokens; the model's context is {}. Cut at silences, longer audio fits",
-                                        seconds(std::ssize(item.samples)), length, context));
-    Running running{&item, &transcript.segments[item.segment], model.decoder.make_cache(std::min(context, length + options.max_new_tokens), stream),
-                    models::StreamDecoder(model.tokenizer, {.skip_special_tokens = true}), {}};
+      throw InvalidArgument(
+          fmt::format("{:.1f} s of audio make a prompt of {} tokens; the model's context is {}. Cut at silences, longer audio fits",
+                      seconds(std::ssize(item.samples)), length, context));
+    Running running{&item,
+                    &transcript.segments[item.segment],
+                    model.decoder.make_cache(std::min(context, length + options.max_new_tokens), stream),
+                    models::StreamDecoder(model.tokenizer, {.skip_special_tokens = true}),
+                    {}};
     const Tensor logits = model.decoder.prefill(model.embed(prompt, audio, stream), running.cache, stream);
     timings.prompt_tokens += length;
     const Running* const rows[] = {&running};
@@ -207,6 +214,18 @@ Transcriber::Transcriber(Transcriber&&) noexcept = default;
 Transcriber& Transcriber::operator=(Transcriber&&) noexcept = default;
 
 const LoadOptions& Transcriber::options() const { return state_->options; }
+
+ModelSize Transcriber::size() const {
+  const GlmAsr& model = state_->model;
+  const auto each = static_cast<std::int64_t>(size_of(*state_->options.dtype));
+  const models::LlamaConfig& d = model.decoder.config();
+  const std::int64_t q = std::int64_t{d.heads} * d.head_dim, kv = std::int64_t{d.kv_heads} * d.head_dim;
+  const std::int64_t layer = d.hidden * (2 * q + 2 * kv + 3 * std::int64_t{d.intermediate} + 2);
+  const std::int64_t decode = d.layers * layer + d.hidden + std::int64_t{d.vocabulary} * d.hidden;
+  const std::int64_t embedding = model.decoder.tied() ? 0 : std::int64_t{d.vocabulary} * d.hidden;
+  const EncoderSize encoder = model.encoder.size();
+  return {each * (decode + embedding + encoder.weights), each * decode, each * 2 * kv * d.layers, encoder.flops};
+}
 
 Transcript Transcriber::transcribe(std::span<const float> samples, const TranscribeOptions& options) const {
   const std::span<const float> files[] = {samples};
@@ -229,7 +248,8 @@ Transcripts Transcriber::transcribe(std::span<const std::span<const float>> file
   for (const Item& item : items) all += state.seconds(std::ssize(item.samples));
 
   for (std::size_t first = 0; first < items.size(); first += static_cast<std::size_t>(options.batch)) {
-    const std::span<const Item> group = std::span(items).subspan(first, std::min(items.size() - first, static_cast<std::size_t>(options.batch)));
+    const std::span<const Item> group =
+        std::span(items).subspan(first, std::min(items.size() - first, static_cast<std::size_t>(options.batch)));
     const std::vector<std::vector<Tensor>> audio = state.encode(group, options, result.timings);
     std::vector<Running> running;
     running.reserve(group.size());

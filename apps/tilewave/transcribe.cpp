@@ -109,14 +109,23 @@ nlohmann::ordered_json to_json(const std::string& file, const Transcript& transc
                                const std::string& model, const speech::LoadOptions& loaded) {
   nlohmann::ordered_json segments = nlohmann::ordered_json::array();
   for (const TranscriptSegment& s : transcript.segments)
-    segments.push_back({{"begin", s.begin}, {"end", s.end}, {"text", s.text}, {"tokens", s.tokens}, {"truncated", s.truncated}, {"repetition", s.repetition}});
+    segments.push_back({{"begin", s.begin},
+                        {"end", s.end},
+                        {"text", s.text},
+                        {"tokens", s.tokens},
+                        {"truncated", s.truncated},
+                        {"repetition", s.repetition}});
   return {{"file", file},
           {"text", transcript.text},
           {"duration", transcript.duration},
           {"truncated", transcript.truncated},
           {"segments", std::move(segments)},
           {"seconds",
-           {{"load", load_seconds}, {"features", timings.features}, {"encoder", timings.encoder}, {"prefill", timings.prefill}, {"decode", timings.decode}}},
+           {{"load", load_seconds},
+            {"features", timings.features},
+            {"encoder", timings.encoder},
+            {"prefill", timings.prefill},
+            {"decode", timings.decode}}},
           {"model", model},
           {"device", loaded.device.name()},
           {"dtype", name_of(*loaded.dtype)}};
@@ -177,7 +186,9 @@ class Job {
     const std::string model = a_.model.model.empty() ? default_model() : a_.model.model;
     speech::LoadOptions options = load_options(a_.model);
     options.progress = [&](std::int64_t done, std::int64_t all) {
-      if (done / kProgressBytes != reported_ / kProgressBytes) progress_.show(fmt::format("Loading {}: {} of {}", model, bytes_text(static_cast<std::size_t>(done)), bytes_text(static_cast<std::size_t>(all))));
+      if (done / kProgressBytes != reported_ / kProgressBytes)
+        progress_.show(fmt::format("Loading {}: {} of {}", model, bytes_text(static_cast<std::size_t>(done)),
+                                   bytes_text(static_cast<std::size_t>(all))));
       reported_ = done;
     };
     const speech::Transcriber transcriber(model, options);
@@ -250,7 +261,9 @@ class Job {
       const std::string& name = a_.files[group.files[i]];
       const Transcript& transcript = result.files[i];
       for (const TranscriptSegment& s : transcript.segments) {
-        if (s.truncated) warn(fmt::format("{}: {:.1f} to {:.1f} s: ended by the token limit, not by the model; see --max-new-tokens", name, s.begin, s.end));
+        if (s.truncated)
+          warn(fmt::format("{}: {:.1f} to {:.1f} s: ended by the token limit, not by the model; see --max-new-tokens", name, s.begin,
+                           s.end));
         if (s.repetition) warn(fmt::format("{}: {:.1f} to {:.1f} s: the model repeats itself; stopped", name, s.begin, s.end));
       }
       if (live) continue;
@@ -287,13 +300,17 @@ void add_transcribe(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--output", a.output, "Write there instead of to standard output; of several recordings a directory")
       ->type_name("FILE|DIR");
-  command->add_option("--segment", a.segment, "auto: cut at silences, any length; none: windows of 30 s in one prompt, as the reference does")
+  command
+      ->add_option("--segment", a.segment, "auto: cut at silences, any length; none: windows of 30 s in one prompt, as the reference does")
       ->check(CLI::IsMember({"auto", "none"}))
       ->capture_default_str();
   command->add_option("--prompt", a.options.prompt, "Instead of the checkpoint's")->type_name("TEXT");
   command->add_option("--max-new-tokens", a.options.max_new_tokens, "Of a segment")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  command->add_option("--temperature", a.options.temperature, "0: the likeliest token always")->check(CLI::Range(0.0, 100.0))->capture_default_str();
-  command->add_option("--top-p", a.options.top_p, "Draw from the likeliest tokens that together have this probability")->capture_default_str();
+  command->add_option("--temperature", a.options.temperature, "0: the likeliest token always")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  command->add_option("--top-p", a.options.top_p, "Draw from the likeliest tokens that together have this probability")
+      ->capture_default_str();
   command->add_option("--seed", a.options.seed, "Of what is drawn")->capture_default_str();
   command->add_option("--batch", a.options.batch, "Segments that are worked on together; does not change the text")
       ->check(CLI::Range(1, 16))

@@ -19,8 +19,8 @@
 
 namespace tw::speech {
 
-/// The audio of a file (WAV, FLAC, OGG, Opus, MP3): mono samples at 16 kHz, in about [-1, 1]. Throws FileError, whose message begins with the
-/// file's name.
+/// The audio of a file (WAV, FLAC, OGG, Opus, MP3): mono samples at 16 kHz, in about [-1, 1]. Throws FileError, whose message begins with
+/// the file's name.
 std::vector<float> read_audio(const std::string& file);
 /// The same of a file's bytes; `name` begins the messages.
 std::vector<float> read_audio(std::string_view bytes, const std::string& name);
@@ -41,13 +41,13 @@ enum class Segmentation {
 
 struct TranscribeOptions {
   Segmentation segmentation = Segmentation::automatic;
-  std::string prompt = {};      ///< instead of the checkpoint's; what looks like a special token in it is text
-  int max_new_tokens = 500;     ///< of a segment
-  double temperature = 0;       ///< 0: the likeliest token always; else scores are divided by it. At most 100
-  double top_p = 1;             ///< with a temperature: only the likeliest tokens that together have this probability
-  std::uint64_t seed = 0;       ///< with a temperature: the same seed gives the same text
-  int batch = 8;                ///< segments that are worked on together, 1 to 16; does not change the text (in f32, exactly)
-  bool ignore_end = false;      ///< generate max_new_tokens whatever the model says; for benchmarks
+  std::string prompt = {};   ///< instead of the checkpoint's; what looks like a special token in it is text
+  int max_new_tokens = 500;  ///< of a segment
+  double temperature = 0;    ///< 0: the likeliest token always; else scores are divided by it. At most 100
+  double top_p = 1;          ///< with a temperature: only the likeliest tokens that together have this probability
+  std::uint64_t seed = 0;    ///< with a temperature: the same seed gives the same text
+  int batch = 8;             ///< segments that are worked on together, 1 to 16; does not change the text (in f32, exactly)
+  bool ignore_end = false;   ///< generate max_new_tokens whatever the model says; for benchmarks
   /// Called with each piece of text as it is produced: files and segments in their order, characters whole. The pieces of a file together
   /// are its text.
   std::function<void(std::size_t file, std::string_view text)> on_text = {};
@@ -60,9 +60,9 @@ struct TranscribeOptions {
 struct TranscriptSegment {
   double begin = 0, end = 0;  ///< seconds
   std::string text;
-  std::vector<int> tokens;   ///< without the one that ended it
-  bool truncated = false;    ///< ended by max_new_tokens or the model's context, not by the model
-  bool repetition = false;   ///< ended because the model had begun to repeat itself without end
+  std::vector<int> tokens;  ///< without the one that ended it
+  bool truncated = false;   ///< ended by max_new_tokens or the model's context, not by the model
+  bool repetition = false;  ///< ended because the model had begun to repeat itself without end
 };
 
 /// Seconds spent in the stages. Segments of several files that were worked on together share them.
@@ -93,6 +93,14 @@ class Cancelled : public Error {
   using Error::Error;
 };
 
+/// What a model costs, from its shapes.
+struct ModelSize {
+  std::int64_t weight_bytes = 0;  ///< all weights, as loaded
+  std::int64_t decode_bytes = 0;  ///< of them those that each decoding step reads
+  std::int64_t cache_bytes = 0;   ///< keys and values of one token
+  double encoder_flops = 0;       ///< of a window of 30 s, products only, a multiply-add counting twice
+};
+
 /// A loaded model. Load it once; transcribe() may be called from any thread, and runs one call at a time.
 class Transcriber {
  public:
@@ -111,6 +119,7 @@ class Transcriber {
   Transcripts transcribe(std::span<const std::span<const float>> files, const TranscribeOptions& options = {}) const;
 
   const LoadOptions& options() const;  ///< device and dtype as chosen
+  ModelSize size() const;
 
  private:
   struct State;

@@ -3,6 +3,7 @@
 
 /* The C interface. Functions return a status; the message of the last failure on this thread is tw_last_error(). Sizes count elements. */
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -16,7 +17,8 @@ typedef enum {
   TW_DEVICE_ERROR = 3,
   TW_COMPILE_ERROR = 4,
   TW_FAILURE = 5,
-  TW_FILE_ERROR = 6
+  TW_FILE_ERROR = 6,
+  TW_CANCELLED = 7
 } tw_status;
 
 typedef enum { TW_F32 = 0, TW_F16 = 1, TW_BF16 = 2 } tw_dtype;
@@ -42,6 +44,65 @@ tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, vo
  */
 tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* lse, float scale,
                        int32_t causal, void* cuda_stream);
+
+/* Speech to text: tilewave/speech.hpp in C. In the library tilewave_speech.
+ *
+ * Structures begin with their size, which the caller sets to sizeof of the type that it was compiled with; fields that are 0 have their
+ * default, so that `tw_transcribe_options options = {sizeof options};` is all of it, also with later versions. Null options are defaults,
+ * too. Strings are UTF-8. */
+
+typedef struct tw_transcriber tw_transcriber; /* a loaded model; may be used by several threads, which take turns */
+typedef struct tw_transcript tw_transcript;   /* a result; belongs to the caller */
+
+typedef struct {
+  size_t struct_size;
+  const char* device;                                      /* "auto" (default), "cpu", "cuda" or "cuda:N" */
+  const char* dtype;                                       /* "auto" (default), "f32", "bf16" or "f16" */
+  void (*progress)(void* user, int64_t done, int64_t all); /* bytes of weights that were read */
+  void* user;
+} tw_load_options;
+
+typedef enum { TW_SEGMENTATION_AUTOMATIC = 0, TW_SEGMENTATION_NONE = 1 } tw_segmentation;
+
+typedef struct {
+  size_t struct_size;
+  tw_segmentation segmentation;
+  const char* prompt;     /* instead of the checkpoint's */
+  int32_t max_new_tokens; /* of a segment; default 500 */
+  int32_t batch;          /* default 8 */
+  double temperature;     /* default: the likeliest token always */
+  double top_p;           /* default 1 */
+  uint64_t seed;
+  int32_t (*on_text)(void* user, const char* text, size_t bytes); /* text as it is produced; not 0: stop, TW_CANCELLED */
+  void* user;
+} tw_transcribe_options;
+
+typedef struct {
+  size_t struct_size;
+  double begin, end;     /* seconds */
+  const char* text;      /* as long as the transcript lives */
+  const int32_t* tokens; /* likewise */
+  size_t token_count;
+  int32_t truncated;  /* ended by a limit, not by the model */
+  int32_t repetition; /* ended because the model repeated itself */
+} tw_transcript_segment;
+
+/* Loads the checkpoint in `directory`. *transcriber is set on success only. */
+tw_status tw_transcriber_load(const char* directory, const tw_load_options* options, tw_transcriber** transcriber);
+void tw_transcriber_free(tw_transcriber* transcriber); /* null is fine */
+
+/* The text of a file (WAV, FLAC, OGG, Opus, MP3), or of mono samples at 16 kHz. *transcript is set on success only. */
+tw_status tw_transcribe_file(const tw_transcriber* transcriber, const char* file, const tw_transcribe_options* options,
+                             tw_transcript** transcript);
+tw_status tw_transcribe_samples(const tw_transcriber* transcriber, const float* samples, size_t count, const tw_transcribe_options* options,
+                                tw_transcript** transcript);
+void tw_transcript_free(tw_transcript* transcript); /* null is fine */
+
+/* All segments' texts, joined by spaces; as long as the transcript lives. */
+const char* tw_transcript_text(const tw_transcript* transcript);
+size_t tw_transcript_segment_count(const tw_transcript* transcript);
+/* Fills *segment, whose struct_size is set. TW_INVALID_ARGUMENT for an index that is not below the count. */
+tw_status tw_transcript_segment_at(const tw_transcript* transcript, size_t index, tw_transcript_segment* segment);
 
 #ifdef __cplusplus
 }

@@ -7,8 +7,8 @@
 namespace tw::kernels::gemm {
 
 /// D(n) = activation(alpha sum over k of A(k) B(n, k) + beta C + bias) + residual for one row of A: every row of B is a sum along the row,
-/// taken by one warp or several; A comes from the cache. A block takes R rows of B, a piece of `Piece` columns at a time. The grid's n is the batch: its
-/// products with the same rows of B follow each other.
+/// taken by one warp or several; A comes from the cache. A block takes R rows of B, a piece of `Piece` columns at a time. The grid's n is
+/// the batch: its products with the same rows of B follow each other.
 template <class T, class Activation, bool kAddends, int R, int Piece, int Warps>
 struct Gemv {
   static constexpr const char* source = "kernels/gemm/few_rows.tile.hpp";

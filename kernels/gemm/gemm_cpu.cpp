@@ -54,8 +54,9 @@ void launch_few_rows(const Call& call) {
   rows.d = as_batch(call.d);
   Tensor residual;
   if (call.residual) rows.residual = &(residual = as_batch(*call.residual));
-  using Kernel = Gemv<T, Identity, true, 8, 256, 1>;
-  launch_cpu<Kernel>({ceil_div(call.n, 8), call.m}, [&](auto& bind, auto& p) { bind_gemv(bind, p, rows); });
+  constexpr int kRows = 32;  // a tile of B stays in the first-level cache from one row of A to the next
+  using Kernel = Gemv<T, Identity, true, kRows, 512, 1>;
+  launch_cpu<Kernel>({ceil_div(call.n, kRows), call.m}, [&](auto& bind, auto& p) { bind_gemv(bind, p, rows); });
 }
 
 }  // namespace

@@ -49,7 +49,8 @@ GlmAsrConfig::Encoder read_encoder(const ConfigReader& reader) {
   encoder.rope_theta = rope.number("rope_theta", 1, 1e12, reader.number("rope_theta", 1, 1e12, 10000));
   const double factor = rope.number("partial_rotary_factor", 0, 1, reader.number("partial_rotary_factor", 0, 1, 0.5));
   encoder.rotary_dim = static_cast<int>(encoder.head_dim * factor) / 2 * 2;
-  if (encoder.rotary_dim < 2) throw FileError(fmt::format("{}partial_rotary_factor is {}; it leaves nothing to turn", reader.where(), factor));
+  if (encoder.rotary_dim < 2)
+    throw FileError(fmt::format("{}partial_rotary_factor is {}; it leaves nothing to turn", reader.where(), factor));
   if (rope.text("rope_type", "default") != "default") rope.fail("rope_type", "only \"default\" is supported");
   return encoder;
 }
@@ -69,13 +70,15 @@ void check_template(const fs::path& directory) {
   }
   for (const char* token : {"<|user|>", "<|begin_of_audio|>", "<|end_of_audio|>", "<|assistant|>"})
     if (text.find(token) == std::string::npos)
-      throw FileError(fmt::format("{}: the chat template does not contain {}: it is not GLM-ASR's, which alone is supported", file.string(), token));
+      throw FileError(
+          fmt::format("{}: the chat template does not contain {}: it is not GLM-ASR's, which alone is supported", file.string(), token));
 }
 
 }  // namespace
 
 int GlmAsrConfig::embeddings(std::int64_t frames) {
-  // What two convolutions of 3 taps and padding 1, strides 1 and 2, and the stacking leave. Floor divisions: 0 embeddings for 0 to 6 frames.
+  // What two convolutions of 3 taps and padding 1, strides 1 and 2, and the stacking leave. Floor divisions: 0 embeddings for 0 to 6
+  // frames.
   const auto floor_div = [](std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); };
   std::int64_t length = frames + 2 - 2 - 1 + 1;
   length = floor_div(length + 2 - 2 - 1, 2) + 1;
@@ -84,7 +87,8 @@ int GlmAsrConfig::embeddings(std::int64_t frames) {
 
 GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
   std::error_code error;
-  if (!fs::is_directory(directory, error)) throw FileError(fmt::format("{}: no such directory; a checkpoint is a directory", directory.string()));
+  if (!fs::is_directory(directory, error))
+    throw FileError(fmt::format("{}: no such directory; a checkpoint is a directory", directory.string()));
   const ConfigReader reader = open(directory / "config.json");
   if (reader.text("model_type") != "glmasr") reader.fail("model_type", "only \"glmasr\" is supported");
   if (!reader.has("audio_config")) reader.fail("audio_config", "an object is wanted");

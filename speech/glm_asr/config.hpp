@@ -23,10 +23,10 @@ struct GlmAsrConfig {
   Encoder encoder;
   models::LlamaConfig decoder;
   Activation projector_activation = Activation::gelu_erf;
-  int audio_token = 0;           ///< stands where an audio embedding goes
-  std::vector<int> end_tokens;   ///< any of them ends the text
+  int audio_token = 0;          ///< stands where an audio embedding goes
+  std::vector<int> end_tokens;  ///< any of them ends the text
   MelOptions mel;
-  std::string prompt;            ///< when the user gives none
+  std::string prompt;  ///< when the user gives none
 
   /// Encoder positions that make one audio embedding.
   static constexpr int kStack = 4;

@@ -50,10 +50,11 @@ Encoder::Encoder(const GlmAsrConfig& config, Weights& weights)
     Layer layer;
     layer.input_norm = take_norm(weights, name + "input_layernorm", hidden);
     layer.qkv.weight = weights.stack(
-        std::array<Weights::Part, 3>{{{attention + "q_proj.weight", width}, {attention + "k_proj.weight", width}, {attention + "v_proj.weight", width}}},
+        std::array<Weights::Part, 3>{
+            {{attention + "q_proj.weight", width}, {attention + "k_proj.weight", width}, {attention + "v_proj.weight", width}}},
         hidden);
-    layer.qkv.bias =
-        weights.stack(std::array<Weights::Part, 3>{{{attention + "q_proj.bias", width}, {"", width}, {attention + "v_proj.bias", width}}}, 0);
+    layer.qkv.bias = weights.stack(
+        std::array<Weights::Part, 3>{{{attention + "q_proj.bias", width}, {"", width}, {attention + "v_proj.bias", width}}}, 0);
     layer.out = weights.linear(attention + "o_proj", hidden, width, true);
     layer.post_attention_norm = take_norm(weights, name + "post_attention_layernorm", hidden);
     layer.up = weights.linear(name + "mlp.fc1", config_.intermediate, hidden, true);
@@ -70,6 +71,26 @@ Encoder::Encoder(const GlmAsrConfig& config, Weights& weights)
   cos_ = Tensor::empty({config_.positions, config_.rotary_dim / 2}, DType::f32, weights.stream());
   sin_ = Tensor::empty(cos_.shape(), DType::f32, weights.stream());
   rope_table(cos_, sin_, {.theta = config_.rope_theta, .stream = weights.stream()});
+}
+
+EncoderSize Encoder::size() const {
+  EncoderSize size;
+  const auto count = [&](const Linear& linear, double rows) {  // rows: results of the product
+    size.weights += linear.weight.numel() + linear.bias.numel();
+    size.flops += 2 * rows * static_cast<double>(linear.weight.numel());
+  };
+  const double positions = config_.positions;
+  count(conv1_, 2 * positions);
+  count(conv2_, positions);
+  for (const Layer& layer : layers_) {
+    for (const Linear* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down}) count(*linear, positions);
+    size.weights += 4 * std::int64_t{config_.hidden};                            // of the norms
+    size.flops += 4 * positions * positions * config_.heads * config_.head_dim;  // Q K^T and P V
+  }
+  size.weights += 2 * std::int64_t{config_.hidden};
+  count(linear_1_, positions / GlmAsrConfig::kStack);
+  count(linear_2_, positions / GlmAsrConfig::kStack);
+  return size;
 }
 
 Tensor Encoder::convolve(const Tensor& mel, const Stream& stream) const {

@@ -9,6 +9,11 @@
 
 namespace tw::speech {
 
+struct EncoderSize {
+  std::int64_t weights = 0;  ///< elements, of the projector, too
+  double flops = 0;          ///< of a window: products, a multiply-add counting twice
+};
+
 /// Log-mel windows to embeddings that the decoder reads: two convolutions, transformer layers over a whole window, and the projector, which
 /// makes one embedding of 4 positions.
 class Encoder {
@@ -16,9 +21,11 @@ class Encoder {
   /// Takes its tensors from `weights`, under the names "audio_tower...." and "multi_modal_projector....".
   Encoder(const GlmAsrConfig& config, models::Weights& weights);
 
-  /// All of it: mel [windows, frames, mel_bins] in f32 on any device to [windows, positions / 4, decoder hidden] in the model's dtype. Every
-  /// window's result is its own.
+  /// All of it: mel [windows, frames, mel_bins] in f32 on any device to [windows, positions / 4, decoder hidden] in the model's dtype.
+  /// Every window's result is its own.
   Tensor encode(const Tensor& mel, const Stream& stream) const;
+
+  EncoderSize size() const;
 
   // Its steps, one by one: x is [windows, positions, hidden].
 

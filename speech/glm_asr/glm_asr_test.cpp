@@ -118,12 +118,16 @@ TEST_P(GlmAsrParity, EveryStageAndSixtyFourTokens) {
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, GlmAsrParity,
                          testing::Combine(testing::Values("gqa", "tied_wide_head", "three_layers"), testing::Values(1, 2, 3)),
-                         [](const auto& info) { return std::get<0>(info.param) + "_" + std::to_string(std::get<1>(info.param)) + "_windows"; });
+                         [](const auto& test) {
+                           return std::get<0>(test.param) + "_" + std::to_string(std::get<1>(test.param)) + "_windows";
+                         });
 
 // 0 for what is too short, as floor division gives it.
 TEST(GlmAsr, EmbeddingsOfFrames) {
   const auto reference = [](std::int64_t frames) {  // the published formula, with divisions that round down
-    const auto div = [](std::int64_t a, std::int64_t b) { return static_cast<std::int64_t>(std::floor(static_cast<double>(a) / static_cast<double>(b))); };
+    const auto div = [](std::int64_t a, std::int64_t b) {
+      return static_cast<std::int64_t>(std::floor(static_cast<double>(a) / static_cast<double>(b)));
+    };
     std::int64_t length = div(frames + 2 - 2 - 1, 1) + 1;
     length = div(length + 2 - 2 - 1, 2) + 1;
     return div(length - 4, 4) + 1;

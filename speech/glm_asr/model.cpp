@@ -26,8 +26,9 @@ struct Parts {
 void refuse_older_layout(const SafeTensors& files) {
   for (const std::string& name : files.names())
     if (name.starts_with("audio_encoder."))
-      throw FileError(fmt::format("{}: {}: the layout from before the conversion to transformers' GlmAsr is not read; use the converted checkpoint",
-                                  files.file(name), name));
+      throw FileError(
+          fmt::format("{}: {}: the layout from before the conversion to transformers' GlmAsr is not read; use the converted checkpoint",
+                      files.file(name), name));
 }
 
 int special_token(const Tokenizer& tokenizer, const std::string& file, const char* token) {
@@ -67,8 +68,8 @@ GlmAsr GlmAsr::load(const std::filesystem::path& directory, LoadOptions& options
   Tokenizer tokenizer = Tokenizer::load(tokenizer_file);
   for (const char* token : {"<|user|>", "<|begin_of_audio|>", "<|end_of_audio|>", "<|assistant|>"})
     if (special_token(tokenizer, tokenizer_file, token) >= config.decoder.vocabulary)
-      throw FileError(fmt::format("{}: {} is token {}; config.json has a vocabulary of {}", tokenizer_file, token, *tokenizer.token_id(token),
-                                  config.decoder.vocabulary));
+      throw FileError(fmt::format("{}: {} is token {}; config.json has a vocabulary of {}", tokenizer_file, token,
+                                  *tokenizer.token_id(token), config.decoder.vocabulary));
 
   SafeTensors files = SafeTensors::open_directory(directory);
   refuse_older_layout(files);
