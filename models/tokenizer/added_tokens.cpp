@@ -28,11 +28,9 @@ AddedTokens::AddedTokens(const Fields& file, const Bpe& model, const Normalizer&
     tokens_.push_back(std::move(token));
   }
   for (std::size_t i = 0; i < tokens_.size(); ++i) {
-    if (tokens_[i].normalized) {
-      normalized_.add(normalizer.apply(tokens_[i].content), i);
-    } else {
-      raw_.add(tokens_[i].content, i);
-    }
+    AddedToken& token = tokens_[i];
+    token.decoded = token.normalized ? normalizer.apply(token.content) : token.content;
+    (token.normalized ? normalized_ : raw_).add(token.decoded, i);
   }
 }
 
@@ -109,11 +107,6 @@ std::optional<int> AddedTokens::id(std::string_view content) const {
 const AddedToken* AddedTokens::token(int id) const {
   const auto found = by_id_.find(id);
   return found == by_id_.end() ? nullptr : &tokens_[found->second];
-}
-
-bool AddedTokens::is_special(std::string_view content) const {
-  const auto found = by_content_.find(std::string(content));
-  return found != by_content_.end() && tokens_[found->second].special;
 }
 
 int AddedTokens::largest_id() const {

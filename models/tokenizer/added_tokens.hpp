@@ -17,6 +17,7 @@ struct AddedToken {
   int id;
   std::string content;
   bool single_word, lstrip, rstrip, normalized, special;
+  std::string decoded = {};  // what a decoder is given: `content`, normalized where the token is looked for in normalized text
 };
 
 /// A part of a text: a token, or text between tokens.
@@ -50,7 +51,6 @@ class AddedTokens {
 
   std::optional<int> id(std::string_view content) const;
   const AddedToken* token(int id) const;
-  bool is_special(std::string_view content) const;
   int largest_id() const;
 
  private:

@@ -5,10 +5,24 @@
 
 #include <algorithm>
 
+#include "models/tokenizer/unicode_additions.hpp"
 #include "models/tokenizer/utf8.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::models {
+namespace {
+
+bool is_unknown(utf8proc_int32_t character) {
+  const auto c = static_cast<char32_t>(character);
+  if (c < kUnknownToNormalization[0].first) return false;
+  const auto* range = std::lower_bound(std::begin(kUnknownToNormalization), std::end(kUnknownToNormalization), c,
+                                       [](const CharacterRange& r, char32_t x) { return r.last < x; });
+  return range != std::end(kUnknownToNormalization) && range->first <= c;
+}
+
+int combining_class(utf8proc_int32_t c) { return is_unknown(c) ? 0 : utf8proc_get_property(c)->combining_class; }
+
+}  // namespace
 
 void Normalizer::add(const Fields& description) {
   const std::string type = description.type();
@@ -47,26 +61,29 @@ std::string Normalizer::apply(Form form, std::string_view text) {
   utf8proc_int32_t parts[kLongest];
   for (std::size_t at = 0; at < text.size();) {
     const auto c = static_cast<utf8proc_int32_t>(next_character(text, at));
-    const utf8proc_ssize_t count = utf8proc_decompose_char(c, parts, kLongest, options, nullptr);
+    const utf8proc_ssize_t count = is_unknown(c) ? -1 : utf8proc_decompose_char(c, parts, kLongest, options, nullptr);
     if (count < 0 || count > kLongest) {
       characters.push_back(c);
     } else {
       characters.insert(characters.end(), parts, parts + count);
     }
   }
-  const auto combining_class = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
   for (auto at = characters.begin(); at != characters.end();) {
     const auto begin = std::find_if(at, characters.end(), [&](auto c) { return combining_class(c) != 0; });
     const auto end = std::find_if(begin, characters.end(), [&](auto c) { return combining_class(c) == 0; });
     std::stable_sort(begin, end, [&](auto a, auto b) { return combining_class(a) < combining_class(b); });
     at = end;
   }
-  auto count = static_cast<utf8proc_ssize_t>(characters.size());
-  if (composes)
-    count = utf8proc_normalize_utf32(characters.data(), count, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
   std::string result;
   result.reserve(text.size());
-  for (utf8proc_ssize_t i = 0; i < count; ++i) append_utf8(result, static_cast<char32_t>(characters[static_cast<std::size_t>(i)]));
+  for (auto at = characters.begin();
+       at != characters.end();) {  // what is unknown composes with nothing and stops what is around it from doing so
+    const auto end = is_unknown(*at) ? at + 1 : std::find_if(at, characters.end(), is_unknown);
+    auto count = static_cast<utf8proc_ssize_t>(end - at);
+    if (composes) count = utf8proc_normalize_utf32(&*at, count, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+    for (utf8proc_ssize_t i = 0; i < count; ++i) append_utf8(result, static_cast<char32_t>(at[i]));
+    at = end;
+  }
   return result;
 }
 

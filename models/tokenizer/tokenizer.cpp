@@ -156,8 +156,11 @@ StreamDecoder::~StreamDecoder() = default;
 std::string StreamDecoder::push(int id) {
   const Tokenizer::Parts& parts = *state_->tokenizer.parts_;
   std::string text;
-  const auto token = parts.token(id);
-  if (token && !(state_->options.skip_special_tokens && parts.added.is_special(*token))) parts.decoder.push(state_->decoder, *token, text);
+  if (const AddedToken* added = parts.added.token(id)) {
+    if (!added->special || !state_->options.skip_special_tokens) parts.decoder.push(state_->decoder, added->decoded, text);
+  } else if (const auto token = parts.model.token(id)) {
+    parts.decoder.push(state_->decoder, *token, text);
+  }
   return text;
 }
 
