@@ -1,0 +1,49 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "models/tokenizer/fields.hpp"
+#include "models/tokenizer/regex.hpp"
+
+namespace tw::models {
+
+/// What changes a text before it is cut into words.
+class Normalizer {
+ public:
+  /// Changes nothing.
+  Normalizer() = default;
+  explicit Normalizer(const Fields& description) { add(description); }
+
+  std::string apply(std::string_view text) const;
+
+ private:
+  enum class Form { nfc, nfd, nfkc, nfkd };
+  struct Replace {
+    Regex regex;
+    std::string content;
+  };
+  struct Prepend {
+    std::string text;
+  };
+  struct Lowercase {};
+  struct Strip {
+    bool left, right;
+  };
+
+  void add(const Fields& description);
+  static std::string apply(Form form, std::string_view text);
+  static std::string apply(const Replace& step, std::string_view text);
+  static std::string apply(const Prepend& step, std::string_view text);
+  static std::string apply(const Lowercase& step, std::string_view text);
+  static std::string apply(const Strip& step, std::string_view text);
+
+  std::vector<std::variant<Form, Replace, Prepend, Lowercase, Strip>> steps_;
+};
+
+/// `text` with every match replaced.
+std::string replace_all(const Regex& regex, std::string_view text, const std::string& content);
+
+}  // namespace tw::models

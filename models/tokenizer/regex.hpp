@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/tokenizer/fields.hpp"
+
+namespace tw::models {
+
+struct Match {
+  std::size_t begin, end;  // bytes
+};
+
+/// A regular expression of a tokenizer.json. Those are Oniguruma's; the constructs that such files use are translated to PCRE2's where the
+/// two differ (\s, \w, \h, scripts, characters that PCRE2's Unicode tables do not know yet), others are refused.
+class Regex {
+ public:
+  /// `file` begins the messages. Throws FileError.
+  Regex(const std::string& pattern, const std::string& file);
+  /// Matches this text and nothing else.
+  static Regex literal(const std::string& text, const std::string& file);
+
+  const std::string& file() const { return file_; }
+
+  /// All matches in valid UTF-8, left to right, none overlapping, none empty at the end of another. Throws FileError when one needs too
+  /// many steps or too much memory.
+  void find_all(std::string_view text, std::vector<Match>& matches) const;
+
+ private:
+  Regex() = default;
+  void compile(const std::string& translated);
+
+  std::string file_, pattern_;
+  std::shared_ptr<void> code_;
+};
+
+/// Of an object {"String": "..."} or {"Regex": "..."}.
+Regex pattern_of(const Fields& pattern);
+
+}  // namespace tw::models
