@@ -1,6 +1,17 @@
 # make install: the headers, both libraries, the command line and the CMake package.
 include(CMakePackageConfigHelpers)
 
+# Programs and libraries find what lies in the library folder beside them: in a bundle also what a system may not have (scripts/bundle.sh). As DT_RPATH, since
+# DT_RUNPATH would not hold for what those need in turn.
+if(TARGET tilewave_speech)
+  set_target_properties(tilewave_speech_shared PROPERTIES INSTALL_RPATH $ORIGIN)
+  target_link_options(tilewave_speech_shared PRIVATE LINKER:--disable-new-dtags)
+endif()
+if(TILEWAVE_APPS)
+  set_target_properties(tilewave_cli PROPERTIES INSTALL_RPATH $ORIGIN/../${CMAKE_INSTALL_LIBDIR})
+  target_link_options(tilewave_cli PRIVATE LINKER:--disable-new-dtags)
+endif()
+
 install(DIRECTORY include/tilewave DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
 install(TARGETS tilewave tilewave_shared EXPORT TilewaveTargets)
 if(TARGET tilewave_speech)

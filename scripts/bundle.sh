@@ -16,6 +16,29 @@ fail() {
   exit 1
 }
 
+is_elf() {  # is_elf FILE
+  [[ $(head -c 4 "$1" | od -An -tx1 | tr -d ' ') == 7f454c46 ]]
+}
+
+# copy_libraries FOLDER: copies what the programs and libraries in FOLDER need, and what that needs, to FOLDER/lib, unless it is there or a system has it anyway; and
+# each one's licence, as its Debian package states it, to FOLDER/share/doc. Our own programs' and libraries' DT_RPATH (cmake/install.cmake) leads them there.
+copy_libraries() {
+  local file library path package
+  while IFS= read -r -d '' file; do
+    is_elf "$file" || continue
+    while read -r library path; do
+      [[ $library =~ $known_libraries || -e $1/lib/$library ]] && continue
+      [[ -f $path ]] || fail "$file needs $library, which is not installed"
+      path=$(realpath "$path")
+      cp "$path" "$1/lib/$library"
+      package=$(dpkg-query --search "$path" 2>/dev/null || dpkg-query --search "${path#/usr}" 2>/dev/null) || fail "$path is of no package, so its licence is not known"
+      package=${package%%:*}
+      mkdir -p "$1/share/doc/$package"
+      cp "/usr/share/doc/$package/copyright" "$1/share/doc/$package/"
+    done < <(ldd "$file" | sed -n 's/^\s*\(\S*\) => \(\S*\).*/\1 \2/p')
+  done < <(find "$1/bin" "$1/lib" "$1/tests" -type f -print0)
+}
+
 [[ $(uname -m) == x86_64 ]] || fail "this machine is $(uname -m); bundles are for x86_64"
 for tool in objdump readelf strip; do
   command -v "$tool" >/dev/null || fail "$tool is not installed (package binutils)"
@@ -41,6 +64,7 @@ mkdir -p "$stage/share/tilewave/benchmarks"
 cp benchmarks/attention_peer.py "$stage/share/tilewave/benchmarks/"
 cp scripts/bundle/run-tests.sh "$stage/share/tilewave/"
 cp scripts/bundle/README.md LICENSE "$stage/"
+copy_libraries "$stage"
 
 echo "Compiling the registered kernels"
 build/tilewave kernels compile --arch sm_90a --output "$stage/share/tilewave/kernels" >/dev/null
@@ -65,7 +89,7 @@ newest() {  # newest FILE PREFIX: the newest version PREFIX_x.y that FILE needs
 }
 elves=0
 while IFS= read -r -d '' file; do
-  [[ $(head -c 4 "$file" | od -An -tx1 | tr -d ' ') == 7f454c46 ]] || continue
+  is_elf "$file" || continue
   elves=$((elves + 1))
   short=${file#"$root/"}
   for limit in GLIBC:$newest_glibc GLIBCXX:$newest_glibcxx; do
@@ -73,12 +97,19 @@ while IFS= read -r -d '' file; do
     [[ -z $found ]] || not_newer "$found" "${limit#*:}" || fail "$short needs ${limit%:*} $found; bundles are for ${limit#*:}. Build it on Debian 12"
   done
   while read -r library; do
-    [[ $library =~ $known_libraries ]] || fail "$short needs $library, which a system may not have"
+    [[ $library =~ $known_libraries || -e $root/lib/$library ]] || fail "$short needs $library, which a system may not have"
   done < <(readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
   while IFS= read -r path; do
     [[ $path == "\$ORIGIN"* ]] || fail "$short looks for libraries in $path"
   done < <(readelf -d "$file" | sed -n 's/.*(R\(UN\)\{0,1\}PATH).*\[\(.*\)\]/\2/p' | tr ':' '\n')
 done < <(find "$root/bin" "$root/lib" "$root/tests" -type f -print0)
+# What the loader takes. The copied libraries find each other by the DT_RPATH of the program or library of ours that needs them, not alone.
+while IFS= read -r -d '' file; do
+  is_elf "$file" || continue
+  while read -r library path; do
+    [[ $library =~ $known_libraries || $path == "$root/"* ]] || fail "${file#"$root/"} takes $library from $path, not from the bundle"
+  done < <(ldd "$file" | sed -n 's/^\s*\(\S*\) => \(\S*\).*/\1 \2/p')
+done < <(find "$root/bin" "$root/tests" "$root"/lib/libtilewave* -type f -print0)
 ((elves >= 4)) || fail "only $elves programs and libraries are in $archive"
 
 # Nothing of this machine's settings; a cache that keeps nothing, so that kernels come from the bundle.

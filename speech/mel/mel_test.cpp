@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -50,6 +51,7 @@ std::map<std::string, std::vector<float>> signals() {
 }
 
 TEST(LogMel, ValuesAreThoseOfTheWhisperFeatureExtractor) {
+  if (!std::filesystem::exists(TILEWAVE_SOURCE_DIR)) GTEST_SKIP() << "skipped: the sources are not there";
   const nlohmann::json golden = models::load_json(TILEWAVE_SOURCE_DIR "/tests/data/mel/golden.json");
   const std::map<std::string, std::vector<float>> inputs = signals();
   ASSERT_EQ(golden["cases"].size(), inputs.size());

@@ -6,7 +6,6 @@
 #include <array>
 #include <cmath>
 #include <optional>
-#include <string>
 
 #include "tilewave/error.hpp"
 
@@ -31,14 +30,12 @@ struct Run {
 };
 
 void check(const SegmentOptions& o) {
-  const auto require = [](bool valid, const char* name, double value, const std::string& allowed) {
+  const auto require = [](bool valid, const char* name, double value, const char* allowed) {
     if (!valid) throw InvalidArgument(fmt::format("segments: {} is {}; it must be {}", name, value, allowed));
   };
   require(o.sampling_rate >= 1000 && o.sampling_rate <= 768000, "sampling_rate", o.sampling_rate, "from 1000 to 768000");
   require(o.longest_seconds >= 1 && o.longest_seconds <= 3600, "longest_seconds", o.longest_seconds, "from 1 to 3600");
-  // Up to a third of a segment, so that there is a place to cut outside of the pause that a segment begins in.
-  require(o.join_below_seconds >= 0.3 && o.join_below_seconds <= o.longest_seconds / 3, "join_below_seconds", o.join_below_seconds,
-          fmt::format("from 0.3 to a third of longest_seconds, {}", o.longest_seconds / 3));
+  require(o.join_below_seconds >= 0.3 && o.join_below_seconds <= 3600, "join_below_seconds", o.join_below_seconds, "from 0.3 to 3600");
   require(o.margin_seconds >= 0 && o.margin_seconds <= 1, "margin_seconds", o.margin_seconds, "from 0 to 1");
 }
 
@@ -176,6 +173,9 @@ std::vector<Segment> cut_at_silences(std::span<const float> samples, const Segme
   const auto in_samples = [&](double seconds) { return static_cast<std::int64_t>(seconds * options.sampling_rate); };
   const std::int64_t longest = in_samples(options.longest_seconds), margin = in_samples(options.margin_seconds);
 
+  // At most a third of a segment, so that there is a place to cut outside of the pause that a segment begins in.
+  const std::int64_t join_below = in_samples(std::min(options.join_below_seconds, options.longest_seconds / 3));
+
   const std::vector<double> power = powers(samples, static_cast<std::size_t>(step));
   const std::vector<char> active = active_steps(power);
   std::vector<char> speech(active.size());  // active, and no click
@@ -183,7 +183,7 @@ std::vector<Segment> cut_at_silences(std::span<const float> samples, const Segme
   for (const Run& run : find_runs(active)) {
     std::copy(active.begin() + run.begin, active.begin() + run.end, speech.begin() + run.begin);
     const Segment island{run.begin * step, std::min(run.end * step, size)};
-    if (!islands.empty() && island.begin - islands.back().end < in_samples(options.join_below_seconds))
+    if (!islands.empty() && island.begin - islands.back().end < join_below)
       islands.back().end = island.end;
     else
       islands.push_back(island);
