@@ -1,6 +1,6 @@
 """Composes strings of digits from single recordings: the test sets. The same seed gives the same samples.
 
-    python generate.py --clips clips.npz --set unseen --output DIR      # 000.wav, 001.wav, ... and transcripts.txt
+    python generate.py --clips clips.npz --set unseen --output DIR      # digits-1.wav, digits-2.wav, ... and transcripts.txt
 
 Sets: `unseen`, FSDD's test recordings of its speakers; `synthetic`, the synthetic voices that are not trained on; a speaker's name, all recordings of
 this speaker; `silence`, no speech. A string has 1 to 12 digits of one voice with pauses of 0.05 to 1 s, up to 2 s without speech before and after
@@ -11,8 +11,6 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import scipy.io.wavfile
-import scipy.signal
 
 from clips import RATE, WORDS, Clips
 
@@ -79,18 +77,22 @@ def test_set(clips, name, count, seed):
 
 
 def main():
+    import soundfile  # training and evaluation compose strings, too, and write no files
+
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--clips", type=Path, required=True)
     parser.add_argument("--set", required=True)
     parser.add_argument("--strings", type=int, default=200)
     parser.add_argument("--seed", type=int, default=2026)
+    parser.add_argument("--format", choices=["wav", "flac"], default="wav")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     lines = []
-    for i, (samples, text) in enumerate(test_set(Clips.load(args.clips), args.set, args.strings, args.seed)):
-        scipy.io.wavfile.write(args.output / f"{i:03}.wav", RATE, (samples * 32768).astype(np.int16))
-        lines.append(f"{i:03}.wav\t{text}\n")
+    for i, (samples, text) in enumerate(test_set(Clips.load(args.clips), args.set, args.strings, args.seed), 1):
+        name = f"digits-{i}.{args.format}"
+        soundfile.write(args.output / name, samples, RATE, subtype="PCM_16")
+        lines.append(f"{name}\t{text}\n")
     (args.output / "transcripts.txt").write_text("".join(lines))
 
 

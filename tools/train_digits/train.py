@@ -123,7 +123,7 @@ def main():
     parser.add_argument("--minutes", type=float, required=True, help="of training, those before --resume included")
     parser.add_argument("--human", type=float, default=0.65, help="share of strings spoken by FSDD's speakers")
     parser.add_argument("--leave-out", help="a speaker whose recordings are not used")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--learning-rate", type=float, default=1.5e-3)
     parser.add_argument("--constant-rate", action="store_true")
     parser.add_argument("--batch-scale", type=float, default=1.0, help="smaller batches, for a try on a CPU")
     parser.add_argument("--seed", type=int, default=0)
@@ -167,7 +167,7 @@ def main():
         window, size, _ = windows[choice.choice(len(windows), p=[share for *_, share in windows])]
         with torch.no_grad():
             batch = composer.batch(max(1, round(size * args.batch_scale)), window)
-        with torch.autocast(device.type, torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             text, frames, finished = trainee(batch)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(args, step, progress)
