@@ -106,7 +106,7 @@ void run(Arguments& arguments) {
 void add_bench(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("bench", "Measure families of kernels, their peers and the hardware's limit in one run");
   static Arguments a;
-  command->add_option("FAMILY", a.families, "What to measure")->required();
+  command->add_option("FAMILY", a.families, "What to measure");
   command->add_option("--device", a.device, "auto (the first usable GPU, else the CPU), cpu, cuda or cuda:N")->capture_default_str();
   command->add_option("--json", a.json, "Write the figures to this file, as a list of records")->type_name("FILE");
   command->add_option("--case", a.options.cases, "Only cases whose name contains this; may be repeated")
@@ -122,7 +122,10 @@ void add_bench(CLI::App& app, int& exit_code) {
   command->add_option("--commit", a.options.commit, "The commit to record, instead of the one that this program was built from")
       ->type_name("TEXT");
   command->footer(family_help());
-  command->callback([&exit_code] {
+  add_bench_transcribe(*command, exit_code);
+  command->callback([command, &exit_code] {
+    if (!command->get_subcommands().empty()) return;
+    if (a.families.empty()) throw CLI::RequiredError("FAMILY");
     run(a);
     exit_code = kOk;
   });

@@ -31,6 +31,8 @@ void add_devices(CLI::App& app, int& exit_code);
 void add_kernels(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 void add_tune(CLI::App& app, int& exit_code);
+/// To `bench`.
+void add_bench_transcribe(CLI::App& bench, int& exit_code);
 /// To `kernels`.
 void add_analyze(CLI::App& kernels, int& exit_code);
 

@@ -22,7 +22,7 @@ Operand operand(const Tensor& t) {
 
 }  // namespace
 
-bool OpenBlas::open(std::string& problem) {
+bool OpenBlas::open(std::string& problem, int threads) {
   const Library library = Library::open({""}, {"libopenblas.so.0", "libopenblas.so"}, problem);
   if (!library) return false;
   if (!library.load(sgemm_, "cblas_sgemm") || !library.load(set_threads_, "openblas_set_num_threads") ||
@@ -30,7 +30,7 @@ bool OpenBlas::open(std::string& problem) {
     problem = "libopenblas has no cblas_sgemm, openblas_set_num_threads or openblas_get_config";
     return false;
   }
-  set_threads_(1);
+  set_threads_(threads);
   return true;
 }
 

@@ -10,8 +10,8 @@ namespace tw::bench {
 
 class OpenBlas {
  public:
-  /// Loads the library and sets it to one thread. False where it is missing; then `problem` says where it was looked for.
-  bool open(std::string& problem);
+  /// Loads the library and sets its number of threads. False where it is missing; then `problem` says where it was looked for.
+  bool open(std::string& problem, int threads = 1);
 
   /// "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH NO_AFFINITY Zen MAX_THREADS=64".
   std::string version() const;

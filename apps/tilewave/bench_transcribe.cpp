@@ -1,0 +1,196 @@
+// tilewave bench transcribe: a recording from samples to text, several times.
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <sstream>
+#include <thread>
+
+#include "apps/tilewave/transcribe.hpp"
+#include "benchmarks/peers/openblas.hpp"
+#include "benchmarks/yardsticks.hpp"
+#include "command.hpp"
+#include "tilewave/error.hpp"
+#include "tilewave/speech.hpp"
+
+namespace tw::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+struct Arguments {
+  ModelArguments model;
+  std::string audio, reference;
+  int warmup = 1, runs = 3;
+  speech::TranscribeOptions options;
+};
+
+/// Words in lower case without punctuation.
+std::vector<std::string> folded_words(const std::string& text) {
+  std::string folded;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x80 || std::isalnum(byte) || c == '\'') {
+      folded += static_cast<char>(std::tolower(byte));
+    } else {
+      folded += ' ';
+    }
+  }
+  std::istringstream stream(folded);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
+/// 1 - (words inserted, removed or replaced) / (words of the reference), at least 0.
+double word_accuracy(const std::string& text, const std::string& reference) {
+  const std::vector<std::string> a = folded_words(text), b = folded_words(reference);
+  if (b.empty()) return a.empty() ? 1 : 0;
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t best = std::min({diagonal + (a[i - 1] != b[j - 1] ? 1u : 0u), row[j] + 1, row[j - 1] + 1});
+      diagonal = std::exchange(row[j], best);
+    }
+  }
+  return std::max(0.0, 1 - static_cast<double>(row.back()) / static_cast<double>(b.size()));
+}
+
+/// Bytes per second that the device's memory is read with; on the CPU by as many threads as kernels use.
+double read_bandwidth(Device device) {
+  constexpr double kBytes = 1 << 28;
+  const int threads = device.is_cuda() ? 1 : cpu_threads();
+  const Stream stream = Stream::standard(device);
+  std::vector<bench::ReadYardstick> reads;
+  for (int i = 0; i < threads; ++i) reads.emplace_back(kBytes, stream);
+  std::vector<std::function<void()>> work;
+  for (const bench::ReadYardstick& read : reads) work.push_back(read.contender().launch);
+  double best = 0;
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    const auto begin = Clock::now();
+    std::vector<std::thread> others;
+    for (int i = 1; i < threads; ++i) others.emplace_back(work[static_cast<std::size_t>(i)]);
+    work[0]();
+    for (std::thread& thread : others) thread.join();
+    stream.synchronize();
+    best = std::max(best, threads * reads[0].bytes() / seconds_since(begin));
+  }
+  return best;
+}
+
+/// FLOP per second of OpenBLAS's sgemm with as many threads as kernels use, at the size of the encoder's products; 0 without OpenBLAS.
+double sgemm_rate(std::string& problem) {
+  bench::OpenBlas blas;
+  if (!blas.open(problem, cpu_threads())) return 0;
+  constexpr std::int64_t m = 1500, n = 5120, k = 1280;
+  const Tensor a = Tensor::random({m, k}, DType::f32, 1), b = Tensor::random({n, k}, DType::f32, 2), d = Tensor::empty({m, n}, DType::f32);
+  double best = 0;
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    const auto begin = Clock::now();
+    blas.sgemm(a, b.transpose(0, 1), d);
+    best = std::max(best, 2.0 * m * n * k / seconds_since(begin));
+  }
+  return best;
+}
+
+/// The stages against what limits them.
+void print_stages(const speech::Transcriber& transcriber, const speech::Timings& timings, std::int64_t windows, std::int64_t longest_context,
+                  double peak_bytes) {
+  const speech::ModelSize size = transcriber.size();
+  const Device device = transcriber.options().device;
+  fmt::print("Stages: features {:.3f} s, encoder {:.3f} s, prefill {:.3f} s ({} tokens), decode {:.3f} s ({} steps)\n", timings.features,
+             timings.encoder, timings.prefill, timings.prompt_tokens, timings.decode, timings.decode_steps);
+  if (timings.decode_steps > 0) {
+    const double step = timings.decode / static_cast<double>(timings.decode_steps);
+    const double rate = static_cast<double>(size.decode_bytes) / step, read = read_bandwidth(device);
+    fmt::print("Decode: {:.2f} ms a step, {:.1f} GB/s of weights; memory is read with {:.1f} GB/s: {:.2f} of it\n", step * 1e3, rate * 1e-9,
+               read * 1e-9, rate / read);
+  }
+  if (windows > 0 && !device.is_cuda()) {
+    const double window = timings.encoder / static_cast<double>(windows);
+    std::string problem;
+    const double rate = sgemm_rate(problem);
+    fmt::print("Encoder: {:.3f} s a window, {:.1f} GFLOP/s", window, size.encoder_flops / window * 1e-9);
+    if (rate > 0)
+      fmt::print("; OpenBLAS sgemm would take {:.3f} s ({:.1f} GFLOP/s): {:.2f} times that\n", size.encoder_flops / rate, rate * 1e-9,
+                 window * rate / size.encoder_flops);
+    else
+      fmt::print("; no OpenBLAS to compare with: {}\n", problem);
+  }
+  if (!device.is_cuda()) {
+    const double cache = static_cast<double>(size.cache_bytes * longest_context);
+    fmt::print("Memory: peak {:.3f} GB; weights {:.3f} GB, keys and values {:.3f} GB: {:.3f} of weights beyond both\n", peak_bytes * 1e-9,
+               static_cast<double>(size.weight_bytes) * 1e-9, cache * 1e-9,
+               (peak_bytes - cache) / static_cast<double>(size.weight_bytes) - 1);
+  }
+}
+
+int run(Arguments& a) {
+  const std::vector<float> samples = speech::read_audio(a.audio);
+  const double duration = static_cast<double>(samples.size()) / 16000;
+  const std::string model = a.model.model.empty() ? default_model() : a.model.model;
+  const auto begin = Clock::now();
+  const speech::Transcriber transcriber(model, load_options(a.model));
+  fmt::print("Model: {} on {} in {}, loaded in {:.3f} s\n", model, transcriber.options().device.name(), name_of(*transcriber.options().dtype),
+             seconds_since(begin));
+  const std::span<const float> files[] = {samples};
+  for (int i = 0; i < a.warmup; ++i) transcriber.transcribe(files, a.options);
+  double sum = 0, best = 1e300;
+  speech::Transcripts result, fastest;
+  for (int i = 0; i < a.runs; ++i) {
+    const auto start = Clock::now();
+    result = transcriber.transcribe(files, a.options);
+    const double seconds = seconds_since(start);
+    fmt::print("Run {}: {:.4f} s\n", i + 1, seconds);
+    sum += seconds;
+    if (seconds < best) {
+      best = seconds;
+      fastest = result;
+    }
+  }
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const speech::Transcript& transcript = fastest.files[0];
+  const double average = sum / a.runs, accuracy = word_accuracy(transcript.text, a.reference);
+  std::int64_t windows = 0;
+  for (const speech::TranscriptSegment& segment : transcript.segments)
+    windows += static_cast<std::int64_t>((segment.end - segment.begin) / 30 - 1e-9) + 1;
+  fmt::print("Average: {:.4f} s\n", average);
+  fmt::print("Transcription: {}\n", transcript.text);
+  fmt::print("Reference: {}\n", a.reference);
+  fmt::print("Word accuracy: {:.1f} %\n", accuracy * 100);
+  fmt::print("Real-time factor: {:.4f} ({:.1f} times real time)\n", average / duration, duration / average);
+  print_stages(transcriber, fastest.timings, windows, fastest.timings.prompt_tokens + fastest.timings.decode_steps + 1,
+               static_cast<double>(usage.ru_maxrss) * 1024);
+  if (a.options.ignore_end) return kOk;  // no text to judge
+  const bool passed = accuracy > 0.8;
+  fmt::print("Status: {}\n", passed ? "PASS" : "FAIL");
+  return passed ? kOk : kFailure;
+}
+
+}  // namespace
+
+void add_bench_transcribe(CLI::App& bench, int& exit_code) {
+  CLI::App* command = bench.add_subcommand("transcribe", "A recording from samples to text: time, accuracy, and the stages against their limits");
+  static Arguments a;
+  command->add_option("--audio", a.audio, "The recording")->type_name("FILE")->required();
+  command->add_option("--reference", a.reference, "What it says; case and punctuation do not count")->type_name("TEXT");
+  add_model_options(*command, a.model);
+  command->add_option("--warmup", a.warmup, "Runs before those that count")->check(CLI::Range(0, 1000))->capture_default_str();
+  command->add_option("--runs", a.runs, "Runs that count")->check(CLI::Range(1, 1000))->capture_default_str();
+  command->add_option("--batch", a.options.batch, "Segments that are worked on together")->check(CLI::Range(1, 16))->capture_default_str();
+  command->add_option("--max-new-tokens", a.options.max_new_tokens, "Of a segment")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  command->add_flag("--ignore-eos", a.options.ignore_end, "Generate --max-new-tokens whatever the model says, and judge no text: for random weights");
+  command->footer("Status is PASS above 80 % of the reference's words, else FAIL and exit code 1.");
+  command->callback([&exit_code] {
+    if (!a.options.ignore_end && a.reference.empty()) throw UsageError("bench transcribe: --reference or --ignore-eos is needed");
+    exit_code = run(a);
+  });
+}
+
+}  // namespace tw::cli

@@ -1,0 +1,93 @@
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tilewave/tilewave.h"
+
+namespace {
+
+const std::string kSource = TILEWAVE_SOURCE_DIR;
+
+struct Loaded {
+  tw_transcriber* transcriber = nullptr;
+  Loaded() {
+    tw_load_options options = {};
+    options.struct_size = sizeof options;
+    options.device = "cpu";
+    EXPECT_EQ(tw_transcriber_load((kSource + "/assets/digits").c_str(), &options, &transcriber), TW_OK) << tw_last_error();
+  }
+  ~Loaded() { tw_transcriber_free(transcriber); }
+};
+
+TEST(SpeechInC, AFileAndItsSegments) {
+  const Loaded model;
+  tw_transcript* transcript = nullptr;
+  ASSERT_EQ(tw_transcribe_file(model.transcriber, (kSource + "/assets/samples/digits-1.wav").c_str(), nullptr, &transcript), TW_OK) << tw_last_error();
+  EXPECT_STREQ(tw_transcript_text(transcript), "six seven nine one");
+  ASSERT_EQ(tw_transcript_segment_count(transcript), 1u);
+  tw_transcript_segment segment = {};
+  segment.struct_size = sizeof segment;
+  ASSERT_EQ(tw_transcript_segment_at(transcript, 0, &segment), TW_OK);
+  EXPECT_STREQ(segment.text, "six seven nine one");
+  EXPECT_GT(segment.end, segment.begin);
+  EXPECT_GE(segment.token_count, 4u);
+  EXPECT_EQ(segment.truncated, 0);
+  EXPECT_EQ(tw_transcript_segment_at(transcript, 1, &segment), TW_INVALID_ARGUMENT);
+  EXPECT_STREQ(tw_last_error(), "index is 1; the transcript has 1 segments");
+  tw_transcript_free(transcript);
+}
+
+TEST(SpeechInC, OptionsAndCancellation) {
+  const Loaded model;
+  struct Heard {
+    std::string text;
+    bool stop = false;
+  } heard;
+  tw_transcribe_options options = {};
+  options.struct_size = sizeof options;
+  options.user = &heard;
+  options.on_text = [](void* user, const char* text, size_t bytes) -> int32_t {
+    static_cast<Heard*>(user)->text.append(text, bytes);
+    return static_cast<Heard*>(user)->stop;
+  };
+  tw_transcript* transcript = nullptr;
+  const std::string file = kSource + "/assets/samples/digits-2.wav";
+  ASSERT_EQ(tw_transcribe_file(model.transcriber, file.c_str(), &options, &transcript), TW_OK) << tw_last_error();
+  EXPECT_EQ(heard.text, tw_transcript_text(transcript));
+  EXPECT_EQ(heard.text, "eight zero seven");
+  tw_transcript_free(transcript);
+  transcript = nullptr;
+  heard.stop = true;
+  EXPECT_EQ(tw_transcribe_file(model.transcriber, file.c_str(), &options, &transcript), TW_CANCELLED);
+  EXPECT_EQ(transcript, nullptr);
+  // An older caller's structure: what it does not have is the default.
+  options.struct_size = sizeof options.struct_size + sizeof options.segmentation;
+  const std::vector<float> silence(16000, 0.0f);
+  ASSERT_EQ(tw_transcribe_samples(model.transcriber, silence.data(), silence.size(), &options, &transcript), TW_OK) << tw_last_error();
+  EXPECT_STREQ(tw_transcript_text(transcript), "");
+  tw_transcript_free(transcript);
+}
+
+TEST(SpeechInC, BadArguments) {
+  tw_transcriber* transcriber = nullptr;
+  EXPECT_EQ(tw_transcriber_load(nullptr, nullptr, &transcriber), TW_INVALID_ARGUMENT);
+  EXPECT_STREQ(tw_last_error(), "directory is null");
+  EXPECT_EQ(tw_transcriber_load("/nonexistent", nullptr, &transcriber), TW_FILE_ERROR);
+  EXPECT_NE(std::string(tw_last_error()).find("/nonexistent"), std::string::npos) << tw_last_error();
+  EXPECT_EQ(transcriber, nullptr);
+  tw_load_options unset = {};
+  EXPECT_EQ(tw_transcriber_load("/nonexistent", &unset, &transcriber), TW_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tw_last_error()).find("options.struct_size is 0"), std::string::npos) << tw_last_error();
+  const Loaded model;
+  tw_transcript* transcript = nullptr;
+  EXPECT_EQ(tw_transcribe_file(model.transcriber, "/nonexistent.wav", nullptr, &transcript), TW_FILE_ERROR);
+  EXPECT_EQ(tw_transcribe_file(model.transcriber, nullptr, nullptr, &transcript), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_transcribe_samples(model.transcriber, nullptr, 3, nullptr, &transcript), TW_INVALID_ARGUMENT);
+  EXPECT_STREQ(tw_last_error(), "samples is null");
+  EXPECT_EQ(transcript, nullptr);
+  tw_transcriber_free(nullptr);
+  tw_transcript_free(nullptr);
+}
+
+}  // namespace
