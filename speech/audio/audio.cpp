@@ -294,9 +294,9 @@ std::vector<float> decode(const Bytes& bytes, const std::string& name, const Aud
   if (bytes.size() == 0) throw FileError(fmt::format("{}: empty", name));
   const Format format = format_of(bytes);
   if (format == Format::unknown)
-    throw FileError(
-        fmt::format("{}: no audio that can be read: WAV, FLAC, OGG (Vorbis, Opus), MP3 and AIFF can; others must be converted: {}", name,
-                    ffmpeg_command(name)));
+    throw FileError(fmt::format(
+        "{}: no audio that can be read (WAV, FLAC, OGG Vorbis, Opus, MP3 and AIFF can); other audio must be converted, as in: {}", name,
+        ffmpeg_command(name)));
   if (format == Format::mp4 || format == Format::adts || format == Format::matroska)
     throw FileError(fmt::format("{}: {} cannot be read; convert it: {}", name, name_of(format), ffmpeg_command(name)));
   Stream stream{bytes};
