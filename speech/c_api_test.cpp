@@ -23,7 +23,8 @@ struct Loaded {
 TEST(SpeechInC, AFileAndItsSegments) {
   const Loaded model;
   tw_transcript* transcript = nullptr;
-  ASSERT_EQ(tw_transcribe_file(model.transcriber, (kSource + "/assets/samples/digits-1.wav").c_str(), nullptr, &transcript), TW_OK) << tw_last_error();
+  ASSERT_EQ(tw_transcribe_file(model.transcriber, (kSource + "/assets/samples/digits-1.wav").c_str(), nullptr, &transcript), TW_OK)
+      << tw_last_error();
   EXPECT_STREQ(tw_transcript_text(transcript), "six seven nine one");
   ASSERT_EQ(tw_transcript_segment_count(transcript), 1u);
   tw_transcript_segment segment = {};

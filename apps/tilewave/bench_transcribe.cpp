@@ -99,8 +99,8 @@ double sgemm_rate(std::string& problem) {
 }
 
 /// The stages against what limits them.
-void print_stages(const speech::Transcriber& transcriber, const speech::Timings& timings, std::int64_t windows, std::int64_t longest_context,
-                  double peak_bytes) {
+void print_stages(const speech::Transcriber& transcriber, const speech::Timings& timings, std::int64_t windows,
+                  std::int64_t longest_context, double peak_bytes) {
   const speech::ModelSize size = transcriber.size();
   const Device device = transcriber.options().device;
   fmt::print("Stages: features {:.3f} s, encoder {:.3f} s, prefill {:.3f} s ({} tokens), decode {:.3f} s ({} steps)\n", timings.features,
@@ -136,8 +136,8 @@ int run(Arguments& a) {
   const std::string model = a.model.model.empty() ? default_model() : a.model.model;
   const auto begin = Clock::now();
   const speech::Transcriber transcriber(model, load_options(a.model));
-  fmt::print("Model: {} on {} in {}, loaded in {:.3f} s\n", model, transcriber.options().device.name(), name_of(*transcriber.options().dtype),
-             seconds_since(begin));
+  fmt::print("Model: {} on {} in {}, loaded in {:.3f} s\n", model, transcriber.options().device.name(),
+             name_of(*transcriber.options().dtype), seconds_since(begin));
   const std::span<const float> files[] = {samples};
   for (int i = 0; i < a.warmup; ++i) transcriber.transcribe(files, a.options);
   double sum = 0, best = 1e300;
@@ -176,7 +176,8 @@ int run(Arguments& a) {
 }  // namespace
 
 void add_bench_transcribe(CLI::App& bench, int& exit_code) {
-  CLI::App* command = bench.add_subcommand("transcribe", "A recording from samples to text: time, accuracy, and the stages against their limits");
+  CLI::App* command =
+      bench.add_subcommand("transcribe", "A recording from samples to text: time, accuracy, and the stages against their limits");
   static Arguments a;
   command->add_option("--audio", a.audio, "The recording")->type_name("FILE")->required();
   command->add_option("--reference", a.reference, "What it says; case and punctuation do not count")->type_name("TEXT");
@@ -185,7 +186,8 @@ void add_bench_transcribe(CLI::App& bench, int& exit_code) {
   command->add_option("--runs", a.runs, "Runs that count")->check(CLI::Range(1, 1000))->capture_default_str();
   command->add_option("--batch", a.options.batch, "Segments that are worked on together")->check(CLI::Range(1, 16))->capture_default_str();
   command->add_option("--max-new-tokens", a.options.max_new_tokens, "Of a segment")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  command->add_flag("--ignore-eos", a.options.ignore_end, "Generate --max-new-tokens whatever the model says, and judge no text: for random weights");
+  command->add_flag("--ignore-eos", a.options.ignore_end,
+                    "Generate --max-new-tokens whatever the model says, and judge no text: for random weights");
   command->footer("Status is PASS above 80 % of the reference's words, else FAIL and exit code 1.");
   command->callback([&exit_code] {
     if (!a.options.ignore_end && a.reference.empty()) throw UsageError("bench transcribe: --reference or --ignore-eos is needed");
