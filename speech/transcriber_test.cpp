@@ -254,7 +254,8 @@ TEST(Transcriber, LoadingShowsProgress) {
                                           }});
   EXPECT_GT(all, 1 << 20);
   EXPECT_EQ(last, all);
-  EXPECT_EQ(transcriber.size().weight_bytes, all);  // bf16 as stored
+  // bf16 as stored; loaded weights have zeros for biases that the file does not have.
+  EXPECT_NEAR(static_cast<double>(transcriber.size().weight_bytes), static_cast<double>(all), 0.001 * static_cast<double>(all));
   EXPECT_EQ(transcriber.transcribe(recordings()[2].samples).text, recordings()[2].words);
 }
 

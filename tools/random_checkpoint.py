@@ -118,7 +118,7 @@ def byte_characters() -> dict:
 def tokenizer(vocabulary: int) -> dict:
     characters = byte_characters()
     vocab = {characters[b]: b for b in range(256)}
-    vocab |= {f"w{i}": i for i in range(256, vocabulary) if i not in SPECIAL.values()}
+    vocab |= {f"w{i}": i for i in range(256, vocabulary) if i not in SPECIAL.values()} | SPECIAL
     return {"version": "1.0", "truncation": None, "padding": None,
             "added_tokens": [dict(id=i, content=t, single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
                              for t, i in SPECIAL.items()],
