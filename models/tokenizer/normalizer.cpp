@@ -106,6 +106,17 @@ std::string Normalizer::apply(const Replace& step, std::string_view text) { retu
 
 std::string Normalizer::apply(const Prepend& step, std::string_view text) { return text.empty() ? "" : step.text + std::string(text); }
 
+namespace {
+
+char32_t lowercase(char32_t c) {
+  for (const LowercaseAddition& addition : kLowercaseAdditions) {
+    if (c >= addition.first && c <= addition.last) return static_cast<char32_t>(static_cast<std::int32_t>(c) + addition.offset);
+  }
+  return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
+}
+
+}  // namespace
+
 std::string Normalizer::apply(const Lowercase&, std::string_view text) {
   std::string result;
   for (std::size_t at = 0; at < text.size();) {
@@ -113,7 +124,7 @@ std::string Normalizer::apply(const Lowercase&, std::string_view text) {
     if (c == 0x130) {  // the one character whose lower case has two: i with a dot above
       result += "i\xCC\x87";
     } else {
-      append_utf8(result, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));
+      append_utf8(result, lowercase(c));
     }
   }
   return result;

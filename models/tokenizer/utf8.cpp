@@ -2,6 +2,10 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
+
+#include "models/tokenizer/unicode_additions.hpp"
+
 namespace tw::models {
 
 char32_t next_character(std::string_view text, std::size_t& at) {
@@ -92,31 +96,27 @@ bool is_white_space(char32_t c) {
          c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
+namespace {
+
+/// The general category, two letters.
+std::string_view category_of(char32_t c) {
+  const std::string_view category = utf8proc_category_string(static_cast<utf8proc_int32_t>(c));
+  if (category != "Cn") return category;
+  const auto* const addition = std::find_if(std::begin(kUnicodeAdditions), std::end(kUnicodeAdditions),
+                                            [c](const UnicodeAddition& a) { return c >= a.first && c <= a.last; });
+  return addition == std::end(kUnicodeAdditions) ? category : addition->category;
+}
+
+}  // namespace
+
 bool is_word_character(char32_t c) {
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
-      return true;
-    default:
-      break;
-  }
+  const std::string_view category = category_of(c);
+  if (category[0] == 'L' || category[0] == 'M' || category == "Nd" || category == "Nl" || category == "Pc") return true;
   // Symbols that are Alphabetic, and the joiners.
   return (c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
          (c >= 0x1F170 && c <= 0x1F189) || c == 0x200C || c == 0x200D;
 }
 
-bool is_numeric(char32_t c) {
-  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
-  return category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL || category == UTF8PROC_CATEGORY_NO;
-}
+bool is_numeric(char32_t c) { return category_of(c)[0] == 'N'; }
 
 }  // namespace tw::models
