@@ -1,7 +1,5 @@
 """The model's files: configuration, tokenizer, processor. A GLM-ASR checkpoint in transformers' layout, in miniature."""
 
-from pathlib import Path
-
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GlmAsrConfig, GlmAsrForConditionalGeneration, GlmAsrProcessor, PreTrainedTokenizerFast, WhisperFeatureExtractor
@@ -39,7 +37,7 @@ def make_tokenizer():
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(SPECIAL_TOKENS), initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
-    tokenizer.train_from_iterator(10 * [word for word in WORDS] + 20 * [" " + word for word in WORDS] + 5 * [PROMPT], trainer)
+    tokenizer.train_from_iterator(10 * WORDS + 20 * [" " + word for word in WORDS] + 5 * [PROMPT], trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     for word in WORDS:
         assert len(tokenizer.encode(word).ids) == len(tokenizer.encode(" " + word).ids) == 1, word
@@ -81,6 +79,3 @@ def save(model, processor, folder):
     copy.generation_config = model.generation_config
     copy.save_pretrained(folder)
     processor.save_pretrained(folder)
-    for file in Path(folder).iterdir():
-        if file.suffix in (".json", ".jinja"):
-            file.write_text(file.read_text().rstrip("\n") + "\n" if file.suffix == ".json" else file.read_text())

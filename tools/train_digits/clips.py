@@ -2,7 +2,8 @@
 
     python clips.py --fsdd DIR --synthetic DIR --output clips.npz
 
-FSDD's files are {digit}_{speaker}_{index}.wav; index 0 to 4 is its test set, as its authors define it. The synthetic ones are what synthesize.py wrote.
+FSDD's files are {digit}_{speaker}_{index}.wav; index 0 to 4 is its test set, as its authors define it. The synthetic ones are what
+synthesize.py wrote.
 """
 
 import argparse

@@ -37,7 +37,8 @@ def espeak(variant, rng):
 
 
 def flite(voice, rng):
-    return ["flite", "-voice", voice, "--setf", f"duration_stretch={rng.uniform(0.75, 1.4):.2f}", "--setf", f"int_f0_target_mean={rng.randint(80, 190)}"]
+    stretch, pitch = f"duration_stretch={rng.uniform(0.75, 1.4):.2f}", f"int_f0_target_mean={rng.randint(80, 190)}"
+    return ["flite", "-voice", voice, "--setf", stretch, "--setf", pitch]
 
 
 def speak(command, text):
@@ -65,16 +66,15 @@ def write(folder, command, rng):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--settings", type=int, default=2, help="settings of each espeak-ng variant that is trained on; flite's voices get four times as many")
     args = parser.parse_args()
     rng = random.Random(4)
     for variant in VARIANTS:
-        split, settings = ("test", 1) if variant in TEST_VARIANTS else ("train", args.settings)
+        split, settings = ("test", 1) if variant in TEST_VARIANTS else ("train", 2)
         for setting in range(settings):
             write(args.output / split / f"espeak_{variant}-{setting}", espeak(variant, rng), rng)
     for voice in FLITE_TRAIN + FLITE_TEST:
         split = "test" if voice in FLITE_TEST else "train"
-        for setting in range(2 if split == "test" else 4 * args.settings):
+        for setting in range(2 if split == "test" else 8):
             write(args.output / split / f"flite_{voice}-{setting}", flite(voice, rng), rng)
 
 

@@ -1,4 +1,4 @@
-"""Trains the digits checkpoint. Stops by the clock; with --resume it goes on from its last state.
+"""Trains the digits checkpoint. Stops by the clock; with --resume it goes on from its last state, written once a minute.
 
     python train.py --clips clips.npz --output DIR --minutes 4 --human 0 --constant-rate           # a start: synthetic voices only
     python train.py --clips clips.npz --output DIR2 --initial DIR --minutes 4                        # all voices
@@ -119,7 +119,7 @@ def main():
     parser.add_argument("--clips", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--initial", type=Path, help="folder of an earlier training to start from")
-    parser.add_argument("--resume", action="store_true", help="go on from the state in --output")
+    parser.add_argument("--resume", action="store_true", help="go on from the state in --output, if there is one")
     parser.add_argument("--minutes", type=float, required=True, help="of training, those before --resume included")
     parser.add_argument("--human", type=float, default=0.65, help="share of strings spoken by FSDD's speakers")
     parser.add_argument("--leave-out", help="a speaker whose recordings are not used")
@@ -141,7 +141,7 @@ def main():
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.learning_rate, betas=(0.9, 0.98), fused=device.type == "cuda")
     step, before = 0, 0.0
-    if args.resume:
+    if args.resume and (args.output / "state.pt").exists():
         state = torch.load(args.output / "state.pt", map_location=device)
         trainee.load_state_dict(state["trainee"])
         optimizer.load_state_dict(state["optimizer"])
