@@ -14,14 +14,9 @@ packages: ## Install missing packages (Debian, Ubuntu)
 configure: packages
 	@cmake --preset release >/dev/null $(if $(CI),-DTILEWAVE_WERROR=ON)
 
-# As a user does it: install, find_package(Tilewave), build, run.
-demo: configure ## Build and run examples/quickstart
-	@cmake --build --preset release --parallel $(JOBS) --target tilewave tilewave_shared tilewave_cli
-	@cmake --install build --prefix build/prefix >/dev/null
-	@cmake -S examples/quickstart -B build/examples/quickstart -G Ninja -DCMAKE_BUILD_TYPE=Release \
-	  -DCMAKE_PREFIX_PATH=$(CURDIR)/build/prefix >/dev/null
-	@cmake --build build/examples/quickstart
-	@build/examples/quickstart/quickstart
+demo: configure ## Transcribe the recordings in assets/samples with the checkpoint in assets/digits
+	@cmake --build --preset release --parallel $(JOBS) --target tilewave_cli
+	build/tilewave transcribe assets/samples/*.wav
 
 test: build ## Build and run the tests (CI=true: warnings are errors, NVRTC is required)
 	@scripts/install-nvrtc.sh build/nvrtc

@@ -16,6 +16,7 @@ install(DIRECTORY include/tilewave DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES
 install(TARGETS tilewave tilewave_shared EXPORT TilewaveTargets)
 if(TARGET tilewave_speech)
   install(TARGETS tilewave_speech tilewave_speech_shared EXPORT TilewaveTargets)
+  install(DIRECTORY assets/digits DESTINATION ${CMAKE_INSTALL_DATADIR}/tilewave/models)
 endif()
 if(TILEWAVE_APPS)
   install(TARGETS tilewave_cli)
