@@ -35,11 +35,7 @@ struct Gemv {
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       Sums y, addend;
       block.fill(y, 0.0f);
-      for (int k = 0; k < p.depth; k += Piece) {
-        ColumnVector<Target, T, Weights> a;
-        block.load(a, p.a, 0, k, t.n * p.a_batches);
-        block.add_products(y, a, p.b, t.m * R, k, t.n * p.b_batches);
-      }
+      for (int k = 0; k < p.depth; k += Piece) block.add_products(y, p.b, t.m * R, t.n * p.b_batches, p.a, t.n * p.a_batches, k);
       block.complete(y);
       const auto add = [&](const auto& tensor, int batch, float factor) {
         block.load(addend, tensor, t.m * R, 0, batch);

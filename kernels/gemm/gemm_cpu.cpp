@@ -54,8 +54,9 @@ void launch_few_rows(const Call& call) {
   rows.d = as_batch(call.d);
   Tensor residual;
   if (call.residual) rows.residual = &(residual = as_batch(*call.residual));
-  constexpr int kRows = 32;  // a tile of B stays in the first-level cache from one row of A to the next
-  using Kernel = Gemv<T, Identity, true, kRows, 512, 1>;
+  // Whole rows of B: memory is read in one stream. So few that they stay in the second-level cache from one row of A to the next.
+  constexpr int kRows = 16, kPiece = 1 << 15;
+  using Kernel = Gemv<T, Identity, true, kRows, kPiece, 1>;
   launch_cpu<Kernel>({ceil_div(call.n, kRows), call.m}, [&](auto& bind, auto& p) { bind_gemv(bind, p, rows); });
 }
 

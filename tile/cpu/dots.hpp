@@ -33,40 +33,34 @@ float total(typename V::Register x) {
   return lanes[0];
 }
 
-/// Several rows at a time: as many independent sums hide the latency of a multiply-add.
-template <class V, class Element, int Rows>
-void dots_of_rows(float* sums, const typename Element::Bits* rows, long row_stride, const typename Element::Bits* vector, int cols) {
-  using P = Piece<V, Element>;
-  typename V::Register sum[Rows];
-  for (auto& x : sum) x = V::zero();
-  const auto add = [&](const typename Element::Bits* v, const typename Element::Bits* row, long stride) {
-    const P factor(v);
-    TILEWAVE_UNROLL(8)
-    for (int r = 0; r < Rows; ++r) {
-      const P x(row + r * stride);
-      TILEWAVE_UNROLL(2)
-      for (int part = 0; part < P::kParts; ++part) sum[r] = V::multiply_add(x.parts[part], factor.parts[part], sum[r]);
-    }
-  };
-  int c = 0;
-  for (; c + P::kElements <= cols; c += P::kElements) add(vector + c, rows + c, row_stride);
-  if (c < cols) {
-    typename Element::Bits padded_vector[P::kElements] = {}, padded[Rows * P::kElements] = {};
-    const auto bytes = static_cast<unsigned long>(cols - c) * sizeof(typename Element::Bits);
-    __builtin_memcpy(padded_vector, vector + c, bytes);
-    for (int r = 0; r < Rows; ++r) __builtin_memcpy(padded + r * P::kElements, rows + r * row_stride + c, bytes);
-    add(padded_vector, padded, P::kElements);
-  }
-  for (int r = 0; r < Rows; ++r) sums[r] += total<V>(sum[r]);
-}
-
+/// One row after the other: memory is read in one stream, which the processor sees coming. Several sums hide the latency of a multiply-add.
 template <class V, class Element>
 void dots(float* sums, const typename Element::Bits* rows, long row_stride, const typename Element::Bits* vector, int count, int cols) {
-  constexpr int kTogether = 8;
-  int r = 0;
-  for (; r + kTogether <= count; r += kTogether)
-    dots_of_rows<V, Element, kTogether>(sums + r, rows + r * row_stride, row_stride, vector, cols);
-  for (; r < count; ++r) dots_of_rows<V, Element, 1>(sums + r, rows + r * row_stride, row_stride, vector, cols);
+  using P = Piece<V, Element>;
+  constexpr int kSums = 4;
+  for (int r = 0; r < count; ++r) {
+    const typename Element::Bits* row = rows + r * row_stride;
+    typename V::Register sum[kSums];
+    for (auto& x : sum) x = V::zero();
+    const auto add = [&](typename V::Register& to, const typename Element::Bits* x, const typename Element::Bits* y) {
+      const P a(x), b(y);
+      TILEWAVE_UNROLL(2)
+      for (int part = 0; part < P::kParts; ++part) to = V::multiply_add(a.parts[part], b.parts[part], to);
+    };
+    int c = 0;
+    for (; c + kSums * P::kElements <= cols; c += kSums * P::kElements) {
+      TILEWAVE_UNROLL(4)
+      for (int n = 0; n < kSums; ++n) add(sum[n], row + c + n * P::kElements, vector + c + n * P::kElements);
+    }
+    for (; c < cols; c += P::kElements) {
+      typename Element::Bits x[P::kElements] = {}, y[P::kElements] = {};
+      const auto bytes = static_cast<unsigned long>(least(cols - c, P::kElements)) * sizeof x[0];
+      __builtin_memcpy(x, row + c, bytes);
+      __builtin_memcpy(y, vector + c, bytes);
+      add(sum[0], x, y);
+    }
+    sums[r] += total<V>((sum[0] + sum[1]) + (sum[2] + sum[3]));
+  }
 }
 
 }  // namespace

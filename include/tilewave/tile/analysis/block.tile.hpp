@@ -286,11 +286,13 @@ class Block {
   void add_products(RowVector<float, Fragment<T, R, C>>&, const Fragment<T, R, C>&, const ColumnVector<U, Fragment<T, R, C>>&) const {
     cost.f32 += 2 * static_cast<u64>(R) * C;
   }
-  template <class F, class U, class G>
-  void add_products(RowVector<float, F>& sums, const ColumnVector<U, F>& vector, const G& from, int row0, int col0, int i = 0, int j = 0) {
-    F tile;
-    load(tile, from, row0, col0, i, j);
-    add_products(sums, tile, vector);
+  template <class F, class G, class H>
+  void add_products(RowVector<float, F>& sums, const G& tile, int row0, int tile_i, const H& vector, int vector_i, int col0) {
+    F rows;
+    ColumnVector<typename H::Element, F> columns;
+    load(rows, tile, row0, col0, tile_i);
+    load(columns, vector, 0, col0, vector_i);
+    add_products(sums, rows, columns);
   }
   template <class T, int R, int C, class Fn>
   void pairs(Fragment<T, R, C / 2>& to, const Fragment<T, R, C>& from, Fn f) const {

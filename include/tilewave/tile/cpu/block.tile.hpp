@@ -404,20 +404,20 @@ class Block {
           fold_columns<Sum, C>([&](int c) { return static_cast<float>(tile.x[r * C + c]) * static_cast<float>(vector.data()[c]); });
     }
   }
-  template <class F, class U, class G>
-  TW_INLINE void add_products(RowVector<float, F>& sums, const ColumnVector<U, F>& vector, const G& from, int row0, int col0, int i = 0,
-                              int j = 0) const {
+  template <class F, class G, class H>
+  TW_INLINE void add_products(RowVector<float, F>& sums, const G& tile, int row0, int tile_i, const H& vector, int vector_i, int col0) const {
     using T = typename G::Element;
-    if constexpr (is_same<T, U> && (is_same<T, float> || is_same<T, bf16> || is_same<T, f16>)) {
-      if (from.stride_col == 1 && row0 >= 0 && col0 >= 0) {  // where they lie
-        const int rows = min(F::rows, from.rows - row0), cols = min(F::cols, from.cols - col0);
-        if (rows > 0 && cols > 0) dots(sums.x, from.template at<const T>(row0, col0, i, j), from.stride_row, vector.data(), rows, cols);
-        return;
-      }
+    const int rows = min(F::rows, tile.rows - row0), cols = min(F::cols, tile.cols - col0);
+    if (rows <= 0 || cols <= 0) return;
+    const T* const from = tile.template at<const T>(row0, col0, tile_i, 0);
+    const T* const by = vector.template at<const T>(0, col0, vector_i, 0);
+    if constexpr (is_same<T, float> || is_same<T, bf16> || is_same<T, f16>) {
+      if (tile.stride_col == 1 && vector.stride_col == 1) return dots(sums.x, from, tile.stride_row, by, rows, cols);
     }
-    F tile;
-    load(tile, from, row0, col0, i, j);
-    add_products(sums, tile, vector);
+    for (int r = 0; r < rows; ++r) {
+      for (int c = 0; c < cols; ++c)
+        sums.x[r] += static_cast<float>(from[r * tile.stride_row + c * tile.stride_col]) * static_cast<float>(by[c * vector.stride_col]);
+    }
   }
   template <class T, int R, int C, class Fn>
   TW_INLINE void pairs(Fragment<T, R, C / 2>& to, const Fragment<T, R, C>& from, Fn f) const {

@@ -188,13 +188,15 @@ struct Block {
       sums.x[r] += sum;
     }
   }
-  /// The same of rows in global memory: tile(row, col) is from(row0 + row, col0 + col), 0 outside.
-  template <class F, class U, class G>
-  TW_INLINE void add_products(RowVector<float, F>& sums, const ColumnVector<U, F>& vector, const G& from, int row0, int col0, int i = 0,
-                              int j = 0) const {
-    F tile;
-    load(tile, from, row0, col0, i, j);
-    add_products(sums, tile, vector);
+  /// The same of a tile and a vector in global memory, which the CPU reads where they lie: tile(row, col) is that of `tile` at (row0 + row, col0 +
+  /// col, tile_i), vector[col] that of `vector` at (0, col0 + col, vector_i).
+  template <class F, class G, class H>
+  TW_INLINE void add_products(RowVector<float, F>& sums, const G& tile, int row0, int tile_i, const H& vector, int vector_i, int col0) const {
+    F rows;
+    ColumnVector<typename H::Element, F> columns;
+    load(rows, tile, row0, col0, tile_i);
+    load(columns, vector, 0, col0, vector_i);
+    add_products(sums, rows, columns);
   }
   /// to(row, n) = f(from(row, 2 n), from(row, 2 n + 1)).
   template <class T, int R, int C, class Fn>
