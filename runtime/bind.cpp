@@ -1,9 +1,8 @@
-#include <fmt/format.h>
-
 #include <map>
 #include <mutex>
 #include <tuple>
 
+#include "runtime/format.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw {
@@ -12,7 +11,7 @@ KernelSpec make_spec(const KernelInfo& info, bool tma_load, bool tma_store, std:
   KernelSpec spec;
   spec.type = info.type;
   spec.name = name.empty() ? spec.type : std::move(name);
-  spec.target = fmt::format("tw::sm_90a::Target<{}, {}>", tma_load, tma_store);
+  spec.target = tw::format("tw::sm_90a::Target<{}, {}>", tma_load, tma_store);
   spec.source = info.source;
   spec.threads = info.threads;
   spec.shared_bytes = info.shared_bytes;
@@ -28,8 +27,8 @@ namespace detail {
 
 BoundTensor bind_tensor(const Tensor& tensor, DType dtype, Device device) {
   const auto refuse = [&](std::string_view what) {
-    throw InvalidArgument(fmt::format("a kernel's tensor {}; given {}, the kernel takes 1 to 4 dimensions of {} on {}", what,
-                                      tensor.describe(), name_of(dtype), device.name()));
+    throw InvalidArgument(tw::format("a kernel's tensor {}; given {}, the kernel takes 1 to 4 dimensions of {} on {}", what,
+                                     tensor.describe(), name_of(dtype), device.name()));
   };
   if (tensor.dtype() != dtype) refuse("has another dtype");
   if (!(tensor.device() == device)) refuse("is on another device");

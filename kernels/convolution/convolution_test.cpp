@@ -2,7 +2,6 @@
 
 #include "tilewave/convolution.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 
 #include "kernels/convolution/reference.hpp"
 #include "kernels/convolution/variants.hpp"
+#include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
@@ -85,10 +85,10 @@ struct Case {
   bool one_dimension = false;  ///< conv1d(), whose image is a row: h and the first of each pair stay as they are
 
   std::string describe() const {
-    const auto text = [](const Operand& o) { return fmt::format("{}/{}", static_cast<int>(o.place), static_cast<int>(o.order)); };
-    return fmt::format("x {}x{}x{}x{} f {} kernel {}x{} stride {}x{} padding {}x{} dilation {}x{} placed {} {} {} bias {} activation {}{}",
-                       n, h, w, c, f, kernel[0], kernel[1], stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1], text(x),
-                       text(weights), text(y), bias, static_cast<int>(activation), one_dimension ? " conv1d" : "");
+    const auto text = [](const Operand& o) { return tw::format("{}/{}", static_cast<int>(o.place), static_cast<int>(o.order)); };
+    return tw::format("x {}x{}x{}x{} f {} kernel {}x{} stride {}x{} padding {}x{} dilation {}x{} placed {} {} {} bias {} activation {}{}",
+                      n, h, w, c, f, kernel[0], kernel[1], stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1], text(x),
+                      text(weights), text(y), bias, static_cast<int>(activation), one_dimension ? " conv1d" : "");
   }
   PlainCall plain() const {
     return {.n = n,
@@ -206,8 +206,8 @@ class Convolution : public testing::TestWithParam<std::tuple<Device, DType>> {
 INSTANTIATE_TEST_SUITE_P(Ops, Convolution,
                          testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
                          [](const auto& instance) {
-                           return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
-                                              name_of(std::get<1>(instance.param)));
+                           return tw::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)));
                          });
 
 TEST_P(Convolution, AnyShape) {
@@ -406,7 +406,7 @@ TEST_P(Convolution, RunsOnTheStreamGiven) {
 class ConvolutionConfig : public testing::TestWithParam<DType> {};
 
 INSTANTIATE_TEST_SUITE_P(cuda, ConvolutionConfig, testing::Values(DType::f32, DType::f16, DType::bf16),
-                         [](const auto& instance) { return fmt::format("cuda_{}", name_of(instance.param)); });
+                         [](const auto& instance) { return tw::format("cuda_{}", name_of(instance.param)); });
 
 TEST_P(ConvolutionConfig, IsCorrect) {
   skip_without_cuda();

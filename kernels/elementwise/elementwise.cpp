@@ -1,7 +1,5 @@
 #include "tilewave/elementwise.hpp"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
@@ -34,7 +32,7 @@ void check_shapes(const char* op, std::span<const ElementwiseOperand> inputs, co
     bool fits = x.rank() == y.rank();
     for (int dim = 0; fits && dim < y.rank(); ++dim) fits = x.shape(dim) == y.shape(dim) || x.shape(dim) == 1;
     require(fits, "{}: {} is {}; it must have y's shape, [{}], or 1 in place of some of its extents", op, name, x.describe(),
-            fmt::join(y.shape(), ", "));
+            tw::join(y.shape(), ", "));
     if (y.numel() == 0 || x.data() != y.data()) continue;
     bool in_place = size_of(x.dtype()) == size_of(y.dtype());
     for (int dim = 0; in_place && dim < y.rank(); ++dim)

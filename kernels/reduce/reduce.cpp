@@ -1,8 +1,5 @@
 #include "tilewave/reduce.hpp"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
@@ -11,6 +8,7 @@
 #include "kernels/check.hpp"
 #include "kernels/reduce/reduce.tile.hpp"
 #include "kernels/reduce/variants.hpp"
+#include "runtime/format.hpp"
 #include "runtime/stream.hpp"
 #include "tilewave/analyze.hpp"
 #include "tilewave/launch.hpp"
@@ -60,7 +58,7 @@ Call check(Reduction reduction, const Tensor& x, const Tensor& y, const ReduceOp
   one[static_cast<std::size_t>(dim)] = 1;
   require((y.shape() == left_out || y.shape() == one) && y.is_contiguous(),
           "{}: y is {}; for x {} and dim {} it must be contiguous, [{}] or [{}]", kOp, y.describe(), x.describe(), options.dim,
-          fmt::join(left_out, ", "), fmt::join(one, ", "));
+          tw::join(left_out, ", "), tw::join(one, ", "));
   for (const std::int64_t extent : x.shape())
     require(extent <= kLargest, "{}: x is {}; extents are limited to {}", kOp, x.describe(), kLargest);
   require(reduction == Reduction::sum || reduction == Reduction::mean || x.shape(dim) > 0 || y.numel() == 0,

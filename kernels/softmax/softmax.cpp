@@ -41,8 +41,8 @@ struct Call {
 /// What tuned choices know the call by.
 std::string problem_key(const Call& call) {
   const DType in = call.views[0].dtype(), out = call.views[1].dtype();
-  return fmt::format("{} {}{} rows={},cols={}", kOp, name_of(in), in == out ? "" : fmt::format(" to {}", name_of(out)), call.rows(),
-                     call.cols);
+  return tw::format("{} {}{} rows={},cols={}", kOp, name_of(in), in == out ? "" : tw::format(" to {}", name_of(out)), call.rows(),
+                    call.cols);
 }
 
 void bind_call(auto& bind, auto& p, const Call& call) {

@@ -123,7 +123,7 @@ void swiglu_interleaved(const Tensor& x, const Tensor& y, const SwigluOptions& o
   require(x.shape(-1) % 2 == 0, "{}: x is {}; its last dimension must be even, gate and up in turn", op, x.describe());
   Shape expected = x.shape();
   expected.back() /= 2;
-  require(y.shape() == expected, "{}: y is {}; for x {} it must be [{}]", op, y.describe(), x.describe(), fmt::join(expected, ", "));
+  require(y.shape() == expected, "{}: y is {}; for x {} it must be [{}]", op, y.describe(), x.describe(), tw::join(expected, ", "));
   require(y.numel() == 0 || y.data() != x.data(), "{}: y is x's memory; columns that are still to be read would be overwritten", op);
   const Stream stream = checked_stream(op, options, y.device());
   if (y.numel() == 0) return;
