@@ -634,20 +634,23 @@ TEST(ConvolutionWindow, BecomesTheBoxOfTheTensorMap) {
   x.cols = 256, x.rows = 64, x.size_i = 65, x.size_j = 32;
   x.stride_row = 256, x.stride_i = 64 * 256, x.stride_j = 65 * 64 * 256;
   const auto box = [](const tw::detail::TensorMapRequest& r) { return std::vector<std::uint32_t>(r.box, r.box + 4); };
+  const auto map_request_of = []<class G>(const G& global, const Window& window) {
+    return tw::detail::map_request(global, tw::detail::map_tile<G>, window);
+  };
   const auto steps = [](const tw::detail::TensorMapRequest& r) { return std::vector<std::uint32_t>(r.steps, r.steps + 4); };
-  const auto strided = tw::detail::map_request(x, {.log_width = 4, .log_height = 2, .row_step = 2, .i_step = 3});
+  const auto strided = map_request_of(x, {.log_width = 4, .log_height = 2, .row_step = 2, .i_step = 3});
   EXPECT_EQ(box(strided), (std::vector<std::uint32_t>{64, 32, 12, 2}));
   EXPECT_EQ(steps(strided), (std::vector<std::uint32_t>{1, 2, 3, 1}));
   EXPECT_EQ(strided.extents[2], 65u);
   EXPECT_EQ(strided.strides[1], 64u * 256 * 2);
-  EXPECT_EQ(box(tw::detail::map_request(x, {})), (std::vector<std::uint32_t>{64, 128, 1, 1}));
+  EXPECT_EQ(box(map_request_of(x, {})), (std::vector<std::uint32_t>{64, 128, 1, 1}));
   // A store moves the 64 rows of one warpgroup: a part of the window.
   sm_90a::Global<f16, Out> y{};
   y.cols = 256, y.rows = 64, y.size_i = 65, y.size_j = 32;
-  EXPECT_EQ(box(tw::detail::map_request(y, {.log_width = 6, .log_height = 1})), (std::vector<std::uint32_t>{64, 64, 1, 1}));
-  EXPECT_EQ(box(tw::detail::map_request(y, {.log_width = 7, .log_height = 0})), (std::vector<std::uint32_t>{64, 64, 1, 1}));
-  EXPECT_EQ(box(tw::detail::map_request(y, {.log_width = 4, .log_height = 3})), (std::vector<std::uint32_t>{64, 16, 4, 1}));
-  EXPECT_EQ(box(tw::detail::map_request(y, {.log_width = 2, .log_height = 1})), (std::vector<std::uint32_t>{64, 4, 2, 8}));
+  EXPECT_EQ(box(map_request_of(y, {.log_width = 6, .log_height = 1})), (std::vector<std::uint32_t>{64, 64, 1, 1}));
+  EXPECT_EQ(box(map_request_of(y, {.log_width = 7, .log_height = 0})), (std::vector<std::uint32_t>{64, 64, 1, 1}));
+  EXPECT_EQ(box(map_request_of(y, {.log_width = 4, .log_height = 3})), (std::vector<std::uint32_t>{64, 16, 4, 1}));
+  EXPECT_EQ(box(map_request_of(y, {.log_width = 2, .log_height = 1})), (std::vector<std::uint32_t>{64, 4, 2, 8}));
 }
 
 TEST(ConvolutionHeuristics, LargeImagesTakeWideTilesAndSmallOnesFillTheDevice) {

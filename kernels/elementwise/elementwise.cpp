@@ -130,6 +130,20 @@ ElementwisePlan plan_elementwise(const char* op, std::span<const ElementwiseOper
   return plan;
 }
 
+void launch_parts(const ElementwisePlan& plan, int width, void (*launch)(const ElementwisePlan& part)) {
+  // Elements that are left over and no whole pieces would decide the variant for all: they go by themselves.
+  const bool apart = !plan.parts[0].empty() && !plan.parts[1].empty() && plan.parts[1].back().shape(0) % width != 0;
+  if (!apart) return launch(plan);
+  ElementwisePlan rows = plan, rest = plan;
+  rows.parts[1].clear();
+  rows.grid.m = plan.tiles;
+  rest.parts[0].clear();
+  rest.tiles = 0;
+  rest.grid.m = 1;
+  launch(rows);
+  launch(rest);
+}
+
 void check_elementwise(const char* op, std::span<const ElementwiseOperand> inputs, const Tensor& y, int arity) {
   require(static_cast<int>(inputs.size()) == arity, "{}: {} inputs are given; the function has {}", op, inputs.size(), arity);
   require(y.dtype() == DType::f32 || y.dtype() == DType::f16 || y.dtype() == DType::bf16, "{}: y is {}; f32, f16 and bf16 are supported",
