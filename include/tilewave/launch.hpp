@@ -162,7 +162,7 @@ void launch_cpu(const TileGrid& grid, Bind bind) {
   typename On::Params params{};
   detail::CpuBinder binder;
   bind(binder, params);
-  detail::run_tiles(cpu::runner<On>(), &params, grid, cpu::memory_bytes<On>(), detail::has_load<On>);
+  detail::run_tiles(&cpu::run<On>, &params, grid, cpu::memory_bytes<On>(), detail::has_load<On>);
 }
 
 /// Runs `Kernel` for every tile of `grid` on the stream's device; on a GPU it compiles the kernel at first use and returns at once.

@@ -945,17 +945,19 @@ template <class On>
 /// Runs one tile. `params`: On::Params; `arena`: memory_bytes<On>() bytes, 64-byte aligned.
 using RunTile = void (*)(const void* params, const TileGrid& grid, int index, u8* arena);
 
-/// The kernel for this processor.
+/// One tile, for this processor.
 template <class On>
-RunTile runner() {
+void run(const void* params, const TileGrid& grid, int index, u8* arena) {
 #if defined(__x86_64__)
   const int bytes = vector_bytes();
   if constexpr (!tw::detail::has_load<On> && tw::detail::vector_bytes_of<On>() > 32) {
-    if (bytes == 64) return run_avx512<On>;
+    if (bytes == 64) return run_avx512<On>(params, grid, index, arena);
   }
-  if (bytes >= 32) return run_avx2<On>;
+  if (bytes >= 32) return run_avx2<On>(params, grid, index, arena);
+  run_baseline<On>(params, grid, index, arena);
+#else
+  run_here<On>(*static_cast<const typename On::Params*>(params), grid, index, arena);
 #endif
-  return run_baseline<On>;
 }
 
 }  // namespace tw::cpu
