@@ -1,7 +1,5 @@
 // `tilewave bench exercise`: the kernels that the GLM-ASR exercise names, each on its own, at that model's sizes.
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <optional>

@@ -1,8 +1,5 @@
 #include "benchmarks/harness.hpp"
 
-#include <fmt/chrono.h>
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,6 +10,7 @@
 
 #include "benchmarks/commit.hpp"
 #include "benchmarks/yardsticks.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::bench {
@@ -245,11 +243,11 @@ bool Run::wants(const std::string& family, const std::string& case_name, DType d
   if (!dtypes.empty() && std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) return false;
   const auto contained = [&](const std::string& part) { return case_name.find(part) != std::string::npos; };
   if (!cases.empty() && std::none_of(cases.begin(), cases.end(), contained)) return false;
-  if (options_.list) fmt::print("{:<12} {:<28} {}\n", family, case_name, tw::name_of(dtype));
+  if (options_.list) tw::print("{:<12} {:<28} {}\n", family, case_name, tw::name_of(dtype));
   return !options_.list;
 }
 
-void Run::note(const std::string& text) const { fmt::print(stderr, "tilewave bench: {}\n", text); }
+void Run::note(const std::string& text) const { tw::print(stderr, "tilewave bench: {}\n", text); }
 
 double Run::copy_bandwidth() {
   if (copy_bandwidth_ > 0) return copy_bandwidth_;
@@ -272,25 +270,27 @@ double Run::read_bandwidth() {
 void Run::add(const Record& r) {
   constexpr const char* kLine = "{:<11} {:<30} {:<5} {:<10} {:>9} {:>9} {:>9} {:>9}  {:<8} {:>6} {:>6}  {:<14} {}\n";
   if (!header_printed_) {
-    fmt::print(fmt::runtime(kLine), "family", "case", "dtype", "mode", "us", "ours", "peer", "limit", "unit", "/peer", "/limit", "peer",
-               "variant");
+    tw::print(fmt::runtime(kLine), "family", "case", "dtype", "mode", "us", "ours", "peer", "limit", "unit", "/peer", "/limit", "peer",
+              "variant");
     header_printed_ = true;
   }
   const double ours = figure(r, r.ours.median);
   const double peer = figure(r, r.peer_time.median);
   const auto number = [](double value, const char* format) {
-    return value > 0 ? fmt::format(fmt::runtime(format), value) : std::string("-");
+    return value > 0 ? tw::format(fmt::runtime(format), value) : std::string("-");
   };
   const std::string by = !r.peer_config.empty() ? r.peer_config : !r.peer.empty() ? r.peer : !r.bound.empty() ? "(" + r.bound + ")" : "-";
-  fmt::print(fmt::runtime(kLine), r.family, r.case_name, tw::name_of(r.dtype), name_of(r.mode), number(r.ours.median * 1e3, "{:.1f}"),
-             number(ours, "{:.1f}"), number(peer, "{:.1f}"), number(r.limit, "{:.1f}"), r.unit, number(ratio(r), "{:.3f}"),
-             number(r.limit > 0 ? ours / r.limit : 0, "{:.3f}"), by, r.config);
+  tw::print(fmt::runtime(kLine), r.family, r.case_name, tw::name_of(r.dtype), name_of(r.mode), number(r.ours.median * 1e3, "{:.1f}"),
+            number(ours, "{:.1f}"), number(peer, "{:.1f}"), number(r.limit, "{:.1f}"), r.unit, number(ratio(r), "{:.3f}"),
+            number(r.limit > 0 ? ours / r.limit : 0, "{:.3f}"), by, r.config);
   std::fflush(stdout);
   records_.push_back(r);
 }
 
 nlohmann::ordered_json Run::json() const {
-  const std::string date = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  char date[] = "2000-01-01T00:00:00Z";
+  const std::time_t now = std::time(nullptr);
+  std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
   const std::string device = device_info(options_.device).name;
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const Record& r : records_) {

@@ -1,11 +1,10 @@
 #include "benchmarks/memory_bound.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <optional>
 
 #include "benchmarks/yardsticks.hpp"
+#include "runtime/format.hpp"
 
 namespace tw::bench {
 namespace {
@@ -94,7 +93,7 @@ void run_memory_ops(Run& run, const std::string& family, const std::vector<Memor
     const auto run_size = [&](Size size, DType dtype, void (*run_case)(Run&, const MemoryCase&)) {
       MemoryCase c;
       c.family = family;
-      c.case_name = fmt::format("{}-{}x{}", op.name, size.rows, size.cols);
+      c.case_name = tw::format("{}-{}x{}", op.name, size.rows, size.cols);
       c.dtype = dtype;
       if (!run.wants(family, c.case_name, dtype)) return;
       MemoryOp::Prepared prepared = op.prepare(size.rows, size.cols, dtype, run.stream());

@@ -1,9 +1,6 @@
 #pragma once
 
-#include <fmt/format.h>
-
-#include <cstdint>
-
+#include "runtime/format.hpp"
 #include "tilewave/tensor.hpp"
 
 namespace tw {
@@ -11,26 +8,14 @@ namespace tw {
 /// Throws InvalidArgument with the formatted message unless `condition` holds.
 template <class... Args>
 void require(bool condition, fmt::format_string<Args...> message, Args&&... args) {
-  if (!condition) throw InvalidArgument(fmt::format(message, std::forward<Args>(args)...));
+  if (!condition) throw InvalidArgument(detail::format_arguments(message, fmt::make_format_args(args...)));
 }
 
-/// What every operand of every op must be: on `device`, of `dtype`, with memory behind it that is aligned to its elements.
-inline void check_operand(const char* op, const char* argument, const Tensor& tensor, DType dtype, Device device) {
-  require(tensor.device() == device, "{}: {} is {}, but the call runs on {}", op, argument, tensor.describe(), device.name());
-  require(tensor.dtype() == dtype, "{}: {} is {}, but must be {} like the other operands", op, argument, tensor.describe(), name_of(dtype));
-  if (tensor.numel() == 0) return;
-  require(tensor.data() != nullptr, "{}: {} is {} with a null pointer", op, argument, tensor.describe());
-  const auto address = reinterpret_cast<std::uintptr_t>(tensor.data());
-  require(address % size_of(dtype) == 0, "{}: {} is {} at address {:#x}, which is not aligned to its element of {} bytes", op, argument,
-          tensor.describe(), address, size_of(dtype));
-}
+/// What every operand of every op must be: on `device`, of `dtype`, with memory behind it that is aligned to its elements. Throws
+/// InvalidArgument.
+void check_operand(const char* op, const char* argument, const Tensor& tensor, DType dtype, Device device);
 
-/// An output must not map two indices to one element; one without elements cannot.
-inline void check_output(const char* op, const char* argument, const Tensor& tensor) {
-  if (tensor.numel() == 0) return;
-  for (int dim = 0; dim < tensor.rank(); ++dim)
-    require(tensor.shape(dim) <= 1 || tensor.stride(dim) != 0,
-            "{}: {} is {} with stride 0 in dimension {}; an output's elements must be distinct", op, argument, tensor.describe(), dim);
-}
+/// An output must not map two indices to one element; one without elements cannot. Throws InvalidArgument.
+void check_output(const char* op, const char* argument, const Tensor& tensor);
 
 }  // namespace tw

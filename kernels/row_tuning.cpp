@@ -11,7 +11,7 @@ std::vector<TuneCandidate> row_candidates(const char* family, Device device, con
   std::vector<TuneCandidate> candidates;
   for (const RowConfig& config : row_configs(cols, max_share)) {
     const Analysis analysis = analyze(config);
-    std::string name = fmt::format("{} warp{}, {} columns", config.row_warps, config.row_warps > 1 ? "s" : "", config.share);
+    std::string name = tw::format("{} warp{}, {} columns", config.row_warps, config.row_warps > 1 ? "s" : "", config.share);
     candidates.push_back({{std::move(name), values_of(config)}, analysis, analysis.shared_bytes});
   }
   return candidates;

@@ -1,9 +1,9 @@
 #include "kernels/tuner.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <limits>
+
+#include "runtime/format.hpp"
 
 namespace tw {
 
@@ -20,14 +20,14 @@ std::vector<Prospect> prospects(const TuneProblem& problem, const DeviceModel& d
   for (const TuneCandidate& candidate : problem.candidates) {
     Prospect prospect{roofline(candidate.analysis, device).seconds, ""};
     if (device.shared_per_block > 0 && candidate.shared_bytes > device.shared_per_block)
-      prospect.dropped = fmt::format("needs {} bytes of shared memory, a block has {}", candidate.shared_bytes, device.shared_per_block);
+      prospect.dropped = tw::format("needs {} bytes of shared memory, a block has {}", candidate.shared_bytes, device.shared_per_block);
     else
       best = std::min(best, prospect.seconds);
     result.push_back(std::move(prospect));
   }
   for (Prospect& prospect : result) {
     if (prospect.dropped.empty() && prospect.seconds > most * best)
-      prospect.dropped = fmt::format("at best {:.1f} times the best one's least time", prospect.seconds / best);
+      prospect.dropped = tw::format("at best {:.1f} times the best one's least time", prospect.seconds / best);
   }
   return result;
 }

@@ -10,7 +10,7 @@ namespace tw {
 std::string key_list(std::span<const ShapeKey> keys) {
   std::string list;
   for (const ShapeKey& key : keys)
-    list += fmt::format("{}{}{}", list.empty() ? "" : ", ", key.name, key.standard ? fmt::format(" ({})", *key.standard) : "");
+    list += tw::format("{}{}{}", list.empty() ? "" : ", ", key.name, key.standard ? tw::format(" ({})", *key.standard) : "");
   return list;
 }
 
@@ -45,7 +45,7 @@ std::int64_t ShapeValues::operator[](std::string_view name) const {
 
 std::string ShapeValues::text() const {
   std::string all;
-  for (const auto& [name, value] : values_) all += fmt::format("{}{}={}", all.empty() ? "" : ",", name, value);
+  for (const auto& [name, value] : values_) all += tw::format("{}{}={}", all.empty() ? "" : ",", name, value);
   return all;
 }
 

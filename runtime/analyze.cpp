@@ -1,6 +1,5 @@
 #include "tilewave/analyze.hpp"
 
-#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -9,6 +8,8 @@
 #include <random>
 #include <set>
 #include <tuple>
+
+#include "runtime/format.hpp"
 
 namespace tw {
 
@@ -128,7 +129,7 @@ Tensor placeholder(Shape shape, DType dtype) {
   if (elements == 0) return Tensor::empty(std::move(shape), dtype);
   const std::size_t bytes = static_cast<std::size_t>(elements) * size_of(dtype);
   void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (data == MAP_FAILED) throw InvalidArgument(fmt::format("placeholder: {} bytes are more than the system has addresses for", bytes));
+  if (data == MAP_FAILED) throw InvalidArgument(tw::format("placeholder: {} bytes are more than the system has addresses for", bytes));
   std::shared_ptr<void> owner(data, [bytes](void* p) { munmap(p, bytes); });
   return Tensor::borrow(data, std::move(shape), dtype, Device::cpu(), {}, std::move(owner));
 }
@@ -187,7 +188,7 @@ Roofline roofline(const Analysis& a, const DeviceModel& device) {
     const auto count = [&](const Operations& operations) { return (device.skips_padding ? operations.inside : operations.products)[i]; };
     if (count(a.operations) == 0) continue;
     if (device.products[i] == 0)
-      throw InvalidArgument(fmt::format("roofline: {} has no products of {}", device.name, name_of(static_cast<OperandType>(i))));
+      throw InvalidArgument(tw::format("roofline: {} has no products of {}", device.name, name_of(static_cast<OperandType>(i))));
     r.products += seconds(count(a.operations), count(a.largest_tile), device.products[i]);
   }
   r.f32 = seconds(a.operations.f32, a.largest_tile.f32, device.f32);

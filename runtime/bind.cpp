@@ -1,9 +1,13 @@
-#include <fmt/format.h>
-
+#include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <tuple>
 
+#include "runtime/format.hpp"
+#include "tilewave/detail/parallel.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw {
@@ -12,7 +16,7 @@ KernelSpec make_spec(const KernelInfo& info, bool tma_load, bool tma_store, std:
   KernelSpec spec;
   spec.type = info.type;
   spec.name = name.empty() ? spec.type : std::move(name);
-  spec.target = fmt::format("tw::sm_90a::Target<{}, {}>", tma_load, tma_store);
+  spec.target = tw::format("tw::sm_90a::Target<{}, {}>", tma_load, tma_store);
   spec.source = info.source;
   spec.threads = info.threads;
   spec.shared_bytes = info.shared_bytes;
@@ -26,22 +30,88 @@ KernelSpec make_spec(const KernelInfo& info, bool tma_load, bool tma_store, std:
 
 namespace detail {
 
-BoundTensor bind_tensor(const Tensor& tensor, DType dtype, Device device) {
+void bind_view(BoundView& view, const Tensor& tensor, DType dtype, Device device) {
   const auto refuse = [&](std::string_view what) {
-    throw InvalidArgument(fmt::format("a kernel's tensor {}; given {}, the kernel takes 1 to 4 dimensions of {} on {}", what,
-                                      tensor.describe(), name_of(dtype), device.name()));
+    throw InvalidArgument(tw::format("a kernel's tensor {}; given {}, the kernel takes 1 to 4 dimensions of {} on {}", what,
+                                     tensor.describe(), name_of(dtype), device.name()));
   };
   if (tensor.dtype() != dtype) refuse("has another dtype");
   if (!(tensor.device() == device)) refuse("is on another device");
   if (tensor.rank() < 1 || tensor.rank() > 4) refuse("has too many or too few dimensions");
-  BoundTensor bound;
+  std::int64_t sizes[4], strides[4];
   for (int dim = 0; dim < 4; ++dim) {
     const int from = dim - (4 - tensor.rank());
-    bound.sizes[dim] = from < 0 ? 1 : tensor.shape(from);
-    bound.strides[dim] = from < 0 ? 0 : tensor.stride(from);
-    if (bound.sizes[dim] > std::numeric_limits<int>::max()) refuse("has an extent over 2^31 - 1");
+    sizes[dim] = from < 0 ? 1 : tensor.shape(from);
+    strides[dim] = from < 0 ? 0 : tensor.stride(from);
+    if (sizes[dim] > std::numeric_limits<int>::max()) refuse("has an extent over 2^31 - 1");
   }
-  return bound;
+  const auto size = [&](int dim) { return static_cast<int>(sizes[dim]); };
+  view = {tensor.data(), strides[0], strides[1], strides[2], strides[3], size(0), size(1), size(2), size(3)};
+}
+
+cpu::AnyFloat::Type any_float_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return cpu::AnyFloat::Type::f32;
+    case DType::f16:
+      return cpu::AnyFloat::Type::f16;
+    case DType::bf16:
+      return cpu::AnyFloat::Type::bf16;
+    default:
+      throw InvalidArgument(tw::format("a kernel's tensor is {}; it takes f32, f16 and bf16", name_of(dtype)));
+  }
+}
+
+TensorMapRequest map_request(const BoundView& view, const MapTile& tile, const Window& window) {
+  TensorMapRequest request{};
+  request.address = view.data;
+  request.element = tile.element;
+  const auto bytes = static_cast<std::uint64_t>(size_of(tile.element));
+  const std::uint64_t extents[4] = {static_cast<std::uint64_t>(view.cols), static_cast<std::uint64_t>(view.rows),
+                                    static_cast<std::uint64_t>(view.size_i), static_cast<std::uint64_t>(view.size_j)};
+  const std::int64_t strides[3] = {view.stride_row, view.stride_i, view.stride_j};
+  for (int dim = 0; dim < 4; ++dim) request.extents[dim] = extents[dim];
+  // A dimension of one element never steps; TMA still wants a stride that it could take.
+  for (int dim = 0; dim < 3; ++dim) request.strides[dim] = extents[dim + 1] == 1 ? 16 : static_cast<std::uint64_t>(strides[dim]) * bytes;
+  // The first rows of the window: it is filled row by row.
+  const int width = std::min(window.width(), tile.rows);
+  const int height = std::min(window.height(), tile.rows / width);
+  const int box[4] = {tile.cols, width * window.row_step, height * window.i_step, tile.rows / (width * height)};
+  const int steps[4] = {1, window.row_step, window.i_step, 1};
+  for (int dim = 0; dim < 4; ++dim) {
+    request.box[dim] = static_cast<std::uint32_t>(box[dim]);
+    request.steps[dim] = static_cast<std::uint32_t>(steps[dim]);
+  }
+  request.swizzle_bytes = sm_90a::kPanelBytes;
+  return request;
+}
+
+bool bind_map(const BoundView& view, bool readable, const MapTile& tile, const Window& window, void* tensor_map) {
+  if (view.cols == 0 || view.rows == 0 || view.size_i == 0 || view.size_j == 0) return true;  // nothing will be copied
+  const TensorMapRequest request = map_request(view, tile, window);
+  const bool steps_forward = (view.stride_row > 0 || view.rows == 1) && (view.stride_i > 0 || view.size_i == 1) &&
+                             (view.stride_j > 0 || view.size_j == 1) && (view.stride_col == 1 || view.cols == 1);
+  // A TMA store writes whole pieces of 16 bytes, beyond the last column too.
+  const bool whole_pieces = readable || view.cols * size_of(tile.element) % 16 == 0;
+  const bool possible = steps_forward && whole_pieces && tensor_map_possible(request);
+  if (possible) encode_tensor_map(tensor_map, request);
+  return possible;
+}
+
+void run_tiles(cpu::RunTile run, const void* params, const TileGrid& grid, std::int64_t memory_bytes, bool loads) {
+  // Tiles of rows are many and short, and each begins to fetch the next one's: a thread takes some that follow each other.
+  const long count = grid.count(), at_once = loads ? 1 : std::clamp(count / (8L * cpu_threads()), 1L, 16L);
+  parallel_for((count + at_once - 1) / at_once, [&](long first) {
+    // Every thread has its own tile memory: rings start empty, and nothing is shared.
+    thread_local std::shared_ptr<void> arena;
+    thread_local std::int64_t arena_bytes = 0;
+    if (arena_bytes < memory_bytes) {
+      arena = allocate(static_cast<std::size_t>(memory_bytes), Stream::standard(Device::cpu()));
+      arena_bytes = memory_bytes;
+    }
+    for (long index = first * at_once; index < std::min(count, (first + 1) * at_once); ++index)
+      run(params, grid, static_cast<int>(index), static_cast<u8*>(arena.get()));
+  });
 }
 
 void launch_variant(const KernelInfo& info, bool tma_load, bool tma_store, const void* params, TileGrid grid, const Stream& stream) {

@@ -1,11 +1,10 @@
 #include "runtime/cache.hpp"
 
-#include <fmt/format.h>
-
 #include <cstring>
 #include <filesystem>
 
 #include "runtime/files.hpp"
+#include "runtime/format.hpp"
 #include "runtime/paths.hpp"
 #include "runtime/sha256.hpp"
 
@@ -134,7 +133,7 @@ std::optional<CompiledKernel> read_entry(const std::string& folder, const std::s
 
 bool write_entry(const std::string& folder, const std::string& key, const CompiledKernel& kernel, std::string* problem) {
   auto fail = [&](const std::string& what, const std::string& why) {
-    if (problem != nullptr) *problem = fmt::format("{}: {}", what, why);
+    if (problem != nullptr) *problem = tw::format("{}: {}", what, why);
     return false;
   };
   if (folder.empty()) return fail("cache", "no folder");

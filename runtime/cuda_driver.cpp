@@ -1,11 +1,11 @@
 #include "runtime/cuda_driver.hpp"
 
 #include <dlfcn.h>
-#include <fmt/format.h>
 
 #include <atomic>
 #include <mutex>
 
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::cuda {
@@ -18,8 +18,8 @@ std::string describe_with(const Driver& calls, Result result) {
   const char* text = nullptr;
   if (calls.get_error_name == nullptr || calls.get_error_name(result, &name) != Result::success || name == nullptr) name = nullptr;
   if (calls.get_error_string == nullptr || calls.get_error_string(result, &text) != Result::success || text == nullptr) text = nullptr;
-  if (name == nullptr) return fmt::format("CUDA error {}", static_cast<int>(result));
-  return text == nullptr ? std::string(name) : fmt::format("{} ({})", name, text);
+  if (name == nullptr) return tw::format("CUDA error {}", static_cast<int>(result));
+  return text == nullptr ? std::string(name) : tw::format("{} ({})", name, text);
 }
 
 /// The first symbol that `handle` lacks, or null.
@@ -46,29 +46,27 @@ DriverSearch find_driver() {
   void* handle = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* reason = dlerror();
-    return {nullptr, fmt::format("no CUDA driver: {}", reason == nullptr ? kLibrary : reason), 0};
+    return {nullptr, tw::format("no CUDA driver: {}", reason == nullptr ? kLibrary : reason), 0};
   }
   Driver calls;
   const char* missing = load_symbols(handle, calls);
   if (calls.driver_get_version != nullptr && calls.driver_get_version(&calls.version) != Result::success) calls.version = 0;
   if (missing != nullptr) {
-    return {nullptr,
-            fmt::format("the CUDA driver ({}) is too old: it has no {}; CUDA 12.0 is needed", version_text(calls.version), missing),
+    return {nullptr, tw::format("the CUDA driver ({}) is too old: it has no {}; CUDA 12.0 is needed", version_text(calls.version), missing),
             calls.version};
   }
   // A machine can have the driver's library and no GPU (a container without one, CUDA_VISIBLE_DEVICES empty, an MPS server that is down).
   Result result = calls.init(0);
   if (result != Result::success) {
-    return {nullptr,
-            fmt::format("the CUDA driver ({}) cannot start: cuInit: {}", version_text(calls.version), describe_with(calls, result)),
+    return {nullptr, tw::format("the CUDA driver ({}) cannot start: cuInit: {}", version_text(calls.version), describe_with(calls, result)),
             calls.version};
   }
   int count = 0;
   result = calls.device_get_count(&count);
   if (result != Result::success || count == 0) {
     return {nullptr,
-            fmt::format("the CUDA driver ({}) finds no GPU: cuDeviceGetCount: {}", version_text(calls.version),
-                        result == Result::success ? "0 devices" : describe_with(calls, result)),
+            tw::format("the CUDA driver ({}) finds no GPU: cuDeviceGetCount: {}", version_text(calls.version),
+                       result == Result::success ? "0 devices" : describe_with(calls, result)),
             calls.version};
   }
   found = new Driver(calls);
@@ -90,11 +88,11 @@ std::string describe(Result result) {
 }
 
 void check(Result result, const char* call) {
-  if (result != Result::success) throw DeviceError(fmt::format("{}: {}", call, describe(result)));
+  if (result != Result::success) throw DeviceError(tw::format("{}: {}", call, describe(result)));
 }
 
 std::string version_text(int version) {
-  return version == 0 ? "unknown version" : fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+  return version == 0 ? "unknown version" : tw::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
 }  // namespace tw::cuda

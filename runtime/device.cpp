@@ -1,13 +1,12 @@
 #include "tilewave/device.hpp"
 
-#include <fmt/format.h>
-
 #include <charconv>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <utility>
 
+#include "runtime/format.hpp"
 #include "runtime/gpu.hpp"
 #include "runtime/host.hpp"
 #include "runtime/nvrtc.hpp"
@@ -72,13 +71,13 @@ DeviceInfo describe_gpu(const cuda::Driver& d, int index) {
     info.name = name;
     const int major = attribute(cuda::DeviceAttribute::compute_capability_major);
     const int minor = attribute(cuda::DeviceAttribute::compute_capability_minor);
-    info.isa = fmt::format("sm_{}{}", major, minor);
+    info.isa = tw::format("sm_{}{}", major, minor);
     info.units = attribute(cuda::DeviceAttribute::multiprocessor_count);
     info.l2_bytes = static_cast<std::size_t>(attribute(cuda::DeviceAttribute::l2_cache_size));
     info.shared_per_block = static_cast<std::size_t>(attribute(cuda::DeviceAttribute::max_shared_memory_per_block_optin));
     cuda::check(d.device_total_mem(&info.total_memory, device), "cuDeviceTotalMem");
     if (major != kNeededMajor || minor != kNeededMinor) {
-      info.problem = fmt::format("{}: Tilewave's GPU kernels need sm_{}{}", info.isa, kNeededMajor, kNeededMinor);
+      info.problem = tw::format("{}: Tilewave's GPU kernels need sm_{}{}", info.isa, kNeededMajor, kNeededMinor);
       return info;
     }
     info.free_memory = free_memory(d, index, device);
@@ -97,7 +96,7 @@ int gpu_count(const cuda::Driver& d) {
 
 }  // namespace
 
-std::string Device::name() const { return is_cuda() ? fmt::format("cuda:{}", index) : "cpu"; }
+std::string Device::name() const { return is_cuda() ? tw::format("cuda:{}", index) : "cpu"; }
 
 Device Device::parse(std::string_view text) {
   if (text == "cpu") return cpu();
@@ -110,7 +109,7 @@ Device Device::parse(std::string_view text) {
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
     if (error == std::errc() && end == digits.data() + digits.size() && digits.front() != '-') return cuda(index);
   }
-  throw InvalidArgument(fmt::format("device is \"{}\"; allowed: \"cpu\", \"cuda\", \"cuda:N\", \"auto\"", text));
+  throw InvalidArgument(tw::format("device is \"{}\"; allowed: \"cpu\", \"cuda\", \"cuda:N\", \"auto\"", text));
 }
 
 DeviceReport find_devices() {
@@ -129,7 +128,7 @@ DeviceReport find_devices() {
   }
   const NvrtcSearch nvrtc = find_nvrtc();
   report.nvrtc_problem = nvrtc.problem;
-  if (nvrtc.nvrtc != nullptr) report.nvrtc = fmt::format("{} ({})", nvrtc.nvrtc->version_text(), nvrtc.nvrtc->path);
+  if (nvrtc.nvrtc != nullptr) report.nvrtc = tw::format("{} ({})", nvrtc.nvrtc->version_text(), nvrtc.nvrtc->path);
   return report;
 }
 
@@ -143,11 +142,11 @@ std::vector<Device> DeviceReport::usable() const {
 
 std::string DeviceReport::problems() const {
   std::string text;
-  if (!cuda_problem.empty()) text += fmt::format("no GPU: {}\n", cuda_problem);
+  if (!cuda_problem.empty()) text += tw::format("no GPU: {}\n", cuda_problem);
   for (const DeviceInfo& info : devices) {
-    if (!info.usable) text += fmt::format("{}: {}\n", info.device.name(), info.problem);
+    if (!info.usable) text += tw::format("{}: {}\n", info.device.name(), info.problem);
   }
-  if (!nvrtc_problem.empty()) text += fmt::format("no kernels on GPUs: {}\n", nvrtc_problem);
+  if (!nvrtc_problem.empty()) text += tw::format("no kernels on GPUs: {}\n", nvrtc_problem);
   return text;
 }
 
@@ -159,13 +158,13 @@ const DeviceInfo& device_info(Device device) {
   auto found = known.find(key);
   if (found != known.end()) return found->second;
   if (!device.is_cuda()) {
-    if (device.index != 0) throw DeviceError(fmt::format("cpu:{}: no such device; there is one CPU", device.index));
+    if (device.index != 0) throw DeviceError(tw::format("cpu:{}: no such device; there is one CPU", device.index));
     return known.emplace(key, describe_cpu()).first->second;
   }
   const cuda::Driver& d = cuda::driver();
   const int count = gpu_count(d);
   if (device.index < 0 || device.index >= count) {
-    throw DeviceError(fmt::format("{}: no such device; this machine has {} CUDA device(s)", device.name(), count));
+    throw DeviceError(tw::format("{}: no such device; this machine has {} CUDA device(s)", device.name(), count));
   }
   return known.emplace(key, describe_gpu(d, device.index)).first->second;
 }

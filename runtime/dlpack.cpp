@@ -1,8 +1,8 @@
 #include <dlpack/dlpack.h>
-#include <fmt/format.h>
 
 #include <memory>
 
+#include "runtime/format.hpp"
 #include "tilewave/tensor.hpp"
 
 namespace tw {
@@ -28,7 +28,7 @@ DLDataType to_dl(DType dtype) {
   for (const Match& type : kTypes) {
     if (type.dtype == dtype) return {type.code, type.bits, 1};
   }
-  throw InvalidArgument(fmt::format("to_dlpack: dtype {} has no DLPack code", name_of(dtype)));
+  throw InvalidArgument(tw::format("to_dlpack: dtype {} has no DLPack code", name_of(dtype)));
 }
 
 DType from_dl(DLDataType type) {
@@ -36,9 +36,9 @@ DType from_dl(DLDataType type) {
     if (known.code == type.code && known.bits == type.bits && type.lanes == 1) return known.dtype;
   }
   throw InvalidArgument(
-      fmt::format("from_dlpack: dtype has code {}, {} bits and {} lanes; allowed: one lane of f32, f16, bf16, fp8_e4m3, fp8_e5m2, "
-                  "i8, i32, i64, u8 or bool",
-                  type.code, type.bits, type.lanes));
+      tw::format("from_dlpack: dtype has code {}, {} bits and {} lanes; allowed: one lane of f32, f16, bf16, fp8_e4m3, fp8_e5m2, "
+                 "i8, i32, i64, u8 or bool",
+                 type.code, type.bits, type.lanes));
 }
 
 Device from_dl(DLDevice device) {
@@ -48,12 +48,12 @@ Device from_dl(DLDevice device) {
       return Device::cpu();
     case kDLCUDA:
     case kDLCUDAManaged:
-      if (device.device_id < 0) throw InvalidArgument(fmt::format("from_dlpack: device_id is {}; allowed: 0 or more", device.device_id));
+      if (device.device_id < 0) throw InvalidArgument(tw::format("from_dlpack: device_id is {}; allowed: 0 or more", device.device_id));
       return Device::cuda(device.device_id);
     default:
-      throw InvalidArgument(fmt::format("from_dlpack: device has type {}; allowed: {} (CPU), {} (CUDA), {} (pinned), {} (managed)",
-                                        static_cast<int>(device.device_type), static_cast<int>(kDLCPU), static_cast<int>(kDLCUDA),
-                                        static_cast<int>(kDLCUDAHost), static_cast<int>(kDLCUDAManaged)));
+      throw InvalidArgument(tw::format("from_dlpack: device has type {}; allowed: {} (CPU), {} (CUDA), {} (pinned), {} (managed)",
+                                       static_cast<int>(device.device_type), static_cast<int>(kDLCPU), static_cast<int>(kDLCUDA),
+                                       static_cast<int>(kDLCUDAHost), static_cast<int>(kDLCUDAManaged)));
   }
 }
 
@@ -89,8 +89,8 @@ Tensor Tensor::from_dlpack(DLManagedTensor* managed) {
   if (managed == nullptr) throw InvalidArgument("from_dlpack: managed is null; allowed: a DLManagedTensor");
   const DLTensor& source = managed->dl_tensor;
   if (source.ndim < 0 || (source.ndim > 0 && source.shape == nullptr)) {
-    throw InvalidArgument(fmt::format("from_dlpack: ndim is {}{}; allowed: 0 or more, with a shape", source.ndim,
-                                      source.shape == nullptr ? " without a shape" : ""));
+    throw InvalidArgument(tw::format("from_dlpack: ndim is {}{}; allowed: 0 or more, with a shape", source.ndim,
+                                     source.shape == nullptr ? " without a shape" : ""));
   }
   Shape shape(source.shape, source.shape + source.ndim);
   std::vector<std::int64_t> strides;

@@ -1,9 +1,8 @@
 #include "tilewave/dtype.hpp"
 
-#include <fmt/format.h>
-
 #include <string>
 
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw {
@@ -24,7 +23,7 @@ const Entry& entry(DType dtype) {
   for (const Entry& type : kTypes) {
     if (type.dtype == dtype) return type;
   }
-  throw InvalidArgument(fmt::format("dtype is {}; allowed: a DType", static_cast<int>(dtype)));
+  throw InvalidArgument(tw::format("dtype is {}; allowed: a DType", static_cast<int>(dtype)));
 }
 
 }  // namespace
@@ -39,7 +38,7 @@ DType parse_dtype(std::string_view name) {
     if (type.name == name) return type.dtype;
     allowed += (allowed.empty() ? "" : ", ") + std::string(type.name);
   }
-  throw InvalidArgument(fmt::format("dtype is \"{}\"; allowed: {}", name, allowed));
+  throw InvalidArgument(tw::format("dtype is \"{}\"; allowed: {}", name, allowed));
 }
 
 }  // namespace tw

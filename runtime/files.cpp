@@ -1,7 +1,6 @@
 #include "runtime/files.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +8,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+
+#include "runtime/format.hpp"
 
 namespace tw {
 namespace {
@@ -67,11 +68,11 @@ std::optional<std::string> read_file(const std::string& path, std::size_t larges
 
 bool replace_file(const std::string& path, std::initializer_list<std::string_view> pieces, std::string* problem) {
   auto fail = [&](const std::string& what, int reason) {
-    if (problem != nullptr) *problem = fmt::format("{}: {}", what, std::strerror(reason));
+    if (problem != nullptr) *problem = tw::format("{}: {}", what, std::strerror(reason));
     return false;
   };
   static std::atomic<unsigned> count = 0;
-  const std::string temporary = fmt::format("{}.{}.{}.tmp", path, getpid(), count.fetch_add(1));
+  const std::string temporary = tw::format("{}.{}.{}.tmp", path, getpid(), count.fetch_add(1));
   bool written = true;
   int reason = 0;
   {

@@ -1,12 +1,11 @@
 #include "runtime/gpu.hpp"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <limits>
 
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw {
@@ -41,13 +40,13 @@ Gpu::Gpu(int index) : index_(index) {
   int count = 0;
   cuda::check(d.device_get_count(&count), "cuDeviceGetCount");
   if (index < 0 || index >= count || index >= kMaxGpus) {
-    throw DeviceError(fmt::format("cuda:{}: no such device; this machine has {} CUDA device(s)", index, count));
+    throw DeviceError(tw::format("cuda:{}: no such device; this machine has {} CUDA device(s)", index, count));
   }
   cuda::check(d.device_get(&device_, index), "cuDeviceGet");
   cuda::check(d.device_get_attribute(&multiprocessors_, cuda::DeviceAttribute::multiprocessor_count, device_), "cuDeviceGetAttribute");
   int pools = 0;
   cuda::check(d.device_get_attribute(&pools, cuda::DeviceAttribute::memory_pools_supported, device_), "cuDeviceGetAttribute");
-  if (pools == 0) throw DeviceError(fmt::format("cuda:{}: the driver offers no stream-ordered memory pools here", index));
+  if (pools == 0) throw DeviceError(tw::format("cuda:{}: the driver offers no stream-ordered memory pools here", index));
 
   const RelaxedCapture relaxed;
   cuda::check(d.primary_ctx_retain(&context_, device_), "cuDevicePrimaryCtxRetain");

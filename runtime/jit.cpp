@@ -1,7 +1,5 @@
 #include "runtime/jit.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cctype>
@@ -14,6 +12,7 @@
 #include <thread>
 
 #include "runtime/cache.hpp"
+#include "runtime/format.hpp"
 #include "runtime/nvrtc.hpp"
 #include "runtime/sha256.hpp"
 #include "tilewave/error.hpp"
@@ -29,7 +28,7 @@ constexpr int kMaxCluster = 8;
 constexpr std::string_view kKeyVersion = "tilewave kernel 1";
 
 void require(bool condition, const KernelSpec& spec, const char* argument, const std::string& given, const char* allowed) {
-  if (!condition) throw InvalidArgument(fmt::format("kernel {}: {} is {}; allowed: {}", spec.name, argument, given, allowed));
+  if (!condition) throw InvalidArgument(tw::format("kernel {}: {} is {}; allowed: {}", spec.name, argument, given, allowed));
 }
 
 void validate(const KernelSpec& spec) {
@@ -48,7 +47,7 @@ void require_arch(std::string_view arch) {
   const std::string_view prefix = "sm_";
   std::string_view rest = arch.substr(0, prefix.size()) == prefix ? arch.substr(prefix.size()) : std::string_view();
   const bool ok = !rest.empty() && std::all_of(rest.begin(), rest.end(), [](unsigned char c) { return std::isalnum(c) != 0; });
-  if (!ok) throw InvalidArgument(fmt::format("compile: arch is \"{}\"; allowed: a real architecture such as \"sm_90a\"", arch));
+  if (!ok) throw InvalidArgument(tw::format("compile: arch is \"{}\"; allowed: a real architecture such as \"sm_90a\"", arch));
 }
 
 std::string_view trim_left(std::string_view text) {
@@ -115,8 +114,8 @@ CompiledKernel build(const KernelSpec& spec, const ProgramText& program, std::st
   for (const EmbeddedFile* file : program.headers) headers.push_back({file->name, file->text});
   NvrtcOutput output = compile_with(nvrtc, program.text, headers, compile_options(arch));
   if (!output.ok) {
-    throw CompileError(fmt::format("kernel {} did not compile for {} with {}\n  type: {}\n  target: {}\n  source: {}\n{}", spec.name, arch,
-                                   compiler_name(nvrtc), spec.type, spec.target, spec.source, output.log));
+    throw CompileError(tw::format("kernel {} did not compile for {} with {}\n  type: {}\n  target: {}\n  source: {}\n{}", spec.name, arch,
+                                  compiler_name(nvrtc), spec.type, spec.target, spec.source, output.log));
   }
   CompiledKernel kernel;
   kernel.cubin = std::move(output.cubin);
@@ -133,8 +132,8 @@ CompiledKernel build(const KernelSpec& spec, const ProgramText& program, std::st
 ProgramText assemble(const KernelSpec& spec) {
   validate(spec);
   ProgramText program;
-  const std::string cluster = spec.cluster > 1 ? fmt::format(" __cluster_dims__({}, 1, 1)", spec.cluster) : "";
-  program.text = fmt::format(
+  const std::string cluster = spec.cluster > 1 ? tw::format(" __cluster_dims__({}, 1, 1)", spec.cluster) : "";
+  program.text = tw::format(
       "#include \"{header}\"\n"
       "#include \"{source}\"\n"
       "\n"
@@ -158,7 +157,7 @@ ProgramText assemble(const KernelSpec& spec) {
 }
 
 std::vector<std::string> compile_options(std::string_view arch) {
-  return {fmt::format("--gpu-architecture={}", arch), "-std=c++20", "-default-device", "--ptxas-options=-v"};
+  return {tw::format("--gpu-architecture={}", arch), "-std=c++20", "-default-device", "--ptxas-options=-v"};
 }
 
 std::string cache_key(const ProgramText& program, std::string_view arch, std::string_view compiler) {
@@ -212,7 +211,7 @@ CompiledKernel compile(const KernelSpec& spec, std::string_view arch, bool use_c
       if (std::optional<CompiledKernel> kernel = read_entry(pack, pack_key)) return *std::move(kernel);
     }
   }
-  if (search.nvrtc == nullptr) throw DeviceError(fmt::format("kernel {} cannot be compiled: {}", spec.name, search.problem));
+  if (search.nvrtc == nullptr) throw DeviceError(tw::format("kernel {} cannot be compiled: {}", spec.name, search.problem));
   CompiledKernel kernel = build(spec, program, arch, *search.nvrtc);
   if (use_cache) write_entry(folder, key, kernel);  // a kernel that cannot be kept is compiled again next time
   return kernel;
@@ -247,7 +246,7 @@ void write_pack(const std::string& folder, const KernelSpec& spec, const Compile
   require_arch(arch);
   std::string problem;
   if (!write_entry(folder, cache_key(assemble(spec), arch, ""), kernel, &problem)) {
-    throw Error(fmt::format("kernel {} cannot be written: {}", spec.name, problem));
+    throw Error(tw::format("kernel {} cannot be written: {}", spec.name, problem));
   }
 }
 

@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -8,6 +6,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "runtime/format.hpp"
 #include "runtime/jit.hpp"
 #include "runtime/stream.hpp"
 #include "tilewave/error.hpp"
@@ -69,10 +68,10 @@ void load(Loaded& kernel, const Gpu& gpu) {
   const KernelSpec& spec = kernel.spec;
   const cuda::Driver& d = cuda::driver();
   const DeviceInfo& info = device_info(Device::cuda(gpu.index()));
-  if (!info.usable) throw DeviceError(fmt::format("kernel {} cannot run on {}: {}", spec.name, info.device.name(), info.problem));
+  if (!info.usable) throw DeviceError(tw::format("kernel {} cannot run on {}: {}", spec.name, info.device.name(), info.problem));
   if (static_cast<std::size_t>(spec.shared_bytes) > info.shared_per_block) {
-    throw DeviceError(fmt::format("kernel {} needs {} bytes of shared memory; a block on {} may have {}", spec.name, spec.shared_bytes,
-                                  info.device.name(), info.shared_per_block));
+    throw DeviceError(tw::format("kernel {} needs {} bytes of shared memory; a block on {} may have {}", spec.name, spec.shared_bytes,
+                                 info.device.name(), info.shared_per_block));
   }
   const CompiledKernel compiled = compile(spec, kArch);
 
@@ -82,16 +81,16 @@ void load(Loaded& kernel, const Gpu& gpu) {
   if (result == cuda::Result::invalid_image || result == cuda::Result::no_binary_for_gpu ||
       result == cuda::Result::unsupported_ptx_version) {
     throw DeviceError(
-        fmt::format("kernel {}: the driver (CUDA {}) is too old for machine code from {}: cuModuleLoadData: {}; install a newer driver or "
-                    "an older NVRTC",
-                    spec.name, cuda::version_text(d.version), compiled.compiler, cuda::describe(result)));
+        tw::format("kernel {}: the driver (CUDA {}) is too old for machine code from {}: cuModuleLoadData: {}; install a newer driver or "
+                   "an older NVRTC",
+                   spec.name, cuda::version_text(d.version), compiled.compiler, cuda::describe(result)));
   }
   auto check = [&](cuda::Result outcome, const char* call) {
     if (outcome == cuda::Result::success) return;
     const std::string text = cuda::describe(outcome);
     if (module != nullptr) d.module_unload(module);
-    throw DeviceError(fmt::format("kernel {}: {}: {} ({} threads, {} bytes of shared memory, {} registers)", spec.name, call, text,
-                                  spec.threads, spec.shared_bytes, compiled.registers));
+    throw DeviceError(tw::format("kernel {}: {}: {} ({} threads, {} bytes of shared memory, {} registers)", spec.name, call, text,
+                                 spec.threads, spec.shared_bytes, compiled.registers));
   };
   check(result, "cuModuleLoadData");
   cuda::Function function = nullptr;
@@ -115,8 +114,8 @@ void load(Loaded& kernel, const Gpu& gpu) {
   }
   if (kernel.blocks_at_once == 0) {
     d.module_unload(module);
-    throw DeviceError(fmt::format("kernel {} does not fit on {}: {} threads, {} registers each, {} bytes of shared memory, clusters of {}",
-                                  spec.name, info.device.name(), spec.threads, compiled.registers, spec.shared_bytes, spec.cluster));
+    throw DeviceError(tw::format("kernel {} does not fit on {}: {} threads, {} registers each, {} bytes of shared memory, clusters of {}",
+                                 spec.name, info.device.name(), spec.threads, compiled.registers, spec.shared_bytes, spec.cluster));
   }
   kernel.function.store(function, std::memory_order_release);
 }
@@ -130,16 +129,16 @@ std::int64_t blocks_for(std::int64_t tiles, const KernelSpec& spec, std::int64_t
 }  // namespace
 
 void launch_on_gpu(const KernelSpec& spec, const void* params, const TileGrid& grid, const Stream& stream) {
-  if (!stream.device().is_cuda()) throw InvalidArgument(fmt::format("kernel {}: stream is on cpu; allowed: a CUDA device", spec.name));
-  if (params == nullptr) throw InvalidArgument(fmt::format("kernel {}: params is null; allowed: {} bytes", spec.name, spec.params_bytes));
+  if (!stream.device().is_cuda()) throw InvalidArgument(tw::format("kernel {}: stream is on cpu; allowed: a CUDA device", spec.name));
+  if (params == nullptr) throw InvalidArgument(tw::format("kernel {}: params is null; allowed: {} bytes", spec.name, spec.params_bytes));
   if (grid.m < 0 || grid.n < 0 || grid.batch < 0) {
-    throw InvalidArgument(fmt::format("kernel {}: grid is {} x {} x {}; allowed: 0 or more", spec.name, grid.m, grid.n, grid.batch));
+    throw InvalidArgument(tw::format("kernel {}: grid is {} x {} x {}; allowed: 0 or more", spec.name, grid.m, grid.n, grid.batch));
   }
   if (grid.m == 0 || grid.n == 0 || grid.batch == 0) return;
   const std::int64_t plane = std::int64_t{grid.m} * grid.n;
   if (plane > kLargestGrid || plane * grid.batch > kLargestGrid) {
     throw InvalidArgument(
-        fmt::format("kernel {}: grid is {} x {} x {}; allowed: at most {} tiles", spec.name, grid.m, grid.n, grid.batch, kLargestGrid));
+        tw::format("kernel {}: grid is {} x {} x {}; allowed: at most {} tiles", spec.name, grid.m, grid.n, grid.batch, kLargestGrid));
   }
 
   Gpu& gpu = Gpu::get(stream.device().index);
@@ -165,7 +164,7 @@ void launch_on_gpu(const KernelSpec& spec, const void* params, const TileGrid& g
   config.attribute_count = 1;
   const cuda::Result result = cuda::driver().launch_kernel(&config, kernel.function.load(std::memory_order_relaxed), arguments, nullptr);
   if (result != cuda::Result::success) {
-    throw DeviceError(fmt::format(
+    throw DeviceError(tw::format(
         "kernel {} was not launched: cuLaunchKernelEx: {} ({} blocks for {} x {} x {} tiles, {} threads, {} bytes of shared memory)",
         spec.name, cuda::describe(result), blocks, grid.m, grid.n, grid.batch, spec.threads, spec.shared_bytes));
   }

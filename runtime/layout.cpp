@@ -1,8 +1,8 @@
 #include "tilewave/layout.hpp"
 
-#include <fmt/format.h>
-
 #include <utility>
+
+#include "runtime/format.hpp"
 
 namespace tw {
 
@@ -16,8 +16,8 @@ TileRecorder::TileRecorder() { current = this; }
 TileRecorder::~TileRecorder() { current = nullptr; }
 
 void TileRecorder::add(const TileLayout& layout) { current->tiles.push_back({layout, current->where_}); }
-void TileRecorder::enter_ring(int slots) { where_ = fmt::format("ring {}, {} slot{}", ++rings_, slots, slots == 1 ? "" : "s"); }
-void TileRecorder::enter_staging(int slots) { where_ = fmt::format("staging, {} slots for each warpgroup", slots); }
+void TileRecorder::enter_ring(int slots) { where_ = tw::format("ring {}, {} slot{}", ++rings_, slots, slots == 1 ? "" : "s"); }
+void TileRecorder::enter_staging(int slots) { where_ = tw::format("staging, {} slots for each warpgroup", slots); }
 void TileRecorder::enter(const char* where) { where_ = where; }
 
 }  // namespace detail

@@ -1,4 +1,3 @@
-#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "runtime/format.hpp"
 #include "runtime/host.hpp"
 #include "runtime/stream.hpp"
 #include "tilewave/device.hpp"
@@ -114,7 +114,7 @@ std::shared_ptr<void> allocate_on_cpu(std::size_t bytes) {
     memory = HostPool::get().take(size);
   }
   if (memory == nullptr) {
-    throw OutOfMemory(fmt::format("cpu: {} bytes were asked for; about {} bytes are free", bytes, host_memory().available));
+    throw OutOfMemory(tw::format("cpu: {} bytes were asked for; about {} bytes are free", bytes, host_memory().available));
   }
   return {memory, [size](void* p) { HostPool::get().give(p, size); }};
 }
@@ -125,8 +125,8 @@ std::shared_ptr<void> allocate_on_gpu(std::size_t bytes, const Stream& stream) {
   const CurrentContext current(gpu);
   const cuda::Stream native = StreamAccess::native(stream);
   if (is_capturing(native)) {
-    throw DeviceError(fmt::format("{}: {} bytes were asked for while the stream is captured into a graph; allocate before",
-                                  stream.device().name(), bytes));
+    throw DeviceError(tw::format("{}: {} bytes were asked for while the stream is captured into a graph; allocate before",
+                                 stream.device().name(), bytes));
   }
   cuda::Address address = 0;
   cuda::Result result = d.mem_alloc_from_pool_async(&address, bytes, gpu.pool(), native);
@@ -140,7 +140,7 @@ std::shared_ptr<void> allocate_on_gpu(std::size_t bytes, const Stream& stream) {
     std::size_t free = 0;
     std::size_t total = 0;
     cuda::check(d.mem_get_info(&free, &total), "cuMemGetInfo");
-    throw OutOfMemory(fmt::format("{}: {} bytes were asked for; {} of {} bytes are free", stream.device().name(), bytes, free, total));
+    throw OutOfMemory(tw::format("{}: {} bytes were asked for; {} of {} bytes are free", stream.device().name(), bytes, free, total));
   }
   cuda::check(result, "cuMemAllocFromPoolAsync");
   return {reinterpret_cast<void*>(address), [stream](void* p) {
@@ -157,8 +157,7 @@ std::shared_ptr<void> allocate_on_gpu(std::size_t bytes, const Stream& stream) {
 
 std::shared_ptr<void> allocate(std::size_t bytes, const Stream& stream) {
   if (bytes == 0) return nullptr;
-  if (bytes > kMaxBytes)
-    throw OutOfMemory(fmt::format("{}: {} bytes were asked for; no device has as much", stream.device().name(), bytes));
+  if (bytes > kMaxBytes) throw OutOfMemory(tw::format("{}: {} bytes were asked for; no device has as much", stream.device().name(), bytes));
   return stream.device().is_cuda() ? allocate_on_gpu(bytes, stream) : allocate_on_cpu(bytes);
 }
 

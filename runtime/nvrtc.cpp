@@ -1,8 +1,6 @@
 #include "runtime/nvrtc.hpp"
 
 #include <dlfcn.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <glob.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <filesystem>
 #include <mutex>
 
+#include "runtime/format.hpp"
 #include "runtime/paths.hpp"
 #include "tilewave/error.hpp"
 
@@ -79,8 +78,8 @@ const Nvrtc* try_load(const std::string& path, std::vector<std::string>& rejecte
   if (missing == nullptr && loaded->calls.version(&loaded->major, &loaded->minor) != NvrtcResult::success) missing = "a version";
   if (missing != nullptr || loaded->major < kOldestMajor) {
     rejected.push_back(missing != nullptr
-                           ? fmt::format("{}: it has no {}", path, missing)
-                           : fmt::format("{}: version {} is too old, {}.0 is needed", path, loaded->version_text(), kOldestMajor));
+                           ? tw::format("{}: it has no {}", path, missing)
+                           : tw::format("{}: version {} is too old, {}.0 is needed", path, loaded->version_text(), kOldestMajor));
     dlclose(handle);
     return nullptr;
   }
@@ -111,8 +110,8 @@ const Nvrtc* search(std::string& problem) {
       }
     }
   }
-  problem = fmt::format("NVRTC ({}, {}) was not found; searched: {}", kNames[0], kNames[1], fmt::join(searched, ", "));
-  if (!rejected.empty()) problem += fmt::format("; not usable: {}", fmt::join(rejected, "; "));
+  problem = tw::format("NVRTC ({}, {}) was not found; searched: {}", kNames[0], kNames[1], tw::join(searched, ", "));
+  if (!rejected.empty()) problem += tw::format("; not usable: {}", tw::join(rejected, "; "));
   return nullptr;
 }
 
@@ -148,7 +147,7 @@ class Program {
   }
 
   void check(NvrtcResult result, const char* call) {
-    if (result != NvrtcResult::success) throw DeviceError(fmt::format("{}: {}", call, nvrtc_.calls.get_error_string(result)));
+    if (result != NvrtcResult::success) throw DeviceError(tw::format("{}: {}", call, nvrtc_.calls.get_error_string(result)));
   }
 
  private:

@@ -1,7 +1,5 @@
 #include "runtime/stream.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -10,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw {
@@ -28,7 +27,7 @@ unsigned* counter_of_queue(Gpu& gpu, cuda::Stream stream) {
 }
 
 void require_same(Device a, Device b, const char* call) {
-  if (a != b) throw InvalidArgument(fmt::format("{}: the stream is on {}; allowed: {}", call, b.name(), a.name()));
+  if (a != b) throw InvalidArgument(tw::format("{}: the stream is on {}; allowed: {}", call, b.name(), a.name()));
 }
 
 }  // namespace
@@ -177,7 +176,7 @@ void Event::synchronize() const {
 float Event::milliseconds(const Event& begin, const Event& end) {
   require_same(begin.state_->device, end.state_->device, "Event::milliseconds");
   if (!begin.state_->recorded || !end.state_->recorded) {
-    throw InvalidArgument(fmt::format("Event::milliseconds: {} was not recorded", begin.state_->recorded ? "end" : "begin"));
+    throw InvalidArgument(tw::format("Event::milliseconds: {} was not recorded", begin.state_->recorded ? "end" : "begin"));
   }
   if (begin.state_->gpu == nullptr) return std::chrono::duration<float, std::milli>(end.state_->time - begin.state_->time).count();
   end.synchronize();

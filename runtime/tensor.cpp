@@ -1,8 +1,5 @@
 #include "tilewave/tensor.hpp"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,6 +7,7 @@
 #include <numbers>
 #include <utility>
 
+#include "runtime/format.hpp"
 #include "runtime/stream.hpp"
 #include "runtime/strided.hpp"
 #include "tilewave/detail/parallel.hpp"
@@ -22,14 +20,14 @@ constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
 /// Elements of `shape`. Throws InvalidArgument for a negative extent, or when they have more bytes than an address can count.
 std::int64_t count_elements(const Shape& shape, DType dtype) {
   for (std::int64_t extent : shape) {
-    if (extent < 0) throw InvalidArgument(fmt::format("shape is [{}]; allowed: extents of 0 or more", fmt::join(shape, ", ")));
+    if (extent < 0) throw InvalidArgument(tw::format("shape is [{}]; allowed: extents of 0 or more", tw::join(shape, ", ")));
   }
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
   const std::int64_t limit = kMaxBytes / static_cast<std::int64_t>(size_of(dtype));
   std::int64_t count = 1;
   for (std::int64_t extent : shape) {
     if (extent > limit / count) {
-      throw InvalidArgument(fmt::format("shape is [{}] of {}; allowed: at most 2^62 bytes", fmt::join(shape, ", "), name_of(dtype)));
+      throw InvalidArgument(tw::format("shape is [{}] of {}; allowed: at most 2^62 bytes", tw::join(shape, ", "), name_of(dtype)));
     }
     count *= extent;
   }
@@ -63,8 +61,8 @@ Span span_of(const Shape& shape, const std::vector<std::int64_t>& strides, DType
     std::int64_t& end = strides[i] < 0 ? span.lowest : span.highest;
     if (__builtin_mul_overflow(shape[i] - 1, strides[i], &reach) || __builtin_add_overflow(end, reach, &end) || end > limit ||
         end < -limit) {
-      throw InvalidArgument(fmt::format("strides are [{}] for shape [{}]; allowed: a span of at most 2^62 bytes", fmt::join(strides, ", "),
-                                        fmt::join(shape, ", ")));
+      throw InvalidArgument(tw::format("strides are [{}] for shape [{}]; allowed: a span of at most 2^62 bytes", tw::join(strides, ", "),
+                                       tw::join(shape, ", ")));
     }
   }
   return span;
@@ -139,13 +137,13 @@ double uniform(std::uint64_t seed, std::uint64_t index) {
 int front_dim(const char* argument, int dim, const Tensor& t) {
   const int rank = t.rank();
   if (dim < -rank || dim >= rank) {
-    throw InvalidArgument(fmt::format("{} is {}; allowed for {}: {} to {}", argument, dim, t.describe(), -rank, rank - 1));
+    throw InvalidArgument(tw::format("{} is {}; allowed for {}: {} to {}", argument, dim, t.describe(), -rank, rank - 1));
   }
   return dim < 0 ? dim + rank : dim;
 }
 
 void require_cpu(const char* call, const Tensor& t) {
-  if (t.device().is_cuda()) throw InvalidArgument(fmt::format("{}: the tensor is {}; allowed: a tensor on cpu", call, t.describe()));
+  if (t.device().is_cuda()) throw InvalidArgument(tw::format("{}: the tensor is {}; allowed: a tensor on cpu", call, t.describe()));
 }
 
 }  // namespace
@@ -168,7 +166,7 @@ Tensor Tensor::poisoned(Shape shape, DType dtype, const Stream& stream) { return
 
 Tensor Tensor::random(Shape shape, DType dtype, std::uint64_t seed, const Stream& stream) {
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) {
-    throw InvalidArgument(fmt::format("random: dtype is {}; allowed: f32, f16, bf16", name_of(dtype)));
+    throw InvalidArgument(tw::format("random: dtype is {}; allowed: f32, f16, bf16", name_of(dtype)));
   }
   const Tensor values = empty(shape, DType::f32);
   const std::int64_t count = values.numel();
@@ -195,12 +193,12 @@ Tensor Tensor::borrow(void* data, Shape shape, DType dtype, Device device, std::
   if (strides.empty()) strides = row_major(shape);
   if (strides.size() != shape.size()) {
     throw InvalidArgument(
-        fmt::format("strides are [{}]; allowed: one for each extent of [{}]", fmt::join(strides, ", "), fmt::join(shape, ", ")));
+        tw::format("strides are [{}]; allowed: one for each extent of [{}]", tw::join(strides, ", "), tw::join(shape, ", ")));
   }
   if (count > 0) {
-    if (data == nullptr) throw InvalidArgument(fmt::format("data is null; allowed: the memory of [{}] elements", fmt::join(shape, ", ")));
+    if (data == nullptr) throw InvalidArgument(tw::format("data is null; allowed: the memory of [{}] elements", tw::join(shape, ", ")));
     if (reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) != 0) {
-      throw InvalidArgument(fmt::format("data is {}; allowed for {}: a multiple of {}", data, name_of(dtype), size_of(dtype)));
+      throw InvalidArgument(tw::format("data is {}; allowed for {}: a multiple of {}", data, name_of(dtype), size_of(dtype)));
     }
     span_of(shape, strides, dtype);
   }
@@ -244,7 +242,7 @@ double Tensor::at(std::span<const std::int64_t> index) const {
     inside = index[i] >= 0 && index[i] < shape_[i];
     offset += inside ? index[i] * strides_[i] : 0;
   }
-  if (!inside) throw InvalidArgument(fmt::format("at: index is [{}]; allowed: inside {}", fmt::join(index, ", "), describe()));
+  if (!inside) throw InvalidArgument(tw::format("at: index is [{}]; allowed: inside {}", tw::join(index, ", "), describe()));
   return element_as_double(static_cast<const char*>(data_) + offset * static_cast<std::int64_t>(size_of(dtype_)), dtype_);
 }
 
@@ -252,7 +250,7 @@ Tensor Tensor::slice(int dim, std::int64_t begin, std::int64_t end) const {
   dim = front_dim("slice: dim", dim, *this);
   const auto d = static_cast<std::size_t>(dim);
   if (begin < 0 || begin > end || end > shape_[d]) {
-    throw InvalidArgument(fmt::format("slice: [{}, {}) of dimension {}; allowed for {}: 0 to {}", begin, end, dim, describe(), shape_[d]));
+    throw InvalidArgument(tw::format("slice: [{}, {}) of dimension {}; allowed for {}: 0 to {}", begin, end, dim, describe(), shape_[d]));
   }
   Tensor t = *this;
   t.shape_[d] = end - begin;
@@ -265,7 +263,7 @@ Tensor Tensor::select(int dim, std::int64_t index) const {
   dim = front_dim("select: dim", dim, *this);
   const std::int64_t extent = shape_[static_cast<std::size_t>(dim)];
   if (index < 0 || index >= extent) {
-    throw InvalidArgument(fmt::format("select: index {} of dimension {}; allowed for {}: 0 to {}", index, dim, describe(), extent - 1));
+    throw InvalidArgument(tw::format("select: index {} of dimension {}; allowed for {}: 0 to {}", index, dim, describe(), extent - 1));
   }
   Tensor t = slice(dim, index, index + 1);
   t.shape_.erase(t.shape_.begin() + dim);
@@ -286,9 +284,9 @@ Tensor Tensor::reshape(Shape shape) const {
   const std::int64_t count = count_elements(shape, dtype_);
   if (count != numel()) {
     throw InvalidArgument(
-        fmt::format("reshape: shape is [{}]; allowed for {}: shapes of {} elements", fmt::join(shape, ", "), describe(), numel()));
+        tw::format("reshape: shape is [{}]; allowed for {}: shapes of {} elements", tw::join(shape, ", "), describe(), numel()));
   }
-  if (!is_contiguous()) throw InvalidArgument(fmt::format("reshape: the tensor is {}; allowed: row-major tensors", describe()));
+  if (!is_contiguous()) throw InvalidArgument(tw::format("reshape: the tensor is {}; allowed: row-major tensors", describe()));
   Tensor t = *this;
   t.strides_ = row_major(shape);
   t.shape_ = std::move(shape);
@@ -332,19 +330,19 @@ Tensor Tensor::to(DType dtype) const {
 
 void Tensor::copy_from(const Tensor& source) const {
   if (source.shape_ != shape_ || source.dtype_ != dtype_) {
-    throw InvalidArgument(fmt::format("copy_from: source is {}; allowed: shape and dtype of {}", source.describe(), describe()));
+    throw InvalidArgument(tw::format("copy_from: source is {}; allowed: shape and dtype of {}", source.describe(), describe()));
   }
   if (numel() == 0) return;
   for (std::size_t i = 0; i < shape_.size(); ++i) {
     if (shape_[i] > 1 && strides_[i] == 0) {
-      throw InvalidArgument(fmt::format("copy_from: the destination is {}; allowed: elements of their own, no stride 0", describe()));
+      throw InvalidArgument(tw::format("copy_from: the destination is {}; allowed: elements of their own, no stride 0", describe()));
     }
   }
   if (device_.is_cuda() || source.device_.is_cuda()) {
     for (const Tensor* side : {this, &source}) {
       if (!side->is_contiguous()) {
-        throw InvalidArgument(fmt::format("copy_from: {} is {}; allowed between devices: row-major tensors",
-                                          side == this ? "the destination" : "source", side->describe()));
+        throw InvalidArgument(tw::format("copy_from: {} is {}; allowed between devices: row-major tensors",
+                                         side == this ? "the destination" : "source", side->describe()));
       }
     }
     copy_bytes(data_, device_, source.data_, source.device_, static_cast<std::size_t>(numel()) * size_of(dtype_));
@@ -359,27 +357,27 @@ void Tensor::copy_from(const Tensor& source) const {
 }
 
 std::string Tensor::describe() const {
-  std::string text = fmt::format("{}[{}] on {}", name_of(dtype_), fmt::join(shape_, ", "), device_.name());
-  if (!is_contiguous()) text += fmt::format(" (strides {})", fmt::join(strides_, ", "));
+  std::string text = tw::format("{}[{}] on {}", name_of(dtype_), tw::join(shape_, ", "), device_.name());
+  if (!is_contiguous()) text += tw::format(" (strides {})", tw::join(strides_, ", "));
   return text;
 }
 
 void Tensor::require_dtype(DType dtype) const {
   if (dtype != dtype_)
-    throw InvalidArgument(fmt::format("data: {} was asked for; allowed for {}: {}", name_of(dtype), describe(), name_of(dtype_)));
+    throw InvalidArgument(tw::format("data: {} was asked for; allowed for {}: {}", name_of(dtype), describe(), name_of(dtype_)));
 }
 
 void Tensor::fill_bytes(const void* source, std::size_t bytes) const {
   const std::size_t wanted = static_cast<std::size_t>(numel()) * size_of(dtype_);
   if (bytes != wanted) {
-    throw InvalidArgument(fmt::format("values: {} elements are given; allowed for {}: {}", bytes / size_of(dtype_), describe(), numel()));
+    throw InvalidArgument(tw::format("values: {} elements are given; allowed for {}: {}", bytes / size_of(dtype_), describe(), numel()));
   }
   if (bytes > 0) std::memcpy(data_, source, bytes);
 }
 
 double max_difference(const Tensor& a, const Tensor& b) {
   if (a.shape() != b.shape())
-    throw InvalidArgument(fmt::format("max_difference: b is {}; allowed: shape of {}", b.describe(), a.describe()));
+    throw InvalidArgument(tw::format("max_difference: b is {}; allowed: shape of {}", b.describe(), a.describe()));
   const auto on_cpu = [](const Tensor& t) { return t.is_contiguous() && !t.device().is_cuda() ? t : t.to(Device::cpu()); };
   const Tensor x = on_cpu(a);
   const Tensor y = on_cpu(b);

@@ -1,11 +1,9 @@
 #include "tilewave/detail/tensor_map.hpp"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <cstring>
 
 #include "runtime/cuda_driver.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::detail {
@@ -46,9 +44,9 @@ cuda::TensorMapSwizzle swizzle_of(int bytes) {
 }
 
 std::string describe(const TensorMapRequest& r) {
-  return fmt::format("address {}, extents {}, strides {} bytes, box {}, steps {}, swizzle {} bytes, elements of {} bytes", r.address,
-                     fmt::join(r.extents, "x"), fmt::join(r.strides, ","), fmt::join(r.box, "x"), fmt::join(r.steps, "x"), r.swizzle_bytes,
-                     size_of(r.element));
+  return tw::format("address {}, extents {}, strides {} bytes, box {}, steps {}, swizzle {} bytes, elements of {} bytes", r.address,
+                    tw::join(r.extents, "x"), tw::join(r.strides, ","), tw::join(r.box, "x"), tw::join(r.steps, "x"), r.swizzle_bytes,
+                    size_of(r.element));
 }
 
 }  // namespace
@@ -96,7 +94,7 @@ void encode_tensor_map(void* out, const TensorMapRequest& request) {
       &map, type_of(request.element), 4, const_cast<void*>(request.address), request.extents, request.strides, request.box, request.steps,
       cuda::TensorMapInterleave::none, swizzle_of(request.swizzle_bytes), cuda::TensorMapPromotion::bytes256, cuda::TensorMapFill::zeros);
   if (result != cuda::Result::success) {
-    throw DeviceError(fmt::format("cuTensorMapEncodeTiled: {} for {}", cuda::describe(result), describe(request)));
+    throw DeviceError(tw::format("cuTensorMapEncodeTiled: {} for {}", cuda::describe(result), describe(request)));
   }
   static_assert(sizeof(map) == 128);
   std::memcpy(out, &map, sizeof(map));

@@ -1,12 +1,12 @@
 #include "runtime/thread_pool.hpp"
 
-#include <fmt/format.h>
 #include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <system_error>
 
+#include "runtime/format.hpp"
 #include "tilewave/detail/parallel.hpp"
 #include "tilewave/device.hpp"
 #include "tilewave/error.hpp"
@@ -174,7 +174,7 @@ int cpu_threads() { return thread_setting().load(); }
 
 void set_cpu_threads(int threads) {
   if (threads < 1 || threads > kMaxThreads) {
-    throw InvalidArgument(fmt::format("set_cpu_threads: threads is {}; allowed: 1 to {}", threads, kMaxThreads));
+    throw InvalidArgument(tw::format("set_cpu_threads: threads is {}; allowed: 1 to {}", threads, kMaxThreads));
   }
   thread_setting().store(threads);
 }

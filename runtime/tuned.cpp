@@ -1,7 +1,5 @@
 #include "runtime/tuned.hpp"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <atomic>
 #include <cctype>
@@ -11,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/files.hpp"
+#include "runtime/format.hpp"
 #include "runtime/nvrtc.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/kernel.hpp"
@@ -79,7 +78,7 @@ void change(Device device, Edit edit) {
     throw Error("tuned choices cannot be kept: there is no cache folder (TILEWAVE_CACHE, XDG_CACHE_HOME and HOME are not set)");
   std::error_code error;
   std::filesystem::create_directories(cache_directory(), error);
-  if (error) throw Error(fmt::format("{}: {}", cache_directory(), error.message()));
+  if (error) throw Error(tw::format("{}: {}", cache_directory(), error.message()));
   Known& here = known(device);
   const std::lock_guard guard(here.mutex);
   const FileLock lock(path + ".lock");
@@ -98,7 +97,7 @@ void change(Device device, Edit edit) {
 std::string tuned_file(Device device) {
   const std::string folder = cache_directory();
   if (folder.empty()) return "";
-  return fmt::format("{}/tuned-{}-{}.json", folder, for_file_name(device_info(device).name), for_file_name(compiler_of(device)));
+  return tw::format("{}/tuned-{}-{}.json", folder, for_file_name(device_info(device).name), for_file_name(compiler_of(device)));
 }
 
 const TunedChoices& tuned_choices(Device device) {

@@ -2,7 +2,6 @@
 
 #include "tilewave/analyze.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "kernels/attention/attention.tile.hpp"
 #include "kernels/gemm/gemm.tile.hpp"
 #include "kernels/registry.hpp"
+#include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/language_kernels.tile.hpp"
 
@@ -481,7 +481,7 @@ TEST(RegisteredKernels, AreAnalysed) {
     for (const ShapeKey& key : kernel.shape) {
       if (key.standard) continue;
       const bool one_row = kernel.spec.name.starts_with("gemv") && std::string(key.name) == "M";
-      text += fmt::format("{}{}={}", text.empty() ? "" : ",", key.name, one_row ? 1 : 64);
+      text += tw::format("{}{}={}", text.empty() ? "" : ",", key.name, one_row ? 1 : 64);
     }
     const Analysis a = kernel.analyze(ShapeValues(text, kernel.shape));
     EXPECT_GT(a.tiles, 0);
@@ -559,7 +559,7 @@ TEST(RegisteredKernels, BytesOfEveryFamily) {
     EXPECT_TRUE(std::any_of(std::begin(kBytes), std::end(kBytes), [&](const Bytes& b) { return b.family == kernel.family; }))
         << kernel.family << " has no kernel here";
   for (const Bytes& expected : kBytes) {
-    SCOPED_TRACE(fmt::format("{}, {}", expected.kernel, expected.shape));
+    SCOPED_TRACE(tw::format("{}, {}", expected.kernel, expected.shape));
     const RegisteredKernel& kernel = registered(all, expected.kernel);
     EXPECT_EQ(kernel.family, expected.family);
     const Analysis a = kernel.analyze(ShapeValues(expected.shape, kernel.shape));

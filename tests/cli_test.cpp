@@ -1,6 +1,5 @@
 // The command line as its users meet it: the program is run, and its exit code, output and messages are looked at.
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +10,7 @@
 #include <sstream>
 #include <string>
 
+#include "runtime/format.hpp"
 #include "runtime/paths.hpp"
 #include "support.hpp"
 
@@ -48,8 +48,8 @@ class Cli : public testing::Test {
 
   /// Runs the program with an own, empty cache. `environment`: assignments in front of the command.
   Outcome run(const std::string& arguments, const std::string& environment = "") const {
-    const std::string command = fmt::format("TILEWAVE_CACHE='{0}/cache' {1} '{2}' {3} >'{0}/out' 2>'{0}/err' </dev/null", folder_.string(),
-                                            environment, program().string(), arguments);
+    const std::string command = tw::format("TILEWAVE_CACHE='{0}/cache' {1} '{2}' {3} >'{0}/out' 2>'{0}/err' </dev/null", folder_.string(),
+                                           environment, program().string(), arguments);
     const int status = std::system(command.c_str());
     Outcome outcome;
     outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -89,7 +89,7 @@ TEST_F(Cli, EverySubcommandHasHelp) {
   for (const char* command : {"", "devices", "kernels", "kernels list", "kernels source", "kernels layout", "kernels compile",
                               "kernels analyze", "bench", "tune"}) {
     for (const char* flag : {"--help", "-h"}) {
-      const Outcome outcome = run(fmt::format("{} {}", command, flag));
+      const Outcome outcome = run(tw::format("{} {}", command, flag));
       EXPECT_EQ(outcome.code, 0) << command;
       EXPECT_NE(outcome.out.find("Usage: tilewave"), std::string::npos) << outcome.out;
       EXPECT_EQ(outcome.err, "") << command;
@@ -183,7 +183,7 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
 
 TEST_F(Cli, NearNamesAreSuggested) {
   const std::string name = some_kernel();
-  expect_message(run("kernels source " + name.substr(0, name.size() - 1)), 2, fmt::format("\"{}\"", name));
+  expect_message(run("kernels source " + name.substr(0, name.size() - 1)), 2, tw::format("\"{}\"", name));
 }
 
 TEST_F(Cli, Devices) {
@@ -296,7 +296,7 @@ TEST_F(Cli, KernelsLayoutWhole) {
 
 TEST_F(Cli, KernelsLayoutSvg) {
   const fs::path svg = folder() / "layout.svg";
-  const Outcome outcome = run(fmt::format("kernels layout {} --svg '{}'", some_kernel(), svg.string()));
+  const Outcome outcome = run(tw::format("kernels layout {} --svg '{}'", some_kernel(), svg.string()));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const std::string text = read(svg);
   // A background of its own, cells, legends, and the tiles' titles, which are printed, too.
@@ -309,7 +309,7 @@ TEST_F(Cli, KernelsLayoutSvg) {
   int count = 0;
   for (std::string title; std::getline(titles, title); ++count) EXPECT_NE(text.find(">" + title + "</text>"), std::string::npos) << title;
   EXPECT_GE(count, 3);
-  const std::string parse = fmt::format("python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' '{}'", svg.string());
+  const std::string parse = tw::format("python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' '{}'", svg.string());
   EXPECT_EQ(std::system(parse.c_str()), 0) << text;
 }
 
@@ -349,10 +349,10 @@ TEST_F(Cli, KernelsCompileWritesAPack) {
   skip_without_nvrtc();
   const std::string name = some_kernel();
   const std::string pack = (folder() / "a/pack").string();
-  EXPECT_EQ(run(fmt::format("kernels compile --arch sm_90a --output '{}' {}", pack, name)).code, 0);
+  EXPECT_EQ(run(tw::format("kernels compile --arch sm_90a --output '{}' {}", pack, name)).code, 0);
   EXPECT_FALSE(fs::is_empty(pack));
   const json kernels =
-      run_json("kernels compile --arch sm_90a --json " + name, fmt::format("TILEWAVE_CACHE=/dev/null/cache TILEWAVE_PACK='{}'", pack));
+      run_json("kernels compile --arch sm_90a --json " + name, tw::format("TILEWAVE_CACHE=/dev/null/cache TILEWAVE_PACK='{}'", pack));
   EXPECT_EQ(kernels[0].at("from_cache"), true);
 }
 
@@ -361,10 +361,10 @@ TEST_F(Cli, PackBesideTheProgramIsFound) {
   skip_without_nvrtc();
   const std::string name = some_kernel();
   const fs::path prefix = folder() / "prefix";
-  ASSERT_EQ(run(fmt::format("kernels compile --arch sm_90a --output '{}' {}", (prefix / "share/tilewave/kernels").string(), name)).code, 0);
+  ASSERT_EQ(run(tw::format("kernels compile --arch sm_90a --output '{}' {}", (prefix / "share/tilewave/kernels").string(), name)).code, 0);
   fs::create_directories(prefix / "bin");
   fs::copy_file(program(), prefix / "bin/tilewave");
-  const std::string command = fmt::format(
+  const std::string command = tw::format(
       "cd '{0}' && TILEWAVE_CACHE=/dev/null/cache bin/tilewave kernels compile --arch sm_90a --json {1} >'{0}/out'", prefix.string(), name);
   ASSERT_EQ(std::system(command.c_str()), 0);
   EXPECT_EQ(json::parse(read(prefix / "out")).at(0).at("from_cache"), true);
@@ -374,15 +374,15 @@ TEST_F(Cli, PackBesideTheProgramIsFound) {
 TEST_F(Cli, UnwritablePathsAreExitCode1) {
   std::ofstream(folder() / "file") << "text";
   const std::string below = (folder() / "file/below").string();
-  expect_message(run(fmt::format("bench gemm --device cpu --quick --json '{}'", below)), 1, below);
-  expect_message(run(fmt::format("kernels compile --arch sm_90a --output '{}' {}", below, some_kernel())), 1, below);
-  expect_message(run(fmt::format("kernels layout --fragment 64,8 --svg '{}'", below)), 1, below);
+  expect_message(run(tw::format("bench gemm --device cpu --quick --json '{}'", below)), 1, below);
+  expect_message(run(tw::format("kernels compile --arch sm_90a --output '{}' {}", below, some_kernel())), 1, below);
+  expect_message(run(tw::format("kernels layout --fragment 64,8 --svg '{}'", below)), 1, below);
 }
 
 TEST_F(Cli, UnwritableOutputIsExitCode1) {
   if (!fs::exists("/dev/full")) GTEST_SKIP() << "skipped: no /dev/full";
   for (const char* command : {"devices", "kernels list", "kernels list --json"}) {
-    const Outcome outcome = run(fmt::format("{} >/dev/full 2>'{}/message' #", command, folder().string()));
+    const Outcome outcome = run(tw::format("{} >/dev/full 2>'{}/message' #", command, folder().string()));
     EXPECT_EQ(outcome.code, 1) << command;
     const std::string message = read(folder() / "message");
     EXPECT_EQ(message.rfind("tilewave: ", 0), 0u) << message;
@@ -420,7 +420,7 @@ TEST_F(Cli, BenchNeedsItsDevice) {
 
 TEST_F(Cli, BenchWritesRecords) {
   const std::string path = (folder() / "gemm.json").string();
-  const Outcome outcome = run(fmt::format("bench gemm --device cpu --quick --case nn-1024 --commit c0ffee --json '{}'", path));
+  const Outcome outcome = run(tw::format("bench gemm --device cpu --quick --case nn-1024 --commit c0ffee --json '{}'", path));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("nn-1024"), std::string::npos) << outcome.out;
   const json records = json::parse(read(path));
@@ -439,7 +439,7 @@ TEST_F(Cli, BenchWritesRecords) {
 
 TEST_F(Cli, BenchHoldsMemoryBoundOpsAgainstACopy) {
   const std::string path = (folder() / "transpose.json").string();
-  const Outcome outcome = run(fmt::format("bench transpose --device cpu --quick --dtype f32 --json '{}'", path));
+  const Outcome outcome = run(tw::format("bench transpose --device cpu --quick --dtype f32 --json '{}'", path));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const json records = json::parse(read(path));
   ASSERT_EQ(records.size(), 1u);
@@ -457,7 +457,7 @@ TEST_F(Cli, BenchListsTheExercise) {
   for (const char* name :
        {"silu", "gelu-tanh", "softmax", "rms-norm", "layer-norm", "linear", "attention-scores", "softmax-in-place", "attention-output",
         "rope-cos-sin", "fused-swiglu", "fused-linear-swiglu", "fused-linear-gelu", "fused-attention-encoder", "fused-attention-decoder"})
-    EXPECT_NE(outcome.out.find(fmt::format(" {} ", name)), std::string::npos) << name << "\n" << outcome.out;
+    EXPECT_NE(outcome.out.find(tw::format(" {} ", name)), std::string::npos) << name << "\n" << outcome.out;
 }
 
 TEST_F(Cli, TuneNeedsItsDevice) {
@@ -520,7 +520,7 @@ TEST_F(Cli, TuneKeepsAConvolution) {
 
 TEST_F(Cli, BenchLeavesNoFileWithoutRecords) {
   const fs::path path = folder() / "none.json";
-  EXPECT_EQ(run(fmt::format("bench gemm --device cpu --case nothing-like-it --json '{}'", path.string())).code, 2);
+  EXPECT_EQ(run(tw::format("bench gemm --device cpu --case nothing-like-it --json '{}'", path.string())).code, 2);
   EXPECT_FALSE(fs::exists(path));
 }
 

@@ -452,6 +452,40 @@ std::vector<float> any_floats(int n, std::mt19937_64& random) {
   return x;
 }
 
+TEST_P(CpuLibrary, WidensAndNarrowsRowsOfAnyLength) {
+  const Library& library = *GetParam();
+  for (const int n : {0, 1, 3, 4, 7, 8, 15, 16, 17, 100, 777}) {
+    for (int shift = 0; shift < 16; ++shift) {
+      std::vector<float> from = any_floats(n, random_);
+      for (float& x : from)
+        if (random_() % 2 == 0) x = std::ldexp(x, -130 + static_cast<int>(random_() % 130));  // where f16 has numbers, subnormals too
+      std::vector<unsigned short> halves(static_cast<std::size_t>(shift + n));
+      for (unsigned short& half : halves) half = static_cast<unsigned short>(random_());
+      Guarded<unsigned short> narrowed(shift + n);
+      Guarded<float> of_f16(n), of_bf16(n);
+      library.narrow_f16(narrowed.data() + shift, from.data(), n);
+      library.widen_f16(of_f16.data(), halves.data() + shift, n);
+      library.widen_bf16(of_bf16.data(), halves.data() + shift, n);
+      for (int k = 0; k < n; ++k) {
+        const float x = from[static_cast<std::size_t>(k)];
+        tw::f16 half, stored;
+        tw::bf16 brain;
+        stored.bits = narrowed[shift + k];
+        half.bits = brain.bits = halves[static_cast<std::size_t>(shift + k)];
+        if (std::isnan(x))
+          ASSERT_TRUE(std::isnan(static_cast<float>(stored))) << std::hex << stored.bits;
+        else
+          ASSERT_EQ(stored.bits, tw::f16(x).bits) << x << " of " << n << " at " << shift;
+        if (std::isnan(static_cast<float>(half)))
+          ASSERT_TRUE(std::isnan(of_f16[k])) << std::hex << half.bits;
+        else
+          ASSERT_EQ(of_f16[k], static_cast<float>(half)) << std::hex << half.bits;
+        ASSERT_EQ(std::bit_cast<unsigned>(of_bf16[k]), static_cast<unsigned>(brain.bits) << 16);
+      }
+    }
+  }
+}
+
 TEST_P(CpuLibrary, RowsOfAnyLengthAtAnyAddress) {
   const Library& library = *GetParam();
   for (const int n : {0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100, 777}) {

@@ -1,7 +1,6 @@
 // The kernels that the GLM-ASR exercise names (`tilewave bench exercise` times them), each called once on numbers like those of a layer, on
 // the CPU and, where there is one, on a GPU, against plain loops in double. The families' own tests look at every shape and stride.
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 #include "kernels/rope/reference.hpp"
 #include "kernels/softmax/reference.hpp"
 #include "kernels/swiglu/reference.hpp"
+#include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
@@ -243,8 +243,8 @@ TEST_P(Exercise, FusedAttention) {
 
 INSTANTIATE_TEST_SUITE_P(Ops, Exercise, testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::bf16)),
                          [](const auto& instance) {
-                           return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
-                                              name_of(std::get<1>(instance.param)));
+                           return tw::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)));
                          });
 
 }  // namespace

@@ -1,7 +1,6 @@
 // The tile language: layouts and schedules as plain arithmetic on the host, and kernels that use one part of it each, on the CPU and on a
 // GPU.
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,6 +20,7 @@
 #include "kernels/attention/attention.tile.hpp"
 #include "kernels/gemm/gemm.tile.hpp"
 #include "kernels/gemm/reference.hpp"
+#include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/language_kernels.tile.hpp"
@@ -50,7 +50,7 @@ void expect_shared_layout() {
 template <class T, int R, int C, Contract contract>
 void expect_gpu_shared_layout() {
   using S = sm_90a::Shared<T, R, C, contract>;
-  SCOPED_TRACE(fmt::format("{} x {} elements of {} bytes", R, C, sizeof(T)));
+  SCOPED_TRACE(tw::format("{} x {} elements of {} bytes", R, C, sizeof(T)));
   expect_shared_layout<S>();
   constexpr int size = sizeof(T);
   constexpr int piece = 16 / size;
@@ -70,7 +70,7 @@ void expect_gpu_shared_layout() {
 template <class T, int R, int C, Contract contract>
 void expect_cpu_shared_layout() {
   using S = cpu::Shared<T, R, C, contract>;
-  SCOPED_TRACE(fmt::format("{} x {}", R, C));
+  SCOPED_TRACE(tw::format("{} x {}", R, C));
   expect_shared_layout<S>();
   for (int row = 0; row < R; ++row) {
     for (int col = 0; col < C; ++col) {
@@ -104,7 +104,7 @@ TEST(Layout, SharedTilesAreBijections) {
 /// Every element belongs to one thread, and to one place in it.
 template <class F>
 void expect_fragment_layout(int threads) {
-  SCOPED_TRACE(fmt::format("{} x {}", F::rows, F::cols));
+  SCOPED_TRACE(tw::format("{} x {}", F::rows, F::cols));
   std::vector<int> owners(static_cast<std::size_t>(F::rows) * F::cols, 0);
   for (int thread = 0; thread < threads; ++thread) {
     const sm_90a::Position p = sm_90a::Position::of(thread);
@@ -196,7 +196,7 @@ TEST(Layout, RowsGiveEachElementToOneThread) {
 /// Every (m, n, batch) of `m` x `n` x `batch` once, in the numbers below `grid`.
 template <class Schedule>
 void expect_each_tile_once(const TileGrid& grid, int m, int n, int batch) {
-  SCOPED_TRACE(fmt::format("{} x {} x {}", grid.m, grid.n, grid.batch));
+  SCOPED_TRACE(tw::format("{} x {} x {}", grid.m, grid.n, grid.batch));
   ASSERT_EQ(grid.count(), m * n * batch);
   std::vector<bool> seen(static_cast<std::size_t>(grid.count()), false);
   for (int i = 0; i < grid.count(); ++i) {
@@ -296,7 +296,7 @@ void expect_copies(Device device, DType in_dtype, DType out_dtype, std::mt19937_
     if (rows < 1 || cols < 1) continue;
     const Placement& in_place = from[i / sizes.size()];
     const Placement& out_place = to[(i / sizes.size() + i) % to.size()];
-    SCOPED_TRACE(fmt::format("{} x {}, placements {} and {}", rows, cols, i / sizes.size(), (i / sizes.size() + i) % to.size()));
+    SCOPED_TRACE(tw::format("{} x {}, placements {} and {}", rows, cols, i / sizes.size(), (i / sizes.size() + i) % to.size()));
     PlacedTensor in({2, rows, cols}, in_dtype, device, in_place), out({2, rows, cols}, out_dtype, device, out_place);
     const std::vector<float> values = in.fill_random(random);
     launch_kernel<Kernel>(device, {ceil_div(static_cast<int>(rows), R), ceil_div(static_cast<int>(cols), C), 2}, [&](auto& bind, auto& p) {
@@ -325,7 +325,7 @@ TEST_P(Language, FragmentsLoadAndStoreWithBounds) {
 template <class Kernel, int R, int C>
 void expect_row_softmax(Device device, DType dtype, std::mt19937_64& random) {
   for (const auto& [rows, cols] : {std::pair{R, C}, {3 * R - 1, C}, {R, C - 1}, {2 * R + 1, 1}, {1, C / 2 + 1}}) {
-    SCOPED_TRACE(fmt::format("{} x {}", rows, cols));
+    SCOPED_TRACE(tw::format("{} x {}", rows, cols));
     PlacedTensor in({rows, cols}, dtype, device, {.offset = 1, .gap = 3}), out({rows, cols}, DType::f32, device, {.gap = 1});
     const std::vector<float> x = in.fill_random(random, 4);
     launch_kernel<Kernel>(device, {ceil_div(rows, R)}, [&](auto& bind, auto& p) {
@@ -356,7 +356,7 @@ template <class Kernel, int R, int C>
 void expect_broadcasts(Device device, DType dtype, std::mt19937_64& random) {
   for (const std::int64_t gap : {0, 3}) {  // pieces of 16 bytes, and single elements
     for (const auto& [rows, cols] : {std::pair{R, C}, {2 * R + 1, C - 8}, {1, C / 2 + 1}}) {
-      SCOPED_TRACE(fmt::format("{} x {}, gap {}", rows, cols, gap));
+      SCOPED_TRACE(tw::format("{} x {}, gap {}", rows, cols, gap));
       PlacedTensor in({rows, cols}, dtype, device, {.gap = gap}), factor({1, cols}, dtype, device), out({rows, cols}, DType::f32, device);
       const std::vector<float> x = in.fill_random(random), f = factor.fill_random(random);
       launch_kernel<Kernel>(device, {ceil_div(rows, R)}, [&](auto& bind, auto& p) {
@@ -387,7 +387,7 @@ template <class In, class Out, int R, int C, int Width>
 void expect_gathered_rows(Device device, std::mt19937_64& random) {
   // Whole pieces; rows and bases that are none; columns that are none.
   for (const auto& [cols, place] : {std::pair{2 * C, Placement{}}, {2 * C, Placement{.offset = 1, .gap = 3}}, {C + 3, Placement{}}}) {
-    SCOPED_TRACE(fmt::format("{} columns, offset {}", cols, place.offset));
+    SCOPED_TRACE(tw::format("{} columns, offset {}", cols, place.offset));
     const int rows = 2 * R + 1, in_rows = 4 * R;
     PlacedTensor in({2, in_rows, cols}, dtype_of<In>, device, place), out({2, rows, cols}, dtype_of<Out>, device, place);
     const std::vector<float> x = in.fill_random(random);
@@ -419,7 +419,7 @@ TEST_P(Language, GathersRows) {
 template <class T, class Tiles, int R, int C>
 void expect_row_statistics(Device device, std::mt19937_64& random) {
   for (const auto& [rows, cols] : {std::pair{R, C}, {2 * R + 5, C}, {R - 1, C - 3}}) {
-    SCOPED_TRACE(fmt::format("{} x {}", rows, cols));
+    SCOPED_TRACE(tw::format("{} x {}", rows, cols));
     PlacedTensor in({rows, cols}, dtype_of<T>, device, {.offset = 1, .gap = 1});
     PlacedTensor largest({rows}, DType::f32, device), sum({rows}, DType::f32, device), squares({rows}, DType::f32, device);
     const std::vector<float> x = in.fill_random(random);
@@ -485,7 +485,7 @@ TEST_P(Language, AnyLooksAtEveryRow) {
 template <class Kernel, int R, int C>
 void expect_column_reductions(Device device, std::mt19937_64& random) {
   for (const auto& [rows, cols] : {std::pair{R, C}, {2 * R, 3 * C}, {2 * R - 3, C + 5}}) {
-    SCOPED_TRACE(fmt::format("{} x {}", rows, cols));
+    SCOPED_TRACE(tw::format("{} x {}", rows, cols));
     PlacedTensor in({rows, cols}, DType::f32, device, {.offset = 1}), minus_sum({rows, cols}, DType::f32, device),
         minus_max({rows, cols}, DType::f32, device);
     const std::vector<float> x = in.fill_random(random);
@@ -524,7 +524,7 @@ template <class Tiles, int R, int C>
 void expect_indices(Device device, std::mt19937_64& random) {
   for (const auto& [rows, cols] : {std::pair{R, C}, {2 * R, 2 * C}, {R + 1, C - 1}}) {
     for (const Placement& place : placements(DType::f32, false)) {
-      SCOPED_TRACE(fmt::format("{} x {}", rows, cols));
+      SCOPED_TRACE(tw::format("{} x {}", rows, cols));
       PlacedTensor other({rows, cols}, DType::f32, device, place), out({rows, cols}, DType::f32, device, place);
       const std::vector<float> z = other.fill_random(random);
       launch_kernel<Indices<Tiles>>(device, {ceil_div(rows, R), ceil_div(cols, C)}, [&](auto& bind, auto& p) {
@@ -553,11 +553,11 @@ TEST_P(Language, ForEachKnowsWhereItIs) {
 /// Copies tensors through a ring of tiles; beyond the tensor the tiles are zeros.
 template <class T, int R, int C, Contract contract, int Stages, int Hold>
 void expect_ring(Device device, std::mt19937_64& random, bool every_placement = false) {
-  SCOPED_TRACE(fmt::format("{} stages, {} held", Stages, Hold));
+  SCOPED_TRACE(tw::format("{} stages, {} held", Stages, Hold));
   const std::vector<Placement> all = placements(dtype_of<T>, true);
   for (std::size_t i = 0; i < (every_placement ? all.size() : 2); ++i) {
     for (const auto& [rows, cols] : {std::pair{R, 7 * C}, {R + 3, C}, {2 * R - 1, 4 * C - 1}, {1, 1}}) {
-      SCOPED_TRACE(fmt::format("{} x {}, placement {}", rows, cols, i));
+      SCOPED_TRACE(tw::format("{} x {}, placement {}", rows, cols, i));
       PlacedTensor in({2, rows, cols}, dtype_of<T>, device, all[i]);
       const int tiles_m = ceil_div(rows, R), steps = ceil_div(cols, C);
       PlacedTensor out({2, tiles_m * R, steps * C}, dtype_of<T>, device);
@@ -603,7 +603,7 @@ void expect_windows(Device device, std::mt19937_64& random) {
       for (const std::size_t i : {0, 1, 3}) {
         for (const int cols : {C, C - 8, C - 1}) {
           SCOPED_TRACE(
-              fmt::format("window {} x {} of {}, step {}, {} columns, placement {}", 1 << log_width, 1 << log_height, R, step, cols, i));
+              tw::format("window {} x {} of {}, step {}, {} columns, placement {}", 1 << log_width, 1 << log_height, R, step, cols, i));
           constexpr int kImages = 3, kHeight = 9, kWidth = 21, kOutHeight = 5, kOutWidth = 19;
           PlacedTensor in({kImages, kHeight, kWidth, cols}, dtype_of<T>, device, all[i]);
           PlacedTensor out({kImages, kOutHeight, kOutWidth, cols}, dtype_of<T>, device, all[i]);
@@ -663,7 +663,7 @@ TEST_P(Language, AtomicsAddUp) {
 
 template <class T, Contract a_contract, Contract b_contract, int Stages>
 void expect_product(Device device, std::mt19937_64& random, std::int64_t m, std::int64_t n, std::int64_t k) {
-  SCOPED_TRACE(fmt::format("{} x {} x {}, {} stages", m, n, k, Stages));
+  SCOPED_TRACE(tw::format("{} x {} x {}, {} stages", m, n, k, Stages));
   constexpr int kBM = 64, kBN = 64, kBK = 64;
   PlacedTensor a(a_contract == Contract::columns ? Shape{m, k} : Shape{k, m}, dtype_of<T>, device, {.gap = 8, .align = 8});
   PlacedTensor b(b_contract == Contract::columns ? Shape{n, k} : Shape{k, n}, dtype_of<T>, device, {.gap = 8, .align = 8});
@@ -705,7 +705,7 @@ template <class T, int M, int N, int D>
 void expect_chain(Device device, std::mt19937_64& random) {
   const DType dtype = dtype_of<T>;
   for (const auto& [queries, keys] : {std::pair{M, N}, {M, 5 * N}, {M + 3, 4 * N - 1}, {1, 1}}) {
-    SCOPED_TRACE(fmt::format("{} queries, {} keys", queries, keys));
+    SCOPED_TRACE(tw::format("{} queries, {} keys", queries, keys));
     PlacedTensor q({queries, D}, dtype, device), k({keys, D}, dtype, device), v({keys, D}, dtype, device),
         out({queries, D}, DType::f32, device, {.gap = 1});
     const std::vector<float> qv = q.fill_random(random), kv = k.fill_random(random, 0.1f), vv = v.fill_random(random, 0.1f);
@@ -745,7 +745,7 @@ TEST_P(Language, ProductsFromRegistersAndRingsOfTheirOwnPace) {
 
 TEST_P(Language, ProductsSeeWhatWasStoredInSharedMemory) {
   for (const auto& [m, n, k] : {std::tuple{64, 128, 64}, {70, 100, 330}}) {
-    SCOPED_TRACE(fmt::format("{} x {} x {}", m, n, k));
+    SCOPED_TRACE(tw::format("{} x {} x {}", m, n, k));
     PlacedTensor a({m, k}, DType::bf16, device, {.align = 8}), b({n, k}, DType::bf16, device, {.align = 8}),
         out({m, n}, DType::f32, device);
     const std::vector<float> av = a.fill_random(random), bv = b.fill_random(random);
@@ -768,7 +768,7 @@ TEST_P(Language, ProductsSeeWhatWasStoredInSharedMemory) {
 /// Products of 8-bit types on the CPU, against sums in double: exact for int8.
 template <class T, class Sum, Contract a_contract, Contract b_contract, class Sample>
 void expect_negated_product(Sum start, int m, int n, int k, Sample sample) {
-  SCOPED_TRACE(fmt::format("{} x {} x {}", m, n, k));
+  SCOPED_TRACE(tw::format("{} x {} x {}", m, n, k));
   constexpr int kTile = 64, kDepth = 96;
   const auto at = [](const Tensor& t, int row, int col) -> T& { return t.data<T>()[row * t.stride(0) + col * t.stride(1)]; };
   const auto operand = [&](int outer, Contract contract) {  // a view of wider memory
@@ -834,7 +834,7 @@ TEST(NarrowProducts, OfFp8AreMultipliedInF32OnTheCpu) {
 template <int R, int C, int Warps>
 void expect_largest_columns(Device device, std::mt19937_64& random) {
   for (const auto& [rows, cols] : {std::pair{R, C}, {3 * R + 1, C - 1}, {1, 1}}) {
-    SCOPED_TRACE(fmt::format("{} x {} of {} x {}", rows, cols, R, C));
+    SCOPED_TRACE(tw::format("{} x {} of {} x {}", rows, cols, R, C));
     PlacedTensor in({rows, cols}, DType::f32, device), columns({rows}, DType::i32, device), above({rows}, DType::i32, device);
     std::vector<float> x(static_cast<std::size_t>(rows * cols));
     for (float& value : x) value = static_cast<float>(random() % 50);
@@ -865,7 +865,7 @@ TEST_P(Language, RowsOfIntegersReduce) {
 /// Rows of `cols` numbers, `distinct` of them at most; the n-th largest is looked for.
 template <int Warps, int Counters, int Capacity>
 void expect_largest_numbers(Device device, std::mt19937_64& random, int cols, int distinct, int n) {
-  SCOPED_TRACE(fmt::format("{} numbers, {} distinct, n {}", cols, distinct, n));
+  SCOPED_TRACE(tw::format("{} numbers, {} distinct, n {}", cols, distinct, n));
   constexpr int kRows = 3;
   const int sorted = random() % 2 == 0 ? Capacity : n;
   PlacedTensor in({kRows, cols}, DType::f32, device), located({kRows, 4}, DType::i32, device), out({kRows, Capacity}, DType::i64, device);
@@ -915,8 +915,8 @@ TEST_P(Language, HistogramsLocateAndListsSort) {
 TEST_P(Language, PrintShowsTheTile) {
   std::string expected;
   for (int row = 0; row < 64; ++row) {
-    expected += fmt::format("x[{}]:", row);
-    for (int col = 0; col < 8; ++col) expected += fmt::format(" {}", 100 * row + col);
+    expected += tw::format("x[{}]:", row);
+    for (int col = 0; col < 8; ++col) expected += tw::format(" {}", 100 * row + col);
     expected += "\n";
   }
   testing::internal::CaptureStdout();

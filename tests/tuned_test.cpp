@@ -2,7 +2,6 @@
 
 #include "runtime/tuned.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,6 +21,7 @@
 #include "kernels/row_tuning.hpp"
 #include "kernels/softmax/tuning.hpp"
 #include "kernels/tuner.hpp"
+#include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
 #include "tilewave/error.hpp"
 
@@ -145,7 +145,7 @@ TEST_F(Tuned, ProcessesMayWriteAtTheSameTime) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
-      for (int i = 0; i < each; ++i) keep_tuned(kDevice, fmt::format("problem {} {}", p, i), {"a", {p, i}});
+      for (int i = 0; i < each; ++i) keep_tuned(kDevice, tw::format("problem {} {}", p, i), {"a", {p, i}});
       _exit(0);
     }
     children.push_back(child);

@@ -2,8 +2,6 @@
 
 #include "analyze.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -11,6 +9,7 @@
 #include "benchmarks/harness.hpp"
 #include "command.hpp"
 #include "kernels/registry.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/detail/parallel.hpp"
 
 namespace tw::cli {
@@ -66,25 +65,24 @@ nlohmann::ordered_json to_json(const DeviceModel& device, const Roofline& r) {
 }
 
 void print_table(const RegisteredKernel& kernel, const ShapeValues& shape, const Analysis& a, const std::vector<DeviceModel>& devices) {
-  fmt::print("{}, {}\n\n", kernel.spec.name, shape.text());
-  fmt::print("{:<16} {} of {} threads, {} of shared memory each\n", "blocks' tiles", a.tiles, a.threads,
-             bytes_text(static_cast<std::size_t>(kernel.spec.shared_bytes)));
-  fmt::print("{:<16} {} read, {} written; of tensors {} read, {} written\n", "global memory", bytes_text(a.global_read),
-             bytes_text(a.global_written), bytes_text(a.unique_read), bytes_text(a.unique_written));
-  fmt::print("{:<16} {}\n", "shared memory", bytes_text(a.shared_traffic));
+  tw::print("{}, {}\n\n", kernel.spec.name, shape.text());
+  tw::print("{:<16} {} of {} threads, {} of shared memory each\n", "blocks' tiles", a.tiles, a.threads,
+            bytes_text(static_cast<std::size_t>(kernel.spec.shared_bytes)));
+  tw::print("{:<16} {} read, {} written; of tensors {} read, {} written\n", "global memory", bytes_text(a.global_read),
+            bytes_text(a.global_written), bytes_text(a.unique_read), bytes_text(a.unique_written));
+  tw::print("{:<16} {}\n", "shared memory", bytes_text(a.shared_traffic));
   for (std::size_t i = 0; i < a.operations.products.size(); ++i) {
     if (a.operations.products[i] > 0)
-      fmt::print("{:<16} {} of {}, {} of them inside the tensors\n", "products", a.operations.products[i],
-                 name_of(static_cast<OperandType>(i)), a.operations.inside[i]);
+      tw::print("{:<16} {} of {}, {} of them inside the tensors\n", "products", a.operations.products[i],
+                name_of(static_cast<OperandType>(i)), a.operations.inside[i]);
   }
-  fmt::print("{:<16} {}\n{:<16} {}\n", "f32 operations", a.operations.f32, "special", a.operations.special);
-  if (a.uncounted > 0) fmt::print("{:<16} {} elements go to functions of float, which are not counted\n", "uncounted", a.uncounted);
-  fmt::print("\n{:<18} {:>12} {:>12} {:>12} {:>12} {:>12}  {}\n", "at least, us", "memory", "products", "f32", "special", "all",
-             "bound by");
+  tw::print("{:<16} {}\n{:<16} {}\n", "f32 operations", a.operations.f32, "special", a.operations.special);
+  if (a.uncounted > 0) tw::print("{:<16} {} elements go to functions of float, which are not counted\n", "uncounted", a.uncounted);
+  tw::print("\n{:<18} {:>12} {:>12} {:>12} {:>12} {:>12}  {}\n", "at least, us", "memory", "products", "f32", "special", "all", "bound by");
   for (const DeviceModel& device : devices) {
     const Roofline r = roofline(a, device);
-    fmt::print("{:<18} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f}  {}{}\n", device.name, r.memory * 1e6, r.products * 1e6,
-               r.f32 * 1e6, r.special * 1e6, r.seconds * 1e6, r.bound, fits(kernel, device) ? "" : "; too much shared memory for it");
+    tw::print("{:<18} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f}  {}{}\n", device.name, r.memory * 1e6, r.products * 1e6,
+              r.f32 * 1e6, r.special * 1e6, r.seconds * 1e6, r.bound, fits(kernel, device) ? "" : "; too much shared memory for it");
   }
 }
 
@@ -106,7 +104,7 @@ void analyze(const Arguments& a) {
     }
     for (const DeviceModel& device : devices) static_cast<void>(roofline(counts, device));
   } catch (const InvalidArgument& error) {
-    throw UsageError(fmt::format("kernels analyze {}: {}", a.name, error.what()));
+    throw UsageError(tw::format("kernels analyze {}: {}", a.name, error.what()));
   }
   if (!a.json) return print_table(kernel, *shape, counts, devices);
   auto times = nlohmann::ordered_json::array();
@@ -137,8 +135,8 @@ std::string shape_help() {
   for (const RegisteredKernel& kernel : registered_kernels()) {
     if (kernel.family == family) continue;
     family = kernel.family;
-    text += fmt::format("\n  {:<12} {}", family, key_list(kernel.shape));
-    for (const ShapeKey& key : kernel.shape) text += fmt::format("\n    {:<14} {}", key.name, key.what);
+    text += tw::format("\n  {:<12} {}", family, key_list(kernel.shape));
+    for (const ShapeKey& key : kernel.shape) text += tw::format("\n    {:<14} {}", key.name, key.what);
   }
   return text;
 }
@@ -152,7 +150,7 @@ DeviceModel named_device_model(const std::string& name) {
     return cpu_model("cpu", cpu_threads(), peak, measure_memory());
   }
   const DeviceModel* model = find_device_model(name);
-  if (model == nullptr) throw InvalidArgument(fmt::format("device is \"{}\"; allowed: H200, A100, 4090, cpu", name));
+  if (model == nullptr) throw InvalidArgument(tw::format("device is \"{}\"; allowed: H200, A100, 4090, cpu", name));
   return *model;
 }
 

@@ -1,7 +1,5 @@
 // tilewave bench
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 
 #include "benchmarks/harness.hpp"
 #include "command.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::cli {
@@ -35,7 +34,7 @@ std::vector<std::string> family_names() {
 
 std::string family_help() {
   std::string text = "Families:";
-  for (const std::string& name : family_names()) text += fmt::format("\n  {:<12} {}", name, bench::Family::find(name)->what());
+  for (const std::string& name : family_names()) text += tw::format("\n  {:<12} {}", name, bench::Family::find(name)->what());
   text += "\nFigures are medians. Contenders are interleaved in random order; benchmarks/README.md explains the modes.";
   return text;
 }
@@ -44,7 +43,7 @@ std::string family_help() {
 class Output {
  public:
   explicit Output(const std::string& path) : path_(path), is_new_(access(path.c_str(), F_OK) != 0), file_(std::fopen(path.c_str(), "a")) {
-    if (file_ == nullptr) throw Error(fmt::format("{}: {}", path, std::strerror(errno)));
+    if (file_ == nullptr) throw Error(tw::format("{}: {}", path, std::strerror(errno)));
   }
   /// Without results nothing is left behind.
   ~Output() {
@@ -61,7 +60,7 @@ class Output {
     bool ok = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
     const int reason = errno;
     if (file != nullptr) ok = std::fclose(file) == 0 && ok;
-    if (!ok) throw Error(fmt::format("{}: {}", path_, std::strerror(reason != 0 ? reason : errno)));
+    if (!ok) throw Error(tw::format("{}: {}", path_, std::strerror(reason != 0 ? reason : errno)));
   }
 
  private:
@@ -77,7 +76,7 @@ void run(Arguments& arguments) {
     const bench::Family* family = bench::Family::find(name);
     if (family == nullptr) {
       throw UsageError(
-          fmt::format("bench: there is no family \"{}\"{}; there are: {}", name, did_you_mean(name, known), fmt::join(known, ", ")));
+          tw::format("bench: there is no family \"{}\"{}; there are: {}", name, did_you_mean(name, known), tw::join(known, ", ")));
     }
     families.push_back(family);
   }
@@ -89,8 +88,8 @@ void run(Arguments& arguments) {
   }
   if (!arguments.options.list) {
     const DeviceInfo& info = device_info(arguments.options.device);
-    if (!info.usable) throw DeviceError(fmt::format("{}: {}", info.device.name(), info.problem));
-    fmt::print("{}: {}\n", info.device.name(), info.name);
+    if (!info.usable) throw DeviceError(tw::format("{}: {}", info.device.name(), info.problem));
+    tw::print("{}: {}\n", info.device.name(), info.name);
   }
   std::unique_ptr<Output> output;
   if (!arguments.json.empty()) output = std::make_unique<Output>(arguments.json);

@@ -1,6 +1,5 @@
 // tilewave bench transcribe: a recording from samples to text, several times.
 
-#include <fmt/format.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include "benchmarks/peers/openblas.hpp"
 #include "benchmarks/yardsticks.hpp"
 #include "command.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/speech.hpp"
 
@@ -103,30 +103,30 @@ void print_stages(const speech::Transcriber& transcriber, const speech::Timings&
                   std::int64_t longest_context, double peak_bytes) {
   const speech::ModelSize size = transcriber.size();
   const Device device = transcriber.options().device;
-  fmt::print("Stages: features {:.3f} s, encoder {:.3f} s, prefill {:.3f} s ({} tokens), decode {:.3f} s ({} steps)\n", timings.features,
-             timings.encoder, timings.prefill, timings.prompt_tokens, timings.decode, timings.decode_steps);
+  tw::print("Stages: features {:.3f} s, encoder {:.3f} s, prefill {:.3f} s ({} tokens), decode {:.3f} s ({} steps)\n", timings.features,
+            timings.encoder, timings.prefill, timings.prompt_tokens, timings.decode, timings.decode_steps);
   if (timings.decode_steps > 0) {
     const double step = timings.decode / static_cast<double>(timings.decode_steps);
     const double rate = static_cast<double>(size.decode_bytes) / step, read = read_bandwidth(device);
-    fmt::print("Decode: {:.2f} ms a step, {:.1f} GB/s of weights; memory is read with {:.1f} GB/s: {:.2f} of it\n", step * 1e3, rate * 1e-9,
-               read * 1e-9, rate / read);
+    tw::print("Decode: {:.2f} ms a step, {:.1f} GB/s of weights; memory is read with {:.1f} GB/s: {:.2f} of it\n", step * 1e3, rate * 1e-9,
+              read * 1e-9, rate / read);
   }
   if (windows > 0 && !device.is_cuda()) {
     const double window = timings.encoder / static_cast<double>(windows);
     std::string problem;
     const double rate = sgemm_rate(problem);
-    fmt::print("Encoder: {:.3f} s a window, {:.1f} GFLOP/s", window, size.encoder_flops / window * 1e-9);
+    tw::print("Encoder: {:.3f} s a window, {:.1f} GFLOP/s", window, size.encoder_flops / window * 1e-9);
     if (rate > 0)
-      fmt::print("; OpenBLAS sgemm would take {:.3f} s ({:.1f} GFLOP/s): {:.2f} times that\n", size.encoder_flops / rate, rate * 1e-9,
-                 window * rate / size.encoder_flops);
+      tw::print("; OpenBLAS sgemm would take {:.3f} s ({:.1f} GFLOP/s): {:.2f} times that\n", size.encoder_flops / rate, rate * 1e-9,
+                window * rate / size.encoder_flops);
     else
-      fmt::print("; no OpenBLAS to compare with: {}\n", problem);
+      tw::print("; no OpenBLAS to compare with: {}\n", problem);
   }
   if (!device.is_cuda()) {
     const double cache = static_cast<double>(size.cache_bytes * longest_context);
-    fmt::print("Memory: peak {:.3f} GB; weights {:.3f} GB, keys and values {:.3f} GB: {:.3f} of weights beyond both\n", peak_bytes * 1e-9,
-               static_cast<double>(size.weight_bytes) * 1e-9, cache * 1e-9,
-               (peak_bytes - cache) / static_cast<double>(size.weight_bytes) - 1);
+    tw::print("Memory: peak {:.3f} GB; weights {:.3f} GB, keys and values {:.3f} GB: {:.3f} of weights beyond both\n", peak_bytes * 1e-9,
+              static_cast<double>(size.weight_bytes) * 1e-9, cache * 1e-9,
+              (peak_bytes - cache) / static_cast<double>(size.weight_bytes) - 1);
   }
 }
 
@@ -136,8 +136,8 @@ int run(Arguments& a) {
   const std::string model = a.model.model.empty() ? default_model() : a.model.model;
   const auto begin = Clock::now();
   const speech::Transcriber transcriber(model, load_options(a.model));
-  fmt::print("Model: {} on {} in {}, loaded in {:.3f} s\n", model, transcriber.options().device.name(),
-             name_of(*transcriber.options().dtype), seconds_since(begin));
+  tw::print("Model: {} on {} in {}, loaded in {:.3f} s\n", model, transcriber.options().device.name(),
+            name_of(*transcriber.options().dtype), seconds_since(begin));
   const std::span<const float> files[] = {samples};
   for (int i = 0; i < a.warmup; ++i) transcriber.transcribe(files, a.options);
   double sum = 0, best = 1e300;
@@ -146,7 +146,7 @@ int run(Arguments& a) {
     const auto start = Clock::now();
     result = transcriber.transcribe(files, a.options);
     const double seconds = seconds_since(start);
-    fmt::print("Run {}: {:.4f} s\n", i + 1, seconds);
+    tw::print("Run {}: {:.4f} s\n", i + 1, seconds);
     sum += seconds;
     if (seconds < best) {
       best = seconds;
@@ -160,16 +160,16 @@ int run(Arguments& a) {
   std::int64_t windows = 0;
   for (const speech::TranscriptSegment& segment : transcript.segments)
     windows += static_cast<std::int64_t>((segment.end - segment.begin) / 30 - 1e-9) + 1;
-  fmt::print("Average: {:.4f} s\n", average);
-  fmt::print("Transcription: {}\n", transcript.text);
-  fmt::print("Reference: {}\n", a.reference);
-  fmt::print("Word accuracy: {:.1f} %\n", accuracy * 100);
-  fmt::print("Real-time factor: {:.4f} ({:.1f} times real time)\n", average / duration, duration / average);
+  tw::print("Average: {:.4f} s\n", average);
+  tw::print("Transcription: {}\n", transcript.text);
+  tw::print("Reference: {}\n", a.reference);
+  tw::print("Word accuracy: {:.1f} %\n", accuracy * 100);
+  tw::print("Real-time factor: {:.4f} ({:.1f} times real time)\n", average / duration, duration / average);
   print_stages(transcriber, fastest.timings, windows, fastest.timings.prompt_tokens + fastest.timings.decode_steps + 1,
                static_cast<double>(usage.ru_maxrss) * 1024);
   if (a.options.ignore_end) return kOk;  // no text to judge
   const bool passed = accuracy > 0.8;
-  fmt::print("Status: {}\n", passed ? "PASS" : "FAIL");
+  tw::print("Status: {}\n", passed ? "PASS" : "FAIL");
   return passed ? kOk : kFailure;
 }
 

@@ -1,12 +1,11 @@
 #include "command.hpp"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <numeric>
 #include <utility>
 #include <vector>
+
+#include "runtime/format.hpp"
 
 namespace tw::cli {
 namespace {
@@ -46,14 +45,14 @@ std::string did_you_mean(const std::string& given, std::span<const std::string> 
   for (const std::string& name : known) {
     const bool part = !given.empty() && name.find(given) != std::string::npos;
     const std::size_t distance = part ? 0 : edit_distance(given, name);
-    if (distance <= std::max<std::size_t>(2, name.size() / 4)) near.emplace_back(distance, fmt::format("\"{}\"", name));
+    if (distance <= std::max<std::size_t>(2, name.size() / 4)) near.emplace_back(distance, tw::format("\"{}\"", name));
   }
   std::sort(near.begin(), near.end());
   std::vector<std::string> names;
   for (auto& [distance, name] : near) {
     if (names.size() < 5) names.push_back(std::move(name));
   }
-  return names.empty() ? "" : fmt::format(" (did you mean {}?)", fmt::join(names, ", "));
+  return names.empty() ? "" : tw::format(" (did you mean {}?)", tw::join(names, ", "));
 }
 
 std::string bytes_text(std::size_t bytes) {
@@ -61,7 +60,7 @@ std::string bytes_text(std::size_t bytes) {
   double value = static_cast<double>(bytes);
   std::size_t unit = 0;
   for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
-  return fmt::format("{:.4g} {}", value, kUnits[unit]);
+  return tw::format("{:.4g} {}", value, kUnits[unit]);
 }
 
 }  // namespace tw::cli

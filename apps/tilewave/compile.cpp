@@ -1,6 +1,5 @@
 #include "compile.hpp"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <mutex>
 #include <thread>
 
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::cli {
@@ -32,7 +32,7 @@ class Progress {
     const std::lock_guard lock(mutex_);
     ++done_;
     if (!shown_) return;
-    std::fputs(fmt::format("\r\033[K[{}/{}] {}", done_, total_, name).c_str(), stderr);
+    std::fputs(tw::format("\r\033[K[{}/{}] {}", done_, total_, name).c_str(), stderr);
     std::fflush(stderr);
   }
 
@@ -72,7 +72,7 @@ void require_writable(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (!error && access(folder.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
-  if (error) throw Error(fmt::format("{}: {}", folder, error.message()));
+  if (error) throw Error(tw::format("{}: {}", folder, error.message()));
 }
 
 int shared_bytes(const CompileResult& r) { return r.spec.shared_bytes + r.kernel.static_shared_bytes; }
@@ -82,10 +82,10 @@ int shared_bytes(const CompileResult& r) { return r.spec.shared_bytes + r.kernel
 std::vector<std::string> CompileResult::problems() const {
   if (!failure.empty()) return {failure};
   std::vector<std::string> list;
-  if (kernel.spill_bytes > 0) list.push_back(fmt::format("kernel {}: spills {} bytes", spec.name, kernel.spill_bytes));
-  for (const std::string& message : kernel.performance_losses) list.push_back(fmt::format("kernel {}: {}", spec.name, message));
+  if (kernel.spill_bytes > 0) list.push_back(tw::format("kernel {}: spills {} bytes", spec.name, kernel.spill_bytes));
+  for (const std::string& message : kernel.performance_losses) list.push_back(tw::format("kernel {}: {}", spec.name, message));
   if (spec.tensor_core && kernel.tensor_core_instruction.empty())
-    list.push_back(fmt::format("kernel {}: has no wgmma instruction", spec.name));
+    list.push_back(tw::format("kernel {}: has no wgmma instruction", spec.name));
   return list;
 }
 
@@ -144,16 +144,16 @@ nlohmann::ordered_json to_json(const CompileResult& r) {
 void print_table(const std::vector<CompileResult>& results) {
   std::size_t width = 4;
   for (const CompileResult& r : results) width = std::max(width, r.spec.name.size());
-  fmt::print("{:<{}} {:>9} {:>7} {:>9} {:>7} {:>10} {:>8}  {}\n", "name", width, "registers", "spilled", "shared", "threads", "compile ms",
-             "load ms", "instruction");
+  tw::print("{:<{}} {:>9} {:>7} {:>9} {:>7} {:>10} {:>8}  {}\n", "name", width, "registers", "spilled", "shared", "threads", "compile ms",
+            "load ms", "instruction");
   for (const CompileResult& r : results) {
     if (!r.failure.empty()) {
-      fmt::print("{:<{}} failed\n", r.spec.name, width);
+      tw::print("{:<{}} failed\n", r.spec.name, width);
       continue;
     }
-    fmt::print("{:<{}} {:>9} {:>7} {:>9} {:>7} {:>10.0f} {:>8}  {}\n", r.spec.name, width, r.kernel.registers, r.kernel.spill_bytes,
-               shared_bytes(r), r.spec.threads, r.kernel.compile_ms, r.load_ms ? fmt::format("{:.1f}", *r.load_ms) : "-",
-               r.kernel.tensor_core_instruction.empty() ? "-" : r.kernel.tensor_core_instruction);
+    tw::print("{:<{}} {:>9} {:>7} {:>9} {:>7} {:>10.0f} {:>8}  {}\n", r.spec.name, width, r.kernel.registers, r.kernel.spill_bytes,
+              shared_bytes(r), r.spec.threads, r.kernel.compile_ms, r.load_ms ? tw::format("{:.1f}", *r.load_ms) : "-",
+              r.kernel.tensor_core_instruction.empty() ? "-" : r.kernel.tensor_core_instruction);
   }
 }
 
@@ -162,7 +162,7 @@ bool report_problems(const std::vector<CompileResult>& results) {
   for (const CompileResult& result : results) {
     for (const std::string& problem : result.problems()) {
       good = false;
-      fmt::print(stderr, "tilewave: {}\n", problem);
+      tw::print(stderr, "tilewave: {}\n", problem);
     }
   }
   return good;

@@ -1,8 +1,7 @@
 // tilewave devices
 
-#include <fmt/format.h>
-
 #include "command.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/device.hpp"
 #include "tilewave/kernel.hpp"
 
@@ -40,17 +39,17 @@ void show_json(const DeviceReport& report) {
 
 void show_table(const DeviceReport& report) {
   for (const DeviceInfo& d : report.devices) {
-    fmt::print("{:<8} {}: {}, {} {}, {} memory ({} free), {} {}\n", d.device.name(), d.name, d.isa, d.units,
-               d.device.is_cuda() ? "multiprocessors" : "threads", bytes_text(d.total_memory), bytes_text(d.free_memory),
-               bytes_text(d.l2_bytes), d.device.is_cuda() ? "L2" : "L3");
-    if (!d.usable) fmt::print("         not usable: {}\n", d.problem);
+    tw::print("{:<8} {}: {}, {} {}, {} memory ({} free), {} {}\n", d.device.name(), d.name, d.isa, d.units,
+              d.device.is_cuda() ? "multiprocessors" : "threads", bytes_text(d.total_memory), bytes_text(d.free_memory),
+              bytes_text(d.l2_bytes), d.device.is_cuda() ? "L2" : "L3");
+    if (!d.usable) tw::print("         not usable: {}\n", d.problem);
   }
-  if (!report.cuda_driver.empty()) fmt::print("CUDA     driver for {}\n", report.cuda_driver);
-  if (!report.cuda_problem.empty()) fmt::print("CUDA     none: {}\n", report.cuda_problem);
-  if (!report.nvrtc.empty()) fmt::print("NVRTC    {}\n", report.nvrtc);
-  if (!report.nvrtc_problem.empty()) fmt::print("NVRTC    none: {}\n", report.nvrtc_problem);
+  if (!report.cuda_driver.empty()) tw::print("CUDA     driver for {}\n", report.cuda_driver);
+  if (!report.cuda_problem.empty()) tw::print("CUDA     none: {}\n", report.cuda_problem);
+  if (!report.nvrtc.empty()) tw::print("NVRTC    {}\n", report.nvrtc);
+  if (!report.nvrtc_problem.empty()) tw::print("NVRTC    none: {}\n", report.nvrtc_problem);
   const std::string cache = cache_directory();
-  fmt::print("cache    {}\n", cache.empty() ? "none: TILEWAVE_CACHE, XDG_CACHE_HOME and HOME are not set" : cache);
+  tw::print("cache    {}\n", cache.empty() ? "none: TILEWAVE_CACHE, XDG_CACHE_HOME and HOME are not set" : cache);
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
 #include "draw_layout.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <set>
 #include <utility>
+
+#include "runtime/format.hpp"
 
 namespace tw::cli {
 namespace {
@@ -32,15 +32,15 @@ std::string conflicts(const std::vector<int>& offsets, int bytes) {
     used += bank.empty() ? 0 : 1;
     busiest = std::max(busiest, bank.size());
   }
-  return fmt::format("{} banks, {}", used, busiest == 1 ? "no conflict" : fmt::format("{}-way conflict", busiest));
+  return tw::format("{} banks, {}", used, busiest == 1 ? "no conflict" : tw::format("{}-way conflict", busiest));
 }
 
 std::string place(const TileLayout& layout, const DrawnPart& drawn, int cell_cols) {
   const int rows = std::min(layout.rows, drawn.rows);
   const int cols = std::min(layout.cols / cell_cols, drawn.cells) * cell_cols;
   if (rows == layout.rows && cols == layout.cols) return "";
-  return fmt::format("Drawn: rows 0 to {} of {}, columns 0 to {} of {}; --all draws everything.", rows - 1, layout.rows, cols - 1,
-                     layout.cols);
+  return tw::format("Drawn: rows 0 to {} of {}, columns 0 to {} of {}; --all draws everything.", rows - 1, layout.rows, cols - 1,
+                    layout.cols);
 }
 
 Picture draw_shared(const TileLayout& layout, const DrawnPart& part) {
@@ -48,10 +48,10 @@ Picture draw_shared(const TileLayout& layout, const DrawnPart& part) {
   Picture picture;
   picture.cell_cols = kPieceBytes / bytes;
   picture.cell =
-      fmt::format("{} elements of a row, 16 bytes: their place among the 8 of the panel's row, and its four banks", picture.cell_cols);
+      tw::format("{} elements of a row, 16 bytes: their place among the 8 of the panel's row, and its four banks", picture.cell_cols);
   const int panels = layout.cols * bytes / sm_90a::kPanelBytes;
-  picture.notes.push_back(fmt::format("{} bytes: {} panel{} of {} rows of 128 bytes.", layout.rows * layout.cols * bytes, panels,
-                                      panels == 1 ? "" : "s, one behind the other,", layout.rows));
+  picture.notes.push_back(tw::format("{} bytes: {} panel{} of {} rows of 128 bytes.", layout.rows * layout.cols * bytes, panels,
+                                     panels == 1 ? "" : "s, one behind the other,", layout.rows));
 
   std::vector<int> rows_of_piece, row, column, quads;
   for (int r = 0; r < 8; ++r) rows_of_piece.push_back(layout.offset(r, 0));
@@ -62,22 +62,22 @@ Picture draw_shared(const TileLayout& layout, const DrawnPart& part) {
     quads.push_back(layout.offset(fragment_row, fragment_col));
   }
   picture.notes.push_back("A warp that accesses at once:");
-  picture.notes.push_back(fmt::format("  16 bytes of 8 rows (ldmatrix, stmatrix, wgmma)     {}", conflicts(rows_of_piece, kPieceBytes)));
-  picture.notes.push_back(fmt::format("  128 bytes of a row                                 {}", conflicts(row, kBankBytes)));
-  picture.notes.push_back(fmt::format("  a Fragment's first elements: 8 rows, 4 columns     {}", conflicts(quads, bytes)));
+  picture.notes.push_back(tw::format("  16 bytes of 8 rows (ldmatrix, stmatrix, wgmma)     {}", conflicts(rows_of_piece, kPieceBytes)));
+  picture.notes.push_back(tw::format("  128 bytes of a row                                 {}", conflicts(row, kBankBytes)));
+  picture.notes.push_back(tw::format("  a Fragment's first elements: 8 rows, 4 columns     {}", conflicts(quads, bytes)));
   picture.notes.push_back(
-      fmt::format("  an element of {:>2} rows, one column                  {}", column.size(), conflicts(column, bytes)));
+      tw::format("  an element of {:>2} rows, one column                  {}", column.size(), conflicts(column, bytes)));
 
   for (int r = 0; r < std::min(layout.rows, part.rows); ++r) {
     auto& cells = picture.rows.emplace_back();
     for (int c = 0; c < std::min(layout.cols / picture.cell_cols, part.cells); ++c) {
       const int offset = layout.offset(r, c * picture.cell_cols);
       const int piece = offset / kPieceBytes % kPieces;
-      cells.push_back({fmt::format("{}:{}-{}", piece, bank_of(offset), bank_of(offset) + 3), piece});
+      cells.push_back({tw::format("{}:{}-{}", piece, bank_of(offset), bank_of(offset) + 3), piece});
     }
   }
   for (int piece = 0; piece < kPieces; ++piece)
-    picture.legend.push_back(fmt::format("place {}, banks {}-{}", piece, 4 * piece, 4 * piece + 3));
+    picture.legend.push_back(tw::format("place {}, banks {}-{}", piece, 4 * piece, 4 * piece + 3));
   return picture;
 }
 
@@ -85,10 +85,10 @@ Picture draw_registers(const TileLayout& layout, const DrawnPart& part) {
   Picture picture;
   picture.cell_cols = layout.width;
   const int registers = layout.size / layout.per_register;
-  picture.notes.push_back(fmt::format("{} threads that compute, {} registers of each.", layout.threads, registers));
+  picture.notes.push_back(tw::format("{} threads that compute, {} registers of each.", layout.threads, registers));
   picture.cell = layout.width == 1                     ? "an element: thread:register"
-                 : layout.width == layout.per_register ? fmt::format("{} columns, packed: thread:register", layout.width)
-                                                       : fmt::format("{} columns of a thread: thread:register of the first", layout.width);
+                 : layout.width == layout.per_register ? tw::format("{} columns, packed: thread:register", layout.width)
+                                                       : tw::format("{} columns of a thread: thread:register of the first", layout.width);
 
   const int rows = std::min(layout.rows, part.rows);
   const int cells = std::min(layout.cols / layout.width, part.cells);
@@ -98,10 +98,10 @@ Picture draw_registers(const TileLayout& layout, const DrawnPart& part) {
       const auto [row, col] = layout.element(thread, i);
       if (row >= rows || col / layout.width >= cells) continue;
       picture.rows[static_cast<std::size_t>(row)][static_cast<std::size_t>(col / layout.width)] = {
-          fmt::format("{}:{}", thread, i / layout.per_register), thread % kLanes / 4};
+          tw::format("{}:{}", thread, i / layout.per_register), thread % kLanes / 4};
     }
   }
-  for (int quad = 0; quad < kColors; ++quad) picture.legend.push_back(fmt::format("lanes {}-{}", 4 * quad, 4 * quad + 3));
+  for (int quad = 0; quad < kColors; ++quad) picture.legend.push_back(tw::format("lanes {}-{}", 4 * quad, 4 * quad + 3));
   return picture;
 }
 
@@ -131,14 +131,14 @@ std::string escaped(const std::string& text) {
 }  // namespace
 
 std::string describe(const TileLayout& layout) {
-  return fmt::format("{} {} {} x {}{}", layout.type, name_of(layout.dtype), layout.rows, layout.cols,
-                     layout.contracts_rows ? ", products sum over rows" : "");
+  return tw::format("{} {} {} x {}{}", layout.type, name_of(layout.dtype), layout.rows, layout.cols,
+                    layout.contracts_rows ? ", products sum over rows" : "");
 }
 
 Picture picture_of(const KernelTile& tile, const DrawnPart& part) {
   Picture picture = tile.layout.offset != nullptr ? draw_shared(tile.layout, part) : draw_registers(tile.layout, part);
   picture.title = describe(tile.layout);
-  if (!tile.where.empty()) picture.title += fmt::format(" ({})", tile.where);
+  if (!tile.where.empty()) picture.title += tw::format(" ({})", tile.where);
   if (std::string note = place(tile.layout, part, picture.cell_cols); !note.empty()) picture.notes.push_back(std::move(note));
   return picture;
 }
@@ -147,13 +147,13 @@ std::string to_text(const Picture& picture) {
   const std::size_t width = widest(picture);
   std::string text = picture.title + "\n";
   for (const std::string& note : picture.notes) text += note + "\n";
-  text += fmt::format("Cell: {}.\n\nrow\\col", picture.cell);
+  text += tw::format("Cell: {}.\n\nrow\\col", picture.cell);
   for (std::size_t c = 0; c < picture.rows.front().size(); ++c)
-    text += fmt::format(" {:>{}}", c * static_cast<std::size_t>(picture.cell_cols), width);
+    text += tw::format(" {:>{}}", c * static_cast<std::size_t>(picture.cell_cols), width);
   text += "\n";
   for (std::size_t r = 0; r < picture.rows.size(); ++r) {
-    text += fmt::format("{:>7}", r);
-    for (const Cell& cell : picture.rows[r]) text += fmt::format(" {:>{}}", cell.label, width);
+    text += tw::format("{:>7}", r);
+    for (const Cell& cell : picture.rows[r]) text += tw::format(" {:>{}}", cell.label, width);
     text += "\n";
   }
   return text;
@@ -168,7 +168,7 @@ std::string to_svg(const std::string& title, const std::vector<Picture>& picture
   int y = kMargin;
   int right = 720;
   const auto text = [&](int x, int at, const std::string& content, const char* attributes = "") {
-    body += fmt::format("<text x=\"{}\" y=\"{}\"{}>{}</text>\n", x, at, attributes, escaped(content));
+    body += tw::format("<text x=\"{}\" y=\"{}\"{}>{}</text>\n", x, at, attributes, escaped(content));
     right = std::max(right, x + kCharacter * static_cast<int>(content.size()));
   };
   text(kMargin, y += kLine, title, " font-size=\"18\" font-weight=\"bold\"");
@@ -176,7 +176,7 @@ std::string to_svg(const std::string& title, const std::vector<Picture>& picture
     y += 2 * kLine;
     text(kMargin, y, picture.title, " font-size=\"14\" font-weight=\"bold\"");
     for (const std::string& note : picture.notes) text(kMargin, y += kLine, note, " xml:space=\"preserve\"");
-    text(kMargin, y += kLine, fmt::format("Cell: {}.", picture.cell));
+    text(kMargin, y += kLine, tw::format("Cell: {}.", picture.cell));
 
     const int cell_width = static_cast<int>(widest(picture)) * kCharacter + 8;
     const int left = kMargin + kRowLabels;
@@ -191,8 +191,8 @@ std::string to_svg(const std::string& title, const std::vector<Picture>& picture
       for (std::size_t c = 0; c < picture.rows[r].size(); ++c) {
         const Cell& cell = picture.rows[r][c];
         const int x = left + static_cast<int>(c) * cell_width;
-        body += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\" stroke=\"#666666\"/>\n", x, y, cell_width,
-                            kCellHeight, kPalette[static_cast<std::size_t>(cell.color)]);
+        body += tw::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\" stroke=\"#666666\"/>\n", x, y, cell_width,
+                           kCellHeight, kPalette[static_cast<std::size_t>(cell.color)]);
         text(x + 4, y + 14, cell.label);
       }
     }
@@ -202,13 +202,13 @@ std::string to_svg(const std::string& title, const std::vector<Picture>& picture
     for (std::size_t i = 0; i < picture.legend.size(); ++i) {
       const int x = left + static_cast<int>(i % 4) * legend_width;
       if (i % 4 == 0 && i > 0) y += kLine + 4;
-      body += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\" stroke=\"#666666\"/>\n", x, y, kSwatch, kSwatch,
-                          kPalette[i]);
+      body += tw::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\" stroke=\"#666666\"/>\n", x, y, kSwatch, kSwatch,
+                         kPalette[i]);
       text(x + kSwatch + 6, y + 12, picture.legend[i]);
     }
     y += kLine;
   }
-  return fmt::format(
+  return tw::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" font-family=\"monospace\" "
       "font-size=\"11\" fill=\"#000000\">\n<title>{2}</title>\n<rect width=\"{0}\" height=\"{1}\" fill=\"#ffffff\"/>\n{3}</svg>\n",
       right + kMargin, y + kMargin, escaped(title), body);

@@ -1,7 +1,5 @@
 // tilewave kernels list | source | layout | compile; analyze has a file of its own
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdio>
 
@@ -10,6 +8,7 @@
 #include "draw_layout.hpp"
 #include "kernels/registry.hpp"
 #include "layout.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::cli {
@@ -35,9 +34,9 @@ void list(const Arguments& a) {
   if (!a.json) {
     std::size_t width = 4;
     for (const RegisteredKernel& kernel : kernels) width = std::max(width, kernel.spec.name.size());
-    fmt::print("{:<10} {:<{}} {:<36} {}\n", "family", "name", width, "source", "type");
+    tw::print("{:<10} {:<{}} {:<36} {}\n", "family", "name", width, "source", "type");
     for (const RegisteredKernel& kernel : kernels) {
-      fmt::print("{:<10} {:<{}} {:<36} {}\n", kernel.family, kernel.spec.name, width, kernel.spec.source, kernel.spec.type);
+      tw::print("{:<10} {:<{}} {:<36} {}\n", kernel.family, kernel.spec.name, width, kernel.spec.source, kernel.spec.type);
     }
     return;
   }
@@ -56,7 +55,7 @@ void source(const Arguments& a) {
     return;
   }
   const EmbeddedFile* file = find_embedded(spec.source);
-  if (file == nullptr) throw Error(fmt::format("kernel {}: its source {} is not embedded in this program", spec.name, spec.source));
+  if (file == nullptr) throw Error(tw::format("kernel {}: its source {} is not embedded in this program", spec.name, spec.source));
   std::fwrite(file->text, 1, file->size, stdout);
 }
 
@@ -74,7 +73,7 @@ void layout(const Arguments& a) {
 
 int compile(const Arguments& a) {
   if (a.compile.arch != "sm_90a") {
-    throw UsageError(fmt::format("kernels compile: --arch is \"{}\"; supported: sm_90a (Hopper: H100, H200, GH200)", a.compile.arch));
+    throw UsageError(tw::format("kernels compile: --arch is \"{}\"; supported: sm_90a (Hopper: H100, H200, GH200)", a.compile.arch));
   }
   std::vector<RegisteredKernel> kernels = registered_kernels();
   if (!a.names.empty()) {
@@ -99,7 +98,7 @@ RegisteredKernel find_kernel(const std::vector<RegisteredKernel>& kernels, const
   const auto found = std::find_if(kernels.begin(), kernels.end(), [&](const RegisteredKernel& kernel) { return kernel.spec.name == name; });
   if (found != kernels.end()) return *found;
   throw UsageError(
-      fmt::format("kernels: there is no kernel \"{}\"{}; `tilewave kernels list` shows all", name, did_you_mean(name, names_of(kernels))));
+      tw::format("kernels: there is no kernel \"{}\"{}; `tilewave kernels list` shows all", name, did_you_mean(name, names_of(kernels))));
 }
 
 void add_kernels(CLI::App& app, int& exit_code) {

@@ -1,7 +1,5 @@
 #include "layout.hpp"
 
-#include <fmt/format.h>
-
 #include <bit>
 #include <cerrno>
 #include <charconv>
@@ -12,6 +10,7 @@
 
 #include "command.hpp"
 #include "draw_layout.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::cli {
@@ -25,7 +24,7 @@ constexpr DrawnPart kAll{std::numeric_limits<int>::max(), std::numeric_limits<in
 constexpr int kSharedBytes = 227 * 1024;
 
 [[noreturn]] void refuse(const char* option, const std::string& given, const std::string& allowed) {
-  throw UsageError(fmt::format("kernels layout: {} is {}; allowed: {}", option, given, allowed));
+  throw UsageError(tw::format("kernels layout: {} is {}; allowed: {}", option, given, allowed));
 }
 
 int parse_extent(const std::string& text) {
@@ -50,11 +49,11 @@ TileLayout shared_layout(int rows, int cols) {
   constexpr int panel = sm_90a::kPanelBytes / static_cast<int>(sizeof(T));
   TileLayout layout{};
   if (!with_constant<8, 256, 8>(rows, [&]<int R>() { layout = layout_of<sm_90a::Shared<T, R, panel, contract>>; }))
-    refuse("--shared", fmt::format("{} rows", rows), "8 to 256 rows, a multiple of 8");
+    refuse("--shared", tw::format("{} rows", rows), "8 to 256 rows, a multiple of 8");
   if (cols <= 0 || cols % panel != 0)
-    refuse("--shared", fmt::format("{} columns", cols), "a multiple of 64 for 16-bit types, of 32 for f32");
+    refuse("--shared", tw::format("{} columns", cols), "a multiple of 64 for 16-bit types, of 32 for f32");
   if (cols > kSharedBytes / rows / static_cast<int>(sizeof(T)))
-    refuse("--shared", fmt::format("{} x {}", rows, cols), "what fits a block's 227 KiB of shared memory");
+    refuse("--shared", tw::format("{} x {}", rows, cols), "what fits a block's 227 KiB of shared memory");
   layout.cols = cols;
   return layout;
 }
@@ -74,8 +73,8 @@ TileLayout shared_layout(const std::vector<std::string>& given, const std::strin
 /// More rows are more warpgroups, more columns more registers, laid out as the first.
 TileLayout fragment_layout(int rows, int cols) {
   if (rows <= 0 || rows % sm_90a::kWarpgroupRows != 0 || rows > 7 * sm_90a::kWarpgroupRows)
-    refuse("--fragment", fmt::format("{} rows", rows), "64 to 448 rows, a multiple of 64");
-  if (cols <= 0 || cols % 8 != 0 || cols > 256) refuse("--fragment", fmt::format("{} columns", cols), "8 to 256 columns, a multiple of 8");
+    refuse("--fragment", tw::format("{} rows", rows), "64 to 448 rows, a multiple of 64");
+  if (cols <= 0 || cols % 8 != 0 || cols > 256) refuse("--fragment", tw::format("{} columns", cols), "8 to 256 columns, a multiple of 8");
   TileLayout layout = layout_of<sm_90a::Fragment<float, sm_90a::kWarpgroupRows, 8>>;
   layout.threads *= rows / layout.rows;
   layout.size *= cols / layout.cols;
@@ -92,10 +91,10 @@ TileLayout rows_layout(int rows, int cols) {
   const auto set = [&]<int share>() { layout = layout_of<sm_90a::Rows<float, kRows, share * kThreads, Warps, 0>>; };
   const bool even = cols % kThreads == 0;
   if (!even || !(with_constant<1, 16, 1>(cols / kThreads, set) || with_constant<24, 128, 8>(cols / kThreads, set))) {
-    refuse("--rows", fmt::format("{} columns", cols),
-           fmt::format("{} (the threads of a row) times 1 to 16, or times a multiple of 8 up to 128", kThreads));
+    refuse("--rows", tw::format("{} columns", cols),
+           tw::format("{} (the threads of a row) times 1 to 16, or times a multiple of 8 up to 128", kThreads));
   }
-  if (rows / kRows > 255 / layout.size) refuse("--rows", fmt::format("{} x {}", rows, cols), "what fits a thread's 255 registers");
+  if (rows / kRows > 255 / layout.size) refuse("--rows", tw::format("{} x {}", rows, cols), "what fits a thread's 255 registers");
   layout.size *= rows / kRows;
   layout.rows = rows;
   return layout;
@@ -109,7 +108,7 @@ TileLayout rows_layout(int rows, int cols) {
   constexpr int kPowers = std::bit_width(static_cast<unsigned>(Warps)) - 1;
   const bool power_of_two = rows > 0 && std::has_single_bit(static_cast<unsigned>(rows));
   if (!power_of_two || !with_constant<0, kPowers - 1, 1>(std::countr_zero(static_cast<unsigned>(rows)), set))
-    refuse("--rows", fmt::format("{} rows", rows), fmt::format("a multiple or a divisor of the block's {} warps", Warps));
+    refuse("--rows", tw::format("{} rows", rows), tw::format("a multiple or a divisor of the block's {} warps", Warps));
   return layout;
 }
 
@@ -118,7 +117,7 @@ TileLayout rows_layout(int rows, int cols, int warps) {
   const auto set = [&]<int power>() { layout = rows_layout<(1 << power)>(rows, cols); };
   const bool power_of_two = warps > 0 && std::has_single_bit(static_cast<unsigned>(warps));
   if (!power_of_two || !with_constant<2, 5, 1>(std::countr_zero(static_cast<unsigned>(warps)), set))
-    refuse("--rows", fmt::format("{} warps", warps), "4, 8, 16, 32");
+    refuse("--rows", tw::format("{} warps", warps), "4, 8, 16, 32");
   return layout;
 }
 
@@ -127,7 +126,7 @@ void write(const std::string& path, const std::string& text) {
   bool ok = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
   const int reason = errno;
   if (file != nullptr) ok = std::fclose(file) == 0 && ok;
-  if (!ok) throw Error(fmt::format("{}: {}", path, std::strerror(reason != 0 ? reason : errno)));
+  if (!ok) throw Error(tw::format("{}: {}", path, std::strerror(reason != 0 ? reason : errno)));
 }
 
 }  // namespace
@@ -140,24 +139,24 @@ KernelTile described_tile(const LayoutOptions& options) {
 
 void draw_tiles(const std::string& title, const std::vector<KernelTile>& tiles, const LayoutOptions& options) {
   const int count = static_cast<int>(tiles.size());
-  if (options.tile < 0 || options.tile > count) refuse("--tile", std::to_string(options.tile), fmt::format("1 to {}, or 0 for all", count));
+  if (options.tile < 0 || options.tile > count) refuse("--tile", std::to_string(options.tile), tw::format("1 to {}, or 0 for all", count));
   std::vector<Picture> pictures;
   for (int i = 0; i < count; ++i) {
     if (options.tile != 0 && options.tile != i + 1) continue;
     Picture picture = picture_of(tiles[static_cast<std::size_t>(i)], options.all ? kAll : kExcerpt);
-    if (count > 1) picture.title = fmt::format("{}: {}", i + 1, picture.title);
+    if (count > 1) picture.title = tw::format("{}: {}", i + 1, picture.title);
     pictures.push_back(std::move(picture));
   }
   if (pictures.empty()) {
-    fmt::print("{}: no tiles in shared memory or in its state\n", title);
+    tw::print("{}: no tiles in shared memory or in its state\n", title);
     return;
   }
   if (!options.svg.empty()) {
     write(options.svg, to_svg(title, pictures));
-    for (const Picture& picture : pictures) fmt::print("{}\n", picture.title);
+    for (const Picture& picture : pictures) tw::print("{}\n", picture.title);
     return;
   }
-  for (std::size_t i = 0; i < pictures.size(); ++i) fmt::print("{}{}", i == 0 ? "" : "\n", to_text(pictures[i]));
+  for (std::size_t i = 0; i < pictures.size(); ++i) tw::print("{}{}", i == 0 ? "" : "\n", to_text(pictures[i]));
 }
 
 }  // namespace tw::cli

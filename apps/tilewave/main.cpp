@@ -1,8 +1,5 @@
 // build/tilewave: what was found, the kernels, and how fast they are.
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -13,6 +10,7 @@
 #include <vector>
 
 #include "command.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::cli {
@@ -30,14 +28,14 @@ std::string full_name(const CLI::App& app) {
 
 int usage_error(const CLI::App& app, const std::string& message) {
   const std::string name = full_name(innermost(app));
-  fmt::print(stderr, "tilewave: {}\nRun `{} --help` for what is allowed.\n", message, name);
+  tw::print(stderr, "tilewave: {}\nRun `{} --help` for what is allowed.\n", message, name);
   return kUsage;
 }
 
 std::string unknown_command(const CLI::App& app, const std::string& given) {
   std::vector<std::string> known;
   for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
-  return fmt::format("there is no command \"{}\"{}; there are: {}", given, did_you_mean(given, known), fmt::join(known, ", "));
+  return tw::format("there is no command \"{}\"{}; there are: {}", given, did_you_mean(given, known), tw::join(known, ", "));
 }
 
 int run(int argc, char** argv) {
@@ -65,11 +63,11 @@ int run(int argc, char** argv) {
   } catch (const UsageError& error) {
     return usage_error(app, error.what());
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "tilewave: out of memory\n");
+    tw::print(stderr, "tilewave: out of memory\n");
   } catch (const std::system_error& error) {
-    if (error.code() != std::errc::broken_pipe) fmt::print(stderr, "tilewave: {}\n", error.what());
+    if (error.code() != std::errc::broken_pipe) tw::print(stderr, "tilewave: {}\n", error.what());
   } catch (const std::exception& error) {
-    fmt::print(stderr, "tilewave: {}\n", error.what());
+    tw::print(stderr, "tilewave: {}\n", error.what());
   }
   return kFailure;
 }

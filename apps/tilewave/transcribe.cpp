@@ -1,7 +1,5 @@
 // tilewave transcribe
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -16,6 +14,7 @@
 #include "apps/tilewave/transcribe.hpp"
 #include "command.hpp"
 #include "runtime/files.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/speech.hpp"
 
@@ -31,7 +30,7 @@ std::string default_model() {
     const fs::path directory = (program.parent_path() / place).lexically_normal();
     if (fs::exists(directory / "config.json", error)) return directory.string();
   }
-  throw Error(fmt::format("no --model is given, and the bundled one is not beside {}", program.string()));
+  throw Error(tw::format("no --model is given, and the bundled one is not beside {}", program.string()));
 }
 
 void add_model_options(CLI::App& command, ModelArguments& a) {
@@ -75,12 +74,12 @@ class Progress {
   ~Progress() { clear(); }
   void show(const std::string& line) {
     if (!terminal_) return;
-    fmt::print(stderr, "\r\033[K{}", line);
+    tw::print(stderr, "\r\033[K{}", line);
     std::fflush(stderr);
     shown_ = true;
   }
   void clear() {
-    if (std::exchange(shown_, false)) fmt::print(stderr, "\r\033[K");
+    if (std::exchange(shown_, false)) tw::print(stderr, "\r\033[K");
   }
 
  private:
@@ -90,7 +89,7 @@ class Progress {
 
 std::string time_text(double seconds, char point) {
   const auto ms = static_cast<long>(seconds * 1000 + 0.5);
-  return fmt::format("{:02}:{:02}:{:02}{}{:03}", ms / 3600000, ms / 60000 % 60, ms / 1000 % 60, point, ms % 1000);
+  return tw::format("{:02}:{:02}:{:02}{}{:03}", ms / 3600000, ms / 60000 % 60, ms / 1000 % 60, point, ms % 1000);
 }
 
 std::string subtitles(const Transcript& transcript, bool vtt) {
@@ -99,8 +98,8 @@ std::string subtitles(const Transcript& transcript, bool vtt) {
   for (const TranscriptSegment& segment : transcript.segments) {
     if (segment.text.empty()) continue;
     const char point = vtt ? '.' : ',';
-    if (!vtt) text += fmt::format("{}\n", ++number);
-    text += fmt::format("{} --> {}\n{}\n\n", time_text(segment.begin, point), time_text(segment.end, point), segment.text);
+    if (!vtt) text += tw::format("{}\n", ++number);
+    text += tw::format("{} --> {}\n{}\n\n", time_text(segment.begin, point), time_text(segment.end, point), segment.text);
   }
   return text;
 }
@@ -141,15 +140,15 @@ std::vector<std::string> output_paths(const Arguments& a) {
   const bool directory = fs::is_directory(a.output, error) || a.output.ends_with('/') || a.files.size() > 1;
   if (!directory) return {a.output};
   if (fs::exists(a.output, error) && !fs::is_directory(a.output, error))
-    throw UsageError(fmt::format("transcribe: --output {} is a file; of several recordings it must be a directory", a.output));
+    throw UsageError(tw::format("transcribe: --output {} is a file; of several recordings it must be a directory", a.output));
   fs::create_directories(a.output, error);
-  if (error) throw Error(fmt::format("{}: {}", a.output, error.message()));
+  if (error) throw Error(tw::format("{}: {}", a.output, error.message()));
   std::set<std::string> taken;
   for (std::size_t i = 0; i < a.files.size(); ++i) {
     const std::string stem = a.files[i] == "-" ? "stdin" : fs::path(a.files[i]).stem().string();
-    paths[i] = (fs::path(a.output) / fmt::format("{}.{}", stem, extension(a.format))).string();
+    paths[i] = (fs::path(a.output) / tw::format("{}.{}", stem, extension(a.format))).string();
     if (!taken.insert(paths[i]).second)
-      throw UsageError(fmt::format("transcribe: two recordings would be written to {}; give them one by one", paths[i]));
+      throw UsageError(tw::format("transcribe: two recordings would be written to {}; give them one by one", paths[i]));
   }
   return paths;
 }
@@ -166,7 +165,7 @@ void write_text(const std::string& path, const std::string& text) {
     if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
       throw std::system_error(errno, std::generic_category(), "standard output");
   } else if (!replace_file(path, {text}, &problem)) {
-    throw Error(fmt::format("{}: {}", path, problem));
+    throw Error(tw::format("{}: {}", path, problem));
   }
 }
 
@@ -187,8 +186,8 @@ class Job {
     speech::LoadOptions options = load_options(a_.model);
     options.progress = [&](std::int64_t done, std::int64_t all) {
       if (done / kProgressBytes != reported_ / kProgressBytes)
-        progress_.show(fmt::format("Loading {}: {} of {}", model, bytes_text(static_cast<std::size_t>(done)),
-                                   bytes_text(static_cast<std::size_t>(all))));
+        progress_.show(tw::format("Loading {}: {} of {}", model, bytes_text(static_cast<std::size_t>(done)),
+                                  bytes_text(static_cast<std::size_t>(all))));
       reported_ = done;
     };
     const speech::Transcriber transcriber(model, options);
@@ -217,13 +216,13 @@ class Job {
 
   void complain(const std::string& message) {
     progress_.clear();
-    fmt::print(stderr, "tilewave: {}\n", message);
+    tw::print(stderr, "tilewave: {}\n", message);
     failed_ = true;
   }
 
   void warn(const std::string& message) {
     progress_.clear();
-    fmt::print(stderr, "tilewave: warning: {}\n", message);
+    tw::print(stderr, "tilewave: warning: {}\n", message);
   }
 
   void finish(const speech::Transcriber& transcriber, const Group& group) {
@@ -244,7 +243,7 @@ class Job {
     }
     options.on_progress = [&](double done, double all) {
       const double elapsed = std::chrono::duration<double>(Clock::now() - begin).count();
-      progress_.show(fmt::format("{:.0f} of {:.0f} s, {:.1f} times real time", done, all, done / std::max(elapsed, 1e-9)));
+      progress_.show(tw::format("{:.0f} of {:.0f} s, {:.1f} times real time", done, all, done / std::max(elapsed, 1e-9)));
     };
     std::vector<std::span<const float>> spans(group.samples.begin(), group.samples.end());
     speech::Transcripts result;
@@ -252,7 +251,7 @@ class Job {
       result = transcriber.transcribe(spans, options);
     } catch (const InvalidArgument& error) {
       if (live) end_lines(group.files.size());
-      for (const std::size_t file : group.files) complain(fmt::format("{}: {}", a_.files[file], error.what()));
+      for (const std::size_t file : group.files) complain(tw::format("{}: {}", a_.files[file], error.what()));
       return;
     }
     progress_.clear();
@@ -262,9 +261,9 @@ class Job {
       const Transcript& transcript = result.files[i];
       for (const TranscriptSegment& s : transcript.segments) {
         if (s.truncated)
-          warn(fmt::format("{}: {:.1f} to {:.1f} s: ended by the token limit, not by the model; see --max-new-tokens", name, s.begin,
-                           s.end));
-        if (s.repetition) warn(fmt::format("{}: {:.1f} to {:.1f} s: the model repeats itself; stopped", name, s.begin, s.end));
+          warn(
+              tw::format("{}: {:.1f} to {:.1f} s: ended by the token limit, not by the model; see --max-new-tokens", name, s.begin, s.end));
+        if (s.repetition) warn(tw::format("{}: {:.1f} to {:.1f} s: the model repeats itself; stopped", name, s.begin, s.end));
       }
       if (live) continue;
       const std::string& path = paths_[group.files[i]];
@@ -318,7 +317,7 @@ void add_transcribe(CLI::App& app, int& exit_code) {
   command->footer("Text appears as it is produced, a line for each recording. Formats of subtitles have a segment each.");
   command->callback([&exit_code] {
     if (a.files.size() > 1 && a.output.empty() && (a.format == "srt" || a.format == "vtt"))
-      throw UsageError(fmt::format("transcribe: subtitles of several recordings need --output DIR"));
+      throw UsageError(tw::format("transcribe: subtitles of several recordings need --output DIR"));
     if (!(a.options.top_p > 0 && a.options.top_p <= 1)) throw UsageError("--top-p must be above 0 and at most 1");
     a.options.segmentation = a.segment == "none" ? speech::Segmentation::none : speech::Segmentation::automatic;
     exit_code = Job(a).run();

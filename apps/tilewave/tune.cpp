@@ -1,8 +1,5 @@
 // tilewave tune
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cstdio>
 
@@ -10,6 +7,7 @@
 #include "benchmarks/harness.hpp"
 #include "command.hpp"
 #include "kernels/tuner.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::cli {
@@ -41,7 +39,7 @@ Device usable_device(const std::string& name) {
     throw UsageError(error.what());
   }
   const DeviceInfo& info = device_info(device);
-  if (!info.usable) throw DeviceError(fmt::format("{}: {}", info.device.name(), info.problem));
+  if (!info.usable) throw DeviceError(tw::format("{}: {}", info.device.name(), info.problem));
   return device;
 }
 
@@ -52,8 +50,8 @@ TunableFamily find_family(const std::string& name) {
     if (family.name == name) return family;
     names.push_back(family.name);
   }
-  throw UsageError(fmt::format("tune: there is no family \"{}\" with choices{}; there are: {}", name, did_you_mean(name, names),
-                               fmt::join(names, ", ")));
+  throw UsageError(
+      tw::format("tune: there is no family \"{}\" with choices{}; there are: {}", name, did_you_mean(name, names), tw::join(names, ", ")));
 }
 
 /// What prunes: the device's data sheet; of a GPU that has none here, an H200's, for what is compared are its candidates.
@@ -68,21 +66,21 @@ DeviceModel model_of(Device device) {
 }
 
 void print_header(const Arguments& a, Device device, const TuneProblem& problem) {
-  fmt::print("{} on {} ({}), operands from seed {}\n\n", problem.key, device.name(), device_info(device).name, kSeed);
-  fmt::print("{:<20} {:>12} {:>12} {:>12} {:>10}\n", "configuration", "least us", a.dry_run ? "tiles" : "us", a.dry_run ? "read" : "p10",
-             a.dry_run ? "shared" : "p90");
+  tw::print("{} on {} ({}), operands from seed {}\n\n", problem.key, device.name(), device_info(device).name, kSeed);
+  tw::print("{:<20} {:>12} {:>12} {:>12} {:>10}\n", "configuration", "least us", a.dry_run ? "tiles" : "us", a.dry_run ? "read" : "p10",
+            a.dry_run ? "shared" : "p90");
 }
 
 void print_result(const Arguments& a, const Result& r) {
-  const std::string least = fmt::format("{:.2f}", r.prospect.seconds * 1e6);
+  const std::string least = tw::format("{:.2f}", r.prospect.seconds * 1e6);
   if (!r.prospect.dropped.empty()) {
-    fmt::print("{:<20} {:>12} not timed: {}\n", r.candidate.choice.name, least, r.prospect.dropped);
+    tw::print("{:<20} {:>12} not timed: {}\n", r.candidate.choice.name, least, r.prospect.dropped);
   } else if (a.dry_run) {
-    fmt::print("{:<20} {:>12} {:>12} {:>12} {:>10}\n", r.candidate.choice.name, least, r.candidate.analysis.tiles,
-               bytes_text(r.candidate.analysis.global_read), bytes_text(static_cast<std::size_t>(r.candidate.shared_bytes)));
+    tw::print("{:<20} {:>12} {:>12} {:>12} {:>10}\n", r.candidate.choice.name, least, r.candidate.analysis.tiles,
+              bytes_text(r.candidate.analysis.global_read), bytes_text(static_cast<std::size_t>(r.candidate.shared_bytes)));
   } else {
-    fmt::print("{:<20} {:>12} {:>12.2f} {:>12.2f} {:>10.2f}\n", r.candidate.choice.name, least, r.time.median * 1e3, r.time.p10 * 1e3,
-               r.time.p90 * 1e3);
+    tw::print("{:<20} {:>12} {:>12.2f} {:>12.2f} {:>10.2f}\n", r.candidate.choice.name, least, r.time.median * 1e3, r.time.p10 * 1e3,
+              r.time.p90 * 1e3);
   }
   std::fflush(stdout);
 }
@@ -95,14 +93,14 @@ void time_all(const Arguments& a, std::vector<Result>& results, const TuneProble
   std::vector<Result*> timed;
   for (Result& result : results) {
     if (!result.prospect.dropped.empty()) continue;
-    fmt::print(stderr, "tilewave tune: {} of {}: {}\n", &result - results.data() + 1, results.size(), result.candidate.choice.name);
+    tw::print(stderr, "tilewave tune: {} of {}: {}\n", &result - results.data() + 1, results.size(), result.candidate.choice.name);
     launch(result.candidate);  // compiles it
     stream.synchronize();
     contenders.push_back({result.candidate.choice.name, [&launch, &result] { launch(result.candidate); }});
     timed.push_back(&result);
   }
   const auto effort = a.quick ? bench::Effort::quick(bench::Mode::hot) : bench::Effort::standard(bench::Mode::hot);
-  fmt::print(stderr, "tilewave tune: timing {} configurations together, {} samples each\n", contenders.size(), effort.samples);
+  tw::print(stderr, "tilewave tune: timing {} configurations together, {} samples each\n", contenders.size(), effort.samples);
   const std::vector<bench::Timing> times = bench::measure(bench::Mode::hot, contenders, stream, effort);
   for (std::size_t i = 0; i < times.size(); ++i) timed[i]->time = times[i];
 }
@@ -131,11 +129,11 @@ void tune(const Arguments& a) {
     if (std::find(family.dtypes.begin(), family.dtypes.end(), dtype) == family.dtypes.end()) {
       std::vector<std::string_view> allowed;
       for (const DType each : family.dtypes) allowed.push_back(name_of(each));
-      throw InvalidArgument(fmt::format("dtype is {}; {} is tuned for: {}", a.dtype, family.name, fmt::join(allowed, ", ")));
+      throw InvalidArgument(tw::format("dtype is {}; {} is tuned for: {}", a.dtype, family.name, tw::join(allowed, ", ")));
     }
     problem = family.problem(ShapeValues(a.shape, family.shape), dtype, device);
   } catch (const InvalidArgument& error) {
-    throw UsageError(fmt::format("tune {}: {}", family.name, error.what()));
+    throw UsageError(tw::format("tune {}: {}", family.name, error.what()));
   }
   const std::vector<Prospect> expected = prospects(problem, model_of(device));
   std::vector<Result> results;
@@ -150,7 +148,7 @@ void tune(const Arguments& a) {
     if (result.time.median > 0 && (best == nullptr || result.time.median < best->time.median)) best = &result;
   if (best != nullptr) keep_tuned(device, problem.key, best->candidate.choice);
   if (!a.json) {
-    if (best != nullptr) fmt::print("\n{} is the fastest; kept in {}\n", best->candidate.choice.name, tuned_file(device));
+    if (best != nullptr) tw::print("\n{} is the fastest; kept in {}\n", best->candidate.choice.name, tuned_file(device));
     return;
   }
   auto json = nlohmann::ordered_json::array();
@@ -167,17 +165,17 @@ void list(const Arguments& a) {
   auto json = nlohmann::ordered_json::array();
   for (const auto& [problem, choice] : tuned_choices(device)) {
     if (!a.family.empty() && !problem.starts_with(a.family + " ")) continue;
-    if (!a.json) fmt::print("{:<20} {}\n", choice.name, problem);
+    if (!a.json) tw::print("{:<20} {}\n", choice.name, problem);
     json.push_back({{"problem", problem}, {"name", choice.name}, {"values", choice.values}});
   }
   if (a.json) print_json({{"device", device_info(device).name}, {"file", tuned_file(device)}, {"choices", json}});
-  if (!a.json && json.empty()) fmt::print("nothing is tuned on {} ({})\n", device.name(), device_info(device).name);
+  if (!a.json && json.empty()) tw::print("nothing is tuned on {} ({})\n", device.name(), device_info(device).name);
 }
 
 void forget(const Arguments& a) {
   const Device device = usable_device(a.device);
   const int count = forget_tuned(device, a.family.empty() ? "" : a.family + " ");
-  fmt::print("{} of {} forgotten\n", count, device_info(device).name);
+  tw::print("{} of {} forgotten\n", count, device_info(device).name);
 }
 
 std::string family_help() {
@@ -189,8 +187,8 @@ std::string family_help() {
   for (const TunableFamily& family : tunable_families()) {
     std::vector<std::string_view> dtypes;
     for (const DType dtype : family.dtypes) dtypes.push_back(name_of(dtype));
-    text += fmt::format("\n  {:<12} {}; {}", family.name, key_list(family.shape), fmt::join(dtypes, ", "));
-    for (const ShapeKey& key : family.shape) text += fmt::format("\n    {:<14} {}", key.name, key.what);
+    text += tw::format("\n  {:<12} {}; {}", family.name, key_list(family.shape), tw::join(dtypes, ", "));
+    for (const ShapeKey& key : family.shape) text += tw::format("\n    {:<14} {}", key.name, key.what);
   }
   return text;
 }

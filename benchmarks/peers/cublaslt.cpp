@@ -1,11 +1,10 @@
 #include "benchmarks/peers/cublaslt.hpp"
 
-#include <fmt/format.h>
-
 #include <span>
 #include <vector>
 
 #include "benchmarks/peers/library.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::bench {
@@ -20,7 +19,7 @@ constexpr float kOne = 1;
 constexpr float kZero = 0;
 
 void check(const Calls& calls, Status status, const char* call) {
-  if (status != kSuccess) throw Error(fmt::format("{}: {}", call, calls.status_text(status)));
+  if (status != kSuccess) throw Error(tw::format("{}: {}", call, calls.status_text(status)));
 }
 
 DataType data_type(DType dtype) {
@@ -34,7 +33,7 @@ DataType data_type(DType dtype) {
     case DType::fp8_e4m3:
       return DataType::r_8f_e4m3;
     default:
-      throw InvalidArgument(fmt::format("cublasLt: dtype is {}; allowed: f32, f16, bf16, fp8_e4m3", name_of(dtype)));
+      throw InvalidArgument(tw::format("cublasLt: dtype is {}; allowed: f32, f16, bf16, fp8_e4m3", name_of(dtype)));
   }
 }
 
@@ -53,7 +52,7 @@ ColumnMajor transposed(const Tensor& t) {
   if (t.stride(0) == 1) {
     return {static_cast<std::uint64_t>(t.shape(0)), static_cast<std::uint64_t>(t.shape(1)), t.stride(1), Operation::transpose};
   }
-  throw InvalidArgument(fmt::format("cublasLt: {} has no contiguous dimension", t.describe()));
+  throw InvalidArgument(tw::format("cublasLt: {} has no contiguous dimension", t.describe()));
 }
 
 }  // namespace
@@ -103,12 +102,12 @@ std::shared_ptr<const CublasLt> CublasLt::find(std::string& problem) {
   TILEWAVE_CUBLASLT_CALLS(TILEWAVE_CUBLASLT_LOAD)
 #undef TILEWAVE_CUBLASLT_LOAD
   if (missing != nullptr) {
-    problem = fmt::format("libcublasLt has no {}", missing);
+    problem = tw::format("libcublasLt has no {}", missing);
     return nullptr;
   }
   if (const Status status = self->calls_.create(&self->handle_); status != kSuccess) {
     self->handle_ = nullptr;
-    problem = fmt::format("cublasLtCreate: {}", self->calls_.status_text(status));
+    problem = tw::format("cublasLtCreate: {}", self->calls_.status_text(status));
     return nullptr;
   }
   return self;
@@ -121,7 +120,7 @@ CublasLt::~CublasLt() {
 std::string CublasLt::version() const {
   // 10000 * major + 100 * minor + patch; before 11.0 the factors were others.
   const std::size_t number = calls_.version();
-  return fmt::format("{}.{}.{}", number / 10000, number / 100 % 100, number % 100);
+  return tw::format("{}.{}.{}", number / 10000, number / 100 % 100, number % 100);
 }
 
 std::unique_ptr<CublasLtProduct> CublasLt::prepare(const Tensor& a, const Tensor& b, const Tensor& d, const Stream& stream) const {

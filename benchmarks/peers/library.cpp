@@ -1,11 +1,11 @@
 #include "benchmarks/peers/library.hpp"
 
 #include <dlfcn.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <glob.h>
 
 #include <cstdlib>
+
+#include "runtime/format.hpp"
 
 namespace tw::bench {
 namespace {
@@ -28,7 +28,7 @@ Library Library::open(const std::vector<std::string>& folders, const std::vector
       for (const std::string& path : folder.empty() ? std::vector{name} : matches(folder + "/" + name)) {
         library.handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
         if (library.handle_ != nullptr) return library;
-        if (const char* text = dlerror(); text != nullptr && !folder.empty()) reason = fmt::format(" ({})", text);
+        if (const char* text = dlerror(); text != nullptr && !folder.empty()) reason = tw::format(" ({})", text);
       }
     }
   }
@@ -36,7 +36,7 @@ Library Library::open(const std::vector<std::string>& folders, const std::vector
   for (std::string& place : places) {
     if (place.empty()) place = "the loader's path";
   }
-  problem = fmt::format("{} was not found in {}{}", fmt::join(names, ", "), fmt::join(places, ", "), reason);
+  problem = tw::format("{} was not found in {}{}", tw::join(names, ", "), tw::join(places, ", "), reason);
   return library;
 }
 
@@ -70,7 +70,7 @@ std::vector<std::string> cuda_library_folders(const std::string& wheel) {
   }
   for (const std::string& package : packages) {
     folders.push_back(package + "/nvidia/cu13/lib");
-    folders.push_back(fmt::format("{}/nvidia/{}/lib", package, wheel));
+    folders.push_back(tw::format("{}/nvidia/{}/lib", package, wheel));
   }
   return folders;
 }

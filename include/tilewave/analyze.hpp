@@ -107,7 +107,7 @@ class AnalysisBinder {
  public:
   template <class G>
   void operator()(G& global, const Tensor& tensor) {
-    fill_view(global, tensor, bind_tensor(tensor, dtype_of<typename G::Element>, tensor.device()));
+    bind_view(global, tensor, dtype_of<typename G::Element>, tensor.device());
     global.place = add(tensor);
   }
   template <class G>

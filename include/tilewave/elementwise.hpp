@@ -85,37 +85,40 @@ inline void bind_elementwise(auto& bind, auto& p, const ElementwisePlan& plan) {
   p.tiles = plan.tiles;
 }
 
+/// Calls launch(plan) for the plan, or for its two parts by themselves. `width`: of the kernel's pieces.
+void launch_parts(const ElementwisePlan& plan, int width, void (*launch)(const ElementwisePlan& part));
+
 template <class Kernel>
 void launch_elementwise(const ElementwisePlan& plan) {
-  const auto launch_part = [](const ElementwisePlan& part) {
+  launch_parts(plan, Kernel::width, [](const ElementwisePlan& part) {
     launch<Kernel>(part.stream, part.grid, [&](auto& bind, auto& p) { bind_elementwise(bind, p, part); });
-  };
-  // Elements that are left over and no whole pieces would decide the variant for all: they go by themselves.
-  const bool apart = !plan.parts[0].empty() && !plan.parts[1].empty() && plan.parts[1].back().shape(0) % Kernel::width != 0;
-  if (!apart) return launch_part(plan);
-  ElementwisePlan rows = plan, rest = plan;
-  rows.parts[1].clear();
-  rows.grid.m = plan.tiles;
-  rest.parts[0].clear();
-  rest.tiles = 0;
-  rest.grid.m = 1;
-  launch_part(rows);
-  launch_part(rest);
+  });
 }
 
 template <class F>
 void elementwise(const char* op, std::span<const ElementwiseOperand> inputs, const Tensor& y, const ElementwiseOptions& options) {
   check_elementwise(op, inputs, y, Elementwise<F, float>::inputs);
-  const auto run = [&]<class Kernel>() {
-    launch_elementwise<Kernel>(plan_elementwise(op, inputs, y, options, Kernel::tile_rows, Kernel::tile_cols));
+  const auto run = [&]<class Kernel>(void (*launch)(const ElementwisePlan&)) {
+    launch_parts(plan_elementwise(op, inputs, y, options, Kernel::tile_rows, Kernel::tile_cols), Kernel::width, launch);
+  };
+  if (!y.device().is_cuda()) {
+    using Kernel = Elementwise<F, cpu::AnyFloat>;
+    return run.template operator()<Kernel>([](const ElementwisePlan& part) {
+      if (part.grid.count() > 0) launch_cpu<Kernel>(part.grid, [&](auto& bind, auto& p) { bind_elementwise(bind, p, part); });
+    });
+  }
+  const auto run_on_gpu = [&]<class Kernel>() {
+    run.template operator()<Kernel>([](const ElementwisePlan& part) {
+      if (part.grid.count() > 0) launch_gpu<Kernel>(part.stream, part.grid, [&](auto& bind, auto& p) { bind_elementwise(bind, p, part); });
+    });
   };
   switch (y.dtype()) {
     case DType::f16:
-      return run.template operator()<Elementwise<F, f16>>();
+      return run_on_gpu.template operator()<Elementwise<F, f16>>();
     case DType::bf16:
-      return run.template operator()<Elementwise<F, bf16>>();
+      return run_on_gpu.template operator()<Elementwise<F, bf16>>();
     default:
-      return run.template operator()<Elementwise<F, float>>();
+      return run_on_gpu.template operator()<Elementwise<F, float>>();
   }
 }
 

@@ -46,7 +46,7 @@ struct KernelInfo {
   bool persistent;
   std::size_t params_bytes;
   bool tensor_core;
-  void (*record_tiles)(detail::TileRecorder&);  ///< for tiles_of() in tilewave/layout.hpp
+  void (*record_tiles)(detail::TileRecorder&);  ///< for tiles_of() in tilewave/layout.hpp; may be null
 };
 
 /// Everything that compiling and launching one kernel for a GPU needs. Made by tilewave/launch.hpp from the kernel's type.

@@ -1,12 +1,9 @@
 #pragma once
 
-#include <algorithm>
-#include <limits>
-#include <memory>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
-#include "tilewave/detail/parallel.hpp"
 #include "tilewave/detail/tensor_map.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/kernel.hpp"
@@ -40,24 +37,7 @@ constexpr std::string_view type_name() {
 }
 
 /// Checks that `tensor` may be bound to a Global of `dtype` on `device` and fills in extents and strides. Throws InvalidArgument.
-struct BoundTensor {
-  std::int64_t sizes[4];    ///< j, i, rows, cols
-  std::int64_t strides[4];  ///< elements
-};
-BoundTensor bind_tensor(const Tensor& tensor, DType dtype, Device device);
-
-template <class G>
-void fill_view(G& global, const Tensor& tensor, const BoundTensor& bound) {
-  global.data = tensor.data();
-  global.size_j = static_cast<int>(bound.sizes[0]);
-  global.size_i = static_cast<int>(bound.sizes[1]);
-  global.rows = static_cast<int>(bound.sizes[2]);
-  global.cols = static_cast<int>(bound.sizes[3]);
-  global.stride_j = bound.strides[0];
-  global.stride_i = bound.strides[1];
-  global.stride_row = bound.strides[2];
-  global.stride_col = bound.strides[3];
-}
+void bind_view(BoundView& view, const Tensor& tensor, DType dtype, Device device);
 
 template <class T>
 inline constexpr MapElement map_element = is_same<T, float>  ? MapElement::f32
@@ -65,34 +45,19 @@ inline constexpr MapElement map_element = is_same<T, float>  ? MapElement::f32
                                           : is_same<T, bf16> ? MapElement::bf16
                                                              : MapElement::u8;
 
-/// What TMA is asked for when `G` is bound so. A tile's rows, or as many as its map's boxes have, are `window`.
+/// What one copy of a Global by TMA moves: elements, rows of a tile (or as many of them as its map's boxes have) and their columns.
+struct MapTile {
+  MapElement element;
+  int rows, cols;
+};
 template <class G>
-TensorMapRequest map_request(const G& global, const Window& window) {
-  using Tile = typename G::TileType;
-  using Element = typename G::Element;
-  constexpr std::uint64_t bytes = sizeof(Element);
-  TensorMapRequest request{};
-  request.address = global.data;
-  request.element = map_element<Element>;
-  const std::uint64_t extents[4] = {static_cast<std::uint64_t>(global.cols), static_cast<std::uint64_t>(global.rows),
-                                    static_cast<std::uint64_t>(global.size_i), static_cast<std::uint64_t>(global.size_j)};
-  const std::int64_t strides[3] = {global.stride_row, global.stride_i, global.stride_j};
-  for (int dim = 0; dim < 4; ++dim) request.extents[dim] = extents[dim];
-  // A dimension of one element never steps; TMA still wants a stride that it could take.
-  for (int dim = 0; dim < 3; ++dim) request.strides[dim] = extents[dim + 1] == 1 ? 16 : static_cast<std::uint64_t>(strides[dim]) * bytes;
-  // The first rows of the window: it is filled row by row.
-  constexpr int rows = Tile::box_rows / G::split;
-  const int width = min(window.width(), rows);
-  const int height = min(window.height(), rows / width);
-  const int box[4] = {Tile::box_cols, width * window.row_step, height * window.i_step, rows / (width * height)};
-  const int steps[4] = {1, window.row_step, window.i_step, 1};
-  for (int dim = 0; dim < 4; ++dim) {
-    request.box[dim] = static_cast<std::uint32_t>(box[dim]);
-    request.steps[dim] = static_cast<std::uint32_t>(steps[dim]);
-  }
-  request.swizzle_bytes = sm_90a::kPanelBytes;
-  return request;
-}
+inline constexpr MapTile map_tile = {map_element<typename G::Element>, G::TileType::box_rows / G::split, G::TileType::box_cols};
+
+/// What TMA is asked for when a Global is bound so.
+TensorMapRequest map_request(const BoundView& view, const MapTile& tile, const Window& window);
+
+/// Writes the map of a Global whose view is filled in; false where TMA cannot copy it.
+bool bind_map(const BoundView& view, bool readable, const MapTile& tile, const Window& window, void* tensor_map);
 
 /// Binds tensors to a kernel's Globals on a GPU, and finds out which copies TMA can do.
 class GpuBinder {
@@ -113,34 +78,32 @@ class GpuBinder {
  private:
   template <class G>
   void bind(G& global, const Tensor& tensor, const Window& window) {
-    const BoundTensor bound = bind_tensor(tensor, dtype_of<typename G::Element>, device_);
-    fill_view(global, tensor, bound);
+    bind_view(global, tensor, dtype_of<typename G::Element>, device_);
     using Tile = typename G::TileType;
-    if constexpr (sm_90a::moves_in_pieces<Tile>) {
-      if (!global.template whole_pieces<typename G::Element, Tile::width>()) (G::readable ? tma_load : tma_store) = false;
-    } else if constexpr (!is_same<Tile, void>) {
-      if (tensor.numel() == 0) return;  // nothing will be copied
-      const TensorMapRequest request = map_request(global, window);
-      const bool steps_forward = (global.stride_row > 0 || global.rows == 1) && (global.stride_i > 0 || global.size_i == 1) &&
-                                 (global.stride_j > 0 || global.size_j == 1) && (global.stride_col == 1 || global.cols == 1);
-      // A TMA store writes whole pieces of 16 bytes, beyond the last column too.
-      const bool whole_pieces = G::readable || global.cols * sizeof(typename G::Element) % 16 == 0;
-      const bool possible = steps_forward && whole_pieces && tensor_map_possible(request);
-      if (possible)
-        encode_tensor_map(global.tensor_map, request);
-      else
-        (G::readable ? tma_load : tma_store) = false;
-    }
+    bool possible = true;
+    if constexpr (sm_90a::moves_in_pieces<Tile>)
+      possible = global.template whole_pieces<typename G::Element, Tile::width>();
+    else if constexpr (!is_same<Tile, void>)
+      possible = bind_map(global, G::readable, map_tile<G>, window, global.tensor_map);
+    if (!possible) (G::readable ? tma_load : tma_store) = false;
   }
 
   Device device_;
 };
 
+/// Throws InvalidArgument for another type than f32, f16 or bf16.
+cpu::AnyFloat::Type any_float_type(DType dtype);
+
 class CpuBinder {
  public:
   template <class G>
   void operator()(G& global, const Tensor& tensor) const {
-    fill_view(global, tensor, bind_tensor(tensor, dtype_of<typename G::Element>, Device::cpu()));
+    if constexpr (G::any_float) {
+      bind_view(global, tensor, tensor.dtype(), Device::cpu());
+      global.type = any_float_type(tensor.dtype());
+    } else {
+      bind_view(global, tensor, dtype_of<typename G::Element>, Device::cpu());
+    }
   }
   template <class G>
   void operator()(G& global, const Tensor& tensor, const Window& window) const {
@@ -156,11 +119,23 @@ constexpr KernelInfo make_info() {
   using Shape = sm_90a::Shape<On, Target>;
   return {type_name<Kernel>(),         Kernel::source,  Shape::threads,
           Shape::shared_bytes(),       Shape::cluster,  Shape::dispatch != Dispatch::plain,
-          sizeof(typename On::Params), Shape::produces, &record_tiles<Kernel>};
+          sizeof(typename On::Params), Shape::produces, tile_recorder<Kernel>()};
 }
 
 /// Launches the variant that `binder` found possible.
 void launch_variant(const KernelInfo& info, bool tma_load, bool tma_store, const void* params, TileGrid grid, const Stream& stream);
+
+/// Launches a kernel whose Params are `Bound`'s, and bound alike: of many variants only one need be bound.
+template <class Bound, class Bind>
+void launch_bound(const KernelInfo& info, const Stream& stream, const TileGrid& grid, Bind bind) {
+  typename Bound::template On<sm_90a::Target<>>::Params params{};
+  GpuBinder binder(stream.device());
+  bind(binder, params);
+  launch_variant(info, binder.tma_load, binder.tma_store, &params, grid, stream);
+}
+
+/// Runs a kernel for all tiles on the CPU's threads, each with `memory_bytes` of tile memory. `loads`: the kernel has a load().
+void run_tiles(cpu::RunTile run, const void* params, const TileGrid& grid, std::int64_t memory_bytes, bool loads);
 
 }  // namespace detail
 
@@ -172,11 +147,7 @@ inline constexpr KernelInfo kernel_info = detail::make_info<Kernel>();
 template <class Kernel, class Bind>
 void launch_gpu(const Stream& stream, const TileGrid& grid, Bind bind) {
   if constexpr (requires { Kernel::source; }) {
-    using On = typename Kernel::template On<sm_90a::Target<>>;
-    typename On::Params params{};
-    detail::GpuBinder binder(stream.device());
-    bind(binder, params);
-    detail::launch_variant(kernel_info<Kernel>, binder.tma_load, binder.tma_store, &params, grid, stream);
+    detail::launch_bound<Kernel>(kernel_info<Kernel>, stream, grid, bind);
   } else {
     throw InvalidArgument("kernel " + std::string(detail::type_name<Kernel>()) +
                           " cannot run on a GPU: it has no `source`, the embedded *.tile.hpp file that defines it (a kernel defined in a "
@@ -191,20 +162,7 @@ void launch_cpu(const TileGrid& grid, Bind bind) {
   typename On::Params params{};
   detail::CpuBinder binder;
   bind(binder, params);
-  // Tiles of rows are many and short, and each begins to fetch the next one's: a thread takes some that follow each other.
-  const long count = grid.count(), run = detail::has_load<On> ? 1 : std::clamp(count / (8L * cpu_threads()), 1L, 16L);
-  detail::parallel_for((count + run - 1) / run, [&](long first) {
-    // Every thread has its own tile memory: rings start empty, and nothing is shared.
-    const std::size_t bytes = static_cast<std::size_t>(cpu::memory_bytes<On>());
-    thread_local std::shared_ptr<void> arena;
-    thread_local std::size_t arena_bytes = 0;
-    if (arena_bytes < bytes) {
-      arena = allocate(bytes, Stream::standard(Device::cpu()));
-      arena_bytes = bytes;
-    }
-    for (long index = first * run; index < std::min(count, (first + 1) * run); ++index)
-      cpu::run<On>(params, grid, static_cast<int>(index), static_cast<u8*>(arena.get()));
-  });
+  detail::run_tiles(&cpu::run<On>, &params, grid, cpu::memory_bytes<On>(), detail::has_load<On>);
 }
 
 /// Runs `Kernel` for every tile of `grid` on the stream's device; on a GPU it compiles the kernel at first use and returns at once.

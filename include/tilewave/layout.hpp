@@ -157,7 +157,7 @@ struct RecordingTarget : sm_90a::Target<> {
   using List = NotRecorded;
 };
 
-/// Reports a kernel's tiles to the recorder: KernelInfo::record_tiles.
+/// Reports a kernel's tiles to the recorder.
 template <class Kernel>
 void record_tiles([[maybe_unused]] TileRecorder& recorder) {
   using On = typename Kernel::template On<RecordingTarget>;
@@ -172,6 +172,17 @@ void record_tiles([[maybe_unused]] TileRecorder& recorder) {
     recorder.enter("locals of compute");
     [[maybe_unused]] typename On::Locals locals;
   }
+}
+
+/// record_tiles of a kernel that has something to report, else null.
+template <class Kernel>
+constexpr auto tile_recorder() -> void (*)(TileRecorder&) {
+  using On = typename Kernel::template On<sm_90a::Target<>>;
+  if constexpr (
+      requires { typename On::Memory; } || requires { typename On::State; } || requires { typename On::Locals; })
+    return &record_tiles<Kernel>;
+  else
+    return nullptr;
 }
 
 }  // namespace detail

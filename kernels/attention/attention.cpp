@@ -191,7 +191,7 @@ Analysis analyze_variant(const ShapeValues& shape) {
 
 template <class T, int D, bool kCausal, int kBM>
 KernelVariant variant(const char* dtype, const char* suffix, bool tma) {
-  return {make_spec(kernel_info<Attention<T, D, kCausal, kBM, kGpuBN>>, tma, tma, fmt::format("attention_{}_d{}{}", dtype, D, suffix)),
+  return {make_spec(kernel_info<Attention<T, D, kCausal, kBM, kGpuBN>>, tma, tma, tw::format("attention_{}_d{}{}", dtype, D, suffix)),
           analyze_variant<T, D, kCausal, kBM>};
 }
 

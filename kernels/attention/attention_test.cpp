@@ -2,7 +2,6 @@
 
 #include "tilewave/attention.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 
 #include "kernels/attention/reference.hpp"
 #include "kernels/attention/variants.hpp"
+#include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
@@ -61,9 +61,9 @@ struct Case {
   Place q = Place::dense, kv = Place::dense, o = Place::dense;
 
   std::string describe() const {
-    return fmt::format("Sq {} Sk {} batch {} heads {}/{} D {} causal {} offset {} scale {} magnitude {} lse {} q {} kv {} o {}", seqlen_q,
-                       seqlen_k, batch, heads, kv_heads, head_dim, causal, causal_offset ? std::to_string(*causal_offset) : "default",
-                       scale, magnitude, with_lse, static_cast<int>(q), static_cast<int>(kv), static_cast<int>(o));
+    return tw::format("Sq {} Sk {} batch {} heads {}/{} D {} causal {} offset {} scale {} magnitude {} lse {} q {} kv {} o {}", seqlen_q,
+                      seqlen_k, batch, heads, kv_heads, head_dim, causal, causal_offset ? std::to_string(*causal_offset) : "default", scale,
+                      magnitude, with_lse, static_cast<int>(q), static_cast<int>(kv), static_cast<int>(o));
   }
 };
 
@@ -134,8 +134,8 @@ class Attention : public testing::TestWithParam<std::tuple<Device, DType>> {
 INSTANTIATE_TEST_SUITE_P(Ops, Attention,
                          testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
                          [](const auto& instance) {
-                           return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
-                                              name_of(std::get<1>(instance.param)));
+                           return tw::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)));
                          });
 
 TEST_P(Attention, AnyLengths) {
@@ -284,7 +284,7 @@ TEST_P(Attention, AMaximumThatMovesFromBlockToBlock) {
   // lazy rescale.
   for (const bool rising : {true, false}) {
     for (const bool causal : {false, true}) {
-      SCOPED_TRACE(fmt::format("rising {} causal {}", rising, causal));
+      SCOPED_TRACE(tw::format("rising {} causal {}", rising, causal));
       constexpr std::int64_t seqlen = 300, d = 64;
       PlacedTensor q({1, seqlen, 1, d}, dtype, device), k({1, seqlen, 1, d}, dtype, device), v({1, seqlen, 1, d}, dtype, device),
           o({1, seqlen, 1, d}, dtype, device);
@@ -379,7 +379,7 @@ TEST_P(AttentionBadInput, Shapes) {
   refused(q, make({2, 7, 0, 64}), make({2, 7, 0, 64}), o, {"q has 4 heads and k 0", "multiple"});
   for (const std::int64_t d : {0, 1, 32, 80, 96, 256}) {
     const PlacedTensor t = make({1, 5, 2, d});
-    refused(t, t, t, make({1, 5, 2, d}), {fmt::format("q is bf16[1, 5, 2, {}]", d), "64 or 128"});
+    refused(t, t, t, make({1, 5, 2, d}), {tw::format("q is bf16[1, 5, 2, {}]", d), "64 or 128"});
   }
 }
 
@@ -417,7 +417,7 @@ TEST_P(AttentionBadInput, OutputWhoseElementsAreNotDistinct) {
     strides[static_cast<std::size_t>(dim)] = 0;
     const Tensor folded = Tensor::borrow(o.tensor().data(), {2, 5, 4, 64}, DType::bf16, device, strides);
     expect_error<InvalidArgument>([&] { tw::attention(q, kv, kv, folded); },
-                                  {"o is bf16[2, 5, 4, 64]", fmt::format("stride 0 in dimension {}", dim), "distinct"});
+                                  {"o is bf16[2, 5, 4, 64]", tw::format("stride 0 in dimension {}", dim), "distinct"});
   }
   EXPECT_TRUE(o.untouched());
 }

@@ -42,7 +42,7 @@ Stream check(const char* op, const Tensor& x, const Tensor& y, const Tensor& sca
 }
 
 void check_shape(const char* op, const char* name, const Tensor& t, const Shape& expected, const Tensor& x) {
-  require(t.shape() == expected, "{}: {} is {}; for x {} it must be [{}]", op, name, t.describe(), x.describe(), fmt::join(expected, ", "));
+  require(t.shape() == expected, "{}: {} is {}; for x {} it must be [{}]", op, name, t.describe(), x.describe(), tw::join(expected, ", "));
 }
 
 bool power_of_two(const CastFp8Options& options) { return options.kind == Fp8Scales::powers_of_two; }

@@ -3,7 +3,6 @@
 
 #include "tilewave/cast_fp8.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "kernels/cast_fp8/reference.hpp"
+#include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
@@ -65,7 +65,7 @@ class CastFp8 : public testing::TestWithParam<std::tuple<Device, DType>> {
     std::int64_t rows = 1;
     for (std::size_t dim = 0; dim + 1 < shape.size(); ++dim) rows *= shape[dim];
     for (const Fp8Scales kind : {Fp8Scales::exact, Fp8Scales::powers_of_two}) {
-      SCOPED_TRACE(fmt::format("[{}] kind {} scales in columns {}", fmt::join(shape, ", "), static_cast<int>(kind), columns));
+      SCOPED_TRACE(tw::format("[{}] kind {} scales in columns {}", tw::join(shape, ", "), static_cast<int>(kind), columns));
       PlacedTensor x(shape, dtype, device, place);
       x.fill(x_values);
       Shape scale_shape = shape;
@@ -100,8 +100,8 @@ class CastFp8 : public testing::TestWithParam<std::tuple<Device, DType>> {
 
 INSTANTIATE_TEST_SUITE_P(Ops, CastFp8, testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
                          [](const auto& instance) {
-                           return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
-                                              name_of(std::get<1>(instance.param)));
+                           return tw::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)));
                          });
 
 TEST_P(CastFp8, AnyShape) {
@@ -148,7 +148,7 @@ TEST_P(CastFp8, Blocks) {
   for (const std::int64_t rows : {0, 1, 31, 32, 127, 128, 129, 300}) {
     for (const std::int64_t cols : {0, 1, 100, 128, 257}) {
       for (const Fp8Scales kind : {Fp8Scales::exact, Fp8Scales::powers_of_two}) {
-        SCOPED_TRACE(fmt::format("[{}, {}] kind {}", rows, cols, static_cast<int>(kind)));
+        SCOPED_TRACE(tw::format("[{}, {}] kind {}", rows, cols, static_cast<int>(kind)));
         std::vector<float> values_x = numbers(rows * cols);
         if (rows == 300 && cols == 257) values_x[200 * 257 + 200] = kNaN;
         PlacedTensor x({rows, cols}, dtype, device, {.gap = pick(2) * 3});
@@ -173,7 +173,7 @@ TEST_P(CastFp8, GroupsOfRows) {
                           Groups{0, 5, {0, 3}}, Groups{70, 1, std::vector<std::int32_t>(70, 1)}}) {
     for (const std::int64_t cols : {130, 256}) {
       for (const Fp8Scales kind : {Fp8Scales::exact, Fp8Scales::powers_of_two}) {
-        SCOPED_TRACE(fmt::format("rows {} most {} sizes {} cols {}", g.rows, g.most, fmt::join(g.sizes, " "), cols));
+        SCOPED_TRACE(tw::format("rows {} most {} sizes {} cols {}", g.rows, g.most, tw::join(g.sizes, " "), cols));
         const std::vector<float> values_x = numbers(g.rows * cols);
         PlacedTensor x({g.rows, cols}, dtype, device);
         x.fill(values_x);

@@ -1,7 +1,5 @@
 #include "tilewave/convolution.hpp"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <limits>
 #include <span>
@@ -37,7 +35,7 @@ struct Given {
 std::int64_t check_axis(const Given& g, const Tensor& x, const Tensor& w, int axis) {
   const auto at = static_cast<std::size_t>(axis);
   const std::int64_t stride = g.stride[at], padding = g.padding[at], dilation = g.dilation[at];
-  const auto all = [](std::span<const std::int64_t> values) { return fmt::join(values, ", "); };
+  const auto all = [](std::span<const std::int64_t> values) { return tw::join(values, ", "); };
   require(stride >= 1 && stride <= kLargestStride, "{}: stride is {}; it must be 1 to {}", g.op, all(g.stride), kLargestStride);
   require(padding >= 0 && padding <= kLargestExtent, "{}: padding is {}; it must be 0 to {}", g.op, all(g.padding), kLargestExtent);
   require(dilation >= 1 && dilation <= kLargestExtent, "{}: dilation is {}; it must be 1 to {}", g.op, all(g.dilation), kLargestExtent);
@@ -82,8 +80,8 @@ kernels::convolution::Call check(const Given& g, const Tensor& x, const Tensor& 
   for (int axis = 0; axis < g.dimensions(); ++axis) expected.push_back(check_axis(g, x, w, axis));
   expected.push_back(channels);
   require(y.shape() == expected, "{}: y is {}; for x {} and w {} with stride {}, padding {}, dilation {} it must be [{}]", g.op,
-          y.describe(), x.describe(), w.describe(), fmt::join(g.stride, ", "), fmt::join(g.padding, ", "), fmt::join(g.dilation, ", "),
-          fmt::join(expected, ", "));
+          y.describe(), x.describe(), w.describe(), tw::join(g.stride, ", "), tw::join(g.padding, ", "), tw::join(g.dilation, ", "),
+          tw::join(expected, ", "));
 
   require(images <= kLargestCount && channels <= kLargestCount && x.shape(-1) <= kLargestCount,
           "{}: x is {} and w is {}; extents are limited to {}", g.op, x.describe(), w.describe(), kLargestCount);

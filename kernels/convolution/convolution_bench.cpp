@@ -1,12 +1,11 @@
 // `tilewave bench convolution`: against our own matrix product of the same FLOPs, whose left operand is the one that the convolution does
 // not store.
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "benchmarks/harness.hpp"
 #include "kernels/convolution/variants.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/convolution.hpp"
 
 namespace tw::kernels::convolution {
@@ -33,7 +32,7 @@ struct Case {
   double bytes() const { return static_cast<double>(n * h * w * c + f * depth() + rows() * f) * static_cast<double>(size_of(dtype)); }
 };
 
-std::string describe(const Config& c) { return fmt::format("{}x{} stages {} cluster {}", c.bm, c.bn, c.stages, c.cluster); }
+std::string describe(const Config& c) { return tw::format("{}x{} stages {} cluster {}", c.bm, c.bn, c.stages, c.cluster); }
 
 std::vector<Case> gpu_cases() {
   const std::vector<Mode> both = {Mode::hot, Mode::cool};
@@ -110,8 +109,8 @@ void run_case(Run& run, const Case& c) {
     record.limit = limit_of(c, info);
     run.add(record);
     for (std::size_t i = 1; i + 1 < times.size(); ++i)
-      fmt::print("  {:<28} {:9.1f} TFLOP/s  {:.3f} of the peer\n", contenders[i].name, record.work / (times[i].median * 1e-3),
-                 times.back().median / times[i].median);
+      tw::print("  {:<28} {:9.1f} TFLOP/s  {:.3f} of the peer\n", contenders[i].name, record.work / (times[i].median * 1e-3),
+                times.back().median / times[i].median);
   }
 }
 

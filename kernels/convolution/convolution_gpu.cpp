@@ -1,10 +1,9 @@
-#include <fmt/format.h>
-
 #include <utility>
 
 #include "kernels/check.hpp"
 #include "kernels/convolution/call.hpp"
 #include "kernels/convolution/configs.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/analyze.hpp"
 
 namespace tw::kernels::convolution {
@@ -110,7 +109,7 @@ template <class T, Contract w, int kConfig, class Act = Identity>
 KernelVariant variant(const char* dtype, const char* layout, const char* suffix = "", bool tma_load = true, bool tma_store = true) {
   constexpr Config c = kConfigs[kConfig];
   return {make_spec(kernel_info<Variant<T, w, Act, kConfig>>, tma_load, tma_store,
-                    fmt::format("convolution_{}_{}_{}x{}{}{}", dtype, layout, c.bm, c.bn, c.cluster > 1 ? "_cluster" : "", suffix)),
+                    tw::format("convolution_{}_{}_{}x{}{}{}", dtype, layout, c.bm, c.bn, c.cluster > 1 ? "_cluster" : "", suffix)),
           analyze_shape<T, w, Act, kConfig>};
 }
 

@@ -2,7 +2,6 @@
 
 #include "tilewave/convolution.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 
 #include "kernels/convolution/reference.hpp"
 #include "kernels/convolution/variants.hpp"
+#include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
@@ -85,10 +85,10 @@ struct Case {
   bool one_dimension = false;  ///< conv1d(), whose image is a row: h and the first of each pair stay as they are
 
   std::string describe() const {
-    const auto text = [](const Operand& o) { return fmt::format("{}/{}", static_cast<int>(o.place), static_cast<int>(o.order)); };
-    return fmt::format("x {}x{}x{}x{} f {} kernel {}x{} stride {}x{} padding {}x{} dilation {}x{} placed {} {} {} bias {} activation {}{}",
-                       n, h, w, c, f, kernel[0], kernel[1], stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1], text(x),
-                       text(weights), text(y), bias, static_cast<int>(activation), one_dimension ? " conv1d" : "");
+    const auto text = [](const Operand& o) { return tw::format("{}/{}", static_cast<int>(o.place), static_cast<int>(o.order)); };
+    return tw::format("x {}x{}x{}x{} f {} kernel {}x{} stride {}x{} padding {}x{} dilation {}x{} placed {} {} {} bias {} activation {}{}",
+                      n, h, w, c, f, kernel[0], kernel[1], stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1], text(x),
+                      text(weights), text(y), bias, static_cast<int>(activation), one_dimension ? " conv1d" : "");
   }
   PlainCall plain() const {
     return {.n = n,
@@ -206,8 +206,8 @@ class Convolution : public testing::TestWithParam<std::tuple<Device, DType>> {
 INSTANTIATE_TEST_SUITE_P(Ops, Convolution,
                          testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
                          [](const auto& instance) {
-                           return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
-                                              name_of(std::get<1>(instance.param)));
+                           return tw::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)));
                          });
 
 TEST_P(Convolution, AnyShape) {
@@ -406,7 +406,7 @@ TEST_P(Convolution, RunsOnTheStreamGiven) {
 class ConvolutionConfig : public testing::TestWithParam<DType> {};
 
 INSTANTIATE_TEST_SUITE_P(cuda, ConvolutionConfig, testing::Values(DType::f32, DType::f16, DType::bf16),
-                         [](const auto& instance) { return fmt::format("cuda_{}", name_of(instance.param)); });
+                         [](const auto& instance) { return tw::format("cuda_{}", name_of(instance.param)); });
 
 TEST_P(ConvolutionConfig, IsCorrect) {
   skip_without_cuda();
@@ -634,20 +634,23 @@ TEST(ConvolutionWindow, BecomesTheBoxOfTheTensorMap) {
   x.cols = 256, x.rows = 64, x.size_i = 65, x.size_j = 32;
   x.stride_row = 256, x.stride_i = 64 * 256, x.stride_j = 65 * 64 * 256;
   const auto box = [](const tw::detail::TensorMapRequest& r) { return std::vector<std::uint32_t>(r.box, r.box + 4); };
+  const auto map_request_of = []<class G>(const G& global, const Window& window) {
+    return tw::detail::map_request(global, tw::detail::map_tile<G>, window);
+  };
   const auto steps = [](const tw::detail::TensorMapRequest& r) { return std::vector<std::uint32_t>(r.steps, r.steps + 4); };
-  const auto strided = tw::detail::map_request(x, {.log_width = 4, .log_height = 2, .row_step = 2, .i_step = 3});
+  const auto strided = map_request_of(x, {.log_width = 4, .log_height = 2, .row_step = 2, .i_step = 3});
   EXPECT_EQ(box(strided), (std::vector<std::uint32_t>{64, 32, 12, 2}));
   EXPECT_EQ(steps(strided), (std::vector<std::uint32_t>{1, 2, 3, 1}));
   EXPECT_EQ(strided.extents[2], 65u);
   EXPECT_EQ(strided.strides[1], 64u * 256 * 2);
-  EXPECT_EQ(box(tw::detail::map_request(x, {})), (std::vector<std::uint32_t>{64, 128, 1, 1}));
+  EXPECT_EQ(box(map_request_of(x, {})), (std::vector<std::uint32_t>{64, 128, 1, 1}));
   // A store moves the 64 rows of one warpgroup: a part of the window.
   sm_90a::Global<f16, Out> y{};
   y.cols = 256, y.rows = 64, y.size_i = 65, y.size_j = 32;
-  EXPECT_EQ(box(tw::detail::map_request(y, {.log_width = 6, .log_height = 1})), (std::vector<std::uint32_t>{64, 64, 1, 1}));
-  EXPECT_EQ(box(tw::detail::map_request(y, {.log_width = 7, .log_height = 0})), (std::vector<std::uint32_t>{64, 64, 1, 1}));
-  EXPECT_EQ(box(tw::detail::map_request(y, {.log_width = 4, .log_height = 3})), (std::vector<std::uint32_t>{64, 16, 4, 1}));
-  EXPECT_EQ(box(tw::detail::map_request(y, {.log_width = 2, .log_height = 1})), (std::vector<std::uint32_t>{64, 4, 2, 8}));
+  EXPECT_EQ(box(map_request_of(y, {.log_width = 6, .log_height = 1})), (std::vector<std::uint32_t>{64, 64, 1, 1}));
+  EXPECT_EQ(box(map_request_of(y, {.log_width = 7, .log_height = 0})), (std::vector<std::uint32_t>{64, 64, 1, 1}));
+  EXPECT_EQ(box(map_request_of(y, {.log_width = 4, .log_height = 3})), (std::vector<std::uint32_t>{64, 16, 4, 1}));
+  EXPECT_EQ(box(map_request_of(y, {.log_width = 2, .log_height = 1})), (std::vector<std::uint32_t>{64, 4, 2, 8}));
 }
 
 TEST(ConvolutionHeuristics, LargeImagesTakeWideTilesAndSmallOnesFillTheDevice) {

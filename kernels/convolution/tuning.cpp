@@ -14,11 +14,11 @@ std::span<const Config> configs_of(Device device) { return device.is_cuda() ? co
 std::string key_on(Device device, const Call& call) {
   const auto extent = [](const Tensor& t, int dim) { return t.shape(dim); };
   const Axis &v = call.vertical, &h = call.horizontal;
-  std::string key = fmt::format("convolution {} {} N={},H={},W={},C={},F={},K={}x{},stride={}x{},padding={}x{},dilation={}x{}",
-                                name_of(call.x.dtype()), stored_cf(call.w) ? "cf" : "fc", extent(call.x, 0), extent(call.x, 1),
-                                extent(call.x, 2), extent(call.x, 3), extent(call.w, 0), extent(call.w, 1), extent(call.w, 2), v.stride,
-                                h.stride, v.padding, h.padding, v.dilation, h.dilation);
-  if (!device.is_cuda()) key += fmt::format(" threads={}", cpu_threads());
+  std::string key =
+      tw::format("convolution {} {} N={},H={},W={},C={},F={},K={}x{},stride={}x{},padding={}x{},dilation={}x{}", name_of(call.x.dtype()),
+                 stored_cf(call.w) ? "cf" : "fc", extent(call.x, 0), extent(call.x, 1), extent(call.x, 2), extent(call.x, 3),
+                 extent(call.w, 0), extent(call.w, 1), extent(call.w, 2), v.stride, h.stride, v.padding, h.padding, v.dilation, h.dilation);
+  if (!device.is_cuda()) key += tw::format(" threads={}", cpu_threads());
   return key;
 }
 
@@ -67,7 +67,7 @@ TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
   const std::span<const Config> all = configs_of(device);
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Analysis analysis = gpu ? analyze_gpu_config(call, static_cast<int>(i)) : analyze_cpu_config(call, static_cast<int>(i));
-    std::string name = fmt::format("{}x{}{}", all[i].bm, all[i].bn, all[i].cluster > 1 ? " cluster" : "");
+    std::string name = tw::format("{}x{}{}", all[i].bm, all[i].bn, all[i].cluster > 1 ? " cluster" : "");
     problem.candidates.push_back({{std::move(name), values_of(all[i])}, analysis, gpu ? analysis.shared_bytes : 0});
   }
   problem.prepare = [=](const Stream& stream, std::uint64_t seed) {

@@ -1,7 +1,5 @@
 #include "tilewave/elementwise.hpp"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
@@ -34,7 +32,7 @@ void check_shapes(const char* op, std::span<const ElementwiseOperand> inputs, co
     bool fits = x.rank() == y.rank();
     for (int dim = 0; fits && dim < y.rank(); ++dim) fits = x.shape(dim) == y.shape(dim) || x.shape(dim) == 1;
     require(fits, "{}: {} is {}; it must have y's shape, [{}], or 1 in place of some of its extents", op, name, x.describe(),
-            fmt::join(y.shape(), ", "));
+            tw::join(y.shape(), ", "));
     if (y.numel() == 0 || x.data() != y.data()) continue;
     bool in_place = size_of(x.dtype()) == size_of(y.dtype());
     for (int dim = 0; in_place && dim < y.rank(); ++dim)
@@ -130,6 +128,20 @@ ElementwisePlan plan_elementwise(const char* op, std::span<const ElementwiseOper
   plan.tiles = static_cast<int>(m);
   plan.grid = {static_cast<int>(m + (rest ? 1 : 0)), static_cast<int>(n), static_cast<int>(batch)};
   return plan;
+}
+
+void launch_parts(const ElementwisePlan& plan, int width, void (*launch)(const ElementwisePlan& part)) {
+  // Elements that are left over and no whole pieces would decide the variant for all: they go by themselves.
+  const bool apart = !plan.parts[0].empty() && !plan.parts[1].empty() && plan.parts[1].back().shape(0) % width != 0;
+  if (!apart) return launch(plan);
+  ElementwisePlan rows = plan, rest = plan;
+  rows.parts[1].clear();
+  rows.grid.m = plan.tiles;
+  rest.parts[0].clear();
+  rest.tiles = 0;
+  rest.grid.m = 1;
+  launch(rows);
+  launch(rest);
 }
 
 void check_elementwise(const char* op, std::span<const ElementwiseOperand> inputs, const Tensor& y, int arity) {

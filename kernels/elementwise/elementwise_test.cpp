@@ -2,8 +2,6 @@
 
 #include "tilewave/elementwise.hpp"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "kernels/elementwise/reference.hpp"
+#include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/elementwise_functors.tile.hpp"
 #include "tests/expect_error.hpp"
@@ -40,7 +39,7 @@ class Elementwise : public testing::TestWithParam<std::tuple<Device, DType>> {
   /// op(inputs, y) on random numbers, against f of their values.
   template <class Op, class F>
   void check(const std::vector<Operand>& inputs, const Operand& out, Op op, F f) {
-    SCOPED_TRACE(fmt::format("y [{}]", fmt::join(out.shape, ", ")));
+    SCOPED_TRACE(tw::format("y [{}]", tw::join(out.shape, ", ")));
     std::vector<PlacedTensor> tensors;
     std::vector<Plain> plain;
     for (const Operand& input : inputs) {
@@ -78,8 +77,8 @@ class Elementwise : public testing::TestWithParam<std::tuple<Device, DType>> {
 INSTANTIATE_TEST_SUITE_P(Ops, Elementwise,
                          testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
                          [](const auto& instance) {
-                           return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
-                                              name_of(std::get<1>(instance.param)));
+                           return tw::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)));
                          });
 
 TEST_P(Elementwise, AnyNumberOfElements) {
@@ -312,7 +311,7 @@ TEST_P(Cast, EveryPairOfDTypes) {
   for (const DType from : kDTypes) {
     for (const DType to : kDTypes) {
       if (device.is_cuda() && random() % 6 != 0) continue;  // each pair is a compilation there
-      SCOPED_TRACE(fmt::format("{} to {}", name_of(from), name_of(to)));
+      SCOPED_TRACE(tw::format("{} to {}", name_of(from), name_of(to)));
       const Tensor x = source(from, {3, 1511});
       const Tensor y = Tensor::poisoned({3, 1511}, to, Stream::standard(device));
       cast(device.is_cuda() ? x.to(device) : x, y);
@@ -325,7 +324,7 @@ TEST_P(Cast, Views) {
   const std::pair<DType, DType> pairs[] = {
       {DType::f32, DType::bf16}, {DType::bf16, DType::f32}, {DType::i64, DType::i32}, {DType::f32, DType::i8}};
   for (const auto& [from, to] : pairs) {
-    SCOPED_TRACE(fmt::format("{} to {}", name_of(from), name_of(to)));
+    SCOPED_TRACE(tw::format("{} to {}", name_of(from), name_of(to)));
     const Tensor all = source(from, {70, 300});
     const Tensor on_device = device.is_cuda() ? all.to(device) : all;
     const Tensor y = Tensor::poisoned({257, 70}, to, Stream::standard(device));

@@ -1,7 +1,5 @@
 #include "tilewave/embedding.hpp"
 
-#include <fmt/ranges.h>
-
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -56,7 +54,7 @@ Call check(const Tensor& table, const Tensor& ids, const Tensor& y, const Embedd
   const Shape flat{count, dim};
   require(y.shape() == flat || (y.shape() == shape && y.is_contiguous()),
           "{}: y is {}; for table {} and ids {} it must be [{}], or contiguous, [{}]", kOp, y.describe(), table.describe(), ids.describe(),
-          fmt::join(flat, ", "), fmt::join(shape, ", "));
+          tw::join(flat, ", "), tw::join(shape, ", "));
   constexpr std::int64_t largest = std::numeric_limits<int>::max();
   require(vocabulary <= largest && dim <= 1 << 30, "{}: table is {}; its rows are limited to {}, dim to {}", kOp, table.describe(), largest,
           1 << 30);

@@ -2,7 +2,6 @@
 
 #include "tilewave/embedding.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "kernels/embedding/reference.hpp"
+#include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
@@ -42,7 +42,7 @@ class Embedding : public testing::TestWithParam<Device> {
   }
   void check(std::int64_t vocabulary, std::int64_t dim, std::int64_t count, DType table_dtype, DType out, DType id_dtype, float scale) {
     SCOPED_TRACE(
-        fmt::format("[{}, {}] of {} to {}, {} ids of {}", vocabulary, dim, name_of(table_dtype), name_of(out), count, name_of(id_dtype)));
+        tw::format("[{}, {}] of {} to {}, {} ids of {}", vocabulary, dim, name_of(table_dtype), name_of(out), count, name_of(id_dtype)));
     const Tensor table = Tensor::random({vocabulary, dim}, DType::f32, random()).to(table_dtype);
     std::vector<std::int64_t> ids(static_cast<std::size_t>(count));
     for (std::int64_t& id : ids) id = pick(vocabulary);

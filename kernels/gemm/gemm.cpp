@@ -1,7 +1,5 @@
 #include "tilewave/gemm.hpp"
 
-#include <fmt/ranges.h>
-
 #include <cmath>
 #include <limits>
 
@@ -39,9 +37,9 @@ void check_scales(const Tensor& a, const Tensor& b, Device device, const GemmOpt
           b.describe());
   const Shape expected_a{a.shape(0), blocks(a.shape(1))}, expected_b{blocks(b.shape(0)), blocks(b.shape(1))};
   require(sa.shape() == expected_a, "{}: a_scale is {}; for a {} it must be [1] or [{}]", kOp, sa.describe(), a.describe(),
-          fmt::join(expected_a, ", "));
+          tw::join(expected_a, ", "));
   require(sb.shape() == expected_b, "{}: b_scale is {}; for b {} and block scales of a it must be [{}]", kOp, sb.describe(), b.describe(),
-          fmt::join(expected_b, ", "));
+          tw::join(expected_b, ", "));
   require(plain(options), "{}: block scales are given; alpha, beta, bias, activation and residual are not allowed with them", kOp);
 }
 
@@ -71,7 +69,7 @@ kernels::gemm::Call check(const Tensor& a, const Tensor& b, const Tensor& d, con
   const std::int64_t columns = swiglu ? n / 2 : n;
   const Shape expected = batched ? Shape{batch, m, columns} : Shape{m, columns};
   require(d.shape() == expected, "{}: d is {}; for a {} and b {} it must be [{}]", kOp, d.describe(), a.describe(), b.describe(),
-          fmt::join(expected, ", "));
+          tw::join(expected, ", "));
   // Less than 2^31, so that the end of a last, incomplete tile is an int too.
   constexpr std::int64_t largest = std::numeric_limits<int>::max() - 1023;
   require(m <= largest && n <= largest && k <= largest && batch <= largest, "{}: a is {} and b is {}; extents are limited to {}", kOp,
@@ -93,7 +91,7 @@ kernels::gemm::Call check(const Tensor& a, const Tensor& b, const Tensor& d, con
   if (options.residual) {
     check_operand(kOp, "residual", *options.residual, out, device);
     require(options.residual->shape() == expected, "{}: residual is {}; it must have d's shape, [{}]", kOp, options.residual->describe(),
-            fmt::join(expected, ", "));
+            tw::join(expected, ", "));
   }
   require(dtype != DType::i8 || plain(options), "{}: a is {}; i8 operands allow no alpha, beta, bias, activation or residual", kOp,
           a.describe());

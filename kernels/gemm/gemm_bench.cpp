@@ -1,7 +1,5 @@
 // `tilewave bench gemm`: against cuBLASLt on a GPU, against OpenBLAS with one thread on the CPU.
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -10,6 +8,7 @@
 #include "benchmarks/peers/cublaslt.hpp"
 #include "benchmarks/peers/openblas.hpp"
 #include "kernels/gemm/variants.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/gemm.hpp"
 
@@ -28,7 +27,7 @@ struct Case {
 
   std::string name() const {
     const char* prefix = layout == Layout::nt ? "nt" : layout == Layout::nn ? "nn" : "tn";
-    return m == n && n == k ? fmt::format("{}-{}", prefix, m) : fmt::format("{}-{}x{}x{}", prefix, m, n, k);
+    return m == n && n == k ? tw::format("{}-{}", prefix, m) : tw::format("{}-{}x{}x{}", prefix, m, n, k);
   }
   double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
   double bytes() const { return static_cast<double>(m * k + k * n + m * n) * static_cast<double>(size_of(dtype)); }
@@ -62,10 +61,10 @@ void require_alike(const Tensor& ours, const Tensor& peer, const std::string& ca
   }
   const double relative = std::sqrt(difference / norm);
   if (!(relative < 1e-2))
-    throw Error(fmt::format("bench gemm {}: our result and the peer's differ by {:.2g} (relative, allowed: 0.01)", case_name, relative));
+    throw Error(tw::format("bench gemm {}: our result and the peer's differ by {:.2g} (relative, allowed: 0.01)", case_name, relative));
 }
 
-std::string describe(const Config& c) { return fmt::format("{}x{} stages {} cluster {}", c.bm, c.bn, c.stages, c.cluster); }
+std::string describe(const Config& c) { return tw::format("{}x{} stages {} cluster {}", c.bm, c.bn, c.stages, c.cluster); }
 
 // --- GPU
 
@@ -110,7 +109,7 @@ std::vector<int> add_configs(std::vector<Contender>& contenders, const Case& c, 
     try {
       launch();
     } catch (const InvalidArgument& error) {
-      fmt::print(stderr, "tilewave bench: {} config {}: {}\n", c.name(), i, error.what());
+      tw::print(stderr, "tilewave bench: {} config {}: {}\n", c.name(), i, error.what());
       continue;
     }
     contenders.push_back({describe(configs()[static_cast<std::size_t>(i)]), launch});
@@ -172,9 +171,9 @@ void run_gpu_case(Run& run, const Case& c, const CublasLt* cublaslt) {
     run.add(record);
     for (std::size_t i = 0; i < tried.size(); ++i) {
       const double rate = record.work / (times[i + 1].median * 1e-3);
-      fmt::print("  config {} {:<28} {:9.1f} TFLOP/s{}{}\n", tried[i], contenders[i + 1].name, rate,
-                 product ? fmt::format("  {:.3f} of the peer", times.back().median / times[i + 1].median) : "",
-                 tried[i] == chosen ? "  (the heuristic's)" : "");
+      tw::print("  config {} {:<28} {:9.1f} TFLOP/s{}{}\n", tried[i], contenders[i + 1].name, rate,
+                product ? tw::format("  {:.3f} of the peer", times.back().median / times[i + 1].median) : "",
+                tried[i] == chosen ? "  (the heuristic's)" : "");
     }
   }
 }
@@ -187,7 +186,7 @@ Tensor random_fp8(const Shape& shape, Device device, std::uint64_t seed) {
 /// fp8 operands stored [M, K] and [N, K] into bf16: one scale for each, or block scales, held against cuBLASLt's product with one scale for
 /// each and sums in the tensor cores.
 void run_fp8_case(Run& run, std::int64_t size, bool block_scales, const CublasLt* cublaslt) {
-  const std::string name = fmt::format("{}-{}", block_scales ? "fp8-block-scales" : "fp8", size);
+  const std::string name = tw::format("{}-{}", block_scales ? "fp8-block-scales" : "fp8", size);
   if (!run.wants("gemm", name, DType::fp8_e4m3)) return;
   const Stream& stream = run.stream();
   const Device device = run.options().device;
@@ -233,7 +232,7 @@ void run_fp8_case(Run& run, std::int64_t size, bool block_scales, const CublasLt
 
 /// A few rows against weights stored [N, K]: the time is that of reading the weights, which are so many copies that no cache holds them.
 void run_few_rows_case(Run& run, std::int64_t m, std::int64_t n, std::int64_t k, const CublasLt* cublaslt) {
-  const std::string name = fmt::format("few-rows-{}x{}x{}", m, n, k);
+  const std::string name = tw::format("few-rows-{}x{}x{}", m, n, k);
   const DType dtype = DType::bf16;
   if (!run.wants("gemm", name, dtype)) return;
   const Stream& stream = run.stream();

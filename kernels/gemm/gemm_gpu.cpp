@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <utility>
 
 #include "kernels/check.hpp"
@@ -7,6 +5,7 @@
 #include "kernels/gemm/call.hpp"
 #include "kernels/gemm/configs.hpp"
 #include "kernels/gemm/few_rows.tile.hpp"
+#include "runtime/format.hpp"
 #include "runtime/stream.hpp"
 
 namespace tw::kernels::gemm {
@@ -316,7 +315,7 @@ template <class T, class Out, Contract a, Contract b, int kConfig, class Act = I
 KernelVariant variant(const char* dtype, const char* layout, const char* suffix = "", bool tma_load = true, bool tma_store = true) {
   constexpr Config c = kConfigs[kConfig];
   return {make_spec(kernel_info<Variant<T, Out, a, b, Act, kAddends, c>>, tma_load, tma_store,
-                    fmt::format("gemm_{}_{}_{}x{}{}{}", dtype, layout, c.bm, c.bn, c.cluster > 1 ? "_cluster" : "", suffix)),
+                    tw::format("gemm_{}_{}_{}x{}{}{}", dtype, layout, c.bm, c.bn, c.cluster > 1 ? "_cluster" : "", suffix)),
           analyze_shape<T, Out, a, b, Act, kAddends, c>};
 }
 

@@ -2,7 +2,6 @@
 
 #include "tilewave/gemm.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include "kernels/gemm/configs.hpp"
 #include "kernels/gemm/reference.hpp"
 #include "kernels/gemm/variants.hpp"
+#include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
@@ -80,8 +80,8 @@ struct Case {
   int splits = 1;
 
   std::string describe() const {
-    const auto text = [](const Operand& o) { return fmt::format("{}{}", o.transposed ? "T" : "N", static_cast<int>(o.place)); };
-    return fmt::format(
+    const auto text = [](const Operand& o) { return tw::format("{}{}", o.transposed ? "T" : "N", static_cast<int>(o.place)); };
+    return tw::format(
         "m {} n {} k {} batch {} ({} {}) a {} b {} d {} bias {} residual {} alpha {} beta {} activation {} config {} splits {}", m, n, k,
         batch, a_batched, b_batched, text(a), text(b), text(d), with_bias, with_residual, alpha, beta, static_cast<int>(activation), config,
         splits);
@@ -162,8 +162,8 @@ class Gemm : public testing::TestWithParam<std::tuple<Device, DType>> {
 
 INSTANTIATE_TEST_SUITE_P(Ops, Gemm, testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
                          [](const auto& instance) {
-                           return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
-                                              name_of(std::get<1>(instance.param)));
+                           return tw::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)));
                          });
 
 /// Primes, powers of two, and one less and one more than the tiles' sizes on both devices.
@@ -454,7 +454,7 @@ TEST(GemmCpu, DoesNotDependOnTheNumberOfThreads) {
 class GemmConfig : public testing::TestWithParam<DType> {};
 
 INSTANTIATE_TEST_SUITE_P(cuda, GemmConfig, testing::Values(DType::f32, DType::f16, DType::bf16),
-                         [](const auto& instance) { return fmt::format("cuda_{}", name_of(instance.param)); });
+                         [](const auto& instance) { return tw::format("cuda_{}", name_of(instance.param)); });
 
 TEST_P(GemmConfig, IsCorrect) {
   skip_without_cuda();

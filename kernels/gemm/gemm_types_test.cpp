@@ -1,6 +1,5 @@
 // gemm() with operands of 8 bits: int8 exactly, fp8 with and without scales.
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "kernels/gemm/reference.hpp"
+#include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
@@ -56,7 +56,7 @@ const std::vector<Extents> kExtents = {{1, 1, 1},        {3, 5, 7},        {16, 
 TEST_P(Gemm8Bit, IntegersAreExact) {
   for (const Extents& e : kExtents) {
     for (const bool extreme : {false, true}) {
-      SCOPED_TRACE(fmt::format("m {} n {} k {} extreme {}", e.m, e.n, e.k, extreme));
+      SCOPED_TRACE(tw::format("m {} n {} k {} extreme {}", e.m, e.n, e.k, extreme));
       std::vector<std::int8_t> av(static_cast<std::size_t>(e.m * e.k)), bv(static_cast<std::size_t>(e.n * e.k));
       const auto fill = [&](std::vector<std::int8_t>& values) {
         for (std::int8_t& x : values) x = static_cast<std::int8_t>(extreme ? (pick(2) ? -128 : 127) : pick(256) - 128);
@@ -115,7 +115,7 @@ enum class Scales { none, scalar, block };
 class GemmFp8 : public Gemm8Bit {
  protected:
   void check(const Extents& e, Scales scales, GemmOptions options = {}) {
-    SCOPED_TRACE(fmt::format("m {} n {} k {} scales {}", e.m, e.n, e.k, static_cast<int>(scales)));
+    SCOPED_TRACE(tw::format("m {} n {} k {} scales {}", e.m, e.n, e.k, static_cast<int>(scales)));
     const Fp8 a(e.m * e.k, random, 2), b(e.n * e.k, random, 2);
     const auto blocks = [](std::int64_t x) { return (x + 127) / 128; };
     const bool block = scales == Scales::block;

@@ -21,10 +21,10 @@ std::span<const Config> configs_of(Device device) { return device.is_cuda() ? co
 }  // namespace
 
 std::string problem_key(const Call& call) {
-  std::string key = fmt::format("gemm {} {}{} M={},N={},K={},batch={}", name_of(call.a.dtype()), stored_transposed(call.a) ? 't' : 'n',
-                                stored_transposed(call.b) ? 'n' : 't', call.m, call.n, call.k, call.batch);
+  std::string key = tw::format("gemm {} {}{} M={},N={},K={},batch={}", name_of(call.a.dtype()), stored_transposed(call.a) ? 't' : 'n',
+                               stored_transposed(call.b) ? 'n' : 't', call.m, call.n, call.k, call.batch);
   if (call.addends()) key += " addends";
-  if (!call.stream.device().is_cuda()) key += fmt::format(" threads={}", cpu_threads());
+  if (!call.stream.device().is_cuda()) key += tw::format(" threads={}", cpu_threads());
   return key;
 }
 
@@ -94,8 +94,8 @@ TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
     const std::int64_t steps = k * static_cast<std::int64_t>(size_of(dtype)) / 128;
     for (int splits = 1; splits <= 8; splits *= 2) {  // of at least 8 steps
       if (splits > 1 && (!gpu || !is_16bit || a_rows || steps / splits < 8)) break;
-      std::string name = fmt::format("{}x{}{}", c.bm, c.bn, c.cluster > 1 ? " cluster" : "");
-      if (splits > 1) name += fmt::format(", {} parts", splits);
+      std::string name = tw::format("{}x{}{}", c.bm, c.bn, c.cluster > 1 ? " cluster" : "");
+      if (splits > 1) name += tw::format(", {} parts", splits);
       problem.candidates.push_back({{std::move(name), values_of(c, splits)}, analysis, gpu ? analysis.shared_bytes : 0});
     }
   }

@@ -1,12 +1,11 @@
 #pragma once
 
-#include <fmt/format.h>
-
 #include <optional>
 #include <string>
 
 #include "kernels/norm/norm.tile.hpp"
 #include "kernels/rows.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/norm.hpp"
 
 // What the family's files share: a checked call and how it becomes a kernel's parameters.
@@ -34,9 +33,9 @@ template <Kind kind>
 std::string problem_key(const Call& call) {
   const DType in = call.views[0].dtype(), out = call.views[1].dtype();
   const NormOptions& o = call.options;
-  return fmt::format("norm {} {}{} rows={},cols={}{}{}{}{}", kind == Kind::layer ? "layer" : "rms", name_of(in),
-                     in == out ? "" : fmt::format(" to {}", name_of(out)), call.rows(), call.cols, o.residual ? " residual" : "",
-                     o.weight ? " weight" : "", o.bias ? " bias" : "", call.weights_dtype() == in ? "" : " in f32");
+  return tw::format("norm {} {}{} rows={},cols={}{}{}{}{}", kind == Kind::layer ? "layer" : "rms", name_of(in),
+                    in == out ? "" : tw::format(" to {}", name_of(out)), call.rows(), call.cols, o.residual ? " residual" : "",
+                    o.weight ? " weight" : "", o.bias ? " bias" : "", call.weights_dtype() == in ? "" : " in f32");
 }
 
 void bind_call(auto& bind, auto& p, const Call& call) {

@@ -6,16 +6,16 @@
 namespace tw::kernels::norm {
 namespace {
 
-template <Kind kind, class X, class Y>
-void run_types(const Call& call) {
+template <Kind kind, class X>
+void run_type(const Call& call) {
   const auto launch = [&]<class Kernel>(std::type_identity<Kernel>, int rows) {
     launch_cpu<Kernel>(row_grid(kOp<kind>, call.views, 1, rows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
   // A tile of 16 KB stays in the first-level cache.
-  if (call.cols <= 256) return launch(std::type_identity<CachedRows<kind, X, Y, float, 16, 256>>{}, 16);
-  if (call.cols <= 1280) return launch(std::type_identity<CachedRows<kind, X, Y, float, 1, 1280>>{}, 1);
-  if (call.cols <= 4096) return launch(std::type_identity<CachedRows<kind, X, Y, float, 1, 4096>>{}, 1);
-  launch(std::type_identity<ChunkedRows<kind, X, Y, float, 1, 1024, 4, 0>>{}, 1);
+  if (call.cols <= 256) return launch(std::type_identity<CachedRows<kind, X, cpu::AnyFloat, float, 16, 256>>{}, 16);
+  if (call.cols <= 1280) return launch(std::type_identity<CachedRows<kind, X, cpu::AnyFloat, float, 1, 1280>>{}, 1);
+  if (call.cols <= 4096) return launch(std::type_identity<CachedRows<kind, X, cpu::AnyFloat, float, 1, 4096>>{}, 1);
+  launch(std::type_identity<ChunkedRows<kind, X, cpu::AnyFloat, float, 1, 1024, 4, 0>>{}, 1);
 }
 
 }  // namespace
@@ -30,7 +30,7 @@ void run_on_cpu(const Call& call) {
   };
   widen(widened.options.weight, weight);
   widen(widened.options.bias, bias);
-  with_types(call, [&]<class X, class Y>(std::type_identity<X>, std::type_identity<Y>) { run_types<kind, X, Y>(widened); });
+  with_float_type(call.views[0].dtype(), [&]<class X>(std::type_identity<X>) { run_type<kind, X>(widened); });
 }
 
 template void run_on_cpu<Kind::layer>(const Call& call);

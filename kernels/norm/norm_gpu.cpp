@@ -24,14 +24,16 @@ constexpr int kLongestHeld = longest_held_row(32);
 
 template <Kind kind, class X, class Y, class W>
 void run_types(const Call& call) {
-  const auto launch = [&]<class Kernel, int kRows>(std::type_identity<Kernel>, std::integral_constant<int, kRows>) {
-    launch_gpu<Kernel>(call.stream, row_grid(kOp<kind>, call.views, 1, kRows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+  using Bound = Chunked<kind, X, Y, W>;
+  const auto launch = [&](const KernelInfo& info, int rows) {
+    detail::launch_bound<Bound>(info, call.stream, row_grid(kOp<kind>, call.views, 1, rows, 1),
+                                [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
-  if (call.cols > kLongestHeld) return launch(std::type_identity<Chunked<kind, X, Y, W>>{}, std::integral_constant<int, 1>{});
+  if (call.cols > kLongestHeld) return launch(kernel_info<Bound>, 1);
   const auto key = [&] { return problem_key<kind>(call); };
   const RowConfig config = call.config ? *call.config : tuned_rows(call.stream.device(), key, call.rows(), call.cols, kMaxShare);
   with_row_config(config, [&]<int kRowWarps, int kShare>() {
-    launch(std::type_identity<Held<kind, X, Y, W, kRowWarps, kShare>>{}, std::integral_constant<int, RowTile<kRowWarps, kShare>::rows>{});
+    launch(kernel_info<Held<kind, X, Y, W, kRowWarps, kShare>>, RowTile<kRowWarps, kShare>::rows);
   });
 }
 
@@ -92,20 +94,25 @@ Analysis analyze_shape(const ShapeValues& shape) {
   return analyze_call<kind, Kernel>(check<kind>(of.x, of.y, of.options));
 }
 
+/// With T's bytes; what f16 takes bf16 does.
+template <Kind kind, class T>
+std::vector<TuneCandidate> candidates(const ShapeValues& shape, Device device) {
+  const Operands<kind> of(shape, dtype_of<T>, dtype_of<T>, placeholder);
+  const Call call = check<kind>(of.x, of.y, of.options);
+  return row_candidates("norm", device, shape, kMaxShare, kLongestHeld, [&](RowConfig config) {
+    Analysis analysis;
+    with_row_config(config,
+                    [&]<int kRowWarps, int kShare>() { analysis = analyze_call<kind, Held<kind, T, T, T, kRowWarps, kShare>>(call); });
+    return analysis;
+  });
+}
+
 template <Kind kind>
 TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
   const Operands<kind> of(shape, dtype, dtype, placeholder);
-  const Call call = check<kind>(of.x, of.y, of.options);
   TuneProblem problem;
-  problem.key = problem_key<kind>(call);
-  with_float_type(dtype, [&]<class T>(std::type_identity<T>) {
-    problem.candidates = row_candidates("norm", device, shape, kMaxShare, kLongestHeld, [&](RowConfig config) {
-      Analysis analysis;
-      with_row_config(config,
-                      [&]<int kRowWarps, int kShare>() { analysis = analyze_call<kind, Held<kind, T, T, T, kRowWarps, kShare>>(call); });
-      return analysis;
-    });
-  });
+  problem.key = problem_key<kind>(check<kind>(of.x, of.y, of.options));
+  problem.candidates = dtype == DType::f32 ? candidates<kind, float>(shape, device) : candidates<kind, bf16>(shape, device);
   problem.prepare = [=](const Stream& stream, std::uint64_t seed) {
     const auto random = [&](Shape s, DType type) { return random_operand(std::move(s), type, seed, stream); };
     const auto operands = std::make_shared<Operands<kind>>(shape, dtype, dtype, random);

@@ -2,7 +2,6 @@
 
 #include "tilewave/norm.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "kernels/norm/reference.hpp"
+#include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
@@ -49,9 +49,9 @@ class Norm : public testing::TestWithParam<std::tuple<Device, DType, bool>> {
     if (rms) c.bias = false;
     if (c.y_in != In::new_memory) c.out = dtype;
     const std::int64_t cols = c.shape.back();
-    SCOPED_TRACE(fmt::format("[{}] to {} weight {} bias {} f32 {} residual {} stores h {} in {} y in {} offset {}",
-                             fmt::join(c.shape, ", "), name_of(c.out), c.weight, c.bias, c.f32_weights, c.residual, c.stores_h,
-                             static_cast<int>(c.h_in), static_cast<int>(c.y_in), c.offset));
+    SCOPED_TRACE(tw::format("[{}] to {} weight {} bias {} f32 {} residual {} stores h {} in {} y in {} offset {}", tw::join(c.shape, ", "),
+                            name_of(c.out), c.weight, c.bias, c.f32_weights, c.residual, c.stores_h, static_cast<int>(c.h_in),
+                            static_cast<int>(c.y_in), c.offset));
     PlacedTensor x(c.shape, dtype, device, c.x_place), residual(c.shape, dtype, device, c.y_in == In::residual ? Placement{} : c.x_place);
     PlacedTensor own_y(c.shape, c.out, device, c.y_place), own_h(c.shape, dtype, device, c.x_place);
     const DType w_type = c.f32_weights ? DType::f32 : dtype;
@@ -108,8 +108,8 @@ INSTANTIATE_TEST_SUITE_P(Ops, Norm,
                          testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16),
                                           testing::Bool()),
                          [](const auto& instance) {
-                           return fmt::format("{}_{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
-                                              name_of(std::get<1>(instance.param)), std::get<2>(instance.param) ? "rms" : "layer");
+                           return tw::format("{}_{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)), std::get<2>(instance.param) ? "rms" : "layer");
                          });
 
 TEST_P(Norm, RowsOfAnyLength) {

@@ -1,8 +1,5 @@
 #include "tilewave/reduce.hpp"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
@@ -11,6 +8,7 @@
 #include "kernels/check.hpp"
 #include "kernels/reduce/reduce.tile.hpp"
 #include "kernels/reduce/variants.hpp"
+#include "runtime/format.hpp"
 #include "runtime/stream.hpp"
 #include "tilewave/analyze.hpp"
 #include "tilewave/launch.hpp"
@@ -60,7 +58,7 @@ Call check(Reduction reduction, const Tensor& x, const Tensor& y, const ReduceOp
   one[static_cast<std::size_t>(dim)] = 1;
   require((y.shape() == left_out || y.shape() == one) && y.is_contiguous(),
           "{}: y is {}; for x {} and dim {} it must be contiguous, [{}] or [{}]", kOp, y.describe(), x.describe(), options.dim,
-          fmt::join(left_out, ", "), fmt::join(one, ", "));
+          tw::join(left_out, ", "), tw::join(one, ", "));
   for (const std::int64_t extent : x.shape())
     require(extent <= kLargest, "{}: x is {}; extents are limited to {}", kOp, x.describe(), kLargest);
   require(reduction == Reduction::sum || reduction == Reduction::mean || x.shape(dim) > 0 || y.numel() == 0,
@@ -127,7 +125,7 @@ struct RowKernels {
   static constexpr int cpu_rows = tiles == RowTiles::short_rows ? 16 : 1;
   static constexpr int cpu_cols = tiles == RowTiles::short_rows ? 256 : 1024;
   using Gpu = ReduceRows<Op, T, Out, gpu_rows, gpu_cols>;
-  using Cpu = ReduceRows<Op, T, Out, cpu_rows, cpu_cols>;
+  using Cpu = ReduceRows<Op, cpu::AnyFloat, Out, cpu_rows, cpu_cols>;
 };
 
 TileGrid grid_of_rows(const Tensor& x, Splits splits, int tile_rows) {
@@ -193,11 +191,14 @@ void bind_columns(auto& bind, auto& p, const Tensor& x, const Tensor& y, Splits 
 template <class Op, class T, class Out>
 void reduce_columns(const Tensor& x, const Tensor& y, float divisor, const Stream& stream) {
   using Kernel = ReduceColumns<Op, T, Out>;
+  using Cpu = ReduceColumns<Op, cpu::AnyFloat, cpu::AnyFloat>;
   const std::int64_t batch = x.shape(0) * x.shape(1), cols = x.shape(3);
-  const std::int64_t tiles = ceil(cols, Kernel::tile_cols);
+  const bool gpu = stream.device().is_cuda();
+  const std::int64_t tiles = ceil(cols, gpu ? Kernel::tile_cols : Cpu::tile_cols);
   const Splits splits = choose_splits(x.shape(2), tiles * batch, Kernel::tile_rows, wanted_blocks(stream.device()));
-  const auto run = [&]<class K>(const Tensor& to, float by) {
-    launch<K>(stream, grid_of_columns<K>(x, splits), [&](auto& bind, auto& p) { bind_columns(bind, p, x, to, splits, by); });
+  const auto run = [&]<class Gpu>(const Tensor& to, float by) {
+    const TileGrid grid = gpu ? grid_of_columns<Gpu>(x, splits) : grid_of_columns<Cpu>(x, splits);
+    launch_either<Cpu, Gpu>(stream, grid, [&](auto& bind, auto& p) { bind_columns(bind, p, x, to, splits, by); });
   };
   if (splits.count == 1) return run.template operator()<Kernel>(y, divisor);
   const Tensor partial = partial_results({batch, splits.count, 1, cols}, stream);

@@ -2,8 +2,6 @@
 
 #include "tilewave/reduce.hpp"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -15,6 +13,7 @@
 
 #include "kernels/reduce/reference.hpp"
 #include "kernels/reduce/variants.hpp"
+#include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
@@ -35,8 +34,7 @@ class Reduce : public testing::TestWithParam<std::tuple<Device, DType>> {
   std::int64_t pick(std::int64_t below) { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(below)); }
 
   void check(Reduction reduction, const Shape& shape, int dim, DType out, const Placement& place = {}, bool keep_dim = false) {
-    SCOPED_TRACE(
-        fmt::format("reduction {} of [{}] along {} to {}", static_cast<int>(reduction), fmt::join(shape, ", "), dim, name_of(out)));
+    SCOPED_TRACE(tw::format("reduction {} of [{}] along {} to {}", static_cast<int>(reduction), tw::join(shape, ", "), dim, name_of(out)));
     const auto at = static_cast<std::size_t>(dim < 0 ? dim + static_cast<int>(shape.size()) : dim);
     std::int64_t outer = 1, inner = 1;
     for (std::size_t d = 0; d < shape.size(); ++d) (d < at ? outer : inner) *= d == at ? 1 : shape[d];
@@ -73,8 +71,8 @@ class Reduce : public testing::TestWithParam<std::tuple<Device, DType>> {
 
 INSTANTIATE_TEST_SUITE_P(Ops, Reduce, testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
                          [](const auto& instance) {
-                           return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
-                                              name_of(std::get<1>(instance.param)));
+                           return tw::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)));
                          });
 
 TEST_P(Reduce, EveryReduction) {

@@ -105,8 +105,9 @@ void launch_tiles(const Call& call, Bind bind_call) {
     constexpr int kWidth = std::min(16 / static_cast<int>(sizeof(X)), kCols * kRows / 128);
     const TileGrid grid = grid_of(call, kRows, kCols);
     if constexpr (kGpu)
-      call.one_token ? launch_gpu<Kernel<X, T, kRows, kCols, kWidth, true>>(call.stream, grid, bind_call)
-                     : launch_gpu<Kernel<X, T, kRows, kCols, kWidth, false>>(call.stream, grid, bind_call);
+      detail::launch_bound<Kernel<X, T, kRows, kCols, kWidth, true>>(
+          call.one_token ? kernel_info<Kernel<X, T, kRows, kCols, kWidth, true>> : kernel_info<Kernel<X, T, kRows, kCols, kWidth, false>>,
+          call.stream, grid, bind_call);
     else
       launch_cpu<Kernel<X, T, kRows, kCols, kWidth, true>>(grid, bind_call);
   };

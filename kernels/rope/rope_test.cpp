@@ -2,7 +2,6 @@
 
 #include "tilewave/rope.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "kernels/rope/reference.hpp"
+#include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
@@ -43,8 +43,8 @@ class Rope : public testing::TestWithParam<std::tuple<Device, DType>> {
   void SetUp() override { skip_unless_present(device); }
   void check(Case c) {
     if (!c.batched) c.batch = 1;
-    SCOPED_TRACE(fmt::format("[{}, {}, {}, {}] half {} interleaved {} in place {} table {} {} offset {}", c.batch, c.seqlen, c.heads, c.dim,
-                             c.half, c.interleaved, c.in_place, c.table, name_of(c.table_type), c.offset));
+    SCOPED_TRACE(tw::format("[{}, {}, {}, {}] half {} interleaved {} in place {} table {} {} offset {}", c.batch, c.seqlen, c.heads, c.dim,
+                            c.half, c.interleaved, c.in_place, c.table, name_of(c.table_type), c.offset));
     const Shape shape = c.batched ? Shape{c.batch, c.seqlen, c.heads, c.dim} : Shape{c.seqlen, c.heads, c.dim};
     PlacedTensor x(shape, dtype, device, c.x_place), own_y(shape, dtype, device, c.y_place);
     PlacedTensor cos({c.table, c.half}, c.table_type, device, c.table_place), sin({c.table, c.half}, c.table_type, device, c.table_place);
@@ -97,8 +97,8 @@ class Rope : public testing::TestWithParam<std::tuple<Device, DType>> {
 
 INSTANTIATE_TEST_SUITE_P(Ops, Rope, testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
                          [](const auto& instance) {
-                           return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
-                                              name_of(std::get<1>(instance.param)));
+                           return tw::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)));
                          });
 
 TEST_P(Rope, AnyShape) {

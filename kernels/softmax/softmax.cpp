@@ -41,8 +41,8 @@ struct Call {
 /// What tuned choices know the call by.
 std::string problem_key(const Call& call) {
   const DType in = call.views[0].dtype(), out = call.views[1].dtype();
-  return fmt::format("{} {}{} rows={},cols={}", kOp, name_of(in), in == out ? "" : fmt::format(" to {}", name_of(out)), call.rows(),
-                     call.cols);
+  return tw::format("{} {}{} rows={},cols={}", kOp, name_of(in), in == out ? "" : tw::format(" to {}", name_of(out)), call.rows(),
+                    call.cols);
 }
 
 void bind_call(auto& bind, auto& p, const Call& call) {
@@ -57,23 +57,24 @@ constexpr int kMaxShare = kPieceColumns<In, Out> == 8 ? 40 : 32;
 
 template <class In, class Out>
 void run_on_gpu(const Call& call) {
-  const auto launch = [&]<class Kernel, int kRows>(std::type_identity<Kernel>, std::integral_constant<int, kRows>) {
-    launch_gpu<Kernel>(call.stream, row_grid(kOp, call.views, 1, kRows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+  using Bound = Chunked<In, Out>;
+  const auto launch = [&](const KernelInfo& info, int rows) {
+    detail::launch_bound<Bound>(info, call.stream, row_grid(kOp, call.views, 1, rows, 1),
+                                [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
   constexpr int max_share = kMaxShare<In, Out>;
-  if (call.cols > longest_held_row(max_share)) return launch(std::type_identity<Chunked<In, Out>>{}, std::integral_constant<int, 1>{});
+  if (call.cols > longest_held_row(max_share)) return launch(kernel_info<Bound>, 1);
   const auto key = [&] { return problem_key(call); };
   const RowConfig config = call.config ? *call.config : tuned_rows(call.stream.device(), key, call.rows(), call.cols, max_share);
   with_row_config(config, [&]<int kRowWarps, int kShare>() {
-    launch(std::type_identity<Held<In, Out, kRowWarps, kShare>>{}, std::integral_constant<int, RowTile<kRowWarps, kShare>::rows>{});
+    launch(kernel_info<Held<In, Out, kRowWarps, kShare>>, RowTile<kRowWarps, kShare>::rows);
   });
 }
 
-template <class In, class Out>
 void run_on_cpu(const Call& call) {
   const auto launch = [&]<template <class, class, int, int, int, int> class Kernel, int kRows, int kCols>() {
-    launch_cpu<Kernel<In, Out, kRows, kCols, 4, 0>>(row_grid(kOp, call.views, 1, kRows, 1),
-                                                    [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+    launch_cpu<Kernel<cpu::AnyFloat, cpu::AnyFloat, kRows, kCols, 4, 0>>(row_grid(kOp, call.views, 1, kRows, 1),
+                                                                         [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
   // A tile of 16 KB stays in the first-level cache.
   if (call.cols <= 256) return launch.template operator()<HeldRows, 16, 256>();
@@ -100,10 +101,9 @@ Call check(const Tensor& x, const Tensor& y, const SoftmaxOptions& options) {
 }
 
 void run(const Call& call) {
+  if (!call.stream.device().is_cuda()) return run_on_cpu(call);
   with_float_type(call.views[0].dtype(), [&]<class In>(std::type_identity<In>) {
-    with_float_type(call.views[1].dtype(), [&]<class Out>(std::type_identity<Out>) {
-      call.stream.device().is_cuda() ? run_on_gpu<In, Out>(call) : run_on_cpu<In, Out>(call);
-    });
+    with_float_type(call.views[1].dtype(), [&]<class Out>(std::type_identity<Out>) { run_on_gpu<In, Out>(call); });
   });
 }
 
@@ -135,6 +135,7 @@ Analysis analyze_shape(const ShapeValues& shape) {
   return analyze_call<Kernel>(check(x, y, {}));
 }
 
+/// With T's bytes; what f16 takes bf16 does.
 template <class T>
 std::vector<TuneCandidate> candidates(const ShapeValues& shape, Device device) {
   const Tensor x = placeholder({shape["rows"], shape["cols"]}, dtype_of<T>);
@@ -152,7 +153,7 @@ TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
   const Tensor x = placeholder(of_x, dtype);
   TuneProblem problem;
   problem.key = problem_key(check(x, x, {}));
-  with_float_type(dtype, [&]<class T>(std::type_identity<T>) { problem.candidates = candidates<T>(shape, device); });
+  problem.candidates = dtype == DType::f32 ? candidates<float>(shape, device) : candidates<bf16>(shape, device);
   problem.prepare = [=](const Stream& stream, std::uint64_t seed) {
     const Tensor in = random_operand(of_x, dtype, seed, stream), out = Tensor::empty(of_x, dtype, stream);
     return [=](const TuneCandidate& candidate) {

@@ -2,7 +2,6 @@
 
 #include "tilewave/softmax.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -15,6 +14,7 @@
 
 #include "kernels/rows.hpp"
 #include "kernels/softmax/reference.hpp"
+#include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
@@ -44,7 +44,7 @@ class Softmax : public testing::TestWithParam<std::tuple<Device, DType>> {
   void SetUp() override { skip_unless_present(device); }
   int pick(int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); }
   void check(Shape shape, DType out, Placement x_place = {}, Placement y_place = {}, float scale = 1) {
-    SCOPED_TRACE(fmt::format("[{}] to {}", fmt::join(shape, ", "), name_of(out)));
+    SCOPED_TRACE(tw::format("[{}] to {}", tw::join(shape, ", "), name_of(out)));
     PlacedTensor x(shape, dtype, device, x_place), y(shape, out, device, y_place);
     const std::vector<float> values = x.fill_random(random, 3);
     tw::softmax(x, y, {.scale = scale});
@@ -66,8 +66,8 @@ class Softmax : public testing::TestWithParam<std::tuple<Device, DType>> {
 
 INSTANTIATE_TEST_SUITE_P(Ops, Softmax, testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
                          [](const auto& instance) {
-                           return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
-                                              name_of(std::get<1>(instance.param)));
+                           return tw::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)));
                          });
 
 /// Lengths on both sides of what a tile holds on either device.

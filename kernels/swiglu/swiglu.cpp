@@ -29,18 +29,21 @@ void with_columns(std::int64_t cols, F f) {
 }
 
 template <template <class, class, int, int, int> class Kernel, class In, class Out, int kWidth, class Bind>
-void launch_tiles(const char* op, const RowViews& views, const Stream& stream, Bind bind_call) {
+void launch_on_gpu(const char* op, const RowViews& views, const Stream& stream, Bind bind_call) {
   const std::int64_t cols = views[0].shape(3);
-  const auto run = [&]<int kCols, bool kGpu>() {
+  with_columns(cols, [&]<int kCols>() {
     constexpr int kRows = kElements / kCols;
-    const TileGrid grid = row_grid(op, views, cols, kRows, kCols);
-    if constexpr (kGpu)
-      launch_gpu<Kernel<In, Out, kRows, kCols, kWidth>>(stream, grid, bind_call);
-    else
-      launch_cpu<Kernel<In, Out, kRows, kCols, kWidth>>(grid, bind_call);
+    launch_gpu<Kernel<In, Out, kRows, kCols, kWidth>>(stream, row_grid(op, views, cols, kRows, kCols), bind_call);
+  });
+}
+template <template <class, class, int, int, int> class Kernel, class In, class Bind>
+void launch_on_cpu(const char* op, const RowViews& views, Bind bind_call) {
+  const std::int64_t cols = views[0].shape(3);
+  const auto run = [&]<int kCols>() {
+    constexpr int kRows = kElements / kCols;
+    launch_cpu<Kernel<In, cpu::AnyFloat, kRows, kCols, 0>>(row_grid(op, views, cols, kRows, kCols), bind_call);
   };
-  if (stream.device().is_cuda()) return with_columns(cols, [&]<int kCols>() { run.template operator()<kCols, true>(); });
-  cols <= 256 ? run.template operator()<256, false>() : run.template operator()<2048, false>();
+  cols <= 256 ? run.template operator()<256>() : run.template operator()<2048>();
 }
 
 void bind_parts(auto& bind, auto& p, const RowViews& views) {
@@ -68,9 +71,11 @@ Stream checked_stream(const char* op, const SwigluOptions& options, Device devic
 
 void run(const char* op, const Tensor& gate, const Tensor& up, const Tensor& y, const Stream& stream) {
   const RowViews views(std::array{&y, &gate, &up});
+  const auto bind_call = [&](auto& bind, auto& p) { bind_parts(bind, p, views); };
+  if (!stream.device().is_cuda()) return launch_on_cpu<Swiglu, cpu::AnyFloat>(op, views, bind_call);
   with_float_type(gate.dtype(), [&]<class In>(std::type_identity<In>) {
     with_float_type(y.dtype(), [&]<class Out>(std::type_identity<Out>) {
-      launch_tiles<Swiglu, In, Out, kPieceColumns<In, Out>>(op, views, stream, [&](auto& bind, auto& p) { bind_parts(bind, p, views); });
+      launch_on_gpu<Swiglu, In, Out, kPieceColumns<In, Out>>(op, views, stream, bind_call);
     });
   });
 }
@@ -123,17 +128,18 @@ void swiglu_interleaved(const Tensor& x, const Tensor& y, const SwigluOptions& o
   require(x.shape(-1) % 2 == 0, "{}: x is {}; its last dimension must be even, gate and up in turn", op, x.describe());
   Shape expected = x.shape();
   expected.back() /= 2;
-  require(y.shape() == expected, "{}: y is {}; for x {} it must be [{}]", op, y.describe(), x.describe(), fmt::join(expected, ", "));
+  require(y.shape() == expected, "{}: y is {}; for x {} it must be [{}]", op, y.describe(), x.describe(), tw::join(expected, ", "));
   require(y.numel() == 0 || y.data() != x.data(), "{}: y is x's memory; columns that are still to be read would be overwritten", op);
   const Stream stream = checked_stream(op, options, y.device());
   if (y.numel() == 0) return;
   if (!pairs_are_words(x)) return run(op, alternate(x, 0), alternate(x, 1), y, stream);
   const Tensor words = words_of(x);
   const RowViews views(std::array{&y, &words});
+  const auto bind_call = [&](auto& bind, auto& p) { bind_pairs(bind, p, views); };
   with_float_type(x.dtype(), [&]<class In>(std::type_identity<In>) {
+    if (!stream.device().is_cuda()) return launch_on_cpu<SwigluPairs, In>(op, views, bind_call);
     with_float_type(y.dtype(), [&]<class Out>(std::type_identity<Out>) {
-      launch_tiles<SwigluPairs, In, Out, 16 / (2 * sizeof(In))>(op, views, stream,
-                                                                [&](auto& bind, auto& p) { bind_pairs(bind, p, views); });
+      launch_on_gpu<SwigluPairs, In, Out, 16 / (2 * sizeof(In))>(op, views, stream, bind_call);
     });
   });
 }

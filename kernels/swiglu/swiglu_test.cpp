@@ -2,7 +2,6 @@
 
 #include "tilewave/swiglu.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "kernels/swiglu/reference.hpp"
+#include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
@@ -33,14 +33,14 @@ class Swiglu : public testing::TestWithParam<std::tuple<Device, DType>> {
     EXPECT_TRUE(y.gaps_intact());
   }
   void check(Shape shape, DType out, Placement gate_place = {}, Placement up_place = {}, Placement y_place = {}) {
-    SCOPED_TRACE(fmt::format("[{}] to {}", fmt::join(shape, ", "), name_of(out)));
+    SCOPED_TRACE(tw::format("[{}] to {}", tw::join(shape, ", "), name_of(out)));
     PlacedTensor gate(shape, dtype, device, gate_place), up(shape, dtype, device, up_place), y(shape, out, device, y_place);
     const std::vector<float> g = gate.fill_random(random, 4), u = up.fill_random(random);
     tw::swiglu(gate, up, y);
     expect(y, g, u);
   }
   void check_interleaved(Shape shape, DType out, Placement x_place = {}, Placement y_place = {}) {
-    SCOPED_TRACE(fmt::format("interleaved [{}] to {}", fmt::join(shape, ", "), name_of(out)));
+    SCOPED_TRACE(tw::format("interleaved [{}] to {}", tw::join(shape, ", "), name_of(out)));
     Shape wide = shape;
     wide.back() *= 2;
     PlacedTensor x(wide, dtype, device, x_place), y(shape, out, device, y_place);
@@ -61,8 +61,8 @@ class Swiglu : public testing::TestWithParam<std::tuple<Device, DType>> {
 
 INSTANTIATE_TEST_SUITE_P(Ops, Swiglu, testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
                          [](const auto& instance) {
-                           return fmt::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
-                                              name_of(std::get<1>(instance.param)));
+                           return tw::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)));
                          });
 
 TEST_P(Swiglu, AnyShape) {

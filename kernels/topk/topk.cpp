@@ -1,7 +1,5 @@
 #include "tilewave/topk.hpp"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <bit>
 #include <type_traits>
@@ -98,7 +96,7 @@ void check_x(const char* op, const Tensor& x) {
 }
 
 void check_shape(const char* op, const char* argument, const Tensor& tensor, const Shape& shape) {
-  require(tensor.shape() == shape, "{}: {} is {}; its shape must be [{}]", op, argument, tensor.describe(), fmt::join(shape, ", "));
+  require(tensor.shape() == shape, "{}: {} is {}; its shape must be [{}]", op, argument, tensor.describe(), tw::join(shape, ", "));
 }
 
 /// `shape`: of indices and values.
@@ -269,7 +267,7 @@ std::vector<KernelVariant> registered() {
   const auto add_dtype = [&]<class T>(const char* dtype) {
     const auto add = [&]<class Kernel, Stage stage, int capacity>(const char* name) {
       variants.push_back(
-          {make_spec(kernel_info<Kernel>, true, true, fmt::format("{}_{}", name, dtype)), analyze_shape<Kernel, T, stage, capacity>});
+          {make_spec(kernel_info<Kernel>, true, true, tw::format("{}_{}", name, dtype)), analyze_shape<Kernel, T, stage, capacity>});
     };
     const auto argmax = [&]<Stage stage, int kWarps>(const char* name) {
       add.template operator()<Argmax<T, i32, stage, kWarps>, stage, 0>(name);

@@ -1,10 +1,9 @@
 // `tilewave bench topk`: argmax and top-k of a vocabulary's logits, against an empty kernel and the time to read them.
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "benchmarks/memory_bound.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/topk.hpp"
 
 namespace tw::kernels::topk {
@@ -18,7 +17,7 @@ constexpr std::int64_t kVocabulary = 151552;
 void run_case(Run& run, std::int64_t rows, int k, DType dtype) {
   MemoryCase c;
   c.family = "topk";
-  c.case_name = k == 0 ? fmt::format("argmax-{}x{}", rows, kVocabulary) : fmt::format("top{}-{}x{}", k, rows, kVocabulary);
+  c.case_name = k == 0 ? tw::format("argmax-{}x{}", rows, kVocabulary) : tw::format("top{}-{}x{}", k, rows, kVocabulary);
   c.dtype = dtype;
   if (!run.wants(c.family, c.case_name, dtype)) return;
   const Stream& stream = run.stream();

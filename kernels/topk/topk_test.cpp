@@ -2,7 +2,6 @@
 
 #include "tilewave/topk.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 
 #include "kernels/topk/reference.hpp"
 #include "kernels/topk/variants.hpp"
+#include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
@@ -65,8 +65,8 @@ struct Case {
   bool largest = true, sorted = true;
   Placement x = {}, values = {}, indices = {};
   std::string describe(const char* distribution) const {
-    return fmt::format("[{}], k {}, {}{}, {}", fmt::join(shape, ", "), k, largest ? "largest" : "smallest", sorted ? "" : " by column",
-                       distribution);
+    return tw::format("[{}], k {}, {}{}, {}", tw::join(shape, ", "), k, largest ? "largest" : "smallest", sorted ? "" : " by column",
+                      distribution);
   }
 };
 
@@ -175,8 +175,8 @@ INSTANTIATE_TEST_SUITE_P(Topk, Ops,
                          testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16),
                                           testing::Values(DType::i32, DType::i64)),
                          [](const auto& instance) {
-                           return fmt::format("{}_{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
-                                              name_of(std::get<1>(instance.param)), name_of(std::get<2>(instance.param)));
+                           return tw::format("{}_{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)), name_of(std::get<2>(instance.param)));
                          });
 
 TEST_P(Ops, ArgmaxOfAnyRow) {
@@ -318,7 +318,7 @@ TEST(Plans, CoverEachRow) {
     const std::int64_t rows = 1 + below(300), cols = below(std::int64_t{1} << (1 + below(30)));
     const int k = 1 + static_cast<int>(below(2048)), units = 1 + static_cast<int>(below(150));
     for (const Plan& plan : {plan_topk(rows, cols, k, units), plan_argmax(rows, cols, units)}) {
-      SCOPED_TRACE(fmt::format("{} x {}, k {}, {} units", rows, cols, k, units));
+      SCOPED_TRACE(tw::format("{} x {}, k {}, {} units", rows, cols, k, units));
       if (plan.parts == 1) {
         EXPECT_EQ(plan.workspace(rows), 0);
         continue;
@@ -411,7 +411,7 @@ TEST_P(BadInput, TopkRefusesBoundsAndWorkspaces) {
   const int before = cpu_threads();
   set_cpu_threads(4);
   refuse_topk(row, 5, row_values, row_indices, {.workspace = &wrong_type},
-              {"workspace is i64[4]", fmt::format("at least {} elements", topk_workspace(row, 5))});
+              {"workspace is i64[4]", tw::format("at least {} elements", topk_workspace(row, 5))});
   set_cpu_threads(before);
 }
 

@@ -1,7 +1,5 @@
 #include "tilewave/transpose.hpp"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cstdint>
 
@@ -29,7 +27,7 @@ Stream check(const Tensor& x, const Tensor& y, const TransposeOptions& options) 
   check_operand(kOp, "y", y, x.dtype(), device);
   check_output(kOp, "y", y);
   require(y.shape() == x.transpose(-2, -1).shape(), "{}: y is {}; for x {} it must be [{}]", kOp, y.describe(), x.describe(),
-          fmt::join(x.transpose(-2, -1).shape(), ", "));
+          tw::join(x.transpose(-2, -1).shape(), ", "));
   std::int64_t tiles = 1;
   for (int dim = 0; dim < x.rank(); ++dim) {
     require(x.shape(dim) <= kLargest, "{}: x is {}; extents are limited to {}", kOp, x.describe(), kLargest);

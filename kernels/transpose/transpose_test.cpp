@@ -2,8 +2,6 @@
 
 #include "tilewave/transpose.hpp"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "kernels/transpose/reference.hpp"
+#include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
@@ -35,7 +34,7 @@ class Transpose : public testing::TestWithParam<Device> {
     return t;
   }
   void check_dense(const Shape& shape, DType dtype) {
-    SCOPED_TRACE(fmt::format("{} [{}]", name_of(dtype), fmt::join(shape, ", ")));
+    SCOPED_TRACE(tw::format("{} [{}]", name_of(dtype), tw::join(shape, ", ")));
     const Tensor x = random_bits(shape, dtype);
     Shape turned = shape;
     std::swap(turned[turned.size() - 1], turned[turned.size() - 2]);

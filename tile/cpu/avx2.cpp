@@ -99,6 +99,13 @@ struct Avx2 {
     _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(to + 16), narrowed(from + 16));
   }
 
+  static void store_f16(unsigned short* to, const float* from) {
+    _mm_storeu_si128(reinterpret_cast<__m128i_u*>(to), _mm256_cvtps_ph(load(from), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static void store_widened(float* to, const unsigned short* from) {
+    store(to, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_half(from)), 16)));
+  }
+
   static Register low_pairs(Register x, Register y) {
     return _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(x), _mm256_castps_pd(y)));
   }

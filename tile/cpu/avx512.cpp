@@ -98,6 +98,13 @@ struct Avx512 {
   }
   static void store_narrowed(unsigned short* to, const float* from) { _mm512_storeu_si512(to, narrowed(from)); }
 
+  static void store_f16(unsigned short* to, const float* from) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(to), _mm512_cvtps_ph(load(from), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static void store_widened(float* to, const unsigned short* from) {
+    store(to, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_half(from)), 16)));
+  }
+
   static Register low_pairs(Register x, Register y) {
     return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
   }

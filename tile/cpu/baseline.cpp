@@ -1,5 +1,6 @@
 #include "tile/cpu/isa.hpp"
 #include "tile/cpu/table.hpp"
+#include "tilewave/tile/types.tile.hpp"
 
 namespace tw::cpu {
 namespace {
@@ -90,6 +91,12 @@ struct Baseline {
     for (int k = 0; k < 32; ++k) narrow_one(to[k], from[k]);
   }
   static void stream_narrowed(unsigned short* to, const float* from) { store_narrowed(to, from); }
+  static void store_f16(unsigned short* to, const float* from) {
+    for (int k = 0; k < kWidth; ++k) to[k] = f16(from[k]).bits;
+  }
+  static void store_widened(float* to, const unsigned short* from) {
+    for (int k = 0; k < kWidth; ++k) to[k] = one(BF16{}, from[k]);
+  }
 
   static void transpose(Register (&v)[kWidth]) {
     const Register low0 = __builtin_shufflevector(v[0], v[1], 0, 4, 1, 5), high0 = __builtin_shufflevector(v[0], v[1], 2, 6, 3, 7);

@@ -80,4 +80,12 @@ const Library& library() {
   return chosen;
 }
 
+int vector_bytes() {
+  static const int bytes = [] {
+    const std::string_view isa = library().isa;
+    return isa.starts_with("avx512") ? 64 : isa == "avx2" ? 32 : 16;
+  }();
+  return bytes;
+}
+
 }  // namespace tw::cpu

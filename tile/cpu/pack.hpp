@@ -178,5 +178,10 @@ void mma_widening(typename P::Sum* acc, long acc_stride, const typename Element:
   }
 }
 
+template <class V>
+void widen_f16(float* to, const unsigned short* from, long n) {
+  in_vectors<V::kWidth>(to, from, n, [](float* t, const unsigned short* f) { V::store(t, V::widen(F16{}, f)); });
+}
+
 }  // namespace
 }  // namespace tw::cpu

@@ -1,10 +1,12 @@
 #pragma once
 
-// Rows of f32 to rows of tensors, as library.tile.hpp says. Included by files that are compiled with flags of their own, so everything has
-// internal linkage. A set is given as a class V:
+// Rows of f32 to rows of tensors and back, as library.tile.hpp says. Included by files that are compiled with flags of their own, so
+// everything has internal linkage. A set is given as a class V:
 //   stream_line(float* to, const float* from)                16 elements past the caches; `to` is 64-byte aligned
 //   stream_narrowed(unsigned short* to, const float* from)   32 elements to bf16, likewise
 //   store_narrowed(unsigned short* to, const float* from)    the same with ordinary stores, at any address
+//   store_f16(unsigned short* to, const float* from)         kWidth elements to f16
+//   store_widened(float* to, const unsigned short* from)     kWidth elements of bf16
 
 namespace tw::cpu {
 namespace {
@@ -43,6 +45,30 @@ void narrow_bf16(unsigned short* to, const float* from, long n) {
   long k = 0;
   for (; k + 32 <= n; k += 32) V::store_narrowed(to + k, from + k);
   for (; k < n; ++k) narrow_one(to[k], from[k]);
+}
+
+/// whole(to, from) for `width` elements each; the last, incomplete ones go through memory of that size.
+template <int width, class To, class From, class Whole>
+void in_vectors(To* to, const From* from, long n, Whole whole) {
+  long k = 0;
+  for (; k + width <= n; k += width) whole(to + k, from + k);
+  if (k == n) return;
+  From last[width] = {};
+  To converted[width];
+  const unsigned long left = static_cast<unsigned long>(n - k);
+  __builtin_memcpy(last, from + k, left * sizeof(From));
+  whole(converted, last);
+  __builtin_memcpy(to + k, converted, left * sizeof(To));
+}
+
+template <class V>
+void narrow_f16(unsigned short* to, const float* from, long n) {
+  in_vectors<V::kWidth>(to, from, n, [](unsigned short* t, const float* f) { V::store_f16(t, f); });
+}
+
+template <class V>
+void widen_bf16(float* to, const unsigned short* from, long n) {
+  in_vectors<V::kWidth>(to, from, n, [](float* t, const unsigned short* f) { V::store_widened(t, f); });
 }
 
 }  // namespace

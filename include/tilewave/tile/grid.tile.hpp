@@ -21,6 +21,13 @@ struct Tile {
   int batch;
 };
 
+/// A tensor as it is bound to a kernel's Global, on every target.
+struct BoundView {
+  void* data;
+  i64 stride_j, stride_i, stride_row, stride_col;  ///< in elements
+  int size_j, size_i, rows, cols;
+};
+
 /// Schedules: in which order the tiles of a grid are done. `at(grid, i)` is the i-th tile, a pure function. A kernel names one as its
 /// `Schedule`; it may define its own (attention does). `dispatch` says who takes which.
 enum class Dispatch {

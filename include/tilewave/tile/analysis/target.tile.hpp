@@ -54,10 +54,7 @@ constexpr int overlap(int first, int size, int extent) {
   return end > begin ? end - begin : 0;
 }
 
-struct GlobalView {
-  void* data;
-  i64 stride_j, stride_i, stride_row, stride_col;
-  int size_j, size_i, rows, cols;
+struct GlobalView : BoundView {
   int place;  ///< in Tally
 };
 

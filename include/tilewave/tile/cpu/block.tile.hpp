@@ -461,8 +461,11 @@ class Block {
     const Extent rows(row0, R, from.rows), cols(col0, C, from.cols);
     if constexpr (R == 1 && C >= kMinAhead) {
       if (row0 + 1 < from.rows && col0 == 0 && C >= from.cols && from.stride_col == 1 && ahead_count_ < kMaxAhead)
-        ahead_[ahead_count_++] = {reinterpret_cast<const u8*>(from.template at<const typename G::Element>(row0 + 1, 0, i, j)), from.cols,
-                                  static_cast<int>(sizeof(typename G::Element))};
+        with_type(from, [&]<class Typed>(const Typed& typed) {
+          using E = typename Typed::Element;
+          ahead_[ahead_count_++] = {reinterpret_cast<const u8*>(typed.template at<const E>(row0 + 1, 0, i, j)), typed.cols,
+                                    static_cast<int>(sizeof(E))};
+        });
     }
     for (int r = 0; r < R; ++r) load_row(to.x + r * C, C, from, row0 + r, col0, rows.has(r) ? cols : Extent{}, i, j, fill);
   }
@@ -514,42 +517,37 @@ class Block {
     using T = typename G::Element;
     const Extent rows(row0, F::rows, to.rows), cols(col0, F::cols, to.cols);
     if (cols.begin >= cols.end) return;
-    if constexpr (streams<typename F::Element, T>) {
-      if (to.stride_col == 1) {
-        const bool past_caches = is_large(to);
-        for (int r = rows.begin; r < rows.end; ++r)
-          store_row(to.template at<T>(row0 + r, col0 + cols.begin, i, j), from.x + r * F::cols + cols.begin, cols.end - cols.begin,
-                    past_caches);
-        return;
-      }
-    }
     for (int r = rows.begin; r < rows.end; ++r) {
-      const auto* source = from.x + r * F::cols;
-      T* const target = to.template at<T>(row0 + r, col0 + cols.begin, i, j) - cols.begin * to.stride_col;
-      if (cols.begin == 0 && cols.end == F::cols && to.stride_col == 1) {
-        for (int c = 0; c < F::cols; ++c) target[c] = tw::to<T>(source[c]);
-      } else if (to.stride_col == 1) {
-        for (int c = cols.begin; c < cols.end; ++c) target[c] = tw::to<T>(source[c]);
+      const auto* const source = from.x + r * F::cols;
+      if constexpr (converts<typename F::Element, T>) {
+        store_part(to, row0 + r, col0 + cols.begin, i, j, source + cols.begin, cols.end - cols.begin);
       } else {
-        for (int c = cols.begin; c < cols.end; ++c) target[c * to.stride_col] = tw::to<T>(source[c]);
+        T* const target = to.template at<T>(row0 + r, col0 + cols.begin, i, j);
+        if (to.stride_col != 1)
+          store_strided(target, source + cols.begin, to.stride_col, cols.end - cols.begin);
+        else if (cols.begin == 0 && cols.end == F::cols)
+          for (int c = 0; c < F::cols; ++c) target[c] = tw::to<T>(source[c]);
+        else
+          for (int c = cols.begin; c < cols.end; ++c) target[c - cols.begin] = tw::to<T>(source[c]);
       }
     }
   }
   template <class F, class G, class Fn, class... Operands>
   TW_INLINE void map_store(F& tile, const G& to, int row0, int col0, int i, int j, Fn f, const Operands&... operands) const {
-    using T = typename G::Element;
-    if constexpr (has_pieces<F> && streams<typename F::Element, T>) {
-      if (to.stride_col == 1 && row0 >= 0 && row0 < to.rows && col0 >= 0) {  // memory takes a piece while the next one is computed
-        const bool past_caches = is_large(to);
-        T* const target = to.template at<T>(row0, col0, i, j);
-        const auto store_piece = [&](int c) {
-          if (const int n = min(kPiece, to.cols - col0 - c); n > 0) store_row(target + c, tile.x + c, n, past_caches);
-        };
-        return map_in_pieces(tile, f, store_piece, operands...);
-      }
+    if constexpr (has_pieces<F> && converts<typename F::Element, typename G::Element>) {
+      // Memory takes a piece while the next one is computed.
+      const Extent rows(row0, 1, to.rows), cols(col0, F::cols, to.cols);
+      map_in_pieces(
+          tile, f,
+          [&](int c) {
+            const int begin = max(c, cols.begin), n = min(c + kPiece, cols.end) - begin;
+            if (rows.has(0) && n > 0) store_part(to, row0, col0 + begin, i, j, tile.x + begin, n);
+          },
+          operands...);
+    } else {
+      map_with(tile, f, operands...);
+      store(tile, to, row0, col0, i, j);
     }
-    map_with(tile, f, operands...);
-    store(tile, to, row0, col0, i, j);
   }
   template <class S, class T, int R, int C, class G>
   void store(const Fragment<S, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i = 0, int j = 0) const {
@@ -694,33 +692,20 @@ class Block {
         : begin(first < 0 ? min(-first, size) : 0), end(limit - first < size ? max(limit - first, 0) : size) {}
     constexpr bool has(int n) const { return n >= begin && n < end; }
   };
+  // Rows to and from memory. What is no loop over neighbours of the kernel's own types stays out of the kernel, whose every line is
+  // compiled for each instruction set.
+
   template <class T, class G>
   static TW_INLINE void load_row(T* to, int size, const G& from, int row, int col0, Extent cols, int i, int j, Fill fill) {
-    using E = typename G::Element;
-    int c = 0;
-    if (cols.begin == 0 && cols.end == size && from.stride_col == 1) {
-      const E* const source = from.template at<const E>(row, col0, i, j);
-      for (; c < size; ++c) to[c] = tw::to<T>(source[c]);
-      return;
+    if constexpr (G::any_float) {
+      load_any_row(to, size, from, row, col0, cols, i, j, fill);
+    } else {
+      load_typed_row(to, size, from, row, col0, cols, i, j, fill);
     }
-    for (; c < cols.begin; ++c) to[c] = tw::to<T>(fill.value);
-    if (cols.begin < cols.end) {
-      const E* source = from.template at<const E>(row, col0 + c, i, j);
-      if (from.stride_col == 1) {
-        for (int n = 0; n < cols.end - cols.begin; ++n) to[cols.begin + n] = tw::to<T>(source[n]);
-        c = cols.end;
-      } else {
-        for (; c < cols.end; ++c, source += from.stride_col) to[c] = tw::to<T>(*source);
-      }
-    }
-    for (; c < size; ++c) to[c] = tw::to<T>(fill.value);
   }
-  /// Tiles of From and tensors of To that the library has functions for.
-  template <class From, class To>
-  static constexpr bool streams = is_same<From, float> && (is_same<To, float> || is_same<To, bf16>);
   template <class G>
-  static bool is_large(const G& to) {
-    return static_cast<i64>(to.size_j) * to.size_i * to.rows * to.cols * static_cast<i64>(sizeof(typename G::Element)) >= kStreamBytes;
+  [[gnu::noinline]] static void load_any_row(float* to, int size, const G& from, int row, int col0, Extent cols, int i, int j, Fill fill) {
+    with_type(from, [&](const auto& typed) { load_typed_row(to, size, typed, row, col0, cols, i, j, fill); });
   }
   static void dots(float* sums, const float* rows, i64 stride, const float* vector, int count, int cols) {
     library().dots_f32(sums, rows, stride, vector, count, cols);
@@ -731,18 +716,64 @@ class Block {
   static void dots(float* sums, const f16* rows, i64 stride, const f16* vector, int count, int cols) {
     library().dots_f16(sums, &rows->bits, stride, &vector->bits, count, cols);
   }
-  static void store_row(float* to, const float* from, int n, bool past_caches) {
-    if (past_caches)
-      library().stream_f32(to, from, n);
+  template <class T, class G>
+  static TW_INLINE void load_typed_row(T* to, int size, const G& from, int row, int col0, Extent cols, int i, int j, Fill fill) {
+    using E = typename G::Element;
+    const bool whole = cols.begin == 0 && cols.end == size;
+    if (!whole) fill_around(to, size, cols.begin, cols.end, tw::to<T>(fill.value));
+    if (cols.begin >= cols.end) return;
+    const E* const source = from.template at<const E>(row, col0 + cols.begin, i, j);
+    if (from.stride_col != 1)
+      load_strided(to + cols.begin, source, from.stride_col, cols.end - cols.begin);
+    else if constexpr (converts<E, T>)
+      convert_row(to + cols.begin, source, cols.end - cols.begin);
+    else if (whole)
+      for (int c = 0; c < size; ++c) to[c] = tw::to<T>(source[c]);
     else
-      __builtin_memcpy(to, from, static_cast<unsigned long>(n) * sizeof(float));
+      for (int c = 0; c < cols.end - cols.begin; ++c) to[cols.begin + c] = tw::to<T>(source[c]);
   }
-  static void store_row(bf16* to, const float* from, int n, bool past_caches) {
-    if (past_caches)
-      library().stream_bf16(&to->bits, from, n);
-    else
-      library().narrow_bf16(&to->bits, from, n);
+  template <class T>
+  [[gnu::noinline]] static void fill_around(T* to, int size, int begin, int end, T value) {
+    for (int c = 0; c < begin; ++c) to[c] = value;
+    for (int c = max(begin, end); c < size; ++c) to[c] = value;
   }
+  template <class T, class E>
+  [[gnu::noinline]] static void load_strided(T* to, const E* from, long stride, int n) {
+    for (int c = 0; c < n; ++c) to[c] = tw::to<T>(from[c * stride]);
+  }
+  template <class E, class T>
+  [[gnu::noinline]] static void store_strided(E* to, const T* from, long stride, int n) {
+    for (int c = 0; c < n; ++c) to[c * stride] = tw::to<E>(from[c]);
+  }
+  /// Whether convert_row() takes them: the same types, and those that the library converts.
+  template <class From, class To>
+  static constexpr bool converts = is_same<From, To> ||
+                                   (is_same<From, float> && (is_same<To, bf16> || is_same<To, f16> || is_same<To, AnyFloat>)) ||
+                                   (is_same<To, float> && (is_same<From, bf16> || is_same<From, f16>));
+  template <class T>
+  static TW_INLINE void convert_row(T* to, const T* from, int n) {
+    __builtin_memcpy(to, from, static_cast<unsigned long>(n) * sizeof(T));
+  }
+  static TW_INLINE void convert_row(float* to, const bf16* from, int n) { library().widen_bf16(to, &from->bits, n); }
+  static TW_INLINE void convert_row(float* to, const f16* from, int n) { library().widen_f16(to, &from->bits, n); }
+  static TW_INLINE void convert_row(bf16* to, const float* from, int n) { library().narrow_bf16(&to->bits, from, n); }
+  static TW_INLINE void convert_row(f16* to, const float* from, int n) { library().narrow_f16(&to->bits, from, n); }
+  /// `n` elements of one row from (row, col) on, which converts<> knows; f32 to a large tensor of f32 or bf16 past the caches.
+  template <class G, class T>
+  [[gnu::noinline]] static void store_part(const G& to, int row, int col, int i, int j, const T* from, int n) {
+    with_type(to, [&]<class Typed>(const Typed& typed) {
+      using E = typename Typed::Element;
+      E* const target = typed.template at<E>(row, col, i, j);
+      if (to.stride_col != 1) return store_strided(target, from, to.stride_col, n);
+      if constexpr (is_same<T, float> && (is_same<E, float> || is_same<E, bf16>)) {
+        const bool large = static_cast<i64>(to.size_j) * to.size_i * to.rows * to.cols * static_cast<i64>(sizeof(E)) >= kStreamBytes;
+        if (large) return stream_row(target, from, n);
+      }
+      convert_row(target, from, n);
+    });
+  }
+  static void stream_row(float* to, const float* from, int n) { library().stream_f32(to, from, n); }
+  static void stream_row(bf16* to, const float* from, int n) { library().stream_bf16(&to->bits, from, n); }
   /// Of one long row: maps a piece, fetches as much of the rows ahead, calls done(its first column), and goes on.
   template <class F, class Fn, class Done, class... Operands>
   TW_INLINE void map_in_pieces(F& tile, Fn f, Done done, const Operands&... operands) const {
@@ -756,12 +787,12 @@ class Block {
   template <class F, class Fn, class... Operands>
   TW_INLINE void map_with(F& tile, Fn f, const Operands&... operands) const {
     if constexpr (has_pieces<F>) {
-      if (ahead_count_ > 0)
-        return map_in_pieces(
-            tile, f, [](int) {}, operands...);
+      map_in_pieces(
+          tile, f, [](int) {}, operands...);
+    } else {
+      for (int r = 0; r < F::rows; ++r)
+        for (int c = 0; c < F::cols; ++c) tile.x[r * F::cols + c] = f(tile.x[r * F::cols + c], value_at<F>(operands, r, c)...);
     }
-    for (int r = 0; r < F::rows; ++r)
-      for (int c = 0; c < F::cols; ++c) tile.x[r * F::cols + c] = f(tile.x[r * F::cols + c], value_at<F>(operands, r, c)...);
   }
   template <class F, class T, class Tile>
   static TW_INLINE T value_at(const RowVector<T, Tile>& vector, int row, int) {
@@ -888,9 +919,8 @@ TW_INLINE void run_here(const typename On::Params& params, const TileGrid& grid,
 /// Element functions and loops over tiles are compiled in the kernel's own file, for its flags; here once more for AVX2, all in one
 /// function.
 template <class On>
-[[gnu::target("avx2,fma,f16c"), gnu::flatten]] void run_avx2(const typename On::Params& params, const TileGrid& grid, int index,
-                                                             u8* arena) {
-  run_here<On>(params, grid, index, arena);
+[[gnu::target("avx2,fma,f16c"), gnu::flatten]] void run_avx2(const void* params, const TileGrid& grid, int index, u8* arena) {
+  run_here<On>(*static_cast<const typename On::Params*>(params), grid, index, arena);
 }
 
 #if defined(__clang__)
@@ -900,30 +930,33 @@ template <class On>
 #endif
 /// And for AVX-512, where such loops are all that the kernel consists of: products are the library's.
 template <class On>
-[[gnu::target(TW_AVX512), gnu::flatten]] void run_avx512(const typename On::Params& params, const TileGrid& grid, int index, u8* arena) {
-  run_here<On>(params, grid, index, arena);
+[[gnu::target(TW_AVX512), gnu::flatten]] void run_avx512(const void* params, const TileGrid& grid, int index, u8* arena) {
+  run_here<On>(*static_cast<const typename On::Params*>(params), grid, index, arena);
 }
 #undef TW_AVX512
 #endif
 
 /// For processors without AVX2: few, so that it shall cost little to compile.
 template <class On>
-[[gnu::cold, gnu::noinline]] void run_baseline(const typename On::Params& params, const TileGrid& grid, int index, u8* arena) {
-  run_here<On>(params, grid, index, arena);
+[[gnu::cold, gnu::noinline]] void run_baseline(const void* params, const TileGrid& grid, int index, u8* arena) {
+  run_here<On>(*static_cast<const typename On::Params*>(params), grid, index, arena);
 }
 
-/// One tile. `arena`: memory_bytes<On>() bytes, 64-byte aligned.
+/// Runs one tile. `params`: On::Params; `arena`: memory_bytes<On>() bytes, 64-byte aligned.
+using RunTile = void (*)(const void* params, const TileGrid& grid, int index, u8* arena);
+
+/// One tile, for this processor.
 template <class On>
-void run(const typename On::Params& params, const TileGrid& grid, int index, u8* arena) {
+void run(const void* params, const TileGrid& grid, int index, u8* arena) {
 #if defined(__x86_64__)
-  static const bool avx2 = library().isa[0] == 'a', avx512 = avx2 && library().isa[3] == '5';  // "avx2", "avx512..."
+  const int bytes = vector_bytes();
   if constexpr (!tw::detail::has_load<On> && tw::detail::vector_bytes_of<On>() > 32) {
-    if (avx512) return run_avx512<On>(params, grid, index, arena);
+    if (bytes == 64) return run_avx512<On>(params, grid, index, arena);
   }
-  if (avx2) return run_avx2<On>(params, grid, index, arena);
+  if (bytes >= 32) return run_avx2<On>(params, grid, index, arena);
   run_baseline<On>(params, grid, index, arena);
 #else
-  run_here<On>(params, grid, index, arena);
+  run_here<On>(*static_cast<const typename On::Params*>(params), grid, index, arena);
 #endif
 }
 

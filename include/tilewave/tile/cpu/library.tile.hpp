@@ -31,8 +31,10 @@ using Pack = void (*)(Element* panels, const Source* source, long row_stride, lo
 template <class Element>
 using Stream = void (*)(Element* to, const float* from, long n);
 
-/// to[k] = from[k] rounded to nearest even, for k < n; a NaN stays one. bf16 by its bits.
+/// to[k] = from[k] rounded to nearest even, for k < n; a NaN stays one. bf16 and f16 by their bits.
 using Narrow = void (*)(unsigned short* to, const float* from, long n);
+/// to[k] = from[k], for k < n. bf16 and f16 by their bits.
+using Widen = void (*)(float* to, const unsigned short* from, long n);
 
 /// sums[r] += sum over c < cols of rows[r * row_stride + c] * vector[c], for r < count. Pointers need only their element's alignment; 16-bit
 /// floats are given by their bits. What a row's sum is does not depend on the other rows.
@@ -57,6 +59,9 @@ struct Library {
   Stream<float> stream_f32;
   Stream<unsigned short> stream_bf16;
   Narrow narrow_bf16;
+  Narrow narrow_f16;
+  Widen widen_bf16;
+  Widen widen_f16;
 
   Dots<float> dots_f32;
   Dots<unsigned short> dots_bf16;
@@ -71,5 +76,8 @@ inline constexpr long long kStreamBytes = 16 << 20;
 /// The best that this processor has; TILEWAVE_ISA=baseline|avx2|avx512 in the environment at the first call lowers it (avx512: without VNNI
 /// and BF16).
 const Library& library();
+
+/// Of the set that library() chose: 64 with AVX-512, 32 with AVX2, else 16.
+int vector_bytes();
 
 }  // namespace tw::cpu

@@ -24,16 +24,20 @@ void set_poison_released_slots(bool on);
 
 constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
-struct GlobalView {
-  void* data;
-  i64 stride_j, stride_i, stride_row, stride_col;  ///< in elements
-  int size_j, size_i, rows, cols;
-
+struct GlobalView : BoundView {
   template <class T>
   T* at(int row, int col, int i, int j) const {
     return static_cast<T*>(data) + (j * stride_j + i * stride_i + row * stride_row + col * stride_col);
   }
 };
+
+/// The element of a Global of f32, f16 or bf16 that the host chooses when it binds a tensor: a kernel that computes in f32 is then compiled
+/// once for all of them. Such a tensor is loaded and stored as `Rows` of float, and nothing else.
+struct AnyFloat {
+  enum class Type : u8 { f32, f16, bf16 };
+  u16 unused;  // tiles are as wide as for 16-bit elements
+};
+struct NoType {};
 
 template <class T, class Tile = void, int Split = 1>
 struct Global : GlobalView {
@@ -41,7 +45,33 @@ struct Global : GlobalView {
   using TileType = Tile;
   static constexpr int split = Split;
   static constexpr bool readable = !is_same<T, Element>;
+  static constexpr bool any_float = is_same<Element, AnyFloat>;
+
+  /// What the tensor holds, where it is AnyFloat.
+  [[no_unique_address]] conditional<any_float, AnyFloat::Type, NoType> type;
 };
+
+/// f(global), for AnyFloat as a Global of the type that it has.
+template <class T, class Tile, int Split, class F>
+TW_INLINE void with_type(const Global<T, Tile, Split>& global, F f) {
+  if constexpr (Global<T, Tile, Split>::any_float) {
+    const auto as = [&]<class E>(E) {
+      Global<E, Tile, Split> typed{};
+      static_cast<GlobalView&>(typed) = global;
+      f(typed);
+    };
+    switch (global.type) {
+      case AnyFloat::Type::f32:
+        return as(float{});
+      case AnyFloat::Type::f16:
+        return as(f16{});
+      case AnyFloat::Type::bf16:
+        return as(bf16{});
+    }
+  } else {
+    f(global);
+  }
+}
 
 /// What an element of a product's operand is in a panel: bf16 and i8 as they are, other types widened to f32.
 template <class T>

@@ -38,11 +38,7 @@ struct Position {
 };
 
 /// A tensor in global memory, [j, i, row, col], made on the host (tilewave/launch.hpp).
-struct GlobalView {
-  void* data;
-  i64 stride_j, stride_i, stride_row, stride_col;  ///< in elements
-  int size_j, size_i, rows, cols;
-
+struct GlobalView : BoundView {
   template <class T>
   TW_INLINE T* at(int row, int col, int i, int j) const {
     return static_cast<T*>(data) + (j * stride_j + i * stride_i + row * stride_row + col * stride_col);
