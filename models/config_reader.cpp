@@ -1,9 +1,8 @@
 #include "models/config_reader.hpp"
 
-#include <fmt/format.h>
-
 #include <cmath>
 
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::models {
@@ -13,7 +12,7 @@ using nlohmann::json;
 ConfigReader::ConfigReader(std::string file, std::string path, json object)
     : file_(std::move(file)), path_(std::move(path)), object_(std::move(object)) {
   if (!object_.is_object())
-    throw FileError(fmt::format("{}: {} is no object", file_, path_.empty() ? "the document" : path_.substr(0, path_.size() - 1)));
+    throw FileError(tw::format("{}: {} is no object", file_, path_.empty() ? "the document" : path_.substr(0, path_.size() - 1)));
 }
 
 const json* ConfigReader::find(const std::string& field) const {
@@ -32,14 +31,14 @@ void ConfigReader::fail(const std::string& field, const std::string& wanted) con
   const json* value = find(field);
   std::string given = value ? value->dump(-1, ' ', false, json::error_handler_t::replace) : "missing";
   if (given.size() > 60) given = given.substr(0, 57) + "...";
-  throw FileError(fmt::format("{}: {}{} is {}; {}", file_, path_, field, given, wanted));
+  throw FileError(tw::format("{}: {}{} is {}; {}", file_, path_, field, given, wanted));
 }
 
 std::int64_t ConfigReader::integer(const std::string& field, std::int64_t least, std::int64_t most,
                                    std::optional<std::int64_t> missing) const {
   const json* value = find(field);
   if (!value && missing) return *missing;
-  const auto wanted = [&] { return fmt::format("an integer from {} to {} is wanted", least, most); };
+  const auto wanted = [&] { return tw::format("an integer from {} to {} is wanted", least, most); };
   if (!value || !value->is_number_integer() || (value->is_number_unsigned() && value->get<std::uint64_t>() > INT64_MAX))
     fail(field, wanted());
   const auto number = value->get<std::int64_t>();
@@ -50,7 +49,7 @@ std::int64_t ConfigReader::integer(const std::string& field, std::int64_t least,
 double ConfigReader::number(const std::string& field, double least, double most, std::optional<double> missing) const {
   const json* value = find(field);
   if (!value && missing) return *missing;
-  const auto wanted = [&] { return fmt::format("a number from {} to {} is wanted", least, most); };
+  const auto wanted = [&] { return tw::format("a number from {} to {} is wanted", least, most); };
   if (!value || !value->is_number()) fail(field, wanted());
   const double number = value->get<double>();
   if (!(number >= least && number <= most)) fail(field, wanted());
@@ -77,7 +76,7 @@ std::vector<int> ConfigReader::integers(const std::string& field, std::int64_t l
   for (const json& entry : value->is_array() ? *value : json::array({*value})) {
     const bool fits = entry.is_number_integer() && !(entry.is_number_unsigned() && entry.get<std::uint64_t>() > INT64_MAX);
     if (!fits || entry.get<std::int64_t>() < least || entry.get<std::int64_t>() > most)
-      fail(field, fmt::format("an integer from {} to {}, or a list of them, is wanted", least, most));
+      fail(field, tw::format("an integer from {} to {}, or a list of them, is wanted", least, most));
     numbers.push_back(entry.get<int>());
   }
   return numbers;

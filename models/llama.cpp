@@ -1,10 +1,9 @@
 #include "models/llama.hpp"
 
-#include <fmt/format.h>
-
 #include <array>
 
 #include "models/config_reader.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/attention.hpp"
 #include "tilewave/elementwise.hpp"
 #include "tilewave/embedding.hpp"
@@ -52,9 +51,9 @@ LlamaConfig LlamaConfig::read(const ConfigReader& reader) {
   config.max_positions = extent("max_position_embeddings");
   config.norm_epsilon = static_cast<float>(reader.number("rms_norm_eps", 0, 1, 1e-5));
   if (config.heads % config.kv_heads != 0)
-    reader.fail("num_key_value_heads", fmt::format("a divisor of num_attention_heads, {}, is wanted", config.heads));
+    reader.fail("num_key_value_heads", tw::format("a divisor of num_attention_heads, {}, is wanted", config.heads));
   if (config.head_dim != 64 && config.head_dim != 128)
-    throw FileError(fmt::format("{}head_dim is {}; 64 and 128 are supported", reader.where(), config.head_dim));
+    throw FileError(tw::format("{}head_dim is {}; 64 and 128 are supported", reader.where(), config.head_dim));
   if (reader.text("hidden_act", "silu") != "silu") reader.fail("hidden_act", "only \"silu\" is supported");
   for (const char* bias : {"attention_bias", "mlp_bias"})
     if (reader.flag(bias, false)) reader.fail(bias, "decoders with biases are not supported");
@@ -63,7 +62,7 @@ LlamaConfig LlamaConfig::read(const ConfigReader& reader) {
   if (rope.text("rope_type", "default") != "default") rope.fail("rope_type", "only \"default\" is supported");
   if (reader.has("rope_scaling")) reader.fail("rope_scaling", "scaled rotary embeddings are not supported");
   if (rope.number("partial_rotary_factor", 0, 1, reader.number("partial_rotary_factor", 0, 1, 1)) != 1)
-    throw FileError(fmt::format("{}partial_rotary_factor is not 1, which a decoder must have", reader.where()));
+    throw FileError(tw::format("{}partial_rotary_factor is not 1, which a decoder must have", reader.where()));
   return config;
 }
 
@@ -71,7 +70,7 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
   const int hidden = config.hidden, q = config.heads * config.head_dim, kv = config.kv_heads * config.head_dim;
   embedding_ = weights.take("embed_tokens.weight", {config.vocabulary, hidden});
   for (int i = 0; i < config.layers; ++i) {
-    const std::string name = fmt::format("layers.{}.", i);
+    const std::string name = tw::format("layers.{}.", i);
     const auto stack = [&](std::initializer_list<Weights::Part> parts, std::int64_t columns) {
       return weights.stack(std::span(parts.begin(), parts.size()), columns);
     };
@@ -101,7 +100,7 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
 
 KvCache Llama::make_cache(int capacity, const Stream& stream) const {
   if (capacity < 0 || capacity > config_.max_positions)
-    throw InvalidArgument(fmt::format("capacity is {}; the model's context is {} tokens", capacity, config_.max_positions));
+    throw InvalidArgument(tw::format("capacity is {}; the model's context is {} tokens", capacity, config_.max_positions));
   return {Tensor::empty({config_.layers, capacity, 2, config_.kv_heads, config_.head_dim}, dtype(), stream)};
 }
 
@@ -168,7 +167,7 @@ Tensor Llama::scores(const Tensor& x, const Stream& stream) const {
 Tensor Llama::prefill(const Tensor& embeddings, KvCache& cache, const Stream& stream) const {
   const std::int64_t n = embeddings.shape(0);
   if (n == 0 || cache.length + n > cache.capacity())
-    throw InvalidArgument(fmt::format("{} tokens do not fit a cache of {} that holds {}", n, cache.capacity(), cache.length));
+    throw InvalidArgument(tw::format("{} tokens do not fit a cache of {} that holds {}", n, cache.capacity(), cache.length));
   const Tensor x = Tensor::empty(embeddings.shape(), dtype(), stream);
   cast(embeddings, x, {.stream = stream});
   KvCache* const caches[] = {&cache};
@@ -178,9 +177,9 @@ Tensor Llama::prefill(const Tensor& embeddings, KvCache& cache, const Stream& st
 }
 
 Tensor Llama::decode(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream) const {
-  if (ids.empty() || ids.size() != caches.size()) throw InvalidArgument(fmt::format("{} ids for {} sequences", ids.size(), caches.size()));
+  if (ids.empty() || ids.size() != caches.size()) throw InvalidArgument(tw::format("{} ids for {} sequences", ids.size(), caches.size()));
   for (const KvCache* cache : caches)
-    if (cache->length >= cache->capacity()) throw InvalidArgument(fmt::format("a cache of {} tokens is full", cache->capacity()));
+    if (cache->length >= cache->capacity()) throw InvalidArgument(tw::format("a cache of {} tokens is full", cache->capacity()));
   const Tensor x = embed(ids, stream);
   for (int i = 0; i < config_.layers; ++i) run_layer(i, x, caches, stream);
   for (KvCache* cache : caches) ++cache->length;

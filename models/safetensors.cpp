@@ -1,8 +1,6 @@
 #include "models/safetensors.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,6 +15,7 @@
 
 #include "models/json.hpp"
 #include "models/one_line.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::models {
@@ -87,7 +86,7 @@ class SafeTensors::HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   bool null() override { return scalar("null"); }
   bool boolean(bool) override { return scalar("a boolean"); }
-  bool number_integer(std::int64_t value) override { return scalar(fmt::format("{}", value)); }
+  bool number_integer(std::int64_t value) override { return scalar(tw::format("{}", value)); }
   bool number_float(double, const std::string& text) override { return scalar(text); }
   bool binary(nlohmann::json::binary_t&) override { return scalar("binary"); }
   bool string(std::string& value) override {
@@ -101,8 +100,8 @@ class SafeTensors::HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool number_unsigned(std::uint64_t value) override {
     if (place_ == Place::extents) {
       if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
-        fail(fmt::format("shape has the extent {}; allowed: at most {}", value, std::numeric_limits<std::int64_t>::max()));
-      if (shape_->size() == kMostDimensions) fail(fmt::format("shape has more than {} extents", kMostDimensions));
+        fail(tw::format("shape has the extent {}; allowed: at most {}", value, std::numeric_limits<std::int64_t>::max()));
+      if (shape_->size() == kMostDimensions) fail(tw::format("shape has more than {} extents", kMostDimensions));
       shape_->push_back(static_cast<std::int64_t>(value));
       return true;
     }
@@ -111,7 +110,7 @@ class SafeTensors::HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       offsets_->push_back(value);
       return true;
     }
-    return scalar(fmt::format("{}", value));
+    return scalar(tw::format("{}", value));
   }
 
   bool start_object(std::size_t) override {
@@ -153,7 +152,7 @@ class SafeTensors::HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override {
     if (place_ == Place::skipped) return leave();
     if (place_ == Place::bounds && offsets_->size() != 2)
-      fail(fmt::format("data_offsets has {} numbers; allowed: [begin, end]", offsets_->size()));
+      fail(tw::format("data_offsets has {} numbers; allowed: [begin, end]", offsets_->size()));
     place_ = Place::entry;
     return true;
   }
@@ -161,14 +160,14 @@ class SafeTensors::HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool key(std::string& key) override {
     if (place_ == Place::skipped) return true;
     if (place_ == Place::top) {
-      if (!seen_.insert(key).second) throw FileError(fmt::format("{}: tensor {} is in the header twice", file_, in_quotes(key)));
+      if (!seen_.insert(key).second) throw FileError(tw::format("{}: tensor {} is in the header twice", file_, in_quotes(key)));
       name_ = key;
       place_ = Place::value;
       if (key == "__metadata__") skip(Place::top);
       return true;
     }
     const bool again = (key == "dtype" && dtype_) || (key == "shape" && shape_) || (key == "data_offsets" && offsets_);
-    if (again) fail(fmt::format("has {} twice", key));
+    if (again) fail(tw::format("has {} twice", key));
     if (key == "dtype") {
       place_ = Place::dtype;
     } else if (key == "shape") {
@@ -182,33 +181,31 @@ class SafeTensors::HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception& error) override {
-    throw FileError(fmt::format("{}: the header is no valid JSON: {}", file_, one_line(error.what())));
+    throw FileError(tw::format("{}: the header is no valid JSON: {}", file_, one_line(error.what())));
   }
 
  private:
   // Where the next value stands: `value` is a tensor's, `extents` and `bounds` are inside its arrays, `skipped` is what is not read.
   enum class Place { start, top, value, entry, dtype, shape, extents, offsets, bounds, skipped };
 
-  [[noreturn]] void fail(const std::string& what) const {
-    throw FileError(fmt::format("{}: tensor {}: {}", file_, in_quotes(name_), what));
-  }
+  [[noreturn]] void fail(const std::string& what) const { throw FileError(tw::format("{}: tensor {}: {}", file_, in_quotes(name_), what)); }
 
   [[noreturn]] void misplaced(const std::string& what) const {
     switch (place_) {
       case Place::start:
-        throw FileError(fmt::format("{}: the header is {}; allowed: a JSON object", file_, what));
+        throw FileError(tw::format("{}: the header is {}; allowed: a JSON object", file_, what));
       case Place::dtype:
-        fail(fmt::format("dtype is {}; allowed: a string", what));
+        fail(tw::format("dtype is {}; allowed: a string", what));
       case Place::shape:
-        fail(fmt::format("shape is {}; allowed: an array", what));
+        fail(tw::format("shape is {}; allowed: an array", what));
       case Place::offsets:
-        fail(fmt::format("data_offsets is {}; allowed: an array", what));
+        fail(tw::format("data_offsets is {}; allowed: an array", what));
       case Place::extents:
-        fail(fmt::format("shape holds {}; allowed: whole numbers from 0", what));
+        fail(tw::format("shape holds {}; allowed: whole numbers from 0", what));
       case Place::bounds:
-        fail(fmt::format("data_offsets holds {}; allowed: whole numbers from 0", what));
+        fail(tw::format("data_offsets holds {}; allowed: whole numbers from 0", what));
       default:
-        fail(fmt::format("is {}; allowed: an object", what));
+        fail(tw::format("is {}; allowed: an object", what));
     }
   }
 
@@ -225,7 +222,7 @@ class SafeTensors::HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
   void enter(const char* what) {
     if (place_ != Place::skipped) misplaced(what);
-    if (++depth_ > kDeepestMetadata) throw FileError(fmt::format("{}: the header has more than {} levels", file_, kDeepestMetadata));
+    if (++depth_ > kDeepestMetadata) throw FileError(tw::format("{}: the header has more than {} levels", file_, kDeepestMetadata));
   }
   bool leave() {
     if (--depth_ == 0) place_ = after_skipped_;
@@ -246,13 +243,13 @@ class SafeTensors::HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 void SafeTensors::add(std::shared_ptr<const File> file) {
   const std::string& in = file->name;
   const std::span<const std::byte> bytes = file->bytes;
-  if (bytes.size() < kPrefix) throw FileError(fmt::format("{}: {} bytes; a safetensors file has at least {}", in, bytes.size(), kPrefix));
+  if (bytes.size() < kPrefix) throw FileError(tw::format("{}: {} bytes; a safetensors file has at least {}", in, bytes.size(), kPrefix));
   std::uint64_t header_size = 0;
   for (std::size_t i = kPrefix; i-- > 0;) header_size = header_size << 8 | static_cast<std::uint64_t>(bytes[i]);
   const std::size_t largest = std::min(kLargestHeader, bytes.size() - kPrefix);
   if (header_size > largest) {
-    throw FileError(fmt::format("{}: the header has {} bytes; allowed: at most {}, {}", in, header_size, largest,
-                                largest == kLargestHeader ? "the format's limit" : "the rest of the file"));
+    throw FileError(tw::format("{}: the header has {} bytes; allowed: at most {}, {}", in, header_size, largest,
+                               largest == kLargestHeader ? "the format's limit" : "the rest of the file"));
   }
   const std::size_t data = kPrefix + header_size;
   const std::uint64_t data_size = bytes.size() - data;
@@ -263,36 +260,35 @@ void SafeTensors::add(std::shared_ptr<const File> file) {
 
   auto& found = reader.found;
   for (const auto& t : found) {
-    const auto fail = [&](const std::string& what) { throw FileError(fmt::format("{}: tensor {}: {}", in, in_quotes(t.name), what)); };
+    const auto fail = [&](const std::string& what) { throw FileError(tw::format("{}: tensor {}: {}", in, in_quotes(t.name), what)); };
     if (t.begin > t.end || t.end > data_size)
-      fail(fmt::format("data_offsets are [{}, {}]; allowed: begin <= end <= {}, the file's bytes after its header", t.begin, t.end,
-                       data_size));
+      fail(tw::format("data_offsets are [{}, {}]; allowed: begin <= end <= {}, the file's bytes after its header", t.begin, t.end,
+                      data_size));
     const ElementType* type = element_type(t.dtype);
     if (type == nullptr) continue;
     const auto size = bytes_of(t.shape, type->bytes);
-    if (!size) fail(fmt::format("shape [{}] has more elements than can be counted", fmt::join(t.shape, ", ")));
+    if (!size) fail(tw::format("shape [{}] has more elements than can be counted", tw::join(t.shape, ", ")));
     if (*size != t.end - t.begin)
-      fail(fmt::format("{} of shape [{}] has {} bytes, but data_offsets [{}, {}] are {}", t.dtype, fmt::join(t.shape, ", "), *size, t.begin,
-                       t.end, t.end - t.begin));
+      fail(tw::format("{} of shape [{}] has {} bytes, but data_offsets [{}, {}] are {}", t.dtype, tw::join(t.shape, ", "), *size, t.begin,
+                      t.end, t.end - t.begin));
   }
 
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   std::uint64_t expected = 0;
   for (const auto& t : found) {
     if (t.begin != expected) {
-      throw FileError(fmt::format("{}: tensor {}: begins at byte {} of the data, but the one before ends at {}: {} are not allowed", in,
-                                  in_quotes(t.name), t.begin, expected, t.begin < expected ? "overlaps" : "holes"));
+      throw FileError(tw::format("{}: tensor {}: begins at byte {} of the data, but the one before ends at {}: {} are not allowed", in,
+                                 in_quotes(t.name), t.begin, expected, t.begin < expected ? "overlaps" : "holes"));
     }
     expected = t.end;
   }
   if (expected != data_size)
-    throw FileError(fmt::format("{}: {} bytes after the header; its tensors have {}: nothing else is allowed", in, data_size, expected));
+    throw FileError(tw::format("{}: {} bytes after the header; its tensors have {}: nothing else is allowed", in, data_size, expected));
 
   for (auto& t : found) {
     Entry entry{file, std::move(t.dtype), std::move(t.shape), data + t.begin, t.end - t.begin};
     const auto [place, is_new] = entries_.try_emplace(t.name, std::move(entry));
-    if (!is_new)
-      throw FileError(fmt::format("{}: tensor {} is in {}, too; allowed: once", in, in_quotes(t.name), place->second.file->name));
+    if (!is_new) throw FileError(tw::format("{}: tensor {} is in {}, too; allowed: once", in, in_quotes(t.name), place->second.file->name));
   }
   names_.clear();
   for (const auto& [name, unused] : entries_) names_.push_back(name);
@@ -309,7 +305,7 @@ namespace {
 
 /// A file's bytes, and what unmaps them.
 std::pair<std::span<const std::byte>, std::shared_ptr<void>> map(const std::filesystem::path& path) {
-  const auto fail = [&](const std::string& what) { throw FileError(fmt::format("{}: {}", path.string(), what)); };
+  const auto fail = [&](const std::string& what) { throw FileError(tw::format("{}: {}", path.string(), what)); };
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) fail(std::strerror(errno));
   const std::shared_ptr<void> closer(nullptr, [descriptor](void*) { close(descriptor); });
@@ -319,7 +315,7 @@ std::pair<std::span<const std::byte>, std::shared_ptr<void>> map(const std::file
   const auto size = static_cast<std::size_t>(status.st_size);
   if (size == 0) return {};
   void* address = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
-  if (address == MAP_FAILED) fail(fmt::format("cannot be mapped: {}", std::strerror(errno)));
+  if (address == MAP_FAILED) fail(tw::format("cannot be mapped: {}", std::strerror(errno)));
   return {{static_cast<const std::byte*>(address), size}, std::shared_ptr<void>(address, [size](void* a) { munmap(a, size); })};
 }
 
@@ -339,29 +335,29 @@ SafeTensors SafeTensors::open_directory(const std::filesystem::path& directory) 
   if (std::filesystem::exists(single, ignored)) return open(single);
   const auto index_file = directory / "model.safetensors.index.json";
   if (!std::filesystem::exists(index_file, ignored))
-    throw FileError(fmt::format("{}: neither model.safetensors nor model.safetensors.index.json is there", directory.string()));
+    throw FileError(tw::format("{}: neither model.safetensors nor model.safetensors.index.json is there", directory.string()));
 
   const std::string index_name = index_file.string();
   const nlohmann::json index = load_json(index_file);
   const auto map_entry = index.is_object() ? index.find("weight_map") : index.end();
   if (map_entry == index.end() || !map_entry->is_object())
-    throw FileError(fmt::format("{}: no weight_map; allowed: an object that names each tensor's file", index_name));
+    throw FileError(tw::format("{}: no weight_map; allowed: an object that names each tensor's file", index_name));
 
   SafeTensors result;
   result.source_ = directory.string();
   std::map<std::string, std::string> paths;  // of the shards, by their names in the index
   for (const auto& [name, shard] : map_entry->items()) {
-    if (!shard.is_string()) throw FileError(fmt::format("{}: tensor {}: its file is no string", index_name, in_quotes(name)));
+    if (!shard.is_string()) throw FileError(tw::format("{}: tensor {}: its file is no string", index_name, in_quotes(name)));
     const auto& text = shard.get_ref<const std::string&>();
     if (text.empty() || text == "." || text == ".." || text.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos) {
-      throw FileError(fmt::format("{}: tensor {}: its file is {}; allowed: the name of a file beside the index", index_name,
-                                  in_quotes(name), in_quotes(text)));
+      throw FileError(tw::format("{}: tensor {}: its file is {}; allowed: the name of a file beside the index", index_name, in_quotes(name),
+                                 in_quotes(text)));
     }
     paths.try_emplace(text, (directory / text).string());
   }
   for (const auto& [shard, path] : paths) {
     if (!std::filesystem::exists(path, ignored))
-      throw FileError(fmt::format("{}: names {}, which is not there", index_name, in_quotes(shard)));
+      throw FileError(tw::format("{}: names {}, which is not there", index_name, in_quotes(shard)));
     auto [bytes, owner] = map(path);
     result.add(std::make_shared<const File>(File{path, bytes, std::move(owner), true}));
   }
@@ -369,14 +365,14 @@ SafeTensors SafeTensors::open_directory(const std::filesystem::path& directory) 
     const auto found = result.entries_.find(name);
     const std::string& path = paths.at(shard.get_ref<const std::string&>());
     if (found == result.entries_.end() || found->second.file->name != path)
-      throw FileError(fmt::format("{}: tensor {} is not in it, as {} says", path, in_quotes(name), index_name));
+      throw FileError(tw::format("{}: tensor {} is not in it, as {} says", path, in_quotes(name), index_name));
   }
   return result;
 }
 
 const SafeTensors::Entry& SafeTensors::entry(std::string_view name) const {
   const auto found = entries_.find(name);
-  if (found == entries_.end()) throw FileError(fmt::format("{}: no tensor {}", source_, in_quotes(name)));
+  if (found == entries_.end()) throw FileError(tw::format("{}: no tensor {}", source_, in_quotes(name)));
   return found->second;
 }
 
@@ -394,8 +390,8 @@ DType SafeTensors::dtype(std::string_view name) const {
     for (const ElementType& t : kElementTypes) {
       if (t.dtype) allowed.push_back(t.name);
     }
-    throw FileError(fmt::format("{}: tensor {}: dtype is {}; allowed: {}", e.file->name, in_quotes(name), in_quotes(e.dtype),
-                                fmt::join(allowed, ", ")));
+    throw FileError(
+        tw::format("{}: tensor {}: dtype is {}; allowed: {}", e.file->name, in_quotes(name), in_quotes(e.dtype), tw::join(allowed, ", ")));
   }
   return *type->dtype;
 }

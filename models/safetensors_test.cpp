@@ -1,6 +1,5 @@
 #include "models/safetensors.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -8,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
 #include "tilewave/error.hpp"
 
@@ -71,7 +71,7 @@ class Directory {
 };
 
 std::string one_float(const std::string& name, float value) {
-  return file_of(padded(fmt::format(R"({{"{}":{{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}}})", name)), bytes_of({value}));
+  return file_of(padded(tw::format(R"({{"{}":{{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}}})", name)), bytes_of({value}));
 }
 
 TEST(SafeTensors, TensorsAreReadWithoutACopy) {
@@ -151,7 +151,7 @@ TEST(SafeTensors, ReleasedPagesLeaveMemoryAndComeBack) {
   std::memcpy(data.data(), values.data(), data.size());
   const auto file = directory.write(
       "a.safetensors",
-      file_of(padded(fmt::format(R"({{"a":{{"dtype":"F32","shape":[{}],"data_offsets":[0,{}]}}}})", kFloats, kFloats * 4)), data));
+      file_of(padded(tw::format(R"({{"a":{{"dtype":"F32","shape":[{}],"data_offsets":[0,{}]}}}})", kFloats, kFloats * 4)), data));
   const SafeTensors tensors = SafeTensors::open(file);
   const Tensor a = tensors.tensor("a");
   const auto resident = [] {  // pages of this process, of which of files
@@ -237,7 +237,7 @@ TEST(SafeTensors, HeadersThatAreNoTensors) {
 
 TEST(SafeTensors, RangesThatDoNotFit) {
   const auto tensor = [](const char* name, const char* shape, const char* offsets, const char* dtype = "F32") {
-    return fmt::format(R"("{}":{{"dtype":"{}","shape":{},"data_offsets":{}}})", name, dtype, shape, offsets);
+    return tw::format(R"("{}":{{"dtype":"{}","shape":{},"data_offsets":{}}})", name, dtype, shape, offsets);
   };
   const auto refused = [](const std::string& header, std::size_t data, std::initializer_list<std::string_view> parts) {
     SCOPED_TRACE(header);
@@ -302,7 +302,7 @@ TEST(SafeTensors, ADirectoryOfShards) {
   refused(R"({"weight_map":{"a":1}})", {"tensor \"a\": its file is no string"});
   refused(R"({"weight_map":{"a":"model-3.safetensors"}})", {"names \"model-3.safetensors\", which is not there"});
   for (const char* name : {"../model-1.safetensors", "/etc/passwd", "", ".", "..", "a\\\\b", "model-1.safetensors\\u0000"})
-    refused(fmt::format(R"({{"weight_map":{{"a":"{}"}}}})", name), {"tensor \"a\": its file is \"", "beside the index"});
+    refused(tw::format(R"({{"weight_map":{{"a":"{}"}}}})", name), {"tensor \"a\": its file is \"", "beside the index"});
   refused(R"({"weight_map":{"a":"model-1.safetensors","c":"model-2.safetensors"}})", {"model-2.safetensors: tensor \"c\" is not in it"});
   refused(R"({"weight_map":{"b":"model-1.safetensors","a":"model-2.safetensors"}})", {"is not in it, as"});
   directory.write("model-2.safetensors", one_float("a", 2.f));

@@ -1,22 +1,21 @@
 #include "models/sampling.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <random>
 #include <vector>
 
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::models {
 
 void check(const SamplingOptions& options) {
   if (!(options.temperature >= 0 && options.temperature <= 100))
-    throw InvalidArgument(fmt::format("temperature is {}; it must be from 0 to 100", options.temperature));
+    throw InvalidArgument(tw::format("temperature is {}; it must be from 0 to 100", options.temperature));
   if (!(options.top_p > 0 && options.top_p <= 1))
-    throw InvalidArgument(fmt::format("top_p is {}; it must be above 0 and at most 1", options.top_p));
+    throw InvalidArgument(tw::format("top_p is {}; it must be above 0 and at most 1", options.top_p));
 }
 
 int sample(std::span<const float> scores, const SamplingOptions& options, std::uint64_t sequence, std::uint64_t step) {

@@ -1,6 +1,5 @@
 #include "models/tokenizer.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <thread>
 
 #include "models/json.hpp"
+#include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
 #include "tilewave/error.hpp"
 
@@ -24,7 +24,7 @@ Tokenizer stored(const std::string& name) { return Tokenizer::load(kData / (name
 /// A byte-level tokenizer with "model" and other members replaced: `members` are those of tokenizer.json but for the model's, each with a
 /// comma in front.
 std::string with(const std::string& members, const std::string& model = R"("vocab":{"a":0,"b":1,"ab":2},"merges":["a b"])") {
-  return fmt::format(R"({{"model":{{"type":"BPE",{}}}{}}})", model, members);
+  return tw::format(R"({{"model":{{"type":"BPE",{}}}{}}})", model, members);
 }
 
 std::vector<int> ids_of(const std::string& json, std::string_view text, const EncodeOptions& options = {}) {
@@ -134,11 +134,11 @@ TEST(Tokenizer, LongWordsAreMergedAsShortOnesAre) {
   std::string vocab = R"("a":0,"b":1)", merges;
   std::string token = "a";
   for (int id = 2; id < 18; ++id) {  // aa, aaaa, ...
-    merges += fmt::format("{}\"{} {}\"", id == 2 ? "" : ",", token, token);
+    merges += tw::format("{}\"{} {}\"", id == 2 ? "" : ",", token, token);
     token += token;
-    vocab += fmt::format(",\"{}\":{}", token, id);
+    vocab += tw::format(",\"{}\":{}", token, id);
   }
-  const Tokenizer tokenizer = Tokenizer::parse(with("", fmt::format(R"("vocab":{{{}}},"merges":[{}])", vocab, merges)), "x.json");
+  const Tokenizer tokenizer = Tokenizer::parse(with("", tw::format(R"("vocab":{{{}}},"merges":[{}])", vocab, merges)), "x.json");
   const auto expected = [](std::size_t count) {  // the binary digits of the count, the largest first
     Ids ids;
     for (; count >= 65536; count -= 65536) ids.push_back(17);
@@ -208,7 +208,7 @@ TEST(Tokenizer, FilesThatAreNotUnderstoodAreRefused) {
   refused(with("", R"("vocab":{})"), {"no merges"});
   refused(with("", R"("vocab":[],"merges":[])"), {"vocab is array"});
   for (const char* id : {"-1", "1.5", "16777216", "\"1\"", "null", "18446744073709551615"})
-    refused(with("", fmt::format(R"("vocab":{{"a":{}}},"merges":[])", id)),
+    refused(with("", tw::format(R"("vocab":{{"a":{}}},"merges":[])", id)),
             {"vocab: the id of \"a\" is no whole number from 0 to 16777215"});
   refused(with("", R"("vocab":{"a":0,"b":0},"merges":[])"), {"both \"a\" and \"b\" have the id 0"});
   const std::string vocab = R"("vocab":{"a":0,"b":1,"ab":2},)";
@@ -262,8 +262,8 @@ TEST(Tokenizer, FilesThatAreNotUnderstoodAreRefused) {
 
 TEST(Tokenizer, RegularExpressionsThatAreNotUnderstoodAreRefused) {
   const auto json = [](const std::string& pattern) {
-    return with(fmt::format(R"(,"pre_tokenizer":{{"type":"Split","pattern":{{"Regex":{}}},"behavior":"Isolated"}})",
-                            nlohmann::json(pattern).dump()));
+    return with(tw::format(R"(,"pre_tokenizer":{{"type":"Split","pattern":{{"Regex":{}}},"behavior":"Isolated"}})",
+                           nlohmann::json(pattern).dump()));
   };
   for (const char* pattern : {"^a",   "a$",     "(?i)a",  "(?<x>a)", "(*UTF)a", "(a)\\1", "\\ba",     "\\ha",  "\\p{Nope}",
                               "\\pL", "[a[b]]", "[a&&b]", "[]a]",    "[^]a]",   "\\xFF",  "\\x{}",    "a{2}+", "a{2}?",

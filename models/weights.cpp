@@ -1,8 +1,6 @@
 #include "models/weights.hpp"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
+#include "runtime/format.hpp"
 #include "tilewave/elementwise.hpp"
 #include "tilewave/error.hpp"
 
@@ -24,7 +22,7 @@ Weights::Weights(std::string name, SafeTensors files, const std::function<std::s
     : name_(std::move(name)), files_(std::move(files)) {
   for (const std::string& tensor : files_.names()) {
     const auto [other, fresh] = names_.try_emplace(canonical(tensor), tensor);
-    if (!fresh) throw FileError(fmt::format("{}: {} and {} are the same tensor in two spellings", name_, other->second, tensor));
+    if (!fresh) throw FileError(tw::format("{}: {} and {} are the same tensor in two spellings", name_, other->second, tensor));
   }
 }
 
@@ -36,8 +34,8 @@ void Weights::check(const std::function<void(Weights&)>& build) {
   build(*this);
   checking_ = false;
   for (const auto& [canonical, name] : names_)
-    if (!asked_.contains(canonical)) problems_.push_back(fmt::format("{} is not part of this model", name));
-  if (!problems_.empty()) throw FileError(fmt::format("{}: the weights do not fit config.json: {}", name_, fmt::join(problems_, "; ")));
+    if (!asked_.contains(canonical)) problems_.push_back(tw::format("{} is not part of this model", name));
+  if (!problems_.empty()) throw FileError(tw::format("{}: the weights do not fit config.json: {}", name_, tw::join(problems_, "; ")));
 }
 
 void Weights::load(const std::function<void(Weights&)>& build, DType dtype, const Stream& stream,
@@ -72,14 +70,14 @@ void Weights::read(const std::string& name, const Shape& shape, const Tensor& ta
   if (checking_) {
     asked_.insert(name);
     if (found == names_.end()) {
-      problems_.push_back(fmt::format("{} [{}] is missing", name, fmt::join(shape, ", ")));
+      problems_.push_back(tw::format("{} [{}] is missing", name, tw::join(shape, ", ")));
       return;
     }
     const Shape given = files_.shape(found->second);
     if (given != shape)
-      problems_.push_back(fmt::format("{} is [{}], which must be [{}]", found->second, fmt::join(given, ", "), fmt::join(shape, ", ")));
+      problems_.push_back(tw::format("{} is [{}], which must be [{}]", found->second, tw::join(given, ", "), tw::join(shape, ", ")));
     if (!readable(files_.dtype(found->second)))
-      problems_.push_back(fmt::format("{} is {}; bf16, f16 and f32 are read", found->second, name_of(files_.dtype(found->second))));
+      problems_.push_back(tw::format("{} is {}; bf16, f16 and f32 are read", found->second, name_of(files_.dtype(found->second))));
     bytes_wanted_ += static_cast<std::int64_t>(files_.bytes(found->second));
     return;
   }

@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -14,6 +12,8 @@
 #include "speech/text_stream.hpp"
 #include "tilewave/speech.hpp"
 #include "tilewave/topk.hpp"
+
+#include "runtime/format.hpp"
 
 namespace tw::speech {
 
@@ -61,9 +61,9 @@ struct Running {
 
 void check(const TranscribeOptions& options) {
   if (options.max_new_tokens < 1 || options.max_new_tokens > 1 << 20)
-    throw InvalidArgument(fmt::format("max_new_tokens is {}; it must be from 1 to {}", options.max_new_tokens, 1 << 20));
+    throw InvalidArgument(tw::format("max_new_tokens is {}; it must be from 1 to {}", options.max_new_tokens, 1 << 20));
   if (options.batch < 1 || options.batch > kLargestBatch)
-    throw InvalidArgument(fmt::format("batch is {}; it must be from 1 to {}", options.batch, kLargestBatch));
+    throw InvalidArgument(tw::format("batch is {}; it must be from 1 to {}", options.batch, kLargestBatch));
   models::check({options.temperature, options.top_p, options.seed});
 }
 
@@ -88,7 +88,7 @@ struct Transcriber::State {
       const std::span<const float> samples = files[file];
       const auto bad = std::find_if(samples.begin(), samples.end(), [](float x) { return !std::isfinite(x); });
       if (bad != samples.end())
-        throw InvalidArgument(fmt::format("samples of file {}: {} at {:.3f} s", file, *bad, seconds(bad - samples.begin())));
+        throw InvalidArgument(tw::format("samples of file {}: {} at {:.3f} s", file, *bad, seconds(bad - samples.begin())));
       transcripts[file].duration = seconds(std::ssize(samples));
       std::vector<Segment> segments;
       if (segmentation == Segmentation::automatic)
@@ -192,8 +192,8 @@ struct Transcriber::State {
     const int context = model.decoder.config().max_positions, length = static_cast<int>(prompt.size());
     if (length >= context)
       throw InvalidArgument(
-          fmt::format("{:.1f} s of audio make a prompt of {} tokens; the model's context is {}. Cut at silences, longer audio fits",
-                      seconds(std::ssize(item.samples)), length, context));
+          tw::format("{:.1f} s of audio make a prompt of {} tokens; the model's context is {}. Cut at silences, longer audio fits",
+                     seconds(std::ssize(item.samples)), length, context));
     Running running{&item,
                     &transcript.segments[item.segment],
                     model.decoder.make_cache(std::min(context, length + options.max_new_tokens), stream),

@@ -1,11 +1,10 @@
 #include "models/tokenizer/added_tokens.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "models/one_line.hpp"
 #include "models/tokenizer/utf8.hpp"
+#include "runtime/format.hpp"
 
 namespace tw::models {
 
@@ -19,12 +18,12 @@ AddedTokens::AddedTokens(const Fields& file, const Bpe& model, const Normalizer&
     const auto of_model = model.id(token.content);
     const auto owner = model.token(token.id);
     if ((of_model && *of_model != token.id) || (owner && *owner != token.content)) {
-      entry.fail(fmt::format("{} has the id {}, but in the model's vocab {} has the id {}", in_quotes(token.content), token.id,
-                             in_quotes(of_model ? token.content : std::string(*owner)), of_model ? *of_model : token.id));
+      entry.fail(tw::format("{} has the id {}, but in the model's vocab {} has the id {}", in_quotes(token.content), token.id,
+                            in_quotes(of_model ? token.content : std::string(*owner)), of_model ? *of_model : token.id));
     }
-    if (!by_id_.try_emplace(token.id, tokens_.size()).second) entry.fail(fmt::format("the id {} is in the list twice", token.id));
+    if (!by_id_.try_emplace(token.id, tokens_.size()).second) entry.fail(tw::format("the id {} is in the list twice", token.id));
     if (!by_content_.try_emplace(token.content, tokens_.size()).second)
-      entry.fail(fmt::format("{} is in the list twice", in_quotes(token.content)));
+      entry.fail(tw::format("{} is in the list twice", in_quotes(token.content)));
     tokens_.push_back(std::move(token));
   }
   for (std::size_t i = 0; i < tokens_.size(); ++i) {

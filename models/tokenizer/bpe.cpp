@@ -1,13 +1,12 @@
 #include "models/tokenizer/bpe.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <queue>
 
 #include "models/one_line.hpp"
 #include "models/tokenizer/utf8.hpp"
+#include "runtime/format.hpp"
 
 namespace tw::models {
 
@@ -16,7 +15,7 @@ Bpe::Bpe(const Fields& model) {
   if (type != "BPE") model.unsupported(type, "BPE");
   for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (model.has(name) && !model.string(name).empty())
-      model.fail(fmt::format("{} is {}, which is not supported", name, in_quotes(model.string(name))));
+      model.fail(tw::format("{} is {}, which is not supported", name, in_quotes(model.string(name))));
   }
   if (model.has("dropout") && model.at("dropout") != 0) model.fail("dropout is not supported: it makes ids random");
   read_vocabulary(model);
@@ -26,9 +25,9 @@ Bpe::Bpe(const Fields& model) {
   ignore_merges_ = model.boolean("ignore_merges", false);
   if (model.has("unk_token")) {
     unknown_ = id(model.string("unk_token"));
-    if (!unknown_) model.fail(fmt::format("unk_token {} is not in vocab", in_quotes(model.string("unk_token"))));
+    if (!unknown_) model.fail(tw::format("unk_token {} is not in vocab", in_quotes(model.string("unk_token"))));
   }
-  for (std::size_t byte = 0; byte < byte_ids_.size(); ++byte) byte_ids_[byte] = id(fmt::format("<0x{:02X}>", byte));
+  for (std::size_t byte = 0; byte < byte_ids_.size(); ++byte) byte_ids_[byte] = id(tw::format("<0x{:02X}>", byte));
   character_ids_.fill(-1);
   for (char32_t c = 0; c < character_ids_.size(); ++c) {
     std::string text;
@@ -39,11 +38,11 @@ Bpe::Bpe(const Fields& model) {
 
 void Bpe::read_vocabulary(const Fields& model) {
   const auto& vocabulary = model.at("vocab");
-  if (!vocabulary.is_object()) model.fail(fmt::format("vocab is {}; allowed: an object", vocabulary.type_name()));
+  if (!vocabulary.is_object()) model.fail(tw::format("vocab is {}; allowed: an object", vocabulary.type_name()));
   int largest = -1;
   for (const auto& [token, value] : vocabulary.items()) {
     if (!value.is_number_unsigned() || value.get<std::uint64_t>() > static_cast<std::uint64_t>(kLargestTokenId))
-      model.fail(fmt::format("vocab: the id of {} is no whole number from 0 to {}", in_quotes(token), kLargestTokenId));
+      model.fail(tw::format("vocab: the id of {} is no whole number from 0 to {}", in_quotes(token), kLargestTokenId));
     largest = std::max(largest, value.get<int>());
   }
   tokens_.resize(static_cast<std::size_t>(largest + 1));
@@ -51,7 +50,7 @@ void Bpe::read_vocabulary(const Fields& model) {
   for (const auto& [token, value] : vocabulary.items()) {
     const int id = value.get<int>();
     auto& place = tokens_[static_cast<std::size_t>(id)];
-    if (place) model.fail(fmt::format("vocab: both {} and {} have the id {}", in_quotes(*place), in_quotes(token), id));
+    if (place) model.fail(tw::format("vocab: both {} and {} have the id {}", in_quotes(*place), in_quotes(token), id));
     place = token;
     ids_.emplace(*place, id);
   }
@@ -68,19 +67,19 @@ void Bpe::read_merges(const Fields& model) {
       const std::string_view text = element.get_ref<const std::string&>();
       const std::size_t space = text.find(' ');
       if (space == std::string_view::npos || text.find(' ', space + 1) != std::string_view::npos)
-        model.fail(fmt::format("merges[{}] is {}; allowed: two tokens with a space between them", rank, in_quotes(text)));
+        model.fail(tw::format("merges[{}] is {}; allowed: two tokens with a space between them", rank, in_quotes(text)));
       left = text.substr(0, space);
       right = text.substr(space + 1);
     } else if (element.is_array() && element.size() == 2 && element[0].is_string() && element[1].is_string()) {
       left = element[0].get_ref<const std::string&>();
       right = element[1].get_ref<const std::string&>();
     } else {
-      model.fail(fmt::format("merges[{}] is {}; allowed: \"a b\" or [\"a\", \"b\"]", rank, element.type_name()));
+      model.fail(tw::format("merges[{}] is {}; allowed: \"a b\" or [\"a\", \"b\"]", rank, element.type_name()));
     }
     both.assign(left).append(right);
     const auto require = [&](std::string_view token) {
       const auto found = ids_.find(token);
-      if (found == ids_.end()) model.fail(fmt::format("merges[{}]: {} is not in vocab", rank, in_quotes(token)));
+      if (found == ids_.end()) model.fail(tw::format("merges[{}]: {} is not in vocab", rank, in_quotes(token)));
       return found->second;
     };
     const std::uint64_t pair = static_cast<std::uint64_t>(require(left)) << 32 | static_cast<std::uint64_t>(require(right));

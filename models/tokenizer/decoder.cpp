@@ -1,7 +1,5 @@
 #include "models/tokenizer/decoder.hpp"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <cctype>
 #include <limits>
@@ -10,6 +8,7 @@
 #include "models/tokenizer/normalizer.hpp"
 #include "models/tokenizer/pre_tokenizer.hpp"
 #include "models/tokenizer/utf8.hpp"
+#include "runtime/format.hpp"
 
 namespace tw::models {
 namespace {
@@ -60,7 +59,7 @@ void Decoder::add(const Fields& description) {
   if (type == "Strip") {
     Strip strip{description.string("content"), description.number("start", kMost), description.number("stop", kMost)};
     if (characters_in(strip.character) != 1)
-      description.fail(fmt::format("content is {}; allowed: one character", in_quotes(strip.character)));
+      description.fail(tw::format("content is {}; allowed: one character", in_quotes(strip.character)));
     if (!is_joined_) {
       steps_.emplace_back(std::move(strip));
     } else if (front_ || strip.stop > 0) {
@@ -72,7 +71,7 @@ void Decoder::add(const Fields& description) {
   }
   if (type != "ByteLevel" && type != "Replace" && type != "ByteFallback")
     description.unsupported(type, "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip");
-  if (is_joined_) description.fail(fmt::format("{} after the tokens are joined is not supported", type));
+  if (is_joined_) description.fail(tw::format("{} after the tokens are joined is not supported", type));
   if (type == "ByteLevel") {
     is_joined_ = true;
     joins_with_ = Join::bytes;

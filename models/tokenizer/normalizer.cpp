@@ -1,12 +1,12 @@
 #include "models/tokenizer/normalizer.hpp"
 
-#include <fmt/format.h>
 #include <utf8proc.h>
 
 #include <algorithm>
 
 #include "models/tokenizer/unicode_additions.hpp"
 #include "models/tokenizer/utf8.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::models {
@@ -92,7 +92,7 @@ std::string replace_all(const Regex& regex, std::string_view text, const std::st
   regex.find_all(text, matches);
   constexpr std::size_t kLargest = std::size_t{1} << 30;
   if (content.size() > kLargest || matches.size() * content.size() > kLargest)
-    throw FileError(fmt::format("{}: a replacement makes a text of {} bytes too long", regex.file(), text.size()));
+    throw FileError(tw::format("{}: a replacement makes a text of {} bytes too long", regex.file(), text.size()));
   std::string result;
   std::size_t at = 0;
   for (const Match& match : matches) {

@@ -1,7 +1,6 @@
 #include "models/tokenizer/regex.hpp"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include <fmt/format.h>
 #include <pcre2.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include "models/one_line.hpp"
 #include "models/tokenizer/unicode_additions.hpp"
 #include "models/tokenizer/utf8.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::models {
@@ -28,13 +28,13 @@ constexpr std::string_view kNoSpace =
     R"(\x{00}-\x{08}\x{0E}-\x{1F}\x{21}-\x{84}\x{86}-\x{9F}\x{A1}-\x{167F}\x{1681}-\x{1FFF}\x{200B}-\x{2027}\x{202A}-\x{202E}\x{2030}-\x{205E}\x{2060}-\x{2FFF}\x{3001}-\x{10FFFF})";
 
 void append_range(std::string& set, char32_t first, char32_t last) {
-  fmt::format_to(std::back_inserter(set), "\\x{{{:X}}}", static_cast<std::uint32_t>(first));
-  if (last > first) fmt::format_to(std::back_inserter(set), "-\\x{{{:X}}}", static_cast<std::uint32_t>(last));
+  tw::format_to(std::back_inserter(set), "\\x{{{:X}}}", static_cast<std::uint32_t>(first));
+  if (last > first) tw::format_to(std::back_inserter(set), "-\\x{{{:X}}}", static_cast<std::uint32_t>(last));
 }
 
 /// Items of a class: the characters of a general category (one or two letters).
 std::string category(std::string_view name) {
-  std::string set = fmt::format("\\p{{{}}}", name);
+  std::string set = tw::format("\\p{{{}}}", name);
   for (const UnicodeAddition& a : kUnicodeAdditions) {
     if (a.category.starts_with(name)) append_range(set, a.first, a.last);
   }
@@ -60,7 +60,7 @@ class Translation {
  private:
   [[noreturn]] void refuse(std::string_view what) const {
     throw FileError(
-        fmt::format("{}: the regular expression {} has {}, which is not supported", file_, in_quotes(pattern_), in_quotes(what)));
+        tw::format("{}: the regular expression {} has {}, which is not supported", file_, in_quotes(pattern_), in_quotes(what)));
   }
 
   bool next_is(std::string_view text) const { return pattern_.substr(at_).starts_with(text); }
@@ -131,9 +131,9 @@ class Translation {
     if (next_is("+")) refuse("a + after {...}");
     if (comma == std::string_view::npos && next_is("?")) refuse("a ? after {n}");
     if (low.empty()) {
-      out_ += fmt::format("{{0,{}}}", high);
+      out_ += tw::format("{{0,{}}}", high);
     } else {
-      out_ += fmt::format("{{{}}}", inside);
+      out_ += tw::format("{{{}}}", inside);
     }
   }
 
@@ -154,7 +154,7 @@ class Translation {
     const std::string_view whole = pattern_.substr(at_, 2);
     at_ += 2;
     const bool is_negated = c == 'D' || c == 'W';
-    if (is_negated && in_class_) refuse(fmt::format("{} inside [...]", whole));
+    if (is_negated && in_class_) refuse(tw::format("{} inside [...]", whole));
     switch (c) {
       case 'r':
       case 'n':
@@ -206,8 +206,8 @@ class Translation {
     if (std::find(kCategories.begin(), kCategories.end(), name) != kCategories.end()) return put_set(category(name), is_negated);
     const bool is_word =
         !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char l) { return std::isalpha(l) != 0 || l == '_'; });
-    if (!is_word) refuse(fmt::format("\\p{{{}}}", name));
-    std::string script = fmt::format("\\p{{sc:{}}}", name);
+    if (!is_word) refuse(tw::format("\\p{{{}}}", name));
+    std::string script = tw::format("\\p{{sc:{}}}", name);
     if (name == "Han") {
       for (const auto& [first, last] : kHanAdditions) append_range(script, first, last);
     }
@@ -223,9 +223,9 @@ class Translation {
     while (last < pattern_.size() && last - first < most && std::isxdigit(static_cast<unsigned char>(pattern_[last])) != 0) ++last;
     const std::string digits(pattern_.substr(first, last - first));
     const bool is_whole = has_braces ? !digits.empty() && pattern_.substr(last, 1) == "}" : digits.size() == most;
-    if (!is_whole || (most == 2 && digits[0] > '7')) refuse(fmt::format("\\{}{}", kind, digits));
+    if (!is_whole || (most == 2 && digits[0] > '7')) refuse(tw::format("\\{}{}", kind, digits));
     at_ = last + (has_braces ? 1 : 0);
-    out_ += fmt::format("\\x{{{}}}", digits);
+    out_ += tw::format("\\x{{{}}}", digits);
   }
 
   std::string_view pattern_;
@@ -264,7 +264,7 @@ struct Workspace {
 
 Regex::Regex(const std::string& pattern, const std::string& file) : file_(file), pattern_(pattern) {
   if (pattern.size() > kLongestPattern)
-    throw FileError(fmt::format("{}: a regular expression of {} bytes; allowed: at most {}", file, pattern.size(), kLongestPattern));
+    throw FileError(tw::format("{}: a regular expression of {} bytes; allowed: at most {}", file, pattern.size(), kLongestPattern));
   compile(Translation(pattern, file).run());
 }
 
@@ -275,7 +275,7 @@ Regex Regex::literal(const std::string& text, const std::string& file) {
   std::string escaped;
   for (const char c : text) {
     if (static_cast<unsigned char>(c) < 0x80 && std::isalnum(static_cast<unsigned char>(c)) == 0) {
-      fmt::format_to(std::back_inserter(escaped), "\\x{:02X}", static_cast<unsigned>(c));
+      tw::format_to(std::back_inserter(escaped), "\\x{:02X}", static_cast<unsigned>(c));
     } else {
       escaped += c;
     }
@@ -291,7 +291,7 @@ void Regex::compile(const std::string& translated) {
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(), PCRE2_UTF | PCRE2_UCP, &error,
                                    &offset, context.get());
-  if (code == nullptr) throw FileError(fmt::format("{}: the regular expression {}: {}", file_, in_quotes(pattern_), message_of(error)));
+  if (code == nullptr) throw FileError(tw::format("{}: the regular expression {}: {}", file_, in_quotes(pattern_), message_of(error)));
   code_ = std::shared_ptr<void>(code, [](void* c) { pcre2_code_free(static_cast<pcre2_code*>(c)); });
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // where that is not possible, matches are interpreted
 }
@@ -307,7 +307,7 @@ void Regex::find_all(std::string_view text, std::vector<Match>& matches) const {
     if (found == PCRE2_ERROR_NOMATCH) return;
     if (found < 0) {
       throw FileError(
-          fmt::format("{}: the regular expression {} fails at byte {} of a text: {}", file_, in_quotes(pattern_), at, message_of(found)));
+          tw::format("{}: the regular expression {} fails at byte {} of a text: {}", file_, in_quotes(pattern_), at, message_of(found)));
     }
     const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(workspace.match.get());
     const Match match{bounds[0], bounds[1]};

@@ -1,7 +1,5 @@
 #include "models/tokenizer.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "models/json.hpp"
@@ -13,6 +11,7 @@
 #include "models/tokenizer/normalizer.hpp"
 #include "models/tokenizer/pre_tokenizer.hpp"
 #include "models/tokenizer/utf8.hpp"
+#include "runtime/format.hpp"
 
 namespace tw::models {
 namespace {
@@ -30,12 +29,12 @@ void read_template(const Fields& description, std::optional<Template>& result) {
   for (const Fields& piece : description.objects("single")) {
     if (piece.has("Sequence")) {
       const std::string id = piece.object("Sequence").string("id");
-      if (has_text || id != "A") piece.fail(fmt::format("Sequence {} is not supported; allowed: \"A\", once", in_quotes(id)));
+      if (has_text || id != "A") piece.fail(tw::format("Sequence {} is not supported; allowed: \"A\", once", in_quotes(id)));
       has_text = true;
       continue;
     }
     const std::string name = piece.object("SpecialToken").string("id");
-    if (!tokens.has(name.c_str())) piece.fail(fmt::format("{} is not in special_tokens", in_quotes(name)));
+    if (!tokens.has(name.c_str())) piece.fail(tw::format("{} is not in special_tokens", in_quotes(name)));
     const Fields token = tokens.object(name.c_str());
     for (const auto& id : token.array("ids")) {
       if (!id.is_number_unsigned() || id.get<std::uint64_t>() > static_cast<std::uint64_t>(kLargestTokenId)) token.fail("ids: no id");
@@ -74,7 +73,7 @@ struct Tokenizer::Parts {
     if (file.has("post_processor")) read_post_processor(file.object("post_processor"), special_tokens);
     for (const auto& ids : special_tokens ? std::vector{special_tokens->before, special_tokens->after} : std::vector<std::vector<int>>()) {
       for (const int id : ids) {
-        if (!token(id)) file.fail(fmt::format("post_processor: the id {} is no token's", id));
+        if (!token(id)) file.fail(tw::format("post_processor: the id {} is no token's", id));
       }
     }
   }

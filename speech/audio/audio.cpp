@@ -1,7 +1,6 @@
 #include "speech/audio/audio.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sndfile.h>
 #include <soxr.h>
 #include <sys/stat.h>
@@ -18,6 +17,7 @@
 #include <mutex>
 #include <span>
 
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::speech {
@@ -145,11 +145,11 @@ std::string ffmpeg_command(const std::string& name) {
     for (const char c : word) c == '\'' ? result += "'\\''" : result += c;
     return result + "'";
   };
-  return fmt::format("ffmpeg -i {} -ar 16000 -ac 1 {}", quoted(from.string()), quoted(to.string()));
+  return tw::format("ffmpeg -i {} -ar 16000 -ac 1 {}", quoted(from.string()), quoted(to.string()));
 }
 
 [[noreturn]] void truncated(const std::string& name, const std::string& why) {
-  throw FileError(fmt::format("{}: truncated: {}", name, why));
+  throw FileError(tw::format("{}: truncated: {}", name, why));
 }
 
 /// Throws if a RIFF or AIFF file's chunk of samples goes on after the file's end. (libsndfile reads what is there and says nothing.) Where
@@ -173,7 +173,7 @@ std::int64_t check_chunks(const Bytes& file, Format format, const std::string& n
       // Who writes to a pipe does not know the size: ffmpeg leaves 0xFFFFFFFF, sox 0x7FFFF000, arecord 0x80000000, GStreamer 0.
       else if (size >= 0x7FFF0000)
         return -1;
-      if (size > there) truncated(name, fmt::format("its header promises {} bytes of samples and {} are there", size, there));
+      if (size > there) truncated(name, tw::format("its header promises {} bytes of samples and {} are there", size, there));
       // A header from before the samples were written: neither size is there yet.
       return size == 0 && there > 0 && little_endian(file.read(4, 4)) < static_cast<std::uint64_t>(at) - 8 ? at - 4 : -1;
     }
@@ -195,7 +195,7 @@ void check_last_page(const Bytes& file, const std::string& name) {
     size += segments;
     for (std::size_t i = 0; i < segments && page + 27 + i < tail.size(); ++i) size += static_cast<unsigned char>(tail[page + 27 + i]);
   }
-  if (page + size > tail.size()) truncated(name, fmt::format("{} bytes of its last page are missing", page + size - tail.size()));
+  if (page + size > tail.size()) truncated(name, tw::format("{} bytes of its last page are missing", page + size - tail.size()));
 }
 
 /// libsndfile's view of a file, and where it is.
@@ -248,7 +248,7 @@ std::unique_ptr<SNDFILE, Close> open(Stream& stream, SF_INFO& info, Format forma
   const std::lock_guard lock(mutex);
   SF_VIRTUAL_IO io = Stream::callbacks();
   std::unique_ptr<SNDFILE, Close> file(sf_open_virtual(&io, SFM_READ, &info, &stream));
-  if (!file) throw FileError(fmt::format("{}: cannot be read as {}: {}", name, name_of(format), reason(nullptr)));
+  if (!file) throw FileError(tw::format("{}: cannot be read as {}: {}", name, name_of(format), reason(nullptr)));
   return file;
 }
 
@@ -261,7 +261,7 @@ class Resampler {
     const soxr_quality_spec_t quality = soxr_quality_spec(SOXR_HQ, 0);
     soxr_error_t error = nullptr;
     soxr_.reset(soxr_create(rate, kSamplingRate, 1, &error, &io, &quality, nullptr));
-    if (error) throw FileError(fmt::format("{}: cannot be resampled from {} Hz: {}", name, rate, soxr_strerror(error)));
+    if (error) throw FileError(tw::format("{}: cannot be resampled from {} Hz: {}", name, rate, soxr_strerror(error)));
   }
 
   /// Appends what `samples` give. None: the end, with all that is left.
@@ -278,7 +278,7 @@ class Resampler {
       // With no input soxr gives its last samples.
       if (const soxr_error_t error = soxr_process(soxr_.get(), end ? nullptr : samples.data() + used, end ? 0 : samples.size() - used,
                                                   &took, piece_.data(), piece_.size(), &gave))
-        throw Error(fmt::format("soxr: {}", soxr_strerror(error)));
+        throw Error(tw::format("soxr: {}", soxr_strerror(error)));
       used += took;
       out.insert(out.end(), piece_.begin(), piece_.begin() + static_cast<std::ptrdiff_t>(gave));
       if (gave < piece_.size() && used == samples.size()) return;
@@ -291,14 +291,14 @@ class Resampler {
 };
 
 std::vector<float> decode(const Bytes& bytes, const std::string& name, const AudioOptions& options) {
-  if (bytes.size() == 0) throw FileError(fmt::format("{}: empty", name));
+  if (bytes.size() == 0) throw FileError(tw::format("{}: empty", name));
   const Format format = format_of(bytes);
   if (format == Format::unknown)
-    throw FileError(fmt::format(
+    throw FileError(tw::format(
         "{}: no audio that can be read (WAV, FLAC, OGG Vorbis, Opus, MP3 and AIFF can); other audio must be converted, as in: {}", name,
         ffmpeg_command(name)));
   if (format == Format::mp4 || format == Format::adts || format == Format::matroska)
-    throw FileError(fmt::format("{}: {} cannot be read; convert it: {}", name, name_of(format), ffmpeg_command(name)));
+    throw FileError(tw::format("{}: {} cannot be read; convert it: {}", name, name_of(format), ffmpeg_command(name)));
   Stream stream{bytes};
   if (format == Format::riff || format == Format::aiff) stream.unknown_size_at = check_chunks(bytes, format, name);
   if (format == Format::ogg) check_last_page(bytes, name);
@@ -306,9 +306,9 @@ std::vector<float> decode(const Bytes& bytes, const std::string& name, const Aud
   SF_INFO info{};
   const std::unique_ptr<SNDFILE, Close> file = open(stream, info, format, name);
   if (info.samplerate < kLowestRate || info.samplerate > kHighestRate)
-    throw FileError(fmt::format("{}: its sampling rate is {} Hz; allowed are {} to {}", name, info.samplerate, kLowestRate, kHighestRate));
+    throw FileError(tw::format("{}: its sampling rate is {} Hz; allowed are {} to {}", name, info.samplerate, kLowestRate, kHighestRate));
   if (info.channels < 1 || info.channels > 1024)
-    throw FileError(fmt::format("{}: it has {} channels; allowed are 1 to 1024", name, info.channels));
+    throw FileError(tw::format("{}: it has {} channels; allowed are 1 to 1024", name, info.channels));
 
   const std::size_t channels = static_cast<std::size_t>(info.channels);
   const sf_count_t block = std::max<sf_count_t>(1, (1 << 16) / info.channels);
@@ -327,21 +327,21 @@ std::vector<float> decode(const Bytes& bytes, const std::string& name, const Aud
       for (std::size_t c = 0; c < channels; ++c) {
         const float sample = interleaved[static_cast<std::size_t>(i) * channels + c];
         if (!(std::abs(sample) <= kLargestSample))
-          throw FileError(fmt::format("{}: the sample at {:.6f} s is {}", name, static_cast<double>(frames + i) / info.samplerate, sample));
+          throw FileError(tw::format("{}: the sample at {:.6f} s is {}", name, static_cast<double>(frames + i) / info.samplerate, sample));
         sum += sample;
       }
       mono[static_cast<std::size_t>(i)] = static_cast<float>(sum / static_cast<double>(channels));
     }
     frames += count;
     if (static_cast<double>(frames) > options.longest_seconds * info.samplerate)
-      throw FileError(fmt::format("{}: it holds more than {:.0f} s of audio; that is the limit", name, options.longest_seconds));
+      throw FileError(tw::format("{}: it holds more than {:.0f} s of audio; that is the limit", name, options.longest_seconds));
     resampler.process(std::span(mono).first(static_cast<std::size_t>(count)), samples);
   }
   if (sf_error(file.get()) != SF_ERR_NO_ERROR)
-    throw FileError(fmt::format("{}: damaged after {:.3f} s: {}", name, static_cast<double>(frames) / info.samplerate, reason(file.get())));
+    throw FileError(tw::format("{}: damaged after {:.3f} s: {}", name, static_cast<double>(frames) / info.samplerate, reason(file.get())));
   if (format == Format::flac && info.frames < SF_COUNT_MAX && frames < info.frames)
-    truncated(name, fmt::format("its header promises {} samples and {} are there", info.frames, frames));
-  if (frames == 0) throw FileError(fmt::format("{}: it holds no audio: 0 samples", name));
+    truncated(name, tw::format("its header promises {} samples and {} are there", info.frames, frames));
+  if (frames == 0) throw FileError(tw::format("{}: it holds no audio: 0 samples", name));
   resampler.process({}, samples);
   return samples;
 }
@@ -350,7 +350,7 @@ std::vector<float> decode_or_throw(const Bytes& bytes, const std::string& name, 
   try {
     return decode(bytes, name, options);
   } catch (const std::bad_alloc&) {
-    throw OutOfMemory(fmt::format("{}: its audio does not fit into memory", name));
+    throw OutOfMemory(tw::format("{}: its audio does not fit into memory", name));
   }
 }
 
@@ -375,10 +375,10 @@ std::string read_pipe(int file, const std::string& name) {
   for (;;) {
     const ssize_t got = read(file, piece.data(), piece.size());
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw FileError(fmt::format("{}: {}", name, std::strerror(errno)));
+    if (got < 0) throw FileError(tw::format("{}: {}", name, std::strerror(errno)));
     if (got == 0) return bytes;
     if (bytes.size() + static_cast<std::size_t>(got) > kLargestPipe)
-      throw FileError(fmt::format("{}: more than 4 GiB came from this pipe; that is the limit", name));
+      throw FileError(tw::format("{}: more than 4 GiB came from this pipe; that is the limit", name));
     bytes.append(piece.data(), static_cast<std::size_t>(got));
   }
 }
@@ -388,10 +388,10 @@ std::string read_pipe(int file, const std::string& name) {
 std::vector<float> load_audio(const std::string& name, const AudioOptions& options) {
   const File file(::open(name.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status {};
-  if (file.get() < 0 || fstat(file.get(), &status) != 0) throw FileError(fmt::format("{}: {}", name, std::strerror(errno)));
-  if (S_ISDIR(status.st_mode)) throw FileError(fmt::format("{}: a folder, no audio file", name));
+  if (file.get() < 0 || fstat(file.get(), &status) != 0) throw FileError(tw::format("{}: {}", name, std::strerror(errno)));
+  if (S_ISDIR(status.st_mode)) throw FileError(tw::format("{}: a folder, no audio file", name));
   if (S_ISREG(status.st_mode)) return decode_or_throw(Bytes(file.get(), status.st_size), name, options);
-  if (!S_ISFIFO(status.st_mode) && !S_ISSOCK(status.st_mode)) throw FileError(fmt::format("{}: a device, no audio file", name));
+  if (!S_ISFIFO(status.st_mode) && !S_ISSOCK(status.st_mode)) throw FileError(tw::format("{}: a device, no audio file", name));
   return decode_audio(read_pipe(file.get(), name), name, options);
 }
 

@@ -1,10 +1,9 @@
 #include "speech/glm_asr/config.hpp"
 
-#include <fmt/format.h>
-
 #include "models/config_reader.hpp"
 #include "models/json.hpp"
 #include "runtime/files.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::speech {
@@ -39,18 +38,18 @@ GlmAsrConfig::Encoder read_encoder(const ConfigReader& reader) {
   encoder.positions = extent("max_position_embeddings", 1500);
   encoder.activation = activation(reader, "hidden_act");
   if (extent("num_key_value_heads", encoder.heads) != encoder.heads)
-    reader.fail("num_key_value_heads", fmt::format("{}, as many as num_attention_heads, is wanted", encoder.heads));
+    reader.fail("num_key_value_heads", tw::format("{}, as many as num_attention_heads, is wanted", encoder.heads));
   if (encoder.head_dim != 64 && encoder.head_dim != 128)
-    throw FileError(fmt::format("{}head_dim is {}; 64 and 128 are supported", reader.where(), encoder.head_dim));
+    throw FileError(tw::format("{}head_dim is {}; 64 and 128 are supported", reader.where(), encoder.head_dim));
   if (encoder.intermediate != GlmAsrConfig::kStack * encoder.hidden)
-    reader.fail("intermediate_size", fmt::format("{}, {} times hidden_size, is wanted: so many positions make one embedding",
-                                                 GlmAsrConfig::kStack * encoder.hidden, GlmAsrConfig::kStack));
+    reader.fail("intermediate_size", tw::format("{}, {} times hidden_size, is wanted: so many positions make one embedding",
+                                                GlmAsrConfig::kStack * encoder.hidden, GlmAsrConfig::kStack));
   const ConfigReader rope = reader.child("rope_parameters");
   encoder.rope_theta = rope.number("rope_theta", 1, 1e12, reader.number("rope_theta", 1, 1e12, 10000));
   const double factor = rope.number("partial_rotary_factor", 0, 1, reader.number("partial_rotary_factor", 0, 1, 0.5));
   encoder.rotary_dim = static_cast<int>(encoder.head_dim * factor) / 2 * 2;
   if (encoder.rotary_dim < 2)
-    throw FileError(fmt::format("{}partial_rotary_factor is {}; it leaves nothing to turn", reader.where(), factor));
+    throw FileError(tw::format("{}partial_rotary_factor is {}; it leaves nothing to turn", reader.where(), factor));
   if (rope.text("rope_type", "default") != "default") rope.fail("rope_type", "only \"default\" is supported");
   return encoder;
 }
@@ -71,7 +70,7 @@ void check_template(const fs::path& directory) {
   for (const char* token : {"<|user|>", "<|begin_of_audio|>", "<|end_of_audio|>", "<|assistant|>"})
     if (text.find(token) == std::string::npos)
       throw FileError(
-          fmt::format("{}: the chat template does not contain {}: it is not GLM-ASR's, which alone is supported", file.string(), token));
+          tw::format("{}: the chat template does not contain {}: it is not GLM-ASR's, which alone is supported", file.string(), token));
 }
 
 }  // namespace
@@ -88,7 +87,7 @@ int GlmAsrConfig::embeddings(std::int64_t frames) {
 GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
   std::error_code error;
   if (!fs::is_directory(directory, error))
-    throw FileError(fmt::format("{}: no such directory; a checkpoint is a directory", directory.string()));
+    throw FileError(tw::format("{}: no such directory; a checkpoint is a directory", directory.string()));
   const ConfigReader reader = open(directory / "config.json");
   if (reader.text("model_type") != "glmasr") reader.fail("model_type", "only \"glmasr\" is supported");
   if (!reader.has("audio_config")) reader.fail("audio_config", "an object is wanted");
@@ -128,10 +127,10 @@ GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
   setting("chunk_length", config.mel.window_seconds, 1, 120);
   const ConfigReader audio = reader.child("audio_config");
   if (audio.integer("num_mel_bins", 1, 1024, 128) != config.mel.mel_bins)
-    audio.fail("num_mel_bins", fmt::format("the processor's feature_size is {}", config.mel.mel_bins));
+    audio.fail("num_mel_bins", tw::format("the processor's feature_size is {}", config.mel.mel_bins));
   const std::int64_t frames = std::int64_t{config.mel.sampling_rate} * config.mel.window_seconds / config.mel.hop;
   if (frames != 2 * config.encoder.positions || config.encoder.positions % kStack != 0)
-    audio.fail("max_position_embeddings", fmt::format("half of a window's {} frames, a multiple of {}, is wanted", frames, kStack));
+    audio.fail("max_position_embeddings", tw::format("half of a window's {} frames, a multiple of {}, is wanted", frames, kStack));
   check_template(directory);
   return config;
 }

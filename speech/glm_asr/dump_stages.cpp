@@ -1,13 +1,13 @@
 // dump_stages CHECKPOINT AUDIO DEVICE DTYPE DIRECTORY: what the model computes of a recording's windows, for tools/parity.py: the encoder's
 // output and the scores of the first token, as DIRECTORY/encoder.npy and logits.npy.
 
-#include <fmt/format.h>
-
 #include <cstdio>
 #include <fstream>
 
 #include "speech/audio/audio.hpp"
 #include "speech/glm_asr/model.hpp"
+
+#include "runtime/format.hpp"
 
 namespace {
 
@@ -17,8 +17,8 @@ using tw::Tensor;
 void write_npy(const std::string& file, const Tensor& tensor) {
   const Tensor values = tensor.to(tw::Device::cpu()).to(tw::DType::f32);
   std::string shape;
-  for (const std::int64_t extent : values.shape()) shape += fmt::format("{}, ", extent);
-  std::string header = fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}), }}", shape);
+  for (const std::int64_t extent : values.shape()) shape += tw::format("{}, ", extent);
+  std::string header = tw::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}), }}", shape);
   header.append(63 - (10 + header.size()) % 64, ' ');
   header += '\n';
   std::ofstream out(file, std::ios::binary);
@@ -56,14 +56,14 @@ void run(char** argv) {
 
 int main(int argc, char** argv) {
   if (argc != 6) {
-    fmt::print(stderr, "usage: dump_stages CHECKPOINT AUDIO DEVICE DTYPE DIRECTORY\n");
+    tw::print(stderr, "usage: dump_stages CHECKPOINT AUDIO DEVICE DTYPE DIRECTORY\n");
     return 2;
   }
   try {
     run(argv);
     return 0;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "dump_stages: {}\n", error.what());
+    tw::print(stderr, "dump_stages: {}\n", error.what());
     return 1;
   }
 }

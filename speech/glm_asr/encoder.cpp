@@ -1,9 +1,8 @@
 #include "speech/glm_asr/encoder.hpp"
 
-#include <fmt/format.h>
-
 #include <array>
 
+#include "runtime/format.hpp"
 #include "tilewave/attention.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/elementwise.hpp"
@@ -46,7 +45,7 @@ Encoder::Encoder(const GlmAsrConfig& config, Weights& weights)
   conv1_ = take_convolution(weights, "audio_tower.conv1", hidden, config.mel.mel_bins);
   conv2_ = take_convolution(weights, "audio_tower.conv2", hidden, hidden);
   for (int i = 0; i < config_.layers; ++i) {
-    const std::string name = fmt::format("audio_tower.layers.{}.", i), attention = name + "self_attn.";
+    const std::string name = tw::format("audio_tower.layers.{}.", i), attention = name + "self_attn.";
     Layer layer;
     layer.input_norm = take_norm(weights, name + "input_layernorm", hidden);
     layer.qkv.weight = weights.stack(

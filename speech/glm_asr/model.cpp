@@ -1,11 +1,10 @@
 #include "speech/glm_asr/model.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <optional>
 
 #include "models/weights.hpp"
+#include "runtime/format.hpp"
 #include "tilewave/elementwise.hpp"
 #include "tilewave/error.hpp"
 
@@ -27,13 +26,13 @@ void refuse_older_layout(const SafeTensors& files) {
   for (const std::string& name : files.names())
     if (name.starts_with("audio_encoder."))
       throw FileError(
-          fmt::format("{}: {}: the layout from before the conversion to transformers' GlmAsr is not read; use the converted checkpoint",
-                      files.file(name), name));
+          tw::format("{}: {}: the layout from before the conversion to transformers' GlmAsr is not read; use the converted checkpoint",
+                     files.file(name), name));
 }
 
 int special_token(const Tokenizer& tokenizer, const std::string& file, const char* token) {
   const std::optional<int> id = tokenizer.token_id(token);
-  if (!id) throw FileError(fmt::format("{}: has no token {}, which GLM-ASR's prompt needs", file, token));
+  if (!id) throw FileError(tw::format("{}: has no token {}, which GLM-ASR's prompt needs", file, token));
   return *id;
 }
 
@@ -41,7 +40,7 @@ DType choose_dtype(const LoadOptions& options, DType stored) {
   const bool gpu = options.device.is_cuda();
   const DType dtype = options.dtype.value_or(!gpu ? DType::f32 : stored == DType::f32 ? DType::bf16 : stored);
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16)
-    throw InvalidArgument(fmt::format("dtype is {}; f32, bf16 and f16 are supported", name_of(dtype)));
+    throw InvalidArgument(tw::format("dtype is {}; f32, bf16 and f16 are supported", name_of(dtype)));
   if (gpu && dtype == DType::f32) throw InvalidArgument("dtype is f32; on a GPU bf16 and f16 are supported");
   return dtype;
 }
@@ -68,8 +67,8 @@ GlmAsr GlmAsr::load(const std::filesystem::path& directory, LoadOptions& options
   Tokenizer tokenizer = Tokenizer::load(tokenizer_file);
   for (const char* token : {"<|user|>", "<|begin_of_audio|>", "<|end_of_audio|>", "<|assistant|>"})
     if (special_token(tokenizer, tokenizer_file, token) >= config.decoder.vocabulary)
-      throw FileError(fmt::format("{}: {} is token {}; config.json has a vocabulary of {}", tokenizer_file, token,
-                                  *tokenizer.token_id(token), config.decoder.vocabulary));
+      throw FileError(tw::format("{}: {} is token {}; config.json has a vocabulary of {}", tokenizer_file, token,
+                                 *tokenizer.token_id(token), config.decoder.vocabulary));
 
   SafeTensors files = SafeTensors::open_directory(directory);
   refuse_older_layout(files);
@@ -98,7 +97,7 @@ std::vector<int> GlmAsr::prompt(std::string_view text, int audio_embeddings) con
   ids.insert(ids.end(), static_cast<std::size_t>(audio_embeddings), config.audio_token);
   special("<|end_of_audio|>");
   special("<|user|>");
-  plain(fmt::format("\n{}", text));
+  plain(tw::format("\n{}", text));
   special("<|assistant|>");
   plain("\n");
   return ids;
@@ -110,7 +109,7 @@ Tensor GlmAsr::embed(std::span<const int> prompt, std::span<const Tensor> audio,
   std::int64_t given = 0;
   for (const Tensor& part : audio) given += part.shape(0);
   if (const auto places = std::count(prompt.begin(), prompt.end(), config.audio_token); places != given)
-    throw InvalidArgument(fmt::format("the prompt has places for {} audio embeddings; there are {}", places, given));
+    throw InvalidArgument(tw::format("the prompt has places for {} audio embeddings; there are {}", places, given));
   for (const Tensor& part : audio) {
     if (part.shape(0) > 0) cast(part, rows.slice(0, row, row + part.shape(0)), {.stream = stream});
     row += part.shape(0);

@@ -1,13 +1,12 @@
 #include "speech/mel/mel.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <complex>
 #include <kissfft/kissfft.hh>
 #include <numbers>
 
+#include "runtime/format.hpp"
 #include "tilewave/detail/parallel.hpp"
 
 namespace tw::speech {
@@ -50,16 +49,16 @@ std::vector<Filter> make_filters(const MelOptions& options) {
 
 void check(const MelOptions& o) {
   const auto require = [](bool valid, const char* name, int value, const std::string& allowed) {
-    if (!valid) throw InvalidArgument(fmt::format("log-mel: {} is {}; it must be {}", name, value, allowed));
+    if (!valid) throw InvalidArgument(tw::format("log-mel: {} is {}; it must be {}", name, value, allowed));
   };
   require(o.sampling_rate >= 1000 && o.sampling_rate <= 768000, "sampling_rate", o.sampling_rate, "from 1000 to 768000");
   require(o.n_fft >= 16 && o.n_fft <= 65536 && o.n_fft % 2 == 0, "n_fft", o.n_fft, "even and from 16 to 65536");
-  require(o.hop >= 1 && o.hop <= o.n_fft, "hop", o.hop, fmt::format("from 1 to n_fft, {}", o.n_fft));
+  require(o.hop >= 1 && o.hop <= o.n_fft, "hop", o.hop, tw::format("from 1 to n_fft, {}", o.n_fft));
   require(o.mel_bins >= 1 && o.mel_bins <= 1024, "mel_bins", o.mel_bins, "from 1 to 1024");
   require(o.window_seconds >= 1 && o.window_seconds <= 600, "window_seconds", o.window_seconds, "from 1 to 600");
   const int samples = o.sampling_rate * o.window_seconds;
-  require(samples % o.hop == 0, "hop", o.hop, fmt::format("a divisor of a window's {} samples", samples));
-  require(o.n_fft / 2 < samples, "n_fft", o.n_fft, fmt::format("less than twice a window's {} samples", samples));
+  require(samples % o.hop == 0, "hop", o.hop, tw::format("a divisor of a window's {} samples", samples));
+  require(o.n_fft / 2 < samples, "n_fft", o.n_fft, tw::format("less than twice a window's {} samples", samples));
 }
 
 }  // namespace
@@ -125,7 +124,7 @@ MelFeatures LogMel::extract(std::span<const std::span<const float>> windows) con
   MelFeatures result;
   for (std::size_t i = 0; i < windows.size(); ++i) {
     const std::int64_t size = static_cast<std::int64_t>(windows[i].size());
-    if (size > longest) throw InvalidArgument(fmt::format("log-mel: window {} has {} samples; at most {} are allowed", i, size, longest));
+    if (size > longest) throw InvalidArgument(tw::format("log-mel: window {} has {} samples; at most {} are allowed", i, size, longest));
     result.real_frames.push_back((size + hop - 1) / hop);
   }
   result.features = Tensor::empty({static_cast<std::int64_t>(windows.size()), frames, bins}, DType::f32);

@@ -1,12 +1,11 @@
 #include "speech/segment/segment.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
 
+#include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::speech {
@@ -31,7 +30,7 @@ struct Run {
 
 void check(const SegmentOptions& o) {
   const auto require = [](bool valid, const char* name, double value, const char* allowed) {
-    if (!valid) throw InvalidArgument(fmt::format("segments: {} is {}; it must be {}", name, value, allowed));
+    if (!valid) throw InvalidArgument(tw::format("segments: {} is {}; it must be {}", name, value, allowed));
   };
   require(o.sampling_rate >= 1000 && o.sampling_rate <= 768000, "sampling_rate", o.sampling_rate, "from 1000 to 768000");
   require(o.longest_seconds >= 1 && o.longest_seconds <= 3600, "longest_seconds", o.longest_seconds, "from 1 to 3600");
