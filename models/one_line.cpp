@@ -18,7 +18,7 @@ std::string one_line(std::string_view text) {
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte == 0x7F) {
-      tw::format_to(std::back_inserter(line), "\\x{:02X}", byte);
+      line += tw::format("\\x{:02X}", byte);
     } else {
       line += c;
     }

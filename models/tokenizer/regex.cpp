@@ -28,8 +28,8 @@ constexpr std::string_view kNoSpace =
     R"(\x{00}-\x{08}\x{0E}-\x{1F}\x{21}-\x{84}\x{86}-\x{9F}\x{A1}-\x{167F}\x{1681}-\x{1FFF}\x{200B}-\x{2027}\x{202A}-\x{202E}\x{2030}-\x{205E}\x{2060}-\x{2FFF}\x{3001}-\x{10FFFF})";
 
 void append_range(std::string& set, char32_t first, char32_t last) {
-  tw::format_to(std::back_inserter(set), "\\x{{{:X}}}", static_cast<std::uint32_t>(first));
-  if (last > first) tw::format_to(std::back_inserter(set), "-\\x{{{:X}}}", static_cast<std::uint32_t>(last));
+  set += tw::format("\\x{{{:X}}}", static_cast<std::uint32_t>(first));
+  if (last > first) set += tw::format("-\\x{{{:X}}}", static_cast<std::uint32_t>(last));
 }
 
 /// Items of a class: the characters of a general category (one or two letters).
@@ -275,7 +275,7 @@ Regex Regex::literal(const std::string& text, const std::string& file) {
   std::string escaped;
   for (const char c : text) {
     if (static_cast<unsigned char>(c) < 0x80 && std::isalnum(static_cast<unsigned char>(c)) == 0) {
-      tw::format_to(std::back_inserter(escaped), "\\x{:02X}", static_cast<unsigned>(c));
+      escaped += tw::format("\\x{:02X}", static_cast<unsigned>(c));
     } else {
       escaped += c;
     }
