@@ -95,9 +95,11 @@ struct Transcriber::State {
         segments = cut_at_silences(samples, {.longest_seconds = static_cast<double>(model.config.mel.window_seconds)});
       else if (!samples.empty())
         segments = {{0, std::ssize(samples)}};
+      // What fits one window is given whole, as the reference does: silence around speech changes what a model hears, a little.
+      const bool whole = segments.size() == 1 && std::ssize(samples) <= model.mel.window_samples();
       for (const Segment& segment : segments) {
-        items.push_back({file, transcripts[file].segments.size(),
-                         samples.subspan(static_cast<std::size_t>(segment.begin), static_cast<std::size_t>(segment.end - segment.begin))});
+        const auto part = samples.subspan(static_cast<std::size_t>(segment.begin), static_cast<std::size_t>(segment.end - segment.begin));
+        items.push_back({file, transcripts[file].segments.size(), whole ? samples : part});
         TranscriptSegment& result = transcripts[file].segments.emplace_back();
         result.begin = seconds(segment.begin);
         result.end = seconds(segment.end);
