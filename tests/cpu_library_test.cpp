@@ -486,6 +486,42 @@ TEST_P(CpuLibrary, WidensAndNarrowsRowsOfAnyLength) {
   }
 }
 
+/// Products of `count` rows of `cols` with a vector against double, and each row's alone: the same bits.
+template <class T, class Bits>
+void check_dots(tw::cpu::Dots<Bits> dots, int count, int cols, std::mt19937_64& random) {
+  std::normal_distribution<float> normal;
+  const long stride = cols + 5;
+  std::vector<T> rows(static_cast<std::size_t>(stride * count + 1)), vector(static_cast<std::size_t>(cols + 1));
+  for (T& x : rows) x = T(normal(random));
+  for (T& x : vector) x = T(normal(random));
+  const auto bits = [](const T* x) { return reinterpret_cast<const Bits*>(x); };
+  const T *first = rows.data() + 1, *by = vector.data() + 1;  // aligned as elements are, no more
+  std::vector<float> sums(static_cast<std::size_t>(count + 1), 2.0f), alone = sums;
+  dots(sums.data(), bits(first), stride, bits(by), count, cols);
+  for (int r = 0; r < count; ++r) dots(alone.data() + r, bits(first + r * stride), stride, bits(by), 1, cols);
+  EXPECT_EQ(sums, alone);
+  EXPECT_EQ(sums.back(), 2.0f) << "written past the rows";
+  for (int r = 0; r < count; ++r) {
+    double sum = 2, magnitude = 2;
+    for (int c = 0; c < cols; ++c) {
+      const double product = static_cast<double>(static_cast<float>(first[r * stride + c])) * static_cast<float>(by[c]);
+      sum += product;
+      magnitude += std::abs(product);
+    }
+    EXPECT_NEAR(sums[static_cast<std::size_t>(r)], sum, magnitude * 1e-6) << count << " rows of " << cols << ", row " << r;
+  }
+}
+
+TEST_P(CpuLibrary, ProductsOfRowsWithAVector) {
+  for (const int count : {0, 1, 3, 16}) {
+    for (const int cols : {0, 1, 7, 31, 64, 127, 128, 129, 1000}) {
+      check_dots<float, float>(GetParam()->dots_f32, count, cols, random_);
+      check_dots<tw::bf16, unsigned short>(GetParam()->dots_bf16, count, cols, random_);
+      check_dots<tw::f16, unsigned short>(GetParam()->dots_f16, count, cols, random_);
+    }
+  }
+}
+
 TEST_P(CpuLibrary, RowsOfAnyLengthAtAnyAddress) {
   const Library& library = *GetParam();
   for (const int n : {0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100, 777}) {

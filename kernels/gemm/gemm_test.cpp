@@ -432,6 +432,18 @@ TEST_P(Gemm, RunsOnTheStreamGiven) {
   EXPECT_EQ(on_stream.values(), expected);
 }
 
+// What a sequence of a batch is answered must not depend on the others.
+TEST(GemmCpu, OfFewRowsNoneDependsOnTheOthers) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const Tensor a = Tensor::random({16, 301}, dtype, 1), b = Tensor::random({77, 301}, dtype, 2);
+    const Tensor all = matmul(a, b.transpose(0, 1));
+    for (const int rows : {1, 2, 5, 15}) {
+      const Tensor some = matmul(a.slice(0, 0, rows), b.transpose(0, 1));
+      EXPECT_EQ(max_difference(some, all.slice(0, 0, rows)), 0) << name_of(dtype) << ", " << rows << " rows";
+    }
+  }
+}
+
 TEST(GemmCpu, DoesNotDependOnTheNumberOfThreads) {
   std::mt19937_64 random = random_engine();
   const int threads = cpu_threads();
