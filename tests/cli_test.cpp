@@ -1,8 +1,8 @@
 // The command line as its users meet it: the program is run, and its exit code, output and messages are looked at.
 
+#include "cli_fixture.hpp"
+
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,79 +11,21 @@
 #include <string>
 
 #include "runtime/format.hpp"
-#include "runtime/paths.hpp"
 #include "support.hpp"
 
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using tw::own_folder;
+using tw::test::expect_message;
+using tw::test::Outcome;
+using tw::test::read;
 
-std::string read(const fs::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
-struct Outcome {
-  int code = -1;
-  std::string out;
-  std::string err;
-};
-
-class Cli : public testing::Test {
+class Cli : public tw::test::CommandLine {
  protected:
-  void SetUp() override {
-    if (!fs::exists(program())) GTEST_SKIP() << "skipped: built without the command line";
-    std::string pattern = (fs::temp_directory_path() / "tilewave-cli-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override {
-    if (!folder_.empty()) fs::remove_all(folder_);
-  }
-
-  fs::path folder() const { return folder_; }
-
-  /// Runs the program with an own, empty cache. `environment`: assignments in front of the command.
-  Outcome run(const std::string& arguments, const std::string& environment = "") const {
-    const std::string command = tw::format("TILEWAVE_CACHE='{0}/cache' {1} '{2}' {3} >'{0}/out' 2>'{0}/err' </dev/null", folder_.string(),
-                                           environment, program().string(), arguments);
-    const int status = std::system(command.c_str());
-    Outcome outcome;
-    outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    outcome.out = read(folder_ / "out");
-    outcome.err = read(folder_ / "err");
-    return outcome;
-  }
-
-  json run_json(const std::string& arguments, const std::string& environment = "") const {
-    const Outcome outcome = run(arguments, environment);
-    EXPECT_EQ(outcome.code, 0) << outcome.err;
-    const json parsed = json::parse(outcome.out, nullptr, false);
-    EXPECT_FALSE(parsed.is_discarded()) << outcome.out;
-    return parsed;
-  }
-
   /// The first registered kernel that uses the tensor cores of plain bf16 products: quick to compile.
   std::string some_kernel() const { return run_json("kernels list --json").at(0).at("name"); }
-
-  /// As built; or, in a bundle, in the folder beside this program's.
-  static fs::path program() {
-    const fs::path built = TILEWAVE_BINARY_DIR "/tilewave";
-    return fs::exists(built) ? built : own_folder().parent_path() / "bin/tilewave";
-  }
-
- private:
-  fs::path folder_;
 };
-
-void expect_message(const Outcome& outcome, int code, const std::string& part) {
-  EXPECT_EQ(outcome.code, code) << outcome.err;
-  EXPECT_EQ(outcome.err.rfind("tilewave: ", 0), 0u) << outcome.err;
-  EXPECT_NE(outcome.err.find(part), std::string::npos) << "no \"" << part << "\" in: " << outcome.err;
-}
 
 TEST_F(Cli, EverySubcommandHasHelp) {
   for (const char* command : {"", "devices", "kernels", "kernels list", "kernels source", "kernels layout", "kernels compile",
@@ -109,7 +51,7 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
     const char* part;
   } const cases[] = {
       {"", "--help"},
-      {"frobnicate", "\"frobnicate\"; there are: devices, kernels, bench, tune"},
+      {"frobnicate", "\"frobnicate\"; there are: transcribe, devices, kernels, bench, tune"},
       {"benhc", "did you mean \"bench\""},
       {"devices --jsonn", "--jsonn"},
       {"devices extra", "extra"},
