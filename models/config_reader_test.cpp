@@ -29,8 +29,7 @@ void refused(F f, std::initializer_list<std::string_view> parts) {
 }
 
 TEST(ConfigReader, OnlyAnObjectIsRead) {
-  for (const char* text : {"[]", "3", "\"x\"", "null", "true"})
-    refused([&] { reader(text); }, {"config.json: the document is no object"});
+  for (const char* text : {"[]", "3", "\"x\"", "null", "true"}) refused([&] { reader(text); }, {"config.json: the document is no object"});
   EXPECT_FALSE(reader("{}").has("a"));
 }
 

@@ -46,6 +46,8 @@ LlamaConfig LlamaConfig::read(const ConfigReader& reader) {
   config.layers = static_cast<int>(reader.integer("num_hidden_layers", 1, 1000));
   config.heads = extent("num_attention_heads");
   config.kv_heads = extent("num_key_value_heads", config.heads);
+  if (!reader.has("head_dim") && config.hidden % config.heads != 0)
+    reader.fail("num_attention_heads", tw::format("a divisor of hidden_size, {}, is wanted", config.hidden));
   config.head_dim = extent("head_dim", config.hidden / config.heads);
   config.vocabulary = extent("vocab_size");
   config.max_positions = extent("max_position_embeddings");

@@ -45,6 +45,8 @@ class SafeTensors {
   Tensor tensor(std::string_view name) const;
   const Shape& shape(std::string_view name) const { return entry(name).shape; }
   DType dtype(std::string_view name) const;
+  /// As the file spells it: "BF16". Whatever it is.
+  const std::string& dtype_name(std::string_view name) const { return entry(name).dtype; }
   std::size_t bytes(std::string_view name) const { return entry(name).bytes; }
   /// The file that holds it, for messages about its content.
   const std::string& file(std::string_view name) const { return entry(name).file->name; }

@@ -9,12 +9,14 @@
 
 #include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
+#include "tests/temporary_directory.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::models {
 namespace {
 
 using test::expect_error;
+using Directory = test::TemporaryDirectory;
 
 /// A file: the header's size, the header, the data.
 std::string file_of(const std::string& header, const std::string& data) {
@@ -50,26 +52,6 @@ void expect_refused(const std::string& bytes, std::initializer_list<std::string_
   }
 }
 
-class Directory {
- public:
-  Directory() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "tilewave-safetensors-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~Directory() { std::filesystem::remove_all(path_); }
-  Directory(const Directory&) = delete;
-  Directory& operator=(const Directory&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(path_ / name, std::ios::binary) << bytes;
-    return path_ / name;
-  }
-
- private:
-  std::filesystem::path path_;
-};
-
 std::string one_float(const std::string& name, float value) {
   return file_of(padded(tw::format(R"({{"{}":{{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}}})", name)), bytes_of({value}));
 }
@@ -87,6 +69,7 @@ TEST(SafeTensors, TensorsAreReadWithoutACopy) {
   EXPECT_FALSE(tensors.contains("__metadata__"));
   EXPECT_EQ(tensors.shape("w"), (Shape{2, 3}));
   EXPECT_EQ(tensors.dtype("b"), DType::bf16);
+  EXPECT_EQ(tensors.dtype_name("b"), "BF16");
   EXPECT_EQ(tensors.bytes("w"), 24u);
   EXPECT_EQ(tensors.bytes(), 30u);
   EXPECT_EQ(tensors.file("w"), file.string());
@@ -139,6 +122,7 @@ TEST(SafeTensors, DTypesThatAreNotSupportedAreErrorsOnlyWhenAskedFor) {
   const SafeTensors tensors = parsed(bytes);
   EXPECT_EQ(tensors.shape("a"), (Shape{1}));
   expect_error<FileError>([&] { tensors.tensor("a"); }, {"x.safetensors: tensor \"a\": dtype is \"F64\"; allowed: F32, F16, BF16"});
+  EXPECT_EQ(tensors.dtype_name("a"), "F64");
   expect_error<FileError>([&] { tensors.dtype("b"); }, {"tensor \"b\": dtype is \"X\\x0A\""});
 }
 

@@ -1,5 +1,8 @@
 #include "models/weights.hpp"
 
+#include <optional>
+
+#include "models/one_line.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/elementwise.hpp"
 #include "tilewave/error.hpp"
@@ -8,7 +11,13 @@ namespace tw::models {
 
 namespace {
 
-bool readable(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f32; }
+/// What a file's dtype is here, if it is one that is read.
+std::optional<DType> readable(const std::string& dtype) {
+  if (dtype == "BF16") return DType::bf16;
+  if (dtype == "F16") return DType::f16;
+  if (dtype == "F32") return DType::f32;
+  return {};
+}
 
 std::int64_t elements(const Shape& shape) {
   std::int64_t n = 1;
@@ -22,7 +31,8 @@ Weights::Weights(std::string name, SafeTensors files, const std::function<std::s
     : name_(std::move(name)), files_(std::move(files)) {
   for (const std::string& tensor : files_.names()) {
     const auto [other, fresh] = names_.try_emplace(canonical(tensor), tensor);
-    if (!fresh) throw FileError(tw::format("{}: {} and {} are the same tensor in two spellings", name_, other->second, tensor));
+    if (!fresh)
+      throw FileError(tw::format("{}: {} and {} are the same tensor in two spellings", name_, one_line(other->second), one_line(tensor)));
   }
 }
 
@@ -34,7 +44,7 @@ void Weights::check(const std::function<void(Weights&)>& build) {
   build(*this);
   checking_ = false;
   for (const auto& [canonical, name] : names_)
-    if (!asked_.contains(canonical)) problems_.push_back(tw::format("{} is not part of this model", name));
+    if (!asked_.contains(canonical)) problems_.push_back(tw::format("{} is not part of this model", one_line(name)));
   if (!problems_.empty()) throw FileError(tw::format("{}: the weights do not fit config.json: {}", name_, tw::join(problems_, "; ")));
 }
 
@@ -56,7 +66,8 @@ Shape Weights::shape(const std::string& name, int rank) const {
 
 DType Weights::main_dtype() const {
   std::map<DType, std::int64_t> counts;
-  for (const auto& [canonical, name] : names_) counts[files_.dtype(name)] += elements(files_.shape(name));
+  for (const auto& [canonical, name] : names_)
+    if (const auto dtype = readable(files_.dtype_name(name))) counts[*dtype] += elements(files_.shape(name));
   DType best = DType::f32;
   std::int64_t most = 0;
   for (const auto& [dtype, count] : counts) {
@@ -76,8 +87,8 @@ void Weights::read(const std::string& name, const Shape& shape, const Tensor& ta
     const Shape given = files_.shape(found->second);
     if (given != shape)
       problems_.push_back(tw::format("{} is [{}], which must be [{}]", found->second, tw::join(given, ", "), tw::join(shape, ", ")));
-    if (!readable(files_.dtype(found->second)))
-      problems_.push_back(tw::format("{} is {}; bf16, f16 and f32 are read", found->second, name_of(files_.dtype(found->second))));
+    if (const std::string& dtype = files_.dtype_name(found->second); !readable(dtype))
+      problems_.push_back(tw::format("{} is {}; BF16, F16 and F32 are read", found->second, one_line(dtype)));
     bytes_wanted_ += static_cast<std::int64_t>(files_.bytes(found->second));
     return;
   }

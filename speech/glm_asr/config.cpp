@@ -34,6 +34,8 @@ GlmAsrConfig::Encoder read_encoder(const ConfigReader& reader) {
   encoder.intermediate = extent("intermediate_size");
   encoder.layers = static_cast<int>(reader.integer("num_hidden_layers", 1, 1000));
   encoder.heads = extent("num_attention_heads");
+  if (!reader.has("head_dim") && encoder.hidden % encoder.heads != 0)
+    reader.fail("num_attention_heads", tw::format("a divisor of hidden_size, {}, is wanted", encoder.hidden));
   encoder.head_dim = extent("head_dim", encoder.hidden / encoder.heads);
   encoder.positions = extent("max_position_embeddings", 1500);
   encoder.activation = activation(reader, "hidden_act");

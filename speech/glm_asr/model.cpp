@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "models/one_line.hpp"
 #include "models/weights.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/elementwise.hpp"
@@ -27,13 +28,7 @@ void refuse_older_layout(const SafeTensors& files) {
     if (name.starts_with("audio_encoder."))
       throw FileError(
           tw::format("{}: {}: the layout from before the conversion to transformers' GlmAsr is not read; use the converted checkpoint",
-                     files.file(name), name));
-}
-
-int special_token(const Tokenizer& tokenizer, const std::string& file, const char* token) {
-  const std::optional<int> id = tokenizer.token_id(token);
-  if (!id) throw FileError(tw::format("{}: has no token {}, which GLM-ASR's prompt needs", file, token));
-  return *id;
+                     files.file(name), models::one_line(name)));
 }
 
 DType choose_dtype(const LoadOptions& options, DType stored) {
@@ -66,9 +61,10 @@ GlmAsr GlmAsr::load(const std::filesystem::path& directory, LoadOptions& options
   const std::string tokenizer_file = (directory / "tokenizer.json").string();
   Tokenizer tokenizer = Tokenizer::load(tokenizer_file);
   for (const char* token : {"<|user|>", "<|begin_of_audio|>", "<|end_of_audio|>", "<|assistant|>"})
-    if (special_token(tokenizer, tokenizer_file, token) >= config.decoder.vocabulary)
-      throw FileError(tw::format("{}: {} is token {}; config.json has a vocabulary of {}", tokenizer_file, token,
-                                 *tokenizer.token_id(token), config.decoder.vocabulary));
+    if (!tokenizer.token_id(token)) throw FileError(tw::format("{}: has no token {}, which GLM-ASR's prompt needs", tokenizer_file, token));
+  if (tokenizer.vocab_size() > config.decoder.vocabulary)
+    throw FileError(tw::format("{}: has tokens up to {}; config.json has a vocabulary of {}", tokenizer_file, tokenizer.vocab_size() - 1,
+                               config.decoder.vocabulary));
 
   SafeTensors files = SafeTensors::open_directory(directory);
   refuse_older_layout(files);

@@ -1,0 +1,294 @@
+#include "models/llama.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "models/config_reader.hpp"
+#include "models/json.hpp"
+#include "tests/expect_error.hpp"
+#include "tests/support.hpp"
+#include "tilewave/elementwise.hpp"
+#include "tilewave/error.hpp"
+
+namespace tw::models {
+namespace {
+
+using test::expect_error;
+
+const std::vector<std::string> kCheckpoints = {"gqa", "tied_wide_head", "three_layers"};
+
+/// The name without what the published layouts have in front of the decoder's.
+std::string decoder_name(const std::string& name) {
+  std::string_view rest = name;
+  if (const std::size_t found = rest.find("language_model."); found != std::string_view::npos) {
+    rest.remove_prefix(rest.find('.', found) + 1);
+    while (rest.starts_with("model.")) rest.remove_prefix(6);
+  }
+  return std::string(rest);
+}
+
+/// The decoder of a small random checkpoint.
+const Llama& decoder(const std::string& name, Device device = Device::cpu(), DType dtype = DType::f32) {
+  static std::map<std::string, Llama> loaded;
+  const std::string key = name + device.name() + std::string(name_of(dtype));
+  if (const auto found = loaded.find(key); found != loaded.end()) return found->second;
+  const std::filesystem::path directory = std::filesystem::path(TILEWAVE_SOURCE_DIR) / "tests/data/glm_asr" / name;
+  const LlamaConfig config = LlamaConfig::read(ConfigReader("config.json", load_json(directory / "config.json")).child("text_config"));
+  Weights weights(name, SafeTensors::open_directory(directory), decoder_name);
+  std::optional<Llama> llama;  // the encoder's tensors are left: no check()
+  weights.load([&](Weights& from) { llama.emplace(config, from); }, dtype, Stream::standard(device), {});
+  return loaded.emplace(key, std::move(*llama)).first->second;
+}
+
+const Stream& cpu() {
+  static const Stream stream = Stream::standard(Device::cpu());
+  return stream;
+}
+
+std::vector<int> random_ids(std::mt19937_64& random, std::size_t count, int vocabulary) {
+  std::uniform_int_distribution<int> any(0, vocabulary - 1);
+  std::vector<int> ids(count);
+  for (int& id : ids) id = any(random);
+  return ids;
+}
+
+/// A cache with `ids` in it; `logits`, if given, becomes the scores of what follows.
+KvCache cache_of(const Llama& llama, std::span<const int> ids, Tensor* logits = nullptr, int capacity = 64) {
+  KvCache cache = llama.make_cache(capacity, cpu());
+  const Tensor scores = llama.prefill(llama.embed(ids, cpu()), cache, cpu());
+  if (logits != nullptr) *logits = scores;
+  return cache;
+}
+
+Tensor decode_one(const Llama& llama, int id, KvCache& cache) {
+  KvCache* const caches[] = {&cache};
+  const int ids[] = {id};
+  return llama.decode(ids, caches, cpu());
+}
+
+std::vector<double> values(const Tensor& tensor) {
+  const Tensor host = tensor.to(Device::cpu()).to(DType::f32);
+  return {host.data<float>(), host.data<float>() + host.numel()};
+}
+
+std::size_t largest(const std::vector<double>& x) { return static_cast<std::size_t>(std::max_element(x.begin(), x.end()) - x.begin()); }
+
+/// Relative L2 distance.
+double distance(const std::vector<double>& x, const std::vector<double>& reference) {
+  EXPECT_EQ(x.size(), reference.size());
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < reference.size(); ++i) {
+    error += (x[i] - reference[i]) * (x[i] - reference[i]);
+    norm += reference[i] * reference[i];
+  }
+  return std::sqrt(error / norm);
+}
+
+class LlamaOf : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Checkpoints, LlamaOf, testing::ValuesIn(kCheckpoints), [](const auto& test) { return test.param; });
+
+TEST_P(LlamaOf, PiecesOfAPromptAreThePrompt) {
+  const Llama& llama = decoder(GetParam());
+  std::mt19937_64 random = test::random_engine();
+  const std::vector<int> ids = random_ids(random, 41, llama.config().vocabulary);
+  Tensor logits;
+  const KvCache whole_cache = cache_of(llama, ids, &logits);
+  EXPECT_EQ(whole_cache.length, 41);
+  EXPECT_EQ(logits.shape(), (Shape{1, llama.config().vocabulary}));
+  const std::vector<double> whole = values(logits);
+
+  const auto expect_same = [&](const KvCache& cache, const Tensor& scores) {
+    EXPECT_EQ(cache.length, 41);
+    const std::vector<double> given = values(scores);
+    EXPECT_LE(distance(given, whole), 1e-5);
+    EXPECT_EQ(largest(given), largest(whole));
+    EXPECT_LE(distance(values(cache.tokens.slice(1, 0, 41)), values(whole_cache.tokens.slice(1, 0, 41))), 1e-5);
+  };
+  for (const std::vector<std::size_t>& pieces : {std::vector<std::size_t>{1, 40}, {40, 1}, {13, 17, 11}, {1, 1, 38, 1}}) {
+    KvCache cache = llama.make_cache(64, cpu());
+    Tensor scores;
+    std::size_t begin = 0;
+    for (const std::size_t piece : pieces) {
+      scores = llama.prefill(llama.embed(std::span(ids).subspan(begin, piece), cpu()), cache, cpu());
+      begin += piece;
+    }
+    SCOPED_TRACE(pieces.size());
+    expect_same(cache, scores);
+  }
+  KvCache cache = llama.make_cache(41, cpu());  // no more than it takes
+  Tensor scores;
+  for (const int id : ids) scores = decode_one(llama, id, cache);
+  expect_same(cache, scores);
+}
+
+TEST_P(LlamaOf, ABatchIsEachSequenceAlone) {
+  const Llama& llama = decoder(GetParam());
+  std::mt19937_64 random = test::random_engine();
+  const int vocabulary = llama.config().vocabulary;
+  for (const std::size_t sequences : {2u, 5u, 16u}) {
+    SCOPED_TRACE(sequences);
+    std::vector<KvCache> alone, together;
+    for (std::size_t i = 0; i < sequences; ++i) {  // of 1 to 40 tokens
+      const std::vector<int> ids = random_ids(random, i == 0 ? 1 : 1 + random() % 40, vocabulary);
+      alone.push_back(cache_of(llama, ids));
+      together.push_back(cache_of(llama, ids));
+    }
+    std::vector<KvCache*> caches;
+    for (KvCache& cache : together) caches.push_back(&cache);
+    for (int step = 0; step < 3; ++step) {
+      const std::vector<int> ids = random_ids(random, sequences, vocabulary);
+      const Tensor scores = llama.decode(ids, caches, cpu());
+      ASSERT_EQ(scores.shape(), (Shape{static_cast<std::int64_t>(sequences), vocabulary}));
+      for (std::size_t i = 0; i < sequences; ++i) {
+        const auto row = static_cast<std::int64_t>(i);
+        EXPECT_EQ(max_difference(scores.slice(0, row, row + 1), decode_one(llama, ids[i], alone[i])), 0) << "sequence " << i;
+        EXPECT_EQ(together[i].length, alone[i].length);
+      }
+    }
+  }
+}
+
+TEST(Llama, WhatAUserOfACacheMayNotDo) {
+  const Llama& llama = decoder("gqa");
+  expect_error<InvalidArgument>([&] { llama.make_cache(2049, cpu()); }, {"capacity is 2049; the model's context is 2048 tokens"});
+  expect_error<InvalidArgument>([&] { llama.make_cache(-1, cpu()); }, {"capacity is -1"});
+  EXPECT_EQ(llama.make_cache(2048, cpu()).capacity(), 2048);
+
+  const std::vector<int> ids = {1, 2, 3};
+  KvCache small = llama.make_cache(2, cpu());
+  expect_error<InvalidArgument>([&] { llama.prefill(llama.embed(ids, cpu()), small, cpu()); },
+                                {"3 tokens do not fit a cache of 2 that holds 0"});
+  EXPECT_EQ(small.length, 0);
+  KvCache cache = cache_of(llama, ids, nullptr, 4);
+  expect_error<InvalidArgument>([&] { llama.prefill(llama.embed(ids, cpu()), cache, cpu()); },
+                                {"3 tokens do not fit a cache of 4 that holds 3"});
+  expect_error<InvalidArgument>([&] { llama.prefill(llama.embed({}, cpu()), cache, cpu()); }, {"0 tokens do not fit"});
+  decode_one(llama, 5, cache);
+  expect_error<InvalidArgument>([&] { decode_one(llama, 5, cache); }, {"a cache of 4 tokens is full"});
+  EXPECT_EQ(cache.length, 4);
+
+  KvCache first = cache_of(llama, ids), second = cache_of(llama, ids, nullptr, 3);
+  KvCache* const caches[] = {&first, &second};
+  expect_error<InvalidArgument>([&] { llama.decode(std::vector<int>{1, 2}, caches, cpu()); }, {"a cache of 3 tokens is full"});
+  EXPECT_EQ(first.length, 3);  // nothing was done
+  expect_error<InvalidArgument>([&] { llama.decode(ids, caches, cpu()); }, {"3 ids for 2 sequences"});
+  expect_error<InvalidArgument>([&] { llama.decode({}, {}, cpu()); }, {"0 ids for 0 sequences"});
+  expect_error<InvalidArgument>([&] { llama.embed(std::vector<int>{0, 263}, cpu()); }, {"263"});
+  expect_error<InvalidArgument>([&] { llama.embed(std::vector<int>{-1}, cpu()); }, {"-1"});
+}
+
+TEST(Llama, TheHeadIsTheEmbeddingWhereThereIsNone) {
+  EXPECT_FALSE(decoder("gqa").tied());
+  EXPECT_TRUE(decoder("tied_wide_head").tied());
+}
+
+class LlamaOn : public testing::TestWithParam<Device> {};
+INSTANTIATE_TEST_SUITE_P(Devices, LlamaOn, testing::ValuesIn(test::kDevices), test::device_name);
+
+// Of these checkpoints' random weights bf16 leaves up to 0.04 of the scores. What a GPU leaves is held against what the CPU does.
+TEST_P(LlamaOn, HalfPrecisionIsNearTheCpusF32) {
+  skip_unless_present(GetParam());
+  std::mt19937_64 random = test::random_engine();
+  for (const std::string& name : kCheckpoints) {
+    SCOPED_TRACE(name);
+    const Llama& exact = decoder(name);
+    const std::vector<int> ids = random_ids(random, 37, exact.config().vocabulary);
+    Tensor logits;
+    KvCache exact_cache = cache_of(exact, ids, &logits);
+    const std::vector<double> prefilled = values(logits), decoded = values(decode_one(exact, ids[0], exact_cache));
+    const auto errors = [&](Device device) {
+      const Stream stream = Stream::standard(device);
+      const Llama& llama = decoder(name, device, DType::bf16);
+      KvCache cache = llama.make_cache(64, stream);
+      const double first = distance(values(llama.prefill(llama.embed(ids, stream), cache, stream)), prefilled);
+      KvCache* const caches[] = {&cache};
+      const int next[] = {ids[0]};
+      return std::pair(first, distance(values(llama.decode(next, caches, stream)), decoded));
+    };
+    const auto [prefill_error, decode_error] = errors(GetParam());
+    EXPECT_LE(prefill_error, 0.08);
+    EXPECT_LE(decode_error, 0.08);
+    if (!GetParam().is_cuda()) continue;
+    const auto [cpu_prefill_error, cpu_decode_error] = errors(Device::cpu());
+    EXPECT_LE(prefill_error, 1.5 * cpu_prefill_error);
+    EXPECT_LE(decode_error, 1.5 * cpu_decode_error);
+  }
+}
+
+nlohmann::json small_config() {
+  return {{"hidden_size", 128},   {"intermediate_size", 96}, {"num_hidden_layers", 1},         {"num_attention_heads", 2},
+          {"vocab_size", 10},     {"rms_norm_eps", 1e-6},    {"max_position_embeddings", 100}, {"num_key_value_heads", 1},
+          {"rope_theta", 500000}, {"model_type", "llama"}};
+}
+
+LlamaConfig read(const nlohmann::json& json) { return LlamaConfig::read({"config.json", json}); }
+
+TEST(LlamaConfig, Values) {
+  const LlamaConfig config = read(small_config());
+  EXPECT_EQ(config.hidden, 128);
+  EXPECT_EQ(config.intermediate, 96);
+  EXPECT_EQ(config.layers, 1);
+  EXPECT_EQ(config.heads, 2);
+  EXPECT_EQ(config.kv_heads, 1);
+  EXPECT_EQ(config.head_dim, 64);
+  EXPECT_EQ(config.vocabulary, 10);
+  EXPECT_EQ(config.max_positions, 100);
+  EXPECT_EQ(config.rope_theta, 500000);
+  EXPECT_EQ(config.norm_epsilon, 1e-6f);
+}
+
+TEST(LlamaConfig, WhatMayBeMissingOrInAnotherPlace) {
+  nlohmann::json json = small_config();
+  for (const char* field : {"rms_norm_eps", "num_key_value_heads", "rope_theta", "model_type"}) json[field] = nullptr;
+  LlamaConfig config = read(json);
+  EXPECT_EQ(config.kv_heads, 2);
+  EXPECT_EQ(config.rope_theta, 10000);
+  EXPECT_EQ(config.norm_epsilon, 1e-5f);
+  json["rope_parameters"] = {{"rope_theta", 20000}, {"rope_type", "default"}};
+  EXPECT_EQ(read(json).rope_theta, 20000);
+  json["rope_theta"] = 30000;  // the newer place counts
+  EXPECT_EQ(read(json).rope_theta, 20000);
+  json["head_dim"] = 128;
+  config = read(json);
+  EXPECT_EQ(config.head_dim, 128);
+  EXPECT_EQ(config.hidden, 128);
+}
+
+TEST(LlamaConfig, WhatIsNotSupported) {
+  const auto refused = [](const char* field, const nlohmann::json& value, std::initializer_list<std::string_view> parts) {
+    SCOPED_TRACE(field);
+    nlohmann::json json = small_config();
+    json[field] = value;
+    expect_error<FileError>([&] { read(json); }, parts);
+  };
+  refused("model_type", "qwen2", {"config.json: model_type is \"qwen2\"; only \"llama\" decoders are supported"});
+  refused("hidden_size", 0, {"hidden_size is 0; an integer from 1 to 1048576"});
+  refused("num_hidden_layers", 1001, {"num_hidden_layers is 1001; an integer from 1 to 1000"});
+  refused("vocab_size", nullptr, {"vocab_size is missing"});
+  refused("num_attention_heads", 3, {"num_attention_heads is 3; a divisor of hidden_size, 128, is wanted"});
+  refused("num_attention_heads", 256, {"num_attention_heads is 256; a divisor of hidden_size"});
+  refused("num_key_value_heads", 3, {"num_key_value_heads is 3; a divisor of num_attention_heads, 2, is wanted"});
+  refused("head_dim", 48, {"config.json: head_dim is 48; 64 and 128 are supported"});
+  refused("hidden_size", 64, {"head_dim is 32; 64 and 128 are supported"});
+  refused("hidden_act", "gelu", {"hidden_act is \"gelu\"; only \"silu\" is supported"});
+  refused("attention_bias", true, {"attention_bias is true; decoders with biases are not supported"});
+  refused("mlp_bias", true, {"mlp_bias is true"});
+  refused("rope_scaling", {{"type", "linear"}}, {"rope_scaling is {\"type\":\"linear\"}; scaled rotary embeddings are not supported"});
+  refused("rope_parameters", {{"rope_type", "yarn"}}, {"rope_parameters.rope_type is \"yarn\"; only \"default\" is supported"});
+  refused("rope_parameters", 5, {"rope_parameters is no object"});
+  refused("rope_theta", 0, {"rope_theta is 0; a number from 1 to"});
+  refused("partial_rotary_factor", 0.5, {"partial_rotary_factor is not 1"});
+  refused("rms_norm_eps", "1e-5", {"rms_norm_eps is \"1e-5\"; a number from 0 to 1"});
+}
+
+}  // namespace
+}  // namespace tw::models
