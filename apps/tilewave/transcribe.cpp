@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -92,6 +93,21 @@ std::string time_text(double seconds, char point) {
   return tw::format("{:02}:{:02}:{:02}{}{:03}", ms / 3600000, ms / 60000 % 60, ms / 1000 % 60, point, ms % 1000);
 }
 
+/// A segment's text as subtitles take it: on one line, since an empty one would end it; in WebVTT without markup.
+std::string subtitle_text(const std::string& text, bool vtt) {
+  std::string line;
+  for (const char c : text) {
+    if (c == '\n' || c == '\r') {
+      line += ' ';
+    } else if (vtt && (c == '&' || c == '<' || c == '>')) {
+      line += c == '&' ? "&amp;" : c == '<' ? "&lt;" : "&gt;";
+    } else {
+      line += c;
+    }
+  }
+  return line;
+}
+
 std::string subtitles(const Transcript& transcript, bool vtt) {
   std::string text = vtt ? "WEBVTT\n\n" : "";
   int number = 0;
@@ -99,7 +115,8 @@ std::string subtitles(const Transcript& transcript, bool vtt) {
     if (segment.text.empty()) continue;
     const char point = vtt ? '.' : ',';
     if (!vtt) text += tw::format("{}\n", ++number);
-    text += tw::format("{} --> {}\n{}\n\n", time_text(segment.begin, point), time_text(segment.end, point), segment.text);
+    text +=
+        tw::format("{} --> {}\n{}\n\n", time_text(segment.begin, point), time_text(segment.end, point), subtitle_text(segment.text, vtt));
   }
   return text;
 }
@@ -141,8 +158,6 @@ std::vector<std::string> output_paths(const Arguments& a) {
   if (!directory) return {a.output};
   if (fs::exists(a.output, error) && !fs::is_directory(a.output, error))
     throw UsageError(tw::format("transcribe: --output {} is a file; of several recordings it must be a directory", a.output));
-  fs::create_directories(a.output, error);
-  if (error) throw Error(tw::format("{}: {}", a.output, error.message()));
   std::set<std::string> taken;
   for (std::size_t i = 0; i < a.files.size(); ++i) {
     const std::string stem = a.files[i] == "-" ? "stdin" : fs::path(a.files[i]).stem().string();
@@ -150,6 +165,8 @@ std::vector<std::string> output_paths(const Arguments& a) {
     if (!taken.insert(paths[i]).second)
       throw UsageError(tw::format("transcribe: two recordings would be written to {}; give them one by one", paths[i]));
   }
+  fs::create_directories(a.output, error);
+  if (error) throw Error(tw::format("{}: {}", a.output, error.message()));
   return paths;
 }
 
@@ -205,7 +222,9 @@ class Job {
       }
       group.files.push_back(i);
       group.seconds += static_cast<double>(group.samples.back().size()) / 16000;
-      if (group.seconds >= 30.0 * a_.options.batch) finish(transcriber, std::exchange(group, {}));
+      // A recording in one prompt may be too long for the model: the others are not to fail with it.
+      const bool alone = a_.options.segmentation == speech::Segmentation::none;
+      if (alone || group.seconds >= 30.0 * a_.options.batch) finish(transcriber, std::exchange(group, {}));
     }
     finish(transcriber, group);
     return failed_ ? kFailure : kOk;
@@ -231,14 +250,17 @@ class Job {
     speech::TranscribeOptions options = a_.options;
     const bool live = a_.format == "text" && a_.output.empty();
     std::size_t current = 0;  // of the files whose text is being printed
+    bool begun = false;       // it has some
     const auto end_lines = [&](std::size_t file) {
       for (; current < file; ++current) write_text("", "\n");
+      begun = false;
     };
     if (live) {
       options.on_text = [&](std::size_t file, std::string_view text) {
         progress_.clear();
-        end_lines(file);
+        if (file > current) end_lines(file);
         write_text("", std::string(text));
+        begun = true;
       };
     }
     options.on_progress = [&](double done, double all) {
@@ -250,7 +272,7 @@ class Job {
     try {
       result = transcriber.transcribe(spans, options);
     } catch (const InvalidArgument& error) {
-      if (live) end_lines(group.files.size());
+      if (begun) end_lines(current + 1);
       for (const std::size_t file : group.files) complain(tw::format("{}: {}", a_.files[file], error.what()));
       return;
     }
@@ -319,6 +341,7 @@ void add_transcribe(CLI::App& app, int& exit_code) {
     if (a.files.size() > 1 && a.output.empty() && (a.format == "srt" || a.format == "vtt"))
       throw UsageError(tw::format("transcribe: subtitles of several recordings need --output DIR"));
     if (!(a.options.top_p > 0 && a.options.top_p <= 1)) throw UsageError("--top-p must be above 0 and at most 1");
+    if (std::isnan(a.options.temperature)) throw UsageError("--temperature must be from 0 to 100");
     a.options.segmentation = a.segment == "none" ? speech::Segmentation::none : speech::Segmentation::automatic;
     exit_code = Job(a).run();
   });

@@ -1,0 +1,362 @@
+// `tilewave transcribe` and `tilewave bench transcribe` as their users meet them, with the bundled checkpoint.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cli_fixture.hpp"
+#include "runtime/format.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using tw::test::expect_message;
+using tw::test::Outcome;
+using tw::test::read;
+
+const std::string kRoot = TILEWAVE_SOURCE_DIR;
+
+/// A bundled recording and what it says.
+std::string sample(int number) { return tw::format("'{}/assets/samples/digits-{}.wav'", kRoot, number); }
+const std::string kWords[] = {"", "six seven nine one", "eight zero seven", "four three seven five seven four"};
+
+std::vector<std::string> lines(const std::string& text) {
+  std::vector<std::string> all;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) all.push_back(line);
+  return all;
+}
+
+class Transcribe : public tw::test::CommandLine {
+ protected:
+  /// On the CPU: texts are compared.
+  Outcome transcribe(const std::string& arguments) const { return run("transcribe --device cpu " + arguments); }
+
+  /// Writes a file into the test's folder; the result is its path, quoted.
+  std::string write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(folder() / name, std::ios::binary) << bytes;
+    return quoted(folder() / name);
+  }
+  static std::string quoted(const fs::path& path) { return "'" + path.string() + "'"; }
+
+  /// The names in a folder, sorted.
+  static std::vector<std::string> names(const fs::path& directory) {
+    std::vector<std::string> all;
+    for (const auto& entry : fs::directory_iterator(directory)) all.push_back(entry.path().filename().string());
+    std::sort(all.begin(), all.end());
+    return all;
+  }
+};
+
+/// A WAV file of 16 kHz, mono, 16 bits.
+std::string wav(const std::vector<std::int16_t>& samples) {
+  const auto number = [](std::uint32_t x, int bytes) {
+    std::string text;
+    for (int i = 0; i < bytes; ++i) text += static_cast<char>(x >> (8 * i) & 0xFF);
+    return text;
+  };
+  const auto size = static_cast<std::uint32_t>(2 * samples.size());
+  std::string file = "RIFF" + number(36 + size, 4) + "WAVEfmt " + number(16, 4) + number(1, 2) + number(1, 2) + number(16000, 4) +
+                     number(32000, 4) + number(2, 2) + number(16, 2) + "data" + number(size, 4);
+  for (const std::int16_t sample : samples) file += number(static_cast<std::uint16_t>(sample), 2);
+  return file;
+}
+
+TEST_F(Transcribe, TextsInTheOrderOfArguments) {
+  const Outcome outcome = transcribe(tw::format("{} {} {}", sample(3), sample(1), sample(2)));
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.err, "");  // no terminal, no progress
+  EXPECT_EQ(outcome.out, kWords[3] + "\n" + kWords[1] + "\n" + kWords[2] + "\n");
+  EXPECT_EQ(transcribe(tw::format("--batch 1 {} {} {}", sample(3), sample(1), sample(2))).out, outcome.out);
+}
+
+TEST_F(Transcribe, OneBadFileAmongMany) {
+  const Outcome outcome = transcribe(tw::format("{} /nowhere/talk.wav {}", sample(1), sample(2)));
+  expect_message(outcome, 1, "/nowhere/talk.wav: No such file or directory");
+  EXPECT_EQ(outcome.out, kWords[1] + "\n" + kWords[2] + "\n");
+  EXPECT_EQ(lines(outcome.err).size(), 1u);
+}
+
+TEST_F(Transcribe, FilesThatAreNoRecordings) {
+  const std::string whole = read(kRoot + "/assets/samples/digits-2.wav");
+  write("empty.wav", "");
+  write("text.wav", "Dear Sir or Madam");
+  write("header.wav", whole.substr(0, 30));
+  write("half.wav", whole.substr(0, whole.size() / 2));
+  const std::string in = "'" + folder().string() + "/";
+  const Outcome outcome = transcribe(tw::format("{0}empty.wav' {0}text.wav' {0}header.wav' {0}half.wav' {0}' {1}", in, sample(2)));
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_EQ(outcome.out, kWords[2] + "\n");
+  const std::vector<std::string> messages = lines(outcome.err);
+  ASSERT_EQ(messages.size(), 5u) << outcome.err;
+  const char* const parts[][2] = {{"empty.wav: ", "empty"},
+                                  {"text.wav: ", "ffmpeg -i"},
+                                  {"header.wav: ", "cannot be read as WAV"},
+                                  {"half.wav: ", "truncated"},
+                                  {"", "folder"}};
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    EXPECT_EQ(messages[i].rfind("tilewave: " + folder().string() + "/" + parts[i][0], 0), 0u) << messages[i];
+    EXPECT_NE(messages[i].find(parts[i][1]), std::string::npos) << messages[i];
+  }
+}
+
+TEST_F(Transcribe, SilenceHasNoText) {
+  const std::string silence = write("silence.wav", wav(std::vector<std::int16_t>(48000))), none = write("none.wav", wav({}));
+  const Outcome outcome = transcribe(tw::format("{} {} {}", silence, sample(2), silence));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "\n" + kWords[2] + "\n\n");
+  EXPECT_EQ(run_json("transcribe --device cpu --format json " + silence).at("segments"), json::array());
+  EXPECT_EQ(transcribe("--format vtt " + silence).out, "WEBVTT\n\n");
+  expect_message(transcribe(none), 1, "none.wav: it holds no audio: 0 samples");
+}
+
+TEST_F(Transcribe, StandardInput) {
+  // What run() adds, an empty standard input among it, becomes a comment.
+  const std::string command = tw::format("- <{0} >'{1}/text' 2>'{1}/message' #", sample(2), folder().string());
+  EXPECT_EQ(transcribe(command).code, 0) << read(folder() / "message");
+  EXPECT_EQ(read(folder() / "text"), kWords[2] + "\n");
+  expect_message(transcribe("-"), 1, "standard input: empty");
+}
+
+TEST_F(Transcribe, Json) {
+  const Outcome outcome = transcribe(tw::format("--format json --dtype bf16 {} {}", sample(1), sample(3)));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::vector<std::string> rows = lines(outcome.out);
+  ASSERT_EQ(rows.size(), 2u) << outcome.out;
+  for (const int i : {0, 1}) {
+    const json row = json::parse(rows[static_cast<std::size_t>(i)]);
+    const int number = i == 0 ? 1 : 3;
+    EXPECT_EQ(row.at("file"), tw::format("{}/assets/samples/digits-{}.wav", kRoot, number));
+    EXPECT_EQ(row.at("text"), kWords[number]);
+    EXPECT_EQ(row.at("truncated"), false);
+    EXPECT_EQ(row.at("device"), "cpu");
+    EXPECT_EQ(row.at("dtype"), "bf16");
+    EXPECT_TRUE(fs::exists(row.at("model").get<std::string>() + "/config.json"));
+    for (const char* stage : {"load", "features", "encoder", "prefill", "decode"}) EXPECT_GE(row.at("seconds").at(stage).get<double>(), 0);
+    double end = 0;
+    std::string text;
+    ASSERT_FALSE(row.at("segments").empty());
+    for (const json& segment : row.at("segments")) {
+      EXPECT_GE(segment.at("begin").get<double>(), end);
+      EXPECT_GT(segment.at("end").get<double>(), segment.at("begin").get<double>());
+      end = segment.at("end").get<double>();
+      EXPECT_FALSE(segment.at("tokens").empty());
+      EXPECT_EQ(segment.at("truncated"), false);
+      EXPECT_EQ(segment.at("repetition"), false);
+      text += (text.empty() ? "" : " ") + segment.at("text").get<std::string>();
+    }
+    EXPECT_EQ(text, kWords[number]);
+    EXPECT_LE(end, row.at("duration").get<double>());
+  }
+}
+
+TEST_F(Transcribe, Subtitles) {
+  const std::vector<std::string> srt = lines(transcribe("--format srt " + sample(1)).out);
+  ASSERT_EQ(srt.size(), 4u);
+  EXPECT_EQ(srt[0], "1");
+  EXPECT_TRUE(std::regex_match(srt[1], std::regex(R"(00:00:\d\d,\d{3} --> 00:00:\d\d,\d{3})"))) << srt[1];
+  EXPECT_LT(srt[1].substr(0, 12), srt[1].substr(17));
+  EXPECT_EQ(srt[2], kWords[1]);
+  EXPECT_EQ(srt[3], "");
+  const std::vector<std::string> vtt = lines(transcribe("--format vtt " + sample(1)).out);
+  ASSERT_EQ(vtt.size(), 5u);
+  EXPECT_EQ(vtt[0], "WEBVTT");
+  EXPECT_EQ(vtt[1], "");
+  EXPECT_TRUE(std::regex_match(vtt[2], std::regex(R"(00:00:\d\d\.\d{3} --> 00:00:\d\d\.\d{3})"))) << vtt[2];
+  EXPECT_EQ(vtt[3], kWords[1]);
+  expect_message(transcribe(tw::format("--format srt {} {}", sample(1), sample(2))), 2, "need --output DIR");
+}
+
+// A random checkpoint at a high temperature says any byte.
+TEST_F(Transcribe, SubtitlesStayWellFormedWhateverTheTextIs) {
+  const auto spoken = [&](const char* format, const char* seed) {
+    return lines(
+        transcribe(tw::format("--model '{}/tests/data/glm_asr/gqa' --temperature 100 --max-new-tokens 300 --format {} --seed {} {}", kRoot,
+                              format, seed, sample(1)))
+            .out);
+  };
+  for (const char* seed : {"1", "2"}) {
+    const std::vector<std::string> srt = spoken("srt", seed), vtt = spoken("vtt", seed);
+    ASSERT_EQ(srt.size(), 4u);
+    ASSERT_EQ(vtt.size(), 5u);
+    EXPECT_EQ(vtt[3].find_first_of("<>\r"), std::string::npos);
+    std::string plain = vtt[3];
+    plain = std::regex_replace(std::regex_replace(plain, std::regex("&lt;"), "<"), std::regex("&gt;"), ">");
+    plain = std::regex_replace(plain, std::regex("&amp;"), "&");
+    EXPECT_EQ(plain, srt[2]);
+  }
+}
+
+TEST_F(Transcribe, OutputFile) {
+  const fs::path out = folder() / "texts";
+  fs::create_directory(out);
+  const fs::path file = out / "a.txt";
+  const Outcome outcome = transcribe(tw::format("--output {} {}", quoted(file), sample(2)));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(read(file), kWords[2] + "\n");
+  EXPECT_EQ(names(out), std::vector<std::string>{"a.txt"});
+  // What fails leaves what was there, and nothing else.
+  expect_message(transcribe(tw::format("--output {} /nowhere.wav", quoted(file))), 1, "/nowhere.wav");
+  EXPECT_EQ(read(file), kWords[2] + "\n");
+  EXPECT_EQ(names(out), std::vector<std::string>{"a.txt"});
+  expect_message(transcribe(tw::format("--output {} /nowhere.wav", quoted(out / "b.txt"))), 1, "/nowhere.wav");
+  EXPECT_EQ(names(out), std::vector<std::string>{"a.txt"});
+  expect_message(transcribe(tw::format("--output {} {} {}", quoted(file), sample(1), sample(2))), 2, "must be a directory");
+}
+
+TEST_F(Transcribe, OutputDirectory) {
+  const fs::path out = folder() / "new/texts";
+  const Outcome outcome = transcribe(tw::format("--format srt --output {} {} /nowhere.wav {}", quoted(out), sample(1), sample(3)));
+  expect_message(outcome, 1, "/nowhere.wav");
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(names(out), (std::vector<std::string>{"digits-1.srt", "digits-3.srt"}));
+  EXPECT_EQ(lines(read(out / "digits-3.srt")).at(2), kWords[3]);
+  EXPECT_EQ(transcribe(tw::format("--format json --output '{}/' {}", out.string(), sample(2))).code, 0);
+  EXPECT_EQ(json::parse(read(out / "digits-2.json")).at("text"), kWords[2]);
+  const fs::path other = folder() / "other";
+  expect_message(transcribe(tw::format("--output {} {} {}", quoted(other), sample(1), sample(1))), 2,
+                 "two recordings would be written to " + (other / "digits-1.txt").string());
+  EXPECT_FALSE(fs::exists(other));
+}
+
+// Tests may run as root, who may write everywhere: nothing can be created below a regular file.
+TEST_F(Transcribe, OutputThatCannotBeWritten) {
+  write("file", "text");
+  const fs::path below = folder() / "file/below";
+  expect_message(transcribe(tw::format("--output {} {}", quoted(below), sample(2))), 1, below.string() + ": ");
+  expect_message(transcribe(tw::format("--output {} {} {}", quoted(below), sample(1), sample(2))), 1, below.string() + ": ");
+  EXPECT_EQ(read(folder() / "file"), "text");
+}
+
+TEST_F(Transcribe, OnePrompt) {
+  const Outcome outcome = transcribe(tw::format("--segment none --format json {}", sample(1)));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const json row = json::parse(outcome.out);
+  EXPECT_EQ(row.at("text"), kWords[1]);
+  ASSERT_EQ(row.at("segments").size(), 1u);
+  EXPECT_EQ(row.at("segments").at(0).at("begin"), 0.0);
+  EXPECT_EQ(row.at("segments").at(0).at("end"), row.at("duration"));
+}
+
+TEST_F(Transcribe, ARecordingThatIsTooLongForOnePromptFailsAlone) {
+  // The checkpoint's context is 2048 tokens: about 163 s.
+  const std::string long_one = write("long.wav", wav(std::vector<std::int16_t>(170 * 16000)));
+  const Outcome outcome = transcribe(tw::format("--segment none {} {} {}", sample(2), long_one, sample(1)));
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_EQ(outcome.out, kWords[2] + "\n" + kWords[1] + "\n");
+  ASSERT_EQ(lines(outcome.err).size(), 1u) << outcome.err;
+  expect_message(outcome, 1, "long.wav: 170.0 s of audio make a prompt of ");
+}
+
+TEST_F(Transcribe, TheTokenLimitWarns) {
+  const Outcome outcome = transcribe(tw::format("--max-new-tokens 1 --format json {}", sample(2)));
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.err.rfind("tilewave: warning: ", 0), 0u) << outcome.err;
+  EXPECT_NE(outcome.err.find("--max-new-tokens"), std::string::npos) << outcome.err;
+  const json row = json::parse(outcome.out);
+  EXPECT_EQ(row.at("truncated"), true);
+  EXPECT_EQ(row.at("segments").at(0).at("truncated"), true);
+  EXPECT_EQ(row.at("segments").at(0).at("tokens").size(), 1u);
+  EXPECT_EQ(row.at("text"), "eight");
+}
+
+TEST_F(Transcribe, ModelsThatAreNone) {
+  expect_message(transcribe(tw::format("--model {} {}", quoted(folder()), sample(2))), 1,
+                 (folder() / "config.json").string() + ": No such file");
+  expect_message(transcribe(tw::format("--model /nowhere {}", sample(2))), 1, "/nowhere: no such directory");
+  write("config.json", "{\"model_type\": \"whisper\"}");
+  expect_message(transcribe(tw::format("--model {} {}", quoted(folder()), sample(2))), 1, "model_type is \"whisper\"");
+}
+
+TEST_F(Transcribe, WrongUsage) {
+  struct {
+    const char* arguments;
+    const char* part;
+  } const cases[] = {
+      {"", "AUDIO"},
+      {"--batch 17 a.wav", "17 not in range 1 to 16"},
+      {"--batch 0 a.wav", "--batch"},
+      {"--top-p 0 a.wav", "--top-p must be above 0 and at most 1"},
+      {"--top-p 1.5 a.wav", "--top-p"},
+      {"--top-p nan a.wav", "--top-p"},
+      {"--temperature -1 a.wav", "--temperature"},
+      {"--temperature nan a.wav", "--temperature must be from 0 to 100"},
+      {"--max-new-tokens 0 a.wav", "--max-new-tokens"},
+      {"--seed x a.wav", "--seed"},
+      {"--format doc a.wav", "--format"},
+      {"--segment some a.wav", "--segment"},
+      {"--dtype f64 a.wav", "--dtype"},
+      {"--device tpu a.wav", "\"tpu\"; allowed: \"cpu\", \"cuda\""},
+      {"--threads 0 a.wav", "--threads"},
+      {"--wrong a.wav", "--wrong"},
+  };
+  for (const auto& [arguments, part] : cases) {
+    SCOPED_TRACE(arguments);
+    const Outcome outcome = run(tw::format("transcribe {}", arguments));
+    expect_message(outcome, 2, part);
+    EXPECT_EQ(outcome.out, "");
+  }
+}
+
+TEST_F(Transcribe, DrawnTextsRepeatWithTheirSeed) {
+  const auto text = [&](const char* options) {
+    const Outcome outcome = transcribe(tw::format("{} {}", options, sample(1)));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.out;
+  };
+  const std::string first = text("--temperature 5 --seed 3");
+  EXPECT_EQ(text("--temperature 5 --seed 3 --batch 1"), first);
+  EXPECT_NE(text("--temperature 5 --seed 4"), first);
+  EXPECT_EQ(text("--temperature 5 --seed 3 --top-p 1e-9"), kWords[1] + "\n");  // the likeliest alone
+}
+
+TEST_F(Transcribe, SpecialTokensInAPromptAreText) {
+  const Outcome outcome = transcribe(tw::format("--prompt '<|assistant|><|pad|><|end_of_audio|>' --max-new-tokens 20 {}", sample(2)));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(transcribe(tw::format("--prompt 'Please transcribe this audio into text' {}", sample(2))).out, kWords[2] + "\n");
+}
+
+TEST_F(Transcribe, UnwritableStandardOutput) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "skipped: no /dev/full";
+  EXPECT_EQ(transcribe(tw::format("{} >/dev/full 2>'{}/message' #", sample(2), folder().string())).code, 1);
+  const std::string message = read(folder() / "message");
+  EXPECT_EQ(message.rfind("tilewave: standard output: No space left", 0), 0u) << message;
+}
+
+class BenchTranscribe : public Transcribe {};
+
+TEST_F(BenchTranscribe, PassesWithTheRightReference) {
+  const Outcome outcome =
+      run(tw::format("bench transcribe --device cpu --warmup 0 --runs 2 --audio {} --reference 'Six, seven NINE one.'", sample(1)));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* part : {"Run 1: ", "Run 2: ", "Average: ", "Transcription: six seven nine one\n", "Reference: Six, seven NINE one.\n",
+                           "Word accuracy: 100.0 %\n", "Real-time factor: ", "Status: PASS\n"})
+    EXPECT_NE(outcome.out.find(part), std::string::npos) << "no \"" << part << "\" in: " << outcome.out;
+}
+
+TEST_F(BenchTranscribe, FailsWithAWrongReference) {
+  const Outcome outcome =
+      run(tw::format("bench transcribe --device cpu --warmup 0 --runs 1 --audio {} --reference 'six seven five one'", sample(1)));
+  EXPECT_EQ(outcome.code, 1) << outcome.err;
+  EXPECT_NE(outcome.out.find("Word accuracy: 75.0 %\n"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("Status: FAIL\n"), std::string::npos) << outcome.out;
+}
+
+TEST_F(BenchTranscribe, WrongUsage) {
+  expect_message(run("bench transcribe --audio " + sample(1)), 2, "--reference or --ignore-eos is needed");
+  expect_message(run("bench transcribe --reference one"), 2, "--audio");
+  expect_message(run("bench transcribe --runs 0 --reference one --audio " + sample(1)), 2, "--runs");
+  expect_message(run("bench transcribe --device cpu --reference one --audio /nowhere.wav"), 1, "/nowhere.wav: No such file");
+}
+
+}  // namespace
