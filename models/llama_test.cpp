@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <random>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -194,33 +196,36 @@ TEST(Llama, TheHeadIsTheEmbeddingWhereThereIsNone) {
 class LlamaOn : public testing::TestWithParam<Device> {};
 INSTANTIATE_TEST_SUITE_P(Devices, LlamaOn, testing::ValuesIn(test::kDevices), test::device_name);
 
-// Of these checkpoints' random weights bf16 leaves up to 0.04 of the scores. What a GPU leaves is held against what the CPU does.
+// How much bf16 leaves of the scores depends on the tokens: with these random weights 0.01 to 0.09, in transformers, too. Hence fixed
+// prompts, all together; and what a GPU leaves is held against what the CPU does, with the factor of the accuracy rule.
 TEST_P(LlamaOn, HalfPrecisionIsNearTheCpusF32) {
   skip_unless_present(GetParam());
-  std::mt19937_64 random = test::random_engine();
+  const auto scores = [](const std::string& name, Device device, DType dtype) {
+    const Llama& llama = decoder(name, device, dtype);
+    const Stream stream = Stream::standard(device);
+    std::mt19937_64 random(1);
+    std::vector<double> all;
+    const auto add = [&](const Tensor& logits) {
+      const std::vector<double> row = values(logits);
+      all.insert(all.end(), row.begin(), row.end());
+    };
+    for (int prompt = 0; prompt < 8; ++prompt) {
+      const std::vector<int> ids = random_ids(random, 37, llama.config().vocabulary);
+      KvCache cache = llama.make_cache(38, stream);
+      add(llama.prefill(llama.embed(ids, stream), cache, stream));
+      KvCache* const caches[] = {&cache};
+      add(llama.decode(std::span(ids).first(1), caches, stream));
+    }
+    return all;
+  };
   for (const std::string& name : kCheckpoints) {
     SCOPED_TRACE(name);
-    const Llama& exact = decoder(name);
-    const std::vector<int> ids = random_ids(random, 37, exact.config().vocabulary);
-    Tensor logits;
-    KvCache exact_cache = cache_of(exact, ids, &logits);
-    const std::vector<double> prefilled = values(logits), decoded = values(decode_one(exact, ids[0], exact_cache));
-    const auto errors = [&](Device device) {
-      const Stream stream = Stream::standard(device);
-      const Llama& llama = decoder(name, device, DType::bf16);
-      KvCache cache = llama.make_cache(64, stream);
-      const double first = distance(values(llama.prefill(llama.embed(ids, stream), cache, stream)), prefilled);
-      KvCache* const caches[] = {&cache};
-      const int next[] = {ids[0]};
-      return std::pair(first, distance(values(llama.decode(next, caches, stream)), decoded));
-    };
-    const auto [prefill_error, decode_error] = errors(GetParam());
-    EXPECT_LE(prefill_error, 0.08);
-    EXPECT_LE(decode_error, 0.08);
+    const std::vector<double> exact = scores(name, Device::cpu(), DType::f32);
+    const double error = distance(scores(name, GetParam(), DType::bf16), exact);
+    EXPECT_GT(error, 1e-4);
+    EXPECT_LE(error, 0.06);
     if (!GetParam().is_cuda()) continue;
-    const auto [cpu_prefill_error, cpu_decode_error] = errors(Device::cpu());
-    EXPECT_LE(prefill_error, 1.5 * cpu_prefill_error);
-    EXPECT_LE(decode_error, 1.5 * cpu_decode_error);
+    EXPECT_LE(error, 2 * distance(scores(name, Device::cpu(), DType::bf16), exact));
   }
 }
 
