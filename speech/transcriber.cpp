@@ -186,16 +186,30 @@ struct Transcriber::State {
     if (running.done) running.pending += running.decoder.finish();
   }
 
+  std::string_view prompt_text(const TranscribeOptions& options) const {
+    return options.prompt.empty() ? model.config.prompt : options.prompt;
+  }
+
+  /// Throws InvalidArgument when the item's prompt leaves no room in the model's context.
+  void require_room(const Item& item, const TranscribeOptions& options) const {
+    const std::int64_t samples = std::ssize(item.samples), window = model.mel.window_samples(), hop = model.mel.options().hop;
+    int places = 0;
+    for (std::int64_t begin = 0; begin < samples; begin += window)
+      places += GlmAsrConfig::embeddings((std::min(window, samples - begin) + hop - 1) / hop);
+    const std::size_t length = model.prompt(prompt_text(options), places).size();
+    const int context = model.decoder.config().max_positions;
+    if (length >= static_cast<std::size_t>(context))
+      throw InvalidArgument(
+          tw::format("{:.1f} s of audio make a prompt of {} tokens; the model's context is {}. Cut at silences, longer audio fits",
+                     seconds(samples), length, context));
+  }
+
   Running start(const Item& item, std::span<const Tensor> audio, Transcript& transcript, const TranscribeOptions& options,
                 Timings& timings) const {
     int places = 0;
     for (const Tensor& window : audio) places += static_cast<int>(window.shape(0));
-    const std::vector<int> prompt = model.prompt(options.prompt.empty() ? model.config.prompt : options.prompt, places);
+    const std::vector<int> prompt = model.prompt(prompt_text(options), places);
     const int context = model.decoder.config().max_positions, length = static_cast<int>(prompt.size());
-    if (length >= context)
-      throw InvalidArgument(
-          tw::format("{:.1f} s of audio make a prompt of {} tokens; the model's context is {}. Cut at silences, longer audio fits",
-                     seconds(std::ssize(item.samples)), length, context));
     Running running{&item,
                     &transcript.segments[item.segment],
                     model.decoder.make_cache(std::min(context, length + options.max_new_tokens), stream),
@@ -245,6 +259,7 @@ Transcripts Transcriber::transcribe(std::span<const std::span<const float>> file
     const Stopwatch watch(result.timings.features);
     items = state.cut(files, options.segmentation, result.files);
   }
+  for (const Item& item : items) state.require_room(item, options);
   std::vector<TextStream> streams(files.size());
   double done = 0, all = 0;
   for (const Item& item : items) all += state.seconds(std::ssize(item.samples));
