@@ -66,6 +66,7 @@ void bind_common(auto& bind, auto& p, const Call& call) {
   p.offset = o.offset;
   p.seqlen = static_cast<int>(call.x.shape(1));
   p.heads = static_cast<u32>(call.heads);
+  p.rows = static_cast<int>(call.x.shape(2));
   p.offsets = o.offsets ? o.offsets->data<std::int32_t>() : nullptr;
   p.offset_stride = o.offsets ? o.offsets->stride(0) : 0;
   p.positions = o.positions ? o.positions->data<std::int32_t>() : nullptr;

@@ -56,10 +56,11 @@ struct Common {
   i64 offset;
   int seqlen;  ///< of the tensors: 1 where rows are the heads of all tokens
   u32 heads;   ///< of a token, among the rows
+  int rows;
 
-  /// Of row `row` of [j, i].
+  /// Of row `row` of [j, i]; of one beyond the last, where a tile may end, that of the last.
   TW_INLINE int position(int row, int i, int j) const {
-    i += static_cast<int>(static_cast<u32>(row) / heads);
+    i += static_cast<int>(static_cast<u32>(min(row, rows - 1)) / heads);
     i64 at = offset + i;
     if (positions) at = positions[j * position_stride_j + i * position_stride_i];
     if (offsets) at = i64{offsets[j * offset_stride]} + i;
