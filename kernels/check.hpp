@@ -3,6 +3,13 @@
 #include "runtime/format.hpp"
 #include "tilewave/tensor.hpp"
 
+/// In messages a tensor is what Tensor::describe() says. It is passed itself: a text that is made before every check, for a message that is
+/// hardly ever wanted, would take most of a call's time.
+template <>
+struct fmt::formatter<tw::Tensor> : tw::TextFormatter {
+  auto format(const tw::Tensor& tensor, fmt::format_context& context) const { return put(tensor.describe(), context); }
+};
+
 namespace tw {
 
 /// Throws InvalidArgument with the formatted message unless `condition` holds.

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <string_view>
@@ -33,20 +34,41 @@ void print(fmt::format_string<Args...> text, Args&&... arguments) {
   detail::print_arguments(stdout, text, fmt::make_format_args(arguments...));
 }
 
-/// Integers or strings with a separator between them.
+/// Base of formatters for what has a text of its own.
+struct TextFormatter {
+  constexpr auto parse(fmt::format_parse_context& context) { return context.begin(); }
+  static auto put(const std::string& text, fmt::format_context& context) { return std::copy(text.begin(), text.end(), context.out()); }
+};
+
+/// A range of integers or strings with a separator between them, as an argument of the functions above or as a string of its own. The text
+/// is made when it is wanted; the range must live until then.
 template <class Range>
-std::string join(const Range& values, std::string_view separator) {
-  std::string text;
-  bool first = true;
-  for (const auto& value : values) {
-    if (!first) text += separator;
-    first = false;
-    if constexpr (std::is_integral_v<std::remove_cvref_t<decltype(value)>>)
-      text += std::to_string(value);
-    else
-      text += value;
+struct Joined {
+  const Range& values;
+  std::string_view separator;
+
+  operator std::string() const {  // NOLINT(google-explicit-constructor): it stands for the text
+    std::string text;
+    bool first = true;
+    for (const auto& value : values) {
+      if (!first) text += separator;
+      first = false;
+      if constexpr (std::is_integral_v<std::remove_cvref_t<decltype(value)>>)
+        text += std::to_string(value);
+      else
+        text += value;
+    }
+    return text;
   }
-  return text;
+};
+template <class Range>
+Joined<Range> join(const Range& values, std::string_view separator) {
+  return {values, separator};
 }
 
 }  // namespace tw
+
+template <class Range>
+struct fmt::formatter<tw::Joined<Range>> : tw::TextFormatter {
+  auto format(const tw::Joined<Range>& joined, fmt::format_context& context) const { return put(std::string(joined), context); }
+};

@@ -35,29 +35,29 @@ Call check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, c
   const DType dtype = q.dtype();
   const bool gpu = device.is_cuda();
   require(dtype == DType::bf16 || dtype == DType::f16 || (dtype == DType::f32 && !gpu),
-          "{}: q is {}; bf16 and f16 are supported, and f32 on the CPU", kOp, q.describe());
+          "{}: q is {}; bf16 and f16 are supported, and f32 on the CPU", kOp, q);
   struct Argument {
     const char* name;
     const Tensor& tensor;
   };
   for (const auto& [name, tensor] : {Argument{"q", q}, Argument{"k", k}, Argument{"v", v}, Argument{"o", o}}) {
-    require(tensor.rank() == 4, "{}: {} is {}; it must be [batch, seqlen, heads, head_dim]", kOp, name, tensor.describe());
+    require(tensor.rank() == 4, "{}: {} is {}; it must be [batch, seqlen, heads, head_dim]", kOp, name, tensor);
     check_operand(kOp, name, tensor, dtype, device);
     for (int dim = 0; dim < 4; ++dim)
-      require(tensor.shape(dim) <= kLargest, "{}: {} is {}; extents are limited to {}", kOp, name, tensor.describe(), kLargest);
+      require(tensor.shape(dim) <= kLargest, "{}: {} is {}; extents are limited to {}", kOp, name, tensor, kLargest);
   }
   check_output(kOp, "o", o);
-  require(o.shape() == q.shape(), "{}: o is {}; it must have q's shape, {}", kOp, o.describe(), q.describe());
-  require(v.shape() == k.shape(), "{}: v is {}; it must have k's shape, {}", kOp, v.describe(), k.describe());
-  require(k.shape(0) == q.shape(0), "{}: k is {}; its batch must be q's, {}", kOp, k.describe(), q.shape(0));
-  require(k.shape(3) == q.shape(3), "{}: k is {}; its head_dim must be q's, {}", kOp, k.describe(), q.shape(3));
-  require(q.shape(3) == 64 || q.shape(3) == 128, "{}: q is {}; head_dim must be 64 or 128", kOp, q.describe());
+  require(o.shape() == q.shape(), "{}: o is {}; it must have q's shape, {}", kOp, o, q);
+  require(v.shape() == k.shape(), "{}: v is {}; it must have k's shape, {}", kOp, v, k);
+  require(k.shape(0) == q.shape(0), "{}: k is {}; its batch must be q's, {}", kOp, k, q.shape(0));
+  require(k.shape(3) == q.shape(3), "{}: k is {}; its head_dim must be q's, {}", kOp, k, q.shape(3));
+  require(q.shape(3) == 64 || q.shape(3) == 128, "{}: q is {}; head_dim must be 64 or 128", kOp, q);
   require(q.shape(2) == 0 || (k.shape(2) > 0 && q.shape(2) % k.shape(2) == 0), "{}: q has {} heads and k {}; q's must be a multiple of k's",
           kOp, q.shape(2), k.shape(2));
   require(options.scale >= 0 && std::isfinite(options.scale),
           "{}: scale is {}; it must be positive and finite, or 0 for 1 / sqrt(head_dim)", kOp, options.scale);
   const std::int64_t tiles = q.shape(0) * q.shape(2) * ((q.shape(1) + 63) / 64);  // of the smallest size on all devices
-  require(tiles <= kLargest, "{}: q is {}, which is {} tiles; they are limited to {}", kOp, q.describe(), tiles, kLargest);
+  require(tiles <= kLargest, "{}: q is {}, which is {} tiles; they are limited to {}", kOp, q, tiles, kLargest);
   if (o.numel() > 0) {
     for (const auto& [name, tensor] : {Argument{"k", k}, Argument{"v", v}, Argument{"q", q}})
       require(o.data() != tensor.data() || tensor.numel() == 0, "{}: o is {}'s memory", kOp, name);
@@ -65,7 +65,7 @@ Call check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, c
   if (options.lse) {
     check_operand(kOp, "lse", *options.lse, DType::f32, device);
     require(options.lse->shape() == Shape{q.shape(0), q.shape(2), q.shape(1)} && options.lse->is_contiguous(),
-            "{}: lse is {}; it must be contiguous, f32[{}, {}, {}]", kOp, options.lse->describe(), q.shape(0), q.shape(2), q.shape(1));
+            "{}: lse is {}; it must be contiguous, f32[{}, {}, {}]", kOp, *options.lse, q.shape(0), q.shape(2), q.shape(1));
   }
   const auto seqlen_q = q.shape(1), seqlen_k = k.shape(1);
   const auto offset = options.causal_offset ? std::int64_t{*options.causal_offset} : seqlen_k - seqlen_q;

@@ -25,12 +25,12 @@ std::int64_t groups_of(std::int64_t cols) { return (cols + kGroup - 1) / kGroup;
 
 Stream check(const char* op, const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8Options& options) {
   const Device device = y.device();
-  require(is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported", op, x.describe());
+  require(is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported", op, x);
   check_operand(op, "x", x, x.dtype(), device);
-  require(y.dtype() == DType::fp8_e4m3, "{}: y is {}; it must be fp8_e4m3", op, y.describe());
+  require(y.dtype() == DType::fp8_e4m3, "{}: y is {}; it must be fp8_e4m3", op, y);
   check_operand(op, "y", y, y.dtype(), device);
   check_output(op, "y", y);
-  require(scales.dtype() == DType::f32, "{}: scales is {}; it must be f32", op, scales.describe());
+  require(scales.dtype() == DType::f32, "{}: scales is {}; it must be f32", op, scales);
   check_operand(op, "scales", scales, scales.dtype(), device);
   check_output(op, "scales", scales);
   check_extents(op, "x", x);
@@ -42,7 +42,7 @@ Stream check(const char* op, const Tensor& x, const Tensor& y, const Tensor& sca
 }
 
 void check_shape(const char* op, const char* name, const Tensor& t, const Shape& expected, const Tensor& x) {
-  require(t.shape() == expected, "{}: {} is {}; for x {} it must be [{}]", op, name, t.describe(), x.describe(), tw::join(expected, ", "));
+  require(t.shape() == expected, "{}: {} is {}; for x {} it must be [{}]", op, name, t, x, tw::join(expected, ", "));
 }
 
 bool power_of_two(const CastFp8Options& options) { return options.kind == Fp8Scales::powers_of_two; }
@@ -66,7 +66,7 @@ TileGrid grid_of(const char* op, const RowViews& views) { return row_grid(op, vi
 TileGrid grid_of_groups(const Tensor& y) {
   const std::int64_t m = (y.shape(1) + kRows - 1) / kRows, n = groups_of(y.shape(2));
   require(m * n <= kLargestExtent && m * n * y.shape(0) <= kLargestExtent,
-          "cast_fp8_grouped: y is {}, which is {} x {} x {} tiles; they are limited to {}", y.describe(), y.shape(0), m, n, kLargestExtent);
+          "cast_fp8_grouped: y is {}, which is {} x {} x {} tiles; they are limited to {}", y, y.shape(0), m, n, kLargestExtent);
   return {static_cast<int>(m), static_cast<int>(n), static_cast<int>(y.shape(0))};
 }
 
@@ -95,7 +95,7 @@ Tensor by_warp(const Tensor& amax) {
 void cast_fp8(const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8Options& options) {
   constexpr const char* op = "cast_fp8";
   const Stream stream = check(op, x, y, scales, options);
-  require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", op, x.describe());
+  require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", op, x);
   check_shape(op, "y", y, x.shape(), x);
   Shape expected = x.shape();
   expected.back() = groups_of(x.shape(-1));
@@ -111,7 +111,7 @@ void cast_fp8(const Tensor& x, const Tensor& y, const Tensor& scales, const Cast
 void cast_fp8_blocks(const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8Options& options) {
   constexpr const char* op = "cast_fp8_blocks";
   const Stream stream = check(op, x, y, scales, options);
-  require(x.rank() == 2, "{}: x is {}; it must be [N, K]", op, x.describe());
+  require(x.rank() == 2, "{}: x is {}; it must be [N, K]", op, x);
   check_shape(op, "y", y, x.shape(), x);
   const std::int64_t rows = x.shape(0), groups = groups_of(x.shape(1));
   check_shape(op, "scales", scales, {groups_of(rows), groups}, x);
@@ -133,12 +133,11 @@ void cast_fp8_blocks(const Tensor& x, const Tensor& y, const Tensor& scales, con
 void cast_fp8_grouped(const Tensor& x, const Tensor& sizes, const Tensor& y, const Tensor& scales, const CastFp8Options& options) {
   constexpr const char* op = "cast_fp8_grouped";
   const Stream stream = check(op, x, y, scales, options);
-  require(x.rank() == 2, "{}: x is {}; it must be [rows, N]", op, x.describe());
+  require(x.rank() == 2, "{}: x is {}; it must be [rows, N]", op, x);
   check_operand(op, "sizes", sizes, DType::i32, y.device());
-  require(sizes.rank() == 1, "{}: sizes is {}; it must be [G]", op, sizes.describe());
+  require(sizes.rank() == 1, "{}: sizes is {}; it must be [G]", op, sizes);
   require(y.rank() == 3 && y.shape(0) == sizes.shape(0) && y.shape(2) == x.shape(1),
-          "{}: y is {}; for x {} and sizes {} it must be [{}, M, {}]", op, y.describe(), x.describe(), sizes.describe(), sizes.shape(0),
-          x.shape(1));
+          "{}: y is {}; for x {} and sizes {} it must be [{}, M, {}]", op, y, x, sizes, sizes.shape(0), x.shape(1));
   check_shape(op, "scales", scales, {y.shape(0), y.shape(1), groups_of(x.shape(1))}, x);
   if (y.numel() == 0) return;
   const TileGrid grid = grid_of_groups(y);

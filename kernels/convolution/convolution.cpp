@@ -35,19 +35,19 @@ struct Given {
 std::int64_t check_axis(const Given& g, const Tensor& x, const Tensor& w, int axis) {
   const auto at = static_cast<std::size_t>(axis);
   const std::int64_t stride = g.stride[at], padding = g.padding[at], dilation = g.dilation[at];
-  const auto all = [](std::span<const std::int64_t> values) { return tw::join(values, ", "); };
+  const auto all = [](const auto& values) { return tw::join(values, ", "); };
   require(stride >= 1 && stride <= kLargestStride, "{}: stride is {}; it must be 1 to {}", g.op, all(g.stride), kLargestStride);
   require(padding >= 0 && padding <= kLargestExtent, "{}: padding is {}; it must be 0 to {}", g.op, all(g.padding), kLargestExtent);
   require(dilation >= 1 && dilation <= kLargestExtent, "{}: dilation is {}; it must be 1 to {}", g.op, all(g.dilation), kLargestExtent);
   const std::int64_t extent = x.shape(1 + axis), taps = w.shape(1 + axis);
-  require(taps >= 1 && taps <= kLargestExtent, "{}: w is {}; its kernel must have 1 to {} taps in every dimension", g.op, w.describe(),
+  require(taps >= 1 && taps <= kLargestExtent, "{}: w is {}; its kernel must have 1 to {} taps in every dimension", g.op, w,
           kLargestExtent);
-  require(extent <= kLargestExtent - 2 * padding, "{}: x is {} with padding {}; padded extents are limited to {}", g.op, x.describe(),
-          all(g.padding), kLargestExtent);
+  require(extent <= kLargestExtent - 2 * padding, "{}: x is {} with padding {}; padded extents are limited to {}", g.op, x, all(g.padding),
+          kLargestExtent);
   const std::int64_t reach = dilation * (taps - 1) + 1;
   require(reach <= extent + 2 * padding,
           "{}: x is {} with padding {}, w {} with dilation {}; the kernel, {} long in dimension {}, must fit into the padded image, {}",
-          g.op, x.describe(), all(g.padding), w.describe(), all(g.dilation), reach, axis + 1, extent + 2 * padding);
+          g.op, x, all(g.padding), w, all(g.dilation), reach, axis + 1, extent + 2 * padding);
   return (extent + 2 * padding - reach) / stride + 1;
 }
 
@@ -65,35 +65,32 @@ kernels::convolution::Call check(const Given& g, const Tensor& x, const Tensor& 
   require(g.activation != Activation::swiglu, "{}: activation is swiglu, which takes pairs of gemm's columns; any other is allowed", g.op);
   const Device device = y.device();
   const DType dtype = x.dtype();
-  require(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16, "{}: x is {}; f32, f16 and bf16 are supported", g.op,
-          x.describe());
+  require(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16, "{}: x is {}; f32, f16 and bf16 are supported", g.op, x);
   check_operand(g.op, "x", x, dtype, device);
   check_operand(g.op, "w", w, dtype, device);
   check_operand(g.op, "y", y, dtype, device);
   check_output(g.op, "y", y);
-  require(x.rank() == g.dimensions() + 2, "{}: x is {}; it must be {}", g.op, x.describe(), g.x_shape());
-  require(w.rank() == g.dimensions() + 2, "{}: w is {}; it must be {}", g.op, w.describe(), g.w_shape());
-  require(x.shape(-1) == w.shape(-1), "{}: x is {} and w is {}; their last dimensions, both C, must be equal", g.op, x.describe(),
-          w.describe());
+  require(x.rank() == g.dimensions() + 2, "{}: x is {}; it must be {}", g.op, x, g.x_shape());
+  require(w.rank() == g.dimensions() + 2, "{}: w is {}; it must be {}", g.op, w, g.w_shape());
+  require(x.shape(-1) == w.shape(-1), "{}: x is {} and w is {}; their last dimensions, both C, must be equal", g.op, x, w);
   const std::int64_t images = x.shape(0), channels = w.shape(0);
   Shape expected{images};
   for (int axis = 0; axis < g.dimensions(); ++axis) expected.push_back(check_axis(g, x, w, axis));
   expected.push_back(channels);
-  require(y.shape() == expected, "{}: y is {}; for x {} and w {} with stride {}, padding {}, dilation {} it must be [{}]", g.op,
-          y.describe(), x.describe(), w.describe(), tw::join(g.stride, ", "), tw::join(g.padding, ", "), tw::join(g.dilation, ", "),
-          tw::join(expected, ", "));
+  require(y.shape() == expected, "{}: y is {}; for x {} and w {} with stride {}, padding {}, dilation {} it must be [{}]", g.op, y, x, w,
+          tw::join(g.stride, ", "), tw::join(g.padding, ", "), tw::join(g.dilation, ", "), tw::join(expected, ", "));
 
   require(images <= kLargestCount && channels <= kLargestCount && x.shape(-1) <= kLargestCount,
-          "{}: x is {} and w is {}; extents are limited to {}", g.op, x.describe(), w.describe(), kLargestCount);
+          "{}: x is {} and w is {}; extents are limited to {}", g.op, x, w, kLargestCount);
   // Windows of 32 pixels, the smallest tiles of all devices, are at least an eighth full: one dimension may fill half of its last one.
   std::int64_t pixels = images;
   for (int axis = 0; axis < g.dimensions(); ++axis) pixels = std::min(pixels, kLargestCount) * expected[static_cast<std::size_t>(axis) + 1];
   const std::int64_t tiles = (std::min(pixels, kLargestCount) / 4 + 1) * ((channels + 127) / 128);
   require(pixels <= kLargestCount && tiles <= kLargestCount,
-          "{}: y is {}; its pixels, and a quarter of them times F / 128, are limited to {}", g.op, y.describe(), kLargestCount);
+          "{}: y is {}; its pixels, and a quarter of them times F / 128, are limited to {}", g.op, y, kLargestCount);
   std::int64_t steps = (x.shape(-1) + 31) / 32;
   for (int axis = 0; axis < g.dimensions(); ++axis) steps = std::min(steps, kLargestCount) * w.shape(1 + axis);
-  require(steps <= kLargestCount, "{}: w is {}; its taps times C / 32 are limited to {}", g.op, w.describe(), kLargestCount);
+  require(steps <= kLargestCount, "{}: w is {}; its taps times C / 32 are limited to {}", g.op, w, kLargestCount);
 
   if (y.numel() > 0) {
     require(y.data() != x.data() || x.numel() == 0, "{}: y is x's memory; it cannot be computed in place", g.op);
@@ -101,8 +98,8 @@ kernels::convolution::Call check(const Given& g, const Tensor& x, const Tensor& 
   }
   if (g.bias) {
     check_operand(g.op, "bias", *g.bias, dtype, device);
-    require(g.bias->shape() == Shape{channels} && g.bias->is_contiguous(), "{}: bias is {}; it must be contiguous, [{}]", g.op,
-            g.bias->describe(), channels);
+    require(g.bias->shape() == Shape{channels} && g.bias->is_contiguous(), "{}: bias is {}; it must be contiguous, [{}]", g.op, *g.bias,
+            channels);
   }
   const Stream stream = g.stream ? *g.stream : Stream::standard(device);
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", g.op, stream.device().name(), device.name());

@@ -23,7 +23,7 @@ struct Dim {
 
 void check_shapes(const char* op, std::span<const ElementwiseOperand> inputs, const Tensor& y, const Stream& stream) {
   const Device device = y.device();
-  require(y.rank() <= 4, "{}: y is {}; at most 4 dimensions are supported", op, y.describe());
+  require(y.rank() <= 4, "{}: y is {}; at most 4 dimensions are supported", op, y);
   check_operand(op, "y", y, y.dtype(), device);
   check_output(op, "y", y);
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", op, stream.device().name(), device.name());
@@ -31,14 +31,14 @@ void check_shapes(const char* op, std::span<const ElementwiseOperand> inputs, co
     check_operand(op, name, x, x.dtype(), device);
     bool fits = x.rank() == y.rank();
     for (int dim = 0; fits && dim < y.rank(); ++dim) fits = x.shape(dim) == y.shape(dim) || x.shape(dim) == 1;
-    require(fits, "{}: {} is {}; it must have y's shape, [{}], or 1 in place of some of its extents", op, name, x.describe(),
+    require(fits, "{}: {} is {}; it must have y's shape, [{}], or 1 in place of some of its extents", op, name, x,
             tw::join(y.shape(), ", "));
     if (y.numel() == 0 || x.data() != y.data()) continue;
     bool in_place = size_of(x.dtype()) == size_of(y.dtype());
     for (int dim = 0; in_place && dim < y.rank(); ++dim)
       in_place = y.shape(dim) == 1 || (x.shape(dim) == y.shape(dim) && x.stride(dim) == y.stride(dim));
     require(in_place, "{}: {} is {} in y's memory, which is {}; in place both must have the same shape, strides and element size", op, name,
-            x.describe(), y.describe());
+            x, y);
   }
 }
 
@@ -122,9 +122,9 @@ ElementwisePlan plan_elementwise(const char* op, std::span<const ElementwiseOper
   constexpr std::int64_t largest = std::numeric_limits<int>::max();
   for (const Dim& dim : dims)
     require(dims.size() == 1 || dim.extent <= largest - tile_rows - tile_cols, "{}: y is {}; with these strides an extent is limited to {}",
-            op, y.describe(), largest - tile_rows - tile_cols);
+            op, y, largest - tile_rows - tile_cols);
   require(batch <= largest && m < largest && (m + 1) * n <= largest / batch,
-          "{}: y is {}, which is {} x {} x {} tiles; they are limited to {}", op, y.describe(), m, n, batch, largest);
+          "{}: y is {}, which is {} x {} x {} tiles; they are limited to {}", op, y, m, n, batch, largest);
   plan.tiles = static_cast<int>(m);
   plan.grid = {static_cast<int>(m + (rest ? 1 : 0)), static_cast<int>(n), static_cast<int>(batch)};
   return plan;
@@ -147,9 +147,9 @@ void launch_parts(const ElementwisePlan& plan, int width, void (*launch)(const E
 void check_elementwise(const char* op, std::span<const ElementwiseOperand> inputs, const Tensor& y, int arity) {
   require(static_cast<int>(inputs.size()) == arity, "{}: {} inputs are given; the function has {}", op, inputs.size(), arity);
   require(y.dtype() == DType::f32 || y.dtype() == DType::f16 || y.dtype() == DType::bf16, "{}: y is {}; f32, f16 and bf16 are supported",
-          op, y.describe());
+          op, y);
   for (const auto& [name, x] : inputs)
-    require(x.dtype() == y.dtype(), "{}: {} is {}; it must be {} like y", op, name, x.describe(), name_of(y.dtype()));
+    require(x.dtype() == y.dtype(), "{}: {} is {}; it must be {} like y", op, name, x, name_of(y.dtype()));
 }
 
 }  // namespace detail

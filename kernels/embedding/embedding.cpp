@@ -37,15 +37,14 @@ Call check(const Tensor& table, const Tensor& ids, const Tensor& y, const Embedd
   const DType dtype = table.dtype();
   const bool fp8 = dtype == DType::fp8_e4m3 || dtype == DType::fp8_e5m2;
   require(fp8 || dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16,
-          "{}: table is {}; f32, f16, bf16, fp8_e4m3 and fp8_e5m2 are supported", kOp, table.describe());
-  require(table.rank() == 2, "{}: table is {}; it must be [vocabulary, dim]", kOp, table.describe());
+          "{}: table is {}; f32, f16, bf16, fp8_e4m3 and fp8_e5m2 are supported", kOp, table);
+  require(table.rank() == 2, "{}: table is {}; it must be [vocabulary, dim]", kOp, table);
   check_operand(kOp, "table", table, dtype, device);
-  require(ids.dtype() == DType::i32 || ids.dtype() == DType::i64, "{}: ids is {}; i32 and i64 are supported", kOp, ids.describe());
+  require(ids.dtype() == DType::i32 || ids.dtype() == DType::i64, "{}: ids is {}; i32 and i64 are supported", kOp, ids);
   check_operand(kOp, "ids", ids, ids.dtype(), device);
-  require(ids.is_contiguous(), "{}: ids is {}; it must be contiguous", kOp, ids.describe());
+  require(ids.is_contiguous(), "{}: ids is {}; it must be contiguous", kOp, ids);
   require(y.dtype() == DType::f32 || (fp8 ? y.dtype() == DType::f16 || y.dtype() == DType::bf16 : y.dtype() == dtype),
-          "{}: y is {}; for table {} it must be {}", kOp, y.describe(), table.describe(),
-          fp8 ? "f32, f16 or bf16" : "of the same dtype or f32");
+          "{}: y is {}; for table {} it must be {}", kOp, y, table, fp8 ? "f32, f16 or bf16" : "of the same dtype or f32");
   check_operand(kOp, "y", y, y.dtype(), device);
   check_output(kOp, "y", y);
   const std::int64_t count = ids.numel(), vocabulary = table.shape(0), dim = table.shape(1);
@@ -53,14 +52,13 @@ Call check(const Tensor& table, const Tensor& ids, const Tensor& y, const Embedd
   shape.push_back(dim);
   const Shape flat{count, dim};
   require(y.shape() == flat || (y.shape() == shape && y.is_contiguous()),
-          "{}: y is {}; for table {} and ids {} it must be [{}], or contiguous, [{}]", kOp, y.describe(), table.describe(), ids.describe(),
-          tw::join(flat, ", "), tw::join(shape, ", "));
+          "{}: y is {}; for table {} and ids {} it must be [{}], or contiguous, [{}]", kOp, y, table, ids, tw::join(flat, ", "),
+          tw::join(shape, ", "));
   constexpr std::int64_t largest = std::numeric_limits<int>::max();
-  require(vocabulary <= largest && dim <= 1 << 30, "{}: table is {}; its rows are limited to {}, dim to {}", kOp, table.describe(), largest,
-          1 << 30);
+  require(vocabulary <= largest && dim <= 1 << 30, "{}: table is {}; its rows are limited to {}, dim to {}", kOp, table, largest, 1 << 30);
   const std::int64_t tiles = (dim + 511) / 512;  // of the smallest size on all devices, 2 x 128 x 4 / 2
-  require(count <= largest / std::max<std::int64_t>(tiles, 1), "{}: y is {}, which is more than {} tiles", kOp, y.describe(), largest);
-  require(vocabulary > 0 || y.numel() == 0, "{}: table is {}; it has no row that the {} ids could name", kOp, table.describe(), count);
+  require(count <= largest / std::max<std::int64_t>(tiles, 1), "{}: y is {}, which is more than {} tiles", kOp, y, largest);
+  require(vocabulary > 0 || y.numel() == 0, "{}: table is {}; it has no row that the {} ids could name", kOp, table, count);
   require(y.data() != table.data() || y.numel() == 0, "{}: y is table's memory", kOp);
   require(std::isfinite(options.scale), "{}: scale is {}; it must be finite", kOp, options.scale);
   const Stream stream = options.stream ? *options.stream : Stream::standard(device);

@@ -26,19 +26,17 @@ void check_scales(const Tensor& a, const Tensor& b, Device device, const GemmOpt
   if (!options.a_scale && !options.b_scale) return;
   require(options.a_scale && options.b_scale, "{}: {} is not given, but {} is; both or none are allowed", kOp,
           options.a_scale ? "b_scale" : "a_scale", options.a_scale ? "a_scale" : "b_scale");
-  require(a.dtype() == DType::fp8_e4m3, "{}: a is {}; scales are for operands of fp8_e4m3", kOp, a.describe());
+  require(a.dtype() == DType::fp8_e4m3, "{}: a is {}; scales are for operands of fp8_e4m3", kOp, a);
   const Tensor& sa = *options.a_scale;
   const Tensor& sb = *options.b_scale;
   check_operand(kOp, "a_scale", sa, DType::f32, device);
   check_operand(kOp, "b_scale", sb, DType::f32, device);
   if (sa.shape() == Shape{1} && sb.shape() == Shape{1}) return;
   const auto blocks = [](std::int64_t x) { return (x + 127) / 128; };
-  require(a.rank() == 2 && b.rank() == 2, "{}: a is {} and b is {}; block scales are for operands without a batch", kOp, a.describe(),
-          b.describe());
+  require(a.rank() == 2 && b.rank() == 2, "{}: a is {} and b is {}; block scales are for operands without a batch", kOp, a, b);
   const Shape expected_a{a.shape(0), blocks(a.shape(1))}, expected_b{blocks(b.shape(0)), blocks(b.shape(1))};
-  require(sa.shape() == expected_a, "{}: a_scale is {}; for a {} it must be [1] or [{}]", kOp, sa.describe(), a.describe(),
-          tw::join(expected_a, ", "));
-  require(sb.shape() == expected_b, "{}: b_scale is {}; for b {} and block scales of a it must be [{}]", kOp, sb.describe(), b.describe(),
+  require(sa.shape() == expected_a, "{}: a_scale is {}; for a {} it must be [1] or [{}]", kOp, sa, a, tw::join(expected_a, ", "));
+  require(sb.shape() == expected_b, "{}: b_scale is {}; for b {} and block scales of a it must be [{}]", kOp, sb, b,
           tw::join(expected_b, ", "));
   require(plain(options), "{}: block scales are given; alpha, beta, bias, activation and residual are not allowed with them", kOp);
 }
@@ -48,35 +46,33 @@ kernels::gemm::Call check(const Tensor& a, const Tensor& b, const Tensor& d, con
   const Device device = d.device();
   const DType dtype = a.dtype();
   require(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::fp8_e4m3 || dtype == DType::i8,
-          "{}: a is {}; f32, f16, bf16, fp8_e4m3 and i8 are supported", kOp, a.describe());
+          "{}: a is {}; f32, f16, bf16, fp8_e4m3 and i8 are supported", kOp, a);
   const DType out = result_dtype(dtype);
   check_operand(kOp, "a", a, dtype, device);
   check_operand(kOp, "b", b, dtype, device);
-  require(d.dtype() == out, "{}: d is {}; for operands of {} it must be {}", kOp, d.describe(), name_of(dtype), name_of(out));
+  require(d.dtype() == out, "{}: d is {}; for operands of {} it must be {}", kOp, d, name_of(dtype), name_of(out));
   check_operand(kOp, "d", d, out, device);
   check_output(kOp, "d", d);
-  require(a.rank() == 2 || a.rank() == 3, "{}: a is {}; it must be [M, K] or [batch, M, K]", kOp, a.describe());
-  require(b.rank() == 2 || b.rank() == 3, "{}: b is {}; it must be [K, N] or [batch, K, N]", kOp, b.describe());
+  require(a.rank() == 2 || a.rank() == 3, "{}: a is {}; it must be [M, K] or [batch, M, K]", kOp, a);
+  require(b.rank() == 2 || b.rank() == 3, "{}: b is {}; it must be [K, N] or [batch, K, N]", kOp, b);
   const bool batched = a.rank() == 3 || b.rank() == 3;
   const std::int64_t batch = a.rank() == 3 ? a.shape(0) : b.rank() == 3 ? b.shape(0) : 1;
-  require(b.rank() == 2 || b.shape(0) == batch, "{}: a is {} and b is {}; their batches must be equal", kOp, a.describe(), b.describe());
+  require(b.rank() == 2 || b.shape(0) == batch, "{}: a is {} and b is {}; their batches must be equal", kOp, a, b);
   const std::int64_t m = a.shape(-2), k = a.shape(-1), n = b.shape(-1);
-  require(b.shape(-2) == k, "{}: a is {} and b is {}; a's last and b's second-to-last dimension, both K, must be equal", kOp, a.describe(),
-          b.describe());
+  require(b.shape(-2) == k, "{}: a is {} and b is {}; a's last and b's second-to-last dimension, both K, must be equal", kOp, a, b);
   const bool swiglu = options.activation == Activation::swiglu;
-  require(!swiglu || n % 2 == 0, "{}: b is {}; swiglu takes pairs of columns, so N must be even", kOp, b.describe());
+  require(!swiglu || n % 2 == 0, "{}: b is {}; swiglu takes pairs of columns, so N must be even", kOp, b);
   require(!swiglu || (options.beta == 0 && !options.residual), "{}: swiglu allows neither beta nor a residual", kOp);
   const std::int64_t columns = swiglu ? n / 2 : n;
   const Shape expected = batched ? Shape{batch, m, columns} : Shape{m, columns};
-  require(d.shape() == expected, "{}: d is {}; for a {} and b {} it must be [{}]", kOp, d.describe(), a.describe(), b.describe(),
-          tw::join(expected, ", "));
+  require(d.shape() == expected, "{}: d is {}; for a {} and b {} it must be [{}]", kOp, d, a, b, tw::join(expected, ", "));
   // Less than 2^31, so that the end of a last, incomplete tile is an int too.
   constexpr std::int64_t largest = std::numeric_limits<int>::max() - 1023;
-  require(m <= largest && n <= largest && k <= largest && batch <= largest, "{}: a is {} and b is {}; extents are limited to {}", kOp,
-          a.describe(), b.describe(), largest);
+  require(m <= largest && n <= largest && k <= largest && batch <= largest, "{}: a is {} and b is {}; extents are limited to {}", kOp, a, b,
+          largest);
   // As many as the smallest tiles of all devices would make.
   const std::int64_t tiles = (m + 31) / 32 * ((n + 127) / 128) * batch;
-  require(tiles <= largest, "{}: d is {}, which is {} tiles; they are limited to {}", kOp, d.describe(), tiles, largest);
+  require(tiles <= largest, "{}: d is {}, which is {} tiles; they are limited to {}", kOp, d, tiles, largest);
   require(std::isfinite(options.alpha) && std::isfinite(options.beta), "{}: alpha is {} and beta is {}; both must be finite", kOp,
           options.alpha, options.beta);
   if (d.numel() > 0) {
@@ -86,15 +82,14 @@ kernels::gemm::Call check(const Tensor& a, const Tensor& b, const Tensor& d, con
   if (options.bias) {
     check_operand(kOp, "bias", *options.bias, out, device);
     require(options.bias->shape() == Shape{n} && options.bias->is_contiguous(), "{}: bias is {}; it must be contiguous, [{}]", kOp,
-            options.bias->describe(), n);
+            *options.bias, n);
   }
   if (options.residual) {
     check_operand(kOp, "residual", *options.residual, out, device);
-    require(options.residual->shape() == expected, "{}: residual is {}; it must have d's shape, [{}]", kOp, options.residual->describe(),
+    require(options.residual->shape() == expected, "{}: residual is {}; it must have d's shape, [{}]", kOp, *options.residual,
             tw::join(expected, ", "));
   }
-  require(dtype != DType::i8 || plain(options), "{}: a is {}; i8 operands allow no alpha, beta, bias, activation or residual", kOp,
-          a.describe());
+  require(dtype != DType::i8 || plain(options), "{}: a is {}; i8 operands allow no alpha, beta, bias, activation or residual", kOp, a);
   check_scales(a, b, device, options);
   require(options.splits >= 0, "{}: splits is {}; 0 or more are allowed", kOp, options.splits);
   const Stream stream = options.stream ? *options.stream : Stream::standard(device);
@@ -145,7 +140,7 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& 
 
 Tensor matmul(const Tensor& a, const Tensor& b, const GemmOptions& options) {
   require(options.beta == 0, "matmul: beta is {}; it must be 0, there is no C to read", options.beta);
-  require(a.rank() >= 2 && b.rank() >= 2, "matmul: a is {} and b is {}; both need at least two dimensions", a.describe(), b.describe());
+  require(a.rank() >= 2 && b.rank() >= 2, "matmul: a is {} and b is {}; both need at least two dimensions", a, b);
   Shape shape{a.shape(-2), options.activation == Activation::swiglu ? b.shape(-1) / 2 : b.shape(-1)};
   if (a.rank() == 3 || b.rank() == 3) shape.insert(shape.begin(), a.rank() == 3 ? a.shape(0) : b.shape(0));
   Tensor d = Tensor::empty(std::move(shape), result_dtype(a.dtype()), options.stream ? *options.stream : Stream::standard(a.device()));

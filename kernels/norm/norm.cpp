@@ -10,10 +10,10 @@ namespace kernels::norm {
 namespace {
 
 void check_weights(const char* op, const char* name, const Tensor& t, const Tensor& x) {
-  require(t.dtype() == x.dtype() || t.dtype() == DType::f32, "{}: {} is {}; it must be of x's dtype, {}, or f32", op, name, t.describe(),
+  require(t.dtype() == x.dtype() || t.dtype() == DType::f32, "{}: {} is {}; it must be of x's dtype, {}, or f32", op, name, t,
           name_of(x.dtype()));
   check_operand(op, name, t, t.dtype(), x.device());
-  require(t.shape() == Shape{x.shape(-1)}, "{}: {} is {}; it must be [{}]", op, name, t.describe(), x.shape(-1));
+  require(t.shape() == Shape{x.shape(-1)}, "{}: {} is {}; it must be [{}]", op, name, t, x.shape(-1));
 }
 
 }  // namespace
@@ -22,29 +22,29 @@ template <Kind kind>
 Call check(const Tensor& x, const Tensor& y, const NormOptions& options) {
   constexpr const char* op = kOp<kind>;
   const Device device = y.device();
-  require(is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported", op, x.describe());
-  require(is_float(y.dtype()), "{}: y is {}; f32, f16 and bf16 are supported", op, y.describe());
+  require(is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported", op, x);
+  require(is_float(y.dtype()), "{}: y is {}; f32, f16 and bf16 are supported", op, y);
   check_operand(op, "x", x, x.dtype(), device);
   check_operand(op, "y", y, y.dtype(), device);
   check_output(op, "y", y);
-  require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", op, x.describe());
-  require(y.shape() == x.shape(), "{}: y is {}; it must have x's shape, {}", op, y.describe(), x.describe());
+  require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", op, x);
+  require(y.shape() == x.shape(), "{}: y is {}; it must have x's shape, {}", op, y, x);
   check_extents(op, "x", x);
   check_in_place(op, "y", y, "x", x);
   std::vector<const Tensor*> operands{&x, &y};
   if (options.residual) {
     const Tensor& residual = *options.residual;
     check_operand(op, "residual", residual, x.dtype(), device);
-    require(residual.shape() == x.shape(), "{}: residual is {}; it must have x's shape, {}", op, residual.describe(), x.describe());
+    require(residual.shape() == x.shape(), "{}: residual is {}; it must have x's shape, {}", op, residual, x);
     check_in_place(op, "y", y, "residual", residual);
     operands.push_back(&residual);
   }
   if (options.sum) {
     const Tensor& sum = *options.sum;
-    require(options.residual != nullptr, "{}: sum is {} without a residual; there is nothing to add", op, sum.describe());
+    require(options.residual != nullptr, "{}: sum is {} without a residual; there is nothing to add", op, sum);
     check_operand(op, "sum", sum, x.dtype(), device);
     check_output(op, "sum", sum);
-    require(sum.shape() == x.shape(), "{}: sum is {}; it must have x's shape, {}", op, sum.describe(), x.describe());
+    require(sum.shape() == x.shape(), "{}: sum is {}; it must have x's shape, {}", op, sum, x);
     check_in_place(op, "sum", sum, "x", x);
     check_in_place(op, "sum", sum, "residual", *options.residual);
     require(sum.numel() == 0 || sum.data() != y.data(), "{}: sum is y's memory; the two results differ", op);
@@ -52,11 +52,11 @@ Call check(const Tensor& x, const Tensor& y, const NormOptions& options) {
   }
   if (options.weight) check_weights(op, "weight", *options.weight, x);
   if (options.bias) {
-    require(kind == Kind::layer, "{}: bias is {}; RMS norm has none", op, options.bias->describe());
+    require(kind == Kind::layer, "{}: bias is {}; RMS norm has none", op, *options.bias);
     check_weights(op, "bias", *options.bias, x);
-    require(!options.weight || options.weight->dtype() == options.bias->dtype(),
-            "{}: weight is {} and bias is {}; they must be of one dtype", op, options.weight ? options.weight->describe() : "",
-            options.bias->describe());
+    if (options.weight)
+      require(options.weight->dtype() == options.bias->dtype(), "{}: weight is {} and bias is {}; they must be of one dtype", op,
+              *options.weight, *options.bias);
   }
   require(std::isfinite(options.epsilon) && options.epsilon >= 0, "{}: epsilon is {}; it must be finite and not negative", op,
           options.epsilon);

@@ -44,25 +44,23 @@ struct Call {
 Call check(Reduction reduction, const Tensor& x, const Tensor& y, const ReduceOptions& options) {
   const Device device = y.device();
   require(x.dtype() == DType::f32 || x.dtype() == DType::f16 || x.dtype() == DType::bf16, "{}: x is {}; f32, f16 and bf16 are supported",
-          kOp, x.describe());
-  require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", kOp, x.describe());
+          kOp, x);
+  require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", kOp, x);
   check_operand(kOp, "x", x, x.dtype(), device);
-  require(y.dtype() == x.dtype() || y.dtype() == DType::f32, "{}: y is {}; it must be {} like x, or f32", kOp, y.describe(),
-          name_of(x.dtype()));
+  require(y.dtype() == x.dtype() || y.dtype() == DType::f32, "{}: y is {}; it must be {} like x, or f32", kOp, y, name_of(x.dtype()));
   check_operand(kOp, "y", y, y.dtype(), device);
-  require(options.dim >= -x.rank() && options.dim < x.rank(), "{}: dim is {}; for x {} it must be {} to {}", kOp, options.dim, x.describe(),
-          -x.rank(), x.rank() - 1);
+  require(options.dim >= -x.rank() && options.dim < x.rank(), "{}: dim is {}; for x {} it must be {} to {}", kOp, options.dim, x, -x.rank(),
+          x.rank() - 1);
   const int dim = options.dim < 0 ? options.dim + x.rank() : options.dim;
   Shape left_out = x.shape(), one = x.shape();
   left_out.erase(left_out.begin() + dim);
   one[static_cast<std::size_t>(dim)] = 1;
   require((y.shape() == left_out || y.shape() == one) && y.is_contiguous(),
-          "{}: y is {}; for x {} and dim {} it must be contiguous, [{}] or [{}]", kOp, y.describe(), x.describe(), options.dim,
-          tw::join(left_out, ", "), tw::join(one, ", "));
-  for (const std::int64_t extent : x.shape())
-    require(extent <= kLargest, "{}: x is {}; extents are limited to {}", kOp, x.describe(), kLargest);
+          "{}: y is {}; for x {} and dim {} it must be contiguous, [{}] or [{}]", kOp, y, x, options.dim, tw::join(left_out, ", "),
+          tw::join(one, ", "));
+  for (const std::int64_t extent : x.shape()) require(extent <= kLargest, "{}: x is {}; extents are limited to {}", kOp, x, kLargest);
   require(reduction == Reduction::sum || reduction == Reduction::mean || x.shape(dim) > 0 || y.numel() == 0,
-          "{}: x is {}; along a dimension without elements there is no largest or smallest one", kOp, x.describe());
+          "{}: x is {}; along a dimension without elements there is no largest or smallest one", kOp, x);
   require(x.data() != y.data() || x.numel() == 0, "{}: y is x's memory", kOp);
   const Stream stream = options.stream ? *options.stream : Stream::standard(device);
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());

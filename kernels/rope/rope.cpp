@@ -94,7 +94,7 @@ TileGrid grid_of(const Call& call, int rows, int cols) {
   const std::int64_t outer = call.x.shape(0) * call.x.shape(1);
   const std::int64_t m = (call.x.shape(2) + rows - 1) / rows, n = (call.half + cols - 1) / cols;
   require(outer * m <= kLargestExtent && outer * m * n <= kLargestExtent,
-          "{}: x is {}, which is {} x {} x {} tiles; they are limited to {}", kOp, call.x.describe(), outer, m, n, kLargestExtent);
+          "{}: x is {}, which is {} x {} x {} tiles; they are limited to {}", kOp, call.x, outer, m, n, kLargestExtent);
   return {static_cast<int>(m), static_cast<int>(n), static_cast<int>(outer)};
 }
 
@@ -158,41 +158,41 @@ Tensor with_batch(const Tensor& t) {
 
 Call check(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& y, const RopeOptions& options) {
   const Device device = y.device();
-  require(is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported", kOp, x.describe());
+  require(is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported", kOp, x);
   check_operand(kOp, "x", x, x.dtype(), device);
   check_operand(kOp, "y", y, x.dtype(), device);
   check_output(kOp, "y", y);
-  require(x.rank() == 3 || x.rank() == 4, "{}: x is {}; it must be [batch, seqlen, heads, dim] or [seqlen, heads, dim]", kOp, x.describe());
-  require(y.shape() == x.shape(), "{}: y is {}; it must have x's shape, {}", kOp, y.describe(), x.describe());
+  require(x.rank() == 3 || x.rank() == 4, "{}: x is {}; it must be [batch, seqlen, heads, dim] or [seqlen, heads, dim]", kOp, x);
+  require(y.shape() == x.shape(), "{}: y is {}; it must have x's shape, {}", kOp, y, x);
   check_extents(kOp, "x", x);
   check_in_place(kOp, "y", y, "x", x);
-  require(cos.dtype() == x.dtype() || cos.dtype() == DType::f32, "{}: cos is {}; it must be of x's dtype, {}, or f32", kOp, cos.describe(),
+  require(cos.dtype() == x.dtype() || cos.dtype() == DType::f32, "{}: cos is {}; it must be of x's dtype, {}, or f32", kOp, cos,
           name_of(x.dtype()));
   check_operand(kOp, "cos", cos, cos.dtype(), device);
   check_operand(kOp, "sin", sin, cos.dtype(), device);
-  require(cos.rank() == 2, "{}: cos is {}; it must be [positions, rotary_dim / 2]", kOp, cos.describe());
-  require(sin.shape() == cos.shape(), "{}: sin is {}; it must have cos's shape, {}", kOp, sin.describe(), cos.describe());
+  require(cos.rank() == 2, "{}: cos is {}; it must be [positions, rotary_dim / 2]", kOp, cos);
+  require(sin.shape() == cos.shape(), "{}: sin is {}; it must have cos's shape, {}", kOp, sin, cos);
   check_extents(kOp, "cos", cos);
   const std::int64_t half = cos.shape(1), dim = x.shape(-1), seqlen = x.shape(-3), batch = x.rank() == 4 ? x.shape(0) : 1;
   require(x.numel() == 0 || (half > 0 && 2 * half <= dim),
-          "{}: cos is {}, for {} rotary dimensions, but x is {}; they must be at least 2 and at most its last dimension", kOp,
-          cos.describe(), 2 * half, x.describe());
+          "{}: cos is {}, for {} rotary dimensions, but x is {}; they must be at least 2 and at most its last dimension", kOp, cos,
+          2 * half, x);
   require(!options.offsets || !options.positions, "{}: both offsets and positions are given; at most one may be", kOp);
   if (options.offsets) {
     check_operand(kOp, "offsets", *options.offsets, DType::i32, device);
-    require(options.offsets->shape() == Shape{batch}, "{}: offsets is {}; it must be [{}]", kOp, options.offsets->describe(), batch);
+    require(options.offsets->shape() == Shape{batch}, "{}: offsets is {}; it must be [{}]", kOp, *options.offsets, batch);
   }
   if (options.positions) {
     const Tensor& positions = *options.positions;
     check_operand(kOp, "positions", positions, DType::i32, device);
     require(positions.shape() == Shape{seqlen} || positions.shape() == (Shape{batch, seqlen}),
-            "{}: positions is {}; it must be [{}, {}] or [{}]", kOp, positions.describe(), batch, seqlen, seqlen);
+            "{}: positions is {}; it must be [{}, {}] or [{}]", kOp, positions, batch, seqlen, seqlen);
   }
   if (x.numel() > 0) {
-    require(cos.shape(0) > 0, "{}: cos is {}; a table without positions serves no rows", kOp, cos.describe());
+    require(cos.shape(0) > 0, "{}: cos is {}; a table without positions serves no rows", kOp, cos);
     if (!options.offsets && !options.positions)
       require(options.offset >= 0 && options.offset <= cos.shape(0) - seqlen,
-              "{}: offset is {} and x is {}; positions {} to {} are not all in the table, which has {}", kOp, options.offset, x.describe(),
+              "{}: offset is {} and x is {}; positions {} to {} are not all in the table, which has {}", kOp, options.offset, x,
               options.offset, options.offset + seqlen - 1, cos.shape(0));
   }
   const Stream stream = options.stream ? *options.stream : Stream::standard(device);
@@ -214,8 +214,7 @@ constexpr int kTableRows = 8, kTableCols = 64;
 
 TileGrid grid_of_table(const Tensor& cos) {
   const std::int64_t m = (cos.shape(0) + kTableRows - 1) / kTableRows, n = (cos.shape(1) + kTableCols - 1) / kTableCols;
-  require(m * n <= kLargestExtent, "rope_table: cos is {}, which is {} tiles; they are limited to {}", cos.describe(), m * n,
-          kLargestExtent);
+  require(m * n <= kLargestExtent, "rope_table: cos is {}, which is {} tiles; they are limited to {}", cos, m * n, kLargestExtent);
   return {static_cast<int>(m), static_cast<int>(n), 1};
 }
 
@@ -239,13 +238,13 @@ void rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& y
 void rope_table(const Tensor& cos, const Tensor& sin, const RopeTableOptions& options) {
   constexpr const char* op = "rope_table";
   const Device device = cos.device();
-  require(is_float(cos.dtype()), "{}: cos is {}; f32, f16 and bf16 are supported", op, cos.describe());
+  require(is_float(cos.dtype()), "{}: cos is {}; f32, f16 and bf16 are supported", op, cos);
   check_operand(op, "cos", cos, cos.dtype(), device);
   check_operand(op, "sin", sin, cos.dtype(), device);
   check_output(op, "cos", cos);
   check_output(op, "sin", sin);
-  require(cos.rank() == 2, "{}: cos is {}; it must be [rows, rotary_dim / 2]", op, cos.describe());
-  require(sin.shape() == cos.shape(), "{}: sin is {}; it must have cos's shape, {}", op, sin.describe(), cos.describe());
+  require(cos.rank() == 2, "{}: cos is {}; it must be [rows, rotary_dim / 2]", op, cos);
+  require(sin.shape() == cos.shape(), "{}: sin is {}; it must have cos's shape, {}", op, sin, cos);
   check_extents(op, "cos", cos);
   require(cos.numel() == 0 || sin.data() != cos.data(), "{}: sin is cos's memory", op);
   require(std::isfinite(options.theta) && options.theta > 0, "{}: theta is {}; it must be positive and finite", op, options.theta);
@@ -254,7 +253,7 @@ void rope_table(const Tensor& cos, const Tensor& sin, const RopeTableOptions& op
           "{}: offset is {} for {} rows; positions are limited to +-{}", op, options.offset, cos.shape(0), most);
   if (options.positions) {
     check_operand(op, "positions", *options.positions, DType::i32, device);
-    require(options.positions->shape() == Shape{cos.shape(0)}, "{}: positions is {}; it must be [{}]", op, options.positions->describe(),
+    require(options.positions->shape() == Shape{cos.shape(0)}, "{}: positions is {}; it must be [{}]", op, *options.positions,
             cos.shape(0));
   }
   const Stream stream = options.stream ? *options.stream : Stream::standard(device);

@@ -85,13 +85,13 @@ void run_on_cpu(const Call& call) {
 
 Call check(const Tensor& x, const Tensor& y, const SoftmaxOptions& options) {
   const Device device = y.device();
-  require(is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported", kOp, x.describe());
-  require(is_float(y.dtype()), "{}: y is {}; f32, f16 and bf16 are supported", kOp, y.describe());
+  require(is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported", kOp, x);
+  require(is_float(y.dtype()), "{}: y is {}; f32, f16 and bf16 are supported", kOp, y);
   check_operand(kOp, "x", x, x.dtype(), device);
   check_operand(kOp, "y", y, y.dtype(), device);
   check_output(kOp, "y", y);
-  require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", kOp, x.describe());
-  require(y.shape() == x.shape(), "{}: y is {}; it must have x's shape, {}", kOp, y.describe(), x.describe());
+  require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", kOp, x);
+  require(y.shape() == x.shape(), "{}: y is {}; it must have x's shape, {}", kOp, y, x);
   check_extents(kOp, "x", x);
   check_in_place(kOp, "y", y, "x", x);
   require(std::isfinite(options.scale) && options.scale > 0, "{}: scale is {}; it must be positive and finite", kOp, options.scale);

@@ -57,9 +57,9 @@ void bind_pairs(auto& bind, auto& p, const RowViews& views) {
 }
 
 void check_tensor(const char* op, const char* name, const Tensor& t, const Tensor& y) {
-  require(is_float(t.dtype()), "{}: {} is {}; f32, f16 and bf16 are supported", op, name, t.describe());
+  require(is_float(t.dtype()), "{}: {} is {}; f32, f16 and bf16 are supported", op, name, t);
   check_operand(op, name, t, t.dtype(), y.device());
-  require(t.rank() >= 1 && t.rank() <= 4, "{}: {} is {}; it must have 1 to 4 dimensions", op, name, t.describe());
+  require(t.rank() >= 1 && t.rank() <= 4, "{}: {} is {}; it must have 1 to 4 dimensions", op, name, t);
   check_extents(op, name, t);
 }
 
@@ -112,8 +112,8 @@ void swiglu(const Tensor& gate, const Tensor& up, const Tensor& y, const SwigluO
   check_tensor(op, "y", y, y);
   check_output(op, "y", y);
   check_operand(op, "up", up, gate.dtype(), y.device());
-  require(up.shape() == gate.shape(), "{}: up is {}; it must have gate's shape, {}", op, up.describe(), gate.describe());
-  require(y.shape() == gate.shape(), "{}: y is {}; it must have gate's shape, {}", op, y.describe(), gate.describe());
+  require(up.shape() == gate.shape(), "{}: up is {}; it must have gate's shape, {}", op, up, gate);
+  require(y.shape() == gate.shape(), "{}: y is {}; it must have gate's shape, {}", op, y, gate);
   check_in_place(op, "y", y, "gate", gate);
   check_in_place(op, "y", y, "up", up);
   const Stream stream = checked_stream(op, options, y.device());
@@ -125,10 +125,10 @@ void swiglu_interleaved(const Tensor& x, const Tensor& y, const SwigluOptions& o
   check_tensor(op, "x", x, y);
   check_tensor(op, "y", y, y);
   check_output(op, "y", y);
-  require(x.shape(-1) % 2 == 0, "{}: x is {}; its last dimension must be even, gate and up in turn", op, x.describe());
+  require(x.shape(-1) % 2 == 0, "{}: x is {}; its last dimension must be even, gate and up in turn", op, x);
   Shape expected = x.shape();
   expected.back() /= 2;
-  require(y.shape() == expected, "{}: y is {}; for x {} it must be [{}]", op, y.describe(), x.describe(), tw::join(expected, ", "));
+  require(y.shape() == expected, "{}: y is {}; for x {} it must be [{}]", op, y, x, tw::join(expected, ", "));
   require(y.numel() == 0 || y.data() != x.data(), "{}: y is x's memory; columns that are still to be read would be overwritten", op);
   const Stream stream = checked_stream(op, options, y.device());
   if (y.numel() == 0) return;

@@ -85,18 +85,18 @@ Tensor with_column(const Tensor& t) {
 }
 
 void check_x(const char* op, const Tensor& x) {
-  require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", op, x.describe());
+  require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", op, x);
   require(x.dtype() == DType::f32 || x.dtype() == DType::f16 || x.dtype() == DType::bf16, "{}: x is {}; f32, f16 and bf16 are supported",
-          op, x.describe());
+          op, x);
   std::int64_t rows = 1;
   for (int dim = 0; dim < x.rank(); ++dim) {
     if (dim < x.rank() - 1) rows *= x.shape(dim);
-    require(x.shape(dim) <= kLargest && rows <= kLargest, "{}: x is {}; rows and columns are limited to {}", op, x.describe(), kLargest);
+    require(x.shape(dim) <= kLargest && rows <= kLargest, "{}: x is {}; rows and columns are limited to {}", op, x, kLargest);
   }
 }
 
 void check_shape(const char* op, const char* argument, const Tensor& tensor, const Shape& shape) {
-  require(tensor.shape() == shape, "{}: {} is {}; its shape must be [{}]", op, argument, tensor.describe(), tw::join(shape, ", "));
+  require(tensor.shape() == shape, "{}: {} is {}; its shape must be [{}]", op, argument, tensor, tw::join(shape, ", "));
 }
 
 /// `shape`: of indices and values.
@@ -104,8 +104,7 @@ Call check(const char* op, const Tensor& x, const Shape& shape, const Tensor& in
            const std::optional<Stream>& given) {
   const Device device = x.device();
   check_operand(op, "x", x, x.dtype(), device);
-  require(indices.dtype() == DType::i32 || indices.dtype() == DType::i64, "{}: indices is {}; it must be i32 or i64", op,
-          indices.describe());
+  require(indices.dtype() == DType::i32 || indices.dtype() == DType::i64, "{}: indices is {}; it must be i32 or i64", op, indices);
   check_operand(op, "indices", indices, indices.dtype(), device);
   check_shape(op, "indices", indices, shape);
   check_output(op, "indices", indices);
@@ -138,7 +137,7 @@ void check_workspace(Call& call, const Plan& plan, const Tensor* given) {
   check_operand(call.op, "workspace", *given, DType::i64, call.x.device());
   const std::int64_t needed = plan.workspace(call.rows);
   require(given->is_contiguous() && given->numel() >= needed, "{}: workspace is {}; it must be contiguous, of at least {} elements",
-          call.op, given->describe(), needed);
+          call.op, *given, needed);
   call.workspace = *given;
 }
 
@@ -295,7 +294,7 @@ using namespace kernels::topk;
 void argmax(const Tensor& x, const Tensor& indices, const ArgmaxOptions& options) {
   check_x(kArgmax, x);
   Call call = check(kArgmax, x, without_columns(x), indices, options.values, options.stream);
-  require(x.shape(-1) > 0 || call.rows == 0, "{}: x is {}; rows without elements have no largest one", kArgmax, x.describe());
+  require(x.shape(-1) > 0 || call.rows == 0, "{}: x is {}; rows without elements have no largest one", kArgmax, x);
   const Plan plan = argmax_plan(x);
   check_workspace(call, plan, options.workspace);
   if (call.rows == 0) return;

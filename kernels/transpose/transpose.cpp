@@ -22,17 +22,17 @@ constexpr std::int64_t kLargest = std::int64_t{1} << 30;
 
 Stream check(const Tensor& x, const Tensor& y, const TransposeOptions& options) {
   const Device device = y.device();
-  require(x.rank() == 2 || x.rank() == 3, "{}: x is {}; it must be [M, N] or [batch, M, N]", kOp, x.describe());
+  require(x.rank() == 2 || x.rank() == 3, "{}: x is {}; it must be [M, N] or [batch, M, N]", kOp, x);
   check_operand(kOp, "x", x, x.dtype(), device);
   check_operand(kOp, "y", y, x.dtype(), device);
   check_output(kOp, "y", y);
-  require(y.shape() == x.transpose(-2, -1).shape(), "{}: y is {}; for x {} it must be [{}]", kOp, y.describe(), x.describe(),
+  require(y.shape() == x.transpose(-2, -1).shape(), "{}: y is {}; for x {} it must be [{}]", kOp, y, x,
           tw::join(x.transpose(-2, -1).shape(), ", "));
   std::int64_t tiles = 1;
   for (int dim = 0; dim < x.rank(); ++dim) {
-    require(x.shape(dim) <= kLargest, "{}: x is {}; extents are limited to {}", kOp, x.describe(), kLargest);
+    require(x.shape(dim) <= kLargest, "{}: x is {}; extents are limited to {}", kOp, x, kLargest);
     const std::int64_t of_dim = dim < x.rank() - 2 ? x.shape(dim) : (x.shape(dim) + 15) / 16;  // of the smallest size
-    require(of_dim == 0 || tiles <= kLargest / of_dim, "{}: x is {}, which is more than {} tiles", kOp, x.describe(), kLargest);
+    require(of_dim == 0 || tiles <= kLargest / of_dim, "{}: x is {}, which is more than {} tiles", kOp, x, kLargest);
     tiles *= of_dim;
   }
   require(x.data() != y.data() || x.numel() == 0, "{}: y is x's memory; a tensor cannot be transposed in place", kOp);
