@@ -2,8 +2,8 @@
 
 #include "tilewave/tile/language.tile.hpp"
 
-// Casts to fp8_e4m3 with scales. A tile is R rows of one group of 128 columns; a warp has a row or two, so that their largest elements are found
-// without shared memory.
+// Casts to fp8_e4m3 with scales. A tile is R rows of one group of 128 columns; a warp has a row or two, so that their largest elements are
+// found without shared memory.
 
 namespace tw::kernels::cast_fp8 {
 

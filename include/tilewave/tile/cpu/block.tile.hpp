@@ -405,7 +405,8 @@ class Block {
     }
   }
   template <class F, class G, class H>
-  TW_INLINE void add_products(RowVector<float, F>& sums, const G& tile, int row0, int tile_i, const H& vector, int vector_i, int col0) const {
+  TW_INLINE void add_products(RowVector<float, F>& sums, const G& tile, int row0, int tile_i, const H& vector, int vector_i,
+                              int col0) const {
     using T = typename G::Element;
     const int rows = min(F::rows, tile.rows - row0), cols = min(F::cols, tile.cols - col0);
     if (rows <= 0 || cols <= 0) return;
@@ -692,6 +693,16 @@ class Block {
         : begin(first < 0 ? min(-first, size) : 0), end(limit - first < size ? max(limit - first, 0) : size) {}
     constexpr bool has(int n) const { return n >= begin && n < end; }
   };
+  static void dots(float* sums, const float* rows, i64 stride, const float* vector, int count, int cols) {
+    library().dots_f32(sums, rows, stride, vector, count, cols);
+  }
+  static void dots(float* sums, const bf16* rows, i64 stride, const bf16* vector, int count, int cols) {
+    library().dots_bf16(sums, &rows->bits, stride, &vector->bits, count, cols);
+  }
+  static void dots(float* sums, const f16* rows, i64 stride, const f16* vector, int count, int cols) {
+    library().dots_f16(sums, &rows->bits, stride, &vector->bits, count, cols);
+  }
+
   // Rows to and from memory. What is no loop over neighbours of the kernel's own types stays out of the kernel, whose every line is
   // compiled for each instruction set.
 
@@ -706,15 +717,6 @@ class Block {
   template <class G>
   [[gnu::noinline]] static void load_any_row(float* to, int size, const G& from, int row, int col0, Extent cols, int i, int j, Fill fill) {
     with_type(from, [&](const auto& typed) { load_typed_row(to, size, typed, row, col0, cols, i, j, fill); });
-  }
-  static void dots(float* sums, const float* rows, i64 stride, const float* vector, int count, int cols) {
-    library().dots_f32(sums, rows, stride, vector, count, cols);
-  }
-  static void dots(float* sums, const bf16* rows, i64 stride, const bf16* vector, int count, int cols) {
-    library().dots_bf16(sums, &rows->bits, stride, &vector->bits, count, cols);
-  }
-  static void dots(float* sums, const f16* rows, i64 stride, const f16* vector, int count, int cols) {
-    library().dots_f16(sums, &rows->bits, stride, &vector->bits, count, cols);
   }
   template <class T, class G>
   static TW_INLINE void load_typed_row(T* to, int size, const G& from, int row, int col0, Extent cols, int i, int j, Fill fill) {

@@ -36,8 +36,8 @@ using Narrow = void (*)(unsigned short* to, const float* from, long n);
 /// to[k] = from[k], for k < n. bf16 and f16 by their bits.
 using Widen = void (*)(float* to, const unsigned short* from, long n);
 
-/// sums[r] += sum over c < cols of rows[r * row_stride + c] * vector[c], for r < count. Pointers need only their element's alignment; 16-bit
-/// floats are given by their bits. What a row's sum is does not depend on the other rows.
+/// sums[r] += sum over c < cols of rows[r * row_stride + c] * vector[c], for r < count. Pointers need only their element's alignment;
+/// 16-bit floats are given by their bits. What a row's sum is does not depend on the other rows.
 template <class Source>
 using Dots = void (*)(float* sums, const Source* rows, long row_stride, const Source* vector, int count, int cols);
 

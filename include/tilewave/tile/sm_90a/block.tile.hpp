@@ -188,10 +188,11 @@ struct Block {
       sums.x[r] += sum;
     }
   }
-  /// The same of a tile and a vector in global memory, which the CPU reads where they lie: tile(row, col) is that of `tile` at (row0 + row, col0 +
-  /// col, tile_i), vector[col] that of `vector` at (0, col0 + col, vector_i).
+  /// The same of a tile and a vector in global memory, which the CPU reads where they lie: tile(row, col) is that of `tile` at (row0 + row,
+  /// col0 + col, tile_i), vector[col] that of `vector` at (0, col0 + col, vector_i).
   template <class F, class G, class H>
-  TW_INLINE void add_products(RowVector<float, F>& sums, const G& tile, int row0, int tile_i, const H& vector, int vector_i, int col0) const {
+  TW_INLINE void add_products(RowVector<float, F>& sums, const G& tile, int row0, int tile_i, const H& vector, int vector_i,
+                              int col0) const {
     F rows;
     ColumnVector<typename H::Element, F> columns;
     load(rows, tile, row0, col0, tile_i);
