@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -30,9 +29,7 @@ template <class T>
 Stored stored(const std::string& name, const std::string& dtype, const Shape& shape, const std::vector<float>& values) {
   std::vector<T> elements;
   for (const float value : values) elements.push_back(static_cast<T>(value));
-  std::string bytes(elements.size() * sizeof(T), '\0');
-  std::memcpy(bytes.data(), elements.data(), bytes.size());
-  return {name, dtype, shape, bytes};
+  return {name, dtype, shape, {reinterpret_cast<const char*>(elements.data()), elements.size() * sizeof(T)}};
 }
 Stored f32_tensor(const std::string& name, const Shape& shape, const std::vector<float>& values) {
   return stored<float>(name, "F32", shape, values);
