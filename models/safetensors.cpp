@@ -420,11 +420,6 @@ std::span<std::byte> SafeTensors::whole_pages(const Entry& e) const {
 
 // Both are advice: where the system does not take it, nothing is lost but time or memory.
 
-void SafeTensors::prefetch(std::string_view name) const {
-  const auto pages = whole_pages(entry(name));
-  if (!pages.empty()) madvise(pages.data(), pages.size(), MADV_WILLNEED);
-}
-
 void SafeTensors::release(std::string_view name) const {
   const auto pages = whole_pages(entry(name));
   if (!pages.empty()) madvise(pages.data(), pages.size(), MADV_DONTNEED);

@@ -50,8 +50,6 @@ class SafeTensors {
   std::size_t bytes(std::string_view name) const { return entry(name).bytes; }
   /// The file that holds it, for messages about its content.
   const std::string& file(std::string_view name) const { return entry(name).file->name; }
-  /// Asks the system to read the tensor's pages ahead, before it is used.
-  void prefetch(std::string_view name) const;
   /// The tensor's pages are not needed any more: they leave the process's resident memory. Its tensors stay valid; reading them again
   /// loads the pages again.
   void release(std::string_view name) const;
