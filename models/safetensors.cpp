@@ -418,11 +418,9 @@ std::span<std::byte> SafeTensors::whole_pages(const Entry& e) const {
   return {const_cast<std::byte*>(e.file->bytes.data()) + begin, end - begin};
 }
 
-// Both are advice: where the system does not take it, nothing is lost but time or memory.
-
 void SafeTensors::release(std::string_view name) const {
   const auto pages = whole_pages(entry(name));
-  if (!pages.empty()) madvise(pages.data(), pages.size(), MADV_DONTNEED);
+  if (!pages.empty()) madvise(pages.data(), pages.size(), MADV_DONTNEED);  // advice: not taken, nothing is lost but memory
 }
 
 }  // namespace tw::models
