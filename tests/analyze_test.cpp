@@ -10,17 +10,16 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention/attention.tile.hpp"
 #include "kernels/gemm/gemm.tile.hpp"
 #include "kernels/registry.hpp"
 #include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/language_kernels.tile.hpp"
+#include "tilewave/tile/attention.tile.hpp"
 
 namespace tw::test {
 namespace {
 
-using kernels::attention::Attention;
 using kernels::gemm::Gemm;
 
 std::uint64_t inside(const Analysis& a, OperandType type) { return a.operations.inside[static_cast<std::size_t>(type)]; }
@@ -121,17 +120,16 @@ Analysis analyze_attention(const AttentionShape& s, bool with_lse = false) {
   const Tensor q = placeholder({s.batch, s.heads, s.seqlen_q, 128}, DType::bf16);
   const Tensor k = placeholder({s.batch, s.kv_heads, s.seqlen_k, 128}, DType::bf16), v = placeholder(k.shape(), DType::bf16);
   const Tensor o = placeholder(q.shape(), DType::bf16), lse = placeholder({s.batch, s.heads, s.seqlen_q}, DType::f32);
-  return analyze<Attention<bf16, 128, kCausal, BM, 128>>({ceil_div(s.seqlen_q, BM), s.heads * s.batch, 1}, [&](auto& bind, auto& p) {
+  using Kernel = Attention<bf16, 128, 128, BM, 128, 2, kEqualLengths, Rules<Band<false, kCausal>>>;
+  return analyze<Kernel>({ceil_div(s.seqlen_q, BM), s.heads * s.batch, 1}, [&](auto& bind, auto& p) {
     bind(p.q, q);
     bind(p.k, k);
     bind(p.v, v);
     bind(p.o, o);
     p.lse = with_lse ? lse.data<float>() : nullptr;
     p.scale_log2 = 0.1f;
-    p.heads = s.heads;
     p.heads_per_kv = s.heads / s.kv_heads;
-    p.seqlen_k = s.seqlen_k;
-    p.causal_offset = s.seqlen_k - s.seqlen_q;
+    p.keys = s.seqlen_k;
   });
 }
 

@@ -17,7 +17,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/attention/attention.tile.hpp"
 #include "kernels/gemm/gemm.tile.hpp"
 #include "kernels/gemm/reference.hpp"
 #include "runtime/format.hpp"
@@ -27,6 +26,7 @@
 #include "tests/launch_kernel.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
+#include "tilewave/tile/attention.tile.hpp"
 
 namespace tw::test {
 namespace {
@@ -220,7 +220,7 @@ TEST(Schedule, VisitsEachTileOnce) {
     expect_each_tile_once<Banded<8>>(grid, grid.m, grid.n, grid.batch);
     expect_each_tile_once<Banded<16, Dispatch::dynamic>>(grid, grid.m, grid.n, grid.batch);
     // Its batches are groups of heads; a tile's n is the head's number in all groups.
-    expect_each_tile_once<kernels::attention::LongestFirst>(grid, grid.m, grid.n * grid.batch, 1);
+    expect_each_tile_once<LongestFirst>(grid, grid.m, grid.n * grid.batch, 1);
   }
 }
 
@@ -246,7 +246,7 @@ TEST(Schedule, BandedFinishesABandBeforeTheNext) {
 TEST(Schedule, LongestFirstTakesTheLastRowsOfAllHeadsOfAGroupFirst) {
   const TileGrid grid{5, 4, 3};
   for (int i = 1; i < grid.count(); ++i) {
-    const Tile before = kernels::attention::LongestFirst::at(grid, i - 1), now = kernels::attention::LongestFirst::at(grid, i);
+    const Tile before = LongestFirst::at(grid, i - 1), now = LongestFirst::at(grid, i);
     if (now.n / grid.n == before.n / grid.n) {
       EXPECT_LE(now.m, before.m);
     }

@@ -115,6 +115,10 @@ class AnalysisBinder {
     global.window = window;
     (*this)(global, tensor);
   }
+  template <class G>
+  void operator()(G& global, const Tensor& tensor, CopiedRows) {
+    (*this)(global, tensor);
+  }
   const std::vector<AnalysedArray>& arrays() const { return arrays_; }
 
  private:

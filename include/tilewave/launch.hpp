@@ -59,6 +59,11 @@ TensorMapRequest map_request(const BoundView& view, const MapTile& tile, const W
 /// Writes the map of a Global whose view is filled in; false where TMA cannot copy it.
 bool bind_map(const BoundView& view, bool readable, const MapTile& tile, const Window& window, void* tensor_map);
 
+/// A tensor that is copied by parts of tiles, of so many rows each: copy.part().
+struct CopiedRows {
+  int count;
+};
+
 /// Binds tensors to a kernel's Globals on a GPU, and finds out which copies TMA can do.
 class GpuBinder {
  public:
@@ -72,19 +77,26 @@ class GpuBinder {
     global.window = window;
     bind(global, tensor, window);
   }
+  template <class G>
+  void operator()(G& global, const Tensor& tensor, CopiedRows rows) {
+    bind(global, tensor, Window{}, rows.count);
+  }
   bool tma_load = true;
   bool tma_store = true;
 
  private:
   template <class G>
-  void bind(G& global, const Tensor& tensor, const Window& window) {
+  void bind(G& global, const Tensor& tensor, const Window& window, [[maybe_unused]] int copied_rows = 0) {
     bind_view(global, tensor, dtype_of<typename G::Element>, device_);
     using Tile = typename G::TileType;
     bool possible = true;
     if constexpr (sm_90a::moves_in_pieces<Tile>)
       possible = global.template whole_pieces<typename G::Element, Tile::width>();
-    else if constexpr (!is_same<Tile, void>)
-      possible = bind_map(global, G::readable, map_tile<G>, window, global.tensor_map);
+    else if constexpr (!is_same<Tile, void>) {
+      MapTile tile = map_tile<G>;
+      if (copied_rows > 0) tile.rows = copied_rows;
+      possible = bind_map(global, G::readable, tile, window, global.tensor_map);
+    }
     if (!possible) (G::readable ? tma_load : tma_store) = false;
   }
 
@@ -108,6 +120,10 @@ class CpuBinder {
   template <class G>
   void operator()(G& global, const Tensor& tensor, const Window& window) const {
     global.window = window;
+    (*this)(global, tensor);
+  }
+  template <class G>
+  void operator()(G& global, const Tensor& tensor, CopiedRows) const {
     (*this)(global, tensor);
   }
 };

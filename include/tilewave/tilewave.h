@@ -21,7 +21,7 @@ typedef enum {
   TW_CANCELLED = 7
 } tw_status;
 
-typedef enum { TW_F32 = 0, TW_F16 = 1, TW_BF16 = 2 } tw_dtype;
+typedef enum { TW_F32 = 0, TW_F16 = 1, TW_BF16 = 2, TW_I32 = 3, TW_BOOL = 4 } tw_dtype;
 
 /* A strided tensor on the CPU (cuda_device < 0) or on a GPU. Strides count elements. */
 typedef struct {
@@ -40,10 +40,44 @@ const char* tw_last_error(void);
  * on the CPU. */
 tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, void* cuda_stream);
 
-/* tw::attention: see tilewave/attention.hpp. scale 0: 1 / sqrt(head_dim). causal: 0 or 1, the last query sees every key. lse may be null.
- */
-tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* lse, float scale,
-                       int32_t causal, void* cuda_stream);
+/* What all forms of attention take: tw::AttentionOptions in C. `struct_size` is sizeof of the type that the caller was compiled with; fields
+ * that are 0 have their default. Null tensors are left out. */
+typedef struct {
+  size_t struct_size;
+  float scale;               /* 0: 1 / sqrt(head_dim) */
+  int32_t causal;            /* 0 or 1 */
+  int32_t has_causal_offset; /* 1: causal_offset instead of seqlen_k - seqlen_q */
+  int32_t causal_offset;
+  int32_t has_window_left, window_left; /* 1: query i sees no key before i + diagonal - window_left */
+  int32_t has_window_right, window_right;
+  float softcap;
+  const tw_tensor* alibi_slopes; /* f32 [heads] or [batch, heads] */
+  const tw_tensor* sink;         /* f32 [heads] */
+  const tw_tensor* mask;         /* bool, f32 or q's dtype; broadcast to [batch, heads, seqlen_q, seqlen_k] */
+  const tw_tensor* lse;          /* output, f32 [batch, heads, seqlen_q]; packed: [heads, total_q] */
+  int32_t check_contents;        /* 1: wait and check lengths, offsets and page numbers that lie on a GPU */
+} tw_attention_options;
+
+/* Null options are defaults. See tilewave/attention.hpp. */
+tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_attention_options* options,
+                       void* cuda_stream);
+/* Packed sequences; seqused_q and seqused_k may be null. */
+tw_status tw_attention_varlen(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* cu_seqlens_q,
+                              const tw_tensor* cu_seqlens_k, const tw_tensor* seqused_q, const tw_tensor* seqused_k,
+                              const tw_attention_options* options, void* cuda_stream);
+
+/* tw::CacheOptions in C: see tw_attention_options. */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor *seqlens, *batch_idx, *leftpad, *block_table; /* i32 */
+  const tw_tensor *new_k, *new_v;
+  const tw_tensor *rotary_cos, *rotary_sin;
+  int32_t rotary_interleaved; /* 1: pairs 2 k, 2 k + 1 instead of k, k + rotary_dim / 2 */
+  int32_t num_splits;         /* 0: by the library's own arithmetic */
+} tw_cache_options;
+
+tw_status tw_attention_decode(const tw_tensor* q, const tw_tensor* k_cache, const tw_tensor* v_cache, const tw_tensor* o,
+                              const tw_cache_options* cache, const tw_attention_options* options, void* cuda_stream);
 
 /* Speech to text: tilewave/speech.hpp in C. In the library tilewave_speech.
  *

@@ -3,214 +3,263 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <tuple>
 
-#include "kernels/attention/attention.tile.hpp"
-#include "kernels/attention/variants.hpp"
+#include "kernels/attention/contents.hpp"
+#include "kernels/attention/run.hpp"
 #include "kernels/check.hpp"
-#include "tilewave/launch.hpp"
 
 namespace tw {
 
+namespace detail {
+
 namespace {
 
-using kernels::attention::Attention;
-
 constexpr const char* kOp = "attention";
-/// Of extents and tiles: ints, even at the end of a last, incomplete tile or group of heads.
-constexpr std::int64_t kLargest = std::int64_t{1} << 30;
+/// Of extents and tiles: ints, even at the end of a last, incomplete tile or group of heads, and sums of three of them.
+constexpr std::int64_t kLargest = std::int64_t{1} << 29;
+constexpr std::int64_t kLargestHeadDim = 256;
 
-/// A checked call. Tensors are [batch, head, row, head_dim].
-struct Call {
-  Tensor q, k, v, o;
-  float* lse;
-  float scale;
-  bool causal;
-  int causal_offset;
-  int batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim;
-  Stream stream;
+struct Argument {
+  const char* name;
+  const Tensor& tensor;
 };
 
-Call check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const AttentionOptions& options) {
+/// [sequence, heads, row, dim] of [sequence, row, heads, dim].
+Tensor by_head(const Tensor& t) { return t.transpose(1, 2); }
+/// Packed sequences as one of a batch.
+Tensor as_batch(const Tensor& t) {
+  return Tensor::borrow(t.data(), {1, t.shape(0), t.shape(1), t.shape(2)}, t.dtype(), t.device(),
+                        {t.stride(0) * t.shape(0), t.stride(0), t.stride(1), t.stride(2)});
+}
+
+void check_mask(AttentionCall& call, const Tensor& mask, const Shape& scores) {
+  const DType dtype = mask.dtype();
+  require(dtype == DType::boolean || dtype == DType::f32 || dtype == call.q.dtype(), "{}: mask is {}; bool, f32 and q's dtype are allowed",
+          kOp, mask);
+  check_operand(kOp, "mask", mask, dtype, call.o.device());
+  const int missing = 4 - mask.rank();
+  bool fits = missing >= 0 && mask.rank() > 0;
+  for (int dim = 0; dim < 4 && fits; ++dim) {
+    const std::int64_t size = dim < missing ? 1 : mask.shape(dim - missing);
+    fits = size == 1 || size == scores[static_cast<std::size_t>(dim)];
+    call.mask_strides[dim] = size == 1 ? 0 : mask.stride(dim - missing);
+  }
+  require(fits, "{}: mask is {}; it must be broadcastable to [{}, {}, {}, {}], [batch, heads, seqlen_q, seqlen_k]", kOp, mask, scores[0],
+          scores[1], scores[2], scores[3]);
+  call.mask = mask.data();
+  call.mask_type = dtype == DType::boolean ? MaskTensor::Type::boolean
+                   : dtype == DType::f32   ? MaskTensor::Type::f32
+                   : dtype == DType::f16   ? MaskTensor::Type::f16
+                                           : MaskTensor::Type::bf16;
+}
+
+}  // namespace
+
+/// What all forms have in common; q, k, v and o are [batch, seqlen, heads, dim].
+AttentionCall check_common(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Shape& lse_shape,
+                           const AttentionOptions& options) {
   const Device device = o.device();
   const DType dtype = q.dtype();
-  const bool gpu = device.is_cuda();
-  require(dtype == DType::bf16 || dtype == DType::f16 || (dtype == DType::f32 && !gpu),
-          "{}: q is {}; bf16 and f16 are supported, and f32 on the CPU", kOp, q);
-  struct Argument {
-    const char* name;
-    const Tensor& tensor;
-  };
+  require(dtype == DType::bf16 || dtype == DType::f16 || (dtype == DType::f32 && !device.is_cuda()),
+          "{}: q is {}; bf16 and f16 are supported, and f32 on the CPU", op, q);
   for (const auto& [name, tensor] : {Argument{"q", q}, Argument{"k", k}, Argument{"v", v}, Argument{"o", o}}) {
-    require(tensor.rank() == 4, "{}: {} is {}; it must be [batch, seqlen, heads, head_dim]", kOp, name, tensor);
-    check_operand(kOp, name, tensor, dtype, device);
+    check_operand(op, name, tensor, dtype, device);
     for (int dim = 0; dim < 4; ++dim)
-      require(tensor.shape(dim) <= kLargest, "{}: {} is {}; extents are limited to {}", kOp, name, tensor, kLargest);
+      require(tensor.shape(dim) <= kLargest, "{}: {} is {}; extents are limited to {}", op, name, tensor, kLargest);
+    require(tensor.shape(3) > 0 && tensor.shape(3) % 8 == 0 && tensor.shape(3) <= kLargestHeadDim,
+            "{}: {} is {}; its last dimension must be a multiple of 8 from 8 to {}", op, name, tensor, kLargestHeadDim);
   }
-  check_output(kOp, "o", o);
-  require(o.shape() == q.shape(), "{}: o is {}; it must have q's shape, {}", kOp, o, q);
-  require(v.shape() == k.shape(), "{}: v is {}; it must have k's shape, {}", kOp, v, k);
-  require(k.shape(0) == q.shape(0), "{}: k is {}; its batch must be q's, {}", kOp, k, q.shape(0));
-  require(k.shape(3) == q.shape(3), "{}: k is {}; its head_dim must be q's, {}", kOp, k, q.shape(3));
-  require(q.shape(3) == 64 || q.shape(3) == 128, "{}: q is {}; head_dim must be 64 or 128", kOp, q);
+  check_output(op, "o", o);
+  for (const auto& [name, tensor] : {Argument{"q", q}, Argument{"k", k}, Argument{"v", v}, Argument{"o", o}})
+    require(tensor.stride(3) == 1 || tensor.numel() == 0, "{}: {} is {}; its last dimension must be contiguous", op, name, tensor);
+  require(o.shape(0) == q.shape(0) && o.shape(1) == q.shape(1) && o.shape(2) == q.shape(2),
+          "{}: o is {}; q is {}: only the last may differ", op, o, q);
+  require(k.shape(3) == q.shape(3), "{}: k is {}; its head_dim must be q's, {}", op, k, q.shape(3));
+  require(o.shape(3) == v.shape(3), "{}: o is {}; its last dimension must be v's, {}", op, o, v.shape(3));
+  require(v.shape(0) == k.shape(0) && v.shape(1) == k.shape(1) && v.shape(2) == k.shape(2),
+          "{}: v is {}; k is {}: only the last may differ", op, v, k);
   require(q.shape(2) == 0 || (k.shape(2) > 0 && q.shape(2) % k.shape(2) == 0), "{}: q has {} heads and k {}; q's must be a multiple of k's",
-          kOp, q.shape(2), k.shape(2));
+          op, q.shape(2), k.shape(2));
   require(options.scale >= 0 && std::isfinite(options.scale),
-          "{}: scale is {}; it must be positive and finite, or 0 for 1 / sqrt(head_dim)", kOp, options.scale);
+          "{}: scale is {}; it must be positive and finite, or 0 for 1 / sqrt(head_dim)", op, options.scale);
+  require(options.softcap >= 0 && std::isfinite(options.softcap), "{}: softcap is {}; it must be positive and finite, or 0 for none", op,
+          options.softcap);
+  require(options.window_left >= -1, "{}: window_left is {}; it must be 0 or more, or -1 for no bound", op, options.window_left);
+  require(options.window_right >= -1, "{}: window_right is {}; it must be 0 or more, or -1 for no bound", op, options.window_right);
   const std::int64_t tiles = q.shape(0) * q.shape(2) * ((q.shape(1) + 63) / 64);  // of the smallest size on all devices
-  require(tiles <= kLargest, "{}: q is {}, which is {} tiles; they are limited to {}", kOp, q, tiles, kLargest);
+  require(tiles <= kLargest, "{}: q is {}, which is {} tiles; they are limited to {}", op, q, tiles, kLargest);
   if (o.numel() > 0) {
     for (const auto& [name, tensor] : {Argument{"k", k}, Argument{"v", v}, Argument{"q", q}})
-      require(o.data() != tensor.data() || tensor.numel() == 0, "{}: o is {}'s memory", kOp, name);
+      require(o.data() != tensor.data() || tensor.numel() == 0, "{}: o is {}'s memory", op, name);
   }
+
+  AttentionCall call;
+  call.q = by_head(q), call.k = by_head(k), call.v = by_head(v), call.o = by_head(o);
+  call.batch = static_cast<int>(q.shape(0));
+  call.keys = static_cast<int>(k.shape(1));
+  call.stream = options.stream ? *options.stream : Stream::standard(device);
+  require(call.stream.device() == device, "{}: the stream is on {}, the tensors on {}", op, call.stream.device().name(), device.name());
+  call.scale = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<float>(q.shape(3)));
+  call.softcap = options.softcap;
   if (options.lse) {
-    check_operand(kOp, "lse", *options.lse, DType::f32, device);
-    require(options.lse->shape() == Shape{q.shape(0), q.shape(2), q.shape(1)} && options.lse->is_contiguous(),
-            "{}: lse is {}; it must be contiguous, f32[{}, {}, {}]", kOp, *options.lse, q.shape(0), q.shape(2), q.shape(1));
+    const Tensor& lse = *options.lse;
+    check_operand(op, "lse", lse, DType::f32, device);
+    require(lse.shape() == lse_shape && lse.is_contiguous(), "{}: lse is {}; it must be contiguous, f32[{}]", op, lse,
+            tw::join(lse_shape, ", "));
+    call.lse = lse.data<float>();
+    call.lse_stride_batch = q.shape(1) * q.shape(2);
+    call.lse_stride_head = q.shape(1);
   }
-  const auto seqlen_q = q.shape(1), seqlen_k = k.shape(1);
-  const auto offset = options.causal_offset ? std::int64_t{*options.causal_offset} : seqlen_k - seqlen_q;
-  require(std::abs(offset) <= (1 << 30), "{}: causal_offset is {}; it must lie within +-2^30", kOp, offset);
-  const Stream stream = options.stream ? *options.stream : Stream::standard(device);
-  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());
-  const auto by_head = [](const Tensor& t) { return t.transpose(1, 2); };
-  return {by_head(q),
-          by_head(k),
-          by_head(v),
-          by_head(o),
-          options.lse ? options.lse->data<float>() : nullptr,
-          options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<float>(q.shape(3))),
-          options.causal,
-          static_cast<int>(offset),
-          static_cast<int>(q.shape(0)),
-          static_cast<int>(q.shape(2)),
-          static_cast<int>(k.shape(2)),
-          static_cast<int>(seqlen_q),
-          static_cast<int>(seqlen_k),
-          static_cast<int>(q.shape(3)),
-          stream};
+  const auto by_heads = [&](const char* name, const Tensor& t, bool batched) {
+    check_operand(op, name, t, DType::f32, device);
+    const bool one = t.shape() == Shape{q.shape(2)},
+               each = batched && t.shape() == Shape{lse_shape.size() == 3 ? q.shape(0) : -1, q.shape(2)};
+    require(one || each || (batched && t.rank() == 2 && t.shape(1) == q.shape(2) && lse_shape.size() == 2),
+            "{}: {} is {}; it must be f32[{}]{}", op, name, t, q.shape(2), batched ? ", heads, or [batch, heads]" : ", heads");
+  };
+  if (options.alibi_slopes) {
+    const Tensor& slopes = *options.alibi_slopes;
+    by_heads("alibi_slopes", slopes, true);
+    call.slopes = slopes.data<float>();
+    call.slopes_stride_batch = slopes.rank() == 2 ? slopes.stride(0) : 0;
+    call.slopes_stride_head = slopes.stride(slopes.rank() - 1);
+  }
+  if (options.sink) {
+    by_heads("sink", *options.sink, false);
+    require(options.sink->is_contiguous(), "{}: sink is {}; it must be contiguous", op, *options.sink);
+    call.sink = options.sink->data<float>();
+  }
+  call.lower = options.window_left >= 0;
+  call.upper = options.causal || options.window_right >= 0;
+  call.left = std::min(options.window_left, (1 << 30) - 1);
+  call.right = options.causal ? 0 : std::min(options.window_right, (1 << 30) - 1);
+  if (options.causal_offset) {
+    require(std::abs(std::int64_t{*options.causal_offset}) <= kLargest, "{}: causal_offset is {}; it must lie within +-2^29", op,
+            *options.causal_offset);
+    call.diagonal = *options.causal_offset;
+  }
+  return call;
 }
+
+AttentionCall check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const AttentionOptions& options) {
+  for (const auto& [name, tensor] : {Argument{"q", q}, Argument{"k", k}, Argument{"v", v}, Argument{"o", o}})
+    require(tensor.rank() == 4, "{}: {} is {}; it must be [batch, seqlen, heads, head_dim]", kOp, name, tensor);
+  require(k.shape(0) == q.shape(0), "{}: k is {}; its batch must be q's, {}", kOp, k, q.shape(0));
+  AttentionCall call = check_common(kOp, q, k, v, o, {q.shape(0), q.shape(2), q.shape(1)}, options);
+  if (options.mask) check_mask(call, *options.mask, {q.shape(0), q.shape(2), q.shape(1), k.shape(1)});
+  return call;
+}
+
+AttentionCall check_attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const PackedSequences& sequences,
+                                     const AttentionOptions& options) {
+  constexpr const char* kVarlen = "attention_varlen";
+  for (const auto& [name, tensor] : {Argument{"q", q}, Argument{"k", k}, Argument{"v", v}, Argument{"o", o}})
+    require(tensor.rank() == 3, "{}: {} is {}; it must be [total, heads, head_dim]", kVarlen, name, tensor);
+  require(options.mask == nullptr, "{}: mask is given; packed sequences have none (a rule of your own can: tilewave/attention_with.hpp)",
+          kVarlen);
+  AttentionCall call = check_common(kVarlen, as_batch(q), as_batch(k), as_batch(v), as_batch(o), {q.shape(1), q.shape(0)}, options);
+  const Tensor& cu_q = sequences.cu_seqlens_q;
+  require(cu_q.rank() == 1 && cu_q.shape(0) >= 1, "{}: cu_seqlens_q is {}; it must be i32[batch + 1]", kVarlen, cu_q);
+  const std::int64_t batch = cu_q.shape(0) - 1;
+  const auto integers = [&](const char* name, const Tensor& t, std::int64_t size) {
+    check_operand(kVarlen, name, t, DType::i32, o.device());
+    require(t.shape() == Shape{size} && t.is_contiguous(), "{}: {} is {}; it must be contiguous, i32[{}]", kVarlen, name, t, size);
+    return t.data<std::int32_t>();
+  };
+  call.batch = static_cast<int>(batch);
+  call.cu_q = integers("cu_seqlens_q", cu_q, batch + 1);
+  call.cu_k = integers("cu_seqlens_k", sequences.cu_seqlens_k, batch + 1);
+  if (sequences.seqused_q) call.used_q = integers("seqused_q", *sequences.seqused_q, batch);
+  if (sequences.seqused_k) call.used_k = integers("seqused_k", *sequences.seqused_k, batch);
+  if (options.alibi_slopes && options.alibi_slopes->rank() == 2)
+    require(options.alibi_slopes->shape(0) == batch, "{}: alibi_slopes is {}; it must have {} sequences", kVarlen, *options.alibi_slopes,
+            batch);
+  if (options.check_contents || !o.device().is_cuda()) check_packed_contents(sequences, q.shape(0), k.shape(0), call.stream);
+  return call;
+}
+
+void check_attention_with(const AttentionCall& call, DType dtype, int head_dim) {
+  require(call.q.dtype() == dtype, "attention_with: q is {}; the kernel was made for {}", call.q, name_of(dtype));
+  require(call.q.shape(3) <= head_dim && call.v.shape(3) <= head_dim,
+          "attention_with: q has head_dim {} and v {}; the kernel was made for {} and less", call.q.shape(3), call.v.shape(3), head_dim);
+}
+
+const KernelInfo& attention_variant(const KernelInfo& base, const AttentionCall& call) {
+  struct Variant {
+    std::string type;
+    KernelInfo info;
+  };
+  const unsigned rules =
+      (call.softcap > 0 ? 1u : 0u) | (call.slopes ? 2u : 0u) | (call.mask ? 4u : 0u) | (call.lower ? 8u : 0u) | (call.upper ? 16u : 0u);
+  static std::mutex mutex;
+  static auto& variants = *new std::map<std::pair<const KernelInfo*, unsigned>, Variant>;
+  const std::lock_guard lock(mutex);
+  auto [entry, added] = variants.try_emplace({&base, rules});
+  Variant& variant = entry->second;
+  if (added) {
+    variant.type = base.type;
+    const auto replace = [&](std::string_view what, std::string_view with) {
+      const std::size_t at = variant.type.find(what);
+      if (at == std::string::npos) throw Error(tw::format("{} has no rule {}", base.type, what));
+      variant.type.replace(at, what.size(), with);
+    };
+    if (rules & 1) replace("tw::Optional<tw::Softcap, tw::Use::never>", "tw::Optional<tw::Softcap, tw::Use::always>");
+    if (rules & 2) replace("tw::Optional<tw::Alibi, tw::Use::never>", "tw::Optional<tw::Alibi, tw::Use::always>");
+    if (rules & 4) replace("tw::Optional<tw::MaskTensor, tw::Use::never>", "tw::Optional<tw::MaskTensor, tw::Use::always>");
+    replace("tw::Band<true, true>", tw::format("tw::Band<{}, {}>", call.lower, call.upper));
+    variant.info = base;
+    variant.info.type = variant.type;
+  }
+  return variant.info;
+}
+
+namespace {
 
 /// Heads that are worked on together: as many as have keys and values of 32 MB, about half of an H200's L2 cache. All their queries come
 /// before the next group's. A divisor of all heads, so that groups are full.
-int heads_per_group(const Call& call) {
-  const std::int64_t bytes =
-      std::int64_t{2} * call.seqlen_k * call.head_dim * static_cast<std::int64_t>(size_of(call.q.dtype())) * call.kv_heads / call.heads;
-  const int heads = call.heads * call.batch;
+int heads_per_group(const AttentionCall& call, int heads) {
+  const std::int64_t bytes = call.k.numel() / std::max<std::int64_t>(1, call.k.shape(0)) * 2 *
+                             static_cast<std::int64_t>(size_of(call.q.dtype())) / std::max<std::int64_t>(1, call.q.shape(1));
   int group = static_cast<int>(std::clamp<std::int64_t>((32 << 20) / std::max<std::int64_t>(1, bytes), 1, heads));
   while (heads % group != 0) --group;
   return group;
 }
 
-TileGrid grid_of(const Call& call, int bm) {
-  const int group = heads_per_group(call);
-  return {ceil_div(call.seqlen_q, bm), group, call.heads * call.batch / group};
-}
-
-void bind_call(auto& bind, auto& p, const Call& call) {
-  bind(p.q, call.q);
-  // Without keys nothing is read, but a tensor map must describe some memory.
-  bind(p.k, call.seqlen_k > 0 ? call.k : call.q);
-  bind(p.v, call.seqlen_k > 0 ? call.v : call.q);
-  bind(p.o, call.o);
-  p.lse = call.lse;
-  p.scale_log2 = call.scale * kLog2E;
-  p.heads = call.heads;
-  p.heads_per_kv = call.heads / call.kv_heads;
-  p.seqlen_k = call.seqlen_k;
-  p.causal_offset = call.causal_offset;
-}
-
-/// Tiles on the GPU: 64 query rows a warpgroup. Three of them serve head_dim 64 best, two head_dim 128 (README.md).
-template <int D>
-inline constexpr int kGpuBM = D == 64 ? 192 : 128;
-inline constexpr int kGpuBN = 128;
-
-/// A 16-bit [batch, head, row, head_dim] tensor that TMA can load.
-bool tma_takes(const Tensor& t) {
-  if (t.stride(3) != 1 || reinterpret_cast<std::uintptr_t>(t.data()) % 16 != 0) return false;
-  for (int dim = 0; dim < 3; ++dim)
-    if (t.shape(dim) > 1 && (t.stride(dim) <= 0 || t.stride(dim) % 8 != 0)) return false;
-  return true;
-}
-
-template <class T, int D, bool kCausal>
-void run(const Call& call) {
-  if (!call.stream.device().is_cuda()) {
-    constexpr int bm = 64, bn = 64;
-    launch_cpu<Attention<T, D, kCausal, bm, bn>>(grid_of(call, bm), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
-  } else if constexpr (sizeof(T) == 2) {
-    const auto launch = [&]<int kBM>() {
-      launch_gpu<Attention<T, D, kCausal, kBM, kGpuBN>>(call.stream, grid_of(call, kBM),
-                                                        [&](auto& bind, auto& p) { bind_call(bind, p, call); });
-    };
-    // Without TMA the loading warpgroup needs registers that three others would not leave it.
-    tma_takes(call.q) && tma_takes(call.k) && tma_takes(call.v) ? launch.template operator()<kGpuBM<D>>()
-                                                                : launch.template operator()<128>();
-  }
-}
-
-template <class T>
-void run_dtype(const Call& call) {
-  if (call.head_dim == 64)
-    call.causal ? run<T, 64, true>(call) : run<T, 64, false>(call);
-  else
-    call.causal ? run<T, 128, true>(call) : run<T, 128, false>(call);
-}
-
 }  // namespace
 
-void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const AttentionOptions& options) {
-  const Call call = check(q, k, v, o, options);
-  if (o.numel() == 0) return;
-  switch (q.dtype()) {
-    case DType::f16:
-      return run_dtype<f16>(call);
-    case DType::bf16:
-      return run_dtype<bf16>(call);
-    default:
-      return run_dtype<float>(call);
-  }
+TileGrid attention_grid(const AttentionCall& call, int bm) {
+  const int rows = static_cast<int>(call.q.shape(2)), heads = static_cast<int>(call.q.shape(1) * call.q.shape(0));
+  const int tiles = (call.cu_q ? rows / bm + call.batch : ceil_div(rows, bm)) * call.splits;
+  const int group = heads_per_group(call, heads);
+  return {tiles, group, heads / group};
 }
+
+int attention_page_rows(const AttentionCall& call, int bn) { return std::gcd(call.page_size, bn); }
+
+}  // namespace detail
 
 namespace kernels::attention {
 
-namespace {
-
-template <class T, int D, bool kCausal, int kBM>
-Analysis analyze_variant(const ShapeValues& shape) {
-  const int heads = shape.integer("heads"), seqlen_q = shape.integer("seqlen_q"), seqlen_k = shape.integer("seqlen_k");
-  const int kv_heads = shape["kv_heads"] > 0 ? shape.integer("kv_heads") : heads, batch = shape.integer("batch");
-  require(heads > 0 && heads % kv_heads == 0, "{}: heads is {} and kv_heads {}; heads must be a positive multiple of kv_heads", kOp, heads,
-          kv_heads);
-  const Tensor q = placeholder({batch, seqlen_q, heads, D}, dtype_of<T>), k = placeholder({batch, seqlen_k, kv_heads, D}, dtype_of<T>);
-  const Tensor v = placeholder(k.shape(), dtype_of<T>), o = placeholder(q.shape(), dtype_of<T>);
-  const Tensor lse = placeholder({batch, heads, seqlen_q}, DType::f32);
-  const Call call = check(q, k, v, o, {.causal = kCausal, .lse = shape["lse"] ? &lse : nullptr});
-  return analyze<Attention<T, D, kCausal, kBM, kGpuBN>>(grid_of(call, kBM), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
-}
-
-template <class T, int D, bool kCausal, int kBM>
-KernelVariant variant(const char* dtype, const char* suffix, bool tma) {
-  return {make_spec(kernel_info<Attention<T, D, kCausal, kBM, kGpuBN>>, tma, tma, tw::format("attention_{}_d{}{}", dtype, D, suffix)),
-          analyze_variant<T, D, kCausal, kBM>};
-}
-
-}  // namespace
-
-std::vector<KernelVariant> registered() {
-  std::vector<KernelVariant> variants;
-  const auto add = [&]<class T>(std::type_identity<T>, const char* dtype) {
-    variants.push_back(variant<T, 64, false, kGpuBM<64>>(dtype, "", true));
-    variants.push_back(variant<T, 64, true, kGpuBM<64>>(dtype, "_causal", true));
-    variants.push_back(variant<T, 128, false, kGpuBM<128>>(dtype, "", true));
-    variants.push_back(variant<T, 128, true, kGpuBM<128>>(dtype, "_causal", true));
-  };
-  add(std::type_identity<bf16>{}, "bf16");
-  add(std::type_identity<f16>{}, "f16");
-  variants.push_back(variant<bf16, 64, true, 128>("bf16", "_causal_strided", false));
-  variants.push_back(variant<bf16, 128, true, 128>("bf16", "_causal_strided", false));
-  return variants;
+void run(const detail::AttentionCall& call) {
+  if (!call.stream.device().is_cuda()) return run_cpu(call);
+  call.q.dtype() == DType::f16 ? run_gpu_f16(call) : run_gpu_bf16(call);
 }
 
 }  // namespace kernels::attention
+
+void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const AttentionOptions& options) {
+  const detail::AttentionCall call = detail::check_attention(q, k, v, o, options);
+  if (o.numel() > 0) kernels::attention::run(call);
+}
+
+void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const PackedSequences& sequences,
+                      const AttentionOptions& options) {
+  const detail::AttentionCall call = detail::check_attention_varlen(q, k, v, o, sequences, options);
+  if (o.numel() > 0 && call.batch > 0) kernels::attention::run(call);
+}
+
 }  // namespace tw

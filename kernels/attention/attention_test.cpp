@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -31,7 +32,7 @@ using namespace tw::test;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 /// Where q, k, v and o lie. A GPU copies the first three by TMA, the others by ordinary loads.
-enum class Place { dense, by_head, aligned, unaligned, stepped };
+enum class Place { dense, by_head, aligned, unaligned };
 
 Placement placement(Place place) {
   switch (place) {
@@ -43,8 +44,6 @@ Placement placement(Place place) {
       return {.offset = 16, .gap = 8, .align = 8};
     case Place::unaligned:
       return {.offset = 3, .gap = 5};
-    case Place::stepped:
-      return {.offset = 1, .step = 2, .gap = 1};
   }
   return {};
 }
@@ -59,11 +58,24 @@ struct Case {
   float magnitude = 1;  ///< standard deviation of q and k
   bool with_lse = true;
   Place q = Place::dense, kv = Place::dense, o = Place::dense;
+  std::int64_t value_dim = 0;  ///< 0: head_dim
+  int window_left = -1, window_right = -1;
+  float softcap = 0;
+  int alibi = 0;  ///< dimensions of the slopes; 0: none
+  bool sink = false;
+  std::optional<DType> mask = {};
+  unsigned mask_dims = 15;  ///< bits: the dimensions of which the mask has all, batch first
+
+  std::int64_t values() const { return value_dim > 0 ? value_dim : head_dim; }
 
   std::string describe() const {
-    return tw::format("Sq {} Sk {} batch {} heads {}/{} D {} causal {} offset {} scale {} magnitude {} lse {} q {} kv {} o {}", seqlen_q,
-                      seqlen_k, batch, heads, kv_heads, head_dim, causal, causal_offset ? std::to_string(*causal_offset) : "default", scale,
-                      magnitude, with_lse, static_cast<int>(q), static_cast<int>(kv), static_cast<int>(o));
+    return tw::format(
+        "Sq {} Sk {} batch {} heads {}/{} D {}/{} causal {} offset {} window {}/{} softcap {} alibi {} sink {} mask {} {} scale {} "
+        "magnitude {} "
+        "lse {} q {} kv {} o {}",
+        seqlen_q, seqlen_k, batch, heads, kv_heads, head_dim, values(), causal, causal_offset ? std::to_string(*causal_offset) : "default",
+        window_left, window_right, softcap, alibi, sink, mask ? name_of(*mask) : "none", mask_dims, scale, magnitude, with_lse,
+        static_cast<int>(q), static_cast<int>(kv), static_cast<int>(o));
   }
 };
 
@@ -73,6 +85,9 @@ PlainCall plain_call(const Case& c) {
   plain.scale = c.scale > 0 ? c.scale : 1 / std::sqrt(static_cast<double>(c.head_dim));
   plain.causal = c.causal;
   plain.causal_offset = c.causal_offset ? *c.causal_offset : c.seqlen_k - c.seqlen_q;
+  plain.value_dim = c.value_dim;
+  plain.window_left = c.window_left, plain.window_right = c.window_right;
+  plain.softcap = c.softcap;
   return plain;
 }
 
@@ -103,26 +118,97 @@ class Attention : public testing::TestWithParam<std::tuple<Device, DType>> {
     cpu::set_poison_released_slots(true);
     if (!device.is_cuda()) return;
     if (dtype == DType::f32) GTEST_SKIP() << "skipped: f32 is for the CPU";
-    [[maybe_unused]] static const bool warm = (compile_all(specs_of(registered())), true);  // on all cores; the tests use most of them
+    [[maybe_unused]] static const bool warm = (compile_all(specs_of(registered())), true);  // on all cores
   }
   void check(const Case& c) {
     SCOPED_TRACE(c.describe());
     PlacedTensor q({c.batch, c.seqlen_q, c.heads, c.head_dim}, dtype, device, placement(c.q));
     PlacedTensor k({c.batch, c.seqlen_k, c.kv_heads, c.head_dim}, dtype, device, placement(c.kv));
-    PlacedTensor v({c.batch, c.seqlen_k, c.kv_heads, c.head_dim}, dtype, device, placement(c.kv));
-    PlacedTensor o({c.batch, c.seqlen_q, c.heads, c.head_dim}, dtype, device, placement(c.o));
+    PlacedTensor v({c.batch, c.seqlen_k, c.kv_heads, c.values()}, dtype, device, placement(c.kv));
+    PlacedTensor o({c.batch, c.seqlen_q, c.heads, c.values()}, dtype, device, placement(c.o));
     PlacedTensor lse({c.batch, c.heads, c.seqlen_q}, DType::f32, device, {.offset = 3});
     const std::vector<float> q_values = q.fill_random(random, c.magnitude), k_values = k.fill_random(random, c.magnitude),
                              v_values = v.fill_random(random);
-    const AttentionOptions options{
-        .scale = c.scale, .causal = c.causal, .causal_offset = c.causal_offset, .lse = c.with_lse ? &lse.tensor() : nullptr};
-    if (!launched([&] { tw::attention(q, k, v, o, options); })) return;
+    AttentionOptions options{.scale = c.scale,
+                             .causal = c.causal,
+                             .causal_offset = c.causal_offset,
+                             .window_left = c.window_left,
+                             .window_right = c.window_right,
+                             .softcap = c.softcap,
+                             .lse = c.with_lse ? &lse.tensor() : nullptr};
     PlainCall plain = plain_call(c);
+    const std::vector<float> slopes = uniform(c.alibi == 2 ? c.batch * c.heads : c.heads, 0.01f, 0.5f), sinks = uniform(c.heads, -2, 2);
+    Tensor slopes_tensor, sink_tensor;
+    if (c.alibi > 0) {
+      slopes_tensor = to_device(slopes, c.alibi == 2 ? Shape{c.batch, c.heads} : Shape{c.heads});
+      options.alibi_slopes = &slopes_tensor;
+      plain.alibi_slopes = slopes;
+    }
+    if (c.sink) {
+      sink_tensor = to_device(sinks, {c.heads});
+      options.sink = &sink_tensor;
+      plain.sink = sinks;
+    }
+    Mask mask;
+    if (c.mask) {
+      mask = make_mask(c);
+      options.mask = &mask.tensor;
+      plain.mask = mask.values, plain.mask_strides = mask.strides;
+    }
+    if (!launched([&] { tw::attention(q, k, v, o, options); })) return;
     plain.q = q_values, plain.k = k_values, plain.v = v_values;
     expect_results(plain, dtype, device, o, c.with_lse ? &lse : nullptr);
     if (!c.with_lse) {
       EXPECT_TRUE(lse.untouched());
     }
+  }
+  std::vector<float> uniform(std::int64_t count, float from, float to) {
+    std::uniform_real_distribution<float> distribution(from, to);
+    std::vector<float> values(static_cast<std::size_t>(count));
+    for (float& x : values) x = distribution(random);
+    return values;
+  }
+  template <class X>
+  Tensor to_device(const std::vector<X>& values, Shape shape) const {
+    const Tensor host = Tensor::empty(std::move(shape), dtype_of<X>, Stream::standard(Device::cpu()));
+    std::copy(values.begin(), values.end(), host.data<X>());
+    return host.to(device);
+  }
+  struct Mask {
+    Tensor tensor;
+    std::vector<float> values;
+    std::array<std::int64_t, 4> strides = {};
+  };
+  /// Of the dimensions of which it has all only those from the first such on.
+  Mask make_mask(const Case& c) {
+    Mask mask;
+    const std::int64_t extents[] = {c.batch, c.heads, c.seqlen_q, c.seqlen_k};
+    Shape shape;
+    for (unsigned dim = 0; dim < 4; ++dim) {
+      const bool all = (c.mask_dims >> dim & 1) != 0;
+      if (all || !shape.empty() || dim == 3) shape.push_back(all ? extents[dim] : 1);
+    }
+    std::int64_t size = 1;
+    for (unsigned dim = 4; dim-- > 0;) {
+      mask.strides[dim] = (c.mask_dims >> dim & 1) != 0 ? size : 0;
+      if ((c.mask_dims >> dim & 1) != 0) size *= extents[dim];
+    }
+    const bool boolean = *c.mask == DType::boolean;
+    const Tensor host = Tensor::empty(shape, *c.mask, Stream::standard(Device::cpu()));
+    for (std::int64_t i = 0; i < size; ++i) {
+      float x = boolean ? (pick(4) == 0 ? -static_cast<float>(kInf) : 0.0f) : static_cast<float>(pick(33) - 16) / 8;
+      if (boolean)
+        static_cast<u8*>(host.data())[i] = x == 0;
+      else if (*c.mask == DType::f32)
+        host.data<float>()[i] = x;
+      else if (*c.mask == DType::f16)
+        host.data<f16>()[i] = f16(x);
+      else
+        host.data<bf16>()[i] = bf16(x);
+      mask.values.push_back(x);
+    }
+    mask.tensor = host.to(device);
+    return mask;
   }
   int pick(int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); }
 
@@ -170,9 +256,179 @@ TEST_P(Attention, SampledShapes) {
   }
 }
 
+TEST_P(Attention, AnyHeadDim) {
+  for (const auto& [head_dim, value_dim] : {std::pair{8, 8},
+                                            {40, 40},
+                                            {72, 72},
+                                            {96, 96},
+                                            {104, 104},
+                                            {136, 136},
+                                            {192, 192},
+                                            {200, 200},
+                                            {256, 256},
+                                            {192, 128},
+                                            {64, 32},
+                                            {16, 256},
+                                            {128, 80}}) {
+    for (const bool causal : {false, true})
+      check({.seqlen_q = 133,
+             .seqlen_k = 201,
+             .batch = 2,
+             .heads = 2,
+             .kv_heads = 1,
+             .head_dim = head_dim,
+             .causal = causal,
+             .value_dim = value_dim});
+  }
+}
+
+TEST_P(Attention, Windows) {
+  for (const auto& [left, right] : {std::pair{0, 0}, {5, -1}, {-1, 7}, {64, 3}, {1, 130}, {200, 200}, {1 << 30, 1 << 30}}) {
+    check({.seqlen_q = 150, .seqlen_k = 170, .heads = 2, .window_left = left, .window_right = right});
+    check({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 128, .causal = true, .window_left = left, .window_right = right});
+    check({.seqlen_q = 310, .seqlen_k = 90, .window_left = left, .window_right = right});
+    check({.seqlen_q = 70, .seqlen_k = 500, .causal_offset = 100, .window_left = left, .window_right = right});
+  }
+}
+
+TEST_P(Attention, Masks) {
+  for (const DType type : {DType::boolean, DType::f32, dtype}) {
+    for (const unsigned dims : {15u, 12u, 8u, 4u, 13u, 14u, 0u})
+      check({.seqlen_q = 67, .seqlen_k = 140, .batch = 2, .heads = 2, .kv_heads = 1, .mask = type, .mask_dims = dims});
+  }
+}
+
+TEST_P(Attention, SampledFeatures) {
+  // On a GPU every list of rules is a kernel to compile, so there is some of everything, and fewer lists.
+  const int cases = device.is_cuda() ? 160 : 700;
+  struct List {
+    int head_dim, value_dim;
+    bool softcap, alibi, mask, lower, upper;
+  };
+  std::vector<List> lists;
+  constexpr int kDims[][2] = {{64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}, {192, 128}};
+  const int list_count = device.is_cuda() ? 16 : cases;
+  for (int i = 0; i < list_count; ++i) {
+    const auto& [d, dv] = kDims[pick(6)];
+    lists.push_back({d, dv, pick(3) == 0, pick(3) == 0, pick(4) == 0, pick(3) == 0, pick(2) == 0});
+  }
+  for (int i = 0; i < cases && !HasFailure(); ++i) {
+    const List& list = lists[static_cast<std::size_t>(i % list_count)];
+    const int group = 1 + pick(4), kv_heads = 1 + pick(2);
+    const bool causal = list.upper && pick(2) == 0;
+    const int dtypes = pick(3);
+    check({.seqlen_q = 1 + pick(pick(4) == 0 ? 260 : 70),
+           .seqlen_k = pick(pick(4) == 0 ? 300 : 150),
+           .batch = 1 + pick(2),
+           .heads = group * kv_heads,
+           .kv_heads = kv_heads,
+           .head_dim = list.head_dim - 8 * pick(3),
+           .causal = causal,
+           .causal_offset = !list.alibi && pick(3) == 0 ? std::optional(pick(200) - 100) : std::nullopt,
+           .with_lse = pick(4) != 0,
+           .value_dim = list.value_dim - 8 * pick(3),
+           .window_left = list.lower ? pick(150) : -1,
+           .window_right = list.upper && !causal ? pick(100) : -1,
+           .softcap = list.softcap ? 1.0f + static_cast<float>(pick(40)) : 0,
+           .alibi = list.alibi ? 1 + pick(2) : 0,
+           .sink = pick(3) == 0,
+           .mask = list.mask ? std::optional(dtypes == 0   ? DType::boolean
+                                             : dtypes == 1 ? DType::f32
+                                                           : dtype)
+                             : std::nullopt,
+           .mask_dims = static_cast<unsigned>(pick(16))});
+  }
+}
+
+TEST_P(Attention, PackedSequences) {
+  for (int i = 0; i < (device.is_cuda() ? 24 : 120) && !HasFailure(); ++i) {
+    const std::int64_t batch = 1 + pick(5), kv_heads = 1 + pick(2), heads = kv_heads * (1 + pick(3)), d = pick(2) == 0 ? 64 : 128;
+    const bool used = pick(3) == 0;
+    Case c{.seqlen_q = 0, .seqlen_k = 0, .batch = batch, .heads = heads, .kv_heads = kv_heads, .head_dim = d, .causal = pick(2) == 0};
+    if (pick(3) == 0) c.window_left = pick(60);
+    // Gaps before, between and behind sequences belong to nobody.
+    std::vector<std::int32_t> cu_q{pick(3)}, cu_k{pick(3)}, used_q, used_k;
+    std::vector<std::int64_t> lengths_q, lengths_k;
+    for (std::int64_t b = 0; b < batch; ++b) {
+      const int q_length = pick(4) == 0 ? 0 : pick(pick(3) == 0 ? 300 : 80), k_length = pick(5) == 0 ? 0 : pick(pick(3) == 0 ? 300 : 130);
+      cu_q.push_back(cu_q.back() + q_length);
+      cu_k.push_back(cu_k.back() + k_length);
+      used_q.push_back(used ? pick(q_length + 1) : q_length);
+      used_k.push_back(used ? pick(k_length + 1) : k_length);
+      lengths_q.push_back(used_q.back());
+      lengths_k.push_back(used_k.back());
+      c.seqlen_q = std::max<std::int64_t>(c.seqlen_q, q_length);
+      c.seqlen_k = std::max<std::int64_t>(c.seqlen_k, k_length);
+    }
+    const std::int64_t total_q = cu_q.back() + pick(3), total_k = cu_k.back() + pick(3);
+    if (total_q == 0 || total_k == 0) continue;
+    SCOPED_TRACE(tw::format("{} cu_q {} cu_k {} used {}", c.describe(), tw::join(cu_q, ","), tw::join(cu_k, ","), used));
+    // q, k and v are NaN wherever no sequence lies.
+    const auto nan = std::numeric_limits<float>::quiet_NaN();
+    const auto packed = [&](std::int64_t total, std::int64_t n, const std::vector<std::int32_t>& cu,
+                            const std::vector<std::int64_t>& lengths, std::int64_t longest, std::vector<float>& dense) {
+      std::vector<float> values(static_cast<std::size_t>(total * n * d), nan);
+      dense.assign(static_cast<std::size_t>(batch * longest * n * d), 0);
+      std::normal_distribution<float> normal;
+      for (std::size_t b = 0; b < lengths.size(); ++b) {
+        for (std::int64_t x = 0; x < lengths[b] * n * d; ++x) {
+          const float value = round_to(dtype, normal(random));
+          values[static_cast<std::size_t>(cu[b] * n * d + x)] = value;
+          dense[static_cast<std::size_t>(static_cast<std::int64_t>(b) * longest * n * d + x)] = value;
+        }
+      }
+      return values;
+    };
+    std::vector<float> q_dense, k_dense, v_dense;
+    PlacedTensor q({total_q, heads, d}, dtype, device), k({total_k, kv_heads, d}, dtype, device), v({total_k, kv_heads, d}, dtype, device);
+    PlacedTensor o({total_q, heads, d}, dtype, device), lse({heads, total_q}, DType::f32, device);
+    q.fill(packed(total_q, heads, cu_q, lengths_q, c.seqlen_q, q_dense));
+    k.fill(packed(total_k, kv_heads, cu_k, lengths_k, c.seqlen_k, k_dense));
+    v.fill(packed(total_k, kv_heads, cu_k, lengths_k, c.seqlen_k, v_dense));
+    const Tensor used_q_tensor = to_device(used_q, {batch}), used_k_tensor = to_device(used_k, {batch});
+    const PackedSequences sequences{to_device(cu_q, {batch + 1}), to_device(cu_k, {batch + 1}), used ? &used_q_tensor : nullptr,
+                                    used ? &used_k_tensor : nullptr};
+    if (!launched(
+            [&] { attention_varlen(q, k, v, o, sequences, {.causal = c.causal, .window_left = c.window_left, .lse = &lse.tensor()}); }))
+      return;
+    PlainCall plain = plain_call(c);
+    plain.causal_offset = {};
+    plain.q = q_dense, plain.k = k_dense, plain.v = v_dense;
+    plain.lengths_q = lengths_q, plain.lengths_k = lengths_k;
+    const PlainResult expected = reference(plain), unfused = naive(plain, dtype);
+    const std::vector<double> out = o.values(), sums = lse.values();
+    std::vector<double> mine, exact, near, mine_lse, exact_lse;
+    std::vector<bool> written(static_cast<std::size_t>(total_q));
+    for (std::int64_t b = 0; b < batch; ++b) {
+      for (std::int64_t s = 0; s < lengths_q[static_cast<std::size_t>(b)]; ++s) {
+        const std::int64_t row = cu_q[static_cast<std::size_t>(b)] + s;
+        written[static_cast<std::size_t>(row)] = true;
+        for (std::int64_t x = 0; x < heads * d; ++x) {
+          mine.push_back(out[static_cast<std::size_t>(row * heads * d + x)]);
+          exact.push_back(expected.o[static_cast<std::size_t>((b * c.seqlen_q + s) * heads * d + x)]);
+          near.push_back(unfused.o[static_cast<std::size_t>((b * c.seqlen_q + s) * heads * d + x)]);
+        }
+        for (std::int64_t h = 0; h < heads; ++h) {
+          mine_lse.push_back(sums[static_cast<std::size_t>(h * total_q + row)]);
+          exact_lse.push_back(expected.lse[static_cast<std::size_t>((b * heads + h) * c.seqlen_q + s)]);
+        }
+      }
+    }
+    EXPECT_TRUE(accurate({mine, exact, near, arithmetic_of(dtype, device)}));
+    EXPECT_TRUE(lse_accurate(mine_lse, exact_lse));
+    // Rows of nobody are as they were: poison, which is NaN.
+    for (std::int64_t row = 0; row < total_q; ++row) {
+      if (!written[static_cast<std::size_t>(row)]) {
+        EXPECT_TRUE(std::isnan(out[static_cast<std::size_t>(row * heads * d)])) << "row " << row;
+      }
+    }
+    EXPECT_TRUE(o.gaps_intact());
+  }
+}
+
 TEST_P(Attention, CausalOffsets) {
   // From a query that sees nothing to one that sees everything; -70 and less leave whole tiles without keys.
-  for (const int offset : {-1000, -100, -70, -64, -63, -1, 0, 1, 17, 64, 99, 100, 1000, -(1 << 30), 1 << 30}) {
+  for (const int offset : {-1000, -100, -70, -64, -63, -1, 0, 1, 17, 64, 99, 100, 1000, -(1 << 29), 1 << 29}) {
     check({.seqlen_q = 100, .seqlen_k = 90, .heads = 2, .kv_heads = 2, .causal = true, .causal_offset = offset});
     check({.seqlen_q = 70, .seqlen_k = 200, .head_dim = 128, .causal = true, .causal_offset = offset});
   }
@@ -223,7 +479,7 @@ TEST_P(Attention, HeadsShareKeys) {
 }
 
 TEST_P(Attention, AnyStrides) {
-  constexpr Place kPlaces[] = {Place::dense, Place::by_head, Place::aligned, Place::unaligned, Place::stepped};
+  constexpr Place kPlaces[] = {Place::dense, Place::by_head, Place::aligned, Place::unaligned};
   for (const Place place : kPlaces) {
     for (const bool causal : {false, true})
       check(
@@ -237,9 +493,9 @@ TEST_P(Attention, AnyStrides) {
            .kv_heads = 2,
            .head_dim = 64,
            .causal = true,
-           .q = kPlaces[pick(5)],
-           .kv = kPlaces[pick(5)],
-           .o = kPlaces[pick(5)]});
+           .q = kPlaces[pick(4)],
+           .kv = kPlaces[pick(4)],
+           .o = kPlaces[pick(4)]});
   }
 }
 
@@ -370,17 +626,25 @@ TEST_P(AttentionBadInput, Shapes) {
   refused(q, make({7, 2, 64}), kv, o, {"k is bf16[7, 2, 64]", "[batch, seqlen, heads, head_dim]"});
   refused(q, kv, make({1, 2, 7, 2, 64}), o, {"v is bf16[1, 2, 7, 2, 64]", "[batch, seqlen, heads, head_dim]"});
   refused(q, kv, kv, make({2, 5, 256}), {"o is bf16[2, 5, 256]", "[batch, seqlen, heads, head_dim]"});
-  refused(q, kv, kv, make({2, 5, 3, 64}), {"o is bf16[2, 5, 3, 64]", "q's shape", "[2, 5, 4, 64]"});
-  refused(q, kv, make({2, 8, 2, 64}), o, {"v is bf16[2, 8, 2, 64]", "k's shape", "[2, 7, 2, 64]"});
+  refused(q, kv, kv, make({2, 5, 3, 64}), {"o is bf16[2, 5, 3, 64]", "q is bf16[2, 5, 4, 64]"});
+  refused(q, kv, make({2, 8, 2, 64}), o, {"v is bf16[2, 8, 2, 64]", "k is bf16[2, 7, 2, 64]"});
   refused(q, make({3, 7, 2, 64}), make({3, 7, 2, 64}), o, {"k is bf16[3, 7, 2, 64]", "batch", "2"});
   refused(q, make({2, 7, 2, 128}), make({2, 7, 2, 128}), o, {"k is bf16[2, 7, 2, 128]", "head_dim", "64"});
   refused(q, make({2, 7, 3, 64}), make({2, 7, 3, 64}), o, {"q has 4 heads and k 3", "multiple"});
   refused(q, make({2, 7, 8, 64}), make({2, 7, 8, 64}), o, {"q has 4 heads and k 8", "multiple"});
   refused(q, make({2, 7, 0, 64}), make({2, 7, 0, 64}), o, {"q has 4 heads and k 0", "multiple"});
-  for (const std::int64_t d : {0, 1, 32, 80, 96, 256}) {
+  for (const std::int64_t d : {0, 1, 36, 100, 264}) {
     const PlacedTensor t = make({1, 5, 2, d});
-    refused(t, t, t, make({1, 5, 2, d}), {tw::format("q is bf16[1, 5, 2, {}]", d), "64 or 128"});
+    refused(t, t, t, make({1, 5, 2, d}), {tw::format("q is bf16[1, 5, 2, {}]", d), "multiple of 8"});
   }
+  refused(q, kv, make({2, 7, 2, 32}), o, {"o is bf16[2, 5, 4, 64]", "v's, 32"});
+}
+
+TEST_P(AttentionBadInput, LastDimensionNotContiguous) {
+  const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
+  const PlacedTensor stepped({2, 7, 2, 64}, DType::bf16, device, {.step = 2});
+  refused(q, stepped, kv, o, {"k is bf16[2, 7, 2, 64]", "last dimension must be contiguous"});
+  refused(q, kv, stepped, o, {"v is bf16[2, 7, 2, 64]", "last dimension must be contiguous"});
 }
 
 TEST_P(AttentionBadInput, Dtypes) {
@@ -434,8 +698,8 @@ TEST_P(AttentionBadInput, Numbers) {
   refused(q, kv, kv, o, {"scale is -1", "positive"}, {.scale = -1});
   refused(q, kv, kv, o, {"scale is inf", "finite"}, {.scale = std::numeric_limits<float>::infinity()});
   refused(q, kv, kv, o, {"scale is nan"}, {.scale = std::numeric_limits<float>::quiet_NaN()});
-  refused(q, kv, kv, o, {"causal_offset is 2147483647", "2^30"}, {.causal = true, .causal_offset = std::numeric_limits<int>::max()});
-  refused(q, kv, kv, o, {"causal_offset is -2147483648", "2^30"}, {.causal = true, .causal_offset = std::numeric_limits<int>::min()});
+  refused(q, kv, kv, o, {"causal_offset is 2147483647", "2^29"}, {.causal = true, .causal_offset = std::numeric_limits<int>::max()});
+  refused(q, kv, kv, o, {"causal_offset is -2147483648", "2^29"}, {.causal = true, .causal_offset = std::numeric_limits<int>::min()});
 }
 
 TEST_P(AttentionBadInput, TooLarge) {

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -12,64 +14,128 @@
 
 namespace tw::kernels::attention {
 
-/// A call in plain numbers: row-major and dense, values those of the data type.
+/// A call in plain numbers: row-major and dense, values those of the data type. What the options mean: tilewave/attention.hpp.
 struct PlainCall {
   std::int64_t batch = 0, heads = 0, kv_heads = 0, seqlen_q = 0, seqlen_k = 0, head_dim = 0;
+  std::int64_t value_dim = 0;     ///< 0: head_dim
   std::span<const float> q = {};  ///< [batch, seqlen_q, heads, head_dim]
   std::span<const float> k = {};  ///< [batch, seqlen_k, kv_heads, head_dim]
-  std::span<const float> v = {};
+  std::span<const float> v = {};  ///< [batch, seqlen_k, kv_heads, value_dim]
   double scale = 1;
   bool causal = false;
-  std::int64_t causal_offset = 0;  ///< query i sees keys j <= i + causal_offset
+  std::optional<std::int64_t> causal_offset = {};  ///< the diagonal; default: each sequence's keys - queries
+  std::int64_t window_left = -1, window_right = -1;
+  double softcap = 0;
+  std::span<const float> alibi_slopes = {};  ///< [heads] or [batch, heads]
+  std::span<const float> sink = {};          ///< [heads]
+  std::span<const float> mask = {};          ///< added; of a boolean one 0 or -infinity
+  /// Of the mask's dimensions batch, head, query and key; 0 where it has extent 1.
+  std::array<std::int64_t, 4> mask_strides = {};
+  /// [batch]: how many of a sequence's queries and keys there are, the first ones; empty: all. Queries beyond give 0 and -infinity.
+  std::span<const std::int64_t> lengths_q = {}, lengths_k = {};
 };
 
 struct PlainResult {
-  std::vector<double> o;    ///< [batch, seqlen_q, heads, head_dim]
+  std::vector<double> o;    ///< [batch, seqlen_q, heads, value_dim]
   std::vector<double> lse;  ///< [batch, heads, seqlen_q]
 };
 
-/// softmax(scale Q K^T) V row by row, unfused, in arithmetic of type Real; `round` is applied to the scores, to the scaled scores, to the
-/// weights and to the result.
+/// Eight numbers at once: tests are compiled without the optimisations that would find them.
+template <class Real>
+struct Eight {
+  typedef Real Lanes __attribute__((vector_size(8 * sizeof(Real)), aligned(alignof(Real)), may_alias));
+
+  static Lanes& at(Real* x) { return *reinterpret_cast<Lanes*>(x); }
+  static const Lanes& at(const Real* x) { return *reinterpret_cast<const Lanes*>(x); }
+  /// Sum of x[c] y[c]; `size` is a multiple of 8.
+  static Real dot_product(const Real* x, const Real* y, std::int64_t size) {
+    Real sum = 0;
+    if constexpr (sizeof(Real) == sizeof(float)) {
+      // One after the other, as naive() is to have the error of a plain sum.
+      for (std::int64_t c = 0; c < size; ++c) sum += x[c] * y[c];
+    } else {
+      Lanes sums = {};
+      for (std::int64_t c = 0; c < size; c += 8) sums += at(x + c) * at(y + c);
+      for (int n = 0; n < 8; ++n) sum += sums[n];
+    }
+    return sum;
+  }
+  /// y += a x.
+  static void add(Real* y, Real a, const Real* x, std::int64_t size) {
+    for (std::int64_t c = 0; c < size; c += 8) at(y + c) += a * at(x + c);
+  }
+};
+
+/// softmax(S) V row by row, unfused, in arithmetic of type Real; `round` is applied to the scores after every operation, to the weights
+/// and to the result.
 template <class Real, class Round>
 PlainResult evaluate(const PlainCall& call, Round round) {
+  constexpr Real kInfinite = std::numeric_limits<Real>::infinity();
+  const std::int64_t d = call.head_dim, value_dim = call.value_dim > 0 ? call.value_dim : d;
+  const std::int64_t group = call.kv_heads > 0 ? call.heads / call.kv_heads : 0;
   PlainResult result;
-  result.o.resize(static_cast<std::size_t>(call.batch * call.seqlen_q * call.heads * call.head_dim));
-  result.lse.resize(static_cast<std::size_t>(call.batch * call.heads * call.seqlen_q));
-  std::vector<Real> scores(static_cast<std::size_t>(call.seqlen_k)), sums(static_cast<std::size_t>(call.head_dim));
-  const std::int64_t d = call.head_dim;
-  for (std::int64_t batch = 0; batch < call.batch; ++batch) {
-    for (std::int64_t head = 0; head < call.heads; ++head) {
-      const std::int64_t kv_head = head / (call.heads / call.kv_heads);
-      for (std::int64_t i = 0; i < call.seqlen_q; ++i) {
-        std::int64_t seen = call.seqlen_k;
-        if (call.causal) seen = std::clamp<std::int64_t>(i + call.causal_offset + 1, 0, call.seqlen_k);
-        const float* const q = call.q.data() + ((batch * call.seqlen_q + i) * call.heads + head) * d;
-        const auto row = [&](std::span<const float> t, std::int64_t j) {
-          return t.data() + ((batch * call.seqlen_k + j) * call.kv_heads + kv_head) * d;
-        };
-        Real* const p = scores.data();
-        Real* const o = sums.data();
-        Real largest = -std::numeric_limits<Real>::infinity();
-        for (std::int64_t j = 0; j < seen; ++j) {
-          const float* const k = row(call.k, j);
-          Real sum = 0;
-          for (std::int64_t c = 0; c < d; ++c) sum += static_cast<Real>(q[c]) * static_cast<Real>(k[c]);
-          p[j] = round(round(sum) * static_cast<Real>(call.scale));
-          largest = std::max(largest, p[j]);
+  result.o.resize(static_cast<std::size_t>(call.batch * call.seqlen_q * call.heads * value_dim));
+  result.lse.resize(static_cast<std::size_t>(call.batch * call.heads * call.seqlen_q), -std::numeric_limits<double>::infinity());
+  // Of one head, in Real, one behind the other.
+  std::vector<Real> keys(static_cast<std::size_t>(call.seqlen_k * d)), values(static_cast<std::size_t>(call.seqlen_k * value_dim));
+  std::vector<Real> query(static_cast<std::size_t>(d)), scores(static_cast<std::size_t>(call.seqlen_k));
+  std::vector<Real> sums(static_cast<std::size_t>(value_dim));
+  const auto length = [](std::span<const std::int64_t> lengths, std::int64_t b, std::int64_t all) {
+    return lengths.empty() ? all : lengths[static_cast<std::size_t>(b)];
+  };
+  const auto slope_of = [&](std::int64_t b, std::int64_t head) {
+    if (call.alibi_slopes.empty()) return Real{0};
+    const bool of_batch = static_cast<std::int64_t>(call.alibi_slopes.size()) > call.heads;
+    return static_cast<Real>(call.alibi_slopes[static_cast<std::size_t>(of_batch ? b * call.heads + head : head)]);
+  };
+  const auto scale = static_cast<Real>(call.scale), softcap = static_cast<Real>(call.softcap);
+
+  for (std::int64_t b = 0; b < call.batch; ++b) {
+    const std::int64_t length_q = length(call.lengths_q, b, call.seqlen_q), length_k = length(call.lengths_k, b, call.seqlen_k);
+    const std::int64_t diagonal = call.causal_offset ? *call.causal_offset : length_k - length_q;
+    for (std::int64_t kv_head = 0; kv_head < call.kv_heads; ++kv_head) {
+      for (std::int64_t j = 0; j < length_k; ++j) {
+        const std::int64_t row = (b * call.seqlen_k + j) * call.kv_heads + kv_head;
+        std::copy_n(call.k.data() + row * d, d, keys.data() + j * d);
+        std::copy_n(call.v.data() + row * value_dim, value_dim, values.data() + j * value_dim);
+      }
+      for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+        const Real slope = slope_of(b, head);
+        for (std::int64_t i = 0; i < length_q; ++i) {
+          // Keys [begin, end) are not hidden by `causal` or the window.
+          std::int64_t begin = 0, end = length_k;
+          if (call.window_left >= 0) begin = std::clamp<std::int64_t>(i + diagonal - call.window_left, 0, length_k);
+          if (call.window_right >= 0) end = std::clamp<std::int64_t>(i + diagonal + call.window_right + 1, 0, length_k);
+          if (call.causal) end = std::min(end, std::clamp<std::int64_t>(i + diagonal + 1, 0, length_k));
+
+          const std::int64_t row = (b * call.seqlen_q + i) * call.heads + head;
+          std::copy_n(call.q.data() + row * d, d, query.data());
+          Real* const p = scores.data();
+          Real largest = call.sink.empty() ? -kInfinite : static_cast<Real>(call.sink[static_cast<std::size_t>(head)]);
+          const float* const mask =
+              call.mask.empty() ? nullptr
+                                : call.mask.data() + b * call.mask_strides[0] + head * call.mask_strides[1] + i * call.mask_strides[2];
+          for (std::int64_t j = begin; j < end; ++j) {
+            Real s = round(round(Eight<Real>::dot_product(query.data(), keys.data() + j * d, d)) * scale);
+            if (softcap > 0) s = round(softcap * round(std::tanh(round(s / softcap))));
+            if (slope != 0) s = round(s - slope * static_cast<Real>(std::abs(i + diagonal - j)));
+            if (mask) s = round(s + static_cast<Real>(mask[j * call.mask_strides[3]]));
+            p[j] = s;
+            largest = std::max(largest, s);
+          }
+          if (largest == -kInfinite) continue;  // sees no key: 0, and the logarithm of an empty sum
+          Real total = call.sink.empty() ? Real{0} : std::exp(static_cast<Real>(call.sink[static_cast<std::size_t>(head)]) - largest);
+          for (std::int64_t j = begin; j < end; ++j) total += p[j] = std::exp(p[j] - largest);
+          std::fill(sums.begin(), sums.end(), Real{0});
+          Real* const o = sums.data();
+          for (std::int64_t j = begin; j < end; ++j) {
+            const Real weight = round(p[j] / total);
+            Eight<Real>::add(o, weight, values.data() + j * value_dim, value_dim);
+          }
+          std::transform(o, o + value_dim, result.o.data() + row * value_dim, round);
+          result.lse[static_cast<std::size_t>((b * call.heads + head) * call.seqlen_q + i)] =
+              static_cast<double>(largest) + std::log(static_cast<double>(total));
         }
-        Real total = 0;
-        for (std::int64_t j = 0; j < seen; ++j) total += p[j] = std::exp(p[j] - largest);
-        std::fill(sums.begin(), sums.end(), Real{0});
-        for (std::int64_t j = 0; j < seen; ++j) {
-          const Real weight = round(p[j] / total);
-          const float* const v = row(call.v, j);
-          for (std::int64_t c = 0; c < d; ++c) o[c] += weight * static_cast<Real>(v[c]);
-        }
-        double* const out = result.o.data() + ((batch * call.seqlen_q + i) * call.heads + head) * d;
-        for (std::int64_t c = 0; c < d; ++c) out[c] = round(o[c]);
-        // A row that sees no key: O = 0, and the logarithm of an empty sum.
-        result.lse[static_cast<std::size_t>((batch * call.heads + head) * call.seqlen_q + i)] =
-            seen == 0 ? -std::numeric_limits<double>::infinity() : static_cast<double>(largest) + std::log(static_cast<double>(total));
       }
     }
   }
@@ -83,11 +149,14 @@ inline PlainResult reference(const PlainCall& call) {
 
 /// The unfused operations in `dtype`: products and sums in f32, what passes from one to the next rounded.
 inline PlainResult naive(const PlainCall& call, DType dtype) {
-  return evaluate<float>(call, [&](float x) {
-    if (dtype == DType::f16) return static_cast<float>(f16(x));
-    if (dtype == DType::bf16) return static_cast<float>(bf16(x));
-    return x;
-  });
+  switch (dtype) {
+    case DType::f16:
+      return evaluate<float>(call, [](float x) { return static_cast<float>(f16(x)); });
+    case DType::bf16:
+      return evaluate<float>(call, [](float x) { return static_cast<float>(bf16(x)); });
+    default:
+      return evaluate<float>(call, [](float x) { return x; });
+  }
 }
 
 }  // namespace tw::kernels::attention

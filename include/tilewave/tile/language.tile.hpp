@@ -31,6 +31,13 @@
 //   compute(block, params, tile, memory, state)   takes from the rings; owns its loop
 //   finish(block, params, tile, memory, state)    stores the result
 //
+// A kernel that must find out where a tile lies, from lengths in memory, say, defines besides
+//
+//   struct Work               what its roles want to know of a tile
+//   work(params, tile)        a Work, which steps, load, compute and finish then take instead of the tile. It is made once, by the role
+//   that
+//                             loads, and only with a dynamic schedule
+//
 // Kernels that only touch global memory need Params and compute(block, params, tile) alone. Theirs is
 //   static constexpr int warps   of a block, a multiple of 4 up to 32; 4 when left out
 //   static constexpr int min_blocks  that a GPU's unit shall hold at once: the compiler keeps to the registers that this leaves; 1 when
@@ -141,6 +148,14 @@ template <class On>
 constexpr int cluster_of() {
   if constexpr (requires { On::cluster; }) return On::cluster;
   return 1;
+}
+/// What a kernel's roles take for a tile.
+template <class On>
+TW_INLINE auto work_of(const typename On::Params& params, const Tile& tile) {
+  if constexpr (requires { typename On::Work; })
+    return On::work(params, tile);
+  else
+    return tile;
 }
 template <class On>
 inline constexpr bool has_load = requires {

@@ -79,6 +79,13 @@ struct Copy {
     tally.read[from.place] += from.bytes(row, col, S::rows, S::cols);
     fill(from, to, row, col);
   }
+  template <class G, class S>
+  void part(const G& from, S& to, int, int count, int row, int col, int = 0, int = 0) const {
+    tally.read[from.place] += from.bytes(row, col, count, S::cols);
+    tally.shared += sizeof(S) / S::rows * static_cast<u64>(count);
+    const int cols = overlap(col, S::cols, from.cols);
+    to.set_inside(S::contract == Contract::columns ? typename S::Inside{S::rows, cols} : typename S::Inside{cols, S::rows});
+  }
   /// The tile whose rows are the window that begins at (row, i, j).
   template <class G, class S>
   void window(const G& from, S& to, int row, int col, int i, int j) const {
@@ -352,6 +359,13 @@ class Block {
     if constexpr (sizeof(T) == 2) tally.shared += 2 * R * C * sizeof(T);
     store(from, to, row, col, i, j);
   }
+  template <class S, class T, int R, int C, class G>
+  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row, int col, int i, int j,
+             int rows_end) const {
+    G first_rows = to;
+    first_rows.rows = min(to.rows, rows_end);
+    store(from, staging, first_rows, row, col, i, j);
+  }
   template <class T, int R, int C, class G>
   void store_window(const Fragment<float, R, C>&, const Staging<T, R, C>&, const G& to, int row, int col, int i, int j) const {
     if constexpr (sizeof(T) == 2) tally.shared += 2 * R * C * sizeof(T);
@@ -379,6 +393,15 @@ class Block {
   void store(F&, Shared<T, R, C, contract>& to) const {
     tally.shared += sizeof to;
     to.set_inside({to.outer, to.depth});
+  }
+  template <class T, int R, int C, Contract contract>
+  void zero_rows(Shared<T, R, C, contract>& tile, int first) const {
+    using S = Shared<T, R, C, contract>;
+    typename S::Inside inside = tile.inside();
+    int& rows = contract == Contract::columns ? inside.outer : inside.depth;
+    rows = min(rows, first);
+    tally.shared += sizeof(S) / R * static_cast<u64>(max(R - first, 0));
+    tile.set_inside(inside);
   }
   void sync() const {}
 
@@ -486,21 +509,23 @@ i64 memory_bytes() {
 
 /// Counts one tile into `tally` and `cost`. `arena`: memory_bytes<On>() bytes.
 template <class On>
-void run(const typename On::Params& params, Tile tile, u8* arena) {
+void run(const typename On::Params& params, Tile tile_of_grid, u8* arena) {
+  const auto tile = tw::detail::work_of<On>(params, tile_of_grid);
   Allocator allocator{arena};
   if constexpr (tw::detail::has_load<On>) {
     struct Loads {
       const typename On::Params& params;
-      Tile tile;
+      int rank;  ///< of the block in its cluster
+      const decltype(tile)& work;
       typename On::Memory memory;
       int step = 0;
       int steps;
-    } loads{params, tile, typename On::Memory(allocator), 0, On::steps(params, tile)};
+    } loads{params, tile_of_grid.m % tw::detail::cluster_of<On>(), tile, typename On::Memory(allocator), 0, On::steps(params, tile)};
     const auto pull = [](void* context) {
       Loads& l = *static_cast<Loads*>(context);
       if (l.step == l.steps) return false;
-      const Producer producer{l.tile.m % tw::detail::cluster_of<On>()};
-      On::load(producer, l.params, l.tile, l.step++, l.memory);
+      const Producer producer{l.rank};
+      On::load(producer, l.params, l.work, l.step++, l.memory);
       return true;
     };
     Block block(pull, &loads);

@@ -24,6 +24,21 @@ struct Copy {
     const long depth_stride = columns ? from.stride_col : from.stride_row;
     pack(to.panels, source, outer_stride, depth_stride, to.valid_outer, to.valid_depth, S::panel_depth);
   }
+  template <class G, class S>
+  void part(const G& from, S& to, int first, int count, int row, int col, int i = 0, int j = 0) const {
+    constexpr bool columns = S::contract == Contract::columns;
+    const int rows = clamp(from.rows - row, count), cols = clamp(from.cols - col, S::cols);
+    // The whole tile counts: rows that are not in the tensor are zeros.
+    to.valid_outer = columns ? S::rows : cols;
+    to.valid_depth = columns ? cols : S::rows;
+    const auto* const source = from.template at<const typename S::Element>(row, col, i, j);
+    const long outer_stride = columns ? from.stride_row : from.stride_col;
+    const long depth_stride = columns ? from.stride_col : from.stride_row;
+    auto* const at = to.panels + S::offset(first, 0);
+    if (rows < count || cols == 0) zero(to, first, count);
+    if (rows == 0 || cols == 0) return;
+    pack(at, source, outer_stride, depth_stride, columns ? rows : cols, columns ? cols : rows, S::panel_depth);
+  }
   /// The tile whose rows are the window that begins at (row, i, j). All of it may lie outside the tensor.
   template <class G, class S>
   void window(const G& from, S& to, int row, int col, int i, int j) const {
@@ -68,6 +83,16 @@ struct Copy {
 
  private:
   static int clamp(int left, int size) { return left < 0 ? 0 : left > size ? size : left; }
+  /// `count` rows of a tile, from a multiple of 16 on.
+  template <class S>
+  static void zero(S& to, int first, int count) {
+    constexpr bool columns = S::contract == Contract::columns;
+    constexpr long panels = round_up(S::outer, kPanelRows) / kPanelRows;
+    auto* const at = to.panels + S::offset(first, 0);
+    // Rows are whole panels, or the same lines of every panel.
+    const unsigned long size = static_cast<unsigned long>(count) * (columns ? S::panel_depth : kPanelRows) * sizeof *to.panels;
+    for (long panel = 0; panel < (columns ? 1 : panels); ++panel) __builtin_memset(at + panel * kPanelRows * S::panel_depth, 0, size);
+  }
   template <class T>
   static void pack(Packed<T>* panels, const T* source, long row_stride, long depth_stride, int rows, int depth, int panel_depth) {
     const Library& lib = library();
@@ -554,6 +579,12 @@ class Block {
   void store(const Fragment<S, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i = 0, int j = 0) const {
     store(from, to, row0, col0, i, j);
   }
+  template <class S, class T, int R, int C, class G>
+  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i, int j, int rows_end) const {
+    G first_rows = to;
+    first_rows.rows = min(to.rows, rows_end);
+    store(from, first_rows, row0, col0, i, j);
+  }
   template <class T, int R, int C, class G>
   void store_window(const Fragment<float, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i0, int j0) const {
     const Window& w = to.window;
@@ -599,6 +630,18 @@ class Block {
     for_each(from, [&](int row, int col, auto& x) { to.panels[S::offset(row, col)] = to_packed<T>(x); });
     to.valid_outer = S::outer;
     to.valid_depth = S::depth;
+  }
+  template <class T, int R, int C, Contract contract>
+  void zero_rows(Shared<T, R, C, contract>& tile, int first) const {
+    using S = Shared<T, R, C, contract>;
+    if (tile.valid_outer < 0) schedule_error("rows of a slot that was released are set");
+    int& valid = contract == Contract::columns ? tile.valid_outer : tile.valid_depth;
+    if (first >= valid) return;
+    // Up to the end of a product's group or panel, which may be read; what lies behind is left out.
+    const int end = contract == Contract::columns ? round_up(first, kPanelRows) : round_up(first, S::group);
+    for (int row = first; row < end; ++row)
+      for (int col = 0; col < round_up(C, kPanelRows); ++col) tile.panels[S::offset(row, col)] = to_packed<T>(0.0f);
+    valid = first;
   }
   void sync() const {}
 
@@ -884,12 +927,12 @@ i64 memory_bytes() {
 
 template <class On>
 TW_INLINE void run_here(const typename On::Params& params, const TileGrid& grid, int index, u8* arena) {
-  const Tile tile = tw::detail::ScheduleOf<On>::Type::at(grid, index);
+  const auto tile = tw::detail::work_of<On>(params, tw::detail::ScheduleOf<On>::Type::at(grid, index));
   Allocator allocator{arena};
   if constexpr (tw::detail::has_load<On>) {
     struct Loads {
       const typename On::Params& params;
-      Tile tile;
+      const decltype(tile)& work;
       typename On::Memory memory;
       int step = 0;
       int steps;
@@ -898,7 +941,7 @@ TW_INLINE void run_here(const typename On::Params& params, const TileGrid& grid,
       Loads& l = *static_cast<Loads*>(context);
       if (l.step == l.steps) return false;
       const Producer producer;
-      On::load(producer, l.params, l.tile, l.step++, l.memory);
+      On::load(producer, l.params, l.work, l.step++, l.memory);
       return true;
     };
     Block block(index == 0, pull, &loads);

@@ -469,6 +469,16 @@ struct Block {
       }
     }
   }
+  /// The same of rows before `rows_end` only: what lies behind belongs to others.
+  template <class T, int R, int C, class G>
+  TW_INLINE void store(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i, int j,
+                       int rows_end) const {
+    const int warpgroup_end = row0 + (here().warpgroup + 1) * kWarpgroupRows;
+    if (kTmaStore && sizeof(T) == 2 && C % Staging<T, R, C>::box_cols == 0 && warpgroup_end <= rows_end)
+      store_panels(from, staging, to, warpgroup_end - kWarpgroupRows, col0, i, j);
+    else
+      store_rows(from, to, row0, col0, i, j, rows_end);
+  }
   /// f32 only: adds each element to the tensor's.
   template <class F, class G>
   TW_INLINE void atomic_add(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
@@ -493,6 +503,22 @@ struct Block {
     for_each(from, [&](int row, int col, auto& x) { to.at(row, col) = tw::to<T>(x); });
     ptx::fence_proxy();
     sync();
+  }
+
+  /// The tile's rows from `first` on become 0, for this warpgroup's products that follow.
+  template <class T, int R, int C, Contract contract>
+  TW_INLINE void zero_rows(Shared<T, R, C, contract>& tile, int first) const {
+    using S = Shared<T, R, C, contract>;
+    constexpr int pieces = kPanelBytes / 16;
+    const Position at = here();
+    TW_NO_UNROLL
+    for (int n = first * pieces + at.warp * 32 + at.lane; n < R * pieces; n += kWarpgroupThreads) {
+      TW_UNROLL
+      for (int panel = 0; panel < S::panels; ++panel)
+        ptx::store_shared_16(ptx::address(tile.bytes) + static_cast<u32>(panel * S::panel_bytes + n * 16), 0, 0, 0, 0);
+    }
+    ptx::fence_proxy();
+    warpgroup_sync(at);
   }
 
   /// All threads that compute have arrived.
@@ -753,6 +779,28 @@ struct Block {
         const int row = row0 + F::row(at, e);
         const int col = col0 + F::col(at, e);
         if (to.inside(row, col)) *to.template at<T>(row, col, i, j) = tw::to<T>(from.x[e]);
+      }
+    }
+  }
+  /// Of rows before `rows_end`, straight from registers.
+  template <class F, class G>
+  TW_INLINE void store_rows(const F& from, const G& to, int row0, int col0, int i, int j, int rows_end) const {
+    using T = typename G::Element;
+    const Position at = here();
+    const bool pieces = to.template whole_pieces<T, F::width>() && col0 % F::width == 0;
+    TW_UNROLL
+    for (int e = 0; e < F::size; e += F::width) {
+      const int row = row0 + F::row(at, e), col = col0 + F::col(at, e);
+      if (row >= rows_end) continue;
+      if (pieces) {
+        Piece<T, F::width> piece;
+        TW_UNROLL
+        for (int k = 0; k < F::width; ++k) piece.x[k] = tw::to<T>(from.x[e + k]);
+        if (to.inside(row, col)) *piece_at<F::width>(to, row, col, i, j) = piece;
+      } else {
+        TW_UNROLL
+        for (int k = 0; k < F::width; ++k)
+          if (to.inside(row, col + k)) *to.template at<T>(row, col + k, i, j) = tw::to<T>(from.x[e + k]);
       }
     }
   }

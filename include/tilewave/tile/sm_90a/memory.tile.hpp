@@ -102,12 +102,12 @@ struct Shared {
   static constexpr int cols = C;
   static constexpr Contract contract = kContract;
   static constexpr int panel_cols = kPanelBytes / static_cast<int>(sizeof(T));
-  static constexpr int panels = C / panel_cols;
+  static constexpr int panels = (C + panel_cols - 1) / panel_cols;  ///< the last one may be filled in part: copies fill it up with zeros
   static constexpr int panel_bytes = R * kPanelBytes;
   static constexpr int box_rows = R;
   static constexpr int box_cols = panel_cols;
   using Element = T;
-  static_assert(C % panel_cols == 0, "a Shared tile's columns must fill panels of 128 bytes: 64 columns of 16-bit elements, 32 of f32");
+  static_assert(C % (32 / static_cast<int>(sizeof(T))) == 0, "a Shared tile's columns are whole steps of a product: 16 of 16-bit elements");
   static_assert(R % 8 == 0 && R <= 256, "a Shared tile has 8 to 256 rows, a multiple of 8");
   static_assert(kContract == Contract::columns || sizeof(T) == 2,
                 "wgmma transposes only 16-bit operands: contract the columns of this tile");

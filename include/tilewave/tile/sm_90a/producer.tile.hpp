@@ -19,6 +19,15 @@ struct TmaCopy {
     for (int panel = 0; panel < S::panels; ++panel)
       ptx::load_4d(to.bytes + panel * S::panel_bytes, from.tensor_map, barrier, col + panel * S::panel_cols, row, i, j);
   }
+  /// Part of a tile that comes from several places: its rows `first` to `first` + count - 1, from (row, col) of (i, j) on. Parts are
+  /// copied in order; `count` is a multiple of 16 and what the tensor was bound with (Boxes).
+  template <class G, class S>
+  TW_INLINE void part(const G& from, S& to, int first, int, int row, int col, int i = 0, int j = 0) const {
+    TW_UNROLL
+    for (int panel = 0; panel < S::panels; ++panel)
+      ptx::load_4d(to.bytes + panel * S::panel_bytes + first * kPanelBytes, from.tensor_map, barrier, col + panel * S::panel_cols, row, i,
+                   j);
+  }
   /// The tile whose rows are the window that begins at (row, i, j). All of it may lie outside the tensor.
   template <class G, class S>
   TW_INLINE void window(const G& from, S& to, int row, int col, int i, int j) const {
@@ -47,12 +56,16 @@ struct StridedCopy {
 
   template <class G, class S>
   TW_INLINE void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
-    copy(from, to, col, [&](int r) { return Place{row + r, i, j, true}; });
+    copy(from, to, 0, S::rows, col, [&](int r) { return Place{row + r, i, j, true}; });
+  }
+  template <class G, class S>
+  TW_INLINE void part(const G& from, S& to, int first, int count, int row, int col, int i = 0, int j = 0) const {
+    copy(from, to, first, count, col, [&](int r) { return Place{row + r - first, i, j, true}; });
   }
   template <class G, class S>
   TW_INLINE void window(const G& from, S& to, int row, int col, int i, int j) const {
     const Window& w = from.window;
-    copy(from, to, col, [&](int r) {
+    copy(from, to, 0, S::rows, col, [&](int r) {
       const int in_i = i + w.i(r), in_j = j + w.j(r);
       return Place{row + w.row(r), in_i, in_j, from.inside_outer(in_i, in_j)};
     });
@@ -68,17 +81,18 @@ struct StridedCopy {
     int row, i, j;
     bool inside;  ///< the outer dimensions
   };
+  /// Rows `first` to `first` + count - 1 of the tile.
   template <class G, class S, class PlaceOf>
-  TW_INLINE void copy(const G& from, S& to, int col, PlaceOf place_of) const {
+  TW_INLINE void copy(const G& from, S& to, int first, int count, int col, PlaceOf place_of) const {
     using Bits = conditional<sizeof(typename S::Element) == 1, u8,
                              conditional<sizeof(typename S::Element) == 2, u16, u32>>;  // nothing is computed: bits are moved
     constexpr int width = 16 / static_cast<int>(sizeof(Bits));
-    constexpr int pieces = S::cols / width;
+    constexpr int pieces = S::panels * S::panel_cols / width;
     const bool along_rows = from.stride_col != 1;  // then neighbouring threads take neighbouring rows, to read neighbouring addresses
     TW_NO_UNROLL
-    for (int n = thread; n < S::rows * pieces; n += kWarpgroupThreads) {
-      const int r = along_rows ? n % S::rows : n / pieces;
-      const int c = (along_rows ? n / S::rows : n % pieces) * width;
+    for (int n = thread; n < count * pieces; n += kWarpgroupThreads) {
+      const int r = first + (along_rows ? n % count : n / pieces);
+      const int c = (along_rows ? n / count : n % pieces) * width;
       const Place place = place_of(r);
       u32 words[4] = {0, 0, 0, 0};
       TW_UNROLL

@@ -19,38 +19,49 @@ constexpr int compute_registers() {
   return (at_start * (Warpgroups + 1) - kProducerRegisters<Warpgroups, kTma>) / Warpgroups / 8 * 8;
 }
 
-/// Hands tile numbers from the producer to the warpgroups that compute, for dynamic schedules: a ring of two numbers in shared memory.
+/// Hands tiles from the producer to the warpgroups that compute, for dynamic schedules: a ring of two in shared memory, behind the
+/// barriers. A tile stays there until all have done with it.
+template <class Work>
 struct TileQueue {
   static constexpr int slots = 2;
-  int full, empty, values;
+  static constexpr int offset = kBarrierBytes / 2;
+  struct Entry {
+    int more;  ///< 0: there is no further tile
+    Work work;
+  };
+  static_assert(slots * sizeof(Entry) + 8 <= kBarrierBytes - offset, "a Work does not fit behind the barriers");
+  int full, empty;
   int index = 0;
   u32 parity = 0;
 
   constexpr explicit TileQueue(Allocator& allocator)
-      : full(allocator.barriers(slots, 1)), empty(allocator.barriers(slots, allocator.warpgroups * 4)), values(allocator.barriers(1, 1)) {}
+      : full(allocator.barriers(slots, 1)), empty(allocator.barriers(slots, allocator.warpgroups)) {}
 
-  TW_INLINE volatile int* value() const { return reinterpret_cast<volatile int*>(barrier_at(values)) + index; }
+  TW_INLINE Entry& entry() const { return reinterpret_cast<Entry*>(shared_memory() + offset)[index]; }
   TW_INLINE void advance() {
     if (++index == slots) {
       index = 0;
       parity ^= 1;
     }
   }
-  TW_INLINE void put(int tile) {
+  /// Producer: waits until the next entry may be written.
+  TW_INLINE Entry& begin_put() const {
     ptx::wait(barrier_at(empty + index), parity ^ 1);
-    *value() = tile;
-    ptx::arrive(barrier_at(full + index));
+    return entry();
+  }
+  TW_INLINE void end_put(bool first_thread) {
+    if (first_thread) ptx::arrive(barrier_at(full + index));
     advance();
   }
-  TW_INLINE int take() {
+  TW_INLINE const Entry& take() const {
     ptx::wait(barrier_at(full + index), parity);
-    const int tile = *value();
-#if TW_ON_GPU
-    __syncwarp();
-#endif
-    if (ptx::thread_index() % 32 == 0) ptx::arrive(barrier_at(empty + index));
+    return entry();
+  }
+  /// The caller's warpgroup has done with the entry taken.
+  TW_INLINE void release() {
+    ptx::named_barrier(kWarpgroupBarrier + ptx::thread_index() / kWarpgroupThreads - 1, kWarpgroupThreads);
+    if (ptx::thread_index() % kWarpgroupThreads == 0) ptx::arrive(barrier_at(empty + index));
     advance();
-    return tile;
   }
 };
 
@@ -70,6 +81,7 @@ template <class On, class T>
 TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
   using S = Shape<On, T>;
   using Schedule = typename tw::detail::ScheduleOf<On>::Type;
+  using Work = decltype(tw::detail::work_of<On>(params, Tile{}));
   constexpr int cluster = S::cluster;
   constexpr bool dynamic = S::dispatch == Dispatch::dynamic;
   static_assert(!dynamic || cluster == 1, "a dynamic schedule gives tiles to single blocks");
@@ -112,7 +124,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     if (ptx::thread_index() == 0) {
       Allocator allocator{S::warpgroups, cluster, true};
       Memory memory(allocator);
-      TileQueue queue(allocator);
+      TileQueue<Work> queue(allocator);
       ptx::fence_barrier_init();
     }
 #if TW_ON_GPU
@@ -124,29 +136,34 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     begin();
     Allocator allocator{S::warpgroups, cluster};
     Memory memory(allocator);
-    TileQueue queue(allocator);
+    TileQueue<Work> queue(allocator);
 
     if (ptx::thread_index() < kWarpgroupThreads) {
       if constexpr (S::warpgroups > 1) ptx::give_registers<kProducerRegisters<S::warpgroups, T::tma_load>>();
       const int thread = static_cast<int>(ptx::thread_index());
       const Producer<T::tma_load, cluster> producer{thread, rank};
-      const auto load_tile = [&](int i) {
-        const Tile tile = tile_at(i);
-        const int steps = On::steps(params, tile);
+      const auto load_tile = [&](const Work& work) {
+        const int steps = On::steps(params, work);
         TW_NO_UNROLL
-        for (int step = 0; step < steps; ++step) On::load(producer, params, tile, step, memory);
+        for (int step = 0; step < steps; ++step) On::load(producer, params, work, step, memory);
       };
       if (!T::tma_load || thread == 0) {
         if constexpr (!dynamic) {
           TW_NO_UNROLL
-          for (int i = first; i < clusters.count(); i += stride) load_tile(i);
+          for (int i = first; i < clusters.count(); i += stride) load_tile(tile_at(i));
         } else {
           int i = first;
           TW_NO_UNROLL
           while (true) {
-            if (thread == 0) queue.put(i);
+            auto& entry = queue.begin_put();
+            if (thread == 0) {
+              entry.more = i < grid.count();
+              if (entry.more) entry.work = tw::detail::work_of<On>(params, tile_at(i));
+            }
+            if constexpr (!T::tma_load) ptx::named_barrier(kProducerBarrier, kWarpgroupThreads);
+            queue.end_put(thread == 0);
             if (i >= grid.count()) break;
-            load_tile(i);
+            load_tile(entry.work);
             if constexpr (T::tma_load) {
               i = next_tile(grid);
             } else {  // the other threads that copy learn it through shared memory
@@ -162,18 +179,22 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     } else {
       if constexpr (S::warpgroups > 1) ptx::take_registers<compute_registers<S::warpgroups, T::tma_load>()>();
       const ComputeBlock block{kWarpgroupThreads};
-      const auto compute_tile = [&](int i) {
-        const Tile tile = tile_at(i);
+      const auto compute_tile = [&](const Work& work) {
         typename tw::detail::StateOf<On>::Type state;
-        On::compute(block, params, tile, memory, state);
-        On::finish(block, params, tile, memory, state);
+        On::compute(block, params, work, memory, state);
+        On::finish(block, params, work, memory, state);
       };
       if constexpr (dynamic) {
         TW_NO_UNROLL
-        for (int i = queue.take(); i < grid.count(); i = queue.take()) compute_tile(i);
+        while (true) {
+          const auto& entry = queue.take();
+          if (!entry.more) break;
+          compute_tile(entry.work);
+          queue.release();
+        }
       } else {
         TW_NO_UNROLL
-        for (int i = first; i < clusters.count(); i += stride) compute_tile(i);
+        for (int i = first; i < clusters.count(); i += stride) compute_tile(tile_at(i));
       }
       if (ptx::thread_index() % kWarpgroupThreads == 0) ptx::store_wait_read<0>();
     }

@@ -1,0 +1,187 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "tilewave/attention.hpp"
+#include "tilewave/launch.hpp"
+#include "tilewave/tile/attention.tile.hpp"
+
+// From a checked call of attention to its kernel: for the library's own rules, and for lists with a rule of a user's (attention_with.hpp).
+
+namespace tw::detail {
+
+/// A checked call. Tensors are [batch, head, row, dim]; of packed sequences the batch is 1.
+struct AttentionCall {
+  Tensor q, k, v, o;
+  Tensor partial;  ///< f32 [splits * batch, head, row, dim], where the keys are divided
+  const float* sink = nullptr;
+  float* lse = nullptr;
+  std::int64_t lse_stride_batch = 0, lse_stride_head = 0;
+  int batch = 0;
+  int keys = 0;  ///< of a sequence, at most
+  Stream stream = Stream::standard(Device::cpu());
+
+  // Rules
+  float scale = 0;
+  float softcap = 0;  ///< 0: none
+  const float* slopes = nullptr;
+  std::int64_t slopes_stride_batch = 0, slopes_stride_head = 0;
+  const void* mask = nullptr;
+  MaskTensor::Type mask_type = MaskTensor::Type::boolean;
+  std::int64_t mask_strides[4] = {};
+  bool lower = false, upper = false;  ///< bounds of the band
+  int left = 0, right = 0;
+  std::optional<int> diagonal = {};
+
+  // Lengths on the device; see the kernel's Params
+  const std::int32_t *cu_q = nullptr, *cu_k = nullptr, *used_q = nullptr, *used_k = nullptr, *k_batch = nullptr, *k_begin = nullptr;
+  int keys_added = 0;
+  bool ragged() const { return cu_q || cu_k || used_q || used_k || k_batch || k_begin; }
+
+  // Keys divided among blocks: rows are the queries of all heads that share them
+  bool split = false;
+  int group = 1, splits = 1;
+
+  // Pages
+  const std::int32_t* pages = nullptr;
+  std::int64_t pages_stride = 0;
+  int page_size = 1;
+};
+
+/// Throws InvalidArgument, with nothing written.
+AttentionCall check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const AttentionOptions& options);
+
+/// That a call is one that a kernel for T and a head dimension up to `head_dim` can do. Throws InvalidArgument.
+void check_attention_with(const AttentionCall& call, DType dtype, int head_dim);
+
+/// The rules of one kernel for all calls: those that a call does not have are taken out of the type when it is compiled for a GPU.
+template <class... User>
+using CallRules = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, InScores<User>...,
+                        Band<true, true>>;
+/// And where they are asked for at run time.
+template <class... User>
+using RuntimeRules = Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>,
+                           InScores<User>..., Band<true, true>>;
+
+/// `base` with the rules that the call has. Lives until the process ends.
+const KernelInfo& attention_variant(const KernelInfo& base, const AttentionCall& call);
+
+/// Tiles of a launch with BM rows each.
+TileGrid attention_grid(const AttentionCall& call, int bm);
+
+/// Keys that are copied from a page at once by a kernel that takes `bn` at a time.
+int attention_page_rows(const AttentionCall& call, int bn);
+
+template <class Rule>
+inline constexpr bool changes_scores = requires(const typename Rule::template Params<cpu::Target>& p, const Score& at) {
+  Rule::score(p, at, 1.0f);
+};
+
+/// Fills in the parameters of a list of rules; `unit` is what a score's number stands for, and becomes that of the last rule's.
+template <class Rule, class... Rest, class P, class BindUser>
+void fill_rules([[maybe_unused]] Rules<Rule, Rest...> list, P& p, const AttentionCall& call, float& unit, BindUser& bind_user) {
+  constexpr int kUnlimited = (1 << 30) - 1;  // beyond all keys, and no int overflows
+  auto& rule = p.first;
+  if constexpr (requires { rule.factor; }) {
+    rule.used = call.softcap > 0;
+    if (rule.used) {
+      rule.factor = unit / call.softcap;
+      unit = call.softcap;
+    }
+  } else if constexpr (requires {
+                         rule.slopes;
+                         rule.used;
+                       }) {
+    rule.used = call.slopes != nullptr;
+    rule.slopes = call.slopes;
+    rule.stride_batch = call.slopes_stride_batch, rule.stride_head = call.slopes_stride_head;
+    rule.per_unit = 1 / unit;
+  } else if constexpr (requires {
+                         rule.type;
+                         rule.used;
+                       }) {
+    rule.used = call.mask != nullptr;
+    rule.data = call.mask;
+    rule.type = call.mask_type;
+    rule.stride_batch = call.mask_strides[0], rule.stride_head = call.mask_strides[1];
+    rule.stride_query = call.mask_strides[2], rule.stride_key = call.mask_strides[3];
+    rule.per_unit = 1 / unit;
+  } else if constexpr (sizeof...(Rest) == 0) {
+    rule.left = call.lower ? call.left : kUnlimited;
+    rule.right = call.upper ? call.right : kUnlimited;
+  } else {
+    bind_user(rule);
+    if constexpr (changes_scores<Rule>) {
+      rule.unit = unit;
+      unit = 1;
+    }
+  }
+  if constexpr (sizeof...(Rest) > 0) fill_rules(Rules<Rest...>{}, p.rest, call, unit, bind_user);
+}
+
+template <class RuleList, class P, class BindUser>
+void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUser& bind_user) {
+  bind(p.q, call.q);
+  // Without keys nothing is read, but a tensor map must describe some memory.
+  const bool keys = call.k.numel() > 0 && call.v.numel() > 0;
+  const CopiedRows rows{call.pages ? attention_page_rows(call, bn) : bn};
+  bind(p.k, keys ? call.k : call.q, rows);
+  bind(p.v, keys ? call.v : call.q, rows);
+  bind(p.o, call.o);
+  if (call.partial.numel() > 0) bind(p.partial, call.partial);
+  p.lse = call.lse;
+  p.sink = call.sink;
+  p.lse_stride_j = call.lse_stride_batch;
+  p.lse_stride_i = call.lse_stride_head;
+  p.heads_per_kv = keys ? static_cast<int>(call.q.shape(1) / call.k.shape(1)) : 1;
+  p.has_diagonal = call.diagonal.has_value();
+  p.diagonal = call.diagonal.value_or(0);
+  float unit = call.scale;
+  fill_rules(RuleList{}, p.rules, call, unit, bind_user);
+  p.scale_log2 = unit * kLog2E;
+  p.batch = call.batch;
+  p.cu_q = call.cu_q, p.cu_k = call.cu_k, p.used_q = call.used_q, p.used_k = call.used_k;
+  p.k_batch = call.k_batch, p.k_begin = call.k_begin;
+  p.keys_added = call.keys_added;
+  p.group = call.group;
+  p.splits = call.splits;
+  p.pages = call.pages;
+  p.pages_stride = call.pages_stride;
+  p.page_size = call.page_size;
+  p.page_rows = rows.count;
+  p.keys = call.keys;
+}
+
+inline constexpr int kCpuForm = kRagged | kSplit | kPaged;
+/// Rows and keys of a tile on the CPU; few rows for few queries.
+template <int kBM>
+inline constexpr int kCpuKeys = 64;
+
+template <class T, int D, int DV, int kBM, class... User>
+void run_attention_cpu(const AttentionCall& call, auto&& bind_user) {
+  using List = RuntimeRules<User...>;
+  launch_cpu<Attention<T, D, DV, kBM, kCpuKeys<kBM>, 2, kCpuForm, List>>(
+      attention_grid(call, kBM), [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kCpuKeys<kBM>, bind_user); });
+}
+
+/// Tiles of the GPU for head dimensions up to D and DV: 64 rows a warpgroup. kernels/attention/README.md has the measurements.
+struct AttentionTiles {
+  int bm, bn, stages;
+};
+template <int D, int DV>
+constexpr AttentionTiles attention_tiles(bool split) {
+  const int keys = D <= 128 ? 128 : DV <= 128 ? 96 : D <= 192 ? (split ? 64 : 96) : 64;
+  if (split) return {64, keys, D <= 64 ? 4 : D <= 192 ? 3 : 2};
+  return {128, keys, 2};
+}
+
+template <class T, int D, int DV, int kBM, int kBN, int kStages, int kForm, class... User>
+void run_attention_gpu(const AttentionCall& call, auto&& bind_user) {
+  using List = CallRules<User...>;
+  using Kernel = Attention<T, D, DV, kBM, kBN, kStages, kForm, List>;
+  launch_bound<Kernel>(attention_variant(kernel_info<Kernel>, call), call.stream, attention_grid(call, kBM),
+                       [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kBN, bind_user); });
+}
+
+}  // namespace tw::detail

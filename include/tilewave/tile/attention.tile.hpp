@@ -1,0 +1,358 @@
+#pragma once
+
+#include "tilewave/tile/attention_rules.tile.hpp"
+
+namespace tw {
+
+/// Tiles of queries, longest first: with a causal mask the last rows of a sequence see the most keys, and a block that starts one late
+/// would hold everybody up. Heads are taken a group at a time so that the keys and values in use fit the L2 cache. The grid's n is heads *
+/// batch, m the query tiles.
+struct LongestFirst {
+  static constexpr Dispatch dispatch = Dispatch::dynamic;
+  /// grid.batch counts groups of heads, grid.n the heads of one group; tile.n is the head.
+  TW_INLINE static constexpr Tile at(const TileGrid& grid, int i) {
+    const int per_group = grid.m * grid.n;
+    const int group = i / per_group;
+    const int in_group = i - group * per_group;
+    return {grid.m - 1 - in_group / grid.n, group * grid.n + in_group % grid.n, 0};
+  }
+};
+
+/// How a batch lies in memory, where it is not simply [batch, head, row]: what is left out costs nothing.
+enum AttentionForm {
+  kEqualLengths = 0,
+  kRagged = 1,  ///< lengths, or where sequences begin, are read from memory
+  kSplit = 2,   ///< rows are the queries of all heads that share keys; several tiles divide the keys of one between them
+  kPaged = 4    ///< a sequence's keys and values lie in pages of a table
+};
+
+/// O = softmax(scale Q K^T) V with online softmax: the scores never leave the registers (FlashAttention; Dao et al. 2022, 2023; Shah et al.
+/// 2024).
+///
+/// One tile is BM queries of one head; keys and values arrive BN at a time, the last ones first, so that the blocks that a mask cuts come
+/// before those it does not. `Rules` (attention_rules.tile.hpp) say which keys a query sees and how scores change.
+template <class T, int D, int DV, int BM, int BN, int Stages, int kForm, class Rules>
+struct Attention {
+  static constexpr const char* source = "tilewave/tile/attention.tile.hpp";
+
+  template <class Target>
+  struct On {
+    using Q = Shared<Target, T, BM, D>;
+    using K = Shared<Target, T, BN, D>;
+    using V = Shared<Target, T, BN, DV, Contract::rows>;
+    using Out = Staging<Target, T, BM, DV>;
+    using Scores = Fragment<Target, float, BM, BN>;
+    using Weights = Operand<Target, T, BM, BN>;
+    using PerRow = RowVector<Target, float, Scores>;
+    using Integers = Pointer<Target, const i32>;
+    using Schedule = LongestFirst;
+    static constexpr int rows = BM;
+    static constexpr bool ragged = (kForm & kRagged) != 0, split = (kForm & kSplit) != 0, paged = (kForm & kPaged) != 0;
+
+    struct Params {
+      Global<Target, const T, Q> q;  ///< [batch, head, row, D]; sequences that follow each other: batch 1
+      Global<Target, const T, K> k;  ///< [batch, kv head, key, D], or [page, kv head, key in page, D]
+      Global<Target, const T, V> v;
+      Global<Target, T, Out> o;
+      Global<Target, float> partial;      ///< [split * batch, head, row, DV]: instead of o, where the keys are divided
+      Pointer<Target, float> lse;         ///< [batch or split * batch, head, row], or null
+      Pointer<Target, const float> sink;  ///< [head], or null
+      i64 lse_stride_j, lse_stride_i;
+      float scale_log2;  ///< of a score's unit, times log2(e): exponentials are powers of two
+      int keys;          ///< of a sequence, at most
+      int heads_per_kv;
+      bool has_diagonal;  ///< else it is seqlen_k - seqlen_q
+      int diagonal;
+      typename Rules::template Params<Target> rules;
+
+      // ragged. What they say is clamped to the tensors.
+      int batch;
+      Integers cu_q, cu_k;      ///< where sequences begin, and the last one's end; null: those of a batch lie apart
+      Integers used_q, used_k;  ///< the number of a sequence's queries and keys; null: all
+      Integers k_batch;         ///< which of k's and v's batches is whose; null: the same
+      Integers k_begin;         ///< keys before do not count; null: none
+      int keys_added;           ///< to each of used_k
+      // split
+      int group;   ///< rows of one query, one for each of the heads that share keys
+      int splits;  ///< of a sequence's keys
+      // paged
+      Integers pages;  ///< [batch, pages of a sequence]; null: k is not paged
+      i64 pages_stride;
+      int page_size, page_rows;  ///< keys of a page, and how many of them are copied at once
+    };
+    struct Memory {
+      Ring<Target, Q, 1> q;
+      Ring<Target, K, Stages> k;
+      Ring<Target, V, Stages> v;
+      Out out;
+      explicit constexpr Memory(auto& block) : q(block), k(block), v(block), out(block) {}
+    };
+    struct State {
+      Fragment<Target, float, BM, DV> out;
+      PerRow largest;  ///< that the row's exponentials are relative to
+      PerRow sum;
+    };
+    struct Locals {
+      Scores scores;
+      Weights weights;
+    };
+
+    /// A tile: which rows of which sequence, and the blocks of keys that they see, from the last to the first.
+    struct Work {
+      int batch, head, part;
+      int first_row, rows;  ///< rows: of the sequence
+      int seqlen_k, diagonal;
+      int q_row, k_row;      ///< where the sequence begins
+      int q_batch, k_batch;  ///< in which of the tensors' batches
+      int blocks;            ///< none: no row sees a key
+      int last_block;
+      int cut, cut_first;  ///< blocks that rules cut: the last ones, and the first ones
+
+      TW_INLINE int block(int n) const { return last_block - n; }
+    };
+
+    TW_INLINE static Work work(const Params& p, Tile t) {
+      Work w;
+      int m = t.m;
+      w.part = 0;
+      if (split) {
+        w.part = m % p.splits;
+        m /= p.splits;
+      }
+      w.batch = t.n / p.q.size_i;
+      w.head = t.n - w.batch * p.q.size_i;
+      w.q_batch = w.k_batch = w.batch;
+      w.q_row = w.k_row = 0;
+      w.rows = p.q.rows;
+      w.seqlen_k = p.keys;
+      if (ragged) {
+        if (p.cu_q) {
+          m = find_sequence(p, m, w);
+          place(p.cu_q, w.batch, w.rows, w.q_row);
+          w.q_batch = w.k_batch = 0;
+        }
+        if (p.cu_k) place(p.cu_k, w.batch, w.seqlen_k, w.k_row);
+        if (p.used_q) w.rows = clamp(p.used_q[w.batch], w.rows);
+        if (p.used_k) w.seqlen_k = min(clamp(p.used_k[w.batch], w.seqlen_k) + p.keys_added, w.seqlen_k);
+        if (p.k_batch) w.k_batch = clamp(p.k_batch[w.batch], p.k.size_j - 1);
+        if (p.k_begin) {
+          const int begin = clamp(p.k_begin[w.batch], w.seqlen_k);
+          w.k_row += begin;
+          w.seqlen_k -= begin;
+        }
+      }
+      w.first_row = m * BM;
+      w.diagonal = p.has_diagonal ? p.diagonal : w.seqlen_k - seqlen_q(p, w);
+      find_blocks(p, w);
+      return w;
+    }
+
+    /// Step s loads keys number s and values number s - 1, the order in which compute takes them: loaded in any other order, each would
+    /// wait for the other's slot.
+    TW_INLINE static int steps(const Params&, const Work& w) { return w.blocks > 0 ? w.blocks + 1 : 0; }
+
+    TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
+      const int kv_head = w.head / p.heads_per_kv;
+      if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, w.q_row + w.first_row, 0, w.head, w.q_batch); });
+      if (step < w.blocks) producer.put(memory.k, [&](auto copy, K& k) { load_block(copy, p, w, p.k, k, w.block(step), kv_head); });
+      if (step > 0) producer.put(memory.v, [&](auto copy, V& v) { load_block(copy, p, w, p.v, v, w.block(step - 1), kv_head); });
+    }
+
+    /// The first block: its scores and weights.
+    TW_INLINE static void first(auto& block, const Params& p, const Work& w, Memory& memory, const Q& q, Weights& weights, State& state) {
+      Scores scores;
+      PerRow decay;
+      block.mma(scores, q, block.take(memory.k), true);
+      block.wait(leave<0>, scores);
+      block.release(memory.k);
+      if (w.cut + w.cut_first > 0)
+        apply_rules<true>(block, p, w, w.block(0), scores);
+      else
+        apply_rules<false>(block, p, w, w.block(0), scores);
+      softmax(block, p, scores, state, decay);
+      block.convert(weights, scores);
+    }
+    /// A later block: its scores, and under them the output of the block before.
+    template <bool kCut>
+    TW_INLINE static void next(auto& block, const Params& p, const Work& w, int step, Memory& memory, const Q& q, Weights& weights,
+                               State& state) {
+      Scores scores;
+      PerRow decay;
+      block.mma(scores, q, block.take(memory.k), true);
+      block.mma(state.out, weights, take_values(block, w, step - 1, memory), step == 1);
+      block.wait(leave<1>, scores);
+      block.release(memory.k);
+      apply_rules<kCut>(block, p, w, w.block(step), scores);
+      softmax(block, p, scores, state, decay);
+      block.wait(leave<0>, state.out);
+      block.release(memory.v);
+      if (block.any(decay, [](auto x) { return x != 1.0f; })) block.map(state.out, decay, [](auto x, auto d) { return x * d; });
+      block.convert(weights, scores);
+    }
+
+    TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      block.fill(state.largest, -kInfinity);
+      block.fill(state.sum, 0.0f);
+      if (w.blocks == 0) return block.fill(state.out, 0.0f);
+      const int whole_end = w.blocks - w.cut_first;
+      const Q& q = block.take(memory.q);
+      Weights weights;
+      first(block, p, w, memory, q, weights, state);
+      int step = 1;
+      for (; step < w.cut; ++step) next<true>(block, p, w, step, memory, q, weights, state);
+      for (; step < whole_end; ++step) next<false>(block, p, w, step, memory, q, weights, state);
+      if constexpr (Rules::lower)
+        for (; step < w.blocks; ++step) next<true>(block, p, w, step, memory, q, weights, state);
+      block.release(memory.q);
+      block.mma(state.out, weights, take_values(block, w, w.blocks - 1, memory), w.blocks == 1);
+      block.wait(leave<0>, state.out);
+      block.release(memory.v);
+    }
+
+    TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      block.complete(state.sum);
+      PerRow scale;
+      block.for_rows(scale, [&](int row, int i, auto& x) {
+        auto sum = state.sum[i];
+        auto largest = state.largest[i] * p.scale_log2;
+        x = sum == 0.0f ? 0.0f : reciprocal(sum);
+        if (p.sink) {
+          // One more term of the sum, which has no value.
+          const auto sink = p.sink[head_of(p, w, row)] * kLog2E;
+          const auto base = max(largest, sink);
+          const auto decay = sum == 0.0f ? 0.0f : exp2(largest - base);
+          sum = sum * decay + (sink == -kInfinity ? 0.0f : exp2(sink - base));
+          x = sum == 0.0f ? 0.0f : decay * reciprocal(sum);
+          largest = base;
+        }
+        state.sum[i] = sum == 0.0f ? -kInfinity : (largest + log2(sum)) * kLn2;  // the LSE
+      });
+      block.map(state.out, scale, [](auto x, auto s) { return x * s; });
+      const int part = split ? w.part * p.q.size_j + w.q_batch : w.q_batch;
+      if (p.lse) {
+        block.for_rows(state.sum, [&](int row, int, auto& lse) {
+          const int r = w.first_row + row;
+          if (r < w.rows && block.owns_rows(state.sum)) p.lse[part * p.lse_stride_j + w.head * p.lse_stride_i + w.q_row + r] = lse;
+        });
+      }
+      const int row0 = w.q_row + w.first_row;
+      if (split && p.partial.data != nullptr)
+        block.store(state.out, p.partial, row0, 0, w.head, part);
+      else if (ragged)
+        block.store(state.out, memory.out, p.o, row0, 0, w.head, w.q_batch, w.q_row + w.rows);
+      else
+        block.store(state.out, memory.out, p.o, row0, 0, w.head, w.q_batch);
+    }
+
+   private:
+    TW_INLINE static int clamp(int x, int most) { return max(min(x, most), 0); }
+    TW_INLINE static int seqlen_q(const Params& p, const Work& w) { return split ? w.rows / p.group : w.rows; }
+    /// The query that row `row` of the tile belongs to, and its head.
+    TW_INLINE static int query_of(const Params& p, const Work& w, int row) {
+      const int r = w.first_row + row;
+      return split ? static_cast<int>(static_cast<u32>(r) / static_cast<u32>(p.group)) : r;
+    }
+    TW_INLINE static int head_of(const Params& p, const Work& w, int row) {
+      return split ? w.head * p.group + w.first_row + row - query_of(p, w, row) * p.group : w.head;
+    }
+
+    /// Sequence b has the tiles from cu_q[b] / BM + b on, of which the last one may be empty: so the host knows how many there are without
+    /// knowing the lengths. Finds tile m's sequence and gives its number in there.
+    TW_INLINE static int find_sequence(const Params& p, int m, Work& w) {
+      int low = 0, high = p.batch;  // first tiles: at low before m or at it, at high behind it
+      while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        (p.cu_q[middle] / BM + middle <= m ? low : high) = middle;
+      }
+      w.batch = low;
+      return max(m - (p.cu_q[low] / BM + low), 0);
+    }
+    /// Sequence `batch` of those that follow each other in `size` rows.
+    TW_INLINE static void place(const Integers& cu_seqlens, int batch, int& size, int& begin) {
+      begin = clamp(cu_seqlens[batch], size);
+      size = clamp(cu_seqlens[batch + 1], size) - begin;
+      if (size < 0) size = 0;
+    }
+    TW_INLINE static void find_blocks(const Params& p, Work& w) {
+      const int last_row = min(w.first_row + BM, w.rows) - 1;
+      w.blocks = w.last_block = w.cut = w.cut_first = 0;
+      if (last_row < w.first_row) return;
+      const KeyRange all{0, w.seqlen_k};
+      const ScoreRows rows{w.batch,        head_of(p, w, 0), query_of(p, w, 0), query_of(p, w, last_row - w.first_row),
+                           seqlen_q(p, w), w.seqlen_k,       w.diagonal};
+      const KeyRange seen = Rules::keys(p.rules, rows, all), whole = Rules::untouched(p.rules, rows, all);
+      if (seen.end <= seen.begin) return;
+      int begin = seen.begin / BN, end = ceil_div(seen.end, BN);
+      if (split) {
+        const int share = ceil_div(end - begin, p.splits);
+        begin += w.part * share;
+        end = min(end, begin + share);
+        if (end <= begin) return;
+      }
+      w.blocks = end - begin;
+      w.last_block = end - 1;
+      const int whole_end = max(whole.end, 0) / BN, whole_begin = ceil_div(max(whole.begin, 0), BN);
+      w.cut = min(max(end - whole_end, 0), w.blocks);
+      if (Rules::lower) w.cut_first = min(max(whole_begin - begin, 0), w.blocks - w.cut);
+    }
+
+    /// Block `b` of a sequence's keys or values.
+    template <class G, class S>
+    TW_INLINE static void load_block(auto& copy, const Params& p, const Work& w, const G& from, S& to, int b, int kv_head) {
+      const int key = b * BN;
+      if (paged && p.pages) {
+        TW_NO_UNROLL
+        for (int r = 0; r < BN; r += p.page_rows) {
+          const u32 size = static_cast<u32>(p.page_size), at = static_cast<u32>(min(key + r, w.seqlen_k - 1));
+          const int page = clamp(p.pages[w.batch * p.pages_stride + at / size], from.size_j - 1);
+          copy.part(from, to, r, p.page_rows, static_cast<int>(static_cast<u32>(key + r) % size), 0, kv_head, page);
+        }
+      } else {
+        copy.tile(from, to, w.k_row + key, 0, kv_head, w.k_batch);
+      }
+    }
+    /// The next values, those of block number n. What lies behind a sequence's end in memory is not this sequence's and may be NaN, which a
+    /// weight of 0 would not hide.
+    TW_INLINE static V& take_values(auto& block, const Work& w, int n, Memory& memory) {
+      V& v = block.take(memory.v);
+      if constexpr (ragged || paged) {
+        const int left = w.seqlen_k - w.block(n) * BN;
+        if (left < BN) block.zero_rows(v, left);
+      }
+      return v;
+    }
+
+    /// Scores of block `b`: those that a row must not see become -infinity.
+    template <bool kCut>
+    TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int b, Scores& scores) {
+      const int key0 = b * BN;
+      Rules::template apply<kCut>(block, p.rules, scores, [&](int row, int col) {
+        return Score{w.batch, head_of(p, w, row), query_of(p, w, row), key0 + col, seqlen_q(p, w), w.seqlen_k, w.diagonal};
+      });
+      if (kCut && key0 + BN > w.seqlen_k) {
+        block.for_each(scores, [&](int, int col, auto& x) {
+          if (key0 + col >= w.seqlen_k) x = -kInfinity;
+        });
+      }
+    }
+
+    /// Scores become exp(score - largest); `sum` grows by them. `decay` is what earlier terms of sum and output must be multiplied by.
+    TW_INLINE static void softmax(auto& block, const Params& p, Scores& scores, State& state, PerRow& decay) {
+      block.rows(scores, [&](int i, auto row) {
+        const auto before = state.largest[i];
+        const auto now = max(before, row.max());
+        // The old maximum serves as long as no exponential exceeds 2^8: it cancels in the end, and the output need not be scaled. (A true
+        // comparison of the difference: the product with scale_log2 would be contracted to an FMA and differ from zero where the maxima are
+        // equal.)
+        const auto largest = (now - before) * p.scale_log2 <= 8.0f ? before : now;
+        const auto base = largest == -kInfinity ? 0.0f : largest;  // no key seen yet
+        decay[i] = exp2((before - base) * p.scale_log2);
+        const auto shift = base * p.scale_log2;
+        state.largest[i] = largest;
+        state.sum[i] = state.sum[i] * decay[i] + row.map_partial_sum([&](auto x) { return exp2(x * p.scale_log2 - shift); });
+      });
+    }
+  };
+};
+
+}  // namespace tw

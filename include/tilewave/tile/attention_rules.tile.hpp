@@ -1,0 +1,251 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+// Which keys a query sees, and how their scores change: small types that attention's kernel takes as a list. A rule is one of
+//
+//   struct Mask {
+//     template <class Target> struct Params { ... };                  what the host fills in: numbers and Pointers
+//     static bool visible(const auto& params, const Score& at);       false: the score becomes -infinity
+//   };
+//   struct Change {
+//     template <class Target> struct Params { ... };
+//     static auto score(const auto& params, const Score& at, auto x);  x is the score
+//   };
+//
+// and may tell of a tile of rows, so that blocks of keys are skipped, or taken without looking at each score:
+//
+//   static KeyRange keys(const auto& params, const ScoreRows& rows);       no row sees a key outside
+//   static KeyRange untouched(const auto& params, const ScoreRows& rows);  the rule does nothing to any row's keys inside
+//
+// A rule of your own lies in a *.tile.hpp file that `static constexpr const char* source` names; examples/custom_mask has one.
+
+namespace tw {
+
+/// Where a score stands: a query and a key of one sequence, which count from 0 there.
+struct Score {
+  int batch, head, query, key;
+  int seqlen_q, seqlen_k;
+  int diagonal;  ///< query i stands beside key i + diagonal
+};
+
+/// The rows of scores that a block computes together.
+struct ScoreRows {
+  int batch, head;              ///< where they share several heads, the first of them
+  int first_query, last_query;  ///< both among them
+  int seqlen_q, seqlen_k;
+  int diagonal;
+};
+
+/// Keys begin, ..., end - 1.
+struct KeyRange {
+  int begin, end;
+  TW_INLINE constexpr KeyRange operator&(const KeyRange& other) const { return {max(begin, other.begin), min(end, other.end)}; }
+};
+
+/// Query i sees keys from i + diagonal - left on (kLower) and up to i + diagonal + right (kUpper). A causal mask is the upper bound with
+/// right = 0, a sliding window is both. left and right are below 2^30.
+template <bool kLower, bool kUpper>
+struct Band {
+  static constexpr bool lower = kLower;
+  template <class Target>
+  struct Params {
+    int left, right;
+  };
+  TW_INLINE static bool visible(const auto& p, const Score& at) {
+    const int beside = at.query + at.diagonal;
+    return (!kUpper || at.key <= beside + p.right) && (!kLower || at.key >= beside - p.left);
+  }
+  TW_INLINE static KeyRange keys(const auto& p, const ScoreRows& rows) {
+    return {kLower ? rows.first_query + rows.diagonal - p.left : 0, kUpper ? rows.last_query + rows.diagonal + p.right + 1 : rows.seqlen_k};
+  }
+  TW_INLINE static KeyRange untouched(const auto& p, const ScoreRows& rows) {
+    return {kLower ? rows.last_query + rows.diagonal - p.left : 0, kUpper ? rows.first_query + rows.diagonal + p.right + 1 : rows.seqlen_k};
+  }
+};
+
+// Changes of scores by the library's own host code keep scores in units: a score is x times a number that the host knows at every rule, so
+// that the products of q and k need no multiplication of their own.
+
+/// cap tanh(score / cap): x becomes tanh(factor x), in units of cap. `factor`: the unit before, divided by cap.
+struct Softcap {
+  template <class Target>
+  struct Params {
+    float factor;
+  };
+  TW_INLINE static auto score(const auto& p, const Score&, auto x) { return tanh_approx(x * p.factor); }
+};
+
+/// score - slope |query + diagonal - key| (Press et al., arXiv 2108.12409).
+struct Alibi {
+  template <class Target>
+  struct Params {
+    Pointer<Target, const float> slopes;  ///< [batch, heads]
+    i64 stride_batch, stride_head;
+    float per_unit;  ///< 1 / unit
+  };
+  TW_INLINE static auto score(const auto& p, const Score& at, auto x) {
+    const auto slope = p.slopes[at.batch * p.stride_batch + at.head * p.stride_head] * p.per_unit;
+    return x - slope * abs(to_float(at.query + at.diagonal - at.key));
+  }
+};
+
+/// A tensor [batch, heads, seqlen_q, seqlen_k] that is added (f32, f16, bf16), or says what is seen (bool, as u8). Its own type is known to
+/// the host.
+struct MaskTensor {
+  enum class Type : u8 { boolean, f32, f16, bf16 };
+  template <class Target>
+  struct Params {
+    const void* data;
+    i64 stride_batch, stride_head, stride_query, stride_key;
+    float per_unit;  ///< 1 / unit
+    Type type;
+  };
+  TW_INLINE static auto score(const auto& p, const Score& at, auto x) {
+    // Rows and columns beyond the last are computed, and dropped: they read the last one.
+    const i64 index = at.batch * p.stride_batch + at.head * p.stride_head + min(at.query, at.seqlen_q - 1) * p.stride_query +
+                      min(at.key, at.seqlen_k - 1) * p.stride_key;
+    switch (p.type) {
+      case Type::boolean:
+        return static_cast<const u8*>(p.data)[index] != 0 ? x : decltype(x)(-kInfinity);
+      case Type::f32:
+        return x + static_cast<const float*>(p.data)[index] * p.per_unit;
+      case Type::f16:
+        return x + static_cast<float>(static_cast<const f16*>(p.data)[index]) * p.per_unit;
+      default:
+        return x + static_cast<float>(static_cast<const bf16*>(p.data)[index]) * p.per_unit;
+    }
+  }
+};
+
+/// A change of scores that knows nothing of units, as a user writes it: x is the score itself, before and after.
+template <class Rule>
+struct InScores : Rule {
+  template <class Target>
+  struct Params : Rule::template Params<Target> {
+    float unit;
+  };
+  TW_INLINE static auto score(const auto& p, const Score& at, auto x) requires requires { Rule::score(p, at, x); }
+  { return Rule::score(p, at, x * p.unit); }
+};
+
+/// A rule whose place in Params is always there, so that the host fills in one structure for all lists of rules.
+enum class Use {
+  never,    ///< does nothing
+  always,   ///< is what it is
+  runtime,  ///< is there when Params says so: for targets on which a test costs less than another copy of the kernel
+};
+template <class Rule, Use kUse>
+struct Optional {
+  using Inner = Rule;
+  static constexpr Use use = kUse;
+  template <class Target>
+  struct Params : Rule::template Params<Target> {
+    bool used;
+  };
+};
+
+namespace detail {
+
+/// What a rule is without its Optional.
+template <class Rule>
+struct RuleOf {
+  using Type = Rule;
+  static constexpr Use use = Use::always;
+};
+template <class Rule, Use kUse>
+struct RuleOf<Optional<Rule, kUse>> {
+  using Type = Rule;
+  static constexpr Use use = kUse;
+};
+
+template <class Rule, class P>
+inline constexpr bool narrows = requires(const P& p, const ScoreRows& rows) {
+  Rule::untouched(p, rows);
+};
+template <class Rule, class P>
+inline constexpr bool limits = requires(const P& p, const ScoreRows& rows) {
+  Rule::keys(p, rows);
+};
+template <class Rule, class P>
+inline constexpr bool hides = requires(const P& p, const Score& at) {
+  Rule::visible(p, at);
+};
+
+}  // namespace detail
+
+/// A list of rules, applied from the first to the last.
+template <class... R>
+struct Rules {
+  static constexpr bool lower = false;
+  template <class Target>
+  struct Params {};
+  TW_INLINE static KeyRange keys(const auto&, const ScoreRows&, KeyRange all) { return all; }
+  TW_INLINE static KeyRange untouched(const auto&, const ScoreRows&, KeyRange all) { return all; }
+  template <bool kEdge>
+  TW_INLINE static void apply(auto&, const auto&, auto&, auto) {}
+};
+
+template <class First, class... Rest>
+struct Rules<First, Rest...> {
+  using Rule = typename detail::RuleOf<First>::Type;
+  using Others = Rules<Rest...>;
+  static constexpr Use use = detail::RuleOf<First>::use;
+
+  template <class Target>
+  struct Params {
+    typename First::template Params<Target> first;
+    typename Others::template Params<Target> rest;
+  };
+  template <class P>
+  static constexpr bool narrows = use != Use::never&& detail::narrows<Rule, P>;
+
+  /// Whether some rows may not see the first keys of what they see together.
+  static constexpr bool has_lower() {
+    if constexpr (requires { Rule::lower; }) return Rule::lower;
+    return false;
+  }
+  static constexpr bool lower = (use != Use::never && has_lower()) || Others::lower;
+
+  /// Of the keys `all`, those that a row may see.
+  TW_INLINE static KeyRange keys(const auto& p, const ScoreRows& rows, KeyRange all) {
+    if constexpr (use != Use::never && detail::limits<Rule, decltype(p.first)>) {
+      if (on(p)) all = all & Rule::keys(p.first, rows);
+    }
+    return Others::keys(p.rest, rows, all);
+  }
+  /// Those that need not be looked at one by one. Rules that do not tell are applied to all.
+  TW_INLINE static KeyRange untouched(const auto& p, const ScoreRows& rows, KeyRange all) {
+    if constexpr (narrows<decltype(p.first)>) {
+      if (on(p)) all = all & Rule::untouched(p.first, rows);
+    }
+    return Others::untouched(p.rest, rows, all);
+  }
+  /// The rules, on a tile of scores; `at(row, col)` says where one stands. kEdge: with those that leave other tiles untouched.
+  template <bool kEdge>
+  TW_INLINE static void apply(auto& block, const auto& p, auto& scores, auto at) {
+    using P = decltype(p.first);
+    if constexpr (use != Use::never && (kEdge || !detail::narrows<Rule, P>)) {
+      if (on(p)) {
+        block.for_each(scores, [&](int row, int col, auto& x) {
+          if constexpr (detail::hides<Rule, P>) {
+            if (!Rule::visible(p.first, at(row, col))) x = -kInfinity;
+          } else {
+            x = Rule::score(p.first, at(row, col), x);
+          }
+        });
+      }
+    }
+    Others::template apply<kEdge>(block, p.rest, scores, at);
+  }
+
+ private:
+  TW_INLINE static bool on(const auto& p) {
+    if constexpr (use == Use::runtime)
+      return p.first.used;
+    else
+      return true;
+  }
+};
+
+}  // namespace tw

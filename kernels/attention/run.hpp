@@ -1,0 +1,51 @@
+#pragma once
+
+#include "tilewave/detail/attention_call.hpp"
+
+namespace tw::kernels::attention {
+
+/// Enqueues a checked call, or runs it.
+void run(const detail::AttentionCall& call);
+
+// Its parts, each a file of instantiations.
+void run_cpu(const detail::AttentionCall& call);
+void run_gpu_bf16(const detail::AttentionCall& call);
+void run_gpu_f16(const detail::AttentionCall& call);
+
+/// No rule of a user's.
+inline constexpr auto kNoUserRule = [](auto&) {};
+
+/// f.template operator()<D, DV>() for the smallest head dimensions that are at least `head_dim` and `value_dim`.
+template <class F>
+void with_head_dims(std::int64_t head_dim, std::int64_t value_dim, F f) {
+  const std::int64_t larger = head_dim > value_dim ? head_dim : value_dim;
+  if (larger <= 64) return f.template operator()<64, 64>();
+  if (larger <= 96) return f.template operator()<96, 96>();
+  if (larger <= 128) return f.template operator()<128, 128>();
+  if (larger <= 192 && value_dim <= 128) return f.template operator()<192, 128>();
+  if (larger <= 192) return f.template operator()<192, 192>();
+  return f.template operator()<256, 256>();
+}
+
+/// Whether tiles of three warpgroups serve a head dimension of 64 best.
+bool wide_tiles(const detail::AttentionCall& call);
+
+/// On a GPU, where T is bf16 or f16.
+template <class T>
+void run_gpu(const detail::AttentionCall& call) {
+  with_head_dims(call.q.shape(3), call.v.shape(3), [&]<int D, int DV>() {
+    const auto launch = [&]<int kBM, int kBN, int kStages, int kForm>() {
+      detail::run_attention_gpu<T, D, DV, kBM, kBN, kStages, kForm>(call, kNoUserRule);
+    };
+    constexpr detail::AttentionTiles tiles = detail::attention_tiles<D, DV>(false), few = detail::attention_tiles<D, DV>(true);
+    if (call.split) return launch.template operator()<few.bm, few.bn, few.stages, kRagged | kSplit | kPaged>();
+    if (call.pages) return launch.template operator()<tiles.bm, tiles.bn, tiles.stages, kRagged | kPaged>();
+    if (call.ragged()) return launch.template operator()<tiles.bm, tiles.bn, tiles.stages, kRagged>();
+    if constexpr (D == 64) {
+      if (wide_tiles(call)) return launch.template operator()<192, tiles.bn, tiles.stages, kEqualLengths>();
+    }
+    launch.template operator()<tiles.bm, tiles.bn, tiles.stages, kEqualLengths>();
+  });
+}
+
+}  // namespace tw::kernels::attention
