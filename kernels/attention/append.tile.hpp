@@ -1,0 +1,92 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+namespace tw::kernels::attention {
+
+/// Writes new keys and values into a cache, and turns keys and queries by their positions (rotary embedding, in f32, rounded once). A tile
+/// is up to eight heads of one token: the first seqlen_new tokens are new ones, those behind are queries.
+template <class T, class Table>
+struct Append {
+  static constexpr const char* source = "kernels/attention/append.tile.hpp";
+  static constexpr int heads = 8;
+
+  template <class Target>
+  struct On {
+    using Half = Rows<Target, float, heads, 64, 4, 4>;
+    using Rest = Rows<Target, T, heads, 128, 4, 16 / static_cast<int>(sizeof(T)) < 8 ? 4 : 8>;
+    /// Heads [batch, seqlen, heads, ...] and where they go: the two halves of what is turned, and what is copied. Either may be empty.
+    struct Heads {
+      Global<Target, const T, Half> first_in, second_in;
+      Global<Target, T, Half> first_out, second_out;
+      Global<Target, const T, Rest> rest_in;
+      Global<Target, T, Rest> rest_out;
+    };
+    struct Params {
+      Heads k, q;  ///< k's output is the cache: [cache_batch, capacity, kv_heads, ...] or [pages, page_size, ...]
+      Global<Target, const T, Rest> v_in;
+      Global<Target, T, Rest> v_out;
+      Global<Target, const Table, Half> cos, sin;  ///< [positions, rotary_dim / 2]
+      const i32* seqlens;                          ///< [batch]; null: 0
+      const i32* batch_idx;                        ///< [batch], or null
+      const i32* leftpad;                          ///< [batch], or null
+      const i32* block_table;                      ///< a row of pages for each of the batch, or null
+      i64 block_table_stride;                      ///< from a row to the next
+      int capacity;                                ///< of a sequence, in tokens
+      int seqlen_new;
+      int query_step;  ///< from the position of a query to that of the next
+    };
+
+    TW_INLINE static void copy(auto& block, const auto& in, const auto& out, int row0, int token, int at, int batch, int to) {
+      TW_NO_UNROLL
+      for (int col = 0; col < in.cols; col += Rest::cols) {
+        Rest x;
+        block.load(x, in, row0, col, token, batch);
+        block.store(x, out, row0, col, at, to);
+      }
+    }
+    /// Heads from row0 on of one token, which go to [to, at] of the output.
+    TW_INLINE static void turn(auto& block, const Params& p, const Heads& x, i64 position, int row0, int token, int at, int batch, int to) {
+      const i64 last = p.cos.rows - 1;
+      const int table_row = static_cast<int>(position < 0 ? 0 : position < last ? position : last);
+      TW_NO_UNROLL
+      for (int col = 0; col < x.first_in.cols; col += Half::cols) {
+        Half first, second;
+        ColumnVector<Target, float, Half> cosines, sines;
+        block.load(first, x.first_in, row0, col, token, batch);
+        block.load(second, x.second_in, row0, col, token, batch);
+        block.load(cosines, p.cos, table_row, col);
+        block.load(sines, p.sin, table_row, col);
+        const Half old = first;
+        block.map(first, second, cosines, sines, [](auto a, auto b, auto c, auto s) { return a * c - b * s; });
+        block.map(second, old, cosines, sines, [](auto b, auto a, auto c, auto s) { return b * c + a * s; });
+        block.store(first, x.first_out, row0, col, at, to);
+        block.store(second, x.second_out, row0, col, at, to);
+      }
+      copy(block, x.rest_in, x.rest_out, row0, token, at, batch, to);
+    }
+
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * heads, b = t.batch;
+      const i64 seqlen = p.seqlens ? p.seqlens[b] : 0;
+      const i64 first_position = seqlen - (p.leftpad ? p.leftpad[b] : 0);
+      if (t.n >= p.seqlen_new) {
+        const int query = t.n - p.seqlen_new;
+        if (row0 < p.q.first_in.rows) turn(block, p, p.q, first_position + query * p.query_step, row0, query, query, b, b);
+        return;
+      }
+      // What lies on the device may be wrong: nothing outside the cache is touched.
+      const i64 token = seqlen + t.n;
+      if (row0 >= p.v_in.rows || token < 0 || token >= p.capacity) return;
+      const u32 page_size = static_cast<u32>(p.v_out.size_i);  // for a sequence of its own the cache is one page
+      const u32 page = p.block_table ? static_cast<u32>(token) / page_size : 0;
+      const int at = static_cast<int>(static_cast<u32>(token) - page * page_size);
+      const int to = p.block_table ? p.block_table[b * p.block_table_stride + page] : p.batch_idx ? p.batch_idx[b] : b;
+      if (to < 0 || to >= p.v_out.size_j) return;
+      turn(block, p, p.k, first_position + t.n, row0, t.n, at, b, to);
+      copy(block, p.v_in, p.v_out, row0, t.n, at, b, to);
+    }
+  };
+};
+
+}  // namespace tw::kernels::attention

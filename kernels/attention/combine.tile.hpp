@@ -1,0 +1,76 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+namespace tw::kernels::attention {
+
+/// Joins what attention over parts of a sequence's keys gave: with lse = log(sum over s of exp(lse_s)), to whose sum a sink adds exp(sink),
+///   o = sum over s of exp(lse_s - lse) o_s.
+/// A tile is one row of o, of up to C columns: one or a few for each thread, so that a row's parts are all on their way at once. `Ahead`
+/// parts are loaded together; of more than these the weights are relative to the largest lse so far.
+template <class T, int C, int Ahead>
+struct Combine {
+  static constexpr const char* source = "kernels/attention/combine.tile.hpp";
+
+  template <class Target>
+  struct On {
+    using Row = Rows<Target, float, 1, C, 4, 1>;
+    struct Params {
+      Global<Target, const float, Row> parts;  ///< [batch * kv_heads * rows, splits, value_dim], rows = seqlen_q * group
+      Pointer<Target, const float> part_lse;   ///< [splits, batch * kv_heads * rows]: -infinity of a part without keys, its o undefined
+      Global<Target, T, Row> o;                ///< [batch, seqlen_q, heads, value_dim]
+      Pointer<Target, float> lse;              ///< [batch, heads, seqlen_q], or null
+      Pointer<Target, const float> sink;       ///< [heads], or null
+      int group;
+    };
+
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      const int head = t.m, query = t.n, heads = p.o.rows, seqlen_q = p.o.size_i, rows = p.parts.size_i;
+      const int kv_head = static_cast<int>(static_cast<u32>(head) / static_cast<u32>(p.group));
+      const int kv_heads = static_cast<int>(static_cast<u32>(heads) / static_cast<u32>(p.group));
+      const int row = ((t.batch * kv_heads + kv_head) * seqlen_q + query) * p.group + head - kv_head * p.group;
+      Row total;
+      RowVector<Target, float, Row> largest, sum;
+      block.fill(total, 0.0f);
+      block.fill(largest, -3.402823466e38f);  // finite, so that a difference to -infinity is not NaN
+      block.fill(sum, 0.0f);
+      if (p.sink) {
+        largest[0] = max(largest[0], p.sink[head]);
+        sum[0] = exp(p.sink[head] - largest[0]);
+      }
+      TW_NO_UNROLL
+      for (int first = 0; first < p.parts.rows; first += Ahead) {
+        const auto part_lse = p.part_lse + (static_cast<i64>(first) * rows + row);
+        Row part[Ahead];
+        RowVector<Target, float, Row> weight[Ahead];
+        TW_UNROLL
+        for (int n = 0; n < Ahead; ++n) {
+          block.fill(weight[n], -kInfinity);
+          if (first + n < p.parts.rows) weight[n][0] = part_lse[n * rows];
+          block.load(part[n], p.parts, first + n, 0, row);
+        }
+        const auto before = largest[0];
+        TW_UNROLL
+        for (int n = 0; n < Ahead; ++n) largest[0] = max(largest[0], weight[n][0]);
+        const auto kept = exp(before - largest[0]);
+        sum[0] *= kept;
+        block.for_each(total, [&](int, int, auto& x) { x *= kept; });
+        TW_UNROLL
+        for (int n = 0; n < Ahead; ++n) {
+          weight[n][0] = exp(weight[n][0] - largest[0]);
+          sum[0] += weight[n][0];
+          block.map(total, part[n], weight[n], [](auto x, auto y, auto w) { return w == 0.0f ? x : x + w * y; });
+        }
+      }
+      block.map(total, sum, [](auto x, auto all) { return all == 0.0f ? all : x / all; });
+      block.store(total, p.o, head, 0, query, t.batch);
+      if (p.lse) {
+        block.for_rows(sum, [&](int, int, auto& all) {
+          if (block.owns_rows(sum)) p.lse[(static_cast<i64>(t.batch) * heads + head) * seqlen_q + query] = largest[0] + log2(all) * kLn2;
+        });
+      }
+    }
+  };
+};
+
+}  // namespace tw::kernels::attention

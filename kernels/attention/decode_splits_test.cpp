@@ -1,0 +1,82 @@
+// The arithmetic of decode_splits().
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/expect_error.hpp"
+#include "tilewave/attention.hpp"
+
+namespace tw {
+namespace {
+
+/// The share of multiprocessors that work, over all rounds.
+double busy(int sequences, int splits, int multiprocessors) {
+  const int parts = sequences * splits, rounds = (parts + multiprocessors - 1) / multiprocessors;
+  return static_cast<double>(parts) / (rounds * multiprocessors);
+}
+
+TEST(DecodeSplits, OneWhereTheDeviceIsFull) {
+  for (const int sequences : {132, 264, 1320, 2000, 100'000}) EXPECT_EQ(decode_splits(sequences, 1 << 17, 128, 132), 1) << sequences;
+  EXPECT_EQ(decode_splits(0, 1 << 17, 128, 132), 1);
+  EXPECT_EQ(decode_splits(8, 1 << 17, 128, 1), 1);
+}
+
+TEST(DecodeSplits, LongCachesKeepADeviceBusy) {
+  // Batch 1 with 8 key heads and 131072 keys on an H200, then other numbers of sequences.
+  EXPECT_GE(busy(8, decode_splits(8, 131072, 128, 132), 132), 0.9);
+  for (int sequences = 1; sequences <= 600; ++sequences)
+    EXPECT_GE(busy(sequences, decode_splits(sequences, 131072, 128, 132), 132), 0.85) << sequences;
+}
+
+TEST(DecodeSplits, FewestThatReachNineTenthsOfTheBest) {
+  for (const int multiprocessors : {1, 2, 78, 132}) {
+    for (const int seqlen_k : {0, 127, 128, 1000, 8192, 131072}) {
+      for (int sequences = 1; sequences < 300; sequences += 7) {
+        for (const int most : {1, 16, 128}) {
+          const int limit = std::clamp(seqlen_k / 128, 1, most), splits = decode_splits(sequences, seqlen_k, 128, multiprocessors, most);
+          ASSERT_GE(splits, 1);
+          ASSERT_LE(splits, limit);
+          double best = 0;
+          for (int n = 1; n <= limit; ++n) best = std::max(best, busy(sequences, n, multiprocessors));
+          ASSERT_GE(busy(sequences, splits, multiprocessors), 0.9 * best) << sequences << " sequences of " << seqlen_k;
+          for (int n = 1; n < splits; ++n) ASSERT_LT(busy(sequences, n, multiprocessors), 0.9 * best) << n << " would do";
+        }
+      }
+    }
+  }
+}
+
+TEST(DecodeSplits, NoPartIsSmallerThanABlock) {
+  for (int seqlen_k = 0; seqlen_k < 2000; ++seqlen_k) {
+    const int splits = decode_splits(1, seqlen_k, 64, 132);
+    if (splits > 1) {
+      ASSERT_GE(seqlen_k / splits, 64) << seqlen_k;
+    }
+  }
+  EXPECT_EQ(decode_splits(1, 127, 64, 132), 1);
+  EXPECT_EQ(decode_splits(1, 128, 64, 132), 2);
+}
+
+TEST(DecodeSplits, GrowWithTheKeys) {
+  for (const int sequences : {1, 3, 8, 40, 131, 133}) {
+    int before = 1;
+    for (int seqlen_k = 0; seqlen_k < 40'000; seqlen_k += 100) {
+      const int splits = decode_splits(sequences, seqlen_k, 128, 132);
+      ASSERT_GE(splits, before) << sequences << " sequences of " << seqlen_k;
+      before = splits;
+    }
+  }
+}
+
+TEST(DecodeSplits, BadInput) {
+  using test::expect_error;
+  expect_error<InvalidArgument>([] { decode_splits(-1, 5, 128, 132); }, {"sequences is -1"});
+  expect_error<InvalidArgument>([] { decode_splits(1, -5, 128, 132); }, {"seqlen_k -5"});
+  expect_error<InvalidArgument>([] { decode_splits(1, 5, 0, 132); }, {"block is 0", "positive"});
+  expect_error<InvalidArgument>([] { decode_splits(1, 5, 128, 0); }, {"multiprocessors 0"});
+  expect_error<InvalidArgument>([] { decode_splits(1, 5, 128, 132, 0); }, {"most 0"});
+}
+
+}  // namespace
+}  // namespace tw

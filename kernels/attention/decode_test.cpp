@@ -1,0 +1,682 @@
+// attention_decode() against loops in double, on the CPU and, where there is one, on a GPU; what it does to the cache; its bad inputs.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/attention/append.hpp"
+#include "kernels/attention/reference.hpp"
+#include "runtime/format.hpp"
+#include "tests/accuracy.hpp"
+#include "tests/expect_error.hpp"
+#include "tests/placed_tensor.hpp"
+#include "tests/support.hpp"
+#include "tilewave/attention.hpp"
+
+namespace tw::kernels::attention {
+namespace {
+
+using namespace tw::test;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+/// What the sequences of a call share.
+struct Case {
+  std::int64_t batch = 2, seqlen_q = 1, kv_heads = 2, group = 2, head_dim = 64;
+  std::int64_t value_dim = 0;              ///< 0: head_dim
+  std::int64_t capacity = 96;              ///< of a sequence; with pages at least
+  std::int64_t page_size = 0;              ///< 0: not paged
+  std::vector<std::int64_t> seqlens = {};  ///< default: drawn at random
+  bool full = false;                       ///< without seqlens: the sequences fill the cache
+  bool batch_idx = false, leftpad = false;
+  std::int64_t seqlen_new = 0, rotary_dim = 0;
+  RopePairing pairing = RopePairing::half_split;
+  bool table_of_dtype = false;  ///< the rotary table; else f32
+  bool causal = false;
+  int window_left = -1, window_right = -1;
+  float scale = 0, softcap = 0;
+  int alibi = 0;  ///< dimensions of the slopes; 0: none
+  bool sink = false, lse = true;
+  int num_splits = 0;
+  bool strided = false;  ///< tensors that are not aligned and have gaps
+
+  std::string describe() const {
+    return tw::format(
+        "batch {} Sq {} heads {}x{} D {} Dv {} capacity {} page {} full {} idx {} pad {} new {} rotary {} {} causal {} window {} {} "
+        "softcap {} "
+        "alibi {} sink {} splits {} strided {}",
+        batch, seqlen_q, kv_heads, group, head_dim, value_dim, capacity, page_size, full, batch_idx, leftpad, seqlen_new, rotary_dim,
+        static_cast<int>(pairing), causal, window_left, window_right, softcap, alibi, sink, num_splits, strided);
+  }
+};
+
+/// Row-major numbers with their extents.
+struct Numbers {
+  Shape shape;
+  std::vector<float> values;
+
+  Numbers(Shape of, float value) : shape(std::move(of)) {
+    std::int64_t size = 1;
+    for (const std::int64_t extent : shape) size *= extent;
+    values.assign(index(size), value);
+  }
+  /// Element 0 of the row at the first three indices.
+  float* row(std::int64_t i, std::int64_t j, std::int64_t k) { return values.data() + ((i * shape[1] + j) * shape[2] + k) * shape[3]; }
+};
+
+class AttentionDecode : public testing::TestWithParam<std::tuple<Device, DType>> {
+ protected:
+  void SetUp() override {
+    skip_unless_present(device);
+    if (device.is_cuda() && dtype == DType::f32) GTEST_SKIP() << "skipped: f32 is for the CPU";
+  }
+  int pick(int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); }
+  Numbers random_numbers(Shape shape, DType type) {
+    Numbers numbers(std::move(shape), 0);
+    std::normal_distribution<float> normal;
+    for (float& x : numbers.values) x = round_to(type, normal(random));
+    return numbers;
+  }
+  PlacedTensor placed(const Numbers& numbers, DType type, bool strided = false) const {
+    PlacedTensor t(numbers.shape, type, device, strided ? Placement{.offset = 3, .gap = 5} : Placement{});
+    t.fill(numbers.values);
+    return t;
+  }
+  PlacedTensor integers(const std::vector<std::int64_t>& values, Shape shape) const {
+    PlacedTensor t(std::move(shape), DType::i32, device);
+    t.fill(std::vector<float>(values.begin(), values.end()));
+    return t;
+  }
+  /// The heads of a token, turned by a row of the table.
+  void turn(float* head, const Case& c, const Numbers& cos, const Numbers& sin, std::int64_t position) const {
+    const std::int64_t half = c.rotary_dim / 2;
+    const bool interleaved = c.pairing == RopePairing::interleaved;
+    for (std::int64_t k = 0; k < half; ++k) {
+      float &first = head[interleaved ? 2 * k : k], &second = head[interleaved ? 2 * k + 1 : k + half];
+      const float x = cos.values[index(position * half + k)], y = sin.values[index(position * half + k)], a = first, b = second;
+      first = round_to(dtype, a * x - b * y);
+      second = round_to(dtype, b * x + a * y);
+    }
+  }
+  /// NaN where NaN is expected, else the same; or with `turned` off by the last bit of numbers up to 8.
+  testing::AssertionResult cache_is(const PlacedTensor& cache, const Numbers& expected, bool turned) const {
+    const std::vector<double> values = cache.values();
+    const double unit = dtype == DType::bf16 ? 0x1p-5 : dtype == DType::f16 ? 0x1p-8 : 0x1p-21;
+    for (std::size_t n = 0; n < values.size(); ++n) {
+      const double x = expected.values[n];
+      if (std::isnan(x) ? !std::isnan(values[n]) : !(std::abs(values[n] - x) <= (turned ? unit : 0)))
+        return testing::AssertionFailure() << "element " << n << " is " << values[n] << " instead of " << x;
+    }
+    return cache.gaps_intact();
+  }
+  std::vector<double> check(const Case& c);
+
+  const Device device = std::get<0>(GetParam());
+  const DType dtype = std::get<1>(GetParam());
+  std::mt19937_64 random = random_engine();
+};
+
+/// One call with random tensors; gives o.
+std::vector<double> AttentionDecode::check(const Case& c) {
+  SCOPED_TRACE(c.describe());
+  const std::int64_t heads = c.kv_heads * c.group, value_dim = c.value_dim > 0 ? c.value_dim : c.head_dim;
+  const std::int64_t pages = c.page_size > 0 ? (c.capacity + c.page_size - 1) / c.page_size : 1;  // of a sequence
+  const std::int64_t page_size = c.page_size > 0 ? c.page_size : c.capacity, capacity = pages * page_size;
+  const std::int64_t entries = c.page_size > 0 ? c.batch * pages + 3 : c.batch + (c.batch_idx ? 2 : 0);
+
+  // Where the sequences lie. Entries are dealt out in no order; some belong to nobody.
+  std::vector<std::int64_t> lengths(index(c.batch), capacity), pads(index(c.batch), 0), numbers(index(entries));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  if (c.batch_idx || c.page_size > 0) std::shuffle(numbers.begin(), numbers.end(), random);
+  for (std::size_t b = 0; b < lengths.size(); ++b) {
+    if (!c.full) lengths[b] = c.seqlens.empty() ? pick(static_cast<int>(capacity - c.seqlen_new) + 1) : c.seqlens[b];
+    if (c.leftpad) pads[b] = pick(static_cast<int>(lengths[b]) + 1);
+  }
+  const auto place_of = [&](std::int64_t b, std::int64_t token) {
+    return std::pair{numbers[index(c.page_size > 0 ? b * pages + token / page_size : b)], token % page_size};
+  };
+  std::vector<std::int64_t> table(numbers.begin(), numbers.begin() + c.batch * pages);
+  for (std::int64_t b = 0; b < c.batch; ++b)  // of pages without tokens the numbers may be anything
+    for (std::int64_t page = 0; page < pages; ++page)
+      if (page * page_size >= lengths[index(b)] + c.seqlen_new) table[index(b * pages + page)] = pick(2) == 0 ? -1 : 1'000'000;
+
+  // Tokens that count have numbers, everything else of the cache is NaN.
+  Numbers k({entries, page_size, c.kv_heads, c.head_dim}, kNan), v({entries, page_size, c.kv_heads, value_dim}, kNan);
+  std::normal_distribution<float> normal;
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    for (std::int64_t token = pads[index(b)]; token < lengths[index(b)]; ++token) {
+      const auto [entry, at] = place_of(b, token);
+      for (std::int64_t n = 0; n < c.kv_heads * c.head_dim; ++n) k.row(entry, at, 0)[n] = round_to(dtype, normal(random));
+      for (std::int64_t n = 0; n < c.kv_heads * value_dim; ++n) v.row(entry, at, 0)[n] = round_to(dtype, normal(random));
+    }
+  }
+  Numbers q = random_numbers({c.batch, c.seqlen_q, heads, c.head_dim}, dtype);
+  Numbers new_k = random_numbers({c.batch, c.seqlen_new, c.kv_heads, c.head_dim}, dtype);
+  const Numbers new_v_values = random_numbers({c.batch, c.seqlen_new, c.kv_heads, value_dim}, dtype);
+  Numbers new_v = new_v_values;
+  const DType table_type = c.table_of_dtype ? dtype : DType::f32;
+  Numbers cos({capacity + c.seqlen_q, c.rotary_dim / 2}, 0), sin = cos;
+  for (std::size_t n = 0; n < cos.values.size(); ++n) {
+    const auto angle = static_cast<float>(pick(1000)) / 100;
+    cos.values[n] = round_to(table_type, std::cos(angle));
+    sin.values[n] = round_to(table_type, std::sin(angle));
+  }
+  const Numbers slopes = random_numbers(c.alibi == 2 ? Shape{c.batch, heads} : Shape{heads}, DType::f32);
+
+  const PlacedTensor q_tensor = placed(q, dtype, c.strided), k_cache = placed(k, dtype, c.strided), v_cache = placed(v, dtype, c.strided),
+                     new_k_tensor = placed(new_k, dtype, c.strided), new_v_tensor = placed(new_v, dtype, c.strided),
+                     cos_tensor = placed(cos, table_type, c.strided), sin_tensor = placed(sin, table_type, c.strided),
+                     slopes_tensor = placed(slopes, DType::f32), seqlens = integers(lengths, {c.batch}),
+                     leftpad = integers(pads, {c.batch}), batch_idx = integers({numbers.begin(), numbers.begin() + c.batch}, {c.batch}),
+                     block_table = integers(table, {c.batch, pages});
+  PlacedTensor sinks({heads}, DType::f32, device);
+  const std::vector<float> sink_values = sinks.fill_random(random);
+  PlacedTensor o({c.batch, c.seqlen_q, heads, value_dim}, dtype, device, c.strided ? Placement{.offset = 1, .gap = 3} : Placement{}),
+      lse({c.batch, heads, c.seqlen_q}, DType::f32, device, {.offset = 3});
+  CacheOptions cache;
+  if (!c.full) cache.seqlens = &seqlens.tensor();
+  if (c.batch_idx) cache.batch_idx = &batch_idx.tensor();
+  if (c.leftpad) cache.leftpad = &leftpad.tensor();
+  if (c.page_size > 0) cache.block_table = &block_table.tensor();
+  if (c.seqlen_new > 0) {
+    cache.new_k = &new_k_tensor.tensor();
+    cache.new_v = &new_v_tensor.tensor();
+  }
+  if (c.rotary_dim > 0) {
+    cache.rotary_cos = &cos_tensor.tensor();
+    cache.rotary_sin = &sin_tensor.tensor();
+    cache.rotary_pairing = c.pairing;
+  }
+  cache.num_splits = c.num_splits;
+  AttentionOptions options;
+  options.scale = c.scale;
+  options.causal = c.causal;
+  options.window_left = c.window_left;
+  options.window_right = c.window_right;
+  options.softcap = c.softcap;
+  if (c.alibi > 0) options.alibi_slopes = &slopes_tensor.tensor();
+  if (c.sink) options.sink = &sinks.tensor();
+  if (c.lse) options.lse = &lse.tensor();
+  options.check_contents = true;
+  if (!launched([&] { tw::attention_decode(q_tensor, k_cache, v_cache, o, cache, options); })) return {};
+
+  // The cache has the new tokens and is otherwise as it was.
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    const std::int64_t first = lengths[index(b)] - pads[index(b)];
+    for (std::int64_t i = 0; i < c.seqlen_new; ++i) {
+      const auto [entry, at] = place_of(b, lengths[index(b)] + i);
+      for (std::int64_t head = 0; head < c.kv_heads; ++head) {
+        turn(new_k.row(b, i, head), c, cos, sin, first + i);
+        std::copy_n(new_k.row(b, i, head), c.head_dim, k.row(entry, at, head));
+        std::copy_n(new_v.row(b, i, head), value_dim, v.row(entry, at, head));
+      }
+    }
+    const bool advance = c.causal || c.window_left >= 0 || c.window_right >= 0;
+    for (std::int64_t i = 0; i < c.seqlen_q; ++i)
+      for (std::int64_t head = 0; head < heads; ++head) turn(q.row(b, i, head), c, cos, sin, first + (advance ? i : 0));
+  }
+  EXPECT_TRUE(cache_is(k_cache, k, c.rotary_dim > 0));
+  EXPECT_TRUE(cache_is(v_cache, v, false));
+
+  // The sequences' tokens one behind the other; the keys as they are in the cache now.
+  Numbers keys({c.batch, capacity, c.kv_heads, c.head_dim}, kNan), values({c.batch, capacity, c.kv_heads, value_dim}, kNan);
+  std::vector<std::int64_t> counts(index(c.batch));
+  const std::vector<double> in_cache = k_cache.values();
+  std::transform(in_cache.begin(), in_cache.end(), k.values.begin(), [](double x) { return static_cast<float>(x); });
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    std::int64_t& count = counts[index(b)];
+    for (std::int64_t token = pads[index(b)]; token < lengths[index(b)] + c.seqlen_new; ++token, ++count) {
+      const auto [entry, at] = place_of(b, token);
+      std::copy_n(k.row(entry, at, 0), c.kv_heads * c.head_dim, keys.row(b, count, 0));
+      std::copy_n(v.row(entry, at, 0), c.kv_heads * value_dim, values.row(b, count, 0));
+    }
+  }
+  PlainCall plain{.batch = c.batch,
+                  .heads = heads,
+                  .kv_heads = c.kv_heads,
+                  .seqlen_q = c.seqlen_q,
+                  .seqlen_k = capacity,
+                  .head_dim = c.head_dim,
+                  .value_dim = value_dim};
+  plain.q = q.values, plain.k = keys.values, plain.v = values.values;
+  plain.scale = c.scale > 0 ? c.scale : 1 / std::sqrt(static_cast<double>(c.head_dim));
+  plain.causal = c.causal, plain.window_left = c.window_left, plain.window_right = c.window_right;
+  plain.softcap = c.softcap;
+  if (c.alibi > 0) plain.alibi_slopes = slopes.values;
+  if (c.sink) plain.sink = sink_values;
+  plain.lengths_k = counts;
+  const PlainResult expected = reference(plain);
+  const std::vector<double> out = o.values(), sums = lse.values();
+  EXPECT_TRUE(accurate({out, expected.o, naive(plain, dtype).o, arithmetic_of(dtype, device)}));
+  EXPECT_TRUE(o.gaps_intact());
+  EXPECT_TRUE(c.lse ? lse.gaps_intact() : lse.untouched());
+  for (std::size_t n = 0; c.lse && n < sums.size(); ++n)
+    EXPECT_TRUE(expected.lse[n] == -kInf ? sums[n] == -kInf : std::abs(sums[n] - expected.lse[n]) <= 1e-3)
+        << "lse " << n << " is " << sums[n] << " instead of " << expected.lse[n];
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ops, AttentionDecode,
+                         testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
+                         [](const auto& instance) {
+                           return tw::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)));
+                         });
+
+TEST_P(AttentionDecode, AFullCache) {
+  for (const std::int64_t capacity : {0, 1, 16, 63, 64, 65, 128, 300}) {
+    check({.capacity = capacity, .full = true});
+    check({.seqlen_q = 3, .head_dim = 128, .capacity = capacity, .full = true, .causal = true});
+  }
+}
+
+TEST_P(AttentionDecode, AnyLengths) {
+  check({.batch = 5, .capacity = 200, .seqlens = {0, 1, 64, 199, 200}});
+  check({.batch = 5, .seqlen_q = 4, .capacity = 200, .seqlens = {0, 1, 3, 65, 200}, .causal = true});
+  check({.batch = 1, .seqlens = {0}, .sink = true});
+  for (const std::int64_t seqlen_q : {1, 2, 3, 4, 5})
+    check({.batch = 3, .seqlen_q = seqlen_q, .capacity = 150, .causal = seqlen_q % 2 == 0});
+}
+
+TEST_P(AttentionDecode, Pages) {
+  for (const std::int64_t page_size : {16, 48, 64, 256}) {
+    check({.batch = 3, .capacity = 300, .page_size = page_size});
+    check({.batch = 3, .seqlen_q = 2, .head_dim = 128, .capacity = 200, .page_size = page_size, .seqlen_new = 2, .causal = true});
+    check({.batch = 2, .capacity = page_size * 2, .page_size = page_size, .seqlens = {page_size, page_size + 1}, .num_splits = 3});
+    check({.batch = 2, .capacity = page_size * 2, .page_size = page_size, .seqlens = {page_size - 1, 0}, .seqlen_new = 3, .strided = true});
+  }
+}
+
+TEST_P(AttentionDecode, SequencesInAnyOrder) {
+  check({.batch = 4, .batch_idx = true});
+  check({.batch = 4, .batch_idx = true, .seqlen_new = 5, .rotary_dim = 32, .causal = true});
+  check({.batch = 3, .full = true, .batch_idx = true});
+}
+
+TEST_P(AttentionDecode, LeftPadding) {
+  check({.batch = 4, .leftpad = true});
+  check({.batch = 4, .seqlen_q = 2, .batch_idx = true, .leftpad = true, .seqlen_new = 2, .rotary_dim = 64, .causal = true});
+  check({.batch = 2, .full = true, .leftpad = true, .alibi = 1});
+}
+
+TEST_P(AttentionDecode, HeadsShareKeys) {
+  for (int group = 1; group <= 8; ++group) check({.seqlen_q = 1 + group % 3, .kv_heads = 1 + group % 2, .group = group, .causal = true});
+  check({.kv_heads = 1, .group = 17});
+}
+
+TEST_P(AttentionDecode, HeadDimensions) {
+  for (const std::int64_t d : {8, 40, 64, 96, 128, 192, 256}) check({.head_dim = d, .seqlen_new = 1});
+  check({.head_dim = 192, .value_dim = 128, .seqlen_new = 2});
+  check({.head_dim = 64, .value_dim = 256});
+}
+
+TEST_P(AttentionDecode, AppendsWithoutTurning) {
+  for (const std::int64_t seqlen_new : {1, 2, 7, 96}) {
+    check({.seqlen_new = seqlen_new});
+    check({.seqlen_q = 3, .seqlen_new = seqlen_new, .causal = true, .strided = true});
+  }
+}
+
+TEST_P(AttentionDecode, TurnsQueriesAndNewKeys) {
+  for (const RopePairing pairing : {RopePairing::half_split, RopePairing::interleaved}) {
+    for (const std::int64_t rotary_dim : {64, 32, 12, 2}) {
+      for (const bool causal : {false, true})
+        check({.seqlen_q = 3, .seqlen_new = 3, .rotary_dim = rotary_dim, .pairing = pairing, .causal = causal});
+    }
+    check({.seqlen_q = 2, .kv_heads = 1, .group = 20, .head_dim = 256, .seqlen_new = 2, .rotary_dim = 256, .pairing = pairing});
+    check({.seqlen_q = 1, .kv_heads = 9, .group = 1, .seqlen_new = 4, .rotary_dim = 48, .pairing = pairing, .table_of_dtype = true});
+    check({.seqlen_q = 2, .seqlen_new = 1, .rotary_dim = 64, .pairing = pairing, .window_left = 9, .strided = true});
+  }
+}
+
+TEST_P(AttentionDecode, WindowsAndScores) {
+  check({.seqlen_q = 3, .capacity = 200, .window_left = 10, .window_right = 0});
+  check({.seqlen_q = 5, .capacity = 200, .window_left = 0, .window_right = 2});
+  check({.seqlen_q = 5, .capacity = 200, .causal = true, .window_left = 70});
+  check({.seqlen_q = 2, .scale = 0.3f, .softcap = 2});
+  for (const int alibi : {1, 2}) check({.seqlen_q = 3, .causal = true, .alibi = alibi});
+  check({.seqlen_q = 2, .sink = true});
+  check({.batch = 3, .seqlens = {0, 5, 90}, .sink = true, .num_splits = 4});
+}
+
+TEST_P(AttentionDecode, AnyNumberOfParts) {
+  for (const int num_splits : {1, 2, 3, 7, 16, 17, 64, 128}) {
+    check({.batch = 3, .seqlen_q = 2, .capacity = 300, .seqlens = {300, 17, 1}, .causal = true, .num_splits = num_splits});
+    check({.kv_heads = 1,
+           .group = 1,
+           .head_dim = 256,
+           .capacity = 200,
+           .page_size = 16,
+           .window_left = 40,
+           .sink = true,
+           .num_splits = num_splits});
+  }
+}
+
+TEST_P(AttentionDecode, SampledCases) {
+  for (int i = 0; i < 60; ++i) {
+    Case c;
+    c.batch = 1 + pick(4);
+    c.seqlen_q = 1 + pick(5);
+    c.kv_heads = 1 + pick(4);
+    c.group = 1 + pick(8);
+    c.head_dim = std::vector{64, 128, 96, 192, 256, 8 * (1 + pick(32))}[index(pick(6))];
+    c.value_dim = pick(4) == 0 ? 8 * (1 + pick(32)) : 0;
+    c.capacity = 16 + pick(200);
+    c.page_size = pick(2) == 0 ? std::vector{16, 48, 64, 256}[index(pick(4))] : 0;
+    c.full = pick(6) == 0;
+    c.batch_idx = c.page_size == 0 && pick(2) == 0;
+    c.leftpad = c.page_size == 0 && pick(2) == 0;
+    if (!c.full && pick(2) == 0) {
+      c.seqlen_new = 1 + pick(6);
+      c.rotary_dim = pick(2) == 0 ? 2 * (1 + pick(static_cast<int>(c.head_dim / 2))) : 0;
+      c.pairing = pick(2) == 0 ? RopePairing::interleaved : RopePairing::half_split;
+      c.table_of_dtype = pick(2) == 0;
+    }
+    c.causal = pick(2) == 0;
+    c.window_left = pick(3) == 0 ? pick(100) : -1;
+    c.window_right = pick(5) == 0 ? pick(10) : -1;
+    c.scale = pick(3) == 0 ? 0.1f : 0;
+    c.softcap = pick(3) == 0 ? 5 : 0;
+    c.alibi = pick(2) == 0 ? 1 + pick(2) : 0;
+    c.sink = pick(3) == 0;
+    c.lse = pick(4) != 0;
+    c.num_splits = pick(2) == 0 ? 1 + pick(9) : 0;
+    c.strided = pick(4) == 0;
+    check(c);
+  }
+}
+
+TEST_P(AttentionDecode, PartsChangeNoMoreThanRounding) {
+  // Of one call's tensors; and each number of parts gives the same bits every time.
+  const std::int64_t batch = 2, capacity = 700, kv_heads = 2, heads = 8, d = 128;
+  PlacedTensor q({batch, 2, heads, d}, dtype, device), k({batch, capacity, kv_heads, d}, dtype, device),
+      v({batch, capacity, kv_heads, d}, dtype, device);
+  q.fill_random(random);
+  k.fill_random(random);
+  v.fill_random(random);
+  const auto run = [&](int num_splits) {
+    PlacedTensor o({batch, 2, heads, d}, dtype, device);
+    if (!launched([&] { tw::attention_decode(q, k, v, o, {.num_splits = num_splits}, {.causal = true}); })) return std::vector<double>();
+    return o.values();
+  };
+  const std::vector<double> whole = run(1);
+  for (const int num_splits : {0, 1, 2, 5, 16, 33, 100}) {
+    const std::vector<double> out = run(num_splits);
+    EXPECT_EQ(run(num_splits), out) << num_splits << " parts, again";
+    // Results are below 1: their last bit, and in f32 what sums in another order do.
+    const double unit = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-10 : 1e-6;
+    for (std::size_t n = 0; n < whole.size(); ++n) ASSERT_NEAR(out[n], whole[n], unit) << num_splits << " parts";
+  }
+}
+
+TEST_P(AttentionDecode, RunsOnTheStreamGiven) {
+  PlacedTensor q({1, 1, 4, 64}, dtype, device), k({1, 90, 2, 64}, dtype, device), v({1, 90, 2, 64}, dtype, device),
+      o({1, 1, 4, 64}, dtype, device), on_stream({1, 1, 4, 64}, dtype, device);
+  q.fill_random(random);
+  k.fill_random(random);
+  v.fill_random(random);
+  if (!launched([&] { tw::attention_decode(q, k, v, o, {}); })) return;
+  const std::vector<double> expected = o.values();
+  on_stream.values();
+  const Stream stream(device);
+  tw::attention_decode(q, k, v, on_stream, {}, {.stream = stream});
+  stream.synchronize();
+  EXPECT_EQ(on_stream.values(), expected);
+}
+
+TEST_P(AttentionDecode, NothingToDo) {
+  // Without sequences or queries; new keys are appended nevertheless.
+  PlacedTensor k({2, 8, 2, 64}, dtype, device), v({2, 8, 2, 64}, dtype, device), new_k({2, 1, 2, 64}, dtype, device),
+      new_v({2, 1, 2, 64}, dtype, device);
+  const PlacedTensor none({2, 0, 4, 64}, dtype, device), seqlens = integers({0, 7}, {2});
+  const std::vector<float> values = new_k.fill_random(random);
+  new_v.fill_random(random);
+  if (!launched([&] {
+        tw::attention_decode(none, k, v, none, {.seqlens = &seqlens.tensor(), .new_k = &new_k.tensor(), .new_v = &new_v.tensor()});
+      }))
+    return;
+  const std::vector<double> cache = k.values();
+  for (std::size_t n = 0; n < 128; ++n) {
+    ASSERT_EQ(cache[n], values[n]);
+    ASSERT_EQ(cache[(8 + 7) * 128 + n], values[128 + n]);
+  }
+  EXPECT_TRUE(std::isnan(cache[128]));
+  const PlacedTensor no_batch({0, 1, 4, 64}, dtype, device), no_cache({0, 8, 2, 64}, dtype, device);
+  tw::attention_decode(no_batch, no_cache, no_cache, no_batch, {});
+}
+
+TEST_P(AttentionDecode, WhatDoesNotFitIsDropped) {
+  // Numbers that are found wrong only on a GPU: nothing beside the places that exist is touched.
+  constexpr std::int64_t batch = 7, capacity = 32, entries = 3, most = std::numeric_limits<std::int32_t>::max();
+  const Numbers new_values = random_numbers({batch, 4, 2, 64}, dtype);
+  const PlacedTensor new_k = placed(new_values, dtype), new_v = placed(new_values, dtype);
+  const Stream stream = Stream::standard(device);
+  const auto fill = [](Numbers& cache, std::int64_t entry, std::int64_t at, Numbers& from, std::int64_t b, std::int64_t i) {
+    std::copy_n(from.row(b, i, 0), 128, cache.row(entry, at, 0));
+  };
+  {
+    const PlacedTensor k({entries, capacity, 2, 64}, dtype, device, {.offset = 64}), v({entries, capacity, 2, 64}, dtype, device);
+    const PlacedTensor seqlens = integers({30, 32, -2, -most, 5, 5, 8}, {batch}), batch_idx = integers({0, 1, 2, 0, -1, 3, 1}, {batch});
+    AppendCall call{.new_k = new_k, .new_v = new_v, .k_cache = k, .v_cache = v};
+    call.seqlens = seqlens.tensor().data<std::int32_t>();
+    call.batch_idx = batch_idx.tensor().data<std::int32_t>();
+    call.capacity = capacity;
+    if (!launched([&] { append(call, stream); })) return;
+    Numbers expected({entries, capacity, 2, 64}, kNan), from = new_values;
+    fill(expected, 0, 30, from, 0, 0);
+    fill(expected, 0, 31, from, 0, 1);
+    fill(expected, 2, 0, from, 2, 2);
+    fill(expected, 2, 1, from, 2, 3);
+    for (std::int64_t i = 0; i < 4; ++i) fill(expected, 1, 8 + i, from, 6, i);
+    EXPECT_TRUE(cache_is(k, expected, false));
+    EXPECT_TRUE(cache_is(v, expected, false));
+  }
+  const PlacedTensor k({entries, 16, 2, 64}, dtype, device, {.offset = 64}), v({entries, 16, 2, 64}, dtype, device);
+  const PlacedTensor seqlens = integers({14, 30, 31, 40, 3, -1, -64}, {batch});
+  const PlacedTensor table = integers({0, 1, -1, 3, 9, -64, 0, 1, 1'000'000, 0, 2, 7, 0, 0}, {batch, 2});
+  AppendCall call{.new_k = new_k, .new_v = new_v, .k_cache = k, .v_cache = v};
+  call.seqlens = seqlens.tensor().data<std::int32_t>();
+  call.block_table = table.tensor().data<std::int32_t>();
+  call.block_table_stride = 2;
+  call.capacity = 32;
+  append(call, stream);
+  Numbers expected({entries, 16, 2, 64}, kNan), from = new_values;
+  fill(expected, 0, 14, from, 0, 0);
+  fill(expected, 0, 15, from, 0, 1);
+  fill(expected, 1, 0, from, 0, 2);
+  fill(expected, 1, 1, from, 0, 3);
+  for (std::int64_t i = 1; i < 4; ++i) fill(expected, 2, i - 1, from, 5, i);
+  EXPECT_TRUE(cache_is(k, expected, false));
+  EXPECT_TRUE(cache_is(v, expected, false));
+}
+
+// Bad input.
+
+class AttentionDecodeBadInput : public testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override { skip_unless_present(GetParam()); }
+
+  PlacedTensor make(Shape shape, DType dtype = DType::bf16) const { return PlacedTensor(std::move(shape), dtype, device, {.offset = 8}); }
+  PlacedTensor integers(const std::vector<float>& values, Shape shape) const {
+    PlacedTensor t(std::move(shape), DType::i32, device);
+    t.fill(values);
+    return t;
+  }
+  void refused(const Tensor& of_q, const Tensor& of_k, const Tensor& of_v, const PlacedTensor& of_o,
+               std::initializer_list<std::string_view> parts, const CacheOptions& cache = {}, const AttentionOptions& options = {}) {
+    expect_error<InvalidArgument>([&] { tw::attention_decode(of_q, of_k, of_v, of_o, cache, options); }, parts);
+    EXPECT_TRUE(of_o.untouched());
+  }
+  /// Of tensors that would do.
+  void refused(std::initializer_list<std::string_view> parts, const CacheOptions& cache, AttentionOptions options = {}) {
+    options.check_contents = true;
+    refused(q, kv, kv, o, parts, cache, options);
+    EXPECT_TRUE(kv.untouched());
+  }
+
+  /// The CPU where the test will be skipped.
+  const Device device = cuda_device() ? GetParam() : Device::cpu();
+  const PlacedTensor q = make({2, 1, 4, 64}), kv = make({2, 32, 2, 64}), o = make({2, 1, 4, 64}), other_kv = make({2, 32, 2, 64});
+  const PlacedTensor seqlens = integers({5, 30}, {2}), new_kv = make({2, 1, 2, 64});
+};
+
+INSTANTIATE_TEST_SUITE_P(Ops, AttentionDecodeBadInput, testing::ValuesIn(kDevices), device_name);
+
+TEST_P(AttentionDecodeBadInput, Shapes) {
+  refused(make({1, 4, 64}), kv, kv, o, {"attention_decode", "q is bf16[1, 4, 64]", "[batch, seqlen_q, heads, head_dim]"});
+  refused(q, make({32, 2, 64}), kv, o, {"k_cache is bf16[32, 2, 64]", "[cache_batch, capacity, kv_heads, head_dim]"});
+  refused(q, kv, kv, make({2, 4, 64}), {"o is bf16[2, 4, 64]"});
+  refused(q, kv, kv, make({2, 1, 3, 64}), {"o is bf16[2, 1, 3, 64]", "[2, 1, 4, 64]"});
+  refused(q, kv, make({2, 32, 2, 128}), o, {"o is bf16[2, 1, 4, 64]", "[2, 1, 4, 128]"});
+  refused(q, kv, make({2, 31, 2, 64}), o, {"v_cache is bf16[2, 31, 2, 64]", "k_cache's shape"});
+  refused(q, make({2, 32, 2, 128}), kv, o, {"k_cache is bf16[2, 32, 2, 128]", "head_dim", "64"});
+  refused(q, make({2, 32, 3, 64}), make({2, 32, 3, 64}), o, {"q has 4 heads and k_cache 3", "multiple"});
+  refused(q, make({3, 32, 2, 64}), make({3, 32, 2, 64}), o, {"k_cache is bf16[3, 32, 2, 64]", "batch_idx", "2"});
+  for (const std::int64_t d : {0, 4, 60, 264}) {
+    const PlacedTensor t = make({2, 1, 2, d});
+    refused(t, t, t, make({2, 1, 2, d}), {tw::format("q is bf16[2, 1, 2, {}]", d), "multiple of 8 up to 256"});
+  }
+  const PlacedTensor stepped({2, 1, 4, 64}, DType::bf16, device, {.step = 2});
+  refused(stepped, kv, kv, o, {"q is bf16[2, 1, 4, 64]", "stride 2", "contiguous"});
+}
+
+TEST_P(AttentionDecodeBadInput, Dtypes) {
+  refused(make({2, 1, 4, 64}, DType::f16), kv, kv, o, {"k_cache is bf16[2, 32, 2, 64]", "f16"});
+  refused(q, kv, make({2, 32, 2, 64}, DType::f32), o, {"v_cache is f32[2, 32, 2, 64]", "bf16"});
+  refused(make({2, 1, 4, 64}, DType::i32), kv, kv, o, {"q is i32[2, 1, 4, 64]", "bf16 and f16"});
+  refused({"seqlens is f32[2]", "i32"}, {.seqlens = &make({2}, DType::f32).tensor()});
+}
+
+TEST_P(AttentionDecodeBadInput, Memory) {
+  refused(o, kv, kv, o, {"o is q's memory"});
+  const PlacedTensor as_o = make({2, 1, 4, 64});
+  refused(q, as_o, as_o, as_o, {"o is k_cache's memory"});
+  std::vector<std::int64_t> strides = o.tensor().strides();
+  strides[2] = 0;
+  const Tensor folded = Tensor::borrow(o.tensor().data(), {2, 1, 4, 64}, DType::bf16, device, strides);
+  expect_error<InvalidArgument>([&] { tw::attention_decode(q, kv, kv, folded, {}); }, {"o is bf16[2, 1, 4, 64]", "stride 0", "distinct"});
+  refused({"v_cache is k_cache's memory"}, {.seqlens = &seqlens.tensor(), .new_k = &new_kv.tensor(), .new_v = &new_kv.tensor()});
+}
+
+TEST_P(AttentionDecodeBadInput, CacheOptions) {
+  const PlacedTensor three = integers({1, 2, 3}, {3}), table = integers({0, 1}, {2, 1}), apart({2}, DType::i32, device, {.step = 2});
+  refused({"seqlens is i32[3]", "i32[2]"}, {.seqlens = &three.tensor()});
+  refused({"batch_idx is i32[3]", "i32[2]"}, {.batch_idx = &three.tensor()});
+  refused({"leftpad is i32[2]", "contiguous"}, {.leftpad = &apart.tensor()});
+  refused({"block_table is i32[3]", "i32[2, pages]"}, {.block_table = &three.tensor()});
+  refused({"batch_idx is given with a block_table"}, {.batch_idx = &seqlens.tensor(), .block_table = &table.tensor()});
+  refused({"leftpad is given with a block_table"}, {.leftpad = &seqlens.tensor(), .block_table = &table.tensor()});
+  const PlacedTensor pages = make({4, 24, 2, 64});
+  refused(q, pages, pages, o, {"k_cache is bf16[4, 24, 2, 64]", "page_size", "multiple of 16"}, {.block_table = &table.tensor()});
+  refused({"num_splits is 129", "128"}, {.num_splits = 129});
+  refused({"num_splits is -1"}, {.num_splits = -1});
+}
+
+TEST_P(AttentionDecodeBadInput, NewKeys) {
+  const auto with = [&](const PlacedTensor* new_k, const PlacedTensor* new_v) {
+    return tw::CacheOptions{
+        .seqlens = &seqlens.tensor(), .new_k = new_k ? &new_k->tensor() : nullptr, .new_v = new_v ? &new_v->tensor() : nullptr};
+  };
+  const auto into_two = [&](std::initializer_list<std::string_view> parts, const tw::CacheOptions& cache) {
+    refused(q, kv, other_kv, o, parts, cache);
+    EXPECT_TRUE(kv.untouched());
+  };
+  into_two({"new_k is given without new_v"}, with(&new_kv, nullptr));
+  into_two({"new_v is given without new_k"}, with(nullptr, &new_kv));
+  into_two({"new_k is given without seqlens"}, {.new_k = &new_kv.tensor(), .new_v = &new_kv.tensor()});
+  const PlacedTensor other_heads = make({2, 1, 3, 64}), two = make({2, 2, 2, 64}), flat = make({2, 2, 64}), many = make({2, 33, 2, 64}),
+                     f16 = make({2, 1, 2, 64}, DType::f16);
+  into_two({"new_k is bf16[2, 1, 3, 64]", "[2, 1, 2, 64]"}, with(&other_heads, &new_kv));
+  into_two({"new_v is bf16[2, 2, 2, 64]", "[2, 1, 2, 64]"}, with(&new_kv, &two));
+  into_two({"new_k is bf16[2, 2, 64]", "[batch, seqlen_new, kv_heads, head_dim]"}, with(&flat, &new_kv));
+  into_two({"new_k is f16[2, 1, 2, 64]", "bf16"}, with(&f16, &new_kv));
+  into_two({"new_k is bf16[2, 33, 2, 64]", "32 tokens"}, with(&many, &many));
+}
+
+TEST_P(AttentionDecodeBadInput, RotaryTables) {
+  const PlacedTensor table = make({50, 16}, DType::f32), wide = make({50, 33}, DType::f32), shorter = make({49, 16}, DType::f32),
+                     half = make({50, 16}, DType::f16), empty = make({0, 16}, DType::f32);
+  const auto refuse = [&](std::initializer_list<std::string_view> parts, const PlacedTensor* cos, const PlacedTensor* sin,
+                          bool new_keys = true) {
+    tw::CacheOptions cache{.seqlens = &seqlens.tensor()};
+    if (new_keys) cache.new_k = cache.new_v = &new_kv.tensor();
+    cache.rotary_cos = cos ? &cos->tensor() : nullptr;
+    cache.rotary_sin = sin ? &sin->tensor() : nullptr;
+    refused(q, kv, other_kv, o, parts, cache);
+  };
+  refuse({"rotary_cos is given without rotary_sin"}, &table, nullptr);
+  refuse({"rotary_sin is given without rotary_cos"}, nullptr, &table);
+  refuse({"rotary_cos is given without new keys"}, &table, &table, false);
+  refuse({"rotary_cos is f32[50, 33]", "64"}, &wide, &wide);
+  refuse({"rotary_cos is f32[0, 16]", "positions"}, &empty, &empty);
+  refuse({"rotary_sin is f32[49, 16]", "rotary_cos's shape"}, &table, &shorter);
+  refuse({"rotary_cos is f16[50, 16]", "bf16, or f32"}, &half, &half);
+  refuse({"rotary_sin is f16[50, 16]", "f32"}, &table, &half);
+}
+
+TEST_P(AttentionDecodeBadInput, Options) {
+  refused({"scale is -1", "positive"}, {}, {.scale = -1});
+  refused({"softcap is -2", "positive"}, {}, {.softcap = -2});
+  refused({"window_left is -2", "-1 for all"}, {}, {.window_left = -2});
+  refused({"window_right is -7"}, {}, {.window_right = -7});
+  refused({"causal_offset is 2147483647", "2^30"}, {}, {.causal_offset = std::numeric_limits<int>::max()});
+  const PlacedTensor five = make({5}, DType::f32), four = make({4}), lse = make({2, 1, 4}, DType::f32);
+  refused({"mask is given", "not supported"}, {}, {.mask = &five.tensor()});
+  refused({"alibi_slopes is f32[5]", "f32[4] or f32[2, 4]"}, {}, {.alibi_slopes = &five.tensor()});
+  refused({"sink is f32[5]", "f32[4]"}, {}, {.sink = &five.tensor()});
+  refused({"sink is bf16[4]", "f32"}, {}, {.sink = &four.tensor()});
+  refused({"lse is f32[2, 1, 4]", "f32[2, 4, 1]"}, {}, {.lse = &lse.tensor()});
+}
+
+TEST_P(AttentionDecodeBadInput, Contents) {
+  const PlacedTensor negative = integers({5, -1}, {2}), over = integers({33, 2}, {2}), full = integers({3, 32}, {2});
+  refused({"seqlens[1] is -1", "0 to 32"}, {.seqlens = &negative.tensor()});
+  refused({"seqlens[0] is 33", "0 to 32"}, {.seqlens = &over.tensor()});
+  refused({"leftpad[0] is 6", "0 to 5"}, {.seqlens = &seqlens.tensor(), .leftpad = &integers({6, 6}, {2}).tensor()});
+  refused({"leftpad[1] is -1"}, {.leftpad = &negative.tensor()});
+  refused({"batch_idx[1] is 2", "0 to 1"}, {.batch_idx = &integers({1, 2}, {2}).tensor()});
+
+  // A page that no token is in may have any number.
+  const PlacedTensor pages = make({4, 16, 2, 64}), other_pages = make({4, 16, 2, 64}), table = integers({0, 9, 1, 4}, {2, 2});
+  AttentionOptions options;
+  options.check_contents = true;
+  refused(q, pages, pages, o, {"block_table[1, 1] is 4", "0 to 3"}, {.seqlens = &seqlens.tensor(), .block_table = &table.tensor()},
+          options);
+  refused(q, pages, pages, o, {"block_table[0, 1] is 9", "0 to 3"}, {.block_table = &table.tensor()}, options);
+
+  tw::CacheOptions cache{.seqlens = &full.tensor(), .new_k = &new_kv.tensor(), .new_v = &new_kv.tensor()};
+  refused(q, kv, other_kv, o, {"seqlens[1] is 32", "1 new tokens", "0 to 31"}, cache, options);
+  cache.seqlens = &seqlens.tensor();
+  const PlacedTensor rotary = make({30, 16}, DType::f32);
+  cache.rotary_cos = cache.rotary_sin = &rotary.tensor();
+  refused(q, kv, other_kv, o, {"rotary_cos has 30 positions", "sequence 1 needs 31"}, cache, options);
+  EXPECT_TRUE(kv.untouched());
+}
+
+TEST(AttentionDecodeBadMemory, OperandsOnAnotherDevice) {
+  // Only looked at: a tensor may say that it lies on a GPU without there being one.
+  alignas(16) u16 values[64 * 8] = {};
+  const PlacedTensor host({1, 4, 2, 64}, DType::bf16, Device::cpu()), o({1, 4, 2, 64}, DType::bf16, Device::cpu());
+  const Tensor gpu = Tensor::borrow(values, {1, 4, 2, 64}, DType::bf16, Device::cuda());
+  const Tensor lengths = Tensor::borrow(values, {1}, DType::i32, Device::cuda());
+  expect_error<InvalidArgument>([&] { tw::attention_decode(gpu, host, host, o, {}); }, {"q is bf16[1, 4, 2, 64] on cuda", "cpu"});
+  expect_error<InvalidArgument>([&] { tw::attention_decode(host, host, gpu, o, {}); }, {"v_cache is bf16[1, 4, 2, 64] on cuda", "cpu"});
+  expect_error<InvalidArgument>([&] { tw::attention_decode(host, host, host, o, {.seqlens = &lengths}); }, {"seqlens is i32[1] on cuda"});
+  EXPECT_TRUE(o.untouched());
+}
+
+}  // namespace
+}  // namespace tw::kernels::attention
