@@ -38,13 +38,14 @@ void run(const AppendCall& call, const Stream& stream) {
   const std::int64_t half = call.rotary_cos ? call.rotary_cos->shape(1) : 0;
   // Without a table one of no columns.
   const Tensor none = Tensor::borrow(call.new_k.data(), {1, 0}, call.new_k.dtype(), call.new_k.device());
-  const std::int64_t seqlen_new = call.new_k.shape(1), seqlen_q = call.rotary_cos ? call.q.shape(1) : 0;
-  const std::int64_t most_heads = std::max(call.new_k.shape(2), call.rotary_cos ? call.q.shape(2) : 0);
+  const bool with_q = call.rotary_cos && call.q.numel() > 0;
+  const std::int64_t seqlen_new = call.new_k.shape(1), seqlen_q = with_q ? call.q.shape(1) : 0;
+  const std::int64_t most_heads = std::max(call.new_k.shape(2), with_q ? call.q.shape(2) : 0);
   const TileGrid grid{ceil_div(static_cast<int>(most_heads), Kernel::heads), static_cast<int>(seqlen_new + seqlen_q),
                       static_cast<int>(call.new_k.shape(0))};
   launch<Kernel>(stream, grid, [&](auto& bind, auto& p) {
     bind_heads(bind, p.k, call.new_k, call.k_cache, half, call.pairing);
-    if (call.rotary_cos)
+    if (with_q)
       bind_heads(bind, p.q, call.q, call.turned_q, half, call.pairing);
     else
       bind_heads(bind, p.q, call.new_k, call.k_cache, 0, call.pairing);  // not used, but bound
@@ -66,7 +67,7 @@ void run(const AppendCall& call, const Stream& stream) {
 }  // namespace
 
 void append(const AppendCall& call, const Stream& stream) {
-  if (call.new_k.numel() == 0 && (!call.rotary_cos || call.q.numel() == 0)) return;
+  if (call.new_k.numel() == 0) return;
   with_float_type(call.new_k.dtype(), [&]<class T>(std::type_identity<T>) {
     !call.rotary_cos || call.rotary_cos->dtype() == call.new_k.dtype() ? run<T, T>(call, stream) : run<T, float>(call, stream);
   });

@@ -7,7 +7,7 @@
 
 namespace tw::kernels::attention {
 
-/// New keys and values, and where they go; checked. Tensors that are not wanted have no elements.
+/// New keys and values, and where they go; checked.
 struct AppendCall {
   Tensor new_k, new_v;                        ///< [batch, seqlen_new, kv_heads, ...]
   Tensor k_cache, v_cache;                    ///< [cache_batch, capacity, kv_heads, ...] or [pages, page_size, kv_heads, ...]
@@ -17,7 +17,8 @@ struct AppendCall {
   const std::int32_t* block_table = nullptr;  ///< [batch, pages of a sequence], or null
   std::int64_t block_table_stride = 0;        ///< from a sequence's pages to the next one's
   std::int64_t capacity = 0;                  ///< tokens of a sequence
-  /// [positions, rotary_dim / 2], or null: then nothing is turned. Queries, [batch, seqlen_q, heads, head_dim], are turned into `turned_q`.
+  /// [positions, rotary_dim / 2], or null: then nothing is turned. Queries, [batch, seqlen_q, heads, head_dim], are turned into `turned_q`,
+  /// if there are any.
   const Tensor* rotary_cos = nullptr;
   const Tensor* rotary_sin = nullptr;
   RopePairing pairing = RopePairing::half_split;

@@ -338,6 +338,7 @@ TEST_P(AttentionDecode, TurnsQueriesAndNewKeys) {
     check({.seqlen_q = 2, .kv_heads = 1, .group = 20, .head_dim = 256, .seqlen_new = 2, .rotary_dim = 256, .pairing = pairing});
     check({.seqlen_q = 1, .kv_heads = 9, .group = 1, .seqlen_new = 4, .rotary_dim = 48, .pairing = pairing, .table_of_dtype = true});
     check({.seqlen_q = 2, .seqlen_new = 1, .rotary_dim = 64, .pairing = pairing, .window_left = 9, .strided = true});
+    check({.seqlen_q = 0, .seqlen_new = 2, .rotary_dim = 64, .pairing = pairing});
   }
 }
 
