@@ -33,6 +33,12 @@ tw::Tensor borrow(const char* argument, const tw_tensor* t) {
     case TW_BF16:
       dtype = tw::DType::bf16;
       break;
+    case TW_I32:
+      dtype = tw::DType::i32;
+      break;
+    case TW_BOOL:
+      dtype = tw::DType::boolean;
+      break;
     default:
       throw tw::InvalidArgument(std::string(argument) + " has dtype " + std::to_string(static_cast<int>(t->dtype)) + "; see tw_dtype");
   }
@@ -43,6 +49,49 @@ tw::Tensor borrow(const char* argument, const tw_tensor* t) {
 tw::Stream stream_of(const tw::Tensor& tensor, void* cuda_stream) {
   return tensor.device().is_cuda() ? tw::Stream::borrow(tensor.device(), cuda_stream) : tw::Stream::standard(tensor.device());
 }
+
+/// A tensor that may be left out.
+class Given {
+ public:
+  Given(const char* argument, const tw_tensor* tensor) {
+    if (tensor != nullptr) tensor_ = borrow(argument, tensor);
+    given_ = tensor != nullptr;
+  }
+  const tw::Tensor* get() const { return given_ ? &tensor_ : nullptr; }
+
+ private:
+  tw::Tensor tensor_;
+  bool given_ = false;
+};
+
+/// Options and the tensors that they point to.
+struct AttentionArguments {
+  AttentionArguments(const tw_attention_options* options_or_null, const tw::Stream& stream)
+      : given(tw::c_api::known("options", options_or_null)),
+        alibi_slopes("alibi_slopes", given.alibi_slopes),
+        sink("sink", given.sink),
+        mask("mask", given.mask),
+        lse("lse", given.lse) {
+    options.scale = given.scale;
+    options.causal = given.causal != 0;
+    if (given.has_causal_offset != 0) options.causal_offset = given.causal_offset;
+    if (given.has_window_left != 0) options.window_left = given.window_left;
+    if (given.has_window_right != 0) options.window_right = given.window_right;
+    options.softcap = given.softcap;
+    options.alibi_slopes = alibi_slopes.get();
+    options.sink = sink.get();
+    options.mask = mask.get();
+    options.lse = lse.get();
+    options.check_contents = given.check_contents != 0;
+    options.stream = stream;
+  }
+  AttentionArguments(const AttentionArguments&) = delete;
+  AttentionArguments& operator=(const AttentionArguments&) = delete;
+
+  const tw_attention_options given;
+  const Given alibi_slopes, sink, mask, lse;
+  tw::AttentionOptions options;
+};
 
 }  // namespace
 
@@ -55,12 +104,48 @@ tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, vo
   });
 }
 
-tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* lse, float scale,
-                       int32_t causal, void* cuda_stream) {
+tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_attention_options* options,
+                       void* cuda_stream) {
   return guard([&] {
     const tw::Tensor out = borrow("o", o);
-    const tw::Tensor lse_out = lse ? borrow("lse", lse) : tw::Tensor();
-    tw::attention(borrow("q", q), borrow("k", k), borrow("v", v), out,
-                  {.scale = scale, .causal = causal != 0, .lse = lse ? &lse_out : nullptr, .stream = stream_of(out, cuda_stream)});
+    const AttentionArguments arguments(options, stream_of(out, cuda_stream));
+    tw::attention(borrow("q", q), borrow("k", k), borrow("v", v), out, arguments.options);
+  });
+}
+
+tw_status tw_attention_varlen(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* cu_seqlens_q,
+                              const tw_tensor* cu_seqlens_k, const tw_tensor* seqused_q, const tw_tensor* seqused_k,
+                              const tw_attention_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("o", o);
+    const AttentionArguments arguments(options, stream_of(out, cuda_stream));
+    const Given used_q("seqused_q", seqused_q), used_k("seqused_k", seqused_k);
+    tw::attention_varlen(borrow("q", q), borrow("k", k), borrow("v", v), out,
+                         {borrow("cu_seqlens_q", cu_seqlens_q), borrow("cu_seqlens_k", cu_seqlens_k), used_q.get(), used_k.get()},
+                         arguments.options);
+  });
+}
+
+tw_status tw_attention_decode(const tw_tensor* q, const tw_tensor* k_cache, const tw_tensor* v_cache, const tw_tensor* o,
+                              const tw_cache_options* cache, const tw_attention_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("o", o);
+    const AttentionArguments arguments(options, stream_of(out, cuda_stream));
+    const auto given = tw::c_api::known("cache", cache);
+    const Given seqlens("seqlens", given.seqlens), batch_idx("batch_idx", given.batch_idx), leftpad("leftpad", given.leftpad),
+        block_table("block_table", given.block_table), new_k("new_k", given.new_k), new_v("new_v", given.new_v),
+        rotary_cos("rotary_cos", given.rotary_cos), rotary_sin("rotary_sin", given.rotary_sin);
+    tw::attention_decode(borrow("q", q), borrow("k_cache", k_cache), borrow("v_cache", v_cache), out,
+                         {.seqlens = seqlens.get(),
+                          .batch_idx = batch_idx.get(),
+                          .leftpad = leftpad.get(),
+                          .block_table = block_table.get(),
+                          .new_k = new_k.get(),
+                          .new_v = new_v.get(),
+                          .rotary_cos = rotary_cos.get(),
+                          .rotary_sin = rotary_sin.get(),
+                          .rotary_pairing = given.rotary_interleaved != 0 ? tw::RopePairing::interleaved : tw::RopePairing::half_split,
+                          .num_splits = given.num_splits},
+                         arguments.options);
   });
 }

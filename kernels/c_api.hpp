@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cstring>
 #include <exception>
 #include <string>
 
@@ -35,6 +37,18 @@ tw_status guard(F f) noexcept {
   } catch (...) {
     return TW_FAILURE;
   }
+}
+
+/// The caller's structure, of whatever version: fields that it does not have are 0.
+template <class Options>
+Options known(const char* argument, const Options* given) {
+  Options options{};
+  if (given == nullptr) return options;
+  if (given->struct_size < sizeof given->struct_size)
+    throw InvalidArgument(std::string(argument) + ".struct_size is " + std::to_string(given->struct_size) +
+                          "; set it to sizeof of the structure");
+  std::memcpy(&options, given, std::min(given->struct_size, sizeof options));
+  return options;
 }
 
 }  // namespace tw::c_api

@@ -8,6 +8,7 @@
 namespace speech = tw::speech;
 using tw::InvalidArgument;
 using tw::c_api::guard;
+using tw::c_api::known;
 
 struct tw_transcriber {
   speech::Transcriber transcriber;
@@ -18,18 +19,6 @@ struct tw_transcript {
 };
 
 namespace {
-
-/// The caller's structure, of whatever version: fields that it does not have are 0.
-template <class Options>
-Options known(const char* argument, const Options* given) {
-  Options options{};
-  if (given == nullptr) return options;
-  if (given->struct_size < sizeof given->struct_size)
-    throw InvalidArgument(std::string(argument) + ".struct_size is " + std::to_string(given->struct_size) +
-                          "; set it to sizeof of the structure");
-  std::memcpy(&options, given, std::min(given->struct_size, sizeof options));
-  return options;
-}
 
 template <class T>
 T& required(const char* argument, T* pointer) {

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "kernels/attention/checks.hpp"
 #include "kernels/attention/contents.hpp"
 #include "kernels/attention/run.hpp"
 #include "kernels/check.hpp"
@@ -59,14 +60,14 @@ void check_mask(AttentionCall& call, const Tensor& mask, const Shape& scores) {
 
 }  // namespace
 
-/// What all forms have in common; q, k, v and o are [batch, seqlen, heads, dim].
-AttentionCall check_common(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Shape& lse_shape,
-                           const AttentionOptions& options) {
+AttentionCall check_common(const AttentionNames& names, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                           std::int64_t batch, const Shape& lse_shape, const AttentionOptions& options) {
+  const char* const op = names.op;
   const Device device = o.device();
   const DType dtype = q.dtype();
   require(dtype == DType::bf16 || dtype == DType::f16 || (dtype == DType::f32 && !device.is_cuda()),
           "{}: q is {}; bf16 and f16 are supported, and f32 on the CPU", op, q);
-  for (const auto& [name, tensor] : {Argument{"q", q}, Argument{"k", k}, Argument{"v", v}, Argument{"o", o}}) {
+  for (const auto& [name, tensor] : {Argument{"q", q}, Argument{names.k, k}, Argument{names.v, v}, Argument{"o", o}}) {
     check_operand(op, name, tensor, dtype, device);
     for (int dim = 0; dim < 4; ++dim)
       require(tensor.shape(dim) <= kLargest, "{}: {} is {}; extents are limited to {}", op, name, tensor, kLargest);
@@ -74,7 +75,7 @@ AttentionCall check_common(const char* op, const Tensor& q, const Tensor& k, con
             "{}: {} is {}; its last dimension must be a multiple of 8 from 8 to {}", op, name, tensor, kLargestHeadDim);
   }
   check_output(op, "o", o);
-  for (const auto& [name, tensor] : {Argument{"q", q}, Argument{"k", k}, Argument{"v", v}, Argument{"o", o}})
+  for (const auto& [name, tensor] : {Argument{"q", q}, Argument{names.k, k}, Argument{names.v, v}, Argument{"o", o}})
     require(tensor.stride(3) == 1 || tensor.numel() == 0, "{}: {} is {}; its last dimension must be contiguous", op, name, tensor);
   require(o.shape(0) == q.shape(0) && o.shape(1) == q.shape(1) && o.shape(2) == q.shape(2),
           "{}: o is {}; q is {}: only the last may differ", op, o, q);
@@ -93,13 +94,13 @@ AttentionCall check_common(const char* op, const Tensor& q, const Tensor& k, con
   const std::int64_t tiles = q.shape(0) * q.shape(2) * ((q.shape(1) + 63) / 64);  // of the smallest size on all devices
   require(tiles <= kLargest, "{}: q is {}, which is {} tiles; they are limited to {}", op, q, tiles, kLargest);
   if (o.numel() > 0) {
-    for (const auto& [name, tensor] : {Argument{"k", k}, Argument{"v", v}, Argument{"q", q}})
+    for (const auto& [name, tensor] : {Argument{names.k, k}, Argument{names.v, v}, Argument{"q", q}})
       require(o.data() != tensor.data() || tensor.numel() == 0, "{}: o is {}'s memory", op, name);
   }
 
   AttentionCall call;
   call.q = by_head(q), call.k = by_head(k), call.v = by_head(v), call.o = by_head(o);
-  call.batch = static_cast<int>(q.shape(0));
+  call.batch = static_cast<int>(batch);
   call.keys = static_cast<int>(k.shape(1));
   call.stream = options.stream ? *options.stream : Stream::standard(device);
   require(call.stream.device() == device, "{}: the stream is on {}, the tensors on {}", op, call.stream.device().name(), device.name());
@@ -114,23 +115,19 @@ AttentionCall check_common(const char* op, const Tensor& q, const Tensor& k, con
     call.lse_stride_batch = q.shape(1) * q.shape(2);
     call.lse_stride_head = q.shape(1);
   }
-  const auto by_heads = [&](const char* name, const Tensor& t, bool batched) {
-    check_operand(op, name, t, DType::f32, device);
-    const bool one = t.shape() == Shape{q.shape(2)},
-               each = batched && t.shape() == Shape{lse_shape.size() == 3 ? q.shape(0) : -1, q.shape(2)};
-    require(one || each || (batched && t.rank() == 2 && t.shape(1) == q.shape(2) && lse_shape.size() == 2),
-            "{}: {} is {}; it must be f32[{}]{}", op, name, t, q.shape(2), batched ? ", heads, or [batch, heads]" : ", heads");
-  };
   if (options.alibi_slopes) {
     const Tensor& slopes = *options.alibi_slopes;
-    by_heads("alibi_slopes", slopes, true);
+    check_operand(op, "alibi_slopes", slopes, DType::f32, device);
+    require(slopes.shape() == Shape{q.shape(2)} || slopes.shape() == Shape{batch, q.shape(2)},
+            "{}: alibi_slopes is {}; it must be f32[{}] or f32[{}, {}]", op, slopes, q.shape(2), batch, q.shape(2));
     call.slopes = slopes.data<float>();
     call.slopes_stride_batch = slopes.rank() == 2 ? slopes.stride(0) : 0;
     call.slopes_stride_head = slopes.stride(slopes.rank() - 1);
   }
   if (options.sink) {
-    by_heads("sink", *options.sink, false);
-    require(options.sink->is_contiguous(), "{}: sink is {}; it must be contiguous", op, *options.sink);
+    check_operand(op, "sink", *options.sink, DType::f32, device);
+    require(options.sink->shape() == Shape{q.shape(2)} && options.sink->is_contiguous(), "{}: sink is {}; it must be contiguous, f32[{}]", op,
+            *options.sink, q.shape(2));
     call.sink = options.sink->data<float>();
   }
   call.lower = options.window_left >= 0;
@@ -149,7 +146,7 @@ AttentionCall check_attention(const Tensor& q, const Tensor& k, const Tensor& v,
   for (const auto& [name, tensor] : {Argument{"q", q}, Argument{"k", k}, Argument{"v", v}, Argument{"o", o}})
     require(tensor.rank() == 4, "{}: {} is {}; it must be [batch, seqlen, heads, head_dim]", kOp, name, tensor);
   require(k.shape(0) == q.shape(0), "{}: k is {}; its batch must be q's, {}", kOp, k, q.shape(0));
-  AttentionCall call = check_common(kOp, q, k, v, o, {q.shape(0), q.shape(2), q.shape(1)}, options);
+  AttentionCall call = check_common({kOp}, q, k, v, o, q.shape(0), {q.shape(0), q.shape(2), q.shape(1)}, options);
   if (options.mask) check_mask(call, *options.mask, {q.shape(0), q.shape(2), q.shape(1), k.shape(1)});
   return call;
 }
@@ -161,23 +158,20 @@ AttentionCall check_attention_varlen(const Tensor& q, const Tensor& k, const Ten
     require(tensor.rank() == 3, "{}: {} is {}; it must be [total, heads, head_dim]", kVarlen, name, tensor);
   require(options.mask == nullptr, "{}: mask is given; packed sequences have none (a rule of your own can: tilewave/attention_with.hpp)",
           kVarlen);
-  AttentionCall call = check_common(kVarlen, as_batch(q), as_batch(k), as_batch(v), as_batch(o), {q.shape(1), q.shape(0)}, options);
   const Tensor& cu_q = sequences.cu_seqlens_q;
   require(cu_q.rank() == 1 && cu_q.shape(0) >= 1, "{}: cu_seqlens_q is {}; it must be i32[batch + 1]", kVarlen, cu_q);
   const std::int64_t batch = cu_q.shape(0) - 1;
+  AttentionCall call =
+      check_common({kVarlen}, as_batch(q), as_batch(k), as_batch(v), as_batch(o), batch, {q.shape(1), q.shape(0)}, options);
   const auto integers = [&](const char* name, const Tensor& t, std::int64_t size) {
     check_operand(kVarlen, name, t, DType::i32, o.device());
     require(t.shape() == Shape{size} && t.is_contiguous(), "{}: {} is {}; it must be contiguous, i32[{}]", kVarlen, name, t, size);
     return t.data<std::int32_t>();
   };
-  call.batch = static_cast<int>(batch);
   call.cu_q = integers("cu_seqlens_q", cu_q, batch + 1);
   call.cu_k = integers("cu_seqlens_k", sequences.cu_seqlens_k, batch + 1);
   if (sequences.seqused_q) call.used_q = integers("seqused_q", *sequences.seqused_q, batch);
   if (sequences.seqused_k) call.used_k = integers("seqused_k", *sequences.seqused_k, batch);
-  if (options.alibi_slopes && options.alibi_slopes->rank() == 2)
-    require(options.alibi_slopes->shape(0) == batch, "{}: alibi_slopes is {}; it must have {} sequences", kVarlen, *options.alibi_slopes,
-            batch);
   if (options.check_contents || !o.device().is_cuda()) check_packed_contents(sequences, q.shape(0), k.shape(0), call.stream);
   return call;
 }

@@ -19,7 +19,6 @@ void run(const CombineCall& call, const Stream& stream) {
     bind(p.o, call.o);
     p.lse = call.lse ? call.lse->template data<float>() : nullptr;
     p.sink = call.sink ? call.sink->template data<float>() : nullptr;
-    p.group = static_cast<int>(call.o.shape(2) / shape[2]);
   });
 }
 

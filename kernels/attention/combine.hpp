@@ -4,11 +4,10 @@
 
 namespace tw::kernels::attention {
 
-/// Results of attention over parts of the keys, all contiguous and f32, and where they go; checked. rows = seqlen_q * heads / kv_heads:
-/// a query's heads that share keys lie side by side.
+/// Results of attention over parts of the keys, all contiguous and f32, and where they go; checked.
 struct CombineCall {
-  Tensor parts;                  ///< [splits, batch, kv_heads, rows, value_dim], each divided by its own sum
-  Tensor part_lse;               ///< [splits, batch, kv_heads, rows]: -infinity of a part without keys, whose result may be anything
+  Tensor parts;                  ///< [splits, batch, heads, seqlen_q, value_dim], each divided by its own sum
+  Tensor part_lse;               ///< [splits, batch, heads, seqlen_q]: -infinity of a part without keys, whose result may be anything
   Tensor o;                      ///< [batch, seqlen_q, heads, value_dim]
   const Tensor* lse = nullptr;   ///< [batch, heads, seqlen_q], f32
   const Tensor* sink = nullptr;  ///< [heads], f32

@@ -16,19 +16,16 @@ struct Combine {
   struct On {
     using Row = Rows<Target, float, 1, C, 4, 1>;
     struct Params {
-      Global<Target, const float, Row> parts;  ///< [batch * kv_heads * rows, splits, value_dim], rows = seqlen_q * group
-      Pointer<Target, const float> part_lse;   ///< [splits, batch * kv_heads * rows]: -infinity of a part without keys, its o undefined
+      Global<Target, const float, Row> parts;  ///< [batch * heads * seqlen_q, splits, value_dim]
+      Pointer<Target, const float> part_lse;   ///< [splits, batch * heads * seqlen_q]: -infinity of a part without keys, its o undefined
       Global<Target, T, Row> o;                ///< [batch, seqlen_q, heads, value_dim]
       Pointer<Target, float> lse;              ///< [batch, heads, seqlen_q], or null
       Pointer<Target, const float> sink;       ///< [heads], or null
-      int group;
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       const int head = t.m, query = t.n, heads = p.o.rows, seqlen_q = p.o.size_i, rows = p.parts.size_i;
-      const int kv_head = static_cast<int>(static_cast<u32>(head) / static_cast<u32>(p.group));
-      const int kv_heads = static_cast<int>(static_cast<u32>(heads) / static_cast<u32>(p.group));
-      const int row = ((t.batch * kv_heads + kv_head) * seqlen_q + query) * p.group + head - kv_head * p.group;
+      const int row = (t.batch * heads + head) * seqlen_q + query;
       Row total;
       RowVector<Target, float, Row> largest, sum;
       block.fill(total, 0.0f);
@@ -66,7 +63,7 @@ struct Combine {
       block.store(total, p.o, head, 0, query, t.batch);
       if (p.lse) {
         block.for_rows(sum, [&](int, int, auto& all) {
-          if (block.owns_rows(sum)) p.lse[(static_cast<i64>(t.batch) * heads + head) * seqlen_q + query] = largest[0] + log2(all) * kLn2;
+          if (block.owns_rows(sum)) p.lse[row] = largest[0] + log2(all) * kLn2;
         });
       }
     }

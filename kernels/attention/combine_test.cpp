@@ -65,7 +65,7 @@ class Combine : public testing::TestWithParam<std::tuple<Device, DType>> {
     for (std::int64_t b = 0; b < c.batch; ++b) {
       for (std::int64_t i = 0; i < c.seqlen_q; ++i) {
         for (std::int64_t head = 0; head < heads; ++head) {
-          const std::int64_t row = (b * c.kv_heads + head / c.group) * rows + i * c.group + head % c.group;
+          const std::int64_t row = (b * heads + head) * c.seqlen_q + i;
           double sum = c.sink ? std::exp(static_cast<double>(sinks[static_cast<std::size_t>(head)])) : 0;
           std::vector<double> sums(static_cast<std::size_t>(d));
           for (std::int64_t split = 0; split < c.splits; ++split) {
@@ -83,7 +83,7 @@ class Combine : public testing::TestWithParam<std::tuple<Device, DType>> {
       }
       for (std::int64_t head = 0; head < heads; ++head) {
         for (std::int64_t i = 0; i < c.seqlen_q; ++i) {
-          const std::int64_t row = (b * c.kv_heads + head / c.group) * rows + i * c.group + head % c.group;
+          const std::int64_t row = (b * heads + head) * c.seqlen_q + i;
           double sum = c.sink ? std::exp(static_cast<double>(sinks[static_cast<std::size_t>(head)])) : 0;
           for (std::int64_t split = 0; split < c.splits; ++split)
             sum += std::exp(static_cast<double>(logits[static_cast<std::size_t>(split * all_rows + row)]));

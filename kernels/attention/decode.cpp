@@ -1,83 +1,33 @@
-#include "kernels/attention/decode.hpp"
-
 #include <algorithm>
-#include <cmath>
+#include <memory>
 #include <tuple>
 #include <utility>
 
 #include "kernels/attention/append.hpp"
 #include "kernels/attention/cache_contents.hpp"
+#include "kernels/attention/checks.hpp"
 #include "kernels/attention/combine.hpp"
+#include "kernels/attention/run.hpp"
 #include "kernels/check.hpp"
 #include "kernels/rows.hpp"
-#include "tilewave/tile/math.tile.hpp"
+#include "runtime/stream.hpp"
+#include "tilewave/elementwise.hpp"
 
 namespace tw {
 
 namespace {
 
 using namespace kernels::attention;
-using kernels::kLargestExtent;
+using detail::AttentionCall;
+using detail::check_common;
 
 constexpr const char* kOp = "attention_decode";
 /// Combine's parts.
 constexpr int kMostSplits = 128;
-/// Rows of queries and heads of a group that a block of the main kernel has at most, and the fewest keys that are worth a part: about what
-/// a block has in flight.
-constexpr int kTileRows = 64, kPartKeys = 128;
-
-/// A checked call.
-struct Call {
-  const Tensor &q, &k_cache, &v_cache, &o;
-  const CacheOptions& cache;
-  const AttentionOptions& options;
-  CacheExtents extents;
-  Stream stream;
-
-  bool paged() const { return cache.block_table != nullptr; }
-};
-
-void check_tensors(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& o, bool paged) {
-  const Device device = o.device();
-  const DType dtype = q.dtype();
-  require(dtype == DType::bf16 || dtype == DType::f16 || (dtype == DType::f32 && !device.is_cuda()),
-          "{}: q is {}; bf16 and f16 are supported, and f32 on the CPU", kOp, q);
-  struct Argument {
-    const char* name;
-    const Tensor& tensor;
-    const char* what;
-  };
-  const char* const of_queries = "[batch, seqlen_q, heads, head_dim]";
-  const char* const of_cache = paged ? "[pages, page_size, kv_heads, head_dim]" : "[cache_batch, capacity, kv_heads, head_dim]";
-  const Argument arguments[] = {{"q", q, of_queries}, {"k_cache", k_cache, of_cache}, {"v_cache", v_cache, of_cache}, {"o", o, of_queries}};
-  for (const auto& [name, tensor, what] : arguments) {
-    require(tensor.rank() == 4, "{}: {} is {}; it must be {}", kOp, name, tensor, what);
-    check_operand(kOp, name, tensor, dtype, device);
-    kernels::check_extents(kOp, name, tensor);
-    const std::int64_t dim = tensor.shape(3);
-    require(dim >= 8 && dim <= 256 && dim % 8 == 0, "{}: {} is {}; its last dimension must be a multiple of 8 up to 256", kOp, name,
-            tensor);
-    require(tensor.stride(3) == 1, "{}: {} is {} with stride {} in its last dimension; it must be contiguous", kOp, name, tensor,
-            tensor.stride(3));
-  }
-  check_output(kOp, "o", o);
-  require(k_cache.shape(3) == q.shape(3), "{}: k_cache is {}; its head_dim must be q's, {}", kOp, k_cache, q.shape(3));
-  for (int dim = 0; dim < 3; ++dim)
-    require(v_cache.shape(dim) == k_cache.shape(dim), "{}: v_cache is {}; but for the last dimension it must have k_cache's shape, {}", kOp,
-            v_cache, k_cache);
-  const Shape of_o{q.shape(0), q.shape(1), q.shape(2), v_cache.shape(3)};
-  require(o.shape() == of_o, "{}: o is {}; it must be [{}, {}, {}, {}]", kOp, o, of_o[0], of_o[1], of_o[2], of_o[3]);
-  require(q.shape(2) == 0 || (k_cache.shape(2) > 0 && q.shape(2) % k_cache.shape(2) == 0),
-          "{}: q has {} heads and k_cache {}; q's must be a multiple of k_cache's", kOp, q.shape(2), k_cache.shape(2));
-  const std::int64_t rows = q.shape(0) * q.shape(1) * q.shape(2);
-  // Counted with the heads of a last, incomplete tile, and for each of 128 parts.
-  constexpr std::int64_t most = kLargestExtent / kMostSplits;
-  require(q.shape(0) <= most && q.shape(0) * q.shape(1) <= most && rows <= most, "{}: q is {}, which is {} rows; they are limited to {}",
-          kOp, q, rows, most);
-  for (const Argument& argument : {arguments[0], arguments[1], arguments[2]})
-    require(o.data() != argument.tensor.data() || o.numel() == 0 || argument.tensor.numel() == 0, "{}: o is {}'s memory", kOp,
-            argument.name);
-}
+/// Queries of the heads that share keys that are one tile, whose keys are divided; and the fewest keys that are worth a part.
+constexpr std::int64_t kMostRows = 64;
+constexpr int kPartKeys = 128;
+constexpr std::int64_t kMostKeys = std::int64_t{1} << 29;
 
 /// A vector of lengths, offsets or numbers.
 void check_integers(const char* name, const Tensor* t, std::int64_t batch, Device device) {
@@ -122,41 +72,28 @@ void check_new_keys(const Tensor& q, const Tensor& k_cache, const Tensor& v_cach
   require(sin.shape() == cos.shape(), "{}: rotary_sin is {}; it must have rotary_cos's shape, {}", kOp, sin, cos);
 }
 
-void check_options(const Tensor& q, const Tensor& o, const AttentionOptions& options) {
-  const Device device = o.device();
-  require(options.scale >= 0 && std::isfinite(options.scale),
-          "{}: scale is {}; it must be positive and finite, or 0 for 1 / sqrt(head_dim)", kOp, options.scale);
-  require(options.softcap >= 0 && std::isfinite(options.softcap), "{}: softcap is {}; it must be positive and finite, or 0 for none", kOp,
-          options.softcap);
-  constexpr int furthest = 1 << 30;
-  require(!options.causal_offset || (*options.causal_offset >= -furthest && *options.causal_offset <= furthest),
-          "{}: causal_offset is {}; it must lie within +-2^30", kOp, options.causal_offset.value_or(0));
-  for (const auto& [name, window] : {std::pair{"window_left", options.window_left}, std::pair{"window_right", options.window_right}})
-    require(window >= -1 && window <= furthest, "{}: {} is {}; it must be 0 to 2^30, or -1 for all", kOp, name, window);
-  require(!options.mask, "{}: mask is given; it is not supported with a cache", kOp);
-  if (options.alibi_slopes) {
-    const Tensor& slopes = *options.alibi_slopes;
-    check_operand(kOp, "alibi_slopes", slopes, DType::f32, device);
-    require(slopes.shape() == Shape{q.shape(2)} || slopes.shape() == (Shape{q.shape(0), q.shape(2)}),
-            "{}: alibi_slopes is {}; it must be f32[{}] or f32[{}, {}]", kOp, slopes, q.shape(2), q.shape(0), q.shape(2));
-  }
-  if (options.sink) {
-    check_operand(kOp, "sink", *options.sink, DType::f32, device);
-    require(options.sink->shape() == Shape{q.shape(2)} && options.sink->is_contiguous(), "{}: sink is {}; it must be contiguous, f32[{}]",
-            kOp, *options.sink, q.shape(2));
-  }
-  if (options.lse) {
-    check_operand(kOp, "lse", *options.lse, DType::f32, device);
-    require(options.lse->shape() == Shape{q.shape(0), q.shape(2), q.shape(1)} && options.lse->is_contiguous(),
-            "{}: lse is {}; it must be contiguous, f32[{}, {}, {}]", kOp, *options.lse, q.shape(0), q.shape(2), q.shape(1));
-  }
-}
+/// Checked, and new keys still to be appended. q, o and lse are those of the caller.
+struct Call {
+  AttentionCall attention;
+  CacheExtents extents;
+};
 
 Call check(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& o, const CacheOptions& cache,
            const AttentionOptions& options) {
+  const bool paged = cache.block_table != nullptr;
+  for (const auto& [name, tensor] : {std::pair{"q", &q}, std::pair{"o", &o}})
+    require(tensor->rank() == 4, "{}: {} is {}; it must be [batch, seqlen_q, heads, head_dim]", kOp, name, *tensor);
+  for (const auto& [name, tensor] : {std::pair{"k_cache", &k_cache}, std::pair{"v_cache", &v_cache}})
+    require(tensor->rank() == 4, "{}: {} is {}; it must be {}", kOp, name, *tensor,
+            paged ? "[pages, page_size, kv_heads, head_dim]" : "[cache_batch, capacity, kv_heads, head_dim]");
+  Call call{check_common({kOp, "k_cache", "v_cache"}, q, k_cache, v_cache, o, q.shape(0), {q.shape(0), q.shape(2), q.shape(1)}, options), {}};
+  require(!options.mask, "{}: mask is given; it is not supported with a cache", kOp);
+  const std::int64_t rows = q.shape(0) * q.shape(1) * q.shape(2);
+  constexpr std::int64_t most = (std::int64_t{1} << 29) / kMostSplits;  // counted for each part
+  require(rows <= most, "{}: q is {}, which is {} rows; they are limited to {}", kOp, q, rows, most);
+
   const Device device = o.device();
-  check_tensors(q, k_cache, v_cache, o, cache.block_table != nullptr);
-  CacheExtents extents;
+  CacheExtents& extents = call.extents;
   extents.batch = q.shape(0);
   extents.entries = k_cache.shape(0);
   extents.capacity = k_cache.shape(1);
@@ -165,7 +102,7 @@ Call check(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const 
   check_integers("seqlens", cache.seqlens, extents.batch, device);
   check_integers("batch_idx", cache.batch_idx, extents.batch, device);
   check_integers("leftpad", cache.leftpad, extents.batch, device);
-  if (cache.block_table) {
+  if (paged) {
     const Tensor& table = *cache.block_table;
     check_operand(kOp, "block_table", table, DType::i32, device);
     require(table.rank() == 2 && table.shape(0) == extents.batch && (table.stride(1) == 1 || table.shape(1) <= 1),
@@ -175,95 +112,119 @@ Call check(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const 
     extents.page_size = k_cache.shape(1);
     require(extents.page_size > 0 && extents.page_size % 16 == 0, "{}: k_cache is {}; its page_size must be a multiple of 16", kOp,
             k_cache);
-    require(table.shape(1) <= kLargestExtent / extents.page_size,
-            "{}: block_table is {}; with pages of {} a sequence is limited to {} tokens", kOp, table, extents.page_size, kLargestExtent);
+    require(table.shape(1) <= kMostKeys / extents.page_size,
+            "{}: block_table is {}; with pages of {} a sequence is limited to {} tokens", kOp, table, extents.page_size, kMostKeys);
     extents.capacity = table.shape(1) * extents.page_size;
+    call.attention.pages = table.data<std::int32_t>();
+    call.attention.pages_stride = table.stride(0);
+    call.attention.page_size = static_cast<int>(extents.page_size);
   } else {
     require(cache.batch_idx || extents.entries == extents.batch, "{}: k_cache is {}; without batch_idx its batch must be q's, {}", kOp,
             k_cache, extents.batch);
   }
   check_new_keys(q, k_cache, v_cache, o, cache, extents.capacity);
   extents.seqlen_new = cache.new_k ? cache.new_k->shape(1) : 0;
-  check_options(q, o, options);
   require(cache.num_splits >= 0 && cache.num_splits <= kMostSplits,
           "{}: num_splits is {}; it must be 1 to {}, or 0 for a number that suits the device", kOp, cache.num_splits, kMostSplits);
-  const Stream stream = options.stream ? *options.stream : Stream::standard(device);
-  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());
-  if (options.check_contents || !device.is_cuda()) check_cache_contents(kOp, cache, extents, stream);
-  return {q, k_cache, v_cache, o, cache, options, extents, stream};
+  if (options.check_contents || !device.is_cuda()) check_cache_contents(kOp, cache, extents, call.attention.stream);
+
+  const auto integers = [](const Tensor* t) { return t ? t->data<std::int32_t>() : nullptr; };
+  call.attention.keys = static_cast<int>(extents.capacity);
+  call.attention.used_k = integers(cache.seqlens);
+  call.attention.keys_added = static_cast<int>(extents.seqlen_new);
+  call.attention.k_batch = integers(cache.batch_idx);
+  call.attention.k_begin = integers(cache.leftpad);
+  return call;
 }
 
-const std::int32_t* integers(const Tensor* t) { return t ? t->data<std::int32_t>() : nullptr; }
+/// Memory for one call, that a graph keeps for itself.
+Tensor workspace(Shape shape, DType dtype, const Stream& stream) {
+  std::int64_t elements = 1;
+  for (const std::int64_t extent : shape) elements *= extent;
+  const std::shared_ptr<void> memory = allocate_workspace(static_cast<std::size_t>(elements) * size_of(dtype), stream);
+  return Tensor::borrow(memory.get(), std::move(shape), dtype, stream.device(), {}, memory);
+}
 
-/// New keys and values into the cache; the queries, turned if there is a table.
-Tensor append_new(const Call& call) {
-  const CacheOptions& cache = call.cache;
-  if (!cache.new_k) return call.q;
+/// A tensor [batch, seqlen, heads, dim] whose memory is [batch, heads, seqlen, dim].
+Tensor by_head_workspace(const Tensor& like, const Stream& stream) {
+  return workspace({like.shape(0), like.shape(2), like.shape(1), like.shape(3)}, like.dtype(), stream).transpose(1, 2);
+}
+
+/// New keys and values into the cache; gives the queries, turned if there is a table.
+Tensor append_new(const Call& call, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const CacheOptions& cache) {
+  if (!cache.new_k) return q;
   AppendCall append;
   append.new_k = *cache.new_k;
   append.new_v = *cache.new_v;
-  append.k_cache = call.k_cache;
-  append.v_cache = call.v_cache;
-  append.seqlens = integers(cache.seqlens);
-  append.batch_idx = integers(cache.batch_idx);
-  append.leftpad = integers(cache.leftpad);
-  append.block_table = integers(cache.block_table);
-  append.block_table_stride = call.paged() ? cache.block_table->stride(0) : 0;
+  append.k_cache = k_cache;
+  append.v_cache = v_cache;
+  append.seqlens = call.attention.used_k;
+  append.batch_idx = call.attention.k_batch;
+  append.leftpad = call.attention.k_begin;
+  append.block_table = call.attention.pages;
+  append.block_table_stride = call.attention.pages_stride;
   append.capacity = call.extents.capacity;
   append.rotary_cos = cache.rotary_cos;
   append.rotary_sin = cache.rotary_sin;
   append.pairing = cache.rotary_pairing;
   append.queries_advance = call.extents.queries_advance;
-  append.q = call.q;
-  append.turned_q = cache.rotary_cos ? Tensor::empty(call.q.shape(), call.q.dtype(), call.stream) : call.q;
-  kernels::attention::append(append, call.stream);
+  append.q = q;
+  append.turned_q = cache.rotary_cos && q.numel() > 0 ? by_head_workspace(q, call.attention.stream) : q;
+  kernels::attention::append(append, call.attention.stream);
   return append.turned_q;
 }
 
-DecodeCall decode_call(const Call& call, const Tensor& q) {
-  const CacheOptions& cache = call.cache;
-  DecodeCall decode;
-  decode.q = q;
-  decode.k_cache = call.k_cache;
-  decode.v_cache = call.v_cache;
-  decode.batch = static_cast<int>(q.shape(0));
-  decode.seqlen_q = static_cast<int>(q.shape(1));
-  decode.heads = static_cast<int>(q.shape(2));
-  decode.head_dim = static_cast<int>(q.shape(3));
-  decode.kv_heads = static_cast<int>(call.k_cache.shape(2));
-  decode.value_dim = static_cast<int>(call.v_cache.shape(3));
-  decode.group = decode.heads / decode.kv_heads;
-  decode.seqlens = integers(cache.seqlens);
-  decode.leftpad = integers(cache.leftpad);
-  decode.batch_idx = integers(cache.batch_idx);
-  decode.block_table = integers(cache.block_table);
-  decode.block_table_stride = call.paged() ? cache.block_table->stride(0) : 0;
-  decode.page_size = static_cast<int>(call.extents.page_size);
-  decode.capacity = static_cast<int>(call.extents.capacity);
-  decode.seqlen_new = static_cast<int>(call.extents.seqlen_new);
-  decode.scale = call.options.scale > 0 ? call.options.scale : 1 / std::sqrt(static_cast<float>(decode.head_dim));
-  decode.options = call.options;
-  decode.stream = call.stream;
-  const int rows = decode.seqlen_q * decode.group;
-  const int tiles = decode.batch * decode.kv_heads * ceil_div(rows, kTileRows);
-  decode.splits = cache.num_splits > 0
-                      ? cache.num_splits
-                      : decode_splits(tiles, decode.capacity, kPartKeys, std::max(1, device_info(call.stream.device()).units), kMostSplits);
-  decode.parts = Tensor::empty({decode.splits, decode.batch, decode.kv_heads, rows, decode.value_dim}, DType::f32, call.stream);
-  decode.part_lse = Tensor::empty({decode.splits, decode.batch, decode.kv_heads, rows}, DType::f32, call.stream);
-  return decode;
+/// Whether a head's queries and the next head's follow each other, as rows of one tile.
+bool heads_follow(const Tensor& t) { return t.shape(1) == 1 || t.shape(2) == 1 || t.stride(2) == t.shape(1) * t.stride(1); }
+/// [batch, kv_heads, heads that share keys * seqlen, dim] of [batch, seqlen, heads, dim].
+Tensor as_rows(const Tensor& t, std::int64_t kv_heads) {
+  const std::int64_t seqlen = t.shape(1), together = t.shape(2) / kv_heads;
+  return Tensor::borrow(t.data(), {t.shape(0), kv_heads, together * seqlen, t.shape(3)}, t.dtype(), t.device(),
+                        {t.stride(0), together * t.stride(2), seqlen == 1 ? t.stride(2) : t.stride(1), t.stride(3)});
+}
+
+/// Rows are the queries of all heads that share keys, so that these are read once; their keys are divided among blocks.
+void run_split(AttentionCall& call, const Tensor& q, const Tensor& o, const CacheOptions& cache, const AttentionOptions& options) {
+  const std::int64_t batch = q.shape(0), seqlen_q = q.shape(1), heads = q.shape(2), kv_heads = call.k.shape(1);
+  Tensor rows = q;
+  if (!heads_follow(q)) {
+    rows = by_head_workspace(q, call.stream);
+    cast(q, rows, {.stream = call.stream});
+  }
+  call.q = as_rows(rows, kv_heads);
+  call.split = true;
+  call.heads_together = static_cast<int>(heads / kv_heads);
+  call.queries = static_cast<int>(seqlen_q);
+  call.splits = cache.num_splits > 0 ? cache.num_splits
+                                     : decode_splits(static_cast<int>(batch * kv_heads), call.keys, kPartKeys,
+                                                     std::max(1, device_info(call.stream.device()).units), kMostSplits);
+  if (call.splits == 1 && heads_follow(o)) {
+    call.o = as_rows(o, kv_heads);
+    call.lse_stride_batch = heads * seqlen_q;
+    call.lse_stride_head = heads / kv_heads * seqlen_q;
+    return run(call);
+  }
+  const Tensor parts = workspace({call.splits, batch, heads, seqlen_q, o.shape(3)}, DType::f32, call.stream);
+  const Tensor part_lse = workspace({call.splits, batch, heads, seqlen_q}, DType::f32, call.stream);
+  call.partial = parts.reshape({call.splits * batch, kv_heads, heads / kv_heads * seqlen_q, o.shape(3)});
+  call.lse = part_lse.data<float>();
+  call.lse_stride_batch = heads * seqlen_q;
+  call.lse_stride_head = heads / kv_heads * seqlen_q;
+  call.sink = nullptr;
+  run(call);
+  combine({.parts = parts, .part_lse = part_lse, .o = o, .lse = options.lse, .sink = options.sink}, call.stream);
 }
 
 }  // namespace
 
 void attention_decode(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& o, const CacheOptions& cache,
                       const AttentionOptions& options) {
-  const Call call = check(q, k_cache, v_cache, o, cache, options);
-  const Tensor turned = append_new(call);
+  Call call = check(q, k_cache, v_cache, o, cache, options);
+  const Tensor turned = append_new(call, q, k_cache, v_cache, cache);
   if (o.numel() == 0) return;
-  const DecodeCall decode = decode_call(call, turned);
-  run_decode(decode);
-  combine({.parts = decode.parts, .part_lse = decode.part_lse, .o = o, .lse = options.lse, .sink = options.sink}, call.stream);
+  if (q.shape(1) * (q.shape(2) / k_cache.shape(2)) <= kMostRows) return run_split(call.attention, turned, o, cache, options);
+  call.attention.q = turned.transpose(1, 2);
+  run(call.attention);
 }
 
 }  // namespace tw

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -41,7 +42,9 @@ struct AttentionCall {
 
   // Keys divided among blocks: rows are the queries of all heads that share them
   bool split = false;
-  int group = 1, splits = 1;
+  int heads_together = 1;  ///< their queries are the rows of q and o
+  int queries = 1;         ///< of one of them
+  int splits = 1;
 
   // Pages
   const std::int32_t* pages = nullptr;
@@ -144,7 +147,8 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   p.cu_q = call.cu_q, p.cu_k = call.cu_k, p.used_q = call.used_q, p.used_k = call.used_k;
   p.k_batch = call.k_batch, p.k_begin = call.k_begin;
   p.keys_added = call.keys_added;
-  p.group = call.group;
+  p.heads_together = call.heads_together;
+  p.queries = call.split ? call.queries : std::max(1, static_cast<int>(call.q.shape(2)));
   p.splits = call.splits;
   p.pages = call.pages;
   p.pages_stride = call.pages_stride;

@@ -73,7 +73,8 @@ struct Attention {
       Integers k_begin;         ///< keys before do not count; null: none
       int keys_added;           ///< to each of used_k
       // split
-      int group;   ///< rows of one query, one for each of the heads that share keys
+      int heads_together;  ///< that share keys
+      int queries;         ///< of one of them: its rows follow each other
       int splits;  ///< of a sequence's keys
       // paged
       Integers pages;  ///< [batch, pages of a sequence]; null: k is not paged
@@ -246,14 +247,16 @@ struct Attention {
 
    private:
     TW_INLINE static int clamp(int x, int most) { return max(min(x, most), 0); }
-    TW_INLINE static int seqlen_q(const Params& p, const Work& w) { return split ? w.rows / p.group : w.rows; }
-    /// The query that row `row` of the tile belongs to, and its head.
-    TW_INLINE static int query_of(const Params& p, const Work& w, int row) {
-      const int r = w.first_row + row;
-      return split ? static_cast<int>(static_cast<u32>(r) / static_cast<u32>(p.group)) : r;
-    }
+    TW_INLINE static int seqlen_q(const Params& p, const Work& w) { return split ? p.queries : w.rows; }
+    /// The head and the query that row `row` of the tile belongs to.
     TW_INLINE static int head_of(const Params& p, const Work& w, int row) {
-      return split ? w.head * p.group + w.first_row + row - query_of(p, w, row) * p.group : w.head;
+      return split ? w.head * p.heads_together + head_in_tile(p, w, row) : w.head;
+    }
+    TW_INLINE static int query_of(const Params& p, const Work& w, int row) {
+      return w.first_row + row - (split ? head_in_tile(p, w, row) * p.queries : 0);
+    }
+    TW_INLINE static int head_in_tile(const Params& p, const Work& w, int row) {
+      return static_cast<int>(static_cast<u32>(min(w.first_row + row, w.rows - 1)) / static_cast<u32>(p.queries));
     }
 
     /// Sequence b has the tiles from cu_q[b] / BM + b on, of which the last one may be empty: so the host knows how many there are without
@@ -278,12 +281,14 @@ struct Attention {
       w.blocks = w.last_block = w.cut = w.cut_first = 0;
       if (last_row < w.first_row) return;
       const KeyRange all{0, w.seqlen_k};
-      const ScoreRows rows{w.batch,        head_of(p, w, 0), query_of(p, w, 0), query_of(p, w, last_row - w.first_row),
-                           seqlen_q(p, w), w.seqlen_k,       w.diagonal};
+      const int last = last_row - w.first_row, queries = seqlen_q(p, w);
+      const bool one_head = !split || head_in_tile(p, w, 0) == head_in_tile(p, w, last);
+      const ScoreRows rows{w.batch, head_of(p, w, 0), one_head ? query_of(p, w, 0) : 0, one_head ? query_of(p, w, last) : queries - 1,
+                           queries, w.seqlen_k, w.diagonal};
       const KeyRange seen = Rules::keys(p.rules, rows, all), whole = Rules::untouched(p.rules, rows, all);
       if (seen.end <= seen.begin) return;
       int begin = seen.begin / BN, end = ceil_div(seen.end, BN);
-      if (split) {
+      if (split && p.splits > 1) {
         const int share = ceil_div(end - begin, p.splits);
         begin += w.part * share;
         end = min(end, begin + share);
