@@ -1,204 +1,79 @@
 #!/usr/bin/env python3
-"""Measures Tilewave's attention against PyTorch's cuDNN and FlashAttention-2 kernels, in one process and run.
+"""Measures Tilewave's attention on a GPU, in one process and run with what it is held against.
 
-    python3 benchmarks/attention_peer.py --library build/libtilewave.so --json benchmarks/results/nvidia-h200/attention.json
+    python3 benchmarks/attention_peer.py --library build/libtilewave.so --json benchmarks/results/nvidia-h200/attention_peer.json
 
-Needs PyTorch with CUDA and a Hopper GPU. Each case is first checked: against a float64 reference on some rows, and against cuDNN on all. Exit codes: 0 done,
-1 a check failed or something is missing, 2 wrong usage. benchmarks/README.md explains the modes.
+Groups of cases (--group a,b picks some; B S = 16384 and H D = 2048 in the first three):
+  a  plain forward passes against PyTorch's cuDNN and FlashAttention-2 kernels
+  b  GQA, window, softcap, ALiBi, ragged sequences, f16: each against our own plain rate for the operations that it has
+  c  head dimensions 96 and 192 against our own 128 and 256, and cuDNN
+  d  decode from contiguous and paged caches against the bandwidth of a large read
+  e  memory: a sequence of 131072
+
+Needs PyTorch with CUDA and a Hopper GPU. Each case is first checked: against a float64 reference on some rows, in group a against cuDNN on all. A case that
+fails does not stop the others. Exit codes: 0 done, 1 something failed or is missing, 2 wrong usage. benchmarks/README.md explains the modes.
 """
 
 import argparse
+import contextlib
 import ctypes
-import datetime
-import json
 import math
 import os
 import pathlib
 import random
-import subprocess
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import attention_work as work
+import records
 
 try:
     import torch
     import torch.nn.functional as functional
+    from attention_calls import Features, Tilewave, some_rows, wrong_rows
     from torch.nn.attention import SDPBackend, sdpa_kernel
 except ImportError as error:
     sys.exit(f"attention_peer.py: {error}")
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 TENSOR_CORE_TFLOPS = {"GH200": 989, "H200": 989, "H100 80GB HBM3": 989, "H100 PCIe": 756}  # dense bf16, NVIDIA's data sheets
+MEMORY_GBPS = {"GH200": 4000, "H200": 4800, "H100 80GB HBM3": 3350, "H100 PCIe": 2000}  # the same
+MODES = ("hot", "cool", "graph")
 COOL_PAUSE_S = 0.040
 COOL_BURST = 3
 ROUNDS_IN_FLIGHT = 4
+GRAPH_LAUNCHES = 20
+GRAPH_MS = 20  # fewer launches where these take longer
 
-
-# --- Tilewave's C interface (include/tilewave/tilewave.h)
-
-
-class TwTensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("dtype", ctypes.c_int),
-        ("cuda_device", ctypes.c_int32),
-        ("rank", ctypes.c_int32),
-        ("shape", ctypes.c_int64 * 4),
-        ("strides", ctypes.c_int64 * 4),
-    ]
-
-
-TW_DTYPE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-
-
-def tw_tensor(t):
-    rank = t.dim()
-    return TwTensor(t.data_ptr(), TW_DTYPE[t.dtype], t.device.index, rank, (ctypes.c_int64 * 4)(*t.shape), (ctypes.c_int64 * 4)(*t.stride()))
-
-
-class Tilewave:
-    def __init__(self, path):
-        self.lib = ctypes.CDLL(str(path))
-        self.lib.tw_last_error.restype = ctypes.c_char_p
-        self.lib.tw_last_error.argtypes = []
-        pointer = ctypes.POINTER(TwTensor)
-        self.lib.tw_attention.restype = ctypes.c_int
-        self.lib.tw_attention.argtypes = [pointer] * 5 + [ctypes.c_float, ctypes.c_int32, ctypes.c_void_p]
-
-    def attention(self, q, k, v, o, lse=None, causal=False):
-        """Gives a function without arguments that enqueues one execution on torch's current stream. The tensors must outlive it."""
-        described = [tw_tensor(t) for t in (q, k, v, o)] + ([tw_tensor(lse)] if lse is not None else [])
-        arguments = [ctypes.byref(t) for t in described] + ([None] if lse is None else [])
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        call, last_error = self.lib.tw_attention, self.lib.tw_last_error
-
-        def launch(keep=(described, q, k, v, o, lse)):
-            if call(*arguments, 0.0, int(causal), stream) != 0:
-                raise RuntimeError("tw_attention: " + last_error().decode())
-
-        return launch
-
-
-# --- Cases and peers
-
-
-@dataclass
-class Case:
-    head_dim: int
-    seqlen: int
-    causal: bool
-    tokens: int = 16384  # batch * seqlen
-    width: int = 2048  # heads * head_dim
-
-    @property
-    def batch(self):
-        return self.tokens // self.seqlen
-
-    @property
-    def heads(self):
-        return self.width // self.head_dim
-
-    @property
-    def name(self):
-        return f"d{self.head_dim}-s{self.seqlen}-{'causal' if self.causal else 'full'}"
-
-    @property
-    def tflop(self):
-        flops = 4 * self.batch * self.heads * self.seqlen * self.seqlen * self.head_dim
-        return (flops / 2 if self.causal else flops) * 1e-12
-
-
-CASES = [Case(d, s, causal) for d in (128, 64) for s in (1024, 4096, 16384) for causal in (False, True)]
+TOKENS = 16384  # batch * seqlen
+WIDTH = 2048  # heads * head_dim
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash_attention_2": SDPBackend.FLASH_ATTENTION}
+RAGGED = (985, 3001, 66, 512, 1777, 129, 2050, 333, 1408, 700, 2500, 192, 896, 300, 1023, 512)  # 16384 tokens
+WINDOW = 1024
+SOFTCAP = 30.0
+MEMORY_SEQLEN = 131072
 
-
-def peer_attention(backend, q, k, v, causal):
-    """The same memory as [B, H, S, D] views, as PyTorch wants it. K and V have Q's number of heads."""
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-
-    def launch():
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-    return launch, sdpa_kernel([backend])
-
-
-# --- Checks
-
-
-def ulp(x, dtype):
-    """Distance between neighbours of `dtype` at magnitude x."""
-    if x == 0:
-        return 0.0
-    bits = {torch.bfloat16: 7, torch.float16: 10}[dtype]
-    return 2.0 ** (math.floor(math.log2(x)) - bits)
-
-
-def check_rows(q, k, v, o, lse, causal, rng):
-    """The accuracy rule on some rows of some heads: max|o - ref| <= 2 max|naive - ref| + 2 ulp(max|ref|) + 1e-5, relative L2 error <= 1e-2 (bf16), and LSE
-    within 1e-3. Gives a list of what is wrong."""
-    batch, seqlen, heads, head_dim = q.shape
-    group = heads // k.shape[2]
-    scale = 1 / math.sqrt(head_dim)
-    wrong = []
-    for _ in range(4):
-        b, h = rng.randrange(batch), rng.randrange(heads)
-        picked = {0, seqlen - 1, *(r for r in (63, 64, 127, 128, 191, 192) if r < seqlen), *(rng.randrange(seqlen) for _ in range(96))}
-        rows = torch.tensor(sorted(picked), device=q.device)
-        hidden = torch.arange(seqlen, device=q.device)[None, :] > rows[:, None] if causal else None
-        query, key, value = q[b, rows, h], k[b, :, h // group], v[b, :, h // group]
-
-        scores = query.double() @ key.double().T * scale
-        if causal:
-            scores.masked_fill_(hidden, -math.inf)
-        reference = torch.softmax(scores, dim=-1) @ value.double()
-        reference_lse = torch.logsumexp(scores, dim=-1)
-
-        naive = (query @ key.T) * scale
-        if causal:
-            naive.masked_fill_(hidden, -math.inf)
-        naive = torch.softmax(naive, dim=-1) @ value
-
-        out = o[b, rows, h].double()
-        error = (out - reference).abs().max().item()
-        allowed = 2 * (naive.double() - reference).abs().max().item() + 2 * ulp(reference.abs().max().item(), q.dtype) + 1e-5
-        relative = ((out - reference).norm() / reference.norm()).item()
-        lse_error = (lse[b, h, rows].double() - reference_lse).abs().max().item()
-        where = f"batch {b} head {h}"
-        if not error <= allowed:  # written so that NaN fails
-            wrong.append(f"{where}: error {error:.3g}, allowed {allowed:.3g}")
-        if not relative <= 1e-2:
-            wrong.append(f"{where}: relative L2 error {relative:.3g}, allowed 0.01")
-        if not lse_error <= 1e-3:
-            wrong.append(f"{where}: LSE error {lse_error:.3g}, allowed 0.001")
-    return wrong
-
-
-def poisoned_output(q):
-    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, dtype=torch.float32, device=q.device)
-    return torch.full_like(q, math.nan), lse
-
-
-def check_gqa(tilewave, device, rng):
-    """Query heads 4 to 1, lengths that are no multiple of a tile."""
-    failures = 0
-    for head_dim in (64, 128):
-        for seqlen in (1, 127, 1021, 2048):
-            for causal in (False, True):
-                heads = 16
-                q = torch.randn(2, seqlen, heads, head_dim, dtype=torch.bfloat16, device=device)
-                k, v = (torch.randn(2, seqlen, heads // 4, head_dim, dtype=torch.bfloat16, device=device) for _ in range(2))
-                o, lse = poisoned_output(q)
-                tilewave.attention(q, k, v, o, lse, causal)()
-                wrong = check_rows(q, k, v, o, lse, causal, rng)
-                for text in wrong:
-                    print(f"gqa 4:1 d{head_dim} s{seqlen} {'causal' if causal else 'full'}: {text}", file=sys.stderr)
-                failures += bool(wrong)
-    print(f"gqa 4:1: {'passed' if failures == 0 else f'{failures} shapes FAILED'}")
-    return failures
+CACHE_HEADS, CACHE_KV_HEADS, CACHE_HEAD_DIM, PAGE = 32, 8, 128, 64
+CACHE_BATCHES = (1, 4, 16, 64)
+CACHE_SEQLENS = (8192, 32768, 131072)
+MOST_CACHE_BYTES = 60e9
+COLD_BYTES = 512e6  # so much memory takes turns that an L2 cache of 60 MB keeps nothing
+READ_ELEMENTS = 1 << 30  # f32: 4.3 GB
 
 
 # --- Timing, as in benchmarks/harness.cpp
+
+
+@dataclass
+class Contender:
+    """`launch` enqueues one execution, `work` is what it does, in the record's unit times seconds."""
+
+    name: str
+    launch: Callable[[], object]
+    work: float
 
 
 def burst(launch, launches):
@@ -216,24 +91,40 @@ def milliseconds(timed):
     return begin.elapsed_time(end) / launches
 
 
-def measure_hot(contenders, samples, warm_up_s):
-    lengths = []
-    for launch in contenders:
-        launch()
-        torch.cuda.synchronize()
-        lengths.append(max(1, math.ceil(2 / max(milliseconds(burst(launch, 3)), 1e-3))))
+def synchronize():
+    torch.cuda.synchronize()
+
+
+def capture(launch, launches):
+    """Gives a function that replays so many launches."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+        for _ in range(launches):
+            launch()
+    return graph.replay
+
+
+def one_launch(launch):
+    """Milliseconds, after a launch that compiles and loads."""
+    launch()
+    synchronize()
+    return max(milliseconds(burst(launch, 3)), 1e-3)
+
+
+def measure_hot(launches, samples, warm_up_s):
+    lengths = [max(1, math.ceil(2 / one_launch(launch))) for launch in launches]
     deadline = time.monotonic() + warm_up_s
     while time.monotonic() < deadline:
-        for launch, length in zip(contenders, lengths):
+        for launch, length in zip(launches, lengths):
             burst(launch, length)
-        torch.cuda.synchronize()
-    results = [[] for _ in contenders]
+        synchronize()
+    results = [[] for _ in launches]
     in_flight = []
-    order = list(range(len(contenders)))
+    order = list(range(len(launches)))
     for _ in range(samples):
         random.shuffle(order)
-        in_flight += [(i, burst(contenders[i], lengths[i])) for i in order]
-        while len(in_flight) > ROUNDS_IN_FLIGHT * len(contenders):
+        in_flight += [(i, burst(launches[i], lengths[i])) for i in order]
+        while len(in_flight) > ROUNDS_IN_FLIGHT * len(launches):
             i, timed = in_flight.pop(0)
             results[i].append(milliseconds(timed))
     for i, timed in in_flight:
@@ -241,32 +132,559 @@ def measure_hot(contenders, samples, warm_up_s):
     return results
 
 
-def measure_cool(contenders, samples):
-    results = [[] for _ in contenders]
-    order = list(range(len(contenders)))
+def measure_cool(launches, samples):
+    for launch in launches:
+        launch()
+    results = [[] for _ in launches]
+    order = list(range(len(launches)))
     for _ in range(samples):
         random.shuffle(order)
         for i in order:
-            torch.cuda.synchronize()
+            synchronize()
             time.sleep(COOL_PAUSE_S)
-            contenders[i]()  # not timed: the host enqueues the burst behind it
-            results[i].append(milliseconds(burst(contenders[i], COOL_BURST)))
+            launches[i]()  # not timed: the host enqueues the burst behind it
+            results[i].append(milliseconds(burst(launches[i], COOL_BURST)))
     return results
 
 
-def fraction(values, f):
-    values = sorted(values)
-    position = f * (len(values) - 1)
-    below = int(position)
-    above = min(below + 1, len(values) - 1)
-    return values[below] + (position - below) * (values[above] - values[below])
+def measure_graph(launches, samples, warm_up_s):
+    counts = [max(1, min(GRAPH_LAUNCHES, int(GRAPH_MS / one_launch(launch)))) for launch in launches]
+    replays = [capture(launch, count) for launch, count in zip(launches, counts)]
+    results = measure_hot(replays, samples, warm_up_s)
+    synchronize()
+    return [[sample / count for sample in of_one] for of_one, count in zip(results, counts)]
 
 
-def rounded(x):
-    return float(f"{x:.5g}")
+def measure(mode, contenders, quick):
+    """Milliseconds per launch, a list of samples for each contender."""
+    launches = [contender.launch for contender in contenders]
+    if mode == "cool":
+        return measure_cool(launches, 9 if quick else 40)
+    return {"hot": measure_hot, "graph": measure_graph}[mode](launches, 11 if quick else 60, 0.1 if quick else 0.3)
+
+
+def expected_seconds(mode, contenders, quick, launch_ms=0.5):
+    """About what measure() takes."""
+    if mode == "cool":
+        return (9 if quick else 40) * contenders * (COOL_PAUSE_S + 4e-3 * launch_ms)
+    sample_ms = max(2, launch_ms) if mode == "hot" else min(GRAPH_MS, GRAPH_LAUNCHES * launch_ms) + launch_ms
+    return (0.1 if quick else 0.3) + ((11 if quick else 60) + 5) * contenders * sample_ms * 1e-3 + (0.2 * contenders if mode == "graph" else 0)
 
 
 # --- The run
+
+
+class WrongResult(Exception):
+    pass
+
+
+class Run:
+    """What the user asked for, and what came of it."""
+
+    def __init__(self, options, tilewave, device, shared, seed):
+        self.options = options
+        self.tilewave = tilewave
+        self.device = device
+        self.shared = shared
+        self.rng = random.Random(seed)
+        self.records = []
+        self.failures = 0
+        self.missed = []
+        self.device_lost = False
+        name = shared["device"]
+        self.tflops = next((value for part, value in TENSOR_CORE_TFLOPS.items() if part in name), None)
+        self.memory_gbps = next((value for part, value in MEMORY_GBPS.items() if part in name), None)
+
+    @property
+    def stream(self):
+        return torch.cuda.current_stream().cuda_stream
+
+    def wants(self, name):
+        return not self.options.case or any(part in name for part in self.options.case)
+
+    def modes(self, wanted):
+        return [mode for mode in wanted if mode in self.options.modes]
+
+    @contextlib.contextmanager
+    def case(self, name):
+        """What goes wrong inside is reported and counted, and the next case goes on."""
+        try:
+            yield
+            synchronize()
+        except Exception as error:  # whatever it is, the other cases are worth having
+            self.failures += 1
+            print(f"{name}: FAILED: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            if not isinstance(error, (RuntimeError, WrongResult)):
+                traceback.print_exc()
+        try:
+            synchronize()
+            torch.cuda.empty_cache()
+        except RuntimeError as error:
+            self.device_lost = True  # an error that stays: nothing else can run in this process
+            print(f"{name}: the device is lost: {error}", file=sys.stderr, flush=True)
+
+    def add(self, record, wanted=None):
+        """`wanted`: the least ratio that is asked for."""
+        self.records.append(record)
+        cells = f"  {record['case']:22} {record['dtype']:5} {record['mode']:5} {record['ours']:8.1f} {record['unit']}"
+        if record["peer"]:
+            cells += f"  {record['peer']:18} {record['peer_value']:8.1f}  {record['ratio']:.3f}"
+        if "ratio_by_blocks" in record:
+            cells += f"  by blocks {record['ratio_by_blocks']:.3f}"
+        if wanted is not None:
+            missed = record["ratio"] < wanted
+            cells += f"  wanted {wanted:.2f}{' MISSED' if missed else ''}"
+            if missed:
+                self.missed.append(cells.strip())
+        print(cells, flush=True)
+
+    def normal(self, *shape, dtype=torch.bfloat16):
+        return torch.randn(shape, dtype=dtype, device=self.device)
+
+
+def require_right(wrong):
+    if wrong:
+        raise WrongResult("; ".join(wrong))
+
+
+# --- Calls of ours
+
+
+def poisoned(*shape, dtype, device):
+    return torch.full(shape, math.nan, dtype=dtype, device=device)
+
+
+class Prefill:
+    """One call on random tensors: [batch, seqlen, heads, head_dim], or packed sequences of the given lengths."""
+
+    def __init__(self, run, head_dim, seqlen, heads, features=Features(), dtype=torch.bfloat16, kv_heads=None, batch=None, lengths=None):
+        kv_heads = kv_heads or heads
+        self.run, self.features = run, features
+        self.lengths = lengths or [seqlen] * (batch or TOKENS // seqlen)
+        leading = (sum(lengths),) if lengths else (len(self.lengths), seqlen)
+        self.q = run.normal(*leading, heads, head_dim, dtype=dtype)
+        self.k, self.v = (run.normal(*leading, kv_heads, head_dim, dtype=dtype) for _ in range(2))
+        self.o = poisoned(*self.q.shape, dtype=dtype, device=run.device)
+        self.cu_seqlens = None
+        if lengths:
+            starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+            self.cu_seqlens = torch.tensor(starts, dtype=torch.int32, device=run.device)
+        self.launch = self.call(self.o)
+        self.tflop, self.touched_tflop = (
+            work.teraflop(sum(pairs(n, n, features.causal, features.window_left) for n in self.lengths), heads, head_dim)
+            for pairs in (work.visible_pairs, work.touched_pairs)
+        )
+
+    def call(self, o, lse=None):
+        if self.cu_seqlens is not None:
+            return self.run.tilewave.varlen(self.q, self.k, self.v, o, self.cu_seqlens, self.features, lse, self.run.stream)
+        return self.run.tilewave.attention(self.q, self.k, self.v, o, self.features, lse, self.run.stream)
+
+    def contender(self, name):
+        return Contender(name, self.launch, self.tflop)
+
+    def check(self):
+        """Throws WrongResult: the accuracy rule on some rows of some heads, with LSE; without it the output must be the same."""
+        heads, group = self.q.shape[-2], self.q.shape[-2] // self.k.shape[-2]
+        o = poisoned(*self.o.shape, dtype=self.o.dtype, device=self.run.device)
+        packed = self.cu_seqlens is not None
+        lse_shape = (heads, self.q.shape[0]) if packed else (self.q.shape[0], heads, self.q.shape[1])
+        lse = poisoned(*lse_shape, dtype=torch.float32, device=self.run.device)
+        self.call(o, lse)()
+        wrong = []
+        picked = {0, len(self.lengths) - 1, *(self.run.rng.randrange(len(self.lengths)) for _ in range(2))}
+        for sequence in sorted(picked):
+            head = self.run.rng.randrange(heads)
+            length = self.lengths[sequence]
+            if packed:
+                begin = sum(self.lengths[:sequence])
+                at = slice(begin, begin + length)
+                q, k, v, out = (t[at] for t in (self.q, self.k, self.v, o))
+                of_lse = lse[head, at]
+            else:
+                q, k, v, out = (t[sequence] for t in (self.q, self.k, self.v, o))
+                of_lse = lse[sequence, head]
+            rows = some_rows(length, self.run.rng, self.run.device)
+            of_kv = head // group
+            where = f"sequence {sequence} head {head}"
+            wrong += wrong_rows(where, q[:, head], k[:, of_kv], v[:, of_kv], out[:, head], of_lse, rows, self.features, head)
+        self.launch()
+        if not torch.equal(self.o, o):
+            wrong.append("the output differs when LSE is not asked for")
+        require_right(wrong)
+
+
+def peer_attention(q, k, v, causal):
+    """PyTorch's, on [B, H, S, D] views of the same memory. K and V have Q's number of heads."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+
+    def launch():
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return launch
+
+
+def suffix(causal):
+    return "causal" if causal else "full"
+
+
+# --- a: plain forward passes
+
+
+PLAIN_HEAD_DIMS, PLAIN_SEQLENS = (128, 64, 256), (512, 1024, 2048, 4096, 16384)
+
+
+def plain_modes(seqlen):
+    return ("hot", "cool", "graph") if seqlen <= 2048 else ("hot", "cool")
+
+
+def plain_wanted(peer, head_dim, seqlen, mode):
+    if peer == "flash_attention_2":
+        return 2.0 if seqlen >= 4096 and head_dim != 64 else 1.5
+    if seqlen >= 4096:
+        return {64: 1.05, 128: 1.08, 256: 1.10}[head_dim]
+    return 1.0 if mode == "graph" else None
+
+
+def run_plain(run):
+    for head_dim in PLAIN_HEAD_DIMS:
+        for seqlen in PLAIN_SEQLENS:
+            for causal in (False, True):
+                name = f"d{head_dim}-s{seqlen}-{suffix(causal)}"
+                if run.wants(name) and not run.device_lost:
+                    with run.case(name):
+                        run_plain_case(run, name, head_dim, seqlen, causal)
+
+
+def run_plain_case(run, name, head_dim, seqlen, causal):
+    ours = Prefill(run, head_dim, seqlen, WIDTH // head_dim, Features(causal=causal))
+    ours.check()
+    for peer, backend in PEERS.items():
+        if peer in run.options.skip_peer:
+            continue
+        launch = peer_attention(ours.q, ours.k, ours.v, causal)
+        with sdpa_kernel([backend]):
+            try:
+                peer_o = launch().transpose(1, 2)
+            except RuntimeError as error:
+                print(f"{name}: no {peer}: {str(error).splitlines()[0]}", file=sys.stderr)
+                continue
+            difference = ((ours.o.float() - peer_o.float()).norm() / peer_o.float().norm()).item()
+            if not difference <= 1e-2:
+                raise WrongResult(f"differs from {peer} by {difference:.3g} (relative L2, allowed 0.01)")
+            del peer_o
+            for mode in run.modes(plain_modes(seqlen)):
+                samples = measure(mode, [ours.contender("tilewave"), Contender(peer, launch, ours.tflop)], run.options.quick)
+                record = records.make_record(
+                    run.shared, name, "bf16", mode, "TFLOP/s", (ours.tflop, samples[0]), (peer, ours.tflop, samples[1]), run.tflops
+                )
+                run.add(record, plain_wanted(peer, head_dim, seqlen, mode))
+
+
+def plan_plain(quick):
+    runs = [(mode, 2) for seqlen in PLAIN_SEQLENS for mode in plain_modes(seqlen)]
+    return 2 * len(PLAIN_HEAD_DIMS) * (len(PEERS) * sum(expected_seconds(mode, n, quick) for mode, n in runs) + 1.0 * len(PLAIN_SEQLENS) + 3)
+
+
+# --- b: features
+
+
+FEATURE_SEQLEN = 4096
+
+
+def features_of(run, head_dim, causal):
+    """By name, what Prefill takes besides."""
+    heads = WIDTH // head_dim
+    slopes = torch.tensor([2.0 ** (-8 * (h + 1) / heads) for h in range(heads)], dtype=torch.float32, device=run.device)
+    variants = {
+        "plain": {},
+        "gqa4": {"kv_heads": heads // 4},
+        "softcap": {"features": Features(causal=causal, softcap=SOFTCAP)},
+        "alibi": {"features": Features(causal=causal, alibi_slopes=slopes)},
+        "varlen": {"lengths": list(RAGGED)},
+        "f16": {"dtype": torch.float16},
+    }
+    if causal:
+        variants[f"window{WINDOW}"] = {"features": Features(causal=True, window_left=WINDOW)}
+    return variants
+
+
+def run_features(run):
+    """All of one head dimension and mask in one measurement, with the plain call."""
+    for head_dim in (128, 64):
+        for causal in (False, True):
+            calls = {}
+            for feature, arguments in features_of(run, head_dim, causal).items():
+                name = f"d{head_dim}-{feature}-{suffix(causal)}"
+                if run.device_lost or (feature != "plain" and not run.wants(name)):
+                    continue
+                with run.case(name):
+                    call = Prefill(run, head_dim, FEATURE_SEQLEN, WIDTH // head_dim, **{"features": Features(causal=causal), **arguments})
+                    call.check()
+                    calls[name] = call
+            plain = f"d{head_dim}-plain-{suffix(causal)}"
+            if plain in calls and len(calls) > 1:
+                with run.case(f"d{head_dim}-features-{suffix(causal)}"):
+                    measure_features(run, calls, plain)
+
+
+def measure_features(run, calls, plain):
+    for mode in run.modes(("hot", "cool")):
+        samples = dict(zip(calls, measure(mode, [call.contender(name) for name, call in calls.items()], run.options.quick)))
+        peer = calls[plain]
+        for name, call in calls.items():
+            if name == plain:
+                continue
+            record = records.make_record(
+                run.shared,
+                name,
+                "f16" if call.q.dtype == torch.float16 else "bf16",
+                mode,
+                "TFLOP/s",
+                (call.tflop, samples[name]),
+                ("tilewave plain", peer.tflop, samples[plain]),
+                run.tflops,
+                group="features",
+            )
+            # A block that a mask cuts takes the time of a whole one: the same ratio with such blocks counted whole.
+            record["ratio_by_blocks"] = round(record["ratio"] * (call.touched_tflop / call.tflop) / (peer.touched_tflop / peer.tflop), 4)
+            run.add(record, 0.90)
+
+
+def plan_features(quick):
+    return 4 * (sum(expected_seconds(mode, 7, quick) for mode in ("hot", "cool")) + 6.5 * 3)
+
+
+# --- c: head dimensions between
+
+
+NEXT_SIZE = {96: 128, 192: 256}
+BETWEEN_SEQLENS = (4096, 16384)
+
+
+def run_between(run):
+    for head_dim in NEXT_SIZE:
+        for seqlen in BETWEEN_SEQLENS:
+            for causal in (False, True):
+                name = f"d{head_dim}-s{seqlen}-{suffix(causal)}"
+                if run.wants(name) and not run.device_lost:
+                    with run.case(name):
+                        run_between_case(run, name, head_dim, seqlen, causal)
+
+
+def run_between_case(run, name, head_dim, seqlen, causal):
+    features = Features(causal=causal)
+    larger = NEXT_SIZE[head_dim]
+    ours = Prefill(run, head_dim, seqlen, WIDTH // head_dim, features)  # 21 heads of 96, 10 of 192
+    next_size = Prefill(run, larger, seqlen, WIDTH // larger, features)
+    ours.check()
+    contenders = [ours.contender("tilewave"), next_size.contender("tilewave next size")]
+    launch = peer_attention(ours.q, ours.k, ours.v, causal)
+    with sdpa_kernel([PEERS["cudnn"]]):
+        if "cudnn" not in run.options.skip_peer:
+            try:
+                launch()
+                contenders.append(Contender("cudnn", launch, ours.tflop))
+            except RuntimeError as error:
+                print(f"{name}: no cudnn: {str(error).splitlines()[0]}", file=sys.stderr)
+        for mode in run.modes(("hot", "cool")):
+            samples = measure(mode, contenders, run.options.quick)
+            for contender, of_peer in zip(contenders[1:], samples[1:]):
+                record = records.make_record(
+                    run.shared,
+                    name,
+                    "bf16",
+                    mode,
+                    "TFLOP/s",
+                    (ours.tflop, samples[0]),
+                    (contender.name, contender.work, of_peer),
+                    run.tflops,
+                    group="head dimensions between",
+                )
+                run.add(record, 0.85 if contender.name == "tilewave next size" else None)
+
+
+def plan_between(quick):
+    return 2 * len(NEXT_SIZE) * (len(BETWEEN_SEQLENS) * (sum(expected_seconds(mode, 3, quick) for mode in ("hot", "cool")) + 1) + 6)
+
+
+# --- d: decode
+
+
+def fastest_read(run):
+    """A contender that reads 4.3 GB: the fastest of some reductions of PyTorch's and of cuBLAS's matrix times vector. work is GB."""
+    x = torch.randn(READ_ELEMENTS, dtype=torch.float32, device=run.device)
+    rows = x.view(-1, 8192)
+    halves = x.view(torch.bfloat16).view(-1, 16384)
+    vector, half_vector = run.normal(8192, dtype=torch.float32), run.normal(16384)
+    ways = {
+        "sum": lambda: torch.sum(x),
+        "amax": lambda: torch.amax(x),
+        "sum of rows": lambda: torch.sum(rows, 1),
+        "sum of columns": lambda: torch.sum(rows, 0),
+        "matrix times vector": lambda: torch.mv(rows, vector),
+        "bf16 matrix times vector": lambda: torch.mv(halves, half_vector),
+    }
+    contenders = [Contender(name, launch, 4e-9 * READ_ELEMENTS) for name, launch in ways.items()]
+    medians = [records.fraction(samples, 0.5) for samples in measure("hot", contenders, quick=True)]
+    for contender, median in zip(contenders, medians):
+        print(f"  read by {contender.name:26} {contender.work / median * 1e3:8.1f} GB/s")
+    return min(zip(medians, contenders), key=lambda pair: pair[0])[1]
+
+
+class Decode:
+    """One query a sequence against caches of random numbers, contiguous or as shuffled pages of the same memory. So many sets of caches take turns that
+    none is in the L2 cache when its turn comes."""
+
+    def __init__(self, run, batch, seqlen):
+        self.run, self.seqlen = run, seqlen
+        self.bytes = work.cache_bytes(batch, seqlen, CACHE_KV_HEADS, CACHE_HEAD_DIM)
+        self.q = run.normal(batch, 1, CACHE_HEADS, CACHE_HEAD_DIM)
+        self.o = poisoned(*self.q.shape, dtype=self.q.dtype, device=run.device)
+        shape = (batch, seqlen, CACHE_KV_HEADS, CACHE_HEAD_DIM)
+        self.caches = [(run.normal(*shape), run.normal(*shape)) for _ in range(max(1, math.ceil(COLD_BYTES / self.bytes)))]
+        self.seqlens = torch.full((batch,), seqlen, dtype=torch.int32, device=run.device)
+        pages = batch * seqlen // PAGE
+        self.block_table = torch.randperm(pages, device=run.device).to(torch.int32).view(batch, -1)
+
+    def call(self, caches, paged, o, lse=None):
+        if not paged:
+            return self.run.tilewave.decode(self.q, *caches, o, self.seqlens, lse=lse, stream=self.run.stream)
+        pages = [t.view(-1, PAGE, *t.shape[2:]) for t in caches]
+        return self.run.tilewave.decode(self.q, *pages, o, self.seqlens, self.block_table, lse=lse, stream=self.run.stream)
+
+    def contender(self, name, paged):
+        calls = [self.call(caches, paged, self.o) for caches in self.caches]
+        turn = 0
+
+        def launch():
+            nonlocal turn
+            calls[turn]()
+            turn = (turn + 1) % len(calls)
+
+        return Contender(name, launch, self.bytes * 1e-9)
+
+    def check(self, paged):
+        batch, group = self.q.shape[0], CACHE_HEADS // CACHE_KV_HEADS
+        o = poisoned(*self.o.shape, dtype=self.o.dtype, device=self.run.device)
+        lse = poisoned(batch, CACHE_HEADS, 1, dtype=torch.float32, device=self.run.device)
+        self.call(self.caches[0], paged, o, lse)()
+        wrong = []
+        for _ in range(6):
+            b, head = self.run.rng.randrange(batch), self.run.rng.randrange(CACHE_HEADS)
+            key, value = (t[b, :, head // group] for t in self.caches[0])
+            if paged:
+                where = self.block_table[b].long()
+                key, value = (t.view(-1, PAGE, *t.shape[2:])[where, :, head // group].reshape(self.seqlen, -1) for t in self.caches[0])
+            rows = torch.zeros(1, dtype=torch.int64, device=self.run.device)
+            wrong += wrong_rows(f"sequence {b} head {head}", self.q[b, :, head], key, value, o[b, :, head], lse[b, head], rows, Features(), head)
+        require_right(wrong)
+
+
+def decode_sizes():
+    for batch in CACHE_BATCHES:
+        for seqlen in CACHE_SEQLENS:
+            if work.cache_bytes(batch, seqlen, CACHE_KV_HEADS, CACHE_HEAD_DIM) <= MOST_CACHE_BYTES:
+                yield batch, seqlen
+
+
+def run_decode(run):
+    cases = []
+    for batch, seqlen in decode_sizes():
+        name = f"decode-b{batch}-{seqlen // 1024}k"
+        names = {paged: f"{name}-paged{PAGE}" if paged else name for paged in (False, True)}
+        wanted = {paged: name for paged, name in names.items() if run.wants(name)}
+        if wanted:
+            cases.append((name, batch, seqlen, wanted))
+    if not cases:
+        return
+    read = None
+    with run.case("read bandwidth"):
+        read = fastest_read(run)
+    for name, batch, seqlen, wanted in cases:
+        if read and not run.device_lost:
+            with run.case(name):
+                run_decode_case(run, Decode(run, batch, seqlen), wanted, read)
+
+
+def run_decode_case(run, decode, wanted, read):
+    right = []
+    for paged, name in wanted.items():
+        with run.case(name):
+            decode.check(paged)
+            right.append(decode.contender(name, paged))
+    if not right:
+        return
+    for mode in run.modes(("hot", "graph")):
+        samples = measure(mode, [read, *right], run.options.quick)
+        for contender, ours in zip(right, samples[1:]):
+            record = records.make_record(
+                run.shared,
+                contender.name,
+                "bf16",
+                mode,
+                "GB/s",
+                (contender.work, ours),
+                ("read", read.work, samples[0]),
+                run.memory_gbps,
+                peer_variant=read.name,
+                group="decode",
+            )
+            run.add(record, 0.85 if decode.bytes > 64e6 else None)
+
+
+def plan_decode(quick):
+    total = 5
+    for batch, seqlen in decode_sizes():
+        launch_ms = work.cache_bytes(batch, seqlen, CACHE_KV_HEADS, CACHE_HEAD_DIM) / 3.5e9
+        total += 1 + sum(expected_seconds(mode, 3, quick, max(launch_ms, 0.3)) for mode in ("hot", "graph"))
+    return total
+
+
+# --- e: memory
+
+
+def run_memory(run):
+    """What a call takes of the device's memory besides its tensors: what is free while it runs and after it, against before."""
+    name = f"memory-d128-s{MEMORY_SEQLEN}-causal"
+    if not run.wants(name) or run.device_lost:
+        return
+    with run.case(name):
+        Prefill(run, 128, 1024, 1, Features(causal=True)).launch()  # compiles and loads the kernel
+        heads = WIDTH // 128
+        call = Prefill(run, 128, MEMORY_SEQLEN, heads, Features(causal=True), batch=1)
+        synchronize()
+        torch.cuda.empty_cache()
+        before, total = torch.cuda.mem_get_info()
+        begin, end, _ = burst(call.launch, 1)
+        least = before
+        while not end.query():
+            least = min(least, torch.cuda.mem_get_info()[0])
+        after, _ = torch.cuda.mem_get_info()
+        extra = before - min(least, after)
+        allowed = 16 * heads * MEMORY_SEQLEN + (32 << 20)  # four numbers a row of each head, and what the driver sets aside
+        scores = 2 * heads * MEMORY_SEQLEN**2
+        print(f"  {name}: free before {before >> 20} MiB, least while it ran {least >> 20} MiB, after {after >> 20} MiB, of {total >> 20} MiB")
+        print(f"  extra {extra / 2**20:.1f} MiB, allowed {allowed / 2**20:.1f} MiB; the scores would be {scores >> 30} GiB")
+        print(f"  {begin.elapsed_time(end):.1f} ms, {call.tflop / begin.elapsed_time(end) * 1e3:.1f} TFLOP/s")
+        call.check()
+        if extra > allowed:
+            raise WrongResult(f"took {extra} bytes, allowed {allowed}")
+        record = records.make_record(run.shared, name, "bf16", "once", "MiB", (1, [1]), group="memory", limit=round(allowed / 2**20, 1))
+        record.update(ours=round(extra / 2**20, 1), spread={"ours": None, "peer": None}, time_us=records.rounded(begin.elapsed_time(end) * 1e3))
+        run.records.append(record)
+
+
+GROUPS = {
+    "a": ("plain forward passes", run_plain, plan_plain),
+    "b": ("features", run_features, plan_features),
+    "c": ("head dimensions between", run_between, plan_between),
+    "d": ("decode", run_decode, plan_decode),
+    "e": ("memory", run_memory, lambda quick: 6),
+}
+
+
+# --- The program
 
 
 def version_text(number):
@@ -276,122 +694,39 @@ def version_text(number):
 def find_versions(library):
     driver = ctypes.c_int(0)
     ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(driver))
-    cudnn = torch.backends.cudnn.version()
-    versions = {
+    cudnn = torch.backends.cudnn.version() or 0
+    return {
         "driver": version_text(driver.value),
         "torch": torch.__version__,
         "cudnn": f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}",
-    }
-    tool = pathlib.Path(library).parent / "tilewave"
-    try:
-        found = json.loads(subprocess.run([tool, "devices", "--json"], capture_output=True, check=True, timeout=60).stdout)
-        versions["nvrtc"] = (found["nvrtc"] or "").split(" ")[0]
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError):
-        pass  # the command line is not beside the library: the figures are good without this
-    return versions
-
-
-def find_commit():
-    try:
-        text = subprocess.run(
-            ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, check=True, text=True, timeout=60
-        ).stdout.strip()
-        return text or "unknown"
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-
-
-def make_record(case, mode, ours, peer, peer_samples, shared):
-    def rates(samples):
-        return [case.tflop / (fraction(samples, f) * 1e-3) for f in (0.9, 0.5, 0.1)]  # the slowest tenth first
-
-    low, mid, high = rates(ours)
-    peer_low, peer_mid, peer_high = rates(peer_samples)
-    return {
-        "family": "attention",
-        "case": case.name,
-        "dtype": "bf16",
-        "mode": mode,
-        "unit": "TFLOP/s",
-        "ours": rounded(mid),
-        "peer": peer,
-        "peer_value": rounded(peer_mid),
-        "limit": shared["limit"],
-        "ratio": round(mid / peer_mid, 4),
-        "spread": {"ours": [rounded(low), rounded(high)], "peer": [rounded(peer_low), rounded(peer_high)]},
-        **{key: shared[key] for key in ("commit", "date", "versions", "device")},
+        "nvrtc": (records.library_devices(library).get("nvrtc") or "").split(" ")[0],
     }
 
 
-def run_case(tilewave, case, options, shared, device, rng):
-    """Gives the case's records, or None when a check failed."""
-    shape = (case.batch, case.seqlen, case.heads, case.head_dim)
-    q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(3))
-    o, lse = poisoned_output(q)
-    tilewave.attention(q, k, v, o, lse, case.causal)()
-    wrong = check_rows(q, k, v, o, lse, case.causal, rng)
-    ours = tilewave.attention(q, k, v, o, None, case.causal)
-    records = []
-    for peer, backend in PEERS.items():
-        if peer in options.skip_peer:
-            continue
-        theirs, chosen = peer_attention(backend, q, k, v, case.causal)
-        with chosen:
-            try:
-                peer_o = theirs().transpose(1, 2)
-            except RuntimeError as error:
-                print(f"{case.name}: no {peer}: {error}", file=sys.stderr)
-                continue
-            if peer == "cudnn":
-                difference = ((o.float() - peer_o.float()).norm() / peer_o.float().norm()).item()
-                if not difference <= 1e-2:
-                    wrong.append(f"differs from cuDNN by {difference:.3g} (relative L2, allowed 0.01)")
-            if wrong:
-                break
-            quick = options.quick
-            for mode in options.modes:
-                if mode == "hot":
-                    samples = measure_hot([ours, theirs], 11 if quick else 60, 0.1 if quick else 0.3)
-                else:
-                    samples = measure_cool([ours, theirs], 9 if quick else 40)
-                record = make_record(case, mode, samples[0], peer, samples[1], shared)
-                records.append(record)
-                print(f"  {case.name:18} {mode:5} {record['ours']:7.1f}  {peer} {record['peer_value']:7.1f}  {record['ratio']:.3f}", flush=True)
-    for text in wrong:
-        print(f"{case.name}: WRONG: {text}", file=sys.stderr)
-    return None if wrong else records
+def listed(allowed):
+    def parse(text):
+        chosen = text.split(",")
+        if not set(chosen) <= set(allowed):
+            raise argparse.ArgumentTypeError(f"{text}; allowed: {','.join(allowed)}")
+        return chosen
 
-
-def print_table(records):
-    print(f"\n{'TFLOP/s':18} {'mode':5} {'ours':>7} {'cuDNN':>7} {'ratio':>6} {'FA2':>7} {'ratio':>6} {'/limit':>7}")
-    rows = {}
-    for record in records:
-        rows.setdefault((record["case"], record["mode"]), {})[record["peer"]] = record
-    for (case, mode), by_peer in rows.items():
-        cells = []
-        for peer in PEERS:
-            record = by_peer.get(peer)
-            cells.append(f"{record['peer_value']:7.1f} {record['ratio']:6.3f}" if record else f"{'-':>7} {'-':>6}")
-        first = next(iter(by_peer.values()))
-        limit = f"{first['ours'] / first['limit']:7.3f}" if first["limit"] else f"{'-':>7}"
-        print(f"{case:18} {mode:5} {first['ours']:7.1f} {' '.join(cells)} {limit}")
+    return parse
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--library", type=pathlib.Path, default=ROOT / "build/libtilewave.so", help="libtilewave.so (default: build/libtilewave.so)")
+    parser.add_argument("--library", type=pathlib.Path, default=records.ROOT / "build/libtilewave.so", help="default: build/libtilewave.so")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file, as a list of records")
+    parser.add_argument("--append", action="store_true", help="keep what the file has besides the cases that are measured")
     parser.add_argument("--quick", action="store_true", help="fewer samples")
+    parser.add_argument("--group", type=listed(GROUPS), default=list(GROUPS), help=f"of {','.join(GROUPS)} (default: all)")
     parser.add_argument("--case", action="append", default=[], help="only cases whose name contains this; may be repeated")
-    parser.add_argument("--modes", type=lambda text: text.split(","), default=["hot", "cool"], help="hot,cool (default: both)")
+    parser.add_argument("--modes", type=listed(MODES), default=list(MODES), help=f"of {','.join(MODES)} (default: each case's)")
     parser.add_argument("--skip-peer", action="append", default=[], choices=list(PEERS), help="do not measure this peer")
-    parser.add_argument("--gqa", action="store_true", help="also check 4 query heads to one key head")
     parser.add_argument("--check-only", action="store_true", help="check, do not measure")
     parser.add_argument("--commit", help="the commit to record (default: what git says)")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds after which the process ends itself, in case a kernel hangs (default: 900)")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds after which the process ends itself, in case a kernel hangs (default: 1800)")
     options = parser.parse_args()
-    if not set(options.modes) <= {"hot", "cool"}:
-        parser.error(f"--modes is {','.join(options.modes)}; allowed: hot, cool")
     if options.check_only:
         options.modes = []
     return options
@@ -402,63 +737,54 @@ def give_up(seconds):
     os._exit(1)
 
 
+def run_groups(run):
+    for letter in run.options.group:
+        what, run_group, plan = GROUPS[letter]
+        if run.device_lost:
+            break
+        print(f"\n{letter}: {what}, all of it about {plan(run.options.quick):.0f} s", flush=True)
+        begin = time.monotonic()
+        run_group(run)
+        print(f"{letter}: took {time.monotonic() - begin:.0f} s", flush=True)
+        if run.options.json and run.records:
+            records.write(run.options.json, run.records, run.options.append)
+
+
 def main():
     options = parse_arguments()
     if not torch.cuda.is_available():
         print("attention_peer.py: PyTorch finds no CUDA device", file=sys.stderr)
         return 1
-    if options.json:
-        try:
+    try:
+        tilewave = Tilewave(options.library)
+        if options.json:
             options.json.parent.mkdir(parents=True, exist_ok=True)
             options.json.open("a").close()  # an unwritable path must not cost the run
-        except OSError as error:
-            print(f"attention_peer.py: {error}", file=sys.stderr)
-            return 1
+    except (OSError, AttributeError) as error:
+        print(f"attention_peer.py: {error}", file=sys.stderr)
+        return 1
     watchdog = threading.Timer(options.timeout, give_up, [options.timeout])
     watchdog.daemon = True
     watchdog.start()
 
     device = torch.device("cuda", torch.cuda.current_device())
-    name = torch.cuda.get_device_name(device)
-    try:
-        tilewave = Tilewave(options.library)
-    except (OSError, AttributeError) as error:
-        print(f"attention_peer.py: {error}", file=sys.stderr)
-        return 1
     shared = {
-        "limit": next((tflops for part, tflops in TENSOR_CORE_TFLOPS.items() if part in name), None),
-        "commit": options.commit or find_commit(),
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "commit": options.commit or records.find_commit(),
+        "date": records.now(),
         "versions": find_versions(options.library),
-        "device": name,
+        "device": torch.cuda.get_device_name(device),
     }
     seed = random.SystemRandom().randrange(2**32)
-    print(f"{name}, {shared['versions']}, seed {seed}")
+    print(f"{shared['device']}, {shared['versions']}, seed {seed}")
     torch.manual_seed(seed)
-    rng = random.Random(seed)
-
-    failures = 0
-    records = []
-    try:
-        with torch.cuda.stream(torch.cuda.Stream(device)), torch.no_grad():
-            if options.gqa:
-                failures += check_gqa(tilewave, device, rng)
-            for case in CASES:
-                if options.case and not any(part in case.name for part in options.case):
-                    continue
-                made = run_case(tilewave, case, options, shared, device, rng)
-                failures += made is None
-                records += made or []
-    except RuntimeError as error:
-        print(f"attention_peer.py: {error}", file=sys.stderr)
-        failures += 1
-    if options.json and records:
-        options.json.write_text(json.dumps(records, indent=2) + "\n")
-    if records:
-        print_table(records)
-    if failures:
-        print(f"attention_peer.py: {failures} failed", file=sys.stderr)
-    return 1 if failures else 0
+    run = Run(options, tilewave, device, shared, seed)
+    with torch.cuda.stream(torch.cuda.Stream(device)), torch.no_grad():
+        run_groups(run)
+    if run.missed:
+        print("\nLess than wanted:\n  " + "\n  ".join(run.missed))
+    if run.failures:
+        print(f"attention_peer.py: {run.failures} failed", file=sys.stderr)
+    return 1 if run.failures else 0
 
 
 if __name__ == "__main__":
