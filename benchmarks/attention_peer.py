@@ -376,7 +376,7 @@ def run_plain_case(run, name, head_dim, seqlen, causal):
             for mode in run.modes(plain_modes(seqlen)):
                 samples = measure(mode, [ours.contender("tilewave"), Contender(peer, launch, ours.tflop)], run.options.quick)
                 record = records.make_record(
-                    run.shared, name, "bf16", mode, "TFLOP/s", (ours.tflop, samples[0]), (peer, ours.tflop, samples[1]), run.tflops
+                    run.shared, name, "bf16", mode, "TFLOP/s", (ours.tflop, samples[0]), (peer, ours.tflop, samples[1]), run.tflops, group="plain"
                 )
                 run.add(record, plain_wanted(peer, head_dim, seqlen, mode))
 

@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEGIN = "<!-- tables: begin (written by benchmarks/render_performance.py) -->"
 END = "<!-- tables: end -->"
 REQUIRED = ("family", "case", "dtype", "mode", "unit", "ours", "peer", "peer_value", "limit", "commit", "date", "versions")
-PEER_NAMES = {"cublasLt": "cuBLASLt", "openblas": "OpenBLAS", "cudnn": "cuDNN", "flash_attention_2": "FlashAttention 2"}
+PEER_NAMES = {"cublasLt": "cuBLASLt", "openblas": "OpenBLAS", "cudnn": "cuDNN", "flash_attention_2": "FlashAttention 2", "pytorch": "PyTorch"}
 TIME = "us"  # the unit of records that are times: less is better
 NONE = "There are no results yet: `make gpu-bench` on a machine with a GPU writes them.\n"
 
@@ -64,7 +64,7 @@ def unique(values):
 
 
 def table(records):
-    """Records of one family, device and unit. A record per peer shares its row with those of the same case, dtype and mode."""
+    """Records of one family, device, group and unit. A record per peer shares its row with those of the same case, dtype and mode."""
     of_time = records[0]["unit"] == TIME
     has_bound = any(r.get("bound") for r in records)
     peers = unique(r["peer"] for r in records if r["peer"])
@@ -77,6 +77,8 @@ def table(records):
     for peer in peers:
         # How many times the time of a peer ours takes says nothing: it is part of the limit.
         numbers += [PEER_NAMES.get(peer, peer)] if of_time else [PEER_NAMES.get(peer, peer), "ratio"]
+    by_blocks = any("ratio_by_blocks" in r for r in records)
+    numbers += ["ratio by blocks"] if by_blocks else []
     numbers += ["limit", "of the limit"] + (["bound by"] if has_bound else [])
     lines = [f"| {' | '.join(heads + numbers)} |", f"|{'|'.join(['---'] * len(heads) + ['---:'] * len(numbers))}|"]
     for (case, dtype, mode), group in rows.items():
@@ -88,6 +90,7 @@ def table(records):
             of_peer = next((r for r in group if r["peer"] == peer), {})
             value = of_peer.get("peer_value")
             cells += [number(value)] if of_time else [number(value), quotient(of_peer.get("ours"), value)]
+        cells += [number(first.get("ratio_by_blocks"))] if by_blocks else []
         cells += [number(first["limit"]), quotient(first["ours"], first["limit"])]
         cells += [first.get("bound") or "–"] if has_bound else []
         lines.append(f"| {' | '.join(cells)} |")
@@ -112,9 +115,10 @@ def render(results):
         if path.parent.name != device:
             device = path.parent.name
             lines += [f"## {records[0].get('device') or device}", ""]
-        for unit in unique(r["unit"] for r in records):
-            lines += [f"### {records[0]['family']} ({'µs' if unit == TIME else unit})", ""]
-            lines += [*table([r for r in records if r["unit"] == unit]), ""]
+        for group, unit in unique((r.get("group"), r["unit"]) for r in records):
+            title = f"{records[0]['family']}, {group}" if group else records[0]["family"]
+            lines += [f"### {title} ({'µs' if unit == TIME else unit})", ""]
+            lines += [*table([r for r in records if (r.get("group"), r["unit"]) == (group, unit)]), ""]
         lines += [origin(records), ""]
     return "\n".join(lines) if lines else NONE
 

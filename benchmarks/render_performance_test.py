@@ -91,6 +91,16 @@ class RenderPerformance(unittest.TestCase):
         self.assertIn("| case | dtype | mode | µs | ours | p10–p90 | limit | of the limit | bound by |", text)
         self.assertIn("| nt-4096 | bf16 | hot | 12.5 | 712 | 708–715 | 989 | 0.72 | arithmetic |", text)
 
+    def test_groups_have_tables_of_their_own(self):
+        feature = record(group="features", case="d128-window", peer="tilewave plain", peer_value=800, ratio_by_blocks=0.951)
+        self.write([record(peer="cudnn", peer_value=600), feature, record(group="memory", mode="once", unit="MiB", ours=8, peer=None, peer_value=None, limit=64)])
+        text = self.rendered()
+        self.assertIn("### gemm (TFLOP/s)", text)
+        self.assertIn("### gemm, features (TFLOP/s)", text)
+        self.assertIn("| case | dtype | mode | ours | p10–p90 | tilewave plain | ratio | ratio by blocks | limit | of the limit |", text)
+        self.assertIn("| d128-window | bf16 | hot | 712 | 708–715 | 800 | 0.89 | 0.95 | 989 | 0.72 |", text)
+        self.assertIn("### gemm, memory (MiB)", text)
+
     def test_check_shows_the_difference(self):
         self.write([record()])
         self.rendered()

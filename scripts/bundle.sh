@@ -62,7 +62,7 @@ for program in build/tests/*_tests; do
   strip -o "$stage/tests/$(basename "$program")" "$program"
 done
 mkdir -p "$stage/share/tilewave/benchmarks"
-cp benchmarks/attention_peer.py "$stage/share/tilewave/benchmarks/"
+cp benchmarks/{attention_peer,attention_calls,attention_work,records}.py "$stage/share/tilewave/benchmarks/"
 cp scripts/bundle/run-tests.sh "$stage/share/tilewave/"
 cp scripts/bundle/README.md LICENSE "$stage/"
 copy_libraries "$stage"

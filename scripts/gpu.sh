@@ -34,7 +34,7 @@ case $1 in
       build/tilewave bench "$family" --device cuda --json "$results/$family.json" "${commit[@]}" "${quick[@]}" || status=1
     done
     if python3 -c 'import torch' 2>/dev/null; then
-      python3 benchmarks/attention_peer.py --library build/libtilewave.so --gqa --json "$results/attention.json" "${commit[@]}" "${quick[@]}" || status=1
+      python3 benchmarks/attention_peer.py --library build/libtilewave.so --json "$results/attention_peer.json" "${commit[@]}" "${quick[@]}" || status=1
     else
       echo "attention: not measured, its peers need PyTorch: python3 -m pip install torch"
     fi
