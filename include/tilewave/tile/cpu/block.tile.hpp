@@ -352,11 +352,23 @@ class Block {
   void convert(Operand<T, R, C>& to, const Fragment<float, R, C>& from) const {
     constexpr int group = Operand<T, R, C>::group;
     static_assert(C % group == 0, "an operand has whole groups of columns");
-    for (int panel = 0; panel < R; panel += kPanelRows)
-      for (int k = 0; k < C; k += group)
-        for (int r = 0; r < kPanelRows && panel + r < R; ++r)
-          for (int j = 0; j < group; ++j)
-            to.panels[panel * C + k * kPanelRows + r * group + j] = to_packed<T>(from.x[(panel + r) * C + k + j]);
+    const Library& lib = library();
+    if constexpr (is_same<T, float>) {
+      lib.pack_f32(to.panels, from.x, C, 1, R, C, C);
+    } else {
+      static_assert(is_same<T, bf16> || is_same<T, f16>, "the cpu target makes operands of f32, bf16 and f16");
+      alignas(64) unsigned short narrow[kPanelRows * C];
+      for (int row = 0; row < R; row += kPanelRows) {
+        const int rows = min(R - row, kPanelRows);
+        if constexpr (is_same<T, bf16>) {
+          lib.narrow_bf16(narrow, from.x + row * C, rows * C);
+          lib.pack_bf16(&to.panels[row * C].bits, narrow, C, 1, rows, C, C);
+        } else {
+          lib.narrow_f16(narrow, from.x + row * C, rows * C);
+          lib.pack_f16(to.panels + row * C, narrow, C, 1, rows, C, C);
+        }
+      }
+    }
   }
 
   // Elements and rows
@@ -995,7 +1007,7 @@ template <class On>
 void run(const void* params, const TileGrid& grid, int index, u8* arena) {
 #if defined(__x86_64__)
   const int bytes = vector_bytes();
-  if constexpr (!tw::detail::has_load<On> && tw::detail::vector_bytes_of<On>() > 32) {
+  if constexpr (tw::detail::vector_bytes_of<On>() > 32) {
     if (bytes == 64) return run_avx512<On>(params, grid, index, arena);
   }
   if (bytes >= 32) return run_avx2<On>(params, grid, index, arena);
