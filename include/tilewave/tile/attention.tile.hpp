@@ -33,7 +33,7 @@ enum AttentionForm {
 /// before those it does not. `Rules` (attention_rules.tile.hpp) say which keys a query sees and how scores change.
 template <class T, int D, int DV, int BM, int BN, int Stages, int kForm, class Rules>
 struct Attention {
-  static constexpr const char* source = "tilewave/tile/attention.tile.hpp";
+  static constexpr const char* source = Rules::source ? Rules::source : "tilewave/tile/attention.tile.hpp";
 
   template <class Target>
   struct On {
@@ -202,7 +202,7 @@ struct Attention {
       int step = 1;
       for (; step < w.cut; ++step) next<true>(block, p, w, step, memory, q, weights, state);
       for (; step < whole_end; ++step) next<false>(block, p, w, step, memory, q, weights, state);
-      if constexpr (Rules::lower)
+      if constexpr (Rules::template lower<Target>)
         for (; step < w.blocks; ++step) next<true>(block, p, w, step, memory, q, weights, state);
       block.release(memory.q);
       block.mma(state.out, weights, take_values(block, w, w.blocks - 1, memory), w.blocks == 1);
@@ -298,7 +298,7 @@ struct Attention {
       w.last_block = end - 1;
       const int whole_end = max(whole.end, 0) / BN, whole_begin = ceil_div(max(whole.begin, 0), BN);
       w.cut = min(max(end - whole_end, 0), w.blocks);
-      if (Rules::lower) w.cut_first = min(max(whole_begin - begin, 0), w.blocks - w.cut);
+      if (Rules::template lower<Target>) w.cut_first = min(max(whole_begin - begin, 0), w.blocks - w.cut);
     }
 
     /// Block `b` of a sequence's keys or values.
