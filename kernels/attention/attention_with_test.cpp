@@ -97,7 +97,7 @@ class AttentionWith : public testing::TestWithParam<Device> {
   /// o of a call with the rule, after it was compared with the loops' of `mask`; empty where it cannot be launched.
   template <class Rule, class T, int kHeadDim>
   std::vector<double> check(const std::vector<float>& mask, AttentionOptions options, std::int64_t head_dim = kHeadDim) {
-    SCOPED_TRACE(tw::format("{}: D {} in {}, causal {}, window {}, softcap {}, ALiBi {}", detail::type_name<Rule>(), head_dim, kHeadDim,
+    SCOPED_TRACE(tw::format("{}: D {} in {}, causal {}, window {}, softcap {}, ALiBi {}", tw::detail::type_name<Rule>(), head_dim, kHeadDim,
                             options.causal, options.window_left, options.softcap, options.alibi_slopes != nullptr));
     std::mt19937_64 same(seed());  // operands of one size are the same in all calls of a test
     const DType dtype = dtype_of<T>;

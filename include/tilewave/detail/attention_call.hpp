@@ -76,7 +76,7 @@ TileGrid attention_grid(const AttentionCall& call, int bm);
 /// Keys that are copied from a page at once by a kernel that takes `bn` at a time.
 int attention_page_rows(const AttentionCall& call, int bn);
 
-/// Fills in the parameters of a list of rules; `unit` is what a score's number stands for, and becomes that of the last rule's.
+/// Fills in the parameters of a list of rules; `unit` is what a score's number stands for, and becomes that behind the last rule.
 template <class Rule, class... Rest, class P, class BindUser>
 void fill_rules([[maybe_unused]] Rules<Rule, Rest...> list, P& p, const AttentionCall& call, float& unit, BindUser& bind_user) {
   constexpr int kUnlimited = (1 << 30) - 1;  // beyond all keys, and no int overflows
@@ -105,10 +105,7 @@ void fill_rules([[maybe_unused]] Rules<Rule, Rest...> list, P& p, const Attentio
     rule.right = call.upper ? call.right : kUnlimited;
   } else {
     bind_user(rule);
-    if constexpr (changes<Rule, decltype(p.first)>) {
-      rule.unit = unit;
-      unit = 1;
-    }
+    rule.unit = unit, rule.per_unit = 1 / unit;
   }
   if constexpr (sizeof...(Rest) > 0) fill_rules(Rules<Rest...>{}, p.rest, call, unit, bind_user);
 }

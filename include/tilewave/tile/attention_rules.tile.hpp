@@ -119,18 +119,19 @@ struct MaskTensor {
   }
 };
 
-/// A rule as a user writes it. It knows nothing of units: x is the score itself, before and after. And it may index arrays by what it is
-/// told: rows and columns beyond the last, which are computed and dropped, stand at the last one.
+/// A rule as a user writes it. It knows nothing of units: x is the score itself, before and after; around it scores stay in their unit, so
+/// that it may leave some untouched. And it may index arrays by what it is told: rows and columns beyond the last, which are computed and
+/// dropped, stand at the last one.
 template <class Rule>
 struct UserRule : Rule {
   template <class Target>
   struct Params : Rule::template Params<Target> {
-    float unit;
+    float unit, per_unit;
   };
   TW_INLINE static bool visible(const auto& p, const Score& at) requires requires { Rule::visible(p, at); }
   { return Rule::visible(p, inside(at)); }
   TW_INLINE static auto score(const auto& p, const Score& at, auto x) requires requires { Rule::score(p, at, x); }
-  { return Rule::score(p, inside(at), x * p.unit); }
+  { return Rule::score(p, inside(at), x * p.unit) * p.per_unit; }
 
  private:
   TW_INLINE static Score inside(Score at) {
