@@ -1,5 +1,8 @@
 #include "tilewave/detail/tensor_map.hpp"
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "runtime/cuda_driver.hpp"
@@ -86,6 +89,19 @@ bool tensor_map_possible(const TensorMapRequest& request) {
 }
 
 void encode_tensor_map(void* out, const TensorMapRequest& request) {
+  // A call in a loop asks for the same maps again, and the driver takes a quarter of a microsecond for each.
+  struct Known {
+    TensorMapRequest request;
+    cuda::TensorMap map;
+  };
+  constexpr std::size_t kKnown = 64;
+  thread_local std::array<Known, kKnown> known;
+  const auto address = reinterpret_cast<std::uintptr_t>(request.address);
+  Known& place = known[(address >> 8 ^ address >> 16 ^ request.extents[1] ^ request.box[1]) % kKnown];
+  if (request.address != nullptr && out != nullptr && place.request == request) {
+    std::memcpy(out, &place.map, sizeof place.map);
+    return;
+  }
   if (out == nullptr) throw InvalidArgument("encode_tensor_map: out is null; allowed: 128 bytes");
   if (!tensor_map_possible(request)) throw InvalidArgument("encode_tensor_map: TMA cannot take " + describe(request));
   const cuda::Driver& d = cuda::driver();
@@ -98,6 +114,7 @@ void encode_tensor_map(void* out, const TensorMapRequest& request) {
   }
   static_assert(sizeof(map) == 128);
   std::memcpy(out, &map, sizeof(map));
+  place = {request, map};
 }
 
 }  // namespace tw::detail

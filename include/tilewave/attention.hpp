@@ -86,7 +86,7 @@ void attention_decode(const Tensor& q, const Tensor& k_cache, const Tensor& v_ca
                       const AttentionOptions& options = {});
 
 /// Into how many parts the keys of `sequences` (batch times kv_heads times tiles of queries) are split so that `multiprocessors` are
-/// busy: the fewest that reach 0.9 of what the best number of up to `most` does, each part at least `block` keys.
+/// busy: the fewest that reach 0.96 of what the best number of up to `most` does, each part at least `block` keys.
 int decode_splits(int sequences, int seqlen_k, int block, int multiprocessors, int most = 128);
 
 }  // namespace tw

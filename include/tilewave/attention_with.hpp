@@ -19,7 +19,7 @@ void attention_with(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   detail::check_attention_with(call, dtype_of<T>, kHeadDim);
   if (o.numel() == 0) return;
   if (!call.stream.device().is_cuda()) {
-    detail::run_attention_cpu<T, kHeadDim, kHeadDim, 64, Rule>(call, bind_rule);
+    detail::run_attention_cpu<T, kHeadDim, kHeadDim, detail::kCpuRows, Rule>(call, bind_rule);
   } else if constexpr (sizeof(T) == 2) {
     constexpr detail::AttentionTiles tiles = detail::attention_tiles<kHeadDim, kHeadDim>(false);
     detail::run_attention_gpu<T, kHeadDim, kHeadDim, tiles.bm, tiles.bn, tiles.stages, kEqualLengths, Rule>(call, bind_rule);

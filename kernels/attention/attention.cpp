@@ -78,13 +78,12 @@ AttentionCall check_common(const AttentionNames& names, const Tensor& q, const T
   for (const auto& [name, tensor] : {Argument{"q", q}, Argument{names.k, k}, Argument{names.v, v}, Argument{"o", o}})
     require(tensor.stride(3) == 1 || tensor.numel() == 0, "{}: {} is {}; its last dimension must be contiguous", op, name, tensor);
   require(o.shape(0) == q.shape(0) && o.shape(1) == q.shape(1) && o.shape(2) == q.shape(2),
-          "{}: o is {}; q is {}: only the last may differ", op, o, q);
-  require(k.shape(3) == q.shape(3), "{}: k is {}; its head_dim must be q's, {}", op, k, q.shape(3));
-  require(o.shape(3) == v.shape(3), "{}: o is {}; its last dimension must be v's, {}", op, o, v.shape(3));
+          "{}: o is {}; q is {}: only the last dimension may differ", op, o, q);
+  require(k.shape(3) == q.shape(3), "{}: {} is {}; its head_dim must be q's, {}", op, names.k, k, q.shape(3));
+  require(o.shape(3) == v.shape(3), "{}: o is {}; its last dimension must be {}'s, {}", op, o, names.v, v.shape(3));
   require(v.shape(0) == k.shape(0) && v.shape(1) == k.shape(1) && v.shape(2) == k.shape(2),
-          "{}: v is {}; k is {}: only the last may differ", op, v, k);
-  require(q.shape(2) == 0 || (k.shape(2) > 0 && q.shape(2) % k.shape(2) == 0), "{}: q has {} heads and k {}; q's must be a multiple of k's",
-          op, q.shape(2), k.shape(2));
+          "{}: {} is {}; {} is {}: only the last dimension may differ", op, names.v, v, names.k, k);
+  require(q.shape(2) == 0 || (k.shape(2) > 0 && q.shape(2) % k.shape(2) == 0), "{}: q has {} heads and {} {}; q's must be a multiple of {}'s", op, q.shape(2), names.k, k.shape(2), names.k);
   require(options.scale >= 0 && std::isfinite(options.scale),
           "{}: scale is {}; it must be positive and finite, or 0 for 1 / sqrt(head_dim)", op, options.scale);
   require(options.softcap >= 0 && std::isfinite(options.softcap), "{}: softcap is {}; it must be positive and finite, or 0 for none", op,

@@ -6,11 +6,13 @@ namespace {
 
 template <class T>
 void run_dtype(const detail::AttentionCall& call) {
-  const bool few = call.q.shape(2) <= 16;
-  if (call.q.shape(3) <= 128 && call.v.shape(3) <= 128)
-    few ? detail::run_attention_cpu<T, 128, 128, 16>(call, kNoUserRule) : detail::run_attention_cpu<T, 128, 128, 64>(call, kNoUserRule);
-  else
-    few ? detail::run_attention_cpu<T, 256, 256, 16>(call, kNoUserRule) : detail::run_attention_cpu<T, 256, 256, 64>(call, kNoUserRule);
+  const auto run = [&]<int D>() {
+    if (call.q.shape(2) <= detail::kCpuFewRows)
+      detail::run_attention_cpu<T, D, D, detail::kCpuFewRows>(call, kNoUserRule);
+    else
+      detail::run_attention_cpu<T, D, D, detail::kCpuRows>(call, kNoUserRule);
+  };
+  call.q.shape(3) <= 128 && call.v.shape(3) <= 128 ? run.template operator()<128>() : run.template operator()<256>();
 }
 
 }  // namespace

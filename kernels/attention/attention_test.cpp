@@ -630,7 +630,7 @@ TEST_P(AttentionBadInput, Shapes) {
   refused(q, kv, make({2, 8, 2, 64}), o, {"v is bf16[2, 8, 2, 64]", "k is bf16[2, 7, 2, 64]"});
   refused(q, make({3, 7, 2, 64}), make({3, 7, 2, 64}), o, {"k is bf16[3, 7, 2, 64]", "batch", "2"});
   refused(q, make({2, 7, 2, 128}), make({2, 7, 2, 128}), o, {"k is bf16[2, 7, 2, 128]", "head_dim", "64"});
-  refused(q, make({2, 7, 3, 64}), make({2, 7, 3, 64}), o, {"q has 4 heads and k 3", "multiple"});
+  refused(q, make({2, 7, 3, 64}), make({2, 7, 3, 64}), o, {"q has 4 heads and k 3", "multiple of k's"});
   refused(q, make({2, 7, 8, 64}), make({2, 7, 8, 64}), o, {"q has 4 heads and k 8", "multiple"});
   refused(q, make({2, 7, 0, 64}), make({2, 7, 0, 64}), o, {"q has 4 heads and k 0", "multiple"});
   for (const std::int64_t d : {0, 1, 36, 100, 264}) {

@@ -21,7 +21,7 @@ int decode_splits(int sequences, int seqlen_k, int block, int multiprocessors, i
   double best = 0;
   for (int splits = 1; splits <= limit; ++splits) best = std::max(best, busy(splits));
   int splits = 1;
-  while (busy(splits) < 0.9 * best) ++splits;
+  while (busy(splits) < 0.96 * best) ++splits;
   return splits;
 }
 

@@ -367,7 +367,7 @@ TEST_P(AttentionDecode, AnyNumberOfParts) {
 }
 
 TEST_P(AttentionDecode, SampledCases) {
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < (device.is_cuda() ? 12 : 120); ++i) {  // on a GPU most of them are kernels to compile
     Case c;
     c.batch = 1 + pick(4);
     c.seqlen_q = 1 + pick(5);
@@ -541,17 +541,17 @@ TEST_P(AttentionDecodeBadInput, Shapes) {
   refused(q, make({32, 2, 64}), kv, o, {"k_cache is bf16[32, 2, 64]", "[cache_batch, capacity, kv_heads, head_dim]"});
   refused(q, kv, kv, make({2, 4, 64}), {"o is bf16[2, 4, 64]"});
   refused(q, kv, kv, make({2, 1, 3, 64}), {"o is bf16[2, 1, 3, 64]", "[2, 1, 4, 64]"});
-  refused(q, kv, make({2, 32, 2, 128}), o, {"o is bf16[2, 1, 4, 64]", "[2, 1, 4, 128]"});
-  refused(q, kv, make({2, 31, 2, 64}), o, {"v_cache is bf16[2, 31, 2, 64]", "k_cache's shape"});
+  refused(q, kv, make({2, 32, 2, 128}), o, {"o is bf16[2, 1, 4, 64]", "v_cache's, 128"});
+  refused(q, kv, make({2, 31, 2, 64}), o, {"v_cache is bf16[2, 31, 2, 64]", "k_cache is bf16[2, 32, 2, 64]"});
   refused(q, make({2, 32, 2, 128}), kv, o, {"k_cache is bf16[2, 32, 2, 128]", "head_dim", "64"});
   refused(q, make({2, 32, 3, 64}), make({2, 32, 3, 64}), o, {"q has 4 heads and k_cache 3", "multiple"});
   refused(q, make({3, 32, 2, 64}), make({3, 32, 2, 64}), o, {"k_cache is bf16[3, 32, 2, 64]", "batch_idx", "2"});
   for (const std::int64_t d : {0, 4, 60, 264}) {
     const PlacedTensor t = make({2, 1, 2, d});
-    refused(t, t, t, make({2, 1, 2, d}), {tw::format("q is bf16[2, 1, 2, {}]", d), "multiple of 8 up to 256"});
+    refused(t, t, t, make({2, 1, 2, d}), {tw::format("q is bf16[2, 1, 2, {}]", d), "multiple of 8 from 8 to 256"});
   }
   const PlacedTensor stepped({2, 1, 4, 64}, DType::bf16, device, {.step = 2});
-  refused(stepped, kv, kv, o, {"q is bf16[2, 1, 4, 64]", "stride 2", "contiguous"});
+  refused(stepped, kv, kv, o, {"q is bf16[2, 1, 4, 64]", "last dimension must be contiguous"});
 }
 
 TEST_P(AttentionDecodeBadInput, Dtypes) {
@@ -631,9 +631,9 @@ TEST_P(AttentionDecodeBadInput, RotaryTables) {
 TEST_P(AttentionDecodeBadInput, Options) {
   refused({"scale is -1", "positive"}, {}, {.scale = -1});
   refused({"softcap is -2", "positive"}, {}, {.softcap = -2});
-  refused({"window_left is -2", "-1 for all"}, {}, {.window_left = -2});
+  refused({"window_left is -2", "-1 for no bound"}, {}, {.window_left = -2});
   refused({"window_right is -7"}, {}, {.window_right = -7});
-  refused({"causal_offset is 2147483647", "2^30"}, {}, {.causal_offset = std::numeric_limits<int>::max()});
+  refused({"causal_offset is 2147483647", "2^29"}, {}, {.causal_offset = std::numeric_limits<int>::max()});
   const PlacedTensor five = make({5}, DType::f32), four = make({4}), lse = make({2, 1, 4}, DType::f32);
   refused({"mask is given", "not supported"}, {}, {.mask = &five.tensor()});
   refused({"alibi_slopes is f32[5]", "f32[4] or f32[2, 4]"}, {}, {.alibi_slopes = &five.tensor()});

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -135,7 +134,7 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   p.k_batch = call.k_batch, p.k_begin = call.k_begin;
   p.keys_added = call.keys_added;
   p.heads_together = call.heads_together;
-  p.queries = call.split ? call.queries : std::max(1, static_cast<int>(call.q.shape(2)));
+  p.queries = call.split ? call.queries : 0;
   p.splits = call.splits;
   p.pages = call.pages;
   p.pages_stride = call.pages_stride;
@@ -145,15 +144,15 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
 }
 
 inline constexpr int kCpuForm = kRagged | kSplit | kPaged;
-/// Rows and keys of a tile on the CPU; few rows for few queries.
-template <int kBM>
-inline constexpr int kCpuKeys = 64;
+/// Rows of a tile on the CPU, or few for few queries; and its keys.
+inline constexpr int kCpuRows = 128, kCpuFewRows = 16;
+inline constexpr int kCpuKeys = 256;
 
 template <class T, int D, int DV, int kBM, class... User>
 void run_attention_cpu(const AttentionCall& call, auto&& bind_user) {
   using List = RuntimeRules<User...>;
-  launch_cpu<Attention<T, D, DV, kBM, kCpuKeys<kBM>, 2, kCpuForm, List>>(
-      attention_grid(call, kBM), [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kCpuKeys<kBM>, bind_user); });
+  launch_cpu<Attention<T, D, DV, kBM, kCpuKeys, 2, kCpuForm, List>>(
+      attention_grid(call, kBM), [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kCpuKeys, bind_user); });
 }
 
 /// Tiles of the GPU for head dimensions up to D and DV: 64 rows a warpgroup. kernels/attention/README.md has the measurements.

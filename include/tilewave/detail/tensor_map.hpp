@@ -20,6 +20,8 @@ struct TensorMapRequest {
   std::uint32_t box[4] = {1, 1, 1, 1};      ///< elements that one copy passes over
   std::uint32_t steps[4] = {1, 1, 1, 1};    ///< it moves every steps[d]-th of them; of dimension 0 all
   int swizzle_bytes = 0;                    ///< 0, 32, 64 or 128: the span in shared memory within which 16-byte chunks are permuted
+
+  bool operator==(const TensorMapRequest&) const = default;
 };
 
 /// False when TMA cannot take this, and the kernel's other copy variant is needed: the address is null or not 16-byte aligned; an extent is

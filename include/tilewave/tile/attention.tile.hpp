@@ -47,6 +47,7 @@ struct Attention {
     using Integers = Pointer<Target, const i32>;
     using Schedule = LongestFirst;
     static constexpr int rows = BM;
+    static constexpr int vector_bytes = 64;  // a CPU's exponentials take as long as its products
     static constexpr bool ragged = (kForm & kRagged) != 0, split = (kForm & kSplit) != 0, paged = (kForm & kPaged) != 0;
 
     struct Params {
@@ -74,7 +75,7 @@ struct Attention {
       int keys_added;           ///< to each of used_k
       // split
       int heads_together;  ///< that share keys
-      int queries;         ///< of one of them: its rows follow each other
+      int queries;         ///< of one of them: its rows follow each other; 0: heads are apart, as without kSplit
       int splits;  ///< of a sequence's keys
       // paged
       Integers pages;  ///< [batch, pages of a sequence]; null: k is not paged
@@ -211,6 +212,7 @@ struct Attention {
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      if (ragged && w.first_row >= w.rows) return;  // a tile that the host could not know to be empty
       block.complete(state.sum);
       PerRow scale;
       block.for_rows(scale, [&](int row, int i, auto& x) {
@@ -247,7 +249,7 @@ struct Attention {
 
    private:
     TW_INLINE static int clamp(int x, int most) { return max(min(x, most), 0); }
-    TW_INLINE static int seqlen_q(const Params& p, const Work& w) { return split ? p.queries : w.rows; }
+    TW_INLINE static int seqlen_q(const Params& p, const Work& w) { return split && p.queries > 0 ? p.queries : w.rows; }
     /// The head and the query that row `row` of the tile belongs to.
     TW_INLINE static int head_of(const Params& p, const Work& w, int row) {
       return split ? w.head * p.heads_together + head_in_tile(p, w, row) : w.head;
@@ -256,7 +258,7 @@ struct Attention {
       return w.first_row + row - (split ? head_in_tile(p, w, row) * p.queries : 0);
     }
     TW_INLINE static int head_in_tile(const Params& p, const Work& w, int row) {
-      return static_cast<int>(static_cast<u32>(min(w.first_row + row, w.rows - 1)) / static_cast<u32>(p.queries));
+      return static_cast<int>(static_cast<u32>(min(w.first_row + row, w.rows - 1)) / static_cast<u32>(seqlen_q(p, w)));
     }
 
     /// Sequence b has the tiles from cu_q[b] / BM + b on, of which the last one may be empty: so the host knows how many there are without
