@@ -203,7 +203,7 @@ struct Attention {
       int step = 1;
       for (; step < w.cut; ++step) next<true>(block, p, w, step, memory, q, weights, state);
       for (; step < whole_end; ++step) next<false>(block, p, w, step, memory, q, weights, state);
-      if constexpr (Rules::template lower<Target>)
+      if constexpr (Rules::lower)
         for (; step < w.blocks; ++step) next<true>(block, p, w, step, memory, q, weights, state);
       block.release(memory.q);
       block.mma(state.out, weights, take_values(block, w, w.blocks - 1, memory), w.blocks == 1);
@@ -300,7 +300,7 @@ struct Attention {
       w.last_block = end - 1;
       const int whole_end = max(whole.end, 0) / BN, whole_begin = ceil_div(max(whole.begin, 0), BN);
       w.cut = min(max(end - whole_end, 0), w.blocks);
-      if (Rules::template lower<Target>) w.cut_first = min(max(whole_begin - begin, 0), w.blocks - w.cut);
+      if (Rules::lower) w.cut_first = min(max(whole_begin - begin, 0), w.blocks - w.cut);
     }
 
     /// Block `b` of a sequence's keys or values.

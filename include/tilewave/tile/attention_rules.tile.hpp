@@ -171,6 +171,12 @@ struct RuleOf<Optional<Rule, kUse>> {
   static constexpr Use use = kUse;
 };
 
+/// To ask what members a rule has: those do not depend on the target.
+struct AnyTarget {
+  template <class T>
+  using Pointer = T*;
+};
+
 template <class Rule, class P>
 inline constexpr bool narrows = requires(const P& p, const ScoreRows& rows) {
   Rule::untouched(p, rows);
@@ -203,7 +209,6 @@ constexpr const char* rule_source() {
 template <class... R>
 struct Rules {
   static constexpr const char* source = nullptr;
-  template <class Target>
   static constexpr bool lower = false;
   template <class Target>
   struct Params {};
@@ -230,15 +235,13 @@ struct Rules<First, Rest...> {
   /// The file that a rule of a user's names, or null.
   static constexpr const char* source = detail::rule_source<Rule>() ? detail::rule_source<Rule>() : Others::source;
 
-  template <class Target>
   static constexpr bool has_lower() {
     if constexpr (requires { Rule::lower; }) return Rule::lower;
-    return detail::narrows<Rule, typename First::template Params<Target>>;
+    return detail::narrows<Rule, typename First::template Params<detail::AnyTarget>>;
   }
   /// Whether the first blocks of the keys that rows see may be among those that a rule touches, as the last ones may always be. A rule that
   /// tells what it leaves untouched may say that they are not: `static constexpr bool lower = false`.
-  template <class Target>
-  static constexpr bool lower = (use != Use::never && has_lower<Target>()) || Others::template lower<Target>;
+  static constexpr bool lower = (use != Use::never && has_lower()) || Others::lower;
 
   /// Of the keys `all`, those that a row may see.
   TW_INLINE static KeyRange keys(const auto& p, const ScoreRows& rows, KeyRange all) {
