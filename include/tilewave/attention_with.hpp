@@ -20,7 +20,7 @@ void attention_with(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   if (!call.stream.device().is_cuda()) {
     detail::run_attention_cpu<T, kHeadDim, kHeadDim, detail::kCpuRows, Rule>(call, bind_rule);
   } else if constexpr (sizeof(T) == 2) {
-    constexpr detail::AttentionTiles tiles = detail::attention_tiles<kHeadDim, kHeadDim>(false);
+    constexpr detail::AttentionTiles tiles = detail::attention_tiles<kHeadDim, kHeadDim>(detail::TileUse::narrow);
     detail::run_attention_gpu<T, kHeadDim, kHeadDim, tiles.bm, tiles.bn, tiles.stages, kEqualLengths, Rule>(call, bind_rule);
   }
 }

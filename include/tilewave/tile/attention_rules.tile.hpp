@@ -18,6 +18,9 @@
 //   static KeyRange keys(const auto& params, const ScoreRows& rows);       no row sees a key outside
 //   static KeyRange untouched(const auto& params, const ScoreRows& rows);  the rule does nothing to any row's keys inside
 //
+// A change that keeps scores near each other and hides nothing says `static constexpr bool bounded = true`: the kernel may then look for a
+// row's maximum less often.
+//
 // A rule of your own lies in a *.tile.hpp file that `static constexpr const char* source` names; examples/custom_mask has one.
 
 namespace tw {
@@ -69,6 +72,7 @@ struct Band {
 
 /// cap tanh(score / cap): x becomes tanh(factor x), in units of cap. `factor`: the unit before, divided by cap.
 struct Softcap {
+  static constexpr bool bounded = true;
   template <class Target>
   struct Params {
     float factor;
@@ -159,6 +163,12 @@ struct RuleOf<Optional<Rule, kUse>> {
   static constexpr Use use = kUse;
 };
 
+/// To ask what members a rule has: those do not depend on the target.
+struct AnyTarget {
+  template <class T>
+  using Pointer = T*;
+};
+
 template <class Rule, class P>
 inline constexpr bool narrows = requires(const P& p, const ScoreRows& rows) {
   Rule::untouched(p, rows);
@@ -178,6 +188,7 @@ inline constexpr bool hides = requires(const P& p, const Score& at) {
 template <class... R>
 struct Rules {
   static constexpr bool lower = false;
+  static constexpr bool anywhere = false;
   template <class Target>
   struct Params {};
   TW_INLINE static KeyRange keys(const auto&, const ScoreRows&, KeyRange all) { return all; }
@@ -206,6 +217,15 @@ struct Rules<First, Rest...> {
     return false;
   }
   static constexpr bool lower = (use != Use::never && has_lower()) || Others::lower;
+
+  static constexpr bool is_bounded() {
+    if constexpr (requires { Rule::bounded; }) return Rule::bounded;
+    return false;
+  }
+  /// Whether a row may see its first key, or scores of any size, in any block: not only in those that are cut.
+  static constexpr bool anywhere =
+      (use != Use::never && !detail::narrows<Rule, typename First::template Params<detail::AnyTarget>> && !is_bounded()) ||
+      Others::anywhere;
 
   /// Of the keys `all`, those that a row may see.
   TW_INLINE static KeyRange keys(const auto& p, const ScoreRows& rows, KeyRange all) {
