@@ -142,8 +142,8 @@ TEST(Analyze, AttentionOfAllKeys) {
   EXPECT_EQ(a.unique_read, 2 * 3 * b * h * s * d);
   EXPECT_EQ(a.global_written, 2 * b * h * s * d + 4 * b * h * s);
   EXPECT_EQ(a.unique_written, a.global_written);
-  // An exponential for each score, and for each row one per block of keys, a reciprocal and a logarithm.
-  EXPECT_EQ(a.operations.special, b * h * s * (s + 32 + 1 + 1));
+  // An exponential for each score, and for each row a reciprocal and a logarithm.
+  EXPECT_EQ(a.operations.special, b * h * s * (s + 1 + 1));
   EXPECT_EQ(a.uncounted, 0u);
 }
 
@@ -158,7 +158,7 @@ TEST(Analyze, AttentionUnderACausalMask) {
   const Analysis odd = analyze_attention<true>({1, 2, 1, 100, 300}, true);
   EXPECT_EQ(odd.tiles, 2);
   EXPECT_EQ(products(odd, OperandType::bf16), 2u * 3 * block);
-  EXPECT_EQ(inside(odd, OperandType::bf16), 2u * 2 * (100 + 128) * 300 * 128);  // weights are whole tiles of 128 queries
+  EXPECT_EQ(inside(odd, OperandType::bf16), 2u * 2 * (128 + 128) * 300 * 128);  // operands in registers are whole tiles of 128 queries
   EXPECT_EQ(odd.global_read, 2u * 2 * (100 * 128 + 2 * 300 * 128));
   EXPECT_EQ(odd.unique_read, 2u * (2 * 100 * 128 + 2 * 300 * 128));
   EXPECT_EQ(odd.global_written, 2u * (100 * 128 * 2 + 100 * 4));

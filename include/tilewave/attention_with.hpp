@@ -21,7 +21,7 @@ void attention_with(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   if (!call.stream.device().is_cuda()) {
     detail::run_attention_cpu<T, kHeadDim, kHeadDim, detail::kCpuRows, Rule>(call, bind_rule);
   } else if constexpr (sizeof(T) == 2) {
-    constexpr detail::AttentionTiles tiles = detail::attention_tiles<kHeadDim, kHeadDim>(false);
+    constexpr detail::AttentionTiles tiles = detail::attention_tiles<kHeadDim, kHeadDim>(detail::TileUse::narrow);
     detail::run_attention_gpu<T, kHeadDim, kHeadDim, tiles.bm, tiles.bn, tiles.stages, kEqualLengths, Rule>(call, bind_rule);
   }
 }
@@ -36,7 +36,7 @@ const KernelInfo& attention_with_kernel(const AttentionOptions& options = {}) {
   call.mask = options.mask ? options.mask->data() : nullptr;
   call.lower = options.window_left >= 0;
   call.upper = options.causal || options.window_right >= 0;
-  constexpr detail::AttentionTiles tiles = detail::attention_tiles<kHeadDim, kHeadDim>(false);
+  constexpr detail::AttentionTiles tiles = detail::attention_tiles<kHeadDim, kHeadDim>(detail::TileUse::narrow);
   using Kernel = Attention<T, kHeadDim, kHeadDim, tiles.bm, tiles.bn, tiles.stages, kEqualLengths, detail::CallRules<Rule>>;
   return detail::attention_variant(kernel_info<Kernel>, call);
 }

@@ -83,7 +83,8 @@ AttentionCall check_common(const AttentionNames& names, const Tensor& q, const T
   require(o.shape(3) == v.shape(3), "{}: o is {}; its last dimension must be {}'s, {}", op, o, names.v, v.shape(3));
   require(v.shape(0) == k.shape(0) && v.shape(1) == k.shape(1) && v.shape(2) == k.shape(2),
           "{}: {} is {}; {} is {}: only the last dimension may differ", op, names.v, v, names.k, k);
-  require(q.shape(2) == 0 || (k.shape(2) > 0 && q.shape(2) % k.shape(2) == 0), "{}: q has {} heads and {} {}; q's must be a multiple of {}'s", op, q.shape(2), names.k, k.shape(2), names.k);
+  require(q.shape(2) == 0 || (k.shape(2) > 0 && q.shape(2) % k.shape(2) == 0),
+          "{}: q has {} heads and {} {}; q's must be a multiple of {}'s", op, q.shape(2), names.k, k.shape(2), names.k);
   require(options.scale >= 0 && std::isfinite(options.scale),
           "{}: scale is {}; it must be positive and finite, or 0 for 1 / sqrt(head_dim)", op, options.scale);
   require(options.softcap >= 0 && std::isfinite(options.softcap), "{}: softcap is {}; it must be positive and finite, or 0 for none", op,
@@ -125,8 +126,8 @@ AttentionCall check_common(const AttentionNames& names, const Tensor& q, const T
   }
   if (options.sink) {
     check_operand(op, "sink", *options.sink, DType::f32, device);
-    require(options.sink->shape() == Shape{q.shape(2)} && options.sink->is_contiguous(), "{}: sink is {}; it must be contiguous, f32[{}]", op,
-            *options.sink, q.shape(2));
+    require(options.sink->shape() == Shape{q.shape(2)} && options.sink->is_contiguous(), "{}: sink is {}; it must be contiguous, f32[{}]",
+            op, *options.sink, q.shape(2));
     call.sink = options.sink->data<float>();
   }
   call.lower = options.window_left >= 0;
@@ -212,9 +213,11 @@ const KernelInfo& attention_variant(const KernelInfo& base, const AttentionCall&
 
 namespace {
 
-/// Heads that are worked on together: as many as have keys and values of 32 MB, about half of an H200's L2 cache. All their queries come
-/// before the next group's. A divisor of all heads, so that groups are full.
+/// Heads that are worked on together: one if sequences are short, so that blocks that end at the same time read the same keys; else as many
+/// as have keys and values of 32 MB, about half of an H200's L2 cache. All their queries come before the next group's. A divisor of all
+/// heads, so that groups are full.
 int heads_per_group(const AttentionCall& call, int heads) {
+  if (!call.cu_q && call.q.shape(2) <= (call.upper ? 512 : 2048)) return 1;
   const std::int64_t bytes = call.k.numel() / std::max<std::int64_t>(1, call.k.shape(0)) * 2 *
                              static_cast<std::int64_t>(size_of(call.q.dtype())) / std::max<std::int64_t>(1, call.q.shape(1));
   int group = static_cast<int>(std::clamp<std::int64_t>((32 << 20) / std::max<std::int64_t>(1, bytes), 1, heads));

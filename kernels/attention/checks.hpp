@@ -11,8 +11,8 @@ struct AttentionNames {
   const char* v = "v";
 };
 
-/// What all forms of attention check. q and o are [batch, seqlen_q, heads, dim], k and v [batch, seqlen_k, kv_heads, dim], their batches their
-/// own; `batch` is the number of sequences. Throws InvalidArgument.
+/// What all forms of attention check. q and o are [batch, seqlen_q, heads, dim], k and v [batch, seqlen_k, kv_heads, dim], their batches
+/// their own; `batch` is the number of sequences. Throws InvalidArgument.
 AttentionCall check_common(const AttentionNames& names, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                            std::int64_t batch, const Shape& lse_shape, const AttentionOptions& options);
 

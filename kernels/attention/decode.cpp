@@ -86,7 +86,8 @@ Call check(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const 
   for (const auto& [name, tensor] : {std::pair{"k_cache", &k_cache}, std::pair{"v_cache", &v_cache}})
     require(tensor->rank() == 4, "{}: {} is {}; it must be {}", kOp, name, *tensor,
             paged ? "[pages, page_size, kv_heads, head_dim]" : "[cache_batch, capacity, kv_heads, head_dim]");
-  Call call{check_common({kOp, "k_cache", "v_cache"}, q, k_cache, v_cache, o, q.shape(0), {q.shape(0), q.shape(2), q.shape(1)}, options), {}};
+  Call call{check_common({kOp, "k_cache", "v_cache"}, q, k_cache, v_cache, o, q.shape(0), {q.shape(0), q.shape(2), q.shape(1)}, options),
+            {}};
   require(!options.mask, "{}: mask is given; it is not supported with a cache", kOp);
   const std::int64_t rows = q.shape(0) * q.shape(1) * q.shape(2);
   constexpr std::int64_t most = (std::int64_t{1} << 29) / kMostSplits;  // counted for each part
@@ -112,8 +113,8 @@ Call check(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const 
     extents.page_size = k_cache.shape(1);
     require(extents.page_size > 0 && extents.page_size % 16 == 0, "{}: k_cache is {}; its page_size must be a multiple of 16", kOp,
             k_cache);
-    require(table.shape(1) <= kMostKeys / extents.page_size,
-            "{}: block_table is {}; with pages of {} a sequence is limited to {} tokens", kOp, table, extents.page_size, kMostKeys);
+    require(table.shape(1) <= kMostKeys / extents.page_size, "{}: block_table is {}; with pages of {} a sequence is limited to {} tokens",
+            kOp, table, extents.page_size, kMostKeys);
     extents.capacity = table.shape(1) * extents.page_size;
     call.attention.pages = table.data<std::int32_t>();
     call.attention.pages_stride = table.stride(0);

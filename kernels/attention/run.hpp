@@ -27,7 +27,7 @@ void with_head_dims(std::int64_t head_dim, std::int64_t value_dim, F f) {
   return f.template operator()<256, 256>();
 }
 
-/// Whether tiles of three warpgroups serve a head dimension of 64 best.
+/// Whether tiles of three warpgroups serve a call with head dimensions up to 96 best.
 bool wide_tiles(const detail::AttentionCall& call);
 
 /// On a GPU, where T is bf16 or f16.
@@ -37,12 +37,15 @@ void run_gpu(const detail::AttentionCall& call) {
     const auto launch = [&]<int kBM, int kBN, int kStages, int kForm>() {
       detail::run_attention_gpu<T, D, DV, kBM, kBN, kStages, kForm>(call, kNoUserRule);
     };
-    constexpr detail::AttentionTiles tiles = detail::attention_tiles<D, DV>(false), few = detail::attention_tiles<D, DV>(true);
+    using detail::TileUse;
+    constexpr detail::AttentionTiles tiles = detail::attention_tiles<D, DV>(TileUse::narrow),
+                                     few = detail::attention_tiles<D, DV>(TileUse::split);
+    constexpr detail::AttentionTiles wide = detail::attention_tiles<D, DV>(TileUse::wide);
     if (call.split) return launch.template operator()<few.bm, few.bn, few.stages, kRagged | kSplit | kPaged>();
     if (call.pages) return launch.template operator()<tiles.bm, tiles.bn, tiles.stages, kRagged | kPaged>();
     if (call.ragged()) return launch.template operator()<tiles.bm, tiles.bn, tiles.stages, kRagged>();
-    if constexpr (D == 64) {
-      if (wide_tiles(call)) return launch.template operator()<192, tiles.bn, tiles.stages, kEqualLengths>();
+    if constexpr (wide.bm != tiles.bm) {
+      if (wide_tiles(call)) return launch.template operator()<wide.bm, wide.bn, wide.stages, kEqualLengths>();
     }
     launch.template operator()<tiles.bm, tiles.bn, tiles.stages, kEqualLengths>();
   });

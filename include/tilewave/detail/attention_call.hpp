@@ -159,11 +159,17 @@ void run_attention_cpu(const AttentionCall& call, auto&& bind_user) {
 struct AttentionTiles {
   int bm, bn, stages;
 };
+enum class TileUse {
+  wide,    ///< three warpgroups, where D is small: fast, for long sequences, TMA and rules that need few registers
+  narrow,  ///< two, for everything
+  split    ///< one: few rows, and many keys in flight
+};
 template <int D, int DV>
-constexpr AttentionTiles attention_tiles(bool split) {
-  const int keys = D <= 128 ? 128 : DV <= 128 ? 96 : D <= 192 ? (split ? 64 : 96) : 64;
-  if (split) return {64, keys, D <= 64 ? 4 : D <= 192 ? 3 : 2};
-  return {128, keys, 2};
+constexpr AttentionTiles attention_tiles(TileUse use) {
+  if (use == TileUse::wide && D == 64) return {192, 128, 3};
+  if (use == TileUse::wide && D == 96) return {192, 96, 2};
+  if (use == TileUse::split) return {64, D <= 128 ? 128 : DV <= 128 ? 96 : 64, D <= 64 ? 4 : D <= 192 ? 3 : 2};
+  return {128, D <= 128 ? 128 : D <= 192 ? 96 : 64, 2};
 }
 
 template <class T, int D, int DV, int kBM, int kBN, int kStages, int kForm, class... User>

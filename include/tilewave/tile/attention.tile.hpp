@@ -48,6 +48,21 @@ struct Attention {
     using Schedule = LongestFirst;
     static constexpr int rows = BM;
     static constexpr int vector_bytes = 64;  // a CPU's exponentials take as long as its products
+    static constexpr bool loads_by_tma() {
+      if constexpr (requires { Target::tma_load; }) return Target::tma_load;
+      return false;
+    }
+    /// Two warpgroups leave room for the queries in registers, unless a third that loads without TMA or a rule needs it, as one of a user's
+    /// may: Q K^T then reads a third less of shared memory.
+    static constexpr bool queries_in_registers =
+        BM == 128 && D <= 128 && !Rules::anywhere && Rules::source == nullptr && loads_by_tma();
+    /// Whether a row's maximum has grown is found from its scores, before the exponents; else from the exponents' signs, half of a row at a
+    /// time. The first is faster where three warpgroups have short products to wait for, and does not mind where a row sees its first key.
+    static constexpr bool maxima_first = (BM == 192 && D == 64) || Rules::anywhere;
+    /// Exponents are relative to 2^kHeadroom times the largest term of a row that has been seen, so that later ones may grow by as much.
+    static constexpr float kHeadroom = 8.0f;
+    /// A row's base before it has seen a key: finite, so that -infinity minus it is -infinity.
+    static constexpr float kUnseen = -1e30f;
     static constexpr bool ragged = (kForm & kRagged) != 0, split = (kForm & kSplit) != 0, paged = (kForm & kPaged) != 0;
 
     struct Params {
@@ -76,7 +91,7 @@ struct Attention {
       // split
       int heads_together;  ///< that share keys
       int queries;         ///< of one of them: its rows follow each other; 0: heads are apart, as without kSplit
-      int splits;  ///< of a sequence's keys
+      int splits;          ///< of a sequence's keys
       // paged
       Integers pages;  ///< [batch, pages of a sequence]; null: k is not paged
       i64 pages_stride;
@@ -91,8 +106,8 @@ struct Attention {
     };
     struct State {
       Fragment<Target, float, BM, DV> out;
-      PerRow largest;  ///< that the row's exponentials are relative to
-      PerRow sum;
+      PerRow base;  ///< terms of a row are 2^(score * scale_log2 - base), none above 1
+      PerRow sum;   ///< of the terms
     };
     struct Locals {
       Scores scores;
@@ -160,52 +175,55 @@ struct Attention {
       if (step > 0) producer.put(memory.v, [&](auto copy, V& v) { load_block(copy, p, w, p.v, v, w.block(step - 1), kv_head); });
     }
 
-    /// The first block: its scores and weights.
-    TW_INLINE static void first(auto& block, const Params& p, const Work& w, Memory& memory, const Q& q, Weights& weights, State& state) {
-      Scores scores;
-      PerRow decay;
-      block.mma(scores, q, block.take(memory.k), true);
-      block.wait(leave<0>, scores);
-      block.release(memory.k);
-      if (w.cut + w.cut_first > 0)
-        apply_rules<true>(block, p, w, w.block(0), scores);
-      else
-        apply_rules<false>(block, p, w, w.block(0), scores);
-      softmax(block, p, scores, state, decay);
-      block.convert(weights, scores);
-    }
-    /// A later block: its scores, and under them the output of the block before.
-    template <bool kCut>
-    TW_INLINE static void next(auto& block, const Params& p, const Work& w, int step, Memory& memory, const Q& q, Weights& weights,
+    /// Block number `step`: its scores and weights, and under them the output of the block before.
+    template <bool kFirst>
+    TW_INLINE static void next(auto& block, const Params& p, const Work& w, int step, Memory& memory, const auto& q, Weights& weights,
                                State& state) {
       Scores scores;
       PerRow decay;
       block.mma(scores, q, block.take(memory.k), true);
-      block.mma(state.out, weights, take_values(block, w, step - 1, memory), step == 1);
-      block.wait(leave<1>, scores);
+      if constexpr (kFirst) {
+        block.wait(leave<0>, scores);
+      } else {
+        block.mma(state.out, weights, take_values(block, w, step - 1, memory), step == 1);
+        block.wait(leave<1>, scores);
+      }
       block.release(memory.k);
-      apply_rules<kCut>(block, p, w, w.block(step), scores);
-      softmax(block, p, scores, state, decay);
-      block.wait(leave<0>, state.out);
-      block.release(memory.v);
-      if (block.any(decay, [](auto x) { return x != 1.0f; })) block.map(state.out, decay, [](auto x, auto d) { return x * d; });
+      const bool cut = step < w.cut || (Rules::lower && step >= w.blocks - w.cut_first);
+      if (cut)
+        apply_rules<true>(block, p, w, w.block(step), scores);
+      else
+        apply_rules<false>(block, p, w, w.block(step), scores);
+      if (!maxima_first && (cut || step <= w.cut)) settle(block, p, scores, state);
+      const bool raised = softmax(block, p, scores, state, decay);
+      if constexpr (!kFirst) {
+        block.wait(leave<0>, state.out);
+        block.release(memory.v);
+        if (raised) block.map(state.out, decay, [](auto x, auto d) { return x * d; });
+      }
       block.convert(weights, scores);
+    }
+    TW_INLINE static void loop(auto& block, const Params& p, const Work& w, Memory& memory, const auto& q, Weights& weights, State& state) {
+      next<true>(block, p, w, 0, memory, q, weights, state);
+      // Every warp's product has read the queries' registers.
+      if constexpr (queries_in_registers) block.release(memory.q);
+      for (int step = 1; step < w.blocks; ++step) next<false>(block, p, w, step, memory, q, weights, state);
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
-      block.fill(state.largest, -kInfinity);
+      block.fill(state.base, kUnseen);
       block.fill(state.sum, 0.0f);
       if (w.blocks == 0) return block.fill(state.out, 0.0f);
-      const int whole_end = w.blocks - w.cut_first;
       const Q& q = block.take(memory.q);
       Weights weights;
-      first(block, p, w, memory, q, weights, state);
-      int step = 1;
-      for (; step < w.cut; ++step) next<true>(block, p, w, step, memory, q, weights, state);
-      for (; step < whole_end; ++step) next<false>(block, p, w, step, memory, q, weights, state);
-      if constexpr (Rules::lower)
-        for (; step < w.blocks; ++step) next<true>(block, p, w, step, memory, q, weights, state);
-      block.release(memory.q);
+      if constexpr (queries_in_registers) {
+        Operand<Target, T, BM, D> in_registers;
+        block.load(in_registers, q);
+        loop(block, p, w, memory, in_registers, weights, state);
+      } else {
+        loop(block, p, w, memory, q, weights, state);
+        block.release(memory.q);
+      }
       block.mma(state.out, weights, take_values(block, w, w.blocks - 1, memory), w.blocks == 1);
       block.wait(leave<0>, state.out);
       block.release(memory.v);
@@ -215,29 +233,27 @@ struct Attention {
       if (ragged && w.first_row >= w.rows) return;  // a tile that the host could not know to be empty
       block.complete(state.sum);
       PerRow scale;
-      block.for_rows(scale, [&](int row, int i, auto& x) {
-        auto sum = state.sum[i];
-        auto largest = state.largest[i] * p.scale_log2;
-        x = sum == 0.0f ? 0.0f : reciprocal(sum);
-        if (p.sink) {
-          // One more term of the sum, which has no value.
+      block.fill(scale, 1.0f);
+      if (p.sink) {
+        // One more term of the sum, which has no value.
+        block.for_rows(state.sum, [&](int row, int i, auto& sum) {
           const auto sink = p.sink[head_of(p, w, row)] * kLog2E;
-          const auto base = max(largest, sink);
-          const auto decay = sum == 0.0f ? 0.0f : exp2(largest - base);
-          sum = sum * decay + (sink == -kInfinity ? 0.0f : exp2(sink - base));
-          x = sum == 0.0f ? 0.0f : decay * reciprocal(sum);
-          largest = base;
-        }
-        state.sum[i] = sum == 0.0f ? -kInfinity : (largest + log2(sum)) * kLn2;  // the LSE
-      });
-      block.map(state.out, scale, [](auto x, auto s) { return x * s; });
+          const auto base = max(state.base[i], sink);
+          scale[i] = exp2(state.base[i] - base);
+          sum = sum * scale[i] + exp2(sink - base);
+          state.base[i] = base;
+        });
+      }
       const int part = split ? w.part * p.q.size_j + w.q_batch : w.q_batch;
       if (p.lse) {
-        block.for_rows(state.sum, [&](int row, int, auto& lse) {
+        block.for_rows(state.sum, [&](int row, int i, auto& sum) {
           const int r = w.first_row + row;
+          const auto lse = sum == 0.0f ? -kInfinity : (state.base[i] + log2(sum)) * kLn2;
           if (r < w.rows && block.owns_rows(state.sum)) p.lse[part * p.lse_stride_j + w.head * p.lse_stride_i + w.q_row + r] = lse;
         });
       }
+      block.for_rows(scale, [&](int, int i, auto& x) { x = state.sum[i] == 0.0f ? 0.0f : x * reciprocal(state.sum[i]); });
+      block.map(state.out, scale, [](auto x, auto s) { return x * s; });
       const int row0 = w.q_row + w.first_row;
       if (split && p.partial.data != nullptr)
         block.store(state.out, p.partial, row0, 0, w.head, part);
@@ -285,8 +301,9 @@ struct Attention {
       const KeyRange all{0, w.seqlen_k};
       const int last = last_row - w.first_row, queries = seqlen_q(p, w);
       const bool one_head = !split || head_in_tile(p, w, 0) == head_in_tile(p, w, last);
-      const ScoreRows rows{w.batch, head_of(p, w, 0), one_head ? query_of(p, w, 0) : 0, one_head ? query_of(p, w, last) : queries - 1,
-                           queries, w.seqlen_k, w.diagonal};
+      const ScoreRows rows{
+          w.batch,    head_of(p, w, 0), one_head ? query_of(p, w, 0) : 0, one_head ? query_of(p, w, last) : queries - 1, queries,
+          w.seqlen_k, w.diagonal};
       const KeyRange seen = Rules::keys(p.rules, rows, all), whole = Rules::untouched(p.rules, rows, all);
       if (seen.end <= seen.begin) return;
       int begin = seen.begin / BN, end = ceil_div(seen.end, BN);
@@ -343,21 +360,79 @@ struct Attention {
       }
     }
 
-    /// Scores become exp(score - largest); `sum` grows by them. `decay` is what earlier terms of sum and output must be multiplied by.
-    TW_INLINE static void softmax(auto& block, const Params& p, Scores& scores, State& state, PerRow& decay) {
+    /// Rows that see their first key get their base. Only blocks that a mask cuts, and the one after them, can be the first.
+    TW_INLINE static void settle(auto& block, const Params& p, Scores& scores, State& state) {
       block.rows(scores, [&](int i, auto row) {
-        const auto before = state.largest[i];
-        const auto now = max(before, row.max());
-        // The old maximum serves as long as no exponential exceeds 2^8: it cancels in the end, and the output need not be scaled. (A true
-        // comparison of the difference: the product with scale_log2 would be contracted to an FMA and differ from zero where the maxima are
-        // equal.)
-        const auto largest = (now - before) * p.scale_log2 <= 8.0f ? before : now;
-        const auto base = largest == -kInfinity ? 0.0f : largest;  // no key seen yet
-        decay[i] = exp2((before - base) * p.scale_log2);
-        const auto shift = base * p.scale_log2;
-        state.largest[i] = largest;
-        state.sum[i] = state.sum[i] * decay[i] + row.map_partial_sum([&](auto x) { return exp2(x * p.scale_log2 - shift); });
+        const auto largest = row.max();
+        const bool first = state.base[i] == kUnseen && largest != -kInfinity;
+        state.base[i] = first ? largest * p.scale_log2 + kHeadroom : state.base[i];
       });
+    }
+    /// Scores of some columns become exponents; true if any that this warp holds is positive: raise() must follow.
+    template <int kFirst, int kCount>
+    TW_INLINE static bool exponents(auto& block, const Params& p, Scores& scores, State& state) {
+      RowVector<Target, bool, Scores> over;
+      block.rows(scores, [&](int i, auto row) {
+        const auto base = state.base[i];
+        over[i] = row.template columns<kFirst, kCount>().map_any_positive([&](auto x) { return x * p.scale_log2 - base; });
+      });
+      return block.any(over, [](bool x) { return x; });
+    }
+    /// Raises the bases so that no exponent of these columns is positive. Columns before them are terms already. `decay` is multiplied by
+    /// what earlier terms of the output must be.
+    template <int kFirst, int kCount>
+    TW_INLINE static void raise(auto& block, Scores& scores, State& state, PerRow& decay) {
+      block.rows(scores, [&](int i, auto row) {
+        const auto largest = row.template columns<kFirst, kCount>().max();
+        const auto by = largest > 0.0f ? largest + kHeadroom : 0.0f;
+        const auto less = exp2(-by);
+        state.base[i] += by;
+        state.sum[i] *= less;
+        decay[i] *= less;
+        if constexpr (kFirst > 0) row.template columns<0, kFirst>().map([&](auto x) { return x * less; });
+        row.template columns<kFirst, kCount>().map([&](auto x) { return x - by; });
+      });
+    }
+    /// Exponents become terms; `sum` grows by them.
+    template <int kFirst, int kCount>
+    TW_INLINE static void terms(auto& block, Scores& scores, State& state) {
+      block.rows(scores, [&](int i, auto row) {
+        state.sum[i] += row.template columns<kFirst, kCount>().map_partial_sum([](auto x) { return exp2(x); });
+      });
+    }
+    /// Scores become terms; `sum` grows by them. A base serves until a term would exceed 1: in practice raise() runs once or never. True if
+    /// it did in this warp: then the output so far must be scaled by `decay`.
+    TW_INLINE static bool softmax(auto& block, const Params& p, Scores& scores, State& state, PerRow& decay) {
+      block.fill(decay, 1.0f);
+      if constexpr (maxima_first) {
+        RowVector<Target, bool, Scores> over;
+        block.rows(scores, [&](int i, auto row) { over[i] = row.partial_max() * p.scale_log2 > state.base[i]; });
+        const bool raised = block.any(over, [](bool x) { return x; });
+        if (raised) {
+          block.rows(scores, [&](int i, auto row) {
+            const auto largest = row.max() * p.scale_log2;
+            const auto base = largest > state.base[i] ? largest + kHeadroom : state.base[i];
+            decay[i] = exp2(state.base[i] - base);
+            state.base[i] = base;
+            state.sum[i] *= decay[i];
+          });
+        }
+        block.rows(scores, [&](int i, auto row) {
+          const auto base = state.base[i];
+          state.sum[i] += row.map_partial_sum([&](auto x) { return exp2(x * p.scale_log2 - base); });
+        });
+        return raised;
+      } else {
+        // In two halves: the exponents of the second are computed under the exponentials of the first.
+        constexpr int half = (BN + 31) / 32 * 16;
+        const bool raised = exponents<0, half>(block, p, scores, state);
+        if (raised) raise<0, half>(block, scores, state, decay);
+        terms<0, half>(block, scores, state);
+        const bool again = exponents<half, BN - half>(block, p, scores, state);
+        if (again) raise<half, BN - half>(block, scores, state, decay);
+        terms<half, BN - half>(block, scores, state);
+        return raised || again;
+      }
     }
   };
 };

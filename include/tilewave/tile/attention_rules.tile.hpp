@@ -18,6 +18,9 @@
 //   static KeyRange keys(const auto& params, const ScoreRows& rows);       no row sees a key outside
 //   static KeyRange untouched(const auto& params, const ScoreRows& rows);  the rule does nothing to any row's keys inside
 //
+// A change that keeps scores near each other and hides nothing says `static constexpr bool bounded = true`: the kernel may then look for a
+// row's maximum less often.
+//
 // A rule of your own lies in an embedded *.tile.hpp file that includes tilewave/tile/attention.tile.hpp and that its `static constexpr
 // const char* source` names; tilewave/attention_with.hpp takes it, examples/custom_mask has one.
 
@@ -70,6 +73,7 @@ struct Band {
 
 /// cap tanh(score / cap): x becomes tanh(factor x), in units of cap. `factor`: the unit before, divided by cap.
 struct Softcap {
+  static constexpr bool bounded = true;
   template <class Target>
   struct Params {
     float factor;
@@ -210,6 +214,7 @@ template <class... R>
 struct Rules {
   static constexpr const char* source = nullptr;
   static constexpr bool lower = false;
+  static constexpr bool anywhere = false;
   template <class Target>
   struct Params {};
   TW_INLINE static KeyRange keys(const auto&, const ScoreRows&, KeyRange all) { return all; }
@@ -242,6 +247,15 @@ struct Rules<First, Rest...> {
   /// Whether the first blocks of the keys that rows see may be among those that a rule touches, as the last ones may always be. A rule that
   /// tells what it leaves untouched may say that they are not: `static constexpr bool lower = false`.
   static constexpr bool lower = (use != Use::never && has_lower()) || Others::lower;
+
+  static constexpr bool is_bounded() {
+    if constexpr (requires { Rule::bounded; }) return Rule::bounded;
+    return false;
+  }
+  /// Whether a row may see its first key, or scores of any size, in any block: not only in those that are cut.
+  static constexpr bool anywhere =
+      (use != Use::never && !detail::narrows<Rule, typename First::template Params<detail::AnyTarget>> && !is_bounded()) ||
+      Others::anywhere;
 
   /// Of the keys `all`, those that a row may see.
   TW_INLINE static KeyRange keys(const auto& p, const ScoreRows& rows, KeyRange all) {

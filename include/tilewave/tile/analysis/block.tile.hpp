@@ -121,7 +121,7 @@ struct Producer {
 };
 
 /// A row of a tile, as block.rows() gives it.
-template <class F>
+template <class F, int kCount = F::cols>
 struct RowView {
   F& tile;
 
@@ -141,12 +141,23 @@ struct RowView {
   }
   template <class Fn>
   void map(Fn f) const {
-    cost += cost_of([&] { tile.x = apply(f, tile.x); }) * F::cols;
+    cost += cost_of([&] { tile.x = apply(f, tile.x); }) * kCount;
   }
   template <class Fn>
   auto map_sum(Fn f) const {
     map(f);
     return sum();
+  }
+  auto partial_max() const { return max(); }
+  template <int First, int Count>
+  RowView<F, Count> columns() const {
+    return {tile};
+  }
+  template <class Fn>
+  bool map_any_positive(Fn f) const {
+    map(f);
+    cost.f32 += kCount;
+    return false;
   }
   template <class Fn>
   auto map_partial_sum(Fn f) const {
@@ -155,7 +166,7 @@ struct RowView {
   template <class Fn>
   auto fold(Fn f) const {
     auto value = tile.x;
-    cost += cost_of([&] { value = apply(f, value, tile.x); }) * (F::cols - 1);
+    cost += cost_of([&] { value = apply(f, value, tile.x); }) * (kCount - 1);
     return value;
   }
 
@@ -163,8 +174,8 @@ struct RowView {
   template <class Fn>
   auto reduce(Fn f) const {
     decltype(apply(f, tile.x)) value{};
-    cost += cost_of([&] { value = apply(f, tile.x); }) * F::cols;
-    if constexpr (is_same<typename F::Element, float>) cost.f32 += F::cols - 1;
+    cost += cost_of([&] { value = apply(f, tile.x); }) * kCount;
+    if constexpr (is_same<typename F::Element, float>) cost.f32 += kCount - 1;
     return value;
   }
 };
@@ -208,6 +219,8 @@ class Block {
   void wait(Constant<Left>, Acc&...) const {}
   template <class T, int R, int C>
   void convert(Operand<T, R, C>&, const Fragment<float, R, C>&) const {}
+  template <class T, int R, int C>
+  void load(Operand<T, R, C>&, const Shared<T, R, C, Contract::columns>&) const {}
 
   // Elements and rows
 

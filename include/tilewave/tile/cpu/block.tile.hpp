@@ -164,10 +164,16 @@ TW_INLINE float fold_columns(Value value) {
   return folded[0];
 }
 
-template <class F>
+template <class F, int kFirst = 0, int kCount = F::cols>
 struct RowView {
   F& fragment;
   int r;
+
+  /// `Count` columns from `First` on.
+  template <int First, int Count>
+  TW_INLINE auto columns() const {
+    return RowView<F, kFirst + First, Count>{fragment, r};
+  }
 
   /// The largest f(x), an integer or float; of numbers and NaNs the largest number.
   template <class Fn>
@@ -180,11 +186,12 @@ struct RowView {
   TW_INLINE auto max() const {
     return max([](auto x) { return x; });
   }
+  TW_INLINE auto partial_max() const { return max(); }
   /// The sum of f(x).
   template <class Fn>
   TW_INLINE auto sum(Fn f) const {
     if constexpr (is_same<decltype(f(row()[0])), float>)
-      return fold_columns<Sum, F::cols>([&](int c) { return f(row()[c]); });
+      return fold_columns<Sum, kCount>([&](int c) { return f(row()[c]); });
     else
       return fold(f, [](auto a, auto b) { return a + b; });
   }
@@ -193,11 +200,16 @@ struct RowView {
   }
   template <class Fn>
   TW_INLINE void map(Fn f) const {
-    for (int c = 0; c < F::cols; ++c) row()[c] = f(row()[c]);
+    for (int c = 0; c < kCount; ++c) row()[c] = f(row()[c]);
+  }
+  template <class Fn>
+  TW_INLINE bool map_any_positive(Fn f) const {
+    map(f);
+    return !(max() < 0.0f);
   }
   template <class Fn>
   TW_INLINE float map_sum(Fn f) const {
-    return fold_columns<Sum, F::cols>([&](int c) { return row()[c] = f(row()[c]); });
+    return fold_columns<Sum, kCount>([&](int c) { return row()[c] = f(row()[c]); });
   }
   template <class Fn>
   TW_INLINE float map_partial_sum(Fn f) const {
@@ -206,10 +218,10 @@ struct RowView {
   /// f(f(a, b), c)... of all the row's elements, in an order that is the same in every run; f must be associative and commutative.
   template <class Fn>
   TW_INLINE auto fold(Fn f) const {
-    constexpr int lanes = F::cols % 64 == 0 ? 64 : F::cols % 8 == 0 ? 8 : 1;
+    constexpr int lanes = kCount % 64 == 0 ? 64 : kCount % 8 == 0 ? 8 : 1;
     typename F::Element folded[lanes];
     for (int k = 0; k < lanes; ++k) folded[k] = row()[k];
-    for (int c = lanes; c < F::cols; c += lanes)
+    for (int c = lanes; c < kCount; c += lanes)
       for (int k = 0; k < lanes; ++k) folded[k] = f(folded[k], row()[c + k]);
     for (int left = lanes / 2; left > 0; left /= 2)
       for (int k = 0; k < left; ++k) folded[k] = f(folded[k], folded[k + left]);
@@ -217,13 +229,13 @@ struct RowView {
   }
 
  private:
-  TW_INLINE auto* row() const { return fragment.x + r * F::cols; }
+  TW_INLINE auto* row() const { return fragment.x + r * F::cols + kFirst; }
 
   template <class Fn>
   TW_INLINE float largest_number(Fn f) const {
-    const float largest = fold_columns<Largest, F::cols>([&](int c) { return f(row()[c]); });
+    const float largest = fold_columns<Largest, kCount>([&](int c) { return f(row()[c]); });
     if (largest > -kInfinity) return largest;
-    for (int c = 0; c < F::cols; ++c) {  // only NaNs, or nothing larger than -infinity: rare
+    for (int c = 0; c < kCount; ++c) {  // only NaNs, or nothing larger than -infinity: rare
       const float value = f(row()[c]);
       if (value == value) return largest;
     }
@@ -232,7 +244,7 @@ struct RowView {
   template <class Fn, class Op>
   TW_INLINE auto fold(Fn f, Op op) const {
     auto result = f(row()[0]);
-    for (int c = 1; c < F::cols; ++c) result = op(result, f(row()[c]));
+    for (int c = 1; c < kCount; ++c) result = op(result, f(row()[c]));
     return result;
   }
 };
@@ -369,6 +381,12 @@ class Block {
         }
       }
     }
+  }
+
+  /// A tile in a ring as left operand.
+  template <class T, int R, int C>
+  void load(Operand<T, R, C>& to, const Shared<T, R, C, Contract::columns>& from) const {
+    static_cast<Panels<T, R, C>&>(to) = from;
   }
 
   // Elements and rows

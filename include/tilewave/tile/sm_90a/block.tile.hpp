@@ -80,6 +80,17 @@ struct Block {
     for (int i = 0; i < C / 4; ++i) to.x[i] = ptx::pack<T>(from.x[2 * i], from.x[2 * i + 1]);
   }
 
+  /// A tile in shared memory as left operand in registers: each warpgroup its 64 rows.
+  template <class T, int R, int C>
+  TW_INLINE void load(Operand<T, R, C>& to, const Shared<T, R, C, Contract::columns>& from) const {
+    using S = Shared<T, R, C, Contract::columns>;
+    const int row =
+        at.warpgroup * kWarpgroupRows + at.warp * 16 + at.lane % 16;  // lanes 0-15 address the left 8 columns, 16-31 the right 8
+    TW_UNROLL
+    for (int step = 0; step < C / 16; ++step)
+      ptx::load_matrix_x4(ptx::address(from.bytes) + static_cast<u32>(S::offset(row, step * 16 + at.lane / 16 * 8)), to.x + step * 4);
+  }
+
   // Elements and rows
 
   template <class F>

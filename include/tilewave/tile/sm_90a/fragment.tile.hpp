@@ -112,11 +112,20 @@ TW_INLINE V across_warps(V value, [[maybe_unused]] Op op) {
 }
 
 /// One row of a fragment, as block.rows() hands it out. Results are the same in every lane that shares the row.
-template <class F>
+template <class F, int kFirst = 0, int kCount = F::cols>
 struct RowView {
   F& fragment;
   int r;
-  static constexpr int length = F::size / F::row_count;
+  static constexpr int share = F::size / F::row_count;  ///< of a thread in the whole row
+  static constexpr int length = share * kCount / F::cols;
+
+  /// `Count` columns from `First` on, multiples of 8 of a Fragment's row.
+  template <int First, int Count>
+  TW_INLINE auto columns() const {
+    static_assert(First % F::piece_step == 0 && Count % F::piece_step == 0 && First + Count <= kCount,
+                  "columns() are whole pieces of a row");
+    return RowView<F, kFirst + First, Count>{fragment, r};
+  }
 
   template <class V, class Op>
   TW_INLINE static V across(V value, Op op) {
@@ -141,16 +150,20 @@ struct RowView {
   template <class Fn>
   TW_INLINE auto max(Fn f) const {
     const auto larger = [](auto a, auto b) { return tw::max(a, b); };
-    return across(fold([&](int j) { return f(fragment.x[F::in_row(r, j)]); }, larger), larger);
+    return across(fold([&](int j) { return f(fragment.x[index(j)]); }, larger), larger);
   }
   TW_INLINE auto max() const {
     return max([](auto x) { return x; });
+  }
+  /// The largest element of this thread's share of the row.
+  TW_INLINE auto partial_max() const {
+    return fold([&](int j) { return fragment.x[index(j)]; }, [](auto a, auto b) { return tw::max(a, b); });
   }
   /// The sum of f(x).
   template <class Fn>
   TW_INLINE auto sum(Fn f) const {
     const auto add = [](auto a, auto b) { return a + b; };
-    return across(fold([&](int j) { return f(fragment.x[F::in_row(r, j)]); }, add), add);
+    return across(fold([&](int j) { return f(fragment.x[index(j)]); }, add), add);
   }
   TW_INLINE auto sum() const {
     return sum([](auto x) { return x; });
@@ -158,7 +171,7 @@ struct RowView {
   /// f(f(a, b), c)... of all the row's elements, in an order that is the same in every run; f must be associative and commutative.
   template <class Fn>
   TW_INLINE auto fold(Fn f) const {
-    return across(fold([&](int j) { return fragment.x[F::in_row(r, j)]; }, f), f);
+    return across(fold([&](int j) { return fragment.x[index(j)]; }, f), f);
   }
   /// x = f(x) for the row's elements; the sum of the results over this thread's share of the row. block.complete() adds the shares up:
   /// once, after a loop.
@@ -166,7 +179,7 @@ struct RowView {
   TW_INLINE float map_partial_sum(Fn f) const {
     return fold(
         [&](int j) {
-          float& x = fragment.x[F::in_row(r, j)];
+          float& x = fragment.x[index(j)];
           x = f(x);
           return x;
         },
@@ -181,8 +194,25 @@ struct RowView {
   template <class Fn>
   TW_INLINE void map(Fn f) const {
     TW_UNROLL
-    for (int j = 0; j < length; ++j) fragment.x[F::in_row(r, j)] = f(fragment.x[F::in_row(r, j)]);
+    for (int j = 0; j < length; ++j) fragment.x[index(j)] = f(fragment.x[index(j)]);
   }
+  /// x = f(x) for the row's elements; false if all of this thread's share are negative (an f32's sign bit: three-operand logic takes two
+  /// elements at once, a maximum one).
+  template <class Fn>
+  TW_INLINE bool map_any_positive(Fn f) const {
+    u32 sign = 1u << 31;
+    TW_UNROLL
+    for (int j = 0; j < length; ++j) {
+      float& x = fragment.x[index(j)];
+      x = f(x);
+      sign &= bit_cast<u32>(x);
+    }
+    return sign == 0;
+  }
+
+ private:
+  /// Where the j-th element of the thread's share is in the fragment.
+  TW_INLINE constexpr int index(int j) const { return F::in_row(r, share * kFirst / F::cols + j); }
 };
 
 }  // namespace tw::sm_90a

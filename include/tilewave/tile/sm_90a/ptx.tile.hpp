@@ -207,6 +207,14 @@ TW_INLINE void store_matrix_x4(u32 row_address, u32 r0, u32 r1, u32 r2, u32 r3) 
          : "memory");
 }
 
+/// The same the other way: four matrices from shared memory to a warp's registers.
+TW_INLINE void load_matrix_x4(u32 row_address, u32* r) {
+  TW_ASM("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+         : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+         : "r"(row_address)
+         : "memory");
+}
+
 TW_INLINE void store_shared_16(u32 to, u32 x, u32 y, u32 z, u32 w) {
   TW_ASM("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
