@@ -198,7 +198,7 @@ TEST_P(AttentionWith, BadInput) {
   const auto make = [&](Shape shape, DType dtype = DType::bf16) { return PlacedTensor(std::move(shape), dtype, device); };
   const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
   const auto nothing = [](auto&) {};
-  expect_error<InvalidArgument>([&] { attention_with<SameDocument, f16, 64>(q, kv, kv, o, nothing); },
+  expect_error<InvalidArgument>([&] { attention_with<SameDocument, f16, 128>(q, kv, kv, o, nothing); },
                                 {"attention_with: q is bf16[2, 5, 4, 64]", "made for f16"});
   const PlacedTensor q_wide = make({2, 5, 4, 72}), kv_wide = make({2, 7, 2, 72}), o_wide = make({2, 5, 4, 72});
   expect_error<InvalidArgument>([&] { attention_with<SameDocument, bf16, 64>(q_wide, kv_wide, kv_wide, o_wide, nothing); },
