@@ -487,6 +487,57 @@ struct Chain {
   };
 };
 
+/// out = A B of a B [N, D] whose rows come in parts from pages [page, row, D] of 2 `part` rows, and of which `rows_used` count; or A B^T,
+/// where a product sums over columns. Only rows of `out` before `rows_end` are written.
+template <class T, int M, int N, int D, Contract contract>
+struct PagedProduct {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr bool over_rows = contract == Contract::rows;
+    static constexpr int cols = over_rows ? D : N;
+    using A = Shared<Target, T, M, over_rows ? N : D>;
+    using B = Shared<Target, T, N, D, contract>;
+    using Out = Staging<Target, T, M, cols>;
+    static constexpr int rows = M;
+    struct Params {
+      Global<Target, const T, A> a;
+      Global<Target, const T, B> b;
+      Global<Target, T, Out> out;
+      Pointer<Target, const i32> pages;
+      int part, rows_used, rows_end;
+    };
+    struct Memory {
+      Ring<Target, A, 1> a;
+      Ring<Target, B, 1> b;
+      Out out;
+      explicit constexpr Memory(auto& block) : a(block), b(block), out(block) {}
+    };
+    struct State {
+      Fragment<Target, float, M, cols> acc;
+    };
+    TW_INLINE static int steps(const Params&, Tile) { return 1; }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int, Memory& memory) {
+      producer.put(memory.a, [&](auto copy, A& a) { copy.tile(p.a, a, t.m * M, 0); });
+      producer.put(memory.b, [&](auto copy, B& b) {
+        for (int row = 0; row < N; row += p.part) copy.part(p.b, b, row, p.part, row % (2 * p.part), 0, p.pages[row / (2 * p.part)]);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile, Memory& memory, State& state) {
+      const A& a = block.take(memory.a);
+      B& b = block.take(memory.b);
+      block.zero_rows(b, p.rows_used);
+      block.mma(state.acc, a, b, true);
+      block.wait(leave<0>, state.acc);
+      block.release(memory.a);
+      block.release(memory.b);
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      block.store(state.acc, memory.out, p.out, t.m * M, 0, 0, 0, p.rows_end);
+    }
+  };
+};
+
 /// out = (2 A) B^T: A is doubled where it lies, in shared memory, before the product reads it.
 template <class T, int M, int N, int K>
 struct DoubledProduct {

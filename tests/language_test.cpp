@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <set>
 #include <string>
@@ -741,6 +742,70 @@ TEST_P(Language, ProductsFromRegistersAndRingsOfTheirOwnPace) {
   expect_chain<bf16, 64, 64, 64>(device, random);
   expect_chain<f16, 128, 128, 64>(device, random);
   expect_chain<bf16, 128, 80, 128>(device, random);
+}
+
+template <class T, int N, int D, Contract contract>
+void expect_paged_product(Device device, std::mt19937_64& random, int part, int rows_used, int rows_end, const Placement& place) {
+  SCOPED_TRACE(
+      tw::format("{} x {} in parts of {}, {} rows used, {} rows stored, offset {}", N, D, part, rows_used, rows_end, place.offset));
+  constexpr bool over_rows = contract == Contract::rows;
+  constexpr int kM = 128, kRows = 300, kDepth = over_rows ? N : D, kCols = over_rows ? D : N;
+  const int pages = 2 * ceil_div(N, 2 * part);  // half of them belong to others
+  PlacedTensor a({kRows, kDepth}, dtype_of<T>, device, place), b({pages, 2 * part, D}, dtype_of<T>, device, place),
+      out({kRows, kCols}, dtype_of<T>, device, place);
+  // Sums of such integers are exact in every type.
+  const auto integers = [&](std::size_t count, unsigned most) {
+    std::vector<float> x(count);
+    for (float& value : x) value = static_cast<float>(static_cast<int>(random() % (2 * most + 1)) - static_cast<int>(most));
+    return x;
+  };
+  const std::vector<float> av = integers(kRows * kDepth, 1), bv = integers(N * D, 2);
+  a.fill(av);
+  std::vector<i32> table(static_cast<std::size_t>(pages));
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), random);
+  std::vector<float> paged(static_cast<std::size_t>(pages * 2 * part * D), std::numeric_limits<float>::quiet_NaN());
+  for (int row = 0; row < rows_used; ++row)
+    std::copy_n(bv.begin() + row * D, D,
+                paged.begin() + (table[static_cast<std::size_t>(row / (2 * part))] * 2 * part + row % (2 * part)) * D);
+  b.fill(paged);
+  const Tensor host = Tensor::empty({pages}, DType::i32, Stream::standard(Device::cpu()));
+  std::copy(table.begin(), table.end(), host.data<i32>());
+  const Tensor there = host.to(device);
+  launch_kernel<PagedProduct<T, kM, N, D, contract>>(device, {ceil_div(kRows, kM)}, [&](auto& bind, auto& p) {
+    bind(p.a, a);
+    bind(p.b, b, CopiedRows{part});
+    bind(p.out, out);
+    p.pages = there.data<i32>();
+    p.part = part, p.rows_used = rows_used, p.rows_end = rows_end;
+  });
+  const std::vector<double> got = out.values();
+  for (int i = 0; i < kRows; ++i) {
+    for (int j = 0; j < kCols; ++j) {
+      double sum = 0;
+      for (int n = 0; n < kDepth; ++n) {
+        const int row = over_rows ? n : j, col = over_rows ? j : n;
+        if (row < rows_used)
+          sum += static_cast<double>(av[static_cast<std::size_t>(i * kDepth + n)]) * bv[static_cast<std::size_t>(row * D + col)];
+      }
+      const double x = got[static_cast<std::size_t>(i * kCols + j)];
+      if (i < rows_end)
+        ASSERT_EQ(x, sum) << "(" << i << ", " << j << ")";
+      else
+        ASSERT_TRUE(std::isnan(x)) << "(" << i << ", " << j << ") was written: " << x;
+    }
+  }
+  EXPECT_TRUE(out.gaps_intact());
+}
+
+TEST_P(Language, TilesInPartsWithRowsLeftOut) {
+  for (const Placement& place : {Placement{.align = 8}, Placement{.offset = 1, .gap = 3}}) {
+    for (const auto& [part, rows_used, rows_end] :
+         {std::tuple{16, 64, 300}, {16, 1, 299}, {32, 17, 256}, {32, 32, 129}, {64, 63, 64}, {16, 47, 1}, {16, 0, 0}}) {
+      expect_paged_product<bf16, 64, 64, Contract::rows>(device, random, part, rows_used, rows_end, place);
+      expect_paged_product<f16, 64, 128, Contract::columns>(device, random, part, rows_used, rows_end, place);
+    }
+  }
 }
 
 TEST_P(Language, ProductsSeeWhatWasStoredInSharedMemory) {

@@ -4,13 +4,14 @@
 
 namespace tw {
 
-/// attention() with a rule of your own (tilewave/tile/attention_rules.tile.hpp) between those of the options and the causal mask or window:
+/// attention() with a rule of your own (tilewave/tile/attention_rules.tile.hpp):
 ///
 ///   tw::attention_with<SameDocument, tw::bf16, 128>(q, k, v, o, [&](auto& rule) { rule.document = documents.data<int>(); });
 ///
 /// T is the tensors' type, kHeadDim 64, 96, 128, 192 or 256 and at least head_dim and value_dim: what is named here is what is compiled.
-/// `bind_rule` fills in Rule::Params; arrays there lie on the tensors' device. Otherwise as attention(): the rule's file is compiled for a
-/// GPU when it is first needed.
+/// `bind_rule` fills in Rule::Params; arrays there lie on the tensors' device, and must last until the stream is done. The rule comes after
+/// those of the options and is given scores in which softcap, ALiBi and mask are, and before `causal` and windows. Otherwise as
+/// attention(); for a GPU the rule's file is compiled when it is first needed.
 template <class Rule, class T, int kHeadDim, class BindRule>
 void attention_with(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, BindRule bind_rule,
                     const AttentionOptions& options = {}) {
@@ -23,6 +24,21 @@ void attention_with(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
     constexpr detail::AttentionTiles tiles = detail::attention_tiles<kHeadDim, kHeadDim>(detail::TileUse::narrow);
     detail::run_attention_gpu<T, kHeadDim, kHeadDim, tiles.bm, tiles.bn, tiles.stages, kEqualLengths, Rule>(call, bind_rule);
   }
+}
+
+/// The kernel that attention_with() uses on a GPU for calls with such options, to compile it ahead or to look at it:
+/// compile(make_spec(info, true, true)). Needs no GPU.
+template <class Rule, class T, int kHeadDim>
+const KernelInfo& attention_with_kernel(const AttentionOptions& options = {}) {
+  detail::AttentionCall call;
+  call.softcap = options.softcap;
+  call.slopes = options.alibi_slopes ? options.alibi_slopes->data<float>() : nullptr;
+  call.mask = options.mask ? options.mask->data() : nullptr;
+  call.lower = options.window_left >= 0;
+  call.upper = options.causal || options.window_right >= 0;
+  constexpr detail::AttentionTiles tiles = detail::attention_tiles<kHeadDim, kHeadDim>(detail::TileUse::narrow);
+  using Kernel = Attention<T, kHeadDim, kHeadDim, tiles.bm, tiles.bn, tiles.stages, kEqualLengths, detail::CallRules<Rule>>;
+  return detail::attention_variant(kernel_info<Kernel>, call);
 }
 
 }  // namespace tw

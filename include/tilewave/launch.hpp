@@ -24,6 +24,11 @@
 
 namespace tw {
 
+/// A tensor that is copied by parts of tiles, of so many rows each: copy.part(). For a Global's binding.
+struct CopiedRows {
+  int count;
+};
+
 namespace detail {
 
 template <class T>
@@ -58,11 +63,6 @@ TensorMapRequest map_request(const BoundView& view, const MapTile& tile, const W
 
 /// Writes the map of a Global whose view is filled in; false where TMA cannot copy it.
 bool bind_map(const BoundView& view, bool readable, const MapTile& tile, const Window& window, void* tensor_map);
-
-/// A tensor that is copied by parts of tiles, of so many rows each: copy.part().
-struct CopiedRows {
-  int count;
-};
 
 /// Binds tensors to a kernel's Globals on a GPU, and finds out which copies TMA can do.
 class GpuBinder {
@@ -183,8 +183,9 @@ void launch_cpu(const TileGrid& grid, Bind bind) {
 
 /// Runs `Kernel` for every tile of `grid` on the stream's device; on a GPU it compiles the kernel at first use and returns at once.
 /// `bind(binder, params)` fills in Kernel::On<target>::Params; binder(params.x, tensor) binds a tensor to a Global and throws
-/// InvalidArgument for a wrong device, dtype or rank; binder(params.x, tensor, window) binds one to a Windowed. Bases and strides that TMA
-/// cannot take, and Rows that do not move in whole pieces, select the kernel's slower variant. Throws CompileError, DeviceError.
+/// InvalidArgument for a wrong device, dtype or rank; binder(params.x, tensor, window) binds one to a Windowed, and binder(params.x,
+/// tensor, CopiedRows{n}) one that copy.part() copies n rows of at a time. Bases and strides that TMA cannot take, and Rows that do not
+/// move in whole pieces, select the kernel's slower variant. Throws CompileError, DeviceError.
 template <class Kernel, class Bind>
 void launch(const Stream& stream, const TileGrid& grid, Bind bind) {
   if (grid.count() == 0) return;

@@ -177,7 +177,7 @@ AttentionCall check_attention_varlen(const Tensor& q, const Tensor& k, const Ten
 }
 
 void check_attention_with(const AttentionCall& call, DType dtype, int head_dim) {
-  require(call.q.dtype() == dtype, "attention_with: q is {}; the kernel was made for {}", call.q, name_of(dtype));
+  require(call.q.dtype() == dtype, "attention_with: q is {}; the kernel was made for {}", call.q.transpose(1, 2), name_of(dtype));
   require(call.q.shape(3) <= head_dim && call.v.shape(3) <= head_dim,
           "attention_with: q has head_dim {} and v {}; the kernel was made for {} and less", call.q.shape(3), call.v.shape(3), head_dim);
 }

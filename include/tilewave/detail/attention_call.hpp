@@ -59,12 +59,12 @@ void check_attention_with(const AttentionCall& call, DType dtype, int head_dim);
 
 /// The rules of one kernel for all calls: those that a call does not have are taken out of the type when it is compiled for a GPU.
 template <class... User>
-using CallRules = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, InScores<User>...,
+using CallRules = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, UserRule<User>...,
                         Band<true, true>>;
 /// And where they are asked for at run time.
 template <class... User>
 using RuntimeRules = Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>,
-                           InScores<User>..., Band<true, true>>;
+                           UserRule<User>..., Band<true, true>>;
 
 /// `base` with the rules that the call has. Lives until the process ends.
 const KernelInfo& attention_variant(const KernelInfo& base, const AttentionCall& call);
@@ -75,34 +75,24 @@ TileGrid attention_grid(const AttentionCall& call, int bm);
 /// Keys that are copied from a page at once by a kernel that takes `bn` at a time.
 int attention_page_rows(const AttentionCall& call, int bn);
 
-template <class Rule>
-inline constexpr bool changes_scores = requires(const typename Rule::template Params<cpu::Target>& p, const Score& at) {
-  Rule::score(p, at, 1.0f);
-};
-
-/// Fills in the parameters of a list of rules; `unit` is what a score's number stands for, and becomes that of the last rule's.
+/// Fills in the parameters of a list of rules; `unit` is what a score's number stands for, and becomes that behind the last rule.
 template <class Rule, class... Rest, class P, class BindUser>
 void fill_rules([[maybe_unused]] Rules<Rule, Rest...> list, P& p, const AttentionCall& call, float& unit, BindUser& bind_user) {
   constexpr int kUnlimited = (1 << 30) - 1;  // beyond all keys, and no int overflows
   auto& rule = p.first;
-  if constexpr (requires { rule.factor; }) {
+  using Known = typename RuleOf<Rule>::Type;
+  if constexpr (is_same<Known, Softcap>) {
     rule.used = call.softcap > 0;
     if (rule.used) {
       rule.factor = unit / call.softcap;
       unit = call.softcap;
     }
-  } else if constexpr (requires {
-                         rule.slopes;
-                         rule.used;
-                       }) {
+  } else if constexpr (is_same<Known, Alibi>) {
     rule.used = call.slopes != nullptr;
     rule.slopes = call.slopes;
     rule.stride_batch = call.slopes_stride_batch, rule.stride_head = call.slopes_stride_head;
     rule.per_unit = 1 / unit;
-  } else if constexpr (requires {
-                         rule.type;
-                         rule.used;
-                       }) {
+  } else if constexpr (is_same<Known, MaskTensor>) {
     rule.used = call.mask != nullptr;
     rule.data = call.mask;
     rule.type = call.mask_type;
@@ -114,10 +104,7 @@ void fill_rules([[maybe_unused]] Rules<Rule, Rest...> list, P& p, const Attentio
     rule.right = call.upper ? call.right : kUnlimited;
   } else {
     bind_user(rule);
-    if constexpr (changes_scores<Rule>) {
-      rule.unit = unit;
-      unit = 1;
-    }
+    rule.unit = unit, rule.per_unit = 1 / unit;
   }
   if constexpr (sizeof...(Rest) > 0) fill_rules(Rules<Rest...>{}, p.rest, call, unit, bind_user);
 }

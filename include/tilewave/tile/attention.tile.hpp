@@ -33,7 +33,7 @@ enum AttentionForm {
 /// before those it does not. `Rules` (attention_rules.tile.hpp) say which keys a query sees and how scores change.
 template <class T, int D, int DV, int BM, int BN, int Stages, int kForm, class Rules>
 struct Attention {
-  static constexpr const char* source = "tilewave/tile/attention.tile.hpp";
+  static constexpr const char* source = Rules::source ? Rules::source : "tilewave/tile/attention.tile.hpp";
 
   template <class Target>
   struct On {
@@ -52,9 +52,10 @@ struct Attention {
       if constexpr (requires { Target::tma_load; }) return Target::tma_load;
       return false;
     }
-    /// Two warpgroups leave room for the queries in registers, unless a third that loads without TMA or a rule needs it: Q K^T then reads a
-    /// third less of shared memory.
-    static constexpr bool queries_in_registers = BM == 128 && D <= 128 && !Rules::anywhere && loads_by_tma();
+    /// Two warpgroups leave room for the queries in registers, unless a third that loads without TMA or a rule needs it, as one of a user's
+    /// may: Q K^T then reads a third less of shared memory.
+    static constexpr bool queries_in_registers =
+        BM == 128 && D <= 128 && !Rules::anywhere && Rules::source == nullptr && loads_by_tma();
     /// Whether a row's maximum has grown is found from its scores, before the exponents; else from the exponents' signs, half of a row at a
     /// time. The first is faster where three warpgroups have short products to wait for, and does not mind where a row sees its first key.
     static constexpr bool maxima_first = (BM == 192 && D == 64) || Rules::anywhere;

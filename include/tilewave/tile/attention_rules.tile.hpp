@@ -2,7 +2,7 @@
 
 #include "tilewave/tile/language.tile.hpp"
 
-// Which keys a query sees, and how their scores change: small types that attention's kernel takes as a list. A rule is one of
+// Which keys a query sees, and how their scores change: small types that attention's kernel takes as a list. A rule is
 //
 //   struct Mask {
 //     template <class Target> struct Params { ... };                  what the host fills in: numbers and Pointers
@@ -13,7 +13,7 @@
 //     static auto score(const auto& params, const Score& at, auto x);  x is the score
 //   };
 //
-// and may tell of a tile of rows, so that blocks of keys are skipped, or taken without looking at each score:
+// or both, score() first, and may tell of a tile of rows, so that blocks of keys are skipped, or taken without looking at each score:
 //
 //   static KeyRange keys(const auto& params, const ScoreRows& rows);       no row sees a key outside
 //   static KeyRange untouched(const auto& params, const ScoreRows& rows);  the rule does nothing to any row's keys inside
@@ -21,7 +21,8 @@
 // A change that keeps scores near each other and hides nothing says `static constexpr bool bounded = true`: the kernel may then look for a
 // row's maximum less often.
 //
-// A rule of your own lies in a *.tile.hpp file that `static constexpr const char* source` names; examples/custom_mask has one.
+// A rule of your own lies in an embedded *.tile.hpp file that includes tilewave/tile/attention.tile.hpp and that its `static constexpr
+// const char* source` names; tilewave/attention_with.hpp takes it, examples/custom_mask has one.
 
 namespace tw {
 
@@ -124,15 +125,26 @@ struct MaskTensor {
   }
 };
 
-/// A change of scores that knows nothing of units, as a user writes it: x is the score itself, before and after.
+/// A rule as a user writes it. It knows nothing of units: x is the score itself, before and after; around it scores stay in their unit, so
+/// that it may leave some untouched. And it may index arrays by what it is told: rows and columns beyond the last, which are computed and
+/// dropped, stand at the last one.
 template <class Rule>
-struct InScores : Rule {
+struct UserRule : Rule {
   template <class Target>
   struct Params : Rule::template Params<Target> {
-    float unit;
+    float unit, per_unit;
   };
+  TW_INLINE static bool visible(const auto& p, const Score& at) requires requires { Rule::visible(p, at); }
+  { return Rule::visible(p, inside(at)); }
   TW_INLINE static auto score(const auto& p, const Score& at, auto x) requires requires { Rule::score(p, at, x); }
-  { return Rule::score(p, at, x * p.unit); }
+  { return Rule::score(p, inside(at), x * p.unit) * p.per_unit; }
+
+ private:
+  TW_INLINE static Score inside(Score at) {
+    at.query = min(at.query, at.seqlen_q - 1);
+    at.key = min(at.key, at.seqlen_k - 1);
+    return at;
+  }
 };
 
 /// A rule whose place in Params is always there, so that the host fills in one structure for all lists of rules.
@@ -183,12 +195,26 @@ template <class Rule, class P>
 inline constexpr bool hides = requires(const P& p, const Score& at) {
   Rule::visible(p, at);
 };
+template <class Rule, class P>
+inline constexpr bool changes = requires(const P& p, const Score& at) {
+  Rule::score(p, at, 1.0f);
+};
+
+/// The embedded file that defines a rule; null: the library's.
+template <class Rule>
+constexpr const char* rule_source() {
+  if constexpr (requires { Rule::source; })
+    return Rule::source;
+  else
+    return nullptr;
+}
 
 }  // namespace detail
 
 /// A list of rules, applied from the first to the last.
 template <class... R>
 struct Rules {
+  static constexpr const char* source = nullptr;
   static constexpr bool lower = false;
   static constexpr bool anywhere = false;
   template <class Target>
@@ -213,11 +239,15 @@ struct Rules<First, Rest...> {
   template <class P>
   static constexpr bool narrows = use != Use::never&& detail::narrows<Rule, P>;
 
-  /// Whether some rows may not see the first keys of what they see together.
+  /// The file that a rule of a user's names, or null.
+  static constexpr const char* source = detail::rule_source<Rule>() ? detail::rule_source<Rule>() : Others::source;
+
   static constexpr bool has_lower() {
     if constexpr (requires { Rule::lower; }) return Rule::lower;
-    return false;
+    return detail::narrows<Rule, typename First::template Params<detail::AnyTarget>>;
   }
+  /// Whether the first blocks of the keys that rows see may be among those that a rule touches, as the last ones may always be. A rule that
+  /// tells what it leaves untouched may say that they are not: `static constexpr bool lower = false`.
   static constexpr bool lower = (use != Use::never && has_lower()) || Others::lower;
 
   static constexpr bool is_bounded() {
@@ -247,13 +277,13 @@ struct Rules<First, Rest...> {
   template <bool kEdge>
   TW_INLINE static void apply(auto& block, const auto& p, auto& scores, auto at) {
     using P = decltype(p.first);
+    static_assert(detail::changes<Rule, P> || detail::hides<Rule, P>, "a rule has visible(params, at) or score(params, at, x)");
     if constexpr (use != Use::never && (kEdge || !detail::narrows<Rule, P>)) {
       if (on(p)) {
         block.for_each(scores, [&](int row, int col, auto& x) {
+          if constexpr (detail::changes<Rule, P>) x = Rule::score(p.first, at(row, col), x);
           if constexpr (detail::hides<Rule, P>) {
             if (!Rule::visible(p.first, at(row, col))) x = -kInfinity;
-          } else {
-            x = Rule::score(p.first, at(row, col), x);
           }
         });
       }

@@ -20,7 +20,7 @@ struct TmaCopy {
       ptx::load_4d(to.bytes + panel * S::panel_bytes, from.tensor_map, barrier, col + panel * S::panel_cols, row, i, j);
   }
   /// Part of a tile that comes from several places: its rows `first` to `first` + count - 1, from (row, col) of (i, j) on. Parts are
-  /// copied in order; `count` is a multiple of 16 and what the tensor was bound with (Boxes).
+  /// copied in order; `count` is a multiple of 16 and what the tensor was bound with (CopiedRows).
   template <class G, class S>
   TW_INLINE void part(const G& from, S& to, int first, int, int row, int col, int i = 0, int j = 0) const {
     TW_UNROLL
