@@ -94,10 +94,11 @@ void encode_tensor_map(void* out, const TensorMapRequest& request) {
     TensorMapRequest request;
     cuda::TensorMap map;
   };
-  constexpr std::size_t kKnown = 64;
+  constexpr std::size_t kKnown = 64;  // 2^6
   thread_local std::array<Known, kKnown> known;
-  const auto address = reinterpret_cast<std::uintptr_t>(request.address);
-  Known& place = known[(address >> 8 ^ address >> 16 ^ request.extents[1] ^ request.box[1]) % kKnown];
+  const std::uint64_t hash =
+      (reinterpret_cast<std::uintptr_t>(request.address) + request.extents[1] * 7 + request.box[1]) * 0x9e3779b97f4a7c15;
+  Known& place = known[hash >> 58];
   if (request.address != nullptr && out != nullptr && place.request == request) {
     std::memcpy(out, &place.map, sizeof place.map);
     return;

@@ -175,10 +175,11 @@ struct Attention {
       if (step > 0) producer.put(memory.v, [&](auto copy, V& v) { load_block(copy, p, w, p.v, v, w.block(step - 1), kv_head); });
     }
 
-    /// Block number `step`: its scores and weights, and under them the output of the block before.
+    /// Block number `step`: its scores and weights, and under them the output of the block before. `cut`: rules leave some of its scores
+    /// out.
     template <bool kFirst>
-    TW_INLINE static void next(auto& block, const Params& p, const Work& w, int step, Memory& memory, const auto& q, Weights& weights,
-                               State& state) {
+    TW_INLINE static void next(auto& block, const Params& p, const Work& w, int step, bool cut, Memory& memory, const auto& q,
+                               Weights& weights, State& state) {
       Scores scores;
       PerRow decay;
       block.mma(scores, q, block.take(memory.k), true);
@@ -189,7 +190,6 @@ struct Attention {
         block.wait(leave<1>, scores);
       }
       block.release(memory.k);
-      const bool cut = step < w.cut || (Rules::lower && step >= w.blocks - w.cut_first);
       if (cut)
         apply_rules<true>(block, p, w, w.block(step), scores);
       else
@@ -204,10 +204,20 @@ struct Attention {
       block.convert(weights, scores);
     }
     TW_INLINE static void loop(auto& block, const Params& p, const Work& w, Memory& memory, const auto& q, Weights& weights, State& state) {
-      next<true>(block, p, w, 0, memory, q, weights, state);
+      const int whole_end = w.blocks - w.cut_first;
+      next<true>(block, p, w, 0, w.cut > 0 || whole_end <= 0, memory, q, weights, state);
       // Every warp's product has read the queries' registers.
       if constexpr (queries_in_registers) block.release(memory.q);
-      for (int step = 1; step < w.blocks; ++step) next<false>(block, p, w, step, memory, q, weights, state);
+      int step = 1;
+      if constexpr (maxima_first) {
+        for (; step < w.cut; ++step) next<false>(block, p, w, step, true, memory, q, weights, state);
+        for (; step < whole_end; ++step) next<false>(block, p, w, step, false, memory, q, weights, state);
+        if constexpr (Rules::lower)
+          for (; step < w.blocks; ++step) next<false>(block, p, w, step, true, memory, q, weights, state);
+      } else {
+        for (; step < w.blocks; ++step)
+          next<false>(block, p, w, step, step < w.cut || (Rules::lower && step >= whole_end), memory, q, weights, state);
+      }
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
@@ -351,7 +361,9 @@ struct Attention {
     TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int b, Scores& scores) {
       const int key0 = b * BN;
       Rules::template apply<kCut>(block, p.rules, scores, [&](int row, int col) {
-        return Score{w.batch, head_of(p, w, row), query_of(p, w, row), key0 + col, seqlen_q(p, w), w.seqlen_k, w.diagonal};
+        const int query = query_of(p, w, row);
+        return Score{w.batch,        head_of(p, w, row), query,      key0 + col,
+                     seqlen_q(p, w), w.seqlen_k,         w.diagonal, difference(query + w.diagonal - key0, col)};
       });
       if (kCut && key0 + BN > w.seqlen_k) {
         block.for_each(scores, [&](int, int col, auto& x) {

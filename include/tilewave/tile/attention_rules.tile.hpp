@@ -30,7 +30,8 @@ namespace tw {
 struct Score {
   int batch, head, query, key;
   int seqlen_q, seqlen_k;
-  int diagonal;  ///< query i stands beside key i + diagonal
+  int diagonal;    ///< query i stands beside key i + diagonal
+  float distance;  ///< query + diagonal - key
 };
 
 /// The rows of scores that a block computes together.
@@ -83,6 +84,7 @@ struct Softcap {
 
 /// score - slope |query + diagonal - key| (Press et al., arXiv 2108.12409).
 struct Alibi {
+  static constexpr bool bounded = true;
   template <class Target>
   struct Params {
     Pointer<Target, const float> slopes;  ///< [batch, heads]
@@ -91,7 +93,7 @@ struct Alibi {
   };
   TW_INLINE static auto score(const auto& p, const Score& at, auto x) {
     const auto slope = p.slopes[at.batch * p.stride_batch + at.head * p.stride_head] * p.per_unit;
-    return x - slope * abs(to_float(at.query + at.diagonal - at.key));
+    return x - slope * abs(at.distance);
   }
 };
 

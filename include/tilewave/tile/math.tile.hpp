@@ -152,13 +152,15 @@ TW_INLINE float tanh_approx(float x) {
 #endif
 }
 
-/// The integer as a float; exact below 2^22 in magnitude, rounded to a multiple of 2^-22 of it beyond. Cheaper than a conversion, which is
-/// as slow as an exponential.
-TW_INLINE float to_float(int i) {
+/// base - small as a float, for 0 <= small < 2^22; exact for |base| < 2^22. Cheaper for many `small` than a conversion of each, which takes
+/// as long as an exponential.
+TW_INLINE float difference(int base, int small) {
 #if TW_ON_GPU
-  if (i < 1 << 22 && i > -(1 << 22)) return bit_cast<float>(0x4b400000 + i) - 12582912.0f;
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: a float whose lowest bits count integers
+  return (static_cast<float>(base) + kMagic) - bit_cast<float>(bit_cast<int>(kMagic) + small);
+#else
+  return static_cast<float>(base - small);
 #endif
-  return static_cast<float>(i);
 }
 
 TW_INLINE float erf(float x) { return TW_LIBM(erff)(x); }
