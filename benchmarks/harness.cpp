@@ -310,6 +310,7 @@ nlohmann::ordered_json Run::json() const {
     json["spread"] = {{"ours", spread(r, r.ours)}, {"peer", spread(r, r.peer_time)}};
     json["time_us"] = or_null(rounded(r.ours.median * 1e3));
     if (!r.bound.empty()) json["bound"] = r.bound;
+    if (!r.group.empty()) json["group"] = r.group;
     if (!r.config.empty()) json["variant"] = r.config;
     if (!r.peer_config.empty()) json["peer_variant"] = r.peer_config;
     json["commit"] = options_.commit.empty() ? kCommit : options_.commit;
@@ -323,8 +324,8 @@ nlohmann::ordered_json Run::json() const {
 
 // --- Family
 
-Family::Family(std::string name, std::string what, std::function<void(Run&)> run)
-    : name_(std::move(name)), what_(std::move(what)), run_(std::move(run)) {
+Family::Family(std::string name, std::string what, std::function<void(Run&)> run, std::function<void(Run&)> ladder)
+    : name_(std::move(name)), what_(std::move(what)), run_(std::move(run)), ladder_(std::move(ladder)) {
   families().push_back(this);
 }
 

@@ -67,6 +67,7 @@ struct Record {
   std::string peer_config;  ///< which of the peer's ways was the fastest, for people; may be empty
   double limit = 0;         ///< in `unit`: what the hardware allows at most, or the time that it takes at least
   std::string bound;        ///< what sets the limit: "memory", "arithmetic", "launch"; empty where the family leaves no doubt
+  std::string group;        ///< figures of one group have a table of their own; empty: the family's
 };
 /// The unit of records that are times.
 inline constexpr const char* kMicroseconds = "us";
@@ -80,6 +81,7 @@ struct Options {
   bool list = false;               ///< only name the cases
   bool all_configs = false;        ///< also time every variant of ours, for tuning: all then share the card's power budget
   int config = -1;                 ///< the variant of ours to time; -1: the heuristic's choice
+  bool ladder = false;             ///< instead of the cases: the ways to do it, from the plainest to ours, an idea more each
   std::string commit;              ///< instead of the commit that was compiled in
 };
 
@@ -122,19 +124,21 @@ class Run {
 /// A family's benchmark. Defining one at namespace scope makes it known: `const bench::Family gemm{"gemm", "...", run};`
 class Family {
  public:
-  Family(std::string name, std::string what, std::function<void(Run&)> run);
+  /// `ladder`: what Options::ladder asks for; may be empty.
+  Family(std::string name, std::string what, std::function<void(Run&)> run, std::function<void(Run&)> ladder = {});
   static const std::vector<const Family*>& all();
   /// Null when there is none of that name.
   static const Family* find(const std::string& name);
 
   const std::string& name() const { return name_; }
   const std::string& what() const { return what_; }
-  void run(Run& run) const { run_(run); }
+  bool has_ladder() const { return ladder_ != nullptr; }
+  void run(Run& run) const { (run.options().ladder ? ladder_ : run_)(run); }
 
  private:
   std::string name_;
   std::string what_;
-  std::function<void(Run&)> run_;
+  std::function<void(Run&)> run_, ladder_;
 };
 
 /// While it lives, the CPU target uses one thread.

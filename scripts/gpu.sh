@@ -33,6 +33,7 @@ case $1 in
       family=$(basename "$source" _bench.cpp)
       build/tilewave bench "$family" --device cuda --json "$results/$family.json" "${commit[@]}" "${quick[@]}" || status=1
     done
+    build/tilewave bench attention --ladder --device cuda --json "$results/attention_ladder.json" "${commit[@]}" "${quick[@]}" || status=1
     if python3 -c 'import torch' 2>/dev/null; then
       python3 benchmarks/attention_peer.py --library build/libtilewave.so --json "$results/attention_peer.json" "${commit[@]}" "${quick[@]}" || status=1
     else

@@ -32,6 +32,12 @@ std::vector<std::string> family_names() {
   return names;
 }
 
+std::vector<std::string> families_with_ladder() {
+  std::vector<std::string> names = family_names();
+  std::erase_if(names, [](const std::string& name) { return !bench::Family::find(name)->has_ladder(); });
+  return names;
+}
+
 std::string family_help() {
   std::string text = "Families:";
   for (const std::string& name : family_names()) text += tw::format("\n  {:<12} {}", name, bench::Family::find(name)->what());
@@ -78,6 +84,9 @@ void run(Arguments& arguments) {
       throw UsageError(
           tw::format("bench: there is no family \"{}\"{}; there are: {}", name, did_you_mean(name, known), tw::join(known, ", ")));
     }
+    if (arguments.options.ladder && !family->has_ladder()) {
+      throw UsageError(tw::format("bench: {} has no ladder; these have: {}", name, tw::join(families_with_ladder(), ", ")));
+    }
     families.push_back(family);
   }
   try {
@@ -117,6 +126,9 @@ void add_bench(CLI::App& app, int& exit_code) {
   command->add_flag("--quick", a.options.quick, "Fewer samples: about +-3 % rather than +-1 %");
   command->add_flag("--list", a.options.list, "Name the cases, measure nothing");
   command->add_flag("--all-configs", a.options.all_configs, "Also time every variant of ours, for tuning");
+  command->add_flag("--ladder", a.options.ladder,
+                    tw::format("Instead of the cases: from the plainest way to ours, an idea more in each step ({})",
+                               tw::join(families_with_ladder(), ", ")));
   command->add_option("--config", a.options.config, "Time this variant of ours instead of the heuristic's choice");
   command->add_option("--commit", a.options.commit, "The commit to record, instead of the one that this program was built from")
       ->type_name("TEXT");

@@ -1,5 +1,6 @@
 // `tilewave bench attention`: prefill against what the hardware allows; on a GPU also decode against the bandwidth of a large read, and the
-// host's time for a call. Against cuDNN, FlashAttention 2 and PyTorch's CPU code: benchmarks/attention_peer.py, attention_cpu_peer.py.
+// host's time for a call; with --ladder what each idea buys. Against cuDNN, FlashAttention 2 and PyTorch's CPU code:
+// benchmarks/attention_peer.py, attention_cpu_peer.py.
 
 #include <algorithm>
 #include <chrono>
@@ -9,6 +10,7 @@
 
 #include "benchmarks/harness.hpp"
 #include "benchmarks/yardsticks.hpp"
+#include "kernels/attention/ladder.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/attention.hpp"
 
@@ -16,6 +18,12 @@ namespace tw::kernels::attention {
 namespace {
 
 using namespace tw::bench;
+
+/// Of the run's GPU, in TFLOP/s; 0: unknown.
+double bf16_limit(Run& run) {
+  const auto limits = run.options().list ? std::optional<GpuLimits>() : gpu_limits(device_info(run.options().device).name);
+  return limits ? limits->bf16_tflops : 0;
+}
 
 // --- Prefill
 
@@ -159,11 +167,71 @@ void run_host_times(Run& run) {
   }
 }
 
+// --- The ladder
+
+/// All rungs, which take turns; the peer of each is the one before it.
+void run_ladder_case(Run& run, const PrefillCase& c, DType dtype, Mode mode, const std::string& unit, double limit) {
+  std::vector<Rung> rungs;
+  std::vector<std::string> names;
+  for (const Rung& rung : ladder()) {
+    names.push_back(tw::format("ladder-{}-{}-{}", &rung - ladder().data() + 1, rung.name, c.causal ? "causal" : "full"));
+    if (run.wants("attention", names.back(), dtype))
+      rungs.push_back(rung);
+    else
+      names.pop_back();
+  }
+  if (rungs.empty()) return;
+  const Shape shape = {c.batch, c.heads, c.seqlen, c.head_dim};
+  const Stream& stream = run.stream();
+  const auto operand = [&](std::uint64_t seed) { return random_normal(shape, dtype, stream.device(), seed); };
+  const LadderCall call{.q = operand(1),
+                        .k = operand(2),
+                        .v = operand(3),
+                        .o = Tensor::poisoned(shape, dtype, stream),
+                        .scores = Tensor::empty({c.batch * c.heads, c.seqlen, c.seqlen}, dtype, stream),
+                        .causal = c.causal,
+                        .stream = stream};
+  std::vector<Contender> contenders;
+  for (const Rung& rung : rungs) contenders.push_back({rung.name, [&call, &rung] { rung.run(call); }});
+  const std::vector<Timing> times = measure(mode, contenders, stream, run.effort(mode));
+  for (std::size_t i = 0; i < rungs.size(); ++i) {
+    Record record;
+    record.family = "attention";
+    record.group = "ladder";
+    record.case_name = names[i];
+    record.dtype = dtype;
+    record.mode = mode;
+    record.unit = unit;
+    record.work = c.flops() * (unit == "TFLOP/s" ? 1e-12 : 1e-9);
+    record.ours = times[i];
+    if (i > 0) {
+      record.peer = "rung before";
+      record.peer_time = times[i - 1];
+      record.peer_config = rungs[i - 1].name;
+    }
+    record.limit = limit;
+    run.add(record);
+  }
+}
+
+void run_ladder(Run& run) {
+  const bool cuda = run.options().device.is_cuda();
+  for (const bool causal : {false, true}) {
+    if (cuda) {
+      const PrefillCase c{.head_dim = kLadderHeadDim, .seqlen = 4096, .batch = 4, .heads = 16, .causal = causal};
+      for (const Mode mode : {Mode::hot, Mode::cool}) run_ladder_case(run, c, DType::bf16, mode, "TFLOP/s", bf16_limit(run));
+    } else {
+      const OneThread one;
+      const PrefillCase c{.head_dim = kLadderHeadDim, .seqlen = 1024, .batch = 1, .heads = 2, .causal = causal};
+      for (const DType dtype : {DType::f32, DType::bf16}) run_ladder_case(run, c, dtype, Mode::one_thread, "GFLOP/s", 0);
+    }
+  }
+}
+
 // --- All of it
 
 void run_on_gpu(Run& run) {
-  const auto limits = run.options().list ? std::optional<GpuLimits>() : gpu_limits(device_info(run.options().device).name);
-  const double limit = limits ? limits->bf16_tflops : 0;
+  const double limit = bf16_limit(run);
   for (const std::int64_t head_dim : {128, 64, 256}) {
     for (const std::int64_t seqlen : {1024, 4096, 16384}) {
       for (const bool causal : {false, true})
@@ -193,7 +261,7 @@ void run_on_cpu(Run& run) {
 }
 
 const Family family{"attention", "prefill, on a GPU also decode and the host's time for a call; peers: benchmarks/attention_peer.py",
-                    [](Run& run) { run.options().device.is_cuda() ? run_on_gpu(run) : run_on_cpu(run); }};
+                    [](Run& run) { run.options().device.is_cuda() ? run_on_gpu(run) : run_on_cpu(run); }, run_ladder};
 
 }  // namespace
 }  // namespace tw::kernels::attention
