@@ -99,6 +99,8 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
       {"bench gemm --device tpu", "allowed: \"cpu\", \"cuda\""},
       {"bench gemm --device cpu --dtype f31", "allowed: f32"},
       {"bench gemm --device cpu --case nothing-like-it", "--list"},
+      {"bench gemm --ladder --device cpu", "gemm has no ladder; these have: attention"},
+      {"bench attention gemm --ladder --list", "gemm has no ladder"},
       {"tune", "FAMILY and --shape"},
       {"tune gem --shape M=1,N=1,K=1", "did you mean \"gemm\""},
       {"tune gemm --device cpu", "--shape"},
@@ -400,6 +402,36 @@ TEST_F(Cli, BenchListsTheExercise) {
        {"silu", "gelu-tanh", "softmax", "rms-norm", "layer-norm", "linear", "attention-scores", "softmax-in-place", "attention-output",
         "rope-cos-sin", "fused-swiglu", "fused-linear-swiglu", "fused-linear-gelu", "fused-attention-encoder", "fused-attention-decoder"})
     EXPECT_NE(outcome.out.find(tw::format(" {} ", name)), std::string::npos) << name << "\n" << outcome.out;
+}
+
+TEST_F(Cli, BenchListsTheLadder) {
+  const Outcome outcome = run("bench attention --ladder --list --device cuda");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  std::size_t at = 0;  // in this order
+  for (const char* kind : {"full", "causal"}) {
+    for (const char* rung : {"1-naive", "2-fa1", "3-fa2", "4-fa3-overlap", "5-fa3-lazy", "6-fa3-order", "7-tilewave"}) {
+      at = outcome.out.find(tw::format(" ladder-{}-{} ", rung, kind), at);
+      EXPECT_NE(at, std::string::npos) << rung << " " << kind << "\n" << outcome.out;
+    }
+  }
+  EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 14) << outcome.out;
+}
+
+TEST_F(Cli, BenchHoldsARungAgainstTheOneBefore) {
+  const std::string path = (folder() / "ladder.json").string();
+  const Outcome outcome = run(tw::format("bench attention --ladder --device cpu --quick --dtype f32 --case causal --json '{}'", path));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const json records = json::parse(read(path));
+  ASSERT_EQ(records.size(), 7u);
+  EXPECT_TRUE(records[0].at("peer").is_null());
+  for (std::size_t i = 1; i < records.size(); ++i) {
+    const json& record = records[i];
+    EXPECT_EQ(record.at("group"), "ladder");
+    EXPECT_EQ(record.at("peer"), "rung before");
+    EXPECT_EQ(record.at("peer_value"), records[i - 1].at("ours"));
+    EXPECT_NEAR(record.at("ratio").get<double>(), record.at("ours").get<double>() / records[i - 1].at("ours").get<double>(), 1e-3);
+  }
+  EXPECT_EQ(records[2].at("peer_variant"), "fa1");
 }
 
 TEST_F(Cli, TuneNeedsItsDevice) {

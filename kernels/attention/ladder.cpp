@@ -77,9 +77,9 @@ std::span<const Rung> ladder() {
   static constexpr Rung kLadder[] = {{"naive", run_naive},
                                      {"fa1", run_fused<OnlineSoftmax>},
                                      {"fa2", run_fused<LessBesides>},
-                                     {"fa3-scores-ahead", run_fused<ScoresAhead>},
-                                     {"fa3-lazy-rescale", run_fused<LazyRescale>},
-                                     {"fa3-long-tiles-first", run_fused<LongTilesFirst>},
+                                     {"fa3-overlap", run_fused<ScoresAhead>},
+                                     {"fa3-lazy", run_fused<LazyRescale>},
+                                     {"fa3-order", run_fused<LongTilesFirst>},
                                      {"tilewave", run_product}};
   return kLadder;
 }
