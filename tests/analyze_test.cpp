@@ -127,6 +127,8 @@ Analysis analyze_attention(const AttentionShape& s, bool with_lse = false) {
     bind(p.v, v);
     bind(p.o, o);
     p.lse = with_lse ? lse.data<float>() : nullptr;
+    p.lse_stride_j = s.heads * s.seqlen_q;
+    p.lse_stride_i = s.seqlen_q;
     p.scale_log2 = 0.1f;
     p.heads_per_kv = s.heads / s.kv_heads;
     p.keys = s.seqlen_k;
@@ -158,7 +160,7 @@ TEST(Analyze, AttentionUnderACausalMask) {
   const Analysis odd = analyze_attention<true>({1, 2, 1, 100, 300}, true);
   EXPECT_EQ(odd.tiles, 2);
   EXPECT_EQ(products(odd, OperandType::bf16), 2u * 3 * block);
-  EXPECT_EQ(inside(odd, OperandType::bf16), 2u * 2 * (128 + 128) * 300 * 128);  // operands in registers are whole tiles of 128 queries
+  EXPECT_EQ(inside(odd, OperandType::bf16), 2u * 2 * (100 + 128) * 300 * 128);  // weights are whole tiles of 128 queries
   EXPECT_EQ(odd.global_read, 2u * 2 * (100 * 128 + 2 * 300 * 128));
   EXPECT_EQ(odd.unique_read, 2u * (2 * 100 * 128 + 2 * 300 * 128));
   EXPECT_EQ(odd.global_written, 2u * (100 * 128 * 2 + 100 * 4));

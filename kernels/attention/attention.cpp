@@ -156,8 +156,7 @@ AttentionCall check_attention_varlen(const Tensor& q, const Tensor& k, const Ten
   constexpr const char* kVarlen = "attention_varlen";
   for (const auto& [name, tensor] : {Argument{"q", q}, Argument{"k", k}, Argument{"v", v}, Argument{"o", o}})
     require(tensor.rank() == 3, "{}: {} is {}; it must be [total, heads, head_dim]", kVarlen, name, tensor);
-  require(options.mask == nullptr, "{}: mask is given; packed sequences have none (a rule of your own can: tilewave/attention_with.hpp)",
-          kVarlen);
+  require(options.mask == nullptr, "{}: mask is given; it is not supported with packed sequences", kVarlen);
   const Tensor& cu_q = sequences.cu_seqlens_q;
   require(cu_q.rank() == 1 && cu_q.shape(0) >= 1, "{}: cu_seqlens_q is {}; it must be i32[batch + 1]", kVarlen, cu_q);
   const std::int64_t batch = cu_q.shape(0) - 1;
