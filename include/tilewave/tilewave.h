@@ -40,8 +40,8 @@ const char* tw_last_error(void);
  * on the CPU. */
 tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, void* cuda_stream);
 
-/* What all forms of attention take: tw::AttentionOptions in C. `struct_size` is sizeof of the type that the caller was compiled with; fields
- * that are 0 have their default. Null tensors are left out. */
+/* What all forms of attention take: tw::AttentionOptions in C. `struct_size` is sizeof of the type that the caller was compiled with;
+ * fields that are 0 have their default. Null tensors are left out. */
 typedef struct {
   size_t struct_size;
   float scale;               /* 0: 1 / sqrt(head_dim) */

@@ -54,8 +54,7 @@ struct Attention {
     }
     /// Two warpgroups leave room for the queries in registers, unless a third that loads without TMA or a rule needs it, as one of a user's
     /// may: Q K^T then reads a third less of shared memory.
-    static constexpr bool queries_in_registers =
-        BM == 128 && D <= 128 && !Rules::anywhere && Rules::source == nullptr && loads_by_tma();
+    static constexpr bool queries_in_registers = BM == 128 && D <= 128 && !Rules::anywhere && Rules::source == nullptr && loads_by_tma();
     /// Whether a row's maximum has grown is found from its scores, before the exponents; else from the exponents' signs, half of a row at a
     /// time. The first is faster where three warpgroups have short products to wait for, and does not mind where a row sees its first key.
     static constexpr bool maxima_first = (BM == 192 && D == 64) || Rules::anywhere;
