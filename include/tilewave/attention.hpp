@@ -76,9 +76,10 @@ struct CacheOptions {
 ///
 /// `q`: [batch, seqlen_q, heads, head_dim]; `k_cache`: [cache_batch, capacity, kv_heads, head_dim] or, with a block table, [pages,
 /// page_size, kv_heads, head_dim], page_size a multiple of 16; `v_cache` likewise with value_dim; `o` and options.lse as in attention().
-/// New keys and values are written into the caches at seqlens[b], seqlens[b] + 1, ...; what does not fit is dropped. The sequence's keys
-/// are then seqlens[b] + seqlen_new, and seqlen_q queries stand at their end. Rotary position of new key i: seqlens[b] - leftpad[b] + i; of
-/// query i the same with `causal` or a window, else that of new key 0. options.mask is not supported.
+/// New keys and values are written into the caches at seqlens[b], seqlens[b] + 1, ...; what does not fit is dropped (on the CPU, and with
+/// check_contents, refused). The sequence's keys are then seqlens[b] + seqlen_new, and seqlen_q queries stand at their end. Rotary position
+/// of new key i: seqlens[b] - leftpad[b] + i; of query i the same with `causal` or a window, else that of new key 0. options.mask is not
+/// supported.
 ///
 /// The keys of a sequence are dealt to several blocks of the GPU; their results, in f32, are combined by a second kernel. Enqueues and
 /// returns. Throws as attention() does.
