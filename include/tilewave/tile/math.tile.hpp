@@ -152,14 +152,16 @@ TW_INLINE float tanh_approx(float x) {
 #endif
 }
 
-/// base - small as a float, for 0 <= small < 2^22; exact for |base| < 2^22. Cheaper for many `small` than a conversion of each, which takes
-/// as long as an exponential.
+/// base - small as a float, for 0 <= small < 2^9; beyond +-2^22 it stays at about that. Cheaper for many `small` than a conversion of each,
+/// which takes as long as an exponential.
 TW_INLINE float difference(int base, int small) {
+  constexpr int kMost = (1 << 22) - (1 << 9);
+  const int near = max(min(base, kMost), -kMost);
 #if TW_ON_GPU
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: a float whose lowest bits count integers
-  return (static_cast<float>(base) + kMagic) - bit_cast<float>(bit_cast<int>(kMagic) + small);
+  return bit_cast<float>(bit_cast<int>(kMagic) + near - small) - kMagic;
 #else
-  return static_cast<float>(base - small);
+  return static_cast<float>(near - small);
 #endif
 }
 
