@@ -1,3 +1,4 @@
+#include <cstring>
 #include <string>
 
 #include "kernels/c_api.hpp"
@@ -23,7 +24,9 @@ tw::Tensor borrow(const char* argument, const tw_tensor* t) {
   if (t->rank < 1 || t->rank > 4)
     throw tw::InvalidArgument(std::string(argument) + " has rank " + std::to_string(t->rank) + "; 1 to 4 are allowed");
   tw::DType dtype;
-  switch (t->dtype) {
+  int code;  // of any value: what a C program puts there need be none of the enumeration's
+  std::memcpy(&code, &t->dtype, sizeof code);
+  switch (code) {
     case TW_F32:
       dtype = tw::DType::f32;
       break;
@@ -40,7 +43,7 @@ tw::Tensor borrow(const char* argument, const tw_tensor* t) {
       dtype = tw::DType::boolean;
       break;
     default:
-      throw tw::InvalidArgument(std::string(argument) + " has dtype " + std::to_string(static_cast<int>(t->dtype)) + "; see tw_dtype");
+      throw tw::InvalidArgument(std::string(argument) + " has dtype " + std::to_string(code) + "; see tw_dtype");
   }
   const tw::Device device = t->cuda_device < 0 ? tw::Device::cpu() : tw::Device::cuda(t->cuda_device);
   return tw::Tensor::borrow(t->data, tw::Shape(t->shape, t->shape + t->rank), dtype, device, {t->strides, t->strides + t->rank});
