@@ -173,7 +173,9 @@ std::vector<double> AttentionDecode::check(const Case& c) {
     cos.values[n] = round_to(table_type, std::cos(angle));
     sin.values[n] = round_to(table_type, std::sin(angle));
   }
-  const Numbers slopes = random_numbers(c.alibi == 2 ? Shape{c.batch, heads} : Shape{heads}, DType::f32);
+  // As ALiBi's: near keys weigh most. Were it far ones, by negative slopes, their scores of hundreds would be all that f32 rounds.
+  Numbers slopes(c.alibi == 2 ? Shape{c.batch, heads} : Shape{heads}, 0);
+  for (float& x : slopes.values) x = std::uniform_real_distribution<float>(0.01f, 0.5f)(random);
 
   const PlacedTensor q_tensor = placed(q, dtype, c.strided), k_cache = placed(k, dtype, c.strided), v_cache = placed(v, dtype, c.strided),
                      new_k_tensor = placed(new_k, dtype, c.strided), new_v_tensor = placed(new_v, dtype, c.strided),
