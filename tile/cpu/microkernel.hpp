@@ -105,6 +105,9 @@ constexpr int next_rows(int left, int most) {
   return even == most + 2 ? 4 : most;
 }
 
+/// How many vectors of columns come next when `left` are: rather 2 + 2 than 3 + 1, which would load more for each product.
+constexpr int next_vectors(int left, int most) { return left == most + 1 && left % 2 == 0 ? left / 2 : least(left, most); }
+
 /// All rows against one group of Vectors vectors of columns.
 template <class P, int MostRows, int Vectors>
 void column_group(const Operands<P>& x, const typename P::Element* const* b) {
@@ -150,8 +153,9 @@ void product(const Operands<P>& whole, const typename P::Element* b, int cols) {
   using Element = typename P::Element;
   const int chunks = whole.groups <= P::kDepth ? 1 : (whole.groups + P::kDepth - 1) / P::kDepth;
   const int chunk = (whole.groups + chunks - 1) / chunks;
-  for (int col = 0; col < cols; col += Vectors * P::kWidth) {
-    const int vectors = least((cols - col + P::kWidth - 1) / P::kWidth, Vectors);
+  int vectors;
+  for (int col = 0; col < cols; col += vectors * P::kWidth) {
+    vectors = next_vectors((cols - col + P::kWidth - 1) / P::kWidth, Vectors);
     int k = 0;
     do {  // once for a depth of 0, which may have to set acc to 0
       const Element* group[Vectors];

@@ -57,8 +57,10 @@ void pack_rows(typename Element::Packed* panel, const typename Element::Bits* so
     const int at = least(k, groups - V::kWidth);  // the last square overlaps its neighbour, so nothing past the depth is read
     typename V::Register square[V::kWidth];
     TILEWAVE_UNROLL(16)
-    for (int i = 0; i < V::kWidth; ++i)
+    for (int i = 0; i < V::kWidth; ++i) {
+      __builtin_prefetch(source + (i + V::kWidth) * row_stride + at * kTogether);  // of the next rows
       square[i] = Whole || i < present ? V::widen(Element{}, source + i * row_stride + at * kTogether) : V::zero();
+    }
     V::transpose(square);
     TILEWAVE_UNROLL(16)
     for (int i = 0; i < V::kWidth; ++i) store_groups<V>(panel + (at + i) * kLine<typename Element::Packed>, square[i]);
@@ -87,6 +89,9 @@ void pack_consecutive(typename Element::Packed* line, const typename Element::Bi
   for (int i = 0; i < kPanelRows; i += V::kWidth) store_groups<V>(line + i * kGroupOf<Element>, V::interleave(Element{}, k, i));
 }
 
+/// So many k are packed at a time where they are not consecutive, and fetched ahead: the processor does not guess strides of several KB.
+constexpr int kDepthBlock = 8;
+
 /// One line of any strides, of which `present` rows and `depth` k exist.
 template <class V, class Element>
 void pack_line(typename Element::Packed* line, const typename Element::Bits* source, long row_stride, long depth_stride, int present,
@@ -94,7 +99,10 @@ void pack_line(typename Element::Packed* line, const typename Element::Bits* sou
   constexpr int kTogether = kGroupOf<Element>;
   const typename Element::Bits* k[kTogether];
   if (row_stride == 1 && present == kPanelRows && depth >= kTogether) {
-    for (int j = 0; j < kTogether; ++j) k[j] = source + j * depth_stride;
+    for (int j = 0; j < kTogether; ++j) {
+      k[j] = source + j * depth_stride;
+      __builtin_prefetch(k[j] + kDepthBlock * depth_stride);
+    }
     pack_consecutive<V, Element>(line, k);
     return;
   }
@@ -119,12 +127,11 @@ void pack(typename Element::Packed* panels, const typename Element::Bits* source
   // A few k at a time through all panels. One k at a time would write to a page per panel; a whole depth at once would read a page per k,
   // and lines that are a power of two apart, more of them than their cache set has ways (8 usually), would be lost before the next panel
   // reads on.
-  constexpr int kBlock = 8;
-  for (int block = done; block < depth; block += kBlock) {
+  for (int block = done; block < depth; block += kDepthBlock) {
     for (int row = 0; row < rows; row += kPanelRows) {
       auto* panel = panels + static_cast<long>(row) * panel_depth;
       const int present = least(rows - row, kPanelRows);
-      for (int k = block; k < least(depth, block + kBlock); k += kTogether) {
+      for (int k = block; k < least(depth, block + kDepthBlock); k += kTogether) {
         pack_line<V, Element>(panel + static_cast<long>(k) * kPanelRows, source + row * row_stride + k * depth_stride, row_stride,
                               depth_stride, present, depth - k);
       }
