@@ -1,10 +1,22 @@
+#include <array>
 #include <cstring>
 #include <string>
 
 #include "kernels/c_api.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/cast_fp8.hpp"
+#include "tilewave/convolution.hpp"
+#include "tilewave/elementwise.hpp"
+#include "tilewave/embedding.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/norm.hpp"
+#include "tilewave/reduce.hpp"
+#include "tilewave/rope.hpp"
+#include "tilewave/softmax.hpp"
+#include "tilewave/swiglu.hpp"
 #include "tilewave/tilewave.h"
+#include "tilewave/topk.hpp"
+#include "tilewave/transpose.hpp"
 
 namespace tw::c_api {
 
@@ -19,34 +31,39 @@ namespace {
 
 using tw::c_api::guard;
 
+/// What a C program puts into an enumeration need be none of its values.
+template <class Enum>
+std::size_t code_of(const Enum& value) {
+  static_assert(sizeof value == sizeof(int));
+  int code;
+  std::memcpy(&code, &value, sizeof code);
+  return static_cast<std::size_t>(code);  // a negative one becomes large
+}
+
+template <class Value, class Enum, std::size_t N>
+Value value_of(const char* argument, const char* field, const Enum& given, const std::array<Value, N>& values, const char* type) {
+  const std::size_t code = code_of(given);
+  if (code >= N) throw tw::InvalidArgument(std::string(argument) + field + std::to_string(static_cast<int>(code)) + "; see " + type);
+  return values[code];
+}
+
 tw::Tensor borrow(const char* argument, const tw_tensor* t) {
+  using tw::DType;
+  constexpr std::array kDTypes = {DType::f32,      DType::f16,      DType::bf16, DType::i32, DType::boolean,
+                                  DType::fp8_e4m3, DType::fp8_e5m2, DType::i8,   DType::i64, DType::u8};
   if (t == nullptr) throw tw::InvalidArgument(std::string(argument) + " is null");
-  if (t->rank < 1 || t->rank > 4)
-    throw tw::InvalidArgument(std::string(argument) + " has rank " + std::to_string(t->rank) + "; 1 to 4 are allowed");
-  tw::DType dtype;
-  int code;  // of any value: what a C program puts there need be none of the enumeration's
-  std::memcpy(&code, &t->dtype, sizeof code);
-  switch (code) {
-    case TW_F32:
-      dtype = tw::DType::f32;
-      break;
-    case TW_F16:
-      dtype = tw::DType::f16;
-      break;
-    case TW_BF16:
-      dtype = tw::DType::bf16;
-      break;
-    case TW_I32:
-      dtype = tw::DType::i32;
-      break;
-    case TW_BOOL:
-      dtype = tw::DType::boolean;
-      break;
-    default:
-      throw tw::InvalidArgument(std::string(argument) + " has dtype " + std::to_string(code) + "; see tw_dtype");
-  }
+  if (t->rank < 0 || t->rank > 4)
+    throw tw::InvalidArgument(std::string(argument) + " has rank " + std::to_string(t->rank) + "; 0 to 4 are allowed");
+  const DType dtype = value_of(argument, " has dtype ", t->dtype, kDTypes, "tw_dtype");
   const tw::Device device = t->cuda_device < 0 ? tw::Device::cpu() : tw::Device::cuda(t->cuda_device);
   return tw::Tensor::borrow(t->data, tw::Shape(t->shape, t->shape + t->rank), dtype, device, {t->strides, t->strides + t->rank});
+}
+
+tw::Activation activation_of(const char* argument, const tw_activation& given) {
+  using tw::Activation;
+  constexpr std::array kActivations = {Activation::none,      Activation::relu, Activation::gelu_erf,
+                                       Activation::gelu_tanh, Activation::silu, Activation::swiglu};
+  return value_of(argument, ".activation is ", given, kActivations, "tw_activation");
 }
 
 tw::Stream stream_of(const tw::Tensor& tensor, void* cuda_stream) {
@@ -66,6 +83,39 @@ class Given {
   tw::Tensor tensor_;
   bool given_ = false;
 };
+
+/// Functions of one tensor or two, whose options are a stream.
+template <class Options>
+void of_one(void (*f)(const tw::Tensor&, const tw::Tensor&, const Options&), const tw_tensor* x, const tw_tensor* y, void* cuda_stream) {
+  const tw::Tensor out = borrow("y", y);
+  f(borrow("x", x), out, {.stream = stream_of(out, cuda_stream)});
+}
+template <class Options>
+void of_two(void (*f)(const tw::Tensor&, const tw::Tensor&, const tw::Tensor&, const Options&), const char* name_a, const tw_tensor* a,
+            const char* name_b, const tw_tensor* b, const tw_tensor* y, void* cuda_stream) {
+  const tw::Tensor out = borrow("y", y);
+  f(borrow(name_a, a), borrow(name_b, b), out, {.stream = stream_of(out, cuda_stream)});
+}
+
+void norm(void (*f)(const tw::Tensor&, const tw::Tensor&, const tw::NormOptions&), const tw_tensor* x, const tw_tensor* y,
+          const tw_norm_options* options, void* cuda_stream) {
+  const tw::Tensor out = borrow("y", y);
+  const auto given = tw::c_api::known("options", options);
+  const Given weight("weight", given.weight), bias("bias", given.bias), residual("residual", given.residual), sum("sum", given.sum);
+  f(borrow("x", x), out,
+    {.epsilon = given.has_epsilon != 0 ? given.epsilon : tw::NormOptions{}.epsilon,
+     .weight = weight.get(),
+     .bias = bias.get(),
+     .residual = residual.get(),
+     .sum = sum.get(),
+     .stream = stream_of(out, cuda_stream)});
+}
+
+tw::CastFp8Options fp8_options(int32_t powers_of_two, const tw::Tensor& out, void* cuda_stream) {
+  return {.kind = powers_of_two != 0 ? tw::Fp8Scales::powers_of_two : tw::Fp8Scales::exact, .stream = stream_of(out, cuda_stream)};
+}
+
+std::int64_t one_if_0(std::int64_t x) { return x == 0 ? 1 : x; }
 
 /// Options and the tensors that they point to.
 struct AttentionArguments {
@@ -100,10 +150,182 @@ struct AttentionArguments {
 
 const char* tw_last_error(void) { return tw::c_api::last_error().c_str(); }
 
-tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, void* cuda_stream) {
+const char* tw_version(void) { return TILEWAVE_VERSION; }
+
+tw_status tw_add(const tw_tensor* a, const tw_tensor* b, const tw_tensor* y, void* cuda_stream) {
+  return guard([&] { of_two(tw::add, "a", a, "b", b, y, cuda_stream); });
+}
+tw_status tw_mul(const tw_tensor* a, const tw_tensor* b, const tw_tensor* y, void* cuda_stream) {
+  return guard([&] { of_two(tw::mul, "a", a, "b", b, y, cuda_stream); });
+}
+tw_status tw_silu(const tw_tensor* x, const tw_tensor* y, void* cuda_stream) {
+  return guard([&] { of_one(tw::silu, x, y, cuda_stream); });
+}
+tw_status tw_gelu_erf(const tw_tensor* x, const tw_tensor* y, void* cuda_stream) {
+  return guard([&] { of_one(tw::gelu_erf, x, y, cuda_stream); });
+}
+tw_status tw_gelu_tanh(const tw_tensor* x, const tw_tensor* y, void* cuda_stream) {
+  return guard([&] { of_one(tw::gelu_tanh, x, y, cuda_stream); });
+}
+tw_status tw_cast(const tw_tensor* x, const tw_tensor* y, void* cuda_stream) {
+  return guard([&] { of_one(tw::cast, x, y, cuda_stream); });
+}
+tw_status tw_swiglu(const tw_tensor* gate, const tw_tensor* up, const tw_tensor* y, void* cuda_stream) {
+  return guard([&] { of_two(tw::swiglu, "gate", gate, "up", up, y, cuda_stream); });
+}
+tw_status tw_swiglu_interleaved(const tw_tensor* x, const tw_tensor* y, void* cuda_stream) {
+  return guard([&] { of_one(tw::swiglu_interleaved, x, y, cuda_stream); });
+}
+tw_status tw_transpose(const tw_tensor* x, const tw_tensor* y, void* cuda_stream) {
+  return guard([&] { of_one(tw::transpose, x, y, cuda_stream); });
+}
+
+tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, const tw_gemm_options* options, void* cuda_stream) {
   return guard([&] {
     const tw::Tensor out = borrow("d", d);
-    tw::gemm(borrow("a", a), borrow("b", b), out, {.stream = stream_of(out, cuda_stream)});
+    const auto given = tw::c_api::known("options", options);
+    const Given bias("bias", given.bias), residual("residual", given.residual), a_scale("a_scale", given.a_scale),
+        b_scale("b_scale", given.b_scale);
+    tw::gemm(borrow("a", a), borrow("b", b), out,
+             {.alpha = given.has_alpha != 0 ? given.alpha : 1,
+              .beta = given.beta,
+              .bias = bias.get(),
+              .activation = activation_of("options", given.activation),
+              .residual = residual.get(),
+              .a_scale = a_scale.get(),
+              .b_scale = b_scale.get(),
+              .stream = stream_of(out, cuda_stream),
+              .splits = given.num_splits});
+  });
+}
+
+tw_status tw_conv1d(const tw_tensor* x, const tw_tensor* w, const tw_tensor* y, const tw_conv_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    const auto given = tw::c_api::known("options", options);
+    const Given bias("bias", given.bias);
+    tw::conv1d(borrow("x", x), borrow("w", w), out,
+               {.stride = one_if_0(given.stride[0]),
+                .padding = given.padding[0],
+                .dilation = one_if_0(given.dilation[0]),
+                .bias = bias.get(),
+                .activation = activation_of("options", given.activation),
+                .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_conv2d(const tw_tensor* x, const tw_tensor* w, const tw_tensor* y, const tw_conv_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    const auto given = tw::c_api::known("options", options);
+    const Given bias("bias", given.bias);
+    tw::conv2d(borrow("x", x), borrow("w", w), out,
+               {.stride = {one_if_0(given.stride[0]), one_if_0(given.stride[1])},
+                .padding = {given.padding[0], given.padding[1]},
+                .dilation = {one_if_0(given.dilation[0]), one_if_0(given.dilation[1])},
+                .bias = bias.get(),
+                .activation = activation_of("options", given.activation),
+                .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_layer_norm(const tw_tensor* x, const tw_tensor* y, const tw_norm_options* options, void* cuda_stream) {
+  return guard([&] { norm(tw::layer_norm, x, y, options, cuda_stream); });
+}
+tw_status tw_rms_norm(const tw_tensor* x, const tw_tensor* y, const tw_norm_options* options, void* cuda_stream) {
+  return guard([&] { norm(tw::rms_norm, x, y, options, cuda_stream); });
+}
+
+tw_status tw_softmax(const tw_tensor* x, const tw_tensor* y, float scale, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    tw::softmax(borrow("x", x), out, {.scale = scale, .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_rope_table(const tw_tensor* cos, const tw_tensor* sin, double theta, int64_t offset, const tw_tensor* positions,
+                        void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("cos", cos);
+    const Given given_positions("positions", positions);
+    tw::rope_table(out, borrow("sin", sin),
+                   {.theta = theta, .offset = offset, .positions = given_positions.get(), .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_rope(const tw_tensor* x, const tw_tensor* cos, const tw_tensor* sin, const tw_tensor* y, const tw_rope_options* options,
+                  void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    const auto given = tw::c_api::known("options", options);
+    const Given offsets("offsets", given.offsets), positions("positions", given.positions);
+    tw::rope(borrow("x", x), borrow("cos", cos), borrow("sin", sin), out,
+             {.pairing = given.interleaved != 0 ? tw::RopePairing::interleaved : tw::RopePairing::half_split,
+              .offset = given.offset,
+              .offsets = offsets.get(),
+              .positions = positions.get(),
+              .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_reduce(tw_reduction reduction, const tw_tensor* x, const tw_tensor* y, int32_t dim, void* cuda_stream) {
+  return guard([&] {
+    using tw::Reduction;
+    constexpr std::array kReductions = {Reduction::sum, Reduction::mean, Reduction::max, Reduction::min, Reduction::abs_max};
+    const tw::Tensor out = borrow("y", y);
+    tw::reduce(value_of("reduction", " is ", reduction, kReductions, "tw_reduction"), borrow("x", x), out,
+               {.dim = dim, .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_embedding(const tw_tensor* table, const tw_tensor* ids, const tw_tensor* y, float scale, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    tw::embedding(borrow("table", table), borrow("ids", ids), out, {.scale = scale, .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_argmax(const tw_tensor* x, const tw_tensor* indices, const tw_tensor* values, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("indices", indices);
+    const Given given_values("values", values);
+    tw::argmax(borrow("x", x), out, {.values = given_values.get(), .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_topk(const tw_tensor* x, int32_t k, const tw_tensor* values, const tw_tensor* indices, const tw_topk_options* options,
+                  void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("values", values);
+    const auto given = tw::c_api::known("options", options);
+    const Given starts("starts", given.starts), ends("ends", given.ends);
+    tw::topk(borrow("x", x), k, out, borrow("indices", indices),
+             {.largest = given.smallest == 0,
+              .sorted = given.unsorted == 0,
+              .starts = starts.get(),
+              .ends = ends.get(),
+              .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_cast_fp8(const tw_tensor* x, const tw_tensor* y, const tw_tensor* scales, int32_t powers_of_two, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    tw::cast_fp8(borrow("x", x), out, borrow("scales", scales), fp8_options(powers_of_two, out, cuda_stream));
+  });
+}
+tw_status tw_cast_fp8_blocks(const tw_tensor* x, const tw_tensor* y, const tw_tensor* scales, int32_t powers_of_two, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    tw::cast_fp8_blocks(borrow("x", x), out, borrow("scales", scales), fp8_options(powers_of_two, out, cuda_stream));
+  });
+}
+tw_status tw_cast_fp8_grouped(const tw_tensor* x, const tw_tensor* sizes, const tw_tensor* y, const tw_tensor* scales,
+                              int32_t powers_of_two, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    tw::cast_fp8_grouped(borrow("x", x), borrow("sizes", sizes), out, borrow("scales", scales),
+                         fp8_options(powers_of_two, out, cuda_stream));
   });
 }
 

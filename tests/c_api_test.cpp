@@ -1,33 +1,65 @@
-// The C interface's products and attention against the C++ functions that they call, on the CPU: the same bits.
+// The C interface's functions against those of C++ that they call, on the CPU: the same bits.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "tilewave/attention.hpp"
+#include "tilewave/cast_fp8.hpp"
+#include "tilewave/convolution.hpp"
+#include "tilewave/elementwise.hpp"
+#include "tilewave/embedding.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/norm.hpp"
+#include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
+#include "tilewave/softmax.hpp"
+#include "tilewave/swiglu.hpp"
 #include "tilewave/tensor.hpp"
 #include "tilewave/tilewave.h"
+#include "tilewave/topk.hpp"
+#include "tilewave/transpose.hpp"
 
 namespace tw::test {
 namespace {
+
+tw_dtype dtype_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return TW_F32;
+    case DType::f16:
+      return TW_F16;
+    case DType::bf16:
+      return TW_BF16;
+    case DType::fp8_e4m3:
+      return TW_FP8_E4M3;
+    case DType::fp8_e5m2:
+      return TW_FP8_E5M2;
+    case DType::i8:
+      return TW_I8;
+    case DType::i32:
+      return TW_I32;
+    case DType::i64:
+      return TW_I64;
+    case DType::u8:
+      return TW_U8;
+    default:
+      return TW_BOOL;
+  }
+}
 
 /// A tensor as C knows it. The memory stays the tensor's.
 class InC {
  public:
   explicit InC(const Tensor& t) : tensor_{} {
     tensor_.data = t.data();
-    tensor_.dtype = t.dtype() == DType::f32       ? TW_F32
-                    : t.dtype() == DType::f16     ? TW_F16
-                    : t.dtype() == DType::bf16    ? TW_BF16
-                    : t.dtype() == DType::boolean ? TW_BOOL
-                                                  : TW_I32;
+    tensor_.dtype = dtype_of(t.dtype());
     tensor_.cuda_device = -1;
     tensor_.rank = t.rank();
     std::copy(t.shape().begin(), t.shape().end(), tensor_.shape);
@@ -63,12 +95,203 @@ void expect_refused(tw_status status, std::string_view part) {
   EXPECT_NE(std::string_view(tw_last_error()).find(part), std::string_view::npos) << tw_last_error();
 }
 
+/// That f of C, which writes into poisoned memory, gives what f of C++ does.
+void expect_same(Shape shape, DType dtype, const std::function<tw_status(const Tensor&)>& in_c,
+                 const std::function<void(const Tensor&)>& in_cpp) {
+  const Tensor y = poisoned(shape, dtype), expected = poisoned(shape, dtype);
+  EXPECT_OK(in_c(y));
+  in_cpp(expected);
+  EXPECT_TRUE(same_bits(y, expected));
+}
+
+TEST(CInterface, Version) {
+  const std::string version = tw_version();
+  EXPECT_EQ(std::count(version.begin(), version.end(), '.'), 2) << version;
+}
+
+TEST(CInterface, Elements) {
+  const Tensor a = Tensor::random({3, 5, 7}, DType::bf16, 1), b = Tensor::random({3, 1, 7}, DType::bf16, 2);
+  const auto binary = [&](auto in_c, auto in_cpp) {
+    expect_same(
+        a.shape(), DType::bf16, [&](const Tensor& y) { return in_c(InC(a), InC(b), InC(y), nullptr); },
+        [&](const Tensor& y) { in_cpp(a, b, y, {}); });
+  };
+  binary(tw_add, add);
+  binary(tw_mul, mul);
+  const auto unary = [&](auto in_c, auto in_cpp, Shape shape, DType dtype = DType::bf16) {
+    expect_same(
+        std::move(shape), dtype, [&](const Tensor& y) { return in_c(InC(a), InC(y), nullptr); },
+        [&](const Tensor& y) { in_cpp(a, y, {}); });
+  };
+  unary(tw_silu, silu, a.shape());
+  unary(tw_gelu_erf, gelu_erf, a.shape());
+  unary(tw_gelu_tanh, gelu_tanh, a.shape());
+  unary(tw_transpose, transpose, {3, 7, 5});
+  for (const DType dtype :
+       {DType::f32, DType::f16, DType::fp8_e4m3, DType::fp8_e5m2, DType::i8, DType::i32, DType::i64, DType::u8, DType::boolean})
+    unary(tw_cast, cast, a.shape(), dtype);
+  expect_same(
+      a.shape(), DType::bf16, [&](const Tensor& y) { return tw_swiglu(InC(a), InC(a), InC(y), nullptr); },
+      [&](const Tensor& y) { swiglu(a, a, y); });
+  const Tensor even = Tensor::random({4, 6}, DType::f32, 3);
+  expect_same(
+      {4, 3}, DType::f32, [&](const Tensor& y) { return tw_swiglu_interleaved(InC(even), InC(y), nullptr); },
+      [&](const Tensor& y) { swiglu_interleaved(even, y); });
+  const Tensor one = Tensor::random({}, DType::f32, 4);
+  expect_same(
+      {}, DType::f32, [&](const Tensor& y) { return tw_add(InC(one), InC(one), InC(y), nullptr); },
+      [&](const Tensor& y) { add(one, one, y); });
+}
+
 TEST(CInterface, Gemm) {
-  const Tensor a = Tensor::random({33, 70}, DType::f32, 1), b = Tensor::random({70, 21}, DType::f32, 2), d = poisoned({33, 21}, DType::f32),
-               expected = poisoned({33, 21}, DType::f32);
-  EXPECT_OK(tw_gemm(InC(a), InC(b), InC(d), nullptr));
-  gemm(a, b, expected);
-  EXPECT_TRUE(same_bits(d, expected));
+  const Tensor a = Tensor::random({33, 70}, DType::f32, 1), b = Tensor::random({70, 21}, DType::f32, 2),
+               bias = Tensor::random({21}, DType::f32, 3), residual = Tensor::random({33, 21}, DType::f32, 4);
+  expect_same(
+      {33, 21}, DType::f32, [&](const Tensor& d) { return tw_gemm(InC(a), InC(b), InC(d), nullptr, nullptr); },
+      [&](const Tensor& d) { gemm(a, b, d); });
+  const InC bias_in_c(bias), residual_in_c(residual);
+  tw_gemm_options options = {};
+  options.struct_size = sizeof options;
+  options.has_alpha = 1, options.alpha = 0.5f;
+  options.activation = TW_ACTIVATION_GELU_TANH;
+  options.bias = bias_in_c;
+  options.residual = residual_in_c;
+  expect_same(
+      {33, 21}, DType::f32, [&](const Tensor& d) { return tw_gemm(InC(a), InC(b), InC(d), &options, nullptr); },
+      [&](const Tensor& d) { gemm(a, b, d, {.alpha = 0.5f, .bias = &bias, .activation = Activation::gelu_tanh, .residual = &residual}); });
+  const Tensor d = poisoned({33, 21}, DType::f32);
+  const int unknown = 6;
+  std::memcpy(&options.activation, &unknown, sizeof unknown);
+  expect_refused(tw_gemm(InC(a), InC(b), InC(d), &options, nullptr), "options.activation is 6");
+}
+
+TEST(CInterface, ScaledFp8) {
+  const Tensor x = Tensor::random({40, 256}, DType::f32, 1), w = Tensor::random({256, 384}, DType::f32, 2);
+  Tensor y = poisoned({40, 256}, DType::fp8_e4m3), v = poisoned({256, 384}, DType::fp8_e4m3), y_scales = poisoned({40, 2}, DType::f32),
+         v_scales = poisoned({2, 3}, DType::f32);
+  EXPECT_OK(tw_cast_fp8(InC(x), InC(y), InC(y_scales), 1, nullptr));
+  EXPECT_OK(tw_cast_fp8_blocks(InC(w), InC(v), InC(v_scales), 0, nullptr));
+  const Tensor y_expected = poisoned(y.shape(), DType::fp8_e4m3), y_scales_expected = poisoned(y_scales.shape(), DType::f32),
+               v_expected = poisoned(v.shape(), DType::fp8_e4m3), v_scales_expected = poisoned(v_scales.shape(), DType::f32);
+  cast_fp8(x, y_expected, y_scales_expected, {.kind = Fp8Scales::powers_of_two});
+  cast_fp8_blocks(w, v_expected, v_scales_expected);
+  EXPECT_TRUE(same_bits(y, y_expected) && same_bits(y_scales, y_scales_expected));
+  EXPECT_TRUE(same_bits(v, v_expected) && same_bits(v_scales, v_scales_expected));
+
+  const InC y_scales_in_c(y_scales), v_scales_in_c(v_scales);
+  tw_gemm_options options = {};
+  options.struct_size = sizeof options;
+  options.a_scale = y_scales_in_c, options.b_scale = v_scales_in_c;
+  expect_same(
+      {40, 384}, DType::bf16, [&](const Tensor& d) { return tw_gemm(InC(y), InC(v), InC(d), &options, nullptr); },
+      [&](const Tensor& d) { gemm(y, v, d, {.a_scale = &y_scales, .b_scale = &v_scales}); });
+
+  const Tensor sizes = integers({30, 10}, {2}), grouped_scales = poisoned({2, 32, 2}, DType::f32);
+  expect_same(
+      {2, 32, 256}, DType::fp8_e4m3,
+      [&](const Tensor& out) { return tw_cast_fp8_grouped(InC(x), InC(sizes), InC(out), InC(grouped_scales), 0, nullptr); },
+      [&](const Tensor& out) {
+        cast_fp8_grouped(x, sizes, out, poisoned({2, 32, 2}, DType::f32));
+      });
+}
+
+TEST(CInterface, Convolutions) {
+  const Tensor x = Tensor::random({2, 9, 8, 3}, DType::f32, 1), w = Tensor::random({4, 3, 2, 3}, DType::f32, 2),
+               bias = Tensor::random({4}, DType::f32, 3), line = Tensor::random({2, 9, 3}, DType::f32, 4),
+               taps = Tensor::random({4, 3, 3}, DType::f32, 5);
+  const InC bias_in_c(bias);
+  tw_conv_options options = {};
+  options.struct_size = sizeof options;
+  options.stride[1] = 2;
+  options.padding[0] = 1;
+  options.dilation[0] = 2;
+  options.bias = bias_in_c;
+  options.activation = TW_ACTIVATION_RELU;
+  expect_same(
+      {2, 7, 4, 4}, DType::f32, [&](const Tensor& y) { return tw_conv2d(InC(x), InC(w), InC(y), &options, nullptr); },
+      [&](const Tensor& y) {
+        conv2d(x, w, y, {.stride = {1, 2}, .padding = {1, 0}, .dilation = {2, 1}, .bias = &bias, .activation = Activation::relu});
+      });
+  expect_same(
+      {2, 7, 4}, DType::f32, [&](const Tensor& y) { return tw_conv1d(InC(line), InC(taps), InC(y), &options, nullptr); },
+      [&](const Tensor& y) { conv1d(line, taps, y, {.padding = 1, .dilation = 2, .bias = &bias, .activation = Activation::relu}); });
+}
+
+TEST(CInterface, Rows) {
+  const Tensor x = Tensor::random({5, 33}, DType::f16, 1), weight = Tensor::random({33}, DType::f16, 2),
+               bias = Tensor::random({33}, DType::f16, 3), residual = Tensor::random({5, 33}, DType::f16, 4),
+               sum = poisoned({5, 33}, DType::f16), expected_sum = poisoned({5, 33}, DType::f16);
+  const InC weight_in_c(weight), bias_in_c(bias), residual_in_c(residual), sum_in_c(sum);
+  tw_norm_options options = {};
+  options.struct_size = sizeof options;
+  options.weight = weight_in_c;
+  options.residual = residual_in_c;
+  options.sum = sum_in_c;
+  expect_same(
+      x.shape(), DType::f16, [&](const Tensor& y) { return tw_rms_norm(InC(x), InC(y), &options, nullptr); },
+      [&](const Tensor& y) { rms_norm(x, y, {.weight = &weight, .residual = &residual, .sum = &expected_sum}); });
+  EXPECT_TRUE(same_bits(sum, expected_sum));
+  options.bias = bias_in_c;
+  options.has_epsilon = 1, options.epsilon = 0.25f;
+  expect_same(
+      x.shape(), DType::f16, [&](const Tensor& y) { return tw_layer_norm(InC(x), InC(y), &options, nullptr); },
+      [&](const Tensor& y) {
+        layer_norm(x, y, {.epsilon = 0.25f, .weight = &weight, .bias = &bias, .residual = &residual, .sum = &expected_sum});
+      });
+  expect_same(
+      x.shape(), DType::f32, [&](const Tensor& y) { return tw_softmax(InC(x), InC(y), 3, nullptr); },
+      [&](const Tensor& y) { softmax(x, y, {.scale = 3}); });
+  for (int reduction = TW_SUM; reduction <= TW_ABS_MAX; ++reduction) {
+    expect_same(
+        {33}, DType::f32, [&](const Tensor& y) { return tw_reduce(static_cast<tw_reduction>(reduction), InC(x), InC(y), 0, nullptr); },
+        [&](const Tensor& y) { reduce(static_cast<Reduction>(reduction), x, y, {.dim = 0}); });
+  }
+}
+
+TEST(CInterface, RopeAndEmbedding) {
+  const Tensor positions = integers({3, 0, 7, 2}, {4}), sin = poisoned({4, 8}, DType::f32), expected_sin = poisoned({4, 8}, DType::f32);
+  expect_same(
+      {4, 8}, DType::f32, [&](const Tensor& cos) { return tw_rope_table(InC(cos), InC(sin), 500, 0, InC(positions), nullptr); },
+      [&](const Tensor& cos) { rope_table(cos, expected_sin, {.theta = 500, .positions = &positions}); });
+  EXPECT_TRUE(same_bits(sin, expected_sin));
+  const Tensor x = Tensor::random({2, 4, 3, 20}, DType::f32, 1), offsets = integers({1, 0}, {2});
+  const InC positions_in_c(positions), offsets_in_c(offsets);
+  tw_rope_options options = {};
+  options.struct_size = sizeof options;
+  options.interleaved = 1;
+  options.positions = positions_in_c;
+  expect_same(
+      x.shape(), DType::f32, [&](const Tensor& y) { return tw_rope(InC(x), InC(sin), InC(sin), InC(y), &options, nullptr); },
+      [&](const Tensor& y) { rope(x, sin, sin, y, {.pairing = RopePairing::interleaved, .positions = &positions}); });
+  options = {};
+  options.struct_size = sizeof options;
+  options.offsets = offsets_in_c;
+  expect_same(
+      x.shape(), DType::f32, [&](const Tensor& y) { return tw_rope(InC(x), InC(sin), InC(sin), InC(y), &options, nullptr); },
+      [&](const Tensor& y) { rope(x, sin, sin, y, {.offsets = &offsets}); });
+  const Tensor table = Tensor::random({9, 6}, DType::f32, 2);
+  expect_same(
+      {4, 6}, DType::f32, [&](const Tensor& y) { return tw_embedding(InC(table), InC(positions), InC(y), 2, nullptr); },
+      [&](const Tensor& y) { embedding(table, positions, y, {.scale = 2}); });
+}
+
+TEST(CInterface, LargestElements) {
+  const Tensor x = Tensor::random({3, 40}, DType::f32, 1), ends = integers({40, 2, 9}, {3}), values = poisoned({3, 4}, DType::f32),
+               expected_values = poisoned({3, 4}, DType::f32), largest = poisoned({3}, DType::f32),
+               expected_largest = poisoned({3}, DType::f32);
+  expect_same(
+      {3}, DType::i32, [&](const Tensor& y) { return tw_argmax(InC(x), InC(y), InC(largest), nullptr); },
+      [&](const Tensor& y) { argmax(x, y, {.values = &expected_largest}); });
+  EXPECT_TRUE(same_bits(largest, expected_largest));
+  const InC ends_in_c(ends);
+  tw_topk_options options = {};
+  options.struct_size = sizeof options;
+  options.smallest = options.unsorted = 1;
+  options.ends = ends_in_c;
+  expect_same(
+      {3, 4}, DType::i64, [&](const Tensor& y) { return tw_topk(InC(x), 4, InC(values), InC(y), &options, nullptr); },
+      [&](const Tensor& y) { topk(x, 4, expected_values, y, {.largest = false, .sorted = false, .ends = &ends}); });
+  EXPECT_TRUE(same_bits(values, expected_values));
 }
 
 struct CInterfaceAttention : testing::Test {
@@ -200,7 +423,7 @@ TEST_F(CInterfaceAttention, BadInput) {
   expect_refused(call(nullptr, nullptr), "q is null");
   tw_tensor wrong = *InC(q).get();
   wrong.rank = 5;
-  expect_refused(call(&wrong, nullptr), "q has rank 5; 1 to 4 are allowed");
+  expect_refused(call(&wrong, nullptr), "q has rank 5; 0 to 4 are allowed");
   wrong = *InC(q).get();
   wrong.dtype = static_cast<tw_dtype>(77);
   expect_refused(call(&wrong, nullptr), "q has dtype 77");

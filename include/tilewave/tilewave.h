@@ -21,14 +21,25 @@ typedef enum {
   TW_CANCELLED = 7
 } tw_status;
 
-typedef enum { TW_F32 = 0, TW_F16 = 1, TW_BF16 = 2, TW_I32 = 3, TW_BOOL = 4 } tw_dtype;
+typedef enum {
+  TW_F32 = 0,
+  TW_F16 = 1,
+  TW_BF16 = 2,
+  TW_I32 = 3,
+  TW_BOOL = 4,
+  TW_FP8_E4M3 = 5,
+  TW_FP8_E5M2 = 6,
+  TW_I8 = 7,
+  TW_I64 = 8,
+  TW_U8 = 9
+} tw_dtype;
 
 /* A strided tensor on the CPU (cuda_device < 0) or on a GPU. Strides count elements. */
 typedef struct {
   void* data;
   tw_dtype dtype;
   int32_t cuda_device;
-  int32_t rank; /* 1 to 4 */
+  int32_t rank; /* 0 to 4 */
   int64_t shape[4];
   int64_t strides[4];
 } tw_tensor;
@@ -36,12 +47,111 @@ typedef struct {
 /* "" when nothing failed yet. Valid until the next call on this thread. */
 const char* tw_last_error(void);
 
-/* tw::gemm with default options: d = a b. See tilewave/gemm.hpp. `cuda_stream`: a CUstream, or null for the legacy default stream; ignored
- * on the CPU. */
-tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, void* cuda_stream);
+/* The library's version, "major.minor.patch". */
+const char* tw_version(void);
 
-/* What all forms of attention take: tw::AttentionOptions in C. `struct_size` is sizeof of the type that the caller was compiled with;
- * fields that are 0 have their default. Null tensors are left out. */
+/* What follows are the functions of C++ in C: the headers tilewave/NAME.hpp say what shapes and dtypes each takes. `cuda_stream`: a
+ * CUstream, or null for the legacy default stream; ignored on the CPU. Structures of options begin with `struct_size`, sizeof of the type
+ * that the caller was compiled with; fields that are 0 have their default, null tensors are left out, and null options are defaults. */
+
+/* tilewave/elementwise.hpp */
+tw_status tw_add(const tw_tensor* a, const tw_tensor* b, const tw_tensor* y, void* cuda_stream);
+tw_status tw_mul(const tw_tensor* a, const tw_tensor* b, const tw_tensor* y, void* cuda_stream);
+tw_status tw_silu(const tw_tensor* x, const tw_tensor* y, void* cuda_stream);
+tw_status tw_gelu_erf(const tw_tensor* x, const tw_tensor* y, void* cuda_stream);
+tw_status tw_gelu_tanh(const tw_tensor* x, const tw_tensor* y, void* cuda_stream);
+tw_status tw_cast(const tw_tensor* x, const tw_tensor* y, void* cuda_stream);
+
+typedef enum {
+  TW_ACTIVATION_NONE = 0,
+  TW_ACTIVATION_RELU = 1,
+  TW_ACTIVATION_GELU_ERF = 2,
+  TW_ACTIVATION_GELU_TANH = 3,
+  TW_ACTIVATION_SILU = 4,
+  TW_ACTIVATION_SWIGLU = 5
+} tw_activation;
+
+/* tilewave/gemm.hpp */
+typedef struct {
+  size_t struct_size;
+  int32_t has_alpha; /* 1: alpha instead of 1 */
+  float alpha, beta;
+  tw_activation activation;
+  const tw_tensor *bias, *residual, *a_scale, *b_scale;
+  int32_t num_splits; /* 0: by the library's own arithmetic */
+} tw_gemm_options;
+
+tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, const tw_gemm_options* options, void* cuda_stream);
+
+/* tilewave/convolution.hpp; of one dimension the first of each pair counts. */
+typedef struct {
+  size_t struct_size;
+  int64_t stride[2], padding[2], dilation[2]; /* stride, dilation: 0 means 1 */
+  const tw_tensor* bias;
+  tw_activation activation;
+} tw_conv_options;
+
+tw_status tw_conv1d(const tw_tensor* x, const tw_tensor* w, const tw_tensor* y, const tw_conv_options* options, void* cuda_stream);
+tw_status tw_conv2d(const tw_tensor* x, const tw_tensor* w, const tw_tensor* y, const tw_conv_options* options, void* cuda_stream);
+
+/* tilewave/norm.hpp */
+typedef struct {
+  size_t struct_size;
+  int32_t has_epsilon; /* 1: epsilon instead of 1e-5 */
+  float epsilon;
+  const tw_tensor *weight, *bias, *residual, *sum;
+} tw_norm_options;
+
+tw_status tw_layer_norm(const tw_tensor* x, const tw_tensor* y, const tw_norm_options* options, void* cuda_stream);
+tw_status tw_rms_norm(const tw_tensor* x, const tw_tensor* y, const tw_norm_options* options, void* cuda_stream);
+
+/* tilewave/softmax.hpp */
+tw_status tw_softmax(const tw_tensor* x, const tw_tensor* y, float scale, void* cuda_stream);
+
+/* tilewave/swiglu.hpp */
+tw_status tw_swiglu(const tw_tensor* gate, const tw_tensor* up, const tw_tensor* y, void* cuda_stream);
+tw_status tw_swiglu_interleaved(const tw_tensor* x, const tw_tensor* y, void* cuda_stream);
+
+/* tilewave/rope.hpp; `positions` may be null. */
+tw_status tw_rope_table(const tw_tensor* cos, const tw_tensor* sin, double theta, int64_t offset, const tw_tensor* positions,
+                        void* cuda_stream);
+
+typedef struct {
+  size_t struct_size;
+  int32_t interleaved; /* 1: pairs 2 k, 2 k + 1 instead of k, k + rotary_dim / 2 */
+  int64_t offset;
+  const tw_tensor *offsets, *positions;
+} tw_rope_options;
+
+tw_status tw_rope(const tw_tensor* x, const tw_tensor* cos, const tw_tensor* sin, const tw_tensor* y, const tw_rope_options* options,
+                  void* cuda_stream);
+
+/* tilewave/reduce.hpp, transpose.hpp, embedding.hpp */
+typedef enum { TW_SUM = 0, TW_MEAN = 1, TW_MAX = 2, TW_MIN = 3, TW_ABS_MAX = 4 } tw_reduction;
+
+tw_status tw_reduce(tw_reduction reduction, const tw_tensor* x, const tw_tensor* y, int32_t dim, void* cuda_stream);
+tw_status tw_transpose(const tw_tensor* x, const tw_tensor* y, void* cuda_stream);
+tw_status tw_embedding(const tw_tensor* table, const tw_tensor* ids, const tw_tensor* y, float scale, void* cuda_stream);
+
+/* tilewave/topk.hpp; `values` of argmax may be null. */
+tw_status tw_argmax(const tw_tensor* x, const tw_tensor* indices, const tw_tensor* values, void* cuda_stream);
+
+typedef struct {
+  size_t struct_size;
+  int32_t smallest, unsorted; /* 1: instead of the largest, sorted */
+  const tw_tensor *starts, *ends;
+} tw_topk_options;
+
+tw_status tw_topk(const tw_tensor* x, int32_t k, const tw_tensor* values, const tw_tensor* indices, const tw_topk_options* options,
+                  void* cuda_stream);
+
+/* tilewave/cast_fp8.hpp; powers_of_two: 0 or 1. */
+tw_status tw_cast_fp8(const tw_tensor* x, const tw_tensor* y, const tw_tensor* scales, int32_t powers_of_two, void* cuda_stream);
+tw_status tw_cast_fp8_blocks(const tw_tensor* x, const tw_tensor* y, const tw_tensor* scales, int32_t powers_of_two, void* cuda_stream);
+tw_status tw_cast_fp8_grouped(const tw_tensor* x, const tw_tensor* sizes, const tw_tensor* y, const tw_tensor* scales,
+                              int32_t powers_of_two, void* cuda_stream);
+
+/* tilewave/attention.hpp: what all forms of attention take. */
 typedef struct {
   size_t struct_size;
   float scale;               /* 0: 1 / sqrt(head_dim) */
@@ -58,7 +168,6 @@ typedef struct {
   int32_t check_contents;        /* 1: wait and check lengths, offsets and page numbers that lie on a GPU */
 } tw_attention_options;
 
-/* Null options are defaults. See tilewave/attention.hpp. */
 tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_attention_options* options,
                        void* cuda_stream);
 /* Packed sequences; seqused_q and seqused_k may be null. */
@@ -66,7 +175,7 @@ tw_status tw_attention_varlen(const tw_tensor* q, const tw_tensor* k, const tw_t
                               const tw_tensor* cu_seqlens_k, const tw_tensor* seqused_q, const tw_tensor* seqused_k,
                               const tw_attention_options* options, void* cuda_stream);
 
-/* tw::CacheOptions in C: see tw_attention_options. */
+/* tw::CacheOptions. */
 typedef struct {
   size_t struct_size;
   const tw_tensor *seqlens, *batch_idx, *leftpad, *block_table; /* i32 */
