@@ -26,7 +26,7 @@ asan: packages ## Build and run the tests under the address and undefined-behavi
 	@scripts/install-nvrtc.sh build/nvrtc
 	@cmake --preset asan >/dev/null $(if $(CI),-DTILEWAVE_WERROR=ON)
 	@cmake --build --preset asan --parallel $(JOBS)
-	@scripts/run-tests.sh asan --label-exclude 'headers|kernels|examples'
+	@scripts/run-tests.sh asan --label-exclude 'headers|kernels|examples|python'
 
 gpu-test: build ## Run the operations' tests on the GPU
 	@scripts/gpu.sh test

@@ -1,0 +1,303 @@
+"""Every operation on NumPy arrays against its formula in float64; bad input; what DLPack gives."""
+
+import numpy as np
+import pytest
+
+import tilewave
+from tilewave import ops
+
+SEED = np.random.SeedSequence().entropy
+
+
+@pytest.fixture
+def random(request):
+    print(f"seed {SEED}")  # shown where a test fails
+    return np.random.default_rng([SEED % 2**32, *request.node.name.encode()])
+
+
+def normal(random, *shape, dtype=np.float32):
+    return random.standard_normal(shape, dtype=np.float32).astype(dtype)
+
+
+def close(got, wanted, tolerance=2e-6):
+    assert got.shape == wanted.shape
+    largest = np.abs(wanted, dtype=np.float64).max(initial=0)
+    unit = tolerance if got.dtype == np.float32 else 2.0**-10
+    np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=0, atol=unit * max(largest, 1))
+
+
+def exact(x):
+    return x.astype(np.float64)
+
+
+def softmax(x, axis=-1):
+    e = np.exp(x - x.max(axis=axis, keepdims=True))
+    return e / e.sum(axis=axis, keepdims=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_elements(random, dtype):
+    a, b = normal(random, 3, 17, 5, dtype=dtype), normal(random, 17, 1, dtype=dtype)
+    x = exact(a)
+    close(ops.add(a, b), x + exact(b))
+    close(ops.mul(b, a), x * exact(b))
+    sigmoid = 1 / (1 + np.exp(-x))
+    close(ops.silu(a), x * sigmoid)
+    close(ops.gelu_tanh(a), 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
+    assert np.abs(ops.gelu_erf(a) - ops.gelu_tanh(a)).max() < 5e-3
+    close(ops.swiglu(a, a[::-1]), x * sigmoid * x[::-1])
+    close(ops.swiglu_interleaved(a[..., :4]), (x * sigmoid)[..., 0:4:2] * x[..., 1:4:2])
+    close(ops.transpose(a), x.transpose(0, 2, 1))
+    out = np.full_like(a, np.nan)
+    assert ops.add(a, a, out=out) is out
+    close(out, 2 * x)
+    assert ops.add(np.full((), 3, dtype), np.ones((), dtype)) == 4
+
+
+def test_cast():
+    x = np.array([0.5, 1.5, 2.5, -1.25, 300.0, np.nan], np.float32)
+    assert ops.cast(x, "int8").tolist() == [0, 2, 2, -1, 127, 0]
+    assert ops.cast(x, "bool").tolist() == [True] * 6
+    assert ops.cast(x, "float16").dtype == np.float16
+    assert ops.cast(np.arange(5), "float32").tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="dtype is 'float64'"):
+        ops.cast(x, "float64")
+
+
+def test_embedding(random):
+    table, ids = normal(random, 11, 6), np.array([[3, 0], [10, 3], [1, 1]])
+    close(ops.embedding(table, ids, scale=2.0), 2 * exact(table)[ids])
+    close(ops.embedding(table, ids.astype(np.int32)[0]), exact(table)[ids[0]])
+    with pytest.raises(ValueError, match="11"):
+        ops.embedding(table, np.array([4, 11]))
+
+
+def test_gemm(random):
+    a, b, bias, residual = normal(random, 13, 37), normal(random, 37, 10), normal(random, 10), normal(random, 13, 10)
+    product = exact(a) @ exact(b)
+    close(ops.gemm(a, b), product)
+    close(ops.gemm(a.T.copy().T, b.T.copy().T), product)
+    close(ops.gemm(a, b, bias=bias, activation="relu", residual=residual, alpha=0.5), np.maximum(0.5 * product + bias, 0) + residual)
+    gate = product[:, ::2]
+    close(ops.gemm(a, b, activation="swiglu"), gate / (1 + np.exp(-gate)) * product[:, 1::2])
+    out = np.ones((13, 10), np.float32)
+    ops.gemm(a, b, beta=2.0, out=out)
+    close(out, product + 2)
+    batch = normal(random, 3, 13, 37)
+    close(ops.gemm(batch, b), exact(batch) @ exact(b))
+    integers = random.integers(-128, 128, (5, 70), dtype=np.int8)
+    assert (ops.gemm(integers, integers.T) == integers.astype(np.int32) @ integers.T.astype(np.int32)).all()
+
+
+@pytest.mark.parametrize("stride, padding, dilation", [(1, 0, 1), (2, 1, 1), ((1, 2), (2, 0), (2, 1))])
+def test_convolution(random, stride, padding, dilation):
+    x, w, bias = normal(random, 2, 9, 8, 3), normal(random, 4, 3, 2, 3), normal(random, 4)
+    got = ops.conv2d(x, w, stride=stride, padding=padding, dilation=dilation, bias=bias)
+    (sh, sw), (ph, pw), (dh, dw) = ((n, n) if isinstance(n, int) else n for n in (stride, padding, dilation))
+    padded = np.pad(exact(x), ((0, 0), (ph, ph), (pw, pw), (0, 0)))
+    height, width = (padded.shape[1] - 2 * dh - 1) // sh + 1, (padded.shape[2] - dw - 1) // sw + 1
+    wanted = np.zeros((2, height, width, 4)) + bias
+    for i in range(3):
+        for j in range(2):
+            part = padded[:, i * dh : i * dh + (height - 1) * sh + 1 : sh, j * dw : j * dw + (width - 1) * sw + 1 : sw]
+            wanted += np.einsum("nhwc,fc->nhwf", part, exact(w)[:, i, j])
+    close(got, wanted)
+    line = ops.conv1d(x[:, :, 0], w[:, :, 0], stride=2, padding=1)
+    close(line, ops.conv2d(x[:, :, :1], w[:, :, :1], stride=(2, 1), padding=(1, 0))[:, :, 0].astype(np.float64))
+
+
+def test_norms(random):
+    x, weight, bias, residual = normal(random, 2, 5, 33), normal(random, 33), normal(random, 33), normal(random, 2, 5, 33)
+    h = exact(x) + exact(residual)
+    centred = h - h.mean(-1, keepdims=True)
+    sums = np.empty_like(x)
+    got = ops.layer_norm(x, weight, bias, epsilon=1e-3, residual=residual, sum_out=sums)
+    close(got, centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3) * weight + bias)
+    close(sums, h)
+    close(ops.rms_norm(x, weight), exact(x) / np.sqrt((exact(x) ** 2).mean(-1, keepdims=True) + 1e-5) * weight)
+
+
+def test_softmax_and_reduce(random):
+    x = normal(random, 4, 7, 19)
+    close(ops.softmax(x, scale=3.0), softmax(3 * exact(x)))
+    for name, f in {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}.items():
+        for dim in (-1, 0, 1):
+            close(ops.reduce(x, name, dim=dim), f(exact(x), axis=dim))
+    close(ops.reduce(x, "abs_max", dim=1, keepdim=True), np.abs(exact(x)).max(1, keepdims=True))
+
+
+def test_argmax_and_topk(random):
+    x = normal(random, 3, 5, 41)
+    assert (ops.argmax(x) == x.argmax(-1)).all()
+    assert ops.argmax(x, dtype="int32").dtype == np.int32
+    values, columns = ops.topk(x, 4)
+    assert (columns == np.argsort(-x, axis=-1, kind="stable")[..., :4]).all()
+    assert (values == np.take_along_axis(x, columns, -1)).all()
+    values, columns = ops.topk(x, 3, largest=False, ends=np.full((3, 5), 2, np.int32))
+    assert (columns[..., 2] == -1).all() and np.isposinf(values[..., 2]).all()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope(random, interleaved):
+    x, positions = normal(random, 2, 6, 3, 20), np.array([4, 9, 0, 2, 5, 7], np.int32)
+    cos, sin = ops.rope_table(np.arange(10, dtype=np.int32), 16, theta=100.0)
+    angles = np.arange(10)[:, None] * 100.0 ** (-np.arange(8) / 8)
+    close(cos, np.cos(angles))
+    close(sin, np.sin(angles))
+    first, second = (slice(0, 16, 2), slice(1, 16, 2)) if interleaved else (slice(0, 8), slice(8, 16))
+    wanted = exact(x)
+    c, s = (f(angles)[positions][None, :, None, :] for f in (np.cos, np.sin))
+    wanted[..., first], wanted[..., second] = (
+        x[..., first] * c - x[..., second] * s,
+        x[..., second] * c + x[..., first] * s,
+    )
+    close(ops.rope(x, cos, sin, interleaved=interleaved, positions=positions), wanted)
+
+
+def test_cast_fp8(random):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = normal(random, 3, 300)
+    y, scales = ops.cast_fp8(x)
+    assert y.dtype == ml_dtypes.float8_e4m3fn and scales.shape == (3, 3)
+    back = y.astype(np.float32) * np.repeat(scales, 128, -1)[:, :300]
+    assert np.abs(back - x).max() <= np.abs(x).max() / 16
+
+
+def reference_attention(q, k, v, scale=None, causal=False, window=(-1, -1), softcap=0.0, slopes=None, sink=None, mask=None):
+    """o [seqlen_q, heads, value_dim] and lse [heads, seqlen_q] of one sequence in float64."""
+    q, k, v = exact(q), exact(k), exact(v)
+    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
+    k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
+    s = np.einsum("ihd,jhd->hij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        s = softcap * np.tanh(s / softcap)
+    distance = np.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0] - np.arange(k.shape[0])
+    if slopes is not None:
+        s = s - slopes[:, None, None] * np.abs(distance)
+    if mask is not None:
+        s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + mask
+    left, right = window
+    s = np.where(((distance < 0) & causal) | ((distance > left) & (left >= 0)) | ((-distance > right) & (right >= 0)), -np.inf, s)
+    sums = np.exp(s).sum(-1) + (0 if sink is None else np.exp(exact(sink))[:, None])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        o = np.where(sums[..., None] > 0, np.einsum("hij,jhd->hid", np.exp(s), v) / sums[..., None], 0)
+        return o.transpose(1, 0, 2), np.log(sums)
+
+
+CASES = [
+    {},
+    {"causal": True},
+    {"scale": 0.3, "softcap": 2.0},
+    {"window": (7, 3)},
+    {"causal": True, "window": (4, -1)},
+    {"slopes": True, "sink": True},
+    {"mask": True},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case) or "plain")
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_attention(random, case, dtype):
+    q, k, v = (normal(random, 2, *shape, dtype=dtype) for shape in ((23, 4, 40), (31, 2, 40), (31, 2, 24)))
+    case = dict(case)
+    slopes = random.uniform(0.1, 0.5, 4).astype(np.float32) if case.pop("slopes", False) else None
+    sink = normal(random, 4) if case.pop("sink", False) else None
+    mask = random.random((23, 31)) < 0.7 if case.pop("mask", False) else None
+    o, lse = ops.attention(q, k, v, alibi_slopes=slopes, sink=sink, mask=mask, return_lse=True, **case)
+    for b in range(2):
+        wanted, wanted_lse = reference_attention(q[b], k[b], v[b], slopes=slopes, sink=sink, mask=mask, **case)
+        close(o[b], wanted, 1e-5)
+        np.testing.assert_allclose(lse[b], wanted_lse, atol=1e-3)
+    seen = ops.attention(q, k, v, alibi_slopes=slopes, sink=sink, mask=mask, **case)
+    assert (seen == o).all()
+
+
+def test_attention_varlen(random):
+    q, k, v = (normal(random, 40, heads, 16) for heads in (4, 2, 2))
+    cu_q, cu_k = np.array([0, 11, 11, 33], np.int32), np.array([0, 5, 20, 38], np.int32)
+    o, lse = ops.attention_varlen(q, k, v, cu_q, cu_k, causal=True, return_lse=True)
+    assert o.shape == q.shape and lse.shape == (4, 40)
+    for b in range(3):
+        rows, keys = slice(*cu_q[b : b + 2]), slice(*cu_k[b : b + 2])
+        wanted, wanted_lse = reference_attention(q[rows], k[keys], v[keys], causal=True)
+        close(o[rows], wanted, 1e-5)
+        np.testing.assert_allclose(lse[:, rows], wanted_lse, atol=1e-3)
+    assert (o[33:] == 0).all() and np.isneginf(lse[:, 33:]).all()
+
+
+def test_attention_decode(random):
+    """Pages in any order, of which those that nobody has are NaN; a token is appended."""
+    q, new_k, new_v = normal(random, 2, 1, 4, 16), normal(random, 2, 1, 2, 16), normal(random, 2, 1, 2, 16)
+    pages_k, pages_v = (np.full((7, 16, 2, 16), np.nan, np.float32) for _ in range(2))
+    table, seqlens = np.array([[5, 2, 0], [1, 6, 3]], np.int32), np.array([20, 33], np.int32)
+    tokens = [(normal(random, n, 2, 16), normal(random, n, 2, 16)) for n in seqlens]
+    for b, (k, v) in enumerate(tokens):
+        for t in range(seqlens[b]):
+            pages_k[table[b, t // 16], t % 16], pages_v[table[b, t // 16], t % 16] = k[t], v[t]
+    o = ops.attention_decode(q, pages_k, pages_v, seqlens=seqlens, block_table=table, new_k=new_k, new_v=new_v)
+    for b, (k, v) in enumerate(tokens):
+        wanted, _ = reference_attention(q[b], np.concatenate([k, new_k[b]]), np.concatenate([v, new_v[b]]))
+        close(o[b], wanted, 1e-5)
+        assert (pages_k[table[b, seqlens[b] // 16], seqlens[b] % 16] == new_k[b, 0]).all()
+
+
+class OnlyDLPack:
+    """What another library's array looks like."""
+
+    def __init__(self, array):
+        self.array = array
+        self.shape = array.shape
+
+    def __dlpack__(self, **arguments):
+        return self.array.__dlpack__(**arguments)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_dlpack(random):
+    x, y = normal(random, 6, 8), np.empty((8, 6), np.float32)
+    ops.add(OnlyDLPack(x.T), OnlyDLPack(x.T), out=y)
+    assert (y == 2 * x.T).all()
+    with pytest.raises(TypeError, match="out must be given"):
+        ops.softmax(OnlyDLPack(x))
+
+
+@pytest.mark.parametrize(
+    "call, error, parts",
+    [
+        (lambda x: ops.softmax([1.0]), TypeError, "x is a list"),
+        (lambda x: ops.softmax(x.astype(np.float64)), TypeError, "x has dtype float64"),
+        (lambda x: ops.softmax(x.astype(">f4")), TypeError, "byte order"),
+        (lambda x: ops.softmax(np.zeros((1,) * 5, np.float32)), ValueError, "x has 5 dimensions"),
+        (lambda x: ops.softmax(x, out=np.empty((4, 5), np.float32)), ValueError, r"out is f32\[4, 5\]"),
+        (lambda x: ops.add(x, x[:, :3]), ValueError, "b has shape"),
+        (lambda x: ops.gemm(x, x), ValueError, "K, must be equal"),
+        (lambda x: ops.gemm(x, x.T, activation="tanh"), ValueError, "activation is 'tanh'"),
+        (lambda x: ops.gemm(x, x.T, beta=1.0), ValueError, "beta is 1.0"),
+        (lambda x: ops.reduce(x, "median"), ValueError, "reduction is 'median'"),
+        (lambda x: ops.reduce(x, "sum", dim=2), ValueError, "dim is 2"),
+        (lambda x: ops.topk(x, 3000), ValueError, "k is 3000"),
+        (lambda x: ops.attention(x, x, x), ValueError, "q has 2 dimensions"),
+        (lambda x: ops.attention(*[x[None, :, None, :6]] * 3), ValueError, "multiple of 8"),
+        (lambda x: ops.attention(*[x[None, :, None]] * 3, window=(-2, 0)), ValueError, "window_left is -2"),
+    ],
+)
+def test_bad_input(random, call, error, parts):
+    with pytest.raises(error, match=parts):
+        call(normal(random, 5, 8))
+
+
+def test_read_only_and_odd_strides(random):
+    x = normal(random, 3, 4)
+    x.flags.writeable = False
+    assert ops.softmax(x).shape == (3, 4)
+    with pytest.raises(ValueError, match="out is read-only"):
+        ops.softmax(x, out=x)
+    packed = np.zeros(3, np.dtype([("a", np.uint8), ("b", np.float32)]))
+    with pytest.raises(ValueError, match="strides"):
+        ops.softmax(packed["b"])
+
+
+def test_errors_are_what_they_say():
+    assert issubclass(tilewave.DeviceError, RuntimeError) and issubclass(tilewave.CompileError, RuntimeError)

@@ -1,0 +1,88 @@
+"""FlashAttention's functions keep its names, order of arguments and defaults: calls written for it mean the same here. Needs no PyTorch."""
+
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tilewave import flash_attn, flash_attn_interface
+from tilewave.flash_attn import bert_padding
+from tilewave.flash_attn.layers import rotary
+
+# flash_attn 2.8.3.
+FLASH_ATTN_2 = """
+flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+    deterministic=False, return_attn_probs=False)
+flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+    deterministic=False, return_attn_probs=False)
+flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+    deterministic=False, return_attn_probs=False)
+flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
+    window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None)
+flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
+    softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False)
+flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
+    causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False)
+flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, cache_batch_idx=None,
+    cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, rotary_interleaved=True,
+    alibi_slopes=None, num_splits=0, return_softmax_lse=False)
+"""
+
+BERT_PADDING = """
+index_first_axis(input, indices)
+pad_input(hidden_states, indices, batch, seqlen)
+unpad_input(hidden_states, attention_mask, unused_mask=None)
+"""
+
+ROTARY = """
+apply_rotary_emb(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None)
+"""
+
+# hopper/flash_attn_interface.py of commit 01afd16d248c4c7d0f9aed1914084f16c490eaed; there qkv_dtype=torch.bfloat16.
+FLASH_ATTN_3 = """
+flash_attn_qkvpacked_func(qkv, softmax_scale=None, causal=False, q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1),
+    attention_chunk=0, softcap=0.0, deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False)
+flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None, window_size=(-1,
+    -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False)
+flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None,
+    softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1), attention_chunk=0,
+    softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False)
+flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None)
+flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
+    cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None,
+    rotary_seqlens=None, q_descale=None, k_descale=None, v_descale=None, softmax_scale=None, causal=False, window_size=(-1, -1),
+    attention_chunk=0, softcap=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0,
+    return_softmax_lse=False)
+get_scheduler_metadata(batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens, qkv_dtype=None,
+    headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None, page_size=None, max_seqlen_k_new=0, causal=False,
+    window_size=(-1, -1), attention_chunk=0, has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0)
+"""
+
+MODULES = {
+    flash_attn: FLASH_ATTN_2,
+    bert_padding: BERT_PADDING,
+    rotary: ROTARY,
+    flash_attn_interface: FLASH_ATTN_3,
+}
+
+
+def signature_text(module, name: str) -> str:
+    parameters = inspect.signature(getattr(module, name)).parameters.values()
+    assert all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+    plain = inspect.Signature([parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters])
+    return f"{name}{plain}"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_signatures(module):
+    wanted = [" ".join(function.split()) for function in re.split(r"\n(?=\S)", MODULES[module].strip())]
+    assert sorted(signature_text(module, name) for name in module.__all__) == sorted(wanted)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_imports_without_torch(module):
+    # None in sys.modules makes every import of torch fail, wherever torch is installed.
+    code = f"import sys; sys.modules['torch'] = None; import {module.__name__}"
+    subprocess.run([sys.executable, "-c", code], check=True)

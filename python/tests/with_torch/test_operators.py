@@ -1,0 +1,63 @@
+"""Every operator of PyTorch against the eager function that it stands for, in a graph without breaks, and its fake against what it gives."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tilewave.ops as ops  # noqa: E402
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def normal(*shape, dtype=torch.float32):
+    return torch.randn(shape).to(dtype)
+
+
+def cases():
+    x, w = normal(3, 5, 24), normal(24)
+    ids = torch.tensor([[1, 0], [6, 3]])
+    table = normal(10, 4)
+    image, filters = normal(2, 9, 8, 3), normal(4, 3, 2, 3)
+    yield "add", lambda a, b: ops.add(a, b), (x, normal(5, 1))
+    yield "add-out", lambda a, b, o: ops.add(a, b, out=o), (x, x, torch.empty_like(x))
+    yield "mul", lambda a, b: ops.mul(a, b), (w, x)
+    yield "swiglu", lambda a, b: ops.swiglu(a, b), (x, x)
+    yield "swiglu_interleaved", lambda a: ops.swiglu_interleaved(a), (x,)
+    yield "silu", lambda a: ops.silu(a), (x.transpose(0, 1),)
+    yield "gelu_erf", lambda a: ops.gelu_erf(a), (x,)
+    yield "gelu_tanh", lambda a: ops.gelu_tanh(a), (x,)
+    yield "cast", lambda a: ops.cast(a, "float16"), (x,)
+    yield "transpose", lambda a: ops.transpose(a), (x,)
+    yield "embedding", lambda t, i: ops.embedding(t, i, scale=2.0), (table, ids)
+    yield "gemm", lambda a, b, c: ops.gemm(a, b, bias=c, activation="swiglu", alpha=0.5), (normal(7, 24), normal(24, 10), normal(10))
+    yield "gemm-batch", lambda a, b: ops.gemm(a, b.T), (x, normal(6, 24))
+    yield "conv1d", lambda a, b: ops.conv1d(a, b, stride=2, padding=1), (image[:, :, 0], filters[:, :, 0])
+    yield "conv2d", lambda a, b: ops.conv2d(a, b, stride=(1, 2), padding=1, activation="relu"), (image, filters)
+    yield "layer_norm", lambda a, b: ops.layer_norm(a, b, b), (x, w)
+    yield "rms_norm", lambda a, b, r, s: (ops.rms_norm(a, b, residual=r, sum_out=s), s), (x, w, x, torch.empty_like(x))
+    yield "softmax", lambda a: ops.softmax(a, scale=0.5), (x,)
+    yield "rope_table", lambda p: ops.rope_table(p, 8, dtype="float16"), (torch.arange(5, dtype=torch.int32),)
+    yield "rope", lambda a, c, s: ops.rope(a, c, s, interleaved=True, offset=3), (normal(2, 5, 3, 8), table, table)
+    yield "reduce", lambda a: (ops.reduce(a, "max", dim=0), ops.reduce(a, "sum", dim=-2, keepdim=True)), (x,)
+    yield "argmax", lambda a: ops.argmax(a, dtype="int32"), (x,)
+    yield "topk", lambda a: ops.topk(a, 3, largest=False), (x,)
+    yield "cast_fp8", lambda a: ops.cast_fp8(a, powers_of_two=True), (normal(3, 300),)
+    yield "cast_fp8_blocks", lambda a: ops.cast_fp8_blocks(a), (normal(130, 300),)
+    yield "cast_fp8_grouped", lambda a, n: ops.cast_fp8_grouped(a, n, 6), (normal(9, 140), torch.tensor([4, 5], dtype=torch.int32))
+
+
+def flat(result):
+    return [t for part in result for t in flat(part)] if isinstance(result, tuple) else [result]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name, function, arguments", list(cases()), ids=lambda x: x if isinstance(x, str) else "")
+def test_compiled(name, function, arguments, device):
+    torch._dynamo.reset()
+    arguments = [a.to(device) for a in arguments]
+    wanted = flat(function(*(a.clone() for a in arguments)))
+    got = flat(torch.compile(function, fullgraph=True, backend="aot_eager")(*(a.clone() for a in arguments)))
+    assert len(got) == len(wanted)
+    for a, b in zip(got, wanted):
+        assert a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))

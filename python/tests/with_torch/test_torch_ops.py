@@ -1,0 +1,312 @@
+"""torch.ops.tilewave: what PyTorch was told of the operators is so, and compiled functions give what eager ones give."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+import tilewave
+import torch.nn.functional as F
+from tilewave import ops
+
+SEED = np.random.SeedSequence().entropy % 2**31
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+CASES = [(d, t) for d in DEVICES for t in (torch.float32, torch.float16, torch.bfloat16) if (d, t) != ("cuda", torch.float32)]
+
+
+@pytest.fixture(params=CASES, ids=lambda c: f"{c[0]}-{str(c[1])[6:]}")
+def normal(request):
+    """normal(*shape): a tensor on the device, of the dtype."""
+    device, dtype = request.param
+    return lambda *shape: torch.randn(*shape, device=device).to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    print(f"seed {SEED}")  # shown where a test fails
+    torch.manual_seed(SEED)
+    torch.compiler.reset()
+    with torch.no_grad():
+        yield
+
+
+def integers(like, values):
+    return torch.tensor(values, dtype=torch.int32, device=like.device)
+
+
+def full(function):
+    """Compiled in one graph, as what PyTorch's tracers make of it."""
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+def same(got, expected):
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+# ---- the operators ----
+
+
+def attention_arguments(normal):
+    q, k = normal(2, 5, 4, 16), normal(2, 9, 2, 16)
+    rest = (None, True, None, -1, -1, 0.0)
+    slopes, sink = torch.rand(4, device=q.device), torch.randn(4, device=q.device)
+    mask = torch.rand(5, 9, device=q.device) > 0.3
+    value = normal(2, 9, 2, 24)
+    return [
+        (q, k, value, *rest, None, None, None, False),
+        (q.transpose(1, 2).contiguous().transpose(1, 2), k, value, 0.5, False, 2, 3, 1, 8.0, slopes, sink, mask, True),
+    ]
+
+
+def varlen_arguments(normal):
+    q, k = normal(12, 4, 16), normal(15, 2, 16)
+    offsets = (integers(q, [0, 3, 3, 10]), integers(q, [0, 5, 9, 15]))
+    rest = (None, True, None, -1, -1, 0.0, None, None)
+    return [(q, k, k, *offsets, None, None, *rest, False), (q, k, k, *offsets, None, integers(q, [2, 4, 6]), *rest, True)]
+
+
+def decode_arguments(normal):
+    q, new = normal(2, 2, 4, 16), normal(2, 2, 2, 16)
+    lengths, rest = integers(q, [3, 6]), (False, 0, None, True, None, -1, -1, 0.0, None, None)
+    caches, pages = (normal(2, 11, 2, 16), normal(2, 11, 2, 16)), (normal(4, 16, 2, 16), normal(4, 16, 2, 16))
+    table = integers(q, [[2, 0], [1, 3]])
+    cos, sin = torch.rand(20, 8, device=q.device), torch.rand(20, 8, device=q.device)
+    return [
+        (q, *caches, lengths, None, None, None, new, new, cos, sin, *rest, True),
+        (q, *pages, lengths, None, None, table, new, new, None, None, *rest, False),
+        (q, *caches, lengths, None, integers(q, [0, 2]), None, None, None, None, None, *rest, False),
+    ]
+
+
+def decode_read_arguments(normal):
+    return decode_arguments(normal)[2:]
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_varlen", "attention_decode", "attention_decode_read"])
+def test_operator_is_what_it_says(normal, name):
+    from tilewave import _torch_ops  # noqa: F401
+
+    operator = getattr(torch.ops.tilewave, name).default
+    for arguments in globals()[name.replace("attention_", "") + "_arguments"](normal):
+        torch.library.opcheck(operator, arguments)
+        given = [a for a in arguments if isinstance(a, torch.Tensor)]
+        results = operator(*arguments)
+        with torch._subclasses.FakeTensorMode() as mode:
+            fakes = operator(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments))
+        for result, fake in zip(results, fakes):
+            assert (result.shape, result.dtype, result.stride()) == (fake.shape, fake.dtype, fake.stride())
+            assert all(result.untyped_storage().data_ptr() != a.untyped_storage().data_ptr() for a in given) or not result.numel()
+
+
+def test_grad_is_refused():
+    from tilewave import _torch_ops  # noqa: F401
+
+    q = torch.randn(1, 3, 2, 16, requires_grad=True)
+    rest = (None, False, None, -1, -1, 0.0, None, None, None, False)
+    torch.ops.tilewave.attention(q, q, q, *rest)
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="k requires grad"):
+        torch.ops.tilewave.attention(q.detach(), q, q.detach(), *rest)
+    with torch.enable_grad(), pytest.raises(Exception, match="requires grad"):
+        full(lambda x: ops.attention(x, x, x))(q)
+
+
+# ---- compiled ----
+
+
+def test_attention(normal):
+    q, k, v = normal(2, 5, 4, 16), normal(2, 9, 2, 16), normal(2, 9, 2, 24)
+    mask = torch.rand(2, 1, 5, 9, device=q.device) > 0.3
+
+    def plain(q, k, v):
+        return ops.attention(q * 2, k, v, causal=True, window=(3, 0), softcap=5.0)
+
+    def with_lse(q, k, v):
+        o, lse = ops.attention(q, k, v, scale=0.3, mask=mask, return_lse=True)
+        return o + 1, lse
+
+    def by_shape(q, k, v):
+        return ops.attention(q, k, v, causal=True, causal_offset=k.shape[1] - q.shape[1] - 1)
+
+    for function in (plain, with_lse, by_shape):
+        same(full(function)(q, k, v), function(q, k, v))
+
+
+def test_shapes_may_change(normal):
+    compiled = torch.compile(lambda q, k: ops.attention(q, k, k, causal=True) * 2, fullgraph=True, backend="aot_eager", dynamic=True)
+    for seqlen in (7, 12, 31):
+        q, k = normal(2, seqlen, 4, 16), normal(2, seqlen + 2, 4, 16)
+        same(compiled(q, k), ops.attention(q, k, k, causal=True) * 2)
+
+
+def test_attention_varlen(normal):
+    q, k = normal(12, 4, 16), normal(15, 2, 16)
+    offsets = (integers(q, [0, 3, 3, 10]), integers(q, [0, 5, 9, 15]))
+
+    def function(q, k, *offsets):
+        return ops.attention_varlen(q, k, k, *offsets, causal=True, return_lse=True)
+
+    got, expected = full(function)(q, k, *offsets), function(q, k, *offsets)
+    same(got, expected)
+    assert not got[0][10:].any()  # of no sequence
+
+
+def test_attention_decode_appends(normal):
+    caches, lengths = normal(2, 2, 11, 2, 16), integers(normal(1), [3, 6])
+
+    def step(q, new, caches, lengths):
+        o = ops.attention_decode(q, caches[0], caches[1], seqlens=lengths, new_k=new, new_v=new * 2, causal=True)
+        return o, caches[0].sum(), lengths + 1  # the sum is of the cache with the new keys
+
+    compiled = full(step)
+    got_caches, expected_caches, got_lengths, expected_lengths = caches.clone(), caches.clone(), lengths, lengths
+    for _ in range(3):
+        q, new = normal(2, 1, 4, 16), normal(2, 1, 2, 16)
+        *got, got_lengths = compiled(q, new, got_caches, got_lengths)
+        *expected, expected_lengths = step(q, new, expected_caches, expected_lengths)
+        same(got, expected)
+        same(got_caches, expected_caches)
+    assert (got_caches != caches).any(-1).sum() == 3 * 2 * 2 * 2  # tokens, keys and values, sequences, heads
+
+
+def test_attention_decode_without_new_keys(normal):
+    q, cache, lengths = normal(2, 1, 4, 16), normal(2, 11, 2, 16), integers(normal(1), [3, 6])
+
+    def function(q, cache, lengths):
+        return ops.attention_decode(q, cache, cache, seqlens=lengths, num_splits=2)
+
+    before = cache.clone()
+    same(full(function)(q, cache, lengths), function(q, cache, lengths))
+    same(cache, before)
+
+
+def test_scaled_dot_product_attention(normal):
+    q, k = normal(2, 4, 5, 20), normal(2, 2, 9, 20)
+    mask = torch.rand(5, 9, device=q.device) > 0.3
+    before = F.scaled_dot_product_attention
+
+    def direct(q, k):
+        return tilewave.scaled_dot_product_attention(q + 1, k, k, mask, enable_gqa=True)
+
+    def installed(q, k):
+        return F.scaled_dot_product_attention(q[:, :2], k, k, is_causal=True)
+
+    for function in (direct, installed):
+        with tilewave.install_sdpa():
+            expected = function(q, k)
+            assert tilewave.why_fallback() is None
+            operators = []
+
+            def backend(graph, _, operators=operators):
+                operators += [str(node.target) for node in graph.graph.nodes]
+                return graph.forward
+
+            same(torch.compile(function, fullgraph=True, backend=backend)(q, k), expected)
+            assert any("tilewave.attention" in name for name in operators)
+            same(full(function)(q, k), expected)
+    assert F.scaled_dot_product_attention is before
+    with tilewave.install_sdpa():  # what falls back does so in the graph
+        x = normal(1, 1, 3, 264)
+        same(full(lambda x: F.scaled_dot_product_attention(x, x, x))(x), before(x, x, x))
+
+
+def test_compiled_multihead_attention():
+    module = torch.nn.MultiheadAttention(64, 4, batch_first=True).eval()
+    x = torch.randn(2, 9, 64)
+    with tilewave.install_sdpa():
+        expected = module(x, x, x, need_weights=False)[0]
+        torch.testing.assert_close(full(lambda x: module(x, x, x, need_weights=False)[0])(x), expected, rtol=0, atol=1e-6)
+
+
+def test_compiled_transformers_model():
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "AttentionInterface"):
+        pytest.skip("transformers is too old")
+    tilewave.register_transformers()
+    config = transformers.LlamaConfig(
+        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.set_attn_implementation("tilewave")
+    ids = torch.randint(0, 96, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    expected = model(ids, attention_mask=mask, use_cache=False).logits
+    got = full(lambda ids: model(ids, attention_mask=mask, use_cache=False).logits)(ids)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+
+
+FIRST_CALL = """
+{imports}
+def function(q, k):
+    return tilewave.ops.attention(q, k, k, causal=True)
+q, k = torch.randn(2, 5, 4, 16), torch.randn(2, 9, 2, 16)
+with torch.no_grad():
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")(q, k)
+    assert torch.equal(compiled, function(q, k))
+"""
+
+
+@pytest.mark.parametrize("imports", ["import tilewave, torch", "import tilewave.ops, torch", "import torch, tilewave"])
+def test_first_call_of_a_process_is_compiled(imports):
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(tilewave.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", FIRST_CALL.format(imports=imports)], check=True, env=environment)
+
+
+# ---- CUDA graphs ----
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_cuda_graph(compiled):
+    def normal(*shape):
+        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+    def step(q, new, caches, lengths):
+        o = ops.attention_decode(q, caches[0], caches[1], seqlens=lengths, new_k=new, new_v=new, causal=True)
+        o = o + ops.attention(q, caches[0][:, :64], caches[1][:, :64])
+        return o + tilewave.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, new, new)), enable_gqa=True).transpose(1, 2)
+
+    caches, lengths = normal(2, 2, 512, 2, 64), integers(normal(1), [100, 301])
+    inputs = [(normal(2, 1, 8, 64), normal(2, 1, 2, 64)) for _ in range(4)]
+    expected_caches, expected, steps = caches.clone(), [], lengths.clone()
+    for q, new in inputs:
+        expected.append(step(q, new, expected_caches, steps))
+        steps = steps + 1
+
+    function = torch.compile(step, fullgraph=True) if compiled else step
+    q, new, scratch = torch.zeros_like(inputs[0][0]), torch.zeros_like(inputs[0][1]), caches.clone()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function(q, new, scratch, lengths)
+    torch.cuda.current_stream().wait_stream(stream)
+    scratch.copy_(caches)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = function(q, new, scratch, lengths)
+    scratch.copy_(caches)
+    for n, (next_q, next_new) in enumerate(inputs):
+        q.copy_(next_q), new.copy_(next_new)
+        graph.replay()
+        torch.testing.assert_close(out, expected[n], rtol=2e-2, atol=2e-2)
+        lengths += 1
+    same(scratch, expected_caches)
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")
+def test_calls_go_to_the_current_stream():
+    q = torch.randn(4, 2048, 8, 64, device="cuda", dtype=torch.bfloat16)
+    expected = ops.attention(q, q, q)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        x = q * 1
+        out = ops.attention(x, x, x)
+    stream.synchronize()
+    same(out, expected)

@@ -1,0 +1,233 @@
+"""Arrays of several kinds as the library's tensors, without copies.
+
+A tw_tensor (tilewave.h) is passed as its bytes. Taken are NumPy arrays, PyTorch tensors on the CPU or on CUDA, and what speaks DLPack.
+PyTorch is never imported here: who has a tensor has imported it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from typing import Any
+
+import numpy as np
+
+Array = Any  #: numpy.ndarray, torch.Tensor, or an object with __dlpack__
+
+# tw_dtype, by the names of NumPy, PyTorch and ml_dtypes
+_DTYPES = {
+    "float32": 0,
+    "float16": 1,
+    "bfloat16": 2,
+    "int32": 3,
+    "bool": 4,
+    "float8_e4m3fn": 5,
+    "float8_e5m2": 6,
+    "int8": 7,
+    "int64": 8,
+    "uint8": 9,
+}
+# DLPack's (code, bits)
+_DLPACK_DTYPES = {(2, 32): 0, (2, 16): 1, (4, 16): 2, (0, 32): 3, (6, 8): 4, (0, 8): 7, (0, 64): 8, (1, 8): 9}
+_NAMES = {code: name for name, code in _DTYPES.items()}
+
+# A tw_tensor of each rank: data, dtype, cuda_device, rank, shape, strides; unused extents are 0.
+_PACK = [struct.Struct(f"@Piii4x{n}q{8 * (4 - n)}x{n}q{8 * (4 - n)}x").pack for n in range(5)]
+
+_torch = sys.modules.get("torch")
+_torch_dtypes: dict = {}
+
+
+def torch_of(array: Array):
+    """The module torch if `array` is one of its tensors, else None."""
+    global _torch
+    if _torch is None:
+        _torch = sys.modules.get("torch")
+    return _torch if _torch is not None and isinstance(array, _torch.Tensor) else None
+
+
+def is_compiling() -> bool:
+    """Whether torch.compile() is tracing this call, which then must go through an operator that it knows."""
+    torch = sys.modules.get("torch")  # the first call may be the one that is traced
+    return torch is not None and torch.compiler.is_compiling()
+
+
+def compiled_ops():
+    """torch.ops.tilewave."""
+    from . import _torch_ops  # noqa: F401  defines them
+
+    return sys.modules["torch"].ops.tilewave
+
+
+def _torch_code(name: str, tensor) -> int:
+    code = _torch_dtypes.get(tensor.dtype)
+    if code is None:
+        code = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+        if code is None:
+            raise TypeError(f"{name} has dtype {tensor.dtype}; {', '.join(_DTYPES)} are allowed")
+        _torch_dtypes[tensor.dtype] = code
+    return code
+
+
+def _pack(name: str, data: int, code: int, device: int, shape, strides) -> bytes:
+    rank = len(shape)
+    if rank > 4:
+        raise ValueError(f"{name} has {rank} dimensions; up to 4 are allowed")
+    return _PACK[rank](data, code, device, rank, *shape, *strides)
+
+
+def _of_torch(name: str, tensor, torch) -> bytes:
+    code = _torch_dtypes.get(tensor.dtype)
+    if code is None:
+        code = _torch_code(name, tensor)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(f"{name} requires grad, but there is no backward yet: call under torch.no_grad(), or give {name}.detach()")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name} is a tensor of layout {tensor.layout}; only strided ones are taken")
+    device = tensor.device
+    if device.type == "cuda":
+        index = device.index
+    elif device.type == "cpu":
+        index = -1
+    else:
+        raise TypeError(f"{name} is on {device}; cpu and cuda are allowed")
+    return _pack(name, tensor.data_ptr(), code, index, tensor.shape, tensor.stride())
+
+
+def _of_numpy(name: str, array: np.ndarray, written: bool) -> bytes:
+    code = _DTYPES.get(array.dtype.name)
+    if code is None or not array.dtype.isnative:
+        raise TypeError(f"{name} has dtype {array.dtype}; {', '.join(_DTYPES)} are allowed, in the machine's byte order")
+    if written and not array.flags.writeable:
+        raise ValueError(f"{name} is read-only")
+    size = array.itemsize
+    if any(stride % size for stride in array.strides):
+        raise ValueError(f"{name} has strides of {array.strides} bytes; they must be multiples of its elements' {size}")
+    return _pack(name, array.ctypes.data, code, -1, array.shape, [stride // size for stride in array.strides])
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_HOST, _CUDA = (1, 3), (2, 13)  # DLPack's devices: the CPU and pinned memory; CUDA and its managed memory
+
+
+def _of_dlpack(name: str, array: Array) -> bytes:
+    device_type, _ = array.__dlpack_device__()
+    # On CUDA the producer makes the legacy default stream, ours, wait for its own. The array outlives the call, so its capsule need not.
+    capsule = array.__dlpack__(stream=1) if device_type in _CUDA else array.__dlpack__()
+    tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    code = _DLPACK_DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if code is None:
+        raise TypeError(f"{name} has DLPack's dtype ({tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes), which is not supported")
+    if tensor.device_type not in _HOST + _CUDA:
+        raise TypeError(f"{name} is on DLPack's device {tensor.device_type}; the CPU and CUDA are allowed")
+    shape = tensor.shape[: tensor.ndim]
+    if tensor.strides:
+        strides = tensor.strides[: tensor.ndim]
+    else:
+        strides = [1] * len(shape)
+        for n in range(len(shape) - 1, 0, -1):
+            strides[n - 1] = strides[n] * shape[n]
+    index = tensor.device_id if tensor.device_type in _CUDA else -1
+    return _pack(name, (tensor.data or 0) + tensor.byte_offset, code, index, shape, strides)
+
+
+def tensor(name: str, array: Array, written: bool = False) -> bytes:
+    """The tw_tensor of an array. `written`: the library writes it. TypeError, ValueError name the argument."""
+    torch = torch_of(array)
+    if torch is not None:
+        return _of_torch(name, array, torch)
+    if isinstance(array, np.ndarray):
+        return _of_numpy(name, array, written)
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        return _of_dlpack(name, array)
+    raise TypeError(f"{name} is a {type(array).__name__}; NumPy arrays, PyTorch tensors and objects with __dlpack__ are taken")
+
+
+def optional(name: str, array: Array | None, written: bool = False) -> bytes | None:
+    return None if array is None else tensor(name, array, written)
+
+
+def stream(array: Array) -> int | None:
+    """PyTorch's current stream on the array's device; null, the legacy default stream, for other arrays."""
+    torch = torch_of(array)
+    if torch is not None and array.is_cuda:
+        return torch._C._cuda_getCurrentRawStream(array.device.index)
+    return None
+
+
+def into(out, result):
+    """`result` of an operator, or where `out` is given that, with the same in it. Pairs too."""
+    if out is None:
+        return result
+    if isinstance(out, tuple):
+        return tuple(into(*pair) for pair in zip(out, result))
+    return out.copy_(result)
+
+
+def int32(name: str, value: int) -> int:
+    """`value`, if ctypes will not wrap it."""
+    if not -(1 << 31) <= value < 1 << 31:
+        raise ValueError(f"{name} is {value}; it must fit into 32 bits")
+    return value
+
+
+def empty(like: Array, shape, dtype: str | None = None, name: str = "out") -> Array:
+    """A new array of like's kind on its device, of its dtype or the named one."""
+    torch = torch_of(like)
+    if torch is not None:
+        return torch.empty(shape, dtype=like.dtype if dtype is None else getattr(torch, dtype), device=like.device)
+    if isinstance(like, np.ndarray):
+        if dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+            import ml_dtypes  # who has such arrays has it
+
+            return np.empty(shape, getattr(ml_dtypes, dtype))
+        return np.empty(shape, like.dtype if dtype is None else np.dtype(dtype))
+    raise TypeError(f"{name} must be given: a new {type(like).__name__} cannot be made")
+
+
+def full(like: Array, shape, value: float, dtype: str | None = None) -> Array:
+    """empty(), filled."""
+    array = empty(like, shape, dtype)
+    array.fill_(value) if torch_of(array) is not None else array.fill(value)
+    return array
+
+
+def require_dims(rank: int, **arrays: Array) -> None:
+    """ValueError for the first that has another number of dimensions."""
+    for name, array in arrays.items():
+        if len(array.shape) != rank:
+            raise ValueError(f"{name} has {len(array.shape)} dimensions, shape {tuple(array.shape)}; {rank} are wanted")
+
+
+def known_dtype(name: str, dtype: str) -> str:
+    """`dtype`, if there is such; a name, or what has one as its text, as torch.float16."""
+    known = str(dtype).removeprefix("torch.")
+    if known not in _DTYPES:
+        raise ValueError(f"{name} is {dtype!r}; {', '.join(_DTYPES)} are allowed")
+    return known
+
+
+def dtype_name(array: Array) -> str:
+    """float32, bfloat16 and so on."""
+    torch = torch_of(array)
+    if torch is not None:
+        return _NAMES[_torch_code("array", array)]
+    return array.dtype.name

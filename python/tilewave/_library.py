@@ -1,0 +1,221 @@
+"""The shared libraries: where they are, what their functions take, and what their failures become."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import pathlib
+import re
+from ctypes import byref  # noqa: F401  for those who call
+
+from ._version import __version__
+
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+
+
+class DeviceError(RuntimeError):
+    """A GPU is missing, or the driver or a kernel failed."""
+
+
+class CompileError(RuntimeError):
+    """The run-time compiler is missing, or refused a kernel."""
+
+
+class Cancelled(RuntimeError):
+    """A callback asked to stop."""
+
+
+# tw_status
+_ERRORS = {1: ValueError, 2: MemoryError, 3: DeviceError, 4: CompileError, 5: RuntimeError, 6: OSError, 7: Cancelled}
+
+_TENSOR = ctypes.c_char_p  # a tw_tensor's bytes (_arrays.py), or None
+_STREAM = ctypes.c_void_p
+_OPTIONS = ctypes.c_void_p
+
+
+class Options(ctypes.Structure):
+    """A structure of options: it begins with its size, and fields that are 0 have their default. Tensors are given by their bytes."""
+
+    def __init__(self, **fields):
+        super().__init__(**fields)
+        self.struct_size = ctypes.sizeof(self)
+
+
+class AttentionOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("scale", ctypes.c_float),
+        ("causal", ctypes.c_int32),
+        ("has_causal_offset", ctypes.c_int32),
+        ("causal_offset", ctypes.c_int32),
+        ("has_window_left", ctypes.c_int32),
+        ("window_left", ctypes.c_int32),
+        ("has_window_right", ctypes.c_int32),
+        ("window_right", ctypes.c_int32),
+        ("softcap", ctypes.c_float),
+        ("alibi_slopes", _TENSOR),
+        ("sink", _TENSOR),
+        ("mask", _TENSOR),
+        ("lse", _TENSOR),
+        ("check_contents", ctypes.c_int32),
+    ]
+
+
+class CacheOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *((name, _TENSOR) for name in ("seqlens", "batch_idx", "leftpad", "block_table", "new_k", "new_v", "rotary_cos", "rotary_sin")),
+        ("rotary_interleaved", ctypes.c_int32),
+        ("num_splits", ctypes.c_int32),
+    ]
+
+
+class GemmOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("has_alpha", ctypes.c_int32),
+        ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float),
+        ("activation", ctypes.c_int32),
+        *((name, _TENSOR) for name in ("bias", "residual", "a_scale", "b_scale")),
+        ("num_splits", ctypes.c_int32),
+    ]
+
+
+class NormOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("has_epsilon", ctypes.c_int32),
+        ("epsilon", ctypes.c_float),
+        *((name, _TENSOR) for name in ("weight", "bias", "residual", "sum")),
+    ]
+
+
+class RopeOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("interleaved", ctypes.c_int32),
+        ("offset", ctypes.c_int64),
+        ("offsets", _TENSOR),
+        ("positions", _TENSOR),
+    ]
+
+
+class ConvOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *((name, ctypes.c_int64 * 2) for name in ("stride", "padding", "dilation")),
+        ("bias", _TENSOR),
+        ("activation", ctypes.c_int32),
+    ]
+
+
+class TopkOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("smallest", ctypes.c_int32),
+        ("unsorted", ctypes.c_int32),
+        ("starts", _TENSOR),
+        ("ends", _TENSOR),
+    ]
+
+
+# Arguments of tilewave.h's functions, in order, without the stream that all of them end with.
+_FUNCTIONS = {
+    "tw_add": [_TENSOR] * 3,
+    "tw_mul": [_TENSOR] * 3,
+    "tw_silu": [_TENSOR] * 2,
+    "tw_gelu_erf": [_TENSOR] * 2,
+    "tw_gelu_tanh": [_TENSOR] * 2,
+    "tw_cast": [_TENSOR] * 2,
+    "tw_gemm": [_TENSOR] * 3 + [_OPTIONS],
+    "tw_layer_norm": [_TENSOR] * 2 + [_OPTIONS],
+    "tw_rms_norm": [_TENSOR] * 2 + [_OPTIONS],
+    "tw_softmax": [_TENSOR] * 2 + [ctypes.c_float],
+    "tw_swiglu": [_TENSOR] * 3,
+    "tw_swiglu_interleaved": [_TENSOR] * 2,
+    "tw_rope_table": [_TENSOR] * 2 + [ctypes.c_double, ctypes.c_int64, _TENSOR],
+    "tw_rope": [_TENSOR] * 4 + [_OPTIONS],
+    "tw_reduce": [ctypes.c_int] + [_TENSOR] * 2 + [ctypes.c_int32],
+    "tw_transpose": [_TENSOR] * 2,
+    "tw_embedding": [_TENSOR] * 3 + [ctypes.c_float],
+    "tw_conv1d": [_TENSOR] * 3 + [_OPTIONS],
+    "tw_conv2d": [_TENSOR] * 3 + [_OPTIONS],
+    "tw_argmax": [_TENSOR] * 3,
+    "tw_topk": [_TENSOR, ctypes.c_int32] + [_TENSOR] * 2 + [_OPTIONS],
+    "tw_cast_fp8": [_TENSOR] * 3 + [ctypes.c_int32],
+    "tw_cast_fp8_blocks": [_TENSOR] * 3 + [ctypes.c_int32],
+    "tw_cast_fp8_grouped": [_TENSOR] * 4 + [ctypes.c_int32],
+    "tw_attention": [_TENSOR] * 4 + [_OPTIONS],
+    "tw_attention_varlen": [_TENSOR] * 8 + [_OPTIONS],
+    "tw_attention_decode": [_TENSOR] * 4 + [_OPTIONS] * 2,
+}
+
+
+def _places(name: str) -> list[pathlib.Path]:
+    given = os.environ.get("TILEWAVE_LIBRARY")
+    if given:  # that file, or what lies in that folder or beside that file
+        path = pathlib.Path(given)
+        if path.is_dir():
+            return [path / name]
+        return [path] if name == "libtilewave.so" else [path.parent / name]
+    # In an installed package, or in a checkout that `make` built.
+    return [_PACKAGE / "lib" / name, _PACKAGE.parents[1] / "build" / name]
+
+
+def open_library(name: str) -> ctypes.CDLL:
+    """The shared library of that file name. ImportError says where it was looked for."""
+    places = _places(name)
+    for path in places:
+        if path.is_file():
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError as error:
+                raise ImportError(f"{path} cannot be loaded: {error}") from error
+    looked = ", ".join(map(str, places))
+    raise ImportError(f"{name} was not found; looked for {looked}. TILEWAVE_LIBRARY may name another file or folder.")
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """libtilewave.so, of this package's version. ImportError says which file was looked for where, or does not fit."""
+    loaded = open_library("libtilewave.so")
+    try:
+        loaded.tw_version.restype = ctypes.c_char_p
+        loaded.tw_version.argtypes = []
+        version = loaded.tw_version().decode()
+        if version != __version__:
+            raise ImportError(f"{loaded._name} is version {version}, but this package is {__version__}")
+        loaded.tw_last_error.restype = ctypes.c_char_p
+        loaded.tw_last_error.argtypes = []
+        for name, arguments in _FUNCTIONS.items():
+            function = getattr(loaded, name)
+            function.argtypes = [*arguments, _STREAM]
+            function.restype = ctypes.c_int
+    except AttributeError as error:
+        raise ImportError(f"{loaded._name} is not version {__version__} of Tilewave: {error}") from error
+    return loaded
+
+
+def check(status: int, library: ctypes.CDLL, renamed: str = "") -> None:
+    """Raises what `status`, not 0, stands for, with the message of the library. What it calls `renamed` is called `out` here."""
+    message = library.tw_last_error().decode()
+    if renamed:
+        message = re.sub(rf"\b{renamed}\b(?!\[)", "out", message)
+    raise _ERRORS.get(status, RuntimeError)(message)
+
+
+def bind(name: str, out: str = ""):
+    """call(*arguments) of the library's function, which calls its output `out`; loads the library at the first call."""
+    function = None
+
+    def call(*arguments):
+        nonlocal function
+        if function is None:
+            function = getattr(library(), name)
+        status = function(*arguments)
+        if status:
+            check(status, library(), out)
+
+    return call

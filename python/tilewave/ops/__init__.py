@@ -1,0 +1,41 @@
+"""Every operation of the library, on NumPy arrays, PyTorch tensors and what speaks DLPack, without copies.
+
+Arrays of a call lie on one device, the CPU or a CUDA GPU. Results are new arrays of the first argument's kind, or `out`, which is written
+and returned. On CUDA calls are enqueued on PyTorch's current stream and return. TypeError and ValueError name the argument that does not
+fit and what is allowed; nothing is written then. DeviceError and CompileError (tilewave.DeviceError) come from the GPU.
+"""
+
+from .attention import attention, attention_decode, attention_varlen
+from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swiglu, swiglu_interleaved, transpose
+from .products import cast_fp8, cast_fp8_blocks, cast_fp8_grouped, conv1d, conv2d, gemm
+from .rows import argmax, layer_norm, reduce, rms_norm, rope, rope_table, softmax, topk
+
+__all__ = [
+    "add",
+    "argmax",
+    "attention",
+    "attention_decode",
+    "attention_varlen",
+    "cast",
+    "cast_fp8",
+    "cast_fp8_blocks",
+    "cast_fp8_grouped",
+    "conv1d",
+    "conv2d",
+    "embedding",
+    "gelu_erf",
+    "gelu_tanh",
+    "gemm",
+    "layer_norm",
+    "mul",
+    "reduce",
+    "rms_norm",
+    "rope",
+    "rope_table",
+    "silu",
+    "softmax",
+    "swiglu",
+    "swiglu_interleaved",
+    "topk",
+    "transpose",
+]

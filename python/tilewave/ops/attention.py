@@ -1,0 +1,214 @@
+"""Attention: exact softmax(S) V in O(seqlen) memory, packed sequences of any lengths, and few queries against a cache.
+
+Query i of a sequence stands beside key i + diagonal, where the diagonal is seqlen_k - seqlen_q: the last query beside the last key
+(FlashAttention's convention). The score of query i and key j is s = scale q_i k_j; then, each where it is given:
+s = softcap tanh(s / softcap), s -= slope |i + diagonal - j|, s += mask; then -inf where `causal`, the window or a boolean mask hides the key.
+
+Arrays are NumPy's, PyTorch's or DLPack's, on the CPU or on CUDA, all on one device. bf16 or f16, on the CPU f32 too. Head dimensions are
+multiples of 8 up to 256, the last dimension is contiguous. heads is a multiple of kv_heads: query head h uses key head
+h // (heads // kv_heads). On CUDA calls are enqueued on PyTorch's current stream and return.
+"""
+
+from __future__ import annotations
+
+from .. import _arrays, _library
+from .._arrays import Array, optional, tensor
+
+_attention = _library.bind("tw_attention", out="o")
+_attention_varlen = _library.bind("tw_attention_varlen", out="o")
+_attention_decode = _library.bind("tw_attention_decode", out="o")
+
+_LONGEST = (1 << 30) - 1  # a window beyond it hides nothing
+
+
+def _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, check_contents):
+    left, right = (min(_arrays.int32("window", n), _LONGEST) for n in window)
+    if scale is not None and not scale > 0:
+        raise ValueError(f"scale is {scale}; it must be positive")
+    return _library.AttentionOptions(
+        scale=0.0 if scale is None else scale,
+        causal=causal,
+        has_causal_offset=causal_offset is not None,
+        causal_offset=_arrays.int32("causal_offset", causal_offset or 0),
+        has_window_left=left != -1,
+        window_left=left,
+        has_window_right=right != -1,
+        window_right=right,
+        softcap=softcap,
+        alibi_slopes=optional("alibi_slopes", alibi_slopes),
+        sink=optional("sink", sink),
+        mask=optional("mask", mask),
+        lse=optional("lse", lse, written=True),
+        check_contents=check_contents,
+    )
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    sink: Array | None = None,
+    mask: Array | None = None,
+    return_lse: bool = False,
+    out: Array | None = None,
+) -> Array | tuple[Array, Array]:
+    """o = softmax(scale q k^T) v.
+
+    q: [batch, seqlen_q, heads, head_dim]; k: [batch, seqlen_k, kv_heads, head_dim]; v: [batch, seqlen_k, kv_heads, value_dim]. Gives o:
+    [batch, seqlen_q, heads, value_dim], and with `return_lse` also lse: f32 [batch, heads, seqlen_q], the natural logarithm of the softmax's
+    denominator, -inf where no key is seen (o is 0 there).
+
+    scale: default 1 / sqrt(head_dim). causal: query i sees keys j <= i + diagonal; `causal_offset` is the diagonal, instead (0: PyTorch's
+    is_causal). window: (left, right), keys from i + diagonal - left to i + diagonal + right are seen; -1: no bound. softcap: 0 is none.
+    alibi_slopes: f32 [heads] or [batch, heads]. sink: f32 [heads], the logit of a key without a value. mask: bool (True: seen), or f32 or
+    q's dtype (added), broadcast to [batch, heads, seqlen_q, seqlen_k]. out: o's memory.
+    """
+    if _arrays.is_compiling():
+        o, lse = _arrays.compiled_ops().attention(
+            q, k, v, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask, return_lse
+        )
+        o = _arrays.into(out, o)
+        return (o, lse) if return_lse else o
+    of_q, of_k, of_v = tensor("q", q), tensor("k", k), tensor("v", v)
+    if out is None:
+        _arrays.require_dims(4, q=q, v=v)
+        out = _arrays.empty(q, (*q.shape[:3], v.shape[3]))
+    lse = _arrays.empty(q, (q.shape[0], q.shape[2], q.shape[1]), "float32") if return_lse else None
+    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, False)
+    _attention(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(options), _arrays.stream(q))
+    return (out, lse) if return_lse else out
+
+
+def attention_varlen(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    *,
+    seqused_q: Array | None = None,
+    seqused_k: Array | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    sink: Array | None = None,
+    return_lse: bool = False,
+    check_contents: bool = False,
+    out: Array | None = None,
+) -> Array | tuple[Array, Array]:
+    """attention() of sequences of different lengths, one behind the other.
+
+    q: [total_q, heads, head_dim]; k: [total_k, kv_heads, head_dim]; v: [total_k, kv_heads, value_dim]. cu_seqlens_q, cu_seqlens_k: int32
+    [batch + 1], on q's device: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1, likewise its keys. seqused_q,
+    seqused_k: int32 [batch], of a sequence only so many, the first ones. Gives o: [total_q, heads, value_dim], and with `return_lse` lse: f32
+    [heads, total_q]; rows that belong to no sequence are 0 and -inf, in an `out` that is given they are left as they are.
+
+    On CUDA the offsets are not known to the host: wrong ones are clamped, or with `check_contents`, which waits for the device, refused.
+    Traced by torch.compile() nothing is checked, and all of `out` is written. Other arguments as in attention().
+    """
+    if _arrays.is_compiling():
+        o, lse = _arrays.compiled_ops().attention_varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale, causal, causal_offset, window[0], window[1], softcap,
+            alibi_slopes, sink, return_lse,
+        )  # fmt: skip
+        o = _arrays.into(out, o)
+        return (o, lse) if return_lse else o
+    of_q, of_k, of_v = tensor("q", q), tensor("k", k), tensor("v", v)
+    if out is None:
+        _arrays.require_dims(3, q=q, v=v)
+        out = _arrays.full(q, (*q.shape[:2], v.shape[2]), 0.0)
+    lse = _arrays.full(q, (q.shape[1], q.shape[0]), -float("inf"), "float32") if return_lse else None
+    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None, lse, check_contents)
+    _attention_varlen(
+        of_q,
+        of_k,
+        of_v,
+        tensor("out", out, written=True),
+        tensor("cu_seqlens_q", cu_seqlens_q),
+        tensor("cu_seqlens_k", cu_seqlens_k),
+        optional("seqused_q", seqused_q),
+        optional("seqused_k", seqused_k),
+        _library.byref(options),
+        _arrays.stream(q),
+    )
+    return (out, lse) if return_lse else out
+
+
+def attention_decode(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    seqlens: Array | None = None,
+    batch_idx: Array | None = None,
+    leftpad: Array | None = None,
+    block_table: Array | None = None,
+    new_k: Array | None = None,
+    new_v: Array | None = None,
+    rotary_cos: Array | None = None,
+    rotary_sin: Array | None = None,
+    rotary_interleaved: bool = False,
+    num_splits: int = 0,
+    scale: float | None = None,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    sink: Array | None = None,
+    return_lse: bool = False,
+    check_contents: bool = False,
+    out: Array | None = None,
+) -> Array | tuple[Array, Array]:
+    """Attention of few queries against a cache of keys and values ("flash decoding").
+
+    q: [batch, seqlen_q, heads, head_dim]; k_cache: [cache_batch, capacity, kv_heads, head_dim] or, with a block_table, [pages, page_size,
+    kv_heads, head_dim], page_size a multiple of 16; v_cache likewise with value_dim. Gives o: [batch, seqlen_q, heads, value_dim], and with
+    `return_lse` lse: f32 [batch, heads, seqlen_q].
+
+    All int32: seqlens [batch], tokens in the cache before this call (default: it is full); batch_idx [batch], which of the cache's
+    sequences is whose; leftpad [batch], so many of the first tokens do not count; block_table [batch, pages of a sequence].
+    new_k: [batch, seqlen_new, kv_heads, head_dim] and new_v are written into the caches behind the sequences first. rotary_cos, rotary_sin:
+    [positions, rotary_dim / 2], with which q and new_k are turned; pairs are k and k + rotary_dim / 2, or `rotary_interleaved` 2 k and
+    2 k + 1. num_splits: parts of a sequence's keys that are worked on at once; 0: by the library's arithmetic. check_contents: waits for the
+    device and refuses wrong lengths and page numbers, which are else clamped. Other arguments as in attention().
+    """
+    if _arrays.is_compiling():
+        ops = _arrays.compiled_ops()
+        o, lse = (ops.attention_decode_read if new_k is None and new_v is None else ops.attention_decode)(
+            q, k_cache, v_cache, seqlens, batch_idx, leftpad, block_table, new_k, new_v, rotary_cos, rotary_sin, rotary_interleaved,
+            num_splits, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, return_lse,
+        )  # fmt: skip
+        o = _arrays.into(out, o)
+        return (o, lse) if return_lse else o
+    written = new_k is not None
+    of_q, of_k, of_v = tensor("q", q), tensor("k_cache", k_cache, written), tensor("v_cache", v_cache, written)
+    if out is None:
+        _arrays.require_dims(4, q=q, v_cache=v_cache)
+        out = _arrays.empty(q, (*q.shape[:3], v_cache.shape[3]))
+    lse = _arrays.empty(q, (q.shape[0], q.shape[2], q.shape[1]), "float32") if return_lse else None
+    cache = _library.CacheOptions(
+        seqlens=optional("seqlens", seqlens),
+        batch_idx=optional("batch_idx", batch_idx),
+        leftpad=optional("leftpad", leftpad),
+        block_table=optional("block_table", block_table),
+        new_k=optional("new_k", new_k),
+        new_v=optional("new_v", new_v),
+        rotary_cos=optional("rotary_cos", rotary_cos),
+        rotary_sin=optional("rotary_sin", rotary_sin),
+        rotary_interleaved=rotary_interleaved,
+        num_splits=_arrays.int32("num_splits", num_splits),
+    )
+    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None, lse, check_contents)
+    _attention_decode(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(cache), _library.byref(options), _arrays.stream(q))
+    return (out, lse) if return_lse else out

@@ -1,0 +1,219 @@
+"""Matrix products, convolutions, and the casts to fp8 that products take."""
+
+from __future__ import annotations
+
+from .. import _arrays, _library
+from .._arrays import Array, optional, tensor
+
+_gemm = _library.bind("tw_gemm", out="d")
+_conv1d = _library.bind("tw_conv1d", out="y")
+_conv2d = _library.bind("tw_conv2d", out="y")
+_cast_fp8 = _library.bind("tw_cast_fp8", out="y")
+_cast_fp8_blocks = _library.bind("tw_cast_fp8_blocks", out="y")
+_cast_fp8_grouped = _library.bind("tw_cast_fp8_grouped", out="y")
+
+_ACTIVATIONS = {"none": 0, "relu": 1, "gelu_erf": 2, "gelu_tanh": 3, "silu": 4, "swiglu": 5}
+
+
+def _activation(name: str) -> int:
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"activation is {name!r}; {', '.join(_ACTIVATIONS)} are allowed")
+    return _ACTIVATIONS[name]
+
+
+def gemm(
+    a: Array,
+    b: Array,
+    *,
+    bias: Array | None = None,
+    activation: str = "none",
+    residual: Array | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    a_scale: Array | None = None,
+    b_scale: Array | None = None,
+    num_splits: int = 0,
+    out: Array | None = None,
+) -> Array:
+    """activation(alpha a b + beta out + bias) + residual, summed in f32 (int8: in int32) and rounded once.
+
+    a: [m, k] or [batch, m, k]; b: [k, n] or [batch, k, n], any strides: with a weight stored [n, k] give `weight.T`. bias: [n]; residual: the
+    result's shape. activation: none, relu, gelu_erf, gelu_tanh, silu, or swiglu (silu(even column) * next column; n / 2 columns result).
+    f32, f16 and bf16 give their own dtype, fp8 (float8_e4m3fn) bf16, int8 int32. a_scale, b_scale: f32 factors of fp8, both or none: [1]
+    each, or block scales [m, ceil(k / 128)] and [ceil(k / 128), ceil(n / 128)]. beta needs `out`. num_splits: parts of k that are summed
+    apart on a GPU; 0: by the library's arithmetic.
+    """
+    code = _activation(activation)
+    if _arrays.is_compiling():
+        return _arrays.into(out, _arrays.compiled_ops().gemm(a, b, bias, activation, residual, alpha, a_scale, b_scale, num_splits))
+    of_a, of_b = tensor("a", a), tensor("b", b)
+    if out is None:
+        if beta != 0:
+            raise ValueError(f"beta is {beta}, but no out is given")
+        out = _arrays.empty(a, gemm_shape(a, b, activation), gemm_dtype(a))
+    options = _library.GemmOptions(
+        has_alpha=1,
+        alpha=alpha,
+        beta=beta,
+        activation=code,
+        bias=optional("bias", bias),
+        residual=optional("residual", residual),
+        a_scale=optional("a_scale", a_scale),
+        b_scale=optional("b_scale", b_scale),
+        num_splits=_arrays.int32("num_splits", num_splits),
+    )
+    _gemm(of_a, of_b, tensor("out", out, written=True), _library.byref(options), _arrays.stream(a))
+    return out
+
+
+def gemm_shape(a: Array, b: Array, activation: str) -> tuple:
+    """gemm()'s result's."""
+    for name, x in (("a", a), ("b", b)):
+        if len(x.shape) not in (2, 3):
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; 2 or 3 dimensions are wanted")
+    batch = a.shape[:-2] if len(a.shape) == 3 else b.shape[:-2]
+    return (*batch, a.shape[-2], b.shape[-1] // 2 if activation == "swiglu" else b.shape[-1])
+
+
+def gemm_dtype(a: Array) -> str | None:
+    """gemm()'s result's, where it is not a's."""
+    return {"float8_e4m3fn": "bfloat16", "int8": "int32"}.get(_arrays.dtype_name(a))
+
+
+def _extent(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    return max((size + 2 * padding - dilation * (kernel - 1) - 1) // max(stride, 1) + 1, 0)
+
+
+def conv1d_shape(x: Array, w: Array, stride: int, padding: int, dilation: int) -> tuple:
+    """conv1d()'s result's."""
+    _arrays.require_dims(3, x=x, w=w)
+    return (x.shape[0], _extent(x.shape[1], w.shape[1], stride, padding, dilation), w.shape[0])
+
+
+def conv2d_shape(x: Array, w: Array, stride: tuple, padding: tuple, dilation: tuple) -> tuple:
+    """conv2d()'s result's."""
+    _arrays.require_dims(4, x=x, w=w)
+    extents = (_extent(x.shape[n + 1], w.shape[n + 1], stride[n], padding[n], dilation[n]) for n in (0, 1))
+    return (x.shape[0], *extents, w.shape[0])
+
+
+def _pair(x) -> tuple[int, int]:
+    return (x, x) if isinstance(x, int) else tuple(x)
+
+
+def conv1d(
+    x: Array,
+    w: Array,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    bias: Array | None = None,
+    activation: str = "none",
+    out: Array | None = None,
+) -> Array:
+    """conv2d() in one dimension: x [n, length, channels], w [filters, taps, channels], gives [n, length', filters]."""
+    code = _activation(activation)
+    if _arrays.is_compiling():
+        return _arrays.into(out, _arrays.compiled_ops().conv1d(x, w, stride, padding, dilation, bias, activation))
+    of_x, of_w = tensor("x", x), tensor("w", w)
+    if out is None:
+        out = _arrays.empty(x, conv1d_shape(x, w, stride, padding, dilation))
+    options = _library.ConvOptions(
+        stride=(stride, 0), padding=(padding, 0), dilation=(dilation, 0), bias=optional("bias", bias), activation=code
+    )
+    _conv1d(of_x, of_w, tensor("out", out, written=True), _library.byref(options), _arrays.stream(x))
+    return out
+
+
+def conv2d(
+    x: Array,
+    w: Array,
+    *,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
+    bias: Array | None = None,
+    activation: str = "none",
+    out: Array | None = None,
+) -> Array:
+    """Cross-correlation, as torch.conv2d without groups, channels last: y = activation(bias + sum x w), summed in f32, rounded once.
+
+    x: [n, height, width, channels]; w: [filters, kernel height, kernel width, channels]; gives [n, height', width', filters], with
+    height' = (height + 2 padding - dilation (kernel height - 1) - 1) // stride + 1. One dtype (f32, f16, bf16), any strides: PyTorch's NCHW
+    is x.permute(0, 2, 3, 1). bias: [filters]. activation: any of gemm()'s but swiglu.
+    """
+    code = _activation(activation)
+    stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
+    if _arrays.is_compiling():
+        return _arrays.into(out, _arrays.compiled_ops().conv2d(x, w, stride, padding, dilation, bias, activation))
+    of_x, of_w = tensor("x", x), tensor("w", w)
+    if out is None:
+        out = _arrays.empty(x, conv2d_shape(x, w, stride, padding, dilation))
+    options = _library.ConvOptions(stride=stride, padding=padding, dilation=dilation, bias=optional("bias", bias), activation=code)
+    _conv2d(of_x, of_w, tensor("out", out, written=True), _library.byref(options), _arrays.stream(x))
+    return out
+
+
+def cast_fp8(x: Array, *, powers_of_two: bool = False, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
+    """(y, scales): x ~ y * scales, with a scale for each 128 neighbours in a row.
+
+    x: [.., n] of f32, f16 or bf16; y: float8_e4m3fn, x's shape; scales: f32 [.., ceil(n / 128)] = max(largest |x|, 1e-4) / 448, with
+    `powers_of_two` the next one at or above it. A group with a NaN or an infinity is NaN.
+    """
+    if _arrays.is_compiling():
+        return _arrays.into(out, _arrays.compiled_ops().cast_fp8(x, powers_of_two))
+    of_x = tensor("x", x)
+    if out is None:
+        out = empty_fp8(x, x.shape, cast_fp8_scales(x))
+    _cast_fp8(of_x, tensor("out[0]", out[0], True), tensor("out[1]", out[1], True), powers_of_two, _arrays.stream(x))
+    return out
+
+
+def cast_fp8_blocks(x: Array, *, powers_of_two: bool = False, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
+    """cast_fp8() with a scale for each 128 x 128 block: x [n, k], scales [ceil(n / 128), ceil(k / 128)]."""
+    if _arrays.is_compiling():
+        return _arrays.into(out, _arrays.compiled_ops().cast_fp8_blocks(x, powers_of_two))
+    of_x = tensor("x", x)
+    if out is None:
+        out = empty_fp8(x, x.shape, cast_fp8_blocks_scales(x))
+    _cast_fp8_blocks(of_x, tensor("out[0]", out[0], True), tensor("out[1]", out[1], True), powers_of_two, _arrays.stream(x))
+    return out
+
+
+def cast_fp8_grouped(
+    x: Array, sizes: Array, rows: int, *, powers_of_two: bool = False, out: tuple[Array, Array] | None = None
+) -> tuple[Array, Array]:
+    """cast_fp8() of groups of rows, padded to `rows`: x [all rows, n], sizes int32 [groups]; y [groups, rows, n], scales [groups, rows, ..].
+
+    Group g's rows are the next sizes[g] of x; behind them y is 0.
+    """
+    if _arrays.is_compiling():
+        return _arrays.into(out, _arrays.compiled_ops().cast_fp8_grouped(x, sizes, rows, powers_of_two))
+    of_x, of_sizes = tensor("x", x), tensor("sizes", sizes)
+    if out is None:
+        _arrays.require_dims(2, x=x)
+        shape = (*sizes.shape, rows)
+        out = empty_fp8(x, (*shape, x.shape[1]), (*shape, scale_groups(x.shape[1])))
+    _cast_fp8_grouped(of_x, of_sizes, tensor("out[0]", out[0], True), tensor("out[1]", out[1], True), powers_of_two, _arrays.stream(x))
+    return out
+
+
+def scale_groups(n: int) -> int:
+    """How many scales n neighbours have."""
+    return -(-n // 128)
+
+
+def cast_fp8_scales(x: Array) -> tuple:
+    """The shape of cast_fp8()'s scales."""
+    return (*x.shape[:-1], *(scale_groups(n) for n in x.shape[-1:]))
+
+
+def cast_fp8_blocks_scales(x: Array) -> tuple:
+    """The shape of cast_fp8_blocks()'s scales."""
+    return tuple(scale_groups(n) for n in x.shape)
+
+
+def empty_fp8(like: Array, shape, scales) -> tuple[Array, Array]:
+    """New elements and scales of those shapes."""
+    return _arrays.empty(like, shape, "float8_e4m3fn"), _arrays.empty(like, scales, "float32")

@@ -1,0 +1,212 @@
+"""Speech to text: GLM-ASR checkpoints, from audio files or samples."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from dataclasses import dataclass
+from typing import Callable
+
+import numpy as np
+
+from . import _arrays, _library
+from ._arrays import Array
+
+SAMPLE_RATE = 16000  #: of samples, in Hz
+
+_PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_ON_TEXT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_char), ctypes.c_size_t)
+
+
+class _LoadOptions(_library.Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("device", ctypes.c_char_p),
+        ("dtype", ctypes.c_char_p),
+        ("progress", _PROGRESS),
+        ("user", ctypes.c_void_p),
+    ]
+
+
+class _TranscribeOptions(_library.Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("segmentation", ctypes.c_int),
+        ("prompt", ctypes.c_char_p),
+        ("max_new_tokens", ctypes.c_int32),
+        ("batch", ctypes.c_int32),
+        ("temperature", ctypes.c_double),
+        ("top_p", ctypes.c_double),
+        ("seed", ctypes.c_uint64),
+        ("on_text", _ON_TEXT),
+        ("user", ctypes.c_void_p),
+    ]
+
+
+class _Segment(_library.Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("begin", ctypes.c_double),
+        ("end", ctypes.c_double),
+        ("text", ctypes.c_char_p),
+        ("tokens", ctypes.POINTER(ctypes.c_int32)),
+        ("token_count", ctypes.c_size_t),
+        ("truncated", ctypes.c_int32),
+        ("repetition", ctypes.c_int32),
+    ]
+
+
+@functools.cache
+def _speech() -> ctypes.CDLL:
+    _library.library()  # which it is linked with, and which is looked for in the same places
+    speech = _library.open_library("libtilewave_speech.so")
+    handle, handle_out = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+    for name, result, arguments in (
+        ("tw_last_error", ctypes.c_char_p, []),
+        ("tw_transcriber_load", ctypes.c_int, [ctypes.c_char_p, ctypes.c_void_p, handle_out]),
+        ("tw_transcriber_free", None, [handle]),
+        ("tw_transcribe_file", ctypes.c_int, [handle, ctypes.c_char_p, ctypes.c_void_p, handle_out]),
+        ("tw_transcribe_samples", ctypes.c_int, [handle, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, handle_out]),
+        ("tw_transcript_free", None, [handle]),
+        ("tw_transcript_text", ctypes.c_char_p, [handle]),
+        ("tw_transcript_segment_count", ctypes.c_size_t, [handle]),
+        ("tw_transcript_segment_at", ctypes.c_int, [handle, ctypes.c_size_t, ctypes.c_void_p]),
+    ):
+        function = getattr(speech, name)
+        function.restype, function.argtypes = result, arguments
+    return speech
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What was said from `begin` to `end`, in seconds."""
+
+    begin: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    truncated: bool  #: ended by max_new_tokens, not by the model
+    repetition: bool  #: ended because the model repeated itself
+
+
+@dataclass(frozen=True)
+class Transcript:
+    text: str  #: of all segments, joined by spaces
+    segments: tuple[Segment, ...]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Transcriber:
+    """A loaded checkpoint. May be used by several threads, which take turns.
+
+        transcriber = tilewave.Transcriber("glm-asr-nano")
+        print(transcriber("talk.flac"))
+
+    directory: of a GLM-ASR checkpoint as published. device: "auto", "cpu", "cuda" or "cuda:1"; dtype: "auto", "f32", "bf16" or "f16".
+    progress(done, all): called with bytes of weights that were read. OSError where files are missing or damaged.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        progress: Callable[[int, int], None] | None = None,
+    ):
+        self._handle = ctypes.c_void_p()
+        raised: list[BaseException] = []
+
+        def forward(_, done, size):
+            try:
+                progress(done, size)
+            except BaseException as error:  # no exception passes through C
+                raised.append(error)
+
+        options = _LoadOptions(device=device.encode(), dtype=dtype.encode(), progress=_PROGRESS(forward) if progress else _PROGRESS())
+        self._speech = _speech()
+        status = self._speech.tw_transcriber_load(os.fsencode(directory), ctypes.byref(options), ctypes.byref(self._handle))
+        if raised:
+            raise raised[0]
+        if status:
+            _library.check(status, self._speech)
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            self._speech.tw_transcriber_free(self._handle)
+
+    def __call__(
+        self,
+        audio: str | os.PathLike | Array,
+        *,
+        segmentation: bool = True,
+        prompt: str | None = None,
+        max_new_tokens: int = 500,
+        batch: int = 8,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        on_text: Callable[[str], bool | None] | None = None,
+    ) -> Transcript:
+        """The text of a file (WAV, FLAC, OGG, Opus, MP3), or of samples: float32 [n], mono, at 16 kHz, on the CPU.
+
+        segmentation: long audio is cut at silences; else it is one segment. max_new_tokens: of a segment. batch: segments that are decoded
+        together. temperature 0 takes the likeliest token always. on_text(text): text as it is produced; False stops, with
+        tilewave.Cancelled.
+        """
+        raised: list[BaseException] = []
+
+        def forward(_, text, size):
+            try:
+                return int(on_text(ctypes.string_at(text, size).decode()) is False)
+            except BaseException as error:
+                raised.append(error)
+                return 1
+
+        options = _TranscribeOptions(
+            segmentation=0 if segmentation else 1,
+            prompt=None if prompt is None else prompt.encode(),
+            max_new_tokens=max_new_tokens,
+            batch=batch,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            on_text=_ON_TEXT(forward) if on_text else _ON_TEXT(),
+        )
+        transcript = ctypes.c_void_p()
+        result = ctypes.byref(transcript)
+        if isinstance(audio, (str, os.PathLike)):
+            status = self._speech.tw_transcribe_file(self._handle, os.fsencode(audio), ctypes.byref(options), result)
+        else:
+            samples = _samples(audio)
+            data = samples.ctypes.data_as(ctypes.c_void_p)
+            status = self._speech.tw_transcribe_samples(self._handle, data, samples.size, ctypes.byref(options), result)
+        if raised:
+            raise raised[0]
+        if status:
+            _library.check(status, self._speech)
+        try:
+            return self._read(transcript)
+        finally:
+            self._speech.tw_transcript_free(transcript)
+
+    def _read(self, transcript) -> Transcript:
+        segments = []
+        for index in range(self._speech.tw_transcript_segment_count(transcript)):
+            s = _Segment()
+            self._speech.tw_transcript_segment_at(transcript, index, ctypes.byref(s))
+            tokens = tuple(s.tokens[: s.token_count])
+            segments.append(Segment(s.begin, s.end, s.text.decode(), tokens, bool(s.truncated), bool(s.repetition)))
+        return Transcript(self._speech.tw_transcript_text(transcript).decode(), tuple(segments))
+
+
+def _samples(audio: Array) -> np.ndarray:
+    samples = audio.detach().cpu().numpy() if _arrays.torch_of(audio) is not None else audio
+    if not isinstance(samples, np.ndarray):
+        raise TypeError(f"audio is a {type(audio).__name__}; a file's name, a NumPy array or a PyTorch tensor is taken")
+    if samples.dtype != np.float32 or samples.ndim != 1:
+        raise ValueError(f"audio is {samples.dtype}{list(samples.shape)}; float32[n] at {SAMPLE_RATE} Hz is taken")
+    return np.ascontiguousarray(samples)
