@@ -85,14 +85,9 @@ def _of_torch(name: str, tensor, torch) -> bytes:
         raise RuntimeError(f"{name} requires grad, but there is no backward yet: call under torch.no_grad(), or give {name}.detach()")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} is a tensor of layout {tensor.layout}; only strided ones are taken")
-    device = tensor.device
-    if device.type == "cuda":
-        index = device.index
-    elif device.type == "cpu":
-        index = -1
-    else:
-        raise TypeError(f"{name} is on {device}; cpu and cuda are allowed")
-    return _pack(name, tensor.data_ptr(), code, index, tensor.shape, tensor.stride())
+    if not (tensor.is_cpu or tensor.is_cuda):
+        raise TypeError(f"{name} is on {tensor.device}; cpu and cuda are allowed")
+    return _pack(name, tensor.data_ptr(), code, tensor.get_device(), tensor.shape, tensor.stride())  # get_device(): -1 on the CPU
 
 
 def _of_numpy(name: str, array: np.ndarray, written: bool) -> bytes:
@@ -167,9 +162,8 @@ def optional(name: str, array: Array | None, written: bool = False) -> bytes | N
 
 def stream(array: Array) -> int | None:
     """PyTorch's current stream on the array's device; null, the legacy default stream, for other arrays."""
-    torch = torch_of(array)
-    if torch is not None and array.is_cuda:
-        return torch._C._cuda_getCurrentRawStream(array.device.index)
+    if torch_of(array) is not None and array.is_cuda:
+        return _torch._C._cuda_getCurrentRawStream(array.get_device())
     return None
 
 
@@ -193,7 +187,7 @@ def empty(like: Array, shape, dtype: str | None = None, name: str = "out") -> Ar
     """A new array of like's kind on its device, of its dtype or the named one."""
     torch = torch_of(like)
     if torch is not None:
-        return torch.empty(shape, dtype=like.dtype if dtype is None else getattr(torch, dtype), device=like.device)
+        return like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=getattr(torch, dtype))
     if isinstance(like, np.ndarray):
         if dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
             import ml_dtypes  # who has such arrays has it

@@ -11,6 +11,8 @@ h // (heads // kv_heads). On CUDA calls are enqueued on PyTorch's current stream
 
 from __future__ import annotations
 
+import functools
+
 from .. import _arrays, _library
 from .._arrays import Array, optional, tensor
 
@@ -22,7 +24,20 @@ _LONGEST = (1 << 30) - 1  # a window beyond it hides nothing
 
 
 def _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, check_contents):
-    left, right = (min(_arrays.int32("window", n), _LONGEST) for n in window)
+    if alibi_slopes is sink is mask is lse is None:
+        return _numbers(scale, causal, causal_offset, *window, softcap, check_contents)
+    options = _library.AttentionOptions.from_buffer_copy(_numbers(scale, causal, causal_offset, *window, softcap, check_contents))
+    options.alibi_slopes = optional("alibi_slopes", alibi_slopes)
+    options.sink = optional("sink", sink)
+    options.mask = optional("mask", mask)
+    options.lse = optional("lse", lse, written=True)
+    return options
+
+
+@functools.lru_cache(maxsize=256)
+def _numbers(scale, causal, causal_offset, left, right, softcap, check_contents):
+    """Options without tensors, which a program uses again and again: to fill one in takes longer than a launch. Not to be changed."""
+    left, right = (min(_arrays.int32("window", n), _LONGEST) for n in (left, right))
     if scale is not None and not scale > 0:
         raise ValueError(f"scale is {scale}; it must be positive")
     return _library.AttentionOptions(
@@ -35,10 +50,6 @@ def _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, 
         has_window_right=right != -1,
         window_right=right,
         softcap=softcap,
-        alibi_slopes=optional("alibi_slopes", alibi_slopes),
-        sink=optional("sink", sink),
-        mask=optional("mask", mask),
-        lse=optional("lse", lse, written=True),
         check_contents=check_contents,
     )
 
@@ -197,18 +208,19 @@ def attention_decode(
         _arrays.require_dims(4, q=q, v_cache=v_cache)
         out = _arrays.empty(q, (*q.shape[:3], v_cache.shape[3]))
     lse = _arrays.empty(q, (q.shape[0], q.shape[2], q.shape[1]), "float32") if return_lse else None
-    cache = _library.CacheOptions(
-        seqlens=optional("seqlens", seqlens),
-        batch_idx=optional("batch_idx", batch_idx),
-        leftpad=optional("leftpad", leftpad),
-        block_table=optional("block_table", block_table),
-        new_k=optional("new_k", new_k),
-        new_v=optional("new_v", new_v),
-        rotary_cos=optional("rotary_cos", rotary_cos),
-        rotary_sin=optional("rotary_sin", rotary_sin),
-        rotary_interleaved=rotary_interleaved,
-        num_splits=_arrays.int32("num_splits", num_splits),
-    )
+    cache = _library.CacheOptions(rotary_interleaved=rotary_interleaved, num_splits=_arrays.int32("num_splits", num_splits))
+    for name, array in (
+        ("seqlens", seqlens),
+        ("batch_idx", batch_idx),
+        ("leftpad", leftpad),
+        ("block_table", block_table),
+        ("new_k", new_k),
+        ("new_v", new_v),
+        ("rotary_cos", rotary_cos),
+        ("rotary_sin", rotary_sin),
+    ):
+        if array is not None:
+            setattr(cache, name, tensor(name, array))
     options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None, lse, check_contents)
     _attention_decode(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(cache), _library.byref(options), _arrays.stream(q))
     return (out, lse) if return_lse else out

@@ -49,5 +49,4 @@ def apply_rotary_emb(
     if cu_seqlens is not None:
         sequence, place = _flash.sequences_of_tokens(cu_seqlens, x.shape[0])
         where = {"positions": place + (seqlen_offsets[sequence] if isinstance(seqlen_offsets, torch.Tensor) else seqlen_offsets)}
-    out = ops.rope(x, cos, sin, interleaved=interleaved, out=x if inplace else None, **where)
-    return x.copy_(out) if inplace and out is not x else out  # torch.compile() traces rope() without `out`
+    return ops.rope(x, cos, sin, interleaved=interleaved, out=x if inplace else None, **where)
