@@ -61,3 +61,10 @@ def test_compiled(name, function, arguments, device):
     for a, b in zip(got, wanted):
         assert a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def test_beta_is_refused_where_it_would_be_lost():
+    torch._dynamo.reset()
+    a, out = normal(4, 4), normal(4, 4)
+    with pytest.raises(Exception, match="beta is 2.0"):
+        torch.compile(lambda: ops.gemm(a, a, beta=2.0, out=out), fullgraph=True, backend="aot_eager")()

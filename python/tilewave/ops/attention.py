@@ -192,7 +192,8 @@ def attention_decode(
     new_k: [batch, seqlen_new, kv_heads, head_dim] and new_v are written into the caches behind the sequences first. rotary_cos, rotary_sin:
     [positions, rotary_dim / 2], with which q and new_k are turned; pairs are k and k + rotary_dim / 2, or `rotary_interleaved` 2 k and
     2 k + 1. num_splits: parts of a sequence's keys that are worked on at once; 0: by the library's arithmetic. check_contents: waits for the
-    device and refuses wrong lengths and page numbers, which are else clamped. Other arguments as in attention().
+    device and refuses wrong lengths and page numbers, which are else clamped; not when traced by torch.compile(). Other arguments as in
+    attention().
     """
     if _arrays.is_compiling():
         ops = _arrays.compiled_ops()

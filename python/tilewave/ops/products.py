@@ -40,11 +40,13 @@ def gemm(
     a: [m, k] or [batch, m, k]; b: [k, n] or [batch, k, n], any strides: with a weight stored [n, k] give `weight.T`. bias: [n]; residual: the
     result's shape. activation: none, relu, gelu_erf, gelu_tanh, silu, or swiglu (silu(even column) * next column; n / 2 columns result).
     f32, f16 and bf16 give their own dtype, fp8 (float8_e4m3fn) bf16, int8 int32. a_scale, b_scale: f32 factors of fp8, both or none: [1]
-    each, or block scales [m, ceil(k / 128)] and [ceil(k / 128), ceil(n / 128)]. beta needs `out`. num_splits: parts of k that are summed
+    each, or block scales [m, ceil(k / 128)] and [ceil(k / 128), ceil(n / 128)]. beta needs `out`, and no torch.compile(). num_splits: parts of k that are summed
     apart on a GPU; 0: by the library's arithmetic.
     """
     code = _activation(activation)
     if _arrays.is_compiling():
+        if beta != 0:
+            raise NotImplementedError(f"beta is {beta}; under torch.compile() only 0 is supported")
         return _arrays.into(out, _arrays.compiled_ops().gemm(a, b, bias, activation, residual, alpha, a_scale, b_scale, num_splits))
     of_a, of_b = tensor("a", a), tensor("b", b)
     if out is None:
