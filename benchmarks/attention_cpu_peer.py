@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures Tilewave's attention on the CPU against PyTorch's scaled_dot_product_attention, in one process for each number of threads.
 
-    python3 benchmarks/attention_cpu_peer.py --library build/libtilewave.so --json benchmarks/results/amd-epyc-avx512/attention_cpu_peer.json
+    python3 benchmarks/attention_cpu_peer.py --json benchmarks/results/amd-epyc-avx512/attention_cpu_peer.json
 
 Both have the same cores: a process is bound to as many as it has threads. The contenders take turns in random order; a sample is one call, or as many as take
 20 ms. Each case is first checked against a float64 reference on some rows. Exit codes: 0 done, 1 something failed or is missing, 2 wrong usage.
@@ -17,6 +17,7 @@ import sys
 import time
 
 import attention_work as work
+import package
 import records
 
 HEADS = 8
@@ -51,18 +52,18 @@ def measure(launches, samples):
     return results
 
 
-def run_case(tilewave, options, shared, dtype_name, head_dim, seqlen, causal):
+def run_case(ops, options, shared, dtype_name, head_dim, seqlen, causal):
     import torch
-    import torch.nn.functional as functional
-    from attention_calls import Features, some_rows, wrong_rows
+    from accuracy import poisoned, some_rows
+    from attention_reference import Features, wrong_rows
+    from torch.nn import functional
 
     name = f"d{head_dim}-s{seqlen}-{'causal' if causal else 'full'}"
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype_name]
     q, k, v = (torch.randn(1, seqlen, HEADS, head_dim, dtype=dtype) for _ in range(3))
-    o = torch.full_like(q, float("nan"))
-    lse = torch.full((1, HEADS, seqlen), float("nan"))
+    o = poisoned(*q.shape, dtype=dtype, device=q.device)
     features = Features(causal=causal)
-    tilewave.attention(q, k, v, o, features, lse)()
+    _, lse = ops.attention(q, k, v, **features.arguments(), return_lse=True, out=o)
     wrong = []
     for head in random.sample(range(HEADS), 2):
         rows = some_rows(seqlen, random, q.device)
@@ -71,12 +72,22 @@ def run_case(tilewave, options, shared, dtype_name, head_dim, seqlen, causal):
         raise RuntimeError("; ".join(wrong))
     by_head = [t.transpose(1, 2) for t in (q, k, v)]
     samples = measure(
-        [tilewave.attention(q, k, v, o, features), lambda: functional.scaled_dot_product_attention(*by_head, is_causal=causal)],
+        [
+            lambda: ops.attention(q, k, v, causal=causal, out=o),
+            lambda: functional.scaled_dot_product_attention(*by_head, is_causal=causal),
+        ],
         5 if options.quick else 15,
     )
     gigaflop = work.teraflop(work.visible_pairs(seqlen, seqlen, causal), HEADS, head_dim) * 1e3
     return records.make_record(
-        shared, name, dtype_name, mode_of(options.threads), "GFLOP/s", (gigaflop, samples[0]), ("pytorch", gigaflop, samples[1]), group="CPU"
+        shared,
+        name,
+        dtype_name,
+        mode_of(options.threads),
+        "GFLOP/s",
+        (gigaflop, samples[0]),
+        ("pytorch", gigaflop, samples[1]),
+        group="CPU",
     )
 
 
@@ -86,15 +97,15 @@ def run_cases(options):
     os.sched_setaffinity(0, cores)  # before either library counts the cores
     try:
         import torch
-        from attention_calls import Tilewave
 
         torch.set_num_threads(options.threads)
-        tilewave = Tilewave(options.library)
-    except (ImportError, OSError, AttributeError) as error:
+        ops, library = package.load(options.library)
+    except ImportError as error:
         sys.exit(f"attention_cpu_peer.py: {error}")
-    found = records.library_devices(options.library)
+    found = records.library_devices(library)
     cpu = next((device for device in found.get("devices", []) if device.get("device") == "cpu"), {})
     shared = {
+        "family": "attention",
         "commit": options.commit or records.find_commit(),
         "date": records.now(),
         "versions": {"torch": torch.__version__, "torch isa": torch.backends.cpu.get_cpu_capability(), "tilewave isa": cpu.get("isa")},
@@ -106,10 +117,12 @@ def run_cases(options):
             for head_dim in HEAD_DIMS:
                 for seqlen in SEQLENS:
                     for causal in (False, True):
-                        if options.case and not any(part in f"d{head_dim}-s{seqlen}-{'causal' if causal else 'full'}" for part in options.case):
+                        if options.case and not any(
+                            part in f"d{head_dim}-s{seqlen}-{'causal' if causal else 'full'}" for part in options.case
+                        ):
                             continue
                         try:
-                            record = run_case(tilewave, options, shared, dtype, head_dim, seqlen, causal)
+                            record = run_case(ops, options, shared, dtype, head_dim, seqlen, causal)
                         except RuntimeError as error:
                             failures += 1
                             print(f"{dtype} d{head_dim}-s{seqlen}: FAILED: {error}", file=sys.stderr, flush=True)
@@ -132,7 +145,7 @@ def thread_counts(text):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--library", type=pathlib.Path, default=records.ROOT / "build/libtilewave.so", help="default: build/libtilewave.so")
+    parser.add_argument("--library", type=pathlib.Path, help="the libtilewave.so to measure (default: what the package tilewave finds)")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file, as a list of records")
     parser.add_argument("--append", action="store_true", help="keep what the file has besides the cases that are measured")
     parser.add_argument("--quick", action="store_true", help="fewer samples")
@@ -155,7 +168,10 @@ def main():
     for threads in options.threads:
         print(mode_of(threads), flush=True)
         done = subprocess.run(
-            [sys.executable, __file__, *sys.argv[1:], "--threads", str(threads), "--in-process"], stdout=subprocess.PIPE, text=True, check=False
+            [sys.executable, __file__, *sys.argv[1:], "--threads", str(threads), "--in-process"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
         )
         status |= done.returncode != 0
         made += json.loads(done.stdout or "[]")

@@ -6,6 +6,8 @@ import unittest
 import attention_work as work
 import records
 
+SHARED = {"family": "attention", "commit": "abc", "date": "2026-01-01T00:00:00Z", "versions": {}, "device": "NVIDIA H200"}
+
 
 def pairs_by_counting(seqlen_q, seqlen_k, causal, window_left):
     count = 0
@@ -45,23 +47,23 @@ class AttentionWork(unittest.TestCase):
 
 
 class Records(unittest.TestCase):
-    shared = {"commit": "abc", "date": "2026-01-01T00:00:00Z", "versions": {}, "device": "NVIDIA H200"}
-
     def test_rates_and_ratio(self):
-        record = records.make_record(self.shared, "c", "bf16", "hot", "GB/s", (10, [2.0, 1.0, 4.0]), ("read", 30, [3.0, 3.0, 3.0]), 4800, group="g")
+        record = records.make_record(
+            SHARED, "c", "bf16", "hot", "GB/s", (10, [2.0, 1.0, 4.0]), ("read", 30, [3.0, 3.0, 3.0]), 4800, group="g"
+        )
         self.assertEqual((record["ours"], record["peer_value"], record["ratio"], record["time_us"]), (5000, 10000, 0.5, 2000))
         self.assertEqual(record["spread"]["peer"], [10000, 10000])
         self.assertLess(record["spread"]["ours"][0], record["ours"])
-        self.assertEqual((record["group"], record["limit"], record["commit"]), ("g", 4800, "abc"))
+        self.assertEqual((record["family"], record["group"], record["limit"], record["commit"]), ("attention", "g", 4800, "abc"))
 
     def test_without_a_peer(self):
-        record = records.make_record(self.shared, "c", "bf16", "hot", "GB/s", (10, [2.0]))
+        record = records.make_record(SHARED, "c", "bf16", "hot", "GB/s", (10, [2.0]))
         self.assertIsNone(record["peer"])
         self.assertIsNone(record["ratio"])
 
     def test_a_later_run_replaces_its_own_cases_only(self):
         def made(case, value):
-            return {**records.make_record(self.shared, case, "bf16", "hot", "GB/s", (value, [1.0])), "value": value}
+            return {**records.make_record(SHARED, case, "bf16", "hot", "GB/s", (value, [1.0])), "value": value}
 
         merged = records.merged([made("a", 1), made("b", 2)], [made("b", 3), made("c", 4)])
         self.assertEqual([(record["case"], record["value"]) for record in merged], [("a", 1), ("b", 3), ("c", 4)])

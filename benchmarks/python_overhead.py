@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Host time of the Python package's operations on PyTorch tensors, without the library's own: its functions are replaced by ones that do nothing.
+"""Host time of the Python package's operations on PyTorch tensors (a GPU's, where there is one), without the library's own: its functions are replaced by ones that do nothing.
 
     PYTHONPATH=python python3 benchmarks/python_overhead.py
 
@@ -41,9 +41,10 @@ def main():
     for module, functions in (("attention", ("_attention", "_attention_decode")), ("rows", ("_rms_norm",)), ("products", ("_gemm",))):
         for function in functions:
             setattr(importlib.import_module(f"tilewave.ops.{module}"), function, do_nothing)
-    q, x, w = torch.randn(1, 4, 2, 64), torch.randn(4, 64), torch.randn(64)
-    of_q, of_x, product = torch.empty_like(q), torch.empty_like(x), torch.empty(4, 4)
-    seqlens = torch.tensor([4], dtype=torch.int32)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    q, x, w = (torch.randn(shape, device=device).bfloat16() for shape in ((1, 4, 2, 64), (4, 64), (64,)))
+    of_q, of_x, product = torch.empty_like(q), torch.empty_like(x), x.new_empty(4, 4)
+    seqlens = torch.tensor([4], dtype=torch.int32, device=device)
     compiled = _arrays.compiled_ops()
     plain = (None, False, None, -1, -1, 0.0, None, None)  # numbers and tensors of the options
     rows = {
@@ -68,7 +69,7 @@ def main():
             lambda: compiled.gemm(x, x.T, None, "none", None, 1.0, None, None, 0),
         ),
     }
-    print(f"{'':18}{'tilewave.ops':>14}{'with out':>10}{'torch.ops':>11}   us")
+    print(f"{device:18}{'tilewave.ops':>14}{'with out':>10}{'torch.ops':>11}   us")
     with torch.no_grad():
         for name, calls in rows.items():
             eager, into, dispatched = map(microseconds, calls)

@@ -24,7 +24,11 @@ def rounded(x):
 def find_commit():
     try:
         text = subprocess.run(
-            ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, check=True, text=True, timeout=60
+            ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=60,
         ).stdout.strip()
         return text or "unknown"
     except (OSError, subprocess.SubprocessError):
@@ -50,11 +54,12 @@ def rates(work, samples):
 
 
 def make_record(shared, case, dtype, mode, unit, ours, peer=None, limit=None, **more):
-    """`ours`: (work, samples in milliseconds); `peer`: (name, work, samples) or None; `shared`: commit, date, versions, device; `more`: further fields."""
+    """`ours`: (work, samples in milliseconds); `peer`: (name, work, samples) or None; `shared`: family, commit, date, versions, device; `more`: further
+    fields."""
     low, mid, high = rates(*ours)
     peer_low, peer_mid, peer_high = rates(*peer[1:]) if peer else (None, None, None)
     return {
-        "family": "attention",
+        "family": shared["family"],
         "case": case,
         "dtype": dtype,
         "mode": mode,

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/performance.md from benchmarks/results/<device>/<family>.json.
+"""Writes the tables of docs/performance.md from benchmarks/results/<device>/<family>.json, and links to the plots in docs/plots.
 
     python3 benchmarks/render_performance.py            # rewrites the tables
-    python3 benchmarks/render_performance.py --check    # exit code 1, and the difference, when they do not agree
+    python3 benchmarks/render_performance.py --check    # exit code 1, and the difference, when they or the plots do not agree with the results
 
-Only what stands between the two marker lines is written; the text around them is by hand. Exit codes: 0 done, 1 failed or different, 2 wrong usage.
+Only what stands between the two marker lines is written; the text around them is by hand. plot_performance.py draws the plots. Exit codes: 0 done, 1 failed or different, 2 wrong usage.
 """
 
 import argparse
@@ -14,11 +14,22 @@ import math
 import pathlib
 import sys
 
+import plotted
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEGIN = "<!-- tables: begin (written by benchmarks/render_performance.py) -->"
 END = "<!-- tables: end -->"
 REQUIRED = ("family", "case", "dtype", "mode", "unit", "ours", "peer", "peer_value", "limit", "commit", "date", "versions")
-PEER_NAMES = {"cublasLt": "cuBLASLt", "openblas": "OpenBLAS", "cudnn": "cuDNN", "flash_attention_2": "FlashAttention 2", "pytorch": "PyTorch"}
+PEER_NAMES = {
+    "cublasLt": "cuBLASLt",
+    "openblas": "OpenBLAS",
+    "cudnn": "cuDNN",
+    "flash_attention_2": "FlashAttention 2",
+    "mem_efficient": "memory-efficient",
+    "triton": "Triton",
+    "cublas": "cuBLAS",
+    "pytorch": "PyTorch",
+}
 TIME = "us"  # the unit of records that are times: less is better
 NONE = "There are no results yet: `make gpu-bench` on a machine with a GPU writes them.\n"
 
@@ -100,11 +111,23 @@ def table(records):
 def origin(records):
     """Where the figures come from, in one line."""
     versions = unique(f"{name} {version}" for r in records for name, version in sorted(r["versions"].items()) if version)
-    return f"Commit {', '.join(unique(r['commit'] for r in records))}; {', '.join(unique(r['date'] for r in records))}; {', '.join(versions)}."
+    return (
+        f"Commit {', '.join(unique(r['commit'] for r in records))}; {', '.join(unique(r['date'] for r in records))}; {', '.join(versions)}."
+    )
 
 
-def render(results):
-    """The tables of everything below the folder `results`."""
+def stale_plots(results, plots):
+    """Those in the folder `plots` that were not drawn from what lies below the folder `results`."""
+    current = set()
+    for folder in results.glob("*"):
+        for _, name, _, records in plotted.of_device(folder, load):
+            if (plots / name).exists() and plotted.is_current(plots / name, records):
+                current.add(name)
+    return [path for path in sorted(plots.glob("*.svg")) if path.name not in current]
+
+
+def render(results, plots):
+    """The tables of everything below the folder `results`, each device's after links to those of its plots that are in the folder `plots`, beside the page."""
     files = sorted(results.glob("*/*.json"))
     lines = []
     device = None
@@ -115,6 +138,9 @@ def render(results):
         if path.parent.name != device:
             device = path.parent.name
             lines += [f"## {records[0].get('device') or device}", ""]
+            for _, name, title, _ in plotted.of_device(path.parent, load):
+                if (plots / name).exists():
+                    lines += [f"![{title}]({plots.name}/{name})", ""]
         for group, unit in unique((r.get("group"), r["unit"]) for r in records):
             title = f"{records[0]['family']}, {group}" if group else records[0]["family"]
             lines += [f"### {title} ({'µs' if unit == TIME else unit})", ""]
@@ -132,19 +158,26 @@ def with_tables(text, tables, name):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 and the difference when the tables are not those of the results")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit code 1 and the difference when the tables are not those of the results"
+    )
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "benchmarks/results", help="default: benchmarks/results")
     parser.add_argument("--page", type=pathlib.Path, default=ROOT / "docs/performance.md", help="default: docs/performance.md")
     options = parser.parse_args()
     try:
+        plots = options.page.parent / "plots"
+        stale = stale_plots(options.results, plots)
         old = options.page.read_text(encoding="utf-8")
-        new = with_tables(old, render(options.results), options.page)
+        new = with_tables(old, render(options.results, plots), options.page)
+        for path in stale:
+            print(f"{path} was not drawn from {options.results}; run benchmarks/plot_performance.py")
         if options.check:
-            if old == new:
-                return 0
-            sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), str(options.page), "from the results"))
-            print(f"{options.page} does not agree with {options.results}; run benchmarks/render_performance.py")
-            return 1
+            if old != new:
+                sys.stdout.writelines(
+                    difflib.unified_diff(old.splitlines(True), new.splitlines(True), str(options.page), "from the results")
+                )
+                print(f"{options.page} does not agree with {options.results}; run benchmarks/render_performance.py")
+            return 1 if stale or old != new else 0
         if old != new:
             options.page.write_text(new, encoding="utf-8")
     except (BadResults, OSError) as error:

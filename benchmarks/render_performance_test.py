@@ -8,6 +8,8 @@ import sys
 import tempfile
 import unittest
 
+import plotted
+
 SCRIPT = pathlib.Path(__file__).resolve().parent / "render_performance.py"
 PAGE = """# Page
 
@@ -73,8 +75,27 @@ class RenderPerformance(unittest.TestCase):
         self.assertIn("| nt-4096 | bf16 | hot | 712 | – | – | – |", self.rendered())
 
     def test_bandwidth_and_times_have_tables_of_their_own(self):
-        large = record(family="softmax", case="32768x4096", unit="GB/s", ours=3900, peer="copy", peer_value=4100, limit=4800, spread={"ours": [3890, 3950]})
-        small = record(family="softmax", case="1x2048", mode="graph", unit="us", ours=1.5, peer="empty kernel", peer_value=1.02, limit=1.2, spread={"ours": [1.4, 1.6]})
+        large = record(
+            family="softmax",
+            case="32768x4096",
+            unit="GB/s",
+            ours=3900,
+            peer="copy",
+            peer_value=4100,
+            limit=4800,
+            spread={"ours": [3890, 3950]},
+        )
+        small = record(
+            family="softmax",
+            case="1x2048",
+            mode="graph",
+            unit="us",
+            ours=1.5,
+            peer="empty kernel",
+            peer_value=1.02,
+            limit=1.2,
+            spread={"ours": [1.4, 1.6]},
+        )
         self.write([large, small], family="softmax")
         text = self.rendered()
         self.assertIn("### softmax (GB/s)", text)
@@ -93,7 +114,13 @@ class RenderPerformance(unittest.TestCase):
 
     def test_groups_have_tables_of_their_own(self):
         feature = record(group="features", case="d128-window", peer="tilewave plain", peer_value=800, ratio_by_blocks=0.951)
-        self.write([record(peer="cudnn", peer_value=600), feature, record(group="memory", mode="once", unit="MiB", ours=8, peer=None, peer_value=None, limit=64)])
+        self.write(
+            [
+                record(peer="cudnn", peer_value=600),
+                feature,
+                record(group="memory", mode="once", unit="MiB", ours=8, peer=None, peer_value=None, limit=64),
+            ]
+        )
         text = self.rendered()
         self.assertIn("### gemm (TFLOP/s)", text)
         self.assertIn("### gemm, features (TFLOP/s)", text)
@@ -109,6 +136,38 @@ class RenderPerformance(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("+| nt-4096 | bf16 | hot | 500 |", done.stdout)
         self.assertIn("| 712 |", self.page.read_text(encoding="utf-8"))
+
+    def write_plot(self, records, name="nvidia-h200-attention-forward-hot.svg"):
+        path = self.folder / "plots" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"<svg><metadata>{plotted.description(records)}</metadata></svg>", encoding="utf-8")
+
+    def test_plots_that_are_there_are_shown_before_the_tables(self):
+        plain = record(family="attention", group="plain", case="d128-s4096-full", peer="cudnn")
+        self.write([plain, record(group="features"), {**plain, "mode": "cool"}], family="attention_peer")
+        self.write_plot([plain])
+        link = "![NVIDIA H200: attention forward, bf16, hot](plots/nvidia-h200-attention-forward-hot.svg)"
+        text = self.rendered()
+        self.assertIn(f"## NVIDIA H200\n\n{link}\n\n### ", text)
+        self.assertEqual(text.count("!["), 1)
+
+    def test_check_names_plots_that_are_not_of_the_results(self):
+        plain = record(family="attention", group="plain", case="d128-s4096-full", peer="cudnn")
+        self.write([plain], family="attention_peer")
+        self.write_plot([plain])
+        self.rendered()
+        self.write([{**plain, "date": "2026-01-02T00:00:00Z", "ours": 500}], family="attention_peer")
+        self.assertEqual(self.run_script().returncode, 0)
+        done = self.run_script("--check")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("nvidia-h200-attention-forward-hot.svg was not drawn from", done.stdout)
+        self.assertIn("plot_performance.py", done.stdout)
+        self.write_plot(json.loads((self.folder / "results/nvidia-h200/attention_peer.json").read_text(encoding="utf-8")))
+        self.assertEqual(self.run_script("--check").returncode, 0)
+        self.write_plot([plain], "nvidia-h100-attention-forward-hot.svg")
+        done = self.run_script("--check")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("nvidia-h100-attention-forward-hot.svg", done.stdout)
 
     def test_bad_results(self):
         without_peer = record()

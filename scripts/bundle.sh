@@ -61,8 +61,10 @@ for program in build/tests/*_tests; do
   [[ $program == */@(models|speech|speech_cli)_tests ]] && continue  # what they read lies in the source tree
   strip -o "$stage/tests/$(basename "$program")" "$program"
 done
-mkdir -p "$stage/share/tilewave/benchmarks"
-cp benchmarks/{attention_peer,attention_calls,attention_work,records}.py "$stage/share/tilewave/benchmarks/"
+mkdir -p "$stage/share/tilewave/benchmarks" "$stage/share/tilewave/python"
+cp benchmarks/{accuracy,attention_cpu_peer,attention_peer,attention_reference,attention_work,gemm_peer,gpu_timing,norms_peer,package,records}.py \
+  "$stage/share/tilewave/benchmarks/"
+tar -C python --exclude=__pycache__ -cf - tilewave | tar -C "$stage/share/tilewave/python" -xf -
 cp scripts/bundle/run-tests.sh "$stage/share/tilewave/"
 cp scripts/bundle/README.md LICENSE "$stage/"
 copy_libraries "$stage"

@@ -35,11 +35,21 @@ case $1 in
     done
     build/tilewave bench attention --ladder --device cuda --json "$results/attention_ladder.json" "${commit[@]}" "${quick[@]}" || status=1
     if python3 -c 'import torch' 2>/dev/null; then
-      python3 benchmarks/attention_peer.py --library build/libtilewave.so --json "$results/attention_peer.json" "${commit[@]}" "${quick[@]}" || status=1
+      for peer in attention_peer gemm_peer norms_peer; do
+        python3 "benchmarks/$peer.py" --library build/libtilewave.so --json "$results/$peer.json" "${commit[@]}" "${quick[@]}" || status=1
+      done
+      build/tilewave kernels compile --arch sm_90a --output build/pack > build/pack.log || status=1
+      python3 benchmarks/first_call.py --library build/libtilewave.so --pack build/pack --json "$results/first_call.json" "${commit[@]}" || status=1
+      PYTHONPATH=python TILEWAVE_LIBRARY=build python3 benchmarks/python_overhead.py || status=1
     else
-      echo "attention: not measured, its peers need PyTorch: python3 -m pip install torch"
+      echo "Calls from Python: not measured, their peers need PyTorch: python3 -m pip install torch"
     fi
-    python3 benchmarks/render_performance.py
+    if python3 -c 'import matplotlib' 2>/dev/null; then
+      python3 benchmarks/plot_performance.py || status=1
+    else
+      echo "Plots: not drawn, which needs matplotlib: python3 -m pip install matplotlib, then python3 benchmarks/plot_performance.py"
+    fi
+    python3 benchmarks/render_performance.py || status=1
     exit $status
     ;;
   *)

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Measures Tilewave's matrix products on a GPU, called from Python, against cuBLAS and Triton as PyTorch calls them, in one process and run.
+
+    python3 benchmarks/gemm_peer.py --json benchmarks/results/nvidia-h200/gemm_peer.json
+
+y = x W^T, where x is [M, K] and W is stored [N, K]. Groups of cases (--group square,fp8 picks some), named by their M x N x K:
+  square    1024 to 8192, bf16 and f16
+  model     16384 x 6144 x 2048, bf16 and f16
+  few-rows  1, 8 and 64 x 6144 x 2048, bf16: against the bytes that they read and write, too
+  fp8       4096 and 8192, e4m3 with a scale for each operand
+
+Needs PyTorch with CUDA and a Hopper GPU. Each case is first checked: against float64 on some rows, against each peer on all. A case that fails does not stop the
+others. Exit codes: 0 done, 1 something failed or is missing, 2 wrong usage. benchmarks/README.md explains the modes.
+"""
+
+import functools
+import math
+import sys
+
+import gpu_timing
+import torch
+from accuracy import poisoned, some_rows, wrong_values
+from gpu_timing import COLD_BYTES, Contender, Group, expected_seconds, require_right, taking_turns
+
+SQUARES = (1024, 2048, 4096, 8192)
+MODEL = (16384, 6144, 2048)
+ROWS = (1, 8, 64)
+FP8_SQUARES = (4096, 8192)
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+FP8_SCALES = (0.5, 0.25)
+PEERS = ("cublas", "triton")
+GRAPH_TFLOP = 0.03  # less is done so soon that Python's part of a launch would be measured
+TRITON = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
+AUTOTUNE_S = 40
+
+
+def triton_cases(quick):
+    """Few: for each, Inductor times some twenty tilings."""
+    return ("nt-4096",) if quick else ("nt-4096", "nt-8192", case_name(*MODEL))
+
+
+def case_name(m, n, k):
+    return f"nt-{m}" if m == n == k else f"nt-{m}x{n}x{k}"
+
+
+def product(x, w):
+    return x @ w.T
+
+
+class Product:
+    """Operands of random numbers; y is of their dtype, for fp8 bf16."""
+
+    def __init__(self, run, m, n, k, dtype):
+        self.run, self.shape = run, (m, n, k)
+        self.tflop = 2 * m * n * k * 1e-12
+        self.x, self.w = (run.normal(rows, k).to(dtype) for rows in (m, n))
+        self.scales = None
+        if dtype == torch.float8_e4m3fn:
+            self.scales = [torch.tensor([scale], dtype=torch.float32, device=run.device) for scale in FP8_SCALES]
+        out_dtype = torch.bfloat16 if self.scales else dtype
+        self.y, self.peer_y = (poisoned(m, n, dtype=out_dtype, device=run.device) for _ in range(2))
+
+    def ours(self, w=None):
+        """A function that enqueues one execution and gives y; `w`: other weights."""
+        a_scale, b_scale = self.scales or (None, None)
+        w = self.w if w is None else w
+        return functools.partial(self.run.ops.gemm, self.x, w.T, a_scale=a_scale, b_scale=b_scale, out=self.y)
+
+    def cublas(self, w=None):
+        w = self.w if w is None else w
+        if self.scales:
+            fp8 = {"out_dtype": torch.bfloat16, "use_fast_accum": True}  # sums as ours
+            return functools.partial(torch._scaled_mm, self.x, w.T, *self.scales, **fp8, out=self.peer_y)
+        return functools.partial(torch.mm, self.x, w.T, out=self.peer_y)
+
+    def triton(self):
+        return functools.partial(gpu_timing.compiled(product, options=TRITON), self.x, self.w)
+
+    def check(self):
+        rows = some_rows(self.shape[0], self.run.rng, self.run.device)
+        scale = math.prod(FP8_SCALES) if self.scales else 1.0
+        y = self.ours()()[rows]
+        naive = self.x[rows].to(y.dtype) @ self.w.to(y.dtype).T * scale
+        require_right(wrong_values("y", y, naive, self.x[rows].double() @ self.w.double().T * scale))
+
+
+def run_product(run, m, n, k, dtype_name, dtype):
+    name = case_name(m, n, k)
+    if not run.wants(name):
+        return
+    with run.case(f"{name} {dtype_name}"):
+        call = Product(run, m, n, k, dtype)
+        call.check()
+        contenders = [Contender("tilewave", call.ours(), call.tflop)]
+        contenders += run.peer(name, "cublas", call.cublas, call.tflop, call.y)
+        if dtype_name == "bf16" and name in triton_cases(run.options.quick):
+            contenders += run.peer(name, "triton", call.triton, call.tflop, call.y)
+        limit = run.tflops and run.tflops * (2 if call.scales else 1)
+        for mode in run.modes(modes_of(m, n, k)):
+            for record in run.compare(name, dtype_name, mode, "TFLOP/s", contenders, limit, group="Python"):
+                run.add(record)
+
+
+def modes_of(m, n, k):
+    return ("graph",) if 2 * m * n * k * 1e-12 < GRAPH_TFLOP else ("hot", "cool")
+
+
+def run_few_rows(run):
+    """Each launch with other weights, so that none are in the L2 cache."""
+    _, n, k = MODEL
+    for m in ROWS:
+        name = f"few-rows-{m}x{n}x{k}"
+        if not run.wants(name):
+            continue
+        with run.case(name):
+            call = Product(run, m, n, k, torch.bfloat16)
+            call.check()
+            gigabytes = 2e-9 * (m * k + n * k + m * n)
+            weights = [call.w, *(run.normal(n, k) for _ in range(math.ceil(COLD_BYTES / (2 * n * k)) - 1))]
+            contenders = [Contender("tilewave", taking_turns([call.ours(w) for w in weights]), gigabytes)]
+            make = functools.partial(taking_turns, [call.cublas(w) for w in weights])
+            contenders += run.peer(name, "cublas", make, gigabytes, call.y)
+            for mode in run.modes(("graph",)):
+                for record in run.compare(name, "bf16", mode, "GB/s", contenders, run.memory_gbps, group="Python"):
+                    run.add(record)
+
+
+def products(group):
+    """M, N, K, and the dtype with its name."""
+    shapes = {"square": [(size,) * 3 for size in SQUARES], "model": [MODEL], "fp8": [(size,) * 3 for size in FP8_SQUARES]}[group]
+    dtypes = {"fp8_e4m3": torch.float8_e4m3fn} if group == "fp8" else DTYPES
+    return [(*shape, *dtype) for dtype in dtypes.items() for shape in shapes]
+
+
+def run_products(group, run):
+    for shape_and_dtype in products(group):
+        run_product(run, *shape_and_dtype)
+
+
+def plan_products(group, quick):
+    total = 0
+    for m, n, k, dtype_name, _ in products(group):
+        triton = dtype_name == "bf16" and case_name(m, n, k) in triton_cases(quick)
+        total += 1 + triton * AUTOTUNE_S + sum(expected_seconds(mode, 2 + triton, quick) for mode in modes_of(m, n, k))
+    return total
+
+
+def group_of(name, what):
+    return Group(what, functools.partial(run_products, name), functools.partial(plan_products, name))
+
+
+GROUPS = {
+    "square": group_of("square", "square matrices"),
+    "model": group_of("model", "a layer of a model, many tokens"),
+    "few-rows": Group(
+        "a layer of a model, few tokens", run_few_rows, lambda quick: len(ROWS) * (1 + expected_seconds("graph", 2, quick, 0.01))
+    ),
+    "fp8": group_of("fp8", "fp8"),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(gpu_timing.main(__doc__.split("\n")[0], "gemm", GROUPS, PEERS))
