@@ -133,15 +133,6 @@ double uniform(std::uint64_t seed, std::uint64_t index) {
   return (static_cast<double>((x ^ (x >> 31)) >> 12) + 0.5) * 0x1p-52;
 }
 
-/// `dim` counted from the front. Throws InvalidArgument.
-int front_dim(const char* argument, int dim, const Tensor& t) {
-  const int rank = t.rank();
-  if (dim < -rank || dim >= rank) {
-    throw InvalidArgument(tw::format("{} is {}; allowed for {}: {} to {}", argument, dim, t.describe(), -rank, rank - 1));
-  }
-  return dim < 0 ? dim + rank : dim;
-}
-
 void require_cpu(const char* call, const Tensor& t) {
   if (t.device().is_cuda()) throw InvalidArgument(tw::format("{}: the tensor is {}; allowed: a tensor on cpu", call, t.describe()));
 }
@@ -212,9 +203,12 @@ Tensor Tensor::borrow(void* data, Shape shape, DType dtype, Device device, std::
   return t;
 }
 
-std::int64_t Tensor::shape(int dim) const { return shape_[static_cast<std::size_t>(front_dim("shape: dim", dim, *this))]; }
-
-std::int64_t Tensor::stride(int dim) const { return strides_[static_cast<std::size_t>(front_dim("stride: dim", dim, *this))]; }
+int Tensor::front_dim_of_last(const char* argument, int dim) const {
+  if (dim < -rank() || dim >= rank()) {
+    throw InvalidArgument(tw::format("{} is {}; allowed for {}: {} to {}", argument, dim, describe(), -rank(), rank() - 1));
+  }
+  return dim + rank();
+}
 
 std::int64_t Tensor::numel() const {
   std::int64_t count = 1;
@@ -247,7 +241,7 @@ double Tensor::at(std::span<const std::int64_t> index) const {
 }
 
 Tensor Tensor::slice(int dim, std::int64_t begin, std::int64_t end) const {
-  dim = front_dim("slice: dim", dim, *this);
+  dim = front_dim("slice: dim", dim);
   const auto d = static_cast<std::size_t>(dim);
   if (begin < 0 || begin > end || end > shape_[d]) {
     throw InvalidArgument(tw::format("slice: [{}, {}) of dimension {}; allowed for {}: 0 to {}", begin, end, dim, describe(), shape_[d]));
@@ -260,7 +254,7 @@ Tensor Tensor::slice(int dim, std::int64_t begin, std::int64_t end) const {
 }
 
 Tensor Tensor::select(int dim, std::int64_t index) const {
-  dim = front_dim("select: dim", dim, *this);
+  dim = front_dim("select: dim", dim);
   const std::int64_t extent = shape_[static_cast<std::size_t>(dim)];
   if (index < 0 || index >= extent) {
     throw InvalidArgument(tw::format("select: index {} of dimension {}; allowed for {}: 0 to {}", index, dim, describe(), extent - 1));
@@ -272,8 +266,8 @@ Tensor Tensor::select(int dim, std::int64_t index) const {
 }
 
 Tensor Tensor::transpose(int dim0, int dim1) const {
-  dim0 = front_dim("transpose: dim0", dim0, *this);
-  dim1 = front_dim("transpose: dim1", dim1, *this);
+  dim0 = front_dim("transpose: dim0", dim0);
+  dim1 = front_dim("transpose: dim1", dim1);
   Tensor t = *this;
   std::swap(t.shape_[static_cast<std::size_t>(dim0)], t.shape_[static_cast<std::size_t>(dim1)]);
   std::swap(t.strides_[static_cast<std::size_t>(dim0)], t.strides_[static_cast<std::size_t>(dim1)]);

@@ -45,9 +45,9 @@ class Tensor {
 
   int rank() const { return static_cast<int>(shape_.size()); }
   const Shape& shape() const { return shape_; }
-  std::int64_t shape(int dim) const;
+  std::int64_t shape(int dim) const { return shape_[static_cast<std::size_t>(front_dim("shape: dim", dim))]; }
   const std::vector<std::int64_t>& strides() const { return strides_; }
-  std::int64_t stride(int dim) const;
+  std::int64_t stride(int dim) const { return strides_[static_cast<std::size_t>(front_dim("stride: dim", dim))]; }
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }
   std::int64_t numel() const;
@@ -90,6 +90,9 @@ class Tensor {
   static Tensor from_dlpack(DLManagedTensor* managed);
 
  private:
+  /// `dim` counted from the front. Throws InvalidArgument that names the argument.
+  int front_dim(const char* argument, int dim) const { return dim >= 0 && dim < rank() ? dim : front_dim_of_last(argument, dim); }
+  int front_dim_of_last(const char* argument, int dim) const;
   void require_dtype(DType dtype) const;
   void fill_bytes(const void* source, std::size_t bytes) const;
 
