@@ -11,6 +11,7 @@
 #include "kernels/attention/checks.hpp"
 #include "kernels/attention/contents.hpp"
 #include "kernels/attention/run.hpp"
+#include "kernels/attention/sequence_order.hpp"
 #include "kernels/check.hpp"
 
 namespace tw {
@@ -98,8 +99,7 @@ AttentionCall check_common(const AttentionNames& names, const Tensor& q, const T
       require(o.data() != tensor.data() || tensor.numel() == 0, "{}: o is {}'s memory", op, name);
   }
 
-  AttentionCall call;
-  call.q = by_head(q), call.k = by_head(k), call.v = by_head(v), call.o = by_head(o);
+  AttentionCall call{.q = by_head(q), .k = by_head(k), .v = by_head(v), .o = by_head(o), .partial = {}};
   call.batch = static_cast<int>(batch);
   call.keys = static_cast<int>(k.shape(1));
   call.stream = options.stream ? *options.stream : Stream::standard(device);
@@ -253,8 +253,10 @@ void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
 
 void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const PackedSequences& sequences,
                       const AttentionOptions& options) {
-  const detail::AttentionCall call = detail::check_attention_varlen(q, k, v, o, sequences, options);
-  if (o.numel() > 0 && call.batch > 0) kernels::attention::run(call);
+  detail::AttentionCall call = detail::check_attention_varlen(q, k, v, o, sequences, options);
+  if (o.numel() == 0 || call.batch == 0) return;
+  const Tensor order = kernels::attention::order_sequences(call);
+  kernels::attention::run(call);
 }
 
 }  // namespace tw

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/variant.hpp"
 #include "tilewave/tensor.hpp"
 
 namespace tw::kernels::attention {
@@ -15,5 +16,8 @@ struct CombineCall {
 
 /// o and lse of all keys together. A row without any has o = 0 and lse = -infinity, or the sink.
 void combine(const CombineCall& call, const Stream& stream);
+
+/// The instantiation that is compiled ahead of time: bf16, up to 128 columns.
+KernelVariant combine_variant();
 
 }  // namespace tw::kernels::attention

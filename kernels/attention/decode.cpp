@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <memory>
 #include <tuple>
 #include <utility>
 
@@ -8,9 +7,9 @@
 #include "kernels/attention/checks.hpp"
 #include "kernels/attention/combine.hpp"
 #include "kernels/attention/run.hpp"
+#include "kernels/attention/workspace.hpp"
 #include "kernels/check.hpp"
 #include "kernels/rows.hpp"
-#include "runtime/stream.hpp"
 #include "tilewave/elementwise.hpp"
 
 namespace tw {
@@ -136,14 +135,6 @@ Call check(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const 
   call.attention.k_batch = integers(cache.batch_idx);
   call.attention.k_begin = integers(cache.leftpad);
   return call;
-}
-
-/// Memory for one call, that a graph keeps for itself.
-Tensor workspace(Shape shape, DType dtype, const Stream& stream) {
-  std::int64_t elements = 1;
-  for (const std::int64_t extent : shape) elements *= extent;
-  const std::shared_ptr<void> memory = allocate_workspace(static_cast<std::size_t>(elements) * size_of(dtype), stream);
-  return Tensor::borrow(memory.get(), std::move(shape), dtype, stream.device(), {}, memory);
 }
 
 /// A tensor [batch, seqlen, heads, dim] whose memory is [batch, heads, seqlen, dim].

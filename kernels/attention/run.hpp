@@ -17,7 +17,7 @@ inline constexpr auto kNoUserRule = [](auto&) {};
 
 /// f.template operator()<D, DV>() for the smallest head dimensions that are at least `head_dim` and `value_dim`.
 template <class F>
-void with_head_dims(std::int64_t head_dim, std::int64_t value_dim, F f) {
+auto with_head_dims(std::int64_t head_dim, std::int64_t value_dim, F f) {
   const std::int64_t larger = head_dim > value_dim ? head_dim : value_dim;
   if (larger <= 64) return f.template operator()<64, 64>();
   if (larger <= 96) return f.template operator()<96, 96>();
@@ -27,8 +27,14 @@ void with_head_dims(std::int64_t head_dim, std::int64_t value_dim, F f) {
   return f.template operator()<256, 256>();
 }
 
-/// Whether tiles of three warpgroups serve a call with head dimensions up to 96 best.
-bool wide_tiles(const detail::AttentionCall& call);
+/// Which tiles serve a call best whose keys are not divided: narrow ones, unless head dimensions are up to 96.
+detail::TileUse tile_use(const detail::AttentionCall& call);
+
+/// Rows of the tiles that run_gpu() takes for sequences that follow each other.
+inline int packed_tile_rows(const detail::AttentionCall& call) {
+  return with_head_dims(call.q.shape(3), call.v.shape(3),
+                        [&]<int D, int DV>() { return detail::attention_tiles<D, DV>(tile_use(call)).bm; });
+}
 
 /// On a GPU, where T is bf16 or f16.
 template <class T>
@@ -40,14 +46,21 @@ void run_gpu(const detail::AttentionCall& call) {
     using detail::TileUse;
     constexpr detail::AttentionTiles tiles = detail::attention_tiles<D, DV>(TileUse::narrow),
                                      few = detail::attention_tiles<D, DV>(TileUse::split);
-    constexpr detail::AttentionTiles wide = detail::attention_tiles<D, DV>(TileUse::wide);
+    constexpr detail::AttentionTiles wide = detail::attention_tiles<D, DV>(TileUse::wide),
+                                     widest = detail::attention_tiles<D, DV>(TileUse::widest);
     if (call.split) return launch.template operator()<few.bm, few.bn, few.stages, kRagged | kSplit | kPaged>();
     if (call.pages) return launch.template operator()<tiles.bm, tiles.bn, tiles.stages, kRagged | kPaged>();
-    if (call.ragged()) return launch.template operator()<tiles.bm, tiles.bn, tiles.stages, kRagged>();
-    if constexpr (wide.bm != tiles.bm) {
-      if (wide_tiles(call)) return launch.template operator()<wide.bm, wide.bn, wide.stages, kEqualLengths>();
-    }
-    launch.template operator()<tiles.bm, tiles.bn, tiles.stages, kEqualLengths>();
+    const auto launch_form = [&]<int kForm>() {
+      [[maybe_unused]] const TileUse use = tile_use(call);
+      if constexpr (widest.bm != wide.bm) {
+        if (use == TileUse::widest) return launch.template operator()<widest.bm, widest.bn, widest.stages, kForm>();
+      }
+      if constexpr (wide.bm != tiles.bm) {
+        if (use == TileUse::wide) return launch.template operator()<wide.bm, wide.bn, wide.stages, kForm>();
+      }
+      launch.template operator()<tiles.bm, tiles.bn, tiles.stages, kForm>();
+    };
+    call.ragged() ? launch_form.template operator()<kRagged>() : launch_form.template operator()<kEqualLengths>();
   });
 }
 

@@ -1,21 +1,30 @@
 #include "kernels/attention/variants.hpp"
 
+#include <algorithm>
+
+#include "kernels/attention/combine.hpp"
 #include "kernels/attention/run.hpp"
 #include "kernels/check.hpp"
 
 namespace tw::kernels::attention {
 
-bool wide_tiles(const detail::AttentionCall& call) {
-  // Short sequences have few tiles, and under a causal mask unequal ones. Without TMA the loading warpgroup needs registers that three
-  // others would not leave it; nor would loads of a mask.
-  if (call.upper && call.q.shape(2) <= 1024 && call.q.shape(3) <= 64) return false;
+detail::TileUse tile_use(const detail::AttentionCall& call) {
+  using detail::TileUse;
+  const std::int64_t head_dim = std::max(call.q.shape(3), call.v.shape(3));
+  // Without TMA the loading warpgroup needs registers that three others would not leave it; nor would loads of a mask.
   const auto aligned = [](const Tensor& t) {
     if (reinterpret_cast<std::uintptr_t>(t.data()) % 16 != 0) return false;
     for (int dim = 0; dim < 3; ++dim)
       if (t.shape(dim) > 1 && (t.stride(dim) <= 0 || t.stride(dim) % 8 != 0)) return false;
     return true;
   };
-  return call.mask == nullptr && aligned(call.q) && aligned(call.k) && aligned(call.v);
+  if (head_dim > 96 || call.mask || !aligned(call.q) || !aligned(call.k) || !aligned(call.v)) return TileUse::narrow;
+  // Of sequences that follow each other most work is in those longer than the mean.
+  const std::int64_t rows = call.cu_q ? 2 * call.q.shape(2) / call.batch : call.q.shape(2);
+  if (head_dim > 64) return TileUse::wide;
+  // Short sequences under a causal mask have few tiles, and unequal ones; somewhat longer ones fill many rows of tiles badly.
+  if (call.upper && rows <= 512) return TileUse::narrow;
+  return rows <= 2048 ? TileUse::widest : TileUse::wide;
 }
 
 namespace {
@@ -50,6 +59,49 @@ KernelVariant variant(const char* dtype) {
           analyze_variant<T, D, kCausal>};
 }
 
+/// Decode: a tile is the queries of all heads that share keys.
+template <int D>
+inline constexpr detail::AttentionTiles kDecodeTiles = detail::attention_tiles<D, D>(detail::TileUse::split);
+template <class T, int D, bool kCausal>
+using Decode =
+    Attention<T, D, D, kDecodeTiles<D>.bm, kDecodeTiles<D>.bn, kDecodeTiles<D>.stages, kRagged | kSplit | kPaged, PlainRules<kCausal>>;
+
+template <class T, int D, bool kCausal>
+Analysis analyze_decode(const ShapeValues& shape) {
+  const int heads = shape.integer("heads"), seqlen_q = shape.integer("seqlen_q"), seqlen_k = shape.integer("seqlen_k"),
+            batch = shape.integer("batch");
+  const int kv_heads = shape["kv_heads"] > 0 ? shape.integer("kv_heads") : heads, together = heads / std::max(kv_heads, 1);
+  const int splits = shape.integer("splits");
+  require(splits > 0, "attention: splits is {}; it must be positive", splits);
+  const int rows = together * seqlen_q;
+  require(heads > 0 && heads % kv_heads == 0 && rows <= kDecodeTiles<D>.bm,
+          "attention: heads is {}, kv_heads {} and seqlen_q {}; heads / kv_heads * seqlen_q must be a whole number up to {}", heads,
+          kv_heads, seqlen_q, kDecodeTiles<D>.bm);
+  const Tensor q = placeholder({batch, rows, kv_heads, D}, dtype_of<T>), k = placeholder({batch, seqlen_k, kv_heads, D}, dtype_of<T>);
+  const Tensor lse = placeholder({splits * batch, kv_heads, rows}, DType::f32);
+  detail::AttentionCall call = detail::check_attention(q, k, placeholder(k.shape(), dtype_of<T>), placeholder(q.shape(), dtype_of<T>), {});
+  if (shape["lse"] || splits > 1) {
+    call.lse = lse.data<float>();
+    call.lse_stride_batch = heads * seqlen_q, call.lse_stride_head = rows;
+  }
+  call.split = true;
+  call.splits = splits;
+  if (splits > 1) call.partial = placeholder({splits * batch, kv_heads, rows, D}, DType::f32);
+  call.heads_together = together;
+  call.queries = seqlen_q;
+  call.upper = kCausal;
+  return analyze<Decode<T, D, kCausal>>(detail::attention_grid(call, kDecodeTiles<D>.bm), [&](auto& bind, auto& p) {
+    detail::fill_attention<PlainRules<kCausal>>(bind, p, call, kDecodeTiles<D>.bn, kNoUserRule);
+  });
+}
+
+template <class T, int D, bool kCausal>
+KernelVariant decode_variant(const char* dtype) {
+  return {make_spec(kernel_info<Decode<T, D, kCausal>>, true, true,
+                    tw::format("attention_decode_{}_d{}{}", dtype, D, kCausal ? "_causal" : "")),
+          analyze_decode<T, D, kCausal>};
+}
+
 }  // namespace
 
 std::vector<KernelVariant> registered() {
@@ -63,6 +115,9 @@ std::vector<KernelVariant> registered() {
   add(std::type_identity<bf16>{}, "bf16");
   add(std::type_identity<f16>{}, "f16");
   variants.push_back(variant<bf16, 256, true>("bf16"));
+  variants.push_back(decode_variant<bf16, 128, false>("bf16"));
+  variants.push_back(decode_variant<bf16, 128, true>("bf16"));
+  variants.push_back(combine_variant());
   return variants;
 }
 

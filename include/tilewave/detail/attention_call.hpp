@@ -37,6 +37,7 @@ struct AttentionCall {
   // Lengths on the device; see the kernel's Params
   const std::int32_t *cu_q = nullptr, *cu_k = nullptr, *used_q = nullptr, *used_k = nullptr, *k_batch = nullptr, *k_begin = nullptr;
   int keys_added = 0;
+  const std::int32_t *order = nullptr, *first_tile = nullptr;  ///< see the kernel's Params
   bool ragged() const { return cu_q || cu_k || used_q || used_k || k_batch || k_begin; }
 
   // Keys divided among blocks: rows are the queries of all heads that share them
@@ -133,6 +134,7 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   p.cu_q = call.cu_q, p.cu_k = call.cu_k, p.used_q = call.used_q, p.used_k = call.used_k;
   p.k_batch = call.k_batch, p.k_begin = call.k_begin;
   p.keys_added = call.keys_added;
+  p.order = call.order, p.first_tile = call.first_tile;
   p.heads_together = call.heads_together;
   p.queries = call.split ? call.queries : 0;
   p.splits = call.splits;
@@ -160,14 +162,16 @@ struct AttentionTiles {
   int bm, bn, stages;
 };
 enum class TileUse {
+  widest,  ///< four warpgroups, where D is 64: for sequences that these tiles fill better
   wide,    ///< three warpgroups, where D is small: fast, for long sequences, TMA and rules that need few registers
   narrow,  ///< two, for everything
   split    ///< one: few rows, and many keys in flight
 };
 template <int D, int DV>
 constexpr AttentionTiles attention_tiles(TileUse use) {
+  if (use == TileUse::widest && D == 64) return {256, 64, 4};
   if (use == TileUse::wide && D == 64) return {192, 128, 3};
-  if (use == TileUse::wide && D == 96) return {192, 96, 2};
+  if ((use == TileUse::wide || use == TileUse::widest) && D == 96) return {192, 96, 2};
   if (use == TileUse::split) return {64, D <= 128 ? 128 : DV <= 128 ? 96 : 64, D <= 64 ? 4 : D <= 192 ? 3 : 2};
   return {128, D <= 128 ? 128 : D <= 192 ? 96 : 64, 2};
 }

@@ -26,6 +26,17 @@ enum AttentionForm {
   kPaged = 4    ///< a sequence's keys and values lie in pages of a table
 };
 
+/// Sequence `i` of those that follow each other, which has `size` rows from `begin` on. What memory says is clamped to the tensor's `rows`.
+struct SequenceRows {
+  int begin, size;
+  TW_INLINE static int clamp(int x, int most) { return max(min(x, most), 0); }
+  /// cu_seqlens: where each begins, and the last one's end.
+  TW_INLINE static SequenceRows packed(const auto& cu_seqlens, int i, int rows) {
+    const int begin = clamp(cu_seqlens[i], rows);
+    return {begin, max(clamp(cu_seqlens[i + 1], rows) - begin, 0)};
+  }
+};
+
 /// O = softmax(scale Q K^T) V with online softmax: the scores never leave the registers (FlashAttention; Dao et al. 2022, 2023; Shah et al.
 /// 2024).
 ///
@@ -57,7 +68,10 @@ struct Attention {
     static constexpr bool queries_in_registers = BM == 128 && D <= 128 && !Rules::anywhere && Rules::source == nullptr && loads_by_tma();
     /// Whether a row's maximum has grown is found from its scores, before the exponents; else from the exponents' signs, half of a row at a
     /// time. The first is faster where three warpgroups have short products to wait for, and does not mind where a row sees its first key.
-    static constexpr bool maxima_first = (BM == 192 && D == 64) || Rules::anywhere;
+    static constexpr bool maxima_first = (BM >= 192 && D == 64) || Rules::anywhere;
+    /// Whether rules that change scores everywhere do so in the halves in which exponents are computed, under the first's exponentials. Not
+    /// in blocks that can be a row's first: they need the maximum of all.
+    static constexpr bool rules_in_halves = !maxima_first && Rules::changing;
     /// Exponents are relative to 2^kHeadroom times the largest term of a row that has been seen, so that later ones may grow by as much.
     static constexpr float kHeadroom = 8.0f;
     /// A row's base before it has seen a key: finite, so that -infinity minus it is -infinity.
@@ -82,11 +96,12 @@ struct Attention {
 
       // ragged. What they say is clamped to the tensors.
       int batch;
-      Integers cu_q, cu_k;      ///< where sequences begin, and the last one's end; null: those of a batch lie apart
-      Integers used_q, used_k;  ///< the number of a sequence's queries and keys; null: all
-      Integers k_batch;         ///< which of k's and v's batches is whose; null: the same
-      Integers k_begin;         ///< keys before do not count; null: none
-      int keys_added;           ///< to each of used_k
+      Integers cu_q, cu_k;         ///< where sequences begin, and the last one's end; null: those of a batch lie apart
+      Integers used_q, used_k;     ///< the number of a sequence's queries and keys; null: all
+      Integers k_batch;            ///< which of k's and v's batches is whose; null: the same
+      Integers k_begin;            ///< keys before do not count; null: none
+      int keys_added;              ///< to each of used_k
+      Integers order, first_tile;  ///< sequences of cu_q by their number of keys, and each one's first tile; null: as they come
       // split
       int heads_together;  ///< that share keys
       int queries;         ///< of one of them: its rows follow each other; 0: heads are apart, as without kSplit
@@ -175,8 +190,8 @@ struct Attention {
     }
 
     /// Block number `step`: its scores and weights, and under them the output of the block before. `cut`: rules leave some of its scores
-    /// out.
-    template <bool kFirst>
+    /// out. kHalves: none, and all rows have seen a key; see rules_in_halves.
+    template <bool kFirst, bool kHalves = false>
     TW_INLINE static void next(auto& block, const Params& p, const Work& w, int step, bool cut, Memory& memory, const auto& q,
                                Weights& weights, State& state) {
       Scores scores;
@@ -189,12 +204,14 @@ struct Attention {
         block.wait(leave<1>, scores);
       }
       block.release(memory.k);
-      if (cut)
-        apply_rules<true>(block, p, w, w.block(step), scores);
-      else
-        apply_rules<false>(block, p, w, w.block(step), scores);
-      if (!maxima_first && (cut || step <= w.cut)) settle(block, p, scores, state);
-      const bool raised = softmax(block, p, scores, state, decay);
+      if constexpr (!kHalves) {
+        if (cut)
+          apply_rules<true, 0, BN>(block, p, w, w.block(step), scores);
+        else
+          apply_rules<false, 0, BN>(block, p, w, w.block(step), scores);
+        if (!maxima_first && (cut || step <= w.cut)) settle(block, p, scores, state);
+      }
+      const bool raised = softmax<kHalves>(block, p, w, step, scores, state, decay);
       if constexpr (!kFirst) {
         block.wait(leave<0>, state.out);
         block.release(memory.v);
@@ -214,8 +231,13 @@ struct Attention {
         if constexpr (Rules::lower)
           for (; step < w.blocks; ++step) next<false>(block, p, w, step, true, memory, q, weights, state);
       } else {
-        for (; step < w.blocks; ++step)
-          next<false>(block, p, w, step, step < w.cut || (Rules::lower && step >= whole_end), memory, q, weights, state);
+        const auto cut = [&](int n) { return n < w.cut || (Rules::lower && n >= whole_end); };
+        if constexpr (rules_in_halves) {
+          for (; step <= w.cut && step < w.blocks; ++step) next<false>(block, p, w, step, cut(step), memory, q, weights, state);
+          for (; step < whole_end; ++step) next<false, true>(block, p, w, step, false, memory, q, weights, state);
+        }
+        if constexpr (!rules_in_halves || Rules::lower)
+          for (; step < w.blocks; ++step) next<false>(block, p, w, step, cut(step), memory, q, weights, state);
       }
     }
 
@@ -273,7 +295,7 @@ struct Attention {
     }
 
    private:
-    TW_INLINE static int clamp(int x, int most) { return max(min(x, most), 0); }
+    TW_INLINE static int clamp(int x, int most) { return SequenceRows::clamp(x, most); }
     TW_INLINE static int seqlen_q(const Params& p, const Work& w) { return split && p.queries > 0 ? p.queries : w.rows; }
     /// The head and the query that row `row` of the tile belongs to.
     TW_INLINE static int head_of(const Params& p, const Work& w, int row) {
@@ -286,22 +308,22 @@ struct Attention {
       return static_cast<int>(static_cast<u32>(min(w.first_row + row, w.rows - 1)) / static_cast<u32>(seqlen_q(p, w)));
     }
 
-    /// Sequence b has the tiles from cu_q[b] / BM + b on, of which the last one may be empty: so the host knows how many there are without
-    /// knowing the lengths. Finds tile m's sequence and gives its number in there.
+    /// Finds tile m's sequence and gives its number in there. The host knows how many tiles there are without knowing the lengths: where
+    /// sequences stand as they come, b has those from cu_q[b] / BM + b on, of which the last one may be empty; else empty ones come last.
     TW_INLINE static int find_sequence(const Params& p, int m, Work& w) {
+      const auto first_tile = [&](int i) { return p.order ? p.first_tile[i] : p.cu_q[i] / BM + i; };
       int low = 0, high = p.batch;  // first tiles: at low before m or at it, at high behind it
       while (high - low > 1) {
         const int middle = (low + high) / 2;
-        (p.cu_q[middle] / BM + middle <= m ? low : high) = middle;
+        (first_tile(middle) <= m ? low : high) = middle;
       }
-      w.batch = low;
-      return max(m - (p.cu_q[low] / BM + low), 0);
+      w.batch = p.order ? p.order[low] : low;
+      return max(m - first_tile(low), 0);
     }
-    /// Sequence `batch` of those that follow each other in `size` rows.
     TW_INLINE static void place(const Integers& cu_seqlens, int batch, int& size, int& begin) {
-      begin = clamp(cu_seqlens[batch], size);
-      size = clamp(cu_seqlens[batch + 1], size) - begin;
-      if (size < 0) size = 0;
+      const SequenceRows at = SequenceRows::packed(cu_seqlens, batch, size);
+      begin = at.begin;
+      size = at.size;
     }
     TW_INLINE static void find_blocks(const Params& p, Work& w) {
       const int last_row = min(w.first_row + BM, w.rows) - 1;
@@ -355,11 +377,11 @@ struct Attention {
       return v;
     }
 
-    /// Scores of block `b`: those that a row must not see become -infinity.
-    template <bool kCut>
+    /// Scores of block `b`, kCount columns from kFirst on: those that a row must not see become -infinity.
+    template <bool kCut, int kFirst, int kCount>
     TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int b, Scores& scores) {
       const int key0 = b * BN;
-      Rules::template apply<kCut>(block, p.rules, scores, [&](int row, int col) {
+      Rules::template apply<kCut, kFirst, kCount>(block, p.rules, scores, [&](int row, auto col) {
         const int query = query_of(p, w, row);
         return Score{w.batch,        head_of(p, w, row), query,      key0 + col,
                      seqlen_q(p, w), w.seqlen_k,         w.diagonal, difference(query + w.diagonal - key0, col)};
@@ -413,7 +435,8 @@ struct Attention {
     }
     /// Scores become terms; `sum` grows by them. A base serves until a term would exceed 1: in practice raise() runs once or never. True if
     /// it did in this warp: then the output so far must be scaled by `decay`.
-    TW_INLINE static bool softmax(auto& block, const Params& p, Scores& scores, State& state, PerRow& decay) {
+    template <bool kHalves>
+    TW_INLINE static bool softmax(auto& block, const Params& p, const Work& w, int step, Scores& scores, State& state, PerRow& decay) {
       block.fill(decay, 1.0f);
       if constexpr (maxima_first) {
         RowVector<Target, bool, Scores> over;
@@ -436,8 +459,10 @@ struct Attention {
       } else {
         // In two halves: the exponents of the second are computed under the exponentials of the first.
         constexpr int half = (BN + 31) / 32 * 16;
+        if constexpr (kHalves) apply_rules<false, 0, half>(block, p, w, w.block(step), scores);
         const bool raised = exponents<0, half>(block, p, scores, state);
         if (raised) raise<0, half>(block, scores, state, decay);
+        if constexpr (kHalves) apply_rules<false, half, BN - half>(block, p, w, w.block(step), scores);
         terms<0, half>(block, scores, state);
         const bool again = exponents<half, BN - half>(block, p, scores, state);
         if (again) raise<half, BN - half>(block, scores, state, decay);

@@ -221,7 +221,8 @@ struct Rules {
   struct Params {};
   TW_INLINE static KeyRange keys(const auto&, const ScoreRows&, KeyRange all) { return all; }
   TW_INLINE static KeyRange untouched(const auto&, const ScoreRows&, KeyRange all) { return all; }
-  template <bool kEdge>
+  static constexpr bool changing = false;
+  template <bool kEdge, int kFirst, int kCount>
   TW_INLINE static void apply(auto&, const auto&, auto&, auto) {}
 };
 
@@ -273,14 +274,20 @@ struct Rules<First, Rest...> {
     }
     return Others::untouched(p.rest, rows, all);
   }
-  /// The rules, on a tile of scores; `at(row, col)` says where one stands. kEdge: with those that leave other tiles untouched.
-  template <bool kEdge>
+  /// Whether a rule changes scores everywhere.
+  static constexpr bool changing = (use != Use::never && detail::changes<Rule, typename First::template Params<detail::AnyTarget>> &&
+                                    !detail::narrows<Rule, typename First::template Params<detail::AnyTarget>>) ||
+                                   Others::changing;
+
+  /// The rules, on kCount columns from kFirst on of a tile of scores; `at(row, col)` says where one stands. kEdge: with those that leave
+  /// other tiles untouched.
+  template <bool kEdge, int kFirst, int kCount>
   TW_INLINE static void apply(auto& block, const auto& p, auto& scores, auto at) {
     using P = decltype(p.first);
     static_assert(detail::changes<Rule, P> || detail::hides<Rule, P>, "a rule has visible(params, at) or score(params, at, x)");
     if constexpr (use != Use::never && (kEdge || !detail::narrows<Rule, P>)) {
       if (on(p)) {
-        block.for_each(scores, [&](int row, int col, auto& x) {
+        block.template for_columns<kFirst, kCount>(scores, [&](int row, auto col, auto& x) {
           if constexpr (detail::changes<Rule, P>) x = Rule::score(p.first, at(row, col), x);
           if constexpr (detail::hides<Rule, P>) {
             if (!Rule::visible(p.first, at(row, col))) x = -kInfinity;
@@ -288,7 +295,7 @@ struct Rules<First, Rest...> {
         });
       }
     }
-    Others::template apply<kEdge>(block, p.rest, scores, at);
+    Others::template apply<kEdge, kFirst, kCount>(block, p.rest, scores, at);
   }
 
  private:

@@ -152,18 +152,8 @@ TW_INLINE float tanh_approx(float x) {
 #endif
 }
 
-/// base - small as a float, for 0 <= small < 2^9; beyond +-2^22 it stays at about that. Cheaper for many `small` than a conversion of each,
-/// which takes as long as an exponential.
-TW_INLINE float difference(int base, int small) {
-  constexpr int kMost = (1 << 22) - (1 << 9);
-  const int near = max(min(base, kMost), -kMost);
-#if TW_ON_GPU
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: a float whose lowest bits count integers
-  return bit_cast<float>(bit_cast<int>(kMagic) + near - small) - kMagic;
-#else
-  return static_cast<float>(near - small);
-#endif
-}
+/// from - to, both far below 2^24.
+TW_INLINE float difference(int from, int to) { return static_cast<float>(from - to); }
 
 TW_INLINE float erf(float x) { return TW_LIBM(erff)(x); }
 

@@ -230,17 +230,22 @@ class Block {
   }
   template <class F, class Fn>
   void for_each(F& tile, Fn f) const {
-    visit<F>(f, tile.x);
+    visit(F::rows, F::cols, f, tile.x);
+  }
+  template <int kFirst, int kCount, class F, class Fn>
+  void for_columns(F& tile, Fn f) const {
+    auto shifted = [&](int row, int col, auto& x) { return f(row, kFirst + col, x); };
+    visit(F::rows, kCount, shifted, tile.x);
   }
   template <class F, class Other, class Fn>
   void for_each(F& first, Other& second, Fn f) const {
-    visit<F>(f, first.x, second.x);
+    visit(F::rows, F::cols, f, first.x, second.x);
   }
   template <class F, class G, class Fn>
   void for_each_with(F& tile, const G& other, int row0, int col0, int, int, Fn f) const {
     tally.read[other.place] += other.bytes(row0, col0, F::rows, F::cols);
     Counted element = 1.0f;
-    visit<F>(f, tile.x, element);
+    visit(F::rows, F::cols, f, tile.x, element);
   }
   template <class F, class Fn>
   void rows(F& tile, Fn f) const {
@@ -480,10 +485,10 @@ class Block {
     acc.x = decltype(acc.x)(1.0f);
   }
   /// f(row, col, x...) for every element; each starts from what the tile holds.
-  template <class F, class Fn, class... X>
-  static void visit(Fn& f, X&... x) {
+  template <class Fn, class... X>
+  static void visit(int rows, int cols, Fn& f, X&... x) {
     [&](auto... before) {
-      for_elements(F::rows, F::cols, [&](int row, int col) {
+      for_elements(rows, cols, [&](int row, int col) {
         ((x = before), ...);
         apply(f, row, col, x...);
       });

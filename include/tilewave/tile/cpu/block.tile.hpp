@@ -401,6 +401,11 @@ class Block {
     for (int r = 0; r < F::rows; ++r)
       for (int c = 0; c < F::cols; ++c) f(r, c, fragment.x[r * F::cols + c]);
   }
+  template <int kFirst, int kCount, class F, class Fn>
+  void for_columns(F& fragment, Fn f) const {
+    for (int r = 0; r < F::rows; ++r)
+      for (int c = kFirst; c < kFirst + kCount; ++c) f(r, c, fragment.x[r * F::cols + c]);
+  }
   template <class F, class Other, class Fn>
   void for_each(F& first, Other& second, Fn f) const {
     static_assert(F::rows == Other::rows && F::cols == Other::cols, "tiles of two shapes");

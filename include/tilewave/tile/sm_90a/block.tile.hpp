@@ -108,6 +108,14 @@ struct Block {
     TW_UNROLL
     for (int i = 0; i < F::size; ++i) f(F::row(at, i), F::col(at, i), fragment.x[i]);
   }
+  /// The same for `kCount` columns of a Fragment from `kFirst` on, multiples of 8.
+  template <int kFirst, int kCount, class T, int R, int C, class Fn>
+  TW_INLINE void for_columns(Fragment<T, R, C>& fragment, Fn f) const {
+    static_assert(kFirst % 8 == 0 && kCount % 8 == 0 && kFirst + kCount <= C, "for_columns() takes whole pieces of a row");
+    using F = Fragment<T, R, C>;
+    TW_UNROLL
+    for (int i = kFirst / 2; i < (kFirst + kCount) / 2; ++i) f(F::row(at, i), F::col(at, i), fragment.x[i]);
+  }
   template <class F, class Other, class Fn>
   TW_INLINE void for_each(F& first, Other& second, Fn f) const {
     static_assert(F::rows == Other::rows && F::cols == Other::cols && F::size == Other::size && F::width == Other::width,

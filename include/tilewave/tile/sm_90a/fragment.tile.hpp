@@ -4,6 +4,14 @@
 
 namespace tw::sm_90a {
 
+/// A number of which only `base` depends on the thread.
+struct Offset {
+  int base, fixed;
+  TW_INLINE constexpr operator int() const { return base + fixed; }
+};
+/// from - to: conversions take as long as exponentials, and all of a thread's columns share one.
+TW_INLINE float difference(int from, const Offset& to) { return static_cast<float>(from - to.base) - static_cast<float>(to.fixed); }
+
 /// R x C accumulators, wgmma's layout: a warpgroup holds 64 rows, a warp 16 of them, a quad of lanes two rows (r and r + 8), a thread two
 /// neighbouring columns of every eight. Element i of a thread: column pair i / 4, row r + 8 * (i / 2 % 2), column i % 2 of the pair.
 template <class T, int R, int C>
@@ -22,7 +30,7 @@ struct Fragment {
   T x[size];
 
   TW_INLINE static constexpr int row(const Position& p, int i) { return p.row + i / 2 % 2 * 8; }
-  TW_INLINE static constexpr int col(const Position& p, int i) { return i / 4 * 8 + p.col + i % 2; }
+  TW_INLINE static constexpr Offset col(const Position& p, int i) { return {p.col, i / 4 * 8 + i % 2}; }
   /// Index of the j-th element of a thread's row `r`, j < size / row_count.
   TW_INLINE static constexpr int in_row(int r, int j) { return j / 2 * 4 + r * 2 + j % 2; }
   static constexpr int column_count = C / 4;  ///< columns of a thread

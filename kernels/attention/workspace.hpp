@@ -1,0 +1,19 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "runtime/stream.hpp"
+#include "tilewave/tensor.hpp"
+
+namespace tw::kernels::attention {
+
+/// Memory for one call, that a graph keeps for itself.
+inline Tensor workspace(Shape shape, DType dtype, const Stream& stream) {
+  std::int64_t elements = 1;
+  for (const std::int64_t extent : shape) elements *= extent;
+  const std::shared_ptr<void> memory = allocate_workspace(static_cast<std::size_t>(elements) * size_of(dtype), stream);
+  return Tensor::borrow(memory.get(), std::move(shape), dtype, stream.device(), {}, memory);
+}
+
+}  // namespace tw::kernels::attention
