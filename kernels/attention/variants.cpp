@@ -22,9 +22,9 @@ detail::TileUse tile_use(const detail::AttentionCall& call) {
   // Of sequences that follow each other most work is in those longer than the mean.
   const std::int64_t rows = call.cu_q ? 2 * call.q.shape(2) / call.batch : call.q.shape(2);
   if (head_dim > 64) return TileUse::wide;
-  // Short sequences under a causal mask have few tiles, and unequal ones; somewhat longer ones fill many rows of tiles badly.
+  // Short sequences under a causal mask have few tiles, and unequal ones.
   if (call.upper && rows <= 512) return TileUse::narrow;
-  return rows <= 2048 ? TileUse::widest : TileUse::wide;
+  return rows <= 4096 && !call.cu_q ? TileUse::widest : TileUse::wide;
 }
 
 namespace {
@@ -34,7 +34,7 @@ using PlainRules =
     Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, Band<false, kCausal>>;
 
 template <int D>
-inline constexpr detail::AttentionTiles kTiles = detail::attention_tiles<D, D>(detail::TileUse::wide);
+inline constexpr detail::AttentionTiles kTiles = detail::attention_tiles<D, D>(detail::TileUse::widest);
 template <class T, int D, bool kCausal>
 using Plain = Attention<T, D, D, kTiles<D>.bm, kTiles<D>.bn, kTiles<D>.stages, kEqualLengths, PlainRules<kCausal>>;
 
