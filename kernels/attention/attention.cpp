@@ -10,8 +10,8 @@
 
 #include "kernels/attention/checks.hpp"
 #include "kernels/attention/contents.hpp"
+#include "kernels/attention/packed_tiles.hpp"
 #include "kernels/attention/run.hpp"
-#include "kernels/attention/sequence_order.hpp"
 #include "kernels/check.hpp"
 
 namespace tw {
@@ -255,7 +255,7 @@ void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const T
                       const AttentionOptions& options) {
   detail::AttentionCall call = detail::check_attention_varlen(q, k, v, o, sequences, options);
   if (o.numel() == 0 || call.batch == 0) return;
-  const Tensor order = kernels::attention::order_sequences(call);
+  const Tensor tiles = kernels::attention::list_packed_tiles(call);
   kernels::attention::run(call);
 }
 

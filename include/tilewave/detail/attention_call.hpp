@@ -37,7 +37,7 @@ struct AttentionCall {
   // Lengths on the device; see the kernel's Params
   const std::int32_t *cu_q = nullptr, *cu_k = nullptr, *used_q = nullptr, *used_k = nullptr, *k_batch = nullptr, *k_begin = nullptr;
   int keys_added = 0;
-  const std::int32_t *order = nullptr, *first_tile = nullptr;  ///< see the kernel's Params
+  const std::int32_t* tiles = nullptr;
   bool ragged() const { return cu_q || cu_k || used_q || used_k || k_batch || k_begin; }
 
   // Keys divided among blocks: rows are the queries of all heads that share them
@@ -134,7 +134,7 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   p.cu_q = call.cu_q, p.cu_k = call.cu_k, p.used_q = call.used_q, p.used_k = call.used_k;
   p.k_batch = call.k_batch, p.k_begin = call.k_begin;
   p.keys_added = call.keys_added;
-  p.order = call.order, p.first_tile = call.first_tile;
+  p.tiles = call.tiles;
   p.heads_together = call.heads_together;
   p.queries = call.split ? call.queries : 0;
   p.splits = call.splits;

@@ -37,6 +37,12 @@ struct SequenceRows {
   }
 };
 
+/// A tile of packed sequences in a list in memory: which number of it is what.
+struct PackedTile {
+  static constexpr int sequence = 0, first_row = 1, q_begin = 2, q_rows = 3, k_begin = 4, keys = 5;
+  static constexpr int numbers = 8;  ///< of a tile, the last two are not used
+};
+
 /// O = softmax(scale Q K^T) V with online softmax: the scores never leave the registers (FlashAttention; Dao et al. 2022, 2023; Shah et al.
 /// 2024).
 ///
@@ -96,12 +102,12 @@ struct Attention {
 
       // ragged. What they say is clamped to the tensors.
       int batch;
-      Integers cu_q, cu_k;         ///< where sequences begin, and the last one's end; null: those of a batch lie apart
-      Integers used_q, used_k;     ///< the number of a sequence's queries and keys; null: all
-      Integers k_batch;            ///< which of k's and v's batches is whose; null: the same
-      Integers k_begin;            ///< keys before do not count; null: none
-      int keys_added;              ///< to each of used_k
-      Integers order, first_tile;  ///< sequences of cu_q by their number of keys, and each one's first tile; null: as they come
+      Integers cu_q, cu_k;      ///< where sequences begin, and the last one's end; null: those of a batch lie apart
+      Integers used_q, used_k;  ///< the number of a sequence's queries and keys; null: all
+      Integers k_batch;         ///< which of k's and v's batches is whose; null: the same
+      Integers k_begin;         ///< keys before do not count; null: none
+      int keys_added;           ///< to each of used_k
+      Integers tiles;           ///< those of cu_q and cu_k, as PackedTile says; null: each is searched for
       // split
       int heads_together;  ///< that share keys
       int queries;         ///< of one of them: its rows follow each other; 0: heads are apart, as without kSplit
@@ -157,14 +163,18 @@ struct Attention {
       w.rows = p.q.rows;
       w.seqlen_k = p.keys;
       if (ragged) {
-        if (p.cu_q) {
-          m = find_sequence(p, m, w);
-          place(p.cu_q, w.batch, w.rows, w.q_row);
-          w.q_batch = w.k_batch = 0;
+        if (p.cu_q) w.q_batch = w.k_batch = 0;
+        if (p.tiles) {
+          m = read_tile(p, m, w);
+        } else {
+          if (p.cu_q) {
+            m = find_sequence(p, m, w);
+            place(p.cu_q, w.batch, w.rows, w.q_row);
+          }
+          if (p.cu_k) place(p.cu_k, w.batch, w.seqlen_k, w.k_row);
+          if (p.used_q) w.rows = clamp(p.used_q[w.batch], w.rows);
+          if (p.used_k) w.seqlen_k = min(clamp(p.used_k[w.batch], w.seqlen_k) + p.keys_added, w.seqlen_k);
         }
-        if (p.cu_k) place(p.cu_k, w.batch, w.seqlen_k, w.k_row);
-        if (p.used_q) w.rows = clamp(p.used_q[w.batch], w.rows);
-        if (p.used_k) w.seqlen_k = min(clamp(p.used_k[w.batch], w.seqlen_k) + p.keys_added, w.seqlen_k);
         if (p.k_batch) w.k_batch = clamp(p.k_batch[w.batch], p.k.size_j - 1);
         if (p.k_begin) {
           const int begin = clamp(p.k_begin[w.batch], w.seqlen_k);
@@ -308,17 +318,26 @@ struct Attention {
       return static_cast<int>(static_cast<u32>(min(w.first_row + row, w.rows - 1)) / static_cast<u32>(seqlen_q(p, w)));
     }
 
-    /// Finds tile m's sequence and gives its number in there. The host knows how many tiles there are without knowing the lengths: where
-    /// sequences stand as they come, b has those from cu_q[b] / BM + b on, of which the last one may be empty; else empty ones come last.
+    /// Tile m of the list; gives its number in its sequence.
+    TW_INLINE static int read_tile(const Params& p, int m, Work& w) {
+      const auto tile = p.tiles + static_cast<i64>(m) * PackedTile::numbers;
+      w.batch = tile[PackedTile::sequence];
+      w.q_row = tile[PackedTile::q_begin];
+      w.rows = tile[PackedTile::q_rows];
+      w.k_row = tile[PackedTile::k_begin];
+      w.seqlen_k = tile[PackedTile::keys];
+      return tile[PackedTile::first_row] / BM;
+    }
+    /// Sequence b has the tiles from cu_q[b] / BM + b on, of which the last one may be empty: so the host knows how many there are without
+    /// knowing the lengths. Finds tile m's sequence and gives its number in there.
     TW_INLINE static int find_sequence(const Params& p, int m, Work& w) {
-      const auto first_tile = [&](int i) { return p.order ? p.first_tile[i] : p.cu_q[i] / BM + i; };
       int low = 0, high = p.batch;  // first tiles: at low before m or at it, at high behind it
       while (high - low > 1) {
         const int middle = (low + high) / 2;
-        (first_tile(middle) <= m ? low : high) = middle;
+        (p.cu_q[middle] / BM + middle <= m ? low : high) = middle;
       }
-      w.batch = p.order ? p.order[low] : low;
-      return max(m - first_tile(low), 0);
+      w.batch = low;
+      return max(m - (p.cu_q[low] / BM + low), 0);
     }
     TW_INLINE static void place(const Integers& cu_seqlens, int batch, int& size, int& begin) {
       const SequenceRows at = SequenceRows::packed(cu_seqlens, batch, size);

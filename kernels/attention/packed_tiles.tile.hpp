@@ -1,0 +1,68 @@
+#pragma once
+
+#include "tilewave/tile/attention.tile.hpp"
+
+namespace tw::kernels::attention {
+
+/// Where the tiles of packed sequences are, those of the sequence with the most keys last: tiles are taken from the last to the first, and
+/// long ones at the end of a launch would leave most of the device idle. And a tile is found by one trip to memory, not by one for each
+/// step of a search. A tile here is one sequence, held against C others at a time.
+template <int C>
+struct PackedTiles {
+  static constexpr const char* source = "kernels/attention/packed_tiles.tile.hpp";
+
+  template <class Target>
+  struct On {
+    using Row = Rows<Target, float, 1, C, 4, 1>;
+    using Integers = Pointer<Target, const i32>;
+    struct Params {
+      Integers cu_q, cu_k;         ///< [batch + 1]
+      Integers used_q, used_k;     ///< [batch], or null
+      int batch, queries, keys;    ///< queries and keys: of all sequences
+      int tile_rows;               ///< queries of a tile
+      int count;                   ///< of tiles, at least as many as there are; those left over have no queries
+      Pointer<Target, i32> tiles;  ///< [count, PackedTile::numbers]
+    };
+
+    TW_INLINE static SequenceRows rows_of(const Integers& cu_seqlens, const Integers& used, int i, int rows) {
+      SequenceRows at = SequenceRows::packed(cu_seqlens, i, rows);
+      if (used) at.size = SequenceRows::clamp(used[i], at.size);
+      return at;
+    }
+
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      const SequenceRows q = rows_of(p.cu_q, p.used_q, t.m, p.queries), k = rows_of(p.cu_k, p.used_k, t.m, p.keys);
+      Row before, tiles;  // of each column's sequences: how many stand before this one, and their tiles
+      block.fill(before, 0.0f);
+      block.fill(tiles, 0.0f);
+      TW_NO_UNROLL
+      for (int first = 0; first < p.batch; first += C) {
+        block.for_each(before, tiles, [&](int, int col, auto& x, auto& y) {
+          const int other = first + col;
+          if (other >= p.batch) return;
+          const int keys = rows_of(p.cu_k, p.used_k, other, p.keys).size;
+          if (keys > k.size || (keys == k.size && other >= t.m)) return;
+          x += 1.0f;
+          y += static_cast<float>(ceil_div(rows_of(p.cu_q, p.used_q, other, p.queries).size, p.tile_rows));
+        });
+      }
+      RowVector<Target, float, Row> place, begin;
+      block.rows(before, [&](int i, auto row) { place[i] = row.sum(); });
+      block.rows(tiles, [&](int i, auto row) { begin[i] = row.sum(); });
+      const int first = static_cast<int>(begin[0]), own = ceil_div(q.size, p.tile_rows);
+      const bool last = static_cast<int>(place[0]) == p.batch - 1;
+      // Contents that overlap could have more tiles than were counted on.
+      block.parallel(max((last ? p.count : min(first + own, p.count)) - first, 0), [&](int i) {
+        const auto to = p.tiles + static_cast<i64>(first + i) * PackedTile::numbers;
+        to[PackedTile::sequence] = t.m;
+        to[PackedTile::first_row] = i * p.tile_rows;
+        to[PackedTile::q_begin] = q.begin;
+        to[PackedTile::q_rows] = i < own ? q.size : 0;
+        to[PackedTile::k_begin] = k.begin;
+        to[PackedTile::keys] = k.size;
+      });
+    }
+  };
+};
+
+}  // namespace tw::kernels::attention
