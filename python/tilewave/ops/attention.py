@@ -54,6 +54,14 @@ def _numbers(scale, causal, causal_offset, left, right, softcap, check_contents)
     )
 
 
+def _output(q, v, name):
+    """[batch, seqlen_q, heads, value_dim]; `name` is v's."""
+    shape, value_shape = q.shape, v.shape  # PyTorch makes one each time
+    if len(shape) != 4 or len(value_shape) != 4:
+        _arrays.require_dims(4, **{"q": q, name: v})
+    return _arrays.empty(q, (shape[0], shape[1], shape[2], value_shape[3]))
+
+
 def attention(
     q: Array,
     k: Array,
@@ -89,8 +97,7 @@ def attention(
         return (o, lse) if return_lse else o
     of_q, of_k, of_v = tensor("q", q), tensor("k", k), tensor("v", v)
     if out is None:
-        _arrays.require_dims(4, q=q, v=v)
-        out = _arrays.empty(q, (*q.shape[:3], v.shape[3]))
+        out = _output(q, v, "v")
     lse = _arrays.empty(q, (q.shape[0], q.shape[2], q.shape[1]), "float32") if return_lse else None
     options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, False)
     _attention(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(options), _arrays.stream(q))
@@ -206,8 +213,7 @@ def attention_decode(
     written = new_k is not None
     of_q, of_k, of_v = tensor("q", q), tensor("k_cache", k_cache, written), tensor("v_cache", v_cache, written)
     if out is None:
-        _arrays.require_dims(4, q=q, v_cache=v_cache)
-        out = _arrays.empty(q, (*q.shape[:3], v_cache.shape[3]))
+        out = _output(q, v_cache, "v_cache")
     lse = _arrays.empty(q, (q.shape[0], q.shape[2], q.shape[1]), "float32") if return_lse else None
     cache = _library.CacheOptions(rotary_interleaved=rotary_interleaved, num_splits=_arrays.int32("num_splits", num_splits))
     for name, array in (
