@@ -19,7 +19,7 @@ import time
 
 import records
 
-PROCESSES = 5
+PROCESSES = 3
 CALLS = {
     "attention-d128-causal": "ops.attention(t(1, 4096, 16, 128), t(1, 4096, 16, 128), t(1, 4096, 16, 128), causal=True)",
     "attention-decode-d128": "ops.attention_decode(t(1, 1, 32, 128), t(1, 8192, 8, 128), t(1, 8192, 8, 128))",
