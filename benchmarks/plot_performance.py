@@ -139,7 +139,7 @@ def decode(records):
             parts[PAGED if paged and name == OURS else name] = value / read
     figure, axis = plt.subplots(figsize=(9.6, 3.2))
     bars(axis, of_cases)
-    axis.set_ylim(0, 1)
+    axis.set_ylim(0, max(1.0, 1.05 * max(value for parts in of_cases.values() for value in parts.values())))
     axis.set_xlabel("sequences × keys of each")
     axis.set_ylabel("part of the read bandwidth")
     return figure, in_order(of_cases.values())
