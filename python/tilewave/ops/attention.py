@@ -24,9 +24,11 @@ _LONGEST = (1 << 30) - 1  # a window beyond it hides nothing
 
 
 def _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, check_contents):
+    scale = None if scale is None else float(scale)  # not what may change its value, like a tensor
+    numbers = _numbers(scale, causal, causal_offset, *window, float(softcap), check_contents)
     if alibi_slopes is sink is mask is lse is None:
-        return _numbers(scale, causal, causal_offset, *window, softcap, check_contents)
-    options = _library.AttentionOptions.from_buffer_copy(_numbers(scale, causal, causal_offset, *window, softcap, check_contents))
+        return numbers
+    options = _library.AttentionOptions.from_buffer_copy(numbers)
     options.alibi_slopes = optional("alibi_slopes", alibi_slopes)
     options.sink = optional("sink", sink)
     options.mask = optional("mask", mask)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from .. import _arrays, _library
 from .._arrays import Array, optional, tensor
 
@@ -53,33 +55,41 @@ def gemm(
         if beta != 0:
             raise ValueError(f"beta is {beta}, but no out is given")
         out = _arrays.empty(a, gemm_shape(a, b, activation), gemm_dtype(a))
-    options = _library.GemmOptions(
-        has_alpha=1,
-        alpha=alpha,
-        beta=beta,
-        activation=code,
-        bias=optional("bias", bias),
-        residual=optional("residual", residual),
-        a_scale=optional("a_scale", a_scale),
-        b_scale=optional("b_scale", b_scale),
-        num_splits=_arrays.int32("num_splits", num_splits),
-    )
+    options = _gemm_numbers(float(alpha), float(beta), code, num_splits)
+    if not (bias is residual is a_scale is b_scale is None):
+        options = _library.GemmOptions.from_buffer_copy(options)
+        options.bias = optional("bias", bias)
+        options.residual = optional("residual", residual)
+        options.a_scale = optional("a_scale", a_scale)
+        options.b_scale = optional("b_scale", b_scale)
     _gemm(of_a, of_b, tensor("out", out, written=True), _library.byref(options), _arrays.stream(a))
     return out
 
 
+@functools.lru_cache(maxsize=256)
+def _gemm_numbers(alpha, beta, activation, num_splits):
+    """Options without tensors, which a program uses again and again. Not to be changed."""
+    return _library.GemmOptions(
+        has_alpha=1, alpha=alpha, beta=beta, activation=activation, num_splits=_arrays.int32("num_splits", num_splits)
+    )
+
+
 def gemm_shape(a: Array, b: Array, activation: str) -> tuple:
     """gemm()'s result's."""
-    for name, x in (("a", a), ("b", b)):
-        if len(x.shape) not in (2, 3):
-            raise ValueError(f"{name} has shape {tuple(x.shape)}; 2 or 3 dimensions are wanted")
-    batch = a.shape[:-2] if len(a.shape) == 3 else b.shape[:-2]
-    return (*batch, a.shape[-2], b.shape[-1] // 2 if activation == "swiglu" else b.shape[-1])
+    of_a, of_b = a.shape, b.shape  # PyTorch makes one each time
+    for name, shape in (("a", of_a), ("b", of_b)):
+        if len(shape) not in (2, 3):
+            raise ValueError(f"{name} has shape {tuple(shape)}; 2 or 3 dimensions are wanted")
+    batch = of_a[:-2] if len(of_a) == 3 else of_b[:-2]
+    return (*batch, of_a[-2], of_b[-1] // 2 if activation == "swiglu" else of_b[-1])
+
+
+_GEMM_DTYPES = {"float8_e4m3fn": "bfloat16", "int8": "int32"}
 
 
 def gemm_dtype(a: Array) -> str | None:
     """gemm()'s result's, where it is not a's."""
-    return {"float8_e4m3fn": "bfloat16", "int8": "int32"}.get(_arrays.dtype_name(a))
+    return _GEMM_DTYPES.get(_arrays.dtype_name(a))
 
 
 def _extent(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
