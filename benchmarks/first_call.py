@@ -65,6 +65,8 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file, as a list of records")
     parser.add_argument("--commit", help="the commit to record (default: what git says)")
     options = parser.parse_args()
+    if not any(options.pack.glob("*.kernel")):
+        parser.error(f"--pack: {options.pack} holds no compiled kernels")  # they would be compiled, and the time of that recorded
 
     search = [str(records.ROOT / "python"), os.environ.get("PYTHONPATH", "")]
     environment = {
