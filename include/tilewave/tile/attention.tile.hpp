@@ -377,9 +377,9 @@ struct Attention {
       if (paged && p.pages) {
         TW_NO_UNROLL
         for (int r = 0; r < BN; r += p.page_rows) {
-          const u32 size = static_cast<u32>(p.page_size), at = static_cast<u32>(min(key + r, w.seqlen_k - 1));
-          const int page = clamp(p.pages[w.batch * p.pages_stride + at / size], from.size_j - 1);
-          copy.part(from, to, r, p.page_rows, static_cast<int>(static_cast<u32>(key + r) % size), 0, kv_head, page);
+          const u32 size = static_cast<u32>(p.page_size), at = static_cast<u32>(min(key + r, w.seqlen_k - 1)), number = at / size;
+          const int page = clamp(p.pages[w.batch * p.pages_stride + number], from.size_j - 1);
+          copy.part(from, to, r, p.page_rows, static_cast<int>(at - number * size), 0, kv_head, page);
         }
       } else {
         copy.tile(from, to, w.k_row + key, 0, kv_head, w.k_batch);

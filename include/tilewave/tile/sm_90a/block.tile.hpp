@@ -9,6 +9,7 @@ namespace tw::sm_90a {
 /// The role that computes, as a kernel sees it: all its warpgroups at once.
 template <int Warpgroups, bool kTmaLoad, bool kTmaStore, int Cluster>
 struct Block {
+  static constexpr int kAllRows = 0x7fffffff;
   int first_thread;  ///< of those that compute: the producer's come before
   Position at = Position::of(ptx::thread_index() - static_cast<u32>(first_thread));
 
@@ -414,7 +415,7 @@ struct Block {
   /// Elements outside the tensor are dropped; each is rounded to the tensor's type.
   template <class F, class G>
   TW_INLINE void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
-    store_from<0>(from, to, row0, col0, i, j);
+    store_rows(from, to, row0, col0, i, j, kAllRows);
   }
   template <class T, int R, int C, int Warps, int Width, class G>
   TW_INLINE void store(const Rows<T, R, C, Warps, Width>& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
@@ -441,18 +442,15 @@ struct Block {
       }
     }
   }
-  /// The same through shared memory by TMA where the tensor allows it: whole lines are written whatever the fragment's layout is.
+  /// The same through shared memory, by TMA where the tensor allows it: whole lines are written whatever the fragment's layout is. Only
+  /// rows before `rows_end`: what lies behind belongs to others.
   template <class T, int R, int C, class G>
   TW_INLINE void store(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i = 0,
-                       int j = 0) const {
-    if constexpr (!kTmaStore || sizeof(T) != 2) {
-      store(from, to, row0, col0, i, j);
-    } else {
-      using S = Staging<T, R, C>;
-      store_panels(from, staging, to, row0 + here().warpgroup * kWarpgroupRows, col0, i, j);
-      if constexpr (C % S::box_cols != 0)
-        store_from<C / S::box_cols * S::box_cols>(from, to, row0, col0, i, j);  // TMA would write a whole panel
-    }
+                       int j = 0, int rows_end = kAllRows) const {
+    if constexpr (sizeof(T) != 2)
+      store_rows(from, to, row0, col0, i, j, rows_end);
+    else
+      store_panels(from, staging, to, row0 + here().warpgroup * kWarpgroupRows, col0, i, j, rows_end);
   }
   /// The same to the window of the tensor that begins at (row0, i0, j0): it may reach over every edge.
   template <class T, int R, int C, class G>
@@ -487,16 +485,6 @@ struct Block {
         }
       }
     }
-  }
-  /// The same of rows before `rows_end` only: what lies behind belongs to others.
-  template <class T, int R, int C, class G>
-  TW_INLINE void store(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i, int j,
-                       int rows_end) const {
-    const int warpgroup_end = row0 + (here().warpgroup + 1) * kWarpgroupRows;
-    if (kTmaStore && sizeof(T) == 2 && C % Staging<T, R, C>::box_cols == 0 && warpgroup_end <= rows_end)
-      store_panels(from, staging, to, warpgroup_end - kWarpgroupRows, col0, i, j);
-    else
-      store_rows(from, to, row0, col0, i, j, rows_end);
   }
   /// f32 only: adds each element to the tensor's.
   template <class F, class G>
@@ -778,77 +766,86 @@ struct Block {
     return tensor.template vectors<typename G::Element, F::width>() && col0 % F::width == 0 && row0 + F::rows <= tensor.rows &&
            col0 + F::cols <= tensor.cols && F::cols % (F::width * F::row_threads) == 0;
   }
-  /// The fragment's columns from `kFirst` on.
-  template <int kFirst, class F, class G>
-  TW_INLINE void store_from(const F& from, const G& to, int row0, int col0, int i, int j) const {
-    using T = typename G::Element;
-    const Position at = here();
-    constexpr int begin = kFirst * F::size / F::cols;
-    if (whole<F>(to, row0, col0)) {
-      TW_UNROLL
-      for (int e = begin; e < F::size; e += F::width) {
-        Piece<T, F::width> piece;
-        TW_UNROLL
-        for (int k = 0; k < F::width; ++k) piece.x[k] = tw::to<T>(from.x[e + k]);
-        *piece_at<F::width>(to, row0 + F::row(at, e), col0 + F::col(at, e), i, j) = piece;
-      }
-    } else {
-      TW_UNROLL
-      for (int e = begin; e < F::size; ++e) {
-        const int row = row0 + F::row(at, e);
-        const int col = col0 + F::col(at, e);
-        if (to.inside(row, col)) *to.template at<T>(row, col, i, j) = tw::to<T>(from.x[e]);
-      }
-    }
-  }
-  /// Of rows before `rows_end`, straight from registers.
+  /// Straight from registers.
   template <class F, class G>
   TW_INLINE void store_rows(const F& from, const G& to, int row0, int col0, int i, int j, int rows_end) const {
     using T = typename G::Element;
     const Position at = here();
     const bool pieces = to.template whole_pieces<T, F::width>() && col0 % F::width == 0;
     TW_UNROLL
-    for (int e = 0; e < F::size; e += F::width) {
-      const int row = row0 + F::row(at, e), col = col0 + F::col(at, e);
-      if (row >= rows_end) continue;
+    for (int r = 0; r < F::row_count; ++r) {
+      const int row = row0 + F::row(at, F::in_row(r, 0)), first_col = col0 + F::col(at, F::in_row(r, 0));
+      if (static_cast<u32>(row) >= static_cast<u32>(min(rows_end, to.rows))) continue;
+      T* const first = to.template at<T>(row, first_col, i, j);
       if (pieces) {
-        Piece<T, F::width> piece;
         TW_UNROLL
-        for (int k = 0; k < F::width; ++k) piece.x[k] = tw::to<T>(from.x[e + k]);
-        if (to.inside(row, col)) *piece_at<F::width>(to, row, col, i, j) = piece;
+        for (int n = 0; n < F::share; n += F::width) {
+          const int e = F::in_row(r, n), step = n / F::width * F::piece_step;
+          Piece<T, F::width> piece;
+          TW_UNROLL
+          for (int k = 0; k < F::width; ++k) piece.x[k] = tw::to<T>(from.x[e + k]);
+          if (first_col + step < to.cols) *reinterpret_cast<Piece<T, F::width>*>(first + step) = piece;
+        }
       } else {
         TW_UNROLL
-        for (int k = 0; k < F::width; ++k)
-          if (to.inside(row, col + k)) *to.template at<T>(row, col + k, i, j) = tw::to<T>(from.x[e + k]);
+        for (int n = 0; n < F::share; ++n) {
+          const int step = n / F::width * F::piece_step + n % F::width;
+          if (first_col + step < to.cols) first[step * to.stride_col] = tw::to<T>(from.x[F::in_row(r, n)]);
+        }
       }
     }
   }
-  /// The fragment's whole panels to the tensor by TMA; `row`, `i` and `j` are those of the warpgroup's first row.
+  /// Panel by panel; `row`, `i` and `j` are those of the warpgroup's first row.
   template <class T, int R, int C, class G>
   TW_INLINE void store_panels(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row, int col0, int i,
-                              int j) const {
+                              int j, int rows_end = kAllRows) const {
     using S = Staging<T, R, C>;
+    static_assert(C % 16 == 0, "a Fragment leaves through Staging in steps of 16 columns");
     const Position at = here();
     const bool leader = ptx::thread_index() % kWarpgroupThreads == 0;
     const int matrix_row = at.warp * 16 + at.lane % 16;  // stmatrix: lanes 0-15 address the left 8 columns, 16-31 the right 8
     u8* const base = shared_memory() + staging.offset + at.warpgroup * (S::slots * S::slot_bytes);
     TW_UNROLL
-    for (int panel = 0; panel < C / S::box_cols; ++panel) {
-      u8* const slot = base + panel % S::slots * S::slot_bytes;
+    for (int first = 0; first < C; first += S::box_cols) {
+      const int cols = C - first < S::box_cols ? C - first : S::box_cols;
+      u8* const slot = base + first / S::box_cols % S::slots * S::slot_bytes;
       if (leader) ptx::store_wait_read<S::slots - 1>();
       warpgroup_sync(at);
       TW_UNROLL
-      for (int group = 0; group < 4; ++group) {
-        const float* x = from.x + panel * 32 + group * 8;
+      for (int group = 0; group < cols / 16; ++group) {
+        const float* x = from.x + first / 2 + group * 8;
         const u32 piece = static_cast<u32>(group * 2 + at.lane / 16) ^ (static_cast<u32>(matrix_row) & 7);
         ptx::store_matrix_x4(ptx::address(slot) + static_cast<u32>(matrix_row) * kPanelBytes + piece * 16, ptx::pack<T>(x[0], x[1]),
                              ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]), ptx::pack<T>(x[6], x[7]));
       }
       ptx::fence_proxy();
       warpgroup_sync(at);
-      if (leader) {
-        ptx::store_4d(to.tensor_map, slot, col0 + panel * S::box_cols, row, i, j);
-        ptx::store_commit();
+      // TMA writes a whole panel.
+      if (kTmaStore && cols == S::box_cols && row + kWarpgroupRows <= rows_end) {
+        if (leader) ptx::store_4d(to.tensor_map, slot, col0 + first, row, i, j);
+      } else {
+        copy_panel<T>(slot, cols, to, row, col0 + first, i, j, rows_end);
+      }
+      if (leader) ptx::store_commit();
+    }
+  }
+  /// The first `cols` columns of a panel in shared memory, with ordinary stores.
+  template <class T, class G>
+  TW_INLINE void copy_panel(const u8* panel, int cols, const G& to, int row0, int col0, int i, int j, int rows_end) const {
+    constexpr int width = 16 / static_cast<int>(sizeof(T));
+    const bool whole = to.template whole_pieces<T, width>() && col0 % width == 0;
+    const int pieces = cols / width, end = min(rows_end, to.rows);
+    TW_NO_UNROLL
+    for (int n = static_cast<int>(ptx::thread_index()) % kWarpgroupThreads; n < kWarpgroupRows * pieces; n += kWarpgroupThreads) {
+      const int r = n / pieces, c = n % pieces, row = row0 + r, col = col0 + c * width;
+      if (row >= end) break;
+      const auto& piece = *reinterpret_cast<const Piece<T, width>*>(panel + r * kPanelBytes + (c ^ (r & 7)) * 16);
+      T* const first = to.template at<T>(row, col, i, j);
+      if (whole) {
+        if (col < to.cols) *reinterpret_cast<Piece<T, width>*>(first) = piece;
+      } else {
+        TW_NO_UNROLL
+        for (int k = 0; k < width && col + k < to.cols; ++k) first[k * to.stride_col] = piece.x[k];
       }
     }
   }
