@@ -58,7 +58,7 @@ void load(Weights& weights, const std::function<void(Weights&)>& build, DType dt
   weights.load(build, dtype, Stream::standard(device), {});
 }
 
-std::vector<float> values(const Tensor& tensor) {
+std::vector<float> floats(const Tensor& tensor) {
   const Tensor host = tensor.to(Device::cpu()).to(DType::f32);
   return {host.data<float>(), host.data<float>() + host.numel()};
 }
@@ -91,11 +91,11 @@ TEST_P(WeightsOn, EveryDTypeBecomesTheOneAskedFor) {
       EXPECT_EQ(taken[i].device(), Stream::standard(GetParam()).device());
       EXPECT_EQ(taken[i].shape(), i < 2 ? (Shape{2, 2}) : (Shape{4}));
     }
-    for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(values(taken[i]), exact);
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(floats(taken[i]), exact);
     const float rounded = dtype == DType::f32    ? third[0]
                           : dtype == DType::bf16 ? static_cast<float>(bf16(third[0]))
                                                  : static_cast<float>(f16(third[0]));
-    EXPECT_EQ(values(taken[3]), (std::vector<float>{rounded, -rounded, 0, 1}));
+    EXPECT_EQ(floats(taken[3]), (std::vector<float>{rounded, -rounded, 0, 1}));
   }
 }
 
@@ -115,9 +115,9 @@ TEST_P(WeightsOn, StackedPartsLieBeneathEachOther) {
       },
       DType::bf16, GetParam());
   EXPECT_EQ(all.shape(), (Shape{6, 2}));
-  EXPECT_EQ(values(all), (std::vector<float>{3, 4, 5, 6, 0, 0, 1, 2, 0, 0, 0, 0}));
+  EXPECT_EQ(floats(all), (std::vector<float>{3, 4, 5, 6, 0, 0, 1, 2, 0, 0, 0, 0}));
   EXPECT_EQ(bias.shape(), (Shape{6}));
-  EXPECT_EQ(values(bias), (std::vector<float>{7, 0, 0, 0, 8, 9}));
+  EXPECT_EQ(floats(bias), (std::vector<float>{7, 0, 0, 0, 8, 9}));
 }
 
 TEST(Weights, Linear) {
@@ -134,9 +134,9 @@ TEST(Weights, Linear) {
         b = from.linear("b", 1, 2, false);
       },
       DType::f32);
-  EXPECT_EQ(values(a.weight), (std::vector<float>{1, 2}));
-  EXPECT_EQ(values(a.bias), (std::vector<float>{3, 4}));
-  EXPECT_EQ(values(b.weight), (std::vector<float>{5, 6}));
+  EXPECT_EQ(floats(a.weight), (std::vector<float>{1, 2}));
+  EXPECT_EQ(floats(a.bias), (std::vector<float>{3, 4}));
+  EXPECT_EQ(floats(b.weight), (std::vector<float>{5, 6}));
   EXPECT_EQ(b.bias.numel(), 0);
 }
 
@@ -201,7 +201,7 @@ TEST(Weights, TwoSpellingsOfOneTensor) {
         b = from.take("b", {1});
       },
       DType::f32);
-  EXPECT_EQ(values(b), (std::vector<float>{2}));
+  EXPECT_EQ(floats(b), (std::vector<float>{2}));
   // Messages have the file's spelling.
   expect_error<FileError>([&] { weights.check([](Weights& from) { from.take("a", {2}); }); },
                           {"model.a is [1], which must be [2]", "model.b is not part of this model"});

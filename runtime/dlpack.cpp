@@ -19,20 +19,20 @@ struct Match {
   std::uint8_t bits;
 };
 
-constexpr Match kTypes[] = {
+constexpr Match kMatches[] = {
     {DType::f32, kDLFloat, 32},        {DType::f16, kDLFloat, 16}, {DType::bf16, kDLBfloat, 16}, {DType::fp8_e4m3, kFloat8E4m3fn, 8},
     {DType::fp8_e5m2, kFloat8E5m2, 8}, {DType::i8, kDLInt, 8},     {DType::i32, kDLInt, 32},     {DType::i64, kDLInt, 64},
     {DType::u8, kDLUInt, 8},           {DType::boolean, kBool, 8}};
 
 DLDataType to_dl(DType dtype) {
-  for (const Match& type : kTypes) {
+  for (const Match& type : kMatches) {
     if (type.dtype == dtype) return {type.code, type.bits, 1};
   }
   throw InvalidArgument(tw::format("to_dlpack: dtype {} has no DLPack code", name_of(dtype)));
 }
 
 DType from_dl(DLDataType type) {
-  for (const Match& known : kTypes) {
+  for (const Match& known : kMatches) {
     if (known.code == type.code && known.bits == type.bits && type.lanes == 1) return known.dtype;
   }
   throw InvalidArgument(

@@ -40,7 +40,7 @@ struct Results {
   std::int64_t terms = std::numeric_limits<std::int64_t>::max();
 };
 
-namespace detail {
+namespace internal {
 
 /// Distance of neighbouring numbers of the output's type at magnitude `x`.
 inline double ulp(Arithmetic arithmetic, double x) {
@@ -65,7 +65,7 @@ inline double relative_l2_limit(Arithmetic arithmetic) {
   return 1e-5;
 }
 
-}  // namespace detail
+}  // namespace internal
 
 /// The accuracy rule of every op:
 ///   max|out - reference| <= 2 max|naive - reference| + 2 ulp(max|reference|) + 1e-5, and
@@ -94,13 +94,13 @@ inline testing::AssertionResult accurate(const Results& r) {
     error_squares += error * error;
     squares += r.reference[i] * r.reference[i];
   }
-  const double limit = 2 * naive_worst + 2 * detail::ulp(r.arithmetic, largest) + 1e-5;
+  const double limit = 2 * naive_worst + 2 * internal::ulp(r.arithmetic, largest) + 1e-5;
   if (!(worst <= limit)) {
     return testing::AssertionFailure() << "element " << at << " is " << r.out[at] << " instead of " << r.reference[at] << ": off by "
                                        << worst << ", allowed " << limit << " (the naive computation is off by " << naive_worst << ")";
   }
   if (r.out.size() < (tf32 ? 4096u : 64u) || (tf32 && r.terms < 64)) return testing::AssertionSuccess();
-  const double l2_limit = detail::relative_l2_limit(r.arithmetic) * std::sqrt(squares);
+  const double l2_limit = internal::relative_l2_limit(r.arithmetic) * std::sqrt(squares);
   if (!(std::sqrt(error_squares) <= l2_limit))
     return testing::AssertionFailure() << "the L2 norm of the error is " << std::sqrt(error_squares) << ", allowed " << l2_limit;
   return testing::AssertionSuccess();

@@ -12,6 +12,7 @@
 #define TILEWAVE_HAVE_CUBLASLT_HEADER 1
 #endif
 
+namespace tw::bench {
 namespace {
 
 #ifndef TILEWAVE_HAVE_CUBLASLT_HEADER
@@ -20,7 +21,7 @@ TEST(CublasLtDeclarations, AgreeWithTheHeader) { GTEST_SKIP() << "skipped: no cu
 
 #else
 
-namespace ours = tw::bench::cublaslt;
+namespace ours = cublaslt;
 
 /// Whether arguments of the two types are passed alike.
 template <class A, class B>
@@ -75,3 +76,4 @@ TEST(CublasLtDeclarations, ValuesAgreeWithTheHeader) {
 #endif
 
 }  // namespace
+}  // namespace tw::bench

@@ -18,8 +18,6 @@
 namespace tw::test {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr double kPi = 3.14159265358979323846;
 
 /// A GPU's approximations take results below the normal numbers for 0.

@@ -54,7 +54,7 @@ namespace jit_test { struct Broken { no_such_type member; }; }
 )";
 constexpr char kUnused[] = "#pragma once\n";
 
-const bool registered = [] {
+const bool kernels_embedded = [] {
   static const EmbeddedFile files[] = {
       {"tests/jit/hits.tile.hpp", kHits, sizeof(kHits) - 1},
       {"tests/jit/shared.tile.hpp", kShared, sizeof(kShared) - 1},
@@ -218,7 +218,7 @@ TEST(Jit, FindsTheTensorCoreInstruction) {
 }
 
 TEST(Jit, ProgramHoldsWhatIsReached) {
-  ASSERT_TRUE(registered);
+  ASSERT_TRUE(kernels_embedded);
   const ProgramText program = assemble(hits_spec());
   std::vector<std::string> names;
   for (const EmbeddedFile* file : program.headers) names.emplace_back(file->name);

@@ -1291,12 +1291,12 @@ TEST_F(ScheduleErrors, FullListsAndCountersThatHoldTooLittle) {
 TEST(LanguageKernels, CompileForTheGpu) {
   skip_without_nvrtc();
   const char* pack = std::getenv("TILEWAVE_TEST_PACK");
-  compile_all(detail::launched_kernels(), 0, [&](std::size_t i, const CompiledKernel& kernel) {
-    if (pack != nullptr) write_pack(pack, detail::launched_kernels()[i], kernel);
+  compile_all(internal::launched_kernels(), 0, [&](std::size_t i, const CompiledKernel& kernel) {
+    if (pack != nullptr) write_pack(pack, internal::launched_kernels()[i], kernel);
     EXPECT_FALSE(kernel.cubin.empty());
     EXPECT_EQ(!kernel.tensor_core_instruction.empty(),
-              detail::launched_kernels()[i].type.find("::Through") == std::string::npos && detail::launched_kernels()[i].tensor_core)
-        << detail::launched_kernels()[i].name << ": " << kernel.tensor_core_instruction;
+              internal::launched_kernels()[i].type.find("::Through") == std::string::npos && internal::launched_kernels()[i].tensor_core)
+        << internal::launched_kernels()[i].name << ": " << kernel.tensor_core_instruction;
   });
 }
 

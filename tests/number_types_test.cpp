@@ -22,9 +22,6 @@
 namespace tw::test {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
 enum class Beyond { infinity, saturates };
 
 /// A format, told apart from its implementation: widths, its largest finite code, what comes beyond.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -12,6 +13,9 @@
 #include "tilewave/device.hpp"
 
 namespace tw::test {
+
+inline constexpr float kInf = std::numeric_limits<float>::infinity();
+inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 /// The run's seed: $TILEWAVE_TEST_SEED, else different in every run. A failing test's output shows it.
 std::uint64_t seed();

@@ -15,7 +15,7 @@
 namespace tw::cli {
 namespace {
 
-struct Arguments {
+struct AnalyzeArguments {
   bool json = false;
   std::string name;
   std::string shape;
@@ -86,7 +86,7 @@ void print_table(const RegisteredKernel& kernel, const ShapeValues& shape, const
   }
 }
 
-void analyze(const Arguments& a) {
+void analyze(const AnalyzeArguments& a) {
   const RegisteredKernel kernel = find_kernel(registered_kernels(), a.name);
   std::vector<DeviceModel> devices;
   Analysis counts;
@@ -155,7 +155,7 @@ DeviceModel named_device_model(const std::string& name) {
 }
 
 void add_analyze(CLI::App& kernels, int& exit_code) {
-  static Arguments a;
+  static AnalyzeArguments a;
   CLI::App* command = kernels.add_subcommand("analyze", "Bytes, operations and the roofline time of one kernel, from its own source");
   command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows")->required();
   command->add_option("--shape", a.shape, "The problem: NAME=NUMBER,...; which names there are is below")->required();

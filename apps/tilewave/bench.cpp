@@ -17,7 +17,7 @@
 namespace tw::cli {
 namespace {
 
-struct Arguments {
+struct BenchArguments {
   std::vector<std::string> families;
   std::string device = "auto";
   std::string json;
@@ -75,7 +75,7 @@ class Output {
   std::FILE* file_;
 };
 
-void run(Arguments& arguments) {
+void run(BenchArguments& arguments) {
   std::vector<const bench::Family*> families;
   const std::vector<std::string> known = family_names();
   for (const std::string& name : arguments.families) {
@@ -113,7 +113,7 @@ void run(Arguments& arguments) {
 
 void add_bench(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("bench", "Measure families of kernels, their peers and the hardware's limit in one run");
-  static Arguments a;
+  static BenchArguments a;
   command->add_option("FAMILY", a.families, "What to measure");
   command->add_option("--device", a.device, "auto (the first usable GPU, else the CPU), cpu, cuda or cuda:N")->capture_default_str();
   command->add_option("--json", a.json, "Write the figures to this file, as a list of records")->type_name("FILE");

@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-struct Arguments {
+struct BenchTranscribeArguments {
   ModelArguments model;
   std::string audio, reference;
   int warmup = 1, runs = 3;
@@ -130,7 +130,7 @@ void print_stages(const speech::Transcriber& transcriber, const speech::Timings&
   }
 }
 
-int run(Arguments& a) {
+int run(BenchTranscribeArguments& a) {
   const std::vector<float> samples = speech::read_audio(a.audio);
   const double duration = static_cast<double>(samples.size()) / 16000;
   const std::string model = a.model.model.empty() ? default_model() : a.model.model;
@@ -178,7 +178,7 @@ int run(Arguments& a) {
 void add_bench_transcribe(CLI::App& bench, int& exit_code) {
   CLI::App* command =
       bench.add_subcommand("transcribe", "A recording from samples to text: time, accuracy, and the stages against their limits");
-  static Arguments a;
+  static BenchTranscribeArguments a;
   command->add_option("--audio", a.audio, "The recording")->type_name("FILE")->required();
   command->add_option("--reference", a.reference, "What it says; case and punctuation do not count")->type_name("TEXT");
   add_model_options(*command, a.model);

@@ -14,7 +14,7 @@
 namespace tw::cli {
 namespace {
 
-struct Arguments {
+struct KernelsArguments {
   bool json = false;
   bool program = false;
   std::string name;
@@ -29,7 +29,7 @@ std::vector<std::string> names_of(const std::vector<RegisteredKernel>& kernels) 
   return names;
 }
 
-void list(const Arguments& a) {
+void list(const KernelsArguments& a) {
   const std::vector<RegisteredKernel> kernels = registered_kernels();
   if (!a.json) {
     std::size_t width = 4;
@@ -47,7 +47,7 @@ void list(const Arguments& a) {
   print_json(json);
 }
 
-void source(const Arguments& a) {
+void source(const KernelsArguments& a) {
   const KernelSpec spec = find_kernel(registered_kernels(), a.name).spec;
   if (a.program) {
     const std::string text = kernel_source(spec);
@@ -59,7 +59,7 @@ void source(const Arguments& a) {
   std::fwrite(file->text, 1, file->size, stdout);
 }
 
-void layout(const Arguments& a) {
+void layout(const KernelsArguments& a) {
   const LayoutOptions& options = a.layout;
   const int given = !a.name.empty() + !options.shared.empty() + !options.fragment.empty() + !options.rows.empty();
   if (given != 1) throw UsageError("kernels layout: give one of NAME, --shared, --fragment, --rows");
@@ -71,7 +71,7 @@ void layout(const Arguments& a) {
   }
 }
 
-int compile(const Arguments& a) {
+int compile(const KernelsArguments& a) {
   if (a.compile.arch != "sm_90a") {
     throw UsageError(tw::format("kernels compile: --arch is \"{}\"; supported: sm_90a (Hopper: H100, H200, GH200)", a.compile.arch));
   }
@@ -104,7 +104,7 @@ RegisteredKernel find_kernel(const std::vector<RegisteredKernel>& kernels, const
 void add_kernels(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("kernels", "The kernels that are compiled ahead of time: list, read, draw, compile, analyse them");
   command->require_subcommand(1);
-  static Arguments a;
+  static KernelsArguments a;
 
   CLI::App* list_command = command->add_subcommand("list", "Families, names, C++ types and source files");
   list_command->add_flag("--json", a.json, "Print JSON");

@@ -62,7 +62,7 @@ using Clock = std::chrono::steady_clock;
 using speech::Transcript;
 using speech::TranscriptSegment;
 
-struct Arguments {
+struct TranscribeArguments {
   ModelArguments model;
   std::string format = "text", output, segment = "auto";
   speech::TranscribeOptions options;
@@ -150,7 +150,7 @@ nlohmann::ordered_json to_json(const std::string& file, const Transcript& transc
 std::string extension(const std::string& format) { return format == "text" ? "txt" : format; }
 
 /// Where each file's transcript goes; empty: to standard output.
-std::vector<std::string> output_paths(const Arguments& a) {
+std::vector<std::string> output_paths(const TranscribeArguments& a) {
   std::vector<std::string> paths(a.files.size());
   if (a.output.empty()) return paths;
   std::error_code error;
@@ -195,7 +195,7 @@ struct Group {
 
 class Job {
  public:
-  explicit Job(Arguments& arguments) : a_(arguments), paths_(output_paths(arguments)) {}
+  explicit Job(TranscribeArguments& arguments) : a_(arguments), paths_(output_paths(arguments)) {}
 
   int run() {
     const auto begin = Clock::now();
@@ -300,7 +300,7 @@ class Job {
     }
   }
 
-  Arguments& a_;
+  TranscribeArguments& a_;
   std::vector<std::string> paths_;
   Progress progress_;
   std::string model_;
@@ -313,7 +313,7 @@ class Job {
 
 void add_transcribe(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("transcribe", "Turn recordings into text with a GLM-ASR checkpoint");
-  static Arguments a;
+  static TranscribeArguments a;
   command->add_option("AUDIO", a.files, "Recordings: WAV, FLAC, OGG, Opus or MP3; - is standard input")->required();
   add_model_options(*command, a.model);
   command->add_option("--format", a.format, "text, json (a line for each recording), srt or vtt")

@@ -16,7 +16,7 @@ namespace {
 /// Of the operands' values.
 constexpr std::uint64_t kSeed = 1;
 
-struct Arguments {
+struct TuneArguments {
   std::string family;
   std::string shape;
   std::string dtype = "bf16";
@@ -65,13 +65,13 @@ DeviceModel model_of(Device device) {
   return model;
 }
 
-void print_header(const Arguments& a, Device device, const TuneProblem& problem) {
+void print_header(const TuneArguments& a, Device device, const TuneProblem& problem) {
   tw::print("{} on {} ({}), operands from seed {}\n\n", problem.key, device.name(), device_info(device).name, kSeed);
   tw::print("{:<20} {:>12} {:>12} {:>12} {:>10}\n", "configuration", "least us", a.dry_run ? "tiles" : "us", a.dry_run ? "read" : "p10",
             a.dry_run ? "shared" : "p90");
 }
 
-void print_result(const Arguments& a, const Result& r) {
+void print_result(const TuneArguments& a, const Result& r) {
   const std::string least = tw::format("{:.2f}", r.prospect.seconds * 1e6);
   if (!r.prospect.dropped.empty()) {
     tw::print("{:<20} {:>12} not timed: {}\n", r.candidate.choice.name, least, r.prospect.dropped);
@@ -86,7 +86,7 @@ void print_result(const Arguments& a, const Result& r) {
 }
 
 /// All that are worth it, interleaved: a GPU's clock settles at what they draw together.
-void time_all(const Arguments& a, std::vector<Result>& results, const TuneProblem& problem, Device device) {
+void time_all(const TuneArguments& a, std::vector<Result>& results, const TuneProblem& problem, Device device) {
   const Stream stream = Stream::standard(device);
   const auto launch = problem.prepare(stream, kSeed);
   std::vector<bench::Contender> contenders;
@@ -119,7 +119,7 @@ nlohmann::ordered_json to_json(const Result& r) {
   return json;
 }
 
-void tune(const Arguments& a) {
+void tune(const TuneArguments& a) {
   if (a.family.empty() || a.shape.empty()) throw UsageError("tune: FAMILY and --shape say what to tune; or give --list or --forget");
   const TunableFamily family = find_family(a.family);
   const Device device = usable_device(a.device);
@@ -160,7 +160,7 @@ void tune(const Arguments& a) {
               {"winner", best != nullptr ? nlohmann::ordered_json(best->candidate.choice.name) : nlohmann::ordered_json(nullptr)}});
 }
 
-void list(const Arguments& a) {
+void list(const TuneArguments& a) {
   const Device device = usable_device(a.device);
   auto json = nlohmann::ordered_json::array();
   for (const auto& [problem, choice] : tuned_choices(device)) {
@@ -172,7 +172,7 @@ void list(const Arguments& a) {
   if (!a.json && json.empty()) tw::print("nothing is tuned on {} ({})\n", device.name(), device_info(device).name);
 }
 
-void forget(const Arguments& a) {
+void forget(const TuneArguments& a) {
   const Device device = usable_device(a.device);
   const int count = forget_tuned(device, a.family.empty() ? "" : a.family + " ");
   tw::print("{} of {} forgotten\n", count, device_info(device).name);
@@ -196,7 +196,7 @@ std::string family_help() {
 }  // namespace
 
 void add_tune(CLI::App& app, int& exit_code) {
-  static Arguments a;
+  static TuneArguments a;
   CLI::App* command = app.add_subcommand("tune", "Find the fastest configuration of a family for a problem, and keep it for later calls");
   command->add_option("FAMILY", a.family, "What to tune");
   command->add_option("--shape", a.shape, "The problem: NAME=NUMBER,...; which names there are is below");

@@ -20,8 +20,6 @@ namespace {
 
 using namespace tw::test;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
 struct Case {
   std::int64_t splits = 4, batch = 2, kv_heads = 2, group = 3, seqlen_q = 2, value_dim = 64;
   double without_keys = 0.2;  ///< share of parts that have none

@@ -43,10 +43,10 @@ void mask_scores(const LadderCall& call) {
 /// The formula, an op at a time, with all scores in memory.
 void run_naive(const LadderCall& call) {
   const auto heads = [&](const Tensor& t) { return t.reshape({t.shape(0) * t.shape(1), t.shape(2), t.shape(3)}); };
-  gemm(heads(call.q), heads(call.k).transpose(1, 2), call.scores, {.stream = call.stream});
+  tw::gemm(heads(call.q), heads(call.k).transpose(1, 2), call.scores, {.stream = call.stream});
   if (call.causal) mask_scores(call);
   softmax(call.scores, call.scores, {.scale = checked(call).scale, .stream = call.stream});
-  gemm(call.scores, heads(call.v), heads(call.o), {.stream = call.stream});
+  tw::gemm(call.scores, heads(call.v), heads(call.o), {.stream = call.stream});
 }
 
 template <class Ideas>

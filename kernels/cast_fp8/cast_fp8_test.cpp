@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 #include <random>
 #include <span>
 #include <tuple>
@@ -23,9 +22,6 @@ namespace tw::kernels::cast_fp8 {
 namespace {
 
 using namespace tw::test;
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 std::int64_t groups_of(std::int64_t n) { return (n + 127) / 128; }
 

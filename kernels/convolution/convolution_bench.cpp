@@ -83,7 +83,7 @@ void run_case(Run& run, const Case& c) {
     }
   }
   contenders.push_back(
-      {"tilewave gemm", [&] { gemm(a, b.transpose(0, 1), d, {.bias = addend, .activation = activation, .stream = stream}); }});
+      {"tilewave gemm", [&] { tw::gemm(a, b.transpose(0, 1), d, {.bias = addend, .activation = activation, .stream = stream}); }});
   const double unit = device.is_cuda() ? 1e-12 : 1e-9;
   for (const Mode mode : c.modes) {
     const std::vector<Timing> times = measure(mode, contenders, stream, run.effort(mode));

@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <tuple>
 #include <vector>
@@ -23,9 +22,6 @@ namespace tw::kernels::elementwise {
 namespace {
 
 using namespace tw::test;
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 class Elementwise : public testing::TestWithParam<std::tuple<Device, DType>> {
  protected:

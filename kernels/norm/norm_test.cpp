@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <tuple>
 #include <vector>
@@ -22,9 +21,6 @@ namespace tw::kernels::norm {
 namespace {
 
 using namespace tw::test;
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 enum class In { new_memory, x, residual };  ///< where a result goes
 

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cmath>
-#include <limits>
 #include <random>
 #include <tuple>
 #include <vector>
@@ -24,8 +23,6 @@ namespace {
 
 using namespace tw::test;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr std::array kReductions = {Reduction::sum, Reduction::mean, Reduction::max, Reduction::min, Reduction::abs_max};
 
 class Reduce : public testing::TestWithParam<std::tuple<Device, DType>> {

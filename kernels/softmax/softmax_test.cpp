@@ -25,9 +25,6 @@ namespace {
 
 using namespace tw::test;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
 Arithmetic arithmetic(DType dtype) { return arithmetic_of(dtype, Device::cpu()); }  // no products: f32 is f32 on a GPU, too
 
 void expect_softmax(const PlacedTensor& y, std::span<const float> x, std::int64_t cols, float scale = 1) {

@@ -27,7 +27,6 @@ namespace {
 
 using namespace tw::test;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 /// What indices are before a call; their poison is -1, which is a result.
 constexpr float kUnwritten = -7;

@@ -14,17 +14,18 @@
 #include "runtime/format.hpp"
 
 namespace tw::models {
-namespace {
 
 /// What TemplateProcessing puts around a text.
-struct Template {
+struct SurroundingTokens {
   std::vector<int> before, after;
 };
 
-void read_template(const Fields& description, std::optional<Template>& result) {
+namespace {
+
+void read_template(const Fields& description, std::optional<SurroundingTokens>& result) {
   if (result) description.fail("a second TemplateProcessing is not supported");
   const Fields tokens = description.object("special_tokens");
-  Template found;
+  SurroundingTokens found;
   bool has_text = false;
   for (const Fields& piece : description.objects("single")) {
     if (piece.has("Sequence")) {
@@ -45,7 +46,7 @@ void read_template(const Fields& description, std::optional<Template>& result) {
   result = std::move(found);
 }
 
-void read_post_processor(const Fields& description, std::optional<Template>& result) {
+void read_post_processor(const Fields& description, std::optional<SurroundingTokens>& result) {
   const std::string type = description.type();
   if (type == "Sequence") {
     for (const Fields& each : description.objects("processors")) read_post_processor(each, result);
@@ -88,7 +89,7 @@ struct Tokenizer::Parts {
   PreTokenizer pre_tokenizer;
   Decoder decoder;
   AddedTokens added;
-  std::optional<Template> special_tokens;
+  std::optional<SurroundingTokens> special_tokens;
 };
 
 Tokenizer Tokenizer::load(const std::filesystem::path& file) {

@@ -199,16 +199,16 @@ void check_last_page(const Bytes& file, const std::string& name) {
 }
 
 /// libsndfile's view of a file, and where it is.
-struct Stream {
+struct VirtualFile {
   const Bytes& bytes;
   std::int64_t unknown_size_at = -1;  // where check_chunks found a 0: shown as 0xFFFFFFFF
   std::int64_t at = 0;
 
   static SF_VIRTUAL_IO callbacks() {
     SF_VIRTUAL_IO io;
-    io.get_filelen = [](void* self) { return static_cast<sf_count_t>(static_cast<Stream*>(self)->bytes.size()); };
+    io.get_filelen = [](void* self) { return static_cast<sf_count_t>(static_cast<VirtualFile*>(self)->bytes.size()); };
     io.seek = [](sf_count_t offset, int whence, void* self) {
-      Stream& stream = *static_cast<Stream*>(self);
+      VirtualFile& stream = *static_cast<VirtualFile*>(self);
       const std::int64_t base = whence == SEEK_SET ? 0 : whence == SEEK_CUR ? stream.at : stream.bytes.size();
       std::int64_t to = 0;
       if (__builtin_add_overflow(base, static_cast<std::int64_t>(offset), &to) || to < 0) return sf_count_t{-1};
@@ -216,7 +216,7 @@ struct Stream {
       return static_cast<sf_count_t>(to);
     };
     io.read = [](void* to, sf_count_t count, void* self) {
-      Stream& stream = *static_cast<Stream*>(self);
+      VirtualFile& stream = *static_cast<VirtualFile*>(self);
       const std::int64_t got = stream.bytes.read(stream.at, to, count);
       for (std::int64_t i = stream.unknown_size_at; i >= 0 && i < stream.unknown_size_at + 4; ++i)
         if (i >= stream.at && i < stream.at + got) static_cast<unsigned char*>(to)[i - stream.at] = 0xFF;
@@ -224,7 +224,7 @@ struct Stream {
       return static_cast<sf_count_t>(got);
     };
     io.write = [](const void*, sf_count_t, void*) { return sf_count_t{0}; };
-    io.tell = [](void* self) { return static_cast<sf_count_t>(static_cast<Stream*>(self)->at); };
+    io.tell = [](void* self) { return static_cast<sf_count_t>(static_cast<VirtualFile*>(self)->at); };
     return io;
   }
 };
@@ -243,10 +243,10 @@ std::string reason(SNDFILE* file) {
   return text;
 }
 
-std::unique_ptr<SNDFILE, Close> open(Stream& stream, SF_INFO& info, Format format, const std::string& name) {
+std::unique_ptr<SNDFILE, Close> open(VirtualFile& stream, SF_INFO& info, Format format, const std::string& name) {
   static std::mutex mutex;  // libsndfile keeps the reason why opening failed in a global variable
   const std::lock_guard lock(mutex);
-  SF_VIRTUAL_IO io = Stream::callbacks();
+  SF_VIRTUAL_IO io = VirtualFile::callbacks();
   std::unique_ptr<SNDFILE, Close> file(sf_open_virtual(&io, SFM_READ, &info, &stream));
   if (!file) throw FileError(tw::format("{}: cannot be read as {}: {}", name, name_of(format), reason(nullptr)));
   return file;
@@ -299,7 +299,7 @@ std::vector<float> decode(const Bytes& bytes, const std::string& name, const Aud
         ffmpeg_command(name)));
   if (format == Format::mp4 || format == Format::adts || format == Format::matroska)
     throw FileError(tw::format("{}: {} cannot be read; convert it: {}", name, name_of(format), ffmpeg_command(name)));
-  Stream stream{bytes};
+  VirtualFile stream{bytes};
   if (format == Format::riff || format == Format::aiff) stream.unknown_size_at = check_chunks(bytes, format, name);
   if (format == Format::ogg) check_last_page(bytes, name);
 

@@ -10,6 +10,13 @@
 #include "tilewave/detail/parallel.hpp"
 
 namespace tw::speech {
+
+/// A triangle's weights of the power spectrum's bins [first, first + weights.size()); all others are 0.
+struct MelFilter {
+  int first = 0;
+  std::vector<double> weights;
+};
+
 namespace {
 
 constexpr double kHighestFrequency = 8000;  // of the filters, in Hz, at any sampling rate
@@ -20,22 +27,16 @@ constexpr float kDynamicRange = 8;          // decades below a window's maximum 
 double hertz_from_mel(double mel) { return mel < 15 ? mel * 200 / 3 : 1000 * std::exp((mel - 15) * std::log(6.4) / 27); }
 double mel_from_hertz(double hertz) { return hertz < 1000 ? hertz * 3 / 200 : 15 + std::log(hertz / 1000) * 27 / std::log(6.4); }
 
-/// A triangle's weights of the power spectrum's bins [first, first + weights.size()); all others are 0.
-struct Filter {
-  int first = 0;
-  std::vector<double> weights;
-};
-
-std::vector<Filter> make_filters(const MelOptions& options) {
+std::vector<MelFilter> make_filters(const MelOptions& options) {
   std::vector<double> corners(options.mel_bins + 2);
   for (int i = 0; i < options.mel_bins + 2; ++i)
     corners[i] = hertz_from_mel(mel_from_hertz(kHighestFrequency) * i / (options.mel_bins + 1));
-  std::vector<Filter> filters(options.mel_bins);
+  std::vector<MelFilter> filters(options.mel_bins);
   const int half = options.n_fft / 2;
   const double nyquist = options.sampling_rate / 2;  // whole Hz, as the reference has it
   for (int m = 0; m < options.mel_bins; ++m) {
     const double left = corners[m], top = corners[m + 1], right = corners[m + 2];
-    Filter& filter = filters[m];
+    MelFilter& filter = filters[m];
     for (int k = 0; k <= half; ++k) {
       const double hertz = nyquist * k / half;
       const double height = std::min((hertz - left) / (top - left), (right - hertz) / (right - top));
@@ -86,14 +87,14 @@ struct LogMel::Constants {
     x[half] = spectrum[0].imag() * spectrum[0].imag();
     for (int m = 0; m < options.mel_bins; ++m) {
       double sum = 0;
-      const Filter& filter = filters[m];
+      const MelFilter& filter = filters[m];
       for (std::size_t k = 0; k < filter.weights.size(); ++k) sum += filter.weights[k] * x[filter.first + k];
       mel[m] = static_cast<float>(std::log10(std::max(sum, kSmallest)));
     }
   }
 
   MelOptions options;
-  std::vector<Filter> filters;
+  std::vector<MelFilter> filters;
   std::vector<double> hann;
   kissfft<double> transform;  // complex, of half the length: what transform_real needs
 };
