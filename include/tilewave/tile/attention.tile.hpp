@@ -72,6 +72,9 @@ struct Attention {
     /// Two warpgroups leave room for the queries in registers, unless a third that loads without TMA or a rule needs it, as one of a user's
     /// may: Q K^T then reads a third less of shared memory.
     static constexpr bool queries_in_registers = BM == 128 && D <= 128 && !Rules::anywhere && Rules::source == nullptr && loads_by_tma();
+    /// Whether the queries' slot is given back in the last block, behind its scores, so that the next tile's are there in time. With D 192
+    /// the branch in the loop costs more.
+    static constexpr bool queries_back_early = !queries_in_registers && D <= 96;
     /// Whether a row's maximum has grown is found from its scores, before the exponents; else from the exponents' signs, half of a row at a
     /// time. The first is faster where three warpgroups have short products to wait for, and does not mind where a row sees its first key.
     static constexpr bool maxima_first = (BM >= 192 && D == 64) || Rules::anywhere;
@@ -214,6 +217,7 @@ struct Attention {
         block.wait(leave<1>, scores);
       }
       block.release(memory.k);
+      if (queries_back_early && step + 1 == w.blocks) block.release(memory.q);
       if constexpr (!kHalves) {
         if (cut)
           apply_rules<true, 0, BN>(block, p, w, w.block(step), scores);
@@ -263,7 +267,7 @@ struct Attention {
         loop(block, p, w, memory, in_registers, weights, state);
       } else {
         loop(block, p, w, memory, q, weights, state);
-        block.release(memory.q);
+        if constexpr (!queries_back_early) block.release(memory.q);
       }
       block.mma(state.out, weights, take_values(block, w, w.blocks - 1, memory), w.blocks == 1);
       block.wait(leave<0>, state.out);
