@@ -22,18 +22,15 @@ void run_dtype(const detail::AttentionCall& call) {
     }
     detail::run_attention_cpu<T, D, D, detail::kCpuRows>(call, kNoUserRule);
   };
-  if constexpr (!is_same<T, f16>) {  // which is there for completeness: one size is quicker to build
-    if (call.q.shape(3) <= 128 && call.v.shape(3) <= 128) return run.template operator()<128>();
-  }
-  run.template operator()<256>();
+  call.q.shape(3) <= 128 && call.v.shape(3) <= 128 ? run.template operator()<128>() : run.template operator()<256>();
 }
 
 }  // namespace
 
 void run_cpu(const detail::AttentionCall& call) {
   switch (call.q.dtype()) {
-    case DType::f16:
-      return run_dtype<f16>(call);
+    case DType::f16:  // there for completeness: one size for all is quicker to build
+      return detail::run_attention_cpu<f16, 256, 256, detail::kCpuFewRows>(call, kNoUserRule);
     case DType::bf16:
       return run_dtype<bf16>(call);
     default:
