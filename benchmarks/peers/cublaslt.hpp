@@ -1,7 +1,7 @@
 #pragma once
 
 // NVIDIA's matrix products, as the peer of kernels/gemm. The library is found when the benchmark runs; building needs no toolkit. The calls
-// and values in use are declared here; tests/cublaslt_declarations_test.cpp holds them against <cublasLt.h> where that exists.
+// and values in use are declared here; cublaslt_declarations_test.cpp holds them against <cublasLt.h> where that exists.
 
 #include <cstddef>
 #include <cstdint>

@@ -200,7 +200,7 @@ void run_split(AttentionCall& call, const Tensor& q, const Tensor& o, const Cach
   const Tensor memory = workspace({numbers + numbers / dim}, DType::f32, call.stream);  // one: to ask for it takes the host a while
   const Tensor parts = Tensor::borrow(memory.data(), {call.splits, batch, heads, seqlen_q, dim}, DType::f32, o.device());
   const Tensor part_lse = Tensor::borrow(memory.data<float>() + numbers, {call.splits, batch, heads, seqlen_q}, DType::f32, o.device());
-  call.partial = parts.reshape({call.splits * batch, kv_heads, heads / kv_heads * seqlen_q, o.shape(3)});
+  call.partial = parts.reshape({call.splits * batch, kv_heads, heads / kv_heads * seqlen_q, dim});
   call.lse = part_lse.data<float>();
   call.lse_stride_batch = heads * seqlen_q;
   call.lse_stride_head = heads / kv_heads * seqlen_q;

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <random>
 #include <span>
@@ -27,7 +26,6 @@ namespace {
 
 using namespace tw::test;
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 /// What indices are before a call; their poison is -1, which is a result.
 constexpr float kUnwritten = -7;
 
@@ -45,12 +43,12 @@ const std::vector<std::pair<const char*, Values>>& distributions() {
        [](std::mt19937_64& random, std::int64_t) { return bit_cast<float>(static_cast<u32>(random())); }},
       {"special",
        [](std::mt19937_64& random, std::int64_t) {
-         constexpr float values[] = {kNan, -kNan, kInf, -kInf, 0.0f, -0.0f, 1.0f, -1.0f, 1e-40f, -1e-40f};
+         constexpr float values[] = {kNaN, -kNaN, kInf, -kInf, 0.0f, -0.0f, 1.0f, -1.0f, 1e-40f, -1e-40f};
          return values[random() % std::size(values)];
        }},
       {"masked", [](std::mt19937_64& random, std::int64_t) { return random() % 50 == 0 ? 1.0f : -kInf; }},
       {"signed zeros", [](std::mt19937_64& random, std::int64_t) { return random() % 2 == 0 ? 0.0f : -0.0f; }},
-      {"all NaN", [](std::mt19937_64& random, std::int64_t) { return random() % 2 == 0 ? kNan : -kNan; }},
+      {"all NaN", [](std::mt19937_64& random, std::int64_t) { return random() % 2 == 0 ? kNaN : -kNaN; }},
   };
   return all;
 }

@@ -374,7 +374,7 @@ struct Attention {
       if (Rules::lower) w.cut_first = min(max(whole_begin - begin, 0), w.blocks - w.cut);
     }
 
-    /// Block `b` of a sequence's keys or values.
+    /// Block `b` of a sequence's keys or values. Of pages, parts behind the sequence's end are from its last key on, whatever lies there.
     template <class G, class S>
     TW_INLINE static void load_block(auto& copy, const Params& p, const Work& w, const G& from, S& to, int b, int kv_head) {
       const int key = b * BN;

@@ -9,7 +9,6 @@ namespace tw::sm_90a {
 /// The role that computes, as a kernel sees it: all its warpgroups at once.
 template <int Warpgroups, bool kTmaLoad, bool kTmaStore, int Cluster>
 struct Block {
-  static constexpr int kAllRows = 0x7fffffff;
   int first_thread;  ///< of those that compute: the producer's come before
   Position at = Position::of(ptx::thread_index() - static_cast<u32>(first_thread));
 
@@ -645,6 +644,7 @@ struct Block {
 
  private:
   static constexpr int threads = Warpgroups * kWarpgroupThreads;
+  static constexpr int kAllRows = 0x7fffffff;  ///< an end that no row is behind: the tensor's own counts
   /// The thread's number among those that compute.
   TW_INLINE int thread() const { return at.block_warp() * 32 + at.lane; }
   static TW_INLINE void warpgroup_sync(const Position& p) { ptx::named_barrier(kWarpgroupBarrier + p.warpgroup, kWarpgroupThreads); }

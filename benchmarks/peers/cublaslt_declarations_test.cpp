@@ -12,7 +12,6 @@
 #define TILEWAVE_HAVE_CUBLASLT_HEADER 1
 #endif
 
-namespace tw::bench {
 namespace {
 
 #ifndef TILEWAVE_HAVE_CUBLASLT_HEADER
@@ -21,7 +20,7 @@ TEST(CublasLtDeclarations, AgreeWithTheHeader) { GTEST_SKIP() << "skipped: no cu
 
 #else
 
-namespace ours = cublaslt;
+namespace ours = tw::bench::cublaslt;
 
 /// Whether arguments of the two types are passed alike.
 template <class A, class B>
@@ -76,4 +75,3 @@ TEST(CublasLtDeclarations, ValuesAgreeWithTheHeader) {
 #endif
 
 }  // namespace
-}  // namespace tw::bench
