@@ -131,19 +131,26 @@ class AttentionWith : public testing::TestWithParam<Device> {
   /// ranges say in which blocks that may be done, and results differ by rounding.
   bool same_kernel() const { return !device.is_cuda(); }
 
-  /// The kernel as a GPU has it, whose list of rules is known when it is compiled, on the CPU.
+  /// The kernel as a GPU has it, whose list of rules is known when it is compiled, on the CPU: in the two orders of steps that it has,
+  /// which follow from the number of keys at a time.
   template <class Rule>
   void check_compiled_in(const std::vector<float>& mask, const AttentionOptions& options) {
-    SCOPED_TRACE(tw::format("{}, causal {}, window {}", tw::detail::type_name<Rule>(), options.causal, options.window_left));
+    check_keys_at_a_time<Rule, 64>(mask, options);
+    check_keys_at_a_time<Rule, 128>(mask, options);
+  }
+  template <class Rule, int kKeysAtATime>
+  void check_keys_at_a_time(const std::vector<float>& mask, const AttentionOptions& options) {
+    SCOPED_TRACE(tw::format("{}, causal {}, window {}, {} keys at a time", tw::detail::type_name<Rule>(), options.causal,
+                            options.window_left, kKeysAtATime));
     PlacedTensor q({kBatch, kQueries, kHeads, 64}, DType::f32, device), k({kBatch, kKeys, kKvHeads, 64}, DType::f32, device),
         v({kBatch, kKeys, kKvHeads, 64}, DType::f32, device), o({kBatch, kQueries, kHeads, 64}, DType::f32, device);
     const std::vector<float> q_values = q.fill_random(random, 2), k_values = k.fill_random(random), v_values = v.fill_random(random);
     using List = tw::detail::CallRules<Rule>;
-    using Kernel = Attention<float, 64, 64, 128, 64, 2, kEqualLengths, List>;
+    using Kernel = Attention<float, 64, 64, 128, kKeysAtATime, 2, kEqualLengths, List>;
     const tw::detail::AttentionCall call = tw::detail::check_attention(q, k, v, o, options);
     const auto bind_rule = binder();
     launch_cpu<Kernel>(tw::detail::attention_grid(call, 128),
-                       [&](auto& bind, auto& p) { tw::detail::fill_attention<List>(bind, p, call, 64, bind_rule); });
+                       [&](auto& bind, auto& p) { tw::detail::fill_attention<List>(bind, p, call, kKeysAtATime, bind_rule); });
     PlainCall plain{.batch = kBatch, .heads = kHeads, .kv_heads = kKvHeads, .seqlen_q = kQueries, .seqlen_k = kKeys, .head_dim = 64};
     plain.q = q_values, plain.k = k_values, plain.v = v_values;
     plain.scale = 0.125;

@@ -47,7 +47,8 @@ void run_gpu(const detail::AttentionCall& call) {
     constexpr detail::AttentionTiles tiles = detail::attention_tiles<D, DV>(TileUse::narrow),
                                      few = detail::attention_tiles<D, DV>(TileUse::split);
     constexpr detail::AttentionTiles wide = detail::attention_tiles<D, DV>(TileUse::wide),
-                                     widest = detail::attention_tiles<D, DV>(TileUse::widest);
+                                     widest = detail::attention_tiles<D, DV>(TileUse::widest),
+                                     paired = detail::attention_tiles<D, DV>(TileUse::paired);
     if (call.split) return launch.template operator()<few.bm, few.bn, few.stages, kRagged | kSplit | kPaged>();
     if (call.pages) return launch.template operator()<tiles.bm, tiles.bn, tiles.stages, kRagged | kPaged>();
     const auto launch_form = [&]<int kForm>() {
@@ -57,6 +58,9 @@ void run_gpu(const detail::AttentionCall& call) {
       }
       if constexpr (wide.bm != tiles.bm) {
         if (use == TileUse::wide) return launch.template operator()<wide.bm, wide.bn, wide.stages, kForm>();
+      }
+      if constexpr (paired.bn != tiles.bn) {
+        if (use == TileUse::paired) return launch.template operator()<paired.bm, paired.bn, paired.stages, kForm>();
       }
       launch.template operator()<tiles.bm, tiles.bn, tiles.stages, kForm>();
     };

@@ -8,6 +8,9 @@
 
 namespace tw::kernels::attention {
 
+/// Keys that a row sees under a causal mask or in a window, on average, with which paired tiles are faster.
+constexpr std::int64_t kFewKeys = 1024;
+
 detail::TileUse tile_use(const detail::AttentionCall& call) {
   using detail::TileUse;
   const std::int64_t head_dim = std::max(call.q.shape(3), call.v.shape(3));
@@ -19,11 +22,17 @@ detail::TileUse tile_use(const detail::AttentionCall& call) {
     return true;
   };
   if (head_dim > 96 || call.mask || !aligned(call.q) || !aligned(call.k) || !aligned(call.v)) return TileUse::narrow;
+  if (head_dim > 64) return TileUse::wide;
   // Of sequences that follow each other most work is in those longer than the mean.
   const std::int64_t rows = call.cu_q ? 2 * call.q.shape(2) / call.batch : call.q.shape(2);
-  if (head_dim > 64) return TileUse::wide;
-  // Short sequences under a causal mask have few tiles, and unequal ones.
-  if (call.upper && rows <= 512) return TileUse::narrow;
+  const std::int64_t keys = call.cu_k ? 2 * call.k.shape(2) / call.batch : call.keys;
+  if (call.upper) {
+    const std::int64_t below = keys - std::min(rows, keys) / 2,
+                       seen = call.lower ? std::min<std::int64_t>(below, call.left + call.right) : below;
+    if (seen <= kFewKeys) return TileUse::paired;
+    // Few tiles, and unequal ones.
+    if (rows <= 512) return TileUse::narrow;
+  }
   return rows <= 4096 && !call.cu_q ? TileUse::widest : TileUse::wide;
 }
 
@@ -33,10 +42,11 @@ template <bool kCausal>
 using PlainRules =
     Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, Band<false, kCausal>>;
 
-template <int D>
-inline constexpr detail::AttentionTiles kTiles = detail::attention_tiles<D, D>(detail::TileUse::widest);
+template <int D, bool kCausal>
+inline constexpr detail::AttentionTiles kTiles = detail::attention_tiles<D, D>(kCausal ? detail::TileUse::paired : detail::TileUse::widest);
 template <class T, int D, bool kCausal>
-using Plain = Attention<T, D, D, kTiles<D>.bm, kTiles<D>.bn, kTiles<D>.stages, kEqualLengths, PlainRules<kCausal>>;
+using Plain =
+    Attention<T, D, D, kTiles<D, kCausal>.bm, kTiles<D, kCausal>.bn, kTiles<D, kCausal>.stages, kEqualLengths, PlainRules<kCausal>>;
 
 template <class T, int D, bool kCausal>
 Analysis analyze_variant(const ShapeValues& shape) {
@@ -48,8 +58,8 @@ Analysis analyze_variant(const ShapeValues& shape) {
   const Tensor v = placeholder(k.shape(), dtype_of<T>), o = placeholder(q.shape(), dtype_of<T>);
   const Tensor lse = placeholder({batch, heads, seqlen_q}, DType::f32);
   const detail::AttentionCall call = detail::check_attention(q, k, v, o, {.causal = kCausal, .lse = shape["lse"] ? &lse : nullptr});
-  return analyze<Plain<T, D, kCausal>>(detail::attention_grid(call, kTiles<D>.bm), [&](auto& bind, auto& p) {
-    detail::fill_attention<PlainRules<kCausal>>(bind, p, call, kTiles<D>.bn, kNoUserRule);
+  return analyze<Plain<T, D, kCausal>>(detail::attention_grid(call, kTiles<D, kCausal>.bm), [&](auto& bind, auto& p) {
+    detail::fill_attention<PlainRules<kCausal>>(bind, p, call, kTiles<D, kCausal>.bn, kNoUserRule);
   });
 }
 

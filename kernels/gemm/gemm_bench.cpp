@@ -357,20 +357,20 @@ void run_cpu_case(Run& run, const Case& c, const OpenBlas* openblas, double limi
 }
 
 void run_on_cpu(Run& run) {
-  OpenBlas openblas;
-  bool found = false;
-  double limit = 0;
-  if (!run.options().list) {
-    std::string problem;
-    found = openblas.open(problem);
-    if (found) run.set_version("openblas", openblas.version());
-    if (!found) run.note("no peer: " + problem);
-    limit = measure_fma_peak();
+  std::vector<Case> wanted;
+  for (const Case& c : cpu_cases()) {
+    if (run.wants("gemm", c.name(), c.dtype)) wanted.push_back(c);
   }
+  if (wanted.empty()) return;
+  OpenBlas openblas;
+  std::string problem;
+  const bool found = openblas.open(problem);
+  if (found) run.set_version("openblas", openblas.version());
+  if (!found) run.note("no peer: " + problem);
+  const double limit = measure_fma_peak();
   const int threads = cpu_threads();
   set_cpu_threads(1);
-  for (const Case& c : cpu_cases()) {
-    if (!run.wants("gemm", c.name(), c.dtype)) continue;
+  for (const Case& c : wanted) {
     if (c.dtype == DType::f32)
       run_cpu_case(run, c, found ? &openblas : nullptr, limit);
     else

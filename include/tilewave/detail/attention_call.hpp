@@ -165,6 +165,7 @@ enum class TileUse {
   widest,  ///< four warpgroups, where D is 64: for sequences that these tiles fill better
   wide,    ///< three warpgroups, where D is small: fast, for long sequences, TMA and rules that need few registers
   narrow,  ///< two, for everything
+  paired,  ///< two in each of the two blocks on a multiprocessor, where D is 64: for tiles that see few keys, TMA and rules as `wide`
   split    ///< one: few rows, and many keys in flight
 };
 template <int D, int DV>
@@ -172,6 +173,7 @@ constexpr AttentionTiles attention_tiles(TileUse use) {
   if (use == TileUse::widest && D == 64) return {256, 64, 4};
   if (use == TileUse::wide && D == 64) return {192, 128, 3};
   if ((use == TileUse::wide || use == TileUse::widest) && D == 96) return {192, 96, 2};
+  if (use == TileUse::paired && D == 64) return {128, 64, 4};
   if (use == TileUse::split) return {64, D <= 128 ? 128 : DV <= 128 ? 96 : 64, D <= 64 ? 4 : D <= 192 ? 3 : 2};
   return {128, D <= 128 ? 128 : D <= 192 ? 96 : 64, 2};
 }

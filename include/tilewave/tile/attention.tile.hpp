@@ -69,15 +69,22 @@ struct Attention {
       if constexpr (requires { Target::tma_load; }) return Target::tma_load;
       return false;
     }
+    /// Two blocks on a multiprocessor, where accumulators and weights leave each of their threads enough of 104 registers: products of one
+    /// run under the softmax of the other, and under its first loads and its last stores, of which short tiles have many.
+    static constexpr int min_blocks = BM == 128 && BN + DV <= 128 ? 2 : 1;
+    /// By how many blocks of keys the output lags behind the scores: by one where a warpgroup's own product runs under its softmax.
+    static constexpr int lag = min_blocks == 1 ? 1 : 0;
     /// Two warpgroups leave room for the queries in registers, unless a third that loads without TMA or a rule needs it, as one of a user's
     /// may: Q K^T then reads a third less of shared memory.
-    static constexpr bool queries_in_registers = BM == 128 && D <= 128 && !Rules::anywhere && Rules::source == nullptr && loads_by_tma();
+    static constexpr bool queries_in_registers =
+        BM == 128 && min_blocks == 1 && D <= 128 && !Rules::anywhere && Rules::source == nullptr && loads_by_tma();
     /// Whether the queries' slot is given back in the last block, behind its scores, so that the next tile's are there in time. With D 192
     /// the branch in the loop costs more.
     static constexpr bool queries_back_early = !queries_in_registers && D <= 96;
     /// Whether a row's maximum has grown is found from its scores, before the exponents; else from the exponents' signs, half of a row at a
-    /// time. The first is faster where three warpgroups have short products to wait for, and does not mind where a row sees its first key.
-    static constexpr bool maxima_first = (BM >= 192 && D == 64) || Rules::anywhere;
+    /// time. The first is faster where three and more warpgroups have short products to wait for, and does not mind where a row sees its
+    /// first key.
+    static constexpr bool maxima_first = (BM * min_blocks >= 192 && D == 64) || Rules::anywhere;
     /// Whether rules that change scores everywhere do so in the halves in which exponents are computed, under the first's exponentials. Not
     /// in blocks that can be a row's first: they need the maximum of all.
     static constexpr bool rules_in_halves = !maxima_first && Rules::changing;
@@ -191,31 +198,38 @@ struct Attention {
       return w;
     }
 
-    /// Step s loads keys number s and values number s - 1, the order in which compute takes them: loaded in any other order, each would
+    /// Step s loads keys number s and values number s - lag, the order in which compute takes them: loaded in any other order, each would
     /// wait for the other's slot.
-    TW_INLINE static int steps(const Params&, const Work& w) { return w.blocks > 0 ? w.blocks + 1 : 0; }
+    TW_INLINE static int steps(const Params&, const Work& w) { return w.blocks > 0 ? w.blocks + lag : 0; }
 
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
       const int kv_head = w.head / p.heads_per_kv;
       if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, w.q_row + w.first_row, 0, w.head, w.q_batch); });
       if (step < w.blocks) producer.put(memory.k, [&](auto copy, K& k) { load_block(copy, p, w, p.k, k, w.block(step), kv_head); });
-      if (step > 0) producer.put(memory.v, [&](auto copy, V& v) { load_block(copy, p, w, p.v, v, w.block(step - 1), kv_head); });
+      if (step >= lag) producer.put(memory.v, [&](auto copy, V& v) { load_block(copy, p, w, p.v, v, w.block(step - lag), kv_head); });
     }
 
-    /// Block number `step`: its scores and weights, and under them the output of the block before. `cut`: rules leave some of its scores
-    /// out. kHalves: none, and all rows have seen a key; see rules_in_halves.
+    /// Output of block number n, asynchronously.
+    TW_INLINE static void add_output(auto& block, const Work& w, int n, Memory& memory, const Weights& weights, State& state) {
+      block.mma(state.out, weights, take_values(block, w, n, memory), n == 0);
+    }
+    TW_INLINE static void wait_for_output(auto& block, Memory& memory, State& state) {
+      block.wait(leave<0>, state.out);
+      block.release(memory.v);
+    }
+
+    /// Block number `step`: its scores and weights, and under them, or behind them, an output: see lag. `cut`: rules leave some of its
+    /// scores out. kHalves: none, and all rows have seen a key; see rules_in_halves.
     template <bool kFirst, bool kHalves = false>
     TW_INLINE static void next(auto& block, const Params& p, const Work& w, int step, bool cut, Memory& memory, const auto& q,
                                Weights& weights, State& state) {
       Scores scores;
       PerRow decay;
       block.mma(scores, q, block.take(memory.k), true);
-      if constexpr (kFirst) {
-        block.wait(leave<0>, scores);
-      } else {
-        block.mma(state.out, weights, take_values(block, w, step - 1, memory), step == 1);
-        block.wait(leave<1>, scores);
-      }
+      constexpr bool kUnder = lag == 1 && !kFirst;
+      constexpr int kUnfinished = kUnder ? 1 : 0;
+      if constexpr (kUnder) add_output(block, w, step - 1, memory, weights, state);
+      block.wait(leave<kUnfinished>, scores);
       block.release(memory.k);
       if (queries_back_early && step + 1 == w.blocks) block.release(memory.q);
       if constexpr (!kHalves) {
@@ -226,12 +240,15 @@ struct Attention {
         if (!maxima_first && (cut || step <= w.cut)) settle(block, p, scores, state);
       }
       const bool raised = softmax<kHalves>(block, p, w, step, scores, state, decay);
+      if constexpr (kUnder) wait_for_output(block, memory, state);
       if constexpr (!kFirst) {
-        block.wait(leave<0>, state.out);
-        block.release(memory.v);
         if (raised) block.map(state.out, decay, [](auto x, auto d) { return x * d; });
       }
       block.convert(weights, scores);
+      if constexpr (lag == 0) {
+        add_output(block, w, step, memory, weights, state);
+        wait_for_output(block, memory, state);
+      }
     }
     TW_INLINE static void loop(auto& block, const Params& p, const Work& w, Memory& memory, const auto& q, Weights& weights, State& state) {
       const int whole_end = w.blocks - w.cut_first;
@@ -269,9 +286,10 @@ struct Attention {
         loop(block, p, w, memory, q, weights, state);
         if constexpr (!queries_back_early) block.release(memory.q);
       }
-      block.mma(state.out, weights, take_values(block, w, w.blocks - 1, memory), w.blocks == 1);
-      block.wait(leave<0>, state.out);
-      block.release(memory.v);
+      if constexpr (lag == 1) {
+        add_output(block, w, w.blocks - 1, memory, weights, state);
+        wait_for_output(block, memory, state);
+      }
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {

@@ -8,15 +8,15 @@
 
 namespace tw::sm_90a {
 
-/// Registers per thread. A block starts with the 64K registers of an SM spread evenly, and setmaxnreg can only redistribute those. A
-/// producer that uses TMA needs 40 for the tile arithmetic (with three and more warpgroups that compute, 32 must do); one that copies by
-/// itself needs more.
-template <int Warpgroups, bool kTma>
-inline constexpr int kProducerRegisters = kTma ? (Warpgroups <= 2 ? 40 : 32) : (Warpgroups <= 2 ? 80 : 56);
-template <int Warpgroups, bool kTma>
+/// Registers per thread. `Blocks` share the 64K registers of an SM; a block starts with its share spread evenly, and setmaxnreg can only
+/// redistribute that. A producer that uses TMA needs 40 for the tile arithmetic (with three and more warpgroups that compute on an SM, 32
+/// must do); one that copies by itself needs more.
+template <int Warpgroups, int Blocks, bool kTma>
+inline constexpr int kProducerRegisters = kTma ? (Warpgroups* Blocks <= 2 ? 40 : 32) : (Warpgroups* Blocks <= 2 ? 80 : 56);
+template <int Warpgroups, int Blocks, bool kTma>
 constexpr int compute_registers() {
-  constexpr int at_start = 65536 / ((Warpgroups + 1) * kWarpgroupThreads) / 8 * 8;
-  return (at_start * (Warpgroups + 1) - kProducerRegisters<Warpgroups, kTma>) / Warpgroups / 8 * 8;
+  constexpr int at_start = 65536 / (Blocks * (Warpgroups + 1) * kWarpgroupThreads) / 8 * 8;
+  return (at_start * (Warpgroups + 1) - kProducerRegisters<Warpgroups, Blocks, kTma>) / Warpgroups / 8 * 8;
 }
 
 /// Hands tiles from the producer to the warpgroups that compute, for dynamic schedules: a ring of two in shared memory, behind the
@@ -139,7 +139,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     TileQueue<Work> queue(allocator);
 
     if (ptx::thread_index() < kWarpgroupThreads) {
-      if constexpr (S::warpgroups > 1) ptx::give_registers<kProducerRegisters<S::warpgroups, T::tma_load>>();
+      if constexpr (S::warpgroups > 1) ptx::give_registers<kProducerRegisters<S::warpgroups, S::min_blocks, T::tma_load>>();
       const int thread = static_cast<int>(ptx::thread_index());
       const Producer<T::tma_load, cluster> producer{thread, rank};
       const auto load_tile = [&](const Work& work) {
@@ -177,7 +177,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
         }
       }
     } else {
-      if constexpr (S::warpgroups > 1) ptx::take_registers<compute_registers<S::warpgroups, T::tma_load>()>();
+      if constexpr (S::warpgroups > 1) ptx::take_registers<compute_registers<S::warpgroups, S::min_blocks, T::tma_load>()>();
       const ComputeBlock block{kWarpgroupThreads};
       const auto compute_tile = [&](const Work& work) {
         typename tw::detail::StateOf<On>::Type state;

@@ -49,6 +49,7 @@ struct Shape {
   static constexpr bool produces = tw::detail::has_load<On>;
   static constexpr int warpgroups = tw::detail::warps_of<On>() / 4;
   static_assert(tw::detail::warps_of<On>() % 4 == 0, "a block has whole warpgroups: a multiple of 4 warps, of 64 rows of accumulators");
+  static constexpr int min_blocks = tw::detail::blocks_of<On>();
   static constexpr int cluster = cluster_size<On, T>;
   static constexpr int threads = (warpgroups + (produces ? 1 : 0)) * kWarpgroupThreads;
   static constexpr Dispatch dispatch = tw::detail::ScheduleOf<On>::Type::dispatch;
