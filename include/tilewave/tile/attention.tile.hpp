@@ -226,9 +226,9 @@ struct Attention {
       Scores scores;
       PerRow decay;
       block.mma(scores, q, block.take(memory.k), true);
-      constexpr bool kUnder = lag == 1 && !kFirst;
-      constexpr int kUnfinished = kUnder ? 1 : 0;
-      if constexpr (kUnder) add_output(block, w, step - 1, memory, weights, state);
+      constexpr bool kOutputUnder = lag == 1 && !kFirst;
+      constexpr int kUnfinished = kOutputUnder ? 1 : 0;
+      if constexpr (kOutputUnder) add_output(block, w, step - 1, memory, weights, state);
       block.wait(leave<kUnfinished>, scores);
       block.release(memory.k);
       if (queries_back_early && step + 1 == w.blocks) block.release(memory.q);
@@ -240,10 +240,8 @@ struct Attention {
         if (!maxima_first && (cut || step <= w.cut)) settle(block, p, scores, state);
       }
       const bool raised = softmax<kHalves>(block, p, w, step, scores, state, decay);
-      if constexpr (kUnder) wait_for_output(block, memory, state);
-      if constexpr (!kFirst) {
-        if (raised) block.map(state.out, decay, [](auto x, auto d) { return x * d; });
-      }
+      if constexpr (kOutputUnder) wait_for_output(block, memory, state);
+      if (!kFirst && raised) block.map(state.out, decay, [](auto x, auto d) { return x * d; });
       block.convert(weights, scores);
       if constexpr (lag == 0) {
         add_output(block, w, step, memory, weights, state);

@@ -11,6 +11,7 @@ template <int Warpgroups, bool kTmaLoad, bool kTmaStore, int Cluster>
 struct Block {
   int first_thread;  ///< of those that compute: the producer's come before
   Position at = Position::of(ptx::thread_index() - static_cast<u32>(first_thread));
+  int warpgroup = Warpgroups == 1 ? 0 : ptx::uniform(at.warpgroup);  ///< at.warpgroup, for descriptors
 
   // Rings
 
@@ -45,7 +46,7 @@ struct Block {
     static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols),
                   "rows of the accumulator and of the left operand differ");
     constexpr int k = instruction_depth<A>;
-    const Descriptor a_tile = descriptor<A>(ptx::address(a.bytes) + static_cast<u32>(at.warpgroup * warpgroup_offset<A>));
+    const Descriptor a_tile = descriptor<A>(ptx::address(a.bytes) + static_cast<u32>(warpgroup * warpgroup_offset<A>));
     const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
     begin(acc);
     TW_UNROLL

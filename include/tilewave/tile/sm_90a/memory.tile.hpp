@@ -27,12 +27,11 @@ struct Position {
   int row;
   int col;
   TW_INLINE constexpr int block_warp() const { return warpgroup * 4 + warp; }
-  /// Unsigned, so that the divisions are shifts. The warpgroup is asked of lane 0: so the compiler knows that it is the same for a warp,
-  /// and keeps in uniform registers what follows from it, such as the descriptors of a product's left operand.
+  /// Unsigned, so that the divisions are shifts.
   TW_INLINE static Position of(u32 thread) {
     const int warp = static_cast<int>(thread / 32 % 4);
     const u32 lane = thread % 32;
-    const int warpgroup = static_cast<int>(ptx::shuffle(thread / kWarpgroupThreads, 0));
+    const int warpgroup = static_cast<int>(thread / kWarpgroupThreads);
     return {warpgroup, warp, static_cast<int>(lane), warpgroup * kWarpgroupRows + warp * 16 + static_cast<int>(lane / 4),
             static_cast<int>(lane % 4 * 2)};
   }

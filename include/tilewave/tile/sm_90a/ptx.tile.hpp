@@ -161,6 +161,14 @@ TW_INLINE T shuffle(T value, [[maybe_unused]] int lane) {
   return value;
 #endif
 }
+/// `value`, which is the same in all lanes: said so, the compiler keeps what follows from it in uniform registers. Costs nothing where the
+/// result is not used.
+TW_INLINE int uniform(int value) {
+#if TW_ON_GPU
+  asm("shfl.sync.idx.b32 %0, %0, 0, 31, 0xffffffff;" : "+r"(value));
+#endif
+  return value;
+}
 TW_INLINE bool any(bool value) {
 #if TW_ON_GPU
   return __any_sync(0xffffffffu, value);
