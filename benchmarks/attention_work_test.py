@@ -61,12 +61,12 @@ class Records(unittest.TestCase):
         self.assertIsNone(record["peer"])
         self.assertIsNone(record["ratio"])
 
-    def test_a_later_run_replaces_its_own_cases_only(self):
-        def made(case, value):
-            return {**records.make_record(SHARED, case, "bf16", "hot", "GB/s", (value, [1.0])), "value": value}
+    def test_a_later_run_replaces_its_own_cases_in_their_place(self):
+        def made(case, value, peer=None):
+            return {**records.make_record(SHARED, case, "bf16", "hot", "GB/s", (value, [1.0]), peer and (peer, 1, [1.0])), "value": value}
 
-        merged = records.merged([made("a", 1), made("b", 2)], [made("b", 3), made("c", 4)])
-        self.assertEqual([(record["case"], record["value"]) for record in merged], [("a", 1), ("b", 3), ("c", 4)])
+        merged = records.merged([made("b", 2), made("b", 2, "left out later"), made("a", 1)], [made("c", 4), made("b", 3, "peer")])
+        self.assertEqual([(record["case"], record["value"]) for record in merged], [("b", 3), ("a", 1), ("c", 4)])
 
 
 if __name__ == "__main__":

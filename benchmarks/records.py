@@ -77,13 +77,19 @@ def make_record(shared, case, dtype, mode, unit, ours, peer=None, limit=None, **
 
 
 def merged(before, after):
-    """The records of two runs: of those that both have, the second's."""
+    """The records of two runs: of the cases that both have, the second's. A case's peers take turns with ours, so none is kept from another run."""
 
     def key(record):
-        return tuple(record.get(field) for field in ("family", "group", "case", "dtype", "mode", "unit", "peer"))
+        return tuple(record.get(field) for field in ("family", "group", "case", "dtype", "mode", "unit"))
 
-    measured = {key(record) for record in after}
-    return [record for record in before if key(record) not in measured] + after
+    later = {}
+    for record in after:
+        later.setdefault(key(record), []).append(record)
+    measured = set(later)
+    records = []
+    for record in before:
+        records += later.pop(key(record), []) if key(record) in measured else [record]
+    return records + [record for case in later.values() for record in case]
 
 
 def write(path, records, append):
