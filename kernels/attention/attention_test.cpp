@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kernels/attention/reference.hpp"
+#include "kernels/attention/run.hpp"
 #include "kernels/attention/variants.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
@@ -749,6 +750,45 @@ TEST(AttentionBadMemory, OperandsOnAnotherDevice) {
   const Tensor lse = Tensor::borrow(values, {1, 2, 4}, DType::f32, Device::cuda());
   expect_error<InvalidArgument>([&] { tw::attention(host, host, host, o, {.lse = &lse}); }, {"lse is f32[1, 2, 4] on cuda", "cpu"});
   EXPECT_TRUE(o.untouched());
+}
+
+TEST(AttentionTileUse, FollowsFromWhatATileSees) {
+  using tw::detail::TileUse;
+  struct Case {
+    std::int64_t rows, keys, head_dim;
+    AttentionOptions options;
+    TileUse expected;
+  };
+  const Case cases[] = {
+      {4096, 4096, 64, {}, TileUse::widest},
+      {8192, 8192, 64, {}, TileUse::wide},
+      {512, 512, 64, {}, TileUse::widest},
+      {2048, 2048, 64, {.causal = true}, TileUse::paired},
+      {2048, 2048, 40, {.causal = true}, TileUse::paired},
+      {2049, 2049, 64, {.causal = true}, TileUse::widest},
+      {512, 8192, 64, {.causal = true}, TileUse::narrow},  // the last queries of many keys
+      {8192, 8192, 64, {.causal = true, .window_left = 1024}, TileUse::paired},
+      {8192, 8192, 64, {.window_left = 512, .window_right = 512}, TileUse::paired},
+      {8192, 8192, 64, {.window_left = 1024, .window_right = 1}, TileUse::wide},
+      {8192, 8192, 64, {.window_left = 512}, TileUse::wide},  // all keys behind
+      {1024, 1024, 96, {.causal = true}, TileUse::wide},
+      {1024, 1024, 128, {.causal = true}, TileUse::narrow},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(tw::format("{} queries, {} keys, head_dim {}, causal {}, window {} {}", c.rows, c.keys, c.head_dim, c.options.causal,
+                            c.options.window_left, c.options.window_right));
+    const auto tensor = [&](std::int64_t rows) { return placeholder({1, rows, 2, c.head_dim}, DType::bf16); };
+    EXPECT_EQ(tile_use(tw::detail::check_attention(tensor(c.rows), tensor(c.keys), tensor(c.keys), tensor(c.rows), c.options)), c.expected);
+  }
+  // 16 sequences of 1024: most work is in those longer than that.
+  const auto packed = [] { return placeholder({1, 16384, 2, 64}, DType::bf16); };
+  tw::detail::AttentionCall call = tw::detail::check_attention(packed(), packed(), packed(), packed(), {.causal = true});
+  const std::int32_t starts[17] = {};
+  call.cu_q = call.cu_k = starts;
+  call.batch = 16;
+  EXPECT_EQ(tile_use(call), TileUse::paired);
+  call.batch = 8;
+  EXPECT_EQ(tile_use(call), TileUse::wide);
 }
 
 TEST(AttentionRegistered, NamesAreUniqueAndLaunchesPossible) {
