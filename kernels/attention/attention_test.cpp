@@ -798,7 +798,9 @@ TEST(AttentionRegistered, NamesAreUniqueAndLaunchesPossible) {
     EXPECT_TRUE(kernels.insert(spec.type + " on " + spec.target).second) << spec.name << " is another name's kernel";
     EXPECT_LE(spec.shared_bytes, 232448) << spec.name;  // what a block may have on sm_90
     // Paired tiles are two blocks on a multiprocessor, which has so much, and gives the system 1 KB for each.
-    if (spec.name.ends_with("_d64_causal")) EXPECT_LE(2 * (spec.shared_bytes + 1024), 233472) << spec.name;
+    if (spec.name.ends_with("_d64_causal")) {
+      EXPECT_LE(2 * (spec.shared_bytes + 1024), 233472) << spec.name;
+    }
     EXPECT_LE(spec.threads, 1024) << spec.name;
     EXPECT_EQ(spec.threads % 128, 0) << spec.name << " has no whole warpgroups";
     EXPECT_EQ(spec.tensor_core, !spec.name.starts_with("attention_combine")) << spec.name;
