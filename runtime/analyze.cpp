@@ -326,6 +326,7 @@ Analysis analyze_tiles(const AnalysisKernel& kernel, const void* params, const T
   analysis::walk.arrays.clear();
   analysis::walk.depth = 0;  // an analysis before may have thrown
   analysis::walk.places = static_cast<int>(arrays.size());
+  analysis::unread_stores = {};
   Counter counter(kernel, params);
   const int tiles = grid.count();
   if (tiles <= kAllTiles || !count_classes(counter, kernel, grid, tiles))

@@ -1,10 +1,12 @@
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <tuple>
+#include <utility>
 
 #include "runtime/format.hpp"
 #include "tilewave/detail/parallel.hpp"
@@ -32,8 +34,8 @@ namespace detail {
 
 void bind_view(BoundView& view, const Tensor& tensor, DType dtype, Device device) {
   const auto refuse = [&](std::string_view what) {
-    throw InvalidArgument(tw::format("a kernel's tensor {}; given {}, the kernel takes 1 to 4 dimensions of {} on {}", what,
-                                     tensor.describe(), name_of(dtype), device.name()));
+    throw BindError(&view, tw::format("the tensor {}; given {}, allowed: 1 to 4 dimensions of {} on {}", what, tensor.describe(),
+                                      name_of(dtype), device.name()));
   };
   if (tensor.dtype() != dtype) refuse("has another dtype");
   if (!(tensor.device() == device)) refuse("is on another device");
@@ -58,7 +60,7 @@ cpu::AnyFloat::Type any_float_type(DType dtype) {
     case DType::bf16:
       return cpu::AnyFloat::Type::bf16;
     default:
-      throw InvalidArgument(tw::format("a kernel's tensor is {}; it takes f32, f16 and bf16", name_of(dtype)));
+      throw InvalidArgument(tw::format("the tensor is {}; allowed: f32, f16 and bf16", name_of(dtype)));
   }
 }
 
@@ -99,12 +101,16 @@ bool bind_map(const BoundView& view, bool readable, const MapTile& tile, const W
 }
 
 void run_tiles(cpu::RunTile run, const void* params, const TileGrid& grid, std::int64_t memory_bytes, bool loads) {
+  static std::atomic<std::uint64_t> launches = 0;
+  const std::uint64_t launch = ++launches;
   // Tiles of rows are many and short, and each begins to fetch the next one's: a thread takes some that follow each other.
   const long count = grid.count(), at_once = loads ? 1 : std::clamp(count / (8L * cpu_threads()), 1L, 16L);
   parallel_for((count + at_once - 1) / at_once, [&](long first) {
     // Every thread has its own tile memory: rings start empty, and nothing is shared.
     thread_local std::shared_ptr<void> arena;
     thread_local std::int64_t arena_bytes = 0;
+    thread_local std::uint64_t last_launch = 0;
+    if (std::exchange(last_launch, launch) != launch) cpu::unread_stores = {};
     if (arena_bytes < memory_bytes) {
       arena = allocate(static_cast<std::size_t>(memory_bytes), Stream::standard(Device::cpu()));
       arena_bytes = memory_bytes;

@@ -634,7 +634,7 @@ struct NegatedProduct {
       const int n = steps(p, t);
       for (int step = 0; step < n; ++step) {
         Slot& slot = block.take(memory.ring);
-        Fragment<Target, Sum, A::rows, A::cols> a;
+        Rows<Target, Sum, A::rows, A::cols> a;
         block.load(a, slot.a);
         block.for_each(a, [](int, int, Sum& x) { x = -x; });
         block.store(a, slot.a);

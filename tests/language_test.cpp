@@ -676,6 +676,8 @@ void expect_product(Device device, std::mt19937_64& random, std::int64_t m, std:
         bind(p.in.a, a);
         bind(p.in.b, b);
         bind(p.d, d);
+        bind(p.c, nullptr);
+        bind(p.residual, nullptr);
         p.alpha = 1;
         p.in.depth = static_cast<int>(k);
       });
@@ -1171,6 +1173,37 @@ TEST_F(ScheduleErrors, ReleaseUnderAProduct) {
   expect_error<Error>([&] { run<ReleasesUnderProduct, 2>(); }, {"schedule", "release of a slot that a product in flight reads"});
   expect_error<Error>([&] { run<WaitsForTooFew, 2>(); }, {"schedule", "release of a slot that a product in flight reads"});
   EXPECT_NO_THROW((run<ReleasesTheOlder, 2>()));
+}
+
+template <int kWhat>
+struct TouchesUnderProduct : Steps<1> {
+  static void run(auto& block, auto& ring, auto& acc) {
+    auto& piece = block.take(ring);
+    cpu::Operand<float, 64, 32> operand{};
+    cpu::Fragment<float, 64, 32> other;
+    block.fill(other, 1.0f);
+    block.mma(acc, operand, piece, true);
+    if (kWhat == 1) block.for_each(acc, [](int, int, float& x) { x = 0; });
+    if (kWhat == 2) block.rows(acc, [](int, auto row) { row.map([](auto x) { return x; }); });
+    if (kWhat == 3) block.map(acc, 2.0f, [](auto x, auto y) { return x * y; });
+    if (kWhat == 4) block.convert(operand, other);
+    if (kWhat == 5) block.store(other, piece);
+    if (kWhat == 6) block.zero_rows(piece, 8);
+    if (kWhat == 7) block.fill(other, 2.0f);  // not the product's
+    block.wait(leave<0>, acc);
+    block.for_each(acc, [](int, int, float& x) { x = 0; });
+    block.release(ring);
+  }
+};
+
+TEST_F(ScheduleErrors, TouchingWhatAProductUses) {
+  expect_error<Error>([&] { run<TouchesUnderProduct<1>, 2>(); }, {"schedule", "accumulators are read or written while a product adds"});
+  expect_error<Error>([&] { run<TouchesUnderProduct<2>, 2>(); }, {"schedule", "accumulators are read or written while a product adds"});
+  expect_error<Error>([&] { run<TouchesUnderProduct<3>, 2>(); }, {"schedule", "accumulators are read or written while a product adds"});
+  expect_error<Error>([&] { run<TouchesUnderProduct<4>, 2>(); }, {"schedule", "an operand is written while a product reads it"});
+  expect_error<Error>([&] { run<TouchesUnderProduct<5>, 2>(); }, {"schedule", "an operand is written while a product reads it"});
+  expect_error<Error>([&] { run<TouchesUnderProduct<6>, 2>(); }, {"schedule", "an operand is written while a product reads it"});
+  EXPECT_NO_THROW((run<TouchesUnderProduct<7>, 2>()));
 }
 
 struct MultipliesReleased : Steps<1> {

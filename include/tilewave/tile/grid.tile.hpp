@@ -23,10 +23,15 @@ struct Tile {
 
 /// A tensor as it is bound to a kernel's Global, on every target.
 struct BoundView {
-  void* data;
-  i64 stride_j, stride_i, stride_row, stride_col;  ///< in elements
-  int size_j, size_i, rows, cols;
+  /// The stride_j of a Global that nothing was bound to, which a launch refuses: no tensor is so large.
+  static constexpr i64 kUnbound = -0x756e626f756e6400;
+
+  void* data = nullptr;
+  i64 stride_j = kUnbound, stride_i = 0, stride_row = 0, stride_col = 0;  ///< in elements
+  int size_j = 0, size_i = 0, rows = 0, cols = 0;
 };
+/// What is bound where a call leaves an optional tensor out: no element lies inside it.
+inline constexpr BoundView kNoTensor{nullptr, 0, 0, 0, 0, 0, 0, 0, 0};
 
 /// Schedules: in which order the tiles of a grid are done. `at(grid, i)` is the i-th tile, a pure function. A kernel names one as its
 /// `Schedule`; it may define its own (attention does). `dispatch` says who takes which.

@@ -3,6 +3,7 @@
 #include "tilewave/tile/analysis/counted.tile.hpp"
 #include "tilewave/tile/grid.tile.hpp"
 #include "tilewave/tile/math.tile.hpp"
+#include "tilewave/tile/staging.tile.hpp"
 #include "tilewave/tile/types.tile.hpp"
 
 // The tile language. A kernel is a struct with a member template On<Target>; these names are how it speaks of memory. Each target defines
@@ -50,6 +51,17 @@ namespace tw {
 /// Which of a Shared tile's two dimensions a product sums over. mma(acc, a, b) is acc(m, n) += sum over k of a(m, k) * b(n, k): a tile
 /// stored [M, K] or [N, K] contracts its columns, one stored [K, M] or [K, N] its rows.
 enum class Contract { columns, rows };
+
+/// What a tile in registers is: a Fragment, whose rows are the kernel's, or Rows.
+enum class TileKind { fragment, rows };
+
+/// What the rows of a Fragment must be, on every target.
+#define TW_FRAGMENT_ROWS \
+  "a Fragment has as many rows as the kernel: its `rows`, else 16 for each of its `warps`, else 64. Does the kernel lack `rows`?"
+/// The types of accumulators.
+template <class T>
+inline constexpr bool accumulates = is_same<T, float> || is_same<T, i32>;
+#define TW_ACCUMULATES "a Fragment holds accumulators: float, or i32 for products of i8"
 
 /// wait(leave<N>, acc...): all but the N youngest products have finished, and the accumulators named may be read.
 template <int N>
@@ -134,6 +146,17 @@ constexpr int warps_of() {
   if constexpr (requires { On::warps; }) return On::warps;
   return rows_of<On>() / 16;
 }
+/// Rows of every Fragment of a kernel: what its warpgroups hold together.
+template <class On>
+constexpr int fragment_rows_of() {
+  if constexpr (requires {
+                  On::rows;
+                  On::warps;
+                })
+    static_assert(On::warps * 16 == On::rows, "a kernel's `warps` hold 16 of its `rows` each: leave one of the two out");
+  if constexpr (requires { On::rows; }) return On::rows;
+  return warps_of<On>() * 16;
+}
 template <class On>
 constexpr int blocks_of() {
   if constexpr (requires { On::min_blocks; }) return On::min_blocks;
@@ -157,10 +180,24 @@ TW_INLINE auto work_of(const typename On::Params& params, const Tile& tile) {
   else
     return tile;
 }
+/// The kernel has the members of one that loads tiles into rings, all but `steps`, which say that it is one.
 template <class On>
-inline constexpr bool has_load = requires {
-  &On::steps;
-};
+inline constexpr bool mentions_load = requires {
+  &On::template load<int>;
+}
+|| requires { &On::load; }
+|| requires { typename On::State; }
+|| requires { &On::template finish<int>; }
+|| requires { &On::template finish<int, int>; };
+template <class On>
+constexpr bool has_load_of() {
+  constexpr bool has_steps = requires { &On::steps; };
+  static_assert(has_steps || !mentions_load<On>,
+                "a kernel with load(), finish() or State needs steps(params, tile): is that missing or misspelled?");
+  return has_steps;
+}
+template <class On>
+inline constexpr bool has_load = has_load_of<On>();
 struct NoState {};
 template <class On>
 struct StateOf {

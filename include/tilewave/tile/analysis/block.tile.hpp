@@ -180,7 +180,8 @@ struct RowView {
   }
 };
 
-/// The role that computes; the same members as the other targets'.
+/// The role that computes; the same members as the other targets'. `kRows`: of its Fragments.
+template <int kRows>
 class Block {
  public:
   /// `pull` runs load() for the next step; false when there is none.
@@ -205,12 +206,14 @@ class Block {
   /// Each warpgroup reads its rows of the left operand and all of the right one.
   template <class Acc, class A, class B>
   void mma(Acc& acc, const A& a, const B& b, bool) const {
+    own<Acc>();
     static_assert(A::depth == B::depth, "both operands contract over the same length");
     tally.shared += sizeof(A) + sizeof(B) * warpgroups<Acc>();
     multiply<typename A::Element, A::depth>(acc, a.inside().outer, b.inside().outer, min(a.inside().depth, b.inside().depth));
   }
   template <class Acc, class T, int R, int C, class B>
   void mma(Acc& acc, const Operand<T, R, C>&, const B& b, bool) const {
+    own<Acc>();
     static_assert(C == B::depth, "both operands contract over the same length");
     tally.shared += sizeof(B) * warpgroups<Acc>();
     multiply<T, C>(acc, R, b.inside().outer, b.inside().depth);
@@ -226,10 +229,12 @@ class Block {
 
   template <class F>
   void fill(F& values, auto value) const {
+    own<F>();
     values.x = tw::to<typename F::Element>(value);
   }
   template <class F, class Fn>
   void for_each(F& tile, Fn f) const {
+    own<F>();
     visit(F::rows, F::cols, f, tile.x);
   }
   template <int kFirst, int kCount, class F, class Fn>
@@ -239,6 +244,7 @@ class Block {
   }
   template <class F, class Other, class Fn>
   void for_each(F& first, Other& second, Fn f) const {
+    own<F>();
     visit(F::rows, F::cols, f, first.x, second.x);
   }
   template <class F, class G, class Fn>
@@ -249,6 +255,7 @@ class Block {
   }
   template <class F, class Fn>
   void rows(F& tile, Fn f) const {
+    own<F>();
     for_elements(F::rows, 1, [&](int row, int) { f(row, RowView<F>{tile}); });
   }
   template <class T, class Tile, class Fn>
@@ -298,17 +305,18 @@ class Block {
   void column_max(const Fragment<T, R, C>& tile, ColumnVector<T, Fragment<T, R, C>>& vector, const Scratch<T, R, C>&) const {
     reduce_columns(tile, vector);
   }
-  template <class T, int R, int C, class Fn>
-  void column_fold(const Fragment<T, R, C>& tile, ColumnVector<T, Fragment<T, R, C>>& vector, Fn f) const {
+  template <class T, int R, int C, TileKind kKind, class Fn>
+  void column_fold(const Fragment<T, R, C, kKind>& tile, ColumnVector<T, Fragment<T, R, C, kKind>>& vector, Fn f) const {
     vector.x = tile.x;
     cost += cost_of([&] { vector.x = apply(f, vector.x, tile.x); }) * (static_cast<u64>(R - 1) * C);
   }
-  template <class T, int R, int C>
-  void transpose(const Fragment<T, R, C>& from, Fragment<T, C, R>& to) const {
+  template <class T, int R, int C, TileKind kKind>
+  void transpose(const Fragment<T, R, C, kKind>& from, Fragment<T, C, R, kKind>& to) const {
     to.x = from.x;
   }
-  template <class T, int R, int C, class U>
-  void add_products(RowVector<float, Fragment<T, R, C>>&, const Fragment<T, R, C>&, const ColumnVector<U, Fragment<T, R, C>>&) const {
+  template <class T, int R, int C, TileKind kKind, class U>
+  void add_products(RowVector<float, Fragment<T, R, C, kKind>>&, const Fragment<T, R, C, kKind>&,
+                    const ColumnVector<U, Fragment<T, R, C, kKind>>&) const {
     cost.f32 += 2 * static_cast<u64>(R) * C;
   }
   template <class F, class G, class H>
@@ -332,14 +340,15 @@ class Block {
 
   // Global memory
 
-  template <class T, int R, int C, class G>
-  void load(Fragment<T, R, C>& to, const G& from, int row, int col, int = 0, int = 0, Fill = {}) const {
+  template <class T, int R, int C, TileKind kKind, class G>
+  void load(Fragment<T, R, C, kKind>& to, const G& from, int row, int col, int = 0, int = 0, Fill = {}) const {
+    own<Fragment<T, R, C, kKind>>();
     tally.read[from.place] += from.bytes(row, col, R, C);
     to.x = decltype(to.x)(1.0f);
   }
   /// Neighbours that are the same row are read once: the cache next to the block has it.
-  template <class T, int R, int C, class G, class RowOf>
-  void gather(Fragment<T, R, C>& to, const G& from, RowOf row_of, int col, int = 0, int = 0, Fill = {}) const {
+  template <class T, int R, int C, TileKind kKind, class G, class RowOf>
+  void gather(Fragment<T, R, C, kKind>& to, const G& from, RowOf row_of, int col, int = 0, int = 0, Fill = {}) const {
     for (int r = 0; r < R; ++r)
       if (r == 0 || row_of(r) != row_of(r - 1)) tally.read[from.place] += from.bytes(row_of(r), col, 1, C);
     to.x = decltype(to.x)(1.0f);
@@ -370,11 +379,12 @@ class Block {
   }
   template <class F, class G>
   void store(const F&, const G& to, int row, int col, int = 0, int = 0) const {
+    own<F>();
     tally.written[to.place] += to.bytes(row, col, F::rows, F::cols);
   }
   template <class S, class T, int R, int C, class G>
-  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>&, const G& to, int row, int col, int i = 0, int j = 0) const {
-    if constexpr (sizeof(T) == 2) tally.shared += 2 * R * C * sizeof(T);
+  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row, int col, int i = 0, int j = 0) const {
+    pass(staging);
     store(from, to, row, col, i, j);
   }
   template <class S, class T, int R, int C, class G>
@@ -385,8 +395,8 @@ class Block {
     store(from, staging, first_rows, row, col, i, j);
   }
   template <class T, int R, int C, class G>
-  void store_window(const Fragment<float, R, C>&, const Staging<T, R, C>&, const G& to, int row, int col, int i, int j) const {
-    if constexpr (sizeof(T) == 2) tally.shared += 2 * R * C * sizeof(T);
+  void store_window(const Fragment<float, R, C>&, const Staging<T, R, C>& staging, const G& to, int row, int col, int i, int j) const {
+    pass(staging);
     tally.written[to.place] +=
         static_cast<u64>(inside_window(to, R, row, i, j)) * static_cast<u64>(overlap(col, C, to.cols)) * sizeof(typename G::Element);
   }
@@ -472,6 +482,24 @@ class Block {
   bool (*pull_)(void* context);
   void* context_;
 
+  template <class F>
+  static constexpr void own() {
+    if constexpr (requires { F::kind; }) {
+      static_assert(F::kind == TileKind::rows || F::rows == kRows, TW_FRAGMENT_ROWS);
+      static_assert(F::kind == TileKind::rows || accumulates<typename F::Element>, TW_ACCUMULATES);
+    }
+  }
+  /// Into shared memory and out of it, in the order of a warpgroup's stores.
+  template <class T, int R, int C>
+  static void pass(const Staging<T, R, C>& staging) {
+    if constexpr (sizeof(T) == 2) {
+      tally.shared += 2 * R * C * sizeof(T);
+      for_panels<Staging<T, R, C>>([](auto left) { unread_stores.wait(left.value); },
+                                   [&](int, int slot) {
+                                     if (!unread_stores.issue(staging.slot + slot)) schedule_error(kWrittenUnderAStore);
+                                   });
+    }
+  }
   template <class Acc>
   static constexpr u64 warpgroups() {
     return static_cast<u64>(ceil_div(Acc::rows, kRowsPerWarpgroup));
@@ -496,6 +524,7 @@ class Block {
   }
   template <class F, class Fn, class... X>
   static void map_with(F& tile, Fn& f, const X&... values) {
+    own<F>();
     cost += cost_of([&] { tile.x = apply(f, tile.x, values...); }) * (static_cast<u64>(F::rows) * static_cast<u64>(F::cols));
   }
   template <class Vector>
@@ -504,8 +533,8 @@ class Block {
   }
   { return vector.x; }
   static float value_of(float number) { return number; }
-  template <class T, int R, int C>
-  static void reduce_columns(const Fragment<T, R, C>& tile, ColumnVector<T, Fragment<T, R, C>>& vector) {
+  template <class T, int R, int C, TileKind kKind>
+  static void reduce_columns(const Fragment<T, R, C, kKind>& tile, ColumnVector<T, Fragment<T, R, C, kKind>>& vector) {
     cost.f32 += static_cast<u64>(R - 1) * C;
     tally.shared += 2 * Scratch<T, R, C>::bytes;
     vector.x = tile.x;
@@ -546,12 +575,12 @@ void run(const typename On::Params& params, Tile tile_of_grid, u8* arena) {
       On::load(producer, l.params, l.work, l.step++, l.memory);
       return true;
     };
-    Block block(pull, &loads);
+    Block<tw::detail::fragment_rows_of<On>()> block(pull, &loads);
     typename tw::detail::StateOf<On>::Type state{};
     On::compute(block, params, tile, loads.memory, state);
     On::finish(block, params, tile, loads.memory, state);
   } else {
-    Block block;
+    Block<tw::detail::fragment_rows_of<On>()> block;
     if constexpr (requires { typename On::Memory; }) {
       typename On::Memory memory(allocator);
       On::compute(block, params, tile, memory);

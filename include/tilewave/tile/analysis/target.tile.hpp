@@ -35,7 +35,10 @@ struct Tally {
 /// What this thread counts into; element functions count into tw::analysis::cost.
 inline constinit thread_local Tally tally{};
 
-/// Throws tw::Error: the kernel waits for a step that is never loaded.
+/// What the copy engine could still read, were the tiles of this analysis those of one block, in the order in which they are run.
+inline constinit thread_local UnreadStores unread_stores{};
+
+/// Throws tw::Error: the kernel's schedule is wrong.
 [[noreturn]] void schedule_error(const char* what);
 
 // What an element function indexes is found by calling it for one column and one row of elements. Between begin_walk() and end_walk() each
@@ -168,10 +171,11 @@ struct Shared {
   u8 bytes[R * C * sizeof(T)];  ///< a Slot's size is its tiles'; all that they hold is inside()
 };
 
-template <class T, int R, int C>
+template <class T, int R, int C, TileKind kKind = TileKind::fragment>
 struct Fragment {
   static constexpr int rows = R;
   static constexpr int cols = C;
+  static constexpr TileKind kind = kKind;
   using Element = T;
   Number<T> x;
 };
@@ -210,11 +214,12 @@ struct Allocator {
   }
 };
 
-/// As sm_90a's: two slots of 64 rows of 128 bytes for every 64 rows. f32 leaves without.
+/// As sm_90a's: slots of 64 rows of 128 bytes for every 64 rows. f32 leaves without.
 template <class T, int R, int C>
-struct Staging {
+struct Staging : Panelled<T, C> {
   using Element = T;
-  explicit Staging(Allocator& allocator) { allocator.bytes(sizeof(T) == 2 ? R / 64 * 2 * 64 * 128 : 0); }
+  u8* slot;  ///< each slot is known by one byte of this
+  explicit Staging(Allocator& allocator) : slot(allocator.bytes(sizeof(T) == 2 ? R / 64 * Panelled<T, C>::slots * 64 * 128 : 0)) {}
 };
 /// A row of partial results for each warp, which has 16 rows.
 template <class T, int R, int C>
@@ -268,7 +273,7 @@ struct Target {
   template <class T, int R, int C>
   using Operand = analysis::Operand<T, R, C>;
   template <class T, int R, int C, int Warps, int Width>
-  using Rows = analysis::Fragment<T, R, C>;
+  using Rows = analysis::Fragment<T, R, C, TileKind::rows>;
   template <class T, class Tile>
   using RowVector = analysis::RowVector<T, Tile>;
   template <class T, class Tile>

@@ -303,7 +303,8 @@ TW_INLINE void transpose_square(const void* from, long from_stride, void* to, lo
   for (int i = 0; i < n; ++i) __builtin_memcpy(static_cast<u8*>(to) + i * to_stride * bytes, &rows[i], 16);
 }
 
-/// The role that computes; the same members as sm_90a's.
+/// The role that computes; the same members as sm_90a's. `kRows`: of its Fragments.
+template <int kRows>
 class Block {
  public:
   /// `pull` runs load() for the next step; false when there is none. `first_tile`: of the launch, the one that prints.
@@ -341,17 +342,19 @@ class Block {
 
   template <class Acc, class A, class B>
   void mma(Acc& acc, const A& a, const B& b, bool overwrite) {
+    own<Acc>();
     static_assert(A::depth == B::depth, "both operands contract over the same length");
     static_assert(A::outer == Acc::rows && B::outer == Acc::cols, "the accumulator's shape is that of the product");
     if (a.valid_outer < 0 || b.valid_outer < 0) schedule_error("a product reads a slot that was released");
-    launch(&a, &b);
+    launch(&acc, &a, &b);
     multiply(acc, a, b, a.valid_outer, b.valid_outer, min(a.valid_depth, b.valid_depth), overwrite);
   }
   template <class Acc, class T, int R, int C, class B>
   void mma(Acc& acc, const Operand<T, R, C>& a, const B& b, bool overwrite) {
+    own<Acc>();
     static_assert(C == B::depth, "both operands contract over the same length");
     if (b.valid_outer < 0) schedule_error("a product reads a slot that was released");
-    launch(&a, &b);
+    launch(&acc, &a, &b);
     multiply(acc, a, b, R, b.valid_outer, b.valid_depth, overwrite);
   }
   template <int Left, class... Acc>
@@ -362,6 +365,8 @@ class Block {
   }
   template <class T, int R, int C>
   void convert(Operand<T, R, C>& to, const Fragment<float, R, C>& from) const {
+    touch(from);
+    overwrite(to);
     constexpr int group = Operand<T, R, C>::group;
     static_assert(C % group == 0, "an operand has whole groups of columns");
     const Library& lib = library();
@@ -386,6 +391,8 @@ class Block {
   /// A tile in a ring as left operand.
   template <class T, int R, int C>
   void load(Operand<T, R, C>& to, const Shared<T, R, C, Contract::columns>& from) const {
+    if (from.valid_outer < 0) schedule_error("a load reads a slot that was released");
+    overwrite(to);
     static_cast<Panels<T, R, C>&>(to) = from;
   }
 
@@ -393,27 +400,33 @@ class Block {
 
   template <class F>
   void fill(F& values, auto value) const {
+    touch(values);
     for (auto& x : values.x) x = to<typename F::Element>(value);
     if constexpr (requires { values.view; }) values.view = nullptr;
   }
   template <class F, class Fn>
   void for_each(F& fragment, Fn f) const {
+    touch(fragment);
     for (int r = 0; r < F::rows; ++r)
       for (int c = 0; c < F::cols; ++c) f(r, c, fragment.x[r * F::cols + c]);
   }
   template <int kFirst, int kCount, class F, class Fn>
   void for_columns(F& fragment, Fn f) const {
+    touch(fragment);
     for (int r = 0; r < F::rows; ++r)
       for (int c = kFirst; c < kFirst + kCount; ++c) f(r, c, fragment.x[r * F::cols + c]);
   }
   template <class F, class Other, class Fn>
   void for_each(F& first, Other& second, Fn f) const {
+    touch(first);
+    touch(second);
     static_assert(F::rows == Other::rows && F::cols == Other::cols, "tiles of two shapes");
     for (int r = 0; r < F::rows; ++r)
       for (int c = 0; c < F::cols; ++c) f(r, c, first.x[r * F::cols + c], second.x[r * F::cols + c]);
   }
   template <class F, class G, class Fn>
   void for_each_with(F& fragment, const G& other, int row0, int col0, int i, int j, Fn f) const {
+    touch(fragment);
     using T = typename G::Element;
     for (int r = 0; r < F::rows; ++r) {
       for (int c = 0; c < F::cols; ++c) {
@@ -424,6 +437,7 @@ class Block {
   }
   template <class F, class Fn>
   void rows(F& fragment, Fn f) const {
+    touch(fragment);
     for (int r = 0; r < F::rows; ++r) f(r, RowView<F>{fragment, r});
   }
   template <class T, class Tile, class Fn>
@@ -456,9 +470,9 @@ class Block {
   TW_INLINE void map(F& tile, const A& a, const B& b, const C& c, const D& d, Fn f) const {
     map_with(tile, f, a, b, c, d);
   }
-  template <class T, int R, int C, class U>
-  TW_INLINE void add_products(RowVector<float, Fragment<T, R, C>>& sums, const Fragment<T, R, C>& tile,
-                              const ColumnVector<U, Fragment<T, R, C>>& vector) const {
+  template <class T, int R, int C, TileKind kKind, class U>
+  TW_INLINE void add_products(RowVector<float, Fragment<T, R, C, kKind>>& sums, const Fragment<T, R, C, kKind>& tile,
+                              const ColumnVector<U, Fragment<T, R, C, kKind>>& vector) const {
     for (int r = 0; r < R; ++r) {
       sums.x[r] +=
           fold_columns<Sum, C>([&](int c) { return static_cast<float>(tile.x[r * C + c]) * static_cast<float>(vector.data()[c]); });
@@ -492,13 +506,13 @@ class Block {
   void column_max(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector, const Scratch<T, R, C>&) const {
     reduce_columns(fragment, vector, [](T a, T b) { return max(a, b); });
   }
-  template <class T, int R, int C, class Fn>
-  TW_INLINE void column_fold(const Fragment<T, R, C>& rows, ColumnVector<T, Fragment<T, R, C>>& vector, Fn f) const {
+  template <class T, int R, int C, TileKind kKind, class Fn>
+  TW_INLINE void column_fold(const Fragment<T, R, C, kKind>& rows, ColumnVector<T, Fragment<T, R, C, kKind>>& vector, Fn f) const {
     reduce_columns(rows, vector, f);
   }
   /// to(col, row) = from(row, col).
-  template <class T, int R, int C>
-  TW_INLINE void transpose(const Fragment<T, R, C>& from, Fragment<T, C, R>& to) const {
+  template <class T, int R, int C, TileKind kKind>
+  TW_INLINE void transpose(const Fragment<T, R, C, kKind>& from, Fragment<T, C, R, kKind>& to) const {
     constexpr int side = Interleave<sizeof(T)>::lanes;
     if constexpr (R % side == 0 && C % side == 0) {
       for (int r = 0; r < R; r += side)
@@ -517,8 +531,9 @@ class Block {
 
   // Global memory
 
-  template <class T, int R, int C, class G>
-  TW_INLINE void load(Fragment<T, R, C>& to, const G& from, int row0, int col0, int i = 0, int j = 0, Fill fill = {}) const {
+  template <class T, int R, int C, TileKind kKind, class G>
+  TW_INLINE void load(Fragment<T, R, C, kKind>& to, const G& from, int row0, int col0, int i = 0, int j = 0, Fill fill = {}) const {
+    touch(to);
     const Extent rows(row0, R, from.rows), cols(col0, C, from.cols);
     if constexpr (R == 1 && C >= kMinAhead) {
       if (row0 + 1 < from.rows && col0 == 0 && C >= from.cols && from.stride_col == 1 && ahead_count_ < kMaxAhead)
@@ -530,8 +545,8 @@ class Block {
     }
     for (int r = 0; r < R; ++r) load_row(to.x + r * C, C, from, row0 + r, col0, rows.has(r) ? cols : Extent{}, i, j, fill);
   }
-  template <class T, int R, int C, class G, class RowOf>
-  TW_INLINE void gather(Fragment<T, R, C>& to, const G& from, RowOf row_of, int col0, int i = 0, int j = 0, Fill fill = {}) const {
+  template <class T, int R, int C, TileKind kKind, class G, class RowOf>
+  TW_INLINE void gather(Fragment<T, R, C, kKind>& to, const G& from, RowOf row_of, int col0, int i = 0, int j = 0, Fill fill = {}) const {
     const Extent cols(col0, C, from.cols);
     for (int r = 0; r < R; ++r) {
       const int row = row_of(r);
@@ -575,6 +590,7 @@ class Block {
   }
   template <class F, class G>
   TW_INLINE void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+    touch(from);
     using T = typename G::Element;
     const Extent rows(row0, F::rows, to.rows), cols(col0, F::cols, to.cols);
     if (cols.begin >= cols.end) return;
@@ -611,17 +627,22 @@ class Block {
     }
   }
   template <class S, class T, int R, int C, class G>
-  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+    pass(staging);
     store(from, to, row0, col0, i, j);
   }
   template <class S, class T, int R, int C, class G>
-  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i, int j, int rows_end) const {
+  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i, int j,
+             int rows_end) const {
     G first_rows = to;
     first_rows.rows = min(to.rows, rows_end);
-    store(from, first_rows, row0, col0, i, j);
+    store(from, staging, first_rows, row0, col0, i, j);
   }
   template <class T, int R, int C, class G>
-  void store_window(const Fragment<float, R, C>& from, const Staging<T, R, C>&, const G& to, int row0, int col0, int i0, int j0) const {
+  void store_window(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i0,
+                    int j0) const {
+    touch(from);
+    pass(staging);
     const Window& w = to.window;
     const int cols = min(C, to.cols - col0);
     for (int r = 0; r < R; ++r) {
@@ -661,6 +682,7 @@ class Block {
   template <class F, class T, int R, int C, Contract contract>
   void store(F& from, Shared<T, R, C, contract>& to) const {
     using S = Shared<T, R, C, contract>;
+    overwrite(to);
     if constexpr (S::depth != S::panel_depth) __builtin_memset(to.panels, 0, sizeof to.panels);  // what completes the last group of k
     for_each(from, [&](int row, int col, auto& x) { to.panels[S::offset(row, col)] = to_packed<T>(x); });
     to.valid_outer = S::outer;
@@ -670,6 +692,7 @@ class Block {
   void zero_rows(Shared<T, R, C, contract>& tile, int first) const {
     using S = Shared<T, R, C, contract>;
     if (tile.valid_outer < 0) schedule_error("rows of a slot that was released are set");
+    overwrite(tile);
     int& valid = contract == Contract::columns ? tile.valid_outer : tile.valid_depth;
     if (first >= valid) return;
     // Up to the end of a product's group or panel, which may be read; what lies behind is left out.
@@ -734,6 +757,7 @@ class Block {
 
  private:
   struct Product {
+    const void* acc;
     const void* a;
     const void* b;
   };
@@ -866,6 +890,7 @@ class Block {
   }
   template <class F, class Fn, class... Operands>
   TW_INLINE void map_with(F& tile, Fn f, const Operands&... operands) const {
+    touch(tile);
     if constexpr (has_pieces<F>) {
       map_in_pieces(
           tile, f, [](int) {}, operands...);
@@ -884,8 +909,8 @@ class Block {
     static_assert(Tile::cols == F::cols, "a ColumnVector of a tile with other columns");
     return vector.data()[col];
   }
-  template <class F, class T, int R, int C>
-  static TW_INLINE T value_at(const Fragment<T, R, C>& tile, int row, int col) {
+  template <class F, class T, int R, int C, TileKind kKind>
+  static TW_INLINE T value_at(const Fragment<T, R, C, kKind>& tile, int row, int col) {
     static_assert(R == F::rows && C == F::cols, "an operand tile of another shape");
     return tile.x[row * C + col];
   }
@@ -893,9 +918,44 @@ class Block {
   static TW_INLINE float value_at(float number, int, int) {
     return number;
   }
-  void launch(const void* a, const void* b) {
+  template <class F>
+  static constexpr void own() {
+    if constexpr (requires { F::kind; }) {
+      static_assert(F::kind == TileKind::rows || F::rows == kRows, TW_FRAGMENT_ROWS);
+      static_assert(F::kind == TileKind::rows || accumulates<typename F::Element>, TW_ACCUMULATES);
+    }
+  }
+  /// Before elements of a tile in registers are read or written.
+  template <class F>
+  TW_INLINE void touch(const F& tile) const {
+    own<F>();
+    if constexpr (requires { F::kind; }) {
+      if constexpr (F::kind == TileKind::fragment) {
+        for (int i = 0; i < in_flight_; ++i)
+          if (products_[i].acc == &tile) schedule_error("accumulators are read or written while a product adds to them: wait for it first");
+      }
+    }
+  }
+  /// Before an operand of products is written.
+  template <class Operand>
+  TW_INLINE void overwrite(const Operand& operand) const {
+    for (int i = 0; i < in_flight_; ++i)
+      if (products_[i].a == &operand || products_[i].b == &operand)
+        schedule_error("an operand is written while a product reads it: wait for it first");
+  }
+  /// The stores that a GPU would issue.
+  template <class T, int R, int C>
+  static void pass(const Staging<T, R, C>& staging) {
+    if constexpr (sizeof(T) == 2) {
+      for_panels<Staging<T, R, C>>([](auto left) { unread_stores.wait(left.value); },
+                                   [&](int, int slot) {
+                                     if (!unread_stores.issue(staging.slot + slot)) schedule_error(kWrittenUnderAStore);
+                                   });
+    }
+  }
+  void launch(const void* acc, const void* a, const void* b) {
     if (in_flight_ == max_in_flight) schedule_error("too many products in flight: wait() for some");
-    products_[in_flight_++] = {a, b};
+    products_[in_flight_++] = {acc, a, b};
   }
   template <class Slot>
   static bool reads(const void* operand, const Slot& slot) {
@@ -927,8 +987,8 @@ class Block {
       multiply(lib.mma_i8, a.panels, b.panels);
     }
   }
-  template <class T, int R, int C, class Op>
-  static void reduce_columns(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector, Op op) {
+  template <class T, int R, int C, TileKind kKind, class Op>
+  static void reduce_columns(const Fragment<T, R, C, kKind>& fragment, ColumnVector<T, Fragment<T, R, C, kKind>>& vector, Op op) {
     vector.view = nullptr;
     for (int c = 0; c < C; ++c) vector.x[c] = fragment.x[c];
     for (int r = 1; r < R; ++r)
@@ -979,13 +1039,13 @@ TW_INLINE void run_here(const typename On::Params& params, const TileGrid& grid,
       On::load(producer, l.params, l.work, l.step++, l.memory);
       return true;
     };
-    Block block(index == 0, pull, &loads);
+    Block<tw::detail::fragment_rows_of<On>()> block(index == 0, pull, &loads);
     typename tw::detail::StateOf<On>::Type state;
     On::compute(block, params, tile, loads.memory, state);
     On::finish(block, params, tile, loads.memory, state);
     require_nothing_left(loads.steps - loads.step, allocator.last_ring);
   } else {
-    Block block(index == 0);
+    Block<tw::detail::fragment_rows_of<On>()> block(index == 0);
     if constexpr (requires { typename On::Memory; }) {
       typename On::Memory memory(allocator);
       On::compute(block, params, tile, memory);

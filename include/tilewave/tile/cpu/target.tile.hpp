@@ -14,6 +14,10 @@ namespace tw::cpu {
 /// Throws tw::Error: the kernel's schedule is wrong (it would deadlock or race on a GPU).
 [[noreturn]] void schedule_error(const char* what);
 
+/// What a GPU's copy engine could still read of the tiles that this thread has run in the current launch, as one block. Empty when a launch
+/// begins.
+inline constinit thread_local UnreadStores unread_stores{};
+
 /// The n largest come first, the largest at the very front.
 void sort_descending(u64* values, int count, int n);
 
@@ -112,10 +116,11 @@ struct Shared : Panels<T, kContract == Contract::columns ? R : C, kContract == C
   }
 };
 
-template <class T, int R, int C>
+template <class T, int R, int C, TileKind kKind = TileKind::fragment>
 struct Fragment {
   static constexpr int rows = R;
   static constexpr int cols = C;
+  static constexpr TileKind kind = kKind;
   using Element = T;
   alignas(64) T x[R * C];
   T& at(int row, int col) { return x[row * C + col]; }
@@ -147,12 +152,6 @@ struct ColumnVector {
   const T* data() const { return view ? view : x; }
 };
 
-/// Results go straight to memory here.
-template <class T, int R, int C>
-struct Staging {
-  using Element = T;
-  constexpr explicit Staging(auto&) {}
-};
 template <class T, int R, int C>
 struct Scratch {
   constexpr explicit Scratch(auto&) {}
@@ -178,6 +177,14 @@ struct Allocator {
     used += (static_cast<i64>(sizeof(Slot)) * count + 63) / 64 * 64;
     return reinterpret_cast<Slot*>(at);
   }
+};
+
+/// Results go straight to memory here. The slots that they would leave through on a GPU have an address each and no content.
+template <class T, int R, int C>
+struct Staging : Panelled<T, C> {
+  using Element = T;
+  u8* slot;
+  explicit Staging(Allocator& allocator) : slot(allocator.template slots<u8>(Panelled<T, C>::slots)) {}
 };
 
 template <int N>
@@ -223,7 +230,7 @@ struct Target {
   template <class T, int R, int C>
   using Operand = cpu::Operand<T, R, C>;
   template <class T, int R, int C, int Warps, int Width>
-  using Rows = cpu::Fragment<T, R, C>;
+  using Rows = cpu::Fragment<T, R, C, TileKind::rows>;
   template <class T, class Tile>
   using RowVector = cpu::RowVector<T, Tile>;
   template <class T, class Tile>

@@ -41,6 +41,7 @@ struct Block {
   /// acc(m, n) (+)= sum over k of a(m, k) b(n, k), both from shared memory. Asynchronous: see wait(). `overwrite` starts from zero.
   template <class Acc, class A, class B>
   TW_INLINE void mma(Acc& acc, const A& a, const B& b, bool overwrite) const {
+    own<Acc>();
     constexpr int depth = A::contract == Contract::columns ? A::cols : A::rows;
     static_assert(depth == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
     static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols),
@@ -58,6 +59,7 @@ struct Block {
   /// The same with the left operand in registers.
   template <class Acc, class T, int R, int C, class B>
   TW_INLINE void mma(Acc& acc, const Operand<T, R, C>& a, const B& b, bool overwrite) const {
+    own<Acc>();
     static_assert(C == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
     const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
     begin(acc);
@@ -81,7 +83,8 @@ struct Block {
     for (int i = 0; i < C / 4; ++i) to.x[i] = ptx::pack<T>(from.x[2 * i], from.x[2 * i + 1]);
   }
 
-  /// A tile in shared memory as left operand in registers: each warpgroup its 64 rows.
+  /// A tile in shared memory as left operand in registers: each warpgroup its 64 rows. All its warps have read when it returns, so that
+  /// the slot may be released.
   template <class T, int R, int C>
   TW_INLINE void load(Operand<T, R, C>& to, const Shared<T, R, C, Contract::columns>& from) const {
     using S = Shared<T, R, C, Contract::columns>;
@@ -90,12 +93,14 @@ struct Block {
     TW_UNROLL
     for (int step = 0; step < C / 16; ++step)
       ptx::load_matrix_x4(ptx::address(from.bytes) + static_cast<u32>(S::offset(row, step * 16 + at.lane / 16 * 8)), to.x + step * 4);
+    warpgroup_sync(at);
   }
 
   // Elements and rows
 
   template <class F>
   TW_INLINE void fill(F& fragment, float value) const {
+    own<F>();
     TW_UNROLL
     for (int i = 0; i < F::size; ++i) fragment.x[i] = to<typename F::Element>(value);
   }
@@ -106,6 +111,7 @@ struct Block {
   /// f(row, col, x) for every element of the block's tile; two tiles of one layout go in step: f(row, col, x, y).
   template <class F, class Fn>
   TW_INLINE void for_each(F& fragment, Fn f) const {
+    own<F>();
     TW_UNROLL
     for (int i = 0; i < F::size; ++i) f(F::row(at, i), F::col(at, i), fragment.x[i]);
   }
@@ -119,6 +125,7 @@ struct Block {
   }
   template <class F, class Other, class Fn>
   TW_INLINE void for_each(F& first, Other& second, Fn f) const {
+    own<F>();
     static_assert(F::rows == Other::rows && F::cols == Other::cols && F::size == Other::size && F::width == Other::width,
                   "tiles of two layouts");
     TW_UNROLL
@@ -127,6 +134,7 @@ struct Block {
   /// f(row, col, x, y) with y = element (row0 + row, col0 + col) of `other`, 0 outside it.
   template <class F, class G, class Fn>
   TW_INLINE void for_each_with(F& fragment, const G& other, int row0, int col0, int i, int j, Fn f) const {
+    own<F>();
     const Position at = here();
     // Two loops, because one with a branch in it needs more registers for its conditions than there are.
     if (whole<F>(other, row0, col0)) {
@@ -152,6 +160,7 @@ struct Block {
   /// f(i, row) for every row; i indexes a RowVector, `row` offers max(), sum(), map(f), map_sum(f), map_partial_sum(f).
   template <class F, class Fn>
   TW_INLINE void rows(F& fragment, Fn f) const {
+    own<F>();
     TW_UNROLL
     for (int r = 0; r < F::row_count; ++r) f(r, RowView<F>{fragment, r});
   }
@@ -350,6 +359,7 @@ struct Block {
   TW_INLINE void gather(Rows<T, R, C, Warps, Width>& to, const G& from, RowOf row_of, int col0, int i = 0, int j = 0,
                         Fill fill = {}) const {
     using F = Rows<T, R, C, Warps, Width>;
+    own<F>();
     using E = typename G::Element;
     const Position at = here();
     Words<E, F::width> words[F::row_count][F::pieces];
@@ -420,6 +430,7 @@ struct Block {
   template <class T, int R, int C, int Warps, int Width, class G>
   TW_INLINE void store(const Rows<T, R, C, Warps, Width>& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
     using F = Rows<T, R, C, Warps, Width>;
+    own<F>();
     using E = typename G::Element;
     const Position at = here();
     TW_UNROLL
@@ -500,6 +511,7 @@ struct Block {
 
   // Shared memory, element by element
 
+  /// All warps of the warpgroup have read when it returns, so that the slot may be released.
   template <class F, class T, int R, int C, Contract contract>
   TW_INLINE void load(F& to, Shared<T, R, C, contract>& from) const {
     for_each(to, [&](int row, int col, auto& x) { x = static_cast<float>(from.at(row, col)); });
@@ -645,6 +657,15 @@ struct Block {
 
  private:
   static constexpr int threads = Warpgroups * kWarpgroupThreads;
+  template <class F>
+  static constexpr void own() {
+    if constexpr (F::kind == TileKind::fragment) {
+      static_assert(F::rows == Warpgroups * kWarpgroupRows, TW_FRAGMENT_ROWS);
+      static_assert(accumulates<typename F::Element>, TW_ACCUMULATES);
+    } else {
+      static_assert(F::warps == Warpgroups * 4, "Rows are dealt to the kernel's warps: give Rows the kernel's `warps`");
+    }
+  }
   static constexpr int kAllRows = 0x7fffffff;  ///< an end that no row is behind: the tensor's own counts
   /// The thread's number among those that compute.
   TW_INLINE int thread() const { return at.block_warp() * 32 + at.lane; }
@@ -733,6 +754,7 @@ struct Block {
   }
   template <class F, class Fn, class... Operands>
   TW_INLINE void map_with(F& tile, Fn f, const Operands&... operands) const {
+    own<F>();
     TW_UNROLL
     for (int r = 0; r < F::row_count; ++r) {
       TW_UNROLL
@@ -770,6 +792,7 @@ struct Block {
   /// Straight from registers.
   template <class F, class G>
   TW_INLINE void store_rows(const F& from, const G& to, int row0, int col0, int i, int j, int rows_end) const {
+    own<F>();
     using T = typename G::Element;
     const Position at = here();
     const bool pieces = to.template whole_pieces<T, F::width>() && col0 % F::width == 0;
@@ -801,17 +824,19 @@ struct Block {
   TW_INLINE void store_panels(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row, int col0, int i,
                               int j, int rows_end = kAllRows) const {
     using S = Staging<T, R, C>;
+    own<Fragment<float, R, C>>();
     static_assert(C % 16 == 0, "a Fragment leaves through Staging in steps of 16 columns");
     const Position at = here();
     const bool leader = ptx::thread_index() % kWarpgroupThreads == 0;
     const int matrix_row = at.warp * 16 + at.lane % 16;  // stmatrix: lanes 0-15 address the left 8 columns, 16-31 the right 8
     u8* const base = shared_memory() + staging.offset + at.warpgroup * (S::slots * S::slot_bytes);
-    TW_UNROLL
-    for (int first = 0; first < C; first += S::box_cols) {
-      const int cols = C - first < S::box_cols ? C - first : S::box_cols;
-      u8* const slot = base + first / S::box_cols % S::slots * S::slot_bytes;
-      if (leader) ptx::store_wait_read<S::slots - 1>();
+    const auto wait = [&](auto left) {
+      if (leader) ptx::store_wait_read<decltype(left)::value>();
       warpgroup_sync(at);
+    };
+    for_panels<S>(wait, [&](int panel, int slot_index) {
+      const int first = panel * S::box_cols, cols = min(C - first, S::box_cols);
+      u8* const slot = base + slot_index * S::slot_bytes;
       TW_UNROLL
       for (int group = 0; group < cols / 16; ++group) {
         const float* x = from.x + first / 2 + group * 8;
@@ -828,7 +853,7 @@ struct Block {
         copy_panel<T>(slot, cols, to, row, col0 + first, i, j, rows_end);
       }
       if (leader) ptx::store_commit();
-    }
+    });
   }
   /// The first `cols` columns of a panel in shared memory, with ordinary stores.
   template <class T, class G>

@@ -17,6 +17,7 @@ TW_INLINE float difference(int from, const Offset& to) { return static_cast<floa
 template <class T, int R, int C>
 struct Fragment {
   static_assert(R % kWarpgroupRows == 0 && C % 8 == 0, "a Fragment has a multiple of 64 rows and of 8 columns");
+  static constexpr TileKind kind = TileKind::fragment;
   static constexpr int rows = R;
   static constexpr int cols = C;
   static constexpr int size = C / 2;
@@ -52,6 +53,8 @@ struct Operand {
 /// The lanes that share a row hold neighbouring pieces of `width` columns.
 template <class T, int R, int C, int Warps, int Width>
 struct Rows {
+  static constexpr TileKind kind = TileKind::rows;
+  static constexpr int warps = Warps;
   static constexpr int rows = R;
   static constexpr int cols = C;
   static constexpr int row_lanes = Width != 0 && C / Width < 32 ? C / Width : 32;  ///< of one warp

@@ -122,15 +122,15 @@ struct Shared {
   TW_INLINE T& at(int row, int col) { return *reinterpret_cast<T*>(bytes + offset(row, col)); }
 };
 
-/// Two slots of 64 x 128 bytes for each warpgroup: a Fragment leaves through them panel by panel while the next panel is written.
+/// Slots of 64 x 128 bytes for each warpgroup: a Fragment leaves through them panel by panel while the next panel is written.
 template <class T, int R, int C>
-struct Staging {
+struct Staging : Panelled<T, C> {
   using Element = T;
-  static constexpr int slots = 2;
   static constexpr int box_rows = kWarpgroupRows;
-  static constexpr int box_cols = kPanelBytes / static_cast<int>(sizeof(T));
+  static constexpr int box_cols = Panelled<T, C>::panel_cols;
   static constexpr int slot_bytes = kWarpgroupRows * kPanelBytes;
-  static constexpr int bytes = sizeof(T) == 2 ? R / kWarpgroupRows * slots * slot_bytes : 0;  // f32 goes straight to global memory
+  // f32 goes straight to global memory.
+  static constexpr int bytes = sizeof(T) == 2 ? R / kWarpgroupRows * Panelled<T, C>::slots * slot_bytes : 0;
   int offset;
   constexpr explicit Staging(auto& allocator) : offset(allocator.tiles(bytes)) {}
 };

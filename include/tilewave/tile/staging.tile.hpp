@@ -1,0 +1,62 @@
+#pragma once
+
+#include "tilewave/tile/types.tile.hpp"
+
+// How a Fragment leaves for global memory, the same on every target: in panels of 128 bytes a row, through slots of shared memory that take
+// turns. The copy engine reads a slot after its store was issued, while the block goes on, into the next tile too. So before a slot is
+// written again, the block waits until the engine has read it. A GPU executes this order; the other targets check it with UnreadStores.
+
+namespace tw {
+
+/// The panels of `C` columns of T, and the slots through which they leave.
+template <class T, int C>
+struct Panelled {
+  static constexpr int slots = 2;
+  static constexpr int panel_cols = 128 / static_cast<int>(sizeof(T));
+  static constexpr int panels = (C + panel_cols - 1) / panel_cols;
+};
+
+/// Calls wait(Constant<n>), which returns when all but the n youngest stores have been read, then panel(p, slot), which writes the slot and
+/// issues one store of it, for each panel p of a tile. Every tile begins with slot 0. Where the panels are no multiple of the slots, that
+/// is the slot of a young store of the tile before, and all stores must have been read.
+template <class P, class Wait, class Panel>
+TW_INLINE void for_panels(Wait wait, Panel panel) {
+  TW_UNROLL
+  for (int p = 0; p < P::panels; ++p) {
+    if (p == 0 && P::panels % P::slots != 0)
+      wait(Constant<0>{});
+    else
+      wait(Constant<P::slots - 1>{});
+    panel(p, p % P::slots);
+  }
+}
+
+#if !TW_ON_GPU
+/// The slots of the stores that a block has issued and not waited for, oldest first: the model of the copy engine on targets without one.
+class UnreadStores {
+ public:
+  /// False where the slot must not be written yet: a store of it may not have been read.
+  bool issue(const void* slot) {
+    for (int i = 0; i < count_; ++i)
+      if (slots_[i] == slot) return false;
+    if (count_ < kMost) slots_[count_++] = slot;
+    return true;
+  }
+  /// All but the `most` youngest have been read.
+  void wait(int most) {
+    const int done = count_ > most ? count_ - most : 0;
+    for (int i = done; i < count_; ++i) slots_[i - done] = slots_[i];
+    count_ -= done;
+  }
+
+ private:
+  static constexpr int kMost = 64;  // more slots than the stagings of a block have: none is listed twice
+  const void* slots_[kMost] = {};
+  int count_ = 0;
+};
+
+inline constexpr const char* kWrittenUnderAStore =
+    "a staging slot is written while a store may still read it: on a GPU other values than the tile's would leave";
+#endif
+
+}  // namespace tw
