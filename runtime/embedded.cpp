@@ -39,4 +39,12 @@ const EmbeddedFile* find_embedded(std::string_view name) {
   return found == r.files.end() ? nullptr : &found->second;
 }
 
+std::vector<std::string> embedded_names() {
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
+  std::vector<std::string> names;
+  for (const auto& [name, file] : r.files) names.emplace_back(name);
+  return names;
+}
+
 }  // namespace tw

@@ -24,6 +24,8 @@ constexpr const char* kDriverHeader = "tilewave/tile/sm_90a/run.tile.hpp";
 // CUDA's limits for one block and, without an opt-in, for one cluster.
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxCluster = 8;
+// What a block on compute capability 9.0 can have: CUDA C++ Programming Guide, technical specifications per compute capability.
+constexpr int kMaxSharedBytes = 232448;
 // Changes when the same inputs come to mean another entry.
 constexpr std::string_view kKeyVersion = "tilewave kernel 1";
 
@@ -31,15 +33,29 @@ void require(bool condition, const KernelSpec& spec, const char* argument, const
   if (!condition) throw InvalidArgument(tw::format("kernel {}: {} is {}; allowed: {}", spec.name, argument, given, allowed));
 }
 
+/// `fixed`: what the compiler adds to spec.shared_bytes for operations that keep a few values there.
+void require_shared_bytes(const KernelSpec& spec, int fixed) {
+  if (spec.shared_bytes > kMaxSharedBytes - fixed) {
+    throw InvalidArgument(tw::format("kernel {} needs {} bytes of shared memory; allowed: {}. Give its rings fewer stages or smaller tiles",
+                                     spec.name, spec.shared_bytes + fixed, kMaxSharedBytes));
+  }
+}
+
 void validate(const KernelSpec& spec) {
   require(!spec.type.empty(), spec, "type", "empty", "a C++ type");
   require(!spec.target.empty(), spec, "target", "empty", "a C++ type");
   require(!spec.source.empty() && spec.source.find_first_of("\"\n") == std::string::npos, spec, "source", '"' + spec.source + '"',
           "the name of an embedded file");
+  if (find_embedded(spec.source) == nullptr) {
+    throw InvalidArgument(tw::format(
+        "kernel {}: source is \"{}\", which is not embedded in this program; tilewave_embed() in CMake embeds a file. Embedded: {}",
+        spec.name, spec.source, tw::join(embedded_names(), ", ")));
+  }
   require(spec.threads > 0 && spec.threads <= kMaxThreads && spec.threads % 32 == 0, spec, "threads", std::to_string(spec.threads),
           "a multiple of 32 up to 1024");
   require(spec.cluster >= 1 && spec.cluster <= kMaxCluster, spec, "cluster", std::to_string(spec.cluster), "1 to 8");
   require(spec.shared_bytes >= 0, spec, "shared_bytes", std::to_string(spec.shared_bytes), "0 or more");
+  require_shared_bytes(spec, 0);
   require(spec.params_bytes > 0, spec, "params_bytes", "0", "the size of the kernel's Params");
 }
 
@@ -65,18 +81,24 @@ void for_each_line(std::string_view text, Visit visit) {
   }
 }
 
-/// The name in a line `#include "name"`, or nothing. Lines that the preprocessor would skip count too: a header too many does no harm.
-std::string_view included_name(std::string_view line) {
+/// What a line includes, `"name"` or `<name>`, or nothing. Lines that the preprocessor would skip count too: a header too many does no
+/// harm.
+std::string_view included_text(std::string_view line) {
   line = trim_left(line);
   if (line.empty() || line.front() != '#') return {};
   line = trim_left(line.substr(1));
   constexpr std::string_view kWord = "include";
   if (line.substr(0, kWord.size()) != kWord) return {};
   line = trim_left(line.substr(kWord.size()));
-  if (line.empty() || line.front() != '"') return {};
-  line.remove_prefix(1);
-  const std::size_t end = line.find('"');
-  return end == std::string_view::npos ? std::string_view() : line.substr(0, end);
+  if (line.empty() || (line.front() != '"' && line.front() != '<')) return {};
+  const std::size_t end = line.find(line.front() == '"' ? '"' : '>', 1);
+  return end == std::string_view::npos ? std::string_view() : line.substr(0, end + 1);
+}
+
+/// The name in a line `#include "name"`, or nothing.
+std::string_view included_name(std::string_view line) {
+  const std::string_view text = included_text(line);
+  return text.empty() || text.front() != '"' ? std::string_view() : text.substr(1, text.size() - 2);
 }
 
 void collect_headers(std::string_view text, std::set<std::string_view>& seen, std::vector<const EmbeddedFile*>& headers) {
@@ -101,6 +123,22 @@ std::optional<int> number_before(std::string_view line, std::string_view word) {
   return value;
 }
 
+/// Why a program may not have compiled that is fine on the CPU: a tile file includes what only the host's compiler has. Empty if none does.
+std::string foreign_includes(const ProgramText& program) {
+  std::string found;
+  for (const EmbeddedFile* file : program.headers) {
+    for_each_line({file->text, file->size}, [&](std::string_view line) {
+      const std::string_view included = included_text(line);
+      if (included.empty() || (included.front() == '"' && find_embedded(included_name(line)) != nullptr)) return;
+      found += tw::format(
+          "  {} includes {}, which the GPU's compiler does not have. Tile files include only other embedded tile files; "
+          "tilewave/tile/math.tile.hpp has the functions of <cmath>\n",
+          file->name, included);
+    });
+  }
+  return found;
+}
+
 std::string compiler_name(const Nvrtc& nvrtc) { return "NVRTC " + nvrtc.version_text(); }
 
 /// Each compiler has a folder of its own: after an upgrade the old one can be deleted as a whole.
@@ -114,8 +152,8 @@ CompiledKernel build(const KernelSpec& spec, const ProgramText& program, std::st
   for (const EmbeddedFile* file : program.headers) headers.push_back({file->name, file->text});
   NvrtcOutput output = compile_with(nvrtc, program.text, headers, compile_options(arch));
   if (!output.ok) {
-    throw CompileError(tw::format("kernel {} did not compile for {} with {}\n  type: {}\n  target: {}\n  source: {}\n{}", spec.name, arch,
-                                  compiler_name(nvrtc), spec.type, spec.target, spec.source, output.log));
+    throw CompileError(tw::format("kernel {} did not compile for {} with {}\n{}  type: {}\n  target: {}\n  source: {}\n{}", spec.name, arch,
+                                  compiler_name(nvrtc), foreign_includes(program), spec.type, spec.target, spec.source, output.log));
   }
   CompiledKernel kernel;
   kernel.cubin = std::move(output.cubin);
@@ -124,6 +162,7 @@ CompiledKernel build(const KernelSpec& spec, const ProgramText& program, std::st
   kernel.compile_ms = output.milliseconds;
   kernel.tensor_core_instruction = find_tensor_core_instruction(output.ptx);
   read_log(kernel.log, kernel);
+  require_shared_bytes(spec, kernel.static_shared_bytes);
   return kernel;
 }
 

@@ -111,6 +111,11 @@ class AnalysisBinder {
     global.place = add(tensor);
   }
   template <class G>
+  void operator()(G& global, const Tensor* tensor) {
+    if (tensor == nullptr) return void(static_cast<BoundView&>(global) = kNoTensor);
+    (*this)(global, *tensor);
+  }
+  template <class G>
   void operator()(G& global, const Tensor& tensor, const Window& window) {
     global.window = window;
     (*this)(global, tensor);
@@ -149,7 +154,7 @@ Analysis analyze(TileGrid grid, Bind bind) {
   using On = typename Kernel::template On<analysis::Target>;
   typename On::Params params{};
   detail::AnalysisBinder binder;
-  bind(binder, params);
+  detail::bind_params(detail::type_name<Kernel>(), detail::source_of<Kernel>(), params, binder, bind);
   constexpr int cluster = detail::cluster_of<On>();
   grid.m = ceil_div(grid.m, cluster) * cluster;
   constexpr int warpgroups = ceil_div(detail::warps_of<On>(), 4) + (detail::has_load<On> ? 1 : 0);

@@ -78,9 +78,9 @@ void check_elementwise(const char* op, std::span<const ElementwiseOperand> input
 inline void bind_elementwise(auto& bind, auto& p, const ElementwisePlan& plan) {
   for (std::size_t k = 0; k < 2; ++k) {
     const std::vector<Tensor>& tensors = plan.parts[k];
-    if (tensors.empty()) continue;
-    for (std::size_t n = 0; n + 1 < tensors.size(); ++n) bind(p.parts[k].in[n], tensors[n]);
-    bind(p.parts[k].out, tensors.back());
+    std::size_t n = 0;
+    for (auto& in : p.parts[k].in) bind(in, tensors.empty() ? nullptr : &tensors[n++]);
+    bind(p.parts[k].out, tensors.empty() ? nullptr : &tensors.back());
   }
   p.tiles = plan.tiles;
 }

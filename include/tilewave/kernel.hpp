@@ -32,6 +32,9 @@ bool register_embedded(const EmbeddedFile* files, std::size_t count);
 /// The file of that name, or null.
 const EmbeddedFile* find_embedded(std::string_view name);
 
+/// The names of all of them, sorted.
+std::vector<std::string> embedded_names();
+
 namespace detail {
 class TileRecorder;
 }

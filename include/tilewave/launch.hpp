@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
 #include <string>
 #include <string_view>
 
@@ -41,8 +42,47 @@ constexpr std::string_view type_name() {
   return text.substr(begin, end - begin);
 }
 
-/// Checks that `tensor` may be bound to a Global of `dtype` on `device` and fills in extents and strides. Throws InvalidArgument.
+/// A tensor that may not be bound to a Global. bind_params() adds to the message which kernel and which Global.
+class BindError : public InvalidArgument {
+ public:
+  BindError(const BoundView* global, const std::string& what) : InvalidArgument(what), global(global) {}
+  const BoundView* global;
+};
+
+/// Checks that `tensor` may be bound to a Global of `dtype` on `device` and fills in extents and strides. Throws BindError.
 void bind_view(BoundView& view, const Tensor& tensor, DType dtype, Device device);
+
+/// A kernel's Params under construction, for errors about single Globals.
+struct ParamsUnderConstruction {
+  std::string_view kernel;  ///< its type
+  std::string_view source;  ///< the embedded file that defines it, or empty
+  const void* params;       ///< `bytes` bytes
+  std::size_t bytes, alignment;
+  void (*make_unbound)(void* at);  ///< constructs Params to which nothing is bound
+};
+/// Throws InvalidArgument, which names the kernel and the Global, if nothing was bound to one of them.
+void require_bound(const ParamsUnderConstruction& params);
+/// Throws InvalidArgument: `error` with the names of the kernel and the Global.
+[[noreturn]] void throw_named(const ParamsUnderConstruction& params, const BindError& error);
+
+/// bind(binder, params), with errors that name the kernel and its parameter; every Global must be bound.
+template <class Params, class Binder, class Bind>
+void bind_params(std::string_view kernel, std::string_view source, Params& params, Binder& binder, Bind&& bind) {
+  const ParamsUnderConstruction named{kernel, source, &params, sizeof(Params), alignof(Params), [](void* at) { ::new (at) Params{}; }};
+  try {
+    bind(binder, params);
+  } catch (const BindError& error) {
+    throw_named(named, error);
+  }
+  require_bound(named);
+}
+
+/// Kernel::source, or nothing for a kernel that runs on the CPU only.
+template <class Kernel>
+constexpr std::string_view source_of() {
+  if constexpr (requires { Kernel::source; }) return Kernel::source;
+  return {};
+}
 
 template <class T>
 inline constexpr MapElement map_element = is_same<T, float>  ? MapElement::f32
@@ -71,6 +111,11 @@ class GpuBinder {
   template <class G>
   void operator()(G& global, const Tensor& tensor) {
     bind(global, tensor, Window{});
+  }
+  template <class G>
+  void operator()(G& global, const Tensor* tensor) {
+    if (tensor == nullptr) return void(static_cast<BoundView&>(global) = kNoTensor);
+    (*this)(global, *tensor);
   }
   template <class G>
   void operator()(G& global, const Tensor& tensor, const Window& window) {
@@ -118,6 +163,11 @@ class CpuBinder {
     }
   }
   template <class G>
+  void operator()(G& global, const Tensor* tensor) const {
+    if (tensor == nullptr) return void(static_cast<BoundView&>(global) = kNoTensor);
+    (*this)(global, *tensor);
+  }
+  template <class G>
   void operator()(G& global, const Tensor& tensor, const Window& window) const {
     global.window = window;
     (*this)(global, tensor);
@@ -146,7 +196,7 @@ template <class Bound, class Bind>
 void launch_bound(const KernelInfo& info, const Stream& stream, const TileGrid& grid, Bind bind) {
   typename Bound::template On<sm_90a::Target<>>::Params params{};
   GpuBinder binder(stream.device());
-  bind(binder, params);
+  bind_params(info.type, info.source, params, binder, bind);
   launch_variant(info, binder.tma_load, binder.tma_store, &params, grid, stream);
 }
 
@@ -177,15 +227,18 @@ void launch_cpu(const TileGrid& grid, Bind bind) {
   using On = typename Kernel::template On<cpu::Target>;
   typename On::Params params{};
   detail::CpuBinder binder;
-  bind(binder, params);
+  detail::bind_params(detail::type_name<Kernel>(), detail::source_of<Kernel>(), params, binder, bind);
   detail::run_tiles(&cpu::run<On>, &params, grid, cpu::memory_bytes<On>(), detail::has_load<On>);
 }
 
 /// Runs `Kernel` for every tile of `grid` on the stream's device; on a GPU it compiles the kernel at first use and returns at once.
-/// `bind(binder, params)` fills in Kernel::On<target>::Params; binder(params.x, tensor) binds a tensor to a Global and throws
-/// InvalidArgument for a wrong device, dtype or rank; binder(params.x, tensor, window) binds one to a Windowed, and binder(params.x,
-/// tensor, CopiedRows{n}) one that copy.part() copies n rows of at a time. Bases and strides that TMA cannot take, and Rows that do not
-/// move in whole pieces, select the kernel's slower variant. Throws CompileError, DeviceError.
+/// `bind(binder, params)` fills in Kernel::On<target>::Params. Every Global must be bound:
+///   binder(params.x, tensor)                  a tensor of the Global's dtype on the stream's device, with 1 to 4 dimensions
+///   binder(params.x, pointer)                 a tensor that a call may leave out: null for a Global without elements
+///   binder(params.x, tensor, window)          to a Windowed
+///   binder(params.x, tensor, CopiedRows{n})   one that copy.part() copies n rows of at a time
+/// Bases and strides that TMA cannot take, and Rows that do not move in whole pieces, select the kernel's slower variant. Throws
+/// InvalidArgument, which names the kernel and the parameter, CompileError and DeviceError.
 template <class Kernel, class Bind>
 void launch(const Stream& stream, const TileGrid& grid, Bind bind) {
   if (grid.count() == 0) return;

@@ -34,11 +34,8 @@ void launch_config(const Call& call, const Problem& problem, const Tensor& w) {
   using Kernel = Variant<T, w_contract, Identity, kConfig>;
   constexpr Config config = kConfigs[kConfig];
   const Tiling tiling = choose_window(problem, config.bm);
-  typename Kernel::template On<sm_90a::Target<>>::Params params{};
-  detail::GpuBinder binder(call.stream.device());
-  bind_call<T, kStepChannels<T>>(binder, params, call, w, tiling);
-  detail::launch_variant(info_of<T, w_contract, kConfig>(call.activation), binder.tma_load, binder.tma_store, &params,
-                         grid_of(tiling, call, config.bn), call.stream);
+  detail::launch_bound<Kernel>(info_of<T, w_contract, kConfig>(call.activation), call.stream, grid_of(tiling, call, config.bn),
+                               [&](auto& bind, auto& p) { bind_call<T, kStepChannels<T>>(bind, p, call, w, tiling); });
 }
 
 template <class T, Contract w_contract>

@@ -31,10 +31,8 @@ struct Call {
 /// Fills the inputs of a kernel's parameters. `a` and `b` as the kernel's contractions want them stored.
 template <class In>
 void bind_inputs(auto& bind, In& in, const Call& call, const Tensor& a, const Tensor& b) {
-  if (call.k > 0) {
-    bind(in.a, a);
-    bind(in.b, b);
-  }
+  bind(in.a, call.k > 0 ? &a : nullptr);
+  bind(in.b, call.k > 0 ? &b : nullptr);
   in.depth = call.k;
   in.a_batches = call.a.rank() == 3 ? 1 : 0;
   in.b_batches = call.b.rank() == 3 ? 1 : 0;
@@ -46,8 +44,8 @@ void bind_call(auto& bind, Params& p, const Call& call, const Tensor& a, const T
   using T = typename decltype(p.d)::Element;
   bind_inputs(bind, p.in, call, a, b);
   bind(p.d, call.d);
-  if (call.beta != 0) bind(p.c, call.d);
-  if (call.residual) bind(p.residual, *call.residual);
+  bind(p.c, call.beta != 0 ? &call.d : nullptr);
+  bind(p.residual, call.residual);
   p.has_residual = call.residual != nullptr;
   p.bias = call.bias ? call.bias->data<T>() : nullptr;
   p.a_scale = call.a_scale ? call.a_scale->data<float>() : nullptr;
@@ -65,9 +63,9 @@ void bind_gemv(auto& bind, auto& p, const Call& call) {
   bind(p.a, call.a);
   bind(p.b, call.b);
   bind(p.d, stand(call.d));
-  if (call.beta != 0) bind(p.c, stand(call.d));
-  if (call.residual) bind(p.residual, stand(*call.residual));
-  if (call.bias) bind(p.bias, call.bias->reshape({call.n, 1}));
+  call.beta != 0 ? bind(p.c, stand(call.d)) : bind(p.c, nullptr);
+  call.residual ? bind(p.residual, stand(*call.residual)) : bind(p.residual, nullptr);
+  call.bias ? bind(p.bias, call.bias->reshape({call.n, 1})) : bind(p.bias, nullptr);
   p.alpha = call.alpha;
   p.beta = call.beta;
   p.depth = call.k;
@@ -80,10 +78,8 @@ void bind_gemv(auto& bind, auto& p, const Call& call) {
 template <class Params>
 void bind_block_scaled(auto& bind, Params& p, const Call& call) {
   bind_inputs(bind, p.in, call, call.a, call.b);
-  if (call.k > 0) {
-    bind(p.a_scales, *call.a_scale);
-    bind(p.b_scales, call.b_scale);
-  }
+  bind(p.a_scales, call.k > 0 ? call.a_scale : nullptr);
+  bind(p.b_scales, call.k > 0 ? &call.b_scale : nullptr);
   bind(p.d, call.d);
 }
 

@@ -121,6 +121,9 @@ void set_to_zero(const kernels::gemm::Call& call) {
       call.stream, {ceil_div(call.m, kRows), ceil_div(call.n, kCols), call.batch}, [&](auto& bind, auto& p) {
         bind(p.partial, zeros);
         bind(p.d, call.d);
+        bind(p.c, nullptr);
+        bind(p.residual, nullptr);
+        bind(p.bias, nullptr);
         p.splits = 1;
       });
 }

@@ -45,12 +45,9 @@ template <class T, class Out, Contract a_contract, Contract b_contract, Config c
 void launch_whole(const Call& call, const Tensor& a, const Tensor& b) {
   // Parameters do not depend on the activation and the addends, so one binding serves all variants but swiglu's, whose D has its own tile.
   const auto launch = [&]<class Act>(std::type_identity<Act>) {
-    using Kernel = Variant<T, Out, a_contract, b_contract, Act, false, c>;
-    typename Kernel::template On<sm_90a::Target<>>::Params params{};
-    detail::GpuBinder binder(call.stream.device());
-    bind_call(binder, params, call, a, b);
-    detail::launch_variant(info_of<T, Out, a_contract, b_contract, c>(call.activation, call.addends()), binder.tma_load, binder.tma_store,
-                           &params, {ceil_div(call.m, c.bm), ceil_div(call.n, c.bn), call.batch}, call.stream);
+    detail::launch_bound<Variant<T, Out, a_contract, b_contract, Act, false, c>>(
+        info_of<T, Out, a_contract, b_contract, c>(call.activation, call.addends()), call.stream,
+        {ceil_div(call.m, c.bm), ceil_div(call.n, c.bn), call.batch}, [&](auto& bind, auto& p) { bind_call(bind, p, call, a, b); });
   };
   if constexpr (!is_same<T, i8>)
     if (call.activation == Activation::swiglu) return launch(std::type_identity<SwiGlu>{});
@@ -63,9 +60,9 @@ void launch_whole(const Call& call, const Tensor& a, const Tensor& b) {
 void bind_sum(auto& bind, auto& p, const Call& call, const Tensor& partial) {
   bind(p.partial, partial);
   bind(p.d, call.d);
-  if (call.beta != 0) bind(p.c, call.d);
-  if (call.residual) bind(p.residual, *call.residual);
-  if (call.bias) bind(p.bias, *call.bias);
+  bind(p.c, call.beta != 0 ? &call.d : nullptr);
+  bind(p.residual, call.residual);
+  bind(p.bias, call.bias);
   p.alpha = call.alpha;
   p.beta = call.beta;
   p.splits = static_cast<int>(partial.shape(1));
@@ -100,6 +97,8 @@ void bind_split(auto& bind, auto& p, const Call& call, const Tensor& a, const Te
   bind_inputs(bind, p.in, call, turned ? b : a, turned ? a : b);
   if (turned) std::swap(p.in.a_batches, p.in.b_batches);
   bind(p.d, turned ? planes.transpose(1, 2) : planes);
+  bind(p.c, nullptr);
+  bind(p.residual, nullptr);
   p.splits = splits;
 }
 

@@ -44,10 +44,10 @@ void bind_call(auto& bind, auto& p, const Call& call) {
   bind(p.y, call.views[1]);
   p.has_residual = o.residual != nullptr;
   p.stores_h = o.sum != nullptr;
-  if (o.residual) bind(p.residual, call.views[2]);
-  if (o.sum) bind(p.h, call.views[3]);
-  if (o.weight) bind(p.weight, *o.weight);
-  if (o.bias) bind(p.bias, *o.bias);
+  bind(p.residual, o.residual ? &call.views[2] : nullptr);
+  bind(p.h, o.sum ? &call.views[3] : nullptr);
+  bind(p.weight, o.weight);
+  bind(p.bias, o.bias);
   p.per_column = 1.0f / static_cast<float>(call.cols);
   p.epsilon = o.epsilon;
 }

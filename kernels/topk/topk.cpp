@@ -153,11 +153,14 @@ struct TopkKernels {
   static constexpr bool narrow_merge = false;
 };
 
+/// For binding: null where there is none.
+const Tensor* pointer_to(const std::optional<Tensor>& tensor) { return tensor ? &*tensor : nullptr; }
+
 void bind_call(auto& bind, auto& p, const Call& call, const Plan& plan, const Tensor* candidates, int limit) {
   bind(p.x, call.x);
-  if (call.starts) bind(p.starts, *call.starts);
-  if (call.ends) bind(p.ends, *call.ends);
-  if (candidates) bind(p.candidates, *candidates);
+  bind(p.starts, pointer_to(call.starts));
+  bind(p.ends, pointer_to(call.ends));
+  bind(p.candidates, candidates);
   const auto cols = static_cast<std::uint32_t>(call.x.shape(-1));
   p.order = {static_cast<int>(cols), static_cast<int>(std::bit_width(cols)), call.smallest};
   p.k = call.k;
@@ -172,7 +175,10 @@ void bind_stage(auto& bind, auto& p, const Call& call, const Plan& plan, const T
   bind_call(bind, p, call, plan, candidates, limit);
   if constexpr (stage != Stage::part) {
     bind(p.indices, call.indices);
-    if (call.values) bind(p.values, *call.values);
+    bind(p.values, pointer_to(call.values));
+  } else {
+    bind(p.indices, nullptr);
+    bind(p.values, nullptr);
   }
 }
 

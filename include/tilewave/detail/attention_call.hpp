@@ -119,7 +119,7 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   bind(p.k, keys ? call.k : call.q, rows);
   bind(p.v, keys ? call.v : call.q, rows);
   bind(p.o, call.o);
-  if (call.partial.numel() > 0) bind(p.partial, call.partial);
+  bind(p.partial, call.partial.numel() > 0 ? &call.partial : nullptr);
   p.lse = call.lse;
   p.sink = call.sink;
   p.lse_stride_j = call.lse_stride_batch;
