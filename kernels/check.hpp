@@ -1,5 +1,7 @@
 #pragma once
 
+#include <initializer_list>
+
 #include "runtime/format.hpp"
 #include "tilewave/tensor.hpp"
 
@@ -22,7 +24,26 @@ void require(bool condition, fmt::format_string<Args...> message, Args&&... args
 /// InvalidArgument.
 void check_operand(const char* op, const char* argument, const Tensor& tensor, DType dtype, Device device);
 
-/// An output must not map two indices to one element; one without elements cannot. Throws InvalidArgument.
+/// An output must not map two indices to the same memory. Throws InvalidArgument.
 void check_output(const char* op, const char* argument, const Tensor& tensor);
+
+/// Whether an element of `a` and an element of `b` have a byte in common. Tensors that interleave, such as the parts of one
+/// [batch, seqlen, 3, heads, dim] tensor, do not. Pointer arithmetic only; where the strides are so irregular that the search for a common
+/// byte is given up, the answer is true.
+bool share_memory(const Tensor& a, const Tensor& b);
+
+/// A call's tensor and what messages call it; null where the call has none.
+struct NamedTensor {
+  const char* name;
+  const Tensor* tensor;
+};
+
+/// Throws InvalidArgument when `output` shares memory with one of `others`, inputs or outputs: some elements would be overwritten before
+/// they are read, or written twice.
+void check_disjoint(const char* op, NamedTensor output, std::initializer_list<NamedTensor> others);
+
+/// Likewise for an input that the output may replace: the two must not share memory, or be the same view (in place), with the same shape,
+/// strides and element size. Then every element is read before it is written.
+void check_in_place(const char* op, NamedTensor output, NamedTensor input);
 
 }  // namespace tw

@@ -41,14 +41,6 @@ void check_extents(const char* op, const char* argument, const Tensor& tensor) {
     require(tensor.shape(dim) <= kLargestExtent, "{}: {} is {}; extents are limited to {}", op, argument, tensor, kLargestExtent);
 }
 
-void check_in_place(const char* op, const char* output_name, const Tensor& output, const char* input_name, const Tensor& input) {
-  if (output.numel() == 0 || output.data() != input.data()) return;
-  bool same = output.dtype() == input.dtype() && output.shape() == input.shape();
-  for (int dim = 0; same && dim < output.rank(); ++dim) same = output.shape(dim) <= 1 || output.stride(dim) == input.stride(dim);
-  require(same, "{}: {} is {} in {}'s memory with another dtype or other strides; in place they must be the same view", op, output_name,
-          output, input_name);
-}
-
 RowViews::RowViews(std::span<const Tensor* const> operands) {
   const int rank = operands[0]->rank();
   Shape sizes;  // outer dimensions, merged

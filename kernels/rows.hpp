@@ -97,10 +97,6 @@ inline bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType
 /// Throws InvalidArgument for an extent over kLargestExtent.
 void check_extents(const char* op, const char* argument, const Tensor& tensor);
 
-/// Throws InvalidArgument when `output` begins at `input`'s memory without being the same view: of one dtype and the same strides, so that
-/// every element is read before it is written.
-void check_in_place(const char* op, const char* output_name, const Tensor& output, const char* input_name, const Tensor& input);
-
 /// Operands of 1 to 4 dimensions, alike in all but the last, as views [j, i, row, column]: outer dimensions are merged where the strides of
 /// all operands allow, so that as many as possible are rows.
 class RowViews {

@@ -20,7 +20,7 @@ struct GemmOptions {
   float beta = 0;                ///< not 0: D is read first, as C
   const Tensor* bias = nullptr;  ///< [N], of D's dtype and contiguous; added to every row
   Activation activation = Activation::none;
-  const Tensor* residual = nullptr;  ///< D's shape and dtype, any strides; added after the activation
+  const Tensor* residual = nullptr;  ///< D's shape and dtype, any strides; added after the activation. May be D itself
   /// fp8: f32 factors of A and B, both or none. [1] each: alpha is multiplied by both. Or block scales, one for each 128 of K: a_scale [M,
   /// ceil(K / 128)], b_scale [ceil(K / 128), ceil(N / 128)], of any strides; the sums of 128 products are then scaled and added up in f32.
   const Tensor* a_scale = nullptr;

@@ -94,10 +94,9 @@ AttentionCall check_common(const AttentionNames& names, const Tensor& q, const T
   require(options.window_right >= -1, "{}: window_right is {}; it must be 0 or more, or -1 for no bound", op, options.window_right);
   const std::int64_t tiles = q.shape(0) * q.shape(2) * ((q.shape(1) + 63) / 64);  // of the smallest size on all devices
   require(tiles <= kLargest, "{}: q is {}, which is {} tiles; they are limited to {}", op, q, tiles, kLargest);
-  if (o.numel() > 0) {
-    for (const auto& [name, tensor] : {Argument{names.k, k}, Argument{names.v, v}, Argument{"q", q}})
-      require(o.data() != tensor.data() || tensor.numel() == 0, "{}: o is {}'s memory", op, name);
-  }
+  const NamedTensor mask{"mask", options.mask}, slopes{"alibi_slopes", options.alibi_slopes}, sink{"sink", options.sink};
+  check_disjoint(op, {"o", &o}, {{"q", &q}, {names.k, &k}, {names.v, &v}, {"lse", options.lse}, mask, slopes, sink});
+  check_disjoint(op, {"lse", options.lse}, {{"q", &q}, {names.k, &k}, {names.v, &v}, mask, slopes, sink});
 
   AttentionCall call{.q = by_head(q), .k = by_head(k), .v = by_head(v), .o = by_head(o), .partial = {}};
   call.batch = static_cast<int>(batch);
@@ -165,6 +164,8 @@ AttentionCall check_attention_varlen(const Tensor& q, const Tensor& k, const Ten
   const auto integers = [&](const char* name, const Tensor& t, std::int64_t size) {
     check_operand(kVarlen, name, t, DType::i32, o.device());
     require(t.shape() == Shape{size} && t.is_contiguous(), "{}: {} is {}; it must be contiguous, i32[{}]", kVarlen, name, t, size);
+    check_disjoint(kVarlen, {"o", &o}, {{name, &t}});
+    check_disjoint(kVarlen, {"lse", options.lse}, {{name, &t}});
     return t.data<std::int32_t>();
   };
   call.cu_q = integers("cu_seqlens_q", cu_q, batch + 1);

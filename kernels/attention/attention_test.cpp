@@ -695,9 +695,9 @@ TEST_P(AttentionBadInput, OutputWhoseElementsAreNotDistinct) {
 
 TEST_P(AttentionBadInput, OutputThatIsAnOperand) {
   const PlacedTensor t = make({2, 5, 4, 64}), o = make({2, 5, 4, 64});
-  refused(o, t, t, o, {"o is q's memory"});
-  refused(t, o, t, o, {"o is k's memory"});
-  refused(t, t, o, o, {"o is v's memory"});
+  refused(o, t, t, o, {"o is", "shares memory with q"});
+  refused(t, o, t, o, {"o is", "shares memory with k"});
+  refused(t, t, o, o, {"o is", "shares memory with v"});
 }
 
 TEST_P(AttentionBadInput, Numbers) {

@@ -54,7 +54,6 @@ void check_new_keys(const Tensor& q, const Tensor& k_cache, const Tensor& v_cach
       require(seqlen_new <= capacity, "{}: {} is {}; a sequence of the cache holds {} tokens", kOp, name, *tensor, capacity);
       check_output(kOp, into == &k_cache ? "k_cache" : "v_cache", *into);
     }
-    require(k_cache.data() != v_cache.data() || k_cache.numel() == 0, "{}: v_cache is k_cache's memory", kOp);
   }
   require(!cache.rotary_cos == !cache.rotary_sin, "{}: {} is given without {}; both are needed, or none", kOp,
           cache.rotary_cos ? "rotary_cos" : "rotary_sin", cache.rotary_cos ? "rotary_sin" : "rotary_cos");
@@ -69,6 +68,26 @@ void check_new_keys(const Tensor& q, const Tensor& k_cache, const Tensor& v_cach
           "{}: rotary_cos is {}; it must be [positions, rotary_dim / 2], with positions and a rotary_dim of 2 to {}", kOp, cos, q.shape(3));
   kernels::check_extents(kOp, "rotary_cos", cos);
   require(sin.shape() == cos.shape(), "{}: rotary_sin is {}; it must have rotary_cos's shape, {}", kOp, sin, cos);
+}
+
+/// What check_common() does not check: what is written, the caches among it when there are new keys, shares no memory with what is read.
+void check_memory(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& o, const CacheOptions& cache,
+                  const AttentionOptions& options) {
+  const NamedTensor k{"k_cache", cache.new_k ? &k_cache : nullptr}, v{"v_cache", cache.new_k ? &v_cache : nullptr};
+  for (const NamedTensor& output : {NamedTensor{"o", &o}, {"lse", options.lse}, k, v}) {
+    check_disjoint(kOp, output,
+                   {{"seqlens", cache.seqlens},
+                    {"batch_idx", cache.batch_idx},
+                    {"leftpad", cache.leftpad},
+                    {"block_table", cache.block_table},
+                    {"new_k", cache.new_k},
+                    {"new_v", cache.new_v},
+                    {"rotary_cos", cache.rotary_cos},
+                    {"rotary_sin", cache.rotary_sin}});
+  }
+  for (const NamedTensor& output : {k, v})
+    check_disjoint(kOp, output, {{"q", &q}, {"alibi_slopes", options.alibi_slopes}, {"sink", options.sink}});
+  check_disjoint(kOp, v, {k});
 }
 
 /// Checked, and new keys still to be appended. q, o and lse are those of the caller.
@@ -123,6 +142,7 @@ Call check(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const 
             k_cache, extents.batch);
   }
   check_new_keys(q, k_cache, v_cache, o, cache, extents.capacity);
+  check_memory(q, k_cache, v_cache, o, cache, options);
   extents.seqlen_new = cache.new_k ? cache.new_k->shape(1) : 0;
   require(cache.num_splits >= 0 && cache.num_splits <= kMostSplits,
           "{}: num_splits is {}; it must be 1 to {}, or 0 for a number that suits the device", kOp, cache.num_splits, kMostSplits);

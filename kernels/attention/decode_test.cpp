@@ -564,14 +564,15 @@ TEST_P(AttentionDecodeBadInput, Dtypes) {
 }
 
 TEST_P(AttentionDecodeBadInput, Memory) {
-  refused(o, kv, kv, o, {"o is q's memory"});
+  refused(o, kv, kv, o, {"o is", "shares memory with q"});
   const PlacedTensor as_o = make({2, 1, 4, 64});
-  refused(q, as_o, as_o, as_o, {"o is k_cache's memory"});
+  refused(q, as_o, as_o, as_o, {"o is", "shares memory with k_cache"});
   std::vector<std::int64_t> strides = o.tensor().strides();
   strides[2] = 0;
   const Tensor folded = Tensor::borrow(o.tensor().data(), {2, 1, 4, 64}, DType::bf16, device, strides);
   expect_error<InvalidArgument>([&] { tw::attention_decode(q, kv, kv, folded, {}); }, {"o is bf16[2, 1, 4, 64]", "stride 0", "distinct"});
-  refused({"v_cache is k_cache's memory"}, {.seqlens = &seqlens.tensor(), .new_k = &new_kv.tensor(), .new_v = &new_kv.tensor()});
+  refused({"v_cache is", "shares memory with k_cache"},
+          {.seqlens = &seqlens.tensor(), .new_k = &new_kv.tensor(), .new_v = &new_kv.tensor()});
 }
 
 TEST_P(AttentionDecodeBadInput, CacheOptions) {

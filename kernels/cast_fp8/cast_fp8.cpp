@@ -35,7 +35,8 @@ Stream check(const char* op, const Tensor& x, const Tensor& y, const Tensor& sca
   check_output(op, "scales", scales);
   check_extents(op, "x", x);
   check_extents(op, "y", y);
-  require(y.numel() == 0 || y.data() != x.data(), "{}: y is x's memory; its elements are smaller", op);
+  check_disjoint(op, {"y", &y}, {{"x", &x}, {"scales", &scales}});
+  check_disjoint(op, {"scales", &scales}, {{"x", &x}});
   const Stream stream = options.stream ? *options.stream : Stream::standard(device);
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", op, stream.device().name(), device.name());
   return stream;
@@ -136,6 +137,8 @@ void cast_fp8_grouped(const Tensor& x, const Tensor& sizes, const Tensor& y, con
   require(x.rank() == 2, "{}: x is {}; it must be [rows, N]", op, x);
   check_operand(op, "sizes", sizes, DType::i32, y.device());
   require(sizes.rank() == 1, "{}: sizes is {}; it must be [G]", op, sizes);
+  check_disjoint(op, {"y", &y}, {{"sizes", &sizes}});
+  check_disjoint(op, {"scales", &scales}, {{"sizes", &sizes}});
   require(y.rank() == 3 && y.shape(0) == sizes.shape(0) && y.shape(2) == x.shape(1),
           "{}: y is {}; for x {} and sizes {} it must be [{}, M, {}]", op, y, x, sizes, sizes.shape(0), x.shape(1));
   check_shape(op, "scales", scales, {y.shape(0), y.shape(1), groups_of(x.shape(1))}, x);

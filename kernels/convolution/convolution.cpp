@@ -92,10 +92,7 @@ kernels::convolution::Call check(const Given& g, const Tensor& x, const Tensor& 
   for (int axis = 0; axis < g.dimensions(); ++axis) steps = std::min(steps, kLargestCount) * w.shape(1 + axis);
   require(steps <= kLargestCount, "{}: w is {}; its taps times C / 32 are limited to {}", g.op, w, kLargestCount);
 
-  if (y.numel() > 0) {
-    require(y.data() != x.data() || x.numel() == 0, "{}: y is x's memory; it cannot be computed in place", g.op);
-    require(y.data() != w.data() || w.numel() == 0, "{}: y is w's memory; it cannot be computed in place", g.op);
-  }
+  check_disjoint(g.op, {"y", &y}, {{"x", &x}, {"w", &w}, {"bias", g.bias}});
   if (g.bias) {
     check_operand(g.op, "bias", *g.bias, dtype, device);
     require(g.bias->shape() == Shape{channels} && g.bias->is_contiguous(), "{}: bias is {}; it must be contiguous, [{}]", g.op, *g.bias,

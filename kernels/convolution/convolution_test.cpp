@@ -519,9 +519,9 @@ TEST_P(ConvolutionBadInput, Outputs) {
   const PlacedTensor x = make({1, 4, 4, 4}), w = make({4, 1, 1, 4}), y = make({1, 4, 4, 4});
   const Tensor folded = Tensor::borrow(y.tensor().data(), {1, 4, 4, 4}, DType::f32, device, {16, 4, 0, 1});
   expect_error<InvalidArgument>([&] { conv2d(x, w, folded); }, {"y is f32[1, 4, 4, 4]", "stride 0", "distinct"});
-  refused(y, w, y, {"y is x's memory"});
+  refused(y, w, y, {"y is", "shares memory with x"});
   const PlacedTensor square = make({4, 1, 1, 4}), image = make({1, 1, 1, 4});
-  expect_error<InvalidArgument>([&] { conv2d(make({4, 1, 1, 4}), square, square); }, {"y is w's memory"});
+  expect_error<InvalidArgument>([&] { conv2d(make({4, 1, 1, 4}), square, square); }, {"y is", "shares memory with w"});
   EXPECT_TRUE(y.untouched());
 }
 

@@ -33,12 +33,7 @@ void check_shapes(const char* op, std::span<const ElementwiseOperand> inputs, co
     for (int dim = 0; fits && dim < y.rank(); ++dim) fits = x.shape(dim) == y.shape(dim) || x.shape(dim) == 1;
     require(fits, "{}: {} is {}; it must have y's shape, [{}], or 1 in place of some of its extents", op, name, x,
             tw::join(y.shape(), ", "));
-    if (y.numel() == 0 || x.data() != y.data()) continue;
-    bool in_place = size_of(x.dtype()) == size_of(y.dtype());
-    for (int dim = 0; in_place && dim < y.rank(); ++dim)
-      in_place = y.shape(dim) == 1 || (x.shape(dim) == y.shape(dim) && x.stride(dim) == y.stride(dim));
-    require(in_place, "{}: {} is {} in y's memory, which is {}; in place both must have the same shape, strides and element size", op, name,
-            x, y);
+    check_in_place(op, {"y", &y}, {name, &x});
   }
 }
 

@@ -59,7 +59,7 @@ Call check(const Tensor& table, const Tensor& ids, const Tensor& y, const Embedd
   const std::int64_t tiles = (dim + 511) / 512;  // of the smallest size on all devices, 2 x 128 x 4 / 2
   require(count <= largest / std::max<std::int64_t>(tiles, 1), "{}: y is {}, which is more than {} tiles", kOp, y, largest);
   require(vocabulary > 0 || y.numel() == 0, "{}: table is {}; it has no row that the {} ids could name", kOp, table, count);
-  require(y.data() != table.data() || y.numel() == 0, "{}: y is table's memory", kOp);
+  check_disjoint(kOp, {"y", &y}, {{"table", &table}, {"ids", &ids}});
   require(std::isfinite(options.scale), "{}: scale is {}; it must be finite", kOp, options.scale);
   const Stream stream = options.stream ? *options.stream : Stream::standard(device);
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());

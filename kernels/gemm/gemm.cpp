@@ -75,10 +75,8 @@ kernels::gemm::Call check(const Tensor& a, const Tensor& b, const Tensor& d, con
   require(tiles <= largest, "{}: d is {}, which is {} tiles; they are limited to {}", kOp, d, tiles, largest);
   require(std::isfinite(options.alpha) && std::isfinite(options.beta), "{}: alpha is {} and beta is {}; both must be finite", kOp,
           options.alpha, options.beta);
-  if (d.numel() > 0) {
-    require(d.data() != a.data() || a.numel() == 0, "{}: d is a's memory; the product cannot be computed in place", kOp);
-    require(d.data() != b.data() || b.numel() == 0, "{}: d is b's memory; the product cannot be computed in place", kOp);
-  }
+  check_disjoint(kOp, {"d", &d},
+                 {{"a", &a}, {"b", &b}, {"bias", options.bias}, {"a_scale", options.a_scale}, {"b_scale", options.b_scale}});
   if (options.bias) {
     check_operand(kOp, "bias", *options.bias, out, device);
     require(options.bias->shape() == Shape{n} && options.bias->is_contiguous(), "{}: bias is {}; it must be contiguous, [{}]", kOp,
@@ -88,6 +86,7 @@ kernels::gemm::Call check(const Tensor& a, const Tensor& b, const Tensor& d, con
     check_operand(kOp, "residual", *options.residual, out, device);
     require(options.residual->shape() == expected, "{}: residual is {}; it must have d's shape, [{}]", kOp, *options.residual,
             tw::join(expected, ", "));
+    check_in_place(kOp, {"d", &d}, {"residual", options.residual});
   }
   require(dtype != DType::i8 || plain(options), "{}: a is {}; i8 operands allow no alpha, beta, bias, activation or residual", kOp, a);
   check_scales(a, b, device, options);

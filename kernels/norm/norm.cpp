@@ -30,13 +30,14 @@ Call check(const Tensor& x, const Tensor& y, const NormOptions& options) {
   require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", op, x);
   require(y.shape() == x.shape(), "{}: y is {}; it must have x's shape, {}", op, y, x);
   check_extents(op, "x", x);
-  check_in_place(op, "y", y, "x", x);
+  check_in_place(op, {"y", &y}, {"x", &x});
+  check_disjoint(op, {"y", &y}, {{"weight", options.weight}, {"bias", options.bias}});
   std::vector<const Tensor*> operands{&x, &y};
   if (options.residual) {
     const Tensor& residual = *options.residual;
     check_operand(op, "residual", residual, x.dtype(), device);
     require(residual.shape() == x.shape(), "{}: residual is {}; it must have x's shape, {}", op, residual, x);
-    check_in_place(op, "y", y, "residual", residual);
+    check_in_place(op, {"y", &y}, {"residual", &residual});
     operands.push_back(&residual);
   }
   if (options.sum) {
@@ -45,9 +46,9 @@ Call check(const Tensor& x, const Tensor& y, const NormOptions& options) {
     check_operand(op, "sum", sum, x.dtype(), device);
     check_output(op, "sum", sum);
     require(sum.shape() == x.shape(), "{}: sum is {}; it must have x's shape, {}", op, sum, x);
-    check_in_place(op, "sum", sum, "x", x);
-    check_in_place(op, "sum", sum, "residual", *options.residual);
-    require(sum.numel() == 0 || sum.data() != y.data(), "{}: sum is y's memory; the two results differ", op);
+    check_in_place(op, {"sum", &sum}, {"x", &x});
+    check_in_place(op, {"sum", &sum}, {"residual", options.residual});
+    check_disjoint(op, {"sum", &sum}, {{"y", &y}, {"weight", options.weight}, {"bias", options.bias}});
     operands.push_back(&sum);
   }
   if (options.weight) check_weights(op, "weight", *options.weight, x);

@@ -231,8 +231,8 @@ TEST_P(NormArguments, AreRefusedByName) {
   refused(x, y, {"residual is f16[3, 4]"}, {.residual = &f16});
   refused(x, y, {"residual is bf16[4, 3]", "x's shape"}, {.residual = &other});
   refused(x, y, {"sum is bf16[3, 4]", "without a residual"}, {.sum = &x});
-  refused(x, y, {"sum is y's memory"}, {.residual = &x, .sum = &y});
-  refused(x, Tensor::borrow(x.data(), {3, 4}, DType::bf16, x.device(), {1, 3}), {"in x's memory", "other strides"});
+  refused(x, y, {"sum is", "shares memory with y"}, {.residual = &x, .sum = &y});
+  refused(x, Tensor::borrow(x.data(), {3, 4}, DType::bf16, x.device(), {1, 3}), {"shares memory with x", "the same shape, strides"});
   for (const float epsilon : {-1.0f, kInf, kNaN}) refused(x, y, {"epsilon is"}, {.epsilon = epsilon});
   expect_error<InvalidArgument>([&] { tw::rms_norm(x, y, {.bias = &row}); }, {"rms_norm: bias is", "RMS norm has none"});
 }

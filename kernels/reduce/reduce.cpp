@@ -61,7 +61,7 @@ Call check(Reduction reduction, const Tensor& x, const Tensor& y, const ReduceOp
   for (const std::int64_t extent : x.shape()) require(extent <= kLargest, "{}: x is {}; extents are limited to {}", kOp, x, kLargest);
   require(reduction == Reduction::sum || reduction == Reduction::mean || x.shape(dim) > 0 || y.numel() == 0,
           "{}: x is {}; along a dimension without elements there is no largest or smallest one", kOp, x);
-  require(x.data() != y.data() || x.numel() == 0, "{}: y is x's memory", kOp);
+  check_disjoint(kOp, {"y", &y}, {{"x", &x}});
   const Stream stream = options.stream ? *options.stream : Stream::standard(device);
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());
 

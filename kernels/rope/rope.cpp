@@ -165,7 +165,7 @@ Call check(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& 
   require(x.rank() == 3 || x.rank() == 4, "{}: x is {}; it must be [batch, seqlen, heads, dim] or [seqlen, heads, dim]", kOp, x);
   require(y.shape() == x.shape(), "{}: y is {}; it must have x's shape, {}", kOp, y, x);
   check_extents(kOp, "x", x);
-  check_in_place(kOp, "y", y, "x", x);
+  check_in_place(kOp, {"y", &y}, {"x", &x});
   require(cos.dtype() == x.dtype() || cos.dtype() == DType::f32, "{}: cos is {}; it must be of x's dtype, {}, or f32", kOp, cos,
           name_of(x.dtype()));
   check_operand(kOp, "cos", cos, cos.dtype(), device);
@@ -177,6 +177,7 @@ Call check(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& 
   require(x.numel() == 0 || (half > 0 && 2 * half <= dim),
           "{}: cos is {}, for {} rotary dimensions, but x is {}; they must be at least 2 and at most its last dimension", kOp, cos,
           2 * half, x);
+  check_disjoint(kOp, {"y", &y}, {{"cos", &cos}, {"sin", &sin}, {"offsets", options.offsets}, {"positions", options.positions}});
   require(!options.offsets || !options.positions, "{}: both offsets and positions are given; at most one may be", kOp);
   if (options.offsets) {
     check_operand(kOp, "offsets", *options.offsets, DType::i32, device);
@@ -246,7 +247,8 @@ void rope_table(const Tensor& cos, const Tensor& sin, const RopeTableOptions& op
   require(cos.rank() == 2, "{}: cos is {}; it must be [rows, rotary_dim / 2]", op, cos);
   require(sin.shape() == cos.shape(), "{}: sin is {}; it must have cos's shape, {}", op, sin, cos);
   check_extents(op, "cos", cos);
-  require(cos.numel() == 0 || sin.data() != cos.data(), "{}: sin is cos's memory", op);
+  check_disjoint(op, {"sin", &sin}, {{"cos", &cos}, {"positions", options.positions}});
+  check_disjoint(op, {"cos", &cos}, {{"positions", options.positions}});
   require(std::isfinite(options.theta) && options.theta > 0, "{}: theta is {}; it must be positive and finite", op, options.theta);
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
   require(std::abs(options.offset) <= most && std::abs(options.offset + cos.shape(0)) <= most,

@@ -192,7 +192,7 @@ TEST_P(RopeArguments, AreRefusedByName) {
   refused(x, tensor({0, 4}), tensor({0, 4}), y, {"without positions"});
   refused(x, cos, sin, y, {"offset is 8", "positions 8 to 10", "has 10"}, {.offset = 8});
   refused(x, cos, sin, y, {"offset is -1"}, {.offset = -1});
-  refused(x, cos, sin, Tensor::borrow(x.data(), x.shape(), DType::bf16, x.device(), {96, 8, 24, 1}), {"in x's memory"});
+  refused(x, cos, sin, Tensor::borrow(x.data(), x.shape(), DType::bf16, x.device(), {96, 8, 24, 1}), {"shares memory with x"});
   const Tensor two = tensor({2}, DType::i32), three = tensor({3}, DType::i32), floats = tensor({2}, DType::f32);
   refused(x, cos, sin, y, {"offsets is i32[3]", "[2]"}, {.offsets = &three});
   refused(x, cos, sin, y, {"offsets is f32[2]", "i32"}, {.offsets = &floats});
@@ -205,7 +205,7 @@ TEST_P(RopeArguments, AreRefusedByName) {
   table_refused(tensor({3, 4}, DType::i32), sin, {"rope_table: cos is i32"});
   table_refused(tensor({3}), tensor({3}), {"[rows, rotary_dim / 2]"});
   table_refused(cos, tensor({10, 5}), {"sin is bf16[10, 5]"});
-  table_refused(cos, cos, {"sin is cos's memory"});
+  table_refused(cos, cos, {"sin is", "shares memory with cos"});
   for (const double theta : {0.0, -1.0, std::numeric_limits<double>::infinity()}) table_refused(cos, sin, {"theta is"}, {.theta = theta});
   table_refused(cos, sin, {"offset is"}, {.offset = std::int64_t{1} << 31});
   table_refused(cos, sin, {"positions is i32[3]", "[10]"}, {.positions = &three});

@@ -93,7 +93,7 @@ Call check(const Tensor& x, const Tensor& y, const SoftmaxOptions& options) {
   require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", kOp, x);
   require(y.shape() == x.shape(), "{}: y is {}; it must have x's shape, {}", kOp, y, x);
   check_extents(kOp, "x", x);
-  check_in_place(kOp, "y", y, "x", x);
+  check_in_place(kOp, {"y", &y}, {"x", &x});
   require(std::isfinite(options.scale) && options.scale > 0, "{}: scale is {}; it must be positive and finite", kOp, options.scale);
   const Stream stream = options.stream ? *options.stream : Stream::standard(device);
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());

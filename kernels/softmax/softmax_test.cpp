@@ -210,7 +210,7 @@ TEST_P(SoftmaxArguments, AreRefusedByName) {
   refused(x, tensor({4, 3}), {"y is f32[4, 3]", "x's shape, f32[3, 4]"});
   refused(tensor({1, 1, 1, 3, 4}), y, {"1 to 4 dimensions"});
   refused(x, Tensor::borrow(y.data(), {3, 4}, DType::f32, y.device(), {0, 1}), {"stride 0 in dimension 0"});
-  refused(x, Tensor::borrow(x.data(), {3, 4}, DType::f32, x.device(), {1, 3}), {"in x's memory", "other strides"});
+  refused(x, Tensor::borrow(x.data(), {3, 4}, DType::f32, x.device(), {1, 3}), {"shares memory with x", "the same shape, strides"});
   for (const float scale : {0.0f, -1.0f, kInf, kNaN}) refused(x, y, {"scale is", "positive and finite"}, {.scale = scale});
   refused(Tensor::borrow(x.data(), {std::int64_t{1} << 31, 4}, DType::f32, x.device(), {0, 1}),
           Tensor::borrow(y.data(), {std::int64_t{1} << 31, 4}, DType::f32, y.device(), {4, 1}), {"limited to"});

@@ -114,8 +114,8 @@ void swiglu(const Tensor& gate, const Tensor& up, const Tensor& y, const SwigluO
   check_operand(op, "up", up, gate.dtype(), y.device());
   require(up.shape() == gate.shape(), "{}: up is {}; it must have gate's shape, {}", op, up, gate);
   require(y.shape() == gate.shape(), "{}: y is {}; it must have gate's shape, {}", op, y, gate);
-  check_in_place(op, "y", y, "gate", gate);
-  check_in_place(op, "y", y, "up", up);
+  check_in_place(op, {"y", &y}, {"gate", &gate});
+  check_in_place(op, {"y", &y}, {"up", &up});
   const Stream stream = checked_stream(op, options, y.device());
   if (y.numel() > 0) run(op, gate, up, y, stream);
 }
@@ -129,7 +129,7 @@ void swiglu_interleaved(const Tensor& x, const Tensor& y, const SwigluOptions& o
   Shape expected = x.shape();
   expected.back() /= 2;
   require(y.shape() == expected, "{}: y is {}; for x {} it must be [{}]", op, y, x, tw::join(expected, ", "));
-  require(y.numel() == 0 || y.data() != x.data(), "{}: y is x's memory; columns that are still to be read would be overwritten", op);
+  check_disjoint(op, {"y", &y}, {{"x", &x}});
   const Stream stream = checked_stream(op, options, y.device());
   if (y.numel() == 0) return;
   if (!pairs_are_words(x)) return run(op, alternate(x, 0), alternate(x, 1), y, stream);

@@ -150,14 +150,14 @@ TEST_P(SwigluArguments, AreRefusedByName) {
   refused(x, x, tensor({4, 3}), {"y is bf16[4, 3]", "gate's shape"});
   refused(x, x, tensor({3, 4}, DType::i32), {"y is i32[3, 4]"});
   refused(x, x, Tensor::borrow(y.data(), {3, 4}, DType::bf16, y.device(), {4, 0}), {"stride 0 in dimension 1"});
-  refused(x, y, Tensor::borrow(x.data(), {3, 4}, DType::bf16, x.device(), {1, 3}), {"in gate's memory"});
+  refused(x, y, Tensor::borrow(x.data(), {3, 4}, DType::bf16, x.device(), {1, 3}), {"shares memory with gate"});
   refused(tensor({1, 1, 1, 3, 4}), tensor({1, 1, 1, 3, 4}), tensor({1, 1, 1, 3, 4}), {"1 to 4 dimensions"});
   const auto interleaved_refused = [&](const Tensor& from, const Tensor& to, std::initializer_list<std::string_view> parts) {
     expect_error<InvalidArgument>([&] { tw::swiglu_interleaved(from, to); }, parts);
   };
   interleaved_refused(tensor({3, 5}), y, {"swiglu_interleaved: x is bf16[3, 5]", "even"});
   interleaved_refused(tensor({3, 6}), y, {"y is bf16[3, 4]", "[3, 3]"});
-  interleaved_refused(x, Tensor::borrow(x.data(), {3, 2}, DType::bf16, x.device()), {"y is x's memory"});
+  interleaved_refused(x, Tensor::borrow(x.data(), {3, 2}, DType::bf16, x.device()), {"shares memory with x"});
 }
 
 }  // namespace

@@ -112,10 +112,9 @@ Call check(const char* op, const Tensor& x, const Shape& shape, const Tensor& in
     check_operand(op, "values", *values, x.dtype(), device);
     check_shape(op, "values", *values, shape);
     check_output(op, "values", *values);
-    require(values->numel() == 0 || values->data() != x.data(), "{}: values is x's memory", op);
-    require(values->numel() == 0 || values->data() != indices.data(), "{}: values is indices' memory", op);
   }
-  require(indices.numel() == 0 || indices.data() != x.data(), "{}: indices is x's memory", op);
+  check_disjoint(op, {"values", values}, {{"x", &x}, {"indices", &indices}});
+  check_disjoint(op, {"indices", &indices}, {{"x", &x}});
   const Stream stream = given ? *given : Stream::standard(device);
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", op, stream.device().name(), device.name());
   return {.op = op,
@@ -138,6 +137,8 @@ void check_workspace(Call& call, const Plan& plan, const Tensor* given) {
   const std::int64_t needed = plan.workspace(call.rows);
   require(given->is_contiguous() && given->numel() >= needed, "{}: workspace is {}; it must be contiguous, of at least {} elements",
           call.op, *given, needed);
+  check_disjoint(call.op, {"workspace", given},
+                 {{"x", &call.x}, {"indices", &call.indices}, {"values", call.values ? &*call.values : nullptr}});
   call.workspace = *given;
 }
 
@@ -327,6 +328,8 @@ void topk(const Tensor& x, int k, const Tensor& values, const Tensor& indices, c
     if (!given) return {};
     check_operand(kTopk, name, *given, DType::i32, x.device());
     check_shape(kTopk, name, *given, without_columns(x));
+    for (const NamedTensor& output : {NamedTensor{"values", &values}, {"indices", &indices}, {"workspace", options.workspace}})
+      check_disjoint(kTopk, output, {{name, given}});
     return with_column(*given);
   };
   call.starts = bound("starts", options.starts);

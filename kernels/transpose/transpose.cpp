@@ -35,7 +35,7 @@ Stream check(const Tensor& x, const Tensor& y, const TransposeOptions& options) 
     require(of_dim == 0 || tiles <= kLargest / of_dim, "{}: x is {}, which is more than {} tiles", kOp, x, kLargest);
     tiles *= of_dim;
   }
-  require(x.data() != y.data() || x.numel() == 0, "{}: y is x's memory; a tensor cannot be transposed in place", kOp);
+  check_disjoint(kOp, {"y", &y}, {{"x", &x}});
   const Stream stream = options.stream ? *options.stream : Stream::standard(device);
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());
   return stream;

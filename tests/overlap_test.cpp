@@ -1,0 +1,333 @@
+// What operations do about operands that share memory: kernels/check.hpp.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/check.hpp"
+#include "runtime/format.hpp"
+#include "tests/expect_error.hpp"
+#include "tests/support.hpp"
+#include "tilewave/attention.hpp"
+#include "tilewave/cast_fp8.hpp"
+#include "tilewave/convolution.hpp"
+#include "tilewave/elementwise.hpp"
+#include "tilewave/embedding.hpp"
+#include "tilewave/gemm.hpp"
+#include "tilewave/norm.hpp"
+#include "tilewave/reduce.hpp"
+#include "tilewave/rope.hpp"
+#include "tilewave/softmax.hpp"
+#include "tilewave/swiglu.hpp"
+#include "tilewave/topk.hpp"
+#include "tilewave/transpose.hpp"
+
+namespace tw::test {
+namespace {
+
+/// A view's bytes, as offsets from `base`; each as often as elements have it.
+std::vector<std::int64_t> bytes_of(const Tensor& t, const void* base) {
+  std::vector<std::int64_t> bytes;
+  const std::int64_t size = static_cast<std::int64_t>(size_of(t.dtype()));
+  const std::int64_t first = static_cast<char*>(t.data()) - static_cast<const char*>(base);
+  for (std::int64_t n = 0; n < t.numel(); ++n) {
+    std::int64_t rest = n, offset = 0;
+    for (int dim = t.rank() - 1; dim >= 0; --dim) {
+      offset += rest % t.shape(dim) * t.stride(dim);
+      rest /= t.shape(dim);
+    }
+    for (std::int64_t byte = 0; byte < size; ++byte) bytes.push_back(first + offset * size + byte);
+  }
+  return bytes;
+}
+
+TEST(SharedMemory, IsThatOfTheBytes) {
+  std::mt19937_64 random = random_engine();
+  const auto pick = [&](std::int64_t from, std::int64_t to) { return std::uniform_int_distribution<std::int64_t>(from, to)(random); };
+  alignas(8) static char memory[1];  // only addresses are computed
+  const auto view = [&] {
+    const DType dtype = std::vector{DType::u8, DType::bf16, DType::f32, DType::i64}[static_cast<std::size_t>(pick(0, 3))];
+    const int rank = static_cast<int>(pick(0, 4));
+    Shape shape;
+    std::vector<std::int64_t> strides;
+    for (int dim = 0; dim < rank; ++dim) {
+      shape.push_back(pick(0, 20) == 0 ? 0 : pick(1, 5));
+      strides.push_back(pick(0, 2) == 0 ? pick(-20, 20) : pick(0, 3) * pick(1, 4) * 3);
+    }
+    const std::int64_t offset = pick(-40, 40) * static_cast<std::int64_t>(size_of(dtype));
+    return Tensor::borrow(memory + offset, shape, dtype, Device::cpu(), strides);
+  };
+  int shared = 0, apart = 0, crossing = 0, distinct = 0;
+  for (int n = 0; n < 20000; ++n) {
+    const Tensor a = view(), b = view();
+    const std::vector<std::int64_t> of_a = bytes_of(a, memory), of_b = bytes_of(b, memory);
+    const std::set<std::int64_t> set(of_a.begin(), of_a.end());
+    const bool share = std::any_of(of_b.begin(), of_b.end(), [&](std::int64_t byte) { return set.contains(byte); });
+    ASSERT_EQ(share_memory(a, b), share) << tw::format("{} [{}] and {} [{}]", a, tw::join(a.strides(), ", "), b,
+                                                       tw::join(b.strides(), ", "))
+                                         << " " << static_cast<char*>(b.data()) - static_cast<char*>(a.data());
+    ++(share ? shared : apart);
+    bool refused = false;
+    try {
+      check_output("op", "a", a);
+    } catch (const InvalidArgument&) {
+      refused = true;
+    }
+    ASSERT_EQ(refused, set.size() != of_a.size()) << tw::format("{} [{}]", a, tw::join(a.strides(), ", "));
+    ++(refused ? crossing : distinct);
+  }
+  EXPECT_GT(std::min({shared, apart, crossing, distinct}), 1000);
+}
+
+TEST(SharedMemory, IsFoundInLargeTensorsToo) {
+  alignas(8) static char memory[1];
+  const auto view = [&](std::int64_t offset, Shape shape, std::vector<std::int64_t> strides, DType dtype = DType::bf16) {
+    return Tensor::borrow(memory + offset * 2, std::move(shape), dtype, Device::cpu(), std::move(strides));
+  };
+  // The parts of one [batch, seqlen, 3, heads, dim] tensor, and its transposed views.
+  const std::vector<std::int64_t> strides{4096 * 3 * 32 * 128, 3 * 32 * 128, 128, 1};
+  const Tensor q = view(0, {8, 4096, 32, 128}, strides), k = view(32 * 128, {8, 4096, 32, 128}, strides);
+  EXPECT_FALSE(share_memory(q, k));
+  EXPECT_FALSE(share_memory(q.transpose(1, 2), k));
+  EXPECT_TRUE(share_memory(q, view(32 * 128 - 1, {8, 4096, 32, 128}, strides)));
+  EXPECT_TRUE(share_memory(q.select(0, 7).select(0, 4095), q.transpose(0, 3)));
+  // Strides without a common pattern: one byte in common, or none.
+  EXPECT_TRUE(share_memory(view(0, {1000, 1000}, {100003, 7}), view(999 * 100003 + 500 * 7, {1}, {1})));
+  EXPECT_FALSE(share_memory(view(0, {1000, 1000}, {100003, 7}), view(999 * 100003 + 500 * 7 + 1, {1}, {1})));
+  // Claims of more than any memory holds end in an answer.
+  EXPECT_TRUE(
+      share_memory(view(0, {1 << 30, 1 << 30}, {1 << 30, (1 << 30) - 1}, DType::u8), view(5, {1 << 30, 1 << 30}, {1 << 30, 3}, DType::u8)));
+  EXPECT_FALSE(share_memory(Tensor(), Tensor()));
+}
+
+/// An operand of an operation under test.
+struct Operand {
+  const char* name;
+  Shape shape;
+  DType dtype = DType::f32;
+  bool written = false;
+  const char* in_place = "";  ///< operands that may be this output's memory, as the header says
+};
+using Operands = std::vector<Tensor>;
+
+struct Operation {
+  const char* name;
+  std::vector<Operand> operands;
+  std::function<void(const Operands&)> call;
+};
+
+const DType f32 = DType::f32, i32 = DType::i32, fp8 = DType::fp8_e4m3;
+
+std::vector<Operation> all_operations() {
+  std::vector<Operation> all;
+  all.push_back({"gemm",
+                 {{"a", {3, 5}}, {"b", {5, 4}}, {"d", {3, 4}, f32, true, "residual"}, {"bias", {4}}, {"residual", {3, 4}}},
+                 [](const Operands& t) { gemm(t[0], t[1], t[2], {.bias = &t[3], .residual = &t[4]}); }});
+  all.push_back({"gemm",
+                 {{"a", {3, 128}, fp8}, {"b", {128, 4}, fp8}, {"d", {3, 4}, DType::bf16, true}, {"a_scale", {3, 1}}, {"b_scale", {1, 1}}},
+                 [](const Operands& t) { gemm(t[0], t[1], t[2], {.a_scale = &t[3], .b_scale = &t[4]}); }});
+  all.push_back({"add", {{"a", {3, 4}}, {"b", {3, 4}}, {"y", {3, 4}, f32, true, "a b"}}, [](const Operands& t) { add(t[0], t[1], t[2]); }});
+  all.push_back({"mul", {{"a", {3, 4}}, {"b", {1, 4}}, {"y", {3, 4}, f32, true, "a"}}, [](const Operands& t) { mul(t[0], t[1], t[2]); }});
+  all.push_back({"silu", {{"x", {3, 4}}, {"y", {3, 4}, f32, true, "x"}}, [](const Operands& t) { silu(t[0], t[1]); }});
+  all.push_back({"gelu_erf", {{"x", {3, 4}}, {"y", {3, 4}, f32, true, "x"}}, [](const Operands& t) { gelu_erf(t[0], t[1]); }});
+  all.push_back({"gelu_tanh", {{"x", {3, 4}}, {"y", {3, 4}, f32, true, "x"}}, [](const Operands& t) { gelu_tanh(t[0], t[1]); }});
+  all.push_back({"cast", {{"x", {3, 4}}, {"y", {3, 4}, i32, true, "x"}}, [](const Operands& t) { cast(t[0], t[1]); }});
+  all.push_back({"cast", {{"x", {3, 4}}, {"y", {3, 4}, DType::bf16, true}}, [](const Operands& t) { cast(t[0], t[1]); }});
+  all.push_back({"softmax", {{"x", {3, 4}}, {"y", {3, 4}, f32, true, "x"}}, [](const Operands& t) { softmax(t[0], t[1]); }});
+  all.push_back({"layer_norm",
+                 {{"x", {3, 4}},
+                  {"y", {3, 4}, f32, true, "x residual"},
+                  {"weight", {4}},
+                  {"bias", {4}},
+                  {"residual", {3, 4}},
+                  {"sum", {3, 4}, f32, true, "x residual"}},
+                 [](const Operands& t) { layer_norm(t[0], t[1], {.weight = &t[2], .bias = &t[3], .residual = &t[4], .sum = &t[5]}); }});
+  all.push_back({"rms_norm", {{"x", {3, 4}}, {"y", {3, 4}, f32, true, "x"}, {"weight", {4}}}, [](const Operands& t) {
+                   rms_norm(t[0], t[1], {.weight = &t[2]});
+                 }});
+  all.push_back({"rope",
+                 {{"x", {2, 3, 2, 4}}, {"cos", {5, 2}}, {"sin", {5, 2}}, {"y", {2, 3, 2, 4}, f32, true, "x"}, {"positions", {2, 3}, i32}},
+                 [](const Operands& t) { rope(t[0], t[1], t[2], t[3], {.positions = &t[4]}); }});
+  all.push_back({"rope",
+                 {{"x", {2, 3, 2, 4}}, {"cos", {5, 2}}, {"sin", {5, 2}}, {"y", {2, 3, 2, 4}, f32, true, "x"}, {"offsets", {2}, i32}},
+                 [](const Operands& t) { rope(t[0], t[1], t[2], t[3], {.offsets = &t[4]}); }});
+  all.push_back({"rope_table", {{"cos", {5, 2}, f32, true}, {"sin", {5, 2}, f32, true}, {"positions", {5}, i32}}, [](const Operands& t) {
+                   rope_table(t[0], t[1], {.positions = &t[2]});
+                 }});
+  all.push_back({"swiglu", {{"gate", {3, 4}}, {"up", {3, 4}}, {"y", {3, 4}, f32, true, "gate up"}}, [](const Operands& t) {
+                   swiglu(t[0], t[1], t[2]);
+                 }});
+  all.push_back(
+      {"swiglu_interleaved", {{"x", {3, 8}}, {"y", {3, 4}, f32, true}}, [](const Operands& t) { swiglu_interleaved(t[0], t[1]); }});
+  all.push_back({"reduce", {{"x", {3, 4}}, {"y", {3}, f32, true}}, [](const Operands& t) { reduce(Reduction::sum, t[0], t[1]); }});
+  all.push_back({"transpose", {{"x", {3, 4}}, {"y", {4, 3}, f32, true}}, [](const Operands& t) { transpose(t[0], t[1]); }});
+  all.push_back({"embedding", {{"table", {7, 4}}, {"ids", {3}, DType::i64}, {"y", {3, 4}, f32, true}}, [](const Operands& t) {
+                   embedding(t[0], t[1], t[2]);
+                 }});
+  all.push_back({"argmax",
+                 {{"x", {3, 4}}, {"indices", {3}, i32, true}, {"values", {3}, f32, true}, {"workspace", {64}, DType::i64, true}},
+                 [](const Operands& t) { argmax(t[0], t[1], {.values = &t[2], .workspace = &t[3]}); }});
+  all.push_back({"topk",
+                 {{"x", {3, 4}},
+                  {"values", {3, 2}, f32, true},
+                  {"indices", {3, 2}, DType::i64, true},
+                  {"starts", {3}, i32},
+                  {"ends", {3}, i32},
+                  {"workspace", {64}, DType::i64, true}},
+                 [](const Operands& t) { topk(t[0], 2, t[1], t[2], {.starts = &t[3], .ends = &t[4], .workspace = &t[5]}); }});
+  all.push_back({"cast_fp8", {{"x", {3, 128}}, {"y", {3, 128}, fp8, true}, {"scales", {3, 1}, f32, true}}, [](const Operands& t) {
+                   cast_fp8(t[0], t[1], t[2]);
+                 }});
+  all.push_back({"cast_fp8_blocks", {{"x", {3, 128}}, {"y", {3, 128}, fp8, true}, {"scales", {1, 1}, f32, true}}, [](const Operands& t) {
+                   cast_fp8_blocks(t[0], t[1], t[2]);
+                 }});
+  all.push_back({"cast_fp8_grouped",
+                 {{"x", {6, 128}}, {"sizes", {2}, i32}, {"y", {2, 3, 128}, fp8, true}, {"scales", {2, 3, 1}, f32, true}},
+                 [](const Operands& t) { cast_fp8_grouped(t[0], t[1], t[2], t[3]); }});
+  all.push_back({"conv1d", {{"x", {2, 5, 3}}, {"w", {4, 3, 3}}, {"y", {2, 3, 4}, f32, true}, {"bias", {4}}}, [](const Operands& t) {
+                   conv1d(t[0], t[1], t[2], {.bias = &t[3]});
+                 }});
+  all.push_back({"conv2d",
+                 {{"x", {2, 5, 5, 3}}, {"w", {4, 3, 3, 3}}, {"y", {2, 3, 3, 4}, f32, true}, {"bias", {4}}},
+                 [](const Operands& t) { conv2d(t[0], t[1], t[2], {.bias = &t[3]}); }});
+  all.push_back(
+      {"attention",
+       {{"q", {2, 3, 2, 8}},
+        {"k", {2, 5, 2, 8}},
+        {"v", {2, 5, 2, 8}},
+        {"o", {2, 3, 2, 8}, f32, true},
+        {"lse", {2, 2, 3}, f32, true},
+        {"mask", {2, 2, 3, 5}},
+        {"alibi_slopes", {2}},
+        {"sink", {2}}},
+       [](const Operands& t) { attention(t[0], t[1], t[2], t[3], {.alibi_slopes = &t[6], .sink = &t[7], .mask = &t[5], .lse = &t[4]}); }});
+  all.push_back({"attention_varlen",
+                 {{"q", {6, 2, 8}},
+                  {"k", {5, 2, 8}},
+                  {"v", {5, 2, 8}},
+                  {"o", {6, 2, 8}, f32, true},
+                  {"cu_seqlens_q", {3}, i32},
+                  {"cu_seqlens_k", {3}, i32},
+                  {"seqused_q", {2}, i32},
+                  {"seqused_k", {2}, i32},
+                  {"lse", {2, 6}, f32, true}},
+                 [](const Operands& t) {
+                   attention_varlen(t[0], t[1], t[2], t[3], {t[4], t[5], &t[6], &t[7]}, {.lse = &t[8]});
+                 }});
+  all.push_back({"attention_decode",
+                 {{"q", {2, 1, 2, 8}},
+                  {"k_cache", {2, 16, 2, 8}, f32, true},
+                  {"v_cache", {2, 16, 2, 8}, f32, true},
+                  {"o", {2, 1, 2, 8}, f32, true},
+                  {"seqlens", {2}, i32},
+                  {"new_k", {2, 1, 2, 8}},
+                  {"new_v", {2, 1, 2, 8}},
+                  {"rotary_cos", {16, 4}},
+                  {"rotary_sin", {16, 4}},
+                  {"lse", {2, 2, 1}, f32, true},
+                  {"leftpad", {2}, i32}},
+                 [](const Operands& t) {
+                   attention_decode(
+                       t[0], t[1], t[2], t[3],
+                       {.seqlens = &t[4], .leftpad = &t[10], .new_k = &t[5], .new_v = &t[6], .rotary_cos = &t[7], .rotary_sin = &t[8]},
+                       {.lse = &t[9]});
+                 }});
+  all.push_back(
+      {"attention_decode",
+       {{"q", {2, 1, 2, 8}},
+        {"k_cache", {3, 16, 2, 8}},
+        {"v_cache", {3, 16, 2, 8}},
+        {"o", {2, 1, 2, 8}, f32, true},
+        {"block_table", {2, 1}, i32},
+        {"sink", {2}},
+        {"lse", {2, 2, 1}, f32, true}},
+       [](const Operands& t) { attention_decode(t[0], t[1], t[2], t[3], {.block_table = &t[4]}, {.sink = &t[5], .lse = &t[6]}); }});
+  return all;
+}
+
+/// Two operands in one piece of memory, in which the second begins `distance` bytes after the end of the first.
+std::pair<Tensor, Tensor> placed(const Operand& first, const Operand& second, std::int64_t distance) {
+  const auto bytes = [](const Operand& operand) {
+    return Tensor::empty(operand.shape, operand.dtype).numel() * static_cast<std::int64_t>(size_of(operand.dtype));
+  };
+  const std::int64_t margin = 64, at = (margin + bytes(first) + 7) / 8 * 8;
+  const Tensor memory = Tensor::zeros({at + bytes(second) + margin}, DType::u8);
+  const auto view = [&](const Operand& operand, std::int64_t offset) {
+    return Tensor::borrow(static_cast<char*>(memory.data()) + offset, operand.shape, operand.dtype, Device::cpu(), {},
+                          std::make_shared<Tensor>(memory));
+  };
+  return {view(first, at - bytes(first) - distance), view(second, at)};
+}
+
+TEST(SharedMemory, IsRefusedByEveryOperationUnlessDocumented) {
+  for (const Operation& operation : all_operations()) {
+    Operands apart;
+    for (const Operand& operand : operation.operands) apart.push_back(Tensor::zeros(operand.shape, operand.dtype));
+    EXPECT_NO_THROW(operation.call(apart)) << operation.name;
+    for (std::size_t n = 0; n < operation.operands.size(); ++n) {
+      const Operand& output = operation.operands[n];
+      if (!output.written) continue;
+      const std::string allowed = tw::format(" {} ", output.in_place);
+      for (std::size_t m = 0; m < operation.operands.size(); ++m) {
+        const Operand& other = operation.operands[m];
+        if (m == n) continue;
+        SCOPED_TRACE(tw::format("{}: {} over {}", operation.name, output.name, other.name));
+        const auto with = [&](const Tensor& a, const Tensor& b) {
+          Operands operands = apart;
+          operands[n] = a;
+          operands[m] = b;
+          return operands;
+        };
+        const std::int64_t element = static_cast<std::int64_t>(std::max(size_of(output.dtype), size_of(other.dtype)));
+        const auto [last, first] = placed(output, other, -element);  // the output's end over the other's beginning
+        expect_error<InvalidArgument>([&] { operation.call(with(last, first)); },
+                                      {operation.name, output.name, "shares memory with", other.name});
+        const auto [before, after] = placed(output, other, 0);
+        EXPECT_NO_THROW(operation.call(with(before, after)));
+        if (output.shape != other.shape || size_of(output.dtype) != size_of(other.dtype)) continue;
+        const Tensor same = Tensor::borrow(after.data(), output.shape, output.dtype, Device::cpu());
+        if (allowed.find(tw::format(" {} ", other.name)) != std::string::npos)
+          EXPECT_NO_THROW(operation.call(with(same, after)));
+        else
+          expect_error<InvalidArgument>([&] { operation.call(with(same, after)); }, {operation.name, "shares memory with"});
+      }
+    }
+  }
+}
+
+TEST(SharedMemory, IsNotSeenInTensorsThatInterleave) {
+  const Tensor packed = Tensor::zeros({2, 3, 4, 2, 8}, f32);  // [batch, seqlen, q k v o, heads, dim]
+  const auto part = [&](std::int64_t n) { return packed.select(2, n); };
+  EXPECT_NO_THROW(attention(part(0), part(1), part(2), part(3)));
+  const Tensor wide = Tensor::zeros({4, 12}, f32);
+  EXPECT_NO_THROW(gemm(wide.slice(1, 0, 4), wide.slice(1, 4, 8), wide.slice(1, 8, 12)));
+  EXPECT_NO_THROW(softmax(wide.slice(1, 0, 3), wide.slice(1, 3, 6)));
+  EXPECT_NO_THROW(transpose(wide.slice(1, 0, 4), wide.slice(1, 4, 8)));
+  // Every row's scale after its elements.
+  const Tensor rows = Tensor::zeros({3, 132}, DType::u8);
+  const Tensor y = Tensor::borrow(rows.data(), {3, 128}, fp8, Device::cpu(), {132, 1});
+  const Tensor scales = Tensor::borrow(static_cast<char*>(rows.data()) + 128, {3, 1}, f32, Device::cpu(), {33, 1});
+  EXPECT_NO_THROW(cast_fp8(Tensor::zeros({3, 128}, f32), y, scales));
+  // Pages with keys and values side by side.
+  const Tensor pages = Tensor::zeros({3, 2, 16, 2, 8}, f32), q = Tensor::zeros({2, 1, 2, 8}, f32), o = Tensor::zeros({2, 1, 2, 8}, f32);
+  const Tensor table = Tensor::zeros({2, 1}, i32), lengths = Tensor::zeros({2}, i32);
+  EXPECT_NO_THROW(attention_decode(q, pages.select(1, 0), pages.select(1, 1), o,
+                                   {.seqlens = &lengths, .block_table = &table, .new_k = &q, .new_v = &q}));
+}
+
+TEST(SharedMemory, OfOneOutputsElementsIsRefused) {
+  const Tensor memory = Tensor::zeros({64}, f32), x = Tensor::zeros({4, 4}, f32);
+  const auto y = [&](std::int64_t row, std::int64_t col) { return Tensor::borrow(memory.data(), {4, 4}, f32, Device::cpu(), {row, col}); };
+  expect_error<InvalidArgument>([&] { gemm(x, x, y(3, 1)); }, {"gemm: d is", "strides [3, 1], which overlap"});
+  expect_error<InvalidArgument>([&] { softmax(x, y(1, 3)); }, {"softmax: y is", "strides [1, 3], which overlap"});
+  EXPECT_NO_THROW(softmax(x, y(4, 5)));  // 0, 4, 5, 8, 9, 10: not nested, but all different
+}
+
+}  // namespace
+}  // namespace tw::test
