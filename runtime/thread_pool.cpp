@@ -1,10 +1,10 @@
 #include "runtime/thread_pool.hpp"
 
-#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
-#include <system_error>
+#include <cstdint>
+#include <thread>
 
 #include "runtime/format.hpp"
 #include "tilewave/detail/parallel.hpp"
@@ -19,6 +19,10 @@ namespace {
 constexpr int kSpins = 2000;
 constexpr int kMaxThreads = 1024;
 
+// The largest tiles of the library's kernels, of attention in f32, take 1.5 MB; sanitizers and users' kernels may take more.
+constexpr std::size_t kCallerStack = std::size_t{4} << 20;
+constexpr std::size_t kWorkerStack = std::size_t{8} << 20;  // of addresses: what is not touched costs nothing
+
 thread_local bool inside_body = false;
 
 /// Marks this thread as running a body, so that a nested call runs in place.
@@ -26,6 +30,27 @@ struct InsideBody {
   InsideBody() { inside_body = true; }
   ~InsideBody() { inside_body = false; }
 };
+
+/// Whether the calling thread has stack enough for any body. Not on a stack that the system did not give it: a fiber's.
+bool has_stack() {
+  struct Stack {
+    std::uintptr_t lowest = 0, highest = 0;
+    Stack() {
+      pthread_attr_t attributes;
+      if (pthread_getattr_np(pthread_self(), &attributes) != 0) return;
+      void* address = nullptr;
+      std::size_t size = 0;
+      if (pthread_attr_getstack(&attributes, &address, &size) == 0) {
+        lowest = reinterpret_cast<std::uintptr_t>(address);
+        highest = lowest + size;
+      }
+      pthread_attr_destroy(&attributes);
+    }
+  };
+  thread_local const Stack stack;
+  const auto here = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
+  return here < stack.highest && here > stack.lowest && here - stack.lowest >= kCallerStack;
+}
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -122,18 +147,26 @@ void ThreadPool::work() {
 }
 
 void ThreadPool::start_workers(int wanted) {
+  pthread_attr_t attributes;
+  if (pthread_attr_init(&attributes) != 0) return;
+  pthread_attr_setstacksize(&attributes, kWorkerStack);
+  const auto start = [](void* pool) -> void* {
+    static_cast<ThreadPool*>(pool)->work();
+    return nullptr;
+  };
   while (static_cast<int>(workers_.size()) < wanted) {
-    try {
-      workers_.emplace_back([this] { work(); });
-    } catch (const std::system_error&) {
-      return;  // the system gives no more threads: those that are there, or the caller alone, do the work
-    }
+    pthread_t worker;
+    // When the system gives no more threads those that are there, or the caller alone, do the work.
+    if (pthread_create(&worker, &attributes, start, this) != 0) break;
+    workers_.push_back(worker);
   }
+  pthread_attr_destroy(&attributes);
 }
 
 void ThreadPool::run(long count, int threads, void (*body)(void* context, long index), void* context) {
   if (count <= 0) return;
-  const int helpers = static_cast<int>(std::min<long>(count, threads)) - 1;
+  const bool works = inside_body || has_stack();  // a body's thread has had enough
+  const int helpers = static_cast<int>(std::min<long>(count, std::max(threads, 1))) - (works ? 1 : 0);
   if (helpers <= 0 || inside_body) {
     for (long i = 0; i < count; ++i) body(context, i);
     drain_stores();
@@ -143,6 +176,10 @@ void ThreadPool::run(long count, int threads, void (*body)(void* context, long i
   {
     const std::lock_guard lock(mutex_);
     start_workers(helpers);
+    if (!works && workers_.empty()) {
+      throw Error(tw::format("this thread has less than {} KiB of stack left for the CPU's kernels, and no other thread could be started",
+                             kCallerStack >> 10));
+    }
     jobs_.push_back(&job);
     job_count_.fetch_add(1, std::memory_order_relaxed);
   }
@@ -151,9 +188,11 @@ void ThreadPool::run(long count, int threads, void (*body)(void* context, long i
   } else {
     wake_.notify_all();
   }
-  do_indices(job);
+  if (works) do_indices(job);
 
   std::unique_lock lock(mutex_);
+  // Without the caller, workers may not have come yet.
+  if (!works) finished_.wait(lock, [&] { return job.workers == 0 && job.next.load() >= job.count; });
   jobs_.remove(&job);
   job_count_.fetch_sub(1, std::memory_order_relaxed);
   finished_.wait(lock, [&] { return job.workers == 0; });
@@ -167,7 +206,7 @@ ThreadPool::~ThreadPool() {
     stopping_ = true;
   }
   wake_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
+  for (const pthread_t worker : workers_) pthread_join(worker, nullptr);
 }
 
 int cpu_threads() { return thread_setting().load(); }

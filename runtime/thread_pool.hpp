@@ -1,17 +1,19 @@
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <list>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 namespace tw {
 
-/// The threads of the cpu target. Any number of threads may call `run` at once: workers join whichever call has indices left, and a caller
-/// always works on its own call, so that it ends even if no worker comes.
+/// The threads of the cpu target. Any number of threads may call `run` at once: workers join whichever call has indices left. A caller
+/// works on its own call too, so that it ends even if no worker comes. Bodies keep tiles on the stack, more than a megabyte of them: a
+/// caller with less stack left than that may take (Java's threads, fibers) only waits.
 class ThreadPool {
  public:
   ThreadPool() = default;
@@ -19,7 +21,8 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  /// body(context, i) for every i in [0, count), on at most `threads` threads, the caller's included. See tw::detail::parallel_for.
+  /// body(context, i) for every i in [0, count), on at most `threads` threads, the caller's included if it works. Throws Error when the
+  /// caller's stack is too small and no thread can be started. See tw::detail::parallel_for.
   void run(long count, int threads, void (*body)(void* context, long index), void* context);
 
  private:
@@ -35,7 +38,7 @@ class ThreadPool {
   std::condition_variable finished_;  // a worker left a job
   std::list<Job*> jobs_;              // those with indices left, oldest first
   std::atomic<int> job_count_ = 0;    // their number, read by spinning workers without the lock
-  std::vector<std::thread> workers_;
+  std::vector<pthread_t> workers_;    // not std::thread, whose stack has the size that the system likes
   bool stopping_ = false;
 };
 

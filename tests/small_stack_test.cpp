@@ -1,0 +1,195 @@
+// CPU kernels keep tiles on the stack; a thread that has little of it must be able to call them all the same.
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/expect_error.hpp"
+#include "tests/support.hpp"
+#include "tilewave/attention.hpp"
+#include "tilewave/cast_fp8.hpp"
+#include "tilewave/convolution.hpp"
+#include "tilewave/detail/parallel.hpp"
+#include "tilewave/elementwise.hpp"
+#include "tilewave/embedding.hpp"
+#include "tilewave/error.hpp"
+#include "tilewave/gemm.hpp"
+#include "tilewave/norm.hpp"
+#include "tilewave/reduce.hpp"
+#include "tilewave/rope.hpp"
+#include "tilewave/softmax.hpp"
+#include "tilewave/swiglu.hpp"
+#include "tilewave/topk.hpp"
+#include "tilewave/transpose.hpp"
+
+namespace tw::test {
+namespace {
+
+/// Runs `work` in a thread with so much stack; what it throws is thrown here.
+void in_thread(std::size_t stack_bytes, const std::function<void()>& work) {
+  struct Call {
+    const std::function<void()>& work;
+    std::exception_ptr failure;
+  } call{work, {}};
+  pthread_attr_t attributes;
+  ASSERT_EQ(pthread_attr_init(&attributes), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, stack_bytes), 0);
+  pthread_t thread;
+  const auto start = [](void* argument) -> void* {
+    Call& here = *static_cast<Call*>(argument);
+    try {
+      here.work();
+    } catch (...) {
+      here.failure = std::current_exception();
+    }
+    return nullptr;
+  };
+  ASSERT_EQ(pthread_create(&thread, &attributes, start, &call), 0);
+  pthread_attr_destroy(&attributes);
+  pthread_join(thread, nullptr);
+  if (call.failure) std::rethrow_exception(call.failure);
+}
+
+Tensor values(Shape shape, DType dtype) {
+  const Tensor random = Tensor::random(std::move(shape), DType::f32, 7);
+  return dtype == DType::f32 ? random : random.to(dtype);
+}
+
+/// An operation with its largest tiles: a call of `run` with a new output.
+struct Case {
+  const char* name;
+  Shape shape;
+  DType dtype;
+  std::function<void(const Tensor& output)> run;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    const Tensor a = values({520, 96}, dtype), b = values({96, 600}, dtype);
+    all.push_back({"gemm", {520, 600}, dtype, [=](const Tensor& y) { gemm(a, b, y, {.activation = Activation::gelu_erf}); }});
+    all.push_back({"swiglu in gemm", {520, 300}, dtype, [=](const Tensor& y) { gemm(a, b, y, {.activation = Activation::swiglu}); }});
+    const Tensor image = values({1, 20, 20, 40}, dtype), filters = values({300, 3, 3, 40}, dtype);
+    all.push_back({"conv2d", {1, 18, 18, 300}, dtype, [=](const Tensor& y) { conv2d(image, filters, y); }});
+    for (const std::int64_t dim : {64, 128, 192, 256}) {
+      const Tensor q = values({1, 512, 2, dim}, dtype), k = values({1, 512, 2, dim}, dtype);
+      all.push_back(
+          {"attention", {1, 512, 2, dim}, dtype, [=](const Tensor& y) { attention(q, k, k, y, {.causal = true, .softcap = 5}); }});
+      all.push_back({"attention_decode", {1, 4, 2, dim}, dtype, [=](const Tensor& y) { attention_decode(q.slice(1, 0, 4), k, k, y, {}); }});
+    }
+    for (const std::int64_t cols : {200, 1200, 4000, 9000}) {
+      const Tensor x = values({40, cols}, dtype), weight = values({cols}, dtype);
+      const Tensor long_rows = values({2, 2 * cols}, dtype);
+      all.push_back({"softmax", {40, cols}, dtype, [=](const Tensor& y) { softmax(x, y); }});
+      all.push_back({"layer_norm", {40, cols}, dtype, [=](const Tensor& y) { layer_norm(x, y, {.weight = &weight, .bias = &weight}); }});
+      all.push_back({"rms_norm", {40, cols}, dtype, [=](const Tensor& y) { rms_norm(x, y, {.weight = &weight, .residual = &x}); }});
+      all.push_back({"add", {40, cols}, dtype, [=](const Tensor& y) { add(x, x, y); }});
+      all.push_back({"cast", {40, cols}, DType::f32, [=](const Tensor& y) { cast(x, y); }});
+      all.push_back({"swiglu", {40, cols}, dtype, [=](const Tensor& y) { swiglu(x, x, y); }});
+      all.push_back({"swiglu_interleaved", {2, cols}, dtype, [=](const Tensor& y) { swiglu_interleaved(long_rows, y); }});
+      all.push_back({"reduce", {40}, dtype, [=](const Tensor& y) { reduce(Reduction::sum, x, y); }});
+      all.push_back({"reduce columns", {cols}, dtype, [=](const Tensor& y) { reduce(Reduction::max, x, y, {.dim = 0}); }});
+      all.push_back({"transpose", {cols, 40}, dtype, [=](const Tensor& y) { transpose(x, y); }});
+      all.push_back({"argmax", {40}, DType::i64, [=](const Tensor& y) { argmax(x, y); }});
+      all.push_back({"topk", {40, 150}, DType::i64, [=](const Tensor& y) { topk(x, 150, Tensor::empty({40, 150}, dtype), y); }});
+      all.push_back({"cast_fp8", {40, cols}, DType::fp8_e4m3, [=](const Tensor& y) {
+                       cast_fp8(x, y, Tensor::empty({40, (cols + 127) / 128}, DType::f32));
+                     }});
+      const Tensor ids = Tensor::zeros({50}, DType::i32);
+      all.push_back({"embedding", {50, cols}, dtype, [=](const Tensor& y) { embedding(x, ids, y); }});
+    }
+    const Tensor heads = values({1, 30, 20, 128}, dtype), angles = values({30, 64}, dtype);
+    all.push_back({"rope", heads.shape(), dtype, [=](const Tensor& y) { rope(heads, angles, angles, y); }});
+    all.push_back({"rope interleaved", heads.shape(), dtype,
+                   [=](const Tensor& y) { rope(heads, angles, angles, y, {.pairing = RopePairing::interleaved}); }});
+    all.push_back({"rope_table", {300, 64}, dtype, [=](const Tensor& y) { rope_table(y, Tensor::empty({300, 64}, dtype)); }});
+  }
+  const Tensor a = values({300, 300}, DType::fp8_e4m3), b = values({300, 600}, DType::fp8_e4m3);
+  const Tensor a_scale = values({300, 3}, DType::f32), b_scale = values({3, 5}, DType::f32);
+  all.push_back({"gemm of fp8", {300, 600}, DType::bf16, [=](const Tensor& y) { gemm(a, b, y); }});
+  all.push_back({"gemm with block scales", {300, 600}, DType::bf16, [=](const Tensor& y) {
+                   gemm(a, b, y, {.a_scale = &a_scale, .b_scale = &b_scale});
+                 }});
+  const Tensor i = values({300, 300}, DType::i8), j = values({300, 600}, DType::i8);
+  all.push_back({"gemm of i8", {300, 600}, DType::i32, [=](const Tensor& y) { gemm(i, j, y); }});
+  return all;
+}
+
+TEST(SmallStack, EveryOperationRunsOn256KiB) {
+  const std::vector<Case> all = cases();
+  const int before = cpu_threads();
+  for (const int threads : {1, 2}) {
+    set_cpu_threads(threads);
+    for (const Case& each : all) {
+      SCOPED_TRACE(each.name);
+      const Tensor expected = Tensor::poisoned(each.shape, each.dtype), y = Tensor::poisoned(each.shape, each.dtype);
+      in_thread(std::size_t{16} << 20, [&] { each.run(expected); });
+      in_thread(std::size_t{256} << 10, [&] { each.run(y); });
+      const auto bytes = static_cast<std::size_t>(y.numel()) * size_of(y.dtype());
+      EXPECT_EQ(std::memcmp(y.data(), expected.data(), bytes), 0);
+      if (HasFatalFailure()) break;
+    }
+  }
+  set_cpu_threads(before);
+}
+
+TEST(SmallStack, CallerOnlyWaits) {
+  const int before = cpu_threads();
+  for (const int threads : {1, 3}) {
+    set_cpu_threads(threads);
+    std::mutex mutex;
+    std::set<std::thread::id> workers;
+    std::thread::id caller;
+    std::vector<std::atomic<int>> hits(500);
+    in_thread(std::size_t{128} << 10, [&] {
+      caller = std::this_thread::get_id();
+      for (int round = 0; round < 20; ++round) {
+        detail::parallel_for(500, [&](long i) {
+          ++hits[static_cast<std::size_t>(i)];
+          const std::lock_guard lock(mutex);
+          workers.insert(std::this_thread::get_id());
+        });
+      }
+    });
+    EXPECT_FALSE(workers.contains(caller));
+    for (const std::atomic<int>& hit : hits) EXPECT_EQ(hit, 20);
+    expect_error<InvalidArgument>(
+        [] {
+          in_thread(std::size_t{128} << 10, [] {
+            detail::parallel_for(100, [](long i) {
+              if (i >= 7) throw InvalidArgument(std::to_string(i));
+            });
+          });
+        },
+        {"7"});
+  }
+  set_cpu_threads(before);
+}
+
+TEST(SmallStack, ManyCallersAtOnce) {
+  std::atomic<long> sum = 0;
+  std::vector<std::thread> callers;
+  for (int n = 0; n < 6; ++n) {
+    callers.emplace_back([&] {
+      for (int round = 0; round < 20; ++round) {
+        const auto work = [&] { detail::parallel_for(50, [&](long i) { sum += i; }); };
+        in_thread(std::size_t{128} << 10, work);
+        work();  // these have stack enough
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(sum, 6 * 20 * 2 * (49 * 50 / 2));
+}
+
+}  // namespace
+}  // namespace tw::test
