@@ -1,5 +1,10 @@
 #include "runtime/cache.hpp"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 
@@ -16,7 +21,7 @@ namespace {
 constexpr std::string_view kMagic = "TWKERN01";
 constexpr std::size_t kHeaderBytes = 8 + 32;
 // No kernel comes near this; a damaged or foreign file must not make us read gigabytes.
-constexpr std::size_t kLargestEntry = std::size_t{256} << 20;
+constexpr std::size_t kLargestEntry = std::size_t{32} << 20;
 
 class Writer {
  public:
@@ -119,16 +124,84 @@ Sha256::Digest checksum(std::string_view bytes) { return Sha256().add(bytes).fin
 
 std::string entry_path(const std::string& folder, const std::string& key) { return folder + "/" + key + ".kernel"; }
 
+/// As mkdir -p, with mode 0700 for what it makes, the parents too (XDG Base Directory Specification). 0, or errno.
+int make_private(const std::filesystem::path& folder) {
+  struct stat status {};
+  if (stat(folder.c_str(), &status) == 0) return S_ISDIR(status.st_mode) ? 0 : ENOTDIR;
+  if (errno != ENOENT) return errno;
+  if (const std::filesystem::path parent = folder.parent_path(); !parent.empty() && parent != folder) {
+    if (const int reason = make_private(parent)) return reason;
+  }
+  return mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST ? 0 : errno;
+}
+
+/// "<key>.kernel.<number>.tmp" or "tuned-<device>.json.<number>.tmp": the folder may be one in which a user keeps more than this.
+bool is_temporary(const std::string& name) {
+  return name.ends_with(".tmp") &&
+         (name.find(".kernel.") != std::string::npos || (name.starts_with("tuned-") && name.find(".json.") != std::string::npos));
+}
+
 }  // namespace
+
+std::string folder_problem(const std::string& path) {
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0) return errno == ENOENT ? "" : tw::format("{}: {}", path, std::strerror(errno));
+  if (!S_ISDIR(status.st_mode)) return tw::format("{}: {}", path, std::strerror(ENOTDIR));
+  constexpr const char* kAdvice = "set TILEWAVE_CACHE to a folder of your own; to share kernels use a pack, TILEWAVE_PACK";
+  if (status.st_uid != geteuid() && status.st_uid != 0)
+    return tw::format("{} belongs to user {}, who could change what is in it: {}", path, status.st_uid, kAdvice);
+  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+    return tw::format("{} can be written by others (mode {:04o}): chmod go-w, or {}", path, status.st_mode & 07777u, kAdvice);
+  return "";
+}
+
+std::string cache_folder(const std::string& below, std::string* problem) {
+  const auto refuse = [&](std::string why) {
+    if (problem != nullptr) *problem = std::move(why);
+    return std::string();
+  };
+  std::string folder = cache_directory();
+  if (folder.empty()) return refuse("there is no cache folder: TILEWAVE_CACHE, XDG_CACHE_HOME and HOME are not set");
+  for (const std::string& part : {std::string(), below}) {
+    if (!part.empty()) folder += "/" + part;
+    if (const int reason = make_private(folder)) return refuse(tw::format("{}: {}", folder, std::strerror(reason)));
+    if (std::string why = folder_problem(folder); !why.empty()) return refuse(std::move(why));
+  }
+  return folder;
+}
+
+void remove_stale_files(const std::string& folder) {
+  constexpr std::chrono::hours kStale{1};  // nobody takes as long to write a file
+  const auto now = std::filesystem::file_time_type::clock::now();
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    if (!is_temporary(entry->path().filename().string())) continue;
+    std::error_code gone;  // another process may be removing it too
+    const auto written = entry->last_write_time(gone);
+    if (!gone && now - written > kStale) std::filesystem::remove(entry->path(), gone);
+  }
+}
+
+std::string encode_entry(const std::string& key, const CompiledKernel& kernel) {
+  const std::string content = encode(key, kernel);
+  const Sha256::Digest digest = checksum(content);
+  std::string bytes(kMagic);
+  bytes.append(reinterpret_cast<const char*>(digest.data()), digest.size());
+  return bytes += content;
+}
+
+std::optional<CompiledKernel> decode_entry(const std::string& key, std::string_view bytes) {
+  if (bytes.size() < kHeaderBytes || !bytes.starts_with(kMagic)) return {};
+  const std::string_view content = bytes.substr(kHeaderBytes);
+  const Sha256::Digest digest = checksum(content);
+  if (std::memcmp(digest.data(), bytes.data() + kMagic.size(), digest.size()) != 0) return {};
+  return decode(key, content);
+}
 
 std::optional<CompiledKernel> read_entry(const std::string& folder, const std::string& key) {
   if (folder.empty()) return {};
-  std::optional<std::string> bytes = read_file(entry_path(folder, key), kLargestEntry);
-  if (!bytes || bytes->size() < kHeaderBytes || bytes->compare(0, kMagic.size(), kMagic) != 0) return {};
-  const std::string_view content = std::string_view(*bytes).substr(kHeaderBytes);
-  const Sha256::Digest digest = checksum(content);
-  if (std::memcmp(digest.data(), bytes->data() + kMagic.size(), digest.size()) != 0) return {};
-  return decode(key, content);
+  const std::optional<std::string> bytes = read_file(entry_path(folder, key), kLargestEntry);
+  return bytes ? decode_entry(key, *bytes) : std::nullopt;
 }
 
 bool write_entry(const std::string& folder, const std::string& key, const CompiledKernel& kernel, std::string* problem) {
@@ -140,10 +213,8 @@ bool write_entry(const std::string& folder, const std::string& key, const Compil
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return fail(folder, error.message());
-
-  const std::string content = encode(key, kernel);
-  const Sha256::Digest digest = checksum(content);
-  return replace_file(entry_path(folder, key), {kMagic, {reinterpret_cast<const char*>(digest.data()), digest.size()}, content}, problem);
+  remove_stale_files(folder);
+  return replace_file(entry_path(folder, key), {encode_entry(key, kernel)}, problem);
 }
 
 std::vector<std::string> pack_directories() {

@@ -51,7 +51,7 @@ class File {
 }  // namespace
 
 std::optional<std::string> read_file(const std::string& path, std::size_t largest) {
-  File file(path, O_RDONLY);
+  File file(path, O_RDONLY | O_NONBLOCK);  // a FIFO without a writer is refused below, not waited for
   struct stat status {};
   if (!file.is_open() || fstat(file.descriptor(), &status) != 0 || !S_ISREG(status.st_mode)) return {};
   if (status.st_size < 0 || static_cast<std::size_t>(status.st_size) > largest) return {};

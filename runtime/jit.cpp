@@ -142,10 +142,7 @@ std::string foreign_includes(const ProgramText& program) {
 std::string compiler_name(const Nvrtc& nvrtc) { return "NVRTC " + nvrtc.version_text(); }
 
 /// Each compiler has a folder of its own: after an upgrade the old one can be deleted as a whole.
-std::string compiler_folder(const Nvrtc& nvrtc) {
-  const std::string root = cache_directory();
-  return root.empty() ? root : root + "/nvrtc-" + nvrtc.version_text();
-}
+std::string compiler_folder(const Nvrtc& nvrtc) { return cache_folder("nvrtc-" + nvrtc.version_text()); }
 
 CompiledKernel build(const KernelSpec& spec, const ProgramText& program, std::string_view arch, const Nvrtc& nvrtc) {
   std::vector<NvrtcHeader> headers;

@@ -3,24 +3,21 @@
 #include <array>
 #include <atomic>
 #include <cctype>
-#include <filesystem>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 
+#include "runtime/cache.hpp"
 #include "runtime/files.hpp"
 #include "runtime/format.hpp"
 #include "runtime/nvrtc.hpp"
+#include "runtime/tuned_json.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/kernel.hpp"
 
 namespace tw {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr int kFormat = 1;
-constexpr std::size_t kLargestFile = std::size_t{64} << 20;
+constexpr std::size_t kLargestFile = std::size_t{8} << 20;  // tens of thousands of choices
 
 /// What the kernels of a device are made with: timings do not outlive it.
 std::string compiler_of(Device device) {
@@ -33,23 +30,6 @@ std::string for_file_name(std::string text) {
   for (char& c : text)
     if (!std::isalnum(static_cast<unsigned char>(c)) && c != '.') c = '_';
   return text;
-}
-
-TunedChoices read(Device device) {
-  TunedChoices choices;
-  const std::string path = tuned_file(device);
-  if (path.empty()) return choices;
-  const std::optional<std::string> text = read_file(path, kLargestFile);
-  if (!text) return choices;
-  try {
-    const Json json = Json::parse(*text);
-    if (json.at("format") != kFormat || json.at("device") != device_info(device).name || json.at("compiler") != compiler_of(device))
-      return choices;
-    for (const auto& [problem, choice] : json.at("choices").items()) choices[problem] = {choice.at("name"), choice.at("values")};
-  } catch (const Json::exception&) {
-    choices.clear();
-  }
-  return choices;
 }
 
 /// What this process knows of one device. Tables that were replaced stay: somebody may be reading them.
@@ -73,26 +53,29 @@ Known& known(Device device) {
 /// Reads the file, lets `edit` change it, and writes it if that returned true.
 template <class Edit>
 void change(Device device, Edit edit) {
+  std::string reason;
+  const std::string folder = cache_folder("", &reason);
+  if (folder.empty()) throw Error("tuned choices cannot be kept: " + reason);
+  remove_stale_files(folder);
   const std::string path = tuned_file(device);
-  if (path.empty())
-    throw Error("tuned choices cannot be kept: there is no cache folder (TILEWAVE_CACHE, XDG_CACHE_HOME and HOME are not set)");
-  std::error_code error;
-  std::filesystem::create_directories(cache_directory(), error);
-  if (error) throw Error(tw::format("{}: {}", cache_directory(), error.message()));
   Known& here = known(device);
   const std::lock_guard guard(here.mutex);
   const FileLock lock(path + ".lock");
-  TunedChoices choices = read(device);
+  TunedChoices choices = read_tuned(device);
   if (edit(choices)) {
-    Json json{{"format", kFormat}, {"device", device_info(device).name}, {"compiler", compiler_of(device)}, {"choices", Json::object()}};
-    for (const auto& [problem, choice] : choices) json["choices"][problem] = {{"name", choice.name}, {"values", choice.values}};
-    std::string problem;
-    if (!replace_file(path, {json.dump(1, ' ', false, Json::error_handler_t::replace), "\n"}, &problem)) throw Error(problem);
+    if (!replace_file(path, {format_tuned(choices, device_info(device).name, compiler_of(device))}, &reason)) throw Error(reason);
   }
   here.set(std::move(choices));
 }
 
 }  // namespace
+
+TunedChoices read_tuned(Device device) {
+  const std::string path = tuned_file(device);
+  if (path.empty() || !folder_problem(cache_directory()).empty()) return {};
+  const std::optional<std::string> text = read_file(path, kLargestFile);
+  return text ? parse_tuned(*text, device_info(device).name, compiler_of(device)) : TunedChoices();
+}
 
 std::string tuned_file(Device device) {
   const std::string folder = cache_directory();
@@ -104,7 +87,7 @@ const TunedChoices& tuned_choices(Device device) {
   Known& here = known(device);
   if (const TunedChoices* choices = here.current.load(std::memory_order_acquire)) return *choices;
   const std::lock_guard guard(here.mutex);
-  if (here.current.load(std::memory_order_relaxed) == nullptr) here.set(read(device));
+  if (here.current.load(std::memory_order_relaxed) == nullptr) here.set(read_tuned(device));
   return *here.current.load(std::memory_order_relaxed);
 }
 

@@ -24,8 +24,10 @@ using TunedChoices = std::map<std::string, TunedChoice, std::less<>>;
 /// folder.
 std::string tuned_file(Device device);
 
-/// The device's choices. Read once in a process, at the first call; a file that is missing, damaged or another device's is none. Valid
-/// until the process ends; costs an atomic load.
+/// The choices in the device's file. None if it is missing, damaged, another device's, or in a folder that others can write.
+TunedChoices read_tuned(Device device);
+
+/// The device's choices. Read once in a process, at the first call. Valid until the process ends; costs an atomic load.
 const TunedChoices& tuned_choices(Device device);
 
 /// Adds a choice to the file, or replaces the problem's, and makes it known to this process. Other processes may write at the same time.

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -429,6 +430,87 @@ TEST_F(JitCache, ReadersSeeWholeEntriesWhileOthersWrite) {
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   }
   EXPECT_EQ(files_below(entries()).size(), 1u);
+}
+
+TEST_F(JitCache, FifoInAnEntrysPlaceIsNoEntry) {
+  fs::create_directories(entries());
+  ASSERT_EQ(mkfifo((entries() + "/key.kernel").c_str(), 0600), 0);
+  EXPECT_FALSE(read_entry(entries(), "key")) << "and nobody is waited for";
+  EXPECT_TRUE(write_entry(entries(), "key", some_kernel()));
+  EXPECT_TRUE(read_entry(entries(), "key"));
+}
+
+TEST_F(JitCache, FoldersAreMadeForTheUserAlone) {
+  const mode_t before = umask(0);
+  const Variable cache("TILEWAVE_CACHE", (folder_ / "a" / "b").string());
+  std::string problem;
+  EXPECT_EQ(cache_folder("nvrtc-1.0", &problem), (folder_ / "a" / "b" / "nvrtc-1.0").string()) << problem;
+  umask(before);
+  for (const char* made : {"a", "a/b", "a/b/nvrtc-1.0"}) EXPECT_EQ(fs::status(folder_ / made).permissions(), fs::perms::owner_all) << made;
+  EXPECT_EQ(cache_folder("nvrtc-1.0"), (folder_ / "a" / "b" / "nvrtc-1.0").string()) << "a second time";
+}
+
+TEST_F(JitCache, FoldersThatOthersCanWriteAreRefused) {
+  const fs::path folder = folder_ / "cache", below = folder / "nvrtc-1.0";
+  fs::create_directories(below);
+  const auto refused = [&](const fs::path& which, fs::perms mode, const char* reason) {
+    fs::permissions(folder, fs::perms::owner_all);
+    fs::permissions(below, fs::perms::owner_all);
+    fs::permissions(which, mode);
+    std::string problem;
+    EXPECT_EQ(cache_folder("nvrtc-1.0", &problem), "");
+    EXPECT_NE(problem.find(which.string() + reason), std::string::npos) << problem;
+    EXPECT_NE(problem.find("TILEWAVE_PACK"), std::string::npos) << problem;
+  };
+  for (const fs::path& which : {folder, below}) {
+    refused(which, fs::perms(0777), " can be written by others (mode 0777)");
+    refused(which, fs::perms(01777), " can be written by others (mode 1777)");
+    refused(which, fs::perms(0770), " can be written by others (mode 0770)");
+    refused(which, fs::perms(0702), " can be written by others (mode 0702)");
+  }
+  fs::permissions(below, fs::perms(0755));
+  EXPECT_EQ(cache_folder("nvrtc-1.0"), below.string()) << "others may read it";
+  if (geteuid() == 0) {  // nobody else can give a folder away
+    ASSERT_EQ(chown(folder.c_str(), 12345, static_cast<gid_t>(-1)), 0);
+    std::string problem;
+    EXPECT_EQ(cache_folder("", &problem), "");
+    EXPECT_NE(problem.find("belongs to user 12345"), std::string::npos) << problem;
+  }
+  fs::remove_all(folder);
+  write_all(folder, "not a folder");
+  std::string problem;
+  EXPECT_EQ(cache_folder("", &problem), "");
+  EXPECT_NE(problem.find("Not a directory"), std::string::npos) << problem;
+}
+
+TEST_F(JitCache, StaleTemporaryFilesAreRemoved) {
+  fs::create_directories(entries());
+  const auto put = [&](const std::string& name, int minutes) {
+    const fs::path path = fs::path(entries()) / name;
+    write_all(path, "x");
+    fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::minutes(minutes));
+    return path;
+  };
+  const fs::path stale = put("key.kernel.0123456789abcdef.tmp", 90), tuned = put("tuned-CPU-avx2.json.4711.0.tmp", 90);
+  const fs::path young = put("key.kernel.fedcba9876543210.tmp", 10), entry = put("other.kernel", 90), foreign = put("letter.tmp", 90);
+  EXPECT_TRUE(write_entry(entries(), "key", some_kernel()));
+  EXPECT_FALSE(fs::exists(stale));
+  EXPECT_FALSE(fs::exists(tuned));
+  EXPECT_TRUE(fs::exists(young)) << "somebody may be writing it";
+  EXPECT_TRUE(fs::exists(entry));
+  EXPECT_TRUE(fs::exists(foreign)) << "the folder may hold more than ours";
+}
+
+TEST_F(JitCache, SharedFolderOnlyCostsTime) {
+  skip_without_nvrtc();
+  fs::create_directories(folder_ / "cache");
+  fs::permissions(folder_ / "cache", fs::perms(0777));
+  EXPECT_FALSE(compile(hits_spec()).from_cache);
+  EXPECT_FALSE(compile(hits_spec()).from_cache);
+  EXPECT_TRUE(files_below(folder_ / "cache").empty());
+  fs::permissions(folder_ / "cache", fs::perms(0700));
+  EXPECT_FALSE(compile(hits_spec()).from_cache);
+  EXPECT_TRUE(compile(hits_spec()).from_cache);
 }
 
 // --- With the compiler

@@ -3,9 +3,11 @@
 #include "runtime/tuned.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -22,6 +24,7 @@
 #include "kernels/softmax/tuning.hpp"
 #include "kernels/tuner.hpp"
 #include "runtime/format.hpp"
+#include "runtime/tuned_json.hpp"
 #include "tests/expect_error.hpp"
 #include "tilewave/error.hpp"
 
@@ -84,6 +87,31 @@ TEST_F(Tuned, KeepsAndForgets) {
   EXPECT_EQ(tuned_choices(kDevice).size(), 1u);
 }
 
+TEST_F(Tuned, NothingIsReadOrKeptWhereOthersCanWrite) {
+  keep_tuned(kDevice, "x", {"a", {1}});
+  fs::permissions(folder_ / "cache", fs::perms(0777));
+  expect_error<Error>([&] { keep_tuned(kDevice, "x", {"b", {2}}); }, {"tuned choices cannot be kept", "can be written by others"});
+  EXPECT_TRUE(read_tuned(kDevice).empty());
+  EXPECT_EQ(tuned_choices(kDevice).at("x").name, "a") << "what is known already stays";
+  fs::permissions(folder_ / "cache", fs::perms(0700));
+  EXPECT_EQ(read_tuned(kDevice).at("x").name, "a");
+}
+
+TEST_F(Tuned, FifoIsNoFile) {
+  keep_tuned(kDevice, "x", {"a", {1}});
+  fs::remove(tuned_file(kDevice));
+  ASSERT_EQ(mkfifo(tuned_file(kDevice).c_str(), 0600), 0);
+  EXPECT_TRUE(read_tuned(kDevice).empty()) << "and nobody is waited for";
+}
+
+TEST(TunedText, ManyChoicesTakeLinearTime) {
+  TunedChoices choices;
+  for (int i = 0; i < 80000; ++i) choices[std::to_string(i)] = {"a", {i}};
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(parse_tuned(format_tuned(choices, "CPU", "avx2"), "CPU", "avx2").size(), choices.size());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << "half a minute if each key is compared with all others";
+}
+
 TEST_F(Tuned, TheSameChoicesGiveTheSameFile) {
   keep_tuned(kDevice, "x", {"a", {1}});
   keep_tuned(kDevice, "y", {"b", {2}});
@@ -127,8 +155,12 @@ TEST_F(Tuned, DamagedFilesAreNone) {
     without.erase(field);
     is_none(without);
   }
-  json["choices"]["x"]["values"] = "many";
-  is_none(json);
+  for (const nlohmann::json& values :
+       {nlohmann::json("many"), nlohmann::json(3), nlohmann::json::array({1.5}), nlohmann::json::array({"1"}),
+        nlohmann::json::array({std::int64_t{1} << 31}), nlohmann::json::array({~std::uint64_t{0}})}) {
+    json["choices"]["x"]["values"] = values;
+    is_none(json);
+  }
   write(good);
   read_again();
   EXPECT_EQ(tuned_choices(kDevice).size(), 1u);

@@ -1,6 +1,7 @@
 // tilewave devices
 
 #include "command.hpp"
+#include "runtime/cache.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/device.hpp"
 #include "tilewave/kernel.hpp"
@@ -34,6 +35,7 @@ void show_json(const DeviceReport& report) {
   json["nvrtc"] = text_or_null(report.nvrtc);
   json["nvrtc_problem"] = text_or_null(report.nvrtc_problem);
   json["cache"] = text_or_null(cache_directory());
+  json["cache_problem"] = text_or_null(folder_problem(cache_directory()));
   print_json(json);
 }
 
@@ -49,7 +51,10 @@ void show_table(const DeviceReport& report) {
   if (!report.nvrtc.empty()) tw::print("NVRTC    {}\n", report.nvrtc);
   if (!report.nvrtc_problem.empty()) tw::print("NVRTC    none: {}\n", report.nvrtc_problem);
   const std::string cache = cache_directory();
-  tw::print("cache    {}\n", cache.empty() ? "none: TILEWAVE_CACHE, XDG_CACHE_HOME and HOME are not set" : cache);
+  const std::string problem = folder_problem(cache);
+  tw::print("cache    {}\n", cache.empty()     ? "none: TILEWAVE_CACHE, XDG_CACHE_HOME and HOME are not set"
+                             : problem.empty() ? cache
+                                               : "not used: " + problem);
 }
 
 }  // namespace

@@ -10,7 +10,9 @@
 #include "tilewave/device.hpp"
 
 // Environment variables that the library reads, all of them:
-//   TILEWAVE_CACHE   the folder of compiled kernels; else $XDG_CACHE_HOME/tilewave, else $HOME/.cache/tilewave (none set: no cache)
+//   TILEWAVE_CACHE   the folder of compiled kernels; else $XDG_CACHE_HOME/tilewave, else $HOME/.cache/tilewave (none set: no cache). It is
+//                    created with mode 0700, and not used if it is another user's or others can write it: `tilewave devices` says so. To
+//                    share kernels between users, let them read a pack
 //   TILEWAVE_PACK    a read-only folder of kernels compiled ahead (write_pack); looked at after the cache, before compiling
 //                    (share/tilewave/kernels beside the folder of the library, or of the program it is linked into, is looked at next)
 //   CUDA_HOME, VIRTUAL_ENV, HOME    where NVRTC is looked for, besides /usr/local/cuda*, the loader's path and Python's usual site-packages
