@@ -13,15 +13,6 @@ namespace {
 
 constexpr const char* kLibrary = "libcuda.so.1";
 
-std::string describe_with(const Driver& calls, Result result) {
-  const char* name = nullptr;
-  const char* text = nullptr;
-  if (calls.get_error_name == nullptr || calls.get_error_name(result, &name) != Result::success || name == nullptr) name = nullptr;
-  if (calls.get_error_string == nullptr || calls.get_error_string(result, &text) != Result::success || text == nullptr) text = nullptr;
-  if (name == nullptr) return tw::format("CUDA error {}", static_cast<int>(result));
-  return text == nullptr ? std::string(name) : tw::format("{} ({})", name, text);
-}
-
 /// The first symbol that `handle` lacks, or null.
 const char* load_symbols(void* handle, Driver& calls) {
   const char* missing = nullptr;
@@ -58,7 +49,7 @@ DriverSearch find_driver() {
   // A machine can have the driver's library and no GPU (a container without one, CUDA_VISIBLE_DEVICES empty, an MPS server that is down).
   Result result = calls.init(0);
   if (result != Result::success) {
-    return {nullptr, tw::format("the CUDA driver ({}) cannot start: cuInit: {}", version_text(calls.version), describe_with(calls, result)),
+    return {nullptr, tw::format("the CUDA driver ({}) cannot start: cuInit: {}", version_text(calls.version), describe(calls, result)),
             calls.version};
   }
   int count = 0;
@@ -66,7 +57,7 @@ DriverSearch find_driver() {
   if (result != Result::success || count == 0) {
     return {nullptr,
             tw::format("the CUDA driver ({}) finds no GPU: cuDeviceGetCount: {}", version_text(calls.version),
-                       result == Result::success ? "0 devices" : describe_with(calls, result)),
+                       result == Result::success ? "0 devices" : describe(calls, result)),
             calls.version};
   }
   found = new Driver(calls);
@@ -82,9 +73,23 @@ const Driver& driver() {
   return *search.driver;
 }
 
+std::string describe(const Driver& calls, Result result) {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (calls.get_error_name == nullptr || calls.get_error_name(result, &name) != Result::success || name == nullptr) name = nullptr;
+  if (calls.get_error_string == nullptr || calls.get_error_string(result, &text) != Result::success || text == nullptr) text = nullptr;
+  if (name == nullptr) return tw::format("CUDA error {}", static_cast<int>(result));
+  std::string description = text == nullptr ? std::string(name) : tw::format("{} ({})", name, text);
+  // Loading a module takes memory too: whether others have it all cannot be told from the call.
+  std::size_t free = 0, total = 0;
+  if (result == Result::out_of_memory && calls.mem_get_info != nullptr && calls.mem_get_info(&free, &total) == Result::success)
+    description += tw::format("; {} of {} bytes of the device's memory are free", free, total);
+  return description;
+}
+
 std::string describe(Result result) {
   DriverSearch search = find_driver();
-  return describe_with(search.driver == nullptr ? Driver{} : *search.driver, result);
+  return describe(search.driver == nullptr ? Driver{} : *search.driver, result);
 }
 
 void check(Result result, const char* call) {

@@ -205,8 +205,9 @@ DriverSearch find_driver();
 /// The driver. Throws DeviceError with find_driver's problem.
 const Driver& driver();
 
-/// "CUDA_ERROR_INVALID_VALUE (invalid argument)".
+/// "CUDA_ERROR_INVALID_VALUE (invalid argument)". With how much memory the current context's device has free when that was what lacked.
 std::string describe(Result result);
+std::string describe(const Driver& calls, Result result);
 
 /// Throws DeviceError "cuMemGetInfo: CUDA_ERROR_... (...)" unless `result` is success. `call` is the driver's name of the function.
 void check(Result result, const char* call);

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "tests/gpu_lock.hpp"
 #include "tests/support.hpp"
 #include "tilewave/error.hpp"
 
@@ -36,10 +37,15 @@ const DeviceReport& devices() {
 }  // namespace
 
 const DeviceInfo* cuda_device() {
-  for (const DeviceInfo& device : devices().devices) {
-    if (device.device.is_cuda() && device.usable) return &device;
-  }
-  return nullptr;
+  static const DeviceInfo* const found = []() -> const DeviceInfo* {
+    for (const DeviceInfo& device : devices().devices) {
+      if (!device.device.is_cuda() || !device.usable) continue;
+      gpu_lock().share();
+      return &device;
+    }
+    return nullptr;
+  }();
+  return found;
 }
 
 const std::string& nvrtc_problem() { return devices().nvrtc_problem; }

@@ -1,4 +1,6 @@
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
@@ -6,7 +8,10 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/cuda_driver.hpp"
+#include "tests/gpu_lock.hpp"
 #include "tests/support.hpp"
+#include "tests/temporary_directory.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/tensor.hpp"
 
@@ -79,8 +84,9 @@ TEST(MemoryOfTheCpu, ManyThreadsGetTheirOwn) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(MemoryOfTheGpu, cuda_OutOfDeviceMemoryNamesAskedAndFree) {
+TEST(MemoryOfTheGpu, cuda_alone_OutOfDeviceMemoryNamesAskedAndFree) {
   skip_without_cuda();
+  const AloneOnTheGpu alone;
   const Stream stream = Stream::standard(Device::cuda());
   const std::size_t total = device_info(Device::cuda()).total_memory;
   // Fill the device, so that the failure is one of real exhaustion and not only of an absurd size.
@@ -98,6 +104,59 @@ TEST(MemoryOfTheGpu, cuda_OutOfDeviceMemoryNamesAskedAndFree) {
   stream.synchronize();
   // Pooled memory is found again, also as one block larger than each of those that were freed.
   EXPECT_NE(allocate(step * 3, stream), nullptr);
+}
+
+TEST(OutOfMemoryMessage, SaysHowMuchIsFree) {
+  cuda::Driver calls;
+  const auto describe = [&](cuda::Result result) { return cuda::describe(calls, result); };
+  EXPECT_EQ(describe(cuda::Result::out_of_memory), "CUDA error 2") << "a driver without any calls";
+  calls.get_error_name = [](cuda::Result result, const char** text) {
+    *text = result == cuda::Result::out_of_memory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_INVALID_VALUE";
+    return cuda::Result::success;
+  };
+  EXPECT_EQ(describe(cuda::Result::out_of_memory), "CUDA_ERROR_OUT_OF_MEMORY");
+  calls.get_error_string = [](cuda::Result, const char** text) {
+    *text = "some text";
+    return cuda::Result::success;
+  };
+  calls.mem_get_info = [](std::size_t* free, std::size_t* total) {
+    *free = 3 << 20, *total = std::size_t{139} << 30;
+    return cuda::Result::success;
+  };
+  EXPECT_EQ(describe(cuda::Result::out_of_memory),
+            "CUDA_ERROR_OUT_OF_MEMORY (some text); 3145728 of 149250113536 bytes of the device's memory are free");
+  EXPECT_EQ(describe(cuda::Result::invalid_value), "CUDA_ERROR_INVALID_VALUE (some text)");
+  calls.mem_get_info = [](std::size_t*, std::size_t*) { return cuda::Result::invalid_context; };
+  EXPECT_EQ(describe(cuda::Result::out_of_memory), "CUDA_ERROR_OUT_OF_MEMORY (some text)");
+}
+
+/// Whether another process gets the lock at once.
+bool another_process_gets(const std::string& path, bool alone) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(1);  // ends the process while it waits
+    ProcessLock lock(path);
+    alone ? lock.take_alone() : lock.share();
+    _exit(0);
+  }
+  int status = 0;
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+TEST(ProcessLocks, SharersExcludeTheOneThatIsAlone) {
+  const TemporaryDirectory folder;
+  const std::string path = folder.path() / "lock";
+  ProcessLock lock(path);
+  ASSERT_TRUE(lock.is_open());
+  lock.share();
+  EXPECT_TRUE(another_process_gets(path, false));
+  EXPECT_FALSE(another_process_gets(path, true));
+  lock.take_alone();
+  EXPECT_FALSE(another_process_gets(path, false));
+  lock.share();
+  EXPECT_TRUE(another_process_gets(path, false));
+  EXPECT_FALSE(ProcessLock(folder.path() / "no" / "such" / "folder").is_open());
+  ProcessLock(folder.path() / "no" / "such" / "folder").take_alone();  // no lock is no reason not to run
 }
 
 TEST(MemoryOfTheGpu, cuda_FreedBlocksAreReusedInStreamOrder) {
