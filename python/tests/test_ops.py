@@ -106,6 +106,18 @@ def test_convolution(random, stride, padding, dilation):
     close(line, ops.conv2d(x[:, :, :1], w[:, :, :1], stride=(2, 1), padding=(1, 0))[:, :, 0].astype(np.float64))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("stride", 0), ("stride", -1), ("stride", 2**64 + 1), ("dilation", 0), ("padding", -1), ("padding", 2**64)]
+)
+def test_convolution_refuses_integers(random, name, value):
+    x, w = normal(random, 2, 6, 6, 3), normal(random, 4, 3, 3, 3)
+    with pytest.raises(ValueError, match=rf"conv1d: {name} is {value};"):
+        ops.conv1d(x[:, :, 0], w[:, :, 0], **{name: value})
+    for given in (value, (1, value)):
+        with pytest.raises(ValueError, match=rf"conv2d: {name} is {value};"):
+            ops.conv2d(x, w, **{name: given})
+
+
 def test_norms(random):
     x, weight, bias, residual = normal(random, 2, 5, 33), normal(random, 33), normal(random, 33), normal(random, 2, 5, 33)
     h = exact(x) + exact(residual)

@@ -109,6 +109,14 @@ def conv2d_shape(x: Array, w: Array, stride: tuple, padding: tuple, dilation: tu
     return (x.shape[0], *extents, w.shape[0])
 
 
+def _check_steps(op: str, stride: tuple, padding: tuple, dilation: tuple) -> None:
+    """The C interface takes 0 for the default and 64 bits of any integer; the rest it checks itself."""
+    for name, values, least in (("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1)):
+        for value in values:
+            if not least <= value < 2**31:
+                raise ValueError(f"{op}: {name} is {value}; it must be {least} to 2**31 - 1")
+
+
 def _pair(x) -> tuple[int, int]:
     return (x, x) if isinstance(x, int) else tuple(x)
 
@@ -128,6 +136,7 @@ def conv1d(
     code = _activation(activation)
     if _arrays.is_compiling():
         return _arrays.into(out, _arrays.compiled_ops().conv1d(x, w, stride, padding, dilation, bias, activation))
+    _check_steps("conv1d", (stride,), (padding,), (dilation,))
     of_x, of_w = tensor("x", x), tensor("w", w)
     if out is None:
         out = _arrays.empty(x, conv1d_shape(x, w, stride, padding, dilation))
@@ -159,6 +168,7 @@ def conv2d(
     stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
     if _arrays.is_compiling():
         return _arrays.into(out, _arrays.compiled_ops().conv2d(x, w, stride, padding, dilation, bias, activation))
+    _check_steps("conv2d", stride, padding, dilation)
     of_x, of_w = tensor("x", x), tensor("w", w)
     if out is None:
         out = _arrays.empty(x, conv2d_shape(x, w, stride, padding, dilation))
