@@ -134,7 +134,7 @@ TEST(OutOfMemoryMessage, SaysHowMuchIsFree) {
 bool another_process_gets(const std::string& path, bool alone) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(1);  // ends the process while it waits
+    ualarm(500000, 0);  // ends the process while it waits
     ProcessLock lock(path);
     alone ? lock.take_alone() : lock.share();
     _exit(0);
