@@ -16,9 +16,9 @@ namespace tw {
 // Functions of tensors element by element. Common to all of them:
 //
 // Tensors have 0 to 4 dimensions and any strides; y is written. The inputs have y's shape, or 1 in place of some of its extents: such a
-// dimension is broadcast. An input may be y's memory if it has y's strides and element size (in place); of tensors that overlap otherwise
-// the result is undefined. Any number of elements runs at full speed where all tensors are contiguous, or agree in a dense order of
-// dimensions; extents that cannot be joined with their neighbours are limited to 2^31 - 1.
+// dimension is broadcast. An input may be y's memory if it has y's shape, strides and element size (in place). Any number of elements runs
+// at full speed where all tensors are contiguous, or agree in a dense order of dimensions; extents that cannot be joined with their
+// neighbours are limited to 2^31 - 1.
 //
 // They enqueue on the stream and return (on the CPU: done when they return). Each throws InvalidArgument for shapes, dtypes, strides or
 // devices that do not fit, with nothing written; CompileError, DeviceError.

@@ -11,7 +11,8 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// An argument that a function does not accept: shape, dtype, stride, device, pointer or option. Nothing was written.
+/// An argument that a function does not accept: shape, dtype, stride, device, pointer or option; an output that shares memory with another
+/// operand, unless the function's header allows it (in place). Nothing was written.
 class InvalidArgument : public Error {
  public:
   using Error::Error;
