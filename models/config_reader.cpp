@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "models/json.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
@@ -9,29 +10,27 @@ namespace tw::models {
 
 using nlohmann::json;
 
-ConfigReader::ConfigReader(std::string file, std::string path, json object)
+ConfigReader::ConfigReader(std::string file, std::string path, std::shared_ptr<const json> object)
     : file_(std::move(file)), path_(std::move(path)), object_(std::move(object)) {
-  if (!object_.is_object())
+  if (!object_->is_object())
     throw FileError(tw::format("{}: {} is no object", file_, path_.empty() ? "the document" : path_.substr(0, path_.size() - 1)));
 }
 
 const json* ConfigReader::find(const std::string& field) const {
-  const auto found = object_.find(field);
-  return found == object_.end() || found->is_null() ? nullptr : &*found;
+  const auto found = object_->find(field);
+  return found == object_->end() || found->is_null() ? nullptr : &*found;
 }
 
 bool ConfigReader::has(const std::string& field) const { return find(field) != nullptr; }
 
 ConfigReader ConfigReader::child(const std::string& field) const {
   const json* value = find(field);
-  return {file_, path_ + field + ".", value ? *value : json::object()};
+  return {file_, path_ + field + ".", value ? std::shared_ptr<const json>(object_, value) : std::make_shared<const json>(json::object())};
 }
 
 void ConfigReader::fail(const std::string& field, const std::string& wanted) const {
   const json* value = find(field);
-  std::string given = value ? value->dump(-1, ' ', false, json::error_handler_t::replace) : "missing";
-  if (given.size() > 60) given = given.substr(0, 57) + "...";
-  throw FileError(tw::format("{}: {}{} is {}; {}", file_, path_, field, given, wanted));
+  throw FileError(tw::format("{}: {}{} is {}; {}", file_, path_, field, value ? brief(*value) : "missing", wanted));
 }
 
 std::int64_t ConfigReader::integer(const std::string& field, std::int64_t least, std::int64_t most,
@@ -72,12 +71,19 @@ std::string ConfigReader::text(const std::string& field, std::optional<std::stri
 std::vector<int> ConfigReader::integers(const std::string& field, std::int64_t least, std::int64_t most) const {
   const json* value = find(field);
   if (!value) return {};
+  constexpr std::size_t kMost = 1024;
   std::vector<int> numbers;
-  for (const json& entry : value->is_array() ? *value : json::array({*value})) {
+  const auto add = [&](const json& entry) {
     const bool fits = entry.is_number_integer() && !(entry.is_number_unsigned() && entry.get<std::uint64_t>() > INT64_MAX);
     if (!fits || entry.get<std::int64_t>() < least || entry.get<std::int64_t>() > most)
       fail(field, tw::format("an integer from {} to {}, or a list of them, is wanted", least, most));
     numbers.push_back(entry.get<int>());
+  };
+  if (!value->is_array()) {
+    add(*value);
+  } else {
+    if (value->size() > kMost) fail(field, tw::format("a list of {}; at most {} are wanted", value->size(), kMost));
+    for (const json& entry : *value) add(entry);
   }
   return numbers;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -13,7 +14,8 @@ namespace tw::models {
 class ConfigReader {
  public:
   /// `file` begins the messages. Throws FileError unless `object` is an object.
-  ConfigReader(std::string file, nlohmann::json object) : ConfigReader(std::move(file), "", std::move(object)) {}
+  ConfigReader(std::string file, nlohmann::json object)
+      : ConfigReader(std::move(file), "", std::make_shared<const nlohmann::json>(std::move(object))) {}
 
   bool has(const std::string& field) const;
   /// The object in `field`; an empty one when it is missing.
@@ -24,7 +26,7 @@ class ConfigReader {
   double number(const std::string& field, double least, double most, std::optional<double> missing = {}) const;
   bool flag(const std::string& field, bool missing) const;
   std::string text(const std::string& field, std::optional<std::string> missing = {}) const;
-  /// An integer or a list of integers, each from `least` to `most`; empty when the field is missing.
+  /// An integer or a list of at most 1024 integers, each from `least` to `most`; empty when the field is missing.
   std::vector<int> integers(const std::string& field, std::int64_t least, std::int64_t most) const;
   /// "config.json: text_config.", to begin a message with.
   std::string where() const { return file_ + ": " + path_; }
@@ -32,12 +34,12 @@ class ConfigReader {
   [[noreturn]] void fail(const std::string& field, const std::string& wanted) const;
 
  private:
-  ConfigReader(std::string file, std::string path, nlohmann::json object);
+  ConfigReader(std::string file, std::string path, std::shared_ptr<const nlohmann::json> object);
   const nlohmann::json* find(const std::string& field) const;
 
   std::string file_;
-  std::string path_;  ///< "text_config.", of the object in its file
-  nlohmann::json object_;
+  std::string path_;                              ///< "text_config.", of the object in its file
+  std::shared_ptr<const nlohmann::json> object_;  ///< part of the document, which it keeps alive
 };
 
 }  // namespace tw::models

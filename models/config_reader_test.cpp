@@ -118,6 +118,9 @@ TEST(ConfigReader, ListsOfIntegers) {
     refused([&] { r.integers(field, 0, 9); },
             {std::string("config.json: ") + field + " is ", "an integer from 0 to 9, or a list of them, is wanted"});
   refused([&] { r.integers("a", 6, 9); }, {"a is 5"});
+  const ConfigReader lists{"config.json", {{"most", std::vector<int>(1024, 1)}, {"more", std::vector<int>(1025, 1)}}};
+  EXPECT_EQ(lists.integers("most", 0, 9).size(), 1024u);
+  refused([&] { lists.integers("more", 0, 9); }, {"config.json: more is [1,1,", "a list of 1025; at most 1024 are wanted"});
 }
 
 TEST(ConfigReader, ChildrenAreNamedWithTheirPath) {
