@@ -1,13 +1,7 @@
 #include "models/safetensors.hpp"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -15,6 +9,7 @@
 
 #include "models/json.hpp"
 #include "models/one_line.hpp"
+#include "models/regular_file.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
@@ -22,6 +17,7 @@ namespace tw::models {
 namespace {
 
 constexpr std::size_t kLargestHeader = 100'000'000;  // the format's own limit
+constexpr std::size_t kMostTensors = 1 << 18;        // of a checkpoint: the largest have 10^5
 constexpr std::size_t kMostDimensions = 32;          // of a shape: far more than any model's, few enough to print
 constexpr int kDeepestMetadata = 64;
 constexpr std::size_t kPrefix = 8;  // the header's size, little-endian
@@ -70,6 +66,31 @@ std::optional<std::uint64_t> bytes_of(const Shape& shape, std::size_t element_by
 }
 
 }  // namespace
+
+/// On disk or, for parse(), in memory.
+struct SafeTensors::File {
+  explicit File(const std::filesystem::path& path) : name(path.string()), on_disk(std::in_place, path), size(on_disk->size()) {}
+  File(std::string from, std::span<const std::byte> bytes) : name(std::move(from)), in_memory(bytes), size(bytes.size()) {}
+
+  /// The range must be inside the file.
+  void read(std::size_t offset, std::span<std::byte> target) const {
+    if (on_disk) {
+      on_disk->read(offset, target);
+    } else if (!target.empty()) {
+      std::memcpy(target.data(), in_memory.data() + offset, target.size());
+    }
+  }
+  std::string read_text(std::size_t offset, std::size_t bytes) const {
+    std::string text(bytes, '\0');
+    read(offset, std::as_writable_bytes(std::span(text)));
+    return text;
+  }
+
+  std::string name;
+  std::optional<RegularFile> on_disk;
+  std::span<const std::byte> in_memory;
+  std::size_t size;
+};
 
 /// Reads {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {...}} in one pass and without a
 /// document in memory, which for a hostile header of 100 MB would take gigabytes.
@@ -132,6 +153,7 @@ class SafeTensors::HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       if (!dtype_) fail("has no dtype");
       if (!shape_) fail("has no shape");
       if (!offsets_) fail("has no data_offsets");
+      if (found.size() == kMostTensors) throw FileError(tw::format("{}: more than {} tensors", file_, kMostTensors));
       found.push_back({name_, *dtype_, std::move(*shape_), (*offsets_)[0], (*offsets_)[1]});
       place_ = Place::top;
     }
@@ -242,21 +264,25 @@ class SafeTensors::HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
 void SafeTensors::add(std::shared_ptr<const File> file) {
   const std::string& in = file->name;
-  const std::span<const std::byte> bytes = file->bytes;
-  if (bytes.size() < kPrefix) throw FileError(tw::format("{}: {} bytes; a safetensors file has at least {}", in, bytes.size(), kPrefix));
+  const std::string start = file->read_text(0, std::min(file->size, std::size_t{64}));
+  refuse_lfs_pointer(start, in);
+  if (file->size < kPrefix) throw FileError(tw::format("{}: {} bytes; a safetensors file has at least {}", in, file->size, kPrefix));
   std::uint64_t header_size = 0;
-  for (std::size_t i = kPrefix; i-- > 0;) header_size = header_size << 8 | static_cast<std::uint64_t>(bytes[i]);
-  const std::size_t largest = std::min(kLargestHeader, bytes.size() - kPrefix);
+  for (std::size_t i = kPrefix; i-- > 0;) header_size = header_size << 8 | static_cast<unsigned char>(start[i]);
+  const std::size_t largest = std::min(kLargestHeader, file->size - kPrefix);
   if (header_size > largest) {
     throw FileError(tw::format("{}: the header has {} bytes; allowed: at most {}, {}", in, header_size, largest,
                                largest == kLargestHeader ? "the format's limit" : "the rest of the file"));
   }
   const std::size_t data = kPrefix + header_size;
-  const std::uint64_t data_size = bytes.size() - data;
+  const std::uint64_t data_size = file->size - data;
+  const std::string text = file->read_text(kPrefix, header_size);
+  // The parser takes a zero byte for the end.
+  if (const std::size_t zero = text.find('\0'); zero != std::string::npos)
+    throw FileError(tw::format("{}: the header is no valid JSON: byte {} is zero", in, zero));
 
   HeaderReader reader(in);
-  const auto* text = reinterpret_cast<const char*>(bytes.data()) + kPrefix;
-  nlohmann::json::sax_parse(text, text + header_size, &reader);  // it throws, or returns true
+  nlohmann::json::sax_parse(text, &reader);  // it throws, or returns true
 
   auto& found = reader.found;
   for (const auto& t : found) {
@@ -290,42 +316,26 @@ void SafeTensors::add(std::shared_ptr<const File> file) {
     const auto [place, is_new] = entries_.try_emplace(t.name, std::move(entry));
     if (!is_new) throw FileError(tw::format("{}: tensor {} is in {}, too; allowed: once", in, in_quotes(t.name), place->second.file->name));
   }
-  names_.clear();
+  if (entries_.size() > kMostTensors) throw FileError(tw::format("{}: more than {} tensors", source_, kMostTensors));
+}
+
+void SafeTensors::list_names() {
   for (const auto& [name, unused] : entries_) names_.push_back(name);
 }
 
-SafeTensors SafeTensors::parse(std::span<const std::byte> bytes, const std::string& name, std::shared_ptr<void> owner) {
+SafeTensors SafeTensors::parse(std::span<const std::byte> bytes, const std::string& name) {
   SafeTensors result;
   result.source_ = name;
-  result.add(std::make_shared<const File>(File{name, bytes, std::move(owner), false}));
+  result.add(std::make_shared<const File>(name, bytes));
+  result.list_names();
   return result;
 }
-
-namespace {
-
-/// A file's bytes, and what unmaps them.
-std::pair<std::span<const std::byte>, std::shared_ptr<void>> map(const std::filesystem::path& path) {
-  const auto fail = [&](const std::string& what) { throw FileError(tw::format("{}: {}", path.string(), what)); };
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) fail(std::strerror(errno));
-  const std::shared_ptr<void> closer(nullptr, [descriptor](void*) { close(descriptor); });
-  struct stat status {};
-  if (fstat(descriptor, &status) != 0) fail(std::strerror(errno));
-  if (!S_ISREG(status.st_mode)) fail("no regular file");
-  const auto size = static_cast<std::size_t>(status.st_size);
-  if (size == 0) return {};
-  void* address = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
-  if (address == MAP_FAILED) fail(tw::format("cannot be mapped: {}", std::strerror(errno)));
-  return {{static_cast<const std::byte*>(address), size}, std::shared_ptr<void>(address, [size](void* a) { munmap(a, size); })};
-}
-
-}  // namespace
 
 SafeTensors SafeTensors::open(const std::filesystem::path& file) {
   SafeTensors result;
   result.source_ = file.string();
-  auto [bytes, owner] = map(file);
-  result.add(std::make_shared<const File>(File{file.string(), bytes, std::move(owner), true}));
+  result.add(std::make_shared<const File>(file));
+  result.list_names();
   return result;
 }
 
@@ -358,8 +368,7 @@ SafeTensors SafeTensors::open_directory(const std::filesystem::path& directory) 
   for (const auto& [shard, path] : paths) {
     if (!std::filesystem::exists(path, ignored))
       throw FileError(tw::format("{}: names {}, which is not there", index_name, in_quotes(shard)));
-    auto [bytes, owner] = map(path);
-    result.add(std::make_shared<const File>(File{path, bytes, std::move(owner), true}));
+    result.add(std::make_shared<const File>(path));
   }
   for (const auto& [name, shard] : map_entry->items()) {
     const auto found = result.entries_.find(name);
@@ -367,6 +376,7 @@ SafeTensors SafeTensors::open_directory(const std::filesystem::path& directory) 
     if (found == result.entries_.end() || found->second.file->name != path)
       throw FileError(tw::format("{}: tensor {} is not in it, as {} says", path, in_quotes(name), index_name));
   }
+  result.list_names();
   return result;
 }
 
@@ -399,28 +409,18 @@ DType SafeTensors::dtype(std::string_view name) const {
 Tensor SafeTensors::tensor(std::string_view name) const {
   const Entry& e = entry(name);
   const DType dtype = this->dtype(name);
-  const std::byte* data = e.file->bytes.data() + e.offset;
-  if (reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) != 0) {
-    Tensor copy = Tensor::empty(e.shape, dtype);
-    if (e.bytes > 0) std::memcpy(copy.data(), data, e.bytes);
-    return copy;
-  }
-  return Tensor::borrow(const_cast<std::byte*>(data), e.shape, dtype, Device::cpu(), {}, e.file->owner);
+  const Tensor result = Tensor::empty(e.shape, dtype);
+  e.file->read(e.offset, {static_cast<std::byte*>(result.data()), e.bytes});
+  return result;
 }
 
-/// Those inside the tensor alone; none where the file is not mapped.
-std::span<std::byte> SafeTensors::whole_pages(const Entry& e) const {
-  if (!e.file->is_mapped) return {};
-  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  const std::size_t begin = (e.offset + page - 1) / page * page;
-  const std::size_t end = (e.offset + e.bytes) / page * page;
-  if (begin >= end) return {};
-  return {const_cast<std::byte*>(e.file->bytes.data()) + begin, end - begin};
+void SafeTensors::read(std::string_view name, std::size_t offset, std::span<std::byte> target) const {
+  const Entry& e = entry(name);
+  if (offset > e.bytes || target.size() > e.bytes - offset)
+    throw InvalidArgument(tw::format("bytes {} to {} of tensor {}; it has {}", offset, offset + target.size(), in_quotes(name), e.bytes));
+  e.file->read(e.offset + offset, target);
 }
 
-void SafeTensors::release(std::string_view name) const {
-  const auto pages = whole_pages(entry(name));
-  if (!pages.empty()) madvise(pages.data(), pages.size(), MADV_DONTNEED);  // advice: not taken, nothing is lost but memory
-}
+const std::string& SafeTensors::file(std::string_view name) const { return entry(name).file->name; }
 
 }  // namespace tw::models

@@ -13,15 +13,14 @@
 
 namespace tw::models {
 
-/// The tensors of a checkpoint in the safetensors format (https://huggingface.co/docs/safetensors), read through a memory map: a file's
-/// pages are loaded when a tensor's elements are first read. Files must not be changed while they are mapped: what tensors hold then is
-/// undefined, and reading past the end of a file that was made shorter ends the process (SIGBUS).
+/// The tensors of a checkpoint in the safetensors format (https://huggingface.co/docs/safetensors). Opening it reads the headers; a
+/// tensor's elements are read when they are asked for. A file whose size or modification time changes between is an error.
 ///
 /// All that a header says is checked when the file is opened: its size (at most 100 MB), types, shapes against byte ranges, ranges against
-/// the file, no overlaps, no holes, no name twice. Errors are FileError: one line with the file, the tensor, what was found, what is
-/// allowed.
+/// the file, no overlaps, no holes, nothing after the last tensor, no name twice, at most 262144 tensors. Errors are FileError: one line
+/// with the file, the tensor, what was found, what is allowed.
 ///
-/// Copies share the map; it stays until the last of them and of their tensors goes. Const functions may be called by several threads.
+/// Copies share the open files. Const functions may be called by several threads.
 class SafeTensors {
  public:
   /// One file.
@@ -29,8 +28,8 @@ class SafeTensors {
   /// A checkpoint: `model.safetensors`, or where that is absent all files that `model.safetensors.index.json` names. Each tensor that the
   /// index names must be in the file that it names; tensors which only the files name are listed, too.
   static SafeTensors open_directory(const std::filesystem::path& directory);
-  /// The same of a file's bytes, which `owner` keeps alive; without one the caller does. `name` begins the messages.
-  static SafeTensors parse(std::span<const std::byte> bytes, const std::string& name, std::shared_ptr<void> owner = nullptr);
+  /// The same of a file's bytes, which must outlive the result. `name` begins the messages.
+  static SafeTensors parse(std::span<const std::byte> bytes, const std::string& name);
 
   /// Sorted bytewise.
   const std::vector<std::string>& names() const { return names_; }
@@ -40,27 +39,20 @@ class SafeTensors {
 
   // Of one tensor. A name that is not there is a FileError.
 
-  /// Row-major, on the CPU, without a copy and not to be written to: the memory is the file's. Only where the file did not align the
-  /// elements (that of common writers are) the tensor is a copy. A dtype without a counterpart in tw::DType is a FileError.
+  /// Reads all of it: row-major, on the CPU. A dtype without a counterpart in tw::DType is a FileError.
   Tensor tensor(std::string_view name) const;
+  /// Reads the bytes from `offset` on that `target` has room for.
+  void read(std::string_view name, std::size_t offset, std::span<std::byte> target) const;
   const Shape& shape(std::string_view name) const { return entry(name).shape; }
   DType dtype(std::string_view name) const;
   /// As the file spells it: "BF16". Whatever it is.
   const std::string& dtype_name(std::string_view name) const { return entry(name).dtype; }
   std::size_t bytes(std::string_view name) const { return entry(name).bytes; }
   /// The file that holds it, for messages about its content.
-  const std::string& file(std::string_view name) const { return entry(name).file->name; }
-  /// The tensor's pages are not needed any more: they leave the process's resident memory. Its tensors stay valid; reading them again
-  /// loads the pages again.
-  void release(std::string_view name) const;
+  const std::string& file(std::string_view name) const;
 
  private:
-  struct File {
-    std::string name;
-    std::span<const std::byte> bytes;
-    std::shared_ptr<void> owner;
-    bool is_mapped = false;
-  };
+  struct File;
   struct Entry {
     std::shared_ptr<const File> file;
     std::string dtype;  // as the file spells it
@@ -71,8 +63,8 @@ class SafeTensors {
   class HeaderReader;
 
   void add(std::shared_ptr<const File> file);
+  void list_names();
   const Entry& entry(std::string_view name) const;
-  std::span<std::byte> whole_pages(const Entry& entry) const;
 
   std::string source_;  // the file, or the directory
   std::map<std::string, Entry, std::less<>> entries_;

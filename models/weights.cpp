@@ -1,5 +1,6 @@
 #include "models/weights.hpp"
 
+#include <algorithm>
 #include <optional>
 
 #include "models/one_line.hpp"
@@ -45,7 +46,14 @@ void Weights::check(const std::function<void(Weights&)>& build) {
   checking_ = false;
   for (const auto& [canonical, name] : names_)
     if (!asked_.contains(canonical)) problems_.push_back(tw::format("{} is not part of this model", one_line(name)));
-  if (!problems_.empty()) throw FileError(tw::format("{}: the weights do not fit config.json: {}", name_, tw::join(problems_, "; ")));
+  if (problems_.empty()) return;
+  constexpr std::size_t kMost = 100;  // in a message
+  std::string more;
+  if (problems_.size() > kMost) {
+    more = tw::format("; and {} more", problems_.size() - kMost);
+    problems_.resize(kMost);
+  }
+  throw FileError(tw::format("{}: the weights do not fit config.json: {}{}", name_, tw::join(problems_, "; "), more));
 }
 
 void Weights::load(const std::function<void(Weights&)>& build, DType dtype, const Stream& stream,
@@ -92,20 +100,32 @@ void Weights::read(const std::string& name, const Shape& shape, const Tensor& ta
     bytes_wanted_ += static_cast<std::int64_t>(files_.bytes(found->second));
     return;
   }
-  const Tensor source = files_.tensor(found->second);
-  if (target.device().is_cuda()) {
-    if (source.dtype() == dtype_) {
-      target.copy_from(source);
-    } else {
-      const Tensor converted = Tensor::empty(shape, dtype_);
-      cast(source, converted);
-      target.copy_from(converted);
-    }
+  const std::string& stored = found->second;
+  const DType from = files_.dtype(stored);
+  const Tensor flat = target.reshape({target.numel()});
+  if (from == dtype_ && !target.device().is_cuda()) {
+    files_.read(stored, 0, {static_cast<std::byte*>(flat.data()), files_.bytes(stored)});
   } else {
-    cast(source, target);
+    constexpr std::int64_t kChunk = 1 << 21;  // elements: few enough to stay in a cache between reading and converting
+    const Tensor raw = Tensor::empty({std::min(flat.numel(), kChunk)}, from);
+    for (std::int64_t begin = 0; begin < flat.numel(); begin += kChunk) {
+      const std::int64_t end = std::min(flat.numel(), begin + kChunk);
+      const Tensor chunk = raw.slice(0, 0, end - begin), place = flat.slice(0, begin, end);
+      const std::size_t element = size_of(from);
+      files_.read(stored, static_cast<std::size_t>(begin) * element,
+                  {static_cast<std::byte*>(chunk.data()), static_cast<std::size_t>(end - begin) * element});
+      if (!target.device().is_cuda()) {
+        cast(chunk, place);
+      } else if (from == dtype_) {
+        place.copy_from(chunk);
+      } else {
+        const Tensor converted = Tensor::empty(chunk.shape(), dtype_);
+        cast(chunk, converted);
+        place.copy_from(converted);
+      }
+    }
   }
-  files_.release(found->second);
-  bytes_read_ += static_cast<std::int64_t>(files_.bytes(found->second));
+  bytes_read_ += static_cast<std::int64_t>(files_.bytes(stored));
   if (progress_) progress_(bytes_read_, bytes_wanted_);
 }
 

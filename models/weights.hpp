@@ -17,15 +17,15 @@ namespace tw::models {
 /// Hands a checkpoint's tensors to a model: converted to one dtype, on one device, each once.
 ///
 /// A model asks for its tensors by name and shape, twice: while check() runs nothing is read, and what is missing or misshapen is noted, so
-/// that one error names all of it; while load() runs the tensors are converted and the pages they came from are given back.
+/// that one error names all of it; while load() runs the tensors are read in parts and converted.
 class Weights {
  public:
   /// `name` begins the messages. `canonical` turns a name in the file into the one that the model asks for. Throws FileError when two names
   /// become one.
   Weights(std::string name, SafeTensors files, const std::function<std::string(const std::string&)>& canonical);
 
-  /// Runs `build`, which asks for every tensor of the model. Throws FileError that names every tensor that is missing, surplus, misshapen
-  /// or of a dtype other than bf16, f16 and f32.
+  /// Runs `build`, which asks for every tensor of the model. Throws FileError that names each tensor (at most 100) that is missing,
+  /// surplus, misshapen or of a dtype other than bf16, f16 and f32.
   void check(const std::function<void(Weights&)>& build);
   /// Runs `build` again. `progress`, if any, is called with the bytes read so far and those of all.
   void load(const std::function<void(Weights&)>& build, DType dtype, const Stream& stream,

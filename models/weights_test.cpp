@@ -99,6 +99,26 @@ TEST_P(WeightsOn, EveryDTypeBecomesTheOneAskedFor) {
   }
 }
 
+TEST_P(WeightsOn, TensorsOfMoreThanOnePart) {
+  skip_unless_present(GetParam());
+  const TemporaryDirectory directory;
+  std::vector<float> values((1 << 22) + 5);  // read in parts of 2^21
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 251) - 125;
+  const auto size = static_cast<std::int64_t>(values.size());
+  Weights weights(
+      "model", checkpoint(directory, {stored<f16>("f16", "F16", {1, size}, values), stored<bf16>("bf16", "BF16", {size}, values)}), same);
+  Tensor f16s, bf16s;
+  load(
+      weights,
+      [&](Weights& from) {
+        f16s = from.take("f16", {1, size});
+        bf16s = from.stack(std::array<Weights::Part, 2>{{{"", 3}, {"bf16", size}}}, 0);
+      },
+      DType::bf16, GetParam());
+  EXPECT_EQ(floats(f16s), values);
+  EXPECT_EQ(floats(bf16s.slice(0, 3, size + 3)), values);
+}
+
 TEST_P(WeightsOn, StackedPartsLieBeneathEachOther) {
   skip_unless_present(GetParam());
   const TemporaryDirectory directory;
@@ -175,6 +195,26 @@ TEST(Weights, OneErrorNamesAllThatDoesNotFit) {
     EXPECT_EQ(message.find("good"), std::string::npos) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
   }
+}
+
+TEST(Weights, AMessageNamesAHundredTensors) {
+  const TemporaryDirectory directory;
+  std::vector<Stored> tensors;
+  for (int i = 0; i < 150; ++i) tensors.push_back(f32_tensor(tw::format("surplus.{}", i), {1}, {1}));
+  Weights weights("folder", checkpoint(directory, tensors), same);
+  expect_error<FileError>([&] { weights.check([](Weights&) {}); }, {"surplus.0 is not part of this model; ", "; and 50 more"});
+}
+
+TEST(Weights, AFileThatChangesWhileItIsLoadedIsAnError) {
+  const TemporaryDirectory directory;
+  Weights weights("model", checkpoint(directory, {f32_tensor("a", {2}, {1, 2}), f32_tensor("b", {2}, {3, 4})}), same);
+  const auto build = [&](Weights& from) {
+    from.take("a", {2});
+    if (!from.checking()) std::filesystem::resize_file(directory.path() / "model.safetensors", 100);
+    from.take("b", {2});
+  };
+  expect_error<FileError>([&] { load(weights, build, DType::f32); },
+                          {(directory.path() / "model.safetensors").string() + ": was changed while it was read: ", "100 now"});
 }
 
 TEST(Weights, NamesInMessagesStayOnOneLine) {
