@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <ctime>
 #include <limits>
 #include <thread>
 
@@ -211,6 +212,8 @@ TEST(Tokenizer, FilesThatAreNotUnderstoodAreRefused) {
     refused(with("", tw::format(R"("vocab":{{"a":{}}},"merges":[])", id)),
             {"vocab: the id of \"a\" is no whole number from 0 to 16777215"});
   refused(with("", R"("vocab":{"a":0,"b":0},"merges":[])"), {"both \"a\" and \"b\" have the id 0"});
+  refused(with("", tw::format(R"("vocab":{{"{}":0}},"merges":[])", std::string(65537, 'a'))),
+          {"vocab: a token of 65537 bytes, \"aaa", "allowed: at most 65536"});
   const std::string vocab = R"("vocab":{"a":0,"b":1,"ab":2},)";
   refused(with("", vocab + R"("merges":{})"), {"merges is object; allowed: an array"});
   refused(with("", vocab + R"("merges":["a b","ab"])"), {"merges[1] is \"ab\"; allowed: two tokens with a space"});
@@ -270,15 +273,169 @@ TEST(Tokenizer, RegularExpressionsThatAreNotUnderstoodAreRefused) {
                               "(",    ")",      "[a",     "a**",     "\\",      "[\\D]",  "[\\P{L}]", "\\é",   "(?m:a)"})
     expect_error<FileError>([&] { Tokenizer::parse(json(pattern), "x.json"); }, {"x.json: the regular expression \""});
   expect_error<FileError>([&] { Tokenizer::parse(json(std::string(70000, 'a')), "x.json"); }, {"70000 bytes"});
+  expect_error<FileError>(
+      [&] {
+        Tokenizer::parse(
+            with(tw::format(R"(,"normalizer":{{"type":"Replace","pattern":{{"String":"{}"}},"content":""}})", std::string(70000, 'a'))),
+            "x.json");
+      },
+      {"70000 bytes"});
   for (const char* pattern :
        {"[\\s\\S]", "a{,2}", "a{x", "{", "\\u0041", "\\x41", "\\x{1F600}", "\\p{^L}", "\\P{Han}", "(?<=a)b", "\\-\\/", "[\\p{L}\\d]++"})
     EXPECT_NO_THROW(Tokenizer::parse(json(pattern), "x.json")) << pattern;
 }
 
 TEST(Tokenizer, ARegularExpressionThatTakesTooManyStepsIsAnError) {
-  const std::string json = with(R"(,"pre_tokenizer":{"type":"Split","pattern":{"Regex":"(?:(?:a|aa)+)+c|z"},"behavior":"Isolated"})");
-  expect_error<FileError>([&] { ids_of(json, std::string(100, 'a')); },
-                          {"x.json: the regular expression", "fails at byte 0", "match limit"});
+  struct Case {
+    const char* pattern;
+    std::size_t length;
+  };
+  for (const Case& c : {Case{"(?:(?:a|aa)+)+c|z", 100},      // exponential time
+                        Case{"a*a*[bc]", 3000},              // cubic: few steps from each character, too many in all
+                        Case{"a*[bc]", 100'000},             // quadratic, in steps of many characters
+                        Case{"(?:a*[bc]|a)*[de]", 3000}}) {  // both
+    SCOPED_TRACE(c.pattern);
+    const std::clock_t begin = std::clock();
+    const std::string pattern = tw::format(R"({{"Regex":"{}"}})", c.pattern), text(c.length, 'a');
+    for (const std::string& part : {tw::format(R"(,"pre_tokenizer":{{"type":"Split","pattern":{},"behavior":"Isolated"}})", pattern),
+                                    tw::format(R"(,"normalizer":{{"type":"Replace","pattern":{},"content":"b"}})", pattern)})
+      expect_error<FileError>([&] { ids_of(with(part), text); },
+                              {"x.json: the regular expression", "fails at byte 0 of a text of", "it takes too many steps"});
+    EXPECT_LT(std::clock() - begin, 20 * CLOCKS_PER_SEC);  // it is half a second
+  }
+  // One budget for all pieces of a text and all tokens of a sequence: many pieces of which each takes a part of it.
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += std::string(300, 'a') + " ";
+  expect_error<FileError>(
+      [&] {
+        ids_of(with(R"(,"pre_tokenizer":{"type":"Sequence","pretokenizers":[)"
+                    R"({"type":"Split","pattern":{"String":" "},"behavior":"Isolated"},)"
+                    R"({"type":"Split","pattern":{"Regex":"a*a*[bc]"},"behavior":"Isolated"}]})"),
+               text);
+      },
+      {"of a text of 300: it takes too many steps"});
+  const std::string word(300, 'a');
+  const Tokenizer decodes = Tokenizer::parse(with(R"(,"decoder":{"type":"Replace","pattern":{"Regex":"a*a*[bc]"},"content":""})",
+                                                  tw::format(R"("vocab":{{"{}":0}},"merges":[])", word)),
+                                             "x.json");
+  EXPECT_EQ(decodes.decode(Ids{0}), word);
+  expect_error<FileError>([&] { decodes.decode(Ids(200, 0)); }, {"of a text of 300: it takes too many steps"});
+}
+
+TEST(Tokenizer, TextsThatBecomeTooLongAreErrors) {
+  std::string replaces, byte_levels;
+  for (int i = 0; i < 30; ++i) {
+    replaces += tw::format(R"({}{{"type":"Replace","pattern":{{"String":"a"}},"content":"aa"}})", i == 0 ? "" : ",");
+    byte_levels += tw::format(R"({}{{"type":"ByteLevel","use_regex":false,"add_prefix_space":false}})", i == 0 ? "" : ",");
+  }
+  const auto sequence = [](const char* part, const char* list, const std::string& steps, const char* more = "") {
+    return with(tw::format(R"(,"{}":{{"type":"Sequence","{}":[{}]}}{})", part, list, steps, more));
+  };
+  const auto too_long = [](const auto& f, std::string_view what) {
+    expect_error<FileError>(f, {tw::format("x.json: the {} makes a text of ", what), " bytes too long: "});
+  };
+  too_long([&] { ids_of(sequence("normalizer", "normalizers", replaces), "a"); }, "normalizer");
+  too_long([&] { ids_of(sequence("pre_tokenizer", "pretokenizers", byte_levels), "\xC3\xA9"); }, "pre-tokenizer");
+  too_long([&] { Tokenizer::parse(sequence("decoder", "decoders", replaces), "x.json").decode(Ids{0}); }, "decoder");
+  too_long(  // an added token is normalized when the file is read
+      [&] { Tokenizer::parse(sequence("normalizer", "normalizers", replaces, R"(,"added_tokens":[{"id":3,"content":"a!"}])"), "x.json"); },
+      "normalizer");
+  const std::string long_content(1'000'000, 'x');
+  const std::string long_texts = tw::format(R"("pattern":{{"String":"a"}},"content":"{}")", long_content);
+  too_long([&] { ids_of(with(tw::format(R"(,"normalizer":{{"type":"Replace",{}}})", long_texts)), "aaaaaaaaaa"); }, "normalizer");
+  too_long([&] { Tokenizer::parse(with(tw::format(R"(,"decoder":{{"type":"Replace",{}}})", long_texts)), "x.json").decode(Ids(10, 0)); },
+           "decoder");
+  too_long(
+      [&] {
+        const std::string step = tw::format(R"({{"type":"Prepend","prepend":"{}"}})", long_content);
+        ids_of(sequence("normalizer", "normalizers", step + "," + step + "," + step + "," + step + "," + step), "b");
+      },
+      "normalizer");
+  // What is in proportion to a text is not too much.
+  std::string spaces(3'000'000, ' ');
+  EXPECT_NO_THROW(ids_of(with(R"(,"normalizer":{"type":"Replace","pattern":{"String":" "},"content":"\u2581"})"), spaces));
+}
+
+TEST(Tokenizer, AFewStepsAreAllowed) {
+  const auto refused = [](const char* part, const char* list, const char* step, const char* name) {
+    const auto json = [&](int count) {
+      std::string steps = step;
+      for (int i = 1; i < count; ++i) steps += tw::format(",{}", step);
+      return with(tw::format(R"(,"{}":{{"type":"Sequence","{}":[{}]}})", part, list, steps));
+    };
+    EXPECT_EQ(Tokenizer::parse(json(64), "x.json").decode(ids_of(json(64), "ab")), "ab") << part;
+    for (const int count : {65, 50'000})  // so many overflowed the stack
+      expect_error<FileError>([&] { Tokenizer::parse(json(count), "x.json"); },
+                              {tw::format("x.json: tokenizer.{}.{}[64]: the {} has more than 64 steps", part, list, name)});
+  };
+  const char* const replace = R"({"type":"Replace","pattern":{"String":"x"},"content":"y"})";
+  refused("decoder", "decoders", replace, "decoder");
+  refused("normalizer", "normalizers", replace, "normalizer");
+  refused("pre_tokenizer", "pretokenizers", R"({"type":"Digits"})", "pre-tokenizer");
+}
+
+TEST(Tokenizer, BytesThatWaitGoThroughTheStepsBeforeWhatFollows) {
+  const std::string json = with(R"(,"decoder":{"type":"Sequence","decoders":[{"type":"ByteFallback"},)"
+                                R"({"type":"Replace","pattern":{"Regex":"[AB]+"},"content":"<0x43>"},{"type":"ByteFallback"},)"
+                                R"({"type":"Replace","pattern":{"String":"D"},"content":"d"},{"type":"Fuse"}]})",
+                                R"("vocab":{"<0x41>":0,"<0x42>":1,"<0x44>":2,"D":3,"AA":4,"<0xFF>":5},"merges":[])");
+  const Tokenizer tokenizer = Tokenizer::parse(json, "x.json");
+  EXPECT_EQ(tokenizer.decode(Ids{3, 0, 3}), "dCd");  // 41 waits, is A, then 43 waits, is C
+  EXPECT_EQ(tokenizer.decode(Ids{0, 1, 4, 4, 2, 3}), "CCCdd");
+  EXPECT_EQ(tokenizer.decode(Ids{0}), "C");
+  EXPECT_EQ(tokenizer.decode(Ids{4, 0, 5, 3}),
+            "C\xEF\xBF\xBD\xEF\xBF\xBD"
+            "d");  // together they are no UTF-8
+}
+
+TEST(Tokenizer, OfAddedTokensTheLongestIsTaken) {
+  const Tokenizer tokenizer = Tokenizer::parse(
+      with(R"(,"added_tokens":[{"id":10,"content":"x"},{"id":11,"content":"xyz"},{"id":12,"content":"xyzzy!"},{"id":13,"content":"xa"},)"
+           R"({"id":14,"content":"é"},{"id":15,"content":"éé"},{"id":16,"content":"qq","normalized":false}])"),
+      "x.json");
+  EXPECT_EQ(tokenizer.encode("xxyxyzxyzzyxyzzy!xab"), (Ids{10, 10, 11, 11, 12, 13, 1}));
+  EXPECT_EQ(tokenizer.encode("éééaxyqq"), (Ids{15, 14, 0, 10, 16}));  // before the others those that are not normalized
+  for (const auto& [id, content] : {std::pair(12, "xyzzy!"), std::pair(14, "é"), std::pair(10, "x")}) {
+    EXPECT_EQ(tokenizer.token_id(content), id);
+    EXPECT_EQ(tokenizer.token(id), content);
+  }
+  EXPECT_EQ(tokenizer.token_id("xy"), std::nullopt);
+  EXPECT_EQ(tokenizer.vocab_size(), 17);
+  // Of two that the normalizer makes the same the first.
+  EXPECT_EQ(ids_of(with(R"(,"normalizer":{"type":"Lowercase"},"added_tokens":[{"id":9,"content":"X"},{"id":8,"content":"x"}])"), "x"),
+            Ids{9});
+}
+
+TEST(Tokenizer, AddedTokensOfAnyNumberAndLength) {
+  const auto json = [](const std::string& content, const std::string& members = "") {
+    return with(tw::format(R"(,"added_tokens":[{{"id":3,"content":"{}"{}}}])", content, members));
+  };
+  const std::string longest(1024, 'x');
+  EXPECT_EQ(ids_of(json(longest), longest + longest + "x"), (Ids{3, 3}));
+  expect_error<FileError>([&] { Tokenizer::parse(json(longest + "x"), "x.json"); },
+                          {"x.json: tokenizer.added_tokens[0]: content has 1025 bytes; allowed: at most 1024"});
+  // A text of white space, of which each character is a token that takes all after it: it is gone over once.
+  const std::clock_t begin = std::clock();
+  EXPECT_EQ(ids_of(json(" ", R"(,"rstrip":true)"), std::string(500'000, ' ')).size(), 500'000u);
+  EXPECT_LT(std::clock() - begin, 10 * CLOCKS_PER_SEC);
+  // Tokens with a long beginning in common, in little memory and time: a tree of their bytes took a gigabyte.
+  std::string list = R"(,"added_tokens":[)";
+  for (int i = 0; i < 5000; ++i)
+    list += tw::format(R"({}{{"id":{},"content":"{}{:05}"}})", i == 0 ? "" : ",", i + 3, std::string(1000, 'x'), i);
+  const Tokenizer many = Tokenizer::parse(with(list + "]"), "x.json");
+  EXPECT_EQ(many.encode(std::string(1003, 'x') + "01234" + std::string(1000, 'x') + "0400"), Ids{1237});
+}
+
+TEST(Tokenizer, SpecialTokensAroundATextAreFew) {
+  const auto json = [](int pieces) {
+    std::string single = R"({"Sequence":{"id":"A"}})", ids = "0";
+    for (int i = 1; i < 32; ++i) ids += ",0";
+    for (int i = 0; i < pieces; ++i) single += R"(,{"SpecialToken":{"id":"x"}})";
+    return with(tw::format(R"(,"post_processor":{{"type":"TemplateProcessing","special_tokens":{{"x":{{"ids":[{}]}}}},"single":[{}]}})",
+                           ids, single));
+  };
+  EXPECT_EQ(ids_of(json(32), "a", {.add_special_tokens = true}).size(), 1025u);
+  expect_error<FileError>([&] { Tokenizer::parse(json(33), "x.json"); }, {"single has more than 1024 special tokens"});
 }
 
 TEST(Tokenizer, AFileThatIsNotThereIsNamed) {

@@ -1,70 +1,89 @@
 #include "models/tokenizer/added_tokens.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "models/one_line.hpp"
 #include "models/tokenizer/utf8.hpp"
 #include "runtime/format.hpp"
 
 namespace tw::models {
+namespace {
+
+constexpr std::size_t kLongestAddedToken = 1024;  // bytes: a text is compared with that many at each of its bytes
+
+}  // namespace
 
 AddedTokens::AddedTokens(const Fields& file, const Bpe& model, const Normalizer& normalizer) {
   if (!file.has("added_tokens")) return;
-  for (const Fields& entry : file.objects("added_tokens")) {
+  file.for_each("added_tokens", [&](const Fields& entry) {
     AddedToken token{entry.number("id", kLargestTokenId), entry.string("content"),        entry.boolean("single_word", false),
                      entry.boolean("lstrip", false),      entry.boolean("rstrip", false), entry.boolean("normalized", true),
                      entry.boolean("special", false)};
     if (token.content.empty()) entry.fail("content is empty");
+    if (token.content.size() > kLongestAddedToken)
+      entry.fail(tw::format("content has {} bytes; allowed: at most {}", token.content.size(), kLongestAddedToken));
     const auto of_model = model.id(token.content);
     const auto owner = model.token(token.id);
     if ((of_model && *of_model != token.id) || (owner && *owner != token.content)) {
       entry.fail(tw::format("{} has the id {}, but in the model's vocab {} has the id {}", in_quotes(token.content), token.id,
                             in_quotes(of_model ? token.content : std::string(*owner)), of_model ? *of_model : token.id));
     }
-    if (!by_id_.try_emplace(token.id, tokens_.size()).second) entry.fail(tw::format("the id {} is in the list twice", token.id));
-    if (!by_content_.try_emplace(token.content, tokens_.size()).second)
-      entry.fail(tw::format("{} is in the list twice", in_quotes(token.content)));
     tokens_.push_back(std::move(token));
+  });
+  const auto sorted_by = [this](auto key) {
+    std::vector<Index> order(tokens_.size());
+    std::iota(order.begin(), order.end(), Index{0});
+    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return key(tokens_[a]) < key(tokens_[b]); });
+    return order;
+  };
+  by_id_ = sorted_by([](const AddedToken& token) { return token.id; });
+  for (std::size_t i = 1; i < by_id_.size(); ++i) {
+    if (const int id = tokens_[by_id_[i]].id; id == tokens_[by_id_[i - 1]].id)
+      file.element("added_tokens", by_id_[i]).fail(tw::format("the id {} is in the list twice", id));
   }
-  for (std::size_t i = 0; i < tokens_.size(); ++i) {
-    AddedToken& token = tokens_[i];
-    token.decoded = token.normalized ? normalizer.apply(token.content) : token.content;
-    (token.normalized ? normalized_ : raw_).add(token.decoded, i);
+  by_content_ = sorted_by([](const AddedToken& token) { return std::string_view(token.content); });
+  for (std::size_t i = 1; i < by_content_.size(); ++i) {
+    if (const auto& content = tokens_[by_content_[i]].content; content == tokens_[by_content_[i - 1]].content)
+      file.element("added_tokens", by_content_[i]).fail(tw::format("{} is in the list twice", in_quotes(content)));
   }
+  Budget budget(file.file());
+  for (AddedToken& token : tokens_) token.decoded = token.normalized ? normalizer.apply(token.content, budget) : token.content;
+  raw_ = Search(tokens_, false);
+  normalized_ = Search(tokens_, true);
 }
 
-AddedTokens::Search::Search() : nodes_(1), begins_(256, false) {}
-
-void AddedTokens::Search::add(std::string_view content, std::size_t index) {
-  if (content.empty()) return;
-  begins_[static_cast<unsigned char>(content[0])] = true;
-  std::size_t node = 0;
-  for (const char c : content) {
-    const auto [place, is_new] = nodes_[node].next.try_emplace(static_cast<unsigned char>(c), nodes_.size());
-    node = place->second;
-    if (is_new) nodes_.emplace_back();
-  }
-  if (!nodes_[node].index) nodes_[node].index = index;
+AddedTokens::Search::Search(const std::vector<AddedToken>& tokens, bool normalized) : Search() {
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i].normalized == normalized && !tokens[i].decoded.empty()) sorted_.push_back(static_cast<Index>(i));
+  std::stable_sort(sorted_.begin(), sorted_.end(), [&](Index a, Index b) { return tokens[a].decoded < tokens[b].decoded; });
+  // Of several that the normalizer made the same the first one counts.
+  const auto same = [&](Index a, Index b) { return tokens[a].decoded == tokens[b].decoded; };
+  sorted_.erase(std::unique(sorted_.begin(), sorted_.end(), same), sorted_.end());
+  for (const Index i : sorted_) begins_[static_cast<unsigned char>(tokens[i].decoded[0])] = true;
 }
 
-std::optional<std::pair<std::size_t, std::size_t>> AddedTokens::Search::longest(std::string_view text, std::size_t at) const {
-  std::optional<std::pair<std::size_t, std::size_t>> best;
+std::optional<std::pair<AddedTokens::Index, std::size_t>> AddedTokens::Search::longest(const std::vector<AddedToken>& tokens,
+                                                                                       std::string_view text, std::size_t at) const {
+  std::optional<std::pair<Index, std::size_t>> best;
   if (!begins_[static_cast<unsigned char>(text[at])]) return best;
-  std::size_t node = 0;
+  auto begin = sorted_.begin(), end = sorted_.end();  // those that begin with the `length` bytes of the text
   for (std::size_t length = 0;; ++length) {
-    if (nodes_[node].index) best = {*nodes_[node].index, length};
-    if (at + length == text.size()) return best;
-    const auto next = nodes_[node].next.find(static_cast<unsigned char>(text[at + length]));
-    if (next == nodes_[node].next.end()) return best;
-    node = next->second;
+    if (begin != end && tokens[*begin].decoded.size() == length) best = {*begin++, length};  // the shortest of them is the first
+    if (begin == end || at + length == text.size()) return best;
+    const auto next = static_cast<unsigned char>(text[at + length]);
+    const auto byte = [&](Index i) { return static_cast<unsigned char>(tokens[i].decoded[length]); };
+    if (byte(*begin) != next) begin = std::partition_point(begin, end, [&](Index i) { return byte(i) < next; });
+    if (begin != end && byte(*(end - 1)) != next) end = std::partition_point(begin, end, [&](Index i) { return byte(i) <= next; });
   }
 }
 
 std::vector<Segment> AddedTokens::find(const Search& search, std::string_view text, bool parse_special) const {
   std::vector<Segment> segments;
   std::size_t done = 0;
+  std::size_t white_end = 0;  // there is white space before it, back to where the last token with rstrip ended: it is gone over once
   for (std::size_t at = 0; at < text.size();) {
-    const auto match = search.longest(text, at);
+    const auto match = search.longest(tokens_, text, at);
     if (!match) {
       ++at;
       continue;
@@ -84,10 +103,11 @@ std::vector<Segment> AddedTokens::find(const Search& search, std::string_view te
       if (!is_white_space(next_character(text, behind))) break;
       begin = before;
     }
+    if (token.rstrip && end < white_end) end = white_end;
     while (token.rstrip && end < text.size()) {
       std::size_t behind = end;
       if (!is_white_space(next_character(text, behind))) break;
-      end = behind;
+      end = white_end = behind;
     }
     if (begin > done) segments.push_back({{}, text.substr(done, begin - done)});
     segments.push_back({token.id, {}});
@@ -98,20 +118,17 @@ std::vector<Segment> AddedTokens::find(const Search& search, std::string_view te
 }
 
 std::optional<int> AddedTokens::id(std::string_view content) const {
-  const auto found = by_content_.find(std::string(content));
-  if (found == by_content_.end()) return {};
-  return tokens_[found->second].id;
+  const auto found = std::lower_bound(by_content_.begin(), by_content_.end(), content,
+                                      [this](Index i, std::string_view wanted) { return tokens_[i].content < wanted; });
+  if (found == by_content_.end() || tokens_[*found].content != content) return {};
+  return tokens_[*found].id;
 }
 
 const AddedToken* AddedTokens::token(int id) const {
-  const auto found = by_id_.find(id);
-  return found == by_id_.end() ? nullptr : &tokens_[found->second];
+  const auto found = std::lower_bound(by_id_.begin(), by_id_.end(), id, [this](Index i, int wanted) { return tokens_[i].id < wanted; });
+  return found == by_id_.end() || tokens_[*found].id != id ? nullptr : &tokens_[*found];
 }
 
-int AddedTokens::largest_id() const {
-  int largest = -1;
-  for (const AddedToken& token : tokens_) largest = std::max(largest, token.id);
-  return largest;
-}
+int AddedTokens::largest_id() const { return by_id_.empty() ? -1 : tokens_[by_id_.back()].id; }
 
 }  // namespace tw::models

@@ -3,7 +3,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "models/tokenizer/bpe.hpp"
@@ -32,13 +31,13 @@ class AddedTokens {
 
   /// Calls `token(id)` and `text(normalized text)` for the parts of a text, in order.
   template <class Token, class Text>
-  void cut(std::string_view whole, const Normalizer& normalizer, bool parse_special, Token token, Text text) const {
+  void cut(std::string_view whole, const Normalizer& normalizer, Budget& budget, bool parse_special, Token token, Text text) const {
     for (const Segment& raw : find(raw_, whole, parse_special)) {
       if (raw.id) {
         token(*raw.id);
         continue;
       }
-      const std::string normal = normalizer.apply(raw.text);
+      const std::string normal = normalizer.apply(raw.text, budget);
       for (const Segment& segment : find(normalized_, normal, parse_special)) {
         if (segment.id) {
           token(*segment.id);
@@ -54,29 +53,27 @@ class AddedTokens {
   int largest_id() const;
 
  private:
-  /// A trie over the bytes of contents.
+  using Index = std::uint32_t;  // of tokens_
+
+  /// The tokens that are looked for in a text, sorted by the bytes that they have there.
   class Search {
    public:
-    Search();
-    void add(std::string_view content, std::size_t index);
-    /// The longest content that `text` has at byte `at`: its index and length.
-    std::optional<std::pair<std::size_t, std::size_t>> longest(std::string_view text, std::size_t at) const;
+    Search() : begins_(256, false) {}
+    Search(const std::vector<AddedToken>& tokens, bool normalized);
+    /// The longest of them that `text` has at byte `at`: its index and length.
+    std::optional<std::pair<Index, std::size_t>> longest(const std::vector<AddedToken>& tokens, std::string_view text,
+                                                         std::size_t at) const;
 
    private:
-    struct Node {
-      std::unordered_map<unsigned char, std::size_t> next;
-      std::optional<std::size_t> index;
-    };
-    std::vector<Node> nodes_;
-    std::vector<bool> begins_;  // whether a content begins with that byte
+    std::vector<Index> sorted_;
+    std::vector<bool> begins_;  // whether one begins with that byte
   };
 
   std::vector<Segment> find(const Search& search, std::string_view text, bool parse_special) const;
 
   std::vector<AddedToken> tokens_;
-  std::unordered_map<std::string, std::size_t> by_content_;
-  std::unordered_map<int, std::size_t> by_id_;
-  Search raw_, normalized_;  // of tokens that are looked for before and after normalization
+  std::vector<Index> by_content_, by_id_;  // sorted
+  Search raw_, normalized_;                // of tokens that are looked for before and after normalization
 };
 
 }  // namespace tw::models

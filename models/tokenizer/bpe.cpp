@@ -1,8 +1,9 @@
 #include "models/tokenizer/bpe.hpp"
 
 #include <algorithm>
-#include <bit>
+#include <numeric>
 #include <queue>
+#include <tuple>
 
 #include "models/one_line.hpp"
 #include "models/tokenizer/utf8.hpp"
@@ -43,22 +44,25 @@ void Bpe::read_vocabulary(const Fields& model) {
   for (const auto& [token, value] : vocabulary.items()) {
     if (!value.is_number_unsigned() || value.get<std::uint64_t>() > static_cast<std::uint64_t>(kLargestTokenId))
       model.fail(tw::format("vocab: the id of {} is no whole number from 0 to {}", in_quotes(token), kLargestTokenId));
+    if (token.size() > kLongestToken)
+      model.fail(tw::format("vocab: a token of {} bytes, {}; allowed: at most {}", token.size(), in_quotes(token), kLongestToken));
     largest = std::max(largest, value.get<int>());
   }
-  tokens_.resize(static_cast<std::size_t>(largest + 1));
-  ids_.reserve(vocabulary.size());
-  for (const auto& [token, value] : vocabulary.items()) {
+  tokens_.resize(static_cast<std::size_t>(largest + 1), Token{0, kNone});
+  by_text_.reserve(vocabulary.size());
+  for (const auto& [text, value] : vocabulary.items()) {  // sorted
     const int id = value.get<int>();
-    auto& place = tokens_[static_cast<std::size_t>(id)];
-    if (place) model.fail(tw::format("vocab: both {} and {} have the id {}", in_quotes(*place), in_quotes(token), id));
-    place = token;
-    ids_.emplace(*place, id);
+    if (const auto other = token(id))
+      model.fail(tw::format("vocab: both {} and {} have the id {}", in_quotes(*other), in_quotes(text), id));
+    tokens_[static_cast<std::size_t>(id)] = {static_cast<std::uint32_t>(texts_.size()), static_cast<std::uint32_t>(text.size())};
+    texts_ += text;
+    by_text_.push_back(id);
   }
 }
 
 void Bpe::read_merges(const Fields& model) {
   const auto& list = model.array("merges");
-  merges_.assign(std::bit_ceil(list.size() * 3 / 2 + 2), Merge{kNone, 0, 0});
+  merges_.reserve(list.size());
   std::int32_t rank = 0;
   std::string both;
   for (const auto& element : list) {
@@ -78,38 +82,41 @@ void Bpe::read_merges(const Fields& model) {
     }
     both.assign(left).append(right);
     const auto require = [&](std::string_view token) {
-      const auto found = ids_.find(token);
-      if (found == ids_.end()) model.fail(tw::format("merges[{}]: {} is not in vocab", rank, in_quotes(token)));
-      return found->second;
+      const auto found = id(token);
+      if (!found) model.fail(tw::format("merges[{}]: {} is not in vocab", rank, in_quotes(token)));
+      return *found;
     };
-    const std::uint64_t pair = static_cast<std::uint64_t>(require(left)) << 32 | static_cast<std::uint64_t>(require(right));
-    slot(pair) = {pair, rank, require(both)};  // of a pair that is listed twice the later one counts, as in `tokenizers`
+    const int left_id = require(left), right_id = require(right);
+    merges_.push_back({left_id, right_id, rank, require(both)});
     ++rank;
   }
+  // Of a pair that is listed twice the later one counts, as in `tokenizers`: it is put first, and find() takes the first.
+  std::sort(merges_.begin(), merges_.end(),
+            [](const Merge& a, const Merge& b) { return std::tuple(a.left, a.right, b.rank) < std::tuple(b.left, b.right, a.rank); });
+  merges_of_.resize(tokens_.size() + 1, 0);
+  for (const Merge& merge : merges_) ++merges_of_[static_cast<std::size_t>(merge.left) + 1];
+  std::partial_sum(merges_of_.begin(), merges_of_.end(), merges_of_.begin());
 }
 
 std::optional<int> Bpe::id(std::string_view token) const {
-  const auto found = ids_.find(token);
-  if (found == ids_.end()) return {};
-  return found->second;
+  const auto found =
+      std::lower_bound(by_text_.begin(), by_text_.end(), token, [this](int id, std::string_view text) { return *this->token(id) < text; });
+  if (found == by_text_.end() || *this->token(*found) != token) return {};
+  return *found;
 }
 
 std::optional<std::string_view> Bpe::token(int id) const {
   if (id < 0 || id >= size()) return {};
-  return tokens_[static_cast<std::size_t>(id)];
-}
-
-Bpe::Merge& Bpe::slot(std::uint64_t pair) {
-  const std::size_t mask = merges_.size() - 1;
-  std::size_t at = (pair * 0x9E3779B97F4A7C15u >> 32 ^ pair) & mask;  // Fibonacci hashing
-  while (merges_[at].pair != pair && merges_[at].pair != kNone) at = (at + 1) & mask;
-  return merges_[at];
+  const Token& token = tokens_[static_cast<std::size_t>(id)];
+  if (token.bytes == kNone) return {};
+  return std::string_view(texts_).substr(token.offset, token.bytes);
 }
 
 const Bpe::Merge* Bpe::find(int left, int right) const {
-  const std::uint64_t pair = static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint64_t>(right);
-  const Merge& found = const_cast<Bpe*>(this)->slot(pair);
-  return found.pair == pair ? &found : nullptr;
+  const Merge* begin = merges_.data() + merges_of_[static_cast<std::size_t>(left)];
+  const Merge* end = merges_.data() + merges_of_[static_cast<std::size_t>(left) + 1];
+  const Merge* found = std::lower_bound(begin, end, right, [](const Merge& merge, int wanted) { return merge.right < wanted; });
+  return found != end && found->right == right ? found : nullptr;
 }
 
 void Bpe::encode(std::string_view word, std::vector<int>& ids) const {

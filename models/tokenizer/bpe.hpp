@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "models/tokenizer/fields.hpp"
@@ -13,6 +12,7 @@
 namespace tw::models {
 
 constexpr int kLargestTokenId = (1 << 24) - 1;  // vocabularies of today have up to 2^18
+constexpr std::size_t kLongestToken = 1 << 16;  // bytes: many times those of today
 
 /// Byte-pair encoding (Sennrich et al. 2016, https://arxiv.org/abs/1508.07909): of all neighbours in a word the pair that comes first in
 /// the list of merges becomes one, as long as there is one.
@@ -31,23 +31,27 @@ class Bpe {
 
  private:
   struct Merge {
-    std::uint64_t pair;  // left id << 32 | right id; kNone
-    std::int32_t rank, merged;
+    std::int32_t left, right, rank, merged;
   };
-  static constexpr std::uint64_t kNone = ~std::uint64_t{0};
+  struct Token {
+    std::uint32_t offset, bytes;  // in texts_; kNone
+  };
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
   void read_vocabulary(const Fields& model);
   void read_merges(const Fields& model);
   const Merge* find(int left, int right) const;
-  Merge& slot(std::uint64_t pair);
   void merge_short(std::vector<int>& symbols, std::size_t first) const;
   void merge_long(std::vector<int>& symbols, std::size_t first) const;
 
-  std::vector<std::optional<std::string>> tokens_;
-  std::unordered_map<std::string_view, int> ids_;  // of tokens_
-  std::array<int, 0x800> character_ids_;           // of one-character tokens up to U+07FF: all that byte-level words consist of; or -1
-  std::vector<Merge> merges_;                      // a hash table with open addresses; its size is a power of two
-  std::array<std::optional<int>, 256> byte_ids_;   // of <0x00> to <0xFF>
+  // Sorted lists, no hash tables: a file could be made such that all of its keys have one hash.
+  std::string texts_;                             // of all tokens
+  std::vector<Token> tokens_;                     // by id
+  std::vector<int> by_text_;                      // ids
+  std::array<int, 0x800> character_ids_;          // of one-character tokens up to U+07FF: all that byte-level words consist of; or -1
+  std::vector<Merge> merges_;                     // by left, then right
+  std::vector<std::uint32_t> merges_of_;          // where those of a left token begin; one more than tokens
+  std::array<std::optional<int>, 256> byte_ids_;  // of <0x00> to <0xFF>
   std::optional<int> unknown_;
   bool fuses_unknown_ = false;
   bool byte_fallback_ = false;

@@ -49,9 +49,10 @@ void Decoder::add(const Fields& description) {
   constexpr int kMost = std::numeric_limits<int>::max();
   const std::string type = description.type();
   if (type == "Sequence") {
-    for (const Fields& each : description.objects("decoders")) add(each);
+    description.for_each("decoders", [this](const Fields& each) { add(each); });
     return;
   }
+  if (steps_.size() == kMostSteps) description.fail(tw::format("the decoder has more than {} steps", kMostSteps));
   if (type == "Fuse") {
     is_joined_ = true;
     return;
@@ -84,15 +85,20 @@ void Decoder::add(const Fields& description) {
 
 Decoder::State Decoder::begin() const {
   State state;
+  state.budget = Budget(file_);
   state.bytes.resize(byte_fallbacks_);
   return state;
 }
 
-void Decoder::push(State& state, std::string_view token, std::string& text) const { step(state, 0, token, text); }
+void Decoder::push(State& state, std::string_view token, std::string& text) const {
+  state.budget.add(token.size());
+  run(state, 0, std::string(token), text);
+}
 
 void Decoder::finish(State& state, std::string& text) const {
   for (std::size_t i = 0; i < steps_.size(); ++i) {
-    if (std::holds_alternative<ByteFallback>(steps_[i])) flush_bytes(state, i, text);
+    const auto* fallback = std::get_if<ByteFallback>(&steps_[i]);
+    if (fallback != nullptr && !state.bytes[fallback->index].empty()) run(state, i + 1, take_bytes(state.bytes[fallback->index]), text);
   }
   std::string rest;
   append_repaired(rest, state.held);
@@ -100,29 +106,44 @@ void Decoder::finish(State& state, std::string& text) const {
   state = begin();
 }
 
-void Decoder::step(State& state, std::size_t index, std::string_view token, std::string& text) const {
-  if (index == steps_.size()) return join(state, token, text);
-  if (const auto* replace = std::get_if<Replace>(&steps_[index])) {
-    step(state, index + 1, replace_all(replace->regex, token, replace->content), text);
-  } else if (const auto* fallback = std::get_if<ByteFallback>(&steps_[index])) {
-    if (const auto byte = fallback_byte(token)) {
-      state.bytes[fallback->index] += *byte;
-      return;
+/// Takes a token through the steps from `index` on. Bytes that waited in a ByteFallback become a token that goes before it.
+void Decoder::run(State& state, std::size_t index, std::string token, std::string& text) const {
+  struct Waiting {
+    std::size_t index;
+    std::string token;
+  };
+  std::vector<Waiting> waiting;  // for the tokens before them; the last is the next
+  waiting.push_back({index, std::move(token)});
+  while (!waiting.empty()) {
+    auto [at, current] = std::move(waiting.back());
+    waiting.pop_back();
+    bool is_held = false;
+    for (; at < steps_.size() && !is_held; ++at) {
+      if (const auto* replace = std::get_if<Replace>(&steps_[at])) {
+        current = replace_all(replace->regex, current, replace->content, state.budget, "decoder");
+      } else if (const auto* fallback = std::get_if<ByteFallback>(&steps_[at])) {
+        std::string& bytes = state.bytes[fallback->index];
+        if (const auto byte = fallback_byte(current)) {
+          bytes += *byte;
+          is_held = true;
+        } else if (!bytes.empty()) {
+          waiting.push_back({at + 1, std::move(current)});
+          current = take_bytes(bytes);
+        }
+      } else {
+        const auto& strip = std::get<Strip>(steps_[at]);
+        std::string_view rest = current;
+        for (int i = 0; i < strip.start && rest.starts_with(strip.character); ++i) rest.remove_prefix(strip.character.size());
+        for (int i = 0; i < strip.stop && rest.ends_with(strip.character); ++i) rest.remove_suffix(strip.character.size());
+        current = std::string(rest);
+      }
     }
-    flush_bytes(state, index, text);
-    step(state, index + 1, token, text);
-  } else {
-    const auto& strip = std::get<Strip>(steps_[index]);
-    for (int i = 0; i < strip.start && token.starts_with(strip.character); ++i) token.remove_prefix(strip.character.size());
-    for (int i = 0; i < strip.stop && token.ends_with(strip.character); ++i) token.remove_suffix(strip.character.size());
-    step(state, index + 1, token, text);
+    if (!is_held) join(state, current, text);
   }
 }
 
 /// As `tokenizers` does it: bytes that are no UTF-8 as a whole become U+FFFD, each of them.
-void Decoder::flush_bytes(State& state, std::size_t index, std::string& text) const {
-  std::string& bytes = state.bytes[std::get<ByteFallback>(steps_[index]).index];
-  if (bytes.empty()) return;
+std::string Decoder::take_bytes(std::string& bytes) {
   std::string token;
   append_repaired(token, bytes);
   if (token != bytes) {
@@ -130,7 +151,7 @@ void Decoder::flush_bytes(State& state, std::size_t index, std::string& text) co
     for (std::size_t i = 0; i < bytes.size(); ++i) token += "\xEF\xBF\xBD";
   }
   bytes.clear();
-  step(state, index + 1, token, text);
+  return token;
 }
 
 void Decoder::join(State& state, std::string_view token, std::string& text) const {

@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "models/tokenizer/budget.hpp"
 #include "models/tokenizer/fields.hpp"
 #include "models/tokenizer/regex.hpp"
 
@@ -16,7 +17,7 @@ class Decoder {
  public:
   /// Tokens with spaces between them.
   Decoder() = default;
-  explicit Decoder(const Fields& description) : joins_with_(Join::nothing) { add(description); }
+  explicit Decoder(const Fields& description) : file_(description.file()), joins_with_(Join::nothing) { add(description); }
 
   /// Of one sequence of tokens.
   struct State {
@@ -24,6 +25,7 @@ class Decoder {
     std::string held;                // the beginning of a character
     bool is_first = true;
     std::size_t stripped = 0;  // characters that were taken off the front
+    Budget budget{""};
   };
   State begin() const;
   /// Appends to `text` what is complete with this token.
@@ -46,11 +48,12 @@ class Decoder {
   };
 
   void add(const Fields& description);
-  void step(State& state, std::size_t index, std::string_view token, std::string& text) const;
-  void flush_bytes(State& state, std::size_t index, std::string& text) const;
+  void run(State& state, std::size_t index, std::string token, std::string& text) const;
+  static std::string take_bytes(std::string& bytes);
   void join(State& state, std::string_view token, std::string& text) const;
   void strip_front(State& state, std::string_view piece, std::string& text) const;
 
+  std::string file_;
   std::vector<std::variant<Replace, ByteFallback, Strip>> steps_;
   std::size_t byte_fallbacks_ = 0;
   Join joins_with_ = Join::space;

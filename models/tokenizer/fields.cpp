@@ -1,5 +1,6 @@
 #include "models/tokenizer/fields.hpp"
 
+#include "models/json.hpp"
 #include "models/one_line.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/error.hpp"
@@ -46,8 +47,7 @@ bool Fields::boolean(const char* name, bool fallback) const {
 int Fields::number(const char* name, int largest) const {
   const auto& value = at(name);
   if (!value.is_number_unsigned() || value.get<std::uint64_t>() > static_cast<std::uint64_t>(largest))
-    fail(tw::format("{} is {}; allowed: whole numbers from 0 to {}", name,
-                    one_line(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)), largest));
+    fail(tw::format("{} is {}; allowed: whole numbers from 0 to {}", name, one_line(brief(value)), largest));
   return value.get<int>();
 }
 
@@ -59,10 +59,8 @@ const nlohmann::json& Fields::array(const char* name) const {
 
 Fields Fields::object(const char* name) const { return {at(name), file_, tw::format("{}.{}", where_, name)}; }
 
-std::vector<Fields> Fields::objects(const char* name) const {
-  std::vector<Fields> result;
-  for (const auto& element : array(name)) result.emplace_back(element, file_, tw::format("{}.{}[{}]", where_, name, result.size()));
-  return result;
+Fields Fields::element(const char* name, std::size_t index) const {
+  return {array(name)[index], file_, tw::format("{}.{}[{}]", where_, name, index)};
 }
 
 }  // namespace tw::models

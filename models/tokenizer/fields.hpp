@@ -24,8 +24,14 @@ class Fields {
   int number(const char* name, int largest) const;
   const nlohmann::json& array(const char* name) const;
   Fields object(const char* name) const;
-  /// The objects of a Sequence's array; nested Sequences are the caller's.
-  std::vector<Fields> objects(const char* name) const;
+  /// An object in an array.
+  Fields element(const char* name, std::size_t index) const;
+  /// Calls `visit` with the objects in an array, in order.
+  template <class F>
+  void for_each(const char* name, F visit) const {
+    const std::size_t count = array(name).size();
+    for (std::size_t i = 0; i < count; ++i) visit(element(name, i));
+  }
 
   /// "file: where: what"
   [[noreturn]] void fail(const std::string& what) const;

@@ -7,10 +7,11 @@
 #include "models/tokenizer/unicode_additions.hpp"
 #include "models/tokenizer/utf8.hpp"
 #include "runtime/format.hpp"
-#include "tilewave/error.hpp"
 
 namespace tw::models {
 namespace {
+
+constexpr const char* kWhat = "normalizer";
 
 bool is_unknown(utf8proc_int32_t character) {
   const auto c = static_cast<char32_t>(character);
@@ -27,8 +28,11 @@ int combining_class(utf8proc_int32_t c) { return is_unknown(c) ? 0 : utf8proc_ge
 void Normalizer::add(const Fields& description) {
   const std::string type = description.type();
   if (type == "Sequence") {
-    for (const Fields& each : description.objects("normalizers")) add(each);
-  } else if (type == "NFC") {
+    description.for_each("normalizers", [this](const Fields& each) { add(each); });
+    return;
+  }
+  if (steps_.size() == kMostSteps) description.fail(tw::format("the normalizer has more than {} steps", kMostSteps));
+  if (type == "NFC") {
     steps_.emplace_back(Form::nfc);
   } else if (type == "NFD") {
     steps_.emplace_back(Form::nfd);
@@ -50,7 +54,7 @@ void Normalizer::add(const Fields& description) {
 }
 
 /// Unicode normalization (UAX 15): decomposed, marks in canonical order, composed. The order is made here: utf8proc's takes quadratic time.
-std::string Normalizer::apply(Form form, std::string_view text) {
+std::string Normalizer::apply(Form form, std::string_view text, Budget& budget) {
   if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return std::string(text);
   const bool composes = form == Form::nfc || form == Form::nfkc;
   const bool is_compatible = form == Form::nfkc || form == Form::nfkd;
@@ -84,16 +88,18 @@ std::string Normalizer::apply(Form form, std::string_view text) {
     for (utf8proc_ssize_t i = 0; i < count; ++i) append_utf8(result, static_cast<char32_t>(at[i]));
     at = end;
   }
+  budget.grow(text.size(), result.size(), kWhat);
   return result;
 }
 
-std::string replace_all(const Regex& regex, std::string_view text, const std::string& content) {
+std::string replace_all(const Regex& regex, std::string_view text, const std::string& content, Budget& budget, const char* what) {
   std::vector<Match> matches;
-  regex.find_all(text, matches);
-  constexpr std::size_t kLargest = std::size_t{1} << 30;
-  if (content.size() > kLargest || matches.size() * content.size() > kLargest)
-    throw FileError(tw::format("{}: a replacement makes a text of {} bytes too long", regex.file(), text.size()));
+  regex.find_all(text, matches, budget);
+  std::size_t size = text.size() + matches.size() * content.size();
+  for (const Match& match : matches) size -= match.end - match.begin;
+  budget.grow(text.size(), size, what);
   std::string result;
+  result.reserve(size);
   std::size_t at = 0;
   for (const Match& match : matches) {
     result.append(text.substr(at, match.begin - at)).append(content);
@@ -102,9 +108,15 @@ std::string replace_all(const Regex& regex, std::string_view text, const std::st
   return result.append(text.substr(at));
 }
 
-std::string Normalizer::apply(const Replace& step, std::string_view text) { return replace_all(step.regex, text, step.content); }
+std::string Normalizer::apply(const Replace& step, std::string_view text, Budget& budget) {
+  return replace_all(step.regex, text, step.content, budget, kWhat);
+}
 
-std::string Normalizer::apply(const Prepend& step, std::string_view text) { return text.empty() ? "" : step.text + std::string(text); }
+std::string Normalizer::apply(const Prepend& step, std::string_view text, Budget& budget) {
+  if (text.empty()) return "";
+  budget.grow(text.size(), text.size() + step.text.size(), kWhat);
+  return step.text + std::string(text);
+}
 
 namespace {
 
@@ -117,7 +129,7 @@ char32_t lowercase(char32_t c) {
 
 }  // namespace
 
-std::string Normalizer::apply(const Lowercase&, std::string_view text) {
+std::string Normalizer::apply(const Lowercase&, std::string_view text, Budget& budget) {
   std::string result;
   for (std::size_t at = 0; at < text.size();) {
     const char32_t c = next_character(text, at);
@@ -127,10 +139,11 @@ std::string Normalizer::apply(const Lowercase&, std::string_view text) {
       append_utf8(result, lowercase(c));
     }
   }
+  budget.grow(text.size(), result.size(), kWhat);
   return result;
 }
 
-std::string Normalizer::apply(const Strip& step, std::string_view text) {
+std::string Normalizer::apply(const Strip& step, std::string_view text, Budget&) {
   while (step.left && !text.empty()) {
     std::size_t end = 0;
     if (!is_white_space(next_character(text, end))) break;
@@ -145,9 +158,9 @@ std::string Normalizer::apply(const Strip& step, std::string_view text) {
   return std::string(text);
 }
 
-std::string Normalizer::apply(std::string_view text) const {
+std::string Normalizer::apply(std::string_view text, Budget& budget) const {
   std::string result(text);
-  for (const auto& step : steps_) result = std::visit([&](const auto& s) { return apply(s, result); }, step);
+  for (const auto& step : steps_) result = std::visit([&](const auto& s) { return apply(s, result, budget); }, step);
   return result;
 }
 

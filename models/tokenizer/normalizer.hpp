@@ -5,6 +5,7 @@
 #include <variant>
 #include <vector>
 
+#include "models/tokenizer/budget.hpp"
 #include "models/tokenizer/fields.hpp"
 #include "models/tokenizer/regex.hpp"
 
@@ -17,7 +18,7 @@ class Normalizer {
   Normalizer() = default;
   explicit Normalizer(const Fields& description) { add(description); }
 
-  std::string apply(std::string_view text) const;
+  std::string apply(std::string_view text, Budget& budget) const;
 
  private:
   enum class Form { nfc, nfd, nfkc, nfkd };
@@ -34,16 +35,16 @@ class Normalizer {
   };
 
   void add(const Fields& description);
-  static std::string apply(Form form, std::string_view text);
-  static std::string apply(const Replace& step, std::string_view text);
-  static std::string apply(const Prepend& step, std::string_view text);
-  static std::string apply(const Lowercase& step, std::string_view text);
-  static std::string apply(const Strip& step, std::string_view text);
+  static std::string apply(Form form, std::string_view text, Budget& budget);
+  static std::string apply(const Replace& step, std::string_view text, Budget& budget);
+  static std::string apply(const Prepend& step, std::string_view text, Budget& budget);
+  static std::string apply(const Lowercase& step, std::string_view text, Budget& budget);
+  static std::string apply(const Strip& step, std::string_view text, Budget& budget);
 
   std::vector<std::variant<Form, Replace, Prepend, Lowercase, Strip>> steps_;
 };
 
-/// `text` with every match replaced.
-std::string replace_all(const Regex& regex, std::string_view text, const std::string& content);
+/// `text` with every match replaced. `what` does it, for messages.
+std::string replace_all(const Regex& regex, std::string_view text, const std::string& content, Budget& budget, const char* what);
 
 }  // namespace tw::models

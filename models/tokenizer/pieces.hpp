@@ -17,6 +17,7 @@ class Pieces {
     text_ += piece;
     ends_.push_back(text_.size());
   }
+  std::size_t bytes() const { return text_.size(); }
   template <class F>
   void for_each(F f) const {
     std::size_t begin = 0;

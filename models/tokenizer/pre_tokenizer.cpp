@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "models/tokenizer/utf8.hpp"
+#include "runtime/format.hpp"
 
 namespace tw::models {
 
@@ -22,8 +23,11 @@ const std::array<char32_t, 256>& byte_characters() {
 void PreTokenizer::add(const Fields& description) {
   const std::string type = description.type();
   if (type == "Sequence") {
-    for (const Fields& each : description.objects("pretokenizers")) add(each);
-  } else if (type == "Split") {
+    description.for_each("pretokenizers", [this](const Fields& each) { add(each); });
+    return;
+  }
+  if (steps_.size() == kMostSteps) description.fail(tw::format("the pre-tokenizer has more than {} steps", kMostSteps));
+  if (type == "Split") {
     add_split(description);
   } else if (type == "ByteLevel") {
     ByteLevel step{description.boolean("add_prefix_space", true), {}};
@@ -89,17 +93,17 @@ void PreTokenizer::split(std::string_view text, const std::vector<Match>& matche
   add_parts(text, parts, behavior, pieces);
 }
 
-Pieces PreTokenizer::apply(const Split& step, const Pieces& pieces) {
+Pieces PreTokenizer::apply(const Split& step, const Pieces& pieces, Budget& budget) {
   Pieces result;
   std::vector<Match> matches;
   pieces.for_each([&](std::string_view piece) {
-    step.regex.find_all(piece, matches);
+    step.regex.find_all(piece, matches, budget);
     split(piece, matches, step.behavior, step.is_inverted, result);
   });
   return result;
 }
 
-Pieces PreTokenizer::apply(const ByteLevel& step, const Pieces& pieces) {
+Pieces PreTokenizer::apply(const ByteLevel& step, const Pieces& pieces, Budget& budget) {
   static const std::array<std::string, 256> characters = [] {
     std::array<std::string, 256> texts;
     for (std::size_t byte = 0; byte < texts.size(); ++byte) append_utf8(texts[byte], byte_characters()[byte]);
@@ -114,7 +118,7 @@ Pieces PreTokenizer::apply(const ByteLevel& step, const Pieces& pieces) {
       piece = spaced;
     }
     if (!step.regex) return words.add(piece);
-    step.regex->find_all(piece, matches);
+    step.regex->find_all(piece, matches, budget);
     split(piece, matches, Behavior::isolated, false, words);
   });
   Pieces result;
@@ -127,7 +131,7 @@ Pieces PreTokenizer::apply(const ByteLevel& step, const Pieces& pieces) {
   return result;
 }
 
-Pieces PreTokenizer::apply(const Digits& step, const Pieces& pieces) {
+Pieces PreTokenizer::apply(const Digits& step, const Pieces& pieces, Budget&) {
   Pieces result;
   std::vector<Match> matches;
   pieces.for_each([&](std::string_view piece) {
@@ -141,9 +145,13 @@ Pieces PreTokenizer::apply(const Digits& step, const Pieces& pieces) {
   return result;
 }
 
-Pieces PreTokenizer::cut(std::string_view text) const {
+Pieces PreTokenizer::cut(std::string_view text, Budget& budget) const {
   Pieces pieces(text);
-  for (const auto& step : steps_) pieces = std::visit([&](const auto& s) { return apply(s, pieces); }, step);
+  for (const auto& step : steps_) {
+    const std::size_t before = pieces.bytes();
+    pieces = std::visit([&](const auto& s) { return apply(s, pieces, budget); }, step);
+    budget.grow(before, pieces.bytes(), "pre-tokenizer");
+  }
   return pieces;
 }
 

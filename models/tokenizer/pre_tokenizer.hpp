@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "models/tokenizer/budget.hpp"
 #include "models/tokenizer/fields.hpp"
 #include "models/tokenizer/pieces.hpp"
 #include "models/tokenizer/regex.hpp"
@@ -23,7 +24,7 @@ class PreTokenizer {
   PreTokenizer() = default;
   explicit PreTokenizer(const Fields& description) { add(description); }
 
-  Pieces cut(std::string_view text) const;
+  Pieces cut(std::string_view text, Budget& budget) const;
 
  private:
   enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
@@ -48,9 +49,9 @@ class PreTokenizer {
   void add_split(const Fields& description);
   static void add_parts(std::string_view text, const std::vector<Part>& parts, Behavior behavior, Pieces& pieces);
   static void split(std::string_view text, const std::vector<Match>& matches, Behavior behavior, bool is_inverted, Pieces& pieces);
-  static Pieces apply(const Split& step, const Pieces& pieces);
-  static Pieces apply(const ByteLevel& step, const Pieces& pieces);
-  static Pieces apply(const Digits& step, const Pieces& pieces);
+  static Pieces apply(const Split& step, const Pieces& pieces, Budget& budget);
+  static Pieces apply(const ByteLevel& step, const Pieces& pieces, Budget& budget);
+  static Pieces apply(const Digits& step, const Pieces& pieces, Budget& budget);
 
   std::vector<std::variant<Split, ByteLevel, Digits>> steps_;
 };

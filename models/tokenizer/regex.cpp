@@ -17,10 +17,10 @@
 namespace tw::models {
 namespace {
 
-constexpr std::uint32_t kMostSteps = 10'000'000;     // of one match: PCRE2's own default
 constexpr std::uint32_t kMostHeapKiB = 64 << 10;     // of one match
 constexpr std::size_t kLargestJitStack = 16u << 20;  // bytes, of a thread
 constexpr std::size_t kLongestPattern = 1u << 16;    // bytes
+constexpr std::size_t kLongestTranslated = 1u << 20;
 
 // Oniguruma's \s is White_Space; PCRE2's has U+180E, too.
 constexpr std::string_view kSpace = R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
@@ -254,21 +254,41 @@ struct Workspace {
   Owned<pcre2_match_context, pcre2_match_context_free> context{pcre2_match_context_create(nullptr)};
   Owned<pcre2_jit_stack, pcre2_jit_stack_free> stack{pcre2_jit_stack_create(64u << 10, kLargestJitStack, nullptr)};
   Workspace() {
-    pcre2_set_match_limit(context.get(), kMostSteps);
+    pcre2_set_match_limit(context.get(), ~std::uint32_t{0});  // count_steps() counts more than it does
     pcre2_set_heap_limit(context.get(), kMostHeapKiB);
     if (stack) pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
   }
 };
 
+struct Progress {
+  Budget& budget;
+  std::size_t at;  // in the text
+};
+
+/// PCRE2's callout: it comes before every item of an expression is matched. An item may go over many characters (\p{L}+), hence the
+/// distance.
+int count_steps(pcre2_callout_block* block, void* data) {
+  auto& progress = *static_cast<Progress*>(data);
+  const std::size_t at = block->current_position;
+  const std::size_t distance = at > progress.at ? at - progress.at : progress.at - at;
+  progress.at = at;
+  return progress.budget.take(1 + static_cast<std::int64_t>(distance)) ? 0 : PCRE2_ERROR_CALLOUT;
+}
+
+void require_length(std::size_t size, const std::string& file) {
+  if (size > kLongestPattern)
+    throw FileError(tw::format("{}: a regular expression of {} bytes; allowed: at most {}", file, size, kLongestPattern));
+}
+
 }  // namespace
 
 Regex::Regex(const std::string& pattern, const std::string& file) : file_(file), pattern_(pattern) {
-  if (pattern.size() > kLongestPattern)
-    throw FileError(tw::format("{}: a regular expression of {} bytes; allowed: at most {}", file, pattern.size(), kLongestPattern));
+  require_length(pattern.size(), file);
   compile(Translation(pattern, file).run());
 }
 
 Regex Regex::literal(const std::string& text, const std::string& file) {
+  require_length(text.size(), file);
   Regex regex;
   regex.file_ = file;
   regex.pattern_ = text;
@@ -285,19 +305,23 @@ Regex Regex::literal(const std::string& text, const std::string& file) {
 }
 
 void Regex::compile(const std::string& translated) {
+  if (translated.size() > kLongestTranslated)
+    throw FileError(tw::format("{}: the regular expression {} has too many sets of characters", file_, in_quotes(pattern_)));
   int error = 0;
   PCRE2_SIZE offset = 0;
   const Owned<pcre2_compile_context, pcre2_compile_context_free> context(pcre2_compile_context_create(nullptr));
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
-  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(), PCRE2_UTF | PCRE2_UCP, &error,
-                                   &offset, context.get());
+  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+                                   PCRE2_UTF | PCRE2_UCP | PCRE2_AUTO_CALLOUT, &error, &offset, context.get());
   if (code == nullptr) throw FileError(tw::format("{}: the regular expression {}: {}", file_, in_quotes(pattern_), message_of(error)));
   code_ = std::shared_ptr<void>(code, [](void* c) { pcre2_code_free(static_cast<pcre2_code*>(c)); });
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // where that is not possible, matches are interpreted
 }
 
-void Regex::find_all(std::string_view text, std::vector<Match>& matches) const {
+void Regex::find_all(std::string_view text, std::vector<Match>& matches, Budget& budget) const {
   thread_local const Workspace workspace;
+  Progress progress{budget, 0};
+  pcre2_set_callout(workspace.context.get(), count_steps, &progress);
   const auto* code = static_cast<const pcre2_code*>(code_.get());
   matches.clear();
   std::size_t at = 0;
@@ -306,8 +330,8 @@ void Regex::find_all(std::string_view text, std::vector<Match>& matches) const {
                                   workspace.match.get(), workspace.context.get());
     if (found == PCRE2_ERROR_NOMATCH) return;
     if (found < 0) {
-      throw FileError(
-          tw::format("{}: the regular expression {} fails at byte {} of a text: {}", file_, in_quotes(pattern_), at, message_of(found)));
+      throw FileError(tw::format("{}: the regular expression {} fails at byte {} of a text of {}: {}", file_, in_quotes(pattern_), at,
+                                 text.size(), found == PCRE2_ERROR_CALLOUT ? "it takes too many steps" : message_of(found)));
     }
     const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(workspace.match.get());
     const Match match{bounds[0], bounds[1]};

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "models/tokenizer/budget.hpp"
 #include "models/tokenizer/fields.hpp"
 
 namespace tw::models {
@@ -23,11 +24,9 @@ class Regex {
   /// Matches this text and nothing else.
   static Regex literal(const std::string& text, const std::string& file);
 
-  const std::string& file() const { return file_; }
-
-  /// All matches in valid UTF-8, left to right, none overlapping, none empty at the end of another. Throws FileError when one needs too
-  /// many steps or too much memory.
-  void find_all(std::string_view text, std::vector<Match>& matches) const;
+  /// All matches in valid UTF-8, left to right, none overlapping, none empty at the end of another. Throws FileError when that takes more
+  /// steps than `budget` has, or a match too much memory.
+  void find_all(std::string_view text, std::vector<Match>& matches, Budget& budget) const;
 
  private:
   Regex() = default;

@@ -22,17 +22,19 @@ struct SurroundingTokens {
 
 namespace {
 
+constexpr std::size_t kMostSpecialTokens = 1024;  // around a text
+
 void read_template(const Fields& description, std::optional<SurroundingTokens>& result) {
   if (result) description.fail("a second TemplateProcessing is not supported");
   const Fields tokens = description.object("special_tokens");
   SurroundingTokens found;
   bool has_text = false;
-  for (const Fields& piece : description.objects("single")) {
+  description.for_each("single", [&](const Fields& piece) {
     if (piece.has("Sequence")) {
       const std::string id = piece.object("Sequence").string("id");
       if (has_text || id != "A") piece.fail(tw::format("Sequence {} is not supported; allowed: \"A\", once", in_quotes(id)));
       has_text = true;
-      continue;
+      return;
     }
     const std::string name = piece.object("SpecialToken").string("id");
     if (!tokens.has(name.c_str())) piece.fail(tw::format("{} is not in special_tokens", in_quotes(name)));
@@ -40,8 +42,10 @@ void read_template(const Fields& description, std::optional<SurroundingTokens>& 
     for (const auto& id : token.array("ids")) {
       if (!id.is_number_unsigned() || id.get<std::uint64_t>() > static_cast<std::uint64_t>(kLargestTokenId)) token.fail("ids: no id");
       (has_text ? found.after : found.before).push_back(id.get<int>());
+      if (found.before.size() + found.after.size() > kMostSpecialTokens)
+        description.fail(tw::format("single has more than {} special tokens", kMostSpecialTokens));
     }
-  }
+  });
   if (!has_text) description.fail("single has no Sequence \"A\"");
   result = std::move(found);
 }
@@ -49,7 +53,7 @@ void read_template(const Fields& description, std::optional<SurroundingTokens>& 
 void read_post_processor(const Fields& description, std::optional<SurroundingTokens>& result) {
   const std::string type = description.type();
   if (type == "Sequence") {
-    for (const Fields& each : description.objects("processors")) read_post_processor(each, result);
+    description.for_each("processors", [&](const Fields& each) { read_post_processor(each, result); });
   } else if (type == "TemplateProcessing") {
     read_template(description, result);
   } else if (type != "ByteLevel") {  // which concerns offsets only
@@ -66,7 +70,8 @@ T part_of(const Fields& file, const char* name) {
 
 struct Tokenizer::Parts {
   explicit Parts(const Fields& file)
-      : model(file.object("model")),
+      : name(file.file()),
+        model(file.object("model")),
         normalizer(part_of<Normalizer>(file, "normalizer")),
         pre_tokenizer(part_of<PreTokenizer>(file, "pre_tokenizer")),
         decoder(part_of<Decoder>(file, "decoder")),
@@ -84,6 +89,7 @@ struct Tokenizer::Parts {
     return model.token(id);
   }
 
+  std::string name;
   Bpe model;
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
@@ -106,14 +112,15 @@ Tokenizer Tokenizer::parse(std::string_view json, const std::string& name) {
 std::vector<int> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
   std::string repaired;
   append_repaired(repaired, text);
+  Budget budget(parts_->name, repaired.size());
   std::vector<int> ids;
   const auto add_all = [&](const std::vector<int>& more) { ids.insert(ids.end(), more.begin(), more.end()); };
   const bool has_template = options.add_special_tokens && parts_->special_tokens;
   if (has_template) add_all(parts_->special_tokens->before);
   parts_->added.cut(
-      repaired, parts_->normalizer, options.parse_special_tokens, [&](int id) { ids.push_back(id); },
+      repaired, parts_->normalizer, budget, options.parse_special_tokens, [&](int id) { ids.push_back(id); },
       [&](std::string_view part) {
-        parts_->pre_tokenizer.cut(part).for_each([&](std::string_view word) { parts_->model.encode(word, ids); });
+        parts_->pre_tokenizer.cut(part, budget).for_each([&](std::string_view word) { parts_->model.encode(word, ids); });
       });
   if (has_template) add_all(parts_->special_tokens->after);
   return ids;
