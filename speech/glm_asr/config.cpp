@@ -1,8 +1,12 @@
 #include "speech/glm_asr/config.hpp"
 
+#include <algorithm>
+#include <cctype>
+#include <optional>
+
 #include "models/config_reader.hpp"
 #include "models/json.hpp"
-#include "runtime/files.hpp"
+#include "models/regular_file.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
@@ -13,7 +17,50 @@ using models::ConfigReader;
 
 namespace {
 
-ConfigReader open(const fs::path& file) { return {file.string(), models::load_json(file)}; }
+constexpr std::size_t kLargestFile = 4u << 20;  // published ones have up to 1.2 MB
+constexpr std::size_t kLargestTemplate = 1u << 20;
+constexpr std::size_t kLongestPrompt = 16u << 10;  // bytes: every recording is sent through the model with it
+constexpr std::int64_t kMostFrames = 1 << 14;      // of a window: attention takes time and memory in proportion to their square
+
+ConfigReader open(const fs::path& file) { return {file.string(), models::load_json(file, kLargestFile)}; }
+
+bool is_there(const fs::path& file) {
+  std::error_code ignored;
+  return fs::exists(file, ignored);
+}
+
+/// Whether `path` is what the Hugging Face hub calls a model, "organisation/name", or its address there. Returns the name.
+std::optional<std::string> hub_name(std::string path) {
+  for (const std::string_view address : {"https://huggingface.co/", "huggingface.co/", "hf://"}) {
+    if (path.starts_with(address)) path.erase(0, address.size());
+  }
+  while (path.ends_with('/')) path.pop_back();
+  const std::size_t slash = path.find('/');
+  const auto is_name = [](std::string_view part) {
+    return !part.empty() && part[0] != '.' &&
+           std::all_of(part.begin(), part.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.'; });
+  };
+  if (slash == std::string::npos || !is_name(path.substr(0, slash)) || !is_name(path.substr(slash + 1))) return {};
+  return path;
+}
+
+void require_directory(const fs::path& directory) {
+  std::error_code error;
+  if (fs::is_directory(directory, error)) return;
+  const std::string given = directory.string();
+  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
+    throw FileError(tw::format("{}: {}", given, error.message()));
+  if (is_there(directory)) throw FileError(tw::format("{}: is no directory; a checkpoint is a directory", given));
+  if (const auto name = hub_name(given))
+    throw FileError(
+        tw::format("{}: no such directory; if this is a model's name on the Hugging Face hub, download it first with \"hf download {} "
+                   "--local-dir {}\" and give that directory",
+                   given, *name, name->substr(name->find('/') + 1)));
+  throw FileError(
+      tw::format("{}: no such directory; a checkpoint is a directory, for example what \"hf download "
+                 "zai-org/GLM-ASR-Nano-2512 --local-dir DIRECTORY\" makes",
+                 given));
+}
 
 Activation activation(const ConfigReader& reader, const char* field) {
   const std::string name = reader.text(field, "gelu");
@@ -60,11 +107,11 @@ GlmAsrConfig::Encoder read_encoder(const ConfigReader& reader) {
 void check_template(const fs::path& directory) {
   fs::path file = directory / "chat_template.jinja";
   std::string text;
-  if (fs::exists(file)) {
-    text = read_file(file.string(), 1 << 20).value_or("");
+  if (is_there(file)) {
+    text = models::read_text(file, kLargestTemplate);
   } else {
     file = directory / "tokenizer_config.json";
-    if (!fs::exists(file)) return;
+    if (!is_there(file)) return;
     const ConfigReader reader = open(file);
     if (!reader.has("chat_template")) return;  // older checkpoints: the prompt is fixed
     text = reader.text("chat_template");
@@ -87,9 +134,7 @@ int GlmAsrConfig::embeddings(std::int64_t frames) {
 }
 
 GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
-  std::error_code error;
-  if (!fs::is_directory(directory, error))
-    throw FileError(tw::format("{}: no such directory; a checkpoint is a directory", directory.string()));
+  require_directory(directory);
   const ConfigReader reader = open(directory / "config.json");
   if (reader.text("model_type") != "glmasr") reader.fail("model_type", "only \"glmasr\" is supported");
   if (!reader.has("audio_config")) reader.fail("audio_config", "an object is wanted");
@@ -104,7 +149,7 @@ GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
   config.audio_token = static_cast<int>(reader.integer("audio_token_id", 0, last_token));
 
   const fs::path generation = directory / "generation_config.json";
-  if (fs::exists(generation)) config.end_tokens = open(generation).integers("eos_token_id", 0, last_token);
+  if (is_there(generation)) config.end_tokens = open(generation).integers("eos_token_id", 0, last_token);
   if (config.end_tokens.empty()) config.end_tokens = text.integers("eos_token_id", 0, last_token);
   if (config.end_tokens.empty()) config.end_tokens = reader.integers("eos_token_id", 0, last_token);
   if (config.end_tokens.empty()) text.fail("eos_token_id", "without it a text never ends");
@@ -112,13 +157,16 @@ GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
   fs::path processor = directory / "processor_config.json";
   config.prompt = "Please transcribe this audio into text";
   ConfigReader features(processor.string(), nlohmann::json::object());
-  if (fs::exists(processor)) {
+  if (is_there(processor)) {
     const ConfigReader whole = open(processor);
     config.prompt = whole.text("default_transcription_prompt", config.prompt);
+    if (config.prompt.size() > kLongestPrompt)
+      whole.fail("default_transcription_prompt",
+                 tw::format("it has {} bytes; at most {} are wanted", config.prompt.size(), kLongestPrompt));
     features = whole.child("feature_extractor");
   }
   const fs::path preprocessor = directory / "preprocessor_config.json";
-  if (!features.has("feature_size") && fs::exists(preprocessor)) features = open(preprocessor);
+  if (!features.has("feature_size") && is_there(preprocessor)) features = open(preprocessor);
   const auto setting = [&](const char* field, int& value, std::int64_t least, std::int64_t most) {
     value = static_cast<int>(features.integer(field, least, most, value));
   };
@@ -131,6 +179,9 @@ GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
   if (audio.integer("num_mel_bins", 1, 1024, 128) != config.mel.mel_bins)
     audio.fail("num_mel_bins", tw::format("the processor's feature_size is {}", config.mel.mel_bins));
   const std::int64_t frames = std::int64_t{config.mel.sampling_rate} * config.mel.window_seconds / config.mel.hop;
+  if (frames > kMostFrames)
+    throw FileError(tw::format("{}hop_length is {} and chunk_length {}: a window of {} frames; at most {} are supported", features.where(),
+                               config.mel.hop, config.mel.window_seconds, frames, kMostFrames));
   if (frames != 2 * config.encoder.positions || config.encoder.positions % kStack != 0)
     audio.fail("max_position_embeddings", tw::format("half of a window's {} frames, a multiple of {}, is wanted", frames, kStack));
   check_template(directory);

@@ -1,6 +1,8 @@
 #include "speech/glm_asr/config.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -109,7 +111,9 @@ TEST(GlmAsrConfig, Values) {
 
 TEST(GlmAsrConfig, FilesThatAreMissing) {
   expect_error<FileError>([] { GlmAsrConfig::read("/nowhere/at/all"); }, {"/nowhere/at/all: no such directory"});
-  expect_error<FileError>([] { GlmAsrConfig::read(kOriginal / "config.json"); }, {"config.json: no such directory"});
+  expect_error<FileError>([] { GlmAsrConfig::read(kOriginal / "config.json"); },
+                          {"config.json: is no directory; a checkpoint is a directory"});
+  expect_error<FileError>([] { GlmAsrConfig::read(kOriginal / "config.json" / "x"); }, {"config.json/x: no such directory"});
   for (const char* name : {"config.json", "tokenizer.json"}) {
     SCOPED_TRACE(name);
     const Checkpoint checkpoint;
@@ -119,6 +123,54 @@ TEST(GlmAsrConfig, FilesThatAreMissing) {
   const Checkpoint weightless;
   weightless.remove("model.safetensors");
   weightless.refused({"neither model.safetensors nor model.safetensors.index.json"});
+}
+
+TEST(GlmAsrConfig, NamesOnTheHubAreExplained) {
+  for (const char* given : {"zai-org/GLM-ASR-Nano-2512", "https://huggingface.co/zai-org/GLM-ASR-Nano-2512", "zai-org/GLM-ASR-Nano-2512/"})
+    expect_error<FileError>([&] { GlmAsrConfig::read(given); },
+                            {std::string(given) + ": no such directory; if this is a model's name on the Hugging Face hub",
+                             "\"hf download zai-org/GLM-ASR-Nano-2512 --local-dir GLM-ASR-Nano-2512\""});
+  for (const char* given : {"/zai-org/GLM", "./a/b", "a/b/c", "none", "../a", "a b/c", ""}) {
+    SCOPED_TRACE(given);
+    expect_error<FileError>(
+        [&] { GlmAsrConfig::read(given); },
+        {std::string(given) + ": no such directory; a checkpoint is a directory, for example what \"hf download zai-org/"});
+  }
+}
+
+TEST(GlmAsrConfig, GitLfsPointersAreExplained) {
+  for (const char* name : {"config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja"}) {
+    SCOPED_TRACE(name);
+    const Checkpoint checkpoint;
+    checkpoint.write(name, "version https://git-lfs.github.com/spec/v1\noid sha256:" + std::string(64, 'a') + "\nsize 4512345678\n");
+    checkpoint.refused({std::string(name) + ": a git-LFS pointer", "\"git lfs pull\"", "\"hf download zai-org/GLM-ASR-Nano-2512"});
+  }
+}
+
+TEST(GlmAsrConfig, FifosAreRefusedInPlaceOfFiles) {
+  for (const char* name :
+       {"config.json", "generation_config.json", "processor_config.json", "chat_template.jinja", "tokenizer.json", "model.safetensors"}) {
+    SCOPED_TRACE(name);
+    const Checkpoint checkpoint;
+    checkpoint.remove(name);
+    ASSERT_EQ(mkfifo(checkpoint.file(name).c_str(), 0600), 0);
+    alarm(60);  // nobody writes to it: it would be waited for without end
+    checkpoint.refused({std::string(name) + ": is a FIFO; allowed: a regular file"});
+    alarm(0);
+  }
+}
+
+TEST(GlmAsrConfig, SizesAreLimited) {
+  const Checkpoint checkpoint;
+  checkpoint.set("processor_config.json", "/default_transcription_prompt", std::string(16384, 'x'));
+  EXPECT_EQ(checkpoint.config().prompt.size(), 16384u);
+  checkpoint.set("processor_config.json", "/default_transcription_prompt", std::string(16385, 'x'));
+  checkpoint.refused({"processor_config.json: default_transcription_prompt is \"xxx", "it has 16385 bytes; at most 16384"});
+  checkpoint.write("chat_template.jinja", std::string((1 << 20) + 1, ' '));
+  checkpoint.remove("processor_config.json");
+  checkpoint.refused({"chat_template.jinja: 1048577 bytes; at most 1048576 are read"});
+  checkpoint.write("generation_config.json", std::string((4 << 20) + 1, ' '));
+  checkpoint.refused({"generation_config.json: 4194305 bytes; at most 4194304 are read"});
 }
 
 TEST(GlmAsrConfig, FilesThatMayBeMissing) {
@@ -177,6 +229,9 @@ TEST(GlmAsrConfig, TheProcessorAgrees) {
   processor_refused("/feature_extractor/feature_size", 80,
                     {"config.json: audio_config.num_mel_bins is 128; the processor's feature_size is 80"});
   processor_refused("/feature_extractor/sampling_rate", 8000, {"processor_config.json: feature_extractor.sampling_rate is 8000"});
+  processor_refused(
+      "/feature_extractor/hop_length", 16,
+      {"processor_config.json: feature_extractor.hop_length is 16 and chunk_length 30: a window of 30000 frames; at most 16384"});
   processor_refused("/feature_extractor/chunk_length", 20, {"max_position_embeddings is 1500; half of a window's 2000 frames"});
   processor_refused("/default_transcription_prompt", 3, {"processor_config.json: default_transcription_prompt is 3; a string"});
   const Checkpoint checkpoint;  // the older file of the same settings
