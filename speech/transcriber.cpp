@@ -261,8 +261,15 @@ Transcripts Transcriber::transcribe(std::span<const std::span<const float>> file
   }
   for (const Item& item : items) state.require_room(item, options);
   std::vector<TextStream> streams(files.size());
-  double done = 0, all = 0;
-  for (const Item& item : items) all += state.seconds(std::ssize(item.samples));
+  // Progress is in the seconds of the recordings, silence among them.
+  std::vector<double> begins;
+  double all = 0;
+  for (const Transcript& file : result.files) begins.push_back(std::exchange(all, all + file.duration));
+  const auto done_after = [&](const Item& item) {
+    const Item* next = &item + 1;
+    if (next == items.data() + items.size()) return all;
+    return begins[next->file] + (next->file == item.file ? result.files[item.file].segments[item.segment].end : 0);
+  };
 
   for (std::size_t first = 0; first < items.size(); first += static_cast<std::size_t>(options.batch)) {
     const std::span<const Item> group =
@@ -282,8 +289,7 @@ Transcripts Transcriber::transcribe(std::span<const std::span<const float>> file
         if (!r.done) return;
         streams[r.item->file].end_segment();
         transcript.truncated = transcript.truncated || r.result->truncated;
-        done += state.seconds(std::ssize(r.item->samples));
-        if (options.on_progress) options.on_progress(done, all);
+        if (options.on_progress) options.on_progress(done_after(*r.item), all);
         ++front;
       }
     };

@@ -51,7 +51,7 @@ struct TranscribeOptions {
   /// Called with each piece of text as it is produced: files and segments in their order, characters whole. The pieces of a file together
   /// are its text.
   std::function<void(std::size_t file, std::string_view text)> on_text = {};
-  /// Called as segments are finished, with the seconds of audio done and all of them.
+  /// Called as segments are finished, with the seconds of the recordings done, silence among them, and all of them.
   std::function<void(double done, double all)> on_progress = {};
   /// When stop is requested transcribe() throws Cancelled, at the next token or the next stage.
   std::stop_token cancel = {};
