@@ -237,13 +237,13 @@ Run::Run(Options options)
   versions_["compiler"] = kCompiler;
 }
 
-bool Run::wants(const std::string& family, const std::string& case_name, DType dtype) const {
+bool Run::wants(const std::string& family, const std::string& case_name, DType dtype) {
   const auto& cases = options_.cases;
   const auto& dtypes = options_.dtypes;
   if (!dtypes.empty() && std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) return false;
   const auto contained = [&](const std::string& part) { return case_name.find(part) != std::string::npos; };
   if (!cases.empty() && std::none_of(cases.begin(), cases.end(), contained)) return false;
-  if (options_.list) tw::print("{:<12} {:<28} {}\n", family, case_name, tw::name_of(dtype));
+  if (options_.list) listed_.push_back({family, case_name, dtype});
   return !options_.list;
 }
 
@@ -270,8 +270,8 @@ double Run::read_bandwidth() {
 void Run::add(const Record& r) {
   constexpr const char* kLine = "{:<11} {:<30} {:<5} {:<10} {:>9} {:>9} {:>9} {:>9}  {:<8} {:>6} {:>6}  {:<14} {}\n";
   if (!header_printed_) {
-    tw::print(fmt::runtime(kLine), "family", "case", "dtype", "mode", "us", "ours", "peer", "limit", "unit", "/peer", "/limit", "peer",
-              "variant");
+    tw::print(options_.table, fmt::runtime(kLine), "family", "case", "dtype", "mode", "us", "ours", "peer", "limit", "unit", "/peer",
+              "/limit", "peer", "variant");
     header_printed_ = true;
   }
   const double ours = figure(r, r.ours.median);
@@ -280,10 +280,10 @@ void Run::add(const Record& r) {
     return value > 0 ? tw::format(fmt::runtime(format), value) : std::string("-");
   };
   const std::string by = !r.peer_config.empty() ? r.peer_config : !r.peer.empty() ? r.peer : !r.bound.empty() ? "(" + r.bound + ")" : "-";
-  tw::print(fmt::runtime(kLine), r.family, r.case_name, tw::name_of(r.dtype), name_of(r.mode), number(r.ours.median * 1e3, "{:.1f}"),
-            number(ours, "{:.1f}"), number(peer, "{:.1f}"), number(r.limit, "{:.1f}"), r.unit, number(ratio(r), "{:.3f}"),
-            number(r.limit > 0 ? ours / r.limit : 0, "{:.3f}"), by, r.config);
-  std::fflush(stdout);
+  tw::print(options_.table, fmt::runtime(kLine), r.family, r.case_name, tw::name_of(r.dtype), name_of(r.mode),
+            number(r.ours.median * 1e3, "{:.1f}"), number(ours, "{:.1f}"), number(peer, "{:.1f}"), number(r.limit, "{:.1f}"), r.unit,
+            number(ratio(r), "{:.3f}"), number(r.limit > 0 ? ours / r.limit : 0, "{:.3f}"), by, r.config);
+  std::fflush(options_.table);
   records_.push_back(r);
 }
 

@@ -83,11 +83,17 @@ struct Options {
   int config = -1;                 ///< the variant of ours to time; -1: the heuristic's choice
   bool ladder = false;             ///< instead of the cases: the ways to do it, from the plainest to ours, an idea more each
   std::string commit;              ///< instead of the commit that was compiled in
+  std::FILE* table = stdout;       ///< where records are printed as they are made
 };
 
 /// One run of the benchmarks: prints each record as it is made and collects them.
 class Run {
  public:
+  struct Listed {
+    std::string family, case_name;
+    DType dtype;
+  };
+
   explicit Run(Options options);
 
   const Options& options() const { return options_; }
@@ -99,8 +105,9 @@ class Run {
   /// Bytes read per second, 1 GB hot; on the CPU by one thread. Measured at first use.
   double read_bandwidth();
 
-  /// Whether the user wants this case. Under --list prints its name and gives false.
-  bool wants(const std::string& family, const std::string& case_name, DType dtype) const;
+  /// Whether the user wants this case measured. Under Options::list it is only remembered.
+  bool wants(const std::string& family, const std::string& case_name, DType dtype);
+  const std::vector<Listed>& listed() const { return listed_; }
   /// The version of something that takes part: "cublasLt", "13.1.0".
   void set_version(const std::string& what, const std::string& version) { versions_[what] = version; }
   /// A line for people, on stderr: a peer that is missing, say.
@@ -116,6 +123,7 @@ class Run {
   Stream stream_;
   std::map<std::string, std::string> versions_;
   std::vector<Record> records_;
+  std::vector<Listed> listed_;
   double copy_bandwidth_ = 0;
   double read_bandwidth_ = 0;
   bool header_printed_ = false;

@@ -31,9 +31,9 @@ case $1 in
     status=0  # what fails is reported, what was measured is shown
     for source in kernels/*/*_bench.cpp benchmarks/exercise_bench.cpp; do  # FAMILY_bench.cpp
       family=$(basename "$source" _bench.cpp)
-      build/tilewave bench "$family" --device cuda --json "$results/$family.json" "${commit[@]}" "${quick[@]}" || status=1
+      build/tilewave bench "$family" --device cuda --output "$results/$family.json" "${commit[@]}" "${quick[@]}" || status=1
     done
-    build/tilewave bench attention --ladder --device cuda --json "$results/attention_ladder.json" "${commit[@]}" "${quick[@]}" || status=1
+    build/tilewave bench attention --ladder --device cuda --output "$results/attention_ladder.json" "${commit[@]}" "${quick[@]}" || status=1
     if python3 -c 'import torch' 2>/dev/null; then
       for peer in attention_peer gemm_peer norms_peer; do
         python3 "benchmarks/$peer.py" --library build/libtilewave.so --json "$results/$peer.json" "${commit[@]}" "${quick[@]}" || status=1

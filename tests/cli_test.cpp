@@ -8,11 +8,15 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "runtime/format.hpp"
 #include "support.hpp"
+#include "terminal_screen.hpp"
 
 namespace {
 
@@ -29,8 +33,8 @@ class Cli : public tw::test::CommandLine {
 };
 
 TEST_F(Cli, EverySubcommandHasHelp) {
-  for (const char* command : {"", "devices", "kernels", "kernels list", "kernels source", "kernels layout", "kernels compile",
-                              "kernels analyze", "bench", "tune"}) {
+  for (const char* command : {"", "transcribe", "devices", "kernels", "kernels list", "kernels source", "kernels layout", "kernels compile",
+                              "kernels analyze", "bench", "bench transcribe", "tune", "help", "completion"}) {
     for (const char* flag : {"--help", "-h"}) {
       const Outcome outcome = run(tw::format("{} {}", command, flag));
       EXPECT_EQ(outcome.code, 0) << command;
@@ -54,6 +58,14 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
       {"", "--help"},
       {"frobnicate", "\"frobnicate\"; there are: transcribe, devices, kernels, bench, tune"},
       {"benhc", "did you mean \"bench\""},
+      {"frobnicate --help", "\"frobnicate\"; there are: transcribe"},
+      {"--help frobnicate", "\"frobnicate\"; there are: transcribe"},
+      {"frobnicate --version", "\"frobnicate\"; there are: transcribe"},
+      {"kernels frobnicate --help", "\"frobnicate\"; there are: list"},
+      {"help frobnicate", "\"frobnicate\"; there are: transcribe"},
+      {"help kernels compil", "did you mean \"compile\""},
+      {"completion tcsh", "bash,zsh,fish"},
+      {"bench gemm --json gemm.json", "--json prints to standard output; --output gemm.json"},
       {"devices --jsonn", "--jsonn"},
       {"devices extra", "extra"},
       {"kernels", "--help"},
@@ -81,7 +93,6 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
       {"kernels layout --rows 1,32", "128 (the threads of a row) times 1 to 16"},
       {"kernels layout --rows 64,4096", "255 registers"},
       {"kernels layout --fragment 64,8 --tile 2", "--tile is 2; allowed: 1 to 1"},
-      {"kernels compile", "--arch"},
       {"kernels compile --arch", "--arch"},
       {"kernels compile --arch sm_80", "supported: sm_90a"},
       {"kernels compile --arch sm_90a nothing_like_it", "there is no kernel \"nothing_like_it\""},
@@ -123,6 +134,88 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
     const Outcome outcome = run(c.arguments);
     expect_message(outcome, 2, c.part);
     EXPECT_NE(outcome.err.find("--help"), std::string::npos) << outcome.err;
+  }
+}
+
+TEST_F(Cli, HelpOfACommandIsWhatTheCommandSays) {
+  for (const char* command : {"", "bench", "kernels compile"})
+    EXPECT_EQ(run(tw::format("help {}", command)).out, run(tw::format("{} --help", command)).out);
+}
+
+// What the sources read and what is listed are the same.
+TEST_F(Cli, HelpListsTheEnvironment) {
+  if (!fs::exists(TILEWAVE_SOURCE_DIR)) GTEST_SKIP() << "skipped: needs the sources";
+  std::set<std::string> read_there, listed;
+  const std::regex reads("(?:environment|getenv)\\(\"([A-Z_]+)\"\\)"), lists("(?:^|\n)  ([A-Z_]+) ");
+  const auto names = [](const std::string& text, const std::regex& pattern, std::set<std::string>& all) {
+    for (std::sregex_iterator each(text.begin(), text.end(), pattern), end; each != end; ++each) all.insert((*each)[1]);
+  };
+  for (const char* folder : {"runtime", "tile", "kernels", "models", "speech", "apps", "benchmarks"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(TILEWAVE_SOURCE_DIR) / folder))
+      if (entry.path().extension() == ".cpp" && !entry.path().string().ends_with("_test.cpp")) names(read(entry.path()), reads, read_there);
+  }
+  const Outcome outcome = run("help environment");
+  EXPECT_EQ(outcome.code, 0);
+  names(outcome.out, lists, listed);
+  EXPECT_GE(read_there.size(), 8u);
+  EXPECT_EQ(listed, read_there);
+}
+
+TEST_F(Cli, CompletionOffersWhatIsThere) {
+  const auto offered = [&](const std::string& words) {
+    const Outcome outcome = run("__complete " + words);
+    EXPECT_EQ(outcome.code, 0);
+    std::vector<std::string> all;
+    std::istringstream stream(outcome.out);
+    for (std::string line; std::getline(stream, line);) all.push_back(line.substr(0, line.find('\t')));
+    return all;
+  };
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(offered("''"), (Words{"words", "bench", "completion", "devices", "help", "kernels", "transcribe", "tune"}));
+  EXPECT_EQ(offered("kernels ''"), (Words{"words", "analyze", "compile", "layout", "list", "source"}));
+  EXPECT_EQ(offered("kernels list --"), (Words{"words", "--help", "--json"}));
+  EXPECT_EQ(offered("transcribe --format ''"), (Words{"words", "json", "srt", "text", "vtt"}));
+  EXPECT_EQ(offered("transcribe --format = s"), (Words{"words", "srt"}));  // as bash cuts it
+  EXPECT_EQ(offered("transcribe --format=s"), (Words{"words", "--format=srt"}));
+  EXPECT_EQ(offered("transcribe --json ''"), Words{"files"});
+  EXPECT_EQ(offered("transcribe a.wav -q b.wa"), Words{"files"});
+  EXPECT_EQ(offered("transcribe --output ''"), Words{"files"});
+  EXPECT_EQ(offered("transcribe --model ''"), Words{"folders"});
+  EXPECT_EQ(offered("transcribe --seed 1"), Words{"words"});
+  EXPECT_EQ(offered("bench gem"), (Words{"words", "gemm"}));
+  EXPECT_EQ(offered("bench gemm tran"), (Words{"words", "transcribe", "transpose"}));
+  EXPECT_EQ(offered("bench --device cu"), (Words{"words", "cuda"}));
+  EXPECT_EQ(offered("help env"), (Words{"words", "environment"}));
+  EXPECT_EQ(offered("completion ''"), (Words{"words", "bash", "fish", "zsh"}));
+  const std::string kernel = some_kernel();
+  EXPECT_EQ(offered("kernels compile --no-cache " + kernel), (Words{"words", kernel}));
+}
+
+TEST_F(Cli, BashCompletes) {
+  if (!fs::exists("/bin/bash")) GTEST_SKIP() << "skipped: no bash";
+  const std::string own = program().parent_path().string();
+  fs::create_directory(folder() / "a folder");
+  std::ofstream(folder() / "talk.wav") << "";
+  const tw::test::TerminalRun run = tw::test::run_in_terminal(
+      {"/bin/bash", "--norc", "--noprofile", "-i"},
+      {.columns = 400,
+       .environment = {{"TERM", "xterm"}, {"PS1", "ready> "}, {"PATH", own + ":/usr/bin:/bin"}, {"INPUTRC", "/dev/null"}, {"HISTFILE", ""}},
+       .typed = {"bind 'set enable-bracketed-paste off'\n", "source <(tilewave completion bash)\n",
+                 tw::format("cd '{}'\n", folder().string()), "tilewave transc\t--form\tjs\tta\t--model a\t --help | head -0\n",
+                 "tilewave bench --dtype=f32 transp\t --help | head -0\n", "exit\n"},
+       .prompt = "ready> "});
+  EXPECT_EQ(run.code, 0);
+  EXPECT_NE(run.terminal.find("tilewave transcribe --format json talk.wav --model a\\ folder/ --help"), std::string::npos) << run.terminal;
+  EXPECT_NE(run.terminal.find("tilewave bench --dtype=f32 transpose  --help"), std::string::npos) << run.terminal;
+}
+
+TEST_F(Cli, ShellsAcceptTheirScripts) {
+  for (const char* shell : {"bash", "zsh", "fish"}) {
+    const Outcome script = run(tw::format("completion {}", shell));
+    EXPECT_EQ(script.code, 0) << script.err;
+    std::ofstream(folder() / shell) << script.out;
+    const std::string check = tw::format("! command -v {0} >/dev/null || {0} -n '{1}/{0}'", shell, folder().string());
+    EXPECT_EQ(std::system(check.c_str()), 0) << shell;
   }
 }
 
@@ -282,6 +375,11 @@ TEST_F(Cli, KernelsCompile) {
   EXPECT_EQ(run("kernels compile --arch sm_90a " + name).code, 0);
 }
 
+TEST_F(Cli, KernelsCompileIsForHopperUnlessToldOtherwise) {
+  skip_without_nvrtc();
+  EXPECT_EQ(run_json("kernels compile --json " + some_kernel()).at(0).at("ok"), true);
+}
+
 TEST_F(Cli, KernelsCompileWithoutACache) {
   skip_without_nvrtc();
   const std::string name = some_kernel();
@@ -319,7 +417,7 @@ TEST_F(Cli, PackBesideTheProgramIsFound) {
 TEST_F(Cli, UnwritablePathsAreExitCode1) {
   std::ofstream(folder() / "file") << "text";
   const std::string below = (folder() / "file/below").string();
-  expect_message(run(tw::format("bench gemm --device cpu --quick --json '{}'", below)), 1, below);
+  expect_message(run(tw::format("bench gemm --device cpu --quick --output '{}'", below)), 1, below);
   expect_message(run(tw::format("kernels compile --arch sm_90a --output '{}' {}", below, some_kernel())), 1, below);
   expect_message(run(tw::format("kernels layout --fragment 64,8 --svg '{}'", below)), 1, below);
 }
@@ -365,7 +463,7 @@ TEST_F(Cli, BenchNeedsItsDevice) {
 
 TEST_F(Cli, BenchWritesRecords) {
   const std::string path = (folder() / "gemm.json").string();
-  const Outcome outcome = run(tw::format("bench gemm --device cpu --quick --case nn-1024 --commit c0ffee --json '{}'", path));
+  const Outcome outcome = run(tw::format("bench gemm --device cpu --quick --case nn-1024 --commit c0ffee --output '{}'", path));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("nn-1024"), std::string::npos) << outcome.out;
   const json records = json::parse(read(path));
@@ -382,9 +480,20 @@ TEST_F(Cli, BenchWritesRecords) {
     EXPECT_TRUE(record.contains(field)) << field;
 }
 
+TEST_F(Cli, JsonIsAllOfStandardOutput) {
+  const json cases = run_json("bench gemm --list --json --device cpu --dtype f32");
+  ASSERT_FALSE(cases.empty());
+  EXPECT_EQ(cases.at(0).at("family"), "gemm");
+  const Outcome outcome = run("bench gemm --device cpu --quick --json --case nn-1024");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(json::parse(outcome.out).at(0).at("case"), "nn-1024");
+  EXPECT_NE(outcome.err.find("nn-1024"), std::string::npos) << outcome.err;  // the table
+  EXPECT_EQ(run_json("tune --forget --json --device cpu").at("forgotten"), 0);
+}
+
 TEST_F(Cli, BenchHoldsMemoryBoundOpsAgainstACopy) {
   const std::string path = (folder() / "transpose.json").string();
-  const Outcome outcome = run(tw::format("bench transpose --device cpu --quick --dtype f32 --json '{}'", path));
+  const Outcome outcome = run(tw::format("bench transpose --device cpu --quick --dtype f32 --output '{}'", path));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const json records = json::parse(read(path));
   ASSERT_EQ(records.size(), 1u);
@@ -420,7 +529,7 @@ TEST_F(Cli, BenchListsTheLadder) {
 
 TEST_F(Cli, BenchHoldsARungAgainstTheOneBefore) {
   const std::string path = (folder() / "ladder.json").string();
-  const Outcome outcome = run(tw::format("bench attention --ladder --device cpu --quick --dtype f32 --case causal --json '{}'", path));
+  const Outcome outcome = run(tw::format("bench attention --ladder --device cpu --quick --dtype f32 --case causal --output '{}'", path));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const json records = json::parse(read(path));
   ASSERT_EQ(records.size(), 7u);
@@ -495,7 +604,7 @@ TEST_F(Cli, TuneKeepsAConvolution) {
 
 TEST_F(Cli, BenchLeavesNoFileWithoutRecords) {
   const fs::path path = folder() / "none.json";
-  EXPECT_EQ(run(tw::format("bench gemm --device cpu --case nothing-like-it --json '{}'", path.string())).code, 2);
+  EXPECT_EQ(run(tw::format("bench gemm --device cpu --case nothing-like-it --output '{}'", path.string())).code, 2);
   EXPECT_FALSE(fs::exists(path));
 }
 

@@ -2,86 +2,65 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <sstream>
 #include <string>
 #include <vector>
 
-#include "cli_fixture.hpp"
 #include "runtime/format.hpp"
+#include "transcribe_fixture.hpp"
 
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
 using tw::test::expect_message;
+using tw::test::kRoot;
+using tw::test::kWords;
+using tw::test::lines;
 using tw::test::Outcome;
 using tw::test::read;
+using tw::test::sample;
+using tw::test::Transcribe;
+using tw::test::wav;
 
-const std::string kRoot = TILEWAVE_SOURCE_DIR;
-
-/// A bundled recording and what it says.
-std::string sample(int number) { return tw::format("'{}/assets/samples/digits-{}.wav'", kRoot, number); }
-const std::string kWords[] = {"", "six seven nine one", "eight zero seven", "four three seven five seven four"};
-
-std::vector<std::string> lines(const std::string& text) {
-  std::vector<std::string> all;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) all.push_back(line);
-  return all;
-}
-
-class Transcribe : public tw::test::CommandLine {
- protected:
-  /// On the CPU: texts are compared.
-  Outcome transcribe(const std::string& arguments) const { return run("transcribe --device cpu " + arguments); }
-
-  /// Writes a file into the test's folder; the result is its path, quoted.
-  std::string write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(folder() / name, std::ios::binary) << bytes;
-    return quoted(folder() / name);
-  }
-  static std::string quoted(const fs::path& path) { return "'" + path.string() + "'"; }
-
-  /// The names in a folder, sorted.
-  static std::vector<std::string> names(const fs::path& directory) {
-    std::vector<std::string> all;
-    for (const auto& entry : fs::directory_iterator(directory)) all.push_back(entry.path().filename().string());
-    std::sort(all.begin(), all.end());
-    return all;
-  }
-};
-
-/// A WAV file of 16 kHz, mono, 16 bits.
-std::string wav(const std::vector<std::int16_t>& samples) {
-  const auto number = [](std::uint32_t x, int bytes) {
-    std::string text;
-    for (int i = 0; i < bytes; ++i) text += static_cast<char>(x >> (8 * i) & 0xFF);
-    return text;
-  };
-  const auto size = static_cast<std::uint32_t>(2 * samples.size());
-  std::string file = "RIFF" + number(36 + size, 4) + "WAVEfmt " + number(16, 4) + number(1, 2) + number(1, 2) + number(16000, 4) +
-                     number(32000, 4) + number(2, 2) + number(16, 2) + "data" + number(size, 4);
-  for (const std::int16_t sample : samples) file += number(static_cast<std::uint16_t>(sample), 2);
-  return file;
-}
+/// The line of a recording among several.
+std::string labelled(int number) { return tw::format("{}/assets/samples/digits-{}.wav: {}\n", kRoot, number, kWords[number]); }
 
 TEST_F(Transcribe, TextsInTheOrderOfArguments) {
   const Outcome outcome = transcribe(tw::format("{} {} {}", sample(3), sample(1), sample(2)));
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(outcome.err, "");  // no terminal, no progress
-  EXPECT_EQ(outcome.out, kWords[3] + "\n" + kWords[1] + "\n" + kWords[2] + "\n");
+  EXPECT_EQ(outcome.out, labelled(3) + labelled(1) + labelled(2));
+}
+
+TEST_F(Transcribe, OneTextHasNoName) {
+  EXPECT_EQ(transcribe(sample(1)).out, kWords[1] + "\n");
+  // Two that are given have, though one fails: it must not depend on what the other is.
+  EXPECT_EQ(transcribe("/nowhere.wav " + sample(1)).out, labelled(1));
+}
+
+TEST_F(Transcribe, WithoutAModelANoteSaysWhatTheBundledOneKnows) {
+  const Outcome outcome = run("transcribe --device cpu --json " + sample(1));
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(json::parse(outcome.out).at("text"), kWords[1]);
+  ASSERT_EQ(lines(outcome.err).size(), 1u) << outcome.err;
+  for (const char* part : {"tilewave: no --model: ", "spoken English digits only", "hf download zai-org/GLM-ASR-Nano-2512"})
+    EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+  EXPECT_EQ(run(tw::format("transcribe --device cpu --model '{}/assets/digits' {}", kRoot, sample(1))).err, "");
+  EXPECT_EQ(run("transcribe --device cpu -q " + sample(1)).err, "");
 }
 
 TEST_F(Transcribe, OneBadFileAmongMany) {
   const Outcome outcome = transcribe(tw::format("{} /nowhere/talk.wav {}", sample(1), sample(2)));
   expect_message(outcome, 1, "/nowhere/talk.wav: No such file or directory");
-  EXPECT_EQ(outcome.out, kWords[1] + "\n" + kWords[2] + "\n");
+  EXPECT_EQ(outcome.out, labelled(1) + labelled(2));
   EXPECT_EQ(lines(outcome.err).size(), 1u);
 }
 
@@ -94,7 +73,7 @@ TEST_F(Transcribe, FilesThatAreNoRecordings) {
   const std::string in = "'" + folder().string() + "/";
   const Outcome outcome = transcribe(tw::format("{0}empty.wav' {0}text.wav' {0}header.wav' {0}half.wav' {0}' {1}", in, sample(2)));
   EXPECT_EQ(outcome.code, 1);
-  EXPECT_EQ(outcome.out, kWords[2] + "\n");
+  EXPECT_EQ(outcome.out, labelled(2));
   const std::vector<std::string> messages = lines(outcome.err);
   ASSERT_EQ(messages.size(), 5u) << outcome.err;
   const char* const parts[][2] = {{"empty.wav: ", "empty"},
@@ -112,7 +91,9 @@ TEST_F(Transcribe, SilenceHasNoText) {
   const std::string silence = write("silence.wav", wav(std::vector<std::int16_t>(48000))), none = write("none.wav", wav({}));
   const Outcome outcome = transcribe(tw::format("{} {} {}", silence, sample(2), silence));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_EQ(outcome.out, "\n" + kWords[2] + "\n\n");
+  const std::string name = (folder() / "silence.wav").string() + ":\n";
+  EXPECT_EQ(outcome.out, name + labelled(2) + name);
+  EXPECT_EQ(transcribe(silence).out, "\n");
   EXPECT_EQ(run_json("transcribe --device cpu --format json " + silence).at("segments"), json::array());
   EXPECT_EQ(transcribe("--format vtt " + silence).out, "WEBVTT\n\n");
   expect_message(transcribe(none), 1, "none.wav: it holds no audio: 0 samples");
@@ -228,6 +209,92 @@ TEST_F(Transcribe, OutputDirectory) {
   EXPECT_FALSE(fs::exists(other));
 }
 
+TEST_F(Transcribe, TheSuffixOfOutputImpliesTheFormat) {
+  const auto written = [&](const std::string& name, const char* options = "") {
+    const Outcome outcome = transcribe(tw::format("{} --output {} {}", options, quoted(folder() / name), sample(2)));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return read(folder() / name);
+  };
+  EXPECT_EQ(written("a.srt").rfind("1\n00:00:", 0), 0u);
+  EXPECT_EQ(written("a.VTT").rfind("WEBVTT\n", 0), 0u);
+  EXPECT_EQ(json::parse(written("a.json")).at("text"), kWords[2]);
+  for (const char* name : {"a.txt", "a.md", "a", ".srt"}) EXPECT_EQ(written(name), kWords[2] + "\n") << name;
+  EXPECT_EQ(written("b.srt", "--format text"), kWords[2] + "\n");
+  EXPECT_EQ(json::parse(written("c.srt", "--json")).at("text"), kWords[2]);
+  fs::create_directory(folder() / "d.srt");
+  EXPECT_EQ(transcribe(tw::format("--output {} {}", quoted(folder() / "d.srt"), sample(2))).code, 0);
+  EXPECT_EQ(names(folder() / "d.srt"), std::vector<std::string>{"digits-2.txt"});
+}
+
+TEST_F(Transcribe, OutputKeepsModesAndFollowsLinks) {
+  const auto mode = [](const fs::path& path) { return static_cast<int>(fs::status(path).permissions() & fs::perms::mask); };
+  const fs::path kept = folder() / "texts/kept.txt", link = folder() / "link.txt", chain = folder() / "chain.txt";
+  fs::create_directory(folder() / "texts");
+  std::ofstream(kept) << "before";
+  fs::permissions(kept, fs::perms(0600));
+  fs::create_symlink("texts/kept.txt", link);
+  fs::create_symlink("link.txt", chain);
+  EXPECT_EQ(transcribe(tw::format("--output {} {}", quoted(chain), sample(2))).code, 0);
+  EXPECT_EQ(read(kept), kWords[2] + "\n");
+  EXPECT_EQ(mode(kept), 0600);
+  EXPECT_TRUE(fs::is_symlink(link) && fs::is_symlink(chain));
+  EXPECT_EQ(names(folder() / "texts"), std::vector<std::string>{"kept.txt"});
+
+  // Of a link that leads to nothing yet, what it names is made; a new file is as others may read it.
+  fs::create_symlink("texts/new.txt", folder() / "dangling.txt");
+  EXPECT_EQ(run(tw::format("transcribe -q --device cpu --output {} {}", quoted(folder() / "dangling.txt"), sample(1)), "umask 027;").code,
+            0);
+  EXPECT_EQ(read(folder() / "texts/new.txt"), kWords[1] + "\n");
+  EXPECT_EQ(mode(folder() / "texts/new.txt"), 0640);
+
+  fs::create_symlink("loop.txt", folder() / "loop.txt");
+  expect_message(transcribe(tw::format("--output {} {}", quoted(folder() / "loop.txt"), sample(2))), 1, "loop.txt: Too many levels");
+}
+
+TEST_F(Transcribe, OutputThatIsNoFileIsWrittenInPlace) {
+  // Of /dev/full a copy, as root may replace what is in /dev.
+  const fs::path full = folder() / "full", fifo = folder() / "fifo.json", text = folder() / "text";
+  if (mknod(full.c_str(), S_IFCHR | 0666, makedev(1, 7)) == 0 && std::ofstream(full).is_open()) {
+    expect_message(transcribe(tw::format("--output {} {}", quoted(full), sample(2))), 1, "full: No space left on device");
+    EXPECT_TRUE(fs::is_character_file(full));
+  }
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  EXPECT_EQ(std::system(tw::format("cat {} > {} &", quoted(fifo), quoted(text)).c_str()), 0);
+  EXPECT_EQ(transcribe(tw::format("--output {} {}", quoted(fifo), sample(2))).code, 0);
+  EXPECT_TRUE(fs::is_fifo(fifo));
+  for (int i = 0; i < 500 && read(text).empty(); ++i) usleep(10000);  // until cat has written it
+  EXPECT_EQ(json::parse(read(text)).at("text"), kWords[2]);
+
+  EXPECT_EQ(transcribe("--output /dev/null " + sample(2)).out, "");
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  EXPECT_EQ(transcribe("--output /dev/stdout " + sample(2)).out, kWords[2] + "\n");
+  // What a shell has opened is written to as it was opened: here, at the end.
+  std::ofstream(text) << "before\n";
+  EXPECT_EQ(transcribe(tw::format("--output /dev/stdout {} >>{} #", sample(2), quoted(text))).code, 0);
+  EXPECT_EQ(transcribe(tw::format("--output /dev/fd/3 {} 3>>{} #", sample(1), quoted(text))).code, 0);
+  EXPECT_EQ(read(text), "before\n" + kWords[2] + "\n" + kWords[1] + "\n");
+}
+
+TEST_F(Transcribe, OutputOverARecordingIsRefused) {
+  const std::string recording = read(kRoot + "/assets/samples/digits-1.wav");
+  write("a.wav", recording);
+  write("b.wav", recording);
+  fs::create_symlink("a.wav", folder() / "link");
+  fs::create_hard_link(folder() / "a.wav", folder() / "hard");
+  fs::create_directory(folder() / "texts");
+  fs::create_hard_link(folder() / "a.wav", folder() / "texts/b.txt");
+  const std::string a = quoted(folder() / "a.wav"), b = quoted(folder() / "b.wav"), link = quoted(folder() / "link"),
+                    hard = quoted(folder() / "hard"), texts = quoted(folder() / "texts");
+  for (const std::string& arguments :
+       {"--output " + a + " " + a, "--output " + link + " " + a, "--output " + hard + " " + a, "--output " + a + " " + link,
+        "--output " + texts + " " + b + " " + a, a + " >>" + a + " #", "--output " + a + " - <" + a + " >/dev/null #"}) {
+    SCOPED_TRACE(arguments);
+    EXPECT_EQ(transcribe("2>/dev/null " + arguments).code, 2);
+    EXPECT_EQ(read(folder() / "a.wav"), recording);
+  }
+  expect_message(transcribe("--output " + link + " " + a), 2, "would be written over the recording " + (folder() / "a.wav").string());
+}
+
 // Tests may run as root, who may write everywhere: nothing can be created below a regular file.
 TEST_F(Transcribe, OutputThatCannotBeWritten) {
   write("file", "text");
@@ -251,7 +318,7 @@ TEST_F(Transcribe, ARecordingThatIsTooLongForOnePromptFailsAlone) {
   // The checkpoint's context is 2048 tokens: about 163 s.
   const std::string long_one = write("long.wav", wav(std::vector<std::int16_t>(170 * 16000)));
   const Outcome outcome = transcribe(tw::format("--segment none {} {}", long_one, sample(2)));
-  EXPECT_EQ(outcome.out, kWords[2] + "\n");
+  EXPECT_EQ(outcome.out, labelled(2));
   ASSERT_EQ(lines(outcome.err).size(), 1u) << outcome.err;
   expect_message(outcome, 1, "long.wav: 170.0 s of audio make a prompt of ");
 }
@@ -291,11 +358,16 @@ TEST_F(Transcribe, WrongUsage) {
       {"--temperature nan a.wav", "--temperature must be from 0 to 100"},
       {"--max-new-tokens 0 a.wav", "--max-new-tokens"},
       {"--seed x a.wav", "--seed"},
+      {"--seed -1 a.wav", "--seed: -1 is not a whole number from 0 to 18446744073709551615"},
+      {"--seed 18446744073709551616 a.wav", "from 0 to 18446744073709551615"},
+      {"--seed 1.5 a.wav", "--seed: 1.5"},
       {"--format doc a.wav", "--format"},
       {"--segment some a.wav", "--segment"},
       {"--dtype f64 a.wav", "--dtype"},
       {"--device tpu a.wav", "\"tpu\"; allowed: \"cpu\", \"cuda\""},
       {"--threads 0 a.wav", "--threads"},
+      {"--threads 4096 a.wav", "4096 not in range 1 to 1024"},
+      {"--json --format srt a.wav", "--format"},
       {"--wrong a.wav", "--wrong"},
   };
   for (const auto& [arguments, part] : cases) {
@@ -352,6 +424,15 @@ TEST_F(BenchTranscribe, FailsWithAWrongReference) {
   EXPECT_EQ(outcome.err, "");
   EXPECT_NE(outcome.out.find("Word accuracy: 0.0 %\n"), std::string::npos) << outcome.out;
   EXPECT_NE(outcome.out.find("Status: FAIL\n"), std::string::npos) << outcome.out;
+}
+
+TEST_F(BenchTranscribe, Json) {
+  const json report =
+      run_json("bench transcribe --json --device cpu --warmup 0 --runs 2 --reference 'eight zero seven' --audio " + sample(2));
+  EXPECT_EQ(report.at("text"), kWords[2]);
+  EXPECT_EQ(report.at("word_accuracy"), 1.0);
+  EXPECT_EQ(report.at("passed"), true);
+  EXPECT_EQ(report.at("runs").size(), 2u);
 }
 
 TEST_F(BenchTranscribe, WrongUsage) {

@@ -157,7 +157,7 @@ DeviceModel named_device_model(const std::string& name) {
 void add_analyze(CLI::App& kernels, int& exit_code) {
   static AnalyzeArguments a;
   CLI::App* command = kernels.add_subcommand("analyze", "Bytes, operations and the roofline time of one kernel, from its own source");
-  command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows")->required();
+  completes_with(command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows")->required(), kernel_names);
   command->add_option("--shape", a.shape, "The problem: NAME=NUMBER,...; which names there are is below")->required();
   command->add_option("--device", a.devices, "H200, A100, 4090 or cpu; may be repeated. Default: the GPUs")
       ->type_name("DEVICE")

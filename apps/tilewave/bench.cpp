@@ -20,7 +20,8 @@ namespace {
 struct BenchArguments {
   std::vector<std::string> families;
   std::string device = "auto";
-  std::string json;
+  std::string output;
+  bool json = false;
   std::vector<std::string> dtypes;
   bench::Options options;
 };
@@ -75,12 +76,23 @@ class Output {
   std::FILE* file_;
 };
 
+void list(const bench::Run& run, const BenchArguments& arguments) {
+  auto json = nlohmann::ordered_json::array();
+  for (const bench::Run::Listed& each : run.listed()) {
+    if (!arguments.json) tw::print("{:<12} {:<28} {}\n", each.family, each.case_name, name_of(each.dtype));
+    json.push_back({{"family", each.family}, {"case", each.case_name}, {"dtype", name_of(each.dtype)}});
+  }
+  if (arguments.json) print_json(json);
+}
+
 void run(BenchArguments& arguments) {
+  if (arguments.json) arguments.options.table = stderr;
   std::vector<const bench::Family*> families;
   const std::vector<std::string> known = family_names();
   for (const std::string& name : arguments.families) {
     const bench::Family* family = bench::Family::find(name);
     if (family == nullptr) {
+      if (name.ends_with(".json")) throw UsageError(tw::format("bench: --json prints to standard output; --output {} writes a file", name));
       throw UsageError(
           tw::format("bench: there is no family \"{}\"{}; there are: {}", name, did_you_mean(name, known), tw::join(known, ", ")));
     }
@@ -98,15 +110,16 @@ void run(BenchArguments& arguments) {
   if (!arguments.options.list) {
     const DeviceInfo& info = device_info(arguments.options.device);
     if (!info.usable) throw DeviceError(tw::format("{}: {}", info.device.name(), info.problem));
-    tw::print("{}: {}\n", info.device.name(), info.name);
+    tw::print(arguments.options.table, "{}: {}\n", info.device.name(), info.name);
   }
   std::unique_ptr<Output> output;
-  if (!arguments.json.empty()) output = std::make_unique<Output>(arguments.json);
+  if (!arguments.output.empty() && !arguments.options.list) output = std::make_unique<Output>(arguments.output);
   bench::Run run(arguments.options);
   for (const bench::Family* family : families) family->run(run);
-  if (arguments.options.list) return;
+  if (arguments.options.list) return list(run, arguments);
   if (run.count() == 0) throw UsageError("bench: no case matches --case and --dtype on this device; --list shows all");
   if (output) output->write(json_text(run.json()));
+  if (arguments.json) print_json(run.json());
 }
 
 }  // namespace
@@ -114,9 +127,10 @@ void run(BenchArguments& arguments) {
 void add_bench(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("bench", "Measure families of kernels, their peers and the hardware's limit in one run");
   static BenchArguments a;
-  command->add_option("FAMILY", a.families, "What to measure");
-  command->add_option("--device", a.device, "auto (the first usable GPU, else the CPU), cpu, cuda or cuda:N")->capture_default_str();
-  command->add_option("--json", a.json, "Write the figures to this file, as a list of records")->type_name("FILE");
+  completes_with(command->add_option("FAMILY", a.families, "What to measure"), family_names);
+  add_device_option(*command, a.device);
+  command->add_flag("--json", a.json, "Print JSON: a list of records; the table goes to standard error");
+  command->add_option("--output", a.output, "Also write the records to this file, as JSON")->type_name("FILE");
   command->add_option("--case", a.options.cases, "Only cases whose name contains this; may be repeated")
       ->type_name("NAME")
       ->allow_extra_args(false);

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <thread>
 
+#include "apps/tilewave/terminal.hpp"
 #include "apps/tilewave/transcribe.hpp"
 #include "benchmarks/peers/openblas.hpp"
 #include "benchmarks/yardsticks.hpp"
@@ -28,6 +29,7 @@ struct BenchTranscribeArguments {
   std::string audio, reference;
   int warmup = 1, runs = 3;
   speech::TranscribeOptions options;
+  bool json = false;
 };
 
 /// Words in lower case without punctuation.
@@ -99,54 +101,58 @@ double sgemm_rate(std::string& problem) {
 }
 
 /// The stages against what limits them.
-void print_stages(const speech::Transcriber& transcriber, const speech::Timings& timings, std::int64_t windows,
+void print_stages(std::FILE* report, const speech::Transcriber& transcriber, const speech::Timings& timings, std::int64_t windows,
                   std::int64_t longest_context, double peak_bytes) {
   const speech::ModelSize size = transcriber.size();
   const Device device = transcriber.options().device;
-  tw::print("Stages: features {:.3f} s, encoder {:.3f} s, prefill {:.3f} s ({} tokens), decode {:.3f} s ({} steps)\n", timings.features,
-            timings.encoder, timings.prefill, timings.prompt_tokens, timings.decode, timings.decode_steps);
+  tw::print(report, "Stages: features {:.3f} s, encoder {:.3f} s, prefill {:.3f} s ({} tokens), decode {:.3f} s ({} steps)\n",
+            timings.features, timings.encoder, timings.prefill, timings.prompt_tokens, timings.decode, timings.decode_steps);
   if (timings.decode_steps > 0) {
     const double step = timings.decode / static_cast<double>(timings.decode_steps);
     const double rate = static_cast<double>(size.decode_bytes) / step, read = read_bandwidth(device);
-    tw::print("Decode: {:.2f} ms a step, {:.1f} GB/s of weights; memory is read with {:.1f} GB/s: {:.2f} of it\n", step * 1e3, rate * 1e-9,
-              read * 1e-9, rate / read);
+    tw::print(report, "Decode: {:.2f} ms a step, {:.1f} GB/s of weights; memory is read with {:.1f} GB/s: {:.2f} of it\n", step * 1e3,
+              rate * 1e-9, read * 1e-9, rate / read);
   }
   if (windows > 0 && !device.is_cuda()) {
     const double window = timings.encoder / static_cast<double>(windows);
     std::string problem;
     const double rate = sgemm_rate(problem);
-    tw::print("Encoder: {:.3f} s a window, {:.1f} GFLOP/s", window, size.encoder_flops / window * 1e-9);
+    tw::print(report, "Encoder: {:.3f} s a window, {:.1f} GFLOP/s", window, size.encoder_flops / window * 1e-9);
     if (rate > 0)
-      tw::print("; OpenBLAS sgemm would take {:.3f} s ({:.1f} GFLOP/s): {:.2f} times that\n", size.encoder_flops / rate, rate * 1e-9,
-                window * rate / size.encoder_flops);
+      tw::print(report, "; OpenBLAS sgemm would take {:.3f} s ({:.1f} GFLOP/s): {:.2f} times that\n", size.encoder_flops / rate,
+                rate * 1e-9, window * rate / size.encoder_flops);
     else
-      tw::print("; no OpenBLAS to compare with: {}\n", problem);
+      tw::print(report, "; no OpenBLAS to compare with: {}\n", problem);
   }
   if (!device.is_cuda()) {
     const double cache = static_cast<double>(size.cache_bytes * longest_context);
-    tw::print("Memory: peak {:.3f} GB; weights {:.3f} GB, keys and values {:.3f} GB: {:.3f} of weights beyond both\n", peak_bytes * 1e-9,
-              static_cast<double>(size.weight_bytes) * 1e-9, cache * 1e-9,
+    tw::print(report, "Memory: peak {:.3f} GB; weights {:.3f} GB, keys and values {:.3f} GB: {:.3f} of weights beyond both\n",
+              peak_bytes * 1e-9, static_cast<double>(size.weight_bytes) * 1e-9, cache * 1e-9,
               (peak_bytes - cache) / static_cast<double>(size.weight_bytes) - 1);
   }
 }
 
 int run(BenchTranscribeArguments& a) {
+  std::FILE* report = a.json ? stderr : stdout;  // what people read
   const std::vector<float> samples = speech::read_audio(a.audio);
   const double duration = static_cast<double>(samples.size()) / 16000;
   const std::string model = a.model.model.empty() ? default_model() : a.model.model;
   const auto begin = Clock::now();
   const speech::Transcriber transcriber(model, load_options(a.model));
-  tw::print("Model: {} on {} in {}, loaded in {:.3f} s\n", model, transcriber.options().device.name(),
-            name_of(*transcriber.options().dtype), seconds_since(begin));
+  const double load_seconds = seconds_since(begin);
+  tw::print(report, "Model: {} on {} in {}, loaded in {:.3f} s\n", shown_line(report, model), transcriber.options().device.name(),
+            name_of(*transcriber.options().dtype), load_seconds);
   const std::span<const float> files[] = {samples};
   for (int i = 0; i < a.warmup; ++i) transcriber.transcribe(files, a.options);
   double sum = 0, best = 1e300;
+  auto seconds_of_runs = nlohmann::ordered_json::array();
   speech::Transcripts result, fastest;
   for (int i = 0; i < a.runs; ++i) {
     const auto start = Clock::now();
     result = transcriber.transcribe(files, a.options);
     const double seconds = seconds_since(start);
-    tw::print("Run {}: {:.4f} s\n", i + 1, seconds);
+    tw::print(report, "Run {}: {:.4f} s\n", i + 1, seconds);
+    seconds_of_runs.push_back(seconds);
     sum += seconds;
     if (seconds < best) {
       best = seconds;
@@ -160,16 +166,33 @@ int run(BenchTranscribeArguments& a) {
   std::int64_t windows = 0;
   for (const speech::TranscriptSegment& segment : transcript.segments)
     windows += static_cast<std::int64_t>((segment.end - segment.begin) / 30 - 1e-9) + 1;
-  tw::print("Average: {:.4f} s\n", average);
-  tw::print("Transcription: {}\n", transcript.text);
-  tw::print("Reference: {}\n", a.reference);
-  tw::print("Word accuracy: {:.1f} %\n", accuracy * 100);
-  tw::print("Real-time factor: {:.4f} ({:.1f} times real time)\n", average / duration, duration / average);
-  print_stages(transcriber, fastest.timings, windows, fastest.timings.prompt_tokens + fastest.timings.decode_steps + 1,
+  tw::print(report, "Average: {:.4f} s\n", average);
+  tw::print(report, "Transcription: {}\n", shown_line(report, transcript.text));
+  tw::print(report, "Reference: {}\n", shown_line(report, a.reference));
+  tw::print(report, "Word accuracy: {:.1f} %\n", accuracy * 100);
+  tw::print(report, "Real-time factor: {:.4f} ({:.1f} times real time)\n", average / duration, duration / average);
+  print_stages(report, transcriber, fastest.timings, windows, fastest.timings.prompt_tokens + fastest.timings.decode_steps + 1,
                static_cast<double>(usage.ru_maxrss) * 1024);
-  if (a.options.ignore_end) return kOk;  // no text to judge
-  const bool passed = accuracy > 0.8;
-  tw::print("Status: {}\n", passed ? "PASS" : "FAIL");
+  const bool judged = !a.options.ignore_end, passed = !judged || accuracy > 0.8;
+  if (judged) tw::print(report, "Status: {}\n", passed ? "PASS" : "FAIL");
+  if (a.json) {
+    const speech::Timings& t = fastest.timings;
+    print_json({{"file", a.audio},
+                {"text", transcript.text},
+                {"reference", a.reference},
+                {"duration", duration},
+                {"word_accuracy", judged ? nlohmann::ordered_json(accuracy) : nlohmann::ordered_json(nullptr)},
+                {"passed", judged ? nlohmann::ordered_json(passed) : nlohmann::ordered_json(nullptr)},
+                {"runs", seconds_of_runs},
+                {"average", average},
+                {"seconds",
+                 {{"load", load_seconds}, {"features", t.features}, {"encoder", t.encoder}, {"prefill", t.prefill}, {"decode", t.decode}}},
+                {"prompt_tokens", t.prompt_tokens},
+                {"decode_steps", t.decode_steps},
+                {"model", model},
+                {"device", transcriber.options().device.name()},
+                {"dtype", name_of(*transcriber.options().dtype)}});
+  }
   return passed ? kOk : kFailure;
 }
 
@@ -188,6 +211,7 @@ void add_bench_transcribe(CLI::App& bench, int& exit_code) {
   command->add_option("--max-new-tokens", a.options.max_new_tokens, "Of a segment")->check(CLI::Range(1, 1 << 20))->capture_default_str();
   command->add_flag("--ignore-eos", a.options.ignore_end,
                     "Generate --max-new-tokens whatever the model says, and judge no text: for random weights");
+  command->add_flag("--json", a.json, "Print JSON; what is for people goes to standard error");
   command->footer("Status is PASS above 80 % of the reference's words, else FAIL and exit code 1.");
   command->callback([&exit_code] {
     if (!a.options.ignore_end && a.reference.empty()) throw UsageError("bench transcribe: --reference or --ignore-eos is needed");

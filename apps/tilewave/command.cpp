@@ -1,6 +1,9 @@
 #include "command.hpp"
 
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -25,15 +28,26 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
+/// JSON leaves DEL and the C1 controls (U+0080 to U+009F) as they are, and some terminals obey them. They occur in strings only.
+std::string dump(const nlohmann::ordered_json& json, int indent) {
+  const std::string text = json.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  std::string safe;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]), next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    const bool c1 = byte == 0xC2 && next < 0xA0;
+    if (c1) ++i;
+    if (c1 || byte == 0x7F)
+      safe += tw::format("\\u{:04x}", c1 ? next : byte);
+    else
+      safe += text[i];
+  }
+  return safe;
+}
+
 }  // namespace
 
-std::string json_text(const nlohmann::ordered_json& json) {
-  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-}
-
-std::string json_line(const nlohmann::ordered_json& json) {
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-}
+std::string json_text(const nlohmann::ordered_json& json) { return dump(json, 2) + "\n"; }
+std::string json_line(const nlohmann::ordered_json& json) { return dump(json, -1); }
 
 void print_json(const nlohmann::ordered_json& json) {
   const std::string text = json_text(json);
@@ -53,6 +67,33 @@ std::string did_you_mean(const std::string& given, std::span<const std::string> 
     if (names.size() < 5) names.push_back(std::move(name));
   }
   return names.empty() ? "" : tw::format(" (did you mean {}?)", tw::join(names, ", "));
+}
+
+std::string full_name(const CLI::App& command) {
+  return command.get_parent() == nullptr ? command.get_name() : full_name(*command.get_parent()) + " " + command.get_name();
+}
+
+std::string unknown_command(const CLI::App& app, const std::string& given) {
+  std::vector<std::string> known;
+  for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
+  return tw::format("there is no command \"{}\"{}; there are: {}", given, did_you_mean(given, known), tw::join(known, ", "));
+}
+
+void add_device_option(CLI::App& command, std::string& device) {
+  completes_with(
+      command.add_option("--device", device, "auto (the first usable GPU, else the CPU), cpu, cuda or cuda:N")->capture_default_str(), [] {
+        return std::vector<std::string>{"auto", "cpu", "cuda"};
+      });
+}
+
+CLI::Validator unsigned_number() {
+  const auto check = [](const std::string& given) -> std::string {
+    std::uint64_t value = 0;
+    const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), value);
+    if (error == std::errc() && end == given.data() + given.size()) return "";
+    return tw::format("{} is not a whole number from 0 to {}", given, std::numeric_limits<std::uint64_t>::max());
+  };
+  return CLI::Validator(check, "0 to 2^64 - 1");
 }
 
 std::string bytes_text(std::size_t bytes) {

@@ -5,9 +5,11 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <functional>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/registry.hpp"
@@ -31,6 +33,8 @@ void add_devices(CLI::App& app, int& exit_code);
 void add_kernels(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 void add_tune(CLI::App& app, int& exit_code);
+void add_help(CLI::App& app, int& exit_code);
+void add_completion(CLI::App& app, int& exit_code);
 /// To `bench`.
 void add_bench_transcribe(CLI::App& bench, int& exit_code);
 /// To `kernels`.
@@ -38,11 +42,37 @@ void add_analyze(CLI::App& kernels, int& exit_code);
 
 /// Prints `json` and a newline to stdout.
 void print_json(const nlohmann::ordered_json& json);
-/// The text that print_json prints; bytes that are not UTF-8 are replaced, NaN and infinities become null.
+/// The text that print_json prints; bytes that are not UTF-8 are replaced, NaN and infinities become null. Control characters are escaped,
+/// all of them: a terminal may be what shows it.
 std::string json_text(const nlohmann::ordered_json& json);
+
+/// Accepts 0 to 2^64 - 1. (CLI11 takes -1 for 2^64 - 1.)
+CLI::Validator unsigned_number();
+
+/// The values that the shell offers for an option or a positional argument. Members of a CLI::IsMember and what has the type name FILE or
+/// DIR need none of these.
+void completes_with(CLI::Option* option, std::function<std::vector<std::string>()> values);
+void completes_with_files(CLI::Option* option);
+
+/// --device, with auto as its default.
+void add_device_option(CLI::App& command, std::string& device);
+
+/// The hidden command that calls complete().
+inline constexpr std::string_view kCompleteCommand = "__complete";
+/// Prints what may stand where the last of `words`, those after "tilewave", is being typed. The scripts of `tilewave completion` call it.
+int complete(const CLI::App& app, std::vector<std::string> words);
+
+/// `command` with the names before it: "tilewave kernels list".
+std::string full_name(const CLI::App& command);
+
+/// "there is no command ...", with what there is.
+std::string unknown_command(const CLI::App& app, const std::string& given);
 
 /// Throws UsageError, with names that look like it, when there is none.
 RegisteredKernel find_kernel(const std::vector<RegisteredKernel>& kernels, const std::string& name);
+
+/// Of all registered kernels.
+std::vector<std::string> kernel_names();
 
 /// The same without spaces or line ends.
 std::string json_line(const nlohmann::ordered_json& json);

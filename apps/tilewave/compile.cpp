@@ -12,35 +12,28 @@
 #include <mutex>
 #include <thread>
 
+#include "apps/tilewave/terminal.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::cli {
 namespace {
 
-/// "[12/40] gemm_bf16_nt", rewritten in place; nothing where stderr is not a terminal.
+/// "[12/40] gemm_bf16_nt", for several threads.
 class Progress {
  public:
-  explicit Progress(std::size_t total) : total_(total), shown_(isatty(STDERR_FILENO) != 0) {}
-  ~Progress() {
-    if (shown_) std::fputs("\r\033[K", stderr);
-  }
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
+  explicit Progress(std::size_t total) : total_(total) {}
 
   void done(const std::string& name) {
     const std::lock_guard lock(mutex_);
-    ++done_;
-    if (!shown_) return;
-    std::fputs(tw::format("\r\033[K[{}/{}] {}", done_, total_, name).c_str(), stderr);
-    std::fflush(stderr);
+    screen_.progress(tw::format("[{}/{}] {}", ++done_, total_, name));
   }
 
  private:
   std::mutex mutex_;
   std::size_t total_;
   std::size_t done_ = 0;
-  bool shown_;
+  Screen screen_;
 };
 
 using Clock = std::chrono::steady_clock;
@@ -162,7 +155,7 @@ bool report_problems(const std::vector<CompileResult>& results) {
   for (const CompileResult& result : results) {
     for (const std::string& problem : result.problems()) {
       good = false;
-      tw::print(stderr, "tilewave: {}\n", problem);
+      tw::print(stderr, "tilewave: {}\n", shown(stderr, problem));
     }
   }
   return good;

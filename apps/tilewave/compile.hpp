@@ -13,7 +13,7 @@
 namespace tw::cli {
 
 struct CompileOptions {
-  std::string arch;
+  std::string arch = "sm_90a";
   std::string output;  ///< the pack's folder; empty: none
   int threads = 0;     ///< 0: one per core
   bool no_cache = false;

@@ -1,5 +1,6 @@
 // tilewave devices
 
+#include "apps/tilewave/terminal.hpp"
 #include "command.hpp"
 #include "runtime/cache.hpp"
 #include "runtime/format.hpp"
@@ -48,13 +49,13 @@ void show_table(const DeviceReport& report) {
   }
   if (!report.cuda_driver.empty()) tw::print("CUDA     driver for {}\n", report.cuda_driver);
   if (!report.cuda_problem.empty()) tw::print("CUDA     none: {}\n", report.cuda_problem);
-  if (!report.nvrtc.empty()) tw::print("NVRTC    {}\n", report.nvrtc);
+  if (!report.nvrtc.empty()) tw::print("NVRTC    {}\n", shown_line(stdout, report.nvrtc));
   if (!report.nvrtc_problem.empty()) tw::print("NVRTC    none: {}\n", report.nvrtc_problem);
   const std::string cache = cache_directory();
   const std::string problem = folder_problem(cache);
   tw::print("cache    {}\n", cache.empty()     ? "none: TILEWAVE_CACHE, XDG_CACHE_HOME and HOME are not set"
-                             : problem.empty() ? cache
-                                               : "not used: " + problem);
+                             : problem.empty() ? shown_line(stdout, cache)
+                                               : "not used: " + shown_line(stdout, problem));
 }
 
 }  // namespace

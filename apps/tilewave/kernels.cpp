@@ -94,6 +94,8 @@ int compile(const KernelsArguments& a) {
 
 }  // namespace
 
+std::vector<std::string> kernel_names() { return names_of(registered_kernels()); }
+
 RegisteredKernel find_kernel(const std::vector<RegisteredKernel>& kernels, const std::string& name) {
   const auto found = std::find_if(kernels.begin(), kernels.end(), [&](const RegisteredKernel& kernel) { return kernel.spec.name == name; });
   if (found != kernels.end()) return *found;
@@ -114,7 +116,7 @@ void add_kernels(CLI::App& app, int& exit_code) {
   });
 
   CLI::App* source_command = command->add_subcommand("source", "The tile code of one kernel");
-  source_command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows")->required();
+  completes_with(source_command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows")->required(), kernel_names);
   source_command->add_flag("--program", a.program, "The generated entry point that the run-time compiler starts from, instead");
   source_command->callback([&exit_code] {
     source(a);
@@ -123,7 +125,7 @@ void add_kernels(CLI::App& app, int& exit_code) {
 
   CLI::App* layout_command =
       command->add_subcommand("layout", "Draw where the elements of a kernel's tiles lie: banks, threads, registers");
-  layout_command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows");
+  completes_with(layout_command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows"), kernel_names);
   layout_command->add_option("--shared", a.layout.shared, "Instead of a kernel's: this tile in shared memory; bf16, f16 or f32")
       ->delimiter(',')
       ->expected(3)
@@ -150,8 +152,8 @@ void add_kernels(CLI::App& app, int& exit_code) {
   });
 
   CLI::App* compile_command = command->add_subcommand("compile", "Compile for a GPU; needs NVRTC, but no GPU and no driver");
-  compile_command->add_option("NAME", a.names, "Kernels that `tilewave kernels list` shows; none: all");
-  compile_command->add_option("--arch", a.compile.arch, "The GPU's architecture: sm_90a")->required()->type_name("ARCH");
+  completes_with(compile_command->add_option("NAME", a.names, "Kernels that `tilewave kernels list` shows; none: all"), kernel_names);
+  compile_command->add_option("--arch", a.compile.arch, "The GPU's architecture: sm_90a")->capture_default_str()->type_name("ARCH");
   compile_command
       ->add_option("--output", a.compile.output, "Also write the compiled kernels to this folder, which may then serve as $TILEWAVE_PACK")
       ->type_name("DIR");

@@ -5,10 +5,13 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
+#include "apps/tilewave/terminal.hpp"
 #include "command.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/error.hpp"
@@ -22,54 +25,58 @@ const CLI::App& innermost(const CLI::App& app) {
   return named.empty() ? app : innermost(*named.front());
 }
 
-std::string full_name(const CLI::App& app) {
-  return app.get_parent() == nullptr ? app.get_name() : full_name(*app.get_parent()) + " " + app.get_name();
-}
-
 int usage_error(const CLI::App& app, const std::string& message) {
   const std::string name = full_name(innermost(app));
-  tw::print(stderr, "tilewave: {}\nRun `{} --help` for what is allowed.\n", message, name);
+  tw::print(stderr, "tilewave: {}\nRun `{} --help` for what is allowed.\n", shown(stderr, message), name);
   return kUsage;
 }
 
-std::string unknown_command(const CLI::App& app, const std::string& given) {
-  std::vector<std::string> known;
-  for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
-  return tw::format("there is no command \"{}\"{}; there are: {}", given, did_you_mean(given, known), tw::join(known, ", "));
+/// What was given where a command is expected, and is none.
+std::optional<std::string> unknown_command_of(const CLI::App& command) {
+  const std::vector<std::string> unknown = command.remaining();
+  if (command.get_subcommands({}).empty() || unknown.empty()) return {};
+  return unknown_command(command, unknown.front());
+}
+
+int failure(const std::string& message) {
+  tw::print(stderr, "tilewave: {}\n", shown(stderr, message));
+  return kFailure;
 }
 
 int run(int argc, char** argv) {
   CLI::App app("Tilewave: one kernel source for CPUs and Hopper GPUs", "tilewave");
   app.set_version_flag("--version", std::string("tilewave ") + TILEWAVE_VERSION);
   app.require_subcommand(1);
-  app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage. `tilewave COMMAND --help` tells more of each.");
+  app.footer(
+      "Exit codes: 0 done, 1 failed, 2 wrong usage. `tilewave COMMAND --help` tells more of each; `tilewave help environment` lists the\n"
+      "environment variables. With --json, in every command that has it, standard output is JSON and nothing else.");
   int exit_code = kOk;
   add_transcribe(app, exit_code);
   add_devices(app, exit_code);
   add_kernels(app, exit_code);
   add_bench(app, exit_code);
   add_tune(app, exit_code);
+  add_help(app, exit_code);
+  add_completion(app, exit_code);
+  if (argc > 1 && std::string_view(argv[1]) == kCompleteCommand) return complete(app, {argv + 2, argv + argc});
   try {
     app.parse(argc, argv);
     return exit_code;
   } catch (const CLI::Success& asked) {  // --help, --version
+    if (const auto unknown = unknown_command_of(innermost(app))) return usage_error(app, *unknown);
     app.exit(asked);
     return kOk;
   } catch (const CLI::ParseError& error) {
-    const CLI::App& command = innermost(app);
-    const std::vector<std::string> unknown = command.remaining();
-    if (!command.get_subcommands({}).empty() && !unknown.empty()) return usage_error(app, unknown_command(command, unknown.front()));
-    return usage_error(app, error.what());
+    return usage_error(app, unknown_command_of(innermost(app)).value_or(error.what()));
   } catch (const UsageError& error) {
     return usage_error(app, error.what());
   } catch (const std::bad_alloc&) {
-    tw::print(stderr, "tilewave: out of memory\n");
+    return failure("out of memory");
   } catch (const std::system_error& error) {
-    if (error.code() != std::errc::broken_pipe) tw::print(stderr, "tilewave: {}\n", error.what());
+    return error.code() == std::errc::broken_pipe ? kFailure : failure(error.what());
   } catch (const std::exception& error) {
-    tw::print(stderr, "tilewave: {}\n", error.what());
+    return failure(error.what());
   }
-  return kFailure;
 }
 
 }  // namespace

@@ -1,17 +1,22 @@
 // tilewave transcribe
 
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <iterator>
+#include <map>
+#include <optional>
 #include <set>
+#include <utility>
 
+#include "apps/tilewave/subtitles.hpp"
+#include "apps/tilewave/terminal.hpp"
 #include "apps/tilewave/transcribe.hpp"
 #include "command.hpp"
 #include "runtime/files.hpp"
@@ -37,11 +42,11 @@ std::string default_model() {
 void add_model_options(CLI::App& command, ModelArguments& a) {
   command.add_option("--model", a.model, "Directory of a GLM-ASR checkpoint; default: the bundled one, which knows spoken English digits")
       ->type_name("DIR");
-  command.add_option("--device", a.device, "auto (the first usable GPU, else the CPU), cpu, cuda or cuda:N")->capture_default_str();
+  add_device_option(command, a.device);
   command.add_option("--dtype", a.dtype, "auto, f32, bf16 or f16; auto: f32 on the CPU, on a GPU the checkpoint's")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}))
       ->capture_default_str();
-  command.add_option("--threads", a.threads, "Of the CPU; default: all that the process may use")->check(CLI::Range(1, 4096));
+  command.add_option("--threads", a.threads, "Of the CPU, 1 to 1024; default: all that the process may use")->check(CLI::Range(1, 1024));
 }
 
 speech::LoadOptions load_options(const ModelArguments& a) {
@@ -65,61 +70,10 @@ using speech::TranscriptSegment;
 struct TranscribeArguments {
   ModelArguments model;
   std::string format = "text", output, segment = "auto";
+  bool json = false, quiet = false;
   speech::TranscribeOptions options;
   std::vector<std::string> files;
 };
-
-/// A line at the end of the terminal, if standard error is one.
-class Progress {
- public:
-  ~Progress() { clear(); }
-  void show(const std::string& line) {
-    if (!terminal_) return;
-    tw::print(stderr, "\r\033[K{}", line);
-    std::fflush(stderr);
-    shown_ = true;
-  }
-  void clear() {
-    if (std::exchange(shown_, false)) tw::print(stderr, "\r\033[K");
-  }
-
- private:
-  bool terminal_ = isatty(STDERR_FILENO) != 0;
-  bool shown_ = false;
-};
-
-std::string time_text(double seconds, char point) {
-  const auto ms = static_cast<long>(seconds * 1000 + 0.5);
-  return tw::format("{:02}:{:02}:{:02}{}{:03}", ms / 3600000, ms / 60000 % 60, ms / 1000 % 60, point, ms % 1000);
-}
-
-/// A segment's text as subtitles take it: on one line, since an empty one would end it; in WebVTT without markup.
-std::string subtitle_text(const std::string& text, bool vtt) {
-  std::string line;
-  for (const char c : text) {
-    if (c == '\n' || c == '\r') {
-      line += ' ';
-    } else if (vtt && (c == '&' || c == '<' || c == '>')) {
-      line += c == '&' ? "&amp;" : c == '<' ? "&lt;" : "&gt;";
-    } else {
-      line += c;
-    }
-  }
-  return line;
-}
-
-std::string subtitles(const Transcript& transcript, bool vtt) {
-  std::string text = vtt ? "WEBVTT\n\n" : "";
-  int number = 0;
-  for (const TranscriptSegment& segment : transcript.segments) {
-    if (segment.text.empty()) continue;
-    const char point = vtt ? '.' : ',';
-    if (!vtt) text += tw::format("{}\n", ++number);
-    text +=
-        tw::format("{} --> {}\n{}\n\n", time_text(segment.begin, point), time_text(segment.end, point), subtitle_text(segment.text, vtt));
-  }
-  return text;
-}
 
 nlohmann::ordered_json to_json(const std::string& file, const Transcript& transcript, const speech::Timings& timings, double load_seconds,
                                const std::string& model, const speech::LoadOptions& loaded) {
@@ -149,13 +103,25 @@ nlohmann::ordered_json to_json(const std::string& file, const Transcript& transc
 
 std::string extension(const std::string& format) { return format == "text" ? "txt" : format; }
 
+bool output_is_directory(const TranscribeArguments& a) {
+  std::error_code error;
+  return a.files.size() > 1 || a.output.ends_with('/') || fs::is_directory(a.output, error);
+}
+
+/// What the suffix of a single output file asks for.
+std::string implied_format(const TranscribeArguments& a) {
+  std::string suffix = fs::path(a.output).extension().string();
+  std::transform(suffix.begin(), suffix.end(), suffix.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const bool known = suffix == ".srt" || suffix == ".vtt" || suffix == ".json";
+  return known && !output_is_directory(a) ? suffix.substr(1) : "text";
+}
+
 /// Where each file's transcript goes; empty: to standard output.
 std::vector<std::string> output_paths(const TranscribeArguments& a) {
   std::vector<std::string> paths(a.files.size());
   if (a.output.empty()) return paths;
+  if (!output_is_directory(a)) return {a.output};
   std::error_code error;
-  const bool directory = fs::is_directory(a.output, error) || a.output.ends_with('/') || a.files.size() > 1;
-  if (!directory) return {a.output};
   if (fs::exists(a.output, error) && !fs::is_directory(a.output, error))
     throw UsageError(tw::format("transcribe: --output {} is a file; of several recordings it must be a directory", a.output));
   std::set<std::string> taken;
@@ -163,27 +129,35 @@ std::vector<std::string> output_paths(const TranscribeArguments& a) {
     const std::string stem = a.files[i] == "-" ? "stdin" : fs::path(a.files[i]).stem().string();
     paths[i] = (fs::path(a.output) / tw::format("{}.{}", stem, extension(a.format))).string();
     if (!taken.insert(paths[i]).second)
-      throw UsageError(tw::format("transcribe: two recordings would be written to {}; give them one by one", paths[i]));
+      throw UsageError(tw::format("transcribe: two recordings would be written to {}; transcribe them separately", paths[i]));
   }
-  fs::create_directories(a.output, error);
-  if (error) throw Error(tw::format("{}: {}", a.output, error.message()));
   return paths;
+}
+
+/// Throws UsageError when a transcript would be written over a recording, by whatever name.
+void require_separate(const std::vector<std::string>& recordings, const std::vector<std::string>& outputs) {
+  const auto status_of = [](const std::string& path, const std::string& standard, int descriptor) {
+    struct stat status {};
+    const int failed = path == standard ? fstat(descriptor, &status) : stat(path.c_str(), &status);
+    // A terminal may well be both.
+    const bool is_file = failed == 0 && !S_ISCHR(status.st_mode) && !S_ISSOCK(status.st_mode);
+    return is_file ? std::optional(std::pair(status.st_dev, status.st_ino)) : std::nullopt;
+  };
+  std::map<std::pair<dev_t, ino_t>, std::string> read;
+  for (const std::string& recording : recordings)
+    if (const auto file = status_of(recording, "-", STDIN_FILENO)) read.emplace(*file, recording);
+  for (const std::string& output : outputs) {
+    const auto file = status_of(output, "", STDOUT_FILENO);
+    if (!file || !read.contains(*file)) continue;
+    throw UsageError(tw::format("transcribe: {} would be written over the recording {}: they are the same file",
+                                output.empty() ? "standard output" : "--output " + output, read.at(*file)));
+  }
 }
 
 std::vector<float> read(const std::string& file) {
   if (file != "-") return speech::read_audio(file);
   const std::string bytes{std::istreambuf_iterator<char>(std::cin), {}};
   return speech::read_audio(bytes, "standard input");
-}
-
-void write_text(const std::string& path, const std::string& text) {
-  std::string problem;
-  if (path.empty()) {
-    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
-      throw std::system_error(errno, std::generic_category(), "standard output");
-  } else if (!replace_file(path, {text}, &problem)) {
-    throw Error(tw::format("{}: {}", path, problem));
-  }
 }
 
 /// Recordings that are worked on together.
@@ -195,22 +169,30 @@ struct Group {
 
 class Job {
  public:
-  explicit Job(TranscribeArguments& arguments) : a_(arguments), paths_(output_paths(arguments)) {}
+  explicit Job(TranscribeArguments& arguments)
+      : a_(arguments), paths_(output_paths(arguments)), screen_(arguments.quiet ? Screen::Progress::hidden : Screen::Progress::shown) {
+    require_separate(a_.files, paths_);
+  }
 
   int run() {
     const auto begin = Clock::now();
-    const std::string model = a_.model.model.empty() ? default_model() : a_.model.model;
+    model_ = a_.model.model.empty() ? default_model() : a_.model.model;
     speech::LoadOptions options = load_options(a_.model);
+    if (a_.model.model.empty() && !a_.quiet) screen_.message(kBundledModelNote);
+    if (output_is_directory(a_) && !a_.output.empty()) {
+      std::error_code error;
+      fs::create_directories(a_.output, error);
+      if (error) throw Error(tw::format("{}: {}", a_.output, error.message()));
+    }
     options.progress = [&](std::int64_t done, std::int64_t all) {
       if (done / kProgressBytes != reported_ / kProgressBytes)
-        progress_.show(tw::format("Loading {}: {} of {}", model, bytes_text(static_cast<std::size_t>(done)),
-                                  bytes_text(static_cast<std::size_t>(all))));
+        screen_.progress(tw::format("Loading {}: {} of {}", model_, bytes_text(static_cast<std::size_t>(done)),
+                                    bytes_text(static_cast<std::size_t>(all))));
       reported_ = done;
     };
-    const speech::Transcriber transcriber(model, options);
-    progress_.clear();
+    const speech::Transcriber transcriber(model_, options);
+    screen_.clear_progress();
     load_seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
-    model_ = model;
 
     Group group;
     for (std::size_t i = 0; i < a_.files.size(); ++i) {
@@ -232,16 +214,72 @@ class Job {
 
  private:
   static constexpr std::int64_t kProgressBytes = 64 << 20;
+  static constexpr const char* kBundledModelNote =
+      "tilewave: no --model: the bundled checkpoint knows spoken English digits only. For other speech: hf download "
+      "zai-org/GLM-ASR-Nano-2512 --local-dir glm-asr-nano, then --model glm-asr-nano";
 
   void complain(const std::string& message) {
-    progress_.clear();
-    tw::print(stderr, "tilewave: {}\n", message);
+    screen_.message(tw::format("tilewave: {}", message));
     failed_ = true;
   }
 
-  void warn(const std::string& message) {
-    progress_.clear();
-    tw::print(stderr, "tilewave: warning: {}\n", message);
+  void warn(const std::string& message) { screen_.message(tw::format("tilewave: warning: {}", message)); }
+
+  /// Writes a whole transcript to where `file`'s goes.
+  void write(std::size_t file, const std::string& text) {
+    const std::string& path = paths_[file];
+    if (path.empty()) return screen_.text(text);
+    screen_.clear_progress();
+    std::string problem;
+    if (!write_file(path, {text}, &problem)) throw Error(problem);
+  }
+
+  /// The lines of a group's texts, while these are produced.
+  class LiveText {
+   public:
+    LiveText(const Job& job, Screen& screen, const Group& group) : job_(job), screen_(screen), group_(group) {}
+
+    void add(std::size_t file, std::string_view text) {
+      end_lines(file);
+      begin_line();
+      if (begun_empty_) screen_.text(" ");
+      begun_empty_ = false;
+      screen_.text(text);
+    }
+    /// Ends the lines of the group's files before `file`.
+    void end_lines(std::size_t file) {
+      for (; current_ < file; ++current_) {
+        begin_line();
+        screen_.text("\n");
+        begun_ = begun_empty_ = false;
+      }
+    }
+    void end_begun_line() {
+      if (begun_) end_lines(current_ + 1);
+    }
+
+   private:
+    void begin_line() {
+      if (std::exchange(begun_, true) || job_.a_.files.size() == 1) return;
+      screen_.text(shown_line(stdout, job_.a_.files[group_.files[current_]]) + ":");
+      begun_empty_ = true;
+    }
+
+    const Job& job_;
+    Screen& screen_;
+    const Group& group_;
+    std::size_t current_ = 0;   ///< of the group's files
+    bool begun_ = false;        ///< its line is open
+    bool begun_empty_ = false;  ///< and holds the name alone
+  };
+
+  void show_progress(const Group& group, Clock::time_point begin, double done, double all) {
+    const double elapsed = std::chrono::duration<double>(Clock::now() - begin).count();
+    std::string line = tw::format("{:.0f} of {:.0f} s", done, all);
+    if (done > 0) line += tw::format(", {:.1f} times real time", done / std::max(elapsed, 1e-9));
+    if (a_.files.size() > 1)
+      line += tw::format(", recordings {} to {} of {}", group.files.front() + 1, group.files.back() + 1, a_.files.size());
+    screen_.progress(line);
   }
 
   void finish(const speech::Transcriber& transcriber, const Group& group) {
@@ -249,35 +287,21 @@ class Job {
     const auto begin = Clock::now();
     speech::TranscribeOptions options = a_.options;
     const bool live = a_.format == "text" && a_.output.empty();
-    std::size_t current = 0;  // of the files whose text is being printed
-    bool begun = false;       // it has some
-    const auto end_lines = [&](std::size_t file) {
-      for (; current < file; ++current) write_text("", "\n");
-      begun = false;
-    };
-    if (live) {
-      options.on_text = [&](std::size_t file, std::string_view text) {
-        progress_.clear();
-        if (file > current) end_lines(file);
-        write_text("", std::string(text));
-        begun = true;
-      };
-    }
-    options.on_progress = [&](double done, double all) {
-      const double elapsed = std::chrono::duration<double>(Clock::now() - begin).count();
-      progress_.show(tw::format("{:.0f} of {:.0f} s, {:.1f} times real time", done, all, done / std::max(elapsed, 1e-9)));
-    };
+    LiveText text(*this, screen_, group);
+    if (live) options.on_text = [&](std::size_t file, std::string_view added) { text.add(file, added); };
+    options.on_progress = [&](double done, double all) { show_progress(group, begin, done, all); };
+    show_progress(group, begin, 0, group.seconds);
     std::vector<std::span<const float>> spans(group.samples.begin(), group.samples.end());
     speech::Transcripts result;
     try {
       result = transcriber.transcribe(spans, options);
     } catch (const InvalidArgument& error) {
-      if (begun) end_lines(current + 1);
+      text.end_begun_line();
       for (const std::size_t file : group.files) complain(tw::format("{}: {}", a_.files[file], error.what()));
       return;
     }
-    progress_.clear();
-    if (live) end_lines(group.files.size());
+    screen_.clear_progress();
+    if (live) text.end_lines(group.files.size());
     for (std::size_t i = 0; i < group.files.size(); ++i) {
       const std::string& name = a_.files[group.files[i]];
       const Transcript& transcript = result.files[i];
@@ -288,12 +312,12 @@ class Job {
         if (s.repetition) warn(tw::format("{}: {:.1f} to {:.1f} s: the model repeats itself; stopped", name, s.begin, s.end));
       }
       if (live) continue;
-      const std::string& path = paths_[group.files[i]];
       try {
-        if (a_.format == "text") write_text(path, transcript.text + "\n");
-        if (a_.format == "srt" || a_.format == "vtt") write_text(path, subtitles(transcript, a_.format == "vtt"));
+        if (a_.format == "text") write(group.files[i], transcript.text + "\n");
+        if (a_.format == "srt") write(group.files[i], subtitles(transcript.segments, SubtitleFormat::srt));
+        if (a_.format == "vtt") write(group.files[i], subtitles(transcript.segments, SubtitleFormat::vtt));
         if (a_.format == "json")
-          write_text(path, json_line(to_json(name, transcript, result.timings, load_seconds_, model_, transcriber.options())) + "\n");
+          write(group.files[i], json_line(to_json(name, transcript, result.timings, load_seconds_, model_, transcriber.options())) + "\n");
       } catch (const Error& error) {
         complain(error.what());
       }
@@ -302,7 +326,7 @@ class Job {
 
   TranscribeArguments& a_;
   std::vector<std::string> paths_;
-  Progress progress_;
+  Screen screen_;
   std::string model_;
   double load_seconds_ = 0;
   std::int64_t reported_ = 0;
@@ -314,12 +338,17 @@ class Job {
 void add_transcribe(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("transcribe", "Turn recordings into text with a GLM-ASR checkpoint");
   static TranscribeArguments a;
-  command->add_option("AUDIO", a.files, "Recordings: WAV, FLAC, OGG, Opus or MP3; - is standard input")->required();
+  completes_with_files(command->add_option("AUDIO", a.files, "Recordings: WAV, FLAC, OGG, Opus or MP3; - is standard input")->required());
   add_model_options(*command, a.model);
-  command->add_option("--format", a.format, "text, json (a line for each recording), srt or vtt")
-      ->check(CLI::IsMember({"text", "json", "srt", "vtt"}))
-      ->capture_default_str();
-  command->add_option("--output", a.output, "Write there instead of to standard output; of several recordings a directory")
+  CLI::Option* format =
+      command->add_option("--format", a.format, "text, json (a line for each recording), srt or vtt; default: what --output's suffix says")
+          ->check(CLI::IsMember({"text", "json", "srt", "vtt"}))
+          ->capture_default_str();
+  command->add_flag("--json", a.json, "Print JSON: --format json")->excludes(format);
+  command
+      ->add_option(
+          "--output", a.output,
+          "Write there instead of to standard output; of several recordings a directory. FILE.json, .srt and .vtt imply the format")
       ->type_name("FILE|DIR");
   command
       ->add_option("--segment", a.segment, "auto: cut at silences, any length; none: windows of 30 s in one prompt, as the reference does")
@@ -332,12 +361,18 @@ void add_transcribe(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--top-p", a.options.top_p, "Draw from the likeliest tokens that together have this probability")
       ->capture_default_str();
-  command->add_option("--seed", a.options.seed, "Of what is drawn")->capture_default_str();
+  command->add_option("--seed", a.options.seed, "Of what is drawn")->check(unsigned_number())->capture_default_str();
   command->add_option("--batch", a.options.batch, "Segments that are worked on together; does not change the text")
       ->check(CLI::Range(1, 16))
       ->capture_default_str();
-  command->footer("Text appears as it is produced, a line for each recording. Formats of subtitles have a segment each.");
-  command->callback([&exit_code] {
+  command->add_flag("-q,--quiet", a.quiet, "No progress and no notes on standard error, only warnings and errors");
+  command->footer(
+      "Text appears as it is produced, a line for each recording; lines of several begin with the file's name. Subtitles have an entry "
+      "for\n"
+      "each segment.");
+  command->callback([&exit_code, format] {
+    if (a.json) a.format = "json";
+    if (!a.json && format->count() == 0) a.format = implied_format(a);
     if (a.files.size() > 1 && a.output.empty() && (a.format == "srt" || a.format == "vtt"))
       throw UsageError(tw::format("transcribe: subtitles of several recordings need --output DIR"));
     if (!(a.options.top_p > 0 && a.options.top_p <= 1)) throw UsageError("--top-p must be above 0 and at most 1");

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "analyze.hpp"
+#include "apps/tilewave/terminal.hpp"
 #include "benchmarks/harness.hpp"
 #include "command.hpp"
 #include "kernels/tuner.hpp"
@@ -148,7 +149,8 @@ void tune(const TuneArguments& a) {
     if (result.time.median > 0 && (best == nullptr || result.time.median < best->time.median)) best = &result;
   if (best != nullptr) keep_tuned(device, problem.key, best->candidate.choice);
   if (!a.json) {
-    if (best != nullptr) tw::print("\n{} is the fastest; kept in {}\n", best->candidate.choice.name, tuned_file(device));
+    if (best != nullptr)
+      tw::print("\n{} is the fastest; kept in {}\n", best->candidate.choice.name, shown_line(stdout, tuned_file(device)));
     return;
   }
   auto json = nlohmann::ordered_json::array();
@@ -175,6 +177,7 @@ void list(const TuneArguments& a) {
 void forget(const TuneArguments& a) {
   const Device device = usable_device(a.device);
   const int count = forget_tuned(device, a.family.empty() ? "" : a.family + " ");
+  if (a.json) return print_json({{"device", device_info(device).name}, {"forgotten", count}});
   tw::print("{} of {} forgotten\n", count, device_info(device).name);
 }
 
@@ -198,10 +201,14 @@ std::string family_help() {
 void add_tune(CLI::App& app, int& exit_code) {
   static TuneArguments a;
   CLI::App* command = app.add_subcommand("tune", "Find the fastest configuration of a family for a problem, and keep it for later calls");
-  command->add_option("FAMILY", a.family, "What to tune");
+  completes_with(command->add_option("FAMILY", a.family, "What to tune"), [] {
+    std::vector<std::string> names;
+    for (const TunableFamily& family : tunable_families()) names.push_back(family.name);
+    return names;
+  });
   command->add_option("--shape", a.shape, "The problem: NAME=NUMBER,...; which names there are is below");
   command->add_option("--dtype", a.dtype, "The element type")->capture_default_str();
-  command->add_option("--device", a.device, "auto (the first usable GPU, else the CPU), cpu, cuda or cuda:N")->capture_default_str();
+  add_device_option(*command, a.device);
   command->add_flag("--dry-run", a.dry_run, "Show what would be timed, and its analysis; time and keep nothing");
   command->add_flag("--quick", a.quick, "Fewer samples: about +-3 % rather than +-1 %");
   command->add_flag("--list", a.list, "Show what is kept for the device (of FAMILY)");

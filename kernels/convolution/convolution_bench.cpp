@@ -109,8 +109,8 @@ void run_case(Run& run, const Case& c) {
     record.limit = limit_of(c, info);
     run.add(record);
     for (std::size_t i = 1; i + 1 < times.size(); ++i)
-      tw::print("  {:<28} {:9.1f} TFLOP/s  {:.3f} of the peer\n", contenders[i].name, record.work / (times[i].median * 1e-3),
-                times.back().median / times[i].median);
+      tw::print(run.options().table, "  {:<28} {:9.1f} TFLOP/s  {:.3f} of the peer\n", contenders[i].name,
+                record.work / (times[i].median * 1e-3), times.back().median / times[i].median);
   }
 }
 

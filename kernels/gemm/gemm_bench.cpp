@@ -171,7 +171,7 @@ void run_gpu_case(Run& run, const Case& c, const CublasLt* cublaslt) {
     run.add(record);
     for (std::size_t i = 0; i < tried.size(); ++i) {
       const double rate = record.work / (times[i + 1].median * 1e-3);
-      tw::print("  config {} {:<28} {:9.1f} TFLOP/s{}{}\n", tried[i], contenders[i + 1].name, rate,
+      tw::print(run.options().table, "  config {} {:<28} {:9.1f} TFLOP/s{}{}\n", tried[i], contenders[i + 1].name, rate,
                 product ? tw::format("  {:.3f} of the peer", times.back().median / times[i + 1].median) : "",
                 tried[i] == chosen ? "  (the heuristic's)" : "");
     }
