@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -146,17 +145,24 @@ TEST_F(Cli, HelpOfACommandIsWhatTheCommandSays) {
 TEST_F(Cli, HelpListsTheEnvironment) {
   if (!fs::exists(TILEWAVE_SOURCE_DIR)) GTEST_SKIP() << "skipped: needs the sources";
   std::set<std::string> read_there, listed;
-  const std::regex reads("(?:environment|getenv)\\(\"([A-Z_]+)\"\\)"), lists("(?:^|\n)  ([A-Z_]+) ");
-  const auto names = [](const std::string& text, const std::regex& pattern, std::set<std::string>& all) {
-    for (std::sregex_iterator each(text.begin(), text.end(), pattern), end; each != end; ++each) all.insert((*each)[1]);
+  const auto after = [](const std::string& text, const std::string& mark, char end, std::set<std::string>& names) {
+    for (std::size_t at = text.find(mark); at != text.npos; at = text.find(mark, at + 1)) {
+      const std::size_t begin = at + mark.size(), size = text.find(end, begin) - begin;
+      const std::string name = text.substr(begin, size);
+      if (name.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ_") == name.npos && !name.empty()) names.insert(name);
+    }
   };
   for (const char* folder : {"runtime", "tile", "kernels", "models", "speech", "apps", "benchmarks"}) {
-    for (const auto& entry : fs::recursive_directory_iterator(fs::path(TILEWAVE_SOURCE_DIR) / folder))
-      if (entry.path().extension() == ".cpp" && !entry.path().string().ends_with("_test.cpp")) names(read(entry.path()), reads, read_there);
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(TILEWAVE_SOURCE_DIR) / folder)) {
+      if (entry.path().extension() != ".cpp" || entry.path().string().ends_with("_test.cpp")) continue;
+      const std::string text = read(entry.path());
+      after(text, "environment(\"", '"', read_there);
+      after(text, "getenv(\"", '"', read_there);
+    }
   }
   const Outcome outcome = run("help environment");
   EXPECT_EQ(outcome.code, 0);
-  names(outcome.out, lists, listed);
+  after(outcome.out, "\n  ", ' ', listed);
   EXPECT_GE(read_there.size(), 8u);
   EXPECT_EQ(listed, read_there);
 }

@@ -73,6 +73,8 @@ class TerminalScreen {
       column_ = 0;
     } else if (c == '\n') {
       next_row();
+    } else if (c == '\t') {
+      column_ = std::min((column_ / 8 + 1) * 8, columns_ - 1);
     } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
       unknown_ += c;
     } else {

@@ -89,7 +89,7 @@ TEST_F(TranscribeInTerminal, SeveralRecordingsAndAMessage) {
 TEST_F(TranscribeInTerminal, TenMinutes) {
   const std::string file = ten_minutes();
   const TerminalRun piped = in_terminal({file}, {.out_is_terminal = false});
-  EXPECT_EQ(std::count(piped.out.begin(), piped.out.end(), ' '), 4 + 3 + 6 + 3 - 1) << piped.out;
+  EXPECT_GT(std::count(piped.out.begin(), piped.out.end(), ' '), 10) << piped.out;  // words of all four
   EXPECT_EQ(screen_of(piped, 80).lines(), Lines{});
   double before = -1;
   Lines progress = progress_in(piped.terminal);
@@ -147,7 +147,9 @@ TEST_F(TranscribeInTerminal, ErrorPiped) {
 }
 
 TEST_F(TranscribeInTerminal, OutputToTheTerminalItself) {
-  const TerminalRun run = in_terminal({"--output", "/dev/tty", recording(1)});
+  const fs::path terminal = folder() / "terminal";  // as /dev/stderr is
+  fs::create_symlink("/proc/self/fd/2", terminal);
+  const TerminalRun run = in_terminal({"--output", terminal.string(), recording(1)});
   EXPECT_EQ(screen_of(run, 80).lines(), Lines{kWords[1]});
 }
 
@@ -174,17 +176,19 @@ TEST_F(TranscribeInTerminal, NothingCommandsTheTerminal) {
   const TerminalRun to_pipe = in_terminal({name, recording(2)}, {.out_is_terminal = false});
   EXPECT_EQ(to_pipe.out.rfind(name + ": " + kWords[1] + "\n", 0), 0u) << to_pipe.out;  // other programs get it as it is
 
-  for (const char* format : {"text", "json", "srt", "vtt"}) {
-    const Lines command{program().string(), "transcribe", "--device",         "cpu", "--model",  kRoot + "/tests/data/glm_asr/gqa",
-                        "--temperature",    "100",        "--max-new-tokens", "500", "--format", format,
-                        recording(1)};
+  fs::create_symlink("/proc/self/fd/1", folder() / "terminal");
+  const std::string output = (folder() / "terminal").string();
+  for (const Lines& options : {Lines{}, {"--output", output}, {"--json"}, {"--format", "srt"}, {"--format", "vtt"}}) {
+    Lines command{program().string(), "transcribe", "--device",         "cpu", "--model",   kRoot + "/tests/data/glm_asr/gqa",
+                  "--temperature",    "100",        "--max-new-tokens", "500", recording(1)};
+    command.insert(command.end(), options.begin(), options.end());
     const TerminalRun random = run_in_terminal(command);
     EXPECT_EQ(random.code, 0);
     TerminalScreen screen(80);
     screen.write(random.terminal);
-    EXPECT_EQ(screen.unknown(), "") << format;
+    EXPECT_EQ(screen.unknown(), "") << testing::PrintToString(options);
     for (std::size_t i = 0; i + 1 < random.terminal.size(); ++i)
-      EXPECT_FALSE(random.terminal[i] == '\xC2' && static_cast<unsigned char>(random.terminal[i + 1]) < 0xA0) << format << " at " << i;
+      EXPECT_FALSE(random.terminal[i] == '\xC2' && static_cast<unsigned char>(random.terminal[i + 1]) < 0xA0) << "at " << i;
   }
 }
 

@@ -1,5 +1,6 @@
 #include "apps/tilewave/terminal.hpp"
 
+#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -61,6 +62,15 @@ std::string escaped_line(std::string_view text) { return escape(text, ""); }
 
 std::string shown(std::FILE* stream, std::string_view text) { return is_terminal(stream) ? escaped(text) : std::string(text); }
 std::string shown_line(std::FILE* stream, std::string_view text) { return is_terminal(stream) ? escaped_line(text) : std::string(text); }
+
+std::string shown_at(const std::string& path, std::string_view text) {
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0 || !S_ISCHR(status.st_mode)) return std::string(text);  // opening a FIFO would wait for a reader
+  const int descriptor = open(path.c_str(), O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+  const bool terminal = descriptor >= 0 && isatty(descriptor) != 0;
+  if (descriptor >= 0) close(descriptor);
+  return terminal ? escaped(text) : std::string(text);
+}
 
 std::string_view fit(std::string_view text, int columns) {
   std::size_t end = 0;

@@ -18,6 +18,9 @@ std::string escaped_line(std::string_view text);
 std::string shown(std::FILE* stream, std::string_view text);
 std::string shown_line(std::FILE* stream, std::string_view text);
 
+/// What to write to the file `path`: the same.
+std::string shown_at(const std::string& path, std::string_view text);
+
 /// As much of `text`, valid UTF-8, as surely fits into `columns`.
 std::string_view fit(std::string_view text, int columns);
 

@@ -231,7 +231,7 @@ class Job {
     if (path.empty()) return screen_.text(text);
     screen_.clear_progress();
     std::string problem;
-    if (!write_file(path, {text}, &problem)) throw Error(problem);
+    if (!write_file(path, {shown_at(path, text)}, &problem)) throw Error(problem);
   }
 
   /// The lines of a group's texts, while these are produced.
