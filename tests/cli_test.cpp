@@ -63,6 +63,7 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
       {"kernels frobnicate --help", "\"frobnicate\"; there are: list"},
       {"help frobnicate", "\"frobnicate\"; there are: transcribe"},
       {"help kernels compil", "did you mean \"compile\""},
+      {"help devices all", "tilewave devices has no command \"all\""},
       {"completion tcsh", "bash,zsh,fish"},
       {"bench gemm --json gemm.json", "--json prints to standard output; --output gemm.json"},
       {"devices --jsonn", "--jsonn"},

@@ -37,6 +37,7 @@ std::string text_of(const CLI::App& root, const std::vector<std::string>& topic)
   const CLI::App* command = &root;
   for (const std::string& name : topic) {
     const auto subcommands = command->get_subcommands([&](const CLI::App* each) { return each->get_name() == name; });
+    if (command->get_subcommands({}).empty()) throw UsageError(tw::format("help: {} has no command \"{}\"", full_name(*command), name));
     if (subcommands.empty()) throw UsageError(unknown_command(*command, name));
     command = subcommands.front();
   }

@@ -145,7 +145,7 @@ void require_separate(const std::vector<std::string>& recordings, const std::vec
   };
   std::map<std::pair<dev_t, ino_t>, std::string> read;
   for (const std::string& recording : recordings)
-    if (const auto file = status_of(recording, "-", STDIN_FILENO)) read.emplace(*file, recording);
+    if (const auto file = status_of(recording, "-", STDIN_FILENO)) read.emplace(*file, recording == "-" ? "on standard input" : recording);
   for (const std::string& output : outputs) {
     const auto file = status_of(output, "", STDOUT_FILENO);
     if (!file || !read.contains(*file)) continue;
