@@ -1,5 +1,6 @@
 // Subtitles of any texts and times can be read back: entry by entry, with as many lines as an entry has.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
