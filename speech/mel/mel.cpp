@@ -62,6 +62,14 @@ void check(const MelOptions& o) {
   require(o.n_fft / 2 < samples, "n_fft", o.n_fft, tw::format("less than twice a window's {} samples", samples));
 }
 
+/// What a thread needs to work on frames. The transform is the thread's own: with a factor of 7 or more kissfft's functions write to a
+/// buffer in it, although they are const.
+struct Scratch {
+  std::vector<double> x;
+  std::vector<std::complex<double>> spectrum;
+  kissfft<double> transform;
+};
+
 }  // namespace
 
 struct LogMel::Constants {
@@ -70,8 +78,9 @@ struct LogMel::Constants {
   }
 
   /// log10 of the mel bins of the frame centred on sample `centre`, with `samples` followed by zeros up to the window's end.
-  void frame(std::span<const float> samples, std::int64_t window_samples, std::int64_t centre, std::vector<double>& x,
-             std::vector<std::complex<double>>& spectrum, float* mel) const {
+  void frame(std::span<const float> samples, std::int64_t window_samples, std::int64_t centre, Scratch& scratch, float* mel) const {
+    std::vector<double>& x = scratch.x;
+    std::vector<std::complex<double>>& spectrum = scratch.spectrum;
     const std::int64_t size = static_cast<std::int64_t>(samples.size());
     const std::int64_t begin = centre - options.n_fft / 2;
     for (int i = 0; i < options.n_fft; ++i) {
@@ -79,7 +88,7 @@ struct LogMel::Constants {
       if (at >= window_samples) at = 2 * (window_samples - 1) - at;
       x[i] = at < size ? samples[at] * hann[i] : 0;
     }
-    transform.transform_real(x.data(), spectrum.data());
+    scratch.transform.transform_real(x.data(), spectrum.data());
     // x has served: the power spectrum takes its place. The first element holds the two real bins, 0 and n_fft / 2.
     const int half = options.n_fft / 2;
     for (int k = 1; k < half; ++k) x[k] = std::norm(spectrum[k]);
@@ -96,7 +105,7 @@ struct LogMel::Constants {
   MelOptions options;
   std::vector<MelFilter> filters;
   std::vector<double> hann;
-  kissfft<double> transform;  // complex, of half the length: what transform_real needs
+  kissfft<double> transform;  // complex, of half the length: what transform_real needs; only ever copied
 };
 
 LogMel::LogMel(const MelOptions& options) {
@@ -135,8 +144,7 @@ MelFeatures LogMel::extract(std::span<const std::span<const float>> windows) con
   const std::int64_t pieces = (frames + kPiece - 1) / kPiece;
   detail::parallel_for(static_cast<long>(static_cast<std::int64_t>(windows.size()) * pieces), [&](long task) {
     const std::span<const float> samples = windows[task / pieces];
-    std::vector<double> x(n_fft);
-    std::vector<std::complex<double>> spectrum(n_fft / 2);
+    Scratch scratch{std::vector<double>(n_fft), std::vector<std::complex<double>>(n_fft / 2), constants_->transform};
     const std::int64_t first = task % pieces * kPiece;
     for (std::int64_t i = first; i < std::min(first + kPiece, frames); ++i) {
       float* const mel = features + (task / pieces * frames + i) * bins;
@@ -145,7 +153,7 @@ MelFeatures LogMel::extract(std::span<const std::span<const float>> windows) con
       if (centre - n_fft / 2 >= static_cast<std::int64_t>(samples.size()) && centre + n_fft / 2 <= longest)
         std::fill_n(mel, bins, static_cast<float>(std::log10(kSmallest)));
       else
-        constants_->frame(samples, longest, centre, x, spectrum, mel);
+        constants_->frame(samples, longest, centre, scratch, mel);
     }
   });
   detail::parallel_for(static_cast<long>(windows.size()), [&](long window) {

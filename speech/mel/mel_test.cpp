@@ -12,6 +12,7 @@
 #include "models/json.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/support.hpp"
+#include "tilewave/device.hpp"
 
 namespace tw::speech {
 namespace {
@@ -96,6 +97,20 @@ TEST(LogMel, WindowsOfSegmentsAreThoseOfTheSegmentsAlone) {
   // A window of zeros: every bin is the smallest, log10(1e-10), and so the largest, too.
   EXPECT_EQ(max_difference(batch.features.slice(0, 2, 3), log_mel.extract(std::vector<float>(480000)).features), 0);
   EXPECT_EQ(batch.features.at({2, 1234, 5}), -1.5);
+}
+
+// Half of n_fft has a prime factor of 7 or more: kissfft then writes to a buffer of the transform. tests/mel_threads.cpp looks for races.
+TEST(LogMel, TheNumberOfThreadsDoesNotChangeValues) {
+  const int threads = cpu_threads();
+  for (const int n_fft : {402, 434, 882, 1022}) {
+    const LogMel log_mel({.n_fft = n_fft, .window_seconds = 10});
+    const std::vector<float> samples = noise(160000);
+    set_cpu_threads(1);
+    const Tensor expected = log_mel.extract(samples).features;
+    set_cpu_threads(4);
+    for (int repeat = 0; repeat < 5; ++repeat) EXPECT_EQ(max_difference(log_mel.extract(samples).features, expected), 0) << n_fft;
+  }
+  set_cpu_threads(threads);
 }
 
 TEST(LogMel, NoSamplesGiveNoWindows) {
