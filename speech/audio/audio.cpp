@@ -15,74 +15,28 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 
 #include "runtime/format.hpp"
+#include "speech/audio/bytes.hpp"
+#include "speech/audio/mp3_frames.hpp"
+#include "speech/audio/wav_header.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::speech {
 namespace {
 
-constexpr int kLowestRate = 1000, kHighestRate = 768000;  // Hz: what recordings have; bounds what resampling multiplies the data by
-constexpr float kLargestSample = 1e10F;                   // 32-bit integers stored as floats still pass
-constexpr std::size_t kLargestPipe = std::size_t{4} << 30;
-
-/// Bytes at any place: of memory or of an open file.
-class Bytes {
- public:
-  explicit Bytes(std::string_view bytes) : bytes_(bytes), size_(static_cast<std::int64_t>(bytes.size())) {}
-  Bytes(int file, std::int64_t size) : file_(file), size_(size) {}
-
-  std::int64_t size() const { return size_; }
-
-  /// Up to `count` bytes from `at` on; how many there were.
-  std::int64_t read(std::int64_t at, void* to, std::int64_t count) const {
-    count = std::clamp<std::int64_t>(size_ - at, 0, std::max<std::int64_t>(count, 0));
-    if (count == 0) return 0;
-    if (file_ < 0) {
-      std::memcpy(to, bytes_.data() + at, static_cast<std::size_t>(count));
-      return count;
-    }
-    std::int64_t done = 0;
-    while (done < count) {
-      const ssize_t got = pread(file_, static_cast<char*>(to) + done, static_cast<std::size_t>(count - done), at + done);
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) break;
-      done += got;
-    }
-    return done;
-  }
-
-  /// Exactly `count` bytes, or none.
-  std::string read(std::int64_t at, std::int64_t count) const {
-    std::string text(static_cast<std::size_t>(count), '\0');
-    text.resize(read(at, text.data(), count) == count ? text.size() : 0);
-    return text;
-  }
-
- private:
-  std::string_view bytes_;
-  int file_ = -1;
-  std::int64_t size_;
-};
-
-std::uint64_t little_endian(std::string_view bytes) {
-  std::uint64_t value = 0;
-  for (std::size_t i = bytes.size(); i-- > 0;) value = value << 8 | static_cast<unsigned char>(bytes[i]);
-  return value;
-}
-
-std::uint64_t big_endian(std::string_view bytes) {
-  std::uint64_t value = 0;
-  for (const char byte : bytes) value = value << 8 | static_cast<unsigned char>(byte);
-  return value;
-}
+constexpr int kLowestRate = 1000, kHighestRate = 768000;       // Hz: what recordings have; bounds what resampling multiplies the data by
+constexpr float kLargestSample = 1e10F;                        // 32-bit integers stored as floats still pass
+constexpr std::int64_t kEndless = std::int64_t{1} << 60;       // the size of a pipe, as libsndfile sees it
+constexpr std::int64_t kMostExpected = std::int64_t{1} << 28;  // samples that memory is set aside for before they come: 4.6 hours
 
 enum class Format { unknown, riff, aiff, flac, ogg, mp3, mp4, adts, matroska };
 
 /// By the first bytes. libsndfile knows more formats, most of them of synthesizers and of the nineties: files that nobody transcribes, read
 /// by code that nobody tests.
-Format format_of(const Bytes& file) {
+Format format_of(Bytes& file) {
   std::string head(16, '\0');
   head.resize(static_cast<std::size_t>(file.read(0, head.data(), 16)));
   const auto at = [&](std::size_t place, std::string_view text) {
@@ -148,45 +102,32 @@ std::string ffmpeg_command(const std::string& name) {
   return tw::format("ffmpeg -i {} -ar 16000 -ac 1 {}", quoted(from.string()), quoted(to.string()));
 }
 
-[[noreturn]] void truncated(const std::string& name, const std::string& why) {
-  throw FileError(tw::format("{}: truncated: {}", name, why));
+[[noreturn]] void truncated(const std::string& name, const std::string& why, const std::string& when = "") {
+  throw FileError(tw::format("{}: truncated{}: {}", name, when, why));
 }
 
-/// Throws if a RIFF or AIFF file's chunk of samples goes on after the file's end. (libsndfile reads what is there and says nothing.) Where
-/// a size of 0 stands for samples up to the end, the result is that size's place, which libsndfile must not see; else -1.
-std::int64_t check_chunks(const Bytes& file, Format format, const std::string& name) {
-  const std::string magic = file.read(0, 4);
-  const bool big = format == Format::aiff || magic == "RIFX";
-  const std::string_view samples = format == Format::aiff ? "SSND" : "data";
-  std::uint64_t size64 = 0;  // of RF64
+/// Throws if an AIFF file's chunk of samples goes on after the file's end. (libsndfile reads what is there and says nothing.)
+void check_aiff_chunks(Bytes& file, const std::string& name) {
   std::int64_t at = 12;
   for (int chunk = 0; chunk < 10000; ++chunk) {
     const std::string head = file.read(at, 8);
-    if (head.empty()) return -1;  // no samples at all: libsndfile says so
-    const std::string_view length = std::string_view(head).substr(4);
-    std::uint64_t size = big ? big_endian(length) : little_endian(length);
+    if (head.empty()) return;  // no samples at all: libsndfile says so
+    const std::uint64_t size = big_endian(std::string_view(head).substr(4));
     at += 8;
-    if (head.compare(0, 4, "ds64") == 0) size64 = little_endian(file.read(at + 8, 8));
-    if (head.compare(0, 4, samples) == 0) {
-      const std::uint64_t there = static_cast<std::uint64_t>(file.size() - at);
-      if (magic == "RF64" && size == 0xFFFFFFFF) size = size64;
-      // Who writes to a pipe does not know the size: ffmpeg leaves 0xFFFFFFFF, sox 0x7FFFF000, arecord 0x80000000, GStreamer 0.
-      else if (size >= 0x7FFF0000)
-        return -1;
+    if (head.compare(0, 4, "SSND") == 0) {
+      const std::uint64_t there = static_cast<std::uint64_t>(file.size().value() - at);
       if (size > there) truncated(name, tw::format("its header promises {} bytes of samples and {} are there", size, there));
-      // A header from before the samples were written: neither size is there yet.
-      return size == 0 && there > 0 && little_endian(file.read(4, 4)) < static_cast<std::uint64_t>(at) - 8 ? at - 4 : -1;
+      return;
     }
     at += static_cast<std::int64_t>(size + size % 2);
   }
-  return -1;
 }
 
 /// Throws if the last page of an OGG file is incomplete.
-void check_last_page(const Bytes& file, const std::string& name) {
+void check_last_page(Bytes& file, const std::string& name) {
   constexpr std::int64_t kLargestPage = 27 + 255 + 255 * 255;
-  const std::int64_t from = std::max<std::int64_t>(0, file.size() - kLargestPage);
-  const std::string tail = file.read(from, file.size() - from);
+  const std::int64_t all = file.size().value(), from = std::max<std::int64_t>(0, all - kLargestPage);
+  const std::string tail = file.read(from, all - from);
   const std::size_t page = tail.rfind("OggS");
   if (page == std::string::npos) truncated(name, "there is no page in its last 64 KiB");
   std::size_t size = 27;
@@ -198,30 +139,48 @@ void check_last_page(const Bytes& file, const std::string& name) {
   if (page + size > tail.size()) truncated(name, tw::format("{} bytes of its last page are missing", page + size - tail.size()));
 }
 
-/// libsndfile's view of a file, and where it is.
+/// What libsndfile sees: a header, then `size` bytes of the file from `begin` on.
 struct VirtualFile {
-  const Bytes& bytes;
-  std::int64_t unknown_size_at = -1;  // where check_chunks found a 0: shown as 0xFFFFFFFF
-  std::int64_t at = 0;
+  Bytes& bytes;
+  std::string header = {};
+  std::int64_t begin = 0;
+  std::int64_t size = 0;
+  std::optional<std::uint64_t> promised = {};  ///< bytes that there should be, by the file's header
+  std::int64_t at = 0, reached = 0;            ///< in what libsndfile sees; bytes of the file that it has been given, from `begin` on
+
+  std::int64_t length() const { return std::ssize(header) + size; }
+
+  std::int64_t read(char* to, std::int64_t count) {
+    count = std::clamp<std::int64_t>(length() - at, 0, std::max<std::int64_t>(count, 0));
+    const std::int64_t of_header = std::clamp<std::int64_t>(std::ssize(header) - at, 0, count);
+    if (of_header > 0) std::memcpy(to, header.data() + at, static_cast<std::size_t>(of_header));
+    at += of_header;
+    if (of_header == count) return count;
+    const std::int64_t got = bytes.read(begin + at - std::ssize(header), to + of_header, count - of_header);
+    at += got;
+    reached = std::max(reached, at - std::ssize(header));
+    return of_header + got;
+  }
+
+  /// Whether the file has a byte at `begin` + `place`.
+  bool has(std::int64_t place) {
+    char byte = 0;
+    return bytes.read(begin + place, &byte, 1) == 1;
+  }
 
   static SF_VIRTUAL_IO callbacks() {
     SF_VIRTUAL_IO io;
-    io.get_filelen = [](void* self) { return static_cast<sf_count_t>(static_cast<VirtualFile*>(self)->bytes.size()); };
+    io.get_filelen = [](void* self) { return static_cast<sf_count_t>(static_cast<VirtualFile*>(self)->length()); };
     io.seek = [](sf_count_t offset, int whence, void* self) {
       VirtualFile& stream = *static_cast<VirtualFile*>(self);
-      const std::int64_t base = whence == SEEK_SET ? 0 : whence == SEEK_CUR ? stream.at : stream.bytes.size();
+      const std::int64_t base = whence == SEEK_SET ? 0 : whence == SEEK_CUR ? stream.at : stream.length();
       std::int64_t to = 0;
       if (__builtin_add_overflow(base, static_cast<std::int64_t>(offset), &to) || to < 0) return sf_count_t{-1};
       stream.at = to;
       return static_cast<sf_count_t>(to);
     };
     io.read = [](void* to, sf_count_t count, void* self) {
-      VirtualFile& stream = *static_cast<VirtualFile*>(self);
-      const std::int64_t got = stream.bytes.read(stream.at, to, count);
-      for (std::int64_t i = stream.unknown_size_at; i >= 0 && i < stream.unknown_size_at + 4; ++i)
-        if (i >= stream.at && i < stream.at + got) static_cast<unsigned char*>(to)[i - stream.at] = 0xFF;
-      stream.at += got;
-      return static_cast<sf_count_t>(got);
+      return static_cast<sf_count_t>(static_cast<VirtualFile*>(self)->read(static_cast<char*>(to), count));
     };
     io.write = [](const void*, sf_count_t, void*) { return sf_count_t{0}; };
     io.tell = [](void* self) { return static_cast<sf_count_t>(static_cast<VirtualFile*>(self)->at); };
@@ -248,6 +207,7 @@ std::unique_ptr<SNDFILE, Close> open(VirtualFile& stream, SF_INFO& info, Format 
   const std::lock_guard lock(mutex);
   SF_VIRTUAL_IO io = VirtualFile::callbacks();
   std::unique_ptr<SNDFILE, Close> file(sf_open_virtual(&io, SFM_READ, &info, &stream));
+  if (!file && !stream.bytes.problem().empty()) throw FileError(tw::format("{}: {}", name, stream.bytes.problem()));
   if (!file) throw FileError(tw::format("{}: cannot be read as {}: {}", name, name_of(format), reason(nullptr)));
   return file;
 }
@@ -290,19 +250,8 @@ class Resampler {
   std::vector<float> piece_;
 };
 
-std::vector<float> decode(const Bytes& bytes, const std::string& name, const AudioOptions& options) {
-  if (bytes.size() == 0) throw FileError(tw::format("{}: empty", name));
-  const Format format = format_of(bytes);
-  if (format == Format::unknown)
-    throw FileError(tw::format(
-        "{}: no audio that can be read (WAV, FLAC, OGG Vorbis, Opus, MP3 and AIFF can); other audio must be converted, as in: {}", name,
-        ffmpeg_command(name)));
-  if (format == Format::mp4 || format == Format::adts || format == Format::matroska)
-    throw FileError(tw::format("{}: {} cannot be read; convert it: {}", name, name_of(format), ffmpeg_command(name)));
-  VirtualFile stream{bytes};
-  if (format == Format::riff || format == Format::aiff) stream.unknown_size_at = check_chunks(bytes, format, name);
-  if (format == Format::ogg) check_last_page(bytes, name);
-
+/// The samples that libsndfile reads of `stream`, all of them or an error.
+std::vector<float> decode(VirtualFile& stream, Format format, const std::string& name, const AudioOptions& options) {
   SF_INFO info{};
   const std::unique_ptr<SNDFILE, Close> file = open(stream, info, format, name);
   if (info.samplerate < kLowestRate || info.samplerate > kHighestRate)
@@ -314,9 +263,10 @@ std::vector<float> decode(const Bytes& bytes, const std::string& name, const Aud
   const sf_count_t block = std::max<sf_count_t>(1, (1 << 16) / info.channels);
   std::vector<float> interleaved(static_cast<std::size_t>(block) * channels), mono(static_cast<std::size_t>(block));
   std::vector<float> samples;
-  // At least a byte makes a sample in most formats: as much as that is certainly meant.
+  // At least a byte makes a sample in most formats: as much as that is certainly meant. What a pipe will bring nobody knows.
   const double expected = static_cast<double>(info.frames) * kSamplingRate / info.samplerate;
-  samples.reserve(static_cast<std::size_t>(std::clamp(expected + 1, 0.0, static_cast<double>(bytes.size()))));
+  const std::int64_t most = stream.bytes.size().value_or(kMostExpected);
+  samples.reserve(static_cast<std::size_t>(std::clamp(expected + 1, 0.0, static_cast<double>(most))));
 
   Resampler resampler(info.samplerate, name);
   sf_count_t frames = 0;
@@ -337,16 +287,56 @@ std::vector<float> decode(const Bytes& bytes, const std::string& name, const Aud
       throw FileError(tw::format("{}: it holds more than {:.0f} s of audio; that is the limit", name, options.longest_seconds));
     resampler.process(std::span(mono).first(static_cast<std::size_t>(count)), samples);
   }
-  if (sf_error(file.get()) != SF_ERR_NO_ERROR)
-    throw FileError(tw::format("{}: damaged after {:.3f} s: {}", name, static_cast<double>(frames) / info.samplerate, reason(file.get())));
-  if (format == Format::flac && info.frames < SF_COUNT_MAX && frames < info.frames)
-    truncated(name, tw::format("its header promises {} samples and {} are there", info.frames, frames));
+  const std::string when = tw::format(" after {:.3f} s", static_cast<double>(frames) / info.samplerate);
+  std::int64_t there = stream.reached;  // and what libsndfile left: less than a sample
+  while (stream.promised && static_cast<std::uint64_t>(there) < *stream.promised && stream.has(there)) ++there;
+  const bool more = format == Format::riff && !stream.promised && stream.has(stream.size);
+  if (!stream.bytes.problem().empty()) throw FileError(tw::format("{}: {}{}", name, stream.bytes.problem(), when));
+  if (sf_error(file.get()) != SF_ERR_NO_ERROR) throw FileError(tw::format("{}: damaged{}: {}", name, when, reason(file.get())));
+  if (stream.promised && static_cast<std::uint64_t>(there) < *stream.promised)
+    truncated(name, tw::format("its header promises {} bytes of samples and {} are there", *stream.promised, there), when);
+  if (more) throw FileError(tw::format("{}: it goes on{}, where 4 GiB of samples end; its format holds no more", name, when));
+  if ((format == Format::flac || format == Format::aiff) && info.frames < SF_COUNT_MAX && frames < info.frames)
+    truncated(name, tw::format("its header promises {} samples and {} are there", info.frames, frames), when);
   if (frames == 0) throw FileError(tw::format("{}: it holds no audio: 0 samples", name));
   resampler.process({}, samples);
   return samples;
 }
 
-std::vector<float> decode_or_throw(const Bytes& bytes, const std::string& name, const AudioOptions& options) {
+/// Whether libsndfile reads the format from its begin to its end. For the others it goes to the end first.
+bool read_onward(Format format) { return format == Format::riff || format == Format::flac; }
+
+std::vector<float> decode(Bytes& bytes, const std::string& name, const AudioOptions& options) {
+  const Format format = format_of(bytes);
+  char first = 0;
+  const bool empty = bytes.read(0, &first, 1) == 0;
+  if (!bytes.problem().empty()) throw FileError(tw::format("{}: {}", name, bytes.problem()));
+  if (empty) throw FileError(tw::format("{}: empty", name));
+  if (format == Format::unknown)
+    throw FileError(tw::format(
+        "{}: no audio that can be read (WAV, FLAC, OGG Vorbis, Opus, MP3 and AIFF can); other audio must be converted, as in: {}", name,
+        ffmpeg_command(name)));
+  if (format == Format::mp4 || format == Format::adts || format == Format::matroska)
+    throw FileError(tw::format("{}: {} cannot be read; convert it: {}", name, name_of(format), ffmpeg_command(name)));
+  if (!bytes.size() && !read_onward(format)) {
+    SpooledBytes all(bytes, name);
+    return decode(all, name, options);
+  }
+  VirtualFile stream{.bytes = bytes, .size = bytes.size().value_or(kEndless)};
+  if (format == Format::riff) {
+    WavView view = view_wav(bytes, name);
+    stream.header = std::move(view.header);
+    stream.begin = view.begin;
+    stream.size = view.shown;
+    stream.promised = view.promised;
+  }
+  if (format == Format::aiff) check_aiff_chunks(bytes, name);
+  if (format == Format::ogg) check_last_page(bytes, name);
+  if (format == Format::mp3) check_mp3_frames(bytes, name);
+  return decode(stream, format, name, options);
+}
+
+std::vector<float> decode_or_throw(Bytes& bytes, const std::string& name, const AudioOptions& options) {
   try {
     return decode(bytes, name, options);
   } catch (const std::bad_alloc&) {
@@ -354,49 +344,37 @@ std::vector<float> decode_or_throw(const Bytes& bytes, const std::string& name, 
   }
 }
 
-/// Closes what it holds.
-class File {
- public:
-  explicit File(int descriptor) : descriptor_(descriptor) {}
-  ~File() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int get() const { return descriptor_; }
-
- private:
-  int descriptor_;
-};
-
-std::string read_pipe(int file, const std::string& name) {
-  std::string bytes;
-  std::vector<char> piece(1 << 16);
-  for (;;) {
-    const ssize_t got = read(file, piece.data(), piece.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw FileError(tw::format("{}: {}", name, std::strerror(errno)));
-    if (got == 0) return bytes;
-    if (bytes.size() + static_cast<std::size_t>(got) > kLargestPipe)
-      throw FileError(tw::format("{}: more than 4 GiB came from this pipe; that is the limit", name));
-    bytes.append(piece.data(), static_cast<std::size_t>(got));
-  }
+struct stat status_of(int descriptor, const std::string& name) {
+  struct stat status {};
+  if (descriptor < 0 || fstat(descriptor, &status) != 0) throw FileError(tw::format("{}: {}", name, std::strerror(errno)));
+  if (S_ISDIR(status.st_mode)) throw FileError(tw::format("{}: a folder, no audio file", name));
+  return status;
 }
 
 }  // namespace
 
 std::vector<float> load_audio(const std::string& name, const AudioOptions& options) {
   const File file(::open(name.c_str(), O_RDONLY | O_CLOEXEC));
-  struct stat status {};
-  if (file.get() < 0 || fstat(file.get(), &status) != 0) throw FileError(tw::format("{}: {}", name, std::strerror(errno)));
-  if (S_ISDIR(status.st_mode)) throw FileError(tw::format("{}: a folder, no audio file", name));
-  if (S_ISREG(status.st_mode)) return decode_or_throw(Bytes(file.get(), status.st_size), name, options);
-  if (!S_ISFIFO(status.st_mode) && !S_ISSOCK(status.st_mode)) throw FileError(tw::format("{}: a device, no audio file", name));
-  return decode_audio(read_pipe(file.get(), name), name, options);
+  const struct stat status = status_of(file.get(), name);
+  if (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode)) throw FileError(tw::format("{}: a device, no audio file", name));
+  return load_audio_stream(file.get(), name, options);
+}
+
+std::vector<float> load_audio_stream(int descriptor, const std::string& name, const AudioOptions& options) {
+  const struct stat status = status_of(descriptor, name);
+  const off_t begin = S_ISREG(status.st_mode) ? lseek(descriptor, 0, SEEK_CUR) : -1;
+  if (begin >= 0) {
+    FileBytes bytes(descriptor, begin, std::max<off_t>(status.st_size - begin, 0));
+    return decode_or_throw(bytes, name, options);
+  }
+  fcntl(descriptor, F_SETPIPE_SZ, 1 << 20);  // where it is a pipe and may be larger: fewer switches between writer and reader
+  PipeBytes bytes(descriptor);
+  return decode_or_throw(bytes, name, options);
 }
 
 std::vector<float> decode_audio(std::string_view bytes, const std::string& name, const AudioOptions& options) {
-  return decode_or_throw(Bytes(bytes), name, options);
+  MemoryBytes memory(bytes);
+  return decode_or_throw(memory, name, options);
 }
 
 }  // namespace tw::speech

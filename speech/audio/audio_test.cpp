@@ -1,21 +1,47 @@
 #include "speech/audio/audio.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sndfile.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <termios.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <complex>
+#include <csignal>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <span>
 #include <thread>
 
 #include "tests/expect_error.hpp"
 #include "tilewave/error.hpp"
+
+namespace {
+
+/// Stands before each read of a file at a place: its result is errno, or 0 for the true read.
+thread_local std::function<int(off_t)> before_pread;
+
+}  // namespace
+
+// Instead of the C library's, in this program: a disk that fails cannot be had otherwise.
+extern "C" ssize_t pread(int descriptor, void* to, size_t count, off_t at) {
+  if (before_pread) {
+    if (const int error = before_pread(at); error != 0) {
+      errno = error;
+      return -1;
+    }
+  }
+  return syscall(SYS_pread64, descriptor, to, count, at);
+}
 
 namespace tw::speech {
 namespace {
@@ -202,6 +228,181 @@ TEST_F(AudioFiles, ANamedPipeIsRead) {
   writer.join();
 }
 
+/// What load_audio_stream reads of a pipe that `bytes` come through.
+std::vector<float> through_pipe(std::string_view bytes, const AudioOptions& options = {}) {
+  int ends[2];
+  EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  std::thread writer([&] {
+    // A reader that has seen enough closes its end: no signal then, and no more to write.
+    signal(SIGPIPE, SIG_IGN);
+    for (ssize_t done = 0, got = 0; done < std::ssize(bytes); done += got)
+      if ((got = write(ends[1], bytes.data() + done, bytes.size() - static_cast<std::size_t>(done))) < 0) break;
+    close(ends[1]);
+  });
+  struct Finish {
+    int end;
+    std::thread& thread;
+    ~Finish() {
+      close(end);
+      thread.join();
+    }
+  } finish{ends[0], writer};
+  return load_audio_stream(ends[0], "standard input", options);
+}
+
+TEST_F(AudioFiles, APipeGivesWhatTheFileGives) {
+  const std::vector<float> mono = tone(440, 44100, 8);
+  std::vector<float> stereo;
+  for (const float x : mono) stereo.insert(stereo.end(), {x, 0.5F * x});
+  struct {
+    const char* name;
+    int format;
+  } const cases[] = {{"a.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_16},          {"b.wav", SF_FORMAT_WAVEX | SF_FORMAT_PCM_24},
+                     {"c.wav", SF_FORMAT_RF64 | SF_FORMAT_PCM_16},         {"d.wav", SF_FORMAT_WAV | SF_FORMAT_MS_ADPCM},
+                     {"e.wav", SF_FORMAT_WAV | SF_FORMAT_FLOAT},           {"f.wav", SF_FORMAT_WAV | SF_FORMAT_ULAW},
+                     {"g.flac", SF_FORMAT_FLAC | SF_FORMAT_PCM_16},        {"h.ogg", SF_FORMAT_OGG | SF_FORMAT_VORBIS},
+                     {"i.mp3", SF_FORMAT_MPEG | SF_FORMAT_MPEG_LAYER_III}, {"j.aiff", SF_FORMAT_AIFF | SF_FORMAT_PCM_16}};
+  for (const auto& [name, format] : cases) {
+    const std::string file = encode(name, format, 44100, 2, stereo);
+    if (file.empty()) continue;
+    const std::vector<float> samples = load_audio(file);
+    EXPECT_NEAR(static_cast<double>(samples.size()), 8 * kSamplingRate, 2000) << name;
+    EXPECT_EQ(through_pipe(read(file)), samples) << name;
+    // An open file is read from where it stands.
+    const int descriptor = open(write("behind", "12345" + read(file)).c_str(), O_RDONLY | O_CLOEXEC);
+    lseek(descriptor, 5, SEEK_SET);
+    EXPECT_EQ(load_audio_stream(descriptor, "x"), samples) << name;
+    close(descriptor);
+  }
+}
+
+TEST_F(AudioFiles, APipeThatEndsEarlyIsRefused) {
+  const std::vector<float> samples = tone(440, kSamplingRate, 2);
+  const std::string pcm = read(encode("a.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_16, kSamplingRate, 1, samples));
+  expect_error<FileError>([&] { through_pipe(pcm.substr(0, pcm.size() / 2)); },
+                          {"standard input: truncated after 0.999 s: its header promises 64000 bytes of samples and 31978 are there"});
+  expect_error<FileError>([] { through_pipe(""); }, {"standard input: empty"});
+  expect_error<FileError>([] { through_pipe("RIFF"); }, {"standard input: no audio that can be read"});
+  expect_error<FileError>([&] { through_pipe(pcm.substr(0, 40)); }, {"standard input: cannot be read as WAV: it ends before"});
+  const std::string flac = read(encode("a.flac", SF_FORMAT_FLAC | SF_FORMAT_PCM_16, kSamplingRate, 1, samples));
+  expect_error<FileError>([&] { through_pipe(flac.substr(0, flac.size() / 2)); }, {"standard input: "});
+  expect_error<FileError>([&] { through_pipe(pcm, {.longest_seconds = 1}); }, {"standard input: it holds more than 1 s"});
+  // A long chunk of something else comes first.
+  std::string tagged = pcm.substr(0, 12) + "LIST";
+  append(tagged, 300000, 4);
+  EXPECT_EQ(through_pipe(tagged + std::string(300000, 'x') + pcm.substr(12)), decode_audio(pcm, "x"));
+}
+
+TEST_F(AudioFiles, APipeOfWhoseSizeNobodyKnowsIsReadToItsEnd) {
+  const std::string data(2'000'000, '\x10');
+  for (const std::uint32_t size : {0xFFFFFFFFu, 0xFFFFFFDBu, 0x7FFFF000u, 0x7FFFFFFFu, 0x80000000u, 0u}) {
+    const std::vector<float> samples = through_pipe(wav({.riff_size = size, .data_size = size}, data));
+    EXPECT_EQ(samples.size(), 1'000'000u) << size;
+  }
+  // Rounded down to whole samples, as sox does.
+  EXPECT_EQ(through_pipe(wav({.data_size = 0x7FFFF000 / 6 * 6, .channels = 3}, data.substr(0, 6000))).size(), 1000u);
+  // Other sizes are promises.
+  for (const std::uint32_t size : {0x7FFFEFF0u, 0x80000002u, 3'000'000'000u, 0xFFFFFE00u})
+    for (const bool pipe : {false, true})
+      expect_error<FileError>(
+          [&] {
+            const std::string bytes = wav({.data_size = size}, data);
+            pipe ? through_pipe(bytes) : decode_audio(bytes, "standard input");
+          },
+          {"standard input: truncated after 62.500 s: its header promises " + std::to_string(size) + " bytes of samples and 2000000 are"});
+}
+
+TEST_F(AudioFiles, ReadErrorsAreNamedWithTheTimeReached) {
+  const std::vector<float> samples = tone(440, kSamplingRate, 20);
+  struct {
+    const char* name;
+    int format;
+  } const cases[] = {{"a.wav", SF_FORMAT_WAV | SF_FORMAT_PCM_16},   {"b.flac", SF_FORMAT_FLAC | SF_FORMAT_PCM_16},
+                     {"c.ogg", SF_FORMAT_OGG | SF_FORMAT_VORBIS},   {"d.mp3", SF_FORMAT_MPEG | SF_FORMAT_MPEG_LAYER_III},
+                     {"e.aiff", SF_FORMAT_AIFF | SF_FORMAT_PCM_16}, {"f.wav", SF_FORMAT_WAV | SF_FORMAT_IMA_ADPCM}};
+  for (const auto& [name, format] : cases) {
+    const std::string file = encode(name, format, kSamplingRate, 1, samples);
+    if (file.empty()) continue;
+    const auto size = static_cast<off_t>(std::filesystem::file_size(file));
+    // A bad sector in the middle: what is before and after it can be read.
+    before_pread = [&](off_t at) { return at > size / 2 && at < size - 70000 ? EIO : 0; };
+    if (size > 300000) expect_error<FileError>([&] { load_audio(file); }, {file + ": Input/output error after ", " s"});
+    before_pread = [&](off_t at) { return at > 8000 ? EIO : 0; };
+    expect_error<FileError>([&] { load_audio(file); }, {file + ": Input/output error"});
+    before_pread = [](off_t) { return EIO; };
+    expect_error<FileError>([&] { load_audio(file); }, {file + ": Input/output error"});
+    before_pread = {};
+    EXPECT_GE(load_audio(file).size(), samples.size()) << name;
+  }
+}
+
+TEST_F(AudioFiles, AFileThatBecomesShorterWhileItIsReadIsRefused) {
+  const std::vector<float> samples = tone(440, kSamplingRate, 20);
+  for (const int format : {SF_FORMAT_WAV | SF_FORMAT_PCM_16, SF_FORMAT_FLAC | SF_FORMAT_PCM_16}) {
+    const std::string file = encode("shrinks", format, kSamplingRate, 1, samples);
+    before_pread = [&](off_t at) {
+      if (at > 20000) std::filesystem::resize_file(file, 20000);
+      return 0;
+    };
+    expect_error<FileError>([&] { load_audio(file); }, {file + ": the file became shorter while it was read after ", " s"});
+    before_pread = {};
+  }
+}
+
+TEST_F(AudioFiles, AStreamThatFailsIsNoEnd) {
+  // A terminal whose other side is gone: what was written comes, then EIO.
+  const int reader = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  ASSERT_GE(reader, 0);
+  ASSERT_EQ(grantpt(reader), 0);
+  ASSERT_EQ(unlockpt(reader), 0);
+  const int writer = open(ptsname(reader), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  ASSERT_GE(writer, 0);
+  termios raw{};
+  ASSERT_EQ(tcgetattr(writer, &raw), 0);
+  cfmakeraw(&raw);
+  ASSERT_EQ(tcsetattr(writer, TCSANOW, &raw), 0);
+  const std::string bytes = wav({}, std::string(2000, '\x10'));
+  ASSERT_EQ(::write(writer, bytes.data(), bytes.size()), std::ssize(bytes));
+  close(writer);
+  expect_error<FileError>([&] { load_audio_stream(reader, "standard input"); }, {"standard input: Input/output error after 0.0"});
+  close(reader);
+}
+
+TEST_F(AudioFiles, Mp3sThatAreCutShortAreRefused) {
+  const std::string file = encode("a.mp3", SF_FORMAT_MPEG | SF_FORMAT_MPEG_LAYER_III, 44100, 2, tone(440, 44100, 4));
+  if (file.empty()) GTEST_SKIP() << "skipped: libsndfile has no encoder of MP3";
+  const std::string whole = read(file);
+  const std::size_t count = load_audio(file).size();
+  for (const double part : {0.3, 0.5, 0.9})
+    expect_error<FileError>([&] { decode_audio(whole.substr(0, static_cast<std::size_t>(part * static_cast<double>(whole.size()))), "x"); },
+                            {"x: truncated after ", " bytes of its last frame are missing"});
+  expect_error<FileError>([&] { decode_audio(whole.substr(0, whole.size() - 1), "x"); }, {"1 bytes of its last frame are missing"});
+  // Frames begin with the first frame's first two bytes; here and there others do by chance.
+  std::vector<std::size_t> frames;
+  const std::string_view sync = std::string_view(whole).substr(0, 2);
+  for (std::size_t at = 0; (at = whole.find(sync, at)) != std::string::npos; ++at) frames.push_back(at);
+  ASSERT_GT(frames.size(), 70u);
+  const bool header = whole.substr(0, 200).find("Xing") != std::string::npos || whole.substr(0, 200).find("Info") != std::string::npos;
+  ASSERT_TRUE(header);   // lame's, with the number of frames
+  bool between = false;  // cut between two frames: the header knows
+  for (std::size_t i = 50; i < 60; ++i) {
+    try {
+      decode_audio(whole.substr(0, frames[i]), "x");
+      ADD_FAILURE() << "accepted up to " << frames[i];
+    } catch (const FileError& error) {
+      between = between || std::string(error.what()).find("its header promises ") != std::string::npos;
+    }
+    // All but the begin of a frame's header.
+    for (const std::size_t bytes : {1u, 2u, 3u})
+      expect_error<FileError>([&] { decode_audio(whole.substr(0, frames[i] + bytes), "x"); }, {"x: truncated after "});
+  }
+  EXPECT_TRUE(between);
+  // Tags before and after change nothing, of whatever size.
+  std::string tagged = "ID3" + std::string("\x04\x00\x00\x00\x01\x00\x00", 7) + std::string(128 << 7, 'x') + whole;
+  tagged += "APETAGEX" + std::string(5000, '\xFF') + "TAG" + std::string(125, ' ');
+  EXPECT_EQ(decode_audio(tagged, "x").size(), count);
+}
+
 TEST_F(AudioFiles, WhatIsNoFileIsNamed) {
   expect_error<FileError>([&] { load_audio(path("none.wav")); }, {path("none.wav") + ": No such file"});
   expect_error<FileError>([&] { load_audio(folder_.string()); }, {folder_.string() + ": a folder"});
@@ -287,7 +488,7 @@ TEST_F(AudioFiles, HostileHeadersAreRefused) {
   flac[21] = static_cast<char>(flac[21] | 0x0F);
   flac.replace(22, 4, "\xFF\xFF\xFF\xFF");
   expect_error<FileError>([&] { decode_audio(flac, "x.flac"); },
-                          {"x.flac: truncated: its header promises 68719476735 samples and 16000 are there"});
+                          {"x.flac: truncated after 1.000 s: its header promises 68719476735 samples and 16000 are there"});
 }
 
 TEST_F(AudioFiles, LongerAudioThanAllowedIsRefused) {
