@@ -94,9 +94,9 @@ AttentionCall check_common(const AttentionNames& names, const Tensor& q, const T
   require(options.window_right >= -1, "{}: window_right is {}; it must be 0 or more, or -1 for no bound", op, options.window_right);
   const std::int64_t tiles = q.shape(0) * q.shape(2) * ((q.shape(1) + 63) / 64);  // of the smallest size on all devices
   require(tiles <= kLargest, "{}: q is {}, which is {} tiles; they are limited to {}", op, q, tiles, kLargest);
-  const NamedTensor mask{"mask", options.mask}, slopes{"alibi_slopes", options.alibi_slopes}, sink{"sink", options.sink};
-  check_disjoint(op, {"o", &o}, {{"q", &q}, {names.k, &k}, {names.v, &v}, {"lse", options.lse}, mask, slopes, sink});
-  check_disjoint(op, {"lse", options.lse}, {{"q", &q}, {names.k, &k}, {names.v, &v}, mask, slopes, sink});
+  const NamedTensor named_mask{"mask", options.mask}, named_slopes{"alibi_slopes", options.alibi_slopes}, named_sink{"sink", options.sink};
+  check_disjoint(op, {"o", &o}, {{"q", &q}, {names.k, &k}, {names.v, &v}, {"lse", options.lse}, named_mask, named_slopes, named_sink});
+  check_disjoint(op, {"lse", options.lse}, {{"q", &q}, {names.k, &k}, {names.v, &v}, named_mask, named_slopes, named_sink});
 
   AttentionCall call{.q = by_head(q), .k = by_head(k), .v = by_head(v), .o = by_head(o), .partial = {}};
   call.batch = static_cast<int>(batch);

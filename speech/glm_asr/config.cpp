@@ -149,7 +149,9 @@ GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
   config.audio_token = static_cast<int>(reader.integer("audio_token_id", 0, last_token));
 
   const fs::path generation = directory / "generation_config.json";
-  if (is_there(generation)) config.end_tokens = open(generation).integers("eos_token_id", 0, last_token);
+  ConfigReader generating(generation.string(), nlohmann::json::object());
+  if (is_there(generation)) generating = open(generation);
+  config.end_tokens = generating.integers("eos_token_id", 0, last_token);
   if (config.end_tokens.empty()) config.end_tokens = text.integers("eos_token_id", 0, last_token);
   if (config.end_tokens.empty()) config.end_tokens = reader.integers("eos_token_id", 0, last_token);
   if (config.end_tokens.empty()) text.fail("eos_token_id", "without it a text never ends");
@@ -175,6 +177,8 @@ GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
   setting("n_fft", config.mel.n_fft, 16, 4096);
   setting("hop_length", config.mel.hop, 1, 4096);
   setting("chunk_length", config.mel.window_seconds, 1, 120);
+  // Not in what is published, where models have learnt to fill a window: see docs/transcribe.md.
+  config.segment_seconds = generating.number("segment_seconds", 1, config.mel.window_seconds, config.mel.window_seconds);
   const ConfigReader audio = reader.child("audio_config");
   if (audio.integer("num_mel_bins", 1, 1024, 128) != config.mel.mel_bins)
     audio.fail("num_mel_bins", tw::format("the processor's feature_size is {}", config.mel.mel_bins));

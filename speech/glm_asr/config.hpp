@@ -26,7 +26,8 @@ struct GlmAsrConfig {
   int audio_token = 0;          ///< stands where an audio embedding goes
   std::vector<int> end_tokens;  ///< any of them ends the text
   MelOptions mel;
-  std::string prompt;  ///< when the user gives none
+  std::string prompt;           ///< when the user gives none
+  double segment_seconds = 30;  ///< of audio that is transcribed at once, at most: a window's, or generation_config.json's segment_seconds
 
   /// Encoder positions that make one audio embedding.
   static constexpr int kStack = 4;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <optional>
 
 #include "runtime/format.hpp"
@@ -18,7 +19,9 @@ constexpr double kAlwaysActive = -45;  // dB: speech in steady noise of this lev
 constexpr double kAboveNoise = 6;      // dB: steady white noise varies by 1 dB from step to step, speech by 30
 constexpr int kNoiseReach = 5 * kStepsPerSecond;
 constexpr int kNoiseNeeds = 1 * kStepsPerSecond;
-constexpr double kNoiseShare = 0.1;  // of the steps: also fast speech has that much of pauses and closures
+constexpr double kNoiseShare = 0.1;    // of the steps: also fast speech has that much of pauses and closures
+constexpr std::size_t kSteady = 3;     // dB: noise stays that close to its level
+constexpr double kSteadyShare = 0.25;  // of the steps that are heard: speech alone, which varies by 30 dB, has less
 constexpr int kRunPause = 3 * kStepsPerSecond / 10;
 constexpr int kShortestRun = 5;  // a click reaches the levels of three steps
 constexpr int kShortestCutPause = 2 * kStepsPerSecond / 10;
@@ -67,11 +70,34 @@ std::vector<double> powers(std::span<const float> samples, std::size_t step) {
   return result;
 }
 
+/// How many steps have each level: 1 dB each, from kQuietest up to 0 and more.
+using Histogram = std::array<int, 101>;
+
+/// The level that kNoiseShare of the steps in bins from `first` on stay below.
+std::size_t noise_bin(const Histogram& histogram, std::size_t first, int steps) {
+  std::size_t bin = first;
+  for (double below = histogram[bin]; below <= kNoiseShare * steps; below += histogram[bin]) ++bin;
+  return bin;
+}
+
+/// The noise among these steps, in dB: rule 1 of the header.
+double noise_level(const Histogram& histogram) {
+  constexpr std::size_t kFirstHeard = static_cast<std::size_t>(kAlwaysSilent - kQuietest);
+  const auto count = [&](std::size_t from, std::size_t to) { return std::accumulate(histogram.begin() + from, histogram.begin() + to, 0); };
+  const int heard = count(kFirstHeard, histogram.size());
+  if (heard >= kNoiseNeeds) {
+    const std::size_t bin = noise_bin(histogram, kFirstHeard, heard);
+    const int near = count(bin - kSteady, std::min(bin + kSteady + 1, histogram.size()));
+    if (near >= kSteadyShare * heard) return kQuietest + static_cast<double>(bin);
+  }
+  return kQuietest + static_cast<double>(noise_bin(histogram, 0, count(0, histogram.size())));
+}
+
 /// Whether each step may be speech: rule 1 of the header.
 std::vector<char> active_steps(const std::vector<double>& power) {
   const std::int64_t steps = static_cast<std::int64_t>(power.size());
   const auto level = [&](std::int64_t i) { return 10 * std::log10(std::max(power[i], 1e-10)); };
-  std::array<int, 101> histogram{};  // of the levels within reach, 1 dB each, from kQuietest up to 0 and more
+  Histogram histogram{};  // of the levels within reach
   const auto bin = [&](std::int64_t i) { return static_cast<std::size_t>(std::clamp(std::floor(level(i) - kQuietest), 0.0, 100.0)); };
   std::int64_t begin = 0, end = 0;  // the steps counted
   std::vector<char> active(power.size());
@@ -79,11 +105,7 @@ std::vector<char> active_steps(const std::vector<double>& power) {
     for (; end < std::min(i + kNoiseReach + 1, steps); ++end) ++histogram[bin(end)];
     for (; begin < i - kNoiseReach; ++begin) --histogram[bin(begin)];
     double threshold = kAlwaysSilent;
-    if (end - begin >= kNoiseNeeds) {
-      std::size_t noise = 0;
-      for (double below = histogram[0]; below <= kNoiseShare * static_cast<double>(end - begin); below += histogram[noise]) ++noise;
-      threshold = std::clamp(kQuietest + static_cast<double>(noise) + kAboveNoise, kAlwaysSilent, kAlwaysActive);
-    }
+    if (end - begin >= kNoiseNeeds) threshold = std::clamp(noise_level(histogram) + kAboveNoise, kAlwaysSilent, kAlwaysActive);
     active[i] = level(i) > threshold;
   }
   return active;

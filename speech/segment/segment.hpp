@@ -24,8 +24,10 @@ struct SegmentOptions {
 /// The parts of `samples` (finite, about [-1, 1]) that may hold speech, in order and without overlap, each of at most longest_seconds.
 ///
 /// 1. Level: the variance of 30 ms around each 10 ms step, in dB of full scale. Noise: the level that a tenth of the steps within 5 s on
-///    both sides stay below. A step is active above noise + 6 dB, at least above -70 dB, and always above -45 dB: loud sound is kept even
-///    when it is steady. Where less than 1 s lies within reach, noise cannot be told from speech and -70 dB decides alone.
+///    both sides stay below. Steps below -70 dB do not count if the others have a steady level (a quarter of them within 3 dB): zeros
+///    between recordings say nothing about the noise in these. A step is active above noise + 6 dB, at least above -70 dB, and always above
+///    -45 dB: loud sound is kept even when it is steady. Where less than 1 s lies within reach, noise cannot be told from speech and -70 dB
+///    decides alone.
 /// 2. Active steps with pauses below 0.3 s make a run; a run of fewer than five active steps is a click and no speech.
 /// 3. Runs with pauses below join_below_seconds, or a third of longest_seconds if that is less, make an island. Longer pauses are left
 ///    out, but for the margins.

@@ -93,6 +93,25 @@ TEST(Segments, LongPausesAreLeftOut) {
   EXPECT_EQ(segments[2].end, static_cast<std::int64_t>(samples.size()));
 }
 
+TEST(Segments, DigitalSilenceNearbyDoesNotMakeNoiseSpeech) {
+  // Recordings in noise, joined with nothing at all between them: what is pause in one is not speech because of zeros elsewhere.
+  std::vector<float> samples;
+  for (int i = 0; i < 6; ++i) {
+    std::vector<float> part = noise(5, -63);
+    speak(part, 1, 2);
+    speak(part, 3.5, 4);
+    samples.insert(samples.end(), part.begin(), part.end());
+    samples.insert(samples.end(), at(3), 0.0F);
+  }
+  const std::vector<Segment> segments = cut_at_silences(samples);
+  expect_valid(segments, samples.size());
+  ASSERT_EQ(segments.size(), 6u);
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_NEAR(static_cast<double>(segments[static_cast<std::size_t>(i)].begin) / kRate, 8 * i + 0.8, 0.03);
+    EXPECT_NEAR(static_cast<double>(segments[static_cast<std::size_t>(i)].end) / kRate, 8 * i + 4.2, 0.03);
+  }
+}
+
 TEST(Segments, QuietSpeechIsKept) {
   std::vector<float> quiet(at(6));  // peaks at -55 dB, in digital silence
   speak(quiet, 2, 4, 0.001);

@@ -69,6 +69,7 @@ def make_model(tokenizer):
     )  # fmt: skip
     model = GlmAsrForConditionalGeneration(config)
     model.generation_config.update(eos_token_id=ends, pad_token_id=ends[0], bos_token_id=None, do_sample=False, max_new_tokens=128)
+    model.generation_config.segment_seconds = 12  # for Tilewave: strings of up to 12 digits are trained on, about one a second
     return model
 
 
