@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <stop_token>
 
 #include "kernels/c_api.hpp"
@@ -19,6 +20,8 @@ struct tw_transcript {
 };
 
 namespace {
+
+constexpr std::size_t kMostSamples = std::size_t{7 * 24 * 3600} * 16000;  // as of files
 
 template <class T>
 T& required(const char* argument, T* pointer) {
@@ -49,7 +52,7 @@ tw_status transcribe(const tw_transcriber* transcriber, const tw_transcribe_opti
         if (c.on_text(c.user, text.data(), text.size()) != 0) stop.request_stop();
       };
     }
-    const std::vector<float> samples = read();
+    const auto samples = read();
     try {
       *result = new tw_transcript{transcriber->transcriber.transcribe(samples, options)};
     } catch (const speech::Cancelled&) {
@@ -85,8 +88,11 @@ tw_status tw_transcribe_file(const tw_transcriber* transcriber, const char* file
 tw_status tw_transcribe_samples(const tw_transcriber* transcriber, const float* samples, size_t count, const tw_transcribe_options* options,
                                 tw_transcript** transcript) {
   return transcribe(transcriber, options, transcript, [&] {
+    if (count > kMostSamples)
+      throw InvalidArgument("count is " + std::to_string(count) + "; at most " + std::to_string(kMostSamples) +
+                            " samples, a week, are allowed");
     if (count > 0) required("samples", samples);
-    return std::vector<float>(samples, samples + count);
+    return std::span(samples, count);
   });
 }
 

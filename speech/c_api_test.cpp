@@ -86,6 +86,11 @@ TEST(SpeechInC, BadArguments) {
   EXPECT_EQ(tw_transcribe_file(model.transcriber, nullptr, nullptr, &transcript), TW_INVALID_ARGUMENT);
   EXPECT_EQ(tw_transcribe_samples(model.transcriber, nullptr, 3, nullptr, &transcript), TW_INVALID_ARGUMENT);
   EXPECT_STREQ(tw_last_error(), "samples is null");
+  const float sample = 0;
+  for (const size_t count : {size_t{1} << 62, ~size_t{0}, size_t{10} << 30}) {
+    EXPECT_EQ(tw_transcribe_samples(model.transcriber, &sample, count, nullptr, &transcript), TW_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(tw_last_error()), "count is " + std::to_string(count) + "; at most 9676800000 samples, a week, are allowed");
+  }
   EXPECT_EQ(transcript, nullptr);
   tw_transcriber_free(nullptr);
   tw_transcript_free(nullptr);

@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "models/sampling.hpp"
@@ -41,6 +43,24 @@ class Stopwatch {
   Clock::time_point begin_ = Clock::now();
 };
 
+/// Locks, and remembers which thread has the lock: one that asks again would wait for itself.
+class OneAtATime {
+ public:
+  OneAtATime(std::mutex& mutex, std::atomic<std::thread::id>& holder) : holder_(holder) {
+    if (holder.load() == std::this_thread::get_id())
+      throw Error("transcribe: called from a callback of the same Transcriber, which is at work; use another one there, or wait");
+    lock_ = std::unique_lock(mutex);
+    holder.store(std::this_thread::get_id());
+  }
+  ~OneAtATime() { holder_.store({}); }
+  OneAtATime(const OneAtATime&) = delete;
+  OneAtATime& operator=(const OneAtATime&) = delete;
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+  std::atomic<std::thread::id>& holder_;
+};
+
 /// A piece of audio that becomes one prompt.
 struct Item {
   std::size_t file;
@@ -59,6 +79,11 @@ struct Running {
   bool done = false;
 };
 
+bool is_finite(const Tensor& tensor) {
+  const Tensor host = tensor.to(Device::cpu()).to(DType::f32);
+  return std::all_of(host.data<float>(), host.data<float>() + host.numel(), [](float x) { return std::isfinite(x); });
+}
+
 void check(const TranscribeOptions& options) {
   if (options.max_new_tokens < 1 || options.max_new_tokens > 1 << 20)
     throw InvalidArgument(tw::format("max_new_tokens is {}; it must be from 1 to {}", options.max_new_tokens, 1 << 20));
@@ -74,6 +99,7 @@ struct Transcriber::State {
   Stream stream;
   GlmAsr model;
   std::mutex mutex;
+  std::atomic<std::thread::id> holder = {};  ///< of the mutex
 
   State(const std::filesystem::path& directory, const LoadOptions& given)
       : options(given), stream(given.device), model(GlmAsr::load(directory, options, stream)) {}
@@ -92,7 +118,7 @@ struct Transcriber::State {
       transcripts[file].duration = seconds(std::ssize(samples));
       std::vector<Segment> segments;
       if (segmentation == Segmentation::automatic)
-        segments = cut_at_silences(samples, {.longest_seconds = static_cast<double>(model.config.mel.window_seconds)});
+        segments = cut_at_silences(samples, {.longest_seconds = model.config.segment_seconds});
       else if (!samples.empty())
         segments = {{0, std::ssize(samples)}};
       // What fits one window is given whole, as the reference does: silence around speech changes what a model hears, a little.
@@ -144,26 +170,41 @@ struct Transcriber::State {
     if (options.cancel.stop_requested()) throw Cancelled("transcribe: cancelled");
   }
 
-  /// What each row of `logits` is followed by. Row i belongs to running[rows[i]].
+  /// What each row of `logits` is followed by; -1 where its largest score is no finite number. Row i belongs to running[rows[i]].
   std::vector<int> draw(const Tensor& logits, std::span<const Running* const> rows, const TranscribeOptions& options) const {
     std::vector<int> ids;
     if (options.temperature == 0) {
       const Tensor indices = Tensor::empty({logits.shape(0)}, DType::i32, stream);
-      argmax(logits, indices, {.stream = stream});
+      const Tensor largest = Tensor::empty({logits.shape(0)}, logits.dtype(), stream);
+      argmax(logits, indices, {.values = &largest, .stream = stream});
       stream.synchronize();
-      const Tensor host = indices.to(Device::cpu());
+      const Tensor host = indices.to(Device::cpu()), scores = largest.to(Device::cpu());
       ids.assign(host.data<std::int32_t>(), host.data<std::int32_t>() + rows.size());
+      for (std::size_t i = 0; i < rows.size(); ++i)
+        if (!std::isfinite(scores.at({static_cast<std::int64_t>(i)}))) ids[i] = -1;
       return ids;
     }
     stream.synchronize();
     const Tensor host = logits.to(Device::cpu()).to(DType::f32);
     const auto vocabulary = static_cast<std::size_t>(logits.shape(1));
     for (std::size_t i = 0; i < rows.size(); ++i) {
+      const std::span<const float> scores(host.data<float>() + i * vocabulary, vocabulary);
+      if (!std::all_of(scores.begin(), scores.end(), [](float x) { return std::isfinite(x); })) {
+        ids.push_back(-1);
+        continue;
+      }
       const std::uint64_t sequence = (static_cast<std::uint64_t>(rows[i]->item->file) << 32) + rows[i]->item->segment;
-      ids.push_back(models::sample({host.data<float>() + i * vocabulary, vocabulary}, {options.temperature, options.top_p, options.seed},
-                                   sequence, rows[i]->result->tokens.size()));
+      ids.push_back(models::sample(scores, {options.temperature, options.top_p, options.seed}, sequence, rows[i]->result->tokens.size()));
     }
     return ids;
+  }
+
+  /// `stage` has made numbers that are not finite: text from them would be nonsense.
+  [[noreturn]] void fail(const Running& running, const std::string& stage) const {
+    throw Error(
+        tw::format("transcribe: {} gave scores that are NaN or infinite, for {:.1f} to {:.1f} s of file {}: the checkpoint's weights "
+                   "are damaged, or {} cannot hold what the model computes",
+                   stage, running.result->begin, running.result->end, running.item->file, name_of(*options.dtype)));
   }
 
   /// Takes a token that was drawn: it ends the item, or is its next.
@@ -218,7 +259,12 @@ struct Transcriber::State {
     const Tensor logits = model.decoder.prefill(model.embed(prompt, audio, stream), running.cache, stream);
     timings.prompt_tokens += length;
     const Running* const rows[] = {&running};
-    accept(running, draw(logits, rows, options)[0], options);
+    const int id = draw(logits, rows, options)[0];
+    if (id < 0) {
+      const bool heard = std::all_of(audio.begin(), audio.end(), [](const Tensor& window) { return is_finite(window); });
+      fail(running, heard ? "the prefill" : "the encoder");
+    }
+    accept(running, id, options);
     return running;
   }
 };
@@ -251,7 +297,7 @@ Transcript Transcriber::transcribe(std::span<const float> samples, const Transcr
 Transcripts Transcriber::transcribe(std::span<const std::span<const float>> files, const TranscribeOptions& options) const {
   check(options);
   const State& state = *state_;
-  const std::lock_guard lock(state_->mutex);
+  const OneAtATime lock(state_->mutex, state_->holder);
   Transcripts result;
   result.files.resize(files.size());
   std::vector<Item> items;
@@ -316,7 +362,10 @@ Transcripts Transcriber::transcribe(std::span<const std::span<const float>> file
       const Tensor logits = state.model.decoder.decode(ids, caches, state.stream);
       ++result.timings.decode_steps;
       const std::vector<int> drawn = state.draw(logits, {const_cast<const Running* const*>(active.data()), active.size()}, options);
-      for (std::size_t i = 0; i < active.size(); ++i) state.accept(*active[i], drawn[i], options);
+      for (std::size_t i = 0; i < active.size(); ++i) {
+        if (drawn[i] < 0) state.fail(*active[i], tw::format("decoding step {}", active[i]->result->tokens.size()));
+        state.accept(*active[i], drawn[i], options);
+      }
       emit();
     }
     for (Running& r : running) {
@@ -328,6 +377,7 @@ Transcripts Transcriber::transcribe(std::span<const std::span<const float>> file
 }
 
 std::vector<float> read_audio(const std::string& file) { return load_audio(file); }
+std::vector<float> read_audio_stream(int descriptor, const std::string& name) { return load_audio_stream(descriptor, name); }
 std::vector<float> read_audio(std::string_view bytes, const std::string& name) { return decode_audio(bytes, name); }
 
 }  // namespace tw::speech

@@ -2,8 +2,10 @@
 
 #include <atomic>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -11,7 +13,9 @@
 
 #include "speech/repetition.hpp"
 #include "speech/text_stream.hpp"
+#include "tests/expect_error.hpp"
 #include "tests/support.hpp"
+#include "tests/temporary_directory.hpp"
 #include "tilewave/speech.hpp"
 
 namespace tw::speech {
@@ -117,6 +121,27 @@ TEST_P(Digits, LongAudioIsCutAtSilences) {
   EXPECT_LE(end, result.duration);
 }
 
+// tools/long_recordings.py measures ten minutes of it. Segments of 30 s held more digits than the checkpoint was trained on, and it dropped
+// a third of them.
+TEST_P(Digits, LengthDoesNotCostWords) {
+  skip_unless_present(GetParam());
+  const std::string folder = std::string(TILEWAVE_SOURCE_DIR) + "/assets/samples/";
+  Samples all;
+  std::string wanted;
+  for (int repeat = 0; repeat < 4; ++repeat) {
+    for (const auto& [name, words] : {std::pair{"digits-1.wav", "six seven nine one "},
+                                      {"digits-2.wav", "eight zero seven "},
+                                      {"digits-3.wav", "four three seven five seven four "}}) {
+      const Samples samples = read_audio(folder + name);
+      all.insert(all.end(), samples.begin(), samples.end());
+      wanted += words;
+    }
+  }
+  const Transcript result = digits(GetParam()).transcribe(all);
+  EXPECT_LE(word_errors(result.text, wanted), 1u) << result.text;
+  for (const TranscriptSegment& segment : result.segments) EXPECT_LE(segment.end - segment.begin, 12);
+}
+
 TEST_P(Digits, SilenceGivesNoText) {
   skip_unless_present(GetParam());
   const Transcriber& transcriber = digits(GetParam());
@@ -206,6 +231,75 @@ TEST(Transcriber, StopsWhenAsked) {
   EXPECT_THROW(digits(Device::cpu()).transcribe(joined(3), options), Cancelled);
   EXPECT_LE(pieces, 3);
   EXPECT_EQ(digits(Device::cpu()).transcribe(recordings()[2].samples).text, recordings()[2].words);  // it can still be used
+}
+
+TEST(Transcriber, ACallFromItsOwnCallbackIsAnError) {
+  const Transcriber& transcriber = digits(Device::cpu());
+  int refused = 0;
+  TranscribeOptions options;
+  options.on_text = [&](std::size_t, std::string_view) {
+    test::expect_error<Error>([&] { transcriber.transcribe(recordings()[2].samples); }, {"called from a callback of the same Transcriber"});
+    ++refused;
+  };
+  options.on_progress = [&](double, double) { EXPECT_THROW(transcriber.transcribe(Samples{}), Error); };
+  EXPECT_EQ(transcriber.transcribe(recordings()[2].samples, options).text, recordings()[2].words);
+  EXPECT_GT(refused, 0);
+  EXPECT_THROW(transcriber.transcribe(recordings()[2].samples, {.on_text = [](std::size_t, std::string_view) { throw 1; }}), int);
+  EXPECT_EQ(transcriber.transcribe(recordings()[2].samples).text, recordings()[2].words);  // it is free again
+}
+
+/// A copy of a small checkpoint with random weights.
+struct RandomCheckpoint {
+  test::TemporaryDirectory directory;
+
+  RandomCheckpoint() {
+    for (const auto& entry : std::filesystem::directory_iterator(std::string(TILEWAVE_SOURCE_DIR) + "/tests/data/glm_asr/gqa"))
+      std::filesystem::copy_file(entry.path(), directory.path() / entry.path().filename());
+  }
+
+  /// Makes `count` elements of a bf16 tensor NaN, from `first` on.
+  void damage(const std::string& tensor, std::int64_t first, std::int64_t count) const {
+    std::fstream file(directory.path() / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+    std::uint64_t size = 0;
+    file.read(reinterpret_cast<char*>(&size), sizeof size);
+    std::string header(size, ' ');
+    file.read(header.data(), static_cast<std::streamsize>(size));
+    const std::int64_t begin = nlohmann::json::parse(header).at(tensor).at("data_offsets").at(0);
+    file.seekp(8 + static_cast<std::int64_t>(size) + begin + 2 * first);
+    file.write(std::string(static_cast<std::size_t>(2 * count), '\xFF').data(), 2 * count);
+  }
+
+  std::string message(double temperature) const {
+    try {
+      const Transcript transcript =
+          Transcriber(directory.path()).transcribe(recordings()[2].samples, {.max_new_tokens = 5, .temperature = temperature});
+      return "no error: " + transcript.text;
+    } catch (const InvalidArgument&) {
+      return "another error";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  }
+};
+
+TEST(Transcriber, ScoresThatAreNoNumbersNameTheirStage) {
+  for (const double temperature : {0.0, 1.0}) {
+    const RandomCheckpoint encoder, prefill;
+    encoder.damage("model.multi_modal_projector.linear_1.weight", 7, 1);
+    EXPECT_EQ(encoder.message(temperature).find("transcribe: the encoder gave scores that are NaN or infinite"), 0u)
+        << encoder.message(temperature);
+    prefill.damage("model.language_model.norm.weight", 3, 1);
+    EXPECT_EQ(prefill.message(temperature).find("transcribe: the prefill gave scores"), 0u) << prefill.message(temperature);
+  }
+  // What the first token's embedding does shows when the second is computed.
+  const RandomCheckpoint decoding;
+  const std::vector<int> tokens = Transcriber(decoding.directory.path())
+                                      .transcribe(recordings()[2].samples, {.max_new_tokens = 2, .ignore_end = true})
+                                      .segments.at(0)
+                                      .tokens;
+  decoding.damage("model.language_model.embed_tokens.weight", 64 * tokens.at(0), 64);
+  EXPECT_EQ(decoding.message(0).find("transcribe: decoding step 1 gave scores"), 0u) << decoding.message(0);
+  EXPECT_NE(decoding.message(0).find("of file 0: the checkpoint's weights are damaged, or f32 cannot hold"), std::string::npos);
 }
 
 TEST(Transcriber, SeveralThreads) {

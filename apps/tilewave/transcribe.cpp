@@ -8,8 +8,6 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <iostream>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -155,9 +153,7 @@ void require_separate(const std::vector<std::string>& recordings, const std::vec
 }
 
 std::vector<float> read(const std::string& file) {
-  if (file != "-") return speech::read_audio(file);
-  const std::string bytes{std::istreambuf_iterator<char>(std::cin), {}};
-  return speech::read_audio(bytes, "standard input");
+  return file == "-" ? speech::read_audio_stream(STDIN_FILENO, "standard input") : speech::read_audio(file);
 }
 
 /// Recordings that are worked on together.

@@ -22,6 +22,9 @@ namespace tw::speech {
 /// The audio of a file (WAV, FLAC, OGG, Opus, MP3): mono samples at 16 kHz, in about [-1, 1]. Throws FileError, whose message begins with
 /// the file's name.
 std::vector<float> read_audio(const std::string& file);
+/// The same of an open file from where it stands, or of a pipe such as standard input, which is decoded as it comes (WAV, FLAC) or goes
+/// through a temporary file without a name (OGG, Opus, MP3). `name` begins the messages.
+std::vector<float> read_audio_stream(int descriptor, const std::string& name);
 /// The same of a file's bytes; `name` begins the messages.
 std::vector<float> read_audio(std::string_view bytes, const std::string& name);
 
@@ -35,7 +38,8 @@ struct LoadOptions {
 };
 
 enum class Segmentation {
-  automatic,  ///< audio is cut at silences into segments of at most 30 s, each transcribed by itself; silence is left out
+  automatic,  ///< audio is cut at silences into segments of at most 30 s, or what the checkpoint says, each transcribed by itself; silence
+              ///< is left out
   none        ///< windows of 30 s in one prompt, as the reference does: as much as the model's context holds
 };
 
@@ -101,7 +105,8 @@ struct ModelSize {
   double encoder_flops = 0;       ///< of a window of 30 s, products only, a multiply-add counting twice
 };
 
-/// A loaded model. Load it once; transcribe() may be called from any thread, and runs one call at a time.
+/// A loaded model. Load it once; transcribe() may be called from any thread, and runs one call at a time. A call from a callback of another
+/// call on the same object would wait for itself: it throws Error.
 class Transcriber {
  public:
   /// Loads the checkpoint in `directory`: config.json, processor_config.json, tokenizer.json, model.safetensors and so on, as published.
@@ -113,7 +118,8 @@ class Transcriber {
   Transcriber& operator=(Transcriber&&) noexcept;
 
   /// The text of mono audio of 16 kHz. Throws InvalidArgument for options out of range, samples that are not finite, and audio that the
-  /// model's context does not hold (Segmentation::none); Cancelled.
+  /// model's context does not hold (Segmentation::none); Cancelled; Error, which names the stage, when the model computes scores that are
+  /// NaN or infinite.
   Transcript transcribe(std::span<const float> samples, const TranscribeOptions& options = {}) const;
   /// The same of several files: their segments are batched.
   Transcripts transcribe(std::span<const std::span<const float>> files, const TranscribeOptions& options = {}) const;

@@ -234,7 +234,7 @@ typedef struct {
 tw_status tw_transcriber_load(const char* directory, const tw_load_options* options, tw_transcriber** transcriber);
 void tw_transcriber_free(tw_transcriber* transcriber); /* null is fine */
 
-/* The text of a file (WAV, FLAC, OGG, Opus, MP3), or of mono samples at 16 kHz. *transcript is set on success only. */
+/* The text of a file (WAV, FLAC, OGG, Opus, MP3), or of mono samples at 16 kHz (at most a week). *transcript is set on success only. */
 tw_status tw_transcribe_file(const tw_transcriber* transcriber, const char* file, const tw_transcribe_options* options,
                              tw_transcript** transcript);
 tw_status tw_transcribe_samples(const tw_transcriber* transcriber, const float* samples, size_t count, const tw_transcribe_options* options,
