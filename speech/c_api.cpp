@@ -116,3 +116,16 @@ tw_status tw_transcript_segment_at(const tw_transcript* transcript, size_t index
     std::memcpy(segment, &c, std::min(size, sizeof c));
   });
 }
+
+tw_status tw_resample(const float* samples, size_t count, int32_t rate, float* out, size_t* out_count) {
+  return guard([&] {
+    std::size_t& capacity = required("out_count", out_count);
+    if (count > 0) required("samples", samples);
+    const std::vector<float> resampled = speech::resample({samples, count}, rate);
+    if (resampled.size() > capacity)
+      throw InvalidArgument("out_count is " + std::to_string(capacity) + "; there are " + std::to_string(resampled.size()) +
+                            " samples at 16 kHz");
+    if (!resampled.empty()) std::copy(resampled.begin(), resampled.end(), &required("out", out));
+    capacity = resampled.size();
+  });
+}

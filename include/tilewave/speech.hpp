@@ -28,6 +28,10 @@ std::vector<float> read_audio_stream(int descriptor, const std::string& name);
 /// The same of a file's bytes; `name` begins the messages.
 std::vector<float> read_audio(std::string_view bytes, const std::string& name);
 
+/// Mono samples at 16 kHz from samples at `rate` Hz, 1000 to 768000, by soxr in its high quality. Throws InvalidArgument for another rate
+/// and for samples that are not finite.
+std::vector<float> resample(std::span<const float> samples, int rate);
+
 struct LoadOptions {
   Device device = Device::cpu();
   /// f32, bf16 or f16: of the weights and the arithmetic between them (sums are f32 always). Default: f32 on the CPU; on a GPU the

@@ -239,6 +239,9 @@ tw_status tw_transcribe_file(const tw_transcriber* transcriber, const char* file
                              tw_transcript** transcript);
 tw_status tw_transcribe_samples(const tw_transcriber* transcriber, const float* samples, size_t count, const tw_transcribe_options* options,
                                 tw_transcript** transcript);
+/* Mono samples at 16 kHz from samples at `rate` Hz, 1000 to 768000. *out_count: before, the room in `out`, for which ceil(count * 16000 /
+ * rate) is enough; then, the samples written. */
+tw_status tw_resample(const float* samples, size_t count, int32_t rate, float* out, size_t* out_count);
 void tw_transcript_free(tw_transcript* transcript); /* null is fine */
 
 /* All segments' texts, joined by spaces; as long as the transcript lives. */
