@@ -359,12 +359,15 @@ tw_status tw_attention_decode(const tw_tensor* q, const tw_tensor* k_cache, cons
     const auto given = tw::c_api::known("cache", cache);
     const Given seqlens("seqlens", given.seqlens), batch_idx("batch_idx", given.batch_idx), leftpad("leftpad", given.leftpad),
         block_table("block_table", given.block_table), new_k("new_k", given.new_k), new_v("new_v", given.new_v),
-        rotary_cos("rotary_cos", given.rotary_cos), rotary_sin("rotary_sin", given.rotary_sin);
+        rotary_cos("rotary_cos", given.rotary_cos), rotary_sin("rotary_sin", given.rotary_sin),
+        cu_seqlens_q("cu_seqlens_q", given.cu_seqlens_q), cu_seqlens_new("cu_seqlens_new", given.cu_seqlens_new);
     tw::attention_decode(borrow("q", q), borrow("k_cache", k_cache), borrow("v_cache", v_cache), out,
                          {.seqlens = seqlens.get(),
                           .batch_idx = batch_idx.get(),
                           .leftpad = leftpad.get(),
                           .block_table = block_table.get(),
+                          .cu_seqlens_q = cu_seqlens_q.get(),
+                          .cu_seqlens_new = cu_seqlens_new.get(),
                           .new_k = new_k.get(),
                           .new_v = new_v.get(),
                           .rotary_cos = rotary_cos.get(),

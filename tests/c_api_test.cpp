@@ -416,6 +416,29 @@ TEST_F(CInterfaceAttention, Decode) {
   EXPECT_TRUE(same_bits(v_cache, expected_v));
 }
 
+TEST_F(CInterfaceAttention, DecodeOfPackedTokens) {
+  const Tensor packed_q = Tensor::random({6, 4, 64}, DType::bf16, 1), new_k = Tensor::random({3, 2, 64}, DType::bf16, 7),
+               new_v = Tensor::random({3, 2, 64}, DType::bf16, 8), out = poisoned(packed_q.shape(), DType::bf16),
+               expected_out = poisoned(packed_q.shape(), DType::bf16);
+  const Tensor cu_q = integers({0, 5, 6}, {3}), cu_new = integers({0, 1, 3}, {3}), seqlens = integers({50, 61}, {2});
+  const auto cache = [](unsigned seed) { return Tensor::random({2, 80, 2, 64}, DType::bf16, seed); };
+  const Tensor k_cache = cache(5), v_cache = cache(6), expected_k = cache(5), expected_v = cache(6);
+  const InC seqlens_in_c(seqlens), new_k_in_c(new_k), new_v_in_c(new_v), cu_q_in_c(cu_q), cu_new_in_c(cu_new);
+  tw_cache_options options = {};
+  options.struct_size = sizeof options;
+  options.seqlens = seqlens_in_c;
+  options.new_k = new_k_in_c;
+  options.new_v = new_v_in_c;
+  options.cu_seqlens_q = cu_q_in_c;
+  options.cu_seqlens_new = cu_new_in_c;
+  EXPECT_OK(tw_attention_decode(InC(packed_q), InC(k_cache), InC(v_cache), InC(out), &options, nullptr, nullptr));
+  attention_decode(packed_q, expected_k, expected_v, expected_out,
+                   {.seqlens = &seqlens, .cu_seqlens_q = &cu_q, .cu_seqlens_new = &cu_new, .new_k = &new_k, .new_v = &new_v});
+  EXPECT_TRUE(same_bits(out, expected_out));
+  EXPECT_TRUE(same_bits(k_cache, expected_k));
+  EXPECT_TRUE(same_bits(v_cache, expected_v));
+}
+
 TEST_F(CInterfaceAttention, BadInput) {
   const auto call = [&](const tw_tensor* q_in_c, const tw_attention_options* options) {
     return tw_attention(q_in_c, InC(k), InC(v), InC(o), options, nullptr);

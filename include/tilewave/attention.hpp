@@ -61,12 +61,17 @@ void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const T
 /// What attention_decode() takes besides: all i32, on the tensors' device.
 struct CacheOptions {
   const Tensor* seqlens = nullptr;      ///< [batch]: tokens in the cache before this call; null: it is full
-  const Tensor* batch_idx = nullptr;    ///< [batch]: which of the cache's sequences is whose; null: the b-th is b's. Not with pages
-  const Tensor* leftpad = nullptr;      ///< [batch]: so many of a sequence's first tokens do not count. Not with pages
-  const Tensor* block_table = nullptr;  ///< [batch, pages of a sequence]: the cache is paged, and these are the pages in order
-  const Tensor* new_k = nullptr;        ///< [batch, seqlen_new, kv_heads, head_dim]: appended to the cache first
-  const Tensor* new_v = nullptr;        ///< [batch, seqlen_new, kv_heads, value_dim]
-  const Tensor* rotary_cos = nullptr;   ///< [positions, rotary_dim / 2], as in rope(): q and new_k are turned first
+  const Tensor* batch_idx = nullptr;    ///< [batch]: maps a sequence to the cache's, or to a row of the block table; null: the identity
+  const Tensor* leftpad = nullptr;      ///< [batch]: so many of a sequence's first tokens do not count
+  const Tensor* block_table = nullptr;  ///< [tables, pages of a sequence]: the cache is paged, and these are the pages in order
+  /// [batch + 1]: q, o and options.lse are packed as in attention_varlen(); sequence b has the queries cu_seqlens_q[b] to
+  /// cu_seqlens_q[b + 1] - 1
+  const Tensor* cu_seqlens_q = nullptr;
+  /// [batch + 1]: new_k and new_v are packed, [total_new, kv_heads, ...]
+  const Tensor* cu_seqlens_new = nullptr;
+  const Tensor* new_k = nullptr;       ///< [batch, seqlen_new, kv_heads, head_dim]: appended to the cache first
+  const Tensor* new_v = nullptr;       ///< [batch, seqlen_new, kv_heads, value_dim]
+  const Tensor* rotary_cos = nullptr;  ///< [positions, rotary_dim / 2], as in rope(): q and new_k are turned first. Not with packed ones
   const Tensor* rotary_sin = nullptr;
   RopePairing rotary_pairing = RopePairing::half_split;
   int num_splits = 0;  ///< parts of a sequence's keys that are worked on at once; 0: decode_splits()
@@ -75,7 +80,8 @@ struct CacheOptions {
 /// Attention of few queries against a cache of keys and values ("flash decoding").
 ///
 /// `q`: [batch, seqlen_q, heads, head_dim]; `k_cache`: [cache_batch, capacity, kv_heads, head_dim] or, with a block table, [pages,
-/// page_size, kv_heads, head_dim], page_size a multiple of 16; `v_cache` likewise with value_dim; `o` and options.lse as in attention().
+/// page_size, kv_heads, head_dim]; `v_cache` likewise with value_dim; `o` and options.lse as in attention(). Pages whose size is not a
+/// multiple of 16, and pages with leftpad, are slower: the keys and values in use are first copied to contiguous memory.
 /// New keys and values are written into the caches at seqlens[b], seqlens[b] + 1, ...; what does not fit is dropped (on the CPU, and with
 /// check_contents, refused). The sequence's keys are then seqlens[b] + seqlen_new, and seqlen_q queries stand at their end. Rotary position
 /// of new key i: seqlens[b] - leftpad[b] + i; of query i the same with `causal` or a window, else that of new key 0. options.mask is not

@@ -181,8 +181,10 @@ typedef struct {
   const tw_tensor *seqlens, *batch_idx, *leftpad, *block_table; /* i32 */
   const tw_tensor *new_k, *new_v;
   const tw_tensor *rotary_cos, *rotary_sin;
-  int32_t rotary_interleaved; /* 1: pairs 2 k, 2 k + 1 instead of k, k + rotary_dim / 2 */
-  int32_t num_splits;         /* 0: by the library's own arithmetic */
+  int32_t rotary_interleaved;      /* 1: pairs 2 k, 2 k + 1 instead of k, k + rotary_dim / 2 */
+  int32_t num_splits;              /* 0: by the library's own arithmetic */
+  const tw_tensor* cu_seqlens_q;   /* i32 [batch + 1]: q, o and lse are packed */
+  const tw_tensor* cu_seqlens_new; /* i32 [batch + 1]: new_k and new_v are packed */
 } tw_cache_options;
 
 tw_status tw_attention_decode(const tw_tensor* q, const tw_tensor* k_cache, const tw_tensor* v_cache, const tw_tensor* o,

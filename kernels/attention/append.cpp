@@ -58,6 +58,9 @@ void run(const AppendCall& call, const Stream& stream) {
     p.leftpad = call.leftpad;
     p.block_table = call.block_table;
     p.block_table_stride = call.block_table_stride;
+    p.tables = call.tables;
+    p.cu_new = call.cu_new;
+    p.batch = call.batch;
     p.capacity = static_cast<int>(call.capacity);
     p.seqlen_new = static_cast<int>(seqlen_new);
     p.query_step = call.queries_advance ? 1 : 0;

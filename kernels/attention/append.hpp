@@ -12,11 +12,14 @@ struct AppendCall {
   Tensor new_k, new_v;                        ///< [batch, seqlen_new, kv_heads, ...]
   Tensor k_cache, v_cache;                    ///< [cache_batch, capacity, kv_heads, ...] or [pages, page_size, kv_heads, ...]
   const std::int32_t* seqlens = nullptr;      ///< [batch]
-  const std::int32_t* batch_idx = nullptr;    ///< [batch], or null
+  const std::int32_t* batch_idx = nullptr;    ///< [batch], or null: entries of the cache, or rows of the block table
   const std::int32_t* leftpad = nullptr;      ///< [batch], or null
-  const std::int32_t* block_table = nullptr;  ///< [batch, pages of a sequence], or null
-  std::int64_t block_table_stride = 0;        ///< from a sequence's pages to the next one's
-  std::int64_t capacity = 0;                  ///< tokens of a sequence
+  const std::int32_t* block_table = nullptr;  ///< [tables, pages of a sequence], or null
+  std::int64_t block_table_stride = 0;        ///< from a row of the table to the next
+  int tables = 0;
+  const std::int32_t* cu_new = nullptr;  ///< [batch + 1], or null: new_k and new_v are packed, [1, total_new, kv_heads, ...]
+  int batch = 0;                         ///< sequences
+  std::int64_t capacity = 0;             ///< tokens of a sequence
   /// [positions, rotary_dim / 2], or null: then nothing is turned. Queries, [batch, seqlen_q, heads, head_dim], are turned into `turned_q`,
   /// if there are any.
   const Tensor* rotary_cos = nullptr;

@@ -30,9 +30,12 @@ struct Append {
       const i32* seqlens;                          ///< [batch]; null: 0
       const i32* batch_idx;                        ///< [batch], or null
       const i32* leftpad;                          ///< [batch], or null
-      const i32* block_table;                      ///< a row of pages for each of the batch, or null
+      const i32* block_table;                      ///< [tables, pages of a sequence], or null
       i64 block_table_stride;                      ///< from a row to the next
-      int capacity;                                ///< of a sequence, in tokens
+      int tables;
+      const i32* cu_new;  ///< where each sequence's new tokens begin, and the last one's end: they are packed; or null
+      int batch;          ///< sequences
+      int capacity;       ///< of a sequence, in tokens
       int seqlen_new;
       int query_step;  ///< from the position of a query to that of the next
     };
@@ -66,8 +69,24 @@ struct Append {
       copy(block, x.rest_in, x.rest_out, row0, token, at, batch, to);
     }
 
+    /// The last sequence whose packed tokens begin at `token` or before it.
+    TW_INLINE static int sequence_of(const Params& p, int token) {
+      int low = 0, high = p.batch;
+      while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        (p.cu_new[middle] <= token ? low : high) = middle;
+      }
+      return low;
+    }
+
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
-      const int row0 = t.m * heads, b = t.batch;
+      const int row0 = t.m * heads;
+      int b = t.batch, number = t.n;  // which of the sequence's new tokens
+      if (p.cu_new) {
+        b = sequence_of(p, t.n);
+        number = t.n - p.cu_new[b];
+        if (number < 0 || t.n >= p.cu_new[b + 1]) return;
+      }
       const i64 seqlen = p.seqlens ? p.seqlens[b] : 0;
       const i64 first_position = seqlen - (p.leftpad ? p.leftpad[b] : 0);
       if (t.n >= p.seqlen_new) {
@@ -76,15 +95,19 @@ struct Append {
         return;
       }
       // What lies on the device may be wrong: nothing outside the cache is touched.
-      const i64 token = seqlen + t.n;
+      const i64 token = seqlen + number;
       if (row0 >= p.v_in.rows || token < 0 || token >= p.capacity) return;
       const u32 page_size = static_cast<u32>(p.v_out.size_i);  // for a sequence of its own the cache is one page
       const u32 page = p.block_table ? static_cast<u32>(token) / page_size : 0;
       const int at = static_cast<int>(static_cast<u32>(token) - page * page_size);
-      const int to = p.block_table ? p.block_table[b * p.block_table_stride + page] : p.batch_idx ? p.batch_idx[b] : b;
+      int to = p.batch_idx ? p.batch_idx[b] : b;
+      if (p.block_table) {
+        if (to < 0 || to >= p.tables) return;
+        to = p.block_table[to * p.block_table_stride + page];
+      }
       if (to < 0 || to >= p.v_out.size_j) return;
-      turn(block, p, p.k, first_position + t.n, row0, t.n, at, b, to);
-      copy(block, p.v_in, p.v_out, row0, t.n, at, b, to);
+      turn(block, p, p.k, first_position + number, row0, t.n, at, t.batch, to);
+      copy(block, p.v_in, p.v_out, row0, t.n, at, t.batch, to);
     }
   };
 };

@@ -32,11 +32,6 @@ struct Argument {
 
 /// [sequence, heads, row, dim] of [sequence, row, heads, dim].
 Tensor by_head(const Tensor& t) { return t.transpose(1, 2); }
-/// Packed sequences as one of a batch.
-Tensor as_batch(const Tensor& t) {
-  return Tensor::borrow(t.data(), {1, t.shape(0), t.shape(1), t.shape(2)}, t.dtype(), t.device(),
-                        {t.stride(0) * t.shape(0), t.stride(0), t.stride(1), t.stride(2)});
-}
 
 void check_mask(AttentionCall& call, const Tensor& mask, const Shape& scores) {
   const DType dtype = mask.dtype();

@@ -4,6 +4,12 @@
 
 namespace tw::detail {
 
+/// Packed sequences, [total, heads, dim], as one of a batch.
+inline Tensor as_batch(const Tensor& t) {
+  return Tensor::borrow(t.data(), {1, t.shape(0), t.shape(1), t.shape(2)}, t.dtype(), t.device(),
+                        {t.stride(0) * t.shape(0), t.stride(0), t.stride(1), t.stride(2)});
+}
+
 /// What messages call an op and its arguments.
 struct AttentionNames {
   const char* op;

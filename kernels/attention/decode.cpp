@@ -6,6 +6,7 @@
 #include "kernels/attention/cache_contents.hpp"
 #include "kernels/attention/checks.hpp"
 #include "kernels/attention/combine.hpp"
+#include "kernels/attention/gather.hpp"
 #include "kernels/attention/run.hpp"
 #include "kernels/attention/workspace.hpp"
 #include "kernels/check.hpp"
@@ -17,6 +18,7 @@ namespace tw {
 namespace {
 
 using namespace kernels::attention;
+using detail::as_batch;
 using detail::AttentionCall;
 using detail::check_common;
 
@@ -29,29 +31,35 @@ constexpr int kPartKeys = 128;
 constexpr std::int64_t kMostKeys = std::int64_t{1} << 29;
 
 /// A vector of lengths, offsets or numbers.
-void check_integers(const char* name, const Tensor* t, std::int64_t batch, Device device) {
+void check_integers(const char* name, const Tensor* t, std::int64_t size, Device device) {
   if (!t) return;
   check_operand(kOp, name, *t, DType::i32, device);
-  require(t->shape() == Shape{batch} && t->is_contiguous(), "{}: {} is {}; it must be contiguous, i32[{}]", kOp, name, *t, batch);
+  require(t->shape() == Shape{size} && t->is_contiguous(), "{}: {} is {}; it must be contiguous, i32[{}]", kOp, name, *t, size);
 }
 
 void check_new_keys(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& o, const CacheOptions& cache,
-                    std::int64_t capacity) {
+                    const CacheExtents& extents) {
   require(!cache.new_k == !cache.new_v, "{}: {} is given without {}; both are needed, or none", kOp, cache.new_k ? "new_k" : "new_v",
           cache.new_k ? "new_v" : "new_k");
   const Device device = o.device();
+  require(!cache.cu_seqlens_new || cache.new_k, "{}: cu_seqlens_new is given without new_k", kOp);
+  check_integers("cu_seqlens_new", cache.cu_seqlens_new, extents.batch + 1, device);
   if (cache.new_k) {
+    const bool packed = cache.cu_seqlens_new != nullptr;
     require(cache.seqlens != nullptr, "{}: new_k is given without seqlens, which say where it goes", kOp);
     for (const auto& [name, tensor, into] : {std::tuple{"new_k", cache.new_k, &k_cache}, std::tuple{"new_v", cache.new_v, &v_cache}}) {
       check_operand(kOp, name, *tensor, q.dtype(), device);
-      require(tensor->rank() == 4, "{}: {} is {}; it must be [batch, seqlen_new, kv_heads, head_dim]", kOp, name, *tensor);
-      const std::int64_t seqlen_new = cache.new_k->shape(1);
-      const Shape expected{q.shape(0), seqlen_new, into->shape(2), into->shape(3)};
-      require(tensor->shape() == expected, "{}: {} is {}; it must be [{}, {}, {}, {}]", kOp, name, *tensor, expected[0], expected[1],
-              expected[2], expected[3]);
-      require(tensor->stride(3) == 1, "{}: {} is {} with stride {} in its last dimension; it must be contiguous", kOp, name, *tensor,
-              tensor->stride(3));
-      require(seqlen_new <= capacity, "{}: {} is {}; a sequence of the cache holds {} tokens", kOp, name, *tensor, capacity);
+      require(tensor->rank() == (packed ? 3 : 4), "{}: {} is {}; it must be {}", kOp, name, *tensor,
+              packed ? "[total_new, kv_heads, head_dim], with cu_seqlens_new" : "[batch, seqlen_new, kv_heads, head_dim]");
+      const std::int64_t seqlen_new = cache.new_k->shape(packed ? 0 : 1);
+      Shape expected{extents.batch, seqlen_new, into->shape(2), into->shape(3)};
+      if (packed) expected.erase(expected.begin());
+      require(tensor->shape() == expected, "{}: {} is {}; it must be [{}]", kOp, name, *tensor, tw::join(expected, ", "));
+      const std::int64_t step = tensor->stride(tensor->rank() - 1);
+      require(step == 1, "{}: {} is {} with stride {} in its last dimension; it must be contiguous", kOp, name, *tensor, step);
+      kernels::check_extents(kOp, name, *tensor);
+      require(packed || seqlen_new <= extents.capacity, "{}: {} is {}; a sequence of the cache holds {} tokens", kOp, name, *tensor,
+              extents.capacity);
       check_output(kOp, into == &k_cache ? "k_cache" : "v_cache", *into);
     }
   }
@@ -59,6 +67,8 @@ void check_new_keys(const Tensor& q, const Tensor& k_cache, const Tensor& v_cach
           cache.rotary_cos ? "rotary_cos" : "rotary_sin", cache.rotary_cos ? "rotary_sin" : "rotary_cos");
   if (!cache.rotary_cos) return;
   const Tensor &cos = *cache.rotary_cos, &sin = *cache.rotary_sin;
+  require(!cache.cu_seqlens_q && !cache.cu_seqlens_new, "{}: rotary_cos is given with {}; packed tokens are turned by rope()", kOp,
+          cache.cu_seqlens_q ? "cu_seqlens_q" : "cu_seqlens_new");
   require(cache.new_k && cache.new_k->shape(1) > 0, "{}: rotary_cos is given without new keys, whose positions it is for", kOp);
   require(cos.dtype() == q.dtype() || cos.dtype() == DType::f32, "{}: rotary_cos is {}; it must be of q's dtype, {}, or f32", kOp, cos,
           name_of(q.dtype()));
@@ -80,6 +90,8 @@ void check_memory(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                     {"batch_idx", cache.batch_idx},
                     {"leftpad", cache.leftpad},
                     {"block_table", cache.block_table},
+                    {"cu_seqlens_q", cache.cu_seqlens_q},
+                    {"cu_seqlens_new", cache.cu_seqlens_new},
                     {"new_k", cache.new_k},
                     {"new_v", cache.new_v},
                     {"rotary_cos", cache.rotary_cos},
@@ -98,52 +110,61 @@ struct Call {
 
 Call check(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& o, const CacheOptions& cache,
            const AttentionOptions& options) {
-  const bool paged = cache.block_table != nullptr;
+  const bool paged = cache.block_table != nullptr, packed = cache.cu_seqlens_q != nullptr;
   for (const auto& [name, tensor] : {std::pair{"q", &q}, std::pair{"o", &o}})
-    require(tensor->rank() == 4, "{}: {} is {}; it must be [batch, seqlen_q, heads, head_dim]", kOp, name, *tensor);
+    require(tensor->rank() == (packed ? 3 : 4), "{}: {} is {}; it must be {}", kOp, name, *tensor,
+            packed ? "[total_q, heads, head_dim], with cu_seqlens_q" : "[batch, seqlen_q, heads, head_dim]");
   for (const auto& [name, tensor] : {std::pair{"k_cache", &k_cache}, std::pair{"v_cache", &v_cache}})
     require(tensor->rank() == 4, "{}: {} is {}; it must be {}", kOp, name, *tensor,
             paged ? "[pages, page_size, kv_heads, head_dim]" : "[cache_batch, capacity, kv_heads, head_dim]");
-  Call call{check_common({kOp, "k_cache", "v_cache"}, q, k_cache, v_cache, o, q.shape(0), {q.shape(0), q.shape(2), q.shape(1)}, options),
+  if (packed)
+    require(cache.cu_seqlens_q->rank() == 1 && cache.cu_seqlens_q->shape(0) >= 1, "{}: cu_seqlens_q is {}; it must be i32[batch + 1]", kOp,
+            *cache.cu_seqlens_q);
+  const std::int64_t batch = packed ? cache.cu_seqlens_q->shape(0) - 1 : q.shape(0);
+  const Shape lse_shape = packed ? Shape{q.shape(1), q.shape(0)} : Shape{q.shape(0), q.shape(2), q.shape(1)};
+  Call call{check_common({kOp, "k_cache", "v_cache"}, packed ? as_batch(q) : q, k_cache, v_cache, packed ? as_batch(o) : o, batch,
+                         lse_shape, options),
             {}};
   require(!options.mask, "{}: mask is given; it is not supported with a cache", kOp);
-  const std::int64_t rows = q.shape(0) * q.shape(1) * q.shape(2);
+  const std::int64_t rows = q.shape(0) * q.shape(1) * (packed ? 1 : q.shape(2));
   constexpr std::int64_t most = (std::int64_t{1} << 29) / kMostSplits;  // counted for each part
   require(rows <= most, "{}: q is {}, which is {} rows; they are limited to {}", kOp, q, rows, most);
 
   const Device device = o.device();
   CacheExtents& extents = call.extents;
-  extents.batch = q.shape(0);
+  extents.batch = batch;
   extents.entries = k_cache.shape(0);
   extents.capacity = k_cache.shape(1);
-  extents.seqlen_q = q.shape(1);
+  extents.seqlen_q = q.shape(packed ? 0 : 1);
   extents.queries_advance = options.causal || options.window_left >= 0 || options.window_right >= 0;
   check_integers("seqlens", cache.seqlens, extents.batch, device);
   check_integers("batch_idx", cache.batch_idx, extents.batch, device);
   check_integers("leftpad", cache.leftpad, extents.batch, device);
+  check_integers("cu_seqlens_q", cache.cu_seqlens_q, extents.batch + 1, device);
   if (paged) {
     const Tensor& table = *cache.block_table;
     check_operand(kOp, "block_table", table, DType::i32, device);
-    require(table.rank() == 2 && table.shape(0) == extents.batch && (table.stride(1) == 1 || table.shape(1) <= 1),
-            "{}: block_table is {}; it must be i32[{}, pages], a sequence's pages side by side", kOp, table, extents.batch);
-    require(!cache.batch_idx && !cache.leftpad, "{}: {} is given with a block_table; it is for a cache without pages", kOp,
-            cache.batch_idx ? "batch_idx" : "leftpad");
+    require(table.rank() == 2 && (cache.batch_idx || table.shape(0) == extents.batch) && (table.stride(1) == 1 || table.shape(1) <= 1),
+            "{}: block_table is {}; it must be i32[{}, pages], a sequence's pages side by side{}", kOp, table, extents.batch,
+            cache.batch_idx ? "; with batch_idx any number of sequences" : "");
+    extents.tables = table.shape(0);
     extents.page_size = k_cache.shape(1);
-    require(extents.page_size > 0 && extents.page_size % 16 == 0, "{}: k_cache is {}; its page_size must be a multiple of 16", kOp,
-            k_cache);
+    require(extents.page_size > 0, "{}: k_cache is {}; its page_size must be 1 or more", kOp, k_cache);
+    require(extents.batch == 0 || extents.tables > 0, "{}: block_table is {}; it must have a sequence", kOp, table);
     require(table.shape(1) <= kMostKeys / extents.page_size, "{}: block_table is {}; with pages of {} a sequence is limited to {} tokens",
             kOp, table, extents.page_size, kMostKeys);
     extents.capacity = table.shape(1) * extents.page_size;
     call.attention.pages = table.data<std::int32_t>();
     call.attention.pages_stride = table.stride(0);
+    call.attention.page_tables = static_cast<int>(extents.tables);
     call.attention.page_size = static_cast<int>(extents.page_size);
   } else {
-    require(cache.batch_idx || extents.entries == extents.batch, "{}: k_cache is {}; without batch_idx its batch must be q's, {}", kOp,
-            k_cache, extents.batch);
+    require(cache.batch_idx || extents.entries == extents.batch, "{}: k_cache is {}; without batch_idx its batch must be that of {}, {}",
+            kOp, k_cache, packed ? "cu_seqlens_q" : "q", extents.batch);
   }
-  check_new_keys(q, k_cache, v_cache, o, cache, extents.capacity);
+  check_new_keys(q, k_cache, v_cache, o, cache, extents);
   check_memory(q, k_cache, v_cache, o, cache, options);
-  extents.seqlen_new = cache.new_k ? cache.new_k->shape(1) : 0;
+  extents.seqlen_new = cache.new_k ? cache.new_k->shape(cache.cu_seqlens_new ? 0 : 1) : 0;
   require(cache.num_splits >= 0 && cache.num_splits <= kMostSplits,
           "{}: num_splits is {}; it must be 1 to {}, or 0 for a number that suits the device", kOp, cache.num_splits, kMostSplits);
   if (options.check_contents || !device.is_cuda()) check_cache_contents(kOp, cache, extents, call.attention.stream);
@@ -154,6 +175,8 @@ Call check(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const 
   call.attention.keys_added = static_cast<int>(extents.seqlen_new);
   call.attention.k_batch = integers(cache.batch_idx);
   call.attention.k_begin = integers(cache.leftpad);
+  call.attention.cu_q = integers(cache.cu_seqlens_q);
+  call.attention.cu_added = integers(cache.cu_seqlens_new);
   return call;
 }
 
@@ -166,8 +189,8 @@ Tensor by_head_workspace(const Tensor& like, const Stream& stream) {
 Tensor append_new(const Call& call, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const CacheOptions& cache) {
   if (!cache.new_k) return q;
   AppendCall append;
-  append.new_k = *cache.new_k;
-  append.new_v = *cache.new_v;
+  append.new_k = cache.cu_seqlens_new ? as_batch(*cache.new_k) : *cache.new_k;
+  append.new_v = cache.cu_seqlens_new ? as_batch(*cache.new_v) : *cache.new_v;
   append.k_cache = k_cache;
   append.v_cache = v_cache;
   append.seqlens = call.attention.used_k;
@@ -175,6 +198,9 @@ Tensor append_new(const Call& call, const Tensor& q, const Tensor& k_cache, cons
   append.leftpad = call.attention.k_begin;
   append.block_table = call.attention.pages;
   append.block_table_stride = call.attention.pages_stride;
+  append.tables = call.attention.page_tables;
+  append.cu_new = call.attention.cu_added;
+  append.batch = call.attention.batch;
   append.capacity = call.extents.capacity;
   append.rotary_cos = cache.rotary_cos;
   append.rotary_sin = cache.rotary_sin;
@@ -235,7 +261,9 @@ void attention_decode(const Tensor& q, const Tensor& k_cache, const Tensor& v_ca
                       const AttentionOptions& options) {
   Call call = check(q, k_cache, v_cache, o, cache, options);
   const Tensor turned = append_new(call, q, k_cache, v_cache, cache);
-  if (o.numel() == 0) return;
+  if (o.numel() == 0 || call.attention.batch == 0) return;
+  const Tensor gathered = call.attention.pages && !reads_pages(call.attention) ? gather_pages(call.attention) : Tensor();
+  if (cache.cu_seqlens_q) return run(call.attention);  // where a sequence's queries end is not known here
   if (q.shape(1) * (q.shape(2) / k_cache.shape(2)) <= kMostRows) return run_split(call.attention, turned, o, cache, options);
   call.attention.q = turned.transpose(1, 2);
   run(call.attention);

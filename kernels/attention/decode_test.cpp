@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "kernels/attention/append.hpp"
+#include "kernels/attention/append.tile.hpp"
+#include "kernels/attention/gather.tile.hpp"
 #include "kernels/attention/reference.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
@@ -21,6 +23,7 @@
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/launch.hpp"
 
 namespace tw::kernels::attention {
 namespace {
@@ -151,6 +154,17 @@ std::vector<double> AttentionDecode::check(const Case& c) {
   for (std::int64_t b = 0; b < c.batch; ++b)  // of pages without tokens the numbers may be anything
     for (std::int64_t page = 0; page < pages; ++page)
       if (page * page_size >= lengths[index(b)] + c.seqlen_new) table[index(b * pages + page)] = pick(2) == 0 ? -1 : 1'000'000;
+  // With batch_idx the table's rows, too, are in no order, and some belong to nobody.
+  std::vector<std::int64_t> choice(numbers.begin(), numbers.begin() + c.batch);
+  if (c.page_size > 0 && c.batch_idx) {
+    choice.resize(index(c.batch + 2));
+    std::iota(choice.begin(), choice.end(), 0);
+    std::shuffle(choice.begin(), choice.end(), random);
+    std::vector<std::int64_t> rows(index((c.batch + 2) * pages), -1);
+    for (std::int64_t b = 0; b < c.batch; ++b) std::copy_n(table.begin() + b * pages, pages, rows.begin() + choice[index(b)] * pages);
+    table = rows;
+    choice.resize(index(c.batch));
+  }
 
   // Tokens that count have numbers, everything else of the cache is NaN.
   Numbers k({entries, page_size, c.kv_heads, c.head_dim}, kNan), v({entries, page_size, c.kv_heads, value_dim}, kNan);
@@ -181,8 +195,8 @@ std::vector<double> AttentionDecode::check(const Case& c) {
                      new_k_tensor = placed(new_k, dtype, c.strided), new_v_tensor = placed(new_v, dtype, c.strided),
                      cos_tensor = placed(cos, table_type, c.strided), sin_tensor = placed(sin, table_type, c.strided),
                      slopes_tensor = placed(slopes, DType::f32), seqlens = integers(lengths, {c.batch}),
-                     leftpad = integers(pads, {c.batch}), batch_idx = integers({numbers.begin(), numbers.begin() + c.batch}, {c.batch}),
-                     block_table = integers(table, {c.batch, pages});
+                     leftpad = integers(pads, {c.batch}), batch_idx = integers(choice, {c.batch}),
+                     block_table = integers(table, {std::ssize(table) / pages, pages});
   PlacedTensor sinks({heads}, DType::f32, device);
   const std::vector<float> sink_values = sinks.fill_random(random);
   PlacedTensor o({c.batch, c.seqlen_q, heads, value_dim}, dtype, device, c.strided ? Placement{.offset = 1, .gap = 3} : Placement{}),
@@ -301,6 +315,75 @@ TEST_P(AttentionDecode, Pages) {
   }
 }
 
+TEST_P(AttentionDecode, PagesOfAnySize) {
+  for (const std::int64_t page_size : {1, 7, 24, 100}) {
+    check({.batch = 3, .capacity = 100, .page_size = page_size, .seqlen_new = 1});
+    check({.batch = 2, .seqlen_q = 5, .kv_heads = 9, .group = 15, .head_dim = 72, .capacity = 60, .page_size = page_size, .causal = true});
+  }
+  check({.batch = 2, .capacity = 40, .page_size = 10, .full = true});
+  check({.batch = 2, .value_dim = 128, .capacity = 40, .page_size = 10, .seqlen_new = 3, .num_splits = 2, .strided = true});
+}
+
+TEST_P(AttentionDecode, PagesOfSequencesInAnyOrderAndWithLeftPadding) {
+  for (const std::int64_t page_size : {16, 12}) {
+    check({.batch = 3, .page_size = page_size, .batch_idx = true, .seqlen_new = 2});
+    check({.batch = 3, .seqlen_q = 2, .page_size = page_size, .leftpad = true, .seqlen_new = 2, .rotary_dim = 32, .causal = true});
+    check({.batch = 3, .page_size = page_size, .batch_idx = true, .leftpad = true, .window_left = 20, .alibi = 1});
+  }
+}
+
+TEST_P(AttentionDecode, PackedQueriesAndNewKeys) {
+  // Each sequence by itself gives the same, and writes the same.
+  constexpr std::int64_t batch = 4, heads = 4, kv_heads = 2, d = 64, capacity = 48;
+  const std::vector<std::int64_t> cu_q{0, 3, 3, 140, 141}, cu_new{0, 0, 4, 5, 9}, lengths{40, 7, 30, 0}, entries{2, 4, 0, 3};
+  for (const std::int64_t page_size : {0, 16, 5}) {
+    SCOPED_TRACE(page_size);
+    const std::int64_t pages = page_size > 0 ? (capacity + page_size - 1) / page_size : 1;
+    Shape shape{page_size > 0 ? 6 * pages : 6, page_size > 0 ? page_size : capacity, kv_heads, d};
+    std::vector<std::int64_t> numbers(index(6 * pages));
+    std::iota(numbers.begin(), numbers.end(), 0);
+    std::shuffle(numbers.begin(), numbers.end(), random);
+    const Numbers keys = random_numbers(shape, dtype), values = random_numbers(shape, dtype);
+    PlacedTensor q({141, heads, d}, dtype, device), o({143, heads, d}, dtype, device), new_k({9, kv_heads, d}, dtype, device),
+        new_v({9, kv_heads, d}, dtype, device);
+    q.fill_random(random), new_k.fill_random(random), new_v.fill_random(random);
+    const auto rows = [](const PlacedTensor& t, std::int64_t first, std::int64_t count) {
+      const Tensor& all = t.tensor();
+      auto* const data = static_cast<char*>(all.data()) + first * all.stride(0) * static_cast<std::int64_t>(size_of(all.dtype()));
+      return Tensor::borrow(data, {count, all.shape(1), all.shape(2)}, all.dtype(), all.device(), all.strides());
+    };
+    const PlacedTensor table = integers(numbers, {6, pages}), offsets = integers(cu_q, {batch + 1}), added = integers(cu_new, {batch + 1});
+    const auto run = [&](const PlacedTensor& k, const PlacedTensor& v, const Tensor& of_q, const Tensor& of_o, const PlacedTensor& cu,
+                         const PlacedTensor& cu_added, const Tensor& of_k, const Tensor& of_v, const std::vector<std::int64_t>& used,
+                         const std::vector<std::int64_t>& choice) {
+      const std::int64_t count = std::ssize(used);
+      const PlacedTensor seqlens = integers(used, {count}), batch_idx = integers(choice, {count});
+      tw::CacheOptions cache{.seqlens = &seqlens.tensor(), .batch_idx = &batch_idx.tensor()};
+      if (page_size > 0) cache.block_table = &table.tensor();
+      cache.cu_seqlens_q = &cu.tensor();
+      cache.cu_seqlens_new = &cu_added.tensor();
+      cache.new_k = &of_k, cache.new_v = &of_v;
+      return launched([&] { tw::attention_decode(of_q, k, v, of_o, cache, {.causal = true, .check_contents = true}); });
+    };
+    const PlacedTensor k = placed(keys, dtype), v = placed(values, dtype), k_alone = placed(keys, dtype), v_alone = placed(values, dtype);
+    if (!run(k, v, q, rows(o, 0, 141), offsets, added, new_k, new_v, lengths, entries)) return;
+    PlacedTensor alone({143, heads, d}, dtype, device);
+    for (std::size_t b = 0; b < batch; ++b) {
+      const std::int64_t queries = cu_q[b + 1] - cu_q[b], news = cu_new[b + 1] - cu_new[b];
+      run(k_alone, v_alone, rows(q, cu_q[b], queries), rows(alone, cu_q[b], queries), integers({0, queries}, {2}), integers({0, news}, {2}),
+          rows(new_k, cu_new[b], news), rows(new_v, cu_new[b], news), {lengths[b]}, {entries[b]});
+    }
+    EXPECT_EQ(k.values(), k_alone.values());
+    EXPECT_EQ(v.values(), v_alone.values());
+    EXPECT_NE(k.values(), placed(keys, dtype).values());
+    const std::vector<double> together = o.values(), one_by_one = alone.values();
+    const std::size_t used = 141 * heads * d;
+    const double unit = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-10 : 1e-6;  // tiles are smaller for few rows
+    for (std::size_t n = 0; n < used; ++n) ASSERT_NEAR(together[n], one_by_one[n], unit * std::max(1.0, 2 * std::abs(one_by_one[n]))) << n;
+    for (std::size_t n = used; n < together.size(); ++n) ASSERT_TRUE(std::isnan(together[n])) << n;
+  }
+}
+
 TEST_P(AttentionDecode, SequencesInAnyOrder) {
   check({.batch = 4, .batch_idx = true});
   check({.batch = 4, .batch_idx = true, .seqlen_new = 5, .rotary_dim = 32, .causal = true});
@@ -378,10 +461,10 @@ TEST_P(AttentionDecode, SampledCases) {
     c.head_dim = std::vector{64, 128, 96, 192, 256, 8 * (1 + pick(32))}[index(pick(6))];
     c.value_dim = pick(4) == 0 ? 8 * (1 + pick(32)) : 0;
     c.capacity = 16 + pick(200);
-    c.page_size = pick(2) == 0 ? std::vector{16, 48, 64, 256}[index(pick(4))] : 0;
+    c.page_size = pick(2) == 0 ? std::vector{16, 48, 64, 256, 1 + pick(70)}[index(pick(5))] : 0;
     c.full = pick(6) == 0;
-    c.batch_idx = c.page_size == 0 && pick(2) == 0;
-    c.leftpad = c.page_size == 0 && pick(2) == 0;
+    c.batch_idx = pick(2) == 0;
+    c.leftpad = pick(2) == 0;
     if (!c.full && pick(2) == 0) {
       c.seqlen_new = 1 + pick(6);
       c.rotary_dim = pick(2) == 0 ? 2 * (1 + pick(static_cast<int>(c.head_dim / 2))) : 0;
@@ -494,6 +577,7 @@ TEST_P(AttentionDecode, WhatDoesNotFitIsDropped) {
   call.seqlens = seqlens.tensor().data<std::int32_t>();
   call.block_table = table.tensor().data<std::int32_t>();
   call.block_table_stride = 2;
+  call.tables = batch;
   call.capacity = 32;
   append(call, stream);
   Numbers expected({entries, 16, 2, 64}, kNan), from = new_values;
@@ -581,10 +665,14 @@ TEST_P(AttentionDecodeBadInput, CacheOptions) {
   refused({"batch_idx is i32[3]", "i32[2]"}, {.batch_idx = &three.tensor()});
   refused({"leftpad is i32[2]", "contiguous"}, {.leftpad = &apart.tensor()});
   refused({"block_table is i32[3]", "i32[2, pages]"}, {.block_table = &three.tensor()});
-  refused({"batch_idx is given with a block_table"}, {.batch_idx = &seqlens.tensor(), .block_table = &table.tensor()});
-  refused({"leftpad is given with a block_table"}, {.leftpad = &seqlens.tensor(), .block_table = &table.tensor()});
-  const PlacedTensor pages = make({4, 24, 2, 64});
-  refused(q, pages, pages, o, {"k_cache is bf16[4, 24, 2, 64]", "page_size", "multiple of 16"}, {.block_table = &table.tensor()});
+  const PlacedTensor few = integers({0}, {1, 1}), no_pages = make({4, 0, 2, 64}), cu = integers({0, 1, 2}, {3});
+  refused({"block_table is i32[1, 1]", "i32[2, pages]", "batch_idx"}, {.block_table = &few.tensor()});
+  refused(q, no_pages, no_pages, o, {"k_cache is bf16[4, 0, 2, 64]", "page_size", "1 or more"}, {.block_table = &table.tensor()});
+  refused({"q is bf16[2, 1, 4, 64]", "[total_q, heads, head_dim], with cu_seqlens_q"}, {.cu_seqlens_q = &cu.tensor()});
+  const PlacedTensor packed = make({2, 4, 64}), three_kv = make({3, 32, 2, 64}), out = make({2, 4, 64});
+  refused(packed, kv, kv, out, {"cu_seqlens_q is i32[2, 1]", "i32[batch + 1]"}, {.cu_seqlens_q = &table.tensor()});
+  refused(packed, three_kv, three_kv, out, {"k_cache is bf16[3, 32, 2, 64]", "batch_idx", "cu_seqlens_q, 2"},
+          {.cu_seqlens_q = &cu.tensor()});
   refused({"num_splits is 129", "128"}, {.num_splits = 129});
   refused({"num_splits is -1"}, {.num_splits = -1});
 }
@@ -608,6 +696,17 @@ TEST_P(AttentionDecodeBadInput, NewKeys) {
   into_two({"new_k is bf16[2, 2, 64]", "[batch, seqlen_new, kv_heads, head_dim]"}, with(&flat, &new_kv));
   into_two({"new_k is f16[2, 1, 2, 64]", "bf16"}, with(&f16, &new_kv));
   into_two({"new_k is bf16[2, 33, 2, 64]", "32 tokens"}, with(&many, &many));
+  const PlacedTensor cu = integers({0, 1, 2}, {3}), two_offsets = integers({0, 1}, {2}), table = make({50, 16}, DType::f32);
+  into_two({"cu_seqlens_new is given without new_k"}, {.cu_seqlens_new = &cu.tensor()});
+  tw::CacheOptions cache = with(&new_kv, &new_kv);
+  cache.cu_seqlens_new = &cu.tensor();
+  into_two({"new_k is bf16[2, 1, 2, 64]", "[total_new, kv_heads, head_dim], with cu_seqlens_new"}, cache);
+  cache = with(&flat, &flat);
+  cache.cu_seqlens_new = &two_offsets.tensor();
+  into_two({"cu_seqlens_new is i32[2]", "i32[3]"}, cache);
+  cache.cu_seqlens_new = &cu.tensor();
+  cache.rotary_cos = cache.rotary_sin = &table.tensor();
+  into_two({"rotary_cos is given with cu_seqlens_new", "rope()"}, cache);
 }
 
 TEST_P(AttentionDecodeBadInput, RotaryTables) {
@@ -661,6 +760,16 @@ TEST_P(AttentionDecodeBadInput, Contents) {
           options);
   refused(q, pages, pages, o, {"block_table[0, 1] is 9", "0 to 3"}, {.block_table = &table.tensor()}, options);
 
+  const PlacedTensor choice = integers({1, 2}, {2});
+  refused(q, pages, pages, o, {"batch_idx[1] is 2", "0 to 1, one of the block table's rows"},
+          {.seqlens = &seqlens.tensor(), .batch_idx = &choice.tensor(), .block_table = &table.tensor()}, options);
+  const PlacedTensor packed = make({2, 4, 64}), out = make({2, 4, 64}), falling = integers({0, 2, 1}, {3}),
+                     long_new = integers({0, 1, 3}, {3}), flat = make({2, 2, 64});
+  refused(packed, kv, kv, out, {"cu_seqlens_q[1] is 2 and cu_seqlens_q[2] is 1", "not decrease"}, {.cu_seqlens_q = &falling.tensor()},
+          options);
+  refused(q, kv, other_kv, o, {"cu_seqlens_new[2] is 3", "2 new keys"},
+          {.seqlens = &seqlens.tensor(), .cu_seqlens_new = &long_new.tensor(), .new_k = &flat.tensor(), .new_v = &flat.tensor()}, options);
+
   tw::CacheOptions cache{.seqlens = &full.tensor(), .new_k = &new_kv.tensor(), .new_v = &new_kv.tensor()};
   refused(q, kv, other_kv, o, {"seqlens[1] is 32", "1 new tokens", "0 to 31"}, cache, options);
   cache.seqlens = &seqlens.tensor();
@@ -668,6 +777,13 @@ TEST_P(AttentionDecodeBadInput, Contents) {
   cache.rotary_cos = cache.rotary_sin = &rotary.tensor();
   refused(q, kv, other_kv, o, {"rotary_cos has 30 positions", "sequence 1 needs 31"}, cache, options);
   EXPECT_TRUE(kv.untouched());
+}
+
+TEST(AttentionDecodeKernels, CompileForAGpu) {
+  // Of those that are compiled when a call needs them.
+  skip_without_nvrtc();
+  for (const KernelInfo* info : {&kernel_info<Append<bf16, float>>, &kernel_info<GatherPages<bf16>>})
+    EXPECT_EQ(compile(make_spec(*info, true, true)).spill_bytes, 0) << info->type;
 }
 
 TEST(AttentionDecodeBadMemory, OperandsOnAnotherDevice) {

@@ -37,6 +37,7 @@ struct AttentionCall {
   // Lengths on the device; see the kernel's Params
   const std::int32_t *cu_q = nullptr, *cu_k = nullptr, *used_q = nullptr, *used_k = nullptr, *k_batch = nullptr, *k_begin = nullptr;
   int keys_added = 0;
+  const std::int32_t* cu_added = nullptr;
   const std::int32_t* tiles = nullptr;
   bool ragged() const { return cu_q || cu_k || used_q || used_k || k_batch || k_begin; }
 
@@ -49,6 +50,7 @@ struct AttentionCall {
   // Pages
   const std::int32_t* pages = nullptr;
   std::int64_t pages_stride = 0;
+  int page_tables = 0;
   int page_size = 1;
 };
 
@@ -134,12 +136,14 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   p.cu_q = call.cu_q, p.cu_k = call.cu_k, p.used_q = call.used_q, p.used_k = call.used_k;
   p.k_batch = call.k_batch, p.k_begin = call.k_begin;
   p.keys_added = call.keys_added;
+  p.cu_added = call.cu_added;
   p.tiles = call.tiles;
   p.heads_together = call.heads_together;
   p.queries = call.split ? call.queries : 0;
   p.splits = call.splits;
   p.pages = call.pages;
   p.pages_stride = call.pages_stride;
+  p.page_tables = call.page_tables;
   p.page_size = call.page_size;
   p.page_rows = rows.count;
   p.keys = call.keys;

@@ -114,9 +114,10 @@ struct Attention {
       int batch;
       Integers cu_q, cu_k;      ///< where sequences begin, and the last one's end; null: those of a batch lie apart
       Integers used_q, used_k;  ///< the number of a sequence's queries and keys; null: all
-      Integers k_batch;         ///< which of k's and v's batches is whose; null: the same
+      Integers k_batch;         ///< the batch of k and v, or the row of the table, that a sequence uses; null: its own
       Integers k_begin;         ///< keys before do not count; null: none
       int keys_added;           ///< to each of used_k
+      Integers cu_added;        ///< instead of keys_added: where each sequence's begin, and the last one's end; null: not given
       Integers tiles;           ///< those of cu_q and cu_k, as PackedTile says; null: each is searched for
       // split
       int heads_together;  ///< that share keys
@@ -125,6 +126,7 @@ struct Attention {
       // paged
       Integers pages;  ///< [batch, pages of a sequence]; null: k is not paged
       i64 pages_stride;
+      int page_tables;           ///< rows of the table
       int page_size, page_rows;  ///< keys of a page, and how many of them are copied at once
     };
     struct Memory {
@@ -173,7 +175,7 @@ struct Attention {
       w.rows = p.q.rows;
       w.seqlen_k = p.keys;
       if (ragged) {
-        if (p.cu_q) w.q_batch = w.k_batch = 0;
+        if (p.cu_q) w.q_batch = 0;
         if (p.tiles) {
           m = read_tile(p, m, w);
         } else {
@@ -183,9 +185,10 @@ struct Attention {
           }
           if (p.cu_k) place(p.cu_k, w.batch, w.seqlen_k, w.k_row);
           if (p.used_q) w.rows = clamp(p.used_q[w.batch], w.rows);
-          if (p.used_k) w.seqlen_k = min(clamp(p.used_k[w.batch], w.seqlen_k) + p.keys_added, w.seqlen_k);
+          if (p.used_k) w.seqlen_k = min(clamp(p.used_k[w.batch], w.seqlen_k) + added(p, w), w.seqlen_k);
         }
-        if (p.k_batch) w.k_batch = clamp(p.k_batch[w.batch], p.k.size_j - 1);
+        w.k_batch = p.cu_k ? 0 : w.batch;
+        if (p.k_batch) w.k_batch = clamp(p.k_batch[w.batch], (paged && p.pages ? p.page_tables : p.k.size_j) - 1);
         if (p.k_begin) {
           const int begin = clamp(p.k_begin[w.batch], w.seqlen_k);
           w.k_row += begin;
@@ -326,6 +329,10 @@ struct Attention {
 
    private:
     TW_INLINE static int clamp(int x, int most) { return SequenceRows::clamp(x, most); }
+    /// Keys that were appended to the sequence after its length was read.
+    TW_INLINE static int added(const Params& p, const Work& w) {
+      return p.cu_added ? clamp(p.cu_added[w.batch + 1] - p.cu_added[w.batch], w.seqlen_k) : p.keys_added;
+    }
     TW_INLINE static int seqlen_q(const Params& p, const Work& w) { return split && p.queries > 0 ? p.queries : w.rows; }
     /// The head and the query that row `row` of the tile belongs to.
     TW_INLINE static int head_of(const Params& p, const Work& w, int row) {
@@ -398,7 +405,7 @@ struct Attention {
         TW_NO_UNROLL
         for (int r = 0; r < BN; r += p.page_rows) {
           const u32 size = static_cast<u32>(p.page_size), at = static_cast<u32>(min(key + r, w.seqlen_k - 1)), number = at / size;
-          const int page = clamp(p.pages[w.batch * p.pages_stride + number], from.size_j - 1);
+          const int page = clamp(p.pages[w.k_batch * p.pages_stride + number], from.size_j - 1);
           copy.part(from, to, r, p.page_rows, static_cast<int>(at - number * size), 0, kv_head, page);
         }
       } else {
