@@ -111,10 +111,10 @@ def test_convolution(random, stride, padding, dilation):
 )
 def test_convolution_refuses_integers(random, name, value):
     x, w = normal(random, 2, 6, 6, 3), normal(random, 4, 3, 3, 3)
-    with pytest.raises(ValueError, match=rf"conv1d: {name} is {value};"):
+    with pytest.raises(ValueError, match=rf"^{name} is {value}; "):
         ops.conv1d(x[:, :, 0], w[:, :, 0], **{name: value})
     for given in (value, (1, value)):
-        with pytest.raises(ValueError, match=rf"conv2d: {name} is {value};"):
+        with pytest.raises(ValueError, match=rf"^{name} is {value}; "):
             ops.conv2d(x, w, **{name: given})
 
 
@@ -224,6 +224,16 @@ def test_attention(random, case, dtype):
     assert (seen == o).all()
 
 
+def test_flags_are_truth_values(random):
+    """Of any size: ctypes would keep the lowest bits."""
+    q = normal(random, 1, 5, 2, 16)
+    assert (ops.attention(q, q, q, causal=1 << 32) == ops.attention(q, q, q, causal=True)).all()
+    assert (ops.attention(q, q, q, causal=np.bool_(True)) == ops.attention(q, q, q, causal=True)).all()
+    cos, sin = normal(random, 5, 8), normal(random, 5, 8)
+    assert (ops.rope(q, cos, sin, interleaved=1 << 32) == ops.rope(q, cos, sin, interleaved=True)).all()
+    assert (ops.topk(q, np.int64(3))[0] == ops.topk(q, 3)[0]).all()
+
+
 def test_attention_varlen(random):
     q, k, v = (normal(random, 40, heads, 16) for heads in (4, 2, 2))
     cu_q, cu_k = np.array([0, 11, 11, 33], np.int32), np.array([0, 5, 20, 38], np.int32)
@@ -290,6 +300,24 @@ def test_dlpack(random):
         (lambda x: ops.reduce(x, "median"), ValueError, "reduction is 'median'"),
         (lambda x: ops.reduce(x, "sum", dim=2), ValueError, "dim is 2"),
         (lambda x: ops.topk(x, 3000), ValueError, "k is 3000"),
+        # What ctypes would wrap, or what the C interface takes as a default.
+        (lambda x: ops.topk(x, (1 << 32) + 1), ValueError, "k is 4294967297"),
+        (lambda x: ops.gemm(x, x.T, num_splits=(1 << 32) + 1), ValueError, "num_splits is 4294967297"),
+        (lambda x: ops.gemm(x, x.T, num_splits=1.0), TypeError, "num_splits is 1.0; an integer"),
+        (lambda x: ops.reduce(x, "sum", dim=1 << 32), ValueError, "dim is 4294967296"),
+        (lambda x: ops.rope(x[None, :, None], x, x, offset=1 << 64), ValueError, "offset is 18446744073709551616"),
+        (lambda x: ops.conv1d(x[None], x[None], stride=0), ValueError, "stride is 0; 1 to"),
+        (lambda x: ops.conv1d(x[None], x[None], dilation=0), ValueError, "dilation is 0; 1 to"),
+        (lambda x: ops.conv1d(x[None], x[None], padding=-1), ValueError, "padding is -1; 0 to"),
+        (lambda x: ops.conv1d(x[None], x[None], stride=(1 << 64) + 1), ValueError, "stride is 18446744073709551617"),
+        (lambda x: ops.conv2d(x[None, None], x[None, None], stride=(1, 0)), ValueError, "stride is 0"),
+        (lambda x: ops.conv2d(x[None, None], x[None, None], stride=(1, 1, 1)), ValueError, r"stride is \(1, 1, 1\)"),
+        (lambda x: ops.attention(*[x[None, :, None]] * 3, window=((1 << 32) + 3, 0)), ValueError, "window is 4294967299"),
+        (lambda x: ops.attention(*[x[None, :, None]] * 3, causal_offset=1 << 32), ValueError, "causal_offset is 4294967296"),
+        (lambda x: ops.attention(*[x[None, :, None]] * 3, scale=0.0), ValueError, "scale is 0.0; it must be positive"),
+        (lambda x: ops.attention(*[x[None, :, None]] * 3, scale=1e-60), ValueError, "scale is 1e-60"),
+        (lambda x: ops.attention(*[x[None, :, None]] * 3, softcap=-1.0), ValueError, "softcap is -1.0"),
+        (lambda x: ops.attention_decode(*[x[None, :, None]] * 3, num_splits=1 << 32), ValueError, "num_splits is 4294967296"),
         (lambda x: ops.attention(x, x, x), ValueError, "q has 2 dimensions"),
         (lambda x: ops.attention(*[x[None, :, None, :6]] * 3), ValueError, "multiple of 8"),
         (lambda x: ops.attention(*[x[None, :, None]] * 3, window=(-2, 0)), ValueError, "window_left is -2"),

@@ -6,10 +6,13 @@ PyTorch is never imported here: who has a tensor has imported it.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import ctypes
+import operator
 import struct
 import sys
-from typing import Any
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -47,10 +50,19 @@ def torch_of(array: Array):
     return _torch if _torch is not None and isinstance(array, _torch.Tensor) else None
 
 
-def is_compiling() -> bool:
-    """Whether torch.compile() is tracing this call, which then must go through an operator that it knows."""
+def through_operator(*arrays: Array | None) -> bool:
+    """Whether a call with these inputs must go through torch.ops.tilewave: torch.compile() is tracing it, or autograd records it."""
     torch = sys.modules.get("torch")  # the first call may be the one that is traced
-    return torch is not None and torch.compiler.is_compiling()
+    if torch is None:
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    for array in arrays:
+        if isinstance(array, torch.Tensor) and array.requires_grad:
+            return True
+    return False
 
 
 def compiled_ops():
@@ -77,12 +89,12 @@ def _pack(name: str, data: int, code: int, device: int, shape, strides) -> bytes
     return _PACK[rank](data, code, device, rank, *shape, *strides)
 
 
-def _of_torch(name: str, tensor, torch) -> bytes:
+def _of_torch(name: str, tensor, torch, written: bool) -> bytes:
     code = _torch_dtypes.get(tensor.dtype)
     if code is None:
         code = _torch_code(name, tensor)
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError(f"{name} requires grad, but there is no backward yet: call under torch.no_grad(), or give {name}.detach()")
+    if written and tensor.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(f"{name} requires grad and would be written in place: call under torch.no_grad(), or give {name}.detach()")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} is a tensor of layout {tensor.layout}; only strided ones are taken")
     if not (tensor.is_cpu or tensor.is_cuda):
@@ -148,7 +160,7 @@ def tensor(name: str, array: Array, written: bool = False) -> bytes:
     """The tw_tensor of an array. `written`: the library writes it. TypeError, ValueError name the argument."""
     torch = torch_of(array)
     if torch is not None:
-        return _of_torch(name, array, torch)
+        return _of_torch(name, array, torch, written)
     if isinstance(array, np.ndarray):
         return _of_numpy(name, array, written)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
@@ -176,11 +188,61 @@ def into(out, result):
     return out.copy_(result)
 
 
+# ctypes wraps integers that do not fit, and cuts strings at the first NUL. What crosses it goes through these.
+
+
+def integer(name: str, value: int, least: int, most: int) -> int:
+    """`value` as an int, if it lies within `least` and `most`. TypeError, ValueError."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; an integer is wanted") from None
+    if not least <= number <= most:
+        raise ValueError(f"{name} is {number}; {least} to {most} are allowed")
+    return number
+
+
 def int32(name: str, value: int) -> int:
-    """`value`, if ctypes will not wrap it."""
-    if not -(1 << 31) <= value < 1 << 31:
-        raise ValueError(f"{name} is {value}; it must fit into 32 bits")
+    return integer(name, value, -(1 << 31), (1 << 31) - 1)
+
+
+def int64(name: str, value: int) -> int:
+    return integer(name, value, -(1 << 63), (1 << 63) - 1)
+
+
+def text(name: str, value: str) -> bytes:
+    """`value` in UTF-8. TypeError, ValueError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a {type(value).__name__}; a str is wanted")
+    return without_nul(name, value.encode())
+
+
+def without_nul(name: str, value: bytes) -> bytes:
+    if b"\0" in value:
+        raise ValueError(f"{name} has a NUL character at byte {value.index(0)}; it must have none")
     return value
+
+
+_check_contents = contextvars.ContextVar("tilewave.check_contents", default=False)
+
+
+@contextlib.contextmanager
+def check_contents(enabled: bool = True) -> Iterator[None]:
+    """Within `with tilewave.check_contents():`, or a function decorated so, attention looks at lengths, offsets and page numbers on a GPU.
+
+    Each call then waits for the device and raises ValueError for wrong numbers, which are else clamped to memory that may be touched. On
+    the CPU they are always looked at. It holds for FlashAttention's functions and for tilewave.ops, whose own check_contents overrides it.
+    """
+    token = _check_contents.set(enabled)
+    try:
+        yield
+    finally:
+        _check_contents.reset(token)
+
+
+def checks_contents(argument: bool | None) -> bool:
+    """What an operation's argument check_contents means."""
+    return _check_contents.get() if argument is None else bool(argument)
 
 
 def empty(like: Array, shape, dtype: str | None = None, name: str = "out") -> Array:

@@ -5,15 +5,16 @@ The LSE conventions, in which the two versions differ, are in flash_attn and fla
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Callable
 
-from . import ops
+from . import _arrays, ops
 
 if TYPE_CHECKING:
     import torch
 
 _HEAD_DIM_STEP, _LARGEST_HEAD_DIM = 8, 256
-_PAGE_STEP = 16
+_LARGEST_VALUE_DIM = 512
 _MOST_SPLITS = 128
 _NO_BOUND = 1 << 30  # longer than any sequence that the library takes, and an int32
 
@@ -29,6 +30,39 @@ def refuse(**arguments) -> None:
             raise NotImplementedError(f"{name} is not supported by tilewave; only None is")
 
 
+def refuse_fp8(**tensors) -> None:
+    """NotImplementedError for a tensor of 8 bits, whatever else may be wrong."""
+    for name, x in tensors.items():
+        dtype = getattr(x, "dtype", None)
+        if getattr(dtype, "is_floating_point", False) and dtype.itemsize == 1:
+            raise unsupported(name, dtype, "bfloat16 and float16, and float32 on the CPU")
+
+
+def unpack(name: str, packed: torch.Tensor, rank: int, parts: int) -> tuple[torch.Tensor, ...]:
+    """What lies along dimension -3, `parts` long."""
+    refuse_fp8(**{name: packed})
+    tensor(name, packed, rank)
+    if packed.shape[-3] != parts:
+        raise ValueError(f"{name} has shape {tuple(packed.shape)}; its dimension -3 must be {parts}")
+    return packed.unbind(-3) if not packed.requires_grad else tuple(packed.select(-3, n) for n in range(parts))
+
+
+def unpack_qkv(qkv: torch.Tensor, num_heads_q: int | None) -> tuple[torch.Tensor, ...]:
+    """q, k, v of qkv [batch, seqlen, 3, heads, headdim], or with num_heads_q [batch, seqlen, num_heads_q + 2 * kv_heads, headdim]."""
+    import torch
+
+    refuse_fp8(qkv=qkv)
+    if not isinstance(qkv, torch.Tensor) or qkv.dim() != 4:
+        return unpack("qkv", qkv, 5, 3)
+    if num_heads_q is None:
+        raise ValueError(f"num_heads_q is None; qkv of 4 dimensions, {tuple(qkv.shape)}, needs it")
+    kv_heads, rest = divmod(qkv.shape[2] - num_heads_q, 2)
+    if num_heads_q <= 0 or kv_heads <= 0 or rest:
+        raise ValueError(f"num_heads_q is {num_heads_q}; qkv has {qkv.shape[2]} heads: as many must be left for k as for v")
+    k_end = num_heads_q + kv_heads
+    return qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q:k_end], qkv[:, :, k_end:]
+
+
 def tensor(name: str, x: torch.Tensor, rank: int, like: torch.Tensor | None = None, dtypes: tuple | None = None) -> None:
     """Raises unless x is a tensor of `rank`, on like's device, of like's dtype or one of `dtypes`."""
     import torch
@@ -40,8 +74,6 @@ def tensor(name: str, x: torch.Tensor, rank: int, like: torch.Tensor | None = No
     if dtypes is None:
         dtypes = (torch.bfloat16, torch.float16, torch.float32) if like is None else (like.dtype,)
     if x.dtype not in dtypes:
-        if x.dtype.is_floating_point and x.dtype.itemsize == 1:
-            raise unsupported(name, x.dtype, "bfloat16 and float16, and float32 on the CPU")
         raise TypeError(f"{name} has dtype {x.dtype}; {' or '.join(map(str, dtypes))} is wanted")
     if like is not None and x.device != like.device:
         raise ValueError(f"{name} is on {x.device}; {like.device} is wanted")
@@ -62,14 +94,18 @@ def _optional_int32(name: str, x: torch.Tensor | None, shape: tuple, like: torch
     return None if x is None else int32(name, x, shape, like)
 
 
-def _operands(rank: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, names: tuple[str, str, str]) -> None:
+def _operands(ranks: tuple[int, int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, names: tuple[str, str, str]) -> None:
+    """Of these ranks: of q; of k and v."""
     of_q, of_k, of_v = names
-    tensor(of_q, q, rank)
-    tensor(of_k, k, rank, q)
-    tensor(of_v, v, rank, q)
-    for name, x in zip(names, (q, k, v)):
-        if not 0 < x.shape[-1] <= _LARGEST_HEAD_DIM:
-            raise ValueError(f"{name} has head dimension {x.shape[-1]}; 1 to {_LARGEST_HEAD_DIM} are allowed")
+    refuse_fp8(**dict(zip(names, (q, k, v))))
+    tensor(of_q, q, ranks[0])
+    tensor(of_k, k, ranks[1], q)
+    tensor(of_v, v, ranks[1], q)
+    for name, x, largest in zip(names, (q, k, v), (_LARGEST_HEAD_DIM, _LARGEST_HEAD_DIM, _LARGEST_VALUE_DIM)):
+        if x.shape[-1] > largest:
+            raise unsupported(f"{name}'s head dimension", x.shape[-1], f"up to {largest}")
+        if x.shape[-1] == 0:
+            raise ValueError(f"{name} has head dimension 0; 1 to {largest} are allowed")
     if k.shape[-1] != q.shape[-1]:
         raise ValueError(f"{of_k} has head dimension {k.shape[-1]}; {of_q} has {q.shape[-1]}")
     if v.shape[:-1] != k.shape[:-1]:
@@ -78,24 +114,43 @@ def _operands(rank: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, name
         raise ValueError(f"{of_q} has {q.shape[-2]} heads; {of_k} has {k.shape[-2]}, which must divide them")
 
 
-def _rules(q: torch.Tensor, softmax_scale, causal, window_size, softcap, alibi_slopes) -> dict:
-    """tilewave.ops' arguments of the same meaning."""
+_SMALLEST_FLOAT = 2.0**-149  # what is smaller is 0 as a float32
+
+
+def _rules(q: torch.Tensor, softmax_scale, causal, window_size, softcap, alibi_slopes) -> tuple[torch.Tensor, dict]:
+    """q, and tilewave.ops' arguments of the same meaning. There scales are positive: other ones' signs go to q."""
     if softmax_scale is None:
         softmax_scale = q.shape[-1] ** -0.5  # of the head dimension before padding
-    elif not softmax_scale > 0:
-        raise unsupported("softmax_scale", softmax_scale, "positive ones")
+    elif not -math.inf < softmax_scale < math.inf:
+        raise ValueError(f"softmax_scale is {softmax_scale}; it must be finite")
+    elif abs(softmax_scale) < _SMALLEST_FLOAT:
+        q, softmax_scale = q * 0.0, 1.0
+    elif softmax_scale < 0:
+        q, softmax_scale = -q, -softmax_scale
     if alibi_slopes is not None:
         import torch
 
         tensor("alibi_slopes", alibi_slopes, alibi_slopes.dim(), q, (torch.float32,))
     left, right = (-1 if size < 0 else min(size, _NO_BOUND) for size in window_size)  # FlashAttention takes any negative size as no bound
-    return {
+    return q, {
         "scale": softmax_scale,
         "causal": causal,
         "window": (left, right),
         "softcap": max(softcap, 0.0),
         "alibi_slopes": alibi_slopes,
     }
+
+
+def _by_values(run: Callable, *values: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """run(*values), which gives out and lse. Values of more columns than a kernel takes are given in parts: each has the same scores."""
+    columns = next(x.shape[-1] for x in values if x is not None)
+    if columns <= _LARGEST_HEAD_DIM:
+        return run(*values)
+    import torch
+
+    slices = [slice(first, first + _LARGEST_HEAD_DIM) for first in range(0, columns, _LARGEST_HEAD_DIM)]
+    parts = [run(*(None if x is None else x[..., part] for x in values)) for part in slices]
+    return torch.cat([out for out, _ in parts], dim=-1), parts[0][1]
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
@@ -135,13 +190,18 @@ def attend(
     names: tuple[str, str, str] = ("q", "k", "v"),
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """ops.attention() with FlashAttention's arguments: out, and lse [batch, heads, seqlen_q] or None."""
-    _operands(4, q, k, v, names)
+    _operands((4, 4), q, k, v, names)
     if k.shape[0] != q.shape[0]:
         raise ValueError(f"{names[1]} has a batch of {k.shape[0]}; {names[0]} has {q.shape[0]}")
-    rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    out = ops.attention(_padded(q), _padded(k), _padded(v), return_lse=return_lse, **rules)
-    out, lse = out if return_lse else (out, None)
-    return _unpadded(out, v), lse
+    q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    q, k = _padded(q), _padded(k)
+
+    def run(v):
+        out = ops.attention(q, k, _padded(v), return_lse=return_lse, **rules)
+        out, lse = out if return_lse else (out, None)
+        return _unpadded(out, v), lse
+
+    return _by_values(run, v)
 
 
 def attend_varlen(
@@ -163,50 +223,56 @@ def attend_varlen(
     offset_names: tuple[str, str] = ("cu_seqlens_q", "cu_seqlens_k"),
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """ops.attention_varlen() with FlashAttention's arguments: out, and lse [heads, total_q] or None."""
-    _operands(3, q, k, v, names)
+    _operands((3, 3), q, k, v, names)
     cu_seqlens_q = int32(offset_names[0], cu_seqlens_q, (-1,), q)
     cu_seqlens_k = int32(offset_names[1], cu_seqlens_k, (cu_seqlens_q.shape[0],), q)
     batch = cu_seqlens_q.shape[0] - 1
     if batch < 0:
         raise ValueError(f"{offset_names[0]} is empty; [batch + 1] is wanted")
-    out = ops.attention_varlen(
-        _padded(q),
-        _padded(k),
-        _padded(v),
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_q=_optional_int32("seqused_q", seqused_q, (batch,), q),
-        seqused_k=_optional_int32("seqused_k", seqused_k, (batch,), q),
-        return_lse=return_lse,
-        **_rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes),
-    )
-    out, lse = out if return_lse else (out, None)
-    return _unpadded(out, v), lse
+    seqused_q = _optional_int32("seqused_q", seqused_q, (batch,), q)
+    seqused_k = _optional_int32("seqused_k", seqused_k, (batch,), q)
+    q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    q, k = _padded(q), _padded(k)
+
+    def run(v):
+        out = ops.attention_varlen(
+            q, k, _padded(v), cu_seqlens_q, cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k, return_lse=return_lse, **rules
+        )
+        out, lse = out if return_lse else (out, None)
+        return _unpadded(out, v), lse
+
+    return _by_values(run, v)
 
 
-def cache_lengths(cache_seqlens: torch.Tensor | int | None, q: torch.Tensor) -> torch.Tensor | None:
+def cache_lengths(
+    cache_seqlens: torch.Tensor | int | None, q: torch.Tensor, cu_seqlens_q: torch.Tensor | None = None
+) -> torch.Tensor | None:
     """cache_seqlens as a tensor [batch]."""
     if isinstance(cache_seqlens, int):
         import torch
 
-        tensor("q", q, 4)
-        return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+        tensor("q", q, 4 if cu_seqlens_q is None else 3)
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        return torch.full((batch,), _arrays.int32("cache_seqlens", cache_seqlens), dtype=torch.int32, device=q.device)
     return cache_seqlens
 
 
-def _check_new_keys(q, k_cache, v_cache, k, v, cache_seqlens, capacity) -> None:
+def _check_new_keys(q, k_cache, v_cache, k, v, cache_seqlens, cu_seqlens_k_new, batch, capacity) -> None:
     if (k is None) != (v is None):
         raise ValueError(f"{'v' if v is None else 'k'} is None; k and v are given together, or neither")
     if k is None:
+        if cu_seqlens_k_new is not None:
+            raise ValueError("cu_seqlens_k_new is given without k and v")
         return
     if cache_seqlens is None:
         raise ValueError("cache_seqlens is None; it says where k and v go")
+    packed = cu_seqlens_k_new is not None
     for name, x, cache in (("k", k, k_cache), ("v", v, v_cache)):
-        tensor(name, x, 4, q)
-        wanted = (q.shape[0], k.shape[1], cache.shape[2], cache.shape[3])
+        tensor(name, x, 3 if packed else 4, q)
+        wanted = (*((k.shape[0],) if packed else (batch, k.shape[1])), *cache.shape[2:])
         if tuple(x.shape) != wanted:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; {wanted} is wanted")
-    if k.shape[1] > capacity:
+    if not packed and k.shape[1] > capacity:
         raise ValueError(f"k has {k.shape[1]} tokens; a sequence of k_cache holds {capacity}")
 
 
@@ -228,6 +294,19 @@ def _check_rotary(q, k, cos, sin) -> None:
         )
 
 
+def _rotate(x, cos, sin, interleaved, start, cu_seqlens, advance):
+    """x, [batch, seqlen, heads, headdim] or by cu_seqlens packed, rotated: token i of sequence b at position start[b] + i, or start[b]."""
+    where: dict
+    if cu_seqlens is not None:
+        sequence, place = sequences_of_tokens(cu_seqlens, x.shape[0])
+        where = {"positions": start[sequence] + place if advance else start[sequence]}
+    elif advance:
+        where = {"offsets": start}
+    else:
+        where = {"positions": start[:, None].expand(-1, x.shape[1]).contiguous()}
+    return ops.rope(x, cos, sin, interleaved=interleaved, **where)
+
+
 def attend_cache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -235,13 +314,16 @@ def attend_cache(
     k: torch.Tensor | None,
     v: torch.Tensor | None,
     *,
-    rotary_cos: torch.Tensor | None,
-    rotary_sin: torch.Tensor | None,
-    rotary_interleaved: bool,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    rotary_interleaved: bool = False,
     rotary_seqlens: torch.Tensor | None = None,
     cache_seqlens: torch.Tensor | None,
-    cache_batch_idx: torch.Tensor | None,
-    cache_leftpad: torch.Tensor | None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
     block_table: torch.Tensor | None,
     table_name: str = "block_table",
     softmax_scale: float | None,
@@ -249,65 +331,86 @@ def attend_cache(
     window_size: tuple[int, int],
     softcap: float,
     alibi_slopes: torch.Tensor | None = None,
-    num_splits: int,
+    num_splits: int = 0,
     return_lse: bool,
+    names: tuple[str, str, str] = ("q", "k_cache", "v_cache"),
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """ops.attention_decode() with FlashAttention's arguments: out, and lse [batch, heads, seqlen_q] or None."""
-    _operands(4, q, k_cache, v_cache, ("q", "k_cache", "v_cache"))
-    batch = q.shape[0]
+    """ops.attention_decode() with FlashAttention's arguments: out, and lse [batch, heads, seqlen_q] (packed: [heads, total_q]) or None."""
+    packed = cu_seqlens_q is not None
+    refuse_fp8(**dict(zip(names, (q, k_cache, v_cache))))
+    refuse_fp8(k=k, v=v)
+    _operands((3 if packed else 4, 4), q, k_cache, v_cache, names)
+    if packed:
+        cu_seqlens_q = int32("cu_seqlens_q", cu_seqlens_q, (-1,), q)
+        if cu_seqlens_q.shape[0] == 0:
+            raise ValueError("cu_seqlens_q is empty; [batch + 1] is wanted")
+    batch = cu_seqlens_q.shape[0] - 1 if packed else q.shape[0]
     cache_seqlens = _optional_int32("cache_seqlens", cache_seqlens, (batch,), q)
     cache_batch_idx = _optional_int32("cache_batch_idx", cache_batch_idx, (batch,), q)
     cache_leftpad = _optional_int32("cache_leftpad", cache_leftpad, (batch,), q)
     rotary_seqlens = _optional_int32("rotary_seqlens", rotary_seqlens, (batch,), q)
-    block_table = _optional_int32(table_name, block_table, (batch, -1), q)
-    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+    cu_seqlens_k_new = _optional_int32("cu_seqlens_k_new", cu_seqlens_k_new, (batch + 1,), q)
+    block_table = _optional_int32(table_name, block_table, (batch if cache_batch_idx is None else -1, -1), q)
+    for name, x in zip(names[1:], (k_cache, v_cache)):
         if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise ValueError(f"{name} has stride {x.stride(-1)} in its last dimension; it must be contiguous")
     if block_table is None:
         capacity = k_cache.shape[1]
         if cache_batch_idx is None and k_cache.shape[0] != batch:
-            raise ValueError(f"k_cache has a batch of {k_cache.shape[0]}; q has {batch}, and cache_batch_idx is None")
+            of = "cu_seqlens_q" if packed else names[0]
+            raise ValueError(f"{names[1]} has a batch of {k_cache.shape[0]}; {of} has {batch}, and cache_batch_idx is None")
     else:
-        for name, x in (("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad)):
-            if x is not None:
-                raise NotImplementedError(f"{name} is given with {table_name}; tilewave supports only one of them")
-        if k_cache.shape[1] == 0 or k_cache.shape[1] % _PAGE_STEP != 0:
-            raise unsupported("k_cache's page size", k_cache.shape[1], f"multiples of {_PAGE_STEP}")
+        if k_cache.shape[1] == 0:
+            raise ValueError(f"{names[1]} has shape {tuple(k_cache.shape)}: pages of 0 tokens; 1 or more are wanted")
         capacity = block_table.shape[1] * k_cache.shape[1]
-    _check_new_keys(q, k_cache, v_cache, k, v, cache_seqlens, capacity)
+    _check_new_keys(q, k_cache, v_cache, k, v, cache_seqlens, cu_seqlens_k_new, batch, capacity)
     _check_rotary(q, k, rotary_cos, rotary_sin)
-    rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    shape = q.shape
+    q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
 
-    if rotary_cos is not None and (rotary_seqlens is not None or cache_leftpad is not None):
+    if rotary_cos is not None and (rotary_seqlens is not None or cache_leftpad is not None or packed or cu_seqlens_k_new is not None):
         # FlashAttention counts positions from the cache's start, or from rotary_seqlens; ops.attention_decode from behind the left pad.
+        # And it rotates nothing that is packed.
         start = cache_seqlens if rotary_seqlens is None else rotary_seqlens
         advance = causal or rules["window"] != (-1, -1)
-        of_q = {"offsets": start} if advance else {"positions": start[:, None].expand(-1, q.shape[1]).contiguous()}
-        q = ops.rope(q, rotary_cos, rotary_sin, interleaved=rotary_interleaved, **of_q)
-        k = ops.rope(k, rotary_cos, rotary_sin, interleaved=rotary_interleaved, offsets=start)
+        q = _rotate(q, rotary_cos, rotary_sin, rotary_interleaved, start, cu_seqlens_q, advance)
+        k = _rotate(k, rotary_cos, rotary_sin, rotary_interleaved, start, cu_seqlens_k_new, True)
         rotary_cos = rotary_sin = None
 
-    padded_k, padded_v = _padded(k_cache), _padded(v_cache)
-    out = ops.attention_decode(
-        _padded(q),
-        padded_k,
-        padded_v,
-        seqlens=cache_seqlens,
-        batch_idx=cache_batch_idx,
-        leftpad=cache_leftpad,
-        block_table=block_table,
-        new_k=None if k is None else _padded(k),
-        new_v=None if v is None else _padded(v),
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        rotary_interleaved=rotary_interleaved,
-        num_splits=min(max(num_splits, 0), _MOST_SPLITS),
-        return_lse=return_lse,
-        **rules,
-    )
-    if k is not None:  # the new keys and values went into padded copies
-        for cache, padded in ((k_cache, padded_k), (v_cache, padded_v)):
-            if padded is not cache:
-                cache.copy_(padded[..., : cache.shape[-1]])
-    out, lse = out if return_lse else (out, None)
-    return _unpadded(out, v_cache), lse
+    one_each = packed and max_seqlen_q == 1 and shape[0] == batch  # then keys can be divided among blocks
+    if one_each:
+        q, cu_seqlens_q = q[:, None], None
+    q, new_k, padded_k = _padded(q), None if k is None else _padded(k), _padded(k_cache)
+
+    def run(v_cache, v):
+        padded_v = _padded(v_cache)
+        out = ops.attention_decode(
+            q,
+            padded_k,
+            padded_v,
+            seqlens=cache_seqlens,
+            batch_idx=cache_batch_idx,
+            leftpad=cache_leftpad,
+            block_table=block_table,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_new=cu_seqlens_k_new,
+            new_k=new_k,
+            new_v=None if v is None else _padded(v),
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            rotary_interleaved=rotary_interleaved,
+            num_splits=min(max(num_splits, 0), _MOST_SPLITS),
+            return_lse=return_lse,
+            **rules,
+        )
+        if v is not None and padded_v is not v_cache:  # the new values went into a padded copy
+            v_cache.copy_(padded_v[..., : v_cache.shape[-1]])
+        out, lse = out if return_lse else (out, None)
+        return _unpadded(out, v_cache), lse
+
+    out, lse = _by_values(run, v_cache, v)
+    if k is not None and padded_k is not k_cache:
+        k_cache.copy_(padded_k[..., : k_cache.shape[-1]])
+    if one_each:
+        out, lse = out[:, 0], None if lse is None else lse[:, :, 0].T.contiguous()
+    return out, lse

@@ -68,6 +68,8 @@ class CacheOptions(Options):
         *((name, _TENSOR) for name in ("seqlens", "batch_idx", "leftpad", "block_table", "new_k", "new_v", "rotary_cos", "rotary_sin")),
         ("rotary_interleaved", ctypes.c_int32),
         ("num_splits", ctypes.c_int32),
+        ("cu_seqlens_q", _TENSOR),
+        ("cu_seqlens_new", _TENSOR),
     ]
 
 
@@ -162,6 +164,28 @@ def _places(name: str) -> list[pathlib.Path]:
         return [path] if name == "libtilewave.so" else [path.parent / name]
     # In an installed package, or in a checkout that `make` built.
     return [_PACKAGE / "lib" / name, _PACKAGE.parents[1] / "build" / name]
+
+
+def program() -> pathlib.Path:
+    """The command line's program. ImportError says where it was looked for."""
+    folders = [_PACKAGE / "bin", _PACKAGE.parents[1] / "build"]
+    given = os.environ.get("TILEWAVE_LIBRARY")
+    if given and os.path.isdir(given):
+        folders.insert(0, pathlib.Path(given))
+    return _existing("tilewave", [folder / "tilewave" for folder in folders])
+
+
+def bundled_model() -> pathlib.Path:
+    """The directory of the checkpoint that comes with the package: spoken English digits."""
+    return _existing("digits", [_PACKAGE / "share/tilewave/models/digits", _PACKAGE.parents[1] / "assets/digits"])
+
+
+def _existing(name: str, places: list[pathlib.Path]) -> pathlib.Path:
+    """The first that exists: in an installed package, or in a checkout that `make` built."""
+    for path in places:
+        if path.exists():
+            return path
+    raise ImportError(f"{name} was not found; looked for {', '.join(map(str, places))}")
 
 
 def open_library(name: str) -> ctypes.CDLL:

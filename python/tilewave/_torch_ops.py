@@ -1,8 +1,8 @@
 """The operations as operators of PyTorch, torch.ops.tilewave, so that torch.compile() and torch.export() see each as one node.
 
-Of an operator PyTorch must know: its schema, with what it writes; its implementation; the shapes, dtypes and strides of what it returns
-("fake"), without running it. Operators do what the eager functions do, which call them while PyTorch traces (_arrays.is_compiling()). There
-is no backward: an argument that requires grad is refused, as it is by the eager functions.
+PyTorch needs an operator's schema, with what it writes; its implementation; the shapes, dtypes and strides of its results ("fake"), without
+running it. Operators do what the eager functions do, which call them while PyTorch traces or records gradients (_arrays.through_operator()).
+There is no backward yet: results of arguments that require grad require it too, and their backward raises.
 
 Imported when an operator is wanted first, when there is a torch.
 """
@@ -32,18 +32,46 @@ def _register(schema: str, implementation: Callable, fake: Callable) -> None:
     torch.library.register_fake(f"tilewave::{name}", fake, lib=_LIBRARY)
     operator = getattr(torch.ops.tilewave, name).default
 
-    def without_backward(*args, **kwargs):
-        if torch.is_grad_enabled():
+    def recorded(*args):
+        if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in args):
             for argument, value in zip(operator._schema.arguments, args):
-                if isinstance(value, torch.Tensor) and value.requires_grad:
-                    raise RuntimeError(
-                        f"{argument.name} requires grad, but there is no backward yet: call under torch.no_grad(), or give "
-                        f"{argument.name}.detach()"
-                    )
+                if argument.alias_info is not None and argument.alias_info.is_write and value.requires_grad:
+                    raise RuntimeError(f"{argument.name} requires grad and would be written in place: give {argument.name}.detach()")
+            return _WithoutBackward.apply(operator, *args)
         with torch._C._AutoDispatchBelowAutograd():
-            return operator(*args, **kwargs)
+            return operator(*args)
 
-    _LIBRARY.impl(name, without_backward, "Autograd")
+    _LIBRARY.impl(name, recorded, "Autograd")
+
+
+class _WithoutBackward(torch.autograd.Function):
+    """An operator's forward, for arguments that require grad."""
+
+    @staticmethod
+    def forward(ctx, operator, *args):
+        ctx.name = operator._schema.name.partition("::")[2]
+        ctx.shapes = [value.shape if needed else None for value, needed in zip(args, ctx.needs_input_grad[1:])]
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        # By an operator: torch.compile() traces the backward together with the forward, also where only the forward will run.
+        missing = torch.ops.tilewave.missing_backward
+        return None, *(None if shape is None else missing(gradients[0], ctx.name, shape) for shape in ctx.shapes)
+
+
+def _missing_backward(gradient, name, shape):
+    raise NotImplementedError(
+        f"tilewave's {name} has no backward yet: call it under torch.no_grad(), or detach what it returns, or use PyTorch's own operations "
+        "where gradients are needed"
+    )
+
+
+_LIBRARY.define("missing_backward(Tensor gradient, str name, SymInt[] shape) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("missing_backward", _missing_backward, _key)
+torch.library.register_fake("tilewave::missing_backward", lambda gradient, name, shape: gradient.new_empty(shape), lib=_LIBRARY)
 
 
 def _with_lse(result: object, q: torch.Tensor, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,7 +81,7 @@ def _with_lse(result: object, q: torch.Tensor, return_lse: bool) -> tuple[torch.
 
 def _fake_with_lse(q: torch.Tensor, v: torch.Tensor, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Of q [batch, seqlen_q, heads, head_dim], or packed [total_q, heads, head_dim]."""
-    if q.dim() != v.dim() or q.dim() not in (3, 4):
+    if v.dim() not in (3, 4) or q.dim() not in (3, 4):
         raise ValueError(f"q has shape {tuple(q.shape)}, v {tuple(v.shape)}; both must have 4 dimensions, or 3 if they are packed")
     rows, heads = q.shape[:-2], q.shape[-2]
     lse_shape = (*rows[:-1], heads, rows[-1]) if return_lse else (0,)
@@ -97,16 +125,25 @@ _register(
 
 
 def _attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *rest):
-    *options, return_lse = rest
+    *options, check_contents, return_lse = rest
     result = attention_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k, **_options(options), return_lse=return_lse
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        **_options(options),
+        check_contents=check_contents,
+        return_lse=return_lse,
     )
     return _with_lse(result, q, return_lse)
 
 
 _register(
     "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
-    f"{_OPTIONS_SCHEMA}, bool return_lse) -> (Tensor, Tensor)",
+    f"{_OPTIONS_SCHEMA}, bool? check_contents, bool return_lse) -> (Tensor, Tensor)",
     _attention_varlen,
     _attention_fake,
 )
@@ -118,6 +155,8 @@ def _attention_decode(q, k_cache, v_cache, *rest):
         "batch_idx",
         "leftpad",
         "block_table",
+        "cu_seqlens_q",
+        "cu_seqlens_new",
         "new_k",
         "new_v",
         "rotary_cos",
@@ -125,20 +164,21 @@ def _attention_decode(q, k_cache, v_cache, *rest):
         "rotary_interleaved",
         "num_splits",
     )
-    cache, (*options, return_lse) = dict(zip(names, rest)), rest[len(names) :]
-    result = attention_decode(q, k_cache, v_cache, **cache, **_options(options), return_lse=return_lse)
+    cache, (*options, check_contents, return_lse) = dict(zip(names, rest)), rest[len(names) :]
+    result = attention_decode(q, k_cache, v_cache, **cache, **_options(options), check_contents=check_contents, return_lse=return_lse)
     return _with_lse(result, q, return_lse)
 
 
 def _attention_decode_read(*arguments):
-    if arguments[7] is not None or arguments[8] is not None:
+    if arguments[9] is not None or arguments[10] is not None:
         raise ValueError("new_k, new_v: attention_decode_read writes no cache; attention_decode does")
     return _attention_decode(*arguments)
 
 
 _DECODE_SCHEMA = (
-    "Tensor? seqlens, Tensor? batch_idx, Tensor? leftpad, Tensor? block_table, Tensor? new_k, Tensor? new_v, Tensor? rotary_cos, "
-    f"Tensor? rotary_sin, bool rotary_interleaved, SymInt num_splits, {_OPTIONS_SCHEMA}, bool return_lse) -> (Tensor, Tensor)"
+    "Tensor? seqlens, Tensor? batch_idx, Tensor? leftpad, Tensor? block_table, Tensor? cu_seqlens_q, Tensor? cu_seqlens_new, "
+    "Tensor? new_k, Tensor? new_v, Tensor? rotary_cos, Tensor? rotary_sin, bool rotary_interleaved, SymInt num_splits, "
+    f"{_OPTIONS_SCHEMA}, bool? check_contents, bool return_lse) -> (Tensor, Tensor)"
 )
 _register(f"attention_decode(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, {_DECODE_SCHEMA}", _attention_decode, _attention_fake)
 # The same without new keys. Graphs whose inputs are written cannot become CUDA graphs, and copies are made before writes: not for nothing.

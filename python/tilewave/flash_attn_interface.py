@@ -3,9 +3,9 @@
 Names, order and defaults of arguments and the values that are returned are those of commit 01afd16d248c4c7d0f9aed1914084f16c490eaed.
 Compared with the file in version 2.8.3, return_attn_probs is new.
 
-Tensors are PyTorch's, on CUDA in bfloat16 or float16, on the CPU in float32 too. Head dimensions are 1 to 256, and v's may differ from q's.
-heads is a multiple of kv_heads: query head h uses key head h // (heads // kv_heads). There is no backward yet: a tensor that requires grad
-is refused while gradients are recorded.
+Tensors are PyTorch's, on CUDA in bfloat16 or float16, on the CPU in float32 too. Head dimensions are 1 to 256; v's may differ from q's, up
+to 512: above 256 the scores are computed once for each 256 of its columns. heads is a multiple of kv_heads: query head h uses key head
+h // (heads // kv_heads). There is no backward yet: calling it raises NotImplementedError.
 
 Query i stands beside key i + seqlen_k - seqlen_q, the last query beside the last key. `causal`: query i sees the keys up to that one.
 window_size (left, right): those from `left` before it to `right` behind it; a negative size is no bound, and `causal` makes right 0.
@@ -60,21 +60,8 @@ def flash_attn_qkvpacked_func(
 
     qkv: [batch, seqlen, 3, heads, headdim], or with num_heads_q [batch, seqlen, num_heads_q + 2 * kv_heads, headdim].
     """
-    import torch
-
     _refuse(attention_chunk, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    if isinstance(qkv, torch.Tensor) and qkv.dim() == 4:
-        if num_heads_q is None:
-            raise ValueError(f"num_heads_q is None; qkv of 4 dimensions, {tuple(qkv.shape)}, needs it")
-        kv_heads, rest = divmod(qkv.shape[2] - num_heads_q, 2)
-        if kv_heads <= 0 or rest:
-            raise ValueError(f"num_heads_q is {num_heads_q}; qkv has {qkv.shape[2]} heads: as many must be left for k as for v")
-        q, k, v = qkv.split([num_heads_q, kv_heads, kv_heads], dim=-2)
-    else:
-        _flash.tensor("qkv", qkv, 5)
-        if qkv.shape[2] != 3:
-            raise ValueError(f"qkv has shape {tuple(qkv.shape)}; its dimension 2 must be 3")
-        q, k, v = qkv.unbind(2)
+    q, k, v = _flash.unpack_qkv(qkv, num_heads_q)
     out, lse = _flash.attend(
         q,
         k,
@@ -202,8 +189,11 @@ def flash_attn_combine(
         wanted = f"{tuple(out_partial.shape[1:])} and {out_dtype or out.dtype}"
         raise ValueError(f"out has shape {tuple(out.shape)} and dtype {out.dtype}; {wanted} are wanted")
     lse = torch.logsumexp(lse_partial, dim=0)
-    weight = torch.exp(lse_partial - lse)[..., None]  # NaN where no part counts, which is not > 0
-    combined = torch.where(weight > 0, weight * out_partial, 0.0).sum(0)
+    weights = torch.exp(lse_partial - lse)  # NaN where no part counts, which is not > 0
+    combined = out_partial.new_zeros(out_partial.shape[1:])
+    for part, weight in zip(out_partial, weights[..., None]):  # one after the other: no second tensor as large as out_partial
+        counts = weight > 0
+        combined.addcmul_(torch.where(counts, part, 0.0), torch.where(counts, weight, 0.0))
     if out is not None:
         return out.copy_(combined), lse
     return combined.to(out_dtype or combined.dtype), lse
@@ -244,91 +234,54 @@ def flash_attn_with_kvcache(
     """Attention of few queries against a cache of keys and values, to which new ones may be appended first.
 
     q: [batch, seqlen_q, heads, headdim]. k_cache: [cache_batch, capacity, kv_heads, headdim] or, with a page_table, [pages, page_size,
-    kv_heads, headdim], page_size a multiple of 16; v_cache likewise with headdim_v. Their last dimension is contiguous. k: [batch,
-    seqlen_new, kv_heads, headdim] and v are written into the caches behind the cache_seqlens tokens of each sequence. Gives out [batch,
-    seqlen_q, heads, headdim_v], or with `return_softmax_lse` (out, softmax_lse, out_accum, softmax_lse_accum): softmax_lse [batch,
-    heads, seqlen_q]; the other two are the parts of a split in FlashAttention and empty here.
+    kv_heads, headdim]; v_cache likewise with headdim_v. Their last dimension is contiguous. k: [batch, seqlen_new, kv_heads, headdim] and v
+    are written into the caches after the cache_seqlens tokens of each sequence. Gives out [batch, seqlen_q, heads, headdim_v], or with
+    `return_softmax_lse` (out, softmax_lse, out_accum, softmax_lse_accum): softmax_lse [batch, heads, seqlen_q]; the other two are the parts
+    of a split in FlashAttention and empty here.
 
-    All int32: cache_seqlens, a number or [batch]; cache_batch_idx [batch], which of the cache's sequences is whose; cache_leftpad [batch],
-    so many of the first tokens do not count; page_table [batch, pages of a sequence], not together with these two. num_splits: parts of the
-    keys that are worked on at once, 0 for a number that suits the device; at most 128 are made.
+    All int32: cache_seqlens, a number or [batch]; cache_batch_idx [batch], maps a sequence to the cache's, or to a row of the page_table;
+    cache_leftpad [batch], so many of the first tokens do not count; page_table [tables, pages of a sequence]. num_splits: splits of the
+    keys that run at the same time, 0 for a number that suits the device; at most 128 are made.
 
     rotary_cos, rotary_sin: [positions, rotary_dim / 2], with which new key i is turned at position rotary_seqlens + i (int32 [batch];
     default: cache_seqlens, left pad included); query i too if `causal` or with a window, else at rotary_seqlens. Pairs are 2 n and
     2 n + 1 (`rotary_interleaved`), or n and n + rotary_dim / 2.
 
-    cu_seqlens_q, int32 [batch + 1]: q is packed, [total_q, heads, headdim], and so is out; softmax_lse is [heads, total_q]. Not together
-    with k, cache_batch_idx, cache_leftpad or page_table. max_seqlen_q is accepted. cu_seqlens_k_new is not supported.
+    cu_seqlens_q, int32 [batch + 1]: q is packed, [total_q, heads, headdim], and so is out; softmax_lse is [heads, total_q]. max_seqlen_q of
+    1 with as many queries as sequences means one query for each; otherwise it is ignored. cu_seqlens_k_new, int32 [batch + 1]: k and v are
+    packed, [total_new, kv_heads, headdim].
 
-    A headdim that is no multiple of 8 costs copies of both caches.
+    Pages whose size is not a multiple of 16, and pages with cache_leftpad, are slower: the tokens in use are copied first. A headdim that is
+    no multiple of 8 costs copies of both caches.
     """
-    _refuse(attention_chunk, qv=qv, cu_seqlens_k_new=cu_seqlens_k_new, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    if cu_seqlens_q is not None:
-        for name, given in {
-            "k": k,
-            "v": v,
-            "rotary_cos": rotary_cos,
-            "cache_batch_idx": cache_batch_idx,
-            "cache_leftpad": cache_leftpad,
-            "page_table": page_table,
-        }.items():
-            if given is not None:
-                raise NotImplementedError(f"cu_seqlens_q is given with {name}; tilewave supports only one of them")
-        out, lse = _packed_queries(
-            q, k_cache, v_cache, cu_seqlens_q, cache_seqlens, softmax_scale, causal, window_size, softcap, return_softmax_lse
-        )
-    else:
-        out, lse = _flash.attend_cache(
-            q,
-            k_cache,
-            v_cache,
-            k,
-            v,
-            rotary_cos=rotary_cos,
-            rotary_sin=rotary_sin,
-            rotary_interleaved=rotary_interleaved,
-            rotary_seqlens=rotary_seqlens,
-            cache_seqlens=_flash.cache_lengths(cache_seqlens, q),
-            cache_batch_idx=cache_batch_idx,
-            cache_leftpad=cache_leftpad,
-            block_table=page_table,
-            table_name="page_table",
-            softmax_scale=softmax_scale,
-            causal=causal,
-            window_size=window_size,
-            softcap=softcap,
-            num_splits=num_splits,
-            return_lse=return_softmax_lse,
-        )
-    return (out, lse, lse.new_empty(0), lse.new_empty(0)) if return_softmax_lse else out
-
-
-def _packed_queries(q, k_cache, v_cache, cu_seqlens_q, cache_seqlens, softmax_scale, causal, window_size, softcap, return_lse):
-    """Packed queries against a cache: its sequences are packed keys of which cache_seqlens are used."""
-    import torch
-
-    _flash.tensor("k_cache", k_cache, 4)
-    _flash.tensor("v_cache", v_cache, 4)
-    batch, capacity = k_cache.shape[:2]
-    _flash.int32("cu_seqlens_q", cu_seqlens_q, (batch + 1,), k_cache)
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=k_cache.device)
-    elif cache_seqlens is not None:
-        cache_seqlens = _flash.int32("cache_seqlens", cache_seqlens, (batch,), k_cache)
-    return _flash.attend_varlen(
+    _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _flash.refuse_fp8(q=q, k_cache=k_cache, v_cache=v_cache)
+    out, lse = _flash.attend_cache(
         q,
-        k_cache.flatten(0, 1),
-        v_cache.flatten(0, 1),
-        cu_seqlens_q,
-        torch.arange(batch + 1, dtype=torch.int32, device=k_cache.device) * capacity,
-        seqused_k=cache_seqlens,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k_new=cu_seqlens_k_new,
+        max_seqlen_q=max_seqlen_q,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        rotary_interleaved=rotary_interleaved,
+        rotary_seqlens=rotary_seqlens,
+        cache_seqlens=_flash.cache_lengths(cache_seqlens, q, cu_seqlens_q),
+        cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad,
+        block_table=page_table,
+        table_name="page_table",
         softmax_scale=softmax_scale,
         causal=causal,
         window_size=window_size,
         softcap=softcap,
-        return_lse=return_lse,
-        names=("q", "k_cache", "v_cache"),
+        num_splits=num_splits,
+        return_lse=return_softmax_lse,
     )
+    return (out, lse, lse.new_empty(0), lse.new_empty(0)) if return_softmax_lse else out
 
 
 def get_scheduler_metadata(

@@ -9,8 +9,20 @@ torch = pytest.importorskip("torch")
 
 from tilewave import flash_attn as fa2
 from tilewave import flash_attn_interface as fa3
-from tilewave.flash_attn.bert_padding import index_first_axis, pad_input, unpad_input
-from tilewave.flash_attn.layers.rotary import apply_rotary_emb
+from tilewave.flash_attn.bert_padding import (
+    index_first_axis,
+    index_put_first_axis,
+    pad_input,
+    unpad_input,
+    unpad_input_for_concatenated_sequences,
+)
+from tilewave.flash_attn.layers.rotary import (
+    RotaryEmbedding,
+    apply_rotary_emb,
+    apply_rotary_emb_func,
+    apply_rotary_emb_kv_,
+    apply_rotary_emb_qkv_,
+)
 
 PLACES = [("cpu", torch.float32), ("cpu", torch.bfloat16)]
 if torch.cuda.is_available():
@@ -120,7 +132,7 @@ def same_call(version, result):
     """(out, lse) of what a function of that version returns with the probabilities asked for."""
     if version is fa2:
         out, lse, probabilities = result
-        assert probabilities is None
+        assert probabilities.shape == (0,) and probabilities.dtype == out.dtype and probabilities.device == out.device
         return out, lse
     return result
 
@@ -290,6 +302,19 @@ CACHES = {  # what flash_attn_with_kvcache is given besides, and how
     "batch-idx-leftpad": {"seqlens": [29, 4, 17], "batch_idx": [1, 4, 2], "leftpad": [2, 2, 2], "causal": True},
     "pages-of-16": {"seqlens": [29, 3, 17], "page_size": 16},
     "pages-of-16-append": {"seqlens": [29, 3, 17], "page_size": 16, "new": 5, "causal": True, "rotary": (16, True)},
+    "pages-of-10": {"seqlens": [29, 0, 17], "page_size": 10, "new": 5},
+    "pages-of-1": {"seqlens": [29, 3, 17], "page_size": 1, "new": 2, "causal": True, "rotary": (16, False)},
+    "pages-leftpad": {"seqlens": [29, 4, 17], "page_size": 16, "leftpad": [3, 0, 11], "new": 5, "causal": True},
+    "pages-batch-idx": {"seqlens": [29, 4, 17], "page_size": 16, "batch_idx": [3, 0, 2], "new": 5},
+    "pages-of-10-all": {
+        "seqlens": [29, 4, 17],
+        "page_size": 10,
+        "batch_idx": [1, 4, 2],
+        "leftpad": [2, 0, 12],
+        "new": 5,
+        "window": (9, 0),
+        "rotary": (8, True),
+    },
     "pages-of-256": {"seqlens": [270, 3, 254], "page_size": 256, "new": 5, "causal": True},
     "softcap": {"seqlens": [29, 0, 17], "softcap": 3.0, "scale": 0.5},
     "splits": {"seqlens": [29, 0, 17], "num_splits": 3},
@@ -317,7 +342,11 @@ def run_cache(version, case, seqlen_q, dim, device, dtype, **more):
         pages = -(-(max(kept) + new) // page_size) + 1
         table = torch.randperm(batch * pages + 2)[: batch * pages].view(batch, pages)
         caches = [torch.full((batch * pages + 2, page_size, kv_heads, dim), math.nan, dtype=dtype) for _ in range(2)]
-        given["block_table" if version is fa2 else "page_table"] = table.to(device, torch.int32)
+        rows = table
+        if batch_idx:
+            rows = torch.full((5, pages), -1)
+            rows[batch_idx] = table
+        given["block_table" if version is fa2 else "page_table"] = rows.to(device, torch.int32)
 
         def row(b, at):
             return int(table[b, at // page_size]), at % page_size
@@ -475,6 +504,177 @@ def test_kvcache_packed_queries(dim, device, dtype):
         check_lse(lse[:, rows], wanted_lse)
 
 
+@ON_ALL
+@pytest.mark.parametrize("packed_new", [False, True], ids=["new-keys", "packed-new-keys"])
+@pytest.mark.parametrize("rotary", [None, True, False], ids=["", "interleaved", "halves"])
+@pytest.mark.parametrize("page_size", [None, 16, 6])
+def test_kvcache_packed_queries_and_new_keys(page_size, rotary, packed_new, device, dtype):
+    lengths_q, seqlens, leftpad, choice, new = [3, 0, 8], [5, 1, 14], [2, 0, 3], [3, 0, 2], [1, 0, 5] if packed_new else [4, 4, 4]
+    q = normal(11, 4, 32, device=device, dtype=dtype)
+    new_k, new_v = (normal(sum(new), 2, 32, device=device, dtype=dtype) for _ in range(2))
+    pages = -(-24 // (page_size or 24))
+    caches = [torch.full((4 * pages, page_size or 24, 2, 32), math.nan, dtype=dtype) for _ in range(2)]
+    table = torch.randperm(4 * pages).view(4, pages) if page_size else torch.arange(4)[:, None]
+
+    def place(b, at):
+        return table[choice[b], at // (page_size or 24)], at % (page_size or 24)
+
+    for cache in caches:
+        for b in range(3):
+            for at in range(leftpad[b], seqlens[b]):
+                cache[place(b, at)] = normal(2, 32, dtype=dtype)
+    given = {"causal": True, "cu_seqlens_q": offsets(lengths_q, device), "max_seqlen_q": 8, "cache_seqlens": ints(seqlens, device)}
+    given.update(cache_leftpad=ints(leftpad, device), cache_batch_idx=ints(choice, device), return_softmax_lse=True)
+    if page_size:
+        given["page_table"] = ints(table.tolist(), device)
+    if rotary is not None:
+        cos, sin = rotary_tables(40, 16, device, torch.float32)
+        given.update(rotary_cos=cos, rotary_sin=sin, rotary_interleaved=rotary)
+    if packed_new:
+        given["cu_seqlens_k_new"] = offsets(new, device)
+    k, v = (new_k, new_v) if packed_new else (x.view(3, 4, 2, 32) for x in (new_k, new_v))
+    k_cache, v_cache = (cache.to(device) for cache in caches)
+    out, lse, *_ = fa3.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, **given)
+    for b in range(3):
+        rows, added = slice(sum(lengths_q[:b]), sum(lengths_q[: b + 1])), slice(sum(new[:b]), sum(new[: b + 1]))
+        q_b, k_b = q[rows].cpu().double(), new_k[added].cpu().double()
+        if rotary is not None:
+            q_b = turn(q_b, cos, sin, seqlens[b] + torch.arange(lengths_q[b]), rotary).to(dtype).double()
+            k_b = turn(k_b, cos, sin, seqlens[b] + torch.arange(new[b]), rotary).to(dtype).double()
+        keys, values = (
+            torch.cat([*(cache[place(b, at)][None].double() for at in range(leftpad[b], seqlens[b])), x])
+            for cache, x in zip(caches, (k_b, new_v[added].cpu().double()))
+        )
+        wanted, wanted_lse = attention(q_b, keys, values, causal=True)
+        naive, _ = attention(*(x.to(dtype) for x in (q_b, keys, values)), causal=True, rounded=dtype)
+        check_out(out[rows], wanted, naive)
+        if rotary is None or dtype == torch.float32:
+            check_lse(lse[:, rows], wanted_lse)
+        for n in range(new[b]):
+            assert torch.equal(v_cache[place(b, seqlens[b] + n)], new_v[added][n])
+
+
+@ON_ALL
+def test_kvcache_one_packed_query_each(device, dtype):
+    q, k_cache, v_cache = (normal(*shape, device=device, dtype=dtype) for shape in ((3, 4, 32), (3, 20, 2, 32), (3, 20, 2, 32)))
+    given = {"cache_seqlens": ints([7, 20, 1], device), "return_softmax_lse": True}
+    out, lse, *_ = fa3.flash_attn_with_kvcache(q, k_cache, v_cache, cu_seqlens_q=offsets([1, 1, 1], device), max_seqlen_q=1, **given)
+    wanted, wanted_lse, *_ = fa3.flash_attn_with_kvcache(q[:, None], k_cache, v_cache, **given)
+    assert torch.equal(out, wanted[:, 0]) and torch.equal(lse, wanted_lse[:, :, 0].T)
+
+
+@ON_ALL
+@pytest.mark.parametrize("page_size", [16, 10])
+@pytest.mark.parametrize("rules", [{}, {"causal": True}, {"window": (4, 1), "softcap": 3.0}], ids=str)
+def test_varlen_with_block_table(rules, page_size, device, dtype):
+    lengths_q, lengths_k = [5, 0, 1, 37], [11, 3, 1, 41]
+    cu_q, cu_k = offsets(lengths_q, device), offsets(lengths_k, device)
+    q = normal(sum(lengths_q), 4, 64, device=device, dtype=dtype)
+    pages = -(-41 // page_size)
+    table = torch.randperm(4 * pages).view(4, pages)
+    k, v = (torch.full((4 * pages, page_size, 2, 64), math.nan, dtype=dtype) for _ in range(2))
+    for b, length in enumerate(lengths_k):
+        for at in range(length):
+            k[table[b, at // page_size], at % page_size] = normal(2, 64, dtype=dtype)
+            v[table[b, at // page_size], at % page_size] = normal(2, 64, dtype=dtype)
+    out, lse, probabilities = fa2.flash_attn_varlen_func(
+        q,
+        k.to(device),
+        v.to(device),
+        cu_q,
+        cu_k,
+        37,
+        41,
+        return_attn_probs=True,
+        block_table=table.to(device, torch.int32),
+        **as_arguments(rules),
+    )
+    assert probabilities.shape == (0,)
+    for b, length in enumerate(lengths_k):
+        of_k, of_v = (x[table[b]].flatten(0, 1)[:length] for x in (k, v))
+        rows = slice(cu_q[b], cu_q[b + 1])
+        wanted, wanted_lse = attention(q[rows], of_k, of_v, **rules)
+        naive, _ = attention(q[rows], of_k, of_v, rounded=dtype, **rules)
+        check_out(out[rows], wanted, naive)
+        check_lse(lse[:, rows], unseen_as(fa2, wanted_lse))
+
+
+@ON_ALL
+@VERSIONS
+@pytest.mark.parametrize("value_dim", [512, 300])
+def test_wide_values(version, value_dim, device, dtype):
+    q, k, v = (normal(2, n, heads, dim, device=device, dtype=dtype) for n, heads, dim in ((5, 4, 64), (19, 2, 64), (19, 2, value_dim)))
+    wanted, wanted_lse = map(torch.stack, batched(q, k, v, causal=True))
+    naive, _ = map(torch.stack, batched(q, k, v, causal=True, rounded=dtype))
+    out, lse = same_call(version, version.flash_attn_func(q, k, v, causal=True, return_attn_probs=True))
+    check_out(out, wanted, naive)
+    check_lse(lse, wanted_lse)
+    packed = [x.flatten(0, 1) for x in (q, k, v)]
+    cu_q, cu_k = offsets([5, 5], device), offsets([19, 19], device)
+    check_out(version.flash_attn_varlen_func(*packed, cu_q, cu_k, 5, 19, causal=True).unflatten(0, (2, 5)), wanted, naive)
+    k_cache, v_cache = k.clone(), v.clone()
+    k_cache[:, 14:], v_cache[:, 14:] = math.nan, math.nan
+    new = (k[:, 14:].contiguous(), v[:, 14:].contiguous())
+    check_out(version.flash_attn_with_kvcache(q, k_cache, v_cache, *new, cache_seqlens=14, causal=True), wanted, naive)
+    assert torch.equal(k_cache, k) and torch.equal(v_cache, v)
+
+
+@ON_ALL
+@VERSIONS
+@pytest.mark.parametrize("scale", [0.0, -0.3, 1e-60])
+def test_scales_that_are_not_positive(version, scale, device, dtype):
+    q, k, v = (normal(2, n, heads, 32, device=device, dtype=dtype) for n, heads in ((5, 4), (19, 2), (19, 2)))
+    for rules in ({"causal": True}, {"window": (6, 2), "softcap": 1.5}):
+        wanted, wanted_lse = map(torch.stack, batched(q, k, v, scale=scale, **rules))
+        naive, _ = map(torch.stack, batched(q, k, v, scale=scale, rounded=dtype, **rules))
+        given = {"softmax_scale": scale, **as_arguments(rules)}
+        out, lse = same_call(version, version.flash_attn_func(q, k, v, return_attn_probs=True, **given))
+        check_out(out, wanted, naive)
+        check_lse(lse, wanted_lse)
+        check_out(version.flash_attn_with_kvcache(q, k, v, **given), wanted, naive)
+
+
+def test_contents_are_checked_on_request():
+    # On the CPU they are always looked at; what a GPU is asked for is seen where it is handed over.
+    from tilewave import _arrays, check_contents
+
+    assert not _arrays.checks_contents(None) and _arrays.checks_contents(True)
+    with check_contents():
+        assert _arrays.checks_contents(None) and not _arrays.checks_contents(False)
+        with check_contents(False):
+            assert not _arrays.checks_contents(None)
+    assert not _arrays.checks_contents(None)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="on a GPU only")
+def test_contents_of_a_gpu_are_checked_on_request():
+    import tilewave
+
+    q, k = (normal(2, 4, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    lengths = ints([3, 5], "cuda")
+    fa3.flash_attn_with_kvcache(q, k, k, cache_seqlens=lengths)
+    with tilewave.check_contents(), pytest.raises(ValueError, match=r"seqlens\[1\] is 5"):
+        fa3.flash_attn_with_kvcache(q, k, k, cache_seqlens=lengths)
+
+
+def test_combine_takes_no_second_tensor_of_the_parts_size():
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and all(
+                result.untyped_storage().data_ptr() != x.untyped_storage().data_ptr() for x in given
+            ):
+                self.numbers = max(self.numbers, result.numel())
+            return result
+
+    given = (normal(16, 2, 5, 4, 16), normal(16, 2, 5, 4))
+    with Largest() as largest:
+        fa3.flash_attn_combine(*given)
+    assert 0 < largest.numbers <= given[0].numel() // 16
+
+
 @pytest.mark.parametrize("device", sorted({device for device, _ in PLACES}))
 def test_combine(device):
     out_partial, lse_partial = normal(3, 2, 5, 4, 16, device=device), normal(3, 2, 5, 4, device=device)
@@ -531,6 +731,104 @@ def test_rotary_of_packed_tokens(device, dtype):
         changed = x.clone()
         assert apply_rotary_emb(changed, cos, sin, False, True, given, offsets(lengths, device), 7) is changed
         assert torch.equal(changed, out)
+
+
+@ON_ALL
+def test_rotary_in_place(device, dtype):
+    assert apply_rotary_emb_func is apply_rotary_emb
+    cos, sin = rotary_tables(50, 24, device, dtype)
+    cos_k, sin_k = cos.flip(0).contiguous(), sin.flip(0).contiguous()
+    starts = ints([3, 31], device)
+    qkv = normal(2, 13, 3, 4, 40, device=device, dtype=dtype)
+    heads_together = normal(2, 13, 6 + 2 + 2, 40, device=device, dtype=dtype)
+    kv = normal(2, 13, 2, 4, 40, device=device, dtype=dtype)
+    for interleaved in (False, True):
+        for tables in ((), (cos_k, sin_k)):
+            of_k = tables or (cos, sin)
+            changed = qkv.clone()
+            assert apply_rotary_emb_qkv_(changed, cos, sin, *(tables or (None, None)), interleaved, starts) is changed
+            q, k, v = qkv.unbind(2)
+            wanted = [apply_rotary_emb(q, cos, sin, interleaved, False, starts), apply_rotary_emb(k, *of_k, interleaved, False, starts), v]
+            assert torch.equal(changed, torch.stack(wanted, 2)) and not torch.equal(changed, qkv)
+            changed = heads_together.clone()
+            assert apply_rotary_emb_qkv_(changed, cos, sin, *(tables or (None, None)), interleaved, 7, num_heads_q=6) is changed
+            q, k, v = heads_together.split([6, 2, 2], 2)
+            wanted = [apply_rotary_emb(q, cos, sin, interleaved, False, 7), apply_rotary_emb(k, *of_k, interleaved, False, 7), v]
+            assert torch.equal(changed, torch.cat(wanted, 2))
+        changed = kv.clone()
+        assert apply_rotary_emb_kv_(changed, cos, sin, interleaved, starts) is changed
+        wanted = [apply_rotary_emb(kv[:, :, 0], cos, sin, interleaved, False, starts), kv[:, :, 1]]
+        assert torch.equal(changed, torch.stack(wanted, 2))
+
+
+@ON_ALL
+@pytest.mark.parametrize("scale_base", [None, 512.0])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_embedding(interleaved, scale_base, device, dtype):
+    module = RotaryEmbedding(24, base=5000.0, interleaved=interleaved, scale_base=scale_base, device=device).to(dtype).eval()
+    assert not module.state_dict() and module.inv_freq.shape == (12,)
+    positions = torch.arange(21).double()
+    pairs = torch.arange(0, 24, 2).double()
+    angles = positions[:, None] * 5000.0 ** (-pairs / 24)
+    power = torch.zeros(21) if scale_base is None else (positions - 21 // 2) / scale_base
+    scale = ((pairs + 0.4 * 24) / (1.4 * 24)) ** power[:, None]
+    of_q, of_k = (angles.cos() * scale, angles.sin() * scale), (angles.cos() / scale, angles.sin() / scale)
+
+    def wanted(x, tables, starts):
+        return torch.stack([turn(x[b], *tables, starts[b] + torch.arange(13), interleaved) for b in range(2)])
+
+    def close(got, exact):
+        # Tables and result are rounded to the dtype.
+        torch.testing.assert_close(got.cpu().double(), exact, rtol=0, atol=12 * torch.finfo(dtype).eps if dtype != torch.float32 else 3e-5)
+
+    qkv = normal(2, 13, 3, 4, 40, device=device, dtype=dtype)
+    changed = qkv.clone()
+    assert module(changed, seqlen_offset=8) is changed
+    close(changed[:, :, 0], wanted(qkv[:, :, 0], of_q, [8, 8]))
+    close(changed[:, :, 1], wanted(qkv[:, :, 1], of_k, [8, 8]))
+    assert torch.equal(changed[:, :, 2], qkv[:, :, 2])
+    q, kv = qkv[:, :, 0].clone(), qkv[:, :, 1:].clone()
+    turned, changed = module(q, kv, seqlen_offset=ints([3, 8], device), max_seqlen=21)
+    assert turned is q and changed is kv
+    close(q, wanted(qkv[:, :, 0], of_q, [3, 8]))
+    close(kv[:, :, 0], wanted(qkv[:, :, 1], of_k, [3, 8]))
+    assert torch.equal(kv[:, :, 1], qkv[:, :, 2])
+    grouped = normal(2, 13, 4 + 2, 40, device=device, dtype=dtype)
+    changed = grouped.clone()
+    assert module(changed, num_heads_q=2, seqlen_offset=8) is changed
+    close(changed[:, :, 2:4], wanted(grouped[:, :, 2:4], of_k, [8, 8]))
+    with pytest.raises(ValueError, match="max_seqlen is None"):
+        RotaryEmbedding(24)(qkv, seqlen_offset=ints([0, 0], device))
+
+
+def test_signature_of_rotary_embedding():
+    # flash_attn 2.8.3
+    import inspect
+
+    def plain(function):
+        parameters = list(inspect.signature(function).parameters.values())
+        return str(inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in parameters]))
+
+    assert plain(RotaryEmbedding) == "(dim, base=10000.0, interleaved=False, scale_base=None, device=None)"
+    assert plain(RotaryEmbedding.forward) == "(self, qkv, kv=None, seqlen_offset=0, max_seqlen=None, num_heads_q=None)"
+    import tilewave.flash_attn.flash_attn_interface as module
+
+    assert module.flash_attn_func is fa2.flash_attn_func and fa2.__version__ == "2.8.3"
+
+
+def test_concatenated_sequences():
+    hidden = normal(3, 6, 2, 4)
+    lengths = torch.tensor([[2, 3, 0, 0, 0, 0], [3, 2, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]])
+    tokens, indices, cu_seqlens, longest = unpad_input_for_concatenated_sequences(hidden, lengths)
+    assert indices.tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17]
+    assert cu_seqlens.tolist() == [0, 2, 5, 8, 10, 16] and cu_seqlens.dtype == torch.int32
+    assert longest == 6 and type(longest) is int
+    assert torch.equal(tokens, hidden.flatten(0, 1)[indices])
+    values = normal(2, 3).requires_grad_()
+    put = index_put_first_axis(values, torch.tensor([3, 0]), 5)
+    assert torch.equal(put[[3, 0]], values) and (put[[1, 2, 4]] == 0).all()
+    put.sum().backward()
+    assert torch.equal(values.grad, torch.ones_like(values))
 
 
 def test_bert_padding():
@@ -619,13 +917,27 @@ def test_compiled_rotary(device, dtype):
     check_compiled(call, q, k, v, *normal(2, 2, 32, 4, 32, device=device, dtype=dtype))
 
 
-def test_grad_is_refused():
-    q = normal(1, 4, 2, 20).requires_grad_()
-    k, v = (normal(1, 4, 2, 20) for _ in range(2))
-    with pytest.raises(RuntimeError, match="requires grad"):
-        fa2.flash_attn_func(q, k, v)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: fa2.flash_attn_func(x, x, x, causal=True, return_attn_probs=True)[0],
+        lambda x: fa2.flash_attn_qkvpacked_func(torch.stack([x, x, x], 2)),
+        lambda x: fa3.flash_attn_varlen_func(*[x.flatten(0, 1)] * 3, *[ints([0, 4])] * 2, 4, 4),
+        lambda x: fa3.flash_attn_with_kvcache(x, x.detach(), x.detach()),
+        lambda x: apply_rotary_emb(2 * x, *rotary_tables(4, 16, "cpu", torch.float32), inplace=True),
+        lambda x: apply_rotary_emb_kv_(torch.stack([x, x], 2), *rotary_tables(4, 16, "cpu", torch.float32)),
+    ],
+)
+def test_forward_of_what_requires_grad(call):
+    x = normal(1, 4, 2, 20)
+    wanted = call(x)
+    x.requires_grad_()
+    out = call(x)
+    assert torch.equal(out, wanted) and out.requires_grad
+    with pytest.raises(NotImplementedError, match="has no backward yet"):
+        out.sum().backward()
     with torch.no_grad():
-        assert fa2.flash_attn_func(q, k, v).shape == q.shape
+        assert not call(x).requires_grad
 
 
 def case(error, match, call):
@@ -646,31 +958,35 @@ LENGTHS = torch.zeros(2, dtype=torch.int32)
     [
         case(NotImplementedError, "dropout_p", lambda: fa2.flash_attn_func(X, X, X, 0.1)),
         case(NotImplementedError, "dropout_p is", lambda: fa2.flash_attn_varlen_func(FLAT, FLAT, FLAT, CU, CU, 8, 8, 0.5)),
-        case(NotImplementedError, "softmax_scale", lambda: fa2.flash_attn_func(X, X, X, softmax_scale=0.0)),
+        case(NotImplementedError, "dropout_p is 0.2", lambda: fa2.flash_attn_qkvpacked_func(None, 0.2)),
+        case(NotImplementedError, "dropout_p is 0.3", lambda: fa2.flash_attn_varlen_func(X[0, 0], FLAT, None, CU, CU, 8, 8, 0.3)),
+        case(ValueError, "softmax_scale is inf", lambda: fa2.flash_attn_func(X, X, X, softmax_scale=math.inf)),
+        case(ValueError, "softmax_scale is nan", lambda: fa3.flash_attn_func(X, X, X, softmax_scale=math.nan)),
         case(
-            NotImplementedError,
-            "block_table is not",
-            lambda: fa2.flash_attn_varlen_func(FLAT, X, X, CU, CU, 8, 8, block_table=PAGES),
+            ValueError,
+            "^block_table has shape",
+            lambda: fa2.flash_attn_varlen_func(FLAT, X, X, CU, CU, 8, 8, block_table=PAGES[:1]),
         ),
+        case(NotImplementedError, "k is torch.float8", lambda: fa2.flash_attn_func(X[0], X.to(torch.float8_e4m3fn), None)),
+        case(NotImplementedError, "v_cache is torch.float8", lambda: fa3.flash_attn_with_kvcache(X[0], X, X.to(torch.float8_e5m2))),
+        case(NotImplementedError, "qkv is torch.float8", lambda: fa2.flash_attn_qkvpacked_func(X.to(torch.float8_e4m3fn))),
+        case(NotImplementedError, "kv is torch.float8", lambda: fa2.flash_attn_kvpacked_func(None, X.to(torch.float8_e4m3fn))),
         case(NotImplementedError, "q is torch.float8", lambda: fa3.flash_attn_func(*[X.to(torch.float8_e4m3fn)] * 3)),
         case(NotImplementedError, "^qv", lambda: fa3.flash_attn_func(X, X, X, qv=X)),
         case(NotImplementedError, "^q_descale", lambda: fa3.flash_attn_func(X, X, X, q_descale=X)),
         case(NotImplementedError, "^k_descale", lambda: fa3.flash_attn_qkvpacked_func(X[:, :, None].expand(2, 8, 3, 4, 32), k_descale=X)),
         case(NotImplementedError, "^v_descale", lambda: fa3.flash_attn_with_kvcache(X, X, X, v_descale=X)),
         case(NotImplementedError, "^attention_chunk", lambda: fa3.flash_attn_func(X, X, X, attention_chunk=4)),
-        case(NotImplementedError, "^cu_seqlens_k_new", lambda: fa3.flash_attn_with_kvcache(X, X, X, cu_seqlens_k_new=CU)),
+        case(ValueError, "^cu_seqlens_k_new is given without", lambda: fa3.flash_attn_with_kvcache(X, X, X, cu_seqlens_k_new=CU)),
+        case(ValueError, "^q has shape", lambda: fa3.flash_attn_with_kvcache(X, X, X, cu_seqlens_q=CU)),
         case(
-            NotImplementedError,
-            "^cu_seqlens_q is given with page_table",
-            lambda: fa3.flash_attn_with_kvcache(FLAT, X, X, cu_seqlens_q=CU, page_table=PAGES),
+            ValueError,
+            "^page_table has shape",
+            lambda: fa3.flash_attn_with_kvcache(FLAT, X, X, cu_seqlens_q=CU, page_table=PAGES[:1]),
         ),
         case(NotImplementedError, "^get_scheduler_metadata", lambda: fa3.get_scheduler_metadata(1, 1, 1, 1, 1, 64, LENGTHS)),
-        case(NotImplementedError, "page size is 8", lambda: fa2.flash_attn_with_kvcache(X, X, X, block_table=PAGES)),
-        case(
-            NotImplementedError,
-            "^cache_leftpad",
-            lambda: fa3.flash_attn_with_kvcache(X, X, X, page_table=PAGES, cache_leftpad=LENGTHS),
-        ),
+        case(ValueError, "^k_cache has shape .*pages of 0", lambda: fa2.flash_attn_with_kvcache(X, *[X[:, :0]] * 2, block_table=PAGES)),
+        case(ValueError, "^cache_seqlens is 4294967297", lambda: fa2.flash_attn_with_kvcache(X, X, X, cache_seqlens=(1 << 32) + 1)),
         case(TypeError, "^q is a list", lambda: fa2.flash_attn_func([1.0], X, X)),
         case(TypeError, "^q has dtype torch.float64", lambda: fa2.flash_attn_func(X.double(), X, X)),
         case(TypeError, "^v has dtype", lambda: fa2.flash_attn_func(X, X, X.half())),
@@ -681,7 +997,12 @@ LENGTHS = torch.zeros(2, dtype=torch.int32)
         case(ValueError, "^k has head dimension 16", lambda: fa2.flash_attn_func(X, X[..., :16], X)),
         case(ValueError, "^v has shape", lambda: fa2.flash_attn_func(X, X, X[:, :7])),
         case(ValueError, "^q has 4 heads; kv has 3", lambda: fa2.flash_attn_kvpacked_func(X, torch.zeros(2, 8, 2, 3, 32))),
-        case(ValueError, "^q has head dimension 264", lambda: fa2.flash_attn_func(*[torch.zeros(1, 1, 1, 264)] * 3)),
+        case(NotImplementedError, "^q's head dimension is 264", lambda: fa2.flash_attn_func(*[torch.zeros(1, 1, 1, 264)] * 3)),
+        case(NotImplementedError, "^v's head dimension is 520", lambda: fa3.flash_attn_func(X, X, torch.zeros(2, 8, 4, 520))),
+        case(ValueError, "^attention_mask_in_length", lambda: unpad_input_for_concatenated_sequences(X, torch.ones(2, 7))),
+        case(ValueError, "^values has shape", lambda: index_put_first_axis(X, CU[None], 5)),
+        case(ValueError, "^num_heads_q is 5", lambda: apply_rotary_emb_qkv_(X, TABLE, TABLE, num_heads_q=5)),
+        case(ValueError, "^kv has shape", lambda: apply_rotary_emb_kv_(X[:, :, None].expand(2, 8, 3, 4, 32), TABLE, TABLE)),
         case(ValueError, "^qkv has shape", lambda: fa2.flash_attn_qkvpacked_func(torch.zeros(2, 8, 2, 4, 32))),
         case(ValueError, "^num_heads_q is None", lambda: fa3.flash_attn_qkvpacked_func(X)),
         case(ValueError, "^num_heads_q is 3", lambda: fa3.flash_attn_qkvpacked_func(X, num_heads_q=3)),

@@ -65,25 +65,26 @@ def attention_arguments(normal):
 def varlen_arguments(normal):
     q, k = normal(12, 4, 16), normal(15, 2, 16)
     offsets = (integers(q, [0, 3, 3, 10]), integers(q, [0, 5, 9, 15]))
-    rest = (None, True, None, -1, -1, 0.0, None, None)
+    rest = (None, True, None, -1, -1, 0.0, None, None, None)
     return [(q, k, k, *offsets, None, None, *rest, False), (q, k, k, *offsets, None, integers(q, [2, 4, 6]), *rest, True)]
 
 
 def decode_arguments(normal):
     q, new = normal(2, 2, 4, 16), normal(2, 2, 2, 16)
-    lengths, rest = integers(q, [3, 6]), (False, 0, None, True, None, -1, -1, 0.0, None, None)
+    lengths, rest = integers(q, [3, 6]), (False, 0, None, True, None, -1, -1, 0.0, None, None, None)
     caches, pages = (normal(2, 11, 2, 16), normal(2, 11, 2, 16)), (normal(4, 16, 2, 16), normal(4, 16, 2, 16))
     table = integers(q, [[2, 0], [1, 3]])
     cos, sin = torch.rand(20, 8, device=q.device), torch.rand(20, 8, device=q.device)
     return [
-        (q, *caches, lengths, None, None, None, new, new, cos, sin, *rest, True),
-        (q, *pages, lengths, None, None, table, new, new, None, None, *rest, False),
-        (q, *caches, lengths, None, integers(q, [0, 2]), None, None, None, None, None, *rest, False),
+        (q, *caches, lengths, None, None, None, None, None, new, new, cos, sin, *rest, True),
+        (q, *pages, lengths, None, None, table, None, None, new, new, None, None, *rest, False),
+        (q[0], *pages, lengths, None, None, table, integers(q, [0, 2, 2]), integers(q, [0, 0, 2]), new[0], new[1], None, None, *rest, True),
+        (q, *caches, lengths, None, integers(q, [0, 2]), None, None, None, None, None, None, None, *rest, False),
     ]
 
 
 def decode_read_arguments(normal):
-    return decode_arguments(normal)[2:]
+    return decode_arguments(normal)[3:]
 
 
 @pytest.mark.parametrize("name", ["attention", "attention_varlen", "attention_decode", "attention_decode_read"])
@@ -102,16 +103,51 @@ def test_operator_is_what_it_says(normal, name):
             assert all(result.untyped_storage().data_ptr() != a.untyped_storage().data_ptr() for a in given) or not result.numel()
 
 
-def test_grad_is_refused():
-    from tilewave import _torch_ops  # noqa: F401
+FORWARDS = {
+    "attention": lambda x: ops.attention(x, x, x, causal=True),
+    "attention_varlen": lambda x: ops.attention_varlen(x[0], x[0], x[0], *[torch.tensor([0, 3], dtype=torch.int32)] * 2),
+    "attention_decode": lambda x: ops.attention_decode(x, x.detach(), x.detach()),
+    "rms_norm": lambda x: ops.rms_norm(x.detach(), x[0, 0, 0]),
+    "gemm": lambda x: ops.gemm(x[0, 0], x.detach()[0, 0].T),
+    "rope": lambda x: ops.rope(x, torch.ones(3, 8), torch.zeros(3, 8)),
+    "topk": lambda x: ops.topk(x, 2)[0],
+    "cast": lambda x: ops.cast(x, "bfloat16"),
+    "conv1d": lambda x: ops.conv1d(x[0], x.detach()[0]),
+}
 
-    q = torch.randn(1, 3, 2, 16, requires_grad=True)
-    rest = (None, False, None, -1, -1, 0.0, None, None, None, False)
-    torch.ops.tilewave.attention(q, q, q, *rest)
-    with torch.enable_grad(), pytest.raises(RuntimeError, match="k requires grad"):
-        torch.ops.tilewave.attention(q.detach(), q, q.detach(), *rest)
-    with torch.enable_grad(), pytest.raises(Exception, match="requires grad"):
-        full(lambda x: ops.attention(x, x, x))(q)
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_forward_of_what_requires_grad(name):
+    forward = FORWARDS[name]
+    x = torch.randn(1, 3, 2, 16, requires_grad=True)
+    with torch.no_grad():
+        wanted = forward(x)
+        assert not wanted.requires_grad
+    with torch.enable_grad():
+        for function in (forward, full(forward)):
+            out = function(x)
+            same(out.detach(), wanted)
+            assert out.requires_grad
+            with pytest.raises(NotImplementedError, match="has no backward yet"):
+                out.float().sum().backward()
+            assert x.grad is None
+        assert not ops.argmax(x).requires_grad
+
+
+def test_what_is_written_must_not_require_grad():
+    x, cache = torch.randn(1, 3, 2, 16), torch.randn(1, 8, 2, 16, requires_grad=True)
+    lengths = torch.tensor([2], dtype=torch.int32)
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="k_cache requires grad and would be written"):
+        ops.attention_decode(x, cache, cache.detach().clone(), seqlens=lengths, new_k=x, new_v=x)
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="out requires grad and would be written"):
+        ops.softmax(x, out=torch.zeros_like(x, requires_grad=True))
+
+
+def test_gradients_flow_around_it():
+    x = torch.randn(1, 3, 2, 16, requires_grad=True)
+    with torch.enable_grad():
+        (ops.softmax(x).detach() * x).sum().backward()
+    same(x.grad, ops.softmax(x.detach()))
 
 
 # ---- compiled ----

@@ -25,7 +25,7 @@ _LONGEST = (1 << 30) - 1  # a window beyond it hides nothing
 
 def _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, check_contents):
     scale = None if scale is None else float(scale)  # not what may change its value, like a tensor
-    numbers = _numbers(scale, causal, causal_offset, *window, float(softcap), check_contents)
+    numbers = _numbers(scale, bool(causal), causal_offset, *window, float(softcap), _arrays.checks_contents(check_contents))
     if alibi_slopes is sink is mask is lse is None:
         return numbers
     options = _library.AttentionOptions.from_buffer_copy(numbers)
@@ -40,13 +40,11 @@ def _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, 
 def _numbers(scale, causal, causal_offset, left, right, softcap, check_contents):
     """Options without tensors, which a program uses again and again: to fill one in takes longer than a launch. Not to be changed."""
     left, right = (min(_arrays.int32("window", n), _LONGEST) for n in (left, right))
-    if scale is not None and not scale > 0:
-        raise ValueError(f"scale is {scale}; it must be positive")
-    return _library.AttentionOptions(
+    options = _library.AttentionOptions(
         scale=0.0 if scale is None else scale,
         causal=causal,
         has_causal_offset=causal_offset is not None,
-        causal_offset=_arrays.int32("causal_offset", causal_offset or 0),
+        causal_offset=_arrays.int32("causal_offset", 0 if causal_offset is None else causal_offset),
         has_window_left=left != -1,
         window_left=left,
         has_window_right=right != -1,
@@ -54,6 +52,10 @@ def _numbers(scale, causal, causal_offset, left, right, softcap, check_contents)
         softcap=softcap,
         check_contents=check_contents,
     )
+    for name, given, smallest in (("scale", scale, "positive"), ("softcap", softcap or None, "0 for none, or positive")):
+        if given is not None and not getattr(options, name) > 0:  # as a float: 0 is the default
+            raise ValueError(f"{name} is {given}; it must be {smallest}, and not so small that a float32 is 0")
+    return options
 
 
 def _output(q, v, name):
@@ -62,6 +64,11 @@ def _output(q, v, name):
     if len(shape) != 4 or len(value_shape) != 4:
         _arrays.require_dims(4, **{"q": q, name: v})
     return _arrays.empty(q, (shape[0], shape[1], shape[2], value_shape[3]))
+
+
+def _packed_lse(q):
+    """Of rows that belong to no sequence -inf."""
+    return _arrays.full(q, (q.shape[1], q.shape[0]), -float("inf"), "float32")
 
 
 def attention(
@@ -91,7 +98,7 @@ def attention(
     alibi_slopes: f32 [heads] or [batch, heads]. sink: f32 [heads], the logit of a key without a value. mask: bool (True: seen), or f32 or
     q's dtype (added), broadcast to [batch, heads, seqlen_q, seqlen_k]. out: o's memory.
     """
-    if _arrays.is_compiling():
+    if _arrays.through_operator(q, k, v, alibi_slopes, sink, mask):
         o, lse = _arrays.compiled_ops().attention(
             q, k, v, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask, return_lse
         )
@@ -101,7 +108,7 @@ def attention(
     if out is None:
         out = _output(q, v, "v")
     lse = _arrays.empty(q, (q.shape[0], q.shape[2], q.shape[1]), "float32") if return_lse else None
-    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, False)
+    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, None)
     _attention(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(options), _arrays.stream(q))
     return (out, lse) if return_lse else out
 
@@ -123,7 +130,7 @@ def attention_varlen(
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
     return_lse: bool = False,
-    check_contents: bool = False,
+    check_contents: bool | None = None,
     out: Array | None = None,
 ) -> Array | tuple[Array, Array]:
     """attention() of sequences of different lengths, one behind the other.
@@ -133,13 +140,13 @@ def attention_varlen(
     seqused_k: int32 [batch], of a sequence only so many, the first ones. Gives o: [total_q, heads, value_dim], and with `return_lse` lse: f32
     [heads, total_q]; rows that belong to no sequence are 0 and -inf, in an `out` that is given they are left as they are.
 
-    On CUDA the offsets are not known to the host: wrong ones are clamped, or with `check_contents`, which waits for the device, refused.
-    Traced by torch.compile() nothing is checked, and all of `out` is written. Other arguments as in attention().
+    On CUDA the offsets are not known to the host: wrong ones are clamped, or with `check_contents`, which waits for the device, refused;
+    None: as tilewave.check_contents() says. Traced by torch.compile() all of `out` is written. Other arguments as in attention().
     """
-    if _arrays.is_compiling():
+    if _arrays.through_operator(q, k, v, alibi_slopes, sink):
         o, lse = _arrays.compiled_ops().attention_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale, causal, causal_offset, window[0], window[1], softcap,
-            alibi_slopes, sink, return_lse,
+            alibi_slopes, sink, check_contents, return_lse,
         )  # fmt: skip
         o = _arrays.into(out, o)
         return (o, lse) if return_lse else o
@@ -147,7 +154,7 @@ def attention_varlen(
     if out is None:
         _arrays.require_dims(3, q=q, v=v)
         out = _arrays.full(q, (*q.shape[:2], v.shape[2]), 0.0)
-    lse = _arrays.full(q, (q.shape[1], q.shape[0]), -float("inf"), "float32") if return_lse else None
+    lse = _packed_lse(q) if return_lse else None
     options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None, lse, check_contents)
     _attention_varlen(
         of_q,
@@ -173,6 +180,8 @@ def attention_decode(
     batch_idx: Array | None = None,
     leftpad: Array | None = None,
     block_table: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_new: Array | None = None,
     new_k: Array | None = None,
     new_v: Array | None = None,
     rotary_cos: Array | None = None,
@@ -187,42 +196,59 @@ def attention_decode(
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
     return_lse: bool = False,
-    check_contents: bool = False,
+    check_contents: bool | None = None,
     out: Array | None = None,
 ) -> Array | tuple[Array, Array]:
     """Attention of few queries against a cache of keys and values ("flash decoding").
 
     q: [batch, seqlen_q, heads, head_dim]; k_cache: [cache_batch, capacity, kv_heads, head_dim] or, with a block_table, [pages, page_size,
-    kv_heads, head_dim], page_size a multiple of 16; v_cache likewise with value_dim. Gives o: [batch, seqlen_q, heads, value_dim], and with
-    `return_lse` lse: f32 [batch, heads, seqlen_q].
+    kv_heads, head_dim]; v_cache likewise with value_dim. Gives o: [batch, seqlen_q, heads, value_dim], and with `return_lse` lse: f32
+    [batch, heads, seqlen_q].
 
-    All int32: seqlens [batch], tokens in the cache before this call (default: it is full); batch_idx [batch], which of the cache's
-    sequences is whose; leftpad [batch], so many of the first tokens do not count; block_table [batch, pages of a sequence].
-    new_k: [batch, seqlen_new, kv_heads, head_dim] and new_v are written into the caches behind the sequences first. rotary_cos, rotary_sin:
-    [positions, rotary_dim / 2], with which q and new_k are turned; pairs are k and k + rotary_dim / 2, or `rotary_interleaved` 2 k and
-    2 k + 1. num_splits: parts of a sequence's keys that are worked on at once; 0: by the library's arithmetic. check_contents: waits for the
-    device and refuses wrong lengths and page numbers, which are else clamped; not when traced by torch.compile(). Other arguments as in
+    All int32: seqlens [batch], tokens in the cache before this call (default: it is full); batch_idx [batch], maps a sequence to the
+    cache's, or to a row of the block_table; leftpad [batch], so many of the first tokens do not count; block_table [tables, pages of a
+    sequence]. Pages whose size is not a multiple of 16, and pages with leftpad, are slower: the tokens in use are copied first.
+
+    new_k: [batch, seqlen_new, kv_heads, head_dim] and new_v are written into the caches after each sequence's tokens first. rotary_cos,
+    rotary_sin: [positions, rotary_dim / 2], by which q and new_k are rotated; pairs are k and k + rotary_dim / 2, or `rotary_interleaved`
+    2 k and 2 k + 1.
+
+    cu_seqlens_q: int32 [batch + 1]: q, o and lse are packed as in attention_varlen(). cu_seqlens_new: int32 [batch + 1]: new_k and new_v
+    are packed, [total_new, kv_heads, ..]. Neither with rotary tables: call rope() first.
+
+    num_splits: splits of a sequence's keys that run at the same time; 0: by the library's arithmetic. check_contents: waits for the device
+    and refuses wrong lengths and page numbers, which are else clamped; None: as tilewave.check_contents() says. Other arguments as in
     attention().
     """
-    if _arrays.is_compiling():
+    if _arrays.through_operator(q, k_cache, v_cache, new_k, new_v, rotary_cos, rotary_sin, alibi_slopes, sink):
         ops = _arrays.compiled_ops()
         o, lse = (ops.attention_decode_read if new_k is None and new_v is None else ops.attention_decode)(
-            q, k_cache, v_cache, seqlens, batch_idx, leftpad, block_table, new_k, new_v, rotary_cos, rotary_sin, rotary_interleaved,
-            num_splits, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, return_lse,
+            q, k_cache, v_cache, seqlens, batch_idx, leftpad, block_table, cu_seqlens_q, cu_seqlens_new, new_k, new_v, rotary_cos,
+            rotary_sin, rotary_interleaved, num_splits, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink,
+            check_contents, return_lse,
         )  # fmt: skip
         o = _arrays.into(out, o)
         return (o, lse) if return_lse else o
     written = new_k is not None
     of_q, of_k, of_v = tensor("q", q), tensor("k_cache", k_cache, written), tensor("v_cache", v_cache, written)
-    if out is None:
+    packed = cu_seqlens_q is not None
+    if out is None and packed:
+        _arrays.require_dims(3, q=q)
+        _arrays.require_dims(4, v_cache=v_cache)
+        out = _arrays.full(q, (*q.shape[:2], v_cache.shape[3]), 0.0)
+    elif out is None:
         out = _output(q, v_cache, "v_cache")
-    lse = _arrays.empty(q, (q.shape[0], q.shape[2], q.shape[1]), "float32") if return_lse else None
-    cache = _library.CacheOptions(rotary_interleaved=rotary_interleaved, num_splits=_arrays.int32("num_splits", num_splits))
+    lse = None
+    if return_lse:
+        lse = _packed_lse(q) if packed else _arrays.empty(q, (q.shape[0], q.shape[2], q.shape[1]), "float32")
+    cache = _library.CacheOptions(rotary_interleaved=bool(rotary_interleaved), num_splits=_arrays.int32("num_splits", num_splits))
     for name, array in (
         ("seqlens", seqlens),
         ("batch_idx", batch_idx),
         ("leftpad", leftpad),
         ("block_table", block_table),
+        ("cu_seqlens_q", cu_seqlens_q),
+        ("cu_seqlens_new", cu_seqlens_new),
         ("new_k", new_k),
         ("new_v", new_v),
         ("rotary_cos", rotary_cos),

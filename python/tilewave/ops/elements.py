@@ -44,35 +44,35 @@ def _of_one(op: str, x: Array, out: Array | None, shape=None, dtype: str | None 
 
 def add(a: Array, b: Array, *, out: Array | None = None) -> Array:
     """a + b. f32, f16 or bf16, one dtype; up to 4 dimensions of any strides, extents of 1 are broadcast; `out` may be a or b."""
-    if _arrays.is_compiling():
+    if _arrays.through_operator(a, b):
         return _arrays.into(out, _arrays.compiled_ops().add(a, b))
     return _of_two("add", a, b, out, ("a", "b"))
 
 
 def mul(a: Array, b: Array, *, out: Array | None = None) -> Array:
     """a b, otherwise as add()."""
-    if _arrays.is_compiling():
+    if _arrays.through_operator(a, b):
         return _arrays.into(out, _arrays.compiled_ops().mul(a, b))
     return _of_two("mul", a, b, out, ("a", "b"))
 
 
 def silu(x: Array, *, out: Array | None = None) -> Array:
     """x / (1 + exp(-x)) of f32, f16 or bf16, in f32, rounded once; any shape up to 4 dimensions; `out` may be x."""
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x):
         return _arrays.into(out, _arrays.compiled_ops().silu(x))
     return _of_one("silu", x, out)
 
 
 def gelu_erf(x: Array, *, out: Array | None = None) -> Array:
     """x Phi(x), otherwise as silu()."""
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x):
         return _arrays.into(out, _arrays.compiled_ops().gelu_erf(x))
     return _of_one("gelu_erf", x, out)
 
 
 def gelu_tanh(x: Array, *, out: Array | None = None) -> Array:
     """0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), otherwise as silu()."""
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x):
         return _arrays.into(out, _arrays.compiled_ops().gelu_tanh(x))
     return _of_one("gelu_tanh", x, out)
 
@@ -82,28 +82,28 @@ def cast(x: Array, dtype: str, *, out: Array | None = None) -> Array:
 
     To the nearest, ties to even. To an integer type out-of-range values become the nearest one and NaN 0; to fp8 it saturates.
     """
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x):
         return _arrays.into(out, _arrays.compiled_ops().cast(x, dtype))
     return _of_one("cast", x, out, dtype=_arrays.known_dtype("dtype", dtype))
 
 
 def swiglu(gate: Array, up: Array, *, out: Array | None = None) -> Array:
     """silu(gate) * up, in f32, rounded once. gate, up: 1 to 4 dimensions, one shape and dtype (f32, f16 or bf16); `out` may be either."""
-    if _arrays.is_compiling():
+    if _arrays.through_operator(gate, up):
         return _arrays.into(out, _arrays.compiled_ops().swiglu(gate, up))
     return _of_two("swiglu", gate, up, out, ("gate", "up"))
 
 
 def swiglu_interleaved(x: Array, *, out: Array | None = None) -> Array:
     """swiglu() of columns that alternate, gate, up, gate, up: x [.., 2 n] gives [.., n]."""
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x):
         return _arrays.into(out, _arrays.compiled_ops().swiglu_interleaved(x))
     return _of_one("swiglu_interleaved", x, out, shape=(*x.shape[:-1], x.shape[-1] // 2) if len(x.shape) else ())
 
 
 def transpose(x: Array, *, out: Array | None = None) -> Array:
     """y[.., n, m] = x[.., m, n], moved in memory. x: [m, n] or [batch, m, n] of any dtype and strides."""
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x):
         return _arrays.into(out, _arrays.compiled_ops().transpose(x))
     return _of_one("transpose", x, out, shape=(*x.shape[:-2], *x.shape[:-3:-1]))
 
@@ -114,7 +114,7 @@ def embedding(table: Array, ids: Array, *, scale: float = 1.0, out: Array | None
     Ids out of range: ValueError on the CPU. On CUDA an id below 0 counts as 0 and one beyond the table as the last row: to look at them
     would mean to wait for the device.
     """
-    if _arrays.is_compiling():
+    if _arrays.through_operator(table, ids):
         return _arrays.into(out, _arrays.compiled_ops().embedding(table, ids, scale))
     of_table, of_ids = tensor("table", table), tensor("ids", ids)
     if out is None:

@@ -46,7 +46,7 @@ def gemm(
     apart on a GPU; 0: by the library's arithmetic.
     """
     code = _activation(activation)
-    if _arrays.is_compiling():
+    if _arrays.through_operator(a, b, bias, residual, a_scale, b_scale):
         if beta != 0:
             raise NotImplementedError(f"beta is {beta}; under torch.compile() only 0 is supported")
         return _arrays.into(out, _arrays.compiled_ops().gemm(a, b, bias, activation, residual, alpha, a_scale, b_scale, num_splits))
@@ -109,16 +109,24 @@ def conv2d_shape(x: Array, w: Array, stride: tuple, padding: tuple, dilation: tu
     return (x.shape[0], *extents, w.shape[0])
 
 
-def _check_steps(op: str, stride: tuple, padding: tuple, dilation: tuple) -> None:
-    """The C interface takes 0 for the default and 64 bits of any integer; the rest it checks itself."""
-    for name, values, least in (("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1)):
-        for value in values:
-            if not least <= value < 2**31:
-                raise ValueError(f"{op}: {name} is {value}; it must be {least} to 2**31 - 1")
+def _pair(name: str, given) -> tuple[int, int]:
+    if isinstance(given, (tuple, list)):
+        if len(given) != 2:
+            raise ValueError(f"{name} is {given}; a number or two are wanted")
+        return tuple(given)
+    return (given, given)
 
 
-def _pair(x) -> tuple[int, int]:
-    return (x, x) if isinstance(x, int) else tuple(x)
+_MOST = (1 << 31) - 1  # what no extent exceeds
+
+
+def _steps(stride: int, padding: int, dilation: int) -> tuple[int, int, int]:
+    """Of one dimension, checked: in the C interface a stride or a dilation of 0 is the default."""
+    return (
+        _arrays.integer("stride", stride, 1, _MOST),
+        _arrays.integer("padding", padding, 0, _MOST),
+        _arrays.integer("dilation", dilation, 1, _MOST),
+    )
 
 
 def conv1d(
@@ -134,14 +142,14 @@ def conv1d(
 ) -> Array:
     """conv2d() in one dimension: x [n, length, channels], w [filters, taps, channels], gives [n, length', filters]."""
     code = _activation(activation)
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x, w, bias):
         return _arrays.into(out, _arrays.compiled_ops().conv1d(x, w, stride, padding, dilation, bias, activation))
-    _check_steps("conv1d", (stride,), (padding,), (dilation,))
     of_x, of_w = tensor("x", x), tensor("w", w)
+    stride, padding, dilation = _steps(stride, padding, dilation)
     if out is None:
         out = _arrays.empty(x, conv1d_shape(x, w, stride, padding, dilation))
     options = _library.ConvOptions(
-        stride=(stride, 0), padding=(padding, 0), dilation=(dilation, 0), bias=optional("bias", bias), activation=code
+        stride=(stride, 1), padding=(padding, 0), dilation=(dilation, 1), bias=optional("bias", bias), activation=code
     )
     _conv1d(of_x, of_w, tensor("out", out, written=True), _library.byref(options), _arrays.stream(x))
     return out
@@ -165,11 +173,11 @@ def conv2d(
     is x.permute(0, 2, 3, 1). bias: [filters]. activation: any of gemm()'s but swiglu.
     """
     code = _activation(activation)
-    stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
-    if _arrays.is_compiling():
+    stride, padding, dilation = _pair("stride", stride), _pair("padding", padding), _pair("dilation", dilation)
+    if _arrays.through_operator(x, w, bias):
         return _arrays.into(out, _arrays.compiled_ops().conv2d(x, w, stride, padding, dilation, bias, activation))
-    _check_steps("conv2d", stride, padding, dilation)
     of_x, of_w = tensor("x", x), tensor("w", w)
+    stride, padding, dilation = zip(*(_steps(*along) for along in zip(stride, padding, dilation)))
     if out is None:
         out = _arrays.empty(x, conv2d_shape(x, w, stride, padding, dilation))
     options = _library.ConvOptions(stride=stride, padding=padding, dilation=dilation, bias=optional("bias", bias), activation=code)
@@ -183,23 +191,23 @@ def cast_fp8(x: Array, *, powers_of_two: bool = False, out: tuple[Array, Array] 
     x: [.., n] of f32, f16 or bf16; y: float8_e4m3fn, x's shape; scales: f32 [.., ceil(n / 128)] = max(largest |x|, 1e-4) / 448, with
     `powers_of_two` the next one at or above it. A group with a NaN or an infinity is NaN.
     """
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x):
         return _arrays.into(out, _arrays.compiled_ops().cast_fp8(x, powers_of_two))
     of_x = tensor("x", x)
     if out is None:
         out = empty_fp8(x, x.shape, cast_fp8_scales(x))
-    _cast_fp8(of_x, tensor("out[0]", out[0], True), tensor("out[1]", out[1], True), powers_of_two, _arrays.stream(x))
+    _cast_fp8(of_x, tensor("out[0]", out[0], True), tensor("out[1]", out[1], True), bool(powers_of_two), _arrays.stream(x))
     return out
 
 
 def cast_fp8_blocks(x: Array, *, powers_of_two: bool = False, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
     """cast_fp8() with a scale for each 128 x 128 block: x [n, k], scales [ceil(n / 128), ceil(k / 128)]."""
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x):
         return _arrays.into(out, _arrays.compiled_ops().cast_fp8_blocks(x, powers_of_two))
     of_x = tensor("x", x)
     if out is None:
         out = empty_fp8(x, x.shape, cast_fp8_blocks_scales(x))
-    _cast_fp8_blocks(of_x, tensor("out[0]", out[0], True), tensor("out[1]", out[1], True), powers_of_two, _arrays.stream(x))
+    _cast_fp8_blocks(of_x, tensor("out[0]", out[0], True), tensor("out[1]", out[1], True), bool(powers_of_two), _arrays.stream(x))
     return out
 
 
@@ -210,14 +218,16 @@ def cast_fp8_grouped(
 
     Group g's rows are the next sizes[g] of x; behind them y is 0.
     """
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x, sizes):
         return _arrays.into(out, _arrays.compiled_ops().cast_fp8_grouped(x, sizes, rows, powers_of_two))
     of_x, of_sizes = tensor("x", x), tensor("sizes", sizes)
     if out is None:
         _arrays.require_dims(2, x=x)
         shape = (*sizes.shape, rows)
         out = empty_fp8(x, (*shape, x.shape[1]), (*shape, scale_groups(x.shape[1])))
-    _cast_fp8_grouped(of_x, of_sizes, tensor("out[0]", out[0], True), tensor("out[1]", out[1], True), powers_of_two, _arrays.stream(x))
+    _cast_fp8_grouped(
+        of_x, of_sizes, tensor("out[0]", out[0], True), tensor("out[1]", out[1], True), bool(powers_of_two), _arrays.stream(x)
+    )
     return out
 
 

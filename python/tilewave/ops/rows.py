@@ -53,7 +53,7 @@ def layer_norm(
     x: [.., n], 1 to 4 dimensions of f32, f16 or bf16; weight, bias: [n] of x's dtype or f32; residual: as x. sum_out receives h, rounded to
     x's dtype; it may be x or the residual. Statistics in f32; `out` may be x, and of another dtype.
     """
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x, weight, bias, residual):
         x, residual = _summed(x, residual, sum_out)
         return _arrays.into(out, _arrays.compiled_ops().layer_norm(x, weight, bias, epsilon, residual))
     return _norm(_layer_norm, x, weight, bias, epsilon, residual, sum_out, out)
@@ -70,7 +70,7 @@ def rms_norm(
 ) -> Array:
     """h / sqrt(mean(h^2) + epsilon) * weight, otherwise as layer_norm(). The normalised row is rounded to x's dtype before it is multiplied
     by the weight, as Llama models do."""
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x, weight, residual):
         x, residual = _summed(x, residual, sum_out)
         return _arrays.into(out, _arrays.compiled_ops().rms_norm(x, weight, epsilon, residual))
     return _norm(_rms_norm, x, weight, None, epsilon, residual, sum_out, out)
@@ -78,7 +78,7 @@ def rms_norm(
 
 def softmax(x: Array, *, scale: float = 1.0, out: Array | None = None) -> Array:
     """softmax(scale x) over the last dimension, in f32, rounded once. x: 1 to 4 dimensions of f32, f16 or bf16; `out` may be x."""
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x):
         return _arrays.into(out, _arrays.compiled_ops().softmax(x, scale))
     of_x = tensor("x", x)
     if out is None:
@@ -91,13 +91,13 @@ def rope_table(
     positions: Array, rotary_dim: int, *, theta: float = 10000.0, dtype: str = "float32", out: tuple[Array, Array] | None = None
 ) -> tuple[Array, Array]:
     """cos and sin, each [rows, rotary_dim / 2] of `dtype`, of positions[n] * theta^(-k / (rotary_dim / 2)). positions: int32 [rows]."""
-    if _arrays.is_compiling():
+    if _arrays.through_operator(positions):
         return _arrays.into(out, _arrays.compiled_ops().rope_table(positions, rotary_dim, theta, dtype))
     of_positions = tensor("positions", positions)
     if out is None:
         if len(positions.shape) != 1:
             raise ValueError(f"positions has shape {tuple(positions.shape)}; [rows] is wanted")
-        if rotary_dim < 2 or rotary_dim % 2:
+        if _arrays.int32("rotary_dim", rotary_dim) < 2 or rotary_dim % 2:
             raise ValueError(f"rotary_dim is {rotary_dim}; a positive multiple of 2 is wanted")
         shape = (positions.shape[0], rotary_dim // 2)
         known = _arrays.known_dtype("dtype", dtype)
@@ -124,13 +124,16 @@ def rope(
     Pairs are k and k + rotary_dim / 2, or `interleaved` 2 k and 2 k + 1. Row s of a sequence has position offset + s, or offsets[b] + s
     (int32 [batch]), or positions[b, s] (int32 [batch, seqlen] or [seqlen]). In f32, rounded once; `out` may be x.
     """
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x, cos, sin, offsets, positions):
         return _arrays.into(out, _arrays.compiled_ops().rope(x, cos, sin, interleaved, offset, offsets, positions))
     of_x = tensor("x", x)
     if out is None:
         out = _arrays.empty(x, x.shape)
     options = _library.RopeOptions(
-        interleaved=interleaved, offset=offset, offsets=optional("offsets", offsets), positions=optional("positions", positions)
+        interleaved=bool(interleaved),
+        offset=_arrays.int64("offset", offset),
+        offsets=optional("offsets", offsets),
+        positions=optional("positions", positions),
     )
     _rope(of_x, tensor("cos", cos), tensor("sin", sin), tensor("out", out, True), _library.byref(options), _arrays.stream(x))
     return out
@@ -143,7 +146,7 @@ def reduce(x: Array, reduction: str, *, dim: int = -1, keepdim: bool = False, ou
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}; {', '.join(_REDUCTIONS)} are allowed")
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x):
         return _arrays.into(out, _arrays.compiled_ops().reduce(x, reduction, dim, keepdim))
     of_x = tensor("x", x)
     shape = reduce_shape(x, dim, keepdim)
@@ -164,7 +167,7 @@ def reduce_shape(x: Array, dim: int, keepdim: bool) -> tuple:
 
 def argmax(x: Array, *, dtype: str = "int64", out: Array | None = None) -> Array:
     """The column of the largest element of each row x[.., :], of equal ones the first, as int64 or int32. NaN is larger than all numbers."""
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x):
         return _arrays.into(out, _arrays.compiled_ops().argmax(x, dtype))
     of_x = tensor("x", x)
     if out is None:
@@ -182,11 +185,10 @@ def topk(
     columns. starts, ends: int32, x's shape without the last dimension: only x[.., start:end] counts. Where a row has fewer, columns are -1
     and values -inf (inf for the smallest).
     """
-    if _arrays.is_compiling():
+    if _arrays.through_operator(x, starts, ends):
         return _arrays.compiled_ops().topk(x, k, largest, sorted, starts, ends)
     of_x = tensor("x", x)
-    if not 1 <= k <= 2048:
-        raise ValueError(f"k is {k}; 1 to 2048 are allowed")
+    k = _arrays.integer("k", k, 1, 2048)
     values, indices = _arrays.empty(x, (*x.shape[:-1], k)), _arrays.empty(x, (*x.shape[:-1], k), "int64")
     options = _library.TopkOptions(
         smallest=not largest, unsorted=not sorted, starts=optional("starts", starts), ends=optional("ends", ends)

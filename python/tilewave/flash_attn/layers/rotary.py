@@ -1,4 +1,4 @@
-"""Rotary position embedding by the name that it has in flash_attn.layers.rotary of FlashAttention 2.8."""
+"""Rotary position embedding by the names that it has in flash_attn.layers.rotary of FlashAttention 2.8."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from ... import _flash, ops
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["apply_rotary_emb"]
+    from ._rotary_embedding import RotaryEmbedding as RotaryEmbedding
+else:
+
+    def __getattr__(name: str):
+        if name == "RotaryEmbedding":
+            from ._rotary_embedding import RotaryEmbedding
+
+            return RotaryEmbedding
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = ["RotaryEmbedding", "apply_rotary_emb", "apply_rotary_emb_func", "apply_rotary_emb_kv_", "apply_rotary_emb_qkv_"]
 
 
 def apply_rotary_emb(
@@ -50,3 +61,39 @@ def apply_rotary_emb(
         sequence, place = _flash.sequences_of_tokens(cu_seqlens, x.shape[0])
         where = {"positions": place + (seqlen_offsets[sequence] if isinstance(seqlen_offsets, torch.Tensor) else seqlen_offsets)}
     return ops.rope(x, cos, sin, interleaved=interleaved, out=x if inplace else None, **where)
+
+
+apply_rotary_emb_func = apply_rotary_emb
+
+
+def apply_rotary_emb_qkv_(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cos_k: torch.Tensor | None = None,
+    sin_k: torch.Tensor | None = None,
+    interleaved: bool = False,
+    seqlen_offsets: int | torch.Tensor = 0,
+    num_heads_q: int | None = None,
+) -> torch.Tensor:
+    """apply_rotary_emb() of the queries and keys in qkv, in place; gives qkv.
+
+    qkv: [batch, seqlen, 3, heads, headdim], or with num_heads_q [batch, seqlen, num_heads_q + 2 * kv_heads, headdim]. cos_k, sin_k: tables
+    of the keys, where they are not those of the queries.
+    """
+    q, k, _ = _flash.unpack_qkv(qkv, num_heads_q)
+    apply_rotary_emb(q, cos, sin, interleaved, True, seqlen_offsets)
+    apply_rotary_emb(k, cos if cos_k is None else cos_k, sin if sin_k is None else sin_k, interleaved, True, seqlen_offsets)
+    return qkv
+
+
+def apply_rotary_emb_kv_(
+    kv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool = False,
+    seqlen_offsets: int | torch.Tensor = 0,
+) -> torch.Tensor:
+    """apply_rotary_emb() of the keys in kv [batch, seqlen, 2, kv_heads, headdim], in place; gives kv."""
+    apply_rotary_emb(_flash.unpack("kv", kv, 5, 2)[0], cos, sin, interleaved, True, seqlen_offsets)
+    return kv
