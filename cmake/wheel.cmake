@@ -1,10 +1,14 @@
-# What a Python wheel holds beside python/tilewave: the libraries, and the registered kernels where the libraries look for them.
+# What a Python wheel holds beside python/tilewave: the libraries, the command line and the bundled checkpoint, and the registered kernels where both look for
+# them.
 foreach(library tilewave_shared tilewave_speech_shared)
   set_property(TARGET ${library} PROPERTY INSTALL_RPATH $ORIGIN)
   set_property(TARGET ${library} PROPERTY VERSION)  # a wheel holds no links: one file of one name
   set_property(TARGET ${library} PROPERTY SOVERSION)
   install(TARGETS ${library} LIBRARY DESTINATION tilewave/lib COMPONENT wheel)
 endforeach()
+
+install(TARGETS tilewave_cli RUNTIME DESTINATION tilewave/bin COMPONENT wheel)
+install(DIRECTORY assets/digits DESTINATION tilewave/share/tilewave/models COMPONENT wheel)
 
 # The kernels take a minute or two, and NVRTC: that of a CUDA toolkit, or the wheel that pip installs to build this one.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)

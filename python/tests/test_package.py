@@ -1,5 +1,6 @@
 """The package itself: which library it loads, what it says where there is none, and what importing it costs."""
 
+import ast
 import os
 import pathlib
 import shutil
@@ -72,3 +73,66 @@ def test_another_version_is_refused(tmp_path):
 
 def test_the_library_has_the_packages_version():
     assert _library.library().tw_version().decode() == tilewave.__version__
+
+
+def test_the_command_line():
+    def run(*arguments):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run([sys.executable, "-m", "tilewave", *arguments], env=environment, capture_output=True, text=True)
+
+    try:
+        _library.program()
+    except ImportError as error:
+        pytest.skip(str(error))
+    assert run("--version").stdout.split()[-1] == tilewave.__version__
+    result = run("transcribe", str(ROOT.parent / "assets/samples/digits-1.wav"))
+    assert (result.returncode, result.stdout.strip()) == (0, "six seven nine one"), result.stderr
+    assert run("nothing").returncode == 2
+
+
+def test_type_checkers_are_told_every_name():
+    """Which are imported when they are wanted, where no type checker looks."""
+    (block,) = (
+        node
+        for node in ast.parse(pathlib.Path(tilewave.__file__).read_text()).body
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+    )
+    told = {alias.asname for node in block.body for alias in node.names}
+    assert told == {*tilewave._MODULES, *tilewave._SDPA, "Transcriber", "check_contents"}
+    assert (ROOT / "tilewave/py.typed").exists()
+
+
+USER = """
+from pathlib import Path
+
+import tilewave
+from tilewave import Transcriber, check_contents, ops
+from tilewave.flash_attn import flash_attn_func
+from tilewave.transcriber import Transcript
+
+transcriber = Transcriber(Path("digits"), device="cpu", progress=lambda done, size: None)
+transcript: Transcript = transcriber("a.wav", on_text=lambda text: False)
+words: list[str] = transcript.text.split()
+ends: list[float] = [segment.end for segment in transcript.segments]
+with check_contents():
+    y = ops.softmax([1.0])
+reveal_type(transcriber)
+transcriber("a.wav", max_new_tokens="many")
+tilewave.Transcribers
+"""
+
+
+def test_type_checkers_see_the_package(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "user.py").write_text(USER)
+    result = subprocess.run(
+        [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), str(tmp_path / "user.py")],
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    lines = [line.split("user.py:")[1] for line in result.stdout.splitlines() if "user.py:" in line]
+    assert len(lines) == 3, result.stdout
+    assert 'Revealed type is "tilewave.transcriber.Transcriber"' in lines[0]
+    assert 'Argument "max_new_tokens"' in lines[1]
+    assert 'has no attribute "Transcribers"' in lines[2]

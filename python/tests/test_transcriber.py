@@ -1,5 +1,6 @@
 """The bundled checkpoint on the bundled recordings."""
 
+import errno
 import pathlib
 import wave
 
@@ -8,6 +9,7 @@ import pytest
 
 import tilewave
 
+SILENCE = np.zeros(16000, np.float32)
 ASSETS = pathlib.Path(__file__).resolve().parents[2] / "assets"
 SPOKEN = dict(line.split(None, 1) for line in (ASSETS / "samples/transcripts.txt").read_text().splitlines())
 
@@ -32,6 +34,24 @@ def test_recordings(transcriber, name):
     (segment,) = transcript.segments
     assert segment.text == transcript.text and 0 <= segment.begin < segment.end <= len(samples) / tilewave.transcriber.SAMPLE_RATE
     assert segment.tokens and not segment.truncated and not segment.repetition
+
+
+def test_the_bundled_checkpoint_is_the_default():
+    assert tilewave.Transcriber(device="cpu")(ASSETS / "samples/digits-1.wav").text == SPOKEN["digits-1.wav"]
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 44100, 48000])
+def test_other_sampling_rates(transcriber, rate):
+    samples = samples_of("digits-1.wav")
+    spectrum = np.fft.rfft(samples)
+    count = round(len(samples) * rate / tilewave.transcriber.SAMPLE_RATE)  # by the spectrum: what the library did not do itself
+    resampled = (np.fft.irfft(spectrum[: count // 2 + 1], count) * (count / len(samples))).astype(np.float32)
+    transcript = transcriber(resampled, sampling_rate=rate)
+    assert transcript.text == SPOKEN["digits-1.wav"]
+    wanted = transcriber(samples)
+    assert abs(transcript.segments[0].begin - wanted.segments[0].begin) < 0.05
+    assert abs(transcript.segments[0].end - wanted.segments[0].end) < 0.05
+    assert transcriber(np.zeros(0, np.float32), sampling_rate=rate).text == ""
 
 
 def test_limits(transcriber):
@@ -60,9 +80,31 @@ def test_progress():
 @pytest.mark.parametrize(
     "call, error, part",
     [
-        (lambda t: tilewave.Transcriber("/nonexistent"), OSError, "/nonexistent"),
+        (lambda t: tilewave.Transcriber("/nonexistent"), FileNotFoundError, "/nonexistent"),
+        (lambda t: tilewave.Transcriber("some/model"), FileNotFoundError, "some/model"),
+        (lambda t: tilewave.Transcriber(ASSETS), OSError, "assets"),
         (lambda t: tilewave.Transcriber(ASSETS / "digits", device="tpu"), ValueError, 'device is "tpu"'),
-        (lambda t: t("/nonexistent.wav"), OSError, "/nonexistent.wav"),
+        (lambda t: tilewave.Transcriber(ASSETS / "digits", device="cpu\0"), ValueError, "device has a NUL character at byte 3"),
+        (lambda t: tilewave.Transcriber(ASSETS / "digits", dtype="f32\0x"), ValueError, "dtype has a NUL"),
+        (lambda t: tilewave.Transcriber(ASSETS / "digits", dtype=None), TypeError, "dtype is a NoneType"),
+        (lambda t: tilewave.Transcriber(f"{ASSETS}/digits\0/x"), ValueError, "directory has a NUL"),
+        (lambda t: t("/nonexistent.wav"), FileNotFoundError, "/nonexistent.wav"),
+        (lambda t: t(f"{ASSETS}/samples/digits-1.wav\0.txt"), ValueError, "audio has a NUL"),
+        (lambda t: t(SILENCE, prompt="a\0b"), ValueError, "prompt has a NUL character at byte 1"),
+        (lambda t: t(SILENCE, prompt=b"a"), TypeError, "prompt is a bytes"),
+        (lambda t: t(SILENCE, max_new_tokens=(1 << 32) + 1), ValueError, "max_new_tokens is 4294967297; 1 to 1048576"),
+        (lambda t: t(SILENCE, max_new_tokens=0), ValueError, "max_new_tokens is 0"),
+        (lambda t: t(SILENCE, max_new_tokens=1.5), TypeError, "max_new_tokens is 1.5; an integer"),
+        (lambda t: t(SILENCE, batch=0), ValueError, "batch is 0; 1 to 16"),
+        (lambda t: t(SILENCE, batch=(1 << 32) + 8), ValueError, "batch is 4294967304"),
+        (lambda t: t(SILENCE, seed=-1), ValueError, "seed is -1"),
+        (lambda t: t(SILENCE, seed=1 << 64), ValueError, "seed is 18446744073709551616"),
+        (lambda t: t(SILENCE, top_p=0), ValueError, "top_p is 0.0"),
+        (lambda t: t(SILENCE, temperature=-1), ValueError, "temperature is -1"),
+        (lambda t: t(SILENCE, sampling_rate=0), ValueError, "sampling_rate is 0; 1000 to 768000"),
+        (lambda t: t(SILENCE, sampling_rate=(1 << 32) + 16000), ValueError, "sampling_rate is 4294983296"),
+        (lambda t: t(SILENCE * np.nan, sampling_rate=8000), ValueError, "sample 0 is nan"),
+        (lambda t: t(ASSETS / "samples/digits-1.wav", sampling_rate=8000), ValueError, "audio is a file, which says its own"),
         (lambda t: t([0.0]), TypeError, "audio is a list"),
         (lambda t: t(np.zeros(16000)), ValueError, "audio is float64"),
         (lambda t: t(np.zeros((2, 16000), np.float32)), ValueError, r"float32\[2, 16000\]"),
@@ -71,3 +113,9 @@ def test_progress():
 def test_bad_input(transcriber, call, error, part):
     with pytest.raises(error, match=part):
         call(transcriber)
+
+
+def test_a_missing_file_is_named(transcriber):
+    with pytest.raises(FileNotFoundError) as raised:
+        transcriber("/nonexistent.wav")
+    assert raised.value.errno == errno.ENOENT and raised.value.filename == "/nonexistent.wav"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import os
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ def _speech() -> ctypes.CDLL:
         ("tw_transcriber_free", None, [handle]),
         ("tw_transcribe_file", ctypes.c_int, [handle, ctypes.c_char_p, ctypes.c_void_p, handle_out]),
         ("tw_transcribe_samples", ctypes.c_int, [handle, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, handle_out]),
+        ("tw_resample", ctypes.c_int, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p]),
         ("tw_transcript_free", None, [handle]),
         ("tw_transcript_text", ctypes.c_char_p, [handle]),
         ("tw_transcript_segment_count", ctypes.c_size_t, [handle]),
@@ -105,13 +107,14 @@ class Transcriber:
         transcriber = tilewave.Transcriber("glm-asr-nano")
         print(transcriber("talk.flac"))
 
-    directory: of a GLM-ASR checkpoint as published. device: "auto", "cpu", "cuda" or "cuda:1"; dtype: "auto", "f32", "bf16" or "f16".
-    progress(done, all): called with bytes of weights that were read. OSError where files are missing or damaged.
+    directory: of a GLM-ASR checkpoint as published; None: the bundled one, which knows spoken English digits and nothing else. device:
+    "auto", "cpu", "cuda" or "cuda:1"; dtype: "auto", "f32", "bf16" or "f16". progress(done, all): called with bytes of weights that were
+    read. FileNotFoundError where there is no such directory; OSError for one that is no checkpoint, or damaged.
     """
 
     def __init__(
         self,
-        directory: str | os.PathLike,
+        directory: str | os.PathLike[str] | None = None,
         *,
         device: str = "auto",
         dtype: str = "auto",
@@ -126,13 +129,17 @@ class Transcriber:
             except BaseException as error:  # no exception passes through C
                 raised.append(error)
 
-        options = _LoadOptions(device=device.encode(), dtype=dtype.encode(), progress=_PROGRESS(forward) if progress else _PROGRESS())
+        options = _LoadOptions(
+            device=_arrays.text("device", device),
+            dtype=_arrays.text("dtype", dtype),
+            progress=_PROGRESS(forward) if progress else _PROGRESS(),
+        )
+        path = _path("directory", _library.bundled_model() if directory is None else directory)
         self._speech = _speech()
-        status = self._speech.tw_transcriber_load(os.fsencode(directory), ctypes.byref(options), ctypes.byref(self._handle))
+        status = self._speech.tw_transcriber_load(path, ctypes.byref(options), ctypes.byref(self._handle))
         if raised:
             raise raised[0]
-        if status:
-            _library.check(status, self._speech)
+        self._check(status, path)
 
     def __del__(self):
         if getattr(self, "_handle", None):
@@ -140,8 +147,9 @@ class Transcriber:
 
     def __call__(
         self,
-        audio: str | os.PathLike | Array,
+        audio: str | os.PathLike[str] | Array,
         *,
+        sampling_rate: int = SAMPLE_RATE,
         segmentation: bool = True,
         prompt: str | None = None,
         max_new_tokens: int = 500,
@@ -151,12 +159,21 @@ class Transcriber:
         seed: int = 0,
         on_text: Callable[[str], bool | None] | None = None,
     ) -> Transcript:
-        """The text of a file (WAV, FLAC, OGG, Opus, MP3), or of samples: float32 [n], mono, at 16 kHz, on the CPU.
+        """The text of a file (WAV, FLAC, OGG, Opus, MP3), or of samples: float32 [n], mono.
 
-        segmentation: long audio is cut at silences; else it is one segment. max_new_tokens: of a segment. batch: segments that are decoded
-        together. temperature 0 takes the likeliest token always. on_text(text): text as it is produced; False stops, with
-        tilewave.Cancelled.
+        sampling_rate: of samples, in Hz; other rates than 16000 are resampled. A file says its own. segmentation: long audio is cut at
+        silences; else it is one segment. max_new_tokens: of a segment, 1 to 1048576. batch: segments that are decoded together, 1 to 16.
+        temperature 0 always takes the most likely token, else top_p, above 0 and up to 1, and seed, 0 to 2^64 - 1, count.
+        on_text(text): text as it is produced; False stops, with tilewave.Cancelled. FileNotFoundError where there is no such file; OSError
+        for one that cannot be read.
         """
+        is_file = isinstance(audio, (str, os.PathLike))
+        if is_file and sampling_rate != SAMPLE_RATE:
+            raise ValueError(f"sampling_rate is {sampling_rate}, but audio is a file, which says its own")
+        sampling_rate = _arrays.integer("sampling_rate", sampling_rate, 1000, 768000)
+        temperature, top_p = float(temperature), float(top_p)
+        if not 0 < top_p <= 1:
+            raise ValueError(f"top_p is {top_p}; it must be above 0 and at most 1")
         raised: list[BaseException] = []
 
         def forward(_, text, size):
@@ -168,30 +185,51 @@ class Transcriber:
 
         options = _TranscribeOptions(
             segmentation=0 if segmentation else 1,
-            prompt=None if prompt is None else prompt.encode(),
-            max_new_tokens=max_new_tokens,
-            batch=batch,
+            prompt=None if prompt is None else _arrays.text("prompt", prompt),
+            max_new_tokens=_arrays.integer("max_new_tokens", max_new_tokens, 1, 1 << 20),
+            batch=_arrays.integer("batch", batch, 1, 16),
             temperature=temperature,
             top_p=top_p,
-            seed=seed,
+            seed=_arrays.integer("seed", seed, 0, (1 << 64) - 1),
             on_text=_ON_TEXT(forward) if on_text else _ON_TEXT(),
         )
         transcript = ctypes.c_void_p()
         result = ctypes.byref(transcript)
-        if isinstance(audio, (str, os.PathLike)):
-            status = self._speech.tw_transcribe_file(self._handle, os.fsencode(audio), ctypes.byref(options), result)
+        path = None
+        if is_file:
+            path = _path("audio", audio)
+            status = self._speech.tw_transcribe_file(self._handle, path, ctypes.byref(options), result)
         else:
-            samples = _samples(audio)
-            data = samples.ctypes.data_as(ctypes.c_void_p)
-            status = self._speech.tw_transcribe_samples(self._handle, data, samples.size, ctypes.byref(options), result)
+            samples = self._resampled(_samples(audio), sampling_rate)
+            status = self._speech.tw_transcribe_samples(self._handle, samples.ctypes.data, samples.size, ctypes.byref(options), result)
         if raised:
             raise raised[0]
-        if status:
-            _library.check(status, self._speech)
+        self._check(status, path)
         try:
             return self._read(transcript)
         finally:
             self._speech.tw_transcript_free(transcript)
+
+    def _check(self, status: int, path: bytes | None = None) -> None:
+        """Raises what `status` stands for. `path`: what the call was to read."""
+        try:
+            if status:
+                _library.check(status, self._speech)
+        except OSError as error:
+            if path is None or os.path.exists(path):
+                raise
+            missing = FileNotFoundError(str(error))
+            missing.errno, missing.filename = errno.ENOENT, os.fsdecode(path)
+            raise missing from None
+
+    def _resampled(self, samples: np.ndarray, rate: int) -> np.ndarray:
+        """At SAMPLE_RATE."""
+        if rate == SAMPLE_RATE:
+            return samples
+        count = ctypes.c_size_t(-(-samples.size * SAMPLE_RATE // rate))
+        out = np.empty(count.value, np.float32)
+        self._check(self._speech.tw_resample(samples.ctypes.data, samples.size, rate, out.ctypes.data, ctypes.byref(count)))
+        return out[: count.value]
 
     def _read(self, transcript) -> Transcript:
         segments = []
@@ -203,10 +241,14 @@ class Transcriber:
         return Transcript(self._speech.tw_transcript_text(transcript).decode(), tuple(segments))
 
 
+def _path(name: str, given) -> bytes:
+    return _arrays.without_nul(name, os.fsencode(given))
+
+
 def _samples(audio: Array) -> np.ndarray:
     samples = audio.detach().cpu().numpy() if _arrays.torch_of(audio) is not None else audio
     if not isinstance(samples, np.ndarray):
         raise TypeError(f"audio is a {type(audio).__name__}; a file's name, a NumPy array or a PyTorch tensor is taken")
     if samples.dtype != np.float32 or samples.ndim != 1:
-        raise ValueError(f"audio is {samples.dtype}{list(samples.shape)}; float32[n] at {SAMPLE_RATE} Hz is taken")
+        raise ValueError(f"audio is {samples.dtype}{list(samples.shape)}; float32[n], mono, is taken")
     return np.ascontiguousarray(samples)
