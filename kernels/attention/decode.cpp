@@ -145,8 +145,8 @@ Call check(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const 
     const Tensor& table = *cache.block_table;
     check_operand(kOp, "block_table", table, DType::i32, device);
     require(table.rank() == 2 && (cache.batch_idx || table.shape(0) == extents.batch) && (table.stride(1) == 1 || table.shape(1) <= 1),
-            "{}: block_table is {}; it must be i32[{}, pages], a sequence's pages side by side{}", kOp, table, extents.batch,
-            cache.batch_idx ? "; with batch_idx any number of sequences" : "");
+            "{}: block_table is {}; it must be i32[{}, pages], or with batch_idx i32[tables, pages], a sequence's pages side by side", kOp,
+            table, extents.batch);
     extents.tables = table.shape(0);
     extents.page_size = k_cache.shape(1);
     require(extents.page_size > 0, "{}: k_cache is {}; its page_size must be 1 or more", kOp, k_cache);
