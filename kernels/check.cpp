@@ -161,8 +161,7 @@ void check_output(const char* op, const char* argument, const Tensor& tensor) {
   for (int dim = 0; dim < tensor.rank(); ++dim)
     require(tensor.shape(dim) <= 1 || tensor.stride(dim) != 0,
             "{}: {} is {} with stride 0 in dimension {}; an output's elements must be distinct", op, argument, tensor, dim);
-  require(!crosses_itself(tensor), "{}: {} is {} with strides [{}], which overlap; an output's elements must be distinct", op, argument,
-          tensor, tw::join(tensor.strides(), ", "));
+  require(!crosses_itself(tensor), "{}: {} is {}, whose elements overlap; an output's elements must be distinct", op, argument, tensor);
 }
 
 bool share_memory(const Tensor& a, const Tensor& b) {

@@ -324,8 +324,8 @@ TEST(SharedMemory, IsNotSeenInTensorsThatInterleave) {
 TEST(SharedMemory, OfOneOutputsElementsIsRefused) {
   const Tensor memory = Tensor::zeros({64}, f32), x = Tensor::zeros({4, 4}, f32);
   const auto y = [&](std::int64_t row, std::int64_t col) { return Tensor::borrow(memory.data(), {4, 4}, f32, Device::cpu(), {row, col}); };
-  expect_error<InvalidArgument>([&] { gemm(x, x, y(3, 1)); }, {"gemm: d is", "strides [3, 1], which overlap"});
-  expect_error<InvalidArgument>([&] { softmax(x, y(1, 3)); }, {"softmax: y is", "strides [1, 3], which overlap"});
+  expect_error<InvalidArgument>([&] { gemm(x, x, y(3, 1)); }, {"gemm: d is", "strides 3, 1", "whose elements overlap"});
+  expect_error<InvalidArgument>([&] { softmax(x, y(1, 3)); }, {"softmax: y is", "strides 1, 3", "whose elements overlap"});
   EXPECT_NO_THROW(softmax(x, y(4, 5)));  // 0, 4, 5, 8, 9, 10: not nested, but all different
 }
 

@@ -528,30 +528,31 @@ TEST_P(ConvolutionBadInput, Outputs) {
 TEST_P(ConvolutionBadInput, TooLarge) {
   // A few elements of memory stand for all: the sizes are refused before anything is read.
   const PlacedTensor memory = make({8});
-  const auto view = [&](Shape shape, std::int64_t at, std::int64_t stride) {
-    const std::vector<std::int64_t> strides(shape.size(), stride);
-    return Tensor::borrow(memory.tensor().data<float>() + at, std::move(shape), DType::f32, device, strides);
+  const auto repeated = [&](Shape shape) {
+    const std::vector<std::int64_t> strides(shape.size(), 0);
+    return Tensor::borrow(memory.tensor().data<float>(), std::move(shape), DType::f32, device, strides);
   };
+  const auto output = [&](Shape shape) { return Tensor::borrow(memory.tensor().data<float>() + 4, std::move(shape), DType::f32, device); };
   constexpr std::int64_t kHuge = std::int64_t{1} << 31;
   expect_error<InvalidArgument>(
       [&] {
-        conv2d(view({kHuge, 1, 1, 1}, 0, 0), view({1, 1, 1, 1}, 0, 0), view({kHuge, 1, 1, 1}, 4, 1));
+        conv2d(repeated({kHuge, 1, 1, 1}), repeated({1, 1, 1, 1}), output({kHuge, 1, 1, 1}));
       },
       {"x is f32[2147483648, 1, 1, 1]", "limited"});
   expect_error<InvalidArgument>(
       [&] {
-        conv2d(view({1, kHuge, 1, 1}, 0, 0), view({1, 1, 1, 1}, 0, 0), view({1, kHuge, 1, 1}, 4, 1));
+        conv2d(repeated({1, kHuge, 1, 1}), repeated({1, 1, 1, 1}), output({1, kHuge, 1, 1}));
       },
       {"x is f32[1, 2147483648, 1, 1]", "limited"});
   constexpr std::int64_t kLarge = 1 << 16;
   expect_error<InvalidArgument>(
       [&] {
-        conv2d(view({1, kLarge, kLarge, 1}, 0, 0), view({1, 1, 1, 1}, 0, 0), view({1, kLarge, kLarge, 1}, 4, 1));
+        conv2d(repeated({1, kLarge, kLarge, 1}), repeated({1, 1, 1, 1}), output({1, kLarge, kLarge, 1}));
       },
       {"y is f32[1, 65536, 65536, 1]", "limited"});
   expect_error<InvalidArgument>(
       [&] {
-        conv2d(view({1, kLarge, kLarge, 1}, 0, 0), view({1, kLarge, kLarge, 1}, 0, 0), view({1, 1, 1, 1}, 4, 1));
+        conv2d(repeated({1, kLarge, kLarge, 1}), repeated({1, kLarge, kLarge, 1}), output({1, 1, 1, 1}));
       },
       {"w is f32[1, 65536, 65536, 1]", "taps", "limited"});
   EXPECT_TRUE(memory.untouched());
