@@ -122,87 +122,88 @@ struct Operation {
   std::function<void(const Operands&)> call;
 };
 
-const DType f32 = DType::f32, i32 = DType::i32, fp8 = DType::fp8_e4m3;
+const DType kF32 = DType::f32, kI32 = DType::i32, kFp8 = DType::fp8_e4m3;
 
 std::vector<Operation> all_operations() {
   std::vector<Operation> all;
   all.push_back({"gemm",
-                 {{"a", {3, 5}}, {"b", {5, 4}}, {"d", {3, 4}, f32, true, "residual"}, {"bias", {4}}, {"residual", {3, 4}}},
+                 {{"a", {3, 5}}, {"b", {5, 4}}, {"d", {3, 4}, kF32, true, "residual"}, {"bias", {4}}, {"residual", {3, 4}}},
                  [](const Operands& t) { gemm(t[0], t[1], t[2], {.bias = &t[3], .residual = &t[4]}); }});
   all.push_back({"gemm",
-                 {{"a", {3, 128}, fp8}, {"b", {128, 4}, fp8}, {"d", {3, 4}, DType::bf16, true}, {"a_scale", {3, 1}}, {"b_scale", {1, 1}}},
+                 {{"a", {3, 128}, kFp8}, {"b", {128, 4}, kFp8}, {"d", {3, 4}, DType::bf16, true}, {"a_scale", {3, 1}}, {"b_scale", {1, 1}}},
                  [](const Operands& t) { gemm(t[0], t[1], t[2], {.a_scale = &t[3], .b_scale = &t[4]}); }});
-  all.push_back({"add", {{"a", {3, 4}}, {"b", {3, 4}}, {"y", {3, 4}, f32, true, "a b"}}, [](const Operands& t) { add(t[0], t[1], t[2]); }});
-  all.push_back({"mul", {{"a", {3, 4}}, {"b", {1, 4}}, {"y", {3, 4}, f32, true, "a"}}, [](const Operands& t) { mul(t[0], t[1], t[2]); }});
-  all.push_back({"silu", {{"x", {3, 4}}, {"y", {3, 4}, f32, true, "x"}}, [](const Operands& t) { silu(t[0], t[1]); }});
-  all.push_back({"gelu_erf", {{"x", {3, 4}}, {"y", {3, 4}, f32, true, "x"}}, [](const Operands& t) { gelu_erf(t[0], t[1]); }});
-  all.push_back({"gelu_tanh", {{"x", {3, 4}}, {"y", {3, 4}, f32, true, "x"}}, [](const Operands& t) { gelu_tanh(t[0], t[1]); }});
-  all.push_back({"cast", {{"x", {3, 4}}, {"y", {3, 4}, i32, true, "x"}}, [](const Operands& t) { cast(t[0], t[1]); }});
+  all.push_back(
+      {"add", {{"a", {3, 4}}, {"b", {3, 4}}, {"y", {3, 4}, kF32, true, "a b"}}, [](const Operands& t) { add(t[0], t[1], t[2]); }});
+  all.push_back({"mul", {{"a", {3, 4}}, {"b", {1, 4}}, {"y", {3, 4}, kF32, true, "a"}}, [](const Operands& t) { mul(t[0], t[1], t[2]); }});
+  all.push_back({"silu", {{"x", {3, 4}}, {"y", {3, 4}, kF32, true, "x"}}, [](const Operands& t) { silu(t[0], t[1]); }});
+  all.push_back({"gelu_erf", {{"x", {3, 4}}, {"y", {3, 4}, kF32, true, "x"}}, [](const Operands& t) { gelu_erf(t[0], t[1]); }});
+  all.push_back({"gelu_tanh", {{"x", {3, 4}}, {"y", {3, 4}, kF32, true, "x"}}, [](const Operands& t) { gelu_tanh(t[0], t[1]); }});
+  all.push_back({"cast", {{"x", {3, 4}}, {"y", {3, 4}, kI32, true, "x"}}, [](const Operands& t) { cast(t[0], t[1]); }});
   all.push_back({"cast", {{"x", {3, 4}}, {"y", {3, 4}, DType::bf16, true}}, [](const Operands& t) { cast(t[0], t[1]); }});
-  all.push_back({"softmax", {{"x", {3, 4}}, {"y", {3, 4}, f32, true, "x"}}, [](const Operands& t) { softmax(t[0], t[1]); }});
+  all.push_back({"softmax", {{"x", {3, 4}}, {"y", {3, 4}, kF32, true, "x"}}, [](const Operands& t) { softmax(t[0], t[1]); }});
   all.push_back({"layer_norm",
                  {{"x", {3, 4}},
-                  {"y", {3, 4}, f32, true, "x residual"},
+                  {"y", {3, 4}, kF32, true, "x residual"},
                   {"weight", {4}},
                   {"bias", {4}},
                   {"residual", {3, 4}},
-                  {"sum", {3, 4}, f32, true, "x residual"}},
+                  {"sum", {3, 4}, kF32, true, "x residual"}},
                  [](const Operands& t) { layer_norm(t[0], t[1], {.weight = &t[2], .bias = &t[3], .residual = &t[4], .sum = &t[5]}); }});
-  all.push_back({"rms_norm", {{"x", {3, 4}}, {"y", {3, 4}, f32, true, "x"}, {"weight", {4}}}, [](const Operands& t) {
+  all.push_back({"rms_norm", {{"x", {3, 4}}, {"y", {3, 4}, kF32, true, "x"}, {"weight", {4}}}, [](const Operands& t) {
                    rms_norm(t[0], t[1], {.weight = &t[2]});
                  }});
   all.push_back({"rope",
-                 {{"x", {2, 3, 2, 4}}, {"cos", {5, 2}}, {"sin", {5, 2}}, {"y", {2, 3, 2, 4}, f32, true, "x"}, {"positions", {2, 3}, i32}},
+                 {{"x", {2, 3, 2, 4}}, {"cos", {5, 2}}, {"sin", {5, 2}}, {"y", {2, 3, 2, 4}, kF32, true, "x"}, {"positions", {2, 3}, kI32}},
                  [](const Operands& t) { rope(t[0], t[1], t[2], t[3], {.positions = &t[4]}); }});
   all.push_back({"rope",
-                 {{"x", {2, 3, 2, 4}}, {"cos", {5, 2}}, {"sin", {5, 2}}, {"y", {2, 3, 2, 4}, f32, true, "x"}, {"offsets", {2}, i32}},
+                 {{"x", {2, 3, 2, 4}}, {"cos", {5, 2}}, {"sin", {5, 2}}, {"y", {2, 3, 2, 4}, kF32, true, "x"}, {"offsets", {2}, kI32}},
                  [](const Operands& t) { rope(t[0], t[1], t[2], t[3], {.offsets = &t[4]}); }});
-  all.push_back({"rope_table", {{"cos", {5, 2}, f32, true}, {"sin", {5, 2}, f32, true}, {"positions", {5}, i32}}, [](const Operands& t) {
+  all.push_back({"rope_table", {{"cos", {5, 2}, kF32, true}, {"sin", {5, 2}, kF32, true}, {"positions", {5}, kI32}}, [](const Operands& t) {
                    rope_table(t[0], t[1], {.positions = &t[2]});
                  }});
-  all.push_back({"swiglu", {{"gate", {3, 4}}, {"up", {3, 4}}, {"y", {3, 4}, f32, true, "gate up"}}, [](const Operands& t) {
+  all.push_back({"swiglu", {{"gate", {3, 4}}, {"up", {3, 4}}, {"y", {3, 4}, kF32, true, "gate up"}}, [](const Operands& t) {
                    swiglu(t[0], t[1], t[2]);
                  }});
   all.push_back(
-      {"swiglu_interleaved", {{"x", {3, 8}}, {"y", {3, 4}, f32, true}}, [](const Operands& t) { swiglu_interleaved(t[0], t[1]); }});
-  all.push_back({"reduce", {{"x", {3, 4}}, {"y", {3}, f32, true}}, [](const Operands& t) { reduce(Reduction::sum, t[0], t[1]); }});
-  all.push_back({"transpose", {{"x", {3, 4}}, {"y", {4, 3}, f32, true}}, [](const Operands& t) { transpose(t[0], t[1]); }});
-  all.push_back({"embedding", {{"table", {7, 4}}, {"ids", {3}, DType::i64}, {"y", {3, 4}, f32, true}}, [](const Operands& t) {
+      {"swiglu_interleaved", {{"x", {3, 8}}, {"y", {3, 4}, kF32, true}}, [](const Operands& t) { swiglu_interleaved(t[0], t[1]); }});
+  all.push_back({"reduce", {{"x", {3, 4}}, {"y", {3}, kF32, true}}, [](const Operands& t) { reduce(Reduction::sum, t[0], t[1]); }});
+  all.push_back({"transpose", {{"x", {3, 4}}, {"y", {4, 3}, kF32, true}}, [](const Operands& t) { transpose(t[0], t[1]); }});
+  all.push_back({"embedding", {{"table", {7, 4}}, {"ids", {3}, DType::i64}, {"y", {3, 4}, kF32, true}}, [](const Operands& t) {
                    embedding(t[0], t[1], t[2]);
                  }});
   all.push_back({"argmax",
-                 {{"x", {3, 4}}, {"indices", {3}, i32, true}, {"values", {3}, f32, true}, {"workspace", {64}, DType::i64, true}},
+                 {{"x", {3, 4}}, {"indices", {3}, kI32, true}, {"values", {3}, kF32, true}, {"workspace", {64}, DType::i64, true}},
                  [](const Operands& t) { argmax(t[0], t[1], {.values = &t[2], .workspace = &t[3]}); }});
   all.push_back({"topk",
                  {{"x", {3, 4}},
-                  {"values", {3, 2}, f32, true},
+                  {"values", {3, 2}, kF32, true},
                   {"indices", {3, 2}, DType::i64, true},
-                  {"starts", {3}, i32},
-                  {"ends", {3}, i32},
+                  {"starts", {3}, kI32},
+                  {"ends", {3}, kI32},
                   {"workspace", {64}, DType::i64, true}},
                  [](const Operands& t) { topk(t[0], 2, t[1], t[2], {.starts = &t[3], .ends = &t[4], .workspace = &t[5]}); }});
-  all.push_back({"cast_fp8", {{"x", {3, 128}}, {"y", {3, 128}, fp8, true}, {"scales", {3, 1}, f32, true}}, [](const Operands& t) {
+  all.push_back({"cast_fp8", {{"x", {3, 128}}, {"y", {3, 128}, kFp8, true}, {"scales", {3, 1}, kF32, true}}, [](const Operands& t) {
                    cast_fp8(t[0], t[1], t[2]);
                  }});
-  all.push_back({"cast_fp8_blocks", {{"x", {3, 128}}, {"y", {3, 128}, fp8, true}, {"scales", {1, 1}, f32, true}}, [](const Operands& t) {
+  all.push_back({"cast_fp8_blocks", {{"x", {3, 128}}, {"y", {3, 128}, kFp8, true}, {"scales", {1, 1}, kF32, true}}, [](const Operands& t) {
                    cast_fp8_blocks(t[0], t[1], t[2]);
                  }});
   all.push_back({"cast_fp8_grouped",
-                 {{"x", {6, 128}}, {"sizes", {2}, i32}, {"y", {2, 3, 128}, fp8, true}, {"scales", {2, 3, 1}, f32, true}},
+                 {{"x", {6, 128}}, {"sizes", {2}, kI32}, {"y", {2, 3, 128}, kFp8, true}, {"scales", {2, 3, 1}, kF32, true}},
                  [](const Operands& t) { cast_fp8_grouped(t[0], t[1], t[2], t[3]); }});
-  all.push_back({"conv1d", {{"x", {2, 5, 3}}, {"w", {4, 3, 3}}, {"y", {2, 3, 4}, f32, true}, {"bias", {4}}}, [](const Operands& t) {
+  all.push_back({"conv1d", {{"x", {2, 5, 3}}, {"w", {4, 3, 3}}, {"y", {2, 3, 4}, kF32, true}, {"bias", {4}}}, [](const Operands& t) {
                    conv1d(t[0], t[1], t[2], {.bias = &t[3]});
                  }});
   all.push_back({"conv2d",
-                 {{"x", {2, 5, 5, 3}}, {"w", {4, 3, 3, 3}}, {"y", {2, 3, 3, 4}, f32, true}, {"bias", {4}}},
+                 {{"x", {2, 5, 5, 3}}, {"w", {4, 3, 3, 3}}, {"y", {2, 3, 3, 4}, kF32, true}, {"bias", {4}}},
                  [](const Operands& t) { conv2d(t[0], t[1], t[2], {.bias = &t[3]}); }});
   all.push_back(
       {"attention",
        {{"q", {2, 3, 2, 8}},
         {"k", {2, 5, 2, 8}},
         {"v", {2, 5, 2, 8}},
-        {"o", {2, 3, 2, 8}, f32, true},
-        {"lse", {2, 2, 3}, f32, true},
+        {"o", {2, 3, 2, 8}, kF32, true},
+        {"lse", {2, 2, 3}, kF32, true},
         {"mask", {2, 2, 3, 5}},
         {"alibi_slopes", {2}},
         {"sink", {2}}},
@@ -211,27 +212,27 @@ std::vector<Operation> all_operations() {
                  {{"q", {6, 2, 8}},
                   {"k", {5, 2, 8}},
                   {"v", {5, 2, 8}},
-                  {"o", {6, 2, 8}, f32, true},
-                  {"cu_seqlens_q", {3}, i32},
-                  {"cu_seqlens_k", {3}, i32},
-                  {"seqused_q", {2}, i32},
-                  {"seqused_k", {2}, i32},
-                  {"lse", {2, 6}, f32, true}},
+                  {"o", {6, 2, 8}, kF32, true},
+                  {"cu_seqlens_q", {3}, kI32},
+                  {"cu_seqlens_k", {3}, kI32},
+                  {"seqused_q", {2}, kI32},
+                  {"seqused_k", {2}, kI32},
+                  {"lse", {2, 6}, kF32, true}},
                  [](const Operands& t) {
                    attention_varlen(t[0], t[1], t[2], t[3], {t[4], t[5], &t[6], &t[7]}, {.lse = &t[8]});
                  }});
   all.push_back({"attention_decode",
                  {{"q", {2, 1, 2, 8}},
-                  {"k_cache", {2, 16, 2, 8}, f32, true},
-                  {"v_cache", {2, 16, 2, 8}, f32, true},
-                  {"o", {2, 1, 2, 8}, f32, true},
-                  {"seqlens", {2}, i32},
+                  {"k_cache", {2, 16, 2, 8}, kF32, true},
+                  {"v_cache", {2, 16, 2, 8}, kF32, true},
+                  {"o", {2, 1, 2, 8}, kF32, true},
+                  {"seqlens", {2}, kI32},
                   {"new_k", {2, 1, 2, 8}},
                   {"new_v", {2, 1, 2, 8}},
                   {"rotary_cos", {16, 4}},
                   {"rotary_sin", {16, 4}},
-                  {"lse", {2, 2, 1}, f32, true},
-                  {"leftpad", {2}, i32}},
+                  {"lse", {2, 2, 1}, kF32, true},
+                  {"leftpad", {2}, kI32}},
                  [](const Operands& t) {
                    attention_decode(
                        t[0], t[1], t[2], t[3],
@@ -243,10 +244,10 @@ std::vector<Operation> all_operations() {
        {{"q", {2, 1, 2, 8}},
         {"k_cache", {3, 16, 2, 8}},
         {"v_cache", {3, 16, 2, 8}},
-        {"o", {2, 1, 2, 8}, f32, true},
-        {"block_table", {2, 1}, i32},
+        {"o", {2, 1, 2, 8}, kF32, true},
+        {"block_table", {2, 1}, kI32},
         {"sink", {2}},
-        {"lse", {2, 2, 1}, f32, true}},
+        {"lse", {2, 2, 1}, kF32, true}},
        [](const Operands& t) { attention_decode(t[0], t[1], t[2], t[3], {.block_table = &t[4]}, {.sink = &t[5], .lse = &t[6]}); }});
   return all;
 }
@@ -302,28 +303,28 @@ TEST(SharedMemory, IsRefusedByEveryOperationUnlessDocumented) {
 }
 
 TEST(SharedMemory, IsNotSeenInTensorsThatInterleave) {
-  const Tensor packed = Tensor::zeros({2, 3, 4, 2, 8}, f32);  // [batch, seqlen, q k v o, heads, dim]
+  const Tensor packed = Tensor::zeros({2, 3, 4, 2, 8}, kF32);  // [batch, seqlen, q k v o, heads, dim]
   const auto part = [&](std::int64_t n) { return packed.select(2, n); };
   EXPECT_NO_THROW(attention(part(0), part(1), part(2), part(3)));
-  const Tensor wide = Tensor::zeros({4, 12}, f32);
+  const Tensor wide = Tensor::zeros({4, 12}, kF32);
   EXPECT_NO_THROW(gemm(wide.slice(1, 0, 4), wide.slice(1, 4, 8), wide.slice(1, 8, 12)));
   EXPECT_NO_THROW(softmax(wide.slice(1, 0, 3), wide.slice(1, 3, 6)));
   EXPECT_NO_THROW(transpose(wide.slice(1, 0, 4), wide.slice(1, 4, 8)));
   // Every row's scale after its elements.
   const Tensor rows = Tensor::zeros({3, 132}, DType::u8);
-  const Tensor y = Tensor::borrow(rows.data(), {3, 128}, fp8, Device::cpu(), {132, 1});
-  const Tensor scales = Tensor::borrow(static_cast<char*>(rows.data()) + 128, {3, 1}, f32, Device::cpu(), {33, 1});
-  EXPECT_NO_THROW(cast_fp8(Tensor::zeros({3, 128}, f32), y, scales));
+  const Tensor y = Tensor::borrow(rows.data(), {3, 128}, kFp8, Device::cpu(), {132, 1});
+  const Tensor scales = Tensor::borrow(static_cast<char*>(rows.data()) + 128, {3, 1}, kF32, Device::cpu(), {33, 1});
+  EXPECT_NO_THROW(cast_fp8(Tensor::zeros({3, 128}, kF32), y, scales));
   // Pages with keys and values side by side.
-  const Tensor pages = Tensor::zeros({3, 2, 16, 2, 8}, f32), q = Tensor::zeros({2, 1, 2, 8}, f32), o = Tensor::zeros({2, 1, 2, 8}, f32);
-  const Tensor table = Tensor::zeros({2, 1}, i32), lengths = Tensor::zeros({2}, i32);
+  const Tensor pages = Tensor::zeros({3, 2, 16, 2, 8}, kF32), q = Tensor::zeros({2, 1, 2, 8}, kF32), o = Tensor::zeros({2, 1, 2, 8}, kF32);
+  const Tensor table = Tensor::zeros({2, 1}, kI32), lengths = Tensor::zeros({2}, kI32);
   EXPECT_NO_THROW(attention_decode(q, pages.select(1, 0), pages.select(1, 1), o,
                                    {.seqlens = &lengths, .block_table = &table, .new_k = &q, .new_v = &q}));
 }
 
 TEST(SharedMemory, OfOneOutputsElementsIsRefused) {
-  const Tensor memory = Tensor::zeros({64}, f32), x = Tensor::zeros({4, 4}, f32);
-  const auto y = [&](std::int64_t row, std::int64_t col) { return Tensor::borrow(memory.data(), {4, 4}, f32, Device::cpu(), {row, col}); };
+  const Tensor memory = Tensor::zeros({64}, kF32), x = Tensor::zeros({4, 4}, kF32);
+  const auto y = [&](std::int64_t row, std::int64_t col) { return Tensor::borrow(memory.data(), {4, 4}, kF32, Device::cpu(), {row, col}); };
   expect_error<InvalidArgument>([&] { gemm(x, x, y(3, 1)); }, {"gemm: d is", "strides 3, 1", "whose elements overlap"});
   expect_error<InvalidArgument>([&] { softmax(x, y(1, 3)); }, {"softmax: y is", "strides 1, 3", "whose elements overlap"});
   EXPECT_NO_THROW(softmax(x, y(4, 5)));  // 0, 4, 5, 8, 9, 10: not nested, but all different

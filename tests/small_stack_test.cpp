@@ -59,36 +59,36 @@ void in_thread(std::size_t stack_bytes, const std::function<void()>& work) {
   if (call.failure) std::rethrow_exception(call.failure);
 }
 
-Tensor values(Shape shape, DType dtype) {
+Tensor random_values(Shape shape, DType dtype) {
   const Tensor random = Tensor::random(std::move(shape), DType::f32, 7);
   return dtype == DType::f32 ? random : random.to(dtype);
 }
 
 /// An operation with its largest tiles: a call of `run` with a new output.
-struct Case {
+struct StackCase {
   const char* name;
   Shape shape;
   DType dtype;
   std::function<void(const Tensor& output)> run;
 };
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<StackCase> stack_cases() {
+  std::vector<StackCase> all;
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-    const Tensor a = values({520, 96}, dtype), b = values({96, 600}, dtype);
+    const Tensor a = random_values({520, 96}, dtype), b = random_values({96, 600}, dtype);
     all.push_back({"gemm", {520, 600}, dtype, [=](const Tensor& y) { gemm(a, b, y, {.activation = Activation::gelu_erf}); }});
     all.push_back({"swiglu in gemm", {520, 300}, dtype, [=](const Tensor& y) { gemm(a, b, y, {.activation = Activation::swiglu}); }});
-    const Tensor image = values({1, 20, 20, 40}, dtype), filters = values({300, 3, 3, 40}, dtype);
+    const Tensor image = random_values({1, 20, 20, 40}, dtype), filters = random_values({300, 3, 3, 40}, dtype);
     all.push_back({"conv2d", {1, 18, 18, 300}, dtype, [=](const Tensor& y) { conv2d(image, filters, y); }});
     for (const std::int64_t dim : {64, 128, 192, 256}) {
-      const Tensor q = values({1, 512, 2, dim}, dtype), k = values({1, 512, 2, dim}, dtype);
+      const Tensor q = random_values({1, 512, 2, dim}, dtype), k = random_values({1, 512, 2, dim}, dtype);
       all.push_back(
           {"attention", {1, 512, 2, dim}, dtype, [=](const Tensor& y) { attention(q, k, k, y, {.causal = true, .softcap = 5}); }});
       all.push_back({"attention_decode", {1, 4, 2, dim}, dtype, [=](const Tensor& y) { attention_decode(q.slice(1, 0, 4), k, k, y, {}); }});
     }
     for (const std::int64_t cols : {200, 1200, 4000, 9000}) {
-      const Tensor x = values({40, cols}, dtype), weight = values({cols}, dtype);
-      const Tensor long_rows = values({2, 2 * cols}, dtype);
+      const Tensor x = random_values({40, cols}, dtype), weight = random_values({cols}, dtype);
+      const Tensor long_rows = random_values({2, 2 * cols}, dtype);
       all.push_back({"softmax", {40, cols}, dtype, [=](const Tensor& y) { softmax(x, y); }});
       all.push_back({"layer_norm", {40, cols}, dtype, [=](const Tensor& y) { layer_norm(x, y, {.weight = &weight, .bias = &weight}); }});
       all.push_back({"rms_norm", {40, cols}, dtype, [=](const Tensor& y) { rms_norm(x, y, {.weight = &weight, .residual = &x}); }});
@@ -107,29 +107,29 @@ std::vector<Case> cases() {
       const Tensor ids = Tensor::zeros({50}, DType::i32);
       all.push_back({"embedding", {50, cols}, dtype, [=](const Tensor& y) { embedding(x, ids, y); }});
     }
-    const Tensor heads = values({1, 30, 20, 128}, dtype), angles = values({30, 64}, dtype);
+    const Tensor heads = random_values({1, 30, 20, 128}, dtype), angles = random_values({30, 64}, dtype);
     all.push_back({"rope", heads.shape(), dtype, [=](const Tensor& y) { rope(heads, angles, angles, y); }});
     all.push_back({"rope interleaved", heads.shape(), dtype,
                    [=](const Tensor& y) { rope(heads, angles, angles, y, {.pairing = RopePairing::interleaved}); }});
     all.push_back({"rope_table", {300, 64}, dtype, [=](const Tensor& y) { rope_table(y, Tensor::empty({300, 64}, dtype)); }});
   }
-  const Tensor a = values({300, 300}, DType::fp8_e4m3), b = values({300, 600}, DType::fp8_e4m3);
-  const Tensor a_scale = values({300, 3}, DType::f32), b_scale = values({3, 5}, DType::f32);
+  const Tensor a = random_values({300, 300}, DType::fp8_e4m3), b = random_values({300, 600}, DType::fp8_e4m3);
+  const Tensor a_scale = random_values({300, 3}, DType::f32), b_scale = random_values({3, 5}, DType::f32);
   all.push_back({"gemm of fp8", {300, 600}, DType::bf16, [=](const Tensor& y) { gemm(a, b, y); }});
   all.push_back({"gemm with block scales", {300, 600}, DType::bf16, [=](const Tensor& y) {
                    gemm(a, b, y, {.a_scale = &a_scale, .b_scale = &b_scale});
                  }});
-  const Tensor i = values({300, 300}, DType::i8), j = values({300, 600}, DType::i8);
+  const Tensor i = random_values({300, 300}, DType::i8), j = random_values({300, 600}, DType::i8);
   all.push_back({"gemm of i8", {300, 600}, DType::i32, [=](const Tensor& y) { gemm(i, j, y); }});
   return all;
 }
 
 TEST(SmallStack, EveryOperationRunsOn256KiB) {
-  const std::vector<Case> all = cases();
+  const std::vector<StackCase> all = stack_cases();
   const int before = cpu_threads();
   for (const int threads : {1, 2}) {
     set_cpu_threads(threads);
-    for (const Case& each : all) {
+    for (const StackCase& each : all) {
       SCOPED_TRACE(each.name);
       const Tensor expected = Tensor::poisoned(each.shape, each.dtype), y = Tensor::poisoned(each.shape, each.dtype);
       in_thread(std::size_t{16} << 20, [&] { each.run(expected); });
