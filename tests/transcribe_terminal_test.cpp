@@ -180,7 +180,7 @@ TEST_F(TranscribeInTerminal, NothingCommandsTheTerminal) {
   const std::string output = (folder() / "terminal").string();
   for (const Lines& options : {Lines{}, {"--output", output}, {"--json"}, {"--format", "srt"}, {"--format", "vtt"}}) {
     Lines command{program().string(), "transcribe", "--device",         "cpu", "--model",   kRoot + "/tests/data/glm_asr/gqa",
-                  "--temperature",    "100",        "--max-new-tokens", "500", recording(1)};
+                  "--temperature",    "100",        "--max-new-tokens", "200", recording(1)};
     command.insert(command.end(), options.begin(), options.end());
     const TerminalRun random = run_in_terminal(command);
     EXPECT_EQ(random.code, 0);
