@@ -123,8 +123,8 @@ class Graph {
 /// bytes. A borrowed stream must outlive the memory. Throws OutOfMemory, and DeviceError while `stream` is being captured into a graph.
 std::shared_ptr<void> allocate(std::size_t bytes, const Stream& stream);
 
-/// Number of threads that the CPU target uses (default: the cores this process may use). Takes effect at the next launch. The calling thread is
-/// one of them if it has 4 MiB of stack left, as tiles lie on the stack. Else it only waits, and its stack does not matter.
+/// Number of threads that the CPU target uses (default: the cores this process may use). Takes effect at the next launch. The calling
+/// thread is one of them if it has 4 MiB of stack left, as tiles lie on the stack. Else it only waits, and its stack does not matter.
 void set_cpu_threads(int threads);
 int cpu_threads();
 
