@@ -87,7 +87,7 @@ def word_errors(given, wanted):
 
 
 def transcribe(arguments, files):
-    command = [arguments.tilewave, "transcribe", "--device", arguments.device, "--format", "json"]
+    command = [arguments.tilewave, "transcribe", "--quiet", "--device", arguments.device, "--format", "json"]
     if arguments.model:
         command += ["--model", arguments.model]
     done = subprocess.run(command + [str(file) for file in files], stdout=subprocess.PIPE, text=True)
