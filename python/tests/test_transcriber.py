@@ -81,7 +81,7 @@ def test_progress():
     "call, error, part",
     [
         (lambda t: tilewave.Transcriber("/nonexistent"), FileNotFoundError, "/nonexistent"),
-        (lambda t: tilewave.Transcriber("some/model"), FileNotFoundError, "some/model"),
+        (lambda t: tilewave.Transcriber("some/model"), FileNotFoundError, "hf download some/model"),
         (lambda t: tilewave.Transcriber(ASSETS), OSError, "assets"),
         (lambda t: tilewave.Transcriber(ASSETS / "digits", device="tpu"), ValueError, 'device is "tpu"'),
         (lambda t: tilewave.Transcriber(ASSETS / "digits", device="cpu\0"), ValueError, "device has a NUL character at byte 3"),
@@ -119,3 +119,4 @@ def test_a_missing_file_is_named(transcriber):
     with pytest.raises(FileNotFoundError) as raised:
         transcriber("/nonexistent.wav")
     assert raised.value.errno == errno.ENOENT and raised.value.filename == "/nonexistent.wav"
+    assert "No such file" in str(raised.value)

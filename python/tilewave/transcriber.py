@@ -218,9 +218,7 @@ class Transcriber:
         except OSError as error:
             if path is None or os.path.exists(path):
                 raise
-            missing = FileNotFoundError(str(error))
-            missing.errno, missing.filename = errno.ENOENT, os.fsdecode(path)
-            raise missing from None
+            raise FileNotFoundError(errno.ENOENT, str(error), os.fsdecode(path)) from None
 
     def _resampled(self, samples: np.ndarray, rate: int) -> np.ndarray:
         """At SAMPLE_RATE."""
