@@ -198,7 +198,7 @@ TEST(Repetition, cuda_MatrixProducts) {
   expect_all_repeatable(cases);
 }
 
-TEST(Repetition, cuda_Fp8Products) {
+TEST(Repetition, cuda_ProductsOf8Bits) {
   skip_without_cuda();
   std::vector<Case> cases;
   const std::int64_t m = 32768, k = 128;
@@ -220,6 +220,14 @@ TEST(Repetition, cuda_Fp8Products) {
                          gemm(t[0], t[1].transpose(0, 1), out, {.a_scale = &t[2], .b_scale = &t[3], .stream = stream});
                        }});
     }
+  }
+  const auto integers = [](Shape shape, std::uint64_t s) { return Tensor::random(std::move(shape), DType::f32, s).to(DType::i8); };
+  for (const std::int64_t n : {128, 256}) {
+    const SharedInputs in = std::make_shared<Inputs>(std::vector{integers({m, k}, seed()), integers({n, k}, seed() + 1)});
+    cases.push_back({tw::format("i8, {} columns", n), {m, n}, DType::i32, [in](const Tensor& out, const Stream& stream) {
+                       const std::vector<Tensor>& t = in->on(stream.device());
+                       gemm(t[0], t[1].transpose(0, 1), out, {.stream = stream});
+                     }});
   }
   expect_all_repeatable(cases);
 }
