@@ -303,7 +303,7 @@ TEST(Tokenizer, ARegularExpressionThatTakesTooManyStepsIsAnError) {
                               {"x.json: the regular expression", "fails at byte 0 of a text of", "it takes too many steps"});
     EXPECT_LT(std::clock() - begin, 20 * CLOCKS_PER_SEC);  // it is half a second
   }
-  // One budget for all pieces of a text and all tokens of a sequence: many pieces of which each takes a part of it.
+  // All pieces of a text, and all tokens of a sequence, share one budget: here many pieces each take a part of it.
   std::string text;
   for (int i = 0; i < 200; ++i) text += std::string(300, 'a') + " ";
   expect_error<FileError>(
@@ -414,7 +414,7 @@ TEST(Tokenizer, AddedTokensOfAnyNumberAndLength) {
   EXPECT_EQ(ids_of(json(longest), longest + longest + "x"), (Ids{3, 3}));
   expect_error<FileError>([&] { Tokenizer::parse(json(longest + "x"), "x.json"); },
                           {"x.json: tokenizer.added_tokens[0]: content has 1025 bytes; allowed: at most 1024"});
-  // A text of white space, of which each character is a token that takes all after it: it is gone over once.
+  // Each character of this white space is a token that strips everything after it: the text is scanned once.
   const std::clock_t begin = std::clock();
   EXPECT_EQ(ids_of(json(" ", R"(,"rstrip":true)"), std::string(500'000, ' ')).size(), 500'000u);
   EXPECT_LT(std::clock() - begin, 10 * CLOCKS_PER_SEC);

@@ -104,7 +104,7 @@ int own_descriptor(const std::filesystem::path& path) {
   return !error && folder == tw::format("/proc/{}/fd", getpid()) ? number : -1;
 }
 
-/// Follows symbolic links, but not those that stand for open files. False, with errno, when there are too many.
+/// Follows symbolic links except those that stand for open files. Returns false, with errno set, if there are too many.
 bool follow_links(std::filesystem::path& path) {
   constexpr int kMostLinks = 40;  // Linux's own limit
   for (int i = 0; i < kMostLinks; ++i) {

@@ -780,7 +780,7 @@ TEST_P(AttentionDecodeBadInput, Contents) {
 }
 
 TEST(AttentionDecodeKernels, CompileForAGpu) {
-  // Of those that are compiled when a call needs them.
+  // Kernels that are not registered: they compile when a call first needs them.
   skip_without_nvrtc();
   for (const KernelInfo* info : {&kernel_info<Append<bf16, float>>, &kernel_info<GatherPages<bf16>>})
     EXPECT_EQ(compile(make_spec(*info, true, true)).spill_bytes, 0) << info->type;
