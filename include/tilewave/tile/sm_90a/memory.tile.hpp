@@ -1,126 +1,21 @@
 #pragma once
 
-#include "tilewave/tile/language.tile.hpp"
+#include "tilewave/tile/cuda/fragment.tile.hpp"
 #include "tilewave/tile/sm_90a/ptx.tile.hpp"
 
 namespace tw::sm_90a {
 
-inline constexpr int kWarpgroupThreads = 128;
-/// Rows of accumulators that one warpgroup holds: the M of wgmma.
-inline constexpr int kWarpgroupRows = 64;
-/// Width of a panel: the widest swizzle of TMA and wgmma. A Shared tile is a sequence of panels of this many bytes a row.
-inline constexpr int kPanelBytes = 128;
-/// The swizzle repeats every 8 rows of 128 bytes, so panels start at multiples of this.
-inline constexpr int kPanelAlignment = 1024;
+// What Hopper shares with every NVIDIA GPU.
+using cuda::Fragment, cuda::Operand, cuda::Rows, cuda::RowVector, cuda::ColumnVector;
+using cuda::kWarpgroupThreads, cuda::kWarpgroupRows, cuda::kPanelBytes, cuda::kPanelAlignment, cuda::kComputeBarrier,
+    cuda::kWarpgroupBarrier;
+using cuda::Position, cuda::GlobalView, cuda::MappedView, cuda::Global, cuda::copied_by_tma, cuda::moves_in_pieces, cuda::shared_memory;
+using cuda::Shared, cuda::Scratch, cuda::Histogram, cuda::List, cuda::Words;
+
 /// Barriers lie before the tiles in shared memory; tiles need the alignment anyway.
 inline constexpr int kBarrierBytes = 1024;
-/// Named barriers: 0 is __syncthreads, 1 the producer's, 2 all that compute, 3 and up one for each warpgroup.
+/// The named barrier of the role that loads.
 inline constexpr int kProducerBarrier = 1;
-inline constexpr int kComputeBarrier = 2;
-inline constexpr int kWarpgroupBarrier = 3;
-
-/// Where a thread stands among those that compute. `row` and `col` are its first element in a Fragment.
-struct Position {
-  int warpgroup;
-  int warp;  ///< in the warpgroup
-  int lane;
-  int row;
-  int col;
-  TW_INLINE constexpr int block_warp() const { return warpgroup * 4 + warp; }
-  /// Unsigned, so that the divisions are shifts.
-  TW_INLINE static Position of(u32 thread) {
-    const int warp = static_cast<int>(thread / 32 % 4);
-    const u32 lane = thread % 32;
-    const int warpgroup = static_cast<int>(thread / kWarpgroupThreads);
-    return {warpgroup, warp, static_cast<int>(lane), warpgroup * kWarpgroupRows + warp * 16 + static_cast<int>(lane / 4),
-            static_cast<int>(lane % 4 * 2)};
-  }
-};
-
-/// A tensor in global memory, [j, i, row, col], made on the host (tilewave/launch.hpp).
-struct GlobalView : BoundView {
-  template <class T>
-  TW_INLINE T* at(int row, int col, int i, int j) const {
-    return static_cast<T*>(data) + (j * stride_j + i * stride_i + row * stride_row + col * stride_col);
-  }
-  /// Where neighbours lie side by side.
-  template <class T>
-  TW_INLINE T* piece_at(int row, int col, int i, int j) const {
-    return static_cast<T*>(data) + (j * stride_j + i * stride_i + row * stride_row) + col;
-  }
-  TW_INLINE bool inside(int row, int col) const {
-    return static_cast<u32>(row) < static_cast<u32>(rows) && static_cast<u32>(col) < static_cast<u32>(cols);
-  }
-  TW_INLINE bool inside_outer(int i, int j) const {
-    return static_cast<u32>(i) < static_cast<u32>(size_i) && static_cast<u32>(j) < static_cast<u32>(size_j);
-  }
-  /// True when `width` neighbours in a row can be accessed in words of up to 16 bytes: the same for every thread, so the branch is free.
-  template <class T, int width>
-  TW_INLINE bool vectors() const {
-    constexpr i64 bytes = width * sizeof(T) < 16 ? width * sizeof(T) : 16;
-    constexpr i64 mask = bytes / static_cast<i64>(sizeof(T)) - 1;
-    return stride_col == 1 && ((stride_row | stride_i | stride_j) & mask) == 0 &&
-           (reinterpret_cast<u64>(data) & static_cast<u64>(bytes - 1)) == 0;
-  }
-  /// The same, and rows are whole pieces of `width`: each lies inside the tensor or outside.
-  template <class T, int width>
-  TW_INLINE bool whole_pieces() const {
-    return vectors<T, width>() && cols % width == 0;
-  }
-};
-
-/// One that TMA copies.
-struct MappedView : GlobalView {
-  alignas(64) u64 tensor_map[16];
-};
-template <class Tile>
-inline constexpr bool copied_by_tma = requires {
-  Tile::box_rows;
-};
-/// The tile is Rows: it moves in pieces.
-template <class Tile>
-inline constexpr bool moves_in_pieces = requires {
-  Tile::row_lanes;
-};
-
-/// `Tile` is the Shared, Staging or Rows type copied to or from it. A kernel's variant without TMA for loads or stores is also the one for
-/// Rows that do not move in whole pieces. void: only Fragments and Rows are copied, and every copy finds out how. Split > 1: a cluster's
-/// blocks load a part each for all.
-template <class T, class Tile = void, int Split = 1>
-struct Global : conditional<copied_by_tma<Tile>, MappedView, GlobalView> {
-  using Element = remove_const<T>;
-  using TileType = Tile;
-  static constexpr int split = Split;
-  static constexpr bool readable = !is_same<T, Element>;
-};
-
-/// R x C elements as panels of R rows of 128 bytes, 16-byte pieces swizzled within 8 rows: what TMA writes and wgmma reads without bank
-/// conflicts.
-template <class T, int R, int C, Contract kContract>
-struct Shared {
-  static constexpr int rows = R;
-  static constexpr int cols = C;
-  static constexpr Contract contract = kContract;
-  static constexpr int panel_cols = kPanelBytes / static_cast<int>(sizeof(T));
-  static constexpr int panels = (C + panel_cols - 1) / panel_cols;  ///< the last one may be filled in part: copies fill it up with zeros
-  static constexpr int panel_bytes = R * kPanelBytes;
-  static constexpr int box_rows = R;
-  static constexpr int box_cols = panel_cols;
-  using Element = T;
-  static_assert(C % (32 / static_cast<int>(sizeof(T))) == 0, "a Shared tile's columns are whole steps of a product: 16 of 16-bit elements");
-  static_assert(R % 8 == 0 && R <= 256, "a Shared tile has 8 to 256 rows, a multiple of 8");
-  static_assert(kContract == Contract::columns || sizeof(T) == 2,
-                "wgmma transposes only 16-bit operands: contract the columns of this tile");
-
-  alignas(kPanelAlignment) u8 bytes[panels * panel_bytes];
-
-  /// Byte offset of element (row, col): a bijection of the tile.
-  TW_INLINE static constexpr int offset(int row, int col) {
-    const int in_row = col % panel_cols * static_cast<int>(sizeof(T));
-    return col / panel_cols * panel_bytes + row * kPanelBytes + (in_row ^ ((row & 7) << 4));
-  }
-  TW_INLINE T& at(int row, int col) { return *reinterpret_cast<T*>(bytes + offset(row, col)); }
-};
 
 /// Slots of 64 x 128 bytes for each warpgroup: a Fragment leaves through them panel by panel while the next panel is written.
 template <class T, int R, int C>
@@ -133,47 +28,6 @@ struct Staging : Panelled<T, C> {
   static constexpr int bytes = sizeof(T) == 2 ? R / kWarpgroupRows * Panelled<T, C>::slots * slot_bytes : 0;
   int offset;
   constexpr explicit Staging(auto& allocator) : offset(allocator.tiles(bytes)) {}
-};
-
-/// One C-wide row of partial results for each warp.
-template <class T, int R, int C>
-struct Scratch {
-  static constexpr int warps = R / 16;
-  int offset;
-  constexpr explicit Scratch(auto& allocator) : offset(allocator.tiles(warps * C * static_cast<int>(sizeof(T)))) {}
-};
-
-/// Start of the block's dynamic shared memory.
-TW_INLINE u8* shared_memory() {
-#if TW_ON_GPU
-  extern __shared__ __align__(1024) u8 tw_shared_memory[];
-  return tw_shared_memory;
-#else
-  return nullptr;
-#endif
-}
-
-/// N counters, then what locate() needs: a sum for each warp, and its result.
-template <int N>
-struct Histogram {
-  static constexpr int size = N;
-  static constexpr int most_warps = 32;
-  int offset;
-  constexpr explicit Histogram(auto& allocator)
-      : offset(allocator.tiles((N + most_warps) * static_cast<int>(sizeof(u32)) + static_cast<int>(sizeof(Located)))) {}
-  TW_INLINE u32* counts() const { return reinterpret_cast<u32*>(shared_memory() + offset); }
-  TW_INLINE int* warp_sums() const { return reinterpret_cast<int*>(counts() + N); }
-  TW_INLINE Located* located() const { return reinterpret_cast<Located*>(warp_sums() + most_warps); }
-};
-
-/// Room for N values, then their number.
-template <class T, int N>
-struct List {
-  static constexpr int capacity = N;
-  int offset;
-  constexpr explicit List(auto& allocator) : offset(allocator.tiles(N * static_cast<int>(sizeof(T)) + static_cast<int>(sizeof(u32)))) {}
-  TW_INLINE T& operator[](int i) const { return reinterpret_cast<T*>(shared_memory() + offset)[i]; }
-  TW_INLINE u32* size() const { return reinterpret_cast<u32*>(shared_memory() + offset + N * sizeof(T)); }
 };
 
 /// Lays a kernel's Memory out. The host runs it to count bytes, one thread to initialise barriers, and every role to find its rings.
@@ -239,109 +93,6 @@ struct Ring {
   }
   TW_INLINE u64* full_barrier(int index) const { return barrier_at(full + index); }
   TW_INLINE u64* empty_barrier(int index) const { return barrier_at(empty + index); }
-};
-
-/// `width` neighbours as they lie in memory, in whole registers however narrow they are.
-template <class T, int width>
-struct Words {
-  static constexpr int bytes = width * static_cast<int>(sizeof(T));
-  static constexpr int count = (bytes + 3) / 4;
-  static_assert(bytes <= 4 || bytes == 8 || bytes % 16 == 0, "words of 1, 2, 4, 8 or a multiple of 16 bytes");
-  u32 w[count];
-
-  TW_INLINE T get(int k) const {
-    if constexpr (sizeof(T) == 8)
-      return bit_cast<T>(static_cast<u64>(w[2 * k + 1]) << 32 | w[2 * k]);
-    else if constexpr (sizeof(T) == 4)
-      return bit_cast<T>(w[k]);
-    else if constexpr (sizeof(T) == 2)
-      return bit_cast<T>(static_cast<u16>(w[k / 2] >> k % 2 * 16));
-    else
-      return bit_cast<T>(static_cast<u8>(w[k / 4] >> k % 4 * 8));
-  }
-  /// In the order of k: the first of a word sets all of it.
-  TW_INLINE void set(int k, T x) {
-    if constexpr (sizeof(T) == 8) {
-      w[2 * k] = static_cast<u32>(bit_cast<u64>(x));
-      w[2 * k + 1] = static_cast<u32>(bit_cast<u64>(x) >> 32);
-    } else if constexpr (sizeof(T) == 4) {
-      w[k] = bit_cast<u32>(x);
-    } else {
-      constexpr int in_word = 4 / static_cast<int>(sizeof(T));
-      const u32 bits = bit_cast<conditional<sizeof(T) == 2, u16, u8>>(x);
-      w[k / in_word] = k % in_word == 0 ? bits : w[k / in_word] | bits << k % in_word * 8 * static_cast<int>(sizeof(T));
-    }
-  }
-  /// x[k] for all k. Two conversions of 8-bit floats cost as much as one.
-  template <class To>
-  TW_INLINE void unpack(To* x) const {
-    if constexpr (is_fp8<T> && !is_same<To, T> && width % 2 == 0) {
-      TW_UNROLL
-      for (int k = 0; k < width; k += 2) {
-        const u32 pair = ptx::widen_pair<T>(static_cast<u16>(w[k / 4] >> k % 4 * 8));
-        x[k] = tw::to<To>(bit_cast<f16>(static_cast<u16>(pair)));
-        x[k + 1] = tw::to<To>(bit_cast<f16>(static_cast<u16>(pair >> 16)));
-      }
-    } else {
-      TW_UNROLL
-      for (int k = 0; k < width; ++k) x[k] = tw::to<To>(get(k));
-    }
-  }
-  /// Sets all of them, two at a time where the GPU rounds two at once.
-  template <class From>
-  TW_INLINE void pack(const From* x) {
-    if constexpr ((is_same<T, bf16> || is_same<T, f16>)&&!is_same<From, T> && width % 2 == 0) {
-      TW_UNROLL
-      for (int k = 0; k < width; k += 2) w[k / 2] = ptx::pack<T>(static_cast<float>(x[k]), static_cast<float>(x[k + 1]));
-    } else if constexpr (is_fp8<T> && !is_same<From, T> && width % 4 == 0) {
-      TW_UNROLL
-      for (int k = 0; k < width; k += 4) {
-        w[k / 4] = ptx::narrow_pair<T>(static_cast<float>(x[k]), static_cast<float>(x[k + 1])) |
-                   ptx::narrow_pair<T>(static_cast<float>(x[k + 2]), static_cast<float>(x[k + 3])) << 16;
-      }
-    } else {
-      TW_UNROLL
-      for (int k = 0; k < width; ++k) set(k, tw::to<T>(x[k]));
-    }
-  }
-  TW_INLINE void store(T* to) const {
-    if constexpr (bytes < 4) {
-      struct alignas(bytes) Aligned {
-        T x[width];
-      } piece;
-      TW_UNROLL
-      for (int k = 0; k < width; ++k) piece.x[k] = get(k);
-      *reinterpret_cast<Aligned*>(to) = piece;
-    } else {
-      constexpr int at_once = count < 4 ? count : 4;
-      struct alignas(at_once * 4) Raw {
-        u32 w[at_once];
-      };
-      TW_UNROLL
-      for (int n = 0; n < count; n += at_once) {
-        Raw raw;
-        TW_UNROLL
-        for (int k = 0; k < at_once; ++k) raw.w[k] = w[n + k];
-        reinterpret_cast<Raw*>(to)[n / at_once] = raw;
-      }
-    }
-  }
-  TW_INLINE void load_if(bool inside, const T* from, T otherwise) {
-    TW_UNROLL
-    for (int k = 0; k < width; ++k) set(k, otherwise);
-    if constexpr (bytes % 16 == 0) {
-      TW_UNROLL
-      for (int n = 0; n < count; n += 4) ptx::load_16_if(inside, reinterpret_cast<const u32*>(from) + n, w + n);
-    } else if constexpr (bytes == 8) {
-      ptx::load_8_if(inside, from, w);
-    } else if constexpr (bytes == 4) {
-      ptx::load_4_if(inside, from, w[0]);
-    } else if constexpr (bytes == 2) {
-      ptx::load_2_if(inside, from, w[0]);
-    } else {
-      ptx::load_1_if(inside, from, w[0]);
-    }
-  }
 };
 
 }  // namespace tw::sm_90a

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "tilewave/tile/sm_90a/fragment.tile.hpp"
 #include "tilewave/tile/sm_90a/memory.tile.hpp"
 
 namespace tw::sm_90a {

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "tilewave/tile/sm_90a/memory.tile.hpp"
+#include "tilewave/tile/cuda/memory.tile.hpp"
 
-namespace tw::sm_90a {
+namespace tw::cuda {
 
 /// A number of which only `base` depends on the thread.
 struct Offset {
@@ -12,8 +12,9 @@ struct Offset {
 /// from - to: conversions take as long as exponentials, and all of a thread's columns share one.
 TW_INLINE float difference(int from, const Offset& to) { return static_cast<float>(from - to.base) - static_cast<float>(to.fixed); }
 
-/// R x C accumulators, wgmma's layout: a warpgroup holds 64 rows, a warp 16 of them, a quad of lanes two rows (r and r + 8), a thread two
-/// neighbouring columns of every eight. Element i of a thread: column pair i / 4, row r + 8 * (i / 2 % 2), column i % 2 of the pair.
+/// R x C accumulators, the layout of mma and of wgmma: four warps hold 64 rows, a warp 16 of them, a quad of lanes two rows (r and r + 8),
+/// a thread two neighbouring columns of every eight. Element i of a thread: column pair i / 4, row r + 8 * (i / 2 % 2), column i % 2 of the
+/// pair.
 template <class T, int R, int C>
 struct Fragment {
   static_assert(R % kWarpgroupRows == 0 && C % 8 == 0, "a Fragment has a multiple of 64 rows and of 8 columns");
@@ -226,4 +227,4 @@ struct RowView {
   TW_INLINE constexpr int index(int j) const { return F::in_row(r, share * kFirst / F::cols + j); }
 };
 
-}  // namespace tw::sm_90a
+}  // namespace tw::cuda
