@@ -12,8 +12,8 @@ namespace tw {
 struct RegisteredKernel {
   std::string family;
   KernelSpec spec;
-  std::span<const ShapeKey> shape;  ///< what `analyze` wants to know
-  Analysis (*analyze)(const ShapeValues& shape);
+  std::span<const ShapeKey> shape;                ///< what `analyze` wants to know
+  Analysis (*analyze)(const ShapeValues& shape);  ///< null if the configuration is not built for the analysis target
 };
 
 /// Every family's instantiations that are worth having ahead of time (others compile at first use). Adding a family adds a line to

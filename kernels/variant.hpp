@@ -42,7 +42,7 @@ std::string key_list(std::span<const ShapeKey> keys);
 /// An instantiation of a family's kernel.
 struct KernelVariant {
   KernelSpec spec;
-  Analysis (*analyze)(const ShapeValues& shape);  ///< throws InvalidArgument for a shape that the kernel is not for
+  Analysis (*analyze)(const ShapeValues& shape);  ///< throws InvalidArgument for a shape that the kernel is not for; may be null
 };
 
 inline std::vector<KernelSpec> specs_of(const std::vector<KernelVariant>& variants) {

@@ -1,31 +1,33 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <limits>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <tuple>
 #include <utility>
 
+#include "runtime/bind.hpp"
 #include "runtime/format.hpp"
+#include "runtime/target.hpp"
 #include "tilewave/detail/parallel.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw {
 
+TargetVariant target_variant(bool tma_load, bool tma_store) {
+  constexpr TargetVariant variants[kTargetVariants] = {{0, "tw::sm_90a::Target<false, false>"},
+                                                       {1, "tw::sm_90a::Target<false, true>"},
+                                                       {2, "tw::sm_90a::Target<true, false>"},
+                                                       {3, "tw::sm_90a::Target<true, true>"}};
+  return variants[(tma_load ? 2 : 0) + (tma_store ? 1 : 0)];
+}
+
 KernelSpec make_spec(const KernelInfo& info, bool tma_load, bool tma_store, std::string name) {
   KernelSpec spec;
   spec.type = info.type;
   spec.name = name.empty() ? spec.type : std::move(name);
-  spec.target = tw::format("tw::sm_90a::Target<{}, {}>", tma_load, tma_store);
+  spec.target = target_variant(tma_load, tma_store).text;
   spec.source = info.source;
-  spec.threads = info.threads;
-  spec.shared_bytes = info.shared_bytes;
-  spec.cluster = tma_load ? info.cluster : 1;  // sm_90a::cluster_size
-  spec.persistent = info.persistent;
-  spec.params_bytes = info.params_bytes;
-  spec.tensor_core = info.tensor_core;
   spec.record_tiles = info.record_tiles;
   return spec;
 }
@@ -88,16 +90,41 @@ TensorMapRequest map_request(const BoundView& view, const MapTile& tile, const W
   return request;
 }
 
-bool bind_map(const BoundView& view, bool readable, const MapTile& tile, const Window& window, void* tensor_map) {
-  if (view.cols == 0 || view.rows == 0 || view.size_i == 0 || view.size_j == 0) return true;  // nothing will be copied
-  const TensorMapRequest request = map_request(view, tile, window);
+namespace {
+bool is_empty(const BoundView& view) { return view.cols == 0 || view.rows == 0 || view.size_i == 0 || view.size_j == 0; }
+
+/// The unbound Global that lies in a module's Params where `view` lies in `params`.
+BoundView unbound_view(const BoundView* view, const ParamsUnderConstruction& params, std::string_view unbound) {
+  const auto offset = reinterpret_cast<const char*>(view) - static_cast<const char*>(params.params);
+  BoundView result;
+  std::memcpy(&result, unbound.data() + offset, sizeof result);
+  return result;
+}
+}  // namespace
+
+bool map_possible(const BoundView& view, bool readable, const MapTile& tile, const Window& window) {
+  if (is_empty(view)) return true;  // nothing will be copied
   const bool steps_forward = (view.stride_row > 0 || view.rows == 1) && (view.stride_i > 0 || view.size_i == 1) &&
                              (view.stride_j > 0 || view.size_j == 1) && (view.stride_col == 1 || view.cols == 1);
   // A TMA store writes whole pieces of 16 bytes, beyond the last column too.
   const bool whole_pieces = readable || view.cols * size_of(tile.element) % 16 == 0;
-  const bool possible = steps_forward && whole_pieces && tensor_map_possible(request);
-  if (possible) encode_tensor_map(tensor_map, request);
-  return possible;
+  return steps_forward && whole_pieces && tensor_map_possible(map_request(view, tile, window));
+}
+
+void GpuBinder::add_map(const MapToMake& map) {
+  if (map_count == kMostMaps)
+    throw BindError(map.view, tw::format("the kernel has more tensors that TMA copies than the {} allowed", kMostMaps));
+  maps[map_count++] = map;
+}
+
+void make_maps(const GpuBinder& binder, const ParamsUnderConstruction& params, std::string_view unbound) {
+  for (int i = 0; i < binder.map_count; ++i) {
+    const MapToMake& map = binder.maps[i];
+    if (is_empty(*map.view)) continue;
+    MapTile tile = unbound_view(map.view, params, unbound).map_tile();
+    if (map.copied_rows > 0) tile.rows = map.copied_rows;
+    encode_tensor_map(map.tensor_map, map_request(*map.view, tile, map.window));
+  }
 }
 
 void run_tiles(cpu::RunTile run, const void* params, const TileGrid& grid, std::int64_t memory_bytes, bool loads) {
@@ -118,21 +145,6 @@ void run_tiles(cpu::RunTile run, const void* params, const TileGrid& grid, std::
     for (long index = first * at_once; index < std::min(count, (first + 1) * at_once); ++index)
       run(params, grid, static_cast<int>(index), static_cast<u8*>(arena.get()));
   });
-}
-
-void launch_variant(const KernelInfo& info, bool tma_load, bool tma_store, const void* params, TileGrid grid, const Stream& stream) {
-  // Specs are made once and then known by their address, which launch_on_gpu looks up without hashing strings.
-  static std::mutex mutex;
-  static std::map<std::tuple<const KernelInfo*, bool, bool>, KernelSpec> specs;
-  const KernelSpec* spec;
-  {
-    const std::lock_guard lock(mutex);
-    auto [entry, added] = specs.try_emplace({&info, tma_load, tma_store});
-    if (added) entry->second = make_spec(info, tma_load, tma_store);
-    spec = &entry->second;
-  }
-  grid.m = ceil_div(grid.m, spec->cluster) * spec->cluster;
-  launch_on_gpu(*spec, params, grid, stream);
 }
 
 }  // namespace detail

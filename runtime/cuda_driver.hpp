@@ -89,13 +89,17 @@ struct PoolProperties {
   unsigned char reserved[54] = {};
 };
 
-/// CUlaunchAttribute, of the kind CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel may start before the one before it in
-/// the stream has finished; it waits by itself (griddepcontrol.wait).
+/// CUlaunchAttribute.
 struct LaunchAttribute {
-  int id = 6;
-  int padding = 0;
-  int allowed = 1;
-  char rest_of_value[60] = {};
+  int id;
+  int padding;
+  unsigned value[16];
+
+  /// CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: `blocks` x 1 x 1.
+  static LaunchAttribute cluster(int blocks) { return {4, 0, {static_cast<unsigned>(blocks), 1, 1}}; }
+  /// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel may start before the one before it in the stream has finished; it
+  /// waits by itself (griddepcontrol.wait).
+  static LaunchAttribute overlap() { return {6, 0, {1}}; }
 };
 
 /// CUlaunchConfig.

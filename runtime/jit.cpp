@@ -13,6 +13,7 @@
 
 #include "runtime/cache.hpp"
 #include "runtime/format.hpp"
+#include "runtime/module.hpp"
 #include "runtime/nvrtc.hpp"
 #include "runtime/sha256.hpp"
 #include "tilewave/error.hpp"
@@ -20,30 +21,46 @@
 namespace tw {
 namespace {
 
-constexpr const char* kDriverHeader = "tilewave/tile/sm_90a/run.tile.hpp";
-// CUDA's limits for one block and, without an opt-in, for one cluster.
-constexpr int kMaxThreads = 1024;
-constexpr int kMaxCluster = 8;
-// What a block on compute capability 9.0 can have: CUDA C++ Programming Guide, technical specifications per compute capability.
-constexpr int kMaxSharedBytes = 232448;
 // Changes when the same inputs come to mean another entry.
-constexpr std::string_view kKeyVersion = "tilewave kernel 1";
+constexpr std::string_view kKeyVersion = "tilewave kernel 2";
 
 void require(bool condition, const KernelSpec& spec, const char* argument, const std::string& given, const char* allowed) {
   if (!condition) throw InvalidArgument(tw::format("kernel {}: {} is {}; allowed: {}", spec.name, argument, given, allowed));
 }
 
-/// `fixed`: what the compiler adds to spec.shared_bytes for operations that keep a few values there.
-void require_shared_bytes(const KernelSpec& spec, int fixed) {
-  if (spec.shared_bytes > kMaxSharedBytes - fixed) {
-    throw InvalidArgument(tw::format("kernel {} needs {} bytes of shared memory; allowed: {}. Give its rings fewer stages or smaller tiles",
-                                     spec.name, spec.shared_bytes + fixed, kMaxSharedBytes));
+/// The shared memory that a block of the architecture can have: CUDA C++ Programming Guide, technical specifications per compute
+/// capability.
+int max_shared_bytes(std::string_view arch) {
+  if (arch.starts_with("sm_80") || arch.starts_with("sm_87")) return 166912;
+  if (arch.starts_with("sm_86") || arch.starts_with("sm_89") || arch.starts_with("sm_12")) return 101376;
+  return 232448;
+}
+
+/// Throws InvalidArgument for a kernel that no block of the architecture has the shared memory for. The compiler adds static_shared_bytes
+/// for operations that keep a few values there.
+void require_shared_bytes(const KernelSpec& spec, const CompiledKernel& kernel, std::string_view arch) {
+  const int bytes = kernel.module.shared_bytes + kernel.static_shared_bytes, most = max_shared_bytes(arch);
+  if (bytes > most) {
+    throw InvalidArgument(
+        tw::format("kernel {} needs {} bytes of shared memory; allowed: {} on {}. Give its rings fewer stages or smaller tiles", spec.name,
+                   bytes, most, arch));
   }
 }
 
+/// "sm_90a" of "tw::sm_90a::Target<true, true>": the namespace and the folder of the target. Empty if the text is no target's.
+std::string_view target_name(std::string_view target) {
+  constexpr std::string_view kBefore = "tw::", kAfter = "::Target";
+  const std::size_t end = target.find(kAfter);
+  return target.starts_with(kBefore) && end != std::string_view::npos ? target.substr(kBefore.size(), end - kBefore.size())
+                                                                      : std::string_view();
+}
+
+std::string run_header(std::string_view target) { return tw::format("tilewave/tile/{}/run.tile.hpp", target_name(target)); }
+
 void validate(const KernelSpec& spec) {
   require(!spec.type.empty(), spec, "type", "empty", "a C++ type");
-  require(!spec.target.empty(), spec, "target", "empty", "a C++ type");
+  require(find_embedded(run_header(spec.target)) != nullptr, spec, "target", '"' + spec.target + '"',
+          "a target such as tw::sm_90a::Target<>");
   require(!spec.source.empty() && spec.source.find_first_of("\"\n") == std::string::npos, spec, "source", '"' + spec.source + '"',
           "the name of an embedded file");
   if (find_embedded(spec.source) == nullptr) {
@@ -51,12 +68,6 @@ void validate(const KernelSpec& spec) {
         "kernel {}: source is \"{}\", which is not embedded in this program; tilewave_embed() in CMake embeds a file. Embedded: {}",
         spec.name, spec.source, tw::join(embedded_names(), ", ")));
   }
-  require(spec.threads > 0 && spec.threads <= kMaxThreads && spec.threads % 32 == 0, spec, "threads", std::to_string(spec.threads),
-          "a multiple of 32 up to 1024");
-  require(spec.cluster >= 1 && spec.cluster <= kMaxCluster, spec, "cluster", std::to_string(spec.cluster), "1 to 8");
-  require(spec.shared_bytes >= 0, spec, "shared_bytes", std::to_string(spec.shared_bytes), "0 or more");
-  require_shared_bytes(spec, 0);
-  require(spec.params_bytes > 0, spec, "params_bytes", "0", "the size of the kernel's Params");
 }
 
 void require_arch(std::string_view arch) {
@@ -159,7 +170,6 @@ CompiledKernel build(const KernelSpec& spec, const ProgramText& program, std::st
   kernel.compile_ms = output.milliseconds;
   kernel.tensor_core_instruction = find_tensor_core_instruction(output.ptx);
   read_log(kernel.log, kernel);
-  require_shared_bytes(spec, kernel.static_shared_bytes);
   return kernel;
 }
 
@@ -168,24 +178,29 @@ CompiledKernel build(const KernelSpec& spec, const ProgramText& program, std::st
 ProgramText assemble(const KernelSpec& spec) {
   validate(spec);
   ProgramText program;
-  const std::string cluster = spec.cluster > 1 ? tw::format(" __cluster_dims__({}, 1, 1)", spec.cluster) : "";
   program.text = tw::format(
       "#include \"{header}\"\n"
+      "#include \"tilewave/tile/module.tile.hpp\"\n"
       "#include \"{source}\"\n"
       "\n"
       "namespace tilewave_entry {{\n"
       "using Kernel = {type};\n"
       "using Target = {target};\n"
       "using Code = Kernel::On<Target>;\n"
-      "static_assert(sizeof(Code::Params) == {params_bytes}, \"Params differ between host and device\");\n"
+      "using Shape = tw::{name}::Shape<Code, Target>;\n"
       "\n"
-      "extern \"C\" __global__ void __launch_bounds__({threads}, tw::detail::blocks_of<Code>()){cluster}\n"
+      "extern \"C\" {{\n"
+      "extern __device__ const tw::Module<Code, Shape> {module};\n"
+      "__device__ const tw::Module<Code, Shape> {module}{{}};\n"
+      "\n"
+      "__global__ void __launch_bounds__(Shape::threads, Shape::min_blocks)\n"
       "{entry}(const __grid_constant__ Code::Params params, const __grid_constant__ tw::TileGrid grid) {{\n"
-      "  tw::sm_90a::run<Code, Target>(params, grid);\n"
+      "  tw::{name}::run<Code, Target>(params, grid);\n"
+      "}}\n"
       "}}\n"
       "}}  // namespace tilewave_entry\n",
-      fmt::arg("header", kDriverHeader), fmt::arg("source", spec.source), fmt::arg("type", spec.type), fmt::arg("target", spec.target),
-      fmt::arg("params_bytes", spec.params_bytes), fmt::arg("threads", spec.threads), fmt::arg("cluster", cluster),
+      fmt::arg("header", run_header(spec.target)), fmt::arg("source", spec.source), fmt::arg("type", spec.type),
+      fmt::arg("target", spec.target), fmt::arg("name", target_name(spec.target)), fmt::arg("module", kModuleSymbol),
       fmt::arg("entry", kEntryPoint));
   std::set<std::string_view> seen;
   collect_headers(program.text, seen, program.headers);
@@ -230,26 +245,47 @@ std::string find_tensor_core_instruction(std::string_view ptx) {
   return most == counts.end() ? "" : std::string(most->first);
 }
 
-CompiledKernel compile(const KernelSpec& spec, std::string_view arch, bool use_cache) {
-  require_arch(arch);
+namespace {
+
+/// From the cache or from a pack, or compiled.
+CompiledKernel find_or_build(const KernelSpec& spec, std::string_view arch, bool use_cache) {
   const ProgramText program = assemble(spec);
   const NvrtcSearch search = find_nvrtc();
   std::string folder;
   std::string key;
+  const auto look = [](const std::string& where, const std::string& name) {
+    std::optional<CompiledKernel> kernel = read_entry(where, name);
+    std::optional<ModuleInfo> module = kernel ? read_module(kernel->cubin) : std::nullopt;
+    if (!module) return std::optional<CompiledKernel>();
+    kernel->module = *std::move(module);
+    return kernel;
+  };
   if (use_cache) {
     if (search.nvrtc != nullptr) {
       folder = compiler_folder(*search.nvrtc);
       key = cache_key(program, arch, compiler_name(*search.nvrtc));
-      if (std::optional<CompiledKernel> kernel = read_entry(folder, key)) return *std::move(kernel);
+      if (std::optional<CompiledKernel> kernel = look(folder, key)) return *std::move(kernel);
     }
     const std::string pack_key = cache_key(program, arch, "");
     for (const std::string& pack : pack_directories()) {
-      if (std::optional<CompiledKernel> kernel = read_entry(pack, pack_key)) return *std::move(kernel);
+      if (std::optional<CompiledKernel> kernel = look(pack, pack_key)) return *std::move(kernel);
     }
   }
   if (search.nvrtc == nullptr) throw DeviceError(tw::format("kernel {} cannot be compiled: {}", spec.name, search.problem));
   CompiledKernel kernel = build(spec, program, arch, *search.nvrtc);
+  std::optional<ModuleInfo> module = read_module(kernel.cubin);
+  if (!module) throw CompileError(tw::format("kernel {}: {} gave machine code without {}", spec.name, kernel.compiler, kModuleSymbol));
+  kernel.module = *std::move(module);
   if (use_cache) write_entry(folder, key, kernel);  // a kernel that cannot be kept is compiled again next time
+  return kernel;
+}
+
+}  // namespace
+
+CompiledKernel compile(const KernelSpec& spec, std::string_view arch, bool use_cache) {
+  require_arch(arch);
+  CompiledKernel kernel = find_or_build(spec, arch, use_cache);
+  require_shared_bytes(spec, kernel, arch);
   return kernel;
 }
 

@@ -1,17 +1,19 @@
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <string>
 #include <tuple>
+#include <utility>
 
+#include "runtime/bind.hpp"
 #include "runtime/format.hpp"
 #include "runtime/jit.hpp"
 #include "runtime/stream.hpp"
+#include "runtime/target.hpp"
 #include "tilewave/error.hpp"
-#include "tilewave/kernel.hpp"
-#include "tilewave/tile/grid.tile.hpp"
+#include "tilewave/launch.hpp"
 
 namespace tw {
 namespace {
@@ -25,23 +27,17 @@ struct Loaded {
   int device = 0;
   std::mutex mutex;                                // held while it is compiled and loaded
   std::atomic<cuda::Function> function = nullptr;  // set last
+  ModuleInfo module;
   std::int64_t blocks_at_once = 0;
 };
 
-/// Everything of a spec that makes a different kernel, or the same one launched differently.
-bool same_kernel(const KernelSpec& a, const KernelSpec& b) {
-  return a.threads == b.threads && a.shared_bytes == b.shared_bytes && a.cluster == b.cluster && a.params_bytes == b.params_bytes &&
-         a.type == b.type && a.target == b.target && a.source == b.source;
-}
-
 /// All kernels ever asked for. They stay until the process ends, so pointers to them may be kept.
-Loaded& find_or_add(const KernelSpec& spec, int device) {
-  using Key = std::tuple<int, std::string, std::string, std::string, int, int, int, std::size_t>;
+Loaded& find_loaded(const KernelSpec& spec, int device) {
+  using Key = std::tuple<int, std::string, std::string, std::string>;
   static std::mutex mutex;
   static auto& known = *new std::map<Key, Loaded>;
-  Key key{device, spec.type, spec.target, spec.source, spec.threads, spec.shared_bytes, spec.cluster, spec.params_bytes};
   const std::lock_guard lock(mutex);
-  auto [found, added] = known.try_emplace(std::move(key));
+  auto [found, added] = known.try_emplace({device, spec.type, spec.target, spec.source});
   if (added) {
     found->second.spec = spec;
     found->second.device = device;
@@ -49,31 +45,17 @@ Loaded& find_or_add(const KernelSpec& spec, int device) {
   return found->second;
 }
 
-/// The fast path: a launch site has its spec at a fixed address as a rule, so each thread remembers what it found there. What lies at an
-/// address may change, so the contents are compared too.
-Loaded& find(const KernelSpec& spec, int device) {
-  struct Slot {
-    const KernelSpec* address = nullptr;
-    Loaded* kernel = nullptr;
-  };
-  constexpr std::size_t kSlots = 64;
-  thread_local std::array<Slot, kSlots> slots;
-  Slot& slot = slots[(reinterpret_cast<std::uintptr_t>(&spec) / alignof(KernelSpec) * 31 + static_cast<std::size_t>(device)) % kSlots];
-  if (slot.address == &spec && slot.kernel->device == device && same_kernel(slot.kernel->spec, spec)) return *slot.kernel;
-  slot = {&spec, &find_or_add(spec, device)};
-  return *slot.kernel;
-}
-
-void load(Loaded& kernel, const Gpu& gpu) {
+cuda::Function load(Loaded& kernel, const Gpu& gpu) {
   const KernelSpec& spec = kernel.spec;
   const cuda::Driver& d = cuda::driver();
   const DeviceInfo& info = device_info(Device::cuda(gpu.index()));
   if (!info.usable) throw DeviceError(tw::format("kernel {} cannot run on {}: {}", spec.name, info.device.name(), info.problem));
-  if (static_cast<std::size_t>(spec.shared_bytes) > info.shared_per_block) {
-    throw DeviceError(tw::format("kernel {} needs {} bytes of shared memory; a block on {} may have {}", spec.name, spec.shared_bytes,
+  const CompiledKernel compiled = compile(spec, kArch);
+  const ModuleInfo& m = compiled.module;
+  if (static_cast<std::size_t>(m.shared_bytes) > info.shared_per_block) {
+    throw DeviceError(tw::format("kernel {} needs {} bytes of shared memory; a block on {} may have {}", spec.name, m.shared_bytes,
                                  info.device.name(), info.shared_per_block));
   }
-  const CompiledKernel compiled = compile(spec, kArch);
 
   const RelaxedCapture relaxed;  // a first launch may happen while its stream is being captured
   cuda::Module module = nullptr;
@@ -90,84 +72,160 @@ void load(Loaded& kernel, const Gpu& gpu) {
     const std::string text = cuda::describe(outcome);
     if (module != nullptr) d.module_unload(module);
     throw DeviceError(tw::format("kernel {}: {}: {} ({} threads, {} bytes of shared memory, {} registers)", spec.name, call, text,
-                                 spec.threads, spec.shared_bytes, compiled.registers));
+                                 m.threads, m.shared_bytes, compiled.registers));
   };
   check(result, "cuModuleLoadData");
   cuda::Function function = nullptr;
   check(d.module_get_function(&function, module, kEntryPoint), "cuModuleGetFunction");
-  check(d.func_set_attribute(function, cuda::FunctionAttribute::max_dynamic_shared_size_bytes, spec.shared_bytes), "cuFuncSetAttribute");
+  check(d.func_set_attribute(function, cuda::FunctionAttribute::max_dynamic_shared_size_bytes, m.shared_bytes), "cuFuncSetAttribute");
 
   int blocks_per_sm = 0;
-  check(d.occupancy_blocks_per_sm(&blocks_per_sm, function, spec.threads, static_cast<std::size_t>(spec.shared_bytes)),
+  check(d.occupancy_blocks_per_sm(&blocks_per_sm, function, m.threads, static_cast<std::size_t>(m.shared_bytes)),
         "cuOccupancyMaxActiveBlocksPerMultiprocessor");
   kernel.blocks_at_once = std::int64_t{gpu.multiprocessors()} * blocks_per_sm;
-  if (spec.cluster > 1) {
-    // A cluster lies within one group of multiprocessors, and groups may have an odd number of them: fewer fit than the product says. The
-    // cluster's size is part of the kernel, so the question must not repeat it.
+  if (m.cluster > 1) {
+    // A cluster lies within one group of multiprocessors, and groups may have an odd number of them: fewer fit than the product says.
+    cuda::LaunchAttribute cluster = cuda::LaunchAttribute::cluster(m.cluster);
     cuda::LaunchConfig config;
-    config.grid_x = static_cast<unsigned>(spec.cluster);
-    config.block_x = static_cast<unsigned>(spec.threads);
-    config.shared_bytes = static_cast<unsigned>(spec.shared_bytes);
+    config.grid_x = static_cast<unsigned>(m.cluster);
+    config.block_x = static_cast<unsigned>(m.threads);
+    config.shared_bytes = static_cast<unsigned>(m.shared_bytes);
+    config.attributes = &cluster;
+    config.attribute_count = 1;
     int clusters = 0;
     check(d.occupancy_clusters(&clusters, function, &config), "cuOccupancyMaxActiveClusters");
-    kernel.blocks_at_once = std::min(kernel.blocks_at_once, std::int64_t{clusters} * spec.cluster);
+    kernel.blocks_at_once = std::min(kernel.blocks_at_once, std::int64_t{clusters} * m.cluster);
   }
   if (kernel.blocks_at_once == 0) {
     d.module_unload(module);
     throw DeviceError(tw::format("kernel {} does not fit on {}: {} threads, {} registers each, {} bytes of shared memory, clusters of {}",
-                                 spec.name, info.device.name(), spec.threads, compiled.registers, spec.shared_bytes, spec.cluster));
+                                 spec.name, info.device.name(), m.threads, compiled.registers, m.shared_bytes, m.cluster));
   }
+  kernel.module = m;
+  return function;
+}
+
+/// Compiles and loads the kernel if that has not happened yet. `check` looks at the module before the kernel is used for the first time.
+template <class Check>
+void ensure_loaded(Loaded& kernel, const Gpu& gpu, Check check) {
+  if (kernel.function.load(std::memory_order_acquire) != nullptr) return;
+  const std::lock_guard lock(kernel.mutex);
+  if (kernel.function.load(std::memory_order_acquire) != nullptr) return;
+  const cuda::Function function = load(kernel, gpu);
+  check();
   kernel.function.store(function, std::memory_order_release);
 }
 
 /// Blocks of a launch over `tiles` tiles.
-std::int64_t blocks_for(std::int64_t tiles, const KernelSpec& spec, std::int64_t blocks_at_once) {
-  const std::int64_t wanted = spec.persistent ? std::min(tiles, blocks_at_once) : tiles;
-  return std::max<std::int64_t>(wanted / spec.cluster, 1) * spec.cluster;
+std::int64_t blocks_for(std::int64_t tiles, const Loaded& kernel) {
+  const std::int64_t wanted = kernel.module.persistent ? std::min(tiles, kernel.blocks_at_once) : tiles;
+  return std::max<std::int64_t>(wanted / kernel.module.cluster, 1) * kernel.module.cluster;
+}
+
+/// Tiles of a grid. Throws InvalidArgument for one that cannot be.
+std::int64_t count_tiles(std::string_view kernel, const TileGrid& grid) {
+  if (grid.m < 0 || grid.n < 0 || grid.batch < 0) {
+    throw InvalidArgument(tw::format("kernel {}: grid is {} x {} x {}; allowed: 0 or more", kernel, grid.m, grid.n, grid.batch));
+  }
+  const std::int64_t plane = std::int64_t{grid.m} * grid.n;
+  if (plane > kLargestGrid || plane * grid.batch > kLargestGrid) {
+    throw InvalidArgument(
+        tw::format("kernel {}: grid is {} x {} x {}; allowed: at most {} tiles", kernel, grid.m, grid.n, grid.batch, kLargestGrid));
+  }
+  return plane * grid.batch;
+}
+
+void enqueue(Loaded& kernel, const void* params, const TileGrid& grid, std::int64_t tiles, const Stream& stream) {
+  TileGrid passed = grid;
+  if (passed.counter == nullptr) passed.counter = StreamAccess::counter_for_launch(stream);
+  const ModuleInfo& module = kernel.module;
+  const std::int64_t blocks = blocks_for(tiles, kernel);
+  void* arguments[] = {const_cast<void*>(params), &passed};
+  // Its blocks may come onto the device while the previous kernel's last ones finish: every kernel waits for that before it touches memory.
+  cuda::LaunchAttribute attributes[] = {cuda::LaunchAttribute::overlap(), cuda::LaunchAttribute::cluster(module.cluster)};
+  cuda::LaunchConfig config;
+  config.grid_x = static_cast<unsigned>(blocks);
+  config.block_x = static_cast<unsigned>(module.threads);
+  config.shared_bytes = static_cast<unsigned>(module.shared_bytes);
+  config.stream = StreamAccess::native(stream);
+  config.attributes = attributes;
+  config.attribute_count = module.cluster > 1 ? 2 : 1;
+  const cuda::Result result = cuda::driver().launch_kernel(&config, kernel.function.load(std::memory_order_relaxed), arguments, nullptr);
+  if (result != cuda::Result::success) {
+    throw DeviceError(tw::format(
+        "kernel {} was not launched: cuLaunchKernelEx: {} ({} blocks for {} x {} x {} tiles, {} threads, {} bytes of shared memory)",
+        kernel.spec.name, cuda::describe(result), blocks, grid.m, grid.n, grid.batch, module.threads, module.shared_bytes));
+  }
 }
 
 }  // namespace
 
 void launch_on_gpu(const KernelSpec& spec, const void* params, const TileGrid& grid, const Stream& stream) {
   if (!stream.device().is_cuda()) throw InvalidArgument(tw::format("kernel {}: stream is on cpu; allowed: a CUDA device", spec.name));
-  if (params == nullptr) throw InvalidArgument(tw::format("kernel {}: params is null; allowed: {} bytes", spec.name, spec.params_bytes));
-  if (grid.m < 0 || grid.n < 0 || grid.batch < 0) {
-    throw InvalidArgument(tw::format("kernel {}: grid is {} x {} x {}; allowed: 0 or more", spec.name, grid.m, grid.n, grid.batch));
-  }
-  if (grid.m == 0 || grid.n == 0 || grid.batch == 0) return;
-  const std::int64_t plane = std::int64_t{grid.m} * grid.n;
-  if (plane > kLargestGrid || plane * grid.batch > kLargestGrid) {
-    throw InvalidArgument(
-        tw::format("kernel {}: grid is {} x {} x {}; allowed: at most {} tiles", spec.name, grid.m, grid.n, grid.batch, kLargestGrid));
-  }
-
+  if (params == nullptr) throw InvalidArgument(tw::format("kernel {}: params is null; allowed: the kernel's Params", spec.name));
+  const std::int64_t tiles = count_tiles(spec.name, grid);
+  if (tiles == 0) return;
   Gpu& gpu = Gpu::get(stream.device().index);
   const CurrentContext current(gpu);
-  Loaded& kernel = find(spec, gpu.index());
-  if (kernel.function.load(std::memory_order_acquire) == nullptr) {
-    const std::lock_guard lock(kernel.mutex);
-    if (kernel.function.load(std::memory_order_acquire) == nullptr) load(kernel, gpu);
-  }
-
-  TileGrid passed = grid;
-  if (passed.counter == nullptr) passed.counter = StreamAccess::counter_for_launch(stream);
-  const std::int64_t blocks = blocks_for(plane * grid.batch, spec, kernel.blocks_at_once);
-  void* arguments[] = {const_cast<void*>(params), &passed};
-  // Its blocks may come onto the device while the previous kernel's last ones finish: every kernel waits for that before it touches memory.
-  cuda::LaunchAttribute overlap;
-  cuda::LaunchConfig config;
-  config.grid_x = static_cast<unsigned>(blocks);
-  config.block_x = static_cast<unsigned>(spec.threads);
-  config.shared_bytes = static_cast<unsigned>(spec.shared_bytes);
-  config.stream = StreamAccess::native(stream);
-  config.attributes = &overlap;
-  config.attribute_count = 1;
-  const cuda::Result result = cuda::driver().launch_kernel(&config, kernel.function.load(std::memory_order_relaxed), arguments, nullptr);
-  if (result != cuda::Result::success) {
-    throw DeviceError(tw::format(
-        "kernel {} was not launched: cuLaunchKernelEx: {} ({} blocks for {} x {} x {} tiles, {} threads, {} bytes of shared memory)",
-        spec.name, cuda::describe(result), blocks, grid.m, grid.n, grid.batch, spec.threads, spec.shared_bytes));
-  }
+  Loaded& kernel = find_loaded(spec, gpu.index());
+  ensure_loaded(kernel, gpu, [] {});
+  enqueue(kernel, params, grid, tiles, stream);
 }
 
+namespace detail {
+
+class NamedKernel {
+ public:
+  std::string type, source;
+
+  /// Its variant for a device: a pointer that is looked up once.
+  Loaded& variant(bool tma_load, bool tma_store, int device) const {
+    const TargetVariant target = target_variant(tma_load, tma_store);
+    if (device >= kDevices) return find(target, device);
+    std::atomic<Loaded*>& known = variants_[device][target.index];
+    Loaded* loaded = known.load(std::memory_order_acquire);
+    if (loaded == nullptr) known.store(loaded = &find(target, device), std::memory_order_release);
+    return *loaded;
+  }
+
+ private:
+  static constexpr int kDevices = 16;
+  Loaded& find(const TargetVariant& target, int device) const {
+    return find_loaded({.name = type, .type = type, .target = std::string(target.text), .source = source}, device);
+  }
+  mutable std::atomic<Loaded*> variants_[kDevices][kTargetVariants] = {};
+};
+
+const NamedKernel& named_kernel(std::string_view type, std::string_view source) {
+  static std::mutex mutex;
+  static auto& known = *new std::map<std::pair<std::string, std::string>, NamedKernel>;
+  const std::lock_guard lock(mutex);
+  auto [found, added] = known.try_emplace({std::string(type), std::string(source)});
+  if (added) {
+    found->second.type = type;
+    found->second.source = source;
+  }
+  return found->second;
+}
+
+std::string_view type_of(const NamedKernel& kernel) { return kernel.type; }
+std::string_view source_of(const NamedKernel& kernel) { return kernel.source; }
+
+void launch_bound(const NamedKernel& kernel, const GpuBinder& binder, const ParamsUnderConstruction& params, TileGrid grid,
+                  const Stream& stream) {
+  std::int64_t tiles = count_tiles(kernel.type, grid);
+  if (tiles == 0) return;
+  Gpu& gpu = Gpu::get(stream.device().index);
+  const CurrentContext current(gpu);
+  Loaded& loaded = kernel.variant(binder.tma_load, binder.tma_store, gpu.index());
+  ensure_loaded(loaded, gpu, [&] { require_layout(params, loaded.module.params); });
+  make_maps(binder, params, loaded.module.params);
+  if (const int cluster = loaded.module.cluster; cluster > 1) {
+    grid.m = ceil_div(grid.m, cluster) * cluster;
+    tiles = count_tiles(kernel.type, grid);
+  }
+  enqueue(loaded, params.params, grid, tiles, stream);
+}
+
+}  // namespace detail
 }  // namespace tw

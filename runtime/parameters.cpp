@@ -5,9 +5,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
+#include "runtime/bind.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/kernel.hpp"
 #include "tilewave/launch.hpp"
@@ -91,11 +93,17 @@ std::vector<std::string> declared_globals(std::string_view kernel, std::string_v
   return names;
 }
 
+/// The host's default-constructed Params.
+std::unique_ptr<void, decltype(&std::free)> make_blank(const ParamsUnderConstruction& p) {
+  std::unique_ptr<void, decltype(&std::free)> blank(std::aligned_alloc(p.alignment, p.bytes), &std::free);
+  if (blank == nullptr) throw std::bad_alloc();
+  p.make_unbound(blank.get());
+  return blank;
+}
+
 /// "kernel tw::Gemm<...>: params.bias", or, where the text does not tell, "tensor 2 of 5 in its Params".
 std::string name_of_global(const ParamsUnderConstruction& p, std::size_t offset) {
-  const std::unique_ptr<void, decltype(&std::free)> blank(std::aligned_alloc(p.alignment, p.bytes), &std::free);
-  if (blank == nullptr) return tw::format("kernel {}: a tensor", p.kernel);
-  p.make_unbound(blank.get());
+  const auto blank = make_blank(p);
   const std::vector<std::size_t> all = unbound_in(blank.get(), p.bytes);
   const std::size_t index = static_cast<std::size_t>(std::find(all.begin(), all.end(), offset) - all.begin());
   const std::vector<std::string> names = declared_globals(p.kernel, p.source);
@@ -110,6 +118,23 @@ void require_bound(const ParamsUnderConstruction& p) {
   if (unbound.empty()) return;
   throw InvalidArgument(tw::format("{} was not bound; allowed: a tensor, or a null pointer where the kernel does without",
                                    name_of_global(p, unbound.front())));
+}
+
+void require_layout(const ParamsUnderConstruction& p, std::string_view unbound) {
+  const auto refuse = [&](const std::string& what) {
+    throw InvalidArgument(
+        tw::format("kernel {}: Params differ between host and device: {}. Both must be compiled from the same files", p.kernel, what));
+  };
+  if (unbound.size() != p.bytes) refuse(tw::format("{} bytes on the host, {} on the device", p.bytes, unbound.size()));
+  const auto blank = make_blank(p);
+  const std::vector<std::size_t> here = unbound_in(blank.get(), p.bytes), there = unbound_in(unbound.data(), unbound.size());
+  if (here != there) refuse(tw::format("tensors at bytes {} on the host, {} on the device", tw::join(here, ", "), tw::join(there, ", ")));
+  for (const std::size_t at : here) {
+    BoundView ours, theirs;
+    std::memcpy(&ours, static_cast<const char*>(blank.get()) + at, sizeof ours);
+    std::memcpy(&theirs, unbound.data() + at, sizeof theirs);
+    if (ours.map_tile().element != theirs.map_tile().element) refuse(tw::format("the tensor at byte {} is of another type", at));
+  }
 }
 
 void throw_named(const ParamsUnderConstruction& p, const BindError& error) {

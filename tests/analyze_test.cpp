@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -476,18 +477,23 @@ bool takes_floats(const RegisteredKernel& kernel) {
          begins("gemm_fp8_block_scaled") || begins("gemm_bf16_sum_partials");
 }
 
+/// 64 for every extent that has no default, but one row for gemv.
+std::string shape_text(const RegisteredKernel& kernel) {
+  std::string text;
+  for (const ShapeKey& key : kernel.shape) {
+    if (key.standard) continue;
+    const bool one_row = kernel.spec.name.starts_with("gemv") && std::string(key.name) == "M";
+    text += tw::format("{}{}={}", text.empty() ? "" : ",", key.name, one_row ? 1 : 64);
+  }
+  return text;
+}
+
 TEST(RegisteredKernels, AreAnalysed) {
   for (const RegisteredKernel& kernel : registered_kernels()) {
     SCOPED_TRACE(kernel.spec.name);
     ASSERT_NE(kernel.analyze, nullptr);
     ASSERT_FALSE(kernel.shape.empty());
-    std::string text;
-    for (const ShapeKey& key : kernel.shape) {
-      if (key.standard) continue;
-      const bool one_row = kernel.spec.name.starts_with("gemv") && std::string(key.name) == "M";
-      text += tw::format("{}{}={}", text.empty() ? "" : ",", key.name, one_row ? 1 : 64);
-    }
-    const Analysis a = kernel.analyze(ShapeValues(text, kernel.shape));
+    const Analysis a = kernel.analyze(ShapeValues(shape_text(kernel), kernel.shape));
     EXPECT_GT(a.tiles, 0);
     EXPECT_EQ(a.unique_read > 0, !kernel.spec.name.starts_with("rope_table"));
     EXPECT_GT(a.global_written, 0u);
@@ -496,12 +502,24 @@ TEST(RegisteredKernels, AreAnalysed) {
     if (!takes_floats(kernel)) {
       EXPECT_EQ(a.uncounted, 0u);
     }
-    EXPECT_EQ(a.threads, kernel.spec.threads);
-    EXPECT_EQ(a.operations.all_products() > 0, kernel.spec.tensor_core);
-    // The GPU's layout adds barriers and padding.
-    EXPECT_LE(a.shared_bytes, kernel.spec.shared_bytes);
-    EXPECT_GE(a.shared_bytes + 8192, kernel.spec.shared_bytes);
   }
+}
+
+TEST(RegisteredKernels, AnalysesAgreeWithTheCompiledModules) {
+  skip_without_nvrtc();
+  std::set<std::string> families;
+  for (const RegisteredKernel& kernel : registered_kernels()) {
+    if (kernel.analyze == nullptr || !families.insert(kernel.family).second) continue;
+    SCOPED_TRACE(kernel.spec.name);
+    const Analysis a = kernel.analyze(ShapeValues(shape_text(kernel), kernel.shape));
+    const ModuleInfo module = compile(kernel.spec).module;
+    EXPECT_EQ(a.threads, module.threads);
+    EXPECT_EQ(a.operations.all_products() > 0, module.loads);
+    // The GPU's layout adds barriers and padding.
+    EXPECT_LE(a.shared_bytes, module.shared_bytes);
+    EXPECT_GE(a.shared_bytes + 8192, module.shared_bytes);
+  }
+  EXPECT_EQ(families.size(), 13u);
 }
 
 /// Bytes by hand: what blocks read and write, and what of it is read at least.

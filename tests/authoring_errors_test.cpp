@@ -29,7 +29,7 @@ template <class Params, Fault fault>
 struct Steps { TW_INLINE static int steps(const Params&, Tile) { return 1; } };
 template <class Params>
 struct Steps<Params, Fault::steps> { TW_INLINE static int step(const Params&, Tile) { return 1; } };
-template <Fault fault>
+template <Fault fault, int Stages = 2>
 struct Product {
   template <class Target>
   struct Parts {
@@ -44,7 +44,7 @@ struct Product {
     using A = typename Parts<Target>::A;
     using Params = typename Parts<Target>::Params;
     struct Memory {
-      Ring<Target, A, 2> ring;
+      Ring<Target, A, Stages> ring;
       explicit constexpr Memory(auto& block) : ring(block) {}
     };
     struct State {
@@ -105,9 +105,6 @@ KernelSpec spec_of(const std::string& type, const std::string& file) {
   spec.type = type;
   spec.target = "tw::sm_90a::Target<true, true>";
   spec.source = "tests/authoring/" + file;
-  spec.threads = 384;
-  spec.shared_bytes = 64 * 1024;
-  spec.params_bytes = 256;
   return spec;
 }
 
@@ -136,16 +133,22 @@ TEST(AuthoringErrors, OnTheGpuCompilerNamesThem) {
 TEST(AuthoringErrors, AHeaderThatTheGpuDoesNotHave) {
   skip_without_nvrtc();
   KernelSpec spec = spec_of("tw::test::Includes", "includes.tile.hpp");
-  spec.params_bytes = 8;
   expect_error<CompileError>(
       [&] { compile(spec, "sm_90a", false); },
       {"tests/authoring/includes.tile.hpp includes <cmath>, which the GPU's compiler does not have", "math.tile.hpp"});
 }
 
 TEST(AuthoringErrors, MoreSharedMemoryThanABlockHas) {
-  KernelSpec spec = spec_of("tw::test::Product<tw::test::Fault::none>", "product.tile.hpp");
-  spec.shared_bytes = 328704;
-  expect_error<InvalidArgument>([&] { compile(spec); }, {"kernel faulty", "328704 bytes of shared memory", "allowed: 232448", "stages"});
+  skip_without_nvrtc();
+  const KernelSpec spec = spec_of("tw::test::Product<tw::test::Fault::none, 20>", "product.tile.hpp");
+  expect_error<InvalidArgument>([&] { compile(spec); },
+                                {"kernel faulty", "328704 bytes of shared memory", "allowed: 232448 on sm_90a", "stages"});
+}
+
+TEST(AuthoringErrors, MoreBarriersThanABlockKeeps) {
+  skip_without_nvrtc();
+  const KernelSpec spec = spec_of("tw::test::Product<tw::test::Fault::none, 31>", "product.tile.hpp");
+  expect_error<CompileError>([&] { compile(spec); }, {"kernel faulty", "the rings have too many stages"});
 }
 
 TEST(AuthoringErrors, ASourceThatIsNotEmbedded) {

@@ -188,9 +188,12 @@ TEST(CudaDeclarations, StructuresAgreeWithTheHeader) {
   EXPECT_EQ(offsetof(LaunchConfig, attribute_count), offsetof(CUlaunchConfig, numAttrs));
   EXPECT_EQ(sizeof(LaunchAttribute), sizeof(CUlaunchAttribute));
   EXPECT_EQ(offsetof(LaunchAttribute, id), offsetof(CUlaunchAttribute, id));
-  EXPECT_EQ(offsetof(LaunchAttribute, allowed),
-            offsetof(CUlaunchAttribute, value) + offsetof(CUlaunchAttributeValue, programmaticStreamSerializationAllowed));
-  EXPECT_EQ(LaunchAttribute{}.id, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+  EXPECT_EQ(offsetof(LaunchAttribute, value), offsetof(CUlaunchAttribute, value));
+  EXPECT_EQ(offsetof(CUlaunchAttributeValue, programmaticStreamSerializationAllowed), 0u);
+  EXPECT_EQ(LaunchAttribute::overlap().id, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+  EXPECT_EQ(offsetof(CUlaunchAttributeValue, clusterDim.x), 0u);
+  EXPECT_EQ(offsetof(CUlaunchAttributeValue, clusterDim.z), 2 * sizeof(unsigned));
+  EXPECT_EQ(LaunchAttribute::cluster(2).id, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
 }
 
 #endif

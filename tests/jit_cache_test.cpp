@@ -71,8 +71,6 @@ KernelSpec hits_spec(int step = 1) {
   spec.type = "jit_test::Hits<" + std::to_string(step) + ">";
   spec.target = "tw::sm_90a::Target<true, true>";
   spec.source = "tests/jit/hits.tile.hpp";
-  spec.threads = 128;
-  spec.params_bytes = 16;
   return spec;
 }
 
@@ -233,11 +231,7 @@ TEST(Jit, ProgramHoldsWhatIsReached) {
 
   const std::string text = kernel_source(hits_spec());
   EXPECT_NE(text.find("jit_test::Hits<1>"), std::string::npos);
-  EXPECT_NE(text.find("__launch_bounds__(128, tw::detail::blocks_of<Code>())"), std::string::npos);
-  EXPECT_EQ(text.find("__cluster_dims__"), std::string::npos);
-  KernelSpec clustered = hits_spec();
-  clustered.cluster = 2;
-  EXPECT_NE(kernel_source(clustered).find("__cluster_dims__(2, 1, 1)"), std::string::npos);
+  EXPECT_NE(text.find("tw::sm_90a::Target<true, true>"), std::string::npos);
 }
 
 TEST(Jit, KeyDependsOnAllThatIsCompiledAndNothingElse) {
@@ -246,15 +240,14 @@ TEST(Jit, KeyDependsOnAllThatIsCompiledAndNothingElse) {
   EXPECT_EQ(key.size(), 64u);
   KernelSpec renamed = hits_spec();
   renamed.name = "another name";
-  renamed.tensor_core = true;
   EXPECT_EQ(cache_key(assemble(renamed), "sm_90a", "NVRTC 13.0"), key);
   EXPECT_NE(cache_key(program, "sm_100a", "NVRTC 13.0"), key);
   EXPECT_NE(cache_key(program, "sm_90a", "NVRTC 12.9"), key);
   EXPECT_NE(cache_key(program, "sm_90a", ""), key);
   EXPECT_NE(cache_key(assemble(hits_spec(2)), "sm_90a", "NVRTC 13.0"), key);
-  KernelSpec wider = hits_spec();
-  wider.threads = 256;
-  EXPECT_NE(cache_key(assemble(wider), "sm_90a", "NVRTC 13.0"), key);
+  KernelSpec without_tma = hits_spec();
+  without_tma.target = "tw::sm_90a::Target<false, false>";
+  EXPECT_NE(cache_key(assemble(without_tma), "sm_90a", "NVRTC 13.0"), key);
   ProgramText changed = program;
   const EmbeddedFile other = {program.headers[0]->name, kUnused, sizeof(kUnused) - 1};
   changed.headers[0] = &other;
@@ -278,13 +271,7 @@ TEST(Jit, SpecsThatCannotBeAreRefused) {
   refused([](KernelSpec& s) { s.target = ""; }, "target");
   refused([](KernelSpec& s) { s.source = ""; }, "source");
   refused([](KernelSpec& s) { s.source = "a\"b"; }, "source");
-  refused([](KernelSpec& s) { s.threads = 0; }, "threads");
-  refused([](KernelSpec& s) { s.threads = 100; }, "threads");
-  refused([](KernelSpec& s) { s.threads = 2048; }, "threads");
-  refused([](KernelSpec& s) { s.cluster = 0; }, "cluster");
-  refused([](KernelSpec& s) { s.cluster = 16; }, "cluster");
-  refused([](KernelSpec& s) { s.shared_bytes = -1; }, "shared_bytes");
-  refused([](KernelSpec& s) { s.params_bytes = 0; }, "params_bytes");
+  refused([](KernelSpec& s) { s.target = "tw::sm_70::Target<>"; }, "target");
   EXPECT_THROW(compile(hits_spec(), "compute_90a"), InvalidArgument);
   EXPECT_THROW(compile(hits_spec(), "sm_90a --foo"), InvalidArgument);
   EXPECT_THROW(compile(hits_spec(), "sm_"), InvalidArgument);
@@ -649,9 +636,6 @@ TEST_F(JitCache, CompileErrorsShowNameTypeAndMessage) {
   KernelSpec missing = hits_spec();
   missing.source = "tests/jit/no_such_file.tile.hpp";
   EXPECT_THROW(compile(missing), InvalidArgument);
-  KernelSpec wrong_size = hits_spec();
-  wrong_size.params_bytes = 24;
-  EXPECT_THROW(compile(wrong_size), CompileError);
 }
 
 TEST_F(JitCache, CompilesManyAndReportsTheFailureLast) {

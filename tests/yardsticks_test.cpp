@@ -64,7 +64,7 @@ void expect_loads_in_flight(int bytes_per_block) {
   const KernelInfo& info = kernel_info<Kernel>;
   const CompiledKernel compiled = compile(make_spec(info, true, true));
   EXPECT_EQ(compiled.spill_bytes, 0) << info.type;
-  const int blocks = 65536 / (compiled.registers * info.threads);
+  const int blocks = 65536 / (compiled.registers * compiled.module.threads);
   EXPECT_GE(blocks * bytes_per_block, 48 << 10) << info.type << ": " << compiled.registers << " registers";
 }
 

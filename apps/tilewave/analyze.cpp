@@ -47,8 +47,8 @@ double measure_memory() {
 }
 
 /// Whether a block's shared memory is there on the device.
-bool fits(const RegisteredKernel& kernel, const DeviceModel& device) {
-  return device.shared_per_block == 0 || kernel.spec.shared_bytes <= device.shared_per_block;
+bool fits(const Analysis& a, const DeviceModel& device) {
+  return device.shared_per_block == 0 || a.shared_bytes <= device.shared_per_block;
 }
 
 nlohmann::ordered_json to_json(const Operations& operations) {
@@ -67,7 +67,7 @@ nlohmann::ordered_json to_json(const DeviceModel& device, const Roofline& r) {
 void print_table(const RegisteredKernel& kernel, const ShapeValues& shape, const Analysis& a, const std::vector<DeviceModel>& devices) {
   tw::print("{}, {}\n\n", kernel.spec.name, shape.text());
   tw::print("{:<16} {} of {} threads, {} of shared memory each\n", "blocks' tiles", a.tiles, a.threads,
-            bytes_text(static_cast<std::size_t>(kernel.spec.shared_bytes)));
+            bytes_text(static_cast<std::size_t>(a.shared_bytes)));
   tw::print("{:<16} {} read, {} written; of tensors {} read, {} written\n", "global memory", bytes_text(a.global_read),
             bytes_text(a.global_written), bytes_text(a.unique_read), bytes_text(a.unique_written));
   tw::print("{:<16} {}\n", "shared memory", bytes_text(a.shared_traffic));
@@ -82,7 +82,7 @@ void print_table(const RegisteredKernel& kernel, const ShapeValues& shape, const
   for (const DeviceModel& device : devices) {
     const Roofline r = roofline(a, device);
     tw::print("{:<18} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f}  {}{}\n", device.name, r.memory * 1e6, r.products * 1e6,
-              r.f32 * 1e6, r.special * 1e6, r.seconds * 1e6, r.bound, fits(kernel, device) ? "" : "; too much shared memory for it");
+              r.f32 * 1e6, r.special * 1e6, r.seconds * 1e6, r.bound, fits(a, device) ? "" : "; too much shared memory for it");
   }
 }
 
@@ -94,6 +94,8 @@ void analyze(const AnalyzeArguments& a) {
   try {
     shape = std::make_unique<ShapeValues>(a.shape, kernel.shape);
     for (const std::string& name : a.devices) devices.push_back(named_device_model(name));
+    if (kernel.analyze == nullptr)
+      throw InvalidArgument("its configuration is not among those that are built for the analysis; choose another kernel of the family");
     counts = kernel.analyze(*shape);
     if (a.devices.empty()) {  // those that have the products
       std::copy_if(device_models().begin(), device_models().end(), std::back_inserter(devices), [&](const DeviceModel& device) {
@@ -110,13 +112,13 @@ void analyze(const AnalyzeArguments& a) {
   auto times = nlohmann::ordered_json::array();
   for (const DeviceModel& device : devices) {
     times.push_back(to_json(device, roofline(counts, device)));
-    times.back()["fits"] = fits(kernel, device);
+    times.back()["fits"] = fits(counts, device);
   }
   print_json({{"name", kernel.spec.name},
               {"shape", shape->text()},
               {"tiles", counts.tiles},
               {"threads", counts.threads},
-              {"shared_bytes", kernel.spec.shared_bytes},
+              {"shared_bytes", counts.shared_bytes},
               {"global_read", counts.global_read},
               {"global_written", counts.global_written},
               {"unique_read", counts.unique_read},

@@ -68,7 +68,7 @@ void require_writable(const std::string& folder) {
   if (error) throw Error(tw::format("{}: {}", folder, error.message()));
 }
 
-int shared_bytes(const CompileResult& r) { return r.spec.shared_bytes + r.kernel.static_shared_bytes; }
+int shared_bytes(const CompileResult& r) { return r.kernel.module.shared_bytes + r.kernel.static_shared_bytes; }
 
 }  // namespace
 
@@ -77,7 +77,7 @@ std::vector<std::string> CompileResult::problems() const {
   std::vector<std::string> list;
   if (kernel.spill_bytes > 0) list.push_back(tw::format("kernel {}: spills {} bytes", spec.name, kernel.spill_bytes));
   for (const std::string& message : kernel.performance_losses) list.push_back(tw::format("kernel {}: {}", spec.name, message));
-  if (spec.tensor_core && kernel.tensor_core_instruction.empty())
+  if (kernel.module.loads && kernel.tensor_core_instruction.empty())
     list.push_back(tw::format("kernel {}: has no wgmma instruction", spec.name));
   return list;
 }
@@ -122,8 +122,8 @@ nlohmann::ordered_json to_json(const CompileResult& r) {
   const auto if_compiled = [&](auto value) { return compiled ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr); };
   json["registers"] = if_compiled(r.kernel.registers);
   json["spill_bytes"] = if_compiled(r.kernel.spill_bytes);
-  json["shared_bytes"] = r.spec.shared_bytes + (compiled ? r.kernel.static_shared_bytes : 0);
-  json["threads"] = r.spec.threads;
+  json["shared_bytes"] = if_compiled(shared_bytes(r));
+  json["threads"] = if_compiled(r.kernel.module.threads);
   json["compile_ms"] = if_compiled(r.kernel.compile_ms);
   json["load_ms"] = r.load_ms ? nlohmann::ordered_json(*r.load_ms) : nlohmann::ordered_json(nullptr);
   json["from_cache"] = r.kernel.from_cache;

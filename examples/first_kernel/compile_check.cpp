@@ -31,10 +31,10 @@ int main() {
       const tw::KernelSpec spec = tw::make_spec(info, tma, tma);
       const tw::CompiledKernel kernel = tw::compile(spec);
       const bool good =
-          kernel.spill_bytes == 0 && kernel.performance_losses.empty() && (!spec.tensor_core || !kernel.tensor_core_instruction.empty());
+          kernel.spill_bytes == 0 && kernel.performance_losses.empty() && (!kernel.module.loads || !kernel.tensor_core_instruction.empty());
       failures += !good;
       std::printf("%-45s %s: %s, %3d registers, %d spilled bytes, %6d bytes of shared memory, %4.0f ms\n", spec.type.c_str(),
-                  tma ? "TMA    " : "without", good ? "good" : "BAD", kernel.registers, kernel.spill_bytes, spec.shared_bytes,
+                  tma ? "TMA    " : "without", good ? "good" : "BAD", kernel.registers, kernel.spill_bytes, kernel.module.shared_bytes,
                   kernel.compile_ms);
       for (const std::string& message : kernel.performance_losses) std::printf("  %s\n", message.c_str());
     }

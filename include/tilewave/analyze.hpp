@@ -42,7 +42,7 @@ struct Operations {
 struct Analysis {
   std::int64_t tiles = 0;
   int threads = 0;                ///< of a block on the GPU
-  std::int64_t shared_bytes = 0;  ///< of a block: rings, staging and scratch, without barriers and padding
+  std::int64_t shared_bytes = 0;  ///< of a block: rings, staging and scratch, without barriers (1 KB) and padding
 
   std::uint64_t global_read = 0;     ///< bytes that blocks load, from the L2 cache or beyond: what several load counts several times
   std::uint64_t global_written = 0;  ///< bytes that blocks store
@@ -123,6 +123,10 @@ class AnalysisBinder {
   template <class G>
   void operator()(G& global, const Tensor& tensor, CopiedRows) {
     (*this)(global, tensor);
+  }
+  template <class G>
+  void operator()(G& global, const Tensor& tensor, const Window& window, CopiedRows) {
+    (*this)(global, tensor, window);
   }
   const std::vector<AnalysedArray>& arrays() const { return arrays_; }
 

@@ -41,37 +41,35 @@ namespace detail {
 class TileRecorder;
 }
 
-/// What a launch needs to know of a kernel, from its type alone; kernel_info<Kernel> in tilewave/launch.hpp.
+/// A kernel by its C++ type; kernel_info<Kernel> in tilewave/launch.hpp.
 struct KernelInfo {
-  std::string_view type;    ///< the C++ type, as the run-time compiler shall write it
-  std::string_view source;  ///< the embedded file that defines it
-  int threads;
-  int shared_bytes;
-  int cluster;
-  bool persistent;
-  std::size_t params_bytes;
-  bool tensor_core;
+  std::string_view type;                        ///< as the run-time compiler reads it
+  std::string_view source;                      ///< the embedded file that defines it
   void (*record_tiles)(detail::TileRecorder&);  ///< for tiles_of() in tilewave/layout.hpp; may be null
 };
 
-/// Everything that compiling and launching one kernel for a GPU needs. Made by tilewave/launch.hpp from the kernel's type.
+/// What the run-time compiler needs to make one kernel. All else follows from these and is read from the compiled module.
 struct KernelSpec {
-  std::string name;      ///< for people: "gemm_bf16_nt_128x256x64_c2"
-  std::string type;      ///< the C++ type that the run-time compiler instantiates: "tw::Gemm<tw::bf16, 128, 256, 64, 4>"
-  std::string target;    ///< "tw::sm_90a::Target<true, true>"
-  std::string source;    ///< the embedded file that defines `type`: "kernels/gemm/gemm.tile.hpp"
-  int threads = 0;       ///< per block
-  int shared_bytes = 0;  ///< dynamic shared memory per block
-  int cluster = 1;       ///< blocks per cluster
-  bool persistent =
-      true;  ///< as the kernel's Schedule is: as many blocks as fit at once, each takes tiles in turn; else one block per tile
-  std::size_t params_bytes = 0;
-  bool tensor_core = false;                               ///< uses wgmma: the compile check looks for it
+  std::string name;                                       ///< for people: "gemm_bf16_nt_128x256"
+  std::string type;                                       ///< the C++ type that is instantiated: "tw::Gemm<tw::bf16, 128, 256, 64, 4>"
+  std::string target;                                     ///< "tw::sm_90a::Target<true, true>"
+  std::string source;                                     ///< the embedded file that defines `type`: "kernels/gemm/gemm.tile.hpp"
   void (*record_tiles)(detail::TileRecorder&) = nullptr;  ///< as in KernelInfo
 };
 
 /// The spec of a kernel's variant with or without TMA for its loads and its stores. `name` for people; empty: the type.
 KernelSpec make_spec(const KernelInfo& info, bool tma_load, bool tma_store, std::string name = "");
+
+/// What a compiled module says of its kernel.
+struct ModuleInfo {
+  int threads = 0;          ///< per block
+  int shared_bytes = 0;     ///< dynamic shared memory per block
+  int cluster = 1;          ///< blocks per cluster
+  int min_blocks = 1;       ///< that an SM holds at once, at least
+  bool persistent = false;  ///< as many blocks as fit at once, each takes tiles in turn; else one block per tile
+  bool loads = false;       ///< the kernel has load(): one role loads tiles, the other multiplies them
+  std::string params;       ///< the bytes of default-constructed Params
+};
 
 /// Tiles of one launch, and the state of the scheduler. Passed to the kernel by value.
 struct TileGrid;
@@ -79,6 +77,7 @@ struct TileGrid;
 /// What the compiler says of one kernel.
 struct CompiledKernel {
   std::string cubin;  ///< the machine code
+  ModuleInfo module;
   std::string log;
   int registers = 0;
   int spill_bytes = 0;  ///< stores plus loads
@@ -107,7 +106,7 @@ void write_pack(const std::string& folder, const KernelSpec& spec, const Compile
 /// The whole program text that NVRTC is given for `spec`: the generated entry point; headers are those embedded.
 std::string kernel_source(const KernelSpec& spec);
 
-/// Enqueues `spec` on a CUDA stream, compiling it at first use. `params`: spec.params_bytes bytes. Throws CompileError, DeviceError.
+/// Enqueues `spec` on a CUDA stream, compiling it at first use. `params`: the kernel's Params. Throws CompileError, DeviceError.
 void launch_on_gpu(const KernelSpec& spec, const void* params, const TileGrid& grid, const Stream& stream);
 
 /// The folder of compiled kernels: $TILEWAVE_CACHE, else $XDG_CACHE_HOME/tilewave, else ~/.cache/tilewave; empty if none of these is set.

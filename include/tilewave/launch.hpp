@@ -56,7 +56,7 @@ void bind_view(BoundView& view, const Tensor& tensor, DType dtype, Device device
 struct ParamsUnderConstruction {
   std::string_view kernel;  ///< its type
   std::string_view source;  ///< the embedded file that defines it, or empty
-  const void* params;       ///< `bytes` bytes
+  void* params;             ///< `bytes` bytes
   std::size_t bytes, alignment;
   void (*make_unbound)(void* at);  ///< constructs Params to which nothing is bound
 };
@@ -67,14 +67,15 @@ void require_bound(const ParamsUnderConstruction& params);
 
 /// bind(binder, params), with errors that name the kernel and its parameter; every Global must be bound.
 template <class Params, class Binder, class Bind>
-void bind_params(std::string_view kernel, std::string_view source, Params& params, Binder& binder, Bind&& bind) {
-  const ParamsUnderConstruction named{kernel, source, &params, sizeof(Params), alignof(Params), [](void* at) { ::new (at) Params{}; }};
+ParamsUnderConstruction bind_params(std::string_view kernel, std::string_view source, Params& params, Binder& binder, Bind&& bind) {
+  ParamsUnderConstruction named{kernel, source, &params, sizeof(Params), alignof(Params), [](void* at) { ::new (at) Params{}; }};
   try {
     bind(binder, params);
   } catch (const BindError& error) {
     throw_named(named, error);
   }
   require_bound(named);
+  return named;
 }
 
 /// Kernel::source, or nothing for a kernel that runs on the CPU only.
@@ -84,25 +85,19 @@ constexpr std::string_view source_of() {
   return {};
 }
 
-template <class T>
-inline constexpr MapElement map_element = is_same<T, float>  ? MapElement::f32
-                                          : is_same<T, f16>  ? MapElement::f16
-                                          : is_same<T, bf16> ? MapElement::bf16
-                                                             : MapElement::u8;
-
-/// What one copy of a Global by TMA moves: elements, rows of a tile (or as many of them as its map's boxes have) and their columns.
-struct MapTile {
-  MapElement element;
-  int rows, cols;
-};
-template <class G>
-inline constexpr MapTile map_tile = {map_element<typename G::Element>, G::TileType::box_rows / G::split, G::TileType::box_cols};
-
 /// What TMA is asked for when a Global is bound so.
 TensorMapRequest map_request(const BoundView& view, const MapTile& tile, const Window& window);
 
-/// Writes the map of a Global whose view is filled in; false where TMA cannot copy it.
-bool bind_map(const BoundView& view, bool readable, const MapTile& tile, const Window& window, void* tensor_map);
+/// False where TMA cannot copy the tensor in such tiles.
+bool map_possible(const BoundView& view, bool readable, const MapTile& tile, const Window& window);
+
+/// A Global that TMA copies. Its tensor map is made when the compiled kernel has said in which boxes.
+struct MapToMake {
+  const BoundView* view;
+  void* tensor_map;
+  Window window;
+  int copied_rows;  ///< 0: the kernel's tiles are copied whole
+};
 
 /// Binds tensors to a kernel's Globals on a GPU, and finds out which copies TMA can do.
 class GpuBinder {
@@ -126,24 +121,34 @@ class GpuBinder {
   void operator()(G& global, const Tensor& tensor, CopiedRows rows) {
     bind(global, tensor, Window{}, rows.count);
   }
+  template <class G>
+  void operator()(G& global, const Tensor& tensor, const Window& window, CopiedRows rows) {
+    global.window = window;
+    bind(global, tensor, window, rows.count);
+  }
   bool tma_load = true;
   bool tma_store = true;
+
+  static constexpr int kMostMaps = 16;
+  MapToMake maps[kMostMaps];
+  int map_count = 0;
 
  private:
   template <class G>
   void bind(G& global, const Tensor& tensor, const Window& window, [[maybe_unused]] int copied_rows = 0) {
+    [[maybe_unused]] const MapTile tile = global.map_tile();
     bind_view(global, tensor, dtype_of<typename G::Element>, device_);
     using Tile = typename G::TileType;
     bool possible = true;
-    if constexpr (sm_90a::moves_in_pieces<Tile>)
+    if constexpr (sm_90a::moves_in_pieces<Tile>) {
       possible = global.template whole_pieces<typename G::Element, Tile::width>();
-    else if constexpr (!is_same<Tile, void>) {
-      MapTile tile = map_tile<G>;
-      if (copied_rows > 0) tile.rows = copied_rows;
-      possible = bind_map(global, G::readable, tile, window, global.tensor_map);
+    } else if constexpr (!is_same<Tile, void>) {
+      possible = map_possible(global, G::readable, {tile.element, copied_rows > 0 ? copied_rows : tile.rows, tile.cols}, window);
+      if (possible) add_map({&global, global.tensor_map, window, copied_rows});
     }
     if (!possible) (G::readable ? tma_load : tma_store) = false;
   }
+  void add_map(const MapToMake& map);
 
   Device device_;
 };
@@ -176,28 +181,41 @@ class CpuBinder {
   void operator()(G& global, const Tensor& tensor, CopiedRows) const {
     (*this)(global, tensor);
   }
+  template <class G>
+  void operator()(G& global, const Tensor& tensor, const Window& window, CopiedRows) const {
+    (*this)(global, tensor, window);
+  }
 };
 
 template <class Kernel>
 constexpr KernelInfo make_info() {
-  using Target = sm_90a::Target<>;
-  using On = typename Kernel::template On<Target>;
-  using Shape = sm_90a::Shape<On, Target>;
-  return {type_name<Kernel>(),         Kernel::source,  Shape::threads,
-          Shape::shared_bytes(),       Shape::cluster,  Shape::dispatch != Dispatch::plain,
-          sizeof(typename On::Params), Shape::produces, tile_recorder<Kernel>()};
+  return {type_name<Kernel>(), Kernel::source, tile_recorder<Kernel>()};
 }
 
-/// Launches the variant that `binder` found possible.
-void launch_variant(const KernelInfo& info, bool tma_load, bool tma_store, const void* params, TileGrid grid, const Stream& stream);
+/// A kernel of whatever target and device; lives until the process ends.
+class NamedKernel;
+/// The one of that type text and source: always the same object. Takes a lock: a caller remembers what it gets.
+const NamedKernel& named_kernel(std::string_view type, std::string_view source);
+template <class Kernel>
+const NamedKernel& named() {
+  static const NamedKernel& kernel = named_kernel(type_name<Kernel>(), Kernel::source);
+  return kernel;
+}
+std::string_view type_of(const NamedKernel& kernel);
+std::string_view source_of(const NamedKernel& kernel);
 
-/// Launches a kernel whose Params are `Bound`'s, and bound alike: of many variants only one need be bound.
-template <class Bound, class Bind>
-void launch_bound(const KernelInfo& info, const Stream& stream, const TileGrid& grid, Bind bind) {
-  typename Bound::template On<sm_90a::Target<>>::Params params{};
+/// Launches the variant of the kernel that `binder` found possible, once its tensor maps are made. Throws InvalidArgument if the module's
+/// Params are laid out differently from these.
+void launch_bound(const NamedKernel& kernel, const GpuBinder& binder, const ParamsUnderConstruction& params, TileGrid grid,
+                  const Stream& stream);
+
+/// bind(binder, params) and launch. `Params` are those of any of the kernels that differ in tile sizes alone: their layout is the same.
+template <class Params, class Bind>
+void launch_named(const NamedKernel& kernel, const Stream& stream, const TileGrid& grid, Bind bind) {
+  Params params{};
   GpuBinder binder(stream.device());
-  bind_params(info.type, info.source, params, binder, bind);
-  launch_variant(info, binder.tma_load, binder.tma_store, &params, grid, stream);
+  const ParamsUnderConstruction named = bind_params(type_of(kernel), source_of(kernel), params, binder, bind);
+  launch_bound(kernel, binder, named, grid, stream);
 }
 
 /// Runs a kernel for all tiles on the CPU's threads, each with `memory_bytes` of tile memory. `loads`: the kernel has a load().
@@ -205,7 +223,7 @@ void run_tiles(cpu::RunTile run, const void* params, const TileGrid& grid, std::
 
 }  // namespace detail
 
-/// Everything about a kernel that follows from its type.
+/// What a spec is made of.
 template <class Kernel>
 inline constexpr KernelInfo kernel_info = detail::make_info<Kernel>();
 
@@ -213,7 +231,7 @@ inline constexpr KernelInfo kernel_info = detail::make_info<Kernel>();
 template <class Kernel, class Bind>
 void launch_gpu(const Stream& stream, const TileGrid& grid, Bind bind) {
   if constexpr (requires { Kernel::source; }) {
-    detail::launch_bound<Kernel>(kernel_info<Kernel>, stream, grid, bind);
+    detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(detail::named<Kernel>(), stream, grid, bind);
   } else {
     throw InvalidArgument("kernel " + std::string(detail::type_name<Kernel>()) +
                           " cannot run on a GPU: it has no `source`, the embedded *.tile.hpp file that defines it (a kernel defined in a "
@@ -236,7 +254,7 @@ void launch_cpu(const TileGrid& grid, Bind bind) {
 ///   binder(params.x, tensor)                  a tensor of the Global's dtype on the stream's device, with 1 to 4 dimensions
 ///   binder(params.x, pointer)                 a tensor that a call may leave out: null for a Global without elements
 ///   binder(params.x, tensor, window)          to a Windowed
-///   binder(params.x, tensor, CopiedRows{n})   one that copy.part() copies n rows of at a time
+///   binder(params.x, tensor, CopiedRows{n})   one that copies n rows at a time, if these are not all of its tile's: copy.part()
 /// Bases and strides that TMA cannot take, and Rows that do not move in whole pieces, select the kernel's slower variant. Throws
 /// InvalidArgument, which names the kernel and the parameter, CompileError and DeviceError.
 template <class Kernel, class Bind>

@@ -8,9 +8,9 @@
 #include "kernels/attention/combine.hpp"
 #include "kernels/attention/gather.hpp"
 #include "kernels/attention/run.hpp"
-#include "kernels/attention/workspace.hpp"
 #include "kernels/check.hpp"
 #include "kernels/rows.hpp"
+#include "kernels/workspace.hpp"
 #include "tilewave/elementwise.hpp"
 
 namespace tw {

@@ -1,9 +1,9 @@
 #include "kernels/attention/gather.hpp"
 
 #include "kernels/attention/gather.tile.hpp"
-#include "kernels/attention/workspace.hpp"
 #include "kernels/check.hpp"
 #include "kernels/rows.hpp"
+#include "kernels/workspace.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw::kernels::attention {

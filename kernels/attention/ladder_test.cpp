@@ -99,7 +99,7 @@ TEST(LadderKernels, CompileForTheGpuWithoutLosses) {
     const CompiledKernel kernel = compile(spec);
     EXPECT_EQ(kernel.spill_bytes, 0);
     EXPECT_EQ(kernel.performance_losses, std::vector<std::string>());
-    EXPECT_EQ(kernel.tensor_core_instruction.empty(), !spec.tensor_core);
+    EXPECT_EQ(kernel.tensor_core_instruction.empty(), !kernel.module.loads);
   }
 }
 

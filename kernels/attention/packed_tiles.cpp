@@ -4,7 +4,7 @@
 
 #include "kernels/attention/packed_tiles.tile.hpp"
 #include "kernels/attention/run.hpp"
-#include "kernels/attention/workspace.hpp"
+#include "kernels/workspace.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw::kernels::attention {

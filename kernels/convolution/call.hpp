@@ -32,13 +32,14 @@ inline TileGrid grid_of(const Tiling& tiling, const Call& call, int bn) {
   return {static_cast<int>(tiling.across * tiling.down), ceil_div(call.out_channels(), bn), static_cast<int>(tiling.deep)};
 }
 
-/// Fills a kernel's parameters. `w` as the kernel's contraction wants it: [KH, KW, F, C] or [KH, KW, C, F].
+/// Fills in the parameters of a kernel for tiles of `bm` pixels. `w` as the kernel's contraction wants it: [KH, KW, F, C] or [KH, KW, C,
+/// F].
 template <class T, int step_channels, class Params>
-void bind_call(auto& bind, Params& p, const Call& call, const Tensor& w, const Tiling& tiling) {
+void bind_call(auto& bind, Params& p, const Call& call, const Tensor& w, const Tiling& tiling, int bm) {
   Window input = tiling.window;
   if (input.log_width > 0) input.row_step = call.horizontal.stride;
   if (input.log_height > 0) input.i_step = call.vertical.stride;
-  bind(p.x, call.x, input);
+  bind(p.x, call.x, input, CopiedRows{bm});
   bind(p.w, w);
   bind(p.y, call.y, tiling.window);
   p.bias = call.bias ? call.bias->data<T>() : nullptr;
@@ -62,8 +63,7 @@ void run(const Call& call);
 void run_on_cpu(const Call& call);
 void run_on_gpu(const Call& call);
 
-/// What the call does with a configuration, its activation aside; operands may be placeholders.
+/// What the CPU does with one of cpu_configs(), its activation aside; operands may be placeholders.
 Analysis analyze_cpu_config(const Call& call, int config);
-Analysis analyze_gpu_config(const Call& call, int config);
 
 }  // namespace tw::kernels::convolution

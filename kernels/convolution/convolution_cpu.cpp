@@ -20,7 +20,7 @@ template <class T, Config c, class F>
 void with_tiles(const Call& call, F f) {
   const Tiling tiling = choose_window(call.problem(kStep, 1), c.bm);
   const Tensor w = call.w.transpose(0, 2).transpose(0, 1);  // packing takes any strides
-  f(grid_of(tiling, call, c.bn), [&](auto& bind, auto& p) { bind_call<T, kStep>(bind, p, call, w, tiling); });
+  f(grid_of(tiling, call, c.bn), [&](auto& bind, auto& p) { bind_call<T, kStep>(bind, p, call, w, tiling, c.bm); });
 }
 
 bool use_large(const Call& call) {

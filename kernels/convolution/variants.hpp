@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <span>
 #include <vector>
 
@@ -11,6 +12,7 @@ namespace tw::kernels::convolution {
 /// A tile configuration.
 struct Config {
   int bm, bn, stages, cluster;
+  auto operator<=>(const Config&) const = default;
 };
 
 /// All of them; Conv2dOptions::config indexes this.

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <optional>
+
 #include "kernels/activation.hpp"
 #include "kernels/gemm/gemm.tile.hpp"
+#include "kernels/gemm/variants.hpp"
 #include "tilewave/analyze.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/launch.hpp"
@@ -23,6 +26,7 @@ struct Call {
   int config;  ///< GemmOptions::config
   int splits;  ///< GemmOptions::splits
   Stream stream;
+  std::optional<Config> tile = {};  ///< a tuned configuration of the GPU's, which need not be one of configs()
 
   bool addends() const { return beta != 0 || residual != nullptr; }
   bool block_scaled() const { return a_scale != nullptr && a_scale->numel() != 1; }
@@ -53,6 +57,31 @@ void bind_call(auto& bind, Params& p, const Call& call, const Tensor& a, const T
   p.alpha = call.alpha;
   p.beta = call.beta;
   p.splits = 1;
+}
+
+/// `partial`: f32 [batch, splits, M, N]. `swapped`: a is B and b is A, and the kernel's D is transposed.
+void bind_split(auto& bind, auto& p, const Call& call, const Tensor& a, const Tensor& b, const Tensor& partial, bool swapped) {
+  const int splits = static_cast<int>(partial.shape(1));
+  const Tensor planes = partial.reshape({call.batch * splits, call.m, call.n});
+  bind_inputs(bind, p.in, call, a, b);
+  if (swapped) std::swap(p.in.a_batches, p.in.b_batches);
+  bind(p.d, swapped ? planes.transpose(1, 2) : planes);
+  bind(p.c, nullptr);
+  bind(p.residual, nullptr);
+  p.splits = splits;
+}
+
+void bind_sum(auto& bind, auto& p, const Call& call, const Tensor& partial) {
+  bind(p.partial, partial);
+  bind(p.d, call.d);
+  bind(p.c, call.beta != 0 ? &call.d : nullptr);
+  bind(p.residual, call.residual);
+  bind(p.bias, call.bias);
+  p.alpha = call.alpha;
+  p.beta = call.beta;
+  p.splits = static_cast<int>(partial.shape(1));
+  p.has_bias = call.bias != nullptr;
+  p.has_residual = call.residual != nullptr;
 }
 
 /// One row of A in each batch.
@@ -110,11 +139,34 @@ decltype(auto) with_types(DType dtype, F f) {
 /// True when a [rows, K] operand is stored as [K, rows], dense along rows.
 inline bool stored_transposed(const Tensor& t) { return t.stride(-1) != 1 && t.stride(-2) == 1 && t.shape(-1) > 1; }
 
+/// B is stored [K, N] and the GPU's tensor cores can take it so: 16-bit types alone.
+inline bool b_rows(const Call& call) { return size_of(call.a.dtype()) == 2 && stored_transposed(call.b); }
+
+/// What a choice of configuration on a GPU depends on.
+inline Problem problem_of(const Call& call) {
+  return {call.m,
+          call.n,
+          call.k,
+          call.batch,
+          static_cast<int>(size_of(call.a.dtype())),
+          call.addends(),
+          b_rows(call),
+          device_info(call.stream.device()).units};
+}
+
+/// Calls f(std::type_identity<T>{}) for f16 or bf16.
+template <class F>
+decltype(auto) with_16bit_type(DType dtype, F f) {
+  return dtype == DType::f16 ? f(std::type_identity<f16>{}) : f(std::type_identity<bf16>{});
+}
+
+/// Checks the arguments of gemm() and sorts the shapes out. Throws InvalidArgument.
+Call make_call(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& options);
+
+/// What the CPU does with one of cpu_configs(); operands may be placeholders.
+Analysis analyze_cpu_config(const Call& call, int config);
+
 void run_on_cpu(const Call& call);
 void run_on_gpu(const Call& call);
-
-/// What the call does with a configuration, addends and activation aside; operands may be placeholders.
-Analysis analyze_cpu_config(const Call& call, int config);
-Analysis analyze_gpu_config(const Call& call, int config);
 
 }  // namespace tw::kernels::gemm

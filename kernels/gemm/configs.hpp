@@ -6,27 +6,30 @@
 
 namespace tw::kernels::gemm {
 
-/// The GPU's tile configurations. A step is 128 bytes of K; slots and staging fill the 227 KB of shared memory.
-inline constexpr std::array<Config, 5> kConfigs{{
-    {128, 256, 4, 2, 8},  // fewest bytes from the L2 cache for a product: pairs of blocks load B once. For many rounds of tiles
-    {128, 256, 4, 1, 8},  // without the cost of starting and ending in pairs
-    {128, 192, 4, 1, 16},
-    {128, 128, 6, 1, 16},
-    {64, 128, 8, 1, 16},
-}};
-
-/// Time of one step of a tile, and of a tile's start and end, in steps of the second configuration. Fitted to runs of `tilewave bench gemm
-/// --all-configs` on an H200; a few per cent either way, as much as the card's power limit moves them from run to run.
-struct Cost {
+/// Tiles that the heuristic chooses from, with the time of one step of a tile, and of a tile's start and end, in steps of the second
+/// configuration. A step is 128 bytes of K; slots and staging fill the 227 KB of shared memory. The costs are fitted to runs of `tilewave
+/// bench gemm --all-configs` on an H200; a few per cent either way, as much as the card's power limit moves them from run to run.
+struct CostedConfig : Config {
   double step, tile;
 };
-inline constexpr std::array<Cost, 5> kCosts{{{0.985, 5}, {1.0, 4}, {0.76, 4}, {0.53, 4}, {0.30, 4}}};
+inline constexpr std::array<CostedConfig, 5> kCostedConfigs{{
+    {{128, 256, 4, 2, 8}, 0.985, 5},  // fewest bytes from the L2 cache for a product: pairs of blocks load B once. For many rounds of tiles
+    {{128, 256, 4, 1, 8}, 1.0, 4},    // without the cost of starting and ending in pairs
+    {{128, 192, 4, 1, 16}, 0.76, 4},
+    {{128, 128, 6, 1, 16}, 0.53, 4},
+    {{64, 128, 8, 1, 16}, 0.30, 4},
+}};
+inline constexpr auto kConfigs = [] {
+  std::array<Config, kCostedConfigs.size()> configs{};
+  for (std::size_t i = 0; i < configs.size(); ++i) configs[i] = kCostedConfigs[i];
+  return configs;
+}();
 
 /// Tiles of fp8 products with scales for each 128 of K: three sums of 64 registers in each thread.
 inline constexpr std::array<Config, 2> kBlockScaledConfigs{{{128, 128, 6, 2, 8}, {128, 128, 6, 1, 16}}};
 
-/// Tiles of products with 2 to 16 rows, turned around: 128 rows of B against all of A.
-inline constexpr Config kTurned{128, kMostFewRows, 10, 1, 1};
+/// Tiles of products with 2 to 16 rows, whose operands are swapped: 128 rows of B against all of A.
+inline constexpr Config kSwapped{128, kMostSkinnyRows, 10, 1, 1};
 
 /// Of products with one row: rows of B in a block, columns of a piece, warps.
 struct GemvConfig {
@@ -34,10 +37,10 @@ struct GemvConfig {
 };
 inline constexpr GemvConfig kGemv{8, 1024, 4};
 
-/// Reading addends for more than 128 columns of accumulators needs more registers than a thread has; a B stored [K, N] is loaded in panels
-/// of 64 columns.
-constexpr bool allowed(const Config& config, bool addends, bool b_rows) {
-  return (!addends || config.bn <= 128) && (!b_rows || config.bn % 64 == 0);
-}
+/// Tiles of the kernel that adds up the splits of K.
+struct SumConfig {
+  int rows, cols;
+};
+inline constexpr SumConfig kSum{4, 256};
 
 }  // namespace tw::kernels::gemm

@@ -5,7 +5,7 @@
 
 #include "kernels/check.hpp"
 #include "kernels/gemm/call.hpp"
-#include "kernels/gemm/few_rows.tile.hpp"
+#include "kernels/gemm/skinny.tile.hpp"
 #include "kernels/gemm/tuning.hpp"
 
 namespace tw {
@@ -41,8 +41,24 @@ void check_scales(const Tensor& a, const Tensor& b, Device device, const GemmOpt
   require(plain(options), "{}: block scales are given; alpha, beta, bias, activation and residual are not allowed with them", kOp);
 }
 
-/// Checks everything and sorts the shapes out. Throws InvalidArgument.
-kernels::gemm::Call check(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& options) {
+/// D = 0 of sums of integers without a term, which the products' kernels do not do.
+void set_to_zero(const kernels::gemm::Call& call) {
+  constexpr int kRows = 4, kCols = 256;
+  const Tensor zeros = Tensor::zeros({call.batch, 1, call.m, call.n}, DType::f32, call.stream);
+  launch<kernels::gemm::SumPartials<i32, Identity, false, kRows, kCols>>(
+      call.stream, {ceil_div(call.m, kRows), ceil_div(call.n, kCols), call.batch}, [&](auto& bind, auto& p) {
+        bind(p.partial, zeros);
+        bind(p.d, call.d);
+        bind(p.c, nullptr);
+        bind(p.residual, nullptr);
+        bind(p.bias, nullptr);
+        p.splits = 1;
+      });
+}
+
+}  // namespace
+
+kernels::gemm::Call kernels::gemm::make_call(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& options) {
   const Device device = d.device();
   const DType dtype = a.dtype();
   require(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::fp8_e4m3 || dtype == DType::i8,
@@ -112,25 +128,8 @@ kernels::gemm::Call check(const Tensor& a, const Tensor& b, const Tensor& d, con
           stream};
 }
 
-/// D = 0 of sums of integers without a term, which the products' kernels do not do.
-void set_to_zero(const kernels::gemm::Call& call) {
-  constexpr int kRows = 4, kCols = 256;
-  const Tensor zeros = Tensor::zeros({call.batch, 1, call.m, call.n}, DType::f32, call.stream);
-  launch<kernels::gemm::SumPartials<i32, Identity, false, kRows, kCols>>(
-      call.stream, {ceil_div(call.m, kRows), ceil_div(call.n, kCols), call.batch}, [&](auto& bind, auto& p) {
-        bind(p.partial, zeros);
-        bind(p.d, call.d);
-        bind(p.c, nullptr);
-        bind(p.residual, nullptr);
-        bind(p.bias, nullptr);
-        p.splits = 1;
-      });
-}
-
-}  // namespace
-
 void gemm(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& options) {
-  kernels::gemm::Call call = check(a, b, d, options);
+  kernels::gemm::Call call = kernels::gemm::make_call(a, b, d, options);
   if (d.numel() == 0) return;
   if (call.k == 0 && a.dtype() == DType::i8) return set_to_zero(call);
   kernels::gemm::use_tuned(call);

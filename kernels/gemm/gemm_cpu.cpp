@@ -3,7 +3,7 @@
 #include "kernels/check.hpp"
 #include "kernels/gemm/block_scaled.tile.hpp"
 #include "kernels/gemm/call.hpp"
-#include "kernels/gemm/few_rows.tile.hpp"
+#include "kernels/gemm/skinny.tile.hpp"
 #include "kernels/gemm/variants.hpp"
 
 namespace tw::kernels::gemm {

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 
 #include "kernels/gemm/configs.hpp"
 #include "kernels/gemm/variants.hpp"
@@ -8,14 +7,28 @@ namespace tw::kernels::gemm {
 
 namespace {
 
+constexpr int kStepBytes = 128;  // of K, in each row of a slot
+
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// Predicted time with K in `splits` parts, in steps of the second configuration.
-double time_of(const Problem& p, const Config& c, const Cost& cost, std::int64_t splits) {
+/// The measured cost of a configuration's tile, or one that follows from its size: a step takes the tensor cores bm bn, and the longer the
+/// less each byte of the operands is used; pairs of blocks read B once.
+CostedConfig cost_of(const Config& c) {
+  const auto found = std::find_if(kCostedConfigs.begin(), kCostedConfigs.end(), [&](const CostedConfig& known) {
+    return known.bm == c.bm && known.bn == c.bn && known.cluster == c.cluster;
+  });
+  if (found != kCostedConfigs.end()) return *found;
+  constexpr double full = 128 * 256, reuse = 1.0 / 128 + 1.0 / 256;
+  const double bytes = 1.0 / c.bm + 1.0 / c.bn / c.cluster;
+  return {c, c.bm * c.bn / full * (1 + 16 * std::max(bytes - reuse, 0.0)), c.cluster > 1 ? 5.0 : 4.0};
+}
+
+/// Predicted time with K in `splits` splits, in steps of the second configuration.
+double time_of(const Problem& p, const CostedConfig& c, std::int64_t splits) {
   const std::int64_t padded_m = ceil_div(ceil_div(p.m, c.bm), c.cluster) * c.cluster;
   const std::int64_t rounds = ceil_div(padded_m * ceil_div(p.n, c.bn) * p.batch * splits, p.units);
-  const double steps = static_cast<double>(p.k * p.element_bytes) / 128 / static_cast<double>(splits);
-  double time = static_cast<double>(rounds) * (steps * cost.step + cost.tile);
+  const double steps = static_cast<double>(p.k * p.element_bytes) / kStepBytes / static_cast<double>(splits);
+  double time = static_cast<double>(rounds) * (steps * c.step + c.tile);
   if (splits > 1) {
     // A second launch, and f32 sums that are written and read, from the L2 cache at best.
     constexpr double launch = 4, bytes_per_step = 2e6;
@@ -28,13 +41,24 @@ double time_of(const Problem& p, const Config& c, const Cost& cost, std::int64_t
 
 std::span<const Config> configs() { return kConfigs; }
 
+bool valid(const Config& c, const Problem& p) {
+  constexpr int shared = 232448, barriers = 1024, registers = 65536, loader = 128 * 40, overhead = 48;
+  const int warpgroups = c.bm / 64;
+  if (c.bm % 64 != 0 || warpgroups < 1 || warpgroups > 4 || c.bn % 16 != 0 || c.bn < 16 || c.bn > 256) return false;
+  if (c.stages < 2 || c.cluster < 1 || c.cluster > 2 || c.band < 1) return false;
+  if (c.bn / 2 + overhead > std::min((registers - loader) / (warpgroups * 128), 232)) return false;
+  const int staging = p.element_bytes == 4 ? 0 : warpgroups * (c.bn > 64 ? 2 : 1) * 64 * kStepBytes;
+  if (barriers + c.stages * (c.bm + c.bn) * kStepBytes + staging > shared) return false;
+  return (!p.addends || c.bn <= 128) && (!p.b_rows || c.bn % 64 == 0);
+}
+
 int choose_config(const Problem& p) {
   int best = 0;
   double best_time = 0;
-  for (int i = 0; i < static_cast<int>(kConfigs.size()); ++i) {
-    const Config& c = kConfigs[static_cast<std::size_t>(i)];
-    if (!allowed(c, p.addends, p.b_rows)) continue;
-    const double time = time_of(p, c, kCosts[static_cast<std::size_t>(i)], 1);
+  for (int i = 0; i < static_cast<int>(kCostedConfigs.size()); ++i) {
+    const CostedConfig& c = kCostedConfigs[static_cast<std::size_t>(i)];
+    if (!valid(c, p)) continue;
+    const double time = time_of(p, c, 1);
     if (best_time == 0 || time < best_time) {
       best = i;
       best_time = time;
@@ -43,26 +67,30 @@ int choose_config(const Problem& p) {
   return best;
 }
 
+double predicted_time(const Problem& p, const Config& config, int splits) { return time_of(p, cost_of(config), splits); }
+
 int choose_splits(const Problem& p, const Config& config) {
-  const auto same = [&](const Config& c) { return c.bm == config.bm && c.bn == config.bn && c.cluster == config.cluster; };
-  const auto found = std::find_if(kConfigs.begin(), kConfigs.end(), same);
-  if (found == kConfigs.end()) return 1;
-  const Cost& cost = kCosts[static_cast<std::size_t>(found - kConfigs.begin())];
+  const CostedConfig cost = cost_of(config);
   constexpr int kMost = 16;
   constexpr std::int64_t kLeastSteps = 8;
-  const std::int64_t steps = ceil_div(p.k * p.element_bytes, 128);
+  const std::int64_t steps = ceil_div(p.k * p.element_bytes, kStepBytes);
   int best = 1;
   for (int splits = 2; splits <= kMost && steps / splits >= kLeastSteps; ++splits)
-    if (time_of(p, config, cost, splits) < 0.9 * time_of(p, config, cost, best)) best = splits;
+    if (time_of(p, cost, splits) < 0.9 * time_of(p, cost, best)) best = splits;
   return best;
 }
 
-int choose_turned_splits(const Problem& p) {
-  // Reading B is all there is to it: enough parts that every unit has one, of at least 4 steps.
-  const std::int64_t tiles = ceil_div(p.m, kTurned.bm) * p.batch;
-  const std::int64_t steps = ceil_div(p.k * p.element_bytes, 128);
+int choose_swapped_splits(const Problem& p) {
+  // Reading B is all there is to it: enough splits that every SM has one, of at least 4 steps.
+  const std::int64_t tiles = ceil_div(p.n, kSwapped.bm) * p.batch;
+  const std::int64_t steps = ceil_div(p.k * p.element_bytes, kStepBytes);
   const std::int64_t wanted = ceil_div(2 * p.units, std::max<std::int64_t>(tiles, 1));
   return static_cast<int>(std::clamp<std::int64_t>(std::min(wanted, steps / 4), 1, 32));
+}
+
+int used_splits(std::int64_t k, std::size_t element_bytes, int splits) {
+  const std::int64_t steps = ceil_div(k * static_cast<std::int64_t>(element_bytes), kStepBytes);
+  return static_cast<int>(ceil_div(steps, ceil_div(steps, splits)));
 }
 
 }  // namespace tw::kernels::gemm

@@ -14,7 +14,7 @@ namespace {
 std::vector<int> values_of(const Config& c, int splits) { return {c.bm, c.bn, c.stages, c.cluster, c.band, splits}; }
 
 /// Few rows have kernels of their own on a GPU, and so have block scales.
-bool has_choice(const Call& call) { return !call.block_scaled() && (!call.stream.device().is_cuda() || call.m > kMostFewRows); }
+bool has_choice(const Call& call) { return !call.block_scaled() && (!call.stream.device().is_cuda() || call.m > kMostSkinnyRows); }
 
 std::span<const Config> configs_of(Device device) { return device.is_cuda() ? configs() : cpu_configs(); }
 
@@ -33,12 +33,15 @@ void use_tuned(Call& call) {
   const Device device = call.stream.device();
   const std::vector<int>* const values = tuned_values(device, [&] { return problem_key(call); });
   if (values == nullptr || values->empty()) return;
-  const std::span<const Config> known = configs_of(device);
-  const int config = find_config(known, *values, [&](const Config& c) { return values_of(c, values->back()); });
-  if (config < 0) return;
-  if (device.is_cuda() && !allowed(known[static_cast<std::size_t>(config)], call.addends(), stored_transposed(call.b))) return;
-  call.config = config;
-  call.splits = std::max(values->back(), 0);
+  const int splits = values->back();
+  if (!device.is_cuda()) {
+    call.config = find_config(cpu_configs(), *values, [&](const Config& c) { return values_of(c, splits); });
+  } else if (values->size() == 6) {
+    const Config tile{(*values)[0], (*values)[1], (*values)[2], (*values)[3], (*values)[4]};
+    if (!valid(tile, problem_of(call))) return;
+    call.tile = tile;
+    call.splits = std::max(splits, 0);
+  }
 }
 
 TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
@@ -47,7 +50,7 @@ TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
   require(m > 0 && n > 0 && k > 0 && batch > 0, "shape: M, N, K and batch must be positive");
   const bool gpu = device.is_cuda();
   const bool is_16bit = dtype == DType::f16 || dtype == DType::bf16;
-  require(!gpu || m > kMostFewRows, "shape: M is {}; there is no choice up to {} rows", m, kMostFewRows);
+  require(!gpu || m > kMostSkinnyRows, "shape: M is {}; there is no choice up to {} rows", m, kMostSkinnyRows);
   require(!gpu || is_16bit || (!a_rows && !b_rows), "shape: a_rows and b_rows have kernels for f16 and bf16 only");
   require(!gpu || !a_rows || b_rows, "shape: there are no kernels for a_rows without b_rows");
   require(dtype != DType::i8 || !addends, "shape: i8 takes no addends");
@@ -68,34 +71,19 @@ TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
 
   TuneProblem problem;
   const Operands shapes = make([](Shape s, DType type) { return placeholder(std::move(s), type); });
-  const Call call{.a = shapes.a,
-                  .b = shapes.b.transpose(-2, -1),
-                  .d = shapes.d,
-                  .bias = nullptr,
-                  .residual = addends ? &shapes.residual : nullptr,
-                  .a_scale = nullptr,
-                  .b_scale = Tensor(),
-                  .activation = Activation::none,
-                  .alpha = 1,
-                  .beta = 0,
-                  .m = static_cast<int>(m),
-                  .n = static_cast<int>(n),
-                  .k = static_cast<int>(k),
-                  .batch = static_cast<int>(batch),
-                  .config = -1,
-                  .splits = 0,
-                  .stream = Stream::standard(device)};
+  Call call = make_call(shapes.a, shapes.b, shapes.d, {.residual = addends ? &shapes.residual : nullptr});
+  call.stream = Stream::standard(device);
   problem.key = problem_key(call);
   const std::span<const Config> all = configs_of(device);
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Config& c = all[i];
-    if (gpu && !allowed(c, addends, b_rows)) continue;
-    const Analysis analysis = gpu ? analyze_gpu_config(call, static_cast<int>(i)) : analyze_cpu_config(call, static_cast<int>(i));
+    if (gpu && !valid(c, problem_of(call))) continue;
+    const Analysis analysis = gpu ? Analysis() : analyze_cpu_config(call, static_cast<int>(i));
     const std::int64_t steps = k * static_cast<std::int64_t>(size_of(dtype)) / 128;
     for (int splits = 1; splits <= 8; splits *= 2) {  // of at least 8 steps
       if (splits > 1 && (!gpu || !is_16bit || a_rows || steps / splits < 8)) break;
       std::string name = tw::format("{}x{}{}", c.bm, c.bn, c.cluster > 1 ? " cluster" : "");
-      if (splits > 1) name += tw::format(", {} parts", splits);
+      if (splits > 1) name += tw::format(", {} splits", splits);
       problem.candidates.push_back({{std::move(name), values_of(c, splits)}, analysis, gpu ? analysis.shared_bytes : 0});
     }
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <span>
 #include <vector>
 
@@ -10,10 +11,11 @@ namespace tw::kernels::gemm {
 
 /// A tile configuration on the GPU.
 struct Config {
-  int bm, bn, stages, cluster, band;
+  int bm = 0, bn = 0, stages = 0, cluster = 1, band = 1;
+  auto operator<=>(const Config&) const = default;
 };
 
-/// All of them; GemmOptions::config indexes this, or on the CPU cpu_configs().
+/// Those that the heuristic chooses from; GemmOptions::config indexes this, or on the CPU cpu_configs().
 std::span<const Config> configs();
 
 /// The CPU's: bm and bn count. The first for many rows, the second for few and so that small products occupy every thread.
@@ -28,22 +30,32 @@ struct Problem {
   int units;     ///< streaming multiprocessors
 };
 
-/// The configuration with the least predicted time: rounds of tiles over the units, times the time of a tile. Plain arithmetic, the same
-/// everywhere.
+/// Whether the GPU's kernel can have these tiles: accumulators fit the registers and slots the shared memory; reading addends for more than
+/// 128 columns of accumulators needs more registers than a thread has; a B stored [K, N] is loaded in panels of 64 columns.
+bool valid(const Config& config, const Problem& problem);
+
+/// The configuration of configs() with the least predicted time: rounds of tiles over the SMs, times the time of a tile. Plain arithmetic,
+/// the same everywhere.
 int choose_config(const Problem& problem);
 
-/// In how many parts of K, whose sums are added up by a second kernel: more than 1 where the tiles of D are too few for the units.
+/// Predicted time of any valid configuration with K in `splits` splits, in the heuristic's unit: to rank a tuner's candidates.
+double predicted_time(const Problem& problem, const Config& config, int splits);
+
+/// The number of K splits, which a second kernel adds up: more than 1 where D has too few tiles for the SMs.
 int choose_splits(const Problem& problem, const Config& config);
 
-/// The same for the product turned around, with 2 to 16 rows: m is the long side, N of the call.
-int choose_turned_splits(const Problem& problem);
+/// The same for 2 to 16 rows, where the operands are swapped.
+int choose_swapped_splits(const Problem& problem);
 
-/// Largest M of the kernel that turns the product around, so that the rows of B fill the tensor cores' 64.
-inline constexpr int kMostFewRows = 16;
+/// The number of K splits actually used: `splits`, reduced so that no split is empty (nine steps in eight splits of two are five).
+int used_splits(std::int64_t k, std::size_t element_bytes, int splits);
+
+/// Largest M of the kernel that swaps the operands, so that the rows of B fill the tensor cores' 64.
+inline constexpr int kMostSkinnyRows = 16;
 
 inline constexpr ShapeKey kShape[] = {{"M", "rows of A and D"},         {"N", "columns of B and D"},
                                       {"K", "columns of A, rows of B"}, {"batch", "products", 1},
-                                      {"bias", "1: with a bias", 0},    {"splits", "parts of K, of kernels for sums over parts", 4}};
+                                      {"bias", "1: with a bias", 0},    {"splits", "K splits, of kernels for split K", 4}};
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();

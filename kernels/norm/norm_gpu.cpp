@@ -25,15 +25,15 @@ constexpr int kLongestHeld = longest_held_row(32);
 template <Kind kind, class X, class Y, class W>
 void run_types(const Call& call) {
   using Bound = Chunked<kind, X, Y, W>;
-  const auto launch = [&](const KernelInfo& info, int rows) {
-    detail::launch_bound<Bound>(info, call.stream, row_grid(kOp<kind>, call.views, 1, rows, 1),
-                                [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+  const auto launch = [&](const detail::NamedKernel& kernel, int rows) {
+    detail::launch_named<typename Bound::template On<sm_90a::Target<>>::Params>(
+        kernel, call.stream, row_grid(kOp<kind>, call.views, 1, rows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
-  if (call.cols > kLongestHeld) return launch(kernel_info<Bound>, 1);
+  if (call.cols > kLongestHeld) return launch(detail::named<Bound>(), 1);
   const auto key = [&] { return problem_key<kind>(call); };
   const RowConfig config = call.config ? *call.config : tuned_rows(call.stream.device(), key, call.rows(), call.cols, kMaxShare);
   with_row_config(config, [&]<int kRowWarps, int kShare>() {
-    launch(kernel_info<Held<kind, X, Y, W, kRowWarps, kShare>>, RowTile<kRowWarps, kShare>::rows);
+    launch(detail::named<Held<kind, X, Y, W, kRowWarps, kShare>>(), RowTile<kRowWarps, kShare>::rows);
   });
 }
 

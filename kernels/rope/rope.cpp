@@ -106,8 +106,9 @@ void launch_tiles(const Call& call, Bind bind_call) {
     constexpr int kWidth = std::min(16 / static_cast<int>(sizeof(X)), kCols * kRows / 128);
     const TileGrid grid = grid_of(call, kRows, kCols);
     if constexpr (kGpu)
-      detail::launch_bound<Kernel<X, T, kRows, kCols, kWidth, true>>(
-          call.one_token ? kernel_info<Kernel<X, T, kRows, kCols, kWidth, true>> : kernel_info<Kernel<X, T, kRows, kCols, kWidth, false>>,
+      detail::launch_named<typename Kernel<X, T, kRows, kCols, kWidth, true>::template On<sm_90a::Target<>>::Params>(
+          call.one_token ? detail::named<Kernel<X, T, kRows, kCols, kWidth, true>>()
+                         : detail::named<Kernel<X, T, kRows, kCols, kWidth, false>>(),
           call.stream, grid, bind_call);
     else
       launch_cpu<Kernel<X, T, kRows, kCols, kWidth, true>>(grid, bind_call);

@@ -58,16 +58,16 @@ constexpr int kMaxShare = kPieceColumns<In, Out> == 8 ? 40 : 32;
 template <class In, class Out>
 void run_on_gpu(const Call& call) {
   using Bound = Chunked<In, Out>;
-  const auto launch = [&](const KernelInfo& info, int rows) {
-    detail::launch_bound<Bound>(info, call.stream, row_grid(kOp, call.views, 1, rows, 1),
-                                [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+  const auto launch = [&](const detail::NamedKernel& kernel, int rows) {
+    detail::launch_named<typename Bound::template On<sm_90a::Target<>>::Params>(kernel, call.stream, row_grid(kOp, call.views, 1, rows, 1),
+                                                                                [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
   constexpr int max_share = kMaxShare<In, Out>;
-  if (call.cols > longest_held_row(max_share)) return launch(kernel_info<Bound>, 1);
+  if (call.cols > longest_held_row(max_share)) return launch(detail::named<Bound>(), 1);
   const auto key = [&] { return problem_key(call); };
   const RowConfig config = call.config ? *call.config : tuned_rows(call.stream.device(), key, call.rows(), call.cols, max_share);
   with_row_config(config, [&]<int kRowWarps, int kShare>() {
-    launch(kernel_info<Held<In, Out, kRowWarps, kShare>>, RowTile<kRowWarps, kShare>::rows);
+    launch(detail::named<Held<In, Out, kRowWarps, kShare>>(), RowTile<kRowWarps, kShare>::rows);
   });
 }
 

@@ -186,8 +186,10 @@ template <class T, int D, int DV, int kBM, int kBN, int kStages, int kForm, clas
 void run_attention_gpu(const AttentionCall& call, auto&& bind_user) {
   using List = CallRules<User...>;
   using Kernel = Attention<T, D, DV, kBM, kBN, kStages, kForm, List>;
-  launch_bound<Kernel>(attention_variant(kernel_info<Kernel>, call), call.stream, attention_grid(call, kBM),
-                       [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kBN, bind_user); });
+  const KernelInfo& info = attention_variant(kernel_info<Kernel>, call);
+  launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
+      named_kernel(info.type, info.source), call.stream, attention_grid(call, kBM),
+      [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kBN, bind_user); });
 }
 
 }  // namespace tw::detail

@@ -2,10 +2,9 @@
 
 #include <cstdint>
 
-namespace tw::detail {
+#include "tilewave/tile/grid.tile.hpp"
 
-/// Element types of a TMA tensor map.
-enum class MapElement { f32, f16, bf16, u8 };
+namespace tw::detail {
 
 /// Bytes of one element.
 int size_of(MapElement element);

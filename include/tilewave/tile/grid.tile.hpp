@@ -21,14 +21,38 @@ struct Tile {
   int batch;
 };
 
+namespace detail {
+/// Element types of a TMA tensor map.
+enum class MapElement { f32, f16, bf16, u8 };
+template <class T>
+inline constexpr MapElement map_element = is_same<T, float>  ? MapElement::f32
+                                          : is_same<T, f16>  ? MapElement::f16
+                                          : is_same<T, bf16> ? MapElement::bf16
+                                                             : MapElement::u8;
+
+/// What one TMA copy of a Global moves: elements, rows of a tile (or as many as its map's boxes have) and their columns.
+struct MapTile {
+  MapElement element;
+  int rows, cols;
+};
+}  // namespace detail
+
 /// A tensor as it is bound to a kernel's Global, on every target.
 struct BoundView {
-  /// The stride_j of a Global that nothing was bound to, which a launch refuses: no tensor is so large.
+  /// The stride_j of a Global to which nothing was bound. A launch refuses it: no tensor is so large.
   static constexpr i64 kUnbound = -0x756e626f756e6400;
 
   void* data = nullptr;
   i64 stride_j = kUnbound, stride_i = 0, stride_row = 0, stride_col = 0;  ///< in elements
   int size_j = 0, size_i = 0, rows = 0, cols = 0;
+
+  /// An unbound Global that TMA copies says in which boxes: that is how the host learns it from a compiled kernel.
+  TW_INLINE constexpr void set_map_tile(const detail::MapTile& tile) {
+    size_i = static_cast<int>(tile.element);
+    rows = tile.rows;
+    cols = tile.cols;
+  }
+  TW_INLINE constexpr detail::MapTile map_tile() const { return {static_cast<detail::MapElement>(size_i), rows, cols}; }
 };
 /// What is bound where a call leaves an optional tensor out: no element lies inside it.
 inline constexpr BoundView kNoTensor{nullptr, 0, 0, 0, 0, 0, 0, 0, 0};

@@ -69,7 +69,7 @@ struct GlobalView : BoundView {
 
 /// One that TMA copies.
 struct MappedView : GlobalView {
-  alignas(64) u64 tensor_map[16];
+  alignas(64) u64 tensor_map[16] = {};
 };
 template <class Tile>
 inline constexpr bool copied_by_tma = requires {
@@ -90,6 +90,10 @@ struct Global : conditional<copied_by_tma<Tile>, MappedView, GlobalView> {
   using TileType = Tile;
   static constexpr int split = Split;
   static constexpr bool readable = !is_same<T, Element>;
+
+  constexpr Global() {
+    if constexpr (copied_by_tma<Tile>) this->set_map_tile({tw::detail::map_element<Element>, Tile::box_rows / Split, Tile::box_cols});
+  }
 };
 
 /// R x C elements as panels of R rows of 128 bytes, 16-byte pieces swizzled within 8 rows: what TMA writes and wgmma reads without bank

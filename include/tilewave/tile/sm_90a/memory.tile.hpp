@@ -14,6 +14,8 @@ using cuda::Shared, cuda::Scratch, cuda::Histogram, cuda::List, cuda::Words;
 
 /// Barriers lie before the tiles in shared memory; tiles need the alignment anyway.
 inline constexpr int kBarrierBytes = 1024;
+/// Of those that rings have: the first half of the bytes, less the four of a TileQueue.
+inline constexpr int kMostBarriers = kBarrierBytes / 2 / 8 - 4;
 /// The named barrier of the role that loads.
 inline constexpr int kProducerBarrier = 1;
 

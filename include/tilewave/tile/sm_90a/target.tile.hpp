@@ -51,17 +51,21 @@ struct Shape {
   static constexpr int min_blocks = tw::detail::blocks_of<On>();
   static constexpr int cluster = cluster_size<On, T>;
   static constexpr int threads = (warpgroups + (produces ? 1 : 0)) * kWarpgroupThreads;
+  static_assert(threads <= 1024, "a block has at most 1024 threads: 32 for each 16 of the kernel's `rows`, and 128 that load");
+  static_assert(cluster >= 1 && cluster <= 8, "a cluster has 1 to 8 blocks");
   static constexpr Dispatch dispatch = tw::detail::ScheduleOf<On>::Type::dispatch;
-  static constexpr int shared_bytes() {
+  static constexpr Allocator memory() {
+    Allocator allocator{warpgroups, cluster};
     if constexpr (requires { typename On::Memory; }) {
-      Allocator allocator{warpgroups, cluster};
-      typename On::Memory memory(allocator);
-      static_cast<void>(memory);
-      return allocator.tile_bytes;
+      typename On::Memory tiles(allocator);
+      static_cast<void>(tiles);
     } else {
-      return 0;
+      allocator.tile_bytes = 0;
     }
+    return allocator;
   }
+  static constexpr int shared_bytes() { return memory().tile_bytes; }
+  static_assert(memory().barriers_used <= kMostBarriers, "the rings have too many stages: two barriers each, 60 together");
 };
 
 }  // namespace tw::sm_90a

@@ -11,7 +11,7 @@ namespace tw::kernels::gemm {
 /// the batch: its products with the same rows of B follow each other.
 template <class T, class Activation, bool kAddends, int R, int Piece, int Warps>
 struct Gemv {
-  static constexpr const char* source = "kernels/gemm/few_rows.tile.hpp";
+  static constexpr const char* source = "kernels/gemm/skinny.tile.hpp";
 
   template <class Target>
   struct On {
@@ -54,7 +54,7 @@ struct Gemv {
 /// D = activation(alpha P + beta C + bias) + residual, P the sum of `splits` partial products in the order of their parts of K.
 template <class T, class Activation, bool kAddends, int R, int C>
 struct SumPartials {
-  static constexpr const char* source = "kernels/gemm/few_rows.tile.hpp";
+  static constexpr const char* source = "kernels/gemm/skinny.tile.hpp";
 
   template <class Target>
   struct On {

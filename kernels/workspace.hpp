@@ -6,7 +6,7 @@
 #include "runtime/stream.hpp"
 #include "tilewave/tensor.hpp"
 
-namespace tw::kernels::attention {
+namespace tw::kernels {
 
 /// Memory for one call, that a graph keeps for itself.
 inline Tensor workspace(Shape shape, DType dtype, const Stream& stream) {
@@ -16,4 +16,4 @@ inline Tensor workspace(Shape shape, DType dtype, const Stream& stream) {
   return Tensor::borrow(memory.get(), std::move(shape), dtype, stream.device(), {}, memory);
 }
 
-}  // namespace tw::kernels::attention
+}  // namespace tw::kernels

@@ -1,0 +1,42 @@
+#pragma once
+
+#include "tilewave/tile/grid.tile.hpp"
+
+// What a compiled kernel tells the host that launches it. The program that the run-time compiler is given defines one Module of the
+// kernel's; runtime/module.cpp reads it from the machine code.
+
+namespace tw {
+
+struct ModuleHeader {
+  static constexpr u32 kMagic = 0x31777474;  // changes with the members
+
+  u32 magic = kMagic;
+  int threads = 0;       ///< per block
+  int shared_bytes = 0;  ///< dynamic shared memory per block
+  int cluster = 1;       ///< blocks per cluster
+  int min_blocks = 1;    ///< that a multiprocessor shall hold at once
+  int persistent = 0;    ///< 1: as many blocks as fit at once take all tiles; 0: one block per tile
+  int loads = 0;         ///< 1: it has a role that loads tiles
+  int params_offset = 0, params_bytes = 0;
+};
+
+/// `On` is the kernel on a target, `Shape` what the target makes of it. `params` are what a default-constructed Params is: its unbound
+/// Globals say in which boxes TMA copies them.
+template <class On, class Shape>
+struct Module {
+  ModuleHeader header;
+  typename On::Params params{};
+
+  constexpr Module() {
+    header.threads = Shape::threads;
+    header.shared_bytes = Shape::shared_bytes();
+    header.cluster = Shape::cluster;
+    header.min_blocks = Shape::min_blocks;
+    header.persistent = Shape::dispatch != Dispatch::plain;
+    header.loads = Shape::produces;
+    header.params_offset = static_cast<int>(__builtin_offsetof(Module, params));
+    header.params_bytes = static_cast<int>(sizeof(params));
+  }
+};
+
+}  // namespace tw

@@ -1,0 +1,39 @@
+#include "kernels/gemm/kernels.hpp"
+
+#include "kernels/check.hpp"
+
+namespace tw::kernels::gemm {
+
+namespace {
+
+/// A slot's rows have 128 bytes.
+std::string tiles_of(const Config& c, std::size_t element_bytes) {
+  return tw::format("tw::kernels::gemm::Tiles<{}, {}, {}, {}, {}, {}>", c.bm, c.bn, 128 / element_bytes, c.stages, c.cluster, c.band);
+}
+const char* contract_of(bool rows) { return rows ? "tw::Contract::rows" : "tw::Contract::columns"; }
+
+}  // namespace
+
+std::string type_of(const GemmKernel& k) {
+  const std::string finish = k.partial ? "tw::kernels::gemm::Partial"
+                                       : tw::format("tw::kernels::gemm::Finish<{}, {}, {}>", element_name(k.out),
+                                                    functor_name(k.activation), bool_name(k.addends));
+  return tw::format("tw::kernels::gemm::Gemm<tw::kernels::gemm::Operands<{}, {}, {}>, {}, {}>", element_name(k.dtype),
+                    contract_of(k.a_rows), contract_of(k.b_rows), finish, tiles_of(k.tile, size_of(k.dtype)));
+}
+
+std::string type_of(const SumKernel& k) {
+  return tw::format("tw::kernels::gemm::SumPartials<{}, {}, {}, {}, {}>", element_name(k.dtype), functor_name(k.activation),
+                    bool_name(k.addends), kSum.rows, kSum.cols);
+}
+
+std::string type_of(const GemvKernel& k) {
+  return tw::format("tw::kernels::gemm::Gemv<{}, {}, {}, {}, {}, {}>", element_name(k.dtype), functor_name(k.activation),
+                    bool_name(k.addends), kGemv.rows, kGemv.piece, kGemv.warps);
+}
+
+std::string block_scaled_type_of(const Config& tile) {
+  return tw::format("tw::kernels::gemm::BlockScaledGemm<tw::bf16, {}>", tiles_of(tile, 1));
+}
+
+}  // namespace tw::kernels::gemm

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+
+#include "tilewave/dtype.hpp"
+#include "tilewave/gemm.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw::kernels {
+
+/// The element type as tile code spells it: "tw::bf16", "float".
+const char* element_name(DType dtype);
+
+/// The functor of an activation as tile code spells it: "tw::Silu".
+const char* functor_name(Activation activation);
+
+/// "true", "false".
+inline const char* bool_name(bool value) { return value ? "true" : "false"; }
+
+/// A family's GPU kernels by the values that name them. `Key` is a small struct with operator<=>.
+template <class Key>
+class KernelTable {
+ public:
+  KernelTable(std::string (*type_of)(const Key&), const char* source) : type_of_(type_of), source_(source) {}
+
+  /// Lives until the process ends.
+  const detail::NamedKernel& operator[](const Key& key) {
+    {
+      const std::shared_lock lock(mutex_);
+      if (const auto found = known_.find(key); found != known_.end()) return *found->second;
+    }
+    const detail::NamedKernel& kernel = detail::named_kernel(type_of_(key), source_);
+    const std::unique_lock lock(mutex_);
+    known_.emplace(key, &kernel);
+    return kernel;
+  }
+
+ private:
+  std::string (*type_of_)(const Key&);
+  const char* source_;
+  std::shared_mutex mutex_;
+  std::map<Key, const detail::NamedKernel*> known_;
+};
+
+}  // namespace tw::kernels
