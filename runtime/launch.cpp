@@ -16,10 +16,8 @@
 #include "tilewave/launch.hpp"
 
 namespace tw {
-namespace {
 
-constexpr const char* kArch = "sm_90a";
-constexpr std::int64_t kLargestGrid = 0x7fffffff;  // CUDA's limit in x
+namespace detail {
 
 /// A kernel in the memory of one GPU.
 struct Loaded {
@@ -30,6 +28,15 @@ struct Loaded {
   ModuleInfo module;
   std::int64_t blocks_at_once = 0;
 };
+
+}  // namespace detail
+
+namespace {
+
+using detail::Loaded;
+
+constexpr const char* kArch = "sm_90a";
+constexpr std::int64_t kLargestGrid = 0x7fffffff;  // CUDA's limit in x
 
 /// All kernels ever asked for. They stay until the process ends, so pointers to them may be kept.
 Loaded& find_loaded(const KernelSpec& spec, int device) {

@@ -18,6 +18,7 @@ namespace tw {
 namespace {
 
 using namespace kernels::attention;
+using kernels::workspace;
 using detail::as_batch;
 using detail::AttentionCall;
 using detail::check_common;
