@@ -16,6 +16,7 @@
 #include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/language_kernels.tile.hpp"
+#include "tests/support.hpp"
 #include "tilewave/tile/attention.tile.hpp"
 
 namespace tw::test {

@@ -24,7 +24,7 @@ struct Product {
   template <class Target>
   struct On {
     using A = tw::Shared<Target, tw::bf16, Rows, 64>;
-    using D = tw::Staging<Target, tw::bf16, Rows, 128>;
+    using D = tw::Staging<Target, tw::bf16, Rows, Rows>;
     static constexpr int rows = Rows;
     static constexpr int cluster = 2;
     using Schedule = tw::Banded<4>;
@@ -67,7 +67,7 @@ CompiledKernel product(const char* type) {
 
 /// Its Params, as the host would declare them.
 template <class A, class D>
-struct Params {
+struct ProductParams {
   sm_90a::Global<const bf16, A> a;
   sm_90a::Global<const bf16, A, 2> b;
   int depth;
@@ -75,7 +75,7 @@ struct Params {
 };
 using Tile64 = sm_90a::Shared<bf16, 64, 64, Contract::columns>;
 using Staging64 = sm_90a::Staging<bf16, 64, 64>;
-using HostParams = Params<Tile64, Staging64>;
+using HostParams = ProductParams<Tile64, Staging64>;
 
 template <class P>
 void check_layout(const std::string& unbound) {
@@ -95,17 +95,18 @@ TEST(Modules, SayHowTheyAreLaunched) {
   EXPECT_TRUE(m.persistent);
   EXPECT_TRUE(m.loads);
   ASSERT_EQ(m.params.size(), sizeof(HostParams));
-  const auto global = [&](std::size_t offset) {
+  const HostParams host{};
+  const auto global = [&](const BoundView& member) {
     BoundView view;
-    std::memcpy(&view, m.params.data() + offset, sizeof view);
+    std::memcpy(&view, m.params.data() + (reinterpret_cast<const char*>(&member) - reinterpret_cast<const char*>(&host)), sizeof view);
     EXPECT_EQ(view.stride_j, BoundView::kUnbound);
     return view.map_tile();
   };
-  EXPECT_EQ(global(offsetof(HostParams, a)).rows, 128);
-  EXPECT_EQ(global(offsetof(HostParams, a)).cols, 64);
-  EXPECT_EQ(global(offsetof(HostParams, a)).element, detail::MapElement::bf16);
-  EXPECT_EQ(global(offsetof(HostParams, b)).rows, 64) << "a block of the cluster copies half";
-  EXPECT_EQ(global(offsetof(HostParams, d)).rows, 64) << "a warpgroup stores its own rows";
+  EXPECT_EQ(global(host.a).rows, 128);
+  EXPECT_EQ(global(host.a).cols, 64);
+  EXPECT_EQ(global(host.a).element, detail::MapElement::bf16);
+  EXPECT_EQ(global(host.b).rows, 64) << "a block of the cluster copies half";
+  EXPECT_EQ(global(host.d).rows, 64) << "a warpgroup stores its own rows";
 }
 
 TEST(Modules, OfOtherTileSizesHaveTheSameParams) {

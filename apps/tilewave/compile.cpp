@@ -145,7 +145,7 @@ void print_table(const std::vector<CompileResult>& results) {
       continue;
     }
     tw::print("{:<{}} {:>9} {:>7} {:>9} {:>7} {:>10.0f} {:>8}  {}\n", r.spec.name, width, r.kernel.registers, r.kernel.spill_bytes,
-              shared_bytes(r), r.spec.threads, r.kernel.compile_ms, r.load_ms ? tw::format("{:.1f}", *r.load_ms) : "-",
+              shared_bytes(r), r.kernel.module.threads, r.kernel.compile_ms, r.load_ms ? tw::format("{:.1f}", *r.load_ms) : "-",
               r.kernel.tensor_core_instruction.empty() ? "-" : r.kernel.tensor_core_instruction);
   }
 }

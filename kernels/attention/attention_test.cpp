@@ -801,7 +801,7 @@ TEST(AttentionRegistered, NamesAreUniqueAndLaunchesPossible) {
 }
 
 TEST(AttentionRegistered, PairedTilesAreTwoBlocksOnAnSM) {
-  test::skip_without_nvrtc();
+  skip_without_nvrtc();
   for (const KernelSpec& spec : specs_of(registered())) {
     if (!spec.name.ends_with("_d64_causal")) continue;
     const CompiledKernel kernel = compile(spec);

@@ -636,7 +636,7 @@ TEST(ConvolutionWindow, BecomesTheBoxOfTheTensorMap) {
   x.stride_row = 256, x.stride_i = 64 * 256, x.stride_j = 65 * 64 * 256;
   const auto box = [](const tw::detail::TensorMapRequest& r) { return std::vector<std::uint32_t>(r.box, r.box + 4); };
   const auto map_request_of = []<class G>(const G& global, const Window& window) {
-    return tw::detail::map_request(global, tw::detail::map_tile<G>, window);
+    return tw::detail::map_request(global, G().map_tile(), window);
   };
   const auto steps = [](const tw::detail::TensorMapRequest& r) { return std::vector<std::uint32_t>(r.steps, r.steps + 4); };
   const auto strided = map_request_of(x, {.log_width = 4, .log_height = 2, .row_step = 2, .i_step = 3});

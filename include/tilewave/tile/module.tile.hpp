@@ -34,7 +34,8 @@ struct Module {
     header.min_blocks = Shape::min_blocks;
     header.persistent = Shape::dispatch != Dispatch::plain;
     header.loads = Shape::produces;
-    header.params_offset = static_cast<int>(__builtin_offsetof(Module, params));
+    header.params_offset =
+        static_cast<int>((sizeof(header) + alignof(typename On::Params) - 1) / alignof(typename On::Params) * alignof(typename On::Params));
     header.params_bytes = static_cast<int>(sizeof(params));
   }
 };
