@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 
 #include "command.hpp"
 #include "compile.hpp"
@@ -78,7 +79,11 @@ int compile(const KernelsArguments& a) {
   std::vector<RegisteredKernel> kernels = registered_kernels();
   if (!a.names.empty()) {
     std::vector<RegisteredKernel> chosen;
-    for (const std::string& name : a.names) chosen.push_back(find_kernel(kernels, name));
+    for (const std::string& name : a.names) {
+      const std::size_t before = chosen.size();
+      std::ranges::copy_if(kernels, std::back_inserter(chosen), [&](const RegisteredKernel& kernel) { return kernel.family == name; });
+      if (chosen.size() == before) chosen.push_back(find_kernel(kernels, name));
+    }
     kernels = std::move(chosen);
   }
   const std::vector<CompileResult> results = compile_kernels(kernels, a.compile);
@@ -152,8 +157,9 @@ void add_kernels(CLI::App& app, int& exit_code) {
   });
 
   CLI::App* compile_command = command->add_subcommand("compile", "Compile for a GPU; needs NVRTC, but no GPU and no driver");
-  completes_with(compile_command->add_option("NAME", a.names, "Kernels that `tilewave kernels list` shows; none: all"), kernel_names);
-  compile_command->add_option("--arch", a.compile.arch, "The GPU's architecture: sm_90a")->capture_default_str()->type_name("ARCH");
+  completes_with(compile_command->add_option("NAME", a.names, "Kernels or families that `tilewave kernels list` shows; none: all"),
+                 kernel_names);
+  compile_command->add_option("--arch", a.compile.arch, "The GPU's architecture; sm_90a: Hopper")->capture_default_str()->type_name("ARCH");
   compile_command
       ->add_option("--output", a.compile.output, "Also write the compiled kernels to this folder, which may then serve as $TILEWAVE_PACK")
       ->type_name("DIR");
