@@ -1,5 +1,5 @@
-// Compiles the mask's kernel for the GPU, which needs NVRTC and no GPU: it must not spill registers, nor lose performance in a way that the
-// compiler reports. Exit code 77 when NVRTC is not there.
+// Compiles the mask's kernel for the GPU. This needs NVRTC but no GPU. The kernel must not spill registers or cause a performance warning
+// of the compiler. Exit code 77 if NVRTC is missing.
 #include <cstdio>
 #include <tilewave/attention_with.hpp>
 

@@ -2,7 +2,7 @@
 
 #include "tilewave/tile/attention.tile.hpp"
 
-/// Several documents share a sequence, and a query sees keys of its own document only.
+/// Several documents share a sequence. A query sees only keys of its own document.
 struct SameDocument {
   static constexpr const char* source = "document_mask.tile.hpp";
 

@@ -1,5 +1,5 @@
-// Attention with a mask of our own, document_mask.tile.hpp, and the library's causal one: on the CPU and on a GPU, if there is one, against
-// plain loops. Exit code 0 when they agree.
+// Attention with a user-defined mask, document_mask.tile.hpp, and the library's causal mask, on the CPU and on a GPU if there is one,
+// compared with plain loops. Exit code 0 if they agree.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kTokens = 300, kHeads = 4, kKvHeads = 2, kHeadDim = 64;
 
-/// The largest difference of `o` to softmax(Q K^T / sqrt(head_dim)) V over the tokens before each, and itself, of its own document.
+/// The largest difference between `o` and softmax(Q K^T / sqrt(head_dim)) V. A token sees itself and the earlier tokens of its document.
 double largest_error(const tw::Tensor& q, const tw::Tensor& k, const tw::Tensor& v, const tw::Tensor& document, const tw::Tensor& o) {
   double largest = 0;
   for (int head = 0; head < kHeads; ++head) {
@@ -30,7 +30,7 @@ double largest_error(const tw::Tensor& q, const tw::Tensor& k, const tw::Tensor&
       }
       for (int d = 0; d < kHeadDim; ++d) {
         const double error = std::abs(o.at({0, query, head, d}) - out[static_cast<std::size_t>(d)] / sum);
-        if (!(error <= largest)) largest = error;  // NaN, too
+        if (!(error <= largest)) largest = error;  // also for NaN
       }
     }
   }

@@ -1,5 +1,5 @@
-// Compiles every kernel of the examples for the GPU, which needs NVRTC and no GPU: none may spill registers, or lose performance in a way
-// that the compiler reports. Exit code 77 when NVRTC is not there.
+// Compiles every kernel of the examples for the GPU. This needs NVRTC but no GPU. No kernel may spill registers or cause a performance
+// warning of the compiler. Exit code 77 if NVRTC is missing.
 #include <cstdio>
 #include <tilewave/launch.hpp>
 #include <vector>

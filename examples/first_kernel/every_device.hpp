@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <tilewave/launch.hpp>
 
-/// Calls test(device) for the CPU and for the GPU, if there is one. It returns the largest error that it found; the result is the program's
-/// exit code: 0 when no error exceeds `allowed`.
+/// Calls test(device) for the CPU and for the GPU, if there is one. test() returns the largest error that it found. Returns the program's
+/// exit code: 0 if no error exceeds `allowed`.
 int on_every_device(double allowed, auto test) {
   int failures = 0;
   for (const tw::Device device : {tw::Device::cpu(), tw::Device::cuda()}) {
@@ -23,12 +23,12 @@ int on_every_device(double allowed, auto test) {
 /// The larger of the two; NaN if either is.
 inline double worse(double a, double b) { return a != a || b <= a ? a : b; }
 
-/// A tensor of values between -1 and 1 that no two seeds have in common.
+/// A tensor of values between -1 and 1, different for every seed.
 inline tw::Tensor random_tensor(const tw::Shape& shape, tw::DType dtype, unsigned seed) {
   const tw::Tensor values = tw::Tensor::empty(shape, tw::DType::f32);
   unsigned state = seed * 2654435761u + 1;
   for (int i = 0; i < values.numel(); ++i) {
-    state = state * 1664525u + 1013904223u;  // Numerical Recipes' generator
+    state = state * 1664525u + 1013904223u;  // the generator of Numerical Recipes
     values.data<float>()[i] = static_cast<float>(state >> 8) / 8388608.0f - 1.0f;
   }
   return values.to(dtype);

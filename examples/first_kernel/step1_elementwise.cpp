@@ -5,7 +5,7 @@
 #include "every_device.hpp"
 
 int main() {
-  const int rows = 100, cols = 300;  // no multiples of the tile: what lies outside is not written
+  const int rows = 100, cols = 300;  // not multiples of the tile: elements outside are not written
   const tw::Tensor gate = random_tensor({rows, cols}, tw::DType::bf16, 1), up = random_tensor({rows, cols}, tw::DType::bf16, 2);
 
   return on_every_device(1e-2, [&](tw::Device device) {

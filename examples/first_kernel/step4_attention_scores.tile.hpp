@@ -11,7 +11,7 @@ struct AttentionScores {
   template <class Target>
   struct On {
     using Q = tw::Shared<Target, T, BM, D>;
-    using K = tw::Shared<Target, T, Keys, D>;  // stored [keys, D], as Q: Q K^T sums over the columns of both
+    using K = tw::Shared<Target, T, Keys, D>;  // stored [keys, D], like Q: Q K^T sums over the columns of both
     using State = tw::Fragment<Target, float, BM, Keys>;
     static constexpr int rows = BM;
 

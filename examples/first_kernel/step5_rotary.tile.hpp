@@ -2,9 +2,9 @@
 
 #include "tilewave/tile/language.tile.hpp"
 
-/// Rotary position embedding, half-split (GPT-NeoX, Llama): columns j and j + D/2 of row `position` are turned by the angle whose cosine
-/// and sine the tables hold in (position, j). x and y are [heads, positions, D] of bf16, the tables [positions, D/2] of f32. Su et al.
-/// 2021, arXiv:2104.09864.
+/// Rotary position embedding, half-split (GPT-NeoX, Llama): columns j and j + D/2 of row `position` are rotated. The tables hold the cosine
+/// and sine of the angle in (position, j). x and y are [heads, positions, D] of bf16, the tables [positions, D/2] of f32. Su et al. 2021,
+/// arXiv:2104.09864.
 template <int R, int D>
 struct Rotary {
   static constexpr const char* source = "step5_rotary.tile.hpp";
@@ -28,9 +28,9 @@ struct Rotary {
       block.for_each(left, right, [&](int row, int col, float& a, float& b) {
         if (row0 + row >= p.x.rows) return;
         const int angle = (row0 + row) * half + col;
-        const float turned = a * p.cos[angle] - b * p.sin[angle];
+        const float rotated = a * p.cos[angle] - b * p.sin[angle];
         b = b * p.cos[angle] + a * p.sin[angle];
-        a = turned;
+        a = rotated;
       });
       block.store(left, p.y, row0, 0, t.batch);
       block.store(right, p.y, row0, half, t.batch);

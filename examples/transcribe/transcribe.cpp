@@ -1,4 +1,4 @@
-// transcribe CHECKPOINT AUDIO...: what was said, and when.
+// transcribe CHECKPOINT AUDIO...: prints the text of each recording with its times.
 
 #include <cstdio>
 #include <exception>
