@@ -4,14 +4,14 @@
 
 namespace tw {
 
-/// attention() with a rule of your own (tilewave/tile/attention_rules.tile.hpp):
+/// attention() with a user-defined rule (tilewave/tile/attention_rules.tile.hpp):
 ///
 ///   tw::attention_with<SameDocument, tw::bf16, 128>(q, k, v, o, [&](auto& rule) { rule.document = documents.data<int>(); });
 ///
-/// T is the tensors' type, kHeadDim 64, 96, 128, 192 or 256 and at least head_dim and value_dim: what is named here is what is compiled.
-/// `bind_rule` fills in Rule::Params; arrays there lie on the tensors' device, and must last until the stream is done. The rule comes after
-/// those of the options and is given scores in which softcap, ALiBi and mask are, and before `causal` and windows. Otherwise as
-/// attention(); for a GPU the rule's file is compiled when it is first needed.
+/// T is the tensors' type. kHeadDim is 64, 96, 128, 192 or 256, at least head_dim and value_dim; the kernel is compiled for it. `bind_rule`
+/// fills in Rule::Params; arrays there are on the tensors' device and must stay valid until the stream is done. The rule runs after
+/// softcap, ALiBi and mask, so it gets scores that include them, and before `causal` and windows. Otherwise the same as attention(). For a
+/// GPU the rule's file is compiled at its first use.
 template <class Rule, class T, int kHeadDim, class BindRule>
 void attention_with(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, BindRule bind_rule,
                     const AttentionOptions& options = {}) {
@@ -26,7 +26,7 @@ void attention_with(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   }
 }
 
-/// The kernel that attention_with() uses on a GPU for calls with such options, to compile it ahead or to look at it:
+/// The kernel that attention_with() uses on a GPU for calls with these options, to compile it ahead of time or to inspect it:
 /// compile(make_spec(info, true, true)). Needs no GPU.
 template <class Rule, class T, int kHeadDim>
 const KernelInfo& attention_with_kernel(const AttentionOptions& options = {}) {

@@ -9,7 +9,7 @@ namespace tw {
 
 enum class Fp8Scales {
   exact,         ///< amax / 448
-  powers_of_two  ///< the next power of two at or above it: what a ue8m0 scale can be
+  powers_of_two  ///< amax / 448 rounded up to a power of two, as ue8m0 scales need
 };
 
 struct CastFp8Options {
@@ -21,29 +21,28 @@ struct CastFp8Options {
 //
 //   amax = max(largest |x| of the group, 1e-4);  scale = amax / 448, in f32;  y = x / scale, rounded to f32, then to the nearest e4m3
 //
-// A group with a NaN or an infinity has scale NaN, and every element of it is NaN: as the formula's products y * scale, and not to be
-// mistaken for numbers. `x`: f32, f16 or bf16; `y`: fp8_e4m3; `scales`: f32. Any strides.
+// A group with a NaN or an infinity has scale NaN, and all its elements are NaN. `x`: f32, f16 or bf16; `y`: fp8_e4m3; `scales`: f32. Any
+// strides.
 //
 // All enqueue on the stream and return (on the CPU: done when they return). They throw InvalidArgument for shapes, dtypes, strides or
 // devices that do not fit, with nothing written; CompileError, DeviceError.
 
 /// Groups of 128 neighbours in a row. `x`, `y`: [.., N], 1 to 4 dimensions; `scales`: [.., ceil(N / 128)]. The last group of a row may be
-/// shorter. Scales in columns, as a product that loads them by TMA wants: see column_major_scales().
+/// shorter. For products that load scales by TMA, allocate them with column_major_scales().
 void cast_fp8(const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8Options& options = {});
 
 /// Blocks of 128 x 128, for weights. `x`, `y`: [N, K]; `scales`: [ceil(N / 128), ceil(K / 128)]. Blocks at the edges may be smaller. Needs
 /// memory for N ceil(K / 128) numbers while it runs.
 void cast_fp8_blocks(const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8Options& options = {});
 
-/// Groups of rows, padded to one height: as cast_fp8() for row r < sizes[g] of group g, whose rows are concatenated in `x`.
+/// Groups of rows, padded to one height. Row r < sizes[g] of group g is cast as in cast_fp8(); the groups' rows are concatenated in `x`.
 ///
-/// `x`: [rows, N]; `sizes`: i32 [G], on the device; `y`: [G, M, N]; `scales`: [G, M, ceil(N / 128)]. Rows from sizes[g] on are those of a
-/// group of zeros: elements 0, scale 1e-4 / 448 (or the next power of two). Sizes below 0 count as 0; rows beyond M or beyond x's last
-/// are left out.
+/// `x`: [rows, N]; `sizes`: i32 [G], on the device; `y`: [G, M, N]; `scales`: [G, M, ceil(N / 128)]. Rows from sizes[g] on are padding:
+/// elements 0, scale 1e-4 / 448 (or the next power of two). Sizes below 0 count as 0. Rows beyond M or beyond x's last are skipped.
 void cast_fp8_grouped(const Tensor& x, const Tensor& sizes, const Tensor& y, const Tensor& scales, const CastFp8Options& options = {});
 
-/// A new f32 tensor [rows, groups] (with `batch` > 0 [batch, rows, groups]) whose columns are contiguous and begin at multiples of 16
-/// bytes: its stride along groups is `rows` rounded up to 4. What lies between is not initialised.
+/// A new f32 tensor [rows, groups], or [batch, rows, groups] if `batch` > 0. Its columns are contiguous and begin at multiples of 16 bytes:
+/// the stride along groups is `rows` rounded up to 4. The padding is not initialised.
 Tensor column_major_scales(std::int64_t rows, std::int64_t groups, std::int64_t batch = 0,
                            const Stream& stream = Stream::standard(Device::cpu()));
 

@@ -16,7 +16,7 @@ struct Conv2dOptions {
   const Tensor* bias = nullptr;                   ///< [F], of x's dtype and contiguous
   Activation activation = Activation::none;       ///< any but swiglu
   std::optional<Stream> stream = {};              ///< default: the device's standard stream
-  int config = -1;  ///< GPU: index into kernels::convolution::configs() instead of the heuristic's or tuned choice; for tuning
+  int config = -1;  ///< GPU: index into kernels::convolution::configs(), for tuning; -1: the tuned or else the heuristic's choice
 };
 
 struct Conv1dOptions {
@@ -26,19 +26,20 @@ struct Conv1dOptions {
   const Tensor* bias = nullptr;              ///< [F], of x's dtype and contiguous
   Activation activation = Activation::none;  ///< any but swiglu
   std::optional<Stream> stream = {};         ///< default: the device's standard stream
-  int config = -1;                           ///< as Conv2dOptions'
+  int config = -1;                           ///< as in Conv2dOptions
 };
 
-/// y[n, oh, ow, f] = activation(bias[f] + sum over kh, kw, c of x[n, oh SH + kh DH - PH, ow SW + kw DW - PW, c] w[f, kh, kw, c]), x being 0
-/// outside the image: the cross-correlation of torch.conv2d, without groups. Accumulated in f32 and rounded once.
+/// y[n, oh, ow, f] = activation(bias[f] + sum over kh, kw, c of x[n, oh SH + kh DH - PH, ow SW + kw DW - PW, c] w[f, kh, kw, c]). x is 0
+/// outside the image. This is the cross-correlation of torch.conv2d, without groups. Accumulated in f32 and rounded once.
 ///
 /// `x`: [N, H, W, C]; `w`: [F, KH, KW, C]; `y`: [N, OH, OW, F] with OH = floor((H + 2 PH - DH (KH - 1) - 1) / SH) + 1, OW likewise. All of
-/// one dtype (f32, f16, bf16), on the stream's device. Any strides: other orders of storage are transposed views. N, F and C may be 0 (C =
-/// 0 gives activation(bias)); a kernel must fit into the padded image, as in PyTorch.
+/// one dtype (f32, f16, bf16), on the stream's device. Any strides: pass other storage orders as transposed views. N, F and C may be 0 (C =
+/// 0 gives activation(bias)). The kernel must fit into the padded image, as in PyTorch.
 ///
-/// f32 is exact f32 arithmetic on the CPU; on a GPU it is tf32: tensor cores drop the low 13 bits of each operand. Fast on a GPU: x and y
-/// dense along their channels, weights dense along C, or along F for the 16-bit types, with 16-byte aligned bases and other strides,
-/// strides of the convolution up to 8; everything else (as PyTorch's NCHW) runs a slower variant.
+/// f32 is exact f32 arithmetic on the CPU. On a GPU it is tf32: tensor cores drop the low 13 bits of each operand.
+///
+/// Fast on a GPU: x and y dense along their channels; weights dense along C, or along F for the 16-bit types; 16-byte aligned bases and
+/// other strides; convolution strides up to 8. Everything else (such as PyTorch's NCHW) runs a slower variant.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
 /// that do not fit, with nothing written; CompileError, DeviceError.

@@ -9,7 +9,7 @@
 
 namespace tw {
 
-/// Where a tensor lives and a kernel runs: the CPU, or one CUDA GPU.
+/// The device of a tensor or a kernel: the CPU, or one CUDA GPU.
 struct Device {
   enum class Kind { cpu, cuda };
   Kind kind = Kind::cpu;
@@ -31,17 +31,17 @@ struct DeviceInfo {
   Device device;
   std::string name;                  ///< "NVIDIA H200", or the CPU's model name
   std::string isa;                   ///< "sm_90"; on the CPU the instruction set in use: "baseline", "avx2", "avx512",
-                                     ///< or that with what multiplies int8 and bf16: "avx512+vnni", "avx512+bf16", "avx512+vnni+bf16"
+                                     ///< or with int8 and bf16 instructions "avx512+vnni", "avx512+bf16", "avx512+vnni+bf16"
   int units = 0;                     ///< streaming multiprocessors, or threads of the CPU pool
   std::size_t total_memory = 0;      ///< bytes
   std::size_t free_memory = 0;       ///< bytes
   std::size_t l2_bytes = 0;          ///< bytes of the last-level cache (CPU: L3), 0 if unknown
   std::size_t shared_per_block = 0;  ///< bytes of shared memory that one block may use (GPU only)
   bool usable = false;               ///< kernels can run here
-  std::string problem;               ///< why not, when not usable: "sm_80: Tilewave's GPU kernels need sm_90"
+  std::string problem;               ///< the reason if not usable: "sm_80: Tilewave's GPU kernels need sm_90"
 };
 
-/// What a look at the machine found.
+/// The devices and compilers found on this machine.
 struct DeviceReport {
   std::vector<DeviceInfo> devices;  ///< the CPU first
   std::string cuda_problem;         ///< why there is no CUDA device ("libcuda.so.1: cannot open shared object file"), else empty
@@ -49,13 +49,13 @@ struct DeviceReport {
   std::string nvrtc;                ///< "13.0 (/usr/local/cuda/lib64/libnvrtc.so.13)", else empty
   std::string nvrtc_problem;        ///< why NVRTC cannot be used, with the places searched, else empty
 
-  /// Where kernels can run: the CPU, and where NVRTC can compile for them the usable GPUs.
+  /// The devices on which kernels can run: the CPU, and the usable GPUs if NVRTC can compile for them.
   std::vector<Device> usable() const;
-  /// A line for each thing that cannot be used, with the reason; empty when all can.
+  /// One line for each device or compiler that cannot be used, with the reason; empty if there is none.
   std::string problems() const;
 };
 
-/// Looks again each time it is called; never throws for a missing driver, GPU or NVRTC.
+/// Searches again at each call. Never throws for a missing driver, GPU or NVRTC.
 DeviceReport find_devices();
 
 /// The first usable GPU, else the CPU.
@@ -69,15 +69,15 @@ class Stream {
  public:
   /// A new queue on `device`.
   explicit Stream(Device device);
-  /// The queue that functions use when none is given: one per device and process.
+  /// The default queue of all functions: one per device and process.
   static Stream standard(Device device);
-  /// Uses a queue that somebody else owns, such as PyTorch's current stream (a CUstream; null is the legacy default stream).
+  /// Uses a queue that the caller owns, such as PyTorch's current stream (a CUstream; null is the legacy default stream).
   static Stream borrow(Device device, void* cu_stream);
 
   Device device() const { return device_; }
   /// The CUstream, or null on the CPU.
   void* native() const;
-  /// Waits until everything enqueued so far is done. Throws DeviceError with the driver's text when a kernel failed.
+  /// Waits until everything enqueued so far is done. Throws DeviceError with the driver's text if a kernel failed.
   void synchronize() const;
 
  private:
@@ -94,7 +94,7 @@ class Event {
   explicit Event(Device device);
   void record(const Stream& stream);
   void synchronize() const;
-  /// Waits for `end`, then gives the milliseconds from `begin` to `end`.
+  /// Waits for `end`, then returns the milliseconds from `begin` to `end`.
   static float milliseconds(const Event& begin, const Event& end);
 
  private:
@@ -102,15 +102,15 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
-/// Milliseconds that `work` takes on `stream`: it is called once to warm up, then the median of a few calls.
+/// Milliseconds that `work` takes on `stream`: the median of a few calls after one warm-up call.
 float milliseconds(const Stream& stream, const std::function<void()>& work);
 
 /// Launches captured once and replayed as one: on a GPU a CUDA graph, on the CPU the function called again.
 class Graph {
  public:
-  /// Runs `work` on `stream` in capture mode: nothing executes on a GPU; on the CPU `work` is only kept. Memory that `work` uses must
-  /// outlive the graph; `work` must not allocate, free or synchronise. A kernel that was never compiled before is compiled then: slow, but
-  /// allowed.
+  /// Runs `work` on `stream` in capture mode, in which nothing executes on a GPU; on the CPU `work` is only kept. Memory that `work` uses
+  /// must outlive the graph; `work` must not allocate, free or synchronise. A kernel that was never compiled before is compiled during the
+  /// capture, which is slow but allowed.
   static Graph capture(const Stream& stream, std::function<void()> work);
   void replay(const Stream& stream) const;
 
@@ -119,12 +119,13 @@ class Graph {
   std::shared_ptr<State> state_;
 };
 
-/// Stream-ordered, pooled memory: freed into the pool in the order of `stream` when the last owner goes. 256-byte aligned; null for 0
-/// bytes. A borrowed stream must outlive the memory. Throws OutOfMemory, and DeviceError while `stream` is being captured into a graph.
+/// Stream-ordered, pooled memory: returned to the pool in the order of `stream` when the last owner is destroyed. 256-byte aligned; null
+/// for 0 bytes. A borrowed stream must outlive the memory. Throws OutOfMemory, and DeviceError while `stream` is being captured into a
+/// graph.
 std::shared_ptr<void> allocate(std::size_t bytes, const Stream& stream);
 
 /// Number of threads that the CPU target uses (default: the cores this process may use). Takes effect at the next launch. The calling
-/// thread is one of them if it has 4 MiB of stack left, as tiles lie on the stack. Else it only waits, and its stack does not matter.
+/// thread is one of them if it has 4 MiB of stack left, because tiles are on the stack. Otherwise it only waits.
 void set_cpu_threads(int threads);
 int cpu_threads();
 

@@ -15,7 +15,7 @@ namespace tw {
 #pragma GCC diagnostic ignored \
     "-Wshadow"  // GCC 12 takes the scoped enumerators i8, u8, ... for redeclarations of the types tw::i8, tw::u8, ...
 #endif
-/// Element types of a Tensor. The tile language's type of each stands in DTypeOf below.
+/// Element types of a Tensor. DTypeOf below maps the tile language's types to them.
 enum class DType : std::uint8_t { f32, f16, bf16, fp8_e4m3, fp8_e5m2, i8, i32, i64, u8, boolean };
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop
@@ -65,7 +65,7 @@ template <>
 struct DTypeOf<std::int64_t> {
   static constexpr DType value = DType::i64;
 };
-/// The tile language's i64, which where `long` has 64 bits is another type than std::int64_t.
+/// The tile language's i64. It is not std::int64_t where `long` has 64 bits.
 template <>
 struct DTypeOf<std::conditional_t<std::is_same_v<i64, std::int64_t>, void, i64>> {
   static constexpr DType value = DType::i64;

@@ -15,10 +15,10 @@ namespace tw {
 
 // Functions of tensors element by element. Common to all of them:
 //
-// Tensors have 0 to 4 dimensions and any strides; y is written. The inputs have y's shape, or 1 in place of some of its extents: such a
-// dimension is broadcast. An input may be y's memory if it has y's shape, strides and element size (in place). Any number of elements runs
-// at full speed where all tensors are contiguous, or agree in a dense order of dimensions; extents that cannot be joined with their
-// neighbours are limited to 2^31 - 1.
+// Tensors have 0 to 4 dimensions and any strides; y is the output. The inputs have y's shape, or extents of 1, which are broadcast. An
+// input may share y's memory if it has y's shape, strides and element size (in place). Any number of elements runs at full speed if all
+// tensors are contiguous, or dense in the same order of dimensions. Extents that cannot be merged with their neighbours are limited to 2^31
+// - 1.
 //
 // They enqueue on the stream and return (on the CPU: done when they return). Each throws InvalidArgument for shapes, dtypes, strides or
 // devices that do not fit, with nothing written; CompileError, DeviceError.
@@ -36,13 +36,13 @@ void gelu_erf(const Tensor& x, const Tensor& y, const ElementwiseOptions& option
 /// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
 void gelu_tanh(const Tensor& x, const Tensor& y, const ElementwiseOptions& options = {});
 
-/// y = x, converted between any two dtypes as Tensor::to(DType) does: to the nearest, ties to even. To an integer type: out-of-range values
-/// become the nearest one, NaN becomes 0. To bool: whether it is not 0. To fp8: saturates.
+/// y = x, converted between any two dtypes as in Tensor::to(DType), to the nearest, ties to even. To an integer type: out-of-range values
+/// become the nearest integer in range, NaN becomes 0. To bool: true if not 0. To fp8: saturates.
 void cast(const Tensor& x, const Tensor& y, const ElementwiseOptions& options = {});
 
 using Inputs = std::initializer_list<std::reference_wrapper<const Tensor>>;
 
-/// y = F::apply(inputs[0], inputs[1], ...) for a function type F of as many arguments, one to four: `static float apply(float a, float b)`.
+/// y = F::apply(inputs[0], inputs[1], ...) for a function type F with one to four arguments: `static float apply(float a, float b)`.
 /// Chain<F, G...> fuses several into one kernel: elementwise<Chain<Silu, Mul>>({gate, up}, y). f32, f16 or bf16, the same for all tensors.
 ///
 /// On a GPU F must come from an embedded file (tilewave_embed) that includes "tilewave/tile/elementwise.tile.hpp":
@@ -71,7 +71,7 @@ struct ElementwisePlan {
 /// `inputs` have y's shape or are broadcast to it. Throws InvalidArgument. No dtype is checked.
 ElementwisePlan plan_elementwise(const char* op, std::span<const ElementwiseOperand> inputs, const Tensor& y,
                                  const ElementwiseOptions& options, int tile_rows, int tile_cols);
-/// Throws InvalidArgument unless all have one dtype, of f32, f16 and bf16, and there are as many inputs as F has arguments.
+/// Throws InvalidArgument unless all have the same dtype (f32, f16 or bf16) and there are as many inputs as F has arguments.
 void check_elementwise(const char* op, std::span<const ElementwiseOperand> inputs, const Tensor& y, int arity);
 
 /// Fills the parameters of Elementwise, or of a kernel that has the same.
@@ -85,7 +85,7 @@ inline void bind_elementwise(auto& bind, auto& p, const ElementwisePlan& plan) {
   p.tiles = plan.tiles;
 }
 
-/// Calls launch(plan) for the plan, or for its two parts by themselves. `width`: of the kernel's pieces.
+/// Calls launch(plan) for the plan, or separately for its two parts. `width`: of the kernel's pieces.
 void launch_parts(const ElementwisePlan& plan, int width, void (*launch)(const ElementwisePlan& part));
 
 template <class Kernel>

@@ -5,20 +5,20 @@
 
 namespace tw {
 
-/// Everything that Tilewave throws. The message names the argument, what was given and what is allowed.
+/// The base of all exceptions of Tilewave. The message names the argument, the value given and the values allowed.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// An argument that a function does not accept: shape, dtype, stride, device, pointer or option; an output that shares memory with another
-/// operand, unless the function's header allows it (in place). Nothing was written.
+/// A function does not accept an argument: its shape, dtype, stride, device, pointer or option. Or an output shares memory with another
+/// operand and the function's header does not allow it (in place). Nothing was written.
 class InvalidArgument : public Error {
  public:
   using Error::Error;
 };
 
-/// The device has too little free memory. The message says how much was asked for and how much is free; the process may go on.
+/// The device has too little free memory. The message says how much was requested and how much is free. The process may continue.
 class OutOfMemory : public Error {
  public:
   using Error::Error;
@@ -36,7 +36,7 @@ class CompileError : public Error {
   using Error::Error;
 };
 
-/// A file that cannot be read, or does not hold what it should. The message begins with its name.
+/// A file cannot be read, or its content is invalid. The message begins with its name.
 class FileError : public Error {
  public:
   using Error::Error;

@@ -17,35 +17,36 @@ enum class Activation {
 
 struct GemmOptions {
   float alpha = 1;
-  float beta = 0;                ///< not 0: D is read first, as C
+  float beta = 0;                ///< if not 0, D's old value is read as C
   const Tensor* bias = nullptr;  ///< [N], of D's dtype and contiguous; added to every row
   Activation activation = Activation::none;
   const Tensor* residual = nullptr;  ///< D's shape and dtype, any strides; added after the activation. May be D itself
-  /// fp8: f32 factors of A and B, both or none. [1] each: alpha is multiplied by both. Or block scales, one for each 128 of K: a_scale [M,
-  /// ceil(K / 128)], b_scale [ceil(K / 128), ceil(N / 128)], of any strides; the sums of 128 products are then scaled and added up in f32.
+  /// fp8: f32 factors of A and B, both or none. Scalars, [1] each, are multiplied into alpha. Block scales, one for each 128 of K, are
+  /// a_scale [M, ceil(K / 128)] and b_scale [ceil(K / 128), ceil(N / 128)], of any strides; each sum of 128 products is scaled and then
+  /// accumulated in f32.
   const Tensor* a_scale = nullptr;
   const Tensor* b_scale = nullptr;
   std::optional<Stream> stream = {};  ///< default: the device's standard stream
-  int config = -1;                    ///< index of a configuration, instead of the heuristic's or tuned choice; for tuning
-  int splits = 0;                     ///< GPU: parts of K that are summed apart; 0: the heuristic's choice
+  int config = -1;                    ///< index of a configuration, for tuning; -1: the tuned or else the heuristic's choice
+  int splits = 0;                     ///< GPU: number of K splits; 0: the heuristic's choice
 };
 
-/// D = activation(alpha A B + beta D + bias) + residual, summed in f32 (int8: in i32) and rounded once.
+/// D = activation(alpha A B + beta D + bias) + residual, accumulated in f32 (int8: in i32) and rounded once.
 ///
-/// `a`: [M, K] or [batch, M, K]; `b`: [K, N] or [batch, K, N]; `d`: [M, N], or [batch, M, N] when a or b has a batch (an operand without
-/// one is used for all). All on the stream's device. Any strides: a transposed operand is a transposed view, so with a weight stored [N, K]
-/// the usual "NT" product is gemm(x, w.transpose(0, 1), y). Zero sizes are fine: K = 0 gives activation(beta D + bias) + residual.
+/// `a`: [M, K] or [batch, M, K]; `b`: [K, N] or [batch, K, N]; `d`: [M, N], or [batch, M, N] if a or b has a batch. An operand without a
+/// batch is used for all. All on the stream's device. Any strides: pass a transposed operand as a transposed view. With a weight stored [N,
+/// K] the usual "NT" product is gemm(x, w.transpose(0, 1), y). Sizes may be 0: K = 0 gives activation(beta D + bias) + residual.
 ///
-///   a, b       d      sums
+///   a, b       d      accumulation
 ///   f32        f32    on the CPU f32; on a GPU tf32: tensor cores drop the low 13 bits of each operand
 ///   f16, bf16  same   f32
-///   fp8_e4m3   bf16   on the CPU f32; on a GPU those of its tensor cores, which keep about 14 bits; with block scales f32 from 128 to 128
+///   fp8_e4m3   bf16   on the CPU f32; on a GPU about 14 bits in the tensor cores, and with block scales f32 after every 128 of K
 ///   i8         i32    i32, exact while |sum| < 2^31; without alpha, beta, bias, activation and residual
 ///
 /// swiglu takes neither beta nor a residual; block scales take no batch, alpha, beta, bias, activation or residual.
 ///
 /// Fast on a GPU: M x K and N x K operands of any dtype, and K x M, K x N of the 16-bit ones, with 16-byte aligned bases and leading
-/// strides; everything else runs a slower variant. Up to 16 rows against a weight stored [N, K] run at the speed of reading it.
+/// strides. Everything else runs a slower variant. M up to 16 with a weight stored [N, K] runs kernels that read the weight once.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
 /// that do not fit, with nothing written; CompileError, DeviceError.

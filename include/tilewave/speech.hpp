@@ -15,72 +15,72 @@
 #include "tilewave/dtype.hpp"
 #include "tilewave/error.hpp"
 
-// Speech to text with GLM-ASR checkpoints. In the library tilewave_speech.
+// Speech to text with GLM-ASR checkpoints, in the library tilewave_speech.
 
 namespace tw::speech {
 
 /// The audio of a file (WAV, FLAC, OGG, Opus, MP3): mono samples at 16 kHz, in about [-1, 1]. Throws FileError, whose message begins with
 /// the file's name.
 std::vector<float> read_audio(const std::string& file);
-/// The same of an open file from where it stands, or of a pipe such as standard input, which is decoded as it comes (WAV, FLAC) or goes
-/// through a temporary file without a name (OGG, Opus, MP3). `name` begins the messages.
+/// The same for an open file from its current position, or for a pipe such as standard input. A pipe is decoded as it arrives (WAV, FLAC)
+/// or goes through an unnamed temporary file (OGG, Opus, MP3). Messages begin with `name`.
 std::vector<float> read_audio_stream(int descriptor, const std::string& name);
-/// The same of a file's bytes; `name` begins the messages.
+/// The same for a file's bytes. Messages begin with `name`.
 std::vector<float> read_audio(std::string_view bytes, const std::string& name);
 
-/// Mono samples at 16 kHz from samples at `rate` Hz, 1000 to 768000, by soxr in its high quality. Throws InvalidArgument for another rate
-/// and for samples that are not finite.
+/// Mono samples at 16 kHz from samples at `rate` Hz, 1000 to 768000, with soxr at high quality. Throws InvalidArgument for another rate and
+/// for samples that are not finite.
 std::vector<float> resample(std::span<const float> samples, int rate);
 
 struct LoadOptions {
   Device device = Device::cpu();
-  /// f32, bf16 or f16: of the weights and the arithmetic between them (sums are f32 always). Default: f32 on the CPU; on a GPU the
-  /// checkpoint's, with bf16 for f32. f32 runs on the CPU only.
+  /// Type of weights and activations: f32, bf16 or f16 (accumulation is always f32). Default: f32 on the CPU; on a GPU the checkpoint's,
+  /// with bf16 for f32. f32 runs on the CPU only.
   std::optional<DType> dtype = {};
-  /// Called while weights are read, with the bytes done and all bytes.
+  /// Called while weights are read, with the bytes done and the total.
   std::function<void(std::int64_t done, std::int64_t all)> progress = {};
 };
 
 enum class Segmentation {
-  automatic,  ///< audio is cut at silences into segments of at most 30 s, or what the checkpoint says, each transcribed by itself; silence
-              ///< is left out
-  none        ///< windows of 30 s in one prompt, as the reference does: as much as the model's context holds
+  automatic,  ///< cuts audio at silences into segments of at most 30 s, or the checkpoint's limit, and transcribes them separately; skips
+              ///< silence
+  none        ///< windows of 30 s in one prompt, as in the reference implementation; the model's context limits the length
 };
 
 struct TranscribeOptions {
   Segmentation segmentation = Segmentation::automatic;
-  std::string prompt = {};   ///< instead of the checkpoint's; what looks like a special token in it is text
-  int max_new_tokens = 500;  ///< of a segment
-  double temperature = 0;    ///< 0: the likeliest token always; else scores are divided by it. At most 100
+  std::string prompt = {};   ///< replaces the checkpoint's; special tokens in it are treated as text
+  int max_new_tokens = 500;  ///< per segment
+  double temperature = 0;    ///< 0: greedy; otherwise scores are divided by it. At most 100
   double top_p = 1;          ///< with a temperature: only the likeliest tokens that together have this probability
   std::uint64_t seed = 0;    ///< with a temperature: the same seed gives the same text
-  int batch = 8;             ///< segments that are worked on together, 1 to 16; does not change the text (in f32, exactly)
-  bool ignore_end = false;   ///< generate max_new_tokens whatever the model says; for benchmarks
-  /// Called with each piece of text as it is produced: files and segments in their order, characters whole. The pieces of a file together
-  /// are its text.
+  int batch = 8;             ///< segments per batch, 1 to 16; does not change the text (in f32, exactly)
+  bool ignore_end = false;   ///< always generate max_new_tokens; for benchmarks
+  /// Called with each piece of text as it is produced: files and segments in order, whole characters. The pieces of a file together are its
+  /// text.
   std::function<void(std::size_t file, std::string_view text)> on_text = {};
-  /// Called as segments are finished, with the seconds of the recordings done, silence among them, and all of them.
+  /// Called as segments finish, with the seconds of audio done, including silence, and the total.
   std::function<void(double done, double all)> on_progress = {};
-  /// When stop is requested transcribe() throws Cancelled, at the next token or the next stage.
+  /// After a stop request transcribe() throws Cancelled, at the next token or the next stage.
   std::stop_token cancel = {};
 };
 
 struct TranscriptSegment {
   double begin = 0, end = 0;  ///< seconds
   std::string text;
-  std::vector<int> tokens;  ///< without the one that ended it
+  std::vector<int> tokens;  ///< without the end token
   bool truncated = false;   ///< ended by max_new_tokens or the model's context, not by the model
-  bool repetition = false;  ///< ended because the model had begun to repeat itself without end
+  bool repetition = false;  ///< ended because the model repeated itself endlessly
 };
 
-/// Seconds spent in the stages. Segments of several files that were worked on together share them.
+/// Seconds spent in the stages. Files in the same batch share them.
 struct Timings {
   double features = 0;  ///< segmentation and log-mel
   double encoder = 0;   ///< and projector
   double prefill = 0;
   double decode = 0;
   std::int64_t prompt_tokens = 0;
-  std::int64_t decode_steps = 0;  ///< of a batch each
+  std::int64_t decode_steps = 0;  ///< each of a whole batch
 };
 
 struct Transcript {
@@ -101,16 +101,16 @@ class Cancelled : public Error {
   using Error::Error;
 };
 
-/// What a model costs, from its shapes.
+/// Memory and work of a model, computed from its shapes.
 struct ModelSize {
   std::int64_t weight_bytes = 0;  ///< all weights, as loaded
-  std::int64_t decode_bytes = 0;  ///< of them those that each decoding step reads
+  std::int64_t decode_bytes = 0;  ///< the weights that each decoding step reads
   std::int64_t cache_bytes = 0;   ///< keys and values of one token
   double encoder_flops = 0;       ///< of a window of 30 s, products only, a multiply-add counting twice
 };
 
-/// A loaded model. Load it once; transcribe() may be called from any thread, and runs one call at a time. A call from a callback of another
-/// call on the same object would wait for itself: it throws Error.
+/// A loaded model. Load it once; transcribe() may be called from any thread, and runs one call at a time. Throws Error if it is called from
+/// a callback of another call on the same object, because it would deadlock.
 class Transcriber {
  public:
   /// Loads the checkpoint in `directory`: config.json, processor_config.json, tokenizer.json, model.safetensors and so on, as published.
@@ -121,11 +121,11 @@ class Transcriber {
   Transcriber(Transcriber&&) noexcept;
   Transcriber& operator=(Transcriber&&) noexcept;
 
-  /// The text of mono audio of 16 kHz. Throws InvalidArgument for options out of range, samples that are not finite, and audio that the
-  /// model's context does not hold (Segmentation::none); Cancelled; Error, which names the stage, when the model computes scores that are
-  /// NaN or infinite.
+  /// Transcribes mono audio at 16 kHz. Throws InvalidArgument for options out of range, samples that are not finite, and audio that does
+  /// not fit the model's context (Segmentation::none); Cancelled; Error, which names the stage, if the model computes scores that are NaN
+  /// or infinite.
   Transcript transcribe(std::span<const float> samples, const TranscribeOptions& options = {}) const;
-  /// The same of several files: their segments are batched.
+  /// The same for several files: their segments are batched.
   Transcripts transcribe(std::span<const std::span<const float>> files, const TranscribeOptions& options = {}) const;
 
   const LoadOptions& options() const;  ///< device and dtype as chosen

@@ -28,11 +28,11 @@ class Tensor {
   static Tensor empty(Shape shape, DType dtype, const Stream& stream = Stream::standard(Device::cpu()));
   /// All bits zero, row-major.
   static Tensor zeros(Shape shape, DType dtype, const Stream& stream = Stream::standard(Device::cpu()));
-  /// Every byte 0xFF: NaN in every floating-point dtype. For tests: poison what a kernel must overwrite.
+  /// Every byte 0xFF: NaN in every floating-point dtype. For tests: poisons memory that a kernel must overwrite.
   static Tensor poisoned(Shape shape, DType dtype, const Stream& stream = Stream::standard(Device::cpu()));
-  /// Standard normal numbers, row-major: the same for the same shape and seed, on every device. Of f32, f16 or bf16, else InvalidArgument.
+  /// Standard normal numbers, row-major: the same for the same shape and seed, on every device. f32, f16 or bf16, else InvalidArgument.
   static Tensor random(Shape shape, DType dtype, std::uint64_t seed, const Stream& stream = Stream::standard(Device::cpu()));
-  /// A view of somebody else's memory. `strides` in elements; empty = row-major. `owner` is kept alive, if given.
+  /// A view of memory that Tilewave does not own. `strides` in elements; empty: row-major. `owner` is kept alive, if given.
   static Tensor borrow(void* data, Shape shape, DType dtype, Device device, std::vector<std::int64_t> strides = {},
                        std::shared_ptr<void> owner = nullptr);
   /// A CPU tensor with a copy of `values`.
@@ -54,7 +54,7 @@ class Tensor {
   bool is_contiguous() const;
 
   void* data() const { return data_; }
-  /// The first element. Throws InvalidArgument when T is not the tensor's dtype.
+  /// The first element. Throws InvalidArgument if T is not the tensor's dtype.
   template <class T>
   T* data() const {
     require_dtype(dtype_of<T>);
@@ -66,15 +66,15 @@ class Tensor {
 
   // Views of the same memory.
   Tensor slice(int dim, std::int64_t begin, std::int64_t end) const;  ///< elements [begin, end) of one dimension
-  Tensor select(int dim, std::int64_t index) const;                   ///< one index; the dimension goes
+  Tensor select(int dim, std::int64_t index) const;                   ///< one index; removes the dimension
   Tensor transpose(int dim0, int dim1) const;
   Tensor reshape(Shape shape) const;  ///< contiguous tensors only, else InvalidArgument
 
-  /// A row-major copy on `device` (always a new tensor), ordered on the standard streams; complete when it returns. What else works on this
-  /// tensor must have been waited for.
+  /// A row-major copy on `device` (always a new tensor), ordered on the standard streams; complete when it returns. Wait for work on other
+  /// streams that uses this tensor first.
   Tensor to(Device device) const;
   /// A row-major copy on the same device (CPU only) with every element converted, rounding to nearest even. To an integer type:
-  /// out-of-range values become the nearest one, NaN becomes 0. To bool: whether it is not 0.
+  /// out-of-range values become the nearest integer in range, NaN becomes 0. To bool: true if not 0.
   Tensor to(DType dtype) const;
   /// Copies the elements of `source` (same shape and dtype, any device; both sides row-major unless both are on the CPU; they may overlap).
   /// Complete when it returns.
@@ -85,8 +85,8 @@ class Tensor {
 
   /// DLPack out: the consumer calls the result's deleter. Keeps the memory alive.
   DLManagedTensor* to_dlpack() const;
-  /// DLPack in, without a copy; takes over `managed`. Throws InvalidArgument for dtypes or devices that Tilewave does not know (then
-  /// `managed` stays the caller's).
+  /// DLPack in, without a copy; takes ownership of `managed`. Throws InvalidArgument for dtypes or devices that Tilewave does not support;
+  /// the caller then still owns `managed`.
   static Tensor from_dlpack(DLManagedTensor* managed);
 
  private:
@@ -105,7 +105,7 @@ class Tensor {
 };
 
 /// The largest absolute difference between elements of two tensors of one shape, of any dtypes, on any devices; 0 without elements, NaN
-/// when any element is NaN. What works on them on other than the standard streams must have been waited for.
+/// if any element is NaN. Wait for work on other than the standard streams first.
 double max_difference(const Tensor& a, const Tensor& b);
 
 }  // namespace tw

@@ -1,7 +1,7 @@
 #ifndef TILEWAVE_H
 #define TILEWAVE_H
 
-/* The C interface. Functions return a status; the message of the last failure on this thread is tw_last_error(). Sizes count elements. */
+/* The C interface. Functions return a status; tw_last_error() is the message of the last failure on this thread. Sizes count elements. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -44,15 +44,18 @@ typedef struct {
   int64_t strides[4];
 } tw_tensor;
 
-/* "" when nothing failed yet. Valid until the next call on this thread. */
+/* "" if nothing has failed yet. Valid until the next call on this thread. */
 const char* tw_last_error(void);
 
 /* The library's version, "major.minor.patch". */
 const char* tw_version(void);
 
-/* What follows are the functions of C++ in C: the headers tilewave/NAME.hpp say what shapes and dtypes each takes. `cuda_stream`: a
- * CUstream, or null for the legacy default stream; ignored on the CPU. Structures of options begin with `struct_size`, sizeof of the type
- * that the caller was compiled with; fields that are 0 have their default, null tensors are left out, and null options are defaults. */
+/* The operations of the C++ interface. The headers tilewave/NAME.hpp give the shapes and dtypes of each.
+ *
+ * `cuda_stream`: a CUstream, or null for the legacy default stream; ignored on the CPU.
+ *
+ * Option structures begin with `struct_size`, which the caller sets to sizeof the structure. Fields that are 0 have their default, null
+ * tensors are absent, and null options mean all defaults. */
 
 /* tilewave/elementwise.hpp */
 tw_status tw_add(const tw_tensor* a, const tw_tensor* b, const tw_tensor* y, void* cuda_stream);
@@ -78,12 +81,12 @@ typedef struct {
   float alpha, beta;
   tw_activation activation;
   const tw_tensor *bias, *residual, *a_scale, *b_scale;
-  int32_t num_splits; /* 0: by the library's own arithmetic */
+  int32_t num_splits; /* number of K splits; 0: the library's choice */
 } tw_gemm_options;
 
 tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, const tw_gemm_options* options, void* cuda_stream);
 
-/* tilewave/convolution.hpp; of one dimension the first of each pair counts. */
+/* tilewave/convolution.hpp; tw_conv1d uses the first of each pair. */
 typedef struct {
   size_t struct_size;
   int64_t stride[2], padding[2], dilation[2]; /* stride, dilation: 0 means 1 */
@@ -151,7 +154,7 @@ tw_status tw_cast_fp8_blocks(const tw_tensor* x, const tw_tensor* y, const tw_te
 tw_status tw_cast_fp8_grouped(const tw_tensor* x, const tw_tensor* sizes, const tw_tensor* y, const tw_tensor* scales,
                               int32_t powers_of_two, void* cuda_stream);
 
-/* tilewave/attention.hpp: what all forms of attention take. */
+/* tilewave/attention.hpp: options of all forms of attention. */
 typedef struct {
   size_t struct_size;
   float scale;               /* 0: 1 / sqrt(head_dim) */
@@ -165,7 +168,7 @@ typedef struct {
   const tw_tensor* sink;         /* f32 [heads] */
   const tw_tensor* mask;         /* bool, f32 or q's dtype; broadcast to [batch, heads, seqlen_q, seqlen_k] */
   const tw_tensor* lse;          /* output, f32 [batch, heads, seqlen_q]; packed: [heads, total_q] */
-  int32_t check_contents;        /* 1: wait and check lengths, offsets and page numbers that lie on a GPU */
+  int32_t check_contents;        /* 1: wait and check lengths, offsets and page numbers on a GPU */
 } tw_attention_options;
 
 tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_attention_options* options,
@@ -182,7 +185,7 @@ typedef struct {
   const tw_tensor *new_k, *new_v;
   const tw_tensor *rotary_cos, *rotary_sin;
   int32_t rotary_interleaved;      /* 1: pairs 2 k, 2 k + 1 instead of k, k + rotary_dim / 2 */
-  int32_t num_splits;              /* 0: by the library's own arithmetic */
+  int32_t num_splits;              /* splits of a sequence's keys; 0: the library's choice */
   const tw_tensor* cu_seqlens_q;   /* i32 [batch + 1]: q, o and lse are packed */
   const tw_tensor* cu_seqlens_new; /* i32 [batch + 1]: new_k and new_v are packed */
 } tw_cache_options;
@@ -190,20 +193,20 @@ typedef struct {
 tw_status tw_attention_decode(const tw_tensor* q, const tw_tensor* k_cache, const tw_tensor* v_cache, const tw_tensor* o,
                               const tw_cache_options* cache, const tw_attention_options* options, void* cuda_stream);
 
-/* Speech to text: tilewave/speech.hpp in C. In the library tilewave_speech.
+/* Speech to text: tilewave/speech.hpp in C, in the library tilewave_speech.
  *
- * Structures begin with their size, which the caller sets to sizeof of the type that it was compiled with; fields that are 0 have their
- * default, so that `tw_transcribe_options options = {sizeof options};` is all of it, also with later versions. Null options are defaults,
- * too. Strings are UTF-8. */
+ * Structures begin with their size, which the caller sets to sizeof the structure. Fields that are 0 have their default, so
+ * `tw_transcribe_options options = {sizeof options};` is a complete initialisation, also with later versions. Null options mean all
+ * defaults. Strings are UTF-8. */
 
-typedef struct tw_transcriber tw_transcriber; /* a loaded model; may be used by several threads, which take turns */
-typedef struct tw_transcript tw_transcript;   /* a result; belongs to the caller */
+typedef struct tw_transcriber tw_transcriber; /* a loaded model; several threads may use it, one call runs at a time */
+typedef struct tw_transcript tw_transcript;   /* a result; owned by the caller */
 
 typedef struct {
   size_t struct_size;
   const char* device;                                      /* "auto" (default), "cpu", "cuda" or "cuda:N" */
   const char* dtype;                                       /* "auto" (default), "f32", "bf16" or "f16" */
-  void (*progress)(void* user, int64_t done, int64_t all); /* bytes of weights that were read */
+  void (*progress)(void* user, int64_t done, int64_t all); /* bytes of weights read so far, and in total */
   void* user;
 } tw_load_options;
 
@@ -212,21 +215,21 @@ typedef enum { TW_SEGMENTATION_AUTOMATIC = 0, TW_SEGMENTATION_NONE = 1 } tw_segm
 typedef struct {
   size_t struct_size;
   tw_segmentation segmentation;
-  const char* prompt;     /* instead of the checkpoint's */
-  int32_t max_new_tokens; /* of a segment; default 500 */
+  const char* prompt;     /* replaces the checkpoint's */
+  int32_t max_new_tokens; /* per segment; default 500 */
   int32_t batch;          /* default 8 */
-  double temperature;     /* default: the likeliest token always */
+  double temperature;     /* default 0: greedy */
   double top_p;           /* default 1 */
   uint64_t seed;
-  int32_t (*on_text)(void* user, const char* text, size_t bytes); /* text as it is produced; not 0: stop, TW_CANCELLED */
+  int32_t (*on_text)(void* user, const char* text, size_t bytes); /* text as it is produced; return non-zero to stop with TW_CANCELLED */
   void* user;
 } tw_transcribe_options;
 
 typedef struct {
   size_t struct_size;
   double begin, end;     /* seconds */
-  const char* text;      /* as long as the transcript lives */
-  const int32_t* tokens; /* likewise */
+  const char* text;      /* valid as long as the transcript */
+  const int32_t* tokens; /* the same */
   size_t token_count;
   int32_t truncated;  /* ended by a limit, not by the model */
   int32_t repetition; /* ended because the model repeated itself */
@@ -236,20 +239,20 @@ typedef struct {
 tw_status tw_transcriber_load(const char* directory, const tw_load_options* options, tw_transcriber** transcriber);
 void tw_transcriber_free(tw_transcriber* transcriber); /* null is fine */
 
-/* The text of a file (WAV, FLAC, OGG, Opus, MP3), or of mono samples at 16 kHz (at most a week). *transcript is set on success only. */
+/* Transcribes a file (WAV, FLAC, OGG, Opus, MP3), or mono samples at 16 kHz (at most a week). *transcript is set on success only. */
 tw_status tw_transcribe_file(const tw_transcriber* transcriber, const char* file, const tw_transcribe_options* options,
                              tw_transcript** transcript);
 tw_status tw_transcribe_samples(const tw_transcriber* transcriber, const float* samples, size_t count, const tw_transcribe_options* options,
                                 tw_transcript** transcript);
-/* Mono samples at 16 kHz from samples at `rate` Hz, 1000 to 768000. *out_count: before, the room in `out`, for which ceil(count * 16000 /
- * rate) is enough; then, the samples written. */
+/* Mono samples at 16 kHz from samples at `rate` Hz, 1000 to 768000. *out_count: on input the capacity of `out`, for which ceil(count *
+ * 16000 / rate) is enough; on output the number of samples written. */
 tw_status tw_resample(const float* samples, size_t count, int32_t rate, float* out, size_t* out_count);
 void tw_transcript_free(tw_transcript* transcript); /* null is fine */
 
-/* All segments' texts, joined by spaces; as long as the transcript lives. */
+/* The texts of all segments, joined by spaces; valid as long as the transcript. */
 const char* tw_transcript_text(const tw_transcript* transcript);
 size_t tw_transcript_segment_count(const tw_transcript* transcript);
-/* Fills *segment, whose struct_size is set. TW_INVALID_ARGUMENT for an index that is not below the count. */
+/* Fills *segment; the caller sets its struct_size first. TW_INVALID_ARGUMENT if the index is not below the count. */
 tw_status tw_transcript_segment_at(const tw_transcript* transcript, size_t index, tw_transcript_segment* segment);
 
 #ifdef __cplusplus

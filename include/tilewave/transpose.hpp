@@ -10,10 +10,10 @@ struct TransposeOptions {
   std::optional<Stream> stream = {};  ///< default: the device's standard stream
 };
 
-/// y[..., n, m] = x[..., m, n]: the last two dimensions change places in memory (Tensor::transpose changes them in a view, without a copy).
+/// y[..., n, m] = x[..., m, n]: swaps the last two dimensions in memory (Tensor::transpose swaps them in a view, without a copy).
 ///
-/// `x`: [M, N] or [batch, M, N]; `y`: [N, M] or [batch, N, M]; of one dtype, any of them; elements are moved as bits. Any strides; fast
-/// where the last dimension of both is contiguous, on a GPU also with bases and strides of whole 4 bytes. Not in place. Extents are limited
+/// `x`: [M, N] or [batch, M, N]; `y`: [N, M] or [batch, N, M]; the same dtype, any of them; elements are moved as bits. Any strides. Fast
+/// if the last dimension of both is contiguous and, on a GPU, bases and strides are multiples of 4 bytes. Not in place. Extents are limited
 /// to 2^30.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices

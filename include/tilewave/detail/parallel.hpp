@@ -4,10 +4,9 @@
 
 namespace tw::detail {
 
-/// Calls body(context, index) for every index in [0, count), on the threads of the CPU pool and the calling one; returns when all are done.
-/// Which thread does which index, and in which order, is not defined, so a result that does not depend on that is the same for any number
-/// of threads. A call from inside a body runs in place, one index after another. When bodies throw, indices not yet begun are given up and
-/// the exception of the lowest index that threw reaches the caller: always the same one.
+/// Calls body(context, index) for every index in [0, count), on the threads of the CPU pool and the calling thread. Returns when all are
+/// done. The order, and the thread of an index, are not defined. A call from inside a body runs serially on its thread. If bodies throw,
+/// indices not yet begun are skipped, and the exception of the lowest index that threw reaches the caller: always the same one.
 void parallel_for(long count, void (*body)(void* context, long index), void* context);
 
 /// The same for a callable: parallel_for(count, [&](long index) { ... }).
