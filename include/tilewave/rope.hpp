@@ -42,7 +42,7 @@ struct RopeOptions {
 ///
 /// `x`, `y`: [batch, seqlen, heads, dim] or [seqlen, heads, dim], one dtype (f32, f16, bf16), any strides; y may be x. `cos`, `sin`:
 /// [positions, rotary_dim / 2] of x's dtype or f32, any strides; rotary_dim is 2 to dim. A table that is too short for `offset` is refused.
-/// Positions on a GPU are clamped to the table.
+/// Offsets and positions in tensors are clamped to the table.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
 /// that do not fit, with nothing written; CompileError, DeviceError.

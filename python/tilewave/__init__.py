@@ -1,11 +1,11 @@
 """Tilewave: attention, matrix products, norms and speech to text, on CPUs and Hopper GPUs. Nothing is compiled against NumPy or PyTorch.
 
-    tilewave.ops.attention(q, k, v, causal=True)        every operation: NumPy, PyTorch, DLPack
+    tilewave.ops.attention(q, k, v, causal=True)        the operations: NumPy, PyTorch, DLPack
     tilewave.flash_attn.flash_attn_func(q, k, v)        FlashAttention 2's functions; tilewave.flash_attn_interface has FlashAttention 3's
-    tilewave.scaled_dot_product_attention(q, k, v)      PyTorch's; install_sdpa() puts it in its place
+    tilewave.scaled_dot_product_attention(q, k, v)      PyTorch's function; install_sdpa() replaces it
     tilewave.Transcriber("glm-asr-nano")("talk.flac")   text
 
-PyTorch is imported by what needs it, not here.
+PyTorch is imported only when a function needs it.
 """
 
 from __future__ import annotations

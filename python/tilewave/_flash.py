@@ -1,4 +1,4 @@
-"""What FlashAttention 2's and 3's functions share: checks that name the caller's arguments, head dimensions of any size, rotary positions.
+"""Shared by FlashAttention 2's and 3's functions: checks that name the caller's arguments, head dimensions of any size, rotary positions.
 
 The LSE conventions, in which the two versions differ, are in flash_attn and flash_attn_interface.
 """
@@ -142,7 +142,7 @@ def _rules(q: torch.Tensor, softmax_scale, causal, window_size, softcap, alibi_s
 
 
 def _by_values(run: Callable, *values: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """run(*values), which gives out and lse. Values of more columns than a kernel takes are given in parts: each has the same scores."""
+    """run(*values), which gives out and lse. Values too wide for a kernel are split by columns; the scores are the same."""
     columns = next(x.shape[-1] for x in values if x is not None)
     if columns <= _LARGEST_HEAD_DIM:
         return run(*values)
@@ -154,7 +154,7 @@ def _by_values(run: Callable, *values: torch.Tensor | None) -> tuple[torch.Tenso
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
-    """x, with zeros behind its last dimension up to a multiple of 8, and that dimension contiguous. Zeros change no score."""
+    """x, with its last dimension contiguous and padded with zeros to a multiple of 8. Zeros change no score."""
     missing = -x.shape[-1] % _HEAD_DIM_STEP
     if missing:
         import torch
@@ -168,7 +168,7 @@ def _unpadded(out: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def sequences_of_tokens(cu_seqlens: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of packed tokens 0 to total - 1 the sequence and the place there, int32 [total]. Tokens behind the last sequence count to it."""
+    """The sequence of packed tokens 0 to total - 1, and the index in it, int32 [total]. Tokens after the last sequence belong to it."""
     import torch
 
     tokens = torch.arange(total, dtype=torch.int32, device=cu_seqlens.device)
@@ -282,7 +282,7 @@ def _check_rotary(q, k, cos, sin) -> None:
     if cos is None:
         return
     if k is None:
-        raise ValueError("rotary_cos is given without k and v; q is turned only together with new keys")
+        raise ValueError("rotary_cos is given without k and v; q is rotated only together with new keys")
     import torch
 
     tensor("rotary_cos", cos, 2, q, (q.dtype, torch.float32))
@@ -369,7 +369,7 @@ def attend_cache(
     q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
 
     if rotary_cos is not None and (rotary_seqlens is not None or cache_leftpad is not None or packed or cu_seqlens_k_new is not None):
-        # FlashAttention counts positions from the cache's start, or from rotary_seqlens; ops.attention_decode from behind the left pad.
+        # FlashAttention counts positions from the cache's start, or from rotary_seqlens; ops.attention_decode from after the left pad.
         # And it rotates nothing that is packed.
         start = cache_seqlens if rotary_seqlens is None else rotary_seqlens
         advance = causal or rules["window"] != (-1, -1)

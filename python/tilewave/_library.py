@@ -1,4 +1,4 @@
-"""The shared libraries: where they are, what their functions take, and what their failures become."""
+"""The shared libraries: where they are, the arguments of their functions, and the exceptions for their errors."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def library() -> ctypes.CDLL:
 
 
 def check(status: int, library: ctypes.CDLL, renamed: str = "") -> None:
-    """Raises what `status`, not 0, stands for, with the message of the library. What it calls `renamed` is called `out` here."""
+    """Raises what `status`, not 0, stands for, with the message of the library. Its argument `renamed` is called `out` here."""
     message = library.tw_last_error().decode()
     if renamed:
         message = re.sub(rf"\b{renamed}\b(?!\[)", "out", message)

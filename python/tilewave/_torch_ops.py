@@ -1,10 +1,10 @@
 """The operations as operators of PyTorch, torch.ops.tilewave, so that torch.compile() and torch.export() see each as one node.
 
 PyTorch needs an operator's schema, with what it writes; its implementation; the shapes, dtypes and strides of its results ("fake"), without
-running it. Operators do what the eager functions do, which call them while PyTorch traces or records gradients (_arrays.through_operator()).
-There is no backward yet: results of arguments that require grad require it too, and their backward raises.
+running it. Operators do what the eager functions do, which call them while PyTorch traces or records gradients
+(_arrays.through_operator()). There is no backward yet: results of arguments that require grad require it too, and their backward raises.
 
-Imported when an operator is wanted first, when there is a torch.
+Imported at the first use of an operator, if torch is installed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ torch.library.register_fake("tilewave::missing_backward", lambda gradient, name,
 
 
 def _with_lse(result: object, q: torch.Tensor, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(o, lse) of what the eager functions give; operators return the same number of tensors always."""
+    """(o, lse) from the eager functions' results; operators always return the same number of tensors."""
     return result if return_lse else (result, q.new_empty(0, dtype=torch.float32))
 
 
@@ -185,7 +185,7 @@ _register(f"attention_decode(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, {
 _register(f"attention_decode_read(Tensor q, Tensor k_cache, Tensor v_cache, {_DECODE_SCHEMA}", _attention_decode_read, _attention_fake)
 
 
-# The other operations. What is returned is contiguous, as what the eager functions make.
+# The other operations. Results are contiguous, as those of the eager functions.
 
 
 def _as(x: torch.Tensor) -> torch.Tensor:

@@ -3,16 +3,16 @@
 Names, order and defaults of arguments and the values that are returned are those of commit 01afd16d248c4c7d0f9aed1914084f16c490eaed.
 Compared with the file in version 2.8.3, return_attn_probs is new.
 
-Tensors are PyTorch's, on CUDA in bfloat16 or float16, on the CPU in float32 too. Head dimensions are 1 to 256; v's may differ from q's, up
+Tensors are PyTorch's, on CUDA in bfloat16 or float16, on the CPU also in float32. Head dimensions are 1 to 256; v's may differ from q's, up
 to 512: above 256 the scores are computed once for each 256 of its columns. heads is a multiple of kv_heads: query head h uses key head
 h // (heads // kv_heads). There is no backward yet: calling it raises NotImplementedError.
 
-Query i stands beside key i + seqlen_k - seqlen_q, the last query beside the last key. `causal`: query i sees the keys up to that one.
-window_size (left, right): those from `left` before it to `right` behind it; a negative size is no bound, and `causal` makes right 0.
+Query i is aligned with key i + seqlen_k - seqlen_q, the last query with the last key. `causal`: query i sees the keys up to that one.
+window_size (left, right): the keys from `left` before it to `right` after it; a negative size is no bound, and `causal` makes right 0.
 softmax_scale: default 1 / sqrt(headdim). softcap: scores become softcap * tanh(score / softcap); 0 is none. Rows that see no key are 0. The
 LSE is the natural logarithm of the softmax's denominator, float32; -inf for a row that sees no key.
 
-Accepted, because they change the speed at most: deterministic, pack_gqa, sm_margin, scheduler_metadata, num_splits (flash_attn_with_kvcache
+Accepted, because they affect at most the speed: deterministic, pack_gqa, sm_margin, scheduler_metadata, num_splits (flash_attn_with_kvcache
 uses it). NotImplementedError: float8 tensors, qv, q_descale, k_descale, v_descale, attention_chunk, get_scheduler_metadata.
 """
 
@@ -56,7 +56,7 @@ def flash_attn_qkvpacked_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ):
-    """flash_attn_func of the parts of qkv, which are not copied.
+    """flash_attn_func of views of qkv, without copies.
 
     qkv: [batch, seqlen, 3, heads, headdim], or with num_heads_q [batch, seqlen, num_heads_q + 2 * kv_heads, headdim].
     """
@@ -139,11 +139,11 @@ def flash_attn_varlen_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ):
-    """flash_attn_func of sequences of different lengths, one behind the other.
+    """flash_attn_func of packed sequences of different lengths.
 
     q: [total_q, heads, headdim]; k: [total_k, kv_heads, headdim]; v: [total_k, kv_heads, headdim_v]. cu_seqlens_q, cu_seqlens_k: int32
-    [batch + 1]: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1, likewise its keys; lengths may be 0. seqused_q,
-    seqused_k: int32 [batch], of a sequence only so many, the first ones; other queries' rows are 0, their LSE is -inf. Gives out
+    [batch + 1]: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1; the same for its keys. Lengths may be 0. seqused_q,
+    seqused_k: int32 [batch], use only this many of a sequence, the first ones. The other queries' rows are 0 and their LSE -inf. Gives out
     [total_q, heads, headdim_v], or with `return_attn_probs` (out, softmax_lse): softmax_lse [heads, total_q].
 
     max_seqlen_q and max_seqlen_k are accepted; lengths come from the offsets.
@@ -169,7 +169,7 @@ def flash_attn_varlen_func(
 def flash_attn_combine(
     out_partial: torch.Tensor, lse_partial: torch.Tensor, out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over all keys from attention over each of several parts of them.
+    """Attention over all keys from the results of attention over splits of the keys.
 
     out_partial: float32 [num_splits, batch, seqlen, heads, headdim]; lse_partial: float32 [num_splits, batch, seqlen, heads]. Gives
     (out, lse) of [batch, seqlen, heads, headdim] in `out_dtype` (default: out's, or float32; written into `out` if that is given) and
@@ -177,7 +177,8 @@ def flash_attn_combine(
 
         lse = log(sum over s of exp(lse_partial[s])),  out = sum over s of exp(lse_partial[s] - lse) * out_partial[s]
 
-    A part with lse -inf does not count, whatever its out is; where no part counts, out is 0 and lse -inf. In PyTorch's own operations.
+    A split with lse -inf is ignored, for any value of its out. If all splits are ignored, out is 0 and lse -inf. In PyTorch's own
+    operations.
     """
     import torch
 
@@ -231,28 +232,28 @@ def flash_attn_with_kvcache(
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
 ):
-    """Attention of few queries against a cache of keys and values, to which new ones may be appended first.
+    """Attention of few queries against a cache of keys and values. New keys and values may be appended first.
 
     q: [batch, seqlen_q, heads, headdim]. k_cache: [cache_batch, capacity, kv_heads, headdim] or, with a page_table, [pages, page_size,
     kv_heads, headdim]; v_cache likewise with headdim_v. Their last dimension is contiguous. k: [batch, seqlen_new, kv_heads, headdim] and v
     are written into the caches after the cache_seqlens tokens of each sequence. Gives out [batch, seqlen_q, heads, headdim_v], or with
-    `return_softmax_lse` (out, softmax_lse, out_accum, softmax_lse_accum): softmax_lse [batch, heads, seqlen_q]; the other two are the parts
-    of a split in FlashAttention and empty here.
+    `return_softmax_lse` (out, softmax_lse, out_accum, softmax_lse_accum): softmax_lse [batch, heads, seqlen_q]; the other two are
+    FlashAttention's partial results of splits, and empty here.
 
-    All int32: cache_seqlens, a number or [batch]; cache_batch_idx [batch], maps a sequence to the cache's, or to a row of the page_table;
-    cache_leftpad [batch], so many of the first tokens do not count; page_table [tables, pages of a sequence]. num_splits: splits of the
-    keys that run at the same time, 0 for a number that suits the device; at most 128 are made.
+    All int32: cache_seqlens, a number or [batch]; cache_batch_idx [batch], maps batch index to cache index, or to a row of the page_table;
+    cache_leftpad [batch], the number of first tokens to ignore; page_table [tables, pages of a sequence]. num_splits: splits of the keys
+    that run in parallel, at most 128; 0: the library's choice.
 
-    rotary_cos, rotary_sin: [positions, rotary_dim / 2], with which new key i is turned at position rotary_seqlens + i (int32 [batch];
-    default: cache_seqlens, left pad included); query i too if `causal` or with a window, else at rotary_seqlens. Pairs are 2 n and
+    rotary_cos, rotary_sin: [positions, rotary_dim / 2], which rotate new key i at position rotary_seqlens + i (int32 [batch];
+    default: cache_seqlens, including left pad); query i too if `causal` or with a window, else at rotary_seqlens. Pairs are 2 n and
     2 n + 1 (`rotary_interleaved`), or n and n + rotary_dim / 2.
 
     cu_seqlens_q, int32 [batch + 1]: q is packed, [total_q, heads, headdim], and so is out; softmax_lse is [heads, total_q]. max_seqlen_q of
     1 with as many queries as sequences means one query for each; otherwise it is ignored. cu_seqlens_k_new, int32 [batch + 1]: k and v are
     packed, [total_new, kv_heads, headdim].
 
-    Pages whose size is not a multiple of 16, and pages with cache_leftpad, are slower: the tokens in use are copied first. A headdim that is
-    no multiple of 8 costs copies of both caches.
+    Page sizes that are not a multiple of 16, and pages with cache_leftpad, are slower: the tokens in use are copied first. A headdim that
+    is not a multiple of 8 costs copies of both caches.
     """
     _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     _flash.refuse_fp8(q=q, k_cache=k_cache, v_cache=v_cache)

@@ -1,13 +1,13 @@
-"""PyTorch's scaled_dot_product_attention through the library, in its place in PyTorch, and as an attention of transformers.
+"""scaled_dot_product_attention through the library: as a function, as a replacement of PyTorch's, and as an attention of transformers.
 
     tilewave.install_sdpa()              F.scaled_dot_product_attention, and with it nn.MultiheadAttention and most models
-    with tilewave.install_sdpa(): ...    the same, for a while (in the whole process: patches know no threads)
+    with tilewave.install_sdpa(): ...    the same, until the end of the block (in the whole process, for all threads)
     tilewave.register_transformers()     AutoModel...(..., attn_implementation="tilewave")
 
-What the library does not do is left to PyTorch: a backward, dropout, f32 on CUDA, GPUs other than Hopper's, head dimensions above 256.
-why_fallback() says for a thread's last call whether that was so and why, sdpa_counts() says how often.
+PyTorch does what the library does not support: a backward, dropout, f32 on CUDA, GPUs other than Hopper's, head dimensions above 256.
+why_fallback() gives the reason for a thread's last call, sdpa_counts() the number of calls for each reason.
 
-Imports torch: the package imports this module when one of its names is wanted.
+Imports torch. The package imports this module at the first use of one of its names.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def scaled_dot_product_attention(
     """softmax(scale query key^T + attn_mask) value, with the arguments and the meaning of torch.nn.functional's function of this name.
 
     query: [..., heads, seqlen_q, head_dim]; key: [..., heads, seqlen_k, head_dim]; value: [..., heads, seqlen_k, value_dim]. Gives [...,
-    heads, seqlen_q, value_dim], with the memory layout [..., seqlen_q, heads, value_dim] where there are batch dimensions. Any strides are
-    taken without copies if the last dimension is contiguous and a multiple of 8.
+    heads, seqlen_q, value_dim], with the memory layout [..., seqlen_q, heads, value_dim] where there are batch dimensions. Any strides work
+    without copies if the last dimension is contiguous and a multiple of 8.
 
-    attn_mask: bool (True: seen), f32 or query's dtype (added), broadcast to [..., heads, seqlen_q, seqlen_k]. is_causal: query i sees keys
-    j <= i, also where seqlen_q != seqlen_k; not with a mask. scale: default 1 / sqrt(head_dim). enable_gqa: query's heads may be a multiple
-    of key's and value's. A query that sees no key gives 0.
+    attn_mask: bool (True: visible), f32 or query's dtype (added), broadcast to [..., heads, seqlen_q, seqlen_k]. is_causal: query i sees
+    keys j <= i, also if seqlen_q != seqlen_k; not allowed with a mask. scale: default 1 / sqrt(head_dim). enable_gqa: query's heads may be
+    a multiple of key's and value's. A query that sees no key gives 0.
 
-    Left to PyTorch (see why_fallback()): arguments that require grad, dropout_p > 0, f64, f32 on CUDA, head dimensions above 256 and what
-    else the library does not do. ValueError, TypeError name a wrong argument.
+    Falls back to PyTorch (see why_fallback()) for arguments that require grad, dropout_p > 0, f64, f32 on CUDA, head dimensions above 256
+    and anything else that the library does not support. ValueError, TypeError name a wrong argument.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, torch.Tensor):
@@ -267,15 +267,15 @@ def _count(reason: str | None) -> None:
 
 
 def why_fallback() -> str | None:
-    """Why this thread's last scaled_dot_product_attention was PyTorch's; None if it was the library's, or there was none.
+    """Why this thread's last scaled_dot_product_attention used PyTorch; None if it used the library, or there was none.
 
-    Compiled code does not count: a graph has one or the other, as its first call had.
+    Calls in compiled code are not counted: a graph always uses what its first call used.
     """
     return getattr(_last, "reason", None)
 
 
 def sdpa_counts() -> dict[str, int]:
-    """How many calls of the process, of all threads, were done by the library ("tilewave"), and how many not, by reason."""
+    """The number of calls of the process, in all threads, that used the library ("tilewave"), and that fell back, by reason."""
     with _lock:
         return dict(_counts)
 
@@ -284,7 +284,7 @@ def sdpa_counts() -> dict[str, int]:
 
 
 class SdpaInstallation:
-    """What install_sdpa() gives. As a context manager it uninstalls at its end, unless the library was in place before."""
+    """The result of install_sdpa(). As a context manager it uninstalls at its end, unless the library was installed before."""
 
     def __init__(self, by_this: bool):
         self._by_this = by_this
@@ -307,7 +307,7 @@ _fastpath_before = True
 
 def _installed_sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """torch.nn.functional.scaled_dot_product_attention while install_sdpa() holds."""
-    if not _installed or _is_exporting():  # someone kept it, or patched over it; exported programs shall not need us
+    if not _installed or _is_exporting():  # someone kept it, or patched over it; exported programs must not need this package
         return _before(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **_gqa(enable_gqa))
     if attn_mask is not None and type(attn_mask) not in _TENSORS and hasattr(attn_mask, "_dispatch"):
         # torch.nn.attention.bias.CausalBias: it knows PyTorch's function by its place in F, and calls what is there.
@@ -332,13 +332,14 @@ def _is_exporting() -> bool:
 
 
 def install_sdpa() -> SdpaInstallation:
-    """Puts the library in the place of torch.nn.functional.scaled_dot_product_attention, for the whole process; once more does nothing.
+    """Replaces torch.nn.functional.scaled_dot_product_attention by the library's, for the whole process. A second call does nothing.
 
-    Callers of F.scaled_dot_product_attention get the library's result where it can give one, else PyTorch's. nn.MultiheadAttention and
-    nn.TransformerEncoderLayer in eval() have a path of their own past it, which is switched off meanwhile (torch.backends.mha); with
-    need_weights=True, the default, they need the scores and call no attention function. Code that has imported the function by name before
-    keeps PyTorch's. Functions that torch.compile() has compiled before keep what they have; install first. If transformers is imported,
-    register_transformers() is called too.
+    F.scaled_dot_product_attention then uses the library where it supports the call, else PyTorch. nn.MultiheadAttention and
+    nn.TransformerEncoderLayer in eval() have a fast path that bypasses it, so that path is disabled (torch.backends.mha). With
+    need_weights=True, the default, they need the scores and call no attention function.
+
+    Install first: code that has already imported the function by name, or that torch.compile() has already compiled, is not affected. If
+    transformers is imported, register_transformers() is also called.
     """
     global _before, _installed, _fastpath_before
     with _lock:
@@ -356,7 +357,7 @@ def install_sdpa() -> SdpaInstallation:
 
 
 def uninstall_sdpa() -> None:
-    """Puts PyTorch's function, or what stood there before install_sdpa(), back. Without install_sdpa() nothing happens."""
+    """Restores PyTorch's function, or the one that install_sdpa() replaced. Does nothing without install_sdpa()."""
     global _installed
     with _lock:
         if not _installed:
@@ -388,8 +389,8 @@ def transformers_attention(
     """An attention function of transformers. Gives ([batch, seqlen_q, heads, value_dim], None).
 
     query: [batch, heads, seqlen_q, head_dim]; key, value: [batch, kv_heads, seqlen_k, dim]. attention_mask: as made for "sdpa", bool or
-    added, [batch, 1 or heads, seqlen_q, seqlen_k]; None: causal where the module is and there is more than one query, as there.
-    sliding_window: keys i - sliding_window + 1 to i, where no mask says so. s_aux: [heads], sinks. position_bias: added, as a mask.
+    added, [batch, 1 or heads, seqlen_q, seqlen_k]; None: causal if the module is and there is more than one query, as in transformers.
+    sliding_window: keys i - sliding_window + 1 to i, if there is no mask. s_aux: [heads], sinks. position_bias: added, as a mask.
     """
     seqlen_q, seqlen_k = query.shape[2], key.shape[2]
     if attention_mask is not None and attention_mask.shape[-1] > seqlen_k:
@@ -464,7 +465,7 @@ def _in_pytorch(query, key, value, mask, dropout, scaling, causal, offset, windo
 
 
 def register_transformers(name: str = "tilewave") -> None:
-    """Makes attn_implementation=`name` known to transformers; again does no harm. Masks are made as for "sdpa". ImportError without it."""
+    """Registers attn_implementation=`name` in transformers. Masks are made as for "sdpa". ImportError without transformers."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(name, transformers_attention)

@@ -82,7 +82,7 @@ def _speech() -> ctypes.CDLL:
 
 @dataclass(frozen=True)
 class Segment:
-    """What was said from `begin` to `end`, in seconds."""
+    """The text from `begin` to `end`, in seconds."""
 
     begin: float
     end: float
@@ -102,14 +102,14 @@ class Transcript:
 
 
 class Transcriber:
-    """A loaded checkpoint. May be used by several threads, which take turns.
+    """A loaded checkpoint. Several threads may use it; one call runs at a time.
 
         transcriber = tilewave.Transcriber("glm-asr-nano")
         print(transcriber("talk.flac"))
 
-    directory: of a GLM-ASR checkpoint as published; None: the bundled one, which knows spoken English digits and nothing else. device:
-    "auto", "cpu", "cuda" or "cuda:1"; dtype: "auto", "f32", "bf16" or "f16". progress(done, all): called with bytes of weights that were
-    read. FileNotFoundError where there is no such directory; OSError for one that is no checkpoint, or damaged.
+    directory: of a GLM-ASR checkpoint as published; None: the bundled one, which knows only spoken English digits. device:
+    "auto", "cpu", "cuda" or "cuda:1"; dtype: "auto", "f32", "bf16" or "f16". progress(done, all): called with the bytes of weights
+    read and the total. FileNotFoundError if there is no such directory; OSError if it is not a checkpoint, or damaged.
     """
 
     def __init__(
@@ -161,11 +161,11 @@ class Transcriber:
     ) -> Transcript:
         """The text of a file (WAV, FLAC, OGG, Opus, MP3), or of samples: float32 [n], mono.
 
-        sampling_rate: of samples, in Hz; other rates than 16000 are resampled. A file says its own. segmentation: long audio is cut at
-        silences; else it is one segment. max_new_tokens: of a segment, 1 to 1048576. batch: segments that are decoded together, 1 to 16.
-        temperature 0 always takes the most likely token, else top_p, above 0 and up to 1, and seed, 0 to 2^64 - 1, count.
-        on_text(text): text as it is produced; False stops, with tilewave.Cancelled. FileNotFoundError where there is no such file; OSError
-        for one that cannot be read.
+        sampling_rate: of samples, in Hz; other rates than 16000 are resampled. A file has its own. segmentation: cut long audio at
+        silences; otherwise it is one segment. max_new_tokens: per segment, 1 to 1048576. batch: segments that are decoded together, 1 to
+        16. temperature: 0 is greedy; otherwise top_p, above 0 and up to 1, and seed, 0 to 2^64 - 1, apply. on_text(text): called with text
+        as it is produced; return False to stop with tilewave.Cancelled. FileNotFoundError if there is no such file; OSError if it cannot be
+        read.
         """
         is_file = isinstance(audio, (str, os.PathLike))
         if is_file and sampling_rate != SAMPLE_RATE:

@@ -1,4 +1,4 @@
-"""Padded batches to packed tokens and back, by flash_attn.bert_padding's names (2.8), in PyTorch's own operations: gradients flow."""
+"""Padded batches to packed tokens and back, with the names of flash_attn.bert_padding (2.8). Gradients flow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def index_first_axis(input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor
 
 
 def index_put_first_axis(values: torch.Tensor, indices: torch.Tensor, first_axis_dim: int) -> torch.Tensor:
-    """[first_axis_dim, ...], whose rows `indices` [n] are those of values [n, ...], which has 2 dimensions or more; the others are zeros."""
+    """[first_axis_dim, ...], whose rows `indices` [n] are the rows of values [n, ...] (2 dimensions or more). Other rows are zeros."""
     if values.dim() < 2 or indices.dim() != 1:
         raise ValueError(
             f"values has shape {tuple(values.shape)} and indices {tuple(indices.shape)}; 2 dimensions or more, and 1, are wanted"
@@ -27,14 +27,14 @@ def index_put_first_axis(values: torch.Tensor, indices: torch.Tensor, first_axis
 
 
 def unpad_input(hidden_states: torch.Tensor, attention_mask: torch.Tensor, unused_mask: torch.Tensor | None = None):
-    """The tokens that attention_mask or unused_mask selects, one sequence behind the other.
+    """The tokens that attention_mask or unused_mask selects, packed.
 
     hidden_states: [batch, seqlen, ...]. attention_mask: bool or int [batch, seqlen], nonzero for a token. unused_mask: the same, nonzero
-    for a place that keeps its memory but holds no token. Gives
+    for a position that keeps its memory but holds no token. Gives
 
         hidden_states   [total, ...]
         indices         int64 [total], the tokens' rows in [batch * seqlen, ...]
-        cu_seqlens      int32 [batch + 1], where the sequences lie
+        cu_seqlens      int32 [batch + 1], the sequences' offsets
         max_seqlen      int, the longest sequence (on CUDA it waits for the device)
         seqused         int32 [batch], tokens that attention_mask selects
     """
@@ -58,7 +58,7 @@ def unpad_input(hidden_states: torch.Tensor, attention_mask: torch.Tensor, unuse
 
 
 def pad_input(hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
-    """unpad_input's tokens [total, ...] back in their places, zeros elsewhere: [batch, seqlen, ...]."""
+    """unpad_input's tokens [total, ...] back in their positions, zeros elsewhere: [batch, seqlen, ...]."""
     padded = hidden_states.new_zeros((batch * seqlen, *hidden_states.shape[1:]))
     return padded.index_copy(0, indices, hidden_states).unflatten(0, (batch, seqlen))
 
@@ -71,7 +71,7 @@ def unpad_input_for_concatenated_sequences(hidden_states: torch.Tensor, attentio
 
         hidden_states   [total, ...]
         indices         int64 [total], the tokens' rows in [batch * seqlen, ...]
-        cu_seqlens      int32 [sequences + 1], where the sequences lie
+        cu_seqlens      int32 [sequences + 1], the sequences' offsets
         max_seqlen      int, the longest sequence (on CUDA it waits for the device)
     """
     import torch

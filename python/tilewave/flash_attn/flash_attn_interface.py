@@ -1,11 +1,11 @@
 """FlashAttention 2's public functions (flash_attn.flash_attn_interface, version 2.8.3), by its names and with its semantics.
 
-Tensors are PyTorch's, on CUDA in bfloat16 or float16, on the CPU in float32 too. Head dimensions are 1 to 256; v's may differ from q's, up
+Tensors are PyTorch's, on CUDA in bfloat16 or float16, on the CPU also in float32. Head dimensions are 1 to 256; v's may differ from q's, up
 to 512: above 256 the scores are computed once for each 256 of its columns. heads is a multiple of kv_heads: query head h uses key head
 h // (heads // kv_heads). There is no backward yet: calling it raises NotImplementedError.
 
-Query i stands beside key i + seqlen_k - seqlen_q, the last query beside the last key. `causal`: query i sees the keys up to that one.
-window_size (left, right): those from `left` before it to `right` behind it; a negative size is no bound, and `causal` makes right 0.
+Query i is aligned with key i + seqlen_k - seqlen_q, the last query with the last key. `causal`: query i sees the keys up to that one.
+window_size (left, right): the keys from `left` before it to `right` after it; a negative size is no bound, and `causal` makes right 0.
 softmax_scale: default 1 / sqrt(headdim). softcap: scores become softcap * tanh(score / softcap); 0 is none. alibi_slopes: float32 [heads]
 or [batch, heads], adds -slope * |i + seqlen_k - seqlen_q - j| to the score of query i and key j. Rows that see no key are 0.
 
@@ -137,7 +137,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ):
-    """flash_attn_func of the parts of qkv [batch, seqlen, 3, heads, headdim]; they are not copied."""
+    """flash_attn_func of views of qkv [batch, seqlen, 3, heads, headdim], without copies."""
     _require_no_dropout(dropout_p)
     q, k, v = _flash.unpack("qkv", qkv, 5, 3)
     return _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, ("qkv", "qkv", "qkv"))
@@ -155,7 +155,7 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ):
-    """flash_attn_func of q and of the parts of kv [batch, seqlen_k, 2, kv_heads, headdim]; they are not copied."""
+    """flash_attn_func of q and of views of kv [batch, seqlen_k, 2, kv_heads, headdim], without copies."""
     _require_no_dropout(dropout_p)
     _flash.refuse_fp8(q=q)
     k, v = _flash.unpack("kv", kv, 5, 2)
@@ -179,7 +179,7 @@ def flash_attn_func(
 
     q: [batch, seqlen_q, heads, headdim]; k: [batch, seqlen_k, kv_heads, headdim]; v: [batch, seqlen_k, kv_heads, headdim_v]. Gives out
     [batch, seqlen_q, heads, headdim_v], or with `return_attn_probs` (out, softmax_lse, S_dmask): softmax_lse [batch, heads, seqlen_q];
-    S_dmask has a meaning only with dropout and is empty.
+    S_dmask is used only with dropout and is empty.
     """
     _require_no_dropout(dropout_p)
     return _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs)
@@ -198,7 +198,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ):
-    """flash_attn_varlen_func of the parts of qkv [total, 3, heads, headdim], all by cu_seqlens; they are not copied."""
+    """flash_attn_varlen_func of views of qkv [total, 3, heads, headdim], all with cu_seqlens, without copies."""
     _require_no_dropout(dropout_p)
     q, k, v = _flash.unpack("qkv", qkv, 4, 3)
     return _attend_varlen(
@@ -235,7 +235,7 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ):
-    """flash_attn_varlen_func of q and of the parts of kv [total_k, 2, kv_heads, headdim]; they are not copied."""
+    """flash_attn_varlen_func of q and of views of kv [total_k, 2, kv_heads, headdim], without copies."""
     _require_no_dropout(dropout_p)
     _flash.refuse_fp8(q=q)
     k, v = _flash.unpack("kv", kv, 4, 2)
@@ -274,16 +274,16 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: torch.Tensor | None = None,
 ):
-    """flash_attn_func of sequences of different lengths, one after the other.
+    """flash_attn_func of packed sequences of different lengths.
 
     q: [total_q, heads, headdim]; k: [total_k, kv_heads, headdim]; v: [total_k, kv_heads, headdim_v]. cu_seqlens_q, cu_seqlens_k: int32
-    [batch + 1]: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1, likewise its keys; lengths may be 0. Gives out
+    [batch + 1]: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1; the same for its keys. Lengths may be 0. Gives out
     [total_q, heads, headdim_v], or with `return_attn_probs` (out, softmax_lse, S_dmask): softmax_lse [heads, total_q]; S_dmask is empty.
 
-    block_table, int32 [batch, pages of a sequence]: k and v lie in pages, [pages, page_size, kv_heads, ...], as in flash_attn_with_kvcache;
-    of cu_seqlens_k only the lengths count.
+    block_table, int32 [batch, pages of a sequence]: k and v are paged, [pages, page_size, kv_heads, ...], as in flash_attn_with_kvcache.
+    Then only the lengths in cu_seqlens_k are used.
 
-    Lengths come from the offsets, whatever max_seqlen_k says. max_seqlen_q of 1 with a block_table and as many queries as sequences means
+    Lengths come from the offsets; max_seqlen_k is ignored. max_seqlen_q of 1 with a block_table and as many queries as sequences means
     one query for each.
     """
     _require_no_dropout(dropout_p)
@@ -326,23 +326,23 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ):
-    """Attention of few queries against a cache of keys and values, to which new ones may be appended first.
+    """Attention of few queries against a cache of keys and values. New keys and values may be appended first.
 
     q: [batch, seqlen_q, heads, headdim]. k_cache: [cache_batch, capacity, kv_heads, headdim] or, with a block_table, [pages, page_size,
     kv_heads, headdim]; v_cache likewise with headdim_v. Their last dimension is contiguous. k: [batch, seqlen_new, kv_heads, headdim] and v
     are written into the caches after the cache_seqlens tokens of each sequence. Gives out [batch, seqlen_q, heads, headdim_v], or with
     `return_softmax_lse` (out, softmax_lse): softmax_lse [batch, heads, seqlen_q].
 
-    All int32: cache_seqlens, a number or [batch]; cache_batch_idx [batch], maps a sequence to the cache's, or to a row of the block_table;
-    cache_leftpad [batch], so many of the first tokens do not count; block_table [tables, pages of a sequence]. num_splits: splits of the
-    keys that run at the same time, 0 for a number that suits the device; at most 128 are made.
+    All int32: cache_seqlens, a number or [batch]; cache_batch_idx [batch], maps batch index to cache index, or to a row of the block_table;
+    cache_leftpad [batch], the number of first tokens to ignore; block_table [tables, pages of a sequence]. num_splits: splits of the keys
+    that run in parallel, at most 128; 0: the library's choice.
 
-    rotary_cos, rotary_sin: [positions, rotary_dim / 2], with which new key i is turned at position cache_seqlens + i, left pad included;
+    rotary_cos, rotary_sin: [positions, rotary_dim / 2], which rotate new key i at position cache_seqlens + i, including left pad;
     query i too if `causal` or with a window, else at cache_seqlens. Pairs are 2 n and 2 n + 1 (`rotary_interleaved`), or n and
     n + rotary_dim / 2.
 
-    Pages whose size is not a multiple of 16, and pages with cache_leftpad, are slower: the tokens in use are copied first. A headdim that is
-    no multiple of 8 costs copies of both caches.
+    Page sizes that are not a multiple of 16, and pages with cache_leftpad, are slower: the tokens in use are copied first. A headdim that
+    is not a multiple of 8 costs copies of both caches.
     """
     _flash.refuse_fp8(q=q, k_cache=k_cache, v_cache=v_cache)
     cache_seqlens = _flash.cache_lengths(cache_seqlens, q)

@@ -1,8 +1,9 @@
-"""Every operation of the library, on NumPy arrays, PyTorch tensors and what speaks DLPack, without copies.
+"""The operations of the library, except the C++ templates attention_with and elementwise<F>, on NumPy arrays, PyTorch tensors and DLPack.
+Arrays are not copied.
 
-Arrays of a call lie on one device, the CPU or a CUDA GPU. Results are new arrays of the first argument's kind, or `out`, which is written
-and returned. On CUDA calls are enqueued on PyTorch's current stream and return. TypeError and ValueError name the argument that does not
-fit and what is allowed; nothing is written then. DeviceError and CompileError (tilewave.DeviceError) come from the GPU.
+All arrays of a call are on one device, the CPU or a CUDA GPU. Results are new arrays of the first argument's kind, or `out`, which is
+written and returned. On CUDA calls are enqueued on PyTorch's current stream and return. TypeError and ValueError name the argument that
+does not fit and what is allowed; nothing is written then. DeviceError and CompileError (tilewave.DeviceError) come from the GPU.
 """
 
 from .attention import attention, attention_decode, attention_varlen

@@ -1,8 +1,9 @@
 """Attention: exact softmax(S) V in O(seqlen) memory, packed sequences of any lengths, and few queries against a cache.
 
-Query i of a sequence stands beside key i + diagonal, where the diagonal is seqlen_k - seqlen_q: the last query beside the last key
-(FlashAttention's convention). The score of query i and key j is s = scale q_i k_j; then, each where it is given:
-s = softcap tanh(s / softcap), s -= slope |i + diagonal - j|, s += mask; then -inf where `causal`, the window or a boolean mask hides the key.
+Query i of a sequence is aligned with key i + diagonal. The diagonal is seqlen_k - seqlen_q, which aligns the last query with the last key
+(FlashAttention's convention). The score of query i and key j is s = scale q_i k_j. Then follow, in this order, the options that are set:
+s = softcap tanh(s / softcap), s -= slope |i + diagonal - j|, s += mask. Finally s is -inf if `causal`, the window or a boolean mask hides
+the key.
 
 Arrays are NumPy's, PyTorch's or DLPack's, on the CPU or on CUDA, all on one device. bf16 or f16, on the CPU f32 too. Head dimensions are
 multiples of 8 up to 256, the last dimension is contiguous. heads is a multiple of kv_heads: query head h uses key head
@@ -90,13 +91,13 @@ def attention(
     """o = softmax(scale q k^T) v.
 
     q: [batch, seqlen_q, heads, head_dim]; k: [batch, seqlen_k, kv_heads, head_dim]; v: [batch, seqlen_k, kv_heads, value_dim]. Gives o:
-    [batch, seqlen_q, heads, value_dim], and with `return_lse` also lse: f32 [batch, heads, seqlen_q], the natural logarithm of the softmax's
-    denominator, -inf where no key is seen (o is 0 there).
+    [batch, seqlen_q, heads, value_dim], and with `return_lse` also lse: f32 [batch, heads, seqlen_q], the natural logarithm of the
+    softmax's denominator. Where a query sees no key, o is 0 and lse -inf.
 
-    scale: default 1 / sqrt(head_dim). causal: query i sees keys j <= i + diagonal; `causal_offset` is the diagonal, instead (0: PyTorch's
-    is_causal). window: (left, right), keys from i + diagonal - left to i + diagonal + right are seen; -1: no bound. softcap: 0 is none.
-    alibi_slopes: f32 [heads] or [batch, heads]. sink: f32 [heads], the logit of a key without a value. mask: bool (True: seen), or f32 or
-    q's dtype (added), broadcast to [batch, heads, seqlen_q, seqlen_k]. out: o's memory.
+    scale: default 1 / sqrt(head_dim). causal: query i sees keys j <= i + diagonal; `causal_offset` replaces the diagonal (0: PyTorch's
+    is_causal). window: (left, right), query i sees keys i + diagonal - left to i + diagonal + right; -1: no bound. softcap: 0 is none.
+    alibi_slopes: f32 [heads] or [batch, heads]. sink: f32 [heads], the logit of a key without a value. mask: bool (True: visible), or f32
+    or q's dtype (added), broadcast to [batch, heads, seqlen_q, seqlen_k]. out: o's memory.
     """
     if _arrays.through_operator(q, k, v, alibi_slopes, sink, mask):
         o, lse = _arrays.compiled_ops().attention(
@@ -133,15 +134,15 @@ def attention_varlen(
     check_contents: bool | None = None,
     out: Array | None = None,
 ) -> Array | tuple[Array, Array]:
-    """attention() of sequences of different lengths, one behind the other.
+    """attention() of packed sequences of different lengths.
 
     q: [total_q, heads, head_dim]; k: [total_k, kv_heads, head_dim]; v: [total_k, kv_heads, value_dim]. cu_seqlens_q, cu_seqlens_k: int32
-    [batch + 1], on q's device: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1, likewise its keys. seqused_q,
-    seqused_k: int32 [batch], of a sequence only so many, the first ones. Gives o: [total_q, heads, value_dim], and with `return_lse` lse: f32
-    [heads, total_q]; rows that belong to no sequence are 0 and -inf, in an `out` that is given they are left as they are.
+    [batch + 1], on q's device: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1; the same for its keys. seqused_q,
+    seqused_k: int32 [batch], use only this many of a sequence, the first ones. Gives o: [total_q, heads, value_dim], and with `return_lse`
+    lse: f32 [heads, total_q]; rows that belong to no sequence are 0 and -inf; in a given `out` they are left unchanged.
 
-    On CUDA the offsets are not known to the host: wrong ones are clamped, or with `check_contents`, which waits for the device, refused;
-    None: as tilewave.check_contents() says. Traced by torch.compile() all of `out` is written. Other arguments as in attention().
+    On CUDA the host does not know the offsets: wrong ones are clamped. With `check_contents` the call waits for the device and refuses
+    them; None: as in tilewave.check_contents(). Under torch.compile() all of `out` is written. Other arguments as in attention().
     """
     if _arrays.through_operator(q, k, v, alibi_slopes, sink):
         o, lse = _arrays.compiled_ops().attention_varlen(
@@ -205,9 +206,9 @@ def attention_decode(
     kv_heads, head_dim]; v_cache likewise with value_dim. Gives o: [batch, seqlen_q, heads, value_dim], and with `return_lse` lse: f32
     [batch, heads, seqlen_q].
 
-    All int32: seqlens [batch], tokens in the cache before this call (default: it is full); batch_idx [batch], maps a sequence to the
-    cache's, or to a row of the block_table; leftpad [batch], so many of the first tokens do not count; block_table [tables, pages of a
-    sequence]. Pages whose size is not a multiple of 16, and pages with leftpad, are slower: the tokens in use are copied first.
+    All int32: seqlens [batch], tokens in the cache before this call (default: it is full); batch_idx [batch], maps batch index to
+    cache index, or to a row of the block_table; leftpad [batch], the number of first tokens to ignore; block_table [tables, pages of a
+    sequence]. Page sizes that are not a multiple of 16, and pages with leftpad, are slower: the tokens in use are copied first.
 
     new_k: [batch, seqlen_new, kv_heads, head_dim] and new_v are written into the caches after each sequence's tokens first. rotary_cos,
     rotary_sin: [positions, rotary_dim / 2], by which q and new_k are rotated; pairs are k and k + rotary_dim / 2, or `rotary_interleaved`
@@ -216,8 +217,8 @@ def attention_decode(
     cu_seqlens_q: int32 [batch + 1]: q, o and lse are packed as in attention_varlen(). cu_seqlens_new: int32 [batch + 1]: new_k and new_v
     are packed, [total_new, kv_heads, ..]. Neither with rotary tables: call rope() first.
 
-    num_splits: splits of a sequence's keys that run at the same time; 0: by the library's arithmetic. check_contents: waits for the device
-    and refuses wrong lengths and page numbers, which are else clamped; None: as tilewave.check_contents() says. Other arguments as in
+    num_splits: splits of a sequence's keys that run in parallel; 0: the library's choice. check_contents: waits for the device and refuses
+    wrong lengths and page numbers, which are otherwise clamped; None: as in tilewave.check_contents(). Other arguments as in
     attention().
     """
     if _arrays.through_operator(q, k_cache, v_cache, new_k, new_v, rotary_cos, rotary_sin, alibi_slopes, sink):

@@ -37,13 +37,13 @@ def gemm(
     num_splits: int = 0,
     out: Array | None = None,
 ) -> Array:
-    """activation(alpha a b + beta out + bias) + residual, summed in f32 (int8: in int32) and rounded once.
+    """activation(alpha a b + beta out + bias) + residual, accumulated in f32 (int8: in int32) and rounded once.
 
-    a: [m, k] or [batch, m, k]; b: [k, n] or [batch, k, n], any strides: with a weight stored [n, k] give `weight.T`. bias: [n]; residual: the
-    result's shape. activation: none, relu, gelu_erf, gelu_tanh, silu, or swiglu (silu(even column) * next column; n / 2 columns result).
-    f32, f16 and bf16 give their own dtype, fp8 (float8_e4m3fn) bf16, int8 int32. a_scale, b_scale: f32 factors of fp8, both or none: [1]
-    each, or block scales [m, ceil(k / 128)] and [ceil(k / 128), ceil(n / 128)]. beta needs `out`, and no torch.compile(). num_splits: parts of k that are summed
-    apart on a GPU; 0: by the library's arithmetic.
+    a: [m, k] or [batch, m, k]; b: [k, n] or [batch, k, n], any strides: with a weight stored [n, k] pass `weight.T`. bias: [n]; residual:
+    the result's shape. activation: none, relu, gelu_erf, gelu_tanh, silu, or swiglu (silu(even column) * next column; n / 2 columns
+    result). f32, f16 and bf16 give their own dtype, fp8 (float8_e4m3fn) bf16, int8 int32. a_scale, b_scale: f32 factors of fp8, both or
+    none: [1] each, or block scales [m, ceil(k / 128)] and [ceil(k / 128), ceil(n / 128)]. beta needs `out`, and does not work under
+    torch.compile(). num_splits: number of k splits on a GPU; 0: the library's choice.
     """
     code = _activation(activation)
     if _arrays.through_operator(a, b, bias, residual, a_scale, b_scale):
@@ -166,11 +166,11 @@ def conv2d(
     activation: str = "none",
     out: Array | None = None,
 ) -> Array:
-    """Cross-correlation, as torch.conv2d without groups, channels last: y = activation(bias + sum x w), summed in f32, rounded once.
+    """Cross-correlation, as torch.conv2d without groups, channels last: y = activation(bias + sum x w), accumulated in f32, rounded once.
 
     x: [n, height, width, channels]; w: [filters, kernel height, kernel width, channels]; gives [n, height', width', filters], with
     height' = (height + 2 padding - dilation (kernel height - 1) - 1) // stride + 1. One dtype (f32, f16, bf16), any strides: PyTorch's NCHW
-    is x.permute(0, 2, 3, 1). bias: [filters]. activation: any of gemm()'s but swiglu.
+    is x.permute(0, 2, 3, 1). bias: [filters]. activation: as in gemm(), except swiglu.
     """
     code = _activation(activation)
     stride, padding, dilation = _pair("stride", stride), _pair("padding", padding), _pair("dilation", dilation)
@@ -186,10 +186,10 @@ def conv2d(
 
 
 def cast_fp8(x: Array, *, powers_of_two: bool = False, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
-    """(y, scales): x ~ y * scales, with a scale for each 128 neighbours in a row.
+    """(y, scales): x ~ y * scales, with one scale for every 128 neighbours in a row.
 
     x: [.., n] of f32, f16 or bf16; y: float8_e4m3fn, x's shape; scales: f32 [.., ceil(n / 128)] = max(largest |x|, 1e-4) / 448, with
-    `powers_of_two` the next one at or above it. A group with a NaN or an infinity is NaN.
+    `powers_of_two` rounded up to a power of two. A group with a NaN or an infinity is NaN.
     """
     if _arrays.through_operator(x):
         return _arrays.into(out, _arrays.compiled_ops().cast_fp8(x, powers_of_two))
@@ -214,9 +214,9 @@ def cast_fp8_blocks(x: Array, *, powers_of_two: bool = False, out: tuple[Array, 
 def cast_fp8_grouped(
     x: Array, sizes: Array, rows: int, *, powers_of_two: bool = False, out: tuple[Array, Array] | None = None
 ) -> tuple[Array, Array]:
-    """cast_fp8() of groups of rows, padded to `rows`: x [all rows, n], sizes int32 [groups]; y [groups, rows, n], scales [groups, rows, ..].
+    """cast_fp8() of row groups, padded to `rows`: x [all rows, n], sizes int32 [groups]; y [groups, rows, n], scales [groups, rows, ..].
 
-    Group g's rows are the next sizes[g] of x; behind them y is 0.
+    Group g's rows are the next sizes[g] of x; the rows of y after them are 0.
     """
     if _arrays.through_operator(x, sizes):
         return _arrays.into(out, _arrays.compiled_ops().cast_fp8_grouped(x, sizes, rows, powers_of_two))
