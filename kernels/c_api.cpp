@@ -31,7 +31,7 @@ namespace {
 
 using tw::c_api::guard;
 
-/// What a C program puts into an enumeration need be none of its values.
+/// A C caller may pass any integer as an enum, so check it.
 template <class Enum>
 std::size_t code_of(const Enum& value) {
   static_assert(sizeof value == sizeof(int));
@@ -70,7 +70,7 @@ tw::Stream stream_of(const tw::Tensor& tensor, void* cuda_stream) {
   return tensor.device().is_cuda() ? tw::Stream::borrow(tensor.device(), cuda_stream) : tw::Stream::standard(tensor.device());
 }
 
-/// A tensor that may be left out.
+/// An optional tensor.
 class Given {
  public:
   Given(const char* argument, const tw_tensor* tensor) {
@@ -84,7 +84,7 @@ class Given {
   bool given_ = false;
 };
 
-/// Functions of one tensor or two, whose options are a stream.
+/// Functions of one or two tensors with a stream as only option.
 template <class Options>
 void of_one(void (*f)(const tw::Tensor&, const tw::Tensor&, const Options&), const tw_tensor* x, const tw_tensor* y, void* cuda_stream) {
   const tw::Tensor out = borrow("y", y);

@@ -13,7 +13,7 @@ namespace tw::c_api {
 /// The message that tw_last_error() returns on this thread.
 std::string& last_error();
 
-/// Runs f and turns what it throws into a status.
+/// Runs f and converts exceptions to a status.
 template <class F>
 tw_status guard(F f) noexcept {
   try {
@@ -39,7 +39,7 @@ tw_status guard(F f) noexcept {
   }
 }
 
-/// The caller's structure, of whatever version: fields that it does not have are 0.
+/// The caller's structure, of any version: missing fields are 0.
 template <class Options>
 Options known(const char* argument, const Options* given) {
   Options options{};

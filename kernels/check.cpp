@@ -16,13 +16,13 @@ struct Term {
   std::int64_t step, most;
 };
 
-/// Terms in ascending order of their steps. A term whose steps lie within reach of the smaller ones is joined with them, so that the usual
+/// Terms in ascending order of their steps. Terms that overlap the reach of the smaller ones are merged with them, so that the usual
 /// layouts leave one or two.
 class Terms {
  public:
   static constexpr std::size_t kMost = 16;
 
-  /// False when there are too many.
+  /// False if there are too many.
   bool add(std::int64_t step, std::int64_t most) {
     if (step == 0 || most == 0) return true;
     if (count_ == kMost) return false;
@@ -58,7 +58,7 @@ class Terms {
 
 std::int64_t divided_up(std::int64_t a, std::int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }
 
-/// Whether some sum of the terms lies in [low, high]. A bounded search from the largest step down; true as well when `budget` runs out.
+/// Whether some sum of the terms lies in [low, high]. A bounded search from the largest step down; also true if `budget` runs out.
 bool has_sum(std::span<const Term> terms, std::int64_t low, std::int64_t high, int& budget) {
   if (low <= 0 && high >= 0) return true;
   if (high < 0 || terms.empty()) return false;
@@ -78,7 +78,7 @@ bool has_sum(std::span<const Term> terms, std::int64_t low, std::int64_t high, i
 }
 /// Steps of the search: some tens of microseconds.
 constexpr int kBudget = 4096;
-/// No memory is as long: views that claim to be are not searched, so that sums do not overflow.
+/// Longer than any memory. Views that claim to be longer are not searched, so that sums do not overflow.
 constexpr std::int64_t kLongest = std::int64_t{1} << 56;
 
 /// The bytes from a tensor's lowest element to the end of its highest.
@@ -98,7 +98,7 @@ ByteRange range_of(const Tensor& tensor) {
 }
 bool cross(ByteRange a, ByteRange b) { return a.begin < b.end && b.begin < a.end; }
 
-/// For ranges that cross: whether elements do.
+/// Whether elements overlap, for overlapping ranges.
 bool elements_cross(const Tensor& a, ByteRange of_a, const Tensor& b, ByteRange of_b) {
   const auto size_a = static_cast<std::int64_t>(size_of(a.dtype())), size_b = static_cast<std::int64_t>(size_of(b.dtype()));
   Terms terms;
@@ -121,7 +121,7 @@ bool crosses_itself(const Tensor& tensor) {
     dims[count++] = {std::abs(tensor.strides()[dim]) * size, tensor.shape()[dim] - 1};
   }
   std::sort(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(count), [](Term a, Term b) { return a.step < b.step; });
-  bool nested = true;  // each step is beyond what the smaller ones reach
+  bool nested = true;  // each step is larger than the reach of the smaller ones
   std::int64_t reach = size;
   for (std::size_t n = 0; n < count; ++n) {
     nested = nested && dims[n].step >= reach;

@@ -6,13 +6,13 @@
 #include "kernels/rows.hpp"
 #include "kernels/tuner.hpp"
 
-// Tuned choices of the families that hold rows in registers: how many warps share a row.
+// Tuned choices of the families that hold rows in registers: the number of warps that share a row.
 
 namespace tw::kernels {
 
 inline std::vector<int> values_of(const RowConfig& config) { return {config.row_warps, config.share}; }
 
-/// What is kept for the problem, else choose_rows().
+/// The tuned choice for the problem, or else choose_rows().
 template <class Key>
 RowConfig tuned_rows(Device device, Key key, std::int64_t rows, std::int64_t cols, int max_share) {
   if (const std::vector<int>* const values = tuned_values(device, key)) {

@@ -16,7 +16,7 @@ int share_of(std::int64_t cols, int row_warps) {
 }  // namespace
 
 RowConfig choose_rows(std::int64_t rows, std::int64_t cols, int units, int max_share) {
-  constexpr int kWarpsPerUnit = 16;  // a quarter of what a unit can have
+  constexpr int kWarpsPerUnit = 16;  // a quarter of an SM's maximum
   RowConfig chosen{16, max_share};
   for (const int row_warps : kRowWarps) {
     const int share = share_of(cols, row_warps);

@@ -10,14 +10,14 @@
 #include "tilewave/tensor.hpp"
 #include "tilewave/tile/grid.tile.hpp"
 
-// What the families that work on the rows of tensors share: operands as [j, i, row, column], and the shape of a block's tile.
+// Shared by the families that work on rows of tensors: operands as [j, i, row, column], and the shape of a block's tile.
 
 namespace tw::kernels {
 
-/// Of extents: ints, even at the end of a last, incomplete tile.
+/// The largest extent: indices stay ints, even at the end of a last, incomplete tile.
 inline constexpr std::int64_t kLargestExtent = std::int64_t{1} << 30;
 
-/// How a block of the GPU holds rows: each in `row_warps` warps, of whose threads each has `share` columns.
+/// How a GPU block holds rows: `row_warps` warps for each row, and `share` columns for each of their threads.
 struct RowConfig {
   int row_warps;
   int share;
@@ -28,20 +28,21 @@ struct RowConfig {
 template <int kRowWarps, int kShare>
 struct RowTile {
   static constexpr int warps = kRowWarps < 4 ? 4 : kRowWarps;
-  /// Short rows: as many for each warp as give a thread 32 elements, so that enough loads are in flight.
+  /// Short rows: enough rows per warp to give a thread 32 elements, so that enough loads are in flight.
   static constexpr int rows = kRowWarps == 1 ? warps * (kShare < 32 ? 32 / kShare : 1) : warps / kRowWarps;
   static constexpr int cols = 32 * kRowWarps * kShare;
 };
 
-/// The longest rows that 16 warps hold with `max_share` columns a thread.
+/// The longest rows that 16 warps hold with `max_share` columns per thread.
 constexpr int longest_held_row(int max_share) { return 16 * 32 * max_share; }
 
-/// For rows of at most longest_held_row(max_share) columns; max_share is 24, 32 or 40. Rows that are many have as few warps as hold them:
-/// fewest reductions across warps, and most bytes in flight for the registers that a thread needs besides. Few rows are spread over more
-/// warps until the GPU has some on every unit, or a thread has only 8 columns.
+/// For rows of at most longest_held_row(max_share) columns; max_share is 24, 32 or 40. Many rows get as few
+/// warps each as can hold them: this needs the fewest reductions across warps and keeps the most bytes in flight. Few rows are spread over
+/// more warps until every SM has some, or a thread has only 8 columns.
 RowConfig choose_rows(std::int64_t rows, std::int64_t cols, int units, int max_share = 32);
 
-/// All that make sense for rows of `cols` columns: for each number of warps the fewest columns a thread. None where no block holds a row.
+/// All useful configurations for rows of `cols` columns: for each number of warps the fewest columns per thread. Empty if no block can hold
+/// a row.
 std::vector<RowConfig> row_configs(std::int64_t cols, int max_share);
 
 /// Calls f.operator()<row_warps, share>() for the configuration.
@@ -88,7 +89,7 @@ void with_float_type(DType dtype, F f) {
   }
 }
 
-/// Columns that a lane has side by side: 16 bytes of the wider type.
+/// Adjacent columns of a lane: 16 bytes of the wider type.
 template <class... T>
 inline constexpr int kPieceColumns = ((sizeof(T) == 2) && ...) ? 8 : 4;
 
@@ -97,8 +98,8 @@ inline bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType
 /// Throws InvalidArgument for an extent over kLargestExtent.
 void check_extents(const char* op, const char* argument, const Tensor& tensor);
 
-/// Operands of 1 to 4 dimensions, alike in all but the last, as views [j, i, row, column]: outer dimensions are merged where the strides of
-/// all operands allow, so that as many as possible are rows.
+/// Operands of 1 to 4 dimensions, equal in all but the last, as views [j, i, row, column]. Outer dimensions are merged if the strides of
+/// all operands allow it, so that as many as possible are rows.
 class RowViews {
  public:
   explicit RowViews(std::span<const Tensor* const> operands);
@@ -110,7 +111,7 @@ class RowViews {
   std::vector<Tensor> views_;
 };
 
-/// The grid of tiles of R rows and C columns; throws InvalidArgument when they are too many for one launch.
+/// The grid of tiles of R rows and C columns; throws InvalidArgument if there are too many for one launch.
 TileGrid row_grid(const char* op, const RowViews& views, std::int64_t cols, int tile_rows, int tile_cols);
 
 }  // namespace tw::kernels

@@ -1,7 +1,7 @@
 #pragma once
 
-// The CUDA driver, found when the process runs: libcuda.so.1 by dlopen, with our own declarations of the calls in use, so that one binary
-// serves machines with and without CUDA and building needs no toolkit. tests/cuda_declarations_test.cpp holds these against <cuda.h>.
+// The CUDA driver, loaded at run time: libcuda.so.1 by dlopen, with our own declarations of the calls in use. So one binary works on
+// machines with and without CUDA, and building needs no toolkit. tests/cuda_declarations_test.cpp holds these against <cuda.h>.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tw::cuda {
 
-/// CUresult; the values that the code tells apart.
+/// CUresult; the values that the code distinguishes.
 enum class Result : int {
   success = 0,
   invalid_value = 1,
@@ -97,8 +97,8 @@ struct LaunchAttribute {
 
   /// CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: `blocks` x 1 x 1.
   static LaunchAttribute cluster(int blocks) { return {4, 0, {static_cast<unsigned>(blocks), 1, 1}}; }
-  /// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel may start before the one before it in the stream has finished; it
-  /// waits by itself (griddepcontrol.wait).
+  /// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel may start before the previous one in the stream has finished, and
+  /// waits for it itself (griddepcontrol.wait).
   static LaunchAttribute overlap() { return {6, 0, {1}}; }
 };
 
@@ -112,7 +112,7 @@ struct LaunchConfig {
   unsigned attribute_count = 0;
 };
 
-/// CUtensorMap: 128 bytes that only the driver writes and only the hardware reads. The driver wants them 64-byte aligned.
+/// CUtensorMap: 128 bytes that only the driver writes and only the hardware reads. The driver requires 64-byte alignment.
 struct alignas(128) TensorMap {
   std::uint64_t opaque[16];
 };
@@ -195,21 +195,21 @@ struct Driver {
   int version = 0;  ///< CUDA version that the driver supports: 1000 * major + 10 * minor
 };
 
-/// What looking for the driver gave.
+/// The result of looking for the driver.
 struct DriverSearch {
   const Driver* driver = nullptr;  ///< loaded and initialised, or null; then `problem` says why
   std::string problem;
   int version = 0;  ///< the driver's version, also when there is a driver but no GPU; 0 without one
 };
 
-/// Looks for the driver; success is remembered for the life of the process, failure is looked at again. Thread-safe, never throws
+/// Looks for the driver; success is cached for the life of the process, failure is not. Thread-safe, never throws
 /// DeviceError.
 DriverSearch find_driver();
 
 /// The driver. Throws DeviceError with find_driver's problem.
 const Driver& driver();
 
-/// "CUDA_ERROR_INVALID_VALUE (invalid argument)". With how much memory the current context's device has free when that was what lacked.
+/// "CUDA_ERROR_INVALID_VALUE (invalid argument)". For out-of-memory errors it includes the free memory of the current context's device.
 std::string describe(Result result);
 std::string describe(const Driver& calls, Result result);
 

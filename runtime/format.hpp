@@ -8,8 +8,8 @@
 #include <string_view>
 #include <type_traits>
 
-// Text with numbers and names in it, as the fmt library makes it. fmt is header-only here, so that users of the library do not need it; but
-// its code is compiled in format.cpp alone: in each of a hundred files it would take three seconds.
+// Formatted text, with the fmt library. fmt is header-only here, so that users of the library do not need it. Its code is compiled only in
+// format.cpp: in each of a hundred files it would take three seconds.
 
 namespace tw {
 
@@ -34,14 +34,14 @@ void print(fmt::format_string<Args...> text, Args&&... arguments) {
   detail::print_arguments(stdout, text, fmt::make_format_args(arguments...));
 }
 
-/// Base of formatters for what has a text of its own.
+/// Base of formatters for types that convert themselves to text.
 struct TextFormatter {
   constexpr auto parse(fmt::format_parse_context& context) { return context.begin(); }
   static auto put(const std::string& text, fmt::format_context& context) { return std::copy(text.begin(), text.end(), context.out()); }
 };
 
 /// A range of integers or strings with a separator between them, as an argument of the functions above or as a string of its own. The text
-/// is made when it is wanted; the range must live until then.
+/// is built lazily; the range must live until then.
 template <class Range>
 struct Joined {
   const Range& values;

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the runtime keeps per GPU for the life of the process: the primary context, the memory pool, a stream of its own and the counters
-// that dynamic tile schedulers draw from.
+// Per-GPU state for the life of the process: the primary context, the memory pool, a private stream and the counters of dynamic tile
+// schedulers.
 
 #include <cstddef>
 #include <mutex>
@@ -13,7 +13,7 @@ namespace tw {
 
 class Gpu {
  public:
-  /// The GPU of that index, opened at first use. Throws DeviceError when there is none or it cannot be used.
+  /// The GPU of that index, opened at first use. Throws DeviceError if there is none or it cannot be used.
   static Gpu& get(int index);
   /// The same if it has been opened already, else null.
   static Gpu* find_open(int index);
@@ -41,8 +41,8 @@ class Gpu {
   std::vector<unsigned*> free_counters_;
 };
 
-/// Makes a GPU's primary context the calling thread's current one, and puts another library's context back in the end. A thread that had
-/// none keeps ours: setting it at every launch would cost as much as the launch's other checks together.
+/// Makes a GPU's primary context the calling thread's current one, and restores another library's context at its end. A thread without a
+/// context keeps ours: setting it at every launch would cost as much as the launch's other checks together.
 class CurrentContext {
  public:
   explicit CurrentContext(const Gpu& gpu);

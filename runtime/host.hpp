@@ -7,10 +7,10 @@ namespace tw {
 
 struct HostMemory {
   std::size_t total = 0;      ///< bytes
-  std::size_t available = 0;  ///< bytes that can be had without swapping
+  std::size_t available = 0;  ///< bytes available without swapping
 };
 
-/// What the machine has now; zeros where the system does not say.
+/// The machine's memory now; zeros if unknown.
 HostMemory host_memory();
 
 /// "Intel(R) Xeon(R) Platinum 8480C", or the architecture's name.

@@ -10,10 +10,10 @@ namespace tw {
 /// The name of the generated entry point.
 inline constexpr const char* kEntryPoint = "kern";
 
-/// What a kernel is compiled from: the generated text, and every embedded file that it reaches by #include "...".
+/// The inputs of a kernel's compilation: the generated text, and every embedded file that it includes, directly or indirectly.
 struct ProgramText {
   std::string text;
-  std::vector<const EmbeddedFile*> headers;  ///< in the order in which they are met
+  std::vector<const EmbeddedFile*> headers;  ///< in the order of their first inclusion
 };
 
 /// Throws InvalidArgument for a spec that no kernel can have.
@@ -22,8 +22,8 @@ ProgramText assemble(const KernelSpec& spec);
 /// The compiler's options.
 std::vector<std::string> compile_options(std::string_view arch);
 
-/// The file name of `program` in a cache folder (`compiler`: "NVRTC 13.0") or in a pack (`compiler` empty: a pack serves machines whose own
-/// NVRTC is another, or none).
+/// The file name of `program` in a cache folder (`compiler`: "NVRTC 13.0") or in a pack (`compiler` empty, because a pack works on machines
+/// with another NVRTC, or none).
 std::string cache_key(const ProgramText& program, std::string_view arch, std::string_view compiler);
 
 /// Reads registers, spills, static shared memory and performance losses from the compiler's log into `kernel`.

@@ -1,6 +1,6 @@
 #pragma once
 
-// NVIDIA's run-time compiler, found when the process runs: libnvrtc by dlopen, with our own declarations of the calls in use.
+// NVIDIA's run-time compiler, loaded at run time: libnvrtc by dlopen, with our own declarations of the calls in use.
 
 #include <cstddef>
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace tw {
 
-/// nvrtcResult; the values that the code tells apart.
+/// nvrtcResult; the values that the code distinguishes.
 enum class NvrtcResult : int { success = 0, invalid_option = 5, compilation = 6 };
 
 using NvrtcProgram = struct NvrtcProgramTag*;
@@ -46,14 +46,14 @@ struct Nvrtc {
   std::string version_text() const { return std::to_string(major) + "." + std::to_string(minor); }
 };
 
-/// What looking for NVRTC gave.
+/// The result of looking for NVRTC.
 struct NvrtcSearch {
   const Nvrtc* nvrtc = nullptr;  ///< or null; then `problem` says why, with the places searched
   std::string problem;
 };
 
 /// Looks for NVRTC in $CUDA_HOME, /usr/local/cuda*, the loader's path and the site-packages of the nvidia-cuda-nvrtc wheel. Success is
-/// remembered for the life of the process, failure is looked at again. Thread-safe.
+/// cached for the life of the process, failure is not. Thread-safe.
 NvrtcSearch find_nvrtc();
 
 /// The text of one header under the name that #include uses.
@@ -62,7 +62,7 @@ struct NvrtcHeader {
   const char* text;
 };
 
-/// What one compilation gave.
+/// The result of one compilation.
 struct NvrtcOutput {
   bool ok = false;
   std::string log;
@@ -71,7 +71,7 @@ struct NvrtcOutput {
   double milliseconds = 0;  ///< in nvrtcCompileProgram
 };
 
-/// Compiles `source`. Options that only steer NVRTC's own cache are added here. A program that does not compile is not an exception (`ok`).
+/// Compiles `source`. Adds the options for NVRTC's own cache. A compile error is not an exception: see `ok`.
 NvrtcOutput compile_with(const Nvrtc& nvrtc, const std::string& source, const std::vector<NvrtcHeader>& headers,
                          const std::vector<std::string>& options);
 

@@ -5,7 +5,7 @@
 
 namespace tw {
 
-/// The value of an environment variable, empty when it is not set. The variables in use are listed in tilewave/kernel.hpp.
+/// The value of an environment variable, empty if it is not set. The variables in use are listed in tilewave/kernel.hpp.
 std::string environment(const char* name);
 
 /// The folder of the library or executable that holds the runtime; empty if the system does not say.

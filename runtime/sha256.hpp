@@ -8,7 +8,7 @@
 
 namespace tw {
 
-/// SHA-256 (FIPS 180-4), fed piece by piece.
+/// SHA-256 (FIPS 180-4) with incremental input.
 class Sha256 {
  public:
   using Digest = std::array<std::uint8_t, 32>;
@@ -16,7 +16,7 @@ class Sha256 {
   Sha256& add(std::string_view bytes);
   /// The length, then the bytes: two different lists of fields never give the same stream of bytes.
   Sha256& add_field(std::string_view bytes);
-  /// Ends the message; the object is used up.
+  /// Ends the message. The object cannot be used afterwards.
   Digest finish();
 
  private:

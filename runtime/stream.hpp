@@ -8,7 +8,7 @@
 
 namespace tw {
 
-/// A queue. On the CPU there is nothing in it.
+/// A queue. Empty on the CPU.
 struct Stream::State {
   Gpu* gpu = nullptr;  ///< null on the CPU
   cuda::Stream native = nullptr;
@@ -21,24 +21,24 @@ struct Stream::State {
   ~State();
 };
 
-/// What the runtime, but no user, reads from a Stream.
+/// The runtime's access to the private parts of a Stream.
 struct StreamAccess {
   static cuda::Stream native(const Stream& stream) { return stream.state_->native; }
-  /// The counter for one launch of a dynamic schedule. Launches in one queue share one, since they never overlap; one that is being
-  /// captured gets its own, since its graph may be replayed beside other work.
+  /// The counter for one launch of a dynamic schedule. Launches in one queue never overlap, so they share one. A captured launch gets its
+  /// own, because its graph may be replayed concurrently with other work.
   static unsigned* counter_for_launch(const Stream& stream);
 };
 
-/// What a graph that is being captured keeps for its kernels until it goes.
+/// Resources that a captured graph keeps for its kernels as long as it exists.
 struct Captured {
   std::vector<unsigned*> counters;
   std::vector<std::shared_ptr<void>> memory;
 };
-/// That of the calling thread's Graph::capture; null outside one.
+/// The one of the calling thread's Graph::capture; null outside one.
 Captured*& captured();
 
-/// Memory that the launches which follow on `stream` pass results through: as allocate(), but also while the stream is being captured; it
-/// then lives as long as the graph.
+/// Workspace for the next launches on `stream`: like allocate(), but also works while the stream is being captured. It then lives as long
+/// as the graph.
 std::shared_ptr<void> allocate_workspace(std::size_t bytes, const Stream& stream);
 
 }  // namespace tw

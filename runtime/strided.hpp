@@ -8,7 +8,7 @@
 
 namespace tw {
 
-/// Copies elements of `element_bytes` between two strided arrays of one shape on the CPU. Strides count elements. The arrays do not
+/// Copies elements of `element_bytes` between two strided arrays of one shape on the CPU. Strides count elements. The arrays must not
 /// overlap.
 void copy_strided(void* to, std::span<const std::int64_t> to_strides, const void* from, std::span<const std::int64_t> from_strides,
                   std::span<const std::int64_t> shape, std::size_t element_bytes);

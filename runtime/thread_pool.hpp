@@ -11,9 +11,9 @@
 
 namespace tw {
 
-/// The threads of the cpu target. Any number of threads may call `run` at once: workers join whichever call has indices left. A caller
-/// works on its own call too, so that it ends even if no worker comes. Bodies keep tiles on the stack, more than a megabyte of them: a
-/// caller with less stack left than that may take (Java's threads, fibers) only waits.
+/// The threads of the cpu target. Any number of threads may call `run` at the same time: workers join any call with indices left. A caller
+/// also works on its own call, so that it ends even if no worker is free. Bodies keep more than a megabyte of tiles on the stack, so a
+/// caller with a small stack (Java's threads, fibers) only waits.
 class ThreadPool {
  public:
   ThreadPool() = default;
@@ -21,7 +21,7 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  /// body(context, i) for every i in [0, count), on at most `threads` threads, the caller's included if it works. Throws Error when the
+  /// body(context, i) for every i in [0, count), on at most `threads` threads, the caller's included if it works. Throws Error if the
   /// caller's stack is too small and no thread can be started. See tw::detail::parallel_for.
   void run(long count, int threads, void (*body)(void* context, long index), void* context);
 
@@ -38,7 +38,7 @@ class ThreadPool {
   std::condition_variable finished_;  // a worker left a job
   std::list<Job*> jobs_;              // those with indices left, oldest first
   std::atomic<int> job_count_ = 0;    // their number, read by spinning workers without the lock
-  std::vector<pthread_t> workers_;    // not std::thread, whose stack has the size that the system likes
+  std::vector<pthread_t> workers_;    // not std::thread, which cannot set the stack size
   bool stopping_ = false;
 };
 

@@ -19,7 +19,7 @@ using kernels::cast_fp8::PerBlock;
 using kernels::cast_fp8::PerToken;
 using kernels::cast_fp8::RowMaxima;
 
-constexpr int kRows = 32;  ///< of a tile: 8 for each warp, so that a thread has 8 loads in flight; a divisor of a block's 128
+constexpr int kRows = 32;  ///< per tile: 8 per warp, so that a thread has 8 loads in flight; a divisor of a block's 128
 
 std::int64_t groups_of(std::int64_t cols) { return (cols + kGroup - 1) / kGroup; }
 
@@ -48,7 +48,7 @@ void check_shape(const char* op, const char* name, const Tensor& t, const Shape&
 
 bool power_of_two(const CastFp8Options& options) { return options.kind == Fp8Scales::powers_of_two; }
 
-/// Whether every group may be a row of its own: tiles are then one piece of memory.
+/// Whether every group can be a row, so that tiles are contiguous memory.
 bool can_flatten(const Tensor& x, const Tensor& y, const Tensor& scales) {
   return x.shape(-1) % kGroup == 0 && x.is_contiguous() && y.is_contiguous() && scales.is_contiguous() &&
          x.numel() / kGroup <= kLargestExtent;

@@ -2,8 +2,8 @@
 
 #include "tilewave/tile/language.tile.hpp"
 
-// Casts to fp8_e4m3 with scales. A tile is R rows of one group of 128 columns; a warp has a row or two, so that their largest elements are
-// found without shared memory.
+// Casts to fp8_e4m3 with scales. A tile is R rows of one group of 128 columns; a warp has one or two rows, so that the
+// maxima need no shared memory.
 
 namespace tw::kernels::cast_fp8 {
 
@@ -19,7 +19,7 @@ TW_INLINE float divide(float x, float scale, float reciprocal) {
   return fma(fma(-quotient, scale, x), reciprocal, quotient);
 }
 
-/// For the largest magnitude(); NaN if that is infinity or NaN.
+/// The scale for the largest magnitude(); NaN if that is infinity or NaN.
 TW_INLINE float scale_of(u32 largest, bool power_of_two) {
   if (largest >= 0x7f800000u) return bit_cast<float>(0x7fc00000u);
   const float scale = divide(max(bit_cast<float>(largest), 1e-4f), kLargest, 1.0f / kLargest);
@@ -70,7 +70,7 @@ struct PerToken {
   };
 };
 
-/// The same for groups of rows, concatenated in x, apart in y.
+/// The same for groups of rows, concatenated in x and padded in y.
 template <class In, int R>
 struct Grouped {
   static constexpr const char* source = "kernels/cast_fp8/cast_fp8.tile.hpp";
@@ -88,7 +88,7 @@ struct Grouped {
       i64 begin = 0;
       for (int g = 0; g < group; ++g) begin += max(p.sizes[g * p.size_stride], 0);
       const i64 end = begin + max(p.sizes[group * p.size_stride], 0);
-      auto x = p.x;  // that ends with the group: the rows beyond are 0
+      auto x = p.x;  // cut at the group's end, so that later rows read as 0
       if (end < x.rows) x.rows = static_cast<int>(end);
       const i64 first = begin + row0 < x.rows ? begin + row0 : x.rows;
       Values values;
@@ -98,7 +98,7 @@ struct Grouped {
   };
 };
 
-/// The largest magnitude of each row's group, amax[group, row]: first half of the cast by blocks.
+/// The largest magnitude of each row's group, amax[group, row]: the first kernel of the cast by blocks.
 template <class In, int R>
 struct RowMaxima {
   static constexpr const char* source = "kernels/cast_fp8/cast_fp8.tile.hpp";
@@ -125,7 +125,7 @@ struct RowMaxima {
   };
 };
 
-/// Second half: every tile takes the maximum of its block's 128 rows again.
+/// The second kernel: every tile computes the maximum over its block's 128 rows.
 template <class In, int R>
 struct PerBlock {
   static constexpr const char* source = "kernels/cast_fp8/cast_fp8.tile.hpp";
@@ -135,7 +135,7 @@ struct PerBlock {
     using Values = Rows<Target, float, R, kGroup, 4, 4>;
     using Maxima = Rows<Target, float, 4, kGroup, 4, 4>;
     struct Params : Tensors<Target, In, Values> {
-      Global<Target, const float, Maxima> amax;  ///< [group, 4, row] with stride 0 in the middle: each warp finds it in a row of its own
+      Global<Target, const float, Maxima> amax;  ///< [group, 4, row] with stride 0 in the middle, so that each warp has its own row
     };
 
     static void compute(auto& block, const Params& p, Tile t) {

@@ -10,7 +10,7 @@ using namespace tw::bench;
 
 constexpr std::int64_t kGroup = 128;
 
-/// Scales in columns, as the product that follows wants them.
+/// Scales in columns, as the following product needs them.
 MemoryOp per_token_op() {
   const auto prepare = [](std::int64_t rows, std::int64_t cols, DType dtype, const Stream& stream) -> MemoryOp::Prepared {
     const Tensor x = random_normal({rows, cols}, dtype, stream.device(), 1), y = Tensor::poisoned({rows, cols}, DType::fp8_e4m3, stream);

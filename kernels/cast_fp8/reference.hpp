@@ -12,7 +12,7 @@
 
 namespace tw::kernels::cast_fp8 {
 
-/// What a cast gives, as numbers: `y` is [rows, cols], `scales` [row groups, column groups].
+/// The result of a cast, as numbers: `y` is [rows, cols], `scales` [row groups, column groups].
 struct PlainResult {
   std::vector<float> y, scales;
 };

@@ -12,8 +12,8 @@ struct Flag {
   TW_INLINE constexpr explicit operator float() const { return byte != 0 ? 1.0f : 0.0f; }
 };
 
-/// The integer as an f32 that rounds to fewer bits as the integer itself would. Where it has more than 24 bits, the last one kept is 1 if
-/// any that are dropped was ("round to odd", Boldo and Melquiond 2008): rounding to nearest twice could go the wrong way.
+/// The integer as an f32 that rounds to fewer bits in the same way as the integer itself. If it has more than 24 bits, the last kept bit is
+/// 1 if any dropped bit is ("round to odd", Boldo and Melquiond 2008). Rounding to nearest twice could round the wrong way.
 template <class Integer>
 TW_INLINE float to_float_odd(Integer x) {
   u64 magnitude = x < 0 ? u64{0} - static_cast<u64>(x) : static_cast<u64>(x);

@@ -18,7 +18,7 @@ using kernels::embedding::Embedding;
 
 constexpr const char* kOp = "embedding";
 
-/// Throws for the first id that names no row. On the CPU only: it reads them.
+/// Throws for the first id that is out of range. Reads the ids, so it is for the CPU only.
 template <class Id>
 void check_ids(const Tensor& ids, std::int64_t vocabulary) {
   const Id* const values = ids.data<Id>();

@@ -4,7 +4,8 @@
 
 namespace tw::kernels::embedding {
 
-/// y[t, :] = scale * table[ids[t], :]. A tile is a part of one row: a block reads its id, then the row's piece, two 16-byte loads a thread.
+/// y[t, :] = scale * table[ids[t], :]. A tile is a piece of one row: a block reads the id, then the piece, with two 16-byte loads per
+/// thread.
 template <class T, class Out>
 struct Embedding {
   static constexpr const char* source = "kernels/embedding/embedding.tile.hpp";
@@ -17,7 +18,7 @@ struct Embedding {
     struct Params {
       Global<Target, const T, Piece> table;
       Global<Target, Out, Piece> y;
-      Pointer<Target, const i32> ids;  ///< null where they are 64-bit: in long_ids
+      Pointer<Target, const i32> ids;  ///< null if they are 64-bit: in long_ids
       Pointer<Target, const i64> long_ids;
       float scale;
     };

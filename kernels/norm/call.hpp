@@ -8,27 +8,27 @@
 #include "runtime/format.hpp"
 #include "tilewave/norm.hpp"
 
-// What the family's files share: a checked call and how it becomes a kernel's parameters.
+// Shared by the family's files: a checked call and its conversion to a kernel's parameters.
 
 namespace tw::kernels::norm {
 
 /// A checked call.
 struct Call {
-  RowViews views;  ///< x, y, and with a residual that and the tensor for h (x again where h is not stored)
+  RowViews views;  ///< x, y; with a residual also the residual and the tensor for h (x if h is not stored)
   NormOptions options;
   int cols;
   Stream stream;
-  std::optional<RowConfig> config = {};  ///< for tuning; of the GPU
+  std::optional<RowConfig> config = {};  ///< for tuning; GPU only
 
   std::int64_t rows() const { return views.rows() * views.outer(); }
-  /// x's where there are none.
+  /// x's dtype if there are no weights.
   DType weights_dtype() const {
     const Tensor* const weights = options.weight ? options.weight : options.bias;
     return weights ? weights->dtype() : views[0].dtype();
   }
 };
 
-/// What tuned choices know the call by.
+/// The call's key in the tuned choices.
 template <Kind kind>
 std::string problem_key(const Call& call) {
   const DType in = call.views[0].dtype(), out = call.views[1].dtype();

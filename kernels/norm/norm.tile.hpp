@@ -9,7 +9,7 @@ namespace tw::kernels::norm {
 
 enum class Kind { layer, rms };
 
-/// Of x, y, and weight and bias.
+/// Element types of x, y, and of weight and bias.
 template <class X, class Y, class W>
 struct Types {
   template <class Target, class Values>
@@ -24,7 +24,7 @@ struct Types {
   };
 };
 
-/// h = x + residual, rounded to X, with its columns from `col` on; 0 outside the row. Stores it where that is wanted.
+/// h = x + residual, rounded to X, from column `col` on; 0 outside the row. Stores h if the call asks for it.
 template <class X, class Values>
 TW_INLINE void load_h(auto& block, const auto& p, Values& h, int row0, int col, int i, int j) {
   block.load(h, p.x, row0, col, i, j);
@@ -45,11 +45,10 @@ TW_INLINE void centre(auto& block, Values& h, const auto& mean, int col0, int co
   });
 }
 
-/// y = h * scale, then weight and bias; `h` is centred. A weight that is not there has no columns: the fill
-/// counts.
+/// y = h * scale, then weight and bias; `h` is centred. A missing weight is a tensor without columns, so that the fill value is used.
 template <Kind kind, class X, class W, class Target, class Values>
 TW_INLINE void finish(auto& block, const auto& p, Values& h, const auto& scale, int row0, int col, int i, int j) {
-  ColumnVector<Target, W, Values> vector;  // as it is stored, in half the registers; one after the other
+  ColumnVector<Target, W, Values> vector;  // in the stored type, which takes half the registers; used for weight, then for bias
   block.load(vector, p.weight, 0, col, 0, 0, Fill{1});
   if constexpr (kind == Kind::layer) {
     block.map(h, scale, vector, [](float v, float s, W w) { return v * s * static_cast<float>(w); });
@@ -71,7 +70,7 @@ struct HeldRows {
   template <class Target>
   struct On {
     static constexpr int warps = Warps;
-    /// A thread's elements decide how many threads the registers of a unit serve: while some compute, others load.
+    /// The number of elements per thread limits the threads that fit an SM's registers. Some should load while others compute.
     static constexpr int elements = R * C / (32 * Warps);
     static constexpr int min_blocks = max((elements <= 16 || Warps == 16 ? 32 : 24) / Warps, 1);
     using Values = Rows<Target, float, R, C, Warps, Width>;
@@ -93,7 +92,7 @@ struct HeldRows {
   };
 };
 
-/// Rows of up to C columns on the CPU, in its first-level cache: as few passes over them as there can be.
+/// Rows of up to C columns on the CPU, in the L1 cache, with as few passes as possible.
 template <Kind kind, class X, class Y, class W, int R, int C>
 struct CachedRows {
   static constexpr const char* source = "kernels/norm/norm.tile.hpp";
@@ -114,7 +113,7 @@ struct CachedRows {
         block.rows(h, [&](int r, auto row) { mean[r] = row.sum() * per_column; });
         if (cols < C) {
           block.for_each(h, [&](int r, int col, float& v) {
-            if (col >= cols) v = mean[r];  // at no distance from it
+            if (col >= cols) v = mean[r];  // distance 0
           });
         }
       }
@@ -139,7 +138,7 @@ struct CachedRows {
   };
 };
 
-/// Rows of any length in chunks of C columns; sums stay element by element until the last chunk.
+/// Rows of any length in chunks of C columns. Sums stay elementwise until the last chunk.
 template <Kind kind, class X, class Y, class W, int R, int C, int Warps, int Width>
 struct ChunkedRows {
   static constexpr const char* source = "kernels/norm/norm.tile.hpp";
@@ -155,7 +154,7 @@ struct ChunkedRows {
       const float per_column = p.per_column, epsilon = p.epsilon;
       Values h, sum;
       RowVector<Target, float, Values> mean, scale;
-      // h where it was stored in the first pass: each thread reads what itself has written.
+      // h from the tensor it was stored in: each thread reads only its own elements.
       const auto reload = [&](int col) {
         if (p.stores_h)
           block.load(h, p.h, row0, col, i, j);

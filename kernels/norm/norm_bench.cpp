@@ -26,7 +26,7 @@ MemoryOp rms_norm_op() {
   return {.name = "rms-norm", .prepare = prepare};
 }
 
-/// y = rms_norm(x + residual), and the sum kept: what stands between the layers of a model.
+/// y = rms_norm(x + residual), with the sum stored, as between the layers of a model.
 MemoryOp rms_norm_residual_op() {
   const auto prepare = [](std::int64_t rows, std::int64_t cols, DType dtype, const Stream& stream) -> MemoryOp::Prepared {
     const Tensor x = random_normal({rows, cols}, dtype, stream.device(), 1), y = Tensor::poisoned({rows, cols}, dtype, stream);

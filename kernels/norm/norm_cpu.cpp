@@ -11,7 +11,7 @@ void run_type(const Call& call) {
   const auto launch = [&]<class Kernel>(std::type_identity<Kernel>, int rows) {
     launch_cpu<Kernel>(row_grid(kOp<kind>, call.views, 1, rows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
-  // A tile of 16 KB stays in the first-level cache.
+  // A tile of 16 KB stays in the L1 cache.
   if (call.cols <= 256) return launch(std::type_identity<CachedRows<kind, X, cpu::AnyFloat, float, 16, 256>>{}, 16);
   if (call.cols <= 1280) return launch(std::type_identity<CachedRows<kind, X, cpu::AnyFloat, float, 1, 1280>>{}, 1);
   if (call.cols <= 4096) return launch(std::type_identity<CachedRows<kind, X, cpu::AnyFloat, float, 1, 4096>>{}, 1);
@@ -20,7 +20,7 @@ void run_type(const Call& call) {
 
 }  // namespace
 
-/// Weights are widened first: they are as long as one row.
+/// Weights are widened to f32 first, which is cheap: they are as long as one row.
 template <Kind kind>
 void run_on_cpu(const Call& call) {
   Call widened = call;

@@ -14,11 +14,11 @@ namespace {
 template <Kind kind, class X, class Y, class W, int kRowWarps, int kShare>
 using Held = HeldRows<kind, X, Y, W, RowTile<kRowWarps, kShare>::rows, RowTile<kRowWarps, kShare>::cols, RowTile<kRowWarps, kShare>::warps,
                       kPieceColumns<X, Y, W>>;
-/// For rows that no block holds: a block of 512 threads for each, 8 columns a thread at a time.
+/// For rows too long for a block's registers: one block of 512 threads per row, 8 columns per thread at a time.
 template <Kind kind, class X, class Y, class W>
 using Chunked = ChunkedRows<kind, X, Y, W, 1, 4096, 16, kPieceColumns<X, Y, W>>;
 
-/// Columns of a thread: fewer in the largest blocks, whose threads have fewer registers.
+/// Columns per thread: fewer in the largest blocks, because their threads have fewer registers.
 constexpr int kMaxShare = 40;
 constexpr int kLongestHeld = longest_held_row(32);
 
@@ -84,7 +84,7 @@ Analysis analyze_call(const Call& call) {
   return analyze<Kernel>(row_grid(kOp<kind>, call.views, 1, Values::rows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
 }
 
-/// `longest`: columns of a row that the kernel takes.
+/// `longest`: the most columns of a row that the kernel supports.
 template <Kind kind, class Kernel, std::int64_t longest>
 Analysis analyze_shape(const ShapeValues& shape) {
   using Params = typename Kernel::template On<analysis::Target>::Params;
@@ -94,7 +94,7 @@ Analysis analyze_shape(const ShapeValues& shape) {
   return analyze_call<kind, Kernel>(check<kind>(of.x, of.y, of.options));
 }
 
-/// With T's bytes; what f16 takes bf16 does.
+/// Analysis depends only on T's size: f16 is analysed as bf16.
 template <Kind kind, class T>
 std::vector<TuneCandidate> candidates(const ShapeValues& shape, Device device) {
   const Operands<kind> of(shape, dtype_of<T>, dtype_of<T>, placeholder);

@@ -20,15 +20,15 @@ namespace {
 using namespace kernels::reduce;
 
 constexpr const char* kOp = "reduce";
-/// Of extents and tiles: ints, even at the end of a last, incomplete tile.
+/// The largest extent and number of tiles: indices stay ints, even at the end of a last, incomplete tile.
 constexpr std::int64_t kLargest = std::int64_t{1} << 30;
 
-/// A dimension of x that is kept: how far x and y step in it.
+/// A kept dimension of x, with the strides of x and y.
 struct Dim {
   std::int64_t extent = 1, x_stride = 0, y_stride = 0;
 };
 
-/// A checked call. The kept dimensions are joined where x allows it.
+/// A checked call. The kept dimensions are merged where x's strides allow it.
 struct Call {
   Tensor x, y;
   Dim kept[3];  ///< j, i and the innermost in y
@@ -66,7 +66,7 @@ Call check(Reduction reduction, const Tensor& x, const Tensor& y, const ReduceOp
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());
 
   Call call{x, y, {}, x.shape(dim), x.stride(dim), reduction == Reduction::mean ? static_cast<float>(x.shape(dim)) : 1, stream};
-  // From the innermost on; y is dense, so only x decides what can be joined.
+  // From the innermost dimension on. y is dense, so only x decides which dimensions can be merged.
   int place = 2;
   std::int64_t y_stride = 1;
   for (int d = x.rank() - 1; d >= 0; --d) {
@@ -84,7 +84,7 @@ Call check(Reduction reduction, const Tensor& x, const Tensor& y, const ReduceOp
   return call;
 }
 
-/// Results of splits: f32 memory that lasts until the work that has been enqueued on the stream is done.
+/// Results of splits: f32 memory that lives until the work enqueued on the stream is done.
 Tensor partial_results(Shape shape, const Stream& stream) {
   std::size_t bytes = sizeof(float);
   for (const std::int64_t extent : shape) bytes *= static_cast<std::size_t>(extent);
@@ -100,7 +100,7 @@ TileGrid grid_of(std::int64_t m, std::int64_t n, std::int64_t batch) {
   return {static_cast<int>(m), static_cast<int>(n), static_cast<int>(batch)};
 }
 
-/// Blocks that keep the device busy. On the CPU a number that does not depend on its threads, so that neither do results.
+/// Blocks that keep the device busy. On the CPU this does not depend on the number of threads, so that results do not either.
 int wanted_blocks(Device device) { return device.is_cuda() ? 4 * device_info(device).units : 32; }
 
 /// The part of launch() for the device: each has its own tiles.
@@ -112,8 +112,8 @@ void launch_either(const Stream& stream, const TileGrid& grid, Bind bind) {
     launch_cpu<Cpu>(grid, bind);
 }
 
-/// Tiles of ReduceRows: many rows for short ones, a block for a long one. On a GPU they are 16 pieces of 16 bytes a lane, four in flight
-/// for each thread.
+/// Tiles of ReduceRows: many rows for short ones, a block for a long one. On a GPU a lane has 16 pieces of 16 bytes, four of them in
+/// flight.
 enum class RowTiles { short_rows, rows, long_rows };
 template <class Op, class T, class Out, RowTiles tiles>
 struct RowKernels {
@@ -158,7 +158,7 @@ void reduce_rows(const Tensor& x, const Tensor& y, float divisor, const Stream& 
     return launch_rows<Op, T, Out, RowTiles::short_rows>(x, y, {1, length}, divisor, stream);
   }
   using Middle = RowKernels<Op, T, Out, RowTiles::rows>;
-  // Rows that are many keep the device busy with a warp each, however long they are.
+  // Many rows keep the device busy with one warp each, for any length.
   const bool many = gpu && rows >= std::int64_t{4 * Middle::gpu_rows} * wanted_blocks(stream.device());
   if (gpu && (extent <= Middle::gpu_cols || many)) {
     const int length = static_cast<int>(ceil(extent, Middle::gpu_cols)) * Middle::gpu_cols;
@@ -207,7 +207,7 @@ void reduce_columns(const Tensor& x, const Tensor& y, float divisor, const Strea
   reduce_columns<Op, float, Out>(again, y, divisor, stream);
 }
 
-/// Rows of fewer elements go across: a thread has a row, and the next thread the next one.
+/// Shorter rows are reduced as columns of the transposed view: each thread has a row.
 constexpr std::int64_t kShortest = 32;
 
 template <class Op, class T, class Out>
@@ -220,7 +220,7 @@ void run(const Call& call) {
         call.view(call.x, {j.extent, i.extent, inner.extent, call.extent}, {j.x_stride, i.x_stride, inner.x_stride, call.stride});
     return reduce_rows<Op, T, Out>(x, call.y, call.divisor, call.stream);
   }
-  // The columns are the kept dimension in which x steps least.
+  // The columns are the kept dimension with x's smallest stride.
   Dim dims[3] = {j, i, inner};
   std::stable_sort(dims, dims + 3, [&](const Dim& a, const Dim& b) { return distance(a) > distance(b); });
   const Tensor x = call.view(call.x, {dims[0].extent, dims[1].extent, call.extent, dims[2].extent},
@@ -267,7 +267,7 @@ void reduce(Reduction reduction, const Tensor& x, const Tensor& y, const ReduceO
 namespace kernels::reduce {
 
 Splits choose_splits(std::int64_t extent, std::int64_t blocks, int tile, int wanted) {
-  constexpr std::int64_t kFewestTiles = 4;  // of a split: else the second pass costs more than is gained
+  constexpr std::int64_t kFewestTiles = 4;  // per split: with fewer the second pass costs more than it saves
   const std::int64_t most = std::max<std::int64_t>(extent / (kFewestTiles * tile), 1);
   const std::int64_t count = blocks >= wanted ? 1 : std::min(most, (wanted + blocks - 1) / std::max<std::int64_t>(blocks, 1));
   const std::int64_t tiles = (extent + tile - 1) / tile;

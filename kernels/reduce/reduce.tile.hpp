@@ -4,7 +4,7 @@
 
 namespace tw::kernels::reduce {
 
-// What is done with two elements, associative and commutative. NaN stays, where the element functions max and min would drop it.
+// The reduction operators, associative and commutative. NaN propagates; the element functions max and min would drop it.
 
 struct Sum {
   static constexpr float neutral = 0;
@@ -36,8 +36,8 @@ struct AbsMax {
   }
 };
 
-/// Every row of x to a number, divided by `divisor`; with more than one split, each split's part of the row to one. A tile has R rows, and
-/// goes through them C columns at a time: each place of the tile combines its own elements, then a row's places are folded.
+/// Reduces every row of x to a number, divided by `divisor`, or each split of a row to one. A tile has R rows and processes them C columns
+/// at a time: each position of the tile accumulates its own elements, then a row's positions are reduced.
 template <class Op, class T, class Out, int R, int C>
 struct ReduceRows {
   static constexpr const char* source = "kernels/reduce/reduce.tile.hpp";
@@ -75,7 +75,7 @@ struct ReduceRows {
   };
 };
 
-/// Every column of x to a number, likewise: a split is a part of the rows.
+/// The same for every column of x: a split is a range of rows.
 template <class Op, class T, class Out>
 struct ReduceColumns {
   static constexpr const char* source = "kernels/reduce/reduce.tile.hpp";

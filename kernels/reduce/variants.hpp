@@ -12,7 +12,7 @@ struct Splits {
   int count;
   int length;  ///< elements of each but the last, a multiple of the tile's
 };
-/// `blocks` there are without splits; `tile` elements go through a block at a time; `wanted` blocks keep the device busy.
+/// `blocks`: their number without splits. `tile`: elements that a block processes at a time. `wanted`: blocks that keep the device busy.
 Splits choose_splits(std::int64_t extent, std::int64_t blocks, int tile, int wanted);
 
 inline constexpr ShapeKey kShape[] = {{"batch", "matrices", 1},

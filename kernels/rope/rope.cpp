@@ -24,11 +24,11 @@ using kernels::rope::TwoParts;
 constexpr const char* kOp = "rope";
 
 /// A checked call. Tensors are [batch, seqlen, heads, ...], or with `one_token` false [batch, 1, seqlen * heads, ...]; `rest` has no
-/// columns where nothing passes through.
+/// columns if nothing passes through.
 struct Call {
   Tensor x, y, cos, sin, rest_in, rest_out;
   std::int64_t half, heads;
-  bool one_token;  ///< a tile's rows are
+  bool one_token;  ///< whether a tile's rows are heads of one token
   const RopeOptions& options;
   Stream stream;
 };
@@ -102,7 +102,7 @@ template <template <class, class, int, int, int, bool> class Kernel, class X, cl
 void launch_tiles(const Call& call, Bind bind_call) {
   const std::int64_t rows = call.x.shape(2), outer = call.x.shape(0) * call.x.shape(1);
   const auto run = [&]<int kRows, int kCols, bool kGpu>() {
-    // Pieces of 16 bytes, as far as the tile has one for each thread.
+    // Pieces of 16 bytes, if the tile then has one for each thread.
     constexpr int kWidth = std::min(16 / static_cast<int>(sizeof(X)), kCols * kRows / 128);
     const TileGrid grid = grid_of(call, kRows, kCols);
     if constexpr (kGpu)
@@ -114,7 +114,7 @@ void launch_tiles(const Call& call, Bind bind_call) {
       launch_cpu<Kernel<X, T, kRows, kCols, kWidth, true>>(grid, bind_call);
   };
   if (!call.stream.device().is_cuda()) return run.template operator()<8, 64, false>();
-  // Two pieces a thread where that leaves enough blocks; rows without a head cost lanes.
+  // Two pieces per thread if that leaves enough blocks; rows without a head waste lanes.
   const bool many = rows * outer >= 32 * 8 * std::int64_t{device_info(call.stream.device()).units};
   const auto with_rows = [&]<int kCols>() {
     rows <= 4           ? run.template operator()<4, kCols, true>()
@@ -201,7 +201,7 @@ Call check(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& 
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());
   Tensor x4 = with_batch(x), y4 = with_batch(y);
   const std::int64_t heads = x4.shape(2);
-  // Tiles have up to 16 rows, or 32: those of 8 heads and 16 are full.
+  // Tiles have up to 16 or 32 rows, so 8 and 16 heads fill them.
   const bool one_token = !device.is_cuda() || seqlen == 1 || (heads % 8 == 0 && (heads <= 16 || heads % 16 == 0)) || !tokens_merge(x4) ||
                          !tokens_merge(y4) || seqlen * heads > kLargestExtent;
   if (!one_token) {

@@ -2,8 +2,8 @@
 
 #include "tilewave/tile/language.tile.hpp"
 
-// Rotary position embedding. A tile's rows are heads: of one token, so that one row of the table serves all of them, or, where that would
-// leave rows without a head, of as many tokens as it takes.
+// Rotary position embedding. A tile's rows are the heads of one token, so that one row of the table serves all of them. With too few heads
+// to fill the tile, they are the heads of several tokens.
 
 namespace tw::kernels::rope {
 
@@ -42,8 +42,8 @@ struct Table {
   };
 };
 
-/// What both pairings need to know. Tensors are [batch, 1, seqlen * heads, ...] where the heads of all tokens lie one behind the other,
-/// else [batch, seqlen, heads, ...].
+/// Parameters of both pairings. Tensors are [batch, 1, seqlen * heads, ...] if a tile's rows are heads of several tokens, else [batch,
+/// seqlen, heads, ...].
 template <class Target, class X, class T, class Values, class Rest>
 struct Common {
   Global<Target, const T, Values> cos, sin;
@@ -54,11 +54,11 @@ struct Common {
   const i32* offsets;  ///< [batch], or null
   i64 offset_stride;
   i64 offset;
-  int seqlen;  ///< of the tensors: 1 where rows are the heads of all tokens
-  u32 heads;   ///< of a token, among the rows
+  int seqlen;  ///< of the tensors: 1 if rows are the heads of all tokens
+  u32 heads;   ///< rows per token
   int rows;
 
-  /// Of row `row` of [j, i]; of one beyond the last, where a tile may end, that of the last.
+  /// The position of row `row` of [j, i]. Rows after the last one, in an incomplete tile, get the last one's.
   TW_INLINE int position(int row, int i, int j) const {
     i += static_cast<int>(static_cast<u32>(min(row, rows - 1)) / heads);
     i64 at = offset + i;
@@ -90,7 +90,7 @@ TW_INLINE void load_table(auto& block, const auto& p, Values& to, const auto& ta
       to, table, [&](int row) { return p.position(row0 + row, i, j); }, col);
 }
 
-/// Pairs as two tensors, [batch, seqlen, heads, half] each: the halves of the rotary dimensions, or every second one.
+/// Pairs as two tensors, [batch, seqlen, heads, half] each: the two halves of the rotary dimensions, or every second one.
 template <class X, class T, int R, int C, int Width, bool kOneToken>
 struct TwoParts {
   static constexpr const char* source = "kernels/rope/rope.tile.hpp";

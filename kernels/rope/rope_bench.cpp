@@ -10,7 +10,7 @@ using namespace tw::bench;
 
 constexpr std::int64_t kHeadDim = 128;
 
-/// A matrix's row is a token, its columns heads of 128, all of whose dimensions are turned.
+/// A matrix's row is a token, its columns are heads of 128. All dimensions are rotated.
 MemoryOp rope_op(std::string name, std::vector<DType> dtypes, RopePairing pairing) {
   const auto prepare = [=](std::int64_t rows, std::int64_t cols, DType dtype, const Stream& stream) -> MemoryOp::Prepared {
     const Shape shape = {rows, cols / kHeadDim, kHeadDim};

@@ -24,7 +24,7 @@ constexpr const char* kOp = "softmax";
 template <class In, class Out, int kRowWarps, int kShare>
 using Held = HeldRows<In, Out, RowTile<kRowWarps, kShare>::rows, RowTile<kRowWarps, kShare>::cols, RowTile<kRowWarps, kShare>::warps,
                       kPieceColumns<In, Out>>;
-/// For rows that no block holds: a block of 512 threads for each, 16 columns a thread at a time.
+/// For rows too long for a block's registers: one block of 512 threads per row, 16 columns per thread at a time.
 template <class In, class Out>
 using Chunked = ChunkedRows<In, Out, 1, 8192, 16, kPieceColumns<In, Out>>;
 
@@ -33,12 +33,12 @@ struct Call {
   int cols;
   float scale;
   Stream stream;
-  std::optional<RowConfig> config = {};  ///< for tuning; of the GPU
+  std::optional<RowConfig> config = {};  ///< for tuning; GPU only
 
   std::int64_t rows() const { return views.rows() * views.outer(); }
 };
 
-/// What tuned choices know the call by.
+/// The call's key in the tuned choices.
 std::string problem_key(const Call& call) {
   const DType in = call.views[0].dtype(), out = call.views[1].dtype();
   return tw::format("{} {}{} rows={},cols={}", kOp, name_of(in), in == out ? "" : tw::format(" to {}", name_of(out)), call.rows(),
@@ -51,7 +51,7 @@ void bind_call(auto& bind, auto& p, const Call& call) {
   p.scale_log2 = call.scale * kLog2E;
 }
 
-/// Columns of a thread, for which it has registers.
+/// The most columns per thread that its registers hold.
 template <class In, class Out>
 constexpr int kMaxShare = kPieceColumns<In, Out> == 8 ? 40 : 32;
 
@@ -76,7 +76,7 @@ void run_on_cpu(const Call& call) {
     launch_cpu<Kernel<cpu::AnyFloat, cpu::AnyFloat, kRows, kCols, 4, 0>>(row_grid(kOp, call.views, 1, kRows, 1),
                                                                          [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   };
-  // A tile of 16 KB stays in the first-level cache.
+  // A tile of 16 KB stays in the L1 cache.
   if (call.cols <= 256) return launch.template operator()<HeldRows, 16, 256>();
   if (call.cols <= 1280) return launch.template operator()<HeldRows, 1, 1280>();
   if (call.cols <= 4096) return launch.template operator()<HeldRows, 1, 4096>();
@@ -124,7 +124,7 @@ Analysis analyze_call(const Call& call) {
   return analyze<Kernel>(row_grid(kOp, call.views, 1, Values::rows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
 }
 
-/// `longest`: columns of a row that the kernel takes.
+/// `longest`: the most columns of a row that the kernel supports.
 template <class Kernel, std::int64_t longest>
 Analysis analyze_shape(const ShapeValues& shape) {
   using Params = typename Kernel::template On<analysis::Target>::Params;
@@ -135,7 +135,7 @@ Analysis analyze_shape(const ShapeValues& shape) {
   return analyze_call<Kernel>(check(x, y, {}));
 }
 
-/// With T's bytes; what f16 takes bf16 does.
+/// Analysis depends only on T's size: f16 is analysed as bf16.
 template <class T>
 std::vector<TuneCandidate> candidates(const ShapeValues& shape, Device device) {
   const Tensor x = placeholder({shape["rows"], shape["cols"]}, dtype_of<T>);

@@ -3,9 +3,9 @@
 #include "tilewave/tile/language.tile.hpp"
 
 // softmax(scale x) of rows. On the GPU a row that fits is held in registers: one read, one write. Longer rows, and rows on the CPU, are
-// read twice, in chunks; the second time a CPU finds them in its cache.
+// read twice, in chunks; the second read hits the CPU's cache.
 //
-// Infinities and NaN follow from the arithmetic: a NaN or +infinity makes the row's sum NaN, and so does a row of -infinity alone.
+// Infinities and NaN follow from the arithmetic: a NaN or +infinity makes the row's sum NaN, and so does a row of nothing but -infinity.
 
 namespace tw::kernels::softmax {
 
@@ -28,7 +28,7 @@ struct HeldRows {
   struct On {
     static constexpr int vector_bytes = 64;
     static constexpr int warps = Warps;
-    /// 1024 threads of a unit: while some compute, others load. The registers that this leaves do.
+    /// 1024 threads per SM, so that some load while others compute. Their 64 registers suffice.
     static constexpr int min_blocks = 32 / Warps;
     using Values = Rows<Target, float, R, C, Warps, Width>;
     using Params = typename Types<In, Out>::template Params<Target, Values>;
@@ -50,7 +50,7 @@ struct HeldRows {
 };
 
 /// Rows of any length in chunks of C columns. Every element of the tile keeps the maximum of its own columns and the sum relative to it
-/// (the online softmax of Milakov and Gimelshein, arXiv 1805.02867); they meet after the last chunk.
+/// (the online softmax of Milakov and Gimelshein, arXiv 1805.02867); they are combined after the last chunk.
 template <class In, class Out, int R, int C, int Warps, int Width>
 struct ChunkedRows {
   static constexpr const char* source = "kernels/softmax/softmax.tile.hpp";
@@ -64,14 +64,15 @@ struct ChunkedRows {
     static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * R, j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
       const float scale = p.scale_log2;
-      // Finite, so that a difference to -infinity is not NaN.
+      // Finite, so that -infinity minus the maximum is not NaN.
       constexpr float kLowest = -3.402823466e38f;
       Values x, largest, sum;
       block.fill(largest, kLowest);
       block.fill(sum, 0.0f);
       for (int col = 0; col < p.x.cols; col += C) {
         block.load(x, p.x, row0, col, i, j, Fill{-kInfinity});
-        // The new maximum is the old one or x, and e the weight of the other. In numbers, because compilers do not vectorise choices here.
+        // The new maximum is the old one or x, and e the weight of the other. As arithmetic, because compilers do not vectorise selects
+        // here.
         block.map(sum, x, largest, [&](auto s, auto v, auto m) {
           const auto e = exp2(-abs(v - m) * scale);
           const decltype(v) larger = v > m ? 1.0f : 0.0f;

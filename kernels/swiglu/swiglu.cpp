@@ -80,7 +80,7 @@ void run(const char* op, const Tensor& gate, const Tensor& up, const Tensor& y, 
   });
 }
 
-/// `x` [.., 2 I] as [.., I] of words that hold two elements, if they may be read so: side by side and aligned to the word.
+/// `x` [.., 2 I] as [.., I] words of two elements, if these are adjacent and aligned to the word.
 bool pairs_are_words(const Tensor& x) {
   if (x.stride(-1) != 1 || reinterpret_cast<std::uintptr_t>(x.data()) % (2 * size_of(x.dtype())) != 0) return false;
   for (int dim = 0; dim + 1 < x.rank(); ++dim)

@@ -2,11 +2,11 @@
 
 #include "tilewave/tile/language.tile.hpp"
 
-// What argmax and topk share: the order of elements, and the row that a block works on.
+// Shared by argmax and topk: the order of elements, and the row that a block processes.
 
 namespace tw::kernels::topk {
 
-/// An unsigned integer of T's size, in order as the numbers are: NaN above all others, -0 as +0.
+/// An unsigned integer of T's size with the order of the numbers: NaN above all others, -0 as +0.
 template <class T>
 TW_INLINE u32 sortable(T x) {
   constexpr u32 sign = 1u << (8 * sizeof(T) - 1);
@@ -18,26 +18,25 @@ TW_INLINE u32 sortable(T x) {
   return magnitude > infinity ? sign | (sign - 1) : ordered;
 }
 
-/// Keys: an element's value and column in one number, so that the larger key is the element that comes first. No two elements of a row have
-/// the same, and all are larger than 0.
+/// Keys: an element's value and column in one number. The larger key comes first in the result. Keys of a row are unique and larger than 0.
 template <class T>
 struct Order {
   int cols;         ///< of a row
-  int column_bits;  ///< that numbers of 1 to `cols` need
-  bool smallest;    ///< comes first, NaN last
+  int column_bits;  ///< bits that numbers from 1 to `cols` need
+  bool smallest;    ///< the smallest comes first, NaN last
 
   TW_INLINE u64 key(T x, int col) const {
     constexpr u64 all = (u64{1} << (8 * sizeof(T))) - 1;
     const u64 value = sortable(x) ^ (smallest ? all : 0);
-    return value << column_bits | static_cast<u32>(cols - col);  // of equal values the lower column first
+    return value << column_bits | static_cast<u32>(cols - col);  // the lower column of equal values comes first
   }
   TW_INLINE u64 column_part(u64 key) const { return key & ((u64{1} << column_bits) - 1); }
   TW_INLINE int column(u64 key) const { return cols - static_cast<int>(column_part(key)); }
   TW_INLINE int bits() const { return static_cast<int>(8 * sizeof(T)) + column_bits; }
 };
 
-/// A row is done at once by one block; or in two launches, in which first many blocks take what is best of a part of it each, and then one
-/// block what is best of that.
+/// One block processes a whole row, or there are two launches: first many blocks select the best elements of a part of the row each, then
+/// one block selects the best of these.
 enum class Stage { whole, part, merge };
 
 /// The row of tile t: t.m is its number, t.n that of the part.
@@ -48,14 +47,14 @@ struct Row {
     Global<Target, const T> x;         ///< [.., N]
     Global<Target, const i32> starts;  ///< [.., 1], or null: rows begin at column 0
     Global<Target, const i32> ends;    ///< [.., 1], or null: at column N
-    Global<Target, i64> candidates;    ///< [rows, parts * limit]: keys that one stage leaves for the next, and zeros
+    Global<Target, i64> candidates;    ///< [rows, parts * limit]: keys that the first stage passes to the second, padded with zeros
     Global<Target, T> values;          ///< [.., k]
     Global<Target, Index> indices;     ///< [.., k]
     Order<T> order;
     int k;
-    int limit;      ///< elements that are sorted at most; at least k
+    int limit;      ///< the most elements that are sorted; at least k
     int part;       ///< columns of a part
-    bool by_index;  ///< the k best in the order of their columns
+    bool by_index;  ///< return the k best in the order of their columns
   };
   struct Columns {
     int begin, end;
@@ -65,7 +64,7 @@ struct Row {
   const Params& p;
   int number;
   int row, i, j;  ///< the same in a tensor with outer dimensions
-  Columns own;    ///< of x, of the whole row or this part of it
+  Columns own;    ///< columns of x, in the whole row or this part of it
 
   TW_INLINE Row(const Params& params, Tile t)
       : p(params),
@@ -83,7 +82,7 @@ struct Row {
     own.end = max(own.end, own.begin);
   }
 
-  /// Of the tensor that is read: x or candidates.
+  /// Columns of the tensor that is read: x or candidates.
   TW_INLINE Columns columns() const { return stage == Stage::merge ? Columns{0, p.candidates.cols} : own; }
   template <class Tile>
   TW_INLINE void load(auto& block, Tile& x, int col) const {
@@ -108,7 +107,7 @@ struct Row {
     *p.indices.template at<Index>(row, n, i, j) = col;
     if (p.values.data) *p.values.template at<T>(row, n, i, j) = *p.x.template at<const T>(row, col, i, j);
   }
-  /// Result n where the row has no more elements.
+  /// Result n if the row has no more elements.
   TW_INLINE void put_none(int n) const {
     *p.indices.template at<Index>(row, n, i, j) = -1;
     *p.values.template at<T>(row, n, i, j) = to<T>(p.order.smallest ? kInfinity : -kInfinity);

@@ -19,27 +19,26 @@ namespace {
 constexpr const char* kArgmax = "argmax";
 constexpr const char* kTopk = "topk";
 constexpr int kLargestK = 2048;
-/// Of rows, columns and tiles: ints, even at the end of the last part.
+/// The largest number of rows, columns and tiles: indices stay ints, even at the end of the last part.
 constexpr std::int64_t kLargest = std::int64_t{1} << 30;
 
-/// Blocks on the GPU: 4 warps suffice for rows of a few thousand columns, of which there are many. Threads have 8 columns at a time, so a
-/// wide block has 4096.
+/// Blocks on the GPU: 4 warps suffice for many rows of a few thousand columns. Threads have 8 columns at a time, so a wide block has 4096.
 constexpr int kNarrowWarps = 4, kWideWarps = 16;
 constexpr int kNarrowColumns = 4096;
 /// On the CPU tiles of 256 columns, for short rows.
 constexpr int kCpuWarps = 1;
 /// Keys that a block can sort: enough for twice the largest k, so that most selections stop after a digit or two.
 constexpr int kNarrowCapacity = 512, kWideCapacity = 4096;
-/// A row is cut into parts of a multiple of this: a wide block is busy with all its threads.
+/// Parts of a row are a multiple of this, so that all threads of a wide block are busy.
 constexpr std::int64_t kPartColumns = 4096;
-/// Sorting so many keys takes no longer than finding another digit.
+/// Sorting this many keys takes no longer than finding another digit.
 constexpr int kFewKeys = 256;
 
-/// Keys that are sorted at most.
+/// The most keys that are sorted.
 int sorted_keys(int k, int capacity) { return std::min(std::max(2 * k, kFewKeys), capacity); }
 
 Plan plan(std::int64_t rows, std::int64_t cols, bool narrow, int part_limit, int units) {
-  // A part must be much longer than what it leaves, or the second stage has as much to read as the first.
+  // A part must be much longer than its candidates, or the second stage reads as much as the first.
   const std::int64_t shortest = std::max<std::int64_t>(kPartColumns, 16 * part_limit);
   const std::int64_t wanted = rows > 0 && rows < units ? std::min(2 * units / rows, cols / shortest) : 1;
   if (wanted <= 1) return {narrow, 1, 0, 0};
@@ -58,7 +57,7 @@ Plan plan_topk(std::int64_t rows, std::int64_t cols, int k, int units) {
 
 namespace {
 
-/// What argmax and topk have in common, checked: tensors [.., columns], of which those with a number for each row have one column.
+/// A checked call of argmax or topk: tensors [.., columns]; those with one number per row have one column.
 struct Call {
   const char* op;
   Tensor x, indices;
@@ -142,7 +141,7 @@ void check_workspace(Call& call, const Plan& plan, const Tensor* given) {
   call.workspace = *given;
 }
 
-/// The kernels of an operation. Stages that leave candidates do not write indices, so that they are the same for all their types.
+/// The kernels of an operation. Stages that write candidates do not write indices, so they are the same for all index types.
 struct ArgmaxKernels {
   template <class T, class Index, Stage stage, int Warps, int Capacity>
   using Kernel = Argmax<T, conditional<stage == Stage::part, i32, Index>, stage, Warps>;
@@ -154,7 +153,7 @@ struct TopkKernels {
   static constexpr bool narrow_merge = false;
 };
 
-/// For binding: null where there is none.
+/// For binding: null if there is none.
 const Tensor* pointer_to(const std::optional<Tensor>& tensor) { return tensor ? &*tensor : nullptr; }
 
 void bind_call(auto& bind, auto& p, const Call& call, const Plan& plan, const Tensor* candidates, int limit) {
@@ -170,7 +169,7 @@ void bind_call(auto& bind, auto& p, const Call& call, const Plan& plan, const Te
   p.by_index = call.by_index;
 }
 
-/// The same, and what the stage writes.
+/// The same, and the stage's outputs.
 template <Stage stage>
 void bind_stage(auto& bind, auto& p, const Call& call, const Plan& plan, const Tensor* candidates, int limit) {
   bind_call(bind, p, call, plan, candidates, limit);

@@ -4,8 +4,8 @@
 
 namespace tw::kernels::topk {
 
-/// The k first elements of each row by radix selection: the digits of the key that the k-th element has are found from the highest on, each
-/// with a histogram of the elements that agree in those before, until few enough elements have keys from there on to be sorted.
+/// The first k elements of each row by radix select. The digits of the k-th element's key are found from the highest on, each with a
+/// histogram of the elements that agree in the digits before. It ends when few enough elements are left to be sorted.
 template <class T, class Index, Stage stage, int Warps, int Capacity>
 struct Topk {
   static constexpr const char* source = "kernels/topk/topk.tile.hpp";
@@ -36,9 +36,9 @@ struct Topk {
       }
     }
 
-    /// A key from which on there are at least `wanted` elements, and at most p.limit.
+    /// A threshold key: at least `wanted` elements, and at most p.limit, are at or above it.
     TW_INLINE static u64 threshold(auto& block, const Params& p, const ThisRow& row, int wanted, Memory& memory) {
-      u64 low = 0;  // the wanted element's key is one of [low, low + 2^open)
+      u64 low = 0;  // the wanted element's key is in [low, low + 2^open)
       int open = p.order.bits();
       int above = 0;                                           // elements with larger keys than these
       int held = min(row.columns().count(), row.own.count());  // elements from low on, at most

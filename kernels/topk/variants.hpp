@@ -7,12 +7,12 @@
 
 namespace tw::kernels::topk {
 
-/// How rows are dealt to blocks.
+/// How rows are distributed over blocks.
 struct Plan {
   bool narrow;     ///< small blocks: short rows
-  int parts;       ///< of a row; 1: a block does a row at once
-  int part;        ///< columns of a part, where there are several
-  int part_limit;  ///< candidates that a part leaves
+  int parts;       ///< of a row; 1: a block processes a whole row
+  int part;        ///< columns of a part, if there are several
+  int part_limit;  ///< candidates per part
   std::int64_t workspace(std::int64_t rows) const { return parts == 1 ? 0 : rows * parts * part_limit; }
 };
 

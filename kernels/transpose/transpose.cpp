@@ -17,7 +17,7 @@ using kernels::transpose::kGpuSide;
 using kernels::transpose::Transpose;
 
 constexpr const char* kOp = "transpose";
-/// Of extents and tiles: ints, even at the end of a last, incomplete tile.
+/// The largest extent and number of tiles: indices stay ints, even at the end of a last, incomplete tile.
 constexpr std::int64_t kLargest = std::int64_t{1} << 30;
 
 Stream check(const Tensor& x, const Tensor& y, const TransposeOptions& options) {
@@ -41,8 +41,8 @@ Stream check(const Tensor& x, const Tensor& y, const TransposeOptions& options) 
   return stream;
 }
 
-/// The widest pieces, of 16 bytes, 8 or 4, that the rows of both tensors consist of. Others are as good as any where none does: the kernel
-/// then goes element by element.
+/// The widest pieces, of 16, 8 or 4 bytes, that divide the rows of both tensors. If none does, the width does not matter: the kernel copies
+/// element by element.
 int piece_bytes(const Tensor& x, const Tensor& y) {
   std::uint64_t all = reinterpret_cast<std::uint64_t>(x.data()) | reinterpret_cast<std::uint64_t>(y.data());
   for (const Tensor* t : {&x, &y}) {
@@ -52,7 +52,7 @@ int piece_bytes(const Tensor& x, const Tensor& y) {
   return all % 16 == 0 ? 16 : all % 8 == 0 ? 8 : 4;
 }
 
-/// On the CPU: rows long enough for the hardware to fetch ahead, tiles that stay in the L2 cache.
+/// On the CPU: rows long enough for the hardware prefetcher, tiles that stay in the L2 cache.
 constexpr int kCpuSide = 128;
 
 /// Elements are moved as the bits of a type of their size.

@@ -4,11 +4,11 @@
 
 namespace tw::kernels::transpose {
 
-/// Of a GPU's squares: two lines of 128 bytes, as far as shared memory has room.
+/// The side of a GPU's squares: two lines of 128 bytes, if shared memory has room.
 template <class T>
 inline constexpr int kGpuSide = sizeof(T) == 1 ? 128 : 256 / static_cast<int>(sizeof(T));
 
-/// y = x with rows and columns exchanged, for each i, in squares of `Side`, which a GPU loads and stores in pieces of `Width` elements.
+/// y = x with rows and columns swapped, for each i, in squares of `Side`. A GPU loads and stores them in pieces of `Width` elements.
 template <class T, int Side, int Width>
 struct Transpose {
   static constexpr const char* source = "kernels/transpose/transpose.tile.hpp";
@@ -16,7 +16,7 @@ struct Transpose {
 
   template <class Target>
   struct On {
-    static constexpr int warps = max(min(Side * Side / Width / 32 / 4, 8), 4);  ///< a thread has four pieces on their way, or more
+    static constexpr int warps = max(min(Side * Side / Width / 32 / 4, 8), 4);  ///< a thread has at least four pieces in flight
     using Square = Rows<Target, T, Side, Side, warps, Width>;
     struct Params {
       Global<Target, const T, Square> x;

@@ -9,7 +9,7 @@
 
 namespace tw::speech {
 
-/// What a recording is read from: memory, a file, or a pipe.
+/// The source of a recording: memory, a file, or a pipe.
 class Bytes {
  public:
   Bytes() = default;
@@ -17,24 +17,24 @@ class Bytes {
   Bytes(const Bytes&) = delete;
   Bytes& operator=(const Bytes&) = delete;
 
-  /// How many there are; nothing for a pipe, whose end is found by reading.
+  /// Their number; nothing for a pipe, where only reading finds the end.
   virtual std::optional<std::int64_t> size() const = 0;
 
-  /// Reads up to `count` bytes from position `at` on; fewer only at the end or when problem() says why. A pipe forgets what it has given:
+  /// Reads up to `count` bytes from position `at` on; fewer only at the end or if there is a problem(). In a pipe,
   /// positions may go back by up to 64 KiB.
   virtual std::int64_t read(std::int64_t at, void* to, std::int64_t count) = 0;
 
   /// Exactly `count` bytes, or none.
   std::string read(std::int64_t at, std::int64_t count);
 
-  /// Why reading stopped before the end; empty while it has not.
+  /// Why reading stopped before the end; empty if it did not.
   const std::string& problem() const { return problem_; }
 
  protected:
   std::string problem_;
 };
 
-/// Bytes that somebody else keeps.
+/// Bytes that the caller owns.
 class MemoryBytes : public Bytes {
  public:
   explicit MemoryBytes(std::string_view bytes) : bytes_(bytes) {}
@@ -59,7 +59,7 @@ class FileBytes : public Bytes {
   std::int64_t begin_, size_;
 };
 
-/// What comes from a pipe, a socket or a terminal. Memory does not grow with its length.
+/// Input from a pipe, a socket or a terminal. Memory does not grow with its length.
 class PipeBytes : public Bytes {
  public:
   explicit PipeBytes(int descriptor) : descriptor_(descriptor) {}
@@ -76,7 +76,7 @@ class PipeBytes : public Bytes {
   bool ended_ = false;
 };
 
-/// Closes what it holds.
+/// Closes its descriptor.
 class File {
  public:
   explicit File(int descriptor) : descriptor_(descriptor) {}
@@ -89,8 +89,8 @@ class File {
   int descriptor_;
 };
 
-/// All of `pipe`, of which at most the first 64 KiB have been read, in a file that has no name: for formats whose readers go back and
-/// forth. Throws FileError, which begins with `name`.
+/// All of `pipe`, of which at most the first 64 KiB have been read, in an unnamed file, for formats with readers that seek. Throws
+/// FileError, which begins with `name`.
 class SpooledBytes : public Bytes {
  public:
   SpooledBytes(Bytes& pipe, const std::string& name);

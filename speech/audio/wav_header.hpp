@@ -8,13 +8,13 @@
 
 namespace tw::speech {
 
-/// Where a WAV file's samples are, and a header for them that libsndfile reads: what it reads of a file's own it trusts, and it stops where
-/// a size that the writer did not know says so.
+/// The position of a WAV file's samples, and a rewritten header for libsndfile. libsndfile trusts the file's own header, and would stop
+/// early where the writer did not know a size.
 struct WavView {
   std::string header;      ///< up to the samples, with their format and with `shown` as their size
   std::int64_t begin = 0;  ///< the samples' position in the file
-  std::int64_t shown = 0;  ///< their bytes: those promised or, if less, those that are there; of a pipe those that there may be
-  std::optional<std::uint64_t> promised;  ///< their bytes by the file's header, if it knows
+  std::int64_t shown = 0;  ///< their bytes: as promised by the header, or fewer if the file is shorter; for a pipe the maximum
+  std::optional<std::uint64_t> promised;  ///< their bytes according to the file's header, if known
 };
 
 /// Walks through the chunks of a RIFF, RIFX or RF64 file up to the samples, never back. A size of 0 in a header that was never completed,

@@ -10,7 +10,7 @@
 
 namespace tw::speech {
 
-/// What a GLM-ASR checkpoint's JSON files say.
+/// The configuration in a GLM-ASR checkpoint's JSON files.
 struct GlmAsrConfig {
   struct Encoder {
     int hidden = 0, intermediate = 0, layers = 0;
@@ -23,15 +23,15 @@ struct GlmAsrConfig {
   Encoder encoder;
   models::LlamaConfig decoder;
   Activation projector_activation = Activation::gelu_erf;
-  int audio_token = 0;          ///< stands where an audio embedding goes
+  int audio_token = 0;          ///< placeholder of an audio embedding
   std::vector<int> end_tokens;  ///< any of them ends the text
   MelOptions mel;
-  std::string prompt;           ///< when the user gives none
-  double segment_seconds = 30;  ///< of audio that is transcribed at once, at most: a window's, or generation_config.json's segment_seconds
+  std::string prompt;           ///< the default prompt
+  double segment_seconds = 30;  ///< longest segment: a window, or generation_config.json's segment_seconds
 
   /// Encoder positions that make one audio embedding.
   static constexpr int kStack = 4;
-  /// Audio embeddings of `frames` frames of a window that are not padding.
+  /// The number of audio embeddings for `frames` frames of a window that are not padding.
   static int embeddings(std::int64_t frames);
 
   /// Reads config.json, generation_config.json, processor_config.json or preprocessor_config.json, and looks at the chat template. Throws

@@ -10,7 +10,7 @@
 namespace tw::speech {
 
 struct EncoderSize {
-  std::int64_t weights = 0;  ///< elements, of the projector, too
+  std::int64_t weights = 0;  ///< elements, including the projector's
   double flops = 0;          ///< of a window: products, a multiply-add counting twice
 };
 
@@ -27,7 +27,7 @@ class Encoder {
 
   EncoderSize size() const;
 
-  // Its steps, one by one: x is [windows, positions, hidden].
+  // Its steps: x is [windows, positions, hidden].
 
   Tensor convolve(const Tensor& mel, const Stream& stream) const;
   void run_layer(int index, const Tensor& x, const Stream& stream) const;  ///< in place

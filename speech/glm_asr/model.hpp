@@ -25,15 +25,15 @@ struct GlmAsr {
   /// Throws FileError, InvalidArgument, OutOfMemory. `options` has a dtype afterwards.
   static GlmAsr load(const std::filesystem::path& directory, LoadOptions& options, const Stream& stream);
 
-  /// The prompt's tokens: the user's turn with `audio_embeddings` places for audio and `text`, then the assistant's begin.
+  /// The prompt's tokens: the user's turn with `audio_embeddings` placeholders for audio and `text`, then the start of the assistant's.
   std::vector<int> prompt(std::string_view text, int audio_embeddings) const;
 
-  /// The embeddings of a prompt [tokens, hidden], the audio ones [n, hidden] of its windows in their places. Throws InvalidArgument when
-  /// their numbers differ.
+  /// The embeddings of a prompt [tokens, hidden], with the placeholders replaced by the audio embeddings [n, hidden]. Throws
+  /// InvalidArgument if their numbers differ.
   Tensor embed(std::span<const int> prompt, std::span<const Tensor> audio, const Stream& stream) const;
 };
 
-/// The name that the model asks for, of a tensor in either published spelling: without the leading "model." and "language_model.".
+/// The model's name of a tensor in either published spelling: without the leading "model." and "language_model.".
 std::string canonical_weight_name(const std::string& name);
 
 }  // namespace tw::speech

@@ -9,7 +9,7 @@
 
 namespace tw::speech {
 
-/// What a feature extractor's configuration sets: sampling_rate, n_fft, hop_length, feature_size, chunk_length. The defaults are GLM-ASR's.
+/// A feature extractor's configuration: sampling_rate, n_fft, hop_length, feature_size, chunk_length. The defaults are GLM-ASR's.
 struct MelOptions {
   int sampling_rate = 16000;  ///< of the samples, in Hz
   int n_fft = 400;            ///< samples of a frame: the transform's length
@@ -22,11 +22,11 @@ struct MelOptions {
 
 struct MelFeatures {
   Tensor features;                        ///< f32 [windows, frames, mel_bins] on the CPU, row-major: what conv1d takes
-  std::vector<std::int64_t> real_frames;  ///< of each window, those whose middle lies inside the audio: ceil(samples / hop)
+  std::vector<std::int64_t> real_frames;  ///< of each window, those centred inside the audio: ceil(samples / hop)
 };
 
 /// The log-mel spectrogram of Whisper's feature extractor. A window's samples, followed by zeros up to its full length and mirrored by
-/// n_fft / 2 at both ends, are cut into frames of n_fft every `hop`; the frame that is centred on the window's end is left out. Of each
+/// n_fft / 2 at both ends, are cut into frames of n_fft every `hop`; the frame centred on the window's end is omitted. Of each
 /// frame x
 ///
 ///     power[k] = |DFT(x * hann)[k]|^2, k <= n_fft / 2, hann[i] = (1 - cos(2 pi i / n_fft)) / 2

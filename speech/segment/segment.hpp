@@ -17,8 +17,8 @@ struct Segment {
 struct SegmentOptions {
   int sampling_rate = 16000;      ///< of the samples, in Hz
   double longest_seconds = 30;    ///< of a segment
-  double join_below_seconds = 2;  ///< speech on both sides of a shorter pause stays in one segment, as long as that is not too long
-  double margin_seconds = 0.2;    ///< kept of the pause before and after speech, for its faint beginnings and ends
+  double join_below_seconds = 2;  ///< a shorter pause does not split a segment, unless it would be too long
+  double margin_seconds = 0.2;    ///< of the pause kept before and after speech, for faint beginnings and ends
 };
 
 /// The parts of `samples` (finite, about [-1, 1]) that may hold speech, in order and without overlap, each of at most longest_seconds.
@@ -29,13 +29,13 @@ struct SegmentOptions {
 ///    -45 dB: loud sound is kept even when it is steady. Where less than 1 s lies within reach, noise cannot be told from speech and -70 dB
 ///    decides alone.
 /// 2. Active steps with pauses below 0.3 s make a run; a run of fewer than five active steps is a click and no speech.
-/// 3. Runs with pauses below join_below_seconds, or a third of longest_seconds if that is less, make an island. Longer pauses are left
-///    out, but for the margins.
+/// 3. Runs with pauses below join_below_seconds, or a third of longest_seconds if that is less, make an island. Longer pauses are dropped,
+///    except for the margins.
 /// 4. An island of more than longest_seconds is cut from the left, in the middle of its longest pause (of at least 0.2 s) that lies
 ///    between a third and all of longest_seconds from the segment's begin; without one, in the quietest 0.2 s of the last third.
 ///
-/// So a short recording of somebody speaking is one segment, and no sound that may be speech is left out; silence and faint steady noise
-/// give no segment. The result depends on the samples alone. Throws InvalidArgument for options out of range: a sampling rate of 1000 to
+/// So a short recording of speech is one segment, and no sound that may be speech is dropped. Silence and faint steady noise give no
+/// segment. The result depends only on the samples. Throws InvalidArgument for options out of range: a sampling rate of 1000 to
 /// 768000 Hz, longest_seconds of 1 to 3600, join_below_seconds of 0.3 to 3600, margin_seconds of 0 to 1.
 std::vector<Segment> cut_at_silences(std::span<const float> samples, const SegmentOptions& options = {});
 
