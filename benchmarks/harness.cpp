@@ -90,7 +90,7 @@ Samples sample_hot(const std::vector<Contender>& contenders, const Stream& strea
     std::vector<std::pair<std::size_t, Burst>> next;
     for (const std::size_t i : order) next.emplace_back(i, run_burst(contenders[i], stream, lengths[i]));
     in_flight.insert(in_flight.end(), std::make_move_iterator(next.begin()), std::make_move_iterator(next.end()));
-    // Waits for the oldest only, with younger rounds already enqueued behind it.
+    // Waits only for the oldest round; younger ones are already enqueued after it.
     while (in_flight.size() > kRoundsInFlight * contenders.size()) {
       samples[in_flight.front().first].push_back(in_flight.front().second.milliseconds());
       in_flight.erase(in_flight.begin());
@@ -113,7 +113,7 @@ Samples sample_cool(const std::vector<Contender>& contenders, const Stream& stre
     for (const std::size_t i : order) {
       stream.synchronize();
       std::this_thread::sleep_for(kCoolPause);
-      contenders[i].launch();  // not timed: the host enqueues the burst behind it, and its own latency after the pause does not count
+      contenders[i].launch();  // not timed: the host enqueues the burst after it, and the latency after the pause is not counted
       samples[i].push_back(run_burst(contenders[i], stream, kCoolBurst).milliseconds());
     }
   }

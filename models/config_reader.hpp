@@ -13,24 +13,24 @@ namespace tw::models {
 /// integer from 1 to 1048576 is wanted". A field that is null counts as missing.
 class ConfigReader {
  public:
-  /// `file` begins the messages. Throws FileError unless `object` is an object.
+  /// Messages begin with `file`. Throws FileError unless `object` is an object.
   ConfigReader(std::string file, nlohmann::json object)
       : ConfigReader(std::move(file), "", std::make_shared<const nlohmann::json>(std::move(object))) {}
 
   bool has(const std::string& field) const;
-  /// The object in `field`; an empty one when it is missing.
+  /// The object in `field`; an empty one if it is missing.
   ConfigReader child(const std::string& field) const;
-  /// Throws when `field` is missing and there is no default, or when it is no integer from `least` to `most`.
+  /// Throws if `field` is missing and there is no default, or if it is not an integer from `least` to `most`.
   std::int64_t integer(const std::string& field, std::int64_t least, std::int64_t most, std::optional<std::int64_t> missing = {}) const;
   /// Finite, from `least` to `most`.
   double number(const std::string& field, double least, double most, std::optional<double> missing = {}) const;
   bool flag(const std::string& field, bool missing) const;
   std::string text(const std::string& field, std::optional<std::string> missing = {}) const;
-  /// An integer or a list of at most 1024 integers, each from `least` to `most`; empty when the field is missing.
+  /// An integer or a list of at most 1024 integers, each from `least` to `most`; empty if the field is missing.
   std::vector<int> integers(const std::string& field, std::int64_t least, std::int64_t most) const;
-  /// "config.json: text_config.", to begin a message with.
+  /// "config.json: text_config.", the start of messages.
   std::string where() const { return file_ + ": " + path_; }
-  /// Throws FileError: what `field` is, and `wanted`.
+  /// Throws FileError with the value of `field`, and `wanted`.
   [[noreturn]] void fail(const std::string& field, const std::string& wanted) const;
 
  private:

@@ -43,7 +43,7 @@ class DocumentBuilder : public nlohmann::json_sax<json> {
 
  private:
   static constexpr std::size_t kDeepest = 64;
-  // What allocations take, in bytes, of an array's element while the array grows, and of the rest beside it.
+  // Bytes that allocations take for an array's element while the array grows, and for everything else.
   static constexpr std::size_t kElement = 48, kString = 48, kArray = 32, kObject = 64, kMember = 96;
 
   void charge(std::size_t bytes) {

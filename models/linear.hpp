@@ -7,13 +7,13 @@ namespace tw::models {
 
 struct LinearOptions {
   Activation activation = Activation::none;
-  bool accumulate = false;  ///< y += instead of y =; not with an activation
+  bool accumulate = false;  ///< y += instead of y =; not allowed with an activation
 };
 
 /// y = x W^T + b.
 struct Linear {
   Tensor weight;  ///< [out, in]
-  Tensor bias;    ///< [out], or without elements: none
+  Tensor bias;    ///< [out], or without elements if there is none
 
   /// x [rows, in], y [rows, out], of the weight's dtype, on `stream`.
   void operator()(const Tensor& x, const Tensor& y, const Stream& stream, const LinearOptions& options = {}) const {

@@ -86,7 +86,7 @@ void Llama::run_layer(int index, const Tensor& x, std::span<KvCache* const> cach
   const Tensor normed = empty(config_.hidden), qkv = empty(q_width + 2 * kv_width), attended = empty(q_width);
   rms_norm(x, normed, {.epsilon = config_.norm_epsilon, .weight = &layer.input_norm, .stream = stream});
   layer.qkv(normed, qkv, stream);
-  // q and k lie side by side: their heads are turned together.
+  // q and k are adjacent, so their heads are rotated together.
   const Tensor turned = as_heads(qkv, 0, config_.heads + config_.kv_heads, config_.head_dim);
   const Tensor q = as_heads(qkv, 0, config_.heads, config_.head_dim), o = as_heads(attended, 0, config_.heads, config_.head_dim);
   const Tensor fresh = as_heads(qkv, q_width, 2 * config_.kv_heads, config_.head_dim);  // k and v

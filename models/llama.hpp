@@ -18,13 +18,13 @@ struct LlamaConfig {
   int max_positions = 0;
   double rope_theta = 10000;
   float norm_epsilon = 1e-5f;
-  /// A text_config. Throws FileError for values out of range and for what this code does not do: an activation other than silu, biases,
+  /// A text_config. Throws FileError for values out of range and for unsupported features: an activation other than silu, biases,
   /// scaled rotary embeddings, a head_dim other than 64 and 128.
   static LlamaConfig read(const ConfigReader& reader);
 };
 
-/// Keys and values of one sequence: for every layer [capacity, 2, kv_heads, head_dim], keys before values, so that a token's are stored in
-/// one piece.
+/// Keys and values of one sequence: for every layer [capacity, 2, kv_heads, head_dim], keys before values, so that a token's are
+/// contiguous.
 struct KvCache {
   Tensor tokens;   ///< [layers, capacity, 2, kv_heads, head_dim]
   int length = 0;  ///< tokens in it
@@ -32,8 +32,8 @@ struct KvCache {
   int capacity() const { return static_cast<int>(tokens.shape(1)); }
 };
 
-/// The decoder of Llama models (Touvron et al., arXiv 2302.13971) with grouped-query attention: pre-normalised by RMS, rotary positions in
-/// half-split pairing, SwiGLU.
+/// The decoder of Llama models (Touvron et al., arXiv 2302.13971) with grouped-query attention, RMS pre-norm, half-split rotary embedding
+/// and SwiGLU.
 class Llama {
  public:
   /// Takes its tensors from `weights`, under the names "embed_tokens.weight", "layers.N....", "norm.weight" and "lm_head.weight".
@@ -42,21 +42,21 @@ class Llama {
   const LlamaConfig& config() const { return config_; }
   DType dtype() const { return embedding_.dtype(); }
 
-  /// Whether the embedding is the head, too.
+  /// Whether the embedding is also the head.
   bool tied() const { return head_.weight.data() == embedding_.data(); }
 
-  /// For `capacity` tokens. Throws InvalidArgument beyond max_positions, OutOfMemory.
+  /// A cache for `capacity` tokens. Throws InvalidArgument beyond max_positions, OutOfMemory.
   KvCache make_cache(int capacity, const Stream& stream) const;
 
   /// The embeddings of `ids` (each below the vocabulary): [ids, hidden].
   Tensor embed(std::span<const int> ids, const Stream& stream) const;
 
-  /// Runs the tokens `embeddings` [n, hidden] through the model behind those in `cache`, and adds them to it. The result is the scores of
-  /// what follows the last of them: [1, vocabulary], of the model's dtype.
+  /// Runs the tokens `embeddings` [n, hidden] through the model after those in `cache`, and adds them to it. Returns the scores of the next
+  /// token: [1, vocabulary], of the model's dtype.
   Tensor prefill(const Tensor& embeddings, KvCache& cache, const Stream& stream) const;
 
-  /// One token for each of several sequences: ids[i] behind those in *caches[i]. The result is the scores, [sequences, vocabulary]. In f32
-  /// on the CPU a sequence's do not depend on the others'.
+  /// One token for each of several sequences: ids[i] after those in *caches[i]. Returns the scores, [sequences, vocabulary]. In f32 on the
+  /// CPU a sequence's scores do not depend on the other sequences.
   Tensor decode(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream) const;
 
  private:
@@ -67,7 +67,7 @@ class Llama {
     Linear gate_up;  ///< rows of gate, then up
     Linear down;
   };
-  /// x + attention(...) + mlp(...) of one layer, in place. Rows of x are tokens: all of one sequence, or one of each.
+  /// x + attention(...) + mlp(...) of one layer, in place. Rows of x are tokens: all from one sequence, or one from each.
   void run_layer(int index, const Tensor& x, std::span<KvCache* const> caches, const Stream& stream) const;
   Tensor scores(const Tensor& x, const Stream& stream) const;
 

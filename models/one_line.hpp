@@ -5,7 +5,7 @@
 
 namespace tw::models {
 
-/// Text out of a file, made fit for a message: control characters as \x0A, and no more than about 200 bytes of it.
+/// Text from a file, prepared for a message: control characters as \x0A, cut to about 200 bytes.
 std::string one_line(std::string_view text);
 
 /// The same in quotes, for names.

@@ -9,23 +9,23 @@
 
 namespace tw::models {
 
-/// A file of a checkpoint, opened for reading. It is read, not mapped: a file that becomes shorter meanwhile, or a network file system that
-/// goes away, is then an error and not a signal that ends the process.
+/// A file of a checkpoint, opened for reading. It is read, not mapped. So a file that becomes shorter, or a network file system that goes
+/// away, is an error and not a signal that ends the process.
 ///
-/// Const functions may be called by several threads.
+/// Several threads may call const functions.
 class RegularFile {
  public:
-  /// Throws FileError for a file that cannot be opened and for what is no regular file, without waiting for a FIFO's other end.
+  /// Throws FileError if the file cannot be opened or is not a regular file. Does not wait for a FIFO's other end.
   explicit RegularFile(const std::filesystem::path& path);
   ~RegularFile();
   RegularFile(const RegularFile&) = delete;
   RegularFile& operator=(const RegularFile&) = delete;
 
   const std::string& name() const { return name_; }
-  /// In bytes, when it was opened.
+  /// In bytes, at the time of opening.
   std::size_t size() const { return static_cast<std::size_t>(opened_.st_size); }
-  /// Fills `target` with the bytes from `offset` on, which must be inside the file. Throws FileError when the file cannot be read or when
-  /// its size or modification time is another one than when it was opened.
+  /// Fills `target` with the bytes from `offset` on, which must be inside the file. Throws FileError if the file cannot be read, or if its
+  /// size or modification time has changed since it was opened.
   void read(std::size_t offset, std::span<std::byte> target) const;
 
  private:
@@ -37,7 +37,7 @@ class RegularFile {
 /// The content of a regular file of at most `largest` bytes. Throws FileError; also for a git-LFS pointer.
 std::string read_text(const std::filesystem::path& path, std::size_t largest);
 
-/// Throws FileError when `content` begins as the pointer that git-LFS leaves in place of a file that was not downloaded.
+/// Throws FileError if `content` is a git-LFS pointer, which replaces a file that was not downloaded.
 void refuse_lfs_pointer(std::string_view content, const std::string& name);
 
 }  // namespace tw::models

@@ -14,38 +14,38 @@
 namespace tw::models {
 
 /// The tensors of a checkpoint in the safetensors format (https://huggingface.co/docs/safetensors). Opening it reads the headers; a
-/// tensor's elements are read when they are asked for. A file whose size or modification time changes between is an error.
+/// tensor's elements are read on request. It is an error if the file's size or modification time changes in between.
 ///
-/// All that a header says is checked when the file is opened: its size (at most 100 MB), types, shapes against byte ranges, ranges against
+/// Opening a file checks all of its header: its size (at most 100 MB), types, shapes against byte ranges, ranges against
 /// the file, no overlaps, no holes, nothing after the last tensor, no name twice, at most 262144 tensors. Errors are FileError: one line
 /// with the file, the tensor, what was found, what is allowed.
 ///
-/// Copies share the open files. Const functions may be called by several threads.
+/// Copies share the open files. Several threads may call const functions.
 class SafeTensors {
  public:
   /// One file.
   static SafeTensors open(const std::filesystem::path& file);
-  /// A checkpoint: `model.safetensors`, or where that is absent all files that `model.safetensors.index.json` names. Each tensor that the
-  /// index names must be in the file that it names; tensors which only the files name are listed, too.
+  /// A checkpoint: `model.safetensors`, or else all files in `model.safetensors.index.json`. Each tensor in the index
+  /// must be in its file; tensors that are only in the files are also listed.
   static SafeTensors open_directory(const std::filesystem::path& directory);
-  /// The same of a file's bytes, which must outlive the result. `name` begins the messages.
+  /// The same for a file's bytes, which must outlive the result. Messages begin with `name`.
   static SafeTensors parse(std::span<const std::byte> bytes, const std::string& name);
 
   /// Sorted bytewise.
   const std::vector<std::string>& names() const { return names_; }
   bool contains(std::string_view name) const { return entries_.find(name) != entries_.end(); }
-  /// Of all tensors together.
+  /// The bytes of all tensors.
   std::size_t bytes() const;
 
-  // Of one tensor. A name that is not there is a FileError.
+  // For one tensor. An unknown name is a FileError.
 
   /// Reads all of it: row-major, on the CPU. A dtype without a counterpart in tw::DType is a FileError.
   Tensor tensor(std::string_view name) const;
-  /// Reads the bytes from `offset` on that `target` has room for.
+  /// Fills `target` with the bytes from `offset` on.
   void read(std::string_view name, std::size_t offset, std::span<std::byte> target) const;
   const Shape& shape(std::string_view name) const { return entry(name).shape; }
   DType dtype(std::string_view name) const;
-  /// As the file spells it: "BF16". Whatever it is.
+  /// In the file's spelling: "BF16". May be an unknown type.
   const std::string& dtype_name(std::string_view name) const { return entry(name).dtype; }
   std::size_t bytes(std::string_view name) const { return entry(name).bytes; }
   /// The file that holds it, for messages about its content.
@@ -55,7 +55,7 @@ class SafeTensors {
   struct File;
   struct Entry {
     std::shared_ptr<const File> file;
-    std::string dtype;  // as the file spells it
+    std::string dtype;  // in the file's spelling
     Shape shape;
     std::size_t offset = 0;  // in the file
     std::size_t bytes = 0;

@@ -12,10 +12,10 @@ namespace tw::models {
 
 /// How Tokenizer::encode treats special tokens.
 struct EncodeOptions {
-  /// Whether special tokens that are written in the text become their ids, as a prompt's template wants it. Otherwise they are text like
-  /// any other, as a user's words should be.
+  /// Whether special tokens in the text become their ids, as in a prompt's template. Otherwise they are ordinary text, as in a user's
+  /// words.
   bool parse_special_tokens = false;
-  /// Whether the tokens of the file's post-processor are added: "[gMASK]<sop>" or "<|begin_of_text|>" in front, say.
+  /// Whether the tokens of the file's post-processor are added, such as "[gMASK]<sop>" or "<|begin_of_text|>" in front.
   bool add_special_tokens = false;
 };
 
@@ -24,26 +24,26 @@ struct DecodeOptions {
   bool skip_special_tokens = false;
 };
 
-/// A byte-pair tokenizer of a Hugging Face tokenizer.json: the same ids, and the same text from ids, as their `tokenizers` library gives.
+/// A byte-pair tokenizer of a Hugging Face tokenizer.json: the same ids, and the same text from ids, as their `tokenizers` library.
 /// It reads BPE models (also with byte_fallback, ignore_merges and unk_token), the pre-tokenizers Split, ByteLevel and Digits, the
 /// normalizers NFC, NFD, NFKC, NFKD, Replace, Prepend, Lowercase and Strip, the decoders ByteLevel, Replace, ByteFallback, Fuse and Strip,
-/// the post-processors ByteLevel and TemplateProcessing, and Sequences of them. What else a file holds is a FileError that names it;
+/// the post-processors ByteLevel and TemplateProcessing, and Sequences of them. Anything else in the file is a FileError that names it;
 /// `truncation` and `padding` are ignored, as transformers does.
 ///
-/// Copies share everything. All functions are const and may be called by several threads.
+/// Copies share everything. All functions are const; several threads may call them.
 class Tokenizer {
  public:
   /// Throws FileError, whose message begins with the file's name.
   static Tokenizer load(const std::filesystem::path& file);
-  /// The same of the file's text; `name` begins the messages.
+  /// The same for the file's text. Messages begin with `name`.
   static Tokenizer parse(std::string_view json, const std::string& name);
 
-  /// The ids of a text in UTF-8. What is no UTF-8 counts as U+FFFD, one for each maximal part of a character, as in Python's
-  /// bytes.decode(errors="replace"). Time is O(n log n) of its bytes, also without any spaces. Throws FileError when one of the file's
-  /// regular expressions needs too many steps or too much memory on it.
+  /// The ids of a text in UTF-8. Invalid UTF-8 counts as U+FFFD, one for each maximal part of a character, as in Python's
+  /// bytes.decode(errors="replace"). Time is O(n log n) of its bytes, also without any spaces. Throws FileError if one of the file's
+  /// regular expressions needs too many steps or too much memory for it.
   std::vector<int> encode(std::string_view text, const EncodeOptions& options = {}) const;
 
-  /// The text of ids, always UTF-8: U+FFFD where bytes form no character. Ids that are none of this tokenizer's give nothing.
+  /// The text of ids, always UTF-8: U+FFFD where bytes do not form a character. Unknown ids give nothing.
   std::string decode(std::span<const int> ids, const DecodeOptions& options = {}) const;
 
   /// The id of a token in the file's spelling, added tokens included.
@@ -61,7 +61,7 @@ class Tokenizer {
   std::shared_ptr<const Parts> parts_;
 };
 
-/// Decodes ids one by one. The texts that push() and finish() return, one after the other, are what Tokenizer::decode gives for all ids.
+/// Decodes ids incrementally. The concatenated results of push() and finish() are the same as Tokenizer::decode for all ids.
 class StreamDecoder {
  public:
   explicit StreamDecoder(Tokenizer tokenizer, const DecodeOptions& options = {});
@@ -69,9 +69,9 @@ class StreamDecoder {
   StreamDecoder& operator=(StreamDecoder&&) noexcept;
   ~StreamDecoder();
 
-  /// The text that is complete with this id: whole characters, maybe none.
+  /// The text completed by this id: whole characters, possibly none.
   std::string push(int id);
-  /// What is left: U+FFFD where a character remained incomplete. The decoder may then be used for another sequence.
+  /// The rest: U+FFFD for an incomplete character. The decoder may then be used for another sequence.
   std::string finish();
 
  private:

@@ -14,45 +14,44 @@
 
 namespace tw::models {
 
-/// Hands a checkpoint's tensors to a model: converted to one dtype, on one device, each once.
+/// Passes a checkpoint's tensors to a model, converted to one dtype on one device, each tensor once.
 ///
-/// A model asks for its tensors by name and shape, twice: while check() runs nothing is read, and what is missing or misshapen is noted, so
-/// that one error names all of it; while load() runs the tensors are read in parts and converted.
+/// A model requests its tensors by name and shape, twice. During check() nothing is read, and missing or misshapen tensors are collected,
+/// so that one error names all of them. During load() the tensors are read in chunks and converted.
 class Weights {
  public:
-  /// `name` begins the messages. `canonical` turns a name in the file into the one that the model asks for. Throws FileError when two names
-  /// become one.
+  /// Messages begin with `name`. `canonical` maps a name in the file to the model's name. Throws FileError if two names map to the same.
   Weights(std::string name, SafeTensors files, const std::function<std::string(const std::string&)>& canonical);
 
-  /// Runs `build`, which asks for every tensor of the model. Throws FileError that names each tensor (at most 100) that is missing,
+  /// Runs `build`, which requests every tensor of the model. Throws FileError that names each tensor (at most 100) that is missing,
   /// surplus, misshapen or of a dtype other than bf16, f16 and f32.
   void check(const std::function<void(Weights&)>& build);
-  /// Runs `build` again. `progress`, if any, is called with the bytes read so far and those of all.
+  /// Runs `build` again. `progress`, if any, is called with the bytes read so far and the total.
   void load(const std::function<void(Weights&)>& build, DType dtype, const Stream& stream,
             const std::function<void(std::int64_t, std::int64_t)>& progress);
 
   bool checking() const { return checking_; }
   const Stream& stream() const { return stream_; }
   bool contains(const std::string& name) const { return names_.contains(name); }
-  /// The extents in the file, or an empty list when it is not there or does not have `rank` dimensions: take() then reports it.
+  /// The extents in the file, or an empty list if it is missing or does not have `rank` dimensions: take() then reports it.
   Shape shape(const std::string& name, int rank) const;
-  /// That which most of the elements have, of bf16, f16 and f32; f32 when none has.
+  /// The dtype of most elements, among bf16, f16 and f32; f32 if there are none.
   DType main_dtype() const;
 
   Tensor take(const std::string& name, const Shape& shape);
 
-  /// Tensors of one width beneath each other: [sum of rows, columns], or [sum of rows] for columns 0. A part whose name is empty is zeros.
+  /// Concatenates tensors of one width along rows: [sum of rows, columns], or [sum of rows] for columns 0. An empty name stands for zeros.
   struct Part {
     std::string name;
     std::int64_t rows;
   };
   Tensor stack(std::span<const Part> parts, std::int64_t columns);
 
-  /// "<name>.weight" [out, in] and, where `bias`, "<name>.bias".
+  /// "<name>.weight" [out, in] and, with `bias`, "<name>.bias".
   Linear linear(const std::string& name, std::int64_t out, std::int64_t in, bool bias);
 
  private:
-  /// Reads `name` into `target`; while check() runs only looks at it.
+  /// Reads `name` into `target`; during check() only checks it.
   void read(const std::string& name, const Shape& shape, const Tensor& target);
 
   std::string name_;

@@ -173,7 +173,7 @@ DeviceModel cpu_model(std::string name, int threads, double flops, double bytes)
 
 Roofline roofline(const Analysis& a, const DeviceModel& device) {
   const double units = device.units;
-  // Equal tiles: the busiest unit's share of whole tiles. Unequal ones: an even share, or the largest.
+  // Equal tiles: the busiest SM's share of whole tiles. Unequal ones: an even share, or the largest.
   const auto seconds = [&](std::uint64_t all, std::uint64_t largest, double rate) {
     if (all == 0) return 0.0;
     const double tiles = static_cast<double>(a.tiles);

@@ -69,7 +69,7 @@ struct Replacement {
 
 /// `old`: what is there, whose mode and owner are kept; null: a new file with `mode`, as the umask allows.
 Replacement replace(const std::string& path, Pieces pieces, const struct stat* old, mode_t mode) {
-  // O_EXCL and a name that nobody can foresee: no file or link that somebody else put there is written to.
+  // O_EXCL and an unpredictable name: never writes to a file or link that another user put there.
   std::random_device random;
   const std::string temporary = tw::format("{}.{:08x}{:08x}.tmp", path, random(), random());
   int reason = 0;

@@ -39,7 +39,7 @@ std::vector<std::int64_t> row_major(const Shape& shape) {
   std::int64_t stride = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {
     strides[i] = stride;
-    // Only the extents beside a 0 can be so large, and such a tensor has nothing to step over.
+    // Extents can be so large only if another one is 0, and then there are no elements to step over.
     std::int64_t next = 0;
     if (!__builtin_mul_overflow(stride, std::max<std::int64_t>(shape[i], 1), &next)) stride = next;
   }

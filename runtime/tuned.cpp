@@ -32,7 +32,7 @@ std::string for_file_name(std::string text) {
   return text;
 }
 
-/// What this process knows of one device. Tables that were replaced stay: somebody may be reading them.
+/// The process's table for one device. Replaced tables are kept, because another thread may be reading them.
 struct Known {
   std::mutex mutex;
   std::vector<std::unique_ptr<const TunedChoices>> tables;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What `tilewave tune` found to be fastest, for the heuristics. One file for each device and compiler in the cache's folder.
+// The fastest configurations found by `tilewave tune`. One file for each device and compiler in the cache's folder.
 
 #include <map>
 #include <string>
@@ -14,10 +14,10 @@ namespace tw {
 /// A family's choice for one problem.
 struct TunedChoice {
   std::string name;         ///< for people: "128x256 cluster"
-  std::vector<int> values;  ///< for the family: what its options' fields are set to
+  std::vector<int> values;  ///< for the family: the values of its options' fields
 };
 
-/// Problems and choices. A problem is a family's name and all that its choice depends on, as exact values: "gemm bf16 nt M=4096,...".
+/// Problems and choices. A problem is a family's name and the exact values of everything its choice depends on: "gemm bf16 nt M=4096,...".
 using TunedChoices = std::map<std::string, TunedChoice, std::less<>>;
 
 /// The file: "tuned-NVIDIA_H200-NVRTC_13.0.json" in cache_directory(), "tuned-<model>-avx512.json" for the CPU; empty without a cache
@@ -30,11 +30,11 @@ TunedChoices read_tuned(Device device);
 /// The device's choices. Read once in a process, at the first call. Valid until the process ends; costs an atomic load.
 const TunedChoices& tuned_choices(Device device);
 
-/// Adds a choice to the file, or replaces the problem's, and makes it known to this process. Other processes may write at the same time.
-/// Throws Error with the reason when the file cannot be written.
+/// Adds a choice to the file, or replaces the problem's, and updates this process. Other processes may write at the same time.
+/// Throws Error with the reason if the file cannot be written.
 void keep_tuned(Device device, const std::string& problem, const TunedChoice& choice);
 
-/// Removes the problems that begin with `prefix`; how many that were. Throws as keep_tuned.
+/// Removes the problems that begin with `prefix` and returns their number. Throws the same as keep_tuned.
 int forget_tuned(Device device, std::string_view prefix);
 
 }  // namespace tw

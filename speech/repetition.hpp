@@ -5,8 +5,8 @@
 
 namespace tw::speech {
 
-/// Whether `tokens` ends in a loop that no speech has: a cycle of 1 to 32 tokens, repeated at least 8 times and over at least 64 tokens.
-/// The result is the cycle's length, or 0.
+/// Detects an endless repetition at the end of `tokens`: a cycle of 1 to 32 tokens, repeated at least 8 times and over at least 64 tokens.
+/// Returns the cycle's length, or 0.
 inline std::size_t repeated_cycle(std::span<const int> tokens) {
   constexpr std::size_t kLongest = 32, kTimes = 8, kTokens = 64;
   for (std::size_t cycle = 1; cycle <= kLongest; ++cycle) {

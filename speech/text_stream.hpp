@@ -5,16 +5,16 @@
 
 namespace tw::speech {
 
-/// Joins the texts of segments while they are produced: white space around a segment is dropped, one space goes between segments.
+/// Joins the texts of segments while they are produced: drops white space around a segment and puts one space between segments.
 class TextStream {
  public:
-  /// The next piece of the current segment. The result is what it adds to the joined text.
+  /// Takes the next piece of the current segment and returns its addition to the joined text.
   std::string push(std::string_view piece) {
     std::string added;
     for (const char c : piece) {
       const bool space = c == ' ' || c == '\n' || c == '\r' || c == '\t';
       if (space) {
-        held_ += c;  // it counts if text follows
+        held_ += c;  // emitted if text follows
         continue;
       }
       if (begun_) {
@@ -37,7 +37,7 @@ class TextStream {
  private:
   std::string held_;    ///< white space at the end so far
   bool begun_ = false;  ///< the segment has text
-  bool any_ = false;    ///< some segment has
+  bool any_ = false;    ///< some segment has text
 };
 
 }  // namespace tw::speech

@@ -324,7 +324,7 @@ Transcripts Transcriber::transcribe(std::span<const std::span<const float>> file
     std::vector<Running> running;
     running.reserve(group.size());
     std::size_t front = 0;  // the first whose text is not complete
-    // Passes on the text of the first incomplete segment, and of those behind it that have become complete meanwhile.
+    // Passes on the text of the first incomplete segment, and of later ones that have become complete meanwhile.
     const auto emit = [&] {
       while (front < running.size()) {
         Running& r = running[front];

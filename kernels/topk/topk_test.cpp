@@ -225,7 +225,7 @@ TEST_P(Ops, RowsThatBeginAndEndAnywhere) {
     starts[1] = n, ends[1] = n;          // nothing
     starts[2] = 20, ends[2] = 10;        // nothing
     starts[3] = -5, ends[3] = 2 * n;     // clipped: all
-    starts[4] = 2 * n, ends[4] = 3 * n;  // behind the row
+    starts[4] = 2 * n, ends[4] = 3 * n;  // after the row
     starts[5] = -9, ends[5] = -3;        // before it
     starts[6] = 7, ends[6] = 8;          // one
     for (const auto& [name, f] : distributions()) {

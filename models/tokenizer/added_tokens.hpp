@@ -11,12 +11,12 @@
 
 namespace tw::models {
 
-/// A member of "added_tokens": found in a text before everything else is done with it. The flags are the file's.
+/// A member of "added_tokens": found in a text before any other processing. The flags are the file's.
 struct AddedToken {
   int id;
   std::string content;
   bool single_word, lstrip, rstrip, normalized, special;
-  std::string decoded = {};  // what a decoder is given: `content`, normalized where the token is looked for in normalized text
+  std::string decoded = {};  // the decoder's input: `content`, normalized if the token is searched in normalized text
 };
 
 /// A part of a text: a token, or text between tokens.
@@ -55,25 +55,25 @@ class AddedTokens {
  private:
   using Index = std::uint32_t;  // of tokens_
 
-  /// The tokens that are looked for in a text, sorted by the bytes that they have there.
+  /// The tokens to search in a text, sorted by their bytes there.
   class Search {
    public:
     Search() : begins_(256, false) {}
     Search(const std::vector<AddedToken>& tokens, bool normalized);
-    /// The longest of them that `text` has at byte `at`: its index and length.
+    /// The longest token of them at byte `at` of `text`: its index and length.
     std::optional<std::pair<Index, std::size_t>> longest(const std::vector<AddedToken>& tokens, std::string_view text,
                                                          std::size_t at) const;
 
    private:
     std::vector<Index> sorted_;
-    std::vector<bool> begins_;  // whether one begins with that byte
+    std::vector<bool> begins_;  // whether a token begins with this byte
   };
 
   std::vector<Segment> find(const Search& search, std::string_view text, bool parse_special) const;
 
   std::vector<AddedToken> tokens_;
   std::vector<Index> by_content_, by_id_;  // sorted
-  Search raw_, normalized_;                // of tokens that are looked for before and after normalization
+  Search raw_, normalized_;                // of tokens to search before and after normalization
 };
 
 }  // namespace tw::models

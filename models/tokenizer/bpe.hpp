@@ -14,11 +14,11 @@ namespace tw::models {
 constexpr int kLargestTokenId = (1 << 24) - 1;  // vocabularies of today have up to 2^18
 constexpr std::size_t kLongestToken = 1 << 16;  // bytes: many times those of today
 
-/// Byte-pair encoding (Sennrich et al. 2016, https://arxiv.org/abs/1508.07909): of all neighbours in a word the pair that comes first in
-/// the list of merges becomes one, as long as there is one.
+/// Byte-pair encoding (Sennrich et al. 2016, https://arxiv.org/abs/1508.07909): repeatedly merges the pair of neighbours in
+/// a word that comes first in the list of merges.
 class Bpe {
  public:
-  /// Takes the strings of `model`, which is the member "model" of a tokenizer.json.
+  /// Moves the strings out of `model`, the member "model" of a tokenizer.json.
   explicit Bpe(const Fields& model);
 
   /// Appends a word's ids.
@@ -44,13 +44,13 @@ class Bpe {
   void merge_short(std::vector<int>& symbols, std::size_t first) const;
   void merge_long(std::vector<int>& symbols, std::size_t first) const;
 
-  // Sorted lists, no hash tables: a file could be made such that all of its keys have one hash.
+  // Sorted lists instead of hash tables: in a malicious file all keys could have the same hash.
   std::string texts_;                             // of all tokens
   std::vector<Token> tokens_;                     // by id
   std::vector<int> by_text_;                      // ids
-  std::array<int, 0x800> character_ids_;          // of one-character tokens up to U+07FF: all that byte-level words consist of; or -1
+  std::array<int, 0x800> character_ids_;          // of one-character tokens up to U+07FF, which form all byte-level words; or -1
   std::vector<Merge> merges_;                     // by left, then right
-  std::vector<std::uint32_t> merges_of_;          // where those of a left token begin; one more than tokens
+  std::vector<std::uint32_t> merges_of_;          // offsets by left token; one more than tokens
   std::array<std::optional<int>, 256> byte_ids_;  // of <0x00> to <0xFF>
   std::optional<int> unknown_;
   bool fuses_unknown_ = false;

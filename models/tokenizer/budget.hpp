@@ -8,24 +8,24 @@ namespace tw::models {
 
 constexpr std::size_t kMostSteps = 64;  // of a normalizer, a pre-tokenizer and a decoder: those of published files have up to 6
 
-/// What one text may take, whatever a file's regular expressions and replacements make of it: steps of matching, and bytes by which it
-/// becomes longer. Both are far more than the text needs with files of published models.
+/// Limits for one text, for any regular expressions and replacements in a file: steps of matching, and added bytes. Both are far more than
+/// the files of published models need.
 class Budget {
  public:
-  /// Of `bytes` of text. `file` begins the messages.
+  /// The budget for `bytes` of text. Messages begin with `file`.
   explicit Budget(std::string file, std::size_t bytes = 0) : file_(std::move(file)) { add(bytes); }
 
-  /// There are that many more bytes of text.
+  /// Adds the budget of that many more bytes of text.
   void add(std::size_t bytes) {
     steps_ += kStepsPerByte * static_cast<std::int64_t>(bytes);
     growth_ += kGrowthPerByte * static_cast<std::int64_t>(bytes);
   }
-  /// Takes steps; whether there were enough.
+  /// Uses steps. Returns false if there were not enough.
   bool take(std::int64_t steps) {
     steps_ -= steps;
     return steps_ >= 0;
   }
-  /// Throws FileError when texts became too long; `what` made one of `before` bytes one of `after`.
+  /// Throws FileError if texts became too long; `what` changed one from `before` to `after` bytes.
   void grow(std::size_t before, std::size_t after, const char* what);
 
  private:

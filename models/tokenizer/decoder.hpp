@@ -12,23 +12,23 @@
 
 namespace tw::models {
 
-/// How tokens become text: steps for each token, then how they are joined, then what is taken off the front.
+/// Converts tokens to text: steps for each token, then joining, then stripping at the front.
 class Decoder {
  public:
-  /// Tokens with spaces between them.
+  /// Joins tokens with spaces.
   Decoder() = default;
   explicit Decoder(const Fields& description) : file_(description.file()), joins_with_(Join::nothing) { add(description); }
 
-  /// Of one sequence of tokens.
+  /// The state of one sequence of tokens.
   struct State {
-    std::vector<std::string> bytes;  // of each ByteFallback: those that wait for more
-    std::string held;                // the beginning of a character
+    std::vector<std::string> bytes;  // pending bytes of each ByteFallback
+    std::string held;                // an incomplete character
     bool is_first = true;
-    std::size_t stripped = 0;  // characters that were taken off the front
+    std::size_t stripped = 0;  // characters stripped at the front
     Budget budget{""};
   };
   State begin() const;
-  /// Appends to `text` what is complete with this token.
+  /// Appends the text completed by this token to `text`.
   void push(State& state, std::string_view token, std::string& text) const;
   /// Appends the rest.
   void finish(State& state, std::string& text) const;

@@ -6,14 +6,14 @@
 
 namespace tw::models {
 
-/// One object of a JSON file and where it stands there, for messages. Both must outlive it. Throws FileError for members of another type.
+/// One object of a JSON file and its path there, for messages. Both must outlive it. Throws FileError for members of another type.
 class Fields {
  public:
   Fields(const nlohmann::json& object, const std::string& file, std::string where);
 
   const std::string& file() const { return file_; }
   const std::string& where() const { return where_; }
-  /// The member `type`, or `fallback` where it is absent.
+  /// The member `type`, or `fallback` if it is absent.
   std::string type(const std::string& fallback = "") const;
   /// Null counts as absent.
   bool has(const char* name) const;
@@ -35,7 +35,7 @@ class Fields {
 
   /// "file: where: what"
   [[noreturn]] void fail(const std::string& what) const;
-  /// For a `type` that is none of those.
+  /// For an unknown `type`.
   [[noreturn]] void unsupported(const std::string& found, const char* allowed) const;
 
  private:

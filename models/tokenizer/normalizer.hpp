@@ -11,7 +11,7 @@
 
 namespace tw::models {
 
-/// What changes a text before it is cut into words.
+/// Changes a text before it is split into words.
 class Normalizer {
  public:
   /// Changes nothing.
@@ -44,7 +44,7 @@ class Normalizer {
   std::vector<std::variant<Form, Replace, Prepend, Lowercase, Strip>> steps_;
 };
 
-/// `text` with every match replaced. `what` does it, for messages.
+/// `text` with every match replaced. `what` is the step's name, for messages.
 std::string replace_all(const Regex& regex, std::string_view text, const std::string& content, Budget& budget, const char* what);
 
 }  // namespace tw::models

@@ -6,7 +6,7 @@
 
 namespace tw::models {
 
-/// A text in pieces, none of them empty, one after the other in one string.
+/// A text in non-empty pieces, contiguous in one string.
 class Pieces {
  public:
   Pieces() = default;

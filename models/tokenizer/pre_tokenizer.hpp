@@ -17,10 +17,10 @@ namespace tw::models {
 /// GPT-2's characters for bytes: printable ones stand for themselves, the others for U+0100 and on.
 const std::array<char32_t, 256>& byte_characters();
 
-/// What cuts a text into the words that a model sees.
+/// Splits a text into words for the model.
 class PreTokenizer {
  public:
-  /// Cuts nothing.
+  /// Does not split.
   PreTokenizer() = default;
   explicit PreTokenizer(const Fields& description) { add(description); }
 

@@ -15,17 +15,17 @@ struct Match {
   std::size_t begin, end;  // bytes
 };
 
-/// A regular expression of a tokenizer.json. Those are Oniguruma's; the constructs that such files use are translated to PCRE2's where the
-/// two differ (\s, \w, \h, scripts, characters that PCRE2's Unicode tables do not know yet), others are refused.
+/// A regular expression of a tokenizer.json, in Oniguruma's syntax. The constructs that such files use are translated to PCRE2's where the
+/// two differ (\s, \w, \h, scripts, characters missing in PCRE2's Unicode tables); others are refused.
 class Regex {
  public:
-  /// `file` begins the messages. Throws FileError.
+  /// Messages begin with `file`. Throws FileError.
   Regex(const std::string& pattern, const std::string& file);
   /// Matches this text and nothing else.
   static Regex literal(const std::string& text, const std::string& file);
 
-  /// All matches in valid UTF-8, left to right, none overlapping, none empty at the end of another. Throws FileError when that takes more
-  /// steps than `budget` has, or a match too much memory.
+  /// All matches in valid UTF-8, left to right, none overlapping, none empty at the end of another. Throws FileError if that takes more
+  /// steps than `budget` has, or a match needs too much memory.
   void find_all(std::string_view text, std::vector<Match>& matches, Budget& budget) const;
 
  private:
@@ -36,7 +36,7 @@ class Regex {
   std::shared_ptr<void> code_;
 };
 
-/// Of an object {"String": "..."} or {"Regex": "..."}.
+/// The pattern of an object {"String": "..."} or {"Regex": "..."}.
 Regex pattern_of(const Fields& pattern);
 
 }  // namespace tw::models

@@ -15,8 +15,8 @@ struct UnicodeAddition {
   char32_t first, last;
 };
 
-/// What Unicode 15.0 to 16.0 added to 14.0. PCRE2 10.42's tables are those of 14.0, Oniguruma's in Hugging Face's `tokenizers` those
-/// of 16.0; to a newer PCRE2 the list says nothing new.
+/// The additions of Unicode 15.0 to 16.0. PCRE2 10.42 has the tables of 14.0; Oniguruma in Hugging Face's `tokenizers` has those of 16.0.
+/// With a newer PCRE2 the list has no effect.
 inline constexpr UnicodeAddition kUnicodeAdditions[] = {
     {"Cf", 0x13439, 0x1343F}, {"Lu", 0x1C89, 0x1C89},   {"Ll", 0x1C8A, 0x1C8A},   {"Lu", 0xA7CB, 0xA7CC},   {"Ll", 0xA7CD, 0xA7CD},
     {"Lu", 0xA7DA, 0xA7DA},   {"Ll", 0xA7DB, 0xA7DB},   {"Lu", 0xA7DC, 0xA7DC},   {"Lo", 0x105C0, 0x105F3}, {"Lo", 0x10D4A, 0x10D4D},
@@ -46,15 +46,15 @@ inline constexpr UnicodeAddition kUnicodeAdditions[] = {
     {"So", 0x1FBCB, 0x1FBEF},
 };
 
-/// The same of the script Han.
+/// The same for the script Han.
 inline constexpr CharacterRange kHanAdditions[] = {
     {0x2B739, 0x2B739},
     {0x2EBF0, 0x2EE5D},
     {0x31350, 0x323AF},
 };
 
-/// Characters since Unicode 10.0 that normalization would reorder, decompose or compose. `tokenizers` normalizes by the tables of
-/// Unicode 9.0 and leaves them alone.
+/// Characters since Unicode 10.0 that normalization would reorder, decompose or compose. `tokenizers` normalizes with the tables of
+/// Unicode 9.0 and leaves them unchanged.
 inline constexpr CharacterRange kUnknownToNormalization[] = {
     {0x7FD, 0x7FD},     {0x898, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},     {0xC3C, 0xC3C},     {0xD3B, 0xD3C},
     {0xEBA, 0xEBA},     {0x1715, 0x1715},   {0x1ABF, 0x1ACE},   {0x1DF6, 0x1DFA},   {0x32FF, 0x32FF},   {0xA7F2, 0xA7F4},
