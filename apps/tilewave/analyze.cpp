@@ -131,8 +131,9 @@ void analyze(const AnalyzeArguments& a) {
 
 std::string shape_help() {
   std::string text =
-      "Each figure is counted from the kernel's source; docs/language.md says what is exact. The times are what the device's data sheet\n"
-      "allows at most (cpu: what is measured now). Names in --shape, with their defaults:";
+      "Each figure is counted from the kernel's source; docs/language.md says what is exact. The times are the least that the device's "
+      "data sheet\n"
+      "allows (cpu: measured now). Names in --shape, with their defaults:";
   std::string family;
   for (const RegisteredKernel& kernel : registered_kernels()) {
     if (kernel.family == family) continue;
@@ -160,7 +161,7 @@ void add_analyze(CLI::App& kernels, int& exit_code) {
   static AnalyzeArguments a;
   CLI::App* command = kernels.add_subcommand("analyze", "Bytes, operations and the roofline time of one kernel, from its own source");
   completes_with(command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows")->required(), kernel_names);
-  command->add_option("--shape", a.shape, "The problem: NAME=NUMBER,...; which names there are is below")->required();
+  command->add_option("--shape", a.shape, "The problem: NAME=NUMBER,...; the names are below")->required();
   command->add_option("--device", a.devices, "H200, A100, 4090 or cpu; may be repeated. Default: the GPUs")
       ->type_name("DEVICE")
       ->allow_extra_args(false);

@@ -52,7 +52,7 @@ class Output {
   explicit Output(const std::string& path) : path_(path), is_new_(access(path.c_str(), F_OK) != 0), file_(std::fopen(path.c_str(), "a")) {
     if (file_ == nullptr) throw Error(tw::format("{}: {}", path, std::strerror(errno)));
   }
-  /// Without results nothing is left behind.
+  /// Leaves no file if there are no results.
   ~Output() {
     if (file_ == nullptr) return;
     std::fclose(file_);
@@ -125,7 +125,7 @@ void run(BenchArguments& arguments) {
 }  // namespace
 
 void add_bench(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("bench", "Measure families of kernels, their peers and the hardware's limit in one run");
+  CLI::App* command = app.add_subcommand("bench", "Measure kernel families, their peers and the hardware's limit in one run");
   static BenchArguments a;
   completes_with(command->add_option("FAMILY", a.families, "What to measure"), family_names);
   add_device_option(*command, a.device);
@@ -138,10 +138,10 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->type_name("DTYPE")
       ->allow_extra_args(false);
   command->add_flag("--quick", a.options.quick, "Fewer samples: about +-3 % rather than +-1 %");
-  command->add_flag("--list", a.options.list, "Name the cases, measure nothing");
+  command->add_flag("--list", a.options.list, "List the cases, measure nothing");
   command->add_flag("--all-configs", a.options.all_configs, "Also time every variant of ours, for tuning");
   command->add_flag("--ladder", a.options.ladder,
-                    tw::format("Instead of the cases: from the plainest way to ours, an idea more in each step ({})",
+                    tw::format("Instead of the cases: from the simplest way to ours, one more idea in each step ({})",
                                tw::join(families_with_ladder(), ", ")));
   command->add_option("--config", a.options.config, "Time this variant of ours instead of the heuristic's choice");
   command->add_option("--commit", a.options.commit, "The commit to record, instead of the one that this program was built from")

@@ -203,15 +203,14 @@ void add_bench_transcribe(CLI::App& bench, int& exit_code) {
       bench.add_subcommand("transcribe", "A recording from samples to text: time, accuracy, and the stages against their limits");
   static BenchTranscribeArguments a;
   command->add_option("--audio", a.audio, "The recording")->type_name("FILE")->required();
-  command->add_option("--reference", a.reference, "What it says; case and punctuation do not count")->type_name("TEXT");
+  command->add_option("--reference", a.reference, "The recording's text; case and punctuation are ignored")->type_name("TEXT");
   add_model_options(*command, a.model);
-  command->add_option("--warmup", a.warmup, "Runs before those that count")->check(CLI::Range(0, 1000))->capture_default_str();
-  command->add_option("--runs", a.runs, "Runs that count")->check(CLI::Range(1, 1000))->capture_default_str();
-  command->add_option("--batch", a.options.batch, "Segments that are worked on together")->check(CLI::Range(1, 16))->capture_default_str();
-  command->add_option("--max-new-tokens", a.options.max_new_tokens, "Of a segment")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  command->add_flag("--ignore-eos", a.options.ignore_end,
-                    "Generate --max-new-tokens whatever the model says, and judge no text: for random weights");
-  command->add_flag("--json", a.json, "Print JSON; what is for people goes to standard error");
+  command->add_option("--warmup", a.warmup, "Runs before the measured ones")->check(CLI::Range(0, 1000))->capture_default_str();
+  command->add_option("--runs", a.runs, "Measured runs")->check(CLI::Range(1, 1000))->capture_default_str();
+  command->add_option("--batch", a.options.batch, "Segments per batch")->check(CLI::Range(1, 16))->capture_default_str();
+  command->add_option("--max-new-tokens", a.options.max_new_tokens, "Per segment")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  command->add_flag("--ignore-eos", a.options.ignore_end, "Always generate --max-new-tokens and do not check the text: for random weights");
+  command->add_flag("--json", a.json, "Print JSON; messages go to standard error");
   command->footer("Status is PASS above 80 % of the reference's words, else FAIL and exit code 1.");
   command->callback([&exit_code] {
     if (!a.options.ignore_end && a.reference.empty()) throw UsageError("bench transcribe: --reference or --ignore-eos is needed");

@@ -38,8 +38,8 @@ class Progress {
 
 using Clock = std::chrono::steady_clock;
 
-/// `cache_keeps` turns false when something that was just compiled is not found in the cache: then it is not asked again, since each time
-/// costs a compilation.
+/// `cache_keeps` becomes false if a kernel that was just compiled is not found in the cache. Then the cache is not tried again, because
+/// each try costs a compilation.
 void compile_one(CompileResult& result, const CompileOptions& options, std::atomic<bool>& cache_keeps) {
   try {
     result.kernel = compile(result.spec, options.arch, !options.no_cache);

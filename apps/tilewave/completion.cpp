@@ -200,7 +200,7 @@ int complete(const CLI::App& app, std::vector<std::string> words) {
 
 void add_completion(CLI::App& app, int& exit_code) {
   static std::string shell;
-  CLI::App* command = app.add_subcommand("completion", "Print a script with which a shell completes commands, options and names");
+  CLI::App* command = app.add_subcommand("completion", "Print a shell script that completes commands, options and names");
   command->add_option("SHELL", shell, "bash, zsh or fish")->required()->check(CLI::IsMember({"bash", "zsh", "fish"}));
   command->footer(
       "bash: source <(tilewave completion bash)\nzsh:  source <(tilewave completion zsh)\nfish: tilewave completion fish | source");

@@ -61,7 +61,8 @@ void show_table(const DeviceReport& report) {
 }  // namespace
 
 void add_devices(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("devices", "What was found: CPU, GPUs, the run-time compiler; and why something was not");
+  CLI::App* command =
+      app.add_subcommand("devices", "Show the CPU, GPUs and run-time compiler that were found, and the reason for each that was not");
   static bool json = false;
   command->add_flag("--json", json, "Print JSON");
   command->callback([&exit_code] {

@@ -51,7 +51,7 @@ Picture draw_shared(const TileLayout& layout, const DrawnPart& part) {
       tw::format("{} elements of a row, 16 bytes: their place among the 8 of the panel's row, and its four banks", picture.cell_cols);
   const int panels = layout.cols * bytes / sm_90a::kPanelBytes;
   picture.notes.push_back(tw::format("{} bytes: {} panel{} of {} rows of 128 bytes.", layout.rows * layout.cols * bytes, panels,
-                                     panels == 1 ? "" : "s, one behind the other,", layout.rows));
+                                     panels == 1 ? "" : "s in sequence,", layout.rows));
 
   std::vector<int> rows_of_piece, row, column, quads;
   for (int r = 0; r < 8; ++r) rows_of_piece.push_back(layout.offset(r, 0));

@@ -11,17 +11,17 @@ struct Variable {
   const char* what;
 };
 
-// All that is read, by the library and by the command line; a test holds this against the sources. tilewave/kernel.hpp has the library's.
+// All variables that the library and the command line read; a test compares this with the sources. tilewave/kernel.hpp has the library's.
 constexpr Variable kVariables[] = {
     {"TILEWAVE_CACHE", "The folder of compiled kernels and tuned choices; else $XDG_CACHE_HOME/tilewave, else $HOME/.cache/tilewave"},
-    {"TILEWAVE_PACK", "A folder of kernels that were compiled ahead (`tilewave kernels compile --output DIR`), read after the cache"},
-    {"TILEWAVE_ISA", "baseline, avx2 or avx512: the most that the CPU's kernels use (avx512: without VNNI and BF16)"},
-    {"XDG_CACHE_HOME", "Where the cache is without TILEWAVE_CACHE"},
-    {"HOME", "Where the cache is without XDG_CACHE_HOME; NVRTC and benchmarks' peers are looked for in Python's folder there"},
-    {"CUDA_HOME", "A CUDA toolkit, where NVRTC and benchmarks' peers are looked for first"},
-    {"VIRTUAL_ENV", "A Python environment, where NVRTC and benchmarks' peers are looked for next"},
-    {"PATH", "Beside its folders `tilewave bench` looks for Python packages that hold peers"},
-    {"TERM", "Without it, or with dumb, no progress is drawn on the terminal"},
+    {"TILEWAVE_PACK", "A folder of kernels compiled ahead of time (`tilewave kernels compile --output DIR`), read after the cache"},
+    {"TILEWAVE_ISA", "baseline, avx2 or avx512: the widest instruction set that CPU kernels use (avx512: without VNNI and BF16)"},
+    {"XDG_CACHE_HOME", "The parent of the cache folder if TILEWAVE_CACHE is not set"},
+    {"HOME", "The cache is in its .cache without XDG_CACHE_HOME; also searched for Python packages with NVRTC and benchmarks' peers"},
+    {"CUDA_HOME", "A CUDA toolkit, searched first for NVRTC and benchmarks' peers"},
+    {"VIRTUAL_ENV", "A Python environment, searched next for NVRTC and benchmarks' peers"},
+    {"PATH", "`tilewave bench` searches next to its folders for Python packages with peers"},
+    {"TERM", "If unset or dumb, no progress is drawn on the terminal"},
 };
 
 std::string environment_help() {
@@ -48,7 +48,8 @@ std::string text_of(const CLI::App& root, const std::vector<std::string>& topic)
 
 void add_help(CLI::App& app, int& exit_code) {
   static std::vector<std::string> topic;
-  CLI::App* command = app.add_subcommand("help", "What a command does and takes; `tilewave help environment`: the environment variables");
+  CLI::App* command =
+      app.add_subcommand("help", "Describe a command and its options; `tilewave help environment`: the environment variables");
   CLI::Option* option = command->add_option("TOPIC", topic, "A command, with its subcommand, or `environment`; none: all commands");
   completes_with(option, [&app] {
     std::vector<std::string> names{"environment"};

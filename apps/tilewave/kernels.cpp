@@ -109,7 +109,7 @@ RegisteredKernel find_kernel(const std::vector<RegisteredKernel>& kernels, const
 }
 
 void add_kernels(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("kernels", "The kernels that are compiled ahead of time: list, read, draw, compile, analyse them");
+  CLI::App* command = app.add_subcommand("kernels", "The registered kernels: list, print, draw, compile, analyse them");
   command->require_subcommand(1);
   static KernelsArguments a;
 
@@ -122,20 +122,20 @@ void add_kernels(CLI::App& app, int& exit_code) {
 
   CLI::App* source_command = command->add_subcommand("source", "The tile code of one kernel");
   completes_with(source_command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows")->required(), kernel_names);
-  source_command->add_flag("--program", a.program, "The generated entry point that the run-time compiler starts from, instead");
+  source_command->add_flag("--program", a.program, "Print the generated entry point for the run-time compiler instead");
   source_command->callback([&exit_code] {
     source(a);
     exit_code = kOk;
   });
 
   CLI::App* layout_command =
-      command->add_subcommand("layout", "Draw where the elements of a kernel's tiles lie: banks, threads, registers");
+      command->add_subcommand("layout", "Draw where the elements of a kernel's tiles are: banks, threads, registers");
   completes_with(layout_command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows"), kernel_names);
   layout_command->add_option("--shared", a.layout.shared, "Instead of a kernel's: this tile in shared memory; bf16, f16 or f32")
       ->delimiter(',')
       ->expected(3)
       ->type_name("DTYPE,ROWS,COLS");
-  layout_command->add_option("--contract", a.layout.contract, "What products sum over, with --shared: columns or rows")
+  layout_command->add_option("--contract", a.layout.contract, "The contracted dimension, with --shared: columns or rows")
       ->check(CLI::IsMember({"columns", "rows"}))
       ->needs("--shared")
       ->type_name("WHAT");
@@ -166,7 +166,7 @@ void add_kernels(CLI::App& app, int& exit_code) {
   compile_command->add_option("--threads", a.compile.threads, "Compile this many at once; 0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  compile_command->add_flag("--no-cache", a.compile.no_cache, "Compile afresh, and leave the cache alone");
+  compile_command->add_flag("--no-cache", a.compile.no_cache, "Compile again, without reading or writing the cache");
   compile_command->add_flag("--json", a.json, "Print JSON");
   compile_command->footer(
       "Fails when a kernel does not compile, spills registers, lacks the tensor-core instruction that it is meant to use, or when the\n"

@@ -48,7 +48,8 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", std::string("tilewave ") + TILEWAVE_VERSION);
   app.require_subcommand(1);
   app.footer(
-      "Exit codes: 0 done, 1 failed, 2 wrong usage. `tilewave COMMAND --help` tells more of each; `tilewave help environment` lists the\n"
+      "Exit codes: 0 done, 1 failed, 2 wrong usage. `tilewave COMMAND --help` describes each command; `tilewave help environment` lists "
+      "the\n"
       "environment variables. With --json, in every command that has it, standard output is JSON and nothing else.");
   int exit_code = kOk;
   add_transcribe(app, exit_code);

@@ -44,7 +44,7 @@ void add_model_options(CLI::App& command, ModelArguments& a) {
   command.add_option("--dtype", a.dtype, "auto, f32, bf16 or f16; auto: f32 on the CPU, on a GPU the checkpoint's")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}))
       ->capture_default_str();
-  command.add_option("--threads", a.threads, "Of the CPU, 1 to 1024; default: all that the process may use")->check(CLI::Range(1, 1024));
+  command.add_option("--threads", a.threads, "CPU threads, 1 to 1024; default: all that the process may use")->check(CLI::Range(1, 1024));
 }
 
 speech::LoadOptions load_options(const ModelArguments& a) {
@@ -337,35 +337,33 @@ void add_transcribe(CLI::App& app, int& exit_code) {
   completes_with_files(command->add_option("AUDIO", a.files, "Recordings: WAV, FLAC, OGG, Opus or MP3; - is standard input")->required());
   add_model_options(*command, a.model);
   CLI::Option* format =
-      command->add_option("--format", a.format, "text, json (a line for each recording), srt or vtt; default: what --output's suffix says")
+      command->add_option("--format", a.format, "text, json (one line per recording), srt or vtt; default: from --output's suffix")
           ->check(CLI::IsMember({"text", "json", "srt", "vtt"}))
           ->capture_default_str();
   command->add_flag("--json", a.json, "Print JSON: --format json")->excludes(format);
   command
       ->add_option(
           "--output", a.output,
-          "Write there instead of to standard output; of several recordings a directory. FILE.json, .srt and .vtt imply the format")
+          "Write there instead of to standard output; a directory for several recordings. FILE.json, .srt and .vtt imply the format")
       ->type_name("FILE|DIR");
-  command
-      ->add_option("--segment", a.segment, "auto: cut at silences, any length; none: windows of 30 s in one prompt, as the reference does")
+  command->add_option("--segment", a.segment, "auto: cut at silences, any length; none: windows of 30 s in one prompt, as in the reference")
       ->check(CLI::IsMember({"auto", "none"}))
       ->capture_default_str();
-  command->add_option("--prompt", a.options.prompt, "Instead of the checkpoint's")->type_name("TEXT");
-  command->add_option("--max-new-tokens", a.options.max_new_tokens, "Of a segment")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  command->add_option("--temperature", a.options.temperature, "0: the likeliest token always")
+  command->add_option("--prompt", a.options.prompt, "The prompt, instead of the checkpoint's")->type_name("TEXT");
+  command->add_option("--max-new-tokens", a.options.max_new_tokens, "Per segment")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  command->add_option("--temperature", a.options.temperature, "0: greedy, always the likeliest token")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
-  command->add_option("--top-p", a.options.top_p, "Draw from the likeliest tokens that together have this probability")
+  command->add_option("--top-p", a.options.top_p, "Sample from the likeliest tokens that together have this probability")
       ->capture_default_str();
-  command->add_option("--seed", a.options.seed, "Of what is drawn")->check(unsigned_number())->capture_default_str();
-  command->add_option("--batch", a.options.batch, "Segments that are worked on together; does not change the text")
+  command->add_option("--seed", a.options.seed, "Of the sampling")->check(unsigned_number())->capture_default_str();
+  command->add_option("--batch", a.options.batch, "Segments per batch; does not change the text")
       ->check(CLI::Range(1, 16))
       ->capture_default_str();
   command->add_flag("-q,--quiet", a.quiet, "No progress and no notes on standard error, only warnings and errors");
   command->footer(
-      "Text appears as it is produced, a line for each recording; lines of several begin with the file's name. Subtitles have an entry "
-      "for\n"
-      "each segment.");
+      "Text appears as it is produced, one line per recording. With several recordings each line begins with the file's name.\n"
+      "Subtitles have one entry per segment.");
   command->callback([&exit_code, format] {
     if (a.json) a.format = "json";
     if (!a.json && format->count() == 0) a.format = implied_format(a);

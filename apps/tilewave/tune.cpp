@@ -183,10 +183,9 @@ void forget(const TuneArguments& a) {
 
 std::string family_help() {
   std::string text =
-      "Every configuration of the family that is not hopeless by its analysis is timed, interleaved with the others, and the fastest is "
-      "kept\n"
-      "in the cache folder, for this device and compiler: calls of exactly this problem use it from then on. Names in --shape, with their\n"
-      "defaults, and element types:";
+      "Times the family's configurations, interleaved, except those that their analysis rules out. Keeps the fastest in the cache folder,\n"
+      "for this device and compiler: later calls of exactly this problem use it. Names in --shape, with their defaults, and element\n"
+      "types:";
   for (const TunableFamily& family : tunable_families()) {
     std::vector<std::string_view> dtypes;
     for (const DType dtype : family.dtypes) dtypes.push_back(name_of(dtype));
@@ -206,13 +205,13 @@ void add_tune(CLI::App& app, int& exit_code) {
     for (const TunableFamily& family : tunable_families()) names.push_back(family.name);
     return names;
   });
-  command->add_option("--shape", a.shape, "The problem: NAME=NUMBER,...; which names there are is below");
+  command->add_option("--shape", a.shape, "The problem: NAME=NUMBER,...; the names are below");
   command->add_option("--dtype", a.dtype, "The element type")->capture_default_str();
   add_device_option(*command, a.device);
-  command->add_flag("--dry-run", a.dry_run, "Show what would be timed, and its analysis; time and keep nothing");
+  command->add_flag("--dry-run", a.dry_run, "Show the candidates and their analysis; time and keep nothing");
   command->add_flag("--quick", a.quick, "Fewer samples: about +-3 % rather than +-1 %");
-  command->add_flag("--list", a.list, "Show what is kept for the device (of FAMILY)");
-  command->add_flag("--forget", a.forget, "Remove what is kept for the device (of FAMILY)")->excludes("--list");
+  command->add_flag("--list", a.list, "Show the tuned choices for the device (of FAMILY)");
+  command->add_flag("--forget", a.forget, "Remove the tuned choices for the device (of FAMILY)")->excludes("--list");
   command->add_flag("--json", a.json, "Print JSON");
   command->footer(family_help());
   command->callback([&exit_code] {
