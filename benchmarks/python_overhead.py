@@ -16,7 +16,7 @@ try:
     import torch
 except ImportError:
     sys.exit("python_overhead.py: PyTorch is missing")
-from tilewave import _arrays, ops
+from tilewave import _dispatch, ops
 
 CALLS, REPEATS = 2000, 15
 WANTED_US = 15
@@ -45,7 +45,7 @@ def main():
     q, x, w = (torch.randn(shape, device=device).bfloat16() for shape in ((1, 4, 2, 64), (4, 64), (64,)))
     of_q, of_x, product = torch.empty_like(q), torch.empty_like(x), x.new_empty(4, 4)
     seqlens = torch.tensor([4], dtype=torch.int32, device=device)
-    compiled = _arrays.compiled_ops()
+    compiled = _dispatch.compiled_ops()
     plain = (None, False, None, -1, -1, 0.0, None, None)  # numbers and tensors of the options
     rows = {
         "attention": (

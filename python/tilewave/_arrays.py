@@ -1,7 +1,7 @@
 """Arrays of several kinds as the library's tensors, without copies.
 
-A tw_tensor (tilewave.h) is passed as its bytes. Supported are NumPy arrays, PyTorch tensors on the CPU or on CUDA, and DLPack objects.
-PyTorch is never imported here: a caller that has a tensor has imported it.
+A tw_tensor (tilewave.h) is passed as its bytes. Taken are NumPy arrays, PyTorch tensors on the CPU or on CUDA, and what speaks DLPack.
+PyTorch is never imported here: who has a tensor has imported it.
 """
 
 from __future__ import annotations
@@ -48,28 +48,6 @@ def torch_of(array: Array):
     if _torch is None:
         _torch = sys.modules.get("torch")
     return _torch if _torch is not None and isinstance(array, _torch.Tensor) else None
-
-
-def through_operator(*arrays: Array | None) -> bool:
-    """Whether a call with these inputs must go through torch.ops.tilewave: torch.compile() is tracing it, or autograd records it."""
-    torch = sys.modules.get("torch")  # the first call may be the one that is traced
-    if torch is None:
-        return False
-    if torch.compiler.is_compiling():
-        return True
-    if not torch.is_grad_enabled():
-        return False
-    for array in arrays:
-        if isinstance(array, torch.Tensor) and array.requires_grad:
-            return True
-    return False
-
-
-def compiled_ops():
-    """torch.ops.tilewave."""
-    from . import _torch_ops  # noqa: F401  defines them
-
-    return sys.modules["torch"].ops.tilewave
 
 
 def _torch_code(name: str, tensor) -> int:
@@ -179,15 +157,6 @@ def stream(array: Array) -> int | None:
     return None
 
 
-def into(out, result):
-    """An operator's `result`, copied into `out` if that is given. Also for pairs."""
-    if out is None:
-        return result
-    if isinstance(out, tuple):
-        return tuple(into(*pair) for pair in zip(out, result))
-    return out.copy_(result)
-
-
 # ctypes wraps integers that do not fit, and cuts strings at the first NUL. What crosses it goes through these.
 
 
@@ -228,10 +197,10 @@ _check_contents = contextvars.ContextVar("tilewave.check_contents", default=Fals
 
 @contextlib.contextmanager
 def check_contents(enabled: bool = True) -> Iterator[None]:
-    """In `with tilewave.check_contents():`, or a decorated function, attention checks lengths, offsets and page numbers on a GPU.
+    """Within `with tilewave.check_contents():`, or a function decorated so, attention looks at lengths, offsets and page numbers on a GPU.
 
-    Each call then waits for the device and raises ValueError for wrong numbers, which are otherwise clamped to valid memory. On the CPU
-    they are always checked. Applies to FlashAttention's functions and to tilewave.ops, where the argument check_contents overrides it.
+    Each call then waits for the device and raises ValueError for wrong numbers, which are else clamped to memory that may be touched. On
+    the CPU they are always looked at. It holds for FlashAttention's functions and for tilewave.ops, whose own check_contents overrides it.
     """
     token = _check_contents.set(enabled)
     try:
@@ -241,7 +210,7 @@ def check_contents(enabled: bool = True) -> Iterator[None]:
 
 
 def checks_contents(argument: bool | None) -> bool:
-    """The meaning of an operation's argument check_contents."""
+    """What an operation's argument check_contents means."""
     return _check_contents.get() if argument is None else bool(argument)
 
 

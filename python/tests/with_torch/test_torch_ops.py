@@ -286,7 +286,10 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.parametrize("imports", ["import tilewave, torch", "import tilewave.ops, torch", "import torch, tilewave"])
+IMPORTS = ["import tilewave, torch", "import tilewave.ops, torch", "import torch, tilewave", "import torch, tilewave._torch_ops"]
+
+
+@pytest.mark.parametrize("imports", IMPORTS)
 def test_first_call_of_a_process_is_compiled(imports):
     environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(tilewave.__file__).parents[1])}
     subprocess.run([sys.executable, "-c", FIRST_CALL.format(imports=imports)], check=True, env=environment)

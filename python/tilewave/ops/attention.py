@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import functools
 
-from .. import _arrays, _library
+from .. import _arrays, _dispatch, _library
 from .._arrays import Array, optional, tensor
+from .._operators import define
 
 _attention = _library.bind("tw_attention", out="o")
 _attention_varlen = _library.bind("tw_attention_varlen", out="o")
@@ -99,11 +100,11 @@ def attention(
     alibi_slopes: f32 [heads] or [batch, heads]. sink: f32 [heads], the logit of a key without a value. mask: bool (True: visible), or f32
     or q's dtype (added), broadcast to [batch, heads, seqlen_q, seqlen_k]. out: o's memory.
     """
-    if _arrays.through_operator(q, k, v, alibi_slopes, sink, mask):
-        o, lse = _arrays.compiled_ops().attention(
+    if _dispatch.through_operator(q, k, v, alibi_slopes, sink, mask):
+        o, lse = _dispatch.compiled_ops().attention(
             q, k, v, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask, return_lse
         )
-        o = _arrays.into(out, o)
+        o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
     of_q, of_k, of_v = tensor("q", q), tensor("k", k), tensor("v", v)
     if out is None:
@@ -144,12 +145,12 @@ def attention_varlen(
     On CUDA the host does not know the offsets: wrong ones are clamped. With `check_contents` the call waits for the device and refuses
     them; None: as in tilewave.check_contents(). Under torch.compile() all of `out` is written. Other arguments as in attention().
     """
-    if _arrays.through_operator(q, k, v, alibi_slopes, sink):
-        o, lse = _arrays.compiled_ops().attention_varlen(
+    if _dispatch.through_operator(q, k, v, alibi_slopes, sink):
+        o, lse = _dispatch.compiled_ops().attention_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale, causal, causal_offset, window[0], window[1], softcap,
             alibi_slopes, sink, check_contents, return_lse,
         )  # fmt: skip
-        o = _arrays.into(out, o)
+        o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
     of_q, of_k, of_v = tensor("q", q), tensor("k", k), tensor("v", v)
     if out is None:
@@ -221,14 +222,14 @@ def attention_decode(
     wrong lengths and page numbers, which are otherwise clamped; None: as in tilewave.check_contents(). Other arguments as in
     attention().
     """
-    if _arrays.through_operator(q, k_cache, v_cache, new_k, new_v, rotary_cos, rotary_sin, alibi_slopes, sink):
-        ops = _arrays.compiled_ops()
+    if _dispatch.through_operator(q, k_cache, v_cache, new_k, new_v, rotary_cos, rotary_sin, alibi_slopes, sink):
+        ops = _dispatch.compiled_ops()
         o, lse = (ops.attention_decode_read if new_k is None and new_v is None else ops.attention_decode)(
             q, k_cache, v_cache, seqlens, batch_idx, leftpad, block_table, cu_seqlens_q, cu_seqlens_new, new_k, new_v, rotary_cos,
             rotary_sin, rotary_interleaved, num_splits, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink,
             check_contents, return_lse,
         )  # fmt: skip
-        o = _arrays.into(out, o)
+        o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
     written = new_k is not None
     of_q, of_k, of_v = tensor("q", q), tensor("k_cache", k_cache, written), tensor("v_cache", v_cache, written)
@@ -260,3 +261,122 @@ def attention_decode(
     options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None, lse, check_contents)
     _attention_decode(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(cache), _library.byref(options), _arrays.stream(q))
     return (out, lse) if return_lse else out
+
+
+# As operators of PyTorch. They return the same number of tensors always.
+
+
+def _with_lse(result, q, return_lse):
+    """(o, lse) of what the eager functions give."""
+    return result if return_lse else (result, _arrays.empty(q, (0,), "float32"))
+
+
+def _fake(q, k, v, *rest):
+    """Of q [batch, seqlen_q, heads, head_dim], or packed [total_q, heads, head_dim]."""
+    return_lse = rest[-1]
+    if v.dim() not in (3, 4) or q.dim() not in (3, 4):
+        raise ValueError(f"q has shape {tuple(q.shape)}, v {tuple(v.shape)}; both must have 4 dimensions, or 3 if they are packed")
+    rows, heads = q.shape[:-2], q.shape[-2]
+    lse_shape = (*rows[:-1], heads, rows[-1]) if return_lse else (0,)
+    return q.new_empty((*rows, heads, v.shape[-1])), _arrays.empty(q, lse_shape, "float32")
+
+
+def _named_options(arguments: tuple) -> dict:
+    scale, causal, causal_offset, window_left, window_right, softcap, alibi_slopes, sink = arguments
+    return {
+        "scale": scale,
+        "causal": causal,
+        "causal_offset": causal_offset,
+        "window": (window_left, window_right),
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+        "sink": sink,
+    }
+
+
+# Numbers that may be computed from shapes are SymInt.
+_OPTIONS_SCHEMA = (
+    "float? scale, bool causal, SymInt? causal_offset, SymInt window_left, SymInt window_right, float softcap, Tensor? alibi_slopes, "
+    "Tensor? sink"
+)
+
+
+def _operator_attention(q, k, v, *rest):
+    *options, mask, return_lse = rest
+    return _with_lse(attention(q, k, v, **_named_options(options), mask=mask, return_lse=return_lse), q, return_lse)
+
+
+define(
+    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS_SCHEMA}, Tensor? mask, bool return_lse) -> (Tensor, Tensor)",
+    _operator_attention,
+    _fake,
+)
+
+
+def _operator_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *rest):
+    *options, check_contents, return_lse = rest
+    result = attention_varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        **_named_options(options),
+        check_contents=check_contents,
+        return_lse=return_lse,
+    )
+    return _with_lse(result, q, return_lse)
+
+
+define(
+    "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
+    f"{_OPTIONS_SCHEMA}, bool? check_contents, bool return_lse) -> (Tensor, Tensor)",
+    _operator_attention_varlen,
+    _fake,
+)
+
+
+def _operator_attention_decode(q, k_cache, v_cache, *rest):
+    names = (
+        "seqlens",
+        "batch_idx",
+        "leftpad",
+        "block_table",
+        "cu_seqlens_q",
+        "cu_seqlens_new",
+        "new_k",
+        "new_v",
+        "rotary_cos",
+        "rotary_sin",
+        "rotary_interleaved",
+        "num_splits",
+    )
+    cache, (*options, check_contents, return_lse) = dict(zip(names, rest)), rest[len(names) :]
+    result = attention_decode(q, k_cache, v_cache, **cache, **_named_options(options), check_contents=check_contents, return_lse=return_lse)
+    return _with_lse(result, q, return_lse)
+
+
+def _operator_attention_decode_read(*arguments):
+    if arguments[9] is not None or arguments[10] is not None:
+        raise ValueError("new_k, new_v: attention_decode_read writes no cache; attention_decode does")
+    return _operator_attention_decode(*arguments)
+
+
+_DECODE_SCHEMA = (
+    "Tensor? seqlens, Tensor? batch_idx, Tensor? leftpad, Tensor? block_table, Tensor? cu_seqlens_q, Tensor? cu_seqlens_new, "
+    "Tensor? new_k, Tensor? new_v, Tensor? rotary_cos, Tensor? rotary_sin, bool rotary_interleaved, SymInt num_splits, "
+    f"{_OPTIONS_SCHEMA}, bool? check_contents, bool return_lse) -> (Tensor, Tensor)"
+)
+define(
+    f"attention_decode(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, {_DECODE_SCHEMA}",
+    _operator_attention_decode,
+    _fake,
+)
+# The same without new keys. Graphs whose inputs are written cannot become CUDA graphs, and copies are made before writes: not for nothing.
+define(
+    f"attention_decode_read(Tensor q, Tensor k_cache, Tensor v_cache, {_DECODE_SCHEMA}",
+    _operator_attention_decode_read,
+    _fake,
+)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from .. import _arrays, _library
+from .. import _arrays, _dispatch, _library
 from .._arrays import Array, optional, tensor
+from .._operators import define
 
 _gemm = _library.bind("tw_gemm", out="d")
 _conv1d = _library.bind("tw_conv1d", out="y")
@@ -46,10 +47,10 @@ def gemm(
     torch.compile(). num_splits: number of k splits on a GPU; 0: the library's choice.
     """
     code = _activation(activation)
-    if _arrays.through_operator(a, b, bias, residual, a_scale, b_scale):
+    if _dispatch.through_operator(a, b, bias, residual, a_scale, b_scale):
         if beta != 0:
             raise NotImplementedError(f"beta is {beta}; under torch.compile() only 0 is supported")
-        return _arrays.into(out, _arrays.compiled_ops().gemm(a, b, bias, activation, residual, alpha, a_scale, b_scale, num_splits))
+        return _dispatch.into(out, _dispatch.compiled_ops().gemm(a, b, bias, activation, residual, alpha, a_scale, b_scale, num_splits))
     of_a, of_b = tensor("a", a), tensor("b", b)
     if out is None:
         if beta != 0:
@@ -142,8 +143,8 @@ def conv1d(
 ) -> Array:
     """conv2d() in one dimension: x [n, length, channels], w [filters, taps, channels], gives [n, length', filters]."""
     code = _activation(activation)
-    if _arrays.through_operator(x, w, bias):
-        return _arrays.into(out, _arrays.compiled_ops().conv1d(x, w, stride, padding, dilation, bias, activation))
+    if _dispatch.through_operator(x, w, bias):
+        return _dispatch.into(out, _dispatch.compiled_ops().conv1d(x, w, stride, padding, dilation, bias, activation))
     of_x, of_w = tensor("x", x), tensor("w", w)
     stride, padding, dilation = _steps(stride, padding, dilation)
     if out is None:
@@ -174,8 +175,8 @@ def conv2d(
     """
     code = _activation(activation)
     stride, padding, dilation = _pair("stride", stride), _pair("padding", padding), _pair("dilation", dilation)
-    if _arrays.through_operator(x, w, bias):
-        return _arrays.into(out, _arrays.compiled_ops().conv2d(x, w, stride, padding, dilation, bias, activation))
+    if _dispatch.through_operator(x, w, bias):
+        return _dispatch.into(out, _dispatch.compiled_ops().conv2d(x, w, stride, padding, dilation, bias, activation))
     of_x, of_w = tensor("x", x), tensor("w", w)
     stride, padding, dilation = zip(*(_steps(*along) for along in zip(stride, padding, dilation)))
     if out is None:
@@ -191,8 +192,8 @@ def cast_fp8(x: Array, *, powers_of_two: bool = False, out: tuple[Array, Array] 
     x: [.., n] of f32, f16 or bf16; y: float8_e4m3fn, x's shape; scales: f32 [.., ceil(n / 128)] = max(largest |x|, 1e-4) / 448, with
     `powers_of_two` rounded up to a power of two. A group with a NaN or an infinity is NaN.
     """
-    if _arrays.through_operator(x):
-        return _arrays.into(out, _arrays.compiled_ops().cast_fp8(x, powers_of_two))
+    if _dispatch.through_operator(x):
+        return _dispatch.into(out, _dispatch.compiled_ops().cast_fp8(x, powers_of_two))
     of_x = tensor("x", x)
     if out is None:
         out = empty_fp8(x, x.shape, cast_fp8_scales(x))
@@ -202,8 +203,8 @@ def cast_fp8(x: Array, *, powers_of_two: bool = False, out: tuple[Array, Array] 
 
 def cast_fp8_blocks(x: Array, *, powers_of_two: bool = False, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
     """cast_fp8() with a scale for each 128 x 128 block: x [n, k], scales [ceil(n / 128), ceil(k / 128)]."""
-    if _arrays.through_operator(x):
-        return _arrays.into(out, _arrays.compiled_ops().cast_fp8_blocks(x, powers_of_two))
+    if _dispatch.through_operator(x):
+        return _dispatch.into(out, _dispatch.compiled_ops().cast_fp8_blocks(x, powers_of_two))
     of_x = tensor("x", x)
     if out is None:
         out = empty_fp8(x, x.shape, cast_fp8_blocks_scales(x))
@@ -218,8 +219,8 @@ def cast_fp8_grouped(
 
     Group g's rows are the next sizes[g] of x; the rows of y after them are 0.
     """
-    if _arrays.through_operator(x, sizes):
-        return _arrays.into(out, _arrays.compiled_ops().cast_fp8_grouped(x, sizes, rows, powers_of_two))
+    if _dispatch.through_operator(x, sizes):
+        return _dispatch.into(out, _dispatch.compiled_ops().cast_fp8_grouped(x, sizes, rows, powers_of_two))
     of_x, of_sizes = tensor("x", x), tensor("sizes", sizes)
     if out is None:
         _arrays.require_dims(2, x=x)
@@ -249,3 +250,46 @@ def cast_fp8_blocks_scales(x: Array) -> tuple:
 def empty_fp8(like: Array, shape, scales) -> tuple[Array, Array]:
     """New elements and scales of those shapes."""
     return _arrays.empty(like, shape, "float8_e4m3fn"), _arrays.empty(like, scales, "float32")
+
+
+# As operators of PyTorch. Results are contiguous, as those of the eager functions.
+
+define(
+    "gemm(Tensor a, Tensor b, Tensor? bias, str activation, Tensor? residual, float alpha, Tensor? a_scale, Tensor? b_scale, "
+    "SymInt num_splits) -> Tensor",
+    lambda a, b, bias, activation, residual, alpha, a_scale, b_scale, num_splits: gemm(
+        a, b, bias=bias, activation=activation, residual=residual, alpha=alpha, a_scale=a_scale, b_scale=b_scale, num_splits=num_splits
+    ),
+    lambda a, b, bias, activation, *rest: _arrays.empty(a, gemm_shape(a, b, activation), gemm_dtype(a)),
+)
+define(
+    "conv1d(Tensor x, Tensor w, SymInt stride, SymInt padding, SymInt dilation, Tensor? bias, str activation) -> Tensor",
+    lambda x, w, stride, padding, dilation, bias, activation: conv1d(
+        x, w, stride=stride, padding=padding, dilation=dilation, bias=bias, activation=activation
+    ),
+    lambda x, w, stride, padding, dilation, *rest: x.new_empty(conv1d_shape(x, w, stride, padding, dilation)),
+)
+define(
+    "conv2d(Tensor x, Tensor w, SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, Tensor? bias, str activation) -> Tensor",
+    lambda x, w, stride, padding, dilation, bias, activation: conv2d(
+        x, w, stride=stride, padding=padding, dilation=dilation, bias=bias, activation=activation
+    ),
+    lambda x, w, stride, padding, dilation, *rest: x.new_empty(conv2d_shape(x, w, stride, padding, dilation)),
+)
+define(
+    "cast_fp8(Tensor x, bool powers_of_two) -> (Tensor, Tensor)",
+    lambda x, powers_of_two: cast_fp8(x, powers_of_two=powers_of_two),
+    lambda x, powers_of_two: empty_fp8(x, x.shape, cast_fp8_scales(x)),
+)
+define(
+    "cast_fp8_blocks(Tensor x, bool powers_of_two) -> (Tensor, Tensor)",
+    lambda x, powers_of_two: cast_fp8_blocks(x, powers_of_two=powers_of_two),
+    lambda x, powers_of_two: empty_fp8(x, x.shape, cast_fp8_blocks_scales(x)),
+)
+define(
+    "cast_fp8_grouped(Tensor x, Tensor sizes, SymInt rows, bool powers_of_two) -> (Tensor, Tensor)",
+    lambda x, sizes, rows, powers_of_two: cast_fp8_grouped(x, sizes, rows, powers_of_two=powers_of_two),
+    lambda x, sizes, rows, powers_of_two: empty_fp8(
+        x, (*sizes.shape, rows, x.shape[1]), (*sizes.shape, rows, scale_groups(x.shape[1]))
+    ),
+)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .. import _arrays, _library
+from .. import _arrays, _dispatch, _library
 from .._arrays import Array, optional, tensor
+from .._operators import define, empty_like
 
 _layer_norm = _library.bind("tw_layer_norm", out="y")
 _rms_norm = _library.bind("tw_rms_norm", out="y")
@@ -50,12 +51,12 @@ def layer_norm(
 ) -> Array:
     """(h - mean(h)) / sqrt(var(h) + epsilon) * weight + bias over the last dimension, n long; h is x, or x + residual.
 
-    x: [.., n], 1 to 4 dimensions of f32, f16 or bf16; weight, bias: [n] of x's dtype or f32; residual: as x. sum_out is an output for h,
-    rounded to x's dtype; it may be x or the residual. Statistics are f32; `out` may be x, or have another dtype.
+    x: [.., n], 1 to 4 dimensions of f32, f16 or bf16; weight, bias: [n] of x's dtype or f32; residual: as x. sum_out receives h, rounded to
+    x's dtype; it may be x or the residual. Statistics in f32; `out` may be x, and of another dtype.
     """
-    if _arrays.through_operator(x, weight, bias, residual):
+    if _dispatch.through_operator(x, weight, bias, residual):
         x, residual = _summed(x, residual, sum_out)
-        return _arrays.into(out, _arrays.compiled_ops().layer_norm(x, weight, bias, epsilon, residual))
+        return _dispatch.into(out, _dispatch.compiled_ops().layer_norm(x, weight, bias, epsilon, residual))
     return _norm(_layer_norm, x, weight, bias, epsilon, residual, sum_out, out)
 
 
@@ -70,16 +71,16 @@ def rms_norm(
 ) -> Array:
     """h / sqrt(mean(h^2) + epsilon) * weight, otherwise as layer_norm(). The normalised row is rounded to x's dtype before it is multiplied
     by the weight, as Llama models do."""
-    if _arrays.through_operator(x, weight, residual):
+    if _dispatch.through_operator(x, weight, residual):
         x, residual = _summed(x, residual, sum_out)
-        return _arrays.into(out, _arrays.compiled_ops().rms_norm(x, weight, epsilon, residual))
+        return _dispatch.into(out, _dispatch.compiled_ops().rms_norm(x, weight, epsilon, residual))
     return _norm(_rms_norm, x, weight, None, epsilon, residual, sum_out, out)
 
 
 def softmax(x: Array, *, scale: float = 1.0, out: Array | None = None) -> Array:
     """softmax(scale x) over the last dimension, in f32, rounded once. x: 1 to 4 dimensions of f32, f16 or bf16; `out` may be x."""
-    if _arrays.through_operator(x):
-        return _arrays.into(out, _arrays.compiled_ops().softmax(x, scale))
+    if _dispatch.through_operator(x):
+        return _dispatch.into(out, _dispatch.compiled_ops().softmax(x, scale))
     of_x = tensor("x", x)
     if out is None:
         out = _arrays.empty(x, x.shape)
@@ -91,8 +92,8 @@ def rope_table(
     positions: Array, rotary_dim: int, *, theta: float = 10000.0, dtype: str = "float32", out: tuple[Array, Array] | None = None
 ) -> tuple[Array, Array]:
     """cos and sin, each [rows, rotary_dim / 2] of `dtype`, of positions[n] * theta^(-k / (rotary_dim / 2)). positions: int32 [rows]."""
-    if _arrays.through_operator(positions):
-        return _arrays.into(out, _arrays.compiled_ops().rope_table(positions, rotary_dim, theta, dtype))
+    if _dispatch.through_operator(positions):
+        return _dispatch.into(out, _dispatch.compiled_ops().rope_table(positions, rotary_dim, theta, dtype))
     of_positions = tensor("positions", positions)
     if out is None:
         if len(positions.shape) != 1:
@@ -118,14 +119,14 @@ def rope(
     positions: Array | None = None,
     out: Array | None = None,
 ) -> Array:
-    """Rotary position embedding (Su et al., arXiv 2104.09864): rotates pairs in a head's first rotary_dim dimensions.
+    """Rotary position embedding (Su et al., arXiv 2104.09864): pairs of a head's first rotary_dim dimensions are turned by a row of the table.
 
     x: [batch, seqlen, heads, dim] or [seqlen, heads, dim] of f32, f16 or bf16; cos, sin: [positions, rotary_dim / 2] of x's dtype or f32.
     Pairs are k and k + rotary_dim / 2, or `interleaved` 2 k and 2 k + 1. Row s of a sequence has position offset + s, or offsets[b] + s
     (int32 [batch]), or positions[b, s] (int32 [batch, seqlen] or [seqlen]). In f32, rounded once; `out` may be x.
     """
-    if _arrays.through_operator(x, cos, sin, offsets, positions):
-        return _arrays.into(out, _arrays.compiled_ops().rope(x, cos, sin, interleaved, offset, offsets, positions))
+    if _dispatch.through_operator(x, cos, sin, offsets, positions):
+        return _dispatch.into(out, _dispatch.compiled_ops().rope(x, cos, sin, interleaved, offset, offsets, positions))
     of_x = tensor("x", x)
     if out is None:
         out = _arrays.empty(x, x.shape)
@@ -140,14 +141,14 @@ def rope(
 
 
 def reduce(x: Array, reduction: str, *, dim: int = -1, keepdim: bool = False, out: Array | None = None) -> Array:
-    """The sum, mean, max, min or abs_max (largest magnitude) of x along one dimension, accumulated in f32 in a fixed order.
+    """The sum, mean, max, min or abs_max (largest magnitude) of x along one dimension, accumulated in f32 in an order that never changes.
 
     x: 1 to 4 dimensions of f32, f16 or bf16. Gives x's shape without the dimension, or with `keepdim` 1 in its place. A NaN makes NaN.
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}; {', '.join(_REDUCTIONS)} are allowed")
-    if _arrays.through_operator(x):
-        return _arrays.into(out, _arrays.compiled_ops().reduce(x, reduction, dim, keepdim))
+    if _dispatch.through_operator(x):
+        return _dispatch.into(out, _dispatch.compiled_ops().reduce(x, reduction, dim, keepdim))
     of_x = tensor("x", x)
     shape = reduce_shape(x, dim, keepdim)
     if out is None:
@@ -166,9 +167,9 @@ def reduce_shape(x: Array, dim: int, keepdim: bool) -> tuple:
 
 
 def argmax(x: Array, *, dtype: str = "int64", out: Array | None = None) -> Array:
-    """The column of the largest element of each row x[.., :], the first of equal ones; int64 or int32. NaN is larger than all numbers."""
-    if _arrays.through_operator(x):
-        return _arrays.into(out, _arrays.compiled_ops().argmax(x, dtype))
+    """The column of the largest element of each row x[.., :], of equal ones the first, as int64 or int32. NaN is larger than all numbers."""
+    if _dispatch.through_operator(x):
+        return _dispatch.into(out, _dispatch.compiled_ops().argmax(x, dtype))
     of_x = tensor("x", x)
     if out is None:
         out = _arrays.empty(x, x.shape[:-1], _arrays.known_dtype("dtype", dtype))
@@ -182,11 +183,11 @@ def topk(
     """The k largest elements of each row x[.., :] and their columns, int64: both [.., k]; values descending, equal ones by their columns.
 
     x: 1 to 4 dimensions of f32, f16 or bf16; k: 1 to 2048. not `largest`: the smallest, ascending. not `sorted`: in the order of their
-    columns. starts, ends: int32, x's shape without the last dimension: only x[.., start:end] is searched. If a row has fewer, columns are
-    -1 and values -inf (inf for the smallest).
+    columns. starts, ends: int32, x's shape without the last dimension: only x[.., start:end] counts. Where a row has fewer, columns are -1
+    and values -inf (inf for the smallest).
     """
-    if _arrays.through_operator(x, starts, ends):
-        return _arrays.compiled_ops().topk(x, k, largest, sorted, starts, ends)
+    if _dispatch.through_operator(x, starts, ends):
+        return _dispatch.compiled_ops().topk(x, k, largest, sorted, starts, ends)
     of_x = tensor("x", x)
     k = _arrays.integer("k", k, 1, 2048)
     values, indices = _arrays.empty(x, (*x.shape[:-1], k)), _arrays.empty(x, (*x.shape[:-1], k), "int64")
@@ -195,3 +196,47 @@ def topk(
     )
     _topk(of_x, k, tensor("values", values, True), tensor("indices", indices, True), _library.byref(options), _arrays.stream(x))
     return values, indices
+
+
+# As operators of PyTorch. Results are contiguous, as those of the eager functions.
+
+define(
+    "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float epsilon, Tensor? residual) -> Tensor",
+    lambda x, weight, bias, epsilon, residual: layer_norm(x, weight, bias, epsilon=epsilon, residual=residual),
+    empty_like,
+)
+define(
+    "rms_norm(Tensor x, Tensor? weight, float epsilon, Tensor? residual) -> Tensor",
+    lambda x, weight, epsilon, residual: rms_norm(x, weight, epsilon=epsilon, residual=residual),
+    empty_like,
+)
+define("softmax(Tensor x, float scale) -> Tensor", lambda x, scale: softmax(x, scale=scale), empty_like)
+define(
+    "rope(Tensor x, Tensor cos, Tensor sin, bool interleaved, SymInt offset, Tensor? offsets, Tensor? positions) -> Tensor",
+    lambda x, cos, sin, interleaved, offset, offsets, positions: rope(
+        x, cos, sin, interleaved=interleaved, offset=offset, offsets=offsets, positions=positions
+    ),
+    empty_like,
+)
+define(
+    "rope_table(Tensor positions, SymInt rotary_dim, float theta, str dtype) -> (Tensor, Tensor)",
+    lambda positions, rotary_dim, theta, dtype: rope_table(positions, rotary_dim, theta=theta, dtype=dtype),
+    lambda positions, rotary_dim, theta, dtype: tuple(
+        _arrays.empty(positions, (positions.shape[0], rotary_dim // 2), _arrays.known_dtype("dtype", dtype)) for _ in range(2)
+    ),
+)
+define(
+    "reduce(Tensor x, str reduction, SymInt dim, bool keepdim) -> Tensor",
+    lambda x, reduction, dim, keepdim: reduce(x, reduction, dim=dim, keepdim=keepdim),
+    lambda x, reduction, dim, keepdim: x.new_empty(reduce_shape(x, dim, keepdim)),
+)
+define(
+    "argmax(Tensor x, str dtype) -> Tensor",
+    lambda x, dtype: argmax(x, dtype=dtype),
+    lambda x, dtype: _arrays.empty(x, x.shape[:-1], _arrays.known_dtype("dtype", dtype)),
+)
+define(
+    "topk(Tensor x, SymInt k, bool largest, bool sorted, Tensor? starts, Tensor? ends) -> (Tensor, Tensor)",
+    lambda x, k, largest, sorted, starts, ends: topk(x, k, largest=largest, sorted=sorted, starts=starts, ends=ends),
+    lambda x, k, *rest: (x.new_empty((*x.shape[:-1], k)), _arrays.empty(x, (*x.shape[:-1], k), "int64")),
+)

@@ -1,0 +1,38 @@
+"""Whether a call goes through torch.ops.tilewave, which torch.compile() and autograd see, or straight to the library."""
+
+from __future__ import annotations
+
+import sys
+
+from ._arrays import Array
+
+
+def through_operator(*arrays: Array | None) -> bool:
+    """Whether a call with these inputs must go through torch.ops.tilewave: torch.compile() is tracing it, or autograd records it."""
+    torch = sys.modules.get("torch")  # the first call may be the one that is traced
+    if torch is None:
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    for array in arrays:
+        if isinstance(array, torch.Tensor) and array.requires_grad:
+            return True
+    return False
+
+
+def compiled_ops():
+    """torch.ops.tilewave."""
+    from . import _torch_ops  # noqa: F401  defines them
+
+    return sys.modules["torch"].ops.tilewave
+
+
+def into(out, result):
+    """`result` of an operator, or where `out` is given that, with the same in it. Pairs too."""
+    if out is None:
+        return result
+    if isinstance(out, tuple):
+        return tuple(into(*pair) for pair in zip(out, result))
+    return out.copy_(result)

@@ -1,0 +1,39 @@
+"""What PyTorch is told of each operation. Modules of `ops` define their operators here; _torch_ops.py registers them once there is a torch.
+
+Needs no PyTorch. Imports go one way: _library and _arrays; _operators, _torch_ops, _dispatch; ops; then _flash, sdpa and the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple
+
+
+class Operator(NamedTuple):
+    schema: str  #: "name(arguments) -> results" in PyTorch's notation, with what is written; results share no memory with arguments
+    implementation: Callable[..., Any]  #: the eager function, which calls the operator only while PyTorch traces or records gradients
+    fake: Callable[..., Any]  #: makes results of the same shapes, dtypes and strides, without computing
+
+
+_defined: list[Operator] = []
+_register: Callable[[Operator], None] | None = None
+
+
+def define(schema: str, implementation: Callable, fake: Callable) -> None:
+    """torch.ops.tilewave.<name>."""
+    operator = Operator(schema, implementation, fake)
+    _defined.append(operator)
+    if _register is not None:
+        _register(operator)
+
+
+def register_with(register: Callable[[Operator], None]) -> None:
+    """Calls `register` for each operator that is defined already, and for each that will be."""
+    global _register
+    _register = register
+    for operator in _defined:
+        register(operator)
+
+
+def empty_like(x, *_):
+    """A contiguous tensor of x's shape and dtype: the fake of most functions of one tensor."""
+    return x.new_empty(x.shape)
