@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "tests/support.hpp"
-#include "tile/cpu/isa.hpp"
+#include "microkernels/isa.hpp"
 #include "tilewave/tile/types.tile.hpp"
 
 namespace {

@@ -3,7 +3,7 @@
 #include <span>
 #include <stop_token>
 
-#include "kernels/c_api.hpp"
+#include "capi/status.hpp"
 #include "tilewave/speech.hpp"
 
 namespace speech = tw::speech;

@@ -1,4 +1,4 @@
-#include "tile/cpu/isa.hpp"
+#include "microkernels/isa.hpp"
 
 #if defined(__AVX512F__) && defined(__AVX512BF16__)
 
@@ -10,8 +10,8 @@
 
 #include <immintrin.h>
 
-#include "tile/cpu/microkernel.hpp"
-#include "tile/cpu/rows.hpp"
+#include "microkernels/microkernel.hpp"
+#include "microkernels/rows.hpp"
 
 namespace tw::cpu {
 namespace {

@@ -10,8 +10,8 @@
 //   split(Element, bits, out)  the j-th elements of kWidth consecutive groups, as f32
 //   Exact                      V with sums that are integers, small enough for f32, and added to 32-bit integers
 
-#include "tile/cpu/microkernel.hpp"
-#include "tile/cpu/rows.hpp"
+#include "microkernels/microkernel.hpp"
+#include "microkernels/rows.hpp"
 
 namespace tw::cpu {
 namespace {

@@ -1,10 +1,10 @@
-#include "tile/cpu/isa.hpp"
+#include "microkernels/isa.hpp"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 #include <immintrin.h>
 
-#include "tile/cpu/table.hpp"
+#include "microkernels/table.hpp"
 
 namespace tw::cpu {
 namespace {

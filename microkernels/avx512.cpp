@@ -1,4 +1,4 @@
-#include "tile/cpu/isa.hpp"
+#include "microkernels/isa.hpp"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 
@@ -10,7 +10,7 @@
 
 #include <immintrin.h>
 
-#include "tile/cpu/table.hpp"
+#include "microkernels/table.hpp"
 
 namespace tw::cpu {
 namespace {

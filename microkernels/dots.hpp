@@ -3,7 +3,7 @@
 // Products of rows in memory with a vector, as library.tile.hpp says, written once for every instruction set; internal to each file that
 // includes it. A set is given as pack.hpp's class V.
 
-#include "tile/cpu/pack.hpp"
+#include "microkernels/pack.hpp"
 
 namespace tw::cpu {
 namespace {

@@ -1,5 +1,5 @@
-#include "tile/cpu/isa.hpp"
-#include "tile/cpu/table.hpp"
+#include "microkernels/isa.hpp"
+#include "microkernels/table.hpp"
 #include "tilewave/tile/types.tile.hpp"
 
 namespace tw::cpu {

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <string>
 
-#include "kernels/c_api.hpp"
+#include "capi/status.hpp"
 #include "tilewave/attention.hpp"
 #include "tilewave/cast_fp8.hpp"
 #include "tilewave/convolution.hpp"

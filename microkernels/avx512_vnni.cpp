@@ -1,4 +1,4 @@
-#include "tile/cpu/isa.hpp"
+#include "microkernels/isa.hpp"
 
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
 
@@ -10,7 +10,7 @@
 
 #include <immintrin.h>
 
-#include "tile/cpu/microkernel.hpp"
+#include "microkernels/microkernel.hpp"
 
 namespace tw::cpu {
 namespace {

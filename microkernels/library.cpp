@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "tile/cpu/isa.hpp"
+#include "microkernels/isa.hpp"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -2,8 +2,8 @@
 
 // All that an instruction set provides, from its class V (pack.hpp, rows.hpp); internal to each file that includes it.
 
-#include "tile/cpu/dots.hpp"
-#include "tile/cpu/pack.hpp"
+#include "microkernels/dots.hpp"
+#include "microkernels/pack.hpp"
 
 namespace tw::cpu {
 namespace {
