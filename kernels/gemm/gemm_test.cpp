@@ -221,6 +221,12 @@ TEST_P(Gemm, AnyStrides) {
   }
 }
 
+// On a GPU such results leave in the widest words for which their rows are aligned, the last one in part.
+TEST_P(Gemm, ColumnsThatEndWithinAWord) {
+  for (const std::int64_t n : {60, 61, 62, 130})
+    for (const Place place : {Place::dense, Place::aligned, Place::unaligned}) check({.m = 70, .n = n, .k = 40, .d = {place}});
+}
+
 TEST_P(Gemm, Batches) {
   for (const Place place : {Place::aligned, Place::unaligned}) {
     for (const bool a_batched : {true, false}) {

@@ -96,6 +96,16 @@ TEST_P(Softmax, AnyRankAndStrides) {
   check({2, 5000}, dtype, {.order = {1, 0}}, {.offset = 3, .gap = 7});
 }
 
+// On a GPU such rows move in the widest words for which each is aligned, 16 bytes at most, and the last word in part.
+TEST_P(Softmax, RowsThatEndWithinAWord) {
+  for (const std::int64_t cols : {5, 44, 1274, 1500, 1501, 6007, 17001}) {
+    check({5, cols}, dtype);                                                             // every alignment in turn
+    check({5, cols}, dtype, {.align = 8}, {.align = 8});                                 // aligned, with a gap after each row
+    check({3, cols}, dtype, {.offset = 4, .align = 8}, {.offset = 2, .align = 8});       // half and quarter words
+    check({2, 3, cols}, DType::f32, {.align = 8}, {.offset = 1, .gap = 1, .align = 4});  // x wide, y element by element
+  }
+}
+
 TEST_P(Softmax, OtherDtypeOut) {
   for (const DType out : {DType::f32, DType::f16, DType::bf16})
     for (const std::int64_t cols : {40, 1280, 5000}) check({3, cols}, out);

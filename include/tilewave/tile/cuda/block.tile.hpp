@@ -290,6 +290,11 @@ struct BlockBase {
     TW_UNROLL
     for (int r = 0; r < F::row_count; ++r)
       load_row<F>(words[r], from, row_of(F::row(at, F::in_row(r, 0))), col0 + F::col(at, 0), i, j, value_of<E>(fill));
+    if constexpr (moves_in_words<G, kPieceLoads>) {
+      TW_UNROLL
+      for (int r = 0; r < F::row_count; ++r)
+        load_row_end<F>(words[r], from, row_of(F::row(at, F::in_row(r, 0))), col0 + F::col(at, 0), i, j, value_of<E>(fill));
+    }
     TW_UNROLL
     for (int r = 0; r < F::row_count; ++r) {
       TW_UNROLL
@@ -307,6 +312,7 @@ struct BlockBase {
     const Position at = here();
     Words<E, Tile::width> words[Tile::pieces];
     load_row<Tile>(words, from, row, col + to.col(at, 0), i, j, value_of<E>(fill));
+    if constexpr (moves_in_words<G, kPieceLoads>) load_row_end<Tile>(words, from, row, col + to.col(at, 0), i, j, value_of<E>(fill));
     TW_UNROLL
     for (int n = 0; n < Tile::pieces; ++n) words[n].unpack(to.x + n * Tile::width);
   }
@@ -367,7 +373,7 @@ struct BlockBase {
           words.pack(from.x + F::in_row(r, n * F::width));
           if (to.inside(row, col + n * F::piece_step)) words.store(first + n * F::piece_step);
         }
-      } else {
+      } else if (!store_row_in_words<F>(from.x + F::in_row(r, 0), to, row, col, i, j)) {
         TW_UNROLL
         for (int n = 0; n < F::share; ++n) {
           const int c = ptx::opaque(col + n / F::width * F::piece_step + n % F::width);
@@ -562,13 +568,96 @@ struct BlockBase {
       const E* const first = from.template piece_at<const E>(row, col, i, j);
       TW_UNROLL
       for (int n = 0; n < F::pieces; ++n) words[n].load_if(from.inside(row, col + n * F::piece_step), first + n * F::piece_step, otherwise);
-    } else {
+    } else if (!load_row_in_words<F>(words, from, row, col, i, j, otherwise)) {
       TW_UNROLL
       for (int n = 0; n < F::share; ++n) {
         const int c = ptx::opaque(col + n / F::width * F::piece_step + n % F::width);
         words[n / F::width].set(n % F::width, from.inside(row, c) ? *from.template at<const E>(row, c, i, j) : otherwise);
       }
     }
+  }
+  /// Rows that are not whole pieces: a tensor of a length that is no multiple of the pieces', or whose rows begin at lower multiples.
+  template <class G, bool kWhole>
+  static constexpr bool moves_in_words = moves_in_pieces<typename G::TileType> && !kWhole;
+  /// f(Constant<S>) with the most elements S that make a word of 4, 8 or 16 bytes for which `address` is aligned; false if there are none.
+  template <int S, class E, class Fn>
+  static TW_INLINE bool in_widest_words(const E* address, Fn f) {
+    constexpr u64 bytes = S * sizeof(E);
+    if constexpr (bytes > 16) {
+      return in_widest_words<S / 2>(address, f);
+    } else if constexpr (bytes >= 4) {
+      if (reinterpret_cast<u64>(address) % bytes != 0) return in_widest_words<S / 2>(address, f);
+      f(Constant<S>{});
+      return true;
+    } else {
+      return false;
+    }
+  }
+  /// How many elements row `row` has from `col` on, not positive if none.
+  template <class G>
+  static TW_INLINE int inside_row(const G& tensor, int row, int col) {
+    return static_cast<u32>(row) < static_cast<u32>(tensor.rows) ? tensor.cols - col : 0;
+  }
+  /// load_row() in the widest words that the row's address allows; those in which the tensor ends are left to load_row_end().
+  template <class F, class E, class G>
+  TW_INLINE bool load_row_in_words(Words<E, F::width>* words, const G& from, int row, int col, int i, int j, E otherwise) const {
+    if constexpr (!moves_in_words<G, kPieceLoads>) return false;
+    const E* const first = from.template piece_at<const E>(row, col, i, j);
+    const int count = inside_row(from, row, col);
+    return from.stride_col == 1 && in_widest_words<F::width>(first, [&](auto size) {
+             constexpr int S = decltype(size)::value;
+             TW_UNROLL
+             for (int n = 0; n < F::pieces; ++n) {
+               words[n].fill(otherwise);
+               TW_UNROLL
+               for (int k = 0; k < F::width; k += S) {
+                 const int place = n * F::piece_step + k;
+                 words[n].template load_word_if<S>(place + S <= count, first + place, k);
+               }
+             }
+           });
+  }
+  /// The piece in which the tensor ends, if it is this thread's. Apart from load_row(), so that its branch holds up no other loads.
+  template <class F, class E, class G>
+  TW_INLINE void load_row_end(Words<E, F::width>* words, const G& from, int row, int col, int i, int j, E otherwise) const {
+    const int count = inside_row(from, row, col);
+    if (count % F::width == 0) return;
+    TW_UNROLL
+    for (int n = 0; n < F::pieces; ++n) {
+      const int left = count - n * F::piece_step;
+      if (left <= 0 || left >= F::width) continue;
+      TW_UNROLL
+      for (int k = 0; k < F::width; ++k)
+        words[n].set(k, k < left ? *from.template at<const E>(row, col + n * F::piece_step + k, i, j) : otherwise);
+    }
+  }
+  /// A row of a tile, x[F::share], in the widest words that the row's address in the tensor allows, and element by element where the tensor
+  /// ends; false if not even two elements are a word.
+  template <class F, class T, class G>
+  TW_INLINE bool store_row_in_words(const T* x, const G& to, int row, int col, int i, int j) const {
+    if constexpr (!moves_in_words<G, kPieceStores>) return false;
+    using E = typename G::Element;
+    E* const first = to.template piece_at<E>(row, col, i, j);
+    const int count = inside_row(to, row, col);
+    return to.stride_col == 1 && in_widest_words<F::width>(first, [&](auto size) {
+             constexpr int S = decltype(size)::value;
+             TW_UNROLL
+             for (int n = 0; n < F::pieces; ++n) {
+               Words<E, F::width> words;
+               words.pack(x + n * F::width);
+               TW_UNROLL
+               for (int k = 0; k < F::width; k += S) {
+                 const int place = n * F::piece_step + k;
+                 if (place + S <= count) {
+                   words.template store_word<S>(first + place, k);
+                 } else {
+                   TW_UNROLL
+                   for (int e = 0; e < S - 1; ++e)
+                     if (place + e < count) first[place + e] = words.get(k + e);
+                 }
+               }
+             }
+           });
   }
   template <class F, class Fn, class... Operands>
   TW_INLINE void map_with(F& tile, Fn f, const Operands&... operands) const {
@@ -637,23 +726,33 @@ struct BlockBase {
       }
     }
   }
-  /// The first `cols` columns of a panel in shared memory, with ordinary stores.
+  /// The first `cols` columns of a panel in shared memory, with ordinary stores: neighbouring threads have neighbouring words, the widest
+  /// for which all rows of the tensor are aligned.
   template <class T, class G>
   TW_INLINE void copy_panel(const u8* panel, int cols, const G& to, int row0, int col0, int i, int j, int rows_end) const {
-    constexpr int width = 16 / static_cast<int>(sizeof(T));
-    const bool whole = to.template whole_pieces<T, width>() && col0 % width == 0;
-    const int pieces = cols / width, end = min(rows_end, to.rows);
+    constexpr int widest = 16 / static_cast<int>(sizeof(T));
+    const auto copy = [&](auto size) { copy_panel_words<decltype(size)::value, T>(panel, cols, to, row0, col0, i, j, rows_end); };
+    // A tensor that TMA can take is aligned, and its columns are a multiple of the widest words'.
+    if (kPieceStores || (to.template vectors<T, widest>() && col0 % widest == 0)) return copy(Constant<widest>{});
+    if (to.template vectors<T, widest / 2>() && col0 % (widest / 2) == 0) return copy(Constant<widest / 2>{});
+    if (to.template vectors<T, widest / 4>() && col0 % (widest / 4) == 0) return copy(Constant<widest / 4>{});
+    copy(Constant<1>{});
+  }
+  template <int S, class T, class G>
+  TW_INLINE void copy_panel_words(const u8* panel, int cols, const G& to, int row0, int col0, int i, int j, int rows_end) const {
+    constexpr int widest = 16 / static_cast<int>(sizeof(T));
+    const int words = cols / S, end = min(rows_end, to.rows);
     TW_NO_UNROLL
-    for (int n = static_cast<int>(ptx::thread_index()) % kWarpgroupThreads; n < kWarpgroupRows * pieces; n += kWarpgroupThreads) {
-      const int r = n / pieces, c = n % pieces, row = row0 + r, col = col0 + c * width;
+    for (int n = static_cast<int>(ptx::thread_index()) % kWarpgroupThreads; n < kWarpgroupRows * words; n += kWarpgroupThreads) {
+      const int r = n / words, c = n % words * S, row = row0 + r, col = col0 + c;
       if (row >= end) break;
-      const auto& piece = *reinterpret_cast<const Piece<T, width>*>(panel + r * kPanelBytes + (c ^ (r & 7)) * 16);
+      const T* const word = reinterpret_cast<const T*>(panel + r * kPanelBytes + (c / widest ^ (r & 7)) * 16) + c % widest;
       T* const first = to.template at<T>(row, col, i, j);
-      if (whole) {
-        if (col < to.cols) *reinterpret_cast<Piece<T, width>*>(first) = piece;
+      if (col + S <= to.cols) {
+        *reinterpret_cast<Piece<T, S>*>(first) = *reinterpret_cast<const Piece<T, S>*>(word);
       } else {
         TW_NO_UNROLL
-        for (int k = 0; k < width && col + k < to.cols; ++k) first[k * to.stride_col] = piece.x[k];
+        for (int k = 0; k < S - 1 && col + k < to.cols; ++k) first[k] = word[k];  // S is 1 where columns are not side by side
       }
     }
   }

@@ -228,6 +228,32 @@ struct Words {
       for (int k = 0; k < width; ++k) set(k, tw::to<T>(x[k]));
     }
   }
+  /// `S` of the neighbours, a word of 4, 8 or 16 bytes, from the `k`-th on.
+  template <int S>
+  TW_INLINE void load_word_if(bool inside, const T* from, int k) {
+    constexpr int word_bytes = S * static_cast<int>(sizeof(T));
+    u32* const to = w + k * static_cast<int>(sizeof(T)) / 4;
+    if constexpr (word_bytes == 16)
+      ptx::load_16_if(inside, from, to);
+    else if constexpr (word_bytes == 8)
+      ptx::load_8_if(inside, from, to);
+    else
+      ptx::load_4_if(inside, from, *to);
+  }
+  template <int S>
+  TW_INLINE void store_word(T* to, int k) const {
+    constexpr int word = S * static_cast<int>(sizeof(T)) / 4;
+    struct alignas(word * 4) Raw {
+      u32 w[word];
+    } raw;
+    TW_UNROLL
+    for (int n = 0; n < word; ++n) raw.w[n] = w[k * static_cast<int>(sizeof(T)) / 4 + n];
+    *reinterpret_cast<Raw*>(to) = raw;
+  }
+  TW_INLINE void fill(T x) {
+    TW_UNROLL
+    for (int k = 0; k < width; ++k) set(k, x);
+  }
   TW_INLINE void store(T* to) const {
     if constexpr (bytes < 4) {
       struct alignas(bytes) Aligned {
@@ -251,8 +277,7 @@ struct Words {
     }
   }
   TW_INLINE void load_if(bool inside, const T* from, T otherwise) {
-    TW_UNROLL
-    for (int k = 0; k < width; ++k) set(k, otherwise);
+    fill(otherwise);
     if constexpr (bytes % 16 == 0) {
       TW_UNROLL
       for (int n = 0; n < count; n += 4) ptx::load_16_if(inside, reinterpret_cast<const u32*>(from) + n, w + n);
