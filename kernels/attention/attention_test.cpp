@@ -1,4 +1,4 @@
-// attention() against loops in double, on the CPU and, where there is one, on a GPU; its bad inputs.
+// attention() against loops in double, on the CPU and, where there is one, on a GPU.
 
 #include "tilewave/attention.hpp"
 
@@ -10,17 +10,15 @@
 #include <limits>
 #include <optional>
 #include <random>
-#include <set>
-#include <string>
 #include <tuple>
 #include <vector>
 
+#include "kernels/attention/attention_case.hpp"
 #include "kernels/attention/reference.hpp"
 #include "kernels/attention/run.hpp"
 #include "kernels/attention/variants.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
-#include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
 #include "tilewave/tile/cpu/target.tile.hpp"
@@ -29,88 +27,6 @@ namespace tw::kernels::attention {
 namespace {
 
 using namespace tw::test;
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
-
-/// Where q, k, v and o lie. A GPU copies the first three by TMA, the others by ordinary loads.
-enum class Place { dense, by_head, aligned, unaligned };
-
-Placement placement(Place place) {
-  switch (place) {
-    case Place::dense:
-      break;
-    case Place::by_head:
-      return {.order = {0, 2, 1, 3}};  // BHSD memory, seen as BSHD
-    case Place::aligned:
-      return {.offset = 16, .gap = 8, .align = 8};
-    case Place::unaligned:
-      return {.offset = 3, .gap = 5};
-  }
-  return {};
-}
-
-struct Case {
-  std::int64_t seqlen_q, seqlen_k;
-  std::int64_t batch = 1, heads = 1, kv_heads = 1;
-  std::int64_t head_dim = 64;
-  bool causal = false;
-  std::optional<int> causal_offset = {};
-  float scale = 0;
-  float magnitude = 1;  ///< standard deviation of q and k
-  bool with_lse = true;
-  Place q = Place::dense, kv = Place::dense, o = Place::dense;
-  std::int64_t value_dim = 0;  ///< 0: head_dim
-  int window_left = -1, window_right = -1;
-  float softcap = 0;
-  int alibi = 0;  ///< dimensions of the slopes; 0: none
-  bool sink = false;
-  std::optional<DType> mask = {};
-  unsigned mask_dims = 15;  ///< bits: the dimensions of which the mask has all, batch first
-
-  std::int64_t values() const { return value_dim > 0 ? value_dim : head_dim; }
-
-  std::string describe() const {
-    return tw::format(
-        "Sq {} Sk {} batch {} heads {}/{} D {}/{} causal {} offset {} window {}/{} softcap {} alibi {} sink {} mask {} {} scale {} "
-        "magnitude {} "
-        "lse {} q {} kv {} o {}",
-        seqlen_q, seqlen_k, batch, heads, kv_heads, head_dim, values(), causal, causal_offset ? std::to_string(*causal_offset) : "default",
-        window_left, window_right, softcap, alibi, sink, mask ? name_of(*mask) : "none", mask_dims, scale, magnitude, with_lse,
-        static_cast<int>(q), static_cast<int>(kv), static_cast<int>(o));
-  }
-};
-
-PlainCall plain_call(const Case& c) {
-  PlainCall plain{
-      .batch = c.batch, .heads = c.heads, .kv_heads = c.kv_heads, .seqlen_q = c.seqlen_q, .seqlen_k = c.seqlen_k, .head_dim = c.head_dim};
-  plain.scale = c.scale > 0 ? c.scale : 1 / std::sqrt(static_cast<double>(c.head_dim));
-  plain.causal = c.causal;
-  plain.causal_offset = c.causal_offset ? *c.causal_offset : c.seqlen_k - c.seqlen_q;
-  plain.value_dim = c.value_dim;
-  plain.window_left = c.window_left, plain.window_right = c.window_right;
-  plain.softcap = c.softcap;
-  return plain;
-}
-
-/// -infinity exactly where expected, else within 1e-3.
-testing::AssertionResult lse_accurate(const std::vector<double>& lse, const std::vector<double>& expected) {
-  if (lse.size() != expected.size()) return testing::AssertionFailure() << lse.size() << " values instead of " << expected.size();
-  for (std::size_t i = 0; i < lse.size(); ++i) {
-    if (expected[i] == -kInf ? lse[i] != -kInf : !(std::abs(lse[i] - expected[i]) <= 1e-3))
-      return testing::AssertionFailure() << "lse " << i << " is " << lse[i] << " instead of " << expected[i];
-  }
-  return testing::AssertionSuccess();
-}
-
-void expect_results(const PlainCall& plain, DType dtype, Device device, const PlacedTensor& o, const PlacedTensor* lse) {
-  const PlainResult expected = reference(plain);
-  EXPECT_TRUE(accurate({o.values(), expected.o, naive(plain, dtype).o, arithmetic_of(dtype, device)}));
-  EXPECT_TRUE(o.gaps_intact());
-  if (lse != nullptr) {
-    EXPECT_TRUE(lse_accurate(lse->values(), expected.lse));
-    EXPECT_TRUE(lse->gaps_intact());
-  }
-}
 
 class Attention : public testing::TestWithParam<std::tuple<Device, DType>> {
  protected:
@@ -607,208 +523,6 @@ TEST_P(Attention, RunsOnTheStreamGiven) {
   tw::attention(q, k, v, on_stream, {.stream = stream});
   stream.synchronize();
   EXPECT_EQ(on_stream.values(), expected);
-}
-
-// Bad input.
-
-class AttentionBadInput : public testing::TestWithParam<Device> {
- protected:
-  void SetUp() override { skip_unless_present(device); }
-
-  PlacedTensor make(Shape shape, DType dtype = DType::bf16) const { return PlacedTensor(std::move(shape), dtype, device, {.offset = 4}); }
-  void refused(const Tensor& q, const Tensor& k, const Tensor& v, const PlacedTensor& o, std::initializer_list<std::string_view> parts,
-               const AttentionOptions& options = {}) {
-    expect_error<InvalidArgument>([&] { tw::attention(q, k, v, o, options); }, parts);
-    EXPECT_TRUE(o.untouched());
-  }
-
-  const Device device = GetParam();
-};
-
-INSTANTIATE_TEST_SUITE_P(Ops, AttentionBadInput, testing::ValuesIn(kDevices), device_name);
-
-TEST_P(AttentionBadInput, Shapes) {
-  const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
-  refused(make({5, 4, 64}), kv, kv, o, {"attention", "q is bf16[5, 4, 64]", "[batch, seqlen, heads, head_dim]"});
-  refused(q, make({7, 2, 64}), kv, o, {"k is bf16[7, 2, 64]", "[batch, seqlen, heads, head_dim]"});
-  refused(q, kv, make({1, 2, 7, 2, 64}), o, {"v is bf16[1, 2, 7, 2, 64]", "[batch, seqlen, heads, head_dim]"});
-  refused(q, kv, kv, make({2, 5, 256}), {"o is bf16[2, 5, 256]", "[batch, seqlen, heads, head_dim]"});
-  refused(q, kv, kv, make({2, 5, 3, 64}), {"o is bf16[2, 5, 3, 64]", "q is bf16[2, 5, 4, 64]"});
-  refused(q, kv, make({2, 8, 2, 64}), o, {"v is bf16[2, 8, 2, 64]", "k is bf16[2, 7, 2, 64]"});
-  refused(q, make({3, 7, 2, 64}), make({3, 7, 2, 64}), o, {"k is bf16[3, 7, 2, 64]", "batch", "2"});
-  refused(q, make({2, 7, 2, 128}), make({2, 7, 2, 128}), o, {"k is bf16[2, 7, 2, 128]", "head_dim", "64"});
-  refused(q, make({2, 7, 3, 64}), make({2, 7, 3, 64}), o, {"q has 4 heads and k 3", "multiple of k's"});
-  refused(q, make({2, 7, 8, 64}), make({2, 7, 8, 64}), o, {"q has 4 heads and k 8", "multiple"});
-  refused(q, make({2, 7, 0, 64}), make({2, 7, 0, 64}), o, {"q has 4 heads and k 0", "multiple"});
-  for (const std::int64_t d : {0, 1, 36, 100, 264}) {
-    const PlacedTensor t = make({1, 5, 2, d});
-    refused(t, t, t, make({1, 5, 2, d}), {tw::format("q is bf16[1, 5, 2, {}]", d), "multiple of 8"});
-  }
-  refused(q, kv, make({2, 7, 2, 32}), o, {"o is bf16[2, 5, 4, 64]", "v's, 32"});
-}
-
-TEST_P(AttentionBadInput, LastDimensionNotContiguous) {
-  const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
-  const PlacedTensor stepped({2, 7, 2, 64}, DType::bf16, device, {.step = 2});
-  refused(q, stepped, kv, o, {"k is bf16[2, 7, 2, 64]", "last dimension must be contiguous"});
-  refused(q, kv, stepped, o, {"v is bf16[2, 7, 2, 64]", "last dimension must be contiguous"});
-}
-
-TEST_P(AttentionBadInput, Dtypes) {
-  const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
-  refused(make({2, 5, 4, 64}, DType::f16), kv, kv, o, {"k is bf16[2, 7, 2, 64]", "f16"});
-  refused(q, make({2, 7, 2, 64}, DType::f16), kv, o, {"k is f16[2, 7, 2, 64]", "bf16"});
-  refused(q, kv, make({2, 7, 2, 64}, DType::f32), o, {"v is f32[2, 7, 2, 64]", "bf16"});
-  refused(q, kv, kv, make({2, 5, 4, 64}, DType::f32), {"o is f32[2, 5, 4, 64]", "bf16"});
-  const Tensor integers = Tensor::zeros({2, 5, 4, 64}, DType::i8, Stream::standard(device));
-  refused(integers, kv, kv, o, {"q is i8[2, 5, 4, 64]", "bf16 and f16"});
-  if (device.is_cuda()) {
-    const PlacedTensor f32 = make({2, 5, 4, 64}, DType::f32);
-    refused(f32, f32, f32, make({2, 5, 4, 64}, DType::f32), {"q is f32[2, 5, 4, 64] on cuda", "f32 on the CPU"});
-  }
-}
-
-TEST_P(AttentionBadInput, Lse) {
-  const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
-  for (const Shape& shape : {Shape{2, 5, 4}, Shape{2, 4, 6}, Shape{8, 5}, Shape{2, 4, 5, 1}, Shape{0}}) {
-    const PlacedTensor lse = make(shape, DType::f32);
-    refused(q, kv, kv, o, {"lse is f32[", "f32[2, 4, 5]"}, {.lse = &lse.tensor()});
-    EXPECT_TRUE(lse.untouched());
-  }
-  const PlacedTensor wrong = make({2, 4, 5}, DType::bf16);
-  refused(q, kv, kv, o, {"lse is bf16[2, 4, 5]", "f32"}, {.lse = &wrong.tensor()});
-  const PlacedTensor apart({2, 4, 5}, DType::f32, device, {.gap = 3});
-  refused(q, kv, kv, o, {"lse is f32[2, 4, 5]", "contiguous"}, {.lse = &apart.tensor()});
-}
-
-TEST_P(AttentionBadInput, OutputWhoseElementsAreNotDistinct) {
-  const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
-  for (int dim = 0; dim < 4; ++dim) {
-    std::vector<std::int64_t> strides = o.tensor().strides();
-    strides[static_cast<std::size_t>(dim)] = 0;
-    const Tensor folded = Tensor::borrow(o.tensor().data(), {2, 5, 4, 64}, DType::bf16, device, strides);
-    expect_error<InvalidArgument>([&] { tw::attention(q, kv, kv, folded); },
-                                  {"o is bf16[2, 5, 4, 64]", tw::format("stride 0 in dimension {}", dim), "distinct"});
-  }
-  EXPECT_TRUE(o.untouched());
-}
-
-TEST_P(AttentionBadInput, OutputThatIsAnOperand) {
-  const PlacedTensor t = make({2, 5, 4, 64}), o = make({2, 5, 4, 64});
-  refused(o, t, t, o, {"o is", "shares memory with q"});
-  refused(t, o, t, o, {"o is", "shares memory with k"});
-  refused(t, t, o, o, {"o is", "shares memory with v"});
-}
-
-TEST_P(AttentionBadInput, Numbers) {
-  const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
-  refused(q, kv, kv, o, {"scale is -1", "positive"}, {.scale = -1});
-  refused(q, kv, kv, o, {"scale is inf", "finite"}, {.scale = std::numeric_limits<float>::infinity()});
-  refused(q, kv, kv, o, {"scale is nan"}, {.scale = std::numeric_limits<float>::quiet_NaN()});
-  refused(q, kv, kv, o, {"causal_offset is 2147483647", "2^29"}, {.causal = true, .causal_offset = std::numeric_limits<int>::max()});
-  refused(q, kv, kv, o, {"causal_offset is -2147483648", "2^29"}, {.causal = true, .causal_offset = std::numeric_limits<int>::min()});
-}
-
-TEST_P(AttentionBadInput, TooLarge) {
-  // A row of memory stands for all: the sizes are refused before anything is read.
-  const PlacedTensor row = make({128});
-  const auto repeated = [&](Shape shape) {
-    return Tensor::borrow(row.tensor().data<bf16>(), std::move(shape), DType::bf16, device, {0, 0, 0, 1});
-  };
-  const auto output = [&](Shape shape) { return Tensor::borrow(row.tensor().data<bf16>() + 64, std::move(shape), DType::bf16, device); };
-  constexpr std::int64_t kHuge = std::int64_t{1} << 31;
-  const Tensor k = repeated({1, 1, 1, 64});
-  const Tensor q = repeated({1, kHuge, 1, 64});
-  expect_error<InvalidArgument>([&] { tw::attention(q, k, k, output({1, kHuge, 1, 64})); }, {"q is bf16[1, 2147483648, 1, 64]", "limited"});
-  const Tensor long_k = repeated({1, kHuge, 1, 64});
-  expect_error<InvalidArgument>(
-      [&] {
-        tw::attention(k, long_k, long_k, output({1, 1, 1, 64}));
-      },
-      {"k is bf16[1, 2147483648, 1, 64]", "limited"});
-  // Every extent would do, but there are more heads in all the batches, or more tiles, than can be counted.
-  constexpr std::int64_t kLarge = std::int64_t{1} << 20;
-  const Tensor many_k = repeated({kLarge, 1, kLarge, 64});
-  expect_error<InvalidArgument>(
-      [&] {
-        tw::attention(repeated({kLarge, 1, kLarge, 64}), many_k, many_k, output({kLarge, 1, kLarge, 64}));
-      },
-      {"attention", "q is bf16[1048576, 1, 1048576, 64]", "tiles"});
-  EXPECT_TRUE(row.untouched());
-}
-
-TEST(AttentionBadMemory, OperandsOnAnotherDevice) {
-  // Only looked at: a tensor may say that it lies on a GPU without there being one.
-  alignas(16) u16 values[64 * 8] = {};
-  const PlacedTensor host({1, 4, 2, 64}, DType::bf16, Device::cpu()), o({1, 4, 2, 64}, DType::bf16, Device::cpu());
-  const Tensor gpu = Tensor::borrow(values, {1, 4, 2, 64}, DType::bf16, Device::cuda());
-  expect_error<InvalidArgument>([&] { tw::attention(gpu, host, host, o); }, {"q is bf16[1, 4, 2, 64] on cuda", "cpu"});
-  expect_error<InvalidArgument>([&] { tw::attention(host, gpu, host, o); }, {"k is bf16[1, 4, 2, 64] on cuda", "cpu"});
-  expect_error<InvalidArgument>([&] { tw::attention(host, host, gpu, o); }, {"v is bf16[1, 4, 2, 64] on cuda", "cpu"});
-  expect_error<InvalidArgument>([&] { tw::attention(host, host, host, gpu); }, {"q is bf16[1, 4, 2, 64] on cpu", "cuda"});
-  const Tensor lse = Tensor::borrow(values, {1, 2, 4}, DType::f32, Device::cuda());
-  expect_error<InvalidArgument>([&] { tw::attention(host, host, host, o, {.lse = &lse}); }, {"lse is f32[1, 2, 4] on cuda", "cpu"});
-  EXPECT_TRUE(o.untouched());
-}
-
-TEST(AttentionTileUse, FollowsFromWhatATileSees) {
-  using tw::detail::TileUse;
-  struct Case {
-    std::int64_t rows, keys, head_dim;
-    AttentionOptions options;
-    TileUse expected;
-  };
-  const Case cases[] = {
-      {4096, 4096, 64, {}, TileUse::widest},
-      {8192, 8192, 64, {}, TileUse::wide},
-      {512, 512, 64, {}, TileUse::widest},
-      {2048, 2048, 64, {.causal = true}, TileUse::paired},
-      {2048, 2048, 40, {.causal = true}, TileUse::paired},
-      {2049, 2049, 64, {.causal = true}, TileUse::widest},
-      {512, 8192, 64, {.causal = true}, TileUse::narrow},  // the last queries of many keys
-      {8192, 8192, 64, {.causal = true, .window_left = 1024}, TileUse::paired},
-      {8192, 8192, 64, {.window_left = 512, .window_right = 512}, TileUse::paired},
-      {8192, 8192, 64, {.window_left = 1024, .window_right = 1}, TileUse::wide},
-      {8192, 8192, 64, {.window_left = 512}, TileUse::wide},  // all keys behind
-      {1024, 1024, 96, {.causal = true}, TileUse::wide},
-      {1024, 1024, 128, {.causal = true}, TileUse::narrow},
-  };
-  for (const Case& c : cases) {
-    SCOPED_TRACE(tw::format("{} queries, {} keys, head_dim {}, causal {}, window {} {}", c.rows, c.keys, c.head_dim, c.options.causal,
-                            c.options.window_left, c.options.window_right));
-    const auto tensor = [&](std::int64_t rows) { return placeholder({1, rows, 2, c.head_dim}, DType::bf16); };
-    EXPECT_EQ(tile_use(tw::detail::check_attention(tensor(c.rows), tensor(c.keys), tensor(c.keys), tensor(c.rows), c.options)), c.expected);
-  }
-  // 16 sequences of 1024: most work is in those longer than that.
-  const auto packed = [] { return placeholder({1, 16384, 2, 64}, DType::bf16); };
-  tw::detail::AttentionCall call = tw::detail::check_attention(packed(), packed(), packed(), packed(), {.causal = true});
-  const std::int32_t starts[17] = {};
-  call.cu_q = call.cu_k = starts;
-  call.batch = 16;
-  EXPECT_EQ(tile_use(call), TileUse::paired);
-  call.batch = 8;
-  EXPECT_EQ(tile_use(call), TileUse::wide);
-}
-
-TEST(AttentionRegistered, NamesAreUniqueAndLaunchesPossible) {
-  std::set<std::string> names, kernels;
-  for (const KernelSpec& spec : specs_of(registered())) {
-    EXPECT_TRUE(names.insert(spec.name).second) << spec.name << " twice";
-    EXPECT_TRUE(kernels.insert(spec.type + " on " + spec.target).second) << spec.name << " is another name's kernel";
-    EXPECT_NE(find_embedded(spec.source), nullptr) << spec.source;
-  }
-  EXPECT_FALSE(names.empty());
-}
-
-TEST(AttentionRegistered, PairedTilesAreTwoBlocksOnAnSM) {
-  skip_without_nvrtc();
-  for (const KernelSpec& spec : specs_of(registered())) {
-    if (!spec.name.ends_with("_d64_causal")) continue;
-    const CompiledKernel kernel = compile(spec);
-    // An SM has so much shared memory and so many registers; the system takes 1 KB for each block.
-    EXPECT_LE(2 * (kernel.module.shared_bytes + 1024), 233472) << spec.name;
-    EXPECT_LE(2 * kernel.module.threads * kernel.registers, 65536) << spec.name;
-  }
 }
 
 }  // namespace

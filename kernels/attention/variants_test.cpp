@@ -1,0 +1,82 @@
+// Which tiles a call of attention() takes, and the kernels that are registered.
+
+#include "tilewave/attention.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+#include "kernels/attention/run.hpp"
+#include "kernels/attention/variants.hpp"
+#include "runtime/format.hpp"
+#include "tests/support.hpp"
+#include "tilewave/tile/cpu/target.tile.hpp"
+
+namespace tw::kernels::attention {
+namespace {
+
+using namespace tw::test;
+
+TEST(AttentionTileUse, FollowsFromWhatATileSees) {
+  using tw::detail::TileUse;
+  struct Case {
+    std::int64_t rows, keys, head_dim;
+    AttentionOptions options;
+    TileUse expected;
+  };
+  const Case cases[] = {
+      {4096, 4096, 64, {}, TileUse::widest},
+      {8192, 8192, 64, {}, TileUse::wide},
+      {512, 512, 64, {}, TileUse::widest},
+      {2048, 2048, 64, {.causal = true}, TileUse::paired},
+      {2048, 2048, 40, {.causal = true}, TileUse::paired},
+      {2049, 2049, 64, {.causal = true}, TileUse::widest},
+      {512, 8192, 64, {.causal = true}, TileUse::narrow},  // the last queries of many keys
+      {8192, 8192, 64, {.causal = true, .window_left = 1024}, TileUse::paired},
+      {8192, 8192, 64, {.window_left = 512, .window_right = 512}, TileUse::paired},
+      {8192, 8192, 64, {.window_left = 1024, .window_right = 1}, TileUse::wide},
+      {8192, 8192, 64, {.window_left = 512}, TileUse::wide},  // all keys behind
+      {1024, 1024, 96, {.causal = true}, TileUse::wide},
+      {1024, 1024, 128, {.causal = true}, TileUse::narrow},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(tw::format("{} queries, {} keys, head_dim {}, causal {}, window {} {}", c.rows, c.keys, c.head_dim, c.options.causal,
+                            c.options.window_left, c.options.window_right));
+    const auto tensor = [&](std::int64_t rows) { return placeholder({1, rows, 2, c.head_dim}, DType::bf16); };
+    EXPECT_EQ(tile_use(tw::detail::check_attention(tensor(c.rows), tensor(c.keys), tensor(c.keys), tensor(c.rows), c.options)), c.expected);
+  }
+  // 16 sequences of 1024: most work is in those longer than that.
+  const auto packed = [] { return placeholder({1, 16384, 2, 64}, DType::bf16); };
+  tw::detail::AttentionCall call = tw::detail::check_attention(packed(), packed(), packed(), packed(), {.causal = true});
+  const std::int32_t starts[17] = {};
+  call.cu_q = call.cu_k = starts;
+  call.batch = 16;
+  EXPECT_EQ(tile_use(call), TileUse::paired);
+  call.batch = 8;
+  EXPECT_EQ(tile_use(call), TileUse::wide);
+}
+
+TEST(AttentionRegistered, NamesAreUniqueAndLaunchesPossible) {
+  std::set<std::string> names, kernels;
+  for (const KernelSpec& spec : specs_of(registered())) {
+    EXPECT_TRUE(names.insert(spec.name).second) << spec.name << " twice";
+    EXPECT_TRUE(kernels.insert(spec.type + " on " + spec.target).second) << spec.name << " is another name's kernel";
+    EXPECT_NE(find_embedded(spec.source), nullptr) << spec.source;
+  }
+  EXPECT_FALSE(names.empty());
+}
+
+TEST(AttentionRegistered, PairedTilesAreTwoBlocksOnAnSM) {
+  skip_without_nvrtc();
+  for (const KernelSpec& spec : specs_of(registered())) {
+    if (!spec.name.ends_with("_d64_causal")) continue;
+    const CompiledKernel kernel = compile(spec);
+    // An SM has so much shared memory and so many registers; the system takes 1 KB for each block.
+    EXPECT_LE(2 * (kernel.module.shared_bytes + 1024), 233472) << spec.name;
+    EXPECT_LE(2 * kernel.module.threads * kernel.registers, 65536) << spec.name;
+  }
+}
+
+}  // namespace
+}  // namespace tw::kernels::attention

@@ -1,0 +1,94 @@
+// gemm()'s choice of configurations, plain arithmetic, and the kernels that are registered.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <string>
+
+#include "kernels/gemm/configs.hpp"
+#include "kernels/gemm/variants.hpp"
+#include "tests/support.hpp"
+
+namespace tw::kernels::gemm {
+namespace {
+
+using namespace tw::test;
+
+constexpr int kUnits = 132;  // an H200's
+
+Config chosen(const Problem& problem) { return configs()[static_cast<std::size_t>(choose_config(problem))]; }
+
+std::int64_t tiles(const Config& c, const Problem& p) {
+  const std::int64_t m = (p.m + c.bm - 1) / c.bm;
+  return (m + c.cluster - 1) / c.cluster * c.cluster * ((p.n + c.bn - 1) / c.bn) * p.batch;
+}
+
+TEST(GemmHeuristics, ChooseSomethingThatTheCallMayUse) {
+  std::mt19937_64 random = random_engine();
+  const auto extent = [&] { return std::int64_t{1} << random() % 31 | static_cast<std::int64_t>(random() % 1000); };
+  for (int i = 0; i < 20000; ++i) {
+    const Problem p{extent(),
+                    extent(),
+                    random() % 10 == 0 ? 0 : extent(),
+                    random() % 4 == 0 ? extent() : 1,
+                    random() % 2 == 0 ? 2 : 4,
+                    random() % 2 == 0,
+                    random() % 2 == 0,
+                    1 + static_cast<int>(random() % 200)};
+    // gemm() refuses products of more tiles than an int counts.
+    if (static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.batch) > 1e12) continue;
+    const int index = choose_config(p);
+    ASSERT_GE(index, 0);
+    ASSERT_LT(index, static_cast<int>(configs().size()));
+    ASSERT_TRUE(valid(configs()[static_cast<std::size_t>(index)], p)) << p.m << " x " << p.n << " x " << p.k;
+    ASSERT_EQ(choose_config(p), index);
+  }
+}
+
+TEST(GemmHeuristics, LargeProductsTakeWideTiles) {
+  for (const std::int64_t size : {4096, 8192, 16384}) EXPECT_EQ(chosen({size, size, size, 1, 2, false, false, kUnits}).bn, 256) << size;
+}
+
+TEST(GemmHeuristics, FewRowsTakeLowTiles) {
+  for (const std::int64_t m : {1, 2, 16, 63, 64})
+    for (const std::int64_t n : {256, 1280, 4096}) EXPECT_EQ(chosen({m, n, 4096, 1, 2, false, false, kUnits}).bm, 64) << m << " x " << n;
+}
+
+TEST(GemmHeuristics, SmallProductsFillMoreUnits) {
+  for (const std::int64_t size : {256, 384, 512, 768}) {
+    const Problem p{size, size, 1024, 1, 2, false, false, kUnits};
+    EXPECT_GT(std::min<std::int64_t>(tiles(chosen(p), p), kUnits), std::min<std::int64_t>(tiles(configs()[0], p), kUnits)) << size;
+  }
+}
+
+TEST(GemmHeuristics, ABatchOfProductsIsAsGoodAsATallOne) {
+  // The same tiles, whether they come from one tall product or from a batch whose rows fill their tiles.
+  for (const std::int64_t batch : {1, 2, 4, 16, 64}) {
+    const Problem tall{256 * batch, 1024, 1024, 1, 2, false, false, kUnits}, stack{256, 1024, 1024, batch, 2, false, false, kUnits};
+    EXPECT_EQ(choose_config(tall), choose_config(stack)) << batch;
+  }
+}
+
+TEST(GemmHeuristics, EveryConfigurationFitsTheHardware) {
+  for (const Config& c : configs()) {
+    EXPECT_EQ(c.bm % 64, 0);
+    EXPECT_EQ(c.bn % 8, 0);
+    EXPECT_GE(c.stages, 2) << "a product is in flight while the next slot is taken";
+    EXPECT_TRUE(c.cluster == 1 || c.cluster == 2);
+  }
+}
+
+TEST(GemmRegistered, NamesAreUniqueAndLaunchesPossible) {
+  std::set<std::string> names, kernels;
+  for (const KernelSpec& spec : specs_of(registered())) {
+    EXPECT_TRUE(names.insert(spec.name).second) << spec.name << " twice";
+    EXPECT_TRUE(kernels.insert(spec.type + " on " + spec.target).second) << spec.name << " is another name's kernel";
+    EXPECT_NE(find_embedded(spec.source), nullptr) << spec.source;
+  }
+  EXPECT_FALSE(names.empty());
+}
+
+}  // namespace
+}  // namespace tw::kernels::gemm
