@@ -65,6 +65,9 @@ class CommandLine : public testing::Test {
     return parsed;
   }
 
+  /// The first registered kernel that uses the tensor cores of plain bf16 products: quick to compile.
+  std::string some_kernel() const { return run_json("kernels list --json").at(0).at("name"); }
+
   /// As built; or, in a bundle, in the folder beside this program's.
   static std::filesystem::path program() {
     const std::filesystem::path built = TILEWAVE_BINARY_DIR "/tilewave";

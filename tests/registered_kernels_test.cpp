@@ -1,0 +1,217 @@
+// The analyses of the registered kernels, against counts made by hand.
+
+#include "tilewave/analyze.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/registry.hpp"
+#include "runtime/format.hpp"
+#include "tests/counted_products.hpp"
+#include "tests/expect_error.hpp"
+#include "tests/support.hpp"
+
+namespace tw::test {
+namespace {
+
+const RegisteredKernel& registered(const std::vector<RegisteredKernel>& all, const std::string& name) {
+  return *std::find_if(all.begin(), all.end(), [&](const RegisteredKernel& kernel) { return kernel.spec.name == name; });
+}
+
+TEST(RegisteredKernels, Convolution) {
+  const std::vector<RegisteredKernel> all = registered_kernels();
+  const RegisteredKernel& kernel = registered(all, "convolution_f16_fc_128x256");
+  const auto analyze_shape = [&](const char* text) { return kernel.analyze(ShapeValues(text, kernel.shape)); };
+  // 64 images of 512 x 512 pixels and 256 channels to 512, 3 x 3. What the padding multiplies is not inside: of the 1536 taps of a
+  // dimension's pixels two meet it.
+  const Analysis large = analyze_shape("N=64,H=512,W=512,C=256,F=512,K=3,padding=1");
+  EXPECT_EQ(products(large, OperandType::f16), 39582418599936u);
+  EXPECT_EQ(inside(large, OperandType::f16), 2ull * 64 * 1534 * 1534 * 256 * 512);
+  EXPECT_EQ(large.global_written, 2ull * 64 * 512 * 512 * 512);
+  EXPECT_EQ(large.unique_read, 2ull * (64ull * 512 * 512 * 256 + 9 * 256 * 512));
+
+  // Without padding every tap of every pixel is inside; two columns of tiles read the image, as many tiles as there are windows the
+  // weights.
+  const Analysis odd = analyze_shape("N=3,H=9,W=12,C=65,F=300,K=2,stride=2");
+  const std::uint64_t pixels = 3 * 4 * 6;
+  EXPECT_EQ(inside(odd, OperandType::f16), 2 * pixels * 4 * 65 * 300);
+  EXPECT_EQ(odd.global_written, 2 * pixels * 300);
+  EXPECT_EQ(odd.global_read, 2 * (2 * pixels * 4 * 65 + static_cast<std::uint64_t>(odd.tiles) / 2 * 4 * 65 * 300));
+}
+
+/// Kernels whose element functions take floats, which are not counted but reported.
+bool takes_floats(const RegisteredKernel& kernel) {
+  const auto begins = [&](const char* prefix) { return kernel.spec.name.starts_with(prefix); };
+  return kernel.family == "norm" || kernel.family == "rope" || kernel.family == "cast_fp8" || begins("swiglu_interleaved") ||
+         begins("gemm_fp8_block_scaled") || begins("gemm_bf16_sum_partials");
+}
+
+/// 64 for every extent that has no default, but one row for gemv.
+std::string shape_text(const RegisteredKernel& kernel) {
+  std::string text;
+  for (const ShapeKey& key : kernel.shape) {
+    if (key.standard) continue;
+    const bool one_row = kernel.spec.name.starts_with("gemv") && std::string(key.name) == "M";
+    text += tw::format("{}{}={}", text.empty() ? "" : ",", key.name, one_row ? 1 : 64);
+  }
+  return text;
+}
+
+TEST(RegisteredKernels, AreAnalysed) {
+  for (const RegisteredKernel& kernel : registered_kernels()) {
+    SCOPED_TRACE(kernel.spec.name);
+    ASSERT_NE(kernel.analyze, nullptr);
+    ASSERT_FALSE(kernel.shape.empty());
+    const Analysis a = kernel.analyze(ShapeValues(shape_text(kernel), kernel.shape));
+    EXPECT_GT(a.tiles, 0);
+    EXPECT_EQ(a.unique_read > 0, !kernel.spec.name.starts_with("rope_table"));
+    EXPECT_GT(a.global_written, 0u);
+    EXPECT_GE(a.global_read, a.unique_read);
+    EXPECT_GE(a.global_written, a.unique_written);
+    if (!takes_floats(kernel)) {
+      EXPECT_EQ(a.uncounted, 0u);
+    }
+  }
+}
+
+TEST(RegisteredKernels, AnalysesAgreeWithTheCompiledModules) {
+  skip_without_nvrtc();
+  std::set<std::string> families;
+  for (const RegisteredKernel& kernel : registered_kernels()) {
+    if (kernel.analyze == nullptr || !families.insert(kernel.family).second) continue;
+    SCOPED_TRACE(kernel.spec.name);
+    const Analysis a = kernel.analyze(ShapeValues(shape_text(kernel), kernel.shape));
+    const ModuleInfo module = compile(kernel.spec).module;
+    EXPECT_EQ(a.threads, module.threads);
+    EXPECT_EQ(a.operations.all_products() > 0, module.loads);
+    // The GPU's layout adds barriers and padding.
+    EXPECT_LE(a.shared_bytes, module.shared_bytes);
+    EXPECT_GE(a.shared_bytes + 8192, module.shared_bytes);
+  }
+  EXPECT_EQ(families.size(), 13u);
+}
+
+/// Bytes by hand: what blocks read and write, and what of it is read at least.
+struct Bytes {
+  const char* family;
+  const char* kernel;
+  const char* shape;
+  std::uint64_t read, written, unique_read;
+};
+
+const Bytes kBytes[] = {
+    // 8 x 8 tiles with 128 rows of A and of B each.
+    {"gemm", "gemm_bf16_nt_128x128", "M=1024,N=1024,K=1024", 33554432, 2097152, 4194304},
+    // B, the row for each of 13 tiles of 8 rows of B, and the bias.
+    {"gemm", "gemv_bf16", "M=1,N=100,K=3000,bias=1", 600000 + 13 * 6000 + 200, 200, 600000 + 6000 + 200},
+    // Two tiles of B's rows in each of four parts of K, with all rows of A.
+    {"gemm", "gemm_bf16_turned_partial", "M=10,N=200,K=1000", 400000 + 2 * 20000, 4 * 8000, 420000},
+    {"gemm", "gemm_bf16_sum_partials", "M=10,N=200,K=1000", 4 * 8000, 4000, 4 * 8000},
+    // Two tiles of 128 rows, three steps: A and its scales once, B and its scales twice.
+    {"gemm", "gemm_fp8_block_scaled", "M=200,N=100,K=300", 60000 + 2 * 30000 + 2400 + 2 * 12, 40000, 60000 + 30000 + 2400 + 12},
+    {"attention", "attention_bf16_d64", "seqlen_q=100,seqlen_k=300,heads=2", 2 * (12800 + 2 * 38400), 2 * 12800, 2 * (12800 + 2 * 38400)},
+    // One tile: every pixel once for each of 9 taps, less what the padding hides: 3 x 8 rows or columns less two.
+    {"convolution", "convolution_bf16_fc_64x128", "N=1,H=8,W=8,C=64,F=64,padding=1", 22 * 22 * 128 + 9 * 8192, 8192, 8192 + 9 * 8192},
+    {"elementwise", "add_bf16", "rows=7,cols=9", 252, 126, 252},
+    {"elementwise", "cast_f32_bf16", "rows=3,cols=1000", 12000, 6000, 12000},
+    {"transpose", "transpose_2_bytes", "batch=3,M=100,N=70", 42000, 42000, 42000},
+    {"reduce", "sum_rows_bf16", "batch=2,rows=10,cols=100", 4000, 40, 4000},
+    {"reduce", "sum_long_rows_f32", "rows=2,cols=20000,splits=2", 160000, 16, 160000},
+    {"reduce", "sum_columns_f32", "rows=1000,cols=130,splits=2", 520000, 1040, 520000},
+    {"embedding", "embedding_bf16", "vocabulary=50,dim=700,ids=9", 9 * 1400 + 9 * 4, 9 * 1400, 9 * 1400 + 9 * 4},
+    {"softmax", "softmax_f16_f32_8x16", "rows=5,cols=3000", 30000, 60000, 30000},
+    {"softmax", "softmax_bf16_chunked", "rows=3,cols=20000", 2 * 120000, 120000, 120000},
+    // x, residual and, in each of six blocks, the weight; y and the sum.
+    {"norm", "rms_norm_bf16_8x8", "rows=6,cols=1000,residual=1", 24000 + 6 * 2000, 24000, 24000 + 2000},
+    {"norm", "layer_norm_bf16_chunked", "rows=1,cols=10000", 3 * 20000 + 40000, 20000, 60000},
+    {"swiglu", "swiglu_bf16", "rows=3,cols=3000", 36000, 18000, 36000},
+    {"swiglu", "swiglu_interleaved_bf16", "rows=3,cols=3000", 36000, 18000, 36000},
+    // Two tiles of 8 heads for each of ten tokens, each with the token's row of both tables.
+    {"rope", "rope_bf16_8x32", "batch=2,seqlen=5,heads=10,dim=64", 12800 + 20 * 128, 12800, 12800 + 5 * 128},
+    {"rope", "rope_interleaved_bf16_16x64", "seqlen=5,heads=10,dim=64", 6400 + 5 * 128, 6400, 6400 + 5 * 128},
+    {"rope", "rope_table_f32", "seqlen=5,dim=64", 0, 1280, 0},
+    {"cast_fp8", "cast_fp8_bf16", "rows=10,cols=256", 5120, 2560 + 80, 5120},
+    {"cast_fp8", "cast_fp8_bf16", "rows=10,cols=130", 2600, 1300 + 80, 2600},
+    {"cast_fp8", "cast_fp8_grouped_bf16", "rows=40,cols=130,groups=4", 10400, 5200 + 320, 10400},
+    {"cast_fp8", "cast_fp8_row_maxima_bf16", "rows=130,cols=200", 52000, 1040, 52000},
+    // In each of two groups four tiles with 128 maxima and one with two, each for four warps; a scale for each of four blocks.
+    {"cast_fp8", "cast_fp8_blocks_bf16", "rows=130,cols=200", 52000 + 2 * (4 * 2048 + 32), 26000 + 16, 52000 + 1040},
+    // A row is read for its histogram and to take what is beyond it; k values are read once more.
+    {"topk", "topk_bf16", "rows=4,cols=20000", 2 * 160000 + 512, 4 * 64 * 6, 160000},
+    {"topk", "topk_short_f32", "rows=4,cols=100,k=3", 1600 + 48, 4 * 3 * 8, 1600},  // as many as can be sorted at once
+    {"topk", "topk_part_f32", "rows=1,cols=100000", 2 * 400000, 25 * 256 * 8, 400000},
+    {"topk", "argmax_part_f32", "rows=1,cols=100000", 400000, 25 * 8, 400000},
+    {"topk", "argmax_merge_f32", "rows=1,cols=100000", 25 * 8 + 4, 4 + 4, 25 * 8 + 4},
+};
+
+TEST(RegisteredKernels, BytesOfEveryFamily) {
+  const std::vector<RegisteredKernel> all = registered_kernels();
+  for (const RegisteredKernel& kernel : all)
+    EXPECT_TRUE(std::any_of(std::begin(kBytes), std::end(kBytes), [&](const Bytes& b) { return b.family == kernel.family; }))
+        << kernel.family << " has no kernel here";
+  for (const Bytes& expected : kBytes) {
+    SCOPED_TRACE(tw::format("{}, {}", expected.kernel, expected.shape));
+    const RegisteredKernel& kernel = registered(all, expected.kernel);
+    EXPECT_EQ(kernel.family, expected.family);
+    const Analysis a = kernel.analyze(ShapeValues(expected.shape, kernel.shape));
+    EXPECT_EQ(a.global_read, expected.read);
+    EXPECT_EQ(a.global_written, expected.written);
+    EXPECT_EQ(a.unique_read, expected.unique_read);
+    EXPECT_EQ(a.unique_written, expected.written);
+  }
+}
+
+TEST(RegisteredKernels, OperationsOfRows) {
+  const std::vector<RegisteredKernel> all = registered_kernels();
+  const auto analyze_shape = [&](const char* name, const char* text) {
+    const RegisteredKernel& kernel = registered(all, name);
+    return kernel.analyze(ShapeValues(text, kernel.shape));
+  };
+  // Of a block's 4096 columns: the maximum, difference, scale, the exponential, the sum, the product; and the reciprocal of the sum.
+  const Analysis softmax = analyze_shape("softmax_f16_f32_8x16", "rows=5,cols=3000");
+  EXPECT_EQ(softmax.operations.special, 5u * (4096 + 1));
+  EXPECT_EQ(softmax.operations.f32, 5u * (4095 + 2 * 4096 + 4095 + 1 + 4096));
+  // Rows of 4 x 1024 columns, 4 of them a tile: every element is added, then a row's places, then the result is divided.
+  const Analysis sum = analyze_shape("sum_rows_bf16", "rows=10,cols=100");
+  EXPECT_EQ(sum.operations.f32, 12u * (1024 + 1023) + 10);
+  EXPECT_EQ(sum.operations.special, 10u);
+}
+
+TEST(RegisteredKernels, SharedMemoryOfTopk) {
+  const std::vector<RegisteredKernel> all = registered_kernels();
+  const RegisteredKernel& kernel = registered(all, "topk_bf16");
+  const auto traffic = [&](const char* text) { return kernel.analyze(ShapeValues(text, kernel.shape)).shared_traffic; };
+  // 2048 counters are cleared and searched, one is read and written for every element; the list's size is cleared; 64 keys are sorted in 21
+  // steps, each of which reads and writes all, and read.
+  EXPECT_EQ(traffic("rows=4,cols=20000"), 4u * (2 * 8192 + 20000 * 8 + 4 + 21 * 64 * 16 + 64 * 8));
+  // Few enough to be sorted: each key is appended with the list's size.
+  EXPECT_EQ(traffic("rows=4,cols=100"), 4u * (4 + 100 * 16 + 21 * 64 * 16 + 64 * 8));
+}
+
+TEST(RegisteredKernels, ShapesThatAKernelIsNotForAreErrors) {
+  const std::vector<RegisteredKernel> all = registered_kernels();
+  const auto expect = [&](const char* name, const char* text, const char* part) {
+    const RegisteredKernel& kernel = registered(all, name);
+    expect_error<InvalidArgument>([&] { kernel.analyze(ShapeValues(text, kernel.shape)); }, {part});
+  };
+  expect("gemv_bf16", "M=2,N=8,K=8", "M is 2; the kernel is for one row");
+  expect("gemm_bf16_turned_partial", "M=2,N=8,K=0", "K is 0");
+  expect("gemm_fp8_block_scaled", "M=2,N=8,K=8,batch=2", "batch is 2");
+  expect("softmax_bf16_2x24", "rows=1,cols=1537", "cols is 1537; the kernel is for rows of up to 1536");
+  expect("rms_norm_bf16_1x8", "rows=1,cols=257", "cols is 257; the kernel is for rows of up to 256");
+  expect("rope_bf16_8x32", "seqlen=1,dim=63", "dim is 63; it must be positive and even");
+  expect("cast_fp8_grouped_bf16", "rows=10,cols=8,groups=4", "rows is 10; it must be a multiple of groups, 4");
+  expect("topk_short_bf16", "rows=1,cols=4000,k=513", "k is 513; the kernel sorts up to 512");
+  expect("topk_bf16", "rows=1,cols=4000,k=0", "k is 0; it must be 1 to 2048");
+}
+
+/// They are compiled ahead of time into one pack, which is to stay small.
+TEST(RegisteredKernels, AreNotTooMany) { EXPECT_LE(registered_kernels().size(), 150u); }
+
+}  // namespace
+}  // namespace tw::test
