@@ -14,6 +14,7 @@
 #include "tests/counted_products.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/language_kernels.tile.hpp"
+#include "tests/product_kernels.tile.hpp"
 #include "tests/support.hpp"
 #include "tilewave/tile/attention.tile.hpp"
 
