@@ -287,13 +287,12 @@ struct BlockBase {
     const Position at = here();
     Words<E, F::width> words[F::row_count][F::pieces];
     // Loads stand together, without branches between them, so that all are on their way at once; what follows is the same for all ways.
-    TW_UNROLL
-    for (int r = 0; r < F::row_count; ++r)
-      load_row<F>(words[r], from, row_of(F::row(at, F::in_row(r, 0))), col0 + F::col(at, 0), i, j, value_of<E>(fill));
     if constexpr (moves_in_words<G, kPieceLoads>) {
+      gather_in_words<F>(words, from, row_of, col0, i, j, value_of<E>(fill));
+    } else {
       TW_UNROLL
       for (int r = 0; r < F::row_count; ++r)
-        load_row_end<F>(words[r], from, row_of(F::row(at, F::in_row(r, 0))), col0 + F::col(at, 0), i, j, value_of<E>(fill));
+        load_row<F>(words[r], from, row_of(F::row(at, F::in_row(r, 0))), col0 + F::col(at, 0), i, j, value_of<E>(fill));
     }
     TW_UNROLL
     for (int r = 0; r < F::row_count; ++r) {
@@ -312,7 +311,6 @@ struct BlockBase {
     const Position at = here();
     Words<E, Tile::width> words[Tile::pieces];
     load_row<Tile>(words, from, row, col + to.col(at, 0), i, j, value_of<E>(fill));
-    if constexpr (moves_in_words<G, kPieceLoads>) load_row_end<Tile>(words, from, row, col + to.col(at, 0), i, j, value_of<E>(fill));
     TW_UNROLL
     for (int n = 0; n < Tile::pieces; ++n) words[n].unpack(to.x + n * Tile::width);
   }
@@ -362,6 +360,16 @@ struct BlockBase {
     own<F>();
     using E = typename G::Element;
     const Position at = here();
+    if constexpr (moves_in_words<G, kPieceStores>) {
+      const bool stored = in_widest_words<F::width>(to, col0, [&](auto size) {
+        TW_UNROLL
+        for (int r = 0; r < F::row_count; ++r) {
+          const int row = row0 + F::row(at, F::in_row(r, 0));
+          store_row_in_words<F, decltype(size)::value>(from.x + F::in_row(r, 0), to, row, col0 + F::col(at, 0), i, j);
+        }
+      });
+      if (stored) return;
+    }
     TW_UNROLL
     for (int r = 0; r < F::row_count; ++r) {
       const int row = row0 + F::row(at, F::in_row(r, 0)), col = col0 + F::col(at, 0);
@@ -373,7 +381,7 @@ struct BlockBase {
           words.pack(from.x + F::in_row(r, n * F::width));
           if (to.inside(row, col + n * F::piece_step)) words.store(first + n * F::piece_step);
         }
-      } else if (!store_row_in_words<F>(from.x + F::in_row(r, 0), to, row, col, i, j)) {
+      } else {
         TW_UNROLL
         for (int n = 0; n < F::share; ++n) {
           const int c = ptx::opaque(col + n / F::width * F::piece_step + n % F::width);
@@ -568,7 +576,7 @@ struct BlockBase {
       const E* const first = from.template piece_at<const E>(row, col, i, j);
       TW_UNROLL
       for (int n = 0; n < F::pieces; ++n) words[n].load_if(from.inside(row, col + n * F::piece_step), first + n * F::piece_step, otherwise);
-    } else if (!load_row_in_words<F>(words, from, row, col, i, j, otherwise)) {
+    } else {
       TW_UNROLL
       for (int n = 0; n < F::share; ++n) {
         const int c = ptx::opaque(col + n / F::width * F::piece_step + n % F::width);
@@ -579,14 +587,16 @@ struct BlockBase {
   /// Rows that are not whole pieces: a tensor of a length that is no multiple of the pieces', or whose rows begin at lower multiples.
   template <class G, bool kWhole>
   static constexpr bool moves_in_words = moves_in_pieces<typename G::TileType> && !kWhole;
-  /// f(Constant<S>) with the most elements S that make a word of 4, 8 or 16 bytes for which `address` is aligned; false if there are none.
-  template <int S, class E, class Fn>
-  static TW_INLINE bool in_widest_words(const E* address, Fn f) {
-    constexpr u64 bytes = S * sizeof(E);
+  /// f(Constant<S>) with the most elements S that make a word of 4, 8 or 16 bytes for which all rows are aligned from column `col` on, the
+  /// same for every thread; false if there are none.
+  template <int S, class G, class Fn>
+  static TW_INLINE bool in_widest_words(const G& tensor, int col, Fn f) {
+    using T = typename G::Element;
+    constexpr int bytes = S * static_cast<int>(sizeof(T));
     if constexpr (bytes > 16) {
-      return in_widest_words<S / 2>(address, f);
+      return in_widest_words<S / 2>(tensor, col, f);
     } else if constexpr (bytes >= 4) {
-      if (reinterpret_cast<u64>(address) % bytes != 0) return in_widest_words<S / 2>(address, f);
+      if (!tensor.template vectors<T, S>() || col % S != 0) return in_widest_words<S / 2>(tensor, col, f);
       f(Constant<S>{});
       return true;
     } else {
@@ -598,26 +608,22 @@ struct BlockBase {
   static TW_INLINE int inside_row(const G& tensor, int row, int col) {
     return static_cast<u32>(row) < static_cast<u32>(tensor.rows) ? tensor.cols - col : 0;
   }
-  /// load_row() in the widest words that the row's address allows; those in which the tensor ends are left to load_row_end().
-  template <class F, class E, class G>
-  TW_INLINE bool load_row_in_words(Words<E, F::width>* words, const G& from, int row, int col, int i, int j, E otherwise) const {
-    if constexpr (!moves_in_words<G, kPieceLoads>) return false;
+  /// load_row() in words of S elements; one in which the tensor ends is left to load_row_end().
+  template <class F, int S, class E, class G>
+  TW_INLINE void load_row_in_words(Words<E, F::width>* words, const G& from, int row, int col, int i, int j, E otherwise) const {
     const E* const first = from.template piece_at<const E>(row, col, i, j);
     const int count = inside_row(from, row, col);
-    return from.stride_col == 1 && in_widest_words<F::width>(first, [&](auto size) {
-             constexpr int S = decltype(size)::value;
-             TW_UNROLL
-             for (int n = 0; n < F::pieces; ++n) {
-               words[n].fill(otherwise);
-               TW_UNROLL
-               for (int k = 0; k < F::width; k += S) {
-                 const int place = n * F::piece_step + k;
-                 words[n].template load_word_if<S>(place + S <= count, first + place, k);
-               }
-             }
-           });
+    TW_UNROLL
+    for (int n = 0; n < F::pieces; ++n) {
+      words[n].fill(otherwise);
+      TW_UNROLL
+      for (int k = 0; k < F::width; k += S) {
+        const int place = n * F::piece_step + k;
+        words[n].template load_word_if<S>(place + S <= count, first + place, k);
+      }
+    }
   }
-  /// The piece in which the tensor ends, if it is this thread's. Apart from load_row(), so that its branch holds up no other loads.
+  /// The piece in which the tensor ends, if it is this thread's. Apart from the row's other loads, which its branch would hold up.
   template <class F, class E, class G>
   TW_INLINE void load_row_end(Words<E, F::width>* words, const G& from, int row, int col, int i, int j, E otherwise) const {
     const int count = inside_row(from, row, col);
@@ -626,38 +632,52 @@ struct BlockBase {
     for (int n = 0; n < F::pieces; ++n) {
       const int left = count - n * F::piece_step;
       if (left <= 0 || left >= F::width) continue;
+      const E* const first = from.template piece_at<const E>(row, col, i, j) + n * F::piece_step;
       TW_UNROLL
-      for (int k = 0; k < F::width; ++k)
-        words[n].set(k, k < left ? *from.template at<const E>(row, col + n * F::piece_step + k, i, j) : otherwise);
+      for (int k = 0; k < F::width; ++k) words[n].set(k, k < left ? first[k] : otherwise);
     }
   }
-  /// A row of a tile, x[F::share], in the widest words that the row's address in the tensor allows, and element by element where the tensor
-  /// ends; false if not even two elements are a word.
-  template <class F, class T, class G>
-  TW_INLINE bool store_row_in_words(const T* x, const G& to, int row, int col, int i, int j) const {
-    if constexpr (!moves_in_words<G, kPieceStores>) return false;
+  /// gather() of such rows: in words, if there are any for which they are aligned.
+  template <class F, class E, class G, class RowOf>
+  TW_INLINE void gather_in_words(Words<E, F::width> (&words)[F::row_count][F::pieces], const G& from, RowOf row_of, int col0, int i, int j,
+                                 E otherwise) const {
+    const Position at = here();
+    const auto row = [&](int r) { return row_of(F::row(at, F::in_row(r, 0))); };
+    const int col = col0 + F::col(at, 0);
+    const bool in_words = in_widest_words<F::width>(from, col0, [&](auto size) {
+      TW_UNROLL
+      for (int r = 0; r < F::row_count; ++r) load_row_in_words<F, decltype(size)::value>(words[r], from, row(r), col, i, j, otherwise);
+    });
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      if (in_words)
+        load_row_end<F>(words[r], from, row(r), col, i, j, otherwise);
+      else
+        load_row<F>(words[r], from, row(r), col, i, j, otherwise);
+    }
+  }
+  /// A row of a tile, x[F::share], in words of S elements, and element by element where the tensor ends.
+  template <class F, int S, class T, class G>
+  TW_INLINE void store_row_in_words(const T* x, const G& to, int row, int col, int i, int j) const {
     using E = typename G::Element;
     E* const first = to.template piece_at<E>(row, col, i, j);
     const int count = inside_row(to, row, col);
-    return to.stride_col == 1 && in_widest_words<F::width>(first, [&](auto size) {
-             constexpr int S = decltype(size)::value;
-             TW_UNROLL
-             for (int n = 0; n < F::pieces; ++n) {
-               Words<E, F::width> words;
-               words.pack(x + n * F::width);
-               TW_UNROLL
-               for (int k = 0; k < F::width; k += S) {
-                 const int place = n * F::piece_step + k;
-                 if (place + S <= count) {
-                   words.template store_word<S>(first + place, k);
-                 } else {
-                   TW_UNROLL
-                   for (int e = 0; e < S - 1; ++e)
-                     if (place + e < count) first[place + e] = words.get(k + e);
-                 }
-               }
-             }
-           });
+    TW_UNROLL
+    for (int n = 0; n < F::pieces; ++n) {
+      Words<E, F::width> words;
+      words.pack(x + n * F::width);
+      TW_UNROLL
+      for (int k = 0; k < F::width; k += S) {
+        const int place = n * F::piece_step + k;
+        if (place + S <= count) {
+          words.template store_word<S>(first + place, k);
+        } else {
+          TW_UNROLL
+          for (int e = 0; e < S - 1; ++e)
+            if (place + e < count) first[place + e] = words.get(k + e);
+        }
+      }
+    }
   }
   template <class F, class Fn, class... Operands>
   TW_INLINE void map_with(F& tile, Fn f, const Operands&... operands) const {
