@@ -242,13 +242,14 @@ struct Words {
   }
   template <int S>
   TW_INLINE void store_word(T* to, int k) const {
-    constexpr int word = S * static_cast<int>(sizeof(T)) / 4;
-    struct alignas(word * 4) Raw {
-      u32 w[word];
-    } raw;
-    TW_UNROLL
-    for (int n = 0; n < word; ++n) raw.w[n] = w[k * static_cast<int>(sizeof(T)) / 4 + n];
-    *reinterpret_cast<Raw*>(to) = raw;
+    constexpr int word_bytes = S * static_cast<int>(sizeof(T));
+    const u32* const from = w + k * static_cast<int>(sizeof(T)) / 4;
+    if constexpr (word_bytes == 16)
+      ptx::store_16(to, from);
+    else if constexpr (word_bytes == 8)
+      ptx::store_8(to, from);
+    else
+      ptx::store_4(to, from);
   }
   TW_INLINE void fill(T x) {
     TW_UNROLL

@@ -169,6 +169,13 @@ TW_INLINE void load_1_if(bool inside, const void* from, u32& w) {
          : "memory");
 }
 
+// One instruction each. Of stores in C++ on two branches, one of them less aligned, compilers make common ones of the lower alignment.
+TW_INLINE void store_16(void* to, const u32* w) {
+  TW_ASM("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+}
+TW_INLINE void store_8(void* to, const u32* w) { TW_ASM("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1]) : "memory"); }
+TW_INLINE void store_4(void* to, const u32* w) { TW_ASM("st.global.u32 [%0], %1;" ::"l"(to), "r"(w[0]) : "memory"); }
+
 TW_INLINE void atomic_add(float* to, float value) { TW_ASM("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory"); }
 TW_INLINE u32 fetch_add(u32* to, u32 value) {
   u32 before = 0;
