@@ -162,6 +162,17 @@ TEST_F(CliKernels, KernelsCompile) {
   EXPECT_EQ(run("kernels compile --arch sm_90a " + name).code, 0);
 }
 
+TEST_F(CliKernels, KernelsCompileTakesAFamily) {
+  skip_without_nvrtc();
+  std::vector<std::string> expected, compiled;
+  for (const json& kernel : run_json("kernels list --json")) {
+    if (kernel.at("family") == "transpose") expected.push_back(kernel.at("name"));
+  }
+  for (const json& kernel : run_json("kernels compile --json transpose")) compiled.push_back(kernel.at("name"));
+  ASSERT_GE(expected.size(), 2u);
+  EXPECT_EQ(compiled, expected);
+}
+
 TEST_F(CliKernels, KernelsCompileIsForHopperUnlessToldOtherwise) {
   skip_without_nvrtc();
   EXPECT_EQ(run_json("kernels compile --json " + some_kernel()).at(0).at("ok"), true);
