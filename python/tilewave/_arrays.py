@@ -1,7 +1,7 @@
 """Arrays of several kinds as the library's tensors, without copies.
 
-A tw_tensor (tilewave.h) is passed as its bytes. Taken are NumPy arrays, PyTorch tensors on the CPU or on CUDA, and what speaks DLPack.
-PyTorch is never imported here: who has a tensor has imported it.
+A tw_tensor (tilewave.h) is passed as its bytes. Supported are NumPy arrays, PyTorch tensors on the CPU or on CUDA, and DLPack objects.
+PyTorch is never imported here: a caller that has a tensor has imported it.
 """
 
 from __future__ import annotations
@@ -197,10 +197,10 @@ _check_contents = contextvars.ContextVar("tilewave.check_contents", default=Fals
 
 @contextlib.contextmanager
 def check_contents(enabled: bool = True) -> Iterator[None]:
-    """Within `with tilewave.check_contents():`, or a function decorated so, attention looks at lengths, offsets and page numbers on a GPU.
+    """In `with tilewave.check_contents():`, or a decorated function, attention checks lengths, offsets and page numbers on a GPU.
 
-    Each call then waits for the device and raises ValueError for wrong numbers, which are else clamped to memory that may be touched. On
-    the CPU they are always looked at. It holds for FlashAttention's functions and for tilewave.ops, whose own check_contents overrides it.
+    Each call then waits for the device and raises ValueError for wrong numbers, which are otherwise clamped to valid memory. On the CPU
+    they are always checked. Applies to FlashAttention's functions and to tilewave.ops, where the argument check_contents overrides it.
     """
     token = _check_contents.set(enabled)
     try:
@@ -210,7 +210,7 @@ def check_contents(enabled: bool = True) -> Iterator[None]:
 
 
 def checks_contents(argument: bool | None) -> bool:
-    """What an operation's argument check_contents means."""
+    """The meaning of an operation's argument check_contents."""
     return _check_contents.get() if argument is None else bool(argument)
 
 

@@ -30,7 +30,7 @@ def compiled_ops():
 
 
 def into(out, result):
-    """`result` of an operator, or where `out` is given that, with the same in it. Pairs too."""
+    """An operator's `result`, copied into `out` if that is given. Also for pairs."""
     if out is None:
         return result
     if isinstance(out, tuple):

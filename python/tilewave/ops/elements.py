@@ -81,7 +81,7 @@ def gelu_tanh(x: Array, *, out: Array | None = None) -> Array:
 def cast(x: Array, dtype: str, *, out: Array | None = None) -> Array:
     """x as `dtype`: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8, int32, int64, uint8 or bool, from any of them.
 
-    To the nearest, ties to even. To an integer type out-of-range values become the nearest one and NaN 0; to fp8 it saturates.
+    To the nearest, ties to even. To an integer type out-of-range values become the nearest integer in range and NaN 0; to fp8 it saturates.
     """
     if _dispatch.through_operator(x):
         return _dispatch.into(out, _dispatch.compiled_ops().cast(x, dtype))
@@ -96,7 +96,7 @@ def swiglu(gate: Array, up: Array, *, out: Array | None = None) -> Array:
 
 
 def swiglu_interleaved(x: Array, *, out: Array | None = None) -> Array:
-    """swiglu() of columns that alternate, gate, up, gate, up: x [.., 2 n] gives [.., n]."""
+    """swiglu() of alternating columns, gate, up, gate, up: x [.., 2 n] gives [.., n]."""
     if _dispatch.through_operator(x):
         return _dispatch.into(out, _dispatch.compiled_ops().swiglu_interleaved(x))
     return _of_one("swiglu_interleaved", x, out, shape=(*x.shape[:-1], x.shape[-1] // 2) if len(x.shape) else ())
@@ -112,8 +112,8 @@ def transpose(x: Array, *, out: Array | None = None) -> Array:
 def embedding(table: Array, ids: Array, *, scale: float = 1.0, out: Array | None = None) -> Array:
     """scale * table[ids]. table: [vocabulary, dim] of f32, f16, bf16 or fp8; ids: int32 or int64, contiguous; gives [*ids.shape, dim].
 
-    Ids out of range: ValueError on the CPU. On CUDA an id below 0 counts as 0 and one beyond the table as the last row: to look at them
-    would mean to wait for the device.
+    Ids out of range: ValueError on the CPU. On CUDA they are clamped to the table, because checking them would have to wait for the
+    device.
     """
     if _dispatch.through_operator(table, ids):
         return _dispatch.into(out, _dispatch.compiled_ops().embedding(table, ids, scale))

@@ -51,8 +51,8 @@ def layer_norm(
 ) -> Array:
     """(h - mean(h)) / sqrt(var(h) + epsilon) * weight + bias over the last dimension, n long; h is x, or x + residual.
 
-    x: [.., n], 1 to 4 dimensions of f32, f16 or bf16; weight, bias: [n] of x's dtype or f32; residual: as x. sum_out receives h, rounded to
-    x's dtype; it may be x or the residual. Statistics in f32; `out` may be x, and of another dtype.
+    x: [.., n], 1 to 4 dimensions of f32, f16 or bf16; weight, bias: [n] of x's dtype or f32; residual: as x. sum_out is an output for h,
+    rounded to x's dtype; it may be x or the residual. Statistics are f32; `out` may be x, or have another dtype.
     """
     if _dispatch.through_operator(x, weight, bias, residual):
         x, residual = _summed(x, residual, sum_out)
@@ -119,7 +119,7 @@ def rope(
     positions: Array | None = None,
     out: Array | None = None,
 ) -> Array:
-    """Rotary position embedding (Su et al., arXiv 2104.09864): pairs of a head's first rotary_dim dimensions are turned by a row of the table.
+    """Rotary position embedding (Su et al., arXiv 2104.09864): rotates pairs in a head's first rotary_dim dimensions.
 
     x: [batch, seqlen, heads, dim] or [seqlen, heads, dim] of f32, f16 or bf16; cos, sin: [positions, rotary_dim / 2] of x's dtype or f32.
     Pairs are k and k + rotary_dim / 2, or `interleaved` 2 k and 2 k + 1. Row s of a sequence has position offset + s, or offsets[b] + s
@@ -141,7 +141,7 @@ def rope(
 
 
 def reduce(x: Array, reduction: str, *, dim: int = -1, keepdim: bool = False, out: Array | None = None) -> Array:
-    """The sum, mean, max, min or abs_max (largest magnitude) of x along one dimension, accumulated in f32 in an order that never changes.
+    """The sum, mean, max, min or abs_max (largest magnitude) of x along one dimension, accumulated in f32 in a fixed order.
 
     x: 1 to 4 dimensions of f32, f16 or bf16. Gives x's shape without the dimension, or with `keepdim` 1 in its place. A NaN makes NaN.
     """
@@ -167,7 +167,7 @@ def reduce_shape(x: Array, dim: int, keepdim: bool) -> tuple:
 
 
 def argmax(x: Array, *, dtype: str = "int64", out: Array | None = None) -> Array:
-    """The column of the largest element of each row x[.., :], of equal ones the first, as int64 or int32. NaN is larger than all numbers."""
+    """The column of the largest element of each row x[.., :], the first of equal ones; int64 or int32. NaN is larger than all numbers."""
     if _dispatch.through_operator(x):
         return _dispatch.into(out, _dispatch.compiled_ops().argmax(x, dtype))
     of_x = tensor("x", x)
@@ -183,8 +183,8 @@ def topk(
     """The k largest elements of each row x[.., :] and their columns, int64: both [.., k]; values descending, equal ones by their columns.
 
     x: 1 to 4 dimensions of f32, f16 or bf16; k: 1 to 2048. not `largest`: the smallest, ascending. not `sorted`: in the order of their
-    columns. starts, ends: int32, x's shape without the last dimension: only x[.., start:end] counts. Where a row has fewer, columns are -1
-    and values -inf (inf for the smallest).
+    columns. starts, ends: int32, x's shape without the last dimension: only x[.., start:end] is searched. If a row has fewer, columns are
+    -1 and values -inf (inf for the smallest).
     """
     if _dispatch.through_operator(x, starts, ends):
         return _dispatch.compiled_ops().topk(x, k, largest, sorted, starts, ends)

@@ -20,13 +20,13 @@ def apply_rotary_emb(
     cu_seqlens: torch.Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> torch.Tensor:
-    """Turns pairs of a head's first rotary_dim dimensions by the angle of their position; the other dimensions stay.
+    """Rotates pairs of a head's first rotary_dim dimensions by the angle of their position; the other dimensions pass through.
 
     x: [batch, seqlen, heads, headdim], or with cu_seqlens (int32 [batch + 1]) packed, [total, heads, headdim]. cos, sin: [positions,
     rotary_dim / 2] of x's dtype or float32. Pairs are n and n + rotary_dim / 2, or `interleaved` 2 n and 2 n + 1. Token s of sequence b has
     the position s + seqlen_offsets, a number or int32 or int64 [batch]. Gives a tensor like x, or `inplace` x itself.
 
-    max_seqlen is accepted; lengths come from cu_seqlens. Packed tokens behind the last sequence are turned too.
+    max_seqlen is accepted; lengths come from cu_seqlens. Packed tokens after the last sequence are also rotated.
     """
     import torch
 
@@ -66,7 +66,7 @@ def apply_rotary_emb_qkv_(
     """apply_rotary_emb() of the queries and keys in qkv, in place; gives qkv.
 
     qkv: [batch, seqlen, 3, heads, headdim], or with num_heads_q [batch, seqlen, num_heads_q + 2 * kv_heads, headdim]. cos_k, sin_k: tables
-    of the keys, where they are not those of the queries.
+    for the keys, if they differ from those of the queries.
     """
     q, k, _ = _flash.unpack_qkv(qkv, num_heads_q)
     apply_rotary_emb(q, cos, sin, interleaved, True, seqlen_offsets)

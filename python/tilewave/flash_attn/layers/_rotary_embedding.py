@@ -10,9 +10,9 @@ from ._rotary import apply_rotary_emb, apply_rotary_emb_kv_, apply_rotary_emb_qk
 class RotaryEmbedding(torch.nn.Module):
     """Rotary position embedding (Su et al., arXiv 2104.09864) of the first `dim` dimensions of queries and keys, in place.
 
-    Position p turns pair n by the angle p * base^(-2 n / dim). interleaved: pairs are 2 n and 2 n + 1, else n and n + dim / 2. scale_base:
-    XPos (Sun et al., arXiv 2212.10554): of a table of `length` positions queries are also multiplied by
-    ((2 n + 0.4 dim) / (1.4 dim))^((p - length // 2) / scale_base), and keys divided by it. 512 is usual.
+    Position p rotates pair n by the angle p * base^(-2 n / dim). interleaved: pairs are 2 n and 2 n + 1, else n and n + dim / 2.
+    scale_base: XPos (Sun et al., arXiv 2212.10554): of a table of `length` positions queries are also multiplied by ((2 n + 0.4 dim) / (1.4
+    dim))^((p - length // 2) / scale_base), and keys divided by it. 512 is usual.
     """
 
     inv_freq: torch.Tensor
@@ -66,12 +66,12 @@ class RotaryEmbedding(torch.nn.Module):
         max_seqlen: int | None = None,
         num_heads_q: int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Turns queries and keys in place, and gives what it was given.
+        """Rotates queries and keys in place, and returns its arguments.
 
         qkv: [batch, seqlen, 3, heads, headdim], or with num_heads_q [batch, seqlen, num_heads_q + 2 * kv_heads, headdim]. With kv, [batch,
         seqlen, 2, kv_heads, headdim], qkv is q, [batch, seqlen, heads, headdim]. Token s of sequence b has position s + seqlen_offset, a
-        number or int32 or int64 [batch]. max_seqlen: positions that tables are made for, needed where seqlen_offset is a tensor and none are
-        that long yet.
+        number or int32 or int64 [batch]. max_seqlen: positions that tables are made for, needed where seqlen_offset is a tensor and none
+        are that long yet.
         """
         length = max_seqlen
         if length is None and not isinstance(seqlen_offset, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Rotary position embedding by the names that it has in flash_attn.layers.rotary of FlashAttention 2.8."""
+"""Rotary position embedding with the names of flash_attn.layers.rotary in FlashAttention 2.8."""
 
 from __future__ import annotations
 
