@@ -17,7 +17,7 @@ case $1 in
   test)
     # One at a time: they share the GPU and its memory. Without a usable GPU they fail here, rather than skip.
     export TILEWAVE_REQUIRE_CUDA=1
-    ctest --preset release --no-label-summary --no-tests=error --tests-regex 'cuda|^python' --parallel 1
+    ctest --test-dir build --output-on-failure --no-label-summary --no-tests=error --label-regex '^(gpu|python)$' --parallel 1
     ;;
   bench)
     device=$(nvidia-smi --query-gpu=name --format=csv,noheader --id=0 | tr '[:upper:] ' '[:lower:]-')

@@ -37,7 +37,7 @@ bool launched(const std::function<void()>& launch);
 /// Devices to run an operation's tests on: use with testing::ValuesIn and device_name. The GPU's tests skip where there is none.
 inline const std::vector<Device> kDevices = {Device::cpu(), Device::cuda()};
 
-/// "cpu" or "cuda": `ctest -R cuda` picks the tests that need a GPU (`make gpu-test`).
+/// "cpu" or "cuda". A test with "cuda" in its name has the label gpu: only `make gpu-test` runs it.
 inline std::string device_name(const testing::TestParamInfo<Device>& info) { return info.param.is_cuda() ? "cuda" : "cpu"; }
 
 }  // namespace tw::test
