@@ -17,6 +17,12 @@ ctest --preset "$preset" --no-label-summary --no-tests=error --output-junit "$re
   --test-output-size-failed 100000000 --parallel "$(nproc)" "$@"
 status=$?
 
+gpu=0
+for program in "$build"/tests/*_tests; do
+  gpu=$((gpu + $("$program" --gtest_list_tests --gtest_filter='*cuda*' | grep -c '^  ')))
+done
+echo "Left out: $gpu tests that need a GPU (make gpu-test)"
+
 awk '
   /<testcase / { name = $0; sub(/.*<testcase name="/, "", name); sub(/".*/, "", name)
                  state = $0; sub(/.* status="/, "", state); sub(/".*/, "", state)
@@ -31,10 +37,4 @@ awk '
     else if (!inside) { if (state == "run") ++passed; else { ++skipped; print "skipped: " name } }
   }
   END { printf "%d passed, %d skipped, %d failed\n", passed, skipped, failed }' "$report"
-
-gpu=0
-for program in "$build"/tests/*_tests; do
-  gpu=$((gpu + $("$program" --gtest_list_tests --gtest_filter='*cuda*' | grep -c '^  ')))
-done
-echo "Left out: $gpu tests that need a GPU (make gpu-test)"
 exit $status
