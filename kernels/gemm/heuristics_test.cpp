@@ -43,7 +43,6 @@ TEST(GemmHeuristics, ChooseSomethingThatTheCallMayUse) {
     ASSERT_GE(index, 0);
     ASSERT_LT(index, static_cast<int>(configs().size()));
     ASSERT_TRUE(valid(configs()[static_cast<std::size_t>(index)], p)) << p.m << " x " << p.n << " x " << p.k;
-    ASSERT_EQ(choose_config(p), index);
   }
 }
 
