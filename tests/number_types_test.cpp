@@ -350,7 +350,7 @@ class NumberTypes : public testing::TestWithParam<Device> {
     using T = typename F::Type;
     std::vector<float> values = deciding_values<F>();
     std::mt19937_64 random = random_engine();
-    for (int i = 0; i < 50'000; ++i) values.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
+    for (int i = 0; i < random_cases(50'000); ++i) values.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
     values.insert(values.end(),
                   {kInf, -kInf, kNaN, 0.0f, -0.0f, std::numeric_limits<float>::max(), std::numeric_limits<float>::denorm_min()});
     values.resize((values.size() + 31) / 32 * 32, 1.0f);

@@ -64,7 +64,7 @@ TEST(SharedMemory, IsThatOfTheBytes) {
     return Tensor::borrow(memory + offset, shape, dtype, Device::cpu(), strides);
   };
   int shared = 0, apart = 0, crossing = 0, distinct = 0;
-  for (int n = 0; n < 20000; ++n) {
+  for (int n = 0; n < random_cases(20000); ++n) {
     const Tensor a = view(), b = view();
     const std::vector<std::int64_t> of_a = bytes_of(a, memory), of_b = bytes_of(b, memory);
     const std::set<std::int64_t> set(of_a.begin(), of_a.end());
@@ -82,7 +82,7 @@ TEST(SharedMemory, IsThatOfTheBytes) {
     ASSERT_EQ(refused, set.size() != of_a.size()) << tw::format("{} [{}]", a, tw::join(a.strides(), ", "));
     ++(refused ? crossing : distinct);
   }
-  EXPECT_GT(std::min({shared, apart, crossing, distinct}), 1000);
+  EXPECT_GT(std::min({shared, apart, crossing, distinct}), random_cases(1000));
 }
 
 TEST(SharedMemory, IsFoundInLargeTensorsToo) {

@@ -23,6 +23,16 @@ std::uint64_t seed();
 /// A generator for the current test: its stream depends on seed() and on the test's name alone, not on which tests ran before.
 std::mt19937_64 random_engine();
 
+/// The number of random cases to draw: `count`, or a quarter of it under the address sanitizer, where a case takes about ten times as long.
+/// Every loop over many random cases asks for its count here.
+constexpr int random_cases(int count) {
+#if defined(__SANITIZE_ADDRESS__)
+  return (count + 3) / 4;
+#else
+  return count;
+#endif
+}
+
 /// The first usable GPU's report, or null.
 const DeviceInfo* cuda_device();
 

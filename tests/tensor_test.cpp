@@ -269,7 +269,7 @@ TEST(Tensor, NegativeAndZeroStrides) {
 TEST(Tensor, StridedCopiesMatchElementByElement) {
   std::mt19937_64 random = random_engine();
   auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < random_cases(200); ++round) {
     Shape shape;
     for (int rank = pick(1, 4); rank > 0; --rank) shape.push_back(pick(1, 6));
     Tensor source = counting(shape);

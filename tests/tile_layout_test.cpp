@@ -193,7 +193,7 @@ void expect_each_tile_once(const TileGrid& grid, int m, int n, int batch) {
 TEST(Schedule, VisitsEachTileOnce) {
   std::mt19937_64 random = random_engine();
   const auto extent = [&](int most) { return 1 + static_cast<int>(random() % static_cast<unsigned>(most)); };
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < random_cases(300); ++i) {
     const TileGrid grid{extent(40), extent(20), extent(5)};
     expect_each_tile_once<RowMajor>(grid, grid.m, grid.n, grid.batch);
     expect_each_tile_once<Banded<1>>(grid, grid.m, grid.n, grid.batch);

@@ -159,7 +159,7 @@ TEST_P(Attention, AnyLengths) {
 }
 
 TEST_P(Attention, SampledShapes) {
-  for (int i = 0; i < 24; ++i) {
+  for (int i = 0; i < random_cases(24); ++i) {
     const int groups = 1 << pick(4), kv_heads = 1 + pick(3);
     check({.seqlen_q = 1 + pick(150),
            .seqlen_k = 1 + pick(200),
@@ -217,7 +217,7 @@ TEST_P(Attention, Masks) {
 
 TEST_P(Attention, SampledFeatures) {
   // On a GPU every list of rules is a kernel to compile, so there is some of everything, and fewer lists.
-  const int cases = device.is_cuda() ? 160 : 700;
+  const int cases = device.is_cuda() ? 160 : random_cases(700);
   struct List {
     int head_dim, value_dim;
     bool softcap, alibi, mask, lower, upper;
@@ -258,7 +258,7 @@ TEST_P(Attention, SampledFeatures) {
 }
 
 TEST_P(Attention, PackedSequences) {
-  for (int i = 0; i < (device.is_cuda() ? 24 : 120) && !HasFailure(); ++i) {
+  for (int i = 0; i < (device.is_cuda() ? 24 : random_cases(120)) && !HasFailure(); ++i) {
     // On a GPU many are taken longest first, and long ones may have tiles of three warpgroups.
     const bool many = device.is_cuda() && pick(6) == 0;
     const int most = device.is_cuda() && !many && pick(6) == 0 ? 1300 : 300;

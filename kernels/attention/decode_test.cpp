@@ -450,7 +450,7 @@ TEST_P(AttentionDecode, AnyNumberOfParts) {
 }
 
 TEST_P(AttentionDecode, SampledCases) {
-  for (int i = 0; i < (device.is_cuda() ? 12 : 120); ++i) {  // on a GPU most of them are kernels to compile
+  for (int i = 0; i < (device.is_cuda() ? 12 : random_cases(120)); ++i) {  // on a GPU most of them are kernels to compile
     Case c;
     c.batch = 1 + pick(4);
     c.seqlen_q = 1 + pick(5);

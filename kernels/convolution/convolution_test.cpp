@@ -209,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(Ops, Convolution,
                          });
 
 TEST_P(Convolution, AnyShape) {
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < random_cases(60); ++i) {
     Case c = random_case();
     // On a GPU dense tensors of odd channels go without TMA; 8 channels are 16 bytes.
     if (!all_variants()) c.x.place = c.weights.place = c.y.place = Place::aligned;
@@ -258,7 +258,7 @@ TEST_P(Convolution, StridesOfEverySize) {
 }
 
 TEST_P(Convolution, OneDimension) {
-  for (int i = 0; i < 12; ++i) {
+  for (int i = 0; i < random_cases(12); ++i) {
     Case c = random_case();
     c.h = c.kernel[0] = c.stride[0] = c.dilation[0] = 1;
     c.padding[0] = 0;
@@ -324,7 +324,7 @@ TEST_P(Convolution, AnyStrides) {
   if (!all_variants()) return;
   constexpr Place kPlaces[] = {Place::dense, Place::aligned, Place::unaligned, Place::stepped, Place::reversed};
   constexpr Order kOrders[] = {Order::channels_last, Order::channels_first, Order::features_last};
-  for (int i = 0; i < 20; ++i) {
+  for (int i = 0; i < random_cases(20); ++i) {
     Case c = random_case();
     c.x = {kPlaces[pick(5)], kOrders[pick(2)]};
     c.weights = {kPlaces[pick(5)], kOrders[pick(3)]};

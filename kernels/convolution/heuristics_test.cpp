@@ -27,7 +27,7 @@ Problem problem(std::int64_t images, std::int64_t height, std::int64_t width, st
 
 TEST(ConvolutionWindow, CoversTheOutputAndFitsTheTile) {
   std::mt19937_64 random = random_engine();
-  for (int i = 0; i < 2000; ++i) {
+  for (int i = 0; i < random_cases(2000); ++i) {
     const auto extent = [&] { return static_cast<std::int64_t>(1 + random() % (std::uint64_t{1} << random() % 12)); };
     const auto stride = static_cast<std::int64_t>(1 + random() % 12);
     const Problem p = problem(extent(), extent(), extent(), 64, 9, stride);

@@ -177,7 +177,7 @@ TEST_P(Gemm, AnyShape) {
     check(usual_case(1, n, 97));
     check(usual_case(n, 1, 97));
   }
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < random_cases(60); ++i) {
     const int m = kExtents[static_cast<std::size_t>(pick(kExtents.size()))];
     const int n = kExtents[static_cast<std::size_t>(pick(kExtents.size()))];
     const int k = kExtents[static_cast<std::size_t>(pick(kExtents.size()))];
@@ -213,7 +213,7 @@ TEST_P(Gemm, AnyStrides) {
   constexpr Place kPlaces[] = {Place::dense, Place::aligned, Place::unaligned, Place::stepped, Place::reversed};
   check({.m = 67, .n = 130, .k = 101, .a = {Place::unaligned}, .b = {Place::unaligned}, .d = {Place::unaligned}});
   if (!all_variants()) return;
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < random_cases(40); ++i) {
     const auto operand = [&] { return Operand{kPlaces[pick(5)], pick(2) == 1}; };
     check({.m = 1 + pick(150), .n = 1 + pick(150), .k = 1 + pick(150), .a = operand(), .b = operand(), .d = operand()});
   }

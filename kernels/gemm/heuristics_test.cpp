@@ -28,7 +28,7 @@ std::int64_t tiles(const Config& c, const Problem& p) {
 TEST(GemmHeuristics, ChooseSomethingThatTheCallMayUse) {
   std::mt19937_64 random = random_engine();
   const auto extent = [&] { return std::int64_t{1} << random() % 31 | static_cast<std::int64_t>(random() % 1000); };
-  for (int i = 0; i < 20000; ++i) {
+  for (int i = 0; i < random_cases(20000); ++i) {
     const Problem p{extent(),
                     extent(),
                     random() % 10 == 0 ? 0 : extent(),

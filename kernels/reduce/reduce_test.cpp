@@ -94,7 +94,7 @@ TEST_P(Reduce, AnyLength) {
 }
 
 TEST_P(Reduce, AnyDimensionOfAnyShape) {
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < random_cases(60); ++i) {
     Shape shape;
     const std::int64_t rank = 1 + pick(4);
     for (std::int64_t d = 0; d < rank; ++d) shape.push_back(1 + pick(rank == 4 ? 13 : rank == 3 ? 41 : 300));

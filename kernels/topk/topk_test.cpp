@@ -311,7 +311,7 @@ TEST_P(Ops, GraphsWithAWorkspace) {
 TEST(Plans, CoverEachRow) {
   std::mt19937_64 random = random_engine();
   const auto below = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n)); };
-  for (int i = 0; i < 2000; ++i) {
+  for (int i = 0; i < random_cases(2000); ++i) {
     const std::int64_t rows = 1 + below(300), cols = below(std::int64_t{1} << (1 + below(30)));
     const int k = 1 + static_cast<int>(below(2048)), units = 1 + static_cast<int>(below(150));
     for (const Plan& plan : {plan_topk(rows, cols, k, units), plan_argmax(rows, cols, units)}) {
