@@ -7,16 +7,16 @@ namespace tw::cuda {
 
 /// The role that computes, as a kernel sees it: all its warps at once. What every NVIDIA target has; a target's Block adds rings, products
 /// and the ways through shared memory. `kPieceLoads`, `kPieceStores`: tensors that are bound with their Rows move in whole pieces.
-template <int Warpgroups, bool kPieceLoads, bool kPieceStores>
+template <int kWarps, bool kPieceLoads, bool kPieceStores>
 struct BlockBase {
   int first_thread;  ///< of those that compute: the producer's come before
   Position at = Position::of(ptx::thread_index() - static_cast<u32>(first_thread));
 
   /// The accumulators rounded to T, as left operand of the next product.
-  template <class T, int R, int C>
-  TW_INLINE void convert(Operand<T, R, C>& to, const Fragment<float, R, C>& from) const {
+  template <class T, int R, int C, int WarpRows>
+  TW_INLINE void convert(Operand<T, R, C, WarpRows>& to, const Fragment<float, R, C, WarpRows>& from) const {
     TW_UNROLL
-    for (int i = 0; i < C / 4; ++i) to.x[i] = ptx::pack<T>(from.x[2 * i], from.x[2 * i + 1]);
+    for (int i = 0; i < from.size / 2; ++i) to.x[i] = ptx::pack<T>(from.x[2 * i], from.x[2 * i + 1]);
   }
 
   // Elements and rows
@@ -39,12 +39,16 @@ struct BlockBase {
     for (int i = 0; i < F::size; ++i) f(F::row(at, i), F::col(at, i), fragment.x[i]);
   }
   /// The same for `kCount` columns of a Fragment from `kFirst` on, multiples of 8.
-  template <int kFirst, int kCount, class T, int R, int C, class Fn>
-  TW_INLINE void for_columns(Fragment<T, R, C>& fragment, Fn f) const {
+  template <int kFirst, int kCount, class T, int R, int C, int WarpRows, int ColumnWarps, class Fn>
+  TW_INLINE void for_columns(Fragment<T, R, C, WarpRows, ColumnWarps>& fragment, Fn f) const {
     static_assert(kFirst % 8 == 0 && kCount % 8 == 0 && kFirst + kCount <= C, "for_columns() takes whole pieces of a row");
-    using F = Fragment<T, R, C>;
+    static_assert(ColumnWarps == 1, TW_WHOLE_ROWS);
+    using F = Fragment<T, R, C, WarpRows, ColumnWarps>;
     TW_UNROLL
-    for (int i = kFirst / 2; i < (kFirst + kCount) / 2; ++i) f(F::row(at, i), F::col(at, i), fragment.x[i]);
+    for (int tile = 0; tile < F::size; tile += F::tile_size) {
+      TW_UNROLL
+      for (int i = tile + kFirst / 2; i < tile + (kFirst + kCount) / 2; ++i) f(F::row(at, i), F::col(at, i), fragment.x[i]);
+    }
   }
   template <class F, class Other, class Fn>
   TW_INLINE void for_each(F& first, Other& second, Fn f) const {
@@ -97,6 +101,9 @@ struct BlockBase {
   /// True in one of the threads that hold copies of a RowVector's elements: the one that writes them.
   template <class T, class Tile>
   TW_INLINE bool owns_rows(const RowVector<T, Tile>& vector) const {
+    if constexpr (Tile::kind == TileKind::fragment) {
+      if (Tile::warp_col(at) != 0) return false;
+    }
     return ptx::thread_index() % static_cast<u32>(vector.row_threads) == 0;
   }
   /// Adds up the shares of map_partial_sum().
@@ -152,15 +159,16 @@ struct BlockBase {
     add_products(sums, rows, columns);
   }
   /// to(row, n) = f(from(row, 2 n), from(row, 2 n + 1)).
-  template <class T, int R, int C, class Fn>
-  TW_INLINE void pairs(Fragment<T, R, C / 2>& to, const Fragment<T, R, C>& from, Fn f) const {
-    static_assert(C % 16 == 0, "pairs() halves the columns, which stay a multiple of 8");
+  template <class T, int R, int C, int WarpRows, int ColumnWarps, class Fn>
+  TW_INLINE void pairs(Fragment<T, R, C / 2, WarpRows, ColumnWarps>& to, const Fragment<T, R, C, WarpRows, ColumnWarps>& from, Fn f) const {
+    using From = Fragment<T, R, C, WarpRows, ColumnWarps>;
+    static_assert(From::warp_cols % 16 == 0, "pairs() halves the columns, which stay a multiple of 8");
     // A thread has a pair of every eight columns, and wants two neighbouring results of every eight: those of two neighbours in its quad.
     const int quad = at.lane & ~3;
     const int low = quad + at.lane % 2 * 2;
     const bool second = at.lane % 4 >= 2;
     TW_UNROLL
-    for (int group = 0; group < C / 16; ++group) {
+    for (int group = 0; group < From::size / 8; ++group) {
       TW_UNROLL
       for (int r = 0; r < 2; ++r) {
         const T* x = from.x + group * 8 + r * 2;
@@ -174,16 +182,14 @@ struct BlockBase {
     }
   }
   /// vector[col] = sum of the column over all the block's rows.
-  template <class T, int R, int C>
-  TW_INLINE void column_sum(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector,
-                            const Scratch<T, R, C>& scratch) const {
-    reduce_columns(fragment, vector, scratch, [](float a, float b) { return a + b; });
+  template <class T, class F>
+  TW_INLINE void column_sum(const F& fragment, ColumnVector<T, F>& vector, const Scratch<T, F::rows, F::cols>& scratch) const {
+    reduce_columns(fragment, vector, scratch.offset, [](float a, float b) { return a + b; });
   }
   /// vector[col] = largest element of the column.
-  template <class T, int R, int C>
-  TW_INLINE void column_max(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector,
-                            const Scratch<T, R, C>& scratch) const {
-    reduce_columns(fragment, vector, scratch, [](float a, float b) { return max(a, b); });
+  template <class T, class F>
+  TW_INLINE void column_max(const F& fragment, ColumnVector<T, F>& vector, const Scratch<T, F::rows, F::cols>& scratch) const {
+    reduce_columns(fragment, vector, scratch.offset, [](float a, float b) { return max(a, b); });
   }
   /// vector[col] = f(f(a, b), c)... of the column's elements, in an order that is the same in every run; f must be associative and
   /// commutative.
@@ -518,14 +524,14 @@ struct BlockBase {
   }
 
  protected:
-  static constexpr int threads = Warpgroups * kWarpgroupThreads;
+  static constexpr int threads = kWarps * 32;
   template <class F>
   static constexpr void own() {
     if constexpr (F::kind == TileKind::fragment) {
-      static_assert(F::rows == Warpgroups * kWarpgroupRows, TW_FRAGMENT_ROWS);
+      static_assert(F::warps == kWarps, TW_FRAGMENT_ROWS);
       static_assert(accumulates<typename F::Element>, TW_ACCUMULATES);
     } else {
-      static_assert(F::warps == Warpgroups * 4, "Rows are dealt to the kernel's warps: give Rows the kernel's `warps`");
+      static_assert(F::warps == kWarps, "Rows are dealt to the kernel's warps: give Rows the kernel's `warps`");
     }
   }
   static constexpr int kAllRows = 0x7fffffff;  ///< an end that no row is behind: the tensor's own counts
@@ -785,23 +791,24 @@ struct BlockBase {
       return reinterpret_cast<Piece<T, width>*>(tensor.template at<T>(row, col, i, j));
   }
 
-  template <class T, int R, int C, class Op>
-  TW_INLINE void reduce_columns(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector,
-                                const Scratch<T, R, C>& scratch, Op op) const {
-    T* const partial = reinterpret_cast<T*>(shared_memory() + scratch.offset);
+  template <class T, class F, class Op>
+  TW_INLINE void reduce_columns(const F& fragment, ColumnVector<T, F>& vector, int scratch, Op op) const {
+    T* const partial = reinterpret_cast<T*>(shared_memory() + scratch);
     TW_UNROLL
-    for (int i = 0; i < C / 4; ++i) {
-      const int e = i / 2 * 4 + i % 2;
+    for (int i = 0; i < F::column_count; ++i) {
+      const int e = F::in_row(0, i);
       T value = op(fragment.x[e], fragment.x[e + 2]);
       TW_UNROLL
+      for (int r = 2; r < F::row_count; ++r) value = op(value, fragment.x[F::in_row(r, i)]);
+      TW_UNROLL
       for (int mask = 4; mask < 32; mask *= 2) value = op(value, ptx::shuffle_xor(value, mask));
-      if (at.lane < 4) partial[(at.warpgroup * 4 + at.warp) * C + vector.col(at, i)] = value;
+      if (at.lane < 4) partial[F::warp_row(at) / F::warp_rows * F::cols + vector.col(at, i)] = value;
     }
     sync();
     TW_UNROLL
-    for (int i = 0; i < C / 4; ++i) {
+    for (int i = 0; i < F::column_count; ++i) {
       T value = partial[vector.col(at, i)];
-      for (int warp = 1; warp < R / 16; ++warp) value = op(value, partial[warp * C + vector.col(at, i)]);
+      for (int warp = 1; warp < F::row_warps; ++warp) value = op(value, partial[warp * F::cols + vector.col(at, i)]);
       vector.x[i] = value;
     }
     sync();

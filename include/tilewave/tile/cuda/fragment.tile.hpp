@@ -12,41 +12,61 @@ struct Offset {
 /// from - to: conversions take as long as exponentials, and all of a thread's columns share one.
 TW_INLINE float difference(int from, const Offset& to) { return static_cast<float>(from - to.base) - static_cast<float>(to.fixed); }
 
-/// R x C accumulators, the layout of mma and of wgmma: four warps hold 64 rows, a warp 16 of them, a quad of lanes two rows (r and r + 8),
-/// a thread two neighbouring columns of every eight. Element i of a thread: column pair i / 4, row r + 8 * (i / 2 % 2), column i % 2 of the
-/// pair.
-template <class T, int R, int C>
+/// R x C accumulators in the layout of mma and wgmma. Each warp holds `WarpRows` rows of C / `ColumnWarps` columns: warp w has the rows
+/// from w % (R / WarpRows) * WarpRows on, and warps w, w + R / WarpRows, ... hold neighbouring columns of the same rows. Within 16 rows of
+/// a warp a quad of lanes holds two rows (r and r + 8), a thread two neighbouring columns of every eight. A thread's elements are ordered
+/// by 16 rows, then groups of 8 columns, then the two rows, then the two columns.
+template <class T, int R, int C, int WarpRows = 16, int ColumnWarps = 1>
 struct Fragment {
-  static_assert(R % kWarpgroupRows == 0 && C % 8 == 0, "a Fragment has a multiple of 64 rows and of 8 columns");
+  static_assert(WarpRows % 16 == 0 && R % WarpRows == 0, "a Fragment's rows are dealt to warps in multiples of 16");
+  static_assert(C % (8 * ColumnWarps) == 0, "a Fragment has a multiple of 8 columns for each warp");
   static constexpr TileKind kind = TileKind::fragment;
   static constexpr int rows = R;
   static constexpr int cols = C;
-  static constexpr int size = C / 2;
-  static constexpr int width = 2;        ///< elements side by side: i, i + 1
-  static constexpr int row_count = 2;    ///< rows of a thread
-  static constexpr int row_threads = 4;  ///< neighbouring lanes that share them
-  static constexpr int share = C / 4;    ///< columns of a thread, in
-  static constexpr int pieces = C / 8;
+  static constexpr int warp_rows = WarpRows;
+  static constexpr int warp_cols = C / ColumnWarps;
+  static constexpr int row_warps = R / WarpRows;  ///< that hold a column
+  static constexpr int column_warps = ColumnWarps;
+  static constexpr int warps = row_warps * column_warps;
+  static constexpr int row_tiles = WarpRows / 16;
+  static constexpr int tile_size = warp_cols / 2;  ///< elements of a thread in 16 rows
+  static constexpr int size = row_tiles * tile_size;
+  static constexpr int width = 2;                 ///< elements side by side: i, i + 1
+  static constexpr int row_count = WarpRows / 8;  ///< rows of a thread
+  static constexpr int row_threads = 4;           ///< neighbouring lanes that share them
+  static constexpr int share = warp_cols / 4;     ///< columns of a thread, in
+  static constexpr int pieces = warp_cols / 8;
   static constexpr int piece_step = 8;  ///< columns from a thread's piece to its next
+  static constexpr int column_count = share;
   using Element = T;
   T x[size];
 
-  TW_INLINE static constexpr int row(const Position& p, int i) { return p.row + i / 2 % 2 * 8; }
-  TW_INLINE static constexpr Offset col(const Position& p, int i) { return {p.col, i / 4 * 8 + i % 2}; }
-  /// Index of the j-th element of a thread's row `r`, j < size / row_count.
-  TW_INLINE static constexpr int in_row(int r, int j) { return j / 2 * 4 + r * 2 + j % 2; }
-  static constexpr int column_count = C / 4;  ///< columns of a thread
+  /// The first row and the first column of the thread's warp.
+  TW_INLINE static constexpr int warp_row(const Position& p) {
+    return (ColumnWarps == 1 ? p.block_warp() : p.block_warp() % row_warps) * WarpRows;
+  }
+  TW_INLINE static constexpr int warp_col(const Position& p) { return ColumnWarps == 1 ? 0 : p.block_warp() / row_warps * warp_cols; }
+
+  TW_INLINE static constexpr int row(const Position& p, int i) {
+    if constexpr (WarpRows == 16 && ColumnWarps == 1) return p.row + i / 2 % 2 * 8;
+    return warp_row(p) + p.lane / 4 + (i / tile_size * 16 + i / 2 % 2 * 8);
+  }
+  TW_INLINE static constexpr Offset col(const Position& p, int i) { return {p.col + warp_col(p), i % tile_size / 4 * 8 + i % 2}; }
+  /// Index of the j-th element of a thread's row `r`, j < share.
+  TW_INLINE static constexpr int in_row(int r, int j) { return r / 2 * tile_size + j / 2 * 4 + r % 2 * 2 + j % 2; }
   /// Which of a thread's columns element i is in.
-  TW_INLINE static constexpr int column_index(int i) { return i / 4 * 2 + i % 2; }
+  TW_INLINE static constexpr int column_index(int i) { return i % tile_size / 4 * 2 + i % 2; }
 };
 
-/// The left operand of a product in registers: Fragment's layout, pairs packed to 16 bits. Four registers hold 16 columns.
-template <class T, int R, int C>
+/// The left operand of a product in registers: Fragment's layout, pairs packed to 16 bits. Four registers hold 16 columns of 16 rows.
+template <class T, int R, int C, int WarpRows = 16>
 struct Operand {
   static_assert(sizeof(T) == 2, "operands in registers are bf16 or f16");
   static constexpr int cols = C;
+  static constexpr int row_tiles = WarpRows / 16;
+  static constexpr int tile_size = C / 4;  ///< registers of 16 rows
   using Element = T;
-  u32 x[C / 4];
+  u32 x[row_tiles * tile_size];
 };
 
 /// R x C elements for work without products, over a block of `Warps` warps: warp w has rows w, w + Warps, ...; where there are fewer rows
@@ -123,6 +143,8 @@ TW_INLINE V across_warps(V value, [[maybe_unused]] Op op) {
   return value;
 }
 
+#define TW_WHOLE_ROWS "a Fragment whose columns are dealt to several warps has no reductions of rows, nor ranges of their columns"
+
 /// One row of a fragment, as block.rows() hands it out. Results are the same in every lane that shares the row.
 template <class F, int kFirst = 0, int kCount = F::cols>
 struct RowView {
@@ -134,6 +156,7 @@ struct RowView {
   /// `Count` columns from `First` on, multiples of 8 of a Fragment's row.
   template <int First, int Count>
   TW_INLINE auto columns() const {
+    if constexpr (F::kind == TileKind::fragment) static_assert(F::column_warps == 1, TW_WHOLE_ROWS);
     static_assert(First % F::piece_step == 0 && Count % F::piece_step == 0 && First + Count <= kCount,
                   "columns() are whole pieces of a row");
     return RowView<F, kFirst + First, Count>{fragment, r};
@@ -141,6 +164,7 @@ struct RowView {
 
   template <class V, class Op>
   TW_INLINE static V across(V value, Op op) {
+    if constexpr (F::kind == TileKind::fragment) static_assert(F::column_warps == 1, TW_WHOLE_ROWS);
     TW_UNROLL
     for (int mask = min(F::row_threads, 32) / 2; mask > 0; mask /= 2) value = op(value, ptx::shuffle_xor(value, mask));
     if constexpr (F::row_threads > 32) value = across_warps<F::row_threads / 32, F::rows * F::row_threads>(value, op);

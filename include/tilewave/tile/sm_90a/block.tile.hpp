@@ -8,8 +8,8 @@ namespace tw::sm_90a {
 
 /// The role that computes, as a kernel sees it: all its warpgroups at once.
 template <int Warpgroups, bool kTmaLoad, bool kTmaStore, int Cluster>
-struct Block : cuda::BlockBase<Warpgroups, kTmaLoad, kTmaStore> {
-  using Base = cuda::BlockBase<Warpgroups, kTmaLoad, kTmaStore>;
+struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
+  using Base = cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore>;
   using Base::at, Base::first_thread, Base::load, Base::store, Base::for_each, Base::sync;
   int warpgroup = Warpgroups == 1 ? 0 : ptx::uniform(at.warpgroup);  ///< at.warpgroup, for descriptors
 
