@@ -73,7 +73,7 @@ struct Attention {
     /// run under the softmax of the other, and under its first loads and its last stores, of which short tiles have many.
     static constexpr int min_blocks = BM == 128 && BN + DV <= 128 ? 2 : 1;
     /// By how many blocks of keys the output lags behind the scores: by one where a warpgroup's own product runs under its softmax.
-    static constexpr int lag = min_blocks == 1 ? 1 : 0;
+    static constexpr int lag = min_blocks == 1 && !products_are_synchronous<Target> ? 1 : 0;
     /// Two warpgroups leave room for the queries in registers, unless a third that loads without TMA or a rule needs it, as one of a user's
     /// may: Q K^T then reads a third less of shared memory.
     static constexpr bool queries_in_registers =

@@ -119,6 +119,12 @@ using Staging = typename Target::template Staging<T, R, C>;
 /// Shared memory that column reductions of Fragments of R rows and C columns need.
 template <class Target, class T, int R, int C>
 using Scratch = typename Target::template Scratch<T, R, C>;
+/// A product is done when mma() returns: then nothing is gained where a kernel starts one to run under other work, and its operands and
+/// sums only need registers for longer.
+template <class Target>
+inline constexpr bool products_are_synchronous = requires {
+  Target::synchronous_products;
+};
 /// N counters that the block's threads share.
 template <class Target, int N>
 using Histogram = typename Target::template Histogram<N>;

@@ -15,6 +15,13 @@
 #define TW_NO_UNROLL
 #endif
 
+// Conversions of 8-bit floats are instructions since compute capability 8.9.
+#if TW_ON_GPU && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define TW_CONVERTS_FP8 1
+#else
+#define TW_CONVERTS_FP8 0
+#endif
+
 namespace tw {
 
 using u8 = unsigned char;
@@ -177,7 +184,7 @@ struct fp8_e4m3 {
   u8 bits;
   fp8_e4m3() = default;
   TW_INLINE constexpr explicit fp8_e4m3(float x) : bits(0) {
-#if TW_ON_GPU
+#if TW_CONVERTS_FP8
     if (!__builtin_is_constant_evaluated()) {
       u16 pair;
       asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
@@ -188,7 +195,7 @@ struct fp8_e4m3 {
     bits = static_cast<u8>(detail::encode_float<4, 3, detail::Overflow::saturate, 0x7e, 0x7f>(x));
   }
   TW_INLINE constexpr explicit operator float() const {
-#if TW_ON_GPU
+#if TW_CONVERTS_FP8
     if (!__builtin_is_constant_evaluated()) {
       u32 pair;  // of f16, which hold every fp8 number
       asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<u16>(bits)));
@@ -206,7 +213,7 @@ struct fp8_e5m2 {
   u8 bits;
   fp8_e5m2() = default;
   TW_INLINE constexpr explicit fp8_e5m2(float x) : bits(0) {
-#if TW_ON_GPU
+#if TW_CONVERTS_FP8
     if (!__builtin_is_constant_evaluated()) {
       u16 pair;
       asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));

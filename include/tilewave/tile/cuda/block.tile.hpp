@@ -782,6 +782,32 @@ struct BlockBase {
       }
     }
   }
+  /// Straight from registers, each row of the tile where place_of(row) says.
+  template <class F, class G, class PlaceOf>
+  TW_INLINE void store_places(const F& from, const G& to, int col0, PlaceOf place_of) const {
+    own<F>();
+    using T = typename G::Element;
+    const Position at = here();
+    const bool pieces = to.template whole_pieces<T, F::width>() && col0 % F::width == 0;
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      const Place place = place_of(F::row(at, F::in_row(r, 0)));
+      if (!place.inside) continue;
+      TW_UNROLL
+      for (int n = 0; n < F::share; n += F::width) {
+        const int e = F::in_row(r, n);
+        const int col = col0 + F::col(at, e);
+        if (pieces) {
+          const Piece<T, F::width> piece{tw::to<T>(from.x[e]), tw::to<T>(from.x[e + 1])};
+          if (to.inside(place.row, col)) *piece_at<F::width>(to, place.row, col, place.i, place.j) = piece;
+        } else {
+          TW_UNROLL
+          for (int k = 0; k < F::width; ++k)
+            if (to.inside(place.row, col + k)) *to.template at<T>(place.row, col + k, place.i, place.j) = tw::to<T>(from.x[e + k]);
+        }
+      }
+    }
+  }
   template <int width, class G>
   static TW_INLINE auto* piece_at(const G& tensor, int row, int col, int i, int j) {
     using T = typename G::Element;

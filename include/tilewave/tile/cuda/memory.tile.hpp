@@ -67,6 +67,12 @@ struct GlobalView : BoundView {
   }
 };
 
+/// Where a row of a tile lies in a tensor.
+struct Place {
+  int row, i, j;
+  bool inside;  ///< the outer dimensions
+};
+
 /// One that TMA copies.
 struct MappedView : GlobalView {
   alignas(64) u64 tensor_map[16] = {};

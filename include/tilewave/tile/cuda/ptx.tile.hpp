@@ -50,15 +50,38 @@ TW_INLINE u32 block_count() {
 // Synchronisation within a block
 
 TW_INLINE void named_barrier(u32 id, u32 threads) { TW_ASM("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-// Launches that overlap (programmatic dependent launch)
+// Launches that overlap (programmatic dependent launch, since compute capability 9.0: before it a launch begins when the one before it has
+// ended)
+#if TW_ON_GPU && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define TW_LAUNCHES_OVERLAP 1
+#else
+#define TW_LAUNCHES_OVERLAP 0
+#endif
 
 /// Waits until the launch before this one in the stream has finished and its results are visible.
-TW_INLINE void wait_for_previous_launch() { TW_ASM("griddepcontrol.wait;" ::: "memory"); }
+TW_INLINE void wait_for_previous_launch() {
+#if TW_LAUNCHES_OVERLAP
+  TW_ASM("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 /// Once every block has said so, the next launch's blocks may start where there is room.
-TW_INLINE void allow_next_launch() { TW_ASM("griddepcontrol.launch_dependents;" ::: "memory"); }
+TW_INLINE void allow_next_launch() {
+#if TW_LAUNCHES_OVERLAP
+  TW_ASM("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/// Ends the kernel with an error: it would wait for ever.
+TW_INLINE void trap() { TW_ASM("trap;"); }
 
 // Warp
 
+/// All lanes have arrived, and see what the others wrote.
+TW_INLINE void warp_sync() {
+#if TW_ON_GPU
+  __syncwarp();
+#endif
+}
 template <class T>
 TW_INLINE T shuffle_xor(T value, int mask) {
 #if TW_ON_GPU
@@ -106,22 +129,31 @@ TW_INLINE u32 pack(float low, float high) {
 /// Two 8-bit floats as two f16, which hold them exactly.
 template <class T>
 TW_INLINE u32 widen_pair(u16 pair) {
+#if TW_CONVERTS_FP8
   u32 wide = 0;
   if constexpr (is_same<T, fp8_e4m3>)
     TW_ASM("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(pair));
   else
     TW_ASM("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(wide) : "h"(pair));
   return wide;
+#else
+  const auto half = [](u32 code) { return u32{f16(static_cast<float>(bit_cast<T>(static_cast<u8>(code)))).bits}; };
+  return half(pair & 0xff) | half(pair >> 8) << 16;
+#endif
 }
 /// Two f32 as two 8-bit floats in the low half of the result, `low` in its lower byte.
 template <class T>
 TW_INLINE u32 narrow_pair(float low, float high) {
+#if TW_CONVERTS_FP8
   u16 pair = 0;
   if constexpr (is_same<T, fp8_e4m3>)
     TW_ASM("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   else
     TW_ASM("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
+#else
+  return u32{T(low).bits} | u32{T(high).bits} << 8;
+#endif
 }
 
 /// Four 8x8 matrices of 16-bit elements from shared memory to a warp's registers; lane i gives the address of row i % 8 of matrix i / 8.
@@ -132,6 +164,36 @@ TW_INLINE void load_matrix_x4(u32 row_address, u32* r) {
          : "memory");
 }
 
+/// The same, each matrix transposed.
+TW_INLINE void load_matrix_x4_transposed(u32 row_address, u32* r) {
+  TW_ASM("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+         : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+         : "r"(row_address)
+         : "memory");
+}
+/// Two matrices: lanes 0 to 15 give the addresses.
+TW_INLINE void load_matrix_x2(u32 row_address, u32* r) {
+  TW_ASM("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(row_address) : "memory");
+}
+TW_INLINE void load_matrix_x2_transposed(u32 row_address, u32* r) {
+  TW_ASM("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(row_address) : "memory");
+}
+
+// Copies from global to shared memory that run while the thread goes on
+
+/// 16 bytes, of which the first `bytes` come from memory and the others become 0; both addresses are multiples of 16.
+TW_INLINE void copy_async_16(u32 to, const void* from, u32 bytes) {
+  TW_ASM("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+/// The copies that this thread has issued since the last commit are a group.
+TW_INLINE void copy_commit() { TW_ASM("cp.async.commit_group;" ::: "memory"); }
+/// All but this thread's `Pending` youngest groups have arrived.
+template <int Pending>
+TW_INLINE void copy_wait() {
+  TW_ASM("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+TW_INLINE void store_shared_4(u32 to, u32 x) { TW_ASM("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory"); }
 TW_INLINE void store_shared_16(u32 to, u32 x, u32 y, u32 z, u32 w) {
   TW_ASM("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }

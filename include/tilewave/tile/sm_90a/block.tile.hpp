@@ -109,30 +109,13 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
       const int first = here().warpgroup * kWarpgroupRows;
       store_panels(from, staging, to, row0 + w.row(first), col0, i0 + w.i(first), j0 + w.j(first));
     } else {
-      using F = Fragment<float, R, C>;
-      const Position at = here();
-      const bool pieces = to.template whole_pieces<T, F::width>() && col0 % F::width == 0;
-      TW_UNROLL
-      for (int r = 0; r < F::row_count; ++r) {
-        const int tile_row = F::row(at, F::in_row(r, 0));
-        const int row = row0 + w.row(tile_row), i = i0 + w.i(tile_row), j = j0 + w.j(tile_row);
-        if (!to.inside_outer(i, j)) continue;
-        TW_UNROLL
-        for (int n = 0; n < F::size / F::row_count; n += F::width) {
-          const int e = F::in_row(r, n);
-          const int col = col0 + F::col(at, e);
-          if (pieces) {
-            const Piece<T, F::width> piece{tw::to<T>(from.x[e]), tw::to<T>(from.x[e + 1])};
-            if (to.inside(row, col)) *Base::template piece_at<F::width>(to, row, col, i, j) = piece;
-          } else {
-            TW_UNROLL
-            for (int k = 0; k < F::width; ++k)
-              if (to.inside(row, col + k)) *to.template at<T>(row, col + k, i, j) = tw::to<T>(from.x[e + k]);
-          }
-        }
-      }
+      Base::store_places(from, to, col0, [&](int r) {
+        const int in_i = i0 + w.i(r), in_j = j0 + w.j(r);
+        return cuda::Place{row0 + w.row(r), in_i, in_j, to.inside_outer(in_i, in_j)};
+      });
     }
   }
+
   // Shared memory, element by element
 
   /// All warps of the warpgroup have read when it returns, so that the slot may be released.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "tilewave/tile/cuda/schedule.tile.hpp"
 #include "tilewave/tile/sm_90a/block.tile.hpp"
 #include "tilewave/tile/sm_90a/producer.tile.hpp"
 #include "tilewave/tile/sm_90a/target.tile.hpp"
@@ -65,17 +66,6 @@ struct TileQueue {
   }
 };
 
-/// The number of the next tile, from the counter that all blocks share. The last block to find none left resets it for the next launch.
-TW_INLINE int next_tile(const TileGrid& grid) {
-  u32* const counter = ptx::opaque(&grid)->counter;  // read here, not kept in the producer's few registers
-  const int tile = static_cast<int>(ptx::block_count() + ptx::fetch_add(counter, 1));
-  if (tile >= grid.count() && ptx::fetch_add(counter + 1, 1) == ptx::block_count() - 1) {
-    counter[0] = 0;
-    counter[1] = 0;
-  }
-  return tile;
-}
-
 /// One block's life. `On` is the kernel on target T.
 template <class On, class T>
 TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
@@ -105,20 +95,9 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
   if constexpr (!S::produces) {
     begin();
     const ComputeBlock block{0};
-    const auto compute_tile = [&](int i) {
-      if constexpr (requires { typename On::Memory; }) {
-        Allocator allocator{S::warpgroups, cluster};
-        typename On::Memory memory(allocator);
-        On::compute(block, params, tile_at(i), memory);
-      } else {
-        On::compute(block, params, tile_at(i));
-      }
-    };
-    if constexpr (S::dispatch == Dispatch::plain) {
-      compute_tile(first);
-    } else {
-      for (int i = first; i < clusters.count(); i += stride) compute_tile(i);
-    }
+    cuda::run_without_rings<On, S::dispatch>(block, params, first, stride, clusters.count(), tile_at, [] {
+      return Allocator{S::warpgroups, cluster};
+    });
   } else {
     using Memory = typename On::Memory;
     if (ptx::thread_index() == 0) {
@@ -165,10 +144,10 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
             if (i >= grid.count()) break;
             load_tile(entry.work);
             if constexpr (T::tma_load) {
-              i = next_tile(grid);
+              i = cuda::next_tile(grid);
             } else {  // the other threads that copy learn it through shared memory
               volatile int* const shared = reinterpret_cast<volatile int*>(barrier_at(kBarrierBytes / 8 - 1));
-              if (thread == 0) *shared = next_tile(grid);
+              if (thread == 0) *shared = cuda::next_tile(grid);
               ptx::named_barrier(kProducerBarrier, kWarpgroupThreads);
               i = *shared;
               ptx::named_barrier(kProducerBarrier, kWarpgroupThreads);

@@ -1,0 +1,368 @@
+#pragma once
+
+#include "tilewave/tile/cuda/block.tile.hpp"
+#include "tilewave/tile/cuda/copy.tile.hpp"
+#include "tilewave/tile/cuda/mma.tile.hpp"
+#include "tilewave/tile/cuda/ring.tile.hpp"
+#include "tilewave/tile/cuda/target.tile.hpp"
+
+namespace tw::cuda {
+
+/// The groups of copies that a block's threads have issued, and how far they have seen them arrive: the same numbers in every thread.
+struct Copies {
+  u32 issued = 0;
+  u32 unseen = 0;    ///< the youngest of them, which some thread may not see yet
+  u32 meetings = 0;  ///< of the threads, after which released slots may be filled again
+};
+
+/// Finds out whether a step's slots are free: load() runs on a copy of the memory, and copies nothing.
+struct Probe {
+  u32 meetings;
+  bool& room;
+  template <class RingType, class Fill>
+  TW_INLINE void put(RingType& ring, Fill) const {
+    room = room && ring.has_room(meetings);
+    ++ring.put;
+  }
+};
+
+/// Starts copies into slots that are free.
+template <bool kPieces, int Threads>
+struct Producer {
+  int thread;
+  Copies& copies;
+  template <class RingType, class Fill>
+  TW_INLINE void put(RingType& ring, Fill fill) const {
+    auto& slot = ring.slot(ring.put);
+    if constexpr (kPieces) {
+      fill(AsyncCopy<Threads>(thread), slot);
+      ptx::copy_commit();
+    } else {
+      fill(StridedCopy<Threads>(thread), slot);
+    }
+    ring.fill(copies.issued++);
+    ++copies.unseen;
+  }
+};
+
+/// A block as a kernel with rings sees it. It runs the kernel's load() ahead of compute(), as far as slots are free. `Work`: what load()
+/// takes for a tile, or a pointer to it.
+template <class On, class T, class Work>
+struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::piece_stores> {
+  using Base = BlockBase<Shape<On, T>::warps(), T::piece_loads, T::piece_stores>;
+  using Base::at, Base::load, Base::store, Base::for_each, Base::sync;
+  using Params = typename On::Params;
+  using Memory = typename On::Memory;
+
+  const Params& params;
+  Memory& memory;
+  Work loading;             ///< the tile whose steps are loaded,
+  int step = 0, steps = 0;  ///< the next of them, and how many there are
+  Copies copies;
+
+  TW_INLINE MultistageBlock(const Params& p, Memory& m) : Base{0}, params(p), memory(m) {}
+
+  // Rings
+
+  /// Loads a tile's steps from the first on. The steps of the tile before are all taken and released.
+  TW_INLINE void begin(const Work& work) {
+    loading = work;
+    step = 0;
+    steps = On::steps(params, tile());
+  }
+  /// The same, as far as there are slots, before the tile is computed.
+  TW_INLINE void load_early(const Work& work) {
+    begin(work);
+    meet();
+    load_ahead();
+  }
+
+  /// Waits for the next slot of the ring to be full.
+  template <class RingType>
+  TW_INLINE auto& take(RingType& ring) {
+    if (ring.put == ring.taken) {
+      meet();
+      load_ahead();
+      if (ring.put == ring.taken) ptx::trap();  // the slots that the next step needs are never released: the schedule is wrong
+    }
+    const u32 younger = (copies.issued - 1 - ring.group()) & 0xff;
+    if (younger < copies.unseen) {
+      wait_for_copies(younger);
+      copies.unseen = younger;
+      meet();
+      load_ahead();
+    }
+    return ring.slot(ring.taken++);
+  }
+  /// Gives the oldest slot taken back.
+  template <class RingType>
+  TW_INLINE void release(RingType& ring) const {
+    ring.release(copies.meetings);
+  }
+
+  // Products: a warp's part of them is done when mma() returns.
+
+  /// acc(m, n) (+)= sum over k of a(m, k) b(n, k), both from shared memory. `overwrite` starts from zero.
+  template <class Acc, class A, class B>
+  TW_INLINE void mma(Acc& acc, const A& a, const B& b, bool overwrite) const {
+    static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols),
+                  "rows of the accumulator and of the left operand differ");
+    const Lines<A, true> lines(a, at.lane, Acc::warp_row(at));
+    multiply<typename A::Element, A::contract == Contract::columns ? A::cols : A::rows>(
+        acc, [&](int k, int tile, u32* to) { lines.load(k, tile, to); }, b, overwrite);
+  }
+  /// The same with the left operand in registers.
+  template <class Acc, class E, int R, int C, int WarpRows, class B>
+  TW_INLINE void mma(Acc& acc, const Operand<E, R, C, WarpRows>& a, const B& b, bool overwrite) const {
+    static_assert(Acc::warp_rows == WarpRows && Acc::rows == R, "rows of the accumulator and of the left operand differ");
+    multiply<E, C>(
+        acc,
+        [&](int k, int tile, u32* to) {
+          TW_UNROLL
+          for (int i = 0; i < 4; ++i) to[i] = a.x[tile * a.tile_size + k * 4 + i];
+        },
+        b, overwrite);
+  }
+  template <int Left, class... Acc>
+  TW_INLINE void wait(Constant<Left>, Acc&...) const {}
+
+  /// A tile in shared memory as left operand in registers.
+  template <class E, int R, int C, int WarpRows>
+  TW_INLINE void load(Operand<E, R, C, WarpRows>& to, const Shared<E, R, C, Contract::columns>& from) const {
+    using S = Shared<E, R, C, Contract::columns>;
+    const Lines<S, true> lines(from, at.lane, Fragment<float, R, C, WarpRows>::warp_row(at));
+    TW_UNROLL
+    for (int tile = 0; tile < to.row_tiles; ++tile) {
+      TW_UNROLL
+      for (int k = 0; k < C / 16; ++k) lines.load(k, tile, to.x + tile * to.tile_size + k * 4);
+    }
+  }
+
+  // Through shared memory
+
+  /// A Fragment through shared memory: whole lines are written whatever its layout is. Only rows before `rows_end`: what lies behind
+  /// belongs to others.
+  template <class E, int R, int C, int WarpRows, int ColumnWarps, class G>
+  TW_INLINE void store(const Fragment<float, R, C, WarpRows, ColumnWarps>& from, const Staging<E, R, C, WarpRows, ColumnWarps>& staging,
+                       const G& to, int row0, int col0, int i = 0, int j = 0, int rows_end = Base::kAllRows) const {
+    if constexpr (sizeof(E) != 2)
+      Base::store_rows(from, to, row0, col0, i, j, rows_end);
+    else
+      store_lines(from, staging, to, col0, [&](int row) { return Place{row0 + row, i, j, row0 + row < rows_end}; });
+  }
+  /// The same to the window of the tensor that begins at (row0, i0, j0): it may reach over every edge.
+  template <class E, int R, int C, int WarpRows, int ColumnWarps, class G>
+  TW_INLINE void store_window(const Fragment<float, R, C, WarpRows, ColumnWarps>& from,
+                              const Staging<E, R, C, WarpRows, ColumnWarps>& staging, const G& to, int row0, int col0, int i0,
+                              int j0) const {
+    const Window& w = to.window;
+    const auto place_of = [&](int row) {
+      const int in_i = i0 + w.i(row), in_j = j0 + w.j(row);
+      return Place{row0 + w.row(row), in_i, in_j, to.inside_outer(in_i, in_j)};
+    };
+    if constexpr (sizeof(E) == 2)
+      store_lines(from, staging, to, col0, place_of);
+    else
+      Base::store_places(from, to, col0, place_of);
+  }
+
+  template <class F, class E, int R, int C, Contract contract>
+  TW_INLINE void load(F& to, Shared<E, R, C, contract>& from) const {
+    for_each(to, [&](int row, int col, auto& x) { x = static_cast<float>(from.at(row, col)); });
+  }
+  /// Visible to every thread when it returns.
+  template <class F, class E, int R, int C, Contract contract>
+  TW_INLINE void store(F& from, Shared<E, R, C, contract>& to) const {
+    for_each(from, [&](int row, int col, auto& x) { to.at(row, col) = tw::to<E>(x); });
+    sync();
+  }
+  /// The tile's rows from `first` on become 0, for this warp's products that follow: each warp writes all of them.
+  template <class E, int R, int C, Contract contract>
+  TW_INLINE void zero_rows(Shared<E, R, C, contract>& tile, int first) const {
+    using S = Shared<E, R, C, contract>;
+    constexpr int pieces = kPanelBytes / 16;
+    TW_NO_UNROLL
+    for (int n = first * pieces + at.lane; n < R * pieces; n += 32) {
+      TW_UNROLL
+      for (int panel = 0; panel < S::panels; ++panel)
+        ptx::store_shared_16(ptx::address(tile.bytes) + static_cast<u32>(panel * S::panel_bytes + n * 16), 0, 0, 0, 0);
+    }
+    ptx::warp_sync();
+  }
+
+ private:
+  static constexpr int threads = Shape<On, T>::threads;
+
+  TW_INLINE const auto& tile() const {
+    if constexpr (requires { *loading; })
+      return *loading;
+    else
+      return loading;
+  }
+  /// All threads have arrived, and see what the others have copied and waited for; slots released before may be filled again.
+  TW_INLINE void meet() {
+    sync();
+    ++copies.meetings;
+  }
+  /// Loads as many steps as there are free slots for.
+  TW_INLINE void load_ahead() {
+    TW_NO_UNROLL
+    while (step < steps) {
+      bool room = true;
+      Memory as_if = memory;
+      const Probe probe{copies.meetings, room};
+      On::load(probe, params, tile(), step, as_if);
+      if (!room) break;
+      const Producer<T::piece_loads, threads> producer{static_cast<int>(ptx::thread_index()), copies};
+      On::load(producer, params, tile(), step, memory);
+      ++step;
+    }
+  }
+  /// All but this thread's `most` youngest groups have arrived.
+  static TW_INLINE void wait_for_copies(u32 most) {
+    if constexpr (T::piece_loads) {
+      if (most >= 4)
+        ptx::copy_wait<4>();
+      else if (most == 3)
+        ptx::copy_wait<3>();
+      else if (most == 2)
+        ptx::copy_wait<2>();
+      else if (most == 1)
+        ptx::copy_wait<1>();
+      else
+        ptx::copy_wait<0>();
+    }
+  }
+
+  /// Where a lane finds its lines of an operand: 16 of the tile's rows or columns, 32 bytes of the dimension that is summed over. Eight
+  /// lines of 16 bytes never share a bank, because of the swizzle.
+  template <class S, bool kLeft>
+  struct Lines {
+    static constexpr bool transposed = S::contract == Contract::rows;
+    u32 base;
+    /// `first`: the warp's first row, or column where rows are summed over.
+    TW_INLINE Lines(const S& tile, int lane, int first) {
+      // ldmatrix takes the addresses of matrix i from lanes 8 i to 8 i + 7. The left operand's matrices go down its rows, then along the
+      // sum; the right one's along the sum, then down.
+      const int in_matrix = lane % 8, second = lane / 8 % 2, third = lane / 16;
+      const int down = kLeft ? second : third, along = kLeft ? third : second;
+      const int line = transposed ? in_matrix + along * 8 : in_matrix + down * 8 + first;
+      const int in_line = transposed ? down * 16 + first * 2 % kPanelBytes : along * 16;
+      const int panel = transposed ? first * 2 / kPanelBytes * S::panel_bytes : 0;
+      base = ptx::address(tile.bytes) + static_cast<u32>(panel + line * kPanelBytes + (in_line ^ in_matrix * 16));
+    }
+    /// Of step `k` along the sum, block `n` of 16 rows or columns of the warp's.
+    TW_INLINE u32 address(int k, int n) const {
+      const int along_line = (transposed ? n : k) * 32, down = (transposed ? k : n) * 16 * kPanelBytes;
+      return (base ^ static_cast<u32>(along_line % kPanelBytes)) + static_cast<u32>(along_line / kPanelBytes * S::panel_bytes + down);
+    }
+    TW_INLINE void load(int k, int n, u32* to) const {
+      if constexpr (transposed)
+        ptx::load_matrix_x4_transposed(address(k, n), to);
+      else
+        ptx::load_matrix_x4(address(k, n), to);
+    }
+    /// Eight rows or columns only.
+    TW_INLINE void load_half(int k, int n, u32* to) const {
+      if constexpr (transposed)
+        ptx::load_matrix_x2_transposed(address(k, n), to);
+      else
+        ptx::load_matrix_x2(address(k, n), to);
+    }
+  };
+
+  /// left(k, tile, registers): step k of the left operand's 16 rows number `tile`. Operands of the next products are read from shared
+  /// memory under those before.
+  template <class E, int depth, class Acc, class Left, class B>
+  TW_INLINE void multiply(Acc& acc, Left left, const B& b, bool overwrite) const {
+    Base::template own<Acc>();
+    static_assert(depth == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
+    static_assert(is_same<E, typename B::Element>, "both operands have one element type");
+    static_assert(Acc::cols == (B::contract == Contract::columns ? B::rows : B::cols),
+                  "columns of the accumulator and rows of the right operand differ");
+    static_assert(B::contract == Contract::columns || Acc::column_warps == 1 || Acc::warp_cols == 16 || Acc::warp_cols == 32 ||
+                      Acc::warp_cols % 64 == 0,
+                  "a warp's columns of a transposed operand are 16, 32 or whole panels");
+    constexpr int steps_k = depth * static_cast<int>(sizeof(E)) / 32;
+    constexpr int blocks = (Acc::warp_cols + 15) / 16;
+    if (overwrite) {
+      TW_UNROLL
+      for (int i = 0; i < Acc::size; ++i) acc.x[i] = 0;
+    }
+    const Lines<B, false> lines(b, at.lane, Acc::warp_col(at));
+    u32 left_words[2][Acc::row_tiles][4], right_words[2][4];
+    const auto load_left = [&](int k) {
+      TW_UNROLL
+      for (int tile = 0; tile < Acc::row_tiles; ++tile) left(k, tile, left_words[k % 2][tile]);
+    };
+    const auto load_right = [&](int n) {
+      const int k = n / blocks, block = n % blocks;
+      if (block * 16 + 16 <= Acc::warp_cols)
+        lines.load(k, block, right_words[n % 2]);
+      else
+        lines.load_half(k, block, right_words[n % 2]);
+    };
+    load_left(0);
+    load_right(0);
+    TW_UNROLL
+    for (int n = 0; n < steps_k * blocks; ++n) {
+      const int k = n / blocks, block = n % blocks;
+      if (n + 1 < steps_k * blocks) load_right(n + 1);
+      if (block == 0 && k + 1 < steps_k) load_left(k + 1);
+      TW_UNROLL
+      for (int tile = 0; tile < Acc::row_tiles; ++tile) {
+        auto* const d = acc.x + tile * Acc::tile_size + block * 8;
+        Mma<E>::add(d, left_words[k % 2][tile], right_words[n % 2]);
+        if (block * 16 + 8 < Acc::warp_cols) Mma<E>::add(d + 4, left_words[k % 2][tile], right_words[n % 2] + 2);
+      }
+    }
+  }
+
+  /// 16 rows of 128 bytes at a time, within a warp.
+  template <class E, int R, int C, int WarpRows, int ColumnWarps, class G, class PlaceOf>
+  TW_INLINE void store_lines(const Fragment<float, R, C, WarpRows, ColumnWarps>& from,
+                             const Staging<E, R, C, WarpRows, ColumnWarps>& staging, const G& to, int col0, PlaceOf place_of) const {
+    using F = Fragment<float, R, C, WarpRows, ColumnWarps>;
+    using S = Staging<E, R, C, WarpRows, ColumnWarps>;
+    Base::template own<F>();
+    const Position at = Base::here();
+    constexpr int width = 8;  // columns of a piece
+    u8* const lines = shared_memory() + staging.offset + at.block_warp() * S::slot_bytes;
+    const u32 mine = ptx::address(lines) + static_cast<u32>(at.lane / 4 * kPanelBytes + at.lane % 4 * 4);
+    const bool whole = to.template whole_pieces<E, width>() && col0 % width == 0;
+    const int row0 = F::warp_row(at), first_col = col0 + F::warp_col(at);
+    TW_UNROLL
+    for (int tile = 0; tile < F::row_tiles; ++tile) {
+      TW_UNROLL
+      for (int col = 0; col < F::warp_cols; col += S::box_cols) {
+        const int pieces = min(F::warp_cols - col, S::box_cols) / width;
+        ptx::warp_sync();  // the lines before have been read
+        TW_UNROLL
+        for (int piece = 0; piece < pieces; ++piece) {
+          const float* x = from.x + tile * F::tile_size + (col / width + piece) * 4;
+          const u32 place = mine + static_cast<u32>((piece ^ at.lane / 4) * 16);
+          ptx::store_shared_4(place, ptx::pack<E>(x[0], x[1]));
+          ptx::store_shared_4(place + 8 * kPanelBytes, ptx::pack<E>(x[2], x[3]));
+        }
+        ptx::warp_sync();
+        TW_UNROLL
+        for (int first = 0; first < S::slot_rows * pieces; first += 32) {
+          const int n = first + at.lane, r = n / pieces, c = n % pieces, column = first_col + col + c * width;
+          const Place place = place_of(row0 + tile * 16 + r);
+          if (n >= S::slot_rows * pieces || !place.inside || !to.inside(place.row, column)) continue;
+          using Piece = typename Base::template Piece<E, width>;
+          const Piece& piece = *reinterpret_cast<const Piece*>(lines + r * kPanelBytes + (c ^ (r & 7)) * 16);
+          E* const target = to.template at<E>(place.row, column, place.i, place.j);
+          if (whole) {
+            *reinterpret_cast<Piece*>(target) = piece;
+          } else {
+            TW_NO_UNROLL
+            for (int k = 0; k < width && column + k < to.cols; ++k) target[k * to.stride_col] = piece.x[k];
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace tw::cuda

@@ -1,0 +1,78 @@
+#pragma once
+
+#include "tilewave/tile/cuda/memory.tile.hpp"
+
+// Shared memory of a block whose warps all load and compute: the classic multistage pipeline. A slot is filled by asynchronous copies, of
+// which each put() is a group; take() waits for the group and lets the block's threads meet, so that all see what all have copied. A slot
+// that was released may be filled again after the next meeting: then no warp still reads it.
+
+namespace tw::cuda {
+
+/// Before the tiles: what a dynamic schedule hands to the block's threads.
+inline constexpr int kTileQueueBytes = kPanelAlignment;
+
+/// Lays a kernel's Memory out: the host runs it to count bytes, every thread to find its rings.
+struct Allocator {
+  int tile_bytes;
+
+  constexpr int tiles(int bytes) {
+    const int at = tile_bytes;
+    tile_bytes += (bytes + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment;
+    return at;
+  }
+};
+
+/// `Stages` slots that go round. Slot is a Shared tile, or a struct of them that arrive together.
+template <class SlotType, int Stages>
+struct Ring {
+  using Slot = SlotType;
+  static constexpr int stages = Stages;
+  static_assert(Stages <= 8, "a ring has at most 8 slots");
+
+  int slots;         ///< offset in shared memory
+  u32 put = 0;       ///< how many were filled so far,
+  u32 taken = 0;     ///< and taken,
+  u32 released = 0;  ///< and released,
+  u32 reusable = 0;  ///< and of those released, before a meeting ...
+  u32 meeting = 0;   ///< ... this one: later ones let all released be filled again
+  u64 groups = 0;    ///< the lowest byte of the group that filled each slot
+
+  constexpr explicit Ring(auto& allocator) : slots(allocator.tiles(Stages * static_cast<int>(sizeof(Slot)))) {}
+
+  TW_INLINE Slot& slot(u32 n) const {
+    return *reinterpret_cast<Slot*>(shared_memory() + slots + static_cast<int>(n % Stages) * static_cast<int>(sizeof(Slot)));
+  }
+  /// A slot may be filled, the block's threads having met `meetings` times.
+  TW_INLINE bool has_room(u32 meetings) const { return put - (meeting == meetings ? reusable : released) < Stages; }
+  TW_INLINE void release(u32 meetings) {
+    if (meeting != meetings) {
+      meeting = meetings;
+      reusable = released;
+    }
+    ++released;
+  }
+  /// Group number `group` fills the next slot.
+  TW_INLINE void fill(u32 group) {
+    const u32 shift = put % Stages * 8;
+    groups = (groups & ~(static_cast<u64>(0xff) << shift)) | static_cast<u64>(group & 0xff) << shift;
+    ++put;
+  }
+  /// Of the slot that is taken next.
+  TW_INLINE u32 group() const { return static_cast<u32>(groups >> taken % Stages * 8) & 0xff; }
+};
+
+/// 16 rows of 128 bytes for each warp, through which its part of a Fragment leaves: lines are written whole.
+template <class T, int R, int C, int WarpRows, int ColumnWarps>
+struct Staging {
+  using Element = T;
+  static constexpr int box_rows = kWarpgroupRows;  // Params are those of sm_90a, where TMA copies in boxes
+  static constexpr int box_cols = kPanelBytes / static_cast<int>(sizeof(T));
+  static constexpr int slot_rows = 16;
+  static constexpr int slot_bytes = slot_rows * kPanelBytes;
+  // f32 goes straight to global memory.
+  static constexpr int bytes = sizeof(T) == 2 ? R / WarpRows * ColumnWarps * slot_bytes : 0;
+  int offset;
+  constexpr explicit Staging(auto& allocator) : offset(allocator.tiles(bytes)) {}
+};
+
+}  // namespace tw::cuda

@@ -1,0 +1,41 @@
+#pragma once
+
+#include "tilewave/tile/cuda/memory.tile.hpp"
+
+// What blocks of every NVIDIA target do alike with a schedule.
+
+namespace tw::cuda {
+
+/// The number of the next tile, from the counter that all blocks share. The last block to find none left resets it for the next launch.
+TW_INLINE int next_tile(const TileGrid& grid) {
+  u32* const counter = ptx::opaque(&grid)->counter;  // read here, not kept in registers
+  const int tile = static_cast<int>(ptx::block_count() + ptx::fetch_add(counter, 1));
+  if (tile >= grid.count() && ptx::fetch_add(counter + 1, 1) == ptx::block_count() - 1) {
+    counter[0] = 0;
+    counter[1] = 0;
+  }
+  return tile;
+}
+
+/// A kernel that only touches global memory, on target T: a block's life on `Block`, a BlockBase with what T adds. `tile_at(i)` is the
+/// block's i-th tile of `count`; it begins with `first`, and `stride` blocks share them.
+template <class On, Dispatch dispatch, class Block, class TileAt, class MakeAllocator>
+TW_INLINE void run_without_rings(const Block& block, const typename On::Params& params, int first, int stride, int count, TileAt tile_at,
+                                 MakeAllocator make_allocator) {
+  const auto compute_tile = [&](int i) {
+    if constexpr (requires { typename On::Memory; }) {
+      auto allocator = make_allocator();
+      typename On::Memory memory(allocator);
+      On::compute(block, params, tile_at(i), memory);
+    } else {
+      On::compute(block, params, tile_at(i));
+    }
+  };
+  if constexpr (dispatch == Dispatch::plain) {
+    compute_tile(first);
+  } else {
+    for (int i = first; i < count; i += stride) compute_tile(i);
+  }
+}
+
+}  // namespace tw::cuda

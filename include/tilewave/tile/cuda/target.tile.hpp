@@ -1,0 +1,78 @@
+#pragma once
+
+#include "tilewave/tile/cuda/fragment.tile.hpp"
+#include "tilewave/tile/cuda/ring.tile.hpp"
+
+namespace tw::cuda {
+
+/// Any NVIDIA GPU since compute capability 8.0: asynchronous copies of 16 bytes, ldmatrix and mma.sync. All warps of a block load and
+/// compute. `kPieceLoads`, `kPieceStores`: tensors move in whole pieces of 16 bytes; else another variant is compiled. Each warp holds
+/// `kWarpRows` rows of a Fragment, whose columns are dealt to `kColumnWarps` warps: larger squares read operands less often, and kernels
+/// that reduce rows want 1.
+template <bool kPieceLoads = true, bool kPieceStores = true, int kWarpRows = 16, int kColumnWarps = 1>
+struct Target {
+  static constexpr bool piece_loads = kPieceLoads;
+  static constexpr bool piece_stores = kPieceStores;
+  static constexpr int warp_rows = kWarpRows;
+  static constexpr int column_warps = kColumnWarps;
+  /// A product is done when mma() returns.
+  static constexpr bool synchronous_products = true;
+  template <class T, class Tile, int Split>
+  using Global = cuda::Global<T, Tile, Split>;
+  template <class T>
+  using Pointer = T*;
+  template <class T, int R, int C, Contract contract>
+  using Shared = cuda::Shared<T, R, C, contract>;
+  template <class Slot, int Stages>
+  using Ring = cuda::Ring<Slot, Stages>;
+  template <class T, int R, int C>
+  using Fragment = cuda::Fragment<T, R, C, kWarpRows, kColumnWarps>;
+  template <class T, int R, int C>
+  using Operand = cuda::Operand<T, R, C, kWarpRows>;
+  template <class T, int R, int C, int Warps, int Width>
+  using Rows = cuda::Rows<T, R, C, Warps, Width>;
+  template <class T, class Tile>
+  using RowVector = cuda::RowVector<T, Tile>;
+  template <class T, class Tile>
+  using ColumnVector = cuda::ColumnVector<T, Tile>;
+  template <class T, int R, int C>
+  using Staging = cuda::Staging<T, R, C, kWarpRows, kColumnWarps>;
+  template <class T, int R, int C>
+  using Scratch = cuda::Scratch<T, R, C>;
+  template <int N>
+  using Histogram = cuda::Histogram<N>;
+  template <class T, int N>
+  using List = cuda::List<T, N>;
+};
+
+/// What a launch needs to know of a kernel, from its types.
+template <class On, class T>
+struct Shape {
+  static constexpr bool produces = tw::detail::has_load<On>;
+  static constexpr int warps() {
+    if constexpr (requires { On::warps; }) {
+      return On::warps;
+    } else {
+      constexpr int rows = tw::detail::rows_of<On>();
+      static_assert(rows % T::warp_rows == 0, "a kernel's `rows` are a multiple of the rows that the target gives each warp");
+      return rows / T::warp_rows * T::column_warps;
+    }
+  }
+  static constexpr int min_blocks = tw::detail::blocks_of<On>();
+  static constexpr int cluster = 1;
+  static constexpr int threads = warps() * 32;
+  static constexpr Dispatch dispatch = tw::detail::ScheduleOf<On>::Type::dispatch;
+  static constexpr int shared_bytes() {
+    if constexpr (requires { typename On::Memory; }) {
+      Allocator allocator = tiles();
+      typename On::Memory memory(allocator);
+      static_cast<void>(memory);
+      return allocator.tile_bytes;
+    } else {
+      return 0;
+    }
+  }
+  static constexpr Allocator tiles() { return {produces && dispatch == Dispatch::dynamic ? kTileQueueBytes : 0}; }
+};
+
+}  // namespace tw::cuda
