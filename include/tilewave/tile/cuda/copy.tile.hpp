@@ -73,8 +73,8 @@ struct StridedCopy : TileCopy<StridedCopy<Threads>> {
   }
 };
 
-/// Copies by cp.async: rows lie in memory in whole, aligned pieces of 16 bytes, of which the last may reach over the tensor's edge.
-/// Neighbouring threads have the pieces of a line of 128 bytes.
+/// Copies by cp.async: rows lie in memory in whole, aligned pieces of 16 bytes. Neighbouring threads have the pieces of a line of 128
+/// bytes.
 template <int Threads>
 struct AsyncCopy : TileCopy<AsyncCopy<Threads>> {
   int thread;
@@ -132,11 +132,8 @@ struct AsyncCopy : TileCopy<AsyncCopy<Threads>> {
   TW_INLINE void pieces(const G& from, u32 to, const u8* source, bool row_inside, int c) const {
     TW_UNROLL
     for (int panel = 0; panel < S::panels; ++panel) {
-      const int first = c + panel * S::panel_cols;
-      const bool inside = row_inside && static_cast<u32>(first) < static_cast<u32>(from.cols);
-      const int bytes = min(from.cols - first, width<S>) * static_cast<int>(sizeof(typename S::Element));
-      ptx::copy_async_16(to + static_cast<u32>(panel * S::panel_bytes), source + panel * kPanelBytes,
-                         inside ? static_cast<u32>(bytes) : 0u);
+      const bool inside = row_inside && static_cast<u32>(c + panel * S::panel_cols) < static_cast<u32>(from.cols);
+      ptx::copy_async_16(to + static_cast<u32>(panel * S::panel_bytes), source + panel * kPanelBytes, inside);
     }
   }
 };

@@ -59,6 +59,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
   Work loading;             ///< the tile whose steps are loaded,
   int step = 0, steps = 0;  ///< the next of them, and how many there are
   Copies copies;
+  bool late = false;  ///< this warp has loads to issue behind its next product
 
   TW_INLINE MultistageBlock(const Params& p, Memory& m) : Base{0}, params(p), memory(m) {}
 
@@ -80,6 +81,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
   /// Waits for the next slot of the ring to be full.
   template <class RingType>
   TW_INLINE auto& take(RingType& ring) {
+    load_late();
     if (ring.put == ring.taken) {
       meet();
       load_ahead();
@@ -90,7 +92,10 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
       wait_for_copies(younger);
       copies.unseen = younger;
       meet();
-      load_ahead();
+      if (kLate && late_warp())
+        late = true;
+      else
+        load_ahead();
     }
     return ring.slot(ring.taken++);
   }
@@ -104,16 +109,17 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
 
   /// acc(m, n) (+)= sum over k of a(m, k) b(n, k), both from shared memory. `overwrite` starts from zero.
   template <class Acc, class A, class B>
-  TW_INLINE void mma(Acc& acc, const A& a, const B& b, bool overwrite) const {
+  TW_INLINE void mma(Acc& acc, const A& a, const B& b, bool overwrite) {
     static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols),
                   "rows of the accumulator and of the left operand differ");
-    const Lines<A, true> lines(a, at.lane, Acc::warp_row(at));
+    const Lines<A, true, Acc::warp_rows> lines(a, at.lane, Acc::warp_row(at));
     multiply<typename A::Element, A::contract == Contract::columns ? A::cols : A::rows>(
         acc, [&](int k, int tile, u32* to) { lines.load(k, tile, to); }, b, overwrite);
+    load_late();
   }
   /// The same with the left operand in registers.
   template <class Acc, class E, int R, int C, int WarpRows, class B>
-  TW_INLINE void mma(Acc& acc, const Operand<E, R, C, WarpRows>& a, const B& b, bool overwrite) const {
+  TW_INLINE void mma(Acc& acc, const Operand<E, R, C, WarpRows>& a, const B& b, bool overwrite) {
     static_assert(Acc::warp_rows == WarpRows && Acc::rows == R, "rows of the accumulator and of the left operand differ");
     multiply<E, C>(
         acc,
@@ -122,6 +128,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
           for (int i = 0; i < 4; ++i) to[i] = a.x[tile * a.tile_size + k * 4 + i];
         },
         b, overwrite);
+    load_late();
   }
   template <int Left, class... Acc>
   TW_INLINE void wait(Constant<Left>, Acc&...) const {}
@@ -130,7 +137,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
   template <class E, int R, int C, int WarpRows>
   TW_INLINE void load(Operand<E, R, C, WarpRows>& to, const Shared<E, R, C, Contract::columns>& from) const {
     using S = Shared<E, R, C, Contract::columns>;
-    const Lines<S, true> lines(from, at.lane, Fragment<float, R, C, WarpRows>::warp_row(at));
+    const Lines<S, true, WarpRows> lines(from, at.lane, Fragment<float, R, C, WarpRows>::warp_row(at));
     TW_UNROLL
     for (int tile = 0; tile < to.row_tiles; ++tile) {
       TW_UNROLL
@@ -218,6 +225,16 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
       ++step;
     }
   }
+  /// With two warps on each of a multiprocessor's four schedulers, one of them loads before its product and one behind it: so one always
+  /// keeps the tensor cores busy while the other computes addresses.
+  static constexpr bool kLate = threads == 256;
+  TW_INLINE bool late_warp() const { return at.block_warp() >= threads / 64; }
+  TW_INLINE void load_late() {
+    if constexpr (kLate) {
+      if (late) load_ahead();
+      late = false;
+    }
+  }
   /// All but this thread's `most` youngest groups have arrived.
   static TW_INLINE void wait_for_copies(u32 most) {
     if constexpr (T::piece_loads) {
@@ -236,10 +253,15 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
 
   /// Where a lane finds its lines of an operand: 16 of the tile's rows or columns, 32 bytes of the dimension that is summed over. Eight
   /// lines of 16 bytes never share a bank, because of the swizzle.
-  template <class S, bool kLeft>
+  /// `kWidth`: rows or columns of each warp.
+  template <class S, bool kLeft, int kWidth>
   struct Lines {
     static constexpr bool transposed = S::contract == Contract::rows;
+    /// A warp's columns are a part of a panel that blocks of 16 do not leave, or whole panels: then only the warp's first address depends
+    /// on the thread.
+    static constexpr bool fixed = !transposed || kWidth == 16 || kWidth == 32 || kWidth % 64 == 0;
     u32 base;
+    int first_byte = 0;
     /// `first`: the warp's first row, or column where rows are summed over.
     TW_INLINE Lines(const S& tile, int lane, int first) {
       // ldmatrix takes the addresses of matrix i from lanes 8 i to 8 i + 7. The left operand's matrices go down its rows, then along the
@@ -247,14 +269,20 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
       const int in_matrix = lane % 8, second = lane / 8 % 2, third = lane / 16;
       const int down = kLeft ? second : third, along = kLeft ? third : second;
       const int line = transposed ? in_matrix + along * 8 : in_matrix + down * 8 + first;
-      const int in_line = transposed ? down * 16 + first * 2 % kPanelBytes : along * 16;
-      const int panel = transposed ? first * 2 / kPanelBytes * S::panel_bytes : 0;
-      base = ptx::address(tile.bytes) + static_cast<u32>(panel + line * kPanelBytes + (in_line ^ in_matrix * 16));
+      base = ptx::address(tile.bytes) + static_cast<u32>(line * kPanelBytes + ((transposed ? down : along) * 16 ^ in_matrix * 16));
+      if constexpr (transposed && fixed) base = at(first * 2, 0);
+      first_byte = first * 2;
+    }
+    /// Bytes along the line, and lines down.
+    TW_INLINE u32 at(int along, int down) const {
+      return (base ^ static_cast<u32>(along % kPanelBytes)) + static_cast<u32>(along / kPanelBytes * S::panel_bytes + down * kPanelBytes);
     }
     /// Of step `k` along the sum, block `n` of 16 rows or columns of the warp's.
     TW_INLINE u32 address(int k, int n) const {
-      const int along_line = (transposed ? n : k) * 32, down = (transposed ? k : n) * 16 * kPanelBytes;
-      return (base ^ static_cast<u32>(along_line % kPanelBytes)) + static_cast<u32>(along_line / kPanelBytes * S::panel_bytes + down);
+      if constexpr (!transposed)
+        return at(k * 32, n * 16);
+      else
+        return at((fixed ? 0 : first_byte) + n * 32, k * 16);
     }
     TW_INLINE void load(int k, int n, u32* to) const {
       if constexpr (transposed)
@@ -280,16 +308,13 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     static_assert(is_same<E, typename B::Element>, "both operands have one element type");
     static_assert(Acc::cols == (B::contract == Contract::columns ? B::rows : B::cols),
                   "columns of the accumulator and rows of the right operand differ");
-    static_assert(B::contract == Contract::columns || Acc::column_warps == 1 || Acc::warp_cols == 16 || Acc::warp_cols == 32 ||
-                      Acc::warp_cols % 64 == 0,
-                  "a warp's columns of a transposed operand are 16, 32 or whole panels");
     constexpr int steps_k = depth * static_cast<int>(sizeof(E)) / 32;
     constexpr int blocks = (Acc::warp_cols + 15) / 16;
     if (overwrite) {
       TW_UNROLL
       for (int i = 0; i < Acc::size; ++i) acc.x[i] = 0;
     }
-    const Lines<B, false> lines(b, at.lane, Acc::warp_col(at));
+    const Lines<B, false, Acc::warp_cols> lines(b, at.lane, Acc::warp_col(at));
     u32 left_words[2][Acc::row_tiles][4], right_words[2][4];
     const auto load_left = [&](int k) {
       TW_UNROLL

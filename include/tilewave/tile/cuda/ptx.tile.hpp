@@ -181,9 +181,14 @@ TW_INLINE void load_matrix_x2_transposed(u32 row_address, u32* r) {
 
 // Copies from global to shared memory that run while the thread goes on
 
-/// 16 bytes, of which the first `bytes` come from memory and the others become 0; both addresses are multiples of 16.
-TW_INLINE void copy_async_16(u32 to, const void* from, u32 bytes) {
-  TW_ASM("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+/// 16 bytes, or zeros where `inside` is false; both addresses are multiples of 16.
+TW_INLINE void copy_async_16(u32 to, const void* from, bool inside) {
+  TW_ASM(
+      "{\n.reg .pred outside;\n"
+      "setp.eq.u32 outside, %2, 0;\n"
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, outside;\n}" ::"r"(to),
+      "l"(from), "r"(static_cast<u32>(inside))
+      : "memory");
 }
 /// The copies that this thread has issued since the last commit are a group.
 TW_INLINE void copy_commit() { TW_ASM("cp.async.commit_group;" ::: "memory"); }

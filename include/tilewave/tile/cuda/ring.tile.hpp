@@ -35,7 +35,8 @@ struct Ring {
   u32 released = 0;  ///< and released,
   u32 reusable = 0;  ///< and of those released, before a meeting ...
   u32 meeting = 0;   ///< ... this one: later ones let all released be filled again
-  u64 groups = 0;    ///< the lowest byte of the group that filled each slot
+  using Bytes = conditional<Stages <= 4, u32, u64>;
+  Bytes groups = 0;  ///< the lowest byte of the group that filled each slot
 
   constexpr explicit Ring(auto& allocator) : slots(allocator.tiles(Stages * static_cast<int>(sizeof(Slot)))) {}
 
@@ -54,7 +55,7 @@ struct Ring {
   /// Group number `group` fills the next slot.
   TW_INLINE void fill(u32 group) {
     const u32 shift = put % Stages * 8;
-    groups = (groups & ~(static_cast<u64>(0xff) << shift)) | static_cast<u64>(group & 0xff) << shift;
+    groups = (groups & ~(Bytes{0xff} << shift)) | Bytes{group & 0xff} << shift;
     ++put;
   }
   /// Of the slot that is taken next.
