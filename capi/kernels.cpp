@@ -152,6 +152,12 @@ const char* tw_last_error(void) { return tw::c_api::last_error().c_str(); }
 
 const char* tw_version(void) { return TILEWAVE_VERSION; }
 
+tw_status tw_set_gpu_target(const char* target) {
+  return guard([&] {
+    if (target == nullptr) throw tw::InvalidArgument("target is null; allowed: \"auto\", \"sm_90a\", \"cuda\"");
+    tw::set_gpu_target(tw::parse_gpu_target(target));
+  });
+}
 tw_status tw_add(const tw_tensor* a, const tw_tensor* b, const tw_tensor* y, void* cuda_stream) {
   return guard([&] { of_two(tw::add, "a", a, "b", b, y, cuda_stream); });
 }

@@ -18,6 +18,7 @@
 #include "kernels/topk/variants.hpp"
 #include "kernels/transpose/variants.hpp"
 #include "kernels/tuner.hpp"
+#include "runtime/target.hpp"
 
 namespace tw {
 
@@ -39,6 +40,21 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("rope", kernels::rope::registered(), kernels::rope::kShape);
   add("cast_fp8", kernels::cast_fp8::registered(), kernels::cast_fp8::kShape);
   add("topk", kernels::topk::registered(), kernels::topk::kShape);
+  return all;
+}
+
+std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarget target) {
+  std::vector<RegisteredKernel> all = registered_kernels();
+  if (target != GpuTarget::cuda) return all;
+  const auto tiles_differ = [](const RegisteredKernel& kernel) { return kernel.family == "gemm" || kernel.family == "convolution"; };
+  std::erase_if(all, tiles_differ);
+  for (RegisteredKernel& kernel : all) kernel.spec = for_target(kernel.spec, target);
+  const auto add = [&](const char* family, const std::vector<KernelSpec>& specs) {
+    for (const KernelSpec& spec : specs) all.push_back({family, spec, {}, nullptr});
+  };
+  const int shared = max_shared_bytes(arch);
+  add("gemm", kernels::gemm::registered_generic(shared));
+  add("convolution", kernels::convolution::registered_generic(shared));
   return all;
 }
 

@@ -2,6 +2,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/variant.hpp"
@@ -19,5 +20,8 @@ struct RegisteredKernel {
 /// Every family's instantiations that are worth having ahead of time (others compile at first use). Adding a family adds a line to
 /// registry.cpp.
 std::vector<RegisteredKernel> registered_kernels();
+
+/// The same for an architecture and a target: on the generic one products have other tiles, which follow from the shared memory.
+std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarget target);
 
 }  // namespace tw

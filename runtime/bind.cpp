@@ -14,19 +14,11 @@
 
 namespace tw {
 
-TargetVariant target_variant(bool tma_load, bool tma_store) {
-  constexpr TargetVariant variants[kTargetVariants] = {{0, "tw::sm_90a::Target<false, false>"},
-                                                       {1, "tw::sm_90a::Target<false, true>"},
-                                                       {2, "tw::sm_90a::Target<true, false>"},
-                                                       {3, "tw::sm_90a::Target<true, true>"}};
-  return variants[(tma_load ? 2 : 0) + (tma_store ? 1 : 0)];
-}
-
 KernelSpec make_spec(const KernelInfo& info, bool tma_load, bool tma_store, std::string name) {
   KernelSpec spec;
   spec.type = info.type;
   spec.name = name.empty() ? spec.type : std::move(name);
-  spec.target = target_variant(tma_load, tma_store).text;
+  spec.target = target_variant(GpuTarget::sm_90a, tma_load, tma_store).text;
   spec.source = info.source;
   spec.record_tiles = info.record_tiles;
   return spec;

@@ -10,14 +10,14 @@
 #include "runtime/gpu.hpp"
 #include "runtime/host.hpp"
 #include "runtime/nvrtc.hpp"
+#include "runtime/target.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/tile/cpu/library.tile.hpp"
 
 namespace tw {
 namespace {
 
-constexpr int kNeededMajor = 9;
-constexpr int kNeededMinor = 0;
+constexpr int kNeededMajor = 8;
 
 DeviceInfo describe_cpu() {
   const HostMemory memory = host_memory();
@@ -76,10 +76,12 @@ DeviceInfo describe_gpu(const cuda::Driver& d, int index) {
     info.l2_bytes = static_cast<std::size_t>(attribute(cuda::DeviceAttribute::l2_cache_size));
     info.shared_per_block = static_cast<std::size_t>(attribute(cuda::DeviceAttribute::max_shared_memory_per_block_optin));
     cuda::check(d.device_total_mem(&info.total_memory, device), "cuDeviceTotalMem");
-    if (major != kNeededMajor || minor != kNeededMinor) {
-      info.problem = tw::format("{}: Tilewave's GPU kernels need sm_{}{}", info.isa, kNeededMajor, kNeededMinor);
+    if (major < kNeededMajor) {
+      info.problem =
+          tw::format("{} ({}): Tilewave's GPU kernels need compute capability {}.0 or higher", info.isa, info.name, kNeededMajor);
       return info;
     }
+    info.target = best_target({major, minor});
     info.free_memory = free_memory(d, index, device);
     info.usable = true;
   } catch (const DeviceError& error) {

@@ -44,6 +44,9 @@ Gpu::Gpu(int index) : index_(index) {
   }
   cuda::check(d.device_get(&device_, index), "cuDeviceGet");
   cuda::check(d.device_get_attribute(&multiprocessors_, cuda::DeviceAttribute::multiprocessor_count, device_), "cuDeviceGetAttribute");
+  auto& [major, minor] = compute_capability_;
+  cuda::check(d.device_get_attribute(&major, cuda::DeviceAttribute::compute_capability_major, device_), "cuDeviceGetAttribute");
+  cuda::check(d.device_get_attribute(&minor, cuda::DeviceAttribute::compute_capability_minor, device_), "cuDeviceGetAttribute");
   int pools = 0;
   cuda::check(d.device_get_attribute(&pools, cuda::DeviceAttribute::memory_pools_supported, device_), "cuDeviceGetAttribute");
   if (pools == 0) throw DeviceError(tw::format("cuda:{}: the driver offers no stream-ordered memory pools here", index));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/cuda_driver.hpp"
+#include "runtime/target.hpp"
 
 namespace tw {
 
@@ -22,6 +23,9 @@ class Gpu {
   cuda::Context context() const { return context_; }
   cuda::MemoryPool pool() const { return pool_; }
   int multiprocessors() const { return multiprocessors_; }
+  ComputeCapability compute_capability() const { return compute_capability_; }
+  /// A kernel may start while the one before it in the stream finishes (programmatic dependent launch).
+  bool launches_overlap() const { return compute_capability_.major >= 9; }
 
   /// Two u32 in device memory, zero now and again whenever no kernel runs that uses them. Works during stream capture.
   unsigned* take_counter();
@@ -36,6 +40,7 @@ class Gpu {
   cuda::MemoryPool pool_ = nullptr;
   cuda::Stream stream_ = nullptr;  // for the runtime's own work, never captured
   int multiprocessors_ = 0;
+  ComputeCapability compute_capability_;
 
   std::mutex counters_mutex_;
   std::vector<unsigned*> free_counters_;

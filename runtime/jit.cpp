@@ -16,6 +16,7 @@
 #include "runtime/module.hpp"
 #include "runtime/nvrtc.hpp"
 #include "runtime/sha256.hpp"
+#include "runtime/target.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw {
@@ -26,14 +27,6 @@ constexpr std::string_view kKeyVersion = "tilewave kernel 2";
 
 void require(bool condition, const KernelSpec& spec, const char* argument, const std::string& given, const char* allowed) {
   if (!condition) throw InvalidArgument(tw::format("kernel {}: {} is {}; allowed: {}", spec.name, argument, given, allowed));
-}
-
-/// The shared memory that a block of the architecture can have: CUDA C++ Programming Guide, technical specifications per compute
-/// capability.
-int max_shared_bytes(std::string_view arch) {
-  if (arch.starts_with("sm_80") || arch.starts_with("sm_87")) return 166912;
-  if (arch.starts_with("sm_86") || arch.starts_with("sm_89") || arch.starts_with("sm_12")) return 101376;
-  return 232448;
 }
 
 /// Throws InvalidArgument for a kernel that no block of the architecture has the shared memory for. The compiler adds static_shared_bytes
@@ -235,11 +228,12 @@ void read_log(std::string_view log, CompiledKernel& kernel) {
 }
 
 std::string find_tensor_core_instruction(std::string_view ptx) {
-  constexpr std::string_view kPrefix = "wgmma.mma_async";
   std::map<std::string_view, int> counts;
-  for (std::size_t at = ptx.find(kPrefix); at != std::string_view::npos; at = ptx.find(kPrefix, at + 1)) {
-    const std::size_t end = ptx.find_first_of(" \t\r\n;{", at);
-    ++counts[ptx.substr(at, end == std::string_view::npos ? end : end - at)];
+  for (const std::string_view prefix : {"wgmma.mma_async", "mma.sync"}) {
+    for (std::size_t at = ptx.find(prefix); at != std::string_view::npos; at = ptx.find(prefix, at + 1)) {
+      const std::size_t end = ptx.find_first_of(" \t\r\n;{", at);
+      ++counts[ptx.substr(at, end == std::string_view::npos ? end : end - at)];
+    }
   }
   auto most = std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   return most == counts.end() ? "" : std::string(most->first);

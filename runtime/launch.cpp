@@ -35,7 +35,6 @@ namespace {
 
 using detail::Loaded;
 
-constexpr const char* kArch = "sm_90a";
 constexpr std::int64_t kLargestGrid = 0x7fffffff;  // CUDA's limit in x
 
 /// All kernels ever asked for. They stay until the process ends, so pointers to them may be kept.
@@ -57,7 +56,7 @@ cuda::Function load(Loaded& kernel, const Gpu& gpu) {
   const cuda::Driver& d = cuda::driver();
   const DeviceInfo& info = device_info(Device::cuda(gpu.index()));
   if (!info.usable) throw DeviceError(tw::format("kernel {} cannot run on {}: {}", spec.name, info.device.name(), info.problem));
-  const CompiledKernel compiled = compile(spec, kArch);
+  const CompiledKernel compiled = compile(spec, architecture(gpu.compute_capability()));
   const ModuleInfo& m = compiled.module;
   if (static_cast<std::size_t>(m.shared_bytes) > info.shared_per_block) {
     throw DeviceError(tw::format("kernel {} needs {} bytes of shared memory; a block on {} may have {}", spec.name, m.shared_bytes,
@@ -142,13 +141,14 @@ std::int64_t count_tiles(std::string_view kernel, const TileGrid& grid) {
   return plane * grid.batch;
 }
 
-void enqueue(Loaded& kernel, const void* params, const TileGrid& grid, std::int64_t tiles, const Stream& stream) {
+void enqueue(Loaded& kernel, const Gpu& gpu, const void* params, const TileGrid& grid, std::int64_t tiles, const Stream& stream) {
   TileGrid passed = grid;
   if (passed.counter == nullptr) passed.counter = StreamAccess::counter_for_launch(stream);
   const ModuleInfo& module = kernel.module;
   const std::int64_t blocks = blocks_for(tiles, kernel);
   void* arguments[] = {const_cast<void*>(params), &passed};
   // Its blocks may come onto the device while the previous kernel's last ones finish: every kernel waits for that before it touches memory.
+  // GPUs before 9.0 cannot, and have no clusters.
   cuda::LaunchAttribute attributes[] = {cuda::LaunchAttribute::overlap(), cuda::LaunchAttribute::cluster(module.cluster)};
   cuda::LaunchConfig config;
   config.grid_x = static_cast<unsigned>(blocks);
@@ -156,7 +156,7 @@ void enqueue(Loaded& kernel, const void* params, const TileGrid& grid, std::int6
   config.shared_bytes = static_cast<unsigned>(module.shared_bytes);
   config.stream = StreamAccess::native(stream);
   config.attributes = attributes;
-  config.attribute_count = module.cluster > 1 ? 2 : 1;
+  config.attribute_count = !gpu.launches_overlap() ? 0 : module.cluster > 1 ? 2 : 1;
   const cuda::Result result = cuda::driver().launch_kernel(&config, kernel.function.load(std::memory_order_relaxed), arguments, nullptr);
   if (result != cuda::Result::success) {
     throw DeviceError(tw::format(
@@ -176,7 +176,7 @@ void launch_on_gpu(const KernelSpec& spec, const void* params, const TileGrid& g
   const CurrentContext current(gpu);
   Loaded& kernel = find_loaded(spec, gpu.index());
   ensure_loaded(kernel, gpu, [] {});
-  enqueue(kernel, params, grid, tiles, stream);
+  enqueue(kernel, gpu, params, grid, tiles, stream);
 }
 
 namespace detail {
@@ -186,8 +186,8 @@ class NamedKernel {
   std::string type, source;
 
   /// Its variant for a device: a pointer that is looked up once.
-  Loaded& variant(bool tma_load, bool tma_store, int device) const {
-    const TargetVariant target = target_variant(tma_load, tma_store);
+  Loaded& variant(GpuTarget wanted, bool tma_load, bool tma_store, int device) const {
+    const TargetVariant target = target_variant(wanted, tma_load, tma_store);
     if (device >= kDevices) return find(target, device);
     std::atomic<Loaded*>& known = variants_[device][target.index];
     Loaded* loaded = known.load(std::memory_order_acquire);
@@ -224,14 +224,14 @@ void launch_bound(const NamedKernel& kernel, const GpuBinder& binder, const Para
   if (tiles == 0) return;
   Gpu& gpu = Gpu::get(stream.device().index);
   const CurrentContext current(gpu);
-  Loaded& loaded = kernel.variant(binder.tma_load, binder.tma_store, gpu.index());
+  Loaded& loaded = kernel.variant(stream.target(), binder.tma_load, binder.tma_store, gpu.index());
   ensure_loaded(loaded, gpu, [&] { require_layout(params, loaded.module.params); });
   make_maps(binder, params, loaded.module.params);
   if (const int cluster = loaded.module.cluster; cluster > 1) {
     grid.m = ceil_div(grid.m, cluster) * cluster;
     tiles = count_tiles(kernel.type, grid);
   }
-  enqueue(loaded, params.params, grid, tiles, stream);
+  enqueue(loaded, gpu, params.params, grid, tiles, stream);
 }
 
 }  // namespace detail

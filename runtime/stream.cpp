@@ -118,6 +118,22 @@ Stream Stream::borrow(Device device, void* cu_stream) {
   return Stream(device, std::move(state));
 }
 
+Stream Stream::with_target(GpuTarget target) const {
+  if (state_->gpu != nullptr) require_target(target, device_, state_->gpu->compute_capability());
+  Stream stream = *this;
+  stream.target_ = target;
+  return stream;
+}
+
+GpuTarget Stream::target() const {
+  if (state_->gpu == nullptr) return GpuTarget::automatic;
+  if (target_ != GpuTarget::automatic) return target_;
+  const GpuTarget standard = standard_gpu_target();
+  if (standard == GpuTarget::automatic) return best_target(state_->gpu->compute_capability());
+  require_target(standard, device_, state_->gpu->compute_capability());
+  return standard;
+}
+
 void* Stream::native() const { return state_->native; }
 
 void Stream::synchronize() const {

@@ -84,6 +84,22 @@ void add_device_option(CLI::App& command, std::string& device) {
       command.add_option("--device", device, "auto (the first usable GPU, else the CPU), cpu, cuda or cuda:N")->capture_default_str(), [] {
         return std::vector<std::string>{"auto", "cpu", "cuda"};
       });
+  const auto set_target = [](const std::string& name) {
+    try {
+      set_gpu_target(parse_gpu_target(name));
+    } catch (const InvalidArgument& error) {
+      throw UsageError(error.what());
+    }
+  };
+  completes_with(
+      command
+          .add_option_function<std::string>("--target", set_target,
+                                            "What kernels on a GPU are compiled for: auto, sm_90a (Hopper), or cuda (any NVIDIA GPU "
+                                            "since compute capability 8.0)")
+          ->type_name("TARGET"),
+      [] {
+        return std::vector<std::string>{"auto", "sm_90a", "cuda"};
+      });
 }
 
 CLI::Validator unsigned_number() {

@@ -78,7 +78,7 @@ std::vector<std::string> CompileResult::problems() const {
   if (kernel.spill_bytes > 0) list.push_back(tw::format("kernel {}: spills {} bytes", spec.name, kernel.spill_bytes));
   for (const std::string& message : kernel.performance_losses) list.push_back(tw::format("kernel {}: {}", spec.name, message));
   if (kernel.module.loads && kernel.tensor_core_instruction.empty())
-    list.push_back(tw::format("kernel {}: has no wgmma instruction", spec.name));
+    list.push_back(tw::format("kernel {}: has no tensor core instruction", spec.name));
   return list;
 }
 

@@ -27,6 +27,7 @@ void show_json(const DeviceReport& report) {
     entry["free_memory"] = d.free_memory;
     entry["cache_bytes"] = d.l2_bytes;
     entry["shared_per_block"] = d.shared_per_block;
+    if (d.device.is_cuda()) entry["target"] = d.usable ? nlohmann::ordered_json(name_of(d.target)) : nlohmann::ordered_json(nullptr);
     entry["usable"] = d.usable;
     entry["problem"] = text_or_null(d.problem);
     json["devices"].push_back(std::move(entry));
@@ -46,6 +47,7 @@ void show_table(const DeviceReport& report) {
               d.device.is_cuda() ? "multiprocessors" : "threads", bytes_text(d.total_memory), bytes_text(d.free_memory),
               bytes_text(d.l2_bytes), d.device.is_cuda() ? "L2" : "L3");
     if (!d.usable) tw::print("         not usable: {}\n", d.problem);
+    if (d.usable && d.device.is_cuda()) tw::print("         kernels are compiled for target {}\n", name_of(d.target));
   }
   if (!report.cuda_driver.empty()) tw::print("CUDA     driver for {}\n", report.cuda_driver);
   if (!report.cuda_problem.empty()) tw::print("CUDA     none: {}\n", report.cuda_problem);

@@ -10,6 +10,7 @@
 #include "kernels/registry.hpp"
 #include "layout.hpp"
 #include "runtime/format.hpp"
+#include "runtime/target.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::cli {
@@ -21,6 +22,7 @@ struct KernelsArguments {
   std::string name;
   std::vector<std::string> names;
   CompileOptions compile;
+  std::string target = "auto";  ///< of compile
   LayoutOptions layout;
 };
 
@@ -73,10 +75,19 @@ void layout(const KernelsArguments& a) {
 }
 
 int compile(const KernelsArguments& a) {
-  if (a.compile.arch != "sm_90a") {
-    throw UsageError(tw::format("kernels compile: --arch is \"{}\"; supported: sm_90a (Hopper: H100, H200, GH200)", a.compile.arch));
+  GpuTarget target = GpuTarget::automatic;
+  try {
+    target = target_of_architecture(a.compile.arch);
+    if (!a.target.empty() && a.target != "auto") {
+      const GpuTarget wanted = parse_gpu_target(a.target);
+      if (wanted == GpuTarget::sm_90a && target != wanted)
+        throw InvalidArgument(tw::format("target is sm_90a, which needs --arch sm_90a; given {}", a.compile.arch));
+      target = wanted;
+    }
+  } catch (const InvalidArgument& error) {
+    throw UsageError(tw::format("kernels compile: {}", error.what()));
   }
-  std::vector<RegisteredKernel> kernels = registered_kernels();
+  std::vector<RegisteredKernel> kernels = registered_kernels(a.compile.arch, target);
   if (!a.names.empty()) {
     std::vector<RegisteredKernel> chosen;
     for (const std::string& name : a.names) {
@@ -159,7 +170,11 @@ void add_kernels(CLI::App& app, int& exit_code) {
   CLI::App* compile_command = command->add_subcommand("compile", "Compile for a GPU; needs NVRTC, but no GPU and no driver");
   completes_with(compile_command->add_option("NAME", a.names, "Kernels or families that `tilewave kernels list` shows; none: all"),
                  kernel_names);
-  compile_command->add_option("--arch", a.compile.arch, "The GPU's architecture; sm_90a: Hopper")->capture_default_str()->type_name("ARCH");
+  compile_command->add_option("--arch", a.compile.arch, "The GPU's architecture: sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120")
+      ->capture_default_str()
+      ->type_name("ARCH");
+  compile_command->add_option("--target", a.target, "auto, sm_90a or cuda, the target of every architecture but sm_90a")
+      ->type_name("TARGET");
   compile_command
       ->add_option("--output", a.compile.output, "Also write the compiled kernels to this folder, which may then serve as $TILEWAVE_PACK")
       ->type_name("DIR");

@@ -26,6 +26,20 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
+/// What kernels are compiled for on a GPU.
+enum class GpuTarget {
+  automatic,  ///< sm_90a where the GPU is of compute capability 9.0, else cuda
+  sm_90a,     ///< Hopper: copies by TMA, products by wgmma
+  cuda        ///< any NVIDIA GPU since compute capability 8.0: cp.async and mma.sync
+};
+/// "auto", "sm_90a", "cuda". Throws InvalidArgument for any other text.
+GpuTarget parse_gpu_target(std::string_view text);
+std::string_view name_of(GpuTarget target);
+
+/// The target of streams that do not say theirs (Stream::with_target), for all that is launched from now on. Kernels of both targets may
+/// be in use at once. Thread-safe.
+void set_gpu_target(GpuTarget target);
+
 /// One device as found on this machine.
 struct DeviceInfo {
   Device device;
@@ -37,8 +51,9 @@ struct DeviceInfo {
   std::size_t free_memory = 0;       ///< bytes
   std::size_t l2_bytes = 0;          ///< bytes of the last-level cache (CPU: L3), 0 if unknown
   std::size_t shared_per_block = 0;  ///< bytes of shared memory that one block may use (GPU only)
+  GpuTarget target = {};             ///< that kernels are compiled for unless another is asked for (GPU only)
   bool usable = false;               ///< kernels can run here
-  std::string problem;               ///< the reason if not usable: "sm_80: Tilewave's GPU kernels need sm_90"
+  std::string problem;               ///< the reason if not usable: "sm_75 (Tesla T4): Tilewave's GPU kernels need ..."
 };
 
 /// The devices and compilers found on this machine.
@@ -75,6 +90,11 @@ class Stream {
   static Stream borrow(Device device, void* cu_stream);
 
   Device device() const { return device_; }
+  /// The same queue, whose kernels are compiled for `target`. Throws InvalidArgument for one that the device cannot run.
+  Stream with_target(GpuTarget target) const;
+  /// What kernels in this queue are compiled for: never `automatic` on a GPU, `automatic` on the CPU. Throws InvalidArgument where
+  /// set_gpu_target() asked for one that the device cannot run.
+  GpuTarget target() const;
   /// The CUstream, or null on the CPU.
   void* native() const;
   /// Waits until everything enqueued so far is done. Throws DeviceError with the driver's text if a kernel failed.
@@ -86,6 +106,7 @@ class Stream {
   Stream(Device device, std::shared_ptr<State> state);
   Device device_;
   std::shared_ptr<State> state_;
+  GpuTarget target_ = GpuTarget::automatic;
 };
 
 /// A point in a stream's work, for timing. On the CPU the wall clock.

@@ -60,6 +60,9 @@ struct KernelSpec {
 /// The spec of a kernel's variant with or without TMA for its loads and its stores. `name` for people; empty: the type.
 KernelSpec make_spec(const KernelInfo& info, bool tma_load, bool tma_store, std::string name = "");
 
+/// The same kernel for another target. Throws InvalidArgument for a spec whose target make_spec() did not write.
+KernelSpec for_target(KernelSpec spec, GpuTarget target);
+
 /// What a compiled module says of its kernel.
 struct ModuleInfo {
   int threads = 0;          ///< per block

@@ -102,7 +102,7 @@ struct MapToMake {
 /// Binds tensors to a kernel's Globals on a GPU, and finds out which copies TMA can do.
 class GpuBinder {
  public:
-  explicit GpuBinder(Device device) : device_(device) {}
+  GpuBinder(Device device, GpuTarget target) : device_(device), target_(target) {}
   template <class G>
   void operator()(G& global, const Tensor& tensor) {
     bind(global, tensor, Window{});
@@ -143,6 +143,12 @@ class GpuBinder {
     if constexpr (sm_90a::moves_in_pieces<Tile>) {
       possible = global.template whole_pieces<typename G::Element, Tile::width>();
     } else if constexpr (!is_same<Tile, void>) {
+      if (target_ == GpuTarget::cuda) {
+        // Loads in pieces of 16 bytes are compiled apart; stores find out for themselves.
+        constexpr int width = 16 / static_cast<int>(sizeof(typename G::Element));
+        if (G::readable && global.cols > 0) tma_load = tma_load && global.template whole_pieces<typename G::Element, width>();
+        return;
+      }
       possible = map_possible(global, G::readable, {tile.element, copied_rows > 0 ? copied_rows : tile.rows, tile.cols}, window);
       if (possible) add_map({&global, global.tensor_map, window, copied_rows});
     }
@@ -151,6 +157,7 @@ class GpuBinder {
   void add_map(const MapToMake& map);
 
   Device device_;
+  GpuTarget target_;
 };
 
 /// Throws InvalidArgument for another type than f32, f16 or bf16.
@@ -213,7 +220,7 @@ void launch_bound(const NamedKernel& kernel, const GpuBinder& binder, const Para
 template <class Params, class Bind>
 void launch_named(const NamedKernel& kernel, const Stream& stream, const TileGrid& grid, Bind bind) {
   Params params{};
-  GpuBinder binder(stream.device());
+  GpuBinder binder(stream.device(), stream.target());
   const ParamsUnderConstruction named = bind_params(type_of(kernel), source_of(kernel), params, binder, bind);
   launch_bound(kernel, binder, named, grid, stream);
 }

@@ -19,6 +19,7 @@ struct Axis {
 template <class T, Contract w_contract, class Activation, int BM, int BN, int BK, int Stages, int Cluster>
 struct Convolution {
   static constexpr const char* source = "kernels/convolution/convolution.tile.hpp";
+  using WarpTile = SquareWarpTile<BM, BN>;
 
   template <class Target>
   struct On {
@@ -88,17 +89,20 @@ struct Convolution {
         block.fill(state.acc, 0.0f);
         return;
       }
-      // One product is always in flight: a slot is released when the product after the one that read it has been issued.
+      // One product is always in flight where products are asynchronous: a slot is released when the product after the one that read it has
+      // been issued.
       for (int step = 0; step < p.steps; ++step) {
         const Slot& slot = block.take(memory.operands);
         block.mma(state.acc, slot.x, slot.w, step == 0);
-        if (step > 0) {
-          block.wait(leave<1>, state.acc);
+        if (step >= in_flight<Target>) {
+          block.wait(leave<in_flight<Target>>, state.acc);
           block.release(memory.operands);
         }
       }
-      block.wait(leave<0>, state.acc);
-      block.release(memory.operands);
+      if constexpr (in_flight < Target >> 0) {
+        block.wait(leave<0>, state.acc);
+        block.release(memory.operands);
+      }
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory& memory, State& state) {

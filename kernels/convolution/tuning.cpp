@@ -1,6 +1,7 @@
 #include "kernels/convolution/tuning.hpp"
 
 #include "kernels/check.hpp"
+#include "kernels/generic_tiles.hpp"
 
 namespace tw::kernels::convolution {
 
@@ -27,7 +28,7 @@ std::string key_on(Device device, const Call& call) {
 std::string problem_key(const Call& call) { return key_on(call.stream.device(), call); }
 
 void use_tuned(Call& call) {
-  if (call.config >= 0) return;
+  if (call.config >= 0 || generic_shared_bytes(call.stream) > 0) return;  // tuned configurations are sm_90a's
   const Device device = call.stream.device();
   const std::vector<int>* const values = tuned_values(device, [&] { return problem_key(call); });
   if (values != nullptr) call.config = find_config(configs_of(device), *values, values_of);

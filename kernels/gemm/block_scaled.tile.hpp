@@ -10,6 +10,7 @@ namespace tw::kernels::gemm {
 template <class Out, class Tiles>
 struct BlockScaledGemm {
   static constexpr const char* source = "kernels/gemm/block_scaled.tile.hpp";
+  using WarpTile = tw::WarpTile<32, 2>;  // three sums share a thread's registers
 
   template <class Target>
   struct On {
@@ -70,6 +71,15 @@ struct BlockScaledGemm {
       block.fill(state.sum, 0.0f);
       const int last = steps(p, t) - 1;
       if (last < 0) return;
+      if constexpr (in_flight<Target> == 0) {
+        Step one;
+        TW_NO_UNROLL
+        for (int step = 0; step <= last; ++step) {
+          begin(block, p, t, step, memory, one);
+          end<0>(block, memory, one, state);
+        }
+        return;
+      }
       Step even, odd;
       begin(block, p, t, 0, memory, even);
       int step = 0;

@@ -5,6 +5,7 @@
 #include "kernels/activation.hpp"
 #include "kernels/gemm/gemm.tile.hpp"
 #include "kernels/gemm/variants.hpp"
+#include "kernels/generic_tiles.hpp"
 #include "tilewave/analyze.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/launch.hpp"
@@ -151,7 +152,8 @@ inline Problem problem_of(const Call& call) {
           static_cast<int>(size_of(call.a.dtype())),
           call.addends(),
           b_rows(call),
-          device_info(call.stream.device()).units};
+          device_info(call.stream.device()).units,
+          generic_shared_bytes(call.stream)};
 }
 
 /// Calls f(std::type_identity<T>{}) for f16 or bf16.

@@ -71,6 +71,7 @@ struct Inputs {
 template <class Operands, class Finish, class Tiles>
 struct Gemm {
   static constexpr const char* source = "kernels/gemm/gemm.tile.hpp";
+  using WarpTile = SquareWarpTile<Tiles::bm, Tiles::bn>;
 
   template <class Target>
   struct On {
@@ -134,17 +135,20 @@ struct Gemm {
           return;
         }
       }
-      // One product is always in flight: a slot is released when the product after the one that read it has been issued.
+      // One product is always in flight where products are asynchronous: a slot is released when the product after the one that read it has
+      // been issued.
       for (int step = 0; step < n; ++step) {
         const Slot& slot = block.take(memory.operands);
         block.mma(state.acc, slot.a, slot.b, step == 0);
-        if (step > 0) {
-          block.wait(leave<1>, state.acc);
+        if (step >= in_flight<Target>) {
+          block.wait(leave<in_flight<Target>>, state.acc);
           block.release(memory.operands);
         }
       }
-      block.wait(leave<0>, state.acc);
-      block.release(memory.operands);
+      if constexpr (in_flight < Target >> 0) {
+        block.wait(leave<0>, state.acc);
+        block.release(memory.operands);
+      }
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory& memory, State& state) {

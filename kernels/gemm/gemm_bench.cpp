@@ -8,6 +8,7 @@
 #include "benchmarks/peers/cublaslt.hpp"
 #include "benchmarks/peers/openblas.hpp"
 #include "kernels/gemm/variants.hpp"
+#include "kernels/generic_tiles.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/gemm.hpp"
@@ -102,9 +103,10 @@ int fastest(const CublasLtProduct& product, Mode mode, const Stream& stream) {
 }
 
 /// Adds every configuration that this case can run with to the contenders; gives their indices.
-std::vector<int> add_configs(std::vector<Contender>& contenders, const Case& c, const Operands& x, const Tensor& d, const Stream& stream) {
+std::vector<int> add_configs(std::vector<Contender>& contenders, const std::vector<Config>& known, const Case& c, const Operands& x,
+                             const Tensor& d, const Stream& stream) {
   std::vector<int> added;
-  for (int i = 0; i < static_cast<int>(configs().size()); ++i) {
+  for (int i = 0; i < static_cast<int>(known.size()); ++i) {
     const auto launch = [&x, &d, &stream, i] { tw::gemm(x.a, x.b, d, {.stream = stream, .config = i}); };
     try {
       launch();
@@ -112,7 +114,7 @@ std::vector<int> add_configs(std::vector<Contender>& contenders, const Case& c, 
       tw::print(stderr, "tilewave bench: {} config {}: {}\n", c.name(), i, error.what());
       continue;
     }
-    contenders.push_back({describe(configs()[static_cast<std::size_t>(i)]), launch});
+    contenders.push_back({describe(known[static_cast<std::size_t>(i)]), launch});
     added.push_back(i);
   }
   return added;
@@ -124,20 +126,22 @@ void run_gpu_case(Run& run, const Case& c, const CublasLt* cublaslt) {
   const Operands x(c, run.options().device);
   const Tensor d = Tensor::poisoned({c.m, c.n}, c.dtype, stream);
   const int forced = run.options().config;
-  const int chosen = forced >= 0 ? forced
-                                 : choose_config({.m = c.m,
-                                                  .n = c.n,
-                                                  .k = c.k,
-                                                  .batch = 1,
-                                                  .element_bytes = static_cast<int>(size_of(c.dtype)),
-                                                  .addends = false,
-                                                  .b_rows = x.b.stride(1) == 1,
-                                                  .units = gpu.units});
+  const Problem problem{.m = c.m,
+                        .n = c.n,
+                        .k = c.k,
+                        .batch = 1,
+                        .element_bytes = static_cast<int>(size_of(c.dtype)),
+                        .addends = false,
+                        .b_rows = x.b.stride(1) == 1,
+                        .units = gpu.units,
+                        .generic_shared = generic_shared_bytes(stream)};
+  const std::vector<Config> known = configs_for(problem);
+  const int chosen = forced >= 0 ? forced : choose_config(problem);
 
   std::vector<Contender> contenders = {{"tilewave", [&] { tw::gemm(x.a, x.b, d, {.stream = stream, .config = forced}); }}};
   contenders[0].launch();
   std::vector<int> tried;
-  if (run.options().all_configs) tried = add_configs(contenders, c, x, d, stream);
+  if (run.options().all_configs) tried = add_configs(contenders, known, c, x, d, stream);
   stream.synchronize();
 
   std::unique_ptr<CublasLtProduct> product;
@@ -162,7 +166,7 @@ void run_gpu_case(Run& run, const Case& c, const CublasLt* cublaslt) {
     record.unit = "TFLOP/s";
     record.work = c.flops() * 1e-12;
     record.ours = times.front();
-    record.config = describe(configs()[static_cast<std::size_t>(chosen)]);
+    record.config = describe(known[static_cast<std::size_t>(chosen)]);
     if (product) {
       record.peer = "cublasLt";
       record.peer_time = times.back();

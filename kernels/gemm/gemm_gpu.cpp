@@ -4,6 +4,7 @@
 #include "kernels/gemm/configs.hpp"
 #include "kernels/gemm/kernels.hpp"
 #include "kernels/gemm/skinny.tile.hpp"
+#include "kernels/generic_tiles.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/workspace.hpp"
 
@@ -83,7 +84,8 @@ void launch_block_scaled(const Call& call) {
   const int chosen = std::max(call.config, 0);
   require(chosen < static_cast<int>(kBlockScaledConfigs.size()), "gemm: config is {}; with block scales it must be below {}", chosen,
           kBlockScaledConfigs.size());
-  const Config& tile = kBlockScaledConfigs[static_cast<std::size_t>(chosen)];
+  Config tile = kBlockScaledConfigs[static_cast<std::size_t>(chosen)];
+  if (const std::int64_t shared = generic_shared_bytes(call.stream)) tile = fit_generic(tile, shared);
   detail::launch_named<ParamsOf<BlockScaledGemm<bf16, Tiles<64, 64, 128, 2, 1, 1>>>>(
       table[tile], call.stream, grid_of(tile, call.m, call.n, 1), [&](auto& bind, auto& p) { bind_block_scaled(bind, p, call); });
 }
@@ -92,11 +94,12 @@ void launch_block_scaled(const Call& call) {
 Config tile_of(const Call& call, const Problem& problem) {
   if (call.tile) return *call.tile;
   const int chosen = call.config >= 0 ? call.config : choose_config(problem);
-  require(chosen < static_cast<int>(kConfigs.size()) && valid(kConfigs[static_cast<std::size_t>(chosen)], problem),
+  const std::vector<Config> configs = configs_for(problem);
+  require(chosen < static_cast<int>(configs.size()) && valid(configs[static_cast<std::size_t>(chosen)], problem),
           "gemm: config is {}; it must be below {}, and with beta or a residual have at most 128 columns, with B stored [K, N] a "
           "multiple of 64",
-          chosen, kConfigs.size());
-  return kConfigs[static_cast<std::size_t>(chosen)];
+          chosen, configs.size());
+  return configs[static_cast<std::size_t>(chosen)];
 }
 
 }  // namespace
@@ -109,7 +112,8 @@ void run_on_gpu(const Call& call) {
   if (splittable && !problem.b_rows && call.m <= kMostSkinnyRows) {
     if (call.m == 1) return launch_gemv(call);
     const int splits = call.splits > 0 ? call.splits : choose_swapped_splits(problem);
-    return launch_split(call, {call.b, call.a, {.dtype = dtype, .out = DType::f32, .partial = true, .tile = kSwapped}, true}, splits);
+    const Config tile = problem.generic_shared > 0 ? fit_generic(kSwapped, problem.generic_shared) : kSwapped;
+    return launch_split(call, {call.b, call.a, {.dtype = dtype, .out = DType::f32, .partial = true, .tile = tile}, true}, splits);
   }
   const bool transposed_a = problem.b_rows && stored_transposed(call.a);
   Product product{transposed_a ? call.a.transpose(-2, -1) : call.a,

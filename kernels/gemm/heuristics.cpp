@@ -2,6 +2,7 @@
 
 #include "kernels/gemm/configs.hpp"
 #include "kernels/gemm/variants.hpp"
+#include "kernels/generic_tiles.hpp"
 
 namespace tw::kernels::gemm {
 
@@ -42,6 +43,10 @@ double time_of(const Problem& p, const CostedConfig& c, std::int64_t splits) {
 std::span<const Config> configs() { return kConfigs; }
 
 bool valid(const Config& c, const Problem& p) {
+  if (p.generic_shared > 0) {
+    const std::vector<Config> all = configs_for(p);
+    return std::find(all.begin(), all.end(), c) != all.end();
+  }
   constexpr int shared = 232448, barriers = 1024, registers = 65536, loader = 128 * 40, overhead = 48;
   const int warpgroups = c.bm / 64;
   if (c.bm % 64 != 0 || warpgroups < 1 || warpgroups > 4 || c.bn % 16 != 0 || c.bn < 16 || c.bn > 256) return false;
@@ -52,7 +57,25 @@ bool valid(const Config& c, const Problem& p) {
   return (!p.addends || c.bn <= 128) && (!p.b_rows || c.bn % 64 == 0);
 }
 
+std::vector<Config> configs_for(const Problem& p) {
+  if (p.generic_shared == 0) return {kConfigs.begin(), kConfigs.end()};
+  constexpr int kBandRows = 2048;  // of A in a band, whose tiles are in flight together
+  std::vector<Config> configs;
+  for (const GenericTile& tile : generic_tiles(p.generic_shared))
+    configs.push_back({tile.bm, tile.bn, tile.stages, 1, kBandRows / tile.bm});
+  return configs;
+}
+
 int choose_config(const Problem& p) {
+  if (p.generic_shared > 0) {
+    const std::vector<GenericTile> tiles = generic_tiles(p.generic_shared);
+    const double steps = static_cast<double>(p.k * p.element_bytes) / kStepBytes;
+    const auto time = [&](const GenericTile& t) {
+      return generic_time(t, ceil_div(p.m, t.bm) * ceil_div(p.n, t.bn) * p.batch, steps, p.units);
+    };
+    const auto best = std::min_element(tiles.begin(), tiles.end(), [&](const auto& a, const auto& b) { return time(a) < time(b); });
+    return static_cast<int>(best - tiles.begin());
+  }
   int best = 0;
   double best_time = 0;
   for (int i = 0; i < static_cast<int>(kCostedConfigs.size()); ++i) {
@@ -68,6 +91,13 @@ int choose_config(const Problem& p) {
 }
 
 double predicted_time(const Problem& p, const Config& config, int splits) { return time_of(p, cost_of(config), splits); }
+
+Config fit_generic(Config tile, std::int64_t shared_bytes) {
+  constexpr int kStaging = 16 * 16 * kStepBytes;  // of 16 warps at most
+  tile.cluster = 1;
+  tile.stages = generic_stages(shared_bytes, (tile.bm + tile.bn) * kStepBytes, kStaging, std::min(tile.stages, 4));
+  return tile;
+}
 
 int choose_splits(const Problem& p, const Config& config) {
   const CostedConfig cost = cost_of(config);

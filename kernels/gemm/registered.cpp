@@ -229,4 +229,43 @@ std::vector<KernelVariant> registered() {
   return variants;
 }
 
+std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
+  std::vector<KernelSpec> specs;
+  const auto add = [&](std::string type, const char* source, std::string name, bool pieces = true) {
+    specs.push_back(for_target(make_spec({type, source, nullptr}, pieces, pieces, std::move(name)), GpuTarget::cuda));
+  };
+  const char* const gemm = "kernels/gemm/gemm.tile.hpp";
+  const char* const skinny = "kernels/gemm/skinny.tile.hpp";
+  const std::vector<Config> tiles = configs_for({1, 1, 1, 1, 2, false, false, 1, shared_bytes});
+  const auto products = [&](const char* dtype, const GemmKernel& kernel, const char* suffix = "", bool pieces = true) {
+    const char* const layout = kernel.a_rows ? "tn" : kernel.b_rows ? "nn" : "nt";
+    for (const Config& tile : tiles) {
+      GemmKernel tiled = kernel;
+      tiled.tile = tile;
+      add(type_of(tiled), gemm, tw::format("gemm_{}_{}_{}x{}{}", dtype, layout, tile.bm, tile.bn, suffix), pieces);
+    }
+  };
+  for (const auto& [dtype, name] : {std::pair{DType::bf16, "bf16"}, std::pair{DType::f16, "f16"}}) {
+    products(name, {.dtype = dtype, .out = dtype});
+    products(name, {.dtype = dtype, .out = dtype, .b_rows = true});
+    products(name, {.dtype = dtype, .out = dtype, .a_rows = true, .b_rows = true});
+  }
+  products("tf32", {.dtype = DType::f32, .out = DType::f32});
+  products("fp8", {.dtype = DType::fp8_e4m3, .out = DType::bf16});
+  products("i8", {.dtype = DType::i8, .out = DType::i32});
+  products("bf16", {.dtype = DType::bf16, .out = DType::bf16, .activation = Activation::gelu_erf}, "_gelu_erf");
+  products("bf16", {.dtype = DType::bf16, .out = DType::bf16, .activation = Activation::swiglu}, "_swiglu");
+  products("bf16", {.dtype = DType::bf16, .out = DType::bf16, .addends = true}, "_addends");
+  products("bf16", {.dtype = DType::bf16, .out = DType::bf16}, "_strided", false);
+  products("bf16", {.dtype = DType::bf16, .out = DType::f32, .partial = true}, "_partial");
+  add(type_of(GemmKernel{.dtype = DType::bf16, .out = DType::f32, .partial = true, .tile = fit_generic(kSwapped, shared_bytes)}), gemm,
+      "gemm_bf16_swapped_partial");
+  add(block_scaled_type_of(fit_generic(kBlockScaledConfigs[1], shared_bytes)), "kernels/gemm/block_scaled.tile.hpp",
+      "gemm_fp8_block_scaled");
+  add(type_of(GemvKernel{DType::bf16}), skinny, "gemv_bf16");
+  add(type_of(GemvKernel{DType::bf16, Activation::none, true}), skinny, "gemv_bf16_addends");
+  add(type_of(SumKernel{DType::bf16}), skinny, "gemm_bf16_sum_partials");
+  return specs;
+}
+
 }  // namespace tw::kernels::gemm

@@ -25,18 +25,25 @@ std::span<const Config> cpu_configs();
 struct Problem {
   std::int64_t m, n, k, batch;
   int element_bytes;
-  bool addends;  ///< D is read as C, or a residual is
-  bool b_rows;   ///< B is stored [K, N]
-  int units;     ///< streaming multiprocessors
+  bool addends;                     ///< D is read as C, or a residual is
+  bool b_rows;                      ///< B is stored [K, N]
+  int units;                        ///< streaming multiprocessors
+  std::int64_t generic_shared = 0;  ///< of a block, where kernels are compiled for the generic target; else 0
 };
 
 /// Whether the GPU's kernel can have these tiles: accumulators fit the registers and slots the shared memory; reading addends for more than
 /// 128 columns of accumulators needs more registers than a thread has; a B stored [K, N] is loaded in panels of 64 columns.
 bool valid(const Config& config, const Problem& problem);
 
-/// The configuration of configs() with the least predicted time: rounds of tiles over the SMs, times the time of a tile. Plain arithmetic,
-/// the same everywhere.
+/// Those that the heuristic chooses from for a problem: configs(), or the tiles of the generic target.
+std::vector<Config> configs_for(const Problem& problem);
+
+/// The configuration of configs_for(problem) with the least predicted time: rounds of tiles over the SMs, times the time of a tile. Plain
+/// arithmetic, the same everywhere.
 int choose_config(const Problem& problem);
+
+/// A configuration of sm_90a with as many slots as the generic target has room for.
+Config fit_generic(Config tile, std::int64_t shared_bytes);
 
 /// Predicted time of any valid configuration with K in `splits` splits, in the heuristic's unit: to rank a tuner's candidates.
 double predicted_time(const Problem& problem, const Config& config, int splits);
@@ -59,5 +66,7 @@ inline constexpr ShapeKey kShape[] = {{"M", "rows of A and D"},         {"N", "c
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();
+/// The same on the generic target, for blocks that can have so much shared memory.
+std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes);
 
 }  // namespace tw::kernels::gemm

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from ._library import Cancelled, CompileError, DeviceError
+from ._library import Cancelled, CompileError, DeviceError, set_gpu_target
 from ._version import __version__
 
 if TYPE_CHECKING:  # what __getattr__ imports when it is wanted
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # what __getattr__ imports when it is wanted
 _SDPA = ("install_sdpa", "register_transformers", "scaled_dot_product_attention", "sdpa_counts", "uninstall_sdpa", "why_fallback")
 _MODULES = ("flash_attn", "flash_attn_interface", "ops", "sdpa", "transcriber")
 
-__all__ = ["Cancelled", "CompileError", "DeviceError", "Transcriber", "__version__", "check_contents", *_MODULES, *_SDPA]
+__all__ = ["Cancelled", "CompileError", "DeviceError", "Transcriber", "__version__", "check_contents", "set_gpu_target", *_MODULES, *_SDPA]
 
 
 if not TYPE_CHECKING:  # who would take every name for one of these

@@ -213,6 +213,8 @@ def library() -> ctypes.CDLL:
             raise ImportError(f"{loaded._name} is version {version}, but this package is {__version__}")
         loaded.tw_last_error.restype = ctypes.c_char_p
         loaded.tw_last_error.argtypes = []
+        loaded.tw_set_gpu_target.restype = ctypes.c_int
+        loaded.tw_set_gpu_target.argtypes = [ctypes.c_char_p]
         for name, arguments in _FUNCTIONS.items():
             function = getattr(loaded, name)
             function.argtypes = [*arguments, _STREAM]
@@ -228,6 +230,14 @@ def check(status: int, library: ctypes.CDLL, renamed: str = "") -> None:
     if renamed:
         message = re.sub(rf"\b{renamed}\b(?!\[)", "out", message)
     raise _ERRORS.get(status, RuntimeError)(message)
+
+
+def set_gpu_target(target: str) -> None:
+    """What kernels on GPUs are compiled for from now on, in the whole process: "auto", the default, "sm_90a" (Hopper), or "cuda" (any NVIDIA GPU since compute
+    capability 8.0)."""
+    status = library().tw_set_gpu_target(target.encode())
+    if status:
+        check(status, library())
 
 
 def bind(name: str, out: str = ""):

@@ -51,6 +51,7 @@ struct PackedTile {
 template <class T, int D, int DV, int BM, int BN, int Stages, int kForm, class Rules>
 struct Attention {
   static constexpr const char* source = Rules::source ? Rules::source : "tilewave/tile/attention.tile.hpp";
+  using WarpTile = RowWarpTile<(BM % 128 == 0 && BN <= 64 && DV <= 128 ? 32 : 16)>;  // 32 rows of scores and output fit a warp's registers
 
   template <class Target>
   struct On {

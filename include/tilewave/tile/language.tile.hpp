@@ -120,11 +120,30 @@ using Staging = typename Target::template Staging<T, R, C>;
 template <class Target, class T, int R, int C>
 using Scratch = typename Target::template Scratch<T, R, C>;
 /// A product is done when mma() returns: then nothing is gained where a kernel starts one to run under other work, and its operands and
-/// sums only need registers for longer.
+/// sums only need registers and slots for longer.
 template <class Target>
 inline constexpr bool products_are_synchronous = requires {
   Target::synchronous_products;
 };
+/// How many products a kernel leaves in flight while it goes on: wait(leave<in_flight<Target>>, acc).
+template <class Target>
+inline constexpr int in_flight = products_are_synchronous<Target> ? 0 : 1;
+
+/// How targets whose warps each multiply a part of a Fragment deal it out: `Rows` rows to each warp, `ColumnWarps` warps side by side. A
+/// kernel template may name one as its `WarpTile`. Squares read operands least often; one that reduces rows wants whole rows, and 16 of
+/// them in each warp is what a kernel has that names none.
+template <int Rows, int ColumnWarps>
+struct WarpTile {
+  static constexpr int rows = Rows, column_warps = ColumnWarps;
+};
+/// Nearly square parts of R x C accumulators, of at most 64 x 64: half of a thread's registers.
+template <int R, int C>
+using SquareWarpTile = WarpTile<(R % 64 == 0 && R >= 128 && C >= 64 ? 64 : 32), (C >= 192  ? 4
+                                                                                 : C >= 64 ? 2
+                                                                                           : 1)>;
+/// Whole rows.
+template <int Rows>
+using RowWarpTile = WarpTile<Rows, 1>;
 /// N counters that the block's threads share.
 template <class Target, int N>
 using Histogram = typename Target::template Histogram<N>;

@@ -45,6 +45,20 @@ struct Target {
   using List = cuda::List<T, N>;
 };
 
+/// The target as a kernel template wants it: with its WarpTile.
+template <class Kernel>
+struct WarpTileOf {
+  static auto get() {
+    if constexpr (requires { typename Kernel::WarpTile; })
+      return typename Kernel::WarpTile{};
+    else
+      return RowWarpTile<16>{};
+  }
+  using Type = decltype(get());
+};
+template <class Kernel, bool kPieceLoads = true, bool kPieceStores = true>
+using TargetFor = Target<kPieceLoads, kPieceStores, WarpTileOf<Kernel>::Type::rows, WarpTileOf<Kernel>::Type::column_warps>;
+
 /// What a launch needs to know of a kernel, from its types.
 template <class On, class T>
 struct Shape {
@@ -62,6 +76,7 @@ struct Shape {
   static constexpr int cluster = 1;
   static constexpr int threads = warps() * 32;
   static constexpr Dispatch dispatch = tw::detail::ScheduleOf<On>::Type::dispatch;
+  static_assert(threads <= 1024, "a block has at most 32 warps: give the kernel fewer `rows`, or a WarpTile with more");
   static constexpr int shared_bytes() {
     if constexpr (requires { typename On::Memory; }) {
       Allocator allocator = tiles();
