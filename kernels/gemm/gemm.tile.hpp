@@ -71,7 +71,8 @@ struct Inputs {
 template <class Operands, class Finish, class Tiles>
 struct Gemm {
   static constexpr const char* source = "kernels/gemm/gemm.tile.hpp";
-  using WarpTile = SquareWarpTile<Tiles::bm, Tiles::bn>;
+  /// Reading addends takes registers: half of the accumulators leave them.
+  using WarpTile = conditional<Finish::addends, tw::WarpTile<32, 2>, SquareWarpTile<Tiles::bm, Tiles::bn>>;
 
   template <class Target>
   struct On {

@@ -38,6 +38,13 @@ double time_of(const Problem& p, const CostedConfig& c, std::int64_t splits) {
   return time;
 }
 
+/// On the generic target: those whose addends fit a thread's registers, too.
+std::vector<GenericTile> tiles_for(const Problem& p) {
+  std::vector<GenericTile> tiles = generic_tiles(p.generic_shared);
+  if (p.addends) std::erase_if(tiles, [](const GenericTile& tile) { return tile.bn > 128; });
+  return tiles;
+}
+
 }  // namespace
 
 std::span<const Config> configs() { return kConfigs; }
@@ -61,14 +68,13 @@ std::vector<Config> configs_for(const Problem& p) {
   if (p.generic_shared == 0) return {kConfigs.begin(), kConfigs.end()};
   constexpr int kBandRows = 2048;  // of A in a band, whose tiles are in flight together
   std::vector<Config> configs;
-  for (const GenericTile& tile : generic_tiles(p.generic_shared))
-    configs.push_back({tile.bm, tile.bn, tile.stages, 1, kBandRows / tile.bm});
+  for (const GenericTile& tile : tiles_for(p)) configs.push_back({tile.bm, tile.bn, tile.stages, 1, kBandRows / tile.bm});
   return configs;
 }
 
 int choose_config(const Problem& p) {
   if (p.generic_shared > 0) {
-    const std::vector<GenericTile> tiles = generic_tiles(p.generic_shared);
+    const std::vector<GenericTile> tiles = tiles_for(p);
     const double steps = static_cast<double>(p.k * p.element_bytes) / kStepBytes;
     const auto time = [&](const GenericTile& t) {
       return generic_time(t, ceil_div(p.m, t.bm) * ceil_div(p.n, t.bn) * p.batch, steps, p.units);

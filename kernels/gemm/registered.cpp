@@ -240,6 +240,7 @@ std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
   const auto products = [&](const char* dtype, const GemmKernel& kernel, const char* suffix = "", bool pieces = true) {
     const char* const layout = kernel.a_rows ? "tn" : kernel.b_rows ? "nn" : "nt";
     for (const Config& tile : tiles) {
+      if (kernel.addends && tile.bn > 128) continue;
       GemmKernel tiled = kernel;
       tiled.tile = tile;
       add(type_of(tiled), gemm, tw::format("gemm_{}_{}_{}x{}{}", dtype, layout, tile.bm, tile.bn, suffix), pieces);

@@ -2,6 +2,7 @@
 
 #include "tilewave/tile/cuda/block.tile.hpp"
 #include "tilewave/tile/cuda/copy.tile.hpp"
+#include "tilewave/tile/cuda/lines.tile.hpp"
 #include "tilewave/tile/cuda/mma.tile.hpp"
 #include "tilewave/tile/cuda/ring.tile.hpp"
 #include "tilewave/tile/cuda/target.tile.hpp"
@@ -112,7 +113,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
   TW_INLINE void mma(Acc& acc, const A& a, const B& b, bool overwrite) {
     static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols),
                   "rows of the accumulator and of the left operand differ");
-    const Lines<A, true, Acc::warp_rows> lines(a, at.lane, Acc::warp_row(at));
+    const Lines<A, true, Acc::warp_rows> lines(ptx::address(a.bytes), at.lane, Acc::warp_row(at));
     multiply<typename A::Element, A::contract == Contract::columns ? A::cols : A::rows>(
         acc, [&](int k, int tile, u32* to) { lines.load(k, tile, to); }, b, overwrite);
     load_late();
@@ -137,7 +138,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
   template <class E, int R, int C, int WarpRows>
   TW_INLINE void load(Operand<E, R, C, WarpRows>& to, const Shared<E, R, C, Contract::columns>& from) const {
     using S = Shared<E, R, C, Contract::columns>;
-    const Lines<S, true, WarpRows> lines(from, at.lane, Fragment<float, R, C, WarpRows>::warp_row(at));
+    const Lines<S, true, WarpRows> lines(ptx::address(from.bytes), at.lane, Fragment<float, R, C, WarpRows>::warp_row(at));
     TW_UNROLL
     for (int tile = 0; tile < to.row_tiles; ++tile) {
       TW_UNROLL
@@ -251,54 +252,6 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     }
   }
 
-  /// Where a lane finds its lines of an operand: 16 of the tile's rows or columns, 32 bytes of the dimension that is summed over. Eight
-  /// lines of 16 bytes never share a bank, because of the swizzle.
-  /// `kWidth`: rows or columns of each warp.
-  template <class S, bool kLeft, int kWidth>
-  struct Lines {
-    static constexpr bool transposed = S::contract == Contract::rows;
-    /// A warp's columns are a part of a panel that blocks of 16 do not leave, or whole panels: then only the warp's first address depends
-    /// on the thread.
-    static constexpr bool fixed = !transposed || kWidth == 16 || kWidth == 32 || kWidth % 64 == 0;
-    u32 base;
-    int first_byte = 0;
-    /// `first`: the warp's first row, or column where rows are summed over.
-    TW_INLINE Lines(const S& tile, int lane, int first) {
-      // ldmatrix takes the addresses of matrix i from lanes 8 i to 8 i + 7. The left operand's matrices go down its rows, then along the
-      // sum; the right one's along the sum, then down.
-      const int in_matrix = lane % 8, second = lane / 8 % 2, third = lane / 16;
-      const int down = kLeft ? second : third, along = kLeft ? third : second;
-      const int line = transposed ? in_matrix + along * 8 : in_matrix + down * 8 + first;
-      base = ptx::address(tile.bytes) + static_cast<u32>(line * kPanelBytes + ((transposed ? down : along) * 16 ^ in_matrix * 16));
-      if constexpr (transposed && fixed) base = at(first * 2, 0);
-      first_byte = first * 2;
-    }
-    /// Bytes along the line, and lines down.
-    TW_INLINE u32 at(int along, int down) const {
-      return (base ^ static_cast<u32>(along % kPanelBytes)) + static_cast<u32>(along / kPanelBytes * S::panel_bytes + down * kPanelBytes);
-    }
-    /// Of step `k` along the sum, block `n` of 16 rows or columns of the warp's.
-    TW_INLINE u32 address(int k, int n) const {
-      if constexpr (!transposed)
-        return at(k * 32, n * 16);
-      else
-        return at((fixed ? 0 : first_byte) + n * 32, k * 16);
-    }
-    TW_INLINE void load(int k, int n, u32* to) const {
-      if constexpr (transposed)
-        ptx::load_matrix_x4_transposed(address(k, n), to);
-      else
-        ptx::load_matrix_x4(address(k, n), to);
-    }
-    /// Eight rows or columns only.
-    TW_INLINE void load_half(int k, int n, u32* to) const {
-      if constexpr (transposed)
-        ptx::load_matrix_x2_transposed(address(k, n), to);
-      else
-        ptx::load_matrix_x2(address(k, n), to);
-    }
-  };
-
   /// left(k, tile, registers): step k of the left operand's 16 rows number `tile`. Operands of the next products are read from shared
   /// memory under those before.
   template <class E, int depth, class Acc, class Left, class B>
@@ -314,7 +267,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
       TW_UNROLL
       for (int i = 0; i < Acc::size; ++i) acc.x[i] = 0;
     }
-    const Lines<B, false, Acc::warp_cols> lines(b, at.lane, Acc::warp_col(at));
+    const Lines<B, false, Acc::warp_cols> lines(ptx::address(b.bytes), at.lane, Acc::warp_col(at));
     u32 left_words[2][Acc::row_tiles][4], right_words[2][4];
     const auto load_left = [&](int k) {
       TW_UNROLL
