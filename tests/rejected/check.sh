@@ -29,4 +29,9 @@ expect "a Fragment has as many rows as the kernel" -DROWS
 expect "a Fragment has as many rows as the kernel" -DROWS -DANALYSE
 expect "a Fragment holds accumulators: float, or i32" -DACCUMULATORS
 expect "needs steps(params, tile)" -DSTEPS
+expect "a kernel with steps() has load(auto& producer" -DLOAD
+expect "a kernel with steps() has load(auto& producer" -DLOAD -DANALYSE
+expect "a kernel with steps() has finish(auto& block" -DFINISH
+expect "a kernel without steps() has compute(auto& block" -DCOMPUTE
+expect "Ring" -DTARGET
 exit $failed

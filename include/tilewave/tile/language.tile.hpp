@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tilewave/tile/analysis/counted.tile.hpp"
+#include "tilewave/tile/concepts.tile.hpp"
 #include "tilewave/tile/grid.tile.hpp"
 #include "tilewave/tile/math.tile.hpp"
 #include "tilewave/tile/staging.tile.hpp"
@@ -47,10 +48,6 @@
 //   kernel is then compiled once more
 
 namespace tw {
-
-/// Which of a Shared tile's two dimensions a product sums over. mma(acc, a, b) is acc(m, n) += sum over k of a(m, k) * b(n, k): a tile
-/// stored [M, K] or [N, K] contracts its columns, one stored [K, M] or [K, N] its rows.
-enum class Contract { columns, rows };
 
 /// What a tile in registers is: a Fragment, whose rows are the kernel's, or Rows.
 enum class TileKind { fragment, rows };
@@ -219,6 +216,7 @@ constexpr bool has_load_of() {
   constexpr bool has_steps = requires { &On::steps; };
   static_assert(has_steps || !mentions_load<On>,
                 "a kernel with load(), finish() or State needs steps(params, tile): is that missing or misspelled?");
+  require_kernel<On>();
   return has_steps;
 }
 template <class On>

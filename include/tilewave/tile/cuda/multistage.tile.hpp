@@ -286,7 +286,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     for (int n = 0; n < steps_k * blocks; ++n) {
       const int k = n / blocks, block = n % blocks;
       if (n + 1 < steps_k * blocks) load_right(n + 1);
-      if (block == 0 && k + 1 < steps_k) load_left(k + 1);
+      if (block == blocks - 1 && k + 1 < steps_k) load_left(k + 1);  // no earlier: they take registers
       TW_UNROLL
       for (int tile = 0; tile < Acc::row_tiles; ++tile) {
         auto* const d = acc.x + tile * Acc::tile_size + block * 8;

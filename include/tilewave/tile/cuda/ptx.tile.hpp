@@ -137,8 +137,16 @@ TW_INLINE u32 widen_pair(u16 pair) {
     TW_ASM("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(wide) : "h"(pair));
   return wide;
 #else
-  const auto half = [](u32 code) { return u32{f16(static_cast<float>(bit_cast<T>(static_cast<u8>(code)))).bits}; };
-  return half(pair & 0xff) | half(pair >> 8) << 16;
+  const u32 two = (pair & 0xffu) | (pair & 0xff00u) << 8;  // a byte in each half
+  if constexpr (is_same<T, fp8_e4m3>) {
+    // An f16 has 7 more mantissa bits, one more exponent bit, and a bias that is greater by 8.
+    u32 wide = (two & 0x007f007fu) << 7;
+    TW_ASM("mul.f16x2 %0, %0, %1;" : "+r"(wide) : "r"(0x5c005c00u));  // 2^8
+    const u32 nan = ((two & 0x007f007fu) + 0x00010001u) >> 7 & 0x00010001u;
+    return wide | nan * 0x7e00u | (two & 0x00800080u) << 8;
+  } else {
+    return two << 8;
+  }
 #endif
 }
 /// Two f32 as two 8-bit floats in the low half of the result, `low` in its lower byte.

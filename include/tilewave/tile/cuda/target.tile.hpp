@@ -56,12 +56,21 @@ struct WarpTileOf {
   }
   using Type = decltype(get());
 };
+/// For GPUs since compute capability 10.0 the assembler keeps more of an epilogue's loads in flight, for which 64 rows leave a warp no
+/// registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+inline constexpr int kMostWarpRows = 32;
+#else
+inline constexpr int kMostWarpRows = 64;
+#endif
 template <class Kernel, bool kPieceLoads = true, bool kPieceStores = true>
-using TargetFor = Target<kPieceLoads, kPieceStores, WarpTileOf<Kernel>::Type::rows, WarpTileOf<Kernel>::Type::column_warps>;
+using TargetFor =
+    Target<kPieceLoads, kPieceStores, min(WarpTileOf<Kernel>::Type::rows, kMostWarpRows), WarpTileOf<Kernel>::Type::column_warps>;
 
 /// What a launch needs to know of a kernel, from its types.
 template <class On, class T>
 struct Shape {
+  static_assert(tw::Target<T>, "a target lacks one of the types that tilewave/tile/concepts.tile.hpp lists");
   static constexpr bool produces = tw::detail::has_load<On>;
   static constexpr int warps() {
     if constexpr (requires { On::warps; }) {

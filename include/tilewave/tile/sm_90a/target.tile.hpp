@@ -45,6 +45,7 @@ inline constexpr int cluster_size = T::tma_load ? tw::detail::cluster_of<On>() :
 /// What a launch needs to know of a kernel, from its types.
 template <class On, class T>
 struct Shape {
+  static_assert(tw::Target<T>, "a target lacks one of the types that tilewave/tile/concepts.tile.hpp lists");
   static constexpr bool produces = tw::detail::has_load<On>;
   static constexpr int warpgroups = tw::detail::warps_of<On>() / 4;
   static_assert(tw::detail::warps_of<On>() % 4 == 0, "a block has whole warpgroups: a multiple of 4 warps, of 64 rows of accumulators");

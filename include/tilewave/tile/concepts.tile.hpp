@@ -1,0 +1,138 @@
+#pragma once
+
+#include "tilewave/tile/grid.tile.hpp"
+
+// What a target offers to kernels, and what a kernel offers to targets. Both are checked where a kernel is compiled for a target, so that a
+// member that is missing, misspelled or takes other arguments is an error with its name in it. language.tile.hpp says what each is for.
+
+namespace tw {
+
+/// Which of a Shared tile's two dimensions a product sums over. mma(acc, a, b) is acc(m, n) += sum over k of a(m, k) * b(n, k): a tile
+/// stored [M, K] or [N, K] contracts its columns, one stored [K, M] or [K, N] its rows.
+enum class Contract { columns, rows };
+
+namespace detail {
+
+// Calls with these arguments are checked and not compiled, so any type will do where a kernel says `auto&`.
+struct AnyBlock {};
+struct AnyProducer {};
+struct AnyState {};
+template <class T>
+T& any();
+template <class A, class B>
+concept SameAs = is_same<A, B>;
+
+/// What a kernel's roles take for a tile, and what compute() leaves for finish().
+template <class On>
+struct RolesOf {
+  using Work = Tile;
+};
+template <class On>
+requires requires { typename On::Work; }
+struct RolesOf<On> {
+  using Work = typename On::Work;
+};
+template <class On>
+struct StateTypeOf {
+  using Type = AnyState;
+};
+template <class On>
+requires requires { typename On::State; }
+struct StateTypeOf<On> {
+  using Type = typename On::State;
+};
+template <class On>
+using WorkArgument = const typename RolesOf<On>::Work;
+template <class On>
+using ParamsArgument = const typename On::Params;
+
+template <class On>
+concept HasParams = requires {
+  typename On::Params;
+};
+template <class On>
+concept HasMemory = requires {
+  typename On::Memory;
+};
+template <class On>
+concept HasWork = !requires {
+  typename On::Work;
+}
+|| requires {
+  { On::work(any<ParamsArgument<On>>(), any<const Tile>()) } -> SameAs<typename RolesOf<On>::Work>;
+};
+template <class On>
+concept HasSteps = requires {
+  { On::steps(any<ParamsArgument<On>>(), any<WorkArgument<On>>()) } -> SameAs<int>;
+};
+template <class On>
+concept HasLoad = requires {
+  On::load(any<AnyProducer>(), any<ParamsArgument<On>>(), any<WorkArgument<On>>(), 0, any<typename On::Memory>());
+};
+template <class On>
+concept HasCompute = requires {
+  On::compute(any<AnyBlock>(), any<ParamsArgument<On>>(), any<WorkArgument<On>>(), any<typename On::Memory>(),
+              any<typename StateTypeOf<On>::Type>());
+};
+template <class On>
+concept HasFinish = requires {
+  On::finish(any<AnyBlock>(), any<ParamsArgument<On>>(), any<WorkArgument<On>>(), any<typename On::Memory>(),
+             any<typename StateTypeOf<On>::Type>());
+};
+template <class On>
+concept HasComputeAlone = requires {
+  On::compute(any<AnyBlock>(), any<ParamsArgument<On>>(), any<const Tile>());
+}
+|| requires { On::compute(any<AnyBlock>(), any<ParamsArgument<On>>(), any<const Tile>(), any<typename On::Memory>()); };
+
+}  // namespace detail
+
+/// A kernel on a target: Kernel::On<Target>. One with steps() has rings, which load() fills and compute() empties; any other is compute()
+/// alone.
+template <class On>
+concept KernelWithRings = detail::HasParams<On> && detail::HasMemory<On> && detail::HasWork<On> && detail::HasSteps<On> &&
+    detail::HasLoad<On> && detail::HasCompute<On> && detail::HasFinish<On>;
+template <class On>
+concept Kernel = KernelWithRings<On> ||(detail::HasParams<On>&& detail::HasComputeAlone<On>);
+
+/// What a kernel's types are made of. A target's blocks also have the members that docs/language.md lists.
+template <class T>
+concept Target = requires {
+  typename T::template Global<const float, void, 1>;
+  typename T::template Pointer<const float>;
+  typename T::template Shared<float, 64, 64, Contract::columns>;
+  typename T::template Ring<int, 2>;
+  typename T::template Fragment<float, 64, 64>;
+  typename T::template Operand<float, 64, 64>;
+  typename T::template Rows<float, 4, 32, 4, 0>;
+  typename T::template RowVector<float, void>;
+  typename T::template ColumnVector<float, void>;
+  typename T::template Staging<float, 64, 64>;
+  typename T::template Scratch<float, 64, 64>;
+  typename T::template Histogram<256>;
+  typename T::template List<float, 64>;
+};
+
+namespace detail {
+
+/// Names what a kernel lacks.
+template <class On>
+constexpr void require_kernel() {
+  static_assert(HasParams<On>, "a kernel has a struct Params: what the host fills in");
+  if constexpr (requires { &On::steps; }) {
+    static_assert(HasWork<On>, "a kernel with a struct Work has Work work(const Params&, Tile)");
+    static_assert(HasSteps<On>, "a kernel's steps are int steps(const Params&, Tile), or of its Work");
+    static_assert(HasMemory<On>, "a kernel with steps() has a struct Memory: its rings");
+    if constexpr (HasMemory<On> && HasWork<On>) {
+      static_assert(HasLoad<On>, "a kernel with steps() has load(auto& producer, const Params&, Tile, int step, Memory&), or of its Work");
+      static_assert(HasCompute<On>, "a kernel with steps() has compute(auto& block, const Params&, Tile, Memory&, State&), or of its Work");
+      static_assert(HasFinish<On>, "a kernel with steps() has finish(auto& block, const Params&, Tile, Memory&, State&), or of its Work");
+    }
+  } else {
+    static_assert(HasComputeAlone<On>,
+                  "a kernel without steps() has compute(auto& block, const Params&, Tile), and Memory& where it has one");
+  }
+}
+
+}  // namespace detail
+}  // namespace tw
