@@ -46,7 +46,9 @@ std::vector<RegisteredKernel> registered_kernels() {
 std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarget target) {
   std::vector<RegisteredKernel> all = registered_kernels();
   if (target != GpuTarget::cuda) return all;
-  const auto tiles_differ = [](const RegisteredKernel& kernel) { return kernel.family == "gemm" || kernel.family == "convolution"; };
+  const auto tiles_differ = [](const RegisteredKernel& kernel) {
+    return kernel.family == "gemm" || kernel.family == "attention" || kernel.family == "convolution";
+  };
   std::erase_if(all, tiles_differ);
   for (RegisteredKernel& kernel : all) kernel.spec = for_target(kernel.spec, target);
   const auto add = [&](const char* family, const std::vector<KernelSpec>& specs) {
@@ -54,6 +56,7 @@ std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarge
   };
   const int shared = max_shared_bytes(arch);
   add("gemm", kernels::gemm::registered_generic(shared));
+  add("attention", kernels::attention::registered_generic(shared));
   add("convolution", kernels::convolution::registered_generic(shared));
   return all;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/generic_tiles.hpp"
 #include "tilewave/detail/attention_call.hpp"
 
 namespace tw::kernels::attention {
@@ -30,16 +31,38 @@ auto with_head_dims(std::int64_t head_dim, std::int64_t value_dim, F f) {
 /// Which tiles serve a call best whose keys are not divided: narrow ones, unless head dimensions are up to 96.
 detail::TileUse tile_use(const detail::AttentionCall& call);
 
+/// Tiles of the generic target: 32 rows of scores and output for each warp while they fit its registers, in blocks of at most `shared`
+/// bytes.
+detail::AttentionTiles generic_tiles(std::int64_t head_dim, std::int64_t value_dim, bool split, std::int64_t shared);
+
+/// The kernel for T with these tiles, for all rules of CallRules<>. Lives until the process ends.
+const KernelInfo& attention_info(DType dtype, int head_dim, int value_dim, const detail::AttentionTiles& tiles, int form);
+
 /// Rows of the tiles that run_gpu() takes for sequences that follow each other.
 inline int packed_tile_rows(const detail::AttentionCall& call) {
-  return with_head_dims(call.q.shape(3), call.v.shape(3),
-                        [&]<int D, int DV>() { return detail::attention_tiles<D, DV>(tile_use(call)).bm; });
+  return with_head_dims(call.q.shape(3), call.v.shape(3), [&]<int D, int DV>() {
+    if (const std::int64_t shared = generic_shared_bytes(call.stream)) return generic_tiles(D, DV, false, shared).bm;
+    return detail::attention_tiles<D, DV>(tile_use(call)).bm;
+  });
+}
+
+/// On the generic target.
+template <class T, int D, int DV>
+void run_generic(const detail::AttentionCall& call, std::int64_t shared) {
+  const int form = call.split ? kRagged | kSplit | kPaged : call.pages ? kRagged | kPaged : call.ragged() ? kRagged : kEqualLengths;
+  const detail::AttentionTiles tiles = generic_tiles(D, DV, call.split, shared);
+  const KernelInfo& info = detail::attention_variant(attention_info(dtype_of<T>, D, DV, tiles, form), call);
+  using List = detail::CallRules<>;
+  using Params = typename Attention<T, D, DV, 64, 64, 2, kEqualLengths, List>::template On<sm_90a::Target<>>::Params;
+  detail::launch_named<Params>(detail::named_kernel(info.type, info.source), call.stream, detail::attention_grid(call, tiles.bm),
+                               [&](auto& bind, auto& p) { detail::fill_attention<List>(bind, p, call, tiles.bn, kNoUserRule); });
 }
 
 /// On a GPU, where T is bf16 or f16.
 template <class T>
 void run_gpu(const detail::AttentionCall& call) {
   with_head_dims(call.q.shape(3), call.v.shape(3), [&]<int D, int DV>() {
+    if (const std::int64_t shared = generic_shared_bytes(call.stream)) return run_generic<T, D, DV>(call, shared);
     const auto launch = [&]<int kBM, int kBN, int kStages, int kForm>() {
       detail::run_attention_gpu<T, D, DV, kBM, kBN, kStages, kForm>(call, kNoUserRule);
     };

@@ -1,10 +1,14 @@
 #include "kernels/attention/variants.hpp"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
+#include <string>
 
 #include "kernels/attention/combine.hpp"
 #include "kernels/attention/run.hpp"
 #include "kernels/check.hpp"
+#include "kernels/named.hpp"
 
 namespace tw::kernels::attention {
 
@@ -34,6 +38,37 @@ detail::TileUse tile_use(const detail::AttentionCall& call) {
     if (rows <= 512) return TileUse::narrow;
   }
   return rows <= 4096 && !call.cu_q ? TileUse::widest : TileUse::wide;
+}
+
+detail::AttentionTiles generic_tiles(std::int64_t head_dim, std::int64_t value_dim, bool split, std::int64_t shared) {
+  constexpr detail::AttentionTiles choices[] = {{128, 64, 3}, {128, 64, 2}, {64, 64, 2}, {64, 64, 1}, {64, 32, 1}};
+  const std::int64_t largest = std::max(head_dim, value_dim);
+  for (const detail::AttentionTiles& t : choices) {
+    if (t.bm == 128 && (split || largest > 128)) continue;  // decode has few rows; 32 rows of wide outputs leave a warp no registers
+    if (t.stages == 3 && largest > 64) continue;
+    // Rows have whole lines of 128 bytes; each of four warps has 2 KB of staging, and a dynamic schedule 1 KB.
+    const auto line = [](std::int64_t columns) { return (columns + 63) / 64 * 128; };
+    if (t.bm * line(head_dim) + t.stages * t.bn * (line(head_dim) + line(value_dim)) + 9 * 1024 <= shared) return t;
+  }
+  return choices[4];
+}
+
+const KernelInfo& attention_info(DType dtype, int head_dim, int value_dim, const detail::AttentionTiles& t, int form) {
+  struct Named {
+    std::string type;
+    KernelInfo info;
+  };
+  static std::mutex mutex;
+  static auto& known = *new std::map<std::string, Named>;
+  const std::string type = tw::format("tw::Attention<{}, {}, {}, {}, {}, {}, {}, {}>", element_name(dtype), head_dim, value_dim, t.bm, t.bn,
+                                      t.stages, form, detail::type_name<detail::CallRules<>>());
+  const std::lock_guard lock(mutex);
+  Named& named = known[type];
+  if (named.type.empty()) {
+    named.type = type;
+    named.info = {named.type, "tilewave/tile/attention.tile.hpp", nullptr};
+  }
+  return named.info;
 }
 
 namespace {
@@ -129,6 +164,24 @@ std::vector<KernelVariant> registered() {
   variants.push_back(decode_variant<bf16, 128, true>("bf16"));
   variants.push_back(combine_variant());
   return variants;
+}
+
+std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
+  std::vector<KernelSpec> specs;
+  for (const auto& [dtype, name] : {std::pair{DType::bf16, "bf16"}, std::pair{DType::f16, "f16"}}) {
+    for (const int dim : {64, 128, 256}) {
+      for (const bool split : {false, true}) {
+        if (split && dtype == DType::f16) continue;
+        const detail::AttentionTiles tiles = generic_tiles(dim, dim, split, shared_bytes);
+        const int form = split ? kRagged | kSplit | kPaged : kEqualLengths;
+        specs.push_back(for_target(make_spec(attention_info(dtype, dim, dim, tiles, form), true, true,
+                                             tw::format("attention{}_{}_d{}", split ? "_decode" : "", name, dim)),
+                                   GpuTarget::cuda));
+      }
+    }
+  }
+  specs.push_back(for_target(combine_variant().spec, GpuTarget::cuda));
+  return specs;
 }
 
 }  // namespace tw::kernels::attention

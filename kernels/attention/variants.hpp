@@ -16,5 +16,7 @@ inline constexpr ShapeKey kShape[] = {{"seqlen_q", "queries"},
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();
+/// The same on the generic target, for blocks that can have so much shared memory.
+std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes);
 
 }  // namespace tw::kernels::attention
