@@ -17,8 +17,6 @@
 namespace tw {
 namespace {
 
-constexpr int kNeededMajor = 8;
-
 DeviceInfo describe_cpu() {
   const HostMemory memory = host_memory();
   DeviceInfo info;
@@ -76,11 +74,8 @@ DeviceInfo describe_gpu(const cuda::Driver& d, int index) {
     info.l2_bytes = static_cast<std::size_t>(attribute(cuda::DeviceAttribute::l2_cache_size));
     info.shared_per_block = static_cast<std::size_t>(attribute(cuda::DeviceAttribute::max_shared_memory_per_block_optin));
     cuda::check(d.device_total_mem(&info.total_memory, device), "cuDeviceTotalMem");
-    if (major < kNeededMajor) {
-      info.problem =
-          tw::format("{} ({}): Tilewave's GPU kernels need compute capability {}.0 or higher", info.isa, info.name, kNeededMajor);
-      return info;
-    }
+    info.problem = target_problem(info.name, {major, minor});
+    if (!info.problem.empty()) return info;
     info.target = best_target({major, minor});
     info.free_memory = free_memory(d, index, device);
     info.usable = true;

@@ -27,6 +27,11 @@ std::string_view name_of(GpuTarget target) { return target == GpuTarget::sm_90a 
 void set_gpu_target(GpuTarget target) { standard_target = target; }
 GpuTarget standard_gpu_target() { return standard_target; }
 
+std::string target_problem(std::string_view gpu_name, ComputeCapability gpu) {
+  if (gpu.major >= 8) return "";
+  return tw::format("sm_{}{} ({}): Tilewave's GPU kernels need compute capability 8.0 or higher", gpu.major, gpu.minor, gpu_name);
+}
+
 GpuTarget best_target(ComputeCapability gpu) { return gpu == kHopper ? GpuTarget::sm_90a : GpuTarget::cuda; }
 
 void require_target(GpuTarget target, Device device, ComputeCapability gpu) {

@@ -12,6 +12,9 @@ struct ComputeCapability {
   friend bool operator==(const ComputeCapability&, const ComputeCapability&) = default;
 };
 
+/// Why kernels cannot run on a GPU, or nothing.
+std::string target_problem(std::string_view gpu_name, ComputeCapability gpu);
+
 /// The one that kernels are fastest with.
 GpuTarget best_target(ComputeCapability gpu);
 

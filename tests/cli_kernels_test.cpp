@@ -162,6 +162,14 @@ TEST_F(CliKernels, KernelsCompile) {
   EXPECT_EQ(run("kernels compile --arch sm_90a " + name).code, 0);
 }
 
+TEST_F(CliKernels, KernelsCompileForOtherArchitectures) {
+  skip_without_nvrtc();
+  const json kernel = run_json("kernels compile --arch sm_86 --no-cache --json gemm_bf16_nt_64x64").at(0);
+  EXPECT_EQ(kernel.at("ok"), true);
+  EXPECT_LE(kernel.at("shared_bytes").get<int>(), 101376);
+  EXPECT_EQ(kernel.at("instruction"), "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32");
+}
+
 TEST_F(CliKernels, KernelsCompileTakesAFamily) {
   skip_without_nvrtc();
   std::vector<std::string> expected, compiled;
