@@ -78,6 +78,11 @@ template <>
 struct DTypeOf<bool> {
   static constexpr DType value = DType::boolean;
 };
+/// Bytes of 4-bit or 2-bit codes, and scales that are powers of two.
+template <class T>
+requires(codes_in<T> > 1 || is_same<T, e8m0>) struct DTypeOf<T> {
+  static constexpr DType value = DType::u8;
+};
 
 template <class T>
 inline constexpr DType dtype_of = DTypeOf<T>::value;

@@ -66,10 +66,10 @@ template <class T, int R, int C>
 constexpr TileLayout make_layout(const sm_90a::Fragment<T, R, C>*) {
   return register_layout<sm_90a::Fragment<T, R, C>>("Fragment", DTypeOf<T>::value, 1);
 }
-/// Fragment's, with pairs packed.
 template <class T, int R, int C>
 constexpr TileLayout make_layout(const sm_90a::Operand<T, R, C>*) {
-  return register_layout<sm_90a::Fragment<T, R, C>>("Operand", DTypeOf<T>::value, 2);
+  using Operand = sm_90a::Operand<T, R, C>;
+  return register_layout<Operand>("Operand", DTypeOf<T>::value, Operand::width);
 }
 template <class T, int R, int C, int Warps, int Width>
 constexpr TileLayout make_layout(const sm_90a::Rows<T, R, C, Warps, Width>*) {

@@ -4,6 +4,7 @@
 #include "tilewave/tile/concepts.tile.hpp"
 #include "tilewave/tile/grid.tile.hpp"
 #include "tilewave/tile/math.tile.hpp"
+#include "tilewave/tile/packed.tile.hpp"
 #include "tilewave/tile/staging.tile.hpp"
 #include "tilewave/tile/types.tile.hpp"
 

@@ -220,10 +220,28 @@ class Block {
   }
   template <int Left, class... Acc>
   void wait(Constant<Left>, Acc&...) const {}
-  template <class T, int R, int C>
-  void convert(Operand<T, R, C>&, const Fragment<float, R, C>&) const {}
+  template <class T, class S, int R, int C>
+  void convert(Operand<T, R, C>&, const Fragment<S, R, C>&) const {}
   template <class T, int R, int C>
   void load(Operand<T, R, C>&, const Shared<T, R, C, Contract::columns>&) const {}
+  /// The codes are read once, and the scales once for each group.
+  template <class T, int R, int C, class Codes, int Bytes, class Scales, class Decode = TimesScale>
+  requires(codes_in<Codes> > 1) void load(Operand<T, R, C>&, const Shared<Codes, R, Bytes, Contract::columns>&, const Scales& scales,
+                                          Decode decode = {}, int = 0) const {
+    tally.shared += static_cast<u64>(R) * C / codes_in<Codes>;
+    Counted number = 1.0f;
+    const auto element = [&](auto scale) { cost += cost_of([&] { apply(decode, number, scale); }) * (static_cast<u64>(R) * C); };
+    if constexpr (requires { Scales::group; }) {
+      const Cost before = cost;
+      cost = {};
+      const auto scale = scales(0, 0);
+      cost = cost * (static_cast<u64>(R) * static_cast<u64>(ceil_div(C, Scales::group)));
+      cost += before;
+      element(scale);
+    } else {
+      element(scales.x);
+    }
+  }
 
   // Elements and rows
 

@@ -167,6 +167,14 @@ struct Shared {
     return extents;
   }
   void set_inside(Inside extents) { __builtin_memcpy(bytes, &extents, sizeof extents); }
+  /// Every element is 1.
+  T get(int, int) const {
+    cost.shared += sizeof(T);
+    if constexpr (codes_in < T >> 1)
+      return T{};
+    else
+      return tw::to<T>(1.0f);
+  }
 
   u8 bytes[R * C * sizeof(T)];  ///< a Slot's size is its tiles'; all that they hold is inside()
 };

@@ -107,8 +107,10 @@ struct Copy {
       run(lib.pack_e4m3, &source->bits, panels);
     } else if constexpr (is_same<T, fp8_e5m2>) {
       run(lib.pack_e5m2, &source->bits, panels);
+    } else if constexpr (is_bits<T>) {
+      run(lib.pack_i8, reinterpret_cast<const i8*>(source), panels);
     } else {
-      static_assert(is_same<T, i8>, "the cpu target packs f32, f16, bf16, fp8 and i8 tiles");
+      static_assert(is_same<T, i8>, "the cpu target packs f32, f16, bf16, fp8 and i8 tiles, codes and e8m0");
       run(lib.pack_i8, source, panels);
     }
   }
@@ -363,17 +365,20 @@ class Block {
     for (int i = done; i < in_flight_; ++i) products_[i - done] = products_[i];
     in_flight_ -= done;
   }
-  template <class T, int R, int C>
-  void convert(Operand<T, R, C>& to, const Fragment<float, R, C>& from) const {
+  template <class T, class S, int R, int C>
+  void convert(Operand<T, R, C>& to, const Fragment<S, R, C>& from) const {
     touch(from);
     overwrite(to);
     constexpr int group = Operand<T, R, C>::group;
     static_assert(C % group == 0, "an operand has whole groups of columns");
     const Library& lib = library();
-    if constexpr (is_same<T, float>) {
+    if constexpr (sizeof(T) == 1) {
+      for (int row = 0; row < R; ++row)
+        for (int col = 0; col < C; ++col) to.panels[to.offset(row, col)] = to_packed<T>(from.x[row * C + col]);
+    } else if constexpr (is_same<T, float>) {
       lib.pack_f32(to.panels, from.x, C, 1, R, C, C);
     } else {
-      static_assert(is_same<T, bf16> || is_same<T, f16>, "the cpu target makes operands of f32, bf16 and f16");
+      static_assert(is_same<T, bf16> || is_same<T, f16>, "the cpu target makes operands of f32, bf16, f16, fp8 and i8");
       alignas(64) unsigned short narrow[kPanelRows * C];
       for (int row = 0; row < R; row += kPanelRows) {
         const int rows = min(R - row, kPanelRows);
@@ -394,6 +399,27 @@ class Block {
     if (from.valid_outer < 0) schedule_error("a load reads a slot that was released");
     overwrite(to);
     static_cast<Panels<T, R, C>&>(to) = from;
+  }
+  /// decode(number, scale) of a tile of codes, from its column `first` on.
+  template <class T, int R, int C, class Codes, int Bytes, class Scales, class Decode = TimesScale>
+  requires(codes_in<Codes> > 1) void load(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
+                                          const Scales& scales, Decode decode = {}, int first = 0) const {
+    if (from.valid_outer < 0) schedule_error("a load reads a slot that was released");
+    overwrite(to);
+    constexpr int in_byte = codes_in<Codes>, group = group_of<Scales>();
+    static_assert(group % (32 / static_cast<int>(sizeof(T))) == 0,
+                  "a group of scales is a multiple of 16 codes of a 16-bit operand, of 32 of an 8-bit one");
+    if (first < 0 || first % min(group, C) != 0 || first + C > Bytes * in_byte)
+      schedule_error("a load of codes begins inside a group of scales, or reaches over its tile");
+    for (int row = 0; row < R; ++row) {
+      for (int begin = 0; begin < C; begin += group) {
+        const auto scale = scale_of(scales, row, (first + begin) / group);
+        for (int col = begin; col < min(begin + group, C); ++col) {
+          const u8 codes = bit_cast<u8>(from.get(row, (first + col) / in_byte));
+          to.panels[to.offset(row, col)] = to_packed<T>(decode(value_of_code<Codes>(codes, (first + col) % in_byte), scale));
+        }
+      }
+    }
   }
 
   // Elements and rows
@@ -917,6 +943,19 @@ class Block {
   template <class F>
   static TW_INLINE float value_at(float number, int, int) {
     return number;
+  }
+  /// Codes that share a scale.
+  template <class Scales>
+  static constexpr int group_of() {
+    if constexpr (requires { Scales::group; }) return Scales::group;
+    return Unscaled::group;
+  }
+  template <class Scales>
+  static TW_INLINE auto scale_of(const Scales& scales, int row, int group) {
+    if constexpr (requires { Scales::group; })
+      return scales(row, group);
+    else
+      return scales[row];
   }
   template <class F>
   static constexpr void own() {

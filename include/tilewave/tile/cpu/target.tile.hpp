@@ -77,9 +77,12 @@ TW_INLINE void with_type(const Global<T, Tile, Split>& global, F f) {
   }
 }
 
-/// What an element of a product's operand is in a panel: bf16 and i8 as they are, other types widened to f32.
+/// Elements that are not multiplied as they are: codes and their scales.
 template <class T>
-using Packed = conditional<is_same<T, bf16> || is_same<T, i8>, T, float>;
+inline constexpr bool is_bits = codes_in<T> > 1 || is_same<T, e8m0>;
+/// What an element of a product's operand is in a panel: bf16 and i8 as they are, other types widened to f32. Bits lie in it as i8.
+template <class T>
+using Packed = conditional<is_same<T, bf16> || is_same<T, i8>, T, conditional<is_bits<T>, i8, float>>;
 
 template <class T>
 TW_INLINE constexpr Packed<T> to_packed(auto x) {
@@ -114,6 +117,14 @@ struct Shared : Panels<T, kContract == Contract::columns ? R : C, kContract == C
   static constexpr int offset(int row, int col) {
     return kContract == Contract::columns ? Panels<T, outer, depth>::offset(row, col) : Panels<T, outer, depth>::offset(col, row);
   }
+  T get(int row, int col) const {
+    const bool columns = kContract == Contract::columns;
+    const bool inside = (columns ? row : col) < valid_outer && (columns ? col : row) < valid_depth;
+    if constexpr (is_bits<T>)
+      return bit_cast<T>(inside ? this->panels[offset(row, col)] : i8{0});
+    else
+      return tw::to<T>(inside ? this->panels[offset(row, col)] : Packed<T>{});
+  }
 };
 
 template <class T, int R, int C, TileKind kKind = TileKind::fragment>
@@ -129,6 +140,7 @@ struct Fragment {
 
 template <class T, int R, int C>
 struct Operand : Panels<T, R, C> {
+  static constexpr int rows = R;
   static constexpr int cols = C;
   using Element = T;
 };

@@ -2,6 +2,7 @@
 
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 #include "tilewave/tile/cuda/memory.tile.hpp"
+#include "tilewave/tile/cuda/operand.tile.hpp"
 
 namespace tw::cuda {
 
@@ -13,10 +14,14 @@ struct BlockBase {
   Position at = Position::of(ptx::thread_index() - static_cast<u32>(first_thread));
 
   /// The accumulators rounded to T, as left operand of the next product.
-  template <class T, int R, int C, int WarpRows>
-  TW_INLINE void convert(Operand<T, R, C, WarpRows>& to, const Fragment<float, R, C, WarpRows>& from) const {
-    TW_UNROLL
-    for (int i = 0; i < from.size / 2; ++i) to.x[i] = ptx::pack<T>(from.x[2 * i], from.x[2 * i + 1]);
+  template <class T, class S, int R, int C, int WarpRows>
+  TW_INLINE void convert(Operand<T, R, C, WarpRows>& to, const Fragment<S, R, C, WarpRows>& from) const {
+    if constexpr (sizeof(T) == 1) {
+      convert_bytes(at, to, from);
+    } else {
+      TW_UNROLL
+      for (int i = 0; i < from.size / 2; ++i) to.x[i] = ptx::pack<T>(from.x[2 * i], from.x[2 * i + 1]);
+    }
   }
 
   // Elements and rows

@@ -58,15 +58,28 @@ struct Fragment {
   TW_INLINE static constexpr int column_index(int i) { return i % tile_size / 4 * 2 + i % 2; }
 };
 
-/// The left operand of a product in registers: Fragment's layout, pairs packed to 16 bits. Four registers hold 16 columns of 16 rows.
+/// The left operand of a product in registers. Of 16-bit types Fragment's layout, pairs packed: four registers hold 16 columns of 16 rows.
+/// Of 8-bit types four registers hold 32 columns, and a thread has four neighbours of every 16.
 template <class T, int R, int C, int WarpRows = 16>
 struct Operand {
-  static_assert(sizeof(T) == 2, "operands in registers are bf16 or f16");
+  static_assert(sizeof(T) <= 2, "operands in registers are bf16, f16, fp8 or i8");
+  static constexpr int rows = R;
   static constexpr int cols = C;
+  static constexpr int width = 4 / static_cast<int>(sizeof(T));  ///< elements of a register, neighbours in a row
+  static_assert(C % (8 * width) == 0, "an Operand has whole steps of a product: 16 columns of 16-bit elements, 32 of 8-bit ones");
   static constexpr int row_tiles = WarpRows / 16;
-  static constexpr int tile_size = C / 4;  ///< registers of 16 rows
+  static constexpr int tile_size = C / 2 / width;  ///< registers of 16 rows
+  static constexpr int size = row_tiles * tile_size * width;
+  static constexpr int row_count = 2 * row_tiles, row_threads = 4;
   using Element = T;
   u32 x[row_tiles * tile_size];
+
+  TW_INLINE static constexpr int row(const Position& p, int i) {
+    return Fragment<float, R, C, WarpRows>::row(p, 0) + i / width / tile_size * 16 + i / width % 2 * 8;
+  }
+  TW_INLINE static constexpr int col(const Position& p, int i) {
+    return p.col / 2 * width + i / width % tile_size / 2 * (4 * width) + i % width;
+  }
 };
 
 /// R x C elements for work without products, over a block of `Warps` warps: warp w has rows w, w + Warps, ...; where there are fewer rows

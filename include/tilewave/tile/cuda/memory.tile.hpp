@@ -117,8 +117,6 @@ struct Shared {
   using Element = T;
   static_assert(C % (32 / static_cast<int>(sizeof(T))) == 0, "a Shared tile's columns are whole steps of a product: 16 of 16-bit elements");
   static_assert(R % 8 == 0 && R <= 256, "a Shared tile has 8 to 256 rows, a multiple of 8");
-  static_assert(kContract == Contract::columns || sizeof(T) == 2,
-                "wgmma transposes only 16-bit operands: contract the columns of this tile");
 
   alignas(kPanelAlignment) u8 bytes[panels * panel_bytes];
 
@@ -128,6 +126,7 @@ struct Shared {
     return col / panel_cols * panel_bytes + row * kPanelBytes + (in_row ^ ((row & 7) << 4));
   }
   TW_INLINE T& at(int row, int col) { return *reinterpret_cast<T*>(bytes + offset(row, col)); }
+  TW_INLINE T get(int row, int col) const { return *reinterpret_cast<const T*>(bytes + offset(row, col)); }
 };
 
 /// One C-wide row of partial results for each warp.

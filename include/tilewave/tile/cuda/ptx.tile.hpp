@@ -115,6 +115,15 @@ TW_INLINE bool any(bool value) {
 #endif
 }
 
+/// Four of the eight bytes of `low` and `high`: byte n of the result is that which the n-th four bits of `selector` number.
+TW_INLINE u32 permute_bytes(u32 low, u32 high, u32 selector) {
+#if TW_ON_GPU
+  return __byte_perm(low, high, selector);
+#else
+  return 0;
+#endif
+}
+
 /// Two f32 as one register of two 16-bit floats, `low` in the lower half.
 template <class T>
 TW_INLINE u32 pack(float low, float high) {

@@ -46,6 +46,8 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     static_assert(depth == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
     static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols),
                   "rows of the accumulator and of the left operand differ");
+    static_assert((A::contract == Contract::columns && B::contract == Contract::columns) || sizeof(typename A::Element) == 2,
+                  "wgmma transposes only 16-bit operands: contract the columns of this tile");
     constexpr int k = instruction_depth<A>;
     const Descriptor a_tile = descriptor<A>(ptx::address(a.bytes) + static_cast<u32>(warpgroup * warpgroup_offset<A>));
     const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
@@ -61,10 +63,12 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   TW_INLINE void mma(Acc& acc, const Operand<T, R, C>& a, const B& b, bool overwrite) const {
     Base::template own<Acc>();
     static_assert(C == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
+    static_assert(B::contract == Contract::columns || sizeof(T) == 2,
+                  "wgmma transposes only 16-bit operands: contract the columns of this tile");
     const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
     begin(acc);
     TW_UNROLL
-    for (int step = 0; step < C / 16; ++step)
+    for (int step = 0; step < C / instruction_depth<Operand<T, R, C>>; ++step)
       Wgmma<T, Acc::cols>::template registers_shared<transposed<B>>(acc.x, a.x + step * 4, b_tile.at(step_offset<B>(step)),
                                                                     step > 0 || !overwrite);
     ptx::wgmma_commit();
@@ -82,10 +86,20 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   TW_INLINE void load(Operand<T, R, C>& to, const Shared<T, R, C, Contract::columns>& from) const {
     using S = Shared<T, R, C, Contract::columns>;
     const int row =
-        at.warpgroup * kWarpgroupRows + at.warp * 16 + at.lane % 16;  // lanes 0-15 address the left 8 columns, 16-31 the right 8
+        at.warpgroup * kWarpgroupRows + at.warp * 16 + at.lane % 16;  // lanes 0-15 address the left half of a step, 16-31 the right
+    constexpr int k = instruction_depth<S>;
     TW_UNROLL
-    for (int step = 0; step < C / 16; ++step)
-      ptx::load_matrix_x4(ptx::address(from.bytes) + static_cast<u32>(S::offset(row, step * 16 + at.lane / 16 * 8)), to.x + step * 4);
+    for (int step = 0; step < C / k; ++step)
+      ptx::load_matrix_x4(ptx::address(from.bytes) + static_cast<u32>(S::offset(row, step * k + at.lane / 16 * (k / 2))), to.x + step * 4);
+    warpgroup_sync(at);
+  }
+
+  /// decode(number, scale) of a tile of codes, from its column `first` on, as left operand in registers: packed.tile.hpp. The slot may be
+  /// released when it returns. `first` is a multiple of the scales' group, or all the operand's columns lie in one group.
+  template <class T, int R, int C, class Codes, int Bytes, class Scales, class Decode = TimesScale>
+  requires(codes_in<Codes> > 1) TW_INLINE void load(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
+                                                    const Scales& scales, Decode decode = {}, int first = 0) const {
+    load_codes(at, to, from, scales, decode, first);
     warpgroup_sync(at);
   }
 
@@ -120,6 +134,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
 
   /// All warps of the warpgroup have read when it returns, so that the slot may be released.
   template <class F, class T, int R, int C, Contract contract>
+  requires requires { F::kind; }
   TW_INLINE void load(F& to, Shared<T, R, C, contract>& from) const {
     for_each(to, [&](int row, int col, auto& x) { x = static_cast<float>(from.at(row, col)); });
   }

@@ -1,0 +1,85 @@
+#pragma once
+
+#include "tilewave/tile/cuda/fragment.tile.hpp"
+#include "tilewave/tile/packed.tile.hpp"
+
+// What becomes the left operand of a product in registers.
+
+namespace tw::cuda {
+
+/// The sum's accumulators rounded to an 8-bit type. A thread has two neighbours of every eight accumulators and wants four of every sixteen
+/// of the operand: the pairs of eight columns go round in the quad, those of the next eight with them.
+template <class T, class S, int R, int C, int WarpRows>
+TW_INLINE void convert_bytes(const Position& at, Operand<T, R, C, WarpRows>& to, const Fragment<S, R, C, WarpRows>& from) {
+  const auto pair = [](const S* x) {
+    if constexpr (is_fp8<T>)
+      return ptx::narrow_pair<T>(static_cast<float>(x[0]), static_cast<float>(x[1]));
+    else
+      return u32{bit_cast<u8>(tw::to<T>(x[0]))} | u32{bit_cast<u8>(tw::to<T>(x[1]))} << 8;
+  };
+  const int first = (at.lane & ~3) + at.lane % 2 * 2;  // of the two lanes that hold this one's four columns
+  const u32 halves = at.lane % 4 < 2 ? 0x5410 : 0x7632;
+  TW_UNROLL
+  for (int n = 0; n < to.row_tiles * to.tile_size; ++n) {  // every second register: the same columns, 8 rows on
+    const S* const x = from.x + n / 2 * 8 + n % 2 * 2;
+    const u32 pairs = pair(x) | pair(x + 4) << 16;
+    const u32 low = ptx::shuffle(pairs, first), high = ptx::shuffle(pairs, first + 1);
+    to.x[n] = ptx::permute_bytes(low, high, halves);
+  }
+}
+
+template <class Scales>
+TW_INLINE auto scale_of(const Scales& scales, int, int row, int group) {
+  return scales(row, group);
+}
+template <class T, class Tile>
+TW_INLINE T scale_of(const RowVector<T, Tile>& vector, int half, int, int) {
+  return vector.x[half];
+}
+template <class Scales>
+struct GroupOf : Constant<Scales::group> {};
+template <class T, class Tile>
+struct GroupOf<RowVector<T, Tile>> : Constant<1 << 20> {};
+
+/// Codes from column `first` on, decoded. The columns of one of the operand's registers are one byte of them, or half of one or two.
+template <class T, int R, int C, int WarpRows, class S, class Scales, class Decode>
+TW_INLINE void load_codes(const Position& at, Operand<T, R, C, WarpRows>& to, const S& from, const Scales& scales, Decode decode,
+                          int first) {
+  using Codes = typename S::Element;
+  using To = Operand<T, R, C, WarpRows>;
+  constexpr int in_byte = codes_in<Codes>, bits = 8 / in_byte * To::width;  // of a register's codes
+  constexpr int step = 8 * To::width;                                       // columns of four registers
+  constexpr int group = GroupOf<Scales>::value;
+  static_assert(group % step == 0, "a group of scales is a multiple of 16 codes of a 16-bit operand, of 32 of an 8-bit one");
+  const int row0 = To::row(at, 0), col0 = To::col(at, 0), group0 = static_cast<int>(static_cast<u32>(first) / group);
+  TW_UNROLL
+  for (int tile = 0; tile < To::row_tiles; ++tile) {
+    decltype(scale_of(scales, 0, 0, 0)) scale[2];
+    TW_UNROLL
+    for (int n = 0; n < C / step; ++n) {
+      if (n * step % group == 0) {
+        TW_UNROLL
+        for (int half = 0; half < 2; ++half)
+          scale[half] = scale_of(scales, tile * 2 + half, row0 + tile * 16 + half * 8, group0 + n * step / group);
+      }
+      TW_UNROLL
+      for (int r = 0; r < 4; ++r) {
+        const int col = first + col0 + n * step + r / 2 * (step / 2);
+        const u8* const place = from.bytes + S::offset(row0 + tile * 16 + r % 2 * 8, col / in_byte);
+        u32 codes;
+        if constexpr (bits == 16)
+          codes = *reinterpret_cast<const u16*>(place);
+        else
+          codes = u32{*place} >> col0 % in_byte * (8 / in_byte);
+        float x[To::width];
+        TW_UNROLL
+        for (int k = 0; k < To::width; ++k) x[k] = decode(value_of_code<Codes>(codes, k), scale[r % 2]);
+        Words<T, To::width> word;
+        word.pack(x);
+        to.x[tile * To::tile_size + n * 4 + r] = word.w[0];
+      }
+    }
+  }
+}
+
+}  // namespace tw::cuda
