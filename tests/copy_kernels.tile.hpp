@@ -181,4 +181,157 @@ struct NarrowChain {
   };
 };
 
+/// The product of a mixture of experts. List entry n is token ids[n] / top_k's choice number ids[n], or -1: none. Blocks of BM entries
+/// belong to one expert each. out[...] = weights[id] * X[token] W[expert]^T, where `Reduce` adds a token's choices up, in row token, and
+/// else each has a row of its own, id.
+template <class T, class Out, bool Reduce, int BM, int BN>
+struct ExpertProduct {
+  static constexpr const char* source = kCopyKernels;
+  template <class Target>
+  struct On {
+    static constexpr int BK = 64;
+    using X = Shared<Target, T, BM, BK>;
+    using W = Shared<Target, T, BN, BK>;
+    using Acc = Fragment<Target, float, BM, BN>;
+    using Schedule = Banded<4>;
+    static constexpr int rows = BM;
+    struct Slot {
+      X x;
+      W w;
+    };
+    struct Params {
+      Global<Target, const T, X> x;
+      Global<Target, const T, W> w;  ///< [experts, N, K]
+      Global<Target, Out> out;
+      Pointer<Target, const i32> ids;      ///< p.count of them
+      Pointer<Target, const i32> experts;  ///< of each block of BM entries
+      Pointer<Target, const float> weights;
+      int count, top_k;
+    };
+    struct Memory {
+      GatherRing<Target, Slot, 4> ring;
+      explicit constexpr Memory(auto& block) : ring(block) {}
+    };
+    struct State {
+      Acc acc;
+    };
+    TW_INLINE static int id_of(const Params& p, int entry) { return entry < p.count ? static_cast<int>(p.ids[entry]) : -1; }
+    TW_INLINE static int token_of(const Params& p, int entry) {
+      const int id = id_of(p, entry);
+      return id < 0 ? -1 : static_cast<int>(static_cast<u32>(id) / static_cast<u32>(p.top_k));
+    }
+    TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.x.cols, BK); }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Slot& slot) {
+        copy.tile(p.w, slot.w, t.n * BN, step * BK, p.experts[t.m]);
+        copy.gather(
+            p.x, slot.x, [&](int row) { return token_of(p, t.m * BM + row); }, step * BK);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      const int n = steps(p, t);
+      for (int step = 0; step < n; ++step) {
+        const Slot& slot = block.take(memory.ring);
+        block.mma(state.acc, slot.x, slot.w, step == 0);
+        if (step > 0) {
+          block.wait(leave<1>, state.acc);
+          block.release(memory.ring);
+        }
+      }
+      block.wait(leave<0>, state.acc);
+      block.release(memory.ring);
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State& state) {
+      RowVector<Target, float, Acc> weights;
+      block.for_rows(weights, [&](int row, int, auto& x) {
+        const int id = id_of(p, t.m * BM + row);
+        x = id < 0 ? 0.0f : static_cast<float>(p.weights[id]);
+      });
+      block.map(state.acc, weights, [](auto x, auto w) { return x * w; });
+      if constexpr (Reduce)
+        block.scatter_add(
+            state.acc, p.out, [&](int row) { return token_of(p, t.m * BM + row); }, t.n * BN);
+      else
+        block.scatter(
+            state.acc, p.out, [&](int row) { return id_of(p, t.m * BM + row); }, t.n * BN);
+    }
+  };
+};
+
+/// out = Y^T X over the rows that ids names: rows are gathered into tiles whose rows are summed over.
+template <class T, int M, int N>
+struct GatheredDepth {
+  static constexpr const char* source = kCopyKernels;
+  template <class Target>
+  struct On {
+    static constexpr int BK = 64;
+    using Y = Shared<Target, T, BK, M, Contract::rows>;
+    using X = Shared<Target, T, BK, N, Contract::rows>;
+    static constexpr int rows = M;
+    struct Params {
+      Global<Target, const T, Y> y;
+      Global<Target, const T, X> x;
+      Global<Target, float> out;
+      Pointer<Target, const i32> ids;
+      int count;
+    };
+    struct Memory {
+      Ring<Target, Y, 2> y;  ///< by TMA, at the pace of `x`
+      GatherRing<Target, X, 2> x;
+      explicit constexpr Memory(auto& block) : y(block), x(block) {}
+    };
+    struct State {
+      Fragment<Target, float, M, N> acc;
+    };
+    TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.count, BK); }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      producer.put(memory.y, [&](auto copy, Y& y) { copy.tile(p.y, y, step * BK, t.m * M); });
+      producer.put(memory.x, [&](auto copy, X& x) {
+        copy.gather(
+            p.x, x,
+            [&](int row) {
+              const int entry = step * BK + row;
+              return entry < p.count ? static_cast<int>(p.ids[entry]) : -1;
+            },
+            t.n * N);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      const int n = steps(p, t);
+      for (int step = 0; step < n; ++step) {
+        block.mma(state.acc, block.take(memory.y), block.take(memory.x), step == 0);
+        block.wait(leave<0>, state.acc);
+        block.release(memory.y);
+        block.release(memory.x);
+      }
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State& state) {
+      block.store(state.acc, p.out, t.m * M, t.n * N);
+    }
+  };
+};
+
+/// Row n of `in` to row ids[n] of `out`, or added to it, through Rows.
+template <class T, bool Add, int R, int C>
+struct ScatterRows {
+  static constexpr const char* source = kCopyKernels;
+  template <class Target>
+  struct On {
+    struct Params {
+      Global<Target, const float> in;
+      Global<Target, T> out;
+      Pointer<Target, const i32> ids;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      Rows<Target, float, R, C> x;
+      block.load(x, p.in, t.m * R, t.n * C);
+      const auto row_of = [&](int row) { return t.m * R + row < p.in.rows ? static_cast<int>(p.ids[t.m * R + row]) : -1; };
+      if constexpr (Add)
+        block.scatter_add(x, p.out, row_of, t.n * C);
+      else
+        block.scatter(x, p.out, row_of, t.n * C);
+    }
+  };
+};
+
 }  // namespace tw::test

@@ -7,12 +7,14 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "runtime/format.hpp"
 #include "tests/copy_kernels.tile.hpp"
+#include "tests/expect_error.hpp"
 #include "tests/launch_kernel.hpp"
 #include "tests/support.hpp"
 #include "tilewave/analyze.hpp"
@@ -238,6 +240,233 @@ TEST_P(Copies, LeftOperandsOfEightBits) {
   }
 }
 
+// Rows gathered and scattered
+
+/// ids of a list of `blocks` blocks of `rows` entries: each of 0 to ids - 1 once, in random order, in random blocks, between holes.
+std::vector<i32> random_list(std::mt19937_64& random, int blocks, int rows, int ids) {
+  std::vector<i32> list(static_cast<std::size_t>(blocks * rows), -1);
+  std::iota(list.begin(), list.begin() + ids, 0);
+  std::shuffle(list.begin(), list.end(), random);
+  return list;
+}
+template <class T>
+Tensor tensor_of(const std::vector<T>& values, Device device) {
+  const Tensor host =
+      Tensor::empty({std::max<std::int64_t>(static_cast<std::int64_t>(values.size()), 1)}, dtype_of<T>, Stream::standard(Device::cpu()));
+  std::copy(values.begin(), values.end(), host.data<T>());
+  return host.to(device);
+}
+
+template <class T, class Out, bool Reduce, int BM, int BN>
+void expect_expert_product(Device device, std::mt19937_64& random, int tokens, int n, int k, int pad) {
+  SCOPED_TRACE(tw::format("{} tokens, {} columns, depth {}, rows {} apart", tokens, n, k, k + pad));
+  constexpr int kExperts = 3, kTopK = 2;
+  const auto uniform = [&] { return static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 512; };
+  const int choices = tokens * kTopK, blocks = ceil_div(choices, BM) + 2;
+  std::vector<i32> ids = random_list(random, blocks, BM, choices), experts(static_cast<std::size_t>(blocks));
+  for (i32& expert : experts) expert = static_cast<i32>(random() % kExperts);
+  std::vector<float> weights(static_cast<std::size_t>(choices));
+  for (float& weight : weights) weight = uniform();
+  Matrix<T> x(tokens, k, k + pad), w(kExperts * n, k, k + pad);
+  x.fill([&] { return to<T>(uniform()); });
+  w.fill([&] { return to<T>(uniform()); });
+  const int rows = Reduce ? tokens : choices;
+  const Tensor x_there = x.on(device), w_there = w.on(device), ids_there = tensor_of(ids, device),
+               experts_there = tensor_of(experts, device), weights_there = tensor_of(weights, device);
+  const Tensor experts_weights =
+      Tensor::borrow(w_there.data(), {kExperts, n, k}, dtype_of<T>, device, {std::int64_t{n} * (k + pad), k + pad, 1});
+  Tensor first;
+  for (int repetition = 0; repetition < kTimes; ++repetition) {
+    const Tensor there = Reduce ? Tensor::zeros({rows, n}, dtype_of<Out>, Stream::standard(device))
+                                : Tensor::poisoned({rows, n}, dtype_of<Out>, Stream::standard(device));
+    launch_kernel<ExpertProduct<T, Out, Reduce, BM, BN>>(device, {blocks, ceil_div(n, BN)}, [&](auto& bind, auto& p) {
+      bind(p.x, x_there);
+      bind(p.w, experts_weights);
+      bind(p.out, there);
+      p.ids = ids_there.data<i32>();
+      p.experts = experts_there.data<i32>();
+      p.weights = weights_there.data<float>();
+      p.count = static_cast<int>(ids.size());
+      p.top_k = kTopK;
+    });
+    if (repetition == 0) first = there;
+    if (!Reduce) {
+      ASSERT_TRUE(same_bits(first, there)) << "repetition " << repetition;
+    }
+    Matrix<Out> out(rows, n);
+    out.take(there);
+    std::vector<double> sums(static_cast<std::size_t>(rows) * static_cast<std::size_t>(n)), magnitudes(sums.size()), terms(sums.size());
+    for (std::size_t entry = 0; entry < ids.size(); ++entry) {
+      if (ids[entry] < 0) continue;
+      const int token = ids[entry] / kTopK, row = Reduce ? token : ids[entry], expert = experts[entry / BM];
+      const double weight = weights[static_cast<std::size_t>(ids[entry])];
+      for (int c = 0; c < n; ++c) {
+        double sum = 0, magnitude = 0;
+        for (int e = 0; e < k; ++e) {
+          const double product = static_cast<double>(x.value(token, e)) * w.value(expert * n + c, e);
+          sum += product;
+          magnitude += std::abs(product);
+        }
+        const auto at = static_cast<std::size_t>(row * n + c);
+        sums[at] += weight * sum;
+        magnitudes[at] += std::abs(weight) * magnitude;
+        terms[at] += std::abs(weight * sum);
+      }
+    }
+    // Roundings to bf16: of every term and of every sum of them.
+    const double roundings = std::is_same_v<Out, float> ? 0 : (Reduce ? 2 * kTopK : 1) * std::ldexp(1.01, -8);
+    for (int r = 0; r < rows; ++r) {
+      for (int c = 0; c < n; ++c) {
+        const auto at = static_cast<std::size_t>(r * n + c);
+        const double allowed = std::ldexp(magnitudes[at] * (k + 2 + kTopK), -23) + terms[at] * roundings;
+        ASSERT_LE(std::abs(static_cast<double>(out.value(r, c)) - sums[at]), allowed)
+            << r << ", " << c << ": " << out.value(r, c) << " for " << sums[at];
+      }
+    }
+  }
+}
+
+TEST_P(Copies, ExpertsTakeAndGiveRowsByTheirNumbers) {
+  for (const auto& [tokens, n, k, pad] : {std::tuple{150, 128, 256, 0}, {70, 72, 72, 8}, {33, 67, 65, 0}, {1, 5, 3, 5}}) {
+    expect_expert_product<bf16, bf16, false, 128, 64>(device, random, tokens, n, k, pad);
+    expect_expert_product<bf16, float, true, 64, 64>(device, random, tokens, n, k, pad);
+    expect_expert_product<f16, bf16, true, 64, 32>(device, random, tokens, n, k, pad);
+  }
+}
+
+TEST_P(Copies, RowsAreGatheredIntoTilesThatAreSummedOver) {
+  for (const auto& [m, n, depth, count] : {std::tuple{64, 64, 200, 150}, {61, 80, 100, 333}, {3, 7, 9, 1}}) {
+    SCOPED_TRACE(tw::format("{} x {}, {} of {} rows", m, n, count, depth));
+    Matrix<bf16> y(count, m, 64), x(depth, n, 80);
+    const auto integer = [&] { return to<bf16>(static_cast<float>(static_cast<int>(random() % 9) - 4)); };  // their sums are exact
+    y.fill(integer), x.fill(integer);
+    std::vector<i32> ids(static_cast<std::size_t>(count));
+    for (i32& id : ids) id = static_cast<i32>(random() % static_cast<unsigned>(depth + depth / 4 + 1)) - depth / 8 - 1;  // some are outside
+    const Tensor y_there = y.on(device), x_there = x.on(device), ids_there = tensor_of(ids, device);
+    const Tensor there = Tensor::poisoned({m, n}, DType::f32, Stream::standard(device));
+    launch_kernel<GatheredDepth<bf16, 64, 64>>(device, {ceil_div(m, 64), ceil_div(n, 64)}, [&, count = count](auto& bind, auto& p) {
+      bind(p.y, y_there);
+      bind(p.x, x_there);
+      bind(p.out, there);
+      p.ids = ids_there.data<i32>();
+      p.count = count;
+    });
+    Matrix<float> out(m, n);
+    out.take(there);
+    for (int i = 0; i < m; ++i) {
+      for (int j = 0; j < n; ++j) {
+        double sum = 0;
+        for (int e = 0; e < count; ++e) {
+          const int row = ids[static_cast<std::size_t>(e)];
+          if (row >= 0 && row < depth) sum += static_cast<double>(y.value(e, i)) * x.value(row, j);
+        }
+        ASSERT_EQ(out(i, j), sum) << i << ", " << j;
+      }
+    }
+  }
+}
+
+template <class T, bool Add, int R, int C>
+void expect_scattered_rows(Device device, std::mt19937_64& random, int rows, int cols, int targets, int pad) {
+  SCOPED_TRACE(tw::format("{} x {} to {} rows", rows, cols, targets));
+  Matrix<float> in(rows, cols);
+  in.fill([&] { return static_cast<float>(static_cast<int>(random() % 17) - 8); });  // all sums of which are exact in T
+  std::vector<i32> ids(static_cast<std::size_t>(rows));
+  std::iota(ids.begin(), ids.end(), -2);
+  std::shuffle(ids.begin(), ids.end(), random);
+  if (Add)
+    for (i32& id : ids) id = id % std::max(targets, 1);
+  Matrix<T> out(targets, cols, cols + pad);
+  out.fill([] { return to<T>(3.0f); });
+  const Tensor in_there = in.on(device), there = out.on(device), ids_there = tensor_of(ids, device);
+  launch_kernel<ScatterRows<T, Add, R, C>>(device, {ceil_div(rows, R), ceil_div(cols, C)}, [&](auto& bind, auto& p) {
+    bind(p.in, in_there);
+    bind(p.out, there);
+    p.ids = ids_there.data<i32>();
+  });
+  Matrix<T> got(targets, cols, cols + pad);
+  got.take(there);
+  std::vector<double> expected(static_cast<std::size_t>(targets) * static_cast<std::size_t>(cols), 3.0);
+  for (int r = 0; r < rows; ++r) {
+    const int row = ids[static_cast<std::size_t>(r)];
+    if (row < 0 || row >= targets) continue;
+    for (int c = 0; c < cols; ++c) {
+      double& sum = expected[static_cast<std::size_t>(row * cols + c)];
+      sum = in(r, c) + (Add ? sum : 0);
+    }
+  }
+  for (int r = 0; r < targets; ++r)
+    for (int c = 0; c < cols; ++c) ASSERT_EQ(got.value(r, c), expected[static_cast<std::size_t>(r * cols + c)]) << r << ", " << c;
+}
+
+TEST_P(Copies, RowsLeaveForRowsByTheirNumbers) {
+  for (const auto& [rows, cols, pad] : {std::tuple{64, 256, 0}, {29, 251, 0}, {30, 248, 8}, {1, 1, 3}}) {
+    expect_scattered_rows<float, false, 8, 256>(device, random, rows, cols, 40, pad);
+    expect_scattered_rows<bf16, false, 8, 128>(device, random, rows, cols, 40, pad);
+    expect_scattered_rows<float, true, 8, 256>(device, random, rows, cols, 7, pad);
+    expect_scattered_rows<f16, true, 16, 64>(device, random, rows, cols, 7, pad);
+    expect_scattered_rows<bf16, true, 8, 128>(device, random, rows, cols, 7, pad);
+  }
+}
+
+// A kernel that keeps a slot's address and multiplies what is on its way there: on a GPU the copies may not have arrived.
+struct EarlyReader {
+  template <class Target>
+  struct On {
+    using Piece = Shared<Target, bf16, 64, 64>;
+    static constexpr int rows = 64;
+    struct Params {
+      Global<Target, const bf16, Piece> in;
+      bool early;
+    };
+    struct Memory {
+      GatherRing<Target, Piece, 1> gathered;
+      Ring<Target, Piece, 2> plain;
+      explicit constexpr Memory(auto& block) : gathered(block), plain(block) {}
+    };
+    struct State {
+      Fragment<Target, float, 64, 64> acc;
+    };
+    static int steps(const Params&, Tile) { return 2; }
+    static void load(auto& producer, const Params& p, Tile, int step, Memory& memory) {
+      producer.put(memory.gathered, [&](auto copy, Piece& piece) {
+        copy.gather(
+            p.in, piece, [&](int row) { return 64 * step + row; }, 0);
+      });
+      producer.put(memory.plain, [&](auto copy, Piece& piece) { copy.tile(p.in, piece, 0, 0); });
+    }
+    static void compute(auto& block, const Params& p, Tile, Memory& memory, State& state) {
+      auto& gathered = block.take(memory.gathered);
+      block.take(memory.plain);
+      block.release(memory.gathered);
+      block.release(memory.plain);
+      auto& plain = block.take(memory.plain);  // loads the second step
+      if (!p.early) block.take(memory.gathered);
+      block.mma(state.acc, gathered, plain, true);
+      block.wait(leave<0>, state.acc);
+      if (p.early) block.take(memory.gathered);
+      block.release(memory.gathered);
+      block.release(memory.plain);
+    }
+    static void finish(auto&, const Params&, Tile, Memory&, State&) {}
+  };
+};
+
+TEST(CopyErrors, AGatheredSlotIsNotReadBeforeItIsTaken) {
+  const bool before = cpu::poison_released_slots();
+  cpu::set_poison_released_slots(true);
+  const Tensor in = Tensor::zeros({128, 64}, DType::bf16);
+  const auto run = [&](bool early) {
+    launch<EarlyReader>(Stream::standard(Device::cpu()), {}, [&](auto& bind, auto& p) {
+      bind(p.in, in);
+      p.early = early;
+    });
+  };
+  EXPECT_NO_THROW(run(false));
+  expect_error<Error>([&] { run(true); }, {"schedule", "a product reads a slot that was released"});
+  cpu::set_poison_released_slots(before);
+}
+
 // What the analysis target counts: codes once for every column of tiles, decoding, and products of the type that they are decoded to.
 TEST(CopyAnalysis, CountsDecoding) {
   constexpr int kM = 256, kN = 128, kK = 512, kTilesN = kN / 64;
@@ -256,6 +485,35 @@ TEST(CopyAnalysis, CountsDecoding) {
   EXPECT_EQ(counts.global_read, kTilesN * (kM * kK / 2 + kScaleRows * kM * 2) + kM / 128 * kN * kK * 2);
 }
 
+// Rows that are gathered and scattered count where their numbers lie inside the tensor.
+TEST(CopyAnalysis, CountsRowsByTheirNumbers) {
+  constexpr int kN = 64, kK = 128, kTokens = 50;
+  const float weight = 1;
+  std::vector<i32> ids(64, -1), experts = {1};
+  std::iota(ids.begin(), ids.begin() + 40, 7);  // two for each of the tokens 3 to 23
+  const auto count = [&]<class Kernel>(Kernel) {
+    return analyze<Kernel>({1, 1}, [&](auto& bind, auto& p) {
+      bind(p.x, placeholder({kTokens, kK}, DType::bf16));
+      bind(p.w, placeholder({3, kN, kK}, DType::bf16));
+      bind(p.out, placeholder({2 * kTokens, kN}, DType::f32));
+      p.ids = ids.data();
+      p.experts = experts.data();
+      p.weights = &weight;
+      p.count = 64;
+      p.top_k = 2;
+    });
+  };
+  const Analysis scattered = count(ExpertProduct<bf16, float, false, 64, 64>{}), added = count(ExpertProduct<bf16, float, true, 64, 64>{});
+  EXPECT_EQ(scattered.global_written, 40u * kN * 4);
+  EXPECT_EQ(added.global_written, 40u * kN * 4);
+  EXPECT_EQ(added.global_read - scattered.global_read, 40u * kN * 4);
+  EXPECT_EQ(added.operations.f32 - scattered.operations.f32, 40u * kN);
+  const std::uint64_t tiles = (40 + kN) * kK * 2;  // X and W; the lists are a few bytes
+  EXPECT_GE(scattered.global_read, tiles);
+  EXPECT_LE(scattered.global_read, tiles + 4096);
+  EXPECT_EQ(scattered.operations.inside[static_cast<std::size_t>(OperandType::bf16)], 2u * 40 * kN * kK);
+}
+
 TEST(CopyKernels, CompileForTheGpuWithoutSpills) {
   skip_without_nvrtc();
   std::vector<KernelSpec> specs;
@@ -265,7 +523,7 @@ TEST(CopyKernels, CompileForTheGpuWithoutSpills) {
   compile_all(specs, 0, [&](std::size_t i, const CompiledKernel& kernel) {
     EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].name;
     EXPECT_TRUE(kernel.performance_losses.empty()) << specs[i].name << ": " << kernel.performance_losses.front();
-    EXPECT_NE(kernel.tensor_core_instruction, "") << specs[i].name;
+    EXPECT_EQ(kernel.tensor_core_instruction != "", specs[i].tensor_core) << specs[i].name;
   });
 }
 

@@ -141,6 +141,8 @@ struct RecordingTarget : sm_90a::Target<> {
   using Shared = RecordedTile<sm_90a::Shared<T, R, C, contract>>;
   template <class Slot, int Stages>
   using Ring = RecordedRing<Slot, Stages>;
+  template <class Slot, int Stages>
+  using GatherRing = RecordedRing<Slot, Stages>;
   template <class T, int R, int C>
   using Fragment = RecordedTile<sm_90a::Fragment<T, R, C>>;
   template <class T, int R, int C>

@@ -15,6 +15,7 @@
 //   Pointer    an array in device memory that element functions index: a bias, a table
 //   Shared     a tile that blocks keep close to the arithmetic, in the layout that the target's matrix unit wants
 //   Ring       `Stages` slots of Shared tiles between the role that loads and the role that computes
+//   GatherRing a Ring whose tiles may have rows from anywhere
 //   Fragment   a tile of accumulators, spread over the block's threads in the matrix unit's layout
 //   Operand    a Fragment converted to be the left operand of a product
 //   Rows       a tile for work without products: whole rows stay within a warp, columns in 16-byte pieces
@@ -99,6 +100,9 @@ template <class Target, class T, int R, int C, Contract contract = Contract::col
 using Shared = typename Target::template Shared<T, R, C, contract>;
 template <class Target, class Slot, int Stages>
 using Ring = typename Target::template Ring<Slot, Stages>;
+/// A Ring whose slots copy.gather() fills too: all threads of the role that loads take part.
+template <class Target, class Slot, int Stages>
+using GatherRing = typename Target::template GatherRing<Slot, Stages>;
 template <class Target, class T, int R, int C>
 using Fragment = typename Target::template Fragment<T, R, C>;
 template <class Target, class T, int R, int C>

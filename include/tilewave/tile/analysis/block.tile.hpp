@@ -111,11 +111,27 @@ struct Copy {
   }
 };
 
+struct GatherCopy : Copy {
+  /// Rows that are wanted several times are read as often.
+  template <class G, class S, class RowOf>
+  void gather(const G& from, S& to, RowOf row_of, int col, int = 0, int = 0) const {
+    int rows = 0;
+    for (int r = 0; r < S::rows; ++r) rows += overlap(row_of(r), 1, from.rows);
+    const int cols = overlap(col, S::cols, from.cols);
+    tally.read[from.place] += static_cast<u64>(rows) * static_cast<u64>(cols) * sizeof(typename S::Element);
+    tally.shared += sizeof(S);
+    to.set_inside(S::contract == Contract::columns ? typename S::Inside{rows, cols} : typename S::Inside{cols, rows});
+  }
+};
+
 struct Producer {
   int rank;
   template <class RingType, class Fill>
   void put(RingType& ring, Fill fill) const {
-    fill(Copy{rank}, *ring.slots);
+    if constexpr (RingType::gathers)
+      fill(GatherCopy{{rank}}, *ring.slots);
+    else
+      fill(Copy{rank}, *ring.slots);
     ++ring.filled;
   }
 };
@@ -426,6 +442,21 @@ class Block {
     tally.read[to.place] += bytes;
     tally.written[to.place] += bytes;
     cost.f32 += bytes / sizeof(float);
+  }
+
+  template <class F, class G, class RowOf>
+  void scatter(const F&, const G& to, RowOf row_of, int col, int = 0, int = 0) const {
+    own<F>();
+    for (int r = 0; r < F::rows; ++r) tally.written[to.place] += to.bytes(row_of(r), col, 1, F::cols);
+  }
+  /// Read and written.
+  template <class F, class G, class RowOf>
+  void scatter_add(const F& from, const G& to, RowOf row_of, int col, int = 0, int = 0) const {
+    const u64 before = tally.written[to.place];
+    scatter(from, to, row_of, col);
+    const u64 bytes = tally.written[to.place] - before;
+    tally.read[to.place] += bytes;
+    cost.f32 += bytes / sizeof(typename G::Element);
   }
 
   // Shared memory, element by element

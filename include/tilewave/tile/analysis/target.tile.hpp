@@ -262,9 +262,16 @@ template <class SlotType, int Stages>
 struct Ring {
   using Slot = SlotType;
   static constexpr int stages = Stages;
+  static constexpr bool gathers = false;
   Slot* slots;
   int filled = 0;
   explicit Ring(Allocator& allocator) : slots(reinterpret_cast<Slot*>(allocator.bytes(static_cast<i64>(sizeof(Slot)) * Stages))) {}
+};
+
+template <class SlotType, int Stages>
+struct GatherRing : Ring<SlotType, Stages> {
+  static constexpr bool gathers = true;
+  using Ring<SlotType, Stages>::Ring;
 };
 
 struct Target {
@@ -276,6 +283,8 @@ struct Target {
   using Shared = analysis::Shared<T, R, C, contract>;
   template <class Slot, int Stages>
   using Ring = analysis::Ring<Slot, Stages>;
+  template <class Slot, int Stages>
+  using GatherRing = analysis::GatherRing<Slot, Stages>;
   template <class T, int R, int C>
   using Fragment = analysis::Fragment<T, R, C>;
   template <class T, int R, int C>

@@ -81,7 +81,7 @@ struct Copy {
     tile(from, to, row, col, i, j);
   }
 
- private:
+ protected:
   static int clamp(int left, int size) { return left < 0 ? 0 : left > size ? size : left; }
   /// `count` rows of a tile, from a multiple of 16 on.
   template <class S>
@@ -132,12 +132,55 @@ struct Copy {
   }
 };
 
+/// Copies into a slot of a GatherRing.
+struct GatherCopy : Copy {
+  /// Row r of the tile is row row_of(r) of the tensor, 0 outside it.
+  template <class G, class S, class RowOf>
+  void gather(const G& from, S& to, RowOf row_of, int col, int i = 0, int j = 0) const {
+    using T = typename S::Element;
+    const int cols = col < 0 ? 0 : clamp(from.cols - col, S::cols);
+    const auto source = [&](int r) {
+      const int row = row_of(r);
+      return row >= 0 && row < from.rows ? from.template at<const T>(row, col, i, j) : nullptr;
+    };
+    if constexpr (S::contract == Contract::columns) {
+      to.valid_outer = 0;
+      to.valid_depth = cols;
+      if (cols == 0) return;
+      for (int panel = 0; panel < S::rows; panel += kPanelRows) {
+        auto* const target = to.panels + panel * S::panel_depth;
+        __builtin_memset(target, 0, static_cast<unsigned long>(S::panel_depth) * kPanelRows * sizeof *target);
+        for (int r = panel; r < min(panel + kPanelRows, S::rows); ++r) {
+          if (const T* const row = source(r)) {
+            pack_run(target, r - panel, row, 0, from.stride_col, 1, cols, S::panel_depth);
+            to.valid_outer = r + 1;
+          }
+        }
+      }
+    } else {
+      __builtin_memset(to.panels, 0, sizeof to.panels);
+      to.valid_outer = cols;
+      to.valid_depth = S::rows;
+      for (int r = 0; r < S::rows; ++r)
+        if (const T* const row = source(r))
+          for (int c = 0; c < cols; ++c) to.panels[S::offset(r, c)] = to_packed<T>(row[c * from.stride_col]);
+    }
+  }
+};
+
 struct Producer {
   template <class RingType, class Fill>
   void put(RingType& ring, Fill fill) const {
     if (ring.filled + ring.taken == RingType::stages)
       schedule_error("put into a ring with no free slot: on a GPU the kernel would wait forever");
-    fill(Copy{}, ring.slots[ring.next_put]);
+    auto& slot = ring.slots[ring.next_put];
+    if constexpr (RingType::gathers) {
+      const bool later = poison_released_slots();
+      if (later) __builtin_memset(static_cast<void*>(&slot), 0xff, sizeof slot);
+      fill(GatherCopy{}, later ? ring.arriving[ring.next_put] : slot);
+    } else {
+      fill(Copy{}, slot);
+    }
     ring.next_put = (ring.next_put + 1) % RingType::stages;
     ++ring.filled;
   }
@@ -323,6 +366,9 @@ class Block {
         schedule_error("wait for a slot of an empty ring with no step left to load: on a GPU the kernel would wait forever");
     }
     auto& slot = ring.slots[ring.next_take];
+    if constexpr (RingType::gathers) {
+      if (poison_released_slots()) __builtin_memcpy(static_cast<void*>(&slot), &ring.arriving[ring.next_take], sizeof slot);
+    }
     ring.next_take = (ring.next_take + 1) % RingType::stages;
     --ring.filled;
     ++ring.taken;
@@ -617,22 +663,30 @@ class Block {
   template <class F, class G>
   TW_INLINE void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
     touch(from);
-    using T = typename G::Element;
     const Extent rows(row0, F::rows, to.rows), cols(col0, F::cols, to.cols);
     if (cols.begin >= cols.end) return;
-    for (int r = rows.begin; r < rows.end; ++r) {
-      const auto* const source = from.x + r * F::cols;
-      if constexpr (converts<typename F::Element, T>) {
-        store_part(to, row0 + r, col0 + cols.begin, i, j, source + cols.begin, cols.end - cols.begin);
-      } else {
-        T* const target = to.template at<T>(row0 + r, col0 + cols.begin, i, j);
-        if (to.stride_col != 1)
-          store_strided(target, source + cols.begin, to.stride_col, cols.end - cols.begin);
-        else if (cols.begin == 0 && cols.end == F::cols)
-          for (int c = 0; c < F::cols; ++c) target[c] = tw::to<T>(source[c]);
-        else
-          for (int c = cols.begin; c < cols.end; ++c) target[c - cols.begin] = tw::to<T>(source[c]);
-      }
+    for (int r = rows.begin; r < rows.end; ++r) store_row(from, r, to, row0 + r, col0, cols, i, j);
+  }
+  template <class F, class G, class RowOf>
+  TW_INLINE void scatter(const F& from, const G& to, RowOf row_of, int col0, int i = 0, int j = 0) const {
+    touch(from);
+    const Extent cols(col0, F::cols, to.cols);
+    if (cols.begin >= cols.end) return;
+    for (int r = 0; r < F::rows; ++r) {
+      const int row = row_of(r);
+      if (row >= 0 && row < to.rows) store_row(from, r, to, row, col0, cols, i, j);
+    }
+  }
+  template <class F, class G, class RowOf>
+  void scatter_add(const F& from, const G& to, RowOf row_of, int col0, int i = 0, int j = 0) const {
+    touch(from);
+    using T = typename G::Element;
+    static_assert(is_same<T, float> || is_same<T, bf16> || is_same<T, f16>, "tiles are scattered to f32, f16 and bf16 tensors");
+    const Extent cols(col0, F::cols, to.cols);
+    for (int r = 0; r < F::rows; ++r) {
+      const int row = row_of(r);
+      if (row < 0 || row >= to.rows) continue;
+      for (int c = cols.begin; c < cols.end; ++c) add_element(to.template at<T>(row, col0 + c, i, j), tw::to<T>(from.at(r, c)));
     }
   }
   template <class F, class G, class Fn, class... Operands>
@@ -683,11 +737,7 @@ class Block {
     static_assert(is_same<typename G::Element, float>, "atomic_add is for f32 tensors");
     for (int r = 0; r < F::rows && row0 + r < to.rows; ++r) {
       for (int c = 0; c < F::cols && col0 + c < to.cols; ++c) {
-        u32* const word = to.template at<u32>(row0 + r, col0 + c, i, j);
-        u32 before = __atomic_load_n(word, __ATOMIC_RELAXED);
-        while (!__atomic_compare_exchange_n(word, &before, bit_cast<u32>(bit_cast<float>(before) + from.at(r, c)), true, __ATOMIC_RELAXED,
-                                            __ATOMIC_RELAXED)) {
-        }
+        add_element(to.template at<float>(row0 + r, col0 + c, i, j), from.at(r, c));
       }
     }
   }
@@ -861,6 +911,34 @@ class Block {
       for (int c = 0; c < size; ++c) to[c] = tw::to<T>(source[c]);
     else
       for (int c = 0; c < cols.end - cols.begin; ++c) to[cols.begin + c] = tw::to<T>(source[c]);
+  }
+  /// Row r of a tile to a row of the tensor; `cols`: which of the tile's columns lie inside.
+  template <class F, class G>
+  static TW_INLINE void store_row(const F& from, int r, const G& to, int row, int col0, Extent cols, int i, int j) {
+    using T = typename G::Element;
+    const auto* const source = from.x + r * F::cols;
+    if constexpr (converts<typename F::Element, T>) {
+      store_part(to, row, col0 + cols.begin, i, j, source + cols.begin, cols.end - cols.begin);
+    } else {
+      T* const target = to.template at<T>(row, col0 + cols.begin, i, j);
+      if (to.stride_col != 1)
+        store_strided(target, source + cols.begin, to.stride_col, cols.end - cols.begin);
+      else if (cols.begin == 0 && cols.end == F::cols)
+        for (int c = 0; c < F::cols; ++c) target[c] = tw::to<T>(source[c]);
+      else
+        for (int c = cols.begin; c < cols.end; ++c) target[c - cols.begin] = tw::to<T>(source[c]);
+    }
+  }
+  /// Atomically, rounded to T.
+  template <class T>
+  static TW_INLINE void add_element(T* to, T x) {
+    using Bits = conditional<sizeof(T) == 4, u32, u16>;
+    Bits* const bits = reinterpret_cast<Bits*>(to);
+    Bits before = __atomic_load_n(bits, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(bits, &before,
+                                        bit_cast<Bits>(tw::to<T>(static_cast<float>(bit_cast<T>(before)) + static_cast<float>(x))), true,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
   }
   template <class T>
   [[gnu::noinline]] static void fill_around(T* to, int size, int begin, int end, T value) {

@@ -219,6 +219,7 @@ template <class SlotType, int Stages>
 struct Ring : RingState {
   using Slot = SlotType;
   static constexpr int stages = Stages;
+  static constexpr bool gathers = false;
   Slot* slots;
   explicit Ring(Allocator& allocator) : slots(allocator.template slots<Slot>(Stages)) {
     previous = allocator.last_ring;
@@ -226,6 +227,15 @@ struct Ring : RingState {
   }
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
+};
+
+/// What is gathered is there when its slot is taken, and not before: where released slots are poisoned, so are those that are filled, and
+/// what they will hold waits in `arriving`.
+template <class SlotType, int Stages>
+struct GatherRing : Ring<SlotType, Stages> {
+  static constexpr bool gathers = true;
+  SlotType* arriving;
+  explicit GatherRing(Allocator& allocator) : Ring<SlotType, Stages>(allocator), arriving(allocator.template slots<SlotType>(Stages)) {}
 };
 
 struct Target {
@@ -237,6 +247,8 @@ struct Target {
   using Shared = cpu::Shared<T, R, C, contract>;
   template <class Slot, int Stages>
   using Ring = cpu::Ring<Slot, Stages>;
+  template <class Slot, int Stages>
+  using GatherRing = cpu::GatherRing<Slot, Stages>;
   template <class T, int R, int C>
   using Fragment = cpu::Fragment<T, R, C>;
   template <class T, int R, int C>

@@ -3,6 +3,7 @@
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 #include "tilewave/tile/cuda/memory.tile.hpp"
 #include "tilewave/tile/cuda/operand.tile.hpp"
+#include "tilewave/tile/cuda/scatter.tile.hpp"
 
 namespace tw::cuda {
 
@@ -411,6 +412,19 @@ struct BlockBase {
       const int col = col0 + F::col(at, e);
       if (F::col(at, e) < F::cols && to.inside(row, col)) ptx::atomic_add(to.template at<float>(row, col, i, j), from.x[e]);
     }
+  }
+
+  /// Row r of the tile to row row_of(r) of the tensor, from column `col0` on. What lies outside the tensor is left out: rows of number -1.
+  template <class F, class G, class RowOf>
+  TW_INLINE void scatter(const F& from, const G& to, RowOf row_of, int col0, int i = 0, int j = 0) const {
+    own<F>();
+    scatter_rows<Replace>(here(), from, to, row_of, col0, i, j);
+  }
+  /// The same, added to what is there: f32, f16 and bf16, in any order, each sum rounded to the tensor's type.
+  template <class F, class G, class RowOf>
+  TW_INLINE void scatter_add(const F& from, const G& to, RowOf row_of, int col0, int i = 0, int j = 0) const {
+    own<F>();
+    scatter_rows<Add>(here(), from, to, row_of, col0, i, j);
   }
 
   /// All threads that compute have arrived.

@@ -138,4 +138,15 @@ struct AsyncCopy : TileCopy<AsyncCopy<Threads>> {
   }
 };
 
+/// Copies into a slot of a GatherRing.
+template <class Copy>
+struct Gathering : Copy {
+  using Copy::Copy;
+  /// Row r of the tile is row row_of(r) of the tensor, 0 outside it: for the number -1.
+  template <class G, class S, class RowOf>
+  TW_INLINE void gather(const G& from, S& to, RowOf row_of, int col, int i = 0, int j = 0) const {
+    Copy::places(from, to, 0, S::rows, col, [&](int r) { return Place{row_of(r), i, j, true}; });
+  }
+};
+
 }  // namespace tw::cuda

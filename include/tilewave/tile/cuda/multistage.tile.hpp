@@ -35,12 +35,9 @@ struct Producer {
   template <class RingType, class Fill>
   TW_INLINE void put(RingType& ring, Fill fill) const {
     auto& slot = ring.slot(ring.put);
-    if constexpr (kPieces) {
-      fill(AsyncCopy<Threads>(thread), slot);
-      ptx::copy_commit();
-    } else {
-      fill(StridedCopy<Threads>(thread), slot);
-    }
+    using Copy = conditional<kPieces, AsyncCopy<Threads>, StridedCopy<Threads>>;
+    fill(conditional<RingType::gathers, Gathering<Copy>, Copy>(thread), slot);
+    if constexpr (kPieces) ptx::copy_commit();
     ring.fill(copies.issued++);
     ++copies.unseen;
   }

@@ -261,6 +261,68 @@ TW_INLINE void store_8(void* to, const u32* w) { TW_ASM("st.global.v2.u32 [%0], 
 TW_INLINE void store_4(void* to, const u32* w) { TW_ASM("st.global.u32 [%0], %1;" ::"l"(to), "r"(w[0]) : "memory"); }
 
 TW_INLINE void atomic_add(float* to, float value) { TW_ASM("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory"); }
+/// The sum replaces the element of 16 bits, by itself or, where the GPU has no such operation, with its neighbour.
+template <class T>
+TW_INLINE void add_one(T* to, u16 bits) {
+#if TW_ON_GPU
+#if __CUDA_ARCH__ >= 900
+  if constexpr (is_same<T, bf16>)
+    TW_ASM("red.global.add.noftz.bf16 [%0], %1;" ::"l"(to), "h"(bits) : "memory");
+  else
+    TW_ASM("red.global.add.noftz.f16 [%0], %1;" ::"l"(to), "h"(bits) : "memory");
+#else
+  const u64 address = reinterpret_cast<u64>(to);
+  u32* const word = reinterpret_cast<u32*>(address & ~u64{3});
+  const u32 shift = (address & 2) * 8, mask = 0xffffu << shift;
+  for (u32 before = *word, seen;; before = seen) {
+    const float sum = static_cast<float>(bit_cast<T>(static_cast<u16>(before >> shift))) + static_cast<float>(bit_cast<T>(bits));
+    seen = atomicCAS(word, before, (before & ~mask) | u32{tw::to<T>(sum).bits} << shift);
+    if (seen == before) break;
+  }
+#endif
+#endif
+}
+// Additions to `count` words in global memory, aligned to all of them: f32, or pairs of 16-bit floats. From compute capability 9.0 on up to
+// four words are one operation.
+template <class T, int count>
+TW_INLINE void add_words(T* to, const u32* w) {
+#if TW_ON_GPU
+#if __CUDA_ARCH__ >= 900
+#define TW_ADD_WORDS(type)                                                                                                            \
+  if constexpr (count == 4)                                                                                                           \
+    TW_ASM("red.global.add" type(".v4") " [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory"); \
+  else if constexpr (count == 2)                                                                                                      \
+    TW_ASM("red.global.add" type(".v2") " [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1]) : "memory");                               \
+  else                                                                                                                                \
+    TW_ASM("red.global.add" type("") " [%0], %1;" ::"l"(to), "r"(w[0]) : "memory");
+#define TW_F32(vector) vector ".f32"
+#define TW_F16(vector) ".noftz" vector ".f16x2"
+#define TW_BF16(vector) ".noftz" vector ".bf16x2"
+  if constexpr (sizeof(T) == 4) {
+    TW_ADD_WORDS(TW_F32)
+  } else if constexpr (is_same<T, f16>) {
+    TW_ADD_WORDS(TW_F16)
+  } else {
+    TW_ADD_WORDS(TW_BF16)
+  }
+#undef TW_ADD_WORDS
+#undef TW_F32
+#undef TW_F16
+#undef TW_BF16
+#else
+  TW_UNROLL
+  for (int n = 0; n < count; ++n) {
+    if constexpr (sizeof(T) == 4)
+      atomicAdd(to + n, bit_cast<float>(w[n]));
+    else if constexpr (is_same<T, f16>)
+      TW_ASM("red.global.add.noftz.f16x2 [%0], %1;" ::"l"(to + 2 * n), "r"(w[n]) : "memory");
+    else
+      for (int k = 0; k < 2; ++k) add_one(to + 2 * n + k, static_cast<u16>(w[n] >> 16 * k));
+  }
+#endif
+#endif
+}
+
 TW_INLINE u32 fetch_add(u32* to, u32 value) {
   u32 before = 0;
   TW_ASM("atom.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");

@@ -27,6 +27,7 @@ template <class SlotType, int Stages>
 struct Ring {
   using Slot = SlotType;
   static constexpr int stages = Stages;
+  static constexpr bool gathers = false;
   static_assert(Stages <= 8, "a ring has at most 8 slots");
 
   int slots;         ///< offset in shared memory
@@ -60,6 +61,13 @@ struct Ring {
   }
   /// Of the slot that is taken next.
   TW_INLINE u32 group() const { return static_cast<u32>(groups >> taken % Stages * 8) & 0xff; }
+};
+
+/// All threads copy, whatever the ring is.
+template <class SlotType, int Stages>
+struct GatherRing : Ring<SlotType, Stages> {
+  static constexpr bool gathers = true;
+  using Ring<SlotType, Stages>::Ring;
 };
 
 /// 16 rows of 128 bytes for each warp, through which its part of a Fragment leaves: lines are written whole.

@@ -25,6 +25,8 @@ struct Target {
   using Shared = cuda::Shared<T, R, C, contract>;
   template <class Slot, int Stages>
   using Ring = cuda::Ring<Slot, Stages>;
+  template <class Slot, int Stages>
+  using GatherRing = cuda::GatherRing<Slot, Stages>;
   template <class T, int R, int C>
   using Fragment = cuda::Fragment<T, R, C, kWarpRows, kColumnWarps>;
   template <class T, int R, int C>

@@ -39,6 +39,7 @@ struct Allocator {
   bool initialise = false;
   int tile_bytes = kBarrierBytes;
   int barriers_used = 0;
+  bool gathers = false;  ///< there is a GatherRing
 
   constexpr int tiles(int bytes) {
     const int at = tile_bytes;
@@ -66,6 +67,7 @@ template <class SlotType, int Stages>
 struct Ring {
   using Slot = SlotType;
   static constexpr int stages = Stages;
+  static constexpr bool gathers = false;
 
   /// A place in the ring and the parity of the barrier phase that is next there.
   struct Cursor {
@@ -85,9 +87,10 @@ struct Ring {
   Cursor next;      ///< to put, or to take
   Cursor released;  ///< oldest slot taken and not released
 
-  constexpr explicit Ring(auto& allocator)
+  /// `full_arrivals`: of the role that loads, for a slot to be full.
+  constexpr explicit Ring(auto& allocator, int full_arrivals = 1)
       : slots(allocator.tiles(Stages * static_cast<int>(sizeof(Slot)))),
-        full(allocator.barriers(Stages, 1)),
+        full(allocator.barriers(Stages, full_arrivals)),
         empty(allocator.barriers(Stages, allocator.empty_arrivals())) {}
 
   TW_INLINE Slot& slot(int index) const {
@@ -95,6 +98,13 @@ struct Ring {
   }
   TW_INLINE u64* full_barrier(int index) const { return barrier_at(full + index); }
   TW_INLINE u64* empty_barrier(int index) const { return barrier_at(empty + index); }
+};
+
+/// Every thread that loads arrives when its copies have.
+template <class SlotType, int Stages>
+struct GatherRing : Ring<SlotType, Stages> {
+  static constexpr bool gathers = true;
+  constexpr explicit GatherRing(auto& allocator) : Ring<SlotType, Stages>(allocator, kWarpgroupThreads) { allocator.gathers = true; }
 };
 
 }  // namespace tw::sm_90a

@@ -51,8 +51,44 @@ struct TmaCopy {
   }
 };
 
-/// The role that loads. put() waits for a free slot, then lets `fill(copy, slot)` copy into it.
-template <bool kTma, int Cluster>
+/// Copies into one slot of a GatherRing, by all threads: tiles by TMA, which one of them issues, and rows from anywhere by cp.async.
+template <int Cluster>
+struct GatherCopy {
+  TmaCopy<Cluster> tma;
+  int thread;
+
+  template <class G, class S>
+  TW_INLINE void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
+    if (expect(sizeof to)) tma.tile(from, to, row, col, i, j);
+  }
+  template <class G, class S>
+  TW_INLINE void part(const G& from, S& to, int first, int count, int row, int col, int i = 0, int j = 0) const {
+    if (expect(static_cast<u32>(S::panels * count * kPanelBytes))) tma.part(from, to, first, count, row, col, i, j);
+  }
+  template <class G, class S>
+  TW_INLINE void window(const G& from, S& to, int row, int col, int i, int j) const {
+    if (expect(sizeof to)) tma.window(from, to, row, col, i, j);
+  }
+  template <class G, class S>
+  TW_INLINE void tile_for_cluster(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
+    if (expect(sizeof to)) tma.tile_for_cluster(from, to, row, col, i, j);
+  }
+  template <class G, class S, class RowOf>
+  TW_INLINE void gather(const G& from, S& to, RowOf row_of, int col, int i = 0, int j = 0) const {
+    cuda::Gathering<cuda::AsyncCopy<kWarpgroupThreads>>(thread).gather(from, to, row_of, col, i, j);
+  }
+
+ private:
+  /// In the thread that issues: the slot is full when `bytes` more have arrived.
+  TW_INLINE bool expect(u32 bytes) const {
+    if (thread == 0) ptx::expect(tma.barrier, bytes);
+    return thread == 0;
+  }
+};
+
+/// The role that loads. put() waits for a free slot, then lets `fill(copy, slot)` copy into it. `kAll`: all its threads call it, although
+/// the kernel's variant uses TMA.
+template <bool kTma, int Cluster, bool kAll = false>
 struct Producer {
   int thread;
   u32 rank;  ///< of this block in its cluster
@@ -62,9 +98,21 @@ struct Producer {
     const int index = ring.next.index;
     u64* const full = ring.full_barrier(index);
     auto& slot = ring.slot(index);
+    if constexpr (kTma && kAll && !RingType::gathers) {
+      if (thread != 0) return ring.next.advance();
+    }
     ptx::wait(ring.empty_barrier(index), ring.next.parity ^ 1);
     ring.next.advance();
-    if constexpr (kTma) {
+    if constexpr (RingType::gathers) {
+      if constexpr (kTma) {
+        fill(GatherCopy<Cluster>{{full, rank}, thread}, slot);
+        ptx::arrive_copied(full);
+      } else {
+        fill(cuda::Gathering<cuda::StridedCopy<kWarpgroupThreads>>(thread), slot);
+        ptx::fence_proxy();
+        ptx::arrive(full);
+      }
+    } else if constexpr (kTma) {
       ptx::arrive_expect(full, sizeof(typename RingType::Slot));
       fill(TmaCopy<Cluster>{full, rank}, slot);
     } else {

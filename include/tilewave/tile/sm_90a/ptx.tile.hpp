@@ -25,6 +25,14 @@ TW_INLINE void arrive(u64* barrier) { TW_ASM("mbarrier.arrive.shared::cta.b64 _,
 TW_INLINE void arrive_expect(u64* barrier, u32 bytes) {
   TW_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)), "r"(bytes) : "memory");
 }
+/// The barrier's phase ends after `bytes` more have arrived.
+TW_INLINE void expect(u64* barrier, u32 bytes) {
+  TW_ASM("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(bytes) : "memory");
+}
+/// Arrives when all that this thread has copied by copy_async_16() is there.
+TW_INLINE void arrive_copied(u64* barrier) {
+  TW_ASM("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address(barrier)) : "memory");
+}
 /// Arrives at the same barrier of another block of the cluster. No memory scope is written: `.release.cluster` would flush the L1 cache,
 /// which costs 30 % of a GEMM; the products that have read the slot are complete, so nothing needs releasing.
 TW_INLINE void arrive_at(u64* barrier, u32 block) {

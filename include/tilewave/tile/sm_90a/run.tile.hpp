@@ -12,12 +12,12 @@ namespace tw::sm_90a {
 /// Registers per thread. `Blocks` share the 64K registers of an SM; a block starts with its share spread evenly, and setmaxnreg can only
 /// redistribute that. A producer that uses TMA needs 40 for the tile arithmetic (with three and more warpgroups that compute on an SM, 32
 /// must do); one that copies by itself needs more.
-template <int Warpgroups, int Blocks, bool kTma>
-inline constexpr int kProducerRegisters = kTma ? (Warpgroups* Blocks <= 2 ? 40 : 32) : (Warpgroups* Blocks <= 2 ? 80 : 56);
-template <int Warpgroups, int Blocks, bool kTma>
+template <int Warpgroups, int Blocks, bool kOneLoads>
+inline constexpr int kProducerRegisters = kOneLoads ? (Warpgroups* Blocks <= 2 ? 40 : 32) : (Warpgroups* Blocks <= 2 ? 80 : 56);
+template <int Warpgroups, int Blocks, bool kOneLoads>
 constexpr int compute_registers() {
   constexpr int at_start = 65536 / (Blocks * (Warpgroups + 1) * kWarpgroupThreads) / 8 * 8;
-  return (at_start * (Warpgroups + 1) - kProducerRegisters<Warpgroups, Blocks, kTma>) / Warpgroups / 8 * 8;
+  return (at_start * (Warpgroups + 1) - kProducerRegisters<Warpgroups, Blocks, kOneLoads>) / Warpgroups / 8 * 8;
 }
 
 /// Hands tiles from the producer to the warpgroups that compute, for dynamic schedules: a ring of two in shared memory, behind the
@@ -100,6 +100,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     });
   } else {
     using Memory = typename On::Memory;
+    constexpr bool all_load = S::all_load();
     if (ptx::thread_index() == 0) {
       Allocator allocator{S::warpgroups, cluster, true};
       Memory memory(allocator);
@@ -118,15 +119,15 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     TileQueue<Work> queue(allocator);
 
     if (ptx::thread_index() < kWarpgroupThreads) {
-      if constexpr (S::warpgroups > 1) ptx::give_registers<kProducerRegisters<S::warpgroups, S::min_blocks, T::tma_load>>();
+      if constexpr (S::warpgroups > 1) ptx::give_registers<kProducerRegisters<S::warpgroups, S::min_blocks, !all_load>>();
       const int thread = static_cast<int>(ptx::thread_index());
-      const Producer<T::tma_load, cluster> producer{thread, rank};
+      const Producer<T::tma_load, cluster, all_load> producer{thread, rank};
       const auto load_tile = [&](const Work& work) {
         const int steps = On::steps(params, work);
         TW_NO_UNROLL
         for (int step = 0; step < steps; ++step) On::load(producer, params, work, step, memory);
       };
-      if (!T::tma_load || thread == 0) {
+      if (all_load || thread == 0) {
         if constexpr (!dynamic) {
           TW_NO_UNROLL
           for (int i = first; i < clusters.count(); i += stride) load_tile(tile_at(i));
@@ -139,11 +140,11 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
               entry.more = i < grid.count();
               if (entry.more) entry.work = tw::detail::work_of<On>(params, tile_at(i));
             }
-            if constexpr (!T::tma_load) ptx::named_barrier(kProducerBarrier, kWarpgroupThreads);
+            if constexpr (all_load) ptx::named_barrier(kProducerBarrier, kWarpgroupThreads);
             queue.end_put(thread == 0);
             if (i >= grid.count()) break;
             load_tile(entry.work);
-            if constexpr (T::tma_load) {
+            if constexpr (!all_load) {
               i = cuda::next_tile(grid);
             } else {  // the other threads that copy learn it through shared memory
               volatile int* const shared = reinterpret_cast<volatile int*>(barrier_at(kBarrierBytes / 8 - 1));
@@ -156,7 +157,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
         }
       }
     } else {
-      if constexpr (S::warpgroups > 1) ptx::take_registers<compute_registers<S::warpgroups, S::min_blocks, T::tma_load>()>();
+      if constexpr (S::warpgroups > 1) ptx::take_registers<compute_registers<S::warpgroups, S::min_blocks, !all_load>()>();
       const ComputeBlock block{kWarpgroupThreads};
       const auto compute_tile = [&](const Work& work) {
         typename tw::detail::StateOf<On>::Type state;

@@ -18,6 +18,8 @@ struct Target {
   using Shared = sm_90a::Shared<T, R, C, contract>;
   template <class Slot, int Stages>
   using Ring = sm_90a::Ring<Slot, Stages>;
+  template <class Slot, int Stages>
+  using GatherRing = sm_90a::GatherRing<Slot, Stages>;
   template <class T, int R, int C>
   using Fragment = sm_90a::Fragment<T, R, C>;
   template <class T, int R, int C>
@@ -66,6 +68,8 @@ struct Shape {
     return allocator;
   }
   static constexpr int shared_bytes() { return memory().tile_bytes; }
+  /// Whether all threads of the role that loads run load(). TMA needs only one.
+  static constexpr bool all_load() { return !T::tma_load || memory().gathers; }
   static_assert(memory().barriers_used <= kMostBarriers, "the rings have too many stages: two barriers each, 60 together");
 };
 

@@ -1,0 +1,136 @@
+#pragma once
+
+#include "tilewave/tile/cuda/fragment.tile.hpp"
+
+// Rows of a tile in registers that leave for rows of a tensor anywhere, each as whole pieces of 16 bytes where the tensor allows it.
+
+namespace tw::cuda {
+
+/// What becomes of `count` words of neighbours, and of an element alone.
+struct Replace {
+  template <class T, int count>
+  static TW_INLINE void words(T* to, const u32* w) {
+    Words<T, count * 4 / static_cast<int>(sizeof(T))> all;
+    TW_UNROLL
+    for (int n = 0; n < count; ++n) all.w[n] = w[n];
+    all.store(to);
+  }
+  template <class T>
+  static TW_INLINE void element(T* to, T x) {
+    *to = x;
+  }
+};
+struct Add {
+  template <class T, int count>
+  static TW_INLINE void words(T* to, const u32* w) {
+    ptx::add_words<T, count>(to, w);
+  }
+  template <class T>
+  static TW_INLINE void element(T* to, T x) {
+    if constexpr (is_same<T, float>)
+      ptx::atomic_add(to, x);
+    else
+      ptx::add_one(to, bit_cast<u16>(x));
+  }
+};
+
+/// Of the words of a quad's lanes, w[n] of lane l, the lane numbered n gets those numbered n: w[l] comes from lane l. Exchanged in two
+/// steps, with the neighbour and with the other pair of lanes.
+TW_INLINE void transpose_quad(int lane, u32* w) {
+  const bool odd = lane % 2 != 0, upper = lane % 4 >= 2;
+  TW_UNROLL
+  for (int n = 0; n < 4; n += 2) {
+    const u32 received = ptx::shuffle_xor(odd ? w[n] : w[n + 1], 1);
+    (odd ? w[n] : w[n + 1]) = received;
+  }
+  TW_UNROLL
+  for (int n = 0; n < 2; ++n) {
+    const u32 received = ptx::shuffle_xor(upper ? w[n] : w[n + 2], 2);
+    (upper ? w[n] : w[n + 2]) = received;
+  }
+}
+
+/// The warp's columns of a Fragment are multiples of `columns`.
+template <class F>
+constexpr bool has_pieces(int columns) {
+  if constexpr (F::kind == TileKind::fragment)
+    return F::warp_cols % columns == 0;
+  else
+    return false;
+}
+
+/// Row r of the tile to row row_of(r) of the tensor, from column `col0` on. Rows and columns outside the tensor are left out.
+template <class How, class F, class G, class RowOf>
+TW_INLINE void scatter_rows(const Position& at, const F& from, const G& to, RowOf row_of, int col0, int i, int j) {
+  using T = typename G::Element;
+  constexpr int piece = 16 / static_cast<int>(sizeof(T));
+  static_assert(is_same<T, float> || is_same<T, bf16> || is_same<T, f16>, "tiles are scattered to f32, f16 and bf16 tensors");
+  const auto inside = [&](int row) { return static_cast<u32>(row) < static_cast<u32>(to.rows); };
+  if constexpr (has_pieces<F>(2 * piece)) {
+    if (to.template whole_pieces<T, piece>() && col0 % piece == 0) {
+      // The quad's lanes hold 2 columns of 8, for rows r and r + 8. Of 16-bit elements each lane takes 8 of 16 columns of one of the rows,
+      // of f32 4 of 8.
+      constexpr int columns = 2 * piece;
+      const int half = at.lane % 2, quarter = at.lane % 4 / 2;
+      TW_UNROLL
+      for (int tile = 0; tile < F::row_count / 2; ++tile) {
+        const int row = row_of(F::row(at, F::in_row(2 * tile, 0)) + 8 * half);
+        T* const first = to.template piece_at<T>(inside(row) ? row : 0, col0 + F::warp_col(at) + quarter * piece, i, j);
+        TW_UNROLL
+        for (int c = 0; c < F::warp_cols; c += columns) {
+          const auto* const x = from.x + F::in_row(2 * tile, c / 4);
+          u32 w[4];
+          if constexpr (sizeof(T) == 4) {
+            u32 x32[4];
+            TW_UNROLL
+            for (int n = 0; n < 4; ++n) x32[n] = bit_cast<u32>(tw::to<float>(x[n]));
+            TW_UNROLL
+            for (int n = 0; n < 2; ++n) {
+              const u32 received = ptx::shuffle_xor(half ? x32[n] : x32[n + 2], 1);
+              w[n] = half ? received : x32[n];
+              w[n + 2] = half ? x32[n + 2] : received;
+            }
+          } else {
+            TW_UNROLL
+            for (int n = 0; n < 4; ++n) w[n] = ptx::pack<T>(static_cast<float>(x[2 * n]), static_cast<float>(x[2 * n + 1]));
+            transpose_quad(at.lane, w);
+          }
+          if (inside(row) && col0 + F::warp_col(at) + quarter * piece + c < to.cols) How::template words<T, 4>(first + c, w);
+        }
+      }
+      return;
+    }
+  } else if constexpr (F::kind == TileKind::rows && F::width * sizeof(T) % 4 == 0) {
+    if (to.template whole_pieces<T, F::width>() && col0 % F::width == 0) {
+      using Piece = Words<T, F::width>;
+      constexpr int at_once = min(Piece::count, 4);
+      TW_UNROLL
+      for (int r = 0; r < F::row_count; ++r) {
+        const int row = row_of(F::row(at, F::in_row(r, 0))), col = col0 + F::col(at, 0);
+        T* const first = to.template piece_at<T>(inside(row) ? row : 0, col, i, j);
+        TW_UNROLL
+        for (int n = 0; n < F::pieces; ++n) {
+          Piece words;
+          words.pack(from.x + F::in_row(r, n * F::width));
+          if (!inside(row) || col + n * F::piece_step >= to.cols) continue;
+          TW_UNROLL
+          for (int k = 0; k < Piece::count; k += at_once)
+            How::template words<T, at_once>(first + n * F::piece_step + k * 4 / static_cast<int>(sizeof(T)), words.w + k);
+        }
+      }
+      return;
+    }
+  }
+  TW_UNROLL
+  for (int r = 0; r < F::row_count; ++r) {
+    const int row = row_of(F::row(at, F::in_row(r, 0)));
+    if (!inside(row)) continue;
+    TW_UNROLL
+    for (int n = 0; n < F::size / F::row_count; ++n) {
+      const int e = F::in_row(r, n), col = col0 + F::col(at, e);
+      if (static_cast<u32>(col) < static_cast<u32>(to.cols)) How::element(to.template at<T>(row, col, i, j), tw::to<T>(from.x[e]));
+    }
+  }
+}
+
+}  // namespace tw::cuda
