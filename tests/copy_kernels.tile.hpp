@@ -47,6 +47,7 @@ struct PackedProduct {
       using Type = X;  // not used
     };
     using Scales = typename GroupTile<Scaling, by_group>::Type;
+    using Schedule = Banded<4>;
     static constexpr int rows = BM;
     struct WithScales {
       W w;
@@ -131,6 +132,7 @@ struct NarrowChain {
     using A = Shared<Target, T, M, D>;
     using B = Shared<Target, T, N, D>;
     using C = Shared<Target, T, D, N>;
+    using Schedule = Banded<4>;
     static constexpr int rows = M;
     struct Params {
       Global<Target, const T, A> a;
@@ -330,6 +332,184 @@ struct ScatterRows {
         block.scatter_add(x, p.out, row_of, t.n * C);
       else
         block.scatter(x, p.out, row_of, t.n * C);
+    }
+  };
+};
+
+/// out[rows of segment g] = X[rows of segment g] W[g]^T. Blocks of a cluster share the tiles of W. `kAsked`: the cluster that the tiles are
+/// looked up for.
+template <class T, int BM, int BN, int kCluster, int kAsked = kCluster>
+struct GroupedProduct {
+  static constexpr const char* source = kCopyKernels;
+  template <class Target>
+  struct On {
+    static constexpr int BK = 64;
+    using X = Shared<Target, T, BM, BK>;
+    using W = Shared<Target, T, BN, BK>;
+    using Out = Staging<Target, T, BM, BN>;
+    using Schedule = Banded<2>;
+    static constexpr int rows = BM, cluster = kCluster;
+    struct Slot {
+      X x;
+      W w;
+    };
+    struct Params {
+      Global<Target, const T, X> x;
+      Global<Target, const T, W, kCluster> w;  ///< [segments, N, K]
+      Global<Target, T, Out> out;
+      Segments<Target> segments;
+    };
+    struct Work {
+      typename Segments<Target>::Part part;
+      int n;
+    };
+    TW_INLINE static Work work(const Params& p, Tile t) { return {p.segments.find(t.m, BM, kAsked), t.n}; }
+    struct Memory {
+      Ring<Target, Slot, 4> ring;
+      Out out;
+      explicit constexpr Memory(auto& block) : ring(block), out(block) {}
+    };
+    struct State {
+      Fragment<Target, float, BM, BN> acc;
+    };
+    TW_INLINE static int steps(const Params& p, const Work& w) { return w.part.empty ? 0 : ceil_div(p.x.cols, BK); }
+    TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Slot& slot) {
+        copy.tile(p.x, slot.x, w.part.first, step * BK);
+        copy.tile_for_cluster(p.w, slot.w, w.n * BN, step * BK, w.part.segment);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      const int n = steps(p, w);
+      for (int step = 0; step < n; ++step) {
+        const Slot& slot = block.take(memory.ring);
+        block.mma(state.acc, slot.x, slot.w, step == 0);
+        if (step > 0) {
+          block.wait(leave<1>, state.acc);
+          block.release(memory.ring);
+        }
+      }
+      block.wait(leave<0>, state.acc);
+      if (n > 0) block.release(memory.ring);
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      if (!w.part.empty) block.store(state.acc, memory.out, p.out, w.part.first, w.n * BN, 0, 0, w.part.end);
+    }
+  };
+};
+
+/// out[g] = Y[rows of segment g]^T X[rows of segment g]: each tile sums over rows of its own number.
+template <class T, int M, int N>
+struct RaggedDepth {
+  static constexpr const char* source = kCopyKernels;
+  template <class Target>
+  struct On {
+    static constexpr int BK = 64;
+    using Y = Shared<Target, T, BK, M, Contract::rows>;
+    using X = Shared<Target, T, BK, N, Contract::rows>;
+    using Schedule = Banded<4>;
+    static constexpr int rows = M;
+    struct Slot {
+      Y y;
+      X x;
+    };
+    struct Params {
+      Global<Target, const T, Y> y;
+      Global<Target, const T, X> x;
+      Global<Target, float> out;  ///< [segments, columns of Y, columns of X]
+      Segments<Target> segments;
+    };
+    struct Work {
+      typename Segments<Target>::Segment segment;
+      Tile tile;
+    };
+    TW_INLINE static Work work(const Params& p, Tile t) { return {p.segments.at(t.batch), t}; }
+    struct Memory {
+      Ring<Target, Slot, 3> ring;
+      explicit constexpr Memory(auto& block) : ring(block) {}
+    };
+    struct State {
+      Fragment<Target, float, M, N> acc;
+    };
+    TW_INLINE static int steps(const Params&, const Work& w) { return ceil_div(w.segment.size, BK); }
+    TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Slot& slot) {
+        copy.tile(p.y, slot.y, w.segment.begin + step * BK, w.tile.m * M);
+        copy.tile(p.x, slot.x, w.segment.begin + step * BK, w.tile.n * N);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      block.fill(state.acc, 0.0f);
+      const int n = steps(p, w);
+      for (int step = 0; step < n; ++step) {
+        Slot& slot = block.take(memory.ring);
+        const int left = w.segment.size - step * BK;
+        if (left < BK) {  // rows of the next segment, which may be NaN
+          block.zero_rows(slot.y, left);
+          block.zero_rows(slot.x, left);
+        }
+        block.mma(state.acc, slot.y, slot.x, false);
+        block.wait(leave<0>, state.acc);
+        block.release(memory.ring);
+      }
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory&, State& state) {
+      block.store(state.acc, p.out, w.tile.m * M, w.tile.n * N, w.tile.batch);
+    }
+  };
+};
+
+/// out = A B, where A is a matrix of blocks of BM x BK of which most are zero: those that are not lie one after the other, row by row.
+template <class T, int BM, int BN>
+struct BlockSparseProduct {
+  static constexpr const char* source = kCopyKernels;
+  template <class Target>
+  struct On {
+    static constexpr int BK = 64;
+    using A = Shared<Target, T, BM, BK>;
+    using B = Shared<Target, T, BK, BN, Contract::rows>;
+    static constexpr int rows = BM;
+    struct Slot {
+      A a;
+      B b;
+    };
+    struct Params {
+      Global<Target, const T, A> a;  ///< [blocks, BM, BK]
+      Global<Target, const T, B> b;
+      Global<Target, float> out;
+      BlockLists<Target> lists;
+    };
+    struct Work {
+      typename BlockLists<Target>::List list;
+      int m, n;
+    };
+    TW_INLINE static Work work(const Params& p, Tile t) { return {p.lists.at(t.m), t.m, t.n}; }
+    struct Memory {
+      Ring<Target, Slot, 3> ring;
+      explicit constexpr Memory(auto& block) : ring(block) {}
+    };
+    struct State {
+      Fragment<Target, float, BM, BN> acc;
+    };
+    TW_INLINE static int steps(const Params&, const Work& w) { return w.list.size; }
+    TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Slot& slot) {
+        copy.tile(p.a, slot.a, 0, 0, w.list.begin + step);
+        copy.tile(p.b, slot.b, p.lists.block(w.list, step) * BK, w.n * BN);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      block.fill(state.acc, 0.0f);
+      const int n = steps(p, w);
+      for (int step = 0; step < n; ++step) {
+        const Slot& slot = block.take(memory.ring);
+        block.mma(state.acc, slot.a, slot.b, false);
+        block.wait(leave<0>, state.acc);
+        block.release(memory.ring);
+      }
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory&, State& state) {
+      block.store(state.acc, p.out, w.m * BM, w.n * BN);
     }
   };
 };

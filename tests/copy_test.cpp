@@ -179,6 +179,8 @@ TEST_P(Copies, WeightsOfFourBitsInGroups) {
     expect_packed_product<f16, float, u4x2, ByGroup<f16, 128, Contract::rows>, Affine<8>, 64, 32>(device, random, m, n, k);
     expect_packed_product<bf16, float, fp4x2, ByGroup<e8m0, 32, Contract::columns>, TimesScale, 64, 64>(device, random, m, n, k);
   }
+  if (device.is_cuda())  // several tiles for each block
+    expect_packed_product<bf16, float, i4x2, Transposed, TimesScale, 128, 64>(device, random, 8192, 1000, 64);
 }
 
 TEST_P(Copies, WeightsOfTwoBitsAndScalesOfRows) {
@@ -238,6 +240,8 @@ TEST_P(Copies, LeftOperandsOfEightBits) {
     // Numbers so small that 8-bit floats' sums are exact.
     expect_narrow_chain<fp8_e4m3, float, 64, 64, 64>(device, random, m, n, 2, 1.0f / 16);
   }
+  if (device.is_cuda())
+    expect_narrow_chain<i8, i32, 64, 64, 64>(device, random, 100000, 16, 127, 1.0f / 1024);  // several tiles for each block
 }
 
 // Rows gathered and scattered
@@ -331,6 +335,10 @@ TEST_P(Copies, ExpertsTakeAndGiveRowsByTheirNumbers) {
     expect_expert_product<bf16, bf16, false, 128, 64>(device, random, tokens, n, k, pad);
     expect_expert_product<bf16, float, true, 64, 64>(device, random, tokens, n, k, pad);
     expect_expert_product<f16, bf16, true, 64, 32>(device, random, tokens, n, k, pad);
+  }
+  if (device.is_cuda()) {  // several tiles for each block
+    expect_expert_product<bf16, bf16, false, 128, 64>(device, random, 5000, 520, 64, 0);
+    expect_expert_product<bf16, float, true, 64, 64>(device, random, 5000, 520, 64, 0);
   }
 }
 
@@ -465,6 +473,201 @@ TEST(CopyErrors, AGatheredSlotIsNotReadBeforeItIsTaken) {
   EXPECT_NO_THROW(run(false));
   expect_error<Error>([&] { run(true); }, {"schedule", "a product reads a slot that was released"});
   cpu::set_poison_released_slots(before);
+}
+
+// Segments
+
+std::vector<i32> offsets_of(const std::vector<int>& sizes) {
+  std::vector<i32> offsets = {0};
+  for (const int size : sizes) offsets.push_back(offsets.back() + size);
+  return offsets;
+}
+const std::vector<std::vector<int>> kSegmentations = {
+    {300, 1, 0, 255, 256, 257, 0}, {0, 0, 0}, {700}, {0, 64, 0, 0, 5, 1000}, {1, 1, 1, 1, 1, 1, 1, 1, 1}};
+
+/// `count` sizes below `most`: tiles enough for several of each of a GPU's blocks.
+std::vector<int> many_sizes(std::mt19937_64& random, int count, int most) {
+  std::vector<int> sizes(static_cast<std::size_t>(count));
+  for (int& size : sizes) size = static_cast<int>(random() % static_cast<unsigned>(most));
+  return sizes;
+}
+
+/// Each row of each segment is in one tile, no tile has rows of two segments, and neighbours are in one segment.
+TEST(Segments, GiveEveryRowToOneTile) {
+  for (const std::vector<int>& sizes : kSegmentations) {
+    const std::vector<i32> offsets = offsets_of(sizes);
+    const Segments<cpu::Target> segments{offsets.data(), static_cast<int>(sizes.size()), offsets.back()};
+    for (const int tile_rows : {1, 64, 128, 100}) {
+      for (const int cluster : {1, 2, 4}) {
+        SCOPED_TRACE(tw::format("{} segments, tiles of {}, clusters of {}", sizes.size(), tile_rows, cluster));
+        std::vector<int> owners(static_cast<std::size_t>(offsets.back()));
+        const int tiles = segments.tiles(offsets.back(), segments.count, tile_rows, cluster);
+        ASSERT_EQ(tiles % cluster, 0);
+        for (int m = 0; m < tiles; ++m) {
+          const auto part = segments.find(m, tile_rows, cluster), first = segments.find(m / cluster * cluster, tile_rows, cluster);
+          ASSERT_EQ(part.segment, first.segment);
+          ASSERT_EQ(part.empty, first.empty);
+          ASSERT_EQ(part.first, first.first + m % cluster * tile_rows);
+          ASSERT_EQ(part.end, offsets[static_cast<std::size_t>(part.segment + 1)]);
+          ASSERT_GE(part.first, offsets[static_cast<std::size_t>(part.segment)]);
+          ASSERT_EQ(part.empty, first.first >= part.end);
+          for (int row = part.first; row < std::min(part.first + tile_rows, part.end); ++row) ++owners[static_cast<std::size_t>(row)];
+        }
+        for (std::size_t row = 0; row < owners.size(); ++row) ASSERT_EQ(owners[row], 1) << "owners of row " << row;
+      }
+    }
+  }
+}
+
+TEST(Segments, CutOffWhatIsOutsideTheTensor) {
+  const std::vector<i32> offsets = {-5, 3, 50, 40, 2000000000};
+  const Segments<cpu::Target> segments{offsets.data(), 4, 60};
+  const std::pair<int, int> expected[] = {{0, 3}, {3, 47}, {50, 0}, {40, 20}};
+  for (int g = 0; g < 4; ++g) {
+    EXPECT_EQ(segments.at(g).begin, expected[g].first);
+    EXPECT_EQ(segments.at(g).size, expected[g].second);
+  }
+}
+
+template <class T, int BM, int BN, int Cluster>
+void expect_grouped_product(Device device, std::mt19937_64& random, const std::vector<int>& sizes, int n, int k, int pad) {
+  SCOPED_TRACE(tw::format("{} segments, {} columns, depth {}, rows {} apart", sizes.size(), n, k, k + pad));
+  const std::vector<i32> offsets = offsets_of(sizes);
+  const int rows = offsets.back(), segments = static_cast<int>(sizes.size());
+  const auto normal = [&] { return to<T>(static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 512); };
+  Matrix<T> x(rows, k, k + pad), w(segments * n, k, k + pad);
+  x.fill(normal), w.fill(normal);
+  const Tensor x_there = x.on(device), w_rows = w.on(device), offsets_there = tensor_of(offsets, device);
+  const Tensor w_there = Tensor::borrow(w_rows.data(), {segments, n, k}, dtype_of<T>, device, {std::int64_t{n} * (k + pad), k + pad, 1});
+  using Kernel = GroupedProduct<T, BM, BN, Cluster>;
+  Tensor first;
+  for (int repetition = 0; repetition < kTimes; ++repetition) {
+    const Tensor there = Tensor::poisoned({std::max(rows, 1), n}, dtype_of<T>, Stream::standard(device));
+    launch_kernel<Kernel>(device, {Segments<cpu::Target>::tiles(rows, segments, BM, Cluster), ceil_div(n, BN)}, [&](auto& bind, auto& p) {
+      bind(p.x, x_there);
+      bind(p.w, w_there);
+      bind(p.out, there);
+      p.segments = {offsets_there.data<i32>(), segments, rows};
+    });
+    if (repetition == 0) first = there;
+    ASSERT_TRUE(same_bits(first, there)) << "repetition " << repetition;
+  }
+  Matrix<T> out(rows, n);
+  out.take(first);
+  for (int g = 0; g < segments; ++g) {
+    for (int r = offsets[static_cast<std::size_t>(g)]; r < offsets[static_cast<std::size_t>(g + 1)]; ++r) {
+      for (int c = 0; c < n; ++c) {
+        double sum = 0, magnitude = 0;
+        for (int e = 0; e < k; ++e) {
+          const double product = static_cast<double>(x.value(r, e)) * w.value(g * n + c, e);
+          sum += product;
+          magnitude += std::abs(product);
+        }
+        const double allowed = std::ldexp(magnitude * (k + 2), -23) + std::abs(sum) * std::ldexp(1.01, -8);
+        ASSERT_LE(std::abs(static_cast<double>(out.value(r, c)) - sum), allowed)
+            << r << ", " << c << ": " << out.value(r, c) << " for " << sum;
+      }
+    }
+  }
+}
+
+TEST_P(Copies, ProductsOfRaggedSegmentsAlone) {
+  for (const std::vector<int>& sizes : kSegmentations) expect_grouped_product<bf16, 64, 32, 1>(device, random, sizes, 72, 136, 0);
+  expect_grouped_product<bf16, 64, 32, 1>(device, random, {3, 100, 0, 70}, 33, 65, 1);
+  if (device.is_cuda()) expect_grouped_product<bf16, 64, 32, 1>(device, random, many_sizes(random, 40, 1000), 256, 64, 0);
+}
+
+TEST_P(Copies, ProductsOfRaggedSegmentsInClusters) {
+  for (const std::vector<int>& sizes : kSegmentations) expect_grouped_product<bf16, 64, 64, 2>(device, random, sizes, 72, 136, 8);
+  expect_grouped_product<bf16, 64, 64, 2>(device, random, {3, 300, 0, 70}, 33, 65, 0);
+  if (device.is_cuda()) expect_grouped_product<bf16, 64, 64, 2>(device, random, many_sizes(random, 40, 1000), 520, 64, 0);
+}
+
+TEST_P(Copies, SumsOverRaggedSegments) {
+  std::vector<std::vector<int>> all = kSegmentations;
+  if (device.is_cuda()) all.push_back(many_sizes(random, 600, 130));
+  for (const std::vector<int>& sizes : all) {
+    const std::vector<i32> offsets = offsets_of(sizes);
+    const int rows = offsets.back(), segments = static_cast<int>(sizes.size()), m = 70, n = 40;
+    SCOPED_TRACE(tw::format("{} rows in {} segments", rows, segments));
+    Matrix<bf16> y(rows, m, 72), x(rows, n);
+    const auto integer = [&] { return to<bf16>(static_cast<float>(static_cast<int>(random() % 9) - 4)); };  // their sums are exact
+    y.fill(integer), x.fill(integer);
+    // NaN in a segment stays there.
+    const int poisoned = static_cast<int>(random() % static_cast<unsigned>(segments));
+    for (int r = offsets[static_cast<std::size_t>(poisoned)]; r < offsets[static_cast<std::size_t>(poisoned + 1)]; ++r)
+      for (int c = 0; c < n; ++c) x(r, c) = to<bf16>(kNaN), y(r, c) = to<bf16>(kNaN);
+    const Tensor y_there = y.on(device), x_there = x.on(device), offsets_there = tensor_of(offsets, device);
+    const Tensor there = Tensor::poisoned({segments, m, n}, DType::f32, Stream::standard(device));
+    launch_kernel<RaggedDepth<bf16, 64, 32>>(device, {ceil_div(m, 64), ceil_div(n, 32), segments}, [&](auto& bind, auto& p) {
+      bind(p.y, y_there);
+      bind(p.x, x_there);
+      bind(p.out, there);
+      p.segments = {offsets_there.data<i32>(), segments, rows};
+    });
+    const Tensor here = there.to(Device::cpu());
+    for (int g = 0; g < segments; ++g) {
+      if (g == poisoned && sizes[static_cast<std::size_t>(g)] > 0) continue;
+      for (int i = 0; i < m; ++i) {
+        for (int j = 0; j < n; ++j) {
+          double sum = 0;
+          for (int r = offsets[static_cast<std::size_t>(g)]; r < offsets[static_cast<std::size_t>(g + 1)]; ++r)
+            sum += static_cast<double>(y.value(r, i)) * x.value(r, j);
+          ASSERT_EQ(here.data<float>()[(g * m + i) * n + j], sum) << g << ": " << i << ", " << j;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Copies, ProductsOfListsOfBlocks) {
+  constexpr int kBM = 64, kBK = 64, kRows = 5, kCols = 6, n = 100;
+  std::vector<i32> begins = {0}, blocks;
+  for (int row = 0; row < kRows; ++row) {
+    for (int col = 0; col < kCols; ++col)
+      if (row != 2 && random() % 3 == 0) blocks.push_back(col);
+    begins.push_back(static_cast<i32>(blocks.size()));
+  }
+  const int count = static_cast<int>(blocks.size());
+  Matrix<f16> a(std::max(count, 1) * kBM, kBK), b(kCols * kBK, n, 104);
+  const auto integer = [&] { return to<f16>(static_cast<float>(static_cast<int>(random() % 9) - 4)); };
+  a.fill(integer), b.fill(integer);
+  const Tensor a_there = a.on(device).reshape({std::max(count, 1), kBM, kBK}), b_there = b.on(device),
+               begins_there = tensor_of(begins, device), blocks_there = tensor_of(blocks, device);
+  const Tensor there = Tensor::poisoned({kRows * kBM, n}, DType::f32, Stream::standard(device));
+  launch_kernel<BlockSparseProduct<f16, kBM, 64>>(device, {kRows, ceil_div(n, 64)}, [&](auto& bind, auto& p) {
+    bind(p.a, a_there);
+    bind(p.b, b_there);
+    bind(p.out, there);
+    p.lists = {begins_there.data<i32>(), blocks_there.data<i32>()};
+  });
+  Matrix<float> out(kRows * kBM, n);
+  out.take(there);
+  for (int r = 0; r < kRows * kBM; ++r) {
+    for (int c = 0; c < n; ++c) {
+      double sum = 0;
+      for (int block = begins[static_cast<std::size_t>(r / kBM)]; block < begins[static_cast<std::size_t>(r / kBM + 1)]; ++block)
+        for (int e = 0; e < kBK; ++e)
+          sum += static_cast<double>(a.value(block * kBM + r % kBM, e)) * b.value(blocks[static_cast<std::size_t>(block)] * kBK + e, c);
+      ASSERT_EQ(out(r, c), sum) << r << ", " << c;
+    }
+  }
+}
+
+TEST(CopyErrors, BlocksOfAClusterTakeEquallyManySteps) {
+  const std::vector<i32> offsets = offsets_of({64, 64});
+  const Tensor x = Tensor::zeros({128, 64}, DType::bf16), w = Tensor::zeros({2, 64, 64}, DType::bf16),
+               out = Tensor::zeros({128, 64}, DType::bf16);
+  const auto run = [&]<class Kernel>(Kernel, int tiles) {
+    launch_cpu<Kernel>({tiles, 1}, [&](auto& bind, auto& p) {
+      bind(p.x, x);
+      bind(p.w, w);
+      bind(p.out, out);
+      p.segments = {offsets.data(), 2, 128};
+    });
+  };
+  EXPECT_NO_THROW(run(GroupedProduct<bf16, 64, 64, 2>{}, Segments<cpu::Target>::tiles(128, 2, 64, 2)));
+  expect_error<Error>([&] { run(GroupedProduct<bf16, 64, 64, 2, 1>{}, 4); }, {"schedule", "cluster", "different numbers of steps"});
 }
 
 // What the analysis target counts: codes once for every column of tiles, decoding, and products of the type that they are decoded to.

@@ -39,8 +39,7 @@
 //
 //   struct Work               what its roles want to know of a tile
 //   work(params, tile)        a Work, which steps, load, compute and finish then take instead of the tile. It is made once, by the role
-//   that
-//                             loads, and only with a dynamic schedule
+//                             that loads. Blocks of a cluster that share tiles have Works of equally many steps
 //
 // Kernels that only touch global memory need Params and compute(block, params, tile) alone. Theirs is
 //   static constexpr int warps   of a block, a multiple of 4 up to 32; 4 when left out
@@ -250,3 +249,5 @@ struct ScheduleOf {
 }  // namespace detail
 
 }  // namespace tw
+
+#include "tilewave/tile/segments.tile.hpp"

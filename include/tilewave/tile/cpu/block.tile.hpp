@@ -1124,6 +1124,18 @@ inline void require_nothing_left(int steps_left, const RingState* last_ring) {
   }
 }
 
+/// Blocks of a cluster that send each other tiles do so step by step: what memory says of their tiles must not part them.
+template <class On>
+void require_equal_steps(const typename On::Params& params, const Tile& tile, int steps) {
+  constexpr int cluster = tw::detail::cluster_of<On>();
+  Tile neighbour = tile;
+  for (int rank = 0; rank < cluster; ++rank) {
+    neighbour.m = tile.m / cluster * cluster + rank;
+    if (On::steps(params, On::work(params, neighbour)) != steps)
+      schedule_error("the blocks of a cluster take different numbers of steps: on a GPU one would wait forever for what the other loads");
+  }
+}
+
 /// Bytes of tile memory that a thread needs to run the kernel.
 template <class On>
 i64 memory_bytes() {
@@ -1139,7 +1151,8 @@ i64 memory_bytes() {
 
 template <class On>
 TW_INLINE void run_here(const typename On::Params& params, const TileGrid& grid, int index, u8* arena) {
-  const auto tile = tw::detail::work_of<On>(params, tw::detail::ScheduleOf<On>::Type::at(grid, index));
+  const Tile place = tw::detail::ScheduleOf<On>::Type::at(grid, index);
+  const auto tile = tw::detail::work_of<On>(params, place);
   Allocator allocator{arena};
   if constexpr (tw::detail::has_load<On>) {
     struct Loads {
@@ -1149,6 +1162,7 @@ TW_INLINE void run_here(const typename On::Params& params, const TileGrid& grid,
       int step = 0;
       int steps;
     } loads{params, tile, typename On::Memory(allocator), 0, On::steps(params, tile)};
+    if constexpr (tw::detail::cluster_of<On>() > 1 && requires { typename On::Work; }) require_equal_steps<On>(params, place, loads.steps);
     const auto pull = [](void* context) {
       Loads& l = *static_cast<Loads*>(context);
       if (l.step == l.steps) return false;

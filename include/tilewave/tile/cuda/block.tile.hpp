@@ -25,6 +25,14 @@ struct BlockBase {
     }
   }
 
+  /// decode(number, scale) of a tile of codes, from its column `first` on, as left operand in registers: packed.tile.hpp. `first` is a
+  /// multiple of the scales' group, or all the operand's columns lie in one group.
+  template <class T, int R, int C, int WarpRows, class Codes, int Bytes, class Scales, class Decode = TimesScale>
+  requires(codes_in<Codes> > 1) TW_INLINE void load(Operand<T, R, C, WarpRows>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
+                                                    const Scales& scales, Decode decode = {}, int first = 0) const {
+    load_codes(at, to, from, scales, decode, first);
+  }
+
   // Elements and rows
 
   template <class F>

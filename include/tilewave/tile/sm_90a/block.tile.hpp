@@ -95,8 +95,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     warpgroup_sync(at);
   }
 
-  /// decode(number, scale) of a tile of codes, from its column `first` on, as left operand in registers: packed.tile.hpp. The slot may be
-  /// released when it returns. `first` is a multiple of the scales' group, or all the operand's columns lie in one group.
+  /// decode(number, scale) of a tile of codes. All warps of the warpgroup have read when it returns.
   template <class T, int R, int C, class Codes, int Bytes, class Scales, class Decode = TimesScale>
   requires(codes_in<Codes> > 1) TW_INLINE void load(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
                                                     const Scales& scales, Decode decode = {}, int first = 0) const {

@@ -20,8 +20,8 @@ constexpr int compute_registers() {
   return (at_start * (Warpgroups + 1) - kProducerRegisters<Warpgroups, Blocks, kOneLoads>) / Warpgroups / 8 * 8;
 }
 
-/// Hands tiles from the producer to the warpgroups that compute, for dynamic schedules: a ring of two in shared memory, behind the
-/// barriers. A tile stays there until all have done with it.
+/// Hands tiles from the producer to the warpgroups that compute, for dynamic schedules and kernels with a Work: a ring of two in shared
+/// memory, behind the barriers. A tile stays there until all have done with it.
 template <class Work>
 struct TileQueue {
   static constexpr int slots = 2;
@@ -74,6 +74,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
   using Work = decltype(tw::detail::work_of<On>(params, Tile{}));
   constexpr int cluster = S::cluster;
   constexpr bool dynamic = S::dispatch == Dispatch::dynamic;
+  constexpr bool queued = dynamic || requires { typename On::Work; };  // the role that loads tells the others what to do
   static_assert(!dynamic || cluster == 1, "a dynamic schedule gives tiles to single blocks");
   using ComputeBlock = Block<S::warpgroups, T::tma_load, T::tma_store, cluster>;
 
@@ -128,7 +129,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
         for (int step = 0; step < steps; ++step) On::load(producer, params, work, step, memory);
       };
       if (all_load || thread == 0) {
-        if constexpr (!dynamic) {
+        if constexpr (!queued) {
           TW_NO_UNROLL
           for (int i = first; i < clusters.count(); i += stride) load_tile(tile_at(i));
         } else {
@@ -137,14 +138,16 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
           while (true) {
             auto& entry = queue.begin_put();
             if (thread == 0) {
-              entry.more = i < grid.count();
+              entry.more = i < (dynamic ? grid : clusters).count();
               if (entry.more) entry.work = tw::detail::work_of<On>(params, tile_at(i));
             }
             if constexpr (all_load) ptx::named_barrier(kProducerBarrier, kWarpgroupThreads);
             queue.end_put(thread == 0);
-            if (i >= grid.count()) break;
+            if (i >= (dynamic ? grid : clusters).count()) break;
             load_tile(entry.work);
-            if constexpr (!all_load) {
+            if constexpr (!dynamic) {
+              i += stride;
+            } else if constexpr (!all_load) {
               i = cuda::next_tile(grid);
             } else {  // the other threads that copy learn it through shared memory
               volatile int* const shared = reinterpret_cast<volatile int*>(barrier_at(kBarrierBytes / 8 - 1));
@@ -164,7 +167,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
         On::compute(block, params, work, memory, state);
         On::finish(block, params, work, memory, state);
       };
-      if constexpr (dynamic) {
+      if constexpr (queued) {
         TW_NO_UNROLL
         while (true) {
           const auto& entry = queue.take();
