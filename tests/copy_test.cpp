@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -18,6 +19,7 @@
 #include "tests/launch_kernel.hpp"
 #include "tests/support.hpp"
 #include "tilewave/analyze.hpp"
+#include "tilewave/tile/cuda/operand.tile.hpp"
 
 namespace tw::test {
 namespace {
@@ -56,6 +58,67 @@ TEST(Codes, OfEveryByteAreTheirNumbers) {
       ASSERT_EQ(std::signbit(x), code >= 8);
       ASSERT_EQ(x, static_cast<float>(fp4x2{static_cast<u8>(byte)}.get(n)));
     }
+  }
+}
+
+/// The registers of an 8-bit or 16-bit left operand, as the PTX manual numbers the elements of matrix A of wgmma's k32 and k16.
+template <class T>
+void expect_operand_layout() {
+  constexpr int kRows = 128, kCols = 64, k = 32 / static_cast<int>(sizeof(T)), in_register = k / 8;
+  using Operand = cuda::Operand<T, kRows, kCols>;
+  std::vector<int> owners(kRows * kCols);
+  for (int thread = 0; thread < 256; ++thread) {
+    const cuda::Position at = cuda::Position::of(static_cast<u32>(thread));
+    const int group = thread % 32 / 4, in_group = thread % 4;
+    for (int e = 0; e < Operand::size; ++e) {
+      const int number = e % (4 * in_register);  // of the elements of one instruction
+      const int row = group + (number / in_register % 2 == 0 ? 0 : 8),
+                col = in_group * in_register + number % in_register + (number < 2 * in_register ? 0 : k / 2);
+      ASSERT_EQ(Operand::row(at, e), thread / 32 * 16 + row);
+      ASSERT_EQ(Operand::col(at, e), e / (4 * in_register) * k + col);
+      ++owners[static_cast<std::size_t>(Operand::row(at, e) * kCols + Operand::col(at, e))];
+    }
+  }
+  for (const int count : owners) ASSERT_EQ(count, 1);
+}
+
+struct Factors {
+  static constexpr int group = 32;
+  float operator()(int row, int number) const { return static_cast<float>(1 + (row + number) % 3); }
+};
+/// What each thread of a GPU decodes is what its registers stand for. 16-bit integers are in no product, but are packed here too.
+template <class T, class Codes>
+void expect_decoded_operand(std::mt19937_64& random, int first) {
+  constexpr int kRows = 128, kCols = 64, count = codes_in<Codes>;
+  using Operand = cuda::Operand<T, kRows, kCols>;
+  const auto tile = std::make_unique<cuda::Shared<Codes, kRows, 4 * kCols / count, Contract::columns>>();
+  for (u8& byte : tile->bytes) byte = static_cast<u8>(random());
+  for (int thread = 0; thread < 256; ++thread) {
+    const cuda::Position at = cuda::Position::of(static_cast<u32>(thread));
+    Operand operand;
+    cuda::load_codes(at, operand, *tile, Factors{}, TimesScale{}, first);
+    for (int e = 0; e < Operand::size; ++e) {
+      const int row = Operand::row(at, e), col = first + Operand::col(at, e);
+      const float expected = static_cast<float>(tile->get(row, col / count).get(col % count)) * Factors{}(row, col / 32);
+      const int in_register = Operand::width, bits = 8 * static_cast<int>(sizeof(T));
+      const T got = static_cast<T>(operand.x[e / in_register] >> (e % in_register * bits));
+      ASSERT_EQ(static_cast<float>(got), expected) << "row " << row << ", column " << col;
+    }
+  }
+}
+
+TEST(OperandLayout, IsTheOneThatProductsRead) {
+  expect_operand_layout<i8>();
+  expect_operand_layout<bf16>();
+}
+
+TEST(OperandLayout, IsFilledWithDecodedCodes) {
+  std::mt19937_64 random = random_engine();
+  for (const int first : {0, 64, 128}) {
+    expect_decoded_operand<i8, i4x2>(random, first);
+    expect_decoded_operand<i8, i2x4>(random, first);
+    expect_decoded_operand<short, i4x2>(random, first);
+    expect_decoded_operand<short, u2x4>(random, first);
   }
 }
 

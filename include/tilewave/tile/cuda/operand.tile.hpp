@@ -74,7 +74,7 @@ TW_INLINE void load_codes(const Position& at, Operand<T, R, C, WarpRows>& to, co
         float x[To::width];
         TW_UNROLL
         for (int k = 0; k < To::width; ++k) x[k] = decode(value_of_code<Codes>(codes, k), scale[r % 2]);
-        Words<T, To::width> word;
+        Words<T, To::width> word{};
         word.pack(x);
         to.x[tile * To::tile_size + n * 4 + r] = word.w[0];
       }
