@@ -160,7 +160,7 @@ class Matrix {
   Tensor host_, view_;
 };
 
-bool same_bits(const Tensor& a, const Tensor& b) {
+bool equal_bits(const Tensor& a, const Tensor& b) {
   const Tensor x = a.to(Device::cpu()), y = b.to(Device::cpu());
   return std::memcmp(x.data(), y.data(), static_cast<std::size_t>(x.numel()) * size_of(x.dtype())) == 0;
 }
@@ -218,7 +218,7 @@ void expect_packed_product(Device device, std::mt19937_64& random, int m, int n,
       p.depth = k;
     });
     if (repetition == 0) first = there;
-    ASSERT_TRUE(same_bits(first, there)) << "repetition " << repetition;
+    ASSERT_TRUE(equal_bits(first, there)) << "repetition " << repetition;
   }
   out.take(first);
   for (int i = 0; i < m; ++i) {
@@ -276,7 +276,7 @@ void expect_narrow_chain(Device device, std::mt19937_64& random, int m, int n, i
       p.factor = factor;
     });
     if (repetition == 0) first = there;
-    ASSERT_TRUE(same_bits(first, there)) << "repetition " << repetition;
+    ASSERT_TRUE(equal_bits(first, there)) << "repetition " << repetition;
   }
   Matrix<Sum> out(m, D);
   out.take(first);
@@ -358,7 +358,7 @@ void expect_expert_product(Device device, std::mt19937_64& random, int tokens, i
     });
     if (repetition == 0) first = there;
     if (!Reduce) {
-      ASSERT_TRUE(same_bits(first, there)) << "repetition " << repetition;
+      ASSERT_TRUE(equal_bits(first, there)) << "repetition " << repetition;
     }
     Matrix<Out> out(rows, n);
     out.take(there);
@@ -555,28 +555,34 @@ std::vector<int> many_sizes(std::mt19937_64& random, int count, int most) {
   return sizes;
 }
 
-/// Each row of each segment is in one tile, no tile has rows of two segments, and neighbours are in one segment.
+/// Each row of each segment is in one tile, no tile has rows of two segments, and the tiles of a cluster are in one segment.
 TEST(Segments, GiveEveryRowToOneTile) {
   for (const std::vector<int>& sizes : kSegmentations) {
-    const std::vector<i32> offsets = offsets_of(sizes);
-    const Segments<cpu::Target> segments{offsets.data(), static_cast<int>(sizes.size()), offsets.back()};
-    for (const int tile_rows : {1, 64, 128, 100}) {
-      for (const int cluster : {1, 2, 4}) {
-        SCOPED_TRACE(tw::format("{} segments, tiles of {}, clusters of {}", sizes.size(), tile_rows, cluster));
-        std::vector<int> owners(static_cast<std::size_t>(offsets.back()));
-        const int tiles = segments.tiles(offsets.back(), segments.count, tile_rows, cluster);
-        ASSERT_EQ(tiles % cluster, 0);
-        for (int m = 0; m < tiles; ++m) {
-          const auto part = segments.find(m, tile_rows, cluster), first = segments.find(m / cluster * cluster, tile_rows, cluster);
-          ASSERT_EQ(part.segment, first.segment);
-          ASSERT_EQ(part.empty, first.empty);
-          ASSERT_EQ(part.first, first.first + m % cluster * tile_rows);
-          ASSERT_EQ(part.end, offsets[static_cast<std::size_t>(part.segment + 1)]);
-          ASSERT_GE(part.first, offsets[static_cast<std::size_t>(part.segment)]);
-          ASSERT_EQ(part.empty, first.first >= part.end);
-          for (int row = part.first; row < std::min(part.first + tile_rows, part.end); ++row) ++owners[static_cast<std::size_t>(row)];
+    for (const int before : {0, 150}) {  // rows that are in no segment
+      std::vector<i32> offsets = offsets_of(sizes);
+      for (i32& offset : offsets) offset += before;
+      const int rows = offsets.back() + before;
+      const Segments<cpu::Target> segments{offsets.data(), static_cast<int>(sizes.size()), rows};
+      for (const int tile_rows : {1, 64, 128, 100}) {
+        for (const int cluster : {1, 2, 4}) {
+          SCOPED_TRACE(tw::format("{} segments from row {} on, tiles of {}, clusters of {}", sizes.size(), before, tile_rows, cluster));
+          std::vector<int> owners(static_cast<std::size_t>(rows));
+          const int tiles = segments.tiles(rows, segments.count, tile_rows, cluster);
+          ASSERT_EQ(tiles % cluster, 0);
+          for (int m = 0; m < tiles; ++m) {
+            const auto part = segments.find(m, tile_rows, cluster), first = segments.find(m / cluster * cluster, tile_rows, cluster);
+            ASSERT_EQ(part.segment, first.segment);
+            ASSERT_EQ(part.empty, first.empty);
+            ASSERT_EQ(part.first, first.first + m % cluster * tile_rows);
+            ASSERT_EQ(part.end, offsets[static_cast<std::size_t>(part.segment + 1)]);
+            const bool has_rows = first.first >= offsets[static_cast<std::size_t>(part.segment)] && first.first < part.end;
+            ASSERT_EQ(part.empty, !has_rows);
+            if (part.empty) continue;
+            for (int row = part.first; row < std::min(part.first + tile_rows, part.end); ++row) ++owners[static_cast<std::size_t>(row)];
+          }
+          for (int row = 0; row < rows; ++row)
+            ASSERT_EQ(owners[static_cast<std::size_t>(row)], row >= before && row < offsets.back()) << "owners of row " << row;
         }
-        for (std::size_t row = 0; row < owners.size(); ++row) ASSERT_EQ(owners[row], 1) << "owners of row " << row;
       }
     }
   }
@@ -613,7 +619,7 @@ void expect_grouped_product(Device device, std::mt19937_64& random, const std::v
       p.segments = {offsets_there.data<i32>(), segments, rows};
     });
     if (repetition == 0) first = there;
-    ASSERT_TRUE(same_bits(first, there)) << "repetition " << repetition;
+    ASSERT_TRUE(equal_bits(first, there)) << "repetition " << repetition;
   }
   Matrix<T> out(rows, n);
   out.take(first);

@@ -5,6 +5,7 @@
 #include "tilewave/tile/grid.tile.hpp"
 #include "tilewave/tile/math.tile.hpp"
 #include "tilewave/tile/packed.tile.hpp"
+#include "tilewave/tile/segments.tile.hpp"
 #include "tilewave/tile/staging.tile.hpp"
 #include "tilewave/tile/types.tile.hpp"
 
@@ -15,7 +16,7 @@
 //   Pointer    an array in device memory that element functions index: a bias, a table
 //   Shared     a tile that blocks keep close to the arithmetic, in the layout that the target's matrix unit wants
 //   Ring       `Stages` slots of Shared tiles between the role that loads and the role that computes
-//   GatherRing a Ring whose tiles may have rows from anywhere
+//   GatherRing a Ring whose tiles may be gathered row by row
 //   Fragment   a tile of accumulators, spread over the block's threads in the matrix unit's layout
 //   Operand    a Fragment converted to be the left operand of a product
 //   Rows       a tile for work without products: whole rows stay within a warp, columns in 16-byte pieces
@@ -39,7 +40,7 @@
 //
 //   struct Work               what its roles want to know of a tile
 //   work(params, tile)        a Work, which steps, load, compute and finish then take instead of the tile. It is made once, by the role
-//                             that loads. Blocks of a cluster that share tiles have Works of equally many steps
+//                             that loads. All blocks of a cluster must take the same number of steps
 //
 // Kernels that only touch global memory need Params and compute(block, params, tile) alone. Theirs is
 //   static constexpr int warps   of a block, a multiple of 4 up to 32; 4 when left out
@@ -99,7 +100,7 @@ template <class Target, class T, int R, int C, Contract contract = Contract::col
 using Shared = typename Target::template Shared<T, R, C, contract>;
 template <class Target, class Slot, int Stages>
 using Ring = typename Target::template Ring<Slot, Stages>;
-/// A Ring whose slots copy.gather() fills too: all threads of the role that loads take part.
+/// A Ring into whose slots copy.gather() may copy: all threads of the role that loads fill it.
 template <class Target, class Slot, int Stages>
 using GatherRing = typename Target::template GatherRing<Slot, Stages>;
 template <class Target, class T, int R, int C>
@@ -249,5 +250,3 @@ struct ScheduleOf {
 }  // namespace detail
 
 }  // namespace tw
-
-#include "tilewave/tile/segments.tile.hpp"

@@ -2,14 +2,15 @@
 
 #include "tilewave/tile/types.tile.hpp"
 
-// What block.load(operand, packed, scales, decode) takes besides tiles: where a code's scale comes from, and what becomes of the two.
+// Arguments of block.load(operand, packed, scales, decode): where the scale of a code comes from, and how the two are combined.
 //
-// `scales` is a RowVector of the operand's rows, or has `group`, how many neighbouring codes of a row share a value, and is a function of
-// row and group, both counted in the packed tile. What it returns is up to the kernel: decode(number, value) gets it as it is.
+// `scales` is a RowVector with a scale for each row of the operand, or an object with a constant `group`, the number of neighbouring codes
+// that share a scale, and operator()(row, group), with both counted in the packed tile. It may return any type: decode(number, scale) takes
+// it as it is.
 
 namespace tw {
 
-/// Scales of `Group` codes each, as they lie in a Shared tile: [rows, groups], or with Contract::rows [groups, rows].
+/// A scale for each `Group` codes from a Shared tile [rows, groups], or with Contract::rows [groups, rows].
 template <int Group, class Tile>
 struct GroupScales {
   static constexpr int group = Group;
@@ -26,7 +27,7 @@ TW_INLINE GroupScales<Group, Tile> group_scales(const Tile& tile) {
   return {tile};
 }
 
-/// Codes without scales: all are 1.
+/// No scales: every scale is 1.
 struct Unscaled {
   static constexpr int group = 1 << 20;
   TW_INLINE float operator()(int, int) const { return 1.0f; }

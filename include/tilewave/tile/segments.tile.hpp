@@ -2,16 +2,16 @@
 
 #include "tilewave/tile/math.tile.hpp"
 
-// Schedules that read memory: where segments of a tensor's rows are, which tile of a grid is in which of them, and lists of blocks. A
-// kernel looks these up in work(), once for each tile, or in steps() and load().
+// Schedules that read memory: the segments of a tensor's rows, the tile of a grid in its segment, and lists of blocks. A kernel asks for
+// them in work(), once per tile, or in steps() and load().
 
 namespace tw {
 
-/// Groups of neighbouring rows of a tensor: segment g has the rows from offsets[g] on, up to offsets[g + 1]. The experts of a mixture have
-/// their tokens so, and the sequences of a batch. Offsets ascend; what they say beyond the tensor's rows is cut off.
+/// Groups of neighbouring rows of a tensor: segment g has rows offsets[g] to offsets[g + 1] - 1. Examples: the tokens of each expert, the
+/// sequences of a batch. Offsets ascend; they are clamped to the tensor's rows.
 template <class Target>
 struct Segments {
-  Pointer<Target, const i32> offsets;  ///< count + 1 of them
+  typename Target::template Pointer<const i32> offsets;  ///< count + 1 of them
   int count;
   int rows;  ///< of the tensor
 
@@ -27,29 +27,30 @@ struct Segments {
   /// A tile of a segment's rows.
   struct Part {
     int segment;
-    int first;   ///< its first row,
-    int end;     ///< and the row after the segment's last one: the tile ends there if not before
-    bool empty;  ///< its cluster has no rows of the segment: nothing is to be done
+    int first;   ///< the tile's first row
+    int end;     ///< the row after the segment's last one, which may lie inside the tile
+    bool empty;  ///< no tile of the cluster has rows of the segment: there is nothing to do
   };
-  /// Tile `m` of tiles of `tile_rows`. No tile has rows of two segments, nor have `cluster` neighbours, which then may share what belongs
-  /// to the segment and take equally many steps; the last ones of them may have no rows.
+  /// Tile `m` of tiles of `tile_rows` rows. No tile has rows of two segments. The tiles of a cluster are in one segment, so they can share
+  /// what belongs to it and take the same number of steps; the last ones of them may have no rows.
   ///
-  /// Segment g has the tiles from offsets[g] / tile_rows + g on, some of which may be empty. So the host knows how many there are without
-  /// knowing the offsets, and a tile is found by halving.
+  /// Segment g has the tiles from offsets[g] / tile_rows + g on, some of which may be empty. So the number of tiles does not depend on the
+  /// offsets, and a binary search finds a tile's segment.
   TW_INLINE Part find(int m, int tile_rows, int cluster = 1) const {
     const u32 together = static_cast<u32>(tile_rows * cluster);
     const int group = static_cast<int>(static_cast<u32>(m) / static_cast<u32>(cluster));
     const auto first_group = [&](int g) { return static_cast<int>(static_cast<u32>(clamp(offsets[g])) / together) + g; };
-    int low = 0, high = count;  // the first group: at low before this one or at it, at high after it
+    int low = 0, high = count;  // segment `low` begins at this group or before it, segment `high` after it
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       (first_group(middle) <= group ? low : high) = middle;
     }
     const Segment segment = at(low);
-    const int in_segment = (group - first_group(low)) * static_cast<int>(together);
-    return {low, segment.begin + in_segment + (m - group * cluster) * tile_rows, segment.begin + segment.size, in_segment >= segment.size};
+    const int in_segment = (group - first_group(low)) * static_cast<int>(together);  // negative before the first segment
+    return {low, segment.begin + in_segment + (m - group * cluster) * tile_rows, segment.begin + segment.size,
+            static_cast<u32>(in_segment) >= static_cast<u32>(segment.size)};
   }
-  /// How many tiles find() is asked for, of `rows` rows in `count` segments: a multiple of the cluster.
+  /// The number of tiles of `count` segments of a tensor of `rows` rows: a multiple of the cluster.
   static constexpr int tiles(int rows, int count, int tile_rows, int cluster = 1) {
     return (rows / (tile_rows * cluster) + count) * cluster;
   }
@@ -58,12 +59,11 @@ struct Segments {
   TW_INLINE int clamp(int row) const { return max(min(row, rows), 0); }
 };
 
-/// Which blocks there are of each row of a matrix of blocks (compressed sparse rows): row r has blocks[n] for n from begins[r] up to
-/// begins[r + 1].
+/// The blocks of a block-sparse matrix (compressed sparse rows): block row r has blocks[n] for n from begins[r] to begins[r + 1] - 1.
 template <class Target>
 struct BlockLists {
-  Pointer<Target, const i32> begins;  ///< one for each row, and the last one's end
-  Pointer<Target, const i32> blocks;
+  typename Target::template Pointer<const i32> begins;  ///< one for each block row, and the end of the last one
+  typename Target::template Pointer<const i32> blocks;  ///< block columns
 
   struct List {
     int begin, size;

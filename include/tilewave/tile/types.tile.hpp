@@ -282,7 +282,7 @@ struct e8m0 {
   }
 };
 
-/// Integers of 4 or 2 bits that share a byte, the first in its lowest bits.
+/// Two 4-bit or four 2-bit integers in a byte, the first in the lowest bits.
 template <int kBits, bool kSigned>
 struct SmallIntegers {
   static constexpr int count = 8 / kBits;
@@ -291,7 +291,7 @@ struct SmallIntegers {
     const int code = bits >> (kBits * index) & ((1 << kBits) - 1);
     return kSigned && code >> (kBits - 1) != 0 ? code - (1 << kBits) : code;
   }
-  /// `x` must be in range: -8 to 7 or 0 to 15 of 4 bits, -2 to 1 or 0 to 3 of 2 bits.
+  /// `x` must be in range: -8 to 7 or 0 to 15 with 4 bits, -2 to 1 or 0 to 3 with 2 bits.
   TW_INLINE constexpr void set(int index, int x) {
     const int mask = ((1 << kBits) - 1) << (kBits * index);
     bits = static_cast<u8>((bits & ~mask) | (static_cast<int>(static_cast<u32>(x) << (kBits * index)) & mask));
@@ -302,7 +302,7 @@ using u4x2 = SmallIntegers<4, false>;
 using i2x4 = SmallIntegers<2, true>;
 using u2x4 = SmallIntegers<2, false>;
 
-/// How many numbers share one element of type T: 1 unless T is a byte of 4-bit or 2-bit codes.
+/// How many numbers an element of type T holds: 2 or 4 where T is a byte of codes, else 1.
 template <class T>
 inline constexpr int codes_in = 1;
 template <>
@@ -310,9 +310,9 @@ inline constexpr int codes_in<fp4x2> = 2;
 template <int kBits, bool kSigned>
 inline constexpr int codes_in<SmallIntegers<kBits, kSigned>> = SmallIntegers<kBits, kSigned>::count;
 
-/// The number that code `index` of `bits` stands for, where T is a type of codes and `bits` holds them as T does, the first lowest. Done in
-/// floating point: integers go into the mantissa of 2^23, 4-bit floats into the upper bits of an f32, times the ratio of the exponents'
-/// biases. Conversion instructions take several times as long.
+/// The value of code `index` of `bits`, which holds codes of type T, the first in the lowest bits. Integers are put into the mantissa of
+/// 2^23, 4-bit floats into the upper bits of an f32 whose exponent is then rebiased by a product: conversion instructions are several times
+/// slower.
 template <class T>
 TW_INLINE constexpr float value_of_code(u32 bits, int index) {
   static_assert(codes_in<T> > 1, "codes are elements of i4x2, u4x2, i2x4, u2x4 and fp4x2");
@@ -322,7 +322,7 @@ TW_INLINE constexpr float value_of_code(u32 bits, int index) {
     return bit_cast<float>((code & 8u) << 28 | (code & 7u) << 22) * bit_cast<float>(253u << 23);
   } else {
     constexpr bool negative = is_same<T, SmallIntegers<width, true>>;
-    constexpr u32 offset = negative ? 1u << (width - 1) : 0u;  // two's complement with its sign bit inverted is the number plus this
+    constexpr u32 offset = negative ? 1u << (width - 1) : 0u;  // inverting the sign bit of two's complement adds this
     const u32 code = (bits >> (width * index) & ((1u << width) - 1u)) ^ (0x4b000000u | offset);
     return bit_cast<float>(code) - (8388608.0f + static_cast<float>(offset));
   }

@@ -112,7 +112,7 @@ struct Copy {
 };
 
 struct GatherCopy : Copy {
-  /// Rows that are wanted several times are read as often.
+  /// A row that is gathered several times counts several times.
   template <class G, class S, class RowOf>
   void gather(const G& from, S& to, RowOf row_of, int col, int = 0, int = 0) const {
     int rows = 0;
@@ -240,7 +240,7 @@ class Block {
   void convert(Operand<T, R, C>&, const Fragment<S, R, C>&) const {}
   template <class T, int R, int C>
   void load(Operand<T, R, C>&, const Shared<T, R, C, Contract::columns>&) const {}
-  /// The codes are read once, and the scales once for each group.
+  /// Counts one read of each code and of each group's scale.
   template <class T, int R, int C, class Codes, int Bytes, class Scales, class Decode = TimesScale>
   requires(codes_in<Codes> > 1) void load(Operand<T, R, C>&, const Shared<Codes, R, Bytes, Contract::columns>&, const Scales& scales,
                                           Decode decode = {}, int = 0) const {

@@ -134,7 +134,7 @@ struct Copy {
 
 /// Copies into a slot of a GatherRing.
 struct GatherCopy : Copy {
-  /// Row r of the tile is row row_of(r) of the tensor, 0 outside it.
+  /// Fills row r of the tile with row row_of(r) of the tensor; with zeros where that is outside.
   template <class G, class S, class RowOf>
   void gather(const G& from, S& to, RowOf row_of, int col, int i = 0, int j = 0) const {
     using T = typename S::Element;
@@ -1124,7 +1124,7 @@ inline void require_nothing_left(int steps_left, const RingState* last_ring) {
   }
 }
 
-/// Blocks of a cluster that send each other tiles do so step by step: what memory says of their tiles must not part them.
+/// Throws unless all blocks of the tile's cluster take `steps` steps: they load parts of each other's tiles in every step.
 template <class On>
 void require_equal_steps(const typename On::Params& params, const Tile& tile, int steps) {
   constexpr int cluster = tw::detail::cluster_of<On>();

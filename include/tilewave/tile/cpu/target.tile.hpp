@@ -77,10 +77,11 @@ TW_INLINE void with_type(const Global<T, Tile, Split>& global, F f) {
   }
 }
 
-/// Elements that are not multiplied as they are: codes and their scales.
+/// Elements that products cannot read: codes and their scales.
 template <class T>
 inline constexpr bool is_bits = codes_in<T> > 1 || is_same<T, e8m0>;
-/// What an element of a product's operand is in a panel: bf16 and i8 as they are, other types widened to f32. Bits lie in it as i8.
+/// What an element of a product's operand is in a panel: bf16 and i8 as they are, other types widened to f32. Codes and their scales are
+/// stored as bytes.
 template <class T>
 using Packed = conditional<is_same<T, bf16> || is_same<T, i8>, T, conditional<is_bits<T>, i8, float>>;
 
@@ -229,8 +230,8 @@ struct Ring : RingState {
   Ring& operator=(const Ring&) = delete;
 };
 
-/// What is gathered is there when its slot is taken, and not before: where released slots are poisoned, so are those that are filled, and
-/// what they will hold waits in `arriving`.
+/// Gathered rows arrive asynchronously on a GPU. The model, where released slots are poisoned: a slot stays poisoned until it is taken, and
+/// its content is kept in `arriving` until then.
 template <class SlotType, int Stages>
 struct GatherRing : Ring<SlotType, Stages> {
   static constexpr bool gathers = true;

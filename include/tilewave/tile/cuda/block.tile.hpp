@@ -422,13 +422,14 @@ struct BlockBase {
     }
   }
 
-  /// Row r of the tile to row row_of(r) of the tensor, from column `col0` on. What lies outside the tensor is left out: rows of number -1.
+  /// Stores row r of the tile as row row_of(r) of the tensor, from column `col0` on. Elements outside the tensor are dropped: -1 drops a
+  /// row.
   template <class F, class G, class RowOf>
   TW_INLINE void scatter(const F& from, const G& to, RowOf row_of, int col0, int i = 0, int j = 0) const {
     own<F>();
     scatter_rows<Replace>(here(), from, to, row_of, col0, i, j);
   }
-  /// The same, added to what is there: f32, f16 and bf16, in any order, each sum rounded to the tensor's type.
+  /// The same, but adds to the tensor's elements (f32, f16 or bf16), in any order. Each sum is rounded to the tensor's type.
   template <class F, class G, class RowOf>
   TW_INLINE void scatter_add(const F& from, const G& to, RowOf row_of, int col0, int i = 0, int j = 0) const {
     own<F>();

@@ -142,7 +142,7 @@ struct AsyncCopy : TileCopy<AsyncCopy<Threads>> {
 template <class Copy>
 struct Gathering : Copy {
   using Copy::Copy;
-  /// Row r of the tile is row row_of(r) of the tensor, 0 outside it: for the number -1.
+  /// Fills row r of the tile with row row_of(r) of the tensor; with zeros where that is outside, as -1 is.
   template <class G, class S, class RowOf>
   TW_INLINE void gather(const G& from, S& to, RowOf row_of, int col, int i = 0, int j = 0) const {
     Copy::places(from, to, 0, S::rows, col, [&](int r) { return Place{row_of(r), i, j, true}; });

@@ -58,8 +58,8 @@ struct Fragment {
   TW_INLINE static constexpr int column_index(int i) { return i % tile_size / 4 * 2 + i % 2; }
 };
 
-/// The left operand of a product in registers. Of 16-bit types Fragment's layout, pairs packed: four registers hold 16 columns of 16 rows.
-/// Of 8-bit types four registers hold 32 columns, and a thread has four neighbours of every 16.
+/// The left operand of a product in registers. 16-bit types have Fragment's layout with pairs packed: four registers hold 16 columns of 16
+/// rows. With 8-bit types four registers hold 32 columns, and a thread has four neighbours of every 16.
 template <class T, int R, int C, int WarpRows = 16>
 struct Operand {
   static_assert(sizeof(T) <= 2, "operands in registers are bf16, f16, fp8 or i8");

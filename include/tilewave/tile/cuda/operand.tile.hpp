@@ -3,12 +3,12 @@
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 #include "tilewave/tile/packed.tile.hpp"
 
-// What becomes the left operand of a product in registers.
+// Two ways to make the left operand of a product in registers: from accumulators and from codes.
 
 namespace tw::cuda {
 
-/// The sum's accumulators rounded to an 8-bit type. A thread has two neighbours of every eight accumulators and wants four of every sixteen
-/// of the operand: the pairs of eight columns go round in the quad, those of the next eight with them.
+/// Rounds accumulators to an 8-bit type. A thread holds two neighbours of every 8 columns of accumulators, and needs four neighbours of
+/// every 16 columns of the operand, so the lanes of a quad exchange pairs.
 template <class T, class S, int R, int C, int WarpRows>
 TW_INLINE void convert_bytes(const Position& at, Operand<T, R, C, WarpRows>& to, const Fragment<S, R, C, WarpRows>& from) {
   const auto pair = [](const S* x) {
@@ -17,10 +17,10 @@ TW_INLINE void convert_bytes(const Position& at, Operand<T, R, C, WarpRows>& to,
     else
       return u32{bit_cast<u8>(tw::to<T>(x[0]))} | u32{bit_cast<u8>(tw::to<T>(x[1]))} << 8;
   };
-  const int first = (at.lane & ~3) + at.lane % 2 * 2;  // of the two lanes that hold this one's four columns
+  const int first = (at.lane & ~3) + at.lane % 2 * 2;  // this lane and the next hold the four columns
   const u32 halves = at.lane % 4 < 2 ? 0x5410 : 0x7632;
   TW_UNROLL
-  for (int n = 0; n < to.row_tiles * to.tile_size; ++n) {  // every second register: the same columns, 8 rows on
+  for (int n = 0; n < to.row_tiles * to.tile_size; ++n) {  // odd registers: 8 rows further down
     const S* const x = from.x + n / 2 * 8 + n % 2 * 2;
     const u32 pairs = pair(x) | pair(x + 4) << 16;
     const u32 low = ptx::shuffle(pairs, first), high = ptx::shuffle(pairs, first + 1);
@@ -41,7 +41,7 @@ struct GroupOf : Constant<Scales::group> {};
 template <class T, class Tile>
 struct GroupOf<RowVector<T, Tile>> : Constant<1 << 20> {};
 
-/// Codes from column `first` on, decoded. The columns of one of the operand's registers are one byte of them, or half of one or two.
+/// Decodes codes from column `first` on. The codes of one register of the operand take half a byte, one byte or two.
 template <class T, int R, int C, int WarpRows, class S, class Scales, class Decode>
 TW_INLINE void load_codes(const Position& at, Operand<T, R, C, WarpRows>& to, const S& from, const Scales& scales, Decode decode,
                           int first) {

@@ -115,7 +115,7 @@ TW_INLINE bool any(bool value) {
 #endif
 }
 
-/// Four of the eight bytes of `low` and `high`: byte n of the result is that which the n-th four bits of `selector` number.
+/// Selects four of the eight bytes of `low` and `high`: the n-th four bits of `selector` are the number of the byte that becomes byte n.
 TW_INLINE u32 permute_bytes(u32 low, u32 high, u32 selector) {
 #if TW_ON_GPU
   return __byte_perm(low, high, selector);
@@ -261,7 +261,7 @@ TW_INLINE void store_8(void* to, const u32* w) { TW_ASM("st.global.v2.u32 [%0], 
 TW_INLINE void store_4(void* to, const u32* w) { TW_ASM("st.global.u32 [%0], %1;" ::"l"(to), "r"(w[0]) : "memory"); }
 
 TW_INLINE void atomic_add(float* to, float value) { TW_ASM("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory"); }
-/// The sum replaces the element of 16 bits, by itself or, where the GPU has no such operation, with its neighbour.
+/// Adds to one 16-bit float. GPUs without this operation (before compute capability 9.0) replace the 32-bit word that holds it.
 template <class T>
 TW_INLINE void add_one(T* to, u16 bits) {
 #if TW_ON_GPU
@@ -282,8 +282,8 @@ TW_INLINE void add_one(T* to, u16 bits) {
 #endif
 #endif
 }
-// Additions to `count` words in global memory, aligned to all of them: f32, or pairs of 16-bit floats. From compute capability 9.0 on up to
-// four words are one operation.
+// Adds `count` words to global memory, aligned to their total size: each is an f32 or a pair of 16-bit floats. One operation since compute
+// capability 9.0.
 template <class T, int count>
 TW_INLINE void add_words(T* to, const u32* w) {
 #if TW_ON_GPU

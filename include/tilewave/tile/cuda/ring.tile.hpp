@@ -63,7 +63,7 @@ struct Ring {
   TW_INLINE u32 group() const { return static_cast<u32>(groups >> taken % Stages * 8) & 0xff; }
 };
 
-/// All threads copy, whatever the ring is.
+/// All threads copy into any ring, so this differs in its copies alone.
 template <class SlotType, int Stages>
 struct GatherRing : Ring<SlotType, Stages> {
   static constexpr bool gathers = true;

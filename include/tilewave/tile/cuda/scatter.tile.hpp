@@ -2,11 +2,11 @@
 
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 
-// Rows of a tile in registers that leave for rows of a tensor anywhere, each as whole pieces of 16 bytes where the tensor allows it.
+// Stores the rows of a tile in registers to arbitrary rows of a tensor, in pieces of 16 bytes where the tensor allows it.
 
 namespace tw::cuda {
 
-/// What becomes of `count` words of neighbours, and of an element alone.
+/// How elements leave: `count` words of neighbours at once, or one element.
 struct Replace {
   template <class T, int count>
   static TW_INLINE void words(T* to, const u32* w) {
@@ -34,8 +34,8 @@ struct Add {
   }
 };
 
-/// Of the words of a quad's lanes, w[n] of lane l, the lane numbered n gets those numbered n: w[l] comes from lane l. Exchanged in two
-/// steps, with the neighbour and with the other pair of lanes.
+/// Transposes a 4 x 4 matrix of words whose row l is w[0] to w[3] of a quad's lane l, in two exchanges: with the neighbouring lane, then
+/// with the other pair of lanes.
 TW_INLINE void transpose_quad(int lane, u32* w) {
   const bool odd = lane % 2 != 0, upper = lane % 4 >= 2;
   TW_UNROLL
@@ -50,7 +50,7 @@ TW_INLINE void transpose_quad(int lane, u32* w) {
   }
 }
 
-/// The warp's columns of a Fragment are multiples of `columns`.
+/// Whether F is a Fragment of which a warp holds a multiple of `columns` columns.
 template <class F>
 constexpr bool has_pieces(int columns) {
   if constexpr (F::kind == TileKind::fragment)
@@ -59,7 +59,7 @@ constexpr bool has_pieces(int columns) {
     return false;
 }
 
-/// Row r of the tile to row row_of(r) of the tensor, from column `col0` on. Rows and columns outside the tensor are left out.
+/// Stores row r of the tile as row row_of(r) of the tensor, from column `col0` on. Elements outside the tensor are dropped.
 template <class How, class F, class G, class RowOf>
 TW_INLINE void scatter_rows(const Position& at, const F& from, const G& to, RowOf row_of, int col0, int i, int j) {
   using T = typename G::Element;
@@ -68,8 +68,8 @@ TW_INLINE void scatter_rows(const Position& at, const F& from, const G& to, RowO
   const auto inside = [&](int row) { return static_cast<u32>(row) < static_cast<u32>(to.rows); };
   if constexpr (has_pieces<F>(2 * piece)) {
     if (to.template whole_pieces<T, piece>() && col0 % piece == 0) {
-      // The quad's lanes hold 2 columns of 8, for rows r and r + 8. Of 16-bit elements each lane takes 8 of 16 columns of one of the rows,
-      // of f32 4 of 8.
+      // The lanes of a quad hold 2 of every 8 columns of rows r and r + 8. They exchange elements so that each stores 16 bytes of one row:
+      // 4 of 8 columns of f32, 8 of 16 columns of 16-bit types.
       constexpr int columns = 2 * piece;
       const int half = at.lane % 2, quarter = at.lane % 4 / 2;
       TW_UNROLL

@@ -21,7 +21,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     const auto cursor = ring.next;
     ptx::wait(ring.full_barrier(cursor.index), cursor.parity);
     ring.next.advance();
-    if constexpr (RingType::gathers) ptx::fence_proxy();  // what threads copied, for the tensor cores
+    if constexpr (RingType::gathers) ptx::fence_proxy();  // tensor cores read what threads have copied
     return ring.slot(cursor.index);
   }
   /// Gives the oldest slot taken back. The products that read it must have finished.

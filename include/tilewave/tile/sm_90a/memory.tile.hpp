@@ -87,7 +87,7 @@ struct Ring {
   Cursor next;      ///< to put, or to take
   Cursor released;  ///< oldest slot taken and not released
 
-  /// `full_arrivals`: of the role that loads, for a slot to be full.
+  /// `full_arrivals`: how many arrivals from the role that loads make a slot full.
   constexpr explicit Ring(auto& allocator, int full_arrivals = 1)
       : slots(allocator.tiles(Stages * static_cast<int>(sizeof(Slot)))),
         full(allocator.barriers(Stages, full_arrivals)),
@@ -100,7 +100,7 @@ struct Ring {
   TW_INLINE u64* empty_barrier(int index) const { return barrier_at(empty + index); }
 };
 
-/// Every thread that loads arrives when its copies have.
+/// A slot is full when the copies of every thread of the role that loads are complete.
 template <class SlotType, int Stages>
 struct GatherRing : Ring<SlotType, Stages> {
   static constexpr bool gathers = true;

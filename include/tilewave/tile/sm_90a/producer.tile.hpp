@@ -51,7 +51,8 @@ struct TmaCopy {
   }
 };
 
-/// Copies into one slot of a GatherRing, by all threads: tiles by TMA, which one of them issues, and rows from anywhere by cp.async.
+/// Copies into one slot of a GatherRing. All threads call it: one of them issues TMA copies of whole tiles, all of them gather rows by
+/// cp.async.
 template <int Cluster>
 struct GatherCopy {
   TmaCopy<Cluster> tma;
@@ -79,15 +80,15 @@ struct GatherCopy {
   }
 
  private:
-  /// In the thread that issues: the slot is full when `bytes` more have arrived.
+  /// True in the thread that issues TMA copies; the slot then waits for `bytes` more.
   TW_INLINE bool expect(u32 bytes) const {
     if (thread == 0) ptx::expect(tma.barrier, bytes);
     return thread == 0;
   }
 };
 
-/// The role that loads. put() waits for a free slot, then lets `fill(copy, slot)` copy into it. `kAll`: all its threads call it, although
-/// the kernel's variant uses TMA.
+/// The role that loads. put() waits for a free slot, then lets `fill(copy, slot)` copy into it. `kAll`: all
+/// its threads call put(), although the variant uses TMA.
 template <bool kTma, int Cluster, bool kAll = false>
 struct Producer {
   int thread;

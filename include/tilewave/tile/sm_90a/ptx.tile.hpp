@@ -25,11 +25,11 @@ TW_INLINE void arrive(u64* barrier) { TW_ASM("mbarrier.arrive.shared::cta.b64 _,
 TW_INLINE void arrive_expect(u64* barrier, u32 bytes) {
   TW_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)), "r"(bytes) : "memory");
 }
-/// The barrier's phase ends after `bytes` more have arrived.
+/// Adds `bytes` to what must arrive before the barrier's phase completes.
 TW_INLINE void expect(u64* barrier, u32 bytes) {
   TW_ASM("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(bytes) : "memory");
 }
-/// Arrives when all that this thread has copied by copy_async_16() is there.
+/// Arrives at the barrier once all earlier copy_async_16() of this thread are complete.
 TW_INLINE void arrive_copied(u64* barrier) {
   TW_ASM("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address(barrier)) : "memory");
 }
