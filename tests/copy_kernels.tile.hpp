@@ -39,8 +39,8 @@ struct PackedProduct {
     template <class S, bool>
     struct GroupTile {
       static constexpr int least = 32 / static_cast<int>(sizeof(typename S::Scale));
-      using Type = conditional<S::order == Contract::rows, Shared<Target, typename S::Scale, 8, BM, Contract::rows>,
-                               Shared<Target, typename S::Scale, BM, least>>;
+      using Type =
+          conditional<S::order == Contract::rows, Shared<Target, typename S::Scale, 8, BM>, Shared<Target, typename S::Scale, BM, least>>;
     };
     template <class S>
     struct GroupTile<S, false> {
@@ -93,7 +93,7 @@ struct PackedProduct {
       if constexpr (is_same<Scaling, ByRow>) block.load(row_scales, p.row_scales, t.m * BM, 0);
       const auto decode = [&](auto& to, const Slot& slot, int first) {
         if constexpr (by_group)
-          block.load(to, slot.w, group_scales<Scaling::group>(slot.scales), Decode{}, first);
+          block.load(to, slot.w, group_scales<Scaling::group, Scaling::order>(slot.scales), Decode{}, first);
         else if constexpr (is_same<Scaling, ByRow>)
           block.load(to, slot.w, row_scales, Decode{}, first);
         else
@@ -256,6 +256,46 @@ struct ExpertProduct {
       else
         block.scatter(
             state.acc, p.out, [&](int row) { return id_of(p, t.m * BM + row); }, t.n * BN);
+    }
+  };
+};
+
+/// Row n of out = row ids[n] of `in`, zeros outside it, through a tile in shared memory.
+template <class T, int R, int C>
+struct ThroughGather {
+  static constexpr const char* source = kCopyKernels;
+  template <class Target>
+  struct On {
+    using Piece = Shared<Target, T, R, C>;
+    using X = Fragment<Target, float, R, C>;
+    using Schedule = Banded<2>;
+    static constexpr int rows = R;
+    struct Params {
+      Global<Target, const T, Piece> in;
+      Global<Target, float> out;
+      Pointer<Target, const i32> ids;
+    };
+    struct Memory {
+      GatherRing<Target, Piece, 2> ring;
+      explicit constexpr Memory(auto& block) : ring(block) {}
+    };
+    struct State {
+      X x;
+    };
+    TW_INLINE static int steps(const Params&, Tile) { return 1; }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Piece& piece) {
+        copy.gather(
+            p.in, piece, [&](int row) { return t.m * R + row < p.out.rows ? static_cast<int>(p.ids[t.m * R + row]) : -1; }, t.n * C,
+            t.batch);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params&, Tile, Memory& memory, State& state) {
+      block.load(state.x, block.take(memory.ring));
+      block.release(memory.ring);
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State& state) {
+      block.store(state.x, p.out, t.m * R, t.n * C, t.batch);
     }
   };
 };

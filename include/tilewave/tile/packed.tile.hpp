@@ -10,20 +10,20 @@
 
 namespace tw {
 
-/// A scale for each `Group` codes from a Shared tile [rows, groups], or with Contract::rows [groups, rows].
-template <int Group, class Tile>
+/// A scale for each `Group` codes from a Shared tile, which is [rows, groups] or, with Contract::rows, [groups, rows].
+template <int Group, Contract order, class Tile>
 struct GroupScales {
   static constexpr int group = Group;
   const Tile& tile;
   TW_INLINE float operator()(int row, int number) const {
-    if constexpr (Tile::contract == decltype(Tile::contract)::columns)
+    if constexpr (order == Contract::columns)
       return static_cast<float>(tile.get(row, number));
     else
       return static_cast<float>(tile.get(number, row));
   }
 };
-template <int Group, class Tile>
-TW_INLINE GroupScales<Group, Tile> group_scales(const Tile& tile) {
+template <int Group, Contract order = Contract::columns, class Tile>
+TW_INLINE GroupScales<Group, order, Tile> group_scales(const Tile& tile) {
   return {tile};
 }
 

@@ -65,6 +65,10 @@ struct Constant {
   static constexpr int value = N;
 };
 
+/// Which of a Shared tile's two dimensions a product sums over. mma(acc, a, b) is acc(m, n) += sum over k of a(m, k) * b(n, k): a tile
+/// stored [M, K] or [N, K] contracts its columns, one stored [K, M] or [K, N] its rows.
+enum class Contract { columns, rows };
+
 template <class To, class From>
 TW_INLINE constexpr To bit_cast(const From& from) {
   static_assert(sizeof(To) == sizeof(From));

@@ -434,16 +434,11 @@ class Block {
     tally.written[to.place] +=
         static_cast<u64>(inside_window(to, R, row, i, j)) * static_cast<u64>(overlap(col, C, to.cols)) * sizeof(typename G::Element);
   }
-  /// Read and written.
   template <class F, class G>
-  void atomic_add(const F&, const G& to, int row, int col, int = 0, int = 0) const {
-    static_assert(is_same<typename G::Element, float>, "atomic_add is for f32 tensors");
-    const u64 bytes = to.bytes(row, col, F::rows, F::cols);
-    tally.read[to.place] += bytes;
-    tally.written[to.place] += bytes;
-    cost.f32 += bytes / sizeof(float);
+  void atomic_add(const F& from, const G& to, int row0, int col0, int = 0, int = 0) const {
+    scatter_add(
+        from, to, [row0](int row) { return row0 + row; }, col0);
   }
-
   template <class F, class G, class RowOf>
   void scatter(const F&, const G& to, RowOf row_of, int col, int = 0, int = 0) const {
     own<F>();

@@ -734,12 +734,8 @@ class Block {
   }
   template <class F, class G>
   void atomic_add(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
-    static_assert(is_same<typename G::Element, float>, "atomic_add is for f32 tensors");
-    for (int r = 0; r < F::rows && row0 + r < to.rows; ++r) {
-      for (int c = 0; c < F::cols && col0 + c < to.cols; ++c) {
-        add_element(to.template at<float>(row0 + r, col0 + c, i, j), from.at(r, c));
-      }
-    }
+    scatter_add(
+        from, to, [row0](int row) { return row0 + row; }, col0, i, j);
   }
 
   // Shared memory, element by element

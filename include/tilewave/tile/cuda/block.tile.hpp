@@ -410,18 +410,12 @@ struct BlockBase {
       }
     }
   }
-  /// f32 only: adds each element to the tensor's.
+  /// Adds each element to the tensor's: scatter_add() to neighbouring rows.
   template <class F, class G>
   TW_INLINE void atomic_add(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
-    static_assert(is_same<typename G::Element, float>, "atomic_add is for f32 tensors");
-    TW_UNROLL
-    for (int e = 0; e < F::size; ++e) {
-      const int row = row0 + F::row(at, e);
-      const int col = col0 + F::col(at, e);
-      if (F::col(at, e) < F::cols && to.inside(row, col)) ptx::atomic_add(to.template at<float>(row, col, i, j), from.x[e]);
-    }
+    scatter_add(
+        from, to, [row0](int row) { return row0 + row; }, col0, i, j);
   }
-
   /// Stores row r of the tile as row row_of(r) of the tensor, from column `col0` on. Elements outside the tensor are dropped: -1 drops a
   /// row.
   template <class F, class G, class RowOf>

@@ -117,6 +117,8 @@ struct Shared {
   using Element = T;
   static_assert(C % (32 / static_cast<int>(sizeof(T))) == 0, "a Shared tile's columns are whole steps of a product: 16 of 16-bit elements");
   static_assert(R % 8 == 0 && R <= 256, "a Shared tile has 8 to 256 rows, a multiple of 8");
+  static_assert(kContract == Contract::columns || sizeof(T) == 2,
+                "wgmma transposes only 16-bit operands: contract the columns of this tile");
 
   alignas(kPanelAlignment) u8 bytes[panels * panel_bytes];
 

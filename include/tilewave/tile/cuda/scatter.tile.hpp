@@ -75,7 +75,8 @@ TW_INLINE void scatter_rows(const Position& at, const F& from, const G& to, RowO
       TW_UNROLL
       for (int tile = 0; tile < F::row_count / 2; ++tile) {
         const int row = row_of(F::row(at, F::in_row(2 * tile, 0)) + 8 * half);
-        T* const first = to.template piece_at<T>(inside(row) ? row : 0, col0 + F::warp_col(at) + quarter * piece, i, j);
+        const int col = col0 + F::warp_col(at) + quarter * piece;
+        T* const first = to.template piece_at<T>(inside(row) ? row : 0, col, i, j);
         TW_UNROLL
         for (int c = 0; c < F::warp_cols; c += columns) {
           const auto* const x = from.x + F::in_row(2 * tile, c / 4);
@@ -95,7 +96,7 @@ TW_INLINE void scatter_rows(const Position& at, const F& from, const G& to, RowO
             for (int n = 0; n < 4; ++n) w[n] = ptx::pack<T>(static_cast<float>(x[2 * n]), static_cast<float>(x[2 * n + 1]));
             transpose_quad(at.lane, w);
           }
-          if (inside(row) && col0 + F::warp_col(at) + quarter * piece + c < to.cols) How::template words<T, 4>(first + c, w);
+          if (to.inside(row, col + c)) How::template words<T, 4>(first + c, w);
         }
       }
       return;
@@ -112,7 +113,7 @@ TW_INLINE void scatter_rows(const Position& at, const F& from, const G& to, RowO
         for (int n = 0; n < F::pieces; ++n) {
           Piece words;
           words.pack(from.x + F::in_row(r, n * F::width));
-          if (!inside(row) || col + n * F::piece_step >= to.cols) continue;
+          if (!to.inside(row, col + n * F::piece_step)) continue;
           TW_UNROLL
           for (int k = 0; k < Piece::count; k += at_once)
             How::template words<T, at_once>(first + n * F::piece_step + k * 4 / static_cast<int>(sizeof(T)), words.w + k);

@@ -47,8 +47,6 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     static_assert(depth == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
     static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols),
                   "rows of the accumulator and of the left operand differ");
-    static_assert((A::contract == Contract::columns && B::contract == Contract::columns) || sizeof(typename A::Element) == 2,
-                  "wgmma transposes only 16-bit operands: contract the columns of this tile");
     constexpr int k = instruction_depth<A>;
     const Descriptor a_tile = descriptor<A>(ptx::address(a.bytes) + static_cast<u32>(warpgroup * warpgroup_offset<A>));
     const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
@@ -64,8 +62,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   TW_INLINE void mma(Acc& acc, const Operand<T, R, C>& a, const B& b, bool overwrite) const {
     Base::template own<Acc>();
     static_assert(C == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
-    static_assert(B::contract == Contract::columns || sizeof(T) == 2,
-                  "wgmma transposes only 16-bit operands: contract the columns of this tile");
+    static_assert(is_same<T, typename B::Element>, "both operands have one element type");
     const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
     begin(acc);
     TW_UNROLL
