@@ -134,6 +134,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   requires requires { F::kind; }
   TW_INLINE void load(F& to, Shared<T, R, C, contract>& from) const {
     for_each(to, [&](int row, int col, auto& x) { x = static_cast<float>(from.at(row, col)); });
+    warpgroup_sync(at);
   }
   /// Visible to every thread that computes when it returns, and to the tensor cores.
   template <class F, class T, int R, int C, Contract contract>
