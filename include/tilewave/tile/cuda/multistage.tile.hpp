@@ -139,7 +139,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     TW_UNROLL
     for (int tile = 0; tile < to.row_tiles; ++tile) {
       TW_UNROLL
-      for (int k = 0; k < C / 16; ++k) lines.load(k, tile, to.x + tile * to.tile_size + k * 4);
+      for (int k = 0; k < to.tile_size / 4; ++k) lines.load(k, tile, to.x + tile * to.tile_size + k * 4);
     }
   }
 
@@ -172,6 +172,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
   }
 
   template <class F, class E, int R, int C, Contract contract>
+  requires requires { F::kind; }
   TW_INLINE void load(F& to, Shared<E, R, C, contract>& from) const {
     for_each(to, [&](int row, int col, auto& x) { x = static_cast<float>(from.at(row, col)); });
   }
