@@ -7,10 +7,6 @@
 
 namespace tw {
 
-/// Which of a Shared tile's two dimensions a product sums over. mma(acc, a, b) is acc(m, n) += sum over k of a(m, k) * b(n, k): a tile
-/// stored [M, K] or [N, K] contracts its columns, one stored [K, M] or [K, N] its rows.
-enum class Contract { columns, rows };
-
 namespace detail {
 
 // Calls with these arguments are checked and not compiled, so any type will do where a kernel says `auto&`.
