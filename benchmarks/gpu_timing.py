@@ -319,6 +319,7 @@ def listed(allowed):
 def parse_arguments(description, groups, peers):
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--library", type=pathlib.Path, help="the libtilewave.so to measure (default: what the package tilewave finds)")
+    parser.add_argument("--target", choices=["auto", "sm_90a", "cuda"], default="auto", help="what kernels are compiled for (default: auto)")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file, as a list of records")
     parser.add_argument("--append", action="store_true", help="keep what the file has besides the cases that are measured")
     parser.add_argument("--quick", action="store_true", help="fewer samples, and fewer cases of what has to be compiled first")
@@ -369,6 +370,8 @@ def main(description, family, groups, peers):
     except (ImportError, OSError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
+    if options.target != "auto":
+        importlib.import_module("tilewave").set_gpu_target(options.target)
     watchdog = threading.Timer(options.timeout, give_up, [options.timeout])
     watchdog.daemon = True
     watchdog.start()

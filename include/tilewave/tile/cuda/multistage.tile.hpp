@@ -307,14 +307,15 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     const u32 mine = ptx::address(lines) + static_cast<u32>(at.lane / 4 * kPanelBytes + at.lane % 4 * 4);
     const bool whole = to.template whole_pieces<E, width>() && col0 % width == 0;
     const int row0 = F::warp_row(at), first_col = col0 + F::warp_col(at);
+    constexpr int pieces = min(F::warp_cols, S::box_cols) / width;  // of a line; the last panel may have fewer
     TW_UNROLL
     for (int tile = 0; tile < F::row_tiles; ++tile) {
       TW_UNROLL
       for (int col = 0; col < F::warp_cols; col += S::box_cols) {
-        const int pieces = min(F::warp_cols - col, S::box_cols) / width;
         ptx::warp_sync();  // the lines before have been read
         TW_UNROLL
         for (int piece = 0; piece < pieces; ++piece) {
+          if (col + piece * width >= F::warp_cols) continue;
           const float* x = from.x + tile * F::tile_size + (col / width + piece) * 4;
           const u32 place = mine + static_cast<u32>((piece ^ at.lane / 4) * 16);
           ptx::store_shared_4(place, ptx::pack<E>(x[0], x[1]));
@@ -325,7 +326,8 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
         for (int first = 0; first < S::slot_rows * pieces; first += 32) {
           const int n = first + at.lane, r = n / pieces, c = n % pieces, column = first_col + col + c * width;
           const Place place = place_of(row0 + tile * 16 + r);
-          if (n >= S::slot_rows * pieces || !place.inside || !to.inside(place.row, column)) continue;
+          if (n >= S::slot_rows * pieces || col + c * width >= F::warp_cols) continue;
+          if (!place.inside || !to.inside(place.row, column)) continue;
           using Piece = typename Base::template Piece<E, width>;
           const Piece& piece = *reinterpret_cast<const Piece*>(lines + r * kPanelBytes + (c ^ (r & 7)) * 16);
           E* const target = to.template at<E>(place.row, column, place.i, place.j);
