@@ -6,6 +6,7 @@
 
 #include "tests/gpu_lock.hpp"
 #include "tests/support.hpp"
+#include "tilewave/device.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::test {
@@ -74,5 +75,6 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   if (!testing::GTEST_FLAG(list_tests))
     std::printf("Random inputs: TILEWAVE_TEST_SEED=%llu repeats them\n", static_cast<unsigned long long>(tw::test::seed()));
+  if (const char* target = std::getenv("TILEWAVE_TEST_TARGET")) tw::set_gpu_target(tw::parse_gpu_target(target));
   return RUN_ALL_TESTS();
 }
