@@ -1,8 +1,8 @@
-"""Registers the operators (_operators.py) with PyTorch as torch.ops.tilewave, so that torch.compile() and torch.export() see each as one node.
+"""Registers the operators (_operators.py) with PyTorch as torch.ops.tilewave: one node each to torch.compile() and torch.export().
 
 There is no backward yet: results of arguments that require grad require it too, and their backward raises.
 
-Imported when an operator is called first: a program that has PyTorch installed but no tensors does not pay for it.
+Imported at the first use of an operator, if torch is installed.
 """
 
 from __future__ import annotations
