@@ -119,7 +119,8 @@ Analysis analyze_attention(const AttentionShape& s, bool with_lse = false) {
   const Tensor q = placeholder({s.batch, s.heads, s.seqlen_q, 128}, DType::bf16);
   const Tensor k = placeholder({s.batch, s.kv_heads, s.seqlen_k, 128}, DType::bf16), v = placeholder(k.shape(), DType::bf16);
   const Tensor o = placeholder(q.shape(), DType::bf16), lse = placeholder({s.batch, s.heads, s.seqlen_q}, DType::f32);
-  using Kernel = Attention<bf16, 128, 128, BM, 128, 2, kEqualLengths, Rules<Band<false, kCausal>>>;
+  constexpr AttentionConfig config{.head_dim = 128, .value_dim = 128, .rows = BM, .keys = 128, .stages = 2};
+  using Kernel = Attention<bf16, config, Rules<Band<false, kCausal>>>;
   return analyze<Kernel>({ceil_div(s.seqlen_q, BM), s.heads * s.batch, 1}, [&](auto& bind, auto& p) {
     bind(p.q, q);
     bind(p.k, k);

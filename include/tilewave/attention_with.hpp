@@ -18,27 +18,25 @@ void attention_with(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   const detail::AttentionCall call = detail::check_attention(q, k, v, o, options);
   detail::check_attention_with(call, dtype_of<T>, kHeadDim);
   if (o.numel() == 0) return;
-  if (!call.stream.device().is_cuda()) {
-    detail::run_attention_cpu<T, kHeadDim, kHeadDim, detail::kCpuRows, Rule>(call, bind_rule);
-  } else if constexpr (sizeof(T) == 2) {
-    constexpr detail::AttentionTiles tiles = detail::attention_tiles<kHeadDim, kHeadDim>(detail::TileUse::narrow);
-    detail::run_attention_gpu<T, kHeadDim, kHeadDim, tiles.bm, tiles.bn, tiles.stages, kEqualLengths, Rule>(call, bind_rule);
-  }
+  if (!call.stream.device().is_cuda())
+    detail::run_attention_cpu<T, kHeadDim, detail::kCpuRows, Rule>(call, bind_rule);
+  else if constexpr (sizeof(T) == 2)
+    detail::run_attention_gpu<T, Rule>(call, detail::attention_kernel_with(call, dtype_of<T>, kHeadDim, detail::kUserRule<Rule>),
+                                       bind_rule);
 }
 
 /// The kernel that attention_with() uses on a GPU for calls with these options, to compile it ahead of time or to inspect it:
 /// compile(make_spec(info, true, true)). Needs no GPU.
 template <class Rule, class T, int kHeadDim>
-const KernelInfo& attention_with_kernel(const AttentionOptions& options = {}) {
+KernelInfo attention_with_kernel(const AttentionOptions& options = {}) {
   detail::AttentionCall call;
   call.softcap = options.softcap;
   call.slopes = options.alibi_slopes ? options.alibi_slopes->data<float>() : nullptr;
   call.mask = options.mask ? options.mask->data() : nullptr;
   call.lower = options.window_left >= 0;
   call.upper = options.causal || options.window_right >= 0;
-  constexpr detail::AttentionTiles tiles = detail::attention_tiles<kHeadDim, kHeadDim>(detail::TileUse::narrow);
-  using Kernel = Attention<T, kHeadDim, kHeadDim, tiles.bm, tiles.bn, tiles.stages, kEqualLengths, detail::CallRules<Rule>>;
-  return detail::attention_variant(kernel_info<Kernel>, call);
+  const detail::NamedKernel& kernel = detail::attention_kernel_with(call, dtype_of<T>, kHeadDim, detail::kUserRule<Rule>).name;
+  return {detail::type_of(kernel), detail::source_of(kernel), nullptr};
 }
 
 }  // namespace tw

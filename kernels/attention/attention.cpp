@@ -2,25 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <map>
-#include <mutex>
-#include <numeric>
-#include <tuple>
+#include <span>
 
-#include "kernels/attention/checks.hpp"
-#include "kernels/attention/contents.hpp"
-#include "kernels/attention/packed_tiles.hpp"
-#include "kernels/attention/run.hpp"
+#include "kernels/attention/call.hpp"
+#include "kernels/attention/kernels.hpp"
 #include "kernels/check.hpp"
 
 namespace tw {
 
-namespace detail {
+namespace kernels::attention {
+
+using detail::AttentionCall;
 
 namespace {
 
-constexpr const char* kOp = "attention";
+constexpr const char *kOp = "attention", *kVarlen = "attention_varlen";
 /// Of extents and tiles: ints, even at the end of a last, incomplete tile or group of heads, and sums of three of them.
 constexpr std::int64_t kLargest = std::int64_t{1} << 29;
 constexpr std::int64_t kLargestHeadDim = 256;
@@ -56,8 +52,8 @@ void check_mask(AttentionCall& call, const Tensor& mask, const Shape& scores) {
 
 }  // namespace
 
-AttentionCall check_common(const AttentionNames& names, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                           std::int64_t batch, const Shape& lse_shape, const AttentionOptions& options) {
+AttentionCall check_common(const Names& names, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, std::int64_t batch,
+                           const Shape& lse_shape, const AttentionOptions& options) {
   const char* const op = names.op;
   const Device device = o.device();
   const DType dtype = q.dtype();
@@ -136,18 +132,40 @@ AttentionCall check_common(const AttentionNames& names, const Tensor& q, const T
   return call;
 }
 
-AttentionCall check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const AttentionOptions& options) {
-  for (const auto& [name, tensor] : {Argument{"q", q}, Argument{"k", k}, Argument{"v", v}, Argument{"o", o}})
-    require(tensor.rank() == 4, "{}: {} is {}; it must be [batch, seqlen, heads, head_dim]", kOp, name, tensor);
-  require(k.shape(0) == q.shape(0), "{}: k is {}; its batch must be q's, {}", kOp, k, q.shape(0));
-  AttentionCall call = check_common({kOp}, q, k, v, o, q.shape(0), {q.shape(0), q.shape(2), q.shape(1)}, options);
-  if (options.mask) check_mask(call, *options.mask, {q.shape(0), q.shape(2), q.shape(1), k.shape(1)});
-  return call;
+const std::int32_t* check_integers(const char* op, const char* name, const Tensor* t, std::int64_t size, Device device) {
+  if (!t) return nullptr;
+  check_operand(op, name, *t, DType::i32, device);
+  require(t->shape() == Shape{size} && t->is_contiguous(), "{}: {} is {}; it must be contiguous, i32[{}]", op, name, *t, size);
+  return t->data<std::int32_t>();
+}
+
+void check_offsets(const char* op, const char* name, const Tensor& cu_seqlens, std::int64_t total, const char* what) {
+  const Tensor offsets = cu_seqlens.to(Device::cpu());
+  const std::span cu(offsets.data<std::int32_t>(), static_cast<std::size_t>(offsets.numel()));
+  require(cu[0] >= 0, "{}: {}[0] is {}; it must be 0 or more", op, name, cu[0]);
+  for (std::size_t b = 0; b + 1 < cu.size(); ++b)
+    require(cu[b] <= cu[b + 1], "{}: {}[{}] is {} and {}[{}] is {}; they must not decrease", op, name, b, cu[b], name, b + 1, cu[b + 1]);
+  require(cu.back() <= total, "{}: {}[{}] is {}; there are {} {}", op, name, cu.size() - 1, cu.back(), total, what);
+}
+
+namespace {
+
+void check_sequences(const char* name, const Tensor& cu_seqlens, const char* used_name, const Tensor* seqused, std::int64_t total,
+                     const char* what) {
+  check_offsets(kVarlen, name, cu_seqlens, total, what);
+  if (seqused == nullptr) return;
+  const Tensor offsets = cu_seqlens.to(Device::cpu());
+  const std::span cu(offsets.data<std::int32_t>(), static_cast<std::size_t>(offsets.numel()));
+  const Tensor lengths = seqused->to(Device::cpu());
+  for (std::size_t b = 0; b + 1 < cu.size(); ++b) {
+    const std::int32_t used = lengths.data<std::int32_t>()[b];
+    require(used >= 0 && used <= cu[b + 1] - cu[b], "{}: {}[{}] is {}; the sequence has {} {}", kVarlen, used_name, b, used,
+            cu[b + 1] - cu[b], what);
+  }
 }
 
 AttentionCall check_attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const PackedSequences& sequences,
                                      const AttentionOptions& options) {
-  constexpr const char* kVarlen = "attention_varlen";
   for (const auto& [name, tensor] : {Argument{"q", q}, Argument{"k", k}, Argument{"v", v}, Argument{"o", o}})
     require(tensor.rank() == 3, "{}: {} is {}; it must be [total, heads, head_dim]", kVarlen, name, tensor);
   require(options.mask == nullptr, "{}: mask is given; it is not supported with packed sequences", kVarlen);
@@ -157,102 +175,57 @@ AttentionCall check_attention_varlen(const Tensor& q, const Tensor& k, const Ten
   AttentionCall call =
       check_common({kVarlen}, as_batch(q), as_batch(k), as_batch(v), as_batch(o), batch, {q.shape(1), q.shape(0)}, options);
   const auto integers = [&](const char* name, const Tensor& t, std::int64_t size) {
-    check_operand(kVarlen, name, t, DType::i32, o.device());
-    require(t.shape() == Shape{size} && t.is_contiguous(), "{}: {} is {}; it must be contiguous, i32[{}]", kVarlen, name, t, size);
     check_disjoint(kVarlen, {"o", &o}, {{name, &t}});
     check_disjoint(kVarlen, {"lse", options.lse}, {{name, &t}});
-    return t.data<std::int32_t>();
+    return check_integers(kVarlen, name, &t, size, o.device());
   };
   call.cu_q = integers("cu_seqlens_q", cu_q, batch + 1);
   call.cu_k = integers("cu_seqlens_k", sequences.cu_seqlens_k, batch + 1);
   if (sequences.seqused_q) call.used_q = integers("seqused_q", *sequences.seqused_q, batch);
   if (sequences.seqused_k) call.used_k = integers("seqused_k", *sequences.seqused_k, batch);
-  if (options.check_contents || !o.device().is_cuda()) check_packed_contents(sequences, q.shape(0), k.shape(0), call.stream);
+  if (options.check_contents || !o.device().is_cuda()) {
+    call.stream.synchronize();
+    check_sequences("cu_seqlens_q", cu_q, "seqused_q", sequences.seqused_q, q.shape(0), "queries");
+    check_sequences("cu_seqlens_k", sequences.cu_seqlens_k, "seqused_k", sequences.seqused_k, k.shape(0), "keys");
+  }
   return call;
 }
 
-void check_attention_with(const AttentionCall& call, DType dtype, int head_dim) {
+}  // namespace
+
+void run(const AttentionCall& call) { call.stream.device().is_cuda() ? run_on_gpu(call) : run_on_cpu(call); }
+
+}  // namespace kernels::attention
+
+using namespace kernels::attention;
+
+detail::AttentionCall detail::check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                                              const AttentionOptions& options) {
+  for (const auto& [name, tensor] : {Argument{"q", q}, Argument{"k", k}, Argument{"v", v}, Argument{"o", o}})
+    require(tensor.rank() == 4, "{}: {} is {}; it must be [batch, seqlen, heads, head_dim]", kOp, name, tensor);
+  require(k.shape(0) == q.shape(0), "{}: k is {}; its batch must be q's, {}", kOp, k, q.shape(0));
+  AttentionCall call = check_common({kOp}, q, k, v, o, q.shape(0), {q.shape(0), q.shape(2), q.shape(1)}, options);
+  if (options.mask) check_mask(call, *options.mask, {q.shape(0), q.shape(2), q.shape(1), k.shape(1)});
+  return call;
+}
+
+void detail::check_attention_with(const AttentionCall& call, DType dtype, int head_dim) {
   require(call.q.dtype() == dtype, "attention_with: q is {}; the kernel was made for {}", call.q.transpose(1, 2), name_of(dtype));
   require(call.q.shape(3) <= head_dim && call.v.shape(3) <= head_dim,
           "attention_with: q has head_dim {} and v {}; the kernel was made for {} and less", call.q.shape(3), call.v.shape(3), head_dim);
 }
 
-const KernelInfo& attention_variant(const KernelInfo& base, const AttentionCall& call) {
-  struct Variant {
-    std::string type;
-    KernelInfo info;
-  };
-  const unsigned rules =
-      (call.softcap > 0 ? 1u : 0u) | (call.slopes ? 2u : 0u) | (call.mask ? 4u : 0u) | (call.lower ? 8u : 0u) | (call.upper ? 16u : 0u);
-  static std::mutex mutex;
-  static auto& variants = *new std::map<std::pair<const KernelInfo*, unsigned>, Variant>;
-  const std::lock_guard lock(mutex);
-  auto [entry, added] = variants.try_emplace({&base, rules});
-  Variant& variant = entry->second;
-  if (added) {
-    variant.type = base.type;
-    const auto replace = [&](std::string_view what, std::string_view with) {
-      const std::size_t at = variant.type.find(what);
-      if (at == std::string::npos) throw Error(tw::format("{} has no rule {}", base.type, what));
-      variant.type.replace(at, what.size(), with);
-    };
-    if (rules & 1) replace("tw::Optional<tw::Softcap, tw::Use::never>", "tw::Optional<tw::Softcap, tw::Use::always>");
-    if (rules & 2) replace("tw::Optional<tw::Alibi, tw::Use::never>", "tw::Optional<tw::Alibi, tw::Use::always>");
-    if (rules & 4) replace("tw::Optional<tw::MaskTensor, tw::Use::never>", "tw::Optional<tw::MaskTensor, tw::Use::always>");
-    replace("tw::Band<true, true>", tw::format("tw::Band<{}, {}>", call.lower, call.upper));
-    variant.info = base;
-    variant.info.type = variant.type;
-  }
-  return variant.info;
-}
-
-namespace {
-
-/// Heads that are worked on together: one if sequences are short, so that blocks that end at the same time read the same keys; else as many
-/// as have keys and values of 32 MB, about half of an H200's L2 cache. All their queries come before the next group's. A divisor of all
-/// heads, so that groups are full.
-int heads_per_group(const AttentionCall& call, int heads) {
-  if (!call.cu_q && call.q.shape(2) <= (call.upper ? 512 : 2048)) return 1;
-  const std::int64_t bytes = call.k.numel() / std::max<std::int64_t>(1, call.k.shape(0)) * 2 *
-                             static_cast<std::int64_t>(size_of(call.q.dtype())) / std::max<std::int64_t>(1, call.q.shape(1));
-  int group = static_cast<int>(std::clamp<std::int64_t>((32 << 20) / std::max<std::int64_t>(1, bytes), 1, heads));
-  while (heads % group != 0) --group;
-  return group;
-}
-
-}  // namespace
-
-TileGrid attention_grid(const AttentionCall& call, int bm) {
-  const int rows = static_cast<int>(call.q.shape(2)), heads = static_cast<int>(call.q.shape(1) * call.q.shape(0));
-  const int tiles = (call.cu_q ? rows / bm + call.batch : ceil_div(rows, bm)) * call.splits;
-  const int group = heads_per_group(call, heads);
-  return {tiles, group, heads / group};
-}
-
-int attention_page_rows(const AttentionCall& call, int bn) { return std::gcd(call.page_size, bn); }
-
-}  // namespace detail
-
-namespace kernels::attention {
-
-void run(const detail::AttentionCall& call) {
-  if (!call.stream.device().is_cuda()) return run_cpu(call);
-  call.q.dtype() == DType::f16 ? run_gpu_f16(call) : run_gpu_bf16(call);
-}
-
-}  // namespace kernels::attention
-
 void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const AttentionOptions& options) {
   const detail::AttentionCall call = detail::check_attention(q, k, v, o, options);
-  if (o.numel() > 0) kernels::attention::run(call);
+  if (o.numel() > 0) run(call);
 }
 
 void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const PackedSequences& sequences,
                       const AttentionOptions& options) {
-  detail::AttentionCall call = detail::check_attention_varlen(q, k, v, o, sequences, options);
+  detail::AttentionCall call = check_attention_varlen(q, k, v, o, sequences, options);
   if (o.numel() == 0 || call.batch == 0) return;
-  const Tensor tiles = kernels::attention::list_packed_tiles(call);
-  kernels::attention::run(call);
+  const Tensor tiles = list_packed_tiles(call);
+  run(call);
 }
 
 }  // namespace tw

@@ -15,7 +15,6 @@
 
 #include "kernels/attention/attention_case.hpp"
 #include "kernels/attention/reference.hpp"
-#include "kernels/attention/run.hpp"
 #include "kernels/attention/variants.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"

@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/attention/heuristics.hpp"
 #include "kernels/attention/reference.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
@@ -131,26 +132,27 @@ class AttentionWith : public testing::TestWithParam<Device> {
   /// ranges say in which blocks that may be done, and results differ by rounding.
   bool same_kernel() const { return !device.is_cuda(); }
 
-  /// The kernel as a GPU has it, whose list of rules is known when it is compiled, on the CPU: in the two orders of steps that it has,
-  /// which follow from the number of keys at a time.
+  /// The kernel as a GPU has it, whose list of rules is known when it is compiled, on the CPU: with one output in flight and with none.
   template <class Rule>
   void check_compiled_in(const std::vector<float>& mask, const AttentionOptions& options) {
-    check_keys_at_a_time<Rule, 64>(mask, options);
-    check_keys_at_a_time<Rule, 128>(mask, options);
+    check_schedule<Rule, TileUse::paired>(mask, options);
+    check_schedule<Rule, TileUse::narrow>(mask, options);
   }
-  template <class Rule, int kKeysAtATime>
-  void check_keys_at_a_time(const std::vector<float>& mask, const AttentionOptions& options) {
+  template <class Rule, TileUse kUse>
+  void check_schedule(const std::vector<float>& mask, const AttentionOptions& options) {
+    constexpr AttentionConfig config =
+        gpu_config({64, 64}, kUse, kEqualLengths, {tw::detail::kUserRule<Rule>.anywhere, tw::detail::kUserRule<Rule>.changing, true});
     SCOPED_TRACE(tw::format("{}, causal {}, window {}, {} keys at a time", tw::detail::type_name<Rule>(), options.causal,
-                            options.window_left, kKeysAtATime));
+                            options.window_left, config.keys));
     PlacedTensor q({kBatch, kQueries, kHeads, 64}, DType::f32, device), k({kBatch, kKeys, kKvHeads, 64}, DType::f32, device),
         v({kBatch, kKeys, kKvHeads, 64}, DType::f32, device), o({kBatch, kQueries, kHeads, 64}, DType::f32, device);
     const std::vector<float> q_values = q.fill_random(random, 2), k_values = k.fill_random(random), v_values = v.fill_random(random);
     using List = tw::detail::CallRules<Rule>;
-    using Kernel = Attention<float, 64, 64, 128, kKeysAtATime, 2, kEqualLengths, List>;
+    using Kernel = Attention<float, config, List>;
     const tw::detail::AttentionCall call = tw::detail::check_attention(q, k, v, o, options);
     const auto bind_rule = binder();
     launch_cpu<Kernel>(tw::detail::attention_grid(call, 128),
-                       [&](auto& bind, auto& p) { tw::detail::fill_attention<List>(bind, p, call, kKeysAtATime, bind_rule); });
+                       [&](auto& bind, auto& p) { tw::detail::fill_attention<List>(bind, p, call, config.keys, bind_rule); });
     PlainCall plain{.batch = kBatch, .heads = kHeads, .kv_heads = kKvHeads, .seqlen_q = kQueries, .seqlen_k = kKeys, .head_dim = 64};
     plain.q = q_values, plain.k = k_values, plain.v = v_values;
     plain.scale = 0.125;
@@ -267,10 +269,10 @@ TEST_P(AttentionWith, BadInput) {
 }
 
 TEST(AttentionWithKernel, HasTheRulesOfTheOptionsAndCompiles) {
-  const KernelInfo& plain = attention_with_kernel<SameDocument, bf16, 64>();
+  const KernelInfo plain = attention_with_kernel<SameDocument, bf16, 64>();
   EXPECT_EQ(plain.source, "tests/user_rules.tile.hpp");
   EXPECT_NE(plain.type.find("tw::UserRule<tw::test::SameDocument>, tw::Band<false, false>"), std::string_view::npos) << plain.type;
-  const KernelInfo& with = attention_with_kernel<RelativeBiasFromOneSide<false>, bf16, 128>({.causal = true, .softcap = 30});
+  const KernelInfo with = attention_with_kernel<RelativeBiasFromOneSide<false>, bf16, 128>({.causal = true, .softcap = 30});
   EXPECT_NE(with.type.find("tw::Optional<tw::Softcap, tw::Use::always>"), std::string_view::npos) << with.type;
   EXPECT_NE(with.type.find("tw::Band<false, true>"), std::string_view::npos) << with.type;
   skip_without_nvrtc();

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/attention/append.hpp"
 #include "kernels/attention/append.tile.hpp"
+#include "kernels/attention/cache.hpp"
 #include "kernels/attention/gather.tile.hpp"
 #include "kernels/attention/reference.hpp"
 #include "runtime/format.hpp"
@@ -547,18 +547,24 @@ TEST_P(AttentionDecode, WhatDoesNotFitIsDropped) {
   constexpr std::int64_t batch = 7, capacity = 32, entries = 3, most = std::numeric_limits<std::int32_t>::max();
   const Numbers new_values = random_numbers({batch, 4, 2, 64}, dtype);
   const PlacedTensor new_k = placed(new_values, dtype), new_v = placed(new_values, dtype);
-  const Stream stream = Stream::standard(device);
+  const CacheOptions added{.new_k = &new_k.tensor(), .new_v = &new_v.tensor()};
+  const auto into = [&](const Tensor& k, const Tensor& v) {
+    tw::detail::AttentionCall call;
+    call.k = k.transpose(1, 2), call.v = v.transpose(1, 2);
+    call.keys = capacity;
+    call.stream = Stream::standard(device);
+    return call;
+  };
   const auto fill = [](Numbers& cache, std::int64_t entry, std::int64_t at, Numbers& from, std::int64_t b, std::int64_t i) {
     std::copy_n(from.row(b, i, 0), 128, cache.row(entry, at, 0));
   };
   {
     const PlacedTensor k({entries, capacity, 2, 64}, dtype, device, {.offset = 64}), v({entries, capacity, 2, 64}, dtype, device);
     const PlacedTensor seqlens = integers({30, 32, -2, -most, 5, 5, 8}, {batch}), batch_idx = integers({0, 1, 2, 0, -1, 3, 1}, {batch});
-    AppendCall call{.new_k = new_k, .new_v = new_v, .k_cache = k, .v_cache = v};
-    call.seqlens = seqlens.tensor().data<std::int32_t>();
-    call.batch_idx = batch_idx.tensor().data<std::int32_t>();
-    call.capacity = capacity;
-    if (!launched([&] { append(call, stream); })) return;
+    tw::detail::AttentionCall call = into(k, v);
+    call.used_k = seqlens.tensor().data<std::int32_t>();
+    call.k_batch = batch_idx.tensor().data<std::int32_t>();
+    if (!launched([&] { append(call, added, {}); })) return;
     Numbers expected({entries, capacity, 2, 64}, kNan), from = new_values;
     fill(expected, 0, 30, from, 0, 0);
     fill(expected, 0, 31, from, 0, 1);
@@ -571,13 +577,12 @@ TEST_P(AttentionDecode, WhatDoesNotFitIsDropped) {
   const PlacedTensor k({entries, 16, 2, 64}, dtype, device, {.offset = 64}), v({entries, 16, 2, 64}, dtype, device);
   const PlacedTensor seqlens = integers({14, 30, 31, 40, 3, -1, -64}, {batch});
   const PlacedTensor table = integers({0, 1, -1, 3, 9, -64, 0, 1, 1'000'000, 0, 2, 7, 0, 0}, {batch, 2});
-  AppendCall call{.new_k = new_k, .new_v = new_v, .k_cache = k, .v_cache = v};
-  call.seqlens = seqlens.tensor().data<std::int32_t>();
-  call.block_table = table.tensor().data<std::int32_t>();
-  call.block_table_stride = 2;
-  call.tables = batch;
-  call.capacity = 32;
-  append(call, stream);
+  tw::detail::AttentionCall call = into(k, v);
+  call.used_k = seqlens.tensor().data<std::int32_t>();
+  call.pages = table.tensor().data<std::int32_t>();
+  call.pages_stride = 2;
+  call.page_tables = batch;
+  append(call, added, {});
   Numbers expected({entries, 16, 2, 64}, kNan), from = new_values;
   fill(expected, 0, 14, from, 0, 0);
   fill(expected, 0, 15, from, 0, 1);

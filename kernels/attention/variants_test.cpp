@@ -7,7 +7,7 @@
 #include <set>
 #include <string>
 
-#include "kernels/attention/run.hpp"
+#include "kernels/attention/heuristics.hpp"
 #include "kernels/attention/variants.hpp"
 #include "runtime/format.hpp"
 #include "tests/support.hpp"
@@ -19,7 +19,6 @@ namespace {
 using namespace tw::test;
 
 TEST(AttentionTileUse, FollowsFromWhatATileSees) {
-  using tw::detail::TileUse;
   struct Case {
     std::int64_t rows, keys, head_dim;
     AttentionOptions options;

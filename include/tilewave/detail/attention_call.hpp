@@ -60,19 +60,16 @@ AttentionCall check_attention(const Tensor& q, const Tensor& k, const Tensor& v,
 /// That a call is one that a kernel for T and a head dimension up to `head_dim` can do. Throws InvalidArgument.
 void check_attention_with(const AttentionCall& call, DType dtype, int head_dim);
 
-/// The rules of one kernel for all calls: those that a call does not have are taken out of the type when it is compiled for a GPU.
+/// The rules whose Params the host fills in for a GPU. Params are the same whichever are used, so that one list serves for all kernels.
 template <class... User>
 using CallRules = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, UserRule<User>...,
                         Band<true, true>>;
-/// And where they are asked for at run time.
+/// The rules of the CPU's kernels, which look at run time which are used.
 template <class... User>
 using RuntimeRules = Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>,
                            UserRule<User>..., Band<true, true>>;
 
-/// `base` with the rules that the call has. Lives until the process ends.
-const KernelInfo& attention_variant(const KernelInfo& base, const AttentionCall& call);
-
-/// Tiles of a launch with BM rows each.
+/// The grid of tiles with `bm` rows each.
 TileGrid attention_grid(const AttentionCall& call, int bm);
 
 /// Keys that are copied from a page at once by a kernel that takes `bn` at a time.
@@ -149,47 +146,53 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   p.keys = call.keys;
 }
 
-inline constexpr int kCpuForm = kRagged | kSplit | kPaged;
 /// Rows of a tile on the CPU, or few for few queries; and its keys.
 inline constexpr int kCpuRows = 128, kCpuFewRows = 16;
 inline constexpr int kCpuKeys = 256;
+constexpr AttentionConfig cpu_config(int head_dim, int rows) {
+  return {.head_dim = head_dim,
+          .value_dim = head_dim,
+          .rows = rows,
+          .keys = kCpuKeys,
+          .stages = 2,
+          .form = kRagged | kSplit | kPaged,
+          .maxima_first = true};
+}
 
-template <class T, int D, int DV, int kBM, class... User>
+template <class T, int kHeadDim, int kRows, class... User>
 void run_attention_cpu(const AttentionCall& call, auto&& bind_user) {
   using List = RuntimeRules<User...>;
-  launch_cpu<Attention<T, D, DV, kBM, kCpuKeys, 2, kCpuForm, List>>(
-      attention_grid(call, kBM), [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kCpuKeys, bind_user); });
+  launch_cpu<Attention<T, cpu_config(kHeadDim, kRows), List>>(
+      attention_grid(call, kRows), [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kCpuKeys, bind_user); });
 }
 
-/// Tiles of the GPU for head dimensions up to D and DV: 64 rows a warpgroup. kernels/attention/README.md has the measurements.
-struct AttentionTiles {
-  int bm, bn, stages;
+/// A user-defined rule, as far as the library must know it to name and schedule a kernel.
+struct UserRuleInfo {
+  std::string_view type;    ///< as the run-time compiler reads it
+  const char* source;       ///< the embedded file that defines it, or null
+  bool anywhere, changing;  ///< as in Rules
 };
-enum class TileUse {
-  widest,  ///< four warpgroups, where D is 64: for sequences that these tiles fill better
-  wide,    ///< three warpgroups, where D is small: fast, for long sequences, TMA and rules that need few registers
-  narrow,  ///< two, for everything
-  paired,  ///< two in each of the two blocks on a multiprocessor, where D is 64: for tiles that see few keys, TMA and rules as `wide`
-  split    ///< one: few rows, and many keys in flight
-};
-template <int D, int DV>
-constexpr AttentionTiles attention_tiles(TileUse use) {
-  if (use == TileUse::widest && D == 64) return {256, 64, 4};
-  if (use == TileUse::wide && D == 64) return {192, 128, 3};
-  if ((use == TileUse::wide || use == TileUse::widest) && D == 96) return {192, 96, 2};
-  if (use == TileUse::paired && D == 64) return {128, 64, 4};
-  if (use == TileUse::split) return {64, D <= 128 ? 128 : DV <= 128 ? 96 : 64, D <= 64 ? 4 : D <= 192 ? 3 : 2};
-  return {128, D <= 128 ? 128 : D <= 192 ? 96 : 64, 2};
-}
+template <class Rule>
+inline constexpr UserRuleInfo kUserRule{type_name<Rule>(), rule_source<Rule>(), Rules<UserRule<Rule>>::anywhere,
+                                        Rules<UserRule<Rule>>::changing};
 
-template <class T, int D, int DV, int kBM, int kBN, int kStages, int kForm, class... User>
-void run_attention_gpu(const AttentionCall& call, auto&& bind_user) {
+/// A kernel of the GPU.
+struct AttentionKernel {
+  const NamedKernel& name;
+  AttentionConfig config;
+};
+
+/// The kernel for the call's rules and `rule`, tensors of `dtype` and head dimensions up to `head_dim`. Throws InvalidArgument for a rule
+/// without a source.
+AttentionKernel attention_kernel_with(const AttentionCall& call, DType dtype, int head_dim, const UserRuleInfo& rule);
+
+template <class T, class... User>
+void run_attention_gpu(const AttentionCall& call, const AttentionKernel& kernel, auto&& bind_user) {
   using List = CallRules<User...>;
-  using Kernel = Attention<T, D, DV, kBM, kBN, kStages, kForm, List>;
-  const KernelInfo& info = attention_variant(kernel_info<Kernel>, call);
-  launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
-      named_kernel(info.type, info.source), call.stream, attention_grid(call, kBM),
-      [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kBN, bind_user); });
+  using AnySizes = Attention<T, cpu_config(64, 64), List>;
+  launch_named<typename AnySizes::template On<sm_90a::Target<>>::Params>(
+      kernel.name, call.stream, attention_grid(call, kernel.config.rows),
+      [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kernel.config.keys, bind_user); });
 }
 
 }  // namespace tw::detail

@@ -26,6 +26,37 @@ enum AttentionForm {
   kPaged = 4    ///< a sequence's keys and values lie in pages of a table
 };
 
+/// What one compiled kernel is made for. The host names it by value; kernels/attention/heuristics.hpp chooses.
+struct AttentionConfig {
+  int head_dim, value_dim;  ///< D and DV: at least the tensors'
+  int rows;                 ///< BM, a tile's queries: 64 for each warpgroup
+  int keys;                 ///< BN, keys and values that arrive at a time
+  int stages;               ///< slots of keys, and of values
+  int form = kEqualLengths;
+
+  // Schedule: what is fastest depends on the sizes above and on the rules. Each of these gives the same results, but for rounding.
+
+  /// Blocks on a multiprocessor. With two, products of one run under the softmax of the other, and under its first loads and its last
+  /// stores, of which short tiles have many; accumulators and weights must leave each of their threads enough of 104 registers.
+  int min_blocks = 1;
+  /// By how many blocks of keys the output lags behind the scores: by one where a warpgroup's own product runs under its softmax, else 0.
+  int lag = 1;
+  /// Two warpgroups leave room for the queries in registers: Q K^T then reads a third less of shared memory. Not where a third that loads
+  /// without TMA needs the registers: the kernel sees to that.
+  bool queries_in_registers = false;
+  /// The queries' slot, unless they are in registers, is given back in the last block, after its scores, so that the next tile's are there
+  /// in time. Else after the last block.
+  bool queries_back_early = false;
+  /// Whether a row's maximum has grown is found from its scores, before the exponents; else from the exponents' signs, half of a row at a
+  /// time. Needed for rules that may show a row its first key in any block: Rules::anywhere.
+  bool maxima_first = false;
+  /// Rules that change scores everywhere do so in the halves in which exponents are computed, under the first's exponentials. Not in blocks
+  /// that can be a row's first: they need the maximum of all. Not with maxima_first.
+  bool rules_in_halves = false;
+
+  friend constexpr bool operator==(const AttentionConfig&, const AttentionConfig&) = default;
+};
+
 /// Sequence `i` of those that follow each other, which has `size` rows from `begin` on. What memory says is clamped to the tensor's `rows`.
 struct SequenceRows {
   int begin, size;
@@ -48,9 +79,13 @@ struct PackedTile {
 ///
 /// One tile is BM queries of one head; keys and values arrive BN at a time, the last ones first, so that the blocks that a mask cuts come
 /// before those it does not. `Rules` (attention_rules.tile.hpp) say which keys a query sees and how scores change.
-template <class T, int D, int DV, int BM, int BN, int Stages, int kForm, class Rules>
+template <class T, AttentionConfig kConfig, class Rules>
 struct Attention {
   static constexpr const char* source = Rules::source ? Rules::source : "tilewave/tile/attention.tile.hpp";
+  static constexpr int D = kConfig.head_dim, DV = kConfig.value_dim, BM = kConfig.rows, BN = kConfig.keys;
+  static_assert(kConfig.lag == 0 || kConfig.lag == 1, "the output lags by one block of keys, or by none");
+  static_assert(kConfig.maxima_first || !Rules::anywhere, "rules that may show a row its first key in any block need maxima_first");
+  static_assert(!kConfig.rules_in_halves || !kConfig.maxima_first, "rules_in_halves is not for maxima_first");
   using WarpTile = RowWarpTile<(BM % 128 == 0 && BN <= 64 && DV <= 128 ? 32 : 16)>;  // 32 rows of scores and output fit a warp's registers
 
   template <class Target>
@@ -66,34 +101,21 @@ struct Attention {
     using Schedule = LongestFirst;
     static constexpr int rows = BM;
     static constexpr int vector_bytes = 64;  // a CPU's exponentials take as long as its products
+    static constexpr int min_blocks = kConfig.min_blocks, lag = products_are_synchronous<Target> ? 0 : kConfig.lag;
+    /// A target that can load without TMA says which of the two this is.
     static constexpr bool loads_by_tma() {
       if constexpr (requires { Target::tma_load; }) return Target::tma_load;
-      return false;
+      return !products_are_synchronous<Target>;
     }
-    /// Two blocks on a multiprocessor, where accumulators and weights leave each of their threads enough of 104 registers: products of one
-    /// run under the softmax of the other, and under its first loads and its last stores, of which short tiles have many.
-    static constexpr int min_blocks = BM == 128 && BN + DV <= 128 ? 2 : 1;
-    /// By how many blocks of keys the output lags behind the scores: by one where a warpgroup's own product runs under its softmax.
-    static constexpr int lag = min_blocks == 1 && !products_are_synchronous<Target> ? 1 : 0;
-    /// Two warpgroups leave room for the queries in registers, unless a third that loads without TMA or a rule needs it, as one of a user's
-    /// may: Q K^T then reads a third less of shared memory.
-    static constexpr bool queries_in_registers =
-        BM == 128 && min_blocks == 1 && D <= 128 && !Rules::anywhere && Rules::source == nullptr && loads_by_tma();
-    /// Whether the queries' slot is given back in the last block, behind its scores, so that the next tile's are there in time. With D 192
-    /// the branch in the loop costs more.
-    static constexpr bool queries_back_early = !queries_in_registers && D <= 96;
-    /// Whether a row's maximum has grown is found from its scores, before the exponents; else from the exponents' signs, half of a row at a
-    /// time. The first is faster where three and more warpgroups have short products to wait for, and does not mind where a row sees its
-    /// first key.
-    static constexpr bool maxima_first = (BM * min_blocks >= 192 && D == 64) || Rules::anywhere;
-    /// Whether rules that change scores everywhere do so in the halves in which exponents are computed, under the first's exponentials. Not
-    /// in blocks that can be a row's first: they need the maximum of all.
-    static constexpr bool rules_in_halves = !maxima_first && Rules::changing;
+    static constexpr bool queries_in_registers = kConfig.queries_in_registers && loads_by_tma();
+    static constexpr bool queries_back_early = kConfig.queries_back_early && !queries_in_registers;
+    static constexpr bool maxima_first = kConfig.maxima_first, rules_in_halves = kConfig.rules_in_halves;
     /// Exponents are relative to 2^kHeadroom times the largest term of a row that has been seen, so that later ones may grow by as much.
     static constexpr float kHeadroom = 8.0f;
     /// A row's base before it has seen a key: finite, so that -infinity minus it is -infinity.
     static constexpr float kUnseen = -1e30f;
-    static constexpr bool ragged = (kForm & kRagged) != 0, split = (kForm & kSplit) != 0, paged = (kForm & kPaged) != 0;
+    static constexpr bool ragged = (kConfig.form & kRagged) != 0, split = (kConfig.form & kSplit) != 0,
+                          paged = (kConfig.form & kPaged) != 0;
 
     struct Params {
       Global<Target, const T, Q> q;  ///< [batch, head, row, D]; sequences that follow each other: batch 1
@@ -132,8 +154,8 @@ struct Attention {
     };
     struct Memory {
       Ring<Target, Q, 1> q;
-      Ring<Target, K, Stages> k;
-      Ring<Target, V, Stages> v;
+      Ring<Target, K, kConfig.stages> k;
+      Ring<Target, V, kConfig.stages> v;
       Out out;
       explicit constexpr Memory(auto& block) : q(block), k(block), v(block), out(block) {}
     };

@@ -1,0 +1,138 @@
+#include "kernels/attention/cache.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/attention/append.tile.hpp"
+#include "kernels/attention/call.hpp"
+#include "kernels/attention/gather.tile.hpp"
+#include "kernels/check.hpp"
+#include "kernels/rows.hpp"
+#include "kernels/workspace.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw::kernels::attention {
+
+namespace {
+
+/// A view of `t` whose last dimension has `size` elements, `step` apart, from `first` on.
+Tensor columns(const Tensor& t, std::int64_t first, std::int64_t size, std::int64_t step = 1) {
+  Shape shape = t.shape();
+  std::vector<std::int64_t> strides = t.strides();
+  auto* const data = static_cast<char*>(t.data()) + first * strides.back() * static_cast<std::int64_t>(size_of(t.dtype()));
+  shape.back() = size;
+  strides.back() *= step;
+  return Tensor::borrow(data, std::move(shape), t.dtype(), t.device(), std::move(strides));
+}
+
+void bind_heads(auto& bind, auto& heads, const Tensor& in, const Tensor& out, std::int64_t half, RopePairing pairing) {
+  const bool interleaved = pairing == RopePairing::interleaved;
+  const std::int64_t step = interleaved ? 2 : 1, second = interleaved ? 1 : half, rest = in.shape(3) - 2 * half;
+  bind(heads.first_in, columns(in, 0, half, step));
+  bind(heads.second_in, columns(in, second, half, step));
+  bind(heads.first_out, columns(out, 0, half, step));
+  bind(heads.second_out, columns(out, second, half, step));
+  bind(heads.rest_in, columns(in, 2 * half, rest));
+  bind(heads.rest_out, columns(out, 2 * half, rest));
+}
+
+template <class T, class Table>
+void run_append(const detail::AttentionCall& call, const CacheOptions& cache, const Tensor& rotated_q) {
+  using Kernel = Append<T, Table>;
+  const Tensor new_k = cache.cu_seqlens_new ? as_batch(*cache.new_k) : *cache.new_k;
+  const Tensor new_v = cache.cu_seqlens_new ? as_batch(*cache.new_v) : *cache.new_v;
+  const Tensor k_cache = call.k.transpose(1, 2), v_cache = call.v.transpose(1, 2);
+  const std::int64_t half = cache.rotary_cos ? cache.rotary_cos->shape(1) : 0;
+  // Without a table one of no columns.
+  const Tensor none = Tensor::borrow(new_k.data(), {1, 0}, new_k.dtype(), new_k.device());
+  const bool with_q = cache.rotary_cos && call.q.numel() > 0;
+  const Tensor q = with_q ? call.q.transpose(1, 2) : none;
+  const std::int64_t seqlen_new = new_k.shape(1), seqlen_q = with_q ? q.shape(1) : 0;
+  const std::int64_t most_heads = std::max(new_k.shape(2), with_q ? q.shape(2) : 0);
+  const TileGrid grid{ceil_div(static_cast<int>(most_heads), Kernel::heads), static_cast<int>(seqlen_new + seqlen_q),
+                      static_cast<int>(new_k.shape(0))};
+  launch<Kernel>(call.stream, grid, [&](auto& bind, auto& p) {
+    bind_heads(bind, p.k, new_k, k_cache, half, cache.rotary_pairing);
+    if (with_q)
+      bind_heads(bind, p.q, q, rotated_q, half, cache.rotary_pairing);
+    else
+      bind_heads(bind, p.q, new_k, k_cache, 0, cache.rotary_pairing);  // not used, but bound
+    bind(p.v_in, new_v);
+    bind(p.v_out, v_cache);
+    bind(p.cos, cache.rotary_cos ? *cache.rotary_cos : none);
+    bind(p.sin, cache.rotary_sin ? *cache.rotary_sin : none);
+    p.seqlens = call.used_k;
+    p.batch_idx = call.k_batch;
+    p.leftpad = call.k_begin;
+    p.block_table = call.pages;
+    p.block_table_stride = call.pages_stride;
+    p.tables = call.page_tables;
+    p.cu_new = call.cu_added;
+    p.batch = call.batch;
+    p.capacity = call.keys;
+    p.seqlen_new = static_cast<int>(seqlen_new);
+    p.query_step = queries_advance(call) ? 1 : 0;
+  });
+}
+
+template <class T>
+void gather(const detail::AttentionCall& call, const Tensor& pages, const Tensor& out) {
+  const TileGrid grid{ceil_div(static_cast<int>(out.shape(2)), GatherPages<T>::heads), call.keys, call.batch};
+  launch<GatherPages<T>>(call.stream, grid, [&](auto& bind, auto& p) {
+    bind(p.in, pages);
+    bind(p.out, out);
+    p.seqlens = call.used_k;
+    p.leftpad = call.k_begin;
+    p.batch_idx = call.k_batch;
+    p.cu_added = call.cu_added;
+    p.pages = call.pages;
+    p.pages_stride = call.pages_stride;
+    p.tables = call.page_tables;
+    p.added = call.keys_added;
+  });
+}
+
+}  // namespace
+
+bool reads_pages(const detail::AttentionCall& call) { return call.page_size % 16 == 0 && call.k_begin == nullptr; }
+
+Tensor gather_pages(detail::AttentionCall& call) {
+  const std::int64_t capacity = call.keys, kv_heads = call.k.shape(1);
+  const std::int64_t k_numbers = call.batch * capacity * kv_heads * call.k.shape(3);
+  const std::int64_t v_numbers = call.batch * capacity * kv_heads * call.v.shape(3);
+  const std::int64_t tiles = (kv_heads + GatherPages<float>::heads - 1) / GatherPages<float>::heads * capacity * call.batch;
+  require(
+      tiles <= (std::int64_t{1} << 30),
+      "attention_decode: block_table stands for {} sequences of {} tokens; with leftpad or a page_size that is no multiple of 16 at most "
+      "2^30 tokens are supported",
+      call.batch, capacity);
+  const DType dtype = call.k.dtype();
+  Tensor memory = workspace({k_numbers + v_numbers}, dtype, call.stream);
+  auto* const first = static_cast<char*>(memory.data());
+  const Tensor k = Tensor::borrow(first, {call.batch, capacity, kv_heads, call.k.shape(3)}, dtype, memory.device());
+  const Tensor v = Tensor::borrow(first + k_numbers * static_cast<std::int64_t>(size_of(dtype)),
+                                  {call.batch, capacity, kv_heads, call.v.shape(3)}, dtype, memory.device());
+  if (memory.numel() > 0) {
+    with_float_type(dtype, [&]<class T>(std::type_identity<T>) {
+      gather<T>(call, call.k.transpose(1, 2), k);
+      gather<T>(call, call.v.transpose(1, 2), v);
+    });
+  }
+  call.k = k.transpose(1, 2);
+  call.v = v.transpose(1, 2);
+  call.k_batch = nullptr;
+  call.pages = nullptr;
+  call.page_size = 1;
+  return memory;
+}
+
+void append(const detail::AttentionCall& call, const CacheOptions& cache, const Tensor& rotated_q) {
+  if (cache.new_k->numel() == 0) return;
+  const DType dtype = call.k.dtype();
+  with_float_type(dtype, [&]<class T>(std::type_identity<T>) {
+    !cache.rotary_cos || cache.rotary_cos->dtype() == dtype ? run_append<T, T>(call, cache, rotated_q)
+                                                            : run_append<T, float>(call, cache, rotated_q);
+  });
+}
+
+}  // namespace tw::kernels::attention

@@ -1,0 +1,71 @@
+#pragma once
+
+#include "tilewave/detail/attention_call.hpp"
+
+// Tile sizes and schedules of the GPU's kernels, and which serve a call best: plain arithmetic. NOTES.md has the measurements.
+
+namespace tw::kernels::attention {
+
+/// Head dimensions that kernels are made for.
+struct HeadDims {
+  int head_dim, value_dim;
+};
+/// The smallest that are at least these.
+constexpr HeadDims compiled_dims(std::int64_t head_dim, std::int64_t value_dim) {
+  const std::int64_t larger = head_dim > value_dim ? head_dim : value_dim;
+  if (larger <= 64) return {64, 64};
+  if (larger <= 96) return {96, 96};
+  if (larger <= 128) return {128, 128};
+  if (larger <= 192) return {192, value_dim <= 128 ? 128 : 192};
+  return {256, 256};
+}
+
+/// What tiles are for: 64 rows a warpgroup.
+enum class TileUse {
+  widest,  ///< four warpgroups, where D is 64: for sequences that these tiles fill better
+  wide,    ///< three warpgroups, where D is small: fast, for long sequences, TMA and rules that need few registers
+  narrow,  ///< two, for everything
+  paired,  ///< two in each of the two blocks on an SM, where D is 64: for tiles that see few keys, TMA and rules as `wide`
+  split    ///< one: few rows, and many keys in flight
+};
+
+/// What a list of rules asks of a schedule.
+struct RuleTraits {
+  bool anywhere = false, changing = false;  ///< as in Rules
+  bool user = false;                        ///< a user-defined one is among them
+};
+
+constexpr AttentionConfig gpu_config(HeadDims dims, TileUse use, int form = kEqualLengths, const RuleTraits& rules = {}) {
+  const auto [d, dv] = dims;
+  AttentionConfig c{.head_dim = d, .value_dim = dv, .rows = 128, .keys = d <= 128 ? 128 : d <= 192 ? 96 : 64, .stages = 2, .form = form};
+  const auto tiles = [&](int rows, int keys, int stages) { c.rows = rows, c.keys = keys, c.stages = stages; };
+  if (use == TileUse::widest && d == 64) tiles(256, 64, 4);
+  if (use == TileUse::wide && d == 64) tiles(192, 128, 3);
+  if ((use == TileUse::wide || use == TileUse::widest) && d == 96) tiles(192, 96, 2);
+  if (use == TileUse::paired && d == 64) tiles(128, 64, 4);
+  if (use == TileUse::split) tiles(64, d <= 128 ? 128 : dv <= 128 ? 96 : 64, d <= 64 ? 4 : d <= 192 ? 3 : 2);
+
+  c.min_blocks = c.rows == 128 && c.keys + dv <= 128 ? 2 : 1;
+  c.lag = c.min_blocks == 1 ? 1 : 0;
+  // A user-defined rule may need the registers.
+  c.queries_in_registers = c.rows == 128 && c.min_blocks == 1 && d <= 128 && !rules.anywhere && !rules.user;
+  c.queries_back_early = d <= 96;  // with D 192 the branch in the loop costs more
+  // Faster where three and more warpgroups have short products to wait for.
+  c.maxima_first = (c.rows * c.min_blocks >= 192 && d == 64) || rules.anywhere;
+  c.rules_in_halves = !c.maxima_first && rules.changing;
+  return c;
+}
+
+/// On the generic target: 32 rows of scores and output for each warp while they fit its registers, in blocks of at most `shared` bytes.
+AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules, std::int64_t shared);
+
+/// Which tiles serve a call best whose keys are not divided: narrow ones, unless head dimensions are up to 96.
+TileUse tile_use(const detail::AttentionCall& call);
+
+/// What the rules of a call ask of a schedule, with a user-defined one or without.
+RuleTraits traits_of(const detail::AttentionCall& call, const detail::UserRuleInfo* user = nullptr);
+
+/// The kernel's configuration for a call on a GPU.
+AttentionConfig choose_config(const detail::AttentionCall& call);
+
+}  // namespace tw::kernels::attention

@@ -1,0 +1,112 @@
+#include <algorithm>
+
+#include "kernels/attention/call.hpp"
+#include "kernels/attention/combine.hpp"
+#include "kernels/attention/kernels.hpp"
+#include "kernels/attention/variants.hpp"
+#include "kernels/check.hpp"
+
+// The kernels that are worth compiling ahead of time. Their names cost nothing; the analysis of a kernel is an instantiation for the
+// analysis target, which these have.
+
+namespace tw::kernels::attention {
+
+namespace {
+
+/// One length, all keys or a causal mask; or `split`, decode: a tile is the queries of all heads that share keys.
+struct Registered {
+  int head_dim;
+  bool causal = false, split = false;
+
+  constexpr AttentionConfig config() const {
+    if (split) return gpu_config({head_dim, head_dim}, TileUse::split, kRagged | kSplit | kPaged);
+    return gpu_config({head_dim, head_dim}, causal ? TileUse::paired : TileUse::widest);
+  }
+};
+
+/// A call on placeholders.
+detail::AttentionCall make_call(const ShapeValues& shape, DType dtype, const Registered& kernel) {
+  const int heads = shape.integer("heads"), seqlen_q = shape.integer("seqlen_q"), seqlen_k = shape.integer("seqlen_k");
+  const int kv_heads = shape["kv_heads"] > 0 ? shape.integer("kv_heads") : heads, batch = shape.integer("batch"), d = kernel.head_dim;
+  require(heads > 0 && heads % kv_heads == 0, "attention: heads is {} and kv_heads {}; heads must be a positive multiple of kv_heads",
+          heads, kv_heads);
+  const Tensor k = placeholder({batch, seqlen_k, kv_heads, d}, dtype), v = placeholder(k.shape(), dtype);
+  if (!kernel.split) {
+    const Tensor q = placeholder({batch, seqlen_q, heads, d}, dtype), lse = placeholder({batch, heads, seqlen_q}, DType::f32);
+    return detail::check_attention(q, k, v, placeholder(q.shape(), dtype), {.causal = kernel.causal, .lse = shape["lse"] ? &lse : nullptr});
+  }
+  const int splits = shape.integer("splits"), together = heads / kv_heads, rows = together * seqlen_q, most = kernel.config().rows;
+  require(splits > 0, "attention: splits is {}; it must be positive", splits);
+  require(rows <= most, "attention: heads is {}, kv_heads {} and seqlen_q {}; heads / kv_heads * seqlen_q must be at most {}", heads,
+          kv_heads, seqlen_q, most);
+  const Tensor q = placeholder({batch, rows, kv_heads, d}, dtype), lse = placeholder({splits * batch, kv_heads, rows}, DType::f32);
+  detail::AttentionCall call = detail::check_attention(q, k, v, placeholder(q.shape(), dtype), {});
+  if (shape["lse"] || splits > 1) {
+    call.lse = lse.data<float>();
+    call.lse_stride_batch = heads * seqlen_q, call.lse_stride_head = rows;
+  }
+  call.split = true;
+  call.splits = splits;
+  if (splits > 1) call.partial = placeholder({splits * batch, kv_heads, rows, d}, DType::f32);
+  call.heads_together = together;
+  call.queries = seqlen_q;
+  call.upper = kernel.causal;
+  return call;
+}
+
+template <class T, Registered kKernel>
+KernelVariant variant(const char* dtype) {
+  using List =
+      Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, Band<false, kKernel.causal>>;
+  static constexpr AttentionConfig kConfig = kKernel.config();
+  using Instantiated = Attention<T, kConfig, List>;
+  const Kernel kernel{.dtype = dtype_of<T>, .rules = {.upper = kKernel.causal}, .config = kConfig};
+  return {make_spec(
+              {type_of(kernel), Instantiated::source, detail::tile_recorder<Instantiated>()}, true, true,
+              tw::format("attention_{}{}_d{}{}", kKernel.split ? "decode_" : "", dtype, kKernel.head_dim, kKernel.causal ? "_causal" : "")),
+          [](const ShapeValues& shape) {
+            const detail::AttentionCall call = make_call(shape, dtype_of<T>, kKernel);
+            return analyze<Instantiated>(detail::attention_grid(call, kConfig.rows), [&](auto& bind, auto& p) {
+              detail::fill_attention<List>(bind, p, call, kConfig.keys, kNoUserRule);
+            });
+          }};
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered() {
+  return {
+      variant<bf16, Registered{64}>("bf16"),
+      variant<bf16, Registered{64, true}>("bf16"),
+      variant<bf16, Registered{128}>("bf16"),
+      variant<bf16, Registered{128, true}>("bf16"),
+      variant<f16, Registered{64}>("f16"),
+      variant<f16, Registered{64, true}>("f16"),
+      variant<f16, Registered{128}>("f16"),
+      variant<f16, Registered{128, true}>("f16"),
+      variant<bf16, Registered{256, true}>("bf16"),
+      variant<bf16, Registered{128, false, true}>("bf16"),
+      variant<bf16, Registered{128, true, true}>("bf16"),
+      combine_variant(),
+  };
+}
+
+std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
+  std::vector<KernelSpec> specs;
+  for (const auto& [dtype, name] : {std::pair{DType::bf16, "bf16"}, std::pair{DType::f16, "f16"}}) {
+    for (const int dim : {64, 128, 256}) {
+      for (const bool split : {false, true}) {
+        if (split && dtype == DType::f16) continue;
+        const int form = split ? kRagged | kSplit | kPaged : kEqualLengths;
+        const std::string type = type_of(Kernel{.dtype = dtype, .rules = {}, .config = generic_config({dim, dim}, form, {}, shared_bytes)});
+        specs.push_back(for_target(make_spec({type, "tilewave/tile/attention.tile.hpp", nullptr}, true, true,
+                                             tw::format("attention{}_{}_d{}", split ? "_decode" : "", name, dim)),
+                                   GpuTarget::cuda));
+      }
+    }
+  }
+  specs.push_back(for_target(combine_variant().spec, GpuTarget::cuda));
+  return specs;
+}
+
+}  // namespace tw::kernels::attention
