@@ -796,6 +796,10 @@ TEST(CopyAnalysis, CountsDecoding) {
   });
   EXPECT_EQ(counts.operations.products[static_cast<std::size_t>(OperandType::bf16)], 2ull * kM * kN * kK);
   EXPECT_EQ(counts.operations.f32, 1ull * kM * kK * kTilesN);
+  // In each of a tile's four steps the slot is written, and two times 64 columns of codes, 128 scales and a tile of X are read, the last by
+  // two warpgroups.
+  constexpr int kSlot = 128 * 64 + 2 * 64 * 64 * 2 + 8 * 128 * 2, kOperand = 128 * 64 / 2 + 128 * 2 + 2 * 64 * 64 * 2;
+  EXPECT_EQ(counts.shared_traffic, 4u * kTilesN * (kM / 128) * (kSlot + 2 * kOperand));
   constexpr int kScaleRows = 8 + 6 + 4 + 2;  // a tile has 8, from every second one on
   EXPECT_EQ(counts.global_read, kTilesN * (kM * kK / 2 + kScaleRows * kM * 2) + kM / 128 * kN * kK * 2);
 }
