@@ -23,12 +23,20 @@ RowConfig tuned_rows(Device device, Key key, std::int64_t rows, std::int64_t col
   return choose_rows(rows, cols, device_info(device).units, max_share);
 }
 
-/// Rows of a problem, as TuneProblem::candidates; `analyze` counts one. Throws InvalidArgument where there is no choice: on the CPU, and
-/// for rows of over `longest` columns.
-std::vector<TuneCandidate> row_candidates(const char* family, Device device, const ShapeValues& shape, int max_share, std::int64_t longest,
-                                          const std::function<Analysis(RowConfig)>& analyze);
+/// Rows that a family holds in registers.
+struct RowProblem {
+  const char* family;
+  std::string name;  ///< as FamilyProblem::name
+  std::int64_t rows, cols;
+  int max_share;
+  std::int64_t longest;  ///< columns of a row that can be held
+};
 
-/// The configuration of a candidate.
-inline RowConfig row_config_of(const TuneCandidate& candidate) { return {candidate.choice.values[0], candidate.choice.values[1]}; }
+/// The configurations of row_configs(), predicted by the analysis target's counts: `analyze` gives one's. Without `prepare`. Throws
+/// InvalidArgument where there is no choice: on the CPU, and for rows that are too long.
+FamilyProblem row_problem(const RowProblem& problem, Device device, const std::function<Analysis(RowConfig)>& analyze);
+
+/// The configuration of a point.
+inline RowConfig row_config_of(const TunePoint& point) { return {point["row_warps"], point["share"]}; }
 
 }  // namespace tw::kernels

@@ -1,35 +1,135 @@
 #include "kernels/tuner.hpp"
 
-#include <algorithm>
-#include <limits>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <utility>
 
 #include "runtime/format.hpp"
+#include "tilewave/error.hpp"
 
 namespace tw {
+namespace {
 
-Tensor random_operand(Shape shape, DType dtype, std::uint64_t seed, const Stream& stream) {
-  const bool plain = dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
-  return plain ? Tensor::random(std::move(shape), dtype, seed, stream)
-               : Tensor::random(std::move(shape), DType::f32, seed).to(dtype).to(stream.device());
+constexpr std::int64_t kPeriod = 1048573;  // prime, so that no two rows of an operand are alike
+
+/// That many normally distributed numbers, made once. f32 where Tensor::random has no other; the values of i8 and fp8 are rounded.
+Tensor numbers(DType dtype, std::uint64_t seed) {
+  static std::mutex mutex;
+  static auto& known = *new std::map<std::pair<DType, std::uint64_t>, Tensor>;
+  const std::lock_guard lock(mutex);
+  Tensor& made = known[{dtype, seed}];
+  if (made.numel() == 0) made = Tensor::random({kPeriod}, DType::f32, seed).to(dtype);
+  return made;
 }
 
-std::vector<Prospect> prospects(const TuneProblem& problem, const DeviceModel& device) {
-  constexpr double most = 2;  // measured times are within that of their rooflines, where the roofline tells candidates apart at all
-  std::vector<Prospect> result;
-  double best = std::numeric_limits<double>::infinity();
-  for (const TuneCandidate& candidate : problem.candidates) {
-    Prospect prospect{roofline(candidate.analysis, device).seconds, ""};
-    if (device.shared_per_block > 0 && candidate.shared_bytes > device.shared_per_block)
-      prospect.dropped = tw::format("needs {} bytes of shared memory, a block has {}", candidate.shared_bytes, device.shared_per_block);
-    else
-      best = std::min(best, prospect.seconds);
-    result.push_back(std::move(prospect));
+/// Holds results of a problem against those of its first candidate.
+class ResultCheck {
+ public:
+  explicit ResultCheck(TuneOperands operands) : operands_(std::move(operands)) {}
+
+  std::string operator()(const TunePoint& point, const Stream& stream) {
+    const Tensor& result = operands_.result;
+    result.copy_from(Tensor::poisoned(result.shape(), result.dtype(), stream));
+    operands_.launch(point);
+    stream.synchronize();
+    const Tensor flat = result.reshape({result.numel()});
+    const std::int64_t piece = std::min<std::int64_t>(flat.numel(), 1 << 18);
+    const bool first = expected_.empty();
+    std::size_t i = 0;
+    for (const std::int64_t at : {std::int64_t{0}, (flat.numel() - piece) / 2, flat.numel() - piece}) {
+      const Tensor values = flat.slice(0, at, at + piece).to(Device::cpu());
+      if (first) {
+        expected_.push_back(values);
+        largest_ = std::max(largest_, max_difference(values, Tensor::zeros(values.shape(), values.dtype())));
+        continue;
+      }
+      const double difference = max_difference(values, expected_[i++]);
+      if (!(difference <= tolerance()))
+        return tw::format("its results differ by {:.3g} from the standard's, of up to {:.3g}", difference, largest_);
+    }
+    return "";
   }
-  for (Prospect& prospect : result) {
-    if (prospect.dropped.empty() && prospect.seconds > most * best)
-      prospect.dropped = tw::format("at best {:.1f} times the best one's least time", prospect.seconds / best);
+
+ private:
+  /// Sums in another order, rounded.
+  double tolerance() const {
+    const DType dtype = operands_.result.dtype();
+    return dtype == DType::i32 ? 0 : largest_ / (dtype == DType::f32 ? 1024 : 64);
+  }
+
+  TuneOperands operands_;
+  std::vector<Tensor> expected_;
+  double largest_ = 0;
+};
+
+}  // namespace
+
+Tensor random_operand(Shape shape, DType dtype, std::uint64_t seed, const Stream& stream) {
+  const Tensor result = Tensor::empty(std::move(shape), dtype, stream);
+  const Tensor flat = result.reshape({result.numel()});
+  std::int64_t filled = std::min(kPeriod, flat.numel());
+  flat.slice(0, 0, filled).copy_from(numbers(dtype, seed).slice(0, 0, filled));
+  for (std::int64_t more; filled < flat.numel(); filled += more) {  // on the device, twice as many each time
+    more = std::min(filled, flat.numel() - filled);
+    flat.slice(0, filled, filled + more).copy_from(flat.slice(0, 0, more));
   }
   return result;
+}
+
+std::int64_t bytes_of(std::initializer_list<const Tensor*> tensors) {
+  std::int64_t bytes = 0;
+  for (const Tensor* t : tensors) bytes += t->numel() * static_cast<std::int64_t>(size_of(t->dtype()));
+  return bytes;
+}
+
+int units_of(Device device) {
+  for (const DeviceInfo& info : find_devices().devices)
+    if (info.device == device) return info.units;
+  return find_device_model("H200")->units;
+}
+
+DeviceModel cpu_for_comparison() { return cpu_model("CPU", cpu_threads(), 100e9 * cpu_threads(), 50e9); }
+
+TuneProblem without_operands(const FamilyProblem& problem) {
+  return {.name = problem.name, .launch = {}, .predict = problem.predict, .standard = problem.standard};
+}
+
+TuneProblem with_operands(const FamilyProblem& problem, const Stream& stream, std::uint64_t seed, TuneMemory memory) {
+  constexpr std::int64_t kMostSets = 64;
+  const auto sets = std::make_shared<std::vector<TuneOperands>>();
+  sets->push_back(problem.prepare(stream, seed));
+  if (stream.device().is_cuda() && memory == TuneMemory::cold) {
+    const auto cache = static_cast<std::int64_t>(device_info(stream.device()).l2_bytes);
+    const std::int64_t wanted = std::min(2 * cache / std::max<std::int64_t>(sets->front().bytes, 1) + 1, kMostSets);
+    while (static_cast<std::int64_t>(sets->size()) < wanted) sets->push_back(problem.prepare(stream, seed));
+  }
+  TuneProblem ready = without_operands(problem);
+  ready.launch = [sets, next = std::make_shared<std::size_t>(0)](const TunePoint& point) {
+    (*sets)[*next].launch(point);
+    *next = (*next + 1) % sets->size();
+  };
+  ready.check = [check = std::make_shared<ResultCheck>(sets->front()), stream](const TunePoint& point) { return (*check)(point, stream); };
+  return ready;
+}
+
+TuneSpace space_of(const std::vector<std::string>& names, const std::vector<std::vector<int>>& points) {
+  std::vector<TuneRange> ranges;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    std::set<int> values;
+    for (const std::vector<int>& point : points) values.insert(point[i]);
+    ranges.push_back({names[i], {values.begin(), values.end()}});
+  }
+  return TuneSpace(std::move(ranges),
+                   [points](const TunePoint& p) { return std::find(points.begin(), points.end(), p.values()) != points.end(); });
+}
+
+TunePoint point_of(const TuneSpace& space, const std::vector<int>& values) {
+  const std::optional<TunePoint> point = space.find(values);
+  if (!point) throw Error(tw::format("tune: {} is no valid point of {}", tw::join(values, ", "), space.text()));
+  return *point;
 }
 
 }  // namespace tw

@@ -8,23 +8,40 @@
 #include "kernels/variant.hpp"
 #include "runtime/tuned.hpp"
 #include "tilewave/device.hpp"
+#include "tilewave/tune.hpp"
+
+// What the tunable families share: tilewave/tune.hpp does the searching and the timing.
 
 namespace tw {
 
-/// One of the ways to do a problem.
-struct TuneCandidate {
-  TunedChoice choice;
-  Analysis analysis;
-  std::int64_t shared_bytes = 0;  ///< of a block on a GPU
+/// One set of a problem's operands.
+struct TuneOperands {
+  std::function<void(const TunePoint&)> launch;
+  Tensor result;           ///< what a launch writes
+  std::int64_t bytes = 0;  ///< of all operands
 };
 
-/// A problem on a device, and all ways to do it.
-struct TuneProblem {
-  std::string key;  ///< as in TunedChoices: what the family's heuristic asks for
-  std::vector<TuneCandidate> candidates;
-  /// Makes operands of numbers that follow from `seed`; what it returns launches a candidate on the stream. The operands live as long.
-  std::function<std::function<void(const TuneCandidate&)>(const Stream& stream, std::uint64_t seed)> prepare;
+/// A family's problem: what tune() wants, but for its operands.
+struct FamilyProblem {
+  std::string name;  ///< what the family's heuristic asks for
+  TuneSpace space;
+  TunePoint standard;                               ///< the heuristic's choice
+  std::function<double(const TunePoint&)> predict;  ///< in any unit
+  /// Makes operands of numbers that follow from `seed`.
+  std::function<TuneOperands(const Stream& stream, std::uint64_t seed)> prepare;
 };
+
+/// How a problem's operands lie when it is timed.
+enum class TuneMemory {
+  cold,  ///< so many sets in turn that none is in a GPU's cache when it is used again, as weights in a model
+  hot    ///< one set
+};
+
+/// The problem with operands on the stream's device. Every candidate's results are held against the standard's.
+TuneProblem with_operands(const FamilyProblem& problem, const Stream& stream, std::uint64_t seed, TuneMemory memory = TuneMemory::cold);
+
+/// Without operands: for tune_candidates().
+TuneProblem without_operands(const FamilyProblem& problem);
 
 /// The values that are kept for a problem on the device, or null. `key()` names the problem; it is not called where nothing is kept at all.
 template <class Key>
@@ -42,8 +59,23 @@ int find_config(const Configs& configs, const std::vector<int>& values, ValuesOf
   return found == configs.end() ? -1 : static_cast<int>(found - configs.begin());
 }
 
-/// An operand for TuneProblem::prepare.
+/// A space of exactly these points: for families that have a short list of them.
+TuneSpace space_of(const std::vector<std::string>& names, const std::vector<std::vector<int>>& points);
+
+/// The point of these values; throws Error if the space does not have it.
+TunePoint point_of(const TuneSpace& space, const std::vector<int>& values);
+
+/// The device's SMs, or threads; of a GPU that this machine does not have, an H200's: what is predicted there is arithmetic.
+int units_of(Device device);
+
+/// A CPU of cpu_threads() threads at round figures: to compare candidates by their analyses.
+DeviceModel cpu_for_comparison();
+
+/// An operand for FamilyProblem::prepare.
 Tensor random_operand(Shape shape, DType dtype, std::uint64_t seed, const Stream& stream);
+
+/// For TuneOperands::bytes.
+std::int64_t bytes_of(std::initializer_list<const Tensor*> tensors);
 
 /// A family whose heuristic looks at tuned choices first.
 struct TunableFamily {
@@ -51,20 +83,10 @@ struct TunableFamily {
   std::span<const ShapeKey> shape;
   std::vector<DType> dtypes;  ///< that it is tuned for
   /// Throws InvalidArgument for a problem that the device cannot do.
-  TuneProblem (*problem)(const ShapeValues& shape, DType dtype, Device device);
+  FamilyProblem (*problem)(const ShapeValues& shape, DType dtype, Device device);
 };
 
 /// Every family that has choices. Adding one adds a line to registry.cpp.
 std::vector<TunableFamily> tunable_families();
-
-/// What becomes of a candidate before anything is timed.
-struct Prospect {
-  double seconds = 0;   ///< its roofline
-  std::string dropped;  ///< why it is not worth timing; empty: it is
-};
-
-/// One for each candidate: those that do not fit the device's shared memory are dropped, and those that even at the device's peaks take
-/// over twice as long as the best can.
-std::vector<Prospect> prospects(const TuneProblem& problem, const DeviceModel& device);
 
 }  // namespace tw

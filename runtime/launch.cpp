@@ -10,6 +10,7 @@
 #include "runtime/bind.hpp"
 #include "runtime/format.hpp"
 #include "runtime/jit.hpp"
+#include "runtime/recording.hpp"
 #include "runtime/stream.hpp"
 #include "runtime/target.hpp"
 #include "tilewave/error.hpp"
@@ -172,6 +173,7 @@ void launch_on_gpu(const KernelSpec& spec, const void* params, const TileGrid& g
   if (params == nullptr) throw InvalidArgument(tw::format("kernel {}: params is null; allowed: the kernel's Params", spec.name));
   const std::int64_t tiles = count_tiles(spec.name, grid);
   if (tiles == 0) return;
+  if (recorded_launches() != nullptr) return recorded_launches()->push_back(spec);
   Gpu& gpu = Gpu::get(stream.device().index);
   const CurrentContext current(gpu);
   Loaded& kernel = find_loaded(spec, gpu.index());
@@ -185,6 +187,8 @@ class NamedKernel {
  public:
   std::string type, source;
 
+  KernelSpec spec(bool tma_load, bool tma_store) const { return spec_for(target_variant(tma_load, tma_store)); }
+
   /// Its variant for a device: a pointer that is looked up once.
   Loaded& variant(GpuTarget wanted, bool tma_load, bool tma_store, int device) const {
     const TargetVariant target = target_variant(wanted, tma_load, tma_store);
@@ -197,9 +201,10 @@ class NamedKernel {
 
  private:
   static constexpr int kDevices = 16;
-  Loaded& find(const TargetVariant& target, int device) const {
-    return find_loaded({.name = type, .type = type, .target = std::string(target.text), .source = source}, device);
+  KernelSpec spec_for(const TargetVariant& target) const {
+    return {.name = type, .type = type, .target = std::string(target.text), .source = source};
   }
+  Loaded& find(const TargetVariant& target, int device) const { return find_loaded(spec_for(target), device); }
   mutable std::atomic<Loaded*> variants_[kDevices][kTargetVariants] = {};
 };
 
@@ -222,6 +227,7 @@ void launch_bound(const NamedKernel& kernel, const GpuBinder& binder, const Para
                   const Stream& stream) {
   std::int64_t tiles = count_tiles(kernel.type, grid);
   if (tiles == 0) return;
+  if (recorded_launches() != nullptr) return recorded_launches()->push_back(kernel.spec(binder.tma_load, binder.tma_store));
   Gpu& gpu = Gpu::get(stream.device().index);
   const CurrentContext current(gpu);
   Loaded& loaded = kernel.variant(stream.target(), binder.tma_load, binder.tma_store, gpu.index());

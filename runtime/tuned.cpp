@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "runtime/cache.hpp"
+#include "runtime/cuda_driver.hpp"
 #include "runtime/files.hpp"
 #include "runtime/format.hpp"
 #include "runtime/nvrtc.hpp"
@@ -19,11 +20,12 @@ namespace {
 
 constexpr std::size_t kLargestFile = std::size_t{8} << 20;  // tens of thousands of choices
 
-/// What the kernels of a device are made with: timings do not outlive it.
+/// What the kernels of a device are made and run with: timings do not outlive it.
 std::string compiler_of(Device device) {
   if (!device.is_cuda()) return device_info(device).isa;
   const NvrtcSearch search = find_nvrtc();
-  return search.nvrtc == nullptr ? "none" : "NVRTC " + search.nvrtc->version_text();
+  return tw::format("{}, driver {}", search.nvrtc == nullptr ? "no NVRTC" : "NVRTC " + search.nvrtc->version_text(),
+                    cuda::version_text(cuda::find_driver().version));
 }
 
 std::string for_file_name(std::string text) {
@@ -50,19 +52,25 @@ Known& known(Device device) {
   return all[static_cast<std::size_t>(std::min(index, 64))];
 }
 
+/// cache_folder(); throws Error where choices cannot be kept.
+std::string tuned_folder() {
+  std::string reason;
+  std::string folder = cache_folder("", &reason);
+  if (folder.empty()) throw Error("tuned choices cannot be kept: " + reason);
+  return folder;
+}
+
 /// Reads the file, lets `edit` change it, and writes it if that returned true.
 template <class Edit>
 void change(Device device, Edit edit) {
-  std::string reason;
-  const std::string folder = cache_folder("", &reason);
-  if (folder.empty()) throw Error("tuned choices cannot be kept: " + reason);
-  remove_stale_files(folder);
+  remove_stale_files(tuned_folder());
   const std::string path = tuned_file(device);
   Known& here = known(device);
   const std::lock_guard guard(here.mutex);
   const FileLock lock(path + ".lock");
   TunedChoices choices = read_tuned(device);
   if (edit(choices)) {
+    std::string reason;
     if (!replace_file(path, {format_tuned(choices, device_info(device).name, compiler_of(device))}, &reason)) throw Error(reason);
   }
   here.set(std::move(choices));
@@ -90,6 +98,8 @@ const TunedChoices& tuned_choices(Device device) {
   if (here.current.load(std::memory_order_relaxed) == nullptr) here.set(read_tuned(device));
   return *here.current.load(std::memory_order_relaxed);
 }
+
+void require_tuned_folder() { tuned_folder(); }
 
 void keep_tuned(Device device, const std::string& problem, const TunedChoice& choice) {
   change(device, [&](TunedChoices& choices) {

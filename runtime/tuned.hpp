@@ -1,6 +1,6 @@
 #pragma once
 
-// The fastest configurations found by `tilewave tune`. One file for each device and compiler in the cache's folder.
+// The fastest configurations found by `tilewave tune`. One file for each device, driver and compiler in the cache's folder.
 
 #include <map>
 #include <string>
@@ -20,8 +20,8 @@ struct TunedChoice {
 /// Problems and choices. A problem is a family's name and the exact values of everything its choice depends on: "gemm bf16 nt M=4096,...".
 using TunedChoices = std::map<std::string, TunedChoice, std::less<>>;
 
-/// The file: "tuned-NVIDIA_H200-NVRTC_13.0.json" in cache_directory(), "tuned-<model>-avx512.json" for the CPU; empty without a cache
-/// folder.
+/// The file: "tuned-NVIDIA_H200-NVRTC_13.0__driver_13.0.json" in cache_directory(), "tuned-<model>-avx512.json" for the CPU; empty without
+/// a cache folder.
 std::string tuned_file(Device device);
 
 /// The choices in the device's file. None if it is missing, damaged, another device's, or in a folder that others can write.
@@ -29,6 +29,9 @@ TunedChoices read_tuned(Device device);
 
 /// The device's choices. Read once in a process, at the first call. Valid until the process ends; costs an atomic load.
 const TunedChoices& tuned_choices(Device device);
+
+/// Throws Error with the reason where choices cannot be kept.
+void require_tuned_folder();
 
 /// Adds a choice to the file, or replaces the problem's, and updates this process. Other processes may write at the same time.
 /// Throws Error with the reason if the file cannot be written.

@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -120,29 +123,27 @@ TEST_F(CliBench, TuneNeedsItsDevice) {
 
 TEST_F(CliBench, TuneKeepsTheFastestOnTheCpu) {
   const std::string command = "tune gemm --device cpu --dtype f32 --quick --shape M=64,N=64,K=64";
-  const json plan = run_json(command + " --dry-run --json");
-  ASSERT_EQ(plan.at("configurations").size(), 2u);
+  const json plan = run_json(command + " --dry-run --json").at("problems").at(0);
+  ASSERT_EQ(plan.at("candidates").size(), 2u);
   EXPECT_TRUE(plan.at("winner").is_null());
-  for (const json& configuration : plan.at("configurations")) {
-    EXPECT_TRUE(configuration.at("us").is_null());
-    EXPECT_GT(configuration.at("least_us").get<double>(), 0);
+  for (const json& candidate : plan.at("candidates")) {
+    EXPECT_TRUE(candidate.at("us").is_null());
+    EXPECT_GT(candidate.at("predicted").get<double>(), 0);
   }
   EXPECT_EQ(run_json("tune --list --device cpu --json").at("choices").size(), 0u);
-  EXPECT_NE(run(command + " --dry-run").out.find("configuration"), std::string::npos);
+  EXPECT_NE(run(command + " --dry-run").out.find("predicted"), std::string::npos);
 
-  const json tuned = run_json(command + " --json");
-  EXPECT_EQ(tuned.at("seed"), 1);
-  double best = 0;
-  std::string fastest;
-  for (const json& configuration : tuned.at("configurations")) {
-    if (configuration.at("us").is_null()) {
-      EXPECT_TRUE(configuration.at("dropped").is_string());
-    } else if (best == 0 || configuration.at("us").get<double>() < best) {
-      best = configuration.at("us");
-      fastest = configuration.at("name");
-    }
+  const json all = run_json(command + " --json");
+  EXPECT_EQ(all.at("seed"), 1);
+  const json tuned = all.at("problems").at(0);
+  const std::string fastest = tuned.at("winner");
+  for (const json& candidate : tuned.at("candidates")) {
+    EXPECT_TRUE(candidate.at("problem").is_string() || candidate.at("us").get<double>() > 0);
+    if (candidate.at("name") == fastest) EXPECT_EQ(candidate.at("us"), tuned.at("us"));
+    if (candidate.at("name") == tuned.at("heuristic")) EXPECT_EQ(candidate.at("us"), tuned.at("heuristic_us"));
   }
-  EXPECT_EQ(tuned.at("winner"), fastest);
+  EXPECT_GE(tuned.at("gain").get<double>(), 1.0);
+  EXPECT_NEAR(all.at("geometric_mean_gain").get<double>(), tuned.at("gain").get<double>(), 1e-9);
   const json list = run_json("tune gemm --list --device cpu --json");
   ASSERT_EQ(list.at("choices").size(), 1u);
   EXPECT_EQ(list.at("choices").at(0).at("problem"), tuned.at("problem"));
@@ -156,13 +157,32 @@ TEST_F(CliBench, TuneKeepsTheFastestOnTheCpu) {
 
   const Outcome table = run(command);
   EXPECT_EQ(table.code, 0) << table.err;
-  EXPECT_NE(table.out.find("is the fastest; kept in"), std::string::npos) << table.out;
+  EXPECT_NE(table.out.find("is the fastest: "), std::string::npos) << table.out;
+  EXPECT_EQ(table.err, "") << "progress is for terminals";
+}
+
+TEST_F(CliBench, TuneTakesSeveralProblems) {
+  const std::string path = (folder() / "shapes").string();
+  std::ofstream(path) << "# skinny\nM=40,N=64,K=32\n\n  M=48,N=33,K=32  # ragged\n";
+  const json all = run_json("tune gemm --device cpu --dtype f32 --quick --json --shape M=64,N=64,K=64 --shapes '" + path + "'");
+  ASSERT_EQ(all.at("problems").size(), 3u);
+  double product = 1;
+  for (std::size_t i = 0; i < 3; ++i) {
+    const json& problem = all.at("problems").at(i);
+    EXPECT_NE(problem.at("problem").get<std::string>().find(std::array{"M=64,N=64", "M=40,N=64", "M=48,N=33"}[i]), std::string::npos);
+    product *= problem.at("gain").get<double>();
+  }
+  EXPECT_NEAR(std::pow(all.at("geometric_mean_gain").get<double>(), 3), product, 1e-9 * product);
+  EXPECT_EQ(run_json("tune gemm --list --device cpu --json").at("choices").size(), 3u);
+  std::ofstream(path) << "# none\n";
+  expect_message(run("tune gemm --device cpu --shapes '" + path + "'"), 2, "holds no shape");
+  expect_message(run("tune gemm --device cpu --shapes '" + path + "x'"), 1, "cannot be read");
 }
 
 TEST_F(CliBench, TuneKeepsAConvolution) {
   const std::string command = "tune convolution --device cpu --dtype f32 --quick --shape N=1,W=64,C=16,F=32,padding=1";
-  EXPECT_EQ(run_json(command + " --dry-run --json").at("configurations").size(), 2u);
-  const json tuned = run_json(command + " --json");
+  EXPECT_EQ(run_json(command + " --dry-run --json").at("problems").at(0).at("candidates").size(), 2u);
+  const json tuned = run_json(command + " --json").at("problems").at(0);
   const json list = run_json("tune convolution --list --device cpu --json");
   ASSERT_EQ(list.at("choices").size(), 1u);
   EXPECT_EQ(list.at("choices").at(0).at("problem"), tuned.at("problem"));

@@ -1,4 +1,4 @@
-// The tuner without its command: what is kept and how, what the heuristics make of it, what is not worth timing.
+// What the tuner keeps and how, and what the heuristics make of it.
 
 #include "runtime/tuned.hpp"
 
@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -19,9 +18,7 @@
 #include "kernels/convolution/tuning.hpp"
 #include "kernels/gemm/tuning.hpp"
 #include "kernels/gemm/variants.hpp"
-#include "kernels/norm/tuning.hpp"
 #include "kernels/row_tuning.hpp"
-#include "kernels/softmax/tuning.hpp"
 #include "kernels/tuner.hpp"
 #include "runtime/format.hpp"
 #include "runtime/tuned_json.hpp"
@@ -258,11 +255,11 @@ TEST_F(Tuned, GemmIgnoresConfigurationsThatItDoesNotHave) {
 TEST_F(Tuned, GemmComputesTheSameWithEveryChoice) {
   const Tensor a = Tensor::random({70, 50}, DType::f32, 1), b = Tensor::random({50, 90}, DType::f32, 2);
   const Tensor expected = matmul(a, b);
-  const TuneProblem problem =
+  const FamilyProblem problem =
       kernels::gemm::tune_problem(ShapeValues("M=70,N=90,K=50,b_rows=1", kernels::gemm::kTuneShape), DType::f32, kDevice);
-  ASSERT_EQ(problem.candidates.size(), 2u);
-  for (const TuneCandidate& candidate : problem.candidates) {
-    keep_tuned(kDevice, problem.key, candidate.choice);
+  ASSERT_EQ(problem.space.points().size(), 2u);
+  for (const TunePoint& point : problem.space.points()) {
+    keep_tuned(kDevice, problem.name, {point.text(), point.values()});
     EXPECT_EQ(max_difference(matmul(a, b), expected), 0);
   }
 }
@@ -285,17 +282,18 @@ int tuned_config(conv::Call call) {
   return call.config;
 }
 
-TuneProblem convolution_problem(const char* shape, DType dtype, Device device) {
+FamilyProblem convolution_problem(const char* shape, DType dtype, Device device) {
   return conv::tune_problem(ShapeValues(shape, conv::kTuneShape), dtype, device);
 }
 
 TEST_F(Tuned, ConvolutionTakesTheConfigurationOfExactlyItsProblem) {
-  const TuneProblem problem = convolution_problem("N=1,H=9,W=10,C=8,F=12", DType::f32, kDevice);
-  ASSERT_EQ(problem.candidates.size(), 2u);
-  EXPECT_EQ(problem.key, conv::problem_key(convolution_call()));
+  const FamilyProblem problem = convolution_problem("N=1,H=9,W=10,C=8,F=12", DType::f32, kDevice);
+  ASSERT_EQ(problem.space.points().size(), 2u);
+  EXPECT_EQ(problem.name, conv::problem_key(convolution_call()));
   EXPECT_EQ(tuned_config(convolution_call()), -1);
   for (int config = 0; config < 2; ++config) {
-    keep_tuned(kDevice, problem.key, problem.candidates[static_cast<std::size_t>(config)].choice);
+    const conv::Config& c = conv::cpu_configs()[static_cast<std::size_t>(config)];
+    keep_tuned(kDevice, problem.name, {"any", {c.bm, c.bn, c.stages, c.cluster}});
     EXPECT_EQ(tuned_config(convolution_call()), config);
   }
   EXPECT_EQ(tuned_config(convolution_call({.stride = {1, 2}})), -1);
@@ -307,9 +305,9 @@ TEST_F(Tuned, ConvolutionTakesTheConfigurationOfExactlyItsProblem) {
   conv::Call other_weights = convolution_call();
   other_weights.w = placeholder({3, 3, 8, 12}, DType::f32).transpose(2, 3).transpose(1, 2).transpose(0, 1);
   EXPECT_EQ(tuned_config(other_weights), -1);
-  EXPECT_EQ(conv::problem_key(other_weights), convolution_problem("N=1,H=9,W=10,C=8,F=12,cf=1", DType::f32, kDevice).key);
+  EXPECT_EQ(conv::problem_key(other_weights), convolution_problem("N=1,H=9,W=10,C=8,F=12,cf=1", DType::f32, kDevice).name);
   for (const std::vector<int>& values : {std::vector<int>{}, {1}, {32, 192, 2, 7}, {32, 192, 2, 1, 1}}) {
-    keep_tuned(kDevice, problem.key, {"unknown", values});
+    keep_tuned(kDevice, problem.name, {"unknown", values});
     EXPECT_EQ(tuned_config(convolution_call()), -1);
   }
 }
@@ -319,11 +317,11 @@ TEST_F(Tuned, ConvolutionComputesTheSameWithEveryChoice) {
   const Tensor expected = Tensor::empty({2, 20, 50}, DType::f32), y = Tensor::empty({2, 20, 50}, DType::f32);
   const Conv1dOptions options{.stride = 2, .padding = 1};
   conv1d(x, w, expected, options);
-  const TuneProblem problem = convolution_problem("N=2,W=40,C=30,F=50,stride=2,padding=1", DType::f32, kDevice);
-  const auto launch = problem.prepare(Stream::standard(kDevice), 1);
-  for (const TuneCandidate& candidate : problem.candidates) {
-    launch(candidate);
-    keep_tuned(kDevice, problem.key, candidate.choice);
+  const FamilyProblem problem = convolution_problem("N=2,W=40,C=30,F=50,stride=2,padding=1", DType::f32, kDevice);
+  const TuneOperands operands = problem.prepare(Stream::standard(kDevice), 1);
+  for (const TunePoint& point : problem.space.points()) {
+    operands.launch(point);
+    keep_tuned(kDevice, problem.name, {point.text(), point.values()});
     y.copy_from(Tensor::poisoned(y.shape(), DType::f32));
     conv1d(x, w, y, options);
     EXPECT_LT(max_difference(y, expected), 1e-4);  // sums of 90 products in another order at most
@@ -349,138 +347,6 @@ TEST_F(Tuned, RowsTakeTheConfigurationThatIsKept) {
     keep_tuned(kDevice, "rows a", {"unknown", values});
     EXPECT_EQ(chosen("rows a"), standard);
   }
-}
-
-// Candidates.
-
-TuneCandidate candidate(std::uint64_t products, std::int64_t shared_bytes) {
-  TuneCandidate c;
-  c.shared_bytes = shared_bytes;
-  c.analysis.tiles = 1;
-  c.analysis.operations.products[0] = c.analysis.largest_tile.products[0] = products;
-  return c;
-}
-
-TEST(TunerProspects, HopelessOnesAreDropped) {
-  DeviceModel device{"one unit", "made up", 1, 100, {}, 10, 5, 1000};
-  device.products.fill(10);
-  TuneProblem problem;
-  problem.candidates = {candidate(100, 1000), candidate(200, 0), candidate(201, 0), candidate(10, 1001)};
-  const std::vector<Prospect> result = prospects(problem, device);
-  ASSERT_EQ(result.size(), 4u);
-  EXPECT_EQ(result[0].dropped, "");
-  EXPECT_DOUBLE_EQ(result[0].seconds, 10);
-  EXPECT_EQ(result[1].dropped, "");
-  EXPECT_NE(result[2].dropped.find("2.0 times"), std::string::npos) << result[2].dropped;
-  EXPECT_NE(result[3].dropped.find("1001 bytes of shared memory"), std::string::npos);  // and it is not the best that others must reach
-  EXPECT_TRUE(prospects({}, device).empty());
-}
-
-TEST(TunerProspects, Gemm) {
-  const TunableFamily family = tunable_families().at(0);
-  EXPECT_EQ(family.name, "gemm");
-  const std::map<DType, OperandType> types{{DType::f32, OperandType::f32},
-                                           {DType::f16, OperandType::f16},
-                                           {DType::bf16, OperandType::bf16},
-                                           {DType::fp8_e4m3, OperandType::fp8},
-                                           {DType::i8, OperandType::i8}};
-  for (const DType dtype : family.dtypes) {
-    const TuneProblem problem = family.problem(ShapeValues("M=255,N=257,K=513", family.shape), dtype, Device::cpu());
-    ASSERT_EQ(problem.candidates.size(), 2u);
-    for (const TuneCandidate& c : problem.candidates)
-      EXPECT_EQ(c.analysis.operations.inside[static_cast<std::size_t>(types.at(dtype))], 2u * 255 * 257 * 513);
-  }
-  expect_error<InvalidArgument>([&] { family.problem(ShapeValues("M=0,N=256,K=512", family.shape), DType::f32, Device::cpu()); },
-                                {"M, N, K and batch must be positive"});
-}
-
-/// A GPU's candidates are plain arithmetic: none is needed.
-constexpr Device kGpu = Device::cuda();
-
-std::vector<std::string> names_of(const TuneProblem& problem) {
-  std::vector<std::string> names;
-  for (const TuneCandidate& candidate : problem.candidates) names.push_back(candidate.choice.name);
-  return names;
-}
-
-TEST(TunerProspects, Convolution) {
-  // 47 or 24 tiles of pixels on 132 units: a tile that is twice as high and wide as needed takes four times as long.
-  const TuneProblem problem = convolution_problem("N=1,W=3000,C=1280,F=64,padding=1", DType::bf16, kGpu);
-  EXPECT_EQ(problem.key, "convolution bf16 fc N=1,H=1,W=3000,C=1280,F=64,K=1x3,stride=1x1,padding=0x1,dilation=1x1");
-  EXPECT_EQ(names_of(problem), (std::vector<std::string>{"128x256 cluster", "128x256", "128x128", "64x128"}));
-  const std::vector<Prospect> result = prospects(problem, *find_device_model("H200"));
-  ASSERT_EQ(result.size(), 4u);
-  EXPECT_NE(result[0].dropped.find("4.0 times"), std::string::npos) << result[0].dropped;
-  EXPECT_NE(result[1].dropped.find("4.0 times"), std::string::npos) << result[1].dropped;
-  EXPECT_EQ(result[2].dropped, "");
-  EXPECT_EQ(result[3].dropped, "");
-  for (const TuneCandidate& c : problem.candidates) {
-    EXPECT_EQ(c.analysis.global_written, 2u * 3000 * 64);
-    EXPECT_GT(c.shared_bytes, 0);
-  }
-  for (const DType dtype : {DType::f16, DType::f32}) {
-    const TuneProblem image = convolution_problem("N=2,H=8,W=9,C=65,F=300,stride=2,padding=1", dtype, kGpu);
-    EXPECT_EQ(image.candidates.size(), 4u);
-    for (const TuneCandidate& c : image.candidates) EXPECT_EQ(c.analysis.global_written, size_of(dtype) * 2u * 4 * 5 * 300);
-  }
-  EXPECT_EQ(convolution_problem("N=2,H=8,W=9,C=64,F=300,cf=1", DType::f16, kGpu).candidates.size(), 4u);
-
-  const auto expect = [](const char* shape, DType dtype, Device device, const char* part) {
-    expect_error<InvalidArgument>([&] { convolution_problem(shape, dtype, device); }, {part});
-  };
-  expect("N=0,W=9,C=65,F=300", DType::bf16, kGpu, "must be positive");
-  expect("N=1,W=9,C=65,F=300,stride=0", DType::bf16, kGpu, "must be positive");
-  expect("N=1,W=9,C=65,F=300,K=12,padding=1", DType::bf16, kGpu, "the kernel, 12 long, must fit into the padded image, 11");
-  expect("N=1,H=2,W=9,C=65,F=300,K=3", DType::bf16, Device::cpu(), "the kernel, 3 long, must fit into the padded image, 2");
-  expect("N=1,W=9,C=65,F=300,cf=1", DType::f32, kGpu, "cf has kernels for f16 and bf16 only");
-}
-
-TEST(TunerProspects, Softmax) {
-  const auto problem = [](const char* shape, DType dtype, Device device = kGpu) {
-    return kernels::softmax::tune_problem(ShapeValues(shape, kernels::softmax::kTuneShape), dtype, device);
-  };
-  const TuneProblem bf16_rows = problem("rows=1000,cols=1280", DType::bf16);
-  EXPECT_EQ(bf16_rows.key, "softmax bf16 rows=1000,cols=1280");
-  EXPECT_EQ(names_of(bf16_rows), (std::vector<std::string>{"1 warp, 40 columns", "2 warps, 24 columns", "4 warps, 16 columns",
-                                                           "8 warps, 8 columns", "16 warps, 8 columns"}));
-  const std::int64_t tiles[] = {250, 500, 1000, 1000, 1000};  // of 4 rows, of 2, of one
-  for (std::size_t i = 0; i < bf16_rows.candidates.size(); ++i) {
-    const TuneCandidate& c = bf16_rows.candidates[i];
-    EXPECT_EQ(c.analysis.tiles, tiles[i]);
-    EXPECT_EQ(c.analysis.global_read, 2u * 1000 * 1280);
-    EXPECT_EQ(c.analysis.global_written, 2u * 1000 * 1280);
-    EXPECT_EQ(c.analysis.uncounted, 0u);
-  }
-  EXPECT_EQ(problem("rows=1000,cols=1280", DType::f32).candidates.size(), 4u);  // 40 columns of f32 are too many for a thread
-  // One row of 300: sixteen warps of 8 columns each do 4096 exponentials of which 300 are wanted.
-  const TuneProblem one = problem("rows=1,cols=300", DType::bf16);
-  const std::vector<Prospect> result = prospects(one, *find_device_model("H200"));
-  ASSERT_EQ(result.size(), 5u);
-  EXPECT_EQ(result[1].dropped, "");
-  EXPECT_NE(result[4].dropped, "");
-
-  expect_error<InvalidArgument>([&] { problem("rows=4,cols=64", DType::bf16, Device::cpu()); }, {"softmax has nothing to tune on the CPU"});
-  expect_error<InvalidArgument>([&] { problem("rows=4,cols=20481", DType::bf16); }, {"cols is 20481", "over 20480"});
-  expect_error<InvalidArgument>([&] { problem("rows=0,cols=64", DType::bf16); }, {"must be positive"});
-}
-
-TEST(TunerProspects, Norm) {
-  const auto problem = [](const char* shape, DType dtype, Device device = kGpu) {
-    return kernels::norm::tune_problem(ShapeValues(shape, kernels::norm::kTuneShape), dtype, device);
-  };
-  const TuneProblem rms = problem("rows=1000,cols=4096,residual=1", DType::bf16);
-  EXPECT_EQ(rms.key, "norm rms bf16 rows=1000,cols=4096 residual weight");
-  EXPECT_EQ(names_of(rms), (std::vector<std::string>{"4 warps, 32 columns", "8 warps, 16 columns", "16 warps, 8 columns"}));
-  for (const TuneCandidate& c : rms.candidates) {
-    EXPECT_EQ(c.analysis.global_written, 2u * 2 * 1000 * 4096);
-    EXPECT_EQ(c.analysis.unique_read, 2u * (2 * 1000 * 4096 + 4096));
-  }
-  const TuneProblem layer = problem("rows=1000,cols=4096,layer=1", DType::f32);
-  EXPECT_EQ(layer.key, "norm layer f32 rows=1000,cols=4096 weight bias");
-  EXPECT_EQ(names_of(layer), names_of(rms));
-  EXPECT_EQ(problem("rows=1000,cols=4096,layer=1,weight=0", DType::f16).key, "norm layer f16 rows=1000,cols=4096");
-  expect_error<InvalidArgument>([&] { problem("rows=4,cols=64", DType::bf16, Device::cpu()); }, {"norm has nothing to tune on the CPU"});
-  expect_error<InvalidArgument>([&] { problem("rows=4,cols=16385,layer=1", DType::bf16); }, {"cols is 16385", "over 16384"});
 }
 
 }  // namespace

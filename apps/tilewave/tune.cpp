@@ -1,14 +1,15 @@
 // tilewave tune
 
-#include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <fstream>
 
-#include "analyze.hpp"
 #include "apps/tilewave/terminal.hpp"
-#include "benchmarks/harness.hpp"
 #include "command.hpp"
 #include "kernels/tuner.hpp"
 #include "runtime/format.hpp"
+#include "runtime/tune.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::cli {
@@ -19,17 +20,19 @@ constexpr std::uint64_t kSeed = 1;
 
 struct TuneArguments {
   std::string family;
-  std::string shape;
+  std::vector<std::string> shapes;
+  std::string shapes_file;
   std::string dtype = "bf16";
   std::string device = "auto";
-  bool dry_run = false, quick = false, json = false, list = false, forget = false;
+  int candidates = TuneOptions().candidates;
+  bool dry_run = false, quick = false, hot = false, json = false, list = false, forget = false;
 };
 
-/// What became of a candidate.
-struct Result {
-  TuneCandidate candidate;
-  Prospect prospect;
-  bench::Timing time;  ///< milliseconds; 0: not timed
+/// What became of a problem.
+struct Outcome {
+  FamilyProblem problem;
+  TuneResult result;  ///< of a dry run: candidates alone
+  std::string failure;
 };
 
 Device usable_device(const std::string& name) {
@@ -55,111 +58,141 @@ TunableFamily find_family(const std::string& name) {
       tw::format("tune: there is no family \"{}\" with choices{}; there are: {}", name, did_you_mean(name, names), tw::join(names, ", ")));
 }
 
-/// What prunes: the device's data sheet; of a GPU that has none here, an H200's, for what is compared are its candidates.
-DeviceModel model_of(Device device) {
-  if (!device.is_cuda()) return named_device_model("cpu");
-  const DeviceInfo& info = device_info(device);
-  const DeviceModel* known = find_device_model(info.name);
-  DeviceModel model = known != nullptr ? *known : *find_device_model("H200");
-  model.units = info.units;
-  model.shared_per_block = static_cast<std::int64_t>(info.shared_per_block);
-  return model;
-}
-
-void print_header(const TuneArguments& a, Device device, const TuneProblem& problem) {
-  tw::print("{} on {} ({}), operands from seed {}\n\n", problem.key, device.name(), device_info(device).name, kSeed);
-  tw::print("{:<20} {:>12} {:>12} {:>12} {:>10}\n", "configuration", "least us", a.dry_run ? "tiles" : "us", a.dry_run ? "read" : "p10",
-            a.dry_run ? "shared" : "p90");
-}
-
-void print_result(const TuneArguments& a, const Result& r) {
-  const std::string least = tw::format("{:.2f}", r.prospect.seconds * 1e6);
-  if (!r.prospect.dropped.empty()) {
-    tw::print("{:<20} {:>12} not timed: {}\n", r.candidate.choice.name, least, r.prospect.dropped);
-  } else if (a.dry_run) {
-    tw::print("{:<20} {:>12} {:>12} {:>12} {:>10}\n", r.candidate.choice.name, least, r.candidate.analysis.tiles,
-              bytes_text(r.candidate.analysis.global_read), bytes_text(static_cast<std::size_t>(r.candidate.shared_bytes)));
-  } else {
-    tw::print("{:<20} {:>12} {:>12.2f} {:>12.2f} {:>10.2f}\n", r.candidate.choice.name, least, r.time.median * 1e3, r.time.p10 * 1e3,
-              r.time.p90 * 1e3);
+/// Of the lines of a file that are neither empty nor comments (#).
+std::vector<std::string> read_shapes(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<std::string> shapes;
+  for (std::string line; std::getline(file, line);) {
+    line.erase(std::min(line.find('#'), line.size()));
+    line.erase(0, line.find_first_not_of(" \t\r"));
+    line.erase(line.find_last_not_of(" \t\r") + 1);
+    if (!line.empty()) shapes.push_back(line);
   }
-  std::fflush(stdout);
+  if (file.bad() || !file.eof()) throw Error(tw::format("{}: cannot be read", path));
+  if (shapes.empty()) throw UsageError(tw::format("tune: {} holds no shape", path));
+  return shapes;
 }
 
-/// All that are worth it, interleaved: a GPU's clock settles at what they draw together.
-void time_all(const TuneArguments& a, std::vector<Result>& results, const TuneProblem& problem, Device device) {
-  const Stream stream = Stream::standard(device);
-  const auto launch = problem.prepare(stream, kSeed);
-  std::vector<bench::Contender> contenders;
-  std::vector<Result*> timed;
-  for (Result& result : results) {
-    if (!result.prospect.dropped.empty()) continue;
-    tw::print(stderr, "tilewave tune: {} of {}: {}\n", &result - results.data() + 1, results.size(), result.candidate.choice.name);
-    launch(result.candidate);  // compiles it
-    stream.synchronize();
-    contenders.push_back({result.candidate.choice.name, [&launch, &result] { launch(result.candidate); }});
-    timed.push_back(&result);
-  }
-  const auto effort = a.quick ? bench::Effort::quick(bench::Mode::hot) : bench::Effort::standard(bench::Mode::hot);
-  tw::print(stderr, "tilewave tune: timing {} configurations together, {} samples each\n", contenders.size(), effort.samples);
-  const std::vector<bench::Timing> times = bench::measure(bench::Mode::hot, contenders, stream, effort);
-  for (std::size_t i = 0; i < times.size(); ++i) timed[i]->time = times[i];
-}
-
-nlohmann::ordered_json to_json(const Result& r) {
-  nlohmann::ordered_json json{{"name", r.candidate.choice.name},
-                              {"values", r.candidate.choice.values},
-                              {"least_us", r.prospect.seconds * 1e6},
-                              {"tiles", r.candidate.analysis.tiles},
-                              {"global_read", r.candidate.analysis.global_read},
-                              {"shared_bytes", r.candidate.shared_bytes},
-                              {"dropped", nullptr},
-                              {"us", nullptr}};
-  if (!r.prospect.dropped.empty()) json["dropped"] = r.prospect.dropped;
-  if (r.time.median > 0) json["us"] = r.time.median * 1e3;
-  return json;
-}
-
-void tune(const TuneArguments& a) {
-  if (a.family.empty() || a.shape.empty()) throw UsageError("tune: FAMILY and --shape say what to tune; or give --list or --forget");
-  const TunableFamily family = find_family(a.family);
-  const Device device = usable_device(a.device);
-  TuneProblem problem;
+FamilyProblem make_problem(const TunableFamily& family, const std::string& shape, const std::string& dtype_text, Device device) {
   try {
-    const DType dtype = parse_dtype(a.dtype);
+    const DType dtype = parse_dtype(dtype_text);
     if (std::find(family.dtypes.begin(), family.dtypes.end(), dtype) == family.dtypes.end()) {
       std::vector<std::string_view> allowed;
       for (const DType each : family.dtypes) allowed.push_back(name_of(each));
-      throw InvalidArgument(tw::format("dtype is {}; {} is tuned for: {}", a.dtype, family.name, tw::join(allowed, ", ")));
+      throw InvalidArgument(tw::format("dtype is {}; {} is tuned for: {}", dtype_text, family.name, tw::join(allowed, ", ")));
     }
-    problem = family.problem(ShapeValues(a.shape, family.shape), dtype, device);
+    return family.problem(ShapeValues(shape, family.shape), dtype, device);
   } catch (const InvalidArgument& error) {
     throw UsageError(tw::format("tune {}: {}", family.name, error.what()));
   }
-  const std::vector<Prospect> expected = prospects(problem, model_of(device));
-  std::vector<Result> results;
-  for (std::size_t i = 0; i < expected.size(); ++i) results.push_back({problem.candidates[i], expected[i], {}});
-  if (!a.dry_run) time_all(a, results, problem, device);
-  if (!a.json) {
-    print_header(a, device, problem);
-    for (const Result& result : results) print_result(a, result);
+}
+
+/// The predicted time of a candidate in units of the heuristic's choice.
+double relative(const Outcome& o, const TuneCandidate& c) {
+  const double standard = o.problem.predict(o.problem.standard);
+  return standard > 0 ? c.predicted / standard : 0;
+}
+
+std::string table_of(const Outcome& o) {
+  std::string text = tw::format("{}\n{:<56} {:>9} {:>10}\n", o.problem.name, "", "predicted", "us");
+  for (const TuneCandidate& c : o.result.candidates) {
+    const char* const mark = c.point == o.problem.standard ? "heuristic" : "";
+    text += tw::format("{:<56} {:>9.2f} {:>10} {}\n", c.point.text(), relative(o, c),
+                       c.milliseconds > 0 ? tw::format("{:.2f}", c.milliseconds * 1e3) : "-", c.problem.empty() ? mark : c.problem);
   }
-  const Result* best = nullptr;
-  for (const Result& result : results)
-    if (result.time.median > 0 && (best == nullptr || result.time.median < best->time.median)) best = &result;
-  if (best != nullptr) keep_tuned(device, problem.key, best->candidate.choice);
-  if (!a.json) {
-    if (best != nullptr)
-      tw::print("\n{} is the fastest; kept in {}\n", best->candidate.choice.name, shown_line(stdout, tuned_file(device)));
-    return;
+  if (!o.failure.empty() || o.result.milliseconds == 0) return text + "\n";
+  return text + tw::format("{} is the fastest: {:.3f} times as fast as the heuristic's choice\n\n", o.result.best.text(), o.result.gain());
+}
+
+nlohmann::ordered_json to_json(const Outcome& o) {
+  const auto or_null = [](double value) { return value > 0 ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr); };
+  auto candidates = nlohmann::ordered_json::array();
+  for (const TuneCandidate& c : o.result.candidates)
+    candidates.push_back({{"name", c.point.text()},
+                          {"values", c.point.values()},
+                          {"predicted", relative(o, c)},
+                          {"us", or_null(c.milliseconds * 1e3)},
+                          {"problem", c.problem.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(c.problem)}});
+  const bool timed = o.failure.empty() && o.result.milliseconds > 0;
+  return {{"problem", o.problem.name},
+          {"candidates", candidates},
+          {"heuristic", o.problem.standard.text()},
+          {"heuristic_us", timed ? or_null(o.result.standard_milliseconds * 1e3) : nullptr},
+          {"winner", timed ? nlohmann::ordered_json(o.result.best.text()) : nlohmann::ordered_json(nullptr)},
+          {"us", timed ? or_null(o.result.milliseconds * 1e3) : nullptr},
+          {"gain", timed ? or_null(o.result.gain()) : nullptr},
+          {"failure", o.failure.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(o.failure)}};
+}
+
+/// The kernels of all problems at once, so that every core has one to compile.
+void compile_all_candidates(const TuneArguments& a, const std::vector<Outcome>& outcomes, const Stream& stream, Screen& screen) {
+  std::vector<KernelSpec> specs;
+  for (const Outcome& o : outcomes) {
+    screen.progress(o.problem.name);
+    const TuneProblem problem = with_operands(o.problem, stream, kSeed, TuneMemory::hot);
+    std::vector<TuneCandidate> candidates = tune_candidates(o.problem.space, problem, a.candidates);
+    const std::vector<KernelSpec> own = kernels_of_candidates(problem, candidates);
+    specs.insert(specs.end(), own.begin(), own.end());
   }
-  auto json = nlohmann::ordered_json::array();
-  for (const Result& result : results) json.push_back(to_json(result));
-  print_json({{"problem", problem.key},
-              {"device", device_info(device).name},
-              {"seed", kSeed},
-              {"configurations", json},
-              {"winner", best != nullptr ? nlohmann::ordered_json(best->candidate.choice.name) : nlohmann::ordered_json(nullptr)}});
+  compile_ahead(specs, [&](std::string_view text) { screen.progress(text); });
+}
+
+int tune(const TuneArguments& a) {
+  std::vector<std::string> shapes = a.shapes_file.empty() ? std::vector<std::string>() : read_shapes(a.shapes_file);
+  shapes.insert(shapes.begin(), a.shapes.begin(), a.shapes.end());
+  if (a.family.empty() || shapes.empty())
+    throw UsageError("tune: FAMILY and --shape or --shapes say what to tune; or give --list or --forget");
+  if (a.candidates < 1) throw UsageError(tw::format("tune: --candidates is {}; at least 1 is needed", a.candidates));
+  const auto begin = std::chrono::steady_clock::now();
+  const TunableFamily family = find_family(a.family);
+  const Device device = usable_device(a.device);
+  std::vector<Outcome> outcomes;
+  for (const std::string& shape : shapes) outcomes.push_back({make_problem(family, shape, a.dtype, device), {}, {}});
+  const Stream stream = Stream::standard(device);
+  Screen screen;
+  if (!a.json) screen.text(tw::format("{} ({}), operands from seed {}\n\n", device.name(), device_info(device).name, kSeed));
+  if (!a.dry_run && device.is_cuda()) compile_all_candidates(a, outcomes, stream, screen);
+  TuneOptions options{.stream = stream, .candidates = a.candidates};
+  if (a.quick) options.rounds = 11;
+  double log_gain = 0;
+  int tuned = 0;
+  for (std::size_t i = 0; i < outcomes.size(); ++i) {
+    Outcome& o = outcomes[i];
+    options.progress = [&](std::string_view text) {
+      screen.progress(tw::format("[{}/{}] {}: {}", i + 1, outcomes.size(), o.problem.name, text));
+    };
+    try {
+      if (a.dry_run) {
+        o.result.candidates = tune_candidates(o.problem.space, without_operands(o.problem), a.candidates);
+      } else {
+        const TuneProblem problem = with_operands(o.problem, stream, kSeed, a.hot ? TuneMemory::hot : TuneMemory::cold);
+        o.result = tw::tune(o.problem.space, problem, options);
+        log_gain += std::log(o.result.gain());
+        ++tuned;
+      }
+    } catch (const Error& error) {
+      o.failure = error.what();
+      screen.message(tw::format("tilewave tune: {}", o.failure));
+    }
+    if (!a.json) screen.text(table_of(o));
+  }
+  screen.clear_progress();
+  const double gain = tuned > 0 ? std::exp(log_gain / tuned) : 0;
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (a.json) {
+    auto problems = nlohmann::ordered_json::array();
+    for (const Outcome& o : outcomes) problems.push_back(to_json(o));
+    print_json({{"device", device_info(device).name},
+                {"seed", kSeed},
+                {"memory", a.hot ? "hot" : "cold"},
+                {"problems", problems},
+                {"geometric_mean_gain", tuned > 0 ? nlohmann::ordered_json(gain) : nlohmann::ordered_json(nullptr)},
+                {"seconds", seconds}});
+  } else if (tuned > 0) {
+    screen.text(tw::format("{} of {} tuned in {:.1f} s, {:.3f} times as fast as the heuristic in the geometric mean; kept in {}\n", tuned,
+                           outcomes.size(), seconds, gain, tuned_file(device)));
+  }
+  return a.dry_run || tuned == static_cast<int>(outcomes.size()) ? kOk : kFailure;
 }
 
 void list(const TuneArguments& a) {
@@ -183,9 +216,10 @@ void forget(const TuneArguments& a) {
 
 std::string family_help() {
   std::string text =
-      "Times the family's configurations, interleaved, except those that their analysis rules out. Keeps the fastest in the cache folder,\n"
-      "for this device and compiler: later calls of exactly this problem use it. Names in --shape, with their defaults, and element\n"
-      "types:";
+      "Searches tile sizes, stages and everything else that the family's kernel lets one choose: compiles the points with the best\n"
+      "predictions, times them interleaved, and keeps the fastest in the cache folder, for this device, driver and compiler, if it is\n"
+      "faster than the heuristic's choice in a second measurement. Later calls of exactly this problem use it. Names in --shape, with\n"
+      "their defaults, and element types:";
   for (const TunableFamily& family : tunable_families()) {
     std::vector<std::string_view> dtypes;
     for (const DType dtype : family.dtypes) dtypes.push_back(name_of(dtype));
@@ -205,18 +239,26 @@ void add_tune(CLI::App& app, int& exit_code) {
     for (const TunableFamily& family : tunable_families()) names.push_back(family.name);
     return names;
   });
-  command->add_option("--shape", a.shape, "The problem: NAME=NUMBER,...; the names are below");
+  command->add_option("--shape", a.shapes, "A problem: NAME=NUMBER,...; the names are below; may be repeated");
+  completes_with_files(command->add_option("--shapes", a.shapes_file, "A file with a problem in each line; # begins a comment"));
   command->add_option("--dtype", a.dtype, "The element type")->capture_default_str();
   add_device_option(*command, a.device);
-  command->add_flag("--dry-run", a.dry_run, "Show the candidates and their analysis; time and keep nothing");
+  command->add_option("--candidates", a.candidates, "How many to compile and time for each problem")->capture_default_str();
+  command->add_flag("--dry-run", a.dry_run, "Show the candidates and their predictions; time and keep nothing");
   command->add_flag("--quick", a.quick, "Fewer samples: about +-3 % rather than +-1 %");
+  command->add_flag("--hot", a.hot, "Time with operands in the GPU's cache, instead of operands that come from memory");
   command->add_flag("--list", a.list, "Show the tuned choices for the device (of FAMILY)");
   command->add_flag("--forget", a.forget, "Remove the tuned choices for the device (of FAMILY)")->excludes("--list");
   command->add_flag("--json", a.json, "Print JSON");
   command->footer(family_help());
   command->callback([&exit_code] {
-    a.list ? list(a) : a.forget ? forget(a) : tune(a);
     exit_code = kOk;
+    if (a.list)
+      list(a);
+    else if (a.forget)
+      forget(a);
+    else
+      exit_code = tune(a);
   });
 }
 

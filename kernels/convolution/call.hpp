@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "kernels/activation.hpp"
 #include "kernels/convolution/convolution.tile.hpp"
 #include "kernels/convolution/variants.hpp"
@@ -19,6 +21,7 @@ struct Call {
   Axis vertical, horizontal;
   int config;  ///< index into the device's configurations, or -1: to be chosen
   Stream stream;
+  std::optional<Config> tile = {};  ///< a tuned configuration of the GPU's, which need not be one of configs()
 
   int in_channels() const { return static_cast<int>(w.shape(3)); }
   int out_channels() const { return static_cast<int>(w.shape(0)); }
@@ -62,6 +65,9 @@ Call check_conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2
 void run(const Call& call);
 void run_on_cpu(const Call& call);
 void run_on_gpu(const Call& call);
+
+/// The index into cpu_configs() that a call without a configuration takes.
+int choose_cpu_config(const Call& call);
 
 /// What the CPU does with one of cpu_configs(), its activation aside; operands may be placeholders.
 Analysis analyze_cpu_config(const Call& call, int config);

@@ -23,18 +23,14 @@ void with_tiles(const Call& call, F f) {
   f(grid_of(tiling, call, c.bn), [&](auto& bind, auto& p) { bind_call<T, kStep>(bind, p, call, w, tiling, c.bm); });
 }
 
-bool use_large(const Call& call) {
-  if (call.config >= 0) return call.config == 0;
-  return choose_window(call.problem(kStep, 1), kLarge.bm).tiles() * ceil_div(call.out_channels(), kLarge.bn) >= cpu_threads();
-}
-
 template <class T>
 void run(const Call& call) {
   with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
     const auto launch = [&]<Config c>() {
       with_tiles<T, c>(call, [](const TileGrid& grid, auto bind) { launch_cpu<CpuKernel<T, Act, c>>(grid, bind); });
     };
-    use_large(call) ? launch.template operator()<kLarge>() : launch.template operator()<kSmall>();
+    (call.config >= 0 ? call.config : choose_cpu_config(call)) == 0 ? launch.template operator()<kLarge>()
+                                                                    : launch.template operator()<kSmall>();
   });
 }
 
@@ -51,6 +47,11 @@ Analysis analyze_config(const Call& call, int config) {
 }  // namespace
 
 std::span<const Config> cpu_configs() { return kCpuConfigs; }
+
+int choose_cpu_config(const Call& call) {
+  const std::int64_t large = choose_window(call.problem(kStep, 1), kLarge.bm).tiles() * ceil_div(call.out_channels(), kLarge.bn);
+  return large >= cpu_threads() ? 0 : 1;
+}
 
 Analysis analyze_cpu_config(const Call& call, int config) {
   switch (call.x.dtype()) {

@@ -55,7 +55,7 @@ template <class T>
 void launch(const Call& call) {
   static KernelTable<Kernel> table(type_of, kSource);
   const Problem problem = call.problem(kStepChannels<T>, device_info(call.stream.device()).units);
-  const Config tile = tile_of(call, problem);
+  const Config tile = call.tile ? *call.tile : tile_of(call, problem);
   const Tiling tiling = choose_window(problem, tile.bm);
   const bool w_rows = sizeof(T) == 2 && stored_cf(call.w);  // tf32 products have no transposes
   const Tensor w = call.w.transpose(0, 2).transpose(0, 1);  // [KH, KW, F, C]

@@ -1,4 +1,7 @@
+#include <algorithm>
+
 #include "kernels/convolution/configs.hpp"
+#include "kernels/product_tiles.hpp"
 
 namespace tw::kernels::convolution {
 
@@ -34,22 +37,24 @@ Tiling choose_window(const Problem& p, int rows) {
   return best;
 }
 
+bool valid(const Config& c, int element_bytes, bool w_rows) {
+  return product_fits({c.bm, c.bn, c.stages, c.cluster}, element_bytes) && (!w_rows || c.bn % 64 == 0);
+}
+
+double predicted_time(const Problem& p, const Config& c) {
+  const auto known = std::find_if(kConfigs.begin(), kConfigs.end(),
+                                  [&](const Config& k) { return k.bm == c.bm && k.bn == c.bn && k.cluster == c.cluster; });
+  const Cost cost = known != kConfigs.end() ? kCosts[static_cast<std::size_t>(known - kConfigs.begin())]
+                                            : Cost{product_step_cost({c.bm, c.bn, c.stages, c.cluster}), c.cluster > 1 ? 5.0 : 4.0};
+  const Tiling tiling = choose_window(p, c.bm);
+  const std::int64_t in_image = divide_up(tiling.across * tiling.down, c.cluster) * c.cluster;
+  const std::int64_t rounds = divide_up(in_image * tiling.deep * divide_up(p.channels, c.bn), p.units);
+  return static_cast<double>(rounds) * (static_cast<double>(p.steps) * cost.step + cost.tile);
+}
+
 int choose_config(const Problem& p) {
-  int best = 0;
-  double best_time = 0;
-  for (int i = 0; i < static_cast<int>(kConfigs.size()); ++i) {
-    const Config& c = kConfigs[static_cast<std::size_t>(i)];
-    const Cost& cost = kCosts[static_cast<std::size_t>(i)];
-    const Tiling tiling = choose_window(p, c.bm);
-    const std::int64_t in_image = divide_up(tiling.across * tiling.down, c.cluster) * c.cluster;
-    const std::int64_t rounds = divide_up(in_image * tiling.deep * divide_up(p.channels, c.bn), p.units);
-    const double time = static_cast<double>(rounds) * (static_cast<double>(p.steps) * cost.step + cost.tile);
-    if (best_time == 0 || time < best_time) {
-      best = i;
-      best_time = time;
-    }
-  }
-  return best;
+  const auto faster = [&](const Config& a, const Config& b) { return predicted_time(p, a) < predicted_time(p, b); };
+  return static_cast<int>(std::min_element(kConfigs.begin(), kConfigs.end(), faster) - kConfigs.begin());
 }
 
 }  // namespace tw::kernels::convolution

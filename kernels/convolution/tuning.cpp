@@ -2,6 +2,7 @@
 
 #include "kernels/check.hpp"
 #include "kernels/generic_tiles.hpp"
+#include "kernels/product_tiles.hpp"
 
 namespace tw::kernels::convolution {
 
@@ -10,7 +11,27 @@ namespace {
 /// A configuration by its numbers, which mean the same whatever the list of configurations becomes.
 std::vector<int> values_of(const Config& c) { return {c.bm, c.bn, c.stages, c.cluster}; }
 
-std::span<const Config> configs_of(Device device) { return device.is_cuda() ? configs() : cpu_configs(); }
+Config config_of(const TunePoint& p) { return {p["bm"], p["bn"], p["stages"], p["cluster"]}; }
+
+int element_bytes_of(const Call& call) { return static_cast<int>(size_of(call.x.dtype())); }
+/// The GPU multiplies weights as they are stored, [.., C, F]: 16-bit types alone.
+bool w_rows(const Call& call) { return element_bytes_of(call) == 2 && stored_cf(call.w); }
+
+TuneSpace gpu_space(const Call& call) {
+  return TuneSpace({{"bm", {64, 128, 192, 256}},
+                    {"bn", {std::begin(kProductColumns), std::end(kProductColumns)}},
+                    {"stages", every(2, 10)},
+                    {"cluster", {1, 2}}},
+                   [bytes = element_bytes_of(call), rows = w_rows(call)](const TunePoint& p) { return valid(config_of(p), bytes, rows); });
+}
+
+TuneSpace cpu_space() {
+  std::vector<std::vector<int>> points;
+  for (const Config& c : cpu_configs()) points.push_back(values_of(c));
+  return space_of({"bm", "bn", "stages", "cluster"}, points);
+}
+
+double roofline_on_cpu(const Call& call, int config) { return roofline(analyze_cpu_config(call, config), cpu_for_comparison()).seconds; }
 
 std::string key_on(Device device, const Call& call) {
   const auto extent = [](const Tensor& t, int dim) { return t.shape(dim); };
@@ -31,10 +52,15 @@ void use_tuned(Call& call) {
   if (call.config >= 0 || generic_shared_bytes(call.stream) > 0) return;  // tuned configurations are sm_90a's
   const Device device = call.stream.device();
   const std::vector<int>* const values = tuned_values(device, [&] { return problem_key(call); });
-  if (values != nullptr) call.config = find_config(configs_of(device), *values, values_of);
+  if (values == nullptr || values->size() != 4) return;
+  const Config tile{(*values)[0], (*values)[1], (*values)[2], (*values)[3]};
+  if (!device.is_cuda())
+    call.config = find_config(cpu_configs(), *values, values_of);
+  else if (valid(tile, element_bytes_of(call), w_rows(call)))
+    call.tile = tile;
 }
 
-TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
+FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
   const std::int64_t n = shape["N"], height = shape["H"], width = shape["W"], c = shape["C"], f = shape["F"], taps = shape["K"];
   const std::int64_t stride = shape["stride"], padding = shape["padding"], dilation = shape["dilation"];
   require(n > 0 && height > 0 && width > 0 && c > 0 && f > 0 && taps > 0 && stride > 0 && dilation > 0,
@@ -58,30 +84,38 @@ TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
     return Operands{tensor(Shape{n, height, width, c}, dtype), cf ? w.transpose(2, 3).transpose(1, 2).transpose(0, 1) : w,
                     tensor(Shape{n, out_height, out_width, f}, dtype)};
   };
-  const Conv2dOptions options{
-      .stride = {flat ? 1 : stride, stride}, .padding = {vertical_padding, padding}, .dilation = {flat ? 1 : dilation, dilation}};
+  const auto options_on = [=](const Stream& stream) {
+    return Conv2dOptions{.stride = {flat ? 1 : stride, stride},
+                         .padding = {vertical_padding, padding},
+                         .dilation = {flat ? 1 : dilation, dilation},
+                         .stream = stream};
+  };
 
-  TuneProblem problem;
   const Operands shapes = make([](Shape s, DType type) { return placeholder(std::move(s), type); });
-  const Call call = check_conv2d(shapes.x, shapes.w, shapes.y, options);
-  problem.key = key_on(device, call);
-  const std::span<const Config> all = configs_of(device);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const Analysis analysis = gpu ? Analysis() : analyze_cpu_config(call, static_cast<int>(i));
-    std::string name = tw::format("{}x{}{}", all[i].bm, all[i].bn, all[i].cluster > 1 ? " cluster" : "");
-    problem.candidates.push_back({{std::move(name), values_of(all[i])}, analysis, gpu ? analysis.shared_bytes : 0});
-  }
-  problem.prepare = [=](const Stream& stream, std::uint64_t seed) {
+  const Call call = check_conv2d(shapes.x, shapes.w, shapes.y, options_on(Stream::standard(Device::cpu())));
+  const auto prepare = [=](const Stream& stream, std::uint64_t seed) {
     const Operands operands = make([&](Shape s, DType type) { return random_operand(std::move(s), type, seed, stream); });
-    return [=](const TuneCandidate& candidate) {
-      Conv2dOptions on_stream = options;
-      on_stream.stream = stream;
-      Call timed = check_conv2d(operands.x, operands.w, operands.y, on_stream);
-      timed.config = find_config(all, candidate.choice.values, values_of);
+    const auto launch = [=](const TunePoint& point) {
+      Call timed = check_conv2d(operands.x, operands.w, operands.y, options_on(stream));
+      if (gpu)
+        timed.tile = config_of(point);
+      else
+        timed.config = find_config(cpu_configs(), point.values(), values_of);
       run(timed);
     };
+    return TuneOperands{launch, operands.y, bytes_of({&operands.x, &operands.w, &operands.y})};
   };
-  return problem;
+  TuneSpace space = gpu ? gpu_space(call) : cpu_space();
+  const Problem work = call.problem(128 / element_bytes_of(call), units_of(device));
+  TunePoint standard = point_of(space, values_of(gpu ? configs()[static_cast<std::size_t>(choose_config(work))]
+                                                     : cpu_configs()[static_cast<std::size_t>(choose_cpu_config(call))]));
+  const int bytes = element_bytes_of(call);
+  const auto predict = [=](const TunePoint& point) {
+    if (!gpu) return roofline_on_cpu(call, find_config(cpu_configs(), point.values(), values_of));
+    const Config tile = config_of(point);
+    return predicted_time(work, tile) * stages_cost({tile.bm, tile.bn, tile.stages, tile.cluster}, bytes);
+  };
+  return {key_on(device, call), std::move(space), std::move(standard), predict, prepare};
 }
 
 }  // namespace tw::kernels::convolution

@@ -23,6 +23,6 @@ inline constexpr ShapeKey kTuneShape[] = {{"N", "images"},
                                           {"dilation", "in every dimension", 1},
                                           {"cf", "1: weights are stored [K, K, C, F]; 0: [F, K, K, C]", 0}};
 
-TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device);
+FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device);
 
 }  // namespace tw::kernels::convolution

@@ -43,6 +43,12 @@ struct Tiling {
 /// the strides it can take the window of the input, which is that many times as wide and high: boxes end at 256 elements.
 Tiling choose_window(const Problem& problem, int rows);
 
+/// Whether the GPU's kernel can have these tiles: kernels/product_tiles.hpp. Weights stored [.., C, F] are loaded in panels of 64 columns.
+bool valid(const Config& config, int element_bytes, bool w_rows);
+
+/// Predicted time of any valid configuration: rounds of tiles over the SMs, times the time of a tile.
+double predicted_time(const Problem& problem, const Config& config);
+
 /// The configuration with the least predicted time, as in kernels/gemm/heuristics.cpp.
 int choose_config(const Problem& problem);
 

@@ -143,8 +143,8 @@ inline bool stored_transposed(const Tensor& t) { return t.stride(-1) != 1 && t.s
 /// B is stored [K, N] and the GPU's tensor cores can take it so: 16-bit types alone.
 inline bool b_rows(const Call& call) { return size_of(call.a.dtype()) == 2 && stored_transposed(call.b); }
 
-/// What a choice of configuration on a GPU depends on.
-inline Problem problem_of(const Call& call) {
+/// What a choice of configuration on a GPU of so many SMs depends on.
+inline Problem problem_of(const Call& call, int units) {
   return {call.m,
           call.n,
           call.k,
@@ -152,9 +152,20 @@ inline Problem problem_of(const Call& call) {
           static_cast<int>(size_of(call.a.dtype())),
           call.addends(),
           b_rows(call),
-          device_info(call.stream.device()).units,
+          units,
           generic_shared_bytes(call.stream)};
 }
+inline Problem problem_of(const Call& call) { return problem_of(call, device_info(call.stream.device()).units); }
+
+/// Whether the product may be done as sums over splits of K, which a second kernel adds up.
+inline bool splittable(const Call& call) {
+  const bool transposed_a = b_rows(call) && stored_transposed(call.a);
+  return size_of(call.a.dtype()) == 2 && call.k > 0 && call.activation != Activation::swiglu && !transposed_a;
+}
+
+/// Whether a GPU swaps the operands, so that the rows of B fill the tensor cores' 64: 2 to 16 rows of A. One row has a kernel of its own.
+inline bool swaps_operands(const Call& call) { return splittable(call) && !b_rows(call) && call.m > 1 && call.m <= kMostSkinnyRows; }
+inline bool is_gemv(const Call& call) { return splittable(call) && !b_rows(call) && call.m == 1; }
 
 /// Calls f(std::type_identity<T>{}) for f16 or bf16.
 template <class F>
@@ -164,6 +175,9 @@ decltype(auto) with_16bit_type(DType dtype, F f) {
 
 /// Checks the arguments of gemm() and sorts the shapes out. Throws InvalidArgument.
 Call make_call(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& options);
+
+/// The index into cpu_configs() that a call without a configuration takes, few rows aside.
+int choose_cpu_config(const Call& call);
 
 /// What the CPU does with one of cpu_configs(); operands may be placeholders.
 Analysis analyze_cpu_config(const Call& call, int config);

@@ -64,6 +64,11 @@ void launch_few_rows(const Call& call) {
 
 std::span<const Config> cpu_configs() { return kCpuConfigs; }
 
+int choose_cpu_config(const Call& call) {
+  const long large_tiles = static_cast<long>(ceil_div(call.m, kLarge.bm)) * ceil_div(call.n, kLarge.bn) * call.batch;
+  return call.m > kSmall.bm && large_tiles >= cpu_threads() ? 0 : 1;
+}
+
 Analysis analyze_cpu_config(const Call& call, int config) {
   return with_types(call.a.dtype(), [&]<class T, class Out>(std::type_identity<T>, std::type_identity<Out>) {
     const auto bind_to = [&](auto& bind, auto& p) { bind_call(bind, p, call, call.a, call.b); };
@@ -80,8 +85,7 @@ void run_on_cpu(const Call& call) {
   }
   require(call.config < static_cast<int>(kCpuConfigs.size()), "gemm: config is {}; on the CPU it must be below {}", call.config,
           kCpuConfigs.size());
-  const long large_tiles = static_cast<long>(ceil_div(call.m, kLarge.bm)) * ceil_div(call.n, kLarge.bn) * call.batch;
-  const bool large = call.config >= 0 ? call.config == 0 : call.m > kSmall.bm && large_tiles >= cpu_threads();
+  const bool large = (call.config >= 0 ? call.config : choose_cpu_config(call)) == 0;
   with_types(call.a.dtype(), [&]<class T, class Out>(std::type_identity<T>, std::type_identity<Out>) {
     with_epilogue(call.activation, [&]<class Act>(std::type_identity<Act>) {
       if constexpr (!is_same<T, i8> || is_same<Act, Identity>)

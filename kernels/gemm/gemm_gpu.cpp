@@ -107,12 +107,11 @@ Config tile_of(const Call& call, const Problem& problem) {
 void run_on_gpu(const Call& call) {
   if (call.block_scaled()) return launch_block_scaled(call);
   const DType dtype = call.a.dtype();
-  const bool is_16bit = size_of(dtype) == 2, splittable = is_16bit && call.k > 0 && call.activation != Activation::swiglu;
+  if (is_gemv(call)) return launch_gemv(call);
   const Problem problem = problem_of(call);
-  if (splittable && !problem.b_rows && call.m <= kMostSkinnyRows) {
-    if (call.m == 1) return launch_gemv(call);
+  if (swaps_operands(call)) {
     const int splits = call.splits > 0 ? call.splits : choose_swapped_splits(problem);
-    const Config tile = problem.generic_shared > 0 ? fit_generic(kSwapped, problem.generic_shared) : kSwapped;
+    const Config tile = problem.generic_shared > 0 ? fit_generic(kSwapped, problem.generic_shared) : call.tile.value_or(kSwapped);
     return launch_split(call, {call.b, call.a, {.dtype = dtype, .out = DType::f32, .partial = true, .tile = tile}, true}, splits);
   }
   const bool transposed_a = problem.b_rows && stored_transposed(call.a);
@@ -126,7 +125,7 @@ void run_on_gpu(const Call& call) {
                    .addends = call.addends(),
                    .tile = tile_of(call, problem)}};
   int splits = 1;
-  if (splittable && !transposed_a) splits = call.splits > 0 ? call.splits : choose_splits(problem, product.kernel.tile);
+  if (splittable(call)) splits = call.splits > 0 ? call.splits : choose_splits(problem, product.kernel.tile);
   if (splits == 1) return launch_whole(call, product);
   product.kernel = {.dtype = dtype, .out = DType::f32, .b_rows = problem.b_rows, .partial = true, .tile = product.kernel.tile};
   launch_split(call, product, splits);

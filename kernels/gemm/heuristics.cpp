@@ -3,25 +3,21 @@
 #include "kernels/gemm/configs.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/generic_tiles.hpp"
+#include "kernels/product_tiles.hpp"
 
 namespace tw::kernels::gemm {
 
 namespace {
 
-constexpr int kStepBytes = 128;  // of K, in each row of a slot
-
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// The measured cost of a configuration's tile, or one that follows from its size: a step takes the tensor cores bm bn, and the longer the
-/// less each byte of the operands is used; pairs of blocks read B once.
+/// The measured cost of a configuration's tile, or one that follows from its size.
 CostedConfig cost_of(const Config& c) {
   const auto found = std::find_if(kCostedConfigs.begin(), kCostedConfigs.end(), [&](const CostedConfig& known) {
     return known.bm == c.bm && known.bn == c.bn && known.cluster == c.cluster;
   });
   if (found != kCostedConfigs.end()) return *found;
-  constexpr double full = 128 * 256, reuse = 1.0 / 128 + 1.0 / 256;
-  const double bytes = 1.0 / c.bm + 1.0 / c.bn / c.cluster;
-  return {c, c.bm * c.bn / full * (1 + 16 * std::max(bytes - reuse, 0.0)), c.cluster > 1 ? 5.0 : 4.0};
+  return {c, product_step_cost({c.bm, c.bn, c.stages, c.cluster}), c.cluster > 1 ? 5.0 : 4.0};
 }
 
 /// Predicted time with K in `splits` splits, in steps of the second configuration.
@@ -54,13 +50,7 @@ bool valid(const Config& c, const Problem& p) {
     const std::vector<Config> all = configs_for(p);
     return std::find(all.begin(), all.end(), c) != all.end();
   }
-  constexpr int shared = 232448, barriers = 1024, registers = 65536, loader = 128 * 40, overhead = 48;
-  const int warpgroups = c.bm / 64;
-  if (c.bm % 64 != 0 || warpgroups < 1 || warpgroups > 4 || c.bn % 16 != 0 || c.bn < 16 || c.bn > 256) return false;
-  if (c.stages < 2 || c.cluster < 1 || c.cluster > 2 || c.band < 1) return false;
-  if (c.bn / 2 + overhead > std::min((registers - loader) / (warpgroups * 128), 232)) return false;
-  const int staging = p.element_bytes == 4 ? 0 : warpgroups * (c.bn > 64 ? 2 : 1) * 64 * kStepBytes;
-  if (barriers + c.stages * (c.bm + c.bn) * kStepBytes + staging > shared) return false;
+  if (c.band < 1 || !product_fits({c.bm, c.bn, c.stages, c.cluster}, p.element_bytes)) return false;
   return (!p.addends || c.bn <= 128) && (!p.b_rows || c.bn % 64 == 0);
 }
 

@@ -2,55 +2,134 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "kernels/check.hpp"
 #include "kernels/gemm/configs.hpp"
+#include "kernels/product_tiles.hpp"
 
 namespace tw::kernels::gemm {
 
 namespace {
 
-/// A configuration by its numbers, which mean the same whatever the list of configurations becomes, and the parts of K.
-std::vector<int> values_of(const Config& c, int splits) { return {c.bm, c.bn, c.stages, c.cluster, c.band, splits}; }
+Config config_of(const TunePoint& p) { return {p["bm"], p["bn"], p["stages"], p["cluster"], p["band"]}; }
 
-/// Few rows have kernels of their own on a GPU, and so have block scales.
-bool has_choice(const Call& call) { return !call.block_scaled() && (!call.stream.device().is_cuda() || call.m > kMostSkinnyRows); }
+/// One row has a kernel of its own on a GPU, few rows on the CPU, and so have block scales.
+bool has_choice(const Call& call, Device device) {
+  return !call.block_scaled() && (device.is_cuda() ? !is_gemv(call) : call.m > kMostSkinnyRows);
+}
 
-std::span<const Config> configs_of(Device device) { return device.is_cuda() ? configs() : cpu_configs(); }
+/// The product that the kernel computes: with swapped operands the rows of B are its M, and what is added to D is the sum kernel's.
+Problem product_of(const Call& call, int units) {
+  Problem p = problem_of(call, units);
+  if (swaps_operands(call)) {
+    std::swap(p.m, p.n);
+    p.addends = false;
+  }
+  return p;
+}
 
-}  // namespace
+/// Whether so many splits of K, each of at least 4 steps, are so many.
+bool valid_splits(const Call& call, int splits) {
+  if (splits == 1) return true;
+  const auto bytes = static_cast<std::int64_t>(size_of(call.a.dtype()));
+  return splittable(call) && (call.k * bytes + 127) / 128 / splits >= 4 && used_splits(call.k, size_of(call.a.dtype()), splits) == splits;
+}
 
-std::string problem_key(const Call& call) {
+constexpr int kBands[] = {4, 8, 16, 32};
+
+/// Of bands that hold all rows of tiles, which do the same, one is valid: the heuristic's, or else the narrowest.
+bool valid_band(int band, int standard, std::int64_t tile_rows) {
+  if (band < tile_rows) return true;
+  const int same =
+      standard >= tile_rows ? standard : *std::find_if(std::begin(kBands), std::end(kBands), [&](int b) { return b >= tile_rows; });
+  return band == same;
+}
+
+TuneSpace cpu_space() {
+  std::vector<std::vector<int>> points;
+  for (const Config& c : cpu_configs()) points.push_back(values_of(c, 1));
+  return space_of({"bm", "bn", "stages", "cluster", "band", "splits"}, points);
+}
+
+int cpu_config_of(const std::vector<int>& values) {
+  return find_config(cpu_configs(), values, [](const Config& c) { return values_of(c, 1); });
+}
+
+/// What the heuristic chooses.
+std::vector<int> standard_values(const Call& call, Device device, int units) {
+  if (!device.is_cuda()) return values_of(cpu_configs()[static_cast<std::size_t>(choose_cpu_config(call))], 1);
+  const Problem p = problem_of(call, units);
+  const auto used = [&](int splits) { return used_splits(call.k, size_of(call.a.dtype()), splits); };
+  if (swaps_operands(call)) return values_of(kSwapped, used(choose_swapped_splits(p)));
+  const Config& tile = configs()[static_cast<std::size_t>(choose_config(p))];
+  return values_of(tile, splittable(call) ? used(choose_splits(p, tile)) : 1);
+}
+
+std::string key_on(Device device, const Call& call) {
   std::string key = tw::format("gemm {} {}{} M={},N={},K={},batch={}", name_of(call.a.dtype()), stored_transposed(call.a) ? 't' : 'n',
                                stored_transposed(call.b) ? 'n' : 't', call.m, call.n, call.k, call.batch);
   if (call.addends()) key += " addends";
-  if (!call.stream.device().is_cuda()) key += tw::format(" threads={}", cpu_threads());
+  if (!device.is_cuda()) key += tw::format(" threads={}", cpu_threads());
   return key;
 }
 
-void use_tuned(Call& call) {
-  if (call.config >= 0 || call.splits > 0 || !has_choice(call)) return;
-  const Device device = call.stream.device();
-  const std::vector<int>* const values = tuned_values(device, [&] { return problem_key(call); });
-  if (values == nullptr || values->empty()) return;
-  const int splits = values->back();
-  if (!device.is_cuda()) {
-    call.config = find_config(cpu_configs(), *values, [&](const Config& c) { return values_of(c, splits); });
-  } else if (values->size() == 6) {
-    const Config tile{(*values)[0], (*values)[1], (*values)[2], (*values)[3], (*values)[4]};
-    if (!valid(tile, problem_of(call))) return;
-    call.tile = tile;
-    call.splits = std::max(splits, 0);
-  }
+/// Seconds of each of cpu_configs() by its counts; none for a GPU.
+std::vector<double> cpu_analyses(const Call& call, Device device) {
+  std::vector<double> seconds;
+  if (device.is_cuda()) return seconds;
+  for (std::size_t i = 0; i < cpu_configs().size(); ++i)
+    seconds.push_back(roofline(analyze_cpu_config(call, static_cast<int>(i)), cpu_for_comparison()).seconds);
+  return seconds;
 }
 
-TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
+}  // namespace
+
+std::vector<int> values_of(const Config& c, int splits) { return {c.bm, c.bn, c.stages, c.cluster, c.band, splits}; }
+
+TuneSpace gpu_space(const Call& call, int units) {
+  const Problem p = product_of(call, units);
+  const bool swapped = swaps_operands(call);
+  const std::vector<int> bands = swapped ? std::vector{1} : std::vector(std::begin(kBands), std::end(kBands));
+  const int standard_band = standard_values(call, Device::cuda(), units)[4];
+  const auto rule = [=](const TunePoint& point) {
+    const Config c = config_of(point);
+    if (!valid(c, p) || !valid_splits(call, point["splits"])) return false;
+    const std::int64_t clusters = ceil_div(ceil_div(static_cast<int>(p.m), c.bm), c.cluster);
+    return swapped || valid_band(c.band, standard_band, clusters);
+  };
+  return TuneSpace({{"bm", {64, 128, 192, 256}},
+                    {"bn", swapped ? std::vector{kMostSkinnyRows} : std::vector(std::begin(kProductColumns), std::end(kProductColumns))},
+                    {"stages", every(2, swapped ? 12 : 10)},
+                    {"cluster", {1, 2}},
+                    {"band", bands},
+                    {"splits", every(1, swapped ? 32 : 16)}},
+                   rule);
+}
+
+std::string problem_key(const Call& call) { return key_on(call.stream.device(), call); }
+
+void use_tuned(Call& call) {
+  const Device device = call.stream.device();
+  if (call.config >= 0 || call.splits > 0 || !has_choice(call, device)) return;
+  const std::vector<int>* const values = tuned_values(device, [&] { return problem_key(call); });
+  if (values == nullptr || values->size() != 6) return;
+  if (!device.is_cuda()) {
+    call.config = cpu_config_of(*values);
+    return;
+  }
+  const Config tile{(*values)[0], (*values)[1], (*values)[2], (*values)[3], (*values)[4]};
+  if (!valid(tile, product_of(call, 1)) || (swaps_operands(call) && tile.bn < call.m)) return;
+  call.tile = tile;
+  call.splits = std::max(values->back(), 0);
+}
+
+FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
   const bool a_rows = shape["a_rows"] != 0, b_rows = shape["b_rows"] != 0, addends = shape["addends"] != 0;
   const std::int64_t m = shape["M"], n = shape["N"], k = shape["K"], batch = shape["batch"];
   require(m > 0 && n > 0 && k > 0 && batch > 0, "shape: M, N, K and batch must be positive");
   const bool gpu = device.is_cuda();
   const bool is_16bit = dtype == DType::f16 || dtype == DType::bf16;
-  require(!gpu || m > kMostSkinnyRows, "shape: M is {}; there is no choice up to {} rows", m, kMostSkinnyRows);
   require(!gpu || is_16bit || (!a_rows && !b_rows), "shape: a_rows and b_rows have kernels for f16 and bf16 only");
   require(!gpu || !a_rows || b_rows, "shape: there are no kernels for a_rows without b_rows");
   require(dtype != DType::i8 || !addends, "shape: i8 takes no addends");
@@ -69,36 +148,38 @@ TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
     return Operands{stored(a_rows, m, k), stored(!b_rows, k, n), tensor(result, out), addends ? tensor(result, out) : Tensor()};
   };
 
-  TuneProblem problem;
   const Operands shapes = make([](Shape s, DType type) { return placeholder(std::move(s), type); });
-  Call call = make_call(shapes.a, shapes.b, shapes.d, {.residual = addends ? &shapes.residual : nullptr});
-  call.stream = Stream::standard(device);
-  problem.key = problem_key(call);
-  const std::span<const Config> all = configs_of(device);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const Config& c = all[i];
-    if (gpu && !valid(c, problem_of(call))) continue;
-    const Analysis analysis = gpu ? Analysis() : analyze_cpu_config(call, static_cast<int>(i));
-    const std::int64_t steps = k * static_cast<std::int64_t>(size_of(dtype)) / 128;
-    for (int splits = 1; splits <= 8; splits *= 2) {  // of at least 8 steps
-      if (splits > 1 && (!gpu || !is_16bit || a_rows || steps / splits < 8)) break;
-      std::string name = tw::format("{}x{}{}", c.bm, c.bn, c.cluster > 1 ? " cluster" : "");
-      if (splits > 1) name += tw::format(", {} splits", splits);
-      problem.candidates.push_back({{std::move(name), values_of(c, splits)}, analysis, gpu ? analysis.shared_bytes : 0});
-    }
-  }
-  problem.prepare = [=](const Stream& stream, std::uint64_t seed) {
+  const Call call = make_call(shapes.a, shapes.b, shapes.d, {.residual = addends ? &shapes.residual : nullptr});
+  require(has_choice(call, device), "shape: M is {}; there is no choice {}", m, gpu ? "for one row" : "up to 16 rows on the CPU");
+
+  const auto prepare = [=](const Stream& stream, std::uint64_t seed) {
     const auto random = [&](Shape s, DType type) { return random_operand(std::move(s), type, seed, stream); };
     const auto operands = std::make_shared<const Operands>(make(random));
-    return [=](const TuneCandidate& candidate) {
-      const int splits = candidate.choice.values.back();
-      const int config = find_config(all, candidate.choice.values, [&](const Config& c) { return values_of(c, splits); });
-      GemmOptions options{.stream = stream, .config = config, .splits = splits};
+    const auto launch = [=](const TunePoint& point) {
+      GemmOptions options{.stream = stream};
       if (addends) options.residual = &operands->residual;
-      tw::gemm(operands->a, operands->b, operands->d, options);
+      Call timed = make_call(operands->a, operands->b, operands->d, options);
+      if (!gpu) {
+        timed.config = cpu_config_of(point.values());
+        return run_on_cpu(timed);
+      }
+      timed.tile = config_of(point);
+      timed.splits = point["splits"];
+      run_on_gpu(timed);
     };
+    return TuneOperands{launch, operands->d, bytes_of({&operands->a, &operands->b, &operands->d, &operands->residual})};
   };
-  return problem;
+  const int units = units_of(device);
+  TuneSpace space = gpu ? gpu_space(call, units) : cpu_space();
+  TunePoint standard = point_of(space, standard_values(call, device, units));
+  // The CPU's by the analysis target's counts; the GPU's, of which few are instantiated, by the heuristic's arithmetic.
+  const auto predict = [product = product_of(call, units), standard, gpu, analyses = cpu_analyses(call, device)](const TunePoint& point) {
+    if (!gpu) return analyses[static_cast<std::size_t>(cpu_config_of(point.values()))];
+    const Config c = config_of(point);
+    const double band = c.band == standard["band"] ? 1 : 1.03;
+    return predicted_time(product, c, point["splits"]) * stages_cost({c.bm, c.bn, c.stages, c.cluster}, product.element_bytes) * band;
+  };
+  return {key_on(device, call), std::move(space), std::move(standard), predict, prepare};
 }
 
 }  // namespace tw::kernels::gemm

@@ -20,6 +20,13 @@ inline constexpr ShapeKey kTuneShape[] = {{"M", "rows of A and D"},
                                           {"b_rows", "1: B is stored [K, N]; 0: [N, K], as weights are", 0},
                                           {"addends", "1: a residual is added", 0}};
 
-TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device);
+/// The values of a configuration and of its splits of K, in the order of the space's ranges.
+std::vector<int> values_of(const Config& config, int splits);
+
+/// All tiles, stages, clusters, bands and splits that the GPU's kernel can have for the call, on a GPU of `units` SMs. Those that do the
+/// same as another point are not valid: bands of more rows of tiles than there are, splits that would be empty.
+TuneSpace gpu_space(const Call& call, int units);
+
+FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device);
 
 }  // namespace tw::kernels::gemm

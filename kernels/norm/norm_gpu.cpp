@@ -96,10 +96,10 @@ Analysis analyze_shape(const ShapeValues& shape) {
 
 /// Analysis depends only on T's size: f16 is analysed as bf16.
 template <Kind kind, class T>
-std::vector<TuneCandidate> candidates(const ShapeValues& shape, Device device) {
+FamilyProblem problem_of(const ShapeValues& shape, const RowProblem& rows, Device device) {
   const Operands<kind> of(shape, dtype_of<T>, dtype_of<T>, placeholder);
   const Call call = check<kind>(of.x, of.y, of.options);
-  return row_candidates("norm", device, shape, kMaxShare, kLongestHeld, [&](RowConfig config) {
+  return row_problem(rows, device, [&](RowConfig config) {
     Analysis analysis;
     with_row_config(config,
                     [&]<int kRowWarps, int kShare>() { analysis = analyze_call<kind, Held<kind, T, T, T, kRowWarps, kShare>>(call); });
@@ -108,27 +108,29 @@ std::vector<TuneCandidate> candidates(const ShapeValues& shape, Device device) {
 }
 
 template <Kind kind>
-TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
+FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
   const Operands<kind> of(shape, dtype, dtype, placeholder);
-  TuneProblem problem;
-  problem.key = problem_key<kind>(check<kind>(of.x, of.y, of.options));
-  problem.candidates = dtype == DType::f32 ? candidates<kind, float>(shape, device) : candidates<kind, bf16>(shape, device);
+  const RowProblem rows{"norm",      problem_key<kind>(check<kind>(of.x, of.y, of.options)), shape["rows"], shape["cols"], kMaxShare,
+                        kLongestHeld};
+  FamilyProblem problem = dtype == DType::f32 ? problem_of<kind, float>(shape, rows, device) : problem_of<kind, bf16>(shape, rows, device);
   problem.prepare = [=](const Stream& stream, std::uint64_t seed) {
     const auto random = [&](Shape s, DType type) { return random_operand(std::move(s), type, seed, stream); };
     const auto operands = std::make_shared<Operands<kind>>(shape, dtype, dtype, random);
     operands->options.stream = stream;
-    return [=](const TuneCandidate& candidate) {
+    const auto launch = [=](const TunePoint& point) {
       Call timed = check<kind>(operands->x, operands->y, operands->options);
-      timed.config = row_config_of(candidate);
+      timed.config = row_config_of(point);
       run_on_gpu<kind>(timed);
     };
+    return TuneOperands{launch, operands->y, bytes_of({&operands->x, &operands->y, &operands->residual, &operands->sum})};
   };
   return problem;
 }
 
 }  // namespace
 
-TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
+FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
+  require(shape["rows"] > 0 && shape["cols"] > 0, "shape: rows and cols must be positive");
   return shape["layer"] != 0 ? tune_problem<Kind::layer>(shape, dtype, device) : tune_problem<Kind::rms>(shape, dtype, device);
 }
 

@@ -11,6 +11,6 @@ inline constexpr ShapeKey kTuneShape[] = {{"rows", "rows of x"},
                                           {"residual", "1: the sum with a residual is normalised, and stored", 0}};
 
 /// Of layer_norm() or rms_norm() on a GPU with all tensors of one dtype: how many warps hold a row.
-TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device);
+FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device);
 
 }  // namespace tw::kernels::norm

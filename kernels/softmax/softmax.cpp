@@ -137,9 +137,10 @@ Analysis analyze_shape(const ShapeValues& shape) {
 
 /// Analysis depends only on T's size: f16 is analysed as bf16.
 template <class T>
-std::vector<TuneCandidate> candidates(const ShapeValues& shape, Device device) {
-  const Tensor x = placeholder({shape["rows"], shape["cols"]}, dtype_of<T>);
-  return row_candidates(kOp, device, shape, kMaxShare<T, T>, longest_held_row(kMaxShare<T, T>), [&](RowConfig config) {
+FamilyProblem problem_of(const Call& call, Device device) {
+  const Tensor x = placeholder({call.rows(), call.cols}, dtype_of<T>);
+  const RowProblem rows{kOp, problem_key(call), call.rows(), call.cols, kMaxShare<T, T>, longest_held_row(kMaxShare<T, T>)};
+  return row_problem(rows, device, [&](RowConfig config) {
     Analysis analysis;
     with_row_config(config, [&]<int kRowWarps, int kShare>() { analysis = analyze_call<Held<T, T, kRowWarps, kShare>>(check(x, x, {})); });
     return analysis;
@@ -148,19 +149,19 @@ std::vector<TuneCandidate> candidates(const ShapeValues& shape, Device device) {
 
 }  // namespace
 
-TuneProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
+FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
   const Shape of_x{shape["rows"], shape["cols"]};
+  require(of_x[0] > 0 && of_x[1] > 0, "shape: rows and cols must be positive");
   const Tensor x = placeholder(of_x, dtype);
-  TuneProblem problem;
-  problem.key = problem_key(check(x, x, {}));
-  problem.candidates = dtype == DType::f32 ? candidates<float>(shape, device) : candidates<bf16>(shape, device);
+  FamilyProblem problem = dtype == DType::f32 ? problem_of<float>(check(x, x, {}), device) : problem_of<bf16>(check(x, x, {}), device);
   problem.prepare = [=](const Stream& stream, std::uint64_t seed) {
     const Tensor in = random_operand(of_x, dtype, seed, stream), out = Tensor::empty(of_x, dtype, stream);
-    return [=](const TuneCandidate& candidate) {
+    const auto launch = [=](const TunePoint& point) {
       Call call = check(in, out, {.stream = stream});
-      call.config = row_config_of(candidate);
+      call.config = row_config_of(point);
       run(call);
     };
+    return TuneOperands{launch, out, bytes_of({&in, &out})};
   };
   return problem;
 }
