@@ -38,7 +38,14 @@ Captured*& captured() {
 }
 
 std::shared_ptr<void> allocate_workspace(std::size_t bytes, const Stream& stream) {
-  if (!stream.device().is_cuda() || !is_capturing(StreamAccess::native(stream))) return allocate(bytes, stream);
+  const cuda::Stream native = StreamAccess::native(stream);
+  if (!stream.device().is_cuda() || !is_capturing(native)) return allocate(bytes, stream);
+  if (captured() != nullptr) {
+    // Reuses what earlier launches in this queue are done with. Otherwise a graph of many launches holds the memory of all of them, and
+    // none of it is in the cache.
+    for (const Captured::Workspace& known : captured()->memory)
+      if (known.stream == native && known.bytes >= bytes && known.memory.use_count() == 1) return known.memory;
+  }
   static std::mutex mutex;
   static auto& aside = *new std::map<int, Stream>;  // a queue that is never captured
   static auto& kept = *new std::vector<std::shared_ptr<void>>;
@@ -49,7 +56,10 @@ std::shared_ptr<void> allocate_workspace(std::size_t bytes, const Stream& stream
   std::shared_ptr<void> memory = allocate(bytes, found->second);
   found->second.synchronize();
   // A graph that another library captures does not tell us when it goes: its memory stays reserved.
-  (captured() != nullptr ? captured()->memory : kept).push_back(memory);
+  if (captured() != nullptr)
+    captured()->memory.push_back({memory, bytes, native});
+  else
+    kept.push_back(memory);
   return memory;
 }
 

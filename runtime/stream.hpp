@@ -31,8 +31,13 @@ struct StreamAccess {
 
 /// Resources that a captured graph keeps for its kernels as long as it exists.
 struct Captured {
+  struct Workspace {
+    std::shared_ptr<void> memory;
+    std::size_t bytes;
+    cuda::Stream stream;  ///< whose launches it is for
+  };
   std::vector<unsigned*> counters;
-  std::vector<std::shared_ptr<void>> memory;
+  std::vector<Workspace> memory;
 };
 /// The one of the calling thread's Graph::capture; null outside one.
 Captured*& captured();
