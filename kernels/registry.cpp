@@ -1,5 +1,6 @@
 #include "kernels/registry.hpp"
 
+#include "kernels/attention/tuning.hpp"
 #include "kernels/attention/variants.hpp"
 #include "kernels/cast_fp8/variants.hpp"
 #include "kernels/convolution/tuning.hpp"
@@ -66,6 +67,8 @@ std::vector<TunableFamily> tunable_families() {
   return {
       {"gemm", kernels::gemm::kTuneShape, {DType::bf16, DType::f16, DType::f32, DType::fp8_e4m3, DType::i8}, kernels::gemm::tune_problem},
       {"convolution", kernels::convolution::kTuneShape, floats, kernels::convolution::tune_problem},
+      {"attention", kernels::attention::kTuneShape, {DType::bf16, DType::f16}, kernels::attention::tune_problem},
+      {"decode", kernels::attention::kTuneDecodeShape, {DType::bf16, DType::f16}, kernels::attention::tune_decode_problem},
       {"softmax", kernels::softmax::kTuneShape, floats, kernels::softmax::tune_problem},
       {"norm", kernels::norm::kTuneShape, floats, kernels::norm::tune_problem}};
 }

@@ -10,7 +10,10 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <tuple>
 
+#include "kernels/attention/kernels.hpp"
+#include "kernels/attention/tuning.hpp"
 #include "kernels/convolution/configs.hpp"
 #include "kernels/convolution/tuning.hpp"
 #include "kernels/gemm/configs.hpp"
@@ -412,6 +415,86 @@ TEST(TuneConvolution, HasTheHeuristicsChoice) {
   expect("N=1,W=9,C=65,F=300,K=12,padding=1", DType::bf16, kGpu, "the kernel, 12 long, must fit into the padded image, 11");
   expect("N=1,H=2,W=9,C=65,F=300,K=3", DType::bf16, Device::cpu(), "the kernel, 3 long, must fit into the padded image, 2");
   expect("N=1,W=9,C=65,F=300,cf=1", DType::f32, kGpu, "cf has kernels for f16 and bf16 only");
+}
+
+namespace attn = kernels::attention;
+
+TEST(TuneAttention, HasTheHeuristicsChoice) {
+  for (const char* sizes : {"seqlen_q=512", "seqlen_q=4096", "seqlen_q=100,seqlen_k=8192", "seqlen_q=4096,window=512"}) {
+    for (const int head_dim : {64, 80, 128, 192, 256}) {
+      for (const int causal : {0, 1}) {
+        const std::string shape = tw::format("heads=32,kv_heads=8,{},head_dim={},causal={}", sizes, head_dim, causal);
+        const FamilyProblem problem = attn::tune_problem(ShapeValues(shape, attn::kTuneShape), DType::bf16, kGpu);
+        EXPECT_GE(problem.space.points().size(), 10u) << shape;
+        const std::vector<TuneCandidate> candidates = tune_candidates(problem.space, without_operands(problem), 16);
+        EXPECT_TRUE(std::any_of(candidates.begin(), candidates.end(), [&](const auto& c) { return c.point == problem.standard; })) << shape;
+        for (const TuneCandidate& c : candidates) EXPECT_GT(c.predicted, 0) << shape;
+      }
+    }
+  }
+  const FamilyProblem one =
+      attn::tune_problem(ShapeValues("heads=32,seqlen_q=4096,head_dim=128,causal=1", attn::kTuneShape), DType::bf16, kGpu);
+  EXPECT_EQ(one.name, "attention bf16 batch=1,heads=32,kv_heads=32,seqlen_q=4096,seqlen_k=4096,head_dim=128,value_dim=128,right=0");
+  EXPECT_EQ(one.standard.text(), "rows=128,keys=128,stages=2,min_blocks=1,lag=1,queries_in_registers=1,maxima_first=0");
+  for (const TunePoint& p : one.space.points()) EXPECT_LE(p["rows"], 128) << "three warpgroups have no registers for that: " << p.text();
+  const auto refuse = [](const char* shape, Device device, const char* part) {
+    expect_error<InvalidArgument>([&] { attn::tune_problem(ShapeValues(shape, attn::kTuneShape), DType::bf16, device); }, {part});
+  };
+  refuse("heads=32,seqlen_q=4096,head_dim=128", Device::cpu(), "only a GPU has a choice");
+  refuse("heads=32,seqlen_q=0,head_dim=128", kGpu, "must be positive");
+}
+
+TEST_F(Tune, AttentionTakesWhatIsKept) {
+  const auto call_of = [](std::int64_t seqlen) {
+    const Tensor q = placeholder({1, seqlen, 4, 64}, DType::bf16);
+    return detail::check_attention(q, q, q, placeholder({1, seqlen, 4, 64}, DType::bf16), {});
+  };
+  const AttentionConfig standard = attn::choose_config(call_of(1024));
+  const std::string name = "attention bf16 batch=1,heads=4,kv_heads=4,seqlen_q=1024,seqlen_k=1024,head_dim=64,value_dim=64";
+  EXPECT_EQ(attn::tuned_config(call_of(1024)), standard);
+  keep_tuned(Device::cpu(), name, {"any", {192, 96, 3, 1, 0, 0, 1}});
+  const AttentionConfig tuned = attn::tuned_config(call_of(1024));
+  EXPECT_EQ(std::tie(tuned.rows, tuned.keys, tuned.stages, tuned.lag), std::make_tuple(192, 96, 3, 0));
+  EXPECT_EQ(tuned.head_dim, standard.head_dim);
+  EXPECT_EQ(attn::tuned_config(call_of(1025)), attn::choose_config(call_of(1025)));
+  // Unknown numbers, too many registers, too much shared memory, keys that no product has.
+  for (const std::vector<int>& values : {std::vector<int>{},
+                                         {192, 96, 3},
+                                         {256, 176, 2, 1, 1, 0, 0},
+                                         {128, 128, 9, 1, 1, 1, 0},
+                                         {128, 100, 2, 1, 1, 1, 0},
+                                         {0, 96, 3, 1, 0, 0, 1}}) {
+    keep_tuned(Device::cpu(), name, {"bad", values});
+    EXPECT_EQ(attn::tuned_config(call_of(1024)), standard);
+  }
+}
+
+TEST_F(Tune, DecodingTakesTheSplitsThatAreKept) {
+  const FamilyProblem problem = attn::tune_decode_problem(
+      ShapeValues("batch=2,heads=32,kv_heads=8,seqlen_k=8192,head_dim=128", attn::kTuneDecodeShape), DType::bf16, kGpu);
+  EXPECT_EQ(problem.name, "decode bf16 sequences=16,rows=4,seqlen_k=8192,head_dim=128,value_dim=128");
+  EXPECT_EQ(problem.space.points().size(), 64u);
+  EXPECT_EQ(problem.standard["splits"], decode_splits(16, 8192, 128, units_of(kGpu), 128));
+  EXPECT_LT(problem.predict(problem.standard), problem.predict(problem.space.points()[0])) << "one part for each of 16 sequences";
+
+  const Tensor q = placeholder({2, 32, 1, 128}, DType::bf16), k = placeholder({2, 8, 8192, 128}, DType::bf16);
+  detail::AttentionCall call{.q = q, .k = k, .v = k, .o = q, .partial = {}};
+  call.keys = 8192;
+  const int standard = attn::tuned_splits(call, 4);
+  EXPECT_EQ(standard, decode_splits(16, 8192, 128, std::max(1, device_info(Device::cpu()).units), 128));
+  keep_tuned(Device::cpu(), problem.name, {"any", {standard + 7}});
+  EXPECT_EQ(attn::tuned_splits(call, 4), standard + 7);
+  EXPECT_EQ(attn::tuned_splits(call, 8), standard) << "another problem";
+  for (const std::vector<int>& values : {std::vector<int>{}, {0}, {129}, {3, 4}}) {
+    keep_tuned(Device::cpu(), problem.name, {"bad", values});
+    EXPECT_EQ(attn::tuned_splits(call, 4), standard);
+  }
+  expect_error<InvalidArgument>(
+      [&] {
+        attn::tune_decode_problem(ShapeValues("batch=2,heads=32,kv_heads=8,seqlen_q=17,seqlen_k=8192,head_dim=128", attn::kTuneDecodeShape),
+                                  DType::bf16, kGpu);
+      },
+      {"68 queries", "no choice"});
 }
 
 std::vector<std::string> texts_of(const FamilyProblem& problem) {

@@ -7,6 +7,7 @@
 #include "kernels/attention/call.hpp"
 #include "kernels/attention/kernels.hpp"
 #include "kernels/attention/packed_tiles.tile.hpp"
+#include "kernels/attention/tuning.hpp"
 #include "kernels/check.hpp"
 #include "kernels/workspace.hpp"
 
@@ -69,8 +70,9 @@ std::string type_of(const Kernel& k) {
   return tw::format("tw::Attention<{}, {}, {}>", element_name(k.dtype), text_of(k.config), text_of(k.rules, k.user));
 }
 
-void run_on_gpu(const detail::AttentionCall& call) {
-  const AttentionConfig config = choose_config(call);
+void run_on_gpu(const detail::AttentionCall& call) { run_on_gpu(call, tuned_config(call)); }
+
+void run_on_gpu(const detail::AttentionCall& call, const AttentionConfig& config) {
   const DType dtype = call.q.dtype();
   const detail::AttentionKernel kernel{named({nullptr, dtype, rules_of(call), config}), config};
   dtype == DType::f16 ? detail::run_attention_gpu<f16>(call, kernel, kNoUserRule)

@@ -37,5 +37,6 @@ inline constexpr auto kNoUserRule = [](auto&) {};
 void run(const detail::AttentionCall& call);
 void run_on_cpu(const detail::AttentionCall& call);
 void run_on_gpu(const detail::AttentionCall& call);
+void run_on_gpu(const detail::AttentionCall& call, const AttentionConfig& config);
 
 }  // namespace tw::kernels::attention

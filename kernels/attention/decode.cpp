@@ -5,6 +5,7 @@
 #include "kernels/attention/cache.hpp"
 #include "kernels/attention/call.hpp"
 #include "kernels/attention/combine.hpp"
+#include "kernels/attention/tuning.hpp"
 #include "kernels/check.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/workspace.hpp"
@@ -21,9 +22,8 @@ using kernels::workspace;
 constexpr const char* kOp = "attention_decode";
 /// Combine's parts.
 constexpr int kMostSplits = 128;
-/// Queries of the heads that share keys that are one tile, whose keys are divided; and the fewest keys that are worth a part.
+/// Queries of the heads that share keys that are one tile, whose keys are divided.
 constexpr std::int64_t kMostRows = 64;
-constexpr int kPartKeys = 128;
 constexpr std::int64_t kMostKeys = std::int64_t{1} << 29;
 
 void check_new_keys(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& o, const CacheOptions& cache,
@@ -209,9 +209,7 @@ void run_split(AttentionCall& call, const Tensor& q, const Tensor& o, const Cach
   call.split = true;
   call.heads_together = static_cast<int>(heads / kv_heads);
   call.queries = static_cast<int>(seqlen_q);
-  call.splits = cache.num_splits > 0 ? cache.num_splits
-                                     : decode_splits(static_cast<int>(batch * kv_heads), call.keys, kPartKeys,
-                                                     std::max(1, device_info(call.stream.device()).units), kMostSplits);
+  call.splits = cache.num_splits > 0 ? cache.num_splits : tuned_splits(call, static_cast<int>(call.q.shape(2)));
   if (call.splits == 1 && heads_follow(o)) {
     call.o = as_rows(o, kv_heads);
     call.lse_stride_batch = heads * seqlen_q;

@@ -38,10 +38,12 @@ int heads_per_group(const detail::AttentionCall& call, int heads) {
 
 }  // namespace
 
+bool loads_by_tma(const detail::AttentionCall& call) { return aligned(call.q) && aligned(call.k) && aligned(call.v); }
+
 TileUse tile_use(const detail::AttentionCall& call) {
   const std::int64_t head_dim = std::max(call.q.shape(3), call.v.shape(3));
   // Without TMA the loading warpgroup needs registers that three others would not leave it; nor would loads of a mask.
-  if (head_dim > 96 || call.mask || !aligned(call.q) || !aligned(call.k) || !aligned(call.v)) return TileUse::narrow;
+  if (head_dim > 96 || call.mask || !loads_by_tma(call)) return TileUse::narrow;
   if (head_dim > 64) return TileUse::wide;
   // Of sequences that follow each other most work is in those longer than the mean.
   const std::int64_t rows = call.cu_q ? 2 * call.q.shape(2) / call.batch : call.q.shape(2);

@@ -62,6 +62,9 @@ AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules,
 /// Which tiles serve a call best whose keys are not divided: narrow ones, unless head dimensions are up to 96.
 TileUse tile_use(const detail::AttentionCall& call);
 
+/// Whether TMA can load the call's tensors.
+bool loads_by_tma(const detail::AttentionCall& call);
+
 /// What the rules of a call ask of a schedule, with a user-defined one or without.
 RuleTraits traits_of(const detail::AttentionCall& call, const detail::UserRuleInfo* user = nullptr);
 
