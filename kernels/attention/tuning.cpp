@@ -30,7 +30,7 @@ AttentionConfig config_of(AttentionConfig like, const std::vector<int>& values, 
 /// Registers of a thread for accumulators, weights and queries against what its warpgroups leave it; queries, keys, values and the output's
 /// staging against shared memory.
 bool fits(const AttentionConfig& c) {
-  constexpr int kRegisters[] = {240, 240, 160, 112}, kPairedRegisters = 104, kOverhead = 24;
+  constexpr int kRegisters[] = {240, 240, 160, 112}, kPairedRegisters = 108, kOverhead = 28;
   constexpr int kSharedPerSm = 233472, kReserved = 1024, kBarriers = 1024;
   if (c.rows % 64 != 0 || c.rows < 64 || c.rows > 256 || (c.min_blocks == 2 && c.rows != 128)) return false;
   const int registers = c.min_blocks == 2 ? kPairedRegisters : kRegisters[c.rows / 64 - 1];
