@@ -187,7 +187,7 @@ class NamedKernel {
  public:
   std::string type, source;
 
-  KernelSpec spec(bool tma_load, bool tma_store) const { return spec_for(target_variant(tma_load, tma_store)); }
+  KernelSpec spec(GpuTarget wanted, bool tma_load, bool tma_store) const { return spec_for(target_variant(wanted, tma_load, tma_store)); }
 
   /// Its variant for a device: a pointer that is looked up once.
   Loaded& variant(GpuTarget wanted, bool tma_load, bool tma_store, int device) const {
@@ -227,7 +227,8 @@ void launch_bound(const NamedKernel& kernel, const GpuBinder& binder, const Para
                   const Stream& stream) {
   std::int64_t tiles = count_tiles(kernel.type, grid);
   if (tiles == 0) return;
-  if (recorded_launches() != nullptr) return recorded_launches()->push_back(kernel.spec(binder.tma_load, binder.tma_store));
+  if (recorded_launches() != nullptr)
+    return recorded_launches()->push_back(kernel.spec(stream.target(), binder.tma_load, binder.tma_store));
   Gpu& gpu = Gpu::get(stream.device().index);
   const CurrentContext current(gpu);
   Loaded& loaded = kernel.variant(stream.target(), binder.tma_load, binder.tma_store, gpu.index());

@@ -139,8 +139,12 @@ TEST_F(CliBench, TuneKeepsTheFastestOnTheCpu) {
   const std::string fastest = tuned.at("winner");
   for (const json& candidate : tuned.at("candidates")) {
     EXPECT_TRUE(candidate.at("problem").is_string() || candidate.at("us").get<double>() > 0);
-    if (candidate.at("name") == fastest) EXPECT_EQ(candidate.at("us"), tuned.at("us"));
-    if (candidate.at("name") == tuned.at("heuristic")) EXPECT_EQ(candidate.at("us"), tuned.at("heuristic_us"));
+    if (candidate.at("name") == fastest) {
+      EXPECT_EQ(candidate.at("us"), tuned.at("us"));
+    }
+    if (candidate.at("name") == tuned.at("heuristic")) {
+      EXPECT_EQ(candidate.at("us"), tuned.at("heuristic_us"));
+    }
   }
   EXPECT_GE(tuned.at("gain").get<double>(), 1.0);
   EXPECT_NEAR(all.at("geometric_mean_gain").get<double>(), tuned.at("gain").get<double>(), 1e-9);
