@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "tilewave/gemm.hpp"
-#include "tilewave/tile/math.tile.hpp"
+#include "tilewave/tile/epilogue.tile.hpp"
 
 namespace tw::kernels {
 
@@ -24,6 +24,24 @@ decltype(auto) with_activation(Activation activation, F f) {
       break;
   }
   return f(std::type_identity<Identity>{});
+}
+
+/// The activation as a Linear epilogue's Params have it. swiglu, which is a kernel of its own: identity.
+inline AnyActivation::Kind any_activation(Activation activation) {
+  switch (activation) {
+    case Activation::relu:
+      return AnyActivation::relu;
+    case Activation::silu:
+      return AnyActivation::silu;
+    case Activation::gelu_erf:
+      return AnyActivation::gelu_erf;
+    case Activation::gelu_tanh:
+      return AnyActivation::gelu_tanh;
+    case Activation::none:
+    case Activation::swiglu:
+      break;
+  }
+  return AnyActivation::identity;
 }
 
 }  // namespace tw::kernels

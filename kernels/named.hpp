@@ -8,6 +8,7 @@
 #include "tilewave/dtype.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/launch.hpp"
+#include "tilewave/tile/epilogue.tile.hpp"
 
 namespace tw::kernels {
 
@@ -16,6 +17,9 @@ const char* element_name(DType dtype);
 
 /// The functor of an activation as tile code spells it: "tw::Silu".
 const char* functor_name(Activation activation);
+
+/// The Linear epilogue that gives `out`.
+std::string linear_name(DType out, Activation activation, const LinearOptions& options);
 
 /// "true", "false".
 inline const char* bool_name(bool value) { return value ? "true" : "false"; }

@@ -29,23 +29,23 @@ struct GemmShape {
 
 template <int BM, int BN, int Cluster = 1, class Act = Identity, class T = f16>
 Analysis analyze_gemm(const GemmShape& s, bool with_bias = false, bool with_residual = false) {
-  using Kernel = Gemm<kernels::gemm::Operands<T, Contract::columns, Contract::columns>, kernels::gemm::Finish<T, Act, true>,
+  using Kernel = Gemm<kernels::gemm::Operands<T, Contract::columns, Contract::columns>, Linear<T, Act, LinearOptions{.addends = true}>,
                       kernels::gemm::Tiles<BM, BN, 64, 4, Cluster, 8>>;
   const Tensor a = placeholder({s.batch, s.m, s.k}, dtype_of<T>), b = placeholder({s.batch, s.n, s.k}, dtype_of<T>);
   const Tensor d = placeholder({s.batch, s.m, s.n}, dtype_of<T>), bias = placeholder({s.n}, dtype_of<T>);
   return analyze<Kernel>({ceil_div(s.m, BM), ceil_div(s.n, BN), s.batch}, [&](auto& bind, auto& p) {
     bind(p.in.a, a);
     bind(p.in.b, b);
-    bind(p.d, d);
-    bind(p.c, nullptr);
-    bind(p.residual, with_residual ? &d : nullptr);
-    p.bias = with_bias ? bias.data<T>() : nullptr;
-    p.alpha = 1;
-    p.beta = 0;
+    bind(p.epilogue.d, d);
+    bind(p.epilogue.c, nullptr);
+    bind(p.epilogue.residual, with_residual ? &d : nullptr);
+    p.epilogue.bias = with_bias ? bias.data<T>() : nullptr;
+    p.epilogue.has_bias = with_bias;
+    p.epilogue.alpha = 1;
     p.in.depth = s.k;
     p.in.a_batches = p.in.b_batches = 1;
     p.splits = 1;
-    p.has_residual = with_residual;
+    p.epilogue.has_residual = with_residual;
   });
 }
 

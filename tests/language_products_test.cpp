@@ -127,14 +127,14 @@ void expect_product(Device device, std::mt19937_64& random, std::int64_t m, std:
   PlacedTensor d({m, n}, dtype_of<T>, device, {.align = 8});
   std::vector<float> av = a.fill_random(random), bv = b.fill_random(random, 1 / std::sqrt(static_cast<float>(k)));
   namespace g = kernels::gemm;
-  launch_kernel<g::Gemm<g::Operands<T, a_contract, b_contract>, g::Finish<T, Identity, false>, g::Tiles<kBM, kBN, kBK, Stages, 1, 8>>>(
+  launch_kernel<g::Gemm<g::Operands<T, a_contract, b_contract>, Linear<T, Identity>, g::Tiles<kBM, kBN, kBK, Stages, 1, 8>>>(
       device, {ceil_div(static_cast<int>(m), kBM), ceil_div(static_cast<int>(n), kBN)}, [&](auto& bind, auto& p) {
         bind(p.in.a, a);
         bind(p.in.b, b);
-        bind(p.d, d);
-        bind(p.c, nullptr);
-        bind(p.residual, nullptr);
-        p.alpha = 1;
+        bind(p.epilogue.d, d);
+        bind(p.epilogue.c, nullptr);
+        bind(p.epilogue.residual, nullptr);
+        p.epilogue.alpha = 1;
         p.in.depth = static_cast<int>(k);
       });
   const auto transpose = [](const std::vector<float>& x, std::int64_t rows, std::int64_t cols) {

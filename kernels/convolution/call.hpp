@@ -44,8 +44,13 @@ void bind_call(auto& bind, Params& p, const Call& call, const Tensor& w, const T
   if (input.log_height > 0) input.i_step = call.vertical.stride;
   bind(p.x, call.x, input, CopiedRows{bm});
   bind(p.w, w);
-  bind(p.y, call.y, tiling.window);
-  p.bias = call.bias ? call.bias->data<T>() : nullptr;
+  bind(p.epilogue.d, call.y, tiling.window);
+  bind(p.epilogue.c, nullptr);
+  bind(p.epilogue.residual, nullptr);
+  p.epilogue.bias = call.bias ? call.bias->data<T>() : nullptr;
+  p.epilogue.has_bias = call.bias != nullptr;
+  p.epilogue.alpha = 1;
+  p.epilogue.activation = any_activation(call.activation);
   p.vertical = call.vertical;
   p.horizontal = call.horizontal;
   p.tiles_across = static_cast<int>(tiling.across);
@@ -54,6 +59,9 @@ void bind_call(auto& bind, Params& p, const Call& call, const Tensor& w, const T
   // An image without pixels is all padding.
   p.steps = call.x.numel() == 0 ? 0 : static_cast<int>(call.w.shape(1)) * p.kernel_width * p.channel_steps;
 }
+
+template <class T, class Activation>
+using Epilogue = Linear<T, Activation, LinearOptions{.windowed = true}>;
 
 /// True for weights [F, KH, KW, C] that are stored [.., C, F].
 inline bool stored_cf(const Tensor& w) { return w.stride(3) != 1 && w.stride(0) == 1 && w.shape(3) > 1; }

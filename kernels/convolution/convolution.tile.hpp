@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tilewave/tile/language.tile.hpp"
+#include "tilewave/tile/epilogue.tile.hpp"
 
 namespace tw::kernels::convolution {
 
@@ -9,14 +9,14 @@ struct Axis {
   int stride, padding, dilation;
 };
 
-/// y[n, oh, ow, f] = activation(bias[f] + sum over kh, kw, c of x[n, oh SH + kh DH - PH, ow SW + kw DW - PW, c] w[f, kh, kw, c]), x being 0
-/// outside the image: a matrix product over K = (kh, kw, c) whose left operand is never stored.
+/// y[n, oh, ow, f] = epilogue(sum over kh, kw, c of x[n, oh SH + kh DH - PH, ow SW + kw DW - PW, c] w[f, kh, kw, c]), x being 0 outside the
+/// image: a matrix product over K = (kh, kw, c) whose left operand is never stored.
 ///
 /// BM pixels of the output, a window of the image or of neighbouring images, are the rows of a tile; BN channels are its columns. A step is
 /// one tap (kh, kw) and BK channels: then the pixels that are read form a window, too, which begins elsewhere and has the convolution's
 /// stride. Copies give 0 outside the image, and so the padding. `w_contract`: columns for weights stored [.., F, C], rows for [.., C, F].
 /// `Cluster` blocks, neighbours in the image, share every tile of the weights.
-template <class T, Contract w_contract, class Activation, int BM, int BN, int BK, int Stages, int Cluster>
+template <class T, Contract w_contract, class Epilogue, int BM, int BN, int BK, int Stages, int Cluster>
 struct Convolution {
   static constexpr const char* source = "kernels/convolution/convolution.tile.hpp";
   using WarpTile = SquareWarpTile<BM, BN>;
@@ -25,7 +25,8 @@ struct Convolution {
   struct On {
     using X = Shared<Target, T, BM, BK>;
     using W = conditional<w_contract == Contract::columns, Shared<Target, T, BN, BK>, Shared<Target, T, BK, BN, Contract::rows>>;
-    using Out = Staging<Target, T, BM, BN>;
+    using Acc = Fragment<Target, float, BM, BN>;
+    using End = typename Epilogue::template On<Target, Acc>;
     using Schedule = Banded<16>;  // channel tiles of the same pixels are in flight together
     static constexpr int rows = BM;
     static constexpr int cluster = Cluster;
@@ -33,8 +34,7 @@ struct Convolution {
     struct Params {
       Windowed<Target, const T, X> x;         ///< [N, H, W, C]
       Global<Target, const T, W, Cluster> w;  ///< [KH, KW, F, C], or [KH, KW, C, F]
-      Windowed<Target, T, Out> y;             ///< [N, OH, OW, F]
-      Pointer<Target, const T> bias;          ///< F values, or null
+      typename End::Params epilogue;          ///< its D is [N, OH, OW, F], and a Windowed
       Axis vertical, horizontal;
       int tiles_across;   ///< of the image
       int kernel_width;   ///< KW
@@ -48,11 +48,11 @@ struct Convolution {
     };
     struct Memory {
       Ring<Target, Slot, Stages> operands;
-      Out out;
+      typename End::Memory out;
       explicit constexpr Memory(auto& block) : operands(block), out(block) {}
     };
     struct State {
-      Fragment<Target, float, BM, BN> acc;
+      Acc acc;
     };
 
     /// The tile's first pixel.
@@ -60,7 +60,7 @@ struct Convolution {
       int image, row, col;
     };
     TW_INLINE static Pixel origin(const Params& p, Tile t) {
-      const Window& window = p.y.window;
+      const Window& window = p.epilogue.d.window;
       const int down = t.m / p.tiles_across;
       return {t.batch * (BM >> (window.log_width + window.log_height)), down << window.log_height,
               (t.m - down * p.tiles_across) << window.log_width};
@@ -106,16 +106,8 @@ struct Convolution {
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
-      auto& acc = state.acc;
-      const int col0 = t.n * BN;
-      if (p.bias) {
-        block.for_each(acc, [&](int, int col, auto& x) {
-          if (col0 + col < p.y.cols) x += static_cast<float>(p.bias[col0 + col]);
-        });
-      }
-      block.for_each(acc, [&](int, int, auto& x) { x = Activation::apply(x); });
       const Pixel out = origin(p, t);
-      block.store_window(acc, memory.out, p.y, out.col, col0, out.row, out.image);
+      End::apply(block, state.acc, p.epilogue, memory.out, WindowPlace{out.col, t.n * BN, out.row, out.image});
     }
   };
 };

@@ -12,8 +12,8 @@ constexpr Config kLarge{256, 384, 2, 1}, kSmall{32, 192, 2, 1};
 constexpr std::array kCpuConfigs{kLarge, kSmall};
 constexpr int kStep = 192;  ///< channels
 
-template <class T, class Act, Config c>
-using CpuKernel = Convolution<T, Contract::columns, Act, c.bm, c.bn, kStep, c.stages, c.cluster>;
+template <class T, Config c>
+using CpuKernel = Convolution<T, Contract::columns, Epilogue<T, AnyActivation>, c.bm, c.bn, kStep, c.stages, c.cluster>;
 
 /// f(grid, bind_call) for tiles of a configuration.
 template <class T, Config c, class F>
@@ -25,20 +25,18 @@ void with_tiles(const Call& call, F f) {
 
 template <class T>
 void run(const Call& call) {
-  with_activation(call.activation, [&]<class Act>(std::type_identity<Act>) {
-    const auto launch = [&]<Config c>() {
-      with_tiles<T, c>(call, [](const TileGrid& grid, auto bind) { launch_cpu<CpuKernel<T, Act, c>>(grid, bind); });
-    };
-    (call.config >= 0 ? call.config : choose_cpu_config(call)) == 0 ? launch.template operator()<kLarge>()
-                                                                    : launch.template operator()<kSmall>();
-  });
+  const auto launch = [&]<Config c>() {
+    with_tiles<T, c>(call, [](const TileGrid& grid, auto bind) { launch_cpu<CpuKernel<T, c>>(grid, bind); });
+  };
+  (call.config >= 0 ? call.config : choose_cpu_config(call)) == 0 ? launch.template operator()<kLarge>()
+                                                                  : launch.template operator()<kSmall>();
 }
 
 template <class T>
 Analysis analyze_config(const Call& call, int config) {
   Analysis result;
   const auto count = [&]<Config c>() {
-    with_tiles<T, c>(call, [&](const TileGrid& grid, auto bind) { result = analyze<CpuKernel<T, Identity, c>>(grid, bind); });
+    with_tiles<T, c>(call, [&](const TileGrid& grid, auto bind) { result = analyze<CpuKernel<T, c>>(grid, bind); });
   };
   config == 0 ? count.template operator()<kLarge>() : count.template operator()<kSmall>();
   return result;

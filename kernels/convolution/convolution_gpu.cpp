@@ -31,8 +31,8 @@ struct Kernel {
 
 std::string type_of(const Kernel& k) {
   return tw::format("tw::kernels::convolution::Convolution<{}, {}, {}, {}, {}, {}, {}, {}>", element_name(k.dtype),
-                    k.w_rows ? "tw::Contract::rows" : "tw::Contract::columns", functor_name(k.activation), k.tile.bm, k.tile.bn,
-                    128 / size_of(k.dtype), k.tile.stages, k.tile.cluster);
+                    k.w_rows ? "tw::Contract::rows" : "tw::Contract::columns", linear_name(k.dtype, k.activation, {.windowed = true}),
+                    k.tile.bm, k.tile.bn, 128 / size_of(k.dtype), k.tile.stages, k.tile.cluster);
 }
 
 /// The configuration that the call asks for, or the heuristic's choice: of the generic target's tiles, or of kConfigs.
@@ -59,7 +59,8 @@ void launch(const Call& call) {
   const Tiling tiling = choose_window(problem, tile.bm);
   const bool w_rows = sizeof(T) == 2 && stored_cf(call.w);  // tf32 products have no transposes
   const Tensor w = call.w.transpose(0, 2).transpose(0, 1);  // [KH, KW, F, C]
-  using Params = typename Convolution<T, kColumns, Identity, 64, 64, kStepChannels<T>, 2, 1>::template On<sm_90a::Target<>>::Params;
+  using Params =
+      typename Convolution<T, kColumns, Epilogue<T, Identity>, 64, 64, kStepChannels<T>, 2, 1>::template On<sm_90a::Target<>>::Params;
   detail::launch_named<Params>(
       table[{call.x.dtype(), w_rows, call.activation, tile}], call.stream, grid_of(tiling, call, tile.bn),
       [&](auto& bind, auto& p) { bind_call<T, kStepChannels<T>>(bind, p, call, w_rows ? w.transpose(2, 3) : w, tiling, tile.bm); });
@@ -68,8 +69,8 @@ void launch(const Call& call) {
 // --- Compiled ahead of time
 
 template <class T, int kConfig, class Act>
-using Instantiated = Convolution<T, kColumns, Act, kConfigs[kConfig].bm, kConfigs[kConfig].bn, kStepChannels<T>, kConfigs[kConfig].stages,
-                                 kConfigs[kConfig].cluster>;
+using Instantiated = Convolution<T, kColumns, Epilogue<T, Act>, kConfigs[kConfig].bm, kConfigs[kConfig].bn, kStepChannels<T>,
+                                 kConfigs[kConfig].stages, kConfigs[kConfig].cluster>;
 
 template <class T, int kConfig, class Act>
 Analysis analyze_shape(const ShapeValues& shape) {

@@ -43,66 +43,63 @@ void bind_inputs(auto& bind, In& in, const Call& call, const Tensor& a, const Te
   in.b_batches = call.b.rank() == 3 ? 1 : 0;
 }
 
-/// The same, and what its finish needs.
+/// Fills in a Linear epilogue's parameters. `d`: as the kernel stores it; `as` gives C, the residual and the bias the same view.
+template <class Epilogue, class As>
+void bind_epilogue(auto& bind, Epilogue& e, const Call& call, const Tensor& d, As as) {
+  using T = typename decltype(e.d)::Element;
+  const auto bind_view = [&](auto& global, const Tensor* tensor) { tensor ? bind(global, as(*tensor)) : bind(global, nullptr); };
+  bind(e.d, d);
+  bind_view(e.c, call.beta != 0 ? &call.d : nullptr);
+  bind_view(e.residual, call.residual);
+  if constexpr (requires { e.bias.cols; }) {
+    bind_view(e.bias, call.bias);
+  } else {
+    e.bias = call.bias ? call.bias->data<T>() : nullptr;
+  }
+  e.a_scale = call.a_scale ? call.a_scale->data<float>() : nullptr;
+  e.b_scale = call.a_scale ? call.b_scale.data<float>() : nullptr;
+  e.alpha = call.alpha;
+  e.beta = call.beta;
+  e.has_bias = call.bias != nullptr;
+  e.has_residual = call.residual != nullptr;
+  e.activation = any_activation(call.activation);
+}
+inline constexpr auto kAsItIs = [](const Tensor& t) { return t; };
+
 template <class Params>
 void bind_call(auto& bind, Params& p, const Call& call, const Tensor& a, const Tensor& b) {
-  using T = typename decltype(p.d)::Element;
   bind_inputs(bind, p.in, call, a, b);
-  bind(p.d, call.d);
-  bind(p.c, call.beta != 0 ? &call.d : nullptr);
-  bind(p.residual, call.residual);
-  p.has_residual = call.residual != nullptr;
-  p.bias = call.bias ? call.bias->data<T>() : nullptr;
-  p.a_scale = call.a_scale ? call.a_scale->data<float>() : nullptr;
-  p.b_scale = call.a_scale ? call.b_scale.data<float>() : nullptr;
-  p.alpha = call.alpha;
-  p.beta = call.beta;
+  if constexpr (requires { p.epilogue.c; })
+    bind_epilogue(bind, p.epilogue, call, call.d, kAsItIs);
+  else
+    bind(p.epilogue.d, call.d);
   p.splits = 1;
 }
 
 /// `partial`: f32 [batch, splits, M, N]. `swapped`: a is B and b is A, and the kernel's D is transposed.
 void bind_split(auto& bind, auto& p, const Call& call, const Tensor& a, const Tensor& b, const Tensor& partial, bool swapped) {
-  const int splits = static_cast<int>(partial.shape(1));
-  const Tensor planes = partial.reshape({call.batch * splits, call.m, call.n});
+  p.splits = static_cast<int>(partial.shape(1));
+  const Tensor planes = partial.reshape({call.batch * p.splits, call.m, call.n});
   bind_inputs(bind, p.in, call, a, b);
   if (swapped) std::swap(p.in.a_batches, p.in.b_batches);
-  bind(p.d, swapped ? planes.transpose(1, 2) : planes);
-  bind(p.c, nullptr);
-  bind(p.residual, nullptr);
-  p.splits = splits;
+  bind(p.epilogue.d, swapped ? planes.transpose(1, 2) : planes);
 }
 
 void bind_sum(auto& bind, auto& p, const Call& call, const Tensor& partial) {
   bind(p.partial, partial);
-  bind(p.d, call.d);
-  bind(p.c, call.beta != 0 ? &call.d : nullptr);
-  bind(p.residual, call.residual);
-  bind(p.bias, call.bias);
-  p.alpha = call.alpha;
-  p.beta = call.beta;
+  bind_epilogue(bind, p.epilogue, call, call.d, kAsItIs);
   p.splits = static_cast<int>(partial.shape(1));
-  p.has_bias = call.bias != nullptr;
-  p.has_residual = call.residual != nullptr;
 }
 
 /// One row of A in each batch.
 void bind_gemv(auto& bind, auto& p, const Call& call) {
-  const auto stand = [](const Tensor& t) {  // [M, N] on end
-    return t.transpose(-2, -1);
-  };
+  const auto on_end = [](const Tensor& t) { return t.rank() == 1 ? t.reshape({t.shape(0), 1}) : t.transpose(-2, -1); };
   bind(p.a, call.a);
   bind(p.b, call.b);
-  bind(p.d, stand(call.d));
-  call.beta != 0 ? bind(p.c, stand(call.d)) : bind(p.c, nullptr);
-  call.residual ? bind(p.residual, stand(*call.residual)) : bind(p.residual, nullptr);
-  call.bias ? bind(p.bias, call.bias->reshape({call.n, 1})) : bind(p.bias, nullptr);
-  p.alpha = call.alpha;
-  p.beta = call.beta;
+  bind_epilogue(bind, p.epilogue, call, on_end(call.d), on_end);
   p.depth = call.k;
   p.a_batches = call.a.rank() == 3 ? 1 : 0;
   p.b_batches = call.b.rank() == 3 ? 1 : 0;
-  p.has_bias = call.bias != nullptr;
-  p.has_residual = call.residual != nullptr;
 }
 
 template <class Params>
@@ -111,13 +108,6 @@ void bind_block_scaled(auto& bind, Params& p, const Call& call) {
   bind(p.a_scales, call.k > 0 ? call.a_scale : nullptr);
   bind(p.b_scales, call.k > 0 ? &call.b_scale : nullptr);
   bind(p.d, call.d);
-}
-
-/// Calls f(std::type_identity<activation's functor>{}); with_activation() and swiglu.
-template <class F>
-decltype(auto) with_epilogue(Activation activation, F f) {
-  if (activation == Activation::swiglu) return f(std::type_identity<SwiGlu>{});
-  return with_activation(activation, f);
 }
 
 /// Calls f(std::type_identity<T>{}) with the elements of A and B, and those of D: f(operand, result).

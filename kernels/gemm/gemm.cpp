@@ -45,13 +45,10 @@ void check_scales(const Tensor& a, const Tensor& b, Device device, const GemmOpt
 void set_to_zero(const kernels::gemm::Call& call) {
   constexpr int kRows = 4, kCols = 256;
   const Tensor zeros = Tensor::zeros({call.batch, 1, call.m, call.n}, DType::f32, call.stream);
-  launch<kernels::gemm::SumPartials<i32, Identity, false, kRows, kCols>>(
+  launch<kernels::gemm::SumPartials<StoreSums<i32>, kRows, kCols>>(
       call.stream, {ceil_div(call.m, kRows), ceil_div(call.n, kCols), call.batch}, [&](auto& bind, auto& p) {
         bind(p.partial, zeros);
-        bind(p.d, call.d);
-        bind(p.c, nullptr);
-        bind(p.residual, nullptr);
-        bind(p.bias, nullptr);
+        bind(p.epilogue.d, call.d);
         p.splits = 1;
       });
 }

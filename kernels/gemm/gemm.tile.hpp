@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tilewave/tile/language.tile.hpp"
+#include "tilewave/tile/epilogue.tile.hpp"
 
 namespace tw::kernels::gemm {
 
@@ -11,22 +11,6 @@ struct Operands {
   using Element = T;
   using Sum = conditional<is_same<T, i8>, i32, float>;
   static constexpr Contract a_contract = a, b_contract = b;
-};
-
-/// What becomes of the sums: D = activation(alpha A B + beta C + bias) + residual. `kAddends`: C or a residual is read (its own variant:
-/// the addresses need registers, so it wants narrower tiles than a plain product).
-template <class Out, class Act, bool kAddends>
-struct Finish {
-  using Element = Out;
-  using Activation = Act;
-  static constexpr bool addends = kAddends, partial = false, pairs = is_same<Act, SwiGlu>;
-};
-
-/// The sums as they are, over one of several parts of K: for SumPartials.
-struct Partial {
-  using Element = float;
-  using Activation = Identity;
-  static constexpr bool addends = false, partial = true, pairs = false;
 };
 
 /// Each tile of D is BM x BN; operands arrive BK at a time through a ring of `Stages` slots. `Cluster` blocks, neighbours along M, share
@@ -67,8 +51,9 @@ struct Inputs {
   }
 };
 
-/// D = finish(A B), tile by tile.
-template <class Operands, class Finish, class Tiles>
+/// What becomes of the accumulators (tilewave/tile/epilogue.tile.hpp) of A B, tile by tile. With `kSplitK` the grid's batch counts splits
+/// of K, too, each with accumulators of its own.
+template <class Operands, class Epilogue, class Tiles, bool kSplitK = false>
 struct Gemm {
   static constexpr const char* source = "kernels/gemm/gemm.tile.hpp";
   /// Reading addends takes registers: half of the accumulators leave them.
@@ -77,50 +62,42 @@ struct Gemm {
   template <class Target>
   struct On {
     static constexpr int BM = Tiles::bm, BN = Tiles::bn;
-    static constexpr int out_cols = Finish::pairs ? BN / 2 : BN;
     using In = Inputs<Target, Operands, Tiles>;
     using Slot = typename In::Slot;
     using Sum = typename Operands::Sum;
-    using T = typename Finish::Element;
-    using Out = Staging<Target, T, BM, out_cols>;
+    using Acc = Fragment<Target, Sum, BM, BN>;
+    using End = typename Epilogue::template On<Target, Acc>;
     using Schedule = Banded<Tiles::band>;
     static constexpr int rows = BM;
     static constexpr int cluster = Tiles::cluster;
 
     struct Params {
       In in;
-      Global<Target, const T> c;         ///< read when beta is not 0
-      Global<Target, const T> residual;  ///< read when has_residual
-      Global<Target, T, Out> d;          ///< of partial sums: [batch * splits, M, N]
-      Pointer<Target, const T> bias;     ///< N values, or null
-      const float* a_scale;              ///< of fp8 operands: one number, or null
-      const float* b_scale;
-      float alpha, beta;
-      int splits;  ///< parts of K; 1 unless the sums are partial
-      bool has_residual;
+      typename End::Params epilogue;
+      int splits;  ///< of K
     };
     struct Memory {
       Ring<Target, Slot, Tiles::stages> operands;
-      Out out;
+      typename End::Memory out;
       explicit constexpr Memory(auto& block) : operands(block), out(block) {}
     };
     struct State {
-      Fragment<Target, Sum, BM, BN> acc;
+      Acc acc;
     };
 
     TW_INLINE static int all_steps(const Params& p) { return ceil_div(p.in.depth, Tiles::bk); }
-    /// Steps of a part of K; the last one may have fewer.
+    /// Steps of a split; the last one may have fewer.
     TW_INLINE static int split_steps(const Params& p) { return ceil_div(all_steps(p), p.splits); }
 
     TW_INLINE static int steps(const Params& p, Tile t) {
-      if constexpr (Finish::partial)
+      if constexpr (kSplitK)
         return min(split_steps(p), all_steps(p) - t.batch % p.splits * split_steps(p));
       else
         return all_steps(p);
     }
 
     TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
-      if constexpr (Finish::partial)
+      if constexpr (kSplitK)
         p.in.load(producer, memory.operands, t, t.batch / p.splits, t.batch % p.splits * split_steps(p) + step);
       else
         p.in.load(producer, memory.operands, t, t.batch, step);
@@ -128,9 +105,9 @@ struct Gemm {
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
       const int n = steps(p, t);
-      // Sums of integers and partial ones have at least one step: the host sees to it, because zeros that meet the products' results with
+      // Sums of integers and splits have at least one step: the host sees to it, because zeros that meet the products' results with
       // nothing between that and the store make the assembler serialise products.
-      if constexpr (!is_same<Sum, i32> && !Finish::partial) {
+      if constexpr (!is_same<Sum, i32> && !kSplitK) {
         if (n == 0) {
           block.fill(state.acc, 0.0f);
           return;
@@ -153,37 +130,7 @@ struct Gemm {
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
-      const int row0 = t.m * BM;
-      const int col0 = t.n * BN;
-      auto& acc = state.acc;
-      if constexpr (is_same<Sum, i32> || Finish::partial) {
-        block.store(acc, p.d, row0, col0, t.batch);
-      } else {
-        float alpha = p.alpha;
-        if constexpr (sizeof(typename Operands::Element) == 1) {
-          if (p.a_scale) alpha *= *p.a_scale;
-          if (p.b_scale) alpha *= *p.b_scale;
-        }
-        block.for_each(acc, [&](int, int, auto& x) { x *= alpha; });
-        if (Finish::addends && p.beta != 0.0f)
-          block.for_each_with(acc, p.c, row0, col0, t.batch, 0, [&](int, int, auto& x, auto c) { x += p.beta * c; });
-        if (p.bias) {
-          const int cols = Finish::pairs ? 2 * p.d.cols : p.d.cols;
-          block.for_each(acc, [&](int, int col, auto& x) {
-            if (col0 + col < cols) x += static_cast<float>(p.bias[col0 + col]);
-          });
-        }
-        if constexpr (Finish::pairs) {
-          Fragment<Target, float, BM, out_cols> out;
-          block.pairs(out, acc, [](auto gate, auto up) { return SwiGlu::apply(gate, up); });
-          block.store(out, memory.out, p.d, row0, t.n * out_cols, t.batch);
-        } else {
-          block.for_each(acc, [&](int, int, auto& x) { x = Finish::Activation::apply(x); });
-          if (Finish::addends && p.has_residual)
-            block.for_each_with(acc, p.residual, row0, col0, t.batch, 0, [&](int, int, auto& x, auto r) { x += r; });
-          block.store(acc, memory.out, p.d, row0, col0, t.batch);
-        }
-      }
+      End::apply(block, state.acc, p.epilogue, memory.out, Place{t.m * BM, t.n * BN, t.batch});
     }
   };
 };

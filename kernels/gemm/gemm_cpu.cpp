@@ -18,7 +18,9 @@ constexpr std::array kCpuConfigs{kLarge, kSmall};
 // Packing takes any strides, so one order of contraction serves all layouts.
 template <class T, class Out, class Act, Config c>
 using CpuKernel =
-    Gemm<Operands<T, Contract::columns, Contract::columns>, Finish<Out, Act, true>, Tiles<c.bm, c.bn, 192, c.stages, c.cluster, c.band>>;
+    Gemm<Operands<T, Contract::columns, Contract::columns>,
+         conditional<is_same<T, i8>, StoreSums<Out>, Linear<Out, Act, LinearOptions{.addends = true, .scales = sizeof(T) == 1}>>,
+         Tiles<c.bm, c.bn, 192, c.stages, c.cluster, c.band>>;
 
 template <Config c>
 TileGrid grid_of(const Call& call) {
@@ -56,7 +58,7 @@ void launch_few_rows(const Call& call) {
   if (call.residual) rows.residual = &(residual = as_batch(*call.residual));
   // Whole rows of B: memory is read in one stream. So few that they stay in the second-level cache from one row of A to the next.
   constexpr int kRows = 16, kPiece = 1 << 15;
-  using Kernel = Gemv<T, Identity, true, kRows, kPiece, 1>;
+  using Kernel = Gemv<T, Linear<T, Identity, LinearOptions{.addends = true}>, kRows, kPiece, 1>;
   launch_cpu<Kernel>({ceil_div(call.n, kRows), call.m}, [&](auto& bind, auto& p) { bind_gemv(bind, p, rows); });
 }
 
@@ -72,8 +74,8 @@ int choose_cpu_config(const Call& call) {
 Analysis analyze_cpu_config(const Call& call, int config) {
   return with_types(call.a.dtype(), [&]<class T, class Out>(std::type_identity<T>, std::type_identity<Out>) {
     const auto bind_to = [&](auto& bind, auto& p) { bind_call(bind, p, call, call.a, call.b); };
-    return config == 0 ? analyze<CpuKernel<T, Out, Identity, kLarge>>(grid_of<kLarge>(call), bind_to)
-                       : analyze<CpuKernel<T, Out, Identity, kSmall>>(grid_of<kSmall>(call), bind_to);
+    return config == 0 ? analyze<CpuKernel<T, Out, AnyActivation, kLarge>>(grid_of<kLarge>(call), bind_to)
+                       : analyze<CpuKernel<T, Out, AnyActivation, kSmall>>(grid_of<kSmall>(call), bind_to);
   });
 }
 
@@ -87,10 +89,11 @@ void run_on_cpu(const Call& call) {
           kCpuConfigs.size());
   const bool large = (call.config >= 0 ? call.config : choose_cpu_config(call)) == 0;
   with_types(call.a.dtype(), [&]<class T, class Out>(std::type_identity<T>, std::type_identity<Out>) {
-    with_epilogue(call.activation, [&]<class Act>(std::type_identity<Act>) {
-      if constexpr (!is_same<T, i8> || is_same<Act, Identity>)
-        large ? launch_tiles<T, Out, Act, kLarge>(call) : launch_tiles<T, Out, Act, kSmall>(call);
-    });
+    if constexpr (!is_same<T, i8>) {
+      if (call.activation == Activation::swiglu)
+        return large ? launch_tiles<T, Out, SwiGlu, kLarge>(call) : launch_tiles<T, Out, SwiGlu, kSmall>(call);
+    }
+    large ? launch_tiles<T, Out, AnyActivation, kLarge>(call) : launch_tiles<T, Out, AnyActivation, kSmall>(call);
   });
 }
 

@@ -18,8 +18,10 @@ constexpr Contract kColumns = Contract::columns;
 template <class Kernel>
 using ParamsOf = typename Kernel::template On<sm_90a::Target<>>::Params;
 using AnyTiles = Tiles<64, 64, 64, 2, 1, 1>;
-template <class T, class Finish>
-using GemmParams = ParamsOf<Gemm<Operands<T, kColumns, kColumns>, Finish, AnyTiles>>;
+template <class T, class Epilogue>
+using GemmParams = ParamsOf<Gemm<Operands<T, kColumns, kColumns>, Epilogue, AnyTiles>>;
+constexpr const char* kGemmSource = "kernels/gemm/gemm.tile.hpp";
+constexpr const char* kSkinnySource = "kernels/gemm/skinny.tile.hpp";
 
 DType result_of(DType operands) { return operands == DType::fp8_e4m3 ? DType::bf16 : operands == DType::i8 ? DType::i32 : operands; }
 
@@ -35,20 +37,21 @@ struct Product {
 };
 
 void launch_whole(const Call& call, const Product& product) {
-  static KernelTable<GemmKernel> table(type_of, Gemm<Operands<float, kColumns, kColumns>, Partial, AnyTiles>::source);
+  static KernelTable<GemmKernel> table(type_of, kGemmSource);
   with_types(call.a.dtype(), [&]<class T, class Out>(std::type_identity<T>, std::type_identity<Out>) {
-    detail::launch_named<GemmParams<T, Finish<Out, Identity, false>>>(
-        table[product.kernel], call.stream, grid_of(product.kernel.tile, call.m, call.n, call.batch),
-        [&](auto& bind, auto& p) { bind_call(bind, p, call, product.a, product.b); });
+    using Epilogue = conditional<is_same<T, i8>, StoreSums<Out>, Linear<Out, Identity>>;
+    detail::launch_named<GemmParams<T, Epilogue>>(table[product.kernel], call.stream,
+                                                  grid_of(product.kernel.tile, call.m, call.n, call.batch),
+                                                  [&](auto& bind, auto& p) { bind_call(bind, p, call, product.a, product.b); });
   });
 }
 
 /// D from f32 sums over splits of K: [batch, splits, M, N].
 void sum_partials(const Call& call, const Tensor& partial) {
-  static KernelTable<SumKernel> table(type_of, SumPartials<float, Identity, false, kSum.rows, kSum.cols>::source);
+  static KernelTable<SumKernel> table(type_of, kSkinnySource);
   const TileGrid grid{ceil_div(call.m, kSum.rows), ceil_div(call.n, kSum.cols), call.batch};
   with_float_type(call.d.dtype(), [&]<class T>(std::type_identity<T>) {
-    detail::launch_named<ParamsOf<SumPartials<T, Identity, false, kSum.rows, kSum.cols>>>(
+    detail::launch_named<ParamsOf<SumPartials<Linear<T, Identity>, kSum.rows, kSum.cols>>>(
         table[{call.d.dtype(), call.activation, call.addends()}], call.stream, grid,
         [&](auto& bind, auto& p) { bind_sum(bind, p, call, partial); });
   });
@@ -56,13 +59,13 @@ void sum_partials(const Call& call, const Tensor& partial) {
 
 /// The product as sums over splits of K in a workspace, which a second kernel adds up.
 void launch_split(const Call& call, const Product& product, int splits) {
-  static KernelTable<GemmKernel> table(type_of, Gemm<Operands<float, kColumns, kColumns>, Partial, AnyTiles>::source);
+  static KernelTable<GemmKernel> table(type_of, kGemmSource);
   splits = used_splits(call.k, size_of(call.a.dtype()), splits);
   const Shape shape{call.batch, splits, call.m, call.n};
   const Tensor partial = workspace(shape, DType::f32, call.stream);
   const auto [m, n] = product.swapped ? std::pair{call.n, call.m} : std::pair{call.m, call.n};
   with_16bit_type(call.a.dtype(), [&]<class T>(std::type_identity<T>) {
-    detail::launch_named<GemmParams<T, Partial>>(
+    detail::launch_named<GemmParams<T, StoreSums<float>>>(
         table[product.kernel], call.stream, grid_of(product.kernel.tile, m, n, call.batch * splits),
         [&](auto& bind, auto& p) { bind_split(bind, p, call, product.a, product.b, partial, product.swapped); });
   });
@@ -71,9 +74,9 @@ void launch_split(const Call& call, const Product& product, int splits) {
 
 /// One row of A; B stored [N, K].
 void launch_gemv(const Call& call) {
-  static KernelTable<GemvKernel> table(type_of, Gemv<float, Identity, false, kGemv.rows, kGemv.piece, kGemv.warps>::source);
+  static KernelTable<GemvKernel> table(type_of, kSkinnySource);
   with_16bit_type(call.a.dtype(), [&]<class T>(std::type_identity<T>) {
-    detail::launch_named<ParamsOf<Gemv<T, Identity, false, kGemv.rows, kGemv.piece, kGemv.warps>>>(
+    detail::launch_named<ParamsOf<Gemv<T, Linear<T, Identity>, kGemv.rows, kGemv.piece, kGemv.warps>>>(
         table[{call.a.dtype(), call.activation, call.addends()}], call.stream, {ceil_div(call.n, kGemv.rows), call.batch},
         [&](auto& bind, auto& p) { bind_gemv(bind, p, call); });
   });

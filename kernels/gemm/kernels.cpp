@@ -15,21 +15,21 @@ const char* contract_of(bool rows) { return rows ? "tw::Contract::rows" : "tw::C
 }  // namespace
 
 std::string type_of(const GemmKernel& k) {
-  const std::string finish = k.partial ? "tw::kernels::gemm::Partial"
-                                       : tw::format("tw::kernels::gemm::Finish<{}, {}, {}>", element_name(k.out),
-                                                    functor_name(k.activation), bool_name(k.addends));
-  return tw::format("tw::kernels::gemm::Gemm<tw::kernels::gemm::Operands<{}, {}, {}>, {}, {}>", element_name(k.dtype),
-                    contract_of(k.a_rows), contract_of(k.b_rows), finish, tiles_of(k.tile, size_of(k.dtype)));
+  const bool sums = k.partial || k.dtype == DType::i8;
+  const std::string epilogue = sums ? tw::format("tw::StoreSums<{}>", element_name(k.out))
+                                    : linear_name(k.out, k.activation, {.addends = k.addends, .scales = size_of(k.dtype) == 1});
+  return tw::format("tw::kernels::gemm::Gemm<tw::kernels::gemm::Operands<{}, {}, {}>, {}, {}, {}>", element_name(k.dtype),
+                    contract_of(k.a_rows), contract_of(k.b_rows), epilogue, tiles_of(k.tile, size_of(k.dtype)), bool_name(k.partial));
 }
 
 std::string type_of(const SumKernel& k) {
-  return tw::format("tw::kernels::gemm::SumPartials<{}, {}, {}, {}, {}>", element_name(k.dtype), functor_name(k.activation),
-                    bool_name(k.addends), kSum.rows, kSum.cols);
+  return tw::format("tw::kernels::gemm::SumPartials<{}, {}, {}>", linear_name(k.dtype, k.activation, {.addends = k.addends}), kSum.rows,
+                    kSum.cols);
 }
 
 std::string type_of(const GemvKernel& k) {
-  return tw::format("tw::kernels::gemm::Gemv<{}, {}, {}, {}, {}, {}>", element_name(k.dtype), functor_name(k.activation),
-                    bool_name(k.addends), kGemv.rows, kGemv.piece, kGemv.warps);
+  return tw::format("tw::kernels::gemm::Gemv<{}, {}, {}, {}, {}>", element_name(k.dtype),
+                    linear_name(k.dtype, k.activation, {.addends = k.addends}), kGemv.rows, kGemv.piece, kGemv.warps);
 }
 
 std::string block_scaled_type_of(const Config& tile) {

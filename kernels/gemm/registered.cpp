@@ -32,6 +32,10 @@ Analysis with_call(const ShapeValues& shape, F f) {
 template <class T, Config c>
 using TilesOf = Tiles<c.bm, c.bn, 128 / static_cast<int>(sizeof(T)), c.stages, c.cluster, c.band>;
 
+template <class T, class Out, class Act, bool kAddends>
+using EpilogueOf =
+    conditional<is_same<T, i8>, StoreSums<Out>, Linear<Out, Act, LinearOptions{.addends = kAddends, .scales = sizeof(T) == 1}>>;
+
 /// What is known of a kernel from its instantiations on the host.
 struct Instantiated {
   GemmKernel kernel;
@@ -42,7 +46,7 @@ struct Instantiated {
 template <class T, class Out, Config c, class Act, bool kAddends>
 Analysis analyze_shape(const ShapeValues& shape) {
   return with_call<T, Out, Act, kAddends>(shape, [](const Call& call) {
-    return analyze<Gemm<Operands<T, kColumns, kColumns>, Finish<Out, Act, kAddends>, TilesOf<T, c>>>(
+    return analyze<Gemm<Operands<T, kColumns, kColumns>, EpilogueOf<T, Out, Act, kAddends>, TilesOf<T, c>>>(
         {ceil_div(call.m, c.bm), ceil_div(call.n, c.bn), call.batch},
         [&](auto& bind, auto& p) { bind_call(bind, p, call, call.a, call.b); });
   });
@@ -59,7 +63,7 @@ Instantiated instantiated(Activation activation = Activation::none) {
            .addends = kAddends,
            .tile = c},
           analyze_shape<T, Out, c, Act, kAddends>,
-          detail::tile_recorder<Gemm<Operands<T, a, b>, Finish<Out, Act, kAddends>, TilesOf<T, c>>>()};
+          detail::tile_recorder<Gemm<Operands<T, a, b>, EpilogueOf<T, Out, Act, kAddends>, TilesOf<T, c>>>()};
 }
 
 template <class T>
@@ -109,7 +113,7 @@ const Instantiated* find_instantiated(const GemmKernel& kernel) {
 }
 
 template <class T, Config c>
-using PartialGemm = Gemm<Operands<T, kColumns, kColumns>, Partial, TilesOf<T, c>>;
+using PartialGemm = Gemm<Operands<T, kColumns, kColumns>, StoreSums<float>, TilesOf<T, c>, true>;
 
 Tensor placeholder_of_partials(const Call& call) {
   return placeholder({call.batch, used_splits(call.k, size_of(call.a.dtype()), call.splits), call.m, call.n}, DType::f32);
@@ -131,7 +135,7 @@ template <class T>
 Analysis analyze_sum(const ShapeValues& shape) {
   require(shape["K"] > 0, "shape: K is 0; it cannot be split");
   return with_call<T, T, Identity, false>(shape, [](const Call& call) {
-    return analyze<SumPartials<T, Identity, false, kSum.rows, kSum.cols>>(
+    return analyze<SumPartials<Linear<T, Identity>, kSum.rows, kSum.cols>>(
         {ceil_div(call.m, kSum.rows), ceil_div(call.n, kSum.cols), call.batch},
         [&](auto& bind, auto& p) { bind_sum(bind, p, call, placeholder_of_partials(call)); });
   });
@@ -141,7 +145,7 @@ template <class T, bool kAddends>
 Analysis analyze_gemv(const ShapeValues& shape) {
   require(shape["M"] == 1, "shape: M is {}; the kernel is for one row", shape["M"]);
   return with_call<T, T, Identity, kAddends>(shape, [](const Call& call) {
-    return analyze<Gemv<T, Identity, kAddends, kGemv.rows, kGemv.piece, kGemv.warps>>(
+    return analyze<Gemv<T, Linear<T, Identity, LinearOptions{.addends = kAddends}>, kGemv.rows, kGemv.piece, kGemv.warps>>(
         {ceil_div(call.n, kGemv.rows), call.batch}, [&](auto& bind, auto& p) { bind_gemv(bind, p, call); });
   });
 }

@@ -1,0 +1,229 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+#include "tilewave/tile/math.tile.hpp"
+
+// What becomes of a product's accumulators. The kernels of matrix products (gemm, its sums over splits of K, its product with one row) and
+// of convolution leave that to an Epilogue, which may be yours (tilewave/gemm_with.hpp):
+//
+//   struct MyEpilogue {
+//     template <class Target, class Acc>
+//     struct On {
+//       struct Params { ... };  // Globals and numbers that the host fills in
+//       struct Memory {         // shared memory for results on their way out, or nothing
+//         Staging<Target, bf16, Acc::rows, Acc::cols> out;
+//         explicit constexpr Memory(auto& block) : out(block) {}
+//       };
+//       TW_INLINE static void apply(auto& block, Acc& acc, const Params& p, Memory& memory, const Place& at);
+//     };
+//   };
+//
+// `Acc` is the tile of accumulators: a Fragment in a product, Rows in the sum of splits, a RowVector in the product with one row.
+
+namespace tw {
+
+/// A tile's place in D.
+struct Place {
+  int row, col;  ///< of its first element
+  int batch;
+};
+
+/// A tile whose rows are a window of pixels: the first one's place in the image, and the tile's first channel.
+struct WindowPlace {
+  int pixel_col;
+  int col;  ///< channel
+  int pixel_row, image;
+};
+
+/// Nothing in shared memory.
+struct NoMemory {
+  explicit constexpr NoMemory(auto&) {}
+};
+
+namespace epilogue {
+
+/// How tensors meet accumulators.
+enum class Meeting {
+  fragment,  ///< element by element; results leave through Staging
+  rows,      ///< as Rows of the same layout
+  vector     ///< D stands on end beside a RowVector
+};
+template <class Acc>
+constexpr Meeting meeting() {
+  if constexpr (requires { Acc::kind; })
+    return Acc::kind == TileKind::fragment ? Meeting::fragment : Meeting::rows;
+  else
+    return Meeting::vector;
+}
+
+/// x = f(x) for every accumulator.
+template <class Acc, class Fn>
+TW_INLINE void map(auto& block, Acc& acc, Fn f) {
+  if constexpr (meeting<Acc>() == Meeting::fragment)
+    block.for_each(acc, [&](int, int, auto& x) { x = f(x); });
+  else if constexpr (meeting<Acc>() == Meeting::rows)
+    block.map(acc, f);
+  else
+    block.for_rows(acc, [&](int, int, auto& x) { x = f(x); });
+}
+
+/// x = f(x, y) for every accumulator and the tensor's element y at its place.
+template <class Acc, class G, class Fn>
+TW_INLINE void map_with(auto& block, Acc& acc, const G& tensor, const Place& at, Fn f) {
+  if constexpr (meeting<Acc>() == Meeting::fragment) {
+    block.for_each_with(acc, tensor, at.row, at.col, at.batch, 0, [&](int, int, auto& x, auto y) { x = f(x, y); });
+  } else {
+    Acc values;
+    block.load(values, tensor, at.row, meeting<Acc>() == Meeting::rows ? at.col : 0, at.batch);
+    if constexpr (meeting<Acc>() == Meeting::rows)
+      block.map(acc, values, f);
+    else
+      block.for_rows(acc, [&](int, int i, auto& x) { x = f(x, values[i]); });
+  }
+}
+
+/// The tile that D's Global is bound with, the Global of a tensor that is added, and that of a bias.
+template <class Target, class T, class Acc, bool kPairs = false, Meeting = meeting<Acc>()>
+struct Ends {  // of a Fragment
+  static constexpr int cols = kPairs ? Acc::cols / 2 : Acc::cols;
+  using Pairs = Fragment<Target, float, Acc::rows, Acc::cols / 2>;
+  using Out = Staging<Target, T, Acc::rows, cols>;
+  using Added = Global<Target, const T>;
+  using Bias = Pointer<Target, const T>;
+  struct Memory {
+    Out out;
+    explicit constexpr Memory(auto& block) : out(block) {}
+  };
+};
+template <class Target, class T, class Acc>
+struct Ends<Target, T, Acc, false, Meeting::rows> {
+  using Out = Acc;
+  using Added = Global<Target, const T, Acc>;
+  using Bias = Global<Target, const T, Acc>;
+  using Memory = NoMemory;
+};
+template <class Target, class T, class Acc>
+struct Ends<Target, T, Acc, false, Meeting::vector> {
+  using Out = void;
+  using Added = Global<Target, const T>;
+  using Bias = Global<Target, const T>;
+  using Memory = NoMemory;
+};
+
+/// acc += bias, of which columns from `cols` on have none.
+template <class Target, class Acc, class Bias, class At>
+TW_INLINE void add_bias(auto& block, Acc& acc, const Bias& bias, const At& at, int cols) {
+  if constexpr (meeting<Acc>() == Meeting::fragment) {
+    block.for_each(acc, [&](int, int col, auto& x) {
+      if (at.col + col < cols) x += static_cast<float>(bias[at.col + col]);
+    });
+  } else if constexpr (meeting<Acc>() == Meeting::rows) {
+    ColumnVector<Target, float, Acc> values;
+    block.load(values, bias, 0, at.col);
+    block.map(acc, values, [](auto x, auto b) { return x + b; });
+  } else {
+    map_with(block, acc, bias, Place{at.row, 0, 0}, [](auto x, auto b) { return x + b; });
+  }
+}
+
+template <class Acc, class G, class Memory>
+TW_INLINE void store(auto& block, const Acc& acc, const G& d, Memory& memory, const Place& at) {
+  if constexpr (meeting<Acc>() == Meeting::fragment)
+    block.store(acc, memory.out, d, at.row, at.col, at.batch);
+  else
+    block.store(acc, d, at.row, meeting<Acc>() == Meeting::rows ? at.col : 0, at.batch);
+}
+template <class Acc, class G, class Memory>
+TW_INLINE void store(auto& block, const Acc& acc, const G& d, Memory& memory, const WindowPlace& at) {
+  block.store_window(acc, memory.out, d, at.pixel_col, at.col, at.pixel_row, at.image);
+}
+
+}  // namespace epilogue
+
+/// D = acc: sums over a split of K, which another kernel adds up, and sums of integers.
+template <class T>
+struct StoreSums {
+  template <class Target, class Acc>
+  struct On {
+    struct Params {
+      Global<Target, T, typename epilogue::Ends<Target, T, Acc>::Out> d;
+    };
+    using Memory = NoMemory;
+    TW_INLINE static void apply(auto& block, Acc& acc, const Params& p, Memory&, const Place& at) {
+      block.store(acc, p.d, at.row, at.col, at.batch);
+    }
+  };
+};
+
+/// An activation that is chosen at run time, by Params::activation: one instantiation instead of five, for the CPU.
+struct AnyActivation {
+  enum Kind { identity, relu, silu, gelu_erf, gelu_tanh };
+
+  template <class Acc>
+  TW_INLINE static void apply(auto& block, Acc& acc, int kind) {
+    const auto map = [&]<class Act>(Act) { epilogue::map(block, acc, [](auto x) { return Act::apply(x); }); };
+    if (kind == relu) map(Relu{});
+    if (kind == silu) map(Silu{});
+    if (kind == gelu_erf) map(GeluErf{});
+    if (kind == gelu_tanh) map(GeluTanh{});
+  }
+};
+
+/// What a Linear epilogue does besides alpha, bias and activation.
+struct LinearOptions {
+  bool addends = false;   ///< reads C or a residual, which costs registers
+  bool scales = false;    ///< reads the scales of fp8 operands, one number each
+  bool windowed = false;  ///< D is stored in windows: a convolution
+};
+
+/// D = activation(alpha acc + beta C + bias) + residual. With SwiGlu for the activation each pair of columns becomes one.
+template <class T, class Activation, LinearOptions options = LinearOptions{}>
+struct Linear {
+  template <class Target, class Acc>
+  struct On {
+    static constexpr bool pairs = is_same<Activation, SwiGlu>;
+    using Ends = epilogue::Ends<Target, T, Acc, pairs>;
+    using Memory = typename Ends::Memory;
+
+    struct Params {
+      typename Ends::Added c;         ///< read when beta is not 0
+      typename Ends::Added residual;  ///< read when has_residual
+      conditional<options.windowed, Windowed<Target, T, typename Ends::Out>, Global<Target, T, typename Ends::Out>> d;
+      typename Ends::Bias bias;  ///< N values
+      const float* a_scale;      ///< one number, or null
+      const float* b_scale;
+      float alpha, beta;
+      bool has_bias, has_residual;
+      int activation;  ///< an AnyActivation::Kind, if the activation is that
+    };
+
+    TW_INLINE static void apply(auto& block, Acc& acc, const Params& p, Memory& memory, const auto& at) {
+      float alpha = p.alpha;
+      if constexpr (options.scales) {
+        if (p.a_scale) alpha *= *p.a_scale;
+        if (p.b_scale) alpha *= *p.b_scale;
+      }
+      epilogue::map(block, acc, [alpha](auto x) { return x * alpha; });
+      if constexpr (options.addends) {
+        if (p.beta != 0.0f) epilogue::map_with(block, acc, p.c, at, [beta = p.beta](auto x, auto c) { return x + beta * c; });
+      }
+      if (p.has_bias) epilogue::add_bias<Target>(block, acc, p.bias, at, pairs ? 2 * p.d.cols : p.d.cols);
+      if constexpr (pairs) {
+        typename Ends::Pairs out;
+        block.pairs(out, acc, [](auto gate, auto up) { return SwiGlu::apply(gate, up); });
+        epilogue::store(block, out, p.d, memory, Place{at.row, at.col / 2, at.batch});
+      } else {
+        if constexpr (is_same<Activation, AnyActivation>)
+          AnyActivation::apply(block, acc, p.activation);
+        else
+          epilogue::map(block, acc, [](auto x) { return Activation::apply(x); });
+        if constexpr (options.addends) {
+          if (p.has_residual) epilogue::map_with(block, acc, p.residual, at, [](auto x, auto r) { return x + r; });
+        }
+        epilogue::store(block, acc, p.d, memory, at);
+      }
+    }
+  };
+};
+
+}  // namespace tw
