@@ -4,6 +4,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <string_view>
 
 #include "tilewave/dtype.hpp"
 #include "tilewave/gemm.hpp"
@@ -29,6 +30,7 @@ template <class Key>
 class KernelTable {
  public:
   KernelTable(std::string (*type_of)(const Key&), const char* source) : type_of_(type_of), source_(source) {}
+  KernelTable(std::string (*type_of)(const Key&), std::string_view (*source_of)(const Key&)) : type_of_(type_of), source_of_(source_of) {}
 
   /// Lives until the process ends.
   const detail::NamedKernel& operator[](const Key& key) {
@@ -36,7 +38,7 @@ class KernelTable {
       const std::shared_lock lock(mutex_);
       if (const auto found = known_.find(key); found != known_.end()) return *found->second;
     }
-    const detail::NamedKernel& kernel = detail::named_kernel(type_of_(key), source_);
+    const detail::NamedKernel& kernel = detail::named_kernel(type_of_(key), source_of_ != nullptr ? source_of_(key) : source_);
     const std::unique_lock lock(mutex_);
     known_.emplace(key, &kernel);
     return kernel;
@@ -44,7 +46,8 @@ class KernelTable {
 
  private:
   std::string (*type_of_)(const Key&);
-  const char* source_;
+  std::string_view source_;
+  std::string_view (*source_of_)(const Key&) = nullptr;
   std::shared_mutex mutex_;
   std::map<Key, const detail::NamedKernel*> known_;
 };

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/gemm/gemm.tile.hpp"
 #include "kernels/variant.hpp"
 #include "runtime/format.hpp"
 #include "tests/counted_products.hpp"
@@ -17,6 +16,7 @@
 #include "tests/product_kernels.tile.hpp"
 #include "tests/support.hpp"
 #include "tilewave/tile/attention.tile.hpp"
+#include "tilewave/tile/gemm.tile.hpp"
 
 namespace tw::test {
 namespace {

@@ -13,7 +13,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/gemm/gemm.tile.hpp"
 #include "kernels/gemm/reference.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
@@ -23,6 +22,7 @@
 #include "tests/placed_tensor.hpp"
 #include "tests/product_kernels.tile.hpp"
 #include "tests/support.hpp"
+#include "tilewave/tile/gemm.tile.hpp"
 
 namespace tw::test {
 namespace {

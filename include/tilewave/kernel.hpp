@@ -53,7 +53,7 @@ struct KernelSpec {
   std::string name;                                       ///< for people: "gemm_bf16_nt_128x256"
   std::string type;                                       ///< the C++ type that is instantiated: "tw::Gemm<tw::bf16, 128, 256, 64, 4>"
   std::string target;                                     ///< "tw::sm_90a::Target<true, true>"
-  std::string source;                                     ///< the embedded file that defines `type`: "kernels/gemm/gemm.tile.hpp"
+  std::string source;                                     ///< the embedded file that defines `type`: "tilewave/tile/gemm.tile.hpp"
   void (*record_tiles)(detail::TileRecorder&) = nullptr;  ///< as in KernelInfo
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/gemm/gemm.tile.hpp"
+#include "tilewave/tile/gemm.tile.hpp"
 
 namespace tw::kernels::gemm {
 

@@ -3,12 +3,12 @@
 #include <optional>
 
 #include "kernels/activation.hpp"
-#include "kernels/gemm/gemm.tile.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/generic_tiles.hpp"
 #include "tilewave/analyze.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/launch.hpp"
+#include "tilewave/tile/gemm.tile.hpp"
 
 namespace tw::kernels::gemm {
 
@@ -131,7 +131,19 @@ decltype(auto) with_types(DType dtype, F f) {
 inline bool stored_transposed(const Tensor& t) { return t.stride(-1) != 1 && t.stride(-2) == 1 && t.shape(-1) > 1; }
 
 /// B is stored [K, N] and the GPU's tensor cores can take it so: 16-bit types alone.
-inline bool b_rows(const Call& call) { return size_of(call.a.dtype()) == 2 && stored_transposed(call.b); }
+inline bool stored_in_rows(const Tensor& b) { return size_of(b.dtype()) == 2 && stored_transposed(b); }
+inline bool b_rows(const Call& call) { return stored_in_rows(call.b); }
+
+/// Operands as the GPU's kernels contract them.
+struct Stored {
+  Tensor a, b;
+  bool a_rows, b_rows;  ///< `a` is [K, M]; `b` is [K, N]
+};
+/// `a`: [M, K] or [batch, M, K]; `b`: [N, K] or [batch, N, K].
+inline Stored as_stored(const Tensor& a, const Tensor& b) {
+  const bool b_rows = stored_in_rows(b), a_rows = b_rows && stored_transposed(a);
+  return {a_rows ? a.transpose(-2, -1) : a, b_rows ? b.transpose(-2, -1) : b, a_rows, b_rows};
+}
 
 /// What a choice of configuration on a GPU of so many SMs depends on.
 inline Problem problem_of(const Call& call, int units) {
@@ -162,6 +174,13 @@ template <class F>
 decltype(auto) with_16bit_type(DType dtype, F f) {
   return dtype == DType::f16 ? f(std::type_identity<f16>{}) : f(std::type_identity<bf16>{});
 }
+
+/// Extents of A B. Each is less than 2^31 by more than a tile.
+struct Extents {
+  int m, n, k, batch;
+};
+/// `a`: [M, K] or [batch, M, K]; `b`: [K, N] or [batch, K, N]. Throws InvalidArgument.
+Extents check_extents(const char* op, const Tensor& a, const Tensor& b);
 
 /// Checks the arguments of gemm() and sorts the shapes out. Throws InvalidArgument.
 Call make_call(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& options);

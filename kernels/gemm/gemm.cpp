@@ -55,6 +55,23 @@ void set_to_zero(const kernels::gemm::Call& call) {
 
 }  // namespace
 
+kernels::gemm::Extents kernels::gemm::check_extents(const char* op, const Tensor& a, const Tensor& b) {
+  require(a.rank() == 2 || a.rank() == 3, "{}: a is {}; it must be [M, K] or [batch, M, K]", op, a);
+  require(b.rank() == 2 || b.rank() == 3, "{}: b is {}; it must be [K, N] or [batch, K, N]", op, b);
+  const std::int64_t batch = a.rank() == 3 ? a.shape(0) : b.rank() == 3 ? b.shape(0) : 1;
+  require(b.rank() == 2 || b.shape(0) == batch, "{}: a is {} and b is {}; their batches must be equal", op, a, b);
+  const std::int64_t m = a.shape(-2), k = a.shape(-1), n = b.shape(-1);
+  require(b.shape(-2) == k, "{}: a is {} and b is {}; a's last and b's second-to-last dimension, both K, must be equal", op, a, b);
+  // Less than 2^31, so that the end of a last, incomplete tile is an int too.
+  constexpr std::int64_t largest = std::numeric_limits<int>::max() - 1023;
+  require(m <= largest && n <= largest && k <= largest && batch <= largest, "{}: a is {} and b is {}; extents are limited to {}", op, a, b,
+          largest);
+  // As many as the smallest tiles of all devices would make.
+  const std::int64_t tiles = (m + 31) / 32 * ((n + 127) / 128) * batch;
+  require(tiles <= largest, "{}: a is {} and b is {}, whose product is {} tiles; they are limited to {}", op, a, b, tiles, largest);
+  return {static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), static_cast<int>(batch)};
+}
+
 kernels::gemm::Call kernels::gemm::make_call(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& options) {
   const Device device = d.device();
   const DType dtype = a.dtype();
@@ -66,26 +83,14 @@ kernels::gemm::Call kernels::gemm::make_call(const Tensor& a, const Tensor& b, c
   require(d.dtype() == out, "{}: d is {}; for operands of {} it must be {}", kOp, d, name_of(dtype), name_of(out));
   check_operand(kOp, "d", d, out, device);
   check_output(kOp, "d", d);
-  require(a.rank() == 2 || a.rank() == 3, "{}: a is {}; it must be [M, K] or [batch, M, K]", kOp, a);
-  require(b.rank() == 2 || b.rank() == 3, "{}: b is {}; it must be [K, N] or [batch, K, N]", kOp, b);
+  const auto [m, n, k, batch] = check_extents(kOp, a, b);
   const bool batched = a.rank() == 3 || b.rank() == 3;
-  const std::int64_t batch = a.rank() == 3 ? a.shape(0) : b.rank() == 3 ? b.shape(0) : 1;
-  require(b.rank() == 2 || b.shape(0) == batch, "{}: a is {} and b is {}; their batches must be equal", kOp, a, b);
-  const std::int64_t m = a.shape(-2), k = a.shape(-1), n = b.shape(-1);
-  require(b.shape(-2) == k, "{}: a is {} and b is {}; a's last and b's second-to-last dimension, both K, must be equal", kOp, a, b);
   const bool swiglu = options.activation == Activation::swiglu;
   require(!swiglu || n % 2 == 0, "{}: b is {}; swiglu takes pairs of columns, so N must be even", kOp, b);
   require(!swiglu || (options.beta == 0 && !options.residual), "{}: swiglu allows neither beta nor a residual", kOp);
-  const std::int64_t columns = swiglu ? n / 2 : n;
+  const int columns = swiglu ? n / 2 : n;
   const Shape expected = batched ? Shape{batch, m, columns} : Shape{m, columns};
   require(d.shape() == expected, "{}: d is {}; for a {} and b {} it must be [{}]", kOp, d, a, b, tw::join(expected, ", "));
-  // Less than 2^31, so that the end of a last, incomplete tile is an int too.
-  constexpr std::int64_t largest = std::numeric_limits<int>::max() - 1023;
-  require(m <= largest && n <= largest && k <= largest && batch <= largest, "{}: a is {} and b is {}; extents are limited to {}", kOp, a, b,
-          largest);
-  // As many as the smallest tiles of all devices would make.
-  const std::int64_t tiles = (m + 31) / 32 * ((n + 127) / 128) * batch;
-  require(tiles <= largest, "{}: d is {}, which is {} tiles; they are limited to {}", kOp, d, tiles, largest);
   require(std::isfinite(options.alpha) && std::isfinite(options.beta), "{}: alpha is {} and beta is {}; both must be finite", kOp,
           options.alpha, options.beta);
   check_disjoint(kOp, {"d", &d},
@@ -116,10 +121,10 @@ kernels::gemm::Call kernels::gemm::make_call(const Tensor& a, const Tensor& b, c
           options.activation,
           options.alpha,
           options.beta,
-          static_cast<int>(m),
-          static_cast<int>(n),
-          static_cast<int>(k),
-          static_cast<int>(batch),
+          m,
+          n,
+          k,
+          batch,
           options.config,
           options.splits,
           stream};

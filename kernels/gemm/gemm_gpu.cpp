@@ -20,7 +20,7 @@ using ParamsOf = typename Kernel::template On<sm_90a::Target<>>::Params;
 using AnyTiles = Tiles<64, 64, 64, 2, 1, 1>;
 template <class T, class Epilogue>
 using GemmParams = ParamsOf<Gemm<Operands<T, kColumns, kColumns>, Epilogue, AnyTiles>>;
-constexpr const char* kGemmSource = "kernels/gemm/gemm.tile.hpp";
+constexpr const char* kGemmSource = "tilewave/tile/gemm.tile.hpp";
 constexpr const char* kSkinnySource = "kernels/gemm/skinny.tile.hpp";
 
 DType result_of(DType operands) { return operands == DType::fp8_e4m3 ? DType::bf16 : operands == DType::i8 ? DType::i32 : operands; }
@@ -117,13 +117,13 @@ void run_on_gpu(const Call& call) {
     const Config tile = problem.generic_shared > 0 ? fit_generic(kSwapped, problem.generic_shared) : call.tile.value_or(kSwapped);
     return launch_split(call, {call.b, call.a, {.dtype = dtype, .out = DType::f32, .partial = true, .tile = tile}, true}, splits);
   }
-  const bool transposed_a = problem.b_rows && stored_transposed(call.a);
-  Product product{transposed_a ? call.a.transpose(-2, -1) : call.a,
-                  problem.b_rows ? call.b.transpose(-2, -1) : call.b,
+  const Stored stored = as_stored(call.a, call.b);
+  Product product{stored.a,
+                  stored.b,
                   {.dtype = dtype,
                    .out = result_of(dtype),
-                   .a_rows = transposed_a,
-                   .b_rows = problem.b_rows,
+                   .a_rows = stored.a_rows,
+                   .b_rows = stored.b_rows,
                    .activation = call.activation,
                    .addends = call.addends(),
                    .tile = tile_of(call, problem)}};

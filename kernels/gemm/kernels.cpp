@@ -12,14 +12,17 @@ std::string tiles_of(const Config& c, std::size_t element_bytes) {
 }
 const char* contract_of(bool rows) { return rows ? "tw::Contract::rows" : "tw::Contract::columns"; }
 
+std::string epilogue_of(const GemmKernel& k) {
+  if (!k.epilogue.empty()) return std::string(k.epilogue);
+  if (k.partial || k.dtype == DType::i8) return tw::format("tw::StoreSums<{}>", element_name(k.out));
+  return linear_name(k.out, k.activation, {.addends = k.addends, .scales = size_of(k.dtype) == 1});
+}
+
 }  // namespace
 
 std::string type_of(const GemmKernel& k) {
-  const bool sums = k.partial || k.dtype == DType::i8;
-  const std::string epilogue = sums ? tw::format("tw::StoreSums<{}>", element_name(k.out))
-                                    : linear_name(k.out, k.activation, {.addends = k.addends, .scales = size_of(k.dtype) == 1});
   return tw::format("tw::kernels::gemm::Gemm<tw::kernels::gemm::Operands<{}, {}, {}>, {}, {}, {}>", element_name(k.dtype),
-                    contract_of(k.a_rows), contract_of(k.b_rows), epilogue, tiles_of(k.tile, size_of(k.dtype)), bool_name(k.partial));
+                    contract_of(k.a_rows), contract_of(k.b_rows), epilogue_of(k), tiles_of(k.tile, size_of(k.dtype)), bool_name(k.partial));
 }
 
 std::string type_of(const SumKernel& k) {

@@ -2,6 +2,7 @@
 
 #include <compare>
 #include <string>
+#include <string_view>
 
 #include "kernels/gemm/configs.hpp"
 #include "kernels/named.hpp"
@@ -10,13 +11,14 @@
 
 namespace tw::kernels::gemm {
 
-/// Gemm<Operands, Finish, Tiles>.
+/// Gemm<Operands, Epilogue, Tiles>.
 struct GemmKernel {
   DType dtype, out;
   bool a_rows = false, b_rows = false;  ///< A is stored [K, M]; B is stored [K, N]
   bool partial = false;                 ///< f32 sums over splits of K, for SumPartials
   Activation activation = Activation::none;
-  bool addends = false;  ///< D is read as C, or a residual is
+  bool addends = false;            ///< D is read as C, or a residual is
+  std::string_view epilogue = {};  ///< a user's, by its type, instead of what the four before say
   Config tile{};
   auto operator<=>(const GemmKernel&) const = default;
 };

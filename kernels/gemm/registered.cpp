@@ -177,7 +177,7 @@ std::vector<KernelVariant> registered() {
   const auto add = [&](const char* dtype, const GemmKernel& kernel, const char* suffix = "", bool tma = true) {
     const char* const layout = kernel.a_rows ? "tn" : kernel.b_rows ? "nn" : "nt";
     const Instantiated* const known = find_instantiated(kernel);
-    add_spec(type_of(kernel), "kernels/gemm/gemm.tile.hpp",
+    add_spec(type_of(kernel), "tilewave/tile/gemm.tile.hpp",
              tw::format("gemm_{}_{}_{}x{}{}{}", dtype, layout, kernel.tile.bm, kernel.tile.bn, kernel.tile.cluster > 1 ? "_cluster" : "",
                         suffix),
              tma, known ? known->record_tiles : nullptr, known ? known->analyze : nullptr);
@@ -225,9 +225,9 @@ std::vector<KernelVariant> registered() {
   const char* const skinny = "kernels/gemm/skinny.tile.hpp";
   add_spec(type_of(GemvKernel{DType::bf16}), skinny, "gemv_bf16", true, kNoTiles, analyze_gemv<bf16, false>);
   add_spec(type_of(GemvKernel{DType::bf16, Activation::none, true}), skinny, "gemv_bf16_addends", true, kNoTiles, analyze_gemv<bf16, true>);
-  add_spec(type_of(partial(kSwapped)), "kernels/gemm/gemm.tile.hpp", "gemm_bf16_swapped_partial", true,
+  add_spec(type_of(partial(kSwapped)), "tilewave/tile/gemm.tile.hpp", "gemm_bf16_swapped_partial", true,
            detail::tile_recorder<PartialGemm<bf16, kSwapped>>(), analyze_partial<bf16, kSwapped, true>);
-  add_spec(type_of(partial(kConfigs[3])), "kernels/gemm/gemm.tile.hpp", "gemm_bf16_nt_128x128_partial", true,
+  add_spec(type_of(partial(kConfigs[3])), "tilewave/tile/gemm.tile.hpp", "gemm_bf16_nt_128x128_partial", true,
            detail::tile_recorder<PartialGemm<bf16, kConfigs[3]>>(), analyze_partial<bf16, kConfigs[3], false>);
   add_spec(type_of(SumKernel{DType::bf16}), skinny, "gemm_bf16_sum_partials", true, kNoTiles, analyze_sum<bf16>);
   return variants;
@@ -238,7 +238,7 @@ std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
   const auto add = [&](std::string type, const char* source, std::string name, bool pieces = true) {
     specs.push_back(for_target(make_spec({type, source, nullptr}, pieces, pieces, std::move(name)), GpuTarget::cuda));
   };
-  const char* const gemm = "kernels/gemm/gemm.tile.hpp";
+  const char* const gemm = "tilewave/tile/gemm.tile.hpp";
   const char* const skinny = "kernels/gemm/skinny.tile.hpp";
   const std::vector<Config> tiles = configs_for({1, 1, 1, 1, 2, false, false, 1, shared_bytes});
   const auto products = [&](const char* dtype, const GemmKernel& kernel, const char* suffix = "", bool pieces = true) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/gemm/gemm.tile.hpp"
+#include "tilewave/tile/gemm.tile.hpp"
 
 // Products with small M: their time is that of reading B once.
 

@@ -138,6 +138,15 @@ TW_INLINE void store(auto& block, const Acc& acc, const G& d, Memory& memory, co
   block.store_window(acc, memory.out, d, at.pixel_col, at.col, at.pixel_row, at.image);
 }
 
+/// Whether the epilogue reads tensors as large as D: it says so by a constant `addends`.
+template <class Epilogue>
+constexpr bool reads_addends_of() {
+  if constexpr (requires { Epilogue::addends; }) return Epilogue::addends;
+  return false;
+}
+template <class Epilogue>
+inline constexpr bool reads_addends = reads_addends_of<Epilogue>();
+
 }  // namespace epilogue
 
 /// D = acc: sums over a split of K, which another kernel adds up, and sums of integers.
@@ -179,6 +188,7 @@ struct LinearOptions {
 /// D = activation(alpha acc + beta C + bias) + residual. With SwiGlu for the activation each pair of columns becomes one.
 template <class T, class Activation, LinearOptions options = LinearOptions{}>
 struct Linear {
+  static constexpr bool addends = options.addends;
   template <class Target, class Acc>
   struct On {
     static constexpr bool pairs = is_same<Activation, SwiGlu>;

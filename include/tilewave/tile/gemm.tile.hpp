@@ -55,9 +55,9 @@ struct Inputs {
 /// of K, too, each with accumulators of its own.
 template <class Operands, class Epilogue, class Tiles, bool kSplitK = false>
 struct Gemm {
-  static constexpr const char* source = "kernels/gemm/gemm.tile.hpp";
+  static constexpr const char* source = "tilewave/tile/gemm.tile.hpp";
   /// Reading addends takes registers: half of the accumulators leave them.
-  using WarpTile = conditional<Finish::addends, tw::WarpTile<32, 2>, SquareWarpTile<Tiles::bm, Tiles::bn>>;
+  using WarpTile = conditional<epilogue::reads_addends<Epilogue>, tw::WarpTile<32, 2>, SquareWarpTile<Tiles::bm, Tiles::bn>>;
 
   template <class Target>
   struct On {

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilewave/launch.hpp"
+#include "tilewave/tile/epilogue.tile.hpp"
+#include "tilewave/tile/gemm.tile.hpp"
+
+namespace tw {
+
+struct GemmWithOptions {
+  std::optional<Stream> stream = {};  ///< default: the device's standard stream
+};
+
+/// The columns of a tile of accumulators in gemm_with(), Acc::cols, on every device.
+inline constexpr int kGemmWithColumns = 128;
+
+namespace detail {
+
+/// A checked call of gemm_with().
+struct GemmWithCall {
+  Tensor a, b;  ///< as the kernel contracts them: [M, K] or [K, M], and [N, K] or [K, N], each with or without a batch
+  int m, n, k, batch;
+  bool a_rows, b_rows;  ///< A is [K, M]; B is [K, N]
+  int tile_rows;
+  Stream stream;
+
+  TileGrid grid() const { return {ceil_div(m, tile_rows), ceil_div(n, kGemmWithColumns), batch}; }
+};
+
+GemmWithCall check_gemm_with(const Tensor& a, const Tensor& b, DType dtype, const GemmWithOptions& options);
+
+/// A kernel of gemm_with() by the values that name it.
+struct GemmWithKernel {
+  std::string_view epilogue, source;  ///< which last as long as the program
+  DType dtype;
+  bool a_rows, b_rows;
+  int tile_rows;
+  auto operator<=>(const GemmWithKernel&) const = default;
+};
+const NamedKernel& gemm_with_kernel(const GemmWithKernel& kernel);
+
+/// All that gemm_with() chooses from for that epilogue and dtype.
+std::vector<KernelInfo> gemm_with_kernels(std::string_view epilogue, std::string_view source, DType dtype);
+
+template <class Epilogue, class T, int kRows, int kDepth>
+using GemmWith = kernels::gemm::Gemm<kernels::gemm::Operands<T, Contract::columns, Contract::columns>, Epilogue,
+                                     kernels::gemm::Tiles<kRows, kGemmWithColumns, kDepth, 2, 1, 1>>;
+inline constexpr int kGemmWithCpuRows = 128;
+
+}  // namespace detail
+
+/// A B, whose accumulators an Epilogue of your own takes (tilewave/tile/epilogue.tile.hpp; docs/language.md has an example):
+///
+///   tw::gemm_with<RowArgmax, tw::bf16>(x, w.transpose(0, 1), [&](auto& bind, auto& params) {
+///     bind(params.largest, largest);  // [M, ceil(N / tw::kGemmWithColumns)]
+///     bind(params.column, column);
+///   });
+///
+/// `a`: [M, K] or [batch, M, K]; `b`: [K, N] or [batch, K, N], of type T: f32, f16, bf16, fp8_e4m3 or i8, with any strides, as gemm() takes
+/// them. `bind_epilogue(binder, params)` fills in Epilogue::On<target, Acc>::Params; every Global must be bound. What it binds must not
+/// overlap a or b.
+///
+/// `Acc` is a Fragment of f32, or of i32 where T is i8, that holds kGemmWithColumns columns of all K products: K is not split. It is the
+/// epilogue that knows about bounds: accumulators outside M x N are 0, and stores to a Global drop what lies outside of it. Without rows,
+/// columns or batches it is not called; with K = 0 accumulators are 0 (i8: an error). An epilogue may have 64 KiB of shared memory.
+///
+/// For a GPU the epilogue is defined in an embedded file, its `source`, which includes "tilewave/tile/gemm.tile.hpp" and is compiled when
+/// it is first needed. Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument, CompileError and
+/// DeviceError.
+template <class Epilogue, class T, class BindEpilogue>
+void gemm_with(const Tensor& a, const Tensor& b, BindEpilogue bind_epilogue, const GemmWithOptions& options = {}) {
+  const detail::GemmWithCall call = detail::check_gemm_with(a, b, dtype_of<T>, options);
+  const TileGrid grid = call.grid();
+  if (grid.count() == 0) return;
+  const auto bind_all = [&](auto& bind, auto& params) {
+    bind(params.in.a, call.k > 0 ? &call.a : nullptr);
+    bind(params.in.b, call.k > 0 ? &call.b : nullptr);
+    params.in.depth = call.k;
+    params.in.a_batches = call.a.rank() == 3 ? 1 : 0;
+    params.in.b_batches = call.b.rank() == 3 ? 1 : 0;
+    params.splits = 1;
+    detail::bind_params(detail::type_name<Epilogue>(), detail::source_of<Epilogue>(), params.epilogue, bind, bind_epilogue);
+  };
+  if (!call.stream.device().is_cuda()) {
+    launch_cpu<detail::GemmWith<Epilogue, T, detail::kGemmWithCpuRows, 192>>(grid, bind_all);
+  } else if constexpr (requires { Epilogue::source; }) {
+    using Kernel = detail::GemmWith<Epilogue, T, 64, 64>;  // for its Params alone: tile sizes do not change their layout
+    const detail::NamedKernel& kernel =
+        detail::gemm_with_kernel({detail::type_name<Epilogue>(), Epilogue::source, dtype_of<T>, call.a_rows, call.b_rows, call.tile_rows});
+    detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(kernel, call.stream, grid, bind_all);
+  } else {
+    throw InvalidArgument("epilogue " + std::string(detail::type_name<Epilogue>()) +
+                          " cannot run on a GPU: it has no `source`, the embedded *.tile.hpp file that defines it");
+  }
+}
+
+/// The kernels that gemm_with() chooses from on a GPU, to compile them ahead or to look at them: compile(make_spec(info, true, true)).
+/// Needs no GPU.
+template <class Epilogue, class T>
+std::vector<KernelInfo> gemm_with_kernels() {
+  return detail::gemm_with_kernels(detail::type_name<Epilogue>(), Epilogue::source, dtype_of<T>);
+}
+
+}  // namespace tw
