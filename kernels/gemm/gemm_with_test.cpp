@@ -208,11 +208,11 @@ TEST(GemmWithSums, OfIntegersAreExact) {
 
 TEST(GemmWithKernels, CompileForSm90a) {
   skip_without_nvrtc();
-  // The widest tiles of 16-bit operands, all of whose orders of storage have one epilogue, and one of 64 rows.
+  // The tiles of 128 rows: of these, threads need the most registers.
   const std::vector<KernelInfo> argmax = gemm_with_kernels<RowArgmax, bf16>(), cast = gemm_with_kernels<CastFp8, bf16>();
   ASSERT_EQ(argmax.size(), 6u);
   EXPECT_EQ((gemm_with_kernels<CastFp8, fp8_e4m3>().size()), 2u);
-  for (const KernelInfo& info : {argmax[0], cast[0], cast[3]}) {
+  for (const KernelInfo& info : {argmax[0], cast[0]}) {
     const CompiledKernel kernel = compile(make_spec(info, true, true));
     EXPECT_EQ(kernel.spill_bytes, 0) << info.type;
     EXPECT_TRUE(kernel.performance_losses.empty()) << info.type << ": " << kernel.performance_losses.front();
