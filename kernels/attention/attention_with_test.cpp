@@ -268,6 +268,29 @@ TEST_P(AttentionWith, BadInput) {
   EXPECT_TRUE(o_wide.untouched());
 }
 
+/// A rule without `source`.
+struct HostOnly {
+  template <class Target>
+  struct Params {};
+  static bool visible(const auto&, const Score&) { return true; }
+};
+
+TEST(AttentionWithKernel, NamesARuleThatAGpuCannotHave) {
+  expect_error<InvalidArgument>([] { attention_with_kernel<HostOnly, bf16, 64>(); }, {"HostOnly cannot run on a GPU", "no `source`"});
+}
+
+TEST(AttentionWithKernel, IsOneForEachSetOfRules) {
+  const auto type = []<class Rule, class T, int kHeadDim>(const AttentionOptions& options = {}) {
+    return attention_with_kernel<Rule, T, kHeadDim>(options).type;
+  };
+  const auto plain = [&] { return type.template operator()<SameDocument, bf16, 64>(); };
+  EXPECT_EQ(plain().data(), plain().data());  // named once
+  const std::string_view others[] = {type.template operator()<SameDocument, bf16, 64>({.causal = true}),
+                                     type.template operator()<SameDocument, bf16, 128>(), type.template operator()<SameDocument, f16, 64>(),
+                                     type.template operator()<SameDocumentByRange, bf16, 64>()};
+  for (const std::string_view other : others) EXPECT_NE(other, plain());
+}
+
 TEST(AttentionWithKernel, HasTheRulesOfTheOptionsAndCompiles) {
   const KernelInfo plain = attention_with_kernel<SameDocument, bf16, 64>();
   EXPECT_EQ(plain.source, "tests/user_rules.tile.hpp");
@@ -275,6 +298,7 @@ TEST(AttentionWithKernel, HasTheRulesOfTheOptionsAndCompiles) {
   const KernelInfo with = attention_with_kernel<RelativeBiasFromOneSide<false>, bf16, 128>({.causal = true, .softcap = 30});
   EXPECT_NE(with.type.find("tw::Optional<tw::Softcap, tw::Use::always>"), std::string_view::npos) << with.type;
   EXPECT_NE(with.type.find("tw::Band<false, true>"), std::string_view::npos) << with.type;
+  EXPECT_NE(with.type.find(".head_dim = 128, .value_dim = 128, .rows = 128, .keys = 128"), std::string_view::npos) << with.type;
   skip_without_nvrtc();
   for (const KernelInfo* info : {&plain, &with}) {
     const CompiledKernel kernel = compile(make_spec(*info, true, true));
