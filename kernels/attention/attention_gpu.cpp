@@ -9,6 +9,7 @@
 #include "kernels/attention/packed_tiles.tile.hpp"
 #include "kernels/attention/tuning.hpp"
 #include "kernels/check.hpp"
+#include "kernels/generic_tiles.hpp"
 #include "kernels/workspace.hpp"
 
 namespace tw {
@@ -114,7 +115,11 @@ AttentionKernel attention_kernel_with(const AttentionCall& call, DType dtype, in
           "attention_with: {} cannot run on a GPU: it has no `source`, the embedded *.tile.hpp file that defines it (a rule defined in a "
           "host file is CPU-only)",
           rule.type);
-  const AttentionConfig config = gpu_config({head_dim, head_dim}, TileUse::narrow, kEqualLengths, traits_of(call, &rule));
+  const HeadDims dims{head_dim, head_dim};
+  const RuleTraits rules = traits_of(call, &rule);
+  const std::int64_t shared = kernels::generic_shared_bytes(call.stream);
+  const AttentionConfig config =
+      shared ? generic_config(dims, kEqualLengths, rules, shared) : gpu_config(dims, TileUse::narrow, kEqualLengths, rules);
   return {kernels::attention::named({&rule, dtype, rules_of(call), config}), config};
 }
 
