@@ -363,11 +363,11 @@ struct TakesTooMuch {
     static void load(auto& producer, const Params& p, Tile, int, Memory& memory) {
       producer.put(memory.ring, [&](auto copy, A& a) { copy.tile(p.a, a, 0, 0); });
     }
-    static void compute(auto& block, const Params&, Tile, Memory& memory, detail::NoState&) {
+    static void compute(auto& block, const Params&, Tile, Memory& memory, auto&) {
       block.take(memory.ring);
       block.take(memory.ring);
     }
-    static void finish(auto&, const Params&, Tile, Memory&, detail::NoState&) {}
+    static void finish(auto&, const Params&, Tile, Memory&, auto&) {}
   };
 };
 
