@@ -44,15 +44,16 @@ constexpr double product_step_cost(const ProductTile& t) {
 }
 
 /// How much longer than predicted a tile takes because of its stages alone, to rank points that are alike otherwise: none where the ring
-/// takes all of a block's shared memory, or half of it, so that an SM has two blocks.
+/// takes all of a block's shared memory, and little where it takes half of it, so that an SM has two blocks. Other numbers of stages are
+/// rarely best: they come last, so that candidates differ in their tiles.
 constexpr double stages_cost(const ProductTile& t, int element_bytes) {
   constexpr int half = kSharedBytesPerBlock / 2 - 2048;
   ProductTile deeper = t;
   ++deeper.stages;
   if (!product_fits(deeper, element_bytes) || deeper.stages > 10) return 1;
   const bool two_blocks = product_shared_bytes(t, element_bytes) <= half;
-  if (two_blocks && product_shared_bytes(deeper, element_bytes) > half) return 1.01;
-  return 1.05 + 0.05 / t.stages;
+  if (two_blocks && product_shared_bytes(deeper, element_bytes) > half) return 1.03;
+  return 1.5;
 }
 
 }  // namespace tw::kernels

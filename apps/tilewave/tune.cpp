@@ -184,7 +184,7 @@ int tune(const TuneArguments& a) {
     for (const Outcome& o : outcomes) problems.push_back(to_json(o));
     print_json({{"device", device_info(device).name},
                 {"seed", kSeed},
-                {"memory", a.hot ? "hot" : "cold"},
+                {"memory", a.hot || !device.is_cuda() ? "hot" : "cold"},
                 {"problems", problems},
                 {"geometric_mean_gain", tuned > 0 ? nlohmann::ordered_json(gain) : nlohmann::ordered_json(nullptr)},
                 {"seconds", seconds}});
@@ -239,7 +239,7 @@ void add_tune(CLI::App& app, int& exit_code) {
     for (const TunableFamily& family : tunable_families()) names.push_back(family.name);
     return names;
   });
-  command->add_option("--shape", a.shapes, "A problem: NAME=NUMBER,...; the names are below; may be repeated");
+  command->add_option("--shape", a.shapes, "A problem: NAME=NUMBER,...; the names are below; may be repeated")->allow_extra_args(false);
   completes_with_files(command->add_option("--shapes", a.shapes_file, "A file with a problem in each line; # begins a comment"));
   command->add_option("--dtype", a.dtype, "The element type")->capture_default_str();
   add_device_option(*command, a.device);

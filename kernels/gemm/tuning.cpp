@@ -100,7 +100,7 @@ TuneSpace gpu_space(const Call& call, int units) {
   };
   return TuneSpace({{"bm", {64, 128, 192, 256}},
                     {"bn", swapped ? std::vector{kMostSkinnyRows} : std::vector(std::begin(kProductColumns), std::end(kProductColumns))},
-                    {"stages", every(2, swapped ? 12 : 10)},
+                    {"stages", every(2, 10)},
                     {"cluster", {1, 2}},
                     {"band", bands},
                     {"splits", every(1, swapped ? 32 : 16)}},
