@@ -1,6 +1,7 @@
 #include "kernels/gemm/tuning.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <utility>
 
@@ -81,6 +82,17 @@ std::vector<double> cpu_analyses(const Call& call, Device device) {
   for (std::size_t i = 0; i < cpu_configs().size(); ++i)
     seconds.push_back(roofline(analyze_cpu_config(call, static_cast<int>(i)), cpu_for_comparison()).seconds);
   return seconds;
+}
+
+/// Predicted time of swapped operands, in the heuristic's unit: reading B, or the chain of steps of the SM that has most tiles, and the
+/// sums. All numbers of splits have a second launch.
+double swapped_time(const Problem& p, const Config& c, int splits) {
+  constexpr double read = 0.8, chain = 0.3, start = 4, bytes_per_step = 2e6;  // of 128 rows, per step, on an H200
+  const double rows = c.bm / 128.0, steps = static_cast<double>((p.k * p.element_bytes + 127) / 128);
+  const double tiles = static_cast<double>((p.m + c.bm - 1) / c.bm * p.batch) * splits, all = steps / splits * rows;
+  const double rounds = std::ceil(tiles / p.units);
+  return std::max(read * all * tiles / p.units, rounds * (chain * all + start)) +
+         static_cast<double>(p.m * p.n * p.batch * splits) * 8 / bytes_per_step;
 }
 
 }  // namespace
@@ -173,11 +185,13 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
   TuneSpace space = gpu ? gpu_space(call, units) : cpu_space();
   TunePoint standard = point_of(space, standard_values(call, device, units));
   // The CPU's by the analysis target's counts; the GPU's, of which few are instantiated, by the heuristic's arithmetic.
-  const auto predict = [product = product_of(call, units), standard, gpu, analyses = cpu_analyses(call, device)](const TunePoint& point) {
+  const auto predict = [product = product_of(call, units), swapped = swaps_operands(call), standard, gpu,
+                        analyses = cpu_analyses(call, device)](const TunePoint& point) {
     if (!gpu) return analyses[static_cast<std::size_t>(cpu_config_of(point.values()))];
     const Config c = config_of(point);
     const double band = c.band == standard["band"] ? 1 : 1.03;
-    return predicted_time(product, c, point["splits"]) * stages_cost({c.bm, c.bn, c.stages, c.cluster}, product.element_bytes) * band;
+    const double time = swapped ? swapped_time(product, c, point["splits"]) : predicted_time(product, c, point["splits"]);
+    return time * stages_cost({c.bm, c.bn, c.stages, c.cluster}, product.element_bytes) * band;
   };
   return {key_on(device, call), std::move(space), std::move(standard), predict, prepare};
 }
