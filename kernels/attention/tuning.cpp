@@ -125,9 +125,14 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
   const std::int64_t head_dim = shape["head_dim"], value_dim = or_else(shape["value_dim"], head_dim);
   require(device.is_cuda(), "attention has nothing to tune on the CPU; only a GPU has a choice");
   require(batch > 0 && heads > 0 && seqlen_q > 0 && head_dim > 0, "shape: batch, heads, seqlen_q and head_dim must be positive");
-  AttentionOptions options;
-  options.causal = shape["causal"] != 0;
-  if (shape["window"] > 0) options.window_left = shape.integer("window");
+  const auto options_on = [causal = shape["causal"] != 0,
+                           window = shape["window"] > 0 ? shape.integer("window") : -1](const Stream& stream) {
+    AttentionOptions options;
+    options.causal = causal;
+    options.window_left = window;
+    options.stream = stream;
+    return options;
+  };
   struct Operands {
     Tensor q, k, v, o;
   };
@@ -136,19 +141,16 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
                     tensor(Shape{batch, seqlen_k, kv_heads, value_dim}, dtype), tensor(Shape{batch, seqlen_q, heads, value_dim}, dtype)};
   };
   const Operands shapes = make([](Shape s, DType type) { return placeholder(std::move(s), type); });
-  const detail::AttentionCall call = detail::check_attention(shapes.q, shapes.k, shapes.v, shapes.o, options);
+  const detail::AttentionCall call =
+      detail::check_attention(shapes.q, shapes.k, shapes.v, shapes.o, options_on(Stream::standard(Device::cpu())));
   const AttentionConfig config = choose_config(call);
   const RuleTraits rules = traits_of(call);
   const auto prepare = [=](const Stream& stream, std::uint64_t seed) {
     const auto operands =
         std::make_shared<const Operands>(make([&](Shape s, DType type) { return random_operand(std::move(s), type, seed, stream); }));
     const auto launch = [=](const TunePoint& point) {
-      AttentionOptions on_stream;
-      on_stream.causal = options.causal;
-      on_stream.window_left = options.window_left;
-      on_stream.stream = stream;
       const auto& [q, k, v, o] = *operands;
-      run_on_gpu(detail::check_attention(q, k, v, o, on_stream), config_of(config, point.values(), rules));
+      run_on_gpu(detail::check_attention(q, k, v, o, options_on(stream)), config_of(config, point.values(), rules));
     };
     return TuneOperands{launch, operands->o, bytes_of({&operands->q, &operands->k, &operands->v, &operands->o})};
   };
