@@ -175,9 +175,9 @@ TEST_P(GemmWith, RefusesWhatDoesNotFit) {
   expect_error<InvalidArgument>([&] { call(tensor({2, 4, 8}, DType::bf16), tensor({3, 8, 5}, DType::bf16)); }, {"batches must be equal"});
   // A Global that was forgotten, or is given another type, is named as the epilogue names it.
   expect_error<InvalidArgument>([&] { gemm_with<RowArgmax, bf16>(a, b, [&](auto& bind, auto& p) { bind(p.largest, out); }); },
-                                {"RowArgmax", "column"});
+                                {"RowArgmax: params.column"});
   expect_error<InvalidArgument>([&] { gemm_with<RowArgmax, bf16>(a, b, [&](auto& bind, auto& p) { bind(p.column, out); }); },
-                                {"RowArgmax", "column", "i32"});
+                                {"RowArgmax: params.column", "i32"});
   // Nothing to do: the epilogue's parameters are not looked at.
   call(tensor({0, 8}, DType::bf16), b);
   call(a, tensor({8, 0}, DType::bf16));
