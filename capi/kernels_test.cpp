@@ -148,7 +148,7 @@ TEST(CInterface, Gemm) {
                bias = Tensor::random({21}, DType::f32, 3), residual = Tensor::random({33, 21}, DType::f32, 4);
   expect_same(
       {33, 21}, DType::f32, [&](const Tensor& d) { return tw_gemm(InC(a), InC(b), InC(d), nullptr, nullptr); },
-      [&](const Tensor& d) { gemm(a, b, d); });
+      [&](const Tensor& d) { tw::gemm(a, b, d); });
   const InC bias_in_c(bias), residual_in_c(residual);
   tw_gemm_options options = {};
   options.struct_size = sizeof options;
@@ -158,7 +158,7 @@ TEST(CInterface, Gemm) {
   options.residual = residual_in_c;
   expect_same(
       {33, 21}, DType::f32, [&](const Tensor& d) { return tw_gemm(InC(a), InC(b), InC(d), &options, nullptr); },
-      [&](const Tensor& d) { gemm(a, b, d, {.alpha = 0.5f, .bias = &bias, .activation = Activation::gelu_tanh, .residual = &residual}); });
+      [&](const Tensor& d) { tw::gemm(a, b, d, {.alpha = 0.5f, .bias = &bias, .activation = Activation::gelu_tanh, .residual = &residual}); });
   const Tensor d = poisoned({33, 21}, DType::f32);
   const int unknown = 6;
   std::memcpy(&options.activation, &unknown, sizeof unknown);
@@ -184,7 +184,7 @@ TEST(CInterface, ScaledFp8) {
   options.a_scale = y_scales_in_c, options.b_scale = v_scales_in_c;
   expect_same(
       {40, 384}, DType::bf16, [&](const Tensor& d) { return tw_gemm(InC(y), InC(v), InC(d), &options, nullptr); },
-      [&](const Tensor& d) { gemm(y, v, d, {.a_scale = &y_scales, .b_scale = &v_scales}); });
+      [&](const Tensor& d) { tw::gemm(y, v, d, {.a_scale = &y_scales, .b_scale = &v_scales}); });
 
   const Tensor sizes = integers({30, 10}, {2}), grouped_scales = poisoned({2, 32, 2}, DType::f32);
   expect_same(

@@ -19,13 +19,13 @@
 namespace tw::test {
 namespace {
 
-const RegisteredKernel& registered(const std::vector<RegisteredKernel>& all, const std::string& name) {
+const RegisteredKernel& find_registered(const std::vector<RegisteredKernel>& all, const std::string& name) {
   return *std::find_if(all.begin(), all.end(), [&](const RegisteredKernel& kernel) { return kernel.spec.name == name; });
 }
 
 TEST(RegisteredKernels, Convolution) {
   const std::vector<RegisteredKernel> all = registered_kernels();
-  const RegisteredKernel& kernel = registered(all, "convolution_f16_fc_128x256");
+  const RegisteredKernel& kernel = find_registered(all, "convolution_f16_fc_128x256");
   const auto analyze_shape = [&](const char* text) { return kernel.analyze(ShapeValues(text, kernel.shape)); };
   // 64 images of 512 x 512 pixels and 256 channels to 512, 3 x 3. What the padding multiplies is not inside: of the 1536 taps of a
   // dimension's pixels two meet it.
@@ -156,7 +156,7 @@ TEST(RegisteredKernels, BytesOfEveryFamily) {
         << kernel.family << " has no kernel here";
   for (const Bytes& expected : kBytes) {
     SCOPED_TRACE(tw::format("{}, {}", expected.kernel, expected.shape));
-    const RegisteredKernel& kernel = registered(all, expected.kernel);
+    const RegisteredKernel& kernel = find_registered(all, expected.kernel);
     EXPECT_EQ(kernel.family, expected.family);
     const Analysis a = kernel.analyze(ShapeValues(expected.shape, kernel.shape));
     EXPECT_EQ(a.global_read, expected.read);
@@ -169,7 +169,7 @@ TEST(RegisteredKernels, BytesOfEveryFamily) {
 TEST(RegisteredKernels, OperationsOfRows) {
   const std::vector<RegisteredKernel> all = registered_kernels();
   const auto analyze_shape = [&](const char* name, const char* text) {
-    const RegisteredKernel& kernel = registered(all, name);
+    const RegisteredKernel& kernel = find_registered(all, name);
     return kernel.analyze(ShapeValues(text, kernel.shape));
   };
   // Of a block's 4096 columns: the maximum, difference, scale, the exponential, the sum, the product; and the reciprocal of the sum.
@@ -184,7 +184,7 @@ TEST(RegisteredKernels, OperationsOfRows) {
 
 TEST(RegisteredKernels, SharedMemoryOfTopk) {
   const std::vector<RegisteredKernel> all = registered_kernels();
-  const RegisteredKernel& kernel = registered(all, "topk_bf16");
+  const RegisteredKernel& kernel = find_registered(all, "topk_bf16");
   const auto traffic = [&](const char* text) { return kernel.analyze(ShapeValues(text, kernel.shape)).shared_traffic; };
   // 2048 counters are cleared and searched, one is read and written for every element; the list's size is cleared; 64 keys are sorted in 21
   // steps, each of which reads and writes all, and read.
@@ -196,7 +196,7 @@ TEST(RegisteredKernels, SharedMemoryOfTopk) {
 TEST(RegisteredKernels, ShapesThatAKernelIsNotForAreErrors) {
   const std::vector<RegisteredKernel> all = registered_kernels();
   const auto expect = [&](const char* name, const char* text, const char* part) {
-    const RegisteredKernel& kernel = registered(all, name);
+    const RegisteredKernel& kernel = find_registered(all, name);
     expect_error<InvalidArgument>([&] { kernel.analyze(ShapeValues(text, kernel.shape)); }, {part});
   };
   expect("gemv_bf16", "M=2,N=8,K=8", "M is 2; the kernel is for one row");
