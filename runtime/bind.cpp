@@ -78,7 +78,7 @@ TensorMapRequest map_request(const BoundView& view, const MapTile& tile, const W
     request.box[dim] = static_cast<std::uint32_t>(box[dim]);
     request.steps[dim] = static_cast<std::uint32_t>(steps[dim]);
   }
-  request.swizzle_bytes = sm_90a::kPanelBytes;
+  request.swizzle_bytes = tile.swizzle_bytes;
   return request;
 }
 

@@ -1,4 +1,7 @@
 #include <atomic>
+#include <cstddef>
+#include <memory>
+#include <new>
 #include <string>
 
 #include "tilewave/error.hpp"
@@ -18,5 +21,23 @@ void schedule_error(const char* what) { throw Error(std::string("the kernel's sc
 
 bool poison_released_slots() { return poison.load(std::memory_order_relaxed); }
 void set_poison_released_slots(bool on) { poison.store(on, std::memory_order_relaxed); }
+
+void* operand_memory(int which, long bytes) {
+  constexpr std::align_val_t kAlignment{64};
+  struct Free {
+    void operator()(void* memory) const { operator delete(memory, kAlignment); }
+  };
+  struct Memory {
+    std::unique_ptr<void, Free> start;
+    long bytes = 0;
+  };
+  thread_local Memory memories[3];
+  Memory& memory = memories[which];
+  if (memory.bytes < bytes) {
+    memory.start.reset(operator new(static_cast<std::size_t>(bytes), kAlignment));
+    memory.bytes = bytes;
+  }
+  return memory.start.get();
+}
 
 }  // namespace tw::cpu

@@ -149,7 +149,8 @@ class GpuBinder {
         if (G::readable && global.cols > 0) tma_load = tma_load && global.template whole_pieces<typename G::Element, width>();
         return;
       }
-      possible = map_possible(global, G::readable, {tile.element, copied_rows > 0 ? copied_rows : tile.rows, tile.cols}, window);
+      possible = map_possible(global, G::readable, {tile.element, copied_rows > 0 ? copied_rows : tile.rows, tile.cols, tile.swizzle_bytes},
+                              window);
       if (possible) add_map({&global, global.tensor_map, window, copied_rows});
     }
     if (!possible) (G::readable ? tma_load : tma_store) = false;

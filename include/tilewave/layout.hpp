@@ -62,9 +62,16 @@ template <class T, int R, int C, Contract contract>
 constexpr TileLayout make_layout(const sm_90a::Shared<T, R, C, contract>*) {
   return {"Shared", DTypeOf<T>::value, R, C, contract == Contract::rows, &sm_90a::Shared<T, R, C, contract>::offset, nullptr, 0, 0, 0, 0};
 }
-template <class T, int R, int C>
-constexpr TileLayout make_layout(const sm_90a::Fragment<T, R, C>*) {
-  return register_layout<sm_90a::Fragment<T, R, C>>("Fragment", DTypeOf<T>::value, 1);
+template <class T, int R, int C, int WarpRows, int ColumnWarps>
+constexpr TileLayout make_layout(const sm_90a::Fragment<T, R, C, WarpRows, ColumnWarps>*) {
+  using F = sm_90a::Fragment<T, R, C, WarpRows, ColumnWarps>;
+  TileLayout layout = register_layout<F>("Fragment", DTypeOf<T>::value, 1);
+  layout.threads = F::warps * 32;
+  return layout;
+}
+template <class T, int R, int C, int Warpgroups>
+constexpr TileLayout make_layout(const sm_90a::TallFragment<T, R, C, Warpgroups>*) {
+  return register_layout<sm_90a::TallFragment<T, R, C, Warpgroups>>("Fragment", DTypeOf<T>::value, 1);
 }
 template <class T, int R, int C>
 constexpr TileLayout make_layout(const sm_90a::Operand<T, R, C>*) {
@@ -131,6 +138,14 @@ struct RecordedStaging {
   }
 };
 
+template <class T, int R, int C, Contract contract>
+struct RecordedBuffer {
+  explicit RecordedBuffer(TileRecorder& recorder) {
+    recorder.enter("buffer");
+    TileRecorder::add(layout_of<sm_90a::Shared<T, R, C, contract>>);
+  }
+};
+
 struct NotRecorded {
   explicit NotRecorded(TileRecorder&) {}
 };
@@ -143,8 +158,8 @@ struct RecordingTarget : sm_90a::Target<> {
   using Ring = RecordedRing<Slot, Stages>;
   template <class Slot, int Stages>
   using GatherRing = RecordedRing<Slot, Stages>;
-  template <class T, int R, int C>
-  using Fragment = RecordedTile<sm_90a::Fragment<T, R, C>>;
+  template <class T, int R, int C, int Warpgroups = R / sm_90a::kWarpgroupRows>
+  using Fragment = RecordedTile<typename sm_90a::Target<>::template Fragment<T, R, C, Warpgroups>>;
   template <class T, int R, int C>
   using Operand = RecordedTile<sm_90a::Operand<T, R, C>>;
   template <class T, int R, int C, int Warps, int Width>
@@ -153,6 +168,12 @@ struct RecordingTarget : sm_90a::Target<> {
   using Staging = RecordedStaging<T, R, C>;
   template <class T, int R, int C>
   using Scratch = NotRecorded;
+  template <class T, int R, int C, Contract contract>
+  using Buffer = RecordedBuffer<T, R, C, contract>;
+  template <class T, int N>
+  using VectorBuffer = NotRecorded;
+  template <class T, class Tile>
+  using RowExchange = NotRecorded;
   template <int N>
   using Histogram = NotRecorded;
   template <class T, int N>

@@ -28,6 +28,8 @@ expect() {
 expect "a Fragment has as many rows as the kernel" -DROWS
 expect "a Fragment has as many rows as the kernel" -DROWS -DANALYSE
 expect "a Fragment holds accumulators: float, or i32" -DACCUMULATORS
+expect "several warpgroups have a part each of this Fragment's rows" -DSPLIT_ROWS
+expect "several warpgroups have a part each of this Fragment's rows" -DSPLIT_ROWS -DANALYSE
 expect "needs steps(params, tile)" -DSTEPS
 expect "a kernel with steps() has load(auto& producer" -DLOAD
 expect "a kernel with steps() has load(auto& producer" -DLOAD -DANALYSE

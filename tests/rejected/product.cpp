@@ -41,6 +41,10 @@ struct Product {
         producer.put(memory.ring, [&](auto copy, A& a) { copy.tile(p.a, a, 0, 0); });
   } static void compute(auto& block, const Params&, Tile, Memory& memory, State& state) {
     block.fill(state.acc, 0.0f);
+#ifdef SPLIT_ROWS
+    Fragment<Target, float, 64, 128, 2> split;
+    block.rows(split, [&](int, auto row) { static_cast<void>(row.max()); });
+#endif
     block.take(memory.ring);
     block.release(memory.ring);
   }

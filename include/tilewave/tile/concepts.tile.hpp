@@ -98,6 +98,7 @@ concept Target = requires {
   typename T::template Pointer<const float>;
   typename T::template Shared<float, 64, 64, Contract::columns>;
   typename T::template Ring<int, 2>;
+  typename T::template GatherRing<int, 2>;
   typename T::template Fragment<float, 64, 64>;
   typename T::template Operand<float, 64, 64>;
   typename T::template Rows<float, 4, 32, 4, 0>;
@@ -105,6 +106,10 @@ concept Target = requires {
   typename T::template ColumnVector<float, void>;
   typename T::template Staging<float, 64, 64>;
   typename T::template Scratch<float, 64, 64>;
+  typename T::template Buffer<float, 64, 64, Contract::columns>;
+  typename T::template SharedVector<float, 64>;
+  typename T::template VectorBuffer<float, 64>;
+  typename T::template RowExchange<float, typename T::template Fragment<float, 64, 64>>;
   typename T::template Histogram<256>;
   typename T::template List<float, 64>;
 };

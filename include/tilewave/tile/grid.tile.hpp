@@ -34,6 +34,7 @@ inline constexpr MapElement map_element = is_same<T, float>  ? MapElement::f32
 struct MapTile {
   MapElement element;
   int rows, cols;
+  int swizzle_bytes;
 };
 }  // namespace detail
 
@@ -48,11 +49,12 @@ struct BoundView {
 
   /// An unbound Global that TMA copies says in which boxes: that is how the host learns it from a compiled kernel.
   TW_INLINE constexpr void set_map_tile(const detail::MapTile& tile) {
+    size_j = tile.swizzle_bytes;
     size_i = static_cast<int>(tile.element);
     rows = tile.rows;
     cols = tile.cols;
   }
-  TW_INLINE constexpr detail::MapTile map_tile() const { return {static_cast<detail::MapElement>(size_i), rows, cols}; }
+  TW_INLINE constexpr detail::MapTile map_tile() const { return {static_cast<detail::MapElement>(size_i), rows, cols, size_j}; }
 };
 /// What is bound where a call leaves an optional tensor out: no element lies inside it.
 inline constexpr BoundView kNoTensor{nullptr, 0, 0, 0, 0, 0, 0, 0, 0};

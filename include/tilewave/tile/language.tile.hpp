@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tilewave/tile/analysis/counted.tile.hpp"
+#include "tilewave/tile/buffers.tile.hpp"
 #include "tilewave/tile/concepts.tile.hpp"
 #include "tilewave/tile/grid.tile.hpp"
 #include "tilewave/tile/math.tile.hpp"
@@ -8,6 +9,7 @@
 #include "tilewave/tile/segments.tile.hpp"
 #include "tilewave/tile/staging.tile.hpp"
 #include "tilewave/tile/types.tile.hpp"
+#include "tilewave/tile/views.tile.hpp"
 
 // The tile language. A kernel is a struct with a member template On<Target>; these names are how it speaks of memory. Each target defines
 // what they are; a kernel never says which target it is on. docs/language.md is the guide, gemm.tile.hpp the first example.
@@ -21,6 +23,9 @@
 //   Operand    a Fragment converted to be the left operand of a product
 //   Rows       a tile for work without products: whole rows stay within a warp, columns in 16-byte pieces
 //   RowVector  one number for each row of a Fragment or Rows;  ColumnVector: one for each column
+//   Buffer     a tile in shared memory that the role that computes writes, reads and multiplies;  VectorBuffer: a vector of that kind
+//   SharedVector  a vector in a ring's slot
+//   RowExchange   shared memory through which warpgroups that share rows of a Fragment combine what each has of a row
 //   Staging    shared memory through which a Fragment leaves for global memory
 //   Windowed   a Global of which a tile's rows are a window of pixels: convolutions
 //   Histogram  counters that threads share;  List: values that threads append, and sort
@@ -56,7 +61,13 @@ enum class TileKind { fragment, rows };
 
 /// What the rows of a Fragment must be, on every target.
 #define TW_FRAGMENT_ROWS \
-  "a Fragment has as many rows as the kernel: its `rows`, else 16 for each of its `warps`, else 64. Does the kernel lack `rows`?"
+  "a Fragment has as many rows as the kernel: its `rows`, else 16 for each of its `warps`, else 64. Does the kernel lack `rows`? A \
+Fragment with other rows names the kernel's warpgroups: Fragment<Target, T, R, C, Warpgroups>"
+#define TW_SPLIT_ROW \
+  "several warpgroups have a part each of this Fragment's rows: row_max(), row_sum() and complete() combine them through a RowExchange"
+#define TW_HELD_FRAGMENT                                                                                                                 \
+  "a Fragment over several warpgroups: 64 rows or a multiple for each, or several warpgroups for each 64, with 8 columns or a multiple " \
+  "each"
 /// The types of accumulators.
 template <class T>
 inline constexpr bool accumulates = is_same<T, float> || is_same<T, i32>;
@@ -65,6 +76,10 @@ inline constexpr bool accumulates = is_same<T, float> || is_same<T, i32>;
 /// wait(leave<N>, acc...): all but the N youngest products have finished, and the accumulators named may be read.
 template <int N>
 inline constexpr Constant<N> leave{};
+
+/// The direction of a cumulative sum: element n is the sum of those up to n, or of those from n on.
+struct Forward {};
+struct Backward {};
 
 /// What a load gives for elements outside the tensor.
 struct Fill {
@@ -103,8 +118,10 @@ using Ring = typename Target::template Ring<Slot, Stages>;
 /// A Ring into whose slots copy.gather() may copy: all threads of the role that loads fill it.
 template <class Target, class Slot, int Stages>
 using GatherRing = typename Target::template GatherRing<Slot, Stages>;
-template <class Target, class T, int R, int C>
-using Fragment = typename Target::template Fragment<T, R, C>;
+/// `Warpgroups`: the kernel's, each 64 of its `rows`. Where a Fragment has fewer rows than the kernel, warpgroups share them and have equal
+/// parts of the columns, in order; where it has more, each has several times 64 that follow each other.
+template <class Target, class T, int R, int C, int Warpgroups = R / 64>
+using Fragment = typename Target::template Fragment<T, R, C, Warpgroups>;
 template <class Target, class T, int R, int C>
 using Operand = typename Target::template Operand<T, R, C>;
 /// `Warps`: the kernel's. `Width`: columns side by side in a lane, for 16-byte pieces of the widest type that is loaded or stored; 0: as
@@ -146,6 +163,15 @@ using SquareWarpTile = WarpTile<(R % 64 == 0 && R >= 128 && C >= 64 ? 64 : 32), 
 /// Whole rows.
 template <int Rows>
 using RowWarpTile = WarpTile<Rows, 1>;
+template <class Target, class T, int R, int C, Contract contract = Contract::columns>
+using Buffer = typename Target::template Buffer<T, R, C, contract>;
+template <class Target, class T, int N>
+using VectorBuffer = typename Target::template VectorBuffer<T, N>;
+template <class Target, class T, int N>
+using SharedVector = typename Target::template SharedVector<T, N>;
+/// `Tile`: the Fragment whose rows are combined.
+template <class Target, class T, class Tile>
+using RowExchange = typename Target::template RowExchange<T, Tile>;
 /// N counters that the block's threads share.
 template <class Target, int N>
 using Histogram = typename Target::template Histogram<N>;

@@ -37,16 +37,26 @@ class UnreadStores {
  public:
   /// False where the slot must not be written yet: a store of it may not have been read.
   bool issue(const void* slot) {
-    for (int i = 0; i < count_; ++i)
-      if (slots_[i] == slot) return false;
+    if (holds(slot)) return false;
     if (count_ < kMost) slots_[count_++] = slot;
     return true;
   }
-  /// All but the `most` youngest have been read.
+  /// Whether a store of the slot may not have been read.
+  bool holds(const void* slot) const {
+    for (int i = 0; i < count_; ++i)
+      if (slots_[i] == slot) return true;
+    return false;
+  }
+  /// All but the `most` youngest have been read: done(slot) for each that is read by now.
+  template <class Done>
+  void wait(int most, Done done) {
+    const int read = count_ > most ? count_ - most : 0;
+    for (int i = 0; i < read; ++i) done(slots_[i]);
+    for (int i = read; i < count_; ++i) slots_[i - read] = slots_[i];
+    count_ -= read;
+  }
   void wait(int most) {
-    const int done = count_ > most ? count_ - most : 0;
-    for (int i = done; i < count_; ++i) slots_[i - done] = slots_[i];
-    count_ -= done;
+    wait(most, [](const void*) {});
   }
 
  private:

@@ -48,6 +48,17 @@ struct RemoveConst<const T> {
 template <class T>
 using remove_const = typename RemoveConst<T>::Type;
 
+template <class T>
+struct RemoveReference {
+  using Type = T;
+};
+template <class T>
+struct RemoveReference<T&> {
+  using Type = T;
+};
+template <class T>
+using remove_const_reference = remove_const<typename RemoveReference<T>::Type>;
+
 template <bool Condition, class A, class B>
 struct Conditional {
   using Type = A;

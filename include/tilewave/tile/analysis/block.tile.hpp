@@ -101,6 +101,11 @@ struct Copy {
     tally.read[from.place] += from.bytes(row + rank * share, col, share, S::cols);
     fill(from, to, row, col);
   }
+  template <class G, class T, int N>
+  void vector(const G& from, SharedVector<T, N>&, int row, int col, int = 0, int = 0) const {
+    tally.read[from.place] += from.bytes(row, col, 1, N);
+    tally.shared += N * sizeof(T);
+  }
 
  private:
   template <class G, class S>
@@ -143,17 +148,19 @@ struct RowView {
 
   template <class Fn>
   auto max(Fn f) const {
+    whole();
     return reduce(f);
   }
   auto max() const {
-    return reduce([](auto x) { return x; });
+    return max([](auto x) { return x; });
   }
   template <class Fn>
   auto sum(Fn f) const {
+    whole();
     return reduce(f);
   }
   auto sum() const {
-    return reduce([](auto x) { return x; });
+    return sum([](auto x) { return x; });
   }
   template <class Fn>
   void map(Fn f) const {
@@ -164,9 +171,12 @@ struct RowView {
     map(f);
     return sum();
   }
-  auto partial_max() const { return max(); }
+  auto partial_max() const {
+    return reduce([](auto x) { return x; });
+  }
   template <int First, int Count>
   RowView<F, Count> columns() const {
+    whole();
     return {tile};
   }
   template <class Fn>
@@ -177,16 +187,19 @@ struct RowView {
   }
   template <class Fn>
   auto map_partial_sum(Fn f) const {
-    return map_sum(f);
+    map(f);
+    return reduce([](auto x) { return x; });
   }
   template <class Fn>
   auto fold(Fn f) const {
+    whole();
     auto value = tile.x;
     cost += cost_of([&] { value = apply(f, value, tile.x); }) * (kCount - 1);
     return value;
   }
 
  private:
+  static constexpr void whole() { static_assert(!splits_rows<remove_const<F>>, TW_SPLIT_ROW); }
   template <class Fn>
   auto reduce(Fn f) const {
     decltype(apply(f, tile.x)) value{};
@@ -202,8 +215,8 @@ class Block {
  public:
   /// `pull` runs load() for the next step; false when there is none.
   explicit Block(
-      bool (*pull)(void* context) = [](void*) { return false; }, void* context = nullptr)
-      : pull_(pull), context_(context) {}
+      bool (*pull)(void* context) = [](void*) { return false; }, void* context = nullptr, BufferUse* last_buffer = nullptr)
+      : pull_(pull), context_(context), last_buffer_(last_buffer) {}
 
   // Rings
 
@@ -221,21 +234,27 @@ class Block {
 
   /// Each warpgroup reads its rows of the left operand and all of the right one.
   template <class Acc, class A, class B>
-  void mma(Acc& acc, const A& a, const B& b, bool) const {
+  void mma(Acc& acc, const A& a, const B& b, bool) {
     own<Acc>();
     static_assert(A::depth == B::depth, "both operands contract over the same length");
-    tally.shared += sizeof(A) + sizeof(B) * warpgroups<Acc>();
+    constexpr bool own_rows = A::contract == Contract::columns && A::rows == kRows && is_default<Acc>;
+    require(buffers_.product(use_of(a), own_rows ? Reach::warpgroup : Reach::block, use_of(b)));
+    tally.shared += A::byte_count * left_reads<Acc>() + B::byte_count * right_reads<Acc>();
     multiply<typename A::Element, A::depth>(acc, a.inside().outer, b.inside().outer, min(a.inside().depth, b.inside().depth));
   }
   template <class Acc, class T, int R, int C, class B>
-  void mma(Acc& acc, const Operand<T, R, C>&, const B& b, bool) const {
+  void mma(Acc& acc, const Operand<T, R, C>&, const B& b, bool) {
     own<Acc>();
+    static_assert(is_default<Acc>, "a left operand in registers has the kernel's rows");
     static_assert(C == B::depth, "both operands contract over the same length");
-    tally.shared += sizeof(B) * warpgroups<Acc>();
+    require(buffers_.product(nullptr, Reach::block, use_of(b)));
+    tally.shared += B::byte_count * right_reads<Acc>();
     multiply<T, C>(acc, R, b.inside().outer, b.inside().depth);
   }
   template <int Left, class... Acc>
-  void wait(Constant<Left>, Acc&...) const {}
+  void wait(Constant<Left>, Acc&...) {
+    buffers_.wait(Left);
+  }
   template <class T, class S, int R, int C>
   void convert(Operand<T, R, C>&, const Fragment<S, R, C>&) const {}
   template <class T, int R, int C>
@@ -257,6 +276,11 @@ class Block {
     } else {
       element(scales.x);
     }
+  }
+  template <class T, int R, int C>
+  void load(Operand<T, R, C>&, const Buffer<T, R, C, Contract::columns>& from) {
+    require(buffers_.load(from.use, Reach::warpgroup));
+    tally.shared += from.byte_count;
   }
 
   // Elements and rows
@@ -305,7 +329,22 @@ class Block {
     return true;
   }
   template <class T, class Tile>
-  void complete(RowVector<T, Tile>&) const {}
+  void complete(RowVector<T, Tile>&) const {
+    static_assert(!splits_rows<Tile>, TW_SPLIT_ROW);
+  }
+  template <class T, class Tile>
+  void complete(RowVector<T, Tile>&, const RowExchange<T, Tile>&) {
+    combine<RowExchange<T, Tile>, Tile>();
+  }
+  template <class F, class T>
+  void row_max(F& tile, RowVector<T, F>& vector, const RowExchange<T, F>&) {
+    rows(tile, [&](int i, auto row) { vector[i] = row.partial_max(); });
+    combine<RowExchange<T, F>, F>();
+  }
+  template <class F, class T>
+  void row_sum(F& tile, RowVector<T, F>& vector, const RowExchange<T, F>& exchange) {
+    row_max(tile, vector, exchange);  // costs the same
+  }
   template <class F, class Fn>
   void map(F& tile, Fn f) const {
     map_with(tile, f);
@@ -380,6 +419,12 @@ class Block {
     tally.read[from.place] += from.bytes(row, col, R, C);
     to.x = decltype(to.x)(1.0f);
   }
+  template <class T, int R, int C, int Warpgroups, class G>
+  void load(HeldFragment<T, R, C, Warpgroups>& to, const G& from, int row, int col, int = 0, int = 0, Fill = {}) const {
+    own<HeldFragment<T, R, C, Warpgroups>>();
+    tally.read[from.place] += from.bytes(row, col, R, C);
+    to.x = decltype(to.x)(1.0f);
+  }
   /// Neighbours that are the same row are read once: the cache next to the block has it.
   template <class T, int R, int C, TileKind kKind, class G, class RowOf>
   void gather(Fragment<T, R, C, kKind>& to, const G& from, RowOf row_of, int col, int = 0, int = 0, Fill = {}) const {
@@ -417,19 +462,18 @@ class Block {
     tally.written[to.place] += to.bytes(row, col, F::rows, F::cols);
   }
   template <class S, class T, int R, int C, class G>
-  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row, int col, int i = 0, int j = 0) const {
+  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row, int col, int i = 0, int j = 0) {
     pass(staging);
     store(from, to, row, col, i, j);
   }
   template <class S, class T, int R, int C, class G>
-  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row, int col, int i, int j,
-             int rows_end) const {
+  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row, int col, int i, int j, int rows_end) {
     G first_rows = to;
     first_rows.rows = min(to.rows, rows_end);
     store(from, staging, first_rows, row, col, i, j);
   }
   template <class T, int R, int C, class G>
-  void store_window(const Fragment<float, R, C>&, const Staging<T, R, C>& staging, const G& to, int row, int col, int i, int j) const {
+  void store_window(const Fragment<float, R, C>&, const Staging<T, R, C>& staging, const G& to, int row, int col, int i, int j) {
     pass(staging);
     tally.written[to.place] +=
         static_cast<u64>(inside_window(to, R, row, i, j)) * static_cast<u64>(overlap(col, C, to.cols)) * sizeof(typename G::Element);
@@ -475,7 +519,105 @@ class Block {
     tally.shared += sizeof(S) / R * static_cast<u64>(max(R - first, 0));
     tile.set_inside(inside);
   }
-  void sync() const {}
+  void sync() { buffers_.sync(); }
+  void sync_warpgroup() {
+    if constexpr (kRows <= kRowsPerWarpgroup)
+      buffers_.sync();
+    else
+      buffers_.sync_warpgroup();
+  }
+  void fence() { buffers_.fence(); }
+
+  // Buffers
+
+  template <class F, class T, int R, int C, Contract contract>
+  void store(const F&, const Buffer<T, R, C, contract>& to) {
+    static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
+    own<F>();
+    require(buffers_.store(to.use, is_default<F> ? Reach::warpgroup : Reach::block, &dealing<F>, unread_stores));
+    tally.shared += to.byte_count;
+  }
+  template <class F, class T, int R, int C, Contract contract>
+  void store_transposed(const F&, const Buffer<T, R, C, contract>& to) {
+    static_assert(F::rows == C && F::cols == R, "a Buffer has its Fragment's shape, transposed");
+    own<F>();
+    require(buffers_.store(to.use, Reach::block, &dealing<F>, unread_stores));
+    tally.shared += to.byte_count;
+  }
+  template <class F, class T, int R, int C, Contract contract>
+  void load(F& to, const Buffer<T, R, C, contract>& from) {
+    static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
+    own<F>();
+    require(buffers_.load(from.use, is_default<F> ? Reach::warpgroup : Reach::block));
+    tally.shared += from.byte_count;
+    to.x = decltype(to.x)(1.0f);
+  }
+  template <class T, int R, int C, Contract contract, class Fn>
+  void update(const Buffer<T, R, C, contract>& buffer, int count, Fn f) {
+    require(buffers_.update(buffer.use, unread_stores));
+    parallel(count, f);
+  }
+  /// Read and written.
+  template <int R, int C, Contract contract, class G>
+  void reduce_add(const Buffer<float, R, C, contract>& from, const G& to, int row, int col, int = 0, int = 0) {
+    require(buffers_.copy(from.use, unread_stores));
+    const u64 bytes = to.bytes(row, col, R, C);
+    tally.shared += from.byte_count;
+    tally.read[to.place] += bytes;
+    tally.written[to.place] += bytes;
+  }
+  template <int Left>
+  void wait_stores(Constant<Left>) {
+    buffers_.wait_stores(Left, unread_stores, last_buffer_);
+  }
+  template <class T, class Tile, int N>
+  void load(RowVector<T, Tile>& to, const SharedVector<T, N>& from) const {
+    load_vector<Tile::rows>(to, from);
+  }
+  template <class T, class Tile, int N>
+  void load(RowVector<T, Tile>& to, const VectorBuffer<T, N>& from) const {
+    load_vector<Tile::rows>(to, from);
+  }
+  template <class T, class Tile, int N>
+  void load(ColumnVector<T, Tile>& to, const SharedVector<T, N>& from) const {
+    load_vector<Tile::cols>(to, from);
+  }
+  template <class T, class Tile, int N>
+  void load(ColumnVector<T, Tile>& to, const VectorBuffer<T, N>& from) const {
+    load_vector<Tile::cols>(to, from);
+  }
+  template <class T, class Tile, int N>
+  void store(const RowVector<T, Tile>&, const VectorBuffer<T, N>&) {
+    static_assert(N == Tile::rows, "a vector has an element for each row");
+    tally.shared += N * sizeof(T);
+    sync();
+  }
+
+  // Cumulative sums: an addition for every element but the first
+
+  template <class F, class Direction = Forward>
+  void row_cumsum(F&, Direction = {}) const {
+    static_assert(!splits_rows<F>, "row_cumsum() is for tiles whose rows lie in one warpgroup");
+    own<F>();
+    cost.f32 += static_cast<u64>(F::rows) * (F::cols - 1);
+  }
+  template <class T, int R, int C, class Direction = Forward>
+  void column_cumsum(Fragment<T, R, C>&, const Scratch<T, R, C>&, Direction = {}) const {
+    own<Fragment<T, R, C>>();
+    cost.f32 += static_cast<u64>(R - 1) * C;
+    tally.shared += 2 * Scratch<T, R, C>::bytes;
+  }
+  template <class V, class T, int N, class Direction = Forward>
+  void cumsum(const V&, const VectorBuffer<T, N>&, Direction = {}) {
+    static_assert(V::size == N, "vectors of two lengths");
+    cost.f32 += N - 1;
+    tally.shared += 2 * N * sizeof(T);
+    sync();
+  }
+  /// After the tile: `persistent`: the block has others to do.
+  void end(bool persistent) const {
+    if (persistent) require(buffers_.at_the_end(last_buffer_));
+  }
 
   // Histograms and lists: the traffic of their values
 
@@ -525,27 +667,69 @@ class Block {
  private:
   bool (*pull_)(void* context);
   void* context_;
+  BufferUse* last_buffer_;
+  BufferModel buffers_;
+
+  /// The kernel's rows, of which each warpgroup has 64.
+  template <class F>
+  static constexpr bool is_default = F::kind == TileKind::fragment&& F::rows == kRows;
+  /// Its address stands for the type.
+  template <class F>
+  static constexpr char dealing = 0;
+  static void require(const char* problem) {
+    if (problem != nullptr) schedule_error(problem);
+  }
+  static BufferUse* use_of(const auto&) { return nullptr; }
+  template <class T, int R, int C, Contract contract>
+  static BufferUse* use_of(const Buffer<T, R, C, contract>& buffer) {
+    return &buffer.use;
+  }
+  template <class S, class T, Contract contract, int kFirst, int Count>
+  static BufferUse* use_of(const View<S, T, contract, kFirst, Count>& view) {
+    return use_of(view.source);
+  }
+  template <int Count, class Vector, class V>
+  static void load_vector(Vector& to, const V&) {
+    static_assert(V::size == Count, "a vector has an element for each row, or for each column");
+    tally.shared += Count * sizeof(typename V::Element);
+    to.x = decltype(to.x)(1.0f);
+  }
+  /// What warpgroups do through an exchange: write their parts, read all.
+  template <class Exchange, class Tile>
+  void combine() {
+    cost.f32 += static_cast<u64>(Tile::rows) * (Exchange::parts() - 1);
+    tally.shared += 2 * Exchange::bytes;
+    sync();
+  }
 
   template <class F>
   static constexpr void own() {
-    if constexpr (requires { F::kind; }) {
+    if constexpr (requires { F::warpgroups; }) {
+      static_assert(F::warpgroups * kRowsPerWarpgroup == kRows, TW_FRAGMENT_ROWS);
+    } else if constexpr (requires { F::kind; }) {
       static_assert(F::kind == TileKind::rows || F::rows == kRows, TW_FRAGMENT_ROWS);
       static_assert(F::kind == TileKind::rows || accumulates<typename F::Element>, TW_ACCUMULATES);
     }
   }
   /// Into shared memory and out of it, in the order of a warpgroup's stores.
   template <class T, int R, int C>
-  static void pass(const Staging<T, R, C>& staging) {
+  void pass(const Staging<T, R, C>& staging) {
     if constexpr (sizeof(T) == 2) {
       tally.shared += 2 * R * C * sizeof(T);
-      for_panels<Staging<T, R, C>>([](auto left) { unread_stores.wait(left.value); },
+      for_panels<Staging<T, R, C>>([&](auto left) { wait_stores(left); },
                                    [&](int, int slot) {
                                      if (!unread_stores.issue(staging.slot + slot)) schedule_error(kWrittenUnderAStore);
                                    });
     }
   }
+  /// How often a product reads its left operand: once for every part of the columns; and its right one: once for every 64 rows.
   template <class Acc>
-  static constexpr u64 warpgroups() {
+  static constexpr u64 left_reads() {
+    if constexpr (requires { Acc::column_groups; }) return Acc::column_groups;
+    return 1;
+  }
+  template <class Acc>
+  static constexpr u64 right_reads() {
     return static_cast<u64>(ceil_div(Acc::rows, kRowsPerWarpgroup));
   }
   static constexpr u64 operations(int m, int n, int k) { return 2 * static_cast<u64>(m) * static_cast<u64>(n) * static_cast<u64>(k); }
@@ -603,6 +787,7 @@ template <class On>
 void run(const typename On::Params& params, Tile tile_of_grid, u8* arena) {
   const auto tile = tw::detail::work_of<On>(params, tile_of_grid);
   Allocator allocator{arena};
+  constexpr bool persistent = tw::detail::ScheduleOf<On>::Type::dispatch != Dispatch::plain;
   if constexpr (tw::detail::has_load<On>) {
     struct Loads {
       const typename On::Params& params;
@@ -619,16 +804,20 @@ void run(const typename On::Params& params, Tile tile_of_grid, u8* arena) {
       On::load(producer, l.params, l.work, l.step++, l.memory);
       return true;
     };
-    Block<tw::detail::fragment_rows_of<On>()> block(pull, &loads);
+    Block<tw::detail::fragment_rows_of<On>()> block(pull, &loads, allocator.last_buffer);
     typename tw::detail::StateOf<On>::Type state{};
     On::compute(block, params, tile, loads.memory, state);
     On::finish(block, params, tile, loads.memory, state);
+    block.end(persistent);
   } else {
-    Block<tw::detail::fragment_rows_of<On>()> block;
+    using Block = Block<tw::detail::fragment_rows_of<On>()>;
     if constexpr (requires { typename On::Memory; }) {
       typename On::Memory memory(allocator);
+      Block block([](void*) { return false; }, nullptr, allocator.last_buffer);
       On::compute(block, params, tile, memory);
+      block.end(persistent);
     } else {
+      Block block;
       On::compute(block, params, tile);
     }
   }

@@ -148,6 +148,37 @@ class Pointer {
   i64 first_ = 0;
 };
 
+/// Columns kFirst to kFirst + C - 1 of a Shared tile or a Buffer, as an operand of another kind.
+template <class Source, class T, Contract kContract, int kFirst, int C>
+struct View {
+  static constexpr int rows = Source::rows;
+  static constexpr int cols = C;
+  static constexpr Contract contract = kContract;
+  static constexpr int outer = kContract == Contract::columns ? rows : C;
+  static constexpr int depth = kContract == Contract::columns ? C : rows;
+  static constexpr int byte_count = rows * C * static_cast<int>(sizeof(T));
+  using Element = T;
+
+  const Source& source;
+
+  auto inside() const {
+    const auto all = source.inside();
+    constexpr bool columns = Source::contract == Contract::columns;
+    const int inside_rows = columns ? all.outer : all.depth;
+    const int inside_cols = min(max((columns ? all.depth : all.outer) - kFirst, 0), C);
+    return kContract == Contract::columns ? decltype(all){inside_rows, inside_cols} : decltype(all){inside_cols, inside_rows};
+  }
+  template <class U, Contract k, int kColumn, int Count>
+  View<Source, U, k, kFirst + kColumn, Count> view() const {
+    return {source};
+  }
+};
+
+/// How much of a tile lies inside the tensor that it was copied from.
+struct Inside {
+  int outer, depth;
+};
+
 template <class T, int R, int C, Contract kContract>
 struct Shared {
   static constexpr int rows = R;
@@ -157,10 +188,8 @@ struct Shared {
   static constexpr int depth = kContract == Contract::columns ? C : R;
   using Element = T;
 
-  /// How much of the tile lies inside the tensor that it was copied from.
-  struct Inside {
-    int outer, depth;
-  };
+  using Inside = analysis::Inside;
+  static constexpr int byte_count = R * C * static_cast<int>(sizeof(T));
   Inside inside() const {
     Inside extents;
     __builtin_memcpy(&extents, bytes, sizeof extents);
@@ -176,7 +205,12 @@ struct Shared {
       return tw::to<T>(1.0f);
   }
 
-  u8 bytes[R * C * sizeof(T)];  ///< a Slot's size is its tiles'; all that they hold is inside()
+  template <class U, Contract k, int kColumn, int Count>
+  View<Shared, U, k, kColumn, Count> view() const {
+    return {*this};
+  }
+
+  u8 bytes[byte_count];  ///< a Slot's size is its tiles'; all that they hold is inside()
 };
 
 template <class T, int R, int C, TileKind kKind = TileKind::fragment>
@@ -187,6 +221,19 @@ struct Fragment {
   using Element = T;
   Number<T> x;
 };
+
+/// A Fragment whose rows are not the kernel's: a GPU's warpgroups share its rows, or have several times 64.
+template <class T, int R, int C, int Warpgroups>
+struct HeldFragment : Fragment<T, R, C> {
+  static constexpr int warpgroups = Warpgroups;
+  static constexpr int column_groups = R / 64 < Warpgroups ? Warpgroups * 64 / R : 1;
+  static_assert(R % 64 == 0 && (R / 64 % Warpgroups == 0 || Warpgroups % (R / 64) == 0) && C % (8 * column_groups) == 0, TW_HELD_FRAGMENT);
+};
+/// Several warpgroups have a part each of a row.
+template <class F>
+inline constexpr bool splits_rows = false;
+template <class T, int R, int C, int Warpgroups>
+inline constexpr bool splits_rows<HeldFragment<T, R, C, Warpgroups>> = HeldFragment<T, R, C, Warpgroups>::column_groups > 1;
 
 template <class T, int R, int C>
 struct Operand {
@@ -215,6 +262,7 @@ struct ColumnVector {
 struct Allocator {
   u8* base = nullptr;
   i64 used = 0;
+  BufferUse* last_buffer = nullptr;
   u8* bytes(i64 count) {
     u8* const at = base ? base + used : nullptr;
     used += count;
@@ -234,6 +282,68 @@ template <class T, int R, int C>
 struct Scratch {
   static constexpr int bytes = R / 16 * C * static_cast<int>(sizeof(T));
   explicit Scratch(Allocator& allocator) { allocator.bytes(bytes); }
+};
+
+/// An element is 1, and counts when it is read or written.
+template <class T, int R, int C, Contract kContract>
+struct Buffer {
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  static constexpr Contract contract = kContract;
+  static constexpr int outer = kContract == Contract::columns ? R : C;
+  static constexpr int depth = kContract == Contract::columns ? C : R;
+  static constexpr int byte_count = R * C * static_cast<int>(sizeof(T));
+  using Element = T;
+  mutable BufferUse use;
+  mutable Number<T> element{};
+
+  explicit Buffer(Allocator& allocator) {
+    use.memory = allocator.bytes(byte_count);
+    use.previous = allocator.last_buffer;
+    allocator.last_buffer = &use;
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  Number<T>& at(int, int) const {
+    cost.shared += sizeof(T);
+    element = Number<T>(1.0f);
+    return element;
+  }
+  Inside inside() const { return {outer, depth}; }
+  template <class U, Contract k, int kColumn, int Count>
+  View<Buffer, U, k, kColumn, Count> view() const {
+    return {*this};
+  }
+};
+template <class T, int N>
+struct VectorBuffer {
+  static constexpr int size = N;
+  using Element = T;
+  explicit VectorBuffer(Allocator& allocator) { allocator.bytes(N * static_cast<int>(sizeof(T))); }
+  Number<T> operator[](int) const {
+    cost.shared += sizeof(T);
+    return Number<T>(1.0f);
+  }
+};
+template <class T, int N>
+struct SharedVector {
+  static constexpr int size = N;
+  using Element = T;
+  Number<T> operator[](int) const {
+    cost.shared += sizeof(T);
+    return Number<T>(1.0f);
+  }
+  u8 bytes[N * sizeof(T)];
+};
+/// A value for each warpgroup that has a part of a row.
+template <class T, class Tile>
+struct RowExchange {
+  static constexpr int parts() {
+    if constexpr (requires { Tile::column_groups; }) return Tile::column_groups;
+    return 1;
+  }
+  static constexpr int bytes = Tile::rows * parts() * static_cast<int>(sizeof(T));
+  explicit RowExchange(Allocator& allocator) { allocator.bytes(bytes); }
 };
 
 // What is counted in a histogram and appended to a list depends on values, which there are none of. So a histogram always answers that the
@@ -285,8 +395,8 @@ struct Target {
   using Ring = analysis::Ring<Slot, Stages>;
   template <class Slot, int Stages>
   using GatherRing = analysis::GatherRing<Slot, Stages>;
-  template <class T, int R, int C>
-  using Fragment = analysis::Fragment<T, R, C>;
+  template <class T, int R, int C, int Warpgroups = R / 64>
+  using Fragment = conditional<Warpgroups == R / 64, analysis::Fragment<T, R, C>, analysis::HeldFragment<T, R, C, Warpgroups>>;
   template <class T, int R, int C>
   using Operand = analysis::Operand<T, R, C>;
   template <class T, int R, int C, int Warps, int Width>
@@ -299,6 +409,14 @@ struct Target {
   using Staging = analysis::Staging<T, R, C>;
   template <class T, int R, int C>
   using Scratch = analysis::Scratch<T, R, C>;
+  template <class T, int R, int C, Contract contract>
+  using Buffer = analysis::Buffer<T, R, C, contract>;
+  template <class T, int N>
+  using VectorBuffer = analysis::VectorBuffer<T, N>;
+  template <class T, int N>
+  using SharedVector = analysis::SharedVector<T, N>;
+  template <class T, class Tile>
+  using RowExchange = analysis::RowExchange<T, Tile>;
   template <int N>
   using Histogram = analysis::Histogram<N>;
   template <class T, int N>

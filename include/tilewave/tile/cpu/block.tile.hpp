@@ -80,18 +80,12 @@ struct Copy {
   void tile_for_cluster(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
     tile(from, to, row, col, i, j);
   }
-
- protected:
-  static int clamp(int left, int size) { return left < 0 ? 0 : left > size ? size : left; }
-  /// `count` rows of a tile, from a multiple of 16 on.
-  template <class S>
-  static void zero(S& to, int first, int count) {
-    constexpr bool columns = S::contract == Contract::columns;
-    constexpr long panels = round_up(S::outer, kPanelRows) / kPanelRows;
-    auto* const at = to.panels + S::offset(first, 0);
-    // Rows are whole panels, or the same lines of every panel.
-    const unsigned long size = static_cast<unsigned long>(count) * (columns ? S::panel_depth : kPanelRows) * sizeof *to.panels;
-    for (long panel = 0; panel < (columns ? 1 : panels); ++panel) __builtin_memset(at + panel * kPanelRows * S::panel_depth, 0, size);
+  /// Elements of one row; 0 outside the tensor.
+  template <class G, class T, int N>
+  void vector(const G& from, SharedVector<T, N>& to, int row, int col, int i = 0, int j = 0) const {
+    const bool has_row = row >= 0 && row < from.rows;
+    for (int n = 0; n < N; ++n)
+      to.x[n] = has_row && col + n >= 0 && col + n < from.cols ? *from.template at<const T>(row, col + n, i, j) : tw::to<T>(0.0f);
   }
   template <class T>
   static void pack(Packed<T>* panels, const T* source, long row_stride, long depth_stride, int rows, int depth, int panel_depth) {
@@ -114,6 +108,20 @@ struct Copy {
       run(lib.pack_i8, source, panels);
     }
   }
+
+ protected:
+  static int clamp(int left, int size) { return left < 0 ? 0 : left > size ? size : left; }
+  /// `count` rows of a tile, from a multiple of 16 on.
+  template <class S>
+  static void zero(S& to, int first, int count) {
+    constexpr bool columns = S::contract == Contract::columns;
+    constexpr long panels = round_up(S::outer, kPanelRows) / kPanelRows;
+    auto* const at = to.panels + S::offset(first, 0);
+    // Rows are whole panels, or the same lines of every panel.
+    const unsigned long size = static_cast<unsigned long>(count) * (columns ? S::panel_depth : kPanelRows) * sizeof *to.panels;
+    for (long panel = 0; panel < (columns ? 1 : panels); ++panel) __builtin_memset(at + panel * kPanelRows * S::panel_depth, 0, size);
+  }
+
   /// `rows` rows into one panel of zeros, from row `first` of it on.
   template <class T>
   static void pack_run(Packed<T>* panel, int first, const T* source, long row_stride, long depth_stride, int rows, int depth,
@@ -168,6 +176,53 @@ struct GatherCopy : Copy {
   }
 };
 
+// What a product reads: a tile in a ring as it is, others packed into memory `which` of this thread.
+
+template <class T, int R, int C, Contract contract>
+const Shared<T, R, C, contract>& packed(const Shared<T, R, C, contract>& tile, int) {
+  return tile;
+}
+/// `elements`: those of the view that are valid, row by row.
+template <class V, class T>
+auto& pack_view(const V&, const T* elements, long stride, int valid_rows, int valid_cols, int which) {
+  using P = PackedView<T, V::outer, V::depth>;
+  constexpr bool columns = V::contract == Contract::columns;
+  P& packed = *static_cast<P*>(operand_memory(which, sizeof(P)));
+  packed.valid_outer = columns ? valid_rows : valid_cols;
+  packed.valid_depth = columns ? valid_cols : valid_rows;
+  Copy::pack(packed.panels, elements, columns ? stride : 1, columns ? 1 : stride, packed.valid_outer, packed.valid_depth, P::panel_depth);
+  return packed;
+}
+template <class U, int R, int C, Contract c, class T, Contract contract, int kFirst, int Count>
+auto& packed(const View<Buffer<U, R, C, c>, T, contract, kFirst, Count>& view, int which) {
+  return pack_view(view, reinterpret_cast<const T*>(view.source.elements + kFirst), C, R, Count, which);
+}
+template <class T, int R, int C, Contract contract>
+auto& packed(const Buffer<T, R, C, contract>& buffer, int which) {
+  return packed(buffer.template view<T, contract, 0, C>(), which);
+}
+template <class U, int R, int C, Contract c, class T, Contract contract, int kFirst, int Count>
+auto& packed(const View<Shared<U, R, C, c>, T, contract, kFirst, Count>& view, int which) {
+  const auto& tile = view.source;
+  constexpr bool columns = c == Contract::columns;
+  if (tile.valid_outer < 0) schedule_error("a product reads a slot that was released");
+  const int rows = columns ? tile.valid_outer : tile.valid_depth;
+  const int cols = min(max((columns ? tile.valid_depth : tile.valid_outer) - kFirst, 0), Count);
+  U* const elements = static_cast<U*>(operand_memory(2, R * Count * sizeof(U)));
+  for (int row = 0; row < rows; ++row)
+    for (int col = 0; col < cols; ++col) elements[row * Count + col] = tw::to<U>(tile.panels[tile.offset(row, kFirst + col)]);
+  return pack_view(view, reinterpret_cast<const T*>(elements), Count, rows, cols, which);
+}
+/// The tile or Buffer in which an operand lies.
+template <class S>
+const S& source_of(const S& operand) {
+  return operand;
+}
+template <class S, class T, Contract contract, int kFirst, int Count>
+const S& source_of(const View<S, T, contract, kFirst, Count>& view) {
+  return view.source;
+}
+
 struct Producer {
   template <class RingType, class Fill>
   void put(RingType& ring, Fill fill) const {
@@ -217,24 +272,26 @@ struct RowView {
   /// `Count` columns from `First` on.
   template <int First, int Count>
   TW_INLINE auto columns() const {
+    whole();
     return RowView<F, kFirst + First, Count>{fragment, r};
   }
 
   /// The largest f(x), an integer or float; of numbers and NaNs the largest number.
   template <class Fn>
   TW_INLINE auto max(Fn f) const {
-    if constexpr (is_same<decltype(f(row()[0])), float>)
-      return largest_number(f);
-    else
-      return fold(f, [](auto a, auto b) { return tw::max(a, b); });
+    whole();
+    return partial_max(f);
   }
   TW_INLINE auto max() const {
     return max([](auto x) { return x; });
   }
-  TW_INLINE auto partial_max() const { return max(); }
+  TW_INLINE auto partial_max() const {
+    return partial_max([](auto x) { return x; });
+  }
   /// The sum of f(x).
   template <class Fn>
   TW_INLINE auto sum(Fn f) const {
+    whole();
     if constexpr (is_same<decltype(f(row()[0])), float>)
       return fold_columns<Sum, kCount>([&](int c) { return f(row()[c]); });
     else
@@ -250,19 +307,21 @@ struct RowView {
   template <class Fn>
   TW_INLINE bool map_any_positive(Fn f) const {
     map(f);
-    return !(max() < 0.0f);
+    return !(partial_max() < 0.0f);
   }
   template <class Fn>
   TW_INLINE float map_sum(Fn f) const {
-    return fold_columns<Sum, kCount>([&](int c) { return row()[c] = f(row()[c]); });
+    whole();
+    return map_partial_sum(f);
   }
   template <class Fn>
   TW_INLINE float map_partial_sum(Fn f) const {
-    return map_sum(f);
+    return fold_columns<Sum, kCount>([&](int c) { return row()[c] = f(row()[c]); });
   }
   /// f(f(a, b), c)... of all the row's elements, in an order that is the same in every run; f must be associative and commutative.
   template <class Fn>
   TW_INLINE auto fold(Fn f) const {
+    whole();
     constexpr int lanes = kCount % 64 == 0 ? 64 : kCount % 8 == 0 ? 8 : 1;
     typename F::Element folded[lanes];
     for (int k = 0; k < lanes; ++k) folded[k] = row()[k];
@@ -275,6 +334,14 @@ struct RowView {
 
  private:
   TW_INLINE auto* row() const { return fragment.x + r * F::cols + kFirst; }
+  static constexpr void whole() { static_assert(!splits_rows<remove_const<F>>, TW_SPLIT_ROW); }
+  template <class Fn>
+  TW_INLINE auto partial_max(Fn f) const {
+    if constexpr (is_same<decltype(f(row()[0])), float>)
+      return largest_number(f);
+    else
+      return fold(f, [](auto a, auto b) { return tw::max(a, b); });
+  }
 
   template <class Fn>
   TW_INLINE float largest_number(Fn f) const {
@@ -354,8 +421,8 @@ class Block {
  public:
   /// `pull` runs load() for the next step; false when there is none. `first_tile`: of the launch, the one that prints.
   explicit Block(
-      bool first_tile, bool (*pull)(void* context) = [](void*) { return false; }, void* context = nullptr)
-      : first_tile_(first_tile), pull_(pull), context_(context) {}
+      bool first_tile, bool (*pull)(void* context) = [](void*) { return false; }, void* context = nullptr, BufferUse* last_buffer = nullptr)
+      : first_tile_(first_tile), pull_(pull), context_(context), last_buffer_(last_buffer) {}
 
   // Rings
 
@@ -389,24 +456,32 @@ class Block {
   // Products
 
   template <class Acc, class A, class B>
-  void mma(Acc& acc, const A& a, const B& b, bool overwrite) {
+  void mma(Acc& acc, const A& a_tile, const B& b_tile, bool overwrite) {
     own<Acc>();
     static_assert(A::depth == B::depth, "both operands contract over the same length");
     static_assert(A::outer == Acc::rows && B::outer == Acc::cols, "the accumulator's shape is that of the product");
+    constexpr bool own_rows = A::contract == Contract::columns && A::rows == kRows && is_default<Acc>;
+    require(buffers_.product(use_of(source_of(a_tile)), own_rows ? Reach::warpgroup : Reach::block, use_of(source_of(b_tile))));
+    const auto& a = packed(a_tile, 0);
+    const auto& b = packed(b_tile, 1);
     if (a.valid_outer < 0 || b.valid_outer < 0) schedule_error("a product reads a slot that was released");
-    launch(&acc, &a, &b);
+    launch(&acc, &source_of(a_tile), &source_of(b_tile));
     multiply(acc, a, b, a.valid_outer, b.valid_outer, min(a.valid_depth, b.valid_depth), overwrite);
   }
   template <class Acc, class T, int R, int C, class B>
-  void mma(Acc& acc, const Operand<T, R, C>& a, const B& b, bool overwrite) {
+  void mma(Acc& acc, const Operand<T, R, C>& a, const B& b_tile, bool overwrite) {
     own<Acc>();
+    static_assert(is_default<Acc>, "a left operand in registers has the kernel's rows");
     static_assert(C == B::depth, "both operands contract over the same length");
+    require(buffers_.product(nullptr, Reach::block, use_of(source_of(b_tile))));
+    const auto& b = packed(b_tile, 1);
     if (b.valid_outer < 0) schedule_error("a product reads a slot that was released");
-    launch(&acc, &a, &b);
+    launch(&acc, &a, &source_of(b_tile));
     multiply(acc, a, b, R, b.valid_outer, b.valid_depth, overwrite);
   }
   template <int Left, class... Acc>
   void wait(Constant<Left>, Acc&...) {
+    buffers_.wait(Left);
     const int done = in_flight_ > Left ? in_flight_ - Left : 0;
     for (int i = done; i < in_flight_; ++i) products_[i - done] = products_[i];
     in_flight_ -= done;
@@ -467,6 +542,12 @@ class Block {
       }
     }
   }
+  template <class T, int R, int C>
+  void load(Operand<T, R, C>& to, const Buffer<T, R, C, Contract::columns>& from) {
+    require(buffers_.load(from.use, Reach::warpgroup));
+    overwrite(to);
+    Copy::pack(to.panels, from.elements, C, 1, R, C, Operand<T, R, C>::panel_depth);
+  }
 
   // Elements and rows
 
@@ -521,7 +602,23 @@ class Block {
     return true;
   }
   template <class T, class Tile>
-  void complete(RowVector<T, Tile>&) const {}
+  void complete(RowVector<T, Tile>&) const {
+    static_assert(!splits_rows<Tile>, TW_SPLIT_ROW);
+  }
+  template <class T, class Tile>
+  void complete(RowVector<T, Tile>&, const RowExchange<T, Tile>&) {
+    sync();
+  }
+  template <class F, class T>
+  void row_max(F& fragment, RowVector<T, F>& vector, const RowExchange<T, F>&) {
+    rows(fragment, [&](int i, auto row) { vector[i] = row.partial_max(); });
+    sync();
+  }
+  template <class F, class T>
+  void row_sum(F& fragment, RowVector<T, F>& vector, const RowExchange<T, F>&) {
+    rows(fragment, [&](int i, auto row) { vector[i] = row.map_partial_sum([](T x) { return x; }); });
+    sync();
+  }
   template <class F, class Fn>
   TW_INLINE void map(F& tile, Fn f) const {
     map_with(tile, f);
@@ -606,16 +703,13 @@ class Block {
   template <class T, int R, int C, TileKind kKind, class G>
   TW_INLINE void load(Fragment<T, R, C, kKind>& to, const G& from, int row0, int col0, int i = 0, int j = 0, Fill fill = {}) const {
     touch(to);
-    const Extent rows(row0, R, from.rows), cols(col0, C, from.cols);
-    if constexpr (R == 1 && C >= kMinAhead) {
-      if (row0 + 1 < from.rows && col0 == 0 && C >= from.cols && from.stride_col == 1 && ahead_count_ < kMaxAhead)
-        with_type(from, [&]<class Typed>(const Typed& typed) {
-          using E = typename Typed::Element;
-          ahead_[ahead_count_++] = {reinterpret_cast<const u8*>(typed.template at<const E>(row0 + 1, 0, i, j)), typed.cols,
-                                    static_cast<int>(sizeof(E))};
-        });
-    }
-    for (int r = 0; r < R; ++r) load_row(to.x + r * C, C, from, row0 + r, col0, rows.has(r) ? cols : Extent{}, i, j, fill);
+    load_rows(to, from, row0, col0, i, j, fill);
+  }
+  template <class T, int R, int C, int Warpgroups, class G>
+  TW_INLINE void load(HeldFragment<T, R, C, Warpgroups>& to, const G& from, int row0, int col0, int i = 0, int j = 0,
+                      Fill fill = {}) const {
+    touch(to);
+    load_rows(to, from, row0, col0, i, j, fill);
   }
   template <class T, int R, int C, TileKind kKind, class G, class RowOf>
   TW_INLINE void gather(Fragment<T, R, C, kKind>& to, const G& from, RowOf row_of, int col0, int i = 0, int j = 0, Fill fill = {}) const {
@@ -707,20 +801,18 @@ class Block {
     }
   }
   template <class S, class T, int R, int C, class G>
-  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i = 0, int j = 0) {
     pass(staging);
     store(from, to, row0, col0, i, j);
   }
   template <class S, class T, int R, int C, class G>
-  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i, int j,
-             int rows_end) const {
+  void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i, int j, int rows_end) {
     G first_rows = to;
     first_rows.rows = min(to.rows, rows_end);
     store(from, staging, first_rows, row0, col0, i, j);
   }
   template <class T, int R, int C, class G>
-  void store_window(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i0,
-                    int j0) const {
+  void store_window(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i0, int j0) {
     touch(from);
     pass(staging);
     const Window& w = to.window;
@@ -773,7 +865,111 @@ class Block {
       for (int col = 0; col < round_up(C, kPanelRows); ++col) tile.panels[S::offset(row, col)] = to_packed<T>(0.0f);
     valid = first;
   }
-  void sync() const {}
+  /// A barrier of all threads that compute, as far as the model of Buffers is concerned.
+  void sync() { buffers_.sync(); }
+  void sync_warpgroup() {
+    if constexpr (kRows <= 64)
+      buffers_.sync();
+    else
+      buffers_.sync_warpgroup();
+  }
+  void fence() { buffers_.fence(); }
+
+  // Buffers
+
+  template <class F, class T, int R, int C, Contract contract>
+  void store(const F& from, const Buffer<T, R, C, contract>& to) {
+    static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
+    touch(from);
+    require(buffers_.store(to.use, is_default<F> ? Reach::warpgroup : Reach::block, &dealing<F>, unread_stores));
+    if constexpr (converts<typename F::Element, T>)
+      convert_row(to.elements, from.x, R * C);
+    else
+      for (int n = 0; n < R * C; ++n) to.elements[n] = tw::to<T>(from.x[n]);
+  }
+  template <class F, class T, int R, int C, Contract contract>
+  void store_transposed(const F& from, const Buffer<T, R, C, contract>& to) {
+    static_assert(F::rows == C && F::cols == R, "a Buffer has its Fragment's shape, transposed");
+    touch(from);
+    require(buffers_.store(to.use, Reach::block, &dealing<F>, unread_stores));
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) to.at(r, c) = tw::to<T>(from.at(c, r));
+  }
+  template <class F, class T, int R, int C, Contract contract>
+  void load(F& to, const Buffer<T, R, C, contract>& from) {
+    static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
+    touch(to);
+    require(buffers_.load(from.use, is_default<F> ? Reach::warpgroup : Reach::block));
+    if constexpr (converts<T, typename F::Element>)
+      convert_row(to.x, from.elements, R * C);
+    else
+      for (int n = 0; n < R * C; ++n) to.x[n] = tw::to<typename F::Element>(from.elements[n]);
+  }
+  template <class T, int R, int C, Contract contract, class Fn>
+  void update(const Buffer<T, R, C, contract>& buffer, int count, Fn f) {
+    require(buffers_.update(buffer.use, unread_stores));
+    for (int i = 0; i < count; ++i) f(i);
+  }
+  template <int R, int C, Contract contract, class G>
+  void reduce_add(const Buffer<float, R, C, contract>& from, const G& to, int row0, int col0, int i = 0, int j = 0) {
+    require(buffers_.copy(from.use, unread_stores));
+    for (int r = max(-row0, 0); r < R && row0 + r < to.rows; ++r)
+      for (int c = max(-col0, 0); c < C && col0 + c < to.cols; ++c)
+        add_element(to.template at<float>(row0 + r, col0 + c, i, j), from.at(r, c));
+  }
+  template <int Left>
+  void wait_stores(Constant<Left>) {
+    buffers_.wait_stores(Left, unread_stores, last_buffer_);
+  }
+  template <class T, class Tile, int N>
+  void load(RowVector<T, Tile>& to, const SharedVector<T, N>& from) const {
+    copy_vector<Tile::rows>(to.x, from);
+  }
+  template <class T, class Tile, int N>
+  void load(RowVector<T, Tile>& to, const VectorBuffer<T, N>& from) const {
+    copy_vector<Tile::rows>(to.x, from);
+  }
+  template <class T, class Tile, int N>
+  void load(ColumnVector<T, Tile>& to, const SharedVector<T, N>& from) const {
+    to.view = nullptr;
+    copy_vector<Tile::cols>(to.x, from);
+  }
+  template <class T, class Tile, int N>
+  void load(ColumnVector<T, Tile>& to, const VectorBuffer<T, N>& from) const {
+    to.view = nullptr;
+    copy_vector<Tile::cols>(to.x, from);
+  }
+  template <class T, class Tile, int N>
+  void store(const RowVector<T, Tile>& from, const VectorBuffer<T, N>& to) {
+    static_assert(N == Tile::rows, "a vector has an element for each row");
+    for (int n = 0; n < N; ++n) to.x[n] = from.x[n];
+    sync();
+  }
+
+  // Cumulative sums
+
+  template <class F, class Direction = Forward>
+  void row_cumsum(F& tile, Direction = {}) const {
+    static_assert(!splits_rows<F>, "row_cumsum() is for tiles whose rows lie in one warpgroup");
+    touch(tile);
+    for (int r = 0; r < F::rows; ++r) cumulate<F::cols, Direction>([&](int c) -> auto& { return tile.x[r * F::cols + c]; });
+  }
+  template <class T, int R, int C, class Direction = Forward>
+  void column_cumsum(Fragment<T, R, C>& fragment, const Scratch<T, R, C>&, Direction = {}) const {
+    touch(fragment);
+    for (int c = 0; c < C; ++c) cumulate<R, Direction>([&](int r) -> auto& { return fragment.x[r * C + c]; });
+  }
+  template <class V, class T, int N, class Direction = Forward>
+  void cumsum(const V& from, const VectorBuffer<T, N>& to, Direction = {}) {
+    static_assert(V::size == N, "vectors of two lengths");
+    for (int n = 0; n < N; ++n) to.x[n] = from[n];
+    cumulate<N, Direction>([&](int n) -> auto& { return to.x[n]; });
+    sync();
+  }
+  /// After the tile: `persistent`: the block has others to do.
+  void end(bool persistent) const {
+    if (persistent) require(buffers_.at_the_end(last_buffer_));
+  }
 
   // What the block's threads share: counters and lists
 
@@ -837,6 +1033,8 @@ class Block {
   bool first_tile_;
   bool (*pull_)(void* context);
   void* context_;
+  BufferUse* last_buffer_;
+  BufferModel buffers_;
   Product products_[max_in_flight] = {};
   int in_flight_ = 0;
 
@@ -880,6 +1078,19 @@ class Block {
   // Rows to and from memory. What is no loop over neighbours of the kernel's own types stays out of the kernel, whose every line is
   // compiled for each instruction set.
 
+  template <class T, int R, int C, TileKind kKind, class G>
+  TW_INLINE void load_rows(Fragment<T, R, C, kKind>& to, const G& from, int row0, int col0, int i, int j, Fill fill) const {
+    const Extent rows(row0, R, from.rows), cols(col0, C, from.cols);
+    if constexpr (R == 1 && C >= kMinAhead) {
+      if (row0 + 1 < from.rows && col0 == 0 && C >= from.cols && from.stride_col == 1 && ahead_count_ < kMaxAhead)
+        with_type(from, [&]<class Typed>(const Typed& typed) {
+          using E = typename Typed::Element;
+          ahead_[ahead_count_++] = {reinterpret_cast<const u8*>(typed.template at<const E>(row0 + 1, 0, i, j)), typed.cols,
+                                    static_cast<int>(sizeof(E))};
+        });
+    }
+    for (int r = 0; r < R; ++r) load_row(to.x + r * C, C, from, row0 + r, col0, rows.has(r) ? cols : Extent{}, i, j, fill);
+  }
   template <class T, class G>
   static TW_INLINE void load_row(T* to, int size, const G& from, int row, int col0, Extent cols, int i, int j, Fill fill) {
     if constexpr (G::any_float) {
@@ -1031,9 +1242,35 @@ class Block {
     else
       return scales[row];
   }
+  /// The kernel's rows, of which each warpgroup has 64.
+  template <class F>
+  static constexpr bool is_default = F::kind == TileKind::fragment&& F::rows == kRows;
+  /// Its address stands for the type.
+  template <class F>
+  static constexpr char dealing = 0;
+  static void require(const char* problem) {
+    if (problem != nullptr) schedule_error(problem);
+  }
+  static BufferUse* use_of(const auto&) { return nullptr; }
+  template <class T, int R, int C, Contract contract>
+  static BufferUse* use_of(const Buffer<T, R, C, contract>& buffer) {
+    return &buffer.use;
+  }
+  template <int Count, class T, class V>
+  static void copy_vector(T* to, const V& from) {
+    static_assert(V::size == Count, "a vector has an element for each row, or for each column");
+    for (int n = 0; n < Count; ++n) to[n] = from[n];
+  }
+  template <int Count, class Direction, class At>
+  static void cumulate(At at) {
+    constexpr bool ascending = is_same<Direction, Forward>;
+    for (int n = 1; n < Count; ++n) at(ascending ? n : Count - 1 - n) += at(ascending ? n - 1 : Count - n);
+  }
   template <class F>
   static constexpr void own() {
-    if constexpr (requires { F::kind; }) {
+    if constexpr (requires { F::warpgroups; }) {
+      static_assert(F::warpgroups * 64 == kRows, TW_FRAGMENT_ROWS);
+    } else if constexpr (requires { F::kind; }) {
       static_assert(F::kind == TileKind::rows || F::rows == kRows, TW_FRAGMENT_ROWS);
       static_assert(F::kind == TileKind::rows || accumulates<typename F::Element>, TW_ACCUMULATES);
     }
@@ -1058,9 +1295,9 @@ class Block {
   }
   /// The stores that a GPU would issue.
   template <class T, int R, int C>
-  static void pass(const Staging<T, R, C>& staging) {
+  void pass(const Staging<T, R, C>& staging) {
     if constexpr (sizeof(T) == 2) {
-      for_panels<Staging<T, R, C>>([](auto left) { unread_stores.wait(left.value); },
+      for_panels<Staging<T, R, C>>([&](auto left) { wait_stores(left); },
                                    [&](int, int slot) {
                                      if (!unread_stores.issue(staging.slot + slot)) schedule_error(kWrittenUnderAStore);
                                    });
@@ -1150,6 +1387,7 @@ TW_INLINE void run_here(const typename On::Params& params, const TileGrid& grid,
   const Tile place = tw::detail::ScheduleOf<On>::Type::at(grid, index);
   const auto tile = tw::detail::work_of<On>(params, place);
   Allocator allocator{arena};
+  constexpr bool persistent = tw::detail::ScheduleOf<On>::Type::dispatch != Dispatch::plain;
   if constexpr (tw::detail::has_load<On>) {
     struct Loads {
       const typename On::Params& params;
@@ -1166,17 +1404,22 @@ TW_INLINE void run_here(const typename On::Params& params, const TileGrid& grid,
       On::load(producer, l.params, l.work, l.step++, l.memory);
       return true;
     };
-    Block<tw::detail::fragment_rows_of<On>()> block(index == 0, pull, &loads);
+    Block<tw::detail::fragment_rows_of<On>()> block(index == 0, pull, &loads, allocator.last_buffer);
     typename tw::detail::StateOf<On>::Type state;
     On::compute(block, params, tile, loads.memory, state);
     On::finish(block, params, tile, loads.memory, state);
     require_nothing_left(loads.steps - loads.step, allocator.last_ring);
+    block.end(persistent);
   } else {
-    Block<tw::detail::fragment_rows_of<On>()> block(index == 0);
+    using Block = Block<tw::detail::fragment_rows_of<On>()>;
     if constexpr (requires { typename On::Memory; }) {
       typename On::Memory memory(allocator);
+      Block block(
+          index == 0, [](void*) { return false; }, nullptr, allocator.last_buffer);
       On::compute(block, params, tile, memory);
+      block.end(persistent);
     } else {
+      Block block(index == 0);
       On::compute(block, params, tile);
     }
   }

@@ -26,6 +26,9 @@ void sort_descending(u64* values, int count, int n);
 bool poison_released_slots();
 void set_poison_released_slots(bool on);
 
+/// Memory of this thread for an operand that a product packs, number `which`; 64-byte aligned, and valid until it is asked for again.
+void* operand_memory(int which, long bytes);
+
 constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
 struct GlobalView : BoundView {
@@ -102,6 +105,34 @@ struct Panels {
   alignas(64) Packed<T> panels[round_up(Outer, kPanelRows) * panel_depth];
 };
 
+/// Columns kFirst to kFirst + C - 1 of a Shared tile or a Buffer, as an operand of another kind.
+template <class Source, class T, Contract kContract, int kFirst, int C>
+struct View {
+  static constexpr int rows = Source::rows;
+  static constexpr int cols = C;
+  static constexpr Contract contract = kContract;
+  static constexpr int first = kFirst;
+  static constexpr int outer = kContract == Contract::columns ? rows : C;
+  static constexpr int depth = kContract == Contract::columns ? C : rows;
+  using Element = T;
+
+  const Source& source;
+
+  template <class U, Contract k, int kColumn, int Count>
+  View<Source, U, k, kFirst + kColumn, Count> view() const {
+    return {source};
+  }
+};
+
+/// A view's panels.
+template <class T, int Outer, int Depth>
+struct PackedView : Panels<T, Outer, Depth> {
+  static constexpr int outer = Outer;
+  static constexpr int depth = Depth;
+  using Element = T;
+  int valid_outer, valid_depth;
+};
+
 template <class T, int R, int C, Contract kContract>
 struct Shared : Panels<T, kContract == Contract::columns ? R : C, kContract == Contract::columns ? C : R> {
   static constexpr int rows = R;
@@ -126,6 +157,19 @@ struct Shared : Panels<T, kContract == Contract::columns ? R : C, kContract == C
     else
       return tw::to<T>(inside ? this->panels[offset(row, col)] : Packed<T>{});
   }
+  template <class U, Contract k, int kColumn, int Count>
+  View<Shared, U, k, kColumn, Count> view() const {
+    return {*this};
+  }
+};
+
+/// A vector in a slot.
+template <class T, int N>
+struct SharedVector {
+  static constexpr int size = N;
+  using Element = T;
+  T x[N];
+  const T& operator[](int i) const { return x[i]; }
 };
 
 template <class T, int R, int C, TileKind kKind = TileKind::fragment>
@@ -138,6 +182,19 @@ struct Fragment {
   T& at(int row, int col) { return x[row * C + col]; }
   const T& at(int row, int col) const { return x[row * C + col]; }
 };
+
+/// A Fragment whose rows are not the kernel's: a GPU's warpgroups share its rows, or have several times 64.
+template <class T, int R, int C, int Warpgroups>
+struct HeldFragment : Fragment<T, R, C> {
+  static constexpr int warpgroups = Warpgroups;
+  static constexpr int column_groups = R / 64 < Warpgroups ? Warpgroups * 64 / R : 1;
+  static_assert(R % 64 == 0 && (R / 64 % Warpgroups == 0 || Warpgroups % (R / 64) == 0) && C % (8 * column_groups) == 0, TW_HELD_FRAGMENT);
+};
+/// Several warpgroups have a part each of a row.
+template <class F>
+inline constexpr bool splits_rows = false;
+template <class T, int R, int C, int Warpgroups>
+inline constexpr bool splits_rows<HeldFragment<T, R, C, Warpgroups>> = HeldFragment<T, R, C, Warpgroups>::column_groups > 1;
 
 template <class T, int R, int C>
 struct Operand : Panels<T, R, C> {
@@ -184,6 +241,7 @@ struct Allocator {
   u8* base = nullptr;
   i64 used = 0;
   const RingState* last_ring = nullptr;
+  BufferUse* last_buffer = nullptr;
   template <class Slot>
   Slot* slots(int count) {
     u8* const at = base ? base + used : nullptr;
@@ -198,6 +256,46 @@ struct Staging : Panelled<T, C> {
   using Element = T;
   u8* slot;
   explicit Staging(Allocator& allocator) : slot(allocator.template slots<u8>(Panelled<T, C>::slots)) {}
+};
+
+/// Elements row by row; products pack what they read.
+template <class T, int R, int C, Contract kContract>
+struct Buffer {
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  static constexpr Contract contract = kContract;
+  static constexpr int outer = kContract == Contract::columns ? R : C;
+  static constexpr int depth = kContract == Contract::columns ? C : R;
+  using Element = T;
+  T* elements;
+  mutable BufferUse use;
+
+  explicit Buffer(Allocator& allocator) : elements(allocator.template slots<T>(R * C)) {
+    use.memory = elements;
+    use.previous = allocator.last_buffer;
+    allocator.last_buffer = &use;
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  T& at(int row, int col) const { return elements[row * C + col]; }
+  template <class U, Contract k, int kColumn, int Count>
+  View<Buffer, U, k, kColumn, Count> view() const {
+    return {*this};
+  }
+};
+
+template <class T, int N>
+struct VectorBuffer {
+  static constexpr int size = N;
+  using Element = T;
+  T* x;
+  explicit VectorBuffer(Allocator& allocator) : x(allocator.template slots<T>(N)) {}
+  T& operator[](int i) const { return x[i]; }
+};
+
+template <class T, class Tile>
+struct RowExchange {
+  constexpr explicit RowExchange(auto&) {}
 };
 
 template <int N>
@@ -250,8 +348,8 @@ struct Target {
   using Ring = cpu::Ring<Slot, Stages>;
   template <class Slot, int Stages>
   using GatherRing = cpu::GatherRing<Slot, Stages>;
-  template <class T, int R, int C>
-  using Fragment = cpu::Fragment<T, R, C>;
+  template <class T, int R, int C, int Warpgroups = R / 64>
+  using Fragment = conditional<Warpgroups == R / 64, cpu::Fragment<T, R, C>, cpu::HeldFragment<T, R, C, Warpgroups>>;
   template <class T, int R, int C>
   using Operand = cpu::Operand<T, R, C>;
   template <class T, int R, int C, int Warps, int Width>
@@ -264,6 +362,14 @@ struct Target {
   using Staging = cpu::Staging<T, R, C>;
   template <class T, int R, int C>
   using Scratch = cpu::Scratch<T, R, C>;
+  template <class T, int R, int C, Contract contract>
+  using Buffer = cpu::Buffer<T, R, C, contract>;
+  template <class T, int N>
+  using VectorBuffer = cpu::VectorBuffer<T, N>;
+  template <class T, int N>
+  using SharedVector = cpu::SharedVector<T, N>;
+  template <class T, class Tile>
+  using RowExchange = cpu::RowExchange<T, Tile>;
   template <int N>
   using Histogram = cpu::Histogram<N>;
   template <class T, int N>

@@ -1,8 +1,10 @@
 #pragma once
 
+#include "tilewave/tile/cuda/buffers.tile.hpp"
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 #include "tilewave/tile/cuda/memory.tile.hpp"
 #include "tilewave/tile/cuda/operand.tile.hpp"
+#include "tilewave/tile/cuda/scans.tile.hpp"
 #include "tilewave/tile/cuda/scatter.tile.hpp"
 
 namespace tw::cuda {
@@ -56,7 +58,7 @@ struct BlockBase {
   template <int kFirst, int kCount, class T, int R, int C, int WarpRows, int ColumnWarps, class Fn>
   TW_INLINE void for_columns(Fragment<T, R, C, WarpRows, ColumnWarps>& fragment, Fn f) const {
     static_assert(kFirst % 8 == 0 && kCount % 8 == 0 && kFirst + kCount <= C, "for_columns() takes whole pieces of a row");
-    static_assert(ColumnWarps == 1, TW_WHOLE_ROWS);
+    static_assert(ColumnWarps == 1, TW_SPLIT_ROW);
     using F = Fragment<T, R, C, WarpRows, ColumnWarps>;
     TW_UNROLL
     for (int tile = 0; tile < F::size; tile += F::tile_size) {
@@ -124,6 +126,118 @@ struct BlockBase {
   template <class T, class Tile>
   TW_INLINE void complete(RowVector<T, Tile>& sums) const {
     for (auto& x : sums.x) x = RowView<Tile>::across(x, [](float a, float b) { return a + b; });
+  }
+  /// The same where several warpgroups have a part of each row.
+  template <class T, class Tile>
+  TW_INLINE void complete(RowVector<T, Tile>& sums, const RowExchange<T, Tile>& exchange) const {
+    const auto add = [](T a, T b) { return a + b; };
+    for (auto& x : sums.x) x = RowView<Tile>::across_lanes(x, add);
+    exchange_rows<Tile>(at, sums, exchange, add, [this] { sync(); });
+  }
+  /// vector[i] = the largest element of row i, or the sum of its elements, where several warpgroups have a part of the row.
+  template <class F, class T>
+  TW_INLINE void row_max(F& fragment, RowVector<T, F>& vector, const RowExchange<T, F>& exchange) const {
+    own<F>();
+    const auto larger = [](T a, T b) { return max(a, b); };
+    rows(fragment, [&](int i, auto row) { vector[i] = row.across_lanes(row.partial_max(), larger); });
+    exchange_rows<F>(at, vector, exchange, larger, [this] { sync(); });
+  }
+  template <class F, class T>
+  TW_INLINE void row_sum(F& fragment, RowVector<T, F>& vector, const RowExchange<T, F>& exchange) const {
+    own<F>();
+    rows(fragment, [&](int i, auto row) { vector[i] = row.map_partial_sum([](T x) { return x; }); });
+    complete(vector, exchange);
+  }
+  /// Every row becomes its cumulative sums: x(row, col) is the sum of those up to col, or from col on.
+  template <class F, class Direction = Forward>
+  TW_INLINE void row_cumsum(F& tile, Direction = {}) const {
+    own<F>();
+    cuda::row_cumsum<is_same<Direction, Forward>>(at, tile);
+  }
+  /// The same of columns, over all the block's rows.
+  template <class T, int R, int C, class Direction = Forward>
+  TW_INLINE void column_cumsum(Fragment<T, R, C>& fragment, const Scratch<T, R, C>& scratch, Direction = {}) const {
+    own<Fragment<T, R, C>>();
+    cuda::column_cumsum<is_same<Direction, Forward>>(at, fragment, scratch, [this] { sync(); });
+  }
+  /// The same of a vector in shared memory; visible to every thread that computes when it returns.
+  template <class V, class T, int N, class Direction = Forward>
+  TW_INLINE void cumsum(const V& from, const VectorBuffer<T, N>& to, Direction = {}) const {
+    static_assert(V::size == N, "vectors of two lengths");
+    sync();
+    if (at.block_warp() == 0) vector_cumsum<is_same<Direction, Forward>>(at.lane, from, to);
+    sync();
+  }
+  /// A vector in shared memory as values of a tile's rows or columns. Of one in a slot all warps of the warpgroup have read when it
+  /// returns, so that the slot may be released.
+  template <class T, class Tile, int N>
+  TW_INLINE void load(RowVector<T, Tile>& to, const SharedVector<T, N>& from) const {
+    load_vector(at, to, from);
+    ptx::named_barrier(kWarpgroupBarrier + at.warpgroup, kWarpgroupThreads);
+  }
+  template <class T, class Tile, int N>
+  TW_INLINE void load(RowVector<T, Tile>& to, const VectorBuffer<T, N>& from) const {
+    load_vector(at, to, from);
+  }
+  template <class T, class Tile, int N>
+  TW_INLINE void load(ColumnVector<T, Tile>& to, const SharedVector<T, N>& from) const {
+    load_vector(at, to, from);
+    ptx::named_barrier(kWarpgroupBarrier + at.warpgroup, kWarpgroupThreads);
+  }
+  template <class T, class Tile, int N>
+  TW_INLINE void load(ColumnVector<T, Tile>& to, const VectorBuffer<T, N>& from) const {
+    load_vector(at, to, from);
+  }
+  /// Visible to every thread that computes when it returns.
+  template <class T, class Tile, int N>
+  TW_INLINE void store(const RowVector<T, Tile>& from, const VectorBuffer<T, N>& to) const {
+    static_assert(N == Tile::rows, "a vector has an element for each row");
+    sync();
+    if (owns_rows(from)) {
+      TW_UNROLL
+      for (int i = 0; i < from.size; ++i) to[from.row(at, i)] = from.x[i];
+    }
+    sync();
+  }
+  /// A Fragment into a Buffer, and back: by ordinary stores and loads. Other threads see what is stored after a barrier.
+  template <class F, class T, int R, int C, Contract contract>
+  TW_INLINE void store(const F& from, const Buffer<T, R, C, contract>& to) const {
+    static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
+    own<F>();
+    store_pairs(at, from, to.tile());
+  }
+  /// to(col, row) = from(row, col).
+  template <class F, class T, int R, int C, Contract contract>
+  TW_INLINE void store_transposed(const F& from, const Buffer<T, R, C, contract>& to) const {
+    static_assert(F::rows == C && F::cols == R, "a Buffer has its Fragment's shape, transposed");
+    own<F>();
+    store_transposed_elements(at, from, to.tile());
+  }
+  template <class F, class T, int R, int C, Contract contract>
+  TW_INLINE void load(F& to, const Buffer<T, R, C, contract>& from) const {
+    static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
+    own<F>();
+    load_pairs(at, to, from.tile());
+  }
+  /// Nothing but threads reads shared memory here: barriers are enough.
+  TW_INLINE void fence() const {}
+  TW_INLINE void sync_warpgroup() const { ptx::named_barrier(kWarpgroupBarrier + at.warpgroup, kWarpgroupThreads); }
+  /// Adds the Buffer's elements to the tensor's, from (row, col) on; those outside are dropped.
+  template <int R, int C, Contract contract, class G>
+  TW_INLINE void reduce_add(const Buffer<float, R, C, contract>& from, const G& to, int row, int col, int i = 0, int j = 0) const {
+    parallel(R * C, [&](int n) {
+      const int r = n / C, c = n % C;
+      if (to.inside(row + r, col + c)) ptx::atomic_add(to.template at<float>(row + r, col + c, i, j), from.at(r, c));
+    });
+  }
+  template <int Left>
+  TW_INLINE void wait_stores(Constant<Left>) const {}
+  /// f(i) for every i < count, dealt to the block's threads: it may read and write the Buffer's elements, of which no two may clash. They
+  /// are visible to every thread that computes when it returns.
+  template <class T, int R, int C, Contract contract, class Fn>
+  TW_INLINE void update(const Buffer<T, R, C, contract>&, int count, Fn f) const {
+    parallel(count, f);
+    sync();
   }
   /// x = f(x, y...) for every element, where each y is the element's value in an operand: a RowVector's of its row, a ColumnVector's of its
   /// column, another tile's of the same layout, or a number.
@@ -564,17 +678,6 @@ struct BlockBase {
   TW_INLINE Position here() const {
     return Position::of(static_cast<u32>(ptx::opaque(static_cast<int>(ptx::thread_index())) - first_thread));
   }
-
-  template <class T>
-  struct RemoveReference {
-    using Type = T;
-  };
-  template <class T>
-  struct RemoveReference<T&> {
-    using Type = T;
-  };
-  template <class T>
-  using remove_const_reference = remove_const<typename RemoveReference<T>::Type>;
 
   /// Neighbours in a row, moved as one word (two for 8 f32).
   template <class T, int width>

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "tilewave/tile/cuda/buffers.tile.hpp"
 #include "tilewave/tile/cuda/memory.tile.hpp"
 
 // Copies into Shared tiles by a block's threads, 16 bytes at a time.
@@ -28,6 +29,13 @@ struct TileCopy {
       return Place{row + w.row(r), in_i, in_j, from.inside_outer(in_i, in_j)};
     });
   }
+  /// Elements of one row, from (row, col) on.
+  template <class G, class T, int N>
+  TW_INLINE void vector(const G& from, SharedVector<T, N>& to, int row, int col, int i = 0, int j = 0) const {
+    TW_NO_UNROLL
+    for (int n = self().thread; n < N; n += Copy::threads)
+      to.x[n] = from.inside(row, col + n) ? *from.template at<const T>(row, col + n, i, j) : tw::to<T>(0.0f);
+  }
   /// The same tile for every block of a cluster: each loads its own.
   template <class G, class S>
   TW_INLINE void tile_for_cluster(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
@@ -41,6 +49,7 @@ struct TileCopy {
 /// Copies element by element, for bases and strides that no wider copy can take. Slower: it exists so that nothing is refused.
 template <int Threads>
 struct StridedCopy : TileCopy<StridedCopy<Threads>> {
+  static constexpr int threads = Threads;
   int thread;
   TW_INLINE constexpr explicit StridedCopy(int t) : thread(t) {}
 
@@ -77,6 +86,7 @@ struct StridedCopy : TileCopy<StridedCopy<Threads>> {
 /// bytes.
 template <int Threads>
 struct AsyncCopy : TileCopy<AsyncCopy<Threads>> {
+  static constexpr int threads = Threads;
   int thread;
   TW_INLINE constexpr explicit AsyncCopy(int t) : thread(t) {}
 

@@ -56,7 +56,17 @@ struct Fragment {
   TW_INLINE static constexpr int in_row(int r, int j) { return r / 2 * tile_size + j / 2 * 4 + r % 2 * 2 + j % 2; }
   /// Which of a thread's columns element i is in.
   TW_INLINE static constexpr int column_index(int i) { return i % tile_size / 4 * 2 + i % 2; }
+  /// Which of the parts of its columns the thread's warp has.
+  TW_INLINE static constexpr int part(const Position& p) { return ColumnWarps == 1 ? 0 : p.block_warp() / row_warps; }
 };
+/// Several warps have a part each of a row.
+template <class F>
+constexpr bool splits_rows_of() {
+  if constexpr (requires { F::column_warps; }) return F::column_warps > 1;
+  return false;
+}
+template <class F>
+inline constexpr bool splits_rows = splits_rows_of<F>();
 
 /// The left operand of a product in registers. 16-bit types have Fragment's layout with pairs packed: four registers hold 16 columns of 16
 /// rows. With 8-bit types four registers hold 32 columns, and a thread has four neighbours of every 16.
@@ -156,8 +166,6 @@ TW_INLINE V across_warps(V value, [[maybe_unused]] Op op) {
   return value;
 }
 
-#define TW_WHOLE_ROWS "a Fragment whose columns are dealt to several warps has no reductions of rows, nor ranges of their columns"
-
 /// One row of a fragment, as block.rows() hands it out. Results are the same in every lane that shares the row.
 template <class F, int kFirst = 0, int kCount = F::cols>
 struct RowView {
@@ -169,7 +177,7 @@ struct RowView {
   /// `Count` columns from `First` on, multiples of 8 of a Fragment's row.
   template <int First, int Count>
   TW_INLINE auto columns() const {
-    if constexpr (F::kind == TileKind::fragment) static_assert(F::column_warps == 1, TW_WHOLE_ROWS);
+    static_assert(!splits_rows<remove_const<F>>, TW_SPLIT_ROW);
     static_assert(First % F::piece_step == 0 && Count % F::piece_step == 0 && First + Count <= kCount,
                   "columns() are whole pieces of a row");
     return RowView<F, kFirst + First, Count>{fragment, r};
@@ -177,7 +185,11 @@ struct RowView {
 
   template <class V, class Op>
   TW_INLINE static V across(V value, Op op) {
-    if constexpr (F::kind == TileKind::fragment) static_assert(F::column_warps == 1, TW_WHOLE_ROWS);
+    static_assert(!splits_rows<remove_const<F>>, TW_SPLIT_ROW);
+    return across_lanes(value, op);
+  }
+  template <class V, class Op>
+  TW_INLINE static V across_lanes(V value, Op op) {
     TW_UNROLL
     for (int mask = min(F::row_threads, 32) / 2; mask > 0; mask /= 2) value = op(value, ptx::shuffle_xor(value, mask));
     if constexpr (F::row_threads > 32) value = across_warps<F::row_threads / 32, F::rows * F::row_threads>(value, op);

@@ -87,6 +87,13 @@ inline constexpr bool moves_in_pieces = requires {
   Tile::row_lanes;
 };
 
+/// How TMA lays its rows in shared memory: in swizzled panels unless the tile says otherwise.
+template <class Tile>
+constexpr int swizzle_of() {
+  if constexpr (requires { Tile::swizzle_bytes; }) return Tile::swizzle_bytes;
+  return kPanelBytes;
+}
+
 /// `Tile` is the Shared, Staging or Rows type copied to or from it. A kernel's variant without TMA for loads or stores is also the one for
 /// Rows that do not move in whole pieces. void: only Fragments and Rows are copied, and every copy finds out how. Split > 1: a cluster's
 /// blocks load a part each for all.
@@ -98,7 +105,29 @@ struct Global : conditional<copied_by_tma<Tile>, MappedView, GlobalView> {
   static constexpr bool readable = !is_same<T, Element>;
 
   constexpr Global() {
-    if constexpr (copied_by_tma<Tile>) this->set_map_tile({tw::detail::map_element<Element>, Tile::box_rows / Split, Tile::box_cols});
+    if constexpr (copied_by_tma<Tile>)
+      this->set_map_tile({tw::detail::map_element<Element>, Tile::box_rows / Split, Tile::box_cols, swizzle_of<Tile>()});
+  }
+};
+
+/// Columns of a tile in shared memory, or all of them, as an operand of another kind.
+template <class T, int R, int C, Contract kContract>
+struct View {
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  static constexpr Contract contract = kContract;
+  static constexpr int panel_cols = kPanelBytes / static_cast<int>(sizeof(T));
+  static constexpr int panel_bytes = R * kPanelBytes;
+  using Element = T;
+  static_assert(C % (32 / static_cast<int>(sizeof(T))) == 0, "a view's columns are whole steps of a product: 16 of 16-bit elements");
+  static_assert(kContract == Contract::columns || sizeof(T) == 2,
+                "wgmma transposes only 16-bit operands: contract the columns of this tile");
+
+  const u8* bytes;
+
+  template <class U, Contract k, int kColumn, int Count>
+  TW_INLINE View<U, R, Count, k> view() const {
+    return {bytes + kColumn / panel_cols * panel_bytes};
   }
 };
 
@@ -129,6 +158,10 @@ struct Shared {
   }
   TW_INLINE T& at(int row, int col) { return *reinterpret_cast<T*>(bytes + offset(row, col)); }
   TW_INLINE T get(int row, int col) const { return *reinterpret_cast<const T*>(bytes + offset(row, col)); }
+  template <class U, Contract k, int kColumn, int Count>
+  TW_INLINE View<U, R, Count, k> view() const {
+    return {bytes + kColumn / panel_cols * panel_bytes};
+  }
 };
 
 /// One C-wide row of partial results for each warp.

@@ -106,13 +106,15 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
   // Products: a warp's part of them is done when mma() returns.
 
   /// acc(m, n) (+)= sum over k of a(m, k) b(n, k), both from shared memory. `overwrite` starts from zero.
-  template <class Acc, class A, class B>
-  TW_INLINE void mma(Acc& acc, const A& a, const B& b, bool overwrite) {
+  template <class Acc, class AnyA, class B>
+  TW_INLINE void mma(Acc& acc, const AnyA& any_a, const B& b, bool overwrite) {
+    const auto& a = in_shared(any_a);
+    using A = remove_const_reference<decltype(a)>;
     static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols),
                   "rows of the accumulator and of the left operand differ");
     const Lines<A, true, Acc::warp_rows> lines(ptx::address(a.bytes), at.lane, Acc::warp_row(at));
     multiply<typename A::Element, A::contract == Contract::columns ? A::cols : A::rows>(
-        acc, [&](int k, int tile, u32* to) { lines.load(k, tile, to); }, b, overwrite);
+        acc, [&](int k, int tile, u32* to) { lines.load(k, tile, to); }, in_shared(b), overwrite);
     load_late();
   }
   /// The same with the left operand in registers.
@@ -125,7 +127,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
           TW_UNROLL
           for (int i = 0; i < 4; ++i) to[i] = a.x[tile * a.tile_size + k * 4 + i];
         },
-        b, overwrite);
+        in_shared(b), overwrite);
     load_late();
   }
   template <int Left, class... Acc>
@@ -141,6 +143,11 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
       TW_UNROLL
       for (int k = 0; k < to.tile_size / 4; ++k) lines.load(k, tile, to.x + tile * to.tile_size + k * 4);
     }
+  }
+
+  template <class E, int R, int C, int WarpRows>
+  TW_INLINE void load(Operand<E, R, C, WarpRows>& to, const Buffer<E, R, C, Contract::columns>& from) const {
+    load(to, from.tile());
   }
 
   // Through shared memory

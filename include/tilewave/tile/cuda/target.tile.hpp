@@ -1,5 +1,6 @@
 #pragma once
 
+#include "tilewave/tile/cuda/buffers.tile.hpp"
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 #include "tilewave/tile/cuda/ring.tile.hpp"
 
@@ -27,8 +28,11 @@ struct Target {
   using Ring = cuda::Ring<Slot, Stages>;
   template <class Slot, int Stages>
   using GatherRing = cuda::GatherRing<Slot, Stages>;
-  template <class T, int R, int C>
-  using Fragment = cuda::Fragment<T, R, C, kWarpRows, kColumnWarps>;
+  template <class T, int R, int C, int Warpgroups = R / kWarpgroupRows>
+  using Fragment =
+      conditional<Warpgroups == R / kWarpgroupRows, cuda::Fragment<T, R, C, kWarpRows, kColumnWarps>,
+                  conditional<(Warpgroups * kWarpgroupRows < R), cuda::Fragment<T, R, C, R / (Warpgroups * kWarpgroupRows) * 16, 1>,
+                              cuda::Fragment<T, R, C, 16, Warpgroups * kWarpgroupRows / R>>>;
   template <class T, int R, int C>
   using Operand = cuda::Operand<T, R, C, kWarpRows>;
   template <class T, int R, int C, int Warps, int Width>
@@ -41,6 +45,14 @@ struct Target {
   using Staging = cuda::Staging<T, R, C, kWarpRows, kColumnWarps>;
   template <class T, int R, int C>
   using Scratch = cuda::Scratch<T, R, C>;
+  template <class T, int R, int C, Contract contract>
+  using Buffer = cuda::Buffer<T, R, C, contract>;
+  template <class T, int N>
+  using VectorBuffer = cuda::VectorBuffer<T, N>;
+  template <class T, int N>
+  using SharedVector = cuda::SharedVector<T, N>;
+  template <class T, class Tile>
+  using RowExchange = cuda::RowExchange<T, Tile>;
   template <int N>
   using Histogram = cuda::Histogram<N>;
   template <class T, int N>

@@ -43,33 +43,14 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   template <class Acc, class A, class B>
   TW_INLINE void mma(Acc& acc, const A& a, const B& b, bool overwrite) const {
     Base::template own<Acc>();
-    constexpr int depth = A::contract == Contract::columns ? A::cols : A::rows;
-    static_assert(depth == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
-    static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols),
-                  "rows of the accumulator and of the left operand differ");
-    constexpr int k = instruction_depth<A>;
-    const Descriptor a_tile = descriptor<A>(ptx::address(a.bytes) + static_cast<u32>(warpgroup * warpgroup_offset<A>));
-    const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
-    begin(acc);
-    TW_UNROLL
-    for (int step = 0; step < depth / k; ++step)
-      Wgmma<typename A::Element, Acc::cols>::template shared_shared<transposed<A>, transposed<B>>(
-          acc.x, a_tile.at(step_offset<A>(step)), b_tile.at(step_offset<B>(step)), step > 0 || !overwrite);
-    ptx::wgmma_commit();
+    multiply(acc, cuda::in_shared(a), cuda::in_shared(b), overwrite);
   }
   /// The same with the left operand in registers.
   template <class Acc, class T, int R, int C, class B>
   TW_INLINE void mma(Acc& acc, const Operand<T, R, C>& a, const B& b, bool overwrite) const {
     Base::template own<Acc>();
-    static_assert(C == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
-    static_assert(is_same<T, typename B::Element>, "both operands have one element type");
-    const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
-    begin(acc);
-    TW_UNROLL
-    for (int step = 0; step < C / instruction_depth<Operand<T, R, C>>; ++step)
-      Wgmma<T, Acc::cols>::template registers_shared<transposed<B>>(acc.x, a.x + step * 4, b_tile.at(step_offset<B>(step)),
-                                                                    step > 0 || !overwrite);
-    ptx::wgmma_commit();
+    static_assert(Acc::column_warps == 1 && row_blocks<Acc> == 1, "a left operand in registers has the kernel's rows");
+    multiply_registers(acc, a, cuda::in_shared(b), overwrite);
   }
   /// All but the `Left` youngest mma() have finished; the accumulators named may be read.
   template <int Left, class... Acc>
@@ -144,6 +125,80 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     sync();
   }
 
+  // Buffers. What is stored is visible to other threads after a barrier, to tensor cores and the copy engine after fence() and a barrier.
+
+  template <class F, class T, int R, int C, Contract contract>
+  TW_INLINE void store(const F& from, const Buffer<T, R, C, contract>& to) const {
+    static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
+    Base::template own<F>();
+    if constexpr (sizeof(T) == 2) {
+      for_matrices<false>(from, to.tile(), [](u32 address, const auto* x) {
+        ptx::store_matrix_x4(address, ptx::pack<T>(x[0], x[1]), ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]),
+                             ptx::pack<T>(x[6], x[7]));
+      });
+    } else {
+      cuda::store_pairs(at, from, to.tile());
+    }
+  }
+  /// to(col, row) = from(row, col).
+  template <class F, class T, int R, int C, Contract contract>
+  TW_INLINE void store_transposed(const F& from, const Buffer<T, R, C, contract>& to) const {
+    static_assert(F::rows == C && F::cols == R, "a Buffer has its Fragment's shape, transposed");
+    Base::template own<F>();
+    if constexpr (sizeof(T) == 2) {
+      for_matrices<true>(from, to.tile(), [](u32 address, const auto* x) {
+        ptx::store_matrix_x4_transposed(address, ptx::pack<T>(x[0], x[1]), ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]),
+                                        ptx::pack<T>(x[6], x[7]));
+      });
+    } else {
+      cuda::store_transposed_elements(at, from, to.tile());
+    }
+  }
+  template <class F, class T, int R, int C, Contract contract>
+  TW_INLINE void load(F& to, const Buffer<T, R, C, contract>& from) const {
+    static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
+    Base::template own<F>();
+    if constexpr (sizeof(T) == 2) {
+      for_matrices<false>(to, from.tile(), [](u32 address, auto* x) {
+        u32 pairs[4];
+        ptx::load_matrix_x4(address, pairs);
+        TW_UNROLL
+        for (int n = 0; n < 8; ++n) x[n] = static_cast<float>(bit_cast<T>(static_cast<u16>(pairs[n / 2] >> n % 2 * 16)));
+      });
+    } else {
+      cuda::load_pairs(at, to, from.tile());
+    }
+  }
+  template <class T, int R, int C>
+  TW_INLINE void load(Operand<T, R, C>& to, const Buffer<T, R, C, Contract::columns>& from) const {
+    load(to, from.tile());
+  }
+  /// This thread's stores to shared memory come before what tensor cores and the copy engine read after the next barrier.
+  TW_INLINE void fence() const { ptx::fence_proxy(); }
+  /// All threads of the warpgroup have arrived.
+  TW_INLINE void sync_warpgroup() const { warpgroup_sync(at); }
+  /// Adds the Buffer's elements to the tensor's, from (row, col) on; those outside are dropped. Asynchronous: see wait_stores().
+  template <int R, int C, Contract contract, class G>
+  TW_INLINE void reduce_add(const Buffer<float, R, C, contract>& from, const G& to, int row, int col, int i = 0, int j = 0) const {
+    using S = Shared<float, R, C, contract>;
+    static_assert(C % S::panel_cols == 0, "reduce_add() takes Buffers of a multiple of 32 columns: whole panels");
+    if constexpr (kTmaStore) {
+      if (this->thread() == 0) {
+        TW_UNROLL
+        for (int panel = 0; panel < S::panels; ++panel)
+          ptx::add_4d(to.tensor_map, from.tile().bytes + panel * S::panel_bytes, col + panel * S::panel_cols, row, i, j);
+        ptx::store_commit();
+      }
+    } else {
+      Base::reduce_add(from, to, row, col, i, j);
+    }
+  }
+  /// All but the `Left` youngest stores have read their shared memory, once all threads have passed a barrier after it.
+  template <int Left>
+  TW_INLINE void wait_stores(Constant<Left>) const {
+    if (ptx::thread_index() % kWarpgroupThreads == 0) ptx::store_wait_read<Left>();
+  }
+
   /// The tile's rows from `first` on become 0, for this warpgroup's products that follow.
   template <class T, int R, int C, Contract contract>
   TW_INLINE void zero_rows(Shared<T, R, C, contract>& tile, int first) const {
@@ -165,6 +220,71 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   template <class T, int width>
   using Piece = typename Base::template Piece<T, width>;
   static TW_INLINE void warpgroup_sync(const Position& p) { ptx::named_barrier(kWarpgroupBarrier + p.warpgroup, kWarpgroupThreads); }
+
+  template <class Acc, class A, class B>
+  TW_INLINE void multiply(Acc& acc, const A& a, const B& b, bool overwrite) const {
+    constexpr int depth = A::contract == Contract::columns ? A::cols : A::rows;
+    static_assert(depth == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
+    static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols),
+                  "rows of the accumulator and of the left operand differ");
+    constexpr int k = instruction_depth<A>;
+    constexpr bool split = Acc::column_warps > 1;
+    constexpr int row_groups = Warpgroups / Acc::column_warps;  // of warpgroups
+    const int row_group = (split ? warpgroup % row_groups : warpgroup) * row_blocks<Acc>;
+    const Descriptor a_tile = descriptor<A>(ptx::address(a.bytes) + static_cast<u32>(row_group * warpgroup_offset<A>));
+    u32 b_address = ptx::address(b.bytes);
+    if constexpr (split) b_address += static_cast<u32>(warpgroup / row_groups * columns_offset<B, Acc::warp_cols>());
+    const Descriptor b_tile = descriptor<B>(b_address);
+    begin(acc);
+    TW_UNROLL
+    for (int block = 0; block < row_blocks<Acc>; ++block) {
+      TW_UNROLL
+      for (int step = 0; step < depth / k; ++step)
+        Wgmma<typename A::Element, Acc::warp_cols>::template shared_shared<transposed<A>, transposed<B>>(
+            acc.x + block * Acc::tile_size, a_tile.at(step_offset<A>(step) + block * warpgroup_offset<A>), b_tile.at(step_offset<B>(step)),
+            step > 0 || !overwrite);
+    }
+    ptx::wgmma_commit();
+  }
+  template <class Acc, class T, int R, int C, class B>
+  TW_INLINE void multiply_registers(Acc& acc, const Operand<T, R, C>& a, const B& b, bool overwrite) const {
+    static_assert(C == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
+    static_assert(is_same<T, typename B::Element>, "both operands have one element type");
+    const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
+    begin(acc);
+    TW_UNROLL
+    for (int step = 0; step < C / instruction_depth<Operand<T, R, C>>; ++step)
+      Wgmma<T, Acc::cols>::template registers_shared<transposed<B>>(acc.x, a.x + step * 4, b_tile.at(step_offset<B>(step)),
+                                                                    step > 0 || !overwrite);
+    ptx::wgmma_commit();
+  }
+  /// From the first `Count` columns of the accumulators to the next: those are the right operand's rows or columns.
+  template <class S, int Count>
+  static constexpr int columns_offset() {
+    static_assert(S::contract == Contract::columns || Count % S::panel_cols == 0,
+                  "warpgroups that share rows have whole panels of 64 columns of a right operand that contracts its rows");
+    return S::contract == Contract::columns ? Count * kPanelBytes : Count / S::panel_cols * S::panel_bytes;
+  }
+  /// f(address, x) for every 16 rows and 16 columns of a Fragment: x are the thread's 8 elements, address that of the row of an 8x8 matrix
+  /// in `tile` that this lane gives to stmatrix or ldmatrix. The matrices are, in the order of x, the upper left one, lower left, upper
+  /// right, lower right; `kTransposed`: each transposed, in the place that it has in the transposed tile.
+  template <bool kTransposed, class F, class S, class Fn>
+  TW_INLINE void for_matrices(F& fragment, const S& tile, Fn f) const {
+    static_assert(F::warp_cols % 16 == 0, "a Fragment passes through a Buffer of 16-bit elements in steps of 16 columns");
+    const int lane_row = kTransposed ? at.lane / 16 * 8 + at.lane % 8 : at.lane % 16;
+    const int lane_col = kTransposed ? at.lane / 8 % 2 * 8 : at.lane / 16 * 8;
+    const u32 base = ptx::address(tile.bytes);
+    TW_UNROLL
+    for (int block = 0; block < row_blocks<F>; ++block) {
+      const int row = F::row(at, block * F::tile_size) - at.lane / 4;
+      TW_UNROLL
+      for (int group = 0; group < F::warp_cols / 16; ++group) {
+        const int col = F::warp_col(at) + group * 16;
+        const int offset = kTransposed ? S::offset(col + lane_row, row + lane_col) : S::offset(row + lane_row, col + lane_col);
+        f(base + static_cast<u32>(offset), fragment.x + block * F::tile_size + group * 8);
+      }
+    }
+  }
 
   template <class S>
   static constexpr int instruction_depth = 32 / static_cast<int>(sizeof(typename S::Element));

@@ -1,11 +1,13 @@
 #pragma once
 
+#include "tilewave/tile/cuda/buffers.tile.hpp"
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 #include "tilewave/tile/sm_90a/ptx.tile.hpp"
 
 namespace tw::sm_90a {
 
 // What Hopper shares with every NVIDIA GPU.
+using cuda::Buffer, cuda::VectorBuffer, cuda::SharedVector, cuda::RowExchange, cuda::View;
 using cuda::Fragment, cuda::Operand, cuda::Rows, cuda::RowVector, cuda::ColumnVector;
 using cuda::kWarpgroupThreads, cuda::kWarpgroupRows, cuda::kPanelBytes, cuda::kPanelAlignment, cuda::kComputeBarrier,
     cuda::kWarpgroupBarrier;
@@ -18,6 +20,52 @@ inline constexpr int kBarrierBytes = 1024;
 inline constexpr int kMostBarriers = kBarrierBytes / 2 / 8 - 4;
 /// The named barrier of the role that loads.
 inline constexpr int kProducerBarrier = 1;
+
+/// R x C accumulators over fewer warpgroups than one for each 64 rows: each has `row_blocks` times 64, one after the other, as wgmma gives
+/// them, and in each a Fragment's layout.
+template <class T, int R, int C, int Warpgroups>
+struct TallFragment {
+  static_assert(R % (kWarpgroupRows * Warpgroups) == 0 && C % 8 == 0, TW_HELD_FRAGMENT);
+  static constexpr TileKind kind = TileKind::fragment;
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  static constexpr int warps = Warpgroups * 4;
+  static constexpr int column_warps = 1;
+  static constexpr int warp_cols = C;
+  static constexpr int row_blocks = R / kWarpgroupRows / Warpgroups;
+  static constexpr int tile_size = C / 2;  ///< elements of a thread in 64 rows
+  static constexpr int size = row_blocks * tile_size;
+  static constexpr int width = 2;
+  static constexpr int row_count = 2 * row_blocks;
+  static constexpr int row_threads = 4;
+  static constexpr int share = C / 4;
+  static constexpr int pieces = C / 8;
+  static constexpr int piece_step = 8;
+  static constexpr int column_count = share;
+  using Element = T;
+  T x[size];
+
+  TW_INLINE static constexpr int warp_col(const Position&) { return 0; }
+  TW_INLINE static constexpr int part(const Position&) { return 0; }
+  TW_INLINE static constexpr int row(const Position& p, int i) {
+    return p.row + (p.warpgroup * (row_blocks - 1) + i / tile_size) * kWarpgroupRows + i / 2 % 2 * 8;
+  }
+  TW_INLINE static constexpr cuda::Offset col(const Position& p, int i) { return {p.col, i % tile_size / 4 * 8 + i % 2}; }
+  TW_INLINE static constexpr int in_row(int r, int j) { return r / 2 * tile_size + j / 2 * 4 + r % 2 * 2 + j % 2; }
+  TW_INLINE static constexpr int column_index(int i) { return i % tile_size / 4 * 2 + i % 2; }
+};
+/// 64 rows at a time that a warpgroup has of accumulators.
+template <class F>
+constexpr int row_blocks_of() {
+  if constexpr (requires { F::row_blocks; }) {
+    return F::row_blocks;
+  } else {
+    static_assert(F::warp_rows == 16, "wgmma gives each warp 16 of 64 rows");
+    return 1;
+  }
+}
+template <class F>
+inline constexpr int row_blocks = row_blocks_of<F>();
 
 /// Slots of 64 x 128 bytes for each warpgroup: a Fragment leaves through them panel by panel while the next panel is written.
 template <class T, int R, int C>

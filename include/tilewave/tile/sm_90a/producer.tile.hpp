@@ -20,6 +20,14 @@ struct TmaCopy {
     for (int panel = 0; panel < S::panels; ++panel)
       ptx::load_4d(to.bytes + panel * S::panel_bytes, from.tensor_map, barrier, col + panel * S::panel_cols, row, i, j);
   }
+  /// Elements of one row, from (row, col) on.
+  template <class G, class T, int N>
+  TW_INLINE void vector(const G& from, SharedVector<T, N>& to, int row, int col, int i = 0, int j = 0) const {
+    ptx::load_4d(to.x, from.tensor_map, barrier, col, row, i, j);
+    // put() expects all of the slot's bytes.
+    constexpr u32 padding = sizeof to - sizeof to.x;
+    if constexpr (padding > 0) ptx::complete_bytes(barrier, padding);
+  }
   /// Part of a tile that comes from several places: its rows `first` to `first` + count - 1, from (row, col) of (i, j) on. Parts are
   /// copied in order; `count` is a multiple of 16 and what the tensor was bound with (CopiedRows).
   template <class G, class S>
@@ -61,6 +69,10 @@ struct GatherCopy {
   template <class G, class S>
   TW_INLINE void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
     if (expect(sizeof to)) tma.tile(from, to, row, col, i, j);
+  }
+  template <class G, class T, int N>
+  TW_INLINE void vector(const G& from, SharedVector<T, N>& to, int row, int col, int i = 0, int j = 0) const {
+    if (expect(sizeof to)) tma.vector(from, to, row, col, i, j);
   }
   template <class G, class S>
   TW_INLINE void part(const G& from, S& to, int first, int count, int row, int col, int i = 0, int j = 0) const {

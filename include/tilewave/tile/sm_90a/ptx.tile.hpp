@@ -33,6 +33,10 @@ TW_INLINE void expect(u64* barrier, u32 bytes) {
 TW_INLINE void arrive_copied(u64* barrier) {
   TW_ASM("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address(barrier)) : "memory");
 }
+/// Counts `bytes` as arrived that no copy brings.
+TW_INLINE void complete_bytes(u64* barrier, u32 bytes) {
+  TW_ASM("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(bytes) : "memory");
+}
 /// Arrives at the same barrier of another block of the cluster. No memory scope is written: `.release.cluster` would flush the L1 cache,
 /// which costs 30 % of a GEMM; the products that have read the slot are complete, so nothing needs releasing.
 TW_INLINE void arrive_at(u64* barrier, u32 block) {
@@ -81,6 +85,12 @@ TW_INLINE void store_4d(const void* map, const void* shared, int c0, int c1, int
          "r"(c1), "r"(c2), "r"(c3)
          : "memory");
 }
+/// Adds the tile's f32 elements to the tensor's.
+TW_INLINE void add_4d(const void* map, const void* shared, int c0, int c1, int c2, int c3) {
+  TW_ASM("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+         "r"(address(shared)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+         : "memory");
+}
 TW_INLINE void store_commit() { TW_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
 /// All but the `Pending` youngest stores have read their shared memory.
 template <int Pending>
@@ -114,6 +124,12 @@ TW_INLINE void give_registers() {
 /// Four 8x8 matrices of 16-bit elements from a warp's registers to shared memory; lane i gives the address of row i % 8 of matrix i / 8.
 TW_INLINE void store_matrix_x4(u32 row_address, u32 r0, u32 r1, u32 r2, u32 r3) {
   TW_ASM("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+         : "memory");
+}
+
+/// The same of the matrices transposed: lane i gives the address of what is then row i % 8 of matrix i / 8.
+TW_INLINE void store_matrix_x4_transposed(u32 row_address, u32 r0, u32 r1, u32 r2, u32 r3) {
+  TW_ASM("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
          : "memory");
 }
 

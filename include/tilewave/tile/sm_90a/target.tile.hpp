@@ -20,8 +20,9 @@ struct Target {
   using Ring = sm_90a::Ring<Slot, Stages>;
   template <class Slot, int Stages>
   using GatherRing = sm_90a::GatherRing<Slot, Stages>;
-  template <class T, int R, int C>
-  using Fragment = sm_90a::Fragment<T, R, C>;
+  template <class T, int R, int C, int Warpgroups = R / kWarpgroupRows>
+  using Fragment = conditional<(Warpgroups * kWarpgroupRows < R), sm_90a::TallFragment<T, R, C, Warpgroups>,
+                               sm_90a::Fragment<T, R, C, 16, Warpgroups * kWarpgroupRows / R>>;
   template <class T, int R, int C>
   using Operand = sm_90a::Operand<T, R, C>;
   template <class T, int R, int C, int Warps, int Width>
@@ -34,6 +35,14 @@ struct Target {
   using Staging = sm_90a::Staging<T, R, C>;
   template <class T, int R, int C>
   using Scratch = sm_90a::Scratch<T, R, C>;
+  template <class T, int R, int C, Contract contract>
+  using Buffer = sm_90a::Buffer<T, R, C, contract>;
+  template <class T, int N>
+  using VectorBuffer = sm_90a::VectorBuffer<T, N>;
+  template <class T, int N>
+  using SharedVector = sm_90a::SharedVector<T, N>;
+  template <class T, class Tile>
+  using RowExchange = sm_90a::RowExchange<T, Tile>;
   template <int N>
   using Histogram = sm_90a::Histogram<N>;
   template <class T, int N>

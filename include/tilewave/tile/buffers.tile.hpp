@@ -1,0 +1,163 @@
+#pragma once
+
+#include "tilewave/tile/staging.tile.hpp"
+
+// A Buffer is shared memory that the computing threads write. Threads read it, and asynchronously tensor cores and the copy engine. On a
+// GPU these are ordered only by what the kernel says: fence() makes a thread's stores visible to tensor cores and the copy engine, a
+// barrier lets threads wait for each other, wait() and wait_stores() wait for asynchronous readers. Targets without threads check that the
+// kernel says enough: they keep a BufferModel, in which every event has a time.
+
+#if !TW_ON_GPU
+namespace tw {
+
+inline constexpr const char* kBufferUnwritten = "a Buffer is read before anything was stored to it";
+inline constexpr const char* kBufferLoadedTooEarly =
+    "a Buffer is loaded before a barrier: sync() between store and load, so that the other threads' elements are there";
+inline constexpr const char* kBufferWithoutFence =
+    "tensor cores or the copy engine read a Buffer that was stored to after the last fence(): on a GPU they could read what was there "
+    "before";
+inline constexpr const char* kBufferWithoutBarrier =
+    "tensor cores or the copy engine read a Buffer before a barrier: sync() between fence() and the product, so that all threads have "
+    "stored";
+inline constexpr const char* kBufferUnderAProduct = "a Buffer is written while a product reads it: wait for it first";
+inline constexpr const char* kBufferUnderAStore = "a Buffer is written while the copy engine may still read it: wait_stores() first";
+inline constexpr const char* kBufferStillRead =
+    "a Buffer is written while other threads or their products may still read it: sync() between their last use and the store";
+inline constexpr const char* kBufferWrittenTwice =
+    "a Buffer is stored to by other threads than before, without a barrier between: sync() between the stores";
+inline constexpr const char* kBufferLeftInUse =
+    "the tile ends while a Buffer may still be read: wait for its readers and sync(), since the block's next tile writes it";
+
+/// Which part of a Buffer a thread's use of it can meet: the 64 rows of its own warpgroup, or all of it.
+enum class Reach { warpgroup, block };
+
+/// What happened to a Buffer last; 0: never.
+struct BufferUse {
+  const void* memory = nullptr;  ///< its address in the block's shared memory
+  int written = 0;
+  Reach written_reach = Reach::block;
+  const void* written_as = nullptr;  ///< stands for the type that dealt its elements to threads
+  int read_by_warpgroup = 0;         ///< time after which no reader of that reach is left
+  int read_by_block = 0;
+  int products = 0;  ///< in flight that read it
+  BufferUse* previous = nullptr;
+};
+
+/// Events are in the order of the kernel's text, which is that of each thread. Members return what the kernel does wrong, or null.
+class BufferModel {
+ public:
+  void fence() { fence_ = ++now_; }
+  void sync() {
+    block_.barrier = warpgroup_.barrier = ++now_;
+    block_.fenced = warpgroup_.fenced = fence_;
+  }
+  void sync_warpgroup() {
+    warpgroup_.barrier = ++now_;
+    warpgroup_.fenced = fence_;
+  }
+
+  const char* store(BufferUse& use, Reach reach, const void* as, const UnreadStores& unread) {
+    if (const char* problem = still_read(use, reach, unread)) return problem;
+    if (use.written > seen(reach, use.written_reach).barrier && use.written_as != as) return kBufferWrittenTwice;
+    written(use, reach, as);
+    return nullptr;
+  }
+  const char* load(BufferUse& use, Reach reach) {
+    if (use.written == 0) return kBufferUnwritten;
+    if (use.written > seen(reach, use.written_reach).barrier) return kBufferLoadedTooEarly;
+    has_read(use, reach);
+    return nullptr;
+  }
+  /// Threads read and write elements in any way, between two barriers.
+  const char* update(BufferUse& use, const UnreadStores& unread) {
+    if (const char* problem = still_read(use, Reach::block, unread)) return problem;
+    if (use.written > block_.barrier) return kBufferLoadedTooEarly;
+    written(use, Reach::block, nullptr);
+    sync();
+    return nullptr;
+  }
+  /// A product that reads up to two Buffers was issued; null: another operand.
+  const char* product(BufferUse* a, Reach a_reach, BufferUse* b) {
+    Product& product = products_[in_flight_ < kMost ? in_flight_++ : kMost - 1];
+    product = {{a, b}, {a_reach, Reach::block}};
+    for (int i = 0; i < 2; ++i) {
+      if (product.use[i] == nullptr) continue;
+      if (const char* problem = asynchronous(*product.use[i], product.reach[i])) return problem;
+      ++product.use[i]->products;
+    }
+    return nullptr;
+  }
+  /// All but the `left` youngest products have finished.
+  void wait(int left) {
+    const int done = in_flight_ > left ? in_flight_ - left : 0;
+    for (int n = 0; n < done; ++n) {
+      for (int i = 0; i < 2; ++i) {
+        if (BufferUse* const use = products_[n].use[i]) {
+          --use->products;
+          has_read(*use, products_[n].reach[i]);
+        }
+      }
+    }
+    for (int n = done; n < in_flight_; ++n) products_[n - done] = products_[n];
+    in_flight_ -= done;
+  }
+  /// The copy engine was asked to read all of it.
+  const char* copy(BufferUse& use, UnreadStores& unread) {
+    if (const char* problem = asynchronous(use, Reach::block)) return problem;
+    unread.issue(use.memory);
+    return nullptr;
+  }
+  /// All but the `most` youngest stores have been read. `last`: of the block's Buffers, which are linked.
+  void wait_stores(int most, UnreadStores& unread, BufferUse* last) {
+    unread.wait(most, [&](const void* memory) {
+      for (BufferUse* use = last; use != nullptr; use = use->previous)
+        if (use->memory == memory) has_read(*use, Reach::block);
+    });
+  }
+  /// Whether the block's next tile, which writes the same memory, would find a Buffer in use.
+  const char* at_the_end(const BufferUse* last) const {
+    for (const BufferUse* use = last; use != nullptr; use = use->previous) {
+      if (use->products > 0 || use->read_by_block > block_.barrier || use->read_by_warpgroup > warpgroup_.barrier) return kBufferLeftInUse;
+    }
+    return nullptr;
+  }
+
+ private:
+  struct Seen {
+    int barrier = 0;  ///< time of the last barrier
+    int fenced = 0;   ///< and of the last fence before it
+  };
+  struct Product {
+    BufferUse* use[2];
+    Reach reach[2];
+  };
+  static constexpr int kMost = 16;
+  int now_ = 0, fence_ = 0;
+  Seen block_, warpgroup_;
+  Product products_[kMost];  // of which `in_flight_` are set
+  int in_flight_ = 0;
+
+  /// What orders two uses: a barrier of the warpgroup if no other one is concerned.
+  const Seen& seen(Reach a, Reach b) const { return a == Reach::warpgroup && b == Reach::warpgroup ? warpgroup_ : block_; }
+  void written(BufferUse& use, Reach reach, const void* as) {
+    use.written = ++now_;
+    use.written_reach = reach;
+    use.written_as = as;
+  }
+  void has_read(BufferUse& use, Reach reach) { (reach == Reach::block ? use.read_by_block : use.read_by_warpgroup) = ++now_; }
+  const char* still_read(const BufferUse& use, Reach reach, const UnreadStores& unread) const {
+    if (use.products > 0) return kBufferUnderAProduct;
+    if (unread.holds(use.memory)) return kBufferUnderAStore;
+    if (use.read_by_block > block_.barrier || use.read_by_warpgroup > seen(reach, Reach::warpgroup).barrier) return kBufferStillRead;
+    return nullptr;
+  }
+  const char* asynchronous(const BufferUse& use, Reach reach) const {
+    if (use.written == 0) return kBufferUnwritten;
+    if (use.written > fence_) return kBufferWithoutFence;
+    if (use.written > seen(reach, use.written_reach).fenced) return kBufferWithoutBarrier;
+    return nullptr;
+  }
+};
+
+}  // namespace tw
+#endif

@@ -1,0 +1,137 @@
+#pragma once
+
+#include "tilewave/tile/cuda/fragment.tile.hpp"
+
+// Shared memory that the computing threads write: Buffers, vectors and the exchange between warpgroups, and moving Fragments in and out
+// with ordinary loads and stores. A target may have faster ways.
+
+namespace tw::cuda {
+
+/// A tile that the computing threads own, laid out as a Shared tile.
+template <class T, int R, int C, Contract kContract>
+struct Buffer {
+  using Layout = Shared<T, R, C, kContract>;
+  using Element = T;
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  static constexpr Contract contract = kContract;
+  static constexpr int box_rows = Layout::box_rows;
+  static constexpr int box_cols = Layout::box_cols;
+  int offset;
+
+  constexpr explicit Buffer(auto& allocator) : offset(allocator.tiles(sizeof(Layout))) {}
+  TW_INLINE Layout& tile() const { return *reinterpret_cast<Layout*>(shared_memory() + offset); }
+  TW_INLINE T& at(int row, int col) const { return tile().at(row, col); }
+  template <class U, Contract k, int kColumn, int Count>
+  TW_INLINE auto view() const {
+    return tile().template view<U, k, kColumn, Count>();
+  }
+};
+/// What products read: of a Buffer its tile.
+template <class S>
+TW_INLINE const S& in_shared(const S& operand) {
+  return operand;
+}
+template <class T, int R, int C, Contract contract>
+TW_INLINE const Shared<T, R, C, contract>& in_shared(const Buffer<T, R, C, contract>& buffer) {
+  return buffer.tile();
+}
+
+template <class T, int N>
+struct VectorBuffer {
+  static constexpr int size = N;
+  using Element = T;
+  int offset;
+  constexpr explicit VectorBuffer(auto& allocator) : offset(allocator.tiles(N * static_cast<int>(sizeof(T)))) {}
+  TW_INLINE T& operator[](int i) const { return reinterpret_cast<T*>(shared_memory() + offset)[i]; }
+};
+
+/// A vector in a slot. Its place is a multiple of a tile's alignment, so that a slot has no bytes but those of its members.
+template <class T, int N>
+struct alignas(kPanelAlignment) SharedVector {
+  static_assert(N <= 256 && N * sizeof(T) % 16 == 0, "a SharedVector has up to 256 elements, which are a multiple of 16 bytes");
+  static constexpr int size = N;
+  static constexpr int box_rows = 1;
+  static constexpr int box_cols = N;
+  static constexpr int swizzle_bytes = 0;
+  using Element = T;
+  T x[N];
+  TW_INLINE const T& operator[](int i) const { return x[i]; }
+};
+
+/// A value of every row from each warpgroup that has a part of it.
+template <class T, class Tile>
+struct RowExchange {
+  int offset;
+  constexpr explicit RowExchange(auto& allocator)
+      : offset(allocator.tiles(Tile::rows * Tile::column_warps * static_cast<int>(sizeof(T)))) {}
+  TW_INLINE T& at(int part, int row) const { return reinterpret_cast<T*>(shared_memory() + offset)[part * Tile::rows + row]; }
+};
+
+template <class T>
+struct alignas(2 * sizeof(T)) Pair {
+  T x, y;
+};
+
+/// A Fragment into a tile in shared memory, two neighbours at once.
+template <class F, class S>
+TW_INLINE void store_pairs(const Position& at, const F& from, S& to) {
+  using T = typename S::Element;
+  TW_UNROLL
+  for (int e = 0; e < F::size; e += 2)
+    *reinterpret_cast<Pair<T>*>(to.bytes + S::offset(F::row(at, e), F::col(at, e))) = {tw::to<T>(from.x[e]), tw::to<T>(from.x[e + 1])};
+}
+template <class F, class S>
+TW_INLINE void store_transposed_elements(const Position& at, const F& from, S& to) {
+  using T = typename S::Element;
+  TW_UNROLL
+  for (int e = 0; e < F::size; ++e) to.at(F::col(at, e), F::row(at, e)) = tw::to<T>(from.x[e]);
+}
+template <class F, class S>
+TW_INLINE void load_pairs(const Position& at, F& to, const S& from) {
+  using T = typename S::Element;
+  TW_UNROLL
+  for (int e = 0; e < F::size; e += 2) {
+    const Pair<T> pair = *reinterpret_cast<const Pair<T>*>(from.bytes + S::offset(F::row(at, e), F::col(at, e)));
+    to.x[e] = tw::to<typename F::Element>(pair.x);
+    to.x[e + 1] = tw::to<typename F::Element>(pair.y);
+  }
+}
+
+/// Values of a vector in shared memory for the rows or the columns of a tile.
+template <class T, class Tile, class V>
+TW_INLINE void load_vector(const Position& at, RowVector<T, Tile>& to, const V& from) {
+  static_assert(V::size == Tile::rows, "a vector has an element for each row");
+  TW_UNROLL
+  for (int i = 0; i < to.size; ++i) to.x[i] = from[to.row(at, i)];
+}
+template <class T, class Tile, class V>
+TW_INLINE void load_vector(const Position& at, ColumnVector<T, Tile>& to, const V& from) {
+  static_assert(V::size == Tile::cols, "a vector has an element for each column");
+  TW_UNROLL
+  for (int i = 0; i < to.size; ++i) to.x[i] = from[to.col(at, i)];
+}
+
+/// Combines the values that the warps which share rows of F have of each row, in their order: all get the same bits.
+/// sync() waits for all threads.
+template <class F, class T, class Op, class Sync>
+TW_INLINE void exchange_rows(const Position& at, RowVector<T, F>& vector, const RowExchange<T, F>& exchange, Op op, Sync sync) {
+  if constexpr (splits_rows<F>) {
+    if (at.lane % F::row_threads == 0) {
+      TW_UNROLL
+      for (int i = 0; i < vector.size; ++i) exchange.at(F::part(at), vector.row(at, i)) = vector.x[i];
+    }
+    sync();
+    TW_UNROLL
+    for (int i = 0; i < vector.size; ++i) {
+      const int row = vector.row(at, i);
+      T value = exchange.at(0, row);
+      TW_UNROLL
+      for (int part = 1; part < F::column_warps; ++part) value = op(value, exchange.at(part, row));
+      vector.x[i] = value;
+    }
+  }
+  sync();  // the next exchange writes there; and a barrier on every target
+}
+
+}  // namespace tw::cuda
