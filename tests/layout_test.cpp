@@ -56,6 +56,9 @@ TEST(TileLayouts, FragmentElementsAreOwnedOnce) {
   expect_owned_once(layout_of<sm_90a::Fragment<float, 64, 8>>);
   expect_owned_once(layout_of<sm_90a::Fragment<float, 64, 176>>);
   expect_owned_once(layout_of<sm_90a::Fragment<float, 192, 256>>);
+  expect_owned_once(layout_of<sm_90a::Fragment<float, 64, 512, 16, 2>>);
+  expect_owned_once(layout_of<sm_90a::Fragment<float, 128, 64, 16, 2>>);
+  expect_owned_once(layout_of<sm_90a::TallFragment<float, 256, 32, 2>>);
   expect_owned_once(layout_of<sm_90a::Operand<bf16, 128, 80>>);
 }
 

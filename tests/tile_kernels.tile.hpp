@@ -1,0 +1,624 @@
+#pragma once
+
+#include "tilewave/tile/solve.tile.hpp"
+
+// Kernels whose compute role writes shared memory and multiplies it, holds accumulators of several shapes, and scans. tile_test.cpp runs
+// them.
+
+namespace tw::test {
+
+inline constexpr const char* kTileKernels = "tests/tile_kernels.tile.hpp";
+
+/// The products of attention's backward pass, with a simple function in the place of the softmax's: for blocks of N keys,
+///   S = Q K^T, dS = (S - lse) delta by rows, dQ += dS K (blocks add to one tensor), dK = dS^T Q.
+/// dS lies in a Buffer, which one product reads as it is and the next one transposed. Queries come 64 or so at a time, fewer than the
+/// kernel's rows: S and dQ are split over warpgroups by columns.
+template <class T, int M, int N, int D>
+struct BackwardProducts {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = N;
+    static constexpr int warpgroups = N / 64;
+    using Schedule = Banded<4>;
+    using Q = Shared<Target, T, M, D>;
+    using K = Shared<Target, T, N, D>;
+    using OfQueries = SharedVector<Target, float, M>;
+    using QueryGradient = Buffer<Target, float, M, D>;
+    struct Params {
+      Global<Target, const T, Q> q;
+      Global<Target, const T, K> k;
+      Global<Target, const float, OfQueries> lse, delta;  ///< [batch, queries]
+      Global<Target, float, QueryGradient> dq;
+      Global<Target, float> dk;
+    };
+    struct Slot {
+      Q q;
+      OfQueries lse, delta;
+    };
+    struct Memory {
+      Ring<Target, K, 1> k;
+      Ring<Target, Slot, 2> queries;
+      Buffer<Target, T, M, N> ds;
+      QueryGradient dq;
+      explicit constexpr Memory(auto& block) : k(block), queries(block), ds(block), dq(block) {}
+    };
+    struct State {
+      Fragment<Target, float, N, D> dk;
+    };
+    TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.q.rows, M); }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      if (step == 0) producer.put(memory.k, [&](auto copy, K& k) { copy.tile(p.k, k, t.m * N, 0, t.batch); });
+      producer.put(memory.queries, [&](auto copy, Slot& slot) {
+        copy.tile(p.q, slot.q, step * M, 0, t.batch);
+        copy.vector(p.lse, slot.lse, t.batch, step * M);
+        copy.vector(p.delta, slot.delta, t.batch, step * M);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      using Scores = Fragment<Target, float, M, N, warpgroups>;
+      const K& k = block.take(memory.k);
+      const int n = steps(p, t);
+      for (int step = 0; step < n; ++step) {
+        const Slot& slot = block.take(memory.queries);
+        Scores ds;
+        Fragment<Target, float, M, D, warpgroups> dq;
+        RowVector<Target, float, Scores> lse, delta;
+        block.mma(ds, slot.q, k, true);
+        block.load(lse, slot.lse);
+        block.load(delta, slot.delta);
+        block.wait(leave<0>, ds);
+        block.map(ds, lse, delta, [](auto s, auto l, auto d) { return (s - l) * d; });
+        block.store(ds, memory.ds);
+        block.fence();
+        block.sync();
+        block.mma(dq, memory.ds, view<Contract::rows>(k), true);
+        block.mma(state.dk, view<Contract::rows>(memory.ds), view<Contract::rows>(slot.q), step == 0);
+        block.wait(leave<0>, dq, state.dk);
+        block.release(memory.queries);
+        block.wait_stores(leave<0>);  // of the step before
+        block.sync();
+        block.store(dq, memory.dq);
+        block.fence();
+        block.sync();
+        block.reduce_add(memory.dq, p.dq, step * M, 0, t.batch);
+      }
+      block.release(memory.k);
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State& state) {
+      block.store(state.dk, p.dk, t.m * N, 0, t.batch);
+    }
+  };
+};
+
+/// Attention with latent keys: O = softmax(scale Q K^T) V, where V is the first `Dv` columns of K. A block has 64 queries or so on twice as
+/// many rows: two warpgroups split S and O by columns, and tell each other what they have of a row.
+template <class T, int M, int N, int D, int Dv>
+struct LatentAttention {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = 2 * M;
+    static constexpr int warpgroups = rows / 64;
+    using Q = Shared<Target, T, M, D>;
+    using K = Shared<Target, T, N, D>;
+    using Scores = Fragment<Target, float, M, N, warpgroups>;
+    struct Params {
+      Global<Target, const T, Q> q;
+      Global<Target, const T, K> k;
+      Global<Target, float> out;
+      float scale_log2;
+    };
+    struct Memory {
+      Ring<Target, Q, 1> q;
+      Ring<Target, K, 2> k;
+      Buffer<Target, T, M, N> weights;
+      RowExchange<Target, float, Scores> exchange;
+      explicit constexpr Memory(auto& block) : q(block), k(block), weights(block), exchange(block) {}
+    };
+    struct State {
+      Fragment<Target, float, M, Dv, warpgroups> out;
+    };
+    TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.k.rows, N); }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, t.m * M, 0, t.batch); });
+      producer.put(memory.k, [&](auto copy, K& k) { copy.tile(p.k, k, step * N, 0, t.batch); });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      RowVector<Target, float, Scores> largest, largest_here, growth, sums;
+      block.fill(largest, -kInfinity);
+      block.fill(sums, 0.0f);
+      block.fill(state.out, 0.0f);
+      const Q& q = block.take(memory.q);
+      const int n = steps(p, t);
+      for (int step = 0; step < n; ++step) {
+        const K& k = block.take(memory.k);
+        Scores scores;
+        block.mma(scores, q, k, true);
+        block.wait(leave<0>, scores);
+        const int keys = p.k.rows - step * N;
+        block.for_each(scores, [&](int, int col, auto& x) {
+          x *= p.scale_log2;
+          if (col >= keys) x = -kInfinity;
+        });
+        block.row_max(scores, largest_here, memory.exchange);
+        block.for_rows(largest, [&](int, int i, auto& m) {
+          const auto grown = max(m, largest_here[i]);
+          growth[i] = exp2(m - grown);
+          m = grown;
+        });
+        block.rows(scores, [&](int i, auto row) {
+          const auto m = largest[i];
+          sums[i] = sums[i] * growth[i] + row.map_partial_sum([m](auto x) { return exp2(x - m); });
+        });
+        block.map(state.out, growth, [](auto x, auto g) { return x * g; });
+        block.store(scores, memory.weights);
+        block.fence();
+        block.sync();
+        block.mma(state.out, memory.weights, view_columns<0, Dv>(view<Contract::rows>(k)), false);
+        block.wait(leave<0>, state.out);
+        block.release(memory.k);
+      }
+      block.release(memory.q);
+      block.complete(sums, memory.exchange);
+      block.map(state.out, sums, [](auto x, auto sum) { return x * reciprocal(sum); });
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State& state) {
+      block.store(state.out, p.out, t.m * M, 0, t.batch);
+    }
+  };
+};
+
+/// A recurrence over a sequence, in chunks of C: the gated delta rule. Of each token t, with its query, key and value, a gate g (a power of
+/// two) and a factor beta,
+///   S = 2^g S, u = beta (v - S^T k), S = S + k u^T, out = S^T q.
+/// Within a chunk, with G the cumulative sums of g and S that at its start, (I + A) U = R, where
+///   A(i, j) = beta_i 2^(G_i - G_j) k_i k_j for j < i, and R = beta (V - 2^G K S).
+template <class T, int C, int D>
+struct GatedDeltaRule {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = C;
+    static_assert(C == D, "the state has as many rows as a chunk");
+    using Tokens = Shared<Target, T, C, D>;
+    using OfTokens = SharedVector<Target, float, C>;
+    struct Params {
+      Global<Target, const T, Tokens> q, k, v;             ///< [batch, tokens, D]
+      Global<Target, const float, OfTokens> gates, betas;  ///< [batch, tokens]
+      Global<Target, float> out;
+      Global<Target, float> last;  ///< [batch, D, D]: the state after the last token
+    };
+    struct Slot {
+      Tokens q, k, v;
+      OfTokens gates, betas;
+    };
+    struct Memory {
+      Ring<Target, Slot, 2> ring;
+      VectorBuffer<Target, float, C> decay;
+      Buffer<Target, float, C, C> matrix;
+      Buffer<Target, T, D, D, Contract::rows> state;
+      Buffer<Target, T, C, D, Contract::rows> updates;
+      explicit constexpr Memory(auto& block) : ring(block), decay(block), matrix(block), state(block), updates(block) {}
+    };
+    struct State {
+      Fragment<Target, float, D, D> s;
+    };
+    TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.q.rows, C); }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Slot& slot) {
+        copy.tile(p.q, slot.q, step * C, 0, t.batch);
+        copy.tile(p.k, slot.k, step * C, 0, t.batch);
+        copy.tile(p.v, slot.v, step * C, 0, t.batch);
+        copy.vector(p.gates, slot.gates, t.batch, step * C);
+        copy.vector(p.betas, slot.betas, t.batch, step * C);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      using Square = Fragment<Target, float, C, C>;
+      using Values = Fragment<Target, float, C, D>;
+      block.fill(state.s, 0.0f);
+      const int n = steps(p, t);
+      for (int step = 0; step < n; ++step) {
+        Slot& slot = block.take(memory.ring);
+        RowVector<Target, float, Square> decay, beta;
+        ColumnVector<Target, float, Square> decay_of_columns;
+        block.cumsum(slot.gates, memory.decay);
+        block.load(decay, memory.decay);
+        block.load(decay_of_columns, memory.decay);
+        block.load(beta, slot.betas);
+        const auto whole = memory.decay[C - 1];
+
+        // (I + A)^-1
+        Square x;
+        block.mma(x, slot.k, slot.k, true);
+        block.wait(leave<0>, x);
+        block.map(x, decay, decay_of_columns, beta, [](auto kk, auto row, auto col, auto b) { return kk * b * exp2(row - col); });
+        block.store(x, memory.matrix);
+        block.sync();
+        invert_unit_lower(block, memory.matrix);
+        block.load(x, memory.matrix);
+        Operand<Target, T, C, C> factors;
+        block.convert(factors, x);
+
+        // U, with the state as an operand
+        share(block, state.s, memory.state);
+        Values old, updates;
+        block.mma(old, slot.k, memory.state, true);
+        block.wait(leave<0>, old);
+        block.load(updates, slot.v);
+        block.map(updates, old, decay, beta, [](auto v, auto o, auto d, auto b) { return b * (v - exp2(d) * o); });
+        share(block, updates, memory.updates);
+        block.mma(updates, factors, memory.updates, true);
+        block.wait(leave<0>, updates);
+
+        // The output: of the state before the chunk, and of the chunk's tokens up to each.
+        block.sync();
+        share(block, updates, memory.updates);
+        Values out;
+        block.mma(x, slot.q, slot.k, true);
+        block.mma(out, slot.q, memory.state, true);
+        block.wait(leave<0>, x, out);
+        block.map(x, decay, decay_of_columns, [](auto qk, auto row, auto col) { return qk * exp2(row - col); });
+        block.for_each(x, [](int row, int col, auto& weight) {
+          if (col > row) weight = 0.0f;
+        });
+        block.convert(factors, x);
+        block.map(out, decay, [](auto o, auto d) { return o * exp2(d); });
+        block.mma(out, factors, memory.updates, false);
+        block.wait(leave<0>, out);
+        block.store(out, p.out, step * C, 0, t.batch);
+
+        // The state after the chunk.
+        block.map(updates, decay, [whole](auto u, auto d) { return u * exp2(whole - d); });
+        block.map(state.s, [whole](auto value) { return value * exp2(whole); });
+        block.sync();
+        share(block, updates, memory.updates);
+        block.mma(state.s, view<Contract::rows>(slot.k), memory.updates, false);
+        block.wait(leave<0>, state.s);
+        block.sync();
+        block.release(memory.ring);
+      }
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State& state) {
+      block.store(state.s, p.last, 0, 0, t.batch);
+    }
+
+    /// Stores a Fragment so that products may read it.
+    TW_INLINE static void share(auto& block, const auto& fragment, const auto& buffer) {
+      block.store(fragment, buffer);
+      block.fence();
+      block.sync();
+    }
+  };
+};
+
+/// Cumulative sums of an R x C tile along its rows and its columns, both ways, as a Fragment; and along its rows as Rows.
+template <int R, int C>
+struct CumulativeSums {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = R;
+    struct Params {
+      Global<Target, const float> in;
+      Global<Target, float> by_row, by_row_backward, by_column, by_column_backward, of_rows, of_rows_backward;
+    };
+    struct Memory {
+      Scratch<Target, float, R, C> scratch;
+      explicit constexpr Memory(auto& block) : scratch(block) {}
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory) {
+      const int row0 = t.m * R, col0 = t.n * C;
+      const auto sums = [&]<class X>(const X& tile, const auto& to, auto f) {
+        X x = tile;
+        block.load(x, p.in, row0, col0);
+        f(x);
+        block.store(x, to, row0, col0);
+      };
+      const Fragment<Target, float, R, C> fragment{};
+      sums(fragment, p.by_row, [&](auto& x) { block.row_cumsum(x); });
+      sums(fragment, p.by_row_backward, [&](auto& x) { block.row_cumsum(x, Backward{}); });
+      sums(fragment, p.by_column, [&](auto& x) { block.column_cumsum(x, memory.scratch); });
+      sums(fragment, p.by_column_backward, [&](auto& x) { block.column_cumsum(x, memory.scratch, Backward{}); });
+      const Rows<Target, float, R, C, R / 16> in_rows{};
+      sums(in_rows, p.of_rows, [&](auto& x) { block.row_cumsum(x); });
+      sums(in_rows, p.of_rows_backward, [&](auto& x) { block.row_cumsum(x, Backward{}); });
+    }
+  };
+};
+
+/// forwards and backwards = the cumulative sums of each tile's N elements of a vector, by way of a slot; `spread` = those forwards as
+/// values of rows, times 2, minus those backwards as values of columns. `kGathers`: the ring is one into which all threads may copy.
+template <int N, bool kGathers = false>
+struct ThroughVectors {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = N;
+    using Vector = SharedVector<Target, float, N>;
+    struct Params {
+      Global<Target, const float, Vector> in;  ///< [batch, length]
+      Global<Target, float> spread;            ///< [tiles, N, N]
+    };
+    struct Memory {
+      conditional<kGathers, GatherRing<Target, Vector, 2>, Ring<Target, Vector, 2>> ring;
+      VectorBuffer<Target, float, N> sums, twice;
+      explicit constexpr Memory(auto& block) : ring(block), sums(block), twice(block) {}
+    };
+    struct State {};
+    TW_INLINE static int steps(const Params&, Tile) { return 1; }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Vector& v) { copy.vector(p.in, v, t.batch, t.m * N - N / 2); });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State&) {
+      using X = Fragment<Target, float, N, N>;
+      X x;
+      RowVector<Target, float, X> by_row;
+      ColumnVector<Target, float, X> by_column;
+      const Vector& v = block.take(memory.ring);
+      block.cumsum(v, memory.sums);
+      block.load(by_row, memory.sums);
+      block.for_rows(by_row, [](int, int, auto& value) { value *= 2.0f; });
+      block.store(by_row, memory.twice);
+      block.load(by_row, memory.twice);
+      block.cumsum(v, memory.sums, Backward{});
+      block.release(memory.ring);
+      block.load(by_column, memory.sums);
+      block.fill(x, 0.0f);
+      block.map(x, by_row, by_column, [](auto, auto r, auto c) { return r - c; });
+      block.store(x, p.spread, t.m * N, 0, t.batch);
+    }
+    TW_INLINE static void finish(auto&, const Params&, Tile, Memory&, State&) {}
+  };
+};
+
+/// out = in^T, tile by tile: Fragments transposed through a Buffer of T.
+template <class T, int R, int C>
+struct TransposedFragments {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = R;
+    static constexpr int warpgroups = R / 64;
+    struct Params {
+      Global<Target, const T> in;
+      Global<Target, T> out;
+    };
+    struct Memory {
+      Buffer<Target, T, C, R> buffer;
+      explicit constexpr Memory(auto& block) : buffer(block) {}
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory) {
+      Fragment<Target, float, R, C> x;
+      Fragment<Target, float, C, R, warpgroups> y;
+      block.load(x, p.in, t.m * R, t.n * C);
+      transpose(block, x, y, memory.buffer);
+      block.store(y, p.out, t.n * C, t.m * R);
+    }
+  };
+};
+
+/// out = A B^T with M rows on one warpgroup for each 64 `Rows`: accumulators of more rows than the kernel. B's elements are those of T, in
+/// a tensor of another type of 16 bits.
+template <class T, class Other, int M, int N, int K, int kRows>
+struct TallProduct {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = kRows;
+    using A = Shared<Target, T, M, K>;
+    using B = Shared<Target, Other, N, K>;
+    struct Slot {
+      A a;
+      B b;
+    };
+    struct Params {
+      Global<Target, const T, A> a;
+      Global<Target, const Other, B> b;
+      Global<Target, float> out;
+    };
+    struct Memory {
+      Ring<Target, Slot, 2> ring;
+      explicit constexpr Memory(auto& block) : ring(block) {}
+    };
+    struct State {
+      Fragment<Target, float, M, N, kRows / 64> acc;
+    };
+    TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.a.cols, K); }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Slot& slot) {
+        copy.tile(p.a, slot.a, t.m * M, step * K);
+        copy.tile(p.b, slot.b, t.n * N, step * K);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      const int n = steps(p, t);
+      for (int step = 0; step < n; ++step) {
+        const Slot& slot = block.take(memory.ring);
+        block.mma(state.acc, slot.a, view_as<T>(slot.b), step == 0);
+        block.wait(leave<0>, state.acc);
+        block.release(memory.ring);
+      }
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State& state) {
+      block.store(state.acc, p.out, t.m * M, t.n * N);
+    }
+  };
+};
+
+/// Of X = [X0, X1], 64 columns each: by_columns = X1 X1^T and by_rows = X1^T X0. X lies in a slot, or, if `kFromBuffer`, in a Buffer.
+template <class T, bool kFromBuffer>
+struct ViewedProducts {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = 64;
+    using X = Shared<Target, T, 64, 128>;
+    struct Params {
+      Global<Target, const T, X> x;
+      Global<Target, float> by_columns, by_rows;
+    };
+    struct Memory {
+      Ring<Target, X, 2> ring;
+      Buffer<Target, T, 64, 128> buffer;
+      explicit constexpr Memory(auto& block) : ring(block), buffer(block) {}
+    };
+    struct State {
+      Fragment<Target, float, 64, 64> by_columns, by_rows;
+    };
+    TW_INLINE static int steps(const Params&, Tile) { return 1; }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, X& x) { copy.tile(p.x, x, t.m * 64, 0); });
+    }
+    TW_INLINE static void compute(auto& block, const Params&, Tile, Memory& memory, State& state) {
+      X& x = block.take(memory.ring);
+      if constexpr (kFromBuffer) {
+        Fragment<Target, float, 64, 128> values;
+        block.load(values, x);
+        block.store(values, memory.buffer);
+        block.fence();
+        block.sync();
+        multiply(block, memory.buffer, state);
+      } else {
+        multiply(block, x, state);
+      }
+      block.release(memory.ring);
+    }
+    TW_INLINE static void multiply(auto& block, const auto& x, State& state) {
+      const auto x0 = view_columns<0, 64>(x), x1 = view_columns<64, 64>(x);
+      block.mma(state.by_columns, x1, x1, true);
+      block.mma(state.by_rows, view<Contract::rows>(x1), view<Contract::rows>(x0), true);
+      block.wait(leave<0>, state.by_columns, state.by_rows);
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State& state) {
+      block.store(state.by_columns, p.by_columns, t.m * 64, 0);
+      block.store(state.by_rows, p.by_rows, t.m * 64, 0);
+    }
+  };
+};
+
+/// The inverses of square matrices with ones on the diagonal, of which the part below the diagonal is given.
+template <int N>
+struct UnitLowerInverses {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = N;
+    struct Params {
+      Global<Target, const float> in;
+      Global<Target, float> out;
+    };
+    struct Memory {
+      Buffer<Target, float, N, N> matrix;
+      explicit constexpr Memory(auto& block) : matrix(block) {}
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory) {
+      Fragment<Target, float, N, N> x;
+      block.load(x, p.in, t.m * N, 0);
+      block.store(x, memory.matrix);
+      block.sync();
+      invert_unit_lower(block, memory.matrix);
+      block.load(x, memory.matrix);
+      block.store(x, p.out, t.m * N, 0);
+    }
+  };
+};
+
+/// What a kernel with Buffers does wrong, or need not do.
+enum class Slip {
+  none,
+  no_fence,
+  no_barrier,
+  fence_after_barrier,
+  no_wait,
+  no_barrier_before_store,
+  no_store_wait,
+  no_barrier_after_store_wait,
+  no_barrier_before_load,
+  no_barrier_after_load,
+  nothing_stored,
+  two_stores,
+  no_last_barrier,
+  warpgroup_barrier,  ///< enough for rows that a warpgroup writes and reads by itself
+  warpgroup_barrier_for_all_rows
+};
+
+/// Twice: x = A by way of a Buffer, y = x B^T or A x^T, and sum += y by way of another one.
+template <Slip slip>
+struct Careless {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = 128;
+    using Schedule = Banded<1>;
+    using Operand = Shared<Target, bf16, 128, 64>;
+    using Sum = Buffer<Target, float, 128, 128>;
+    struct Params {
+      Global<Target, const bf16, Operand> a, b;
+      Global<Target, float, Sum> sum;
+    };
+    struct Slot {
+      Operand a, b;
+    };
+    struct Memory {
+      Ring<Target, Slot, 1> ring;
+      Buffer<Target, bf16, 128, 64> x;
+      Sum y;
+      explicit constexpr Memory(auto& block) : ring(block), x(block), y(block) {}
+    };
+    struct State {};
+    TW_INLINE static int steps(const Params&, Tile) { return 1; }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile, int, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Slot& slot) {
+        copy.tile(p.a, slot.a, 0, 0);
+        copy.tile(p.b, slot.b, 0, 0);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile, Memory& memory, State&) {
+      constexpr auto is = [](Slip what) { return slip == what; };
+      constexpr bool of_warpgroup = is(Slip::warpgroup_barrier) || is(Slip::warpgroup_barrier_for_all_rows);
+      const auto barrier = [&] {
+        if (of_warpgroup)
+          block.sync_warpgroup();
+        else
+          block.sync();
+      };
+      Slot& slot = block.take(memory.ring);
+      Fragment<Target, float, 128, 64> x;
+      Fragment<Target, float, 128, 128> y;
+      for (int round = 0; round < 2; ++round) {
+        block.load(x, slot.a);
+        if (!is(Slip::nothing_stored)) block.store(x, memory.x);
+        if (is(Slip::two_stores)) block.store_transposed(Fragment<Target, float, 64, 128, 2>{}, memory.x);
+        if (is(Slip::fence_after_barrier)) block.sync();
+        if (!is(Slip::no_fence)) block.fence();
+        if (!is(Slip::no_barrier) && !is(Slip::fence_after_barrier)) barrier();
+        if (is(Slip::warpgroup_barrier_for_all_rows))
+          block.mma(y, slot.b, memory.x, true);
+        else
+          block.mma(y, memory.x, slot.b, true);
+        if (is(Slip::no_wait)) block.store(x, memory.x);
+        block.wait(leave<0>, y);
+        if (!is(Slip::no_barrier_before_store)) barrier();
+        if (is(Slip::no_barrier_before_store)) block.store(x, memory.x);
+        if (!is(Slip::no_store_wait)) block.wait_stores(leave<0>);
+        if (!is(Slip::no_barrier_after_store_wait)) block.sync();
+        block.store(y, memory.y);
+        if (!is(Slip::no_barrier_before_load)) barrier();
+        block.load(y, memory.y);
+        if (!is(Slip::no_barrier_after_load)) barrier();
+        block.store(y, memory.y);
+        block.fence();
+        block.sync();
+        block.reduce_add(memory.y, p.sum, 0, 0);
+      }
+      block.wait_stores(leave<0>);
+      if (!is(Slip::no_last_barrier)) block.sync();
+      block.release(memory.ring);
+    }
+    TW_INLINE static void finish(auto&, const Params&, Tile, Memory&, State&) {}
+  };
+};
+
+}  // namespace tw::test

@@ -1,0 +1,541 @@
+// Kernels whose compute role writes shared memory and multiplies it (Buffers and views), holds accumulators of several shapes, scans and
+// solves: tests/tile_kernels.tile.hpp, against loops in double.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "runtime/format.hpp"
+#include "tests/expect_error.hpp"
+#include "tests/launch_kernel.hpp"
+#include "tests/placed_tensor.hpp"
+#include "tests/support.hpp"
+#include "tests/tile_kernels.tile.hpp"
+#include "tilewave/analyze.hpp"
+
+namespace tw::test {
+namespace {
+
+class Tiles : public testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override { skip_unless_present(device); }
+  const Device device = GetParam();
+  std::mt19937_64 random = random_engine();
+
+  std::vector<float> integers(std::size_t count, int low, int high) {
+    std::uniform_int_distribution<int> pick(low, high);
+    std::vector<float> values(count);
+    for (float& x : values) x = static_cast<float>(pick(random));
+    return values;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Devices, Tiles, testing::ValuesIn(kDevices), device_name);
+
+std::size_t at(std::initializer_list<int> index, std::initializer_list<int> extents) {
+  std::size_t offset = 0;
+  auto extent = extents.begin();
+  for (int i : index) offset = offset * static_cast<std::size_t>(*extent++) + static_cast<std::size_t>(i);
+  return offset;
+}
+
+/// Integers, so that every order of the additions gives the same sums, and none is rounded: exactly those of double.
+TEST_P(Tiles, ChainedProductsThroughABufferAndItsTranspose) {
+  constexpr int M = 64, N = 128, D = 128;
+  using Kernel = BackwardProducts<bf16, M, N, D>;
+  // Many tiles for each block of the persistent grid; the last queries and keys fill theirs in part.
+  const int queries = 150, keys = 200, batch = device.is_cuda() ? 300 : 3;
+  PlacedTensor q({batch, queries, D}, DType::bf16, device), k({batch, keys, D}, DType::bf16, device);
+  PlacedTensor lse({batch, queries}, DType::f32, device, {.align = 4}), delta({batch, queries}, DType::f32, device, {.align = 4});
+  const auto size = [&](int rows, int cols) { return static_cast<std::size_t>(batch) * static_cast<std::size_t>(rows * cols); };
+  const std::vector<float> qs = integers(size(queries, D), -1, 1), ks = integers(size(keys, D), -1, 1),
+                           lses = integers(size(queries, 1), -8, 8), deltas = integers(size(queries, 1), -2, 2);
+  q.fill(qs);
+  k.fill(ks);
+  lse.fill(lses);
+  delta.fill(deltas);
+  std::vector<double> dq(size(queries, D)), dk(size(keys, D));
+  for (int b = 0; b < batch; ++b) {
+    for (int m = 0; m < queries; ++m) {
+      for (int n = 0; n < keys; ++n) {
+        const float* const q_row = &qs[at({b, m, 0}, {batch, queries, D})];
+        const float* const k_row = &ks[at({b, n, 0}, {batch, keys, D})];
+        double s = 0;
+        for (int d = 0; d < D; ++d) s += q_row[d] * k_row[d];
+        const double ds = (s - lses[at({b, m}, {batch, queries})]) * deltas[at({b, m}, {batch, queries})];
+        for (int d = 0; d < D; ++d) {
+          dq[at({b, m, d}, {batch, queries, D})] += ds * k_row[d];
+          dk[at({b, n, d}, {batch, keys, D})] += ds * q_row[d];
+        }
+      }
+    }
+  }
+  for (int round = 0; round < 3; ++round) {
+    PlacedTensor dq_out({batch, queries, D}, DType::f32, device, {.gap = 16}), dk_out({batch, keys, D}, DType::f32, device, {.gap = 4});
+    dq_out.fill(std::vector<float>(dq.size(), 0.0f));
+    launch_kernel<Kernel>(device, {ceil_div(keys, N), 1, batch}, [&](auto& bind, auto& p) {
+      bind(p.q, q);
+      bind(p.k, k);
+      bind(p.lse, lse);
+      bind(p.delta, delta);
+      bind(p.dq, dq_out);
+      bind(p.dk, dk_out);
+    });
+    ASSERT_EQ(dq_out.values(), dq) << "round " << round;
+    ASSERT_EQ(dk_out.values(), dk) << "round " << round;
+    EXPECT_TRUE(dq_out.gaps_intact() && dk_out.gaps_intact());
+  }
+}
+
+double relative_error(const std::vector<double>& out, const std::vector<double>& expected) {
+  double error = 0, squares = 0;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    error += (out[i] - expected[i]) * (out[i] - expected[i]);
+    squares += expected[i] * expected[i];
+  }
+  return std::sqrt(error / squares);  // NaN if any output is
+}
+
+TEST_P(Tiles, LatentAttentionReadsOneTileAsKeysAndAsValues) {
+  constexpr int M = 64, N = 64, D = 576, Dv = 512;
+  const int heads = 100, keys = 150, batch = device.is_cuda() ? 70 : 2;
+  PlacedTensor q({batch, heads, D}, DType::bf16, device), k({batch, keys, D}, DType::bf16, device);
+  const std::vector<float> qs = q.fill_random(random), ks = k.fill_random(random);
+  const float scale = 3.0f / std::sqrt(static_cast<float>(D));  // rows with a few large weights
+  std::vector<double> expected(at({batch, 0, 0}, {batch, heads, Dv}));
+  std::vector<double> weights(static_cast<std::size_t>(keys));
+  for (int b = 0; b < batch; ++b) {
+    for (int h = 0; h < heads; ++h) {
+      double largest = -1e30, sum = 0;
+      for (int n = 0; n < keys; ++n) {
+        double s = 0;
+        for (int d = 0; d < D; ++d) s += qs[at({b, h, d}, {batch, heads, D})] * ks[at({b, n, d}, {batch, keys, D})];
+        weights[static_cast<std::size_t>(n)] = s * scale;
+        largest = std::max(largest, s * scale);
+      }
+      for (double& w : weights) sum += w = std::exp(w - largest);
+      for (int n = 0; n < keys; ++n)
+        for (int d = 0; d < Dv; ++d)
+          expected[at({b, h, d}, {batch, heads, Dv})] += weights[static_cast<std::size_t>(n)] / sum * ks[at({b, n, d}, {batch, keys, D})];
+    }
+  }
+  std::vector<double> first;
+  for (int round = 0; round < 3; ++round) {
+    PlacedTensor out({batch, heads, Dv}, DType::f32, device, {.gap = 3});
+    launch_kernel<LatentAttention<bf16, M, N, D, Dv>>(device, {ceil_div(heads, M), 1, batch}, [&](auto& bind, auto& p) {
+      bind(p.q, q);
+      bind(p.k, k);
+      bind(p.out, out);
+      p.scale_log2 = scale * kLog2E;
+    });
+    const std::vector<double> got = out.values();
+    // Weights are rounded to bf16, by up to 2^-9 of each and 2^-9 / sqrt(3) on average: what is left of that in sums of several is less.
+    ASSERT_LT(relative_error(got, expected), 1.5e-3);
+    if (round == 0) first = got;
+    ASSERT_EQ(got, first) << "round " << round;
+    EXPECT_TRUE(out.gaps_intact());
+  }
+}
+
+TEST_P(Tiles, ChunkedRecurrenceIsTheRecurrence) {
+  constexpr int C = 64, D = 64;
+  const int tokens = 200, batch = device.is_cuda() ? 150 : 3;
+  PlacedTensor q({batch, tokens, D}, DType::f16, device), k({batch, tokens, D}, DType::f16, device),
+      v({batch, tokens, D}, DType::f16, device);
+  PlacedTensor gates({batch, tokens}, DType::f32, device, {.align = 4}), betas({batch, tokens}, DType::f32, device, {.align = 4});
+  const std::vector<float> qs = q.fill_random(random, 0.125f), ks = k.fill_random(random, 0.125f), vs = v.fill_random(random);
+  std::vector<float> g(static_cast<std::size_t>(batch * tokens)), beta(g.size());
+  std::uniform_real_distribution<float> uniform(0, 1);
+  for (float& x : g) x = -0.1f * uniform(random);
+  for (float& x : beta) x = uniform(random);
+  gates.fill(g);
+  betas.fill(beta);
+  std::vector<double> expected(qs.size()), states;
+  for (int b = 0; b < batch; ++b) {
+    std::vector<double> s(D * D);
+    for (int t = 0; t < tokens; ++t) {
+      const std::size_t token = at({b, t, 0}, {batch, tokens, D}), scalar = at({b, t}, {batch, tokens});
+      for (double& x : s) x *= std::exp2(static_cast<double>(g[scalar]));
+      std::vector<double> u(D);
+      for (int j = 0; j < D; ++j) {
+        double old = 0;
+        for (int i = 0; i < D; ++i) old += s[at({i, j}, {D, D})] * ks[token + static_cast<std::size_t>(i)];
+        u[static_cast<std::size_t>(j)] = beta[scalar] * (vs[token + static_cast<std::size_t>(j)] - old);
+      }
+      for (int i = 0; i < D; ++i) {
+        for (int j = 0; j < D; ++j) {
+          double& x = s[at({i, j}, {D, D})];
+          x += ks[token + static_cast<std::size_t>(i)] * u[static_cast<std::size_t>(j)];
+          expected[token + static_cast<std::size_t>(j)] += x * qs[token + static_cast<std::size_t>(i)];
+        }
+      }
+    }
+    states.insert(states.end(), s.begin(), s.end());
+  }
+  std::vector<double> first, first_state;
+  for (int round = 0; round < 3; ++round) {
+    PlacedTensor out({batch, tokens, D}, DType::f32, device, {.gap = 1}), last({batch, D, D}, DType::f32, device);
+    launch_kernel<GatedDeltaRule<f16, C, D>>(device, {1, 1, batch}, [&](auto& bind, auto& p) {
+      bind(p.q, q);
+      bind(p.k, k);
+      bind(p.v, v);
+      bind(p.gates, gates);
+      bind(p.betas, betas);
+      bind(p.out, out);
+      bind(p.last, last);
+    });
+    const std::vector<double> got = out.values(), got_state = last.values();
+    // f16 operands of four products after each other, each rounded by up to 2^-11.
+    ASSERT_LT(relative_error(got, expected), 1e-3);
+    ASSERT_LT(relative_error(got_state, states), 1e-3);
+    if (round == 0) first = got, first_state = got_state;
+    ASSERT_EQ(got, first) << "round " << round;
+    ASSERT_EQ(got_state, first_state) << "round " << round;
+    EXPECT_TRUE(out.gaps_intact());
+  }
+}
+
+/// Integers: the sums are exact.
+template <int R, int C>
+void expect_cumulative_sums(Device device, const std::vector<float>& values) {
+  constexpr int rows = 2 * R, cols = 2 * C;
+  SCOPED_TRACE(tw::format("{} x {}", R, C));
+  PlacedTensor in({rows, cols}, DType::f32, device);
+  in.fill(values);
+  std::vector<PlacedTensor> out;
+  for (int i = 0; i < 6; ++i) out.emplace_back(Shape{rows, cols}, DType::f32, device);
+  launch_kernel<CumulativeSums<R, C>>(device, {2, 2}, [&](auto& bind, auto& p) {
+    bind(p.in, in);
+    bind(p.by_row, out[0]);
+    bind(p.by_row_backward, out[1]);
+    bind(p.by_column, out[2]);
+    bind(p.by_column_backward, out[3]);
+    bind(p.of_rows, out[4]);
+    bind(p.of_rows_backward, out[5]);
+  });
+  std::vector<std::vector<double>> expected(6, std::vector<double>(values.begin(), values.end()));
+  const auto cumulate = [&](std::vector<double>& x, bool along_rows, bool backward) {
+    for (int r = 0; r < rows; ++r) {
+      for (int c = 0; c < cols; ++c) {
+        const int row = backward ? rows - 1 - r : r, col = backward ? cols - 1 - c : c;
+        const int step = backward ? 1 : -1;
+        const int row_before = along_rows ? row : row + step, col_before = along_rows ? col + step : col;
+        const bool first = along_rows ? (backward ? col % C == C - 1 : col % C == 0) : (backward ? row % R == R - 1 : row % R == 0);
+        if (!first) x[at({row, col}, {rows, cols})] += x[at({row_before, col_before}, {rows, cols})];
+      }
+    }
+  };
+  for (int i = 0; i < 6; ++i) cumulate(expected[static_cast<std::size_t>(i)], i < 2 || i >= 4, i % 2 == 1);
+  for (std::size_t i = 0; i < 6; ++i) ASSERT_EQ(out[i].values(), expected[i]) << "output " << i;
+}
+
+TEST_P(Tiles, CumulativeSumsOfRowsAndColumns) {
+  expect_cumulative_sums<64, 32>(device, integers(4 * 64 * 32, -100, 100));
+  expect_cumulative_sums<128, 32>(device, integers(4 * 128 * 32, -100, 100));
+}
+
+template <class Kernel>
+void expect_scanned_vectors(Device device, const std::vector<float>& x) {
+  constexpr int N = 64;
+  const int length = 3 * N + 8, batch = 2, tiles = 4;
+  PlacedTensor in({batch, length}, DType::f32, device, {.align = 4});
+  in.fill(x);
+  PlacedTensor out({batch, tiles * N, N}, DType::f32, device);
+  launch_kernel<Kernel>(device, {tiles, 1, batch}, [&](auto& bind, auto& p) {
+    bind(p.in, in);
+    bind(p.spread, out);
+  });
+  std::vector<double> expected;
+  for (int b = 0; b < batch; ++b) {
+    for (int tile = 0; tile < tiles; ++tile) {
+      // The first tile begins before the tensor, the last one ends behind it.
+      double ahead[N], back[N];
+      const auto value = [&](int n) {
+        const int i = tile * N - N / 2 + n;
+        return i < 0 || i >= length ? 0.0 : x[static_cast<std::size_t>(b * length + i)];
+      };
+      for (int n = 0; n < N; ++n) {
+        ahead[n] = value(n) + (n > 0 ? ahead[n - 1] : 0);
+        back[N - 1 - n] = value(N - 1 - n) + (n > 0 ? back[N - n] : 0);
+      }
+      for (int row = 0; row < N; ++row)
+        for (int col = 0; col < N; ++col) expected.push_back(2 * ahead[row] - back[col]);
+    }
+  }
+  ASSERT_EQ(out.values(), expected);
+}
+
+TEST_P(Tiles, VectorsComeThroughRingsAndAreScanned) {
+  const std::vector<float> x = integers(2 * (3 * 64 + 8), -100, 100);
+  expect_scanned_vectors<ThroughVectors<64>>(device, x);
+  expect_scanned_vectors<ThroughVectors<64, true>>(device, x);
+}
+
+template <class T, int R, int C>
+void expect_transposed(Device device, DType dtype, std::mt19937_64& random) {
+  const int rows = 2 * R - 3, cols = 3 * C - 5;
+  PlacedTensor in({rows, cols}, dtype, device), out({cols, rows}, dtype, device);
+  const std::vector<float> x = in.fill_random(random);
+  launch_kernel<TransposedFragments<T, R, C>>(device, {2, 3}, [&](auto& bind, auto& p) {
+    bind(p.in, in);
+    bind(p.out, out);
+  });
+  const std::vector<double> got = out.values();
+  for (int row = 0; row < rows; ++row)
+    for (int col = 0; col < cols; ++col)
+      ASSERT_EQ(got[at({col, row}, {cols, rows})], x[at({row, col}, {rows, cols})]) << row << ", " << col;
+}
+
+TEST_P(Tiles, FragmentsAreTransposed) {
+  expect_transposed<bf16, 64, 64>(device, DType::bf16, random);
+  expect_transposed<f16, 128, 64>(device, DType::f16, random);
+  expect_transposed<float, 64, 128>(device, DType::f32, random);
+}
+
+template <class Kernel>
+void expect_tall_product(Device device, int m, int n, int k, const std::vector<float>& as, const std::vector<float>& bs) {
+  PlacedTensor a({m, k}, DType::bf16, device), b({n, k}, DType::bf16, device), out({m, n}, DType::f32, device);
+  a.fill(as);
+  b.fill(bs);
+  const Tensor b_bits = Tensor::borrow(b.tensor().data(), {n, k}, DType::f16, device, {k, 1}, nullptr);
+  launch_kernel<Kernel>(device, {ceil_div(m, 256), ceil_div(n, 64)}, [&](auto& bind, auto& p) {
+    bind(p.a, a);
+    bind(p.b, b_bits);
+    bind(p.out, out);
+  });
+  std::vector<double> expected(static_cast<std::size_t>(m * n));
+  for (int row = 0; row < m; ++row)
+    for (int col = 0; col < n; ++col)
+      for (int i = 0; i < k; ++i) expected[at({row, col}, {m, n})] += as[at({row, i}, {m, k})] * bs[at({col, i}, {n, k})];
+  ASSERT_EQ(out.values(), expected);
+}
+
+TEST_P(Tiles, AccumulatorsOfMoreRowsThanTheKernelAndElementsOfAnotherType) {
+  const int m = 300, n = 100, k = 88;
+  const std::vector<float> a = integers(static_cast<std::size_t>(m * k), -9, 9), b = integers(static_cast<std::size_t>(n * k), -9, 9);
+  expect_tall_product<TallProduct<bf16, f16, 256, 64, 64, 64>>(device, m, n, k, a, b);
+  expect_tall_product<TallProduct<bf16, f16, 256, 64, 64, 128>>(device, m, n, k, a, b);
+}
+
+template <class T, bool kFromBuffer>
+void expect_viewed_products(Device device, DType dtype, const std::vector<float>& xs) {
+  const int rows = 150, tiles = 3;
+  PlacedTensor x({rows, 128}, dtype, device), by_columns({tiles * 64, 64}, DType::f32, device),
+      by_rows({tiles * 64, 64}, DType::f32, device);
+  x.fill(xs);
+  launch_kernel<ViewedProducts<T, kFromBuffer>>(device, {tiles}, [&](auto& bind, auto& p) {
+    bind(p.x, x);
+    bind(p.by_columns, by_columns);
+    bind(p.by_rows, by_rows);
+  });
+  std::vector<double> columns(tiles * 64 * 64), sums(columns.size());
+  const auto value = [&](int tile, int row, int col) {
+    return tile * 64 + row < rows ? xs[at({tile * 64 + row, col}, {rows, 128})] : 0.0f;
+  };
+  for (int tile = 0; tile < tiles; ++tile) {
+    for (int m = 0; m < 64; ++m) {
+      for (int n = 0; n < 64; ++n) {
+        for (int k = 0; k < 64; ++k) {
+          columns[at({tile * 64 + m, n}, {tiles * 64, 64})] += value(tile, m, 64 + k) * value(tile, n, 64 + k);
+          sums[at({tile * 64 + m, n}, {tiles * 64, 64})] += value(tile, k, 64 + m) * value(tile, k, n);
+        }
+      }
+    }
+  }
+  ASSERT_EQ(by_columns.values(), columns);
+  ASSERT_EQ(by_rows.values(), sums);
+}
+
+TEST_P(Tiles, ViewsOfColumnsAndTheirTransposes) {
+  const std::vector<float> x = integers(150 * 128, -9, 9);
+  expect_viewed_products<bf16, false>(device, DType::bf16, x);
+  expect_viewed_products<bf16, true>(device, DType::bf16, x);
+}
+
+template <int N>
+void expect_inverses(Device device, std::mt19937_64& random) {
+  const int count = 3;
+  PlacedTensor in({count * N, N}, DType::f32, device), out({count * N, N}, DType::f32, device);
+  const std::vector<float> x = in.fill_random(random, 0.1f);
+  launch_kernel<UnitLowerInverses<N>>(device, {count}, [&](auto& bind, auto& p) {
+    bind(p.in, in);
+    bind(p.out, out);
+  });
+  std::vector<double> expected(x.size());
+  for (int matrix = 0; matrix < count; ++matrix) {
+    const auto element = [&](int row, int col) { return at({matrix * N + row, col}, {count * N, N}); };
+    for (int col = 0; col < N; ++col) {
+      for (int row = col; row < N; ++row) {
+        double sum = row == col ? 1 : 0;
+        for (int i = col; i < row; ++i) sum -= x[element(row, i)] * expected[element(i, col)];
+        expected[element(row, col)] = sum;
+      }
+    }
+  }
+  const std::vector<double> got = out.values();
+  double largest = 0;
+  for (double e : expected) largest = std::max(largest, std::abs(e));
+  for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], largest * 2e-6) << i;
+}
+
+TEST_P(Tiles, UnitLowerTriangularInverses) { expect_inverses<64>(device, random); }
+
+// What the CPU sees that a GPU would do wrong silently.
+
+template <Slip slip, class Launch>
+double run_careless(Device device, Launch launch) {
+  PlacedTensor a({128, 64}, DType::bf16, device), b({128, 64}, DType::bf16, device), sum({128, 128}, DType::f32, device);
+  // Each row of A has a one, and meets the threes of two rows of B.
+  std::vector<float> ones(128 * 64), threes(128 * 64);
+  for (std::size_t i = 0; i < 128; ++i) {
+    ones[i * 64 + i % 64] = 1;
+    threes[i * 64 + i % 64] = 3;
+  }
+  a.fill(ones);
+  b.fill(threes);
+  sum.fill(std::vector<float>(128 * 128));
+  launch([&](auto& bind, auto& p) {
+    bind(p.a, a);
+    bind(p.b, b);
+    bind(p.sum, sum);
+  });
+  double total = 0;
+  for (double x : sum.values()) total += x;
+  return total;
+}
+template <Slip slip>
+double run_careless(Device device) {
+  return run_careless<slip>(device, [&](auto bind) { launch_kernel<Careless<slip>>(device, {}, bind); });
+}
+/// Kernels that a GPU must not run.
+template <Slip slip>
+double run_careless_on_cpu() {
+  return run_careless<slip>(Device::cpu(), [](auto bind) { launch_cpu<Careless<slip>>({}, bind); });
+}
+template <Slip slip>
+void analyze_careless() {
+  const Tensor operand = placeholder({128, 64}, DType::bf16), sum = placeholder({128, 128}, DType::f32);
+  analyze<Careless<slip>>({}, [&](auto& bind, auto& p) {
+    bind(p.a, operand);
+    bind(p.b, operand);
+    bind(p.sum, sum);
+  });
+}
+template <Slip slip>
+void expect_slip(std::string_view what) {
+  SCOPED_TRACE(what);
+  expect_error<Error>([] { run_careless_on_cpu<slip>(); }, {"the kernel's schedule is wrong", what});
+  expect_error<Error>([] { analyze_careless<slip>(); }, {"schedule", what});
+}
+
+TEST_P(Tiles, ResultsPassThroughBuffers) {
+  EXPECT_EQ(run_careless<Slip::none>(device), 128 * 2 * 3 * 2);
+  EXPECT_EQ(run_careless<Slip::warpgroup_barrier>(device), 128 * 2 * 3 * 2);
+}
+
+TEST(BufferSlips, AreErrorsOnTheCpuAndInAnalysis) {
+  EXPECT_NO_THROW(analyze_careless<Slip::none>());
+  EXPECT_NO_THROW(analyze_careless<Slip::warpgroup_barrier>());
+  expect_slip<Slip::no_fence>("a Buffer that was stored to after the last fence()");
+  expect_slip<Slip::no_barrier>("read a Buffer before a barrier");
+  expect_slip<Slip::fence_after_barrier>("read a Buffer before a barrier");
+  expect_slip<Slip::no_wait>("written while a product reads it");
+  expect_slip<Slip::no_barrier_before_store>("other threads or their products may still read it");
+  expect_slip<Slip::no_store_wait>("the copy engine may still read it");
+  expect_slip<Slip::no_barrier_after_store_wait>("other threads or their products may still read it");
+  expect_slip<Slip::no_barrier_before_load>("loaded before a barrier");
+  expect_slip<Slip::no_barrier_after_load>("other threads or their products may still read it");
+  expect_slip<Slip::nothing_stored>("before anything was stored to it");
+  expect_slip<Slip::two_stores>("stored to by other threads than before");
+  expect_slip<Slip::no_last_barrier>("the tile ends while a Buffer may still be read");
+  expect_slip<Slip::warpgroup_barrier_for_all_rows>("read a Buffer before a barrier");
+}
+
+TEST(BufferAnalysis, CountsWhatBuffersMove) {
+  const Analysis counts = [] {
+    const Tensor operand = placeholder({128, 64}, DType::bf16), sum = placeholder({128, 128}, DType::f32);
+    return analyze<Careless<Slip::none>>({}, [&](auto& bind, auto& p) {
+      bind(p.a, operand);
+      bind(p.b, operand);
+      bind(p.sum, sum);
+    });
+  }();
+  constexpr std::uint64_t kOperand = 128 * 64 * 2, kSum = 128 * 128 * 4;
+  EXPECT_EQ(counts.shared_bytes, static_cast<std::int64_t>(3 * kOperand + kSum));
+  EXPECT_EQ(counts.operations.all_products(), 2u * 2 * 128 * 128 * 64);
+  EXPECT_EQ(counts.global_read, 2 * kOperand + 2 * kSum);  // what is added to is read
+  EXPECT_EQ(counts.global_written, 2 * kSum);
+  // In: the two operands. Twice: A read and stored, the product's operands (the right one for each of two warpgroups), and its result
+  // stored, loaded, stored, and added to the tensor.
+  EXPECT_EQ(counts.shared_traffic, 2 * kOperand + 2 * (2 * kOperand + 3 * kOperand + 4 * kSum));
+}
+
+/// The kernels above: every product counts, in whole tiles and, inside, for the elements that exist.
+TEST(BufferAnalysis, CountsTheProductsOfTheKernels) {
+  constexpr std::uint64_t kBatch = 2;
+  const auto f32 = [](int rows, int cols) { return placeholder({kBatch, rows, cols}, DType::f32); };
+  const auto bf16s = [](int rows, int cols) { return placeholder({kBatch, rows, cols}, DType::bf16); };
+  const Tensor of_tokens = placeholder({kBatch, 100}, DType::f32);
+  const auto products = [](const Analysis& counts) { return std::pair{counts.operations.all_products(), counts.operations.inside}; };
+  const auto bf16_inside = [](std::uint64_t count) {
+    PerOperandType<std::uint64_t> inside{};
+    inside[static_cast<std::size_t>(OperandType::bf16)] = count;
+    return inside;
+  };
+  const Analysis backward = analyze<BackwardProducts<bf16, 64, 128, 128>>({2, 1, kBatch}, [&](auto& bind, auto& p) {
+    bind(p.q, bf16s(100, 128));
+    bind(p.k, bf16s(200, 128));
+    bind(p.lse, of_tokens);
+    bind(p.delta, of_tokens);
+    bind(p.dq, f32(100, 128));
+    bind(p.dk, f32(200, 128));
+  });
+  // S; dQ and dK have whole Buffers as left operands, which say nothing of what is inside.
+  const std::uint64_t dq_inside = 2 * (2 * 64) * 200 * 128, dk_inside = 2 * 100 * (2 * 128) * 128;
+  EXPECT_EQ(products(backward),
+            std::pair(kBatch * 3 * 2 * 128 * 256 * 128, bf16_inside(kBatch * (2 * 100 * 200 * 128 + dq_inside + dk_inside))));
+  EXPECT_EQ(backward.global_written, kBatch * (2 * 100 * 128 * 4 + 200 * 128 * 4)) << "dQ of each of the two blocks of keys, and dK";
+
+  const Analysis latent = analyze<LatentAttention<bf16, 64, 64, 576, 512>>({1, 1, kBatch}, [&](auto& bind, auto& p) {
+    bind(p.q, bf16s(64, 576));
+    bind(p.k, bf16s(100, 576));
+    bind(p.out, f32(64, 512));
+    p.scale_log2 = 1;
+  });
+  EXPECT_EQ(products(latent), std::pair(kBatch * 2 * 64 * 128 * (576 + 512), bf16_inside(kBatch * 2 * 64 * 100 * (576 + 512))));
+
+  const Analysis delta = analyze<GatedDeltaRule<bf16, 64, 64>>({1, 1, kBatch}, [&](auto& bind, auto& p) {
+    bind(p.q, bf16s(100, 64));
+    bind(p.k, bf16s(100, 64));
+    bind(p.v, bf16s(100, 64));
+    bind(p.gates, of_tokens);
+    bind(p.betas, of_tokens);
+    bind(p.out, f32(100, 64));
+    bind(p.last, f32(64, 64));
+  });
+  EXPECT_EQ(delta.operations.all_products(), kBatch * 2 * 7 * 2 * 64 * 64 * 64) << "7 products in each of 2 chunks";
+}
+
+// For the GPU.
+
+TEST(TileKernels, CompileWithoutSpills) {
+  skip_without_nvrtc();
+  // Without TMA vectors, tiles and sums go other ways.
+  std::vector<KernelSpec> specs = {make_spec(kernel_info<BackwardProducts<bf16, 64, 128, 128>>, false, false),
+                                   make_spec(kernel_info<ThroughVectors<64>>, false, false)};
+  for (const KernelSpec& spec : internal::launched_kernels())
+    if (spec.source == kTileKernels) specs.push_back(spec);
+  ASSERT_GE(specs.size(), 14u);
+  compile_all(specs, 0, [&](std::size_t i, const CompiledKernel& kernel) {
+    SCOPED_TRACE(specs[i].type);
+    EXPECT_EQ(kernel.spill_bytes, 0) << kernel.log;
+    EXPECT_TRUE(kernel.performance_losses.empty()) << kernel.log;
+  });
+}
+
+}  // namespace
+}  // namespace tw::test
