@@ -12,7 +12,7 @@
 #include "tilewave/tile/views.tile.hpp"
 
 // The tile language. A kernel is a struct with a member template On<Target>; these names are how it speaks of memory. Each target defines
-// what they are; a kernel never says which target it is on. docs/language.md is the guide, gemm.tile.hpp the first example.
+// what they are; a kernel never says which target it is on. docs/language.md is the guide, tilewave/tile/gemm.tile.hpp the first example.
 //
 //   Global     a tensor in device memory: up to two outer dimensions, rows, columns; any strides
 //   Pointer    an array in device memory that element functions index: a bias, a table
