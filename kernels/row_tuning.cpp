@@ -5,7 +5,24 @@
 
 namespace tw::kernels {
 
-FamilyProblem row_problem(const RowProblem& problem, Device device, const std::function<Analysis(RowConfig)>& analyze) {
+namespace {
+
+/// The counts that decide a roofline, of a kernel with other tiles than the one that was counted: the same functions of whole tiles, also
+/// outside the tensor.
+Analysis with_tiles(Analysis counts, const RowTile& of, const RowTile& tile, std::int64_t rows) {
+  counts.tiles = (rows + tile.rows - 1) / tile.rows;
+  const auto scale = [&](std::uint64_t& one, std::uint64_t& all) {
+    one = one * static_cast<std::uint64_t>(tile.rows * tile.cols) / static_cast<std::uint64_t>(of.rows * of.cols);
+    all = one * static_cast<std::uint64_t>(counts.tiles);
+  };
+  scale(counts.largest_tile.f32, counts.operations.f32);
+  scale(counts.largest_tile.special, counts.operations.special);
+  return counts;
+}
+
+}  // namespace
+
+FamilyProblem row_problem(const RowProblem& problem, Device device, const Analysis& counts, const RowTile& counted) {
   const auto [family, name, rows, cols, max_share, longest] = problem;
   require(device.is_cuda(), "{} has nothing to tune on the CPU: the length of its rows decides; only a GPU has a choice", family);
   require(cols <= longest, "shape: cols is {}; rows of over {} are not held in registers, and there is no choice", cols, longest);
@@ -15,7 +32,7 @@ FamilyProblem row_problem(const RowProblem& problem, Device device, const std::f
   std::map<std::vector<int>, double> seconds;
   for (const RowConfig& config : row_configs(cols, max_share)) {
     points.push_back(values_of(config));
-    seconds[points.back()] = roofline(analyze(config), model).seconds;
+    seconds[points.back()] = roofline(with_tiles(counts, counted, row_tile(config), rows), model).seconds;
   }
   TuneSpace space = space_of({"row_warps", "share"}, points);
   TunePoint standard = point_of(space, values_of(choose_rows(rows, cols, model.units, max_share)));

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <string>
 
 #include "kernels/rows.hpp"
@@ -32,9 +31,9 @@ struct RowProblem {
   std::int64_t longest;  ///< columns of a row that can be held
 };
 
-/// The configurations of row_configs(), predicted by the analysis target's counts: `analyze` gives one's. Without `prepare`. Throws
-/// InvalidArgument where there is no choice: on the CPU, and for rows that are too long.
-FamilyProblem row_problem(const RowProblem& problem, Device device, const std::function<Analysis(RowConfig)>& analyze);
+/// The configurations of row_configs(), predicted from the analysis target's counts for a kernel with tiles of `counted`. Without
+/// `prepare`. Throws InvalidArgument where there is no choice: on the CPU, and for rows that are too long.
+FamilyProblem row_problem(const RowProblem& problem, Device device, const Analysis& counts, const RowTile& counted);
 
 /// The configuration of a point.
 inline RowConfig row_config_of(const TunePoint& point) { return {point["row_warps"], point["share"]}; }

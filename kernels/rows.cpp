@@ -36,6 +36,10 @@ std::vector<RowConfig> row_configs(std::int64_t cols, int max_share) {
   return configs;
 }
 
+int piece_columns(std::initializer_list<DType> dtypes) {
+  return std::all_of(dtypes.begin(), dtypes.end(), [](DType dtype) { return size_of(dtype) == 2; }) ? 8 : 4;
+}
+
 void check_extents(const char* op, const char* argument, const Tensor& tensor) {
   for (int dim = 0; dim < tensor.rank(); ++dim)
     require(tensor.shape(dim) <= kLargestExtent, "{}: {} is {}; extents are limited to {}", op, argument, tensor, kLargestExtent);

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -21,17 +23,19 @@ inline constexpr std::int64_t kLargestExtent = std::int64_t{1} << 30;
 struct RowConfig {
   int row_warps;
   int share;
-  friend bool operator==(const RowConfig&, const RowConfig&) = default;
+  friend auto operator<=>(const RowConfig&, const RowConfig&) = default;
 };
 
 /// The tile that follows from a RowConfig.
-template <int kRowWarps, int kShare>
 struct RowTile {
-  static constexpr int warps = kRowWarps < 4 ? 4 : kRowWarps;
-  /// Short rows: enough rows per warp to give a thread 32 elements, so that enough loads are in flight.
-  static constexpr int rows = kRowWarps == 1 ? warps * (kShare < 32 ? 32 / kShare : 1) : warps / kRowWarps;
-  static constexpr int cols = 32 * kRowWarps * kShare;
+  int rows, cols, warps;
 };
+constexpr RowTile row_tile(RowConfig config) {
+  const int warps = config.row_warps < 4 ? 4 : config.row_warps;
+  // Short rows: enough rows per warp to give a thread 32 elements, so that enough loads are in flight.
+  const int rows = config.row_warps == 1 ? warps * (config.share < 32 ? 32 / config.share : 1) : warps / config.row_warps;
+  return {rows, 32 * config.row_warps * config.share, warps};
+}
 
 /// The longest rows that 16 warps hold with `max_share` columns per thread.
 constexpr int longest_held_row(int max_share) { return 16 * 32 * max_share; }
@@ -44,37 +48,6 @@ RowConfig choose_rows(std::int64_t rows, std::int64_t cols, int units, int max_s
 /// All useful configurations for rows of `cols` columns: for each number of warps the fewest columns per thread. Empty if no block can hold
 /// a row.
 std::vector<RowConfig> row_configs(std::int64_t cols, int max_share);
-
-/// Calls f.operator()<row_warps, share>() for the configuration.
-template <class F>
-void with_row_config(RowConfig config, F f) {
-  const auto with_share = [&]<int kRowWarps>() {
-    switch (config.share) {
-      case 8:
-        return f.template operator()<kRowWarps, 8>();
-      case 16:
-        return f.template operator()<kRowWarps, 16>();
-      case 24:
-        return f.template operator()<kRowWarps, 24>();
-      case 40:
-        return f.template operator()<kRowWarps, 40>();
-      default:
-        return f.template operator()<kRowWarps, 32>();
-    }
-  };
-  switch (config.row_warps) {
-    case 1:
-      return with_share.template operator()<1>();
-    case 2:
-      return with_share.template operator()<2>();
-    case 4:
-      return with_share.template operator()<4>();
-    case 8:
-      return with_share.template operator()<8>();
-    default:
-      return with_share.template operator()<16>();
-  }
-}
 
 /// Calls f(std::type_identity<T>{}) with T the type of f32, f16 or bf16.
 template <class F>
@@ -92,6 +65,7 @@ void with_float_type(DType dtype, F f) {
 /// Adjacent columns of a lane: 16 bytes of the wider type.
 template <class... T>
 inline constexpr int kPieceColumns = ((sizeof(T) == 2) && ...) ? 8 : 4;
+int piece_columns(std::initializer_list<DType> dtypes);
 
 inline bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
 

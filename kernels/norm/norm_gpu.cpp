@@ -1,6 +1,9 @@
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "kernels/named.hpp"
 #include "kernels/norm/call.hpp"
 #include "kernels/norm/tuning.hpp"
 #include "kernels/norm/variants.hpp"
@@ -11,29 +14,42 @@
 namespace tw::kernels::norm {
 namespace {
 
-template <Kind kind, class X, class Y, class W, int kRowWarps, int kShare>
-using Held = HeldRows<kind, X, Y, W, RowTile<kRowWarps, kShare>::rows, RowTile<kRowWarps, kShare>::cols, RowTile<kRowWarps, kShare>::warps,
-                      kPieceColumns<X, Y, W>>;
-/// For rows too long for a block's registers: one block of 512 threads per row, 8 columns per thread at a time.
-template <Kind kind, class X, class Y, class W>
-using Chunked = ChunkedRows<kind, X, Y, W, 1, 4096, 16, kPieceColumns<X, Y, W>>;
-
 /// Columns per thread: fewer in the largest blocks, because their threads have fewer registers.
 constexpr int kMaxShare = 40;
 constexpr int kLongestHeld = longest_held_row(32);
 
+/// For rows too long for a block's registers: one block of 512 threads per row, 8 columns per thread at a time.
+constexpr RowTile kChunk{1, 4096, 16};
+
+template <Kind kind, class X, class Y, class W, RowTile tile>
+using Held = HeldRows<kind, X, Y, W, tile.rows, tile.cols, tile.warps, kPieceColumns<X, Y, W>>;
 template <Kind kind, class X, class Y, class W>
-void run_types(const Call& call) {
-  using Bound = Chunked<kind, X, Y, W>;
-  const auto launch = [&](const detail::NamedKernel& kernel, int rows) {
-    detail::launch_named<typename Bound::template On<sm_90a::Target<>>::Params>(
-        kernel, call.stream, row_grid(kOp<kind>, call.views, 1, rows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
-  };
-  if (call.cols > kLongestHeld) return launch(detail::named<Bound>(), 1);
-  const auto key = [&] { return problem_key<kind>(call); };
-  const RowConfig config = call.config ? *call.config : tuned_rows(call.stream.device(), key, call.rows(), call.cols, kMaxShare);
-  with_row_config(config, [&]<int kRowWarps, int kShare>() {
-    launch(detail::named<Held<kind, X, Y, W, kRowWarps, kShare>>(), RowTile<kRowWarps, kShare>::rows);
+using Chunked = ChunkedRows<kind, X, Y, W, kChunk.rows, kChunk.cols, kChunk.warps, kPieceColumns<X, Y, W>>;
+
+/// HeldRows, or without a configuration ChunkedRows.
+struct RowKernel {
+  Kind kind;
+  DType x, y, weight;
+  std::optional<RowConfig> config;
+  auto operator<=>(const RowKernel&) const = default;
+  RowTile tile() const { return config ? row_tile(*config) : kChunk; }
+};
+
+std::string type_of(const RowKernel& k) {
+  const RowTile tile = k.tile();
+  return tw::format("tw::kernels::norm::{}<tw::kernels::norm::Kind::{}, {}, {}, {}, {}, {}, {}, {}>", k.config ? "HeldRows" : "ChunkedRows",
+                    k.kind == Kind::layer ? "layer" : "rms", element_name(k.x), element_name(k.y), element_name(k.weight), tile.rows,
+                    tile.cols, tile.warps, piece_columns({k.x, k.y, k.weight}));
+}
+
+/// f(std::type_identity<Params>{}): neither the kind nor the tile changes their layout, nor how tensors are bound to them.
+template <class F>
+void with_params(const Call& call, F f) {
+  with_types(call, [&]<class X, class Y>(std::type_identity<X>, std::type_identity<Y>) {
+    const auto with_weight = [&]<class W>() {
+      f(std::type_identity<typename Chunked<Kind::rms, X, Y, W>::template On<sm_90a::Target<>>::Params>{});
+    };
+    call.weights_dtype() == DType::f32 ? with_weight.template operator()<float>() : with_weight.template operator()<X>();
   });
 }
 
@@ -41,8 +57,16 @@ void run_types(const Call& call) {
 
 template <Kind kind>
 void run_on_gpu(const Call& call) {
-  with_types(call, [&]<class X, class Y>(std::type_identity<X>, std::type_identity<Y>) {
-    call.weights_dtype() == DType::f32 ? run_types<kind, X, Y, float>(call) : run_types<kind, X, Y, X>(call);
+  static KernelTable<RowKernel> table(type_of, Chunked<kind, float, float, float>::source);
+  RowKernel kernel{kind, call.views[0].dtype(), call.views[1].dtype(), call.weights_dtype(), call.config};
+  if (call.cols > kLongestHeld)
+    kernel.config.reset();
+  else if (!call.config)
+    kernel.config = tuned_rows(
+        call.stream.device(), [&] { return problem_key<kind>(call); }, call.rows(), call.cols, kMaxShare);
+  const TileGrid grid = row_grid(kOp<kind>, call.views, 1, kernel.tile().rows, 1);
+  with_params(call, [&]<class Params>(std::type_identity<Params>) {
+    detail::launch_named<Params>(table[kernel], call.stream, grid, [&](auto& bind, auto& p) { bind_call(bind, p, call); });
   });
 }
 
@@ -97,14 +121,9 @@ Analysis analyze_shape(const ShapeValues& shape) {
 /// Analysis depends only on T's size: f16 is analysed as bf16.
 template <Kind kind, class T>
 FamilyProblem problem_of(const ShapeValues& shape, const RowProblem& rows, Device device) {
+  constexpr RowTile kCounted = row_tile({16, 32});
   const Operands<kind> of(shape, dtype_of<T>, dtype_of<T>, placeholder);
-  const Call call = check<kind>(of.x, of.y, of.options);
-  return row_problem(rows, device, [&](RowConfig config) {
-    Analysis analysis;
-    with_row_config(config,
-                    [&]<int kRowWarps, int kShare>() { analysis = analyze_call<kind, Held<kind, T, T, T, kRowWarps, kShare>>(call); });
-    return analysis;
-  });
+  return row_problem(rows, device, analyze_call<kind, Held<kind, T, T, T, kCounted>>(check<kind>(of.x, of.y, of.options)), kCounted);
 }
 
 template <Kind kind>
@@ -136,25 +155,28 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
 
 std::vector<KernelVariant> registered() {
   std::vector<KernelVariant> variants;
-  const auto held = [&]<Kind kind, class X, class Y, class W, int kRowWarps, int kShare>(const char* name) {
-    using Kernel = Held<kind, X, Y, W, kRowWarps, kShare>;
-    variants.push_back({make_spec(kernel_info<Kernel>, true, true, name), analyze_shape<kind, Kernel, RowTile<kRowWarps, kShare>::cols>});
+  const auto add = [&]<Kind kind, class T>(const char* name, std::optional<RowConfig> config, Analysis (*analyze)(const ShapeValues&)) {
+    const RowKernel kernel{kind, dtype_of<T>, dtype_of<T>, dtype_of<T>, config};
+    variants.push_back({make_spec({type_of(kernel), Chunked<kind, T, T, T>::source, nullptr}, true, true, name), analyze});
   };
-  const auto chunked = [&]<Kind kind, class X, class Y, class W>(const char* name) {
-    using Kernel = Chunked<kind, X, Y, W>;
-    variants.push_back({make_spec(kernel_info<Kernel>, true, true, name), analyze_shape<kind, Kernel, kLargestExtent>});
+  const auto held = [&]<Kind kind, class T, RowConfig config>(const char* name) {
+    constexpr RowTile tile = row_tile(config);
+    add.template operator()<kind, T>(name, config, analyze_shape<kind, Held<kind, T, T, T, tile>, tile.cols>);
+  };
+  const auto chunked = [&]<Kind kind, class T>(const char* name) {
+    add.template operator()<kind, T>(name, std::nullopt, analyze_shape<kind, Chunked<kind, T, T, T>, kLargestExtent>);
   };
   constexpr Kind layer = Kind::layer, rms = Kind::rms;
-  held.template operator()<layer, bf16, bf16, bf16, 1, 40>("layer_norm_bf16_1x40");
-  held.template operator()<layer, bf16, bf16, bf16, 8, 16>("layer_norm_bf16_8x16");
-  held.template operator()<layer, bf16, bf16, bf16, 16, 32>("layer_norm_bf16_16x32");
-  held.template operator()<layer, float, float, float, 16, 32>("layer_norm_f32_16x32");
-  chunked.template operator()<layer, bf16, bf16, bf16>("layer_norm_bf16_chunked");
-  held.template operator()<rms, bf16, bf16, bf16, 1, 8>("rms_norm_bf16_1x8");
-  held.template operator()<rms, bf16, bf16, bf16, 8, 8>("rms_norm_bf16_8x8");
-  held.template operator()<rms, bf16, bf16, bf16, 4, 32>("rms_norm_bf16_4x32");
-  held.template operator()<rms, bf16, bf16, bf16, 16, 32>("rms_norm_bf16_16x32");
-  chunked.template operator()<rms, bf16, bf16, bf16>("rms_norm_bf16_chunked");
+  held.template operator()<layer, bf16, RowConfig{1, 40}>("layer_norm_bf16_1x40");
+  held.template operator()<layer, bf16, RowConfig{8, 16}>("layer_norm_bf16_8x16");
+  held.template operator()<layer, bf16, RowConfig{16, 32}>("layer_norm_bf16_16x32");
+  held.template operator()<layer, float, RowConfig{16, 32}>("layer_norm_f32_16x32");
+  chunked.template operator()<layer, bf16>("layer_norm_bf16_chunked");
+  held.template operator()<rms, bf16, RowConfig{1, 8}>("rms_norm_bf16_1x8");
+  held.template operator()<rms, bf16, RowConfig{8, 8}>("rms_norm_bf16_8x8");
+  held.template operator()<rms, bf16, RowConfig{4, 32}>("rms_norm_bf16_4x32");
+  held.template operator()<rms, bf16, RowConfig{16, 32}>("rms_norm_bf16_16x32");
+  chunked.template operator()<rms, bf16>("rms_norm_bf16_chunked");
   return variants;
 }
 
