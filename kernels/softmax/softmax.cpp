@@ -3,7 +3,9 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <string>
 
+#include "kernels/named.hpp"
 #include "kernels/row_tuning.hpp"
 #include "kernels/softmax/softmax.tile.hpp"
 #include "kernels/softmax/tuning.hpp"
@@ -21,12 +23,27 @@ using kernels::softmax::HeldRows;
 
 constexpr const char* kOp = "softmax";
 
-template <class In, class Out, int kRowWarps, int kShare>
-using Held = HeldRows<In, Out, RowTile<kRowWarps, kShare>::rows, RowTile<kRowWarps, kShare>::cols, RowTile<kRowWarps, kShare>::warps,
-                      kPieceColumns<In, Out>>;
 /// For rows too long for a block's registers: one block of 512 threads per row, 16 columns per thread at a time.
+constexpr RowTile kChunk{1, 8192, 16};
+
+template <class In, class Out, RowTile tile>
+using Held = HeldRows<In, Out, tile.rows, tile.cols, tile.warps, kPieceColumns<In, Out>>;
 template <class In, class Out>
-using Chunked = ChunkedRows<In, Out, 1, 8192, 16, kPieceColumns<In, Out>>;
+using Chunked = ChunkedRows<In, Out, kChunk.rows, kChunk.cols, kChunk.warps, kPieceColumns<In, Out>>;
+
+/// HeldRows on a GPU, or without a configuration ChunkedRows.
+struct RowKernel {
+  DType in, out;
+  std::optional<RowConfig> config;
+  auto operator<=>(const RowKernel&) const = default;
+  RowTile tile() const { return config ? row_tile(*config) : kChunk; }
+};
+
+std::string type_of(const RowKernel& k) {
+  const RowTile tile = k.tile();
+  return tw::format("tw::kernels::softmax::{}<{}, {}, {}, {}, {}, {}>", k.config ? "HeldRows" : "ChunkedRows", element_name(k.in),
+                    element_name(k.out), tile.rows, tile.cols, tile.warps, piece_columns({k.in, k.out}));
+}
 
 struct Call {
   RowViews views;
@@ -52,22 +69,25 @@ void bind_call(auto& bind, auto& p, const Call& call) {
 }
 
 /// The most columns per thread that its registers hold.
-template <class In, class Out>
-constexpr int kMaxShare = kPieceColumns<In, Out> == 8 ? 40 : 32;
+int max_share(DType in, DType out) { return piece_columns({in, out}) == 8 ? 40 : 32; }
 
-template <class In, class Out>
 void run_on_gpu(const Call& call) {
-  using Bound = Chunked<In, Out>;
-  const auto launch = [&](const detail::NamedKernel& kernel, int rows) {
-    detail::launch_named<typename Bound::template On<sm_90a::Target<>>::Params>(kernel, call.stream, row_grid(kOp, call.views, 1, rows, 1),
-                                                                                [&](auto& bind, auto& p) { bind_call(bind, p, call); });
-  };
-  constexpr int max_share = kMaxShare<In, Out>;
-  if (call.cols > longest_held_row(max_share)) return launch(detail::named<Bound>(), 1);
-  const auto key = [&] { return problem_key(call); };
-  const RowConfig config = call.config ? *call.config : tuned_rows(call.stream.device(), key, call.rows(), call.cols, max_share);
-  with_row_config(config, [&]<int kRowWarps, int kShare>() {
-    launch(detail::named<Held<In, Out, kRowWarps, kShare>>(), RowTile<kRowWarps, kShare>::rows);
+  static KernelTable<RowKernel> table(type_of, Chunked<float, float>::source);
+  const DType in = call.views[0].dtype(), out = call.views[1].dtype();
+  const int share = max_share(in, out);
+  RowKernel kernel{in, out, call.config};
+  if (call.cols > longest_held_row(share))
+    kernel.config.reset();
+  else if (!call.config)
+    kernel.config = tuned_rows(
+        call.stream.device(), [&] { return problem_key(call); }, call.rows(), call.cols, share);
+  const TileGrid grid = row_grid(kOp, call.views, 1, kernel.tile().rows, 1);
+  with_float_type(in, [&]<class In>(std::type_identity<In>) {
+    with_float_type(out, [&]<class Out>(std::type_identity<Out>) {
+      // The tile changes neither the parameters' layout nor how tensors are bound to them.
+      detail::launch_named<typename Chunked<In, Out>::template On<sm_90a::Target<>>::Params>(
+          table[kernel], call.stream, grid, [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+    });
   });
 }
 
@@ -100,12 +120,7 @@ Call check(const Tensor& x, const Tensor& y, const SoftmaxOptions& options) {
   return {RowViews(std::array{&x, &y}), static_cast<int>(x.shape(-1)), options.scale, stream};
 }
 
-void run(const Call& call) {
-  if (!call.stream.device().is_cuda()) return run_on_cpu(call);
-  with_float_type(call.views[0].dtype(), [&]<class In>(std::type_identity<In>) {
-    with_float_type(call.views[1].dtype(), [&]<class Out>(std::type_identity<Out>) { run_on_gpu<In, Out>(call); });
-  });
-}
+void run(const Call& call) { call.stream.device().is_cuda() ? run_on_gpu(call) : run_on_cpu(call); }
 
 }  // namespace
 
@@ -138,13 +153,11 @@ Analysis analyze_shape(const ShapeValues& shape) {
 /// Analysis depends only on T's size: f16 is analysed as bf16.
 template <class T>
 FamilyProblem problem_of(const Call& call, Device device) {
+  constexpr RowTile kCounted = row_tile({16, 40});
   const Tensor x = placeholder({call.rows(), call.cols}, dtype_of<T>);
-  const RowProblem rows{kOp, problem_key(call), call.rows(), call.cols, kMaxShare<T, T>, longest_held_row(kMaxShare<T, T>)};
-  return row_problem(rows, device, [&](RowConfig config) {
-    Analysis analysis;
-    with_row_config(config, [&]<int kRowWarps, int kShare>() { analysis = analyze_call<Held<T, T, kRowWarps, kShare>>(check(x, x, {})); });
-    return analysis;
-  });
+  const int share = max_share(x.dtype(), x.dtype());
+  const RowProblem rows{kOp, problem_key(call), call.rows(), call.cols, share, longest_held_row(share)};
+  return row_problem(rows, device, analyze_call<Held<T, T, kCounted>>(check(x, x, {})), kCounted);
 }
 
 }  // namespace
@@ -168,22 +181,25 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
 
 std::vector<KernelVariant> registered() {
   std::vector<KernelVariant> variants;
-  const auto held = [&]<class In, class Out, int kRowWarps, int kShare>(const char* name) {
-    using Kernel = Held<In, Out, kRowWarps, kShare>;
-    variants.push_back({make_spec(kernel_info<Kernel>, true, true, name), analyze_shape<Kernel, RowTile<kRowWarps, kShare>::cols>});
+  const auto add = [&]<class In, class Out>(const char* name, std::optional<RowConfig> config, Analysis (*analyze)(const ShapeValues&)) {
+    const std::string type = type_of(RowKernel{dtype_of<In>, dtype_of<Out>, config});
+    variants.push_back({make_spec({type, Chunked<In, Out>::source, nullptr}, true, true, name), analyze});
+  };
+  const auto held = [&]<class In, class Out, RowConfig config>(const char* name) {
+    constexpr RowTile tile = row_tile(config);
+    add.template operator()<In, Out>(name, config, analyze_shape<Held<In, Out, tile>, tile.cols>);
   };
   const auto chunked = [&]<class In, class Out>(const char* name) {
-    using Kernel = Chunked<In, Out>;
-    variants.push_back({make_spec(kernel_info<Kernel>, true, true, name), analyze_shape<Kernel, kLargestExtent>});
+    add.template operator()<In, Out>(name, std::nullopt, analyze_shape<Chunked<In, Out>, kLargestExtent>);
   };
-  held.template operator()<bf16, bf16, 1, 8>("softmax_bf16_1x8");
-  held.template operator()<bf16, bf16, 2, 24>("softmax_bf16_2x24");
-  held.template operator()<bf16, bf16, 8, 8>("softmax_bf16_8x8");
-  held.template operator()<bf16, bf16, 4, 32>("softmax_bf16_4x32");
-  held.template operator()<bf16, bf16, 16, 32>("softmax_bf16_16x32");
-  held.template operator()<f16, float, 8, 16>("softmax_f16_f32_8x16");
-  held.template operator()<float, float, 8, 16>("softmax_f32_8x16");
-  held.template operator()<float, float, 16, 24>("softmax_f32_16x24");
+  held.template operator()<bf16, bf16, RowConfig{1, 8}>("softmax_bf16_1x8");
+  held.template operator()<bf16, bf16, RowConfig{2, 24}>("softmax_bf16_2x24");
+  held.template operator()<bf16, bf16, RowConfig{8, 8}>("softmax_bf16_8x8");
+  held.template operator()<bf16, bf16, RowConfig{4, 32}>("softmax_bf16_4x32");
+  held.template operator()<bf16, bf16, RowConfig{16, 32}>("softmax_bf16_16x32");
+  held.template operator()<f16, float, RowConfig{8, 16}>("softmax_f16_f32_8x16");
+  held.template operator()<float, float, RowConfig{8, 16}>("softmax_f32_8x16");
+  held.template operator()<float, float, RowConfig{16, 24}>("softmax_f32_16x24");
   chunked.template operator()<bf16, bf16>("softmax_bf16_chunked");
   return variants;
 }
