@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <compare>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
+#include "kernels/named.hpp"
 #include "kernels/rope/rope.tile.hpp"
 #include "kernels/rope/variants.hpp"
 #include "kernels/rows.hpp"
@@ -98,42 +101,74 @@ TileGrid grid_of(const Call& call, int rows, int cols) {
   return {static_cast<int>(m), static_cast<int>(n), static_cast<int>(outer)};
 }
 
-template <template <class, class, int, int, int, bool> class Kernel, class X, class T, class Bind>
-void launch_tiles(const Call& call, Bind bind_call) {
+/// Pairs, or if they are not words TwoParts.
+struct TileKernel {
+  bool pairs;
+  DType x, table;
+  int rows, cols;
+  bool one_token;
+  auto operator<=>(const TileKernel&) const = default;
+  /// Columns of a piece: 16 bytes, if the tile then has one for each thread.
+  int width() const { return std::min(16 / static_cast<int>(size_of(x)), rows * cols / 128); }
+};
+
+std::string type_of(const TileKernel& k) {
+  return tw::format("tw::kernels::rope::{}<{}, {}, {}, {}, {}, {}>", k.pairs ? "Pairs" : "TwoParts", element_name(k.x),
+                    element_name(k.table), k.rows, k.cols, k.width(), bool_name(k.one_token));
+}
+
+/// For the GPU: two pieces per thread if that leaves enough blocks; rows without a head waste lanes.
+TileKernel choose_kernel(const Call& call, bool pairs) {
   const std::int64_t rows = call.x.shape(2), outer = call.x.shape(0) * call.x.shape(1);
-  const auto run = [&]<int kRows, int kCols, bool kGpu>() {
-    // Pieces of 16 bytes, if the tile then has one for each thread.
-    constexpr int kWidth = std::min(16 / static_cast<int>(sizeof(X)), kCols * kRows / 128);
-    const TileGrid grid = grid_of(call, kRows, kCols);
-    if constexpr (kGpu)
-      detail::launch_named<typename Kernel<X, T, kRows, kCols, kWidth, true>::template On<sm_90a::Target<>>::Params>(
-          call.one_token ? detail::named<Kernel<X, T, kRows, kCols, kWidth, true>>()
-                         : detail::named<Kernel<X, T, kRows, kCols, kWidth, false>>(),
-          call.stream, grid, bind_call);
-    else
-      launch_cpu<Kernel<X, T, kRows, kCols, kWidth, true>>(grid, bind_call);
-  };
-  if (!call.stream.device().is_cuda()) return run.template operator()<8, 64, false>();
-  // Two pieces per thread if that leaves enough blocks; rows without a head waste lanes.
   const bool many = rows * outer >= 32 * 8 * std::int64_t{device_info(call.stream.device()).units};
-  const auto with_rows = [&]<int kCols>() {
-    rows <= 4           ? run.template operator()<4, kCols, true>()
-    : rows <= 8         ? run.template operator()<8, kCols, true>()
-    : rows > 16 && many ? run.template operator()<32, kCols, true>()
-                        : run.template operator()<16, kCols, true>();
+  return {.pairs = pairs,
+          .x = call.x.dtype(),
+          .table = call.cos.dtype(),
+          .rows = rows <= 4           ? 4
+                  : rows <= 8         ? 8
+                  : rows > 16 && many ? 32
+                                      : 16,
+          .cols = call.half <= 32   ? 32
+                  : call.half <= 64 ? 64
+                                    : 128,
+          .one_token = call.one_token};
+}
+
+/// Of tiles, only the width of pieces matters to the parameters.
+template <template <class, class, int, int, int, bool> class Kernel, class X, class T, class Bind>
+void launch_on_gpu(const Call& call, const TileKernel& kernel, Bind bind_call) {
+  static KernelTable<TileKernel> table(type_of, Kernel<X, T, 16, 64, 1, true>::source);
+  const TileGrid grid = grid_of(call, kernel.rows, kernel.cols);
+  const auto with_width = [&]<int kWidth>() {
+    detail::launch_named<typename Kernel<X, T, 16, 64, kWidth, true>::template On<sm_90a::Target<>>::Params>(table[kernel], call.stream,
+                                                                                                             grid, bind_call);
   };
-  call.half <= 32   ? with_rows.template operator()<32>()
-  : call.half <= 64 ? with_rows.template operator()<64>()
-                    : with_rows.template operator()<128>();
+  switch (kernel.width()) {
+    case 1:
+      return with_width.template operator()<1>();
+    case 2:
+      return with_width.template operator()<2>();
+    case 4:
+      return with_width.template operator()<4>();
+    default:
+      if constexpr (sizeof(X) == 2) with_width.template operator()<8>();
+  }
+}
+
+template <template <class, class, int, int, int, bool> class Kernel, class X, class T, class Bind>
+void launch_tiles(const Call& call, bool pairs, Bind bind_call) {
+  if (call.stream.device().is_cuda()) return launch_on_gpu<Kernel, X, T>(call, choose_kernel(call, pairs), bind_call);
+  constexpr int kRows = 8, kCols = 64;
+  launch_cpu<Kernel<X, T, kRows, kCols, kRows * kCols / 128, true>>(grid_of(call, kRows, kCols), bind_call);
 }
 
 template <class X, class T>
 void run(const Call& call) {
   const bool interleaved = call.options.pairing == RopePairing::interleaved;
   if (interleaved && pairs_are_words(call.x) && pairs_are_words(call.y)) {
-    launch_tiles<Pairs, X, T>(call, [&](auto& bind, auto& p) { bind_pairs(bind, p, call); });
+    launch_tiles<Pairs, X, T>(call, true, [&](auto& bind, auto& p) { bind_pairs(bind, p, call); });
   } else {
-    launch_tiles<TwoParts, X, T>(call, [&](auto& bind, auto& p) { bind_parts(bind, p, call); });
+    launch_tiles<TwoParts, X, T>(call, false, [&](auto& bind, auto& p) { bind_parts(bind, p, call); });
   }
 }
 
@@ -317,13 +352,15 @@ std::vector<KernelVariant> registered() {
   const auto table = [&]<class T>(const char* name) {
     variants.push_back({make_spec(kernel_info<Table<T, kTableRows, kTableCols>>, true, true, name), analyze_table<T>});
   };
+  const auto add = [&]<class X, class T, int kRows, int kCols>(bool pairs, const char* name, Analysis (*analyze)(const ShapeValues&)) {
+    const std::string type = type_of(TileKernel{pairs, dtype_of<X>, dtype_of<T>, kRows, kCols, true});
+    variants.push_back({make_spec({type, TwoParts<X, T, kRows, kCols, 1, true>::source, nullptr}, true, true, name), analyze});
+  };
   const auto parts = [&]<class X, class T, int kRows, int kCols, int kWidth>(const char* name) {
-    variants.push_back(
-        {make_spec(kernel_info<TwoParts<X, T, kRows, kCols, kWidth, true>>, true, true, name), analyze_parts<X, T, kRows, kCols, kWidth>});
+    add.template operator()<X, T, kRows, kCols>(false, name, analyze_parts<X, T, kRows, kCols, kWidth>);
   };
   const auto pairs = [&]<class X, class T, int kRows, int kCols, int kWidth>(const char* name) {
-    variants.push_back(
-        {make_spec(kernel_info<Pairs<X, T, kRows, kCols, kWidth, true>>, true, true, name), analyze_pairs<X, T, kRows, kCols, kWidth>});
+    add.template operator()<X, T, kRows, kCols>(true, name, analyze_pairs<X, T, kRows, kCols, kWidth>);
   };
   table.template operator()<float>("rope_table_f32");
   table.template operator()<bf16>("rope_table_bf16");
