@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <compare>
+#include <string>
 #include <type_traits>
 
 #include "kernels/check.hpp"
+#include "kernels/named.hpp"
+#include "kernels/rows.hpp"
 #include "kernels/topk/argmax.tile.hpp"
 #include "kernels/topk/topk.tile.hpp"
 #include "kernels/topk/variants.hpp"
@@ -141,15 +145,43 @@ void check_workspace(Call& call, const Plan& plan, const Tensor* given) {
   call.workspace = *given;
 }
 
-/// The kernels of an operation. Stages that write candidates do not write indices, so they are the same for all index types.
+/// A block's threads, and the keys that it can sort: 0 for Argmax.
+struct BlockSize {
+  int warps, capacity;
+  auto operator<=>(const BlockSize&) const = default;
+};
+constexpr BlockSize kNarrowArgmax{kNarrowWarps, 0}, kWideArgmax{kWideWarps, 0};
+constexpr BlockSize kNarrowTopk{kNarrowWarps, kNarrowCapacity}, kWideTopk{kWideWarps, kWideCapacity};
+
+/// Argmax or Topk on a GPU. Stages that write candidates do not write indices, so they are the same for all index types.
+struct StageKernel {
+  DType x, indices;
+  Stage stage;
+  BlockSize size;
+  auto operator<=>(const StageKernel&) const = default;
+};
+
+std::string type_of(const StageKernel& k) {
+  const char* const stage = k.stage == Stage::whole ? "whole" : k.stage == Stage::part ? "part" : "merge";
+  const char* const index = k.stage != Stage::part && k.indices == DType::i64 ? "tw::i64" : "tw::i32";
+  const std::string common = tw::format("{}, {}, tw::kernels::topk::Stage::{}, {}", element_name(k.x), index, stage, k.size.warps);
+  return k.size.capacity > 0 ? tw::format("tw::kernels::topk::Topk<{}, {}>", common, k.size.capacity)
+                             : tw::format("tw::kernels::topk::Argmax<{}>", common);
+}
+
+/// The kernels of an operation.
 struct ArgmaxKernels {
-  template <class T, class Index, Stage stage, int Warps, int Capacity>
-  using Kernel = Argmax<T, conditional<stage == Stage::part, i32, Index>, stage, Warps>;
+  template <class T, class Index, Stage stage, BlockSize size>
+  using Kernel = Argmax<T, Index, stage, size.warps>;
+  static constexpr BlockSize narrow = kNarrowArgmax, wide = kWideArgmax, cpu{kCpuWarps, 0};
+  static constexpr const char* source = "kernels/topk/argmax.tile.hpp";
   static constexpr bool narrow_merge = true;  // of a key for each part
 };
 struct TopkKernels {
-  template <class T, class Index, Stage stage, int Warps, int Capacity>
-  using Kernel = Topk<T, conditional<stage == Stage::part, i32, Index>, stage, Warps, Capacity>;
+  template <class T, class Index, Stage stage, BlockSize size>
+  using Kernel = Topk<T, Index, stage, size.warps, size.capacity>;
+  static constexpr BlockSize narrow = kNarrowTopk, wide = kWideTopk, cpu{kCpuWarps, kWideCapacity};
+  static constexpr const char* source = "kernels/topk/topk.tile.hpp";
   static constexpr bool narrow_merge = false;
 };
 
@@ -170,65 +202,56 @@ void bind_call(auto& bind, auto& p, const Call& call, const Plan& plan, const Te
 }
 
 /// The same, and the stage's outputs.
-template <Stage stage>
-void bind_stage(auto& bind, auto& p, const Call& call, const Plan& plan, const Tensor* candidates, int limit) {
+void bind_stage(auto& bind, auto& p, const Call& call, const Plan& plan, Stage stage, const Tensor* candidates, int limit) {
   bind_call(bind, p, call, plan, candidates, limit);
-  if constexpr (stage != Stage::part) {
-    bind(p.indices, call.indices);
-    bind(p.values, pointer_to(call.values));
-  } else {
-    bind(p.indices, nullptr);
-    bind(p.values, nullptr);
-  }
+  bind(p.indices, stage == Stage::part ? nullptr : &call.indices);
+  bind(p.values, stage == Stage::part ? nullptr : pointer_to(call.values));
 }
 
-template <Stage stage>
-TileGrid grid_of(const Call& call, const Plan& plan) {
-  return {.m = call.rows, .n = stage == Stage::part ? plan.parts : 1};
-}
+TileGrid grid_of(const Call& call, const Plan& plan, Stage stage) { return {.m = call.rows, .n = stage == Stage::part ? plan.parts : 1}; }
 
 Shape candidates_shape(const Call& call, const Plan& plan) { return {call.rows, std::int64_t{plan.parts} * plan.part_limit}; }
 
-template <class Kernels, class T, class Index, Stage stage>
-void launch_stage(const Call& call, const Plan& plan, bool narrow, int limit, const Tensor* candidates) {
-  const TileGrid grid = grid_of<stage>(call, plan);
-  const auto bind_all = [&](auto& bind, auto& p) { bind_stage<stage>(bind, p, call, plan, candidates, limit); };
-  using Wide = typename Kernels::template Kernel<T, Index, stage, kWideWarps, kWideCapacity>;
-  using Narrow = typename Kernels::template Kernel<T, Index, stage, kNarrowWarps, kNarrowCapacity>;
-  if (!call.stream.device().is_cuda())
-    launch_cpu<typename Kernels::template Kernel<T, Index, stage, kCpuWarps, kWideCapacity>>(grid, bind_all);
-  else if (narrow)
-    launch_gpu<Narrow>(call.stream, grid, bind_all);
-  else
-    launch_gpu<Wide>(call.stream, grid, bind_all);
+/// f<T, Index>() for the types of x and of indices.
+template <class F>
+void with_types(const Call& call, F f) {
+  with_float_type(call.x.dtype(), [&]<class T>(std::type_identity<T>) {
+    call.indices.dtype() == DType::i64 ? f.template operator()<T, i64>() : f.template operator()<T, i32>();
+  });
 }
 
-template <class Kernels, class T, class Index>
-void run_types(const Call& call, const Plan& plan, int limit) {
-  if (plan.parts == 1) return launch_stage<Kernels, T, Index, Stage::whole>(call, plan, plan.narrow, limit, nullptr);
-  const Shape shape = candidates_shape(call, plan);
-  const Tensor candidates = call.workspace ? Tensor::borrow(call.workspace->data(), shape, DType::i64, call.x.device())
-                                           : Tensor::empty(shape, DType::i64, call.stream);
-  launch_stage<Kernels, T, Index, Stage::part>(call, plan, plan.narrow, plan.part_limit, &candidates);
-  launch_stage<Kernels, T, Index, Stage::merge>(call, plan, Kernels::narrow_merge, limit, &candidates);
+/// Of an operation's kernels, only the types matter to the parameters.
+void launch_on_gpu(const detail::NamedKernel& kernel, const Call& call, const Plan& plan, Stage stage, int limit,
+                   const Tensor* candidates) {
+  with_types(call, [&]<class T, class Index>() {
+    detail::launch_named<typename Row<sm_90a::Target<>, T, Index, Stage::whole>::Params>(
+        kernel, call.stream, grid_of(call, plan, stage),
+        [&](auto& bind, auto& p) { bind_stage(bind, p, call, plan, stage, candidates, limit); });
+  });
+}
+
+template <class Kernels, Stage stage>
+void launch_stage(const Call& call, const Plan& plan, bool narrow, int limit, const Tensor* candidates) {
+  if (call.stream.device().is_cuda()) {
+    static KernelTable<StageKernel> table(type_of, Kernels::source);
+    const StageKernel kernel{call.x.dtype(), call.indices.dtype(), stage, narrow ? Kernels::narrow : Kernels::wide};
+    return launch_on_gpu(table[kernel], call, plan, stage, limit, candidates);
+  }
+  with_types(call, [&]<class T, class Index>() {
+    using Written = conditional<stage == Stage::part, i32, Index>;
+    launch_cpu<typename Kernels::template Kernel<T, Written, stage, Kernels::cpu>>(
+        grid_of(call, plan, stage), [&](auto& bind, auto& p) { bind_stage(bind, p, call, plan, stage, candidates, limit); });
+  });
 }
 
 template <class Kernels>
 void run(const Call& call, const Plan& plan, int limit) {
-  const auto with = [&]<class T>(std::type_identity<T>) {
-    if (call.indices.dtype() == DType::i64)
-      run_types<Kernels, T, i64>(call, plan, limit);
-    else
-      run_types<Kernels, T, i32>(call, plan, limit);
-  };
-  switch (call.x.dtype()) {
-    case DType::f16:
-      return with(std::type_identity<f16>{});
-    case DType::bf16:
-      return with(std::type_identity<bf16>{});
-    default:
-      return with(std::type_identity<float>{});
-  }
+  if (plan.parts == 1) return launch_stage<Kernels, Stage::whole>(call, plan, plan.narrow, limit, nullptr);
+  const Shape shape = candidates_shape(call, plan);
+  const Tensor candidates = call.workspace ? Tensor::borrow(call.workspace->data(), shape, DType::i64, call.x.device())
+                                           : Tensor::empty(shape, DType::i64, call.stream);
+  launch_stage<Kernels, Stage::part>(call, plan, plan.narrow, plan.part_limit, &candidates);
+  launch_stage<Kernels, Stage::merge>(call, plan, Kernels::narrow_merge, limit, &candidates);
 }
 
 int units_of(Device device) { return device.is_cuda() ? device_info(device).units : cpu_threads(); }
@@ -260,8 +283,8 @@ Analysis analyze_shape(const ShapeValues& shape) {
   if (stage != Stage::whole && plan.parts == 1) plan = {false, 1, static_cast<int>(cols), capacity > 0 ? std::max(k, kFewKeys) : 1};
   const Tensor candidates = placeholder(candidates_shape(call, plan), DType::i64);
   const int limit = capacity == 0 ? 1 : stage == Stage::part ? plan.part_limit : sorted_keys(k, capacity);
-  return analyze<Kernel>(grid_of<stage>(call, plan), [&](auto& bind, auto& p) {
-    bind_stage<stage>(bind, p, call, plan, stage == Stage::whole ? nullptr : &candidates, limit);
+  return analyze<Kernel>(grid_of(call, plan, stage), [&](auto& bind, auto& p) {
+    bind_stage(bind, p, call, plan, stage, stage == Stage::whole ? nullptr : &candidates, limit);
   });
 }
 
@@ -270,23 +293,19 @@ Analysis analyze_shape(const ShapeValues& shape) {
 std::vector<KernelVariant> registered() {
   std::vector<KernelVariant> variants;
   const auto add_dtype = [&]<class T>(const char* dtype) {
-    const auto add = [&]<class Kernel, Stage stage, int capacity>(const char* name) {
-      variants.push_back(
-          {make_spec(kernel_info<Kernel>, true, true, tw::format("{}_{}", name, dtype)), analyze_shape<Kernel, T, stage, capacity>});
+    const auto add = [&]<class Kernels, Stage stage, BlockSize size>(const char* name) {
+      using Kernel = typename Kernels::template Kernel<T, i32, stage, size>;
+      const std::string type = type_of(StageKernel{dtype_of<T>, DType::i32, stage, size});
+      variants.push_back({make_spec({type, Kernels::source, detail::tile_recorder<Kernel>()}, true, true, tw::format("{}_{}", name, dtype)),
+                          analyze_shape<Kernel, T, stage, size.capacity>});
     };
-    const auto argmax = [&]<Stage stage, int kWarps>(const char* name) {
-      add.template operator()<Argmax<T, i32, stage, kWarps>, stage, 0>(name);
-    };
-    const auto topk = [&]<Stage stage, int kWarps, int kCapacity>(const char* name) {
-      add.template operator()<Topk<T, i32, stage, kWarps, kCapacity>, stage, kCapacity>(name);
-    };
-    argmax.template operator()<Stage::whole, kNarrowWarps>("argmax_short");
-    argmax.template operator()<Stage::part, kWideWarps>("argmax_part");
-    argmax.template operator()<Stage::merge, kNarrowWarps>("argmax_merge");
-    topk.template operator()<Stage::whole, kNarrowWarps, kNarrowCapacity>("topk_short");
-    topk.template operator()<Stage::whole, kWideWarps, kWideCapacity>("topk");
-    topk.template operator()<Stage::part, kWideWarps, kWideCapacity>("topk_part");
-    topk.template operator()<Stage::merge, kWideWarps, kWideCapacity>("topk_merge");
+    add.template operator()<ArgmaxKernels, Stage::whole, kNarrowArgmax>("argmax_short");
+    add.template operator()<ArgmaxKernels, Stage::part, kWideArgmax>("argmax_part");
+    add.template operator()<ArgmaxKernels, Stage::merge, kNarrowArgmax>("argmax_merge");
+    add.template operator()<TopkKernels, Stage::whole, kNarrowTopk>("topk_short");
+    add.template operator()<TopkKernels, Stage::whole, kWideTopk>("topk");
+    add.template operator()<TopkKernels, Stage::part, kWideTopk>("topk_part");
+    add.template operator()<TopkKernels, Stage::merge, kWideTopk>("topk_merge");
   };
   add_dtype.template operator()<float>("f32");
   add_dtype.template operator()<bf16>("bf16");
