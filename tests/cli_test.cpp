@@ -155,7 +155,7 @@ TEST_F(Cli, HelpListsTheEnvironment) {
       if (name.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ_") == name.npos && !name.empty()) names.insert(name);
     }
   };
-  for (const char* folder : {"runtime", "tile", "kernels", "models", "speech", "apps", "benchmarks"}) {
+  for (const char* folder : {"runtime", "microkernels", "kernels", "models", "speech", "capi", "apps", "benchmarks"}) {
     for (const auto& entry : fs::recursive_directory_iterator(fs::path(TILEWAVE_SOURCE_DIR) / folder)) {
       if (entry.path().extension() != ".cpp" || entry.path().string().ends_with("_test.cpp")) continue;
       const std::string text = read(entry.path());

@@ -177,7 +177,7 @@ TEST(Launch, cuda_ErrorsNameTheKernel) {
   } catch (const InvalidArgument& error) {
     const std::string text = error.what();
     EXPECT_NE(text.find("greedy_kernel"), std::string::npos) << text;
-    EXPECT_NE(text.find("1049600"), std::string::npos) << text;
+    EXPECT_NE(text.find("1050624"), std::string::npos) << text;
   }
   KernelSpec broken = count_spec(1, true);
   broken.name = "broken_kernel";

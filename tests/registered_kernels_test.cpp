@@ -110,7 +110,7 @@ const Bytes kBytes[] = {
     // B, the row for each of 13 tiles of 8 rows of B, and the bias.
     {"gemm", "gemv_bf16", "M=1,N=100,K=3000,bias=1", 600000 + 13 * 6000 + 200, 200, 600000 + 6000 + 200},
     // Two tiles of B's rows in each of four parts of K, with all rows of A.
-    {"gemm", "gemm_bf16_turned_partial", "M=10,N=200,K=1000", 400000 + 2 * 20000, 4 * 8000, 420000},
+    {"gemm", "gemm_bf16_swapped_partial", "M=10,N=200,K=1000", 400000 + 2 * 20000, 4 * 8000, 420000},
     {"gemm", "gemm_bf16_sum_partials", "M=10,N=200,K=1000", 4 * 8000, 4000, 4 * 8000},
     // Two tiles of 128 rows, three steps: A and its scales once, B and its scales twice.
     {"gemm", "gemm_fp8_block_scaled", "M=200,N=100,K=300", 60000 + 2 * 30000 + 2400 + 2 * 12, 40000, 60000 + 30000 + 2400 + 12},
@@ -200,7 +200,7 @@ TEST(RegisteredKernels, ShapesThatAKernelIsNotForAreErrors) {
     expect_error<InvalidArgument>([&] { kernel.analyze(ShapeValues(text, kernel.shape)); }, {part});
   };
   expect("gemv_bf16", "M=2,N=8,K=8", "M is 2; the kernel is for one row");
-  expect("gemm_bf16_turned_partial", "M=2,N=8,K=0", "K is 0");
+  expect("gemm_bf16_swapped_partial", "M=2,N=8,K=0", "K is 0");
   expect("gemm_fp8_block_scaled", "M=2,N=8,K=8,batch=2", "batch is 2");
   expect("softmax_bf16_2x24", "rows=1,cols=1537", "cols is 1537; the kernel is for rows of up to 1536");
   expect("rms_norm_bf16_1x8", "rows=1,cols=257", "cols is 257; the kernel is for rows of up to 256");

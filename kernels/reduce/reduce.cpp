@@ -189,11 +189,11 @@ void bind_rows(auto& bind, auto& p, const Tensor& x, const Tensor& y, Splits spl
   p.divisor = divisor;
 }
 
-/// f<T, Out>() for the types of x and y, which is x's or f32.
+/// f<T, Out>() for the types of x and y. Partial results are f32 of any x, and x of any y.
 template <class F>
 void with_types(const Launch& launch, F f) {
   kernels::with_float_type(launch.x.dtype(), [&]<class T>(std::type_identity<T>) {
-    launch.y.dtype() == DType::f32 ? f.template operator()<T, float>() : f.template operator()<T, T>();
+    kernels::with_float_type(launch.y.dtype(), [&]<class Out>(std::type_identity<Out>) { f.template operator()<T, Out>(); });
   });
 }
 
