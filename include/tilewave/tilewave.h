@@ -50,8 +50,8 @@ const char* tw_last_error(void);
 /* The library's version, "major.minor.patch". */
 const char* tw_version(void);
 
-/* Sets what kernels on GPUs are compiled for, in the whole process: "auto" (the default), "sm_90a" (Hopper), or "cuda" (any NVIDIA GPU since
- * compute capability 8.0). */
+/* Sets what kernels on GPUs are compiled for, in the whole process: "auto" (the default), "sm_90a" (Hopper), or "cuda" (any NVIDIA GPU
+ * since compute capability 8.0). */
 tw_status tw_set_gpu_target(const char* target);
 
 /* The operations of the C++ interface. The headers tilewave/NAME.hpp give the shapes and dtypes of each.
