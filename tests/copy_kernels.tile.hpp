@@ -75,25 +75,33 @@ struct PackedProduct {
       Acc acc;
     };
     TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.depth, BK); }
+    /// How many scales of a row lie before this one in its 16 bytes: a copy begins with the first of them.
+    TW_INLINE static int in_piece(int group) {
+      if constexpr (by_group && Scales::contract == Contract::columns)
+        return group % (16 / static_cast<int>(sizeof(typename Scales::Element)));
+      else
+        return 0;
+    }
     TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
       producer.put(memory.ring, [&](auto copy, Slot& slot) {
         copy.tile(p.w, slot.w, t.m * BM, step * (BK / codes_in<Codes>));
         for (int n = 0; n < 2; ++n) copy.tile(p.x, slot.x[n], t.n * BN, step * BK + n * half);
         if constexpr (by_group) {
-          constexpr int groups = BK / Scaling::group;
+          const int group = step * (BK / Scaling::group);
           if constexpr (Scaling::order == Contract::rows)
-            copy.tile(p.scales, slot.scales, step * groups, t.m * BM);
+            copy.tile(p.scales, slot.scales, group, t.m * BM);
           else
-            copy.tile(p.scales, slot.scales, t.m * BM, step * groups);
+            copy.tile(p.scales, slot.scales, t.m * BM, group - in_piece(group));
         }
       });
     }
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
       RowVector<Target, float, Acc> row_scales;
       if constexpr (is_same<Scaling, ByRow>) block.load(row_scales, p.row_scales, t.m * BM, 0);
-      const auto decode = [&](auto& to, const Slot& slot, int first) {
+      const auto decode = [&](auto& to, const Slot& slot, int step, int first) {
         if constexpr (by_group)
-          block.load(to, slot.w, group_scales<Scaling::group, Scaling::order>(slot.scales), Decode{}, first);
+          block.load(to, slot.w, group_scales<Scaling::group, Scaling::order>(slot.scales, in_piece(step * (BK / Scaling::group))), Decode{},
+                     first);
         else if constexpr (is_same<Scaling, ByRow>)
           block.load(to, slot.w, row_scales, Decode{}, first);
         else
@@ -103,13 +111,13 @@ struct PackedProduct {
       const int n = steps(p, t);
       for (int step = 0; step < n; ++step) {
         const Slot& slot = block.take(memory.ring);
-        decode(low, slot, 0);  // while the product of the step before may go on
+        decode(low, slot, step, 0);  // while the product of the step before may go on
         block.mma(state.acc, low, slot.x[0], step == 0);
         if (step > 0) {
           block.wait(leave<1>, state.acc);
           block.release(memory.ring);
         }
-        decode(high, slot, half);
+        decode(high, slot, step, half);
         block.mma(state.acc, high, slot.x[1], false);
         block.wait(leave<1>, state.acc);
       }

@@ -160,9 +160,18 @@ class Matrix {
   Tensor host_, view_;
 };
 
-bool equal_bits(const Tensor& a, const Tensor& b) {
+testing::AssertionResult equal_bits(const Tensor& a, const Tensor& b) {
   const Tensor x = a.to(Device::cpu()), y = b.to(Device::cpu());
-  return std::memcmp(x.data(), y.data(), static_cast<std::size_t>(x.numel()) * size_of(x.dtype())) == 0;
+  const auto bytes = static_cast<std::size_t>(size_of(x.dtype())), count = static_cast<std::size_t>(x.numel());
+  const char *const x_bytes = static_cast<const char*>(x.data()), *const y_bytes = static_cast<const char*>(y.data());
+  std::size_t differing = 0, first = 0;
+  for (std::size_t i = count; i-- > 0;) {
+    if (std::memcmp(x_bytes + i * bytes, y_bytes + i * bytes, bytes) == 0) continue;
+    first = i;
+    ++differing;
+  }
+  if (differing == 0) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << differing << " of " << count << " elements differ, from number " << first << " on";
 }
 
 constexpr int kTimes = 3;  // each launch is repeated, into poison again
@@ -576,6 +585,69 @@ TEST(CopyErrors, AGatheredSlotIsNotReadBeforeItIsTaken) {
   EXPECT_NO_THROW(run(false));
   expect_error<Error>([&] { run(true); }, {"schedule", "a product reads a slot that was released"});
   cpu::set_poison_released_slots(before);
+}
+
+// Copies from column `col` on. TMA and cp.async move whole pieces of 16 bytes: with any other column an H200 stops with an illegal
+// instruction.
+enum class CopyKind { tile, part, vector, gather };
+template <CopyKind kind>
+struct CopyFrom {
+  template <class Target>
+  struct On {
+    using Piece = Shared<Target, bf16, 64, 64>;
+    using Line = SharedVector<Target, bf16, 64>;
+    using Slot = conditional<kind == CopyKind::vector, Line, Piece>;
+    static constexpr int rows = 64;
+    struct Params {
+      Global<Target, const bf16, Slot> in;
+      int col;
+    };
+    struct Memory {
+      conditional<kind == CopyKind::gather, GatherRing<Target, Slot, 1>, Ring<Target, Slot, 1>> ring;
+      explicit constexpr Memory(auto& block) : ring(block) {}
+    };
+    struct State {};
+    static int steps(const Params&, Tile) { return 1; }
+    static void load(auto& producer, const Params& p, Tile, int, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Slot& slot) {
+        if constexpr (kind == CopyKind::tile) copy.tile(p.in, slot, 0, p.col);
+        if constexpr (kind == CopyKind::part) copy.part(p.in, slot, 0, 64, 0, p.col);
+        if constexpr (kind == CopyKind::vector) copy.vector(p.in, slot, 0, p.col);
+        if constexpr (kind == CopyKind::gather)
+          copy.gather(
+              p.in, slot, [](int row) { return row; }, p.col);
+      });
+    }
+    static void compute(auto& block, const Params&, Tile, Memory& memory, State&) {
+      block.take(memory.ring);
+      block.release(memory.ring);
+    }
+    static void finish(auto&, const Params&, Tile, Memory&, State&) {}
+  };
+};
+template <CopyKind kind>
+void expect_whole_pieces() {
+  const Tensor in = Tensor::zeros({64, 128}, DType::bf16);
+  const auto bind_from = [&](int col) {
+    return [&, col](auto& bind, auto& p) {
+      bind(p.in, in);
+      p.col = col;
+    };
+  };
+  for (const int col : {0, 8, 120, 128}) {
+    EXPECT_NO_THROW(launch_cpu<CopyFrom<kind>>({}, bind_from(col))) << col;
+    EXPECT_NO_THROW(analyze<CopyFrom<kind>>({}, bind_from(col))) << col;
+  }
+  for (const int col : {1, 4, 127}) {
+    expect_error<Error>([&] { launch_cpu<CopyFrom<kind>>({}, bind_from(col)); }, {"schedule", "no multiple of 16 bytes"});
+    expect_error<Error>([&] { analyze<CopyFrom<kind>>({}, bind_from(col)); }, {"no multiple of 16 bytes"});
+  }
+}
+TEST(CopyErrors, CopiesBeginAtWholePieces) {
+  expect_whole_pieces<CopyKind::tile>();
+  expect_whole_pieces<CopyKind::part>();
+  expect_whole_pieces<CopyKind::vector>();
+  expect_whole_pieces<CopyKind::gather>();
 }
 
 // Segments

@@ -10,21 +10,23 @@
 
 namespace tw {
 
-/// A scale for each `Group` codes from a Shared tile, which is [rows, groups] or, with Contract::rows, [groups, rows].
+/// A scale for each `Group` codes from a Shared tile, which is [rows, groups] or, with Contract::rows, [groups, rows]. The first group is
+/// the tile's group number `first`: copies begin at whole pieces of 16 bytes, which may lie before it.
 template <int Group, Contract order, class Tile>
 struct GroupScales {
   static constexpr int group = Group;
   const Tile& tile;
+  int first;
   TW_INLINE float operator()(int row, int number) const {
     if constexpr (order == Contract::columns)
-      return static_cast<float>(tile.get(row, number));
+      return static_cast<float>(tile.get(row, first + number));
     else
-      return static_cast<float>(tile.get(number, row));
+      return static_cast<float>(tile.get(first + number, row));
   }
 };
 template <int Group, Contract order = Contract::columns, class Tile>
-TW_INLINE GroupScales<Group, order, Tile> group_scales(const Tile& tile) {
-  return {tile};
+TW_INLINE GroupScales<Group, order, Tile> group_scales(const Tile& tile, int first = 0) {
+  return {tile, first};
 }
 
 /// No scales: every scale is 1.

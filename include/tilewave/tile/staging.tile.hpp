@@ -65,6 +65,12 @@ class UnreadStores {
   int count_ = 0;
 };
 
+/// What is wrong with a copy between a tensor, from column `col` on, and shared memory, or null: it moves whole pieces of 16 bytes.
+template <class T>
+constexpr const char* cut_piece(int col) {
+  if (col * static_cast<int>(sizeof(T)) % 16 == 0) return nullptr;
+  return "a copy to or from shared memory begins at a column that is no multiple of 16 bytes: on a GPU it would fault";
+}
 inline constexpr const char* kWrittenUnderAStore =
     "a staging slot is written while a store may still read it: on a GPU other values than the tile's would leave";
 #endif

@@ -76,11 +76,13 @@ struct Copy {
 
   template <class G, class S>
   void tile(const G& from, S& to, int row, int col, int = 0, int = 0) const {
+    require(cut_piece<typename S::Element>(col));
     tally.read[from.place] += from.bytes(row, col, S::rows, S::cols);
     fill(from, to, row, col);
   }
   template <class G, class S>
   void part(const G& from, S& to, int, int count, int row, int col, int = 0, int = 0) const {
+    require(cut_piece<typename S::Element>(col));
     tally.read[from.place] += from.bytes(row, col, count, S::cols);
     tally.shared += sizeof(S) / S::rows * static_cast<u64>(count);
     const int cols = overlap(col, S::cols, from.cols);
@@ -89,6 +91,7 @@ struct Copy {
   /// The tile whose rows are the window that begins at (row, i, j).
   template <class G, class S>
   void window(const G& from, S& to, int row, int col, int i, int j) const {
+    require(cut_piece<typename S::Element>(col));
     const int rows = inside_window(from, S::rows, row, i, j), cols = overlap(col, S::cols, from.cols);
     tally.read[from.place] += static_cast<u64>(rows) * static_cast<u64>(cols) * sizeof(typename S::Element);
     tally.shared += sizeof(S);
@@ -97,12 +100,14 @@ struct Copy {
   /// A share of the rows; the other blocks of the cluster send theirs.
   template <class G, class S>
   void tile_for_cluster(const G& from, S& to, int row, int col, int = 0, int = 0) const {
+    require(cut_piece<typename S::Element>(col));
     constexpr int share = S::rows / G::split;
     tally.read[from.place] += from.bytes(row + rank * share, col, share, S::cols);
     fill(from, to, row, col);
   }
   template <class G, class T, int N>
   void vector(const G& from, SharedVector<T, N>&, int row, int col, int = 0, int = 0) const {
+    require(cut_piece<T>(col));
     tally.read[from.place] += from.bytes(row, col, 1, N);
     tally.shared += N * sizeof(T);
   }
@@ -120,6 +125,7 @@ struct GatherCopy : Copy {
   /// A row that is gathered several times counts several times.
   template <class G, class S, class RowOf>
   void gather(const G& from, S& to, RowOf row_of, int col, int = 0, int = 0) const {
+    require(cut_piece<typename S::Element>(col));
     int rows = 0;
     for (int r = 0; r < S::rows; ++r) rows += overlap(row_of(r), 1, from.rows);
     const int cols = overlap(col, S::cols, from.cols);
@@ -463,7 +469,7 @@ class Block {
   }
   template <class S, class T, int R, int C, class G>
   void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row, int col, int i = 0, int j = 0) {
-    pass(staging);
+    pass(staging, col);
     store(from, to, row, col, i, j);
   }
   template <class S, class T, int R, int C, class G>
@@ -474,7 +480,7 @@ class Block {
   }
   template <class T, int R, int C, class G>
   void store_window(const Fragment<float, R, C>&, const Staging<T, R, C>& staging, const G& to, int row, int col, int i, int j) {
-    pass(staging);
+    pass(staging, col);
     tally.written[to.place] +=
         static_cast<u64>(inside_window(to, R, row, i, j)) * static_cast<u64>(overlap(col, C, to.cols)) * sizeof(typename G::Element);
   }
@@ -561,6 +567,7 @@ class Block {
   template <int R, int C, Contract contract, class G>
   void reduce_add(const Buffer<float, R, C, contract>& from, const G& to, int row, int col, int = 0, int = 0) {
     require(buffers_.copy(from.use, unread_stores));
+    require(cut_piece<float>(col));
     const u64 bytes = to.bytes(row, col, R, C);
     tally.shared += from.byte_count;
     tally.read[to.place] += bytes;
@@ -676,9 +683,6 @@ class Block {
   /// Its address stands for the type.
   template <class F>
   static constexpr char dealing = 0;
-  static void require(const char* problem) {
-    if (problem != nullptr) schedule_error(problem);
-  }
   static BufferUse* use_of(const auto&) { return nullptr; }
   template <class T, int R, int C, Contract contract>
   static BufferUse* use_of(const Buffer<T, R, C, contract>& buffer) {
@@ -713,8 +717,9 @@ class Block {
   }
   /// Into shared memory and out of it, in the order of a warpgroup's stores.
   template <class T, int R, int C>
-  void pass(const Staging<T, R, C>& staging) {
+  void pass(const Staging<T, R, C>& staging, int col) {
     if constexpr (sizeof(T) == 2) {
+      require(cut_piece<T>(col));
       tally.shared += 2 * R * C * sizeof(T);
       for_panels<Staging<T, R, C>>([&](auto left) { wait_stores(left); },
                                    [&](int, int slot) {

@@ -40,6 +40,9 @@ inline constinit thread_local UnreadStores unread_stores{};
 
 /// Throws tw::Error: the kernel's schedule is wrong.
 [[noreturn]] void schedule_error(const char* what);
+inline void require(const char* problem) {
+  if (problem != nullptr) schedule_error(problem);
+}
 
 // What an element function indexes is found by calling it for one column and one row of elements. Between begin_walk() and end_walk() each
 // call is announced by at_element(); touch() is what Pointer reports. end_walk() adds each array's distinct elements to `tally`. A walk

@@ -11,6 +11,7 @@ struct Copy {
   template <class G, class S>
   void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
     using T = typename S::Element;
+    require(cut_piece<T>(col));
     if ((row < 0 && row + S::rows > 0) || (col < 0 && col + S::cols > 0))
       schedule_error("a tile begins before its tensor and ends inside it");
     const int rows = row < 0 ? 0 : clamp(from.rows - row, S::rows);
@@ -27,6 +28,7 @@ struct Copy {
   template <class G, class S>
   void part(const G& from, S& to, int first, int count, int row, int col, int i = 0, int j = 0) const {
     constexpr bool columns = S::contract == Contract::columns;
+    require(cut_piece<typename S::Element>(col));
     const int rows = clamp(from.rows - row, count), cols = clamp(from.cols - col, S::cols);
     // The whole tile counts: rows that are not in the tensor are zeros.
     to.valid_outer = columns ? S::rows : cols;
@@ -43,6 +45,7 @@ struct Copy {
   template <class G, class S>
   void window(const G& from, S& to, int row, int col, int i, int j) const {
     static_assert(S::contract == Contract::columns && S::rows % kPanelRows == 0, "windows are tiles of whole panels of rows");
+    require(cut_piece<typename S::Element>(col));
     const Window& w = from.window;
     to.valid_outer = 0;
     to.valid_depth = clamp(from.cols - col, S::cols);
@@ -83,6 +86,7 @@ struct Copy {
   /// Elements of one row; 0 outside the tensor.
   template <class G, class T, int N>
   void vector(const G& from, SharedVector<T, N>& to, int row, int col, int i = 0, int j = 0) const {
+    require(cut_piece<T>(col));
     const bool has_row = row >= 0 && row < from.rows;
     for (int n = 0; n < N; ++n)
       to.x[n] = has_row && col + n >= 0 && col + n < from.cols ? *from.template at<const T>(row, col + n, i, j) : tw::to<T>(0.0f);
@@ -146,6 +150,7 @@ struct GatherCopy : Copy {
   template <class G, class S, class RowOf>
   void gather(const G& from, S& to, RowOf row_of, int col, int i = 0, int j = 0) const {
     using T = typename S::Element;
+    require(cut_piece<T>(col));
     const int cols = col < 0 ? 0 : clamp(from.cols - col, S::cols);
     const auto source = [&](int r) {
       const int row = row_of(r);
@@ -802,7 +807,7 @@ class Block {
   }
   template <class S, class T, int R, int C, class G>
   void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i = 0, int j = 0) {
-    pass(staging);
+    pass(staging, col0);
     store(from, to, row0, col0, i, j);
   }
   template <class S, class T, int R, int C, class G>
@@ -814,7 +819,7 @@ class Block {
   template <class T, int R, int C, class G>
   void store_window(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i0, int j0) {
     touch(from);
-    pass(staging);
+    pass(staging, col0);
     const Window& w = to.window;
     const int cols = min(C, to.cols - col0);
     for (int r = 0; r < R; ++r) {
@@ -913,6 +918,7 @@ class Block {
   template <int R, int C, Contract contract, class G>
   void reduce_add(const Buffer<float, R, C, contract>& from, const G& to, int row0, int col0, int i = 0, int j = 0) {
     require(buffers_.copy(from.use, unread_stores));
+    require(cut_piece<float>(col0));
     for (int r = max(-row0, 0); r < R && row0 + r < to.rows; ++r)
       for (int c = max(-col0, 0); c < C && col0 + c < to.cols; ++c)
         add_element(to.template at<float>(row0 + r, col0 + c, i, j), from.at(r, c));
@@ -1248,9 +1254,6 @@ class Block {
   /// Its address stands for the type.
   template <class F>
   static constexpr char dealing = 0;
-  static void require(const char* problem) {
-    if (problem != nullptr) schedule_error(problem);
-  }
   static BufferUse* use_of(const auto&) { return nullptr; }
   template <class T, int R, int C, Contract contract>
   static BufferUse* use_of(const Buffer<T, R, C, contract>& buffer) {
@@ -1295,8 +1298,9 @@ class Block {
   }
   /// The stores that a GPU would issue.
   template <class T, int R, int C>
-  void pass(const Staging<T, R, C>& staging) {
+  void pass(const Staging<T, R, C>& staging, int col) {
     if constexpr (sizeof(T) == 2) {
+      require(cut_piece<T>(col));
       for_panels<Staging<T, R, C>>([&](auto left) { wait_stores(left); },
                                    [&](int, int slot) {
                                      if (!unread_stores.issue(staging.slot + slot)) schedule_error(kWrittenUnderAStore);

@@ -13,6 +13,9 @@ namespace tw::cpu {
 
 /// Throws tw::Error: the kernel's schedule is wrong (it would deadlock or race on a GPU).
 [[noreturn]] void schedule_error(const char* what);
+inline void require(const char* problem) {
+  if (problem != nullptr) schedule_error(problem);
+}
 
 /// What a GPU's copy engine could still read of the tiles that this thread has run in the current launch, as one block. Empty when a launch
 /// begins.

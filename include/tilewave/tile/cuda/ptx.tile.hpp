@@ -207,6 +207,8 @@ TW_INLINE void copy_async_16(u32 to, const void* from, bool inside) {
       "l"(from), "r"(static_cast<u32>(inside))
       : "memory");
 }
+/// What this thread has written comes before what it does next, as the block's other threads see it.
+TW_INLINE void fence_block() { TW_ASM("fence.acq_rel.cta;" ::: "memory"); }
 /// The copies that this thread has issued since the last commit are a group.
 TW_INLINE void copy_commit() { TW_ASM("cp.async.commit_group;" ::: "memory"); }
 /// All but this thread's `Pending` youngest groups have arrived.
@@ -353,6 +355,8 @@ TW_INLINE const T* opaque(const T* x) {
 /// Keeps the compiler from moving a use of `x` across this point; costs nothing.
 TW_INLINE void pin(float& x) { TW_ASM("" : "+f"(x)::"memory"); }
 TW_INLINE void pin(i32& x) { TW_ASM("" : "+r"(x)::"memory"); }
+/// What computes `x` stands before this point; costs nothing.
+TW_INLINE void computed(u32 x) { TW_ASM("" ::"r"(x)); }
 
 }  // namespace tw::cuda::ptx
 

@@ -251,6 +251,9 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     static_assert(C == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
     static_assert(is_same<T, typename B::Element>, "both operands have one element type");
     const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
+    // The fence in begin() orders what wrote these registers before the products that read them: none of it may move behind the fence.
+    TW_UNROLL
+    for (int i = 0; i < a.row_tiles * a.tile_size; ++i) ptx::computed(a.x[i]);
     begin(acc);
     TW_UNROLL
     for (int step = 0; step < C / instruction_depth<Operand<T, R, C>>; ++step)

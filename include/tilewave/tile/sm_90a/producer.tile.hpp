@@ -88,7 +88,12 @@ struct GatherCopy {
   }
   template <class G, class S, class RowOf>
   TW_INLINE void gather(const G& from, S& to, RowOf row_of, int col, int i = 0, int j = 0) const {
-    cuda::Gathering<cuda::AsyncCopy<kWarpgroupThreads>>(thread).gather(from, to, row_of, col, i, j);
+    constexpr int width = 16 / static_cast<int>(sizeof(typename S::Element));
+    if (from.cols % width == 0) return cuda::Gathering<cuda::AsyncCopy<kWarpgroupThreads>>(thread).gather(from, to, row_of, col, i, j);
+    // The last piece of a row would reach beyond it, where TMA stops by itself.
+    cuda::Gathering<cuda::StridedCopy<kWarpgroupThreads>>(thread).gather(from, to, row_of, col, i, j);
+    ptx::fence_proxy();
+    ptx::fence_block();  // arrive_copied() waits for asynchronous copies only
   }
 
  private:
