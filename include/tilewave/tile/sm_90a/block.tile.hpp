@@ -70,7 +70,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     TW_UNROLL
     for (int step = 0; step < C / k; ++step)
       ptx::load_matrix_x4(ptx::address(from.bytes) + static_cast<u32>(S::offset(row, step * k + at.lane / 16 * (k / 2))), to.x + step * 4);
-    warpgroup_sync(at);
+    end_reads();
   }
 
   /// decode(number, scale) of a tile of codes. All warps of the warpgroup have read when it returns.
@@ -78,7 +78,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   requires(codes_in<Codes> > 1) TW_INLINE void load(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
                                                     const Scales& scales, Decode decode = {}, int first = 0) const {
     load_codes(at, to, from, scales, decode, first);
-    warpgroup_sync(at);
+    end_reads();
   }
 
   /// The same through shared memory, by TMA where the tensor allows it: whole lines are written whatever the fragment's layout is. Only
@@ -115,7 +115,17 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   requires requires { F::kind; }
   TW_INLINE void load(F& to, Shared<T, R, C, contract>& from) const {
     for_each(to, [&](int row, int col, auto& x) { x = static_cast<float>(from.at(row, col)); });
-    warpgroup_sync(at);
+    end_reads();
+  }
+  template <class T, class Tile, int N>
+  TW_INLINE void load(RowVector<T, Tile>& to, const SharedVector<T, N>& from) const {
+    cuda::load_vector(at, to, from);
+    end_reads();
+  }
+  template <class T, class Tile, int N>
+  TW_INLINE void load(ColumnVector<T, Tile>& to, const SharedVector<T, N>& from) const {
+    cuda::load_vector(at, to, from);
+    end_reads();
   }
   /// Visible to every thread that computes when it returns, and to the tensor cores.
   template <class F, class T, int R, int C, Contract contract>
@@ -219,6 +229,12 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   using Base::here, Base::kAllRows, Base::store_rows;
   template <class T, int width>
   using Piece = typename Base::template Piece<T, width>;
+  /// All threads of the warpgroup have read the slots that they have read from, which may be released. A read can still be on its way when
+  /// its thread passes a barrier, and TMA, which fills the slot next, does not wait for it: only the fence makes sure.
+  TW_INLINE void end_reads() const {
+    ptx::fence_proxy();
+    warpgroup_sync(at);
+  }
   static TW_INLINE void warpgroup_sync(const Position& p) { ptx::named_barrier(kWarpgroupBarrier + p.warpgroup, kWarpgroupThreads); }
 
   template <class Acc, class A, class B>
