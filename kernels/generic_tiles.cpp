@@ -16,7 +16,7 @@ struct Shape {
   double step;
 };
 // Efficiency falls with the size: more bytes are copied and read for each product.
-constexpr Shape kShapes[] = {{128, 256, 8, 1, 1.0}, {128, 128, 4, 2, 0.54}, {64, 128, 4, 2, 0.30}, {64, 64, 4, 3, 0.17}};
+constexpr Shape kShapes[] = {{128, 256, 8, 1, 1.0}, {128, 128, 4, 2, 0.47}, {64, 128, 4, 2, 0.30}, {64, 64, 4, 3, 0.17}};
 
 }  // namespace
 

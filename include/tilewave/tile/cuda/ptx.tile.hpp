@@ -25,6 +25,15 @@ TW_INLINE u32 address(const void* pointer) {
 #endif
 }
 
+/// The pointer whose address() that is.
+TW_INLINE void* pointer([[maybe_unused]] u32 address) {
+#if TW_ON_GPU
+  return __cvta_shared_to_generic(address);
+#else
+  return nullptr;
+#endif
+}
+
 TW_INLINE u32 thread_index() {
 #if TW_ON_GPU
   return threadIdx.x;
@@ -344,6 +353,10 @@ TW_INLINE u32 fetch_add_shared(u32* to, u32 value) {
 
 /// The same number, of which the compiler no longer knows where it came from: what is computed from it stays where it stands.
 TW_INLINE int opaque(int x) {
+  TW_ASM("" : "+r"(x));
+  return x;
+}
+TW_INLINE u32 opaque(u32 x) {
   TW_ASM("" : "+r"(x));
   return x;
 }

@@ -30,7 +30,7 @@ struct Ring {
   static constexpr bool gathers = false;
   static_assert(Stages <= 8, "a ring has at most 8 slots");
 
-  int slots;         ///< offset in shared memory
+  u32 slots;         ///< address in shared memory
   u32 put = 0;       ///< how many were filled so far,
   u32 taken = 0;     ///< and taken,
   u32 released = 0;  ///< and released,
@@ -39,11 +39,12 @@ struct Ring {
   using Bytes = conditional<Stages <= 4, u32, u64>;
   Bytes groups = 0;  ///< the lowest byte of the group that filled each slot
 
-  constexpr explicit Ring(auto& allocator) : slots(allocator.tiles(Stages * static_cast<int>(sizeof(Slot)))) {}
-
-  TW_INLINE Slot& slot(u32 n) const {
-    return *reinterpret_cast<Slot*>(shared_memory() + slots + static_cast<int>(n % Stages) * static_cast<int>(sizeof(Slot)));
+  /// The address is opaque: the compiler would compute it anew in every step, and that takes longer than a product.
+  constexpr explicit Ring(auto& allocator) : slots(static_cast<u32>(allocator.tiles(Stages * static_cast<int>(sizeof(Slot))))) {
+    if (!__builtin_is_constant_evaluated()) slots = ptx::opaque(slots + ptx::address(shared_memory()));
   }
+
+  TW_INLINE Slot& slot(u32 n) const { return *static_cast<Slot*>(ptx::pointer(slots + n % Stages * static_cast<u32>(sizeof(Slot)))); }
   /// A slot may be filled, the block's threads having met `meetings` times.
   TW_INLINE bool has_room(u32 meetings) const { return put - (meeting == meetings ? reusable : released) < Stages; }
   TW_INLINE void release(u32 meetings) {
