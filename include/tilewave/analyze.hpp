@@ -8,7 +8,7 @@
 
 #include "tilewave/launch.hpp"
 #include "tilewave/tensor.hpp"
-#include "tilewave/tile/analysis/block.tile.hpp"
+#include "tilewave/tile/analysis/run.tile.hpp"
 
 // What a kernel moves and does, counted from its own source, and the least time that a device needs for it. Nothing is computed and no
 // memory is needed:

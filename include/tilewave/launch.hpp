@@ -10,7 +10,7 @@
 #include "tilewave/kernel.hpp"
 #include "tilewave/layout.hpp"
 #include "tilewave/tensor.hpp"
-#include "tilewave/tile/cpu/block.tile.hpp"
+#include "tilewave/tile/cpu/run.tile.hpp"
 #include "tilewave/tile/grid.tile.hpp"
 #include "tilewave/tile/sm_90a/target.tile.hpp"
 

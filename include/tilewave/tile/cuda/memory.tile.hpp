@@ -205,6 +205,12 @@ struct List {
   TW_INLINE u32* size() const { return reinterpret_cast<u32*>(shared_memory() + offset + N * sizeof(T)); }
 };
 
+/// `width` neighbours in a row, moved as one word of up to 16 bytes (two for 8 f32).
+template <class T, int width>
+struct alignas(width * sizeof(T) < 16 ? width * sizeof(T) : 16) Piece {
+  T x[width];
+};
+
 /// `width` neighbours as they lie in memory, in whole registers however narrow they are.
 template <class T, int width>
 struct Words {

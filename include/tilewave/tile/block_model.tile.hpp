@@ -1,0 +1,83 @@
+#pragma once
+
+#include "tilewave/tile/buffers.tile.hpp"
+#include "tilewave/tile/language.tile.hpp"
+
+#if !TW_ON_GPU
+
+namespace tw {
+
+/// The base of blocks on targets without threads: what they check of a kernel's Fragments, Buffers, staging slots and barriers. `kRows`:
+/// the rows of the kernel's Fragments.
+template <int kRows>
+class BlockModel {
+ public:
+  /// Barriers, fences and waits order the uses of Buffers.
+  void sync() const { buffers_.sync(); }
+  void sync_warpgroup() const {
+    if constexpr (kRows <= kWarpgroupRows)
+      buffers_.sync();
+    else
+      buffers_.sync_warpgroup();
+  }
+  void fence() const { buffers_.fence(); }
+  template <int Left>
+  void wait_stores(Constant<Left>) const {
+    buffers_.wait_stores(Left, unread_stores_, last_buffer_);
+  }
+
+ protected:
+  static constexpr int kWarpgroupRows = 64;
+  mutable BufferModel buffers_;  // a kernel's block may be const
+
+  BlockModel(UnreadStores& unread_stores, BufferUse* last_buffer) : unread_stores_(unread_stores), last_buffer_(last_buffer) {}
+
+  /// Checks that a tile in registers is one of this block's.
+  template <class F>
+  static constexpr void own() {
+    if constexpr (requires { F::warpgroups; }) {
+      static_assert(F::warpgroups * kWarpgroupRows == kRows, TW_FRAGMENT_ROWS);
+    } else if constexpr (requires { F::kind; }) {
+      static_assert(F::kind == TileKind::rows || F::rows == kRows, TW_FRAGMENT_ROWS);
+      static_assert(F::kind == TileKind::rows || accumulates<typename F::Element>, TW_ACCUMULATES);
+    }
+  }
+  /// The Fragment has the kernel's rows, 64 for each warpgroup.
+  template <class F>
+  static constexpr bool is_default = F::kind == TileKind::fragment&& F::rows == kRows;
+  /// The part of a Buffer that a warpgroup reads or writes when the block loads or stores a Fragment.
+  template <class F>
+  static constexpr Reach reach = is_default<F> ? Reach::warpgroup : Reach::block;
+  /// Its address identifies the type.
+  template <class F>
+  static constexpr char dealing = 0;
+  /// The uses of the Buffer that an operand of a product is, or views; null for any other operand.
+  static BufferUse* use_of(const auto& operand) {
+    if constexpr (requires { operand.use; })
+      return &operand.use;
+    else if constexpr (requires { operand.source; })
+      return use_of(operand.source);
+    else
+      return nullptr;
+  }
+  /// Issues the stores of a tile through `staging`, as a GPU would; returns what is wrong with them, or null.
+  template <class Staging>
+  const char* issue_stores(const Staging& staging, int col) const {
+    const char* problem = cut_piece<typename Staging::Element>(col);
+    for_panels<Staging>([&](auto left) { wait_stores(left); },
+                        [&](int, int slot) {
+                          if (!unread_stores_.issue(staging.slot + slot)) problem = kWrittenUnderAStore;
+                        });
+    return problem;
+  }
+  /// Returns what would be wrong if the block's next tile began now, or null.
+  const char* at_the_end() const { return buffers_.at_the_end(last_buffer_); }
+
+ private:
+  UnreadStores& unread_stores_;
+  BufferUse* last_buffer_;
+};
+
+}  // namespace tw
+
+#endif  // !TW_ON_GPU

@@ -1,0 +1,134 @@
+#pragma once
+
+#include "tilewave/tile/block_model.tile.hpp"
+#include "tilewave/tile/cpu/operands.tile.hpp"
+
+#if !TW_ON_GPU
+
+namespace tw::cpu {
+
+/// A block's products. They are computed at once, and remembered until the kernel waits for them: what it does meanwhile that would race
+/// with them on a GPU is an error.
+template <int kRows>
+class Products : public BlockModel<kRows> {
+  using Model = BlockModel<kRows>;
+
+ protected:
+  using Model::buffers_, Model::use_of;
+
+ public:
+  using Model::Model;
+
+  template <class Acc, class A, class B>
+  void mma(Acc& acc, const A& a_tile, const B& b_tile, bool overwrite) {
+    Model::template own<Acc>();
+    static_assert(A::depth == B::depth, "both operands contract over the same length");
+    static_assert(A::outer == Acc::rows && B::outer == Acc::cols, "the accumulator's shape is that of the product");
+    constexpr bool own_rows = A::contract == Contract::columns && A::rows == kRows && Model::template is_default<Acc>;
+    require(buffers_.product(use_of(a_tile), own_rows ? Reach::warpgroup : Reach::block, use_of(b_tile)));
+    const auto& a = packed(a_tile, 0);
+    const auto& b = packed(b_tile, 1);
+    if (a.valid_outer < 0 || b.valid_outer < 0) schedule_error("a product reads a slot that was released");
+    launch(&acc, &source_of(a_tile), &source_of(b_tile));
+    multiply(acc, a, b, a.valid_outer, b.valid_outer, min(a.valid_depth, b.valid_depth), overwrite);
+  }
+  template <class Acc, class T, int R, int C, class B>
+  void mma(Acc& acc, const Operand<T, R, C>& a, const B& b_tile, bool overwrite) {
+    Model::template own<Acc>();
+    static_assert(Model::template is_default<Acc>, "a left operand in registers has the kernel's rows");
+    static_assert(C == B::depth, "both operands contract over the same length");
+    require(buffers_.product(nullptr, Reach::block, use_of(b_tile)));
+    const auto& b = packed(b_tile, 1);
+    if (b.valid_outer < 0) schedule_error("a product reads a slot that was released");
+    launch(&acc, &a, &source_of(b_tile));
+    multiply(acc, a, b, R, b.valid_outer, b.valid_depth, overwrite);
+  }
+  template <int Left, class... Acc>
+  void wait(Constant<Left>, Acc&...) {
+    buffers_.wait(Left);
+    const int done = in_flight_ > Left ? in_flight_ - Left : 0;
+    for (int i = done; i < in_flight_; ++i) products_[i - done] = products_[i];
+    in_flight_ -= done;
+  }
+  template <class T, class S, int R, int C>
+  void convert(Operand<T, R, C>& to, const Fragment<S, R, C>& from) const {
+    touch(from);
+    overwrite(to);
+    cpu::convert(to, from);
+  }
+
+  /// A tile in a ring as left operand.
+  template <class T, int R, int C>
+  void load(Operand<T, R, C>& to, const Shared<T, R, C, Contract::columns>& from) const {
+    if (from.valid_outer < 0) schedule_error("a load reads a slot that was released");
+    overwrite(to);
+    static_cast<Panels<T, R, C>&>(to) = from;
+  }
+  /// decode(number, scale) of a tile of codes, from its column `first` on.
+  template <class T, int R, int C, class Codes, int Bytes, class Scales, class Decode = TimesScale>
+  requires(codes_in<Codes> > 1) void load(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
+                                          const Scales& scales, Decode decode = {}, int first = 0) const {
+    if (from.valid_outer < 0) schedule_error("a load reads a slot that was released");
+    overwrite(to);
+    load_codes(to, from, scales, decode, first);
+  }
+  template <class T, int R, int C>
+  void load(Operand<T, R, C>& to, const Buffer<T, R, C, Contract::columns>& from) {
+    require(buffers_.load(from.use, Reach::warpgroup));
+    overwrite(to);
+    Copy::pack(to.panels, from.elements, C, 1, R, C, Operand<T, R, C>::panel_depth);
+  }
+
+ protected:
+  /// Before elements of a tile in registers are read or written.
+  template <class F>
+  TW_INLINE void touch(const F& tile) const {
+    Model::template own<F>();
+    if constexpr (requires { F::kind; }) {
+      if constexpr (F::kind == TileKind::fragment) {
+        for (int i = 0; i < in_flight_; ++i)
+          if (products_[i].acc == &tile) schedule_error("accumulators are read or written while a product adds to them: wait for it first");
+      }
+    }
+  }
+  /// Before an operand of products is written.
+  template <class Operand>
+  TW_INLINE void overwrite(const Operand& operand) const {
+    for (int i = 0; i < in_flight_; ++i)
+      if (products_[i].a == &operand || products_[i].b == &operand)
+        schedule_error("an operand is written while a product reads it: wait for it first");
+  }
+  /// Before a slot is released.
+  template <class Slot>
+  void require_unread(const Slot& slot) const {
+    for (int i = 0; i < in_flight_; ++i) {
+      if (reads(products_[i].a, slot) || reads(products_[i].b, slot))
+        schedule_error("release of a slot that a product in flight reads: wait for it first");
+    }
+  }
+
+ private:
+  struct Product {
+    const void* acc;
+    const void* a;
+    const void* b;
+  };
+  static constexpr int max_in_flight = 16;
+  Product products_[max_in_flight] = {};
+  int in_flight_ = 0;
+
+  void launch(const void* acc, const void* a, const void* b) {
+    if (in_flight_ == max_in_flight) schedule_error("too many products in flight: wait() for some");
+    products_[in_flight_++] = {acc, a, b};
+  }
+  template <class Slot>
+  static bool reads(const void* operand, const Slot& slot) {
+    const u8* const p = static_cast<const u8*>(operand);
+    const u8* const first = reinterpret_cast<const u8*>(&slot);
+    return p >= first && p < first + sizeof(Slot);
+  }
+};
+
+}  // namespace tw::cpu
+
+#endif  // !TW_ON_GPU

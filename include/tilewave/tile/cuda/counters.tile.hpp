@@ -1,0 +1,68 @@
+#pragma once
+
+#include "tilewave/tile/cuda/threads.tile.hpp"
+
+// Searching a Histogram and sorting a List.
+
+namespace tw::cuda {
+
+/// Waits until all have counted, then finds where the n-th is, n > 0; at least n were counted. A thread has neighbouring counters, the
+/// first thread the last ones: a scan of the threads' sums, within warps and over them, tells in whose counters it is.
+template <int kWarps, int N>
+TW_INLINE Located locate(const Threads<kWarps>& block, const Histogram<N>& histogram, int n) {
+  constexpr int threads = kWarps * 32;
+  const Position& at = block.at;
+  static_assert(N % threads == 0, "the counters of a histogram are dealt evenly to the block's threads");
+  constexpr int share = N / threads;
+  block.sync();
+  const u32* const last = histogram.counts() + (N - 1 - block.thread() * share);
+  int own = 0;
+  TW_UNROLL
+  for (int i = 0; i < share; ++i) own += static_cast<int>(last[-i]);
+  int until = own;  // counted by this lane and those before it
+  TW_UNROLL
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int before = ptx::shuffle(until, at.lane - distance);
+    if (at.lane >= distance) until += before;
+  }
+  if (at.lane == 31) histogram.warp_sums()[at.block_warp()] = until;
+  block.sync();
+  for (int warp = 0; warp < at.block_warp(); ++warp) until += histogram.warp_sums()[warp];
+  int above = until - own;
+  if (above < n && n <= until) {
+    int i = 0;
+    while (above + static_cast<int>(last[-i]) < n) above += static_cast<int>(last[-i++]);
+    *histogram.located() = {N - 1 - block.thread() * share - i, above, static_cast<int>(last[-i])};
+  }
+  block.sync();
+  return *histogram.located();
+}
+
+/// Sorts the first `used` values, largest first; the result is visible to all threads. A bitonic sort of a power of two of values, padded
+/// with zeros.
+template <int kWarps, int N>
+TW_INLINE void sort(const Threads<kWarps>& block, const List<u64, N>& list, int used) {
+  static_assert((N & (N - 1)) == 0, "a list that is sorted has room for a power of two of values");
+  int padded = 2;
+  while (padded < used) padded *= 2;
+  block.parallel(padded - used, [&](int i) { list[used + i] = 0; });
+  block.sync();
+  TW_NO_UNROLL
+  for (int run = 2; run <= padded; run *= 2) {
+    TW_NO_UNROLL
+    for (int stride = run / 2; stride > 0; stride /= 2) {
+      block.parallel(padded / 2, [&](int i) {
+        const int low = 2 * i - (i & (stride - 1));
+        const u64 a = list[low], b = list[low + stride];
+        const bool descending = (low & run) == 0;
+        if ((a < b) == descending) {
+          list[low] = b;
+          list[low + stride] = a;
+        }
+      });
+      block.sync();
+    }
+  }
+}
+
+}  // namespace tw::cuda

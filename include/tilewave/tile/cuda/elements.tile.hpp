@@ -1,0 +1,141 @@
+#pragma once
+
+#include "tilewave/tile/cuda/buffers.tile.hpp"
+#include "tilewave/tile/cuda/threads.tile.hpp"
+
+namespace tw::cuda {
+
+/// A block's operations on the elements and rows of tiles in registers.
+template <int kWarps>
+struct Elements : Threads<kWarps> {
+  using Base = Threads<kWarps>;
+  using Base::at, Base::here, Base::sync;
+
+  template <class F>
+  TW_INLINE void fill(F& fragment, float value) const {
+    Base::template own<F>();
+    TW_UNROLL
+    for (int i = 0; i < F::size; ++i) fragment.x[i] = to<typename F::Element>(value);
+  }
+  template <class T, class Tile>
+  TW_INLINE void fill(RowVector<T, Tile>& vector, float value) const {
+    for (auto& x : vector.x) x = value;
+  }
+  /// f(row, col, x) for every element of the block's tile; two tiles of one layout go in step: f(row, col, x, y).
+  template <class F, class Fn>
+  TW_INLINE void for_each(F& fragment, Fn f) const {
+    Base::template own<F>();
+    TW_UNROLL
+    for (int i = 0; i < F::size; ++i) f(F::row(at, i), F::col(at, i), fragment.x[i]);
+  }
+  /// The same for `kCount` columns of a Fragment from `kFirst` on, multiples of 8.
+  template <int kFirst, int kCount, class T, int R, int C, int WarpRows, int ColumnWarps, class Fn>
+  TW_INLINE void for_columns(Fragment<T, R, C, WarpRows, ColumnWarps>& fragment, Fn f) const {
+    static_assert(kFirst % 8 == 0 && kCount % 8 == 0 && kFirst + kCount <= C, "for_columns() takes whole pieces of a row");
+    static_assert(ColumnWarps == 1, TW_SPLIT_ROW);
+    using F = Fragment<T, R, C, WarpRows, ColumnWarps>;
+    TW_UNROLL
+    for (int tile = 0; tile < F::size; tile += F::tile_size) {
+      TW_UNROLL
+      for (int i = tile + kFirst / 2; i < tile + (kFirst + kCount) / 2; ++i) f(F::row(at, i), F::col(at, i), fragment.x[i]);
+    }
+  }
+  template <class F, class Other, class Fn>
+  TW_INLINE void for_each(F& first, Other& second, Fn f) const {
+    Base::template own<F>();
+    static_assert(F::rows == Other::rows && F::cols == Other::cols && F::size == Other::size && F::width == Other::width,
+                  "tiles of two layouts");
+    TW_UNROLL
+    for (int i = 0; i < F::size; ++i) f(F::row(at, i), F::col(at, i), first.x[i], second.x[i]);
+  }
+  /// f(i, row) for every row; i indexes a RowVector, `row` offers max(), sum(), map(f), map_sum(f), map_partial_sum(f).
+  template <class F, class Fn>
+  TW_INLINE void rows(F& fragment, Fn f) const {
+    Base::template own<F>();
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) f(r, RowView<F>{fragment, r});
+  }
+  /// f(row number in the tile, i, x) for every element x = vector[i] of a RowVector.
+  template <class T, class Tile, class Fn>
+  TW_INLINE void for_rows(RowVector<T, Tile>& vector, Fn f) const {
+    const Position at = here();
+    TW_UNROLL
+    for (int i = 0; i < vector.size; ++i) f(vector.row(at, i), i, vector.x[i]);
+  }
+  /// True in one of the threads that hold copies of a RowVector's elements: the one that writes them.
+  template <class T, class Tile>
+  TW_INLINE bool owns_rows(const RowVector<T, Tile>& vector) const {
+    if constexpr (Tile::kind == TileKind::fragment) {
+      if (Tile::warp_col(at) != 0) return false;
+    }
+    return ptx::thread_index() % static_cast<u32>(vector.row_threads) == 0;
+  }
+  /// Adds up the shares of map_partial_sum().
+  template <class T, class Tile>
+  TW_INLINE void complete(RowVector<T, Tile>& sums) const {
+    for (auto& x : sums.x) x = RowView<Tile>::across(x, [](float a, float b) { return a + b; });
+  }
+  /// Combines each row's partial results: those of the lanes and of the warpgroups that share the row.
+  template <class T, class Tile, class Op>
+  TW_INLINE void combine_rows(RowVector<T, Tile>& vector, const RowExchange<T, Tile>& exchange, Op op) const {
+    for (auto& x : vector.x) x = RowView<Tile>::across_lanes(x, op);
+    exchange_rows<Tile>(at, vector, exchange, op, [this] { sync(); });
+  }
+  /// x = f(x, y...) for every element: see map().
+  template <class F, class Fn, class... Operands>
+  TW_INLINE void map_with(F& tile, Fn f, const Operands&... operands) const {
+    Base::template own<F>();
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      TW_UNROLL
+      for (int n = 0; n < F::size / F::row_count; ++n) {
+        const int i = F::in_row(r, n);
+        tile.x[i] = f(tile.x[i], value_at<F>(operands, r, i)...);
+      }
+    }
+  }
+  /// sums[row] += sum over columns of tile(row, col) * vector[col], of this thread's share of the row: complete() adds the shares up.
+  template <class F, class T, class U>
+  TW_INLINE void add_products(RowVector<float, F>& sums, const F& tile, const ColumnVector<U, T>& vector) const {
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      const float sum = RowView<const F>::fold(
+          [&](int n) {
+            const int e = F::in_row(r, n);
+            return static_cast<float>(tile.x[e]) * static_cast<float>(vector.x[F::column_index(e)]);
+          },
+          [](float a, float b) { return a + b; });
+      sums.x[r] += sum;
+    }
+  }
+  /// True when f holds for any of the vector's elements that this warp holds; warps may differ.
+  template <class T, class Tile, class Fn>
+  TW_INLINE bool any(const RowVector<T, Tile>& vector, Fn f) const {
+    bool found = false;
+    for (const auto& x : vector.x) found = found || f(x);
+    return ptx::any(found);
+  }
+
+ protected:
+  /// An operand of map() at element i, which is in row r of the thread's.
+  template <class F, class T, class Tile>
+  static TW_INLINE T value_at(const RowVector<T, Tile>& vector, int r, int) {
+    static_assert(Tile::row_count == F::row_count, "a RowVector of a tile with other rows");
+    return vector.x[r];
+  }
+  template <class F, class T, class Tile>
+  static TW_INLINE T value_at(const ColumnVector<T, Tile>& vector, int, int i) {
+    static_assert(Tile::column_count == F::column_count, "a ColumnVector of a tile with other columns");
+    return vector.x[F::column_index(i)];
+  }
+  template <class F, class Other>
+  requires(Other::size == F::size && Other::rows == F::rows) static TW_INLINE auto value_at(const Other& tile, int, int i) {
+    return tile.x[i];
+  }
+  template <class F>
+  static TW_INLINE float value_at(float number, int, int) {
+    return number;
+  }
+};
+
+}  // namespace tw::cuda

@@ -1,0 +1,399 @@
+#pragma once
+
+#include "tilewave/tile/cuda/elements.tile.hpp"
+#include "tilewave/tile/cuda/scatter.tile.hpp"
+
+namespace tw::cuda {
+
+/// A block's loads and stores between registers and global memory. `kPieceLoads`, `kPieceStores`: tensors that are bound with their Rows
+/// move in whole pieces.
+template <int kWarps, bool kPieceLoads, bool kPieceStores>
+struct GlobalMemory : Elements<kWarps> {
+  using Base = Elements<kWarps>;
+  using Base::for_each, Base::here, Base::owns_rows;
+
+  /// f(row, col, x, y) with y = element (row0 + row, col0 + col) of `other`, 0 outside it.
+  template <class F, class G, class Fn>
+  TW_INLINE void for_each_with(F& fragment, const G& other, int row0, int col0, int i, int j, Fn f) const {
+    Base::template own<F>();
+    const Position at = here();
+    // Two loops, because one with a branch in it needs more registers for its conditions than there are.
+    if (whole<F>(other, row0, col0)) {
+      TW_UNROLL
+      for (int e = 0; e < F::size; e += F::width) {
+        const auto piece = *piece_at<F::width>(other, row0 + F::row(at, e), col0 + F::col(at, e), i, j);
+        TW_UNROLL
+        for (int k = 0; k < F::width; ++k) f(F::row(at, e), F::col(at, e + k), fragment.x[e + k], static_cast<float>(piece.x[k]));
+      }
+    } else if (other.rows > 0 && other.cols > 0) {
+      TW_UNROLL
+      for (int e = 0; e < F::size; ++e) {
+        const int row = row0 + F::row(at, e);
+        const int col = col0 + F::col(at, e);
+        const bool inside = other.inside(row, col);
+        const auto y = *other.template at<const typename G::Element>(inside ? row : 0, inside ? col : 0, i, j);
+        f(row - row0, col - col0, fragment.x[e], inside ? static_cast<float>(y) : 0.0f);
+      }
+    } else {
+      for_each(fragment, [&](int row, int col, auto& x) { f(row, col, x, 0.0f); });
+    }
+  }
+  /// Elements from (row, col) on; `fill` outside the tensor.
+  template <class F, class G>
+  TW_INLINE void load(F& to, const G& from, int row, int col, int i = 0, int j = 0) const {
+    for_each_with(to, from, row, col, i, j, [](int, int, auto& x, float y) { x = tw::to<remove_const_reference<decltype(x)>>(y); });
+  }
+  template <class T, int R, int C, int Warps, int Width, class G>
+  TW_INLINE void load(Rows<T, R, C, Warps, Width>& to, const G& from, int row0, int col0, int i = 0, int j = 0, Fill fill = {}) const {
+    gather(
+        to, from, [row0](int row) { return row0 + row; }, col0, i, j, fill);
+  }
+  /// Row r of the tile is row row_of(r) of the tensor.
+  template <class T, int R, int C, int Warps, int Width, class G, class RowOf>
+  TW_INLINE void gather(Rows<T, R, C, Warps, Width>& to, const G& from, RowOf row_of, int col0, int i = 0, int j = 0,
+                        Fill fill = {}) const {
+    using F = Rows<T, R, C, Warps, Width>;
+    Base::template own<F>();
+    using E = typename G::Element;
+    const Position at = here();
+    Words<E, F::width> words[F::row_count][F::pieces];
+    // Loads stand together, without branches between them, so that all are on their way at once; what follows is the same for all ways.
+    if constexpr (moves_in_words<G, kPieceLoads>) {
+      gather_in_words<F>(words, from, row_of, col0, i, j, value_of<E>(fill));
+    } else {
+      TW_UNROLL
+      for (int r = 0; r < F::row_count; ++r)
+        load_row<F>(words[r], from, row_of(F::row(at, F::in_row(r, 0))), col0 + F::col(at, 0), i, j, value_of<E>(fill));
+    }
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      TW_UNROLL
+      for (int n = 0; n < F::pieces; ++n) words[r][n].unpack(to.x + F::in_row(r, n * F::width));
+    }
+  }
+  /// The values of the columns from `col` on, which row `row` of the tensor holds (row 0 of a vector); `fill` outside it.
+  template <class T, class Tile, class G>
+  TW_INLINE void load(ColumnVector<T, Tile>& to, const G& from, int row, int col, int i = 0, int j = 0, Fill fill = {}) const {
+    using E = typename G::Element;
+    const Position at = here();
+    Words<E, Tile::width> words[Tile::pieces];
+    load_row<Tile>(words, from, row, col + to.col(at, 0), i, j, value_of<E>(fill));
+    TW_UNROLL
+    for (int n = 0; n < Tile::pieces; ++n) words[n].unpack(to.x + n * Tile::width);
+  }
+  /// The values of the rows from `row` on, which column `col` of the tensor holds; `fill` outside it.
+  template <class T, class Tile, class G>
+  TW_INLINE void load(RowVector<T, Tile>& to, const G& from, int row, int col, int i = 0, int j = 0, Fill fill = {}) const {
+    using E = typename G::Element;
+    const Position at = here();
+    TW_UNROLL
+    for (int n = 0; n < to.size; ++n) {
+      const int r = row + to.row(at, n);
+      to.x[n] = from.inside(r, col) ? tw::to<T>(*from.template at<const E>(r, col, i, j)) : tw::to<T>(fill.value);
+    }
+  }
+  /// The vector's values into column `col`, from row `row` on.
+  template <class T, class Tile, class G>
+  TW_INLINE void store(const RowVector<T, Tile>& from, const G& to, int row, int col, int i = 0, int j = 0) const {
+    using E = typename G::Element;
+    if (!owns_rows(from)) return;
+    const Position at = here();
+    TW_UNROLL
+    for (int n = 0; n < from.size; ++n) {
+      const int r = row + from.row(at, n);
+      if (to.inside(r, col)) *to.template at<E>(r, col, i, j) = tw::to<E>(from.x[n]);
+    }
+  }
+  /// One element as f32, which must lie inside the tensor; every thread gets it.
+  template <class G>
+  TW_INLINE float value(const G& from, int row, int col, int i = 0, int j = 0) const {
+    return static_cast<float>(*from.template at<const typename G::Element>(row, col, i, j));
+  }
+  /// Elements outside the tensor are dropped; each is rounded to the tensor's type.
+  template <class F, class G>
+  TW_INLINE void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+    store_rows(from, to, row0, col0, i, j, kAllRows);
+  }
+  template <class T, int R, int C, int Warps, int Width, class G>
+  TW_INLINE void store(const Rows<T, R, C, Warps, Width>& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+    using F = Rows<T, R, C, Warps, Width>;
+    Base::template own<F>();
+    using E = typename G::Element;
+    const Position at = here();
+    if constexpr (moves_in_words<G, kPieceStores>) {
+      const bool stored = in_widest_words<F::width>(to, col0, [&](auto size) {
+        TW_UNROLL
+        for (int r = 0; r < F::row_count; ++r) {
+          const int row = row0 + F::row(at, F::in_row(r, 0));
+          store_row_in_words<F, decltype(size)::value>(from.x + F::in_row(r, 0), to, row, col0 + F::col(at, 0), i, j);
+        }
+      });
+      if (stored) return;
+    }
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      const int row = row0 + F::row(at, F::in_row(r, 0)), col = col0 + F::col(at, 0);
+      if (pieces<F, kPieceStores>(to, col0)) {
+        E* const first = to.template piece_at<E>(row, col, i, j);
+        TW_UNROLL
+        for (int n = 0; n < F::pieces; ++n) {
+          Words<E, F::width> words;
+          words.pack(from.x + F::in_row(r, n * F::width));
+          if (to.inside(row, col + n * F::piece_step)) words.store(first + n * F::piece_step);
+        }
+      } else {
+        TW_UNROLL
+        for (int n = 0; n < F::share; ++n) {
+          const int c = ptx::opaque(col + n / F::width * F::piece_step + n % F::width);
+          if (to.inside(row, c)) *to.template at<E>(row, c, i, j) = tw::to<E>(from.x[F::in_row(r, n)]);
+        }
+      }
+    }
+  }
+  /// Stores row r of the tile as row row_of(r) of the tensor, from column `col0` on. Elements outside the tensor are dropped: -1 drops a
+  /// row.
+  template <class F, class G, class RowOf>
+  TW_INLINE void scatter(const F& from, const G& to, RowOf row_of, int col0, int i = 0, int j = 0) const {
+    Base::template own<F>();
+    scatter_rows<Replace>(here(), from, to, row_of, col0, i, j);
+  }
+  /// The same, but adds to the tensor's elements (f32, f16 or bf16), in any order. Each sum is rounded to the tensor's type.
+  template <class F, class G, class RowOf>
+  TW_INLINE void scatter_add(const F& from, const G& to, RowOf row_of, int col0, int i = 0, int j = 0) const {
+    Base::template own<F>();
+    scatter_rows<Add>(here(), from, to, row_of, col0, i, j);
+  }
+
+ protected:
+  static constexpr int kAllRows = 0x7fffffff;  ///< an end that no row is behind: the tensor's own counts
+  template <class T, int width>
+  using Piece = cuda::Piece<T, width>;
+  /// A tile's pieces from column `col0` on are aligned, and each lies inside the tensor or outside: the same answer for every thread. Of a
+  /// tensor that is bound with its Rows it is part of the kernel's variant, `kWhole`.
+  template <class F, bool kWhole, class G>
+  static TW_INLINE bool pieces(const G& tensor, int col0) {
+    if constexpr (moves_in_pieces<typename G::TileType>) {
+      static_assert(!kWhole || G::TileType::width % F::width == 0, "a tensor is bound with the Rows that are copied, or wider ones");
+      return kWhole;
+    } else {
+      return tensor.template whole_pieces<typename G::Element, F::width>() && col0 % F::width == 0;
+    }
+  }
+  /// Zeros without a conversion: the usual case.
+  template <class E>
+  static TW_INLINE E value_of(Fill fill) {
+    return fill.value == 0.0f ? E{} : tw::to<E>(fill.value);
+  }
+  /// What a thread has of a row of F: its pieces from `col` on; `otherwise` outside the tensor.
+  template <class F, class E, class G>
+  TW_INLINE void load_row(Words<E, F::width>* words, const G& from, int row, int col, int i, int j, E otherwise) const {
+    if (pieces<F, kPieceLoads>(from, col)) {
+      const E* const first = from.template piece_at<const E>(row, col, i, j);
+      TW_UNROLL
+      for (int n = 0; n < F::pieces; ++n) words[n].load_if(from.inside(row, col + n * F::piece_step), first + n * F::piece_step, otherwise);
+    } else {
+      TW_UNROLL
+      for (int n = 0; n < F::share; ++n) {
+        const int c = ptx::opaque(col + n / F::width * F::piece_step + n % F::width);
+        words[n / F::width].set(n % F::width, from.inside(row, c) ? *from.template at<const E>(row, c, i, j) : otherwise);
+      }
+    }
+  }
+  /// Rows that are not whole pieces: a tensor of a length that is no multiple of the pieces', or whose rows begin at lower multiples.
+  template <class G, bool kWhole>
+  static constexpr bool moves_in_words = moves_in_pieces<typename G::TileType> && !kWhole;
+  /// f(Constant<S>) with the most elements S that make a word of 4, 8 or 16 bytes for which all rows are aligned from column `col` on, the
+  /// same for every thread; false if there are none.
+  template <int S, class G, class Fn>
+  static TW_INLINE bool in_widest_words(const G& tensor, int col, Fn f) {
+    using T = typename G::Element;
+    constexpr int bytes = S * static_cast<int>(sizeof(T));
+    if constexpr (bytes > 16) {
+      return in_widest_words<S / 2>(tensor, col, f);
+    } else if constexpr (bytes >= 4) {
+      if (!tensor.template vectors<T, S>() || col % S != 0) return in_widest_words<S / 2>(tensor, col, f);
+      f(Constant<S>{});
+      return true;
+    } else {
+      return false;
+    }
+  }
+  /// How many elements row `row` has from `col` on, not positive if none.
+  template <class G>
+  static TW_INLINE int inside_row(const G& tensor, int row, int col) {
+    return static_cast<u32>(row) < static_cast<u32>(tensor.rows) ? tensor.cols - col : 0;
+  }
+  /// load_row() in words of S elements; one in which the tensor ends is left to load_row_end().
+  template <class F, int S, class E, class G>
+  TW_INLINE void load_row_in_words(Words<E, F::width>* words, const G& from, int row, int col, int i, int j, E otherwise) const {
+    const E* const first = from.template piece_at<const E>(row, col, i, j);
+    const int count = inside_row(from, row, col);
+    TW_UNROLL
+    for (int n = 0; n < F::pieces; ++n) {
+      words[n].fill(otherwise);
+      TW_UNROLL
+      for (int k = 0; k < F::width; k += S) {
+        const int place = n * F::piece_step + k;
+        words[n].template load_word_if<S>(place + S <= count, first + place, k);
+      }
+    }
+  }
+  /// The piece in which the tensor ends, if it is this thread's. Apart from the row's other loads, which its branch would hold up.
+  template <class F, class E, class G>
+  TW_INLINE void load_row_end(Words<E, F::width>* words, const G& from, int row, int col, int i, int j, E otherwise) const {
+    const int count = inside_row(from, row, col);
+    if (count % F::width == 0) return;
+    TW_UNROLL
+    for (int n = 0; n < F::pieces; ++n) {
+      const int left = count - n * F::piece_step;
+      if (left <= 0 || left >= F::width) continue;
+      const E* const first = from.template piece_at<const E>(row, col, i, j) + n * F::piece_step;
+      TW_UNROLL
+      for (int k = 0; k < F::width; ++k) words[n].set(k, k < left ? first[k] : otherwise);
+    }
+  }
+  /// gather() of such rows: in words, if there are any for which they are aligned.
+  template <class F, class E, class G, class RowOf>
+  TW_INLINE void gather_in_words(Words<E, F::width> (&words)[F::row_count][F::pieces], const G& from, RowOf row_of, int col0, int i, int j,
+                                 E otherwise) const {
+    const Position at = here();
+    const auto row = [&](int r) { return row_of(F::row(at, F::in_row(r, 0))); };
+    const int col = col0 + F::col(at, 0);
+    const bool in_words = in_widest_words<F::width>(from, col0, [&](auto size) {
+      TW_UNROLL
+      for (int r = 0; r < F::row_count; ++r) load_row_in_words<F, decltype(size)::value>(words[r], from, row(r), col, i, j, otherwise);
+    });
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      if (in_words)
+        load_row_end<F>(words[r], from, row(r), col, i, j, otherwise);
+      else
+        load_row<F>(words[r], from, row(r), col, i, j, otherwise);
+    }
+  }
+  /// A row of a tile, x[F::share], in words of S elements, and element by element where the tensor ends.
+  template <class F, int S, class T, class G>
+  TW_INLINE void store_row_in_words(const T* x, const G& to, int row, int col, int i, int j) const {
+    using E = typename G::Element;
+    E* const first = to.template piece_at<E>(row, col, i, j);
+    const int count = inside_row(to, row, col);
+    TW_UNROLL
+    for (int n = 0; n < F::pieces; ++n) {
+      Words<E, F::width> words;
+      words.pack(x + n * F::width);
+      TW_UNROLL
+      for (int k = 0; k < F::width; k += S) {
+        const int place = n * F::piece_step + k;
+        if (place + S <= count) {
+          words.template store_word<S>(first + place, k);
+        } else {
+          TW_UNROLL
+          for (int e = 0; e < S - 1; ++e)
+            if (place + e < count) first[place + e] = words.get(k + e);
+        }
+      }
+    }
+  }
+  /// The whole tile lies inside the tensor, and its pieces are aligned: the same answer for every thread.
+  template <class F, class G>
+  static TW_INLINE bool whole(const G& tensor, int row0, int col0) {
+    return tensor.template vectors<typename G::Element, F::width>() && col0 % F::width == 0 && row0 + F::rows <= tensor.rows &&
+           col0 + F::cols <= tensor.cols && F::cols % (F::width * F::row_threads) == 0;
+  }
+  /// Straight from registers.
+  template <class F, class G>
+  TW_INLINE void store_rows(const F& from, const G& to, int row0, int col0, int i, int j, int rows_end) const {
+    Base::template own<F>();
+    using T = typename G::Element;
+    const Position at = here();
+    const bool pieces = to.template whole_pieces<T, F::width>() && col0 % F::width == 0;
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      const int row = row0 + F::row(at, F::in_row(r, 0)), first_col = col0 + F::col(at, F::in_row(r, 0));
+      if (static_cast<u32>(row) >= static_cast<u32>(min(rows_end, to.rows))) continue;
+      T* const first = to.template at<T>(row, first_col, i, j);
+      if (pieces) {
+        TW_UNROLL
+        for (int n = 0; n < F::share; n += F::width) {
+          const int e = F::in_row(r, n), step = n / F::width * F::piece_step;
+          Piece<T, F::width> piece;
+          TW_UNROLL
+          for (int k = 0; k < F::width; ++k) piece.x[k] = tw::to<T>(from.x[e + k]);
+          if (first_col + step < to.cols) *reinterpret_cast<Piece<T, F::width>*>(first + step) = piece;
+        }
+      } else {
+        TW_UNROLL
+        for (int n = 0; n < F::share; ++n) {
+          const int step = n / F::width * F::piece_step + n % F::width;
+          if (first_col + step < to.cols) first[step * to.stride_col] = tw::to<T>(from.x[F::in_row(r, n)]);
+        }
+      }
+    }
+  }
+  /// The first `cols` columns of a panel in shared memory, with ordinary stores: neighbouring threads have neighbouring words, the widest
+  /// for which all rows of the tensor are aligned.
+  template <class T, class G>
+  TW_INLINE void copy_panel(const u8* panel, int cols, const G& to, int row0, int col0, int i, int j, int rows_end) const {
+    constexpr int widest = 16 / static_cast<int>(sizeof(T));
+    const auto copy = [&](auto size) { copy_panel_words<decltype(size)::value, T>(panel, cols, to, row0, col0, i, j, rows_end); };
+    // A tensor that TMA can take is aligned, and its columns are a multiple of the widest words'.
+    if (kPieceStores || (to.template vectors<T, widest>() && col0 % widest == 0)) return copy(Constant<widest>{});
+    if (to.template vectors<T, widest / 2>() && col0 % (widest / 2) == 0) return copy(Constant<widest / 2>{});
+    if (to.template vectors<T, widest / 4>() && col0 % (widest / 4) == 0) return copy(Constant<widest / 4>{});
+    copy(Constant<1>{});
+  }
+  template <int S, class T, class G>
+  TW_INLINE void copy_panel_words(const u8* panel, int cols, const G& to, int row0, int col0, int i, int j, int rows_end) const {
+    constexpr int widest = 16 / static_cast<int>(sizeof(T));
+    const int words = cols / S, end = min(rows_end, to.rows);
+    TW_NO_UNROLL
+    for (int n = static_cast<int>(ptx::thread_index()) % kWarpgroupThreads; n < kWarpgroupRows * words; n += kWarpgroupThreads) {
+      const int r = n / words, c = n % words * S, row = row0 + r, col = col0 + c;
+      if (row >= end) break;
+      const T* const word = reinterpret_cast<const T*>(panel + r * kPanelBytes + (c / widest ^ (r & 7)) * 16) + c % widest;
+      T* const first = to.template at<T>(row, col, i, j);
+      if (col + S <= to.cols) {
+        *reinterpret_cast<Piece<T, S>*>(first) = *reinterpret_cast<const Piece<T, S>*>(word);
+      } else {
+        TW_NO_UNROLL
+        for (int k = 0; k < S - 1 && col + k < to.cols; ++k) first[k] = word[k];  // S is 1 where columns are not side by side
+      }
+    }
+  }
+  /// Straight from registers, each row of the tile where place_of(row) says.
+  template <class F, class G, class PlaceOf>
+  TW_INLINE void store_places(const F& from, const G& to, int col0, PlaceOf place_of) const {
+    Base::template own<F>();
+    using T = typename G::Element;
+    const Position at = here();
+    const bool pieces = to.template whole_pieces<T, F::width>() && col0 % F::width == 0;
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      const Place place = place_of(F::row(at, F::in_row(r, 0)));
+      if (!place.inside) continue;
+      TW_UNROLL
+      for (int n = 0; n < F::share; n += F::width) {
+        const int e = F::in_row(r, n);
+        const int col = col0 + F::col(at, e);
+        if (pieces) {
+          const Piece<T, F::width> piece{tw::to<T>(from.x[e]), tw::to<T>(from.x[e + 1])};
+          if (to.inside(place.row, col)) *piece_at<F::width>(to, place.row, col, place.i, place.j) = piece;
+        } else {
+          TW_UNROLL
+          for (int k = 0; k < F::width; ++k)
+            if (to.inside(place.row, col + k)) *to.template at<T>(place.row, col + k, place.i, place.j) = tw::to<T>(from.x[e + k]);
+        }
+      }
+    }
+  }
+  template <int width, class G>
+  static TW_INLINE auto* piece_at(const G& tensor, int row, int col, int i, int j) {
+    using T = typename G::Element;
+    if constexpr (G::readable)
+      return reinterpret_cast<const Piece<T, width>*>(tensor.template at<const T>(row, col, i, j));
+    else
+      return reinterpret_cast<Piece<T, width>*>(tensor.template at<T>(row, col, i, j));
+  }
+};
+
+}  // namespace tw::cuda

@@ -1,0 +1,136 @@
+#pragma once
+
+#include "tilewave/tile/cuda/threads.tile.hpp"
+
+// Operations for which a block's threads exchange elements of a tile: column reductions, transpositions, pairs of columns.
+
+namespace tw::cuda {
+
+/// vector[col] = op(op(a, b), c)... of the column over all of the block's rows. `scratch`: its offset in shared memory.
+template <int kWarps, class T, class F, class Op>
+TW_INLINE void column_reduce(const Threads<kWarps>& block, const F& fragment, ColumnVector<T, F>& vector, int scratch, Op op) {
+  const Position& at = block.at;
+  T* const partial = reinterpret_cast<T*>(shared_memory() + scratch);
+  TW_UNROLL
+  for (int i = 0; i < F::column_count; ++i) {
+    const int e = F::in_row(0, i);
+    T value = op(fragment.x[e], fragment.x[e + 2]);
+    TW_UNROLL
+    for (int r = 2; r < F::row_count; ++r) value = op(value, fragment.x[F::in_row(r, i)]);
+    TW_UNROLL
+    for (int mask = 4; mask < 32; mask *= 2) value = op(value, ptx::shuffle_xor(value, mask));
+    if (at.lane < 4) partial[F::warp_row(at) / F::warp_rows * F::cols + vector.col(at, i)] = value;
+  }
+  block.sync();
+  TW_UNROLL
+  for (int i = 0; i < F::column_count; ++i) {
+    T value = partial[vector.col(at, i)];
+    for (int warp = 1; warp < F::row_warps; ++warp) value = op(value, partial[warp * F::cols + vector.col(at, i)]);
+    vector.x[i] = value;
+  }
+  block.sync();
+}
+
+/// vector[col] = f(f(a, b), c)... of the column's elements, in an order that is the same in every run; f must be associative and
+/// commutative.
+template <int kWarps, int R, int C, int Warps, int Width, class Fn>
+TW_INLINE void column_fold([[maybe_unused]] const Threads<kWarps>& block, const Rows<float, R, C, Warps, Width>& rows,
+                           ColumnVector<float, Rows<float, R, C, Warps, Width>>& vector, Fn f) {
+  using F = Rows<float, R, C, Warps, Width>;
+  static_assert(F::warp_rows == 1, "column_fold() is for rows of whole warps");
+  constexpr int warps = Warps / F::row_warps;  // that hold a column
+  TW_UNROLL
+  for (int n = 0; n < vector.size; ++n) {
+    vector.x[n] = rows.x[n];
+    TW_UNROLL
+    for (int r = 1; r < F::row_count; ++r) vector.x[n] = f(vector.x[n], rows.x[F::in_row(r, n)]);
+  }
+  if constexpr (warps > 1) {
+#if TW_ON_GPU
+    // Pieces of up to 16 bytes, and the lanes' side by side.
+    const Position& at = block.at;
+    constexpr int piece = F::width % 4 == 0 ? 4 : F::width;
+    __shared__ Piece<float, piece> partial[warps][C / piece];
+    const int warp = at.block_warp() / F::row_warps;
+    TW_UNROLL
+    for (int n = 0; n < vector.size; n += piece) {
+      Piece<float, piece> mine;
+      TW_UNROLL
+      for (int k = 0; k < piece; ++k) mine.x[k] = vector.x[n + k];
+      partial[warp][vector.col(at, n) / piece] = mine;
+    }
+    block.sync();
+    TW_UNROLL
+    for (int n = 0; n < vector.size; n += piece) {
+      TW_UNROLL
+      for (int w = 0; w < warps; ++w) {
+        const Piece<float, piece> other = partial[w][vector.col(at, n) / piece];
+        TW_UNROLL
+        for (int k = 0; k < piece; ++k) vector.x[n + k] = w == 0 ? other.x[k] : f(vector.x[n + k], other.x[k]);
+      }
+    }
+    block.sync();  // the next fold writes there
+#endif
+  }
+}
+
+/// to(col, row) = from(row, col), through shared memory. Rows of both are lines of 128 bytes or multiples.
+template <int kWarps, class T, int R, int C, int Warps, int Width>
+TW_INLINE void transpose([[maybe_unused]] const Threads<kWarps>& block, [[maybe_unused]] const Rows<T, R, C, Warps, Width>& from,
+                         [[maybe_unused]] Rows<T, C, R, Warps, Width>& to) {
+#if TW_ON_GPU
+  const Position& at = block.at;
+  using From = Rows<T, R, C, Warps, Width>;
+  using To = Rows<T, C, R, Warps, Width>;
+  constexpr int pieces = R / Width;  // of a row of `to`
+  constexpr int line_pieces = 128 / (Width * static_cast<int>(sizeof(T)));
+  static_assert(From::width == Width && pieces % line_pieces == 0, "a transposition needs Rows of stated widths and whole lines");
+  // Shared memory holds the rows of `to`. The lanes that write one element each write to every Width-th row: pieces are exchanged within
+  // lines so that these rows' differ in banks.
+  __shared__ Piece<T, Width> shared[C * pieces];
+  const auto place = [](u32 row, u32 piece) { return row * pieces + (piece ^ row / Width % line_pieces); };
+  TW_UNROLL
+  for (int e = 0; e < From::size; e += Width) {
+    const u32 row = static_cast<u32>(From::col(at, e)), col = static_cast<u32>(From::row(at, e));
+    Piece<T, Width>* const first = shared + place(row, col / Width);
+    TW_UNROLL
+    for (int k = 0; k < Width; ++k) first[k * pieces].x[col % Width] = from.x[e + k];
+  }
+  block.sync();
+  TW_UNROLL
+  for (int e = 0; e < To::size; e += Width) {
+    const Piece<T, Width> piece = shared[place(static_cast<u32>(To::row(at, e)), static_cast<u32>(To::col(at, e)) / Width)];
+    TW_UNROLL
+    for (int k = 0; k < Width; ++k) to.x[e + k] = piece.x[k];
+  }
+  block.sync();  // the next transposition writes there
+#endif
+}
+
+/// to(row, n) = f(from(row, 2 n), from(row, 2 n + 1)).
+template <int kWarps, class T, int R, int C, int WarpRows, int ColumnWarps, class Fn>
+TW_INLINE void pairs(const Threads<kWarps>& block, Fragment<T, R, C / 2, WarpRows, ColumnWarps>& to,
+                     const Fragment<T, R, C, WarpRows, ColumnWarps>& from, Fn f) {
+  const Position& at = block.at;
+  using From = Fragment<T, R, C, WarpRows, ColumnWarps>;
+  static_assert(From::warp_cols % 16 == 0, "pairs() halves the columns, which stay a multiple of 8");
+  // A thread has a pair of every eight columns, and wants two neighbouring results of every eight: those of two neighbours in its quad.
+  const int quad = at.lane & ~3;
+  const int low = quad + at.lane % 2 * 2;
+  const bool second = at.lane % 4 >= 2;
+  TW_UNROLL
+  for (int group = 0; group < From::size / 8; ++group) {
+    TW_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const T* x = from.x + group * 8 + r * 2;
+      const T first = f(x[0], x[1]), last = f(x[4], x[5]);
+      TW_UNROLL
+      for (int n = 0; n < 2; ++n) {
+        const T of_first = ptx::shuffle(first, low + n), of_last = ptx::shuffle(last, low + n);
+        to.x[group * 4 + r * 2 + n] = second ? of_last : of_first;
+      }
+    }
+  }
+}
+
+}  // namespace tw::cuda
