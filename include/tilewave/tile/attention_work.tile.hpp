@@ -1,0 +1,166 @@
+#pragma once
+
+#include "tilewave/tile/attention_config.tile.hpp"
+#include "tilewave/tile/attention_rules.tile.hpp"
+
+// Which rows a tile of attention computes, and which keys they see.
+
+namespace tw {
+
+/// Tiles of queries, longest first: with a causal mask the last rows of a sequence see the most keys, and a block that starts one late
+/// would hold everybody up. Heads are taken a group at a time so that the keys and values in use fit the L2 cache. The grid's n is heads *
+/// batch, m the query tiles.
+struct LongestFirst {
+  static constexpr Dispatch dispatch = Dispatch::dynamic;
+  /// grid.batch counts groups of heads, grid.n the heads of one group; tile.n is the head.
+  TW_INLINE static constexpr Tile at(const TileGrid& grid, int i) {
+    const int per_group = grid.m * grid.n;
+    const int group = i / per_group;
+    const int in_group = i - group * per_group;
+    return {grid.m - 1 - in_group / grid.n, group * grid.n + in_group % grid.n, 0};
+  }
+};
+
+/// Sequence `i` of those that follow each other, which has `size` rows from `begin` on. What memory says is clamped to the tensor's `rows`.
+struct SequenceRows {
+  int begin, size;
+  TW_INLINE static int clamp(int x, int most) { return max(min(x, most), 0); }
+  /// cu_seqlens: where each begins, and the last one's end.
+  TW_INLINE static SequenceRows packed(const auto& cu_seqlens, int i, int rows) {
+    const int begin = clamp(cu_seqlens[i], rows);
+    return {begin, max(clamp(cu_seqlens[i + 1], rows) - begin, 0)};
+  }
+};
+
+/// A tile of packed sequences in a list in memory: which number of it is what.
+struct PackedTile {
+  static constexpr int sequence = 0, first_row = 1, q_begin = 2, q_rows = 3, k_begin = 4, keys = 5;
+  static constexpr int numbers = 8;  ///< of a tile, the last two are not used
+};
+
+/// A tile: which rows of which sequence, and the blocks of keys that they see, from the last to the first. `p` are the parameters of an
+/// Attention kernel.
+template <AttentionConfig kConfig, class Rules>
+struct AttentionWork {
+  static constexpr int BM = kConfig.rows, BN = kConfig.keys;
+  static constexpr bool ragged = (kConfig.form & kRagged) != 0, split = (kConfig.form & kSplit) != 0, paged = (kConfig.form & kPaged) != 0;
+
+  int batch, head, part;
+  int first_row, rows;  ///< rows: of the sequence
+  int seqlen_k, diagonal;
+  int q_row, k_row;      ///< where the sequence begins
+  int q_batch, k_batch;  ///< in which of the tensors' batches
+  int blocks;            ///< none: no row sees a key
+  int last_block;
+  int cut, cut_first;  ///< blocks that rules cut: the last ones, and the first ones
+
+  TW_INLINE static AttentionWork of(const auto& p, Tile t) {
+    AttentionWork w;
+    int m = t.m;
+    w.part = 0;
+    if (split) {
+      w.part = m % p.splits;
+      m /= p.splits;
+    }
+    w.batch = t.n / p.q.size_i;
+    w.head = t.n - w.batch * p.q.size_i;
+    w.q_batch = w.k_batch = w.batch;
+    w.q_row = w.k_row = 0;
+    w.rows = p.q.rows;
+    w.seqlen_k = p.keys;
+    if (ragged) {
+      if (p.cu_q) w.q_batch = 0;
+      if (p.tiles) {
+        m = w.read_tile(p, m);
+      } else {
+        if (p.cu_q) {
+          m = w.find_sequence(p, m);
+          place(p.cu_q, w.batch, w.rows, w.q_row);
+        }
+        if (p.cu_k) place(p.cu_k, w.batch, w.seqlen_k, w.k_row);
+        if (p.used_q) w.rows = clamp(p.used_q[w.batch], w.rows);
+        if (p.used_k) w.seqlen_k = min(clamp(p.used_k[w.batch], w.seqlen_k) + w.added(p), w.seqlen_k);
+      }
+      w.k_batch = p.cu_k ? 0 : w.batch;
+      if (p.k_batch) w.k_batch = clamp(p.k_batch[w.batch], (paged && p.pages ? p.page_tables : p.k.size_j) - 1);
+      if (p.k_begin) {
+        const int begin = clamp(p.k_begin[w.batch], w.seqlen_k);
+        w.k_row += begin;
+        w.seqlen_k -= begin;
+      }
+    }
+    w.first_row = m * BM;
+    w.diagonal = p.has_diagonal ? p.diagonal : w.seqlen_k - w.seqlen_q(p);
+    w.find_blocks(p);
+    return w;
+  }
+
+  /// The block of keys that is number n.
+  TW_INLINE int block(int n) const { return last_block - n; }
+  TW_INLINE int seqlen_q(const auto& p) const { return split && p.queries > 0 ? p.queries : rows; }
+  /// The head and the query that row `row` of the tile belongs to.
+  TW_INLINE int head_of(const auto& p, int row) const { return split ? head * p.heads_together + head_in_tile(p, row) : head; }
+  TW_INLINE int query_of(const auto& p, int row) const { return first_row + row - (split ? head_in_tile(p, row) * p.queries : 0); }
+
+ private:
+  TW_INLINE static int clamp(int x, int most) { return SequenceRows::clamp(x, most); }
+  /// Keys that were appended to the sequence after its length was read.
+  TW_INLINE int added(const auto& p) const {
+    return p.cu_added ? clamp(p.cu_added[batch + 1] - p.cu_added[batch], seqlen_k) : p.keys_added;
+  }
+  /// Tile m of the list; gives its number in its sequence.
+  TW_INLINE int read_tile(const auto& p, int m) {
+    const auto tile = p.tiles + static_cast<i64>(m) * PackedTile::numbers;
+    batch = tile[PackedTile::sequence];
+    q_row = tile[PackedTile::q_begin];
+    rows = tile[PackedTile::q_rows];
+    k_row = tile[PackedTile::k_begin];
+    seqlen_k = tile[PackedTile::keys];
+    return tile[PackedTile::first_row] / BM;
+  }
+  /// Sequence b has the tiles from cu_q[b] / BM + b on, of which the last one may be empty: so the host knows how many there are without
+  /// knowing the lengths. Finds tile m's sequence and gives its number in there.
+  TW_INLINE int find_sequence(const auto& p, int m) {
+    int low = 0, high = p.batch;  // first tiles: at low before m or at it, at high behind it
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (p.cu_q[middle] / BM + middle <= m ? low : high) = middle;
+    }
+    batch = low;
+    return max(m - (p.cu_q[low] / BM + low), 0);
+  }
+  TW_INLINE static void place(const auto& cu_seqlens, int i, int& size, int& begin) {
+    const SequenceRows at = SequenceRows::packed(cu_seqlens, i, size);
+    begin = at.begin;
+    size = at.size;
+  }
+  TW_INLINE void find_blocks(const auto& p) {
+    const int last_row = min(first_row + BM, rows) - 1;
+    blocks = last_block = cut = cut_first = 0;
+    if (last_row < first_row) return;
+    const KeyRange all{0, seqlen_k};
+    const int last = last_row - first_row, queries = seqlen_q(p);
+    const bool one_head = !split || head_in_tile(p, 0) == head_in_tile(p, last);
+    const ScoreRows score_rows{batch,    head_of(p, 0), one_head ? query_of(p, 0) : 0, one_head ? query_of(p, last) : queries - 1, queries,
+                               seqlen_k, diagonal};
+    const KeyRange seen = Rules::keys(p.rules, score_rows, all), whole = Rules::untouched(p.rules, score_rows, all);
+    if (seen.end <= seen.begin) return;
+    int begin = seen.begin / BN, end = ceil_div(seen.end, BN);
+    if (split && p.splits > 1) {
+      const int share = ceil_div(end - begin, p.splits);
+      begin += part * share;
+      end = min(end, begin + share);
+      if (end <= begin) return;
+    }
+    blocks = end - begin;
+    last_block = end - 1;
+    const int whole_end = max(whole.end, 0) / BN, whole_begin = ceil_div(max(whole.begin, 0), BN);
+    cut = min(max(end - whole_end, 0), blocks);
+    if (Rules::lower) cut_first = min(max(whole_begin - begin, 0), blocks - cut);
+  }
+  TW_INLINE int head_in_tile(const auto& p, int row) const {
+    return static_cast<int>(static_cast<u32>(min(first_row + row, rows - 1)) / static_cast<u32>(seqlen_q(p)));
+  }
+};
+
+}  // namespace tw

@@ -1,0 +1,128 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+namespace tw {
+
+/// The softmax of rows whose scores arrive a block of keys at a time (Dao et al. 2022, FlashAttention). A score x adds
+/// 2^(x * scale_log2 - base) to its row's sum. A row keeps its base until an exponential would exceed 1 (lazy rescaling): in practice it is
+/// rescaled once or never. `kMaximaFirst`: AttentionConfig::maxima_first.
+template <class Target, class Scores, bool kMaximaFirst>
+struct OnlineSoftmax {
+  using PerRow = RowVector<Target, float, Scores>;
+  /// A row's base is set to kHeadroom above its largest exponent so far, so that later exponentials may be 2^kHeadroom times as large.
+  static constexpr float kHeadroom = 8.0f;
+  /// The base of a row that has not seen a key. It is finite, so that -infinity minus it is -infinity.
+  static constexpr float kUnseen = -1e30f;
+
+  PerRow base;
+  PerRow sum;  ///< this thread's share of it, until block.complete(sum)
+
+  TW_INLINE void begin(auto& block) {
+    block.fill(base, kUnseen);
+    block.fill(sum, 0.0f);
+  }
+
+  /// Sets the base of rows that see their first key in these scores.
+  TW_INLINE void set_first_bases(auto& block, float scale_log2, Scores& scores) {
+    block.rows(scores, [&](int i, auto row) {
+      const auto largest = row.max();
+      const bool first = base[i] == kUnseen && largest != -kInfinity;
+      base[i] = first ? largest * scale_log2 + kHeadroom : base[i];
+    });
+  }
+
+  /// Turns scores into exponentials and adds them to `sum`. Returns whether a row of this warp was rescaled: then the output so far must be
+  /// multiplied by `decay`. Without kMaximaFirst, prepare(Constant<first>, Constant<count>) is called for each half of the columns before
+  /// it is used.
+  template <class Prepare>
+  TW_INLINE bool add(auto& block, float scale_log2, Scores& scores, PerRow& decay, Prepare prepare) {
+    block.fill(decay, 1.0f);
+    if constexpr (kMaximaFirst) {
+      const bool rescaled = rescale_by_maxima(block, scale_log2, scores, decay);
+      block.rows(scores, [&](int i, auto row) {
+        const auto b = base[i];
+        sum[i] += row.map_partial_sum([&](auto x) { return exp2(x * scale_log2 - b); });
+      });
+      return rescaled;
+    } else {
+      // In two halves: the exponents of the second are computed under the exponentials of the first.
+      constexpr int half = (Scores::cols + 31) / 32 * 16, rest = Scores::cols - half;
+      prepare(Constant<0>{}, Constant<half>{});
+      const bool first = exponents<0, half>(block, scale_log2, scores);
+      if (first) rescale<0, half>(block, scores, decay);
+      prepare(Constant<half>{}, Constant<rest>{});
+      add_exponentials<0, half>(block, scores);
+      const bool second = exponents<half, rest>(block, scale_log2, scores);
+      if (second) rescale<half, rest>(block, scores, decay);
+      add_exponentials<half, rest>(block, scores);
+      return first || second;
+    }
+  }
+
+  /// Adds a sink to each row: one more summand, which has no value. `sink_of(row)` is its exponent; `scale` is multiplied by what the
+  /// output must be.
+  template <class SinkOf>
+  TW_INLINE void add_sink(auto& block, SinkOf sink_of, PerRow& scale) {
+    block.for_rows(sum, [&](int row, int i, auto& total) {
+      const auto sink = sink_of(row);
+      const auto larger = max(base[i], sink);
+      scale[i] = exp2(base[i] - larger);
+      total = total * scale[i] + exp2(sink - larger);
+      base[i] = larger;
+    });
+  }
+  /// The natural logarithm of row i's sum of exp(score); -infinity for a row that has seen no key.
+  TW_INLINE auto lse(int i) const { return sum[i] == 0.0f ? -kInfinity : (base[i] + log2(sum[i])) * kLn2; }
+
+ private:
+  /// Turns scores of some columns into exponents. Returns whether any in this warp is positive: rescale() must follow.
+  template <int kFirst, int kCount>
+  TW_INLINE bool exponents(auto& block, float scale_log2, Scores& scores) {
+    RowVector<Target, bool, Scores> over;
+    block.rows(scores, [&](int i, auto row) {
+      const auto b = base[i];
+      over[i] = row.template columns<kFirst, kCount>().map_any_positive([&](auto x) { return x * scale_log2 - b; });
+    });
+    return block.any(over, [](bool x) { return x; });
+  }
+  /// Raises the bases of rows with a positive exponent in these columns. The columns before them already hold exponentials. `decay` is
+  /// multiplied by the factor that earlier exponentials need.
+  template <int kFirst, int kCount>
+  TW_INLINE void rescale(auto& block, Scores& scores, PerRow& decay) {
+    block.rows(scores, [&](int i, auto row) {
+      const auto largest = row.template columns<kFirst, kCount>().max();
+      const auto by = largest > 0.0f ? largest + kHeadroom : 0.0f;
+      const auto less = exp2(-by);
+      base[i] += by;
+      sum[i] *= less;
+      decay[i] *= less;
+      if constexpr (kFirst > 0) row.template columns<0, kFirst>().map([&](auto x) { return x * less; });
+      row.template columns<kFirst, kCount>().map([&](auto x) { return x - by; });
+    });
+  }
+  /// Turns exponents into exponentials and adds them to `sum`.
+  template <int kFirst, int kCount>
+  TW_INLINE void add_exponentials(auto& block, Scores& scores) {
+    block.rows(scores,
+               [&](int i, auto row) { sum[i] += row.template columns<kFirst, kCount>().map_partial_sum([](auto x) { return exp2(x); }); });
+  }
+  /// Raises the bases of rows whose largest score exceeds them, if there is such a row in this warp.
+  TW_INLINE bool rescale_by_maxima(auto& block, float scale_log2, Scores& scores, PerRow& decay) {
+    RowVector<Target, bool, Scores> over;
+    block.rows(scores, [&](int i, auto row) { over[i] = row.partial_max() * scale_log2 > base[i]; });
+    const bool rescaled = block.any(over, [](bool x) { return x; });
+    if (rescaled) {
+      block.rows(scores, [&](int i, auto row) {
+        const auto largest = row.max() * scale_log2;
+        const auto raised = largest > base[i] ? largest + kHeadroom : base[i];
+        decay[i] = exp2(base[i] - raised);
+        base[i] = raised;
+        sum[i] *= decay[i];
+      });
+    }
+    return rescaled;
+  }
+};
+
+}  // namespace tw
