@@ -77,7 +77,7 @@ struct PackedProduct {
     TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.depth, BK); }
     /// How many scales of a row lie before this one in its 16 bytes: a copy begins with the first of them.
     TW_INLINE static int in_piece(int group) {
-      if constexpr (by_group && Scales::contract == Contract::columns)
+      if constexpr (by_group && Scaling::order == Contract::columns)
         return group % (16 / static_cast<int>(sizeof(typename Scales::Element)));
       else
         return 0;
