@@ -14,9 +14,8 @@
 #include <vector>
 
 #include "runtime/format.hpp"
-#include "tests/copy_kernels.tile.hpp"
 #include "tests/expect_error.hpp"
-#include "tests/launch_kernel.hpp"
+#include "tests/language_launches.hpp"
 #include "tests/support.hpp"
 #include "tilewave/analyze.hpp"
 #include "tilewave/tile/cuda/operand.tile.hpp"
@@ -185,8 +184,7 @@ float decoded(const Matrix<Codes>& w, int m, int k, float scale) {
 
 template <class T, class Sum, class Codes, class Scaling, class Decode, int BM, int BN>
 void expect_packed_product(Device device, std::mt19937_64& random, int m, int n, int k) {
-  using Kernel = PackedProduct<T, Sum, Codes, Scaling, Decode, BM, BN>;
-  using On = typename Kernel::template On<cpu::Target>;
+  using On = typename PackedProduct<T, Sum, Codes, Scaling, Decode, BM, BN>::template On<cpu::Target>;
   SCOPED_TRACE(tw::format("{} x {} x {}, {} codes in a byte", m, n, k, codes_in<Codes>));
   const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1)); };
   Matrix<Codes> w(m, ceil_div(k, codes_in<Codes>));
@@ -215,17 +213,9 @@ void expect_packed_product(Device device, std::mt19937_64& random, int m, int n,
   Matrix<Sum> out(m, n);
   for (int repetition = 0; repetition < kTimes; ++repetition) {
     const Tensor there = Tensor::poisoned({m, n}, dtype_of<Sum>, Stream::standard(device));
-    launch_kernel<Kernel>(device, {ceil_div(m, BM), ceil_div(n, BN)}, [&](auto& bind, auto& p) {
-      bind(p.w, w_there);
-      bind(p.x, x_there);
-      if constexpr (On::by_group)
-        bind(p.scales, scales_there);
-      else
-        bind(p.scales, nullptr);
-      bind(p.row_scales, row_scales_there);
-      bind(p.out, there);
-      p.depth = k;
-    });
+    launch_packed_product<T, Sum, Codes, Scaling, Decode, BM, BN>(
+        Stream::standard(device),
+        {.w = w_there, .x = x_there, .scales = scales_there, .row_scales = row_scales_there, .out = there, .depth = k});
     if (repetition == 0) first = there;
     ASSERT_TRUE(equal_bits(first, there)) << "repetition " << repetition;
   }
@@ -277,13 +267,8 @@ void expect_narrow_chain(Device device, std::mt19937_64& random, int m, int n, i
   Tensor first;
   for (int repetition = 0; repetition < kTimes; ++repetition) {
     const Tensor there = Tensor::poisoned({m, D}, dtype_of<Sum>, Stream::standard(device));
-    launch_kernel<NarrowChain<T, Sum, M, N, D>>(device, {ceil_div(m, M)}, [&](auto& bind, auto& p) {
-      bind(p.a, a_there);
-      bind(p.b, b_there);
-      bind(p.c, c_there);
-      bind(p.out, there);
-      p.factor = factor;
-    });
+    launch_narrow_chain<T, Sum, M, N, D>(Stream::standard(device),
+                                         {.a = a_there, .b = b_there, .c = c_there, .out = there, .factor = factor});
     if (repetition == 0) first = there;
     ASSERT_TRUE(equal_bits(first, there)) << "repetition " << repetition;
   }
@@ -318,13 +303,6 @@ TEST_P(Copies, LeftOperandsOfEightBits) {
 
 // Rows gathered and scattered
 
-/// ids of a list of `blocks` blocks of `rows` entries: each of 0 to ids - 1 once, in random order, in random blocks, between holes.
-std::vector<i32> random_list(std::mt19937_64& random, int blocks, int rows, int ids) {
-  std::vector<i32> list(static_cast<std::size_t>(blocks * rows), -1);
-  std::iota(list.begin(), list.begin() + ids, 0);
-  std::shuffle(list.begin(), list.end(), random);
-  return list;
-}
 template <class T>
 Tensor tensor_of(const std::vector<T>& values, Device device) {
   const Tensor host =
@@ -355,16 +333,13 @@ void expect_expert_product(Device device, std::mt19937_64& random, int tokens, i
   for (int repetition = 0; repetition < kTimes; ++repetition) {
     const Tensor there = Reduce ? Tensor::zeros({rows, n}, dtype_of<Out>, Stream::standard(device))
                                 : Tensor::poisoned({rows, n}, dtype_of<Out>, Stream::standard(device));
-    launch_kernel<ExpertProduct<T, Out, Reduce, BM, BN>>(device, {blocks, ceil_div(n, BN)}, [&](auto& bind, auto& p) {
-      bind(p.x, x_there);
-      bind(p.w, experts_weights);
-      bind(p.out, there);
-      p.ids = ids_there.data<i32>();
-      p.experts = experts_there.data<i32>();
-      p.weights = weights_there.data<float>();
-      p.count = static_cast<int>(ids.size());
-      p.top_k = kTopK;
-    });
+    launch_expert_product<T, Out, Reduce, BM, BN>(Stream::standard(device), {.x = x_there,
+                                                                             .w = experts_weights,
+                                                                             .ids = ids_there,
+                                                                             .experts = experts_there,
+                                                                             .weights = weights_there,
+                                                                             .out = there,
+                                                                             .top_k = kTopK});
     if (repetition == 0) first = there;
     if (!Reduce) {
       ASSERT_TRUE(equal_bits(first, there)) << "repetition " << repetition;
@@ -652,20 +627,8 @@ TEST(CopyErrors, CopiesBeginAtWholePieces) {
 
 // Segments
 
-std::vector<i32> offsets_of(const std::vector<int>& sizes) {
-  std::vector<i32> offsets = {0};
-  for (const int size : sizes) offsets.push_back(offsets.back() + size);
-  return offsets;
-}
 const std::vector<std::vector<int>> kSegmentations = {
     {300, 1, 0, 255, 256, 257, 0}, {0, 0, 0}, {700}, {0, 64, 0, 0, 5, 1000}, {1, 1, 1, 1, 1, 1, 1, 1, 1}};
-
-/// `count` sizes below `most`: tiles enough for several of each of a GPU's blocks.
-std::vector<int> many_sizes(std::mt19937_64& random, int count, int most) {
-  std::vector<int> sizes(static_cast<std::size_t>(count));
-  for (int& size : sizes) size = static_cast<int>(random() % static_cast<unsigned>(most));
-  return sizes;
-}
 
 /// Each row of each segment is in one tile, no tile has rows of two segments, and the tiles of a cluster are in one segment.
 TEST(Segments, GiveEveryRowToOneTile) {
@@ -721,16 +684,11 @@ void expect_grouped_product(Device device, std::mt19937_64& random, const std::v
   x.fill(normal), w.fill(normal);
   const Tensor x_there = x.on(device), w_rows = w.on(device), offsets_there = tensor_of(offsets, device);
   const Tensor w_there = Tensor::borrow(w_rows.data(), {segments, n, k}, dtype_of<T>, device, {std::int64_t{n} * (k + pad), k + pad, 1});
-  using Kernel = GroupedProduct<T, BM, BN, Cluster>;
   Tensor first;
   for (int repetition = 0; repetition < kTimes; ++repetition) {
     const Tensor there = Tensor::poisoned({rows, n}, dtype_of<T>, Stream::standard(device));
-    launch_kernel<Kernel>(device, {Segments<cpu::Target>::tiles(rows, segments, BM, Cluster), ceil_div(n, BN)}, [&](auto& bind, auto& p) {
-      bind(p.x, x_there);
-      bind(p.w, w_there);
-      bind(p.out, there);
-      p.segments = {offsets_there.data<i32>(), segments, rows};
-    });
+    launch_grouped_product<T, BM, BN, Cluster>(Stream::standard(device),
+                                               {.x = x_there, .w = w_there, .offsets = offsets_there, .out = there});
     if (repetition == 0) first = there;
     ASSERT_TRUE(equal_bits(first, there)) << "repetition " << repetition;
   }
@@ -758,18 +716,18 @@ void expect_grouped_product(Device device, std::mt19937_64& random, const std::v
 TEST_P(Copies, ProductsOfRaggedSegmentsAlone) {
   for (const std::vector<int>& sizes : kSegmentations) expect_grouped_product<bf16, 64, 32, 1>(device, random, sizes, 72, 136, 0);
   expect_grouped_product<bf16, 64, 32, 1>(device, random, {3, 100, 0, 70}, 33, 65, 1);
-  if (device.is_cuda()) expect_grouped_product<bf16, 64, 32, 1>(device, random, many_sizes(random, 40, 1000), 256, 64, 0);
+  if (device.is_cuda()) expect_grouped_product<bf16, 64, 32, 1>(device, random, random_sizes(random, 40, 1000), 256, 64, 0);
 }
 
 TEST_P(Copies, ProductsOfRaggedSegmentsInClusters) {
   for (const std::vector<int>& sizes : kSegmentations) expect_grouped_product<bf16, 64, 64, 2>(device, random, sizes, 72, 136, 8);
   expect_grouped_product<bf16, 64, 64, 2>(device, random, {3, 300, 0, 70}, 33, 65, 0);
-  if (device.is_cuda()) expect_grouped_product<bf16, 64, 64, 2>(device, random, many_sizes(random, 40, 1000), 520, 64, 0);
+  if (device.is_cuda()) expect_grouped_product<bf16, 64, 64, 2>(device, random, random_sizes(random, 40, 1000), 520, 64, 0);
 }
 
 TEST_P(Copies, SumsOverRaggedSegments) {
   std::vector<std::vector<int>> all = kSegmentations;
-  if (device.is_cuda()) all.push_back(many_sizes(random, 600, 130));
+  if (device.is_cuda()) all.push_back(random_sizes(random, 600, 130));
   for (const std::vector<int>& sizes : all) {
     const std::vector<i32> offsets = offsets_of(sizes);
     const int rows = offsets.back(), segments = static_cast<int>(sizes.size()), m = 70, n = 40;
@@ -783,12 +741,7 @@ TEST_P(Copies, SumsOverRaggedSegments) {
       for (int c = 0; c < n; ++c) x(r, c) = to<bf16>(kNaN), y(r, c) = to<bf16>(kNaN);
     const Tensor y_there = y.on(device), x_there = x.on(device), offsets_there = tensor_of(offsets, device);
     const Tensor there = Tensor::poisoned({segments, m, n}, DType::f32, Stream::standard(device));
-    launch_kernel<RaggedDepth<bf16, 64, 32>>(device, {ceil_div(m, 64), ceil_div(n, 32), segments}, [&](auto& bind, auto& p) {
-      bind(p.y, y_there);
-      bind(p.x, x_there);
-      bind(p.out, there);
-      p.segments = {offsets_there.data<i32>(), segments, rows};
-    });
+    launch_ragged_depth<bf16, 64, 32>(Stream::standard(device), {.y = y_there, .x = x_there, .offsets = offsets_there, .out = there});
     const Tensor here = there.to(Device::cpu());
     for (int g = 0; g < segments; ++g) {
       if (g == poisoned && sizes[static_cast<std::size_t>(g)] > 0) continue;

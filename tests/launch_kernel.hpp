@@ -15,17 +15,30 @@ inline std::vector<KernelSpec>& launched_kernels() {
 }
 template <class Kernel>
 inline const bool launched = (launched_kernels().push_back(make_spec(kernel_info<Kernel>, true, true)), true);
+
+/// Compiles them for `target`, on all cores, at the first call.
+inline void compile_launched_kernels(GpuTarget target) {
+  static const bool done = [target] {
+    std::vector<KernelSpec> specs = launched_kernels();
+    for (KernelSpec& spec : specs) spec = for_target(std::move(spec), target);
+    compile_all(specs);
+    return true;
+  }();
+  static_cast<void>(done);
+}
 }  // namespace internal
 
-/// launch() on the device's standard stream. On a GPU the first call compiles every kernel that this program uses it for, on all cores.
+/// launch(). On a GPU the first call compiles every kernel that this program uses it for.
+template <class Kernel, class Bind>
+void launch_kernel(const Stream& stream, const TileGrid& grid, Bind bind) {
+  [[maybe_unused]] const bool known = internal::launched<Kernel>;  // since before main()
+  if (stream.device().is_cuda()) internal::compile_launched_kernels(stream.target());
+  launch<Kernel>(stream, grid, bind);
+}
+/// The same on the device's standard stream.
 template <class Kernel, class Bind>
 void launch_kernel(Device device, const TileGrid& grid, Bind bind) {
-  [[maybe_unused]] const bool known = internal::launched<Kernel>;  // since before main()
-  if (device.is_cuda()) {
-    static const bool warm = (compile_all(internal::launched_kernels()), true);
-    static_cast<void>(warm);
-  }
-  launch<Kernel>(Stream::standard(device), grid, bind);
+  launch_kernel<Kernel>(Stream::standard(device), grid, bind);
 }
 
 }  // namespace tw::test

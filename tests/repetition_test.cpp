@@ -1,15 +1,21 @@
-// Every way in which results leave a GPU's blocks, with many short tiles for each block, again and again into poisoned outputs beside
-// copies on another stream: what races is wrong once in a while, and right in a test that looks once.
+// Races give wrong results only once in a while, so a test that looks once does not find them. Here every way in which results leave a
+// GPU's blocks runs 200 times, with many short tiles for each block, into poisoned outputs, while another stream copies memory.
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <random>
+#include <span>
 #include <string>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/attention/combine.hpp"
@@ -18,6 +24,7 @@
 #include "runtime/gpu.hpp"
 #include "runtime/stream.hpp"
 #include "tests/differences.tile.hpp"
+#include "tests/language_launches.hpp"
 #include "tests/support.hpp"
 #include "tilewave/attention.hpp"
 #include "tilewave/convolution.hpp"
@@ -35,6 +42,10 @@ struct Case {
   Shape shape;  ///< of the output; its bytes are a multiple of 1024
   DType dtype;
   std::function<void(const Tensor& out, const Stream& stream)> run;
+  float tolerance = 0.03f;  ///< of the result on the CPU, absolute and relative; 0 where all arithmetic is exact
+  bool adds = false;        ///< it adds to its output, which must be zero before
+
+  Tensor output(const Stream& stream) const { return adds ? Tensor::zeros(shape, dtype, stream) : Tensor::poisoned(shape, dtype, stream); }
 };
 
 /// Copies on a stream of their own, from one part of the device's memory to another.
@@ -61,30 +72,32 @@ Tensor as_words(const Tensor& t) {
   return Tensor::borrow(t.data(), {bytes / 1024, 256}, DType::i32, t.device());
 }
 
-/// Where `got` is not `expected`, both on the CPU. Types are narrow, sums are of different orders: a wrong row, not a wrong bit, is found.
-void expect_close(const Tensor& got, const Tensor& expected) {
+/// Compares tensors on the CPU. The default tolerance allows for narrow types and for sums in another order: it finds wrong rows, not wrong
+/// bits. NaN is expected where the CPU has it: in what NaN inputs reach, and in rows that must not be written.
+void expect_close(const Tensor& got, const Tensor& expected, float tolerance) {
   const auto as_f32 = [](const Tensor& t) { return t.dtype() == DType::f32 ? t : t.to(DType::f32); };
   const Tensor a = as_f32(got), b = as_f32(expected);
   std::int64_t wrong = 0, first = -1;
   for (std::int64_t i = 0; i < a.numel(); ++i) {
     const float x = a.data<float>()[i], y = b.data<float>()[i];
-    if (!(std::abs(x - y) <= 0.03f + 0.03f * std::abs(y))) {
+    const bool close = std::isnan(y) ? std::isnan(x) : std::abs(x - y) <= tolerance + tolerance * std::abs(y);
+    if (!close) {
       if (first < 0) first = i;
       ++wrong;
     }
   }
-  EXPECT_EQ(wrong, 0) << "the first at " << first;
+  EXPECT_EQ(wrong, 0) << "elements differ from the CPU's, the first is number " << first;
 }
 
 void expect_repeatable(const Case& c, const Tensor& expected, const Stream& stream, Traffic& traffic) {
   SCOPED_TRACE(c.name);
-  const Tensor first = Tensor::poisoned(c.shape, c.dtype, stream);
+  const Tensor first = c.output(stream);
   c.run(first, stream);
   const Tensor words = as_words(first);
   const Tensor counts = Tensor::zeros({words.shape(0), 1}, DType::f32, stream);
   for (int repetition = 0; repetition < kRepetitions; ++repetition) {
     traffic.copy();
-    const Tensor out = Tensor::poisoned(c.shape, c.dtype, stream);
+    const Tensor out = c.output(stream);
     c.run(out, stream);
     launch<Differences>(stream, {.m = ceil_div(static_cast<int>(words.shape(0)), 4)}, [&](auto& bind, auto& p) {
       bind(p.a, words);
@@ -93,7 +106,7 @@ void expect_repeatable(const Case& c, const Tensor& expected, const Stream& stre
     });
   }
   stream.synchronize();
-  expect_close(first.to(Device::cpu()), expected);
+  expect_close(first.to(Device::cpu()), expected, c.tolerance);
   const Tensor differing = counts.to(Device::cpu());
   const double words_differing = std::accumulate(differing.data<float>(), differing.data<float>() + differing.numel(), 0.0);
   EXPECT_EQ(words_differing, 0) << "words of " << kRepetitions << " repetitions differ from the first run's";
@@ -104,19 +117,19 @@ void expect_all_repeatable(const std::vector<Case>& cases) {
   const Device cpu = Device::cpu();
   std::vector<Tensor> expected;
   for (const Case& c : cases) {
-    expected.push_back(Tensor::poisoned(c.shape, c.dtype));
+    expected.push_back(c.output(Stream::standard(cpu)));
     c.run(expected.back(), Stream::standard(cpu));
   }
   {
-    // What compiles for a second each compiles side by side.
+    // Kernels take a second or more to compile: compile them side by side.
     std::vector<std::jthread> first_calls;
     for (const Case& c : cases) {
       first_calls.emplace_back([&c, device] {
         const Stream stream(device);
         try {
-          c.run(Tensor::empty(c.shape, c.dtype, stream), stream);
+          c.run(c.output(stream), stream);
         } catch (const Error&) {
-          // It is thrown again where it is looked at.
+          // The next call throws it again, where it is reported.
         }
         stream.synchronize();
       });
@@ -350,6 +363,247 @@ TEST(Repetition, cuda_Decoding) {
                      }});
   }
   expect_all_repeatable(cases);
+}
+
+// The tile language's own kernels
+
+/// Inputs of one test, from one generator.
+class RandomTensors {
+ public:
+  /// Sums of few enough products of integers are exact, in any order.
+  Tensor integers(Shape shape, DType dtype, int low, int high) {
+    std::uniform_int_distribution<int> pick(low, high);
+    return filled(std::move(shape), [&] { return static_cast<float>(pick(engine)); }).to(dtype);
+  }
+  Tensor normal(Shape shape, DType dtype, float sigma = 1) {
+    std::normal_distribution<float> pick(0, sigma);
+    return filled(std::move(shape), [&] { return pick(engine); }).to(dtype);
+  }
+  Tensor uniform(Shape shape, float low, float high) {
+    std::uniform_real_distribution<float> pick(low, high);
+    return filled(std::move(shape), [&] { return pick(engine); });
+  }
+  std::mt19937_64 engine = random_engine();
+
+ private:
+  template <class F>
+  static Tensor filled(Shape shape, F f) {
+    const Tensor t = Tensor::empty(std::move(shape), DType::f32);
+    std::generate_n(t.data<float>(), t.numel(), f);
+    return t;
+  }
+};
+Tensor tensor_of(const std::vector<std::int32_t>& values) {
+  return Tensor::from(std::span<const std::int32_t>(values), {static_cast<std::int64_t>(values.size())});
+}
+
+/// Sums that leave a Buffer by reduce-add, and a Fragment of all warpgroups.
+std::vector<Case> backward_cases() {
+  constexpr int kBatch = 300, kQueries = 150, kKeys = 200, kDim = 128;
+  RandomTensors random;
+  const SharedInputs in = std::make_shared<Inputs>(
+      std::vector{random.integers({kBatch, kQueries, kDim}, DType::bf16, -1, 1), random.integers({kBatch, kKeys, kDim}, DType::bf16, -1, 1),
+                  random.integers({kBatch, 152}, DType::f32, -8, 8), random.integers({kBatch, 152}, DType::f32, 1, 3)});
+  const auto run = [in](const Tensor& dq, const Tensor& dk, const Stream& stream) {
+    const std::vector<Tensor>& t = in->on(stream.device());
+    const Tensor lse = t[2].slice(1, 0, kQueries), delta = t[3].slice(1, 0, kQueries);
+    launch_backward_products<bf16, 64, 128, kDim>(stream, {.q = t[0], .k = t[1], .lse = lse, .delta = delta, .dq = dq, .dk = dk});
+  };
+  const Shape dq_shape{kBatch, kQueries, kDim}, dk_shape{kBatch, kKeys, kDim};
+  return {{.name = "chained products: dQ",
+           .shape = dq_shape,
+           .dtype = DType::f32,
+           .run = [=](const Tensor& out, const Stream& stream) { run(out, Tensor::poisoned(dk_shape, DType::f32, stream), stream); },
+           .tolerance = 0,
+           .adds = true},
+          {.name = "chained products: dK",
+           .shape = dk_shape,
+           .dtype = DType::f32,
+           .run = [=](const Tensor& out, const Stream& stream) { run(Tensor::zeros(dq_shape, DType::f32, stream), out, stream); },
+           .tolerance = 0}};
+}
+
+Case latent_attention_case() {
+  constexpr int kBatch = 140, kHeads = 100, kKeys = 150, kDim = 576, kValueDim = 512;
+  const SharedInputs in = inputs({{kBatch, kHeads, kDim}, {kBatch, kKeys, kDim}}, DType::bf16);
+  return {"64 x 512 output on two warpgroups", {kBatch, kHeads, kValueDim}, DType::f32, [in](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            launch_latent_attention<bf16, 64, 64, kDim, kValueDim>(stream, {.q = t[0], .k = t[1], .out = out, .scale = 0.125f});
+          }};
+}
+
+/// The outputs of the tokens, and after them the state after the last one.
+Case recurrence_case() {
+  constexpr int kBatch = 300, kTokens = 200, kDim = 64;
+  RandomTensors random;
+  const Shape tokens{kBatch, kTokens, kDim};
+  const SharedInputs in = std::make_shared<Inputs>(
+      std::vector{random.normal(tokens, DType::f16, 0.125f), random.normal(tokens, DType::f16, 0.125f), random.normal(tokens, DType::f16),
+                  random.uniform({kBatch, kTokens}, -0.1f, 0), random.uniform({kBatch, kTokens}, 0, 1)});
+  return {"chunked recurrence", {kBatch, kTokens + kDim, kDim}, DType::f32, [in](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            const Tensor of_tokens = out.slice(1, 0, kTokens), last = out.slice(1, kTokens, kTokens + kDim);
+            launch_gated_delta_rule<f16, 64, kDim>(
+                stream, {.q = t[0], .k = t[1], .v = t[2], .gates = t[3], .betas = t[4], .out = of_tokens, .last = last});
+          }};
+}
+
+TEST(Repetition, cuda_BuffersAndStates) {
+  skip_without_cuda();
+  std::vector<Case> cases = backward_cases();
+  cases.push_back(latent_attention_case());
+  cases.push_back(recurrence_case());
+  expect_all_repeatable(cases);
+}
+
+/// Integers, so that a sum of rows does not depend on their order.
+template <class T, class Out, bool Reduce, int BM, int BN>
+Case expert_case(int tokens, int n, int k) {
+  constexpr int kExperts = 3, kTopK = 2;
+  RandomTensors random;
+  const int choices = tokens * kTopK, blocks = ceil_div(choices, BM) + 2;
+  const SharedInputs in = std::make_shared<Inputs>(
+      std::vector{random.integers({tokens, k}, dtype_of<T>, -4, 4), random.integers({kExperts, n, k}, dtype_of<T>, -4, 4),
+                  tensor_of(random_list(random.engine, blocks, BM, choices)), random.integers({blocks}, DType::i32, 0, kExperts - 1),
+                  random.integers({choices}, DType::f32, -4, 4)});
+  return {.name = tw::format("experts' rows {}: {} tokens, {} columns, depth {}", Reduce ? "added up" : "scattered", tokens, n, k),
+          .shape = {Reduce ? tokens : choices, n},
+          .dtype = dtype_of<Out>,
+          .run =
+              [in](const Tensor& out, const Stream& stream) {
+                const std::vector<Tensor>& t = in->on(stream.device());
+                launch_expert_product<T, Out, Reduce, BM, BN>(
+                    stream, {.x = t[0], .w = t[1], .ids = t[2], .experts = t[3], .weights = t[4], .out = out, .top_k = kTopK});
+              },
+          .tolerance = 0,
+          .adds = Reduce};
+}
+
+TEST(Repetition, cuda_GatherAndScatter) {
+  skip_without_cuda();
+  expect_all_repeatable({expert_case<bf16, bf16, false, 128, 64>(5120, 520, 64), expert_case<bf16, float, true, 64, 64>(5120, 520, 64),
+                         // Rows that TMA cannot copy.
+                         expert_case<bf16, bf16, false, 128, 64>(5120, 67, 65), expert_case<bf16, float, true, 64, 64>(5120, 67, 65)});
+}
+
+template <class T, class Sum, class Codes, class Scaling, class Decode, int BM, int BN>
+Case packed_product_case(const char* what, int m, int n, int k) {
+  using On = typename PackedProduct<T, Sum, Codes, Scaling, Decode, BM, BN>::template On<cpu::Target>;
+  constexpr bool exact = std::is_same_v<Sum, i32>;
+  RandomTensors random;
+  Shape scales{1, 1};
+  DType scale_type = DType::f32;
+  if constexpr (On::by_group) {
+    const std::int64_t groups = ceil_div(k, Scaling::group);
+    scales = Scaling::order == Contract::rows ? Shape{groups, m} : Shape{m, ceil_div(static_cast<int>(groups), 16) * 16};
+    scale_type = dtype_of<typename Scaling::Scale>;
+  }
+  // Codes are any bytes; 1 byte of e8m0 between 120 and 134 is a power of two between 2^-7 and 2^7.
+  const Tensor codes = random.integers({m, k / codes_in<Codes>}, DType::u8, 0, 255);
+  const Tensor group_scales =
+      scale_type == DType::u8 ? random.integers(scales, DType::u8, 120, 134) : random.uniform(scales, 0.125f, 1.5f).to(scale_type);
+  const SharedInputs in = std::make_shared<Inputs>(
+      std::vector{codes, exact ? random.integers({n, k}, dtype_of<T>, -128, 127) : random.normal({n, k}, dtype_of<T>), group_scales,
+                  random.uniform({m, 1}, 0.125f, 1.5f)});
+  return {.name = tw::format("{}: {} x {} x {}", what, m, n, k),
+          .shape = {m, n},
+          .dtype = dtype_of<Sum>,
+          .run =
+              [in, k](const Tensor& out, const Stream& stream) {
+                const std::vector<Tensor>& t = in->on(stream.device());
+                launch_packed_product<T, Sum, Codes, Scaling, Decode, BM, BN>(
+                    stream, {.w = t[0], .x = t[1], .scales = t[2], .row_scales = t[3], .out = out, .depth = k});
+              },
+          .tolerance = exact ? 0 : 0.03f};
+}
+
+template <class T, class Sum, int M, int N, int D>
+Case narrow_chain_case(int m, int n, float factor) {
+  RandomTensors random;
+  const SharedInputs in =
+      std::make_shared<Inputs>(std::vector{random.integers({m, D}, dtype_of<T>, -127, 127), random.integers({n, D}, dtype_of<T>, -127, 127),
+                                           random.integers({D, n}, dtype_of<T>, -127, 127)});
+  return {.name = tw::format("8-bit operands in registers: {} x {}, depth {}", m, n, D),
+          .shape = {m, D},
+          .dtype = dtype_of<Sum>,
+          .run =
+              [in, factor](const Tensor& out, const Stream& stream) {
+                const std::vector<Tensor>& t = in->on(stream.device());
+                launch_narrow_chain<T, Sum, M, N, D>(stream, {.a = t[0], .b = t[1], .c = t[2], .out = out, .factor = factor});
+              },
+          .tolerance = 0};
+}
+
+TEST(Repetition, cuda_OperandsInRegisters) {
+  skip_without_cuda();
+  using Transposed = ByGroup<bf16, 64, Contract::rows>;
+  using Mxfp4 = ByGroup<e8m0, 32, Contract::columns>;
+  expect_all_repeatable({
+      packed_product_case<bf16, float, i4x2, Transposed, TimesScale, 128, 64>("int4 in groups of 64", 8192, 512, 64),
+      packed_product_case<bf16, float, i4x2, Transposed, TimesScale, 128, 64>("int4 in groups of 64", 4096, 256, 384),
+      packed_product_case<bf16, float, fp4x2, Mxfp4, TimesScale, 64, 64>("mxfp4", 8192, 256, 160),
+      packed_product_case<f16, float, u2x4, ByRow, Affine<1>, 64, 64>("2-bit codes with scales of rows", 8192, 256, 128),
+      packed_product_case<i8, i32, i4x2, WithoutScales, TimesScale, 64, 64>("int4 times int8", 8192, 256, 128),
+      narrow_chain_case<i8, i32, 64, 64, 64>(100000, 16, 1.0f / 1024),
+      narrow_chain_case<i8, i32, 128, 32, 128>(65536, 80, 1.0f / 4096),
+  });
+}
+
+/// Sizes whose sum is a multiple of 64.
+std::vector<int> padded_sizes(std::mt19937_64& random, int count, int limit) {
+  std::vector<int> sizes = random_sizes(random, count, limit);
+  const int rows = std::accumulate(sizes.begin(), sizes.end(), 0);
+  sizes.back() += ceil_div(rows, 64) * 64 - rows;
+  return sizes;
+}
+
+/// The last 64 rows are in no segment.
+template <class T, int BM, int BN, int Cluster>
+Case grouped_case(int segments, int limit, int n, int k) {
+  RandomTensors random;
+  const std::vector<std::int32_t> offsets = offsets_of(padded_sizes(random.engine, segments, limit));
+  const int rows = offsets.back() + 64;
+  const SharedInputs in = std::make_shared<Inputs>(
+      std::vector{random.normal({rows, k}, dtype_of<T>), random.normal({segments, n, k}, dtype_of<T>), tensor_of(offsets)});
+  return {.name = tw::format("{} products of {} rows in clusters of {}, {} columns, depth {}", segments, rows, Cluster, n, k),
+          .shape = {rows, n},
+          .dtype = dtype_of<T>,
+          .run = [in](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            launch_grouped_product<T, BM, BN, Cluster>(stream, {.x = t[0], .w = t[1], .offsets = t[2], .out = out});
+          }};
+}
+
+/// NaN in one of the segments must stay there.
+Case ragged_depth_case() {
+  constexpr int kSegments = 640, kM = 70, kN = 40;
+  RandomTensors random;
+  const std::vector<std::int32_t> offsets = offsets_of(random_sizes(random.engine, kSegments, 130));
+  const int rows = offsets.back();
+  const auto nan_in_one_segment = [&](const Tensor& t) {
+    const std::size_t segment = 300;
+    for (std::int64_t i = offsets[segment] * t.shape(1); i < offsets[segment + 1] * t.shape(1); ++i) t.data<bf16>()[i] = bf16(kNaN);
+    return t;
+  };
+  const SharedInputs in =
+      std::make_shared<Inputs>(std::vector{nan_in_one_segment(random.integers({rows, 72}, DType::bf16, -4, 4)),
+                                           nan_in_one_segment(random.integers({rows, kN}, DType::bf16, -4, 4)), tensor_of(offsets)});
+  return {.name = tw::format("sums over {} segments", kSegments),
+          .shape = {kSegments, kM, kN},
+          .dtype = DType::f32,
+          .run =
+              [in](const Tensor& out, const Stream& stream) {
+                const std::vector<Tensor>& t = in->on(stream.device());
+                const Tensor y = t[0].slice(1, 0, kM);
+                launch_ragged_depth<bf16, 64, 32>(stream, {.y = y, .x = t[1], .offsets = t[2], .out = out});
+              },
+          .tolerance = 0};
+}
+
+TEST(Repetition, cuda_Segments) {
+  skip_without_cuda();
+  expect_all_repeatable({grouped_case<bf16, 64, 64, 2>(40, 1000, 512, 64), grouped_case<bf16, 64, 64, 2>(40, 1000, 72, 136),
+                         grouped_case<bf16, 64, 32, 1>(40, 1000, 256, 64), ragged_depth_case()});
 }
 
 }  // namespace

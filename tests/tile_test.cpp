@@ -12,10 +12,9 @@
 
 #include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
-#include "tests/launch_kernel.hpp"
+#include "tests/language_launches.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
-#include "tests/tile_kernels.tile.hpp"
 #include "tilewave/analyze.hpp"
 
 namespace tw::test {
@@ -46,7 +45,6 @@ std::size_t at(std::initializer_list<int> index, std::initializer_list<int> exte
 /// Integers, so that every order of the additions gives the same sums, and none is rounded: exactly those of double.
 TEST_P(Tiles, ChainedProductsThroughABufferAndItsTranspose) {
   constexpr int M = 64, N = 128, D = 128;
-  using Kernel = BackwardProducts<bf16, M, N, D>;
   // Many tiles for each block of the persistent grid; the last queries and keys fill theirs in part.
   const int queries = 150, keys = 200, batch = device.is_cuda() ? 300 : 3;
   PlacedTensor q({batch, queries, D}, DType::bf16, device), k({batch, keys, D}, DType::bf16, device);
@@ -77,14 +75,8 @@ TEST_P(Tiles, ChainedProductsThroughABufferAndItsTranspose) {
   for (int round = 0; round < 3; ++round) {
     PlacedTensor dq_out({batch, queries, D}, DType::f32, device, {.gap = 16}), dk_out({batch, keys, D}, DType::f32, device, {.gap = 4});
     dq_out.fill(std::vector<float>(dq.size(), 0.0f));
-    launch_kernel<Kernel>(device, {ceil_div(keys, N), 1, batch}, [&](auto& bind, auto& p) {
-      bind(p.q, q);
-      bind(p.k, k);
-      bind(p.lse, lse);
-      bind(p.delta, delta);
-      bind(p.dq, dq_out);
-      bind(p.dk, dk_out);
-    });
+    launch_backward_products<bf16, M, N, D>(Stream::standard(device),
+                                            {.q = q, .k = k, .lse = lse, .delta = delta, .dq = dq_out, .dk = dk_out});
     ASSERT_EQ(dq_out.values(), dq) << "round " << round;
     ASSERT_EQ(dk_out.values(), dk) << "round " << round;
     EXPECT_TRUE(dq_out.gaps_intact() && dk_out.gaps_intact());
@@ -126,12 +118,7 @@ TEST_P(Tiles, LatentAttentionReadsOneTileAsKeysAndAsValues) {
   std::vector<double> first;
   for (int round = 0; round < 3; ++round) {
     PlacedTensor out({batch, heads, Dv}, DType::f32, device, {.gap = 3});
-    launch_kernel<LatentAttention<bf16, M, N, D, Dv>>(device, {ceil_div(heads, M), 1, batch}, [&](auto& bind, auto& p) {
-      bind(p.q, q);
-      bind(p.k, k);
-      bind(p.out, out);
-      p.scale_log2 = scale * kLog2E;
-    });
+    launch_latent_attention<bf16, M, N, D, Dv>(Stream::standard(device), {.q = q, .k = k, .out = out, .scale = scale});
     const std::vector<double> got = out.values();
     // Weights are rounded to bf16, by up to 2^-9 of each and 2^-9 / sqrt(3) on average: what is left of that in sums of several is less.
     ASSERT_LT(relative_error(got, expected), 1.5e-3);
@@ -179,15 +166,8 @@ TEST_P(Tiles, ChunkedRecurrenceIsTheRecurrence) {
   std::vector<double> first, first_state;
   for (int round = 0; round < 3; ++round) {
     PlacedTensor out({batch, tokens, D}, DType::f32, device, {.gap = 1}), last({batch, D, D}, DType::f32, device);
-    launch_kernel<GatedDeltaRule<f16, C, D>>(device, {1, 1, batch}, [&](auto& bind, auto& p) {
-      bind(p.q, q);
-      bind(p.k, k);
-      bind(p.v, v);
-      bind(p.gates, gates);
-      bind(p.betas, betas);
-      bind(p.out, out);
-      bind(p.last, last);
-    });
+    launch_gated_delta_rule<f16, C, D>(Stream::standard(device),
+                                       {.q = q, .k = k, .v = v, .gates = gates, .betas = betas, .out = out, .last = last});
     const std::vector<double> got = out.values(), got_state = last.values();
     // f16 operands of four products after each other, each rounded by up to 2^-11.
     ASSERT_LT(relative_error(got, expected), 1e-3);
