@@ -102,6 +102,37 @@ row\col       0       8      16      24      32      40      48      56
 )");
 }
 
+TEST_F(CliKernels, KernelsLayoutDrawsPartlyFilledPanels) {
+  EXPECT_EQ(run("kernels layout --shared bf16,8,32").out, R"(Shared bf16 8 x 32
+1024 bytes: 1 panel of 8 rows of 128 bytes, 64 of them used.
+A warp that accesses at once:
+  16 bytes of 8 rows (ldmatrix, stmatrix, wgmma)     32 banks, no conflict
+   64 bytes of a row                                 16 banks, no conflict
+  a Fragment's first elements: 8 rows, 4 columns     32 banks, no conflict
+  an element of  8 rows, one column                  8 banks, no conflict
+Cell: 8 elements of a row, 16 bytes: their place among the 8 of the panel's row, and its four banks.
+
+row\col       0       8      16      24
+      0   0:0-3   1:4-7  2:8-11 3:12-15
+      1   1:4-7   0:0-3 3:12-15  2:8-11
+      2  2:8-11 3:12-15   0:0-3   1:4-7
+      3 3:12-15  2:8-11   1:4-7   0:0-3
+      4 4:16-19 5:20-23 6:24-27 7:28-31
+      5 5:20-23 4:16-19 7:28-31 6:24-27
+      6 6:24-27 7:28-31 4:16-19 5:20-23
+      7 7:28-31 6:24-27 5:20-23 4:16-19
+)");
+  const auto first_lines = [](const std::string& text) { return text.substr(0, text.find('\n', text.find('\n') + 1)); };
+  EXPECT_EQ(first_lines(run("kernels layout --shared f16,16,80 --contract rows").out),
+            "Shared f16 16 x 80, products sum over rows\n"
+            "4096 bytes: 2 panels in sequence, each of 16 rows of 128 bytes, 32 of them used in the last.");
+  EXPECT_EQ(first_lines(run("kernels layout --shared fp8_e4m3,64,160").out),
+            "Shared fp8_e4m3 64 x 160\n"
+            "16384 bytes: 2 panels in sequence, each of 64 rows of 128 bytes, 32 of them used in the last.");
+  EXPECT_EQ(first_lines(run("kernels layout --shared f32,256,224").out),
+            "Shared f32 256 x 224\n229376 bytes: 7 panels in sequence, each of 256 rows of 128 bytes.");
+}
+
 TEST_F(CliKernels, KernelsLayoutOfEveryKernel) {
   for (const json& kernel : run_json("kernels list --json")) {
     const std::string name = kernel.at("name");

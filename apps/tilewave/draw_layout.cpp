@@ -49,21 +49,26 @@ Picture draw_shared(const TileLayout& layout, const DrawnPart& part) {
   picture.cell_cols = kPieceBytes / bytes;
   picture.cell =
       tw::format("{} elements of a row, 16 bytes: their place among the 8 of the panel's row, and its four banks", picture.cell_cols);
-  const int panels = layout.cols * bytes / sm_90a::kPanelBytes;
-  picture.notes.push_back(tw::format("{} bytes: {} panel{} of {} rows of 128 bytes.", layout.rows * layout.cols * bytes, panels,
-                                     panels == 1 ? "" : "s in sequence,", layout.rows));
+  const int row_bytes = layout.cols * bytes, panels = (row_bytes + sm_90a::kPanelBytes - 1) / sm_90a::kPanelBytes;
+  const int in_last_panel = row_bytes - (panels - 1) * sm_90a::kPanelBytes;
+  picture.notes.push_back(tw::format(
+      "{} bytes: {} panel{} of {} rows of 128 bytes{}.", panels * layout.rows * sm_90a::kPanelBytes, panels,
+      panels == 1 ? "" : "s in sequence, each", layout.rows,
+      in_last_panel == sm_90a::kPanelBytes ? "" : tw::format(", {} of them used{}", in_last_panel, panels == 1 ? "" : " in the last")));
 
   std::vector<int> rows_of_piece, row, column, quads;
   for (int r = 0; r < 8; ++r) rows_of_piece.push_back(layout.offset(r, 0));
+  const int first_panel_bytes = std::min(row_bytes, sm_90a::kPanelBytes);
   for (int lane = 0; lane < kLanes; ++lane) {
-    row.push_back(layout.offset(0, lane * kBankBytes / bytes));
+    if (lane * kBankBytes < first_panel_bytes) row.push_back(layout.offset(0, lane * kBankBytes / bytes));
     if (lane < layout.rows) column.push_back(layout.offset(lane, 0));
     const auto [fragment_row, fragment_col] = layout_of<sm_90a::Fragment<float, 64, 8>>.element(lane, 0);
     quads.push_back(layout.offset(fragment_row, fragment_col));
   }
   picture.notes.push_back("A warp that accesses at once:");
   picture.notes.push_back(tw::format("  16 bytes of 8 rows (ldmatrix, stmatrix, wgmma)     {}", conflicts(rows_of_piece, kPieceBytes)));
-  picture.notes.push_back(tw::format("  128 bytes of a row                                 {}", conflicts(row, kBankBytes)));
+  picture.notes.push_back(
+      tw::format("  {:>3} bytes of a row                                 {}", first_panel_bytes, conflicts(row, kBankBytes)));
   picture.notes.push_back(tw::format("  a Fragment's first elements: 8 rows, 4 columns     {}", conflicts(quads, bytes)));
   picture.notes.push_back(
       tw::format("  an element of {:>2} rows, one column                  {}", column.size(), conflicts(column, bytes)));

@@ -142,7 +142,7 @@ void add_kernels(CLI::App& app, int& exit_code) {
   CLI::App* layout_command =
       command->add_subcommand("layout", "Draw where the elements of a kernel's tiles are: banks, threads, registers");
   completes_with(layout_command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows"), kernel_names);
-  layout_command->add_option("--shared", a.layout.shared, "Instead of a kernel's: this tile in shared memory; bf16, f16 or f32")
+  layout_command->add_option("--shared", a.layout.shared, "Draw this tile of shared memory: bf16, f16, f32, fp8_e4m3, fp8_e5m2 or i8")
       ->delimiter(',')
       ->expected(3)
       ->type_name("DTYPE,ROWS,COLS");
@@ -150,16 +150,16 @@ void add_kernels(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"columns", "rows"}))
       ->needs("--shared")
       ->type_name("WHAT");
-  layout_command->add_option("--fragment", a.layout.fragment, "This Fragment: accumulators of products")
+  layout_command->add_option("--fragment", a.layout.fragment, "Draw this Fragment: accumulators of products")
       ->delimiter(',')
       ->expected(2)
       ->type_name("ROWS,COLS");
-  layout_command->add_option("--rows", a.layout.rows, "These Rows: a tile without products, over a block of WARPS (4)")
+  layout_command->add_option("--rows", a.layout.rows, "Draw these Rows: a tile for kernels without products, in a block of WARPS warps (4)")
       ->delimiter(',')
       ->expected(2, 3)
       ->type_name("ROWS,COLS[,WARPS]");
-  layout_command->add_option("--tile", a.layout.tile, "Only the tile of this number; 0: all")->capture_default_str()->type_name("N");
-  layout_command->add_flag("--all", a.layout.all, "Whole tiles, not their first 16 rows and 16 cells of a row");
+  layout_command->add_option("--tile", a.layout.tile, "Draw only the tile with this number; 0: all")->capture_default_str()->type_name("N");
+  layout_command->add_flag("--all", a.layout.all, "Draw whole tiles instead of 16 rows of 16 cells");
   layout_command->add_option("--svg", a.layout.svg, "Write a picture to this file instead")->type_name("FILE");
   layout_command->footer("Shared memory has 32 banks of 4 bytes: words of one bank are served one after another.");
   layout_command->callback([&exit_code] {

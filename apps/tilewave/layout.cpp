@@ -1,10 +1,12 @@
 #include "layout.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -22,6 +24,9 @@ constexpr DrawnPart kAll{std::numeric_limits<int>::max(), std::numeric_limits<in
 
 /// Shared memory of a block on a Hopper GPU.
 constexpr int kSharedBytes = 227 * 1024;
+
+/// Elements of tiles that --shared describes.
+constexpr DType kSharedTypes[] = {DType::bf16, DType::f16, DType::f32, DType::fp8_e4m3, DType::fp8_e5m2, DType::i8};
 
 [[noreturn]] void refuse(const char* option, const std::string& given, const std::string& allowed) {
   throw UsageError(tw::format("kernels layout: {} is {}; allowed: {}", option, given, allowed));
@@ -43,31 +48,34 @@ bool with_constant(int value, F f) {
   (std::make_integer_sequence<int, (last - first) / step + 1>{});
 }
 
-/// A tile's type depends on its columns by their number of panels alone: the type of one panel serves all.
+/// A tile's layout depends on its elements only by their size, and on its columns only by their number of panels.
 template <class T, Contract contract>
-TileLayout shared_layout(int rows, int cols) {
-  constexpr int panel = sm_90a::kPanelBytes / static_cast<int>(sizeof(T));
+TileLayout shared_layout(DType dtype, int rows, int cols) {
+  constexpr int bytes = static_cast<int>(sizeof(T)), panel = sm_90a::kPanelBytes / bytes, step = 32 / bytes;
   TileLayout layout{};
   if (!with_constant<8, 256, 8>(rows, [&]<int R>() { layout = layout_of<sm_90a::Shared<T, R, panel, contract>>; }))
     refuse("--shared", tw::format("{} rows", rows), "8 to 256 rows, a multiple of 8");
-  if (cols <= 0 || cols % panel != 0)
-    refuse("--shared", tw::format("{} columns", cols), "a multiple of 64 for 16-bit types, of 32 for f32");
-  if (cols > kSharedBytes / rows / static_cast<int>(sizeof(T)))
-    refuse("--shared", tw::format("{} x {}", rows, cols), "what fits a block's 227 KiB of shared memory");
+  if (cols <= 0 || cols % step != 0)
+    refuse("--shared", tw::format("{} columns", cols), tw::format("a multiple of {} columns of {}, 32 bytes", step, name_of(dtype)));
+  const int most_panels = kSharedBytes / (rows * sm_90a::kPanelBytes);
+  if (cols > most_panels * panel)
+    refuse("--shared", tw::format("{} x {}", rows, cols), "what fits a block's 227 KiB of shared memory, rows rounded up to 128 bytes");
+  layout.dtype = dtype;
   layout.cols = cols;
   return layout;
 }
 
 TileLayout shared_layout(const std::vector<std::string>& given, const std::string& contract) {
   const int rows = parse_extent(given[1]), cols = parse_extent(given[2]);
+  const auto type = std::ranges::find(kSharedTypes, given[0], [](DType t) { return name_of(t); });
+  if (type == std::end(kSharedTypes)) refuse("--shared", '"' + given[0] + '"', "bf16, f16, f32, fp8_e4m3, fp8_e5m2, i8");
   const bool by_rows = contract == "rows";
-  if (given[0] == "bf16")
-    return by_rows ? shared_layout<bf16, Contract::rows>(rows, cols) : shared_layout<bf16, Contract::columns>(rows, cols);
-  if (given[0] == "f16")
-    return by_rows ? shared_layout<f16, Contract::rows>(rows, cols) : shared_layout<f16, Contract::columns>(rows, cols);
-  if (given[0] != "f32") refuse("--shared", '"' + given[0] + '"', "bf16, f16, f32");
-  if (by_rows) refuse("--contract", "rows with f32", "columns: wgmma transposes only 16-bit operands");
-  return shared_layout<float, Contract::columns>(rows, cols);
+  const std::size_t bytes = size_of(*type);
+  if (by_rows && bytes != 2) refuse("--contract", "rows with " + given[0], "columns: wgmma transposes only 16-bit operands");
+  if (by_rows) return shared_layout<bf16, Contract::rows>(*type, rows, cols);
+  if (bytes == 1) return shared_layout<i8, Contract::columns>(*type, rows, cols);
+  if (bytes == 2) return shared_layout<bf16, Contract::columns>(*type, rows, cols);
+  return shared_layout<float, Contract::columns>(*type, rows, cols);
 }
 
 /// More rows are more warpgroups, more columns more registers, laid out as the first.
