@@ -10,8 +10,8 @@
 #include "tilewave/tensor.hpp"
 #include "tilewave/tile/analysis/run.tile.hpp"
 
-// What a kernel moves and does, counted from its own source, and the least time that a device needs for it. Nothing is computed and no
-// memory is needed:
+// Counts the bytes that a kernel moves and the operations that it does, from its own source, and predicts the shortest time that a device
+// needs for them. Nothing is computed and no memory is needed:
 //
 //   const tw::Tensor a = tw::placeholder({m, k}, tw::DType::f16), ...;
 //   const tw::Analysis counts = tw::analyze<Matmul<tw::f16, 128, 128, 64, 4>>(grid, [&](auto& bind, auto& params) { bind(params.a, a); });
@@ -28,81 +28,81 @@ const char* name_of(OperandType operands);
 template <class T>
 using PerOperandType = std::array<T, static_cast<std::size_t>(OperandType::count)>;
 
-/// What units of a processor do.
+/// Arithmetic operations by kind.
 struct Operations {
-  /// Of matrix products: two for each pair of elements that is multiplied and added. Of whole tiles, as tensor cores do them.
+  /// Matrix products: two operations for each multiply-add, counted for whole tiles, as tensor cores compute them.
   PerOperandType<std::uint64_t> products{};
-  PerOperandType<std::uint64_t> inside{};  ///< those of them on elements that lie in the tensors: 2 M N K of a matrix product
-  std::uint64_t f32 = 0;                   ///< of element functions and reductions: +, *, comparisons, max, min
-  std::uint64_t special = 0;               ///< exp2, log2, sqrt, rsqrt, reciprocal, division, erf, sin, cos; tanh and sigmoid are two
+  PerOperandType<std::uint64_t> inside{};  ///< only those on elements inside the tensors: 2 M N K for a matrix product
+  std::uint64_t f32 = 0;                   ///< in element functions and reductions: +, *, comparisons, max, min
+  std::uint64_t special = 0;               ///< exp2, log2, sqrt, rsqrt, reciprocal, division, erf, sin, cos; tanh and sigmoid count twice
   std::uint64_t all_products() const;
 };
 
-/// One launch of a kernel.
+/// The counts of one launch.
 struct Analysis {
   std::int64_t tiles = 0;
-  int threads = 0;                ///< of a block on the GPU
-  std::int64_t shared_bytes = 0;  ///< of a block: rings, staging and scratch, without barriers (1 KB) and padding
+  int threads = 0;                ///< per block on the GPU
+  std::int64_t shared_bytes = 0;  ///< per block: rings, buffers, staging and scratch, without barriers (1 KB) and padding
 
-  std::uint64_t global_read = 0;     ///< bytes that blocks load, from the L2 cache or beyond: what several load counts several times
+  std::uint64_t global_read = 0;     ///< bytes that blocks load from global memory; bytes loaded by several blocks count several times
   std::uint64_t global_written = 0;  ///< bytes that blocks store
-  std::uint64_t unique_read = 0;     ///< bytes of the tensors that are read, each once: the least that must come from memory
-  std::uint64_t unique_written = 0;  ///< of those that are written
-  std::uint64_t shared_traffic = 0;  ///< bytes into and out of shared memory, products' operands included
+  std::uint64_t unique_read = 0;     ///< bytes of the tensors that are read, each counted once: the minimum memory traffic
+  std::uint64_t unique_written = 0;  ///< the same for tensors that are written
+  std::uint64_t shared_traffic = 0;  ///< bytes into and out of shared memory, including the operands of products
 
   Operations operations;
-  Operations largest_tile;      ///< the most of each that one tile does
-  std::uint64_t uncounted = 0;  ///< elements given to functions whose parameters are float, not auto: f32 and special lack what they do
+  Operations largest_tile;      ///< for each kind, the count of the tile with the most
+  std::uint64_t uncounted = 0;  ///< elements passed to functions that take float instead of auto; their arithmetic is not counted
 };
 
-/// A tensor of zeros for analyze() and the like: it has addresses, but no memory until it is written. Throws InvalidArgument for a shape
-/// that has more bytes than the system has addresses.
+/// A tensor of zeros for analyze(): its addresses are reserved, but memory is used only when it is written. Throws InvalidArgument if the
+/// shape does not fit into the address space.
 Tensor placeholder(Shape shape, DType dtype);
 
-/// A processor, by its data sheet. Rates are per second, of the whole device, with the boost clock and without sparsity.
+/// A processor according to its data sheet. Rates are per second for the whole device, at the boost clock, without sparsity.
 struct DeviceModel {
   std::string name;
   std::string source;  ///< where the figures come from
-  int units = 1;       ///< multiprocessors, or threads
+  int units = 1;       ///< SMs, or threads of a CPU
   double memory_bytes = 0;
-  PerOperandType<double> products{};  ///< 0: the device has none
-  double f32 = 0;                     ///< a fused multiply-add is two
+  PerOperandType<double> products{};  ///< 0: not supported
+  double f32 = 0;                     ///< a fused multiply-add counts as two
   double special = 0;
   std::int64_t shared_per_block = 0;  ///< bytes; 0: no limit
-  bool skips_padding = false;         ///< products of elements outside the tensors take no time
+  bool skips_padding = false;         ///< products of elements outside the tensors are not computed
 };
 
 /// H200, A100 and RTX 4090.
 const std::vector<DeviceModel>& device_models();
-/// "H200", "A100", "4090", or a part of a device's name that holds one ("NVIDIA H200"); null when it is none of them.
+/// Finds a model by "H200", "A100" or "4090", or by a device name that contains one of these ("NVIDIA H200"); null if there is none.
 const DeviceModel* find_device_model(std::string_view name);
-/// A CPU of `threads` threads that do `flops` f32 operations a second each, and memory of `bytes` a second. Products of every type are done
-/// in f32; a special function costs 20 operations (the length of exp2 in math.tile.hpp).
+/// A CPU with `threads` threads, each with `flops` f32 operations per second, and a memory bandwidth of `bytes` per second. Products of all
+/// types are computed in f32; a special function costs 20 operations (the length of exp2 in math.tile.hpp).
 DeviceModel cpu_model(std::string name, int threads, double flops, double bytes);
 
-/// The least time of a launch whose tensors are not in the device's cache yet: each resource at its peak, all of them at once.
+/// The shortest time of a launch whose tensors are not in the device's cache: all resources work at the same time, each at its peak rate.
 struct Roofline {
   double memory = 0;    ///< seconds for the unique bytes
-  double products = 0;  ///< matrix products
+  double products = 0;  ///< seconds for matrix products
   double f32 = 0;
   double special = 0;
-  double seconds = 0;  ///< the longest of them
+  double seconds = 0;  ///< the largest of these
   const char* bound = "memory";
 };
 
-/// Tiles are not divided among units: the busiest unit has at least ceil(tiles / units) of equal ones, and at least the largest. Throws
-/// InvalidArgument for products that the device has no rate for.
+/// A tile runs on one unit, so the busiest unit has at least ceil(tiles / units) average tiles, and at least the largest tile. Throws
+/// InvalidArgument for products of a type that the device does not support.
 Roofline roofline(const Analysis& analysis, const DeviceModel& device);
 
 namespace detail {
 
-/// The bytes of a tensor that is bound, each once.
+/// A bound tensor's memory, each byte counted once.
 struct AnalysedArray {
   const void* data;
   std::uint64_t bytes;
 };
 
-/// Binds tensors to Globals of the analysis target, on whatever device they are.
+/// Binds tensors on any device to Globals of the analysis target.
 class AnalysisBinder {
  public:
   template <class G>
@@ -145,14 +145,16 @@ Analysis analyze_tiles(const AnalysisKernel& kernel, const void* params, const T
 
 }  // namespace detail
 
-/// Counts what launch<Kernel>(stream, grid, bind) would do; tensors may be placeholders.
+/// Counts what launch<Kernel>(stream, grid, bind) would do. Tensors may be placeholders.
 ///
-/// Exact: bytes (parts of tiles outside a tensor are not moved), products, and what element functions do, where that depends on row and
-/// column apart (bounds) and not on values. An element function runs for the first row and column of its tile. Every element is 1: a branch
-/// on a value goes as it does for 1. An operation on a row counts once, although the threads that share the row repeat it. Up to 2048 tiles
-/// are all run; of more, those of equal counts along each dimension of the grid once, and 256 others to see that this holds, else all.
+/// Bytes and products are exact; parts of tiles outside a tensor are not moved. Element functions are exact if their work depends neither
+/// on values nor on row and column together: each runs for the first row and the first column of its tile. Every element is 1, and branches
+/// on values go as for 1. An operation on a row counts once, although the threads that share the row repeat it. Up to 2048 tiles, all are
+/// run. For more, one of each group of equal tiles along each dimension of the grid is run, and 256 others as a check; if they differ from
+/// their groups, all are run.
 ///
-/// Elements and values of rows must be taken as `auto` for arithmetic to be counted, arrays be a Pointer for their bytes to be counted.
+/// Element functions must take elements and values of rows as `auto`, otherwise their arithmetic is not counted. Arrays must be Pointers,
+/// otherwise their bytes are not counted.
 template <class Kernel, class Bind>
 Analysis analyze(TileGrid grid, Bind bind) {
   using On = typename Kernel::template On<analysis::Target>;

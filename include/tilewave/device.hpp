@@ -26,18 +26,18 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-/// What kernels are compiled for on a GPU.
+/// The target that kernels are compiled for on a GPU.
 enum class GpuTarget {
-  automatic,  ///< sm_90a where the GPU is of compute capability 9.0, else cuda
+  automatic,  ///< sm_90a on GPUs of compute capability 9.0, otherwise cuda
   sm_90a,     ///< Hopper: copies by TMA, products by wgmma
   cuda        ///< any NVIDIA GPU since compute capability 8.0: cp.async and mma.sync
 };
-/// "auto", "sm_90a", "cuda". Throws InvalidArgument for any other text.
+/// The target named "auto", "sm_90a" or "cuda". Throws InvalidArgument for any other text.
 GpuTarget parse_gpu_target(std::string_view text);
 std::string_view name_of(GpuTarget target);
 
-/// The target of streams that do not say theirs (Stream::with_target), for all that is launched from now on. Kernels of both targets may
-/// be in use at once. Thread-safe.
+/// Sets the target of all streams without one of their own (Stream::with_target), for future launches. Kernels of both targets may be in
+/// use at the same time. Thread-safe.
 void set_gpu_target(GpuTarget target);
 
 /// One device as found on this machine.
@@ -46,12 +46,12 @@ struct DeviceInfo {
   std::string name;                  ///< "NVIDIA H200", or the CPU's model name
   std::string isa;                   ///< "sm_90"; on the CPU the instruction set in use: "baseline", "avx2", "avx512",
                                      ///< or with int8 and bf16 instructions "avx512+vnni", "avx512+bf16", "avx512+vnni+bf16"
-  int units = 0;                     ///< streaming multiprocessors, or threads of the CPU pool
+  int units = 0;                     ///< SMs, or threads of the CPU pool
   std::size_t total_memory = 0;      ///< bytes
   std::size_t free_memory = 0;       ///< bytes
   std::size_t l2_bytes = 0;          ///< bytes of the last-level cache (CPU: L3), 0 if unknown
   std::size_t shared_per_block = 0;  ///< bytes of shared memory that one block may use (GPU only)
-  GpuTarget target = {};             ///< that kernels are compiled for unless another is asked for (GPU only)
+  GpuTarget target = {};             ///< the default target of kernels (GPU only)
   bool usable = false;               ///< kernels can run here
   std::string problem;               ///< the reason if not usable: "sm_75 (Tesla T4): Tilewave's GPU kernels need ..."
 };
@@ -79,7 +79,7 @@ Device best_device();
 /// Properties of one device, found once. Throws DeviceError when there is no such device.
 const DeviceInfo& device_info(Device device);
 
-/// An ordered queue of work on a device. Copies share the queue. On the CPU work is done before the call returns.
+/// An ordered queue of work on a device. Copies share the queue. On the CPU each call returns when its work is complete.
 class Stream {
  public:
   /// A new queue on `device`.
@@ -90,10 +90,10 @@ class Stream {
   static Stream borrow(Device device, void* cu_stream);
 
   Device device() const { return device_; }
-  /// The same queue, whose kernels are compiled for `target`. Throws InvalidArgument for one that the device cannot run.
+  /// The same queue with kernels compiled for `target`. Throws InvalidArgument if the device cannot run it.
   Stream with_target(GpuTarget target) const;
-  /// What kernels in this queue are compiled for: never `automatic` on a GPU, `automatic` on the CPU. Throws InvalidArgument where
-  /// set_gpu_target() asked for one that the device cannot run.
+  /// The target of kernels in this queue: sm_90a or cuda on a GPU, `automatic` on the CPU. Throws InvalidArgument if set_gpu_target() chose
+  /// one that the device cannot run.
   GpuTarget target() const;
   /// The CUstream, or null on the CPU.
   void* native() const;
@@ -126,11 +126,11 @@ class Event {
 /// Milliseconds that `work` takes on `stream`: the median of a few calls after one warm-up call.
 float milliseconds(const Stream& stream, const std::function<void()>& work);
 
-/// Launches captured once and replayed as one: on a GPU a CUDA graph, on the CPU the function called again.
+/// Launches that are captured once and replayed together: a CUDA graph on a GPU; on the CPU the function is called again.
 class Graph {
  public:
-  /// Runs `work` on `stream` in capture mode, in which nothing executes on a GPU; on the CPU `work` is only kept. Memory that `work` uses
-  /// must outlive the graph; `work` must not allocate, free or synchronise. A kernel that was never compiled before is compiled during the
+  /// Runs `work` on `stream` in capture mode, in which nothing executes on a GPU. On the CPU `work` is only stored. Memory that `work` uses
+  /// must outlive the graph; `work` must not allocate, free or synchronise. Kernels used for the first time are compiled during the
   /// capture, which is slow but allowed.
   static Graph capture(const Stream& stream, std::function<void()> work);
   void replay(const Stream& stream) const;
@@ -145,8 +145,8 @@ class Graph {
 /// graph.
 std::shared_ptr<void> allocate(std::size_t bytes, const Stream& stream);
 
-/// Number of threads that the CPU target uses (default: the cores this process may use). Takes effect at the next launch. The calling
-/// thread is one of them if it has 4 MiB of stack left, because tiles are on the stack. Otherwise it only waits.
+/// Sets the number of threads of the CPU target (default: the cores that this process may use), from the next launch on. The calling thread
+/// is one of them if it has 4 MiB of stack left, because tiles are on the stack. Otherwise it only waits.
 void set_cpu_threads(int threads);
 int cpu_threads();
 

@@ -53,7 +53,7 @@ inline constexpr int kGemmWithCpuRows = 128;
 
 }  // namespace detail
 
-/// A B, whose accumulators an Epilogue of your own takes (tilewave/tile/epilogue.tile.hpp; docs/language.md has an example):
+/// A B with a user-defined Epilogue, which gets the accumulators (tilewave/tile/epilogue.tile.hpp; docs/language.md has an example):
 ///
 ///   tw::gemm_with<RowArgmax, tw::bf16>(x, w.transpose(0, 1), [&](auto& bind, auto& params) {
 ///     bind(params.largest, largest);  // [M, ceil(N / tw::kGemmWithColumns)]
@@ -64,12 +64,12 @@ inline constexpr int kGemmWithCpuRows = 128;
 /// them. `bind_epilogue(binder, params)` fills in Epilogue::On<target, Acc>::Params; every Global must be bound. What it binds must not
 /// overlap a or b.
 ///
-/// `Acc` is a Fragment of f32, or of i32 where T is i8, that holds kGemmWithColumns columns of all K products: K is not split. It is the
-/// epilogue that knows about bounds: accumulators outside M x N are 0, and stores to a Global drop what lies outside of it. Without rows,
-/// columns or batches it is not called; with K = 0 accumulators are 0 (i8: an error). An epilogue may have 64 KiB of shared memory.
+/// `Acc` is a Fragment of f32, or of i32 if T is i8, with kGemmWithColumns columns, and holds complete sums: K is not split. Tiles may
+/// reach beyond M x N: accumulators there are 0, and stores to a Global leave them out. The epilogue is not called if M, N or the batch is
+/// 0; with K = 0 all accumulators are 0 (i8: an error). An epilogue may use 64 KiB of shared memory.
 ///
-/// For a GPU the epilogue is defined in an embedded file, its `source`, which includes "tilewave/tile/gemm.tile.hpp" and is compiled when
-/// it is first needed. Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument, CompileError and
+/// For a GPU the epilogue must be defined in an embedded file, its `source`, which includes "tilewave/tile/gemm.tile.hpp". It is compiled
+/// at its first use. Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument, CompileError and
 /// DeviceError.
 template <class Epilogue, class T, class BindEpilogue>
 void gemm_with(const Tensor& a, const Tensor& b, BindEpilogue bind_epilogue, const GemmWithOptions& options = {}) {
@@ -98,8 +98,8 @@ void gemm_with(const Tensor& a, const Tensor& b, BindEpilogue bind_epilogue, con
   }
 }
 
-/// The kernels that gemm_with() chooses from on a GPU, to compile them ahead or to look at them: compile(make_spec(info, true, true)).
-/// Needs no GPU.
+/// The kernels that gemm_with() chooses from on a GPU, to compile them ahead of time or to inspect them:
+/// compile(make_spec(info, true, true)). Needs no GPU.
 template <class Epilogue, class T>
 std::vector<KernelInfo> gemm_with_kernels() {
   return detail::gemm_with_kernels(detail::type_name<Epilogue>(), Epilogue::source, dtype_of<T>);

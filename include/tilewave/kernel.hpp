@@ -9,14 +9,14 @@
 
 #include "tilewave/device.hpp"
 
-// Environment variables that the library reads, all of them:
-//   TILEWAVE_CACHE   the folder of compiled kernels; else $XDG_CACHE_HOME/tilewave, else $HOME/.cache/tilewave (none set: no cache). It is
-//                    created with mode 0700, and not used if it is another user's or others can write it: `tilewave devices` says so. To
-//                    share kernels between users, let them read a pack
-//   TILEWAVE_PACK    a read-only folder of kernels compiled ahead (write_pack); looked at after the cache, before compiling
-//                    (share/tilewave/kernels beside the folder of the library, or of the program it is linked into, is looked at next)
-//   CUDA_HOME, VIRTUAL_ENV, HOME    where NVRTC is looked for, besides /usr/local/cuda*, the loader's path and Python's usual site-packages
-//   TILEWAVE_ISA     baseline, avx2 or avx512: lowers the instruction set of the cpu target (avx512: without VNNI and BF16)
+// The library reads these environment variables and no others:
+//   TILEWAVE_CACHE   the folder for compiled kernels. Default: $XDG_CACHE_HOME/tilewave, or else $HOME/.cache/tilewave; no cache if none of
+//                    these is set. The folder is created with mode 0700. It is ignored if it belongs to another user or others can write to
+//                    it, and `tilewave devices` says so. To share kernels between users, use a pack.
+//   TILEWAVE_PACK    a read-only folder of kernels compiled ahead of time (write_pack), searched after the cache and before compiling. The
+//                    folder share/tilewave/kernels next to the library's folder, or to that of the program it is linked into, comes next.
+//   CUDA_HOME, VIRTUAL_ENV, HOME    where to look for NVRTC, in addition to /usr/local/cuda*, the loader's path and Python's site-packages
+//   TILEWAVE_ISA     baseline, avx2 or avx512: restricts the instruction set of the cpu target (avx512: without VNNI and BF16)
 
 namespace tw {
 
@@ -27,14 +27,14 @@ struct EmbeddedFile {
   std::size_t size;
 };
 
-/// Makes files known to the run-time compiler; the code that tilewave_embed() generates calls it before main(). Names and texts stay the
-/// caller's and must last; of two files of one name the first counts. Returns true.
+/// Makes files known to the run-time compiler; the code that tilewave_embed() generates calls it before main(). Names and texts are not
+/// copied and must stay valid until the process ends. If two files have the same name, the first one counts. Returns true.
 bool register_embedded(const EmbeddedFile* files, std::size_t count);
 
-/// The file of that name, or null.
+/// The file with that name, or null.
 const EmbeddedFile* find_embedded(std::string_view name);
 
-/// The names of all of them, sorted.
+/// The names of all embedded files, sorted.
 std::vector<std::string> embedded_names();
 
 namespace detail {
@@ -48,7 +48,7 @@ struct KernelInfo {
   void (*record_tiles)(detail::TileRecorder&);  ///< for tiles_of() in tilewave/layout.hpp; may be null
 };
 
-/// What the run-time compiler needs to make one kernel. All else follows from these and is read from the compiled module.
+/// What the run-time compiler needs to build a kernel. Everything else is read from the compiled module.
 struct KernelSpec {
   std::string name;                                       ///< for people: "gemm_bf16_nt_128x256"
   std::string type;                                       ///< the C++ type that is instantiated: "tw::Gemm<tw::bf16, 128, 256, 64, 4>"
@@ -57,27 +57,27 @@ struct KernelSpec {
   void (*record_tiles)(detail::TileRecorder&) = nullptr;  ///< as in KernelInfo
 };
 
-/// The spec of a kernel's variant with or without TMA for its loads and its stores. `name` for people; empty: the type.
+/// The spec of the kernel's sm_90a variant with or without TMA loads and TMA stores. `name` is for people; empty: the type.
 KernelSpec make_spec(const KernelInfo& info, bool tma_load, bool tma_store, std::string name = "");
 
-/// The same kernel for another target. Throws InvalidArgument for a spec whose target make_spec() did not write.
+/// The same kernel for another target. Throws InvalidArgument if the spec's target was not set by make_spec().
 KernelSpec for_target(KernelSpec spec, GpuTarget target);
 
-/// What a compiled module says of its kernel.
+/// What a compiled module says about its kernel.
 struct ModuleInfo {
   int threads = 0;          ///< per block
   int shared_bytes = 0;     ///< dynamic shared memory per block
   int cluster = 1;          ///< blocks per cluster
-  int min_blocks = 1;       ///< that an SM holds at once, at least
-  bool persistent = false;  ///< as many blocks as fit at once, each takes tiles in turn; else one block per tile
-  bool loads = false;       ///< the kernel has load(): one role loads tiles, the other multiplies them
+  int min_blocks = 1;       ///< blocks that an SM must hold at once
+  bool persistent = false;  ///< as many blocks as fit at once, each taking tiles in turn; otherwise one block per tile
+  bool loads = false;       ///< the kernel has load(): tiles are copied to shared memory
   std::string params;       ///< the bytes of default-constructed Params
 };
 
-/// Tiles of one launch, and the state of the scheduler. Passed to the kernel by value.
+/// The tiles of a launch, and the scheduler's counter. Passed to the kernel by value.
 struct TileGrid;
 
-/// What the compiler says of one kernel.
+/// What the compiler says about a kernel.
 struct CompiledKernel {
   std::string cubin;  ///< the machine code
   ModuleInfo module;
@@ -86,33 +86,33 @@ struct CompiledKernel {
   int spill_bytes = 0;  ///< stores plus loads
   int static_shared_bytes = 0;
   double compile_ms = 0;                        ///< time NVRTC took when it was compiled
-  bool from_cache = false;                      ///< from the cache or a pack; the other members are as when it was compiled
+  bool from_cache = false;                      ///< from the cache or a pack; the other members are those of the original compilation
   std::string compiler;                         ///< "NVRTC 13.0"
   std::string tensor_core_instruction;          ///< "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16", empty if none
-  std::vector<std::string> performance_losses;  ///< the log's C75xx messages
+  std::vector<std::string> performance_losses;  ///< the C75xx messages in the log
 };
 
 /// Compiles `spec` for `arch` ("sm_90a"), or loads it from the cache or a pack on disk. Needs no GPU and no driver. A cache that cannot be
-/// read or written only costs time. Throws CompileError, InvalidArgument for a spec that cannot be, DeviceError where NVRTC is needed and
-/// missing. `use_cache` false compiles afresh and leaves the cache alone.
+/// read or written only costs time. Throws CompileError, InvalidArgument for an invalid spec, and DeviceError if NVRTC is needed but
+/// missing. With `use_cache` false it compiles again and neither reads nor writes the cache.
 CompiledKernel compile(const KernelSpec& spec, std::string_view arch = "sm_90a", bool use_cache = true);
 
-/// Compiles all of them with `threads` threads (0: one per core), so that later launches find them in the cache. `done(i, kernel)` after
-/// each, one at a time, in the order in which they are ready. The first failure is thrown when the others are done.
+/// Compiles all specs on `threads` threads (0: one per core), so that later launches find them in the cache. Calls `done(i, kernel)` as
+/// each one completes, never concurrently. The first failure is thrown after the others have completed.
 void compile_all(const std::vector<KernelSpec>& specs, int threads = 0,
                  const std::function<void(std::size_t index, const CompiledKernel& kernel)>& done = {});
 
-/// Writes `kernel`, which compile(spec, arch) gave, into a folder that can serve as $TILEWAVE_PACK on machines with or without NVRTC.
-/// Throws Error with the system's reason.
+/// Writes `kernel`, the result of compile(spec, arch), to a folder that can serve as $TILEWAVE_PACK on machines with or without NVRTC.
+/// Throws Error with the system's message.
 void write_pack(const std::string& folder, const KernelSpec& spec, const CompiledKernel& kernel, std::string_view arch = "sm_90a");
 
-/// The whole program text that NVRTC is given for `spec`: the generated entry point; headers are those embedded.
+/// The program text that NVRTC compiles for `spec`: the generated entry point, which includes embedded files.
 std::string kernel_source(const KernelSpec& spec);
 
 /// Enqueues `spec` on a CUDA stream, compiling it at first use. `params`: the kernel's Params. Throws CompileError, DeviceError.
 void launch_on_gpu(const KernelSpec& spec, const void* params, const TileGrid& grid, const Stream& stream);
 
-/// The folder of compiled kernels: $TILEWAVE_CACHE, else $XDG_CACHE_HOME/tilewave, else ~/.cache/tilewave; empty if none of these is set.
+/// The folder for compiled kernels (TILEWAVE_CACHE above); empty if there is none.
 std::string cache_directory();
 
 }  // namespace tw

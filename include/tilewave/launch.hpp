@@ -14,18 +14,18 @@
 #include "tilewave/tile/grid.tile.hpp"
 #include "tilewave/tile/sm_90a/target.tile.hpp"
 
-// Launching a kernel of your own:
+// Launching a user-defined kernel:
 //
 //   tw::launch<MatmulRelu<128, 128, 64>>(stream, {.m = tw::ceil_div(M, 128), .n = tw::ceil_div(N, 128)}, [&](auto& bind, auto& params) {
-//     bind(params.a, a);   // tensors [rows, cols], [i, rows, cols] or [j, i, rows, cols]
+//     bind(params.a, a);   // a tensor [rows, cols], [i, rows, cols] or [j, i, rows, cols]
 //     params.steps = ceil_div(K, 64);
 //   });
 //
-// The stream's device says where it runs. `params` is Kernel::On<target>::Params of that device's target.
+// The stream determines the device and the target. `params` is Kernel::On<target>::Params.
 
 namespace tw {
 
-/// A tensor that is copied by parts of tiles, of so many rows each: copy.part(). For a Global's binding.
+/// For binding a tensor whose tiles are copied in parts of `count` rows each: copy.part().
 struct CopiedRows {
   int count;
 };
@@ -42,7 +42,7 @@ constexpr std::string_view type_name() {
   return text.substr(begin, end - begin);
 }
 
-/// A tensor that may not be bound to a Global. bind_params() adds to the message which kernel and which Global.
+/// A tensor cannot be bound to a Global. bind_params() adds the names of the kernel and the Global to the message.
 class BindError : public InvalidArgument {
  public:
   BindError(const BoundView* global, const std::string& what) : InvalidArgument(what), global(global) {}
@@ -52,20 +52,20 @@ class BindError : public InvalidArgument {
 /// Checks that `tensor` may be bound to a Global of `dtype` on `device` and fills in extents and strides. Throws BindError.
 void bind_view(BoundView& view, const Tensor& tensor, DType dtype, Device device);
 
-/// A kernel's Params under construction, for errors about single Globals.
+/// A kernel's Params while they are filled in, for errors that name a Global.
 struct ParamsUnderConstruction {
   std::string_view kernel;  ///< its type
   std::string_view source;  ///< the embedded file that defines it, or empty
   void* params;             ///< `bytes` bytes
   std::size_t bytes, alignment;
-  void (*make_unbound)(void* at);  ///< constructs Params to which nothing is bound
+  void (*make_unbound)(void* at);  ///< constructs Params with nothing bound
 };
-/// Throws InvalidArgument, which names the kernel and the Global, if nothing was bound to one of them.
+/// Throws InvalidArgument, which names the kernel and the Global, if a Global was not bound.
 void require_bound(const ParamsUnderConstruction& params);
-/// Throws InvalidArgument: `error` with the names of the kernel and the Global.
+/// Throws `error` as an InvalidArgument that names the kernel and the Global.
 [[noreturn]] void throw_named(const ParamsUnderConstruction& params, const BindError& error);
 
-/// bind(binder, params), with errors that name the kernel and its parameter; every Global must be bound.
+/// Calls bind(binder, params). Errors name the kernel and its parameter; every Global must be bound.
 template <class Params, class Binder, class Bind>
 ParamsUnderConstruction bind_params(std::string_view kernel, std::string_view source, Params& params, Binder& binder, Bind&& bind) {
   ParamsUnderConstruction named{kernel, source, &params, sizeof(Params), alignof(Params), [](void* at) { ::new (at) Params{}; }};
@@ -78,28 +78,28 @@ ParamsUnderConstruction bind_params(std::string_view kernel, std::string_view so
   return named;
 }
 
-/// Kernel::source, or nothing for a kernel that runs on the CPU only.
+/// Kernel::source; empty for a kernel that runs on the CPU only.
 template <class Kernel>
 constexpr std::string_view source_of() {
   if constexpr (requires { Kernel::source; }) return Kernel::source;
   return {};
 }
 
-/// What TMA is asked for when a Global is bound so.
+/// The tensor map that a Global with this binding needs.
 TensorMapRequest map_request(const BoundView& view, const MapTile& tile, const Window& window);
 
 /// False where TMA cannot copy the tensor in such tiles.
 bool map_possible(const BoundView& view, bool readable, const MapTile& tile, const Window& window);
 
-/// A Global that TMA copies. Its tensor map is made when the compiled kernel has said in which boxes.
+/// A Global that TMA copies. Its tensor map is made after compilation, when the sizes of its boxes are known.
 struct MapToMake {
   const BoundView* view;
   void* tensor_map;
   Window window;
-  int copied_rows;  ///< 0: the kernel's tiles are copied whole
+  int copied_rows;  ///< 0: tiles are copied whole
 };
 
-/// Binds tensors to a kernel's Globals on a GPU, and finds out which copies TMA can do.
+/// Binds tensors to a kernel's Globals on a GPU and determines whether TMA can copy them.
 class GpuBinder {
  public:
   GpuBinder(Device device, GpuTarget target) : device_(device), target_(target) {}
@@ -144,7 +144,7 @@ class GpuBinder {
       possible = global.template whole_pieces<typename G::Element, Tile::width>();
     } else if constexpr (!is_same<Tile, void>) {
       if (target_ == GpuTarget::cuda) {
-        // Loads in pieces of 16 bytes are compiled apart; stores find out for themselves.
+        // Loads in 16-byte pieces are a variant of the kernel; stores decide at run time.
         constexpr int width = 16 / static_cast<int>(sizeof(typename G::Element));
         if (G::readable && global.cols > 0) tma_load = tma_load && global.template whole_pieces<typename G::Element, width>();
         return;
@@ -161,7 +161,7 @@ class GpuBinder {
   GpuTarget target_;
 };
 
-/// Throws InvalidArgument for another type than f32, f16 or bf16.
+/// Throws InvalidArgument unless the type is f32, f16 or bf16.
 cpu::AnyFloat::Type any_float_type(DType dtype);
 
 class CpuBinder {
@@ -200,9 +200,9 @@ constexpr KernelInfo make_info() {
   return {type_name<Kernel>(), Kernel::source, tile_recorder<Kernel>()};
 }
 
-/// A kernel of whatever target and device; lives until the process ends.
+/// A kernel for any target and device. Lives until the process ends.
 class NamedKernel;
-/// The one of that type text and source: always the same object. Takes a lock: a caller remembers what it gets.
+/// Always returns the same object for the same type text and source. Takes a lock, so callers should keep the result.
 const NamedKernel& named_kernel(std::string_view type, std::string_view source);
 template <class Kernel>
 const NamedKernel& named() {
@@ -212,12 +212,13 @@ const NamedKernel& named() {
 std::string_view type_of(const NamedKernel& kernel);
 std::string_view source_of(const NamedKernel& kernel);
 
-/// Launches the variant of the kernel that `binder` found possible, once its tensor maps are made. Throws InvalidArgument if the module's
-/// Params are laid out differently from these.
+/// Makes the tensor maps and launches the variant of the kernel that `binder` found possible. Throws InvalidArgument if the layout of
+/// Params in the compiled module is not that of `params`.
 void launch_bound(const NamedKernel& kernel, const GpuBinder& binder, const ParamsUnderConstruction& params, TileGrid grid,
                   const Stream& stream);
 
-/// bind(binder, params) and launch. `Params` are those of any of the kernels that differ in tile sizes alone: their layout is the same.
+/// Calls bind(binder, params) and launches. `Params` may come from any instantiation that differs only in tile sizes: the layout is the
+/// same.
 template <class Params, class Bind>
 void launch_named(const NamedKernel& kernel, const Stream& stream, const TileGrid& grid, Bind bind) {
   Params params{};
@@ -226,12 +227,12 @@ void launch_named(const NamedKernel& kernel, const Stream& stream, const TileGri
   launch_bound(kernel, binder, named, grid, stream);
 }
 
-/// Runs a kernel for all tiles on the CPU's threads, each with `memory_bytes` of tile memory. `loads`: the kernel has a load().
+/// Runs a kernel for all tiles on the CPU's threads, each with `memory_bytes` of tile memory. `loads`: the kernel has load().
 void run_tiles(cpu::RunTile run, const void* params, const TileGrid& grid, std::int64_t memory_bytes, bool loads);
 
 }  // namespace detail
 
-/// What a spec is made of.
+/// A kernel's type and source as text, for make_spec().
 template <class Kernel>
 inline constexpr KernelInfo kernel_info = detail::make_info<Kernel>();
 
@@ -247,7 +248,7 @@ void launch_gpu(const Stream& stream, const TileGrid& grid, Bind bind) {
   }
 }
 
-/// Runs `Kernel` on the CPU's thread pool; complete when it returns. See launch().
+/// Runs `Kernel` on the CPU's thread pool and returns when it is complete. See launch().
 template <class Kernel, class Bind>
 void launch_cpu(const TileGrid& grid, Bind bind) {
   using On = typename Kernel::template On<cpu::Target>;
@@ -257,14 +258,14 @@ void launch_cpu(const TileGrid& grid, Bind bind) {
   detail::run_tiles(&cpu::run<On>, &params, grid, cpu::memory_bytes<On>(), detail::has_load<On>);
 }
 
-/// Runs `Kernel` for every tile of `grid` on the stream's device; on a GPU it compiles the kernel at first use and returns at once.
-/// `bind(binder, params)` fills in Kernel::On<target>::Params. Every Global must be bound:
+/// Runs `Kernel` for every tile of `grid` on the stream's device. On a GPU it compiles the kernel at first use and returns
+/// without waiting. `bind(binder, params)` fills in Kernel::On<target>::Params. Every Global must be bound:
 ///   binder(params.x, tensor)                  a tensor of the Global's dtype on the stream's device, with 1 to 4 dimensions
-///   binder(params.x, pointer)                 a tensor that a call may leave out: null for a Global without elements
-///   binder(params.x, tensor, window)          to a Windowed
-///   binder(params.x, tensor, CopiedRows{n})   one that copies n rows at a time, if these are not all of its tile's: copy.part()
-/// Bases and strides that TMA cannot take, and Rows that do not move in whole pieces, select the kernel's slower variant. Throws
-/// InvalidArgument, which names the kernel and the parameter, CompileError and DeviceError.
+///   binder(params.x, pointer)                 an optional tensor; null gives a Global without elements
+///   binder(params.x, tensor, window)          for a Windowed
+///   binder(params.x, tensor, CopiedRows{n})   for copies of n rows at a time instead of whole tiles: copy.part()
+/// Addresses and strides that TMA cannot handle, and Rows that cannot be copied in whole vectors, select a slower variant of the kernel.
+/// Throws InvalidArgument, which names the kernel and the parameter, CompileError and DeviceError.
 template <class Kernel, class Bind>
 void launch(const Stream& stream, const TileGrid& grid, Bind bind) {
   if (grid.count() == 0) return;

@@ -8,10 +8,10 @@
 #include "tilewave/kernel.hpp"
 #include "tilewave/tile/sm_90a/target.tile.hpp"
 
-// Where the elements of a kernel's tiles lie on a Hopper GPU: `tilewave kernels layout` draws what this finds.
+// Where the elements of a kernel's tiles are on a Hopper GPU. `tilewave kernels layout` draws it.
 //
-// A kernel need not say anything: its Memory and its State are constructed on a target whose tiles report themselves. Tiles that live
-// inside compute() alone are seen when the kernel also names them, in a struct that nothing else reads:
+// A kernel does not have to do anything: its Memory and its State are constructed on a target whose tiles report themselves. To include
+// tiles that exist only inside compute(), the kernel names them in a struct that is used for nothing else:
 //
 //   struct Locals {
 //     Scores scores;
@@ -34,8 +34,8 @@ struct TileLayout {
   /// In registers: row and column of element i of a thread, i < size. Null for tiles in shared memory.
   std::pair<int, int> (*element)(int thread, int i);
   int threads;
-  int size;          ///< elements of a thread
-  int width;         ///< of them side by side in a row: i, i + 1, ...
+  int size;          ///< elements per thread
+  int width;         ///< how many of them are neighbours in a row: i, i + 1, ...
   int per_register;  ///< elements in one register
 };
 
@@ -126,7 +126,7 @@ struct RecordedRing {
   }
 };
 
-/// Each slot holds a panel of a warpgroup's rows, swizzled like a Shared tile of that size.
+/// Each slot holds a panel of a warpgroup's rows, swizzled like a Shared tile of the same size.
 template <class T, int R, int C>
 struct RecordedStaging {
   using Staging = sm_90a::Staging<T, R, C>;
@@ -197,7 +197,7 @@ void record_tiles([[maybe_unused]] TileRecorder& recorder) {
   }
 }
 
-/// record_tiles of a kernel that has something to report, else null.
+/// record_tiles of a kernel that has tiles to report, otherwise null.
 template <class Kernel>
 constexpr auto tile_recorder() -> void (*)(TileRecorder&) {
   using On = typename Kernel::template On<sm_90a::Target<>>;
@@ -210,7 +210,7 @@ constexpr auto tile_recorder() -> void (*)(TileRecorder&) {
 
 }  // namespace detail
 
-/// The tiles of a kernel's rings and staging, of its State and of its Locals, in the order of their declarations.
+/// The tiles of a kernel's rings, buffers and staging, of its State and of its Locals, in the order of their declarations.
 std::vector<KernelTile> tiles_of(const KernelSpec& spec);
 
 }  // namespace tw

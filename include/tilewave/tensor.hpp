@@ -17,8 +17,8 @@ namespace tw {
 
 using Shape = std::vector<std::int64_t>;
 
-/// A strided view of memory on one device. Copies share the memory. Strides count elements, and may be 0 or negative in views. Dimensions
-/// given as arguments may be negative: -1 is the last.
+/// A strided view of memory on one device. Copies share the memory. Strides count elements and may be 0 or negative in views. Arguments
+/// that name a dimension may be negative: -1 is the last one.
 class Tensor {
  public:
   /// No elements, no memory.
@@ -26,7 +26,7 @@ class Tensor {
 
   /// Uninitialised, row-major. Throws InvalidArgument for a negative extent or a size that overflows, OutOfMemory.
   static Tensor empty(Shape shape, DType dtype, const Stream& stream = Stream::standard(Device::cpu()));
-  /// All bits zero, row-major.
+  /// All bits 0, row-major.
   static Tensor zeros(Shape shape, DType dtype, const Stream& stream = Stream::standard(Device::cpu()));
   /// Every byte 0xFF: NaN in every floating-point dtype. For tests: poisons memory that a kernel must overwrite.
   static Tensor poisoned(Shape shape, DType dtype, const Stream& stream = Stream::standard(Device::cpu()));
@@ -70,23 +70,23 @@ class Tensor {
   Tensor transpose(int dim0, int dim1) const;
   Tensor reshape(Shape shape) const;  ///< contiguous tensors only, else InvalidArgument
 
-  /// A row-major copy on `device` (always a new tensor), ordered on the standard streams; complete when it returns. Wait for work on other
-  /// streams that uses this tensor first.
+  /// A row-major copy on `device` (always a new tensor), complete when it returns. It is ordered after work on the standard streams; wait
+  /// for work on other streams first.
   Tensor to(Device device) const;
   /// A row-major copy on the same device (CPU only) with every element converted, rounding to nearest even. To an integer type:
   /// out-of-range values become the nearest integer in range, NaN becomes 0. To bool: true if not 0.
   Tensor to(DType dtype) const;
-  /// Copies the elements of `source` (same shape and dtype, any device; both sides row-major unless both are on the CPU; they may overlap).
-  /// Complete when it returns.
+  /// Copies the elements of `source`, which has the same shape and dtype and may be on any device. Both must be row-major unless both are
+  /// on the CPU. They may overlap. Complete when it returns.
   void copy_from(const Tensor& source) const;
 
   /// "f32[2, 3] on cpu", for messages.
   std::string describe() const;
 
-  /// DLPack out: the consumer calls the result's deleter. Keeps the memory alive.
+  /// Exports the tensor as DLPack. The memory stays alive until the consumer calls the result's deleter.
   DLManagedTensor* to_dlpack() const;
-  /// DLPack in, without a copy; takes ownership of `managed`. Throws InvalidArgument for dtypes or devices that Tilewave does not support;
-  /// the caller then still owns `managed`.
+  /// Imports a DLPack tensor without a copy and takes ownership of `managed`. Throws InvalidArgument for dtypes or devices that Tilewave
+  /// does not support; the caller then keeps ownership.
   static Tensor from_dlpack(DLManagedTensor* managed);
 
  private:
@@ -104,8 +104,8 @@ class Tensor {
   Device device_;
 };
 
-/// The largest absolute difference between elements of two tensors of one shape, of any dtypes, on any devices; 0 without elements, NaN
-/// if any element is NaN. Wait for work on other than the standard streams first.
+/// The largest absolute difference between corresponding elements of two tensors of the same shape, with any dtypes, on any devices; 0
+/// without elements, NaN if any element is NaN. Wait for work on streams other than the standard ones first.
 double max_difference(const Tensor& a, const Tensor& b);
 
 }  // namespace tw
