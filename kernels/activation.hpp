@@ -26,7 +26,7 @@ decltype(auto) with_activation(Activation activation, F f) {
   return f(std::type_identity<Identity>{});
 }
 
-/// The activation as a Linear epilogue's Params have it. swiglu, which is a kernel of its own: identity.
+/// The activation for the Params of a Linear epilogue. swiglu gives identity, because it has a kernel of its own.
 inline AnyActivation::Kind any_activation(Activation activation) {
   switch (activation) {
     case Activation::relu:

@@ -6,7 +6,7 @@
 
 namespace tw::kernels {
 
-/// An activation in plain numbers, for tests.
+/// The activation of a number, for tests.
 template <class Real>
 Real activate(Activation activation, Real x) {
   switch (activation) {

@@ -11,7 +11,7 @@ namespace tw {
 
 namespace {
 
-/// A dimension of the search for common bytes: `step` bytes, taken 0 to `most` times. Steps are positive.
+/// A dimension of the search for common bytes: a multiple of `step` bytes, 0 to `most` times. Steps are positive.
 struct Term {
   std::int64_t step, most;
 };
@@ -78,7 +78,7 @@ bool has_sum(std::span<const Term> terms, std::int64_t low, std::int64_t high, i
 }
 /// Steps of the search: some tens of microseconds.
 constexpr int kBudget = 4096;
-/// Longer than any memory. Views that claim to be longer are not searched, so that sums do not overflow.
+/// Longer than any memory. Longer views are not searched, so that sums do not overflow.
 constexpr std::int64_t kLongest = std::int64_t{1} << 56;
 
 /// The bytes from a tensor's lowest element to the end of its highest.
@@ -103,8 +103,9 @@ bool elements_cross(const Tensor& a, ByteRange of_a, const Tensor& b, ByteRange 
   const auto size_a = static_cast<std::int64_t>(size_of(a.dtype())), size_b = static_cast<std::int64_t>(size_of(b.dtype()));
   Terms terms;
   if (of_a.end - of_a.begin > kLongest || of_b.end - of_b.begin > kLongest || !terms.add(a) || !terms.add(b)) return true;
-  // An element of a lies x bytes after a's lowest, one of b y bytes before b's highest. They cross if the difference of their addresses,
-  // a.begin + x - (b.end - size_b - y), lies between -size_a and size_b: x + y, a sum of all steps, is then in this interval.
+  // Let an element of a be x bytes after a's lowest element, and an element of b be y bytes before b's highest. They overlap if the
+  // difference of their addresses, a.begin + x - (b.end - size_b - y), is between -size_a and size_b. So look for a sum x + y of steps in
+  // the corresponding interval.
   const std::int64_t distance = of_b.end - size_b - of_a.begin;
   int budget = kBudget;
   return has_sum(terms.joined(), distance - size_a + 1, distance + size_b - 1, budget);

@@ -26,8 +26,8 @@ void check_operand(const char* op, const char* argument, const Tensor& tensor, D
 /// An output must not map two indices to the same memory. Throws InvalidArgument.
 void check_output(const char* op, const char* argument, const Tensor& tensor);
 
-/// Whether an element of `a` and an element of `b` have a byte in common. Tensors that interleave, such as views of one
-/// [batch, seqlen, 3, heads, dim] tensor, do not. Pointer arithmetic only. Returns true if the strides are so irregular that the search is
+/// Whether an element of `a` and an element of `b` have a byte in common. Interleaved tensors, such as views of one
+/// [batch, seqlen, 3, heads, dim] tensor, do not. Reads no memory. Also returns true if the strides are so irregular that the search is
 /// given up.
 bool share_memory(const Tensor& a, const Tensor& b);
 
@@ -37,7 +37,7 @@ struct NamedTensor {
   const Tensor* tensor;
 };
 
-/// Throws InvalidArgument if `output` shares memory with one of `others`, inputs or outputs: some elements would be overwritten before
+/// Throws InvalidArgument if `output` shares memory with one of `others` (inputs or outputs), because elements would be overwritten before
 /// they are read, or written twice.
 void check_disjoint(const char* op, NamedTensor output, std::initializer_list<NamedTensor> others);
 

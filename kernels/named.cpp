@@ -21,7 +21,7 @@ const char* element_name(DType dtype) {
     case DType::i32:
       return "tw::i32";
     default:
-      throw InvalidArgument(tw::format("dtype is {}; kernels have f32, f16, bf16, fp8, i8 and i32", name_of(dtype)));
+      throw InvalidArgument(tw::format("dtype is {}; allowed: f32, f16, bf16, fp8, i8 and i32", name_of(dtype)));
   }
 }
 

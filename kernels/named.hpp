@@ -19,13 +19,13 @@ const char* element_name(DType dtype);
 /// The functor of an activation as tile code spells it: "tw::Silu".
 const char* functor_name(Activation activation);
 
-/// The Linear epilogue that gives `out`.
+/// The type of the Linear epilogue with output type `out`.
 std::string linear_name(DType out, Activation activation, const LinearOptions& options);
 
 /// "true", "false".
 inline const char* bool_name(bool value) { return value ? "true" : "false"; }
 
-/// A family's GPU kernels by the values that name them. `Key` is a small struct with operator<=>.
+/// A family's GPU kernels, found by the values that name them. `Key` is a small struct with operator<=>.
 template <class Key>
 class KernelTable {
  public:

@@ -7,8 +7,8 @@ namespace tw::kernels {
 
 namespace {
 
-/// The counts that decide a roofline, of a kernel with other tiles than the one that was counted: the same functions of whole tiles, also
-/// outside the tensor.
+/// Scales the counts that a roofline needs from a kernel with tiles `of` to one with other tiles. Work is proportional to whole tiles,
+/// including the parts outside the tensor.
 Analysis with_tiles(Analysis counts, const RowTile& of, const RowTile& tile, std::int64_t rows) {
   counts.tiles = (rows + tile.rows - 1) / tile.rows;
   const auto scale = [&](std::uint64_t& one, std::uint64_t& all) {
@@ -24,9 +24,10 @@ Analysis with_tiles(Analysis counts, const RowTile& of, const RowTile& tile, std
 
 FamilyProblem row_problem(const RowProblem& problem, Device device, const Analysis& counts, const RowTile& counted) {
   const auto [family, name, rows, cols, max_share, longest] = problem;
-  require(device.is_cuda(), "{} has nothing to tune on the CPU: the length of its rows decides; only a GPU has a choice", family);
-  require(cols <= longest, "shape: cols is {}; rows of over {} are not held in registers, and there is no choice", cols, longest);
-  DeviceModel model = *find_device_model("H200");  // what is compared are the candidates
+  require(device.is_cuda(), "{} has nothing to tune on the CPU, where there is only one configuration for each row length", family);
+  require(cols <= longest, "shape: cols is {}; rows of more than {} columns are not held in registers and have only one configuration",
+          cols, longest);
+  DeviceModel model = *find_device_model("H200");  // good enough to compare candidates
   model.units = units_of(device);
   std::vector<std::vector<int>> points;
   std::map<std::vector<int>, double> seconds;

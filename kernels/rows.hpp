@@ -40,9 +40,9 @@ constexpr RowTile row_tile(RowConfig config) {
 /// The longest rows that 16 warps hold with `max_share` columns per thread.
 constexpr int longest_held_row(int max_share) { return 16 * 32 * max_share; }
 
-/// For rows of at most longest_held_row(max_share) columns; max_share is 24, 32 or 40. Many rows get as few
-/// warps each as can hold them: this needs the fewest reductions across warps and keeps the most bytes in flight. Few rows are spread over
-/// more warps until every SM has some, or a thread has only 8 columns.
+/// Chooses the configuration for rows of at most longest_held_row(max_share) columns; max_share is 24, 32 or 40. If there are many rows,
+/// each gets the smallest number of warps that can hold it: this needs the fewest reductions across warps and keeps the most bytes in
+/// flight. If there are few rows, they are spread over more warps until every SM has some, or a thread has only 8 columns.
 RowConfig choose_rows(std::int64_t rows, std::int64_t cols, int units, int max_share = 32);
 
 /// All useful configurations for rows of `cols` columns: for each number of warps the fewest columns per thread. Empty if no block can hold
@@ -62,14 +62,14 @@ void with_float_type(DType dtype, F f) {
   }
 }
 
-/// Adjacent columns of a lane: 16 bytes of the wider type.
+/// The number of adjacent columns that a lane holds: 16 bytes of the wider type.
 template <class... T>
 inline constexpr int kPieceColumns = ((sizeof(T) == 2) && ...) ? 8 : 4;
 int piece_columns(std::initializer_list<DType> dtypes);
 
 inline bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
 
-/// Throws InvalidArgument for an extent over kLargestExtent.
+/// Throws InvalidArgument for an extent above kLargestExtent.
 void check_extents(const char* op, const char* argument, const Tensor& tensor);
 
 /// Operands of 1 to 4 dimensions, equal in all but the last, as views [j, i, row, column]. Outer dimensions are merged if the strides of
@@ -78,14 +78,14 @@ class RowViews {
  public:
   explicit RowViews(std::span<const Tensor* const> operands);
   const Tensor& operator[](std::size_t n) const { return views_[n]; }
-  std::int64_t rows() const { return views_[0].shape(2); }  ///< of each [i, j]
+  std::int64_t rows() const { return views_[0].shape(2); }  ///< for each [j, i]
   std::int64_t outer() const { return views_[0].shape(0) * views_[0].shape(1); }
 
  private:
   std::vector<Tensor> views_;
 };
 
-/// The grid of tiles of R rows and C columns; throws InvalidArgument if there are too many for one launch.
+/// The grid of tiles of `tile_rows` x `tile_cols`. Throws InvalidArgument if there are too many for one launch.
 TileGrid row_grid(const char* op, const RowViews& views, std::int64_t cols, int tile_rows, int tile_cols);
 
 }  // namespace tw::kernels

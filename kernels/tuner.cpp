@@ -13,9 +13,9 @@
 namespace tw {
 namespace {
 
-constexpr std::int64_t kPeriod = 1048573;  // prime, so that no two rows of an operand are alike
+constexpr std::int64_t kPeriod = 1048573;  // prime, so that the rows of an operand differ
 
-/// That many normally distributed numbers, made once. f32 where Tensor::random has no other; the values of i8 and fp8 are rounded.
+/// kPeriod normally distributed numbers, rounded to `dtype`. Made once for each dtype and seed.
 Tensor numbers(DType dtype, std::uint64_t seed) {
   static std::mutex mutex;
   static auto& known = *new std::map<std::pair<DType, std::uint64_t>, Tensor>;
@@ -25,7 +25,7 @@ Tensor numbers(DType dtype, std::uint64_t seed) {
   return made;
 }
 
-/// Holds results of a problem against those of its first candidate.
+/// Compares the results of candidates with those of the first one.
 class ResultCheck {
  public:
   explicit ResultCheck(TuneOperands operands) : operands_(std::move(operands)) {}
@@ -48,13 +48,13 @@ class ResultCheck {
       }
       const double difference = max_difference(values, expected_[i++]);
       if (!(difference <= tolerance()))
-        return tw::format("its results differ by {:.3g} from the standard's, of up to {:.3g}", difference, largest_);
+        return tw::format("its results differ from the standard's by {:.3g}; the largest of those is {:.3g}", difference, largest_);
     }
     return "";
   }
 
  private:
-  /// Sums in another order, rounded.
+  /// Allows for rounding, and for sums in another order.
   double tolerance() const {
     const DType dtype = operands_.result.dtype();
     return dtype == DType::i32 ? 0 : largest_ / (dtype == DType::f32 ? 1024 : 64);
@@ -72,7 +72,7 @@ Tensor random_operand(Shape shape, DType dtype, std::uint64_t seed, const Stream
   const Tensor flat = result.reshape({result.numel()});
   std::int64_t filled = std::min(kPeriod, flat.numel());
   flat.slice(0, 0, filled).copy_from(numbers(dtype, seed).slice(0, 0, filled));
-  for (std::int64_t more; filled < flat.numel(); filled += more) {  // on the device, twice as many each time
+  for (std::int64_t more; filled < flat.numel(); filled += more) {  // copies on the device double the part that is filled
     more = std::min(filled, flat.numel() - filled);
     flat.slice(0, filled, filled + more).copy_from(flat.slice(0, 0, more));
   }
@@ -128,7 +128,7 @@ TuneSpace space_of(const std::vector<std::string>& names, const std::vector<std:
 
 TunePoint point_of(const TuneSpace& space, const std::vector<int>& values) {
   const std::optional<TunePoint> point = space.find(values);
-  if (!point) throw Error(tw::format("tune: {} is no valid point of {}", tw::join(values, ", "), space.text()));
+  if (!point) throw Error(tw::format("tune: {} is not a valid point of {}", tw::join(values, ", "), space.text()));
   return *point;
 }
 

@@ -10,40 +10,41 @@
 #include "tilewave/device.hpp"
 #include "tilewave/tune.hpp"
 
-// What the tunable families share: tilewave/tune.hpp does the searching and the timing.
+// Shared by the tunable families. The search and the timing are in tilewave/tune.hpp.
 
 namespace tw {
 
 /// One set of a problem's operands.
 struct TuneOperands {
   std::function<void(const TunePoint&)> launch;
-  Tensor result;           ///< what a launch writes
-  std::int64_t bytes = 0;  ///< of all operands
+  Tensor result;           ///< the output of a launch
+  std::int64_t bytes = 0;  ///< total size of the operands
 };
 
-/// A family's problem: what tune() wants, but for its operands.
+/// A family's problem: the arguments of tune(), without operands.
 struct FamilyProblem {
-  std::string name;  ///< what the family's heuristic asks for
+  std::string name;  ///< the key under which the family looks up tuned values
   TuneSpace space;
   TunePoint standard;                               ///< the heuristic's choice
   std::function<double(const TunePoint&)> predict;  ///< in any unit
-  /// Makes operands of numbers that follow from `seed`.
+  /// Makes operands with random numbers from `seed`.
   std::function<TuneOperands(const Stream& stream, std::uint64_t seed)> prepare;
 };
 
-/// How a problem's operands lie when it is timed.
+/// Whether operands are in the GPU's cache when a launch is timed.
 enum class TuneMemory {
-  cold,  ///< so many sets in turn that none is in a GPU's cache when it is used again, as weights in a model
+  cold,  ///< several sets of operands are used in turn, too many for the cache, like the weights of a model
   hot    ///< one set
 };
 
-/// The problem with operands on the stream's device. Every candidate's results are held against the standard's.
+/// The problem with operands on the stream's device. The results of every candidate are compared with those of the standard.
 TuneProblem with_operands(const FamilyProblem& problem, const Stream& stream, std::uint64_t seed, TuneMemory memory = TuneMemory::cold);
 
 /// Without operands: for tune_candidates().
 TuneProblem without_operands(const FamilyProblem& problem);
 
-/// The values that are kept for a problem on the device, or null. `key()` names the problem; it is not called where nothing is kept at all.
+/// The tuned values for a problem on the device, or null. `key()` returns the problem's name; it is called only if the device has tuned
+/// values.
 template <class Key>
 const std::vector<int>* tuned_values(Device device, Key key) {
   const TunedChoices& choices = tuned_choices(device);
@@ -52,23 +53,25 @@ const std::vector<int>* tuned_values(Device device, Key key) {
   return found == choices.end() ? nullptr : &found->second.values;
 }
 
-/// The index of the configuration for which `values_of(config)` is `values`, or -1: what was kept may be of another version's list.
+/// The index of the configuration for which `values_of(config)` is `values`, or -1: the stored values may come from another version, which
+/// had other configurations.
 template <class Configs, class ValuesOf>
 int find_config(const Configs& configs, const std::vector<int>& values, ValuesOf values_of) {
   const auto found = std::find_if(configs.begin(), configs.end(), [&](const auto& config) { return values_of(config) == values; });
   return found == configs.end() ? -1 : static_cast<int>(found - configs.begin());
 }
 
-/// A space of exactly these points: for families that have a short list of them.
+/// The space that consists of exactly these points, for families with a short list of configurations.
 TuneSpace space_of(const std::vector<std::string>& names, const std::vector<std::vector<int>>& points);
 
-/// The point of these values; throws Error if the space does not have it.
+/// The point with these values. Throws Error if it is not in the space.
 TunePoint point_of(const TuneSpace& space, const std::vector<int>& values);
 
-/// The device's SMs, or threads; of a GPU that this machine does not have, an H200's: what is predicted there is arithmetic.
+/// The number of the device's SMs or CPU threads. For a GPU that this machine does not have it is an H200's, so that predictions work
+/// without a GPU.
 int units_of(Device device);
 
-/// A CPU of cpu_threads() threads at round figures: to compare candidates by their analyses.
+/// A CPU with cpu_threads() threads and nominal rates, which are enough to compare the analyses of candidates.
 DeviceModel cpu_for_comparison();
 
 /// An operand for FamilyProblem::prepare.
@@ -81,12 +84,12 @@ std::int64_t bytes_of(std::initializer_list<const Tensor*> tensors);
 struct TunableFamily {
   std::string name;
   std::span<const ShapeKey> shape;
-  std::vector<DType> dtypes;  ///< that it is tuned for
-  /// Throws InvalidArgument for a problem that the device cannot do.
+  std::vector<DType> dtypes;  ///< dtypes that can be tuned
+  /// Throws InvalidArgument for a problem that the device does not support.
   FamilyProblem (*problem)(const ShapeValues& shape, DType dtype, Device device);
 };
 
-/// Every family that has choices. Adding one adds a line to registry.cpp.
+/// All tunable families. Each has a line in registry.cpp.
 std::vector<TunableFamily> tunable_families();
 
 }  // namespace tw

@@ -13,36 +13,36 @@
 
 namespace tw {
 
-/// A number that a family's problem has, by the name that the command line knows it by: {"M", "rows of A and D"}.
+/// A number that describes a family's problem, and its name on the command line: {"M", "rows of A and D"}.
 struct ShapeKey {
   const char* name;
   const char* what;
-  std::optional<std::int64_t> standard = {};  ///< its value where none is given; without one it must be
+  std::optional<std::int64_t> standard = {};  ///< the default; without one the value must be given
 };
 
-/// Values of a family's keys.
+/// The values of a family's keys.
 class ShapeValues {
  public:
-  /// Of "M=4096,N=4096". Throws InvalidArgument, which names the keys, for one that is unknown, missing, given twice or no number from 0 to
-  /// 2^30.
+  /// Parses "M=4096,N=4096". Throws InvalidArgument, which lists the keys, if a key is unknown, missing or given twice, or if a value is
+  /// not a number from 0 to 2^30.
   ShapeValues(std::string_view text, std::span<const ShapeKey> keys);
 
   std::int64_t operator[](std::string_view name) const;
   int integer(std::string_view name) const { return static_cast<int>((*this)[name]); }
-  /// All of them, in the keys' order: "M=4096,N=4096,batch=1".
+  /// All values in the order of the keys: "M=4096,N=4096,batch=1".
   std::string text() const;
 
  private:
   std::vector<std::pair<std::string, std::int64_t>> values_;
 };
 
-/// The keys for people: "M, N, K, batch (1)".
+/// The keys as text: "M, N, K, batch (1)".
 std::string key_list(std::span<const ShapeKey> keys);
 
-/// An instantiation of a family's kernel.
+/// A configuration of a family's kernel.
 struct KernelVariant {
   KernelSpec spec;
-  Analysis (*analyze)(const ShapeValues& shape);  ///< throws InvalidArgument for a shape that the kernel is not for; may be null
+  Analysis (*analyze)(const ShapeValues& shape);  ///< throws InvalidArgument for a shape that the kernel does not support; may be null
 };
 
 inline std::vector<KernelSpec> specs_of(const std::vector<KernelVariant>& variants) {

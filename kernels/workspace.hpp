@@ -8,7 +8,7 @@
 
 namespace tw::kernels {
 
-/// Memory for one call, that a graph keeps for itself.
+/// Memory for one call. While the stream is captured, the graph owns it.
 inline Tensor workspace(Shape shape, DType dtype, const Stream& stream) {
   std::int64_t elements = 1;
   for (const std::int64_t extent : shape) elements *= extent;

@@ -54,9 +54,9 @@ TEST_F(CliKernels, KernelsLayoutDrawsAFragment) {
   const Outcome outcome = run("kernels layout --fragment 64,8");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.out, R"(Fragment f32 64 x 8
-128 threads that compute, 4 registers of each.
+128 computing threads with 4 registers each.
 Drawn: rows 0 to 15 of 64, columns 0 to 7 of 8; --all draws everything.
-Cell: 2 columns of a thread: thread:register of the first.
+Cell: 2 columns of one thread: thread:register of the first.
 
 row\col    0    2    4    6
       0  0:0  1:0  2:0  3:0
@@ -88,7 +88,7 @@ A warp that accesses at once:
   128 bytes of a row                                 32 banks, no conflict
   a Fragment's first elements: 8 rows, 4 columns     32 banks, no conflict
   an element of  8 rows, one column                  8 banks, no conflict
-Cell: 8 elements of a row, 16 bytes: their place among the 8 of the panel's row, and its four banks.
+Cell: 8 elements of a row, 16 bytes: their position in the panel's row (0 to 7) and the four banks.
 
 row\col       0       8      16      24      32      40      48      56
       0   0:0-3   1:4-7  2:8-11 3:12-15 4:16-19 5:20-23 6:24-27 7:28-31
@@ -110,7 +110,7 @@ A warp that accesses at once:
    64 bytes of a row                                 16 banks, no conflict
   a Fragment's first elements: 8 rows, 4 columns     32 banks, no conflict
   an element of  8 rows, one column                  8 banks, no conflict
-Cell: 8 elements of a row, 16 bytes: their place among the 8 of the panel's row, and its four banks.
+Cell: 8 elements of a row, 16 bytes: their position in the panel's row (0 to 7) and the four banks.
 
 row\col       0       8      16      24
       0   0:0-3   1:4-7  2:8-11 3:12-15
@@ -148,7 +148,7 @@ TEST_F(CliKernels, KernelsLayoutWhole) {
   EXPECT_EQ(outcome.out.find("Drawn"), std::string::npos) << outcome.out;
   EXPECT_NE(outcome.out.find(" 127:0\n"), std::string::npos) << outcome.out;  // the last thread has the last row's end
   const Outcome shared = run("kernels layout --all --rows 1,4096,8");
-  EXPECT_NE(shared.out.find("256 threads that compute, 16 registers of each."), std::string::npos) << shared.out;
+  EXPECT_NE(shared.out.find("256 computing threads with 16 registers each."), std::string::npos) << shared.out;
   EXPECT_NE(shared.out.find(" 255:8\n"), std::string::npos) << shared.out;
 }
 
@@ -160,7 +160,7 @@ TEST_F(CliKernels, KernelsLayoutSvg) {
   // A background of its own, cells, legends, and the tiles' titles, which are printed, too.
   EXPECT_NE(text.find("fill=\"#ffffff\""), std::string::npos);
   EXPECT_NE(text.find(">0:0-3</text>"), std::string::npos);
-  EXPECT_NE(text.find(">place 7, banks 28-31</text>"), std::string::npos);
+  EXPECT_NE(text.find(">position 7, banks 28-31</text>"), std::string::npos);
   EXPECT_NE(text.find(">lanes 28-31</text>"), std::string::npos);
   EXPECT_NE(text.find(">column</text>"), std::string::npos);
   std::istringstream titles(outcome.out);

@@ -295,7 +295,7 @@ TEST_F(Transcribe, OutputOverARecordingIsRefused) {
     EXPECT_EQ(transcribe("2>/dev/null " + arguments).code, 2);
     EXPECT_EQ(read(folder() / "a.wav"), recording);
   }
-  expect_message(transcribe("--output " + link + " " + a), 2, "would be written over the recording " + (folder() / "a.wav").string());
+  expect_message(transcribe("--output " + link + " " + a), 2, "would overwrite the recording " + (folder() / "a.wav").string());
 }
 
 // Tests may run as root, who may write everywhere: nothing can be created below a regular file.
@@ -354,7 +354,7 @@ TEST_F(Transcribe, WrongUsage) {
       {"", "AUDIO"},
       {"--batch 17 a.wav", "17 not in range 1 to 16"},
       {"--batch 0 a.wav", "--batch"},
-      {"--top-p 0 a.wav", "--top-p must be above 0 and at most 1"},
+      {"--top-p 0 a.wav", "--top-p must be greater than 0 and at most 1"},
       {"--top-p 1.5 a.wav", "--top-p"},
       {"--top-p nan a.wav", "--top-p"},
       {"--temperature -1 a.wav", "--temperature"},
@@ -436,7 +436,7 @@ TEST_F(BenchTranscribe, FailsWithAWrongReference) {
 }
 
 TEST_F(BenchTranscribe, WrongUsage) {
-  expect_message(run("bench transcribe --audio " + sample(1)), 2, "--reference or --ignore-eos is needed");
+  expect_message(run("bench transcribe --audio " + sample(1)), 2, "give --reference or --ignore-eos");
   expect_message(run("bench transcribe --reference one"), 2, "--audio");
   expect_message(run("bench transcribe --runs 0 --reference one --audio " + sample(1)), 2, "--runs");
   expect_message(run("bench transcribe --device cpu --reference one --audio /nowhere.wav"), 1, "/nowhere.wav: No such file");

@@ -22,9 +22,9 @@ struct AnalyzeArguments {
   std::vector<std::string> devices;
 };
 
-/// Bytes per second that all threads together read, from arrays far larger than caches.
+/// The read bandwidth of all threads together in bytes per second, for arrays much larger than the caches.
 double measure_memory() {
-  constexpr std::size_t numbers = std::size_t{8} << 20;  // 64 MB a thread
+  constexpr std::size_t numbers = std::size_t{8} << 20;  // 64 MB per thread
   const int threads = cpu_threads();
   std::vector<std::vector<std::uint64_t>> arrays(static_cast<std::size_t>(threads));
   std::vector<std::uint64_t> sums(arrays.size());
@@ -46,7 +46,7 @@ double measure_memory() {
   return best;
 }
 
-/// Whether a block's shared memory is there on the device.
+/// Whether the device has enough shared memory for a block.
 bool fits(const Analysis& a, const DeviceModel& device) {
   return device.shared_per_block == 0 || a.shared_bytes <= device.shared_per_block;
 }
@@ -66,9 +66,9 @@ nlohmann::ordered_json to_json(const DeviceModel& device, const Roofline& r) {
 
 void print_table(const RegisteredKernel& kernel, const ShapeValues& shape, const Analysis& a, const std::vector<DeviceModel>& devices) {
   tw::print("{}, {}\n\n", kernel.spec.name, shape.text());
-  tw::print("{:<16} {} of {} threads, {} of shared memory each\n", "blocks' tiles", a.tiles, a.threads,
+  tw::print("{:<16} {}; a block has {} threads and {} of shared memory\n", "tiles", a.tiles, a.threads,
             bytes_text(static_cast<std::size_t>(a.shared_bytes)));
-  tw::print("{:<16} {} read, {} written; of tensors {} read, {} written\n", "global memory", bytes_text(a.global_read),
+  tw::print("{:<16} {} read, {} written; each byte once: {} read, {} written\n", "global memory", bytes_text(a.global_read),
             bytes_text(a.global_written), bytes_text(a.unique_read), bytes_text(a.unique_written));
   tw::print("{:<16} {}\n", "shared memory", bytes_text(a.shared_traffic));
   for (std::size_t i = 0; i < a.operations.products.size(); ++i) {
@@ -77,12 +77,13 @@ void print_table(const RegisteredKernel& kernel, const ShapeValues& shape, const
                 name_of(static_cast<OperandType>(i)), a.operations.inside[i]);
   }
   tw::print("{:<16} {}\n{:<16} {}\n", "f32 operations", a.operations.f32, "special", a.operations.special);
-  if (a.uncounted > 0) tw::print("{:<16} {} elements go to functions of float, which are not counted\n", "uncounted", a.uncounted);
+  if (a.uncounted > 0)
+    tw::print("{:<16} {} elements are passed to functions of float, whose arithmetic is not counted\n", "uncounted", a.uncounted);
   tw::print("\n{:<18} {:>12} {:>12} {:>12} {:>12} {:>12}  {}\n", "at least, us", "memory", "products", "f32", "special", "all", "bound by");
   for (const DeviceModel& device : devices) {
     const Roofline r = roofline(a, device);
     tw::print("{:<18} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f}  {}{}\n", device.name, r.memory * 1e6, r.products * 1e6,
-              r.f32 * 1e6, r.special * 1e6, r.seconds * 1e6, r.bound, fits(a, device) ? "" : "; too much shared memory for it");
+              r.f32 * 1e6, r.special * 1e6, r.seconds * 1e6, r.bound, fits(a, device) ? "" : "; needs more shared memory than it has");
   }
 }
 
@@ -95,9 +96,9 @@ void analyze(const AnalyzeArguments& a) {
     shape = std::make_unique<ShapeValues>(a.shape, kernel.shape);
     for (const std::string& name : a.devices) devices.push_back(named_device_model(name));
     if (kernel.analyze == nullptr)
-      throw InvalidArgument("its configuration is not among those that are built for the analysis; choose another kernel of the family");
+      throw InvalidArgument("this configuration is not built for the analysis target; choose another kernel of the family");
     counts = kernel.analyze(*shape);
-    if (a.devices.empty()) {  // those that have the products
+    if (a.devices.empty()) {  // those that support the products
       std::copy_if(device_models().begin(), device_models().end(), std::back_inserter(devices), [&](const DeviceModel& device) {
         for (std::size_t i = 0; i < device.products.size(); ++i)
           if (counts.operations.products[i] > 0 && device.products[i] == 0) return false;
@@ -131,9 +132,9 @@ void analyze(const AnalyzeArguments& a) {
 
 std::string shape_help() {
   std::string text =
-      "Each figure is counted from the kernel's source; docs/language.md says what is exact. The times are the least that the device's "
-      "data sheet\n"
-      "allows (cpu: measured now). Names in --shape, with their defaults:";
+      "All figures are counted from the kernel's source; docs/language.md says which are exact. The times are lower bounds from the "
+      "device's\n"
+      "data sheet (cpu: from measured peaks). Names in --shape, with their defaults:";
   std::string family;
   for (const RegisteredKernel& kernel : registered_kernels()) {
     if (kernel.family == family) continue;
@@ -149,7 +150,7 @@ std::string shape_help() {
 DeviceModel named_device_model(const std::string& name) {
   if (name == "cpu") {
     const double peak = bench::measure_fma_peak() * 1e9;
-    if (peak == 0) throw InvalidArgument("device is cpu; its peak is not known on this processor");
+    if (peak == 0) throw InvalidArgument("device is cpu; the peak of this processor cannot be measured");
     return cpu_model("cpu", cpu_threads(), peak, measure_memory());
   }
   const DeviceModel* model = find_device_model(name);
@@ -159,10 +160,11 @@ DeviceModel named_device_model(const std::string& name) {
 
 void add_analyze(CLI::App& kernels, int& exit_code) {
   static AnalyzeArguments a;
-  CLI::App* command = kernels.add_subcommand("analyze", "Bytes, operations and the roofline time of one kernel, from its own source");
+  CLI::App* command =
+      kernels.add_subcommand("analyze", "Count a kernel's bytes and operations from its source, and predict its roofline time");
   completes_with(command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows")->required(), kernel_names);
   command->add_option("--shape", a.shape, "The problem: NAME=NUMBER,...; the names are below")->required();
-  command->add_option("--device", a.devices, "H200, A100, 4090 or cpu; may be repeated. Default: the GPUs")
+  command->add_option("--device", a.devices, "H200, A100, 4090 or cpu; may be repeated. Default: all GPUs")
       ->type_name("DEVICE")
       ->allow_extra_args(false);
   command->add_flag("--json", a.json, "Print JSON");

@@ -6,7 +6,7 @@
 
 namespace tw::cli {
 
-/// The device that the user names: H200, A100, 4090 by their data sheets; cpu by a measurement of a few tenths of a second. Throws
+/// The model of a device by name: H200, A100 and 4090 from their data sheets, cpu by measuring for a few tenths of a second. Throws
 /// InvalidArgument for any other name.
 DeviceModel named_device_model(const std::string& name);
 

@@ -46,13 +46,13 @@ std::string family_help() {
   return text;
 }
 
-/// The file for the results, opened before anything is measured: an unwritable path must not cost the run.
+/// The file for the results. It is opened before anything is measured, so that an unwritable path is found early.
 class Output {
  public:
   explicit Output(const std::string& path) : path_(path), is_new_(access(path.c_str(), F_OK) != 0), file_(std::fopen(path.c_str(), "a")) {
     if (file_ == nullptr) throw Error(tw::format("{}: {}", path, std::strerror(errno)));
   }
-  /// Leaves no file if there are no results.
+  /// Removes a new file if there are no results.
   ~Output() {
     if (file_ == nullptr) return;
     std::fclose(file_);
@@ -61,7 +61,7 @@ class Output {
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
-  /// Replaces what the file held.
+  /// Replaces the contents of the file.
   void write(const std::string& text) {
     std::FILE* file = std::freopen(path_.c_str(), "w", std::exchange(file_, nullptr));
     bool ok = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
@@ -97,7 +97,7 @@ void run(BenchArguments& arguments) {
           tw::format("bench: there is no family \"{}\"{}; there are: {}", name, did_you_mean(name, known), tw::join(known, ", ")));
     }
     if (arguments.options.ladder && !family->has_ladder()) {
-      throw UsageError(tw::format("bench: {} has no ladder; these have: {}", name, tw::join(families_with_ladder(), ", ")));
+      throw UsageError(tw::format("bench: {} has no ladder; families with one: {}", name, tw::join(families_with_ladder(), ", ")));
     }
     families.push_back(family);
   }
@@ -137,14 +137,14 @@ void add_bench(CLI::App& app, int& exit_code) {
   command->add_option("--dtype", a.dtypes, "Only this element type: f32, f16 or bf16; may be repeated")
       ->type_name("DTYPE")
       ->allow_extra_args(false);
-  command->add_flag("--quick", a.options.quick, "Fewer samples: about +-3 % rather than +-1 %");
-  command->add_flag("--list", a.options.list, "List the cases, measure nothing");
-  command->add_flag("--all-configs", a.options.all_configs, "Also time every variant of ours, for tuning");
+  command->add_flag("--quick", a.options.quick, "Fewer samples: an accuracy of about 3 % instead of 1 %");
+  command->add_flag("--list", a.options.list, "List the cases and measure nothing");
+  command->add_flag("--all-configs", a.options.all_configs, "Also time every configuration of Tilewave's kernel");
   command->add_flag("--ladder", a.options.ladder,
-                    tw::format("Instead of the cases: from the simplest way to ours, one more idea in each step ({})",
+                    tw::format("Instead of the cases: from the simplest implementation to the final one, one idea per step ({})",
                                tw::join(families_with_ladder(), ", ")));
-  command->add_option("--config", a.options.config, "Time this variant of ours instead of the heuristic's choice");
-  command->add_option("--commit", a.options.commit, "The commit to record, instead of the one that this program was built from")
+  command->add_option("--config", a.options.config, "Time this configuration instead of the heuristic's choice");
+  command->add_option("--commit", a.options.commit, "The commit to record; default: the one that this program was built from")
       ->type_name("TEXT");
   command->footer(family_help());
   add_bench_transcribe(*command, exit_code);

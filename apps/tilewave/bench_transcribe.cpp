@@ -1,4 +1,4 @@
-// tilewave bench transcribe: a recording from samples to text, several times.
+// tilewave bench transcribe: times the transcription of a recording.
 
 #include <sys/resource.h>
 
@@ -63,7 +63,7 @@ double word_accuracy(const std::string& text, const std::string& reference) {
   return std::max(0.0, 1 - static_cast<double>(row.back()) / static_cast<double>(b.size()));
 }
 
-/// Bytes per second that the device's memory is read with; on the CPU by as many threads as kernels use.
+/// The read bandwidth of the device's memory in bytes per second; on the CPU with as many threads as kernels use.
 double read_bandwidth(Device device) {
   constexpr double kBytes = 1 << 28;
   const int threads = device.is_cuda() ? 1 : cpu_threads();
@@ -85,7 +85,7 @@ double read_bandwidth(Device device) {
   return best;
 }
 
-/// FLOP per second of OpenBLAS's sgemm with as many threads as kernels use, at the size of the encoder's products; 0 without OpenBLAS.
+/// FLOP/s of OpenBLAS's sgemm with as many threads as kernels use, at the size of the encoder's products; 0 without OpenBLAS.
 double sgemm_rate(std::string& problem) {
   bench::OpenBlas blas;
   if (!blas.open(problem, cpu_threads())) return 0;
@@ -100,7 +100,7 @@ double sgemm_rate(std::string& problem) {
   return best;
 }
 
-/// The stages against what limits them.
+/// Compares the stages with their limits.
 void print_stages(std::FILE* report, const speech::Transcriber& transcriber, const speech::Timings& timings, std::int64_t windows,
                   std::int64_t longest_context, double peak_bytes) {
   const speech::ModelSize size = transcriber.size();
@@ -110,14 +110,14 @@ void print_stages(std::FILE* report, const speech::Transcriber& transcriber, con
   if (timings.decode_steps > 0) {
     const double step = timings.decode / static_cast<double>(timings.decode_steps);
     const double rate = static_cast<double>(size.decode_bytes) / step, read = read_bandwidth(device);
-    tw::print(report, "Decode: {:.2f} ms a step, {:.1f} GB/s of weights; memory is read with {:.1f} GB/s: {:.2f} of it\n", step * 1e3,
-              rate * 1e-9, read * 1e-9, rate / read);
+    tw::print(report, "Decode: {:.2f} ms per step, {:.1f} GB/s of weights; {:.1f} GB/s is the memory's read bandwidth: {:.2f} of it\n",
+              step * 1e3, rate * 1e-9, read * 1e-9, rate / read);
   }
   if (windows > 0 && !device.is_cuda()) {
     const double window = timings.encoder / static_cast<double>(windows);
     std::string problem;
     const double rate = sgemm_rate(problem);
-    tw::print(report, "Encoder: {:.3f} s a window, {:.1f} GFLOP/s", window, size.encoder_flops / window * 1e-9);
+    tw::print(report, "Encoder: {:.3f} s per window, {:.1f} GFLOP/s", window, size.encoder_flops / window * 1e-9);
     if (rate > 0)
       tw::print(report, "; OpenBLAS sgemm would take {:.3f} s ({:.1f} GFLOP/s): {:.2f} times that\n", size.encoder_flops / rate,
                 rate * 1e-9, window * rate / size.encoder_flops);
@@ -126,14 +126,14 @@ void print_stages(std::FILE* report, const speech::Transcriber& transcriber, con
   }
   if (!device.is_cuda()) {
     const double cache = static_cast<double>(size.cache_bytes * longest_context);
-    tw::print(report, "Memory: peak {:.3f} GB; weights {:.3f} GB, keys and values {:.3f} GB: {:.3f} of weights beyond both\n",
+    tw::print(report, "Memory: peak {:.3f} GB; weights {:.3f} GB, keys and values {:.3f} GB; everything else: {:.3f} of the weights\n",
               peak_bytes * 1e-9, static_cast<double>(size.weight_bytes) * 1e-9, cache * 1e-9,
               (peak_bytes - cache) / static_cast<double>(size.weight_bytes) - 1);
   }
 }
 
 int run(BenchTranscribeArguments& a) {
-  std::FILE* report = a.json ? stderr : stdout;  // what people read
+  std::FILE* report = a.json ? stderr : stdout;  // for people
   const std::vector<float> samples = speech::read_audio(a.audio);
   const double duration = static_cast<double>(samples.size()) / 16000;
   const std::string model = a.model.model.empty() ? default_model() : a.model.model;
@@ -199,8 +199,8 @@ int run(BenchTranscribeArguments& a) {
 }  // namespace
 
 void add_bench_transcribe(CLI::App& bench, int& exit_code) {
-  CLI::App* command =
-      bench.add_subcommand("transcribe", "A recording from samples to text: time, accuracy, and the stages against their limits");
+  CLI::App* command = bench.add_subcommand(
+      "transcribe", "Time the transcription of a recording; compare its text with a reference and its stages with their limits");
   static BenchTranscribeArguments a;
   command->add_option("--audio", a.audio, "The recording")->type_name("FILE")->required();
   command->add_option("--reference", a.reference, "The recording's text; case and punctuation are ignored")->type_name("TEXT");
@@ -208,12 +208,15 @@ void add_bench_transcribe(CLI::App& bench, int& exit_code) {
   command->add_option("--warmup", a.warmup, "Runs before the measured ones")->check(CLI::Range(0, 1000))->capture_default_str();
   command->add_option("--runs", a.runs, "Measured runs")->check(CLI::Range(1, 1000))->capture_default_str();
   command->add_option("--batch", a.options.batch, "Segments per batch")->check(CLI::Range(1, 16))->capture_default_str();
-  command->add_option("--max-new-tokens", a.options.max_new_tokens, "Per segment")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  command->add_flag("--ignore-eos", a.options.ignore_end, "Always generate --max-new-tokens and do not check the text: for random weights");
+  command->add_option("--max-new-tokens", a.options.max_new_tokens, "Maximum number of tokens per segment")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_flag("--ignore-eos", a.options.ignore_end,
+                    "Always generate --max-new-tokens tokens and do not check the text (for random weights)");
   command->add_flag("--json", a.json, "Print JSON; messages go to standard error");
-  command->footer("Status is PASS above 80 % of the reference's words, else FAIL and exit code 1.");
+  command->footer("The status is PASS if the word accuracy is above 80 %, otherwise FAIL with exit code 1.");
   command->callback([&exit_code] {
-    if (!a.options.ignore_end && a.reference.empty()) throw UsageError("bench transcribe: --reference or --ignore-eos is needed");
+    if (!a.options.ignore_end && a.reference.empty()) throw UsageError("bench transcribe: give --reference or --ignore-eos");
     exit_code = run(a);
   });
 }

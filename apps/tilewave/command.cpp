@@ -28,7 +28,7 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
-/// JSON leaves DEL and the C1 controls (U+0080 to U+009F) as they are, and some terminals obey them. They occur in strings only.
+/// The JSON library does not escape DEL and the C1 controls (U+0080 to U+009F), which some terminals obey. They occur only in strings.
 std::string dump(const nlohmann::ordered_json& json, int indent) {
   const std::string text = json.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   std::string safe;
@@ -81,7 +81,8 @@ std::string unknown_command(const CLI::App& app, const std::string& given) {
 
 void add_device_option(CLI::App& command, std::string& device) {
   completes_with(
-      command.add_option("--device", device, "auto (the first usable GPU, else the CPU), cpu, cuda or cuda:N")->capture_default_str(), [] {
+      command.add_option("--device", device, "auto (the first usable GPU, or else the CPU), cpu, cuda or cuda:N")->capture_default_str(),
+      [] {
         return std::vector<std::string>{"auto", "cpu", "cuda"};
       });
   const auto set_target = [](const std::string& name) {
@@ -94,8 +95,8 @@ void add_device_option(CLI::App& command, std::string& device) {
   completes_with(
       command
           .add_option_function<std::string>("--target", set_target,
-                                            "What kernels on a GPU are compiled for: auto, sm_90a (Hopper), or cuda (any NVIDIA GPU "
-                                            "since compute capability 8.0)")
+                                            "The target of GPU kernels: auto, sm_90a (Hopper), or cuda (any NVIDIA GPU since compute "
+                                            "capability 8.0)")
           ->type_name("TARGET"),
       [] {
         return std::vector<std::string>{"auto", "sm_90a", "cuda"};

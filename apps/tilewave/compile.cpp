@@ -19,7 +19,7 @@
 namespace tw::cli {
 namespace {
 
-/// "[12/40] gemm_bf16_nt", for several threads.
+/// Shows "[12/40] gemm_bf16_nt". Thread-safe.
 class Progress {
  public:
   explicit Progress(std::size_t total) : total_(total) {}
@@ -38,7 +38,7 @@ class Progress {
 
 using Clock = std::chrono::steady_clock;
 
-/// `cache_keeps` becomes false if a kernel that was just compiled is not found in the cache. Then the cache is not tried again, because
+/// Sets `cache_keeps` to false if a kernel that was just compiled is not found in the cache. The cache is not tried again then, because
 /// each try costs a compilation.
 void compile_one(CompileResult& result, const CompileOptions& options, std::atomic<bool>& cache_keeps) {
   try {
@@ -54,13 +54,13 @@ void compile_one(CompileResult& result, const CompileOptions& options, std::atom
     }
     if (!options.output.empty()) write_pack(options.output, result.spec, result.kernel, options.arch);
   } catch (const DeviceError&) {
-    throw;  // NVRTC is missing or broken: no kernel will do better
+    throw;  // NVRTC is missing or broken: no kernel can be compiled
   } catch (const std::exception& error) {
     result.failure = error.what();
   }
 }
 
-/// Found out before, not after, minutes of compiling.
+/// Finds problems with the folder before minutes of compiling, not after.
 void require_writable(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
@@ -78,7 +78,7 @@ std::vector<std::string> CompileResult::problems() const {
   if (kernel.spill_bytes > 0) list.push_back(tw::format("kernel {}: spills {} bytes", spec.name, kernel.spill_bytes));
   for (const std::string& message : kernel.performance_losses) list.push_back(tw::format("kernel {}: {}", spec.name, message));
   if (kernel.module.loads && kernel.tensor_core_instruction.empty())
-    list.push_back(tw::format("kernel {}: has no tensor core instruction", spec.name));
+    list.push_back(tw::format("kernel {}: has no tensor-core instruction", spec.name));
   return list;
 }
 
@@ -105,7 +105,7 @@ std::vector<CompileResult> compile_kernels(const std::vector<RegisteredKernel>& 
   };
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   const std::size_t threads = std::min<std::size_t>(options.threads > 0 ? static_cast<unsigned>(options.threads) : cores, results.size());
-  std::vector<std::jthread> team;  // joins even when a thread cannot be started
+  std::vector<std::jthread> team;  // joins even if a thread cannot be started
   for (std::size_t i = 1; i < threads; ++i) team.emplace_back(work);
   work();
   team.clear();

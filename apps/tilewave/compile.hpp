@@ -1,6 +1,6 @@
 #pragma once
 
-// What `tilewave kernels compile` does.
+// The implementation of `tilewave kernels compile`.
 
 #include <nlohmann/json.hpp>
 
@@ -19,20 +19,20 @@ struct CompileOptions {
   bool no_cache = false;
 };
 
-/// What became of one kernel.
+/// The result for one kernel.
 struct CompileResult {
   std::string family;
   KernelSpec spec;
-  CompiledKernel kernel;          ///< empty when `failure` is not
-  std::optional<double> load_ms;  ///< reading it back from the cache; none under --no-cache, or when the cache keeps nothing
+  CompiledKernel kernel;          ///< empty if `failure` is set
+  std::optional<double> load_ms;  ///< time to read it back from the cache; none with --no-cache, or if the cache does not work
   std::string failure;            ///< why it did not compile or could not be written
 
-  /// Everything that makes the check fail, one text each.
+  /// One text for each reason why the check fails.
   std::vector<std::string> problems() const;
 };
 
-/// Compiles all of them in parallel, with a line of progress on stderr where that is a terminal. A kernel that fails is reported in its
-/// result. Throws DeviceError when kernels are missing in the cache and so is NVRTC, Error for a folder that cannot be written.
+/// Compiles all kernels in parallel, with a progress line on stderr if that is a terminal. A kernel that fails is reported in its result.
+/// Throws DeviceError if kernels must be compiled but NVRTC is missing, and Error if the folder cannot be written.
 std::vector<CompileResult> compile_kernels(const std::vector<RegisteredKernel>& kernels, const CompileOptions& options);
 
 nlohmann::ordered_json to_json(const CompileResult& result);

@@ -1,4 +1,4 @@
-// tilewave completion, and what the scripts that it prints ask while a command is typed.
+// tilewave completion, and the hidden command that its scripts call while a command is typed.
 
 #include <algorithm>
 #include <map>
@@ -10,11 +10,11 @@
 namespace tw::cli {
 namespace {
 
-/// What may stand at a place of the command line.
+/// The possible words at a position of the command line.
 struct Candidates {
   enum class Files { none, all, folders };
   Files files = Files::none;
-  std::vector<std::pair<std::string, std::string>> words;  ///< and what they mean
+  std::vector<std::pair<std::string, std::string>> words;  ///< with descriptions
 };
 
 using Source = std::function<std::vector<std::string>()>;
@@ -24,7 +24,7 @@ std::map<const CLI::Option*, Source>& sources() {
   return map;
 }
 
-/// The members of "TEXT:{text,json}", as CLI::IsMember describes itself.
+/// The members in "TEXT:{text,json}", the description of a CLI::IsMember.
 std::vector<std::string> members(const std::string& type) {
   std::vector<std::string> names;
   const std::size_t begin = type.find('{'), end = type.find('}');
@@ -50,7 +50,7 @@ Candidates values_of(const CLI::Option& option) {
 
 bool takes_value(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
 
-/// Null when the command has no such option.
+/// Null if the command has no such option.
 const CLI::Option* find_option(const CLI::App& command, const std::string& name) {
   const auto found = command.get_options([&](const CLI::Option* option) { return option->check_name(name); });
   return found.empty() || !name.starts_with('-') ? nullptr : found.front();
@@ -61,7 +61,7 @@ void add_options(const CLI::App& command, Candidates& candidates) {
     for (const std::string& name : option->get_lnames()) candidates.words.emplace_back("--" + name, option->get_description());
 }
 
-/// The commands and values that may follow, after so many positional arguments.
+/// The commands and values that may follow `positionals_given` positional arguments.
 Candidates arguments_of(const CLI::App& command, std::size_t positionals_given) {
   Candidates candidates;
   for (const CLI::Option* option : command.get_options([](const CLI::Option* each) { return each->get_positional(); })) {
@@ -77,7 +77,7 @@ Candidates arguments_of(const CLI::App& command, std::size_t positionals_given) 
   return candidates;
 }
 
-/// What may stand in place of `typed`, after the words before it.
+/// The completions of `typed` after the words before it.
 Candidates candidates_for(const CLI::App& root, const std::vector<std::string>& before, const std::string& typed) {
   const CLI::App* command = &root;
   const CLI::Option* open = nullptr;  // its value is next
@@ -110,7 +110,7 @@ Candidates candidates_for(const CLI::App& root, const std::vector<std::string>& 
   return candidates;
 }
 
-/// Bash cuts "--format=js" into three words; this gives the two of "--format js".
+/// Bash splits "--format=js" into three words; this returns the two words of "--format js".
 void join_at_equals(std::vector<std::string>& words) {
   for (std::size_t i = 1; i < words.size(); ++i) {
     if (words[i] != "=" || !words[i - 1].starts_with("--")) continue;
@@ -121,8 +121,8 @@ void join_at_equals(std::vector<std::string>& words) {
   }
 }
 
-// Each script asks the program that is being typed, so that what is offered is what that program has. The answer's first line is "files",
-// "folders" or "words": whether names of files may stand there, too; each further line is a word, a tab and what it means.
+// Each script calls the program that is being typed, so that the completions match its version. The first line of the answer is "files",
+// "folders" or "words": whether file names are possible, too. Each further line is a word, a tab and its description.
 
 constexpr const char* kBash = R"(# In ~/.bashrc: source <(tilewave completion bash)
 _tilewave() {

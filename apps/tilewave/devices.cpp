@@ -44,12 +44,12 @@ void show_json(const DeviceReport& report) {
 void show_table(const DeviceReport& report) {
   for (const DeviceInfo& d : report.devices) {
     tw::print("{:<8} {}: {}, {} {}, {} memory ({} free), {} {}\n", d.device.name(), d.name, d.isa, d.units,
-              d.device.is_cuda() ? "multiprocessors" : "threads", bytes_text(d.total_memory), bytes_text(d.free_memory),
-              bytes_text(d.l2_bytes), d.device.is_cuda() ? "L2" : "L3");
+              d.device.is_cuda() ? "SMs" : "threads", bytes_text(d.total_memory), bytes_text(d.free_memory), bytes_text(d.l2_bytes),
+              d.device.is_cuda() ? "L2" : "L3");
     if (!d.usable) tw::print("         not usable: {}\n", d.problem);
-    if (d.usable && d.device.is_cuda()) tw::print("         kernels are compiled for target {}\n", name_of(d.target));
+    if (d.usable && d.device.is_cuda()) tw::print("         target of kernels: {}\n", name_of(d.target));
   }
-  if (!report.cuda_driver.empty()) tw::print("CUDA     driver for {}\n", report.cuda_driver);
+  if (!report.cuda_driver.empty()) tw::print("CUDA     driver for CUDA {}\n", report.cuda_driver);
   if (!report.cuda_problem.empty()) tw::print("CUDA     none: {}\n", report.cuda_problem);
   if (!report.nvrtc.empty()) tw::print("NVRTC    {}\n", shown_line(stdout, report.nvrtc));
   if (!report.nvrtc_problem.empty()) tw::print("NVRTC    none: {}\n", report.nvrtc_problem);
@@ -63,8 +63,7 @@ void show_table(const DeviceReport& report) {
 }  // namespace
 
 void add_devices(CLI::App& app, int& exit_code) {
-  CLI::App* command =
-      app.add_subcommand("devices", "Show the CPU, GPUs and run-time compiler that were found, and the reason for each that was not");
+  CLI::App* command = app.add_subcommand("devices", "Show the CPU, the GPUs and the run-time compiler, and why any of them cannot be used");
   static bool json = false;
   command->add_flag("--json", json, "Print JSON");
   command->callback([&exit_code] {

@@ -11,7 +11,7 @@
 namespace tw::cli {
 namespace {
 
-// Shared memory has 32 banks of 4 bytes; an access of 16 bytes a thread is done by 8 threads at a time.
+// Shared memory has 32 banks of 4 bytes. Accesses of 16 bytes per thread are served 8 threads at a time.
 constexpr int kBanks = 32;
 constexpr int kBankBytes = 4;
 constexpr int kPieceBytes = 16;
@@ -21,7 +21,7 @@ constexpr int kColors = 8;
 
 int bank_of(int offset) { return offset / kBankBytes % kBanks; }
 
-/// What threads that access memory at once meet: banks in use, and how many times the busiest has to serve.
+/// The banks that threads use in one access, and how many times the busiest bank is accessed.
 std::string conflicts(const std::vector<int>& offsets, int bytes) {
   std::array<std::set<int>, kBanks> words;
   for (const int offset : offsets) {
@@ -48,7 +48,7 @@ Picture draw_shared(const TileLayout& layout, const DrawnPart& part) {
   Picture picture;
   picture.cell_cols = kPieceBytes / bytes;
   picture.cell =
-      tw::format("{} elements of a row, 16 bytes: their place among the 8 of the panel's row, and its four banks", picture.cell_cols);
+      tw::format("{} elements of a row, 16 bytes: their position in the panel's row (0 to 7) and the four banks", picture.cell_cols);
   const int row_bytes = layout.cols * bytes, panels = (row_bytes + sm_90a::kPanelBytes - 1) / sm_90a::kPanelBytes;
   const int in_last_panel = row_bytes - (panels - 1) * sm_90a::kPanelBytes;
   picture.notes.push_back(tw::format(
@@ -82,7 +82,7 @@ Picture draw_shared(const TileLayout& layout, const DrawnPart& part) {
     }
   }
   for (int piece = 0; piece < kPieces; ++piece)
-    picture.legend.push_back(tw::format("place {}, banks {}-{}", piece, 4 * piece, 4 * piece + 3));
+    picture.legend.push_back(tw::format("position {}, banks {}-{}", piece, 4 * piece, 4 * piece + 3));
   return picture;
 }
 
@@ -90,10 +90,10 @@ Picture draw_registers(const TileLayout& layout, const DrawnPart& part) {
   Picture picture;
   picture.cell_cols = layout.width;
   const int registers = layout.size / layout.per_register;
-  picture.notes.push_back(tw::format("{} threads that compute, {} registers of each.", layout.threads, registers));
+  picture.notes.push_back(tw::format("{} computing threads with {} registers each.", layout.threads, registers));
   picture.cell = layout.width == 1                     ? "an element: thread:register"
                  : layout.width == layout.per_register ? tw::format("{} columns, packed: thread:register", layout.width)
-                                                       : tw::format("{} columns of a thread: thread:register of the first", layout.width);
+                                                       : tw::format("{} columns of one thread: thread:register of the first", layout.width);
 
   const int rows = std::min(layout.rows, part.rows);
   const int cells = std::min(layout.cols / layout.width, part.cells);
@@ -165,7 +165,7 @@ std::string to_text(const Picture& picture) {
 }
 
 std::string to_svg(const std::string& title, const std::vector<Picture>& pictures) {
-  // Pale enough for black labels, apart in hue and in lightness.
+  // Pale enough for black labels, and different in hue and lightness.
   constexpr std::array<const char*, kColors> kPalette = {"#a6cee3", "#fdbf6f", "#b2df8a", "#fb9a99",
                                                          "#cab2d6", "#ffff99", "#e0c9a6", "#d9d9d9"};
   constexpr int kMargin = 24, kLine = 18, kCellHeight = 20, kCharacter = 7, kRowLabels = 56, kSwatch = 14;

@@ -9,8 +9,8 @@
 
 namespace tw::cli {
 
-/// What is drawn of a tile: its first rows and its first cells in a row. A cell is what lies together: 16 bytes of shared memory, or the
-/// neighbouring columns that one thread holds.
+/// How many rows of a tile are drawn, and how many cells of each. A cell is 16 bytes of shared memory, or the neighbouring columns that a
+/// thread holds.
 struct DrawnPart {
   int rows;
   int cells;
@@ -21,11 +21,11 @@ struct Cell {
   int color;  ///< index of the picture's legend
 };
 
-/// A tile as a table of cells with its explanation; text and SVG are made from it.
+/// A tile as a table of cells, with an explanation. Text and SVG are made from it.
 struct Picture {
   std::string title;
   std::vector<std::string> notes;
-  std::string cell;  ///< what a cell's label says
+  std::string cell;  ///< explains a cell's label
   int cell_cols;     ///< columns of the tile in one cell
   std::vector<std::vector<Cell>> rows;
   std::vector<std::string> legend;  ///< of the colours
@@ -38,7 +38,7 @@ Picture picture_of(const KernelTile& tile, const DrawnPart& part);
 
 std::string to_text(const Picture& picture);
 
-/// One image of all pictures, below each other.
+/// One image with all pictures, one below the other.
 std::string to_svg(const std::string& title, const std::vector<Picture>& pictures);
 
 }  // namespace tw::cli

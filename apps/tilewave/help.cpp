@@ -11,17 +11,19 @@ struct Variable {
   const char* what;
 };
 
-// All variables that the library and the command line read; a test compares this with the sources. tilewave/kernel.hpp has the library's.
+// All variables that the library and the command line read. A test compares the list with the sources. tilewave/kernel.hpp describes the
+// library's.
 constexpr Variable kVariables[] = {
-    {"TILEWAVE_CACHE", "The folder of compiled kernels and tuned choices; else $XDG_CACHE_HOME/tilewave, else $HOME/.cache/tilewave"},
+    {"TILEWAVE_CACHE",
+     "The folder for compiled kernels and tuned choices; default: $XDG_CACHE_HOME/tilewave, or else $HOME/.cache/tilewave"},
     {"TILEWAVE_PACK", "A folder of kernels compiled ahead of time (`tilewave kernels compile --output DIR`), read after the cache"},
     {"TILEWAVE_ISA", "baseline, avx2 or avx512: the widest instruction set that CPU kernels use (avx512: without VNNI and BF16)"},
     {"XDG_CACHE_HOME", "The parent of the cache folder if TILEWAVE_CACHE is not set"},
-    {"HOME", "The cache is in its .cache without XDG_CACHE_HOME; also searched for Python packages with NVRTC and benchmarks' peers"},
-    {"CUDA_HOME", "A CUDA toolkit, searched first for NVRTC and benchmarks' peers"},
-    {"VIRTUAL_ENV", "A Python environment, searched next for NVRTC and benchmarks' peers"},
-    {"PATH", "`tilewave bench` searches next to its folders for Python packages with peers"},
-    {"TERM", "If unset or dumb, no progress is drawn on the terminal"},
+    {"HOME", "The cache is in its .cache if XDG_CACHE_HOME is not set; also searched for Python packages with NVRTC and benchmark peers"},
+    {"CUDA_HOME", "A CUDA toolkit, searched first for NVRTC and benchmark peers"},
+    {"VIRTUAL_ENV", "A Python environment, searched next for NVRTC and benchmark peers"},
+    {"PATH", "`tilewave bench` looks for Python packages with peers next to its folders"},
+    {"TERM", "If unset or dumb, no progress is shown"},
 };
 
 std::string environment_help() {

@@ -65,7 +65,7 @@ void source(const KernelsArguments& a) {
 void layout(const KernelsArguments& a) {
   const LayoutOptions& options = a.layout;
   const int given = !a.name.empty() + !options.shared.empty() + !options.fragment.empty() + !options.rows.empty();
-  if (given != 1) throw UsageError("kernels layout: give one of NAME, --shared, --fragment, --rows");
+  if (given != 1) throw UsageError("kernels layout: give exactly one of NAME, --shared, --fragment, --rows");
   if (a.name.empty()) {
     const KernelTile tile = described_tile(options);
     draw_tiles(describe(tile.layout), {tile}, options);
@@ -81,7 +81,7 @@ int compile(const KernelsArguments& a) {
     if (!a.target.empty() && a.target != "auto") {
       const GpuTarget wanted = parse_gpu_target(a.target);
       if (wanted == GpuTarget::sm_90a && target != wanted)
-        throw InvalidArgument(tw::format("target is sm_90a, which needs --arch sm_90a; given {}", a.compile.arch));
+        throw InvalidArgument(tw::format("target is sm_90a, which needs --arch sm_90a; --arch is {}", a.compile.arch));
       target = wanted;
     }
   } catch (const InvalidArgument& error) {
@@ -120,20 +120,20 @@ RegisteredKernel find_kernel(const std::vector<RegisteredKernel>& kernels, const
 }
 
 void add_kernels(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("kernels", "The registered kernels: list, print, draw, compile, analyse them");
+  CLI::App* command = app.add_subcommand("kernels", "List, print, draw, compile and analyse the registered kernels");
   command->require_subcommand(1);
   static KernelsArguments a;
 
-  CLI::App* list_command = command->add_subcommand("list", "Families, names, C++ types and source files");
+  CLI::App* list_command = command->add_subcommand("list", "List families, names, C++ types and source files");
   list_command->add_flag("--json", a.json, "Print JSON");
   list_command->callback([&exit_code] {
     list(a);
     exit_code = kOk;
   });
 
-  CLI::App* source_command = command->add_subcommand("source", "The tile code of one kernel");
+  CLI::App* source_command = command->add_subcommand("source", "Print the tile code of a kernel");
   completes_with(source_command->add_option("NAME", a.name, "A name that `tilewave kernels list` shows")->required(), kernel_names);
-  source_command->add_flag("--program", a.program, "Print the generated entry point for the run-time compiler instead");
+  source_command->add_flag("--program", a.program, "Print the generated program for the run-time compiler instead");
   source_command->callback([&exit_code] {
     source(a);
     exit_code = kOk;
@@ -161,31 +161,30 @@ void add_kernels(CLI::App& app, int& exit_code) {
   layout_command->add_option("--tile", a.layout.tile, "Draw only the tile with this number; 0: all")->capture_default_str()->type_name("N");
   layout_command->add_flag("--all", a.layout.all, "Draw whole tiles instead of 16 rows of 16 cells");
   layout_command->add_option("--svg", a.layout.svg, "Write a picture to this file instead")->type_name("FILE");
-  layout_command->footer("Shared memory has 32 banks of 4 bytes: words of one bank are served one after another.");
+  layout_command->footer("Shared memory has 32 banks of 4 bytes. Accesses to different words of one bank are serialised.");
   layout_command->callback([&exit_code] {
     layout(a);
     exit_code = kOk;
   });
 
   CLI::App* compile_command = command->add_subcommand("compile", "Compile for a GPU; needs NVRTC, but no GPU and no driver");
-  completes_with(compile_command->add_option("NAME", a.names, "Kernels or families that `tilewave kernels list` shows; none: all"),
+  completes_with(compile_command->add_option("NAME", a.names, "Kernels or families that `tilewave kernels list` shows; default: all"),
                  kernel_names);
   compile_command->add_option("--arch", a.compile.arch, "The GPU's architecture: sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120")
       ->capture_default_str()
       ->type_name("ARCH");
-  compile_command->add_option("--target", a.target, "auto, sm_90a or cuda, the target of every architecture but sm_90a")
+  compile_command->add_option("--target", a.target, "auto, sm_90a or cuda; auto is cuda for every architecture except sm_90a")
       ->type_name("TARGET");
-  compile_command
-      ->add_option("--output", a.compile.output, "Also write the compiled kernels to this folder, which may then serve as $TILEWAVE_PACK")
+  compile_command->add_option("--output", a.compile.output, "Also write the compiled kernels to this folder, for use as $TILEWAVE_PACK")
       ->type_name("DIR");
-  compile_command->add_option("--threads", a.compile.threads, "Compile this many at once; 0: one per core")
+  compile_command->add_option("--threads", a.compile.threads, "Number of kernels to compile at the same time; 0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  compile_command->add_flag("--no-cache", a.compile.no_cache, "Compile again, without reading or writing the cache");
+  compile_command->add_flag("--no-cache", a.compile.no_cache, "Neither read nor write the cache");
   compile_command->add_flag("--json", a.json, "Print JSON");
   compile_command->footer(
-      "Fails when a kernel does not compile, spills registers, lacks the tensor-core instruction that it is meant to use, or when the\n"
-      "assembler reports a loss of performance (C75xx).");
+      "Fails if a kernel does not compile, spills registers or does not use the intended tensor-core instruction, or if the assembler\n"
+      "reports a loss of performance (C75xx).");
   compile_command->callback([&exit_code] { exit_code = compile(a); });
 
   add_analyze(*command, exit_code);

@@ -18,7 +18,7 @@
 namespace tw::cli {
 namespace {
 
-/// What a terminal shows.
+/// The part that fits a terminal.
 constexpr DrawnPart kExcerpt{16, 16};
 constexpr DrawnPart kAll{std::numeric_limits<int>::max(), std::numeric_limits<int>::max()};
 
@@ -78,7 +78,7 @@ TileLayout shared_layout(const std::vector<std::string>& given, const std::strin
   return shared_layout<float, Contract::columns>(*type, rows, cols);
 }
 
-/// More rows are more warpgroups, more columns more registers, laid out as the first.
+/// More rows mean more warpgroups, and more columns more registers, all laid out like the first ones.
 TileLayout fragment_layout(int rows, int cols) {
   if (rows <= 0 || rows % sm_90a::kWarpgroupRows != 0 || rows > 7 * sm_90a::kWarpgroupRows)
     refuse("--fragment", tw::format("{} rows", rows), "64 to 448 rows, a multiple of 64");
@@ -91,7 +91,7 @@ TileLayout fragment_layout(int rows, int cols) {
   return layout;
 }
 
-/// A row for every `RowWarps` of a block's `Warps`. Further rows are more registers, laid out as these.
+/// Each group of `RowWarps` of the block's `Warps` holds a row. Further rows mean more registers, laid out like the first ones.
 template <int Warps, int RowWarps>
 TileLayout rows_layout(int rows, int cols) {
   constexpr int kRows = Warps / RowWarps, kThreads = 32 * RowWarps;
@@ -156,7 +156,7 @@ void draw_tiles(const std::string& title, const std::vector<KernelTile>& tiles, 
     pictures.push_back(std::move(picture));
   }
   if (pictures.empty()) {
-    tw::print("{}: no tiles in shared memory or in its state\n", title);
+    tw::print("{}: no tiles in shared memory or in State\n", title);
     return;
   }
   if (!options.svg.empty()) {

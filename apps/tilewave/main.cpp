@@ -1,4 +1,4 @@
-// build/tilewave: what was found, the kernels, and how fast they are.
+// The command line, build/tilewave.
 
 #include <cerrno>
 #include <csignal>
@@ -19,7 +19,7 @@
 namespace tw::cli {
 namespace {
 
-/// The innermost subcommand that was named, for the hint below an error.
+/// The innermost subcommand on the command line, for the hint after an error message.
 const CLI::App& innermost(const CLI::App& app) {
   const auto named = app.get_subcommands();
   return named.empty() ? app : innermost(*named.front());
@@ -31,7 +31,7 @@ int usage_error(const CLI::App& app, const std::string& message) {
   return kUsage;
 }
 
-/// What was given where a command is expected, and is none.
+/// The message for an argument that should be a command but is not.
 std::optional<std::string> unknown_command_of(const CLI::App& command) {
   const std::vector<std::string> unknown = command.remaining();
   if (command.get_subcommands({}).empty() || unknown.empty()) return {};
@@ -44,13 +44,13 @@ int failure(const std::string& message) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Tilewave: one kernel source for CPUs and Hopper GPUs", "tilewave");
+  CLI::App app("Tilewave: speech to text, and kernels from one source for CPUs and NVIDIA GPUs", "tilewave");
   app.set_version_flag("--version", std::string("tilewave ") + TILEWAVE_VERSION);
   app.require_subcommand(1);
   app.footer(
       "Exit codes: 0 done, 1 failed, 2 wrong usage. `tilewave COMMAND --help` describes each command; `tilewave help environment` lists "
       "the\n"
-      "environment variables. With --json, in every command that has it, standard output is JSON and nothing else.");
+      "environment variables. With --json, standard output is JSON and nothing else.");
   int exit_code = kOk;
   add_transcribe(app, exit_code);
   add_devices(app, exit_code);
@@ -84,7 +84,7 @@ int run(int argc, char** argv) {
 }  // namespace tw::cli
 
 int main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_IGN);  // a reader that has seen enough (`| head`) shows as a failed write, below
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that stops early (`| head`) then shows as a failed write
   int code = tw::cli::kFailure;
   try {
     code = tw::cli::run(argc, argv);

@@ -10,7 +10,7 @@
 namespace tw::cli {
 namespace {
 
-/// Milliseconds from the recording's beginning. Not a number becomes 0; what no recording reaches, the largest time.
+/// Milliseconds from the beginning of the recording. NaN becomes 0; times are limited to 30 years.
 std::int64_t milliseconds(double seconds) {
   constexpr double kMost = 1e9;  // 30 years
   return seconds > 0 ? static_cast<std::int64_t>(std::min(seconds, kMost) * 1000 + 0.5) : 0;
@@ -20,7 +20,7 @@ std::string time_text(std::int64_t ms, char point) {
   return tw::format("{:02}:{:02}:{:02}{}{:03}", ms / 3600000, ms / 60000 % 60, ms / 1000 % 60, point, ms % 1000);
 }
 
-/// `text` on one line of valid UTF-8: controls and all that ends lines are white space, which is a single space between words.
+/// `text` as one line of valid UTF-8. Control characters and line ends count as white space, and white space becomes a single space.
 std::string on_one_line(std::string_view text) {
   std::string valid, line;
   models::append_repaired(valid, text);
@@ -39,8 +39,8 @@ std::string on_one_line(std::string_view text) {
   return line;
 }
 
-/// WebVTT has names for what means something in it. SubRip has none: its arrow, which would make a line of text a line of times, loses all
-/// dashes but one.
+/// Escapes text. WebVTT has names for its special characters. SubRip has no escapes: its arrow, which would turn a line of text into a time
+/// line, loses all dashes but one.
 std::string without_markup(const std::string& line, SubtitleFormat format) {
   std::string result;
   for (const char c : line) {

@@ -9,8 +9,8 @@ namespace tw::cli {
 
 enum class SubtitleFormat { srt, vtt };
 
-/// A file with an entry for each segment that has text, valid whatever that text and the times are: an entry is one line of UTF-8, without
-/// control characters and without what would read as a time line; entries begin in order and last 1 ms at least.
+/// A file with an entry for each segment that has text. It is valid for any text and times: an entry is one line of UTF-8 without control
+/// characters that cannot be read as a time line, and entries are in order and last at least 1 ms.
 std::string subtitles(std::span<const speech::TranscriptSegment> segments, SubtitleFormat format);
 
 }  // namespace tw::cli

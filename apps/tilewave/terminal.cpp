@@ -35,16 +35,16 @@ std::string escape(std::string_view text, std::string_view kept) {
 
 bool is_terminal(std::FILE* stream) { return isatty(fileno(stream)) != 0; }
 
-/// Where both are terminals, but one of them goes by the name /dev/tty, they are taken for the same.
+/// If both are terminals and one of them was opened as /dev/tty, they count as the same.
 bool same_terminal() {
-  const dev_t kControllingTerminal = makedev(5, 0);  // what /dev/tty is
+  const dev_t kControllingTerminal = makedev(5, 0);  // /dev/tty
   struct stat out {
   }, err{};
   if (!is_terminal(stdout) || !is_terminal(stderr) || fstat(STDOUT_FILENO, &out) != 0 || fstat(STDERR_FILENO, &err) != 0) return false;
   return out.st_rdev == err.st_rdev || out.st_rdev == kControllingTerminal || err.st_rdev == kControllingTerminal;
 }
 
-/// A terminal that knows carriage return and "erase to the end of the line".
+/// A terminal that supports carriage return and "erase to the end of the line".
 bool has_cursor_control() {
   const char* type = std::getenv("TERM");
   return type != nullptr && *type != '\0' && std::string_view(type) != "dumb";
@@ -88,13 +88,13 @@ Screen::~Screen() {
   try {
     clear_progress();
     if (line_open_) text("\n");
-  } catch (const std::system_error&) {  // neither can be written to: nobody is there to see it
+  } catch (const std::system_error&) {  // neither can be written to, so nobody can see it
   }
 }
 
 void Screen::progress(std::string_view line) {
   if (!live_ || (shared_ && line_open_)) return;
-  // A full line would leave the cursor on the next one in some terminals.
+  // In some terminals a full line moves the cursor to the next line.
   tw::print(stderr, "\r{}\033[K", fit(escaped_line(line), columns() - 1));
   std::fflush(stderr);
   drawn_ = true;

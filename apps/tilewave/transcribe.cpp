@@ -34,17 +34,17 @@ std::string default_model() {
     const fs::path directory = (program.parent_path() / place).lexically_normal();
     if (fs::exists(directory / "config.json", error)) return directory.string();
   }
-  throw Error(tw::format("no --model is given, and the bundled one is not beside {}", program.string()));
+  throw Error(tw::format("--model is not given, and there is no bundled checkpoint next to {}", program.string()));
 }
 
 void add_model_options(CLI::App& command, ModelArguments& a) {
   command.add_option("--model", a.model, "Directory of a GLM-ASR checkpoint; default: the bundled one, which knows spoken English digits")
       ->type_name("DIR");
   add_device_option(command, a.device);
-  command.add_option("--dtype", a.dtype, "auto, f32, bf16 or f16; auto: f32 on the CPU, on a GPU the checkpoint's")
+  command.add_option("--dtype", a.dtype, "auto, f32, bf16 or f16; auto: f32 on the CPU, the checkpoint's type on a GPU")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}))
       ->capture_default_str();
-  command.add_option("--threads", a.threads, "CPU threads, 1 to 1024; default: all that the process may use")->check(CLI::Range(1, 1024));
+  command.add_option("--threads", a.threads, "CPU threads; default: all cores that the process may use")->check(CLI::Range(1, 1024));
 }
 
 speech::LoadOptions load_options(const ModelArguments& a) {
@@ -106,7 +106,7 @@ bool output_is_directory(const TranscribeArguments& a) {
   return a.files.size() > 1 || a.output.ends_with('/') || fs::is_directory(a.output, error);
 }
 
-/// What the suffix of a single output file asks for.
+/// The format that the suffix of a single output file implies.
 std::string implied_format(const TranscribeArguments& a) {
   std::string suffix = fs::path(a.output).extension().string();
   std::transform(suffix.begin(), suffix.end(), suffix.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -114,14 +114,14 @@ std::string implied_format(const TranscribeArguments& a) {
   return known && !output_is_directory(a) ? suffix.substr(1) : "text";
 }
 
-/// Where each file's transcript goes; empty: to standard output.
+/// The output path of each file's transcript; empty: standard output.
 std::vector<std::string> output_paths(const TranscribeArguments& a) {
   std::vector<std::string> paths(a.files.size());
   if (a.output.empty()) return paths;
   if (!output_is_directory(a)) return {a.output};
   std::error_code error;
   if (fs::exists(a.output, error) && !fs::is_directory(a.output, error))
-    throw UsageError(tw::format("transcribe: --output {} is a file; of several recordings it must be a directory", a.output));
+    throw UsageError(tw::format("transcribe: --output {} is a file; with several recordings it must be a directory", a.output));
   std::set<std::string> taken;
   for (std::size_t i = 0; i < a.files.size(); ++i) {
     const std::string stem = a.files[i] == "-" ? "stdin" : fs::path(a.files[i]).stem().string();
@@ -132,12 +132,12 @@ std::vector<std::string> output_paths(const TranscribeArguments& a) {
   return paths;
 }
 
-/// Throws UsageError when a transcript would be written over a recording, by whatever name.
+/// Throws UsageError if a transcript would overwrite a recording, even under another name.
 void require_separate(const std::vector<std::string>& recordings, const std::vector<std::string>& outputs) {
   const auto status_of = [](const std::string& path, const std::string& standard, int descriptor) {
     struct stat status {};
     const int failed = path == standard ? fstat(descriptor, &status) : stat(path.c_str(), &status);
-    // A terminal may well be both.
+    // A terminal may be both.
     const bool is_file = failed == 0 && !S_ISCHR(status.st_mode) && !S_ISSOCK(status.st_mode);
     return is_file ? std::optional(std::pair(status.st_dev, status.st_ino)) : std::nullopt;
   };
@@ -147,7 +147,7 @@ void require_separate(const std::vector<std::string>& recordings, const std::vec
   for (const std::string& output : outputs) {
     const auto file = status_of(output, "", STDOUT_FILENO);
     if (!file || !read.contains(*file)) continue;
-    throw UsageError(tw::format("transcribe: {} would be written over the recording {}: they are the same file",
+    throw UsageError(tw::format("transcribe: {} would overwrite the recording {}: they are the same file",
                                 output.empty() ? "standard output" : "--output " + output, read.at(*file)));
   }
 }
@@ -156,7 +156,7 @@ std::vector<float> read(const std::string& file) {
   return file == "-" ? speech::read_audio_stream(STDIN_FILENO, "standard input") : speech::read_audio(file);
 }
 
-/// Recordings that are worked on together.
+/// Recordings that are transcribed together.
 struct Group {
   std::vector<std::size_t> files;  ///< indices into the arguments
   std::vector<std::vector<float>> samples;
@@ -200,7 +200,7 @@ class Job {
       }
       group.files.push_back(i);
       group.seconds += static_cast<double>(group.samples.back().size()) / 16000;
-      // A recording in one prompt may be too long for the model: the others are not to fail with it.
+      // A recording in one prompt may be too long for the model. The others must not fail with it.
       const bool alone = a_.options.segmentation == speech::Segmentation::none;
       if (alone || group.seconds >= 30.0 * a_.options.batch) finish(transcriber, std::exchange(group, {}));
     }
@@ -221,7 +221,7 @@ class Job {
 
   void warn(const std::string& message) { screen_.message(tw::format("tilewave: warning: {}", message)); }
 
-  /// Writes a whole transcript to where `file`'s goes.
+  /// Writes a whole transcript to the output of `file`.
   void write(std::size_t file, const std::string& text) {
     const std::string& path = paths_[file];
     if (path.empty()) return screen_.text(text);
@@ -230,7 +230,7 @@ class Job {
     if (!write_file(path, {shown_at(path, text)}, &problem)) throw Error(problem);
   }
 
-  /// The lines of a group's texts, while these are produced.
+  /// Writes the lines of a group's texts as they are produced.
   class LiveText {
    public:
     LiveText(const Job& job, Screen& screen, const Group& group) : job_(job), screen_(screen), group_(group) {}
@@ -264,9 +264,9 @@ class Job {
     const Job& job_;
     Screen& screen_;
     const Group& group_;
-    std::size_t current_ = 0;   ///< of the group's files
-    bool begun_ = false;        ///< its line is open
-    bool begun_empty_ = false;  ///< and holds the name alone
+    std::size_t current_ = 0;   ///< index into the group's files
+    bool begun_ = false;        ///< its line has begun
+    bool begun_empty_ = false;  ///< and contains only the name
   };
 
   void show_progress(const Group& group, Clock::time_point begin, double done, double all) {
@@ -337,30 +337,35 @@ void add_transcribe(CLI::App& app, int& exit_code) {
   completes_with_files(command->add_option("AUDIO", a.files, "Recordings: WAV, FLAC, OGG, Opus or MP3; - is standard input")->required());
   add_model_options(*command, a.model);
   CLI::Option* format =
-      command->add_option("--format", a.format, "text, json (one line per recording), srt or vtt; default: from --output's suffix")
+      command->add_option("--format", a.format, "text, json (one line per recording), srt or vtt; default: from the suffix of --output")
           ->check(CLI::IsMember({"text", "json", "srt", "vtt"}))
           ->capture_default_str();
   command->add_flag("--json", a.json, "Print JSON: --format json")->excludes(format);
   command
-      ->add_option(
-          "--output", a.output,
-          "Write there instead of to standard output; a directory for several recordings. FILE.json, .srt and .vtt imply the format")
+      ->add_option("--output", a.output,
+                   "Write to a file, or for several recordings to a directory, instead of standard output. The suffixes .json, .srt and "
+                   ".vtt set the format")
       ->type_name("FILE|DIR");
-  command->add_option("--segment", a.segment, "auto: cut at silences, any length; none: windows of 30 s in one prompt, as in the reference")
+  command
+      ->add_option(
+          "--segment", a.segment,
+          "auto: cut at silences, for recordings of any length; none: windows of 30 s in one prompt, as in the reference implementation")
       ->check(CLI::IsMember({"auto", "none"}))
       ->capture_default_str();
-  command->add_option("--prompt", a.options.prompt, "The prompt, instead of the checkpoint's")->type_name("TEXT");
-  command->add_option("--max-new-tokens", a.options.max_new_tokens, "Per segment")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  command->add_option("--temperature", a.options.temperature, "0: greedy, always the likeliest token")
+  command->add_option("--prompt", a.options.prompt, "The prompt; default: the checkpoint's")->type_name("TEXT");
+  command->add_option("--max-new-tokens", a.options.max_new_tokens, "Maximum number of tokens per segment")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--temperature", a.options.temperature, "Sampling temperature; 0: greedy, always the likeliest token")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
   command->add_option("--top-p", a.options.top_p, "Sample from the likeliest tokens that together have this probability")
       ->capture_default_str();
-  command->add_option("--seed", a.options.seed, "Of the sampling")->check(unsigned_number())->capture_default_str();
+  command->add_option("--seed", a.options.seed, "Seed for sampling")->check(unsigned_number())->capture_default_str();
   command->add_option("--batch", a.options.batch, "Segments per batch; does not change the text")
       ->check(CLI::Range(1, 16))
       ->capture_default_str();
-  command->add_flag("-q,--quiet", a.quiet, "No progress and no notes on standard error, only warnings and errors");
+  command->add_flag("-q,--quiet", a.quiet, "Print only warnings and errors on standard error, no progress and no notes");
   command->footer(
       "Text appears as it is produced, one line per recording. With several recordings each line begins with the file's name.\n"
       "Subtitles have one entry per segment.");
@@ -369,7 +374,7 @@ void add_transcribe(CLI::App& app, int& exit_code) {
     if (!a.json && format->count() == 0) a.format = implied_format(a);
     if (a.files.size() > 1 && a.output.empty() && (a.format == "srt" || a.format == "vtt"))
       throw UsageError(tw::format("transcribe: subtitles of several recordings need --output DIR"));
-    if (!(a.options.top_p > 0 && a.options.top_p <= 1)) throw UsageError("--top-p must be above 0 and at most 1");
+    if (!(a.options.top_p > 0 && a.options.top_p <= 1)) throw UsageError("--top-p must be greater than 0 and at most 1");
     if (std::isnan(a.options.temperature)) throw UsageError("--temperature must be from 0 to 100");
     a.options.segmentation = a.segment == "none" ? speech::Segmentation::none : speech::Segmentation::automatic;
     exit_code = Job(a).run();

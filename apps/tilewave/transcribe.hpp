@@ -7,7 +7,7 @@
 
 namespace tw::cli {
 
-/// What the commands that load a model have in common.
+/// Shared by the commands that load a model.
 struct ModelArguments {
   std::string model, device = "auto", dtype = "auto";
   int threads = 0;
@@ -15,10 +15,10 @@ struct ModelArguments {
 
 void add_model_options(CLI::App& command, ModelArguments& arguments);
 
-/// Sets the number of threads, too. Throws UsageError.
+/// Also sets the number of threads. Throws UsageError.
 speech::LoadOptions load_options(const ModelArguments& arguments);
 
-/// The bundled checkpoint's directory. Throws Error when it is not there.
+/// The directory of the bundled checkpoint. Throws Error if it is missing.
 std::string default_model();
 
 }  // namespace tw::cli

@@ -15,7 +15,7 @@
 namespace tw::cli {
 namespace {
 
-/// Of the operands' values.
+/// Seed of the operands' values.
 constexpr std::uint64_t kSeed = 1;
 
 struct TuneArguments {
@@ -28,10 +28,10 @@ struct TuneArguments {
   bool dry_run = false, quick = false, hot = false, json = false, list = false, forget = false;
 };
 
-/// What became of a problem.
+/// The result for one problem.
 struct Outcome {
   FamilyProblem problem;
-  TuneResult result;  ///< of a dry run: candidates alone
+  TuneResult result;  ///< in a dry run only the candidates
   std::string failure;
 };
 
@@ -55,10 +55,10 @@ TunableFamily find_family(const std::string& name) {
     names.push_back(family.name);
   }
   throw UsageError(
-      tw::format("tune: there is no family \"{}\" with choices{}; there are: {}", name, did_you_mean(name, names), tw::join(names, ", ")));
+      tw::format("tune: there is no tunable family \"{}\"{}; there are: {}", name, did_you_mean(name, names), tw::join(names, ", ")));
 }
 
-/// Of the lines of a file that are neither empty nor comments (#).
+/// The lines of a file without comments (#) and empty lines.
 std::vector<std::string> read_shapes(const std::string& path) {
   std::ifstream file(path);
   std::vector<std::string> shapes;
@@ -69,7 +69,7 @@ std::vector<std::string> read_shapes(const std::string& path) {
     if (!line.empty()) shapes.push_back(line);
   }
   if (file.bad() || !file.eof()) throw Error(tw::format("{}: cannot be read", path));
-  if (shapes.empty()) throw UsageError(tw::format("tune: {} holds no shape", path));
+  if (shapes.empty()) throw UsageError(tw::format("tune: {} contains no shape", path));
   return shapes;
 }
 
@@ -79,7 +79,7 @@ FamilyProblem make_problem(const TunableFamily& family, const std::string& shape
     if (std::find(family.dtypes.begin(), family.dtypes.end(), dtype) == family.dtypes.end()) {
       std::vector<std::string_view> allowed;
       for (const DType each : family.dtypes) allowed.push_back(name_of(each));
-      throw InvalidArgument(tw::format("dtype is {}; {} is tuned for: {}", dtype_text, family.name, tw::join(allowed, ", ")));
+      throw InvalidArgument(tw::format("dtype is {}; {} can be tuned for: {}", dtype_text, family.name, tw::join(allowed, ", ")));
     }
     return family.problem(ShapeValues(shape, family.shape), dtype, device);
   } catch (const InvalidArgument& error) {
@@ -87,7 +87,7 @@ FamilyProblem make_problem(const TunableFamily& family, const std::string& shape
   }
 }
 
-/// The predicted time of a candidate in units of the heuristic's choice.
+/// The predicted time of a candidate relative to the heuristic's choice.
 double relative(const Outcome& o, const TuneCandidate& c) {
   const double standard = o.problem.predict(o.problem.standard);
   return standard > 0 ? c.predicted / standard : 0;
@@ -101,7 +101,8 @@ std::string table_of(const Outcome& o) {
                        c.milliseconds > 0 ? tw::format("{:.2f}", c.milliseconds * 1e3) : "-", c.problem.empty() ? mark : c.problem);
   }
   if (!o.failure.empty() || o.result.milliseconds == 0) return text + "\n";
-  return text + tw::format("{} is the fastest: {:.3f} times as fast as the heuristic's choice\n\n", o.result.best.text(), o.result.gain());
+  return text +
+         tw::format("The fastest is {}: {:.3f} times the speed of the heuristic's choice\n\n", o.result.best.text(), o.result.gain());
 }
 
 nlohmann::ordered_json to_json(const Outcome& o) {
@@ -124,7 +125,7 @@ nlohmann::ordered_json to_json(const Outcome& o) {
           {"failure", o.failure.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(o.failure)}};
 }
 
-/// The kernels of all problems at once, so that every core has one to compile.
+/// Compiles the kernels of all problems together, which keeps all cores busy.
 void compile_all_candidates(const TuneArguments& a, const std::vector<Outcome>& outcomes, const Stream& stream, Screen& screen) {
   std::vector<KernelSpec> specs;
   for (const Outcome& o : outcomes) {
@@ -140,9 +141,8 @@ void compile_all_candidates(const TuneArguments& a, const std::vector<Outcome>& 
 int tune(const TuneArguments& a) {
   std::vector<std::string> shapes = a.shapes_file.empty() ? std::vector<std::string>() : read_shapes(a.shapes_file);
   shapes.insert(shapes.begin(), a.shapes.begin(), a.shapes.end());
-  if (a.family.empty() || shapes.empty())
-    throw UsageError("tune: FAMILY and --shape or --shapes say what to tune; or give --list or --forget");
-  if (a.candidates < 1) throw UsageError(tw::format("tune: --candidates is {}; at least 1 is needed", a.candidates));
+  if (a.family.empty() || shapes.empty()) throw UsageError("tune: give FAMILY and --shape or --shapes, or --list, or --forget");
+  if (a.candidates < 1) throw UsageError(tw::format("tune: --candidates is {}; allowed: at least 1", a.candidates));
   const auto begin = std::chrono::steady_clock::now();
   const TunableFamily family = find_family(a.family);
   const Device device = usable_device(a.device);
@@ -189,7 +189,7 @@ int tune(const TuneArguments& a) {
                 {"geometric_mean_gain", tuned > 0 ? nlohmann::ordered_json(gain) : nlohmann::ordered_json(nullptr)},
                 {"seconds", seconds}});
   } else if (tuned > 0) {
-    screen.text(tw::format("{} of {} tuned in {:.1f} s, {:.3f} times as fast as the heuristic in the geometric mean; kept in {}\n", tuned,
+    screen.text(tw::format("{} of {} tuned in {:.1f} s; {:.3f} times the heuristic's speed in the geometric mean; stored in {}\n", tuned,
                            outcomes.size(), seconds, gain, tuned_file(device)));
   }
   return a.dry_run || tuned == static_cast<int>(outcomes.size()) ? kOk : kFailure;
@@ -211,14 +211,14 @@ void forget(const TuneArguments& a) {
   const Device device = usable_device(a.device);
   const int count = forget_tuned(device, a.family.empty() ? "" : a.family + " ");
   if (a.json) return print_json({{"device", device_info(device).name}, {"forgotten", count}});
-  tw::print("{} of {} forgotten\n", count, device_info(device).name);
+  tw::print("{} choices for {} removed\n", count, device_info(device).name);
 }
 
 std::string family_help() {
   std::string text =
-      "Searches tile sizes, stages and everything else that the family's kernel lets one choose: compiles the points with the best\n"
-      "predictions, times them interleaved, and keeps the fastest in the cache folder, for this device, driver and compiler, if it is\n"
-      "faster than the heuristic's choice in a second measurement. Later calls of exactly this problem use it. Names in --shape, with\n"
+      "Searches tile sizes, stages and all other parameters of the family's kernel: compiles the points with the best predictions and\n"
+      "times them interleaved. If the fastest is also faster than the heuristic's choice in a second measurement, it is stored in the\n"
+      "cache folder, for this device, driver and compiler version. Later calls of exactly this problem use it. Names in --shape, with\n"
       "their defaults, and element types:";
   for (const TunableFamily& family : tunable_families()) {
     std::vector<std::string_view> dtypes;
@@ -233,22 +233,24 @@ std::string family_help() {
 
 void add_tune(CLI::App& app, int& exit_code) {
   static TuneArguments a;
-  CLI::App* command = app.add_subcommand("tune", "Find the fastest configuration of a family for a problem, and keep it for later calls");
+  CLI::App* command =
+      app.add_subcommand("tune", "Find the fastest configuration of a kernel family for a problem, and store it for later calls");
   completes_with(command->add_option("FAMILY", a.family, "What to tune"), [] {
     std::vector<std::string> names;
     for (const TunableFamily& family : tunable_families()) names.push_back(family.name);
     return names;
   });
   command->add_option("--shape", a.shapes, "A problem: NAME=NUMBER,...; the names are below; may be repeated")->allow_extra_args(false);
-  completes_with_files(command->add_option("--shapes", a.shapes_file, "A file with a problem in each line; # begins a comment"));
+  completes_with_files(command->add_option("--shapes", a.shapes_file, "A file with one problem per line; # begins a comment"));
   command->add_option("--dtype", a.dtype, "The element type")->capture_default_str();
   add_device_option(*command, a.device);
-  command->add_option("--candidates", a.candidates, "How many to compile and time for each problem")->capture_default_str();
-  command->add_flag("--dry-run", a.dry_run, "Show the candidates and their predictions; time and keep nothing");
-  command->add_flag("--quick", a.quick, "Fewer samples: about +-3 % rather than +-1 %");
-  command->add_flag("--hot", a.hot, "Time with operands in the GPU's cache, instead of operands that come from memory");
-  command->add_flag("--list", a.list, "Show the tuned choices for the device (of FAMILY)");
-  command->add_flag("--forget", a.forget, "Remove the tuned choices for the device (of FAMILY)")->excludes("--list");
+  command->add_option("--candidates", a.candidates, "Number of points to compile and time for each problem")->capture_default_str();
+  command->add_flag("--dry-run", a.dry_run, "Show the candidates and their predictions; time and store nothing");
+  command->add_flag("--quick", a.quick, "Fewer samples: an accuracy of about 3 % instead of 1 %");
+  command->add_flag("--hot", a.hot, "Time with operands in the GPU's cache instead of memory");
+  command->add_flag("--list", a.list, "Show the tuned choices for the device; with FAMILY: only those of the family");
+  command->add_flag("--forget", a.forget, "Remove the tuned choices for the device; with FAMILY: only those of the family")
+      ->excludes("--list");
   command->add_flag("--json", a.json, "Print JSON");
   command->footer(family_help());
   command->callback([&exit_code] {

@@ -6,13 +6,13 @@
 
 namespace tw::kernels::attention {
 
-inline constexpr ShapeKey kShape[] = {{"seqlen_q", "queries"},
-                                      {"seqlen_k", "keys"},
-                                      {"heads", "of queries"},
-                                      {"kv_heads", "of keys and values; 0: as many as of queries", 0},
+inline constexpr ShapeKey kShape[] = {{"seqlen_q", "queries per sequence"},
+                                      {"seqlen_k", "keys per sequence"},
+                                      {"heads", "query heads"},
+                                      {"kv_heads", "key and value heads; 0: the same as heads", 0},
                                       {"batch", "sequences", 1},
                                       {"lse", "1: the log-sum-exp is stored", 0},
-                                      {"splits", "parts of the keys, in decode", 1}};
+                                      {"splits", "splits of the keys (decode kernels)", 1}};
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();

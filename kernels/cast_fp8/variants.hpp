@@ -7,7 +7,7 @@
 namespace tw::kernels::cast_fp8 {
 
 inline constexpr ShapeKey kShape[] = {
-    {"rows", "rows of x"}, {"cols", "elements of a row"}, {"groups", "equal groups of rows, of the grouped kernel", 8}};
+    {"rows", "rows of x"}, {"cols", "elements of a row"}, {"groups", "groups of rows of the same size (grouped kernel)", 8}};
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();

@@ -13,7 +13,7 @@ std::string problem_key(const Call& call);
 void use_tuned(Call& call);
 
 inline constexpr ShapeKey kTuneShape[] = {{"N", "images"},
-                                          {"H", "height of the input; 1: in one dimension, as its kernel", 1},
+                                          {"H", "height of the input; 1: a one-dimensional convolution", 1},
                                           {"W", "width of the input"},
                                           {"C", "channels of the input"},
                                           {"F", "channels of the output"},

@@ -137,14 +137,14 @@ void use_tuned(Call& call) {
 }
 
 FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
-  const bool a_rows = shape["a_rows"] != 0, b_rows = shape["b_rows"] != 0, addends = shape["addends"] != 0;
+  const bool a_rows = shape["a_rows"] != 0, b_rows = shape["b_rows"] != 0, residual = shape["residual"] != 0;
   const std::int64_t m = shape["M"], n = shape["N"], k = shape["K"], batch = shape["batch"];
   require(m > 0 && n > 0 && k > 0 && batch > 0, "shape: M, N, K and batch must be positive");
   const bool gpu = device.is_cuda();
   const bool is_16bit = dtype == DType::f16 || dtype == DType::bf16;
   require(!gpu || is_16bit || (!a_rows && !b_rows), "shape: a_rows and b_rows have kernels for f16 and bf16 only");
   require(!gpu || !a_rows || b_rows, "shape: there are no kernels for a_rows without b_rows");
-  require(dtype != DType::i8 || !addends, "shape: i8 takes no addends");
+  require(dtype != DType::i8 || !residual, "shape: residual is 1; i8 takes no residual");
   const DType out = dtype == DType::i8 ? DType::i32 : dtype == DType::fp8_e4m3 ? DType::bf16 : dtype;
 
   // Operands as gemm() takes them: views of how they are stored.
@@ -157,11 +157,11 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
       return transposed ? t.transpose(1, 2) : t;
     };
     const Shape result{batch, m, n};
-    return Operands{stored(a_rows, m, k), stored(!b_rows, k, n), tensor(result, out), addends ? tensor(result, out) : Tensor()};
+    return Operands{stored(a_rows, m, k), stored(!b_rows, k, n), tensor(result, out), residual ? tensor(result, out) : Tensor()};
   };
 
   const Operands shapes = make([](Shape s, DType type) { return placeholder(std::move(s), type); });
-  const Call call = make_call(shapes.a, shapes.b, shapes.d, {.residual = addends ? &shapes.residual : nullptr});
+  const Call call = make_call(shapes.a, shapes.b, shapes.d, {.residual = residual ? &shapes.residual : nullptr});
   require(has_choice(call, device), "shape: M is {}; there is no choice {}", m, gpu ? "for one row" : "up to 16 rows on the CPU");
 
   const auto prepare = [=](const Stream& stream, std::uint64_t seed) {
@@ -169,7 +169,7 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
     const auto operands = std::make_shared<const Operands>(make(random));
     const auto launch = [=](const TunePoint& point) {
       GemmOptions options{.stream = stream};
-      if (addends) options.residual = &operands->residual;
+      if (residual) options.residual = &operands->residual;
       Call timed = make_call(operands->a, operands->b, operands->d, options);
       if (!gpu) {
         timed.config = cpu_config_of(point.values());

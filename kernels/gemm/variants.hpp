@@ -61,8 +61,8 @@ int used_splits(std::int64_t k, std::size_t element_bytes, int splits);
 inline constexpr int kMostSkinnyRows = 16;
 
 inline constexpr ShapeKey kShape[] = {{"M", "rows of A and D"},         {"N", "columns of B and D"},
-                                      {"K", "columns of A, rows of B"}, {"batch", "products", 1},
-                                      {"bias", "1: with a bias", 0},    {"splits", "K splits, of kernels for split K", 4}};
+                                      {"K", "columns of A, rows of B"}, {"batch", "number of products", 1},
+                                      {"bias", "1: with a bias", 0},    {"splits", "number of K splits (split-K kernels)", 4}};
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();

@@ -8,8 +8,8 @@ namespace tw::kernels::norm {
 
 inline constexpr ShapeKey kShape[] = {{"rows", "rows of x"},
                                       {"cols", "elements of a row"},
-                                      {"weight", "1: with a weight (and for layer norm a bias)", 1},
-                                      {"residual", "1: the sum with a residual is normalised, and stored", 0}};
+                                      {"weight", "1: with a weight (and, for layer norm, a bias)", 1},
+                                      {"residual", "1: a residual is added first, and the sum is stored", 0}};
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();

@@ -16,9 +16,9 @@ struct Splits {
 Splits choose_splits(std::int64_t extent, std::int64_t blocks, int tile, int wanted);
 
 inline constexpr ShapeKey kShape[] = {{"batch", "matrices", 1},
-                                      {"rows", "rows of each"},
+                                      {"rows", "rows of each matrix"},
                                       {"cols", "columns"},
-                                      {"splits", "parts that a row or column is wanted in, each reduced apart", 1}};
+                                      {"splits", "splits of each row or column, reduced by different blocks", 1}};
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();

@@ -7,9 +7,9 @@
 namespace tw::kernels::rope {
 
 inline constexpr ShapeKey kShape[] = {{"batch", "sequences", 1},
-                                      {"seqlen", "tokens of each; of a table, its rows"},
-                                      {"heads", "of a token", 16},
-                                      {"dim", "elements of a head, all of them rotated"}};
+                                      {"seqlen", "tokens per sequence; rows of a table"},
+                                      {"heads", "heads per token", 16},
+                                      {"dim", "head dimension; all of it is rotated"}};
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();

@@ -22,8 +22,8 @@ Plan plan_topk(std::int64_t rows, std::int64_t cols, int k, int units);
 
 inline constexpr ShapeKey kShape[] = {{"rows", "rows of x"},
                                       {"cols", "elements of a row"},
-                                      {"k", "elements of a row that topk gives", 64},
-                                      {"units", "SMs, which decide the number of parts of a row", 132}};
+                                      {"k", "number of elements that topk returns", 64},
+                                      {"units", "SMs; they determine the number of splits of a row", 132}};
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();
