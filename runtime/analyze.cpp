@@ -21,23 +21,23 @@ namespace {
 
 struct Touch {
   const void* array;
-  int place;  ///< of a tensor that is bound, or -1
+  int place;  ///< index of a bound tensor, or -1
   bool write;
   int bytes;
   i64 index;
   int row, col;
 };
 
-/// An array that element functions index, as far as has been seen.
+/// An array that element functions index, and the range of indices seen so far.
 struct Seen {
   int place;
-  u64 bytes;  ///< of an element
+  u64 bytes;  ///< per element
   i64 lowest, highest;
 };
 
-/// What element functions of this thread's analysis index.
+/// The arrays that element functions index in this thread's analysis.
 struct Walk {
-  int depth = 0;  ///< of walks inside each other
+  int depth = 0;  ///< of nested walks
   int row = 0, col = 0;
   std::vector<Touch> touches;
   std::map<const void*, Seen> arrays;
@@ -89,7 +89,7 @@ bool touched() { return !walk.touches.empty(); }
 
 void end_walk() {
   if (--walk.depth > 0 || walk.touches.empty()) return;
-  // An index that does not change from row to row is loaded once for all rows, and so for columns.
+  // An element whose index does not change from row to row is loaded once for all rows; the same holds for columns.
   struct Indices {
     Touch touch;
     std::set<i64> of_rows, of_cols;
@@ -129,7 +129,7 @@ Tensor placeholder(Shape shape, DType dtype) {
   if (elements == 0) return Tensor::empty(std::move(shape), dtype);
   const std::size_t bytes = static_cast<std::size_t>(elements) * size_of(dtype);
   void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (data == MAP_FAILED) throw InvalidArgument(tw::format("placeholder: {} bytes are more than the system has addresses for", bytes));
+  if (data == MAP_FAILED) throw InvalidArgument(tw::format("placeholder: {} bytes do not fit into the address space", bytes));
   std::shared_ptr<void> owner(data, [bytes](void* p) { munmap(p, bytes); });
   return Tensor::borrow(data, std::move(shape), dtype, Device::cpu(), {}, std::move(owner));
 }
@@ -138,7 +138,7 @@ namespace {
 
 // Vendors' data sheets: dense rates. H200: "NVIDIA H200 Tensor Core GPU" data sheet (its rates with sparsity, halved). A100: "NVIDIA A100
 // 80GB" data sheet, SXM. RTX 4090: "NVIDIA Ada GPU architecture" white paper, appendix A; tensor cores with f32 accumulation. Special
-// functions are 16 per multiprocessor and clock (CUDA C++ Programming Guide, arithmetic instructions), at the boost clock of the f32 rate.
+// functions are 16 per SM and clock (CUDA C++ Programming Guide, arithmetic instructions), at the boost clock of the f32 rate.
 // Shared memory: the same guide's table of technical specifications.
 const std::vector<DeviceModel> kModels{
     {"NVIDIA H200", "data sheet, SXM", 132, 4.8e12, {494.7e12, 989.5e12, 989.5e12, 1979e12, 1979e12}, 66.9e12, 16 * 132 * 1.98e9, 232448},
@@ -173,7 +173,7 @@ DeviceModel cpu_model(std::string name, int threads, double flops, double bytes)
 
 Roofline roofline(const Analysis& a, const DeviceModel& device) {
   const double units = device.units;
-  // Equal tiles: the busiest SM's share of whole tiles. Unequal ones: an even share, or the largest.
+  // If tiles are equal, the busiest SM has a whole number of them. If not, it has at least an even share, and at least the largest tile.
   const auto seconds = [&](std::uint64_t all, std::uint64_t largest, double rate) {
     if (all == 0) return 0.0;
     const double tiles = static_cast<double>(a.tiles);
@@ -218,16 +218,16 @@ int AnalysisBinder::add(const Tensor& tensor) {
 
 namespace {
 
-/// Up to this many tiles are all run.
+/// Up to this number, all tiles are run.
 constexpr int kAllTiles = 2048;
-/// Of more, this many are run to see that tiles taken for equal are.
+/// Above it, this many are run to check that tiles assumed to be equal are equal.
 constexpr int kProbes = 256;
 
 using analysis::Tally;
 
 bool same(const Tally& a, const Tally& b) { return std::memcmp(&a, &b, sizeof(Tally)) == 0; }
 
-/// Runs single tiles and adds up.
+/// Runs single tiles and adds up their counts.
 class Counter {
  public:
   Counter(const AnalysisKernel& kernel, const void* params)
@@ -269,7 +269,7 @@ class Counter {
   std::unique_ptr<u8[]> arena_;
 };
 
-/// Which of the tiles with coordinate 0, 1, ... are equal: a number for each.
+/// Assigns a number to each coordinate 0, 1, ...: tiles with equal counts have the same number.
 template <class MakeTile>
 std::vector<int> classes(const Counter& counter, int extent, MakeTile tile) {
   std::vector<int> result;
@@ -286,7 +286,7 @@ std::vector<int> classes(const Counter& counter, int extent, MakeTile tile) {
   return result;
 }
 
-/// Adds all tiles up from those that differ; false when that is not possible.
+/// Computes the sum over all tiles from one tile of each kind. False if that is not possible.
 bool count_classes(Counter& counter, const AnalysisKernel& kernel, const TileGrid& grid, int tiles) {
   Tile extent{0, 0, 0};
   for (int i = 0; i < tiles; ++i) {
@@ -296,7 +296,7 @@ bool count_classes(Counter& counter, const AnalysisKernel& kernel, const TileGri
   const std::vector<int> of_m = classes(counter, extent.m, [](int i) { return Tile{i, 0, 0}; });
   const std::vector<int> of_n = classes(counter, extent.n, [](int i) { return Tile{0, i, 0}; });
   const std::vector<int> of_batch = classes(counter, extent.batch, [](int i) { return Tile{0, 0, i}; });
-  static_cast<void>(counter.count({extent.m - 1, extent.n - 1, extent.batch - 1}));  // the far end of what element functions index
+  static_cast<void>(counter.count({extent.m - 1, extent.n - 1, extent.batch - 1}));  // the last elements that functions index
   const auto class_of = [&](Tile t) {
     return std::tuple{of_m[static_cast<std::size_t>(t.m)], of_n[static_cast<std::size_t>(t.n)],
                       of_batch[static_cast<std::size_t>(t.batch)]};
@@ -324,7 +324,7 @@ bool count_classes(Counter& counter, const AnalysisKernel& kernel, const TileGri
 
 Analysis analyze_tiles(const AnalysisKernel& kernel, const void* params, const TileGrid& grid, const std::vector<AnalysedArray>& arrays) {
   analysis::walk.arrays.clear();
-  analysis::walk.depth = 0;  // an analysis before may have thrown
+  analysis::walk.depth = 0;  // an earlier analysis may have thrown
   analysis::walk.places = static_cast<int>(arrays.size());
   analysis::unread_stores = {};
   Counter counter(kernel, params);

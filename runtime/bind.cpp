@@ -67,9 +67,9 @@ TensorMapRequest map_request(const BoundView& view, const MapTile& tile, const W
                                     static_cast<std::uint64_t>(view.size_i), static_cast<std::uint64_t>(view.size_j)};
   const std::int64_t strides[3] = {view.stride_row, view.stride_i, view.stride_j};
   for (int dim = 0; dim < 4; ++dim) request.extents[dim] = extents[dim];
-  // A dimension of one element never steps; TMA still wants a stride that it could take.
+  // A dimension with one element needs no stride, but TMA requires a valid one.
   for (int dim = 0; dim < 3; ++dim) request.strides[dim] = extents[dim + 1] == 1 ? 16 : static_cast<std::uint64_t>(strides[dim]) * bytes;
-  // The first rows of the window: it is filled row by row.
+  // The first rows of the window, which is filled row by row.
   const int width = std::min(window.width(), tile.rows);
   const int height = std::min(window.height(), tile.rows / width);
   const int box[4] = {tile.cols, width * window.row_step, height * window.i_step, tile.rows / (width * height)};
@@ -85,7 +85,7 @@ TensorMapRequest map_request(const BoundView& view, const MapTile& tile, const W
 namespace {
 bool is_empty(const BoundView& view) { return view.cols == 0 || view.rows == 0 || view.size_i == 0 || view.size_j == 0; }
 
-/// The unbound Global that lies in a module's Params where `view` lies in `params`.
+/// The unbound Global in a module's Params at the offset that `view` has in `params`.
 BoundView unbound_view(const BoundView* view, const ParamsUnderConstruction& params, std::string_view unbound) {
   const auto offset = reinterpret_cast<const char*>(view) - static_cast<const char*>(params.params);
   BoundView result;
@@ -98,7 +98,7 @@ bool map_possible(const BoundView& view, bool readable, const MapTile& tile, con
   if (is_empty(view)) return true;  // nothing will be copied
   const bool steps_forward = (view.stride_row > 0 || view.rows == 1) && (view.stride_i > 0 || view.size_i == 1) &&
                              (view.stride_j > 0 || view.size_j == 1) && (view.stride_col == 1 || view.cols == 1);
-  // A TMA store writes whole pieces of 16 bytes, beyond the last column too.
+  // A TMA store writes whole 16-byte pieces, also beyond the last column.
   const bool whole_pieces = readable || view.cols * size_of(tile.element) % 16 == 0;
   return steps_forward && whole_pieces && tensor_map_possible(map_request(view, tile, window));
 }
@@ -122,10 +122,10 @@ void make_maps(const GpuBinder& binder, const ParamsUnderConstruction& params, s
 void run_tiles(cpu::RunTile run, const void* params, const TileGrid& grid, std::int64_t memory_bytes, bool loads) {
   static std::atomic<std::uint64_t> launches = 0;
   const std::uint64_t launch = ++launches;
-  // Tiles of rows are many and short, and each begins to fetch the next one's: a thread takes some that follow each other.
+  // Tiles of rows are short and numerous, and each prefetches for the next one, so a thread runs several consecutive tiles.
   const long count = grid.count(), at_once = loads ? 1 : std::clamp(count / (8L * cpu_threads()), 1L, 16L);
   parallel_for((count + at_once - 1) / at_once, [&](long first) {
-    // Every thread has its own tile memory: rings start empty, and nothing is shared.
+    // Every thread has its own tile memory: rings start empty and nothing is shared.
     thread_local std::shared_ptr<void> arena;
     thread_local std::int64_t arena_bytes = 0;
     thread_local std::uint64_t last_launch = 0;

@@ -6,11 +6,11 @@
 
 namespace tw::detail {
 
-/// Throws InvalidArgument unless the module's default-constructed Params, `unbound`, have their Globals where the host's have them, of the
-/// same types.
+/// Throws InvalidArgument unless the Globals in `unbound`, the module's default-constructed Params, have the same offsets and types as on
+/// the host.
 void require_layout(const ParamsUnderConstruction& params, std::string_view unbound);
 
-/// Makes the tensor maps of what was bound, in the boxes that `unbound` says.
+/// Makes the tensor maps of the bound tensors, with the boxes in `unbound`.
 void make_maps(const GpuBinder& binder, const ParamsUnderConstruction& params, std::string_view unbound);
 
 }  // namespace tw::detail

@@ -20,7 +20,7 @@ namespace {
 // Numbers are little-endian; a text is its length in 8 bytes and its bytes.
 constexpr std::string_view kMagic = "TWKERN01";
 constexpr std::size_t kHeaderBytes = 8 + 32;
-// No kernel comes near this; a damaged or foreign file must not make us read gigabytes.
+// Far more than any kernel needs. Limits what is read from a damaged or foreign file.
 constexpr std::size_t kLargestEntry = std::size_t{32} << 20;
 
 class Writer {
@@ -71,7 +71,7 @@ class Reader {
     left_.remove_prefix(size);
     return value;
   }
-  /// Everything was there, and nothing else.
+  /// True if the file was complete and had nothing more.
   bool complete() const { return ok_ && left_.empty(); }
   bool ok() const { return ok_; }
 
@@ -124,7 +124,7 @@ Sha256::Digest checksum(std::string_view bytes) { return Sha256().add(bytes).fin
 
 std::string entry_path(const std::string& folder, const std::string& key) { return folder + "/" + key + ".kernel"; }
 
-/// As mkdir -p, with mode 0700 for what it makes, the parents too (XDG Base Directory Specification). 0, or errno.
+/// Like mkdir -p, with mode 0700 for all new folders (XDG Base Directory Specification). Returns 0 or errno.
 int make_private(const std::filesystem::path& folder) {
   struct stat status {};
   if (stat(folder.c_str(), &status) == 0) return S_ISDIR(status.st_mode) ? 0 : ENOTDIR;
@@ -135,7 +135,7 @@ int make_private(const std::filesystem::path& folder) {
   return mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST ? 0 : errno;
 }
 
-/// "<key>.kernel.<number>.tmp" or "tuned-<device>.json.<number>.tmp": the folder may be one in which a user keeps more than this.
+/// "<key>.kernel.<number>.tmp" or "tuned-<device>.json.<number>.tmp". The folder may also contain a user's own files.
 bool is_temporary(const std::string& name) {
   return name.ends_with(".tmp") &&
          (name.find(".kernel.") != std::string::npos || (name.starts_with("tuned-") && name.find(".json.") != std::string::npos));
@@ -149,7 +149,7 @@ std::string folder_problem(const std::string& path) {
   if (!S_ISDIR(status.st_mode)) return tw::format("{}: {}", path, std::strerror(ENOTDIR));
   constexpr const char* kAdvice = "set TILEWAVE_CACHE to a folder of your own; to share kernels use a pack, TILEWAVE_PACK";
   if (status.st_uid != geteuid() && status.st_uid != 0)
-    return tw::format("{} belongs to user {}, who could change what is in it: {}", path, status.st_uid, kAdvice);
+    return tw::format("{} belongs to user {}, who could change its contents: {}", path, status.st_uid, kAdvice);
   if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
     return tw::format("{} can be written by others (mode {:04o}): chmod go-w, or {}", path, status.st_mode & 07777u, kAdvice);
   return "";
@@ -171,12 +171,12 @@ std::string cache_folder(const std::string& below, std::string* problem) {
 }
 
 void remove_stale_files(const std::string& folder) {
-  constexpr std::chrono::hours kStale{1};  // nobody takes as long to write a file
+  constexpr std::chrono::hours kStale{1};  // writing a file never takes this long
   const auto now = std::filesystem::file_time_type::clock::now();
   std::error_code error;
   for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     if (!is_temporary(entry->path().filename().string())) continue;
-    std::error_code gone;  // another process may be removing it too
+    std::error_code gone;  // another process may be removing it at the same time
     const auto written = entry->last_write_time(gone);
     if (!gone && now - written > kStale) std::filesystem::remove(entry->path(), gone);
   }

@@ -28,15 +28,15 @@ void remove_stale_files(const std::string& folder);
 std::string encode_entry(const std::string& key, const CompiledKernel& kernel);
 std::optional<CompiledKernel> decode_entry(const std::string& key, std::string_view bytes);
 
-/// Reads an entry of `folder`. Nothing if it is not there, damaged, or belongs to another key: the caller compiles again.
+/// Reads an entry of `folder`. Nothing if it is missing, damaged, or belongs to another key; the caller then compiles again.
 std::optional<CompiledKernel> read_entry(const std::string& folder, const std::string& key);
 
 /// Writes an entry atomically: a reader in any process sees all of it or none. Returns false on failure, with the reason in `problem` and
 /// no file left.
 bool write_entry(const std::string& folder, const std::string& key, const CompiledKernel& kernel, std::string* problem = nullptr);
 
-/// The read-only folders of compiled kernels: $TILEWAVE_PACK, then share/tilewave/kernels beside the folder of the shared library,
-/// or of the program that it is linked into: PREFIX/share/tilewave/kernels for PREFIX/lib/libtilewave.so and PREFIX/bin/tilewave.
+/// The read-only folders of compiled kernels: $TILEWAVE_PACK, then share/tilewave/kernels next to the folder of the shared library, or of
+/// the program that it is linked into: PREFIX/share/tilewave/kernels for PREFIX/lib/libtilewave.so and PREFIX/bin/tilewave.
 std::vector<std::string> pack_directories();
 
 }  // namespace tw

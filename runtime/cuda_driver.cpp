@@ -27,7 +27,7 @@ const char* load_symbols(void* handle, Driver& calls) {
 }  // namespace
 
 DriverSearch find_driver() {
-  // Neither the table nor the library is ever given back: destructors of tensors and streams may run when the process ends.
+  // The table and the library are never released, because destructors of tensors and streams may run when the process ends.
   static std::mutex mutex;
   static const Driver* found = nullptr;
 
@@ -46,7 +46,7 @@ DriverSearch find_driver() {
     return {nullptr, tw::format("the CUDA driver ({}) is too old: it has no {}; CUDA 12.0 is needed", version_text(calls.version), missing),
             calls.version};
   }
-  // A machine can have the driver's library and no GPU (a container without one, CUDA_VISIBLE_DEVICES empty, an MPS server that is down).
+  // A machine may have the driver's library but no GPU (a container without one, CUDA_VISIBLE_DEVICES empty, an MPS server that is down).
   Result result = calls.init(0);
   if (result != Result::success) {
     return {nullptr, tw::format("the CUDA driver ({}) cannot start: cuInit: {}", version_text(calls.version), describe(calls, result)),
@@ -65,7 +65,7 @@ DriverSearch find_driver() {
 }
 
 const Driver& driver() {
-  static std::atomic<const Driver*> known = nullptr;  // every launch comes here: no lock
+  static std::atomic<const Driver*> known = nullptr;  // no lock, because every launch comes here
   if (const Driver* calls = known.load(std::memory_order_acquire)) return *calls;
   DriverSearch search = find_driver();
   if (search.driver == nullptr) throw DeviceError(search.problem);
@@ -80,7 +80,7 @@ std::string describe(const Driver& calls, Result result) {
   if (calls.get_error_string == nullptr || calls.get_error_string(result, &text) != Result::success || text == nullptr) text = nullptr;
   if (name == nullptr) return tw::format("CUDA error {}", static_cast<int>(result));
   std::string description = text == nullptr ? std::string(name) : tw::format("{} ({})", name, text);
-  // Loading a module takes memory too: whether others have it all cannot be told from the call.
+  // Loading a module also takes memory, and the error does not say whether there is none left.
   std::size_t free = 0, total = 0;
   if (result == Result::out_of_memory && calls.mem_get_info != nullptr && calls.mem_get_info(&free, &total) == Result::success)
     description += tw::format("; {} of {} bytes of the device's memory are free", free, total);

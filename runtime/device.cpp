@@ -31,8 +31,8 @@ DeviceInfo describe_cpu() {
   return info;
 }
 
-/// Free memory can only be asked for inside a context. A GPU that the runtime has not opened is opened for the question, which also shows
-/// whether it can be.
+/// Free memory can only be queried inside a context. A GPU that the runtime has not opened is opened for the query, which also shows
+/// whether it can be used.
 std::size_t free_memory(const cuda::Driver& d, int index, cuda::Device device) {
   std::size_t free = 0;
   std::size_t total = 0;
@@ -175,7 +175,7 @@ Device best_device() {
       if (device_info(Device::cuda(i)).usable) return Device::cuda(i);
     }
   } catch (const DeviceError&) {
-    // find_devices() tells why.
+    // find_devices() reports the reason.
   }
   return Device::cpu();
 }

@@ -3,7 +3,7 @@
 
 #include "tilewave/kernel.hpp"
 
-// The library's own files, in the source that tilewave_embed() generates. Nothing else refers to it: without this a static link would leave
+// The library's own files, in the source that tilewave_embed() generates. Nothing else refers to it, so a static link would otherwise leave
 // it out.
 extern "C" const bool tilewave_embedded_tilewave_tiles;
 
@@ -14,7 +14,7 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::map<std::string_view, EmbeddedFile> files;  // nodes stay where they are: find_embedded hands out pointers
+  std::map<std::string_view, EmbeddedFile> files;  // with stable addresses, because find_embedded() returns pointers
 };
 
 /// Made at first use, since files register themselves before main() in no particular order, and never destroyed.

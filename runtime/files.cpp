@@ -36,7 +36,7 @@ class File {
     return std::all_of(pieces.begin(), pieces.end(), [this](std::string_view piece) { return write_all(piece); });
   }
 
-  /// Closing reports what a file system wrote late (NFS, quotas).
+  /// Closing reports errors of delayed writes (NFS, quotas).
   bool close_now() { return close(std::exchange(descriptor_, -1)) == 0; }
   bool sync_and_close() { return fsync(descriptor_) == 0 && close_now(); }
 
@@ -63,13 +63,13 @@ bool fail(const std::string& path, int reason, std::string* problem) {
 
 /// Why a file was not replaced.
 struct Replacement {
-  int reason = 0;              ///< errno; 0: it was
+  int reason = 0;              ///< errno; 0: it was replaced
   bool only_in_place = false;  ///< writing in place may still work
 };
 
-/// `old`: what is there, whose mode and owner are kept; null: a new file with `mode`, as the umask allows.
+/// `old`: the existing file, whose mode and owner are kept; null: a new file with `mode`, as the umask allows.
 Replacement replace(const std::string& path, Pieces pieces, const struct stat* old, mode_t mode) {
-  // O_EXCL and an unpredictable name: never writes to a file or link that another user put there.
+  // O_EXCL and an unpredictable name prevent writing to a file or link that another user put there.
   std::random_device random;
   const std::string temporary = tw::format("{}.{:08x}{:08x}.tmp", path, random(), random());
   int reason = 0;
@@ -77,7 +77,7 @@ Replacement replace(const std::string& path, Pieces pieces, const struct stat* o
     File file(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, old != nullptr ? 0600 : mode);
     if (!file.is_open()) return {errno, errno == EACCES || errno == EPERM || errno == EROFS};
     if (old != nullptr) {
-      // Only root may give a file away; a set-user-id bit must not pass to another owner.
+      // Only root may change the owner; a set-user-id bit must not pass to another owner.
       const bool owner_kept = fchown(file.descriptor(), old->st_uid, old->st_gid) == 0;
       if (fchmod(file.descriptor(), old->st_mode & (owner_kept ? 07777 : 0777)) != 0) reason = errno;
     }
@@ -120,7 +120,7 @@ bool follow_links(std::filesystem::path& path) {
 }  // namespace
 
 std::optional<std::string> read_file(const std::string& path, std::size_t largest) {
-  File file(path, O_RDONLY | O_NONBLOCK);  // a FIFO without a writer is refused below, not waited for
+  File file(path, O_RDONLY | O_NONBLOCK);  // do not wait for a FIFO's writer; it is refused below
   struct stat status {};
   if (!file.is_open() || fstat(file.descriptor(), &status) != 0 || !S_ISREG(status.st_mode)) return {};
   if (status.st_size < 0 || static_cast<std::size_t>(status.st_size) > largest) return {};
@@ -147,14 +147,14 @@ bool write_file(const std::string& path, Pieces pieces, std::string* problem) {
     const bool written = file.is_open() && file.write_all(pieces) && file.close_now();
     return written || fail(path, errno, problem);
   };
-  // A descriptor may append, or be a file without a name: opening it by name would do something else.
+  // A descriptor may be in append mode, or its file may have no name: opening it by name would be something else.
   if (const int own = own_descriptor(followed); own >= 0) return write_in_place(File(fcntl(own, F_DUPFD_CLOEXEC, 0)));
   const std::string target = followed.string();
   struct stat old {};
   const bool there = stat(target.c_str(), &old) == 0;
   if (!there && errno != ENOENT) return fail(path, errno, problem);
   if (there && !S_ISREG(old.st_mode)) return write_in_place(File(target, O_WRONLY | O_NOCTTY));
-  // Renaming asks for the folder's permissions only: a file that is protected against writing must stay.
+  // Renaming only needs the folder's permissions, but a write-protected file must stay.
   if (there && faccessat(AT_FDCWD, target.c_str(), W_OK, AT_EACCESS) != 0) return fail(path, errno, problem);
   const Replacement replaced = replace(target, pieces, there ? &old : nullptr, 0666);
   if (replaced.reason == 0) return true;

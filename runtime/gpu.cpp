@@ -12,7 +12,7 @@ namespace tw {
 namespace {
 
 constexpr int kMaxGpus = 64;
-// Counters of different launches lie in different 32-byte sectors of the L2 cache.
+// Counters of different launches are in different 32-byte sectors of the L2 cache.
 constexpr std::size_t kCounterBytes = 32;
 constexpr std::size_t kCounterBlockBytes = 64 * 1024;
 
@@ -30,7 +30,7 @@ Gpu& Gpu::get(int index) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   if (Gpu* gpu = find_open(index)) return *gpu;
-  Gpu* gpu = new Gpu(index);  // never deleted: memory may be given back while the process ends
+  Gpu* gpu = new Gpu(index);  // never deleted, because memory may be freed while the process ends
   open_gpus()[index].store(gpu, std::memory_order_release);
   return *gpu;
 }
@@ -56,7 +56,7 @@ Gpu::Gpu(int index) : index_(index) {
   try {
     const CurrentContext current(*this);
     cuda::check(d.stream_create(&stream_, cuda::kStreamNonBlocking), "cuStreamCreate");
-    // A pool of our own, so that keeping freed memory does not change how the default pool works for other libraries in the process.
+    // A pool of our own: other libraries in the process use the default pool, whose settings must not change.
     cuda::PoolProperties properties;
     properties.location.id = index;
     cuda::check(d.mem_pool_create(&pool_, &properties), "cuMemPoolCreate");
@@ -112,7 +112,7 @@ RelaxedCapture::RelaxedCapture() {
 RelaxedCapture::~RelaxedCapture() { cuda::driver().thread_exchange_capture_mode(&previous_); }
 
 bool is_capturing(cuda::Stream stream) {
-  // The legacy stream answers with an error while another stream is captured; it is not captured itself then.
+  // For the legacy stream this is an error while another stream is being captured; the legacy stream itself is not captured then.
   cuda::CaptureStatus status = cuda::CaptureStatus::none;
   return cuda::driver().stream_is_capturing(stream, &status) == cuda::Result::success && status == cuda::CaptureStatus::active;
 }

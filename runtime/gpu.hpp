@@ -14,9 +14,9 @@ namespace tw {
 
 class Gpu {
  public:
-  /// The GPU of that index, opened at first use. Throws DeviceError if there is none or it cannot be used.
+  /// The GPU with that index, opened at first use. Throws DeviceError if it does not exist or cannot be used.
   static Gpu& get(int index);
-  /// The same if it has been opened already, else null.
+  /// The same if it has been opened already, otherwise null.
   static Gpu* find_open(int index);
 
   int index() const { return index_; }
@@ -27,7 +27,7 @@ class Gpu {
   /// A kernel may start while the one before it in the stream finishes (programmatic dependent launch).
   bool launches_overlap() const { return compute_capability_.major >= 9; }
 
-  /// Two u32 in device memory, zero now and again whenever no kernel runs that uses them. Works during stream capture.
+  /// Two u32 in device memory. They are 0 whenever no kernel that uses them is running. Works during stream capture.
   unsigned* take_counter();
   void give_back_counter(unsigned* counter);
 

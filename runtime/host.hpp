@@ -10,7 +10,7 @@ struct HostMemory {
   std::size_t available = 0;  ///< bytes available without swapping
 };
 
-/// The machine's memory now; zeros if unknown.
+/// The machine's current memory; 0 if unknown.
 HostMemory host_memory();
 
 /// "Intel(R) Xeon(R) Platinum 8480C", or the architecture's name.

@@ -22,15 +22,15 @@
 namespace tw {
 namespace {
 
-// Changes when the same inputs come to mean another entry.
+// Changes when the same inputs must give another cache entry.
 constexpr std::string_view kKeyVersion = "tilewave kernel 2";
 
 void require(bool condition, const KernelSpec& spec, const char* argument, const std::string& given, const char* allowed) {
   if (!condition) throw InvalidArgument(tw::format("kernel {}: {} is {}; allowed: {}", spec.name, argument, given, allowed));
 }
 
-/// Throws InvalidArgument for a kernel that no block of the architecture has the shared memory for. The compiler adds static_shared_bytes
-/// for operations that keep a few values there.
+/// Throws InvalidArgument if the kernel needs more shared memory than a block of the architecture has. The compiler adds
+/// static_shared_bytes for operations that keep a few values there.
 void require_shared_bytes(const KernelSpec& spec, const CompiledKernel& kernel, std::string_view arch) {
   const int bytes = kernel.module.shared_bytes + kernel.static_shared_bytes, most = max_shared_bytes(arch);
   if (bytes > most) {
@@ -40,7 +40,7 @@ void require_shared_bytes(const KernelSpec& spec, const CompiledKernel& kernel, 
   }
 }
 
-/// "sm_90a" of "tw::sm_90a::Target<true, true>": the namespace and the folder of the target. Empty if the text is no target's.
+/// "sm_90a" of "tw::sm_90a::Target<true, true>": the namespace and the folder of the target. Empty if the text is not a target.
 std::string_view target_name(std::string_view target) {
   constexpr std::string_view kBefore = "tw::", kAfter = "::Target";
   const std::size_t end = target.find(kAfter);
@@ -85,8 +85,8 @@ void for_each_line(std::string_view text, Visit visit) {
   }
 }
 
-/// What a line includes, `"name"` or `<name>`, or nothing. Lines that the preprocessor would skip count too: a header too many does no
-/// harm.
+/// The file that a line includes, `"name"` or `<name>`, or nothing. Lines that the preprocessor would skip also count: an extra header does
+/// no harm.
 std::string_view included_text(std::string_view line) {
   line = trim_left(line);
   if (line.empty() || line.front() != '#') return {};
@@ -116,7 +116,7 @@ void collect_headers(std::string_view text, std::set<std::string_view>& seen, st
   });
 }
 
-/// The number that stands before `word` in `line`, or nothing: number_before("0 bytes spill stores", " bytes spill stores") is 0.
+/// The number before `word` in `line`, or nothing: number_before("0 bytes spill stores", " bytes spill stores") is 0.
 std::optional<int> number_before(std::string_view line, std::string_view word) {
   const std::size_t at = line.find(word);
   if (at == std::string_view::npos) return {};
@@ -127,7 +127,8 @@ std::optional<int> number_before(std::string_view line, std::string_view word) {
   return value;
 }
 
-/// Why a program may not have compiled that is fine on the CPU: a tile file includes what only the host's compiler has. Empty if none does.
+/// A hint why a program that compiles for the CPU does not compile here: a tile file includes a header that only the host has. Empty if
+/// none does.
 std::string foreign_includes(const ProgramText& program) {
   std::string found;
   for (const EmbeddedFile* file : program.headers) {
@@ -145,7 +146,7 @@ std::string foreign_includes(const ProgramText& program) {
 
 std::string compiler_name(const Nvrtc& nvrtc) { return "NVRTC " + nvrtc.version_text(); }
 
-/// Each compiler has a folder of its own: after an upgrade the old one can be deleted as a whole.
+/// Each compiler version has its own folder, so that the old one can be deleted after an upgrade.
 std::string compiler_folder(const Nvrtc& nvrtc) { return cache_folder("nvrtc-" + nvrtc.version_text()); }
 
 CompiledKernel build(const KernelSpec& spec, const ProgramText& program, std::string_view arch, const Nvrtc& nvrtc) {
@@ -215,7 +216,7 @@ std::string cache_key(const ProgramText& program, std::string_view arch, std::st
 
 void read_log(std::string_view log, CompiledKernel& kernel) {
   for_each_line(log, [&](std::string_view line) {
-    // Functions that were not inlined have lines of their own: their spills count like the kernel's.
+    // Functions that were not inlined have lines of their own, and their spills count like the kernel's.
     if (std::optional<int> n = number_before(line, " bytes spill stores")) kernel.spill_bytes += *n;
     if (std::optional<int> n = number_before(line, " bytes spill loads")) kernel.spill_bytes += *n;
     if (std::optional<int> n = number_before(line, " registers")) kernel.registers = std::max(kernel.registers, *n);
@@ -241,7 +242,7 @@ std::string find_tensor_core_instruction(std::string_view ptx) {
 
 namespace {
 
-/// From the cache or from a pack, or compiled.
+/// Loads the kernel from the cache or a pack, or compiles it.
 CompiledKernel find_or_build(const KernelSpec& spec, std::string_view arch, bool use_cache) {
   const ProgramText program = assemble(spec);
   const NvrtcSearch search = find_nvrtc();
@@ -268,9 +269,9 @@ CompiledKernel find_or_build(const KernelSpec& spec, std::string_view arch, bool
   if (search.nvrtc == nullptr) throw DeviceError(tw::format("kernel {} cannot be compiled: {}", spec.name, search.problem));
   CompiledKernel kernel = build(spec, program, arch, *search.nvrtc);
   std::optional<ModuleInfo> module = read_module(kernel.cubin);
-  if (!module) throw CompileError(tw::format("kernel {}: {} gave machine code without {}", spec.name, kernel.compiler, kModuleSymbol));
+  if (!module) throw CompileError(tw::format("kernel {}: the machine code from {} has no {}", spec.name, kernel.compiler, kModuleSymbol));
   kernel.module = *std::move(module);
-  if (use_cache) write_entry(folder, key, kernel);  // a kernel that cannot be kept is compiled again next time
+  if (use_cache) write_entry(folder, key, kernel);  // a kernel that cannot be stored is compiled again next time
   return kernel;
 }
 
@@ -301,7 +302,7 @@ void compile_all(const std::vector<KernelSpec>& specs, int threads,
       }
     }
   };
-  std::vector<std::jthread> team;  // joins even when a thread cannot be started
+  std::vector<std::jthread> team;  // joins even if a thread cannot be started
   for (std::size_t i = 1; i < std::min(static_cast<std::size_t>(threads), specs.size()); ++i) team.emplace_back(work);
   work();
   team.clear();

@@ -16,7 +16,7 @@ struct ProgramText {
   std::vector<const EmbeddedFile*> headers;  ///< in the order of their first inclusion
 };
 
-/// Throws InvalidArgument for a spec that no kernel can have.
+/// Throws InvalidArgument for an invalid spec.
 ProgramText assemble(const KernelSpec& spec);
 
 /// The compiler's options.

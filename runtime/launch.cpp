@@ -38,7 +38,7 @@ using detail::Loaded;
 
 constexpr std::int64_t kLargestGrid = 0x7fffffff;  // CUDA's limit in x
 
-/// All kernels ever asked for. They stay until the process ends, so pointers to them may be kept.
+/// All kernels that were ever requested. They live until the process ends, so pointers to them stay valid.
 Loaded& find_loaded(const KernelSpec& spec, int device) {
   using Key = std::tuple<int, std::string, std::string, std::string>;
   static std::mutex mutex;
@@ -64,7 +64,7 @@ cuda::Function load(Loaded& kernel, const Gpu& gpu) {
                                  info.device.name(), info.shared_per_block));
   }
 
-  const RelaxedCapture relaxed;  // a first launch may happen while its stream is being captured
+  const RelaxedCapture relaxed;  // the first launch may happen while the stream is being captured
   cuda::Module module = nullptr;
   cuda::Result result = d.module_load_data(&module, compiled.cubin.data());
   if (result == cuda::Result::invalid_image || result == cuda::Result::no_binary_for_gpu ||
@@ -91,7 +91,7 @@ cuda::Function load(Loaded& kernel, const Gpu& gpu) {
         "cuOccupancyMaxActiveBlocksPerMultiprocessor");
   kernel.blocks_at_once = std::int64_t{gpu.multiprocessors()} * blocks_per_sm;
   if (m.cluster > 1) {
-    // A cluster lies within one group of multiprocessors, and groups may have an odd number of them: fewer fit than the product says.
+    // A cluster runs on one GPC, and a GPC may have an odd number of SMs, so fewer clusters fit than the numbers of blocks suggest.
     cuda::LaunchAttribute cluster = cuda::LaunchAttribute::cluster(m.cluster);
     cuda::LaunchConfig config;
     config.grid_x = static_cast<unsigned>(m.cluster);
@@ -112,7 +112,7 @@ cuda::Function load(Loaded& kernel, const Gpu& gpu) {
   return function;
 }
 
-/// Compiles and loads the kernel if that has not happened yet. `check` looks at the module before the kernel is used for the first time.
+/// Compiles and loads the kernel if necessary. `check` inspects the module before the kernel is used for the first time.
 template <class Check>
 void ensure_loaded(Loaded& kernel, const Gpu& gpu, Check check) {
   if (kernel.function.load(std::memory_order_acquire) != nullptr) return;
@@ -129,7 +129,7 @@ std::int64_t blocks_for(std::int64_t tiles, const Loaded& kernel) {
   return std::max<std::int64_t>(wanted / kernel.module.cluster, 1) * kernel.module.cluster;
 }
 
-/// Tiles of a grid. Throws InvalidArgument for one that cannot be.
+/// The number of tiles of a grid. Throws InvalidArgument for an invalid one.
 std::int64_t count_tiles(std::string_view kernel, const TileGrid& grid) {
   if (grid.m < 0 || grid.n < 0 || grid.batch < 0) {
     throw InvalidArgument(tw::format("kernel {}: grid is {} x {} x {}; allowed: 0 or more", kernel, grid.m, grid.n, grid.batch));
@@ -148,8 +148,8 @@ void enqueue(Loaded& kernel, const Gpu& gpu, const void* params, const TileGrid&
   const ModuleInfo& module = kernel.module;
   const std::int64_t blocks = blocks_for(tiles, kernel);
   void* arguments[] = {const_cast<void*>(params), &passed};
-  // Its blocks may come onto the device while the previous kernel's last ones finish: every kernel waits for that before it touches memory.
-  // GPUs before 9.0 cannot, and have no clusters.
+  // Blocks may start while the previous kernel's last blocks finish: every kernel waits for them before it accesses memory. GPUs before 9.0
+  // support neither this nor clusters.
   cuda::LaunchAttribute attributes[] = {cuda::LaunchAttribute::overlap(), cuda::LaunchAttribute::cluster(module.cluster)};
   cuda::LaunchConfig config;
   config.grid_x = static_cast<unsigned>(blocks);
@@ -189,7 +189,7 @@ class NamedKernel {
 
   KernelSpec spec(GpuTarget wanted, bool tma_load, bool tma_store) const { return spec_for(target_variant(wanted, tma_load, tma_store)); }
 
-  /// Its variant for a device: a pointer that is looked up once.
+  /// The variant for a device. Looked up once, then a pointer.
   Loaded& variant(GpuTarget wanted, bool tma_load, bool tma_store, int device) const {
     const TargetVariant target = target_variant(wanted, tma_load, tma_store);
     if (device >= kDevices) return find(target, device);

@@ -29,13 +29,13 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kMaxBytes = std::size_t{1} << 62;
 
 #ifdef TILEWAVE_ADDRESS_SANITIZER
-// Freed memory must go back at once, or a use after it would not be seen.
+// Freed memory must go back at once, otherwise the sanitizer would miss uses after the free.
 constexpr std::size_t kMaxPooledBytes = 0;
 #else
 constexpr std::size_t kMaxPooledBytes = std::size_t{256} << 20;
 #endif
 
-/// Freed host memory, kept for the next allocation of the same size class. Fresh pages cost more to touch than most kernels take.
+/// Freed host memory, kept for the next allocation of the same size class. Touching fresh pages takes longer than most kernels.
 class HostPool {
  public:
   static HostPool& get() {
@@ -104,7 +104,7 @@ class HostPool {
 };
 
 std::shared_ptr<void> allocate_on_cpu(std::size_t bytes) {
-  // The system promises more than it has, and ends the process when the pages are touched: more than the machine's memory is refused here.
+  // The system overcommits, and kills the process when it touches the pages. So refuse more than the machine's memory here.
   static const std::size_t installed = host_memory().total;
   const std::size_t size = HostPool::rounded(bytes);
   const bool possible = installed == 0 || bytes <= installed;
@@ -114,7 +114,7 @@ std::shared_ptr<void> allocate_on_cpu(std::size_t bytes) {
     memory = HostPool::get().take(size);
   }
   if (memory == nullptr) {
-    throw OutOfMemory(tw::format("cpu: {} bytes were asked for; about {} bytes are free", bytes, host_memory().available));
+    throw OutOfMemory(tw::format("cpu: {} bytes were requested; about {} bytes are free", bytes, host_memory().available));
   }
   return {memory, [size](void* p) { HostPool::get().give(p, size); }};
 }
@@ -125,13 +125,13 @@ std::shared_ptr<void> allocate_on_gpu(std::size_t bytes, const Stream& stream) {
   const CurrentContext current(gpu);
   const cuda::Stream native = StreamAccess::native(stream);
   if (is_capturing(native)) {
-    throw DeviceError(tw::format("{}: {} bytes were asked for while the stream is captured into a graph; allocate before",
+    throw DeviceError(tw::format("{}: {} bytes were requested while the stream is captured into a graph; allocate before",
                                  stream.device().name(), bytes));
   }
   cuda::Address address = 0;
   cuda::Result result = d.mem_alloc_from_pool_async(&address, bytes, gpu.pool(), native);
   if (result == cuda::Result::out_of_memory) {
-    // The pool may hold it in blocks too small to be joined, or in frees that the stream has not reached yet.
+    // The pool may have it in separate blocks, or in frees that the stream has not reached yet.
     cuda::check(d.stream_synchronize(native), "cuStreamSynchronize");
     cuda::check(d.mem_pool_trim_to(gpu.pool(), 0), "cuMemPoolTrimTo");
     result = d.mem_alloc_from_pool_async(&address, bytes, gpu.pool(), native);
@@ -140,13 +140,13 @@ std::shared_ptr<void> allocate_on_gpu(std::size_t bytes, const Stream& stream) {
     std::size_t free = 0;
     std::size_t total = 0;
     cuda::check(d.mem_get_info(&free, &total), "cuMemGetInfo");
-    throw OutOfMemory(tw::format("{}: {} bytes were asked for; {} of {} bytes are free", stream.device().name(), bytes, free, total));
+    throw OutOfMemory(tw::format("{}: {} bytes were requested; {} of {} bytes are free", stream.device().name(), bytes, free, total));
   }
   cuda::check(result, "cuMemAllocFromPoolAsync");
   return {reinterpret_cast<void*>(address), [stream](void* p) {
             try {
               const CurrentContext context(Gpu::get(stream.device().index));
-              // At the end of the process the driver may be gone, and the memory with it.
+              // At the end of the process the driver may already be gone, and with it the memory.
               cuda::driver().mem_free_async(reinterpret_cast<cuda::Address>(p), StreamAccess::native(stream));
             } catch (const Error&) {
             }
@@ -157,7 +157,8 @@ std::shared_ptr<void> allocate_on_gpu(std::size_t bytes, const Stream& stream) {
 
 std::shared_ptr<void> allocate(std::size_t bytes, const Stream& stream) {
   if (bytes == 0) return nullptr;
-  if (bytes > kMaxBytes) throw OutOfMemory(tw::format("{}: {} bytes were asked for; no device has as much", stream.device().name(), bytes));
+  if (bytes > kMaxBytes)
+    throw OutOfMemory(tw::format("{}: {} bytes were requested; no device has that much", stream.device().name(), bytes));
   return stream.device().is_cuda() ? allocate_on_gpu(bytes, stream) : allocate_on_cpu(bytes);
 }
 

@@ -10,7 +10,7 @@
 namespace tw {
 namespace {
 
-/// A copy of the T at `offset`, if it lies inside `bytes`.
+/// A copy of the T at `offset`, or nothing if it is not inside `bytes`.
 template <class T>
 std::optional<T> read_at(std::string_view bytes, std::uint64_t offset) {
   if (offset > bytes.size() || bytes.size() - offset < sizeof(T)) return {};
@@ -24,7 +24,7 @@ std::optional<std::string_view> part(std::string_view bytes, std::uint64_t offse
   return bytes.substr(offset, size);
 }
 
-/// The initial bytes of the object that the ELF file's symbol table names `name`.
+/// The initial bytes of the object `name` in the ELF file's symbol table.
 std::optional<std::string_view> find_object(std::string_view file, std::string_view name) {
   const auto header = read_at<Elf64_Ehdr>(file, 0);
   if (!header || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 || header->e_ident[EI_CLASS] != ELFCLASS64) return {};

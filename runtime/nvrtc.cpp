@@ -16,7 +16,7 @@
 namespace tw {
 namespace {
 
-// CUDA 12.0 is the first that knows both C++20 and sm_90a.
+// CUDA 12.0 is the first version with both C++20 and sm_90a.
 constexpr int kOldestMajor = 12;
 constexpr const char* kNames[] = {"libnvrtc.so.13", "libnvrtc.so.12"};
 
@@ -58,7 +58,7 @@ std::vector<std::string> places() {
   return list;
 }
 
-/// Loads `path`. On failure null, and a line for the report if a file was there at all.
+/// Loads `path`. Null on failure, with a line for the report if the file exists.
 const Nvrtc* try_load(const std::string& path, std::vector<std::string>& rejected) {
   void* handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
   if (handle == nullptr) {
@@ -192,7 +192,7 @@ NvrtcSearch find_nvrtc() {
 
 NvrtcOutput compile_with(const Nvrtc& nvrtc, const std::string& source, const std::vector<NvrtcHeader>& headers,
                          const std::vector<std::string>& options) {
-  // Newer releases keep a cache of their own, which would make the reported compile times untrue; older ones do not know the option.
+  // Newer releases have a cache of their own, which would make the reported compile times wrong. Older ones do not know the option.
   std::vector<std::string> with_option = options;
   with_option.push_back("--no-cache");
   NvrtcResult result = NvrtcResult::success;

@@ -1,4 +1,4 @@
-// The names of a kernel's Globals, for errors. C++20 cannot ask a struct for its members' names, so they are read in the kernel's own text.
+// The names of a kernel's Globals, for errors. C++20 has no reflection, so they are parsed from the kernel's source.
 
 #include <algorithm>
 #include <cstddef>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kSpace = " \t\n";
 
-/// Offsets of all Globals in Params to which nothing is bound, in the order of their declarations.
+/// The offsets of all Globals in unbound Params, in the order of their declarations.
 std::vector<std::size_t> unbound_in(const void* params, std::size_t bytes) {
   std::vector<std::size_t> offsets;
   for (std::size_t at = 0; at + sizeof(BoundView) <= bytes; at += alignof(BoundView)) {
@@ -45,7 +45,7 @@ std::string without_comments(std::string_view text) {
   return result;
 }
 
-/// What stands after `opening`, which begins `text`, up to the bracket that closes it.
+/// The text between the opening bracket at the beginning of `text` and the matching closing one.
 std::string_view inside(std::string_view text, char opening, char closing) {
   int depth = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -101,7 +101,7 @@ std::unique_ptr<void, decltype(&std::free)> make_blank(const ParamsUnderConstruc
   return blank;
 }
 
-/// "kernel tw::Gemm<...>: params.bias", or, where the text does not tell, "tensor 2 of 5 in its Params".
+/// "kernel tw::Gemm<...>: params.bias", or "tensor 2 of 5 in its Params" if the name is not found.
 std::string name_of_global(const ParamsUnderConstruction& p, std::size_t offset) {
   const auto blank = make_blank(p);
   const std::vector<std::size_t> all = unbound_in(blank.get(), p.bytes);
@@ -116,7 +116,7 @@ std::string name_of_global(const ParamsUnderConstruction& p, std::size_t offset)
 void require_bound(const ParamsUnderConstruction& p) {
   const std::vector<std::size_t> unbound = unbound_in(p.params, p.bytes);
   if (unbound.empty()) return;
-  throw InvalidArgument(tw::format("{} was not bound; allowed: a tensor, or a null pointer where the kernel does without",
+  throw InvalidArgument(tw::format("{} was not bound; allowed: a tensor, or a null pointer if the kernel does not need one",
                                    name_of_global(p, unbound.front())));
 }
 

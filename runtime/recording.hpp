@@ -7,13 +7,13 @@
 
 namespace tw {
 
-/// Where the calling thread's launches on GPUs are noted instead of being done; null: they are done.
+/// If not null, the calling thread's GPU launches are appended to this list instead of being executed.
 inline std::vector<KernelSpec>*& recorded_launches() {
   static thread_local std::vector<KernelSpec>* recorded = nullptr;
   return recorded;
 }
 
-/// While it lives, launches of this thread are noted.
+/// Records this thread's launches for the lifetime of the object.
 class RecordLaunches {
  public:
   explicit RecordLaunches(std::vector<KernelSpec>& into) : before_(std::exchange(recorded_launches(), &into)) {}

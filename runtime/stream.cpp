@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Counters of queues that are not ours to know the end of. One stays per handle: two words each.
+/// Counters of borrowed queues, whose end is unknown. There is one per handle, of two words.
 unsigned* counter_of_queue(Gpu& gpu, cuda::Stream stream) {
   static std::mutex mutex;
   static auto& known = *new std::map<std::pair<int, cuda::Stream>, unsigned*>;
@@ -41,8 +41,8 @@ std::shared_ptr<void> allocate_workspace(std::size_t bytes, const Stream& stream
   const cuda::Stream native = StreamAccess::native(stream);
   if (!stream.device().is_cuda() || !is_capturing(native)) return allocate(bytes, stream);
   if (captured() != nullptr) {
-    // Reuses what earlier launches in this queue are done with. Otherwise a graph of many launches holds the memory of all of them, and
-    // none of it is in the cache.
+    // Reuses the memory of earlier launches in this queue. Otherwise a graph of many launches holds the memory of all of them, and none of
+    // it is in the cache.
     for (const Captured::Workspace& known : captured()->memory)
       if (known.stream == native && known.bytes >= bytes && known.memory.use_count() == 1) return known.memory;
   }
@@ -55,7 +55,7 @@ std::shared_ptr<void> allocate_workspace(std::size_t bytes, const Stream& stream
   if (found == aside.end()) found = aside.emplace(stream.device().index, Stream(stream.device())).first;
   std::shared_ptr<void> memory = allocate(bytes, found->second);
   found->second.synchronize();
-  // A graph that another library captures does not tell us when it goes: its memory stays reserved.
+  // When a graph of another library is destroyed is unknown, so its memory stays reserved.
   if (captured() != nullptr)
     captured()->memory.push_back({memory, bytes, native});
   else
@@ -67,7 +67,7 @@ unsigned* StreamAccess::counter_for_launch(const Stream& stream) {
   const Stream::State& state = *stream.state_;
   if (!is_capturing(state.native)) return state.counter;
   unsigned* counter = state.gpu->take_counter();
-  // A graph that another library captures does not tell us when it goes: its counters stay reserved.
+  // When a graph of another library is destroyed is unknown, so its counters stay reserved.
   if (captured() != nullptr) captured()->counters.push_back(counter);
   return counter;
 }
@@ -76,7 +76,7 @@ unsigned* StreamAccess::counter_for_launch(const Stream& stream) {
 
 Stream::State::~State() {
   if (!owned) return;
-  // What goes wrong here, at the end of the process above all, has nobody to be told.
+  // Errors are ignored: a destructor cannot report them, least of all at the end of the process.
   try {
     const cuda::Driver& d = cuda::driver();
     const CurrentContext current(*gpu);
@@ -247,7 +247,7 @@ struct Graph::State {
   ~State() {
     if (gpu == nullptr) return;
     try {
-      // Replays of one graph follow one another: when the last is done, no kernel uses what is kept.
+      // Replays of a graph run one after another: when the last one is done, no kernel uses these resources.
       if (last && (!kept.counters.empty() || !kept.memory.empty())) last->synchronize();
       for (unsigned* counter : kept.counters) gpu->give_back_counter(counter);
       const CurrentContext current(*gpu);

@@ -34,12 +34,12 @@ struct Captured {
   struct Workspace {
     std::shared_ptr<void> memory;
     std::size_t bytes;
-    cuda::Stream stream;  ///< whose launches it is for
+    cuda::Stream stream;  ///< the stream whose launches use it
   };
   std::vector<unsigned*> counters;
   std::vector<Workspace> memory;
 };
-/// The one of the calling thread's Graph::capture; null outside one.
+/// The resources of the calling thread's current Graph::capture; null outside one.
 Captured*& captured();
 
 /// Workspace for the next launches on `stream`: like allocate(), but also works while the stream is being captured. It then lives as long

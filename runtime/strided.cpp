@@ -49,14 +49,14 @@ struct Flag {
   std::uint8_t byte = 0;
 };
 
-/// Rounds a double to a float so that rounding the float once more, to fewer bits, gives what rounding the double at once would have given:
-/// an inexact result takes the neighbour whose last bit is 1 ("round to odd"; Boldo and Melquiond 2008).
+/// Rounds a double to a float such that rounding the float again, to fewer bits, gives the same result as rounding the double directly: an
+/// inexact result becomes the neighbour whose last bit is 1 ("round to odd"; Boldo and Melquiond 2008).
 float to_float_odd(double x) {
   const auto nearest = static_cast<float>(x);
   if (static_cast<double>(nearest) == x || std::isnan(x) || std::isinf(nearest)) return nearest;
   const auto bits = std::bit_cast<std::uint32_t>(nearest);
   if ((bits & 1) != 0) return nearest;
-  // Of the two floats around x, the other one is odd. Below and above in magnitude are below and above in bits.
+  // The other one of the two floats around x is odd. Larger magnitudes have larger bit patterns.
   const bool beyond = std::abs(static_cast<double>(nearest)) > std::abs(x);
   return std::bit_cast<float>(beyond ? bits - 1 : bits + 1);
 }
@@ -147,7 +147,7 @@ constexpr std::int64_t kConvertChunk = 64 * 1024;  // elements per task: long en
 void copy_strided(void* to, std::span<const std::int64_t> to_strides, const void* from, std::span<const std::int64_t> from_strides,
                   std::span<const std::int64_t> shape, std::size_t element_bytes) {
   const auto bytes = static_cast<std::int64_t>(element_bytes);
-  // Dimensions that follow each other in both arrays become one.
+  // Merge dimensions that are contiguous in both arrays.
   std::vector<Dim> dims;
   for (std::size_t i = 0; i < shape.size(); ++i) {
     if (shape[i] == 0) return;

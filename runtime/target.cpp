@@ -41,7 +41,7 @@ void require_target(GpuTarget target, Device device, ComputeCapability gpu) {
 }
 
 std::string architecture(ComputeCapability gpu) {
-  // Machine code of an "a" architecture runs on that one alone and may use all that it has.
+  // Machine code for an "a" architecture runs only on that architecture and may use all of its features.
   const bool specific = gpu == kHopper || gpu == ComputeCapability{10, 0};
   return tw::format("sm_{}{}{}", gpu.major, gpu.minor, specific ? "a" : "");
 }

@@ -12,35 +12,35 @@ struct ComputeCapability {
   friend bool operator==(const ComputeCapability&, const ComputeCapability&) = default;
 };
 
-/// Why kernels cannot run on a GPU, or nothing.
+/// Why kernels cannot run on the GPU; empty if they can.
 std::string target_problem(std::string_view gpu_name, ComputeCapability gpu);
 
-/// The one that kernels are fastest with.
+/// The target with the fastest kernels for the GPU.
 GpuTarget best_target(ComputeCapability gpu);
 
-/// What set_gpu_target() was given last.
+/// The target that set_gpu_target() set.
 GpuTarget standard_gpu_target();
 
-/// Throws InvalidArgument where a GPU cannot run kernels that are compiled for `target`.
+/// Throws InvalidArgument if the GPU cannot run kernels that are compiled for `target`.
 void require_target(GpuTarget target, Device device, ComputeCapability gpu);
 
-/// What the compiler is asked for: "sm_80", "sm_90a", "sm_100a".
+/// The architecture to compile for: "sm_80", "sm_90a", "sm_100a".
 std::string architecture(ComputeCapability gpu);
 
-/// The target of an architecture as `tilewave kernels compile --arch` takes it. Throws InvalidArgument for one below 8.0 or unknown.
+/// The default target for an architecture of `tilewave kernels compile --arch`. Throws InvalidArgument if it is unknown or older than 8.0.
 GpuTarget target_of_architecture(std::string_view arch);
 
-/// The shared memory that a block can have.
+/// The maximum shared memory per block, in bytes.
 int max_shared_bytes(std::string_view arch);
 
-/// A target as a device and the tensors of a launch ask for it.
+/// The variant of a target that fits a launch's tensors.
 struct TargetVariant {
-  int index;         ///< less than kTargetVariants: tells variants apart
+  int index;         ///< unique, less than kTargetVariants
   const char* text;  ///< the C++ type: "tw::sm_90a::Target<true, true>"
 };
 inline constexpr int kTargetVariants = 8;
 
-/// `loads`, `stores`: every tensor that is loaded, or stored, can be copied in tiles: by TMA, or in whole pieces of 16 bytes.
+/// `loads`, `stores`: all tensors that are loaded, or stored, can be copied by TMA (sm_90a) or in whole 16-byte pieces (cuda).
 TargetVariant target_variant(GpuTarget target, bool loads, bool stores);
 
 }  // namespace tw

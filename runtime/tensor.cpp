@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
 
-/// Elements of `shape`. Throws InvalidArgument for a negative extent, or when they have more bytes than an address can count.
+/// The number of elements. Throws InvalidArgument for a negative extent, or if the size in bytes overflows.
 std::int64_t count_elements(const Shape& shape, DType dtype) {
   for (std::int64_t extent : shape) {
     if (extent < 0) throw InvalidArgument(tw::format("shape is [{}]; allowed: extents of 0 or more", tw::join(shape, ", ")));
@@ -39,20 +39,20 @@ std::vector<std::int64_t> row_major(const Shape& shape) {
   std::int64_t stride = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {
     strides[i] = stride;
-    // Extents can be so large only if another one is 0, and then there are no elements to step over.
+    // Extents this large are possible only if another one is 0, and then there are no elements.
     std::int64_t next = 0;
     if (!__builtin_mul_overflow(stride, std::max<std::int64_t>(shape[i], 1), &next)) stride = next;
   }
   return strides;
 }
 
-/// The elements before and after the first that a view reaches, as offsets: [lowest, highest].
+/// The range of offsets that a view reaches, relative to its first element: [lowest, highest].
 struct Span {
   std::int64_t lowest = 0;
   std::int64_t highest = 0;
 };
 
-/// Throws InvalidArgument when the offsets overflow.
+/// Throws InvalidArgument if the offsets overflow.
 Span span_of(const Shape& shape, const std::vector<std::int64_t>& strides, DType dtype) {
   const std::int64_t limit = kMaxBytes / static_cast<std::int64_t>(size_of(dtype));
   Span span;
@@ -88,7 +88,7 @@ bool overlap(const Tensor& a, const Tensor& b) {
 
 cuda::Address address(const void* pointer) { return reinterpret_cast<cuda::Address>(pointer); }
 
-/// Copies bytes when at least one side is on a GPU, and waits.
+/// Copies bytes if at least one side is on a GPU, and waits.
 void copy_bytes(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) {
   const cuda::Driver& d = cuda::driver();
   const Stream stream = Stream::standard(to_device.is_cuda() ? to_device : from_device);
@@ -98,7 +98,7 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
   if (!from_device.is_cuda()) {
     cuda::check(d.memcpy_htod_async(address(to), from, bytes, native), "cuMemcpyHtoDAsync");
   } else {
-    // The source may still be written by what its own standard stream holds.
+    // Work on the source's standard stream may still write to it.
     if (from_device != stream.device()) Stream::standard(from_device).synchronize();
     if (!to_device.is_cuda()) {
       cuda::check(d.memcpy_dtoh_async(to, address(from), bytes, native), "cuMemcpyDtoHAsync");
@@ -125,7 +125,7 @@ Tensor filled(Shape shape, DType dtype, const Stream& stream, unsigned char byte
   return t;
 }
 
-/// A number between 0 and 1, neither of them: the `index`-th of SplitMix64 (Steele, Lea and Flood 2014).
+/// A number in the open interval (0, 1): the `index`-th of SplitMix64 (Steele, Lea and Flood 2014).
 double uniform(std::uint64_t seed, std::uint64_t index) {
   std::uint64_t x = seed + (index + 1) * 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -174,7 +174,7 @@ Tensor Tensor::random(Shape shape, DType dtype, std::uint64_t seed, const Stream
   const Tensor converted = dtype == DType::f32 ? values : values.to(dtype);
   if (!stream.device().is_cuda()) return converted;
   Tensor result = empty(std::move(shape), dtype, stream);
-  stream.synchronize();  // the memory is there for the stream that copies
+  stream.synchronize();  // the copy runs on another stream
   result.copy_from(converted);
   return result;
 }
@@ -248,7 +248,7 @@ Tensor Tensor::slice(int dim, std::int64_t begin, std::int64_t end) const {
   }
   Tensor t = *this;
   t.shape_[d] = end - begin;
-  // An empty view has no first element, and its offset may lie outside the memory.
+  // An empty view has no first element, and its offset may be outside the memory.
   if (t.numel() > 0) t.data_ = static_cast<char*>(data_) + begin * strides_[d] * static_cast<std::int64_t>(size_of(dtype_));
   return t;
 }
@@ -294,7 +294,7 @@ Tensor Tensor::to(Device device) const {
     result.copy_from(*this);
     return result;
   }
-  // Strided, and a GPU on one side: through row-major memory on the CPU.
+  // Strided with a GPU on one side: copy through row-major memory on the CPU.
   if (!device_.is_cuda()) {
     result.copy_from(to(Device::cpu()));
     return result;
@@ -382,7 +382,7 @@ double max_difference(const Tensor& a, const Tensor& b) {
     const double p = element_as_double(x_bytes, x.dtype());
     const double q = element_as_double(y_bytes, y.dtype());
     if (std::isnan(p) || std::isnan(q)) return std::numeric_limits<double>::quiet_NaN();
-    if (p != q) largest = std::max(largest, std::abs(p - q));  // infinities of one sign do not differ
+    if (p != q) largest = std::max(largest, std::abs(p - q));  // equal infinities do not differ
     x_bytes += size_of(x.dtype());
     y_bytes += size_of(y.dtype());
   }

@@ -89,7 +89,7 @@ bool tensor_map_possible(const TensorMapRequest& request) {
 }
 
 void encode_tensor_map(void* out, const TensorMapRequest& request) {
-  // A call in a loop asks for the same maps again, and the driver takes a quarter of a microsecond for each.
+  // Calls in a loop need the same maps again, and the driver takes 0.25 us for each.
   struct Known {
     TensorMapRequest request;
     cuda::TensorMap map;
@@ -106,7 +106,7 @@ void encode_tensor_map(void* out, const TensorMapRequest& request) {
   if (out == nullptr) throw InvalidArgument("encode_tensor_map: out is null; allowed: 128 bytes");
   if (!tensor_map_possible(request)) throw InvalidArgument("encode_tensor_map: TMA cannot take " + describe(request));
   const cuda::Driver& d = cuda::driver();
-  cuda::TensorMap map{};  // the driver wants alignment that `out` may not have
+  cuda::TensorMap map{};  // the driver requires an alignment that `out` may not have
   const cuda::Result result = d.tensor_map_encode_tiled(
       &map, type_of(request.element), 4, const_cast<void*>(request.address), request.extents, request.strides, request.box, request.steps,
       cuda::TensorMapInterleave::none, swizzle_of(request.swizzle_bytes), cuda::TensorMapPromotion::bytes256, cuda::TensorMapFill::zeros);

@@ -14,14 +14,14 @@
 namespace tw {
 namespace {
 
-// A worker that has run out of work looks this often before it sleeps, some tens of microseconds: the launches of one model step follow
-// each other faster than the system wakes a thread.
+// A worker without work polls this often before it sleeps, for some tens of microseconds: the launches of one model step follow each other
+// faster than the system wakes a thread.
 constexpr int kSpins = 2000;
 constexpr int kMaxThreads = 1024;
 
-// The largest tiles of the library's kernels, of attention in f32, take 1.5 MB; sanitizers and users' kernels may take more.
+// The largest tiles of the library's kernels (attention in f32) take 1.5 MB. Sanitizers and user-defined kernels may take more.
 constexpr std::size_t kCallerStack = std::size_t{4} << 20;
-constexpr std::size_t kWorkerStack = std::size_t{8} << 20;  // of addresses: what is not touched costs nothing
+constexpr std::size_t kWorkerStack = std::size_t{8} << 20;  // address space: untouched pages cost nothing
 
 thread_local bool inside_body = false;
 
@@ -31,7 +31,7 @@ struct InsideBody {
   ~InsideBody() { inside_body = false; }
 };
 
-/// Whether the calling thread has stack enough for any body. Not on a stack that the system did not give it: a fiber's.
+/// Whether the calling thread has enough stack for any body. False on a stack that is not the thread's own, such as a fiber's.
 bool has_stack() {
   struct Stack {
     std::uintptr_t lowest = 0, highest = 0;
@@ -60,7 +60,7 @@ void pause() {
 #endif
 }
 
-/// Kernels may have written past the caches, in no order: before others are told that they are done, all of it is in memory.
+/// Kernels may have used non-temporal stores, which are not ordered. Completes them before other threads learn that the work is done.
 void drain_stores() {
 #if defined(__x86_64__)
   __builtin_ia32_sfence();
@@ -102,7 +102,7 @@ void ThreadPool::do_indices(Job& job) {
     try {
       job.body(job.context, i);
     } catch (...) {
-      // Indices are handed out in ascending order, so the lowest that throws is always reached.
+      // Indices are taken in ascending order, so the lowest one that throws is always reached.
       const std::lock_guard lock(job.failure_mutex);
       if (!job.failure || i < job.failed_index) {
         job.failure = std::current_exception();
@@ -139,8 +139,8 @@ void ThreadPool::work() {
     lock.unlock();
     do_indices(*job);
     lock.lock();
-    // No index is left: nobody else need join. The job lies on its caller's stack, and may be gone once `workers` is 0 and the lock is
-    // free.
+    // No index is left, so no other worker has to join. The job is on its caller's stack and may be gone once `workers` is 0 and the lock
+    // is free.
     job->places = 0;
     if (--job->workers == 0) finished_.notify_all();
   }
@@ -156,7 +156,7 @@ void ThreadPool::start_workers(int wanted) {
   };
   while (static_cast<int>(workers_.size()) < wanted) {
     pthread_t worker;
-    // When the system gives no more threads those that are there, or the caller alone, do the work.
+    // If the system has no more threads, the existing ones, or the caller alone, do the work.
     if (pthread_create(&worker, &attributes, start, this) != 0) break;
     workers_.push_back(worker);
   }
@@ -165,7 +165,7 @@ void ThreadPool::start_workers(int wanted) {
 
 void ThreadPool::run(long count, int threads, void (*body)(void* context, long index), void* context) {
   if (count <= 0) return;
-  const bool works = inside_body || has_stack();  // a body's thread has had enough
+  const bool works = inside_body || has_stack();  // a thread that runs a body has enough stack
   const int helpers = static_cast<int>(std::min<long>(count, std::max(threads, 1))) - (works ? 1 : 0);
   if (helpers <= 0 || inside_body) {
     for (long i = 0; i < count; ++i) body(context, i);
@@ -191,7 +191,7 @@ void ThreadPool::run(long count, int threads, void (*body)(void* context, long i
   if (works) do_indices(job);
 
   std::unique_lock lock(mutex_);
-  // Without the caller, workers may not have come yet.
+  // If the caller does not work, the workers may not have started yet.
   if (!works) finished_.wait(lock, [&] { return job.workers == 0 && job.next.load() >= job.count; });
   jobs_.remove(&job);
   job_count_.fetch_sub(1, std::memory_order_relaxed);
@@ -222,10 +222,10 @@ namespace detail {
 
 namespace {
 
-/// Never destroyed: joining threads while the process ends invites deadlocks.
+/// Never destroyed, because joining threads while the process ends may deadlock.
 std::atomic<ThreadPool*>& pool() {
   static std::atomic<ThreadPool*> instance = [] {
-    // A child has the pool's memory, but none of its threads, one of which may have held the lock: it starts with a pool of its own.
+    // After a fork the child has the pool's memory but not its threads, and one of them may have held the lock. So it gets a new pool.
     pthread_atfork(nullptr, nullptr, [] { pool().store(new ThreadPool); });
     return new ThreadPool;
   }();

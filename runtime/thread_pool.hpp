@@ -36,7 +36,7 @@ class ThreadPool {
   std::mutex mutex_;
   std::condition_variable wake_;      // a job was added
   std::condition_variable finished_;  // a worker left a job
-  std::list<Job*> jobs_;              // those with indices left, oldest first
+  std::list<Job*> jobs_;              // with indices left, oldest first
   std::atomic<int> job_count_ = 0;    // their number, read by spinning workers without the lock
   std::vector<pthread_t> workers_;    // not std::thread, which cannot set the stack size
   bool stopping_ = false;

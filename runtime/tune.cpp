@@ -17,13 +17,13 @@
 namespace tw {
 namespace {
 
-constexpr double kBurstMs = 1;           // of launches between two events: long beside what the events cost
-constexpr int kMostLaunches = 128;       // in a burst
-constexpr double kWarmUpMs = 100;        // a GPU's clock settles
-constexpr double kMeasurementMs = 1500;  // at most, where that leaves kLeastRounds
+constexpr double kBurstMs = 1;           // launches between two events: long compared with the cost of the events
+constexpr int kMostLaunches = 128;       // per burst
+constexpr double kWarmUpMs = 100;        // until the GPU's clock is stable
+constexpr double kMeasurementMs = 1500;  // at most, if that leaves kLeastRounds
 constexpr int kLeastRounds = 5;
-constexpr double kHopeless = 2;        // times the fastest candidate's first launches
-constexpr std::size_t kFinalists = 3;  // beside the standard
+constexpr double kHopeless = 2;        // a candidate this many times slower than the fastest is dropped
+constexpr std::size_t kFinalists = 3;  // in addition to the standard
 
 using Work = std::function<void()>;
 using Timer = std::function<std::vector<double>(const std::vector<Work>&)>;
@@ -37,7 +37,8 @@ double quantile(std::vector<double> values, double fraction) {
 }
 double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
 
-/// By events. While the first, which is run once more, keeps the GPU busy, the host enqueues all that is timed: nothing waits for the host.
+/// Times with events. The first function runs once more to keep the GPU busy while the host enqueues the rest, so that nothing waits for
+/// the host.
 std::vector<double> time_by_events(const Stream& stream, const std::vector<Work>& works) {
   std::vector<std::pair<Event, Event>> events;
   works.front()();
@@ -55,8 +56,8 @@ std::vector<double> time_by_events(const Stream& stream, const std::vector<Work>
 /// A candidate that works.
 struct Contender {
   TuneCandidate* candidate;
-  double once = 0;   ///< milliseconds of a launch, roughly
-  int launches = 1;  ///< of a burst
+  double once = 0;   ///< milliseconds of one launch, roughly
+  int launches = 1;  ///< per burst
   std::optional<Graph> burst = {};
 };
 
@@ -84,13 +85,13 @@ class Measurement {
     }
     try {
       stream_.synchronize();
-    } catch (const std::exception& error) {  // the device is lost to this process
+    } catch (const std::exception& error) {  // this process can no longer use the device
       throw Error(tw::format("tune {}: the candidate {} stopped the device: {}", problem_.name, candidate.point.text(), error.what()));
     }
     return false;
   }
 
-  /// Fills in Contender::once; the host's share of a launch is in it.
+  /// Fills in Contender::once, which includes the host's part of a launch.
   void estimate(std::vector<Contender>& contenders) const {
     std::vector<Work> works;
     for (const Contender& c : contenders) works.emplace_back([this, &c] { problem_.launch(c.candidate->point); });
@@ -123,7 +124,8 @@ class Measurement {
     }
   }
 
-  /// Milliseconds of a launch of each contender in each round; a round is in random order, so that all share the device's ups and downs.
+  /// The milliseconds per launch of each contender in each round. The order within a round is random, so that changes of the device's speed
+  /// affect all contenders alike.
   std::vector<std::vector<double>> measure(const std::vector<const Contender*>& contenders, int rounds) {
     double expected = 0;
     for (const Contender* c : contenders) expected += c->once * c->launches;
@@ -300,11 +302,11 @@ TuneResult tune(const TuneSpace& space, const TuneProblem& problem, const TuneOp
   const Stream stream = options.stream ? *options.stream : Stream::standard(Device::cpu());
   TuneResult result{.best = {}, .candidates = tune_candidates(space, problem, options.candidates)};
   std::vector<TuneCandidate>& candidates = result.candidates;
-  if (options.keep) require_tuned_folder();  // before minutes of work
+  if (options.keep) require_tuned_folder();  // fail before minutes of work
   Measurement measurement(problem, options, stream);
   if (stream.device().is_cuda()) compile_ahead(kernels_of_candidates(problem, candidates), options.progress);
 
-  // The standard first: others' results are held against its own.
+  // The standard first: the results of the others are compared with its own.
   std::vector<TuneCandidate*> order;
   for (TuneCandidate& c : candidates) order.push_back(&c);
   std::stable_partition(order.begin(), order.end(), [&](const TuneCandidate* c) { return same(problem.standard, c->point); });
@@ -331,7 +333,7 @@ TuneResult tune(const TuneSpace& space, const TuneProblem& problem, const TuneOp
   const std::vector<std::vector<double>> first = measurement.measure(contenders, (options.rounds + 1) / 2);
   for (std::size_t i = 0; i < contenders.size(); ++i) contenders[i]->candidate->milliseconds = median(first[i]);
 
-  // Of many measured times the least is one that chance favoured: the best few are measured again, beside the standard.
+  // The minimum of many measured times is biased by chance, so the best few are measured again together with the standard.
   std::stable_sort(contenders.begin(), contenders.end(),
                    [](const Contender* a, const Contender* b) { return a->candidate->milliseconds < b->candidate->milliseconds; });
   const auto is_standard = [&](const Contender* c) { return same(problem.standard, c->candidate->point); };
@@ -348,7 +350,7 @@ TuneResult tune(const TuneSpace& space, const TuneProblem& problem, const TuneOp
     if (finalists[i]->candidate->milliseconds < finalists[best]->candidate->milliseconds) best = i;
   }
   if (standard && best != *standard) {
-    std::vector<double> gains;  // round by round: what slows a round slows both
+    std::vector<double> gains;  // round by round, because disturbances of a round affect both
     for (std::size_t round = 0; round < second[best].size(); ++round) gains.push_back(second[*standard][round] / second[best][round]);
     if (median(gains) < options.least_gain || quantile(gains, 0.25) <= 1) best = *standard;
   }

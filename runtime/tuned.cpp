@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t kLargestFile = std::size_t{8} << 20;  // tens of thousands of choices
 
-/// What the kernels of a device are made and run with: timings do not outlive it.
+/// The compiler and driver of a GPU's kernels, or the CPU's instruction set. Timings are valid only for these.
 std::string compiler_of(Device device) {
   if (!device.is_cuda()) return device_info(device).isa;
   const NvrtcSearch search = find_nvrtc();
@@ -47,12 +47,12 @@ struct Known {
 };
 
 Known& known(Device device) {
-  static std::array<Known, 65> all;  // the CPU, and more GPUs than a machine has
+  static std::array<Known, 65> all;  // the CPU and up to 64 GPUs
   const int index = device.is_cuda() ? device.index + 1 : 0;
   return all[static_cast<std::size_t>(std::min(index, 64))];
 }
 
-/// cache_folder(); throws Error where choices cannot be kept.
+/// cache_folder(). Throws Error if choices cannot be stored.
 std::string tuned_folder() {
   std::string reason;
   std::string folder = cache_folder("", &reason);

@@ -6,7 +6,7 @@
 namespace tw {
 namespace {
 
-using Json = nlohmann::json;  // not ordered_json, which looks through all of an object's keys for each new one
+using Json = nlohmann::json;  // not ordered_json, which searches all keys of an object for each new one
 constexpr int kFormat = 1;
 
 }  // namespace
