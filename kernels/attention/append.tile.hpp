@@ -4,8 +4,8 @@
 
 namespace tw::kernels::attention {
 
-/// Writes new keys and values into a cache, and turns keys and queries by their positions (rotary embedding, in f32, rounded once). A tile
-/// is up to eight heads of one token: the first seqlen_new tokens are new ones, those behind are queries.
+/// Writes new keys and values into a cache, and applies the rotary embedding to keys and queries (in f32, rounded once). A tile is up to
+/// eight heads of one token: the first seqlen_new tokens are new keys and values, the rest are queries.
 template <class T, class Table>
 struct Append {
   static constexpr const char* source = "kernels/attention/append.tile.hpp";
@@ -15,7 +15,8 @@ struct Append {
   struct On {
     using Half = Rows<Target, float, heads, 64, 4, 4>;
     using Rest = Rows<Target, T, heads, 128, 4, 16 / static_cast<int>(sizeof(T)) < 8 ? 4 : 8>;
-    /// Heads [batch, seqlen, heads, ...] and where they go: the two halves of what is turned, and what is copied. Either may be empty.
+    /// Heads [batch, seqlen, heads, ...] and their destinations: the two halves of the dimensions to rotate, and the rest, which is copied.
+    /// Either may be empty.
     struct Heads {
       Global<Target, const T, Half> first_in, second_in;
       Global<Target, T, Half> first_out, second_out;
@@ -31,13 +32,13 @@ struct Append {
       const i32* batch_idx;                        ///< [batch], or null
       const i32* leftpad;                          ///< [batch], or null
       const i32* block_table;                      ///< [tables, pages of a sequence], or null
-      i64 block_table_stride;                      ///< from a row to the next
+      i64 block_table_stride;                      ///< between rows
       int tables;
-      const i32* cu_new;  ///< where each sequence's new tokens begin, and the last one's end: they are packed; or null
+      const i32* cu_new;  ///< [batch + 1]: offsets of packed new tokens; or null
       int batch;          ///< sequences
-      int capacity;       ///< of a sequence, in tokens
+      int capacity;       ///< tokens per sequence
       int seqlen_new;
-      int query_step;  ///< from the position of a query to that of the next
+      int query_step;  ///< difference between the positions of consecutive queries
     };
 
     TW_INLINE static void copy(auto& block, const auto& in, const auto& out, int row0, int token, int at, int batch, int to) {
@@ -48,8 +49,9 @@ struct Append {
         block.store(x, out, row0, col, at, to);
       }
     }
-    /// Heads from row0 on of one token, which go to [to, at] of the output.
-    TW_INLINE static void turn(auto& block, const Params& p, const Heads& x, i64 position, int row0, int token, int at, int batch, int to) {
+    /// Rotates the heads of a token, from row0 on, and stores them at [to, at] of the output.
+    TW_INLINE static void rotate(auto& block, const Params& p, const Heads& x, i64 position, int row0, int token, int at, int batch,
+                                 int to) {
       const i64 last = p.cos.rows - 1;
       const int table_row = static_cast<int>(position < 0 ? 0 : position < last ? position : last);
       TW_NO_UNROLL
@@ -69,7 +71,7 @@ struct Append {
       copy(block, x.rest_in, x.rest_out, row0, token, at, batch, to);
     }
 
-    /// The last sequence whose packed tokens begin at `token` or before it.
+    /// The last sequence whose packed tokens begin at or before `token`.
     TW_INLINE static int sequence_of(const Params& p, int token) {
       int low = 0, high = p.batch;
       while (high - low > 1) {
@@ -81,7 +83,7 @@ struct Append {
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       const int row0 = t.m * heads;
-      int b = t.batch, number = t.n;  // which of the sequence's new tokens
+      int b = t.batch, number = t.n;  // index of the token within the sequence's new tokens
       if (p.cu_new) {
         b = sequence_of(p, t.n);
         number = t.n - p.cu_new[b];
@@ -91,13 +93,13 @@ struct Append {
       const i64 first_position = seqlen - (p.leftpad ? p.leftpad[b] : 0);
       if (t.n >= p.seqlen_new) {
         const int query = t.n - p.seqlen_new;
-        if (row0 < p.q.first_in.rows) turn(block, p, p.q, first_position + query * p.query_step, row0, query, query, b, b);
+        if (row0 < p.q.first_in.rows) rotate(block, p, p.q, first_position + query * p.query_step, row0, query, query, b, b);
         return;
       }
-      // What lies on the device may be wrong: nothing outside the cache is touched.
+      // Lengths and pages on the device may be wrong: never access memory outside the cache.
       const i64 token = seqlen + number;
       if (row0 >= p.v_in.rows || token < 0 || token >= p.capacity) return;
-      const u32 page_size = static_cast<u32>(p.v_out.size_i);  // for a sequence of its own the cache is one page
+      const u32 page_size = static_cast<u32>(p.v_out.size_i);  // without pages, each sequence's cache is one page
       const u32 page = p.block_table ? static_cast<u32>(token) / page_size : 0;
       const int at = static_cast<int>(static_cast<u32>(token) - page * page_size);
       int to = p.batch_idx ? p.batch_idx[b] : b;
@@ -106,7 +108,7 @@ struct Append {
         to = p.block_table[to * p.block_table_stride + page];
       }
       if (to < 0 || to >= p.v_out.size_j) return;
-      turn(block, p, p.k, first_position + number, row0, t.n, at, t.batch, to);
+      rotate(block, p, p.k, first_position + number, row0, t.n, at, t.batch, to);
       copy(block, p.v_in, p.v_out, row0, t.n, at, t.batch, to);
     }
   };

@@ -4,10 +4,10 @@
 
 namespace tw::kernels::attention {
 
-/// Joins what attention over parts of a sequence's keys gave: with lse = log(sum over s of exp(lse_s)), to whose sum a sink adds exp(sink),
-///   o = sum over s of exp(lse_s - lse) o_s.
-/// A tile is one row of o, of up to C columns: one or a few for each thread, so that a row's parts are all on their way at once. `Ahead`
-/// parts are loaded together; of more than these the weights are relative to the largest lse so far.
+/// Combines the results of attention over splits s of a sequence's keys:
+///   lse = log(sum over s of exp(lse_s)), where a sink adds exp(sink) to the sum;  o = sum over s of exp(lse_s - lse) o_s.
+/// A tile is one row of o with up to C columns, one or a few per thread, so that the loads of all splits of a row are in flight at once.
+/// `Ahead` splits are loaded together. If there are more, weights are relative to the largest lse so far.
 template <class T, int C, int Ahead>
 struct Combine {
   static constexpr const char* source = "kernels/attention/combine.tile.hpp";
@@ -17,10 +17,11 @@ struct Combine {
     using Row = Rows<Target, float, 1, C, 4, 1>;
     struct Params {
       Global<Target, const float, Row> parts;  ///< [batch * heads * seqlen_q, splits, value_dim]
-      Pointer<Target, const float> part_lse;   ///< [splits, batch * heads * seqlen_q]: -infinity of a part without keys, its o undefined
-      Global<Target, T, Row> o;                ///< [batch, seqlen_q, heads, value_dim]
-      Pointer<Target, float> lse;              ///< [batch, heads, seqlen_q], or null
-      Pointer<Target, const float> sink;       ///< [heads], or null
+      Pointer<Target, const float>
+          part_lse;                       ///< [splits, batch * heads * seqlen_q]: -infinity for a split without keys, whose o is undefined
+      Global<Target, T, Row> o;           ///< [batch, seqlen_q, heads, value_dim]
+      Pointer<Target, float> lse;         ///< [batch, heads, seqlen_q], or null
+      Pointer<Target, const float> sink;  ///< [heads], or null
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {

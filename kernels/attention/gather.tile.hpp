@@ -19,12 +19,12 @@ struct GatherPages {
       Global<Target, T, Row> out;       ///< [batch, capacity, heads, dim]
       Integers seqlens;                 ///< [batch]; null: the capacity
       Integers leftpad;                 ///< [batch], or null
-      Integers batch_idx;               ///< [batch]: a sequence's row of the table; null: its own
-      Integers cu_added;                ///< [batch + 1], or null: where the tokens begin that each sequence has beyond its length
+      Integers batch_idx;               ///< [batch]: maps batch index to a row of the table; null: the identity
+      Integers cu_added;                ///< [batch + 1]: offsets of the tokens that each sequence has beyond its length; or null
       Integers pages;                   ///< [tables, pages of a sequence]
-      i64 pages_stride;                 ///< from a row of the table to the next
+      i64 pages_stride;                 ///< between rows of the table
       int tables;
-      int added;  ///< tokens beyond each sequence's length, without cu_added
+      int added;  ///< tokens beyond each sequence's length if cu_added is null
     };
 
     TW_INLINE static int clamp(int x, int most) { return max(min(x, most), 0); }
@@ -34,7 +34,7 @@ struct GatherPages {
       const int added = p.cu_added ? clamp(p.cu_added[b + 1] - p.cu_added[b], capacity) : p.added;
       const int length = p.seqlens ? clamp(p.seqlens[b], capacity) + added : capacity;
       if (token >= length || (p.leftpad && token < p.leftpad[b])) return;
-      // What lies on the device may be wrong: nothing outside the cache is touched.
+      // Lengths and pages on the device may be wrong: never access memory outside the cache.
       const int row = p.batch_idx ? clamp(p.batch_idx[b], p.tables - 1) : b;
       const int number = token / p.in.size_i;
       const int page = clamp(p.pages[row * p.pages_stride + number], p.in.size_j - 1);

@@ -2,14 +2,14 @@
 
 #include "tilewave/tile/attention.tile.hpp"
 
-// Attention as it has been computed over the years, one idea after the other, to see what each of them buys: `tilewave bench attention
-// --ladder`. Self-attention of equal lengths and as many heads of keys as of queries; tw::attention does everything else.
+// The history of attention kernels, one idea per step, to measure what each idea gains: `tilewave bench attention --ladder`. These kernels
+// compute self-attention with equal lengths and equal numbers of heads; tw::attention does everything else.
 
 namespace tw::kernels::attention {
 
 inline constexpr const char* kLadderKernels = "kernels/attention/ladder.tile.hpp";
 
-/// Without fusion, between the products: to = from, and -infinity where the key comes after the query. [head, query, key], in place.
+/// The mask between unfused products: to = from, but -infinity if the key is after the query. [head, query, key], in place.
 template <class T>
 struct CausalMask {
   static constexpr const char* source = kLadderKernels;
@@ -34,49 +34,49 @@ struct CausalMask {
   };
 };
 
-/// A block of threads for each tile, one head after the other. The grid is LongestFirst's.
+/// A thread block for each tile, one head after the other. The grid is the same as for LongestFirst.
 struct HeadByHead {
   static constexpr Dispatch dispatch = Dispatch::plain;
   TW_INLINE static constexpr Tile at(const TileGrid& grid, int i) { return {i % grid.m, i / grid.m, 0}; }
 };
 
-// The rungs that are fused. Each is the one before it, and what it changes.
+// The fused steps. Each derives from the previous one and changes some of its choices.
 
 /// FlashAttention (Dao et al. 2022): online softmax, so that the scores never leave the registers.
 struct OnlineSoftmax {
-  static constexpr int rows = 64;                      ///< queries of a tile: one warpgroup
-  static constexpr int stages = 1;                     ///< blocks of keys and values in shared memory: they are loaded, and then used
-  static constexpr bool normalise_every_block = true;  ///< the output is divided by the sum so far, and multiplied again for the next block
-  static constexpr bool mask_every_block = true;       ///< also where all keys are seen
-  static constexpr bool scores_ahead = false;          ///< the next block's scores are under way while this one's softmax is computed
-  static constexpr bool lazy_rescale = false;          ///< the output is scaled only when a row's maximum grows by much
+  static constexpr int rows = 64;                      ///< queries per tile: one warpgroup
+  static constexpr int stages = 1;                     ///< blocks of keys and values in shared memory; with 1, loads and products alternate
+  static constexpr bool normalise_every_block = true;  ///< divide the output by the sum so far, and multiply it again for the next block
+  static constexpr bool mask_every_block = true;       ///< even if all keys of the block are visible
+  static constexpr bool scores_ahead = false;          ///< compute the next block's scores during this block's softmax
+  static constexpr bool lazy_rescale = false;          ///< rescale the output only if a row's maximum grows by much
   using Schedule = HeadByHead;
 };
-/// FlashAttention 2 (Dao 2023): less arithmetic besides the products, more queries for each key that is loaded, and loads under them.
+/// FlashAttention 2 (Dao 2023): less arithmetic outside the products, more queries per loaded key, and loads that overlap with products.
 struct LessBesides : OnlineSoftmax {
   static constexpr int rows = 128;
   static constexpr int stages = 2;
   static constexpr bool normalise_every_block = false;
   static constexpr bool mask_every_block = false;
 };
-/// FlashAttention 3 (Shah et al. 2024): the tensor cores work under the exponentials.
+/// FlashAttention 3 (Shah et al. 2024): the tensor cores work while exponentials are computed.
 struct ScoresAhead : LessBesides {
   static constexpr bool scores_ahead = true;
 };
 struct LazyRescale : ScoresAhead {
   static constexpr bool lazy_rescale = true;
 };
-/// Blocks stay and take the next tile when they have finished one, and load for it before; heads in groups that fit the L2 cache.
+/// Persistent blocks, which load for the next tile while they finish one; heads in groups that fit the L2 cache.
 struct LongTilesFirst : LazyRescale {
   using Schedule = LongestFirst;
 };
 
-/// O = softmax(scale Q K^T) V in one kernel, as `Rung` says. Keys are taken in blocks of 128, the last ones first.
+/// O = softmax(scale Q K^T) V in one kernel, with the choices of `Rung`. Keys are processed in blocks of 128, the last ones first.
 template <class T, int D, class Rung>
 struct FusedAttention {
   static constexpr const char* source = kLadderKernels;
   static constexpr int BM = Rung::rows, BN = 128;
-  static_assert(BN % BM == 0, "every row sees a key of the first block that is taken");
+  static_assert(BN % BM == 0, "every row sees a key in the first block that is processed");
 
   template <class Target>
   struct On {
@@ -91,7 +91,7 @@ struct FusedAttention {
     static constexpr int rows = BM;
 
     struct Params {
-      Global<Target, const T, Q> q;  ///< [batch, head, row, D], as the others
+      Global<Target, const T, Q> q;  ///< [batch, head, row, D], like the others
       Global<Target, const T, K> k;
       Global<Target, const T, V> v;
       Global<Target, T, Out> o;
@@ -107,11 +107,11 @@ struct FusedAttention {
     };
     struct State {
       Fragment<Target, float, BM, D> out;
-      PerRow largest;  ///< that the row's exponentials are relative to
+      PerRow largest;  ///< the maximum that the row's exponentials are relative to
       PerRow sum;
     };
 
-    /// How many blocks of keys the tile's rows see, and how many of them, the last ones, not wholly.
+    /// The number of key blocks that the tile's rows see; and how many of these, at the end, need a mask.
     TW_INLINE static int blocks(const Params& p, Tile t) {
       const int keys = p.k.rows;
       return ceil_div(p.causal ? min((t.m + 1) * BM, keys) : keys, BN);
@@ -121,7 +121,7 @@ struct FusedAttention {
       return Rung::mask_every_block ? all : all - (p.causal ? min(t.m * BM + 1, p.k.rows) : p.k.rows) / BN;
     }
 
-    /// Step s loads block s of keys and of values, in the order in which they are taken: with scores ahead the values come a step later.
+    /// Step s loads block s of the keys and of the values. With scores_ahead values are used, and loaded, one step later than keys.
     TW_INLINE static int steps(const Params& p, Tile t) { return blocks(p, t) + (Rung::scores_ahead ? 1 : 0); }
     TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
       const int all = blocks(p, t), batch = t.n / p.q.size_i, head = t.n - batch * p.q.size_i;
@@ -165,8 +165,7 @@ struct FusedAttention {
     }
 
    private:
-    /// Block `b`: its scores, their softmax, its part of the output, each when the one before has finished. With a ring of one slot the
-    /// next keys are loaded when all of this is done.
+    /// Processes block `b`: scores, softmax and output, one after the other. With a ring of one slot the next keys are loaded afterwards.
     template <bool kMasked>
     TW_INLINE static void one_by_one(auto& block, const Params& p, Tile t, int b, Memory& memory, const Q& q, State& state) {
       Scores scores;
@@ -185,7 +184,7 @@ struct FusedAttention {
       if constexpr (Rung::normalise_every_block) normalise(block, state);
     }
 
-    /// The first block's scores, with nothing to be computed under their softmax.
+    /// The first block's scores and softmax.
     TW_INLINE static void first_scores(auto& block, const Params& p, Tile t, int b, Memory& memory, const Q& q, Weights& weights,
                                        State& state) {
       Scores scores;
@@ -197,7 +196,7 @@ struct FusedAttention {
       softmax(block, p, scores, state, decay);
       block.convert(weights, scores);
     }
-    /// Block `b`: its scores, and while their softmax is computed the output of the block before.
+    /// The scores of block `b`, and, during their softmax, the output of the previous block.
     template <bool kMasked>
     TW_INLINE static void scores_over_output(auto& block, const Params& p, Tile t, int b, bool first_output, Memory& memory, const Q& q,
                                              Weights& weights, State& state) {
@@ -223,7 +222,7 @@ struct FusedAttention {
       });
     }
 
-    /// Scores become exp(score - largest), and `sum` grows by them. `decay` is what the output so far must be multiplied by.
+    /// Replaces scores by exp(score - largest) and adds them to `sum`. `decay` is the factor for the output so far.
     TW_INLINE static void softmax(auto& block, const Params& p, Scores& scores, State& state, PerRow& decay) {
       block.rows(scores, [&](int i, auto row) {
         const auto before = state.largest[i];

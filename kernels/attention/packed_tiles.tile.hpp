@@ -4,9 +4,9 @@
 
 namespace tw::kernels::attention {
 
-/// Where the tiles of packed sequences are, those of the sequence with the most keys last: tiles are taken from the last to the first, and
-/// long ones at the end of a launch would leave most of the device idle. And a tile is found by one trip to memory, not by one for each
-/// step of a search. A tile here is one sequence, held against C others at a time.
+/// Computes the list of tiles of packed sequences, sorted by the number of keys. Attention takes tiles from the last to the first, so long
+/// ones run first; at the end of a launch they would leave most of the device idle. With the list a block finds its tile with one memory
+/// access instead of a binary search. A tile of this kernel is one sequence, which is compared with C others at a time.
 template <int C>
 struct PackedTiles {
   static constexpr const char* source = "kernels/attention/packed_tiles.tile.hpp";
@@ -18,9 +18,9 @@ struct PackedTiles {
     struct Params {
       Integers cu_q, cu_k;         ///< [batch + 1]
       Integers used_q, used_k;     ///< [batch], or null
-      int batch, queries, keys;    ///< queries and keys: of all sequences
-      int tile_rows;               ///< queries of a tile
-      int count;                   ///< of tiles, at least as many as there are; those left over have no queries
+      int batch, queries, keys;    ///< queries and keys: totals of all sequences
+      int tile_rows;               ///< queries per tile
+      int count;                   ///< length of the list; surplus entries have no queries
       Pointer<Target, i32> tiles;  ///< [count, PackedTile::numbers]
     };
 
@@ -32,7 +32,7 @@ struct PackedTiles {
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       const SequenceRows q = rows_of(p.cu_q, p.used_q, t.m, p.queries), k = rows_of(p.cu_k, p.used_k, t.m, p.keys);
-      Row before, tiles;  // of each column's sequences: how many stand before this one, and their tiles
+      Row before, tiles;  // per column: the number of sequences that come before this one, and of their tiles
       block.fill(before, 0.0f);
       block.fill(tiles, 0.0f);
       TW_NO_UNROLL
@@ -51,7 +51,7 @@ struct PackedTiles {
       block.rows(tiles, [&](int i, auto row) { begin[i] = row.sum(); });
       const int first = static_cast<int>(begin[0]), own = ceil_div(q.size, p.tile_rows);
       const bool last = static_cast<int>(place[0]) == p.batch - 1;
-      // Contents that overlap could have more tiles than were counted on.
+      // Wrong offsets, whose sequences overlap, could give more tiles than the list has.
       block.parallel(max((last ? p.count : min(first + own, p.count)) - first, 0), [&](int i) {
         const auto to = p.tiles + static_cast<i64>(first + i) * PackedTile::numbers;
         to[PackedTile::sequence] = t.m;

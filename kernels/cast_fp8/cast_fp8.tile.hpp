@@ -10,10 +10,10 @@ namespace tw::kernels::cast_fp8 {
 inline constexpr int kGroup = 128;
 inline constexpr float kLargest = 448;  ///< of e4m3
 
-/// |x| as an integer in the same order, in which NaN is above all numbers.
+/// |x| as an integer with the same order, where NaN is greater than all numbers.
 TW_INLINE u32 magnitude(float x) { return bit_cast<u32>(x) & 0x7fffffffu; }
 
-/// x / scale, correctly rounded, given 1 / scale: one step of Newton's method on the product (Markstein), a fifth of a division's cost.
+/// x / scale, correctly rounded, from 1 / scale: one step of Newton's method on the product (Markstein), at a fifth of a division's cost.
 TW_INLINE float divide(float x, float scale, float reciprocal) {
   const float quotient = x * reciprocal;
   return fma(fma(-quotient, scale, x), reciprocal, quotient);
@@ -88,7 +88,7 @@ struct Grouped {
       i64 begin = 0;
       for (int g = 0; g < group; ++g) begin += max(p.sizes[g * p.size_stride], 0);
       const i64 end = begin + max(p.sizes[group * p.size_stride], 0);
-      auto x = p.x;  // cut at the group's end, so that later rows read as 0
+      auto x = p.x;  // ends with the group, so that later rows read as 0
       if (end < x.rows) x.rows = static_cast<int>(end);
       const i64 first = begin + row0 < x.rows ? begin + row0 : x.rows;
       Values values;

@@ -4,18 +4,18 @@
 
 namespace tw::kernels::convolution {
 
-/// What happens along one dimension of the image.
+/// The parameters of one dimension of the image.
 struct Axis {
   int stride, padding, dilation;
 };
 
-/// y[n, oh, ow, f] = epilogue(sum over kh, kw, c of x[n, oh SH + kh DH - PH, ow SW + kw DW - PW, c] w[f, kh, kw, c]), x being 0 outside the
-/// image: a matrix product over K = (kh, kw, c) whose left operand is never stored.
+/// y[n, oh, ow, f] = epilogue(sum over kh, kw, c of x[n, oh SH + kh DH - PH, ow SW + kw DW - PW, c] w[f, kh, kw, c]), where x is 0 outside
+/// the image: a matrix product over K = (kh, kw, c) whose left operand is never stored (implicit GEMM).
 ///
-/// BM pixels of the output, a window of the image or of neighbouring images, are the rows of a tile; BN channels are its columns. A step is
-/// one tap (kh, kw) and BK channels: then the pixels that are read form a window, too, which begins elsewhere and has the convolution's
-/// stride. Copies give 0 outside the image, and so the padding. `w_contract`: columns for weights stored [.., F, C], rows for [.., C, F].
-/// `Cluster` blocks, neighbours in the image, share every tile of the weights.
+/// The rows of a tile are BM output pixels, a window of one or several images; its columns are BN channels. A step is one tap (kh, kw) and
+/// BK channels, so the input pixels also form a window, with an offset and the convolution's stride. Copies give 0 outside the image, which
+/// implements the padding. `w_contract`: columns for weights stored [.., F, C], rows for [.., C, F]. `Cluster` blocks, neighbours in the
+/// image, share each tile of the weights.
 template <class T, Contract w_contract, class Epilogue, int BM, int BN, int BK, int Stages, int Cluster>
 struct Convolution {
   static constexpr const char* source = "kernels/convolution/convolution.tile.hpp";
@@ -27,19 +27,19 @@ struct Convolution {
     using W = conditional<w_contract == Contract::columns, Shared<Target, T, BN, BK>, Shared<Target, T, BK, BN, Contract::rows>>;
     using Acc = Fragment<Target, float, BM, BN>;
     using End = typename Epilogue::template On<Target, Acc>;
-    using Schedule = Banded<16>;  // channel tiles of the same pixels are in flight together
+    using Schedule = Banded<16>;  // channel tiles of the same pixels run at the same time
     static constexpr int rows = BM;
     static constexpr int cluster = Cluster;
 
     struct Params {
       Windowed<Target, const T, X> x;         ///< [N, H, W, C]
       Global<Target, const T, W, Cluster> w;  ///< [KH, KW, F, C], or [KH, KW, C, F]
-      typename End::Params epilogue;          ///< its D is [N, OH, OW, F], and a Windowed
+      typename End::Params epilogue;          ///< its D is a Windowed [N, OH, OW, F]
       Axis vertical, horizontal;
-      int tiles_across;   ///< of the image
+      int tiles_across;   ///< tiles in a row of the image
       int kernel_width;   ///< KW
-      int channel_steps;  ///< of each tap
-      int steps;          ///< channel_steps KH KW, or 0 when there is nothing to add up
+      int channel_steps;  ///< per tap
+      int steps;          ///< channel_steps KH KW; 0 if the sum is empty
     };
 
     struct Slot {
@@ -89,8 +89,7 @@ struct Convolution {
         block.fill(state.acc, 0.0f);
         return;
       }
-      // One product is always in flight where products are asynchronous: a slot is released when the product after the one that read it has
-      // been issued.
+      // If products are asynchronous, one is always in flight: a slot is released after the next product has been issued.
       for (int step = 0; step < p.steps; ++step) {
         const Slot& slot = block.take(memory.operands);
         block.mma(state.acc, slot.x, slot.w, step == 0);

@@ -4,7 +4,7 @@
 
 namespace tw::kernels::elementwise {
 
-/// A bool in memory, whose byte may hold more than 0 and 1.
+/// A bool in memory, whose byte may have values other than 0 and 1.
 struct Flag {
   u8 byte;
   Flag() = default;

@@ -5,8 +5,8 @@
 namespace tw::kernels::gemm {
 
 /// D(m, n) = sum over blocks kb of 128 k of a_scales(m, kb) * b_scales(n / 128, kb) * sum over k in kb of A(m, k) B(n, k): fp8 operands
-/// whose scales change along K. Two levels of sums: the tensor cores', which keep 14 bits or so of fp8 products, never exceed 128 terms;
-/// they are scaled and added up in f32 while the next step's product runs.
+/// whose scales change along K. There are two levels of accumulation. The tensor cores, which keep about 14 bits of sums of fp8 products,
+/// accumulate over 128 of K only. Their results are scaled and added up in f32 while the next step's product runs.
 template <class Out, class Tiles>
 struct BlockScaledGemm {
   static constexpr const char* source = "kernels/gemm/block_scaled.tile.hpp";
@@ -15,7 +15,7 @@ struct BlockScaledGemm {
   template <class Target>
   struct On {
     static constexpr int BM = Tiles::bm, BN = Tiles::bn;
-    static_assert(Tiles::bk == 128 && 128 % BN == 0, "a step has one scale for each row of A, and one for B");
+    static_assert(Tiles::bk == 128 && 128 % BN == 0, "a step has one scale for each row of A and one for B");
     using In = Inputs<Target, Operands<fp8_e4m3, Contract::columns, Contract::columns>, Tiles>;
     using Slot = typename In::Slot;
     using OutTile = Staging<Target, Out, BM, BN>;
@@ -45,7 +45,7 @@ struct BlockScaledGemm {
       p.in.load(producer, memory.operands, t, 0, step);
     }
 
-    /// A step on its way: its product, and its scales, whose loads nothing waits for until the product is done.
+    /// A step in flight: its product, and its scales, whose loads are not waited for until the product is done.
     struct Step {
       Acc products;
       RowVector<Target, float, Acc> scale;
@@ -57,7 +57,7 @@ struct BlockScaledGemm {
       block.load(s.scale, p.a_scales, t.m * BM, step);
       s.b_scale = block.value(p.b_scales, t.n * BN / 128, step);
     }
-    /// Adds the older of the steps on their way to the sum; `Left` others stay.
+    /// Completes the oldest step in flight and adds it to the sum; `Left` others stay in flight.
     template <int Left>
     TW_INLINE static void end(auto& block, Memory& memory, Step& s, State& state) {
       block.wait(leave<Left>, s.products);

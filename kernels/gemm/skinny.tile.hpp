@@ -2,13 +2,13 @@
 
 #include "tilewave/tile/gemm.tile.hpp"
 
-// Products with small M: their time is that of reading B once.
+// Products with small M, whose time is that of reading B once.
 
 namespace tw::kernels::gemm {
 
-/// One row of A times B: acc(n) = sum over k of A(k) B(n, k), every row of B is a sum along the row, taken by one warp or several; A comes
-/// from the cache. A block takes R rows of B, a piece of `Piece` columns at a time. The grid's n is the batch: its products with the same
-/// rows of B follow each other. The epilogue's tensors stand on end, beside B's rows: [batch, N, 1].
+/// One row of A times B: acc(n) = sum over k of A(k) B(n, k). One or several warps reduce each row of B; A comes from the cache. A block
+/// processes R rows of B, `Piece` columns at a time. The grid's n is the batch, so that products with the same rows of B run one after the
+/// other. The epilogue's tensors are transposed, to match the rows of B: [batch, N, 1].
 template <class T, class Epilogue, int R, int Piece, int Warps>
 struct Gemv {
   static constexpr const char* source = "kernels/gemm/skinny.tile.hpp";
@@ -25,7 +25,7 @@ struct Gemv {
       Global<Target, const T, Weights> b;  ///< [batch, N, K]
       typename End::Params epilogue;
       int depth;                 ///< K
-      int a_batches, b_batches;  ///< 0 where one operand serves all batches, else 1
+      int a_batches, b_batches;  ///< 0 if one operand serves all batches, otherwise 1
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
@@ -39,7 +39,7 @@ struct Gemv {
   };
 };
 
-/// The sum of `splits` partial products in the order of their splits of K, and then the epilogue.
+/// Adds up the partial products of the K splits, in order, and applies the epilogue.
 template <class Epilogue, int R, int C>
 struct SumPartials {
   static constexpr const char* source = "kernels/gemm/skinny.tile.hpp";

@@ -2,8 +2,8 @@
 
 #include "tilewave/tile/language.tile.hpp"
 
-// Layer norm and RMS norm of rows, of x or of h = x + residual. On the GPU a row that fits is held in registers: one read, one write.
-// Longer rows are read once more for each statistic.
+// Layer norm and RMS norm of the rows of x, or of h = x + residual. On the GPU a row that fits is held in registers: one read, one write.
+// Longer rows are read again for each statistic.
 
 namespace tw::kernels::norm {
 

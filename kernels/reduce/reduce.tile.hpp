@@ -36,8 +36,8 @@ struct AbsMax {
   }
 };
 
-/// Reduces every row of x to a number, divided by `divisor`, or each split of a row to one. A tile has R rows and processes them C columns
-/// at a time: each position of the tile accumulates its own elements, then a row's positions are reduced.
+/// Reduces every row of x, or every split of a row, to a number, divided by `divisor`. A tile has R rows and processes them C columns at a
+/// time: each position of the tile accumulates its own elements; finally the positions of each row are reduced.
 template <class Op, class T, class Out, int R, int C>
 struct ReduceRows {
   static constexpr const char* source = "kernels/reduce/reduce.tile.hpp";

@@ -5,7 +5,7 @@
 // softmax(scale x) of rows. On the GPU a row that fits is held in registers: one read, one write. Longer rows, and rows on the CPU, are
 // read twice, in chunks; the second read hits the CPU's cache.
 //
-// Infinities and NaN follow from the arithmetic: a NaN or +infinity makes the row's sum NaN, and so does a row of nothing but -infinity.
+// Infinities and NaN follow from the arithmetic: a NaN or +infinity makes the row's sum NaN, and so does a row with only -infinity.
 
 namespace tw::kernels::softmax {
 

@@ -4,7 +4,7 @@
 
 namespace tw::kernels::topk {
 
-/// The largest element of each row: every thread keeps the largest key of its columns, the block the largest of these.
+/// The largest element of each row: every thread finds the largest key of its columns, and the block the largest of these.
 template <class T, class Index, Stage stage, int Warps>
 struct Argmax {
   static constexpr const char* source = "kernels/topk/argmax.tile.hpp";

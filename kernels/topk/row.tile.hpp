@@ -6,14 +6,14 @@
 
 namespace tw::kernels::topk {
 
-/// An unsigned integer of T's size with the order of the numbers: NaN above all others, -0 as +0.
+/// Maps x to an unsigned integer of T's size with the same order: NaN is the largest, -0 equals +0.
 template <class T>
 TW_INLINE u32 sortable(T x) {
   constexpr u32 sign = 1u << (8 * sizeof(T) - 1);
   constexpr u32 infinity = is_same<T, f16> ? 0x7c00 : is_same<T, bf16> ? 0x7f80 : 0x7f800000;
   const u32 bits = bit_cast<conditional<sizeof(T) == 4, u32, u16>>(x);
   const u32 magnitude = bits & (sign - 1);
-  const u32 negative = 0 - bits / sign;  // all bits set, or none: signs are hard to predict for a CPU's branches
+  const u32 negative = 0 - bits / sign;  // all bits set, or none: without a branch, because signs are hard to predict
   const u32 ordered = sign + ((magnitude ^ negative) - negative);
   return magnitude > infinity ? sign | (sign - 1) : ordered;
 }
@@ -22,7 +22,7 @@ TW_INLINE u32 sortable(T x) {
 template <class T>
 struct Order {
   int cols;         ///< of a row
-  int column_bits;  ///< bits that numbers from 1 to `cols` need
+  int column_bits;  ///< number of bits for 1 to `cols`
   bool smallest;    ///< the smallest comes first, NaN last
 
   TW_INLINE u64 key(T x, int col) const {
@@ -35,11 +35,11 @@ struct Order {
   TW_INLINE int bits() const { return static_cast<int>(8 * sizeof(T)) + column_bits; }
 };
 
-/// One block processes a whole row, or there are two launches: first many blocks select the best elements of a part of the row each, then
-/// one block selects the best of these.
+/// Either one block processes a whole row, or there are two launches: first several blocks each select the best elements of a part of the
+/// row, then one block selects the best of these.
 enum class Stage { whole, part, merge };
 
-/// The row of tile t: t.m is its number, t.n that of the part.
+/// The row of tile t: t.m is the index of the row, t.n that of the part.
 template <class Target, class T, class Index, Stage stage>
 struct Row {
   using In = conditional<stage == Stage::merge, i64, T>;
@@ -52,8 +52,8 @@ struct Row {
     Global<Target, Index> indices;     ///< [.., k]
     Order<T> order;
     int k;
-    int limit;      ///< the most elements that are sorted; at least k
-    int part;       ///< columns of a part
+    int limit;      ///< maximum number of elements to sort; at least k
+    int part;       ///< columns per part
     bool by_index;  ///< return the k best in the order of their columns
   };
   struct Columns {
@@ -63,7 +63,7 @@ struct Row {
 
   const Params& p;
   int number;
-  int row, i, j;  ///< the same in a tensor with outer dimensions
+  int row, i, j;  ///< the same row in a tensor with outer dimensions
   Columns own;    ///< columns of x, in the whole row or this part of it
 
   TW_INLINE Row(const Params& params, Tile t)

@@ -4,8 +4,8 @@
 
 namespace tw::kernels::topk {
 
-/// The first k elements of each row by radix select. The digits of the k-th element's key are found from the highest on, each with a
-/// histogram of the elements that agree in the digits before. It ends when few enough elements are left to be sorted.
+/// The first k elements of each row by radix select. The digits of the k-th element's key are determined from the highest to the lowest,
+/// each with a histogram of the elements that agree in the higher digits. The search ends when few enough elements are left to be sorted.
 template <class T, class Index, Stage stage, int Warps, int Capacity>
 struct Topk {
   static constexpr const char* source = "kernels/topk/topk.tile.hpp";
@@ -28,7 +28,7 @@ struct Topk {
     TW_INLINE static void for_keys(auto& block, const ThisRow& row, auto f) {
       const auto columns = row.columns();
       Rows<Target, In, 1, C, Warps> x;
-      for (int col = columns.begin / 8 * 8; col < columns.end; col += C) {  // whole pieces of 8 columns are loaded at once
+      for (int col = columns.begin / 8 * 8; col < columns.end; col += C) {  // pieces of 8 columns are loaded whole
         row.load(block, x, col);
         block.for_each(x, [&](int, int c, auto& value) {
           if (col + c >= columns.begin && col + c < columns.end) f(row.key(to<In>(value), col + c));
@@ -36,7 +36,7 @@ struct Topk {
       }
     }
 
-    /// A threshold key: at least `wanted` elements, and at most p.limit, are at or above it.
+    /// Finds a threshold: at least `wanted` and at most p.limit elements have keys at or above it.
     TW_INLINE static u64 threshold(auto& block, const Params& p, const ThisRow& row, int wanted, Memory& memory) {
       u64 low = 0;  // the wanted element's key is in [low, low + 2^open)
       int open = p.order.bits();

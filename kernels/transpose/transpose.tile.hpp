@@ -4,7 +4,7 @@
 
 namespace tw::kernels::transpose {
 
-/// The side of a GPU's squares: two lines of 128 bytes, if shared memory has room.
+/// The side of the squares on a GPU: two lines of 128 bytes, if they fit into shared memory.
 template <class T>
 inline constexpr int kGpuSide = sizeof(T) == 1 ? 128 : 256 / static_cast<int>(sizeof(T));
 
