@@ -48,7 +48,7 @@ void check_shape(const char* op, const char* name, const Tensor& t, const Shape&
 
 bool power_of_two(const CastFp8Options& options) { return options.kind == Fp8Scales::powers_of_two; }
 
-/// Whether every group can be a row, so that tiles are contiguous memory.
+/// Whether every group can be viewed as a row, which makes tiles contiguous in memory.
 bool can_flatten(const Tensor& x, const Tensor& y, const Tensor& scales) {
   return x.shape(-1) % kGroup == 0 && x.is_contiguous() && y.is_contiguous() && scales.is_contiguous() &&
          x.numel() / kGroup <= kLargestExtent;

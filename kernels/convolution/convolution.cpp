@@ -12,12 +12,12 @@ namespace tw {
 
 namespace {
 
-/// The sum of two of these is an int, and so is every coordinate that a tile reads.
+/// The sum of two of these fits an int, and so does every coordinate that a tile reads.
 constexpr std::int64_t kLargestExtent = std::int64_t{1} << 29;
 constexpr std::int64_t kLargestStride = 65536;
 constexpr std::int64_t kLargestCount = std::numeric_limits<int>::max() - 1023;
 
-/// One call of conv1d() or conv2d(), as given.
+/// The arguments of conv1d() or conv2d().
 struct Given {
   const char* op;
   std::span<const std::int64_t> stride, padding, dilation;  ///< for each dimension of the image
@@ -31,7 +31,7 @@ struct Given {
   const char* w_shape() const { return dimensions() == 1 ? "[F, K, C]" : "[F, KH, KW, C]"; }
 };
 
-/// Checks one dimension of the image. Gives the output's extent.
+/// Checks one dimension of the image and returns the output's extent.
 std::int64_t check_axis(const Given& g, const Tensor& x, const Tensor& w, int axis) {
   const auto at = static_cast<std::size_t>(axis);
   const std::int64_t stride = g.stride[at], padding = g.padding[at], dilation = g.dilation[at];
@@ -51,7 +51,7 @@ std::int64_t check_axis(const Given& g, const Tensor& x, const Tensor& w, int ax
   return (extent + 2 * padding - reach) / stride + 1;
 }
 
-/// A tensor of a one-dimensional image as one of height 1.
+/// Views the tensor of a one-dimensional image as one of height 1.
 Tensor with_height(const Tensor& t) {
   Shape shape = t.shape();
   std::vector<std::int64_t> strides = t.strides();
@@ -60,9 +60,9 @@ Tensor with_height(const Tensor& t) {
   return Tensor::borrow(t.data(), std::move(shape), t.dtype(), t.device(), std::move(strides));
 }
 
-/// Checks everything and sorts the shapes out. Throws InvalidArgument.
+/// Checks all arguments and converts them to a Call. Throws InvalidArgument.
 kernels::convolution::Call check(const Given& g, const Tensor& x, const Tensor& w, const Tensor& y) {
-  require(g.activation != Activation::swiglu, "{}: activation is swiglu, which takes pairs of gemm's columns; any other is allowed", g.op);
+  require(g.activation != Activation::swiglu, "{}: activation is swiglu, which needs pairs of gemm's columns; allowed: any other", g.op);
   const Device device = y.device();
   const DType dtype = x.dtype();
   require(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16, "{}: x is {}; f32, f16 and bf16 are supported", g.op, x);
@@ -82,7 +82,7 @@ kernels::convolution::Call check(const Given& g, const Tensor& x, const Tensor& 
 
   require(images <= kLargestCount && channels <= kLargestCount && x.shape(-1) <= kLargestCount,
           "{}: x is {} and w is {}; extents are limited to {}", g.op, x, w, kLargestCount);
-  // Windows of 32 pixels, the smallest tiles of all devices, are at least an eighth full: one dimension may fill half of its last one.
+  // Limits the number of tiles: windows of 32 pixels, the smallest tiles of all devices, are at least an eighth full.
   std::int64_t pixels = images;
   for (int axis = 0; axis < g.dimensions(); ++axis) pixels = std::min(pixels, kLargestCount) * expected[static_cast<std::size_t>(axis) + 1];
   const std::int64_t tiles = (std::min(pixels, kLargestCount) / 4 + 1) * ((channels + 127) / 128);
@@ -102,9 +102,9 @@ kernels::convolution::Call check(const Given& g, const Tensor& x, const Tensor& 
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", g.op, stream.device().name(), device.name());
   const int configs = static_cast<int>(kernels::convolution::configs().size());
   require(g.config < configs, "{}: config is {}; it must be below {}", g.op, g.config, configs);
-  const int config = device.is_cuda() ? g.config : -1;  // it names one of the GPU's
+  const int config = device.is_cuda() ? g.config : -1;  // it is an index into the GPU's configurations
 
-  // Where the output has one pixel along a dimension, nothing strides there.
+  // If the output has one pixel along a dimension, the stride does not matter there.
   const auto axis = [&](int dim) -> kernels::convolution::Axis {
     const auto at = static_cast<std::size_t>(dim);
     return {expected[at + 1] == 1 ? 1 : static_cast<int>(g.stride[at]), static_cast<int>(g.padding[at]), static_cast<int>(g.dilation[at])};

@@ -10,7 +10,7 @@
 
 namespace tw::kernels::convolution {
 
-/// A convolution in plain numbers: every operand row-major and dense, its values those of its data type.
+/// A convolution of dense row-major operands, whose values have been rounded to their data type.
 struct PlainCall {
   std::int64_t n = 0, h = 0, w = 0, c = 0, f = 0, kh = 1, kw = 1;
   std::int64_t stride_h = 1, stride_w = 1, padding_h = 0, padding_w = 0, dilation_h = 1, dilation_w = 1;
@@ -23,8 +23,8 @@ struct PlainCall {
   std::int64_t out_w() const { return (w + 2 * padding_w - dilation_w * (kw - 1) - 1) / stride_w + 1; }
 };
 
-/// The call in arithmetic of type Real: a double is exact for our purposes. `operand` is applied to each element of x and w first, `result`
-/// to each of y.
+/// Computes it in arithmetic of type Real; double is exact for our purposes. `operand` is applied first to each element of x and w,
+/// `result` last to each element of y.
 template <class Real, class Operand, class Result>
 std::vector<double> evaluate(const PlainCall& call, Operand operand, Result result) {
   std::vector<double> y;
@@ -59,8 +59,8 @@ inline std::vector<double> reference(const PlainCall& call) {
       call, [](float x) { return x; }, [](double x) { return x; });
 }
 
-/// The same with f32 sums and one rounding, to `dtype`, at the end. `tf32`: operands lose their low 13 bits first, as in a GPU's products
-/// of f32.
+/// The same with f32 sums and one rounding to `dtype` at the end. `tf32`: the low 13 bits of operands are dropped first, as in a GPU's f32
+/// products.
 inline std::vector<double> naive(const PlainCall& call, DType dtype, bool tf32) {
   const auto round = [&](float x) -> double {
     if (dtype == DType::f16) return static_cast<float>(f16(x));

@@ -5,11 +5,11 @@
 
 namespace tw::kernels::convolution {
 
-/// What tuned choices know the call by: element type, order of the weights and all extents, strides, paddings and dilations; on the CPU the
-/// number of threads, too.
+/// The key under which the call's tuned choice is stored: element type, order of the weights and all extents, strides, paddings and
+/// dilations; on the CPU also the number of threads.
 std::string problem_key(const Call& call);
 
-/// Sets the call's configuration to the tuned one, if it names none and there is one.
+/// Sets the call's configuration to the tuned one, if there is one and the call does not name another.
 void use_tuned(Call& call);
 
 inline constexpr ShapeKey kTuneShape[] = {{"N", "images"},

@@ -22,7 +22,7 @@ namespace {
 
 using detail::ElementwisePlan;
 
-/// A Cast on a GPU.
+/// A Cast kernel of the GPU.
 struct CastKernel {
   DType from, to;
   auto operator<=>(const CastKernel&) const = default;
@@ -42,7 +42,7 @@ const char* type_of(DType dtype) {
 }
 std::string type_of(const CastKernel& k) { return tw::format("tw::kernels::elementwise::Cast<{}, {}>", type_of(k.from), type_of(k.to)); }
 
-/// The integer or f16 whose elements have as many bytes.
+/// The integer type, or f16, with elements of the same size.
 DType bits_of(DType dtype) {
   switch (size_of(dtype)) {
     case 1:
@@ -70,14 +70,14 @@ void with_bits(DType dtype, F f) {
   }
 }
 
-/// The plan with tensors of bits_of() theirs.
+/// The plan with each tensor's dtype replaced by bits_of() it.
 ElementwisePlan as_bits(ElementwisePlan plan) {
   for (std::vector<Tensor>& tensors : plan.parts)
     for (Tensor& t : tensors) t = Tensor::borrow(t.data(), t.shape(), bits_of(t.dtype()), t.device(), t.strides());
   return plan;
 }
 
-/// One for all pairs of types that have as many bytes each: their tiles and parameters are the same.
+/// One launch function for all pairs of types with the same sizes, because their tiles and parameters are the same.
 template <class Like>
 void launch_on_gpu(const ElementwisePlan& part) {
   static KernelTable<CastKernel> table(type_of, Like::source);
@@ -100,7 +100,7 @@ void cast_on_gpu(const Tensor& x, const Tensor& y, const ElementwiseOptions& opt
   });
 }
 
-/// Calls f<T>() with the type that `dtype`'s elements have in Cast: one whose numbers f32 has all.
+/// Calls f<T>() with the type of `dtype`'s elements in Cast. f32 represents all of its values exactly.
 template <class F>
 TW_INLINE void with_type_in_f32(DType dtype, F f) {
   switch (dtype) {
@@ -122,7 +122,7 @@ TW_INLINE void with_type_in_f32(DType dtype, F f) {
       return f.template operator()<float>();
   }
 }
-/// The same, or any other.
+/// The same for any type.
 template <class F>
 TW_INLINE void with_type(DType dtype, F f) {
   if (dtype == DType::i32) return f.template operator()<std::int32_t>();
@@ -130,7 +130,7 @@ TW_INLINE void with_type(DType dtype, F f) {
   with_type_in_f32(dtype, f);
 }
 
-/// A tensor whose type the kernel asks for when it runs.
+/// A tensor whose type the kernel looks up at run time.
 struct AnyOperand : cpu::GlobalView {
   DType dtype;
 
@@ -149,7 +149,7 @@ struct AnyBinder {
   }
 };
 
-/// Cast on the CPU, from i32, i64, or with `Value` float from all other types: a kernel for each pair of types would be a hundred.
+/// Cast on the CPU from i32, i64, or, with `Value` float, all other types. A kernel for each pair of types would mean a hundred kernels.
 template <class Value>
 struct CastOnCpu {
   static constexpr int tile_rows = 16, tile_cols = 256;
@@ -179,7 +179,7 @@ struct CastOnCpu {
       };
       X x;
       if constexpr (is_same<Value, float>) {
-        // As they are: f32 does not keep every NaN, and fp8 saturates.
+        // Copied unchanged: f32 does not keep every NaN, and fp8 saturates.
         if (in.dtype == out.dtype && size_of(in.dtype) == 2) return copy.template operator()<f16>();
         if (in.dtype == out.dtype && size_of(in.dtype) == 1 && in.dtype != DType::boolean) return copy.template operator()<std::uint8_t>();
         with_type_in_f32(in.dtype, [&]<class From>() { block.load(x, in.as<const From, X>(), row, col, i, j); });

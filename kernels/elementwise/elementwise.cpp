@@ -37,7 +37,7 @@ void check_shapes(const char* op, std::span<const ElementwiseOperand> inputs, co
   }
 }
 
-/// The dimensions in the order of y's strides, without those of one element, and with neighbours merged where every tensor's strides allow
+/// The dimensions in the order of y's strides, without dimensions of one element. Neighbours are merged if the strides of all tensors allow
 /// it.
 std::vector<Dim> joined_dims(std::span<const ElementwiseOperand> inputs, const Tensor& y) {
   std::vector<Dim> dims;
@@ -93,7 +93,7 @@ ElementwisePlan plan_elementwise(const char* op, std::span<const ElementwiseOper
   std::int64_t m = 0, n = 1, batch = 1;
   bool rest = false;
   if (dims.size() == 1) {
-    // One dimension of any length: rows as long as a tile's, and a remainder.
+    // One dimension of any length: rows of a tile's length, and a remainder.
     const Dim dim = dims.front();
     const std::int64_t rows = dim.extent / tile_cols, left = dim.extent % tile_cols;
     Dim row = dim;
@@ -126,7 +126,7 @@ ElementwisePlan plan_elementwise(const char* op, std::span<const ElementwiseOper
 }
 
 void launch_parts(const ElementwisePlan& plan, int width, void (*launch)(const ElementwisePlan& part)) {
-  // A remainder that is not whole pieces would select the slower variant for everything, so it is launched separately.
+  // A remainder that does not consist of whole pieces would select the slower variant for everything, so it is launched separately.
   const bool apart = !plan.parts[0].empty() && !plan.parts[1].empty() && plan.parts[1].back().shape(0) % width != 0;
   if (!apart) return launch(plan);
   ElementwisePlan rows = plan, rest = plan;

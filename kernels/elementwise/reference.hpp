@@ -23,7 +23,7 @@ Real gelu_tanh(Real x) {
   return x * (1 + std::tanh(std::sqrt(2 / static_cast<Real>(3.14159265358979323846)) * (x + static_cast<Real>(0.044715) * x * x * x))) / 2;
 }
 
-/// A dense row-major tensor in plain numbers.
+/// A dense row-major tensor.
 struct Plain {
   Shape shape;
   std::vector<float> values;

@@ -26,7 +26,7 @@ void check_ids(const Tensor& ids, std::int64_t vocabulary) {
     require(values[t] >= 0 && values[t] < vocabulary, "{}: ids[{}] is {}; the table has rows 0 to {}", kOp, t, values[t], vocabulary - 1);
 }
 
-/// y as [t, dim]; the stream.
+/// Checks the call. Returns y as [t, dim] and the stream.
 struct Call {
   Tensor y;
   Stream stream;

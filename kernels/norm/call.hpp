@@ -64,7 +64,7 @@ void run_on_cpu(const Call& call);
 template <Kind kind>
 void run_on_gpu(const Call& call);
 
-/// f(std::type_identity<X>, std::type_identity<Y>) for the types of x and y.
+/// Calls f(std::type_identity<X>, std::type_identity<Y>) with the types of x and y.
 template <class F>
 void with_types(const Call& call, F f) {
   with_float_type(call.views[0].dtype(), [&]<class X>(std::type_identity<X> x) {

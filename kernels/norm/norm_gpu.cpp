@@ -18,7 +18,7 @@ namespace {
 constexpr int kMaxShare = 40;
 constexpr int kLongestHeld = longest_held_row(32);
 
-/// For rows too long for a block's registers: one block of 512 threads per row, 8 columns per thread at a time.
+/// Rows that are too long for a block's registers: one block of 512 threads per row, 8 columns per thread at a time.
 constexpr RowTile kChunk{1, 4096, 16};
 
 template <Kind kind, class X, class Y, class W, RowTile tile>
@@ -26,7 +26,7 @@ using Held = HeldRows<kind, X, Y, W, tile.rows, tile.cols, tile.warps, kPieceCol
 template <Kind kind, class X, class Y, class W>
 using Chunked = ChunkedRows<kind, X, Y, W, kChunk.rows, kChunk.cols, kChunk.warps, kPieceColumns<X, Y, W>>;
 
-/// HeldRows, or without a configuration ChunkedRows.
+/// HeldRows; without a configuration ChunkedRows.
 struct RowKernel {
   Kind kind;
   DType x, y, weight;
@@ -42,7 +42,8 @@ std::string type_of(const RowKernel& k) {
                     tile.cols, tile.warps, piece_columns({k.x, k.y, k.weight}));
 }
 
-/// f(std::type_identity<Params>{}): neither the kind nor the tile changes their layout, nor how tensors are bound to them.
+/// Calls f(std::type_identity<Params>{}). Neither the kind of kernel nor its tile changes the layout of Params or the way tensors are
+/// bound.
 template <class F>
 void with_params(const Call& call, F f) {
   with_types(call, [&]<class X, class Y>(std::type_identity<X>, std::type_identity<Y>) {
@@ -75,7 +76,7 @@ template void run_on_gpu<Kind::rms>(const Call& call);
 
 namespace {
 
-/// Operands of a shape's call, made by tensor(shape, dtype).
+/// Operands for a shape, made by tensor(shape, dtype).
 template <Kind kind>
 struct Operands {
   template <class MakeTensor>
@@ -108,7 +109,7 @@ Analysis analyze_call(const Call& call) {
   return analyze<Kernel>(row_grid(kOp<kind>, call.views, 1, Values::rows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
 }
 
-/// `longest`: the most columns of a row that the kernel supports.
+/// `longest`: the maximum number of columns that the kernel supports.
 template <Kind kind, class Kernel, std::int64_t longest>
 Analysis analyze_shape(const ShapeValues& shape) {
   using Params = typename Kernel::template On<analysis::Target>::Params;

@@ -8,7 +8,7 @@
 
 namespace tw::kernels::norm {
 
-/// A norm of [rows, cols] in plain numbers.
+/// A norm of [rows, cols].
 struct PlainCall {
   std::span<const float> h = {};  ///< with the residual added and rounded
   std::int64_t cols = 0;
@@ -17,7 +17,7 @@ struct PlainCall {
   bool rms = false;
 };
 
-/// In arithmetic of type Real. `normalised` is applied to the normalised elements, before weight and bias.
+/// Computes it in arithmetic of type Real. `normalised` is applied to the normalised elements, before weight and bias.
 template <class Real, class Round>
 std::vector<Real> plain(const PlainCall& call, Round normalised) {
   std::vector<Real> y(call.h.size());

@@ -33,7 +33,7 @@ struct Dim {
   std::int64_t extent = 1, x_stride = 0, y_stride = 0;
 };
 
-/// A checked call. The kept dimensions are merged where x's strides allow it.
+/// A checked call. Kept dimensions are merged if x's strides allow it.
 struct Call {
   Tensor x, y;
   Dim kept[3];  ///< j, i and the innermost in y
@@ -89,7 +89,7 @@ Call check(Reduction reduction, const Tensor& x, const Tensor& y, const ReduceOp
   return call;
 }
 
-/// Results of splits: f32 memory that lives until the work enqueued on the stream is done.
+/// f32 memory for the results of splits. It lives until the work enqueued on the stream is done.
 Tensor partial_results(Shape shape, const Stream& stream) {
   std::size_t bytes = sizeof(float);
   for (const std::int64_t extent : shape) bytes *= static_cast<std::size_t>(extent);
@@ -105,10 +105,10 @@ TileGrid grid_of(std::int64_t m, std::int64_t n, std::int64_t batch) {
   return {static_cast<int>(m), static_cast<int>(n), static_cast<int>(batch)};
 }
 
-/// Blocks that keep the device busy. On the CPU this does not depend on the number of threads, so that results do not either.
+/// The number of blocks that keeps the device busy. On the CPU it does not depend on the number of threads, so that results do not either.
 int wanted_blocks(Device device) { return device.is_cuda() ? 4 * device_info(device).units : 32; }
 
-/// ReduceRows, or without rows ReduceColumns, on a GPU.
+/// ReduceRows on a GPU; without rows ReduceColumns.
 struct ReduceKernel {
   Reduction reduction;
   DType x, y;
@@ -141,7 +141,7 @@ kernels::KernelTable<ReduceKernel>& kernel_table() {
   return table;
 }
 
-/// f<Op>() with the functions of a reduction.
+/// Calls f<Op>() with the reduction's operator.
 template <class F>
 void with_op(Reduction reduction, F f) {
   switch (reduction) {
@@ -157,7 +157,7 @@ void with_op(Reduction reduction, F f) {
   }
 }
 
-/// What one launch reduces, to results that are divided.
+/// The arguments of one launch. Results are divided by `divisor`.
 struct Launch {
   Reduction reduction;
   Tensor x, y;
@@ -189,7 +189,7 @@ void bind_rows(auto& bind, auto& p, const Tensor& x, const Tensor& y, Splits spl
   p.divisor = divisor;
 }
 
-/// f<T, Out>() for the types of x and y. Partial results are f32 of any x, and x of any y.
+/// Calls f<T, Out>() with the types of x and y. Partial results are f32: outputs of any x, and inputs for any y.
 template <class F>
 void with_types(const Launch& launch, F f) {
   kernels::with_float_type(launch.x.dtype(), [&]<class T>(std::type_identity<T>) {
@@ -197,7 +197,7 @@ void with_types(const Launch& launch, F f) {
   });
 }
 
-/// x: [j, i, rows, extent], to y, dense, [j, i, rows, splits].
+/// Reduces x, [j, i, rows, extent], to dense y, [j, i, rows, splits].
 void launch_rows_on_gpu(const Launch& launch, const RowTile& tile) {
   const detail::NamedKernel& kernel = kernel_table()[{launch.reduction, launch.x.dtype(), launch.y.dtype(), tile.rows, tile.cols}];
   const TileGrid grid = grid_of_rows(launch.x, launch.splits, tile.rows);
@@ -262,13 +262,13 @@ void bind_columns(auto& bind, auto& p, const Tensor& x, const Tensor& y, Splits 
   p.divisor = divisor;
 }
 
-/// Of ReduceColumns' tiles.
+/// Tile sizes of ReduceColumns.
 int tile_cols(const Tensor& x) {
   if (!x.device().is_cuda()) return AnyColumns<cpu::AnyFloat>::tile_cols;
   return size_of(x.dtype()) == 2 ? AnyColumns<bf16>::tile_cols : AnyColumns<float>::tile_cols;
 }
 
-/// x: [j, i, extent, cols], to y, [j, i, 1, cols], or with splits [(j, i), splits, 1, cols].
+/// Reduces x, [j, i, extent, cols], to y, [j, i, 1, cols], or with splits [(j, i), splits, 1, cols].
 void launch_columns(const Launch& launch) {
   const auto bind_all = [&](auto& bind, auto& p) { bind_columns(bind, p, launch.x, launch.y, launch.splits, launch.divisor); };
   const TileGrid grid = grid_of_columns(launch.x, launch.splits, tile_cols(launch.x));

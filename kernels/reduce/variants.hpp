@@ -7,12 +7,13 @@
 
 namespace tw::kernels::reduce {
 
-/// How a dimension of `extent` elements is shared by blocks.
+/// How a dimension of `extent` elements is split among blocks.
 struct Splits {
   int count;
-  int length;  ///< elements of each but the last, a multiple of the tile's
+  int length;  ///< elements of each split except the last, a multiple of the tile's
 };
-/// `blocks`: their number without splits. `tile`: elements that a block processes at a time. `wanted`: blocks that keep the device busy.
+/// `blocks`: the number of blocks without splits. `tile`: elements that a block processes at a time. `wanted`: the number of blocks that
+/// keeps the device busy.
 Splits choose_splits(std::int64_t extent, std::int64_t blocks, int tile, int wanted);
 
 inline constexpr ShapeKey kShape[] = {{"batch", "matrices", 1},

@@ -8,7 +8,7 @@
 
 namespace tw::kernels::rope {
 
-/// A rotation in plain numbers: x is [tokens, heads, dim].
+/// A rotation of x, [tokens, heads, dim].
 struct PlainCall {
   std::span<const float> x = {};
   std::span<const std::int64_t> positions = {};  ///< [tokens], rows of the table
@@ -17,7 +17,7 @@ struct PlainCall {
   bool interleaved = false;
 };
 
-/// In arithmetic of type Real.
+/// Computes it in arithmetic of type Real.
 template <class Real>
 std::vector<Real> plain(const PlainCall& call) {
   std::vector<Real> y(call.x.begin(), call.x.end());

@@ -45,7 +45,7 @@ Tensor columns(const Tensor& t, std::int64_t first, std::int64_t size, std::int6
   strides.back() *= step;
   return Tensor::borrow(data, std::move(shape), t.dtype(), t.device(), std::move(strides));
 }
-/// Pairs of elements of `t` as words.
+/// Views pairs of elements of `t` as words.
 Tensor words(const Tensor& t, std::int64_t half) {
   Shape shape = t.shape();
   std::vector<std::int64_t> strides = t.strides();
@@ -101,7 +101,7 @@ TileGrid grid_of(const Call& call, int rows, int cols) {
   return {static_cast<int>(m), static_cast<int>(n), static_cast<int>(outer)};
 }
 
-/// Pairs, or if they are not words TwoParts.
+/// Pairs; TwoParts if the pairs are not aligned words.
 struct TileKernel {
   bool pairs;
   DType x, table;
@@ -134,7 +134,7 @@ TileKernel choose_kernel(const Call& call, bool pairs) {
           .one_token = call.one_token};
 }
 
-/// Of tiles, only the width of pieces matters to the parameters.
+/// Only the width of pieces affects the layout of Params, not the rest of the tile size.
 template <template <class, class, int, int, int, bool> class Kernel, class X, class T, class Bind>
 void launch_on_gpu(const Call& call, const TileKernel& kernel, Bind bind_call) {
   static KernelTable<TileKernel> table(type_of, Kernel<X, T, 16, 64, 1, true>::source);
@@ -307,7 +307,7 @@ namespace kernels::rope {
 
 namespace {
 
-/// Tensors of the shape: x and y [batch, seqlen, heads, dim], tables of `Element`.
+/// Tensors for a shape: x and y [batch, seqlen, heads, dim], and tables of `Element`.
 struct Placeholders {
   Tensor x, y, cos, sin;
   Placeholders(const ShapeValues& shape, DType dtype, DType table) {

@@ -10,7 +10,7 @@
 
 namespace tw::kernels::softmax {
 
-/// softmax(scale x) of each row of [rows, cols], in arithmetic of type Real.
+/// softmax(scale x) of each row of [rows, cols], computed in arithmetic of type Real.
 template <class Real>
 std::vector<Real> plain(std::span<const float> x, std::int64_t rows, std::int64_t cols, Real scale) {
   std::vector<Real> y(x.size());

@@ -23,7 +23,7 @@ using kernels::softmax::HeldRows;
 
 constexpr const char* kOp = "softmax";
 
-/// For rows too long for a block's registers: one block of 512 threads per row, 16 columns per thread at a time.
+/// Rows that are too long for a block's registers: one block of 512 threads per row, 16 columns per thread at a time.
 constexpr RowTile kChunk{1, 8192, 16};
 
 template <class In, class Out, RowTile tile>
@@ -31,7 +31,7 @@ using Held = HeldRows<In, Out, tile.rows, tile.cols, tile.warps, kPieceColumns<I
 template <class In, class Out>
 using Chunked = ChunkedRows<In, Out, kChunk.rows, kChunk.cols, kChunk.warps, kPieceColumns<In, Out>>;
 
-/// HeldRows on a GPU, or without a configuration ChunkedRows.
+/// HeldRows on a GPU; without a configuration ChunkedRows.
 struct RowKernel {
   DType in, out;
   std::optional<RowConfig> config;
@@ -68,7 +68,7 @@ void bind_call(auto& bind, auto& p, const Call& call) {
   p.scale_log2 = call.scale * kLog2E;
 }
 
-/// The most columns per thread that its registers hold.
+/// The maximum number of columns that fit a thread's registers.
 int max_share(DType in, DType out) { return piece_columns({in, out}) == 8 ? 40 : 32; }
 
 void run_on_gpu(const Call& call) {
@@ -84,7 +84,7 @@ void run_on_gpu(const Call& call) {
   const TileGrid grid = row_grid(kOp, call.views, 1, kernel.tile().rows, 1);
   with_float_type(in, [&]<class In>(std::type_identity<In>) {
     with_float_type(out, [&]<class Out>(std::type_identity<Out>) {
-      // The tile changes neither the parameters' layout nor how tensors are bound to them.
+      // The tile changes neither the layout of Params nor the way tensors are bound.
       detail::launch_named<typename Chunked<In, Out>::template On<sm_90a::Target<>>::Params>(
           table[kernel], call.stream, grid, [&](auto& bind, auto& p) { bind_call(bind, p, call); });
     });
@@ -139,12 +139,12 @@ Analysis analyze_call(const Call& call) {
   return analyze<Kernel>(row_grid(kOp, call.views, 1, Values::rows, 1), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
 }
 
-/// `longest`: the most columns of a row that the kernel supports.
+/// `longest`: the maximum number of columns that the kernel supports.
 template <class Kernel, std::int64_t longest>
 Analysis analyze_shape(const ShapeValues& shape) {
   using Params = typename Kernel::template On<analysis::Target>::Params;
   const std::int64_t rows = shape["rows"], cols = shape["cols"];
-  require(cols <= longest, "shape: cols is {}; the kernel is for rows of up to {}", cols, longest);
+  require(cols <= longest, "shape: cols is {}; the kernel supports up to {}", cols, longest);
   const Tensor x = placeholder({rows, cols}, dtype_of<typename decltype(Params::x)::Element>);
   const Tensor y = placeholder({rows, cols}, dtype_of<typename decltype(Params::y)::Element>);
   return analyze_call<Kernel>(check(x, y, {}));

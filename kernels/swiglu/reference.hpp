@@ -7,7 +7,7 @@
 
 namespace tw::kernels::swiglu {
 
-/// silu(gate) * up in arithmetic of type Real.
+/// silu(gate) * up, computed in arithmetic of type Real.
 template <class Real>
 std::vector<Real> plain(std::span<const float> gate, std::span<const float> up) {
   std::vector<Real> y(gate.size());

@@ -17,9 +17,9 @@ using namespace kernels;
 using kernels::swiglu::Swiglu;
 using kernels::swiglu::SwigluPairs;
 
-constexpr int kElements = 2048;  ///< of a tile: 16 in each of 128 threads
+constexpr int kElements = 2048;  ///< per tile: 16 for each of 128 threads
 
-/// Tiles as wide as the rows, from 256 to 2048 columns.
+/// The width of tiles: that of the rows, but 256 to 2048 columns.
 template <class F>
 void with_columns(std::int64_t cols, F f) {
   if (cols <= 256) return f.template operator()<256>();
@@ -125,7 +125,7 @@ void swiglu_interleaved(const Tensor& x, const Tensor& y, const SwigluOptions& o
   check_tensor(op, "x", x, y);
   check_tensor(op, "y", y, y);
   check_output(op, "y", y);
-  require(x.shape(-1) % 2 == 0, "{}: x is {}; its last dimension must be even, gate and up in turn", op, x);
+  require(x.shape(-1) % 2 == 0, "{}: x is {}; its last dimension must be even: gate and up alternate", op, x);
   Shape expected = x.shape();
   expected.back() /= 2;
   require(y.shape() == expected, "{}: y is {}; for x {} it must be [{}]", op, y, x, tw::join(expected, ", "));

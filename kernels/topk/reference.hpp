@@ -9,13 +9,13 @@
 
 namespace tw::kernels::topk {
 
-/// Whether `a` comes before `b`; neither does when they are equal. NaN is larger than all numbers.
+/// Whether `a` comes before `b`; false if they are equal. NaN is larger than all numbers.
 inline bool comes_before(double a, double b, bool largest) {
   if (std::isnan(a) || std::isnan(b)) return largest ? std::isnan(a) && !std::isnan(b) : !std::isnan(a) && std::isnan(b);
   return largest ? a > b : a < b;
 }
 
-/// The columns of the first k of the elements row[begin, end), all of them when there are fewer: a stable sort.
+/// The columns of the first k elements of row[begin, end), or of all if there are fewer, by a stable sort.
 inline std::vector<std::int64_t> reference(std::span<const float> row, std::int64_t begin, std::int64_t end, int k, bool largest) {
   begin = std::max<std::int64_t>(begin, 0);
   end = std::max(begin, std::min(end, static_cast<std::int64_t>(row.size())));

@@ -38,7 +38,7 @@ constexpr std::int64_t kPartColumns = 4096;
 /// Sorting this many keys takes no longer than finding another digit.
 constexpr int kFewKeys = 256;
 
-/// The most keys that are sorted.
+/// The maximum number of keys to sort.
 int sorted_keys(int k, int capacity) { return std::min(std::max(2 * k, kFewKeys), capacity); }
 
 Plan plan(std::int64_t rows, std::int64_t cols, bool narrow, int part_limit, int units) {
@@ -102,7 +102,7 @@ void check_shape(const char* op, const char* argument, const Tensor& tensor, con
   require(tensor.shape() == shape, "{}: {} is {}; its shape must be [{}]", op, argument, tensor, tw::join(shape, ", "));
 }
 
-/// `shape`: of indices and values.
+/// `shape`: the shape of indices and values.
 Call check(const char* op, const Tensor& x, const Shape& shape, const Tensor& indices, const Tensor* values,
            const std::optional<Stream>& given) {
   const Device device = x.device();
@@ -145,7 +145,7 @@ void check_workspace(Call& call, const Plan& plan, const Tensor* given) {
   call.workspace = *given;
 }
 
-/// A block's threads, and the keys that it can sort: 0 for Argmax.
+/// A block's threads, and the number of keys that it can sort (0 for Argmax).
 struct BlockSize {
   int warps, capacity;
   auto operator<=>(const BlockSize&) const = default;
@@ -175,7 +175,7 @@ struct ArgmaxKernels {
   using Kernel = Argmax<T, Index, stage, size.warps>;
   static constexpr BlockSize narrow = kNarrowArgmax, wide = kWideArgmax, cpu{kCpuWarps, 0};
   static constexpr const char* source = "kernels/topk/argmax.tile.hpp";
-  static constexpr bool narrow_merge = true;  // of a key for each part
+  static constexpr bool narrow_merge = true;  // there is one key for each part
 };
 struct TopkKernels {
   template <class T, class Index, Stage stage, BlockSize size>
@@ -201,7 +201,7 @@ void bind_call(auto& bind, auto& p, const Call& call, const Plan& plan, const Te
   p.by_index = call.by_index;
 }
 
-/// The same, and the stage's outputs.
+/// The same with the stage's outputs.
 void bind_stage(auto& bind, auto& p, const Call& call, const Plan& plan, Stage stage, const Tensor* candidates, int limit) {
   bind_call(bind, p, call, plan, candidates, limit);
   bind(p.indices, stage == Stage::part ? nullptr : &call.indices);
@@ -212,7 +212,7 @@ TileGrid grid_of(const Call& call, const Plan& plan, Stage stage) { return {.m =
 
 Shape candidates_shape(const Call& call, const Plan& plan) { return {call.rows, std::int64_t{plan.parts} * plan.part_limit}; }
 
-/// f<T, Index>() for the types of x and of indices.
+/// Calls f<T, Index>() with the types of x and indices.
 template <class F>
 void with_types(const Call& call, F f) {
   with_float_type(call.x.dtype(), [&]<class T>(std::type_identity<T>) {
@@ -220,7 +220,7 @@ void with_types(const Call& call, F f) {
   });
 }
 
-/// Of an operation's kernels, only the types matter to the parameters.
+/// Only the element types affect the layout of Params, not the other template arguments.
 void launch_on_gpu(const detail::NamedKernel& kernel, const Call& call, const Plan& plan, Stage stage, int limit,
                    const Tensor* candidates) {
   with_types(call, [&]<class T, class Index>() {
@@ -267,7 +267,7 @@ void check_k(int k) { require(k >= 1 && k <= kLargestK, "{}: k is {}; it must be
 
 namespace {
 
-/// `capacity`: keys that the kernel can sort; 0: it finds the largest one.
+/// `capacity`: the number of keys that the kernel can sort; 0: it finds the largest one.
 template <class Kernel, class T, Stage stage, int capacity>
 Analysis analyze_shape(const ShapeValues& shape) {
   const std::int64_t rows = shape["rows"], cols = shape["cols"];

@@ -10,13 +10,13 @@ namespace tw::kernels::topk {
 /// How rows are distributed over blocks.
 struct Plan {
   bool narrow;     ///< small blocks: short rows
-  int parts;       ///< of a row; 1: a block processes a whole row
-  int part;        ///< columns of a part, if there are several
+  int parts;       ///< parts per row; 1: a block processes a whole row
+  int part;        ///< columns per part, if there are several
   int part_limit;  ///< candidates per part
   std::int64_t workspace(std::int64_t rows) const { return parts == 1 ? 0 : rows * parts * part_limit; }
 };
 
-/// `units`: streaming multiprocessors, or threads of the CPU pool.
+/// `units`: SMs, or threads of the CPU pool.
 Plan plan_argmax(std::int64_t rows, std::int64_t cols, int units);
 Plan plan_topk(std::int64_t rows, std::int64_t cols, int k, int units);
 

@@ -31,7 +31,7 @@ Stream check(const Tensor& x, const Tensor& y, const TransposeOptions& options) 
   std::int64_t tiles = 1;
   for (int dim = 0; dim < x.rank(); ++dim) {
     require(x.shape(dim) <= kLargest, "{}: x is {}; extents are limited to {}", kOp, x, kLargest);
-    const std::int64_t of_dim = dim < x.rank() - 2 ? x.shape(dim) : (x.shape(dim) + 15) / 16;  // of the smallest size
+    const std::int64_t of_dim = dim < x.rank() - 2 ? x.shape(dim) : (x.shape(dim) + 15) / 16;  // of the smallest tiles
     require(of_dim == 0 || tiles <= kLargest / of_dim, "{}: x is {}, which is more than {} tiles", kOp, x, kLargest);
     tiles *= of_dim;
   }
@@ -52,7 +52,7 @@ int piece_bytes(const Tensor& x, const Tensor& y) {
   return all % 16 == 0 ? 16 : all % 8 == 0 ? 8 : 4;
 }
 
-/// On the CPU: rows long enough for the hardware prefetcher, tiles that stay in the L2 cache.
+/// CPU tiles: rows are long enough for the hardware prefetcher, and a tile stays in the L2 cache.
 constexpr int kCpuSide = 128;
 
 /// Elements are moved as the bits of a type of their size.
