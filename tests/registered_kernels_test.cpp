@@ -202,8 +202,8 @@ TEST(RegisteredKernels, ShapesThatAKernelIsNotForAreErrors) {
   expect("gemv_bf16", "M=2,N=8,K=8", "M is 2; the kernel is for one row");
   expect("gemm_bf16_swapped_partial", "M=2,N=8,K=0", "K is 0");
   expect("gemm_fp8_block_scaled", "M=2,N=8,K=8,batch=2", "batch is 2");
-  expect("softmax_bf16_2x24", "rows=1,cols=1537", "cols is 1537; the kernel is for rows of up to 1536");
-  expect("rms_norm_bf16_1x8", "rows=1,cols=257", "cols is 257; the kernel is for rows of up to 256");
+  expect("softmax_bf16_2x24", "rows=1,cols=1537", "cols is 1537; the kernel supports up to 1536");
+  expect("rms_norm_bf16_1x8", "rows=1,cols=257", "cols is 257; the kernel supports up to 256");
   expect("rope_bf16_8x32", "seqlen=1,dim=63", "dim is 63; it must be positive and even");
   expect("cast_fp8_grouped_bf16", "rows=10,cols=8,groups=4", "rows is 10; it must be a multiple of groups, 4");
   expect("topk_short_bf16", "rows=1,cols=4000,k=513", "k is 513; the kernel sorts up to 512");

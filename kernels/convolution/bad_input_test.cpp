@@ -67,7 +67,7 @@ TEST_P(ConvolutionBadInput, Numbers) {
   refused(x, w, y, {"padding is 1099511627776, 0"}, {.padding = {std::int64_t{1} << 40, 0}});
   refused(x, w, y, {"dilation is 0, 1", "1 to"}, {.dilation = {0, 1}});
   refused(x, w, y, {"padding 268435456, 0", "limited to 536870912"}, {.padding = {std::int64_t{1} << 28, 0}});
-  refused(x, w, y, {"activation is swiglu", "any other is allowed"}, {.activation = Activation::swiglu});
+  refused(x, w, y, {"activation is swiglu", "allowed: any other"}, {.activation = Activation::swiglu});
   refused(x, w, y, {"config is 4", "below 4"}, {.config = 4});
   const PlacedTensor x1 = make({2, 7, 3}), w1 = make({5, 2, 3}), y1 = make({2, 6, 5});
   refused_1d(x1, w1, y1, {"conv1d", "stride is 0"}, {.stride = 0});

@@ -113,7 +113,7 @@ Analysis analyze_call(const Call& call) {
 template <Kind kind, class Kernel, std::int64_t longest>
 Analysis analyze_shape(const ShapeValues& shape) {
   using Params = typename Kernel::template On<analysis::Target>::Params;
-  require(shape["cols"] <= longest, "shape: cols is {}; the kernel is for rows of up to {}", shape["cols"], longest);
+  require(shape["cols"] <= longest, "shape: cols is {}; the kernel supports up to {}", shape["cols"], longest);
   const Operands<kind> of(shape, dtype_of<typename decltype(Params::x)::Element>, dtype_of<typename decltype(Params::y)::Element>,
                           placeholder);
   return analyze_call<kind, Kernel>(check<kind>(of.x, of.y, of.options));

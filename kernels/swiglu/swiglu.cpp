@@ -19,7 +19,7 @@ using kernels::swiglu::SwigluPairs;
 
 constexpr int kElements = 2048;  ///< per tile: 16 for each of 128 threads
 
-/// The width of tiles: that of the rows, but 256 to 2048 columns.
+/// Calls f<columns>() with a tile as wide as the rows, between 256 and 2048 columns.
 template <class F>
 void with_columns(std::int64_t cols, F f) {
   if (cols <= 256) return f.template operator()<256>();
