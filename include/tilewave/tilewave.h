@@ -50,7 +50,7 @@ const char* tw_last_error(void);
 /* The library's version, "major.minor.patch". */
 const char* tw_version(void);
 
-/* Sets what kernels on GPUs are compiled for, in the whole process: "auto" (the default), "sm_90a" (Hopper), or "cuda" (any NVIDIA GPU
+/* Sets the target of GPU kernels in the whole process: "auto" (the default), "sm_90a" (Hopper), or "cuda" (any NVIDIA GPU
  * since compute capability 8.0). */
 tw_status tw_set_gpu_target(const char* target);
 

@@ -1,4 +1,4 @@
-"""Tilewave: attention, matrix products, norms and speech to text, on CPUs and Hopper GPUs. Nothing is compiled against NumPy or PyTorch.
+"""Tilewave: attention, matrix products, norms and speech to text, on CPUs and NVIDIA GPUs. Nothing is compiled against NumPy or PyTorch.
 
     tilewave.ops.attention(q, k, v, causal=True)        the operations: NumPy, PyTorch, DLPack
     tilewave.flash_attn.flash_attn_func(q, k, v)        FlashAttention 2's functions; tilewave.flash_attn_interface has FlashAttention 3's

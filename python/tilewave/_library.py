@@ -233,7 +233,7 @@ def check(status: int, library: ctypes.CDLL, renamed: str = "") -> None:
 
 
 def set_gpu_target(target: str) -> None:
-    """What kernels on GPUs are compiled for from now on, in the whole process: "auto", the default, "sm_90a" (Hopper), or "cuda" (any NVIDIA GPU since compute
+    """Sets the target of GPU kernels for future calls in the whole process: "auto" (the default), "sm_90a" (Hopper), or "cuda" (any NVIDIA GPU since compute
     capability 8.0)."""
     status = library().tw_set_gpu_target(target.encode())
     if status:

@@ -1,10 +1,10 @@
-"""scaled_dot_product_attention through the library: as a function, as a replacement of PyTorch's, and as an attention of transformers.
+"""scaled_dot_product_attention through the library: as a function, as a replacement for PyTorch's, and as an attention implementation for transformers.
 
     tilewave.install_sdpa()              F.scaled_dot_product_attention, and with it nn.MultiheadAttention and most models
     with tilewave.install_sdpa(): ...    the same, until the end of the block (in the whole process, for all threads)
     tilewave.register_transformers()     AutoModel...(..., attn_implementation="tilewave")
 
-PyTorch does what the library does not support: a backward, dropout, f32 on CUDA, GPUs other than Hopper's, head dimensions above 256.
+PyTorch does what the library does not support: a backward, dropout, f32 on CUDA, GPUs below compute capability 8.0, head dimensions above 256.
 why_fallback() gives the reason for a thread's last call, sdpa_counts() the number of calls for each reason.
 
 Imports torch. The package imports this module at the first use of one of its names.
@@ -33,7 +33,7 @@ _LARGEST_HEAD_DIM = 256
 _lock = threading.Lock()
 _counts: collections.Counter = collections.Counter()
 _last = threading.local()
-_hopper: dict[int, bool] = {}
+_gpus: dict[int, bool] = {}
 
 
 def scaled_dot_product_attention(
@@ -125,8 +125,8 @@ def _refusal(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_g
     if device.type == "cuda":
         if dtype == torch.float32:
             return "float32 on CUDA"
-        if not _is_hopper(device.index):
-            return "not a Hopper GPU"
+        if not _runs_kernels(device.index):
+            return "a GPU below compute capability 8.0"
     if query.layout != torch.strided or key.layout != torch.strided or value.layout != torch.strided:
         return "layout"
     of_q, of_k, of_v = query.shape, key.shape, value.shape
@@ -184,13 +184,13 @@ def _dtype_of(tensor: torch.Tensor) -> torch.dtype:
     return dtype
 
 
-def _is_hopper(index: int) -> bool:
+def _runs_kernels(index: int) -> bool:
     if torch.compiler.is_compiling():
         of_device = torch.cuda.get_device_properties(index)
-        return of_device.major == 9
-    known = _hopper.get(index)
+        return of_device.major >= 8
+    known = _gpus.get(index)
     if known is None:
-        known = _hopper[index] = torch.cuda.get_device_properties(index).major == 9
+        known = _gpus[index] = torch.cuda.get_device_properties(index).major >= 8
     return known
 
 

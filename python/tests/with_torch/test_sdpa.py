@@ -2,6 +2,7 @@
 
 import math
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -206,6 +207,13 @@ def test_fallback_on_cuda():
     x = torch.randn(2, 4, 5, 16, device="cuda")
     torch.testing.assert_close(tilewave.scaled_dot_product_attention(x, x, x), PYTORCH(x, x, x))
     assert tilewave.why_fallback() == "float32 on CUDA"
+
+
+def test_gpus_of_compute_capability_8_and_higher_run_kernels(monkeypatch):
+    majors = [7, 8, 9, 12]
+    monkeypatch.setattr(sdpa, "_gpus", {})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: types.SimpleNamespace(major=majors[index]))
+    assert [sdpa._runs_kernels(index) for index in range(len(majors))] == [False, True, True, True]
 
 
 def test_why_fallback_is_of_the_thread():
