@@ -1,17 +1,52 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <compare>
+#include <cstdint>
 #include <iterator>
 
 // What a block of a product's kernel takes on an SM of sm_90a, as arithmetic on its tile sizes: the families whose kernels multiply tiles
-// from a ring prune with it, before anything is compiled.
+// from a ring choose and prune with it, before anything is compiled.
 
 namespace tw::kernels {
 
-/// BM x BN sums; slots of 128 bytes of K of both operands; blocks of a cluster share B's.
+/// BM x BN sums; slots of 128 bytes of K of both operands; blocks of a cluster share B's. Tiles are done in bands of `band` rows (of
+/// clusters), where a kernel has them.
 struct ProductTile {
-  int bm, bn, stages, cluster;
+  int bm = 0, bn = 0, stages = 0, cluster = 1, band = 1;
+  auto operator<=>(const ProductTile&) const = default;
 };
+
+/// Tiles with the time of one step and that of a tile's start and end, in steps of 128 x 256.
+struct CostedTile : ProductTile {
+  double step, around;
+  int blocks = 1;  ///< of a multiprocessor, which take turns
+};
+
+/// Predicted time of `tiles` tiles of `steps` steps each, in rounds over `units` multiprocessors.
+constexpr double product_time(const CostedTile& tile, std::int64_t tiles, double steps, int units) {
+  const std::int64_t at_once = std::int64_t{units} * tile.blocks;
+  const std::int64_t rounds = (tiles + at_once - 1) / at_once;
+  // The last round may leave multiprocessors with fewer blocks, which are faster then.
+  const std::int64_t last = tiles - (rounds - 1) * at_once, deep = (last + units - 1) / units;
+  return static_cast<double>((rounds - 1) * tile.blocks + deep) * (steps * tile.step + tile.around);
+}
+
+/// The index of the tile with the least time(tile), of those that are valid(tile); 0 if none is.
+template <class Tiles, class Valid, class Time>
+int fastest_tile(const Tiles& tiles, Valid valid, Time time) {
+  int best = 0;
+  double best_time = 0;
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    if (!valid(tiles[i])) continue;
+    const double t = time(tiles[i]);
+    if (best_time != 0 && t >= best_time) continue;
+    best = static_cast<int>(i);
+    best_time = t;
+  }
+  return best;
+}
 
 inline constexpr int kStepBytes = 128;               ///< of K, in each row of a slot
 inline constexpr int kSharedBytesPerBlock = 232448;  ///< CUDA C++ Programming Guide, compute capability 9.0
@@ -41,6 +76,23 @@ constexpr double product_step_cost(const ProductTile& t) {
   constexpr double full = 128 * 256, reuse = 1.0 / 128 + 1.0 / 256;
   const double bytes = 1.0 / t.bm + 1.0 / t.bn / t.cluster;
   return t.bm * t.bn / full * (1 + 16 * std::max(bytes - reuse, 0.0));
+}
+
+/// Tiles for sm_90a whose costs are known: slots and staging fill the 227 KB of shared memory. The costs are fitted to runs of `tilewave
+/// bench gemm --all-configs` on an H200; a few per cent either way, as much as the card's power limit moves them from run to run.
+inline constexpr std::array<CostedTile, 5> kProductTiles{{
+    {{128, 256, 4, 2, 8}, 0.985, 5},  // fewest bytes from the L2 cache for a product: pairs of blocks load B once. For many rounds of tiles
+    {{128, 256, 4, 1, 8}, 1.0, 4},    // without the cost of starting and ending in pairs
+    {{128, 192, 4, 1, 16}, 0.76, 4},
+    {{128, 128, 6, 1, 16}, 0.53, 4},
+    {{64, 128, 8, 1, 16}, 0.30, 4},
+}};
+
+/// The tile with its known costs, or with those that follow from its size.
+constexpr CostedTile costed(const ProductTile& t) {
+  for (const CostedTile& known : kProductTiles)
+    if (known.bm == t.bm && known.bn == t.bn && known.cluster == t.cluster) return {t, known.step, known.around};
+  return {t, product_step_cost(t), t.cluster > 1 ? 5.0 : 4.0};
 }
 
 /// How much longer than predicted a tile takes because of its stages alone, to rank points that are alike otherwise: none where the ring

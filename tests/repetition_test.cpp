@@ -19,6 +19,9 @@
 #include <vector>
 
 #include "kernels/attention/combine.hpp"
+#include "kernels/convolution/variants.hpp"
+#include "kernels/gemm/variants.hpp"
+#include "kernels/generic_tiles.hpp"
 #include "runtime/cuda_driver.hpp"
 #include "runtime/format.hpp"
 #include "runtime/gpu.hpp"
@@ -192,9 +195,9 @@ TEST(Repetition, cuda_MatrixProducts) {
   skip_without_cuda();
   std::vector<Case> cases;
   // Each tile width, one and two steps, and none.
-  const std::int64_t widths[] = {256, 256, 192, 128, 128};
-  for (int config = 0; config < 5; ++config) {
-    const std::int64_t n = widths[config];
+  const std::vector<kernels::gemm::Config> tiles = kernels::gemm::configs(kernels::generic_shared_bytes(Stream::standard(Device::cuda())));
+  for (int config = 0; config < static_cast<int>(tiles.size()); ++config) {
+    const std::int64_t n = tiles[static_cast<std::size_t>(config)].bn;
     cases.push_back(gemm_case({"one step", 65536, n, 16, config}));
     cases.push_back(gemm_case({"two steps", 32768, n, 128, config}));
     cases.push_back(gemm_case({"no step", 16384, n, 0, config}));
@@ -202,12 +205,14 @@ TEST(Repetition, cuda_MatrixProducts) {
     cases.push_back(gemm_case({"tails", 32767 + 1 - 64, n + 64, 64, config}));
     cases.push_back(gemm_case({"swiglu", 32768, n, 32, config, 1, DType::bf16, Activation::swiglu}));
   }
-  for (const int config : {3, 4}) cases.push_back(gemm_case({"residual", 32768, 128, 32, config, 1, DType::bf16, Activation::none, true}));
-  cases.push_back(gemm_case({"split", 4096, 192, 512, 2, 4}));
-  cases.push_back(gemm_case({"split", 4096, 128, 512, 3, 2}));
+  const int narrowest = static_cast<int>(tiles.size()) - 1;
+  for (const int config : {narrowest - 1, narrowest})
+    cases.push_back(gemm_case({"residual", 32768, 128, 32, config, 1, DType::bf16, Activation::none, true}));
+  cases.push_back(gemm_case({"split", 4096, 192, 512, narrowest - 2, 4}));
+  cases.push_back(gemm_case({"split", 4096, 128, 512, narrowest - 1, 2}));
   cases.push_back(gemm_case({"few rows", 16, 32768, 128, -1, 2}));
   cases.push_back(gemm_case({"one row", 1, 32768, 256, -1}));
-  cases.push_back(gemm_case({"tf32", 32768, 128, 32, 3, 1, DType::f32}));
+  cases.push_back(gemm_case({"tf32", 32768, 128, 32, narrowest - 1, 1, DType::f32}));
   expect_all_repeatable(cases);
 }
 
@@ -251,7 +256,9 @@ TEST(Repetition, cuda_Convolutions) {
   skip_without_cuda();
   std::vector<Case> cases;
   const std::int64_t filters[] = {256, 256, 128, 64};
-  for (int config = 0; config < 4; ++config) {
+  const std::int64_t generic_shared = kernels::generic_shared_bytes(Stream::standard(Device::cuda()));
+  const int configs = static_cast<int>(kernels::convolution::configs(generic_shared).size());
+  for (int config = 0; config < configs; ++config) {
     for (const std::int64_t kernel : {1, 3}) {
       const std::int64_t f = filters[config], side = 32;
       const SharedInputs in = inputs({{64, side, side, 16}, {f, kernel, kernel, 16}}, config % 2 == 0 ? DType::bf16 : DType::f16);

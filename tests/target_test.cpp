@@ -66,7 +66,7 @@ TEST(GenericTiles, FitTheSharedMemory) {
     const int shared = max_shared_bytes(arch);
     const auto tiles = kernels::generic_tiles(shared);
     EXPECT_GE(tiles.size(), 3u) << arch;
-    for (const kernels::GenericTile& t : tiles) {
+    for (const kernels::CostedTile& t : tiles) {
       EXPECT_GE(t.stages, 2) << arch;
       const int warps = t.bm * t.bn / (t.bm == 128 ? 4096 : t.bn == 128 ? 2048 : 1024), staging = warps * 2048;
       EXPECT_LE(t.blocks * (t.stages * (t.bm + t.bn) * 128 + staging + 1024), shared + 1024) << arch << ' ' << t.bm << 'x' << t.bn;
@@ -78,7 +78,7 @@ TEST(GenericTiles, FitTheSharedMemory) {
 
 TEST(GenericTiles, LargeProductsTakeLargeTiles) {
   const auto tiles = kernels::generic_tiles(max_shared_bytes("sm_90a"));
-  const auto time = [&](const kernels::GenericTile& t, int m, int n) { return kernels::generic_time(t, (m / t.bm) * (n / t.bn), 64, 132); };
+  const auto time = [&](const kernels::CostedTile& t, int m, int n) { return kernels::product_time(t, (m / t.bm) * (n / t.bn), 64, 132); };
   EXPECT_LT(time(tiles.front(), 8192, 8192), time(tiles.back(), 8192, 8192));
   EXPECT_GT(time(tiles.front(), 256, 512), time(tiles.back(), 256, 512)) << "four tiles leave most multiprocessors idle";
 }

@@ -14,9 +14,7 @@
 
 #include "kernels/attention/kernels.hpp"
 #include "kernels/attention/tuning.hpp"
-#include "kernels/convolution/configs.hpp"
 #include "kernels/convolution/tuning.hpp"
-#include "kernels/gemm/configs.hpp"
 #include "kernels/gemm/kernels.hpp"
 #include "kernels/gemm/tuning.hpp"
 #include "kernels/norm/tuning.hpp"
@@ -374,7 +372,7 @@ TEST(TuneGemm, ATileIsNamedByItsNumbers) {
 TEST(TuneGemm, PredictionsAgreeWithTheAnalysisTarget) {
   const ShapeValues shape("M=300,N=520,K=1024", gemm::kShape);
   const gemm::Call call = gemm_call(300, 520, 1024);
-  for (const gemm::CostedConfig& c : gemm::kCostedConfigs) {
+  for (const kernels::CostedTile& c : kernels::kProductTiles) {
     const std::string name = tw::format("gemm_bf16_nt_{}x{}{}", c.bm, c.bn, c.cluster > 1 ? "_cluster" : "");
     const std::vector<KernelVariant> all = gemm::registered();
     const auto found = std::find_if(all.begin(), all.end(), [&](const KernelVariant& v) { return v.spec.name == name; });
@@ -384,7 +382,7 @@ TEST(TuneGemm, PredictionsAgreeWithTheAnalysisTarget) {
     const double steps =
         static_cast<double>(analysis.operations.all_products()) / static_cast<double>(analysis.tiles) / (2.0 * c.bm * c.bn * 64);
     const auto tiles = static_cast<double>((analysis.tiles + c.cluster - 1) / c.cluster * c.cluster);
-    EXPECT_DOUBLE_EQ(gemm::predicted_time(gemm::problem_of(call, 1), c, 1), tiles * (steps * c.step + c.tile)) << name << " on one SM";
+    EXPECT_DOUBLE_EQ(gemm::predicted_time(gemm::problem_of(call, 1), c, 1), tiles * (steps * c.step + c.around)) << name << " on one SM";
   }
 }
 
@@ -396,7 +394,7 @@ TEST(TuneConvolution, HasTheHeuristicsChoice) {
       const std::vector<TunePoint> points = problem.space.points();
       EXPECT_GE(points.size(), 200u);
       const std::vector<int>& v = problem.standard.values();
-      EXPECT_TRUE(std::any_of(conv::configs().begin(), conv::configs().end(), [&](const conv::Config& c) {
+      EXPECT_TRUE(std::any_of(conv::kConfigs.begin(), conv::kConfigs.end(), [&](const conv::Config& c) {
         return std::vector<int>{c.bm, c.bn, c.stages, c.cluster} == v;
       }));
       for (const TunePoint& p : points) ASSERT_GT(problem.predict(p), 0);

@@ -224,8 +224,7 @@ int tuned_config(kernels::gemm::Call call) {
 }
 
 TEST_F(Tuned, GemmTakesTheConfigurationOfExactlyItsProblem) {
-  using kernels::gemm::cpu_configs;
-  const kernels::gemm::Config c = cpu_configs()[1];
+  const kernels::gemm::Config c = kernels::gemm::kCpuConfigs[1];
   const std::string key = kernels::gemm::problem_key(call_of(100, 200, 300));
   EXPECT_EQ(tuned_config(call_of(100, 200, 300)), -1);
   keep_tuned(kDevice, key, {"small", {c.bm, c.bn, c.stages, c.cluster, c.band, 1}});
@@ -292,7 +291,7 @@ TEST_F(Tuned, ConvolutionTakesTheConfigurationOfExactlyItsProblem) {
   EXPECT_EQ(problem.name, conv::problem_key(convolution_call()));
   EXPECT_EQ(tuned_config(convolution_call()), -1);
   for (int config = 0; config < 2; ++config) {
-    const conv::Config& c = conv::cpu_configs()[static_cast<std::size_t>(config)];
+    const conv::Config& c = conv::kCpuConfigs[static_cast<std::size_t>(config)];
     keep_tuned(kDevice, problem.name, {"any", {c.bm, c.bn, c.stages, c.cluster}});
     EXPECT_EQ(tuned_config(convolution_call()), config);
   }

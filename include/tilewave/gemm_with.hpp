@@ -20,31 +20,27 @@ inline constexpr int kGemmWithColumns = 128;
 
 namespace detail {
 
+/// A user's epilogue, for as long as the program runs.
+struct EpilogueInfo {
+  std::string_view type;
+  std::string_view source;  ///< empty: it runs on the CPU only
+};
+template <class Epilogue>
+inline constexpr EpilogueInfo epilogue_info{type_name<Epilogue>(), source_of<Epilogue>()};
+
 /// A checked call of gemm_with().
 struct GemmWithCall {
   Tensor a, b;  ///< as the kernel contracts them: [M, K] or [K, M], and [N, K] or [K, N], each with or without a batch
-  int m, n, k, batch;
-  bool a_rows, b_rows;  ///< A is [K, M]; B is [K, N]
-  int tile_rows;
+  int k;
+  TileGrid grid;
+  const NamedKernel* kernel;  ///< on a GPU
   Stream stream;
-
-  TileGrid grid() const { return {ceil_div(m, tile_rows), ceil_div(n, kGemmWithColumns), batch}; }
 };
 
-GemmWithCall check_gemm_with(const Tensor& a, const Tensor& b, DType dtype, const GemmWithOptions& options);
-
-/// A kernel of gemm_with() by the values that name it.
-struct GemmWithKernel {
-  std::string_view epilogue, source;  ///< which last as long as the program
-  DType dtype;
-  bool a_rows, b_rows;
-  int tile_rows;
-  auto operator<=>(const GemmWithKernel&) const = default;
-};
-const NamedKernel& gemm_with_kernel(const GemmWithKernel& kernel);
+GemmWithCall check_gemm_with(const EpilogueInfo& epilogue, const Tensor& a, const Tensor& b, DType dtype, const GemmWithOptions& options);
 
 /// All that gemm_with() chooses from for that epilogue and dtype.
-std::vector<KernelInfo> gemm_with_kernels(std::string_view epilogue, std::string_view source, DType dtype);
+std::vector<KernelInfo> gemm_with_kernels(const EpilogueInfo& epilogue, DType dtype, GpuTarget target, std::string_view arch);
 
 template <class Epilogue, class T, int kRows, int kDepth>
 using GemmWith = kernels::gemm::Gemm<kernels::gemm::Operands<T, Contract::columns, Contract::columns>, Epilogue,
@@ -73,9 +69,8 @@ inline constexpr int kGemmWithCpuRows = 128;
 /// DeviceError.
 template <class Epilogue, class T, class BindEpilogue>
 void gemm_with(const Tensor& a, const Tensor& b, BindEpilogue bind_epilogue, const GemmWithOptions& options = {}) {
-  const detail::GemmWithCall call = detail::check_gemm_with(a, b, dtype_of<T>, options);
-  const TileGrid grid = call.grid();
-  if (grid.count() == 0) return;
+  const detail::GemmWithCall call = detail::check_gemm_with(detail::epilogue_info<Epilogue>, a, b, dtype_of<T>, options);
+  if (call.grid.count() == 0) return;
   const auto bind_all = [&](auto& bind, auto& params) {
     bind(params.in.a, call.k > 0 ? &call.a : nullptr);
     bind(params.in.b, call.k > 0 ? &call.b : nullptr);
@@ -86,12 +81,10 @@ void gemm_with(const Tensor& a, const Tensor& b, BindEpilogue bind_epilogue, con
     detail::bind_params(detail::type_name<Epilogue>(), detail::source_of<Epilogue>(), params.epilogue, bind, bind_epilogue);
   };
   if (!call.stream.device().is_cuda()) {
-    launch_cpu<detail::GemmWith<Epilogue, T, detail::kGemmWithCpuRows, 192>>(grid, bind_all);
+    launch_cpu<detail::GemmWith<Epilogue, T, detail::kGemmWithCpuRows, 192>>(call.grid, bind_all);
   } else if constexpr (requires { Epilogue::source; }) {
     using Kernel = detail::GemmWith<Epilogue, T, 64, 64>;  // for its Params alone: tile sizes do not change their layout
-    const detail::NamedKernel& kernel =
-        detail::gemm_with_kernel({detail::type_name<Epilogue>(), Epilogue::source, dtype_of<T>, call.a_rows, call.b_rows, call.tile_rows});
-    detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(kernel, call.stream, grid, bind_all);
+    detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(*call.kernel, call.stream, call.grid, bind_all);
   } else {
     throw InvalidArgument("epilogue " + std::string(detail::type_name<Epilogue>()) +
                           " cannot run on a GPU: it has no `source`, the embedded *.tile.hpp file that defines it");
@@ -99,10 +92,11 @@ void gemm_with(const Tensor& a, const Tensor& b, BindEpilogue bind_epilogue, con
 }
 
 /// The kernels that gemm_with() chooses from on a GPU, to compile them ahead of time or to inspect them:
-/// compile(make_spec(info, true, true)). Needs no GPU.
+/// compile(make_spec(info, true, true)), and for the generic target compile(for_target(make_spec(info, true, true), target), arch). Needs
+/// no GPU.
 template <class Epilogue, class T>
-std::vector<KernelInfo> gemm_with_kernels() {
-  return detail::gemm_with_kernels(detail::type_name<Epilogue>(), Epilogue::source, dtype_of<T>);
+std::vector<KernelInfo> gemm_with_kernels(GpuTarget target = GpuTarget::sm_90a, std::string_view arch = "sm_90a") {
+  return detail::gemm_with_kernels(detail::epilogue_info<Epilogue>, dtype_of<T>, target, arch);
 }
 
 }  // namespace tw

@@ -5,6 +5,7 @@
 #include "kernels/activation.hpp"
 #include "kernels/convolution/convolution.tile.hpp"
 #include "kernels/convolution/variants.hpp"
+#include "kernels/generic_tiles.hpp"
 #include "tilewave/analyze.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/launch.hpp"
@@ -26,8 +27,15 @@ struct Call {
   int in_channels() const { return static_cast<int>(w.shape(3)); }
   int out_channels() const { return static_cast<int>(w.shape(0)); }
   Problem problem(int step_channels, int units) const {
-    return {y.shape(0),      y.shape(1),        y.shape(2), y.shape(3), w.shape(1) * w.shape(2) * ceil_div(in_channels(), step_channels),
-            vertical.stride, horizontal.stride, units};
+    return {y.shape(0),
+            y.shape(1),
+            y.shape(2),
+            y.shape(3),
+            w.shape(1) * w.shape(2) * ceil_div(in_channels(), step_channels),
+            vertical.stride,
+            horizontal.stride,
+            units,
+            generic_shared_bytes(stream)};
   }
 };
 
@@ -74,10 +82,10 @@ void run(const Call& call);
 void run_on_cpu(const Call& call);
 void run_on_gpu(const Call& call);
 
-/// The index into cpu_configs() that a call without a configuration takes.
+/// The index into kCpuConfigs that a call without a configuration takes.
 int choose_cpu_config(const Call& call);
 
-/// What the CPU does with one of cpu_configs(), its activation aside; operands may be placeholders.
+/// What the CPU does with one of kCpuConfigs, its activation aside; operands may be placeholders.
 Analysis analyze_cpu_config(const Call& call, int config);
 
 }  // namespace tw::kernels::convolution

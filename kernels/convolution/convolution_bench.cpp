@@ -5,6 +5,7 @@
 
 #include "benchmarks/harness.hpp"
 #include "kernels/convolution/variants.hpp"
+#include "kernels/generic_tiles.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/convolution.hpp"
 
@@ -75,12 +76,12 @@ void run_case(Run& run, const Case& c) {
     conv2d(x, w, y,
            {.stride = c.strides(), .padding = c.padding(), .bias = addend, .activation = activation, .stream = stream, .config = config});
   };
+  const std::int64_t generic_shared = generic_shared_bytes(stream);
+  const std::vector<CostedTile> known = configs(generic_shared);
   std::vector<Contender> contenders = {{"tilewave", [&] { ours(forced); }}};
   if (run.options().all_configs && device.is_cuda()) {
-    for (int i = 0; i < static_cast<int>(configs().size()); ++i) {
-      const Config& config = configs()[static_cast<std::size_t>(i)];
-      contenders.push_back({describe(config), [&ours, i] { ours(i); }});
-    }
+    for (int i = 0; i < static_cast<int>(known.size()); ++i)
+      contenders.push_back({describe(known[static_cast<std::size_t>(i)]), [&ours, i] { ours(i); }});
   }
   contenders.push_back(
       {"tilewave gemm", [&] { tw::gemm(a, b.transpose(0, 1), d, {.bias = addend, .activation = activation, .stream = stream}); }});
@@ -97,10 +98,8 @@ void run_case(Run& run, const Case& c) {
     record.ours = times.front();
     if (device.is_cuda()) {
       const std::int64_t steps = c.kh * c.kw * ((c.c * static_cast<std::int64_t>(size_of(c.dtype)) + 127) / 128);
-      const int chosen =
-          forced >= 0 ? forced : choose_config({c.n, c.out_h(), c.out_w(), c.f, steps, c.strides()[0], c.strides()[1], info.units});
-      const Config& config = configs()[static_cast<std::size_t>(chosen)];
-      record.config = describe(config);
+      const Problem problem{c.n, c.out_h(), c.out_w(), c.f, steps, c.strides()[0], c.strides()[1], info.units, generic_shared};
+      record.config = describe(known[static_cast<std::size_t>(forced >= 0 ? forced : choose_config(problem))]);
     } else {
       record.config = info.isa;
     }

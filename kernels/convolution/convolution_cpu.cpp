@@ -1,15 +1,10 @@
-#include <array>
-
 #include "kernels/convolution/call.hpp"
 
 namespace tw::kernels::convolution {
 
 namespace {
 
-/// Tiles of one thread. Large: every pixel is packed once for each tap, so wide tiles share that work. Small: so that small images occupy
-/// every thread.
-constexpr Config kLarge{256, 384, 2, 1}, kSmall{32, 192, 2, 1};
-constexpr std::array kCpuConfigs{kLarge, kSmall};
+constexpr Config kLarge = kCpuConfigs[0], kSmall = kCpuConfigs[1];
 constexpr int kStep = 192;  ///< channels
 
 template <class T, Config c>
@@ -43,8 +38,6 @@ Analysis analyze_config(const Call& call, int config) {
 }
 
 }  // namespace
-
-std::span<const Config> cpu_configs() { return kCpuConfigs; }
 
 int choose_cpu_config(const Call& call) {
   const std::int64_t large = choose_window(call.problem(kStep, 1), kLarge.bm).tiles() * ceil_div(call.out_channels(), kLarge.bn);

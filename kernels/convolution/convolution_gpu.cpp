@@ -1,10 +1,8 @@
-#include <algorithm>
 #include <compare>
 #include <string>
 
 #include "kernels/check.hpp"
 #include "kernels/convolution/call.hpp"
-#include "kernels/convolution/configs.hpp"
 #include "kernels/generic_tiles.hpp"
 #include "kernels/named.hpp"
 #include "tilewave/analyze.hpp"
@@ -35,27 +33,20 @@ std::string type_of(const Kernel& k) {
                     k.tile.bm, k.tile.bn, 128 / size_of(k.dtype), k.tile.stages, k.tile.cluster);
 }
 
-/// The configuration that the call asks for, or the heuristic's choice: of the generic target's tiles, or of kConfigs.
+/// The configuration that the call asks for, or the heuristic's choice.
 Config tile_of(const Call& call, const Problem& problem) {
-  if (const std::int64_t shared = generic_shared_bytes(call.stream)) {
-    const std::vector<GenericTile> tiles = generic_tiles(shared);
-    const auto time = [&](const GenericTile& t) {
-      const std::int64_t count = choose_window(problem, t.bm).tiles() * ((problem.channels + t.bn - 1) / t.bn);
-      return generic_time(t, count, static_cast<double>(problem.steps), problem.units);
-    };
-    const auto best = std::min_element(tiles.begin(), tiles.end(), [&](const auto& a, const auto& b) { return time(a) < time(b); });
-    const std::size_t chosen = call.config < 0 ? static_cast<std::size_t>(best - tiles.begin()) : static_cast<std::size_t>(call.config);
-    require(chosen < tiles.size(), "conv2d: config is {}; on this target it must be below {}", call.config, tiles.size());
-    return {tiles[chosen].bm, tiles[chosen].bn, tiles[chosen].stages, 1};
-  }
-  return kConfigs[static_cast<std::size_t>(call.config < 0 ? choose_config(problem) : call.config)];
+  if (call.tile) return *call.tile;
+  const std::vector<CostedTile> all = configs(problem.generic_shared);
+  const int chosen = call.config < 0 ? choose_config(problem) : call.config;
+  require(chosen < static_cast<int>(all.size()), "conv2d: config is {}; on this target it must be below {}", chosen, all.size());
+  return all[static_cast<std::size_t>(chosen)];
 }
 
 template <class T>
 void launch(const Call& call) {
   static KernelTable<Kernel> table(type_of, kSource);
   const Problem problem = call.problem(kStepChannels<T>, device_info(call.stream.device()).units);
-  const Config tile = call.tile ? *call.tile : tile_of(call, problem);
+  const Config tile = tile_of(call, problem);
   const Tiling tiling = choose_window(problem, tile.bm);
   const bool w_rows = sizeof(T) == 2 && stored_cf(call.w);  // tf32 products have no transposes
   const Tensor w = call.w.transpose(0, 2).transpose(0, 1);  // [KH, KW, F, C]
@@ -145,8 +136,8 @@ std::vector<KernelVariant> registered() {
 std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
   std::vector<KernelSpec> specs;
   const auto add = [&](DType dtype, const char* name, bool w_rows, Activation activation = Activation::none, bool pieces = true) {
-    for (const GenericTile& tile : generic_tiles(shared_bytes)) {
-      const std::string type = type_of({dtype, w_rows, activation, {tile.bm, tile.bn, tile.stages, 1}});
+    for (const Config& tile : configs(shared_bytes)) {
+      const std::string type = type_of({dtype, w_rows, activation, tile});
       specs.push_back(for_target(make_spec({type, kSource, nullptr}, pieces, pieces,
                                            tw::format("convolution_{}_{}_{}x{}{}{}", name, w_rows ? "cf" : "fc", tile.bm, tile.bn,
                                                       activation == Activation::none ? "" : "_gelu_erf", pieces ? "" : "_strided")),

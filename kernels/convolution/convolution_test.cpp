@@ -15,6 +15,7 @@
 
 #include "kernels/convolution/reference.hpp"
 #include "kernels/convolution/variants.hpp"
+#include "kernels/generic_tiles.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/placed_tensor.hpp"
@@ -26,8 +27,16 @@ namespace {
 
 using namespace tw::test;
 
-/// The GPU's configuration unless a test is about them: few shapes here fill wider tiles, and every further variant costs a compilation.
-constexpr int kNarrow = 3;
+/// The GPU's configurations, of the target that tests run on.
+std::vector<CostedTile> gpu_configs() { return configs(generic_shared_bytes(Stream::standard(Device::cuda()))); }
+
+/// The GPU's last configuration unless a test is about them: few shapes here fill wider tiles, and every further variant costs a
+/// compilation.
+constexpr int kNarrow = -2;
+int config_on(Device device, int config) {
+  if (!device.is_cuda()) return -1;
+  return config == kNarrow ? static_cast<int>(gpu_configs().size()) - 1 : config;
+}
 
 /// Where an operand lies. A GPU copies `dense` and `aligned` ones by TMA where their shapes allow it, the others by ordinary loads.
 enum class Place { dense, aligned, unaligned, stepped, reversed };
@@ -143,7 +152,7 @@ void check(const Case& c, Device device, DType dtype, std::mt19937_64& random) {
             .dilation = c.dilation[1],
             .bias = bias_tensor,
             .activation = c.activation,
-            .config = c.config});
+            .config = config_on(device, c.config)});
   else
     conv2d(x, w, y,
            {.stride = c.stride,
@@ -151,7 +160,7 @@ void check(const Case& c, Device device, DType dtype, std::mt19937_64& random) {
             .dilation = c.dilation,
             .bias = bias_tensor,
             .activation = c.activation,
-            .config = c.config});
+            .config = config_on(device, c.config)});
 
   plain.x = x_values;
   plain.weights = w_values;
@@ -161,8 +170,14 @@ void check(const Case& c, Device device, DType dtype, std::mt19937_64& random) {
   EXPECT_TRUE(y.gaps_intact());
 }
 
-/// Compiles the registered kernels on all cores before the first test on the GPU; the tests use most of them.
-void warm_up() { [[maybe_unused]] static const bool done = (compile_all(specs_of(registered())), true); }
+/// Compiles the registered kernels of the target on all cores before the first test on the GPU; the tests use most of them. On Hopper only:
+/// compile_all() knows no other architecture.
+void warm_up() {
+  if (device_info(Device::cuda()).target != GpuTarget::sm_90a) return;
+  const std::int64_t generic_shared = generic_shared_bytes(Stream::standard(Device::cuda()));
+  [[maybe_unused]] static const bool done =
+      (compile_all(generic_shared > 0 ? registered_generic(generic_shared) : specs_of(registered())), true);
+}
 
 class Convolution : public testing::TestWithParam<std::tuple<Device, DType>> {
  protected:
@@ -363,7 +378,7 @@ TEST_P(Convolution, NanReachesThePixelsThatSeeItAndNothingElse) {
   const auto at = [](std::int64_t n, std::int64_t h, std::int64_t column) { return (n * 9 + h) * 10 + column; };
   values[static_cast<std::size_t>(at(1, 4, 9) * 16 + 7)] = std::numeric_limits<float>::quiet_NaN();
   x.fill(values);
-  conv2d(x, w, y, {.padding = {1, 1}, .activation = Activation::relu, .config = kNarrow});
+  conv2d(x, w, y, {.padding = {1, 1}, .activation = Activation::relu, .config = config_on(device, kNarrow)});
   const std::vector<double> out = y.values();
   for (std::int64_t n = 0; n < 2; ++n)
     for (std::int64_t h = 0; h < 9; ++h)
@@ -379,7 +394,7 @@ TEST_P(Convolution, IsDeterministic) {
   w.fill_random(random);
   const auto run = [&] {
     PlacedTensor y({2, 33, 35, 136}, dtype, device);
-    conv2d(x, w, y, {.padding = {1, 1}, .config = kNarrow});
+    conv2d(x, w, y, {.padding = {1, 1}, .config = config_on(device, kNarrow)});
     return y.values();
   };
   const std::vector<double> first = run();
@@ -391,11 +406,11 @@ TEST_P(Convolution, RunsOnTheStreamGiven) {
       on_stream({1, 7, 7, 24}, dtype, device);
   x.fill_random(random);
   w.fill_random(random);
-  conv2d(x, w, y, {.config = kNarrow});
+  conv2d(x, w, y, {.config = config_on(device, kNarrow)});
   const std::vector<double> expected = y.values();  // also waits for the standard stream, which made the operands
   on_stream.values();
   const Stream stream(device);
-  conv2d(x, w, on_stream, {.stream = stream, .config = kNarrow});
+  conv2d(x, w, on_stream, {.stream = stream, .config = config_on(device, kNarrow)});
   stream.synchronize();
   EXPECT_EQ(on_stream.values(), expected);
 }
@@ -411,7 +426,7 @@ TEST_P(ConvolutionConfig, IsCorrect) {
   const DType dtype = GetParam();
   warm_up();
   std::mt19937_64 random = random_engine();
-  for (int config = -1; config < static_cast<int>(configs().size()); ++config) {
+  for (int config = -1; config < static_cast<int>(gpu_configs().size()); ++config) {
     const Order orders[] = {Order::channels_last, Order::features_last};
     for (const Order order : orders) {
       if (order == Order::features_last && dtype != DType::f16) continue;

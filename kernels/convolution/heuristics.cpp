@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "kernels/convolution/configs.hpp"
-#include "kernels/product_tiles.hpp"
+#include "kernels/convolution/variants.hpp"
+#include "kernels/generic_tiles.hpp"
 
 namespace tw::kernels::convolution {
 
@@ -19,7 +19,9 @@ bool copied_at_once(std::int64_t extent, std::int64_t stride) {
 
 }  // namespace
 
-std::span<const Config> configs() { return kConfigs; }
+std::vector<CostedTile> configs(std::int64_t generic_shared) {
+  return generic_shared > 0 ? generic_tiles(generic_shared) : std::vector(kConfigs.begin(), kConfigs.end());
+}
 
 Tiling choose_window(const Problem& p, int rows) {
   Tiling best{};
@@ -37,24 +39,17 @@ Tiling choose_window(const Problem& p, int rows) {
   return best;
 }
 
-bool valid(const Config& c, int element_bytes, bool w_rows) {
-  return product_fits({c.bm, c.bn, c.stages, c.cluster}, element_bytes) && (!w_rows || c.bn % 64 == 0);
-}
+bool valid(const Config& c, int element_bytes, bool w_rows) { return product_fits(c, element_bytes) && (!w_rows || c.bn % 64 == 0); }
 
-double predicted_time(const Problem& p, const Config& c) {
-  const auto known = std::find_if(kConfigs.begin(), kConfigs.end(),
-                                  [&](const Config& k) { return k.bm == c.bm && k.bn == c.bn && k.cluster == c.cluster; });
-  const Cost cost = known != kConfigs.end() ? kCosts[static_cast<std::size_t>(known - kConfigs.begin())]
-                                            : Cost{product_step_cost({c.bm, c.bn, c.stages, c.cluster}), c.cluster > 1 ? 5.0 : 4.0};
+double predicted_time(const Problem& p, const CostedTile& c) {
   const Tiling tiling = choose_window(p, c.bm);
   const std::int64_t in_image = divide_up(tiling.across * tiling.down, c.cluster) * c.cluster;
-  const std::int64_t rounds = divide_up(in_image * tiling.deep * divide_up(p.channels, c.bn), p.units);
-  return static_cast<double>(rounds) * (static_cast<double>(p.steps) * cost.step + cost.tile);
+  return product_time(c, in_image * tiling.deep * divide_up(p.channels, c.bn), static_cast<double>(p.steps), p.units);
 }
 
 int choose_config(const Problem& p) {
-  const auto faster = [&](const Config& a, const Config& b) { return predicted_time(p, a) < predicted_time(p, b); };
-  return static_cast<int>(std::min_element(kConfigs.begin(), kConfigs.end(), faster) - kConfigs.begin());
+  return fastest_tile(
+      configs(p.generic_shared), [](const CostedTile&) { return true; }, [&](const CostedTile& c) { return predicted_time(p, c); });
 }
 
 }  // namespace tw::kernels::convolution

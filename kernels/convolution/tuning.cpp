@@ -1,8 +1,6 @@
 #include "kernels/convolution/tuning.hpp"
 
 #include "kernels/check.hpp"
-#include "kernels/generic_tiles.hpp"
-#include "kernels/product_tiles.hpp"
 
 namespace tw::kernels::convolution {
 
@@ -27,7 +25,7 @@ TuneSpace gpu_space(const Call& call) {
 
 TuneSpace cpu_space() {
   std::vector<std::vector<int>> points;
-  for (const Config& c : cpu_configs()) points.push_back(values_of(c));
+  for (const Config& c : kCpuConfigs) points.push_back(values_of(c));
   return space_of({"bm", "bn", "stages", "cluster"}, points);
 }
 
@@ -55,7 +53,7 @@ void use_tuned(Call& call) {
   if (values == nullptr || values->size() != 4) return;
   const Config tile{(*values)[0], (*values)[1], (*values)[2], (*values)[3]};
   if (!device.is_cuda())
-    call.config = find_config(cpu_configs(), *values, values_of);
+    call.config = find_config(kCpuConfigs, *values, values_of);
   else if (valid(tile, element_bytes_of(call), w_rows(call)))
     call.tile = tile;
 }
@@ -100,7 +98,7 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
       if (gpu)
         timed.tile = config_of(point);
       else
-        timed.config = find_config(cpu_configs(), point.values(), values_of);
+        timed.config = find_config(kCpuConfigs, point.values(), values_of);
       run(timed);
     };
     return TuneOperands{launch, operands.y, bytes_of({&operands.x, &operands.w, &operands.y})};
@@ -108,12 +106,12 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
   TuneSpace space = gpu ? gpu_space(call) : cpu_space();
   const Problem work = call.problem(128 / element_bytes_of(call), units_of(device));
   TunePoint standard = point_of(space, values_of(gpu ? configs()[static_cast<std::size_t>(choose_config(work))]
-                                                     : cpu_configs()[static_cast<std::size_t>(choose_cpu_config(call))]));
+                                                     : kCpuConfigs[static_cast<std::size_t>(choose_cpu_config(call))]));
   const int bytes = element_bytes_of(call);
   const auto predict = [=](const TunePoint& point) {
-    if (!gpu) return roofline_on_cpu(call, find_config(cpu_configs(), point.values(), values_of));
+    if (!gpu) return roofline_on_cpu(call, find_config(kCpuConfigs, point.values(), values_of));
     const Config tile = config_of(point);
-    return predicted_time(work, tile) * stages_cost({tile.bm, tile.bn, tile.stages, tile.cluster}, bytes);
+    return predicted_time(work, costed(tile)) * stages_cost(tile, bytes);
   };
   return {key_on(device, call), std::move(space), std::move(standard), predict, prepare};
 }

@@ -1,25 +1,23 @@
 #pragma once
 
-#include <compare>
-#include <span>
+#include <array>
 #include <vector>
 
+#include "kernels/product_tiles.hpp"
 #include "kernels/variant.hpp"
 #include "tilewave/tile/language.tile.hpp"
 
 namespace tw::kernels::convolution {
 
-/// A tile configuration.
-struct Config {
-  int bm, bn, stages, cluster;
-  auto operator<=>(const Config&) const = default;
-};
+/// A tile configuration; its band is not used.
+using Config = ProductTile;
 
-/// All of them; Conv2dOptions::config indexes this.
-std::span<const Config> configs();
+/// Those of sm_90a: the matrix product's, whose step and shared memory are the same.
+inline constexpr std::array<CostedTile, 4> kConfigs{kProductTiles[0], kProductTiles[1], kProductTiles[3], kProductTiles[4]};
 
-/// The CPU's: bm and bn count. The first for large images, the second so that small ones occupy every thread.
-std::span<const Config> cpu_configs();
+/// The CPU's: bm and bn count. The first for large images: every pixel is packed once for each tap, so wide tiles share that work. The
+/// second so that small ones occupy every thread.
+inline constexpr std::array<Config, 2> kCpuConfigs{{{256, 384, 2}, {32, 192, 2}}};
 
 /// What the choice of a configuration and of a window depends on.
 struct Problem {
@@ -27,8 +25,13 @@ struct Problem {
   std::int64_t channels;               ///< of the output: F
   std::int64_t steps;                  ///< of 128 bytes of channels, over all taps
   std::int64_t stride_h, stride_w;
-  int units;  ///< streaming multiprocessors
+  int units;                        ///< streaming multiprocessors
+  std::int64_t generic_shared = 0;  ///< as in configs()
 };
+
+/// Those that the heuristic chooses from on a GPU; Conv2dOptions::config indexes this. `generic_shared`: the shared memory of a block,
+/// where kernels are compiled for the generic target (kernels/generic_tiles.hpp); 0: kConfigs.
+std::vector<CostedTile> configs(std::int64_t generic_shared = 0);
 
 /// How many tiles of a configuration cover the output.
 struct Tiling {
@@ -46,10 +49,10 @@ Tiling choose_window(const Problem& problem, int rows);
 /// Whether the GPU's kernel can have these tiles: kernels/product_tiles.hpp. Weights stored [.., C, F] are loaded in panels of 64 columns.
 bool valid(const Config& config, int element_bytes, bool w_rows);
 
-/// Predicted time of any valid configuration: rounds of tiles over the SMs, times the time of a tile.
-double predicted_time(const Problem& problem, const Config& config);
+/// Predicted time: rounds of tiles over the SMs, times the time of a tile.
+double predicted_time(const Problem& problem, const CostedTile& tile);
 
-/// The configuration with the least predicted time, as in kernels/gemm/heuristics.cpp.
+/// The one of configs(problem.generic_shared) with the least predicted time.
 int choose_config(const Problem& problem);
 
 inline constexpr ShapeKey kShape[] = {{"N", "images"},

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm/configs.hpp"
+#include "kernels/gemm/variants.hpp"
+#include "kernels/generic_tiles.hpp"
+#include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
@@ -17,6 +19,9 @@ namespace tw::kernels::gemm {
 namespace {
 
 using namespace tw::test;
+
+/// The GPU's configurations, of the target that tests run on.
+std::vector<Config> gpu_configs() { return configs(generic_shared_bytes(Stream::standard(Device::cuda()))); }
 
 /// What gemm() throws names the argument, what was given and what is allowed; and D is as it was.
 class GemmBadInput : public testing::TestWithParam<Device> {
@@ -87,7 +92,8 @@ TEST_P(GemmBadInput, OutputWhoseElementsAreNotDistinct) {
   const PlacedTensor one_a = make({1, 1}), one_b = make({1, 1}), one = make({1, 1});
   const Tensor folded = Tensor::borrow(one.tensor().data(), {1, 1}, DType::f32, device, {0, 0});
   // On a GPU with a configuration that other tests compile, too.
-  EXPECT_NO_THROW(launched([&] { tw::gemm(one_a, one_b, folded, {.config = device.is_cuda() ? 4 : -1}); }));
+  const int config = device.is_cuda() ? static_cast<int>(gpu_configs().size()) - 1 : -1;
+  EXPECT_NO_THROW(launched([&] { tw::gemm(one_a, one_b, folded, {.config = config}); }));
 }
 
 TEST_P(GemmBadInput, SwiGlu) {
@@ -196,9 +202,14 @@ TEST(GemmBadMemory, StreamOnCuda_cuda) {
 TEST(GemmBadConfig, IsRefused_cuda) {
   skip_without_cuda();
   const PlacedTensor a({4, 4}, DType::bf16, Device::cuda()), b({4, 4}, DType::bf16, Device::cuda()), d({4, 4}, DType::bf16, Device::cuda());
-  const int count = static_cast<int>(configs().size());
-  expect_error<InvalidArgument>([&] { tw::gemm(a, b, d, {.config = count}); }, {"config is", std::to_string(count)});
-  expect_error<InvalidArgument>([&] { tw::gemm(a, b, d, {.beta = 1, .config = 0}); }, {"config is 0", "128 columns"});
+  const std::vector<Config> all = gpu_configs();
+  const int count = static_cast<int>(all.size());
+  const std::string of_count = tw::format("config is {}; it must be below {}", count, count);
+  expect_error<InvalidArgument>([&] { tw::gemm(a, b, d, {.config = count}); }, {of_count});
+  for (int i = 0; i < count; ++i) {
+    if (all[static_cast<std::size_t>(i)].bn <= 128) continue;
+    expect_error<InvalidArgument>([&] { tw::gemm(a, b, d, {.beta = 1, .config = i}); }, {tw::format("config is {};", i), "128 columns"});
+  }
   EXPECT_TRUE(d.untouched());
 }
 

@@ -185,10 +185,10 @@ Extents check_extents(const char* op, const Tensor& a, const Tensor& b);
 /// Checks the arguments of gemm() and sorts the shapes out. Throws InvalidArgument.
 Call make_call(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& options);
 
-/// The index into cpu_configs() that a call without a configuration takes, few rows aside.
+/// The index into kCpuConfigs that a call without a configuration takes, few rows aside.
 int choose_cpu_config(const Call& call);
 
-/// What the CPU does with one of cpu_configs(); operands may be placeholders.
+/// What the CPU does with one of kCpuConfigs; operands may be placeholders.
 Analysis analyze_cpu_config(const Call& call, int config);
 
 void run_on_cpu(const Call& call);

@@ -135,7 +135,7 @@ void run_gpu_case(Run& run, const Case& c, const CublasLt* cublaslt) {
                         .b_rows = x.b.stride(1) == 1,
                         .units = gpu.units,
                         .generic_shared = generic_shared_bytes(stream)};
-  const std::vector<Config> known = configs_for(problem);
+  const std::vector<Config> known = configs(problem.generic_shared);
   const int chosen = forced >= 0 ? forced : choose_config(problem);
 
   std::vector<Contender> contenders = {{"tilewave", [&] { tw::gemm(x.a, x.b, d, {.stream = stream, .config = forced}); }}};

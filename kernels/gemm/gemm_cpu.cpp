@@ -1,5 +1,3 @@
-#include <array>
-
 #include "kernels/check.hpp"
 #include "kernels/gemm/block_scaled.tile.hpp"
 #include "kernels/gemm/call.hpp"
@@ -10,10 +8,7 @@ namespace tw::kernels::gemm {
 
 namespace {
 
-/// Tiles of one thread, measured (README.md). Large: packing costs a twentieth of the time. Small: for few rows, and so that small products
-/// occupy every thread.
-constexpr Config kLarge{384, 384, 2, 1, 1}, kSmall{32, 192, 2, 1, 1};
-constexpr std::array kCpuConfigs{kLarge, kSmall};
+constexpr Config kLarge = kCpuConfigs[0], kSmall = kCpuConfigs[1];
 
 // Packing takes any strides, so one order of contraction serves all layouts.
 template <class T, class Out, class Act, Config c>
@@ -63,8 +58,6 @@ void launch_few_rows(const Call& call) {
 }
 
 }  // namespace
-
-std::span<const Config> cpu_configs() { return kCpuConfigs; }
 
 int choose_cpu_config(const Call& call) {
   const long large_tiles = static_cast<long>(ceil_div(call.m, kLarge.bm)) * ceil_div(call.n, kLarge.bn) * call.batch;

@@ -1,7 +1,6 @@
 #include "kernels/check.hpp"
 #include "kernels/gemm/block_scaled.tile.hpp"
 #include "kernels/gemm/call.hpp"
-#include "kernels/gemm/configs.hpp"
 #include "kernels/gemm/kernels.hpp"
 #include "kernels/gemm/skinny.tile.hpp"
 #include "kernels/generic_tiles.hpp"
@@ -97,12 +96,12 @@ void launch_block_scaled(const Call& call) {
 Config tile_of(const Call& call, const Problem& problem) {
   if (call.tile) return *call.tile;
   const int chosen = call.config >= 0 ? call.config : choose_config(problem);
-  const std::vector<Config> configs = configs_for(problem);
-  require(chosen < static_cast<int>(configs.size()) && valid(configs[static_cast<std::size_t>(chosen)], problem),
+  const std::vector<Config> all = configs(problem.generic_shared);
+  require(chosen < static_cast<int>(all.size()) && valid(all[static_cast<std::size_t>(chosen)], problem),
           "gemm: config is {}; it must be below {}, and with beta or a residual have at most 128 columns, with B stored [K, N] a "
           "multiple of 64",
-          chosen, configs.size());
-  return configs[static_cast<std::size_t>(chosen)];
+          chosen, all.size());
+  return all[static_cast<std::size_t>(chosen)];
 }
 
 }  // namespace

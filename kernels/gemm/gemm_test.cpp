@@ -13,9 +13,9 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/gemm/configs.hpp"
 #include "kernels/gemm/reference.hpp"
 #include "kernels/gemm/variants.hpp"
+#include "kernels/generic_tiles.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/placed_tensor.hpp"
@@ -27,9 +27,17 @@ namespace {
 
 using namespace tw::test;
 
-/// The GPU's configuration unless a test is about them: few shapes here fill wider tiles, and every further variant costs a compilation.
-constexpr int kNarrow = 4;
-int narrow(Device device) { return device.is_cuda() ? kNarrow : -1; }
+/// The GPU's configurations, of the target that tests run on.
+std::vector<Config> gpu_configs() { return configs(generic_shared_bytes(Stream::standard(Device::cuda()))); }
+
+/// The GPU's last configuration unless a test is about them: few shapes here fill wider tiles, and every further variant costs a
+/// compilation.
+constexpr int kNarrow = -2;
+int config_on(Device device, int config) {
+  if (!device.is_cuda()) return -1;
+  return config == kNarrow ? static_cast<int>(gpu_configs().size()) - 1 : config;
+}
+int narrow(Device device) { return config_on(device, kNarrow); }
 
 /// Where an operand lies. A GPU copies `dense` and `aligned` ones by TMA where their shapes allow it, the others by ordinary loads.
 enum class Place { dense, aligned, unaligned, stepped, reversed };
@@ -121,7 +129,7 @@ void check(const Case& c, Device device, DType dtype, std::mt19937_64& random) {
                             .bias = c.with_bias ? &bias.tensor() : nullptr,
                             .activation = c.activation,
                             .residual = c.with_residual ? &residual.tensor() : nullptr,
-                            .config = device.is_cuda() ? c.config : -1,
+                            .config = config_on(device, c.config),
                             .splits = c.splits};
   if (!launched([&] { tw::gemm(a, b, d, options); })) return;
 
@@ -132,8 +140,14 @@ void check(const Case& c, Device device, DType dtype, std::mt19937_64& random) {
   EXPECT_TRUE(d.gaps_intact());
 }
 
-/// Compiles the registered kernels on all cores before the first test on the GPU; the tests use most of them.
-void warm_up() { [[maybe_unused]] static const bool done = (compile_all(specs_of(registered())), true); }
+/// Compiles the registered kernels of the target on all cores before the first test on the GPU; the tests use most of them. On Hopper only:
+/// compile_all() knows no other architecture.
+void warm_up() {
+  if (device_info(Device::cuda()).target != GpuTarget::sm_90a) return;
+  const std::int64_t generic_shared = generic_shared_bytes(Stream::standard(Device::cuda()));
+  [[maybe_unused]] static const bool done =
+      (compile_all(generic_shared > 0 ? registered_generic(generic_shared) : specs_of(registered())), true);
+}
 
 class Gemm : public testing::TestWithParam<std::tuple<Device, DType>> {
  protected:
@@ -310,8 +324,10 @@ TEST_P(Gemm, FewRows) {
 }
 
 TEST_P(Gemm, SwiGluTakesPairsOfColumns) {
-  for (const int config : {0, 3, kNarrow}) {
-    if (dtype == DType::f32 && device.is_cuda() && config == 0) continue;  // not among the variants that are compiled ahead of time
+  // The widest tiles, and the narrowest two.
+  const int narrowest = narrow(device);
+  for (const int config : device.is_cuda() ? std::vector{0, narrowest - 1, narrowest} : std::vector{-1}) {
+    if (dtype == DType::f32 && config == 0) continue;  // not among the variants that are compiled ahead of time
     check({.m = 130, .n = 260, .k = 96, .b = {usual(), true}, .activation = Activation::swiglu, .config = config});
     check({.m = 65,
            .n = 34,
@@ -462,12 +478,13 @@ TEST_P(GemmConfig, IsCorrect) {
   const DType dtype = GetParam();
   warm_up();
   std::mt19937_64 random = random_engine();
-  for (int config = 0; config < static_cast<int>(configs().size()); ++config) {
+  const std::vector<Config> all = gpu_configs();
+  for (int config = 0; config < static_cast<int>(all.size()); ++config) {
     // Not multiples of the tiles; of 520 rows the last cluster of two has a block without any.
     check({.m = 136, .n = 264, .k = 200, .b = {Place::dense, true}, .config = config}, device, dtype, random);
     check({.m = 520, .n = 520, .k = 72, .batch = 2, .b = {Place::dense, true}, .config = config}, device, dtype, random);
     if (dtype != DType::bf16) continue;  // f32 has no other orders of storage, f16 the same ones
-    if (configs()[static_cast<std::size_t>(config)].bn % 64 != 0) continue;
+    if (all[static_cast<std::size_t>(config)].bn % 64 != 0) continue;
     check({.m = 136, .n = 264, .k = 200, .config = config}, device, dtype, random);
     check({.m = 136, .n = 264, .k = 200, .a = {Place::dense, true}, .config = config}, device, dtype, random);
   }

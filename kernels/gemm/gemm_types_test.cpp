@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "kernels/gemm/reference.hpp"
+#include "kernels/gemm/variants.hpp"
+#include "kernels/generic_tiles.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
@@ -180,8 +182,10 @@ TEST_P(GemmFp8, BlockScales) {
 
 TEST_P(GemmFp8, EveryConfiguration_cuda) {
   if (!device.is_cuda()) GTEST_SKIP() << "configurations are the GPU's";
-  for (const int config : {0, 1}) check({300, 300, 640}, Scales::block, {.config = config});
-  for (const int config : {0, 1, 2, 3, 4}) check({300, 520, 640}, Scales::scalar, {.config = config});
+  const int tiles = static_cast<int>(configs(generic_shared_bytes(Stream::standard(device))).size());
+  for (int config = 0; config < static_cast<int>(kBlockScaledConfigs.size()); ++config)
+    check({300, 300, 640}, Scales::block, {.config = config});
+  for (int config = 0; config < tiles; ++config) check({300, 520, 640}, Scales::scalar, {.config = config});
 }
 
 TEST_P(GemmFp8, BadInput) {

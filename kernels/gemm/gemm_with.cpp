@@ -5,6 +5,7 @@
 #include "kernels/check.hpp"
 #include "kernels/gemm/call.hpp"
 #include "kernels/gemm/kernels.hpp"
+#include "runtime/target.hpp"
 
 namespace tw::detail {
 
@@ -16,56 +17,57 @@ using kernels::gemm::GemmKernel;
 constexpr const char* kOp = "gemm_with";
 
 /// Tiles on a GPU, with less of the ring than gemm() has: the epilogue has memory of its own.
-constexpr std::array<Config, 2> kTiles{{{128, kGemmWithColumns, 5, 1, 16}, {64, kGemmWithColumns, 6, 1, 16}}};
-
-GemmKernel values_of(const GemmWithKernel& kernel) {
-  const Config& tile = kernel.tile_rows == kTiles[0].bm ? kTiles[0] : kTiles[1];
-  return {.dtype = kernel.dtype, .out = {}, .a_rows = kernel.a_rows, .b_rows = kernel.b_rows, .epilogue = kernel.epilogue, .tile = tile};
+std::array<Config, 2> tiles(std::int64_t generic_shared) {
+  constexpr int kEpilogueBytes = 64 << 10;
+  std::array<Config, 2> tiles{{{128, kGemmWithColumns, 5, 1, 16}, {64, kGemmWithColumns, 6, 1, 16}}};
+  if (generic_shared > 0)
+    for (Config& tile : tiles) tile = kernels::gemm::fit_generic(tile, generic_shared, kEpilogueBytes);
+  return tiles;
 }
 
-int choose_rows(const kernels::gemm::Problem& problem) {
-  return predicted_time(problem, kTiles[0], 1) <= predicted_time(problem, kTiles[1], 1) ? kTiles[0].bm : kTiles[1].bm;
+const NamedKernel& named(const GemmKernel& kernel) {
+  static kernels::KernelTable<GemmKernel> table(kernels::gemm::type_of, [](const GemmKernel& k) { return k.epilogue->source; });
+  return table[kernel];
 }
 
 }  // namespace
 
-GemmWithCall check_gemm_with(const Tensor& a, const Tensor& b, DType dtype, const GemmWithOptions& options) {
+GemmWithCall check_gemm_with(const EpilogueInfo& epilogue, const Tensor& a, const Tensor& b, DType dtype, const GemmWithOptions& options) {
   const Stream stream = options.stream ? *options.stream : Stream::standard(a.device());
   const Device device = stream.device();
   check_operand(kOp, "a", a, dtype, device);
   check_operand(kOp, "b", b, dtype, device);
-  const kernels::gemm::Extents x = kernels::gemm::check_extents(kOp, a, b);
-  require(x.k > 0 || dtype != DType::i8, "{}: a is {} and b is {}; for i8 K must be at least 1", kOp, a, b);
-  GemmWithCall call{a, b.transpose(-2, -1), x.m, x.n, x.k, x.batch, false, false, kGemmWithCpuRows, stream};
-  if (!device.is_cuda()) return call;
-  const kernels::gemm::Stored stored = kernels::gemm::as_stored(call.a, call.b);
-  call.a = stored.a;
-  call.b = stored.b;
-  call.a_rows = stored.a_rows;
-  call.b_rows = stored.b_rows;
-  call.tile_rows = choose_rows({.m = x.m,
-                                .n = x.n,
-                                .k = x.k,
-                                .batch = x.batch,
-                                .element_bytes = static_cast<int>(size_of(dtype)),
-                                .addends = false,
-                                .b_rows = stored.b_rows,
-                                .units = device_info(device).units});
-  return call;
+  const auto [m, n, k, batch] = kernels::gemm::check_extents(kOp, a, b);
+  require(k > 0 || dtype != DType::i8, "{}: a is {} and b is {}; for i8 K must be at least 1", kOp, a, b);
+  const Tensor columns_b = b.transpose(-2, -1);
+  const auto grid = [&, m = m, n = n, batch = batch](int rows) {
+    return TileGrid{ceil_div(m, rows), ceil_div(n, kGemmWithColumns), batch};
+  };
+  if (!device.is_cuda()) return {a, columns_b, k, grid(kGemmWithCpuRows), nullptr, stream};
+  require(!epilogue.source.empty() || grid(1).count() == 0,
+          "epilogue {} cannot run on a GPU: it has no `source`, the embedded *.tile.hpp file that defines it", epilogue.type);
+  const kernels::gemm::Stored stored = kernels::gemm::as_stored(a, columns_b);
+  const kernels::gemm::Problem problem{.m = m,
+                                       .n = n,
+                                       .k = k,
+                                       .batch = batch,
+                                       .element_bytes = static_cast<int>(size_of(dtype)),
+                                       .addends = false,
+                                       .b_rows = stored.b_rows,
+                                       .units = device_info(device).units};
+  const std::array<Config, 2> choices = tiles(kernels::generic_shared_bytes(stream));
+  const Config& tile = predicted_time(problem, choices[0], 1) <= predicted_time(problem, choices[1], 1) ? choices[0] : choices[1];
+  const GemmKernel kernel{.dtype = dtype, .out = {}, .a_rows = stored.a_rows, .b_rows = stored.b_rows, .epilogue = &epilogue, .tile = tile};
+  return {stored.a, stored.b, k, grid(tile.bm), &named(kernel), stream};
 }
 
-const NamedKernel& gemm_with_kernel(const GemmWithKernel& kernel) {
-  static kernels::KernelTable<GemmWithKernel> table([](const GemmWithKernel& k) { return type_of(values_of(k)); },
-                                                    [](const GemmWithKernel& k) { return k.source; });
-  return table[kernel];
-}
-
-std::vector<KernelInfo> gemm_with_kernels(std::string_view epilogue, std::string_view source, DType dtype) {
+std::vector<KernelInfo> gemm_with_kernels(const EpilogueInfo& epilogue, DType dtype, GpuTarget target, std::string_view arch) {
   std::vector<KernelInfo> kernels;
-  for (const Config& tile : kTiles) {
+  for (const Config& tile : tiles(target == GpuTarget::cuda ? max_shared_bytes(arch) : 0)) {
     for (const auto& [a_rows, b_rows] : {std::pair{false, false}, std::pair{false, true}, std::pair{true, true}}) {
       if (b_rows && size_of(dtype) != 2) continue;
-      const NamedKernel& kernel = gemm_with_kernel({epilogue, source, dtype, a_rows, b_rows, tile.bm});
+      const NamedKernel& kernel =
+          named({.dtype = dtype, .out = {}, .a_rows = a_rows, .b_rows = b_rows, .epilogue = &epilogue, .tile = tile});
       kernels.push_back({type_of(kernel), source_of(kernel), nullptr});
     }
   }

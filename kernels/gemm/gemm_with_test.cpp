@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/format.hpp"
+#include "runtime/target.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
@@ -217,6 +218,20 @@ TEST(GemmWithKernels, CompileForSm90a) {
     EXPECT_EQ(kernel.spill_bytes, 0) << info.type;
     EXPECT_TRUE(kernel.performance_losses.empty()) << info.type << ": " << kernel.performance_losses.front();
     EXPECT_EQ(kernel.tensor_core_instruction, "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16") << info.type;
+  }
+}
+
+TEST(GemmWithKernels, LeaveTheEpilogueItsMemoryOnTheGenericTarget) {
+  skip_without_nvrtc();
+  constexpr int kEpilogueBytes = 64 << 10;
+  // Where blocks have most and least shared memory.
+  for (const char* arch : {"sm_80", "sm_86"}) {
+    const std::vector<KernelInfo> infos = gemm_with_kernels<RowArgmax, bf16>(GpuTarget::cuda, arch);  // which reduces rows
+    ASSERT_EQ(infos.size(), 6u);
+    const CompiledKernel kernel = compile(for_target(make_spec(infos[0], true, true), GpuTarget::cuda), arch);
+    EXPECT_EQ(kernel.spill_bytes, 0) << infos[0].type;
+    EXPECT_LE(kernel.module.shared_bytes + kEpilogueBytes, max_shared_bytes(arch)) << infos[0].type;
+    EXPECT_EQ(kernel.tensor_core_instruction, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") << infos[0].type;
   }
 }
 

@@ -7,8 +7,8 @@
 #include <set>
 #include <string>
 
-#include "kernels/gemm/configs.hpp"
 #include "kernels/gemm/variants.hpp"
+#include "runtime/target.hpp"
 #include "tests/support.hpp"
 
 namespace tw::kernels::gemm {
@@ -28,6 +28,7 @@ std::int64_t tiles(const Config& c, const Problem& p) {
 TEST(GemmHeuristics, ChooseSomethingThatTheCallMayUse) {
   std::mt19937_64 random = random_engine();
   const auto extent = [&] { return std::int64_t{1} << random() % 31 | static_cast<std::int64_t>(random() % 1000); };
+  const auto one_of = [&](const std::vector<int>& values) { return values[random() % values.size()]; };
   for (int i = 0; i < random_cases(20000); ++i) {
     const Problem p{extent(),
                     extent(),
@@ -36,13 +37,15 @@ TEST(GemmHeuristics, ChooseSomethingThatTheCallMayUse) {
                     random() % 2 == 0 ? 2 : 4,
                     random() % 2 == 0,
                     random() % 2 == 0,
-                    1 + static_cast<int>(random() % 200)};
+                    1 + static_cast<int>(random() % 200),
+                    one_of({0, max_shared_bytes("sm_80"), max_shared_bytes("sm_86"), max_shared_bytes("sm_90a")})};
     // gemm() refuses products of more tiles than an int counts.
     if (static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.batch) > 1e12) continue;
     const int index = choose_config(p);
     ASSERT_GE(index, 0);
-    ASSERT_LT(index, static_cast<int>(configs().size()));
-    ASSERT_TRUE(valid(configs()[static_cast<std::size_t>(index)], p)) << p.m << " x " << p.n << " x " << p.k;
+    const std::vector<Config> all = configs(p.generic_shared);
+    ASSERT_LT(index, static_cast<int>(all.size()));
+    ASSERT_TRUE(valid(all[static_cast<std::size_t>(index)], p)) << p.m << " x " << p.n << " x " << p.k << ", " << p.generic_shared;
   }
 }
 
@@ -76,6 +79,22 @@ TEST(GemmHeuristics, EveryConfigurationFitsTheHardware) {
     EXPECT_EQ(c.bn % 8, 0);
     EXPECT_GE(c.stages, 2) << "a product is in flight while the next slot is taken";
     EXPECT_TRUE(c.cluster == 1 || c.cluster == 2);
+  }
+}
+
+TEST(GemmHeuristics, AnIndexNamesTheSameTilesForEveryProblem) {
+  for (const char* arch : {"sm_80", "sm_86", "sm_90a"}) {
+    const std::int64_t shared = max_shared_bytes(arch);
+    const std::vector<Config> all = configs(shared);
+    Problem p{4096, 4096, 4096, 1, 2, false, false, kUnits, shared};
+    for (const Config& c : all) {
+      p.addends = false;
+      EXPECT_TRUE(valid(c, p)) << arch;
+      p.addends = true;
+      EXPECT_EQ(valid(c, p), c.bn <= 128) << arch;
+    }
+    EXPECT_LE(all[static_cast<std::size_t>(choose_config(p))].bn, 128) << arch;
+    EXPECT_FALSE(valid(configs()[0], p)) << arch << ": clusters are sm_90a's";
   }
 }
 

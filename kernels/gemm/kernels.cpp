@@ -13,7 +13,7 @@ std::string tiles_of(const Config& c, std::size_t element_bytes) {
 const char* contract_of(bool rows) { return rows ? "tw::Contract::rows" : "tw::Contract::columns"; }
 
 std::string epilogue_of(const GemmKernel& k) {
-  if (!k.epilogue.empty()) return std::string(k.epilogue);
+  if (k.epilogue != nullptr) return std::string(k.epilogue->type);
   if (k.partial || k.dtype == DType::i8) return tw::format("tw::StoreSums<{}>", element_name(k.out));
   return linear_name(k.out, k.activation, {.addends = k.addends, .scales = size_of(k.dtype) == 1});
 }

@@ -2,10 +2,10 @@
 
 #include <compare>
 #include <string>
-#include <string_view>
 
-#include "kernels/gemm/configs.hpp"
+#include "kernels/gemm/variants.hpp"
 #include "kernels/named.hpp"
+#include "tilewave/gemm_with.hpp"
 
 // The family's GPU kernels by the values that name them: no template is instantiated on the host for a tile size, a layout or an epilogue.
 
@@ -17,8 +17,8 @@ struct GemmKernel {
   bool a_rows = false, b_rows = false;  ///< A is stored [K, M]; B is stored [K, N]
   bool partial = false;                 ///< f32 sums over splits of K, for SumPartials
   Activation activation = Activation::none;
-  bool addends = false;            ///< D is read as C, or a residual is
-  std::string_view epilogue = {};  ///< a user's, by its type, instead of what the four before say
+  bool addends = false;                            ///< D is read as C, or a residual is
+  const detail::EpilogueInfo* epilogue = nullptr;  ///< a user's, instead of what the four before say
   Config tile{};
   auto operator<=>(const GemmKernel&) const = default;
 };

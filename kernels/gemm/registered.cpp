@@ -13,6 +13,7 @@ namespace tw::kernels::gemm {
 
 namespace {
 
+constexpr std::array<Config, 5> kConfigs{kProductTiles[0], kProductTiles[1], kProductTiles[2], kProductTiles[3], kProductTiles[4]};
 constexpr Contract kColumns = Contract::columns;
 
 /// f(call) for a call of the shape, on placeholders.
@@ -240,7 +241,7 @@ std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
   };
   const char* const gemm = "tilewave/tile/gemm.tile.hpp";
   const char* const skinny = "kernels/gemm/skinny.tile.hpp";
-  const std::vector<Config> tiles = configs_for({1, 1, 1, 1, 2, false, false, 1, shared_bytes});
+  const std::vector<Config> tiles = configs(shared_bytes);
   const auto products = [&](const char* dtype, const GemmKernel& kernel, const char* suffix = "", bool pieces = true) {
     const char* const layout = kernel.a_rows ? "tn" : kernel.b_rows ? "nn" : "nt";
     for (const Config& tile : tiles) {

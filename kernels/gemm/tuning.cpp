@@ -6,8 +6,6 @@
 #include <utility>
 
 #include "kernels/check.hpp"
-#include "kernels/gemm/configs.hpp"
-#include "kernels/product_tiles.hpp"
 
 namespace tw::kernels::gemm {
 
@@ -49,21 +47,21 @@ bool valid_band(int band, int standard, std::int64_t tile_rows) {
 
 TuneSpace cpu_space() {
   std::vector<std::vector<int>> points;
-  for (const Config& c : cpu_configs()) points.push_back(values_of(c, 1));
+  for (const Config& c : kCpuConfigs) points.push_back(values_of(c, 1));
   return space_of({"bm", "bn", "stages", "cluster", "band", "splits"}, points);
 }
 
 int cpu_config_of(const std::vector<int>& values) {
-  return find_config(cpu_configs(), values, [](const Config& c) { return values_of(c, 1); });
+  return find_config(kCpuConfigs, values, [](const Config& c) { return values_of(c, 1); });
 }
 
 /// What the heuristic chooses.
 std::vector<int> standard_values(const Call& call, Device device, int units) {
-  if (!device.is_cuda()) return values_of(cpu_configs()[static_cast<std::size_t>(choose_cpu_config(call))], 1);
+  if (!device.is_cuda()) return values_of(kCpuConfigs[static_cast<std::size_t>(choose_cpu_config(call))], 1);
   const Problem p = problem_of(call, units);
   const auto used = [&](int splits) { return used_splits(call.k, size_of(call.a.dtype()), splits); };
   if (swaps_operands(call)) return values_of(kSwapped, used(choose_swapped_splits(p)));
-  const Config& tile = configs()[static_cast<std::size_t>(choose_config(p))];
+  const Config tile = configs()[static_cast<std::size_t>(choose_config(p))];
   return values_of(tile, splittable(call) ? used(choose_splits(p, tile)) : 1);
 }
 
@@ -75,11 +73,11 @@ std::string key_on(Device device, const Call& call) {
   return key;
 }
 
-/// Seconds of each of cpu_configs() by its counts; none for a GPU.
+/// Seconds of each of kCpuConfigs by its counts; none for a GPU.
 std::vector<double> cpu_analyses(const Call& call, Device device) {
   std::vector<double> seconds;
   if (device.is_cuda()) return seconds;
-  for (std::size_t i = 0; i < cpu_configs().size(); ++i)
+  for (std::size_t i = 0; i < kCpuConfigs.size(); ++i)
     seconds.push_back(roofline(analyze_cpu_config(call, static_cast<int>(i)), cpu_for_comparison()).seconds);
   return seconds;
 }
@@ -191,7 +189,7 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
     const Config c = config_of(point);
     const double band = c.band == standard["band"] ? 1 : 1.03;
     const double time = swapped ? swapped_time(product, c, point["splits"]) : predicted_time(product, c, point["splits"]);
-    return time * stages_cost({c.bm, c.bn, c.stages, c.cluster}, product.element_bytes) * band;
+    return time * stages_cost(c, product.element_bytes) * band;
   };
   return {key_on(device, call), std::move(space), std::move(standard), predict, prepare};
 }

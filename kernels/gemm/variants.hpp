@@ -1,25 +1,39 @@
 #pragma once
 
-#include <compare>
-#include <span>
+#include <array>
 #include <vector>
 
+#include "kernels/product_tiles.hpp"
 #include "kernels/variant.hpp"
-#include "tilewave/gemm.hpp"
 
 namespace tw::kernels::gemm {
 
-/// A tile configuration on the GPU.
-struct Config {
-  int bm = 0, bn = 0, stages = 0, cluster = 1, band = 1;
-  auto operator<=>(const Config&) const = default;
+/// A tile configuration.
+using Config = ProductTile;
+
+/// Tiles of fp8 products with scales for each 128 of K: three sums of 64 registers in each thread.
+inline constexpr std::array<Config, 2> kBlockScaledConfigs{{{128, 128, 6, 2, 8}, {128, 128, 6, 1, 16}}};
+
+/// Largest M of the kernel that swaps the operands, so that the rows of B fill the tensor cores' 64.
+inline constexpr int kMostSkinnyRows = 16;
+/// Its tiles: 128 rows of B against all of A.
+inline constexpr Config kSwapped{128, kMostSkinnyRows, 10, 1, 1};
+
+/// Of products with one row: rows of B in a block, columns of a piece, warps.
+struct GemvConfig {
+  int rows, piece, warps;
 };
+inline constexpr GemvConfig kGemv{8, 1024, 4};
 
-/// Those that the heuristic chooses from; GemmOptions::config indexes this, or on the CPU cpu_configs().
-std::span<const Config> configs();
+/// Tiles of the kernel that adds up the splits of K.
+struct SumConfig {
+  int rows, cols;
+};
+inline constexpr SumConfig kSum{4, 256};
 
-/// The CPU's: bm and bn count. The first for many rows, the second for few and so that small products occupy every thread.
-std::span<const Config> cpu_configs();
+/// The CPU's tiles: bm and bn count. Measured (README.md). The first: packing costs a twentieth of the time. The second: for few rows, and
+/// so that small products occupy every thread.
+inline constexpr std::array<Config, 2> kCpuConfigs{{{384, 384, 2}, {32, 192, 2}}};
 
 /// What a choice of configuration depends on.
 struct Problem {
@@ -28,22 +42,23 @@ struct Problem {
   bool addends;                     ///< D is read as C, or a residual is
   bool b_rows;                      ///< B is stored [K, N]
   int units;                        ///< streaming multiprocessors
-  std::int64_t generic_shared = 0;  ///< of a block, where kernels are compiled for the generic target; else 0
+  std::int64_t generic_shared = 0;  ///< as in configs()
 };
+
+/// Those that the heuristic chooses from on a GPU; GemmOptions::config indexes this, or on the CPU kCpuConfigs. `generic_shared`: the
+/// shared memory of a block, where kernels are compiled for the generic target (kernels/generic_tiles.hpp); 0: sm_90a's.
+std::vector<Config> configs(std::int64_t generic_shared = 0);
 
 /// Whether the GPU's kernel can have these tiles: accumulators fit the registers and slots the shared memory; reading addends for more than
 /// 128 columns of accumulators needs more registers than a thread has; a B stored [K, N] is loaded in panels of 64 columns.
 bool valid(const Config& config, const Problem& problem);
 
-/// Those that the heuristic chooses from for a problem: configs(), or the tiles of the generic target.
-std::vector<Config> configs_for(const Problem& problem);
-
-/// The configuration of configs_for(problem) with the least predicted time: rounds of tiles over the SMs, times the time of a tile. Plain
-/// arithmetic, the same everywhere.
+/// The valid one of configs(problem.generic_shared) with the least predicted time. Plain arithmetic, the same everywhere.
 int choose_config(const Problem& problem);
 
-/// A configuration of sm_90a with as many slots as the generic target has room for.
-Config fit_generic(Config tile, std::int64_t shared_bytes);
+/// A configuration of sm_90a with as many slots as the generic target has room for, beside `other_bytes`: by default staging of the 16
+/// warps that a block has at most.
+Config fit_generic(Config tile, std::int64_t shared_bytes, int other_bytes = 16 * 16 * kStepBytes);
 
 /// Predicted time of any valid configuration with K in `splits` splits, in the heuristic's unit: to rank a tuner's candidates.
 double predicted_time(const Problem& problem, const Config& config, int splits);
@@ -56,9 +71,6 @@ int choose_swapped_splits(const Problem& problem);
 
 /// The number of K splits actually used: `splits`, reduced so that no split is empty (nine steps in eight splits of two are five).
 int used_splits(std::int64_t k, std::size_t element_bytes, int splits);
-
-/// Largest M of the kernel that swaps the operands, so that the rows of B fill the tensor cores' 64.
-inline constexpr int kMostSkinnyRows = 16;
 
 inline constexpr ShapeKey kShape[] = {{"M", "rows of A and D"},         {"N", "columns of B and D"},
                                       {"K", "columns of A, rows of B"}, {"batch", "number of products", 1},

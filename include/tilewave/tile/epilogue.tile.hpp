@@ -18,7 +18,9 @@
 //     };
 //   };
 //
-// `Acc` is the tile of accumulators: a Fragment in a product, Rows in the sum of splits, a RowVector in the product with one row.
+// `Acc` is the tile of accumulators: a Fragment in a product, Rows in the sum of splits, a RowVector in the product with one row. An
+// epilogue that treats each accumulator by itself may say `static constexpr bool elementwise = true;`: warps of the generic GPU target then
+// share rows, which is faster. Otherwise each holds whole rows, so that it can reduce them.
 
 namespace tw {
 
@@ -147,11 +149,19 @@ constexpr bool reads_addends_of() {
 template <class Epilogue>
 inline constexpr bool reads_addends = reads_addends_of<Epilogue>();
 
+/// Whether the epilogue treats each accumulator by itself: it says so by a constant `elementwise`.
+template <class Epilogue>
+constexpr bool is_elementwise() {
+  if constexpr (requires { Epilogue::elementwise; }) return Epilogue::elementwise;
+  return false;
+}
+
 }  // namespace epilogue
 
 /// D = acc: sums over a split of K, which another kernel adds up, and sums of integers.
 template <class T>
 struct StoreSums {
+  static constexpr bool elementwise = true;
   template <class Target, class Acc>
   struct On {
     struct Params {
@@ -188,7 +198,7 @@ struct LinearOptions {
 /// D = activation(alpha acc + beta C + bias) + residual. With SwiGlu for the activation each pair of columns becomes one.
 template <class T, class Activation, LinearOptions options = LinearOptions{}>
 struct Linear {
-  static constexpr bool addends = options.addends;
+  static constexpr bool addends = options.addends, elementwise = true;
   template <class Target, class Acc>
   struct On {
     static constexpr bool pairs = is_same<Activation, SwiGlu>;

@@ -57,7 +57,8 @@ template <class Operands, class Epilogue, class Tiles, bool kSplitK = false>
 struct Gemm {
   static constexpr const char* source = "tilewave/tile/gemm.tile.hpp";
   /// Reading addends takes registers: half of the accumulators leave them.
-  using WarpTile = conditional<epilogue::reads_addends<Epilogue>, tw::WarpTile<32, 2>, SquareWarpTile<Tiles::bm, Tiles::bn>>;
+  using WarpTile = conditional<epilogue::reads_addends<Epilogue>, tw::WarpTile<32, 2>,
+                               conditional<epilogue::is_elementwise<Epilogue>(), SquareWarpTile<Tiles::bm, Tiles::bn>, RowWarpTile<16>>>;
 
   template <class Target>
   struct On {
