@@ -64,11 +64,6 @@ void check_attention_with(const AttentionCall& call, DType dtype, int head_dim);
 template <class... User>
 using CallRules = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, UserRule<User>...,
                         Band<true, true>>;
-/// The rules of the CPU's kernels, which look at run time which are used.
-template <class... User>
-using RuntimeRules = Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>,
-                           UserRule<User>..., Band<true, true>>;
-
 /// The grid of tiles with `bm` rows each.
 TileGrid attention_grid(const AttentionCall& call, int bm);
 
@@ -159,9 +154,56 @@ constexpr AttentionConfig cpu_config(int head_dim, int rows) {
           .maxima_first = true};
 }
 
+/// The library's rules that change scores, as the CPU has them: a kernel looks at run time which are used.
+using CpuChanges = Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>>;
+using CpuBand = Band<true, true>;
+
+// Of `rows` rows of kCpuKeys scores; `first` says where each row's first score stands.
+void change_scores(const CpuChanges::Params<cpu::Target>& changes, const Score* first, float* scores, int rows);
+void hide_scores(const CpuBand::Params<cpu::Target>& band, const Score* first, float* scores, int rows);
+/// Whether a tile of rows has scores that the band hides, as far as its first row and its last tell: it may say so of one that has none.
+bool hides_scores(const CpuBand::Params<cpu::Target>& band, const Score& first, const Score& last);
+
+/// The rules of the CPU's kernels. The library's own are functions that all kernels call: a copy of them in each kernel, for each place in
+/// its loop and each instruction set, would take most of the time that a compiler spends on the kernel.
+template <class... User>
+struct CpuRules : Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>,
+                        UserRule<User>..., CpuBand> {
+  using Users = Rules<UserRule<User>...>;
+  // The band finds the blocks that it cuts by itself.
+  static constexpr bool lower = Users::lower;
+  TW_INLINE static KeyRange untouched(const auto& p, const ScoreRows& rows, KeyRange all) {
+    return Users::untouched(p.rest.rest.rest, rows, all);
+  }
+
+  template <bool kEdge, int kFirst, int kCount>
+  TW_INLINE static void apply(auto& block, const auto& p, auto& scores, auto at) {
+    static_assert(kFirst == 0 && kCount == kCpuKeys, "the CPU's kernels have maxima_first: rules get whole rows");
+    constexpr int rows = static_cast<int>(sizeof scores.x / sizeof(float)) / kCpuKeys;
+    const auto& band = last_of(p);
+    const bool changes = p.first.used || p.rest.first.used || p.rest.rest.first.used, hides = hides_scores(band, at(0, 0), at(rows - 1, 0));
+    Score first[rows];
+    if (changes || hides) {
+      TW_NO_UNROLL
+      for (int r = 0; r < rows; ++r) first[r] = at(r, 0);
+    }
+    if (changes) change_scores({p.first, {p.rest.first, {p.rest.rest.first, {}}}}, first, scores.x, rows);
+    Users::template apply<kEdge, kFirst, kCount>(block, p.rest.rest.rest, scores, at);
+    if (hides) hide_scores(band, first, scores.x, rows);
+  }
+
+ private:
+  TW_INLINE static const auto& last_of(const auto& p) {
+    if constexpr (requires { p.rest.first; })
+      return last_of(p.rest);
+    else
+      return p.first;
+  }
+};
+
 template <class T, int kHeadDim, int kRows, class... User>
 void run_attention_cpu(const AttentionCall& call, auto&& bind_user) {
-  using List = RuntimeRules<User...>;
+  using List = CpuRules<User...>;
   launch_cpu<Attention<T, cpu_config(kHeadDim, kRows), List>>(
       attention_grid(call, kRows), [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kCpuKeys, bind_user); });
 }
