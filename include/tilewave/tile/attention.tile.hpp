@@ -156,7 +156,7 @@ struct Attention {
       // Every warp's product has read the queries' registers.
       if constexpr (queries_in_registers) block.release(memory.q);
       int step = 1;
-      if constexpr (maxima_first) {
+      if constexpr (maxima_first && TW_ON_GPU) {  // on the CPU a test costs less than a copy of the code
         for (; step < w.cut; ++step) next<false>(block, p, w, step, true, memory, q, weights, state);
         for (; step < whole_end; ++step) next<false>(block, p, w, step, false, memory, q, weights, state);
         if constexpr (Rules::lower)

@@ -86,10 +86,16 @@ TW_INLINE void run_here(const typename On::Params& params, const TileGrid& grid,
 }
 
 #if defined(__x86_64__)
+#if defined(__clang__)
+#define TW_FLAT gnu::flatten
+#else
+// g++ may clone a function whose parameters it can improve, and calls what the clone should contain: machine code without vectors.
+#define TW_FLAT gnu::flatten, gnu::noclone
+#endif
 /// Element functions and loops over tiles are compiled in the kernel's own file, for its flags; here once more for AVX2, all in one
 /// function.
 template <class On>
-[[gnu::target("avx2,fma,f16c"), gnu::flatten]] void run_avx2(const void* params, const TileGrid& grid, int index, u8* arena) {
+[[gnu::target("avx2,fma,f16c"), TW_FLAT]] void run_avx2(const void* params, const TileGrid& grid, int index, u8* arena) {
   run_here<On>(*static_cast<const typename On::Params*>(params), grid, index, arena);
 }
 
@@ -100,10 +106,11 @@ template <class On>
 #endif
 /// And for AVX-512, where such loops are all that the kernel consists of: products are the library's.
 template <class On>
-[[gnu::target(TW_AVX512), gnu::flatten]] void run_avx512(const void* params, const TileGrid& grid, int index, u8* arena) {
+[[gnu::target(TW_AVX512), TW_FLAT]] void run_avx512(const void* params, const TileGrid& grid, int index, u8* arena) {
   run_here<On>(*static_cast<const typename On::Params*>(params), grid, index, arena);
 }
 #undef TW_AVX512
+#undef TW_FLAT
 #endif
 
 /// For processors without AVX2: few, so that it shall cost little to compile.
