@@ -7,7 +7,7 @@
 
 namespace tw::cuda {
 
-/// What both ways of copying have in common: which rows of which tensor. `Copy` copies rows from the places that it is given.
+/// What both ways of copying share: which rows of which tensor are copied. `Copy` copies them from given places.
 template <class Copy>
 struct TileCopy {
   /// The tile whose first element is (row, col) of outer indices (i, j). Elements outside the tensor become 0.
@@ -46,7 +46,7 @@ struct TileCopy {
   TW_INLINE const Copy& self() const { return static_cast<const Copy&>(*this); }
 };
 
-/// Copies element by element, for bases and strides that no wider copy can take. Slower: it exists so that nothing is refused.
+/// Copies element by element, for bases and strides that rule out wider copies. It is slower, and exists so that no tensor is refused.
 template <int Threads>
 struct StridedCopy : TileCopy<StridedCopy<Threads>> {
   static constexpr int threads = Threads;
@@ -61,10 +61,11 @@ struct StridedCopy : TileCopy<StridedCopy<Threads>> {
   template <class G, class S, class PlaceOf>
   TW_INLINE void places(const G& from, S& to, int first, int count, int col, PlaceOf place_of) const {
     using Bits = conditional<sizeof(typename S::Element) == 1, u8,
-                             conditional<sizeof(typename S::Element) == 2, u16, u32>>;  // nothing is computed: bits are moved
+                             conditional<sizeof(typename S::Element) == 2, u16, u32>>;  // bits are moved, whatever they mean
     constexpr int width = 16 / static_cast<int>(sizeof(Bits));
     constexpr int pieces = S::panels * S::panel_cols / width;
-    const bool along_rows = from.stride_col != 1;  // then neighbouring threads take neighbouring rows, to read neighbouring addresses
+    const bool along_rows =
+        from.stride_col != 1;  // then neighbouring threads take neighbouring rows, so that they read neighbouring addresses
     TW_NO_UNROLL
     for (int n = thread; n < count * pieces; n += Threads) {
       const int r = first + (along_rows ? n % count : n / pieces);
@@ -82,8 +83,7 @@ struct StridedCopy : TileCopy<StridedCopy<Threads>> {
   }
 };
 
-/// Copies by cp.async: rows lie in memory in whole, aligned pieces of 16 bytes. Neighbouring threads have the pieces of a line of 128
-/// bytes.
+/// Copies by cp.async: rows consist of whole, aligned pieces of 16 bytes. Neighbouring threads copy the pieces of a 128-byte line.
 template <int Threads>
 struct AsyncCopy : TileCopy<AsyncCopy<Threads>> {
   static constexpr int threads = Threads;
@@ -102,7 +102,7 @@ struct AsyncCopy : TileCopy<AsyncCopy<Threads>> {
     const i64 step = from.stride_row * static_cast<i64>(rows_at_once * sizeof(E));
     const u32 target = ptx::address(to.bytes) + static_cast<u32>(r0 * kPanelBytes) + swizzled(r0, piece);
     const auto copy_row = [&](int n, int r) {
-      // A row of the swizzle is 8 further on or, in small blocks, 4.
+      // The next row is 8 rows further on, where the swizzle is the same, or 4 in small blocks.
       const u32 at = rows_at_once % 8 == 0 ? target + static_cast<u32>(n * rows_at_once * kPanelBytes)
                                            : ptx::address(to.bytes) + static_cast<u32>(r * kPanelBytes) + swizzled(r, piece);
       pieces<S>(from, at, source, static_cast<u32>(row + r - first) < static_cast<u32>(from.rows), c);
@@ -137,7 +137,7 @@ struct AsyncCopy : TileCopy<AsyncCopy<Threads>> {
   template <class S>
   static constexpr int width = 16 / static_cast<int>(sizeof(typename S::Element));
   static TW_INLINE u32 swizzled(int row, int piece) { return static_cast<u32>((piece ^ (row & 7)) * 16); }
-  /// This thread's piece of each panel of a row, from column `c` on.
+  /// Copies this thread's piece of each panel of a row, from column `c` on.
   template <class S, class G>
   TW_INLINE void pieces(const G& from, u32 to, const u8* source, bool row_inside, int c) const {
     TW_UNROLL
@@ -152,7 +152,7 @@ struct AsyncCopy : TileCopy<AsyncCopy<Threads>> {
 template <class Copy>
 struct Gathering : Copy {
   using Copy::Copy;
-  /// Fills row r of the tile with row row_of(r) of the tensor; with zeros where that is outside, as -1 is.
+  /// Fills row r of the tile with row row_of(r) of the tensor, or with zeros if there is no such row, as for -1.
   template <class G, class S, class RowOf>
   TW_INLINE void gather(const G& from, S& to, RowOf row_of, int col, int i = 0, int j = 0) const {
     Copy::places(from, to, 0, S::rows, col, [&](int r) { return Place{row_of(r), i, j, true}; });

@@ -3,7 +3,7 @@
 #include "tilewave/tile/cuda/ptx.tile.hpp"
 
 // mma.sync: d[16 x 8] += a[16 x K] b[8 x K]^T by one warp, where K is 32 bytes of elements. A register of `a` or `b` is four bytes of a
-// row: what ldmatrix gives a lane of one 8 x 16-byte matrix.
+// row, as ldmatrix loads one 8 x 16-byte matrix.
 
 namespace tw::cuda {
 
@@ -31,7 +31,7 @@ TW_MMA(i8, i32, "+r", "m16n8k32.row.col.s32.s8.s8.s32")
 TW_MMA(fp8_e4m3, float, "+f", "m16n8k32.row.col.f32.e4m3.e4m3.f32")
 #else
 /// GPUs without products of 8-bit floats multiply them as f16, which hold them exactly. A register's lower pair goes into one half of a
-/// product over 16 and its upper pair into the other, of both operands alike: in which order is summed does not matter.
+/// product over 16 and its upper pair into the other, for both operands alike: the order of summation does not matter.
 template <>
 struct Mma<fp8_e4m3> {
   static TW_INLINE u32 low(u32 four) { return ptx::widen_pair<fp8_e4m3>(static_cast<u16>(four)); }

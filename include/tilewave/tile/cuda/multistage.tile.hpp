@@ -9,14 +9,14 @@
 
 namespace tw::cuda {
 
-/// The groups of copies that a block's threads have issued, and how far they have seen them arrive: the same numbers in every thread.
+/// How many groups of copies the threads have issued, and how many are known to have arrived. Every thread has the same numbers.
 struct Copies {
   u32 issued = 0;
-  u32 unseen = 0;    ///< the youngest of them, which some thread may not see yet
-  u32 meetings = 0;  ///< of the threads, after which released slots may be filled again
+  u32 unseen = 0;    ///< how many of the youngest may not be visible to all threads yet
+  u32 meetings = 0;  ///< how often the threads have met; slots released before may be filled again
 };
 
-/// Finds out whether a step's slots are free: load() runs on a copy of the memory, and copies nothing.
+/// Finds out whether the slots of a step are free: load() runs on a copy of the rings' state and copies nothing.
 struct Probe {
   u32 meetings;
   bool& room;
@@ -43,7 +43,7 @@ struct Producer {
   }
 };
 
-/// A block as a kernel with rings sees it. It runs the kernel's load() ahead of compute(), as far as slots are free. `Work`: what load()
+/// A block as a kernel with rings sees it. It runs the kernel's load() ahead of compute(), as long as slots are free. `Work`: what load()
 /// takes for a tile, or a pointer to it.
 template <class On, class T, class Work>
 struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::piece_stores> {
@@ -54,22 +54,22 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
 
   const Params& params;
   Memory& memory;
-  Work loading;             ///< the tile whose steps are loaded,
-  int step = 0, steps = 0;  ///< the next of them, and how many there are
+  Work loading;             ///< the tile whose steps are being loaded
+  int step = 0, steps = 0;  ///< the next step to load, and the number of steps
   Copies copies;
-  bool late = false;  ///< this warp has loads to issue behind its next product
+  bool late = false;  ///< whether this warp still has loads to issue after its next product
 
   TW_INLINE MultistageBlock(const Params& p, Memory& m) : Base{0}, params(p), memory(m) {}
 
   // Rings
 
-  /// Loads a tile's steps from the first on. The steps of the tile before are all taken and released.
+  /// Starts to load a tile. All steps of the previous tile have been taken and released.
   TW_INLINE void begin(const Work& work) {
     loading = work;
     step = 0;
     steps = On::steps(params, tile());
   }
-  /// The same, as far as there are slots, before the tile is computed.
+  /// The same, and already loads as many steps as there are free slots for.
   TW_INLINE void load_early(const Work& work) {
     begin(work);
     meet();
@@ -83,7 +83,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     if (ring.put == ring.taken) {
       meet();
       load_ahead();
-      if (ring.put == ring.taken) ptx::trap();  // the slots that the next step needs are never released: the schedule is wrong
+      if (ring.put == ring.taken) ptx::trap();  // the kernel never releases the slots that the next step needs
     }
     const u32 younger = (copies.issued - 1 - ring.group()) & 0xff;
     if (younger < copies.unseen) {
@@ -97,13 +97,13 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     }
     return ring.slot(ring.taken++);
   }
-  /// Gives the oldest slot taken back.
+  /// Frees the oldest slot taken.
   template <class RingType>
   TW_INLINE void release(RingType& ring) const {
     ring.release(copies.meetings);
   }
 
-  // Products: a warp's part of them is done when mma() returns.
+  // Products: a warp has finished its part of one when mma() returns.
 
   /// acc(m, n) (+)= sum over k of a(m, k) b(n, k), both from shared memory. `overwrite` starts from zero.
   template <class Acc, class AnyA, class B>
@@ -152,8 +152,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
 
   // Through shared memory
 
-  /// A Fragment through shared memory: whole lines are written whatever its layout is. Only rows before `rows_end`: what lies behind
-  /// belongs to others.
+  /// Stores a Fragment through shared memory: whole lines are written whatever its layout is. Rows from `rows_end` on are left alone.
   template <class E, int R, int C, int WarpRows, int ColumnWarps, class G>
   TW_INLINE void store(const Fragment<float, R, C, WarpRows, ColumnWarps>& from, const Staging<E, R, C, WarpRows, ColumnWarps>& staging,
                        const G& to, int row0, int col0, int i = 0, int j = 0, int rows_end = Base::kAllRows) const {
@@ -162,7 +161,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     else
       store_lines(from, staging, to, col0, [&](int row) { return Place{row0 + row, i, j, row0 + row < rows_end}; });
   }
-  /// The same to the window of the tensor that begins at (row0, i0, j0): it may reach over every edge.
+  /// The same to the window of the tensor that begins at (row0, i0, j0): it may extend past any edge.
   template <class E, int R, int C, int WarpRows, int ColumnWarps, class G>
   TW_INLINE void store_window(const Fragment<float, R, C, WarpRows, ColumnWarps>& from,
                               const Staging<E, R, C, WarpRows, ColumnWarps>& staging, const G& to, int row0, int col0, int i0,
@@ -189,7 +188,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     for_each(from, [&](int row, int col, auto& x) { to.at(row, col) = tw::to<E>(x); });
     sync();
   }
-  /// The tile's rows from `first` on become 0, for this warp's products that follow: each warp writes all of them.
+  /// Sets the tile's rows from `first` on to zero, for this warp's next products. Each warp writes all of them.
   template <class E, int R, int C, Contract contract>
   TW_INLINE void zero_rows(Shared<E, R, C, contract>& tile, int first) const {
     using S = Shared<E, R, C, contract>;
@@ -212,7 +211,8 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     else
       return loading;
   }
-  /// All threads have arrived, and see what the others have copied and waited for; slots released before may be filled again.
+  /// Waits until all threads have arrived. They then see the copies that the others have waited for, and slots released before may be
+  /// filled.
   TW_INLINE void meet() {
     sync();
     ++copies.meetings;
@@ -231,8 +231,8 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
       ++step;
     }
   }
-  /// With two warps on each of a multiprocessor's four schedulers, one of them loads before its product and one behind it: so one always
-  /// keeps the tensor cores busy while the other computes addresses.
+  /// Where each of an SM's four schedulers has two warps, one of them loads before its product and the other after it, so that one keeps
+  /// the tensor cores busy while the other computes addresses.
   static constexpr bool kLate = threads == 256;
   TW_INLINE bool late_warp() const { return at.block_warp() >= threads / 64; }
   TW_INLINE void load_late() {
@@ -241,7 +241,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
       late = false;
     }
   }
-  /// All but this thread's `most` youngest groups have arrived.
+  /// Waits until all but this thread's `most` youngest groups have arrived.
   static TW_INLINE void wait_for_copies(u32 most) {
     if constexpr (T::piece_loads) {
       if (most >= 4)
@@ -257,8 +257,8 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     }
   }
 
-  /// left(k, tile, registers): step k of the left operand's 16 rows number `tile`. Operands of the next products are read from shared
-  /// memory under those before.
+  /// left(k, tile, registers) reads step k of 16 rows, block `tile`, of the left operand. The operands of a product are read from shared
+  /// memory while the previous one runs.
   template <class E, int depth, class Acc, class Left, class B>
   TW_INLINE void multiply(Acc& acc, Left left, const B& b, bool overwrite) const {
     Base::template own<Acc>();
@@ -291,7 +291,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     for (int n = 0; n < steps_k * blocks; ++n) {
       const int k = n / blocks, block = n % blocks;
       if (n + 1 < steps_k * blocks) load_right(n + 1);
-      if (block == blocks - 1 && k + 1 < steps_k) load_left(k + 1);  // no earlier: they take registers
+      if (block == blocks - 1 && k + 1 < steps_k) load_left(k + 1);  // not earlier: the operands occupy registers
       TW_UNROLL
       for (int tile = 0; tile < Acc::row_tiles; ++tile) {
         auto* const d = acc.x + tile * Acc::tile_size + block * 8;
@@ -319,7 +319,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     for (int tile = 0; tile < F::row_tiles; ++tile) {
       TW_UNROLL
       for (int col = 0; col < F::warp_cols; col += S::box_cols) {
-        ptx::warp_sync();  // the lines before have been read
+        ptx::warp_sync();  // the previous lines have been read
         TW_UNROLL
         for (int piece = 0; piece < pieces; ++piece) {
           if (col + piece * width >= F::warp_cols) continue;

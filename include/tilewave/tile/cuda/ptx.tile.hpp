@@ -25,7 +25,7 @@ TW_INLINE u32 address(const void* pointer) {
 #endif
 }
 
-/// The pointer whose address() that is.
+/// The pointer that has this address().
 TW_INLINE void* pointer([[maybe_unused]] u32 address) {
 #if TW_ON_GPU
   return __cvta_shared_to_generic(address);
@@ -59,7 +59,7 @@ TW_INLINE u32 block_count() {
 // Synchronisation within a block
 
 TW_INLINE void named_barrier(u32 id, u32 threads) { TW_ASM("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-// Launches that overlap (programmatic dependent launch, since compute capability 9.0: before it a launch begins when the one before it has
+// Overlapping launches (programmatic dependent launch, since compute capability 9.0; before that, a launch begins when the previous one has
 // ended)
 #if TW_ON_GPU && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define TW_LAUNCHES_OVERLAP 1
@@ -73,19 +73,19 @@ TW_INLINE void wait_for_previous_launch() {
   TW_ASM("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-/// Once every block has said so, the next launch's blocks may start where there is room.
+/// When every block has called it, blocks of the next launch may start where there is room.
 TW_INLINE void allow_next_launch() {
 #if TW_LAUNCHES_OVERLAP
   TW_ASM("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-/// Ends the kernel with an error: it would wait for ever.
+/// Ends the kernel with an error, where it would otherwise wait for ever.
 TW_INLINE void trap() { TW_ASM("trap;"); }
 
 // Warp
 
-/// All lanes have arrived, and see what the others wrote.
+/// Waits until all lanes have arrived. They see what the others wrote.
 TW_INLINE void warp_sync() {
 #if TW_ON_GPU
   __syncwarp();
@@ -108,8 +108,8 @@ TW_INLINE T shuffle(T value, [[maybe_unused]] int lane) {
   return value;
 #endif
 }
-/// `value`, which is the same in all lanes: said so, the compiler keeps what follows from it in uniform registers. Costs nothing where the
-/// result is not used.
+/// Tells the compiler that `value` is the same in all lanes, so that it keeps what follows from it in uniform registers. Costs nothing
+/// where the result is not used.
 TW_INLINE int uniform(int value) {
 #if TW_ON_GPU
   asm("shfl.sync.idx.b32 %0, %0, 0, 31, 0xffffffff;" : "+r"(value));
@@ -205,7 +205,7 @@ TW_INLINE void load_matrix_x2_transposed(u32 row_address, u32* r) {
   TW_ASM("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(row_address) : "memory");
 }
 
-// Copies from global to shared memory that run while the thread goes on
+// Asynchronous copies from global to shared memory
 
 /// 16 bytes, or zeros where `inside` is false; both addresses are multiples of 16.
 TW_INLINE void copy_async_16(u32 to, const void* from, bool inside) {
@@ -216,11 +216,11 @@ TW_INLINE void copy_async_16(u32 to, const void* from, bool inside) {
       "l"(from), "r"(static_cast<u32>(inside))
       : "memory");
 }
-/// What this thread has written comes before what it does next, as the block's other threads see it.
+/// Orders this thread's earlier accesses before its later ones, as seen by the other threads of the block.
 TW_INLINE void fence_block() { TW_ASM("fence.acq_rel.cta;" ::: "memory"); }
-/// The copies that this thread has issued since the last commit are a group.
+/// Makes the copies that this thread has issued since the last commit a group.
 TW_INLINE void copy_commit() { TW_ASM("cp.async.commit_group;" ::: "memory"); }
-/// All but this thread's `Pending` youngest groups have arrived.
+/// Waits until all but this thread's `Pending` youngest groups have arrived.
 template <int Pending>
 TW_INLINE void copy_wait() {
   TW_ASM("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
@@ -231,8 +231,7 @@ TW_INLINE void store_shared_16(u32 to, u32 x, u32 y, u32 z, u32 w) {
   TW_ASM("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
-// Loads where `inside` holds, by a predicate; else the words stay as they are. Loads with branches between them would not be on their way
-// together.
+// Loads under a predicate: where `inside` is false, the words keep their values. With branches between them the loads would not overlap.
 TW_INLINE void load_16_if(bool inside, const void* from, u32* w) {
   TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
          : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
@@ -264,7 +263,7 @@ TW_INLINE void load_1_if(bool inside, const void* from, u32& w) {
          : "memory");
 }
 
-// One instruction each. Of stores in C++ on two branches, one of them less aligned, compilers make common ones of the lower alignment.
+// One instruction each. From C++ stores on two branches, one of them less aligned, compilers make stores of the lower alignment.
 TW_INLINE void store_16(void* to, const u32* w) {
   TW_ASM("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
@@ -340,7 +339,7 @@ TW_INLINE u32 fetch_add(u32* to, u32 value) {
   return before;
 }
 
-/// The compiler's own, which it can do once for all lanes of a warp that use one address.
+/// The compiler's own atomic, which it can combine for the lanes of a warp that use one address.
 TW_INLINE u32 fetch_add_shared(u32* to, u32 value) {
 #if TW_ON_GPU
   return atomicAdd(to, value);
@@ -351,7 +350,7 @@ TW_INLINE u32 fetch_add_shared(u32* to, u32 value) {
 
 // What the compiler must not know or move
 
-/// The same number, of which the compiler no longer knows where it came from: what is computed from it stays where it stands.
+/// The same number, hidden from the optimiser: what is computed from it is not moved or recomputed.
 TW_INLINE int opaque(int x) {
   TW_ASM("" : "+r"(x));
   return x;
@@ -368,7 +367,7 @@ TW_INLINE const T* opaque(const T* x) {
 /// Keeps the compiler from moving a use of `x` across this point; costs nothing.
 TW_INLINE void pin(float& x) { TW_ASM("" : "+f"(x)::"memory"); }
 TW_INLINE void pin(i32& x) { TW_ASM("" : "+r"(x)::"memory"); }
-/// What computes `x` stands before this point; costs nothing.
+/// Keeps the compiler from moving the computation of `x` past this point; costs nothing.
 TW_INLINE void computed(u32 x) { TW_ASM("" ::"r"(x)); }
 
 }  // namespace tw::cuda::ptx

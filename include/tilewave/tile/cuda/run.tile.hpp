@@ -8,8 +8,8 @@
 
 namespace tw::cuda {
 
-/// A tile of a dynamic schedule, as the first thread hands it to the others through shared memory. Two take turns: one is computed, and
-/// read until then, while the next is fetched.
+/// A tile of a dynamic schedule, which the first thread passes to the others through shared memory. There are two: one is read while its
+/// tile is computed, the other is written meanwhile.
 template <class Work>
 struct QueuedTile {
   int more;  ///< 0: there is no further tile
@@ -17,7 +17,7 @@ struct QueuedTile {
   static TW_INLINE QueuedTile& at(int n) { return reinterpret_cast<QueuedTile*>(shared_memory())[n % 2]; }
 };
 
-/// The grid's i-th tile, or that there is none, for all threads: the first one writes it.
+/// Writes the grid's i-th tile, or that there is none, for all threads. The first thread calls it.
 template <class On, class Work>
 TW_INLINE void queue_tile(const typename On::Params& params, const TileGrid& grid, int n, int i) {
   QueuedTile<Work>& tile = QueuedTile<Work>::at(n);
@@ -25,7 +25,7 @@ TW_INLINE void queue_tile(const typename On::Params& params, const TileGrid& gri
   if (tile.more) tile.work = tw::detail::work_of<On>(params, tw::detail::ScheduleOf<On>::Type::at(grid, i));
 }
 
-/// One block's life. `On` is the kernel on target T. Whatever is not inlined here would keep rings in local memory.
+/// Runs a block from start to end. `On` is the kernel on target T. Calls that are not inlined would keep rings in local memory.
 template <class On, class T>
 TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
   using S = Shape<On, T>;
@@ -43,7 +43,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     using State = typename tw::detail::StateOf<On>::Type;
     Allocator allocator = S::tiles();
     typename On::Memory memory(allocator);
-    // The next tile's first steps are loaded while this one is finished.
+    // The next tile's first steps are loaded during finish() of this one.
     if constexpr (S::dispatch == Dispatch::dynamic) {
       using Queued = QueuedTile<Work>;
       static_assert(2 * sizeof(Queued) <= kTileQueueBytes, "a Work does not fit before the tiles");
@@ -63,15 +63,15 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
         more = Queued::at(n + 1).more;
         if (more) block.load_early(&Queued::at(n + 1).work);
         On::finish(block, params, work, memory, state);
-        block.sync();  // the tile's entry is written again
+        block.sync();  // the tile's entry is about to be overwritten
       }
     } else {
       MultistageBlock<On, T, Work> block(params, memory);
       Work work = tw::detail::work_of<On>(params, Schedule::at(grid, first));
       block.begin(work);
       int i = first;
-      // A function of its own, which is inlined late: else the addresses of the copies are computed long before, in registers that the
-      // accumulators need.
+      // A function of its own, which is inlined late: otherwise the compiler computes the copies' addresses long before they are used, in
+      // registers that the accumulators need.
       const auto compute_tile = [&](const Work& tile, auto load_next) {
         State state;
         On::compute(block, params, tile, memory, state);

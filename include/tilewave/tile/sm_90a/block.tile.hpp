@@ -6,7 +6,7 @@
 
 namespace tw::sm_90a {
 
-/// The role that computes, as a kernel sees it: all its warpgroups at once.
+/// The consumer role as a kernel sees it: all consumer warpgroups at once.
 template <int Warpgroups, bool kTmaLoad, bool kTmaStore, int Cluster>
 struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   using Base = cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore>;
@@ -21,10 +21,10 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     const auto cursor = ring.next;
     ptx::wait(ring.full_barrier(cursor.index), cursor.parity);
     ring.next.advance();
-    if constexpr (RingType::gathers) ptx::fence_proxy();  // tensor cores read what threads have copied
+    if constexpr (RingType::gathers) ptx::fence_proxy();  // the tensor cores are about to read what threads have copied
     return ring.slot(cursor.index);
   }
-  /// Gives the oldest slot taken back. The products that read it must have finished.
+  /// Frees the oldest slot taken. The products that read it must have finished.
   template <class RingType>
   TW_INLINE void release(RingType& ring) const {
     u64* const empty = ring.empty_barrier(ring.released.index);
@@ -59,8 +59,8 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     (pin(acc), ...);
   }
 
-  /// A tile in shared memory as left operand in registers: each warpgroup its 64 rows. All its warps have read when it returns, so that
-  /// the slot may be released.
+  /// Loads a tile in shared memory as a left operand in registers: each warpgroup loads its 64 rows. All its warps have read the tile when
+  /// it returns, so the slot may be released.
   template <class T, int R, int C>
   TW_INLINE void load(Operand<T, R, C>& to, const Shared<T, R, C, Contract::columns>& from) const {
     using S = Shared<T, R, C, Contract::columns>;
@@ -73,7 +73,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     end_reads();
   }
 
-  /// decode(number, scale) of a tile of codes. All warps of the warpgroup have read when it returns.
+  /// Decodes a tile of packed codes: each element is decode(number, scale). All warps of the warpgroup have read the tile when it returns.
   template <class T, int R, int C, class Codes, int Bytes, class Scales, class Decode = TimesScale>
   requires(codes_in<Codes> > 1) TW_INLINE void load(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
                                                     const Scales& scales, Decode decode = {}, int first = 0) const {
@@ -81,8 +81,8 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     end_reads();
   }
 
-  /// The same through shared memory, by TMA where the tensor allows it: whole lines are written whatever the fragment's layout is. Only
-  /// rows before `rows_end`: what lies behind belongs to others.
+  /// The same through shared memory, by TMA where the tensor allows it: whole lines are written whatever the fragment's layout is. Rows
+  /// from `rows_end` on are left alone.
   template <class T, int R, int C, class G>
   TW_INLINE void store(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i = 0,
                        int j = 0, int rows_end = kAllRows) const {
@@ -91,7 +91,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     else
       store_panels(from, staging, to, row0 + here().warpgroup * kWarpgroupRows, col0, i, j, rows_end);
   }
-  /// The same to the window of the tensor that begins at (row0, i0, j0): it may reach over every edge.
+  /// The same to the window of the tensor that begins at (row0, i0, j0): it may extend past any edge.
   template <class T, int R, int C, class G>
   TW_INLINE void store_window(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i0,
                               int j0) const {
@@ -110,7 +110,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
 
   // Shared memory, element by element
 
-  /// All warps of the warpgroup have read when it returns, so that the slot may be released.
+  /// All warps of the warpgroup have read the tile when it returns, so the slot may be released.
   template <class F, class T, int R, int C, Contract contract>
   requires requires { F::kind; }
   TW_INLINE void load(F& to, Shared<T, R, C, contract>& from) const {
@@ -127,7 +127,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     cuda::load_vector(at, to, from);
     end_reads();
   }
-  /// Visible to every thread that computes when it returns, and to the tensor cores.
+  /// When it returns, the elements are visible to all consumer threads and to the tensor cores.
   template <class F, class T, int R, int C, Contract contract>
   TW_INLINE void store(F& from, Shared<T, R, C, contract>& to) const {
     for_each(from, [&](int row, int col, auto& x) { to.at(row, col) = tw::to<T>(x); });
@@ -135,7 +135,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     sync();
   }
 
-  // Buffers. What is stored is visible to other threads after a barrier, to tensor cores and the copy engine after fence() and a barrier.
+  // Buffers. Stores are visible to other threads after a barrier, and to tensor cores and the copy engine after fence() and a barrier.
 
   template <class F, class T, int R, int C, Contract contract>
   TW_INLINE void store(const F& from, const Buffer<T, R, C, contract>& to) const {
@@ -183,11 +183,12 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   TW_INLINE void load(Operand<T, R, C>& to, const Buffer<T, R, C, Contract::columns>& from) const {
     load(to, from.tile());
   }
-  /// This thread's stores to shared memory come before what tensor cores and the copy engine read after the next barrier.
+  /// Orders this thread's stores to shared memory before what tensor cores and the copy engine read after the next barrier.
   TW_INLINE void fence() const { ptx::fence_proxy(); }
-  /// All threads of the warpgroup have arrived.
+  /// Waits until all threads of the warpgroup have arrived.
   TW_INLINE void sync_warpgroup() const { warpgroup_sync(at); }
-  /// Adds the Buffer's elements to the tensor's, from (row, col) on; those outside are dropped. Asynchronous: see wait_stores().
+  /// Adds the Buffer's elements to the tensor's, from (row, col) on. Elements outside the tensor are dropped. Asynchronous: see
+  /// wait_stores().
   template <int R, int C, Contract contract, class G>
   TW_INLINE void reduce_add(const Buffer<float, R, C, contract>& from, const G& to, int row, int col, int i = 0, int j = 0) const {
     using S = Shared<float, R, C, contract>;
@@ -203,13 +204,13 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
       Base::reduce_add(from, to, row, col, i, j);
     }
   }
-  /// All but the `Left` youngest stores have read their shared memory, once all threads have passed a barrier after it.
+  /// Waits until all but the `Left` youngest stores have read their shared memory. Other threads know it after the next barrier.
   template <int Left>
   TW_INLINE void wait_stores(Constant<Left>) const {
     if (ptx::thread_index() % kWarpgroupThreads == 0) ptx::store_wait_read<Left>();
   }
 
-  /// The tile's rows from `first` on become 0, for this warpgroup's products that follow.
+  /// Sets the tile's rows from `first` on to zero, for this warpgroup's next products.
   template <class T, int R, int C, Contract contract>
   TW_INLINE void zero_rows(Shared<T, R, C, contract>& tile, int first) const {
     using S = Shared<T, R, C, contract>;
@@ -229,8 +230,8 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   using Base::here, Base::kAllRows, Base::store_rows;
   template <class T, int width>
   using Piece = typename Base::template Piece<T, width>;
-  /// All threads of the warpgroup have read the slots that they have read from, which may be released. A read can still be on its way when
-  /// its thread passes a barrier, and TMA, which fills the slot next, does not wait for it: only the fence makes sure.
+  /// Completes the warpgroup's reads of slots, which may then be released. The barrier alone is not enough: a read can still be in flight
+  /// when its thread passes the barrier, and TMA, which fills the slot next, does not wait for it. The proxy fence does.
   TW_INLINE void end_reads() const {
     ptx::fence_proxy();
     warpgroup_sync(at);
@@ -267,7 +268,8 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     static_assert(C == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
     static_assert(is_same<T, typename B::Element>, "both operands have one element type");
     const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
-    // The fence in begin() orders what wrote these registers before the products that read them: none of it may move behind the fence.
+    // The fence in begin() orders writes of these registers before the products that read them, so the compiler must not move those
+    // writes past the fence.
     TW_UNROLL
     for (int i = 0; i < a.row_tiles * a.tile_size; ++i) ptx::computed(a.x[i]);
     begin(acc);
@@ -277,16 +279,16 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
                                                                     step > 0 || !overwrite);
     ptx::wgmma_commit();
   }
-  /// From the first `Count` columns of the accumulators to the next: those are the right operand's rows or columns.
+  /// Bytes from the right operand's rows or columns that belong to `Count` columns of the accumulators to the next ones.
   template <class S, int Count>
   static constexpr int columns_offset() {
     static_assert(S::contract == Contract::columns || Count % S::panel_cols == 0,
                   "warpgroups that share rows have whole panels of 64 columns of a right operand that contracts its rows");
     return S::contract == Contract::columns ? Count * kPanelBytes : Count / S::panel_cols * S::panel_bytes;
   }
-  /// f(address, x) for every 16 rows and 16 columns of a Fragment: x are the thread's 8 elements, address that of the row of an 8x8 matrix
-  /// in `tile` that this lane gives to stmatrix or ldmatrix. The matrices are, in the order of x, the upper left one, lower left, upper
-  /// right, lower right; `kTransposed`: each transposed, in the place that it has in the transposed tile.
+  /// Calls f(address, x) for every block of 16 rows and 16 columns of a Fragment. x points to the thread's 8 elements; `address` is the row
+  /// of an 8 x 8 matrix in `tile` that this lane passes to stmatrix or ldmatrix. The order of the matrices is that of x: upper left, lower
+  /// left, upper right, lower right. `kTransposed`: each is transposed, at its place in the transposed tile.
   template <bool kTransposed, class F, class S, class Fn>
   TW_INLINE void for_matrices(F& fragment, const S& tile, Fn f) const {
     static_assert(F::warp_cols % 16 == 0, "a Fragment passes through a Buffer of 16-bit elements in steps of 16 columns");
@@ -309,10 +311,10 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   static constexpr int instruction_depth = 32 / static_cast<int>(sizeof(typename S::Element));
   template <class S>
   static constexpr int transposed = S::contract == Contract::rows ? 1 : 0;
-  /// From one warpgroup's 64 rows of the left operand to the next's.
+  /// Bytes from one warpgroup's 64 rows of the left operand to the next warpgroup's.
   template <class S>
   static constexpr int warpgroup_offset = S::contract == Contract::columns ? kWarpgroupRows* kPanelBytes : S::panel_bytes;
-  /// Where rows are contracted the leading offset leads from panel to panel; else it is not used.
+  /// Where rows are contracted, the leading offset is the distance between panels; otherwise it is not used.
   template <class S>
   static TW_INLINE Descriptor descriptor(u32 address) {
     return Descriptor(address, S::contract == Contract::rows ? S::panel_bytes : 16, 8 * kPanelBytes);

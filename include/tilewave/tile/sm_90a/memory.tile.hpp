@@ -6,7 +6,7 @@
 
 namespace tw::sm_90a {
 
-// What Hopper shares with every NVIDIA GPU.
+// Types that Hopper shares with the generic target.
 using cuda::Buffer, cuda::VectorBuffer, cuda::SharedVector, cuda::RowExchange, cuda::View;
 using cuda::Fragment, cuda::Operand, cuda::Rows, cuda::RowVector, cuda::ColumnVector;
 using cuda::kWarpgroupThreads, cuda::kWarpgroupRows, cuda::kPanelBytes, cuda::kPanelAlignment, cuda::kComputeBarrier,
@@ -14,15 +14,15 @@ using cuda::kWarpgroupThreads, cuda::kWarpgroupRows, cuda::kPanelBytes, cuda::kP
 using cuda::Position, cuda::GlobalView, cuda::MappedView, cuda::Global, cuda::copied_by_tma, cuda::moves_in_pieces, cuda::shared_memory;
 using cuda::Shared, cuda::Scratch, cuda::Histogram, cuda::List, cuda::Words;
 
-/// Barriers lie before the tiles in shared memory; tiles need the alignment anyway.
+/// Barriers come before the tiles in shared memory. Tiles need this alignment anyway.
 inline constexpr int kBarrierBytes = 1024;
-/// Of those that rings have: the first half of the bytes, less the four of a TileQueue.
+/// The most barriers that rings can have: the first half of the bytes, less the four of a TileQueue.
 inline constexpr int kMostBarriers = kBarrierBytes / 2 / 8 - 4;
-/// The named barrier of the role that loads.
+/// The producer role's named barrier.
 inline constexpr int kProducerBarrier = 1;
 
-/// R x C accumulators over fewer warpgroups than one for each 64 rows: each has `row_blocks` times 64, one after the other, as wgmma gives
-/// them, and in each a Fragment's layout.
+/// R x C accumulators of fewer warpgroups than R / 64: each warpgroup holds `row_blocks` blocks of 64 rows, one after the other, and each
+/// block has a Fragment's layout.
 template <class T, int R, int C, int Warpgroups>
 struct TallFragment {
   static_assert(R % (kWarpgroupRows * Warpgroups) == 0 && C % 8 == 0, TW_HELD_FRAGMENT);
@@ -54,7 +54,7 @@ struct TallFragment {
   TW_INLINE static constexpr int in_row(int r, int j) { return r / 2 * tile_size + j / 2 * 4 + r % 2 * 2 + j % 2; }
   TW_INLINE static constexpr int column_index(int i) { return i % tile_size / 4 * 2 + i % 2; }
 };
-/// 64 rows at a time that a warpgroup has of accumulators.
+/// How many blocks of 64 rows of accumulators a warpgroup holds.
 template <class F>
 constexpr int row_blocks_of() {
   if constexpr (requires { F::row_blocks; }) {
@@ -67,7 +67,7 @@ constexpr int row_blocks_of() {
 template <class F>
 inline constexpr int row_blocks = row_blocks_of<F>();
 
-/// Slots of 64 x 128 bytes for each warpgroup: a Fragment leaves through them panel by panel while the next panel is written.
+/// Slots of 64 x 128 bytes for each warpgroup: a Fragment is stored through them panel by panel, while the next panel is written.
 template <class T, int R, int C>
 struct Staging : Panelled<T, C> {
   using Element = T;
@@ -87,14 +87,14 @@ struct Allocator {
   bool initialise = false;
   int tile_bytes = kBarrierBytes;
   int barriers_used = 0;
-  bool gathers = false;  ///< there is a GatherRing
+  bool gathers = false;  ///< whether there is a GatherRing
 
   constexpr int tiles(int bytes) {
     const int at = tile_bytes;
     tile_bytes += (bytes + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment;
     return at;
   }
-  /// `count` barriers that complete after `arrivals`; the index of the first.
+  /// Allocates `count` barriers that complete after `arrivals`. Returns the index of the first.
   constexpr int barriers(int count, int arrivals) {
     const int at = barriers_used;
     barriers_used += count;
@@ -103,21 +103,21 @@ struct Allocator {
     }
     return at;
   }
-  /// Each full barrier takes one arrival from the producer; each empty one an arrival from every warpgroup of every block in the cluster.
+  /// A full barrier takes one arrival, from the producer. An empty barrier takes one from every warpgroup of every block in the cluster.
   constexpr int empty_arrivals() const { return warpgroups * cluster; }
 };
 
 TW_INLINE u64* barrier_at(int index) { return reinterpret_cast<u64*>(shared_memory()) + index; }
 
-/// `Stages` slots that go round between the producer and the warpgroups that compute. Slot is a Shared tile, or a struct of them that
-/// arrive together.
+/// A ring of `Stages` slots between the producer and the consumer warpgroups. Slot is a Shared tile, or a struct of tiles that arrive
+/// together.
 template <class SlotType, int Stages>
 struct Ring {
   using Slot = SlotType;
   static constexpr int stages = Stages;
   static constexpr bool gathers = false;
 
-  /// A place in the ring and the parity of the barrier phase that is next there.
+  /// A position in the ring, and the parity of the next barrier phase there.
   struct Cursor {
     int index = 0;
     u32 parity = 0;
@@ -135,7 +135,7 @@ struct Ring {
   Cursor next;      ///< to put, or to take
   Cursor released;  ///< oldest slot taken and not released
 
-  /// `full_arrivals`: how many arrivals from the role that loads make a slot full.
+  /// `full_arrivals`: how many arrivals from the producer role make a slot full.
   constexpr explicit Ring(auto& allocator, int full_arrivals = 1)
       : slots(allocator.tiles(Stages * static_cast<int>(sizeof(Slot)))),
         full(allocator.barriers(Stages, full_arrivals)),
@@ -148,7 +148,7 @@ struct Ring {
   TW_INLINE u64* empty_barrier(int index) const { return barrier_at(empty + index); }
 };
 
-/// A slot is full when the copies of every thread of the role that loads are complete.
+/// A slot is full when the copies of all the producer's threads are complete.
 template <class SlotType, int Stages>
 struct GatherRing : Ring<SlotType, Stages> {
   static constexpr bool gathers = true;

@@ -5,7 +5,7 @@
 
 namespace tw::sm_90a {
 
-// Threads that load: one warpgroup. With TMA one thread issues everything; without, all of them copy.
+// The producer: one warpgroup. With TMA one of its threads issues everything; without it, all of them copy.
 
 /// Copies into one slot by TMA; bytes count toward the slot's full barrier.
 template <int Cluster>
@@ -24,7 +24,7 @@ struct TmaCopy {
   template <class G, class T, int N>
   TW_INLINE void vector(const G& from, SharedVector<T, N>& to, int row, int col, int i = 0, int j = 0) const {
     ptx::load_4d(to.x, from.tensor_map, barrier, col, row, i, j);
-    // put() expects all of the slot's bytes.
+    // put() expects all bytes of the slot, padding included.
     constexpr u32 padding = sizeof to - sizeof to.x;
     if constexpr (padding > 0) ptx::complete_bytes(barrier, padding);
   }
@@ -59,8 +59,7 @@ struct TmaCopy {
   }
 };
 
-/// Copies into one slot of a GatherRing. All threads call it: one of them issues TMA copies of whole tiles, all of them gather rows by
-/// cp.async.
+/// Copies into one slot of a GatherRing. All threads call it: one issues TMA copies of whole tiles, and all gather rows by cp.async.
 template <int Cluster>
 struct GatherCopy {
   TmaCopy<Cluster> tma;
@@ -90,7 +89,7 @@ struct GatherCopy {
   TW_INLINE void gather(const G& from, S& to, RowOf row_of, int col, int i = 0, int j = 0) const {
     constexpr int width = 16 / static_cast<int>(sizeof(typename S::Element));
     if (from.cols % width == 0) return cuda::Gathering<cuda::AsyncCopy<kWarpgroupThreads>>(thread).gather(from, to, row_of, col, i, j);
-    // The last piece of a row would reach beyond it, where TMA stops by itself.
+    // The last 16 bytes of a row would reach past its end. TMA clips them; cp.async would copy what comes after the row.
     cuda::Gathering<cuda::StridedCopy<kWarpgroupThreads>>(thread).gather(from, to, row_of, col, i, j);
     ptx::fence_proxy();
     ptx::fence_block();  // arrive_copied() waits for asynchronous copies only
@@ -104,8 +103,8 @@ struct GatherCopy {
   }
 };
 
-/// The role that loads. put() waits for a free slot, then lets `fill(copy, slot)` copy into it. `kAll`: all
-/// its threads call put(), although the variant uses TMA.
+/// The producer role. put() waits for a free slot, then calls `fill(copy, slot)`. `kAll`: all its threads call put(), although this variant
+/// uses TMA.
 template <bool kTma, int Cluster, bool kAll = false>
 struct Producer {
   int thread;

@@ -33,7 +33,7 @@ TW_INLINE void expect(u64* barrier, u32 bytes) {
 TW_INLINE void arrive_copied(u64* barrier) {
   TW_ASM("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address(barrier)) : "memory");
 }
-/// Counts `bytes` as arrived that no copy brings.
+/// Counts `bytes` as arrived, for bytes that no copy writes.
 TW_INLINE void complete_bytes(u64* barrier, u32 bytes) {
   TW_ASM("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(bytes) : "memory");
 }
@@ -92,7 +92,7 @@ TW_INLINE void add_4d(const void* map, const void* shared, int c0, int c1, int c
          : "memory");
 }
 TW_INLINE void store_commit() { TW_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
-/// All but the `Pending` youngest stores have read their shared memory.
+/// Waits until all but the `Pending` youngest stores have read their shared memory.
 template <int Pending>
 TW_INLINE void store_wait_read() {
   TW_ASM("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
@@ -103,7 +103,7 @@ TW_INLINE void fence_proxy() { TW_ASM("fence.proxy.async.shared::cta;" ::: "memo
 
 // Clusters and registers
 
-/// Not `.aligned`: the producer's warp comes with its lanes apart.
+/// Not `.aligned`, because the lanes of the producer's warp have diverged.
 TW_INLINE void cluster_sync() { TW_ASM("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
 TW_INLINE u32 cluster_rank() {
   u32 rank = 0;

@@ -20,8 +20,8 @@ constexpr int compute_registers() {
   return (at_start * (Warpgroups + 1) - kProducerRegisters<Warpgroups, Blocks, kOneLoads>) / Warpgroups / 8 * 8;
 }
 
-/// Hands tiles from the producer to the warpgroups that compute, for dynamic schedules and kernels with a Work: a ring of two in shared
-/// memory, behind the barriers. A tile stays there until all have done with it.
+/// Passes tiles from the producer to the consumer warpgroups, for dynamic schedules and kernels with a Work: a ring of two entries in
+/// shared memory, after the barriers. An entry stays valid until all warpgroups have released it.
 template <class Work>
 struct TileQueue {
   static constexpr int slots = 2;
@@ -58,7 +58,7 @@ struct TileQueue {
     ptx::wait(barrier_at(full + index), parity);
     return entry();
   }
-  /// The caller's warpgroup has done with the entry taken.
+  /// Releases the entry taken, for the caller's warpgroup.
   TW_INLINE void release() {
     ptx::named_barrier(kWarpgroupBarrier + ptx::thread_index() / kWarpgroupThreads - 1, kWarpgroupThreads);
     if (ptx::thread_index() % kWarpgroupThreads == 0) ptx::arrive(barrier_at(empty + index));
@@ -66,7 +66,7 @@ struct TileQueue {
   }
 };
 
-/// One block's life. `On` is the kernel on target T.
+/// Runs a block from start to end. `On` is the kernel on target T.
 template <class On, class T>
 TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
   using S = Shape<On, T>;
@@ -74,7 +74,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
   using Work = decltype(tw::detail::work_of<On>(params, Tile{}));
   constexpr int cluster = S::cluster;
   constexpr bool dynamic = S::dispatch == Dispatch::dynamic;
-  constexpr bool queued = dynamic || requires { typename On::Work; };  // the role that loads tells the others what to do
+  constexpr bool queued = dynamic || requires { typename On::Work; };  // the producer passes the tiles to the consumers
   static_assert(!dynamic || cluster == 1, "a dynamic schedule gives tiles to single blocks");
   using ComputeBlock = Block<S::warpgroups, T::tma_load, T::tma_store, cluster>;
 
@@ -88,7 +88,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     return tile;
   };
 
-  // What comes before does not touch global memory: it may run while the previous launch's last blocks finish.
+  // Nothing before this touches global memory, so it may overlap with the end of the previous launch.
   const auto begin = [] {
     ptx::wait_for_previous_launch();
     ptx::allow_next_launch();
@@ -149,7 +149,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
               i += stride;
             } else if constexpr (!all_load) {
               i = cuda::next_tile(grid);
-            } else {  // the other threads that copy learn it through shared memory
+            } else {  // the other producer threads get it through shared memory
               volatile int* const shared = reinterpret_cast<volatile int*>(barrier_at(kBarrierBytes / 8 - 1));
               if (thread == 0) *shared = cuda::next_tile(grid);
               ptx::named_barrier(kProducerBarrier, kWarpgroupThreads);
@@ -181,7 +181,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
       }
       if (ptx::thread_index() % kWarpgroupThreads == 0) ptx::store_wait_read<0>();
     }
-    if constexpr (cluster > 1) ptx::cluster_sync();  // no block leaves while another may still write into its shared memory
+    if constexpr (cluster > 1) ptx::cluster_sync();  // no block exits while another may still write to its shared memory
   }
 }
 

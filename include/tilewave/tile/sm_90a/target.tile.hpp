@@ -4,8 +4,7 @@
 
 namespace tw::sm_90a {
 
-/// Hopper's tensor cores. Kernels are compiled for TMA copies; where a tensor's base or stride rules TMA out for loads or for stores, the
-/// other variant.
+/// Hopper. The default variant copies by TMA. Others are compiled for tensors whose base or strides rule TMA out, for loads or for stores.
 template <bool kTmaLoad = true, bool kTmaStore = true>
 struct Target {
   static constexpr bool tma_load = kTmaLoad;
@@ -49,11 +48,11 @@ struct Target {
   using List = sm_90a::List<T, N>;
 };
 
-/// Blocks of a cluster share tiles by TMA alone: without it each loads its own.
+/// Only TMA can share tiles between the blocks of a cluster: without it each block loads its own.
 template <class On, class T>
 inline constexpr int cluster_size = T::tma_load ? tw::detail::cluster_of<On>() : 1;
 
-/// What a launch needs to know of a kernel, from its types.
+/// What a launch needs to know about a kernel, derived from its types.
 template <class On, class T>
 struct Shape {
   static_assert(tw::Target<T>, "a target lacks one of the types that tilewave/tile/concepts.tile.hpp lists");
@@ -77,7 +76,7 @@ struct Shape {
     return allocator;
   }
   static constexpr int shared_bytes() { return memory().tile_bytes; }
-  /// Whether all threads of the role that loads run load(). TMA needs only one.
+  /// Whether all producer threads run load(). TMA needs only one.
   static constexpr bool all_load() { return !T::tma_load || memory().gathers; }
   static_assert(memory().barriers_used <= kMostBarriers, "the rings have too many stages: two barriers each, 60 together");
 };

@@ -3,20 +3,19 @@
 #include "tilewave/tile/sm_90a/ptx.tile.hpp"
 #include "tilewave/tile/types.tile.hpp"
 
-// wgmma: d[64 x N] = a[64 x K] b[N x K]^T (+ d), K = 32 bytes of elements, by one warpgroup. Wgmma<T, N> has the two forms: a from shared
-// memory, a from registers. The N/2 accumulators of a thread must be written out in the assembler text; the macros do that for each N from
-// one template.
+// wgmma: d[64 x N] = a[64 x K] b[N x K]^T (+ d), K = 32 bytes of elements, by one warpgroup. Wgmma<T, N> has two forms: `a` from shared
+// memory or from registers. The assembler text must list a thread's N/2 accumulators; the macros generate it for each N from one template.
 
 namespace tw::sm_90a {
 
 /// Descriptor of an operand in shared memory with 128-byte swizzle (PTX manual, "matrix descriptor"): start address, leading and stride
 /// byte offsets in 16-byte units at bits 0, 16 and 32, swizzle mode 1 at bit 62. Made once for a tile; at() is one addition to its lower
-/// half, because whatever stands between two wgmma keeps the tensor cores waiting.
+/// half, because any instruction between two wgmma keeps the tensor cores waiting.
 struct Descriptor {
   u32 low, high;
   TW_INLINE Descriptor(u32 address, u32 leading_bytes, u32 stride_bytes)
       : low((address & 0x3ffffu) >> 4 | (leading_bytes >> 4) << 16), high(stride_bytes >> 4 | 1u << 30) {}
-  /// `bytes` further on.
+  /// The descriptor `bytes` further on.
   TW_INLINE u64 at(int bytes) const { return static_cast<u64>(high) << 32 | (low + static_cast<u32>(bytes >> 4)); }
 };
 
