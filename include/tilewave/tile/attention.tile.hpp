@@ -8,8 +8,8 @@ namespace tw {
 /// O = softmax(scale Q K^T) V with online softmax: the scores never leave the registers (FlashAttention; Dao et al. 2022, 2023; Shah et al.
 /// 2024).
 ///
-/// One tile is BM queries of one head; keys and values arrive BN at a time, the last ones first, so that the blocks that a mask cuts come
-/// before those it does not. `Rules` (attention_rules.tile.hpp) say which keys a query sees and how scores change.
+/// One tile is BM queries of one head. Keys and values arrive BN at a time, the last ones first, so that blocks cut by a mask come before
+/// whole ones. `Rules` (attention_rules.tile.hpp) define which keys a query sees and how scores change.
 template <class T, AttentionConfig kConfig, class Rules>
 struct Attention {
   static constexpr const char* source = Rules::source ? Rules::source : "tilewave/tile/attention.tile.hpp";
@@ -17,7 +17,8 @@ struct Attention {
   static_assert(kConfig.lag == 0 || kConfig.lag == 1, "the output lags by one block of keys, or by none");
   static_assert(kConfig.maxima_first || !Rules::anywhere, "rules that may show a row its first key in any block need maxima_first");
   static_assert(!kConfig.rules_in_halves || !kConfig.maxima_first, "rules_in_halves is not for maxima_first");
-  using WarpTile = RowWarpTile<(BM % 128 == 0 && BN <= 64 && DV <= 128 ? 32 : 16)>;  // 32 rows of scores and output fit a warp's registers
+  using WarpTile =
+      RowWarpTile<(BM % 128 == 0 && BN <= 64 && DV <= 128 ? 32 : 16)>;  // 32 rows of scores and output fit the registers of a warp
 
   template <class Target>
   struct On {
@@ -32,9 +33,9 @@ struct Attention {
     using Integers = Pointer<Target, const i32>;
     using Schedule = LongestFirst;
     static constexpr int rows = BM;
-    static constexpr int vector_bytes = 64;  // a CPU's exponentials take as long as its products
+    static constexpr int vector_bytes = 64;  // on a CPU the exponentials take as long as the products
     static constexpr int min_blocks = kConfig.min_blocks, lag = products_are_synchronous<Target> ? 0 : kConfig.lag;
-    /// A target that can load without TMA says which of the two this is.
+    /// Only a target that can load either way says whether it loads by TMA.
     static constexpr bool loads_by_tma() {
       if constexpr (requires { Target::tma_load; }) return Target::tma_load;
       return !products_are_synchronous<Target>;
@@ -46,39 +47,39 @@ struct Attention {
     static constexpr bool ragged = Work::ragged, split = Work::split, paged = Work::paged;
 
     struct Params {
-      Global<Target, const T, Q> q;  ///< [batch, head, row, D]; sequences that follow each other: batch 1
+      Global<Target, const T, Q> q;  ///< [batch, head, row, D]; batch is 1 for packed sequences
       Global<Target, const T, K> k;  ///< [batch, kv head, key, D], or [page, kv head, key in page, D]
       Global<Target, const T, V> v;
       Global<Target, T, Out> o;
-      Global<Target, float> partial;      ///< [split * batch, head, row, DV]: instead of o, where the keys are divided
+      Global<Target, float> partial;      ///< [split * batch, head, row, DV]: replaces o if the keys are split
       Pointer<Target, float> lse;         ///< [batch or split * batch, head, row], or null
       Pointer<Target, const float> sink;  ///< [head], or null
       i64 lse_stride_j, lse_stride_i;
-      float scale_log2;  ///< of a score's unit, times log2(e): exponentials are powers of two
-      int keys;          ///< of a sequence, at most
+      float scale_log2;  ///< the unit of scores times log2(e): exponentials are powers of two
+      int keys;          ///< maximum number of keys of a sequence
       int heads_per_kv;
-      bool has_diagonal;  ///< else it is seqlen_k - seqlen_q
+      bool has_diagonal;  ///< if false, the diagonal is seqlen_k - seqlen_q
       int diagonal;
       typename Rules::template Params<Target> rules;
 
-      // ragged. What they say is clamped to the tensors.
+      // ragged. Values read from memory are clamped to the tensors.
       int batch;
-      Integers cu_q, cu_k;      ///< where sequences begin, and the last one's end; null: those of a batch lie apart
+      Integers cu_q, cu_k;      ///< cu_seqlens; null: sequences are not packed but lie batch by batch
       Integers used_q, used_k;  ///< the number of a sequence's queries and keys; null: all
-      Integers k_batch;         ///< the batch of k and v, or the row of the table, that a sequence uses; null: its own
-      Integers k_begin;         ///< keys before do not count; null: none
-      int keys_added;           ///< to each of used_k
-      Integers cu_added;        ///< instead of keys_added: where each sequence's begin, and the last one's end; null: not given
-      Integers tiles;           ///< those of cu_q and cu_k, as PackedTile says; null: each is searched for
+      Integers k_batch;         ///< maps a sequence to a batch of k and v, or to a row of the page table; null: the identity
+      Integers k_begin;         ///< the first key of each sequence; null: 0
+      int keys_added;           ///< added to each used_k
+      Integers cu_added;        ///< cu_seqlens of the keys added, instead of keys_added; or null
+      Integers tiles;           ///< the list of tiles, in PackedTile's format; null: each tile searches cu_q
       // split
-      int heads_together;  ///< that share keys
-      int queries;         ///< of one of them: its rows follow each other; 0: heads are apart, as without kSplit
+      int heads_together;  ///< heads that share keys
+      int queries;         ///< queries of each of these heads, whose rows are contiguous; 0: heads are separate, as without kSplit
       int splits;          ///< of a sequence's keys
       // paged
       Integers pages;  ///< [batch, pages of a sequence]; null: k is not paged
       i64 pages_stride;
       int page_tables;           ///< rows of the table
-      int page_size, page_rows;  ///< keys of a page, and how many of them are copied at once
+      int page_size, page_rows;  ///< keys of a page, and keys copied at once
     };
     struct Memory {
       Ring<Target, Q, 1> q;
@@ -98,8 +99,8 @@ struct Attention {
 
     TW_INLINE static Work work(const Params& p, Tile t) { return Work::of(p, t); }
 
-    /// Step s loads keys number s and values number s - lag, the order in which compute takes them: loaded in any other order, each would
-    /// wait for the other's slot.
+    /// Step s loads block s of the keys and block s - lag of the values: the order in which compute takes them. In another order keys and
+    /// values would wait for each other's slots.
     TW_INLINE static int steps(const Params&, const Work& w) { return w.blocks > 0 ? w.blocks + lag : 0; }
 
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
@@ -109,7 +110,7 @@ struct Attention {
       if (step >= lag) producer.put(memory.v, [&](auto copy, V& v) { load_block(copy, p, w, p.v, v, w.block(step - lag), kv_head); });
     }
 
-    /// Output of block number n, asynchronously.
+    /// Starts the product that adds block n to the output.
     TW_INLINE static void add_output(auto& block, const Work& w, int n, Memory& memory, const Weights& weights, State& state) {
       block.mma(state.out, weights, take_values(block, w, n, memory), n == 0);
     }
@@ -118,8 +119,8 @@ struct Attention {
       block.release(memory.v);
     }
 
-    /// Block number `step`: its scores and weights, and under them, or behind them, an output: see lag. `cut`: rules leave some of its
-    /// scores out. kHalves: none, and all rows have seen a key; see rules_in_halves.
+    /// One block of keys: its scores and weights. The product that adds to the output runs under the softmax, or after it: see lag. `cut`:
+    /// rules hide some of the scores. kHalves: no score is hidden and all rows have seen a key; see rules_in_halves.
     template <bool kFirst, bool kHalves = false>
     TW_INLINE static void next(auto& block, const Params& p, const Work& w, int step, bool cut, Memory& memory, const auto& q,
                                Weights& weights, State& state) {
@@ -153,7 +154,7 @@ struct Attention {
     TW_INLINE static void loop(auto& block, const Params& p, const Work& w, Memory& memory, const auto& q, Weights& weights, State& state) {
       const int whole_end = w.blocks - w.cut_first;
       next<true>(block, p, w, 0, w.cut > 0 || whole_end <= 0, memory, q, weights, state);
-      // Every warp's product has read the queries' registers.
+      // All warps' products have read the queries by now.
       if constexpr (queries_in_registers) block.release(memory.q);
       int step = 1;
       if constexpr (maxima_first && TW_ON_GPU) {  // on the CPU a test costs less than a copy of the code
@@ -192,7 +193,7 @@ struct Attention {
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
-      if (ragged && w.first_row >= w.rows) return;  // a tile that the host could not know to be empty
+      if (ragged && w.first_row >= w.rows) return;  // the tile is empty, which the host could not know
       Softmax& softmax = state.softmax;
       block.complete(softmax.sum);
       PerRow scale;
@@ -220,7 +221,8 @@ struct Attention {
     }
 
    private:
-    /// Block `b` of a sequence's keys or values. Of pages, parts behind the sequence's end are from its last key on, whatever lies there.
+    /// Loads block `b` of a sequence's keys or values. For pages, the part after the sequence's end is loaded from its last key on; its
+    /// content does not matter.
     template <class G, class S>
     TW_INLINE static void load_block(auto& copy, const Params& p, const Work& w, const G& from, S& to, int b, int kv_head) {
       const int key = b * BN;
@@ -235,8 +237,8 @@ struct Attention {
         copy.tile(from, to, w.k_row + key, 0, kv_head, w.k_batch);
       }
     }
-    /// The next values, those of block number n. What lies behind a sequence's end in memory is not this sequence's and may be NaN, which a
-    /// weight of 0 would not hide.
+    /// Takes block n of the values. The rows after the sequence's end belong to another sequence and may be NaN, which a weight of 0 would
+    /// not hide.
     TW_INLINE static V& take_values(auto& block, const Work& w, int n, Memory& memory) {
       V& v = block.take(memory.v);
       if constexpr (ragged || paged) {
@@ -246,7 +248,7 @@ struct Attention {
       return v;
     }
 
-    /// Scores of block `b`, kCount columns from kFirst on: those that a row must not see become -infinity.
+    /// Applies the rules to kCount columns of block `b`'s scores, from kFirst on. Scores that a row must not see become -infinity.
     template <bool kCut, int kFirst, int kCount>
     TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int b, Scores& scores) {
       const int key0 = b * BN;

@@ -2,10 +2,10 @@
 
 #include "tilewave/tile/language.tile.hpp"
 
-// Which keys a query sees, and how their scores change: small types that attention's kernel takes as a list. A rule is
+// Rules define which keys a query sees and how scores change. They are small types, which attention's kernel takes as a list. A rule is
 //
 //   struct Mask {
-//     template <class Target> struct Params { ... };                  what the host fills in: numbers and Pointers
+//   template <class Target> struct Params { ... };                  what the host fills in: numbers and Pointers
 //     static bool visible(const auto& params, const Score& at);       false: the score becomes -infinity
 //   };
 //   struct Change {
@@ -13,31 +13,32 @@
 //     static auto score(const auto& params, const Score& at, auto x);  x is the score
 //   };
 //
-// or both, score() first, and may tell of a tile of rows, so that blocks of keys are skipped, or taken without looking at each score:
+// or both; then score() is applied first. A rule may also describe a tile of rows, so that blocks of keys are skipped, or used without
+// testing each score:
 //
 //   static KeyRange keys(const auto& params, const ScoreRows& rows);       no row sees a key outside
 //   static KeyRange untouched(const auto& params, const ScoreRows& rows);  the rule does nothing to any row's keys inside
 //
-// A change that keeps scores near each other and hides nothing says `static constexpr bool bounded = true`: the kernel may then look for a
+// A rule that changes scores only a little and hides nothing declares `static constexpr bool bounded = true`. The kernel then looks for a
 // row's maximum less often.
 //
-// A rule of your own lies in an embedded *.tile.hpp file that includes tilewave/tile/attention.tile.hpp and that its `static constexpr
-// const char* source` names; tilewave/attention_with.hpp takes it, examples/custom_mask has one.
+// A user-defined rule is in an embedded *.tile.hpp file that includes tilewave/tile/attention.tile.hpp; its `static constexpr const char*
+// source` names the file. Pass it to tilewave/attention_with.hpp; examples/custom_mask shows how.
 
 namespace tw {
 
-/// Where a score stands: a query and a key of one sequence, which count from 0 there.
+/// The position of a score: a query and a key of one sequence, both counted from 0.
 struct Score {
   int batch, head, query, key;
   int seqlen_q, seqlen_k;
-  int diagonal;    ///< query i stands beside key i + diagonal
+  int diagonal;    ///< query i is aligned with key i + diagonal
   float distance;  ///< query + diagonal - key
 };
 
 /// The rows of scores that a block computes together.
 struct ScoreRows {
-  int batch, head;              ///< where they share several heads, the first of them
-  int first_query, last_query;  ///< both among them
+  int batch, head;              ///< if the rows are of several heads, the first of these
+  int first_query, last_query;  ///< inclusive
   int seqlen_q, seqlen_k;
   int diagonal;
 };
@@ -49,7 +50,7 @@ struct KeyRange {
 };
 
 /// Query i sees keys from i + diagonal - left on (kLower) and up to i + diagonal + right (kUpper). A causal mask is the upper bound with
-/// right = 0, a sliding window is both. left and right are below 2^30.
+/// right = 0; a sliding window has both bounds. left and right must be below 2^30.
 template <bool kLower, bool kUpper>
 struct Band {
   static constexpr bool lower = kLower;
@@ -69,10 +70,10 @@ struct Band {
   }
 };
 
-// Changes of scores by the library's own host code keep scores in units: a score is x times a number that the host knows at every rule, so
-// that the products of q and k need no multiplication of their own.
+// The library's own rules keep scores in units: the score is x times a number that the host knows at each rule. So the products of q and k
+// need no extra multiplication.
 
-/// cap tanh(score / cap): x becomes tanh(factor x), in units of cap. `factor`: the unit before, divided by cap.
+/// cap tanh(score / cap): x becomes tanh(factor x), in units of cap. `factor` is the previous unit divided by cap.
 struct Softcap {
   static constexpr bool bounded = true;
   template <class Target>
@@ -97,8 +98,8 @@ struct Alibi {
   }
 };
 
-/// A tensor [batch, heads, seqlen_q, seqlen_k] that is added (f32, f16, bf16), or says what is seen (bool, as u8). Its own type is known to
-/// the host.
+/// A tensor [batch, heads, seqlen_q, seqlen_k] that is added (f32, f16, bf16), or that says which keys are seen (bool, as u8). Its element
+/// type is a run-time value.
 struct MaskTensor {
   enum class Type : u8 { boolean, f32, f16, bf16 };
   template <class Target>
@@ -109,7 +110,7 @@ struct MaskTensor {
     Type type;
   };
   TW_INLINE static auto score(const auto& p, const Score& at, auto x) {
-    // Rows and columns beyond the last are computed, and dropped: they read the last one.
+    // Rows and columns after the last one are computed and dropped. They read the last one.
     const i64 index = at.batch * p.stride_batch + at.head * p.stride_head + min(at.query, at.seqlen_q - 1) * p.stride_query +
                       min(at.key, at.seqlen_k - 1) * p.stride_key;
     switch (p.type) {
@@ -125,9 +126,9 @@ struct MaskTensor {
   }
 };
 
-/// A rule as a user writes it. It knows nothing of units: x is the score itself, before and after; around it scores stay in their unit, so
-/// that it may leave some untouched. And it may index arrays by what it is told: rows and columns beyond the last, which are computed and
-/// dropped, stand at the last one.
+/// Adapts a user-defined rule. A user's rule does not know about units: it is given the score itself and returns the score itself, and the
+/// unit is the same before and after it, so it may leave some scores untouched. It may index arrays with the position it is given: rows and
+/// columns after the last one, which are computed and dropped, get the last one's position.
 template <class Rule>
 struct UserRule : Rule {
   template <class Target>
@@ -147,11 +148,11 @@ struct UserRule : Rule {
   }
 };
 
-/// A rule whose place in Params is always there, so that the host fills in one structure for all lists of rules.
+/// A rule that always has its place in Params, so that the host fills in one structure for all lists of rules.
 enum class Use {
-  never,    ///< does nothing
-  always,   ///< is what it is
-  runtime,  ///< is there when Params says so: for targets on which a test costs less than another copy of the kernel
+  never,    ///< the rule is left out
+  always,   ///< the rule is always applied
+  runtime,  ///< Params decides: for targets where a test costs less than another copy of the kernel
 };
 template <class Rule, Use kUse>
 struct Optional {
@@ -165,7 +166,7 @@ struct Optional {
 
 namespace detail {
 
-/// What a rule is without its Optional.
+/// A rule without its Optional.
 template <class Rule>
 struct RuleOf {
   using Type = Rule;
@@ -177,7 +178,7 @@ struct RuleOf<Optional<Rule, kUse>> {
   static constexpr Use use = kUse;
 };
 
-/// To ask what members a rule has: those do not depend on the target.
+/// For asking which members a rule has, which does not depend on the target.
 struct AnyTarget {
   template <class T>
   using Pointer = T*;
@@ -200,7 +201,7 @@ inline constexpr bool changes = requires(const P& p, const Score& at) {
   Rule::score(p, at, 1.0f);
 };
 
-/// The embedded file that defines a rule; null: the library's.
+/// The embedded file that defines a rule; null for the library's rules.
 template <class Rule>
 constexpr const char* rule_source() {
   if constexpr (requires { Rule::source; })
@@ -240,34 +241,34 @@ struct Rules<First, Rest...> {
   template <class P>
   static constexpr bool narrows = use != Use::never&& detail::narrows<Rule, P>;
 
-  /// The file that a rule of a user's names, or null.
+  /// The file that a user-defined rule names, or null.
   static constexpr const char* source = detail::rule_source<Rule>() ? detail::rule_source<Rule>() : Others::source;
 
   static constexpr bool has_lower() {
     if constexpr (requires { Rule::lower; }) return Rule::lower;
     return detail::narrows<Rule, typename First::template Params<detail::AnyTarget>>;
   }
-  /// Whether the first blocks of the keys that rows see may be among those that a rule touches, as the last ones may always be. A rule that
-  /// tells what it leaves untouched may say that they are not: `static constexpr bool lower = false`.
+  /// Whether a rule may touch the first blocks of the keys that rows see. (It may always touch the last ones.) A rule with untouched() can
+  /// declare that it does not: `static constexpr bool lower = false`.
   static constexpr bool lower = (use != Use::never && has_lower()) || Others::lower;
 
   static constexpr bool is_bounded() {
     if constexpr (requires { Rule::bounded; }) return Rule::bounded;
     return false;
   }
-  /// Whether a row may see its first key, or scores of any size, in any block: not only in those that are cut.
+  /// Whether a row may see its first key, or scores of any size, in any block, not only in blocks that rules cut.
   static constexpr bool anywhere =
       (use != Use::never && !detail::narrows<Rule, typename First::template Params<detail::AnyTarget>> && !is_bounded()) ||
       Others::anywhere;
 
-  /// Of the keys `all`, those that a row may see.
+  /// The keys among `all` that a row may see.
   TW_INLINE static KeyRange keys(const auto& p, const ScoreRows& rows, KeyRange all) {
     if constexpr (use != Use::never && detail::limits<Rule, decltype(p.first)>) {
       if (on(p)) all = all & Rule::keys(p.first, rows);
     }
     return Others::keys(p.rest, rows, all);
   }
-  /// Those that need not be looked at one by one. Rules that do not tell are applied to all.
+  /// The keys whose scores need no test. A rule without untouched() is applied to all keys.
   TW_INLINE static KeyRange untouched(const auto& p, const ScoreRows& rows, KeyRange all) {
     if constexpr (narrows<decltype(p.first)>) {
       if (on(p)) all = all & Rule::untouched(p.first, rows);
@@ -279,8 +280,8 @@ struct Rules<First, Rest...> {
                                     !detail::narrows<Rule, typename First::template Params<detail::AnyTarget>>) ||
                                    Others::changing;
 
-  /// The rules, on kCount columns from kFirst on of a tile of scores; `at(row, col)` says where one stands. kEdge: with those that leave
-  /// other tiles untouched.
+  /// Applies the rules to kCount columns of a tile of scores, from kFirst on. `at(row, col)` is a score's position. kEdge: also applies the
+  /// rules that leave other tiles untouched.
   template <bool kEdge, int kFirst, int kCount>
   TW_INLINE static void apply(auto& block, const auto& p, auto& scores, auto at) {
     using P = decltype(p.first);

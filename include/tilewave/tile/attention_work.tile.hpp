@@ -7,9 +7,9 @@
 
 namespace tw {
 
-/// Tiles of queries, longest first: with a causal mask the last rows of a sequence see the most keys, and a block that starts one late
-/// would hold everybody up. Heads are taken a group at a time so that the keys and values in use fit the L2 cache. The grid's n is heads *
-/// batch, m the query tiles.
+/// Orders tiles from the longest to the shortest. Under a causal mask the last rows of a sequence see the most keys; if such a tile started
+/// last, all other blocks would wait for it. Heads are taken in groups, so that the keys and values in use fit the L2 cache. The grid's n
+/// is heads * batch, its m the number of query tiles.
 struct LongestFirst {
   static constexpr Dispatch dispatch = Dispatch::dynamic;
   /// grid.batch counts groups of heads, grid.n the heads of one group; tile.n is the head.
@@ -21,38 +21,37 @@ struct LongestFirst {
   }
 };
 
-/// Sequence `i` of those that follow each other, which has `size` rows from `begin` on. What memory says is clamped to the tensor's `rows`.
+/// The rows of sequence `i` in a packed tensor: `size` rows from `begin` on. Values read from memory are clamped to the tensor's `rows`.
 struct SequenceRows {
   int begin, size;
   TW_INLINE static int clamp(int x, int most) { return max(min(x, most), 0); }
-  /// cu_seqlens: where each begins, and the last one's end.
+  /// cu_seqlens: the offset of each sequence, and the end of the last one.
   TW_INLINE static SequenceRows packed(const auto& cu_seqlens, int i, int rows) {
     const int begin = clamp(cu_seqlens[i], rows);
     return {begin, max(clamp(cu_seqlens[i + 1], rows) - begin, 0)};
   }
 };
 
-/// A tile of packed sequences in a list in memory: which number of it is what.
+/// An entry of the list of tiles of packed sequences: the index of each field.
 struct PackedTile {
   static constexpr int sequence = 0, first_row = 1, q_begin = 2, q_rows = 3, k_begin = 4, keys = 5;
-  static constexpr int numbers = 8;  ///< of a tile, the last two are not used
+  static constexpr int numbers = 8;  ///< in an entry; the last two are unused
 };
 
-/// A tile: which rows of which sequence, and the blocks of keys that they see, from the last to the first. `p` are the parameters of an
-/// Attention kernel.
+/// The rows of a tile, and the blocks of keys that they see, from the last to the first. `p` are the Params of an Attention kernel.
 template <AttentionConfig kConfig, class Rules>
 struct AttentionWork {
   static constexpr int BM = kConfig.rows, BN = kConfig.keys;
   static constexpr bool ragged = (kConfig.form & kRagged) != 0, split = (kConfig.form & kSplit) != 0, paged = (kConfig.form & kPaged) != 0;
 
   int batch, head, part;
-  int first_row, rows;  ///< rows: of the sequence
+  int first_row, rows;  ///< rows: the sequence's number of queries
   int seqlen_k, diagonal;
-  int q_row, k_row;      ///< where the sequence begins
-  int q_batch, k_batch;  ///< in which of the tensors' batches
-  int blocks;            ///< none: no row sees a key
+  int q_row, k_row;      ///< offsets of the sequence in the tensors
+  int q_batch, k_batch;  ///< batch index in the tensors
+  int blocks;            ///< 0: no row sees a key
   int last_block;
-  int cut, cut_first;  ///< blocks that rules cut: the last ones, and the first ones
+  int cut, cut_first;  ///< the number of blocks that rules cut: at the end, and at the start
 
   TW_INLINE static AttentionWork of(const auto& p, Tile t) {
     AttentionWork w;
@@ -95,10 +94,10 @@ struct AttentionWork {
     return w;
   }
 
-  /// The block of keys that is number n.
+  /// The n-th block to be computed.
   TW_INLINE int block(int n) const { return last_block - n; }
   TW_INLINE int seqlen_q(const auto& p) const { return split && p.queries > 0 ? p.queries : rows; }
-  /// The head and the query that row `row` of the tile belongs to.
+  /// The head and the query of the tile's row `row`.
   TW_INLINE int head_of(const auto& p, int row) const { return split ? head * p.heads_together + head_in_tile(p, row) : head; }
   TW_INLINE int query_of(const auto& p, int row) const { return first_row + row - (split ? head_in_tile(p, row) * p.queries : 0); }
 
@@ -108,7 +107,7 @@ struct AttentionWork {
   TW_INLINE int added(const auto& p) const {
     return p.cu_added ? clamp(p.cu_added[batch + 1] - p.cu_added[batch], seqlen_k) : p.keys_added;
   }
-  /// Tile m of the list; gives its number in its sequence.
+  /// Reads entry m of the list. Returns the tile's index in its sequence.
   TW_INLINE int read_tile(const auto& p, int m) {
     const auto tile = p.tiles + static_cast<i64>(m) * PackedTile::numbers;
     batch = tile[PackedTile::sequence];
@@ -118,10 +117,10 @@ struct AttentionWork {
     seqlen_k = tile[PackedTile::keys];
     return tile[PackedTile::first_row] / BM;
   }
-  /// Sequence b has the tiles from cu_q[b] / BM + b on, of which the last one may be empty: so the host knows how many there are without
-  /// knowing the lengths. Finds tile m's sequence and gives its number in there.
+  /// Sequence b has the tiles from cu_q[b] / BM + b on, and its last tile may be empty, so the host knows the number of tiles without
+  /// knowing the lengths. Finds the sequence of tile m and returns the tile's index in it.
   TW_INLINE int find_sequence(const auto& p, int m) {
-    int low = 0, high = p.batch;  // first tiles: at low before m or at it, at high behind it
+    int low = 0, high = p.batch;  // the first tile of `low` is m or before m, that of `high` is after m
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       (p.cu_q[middle] / BM + middle <= m ? low : high) = middle;

@@ -7,8 +7,8 @@
 
 namespace tw {
 
-/// The base of blocks on targets without threads: what they check of a kernel's Fragments, Buffers, staging slots and barriers. `kRows`:
-/// the rows of the kernel's Fragments.
+/// The base of blocks on targets without threads. It holds the checks of Fragments, Buffers, staging slots and barriers that these targets
+/// have in common. `kRows`: the rows of the kernel's Fragments.
 template <int kRows>
 class BlockModel {
  public:
@@ -32,7 +32,7 @@ class BlockModel {
 
   BlockModel(UnreadStores& unread_stores, BufferUse* last_buffer) : unread_stores_(unread_stores), last_buffer_(last_buffer) {}
 
-  /// Checks that a tile in registers is one of this block's.
+  /// Checks that a tile in registers belongs to this block.
   template <class F>
   static constexpr void own() {
     if constexpr (requires { F::warpgroups; }) {
@@ -42,16 +42,16 @@ class BlockModel {
       static_assert(F::kind == TileKind::rows || accumulates<typename F::Element>, TW_ACCUMULATES);
     }
   }
-  /// The Fragment has the kernel's rows, 64 for each warpgroup.
+  /// Whether the Fragment has the kernel's rows, 64 for each warpgroup.
   template <class F>
   static constexpr bool is_default = F::kind == TileKind::fragment&& F::rows == kRows;
-  /// The part of a Buffer that a warpgroup reads or writes when the block loads or stores a Fragment.
+  /// The part of a Buffer that a warpgroup accesses when the block loads or stores a Fragment.
   template <class F>
   static constexpr Reach reach = is_default<F> ? Reach::warpgroup : Reach::block;
   /// Its address identifies the type.
   template <class F>
   static constexpr char dealing = 0;
-  /// The uses of the Buffer that an operand of a product is, or views; null for any other operand.
+  /// The use record of the Buffer that an operand of a product is, or is a view of; null for other operands.
   static BufferUse* use_of(const auto& operand) {
     if constexpr (requires { operand.use; })
       return &operand.use;
@@ -60,7 +60,7 @@ class BlockModel {
     else
       return nullptr;
   }
-  /// Issues the stores of a tile through `staging`, as a GPU would; returns what is wrong with them, or null.
+  /// Issues the stores of a tile through `staging`, as a GPU would. Returns what is wrong with them, or null.
   template <class Staging>
   const char* issue_stores(const Staging& staging, int col) const {
     const char* problem = cut_piece<typename Staging::Element>(col);

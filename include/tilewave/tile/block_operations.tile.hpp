@@ -4,12 +4,12 @@
 
 namespace tw {
 
-/// The members of a block that only combine its other members, written once for all targets. `Block` is the class that inherits them. It
-/// provides map_with(), rows(), load(), store(), scatter_add(), column_reduce() and combine_rows().
+/// Members of a block that only combine its other members, written once for all targets. `Block` is the derived class (CRTP). It provides
+/// map_with(), rows(), load(), store(), scatter_add(), column_reduce() and combine_rows().
 template <class Block>
 struct BlockOperations {
-  /// x = f(x, y...) for every element, where y is a RowVector's value for the element's row, a ColumnVector's value for its column, the
-  /// element of another tile with the same layout, or a number.
+  /// x = f(x, y...) for every element. A y is a RowVector (the value of the element's row), a ColumnVector (of its column), another tile
+  /// with the same layout, or a number.
   template <class F, class Fn>
   TW_INLINE void map(F& tile, Fn f) const {
     self().map_with(tile, f);
@@ -67,7 +67,7 @@ struct BlockOperations {
   TW_INLINE void load(F& to, const G& from, int row, int col, Fill fill) const {
     self().load(to, from, row, col, 0, 0, fill);
   }
-  /// Adds each element to the tensor's, atomically; elements outside the tensor are dropped.
+  /// Adds each element to the tensor's, atomically. Elements outside the tensor are dropped.
   template <class F, class G>
   TW_INLINE void atomic_add(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
     self().scatter_add(

@@ -2,10 +2,10 @@
 
 #include "tilewave/tile/staging.tile.hpp"
 
-// A Buffer is shared memory that the computing threads write. Threads read it, and asynchronously tensor cores and the copy engine. On a
-// GPU these are ordered only by what the kernel says: fence() makes a thread's stores visible to tensor cores and the copy engine, a
-// barrier lets threads wait for each other, wait() and wait_stores() wait for asynchronous readers. Targets without threads check that the
-// kernel says enough: they keep a BufferModel, in which every event has a time.
+// A Buffer is shared memory that the computing threads write. Threads read it, and so do tensor cores and the copy engine, asynchronously.
+// On a GPU only the kernel orders these accesses: fence() makes a thread's stores visible to tensor cores and the copy engine, barriers let
+// threads wait for each other, wait() and wait_stores() wait for asynchronous reads. Targets without threads check that the kernel does
+// enough of this: they keep a BufferModel, in which every event has a time.
 
 #if !TW_ON_GPU
 namespace tw {
@@ -28,22 +28,23 @@ inline constexpr const char* kBufferWrittenTwice =
 inline constexpr const char* kBufferLeftInUse =
     "the tile ends while a Buffer may still be read: wait for its readers and sync(), since the block's next tile writes it";
 
-/// Which part of a Buffer a thread's use of it can meet: the 64 rows of its own warpgroup, or all of it.
+/// The part of a Buffer that one access can touch: the 64 rows of the thread's warpgroup, or all of it.
 enum class Reach { warpgroup, block };
 
-/// What happened to a Buffer last; 0: never.
+/// The last accesses to a Buffer, as times; 0 means never.
 struct BufferUse {
   const void* memory = nullptr;  ///< its address in the block's shared memory
   int written = 0;
   Reach written_reach = Reach::block;
-  const void* written_as = nullptr;  ///< stands for the type that dealt its elements to threads
-  int read_by_warpgroup = 0;         ///< time after which no reader of that reach is left
+  const void* written_as = nullptr;  ///< identifies the type that distributed its elements over threads
+  int read_by_warpgroup = 0;         ///< time of the last read with that reach
   int read_by_block = 0;
-  int products = 0;  ///< in flight that read it
+  int products = 0;  ///< products in flight that read it
   BufferUse* previous = nullptr;
 };
 
-/// Events are in the order of the kernel's text, which is that of each thread. Members return what the kernel does wrong, or null.
+/// Events happen in the order of the kernel's text, which is also the order in each thread. Members return what is wrong with the kernel,
+/// or null.
 class BufferModel {
  public:
   void fence() { fence_ = ++now_; }
@@ -68,7 +69,7 @@ class BufferModel {
     has_read(use, reach);
     return nullptr;
   }
-  /// Threads read and write elements in any way, between two barriers.
+  /// Threads read and write elements in any order between two barriers.
   const char* update(BufferUse& use, const UnreadStores& unread) {
     if (const char* problem = still_read(use, Reach::block, unread)) return problem;
     if (use.written > block_.barrier) return kBufferLoadedTooEarly;
@@ -76,7 +77,7 @@ class BufferModel {
     sync();
     return nullptr;
   }
-  /// A product that reads up to two Buffers was issued; null: another operand.
+  /// A product that reads up to two Buffers was issued. Null stands for an operand that is not a Buffer.
   const char* product(BufferUse* a, Reach a_reach, BufferUse* b) {
     Product& product = products_[in_flight_ < kMost ? in_flight_++ : kMost - 1];
     product = {{a, b}, {a_reach, Reach::block}};
@@ -101,20 +102,20 @@ class BufferModel {
     for (int n = done; n < in_flight_; ++n) products_[n - done] = products_[n];
     in_flight_ -= done;
   }
-  /// The copy engine was asked to read all of it.
+  /// The copy engine was told to read all of the Buffer.
   const char* copy(BufferUse& use, UnreadStores& unread) {
     if (const char* problem = asynchronous(use, Reach::block)) return problem;
     unread.issue(use.memory);
     return nullptr;
   }
-  /// All but the `most` youngest stores have been read. `last`: of the block's Buffers, which are linked.
+  /// All but the `most` youngest stores have been read. `last` is the last of the block's Buffers, which are linked.
   void wait_stores(int most, UnreadStores& unread, BufferUse* last) {
     unread.wait(most, [&](const void* memory) {
       for (BufferUse* use = last; use != nullptr; use = use->previous)
         if (use->memory == memory) has_read(*use, Reach::block);
     });
   }
-  /// Whether the block's next tile, which writes the same memory, would find a Buffer in use.
+  /// Whether a Buffer would still be in use if the block's next tile wrote the same memory.
   const char* at_the_end(const BufferUse* last) const {
     for (const BufferUse* use = last; use != nullptr; use = use->previous) {
       if (use->products > 0 || use->read_by_block > block_.barrier || use->read_by_warpgroup > warpgroup_.barrier) return kBufferLeftInUse;
@@ -125,7 +126,7 @@ class BufferModel {
  private:
   struct Seen {
     int barrier = 0;  ///< time of the last barrier
-    int fenced = 0;   ///< and of the last fence before it
+    int fenced = 0;   ///< time of the last fence before that barrier
   };
   struct Product {
     BufferUse* use[2];
@@ -134,10 +135,10 @@ class BufferModel {
   static constexpr int kMost = 16;
   int now_ = 0, fence_ = 0;
   Seen block_, warpgroup_;
-  Product products_[kMost];  // of which `in_flight_` are set
+  Product products_[kMost];  // the first `in_flight_` are valid
   int in_flight_ = 0;
 
-  /// What orders two uses: a barrier of the warpgroup if no other one is concerned.
+  /// The barrier that orders two accesses: a barrier of the warpgroup is enough if both concern that warpgroup only.
   const Seen& seen(Reach a, Reach b) const { return a == Reach::warpgroup && b == Reach::warpgroup ? warpgroup_ : block_; }
   void written(BufferUse& use, Reach reach, const void* as) {
     use.written = ++now_;

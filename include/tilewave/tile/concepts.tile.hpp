@@ -2,14 +2,14 @@
 
 #include "tilewave/tile/grid.tile.hpp"
 
-// What a target offers to kernels, and what a kernel offers to targets. Both are checked where a kernel is compiled for a target, so that a
-// member that is missing, misspelled or takes other arguments is an error with its name in it. language.tile.hpp says what each is for.
+// The requirements on targets and kernels. Both are checked where a kernel is compiled for a target, so that a member that is missing,
+// misspelled or takes other arguments is an error that names it. language.tile.hpp explains each member.
 
 namespace tw {
 
 namespace detail {
 
-// Calls with these arguments are checked and not compiled, so any type will do where a kernel says `auto&`.
+// Calls with these arguments are checked but not compiled, so any type may stand for a kernel's `auto&`.
 struct AnyBlock {};
 struct AnyProducer {};
 struct AnyState {};
@@ -18,7 +18,7 @@ T& any();
 template <class A, class B>
 concept SameAs = is_same<A, B>;
 
-/// What a kernel's roles take for a tile, and what compute() leaves for finish().
+/// What a kernel's roles take as their tile, and what compute() leaves for finish().
 template <class On>
 struct RolesOf {
   using Work = Tile;
@@ -83,15 +83,15 @@ concept HasComputeAlone = requires {
 
 }  // namespace detail
 
-/// A kernel on a target: Kernel::On<Target>. One with steps() has rings, which load() fills and compute() empties; any other is compute()
-/// alone.
+/// A kernel on a target: Kernel::On<Target>. A kernel with steps() has rings, which load() fills and compute() empties. Any other kernel
+/// only has compute().
 template <class On>
 concept KernelWithRings = detail::HasParams<On> && detail::HasMemory<On> && detail::HasWork<On> && detail::HasSteps<On> &&
     detail::HasLoad<On> && detail::HasCompute<On> && detail::HasFinish<On>;
 template <class On>
 concept Kernel = KernelWithRings<On> ||(detail::HasParams<On>&& detail::HasComputeAlone<On>);
 
-/// What a kernel's types are made of. A target's blocks also have the members that docs/language.md lists.
+/// The types that a target provides to kernels. A target's blocks must also have the members listed in docs/language.md.
 template <class T>
 concept Target = requires {
   typename T::template Global<const float, void, 1>;
@@ -116,7 +116,7 @@ concept Target = requires {
 
 namespace detail {
 
-/// Names what a kernel lacks.
+/// Reports what a kernel lacks.
 template <class On>
 constexpr void require_kernel() {
   static_assert(HasParams<On>, "a kernel has a struct Params: what the host fills in");

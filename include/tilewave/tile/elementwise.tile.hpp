@@ -3,8 +3,8 @@
 #include "tilewave/tile/language.tile.hpp"
 
 // Functions of one element of each of up to four tensors, and the kernel that applies one to whole tensors. A function is a type F with
-// F::apply(float...), of one to four arguments: those here, the activations in math.tile.hpp, a Chain of others, or a user's own in an
-// embedded file that includes this one and that F::source names.
+// F::apply(float...) of one to four arguments: one from this file, an activation from math.tile.hpp, a Chain of others, or a user-defined
+// one. The latter is in an embedded file that includes this one; F::source names it.
 
 namespace tw {
 
@@ -32,7 +32,7 @@ struct Scale {
 
 namespace detail {
 
-/// Arguments of F::apply.
+/// The number of arguments of F::apply.
 template <class F>
 constexpr int arity() {
   if constexpr (requires { F::arity; })
@@ -55,7 +55,7 @@ struct ChainFrom {
   }
 
  private:
-  /// First takes as many arguments as it has; what it gives and those left go to the rest.
+  /// `First` takes as many arguments as it has. Its result and the remaining arguments go to the rest.
   template <class A, class... X>
   TW_INLINE static A first(Constant<1>, A a, X... x) {
     return rest(First::apply(a), x...);
@@ -83,8 +83,8 @@ struct ChainFrom {
 
 }  // namespace detail
 
-/// Functions one after the other, as one: Chain<F, G, H> is h(g(f(...))). F takes the first inputs; each later one takes the result so far
-/// as its first argument, and for its others the next inputs. Chain<Silu, Mul> of (gate, up) is silu(gate) * up.
+/// Function composition: Chain<F, G, H> is h(g(f(...))). F takes the first inputs. Each later function takes the result so far as its first
+/// argument, and the next inputs as the others. Chain<Silu, Mul> of (gate, up) is silu(gate) * up.
 template <class... F>
 struct Chain {
   static constexpr int arity = (detail::arity<F>() + ...) - static_cast<int>(sizeof...(F)) + 1;
@@ -96,7 +96,7 @@ struct Chain {
 
 namespace detail {
 
-/// The file that defines F, or null where this one or the language does. A chain's functions come from one such file or its includes.
+/// The file that defines F, or null if this file or the language does. All functions of a chain come from one such file or its includes.
 template <class F>
 struct SourceOf {
   static constexpr const char* get() {
@@ -115,7 +115,7 @@ struct SourceOf<Chain<F...>> {
 
 }  // namespace detail
 
-/// out = F::apply(in[0], ...) on tensors of one shape, computed in f32. A tile is R x C elements; a warp's lanes have neighbouring 16-byte
+/// out = F::apply(in[0], ...) on tensors of one shape, computed in f32. A tile is R x C elements. A warp's lanes hold neighbouring 16-byte
 /// pieces, and a thread has about four loads in flight.
 template <class F, class T>
 struct Elementwise {
@@ -137,8 +137,8 @@ struct Elementwise {
       Global<Target, T, X> out;
     };
     struct Params {
-      Part parts[2];  ///< what whole rows of tile_cols elements hold, and the elements left over
-      int tiles;      ///< of the first part, in m; one more is the second part's
+      Part parts[2];  ///< the part made of whole rows of tile_cols elements, and the remaining elements
+      int tiles;      ///< tiles of the first part along m; the second part has one more
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {

@@ -3,8 +3,8 @@
 #include "tilewave/tile/language.tile.hpp"
 #include "tilewave/tile/math.tile.hpp"
 
-// What becomes of a product's accumulators. The kernels of matrix products (gemm, its sums over splits of K, its product with one row) and
-// of convolution leave that to an Epilogue, which may be yours (tilewave/gemm_with.hpp):
+// An Epilogue defines what happens to the accumulators of a product. The kernels of matrix products (gemm, its sums over splits of K, its
+// product with one row) and of convolution take one, which may be user-defined (tilewave/gemm_with.hpp):
 //
 //   struct MyEpilogue {
 //     template <class Target, class Acc>
@@ -19,36 +19,36 @@
 //   };
 //
 // `Acc` is the tile of accumulators: a Fragment in a product, Rows in the sum of splits, a RowVector in the product with one row. An
-// epilogue that treats each accumulator by itself may say `static constexpr bool elementwise = true;`: warps of the generic GPU target then
-// share rows, which is faster. Otherwise each holds whole rows, so that it can reduce them.
+// epilogue that treats each accumulator separately may declare `static constexpr bool elementwise = true;`. On the generic GPU target warps
+// then share rows, which is faster. Otherwise each warp holds whole rows, so that the epilogue can reduce them.
 
 namespace tw {
 
-/// A tile's place in D.
+/// The position of a tile in D.
 struct Place {
   int row, col;  ///< of its first element
   int batch;
 };
 
-/// A tile whose rows are a window of pixels: the first one's place in the image, and the tile's first channel.
+/// The position of a tile whose rows are a window of pixels: its first pixel and its first channel.
 struct WindowPlace {
   int pixel_col;
   int col;  ///< channel
   int pixel_row, image;
 };
 
-/// Nothing in shared memory.
+/// An epilogue that needs no shared memory.
 struct NoMemory {
   explicit constexpr NoMemory(auto&) {}
 };
 
 namespace epilogue {
 
-/// How tensors meet accumulators.
+/// How an epilogue accesses tensors.
 enum class Meeting {
-  fragment,  ///< element by element; results leave through Staging
+  fragment,  ///< element by element; results are stored through Staging
   rows,      ///< as Rows of the same layout
-  vector     ///< D stands on end beside a RowVector
+  vector     ///< the product has one row, and D is transposed: a RowVector holds a part of it
 };
 template <class Acc>
 constexpr Meeting meeting() {
@@ -84,9 +84,9 @@ TW_INLINE void map_with(auto& block, Acc& acc, const G& tensor, const Place& at,
   }
 }
 
-/// The tile that D's Global is bound with, the Global of a tensor that is added, and that of a bias.
+/// The tile type that D's Global is bound with, the Global of a tensor that is added, and that of a bias.
 template <class Target, class T, class Acc, bool kPairs = false, Meeting = meeting<Acc>()>
-struct Ends {  // of a Fragment
+struct Ends {  // for a Fragment
   static constexpr int cols = kPairs ? Acc::cols / 2 : Acc::cols;
   using Pairs = Fragment<Target, float, Acc::rows, Acc::cols / 2>;
   using Out = Staging<Target, T, Acc::rows, cols>;
@@ -112,7 +112,7 @@ struct Ends<Target, T, Acc, false, Meeting::vector> {
   using Memory = NoMemory;
 };
 
-/// acc += bias, of which columns from `cols` on have none.
+/// acc += bias. Columns from `cols` on have no bias.
 template <class Target, class Acc, class Bias, class At>
 TW_INLINE void add_bias(auto& block, Acc& acc, const Bias& bias, const At& at, int cols) {
   if constexpr (meeting<Acc>() == Meeting::fragment) {
@@ -140,7 +140,7 @@ TW_INLINE void store(auto& block, const Acc& acc, const G& d, Memory& memory, co
   block.store_window(acc, memory.out, d, at.pixel_col, at.col, at.pixel_row, at.image);
 }
 
-/// Whether the epilogue reads tensors as large as D: it says so by a constant `addends`.
+/// Whether the epilogue reads tensors as large as D, as its constant `addends` says.
 template <class Epilogue>
 constexpr bool reads_addends_of() {
   if constexpr (requires { Epilogue::addends; }) return Epilogue::addends;
@@ -149,7 +149,7 @@ constexpr bool reads_addends_of() {
 template <class Epilogue>
 inline constexpr bool reads_addends = reads_addends_of<Epilogue>();
 
-/// Whether the epilogue treats each accumulator by itself: it says so by a constant `elementwise`.
+/// Whether the epilogue treats each accumulator separately, as its constant `elementwise` says.
 template <class Epilogue>
 constexpr bool is_elementwise() {
   if constexpr (requires { Epilogue::elementwise; }) return Epilogue::elementwise;
@@ -158,7 +158,7 @@ constexpr bool is_elementwise() {
 
 }  // namespace epilogue
 
-/// D = acc: sums over a split of K, which another kernel adds up, and sums of integers.
+/// D = acc: for splits of K, which another kernel adds up, and for integer products.
 template <class T>
 struct StoreSums {
   static constexpr bool elementwise = true;
@@ -174,7 +174,7 @@ struct StoreSums {
   };
 };
 
-/// An activation that is chosen at run time, by Params::activation: one instantiation instead of five, for the CPU.
+/// An activation chosen at run time by Params::activation: for the CPU, one instantiation instead of five.
 struct AnyActivation {
   enum Kind { identity, relu, silu, gelu_erf, gelu_tanh };
 
@@ -188,14 +188,14 @@ struct AnyActivation {
   }
 };
 
-/// What a Linear epilogue does besides alpha, bias and activation.
+/// What a Linear epilogue does in addition to alpha, bias and activation.
 struct LinearOptions {
   bool addends = false;   ///< reads C or a residual, which costs registers
-  bool scales = false;    ///< reads the scales of fp8 operands, one number each
-  bool windowed = false;  ///< D is stored in windows: a convolution
+  bool scales = false;    ///< reads the scales of fp8 operands, one number for each operand
+  bool windowed = false;  ///< stores D in windows: a convolution
 };
 
-/// D = activation(alpha acc + beta C + bias) + residual. With SwiGlu for the activation each pair of columns becomes one.
+/// D = activation(alpha acc + beta C + bias) + residual. The SwiGlu activation turns each pair of columns into one.
 template <class T, class Activation, LinearOptions options = LinearOptions{}>
 struct Linear {
   static constexpr bool addends = options.addends, elementwise = true;
@@ -206,15 +206,15 @@ struct Linear {
     using Memory = typename Ends::Memory;
 
     struct Params {
-      typename Ends::Added c;         ///< read when beta is not 0
-      typename Ends::Added residual;  ///< read when has_residual
+      typename Ends::Added c;         ///< read if beta is not 0
+      typename Ends::Added residual;  ///< read if has_residual
       conditional<options.windowed, Windowed<Target, T, typename Ends::Out>, Global<Target, T, typename Ends::Out>> d;
       typename Ends::Bias bias;  ///< N values
       const float* a_scale;      ///< one number, or null
       const float* b_scale;
       float alpha, beta;
       bool has_bias, has_residual;
-      int activation;  ///< an AnyActivation::Kind, if the activation is that
+      int activation;  ///< an AnyActivation::Kind, if the activation is AnyActivation
     };
 
     TW_INLINE static void apply(auto& block, Acc& acc, const Params& p, Memory& memory, const auto& at) {

@@ -4,8 +4,8 @@
 
 namespace tw::kernels::gemm {
 
-/// Element type of A and B, and which dimension of each, as stored, the product sums over: NT is (columns, columns), NN (columns, rows), TN
-/// (rows, rows).
+/// The element type of A and B, and the dimension of each, as stored, that the product sums over: NT is (columns, columns), NN is (columns,
+/// rows), TN is (rows, rows).
 template <class T, Contract a, Contract b>
 struct Operands {
   using Element = T;
@@ -13,14 +13,14 @@ struct Operands {
   static constexpr Contract a_contract = a, b_contract = b;
 };
 
-/// Each tile of D is BM x BN; operands arrive BK at a time through a ring of `Stages` slots. `Cluster` blocks, neighbours along M, share
-/// every tile of B. Tiles are done in bands of `Band` rows (of clusters).
+/// The tile sizes and the schedule. A tile of D is BM x BN; operands arrive BK at a time through a ring of `Stages` slots. `Cluster`
+/// blocks, neighbours along M, share every tile of B. Tiles are processed in bands of `Band` rows (of clusters).
 template <int BM, int BN, int BK, int Stages, int Cluster, int Band>
 struct Tiles {
   static constexpr int bm = BM, bn = BN, bk = BK, stages = Stages, cluster = Cluster, band = Band;
 };
 
-/// The tiles of A and B, and how they arrive: what every kernel of the family begins with.
+/// The tiles of A and B, and their loads: the part that all kernels of the family share.
 template <class Target, class Operands, class Tiles>
 struct Inputs {
   using T = typename Operands::Element;
@@ -35,7 +35,7 @@ struct Inputs {
   Global<Target, const T, A> a;
   Global<Target, const T, B, Tiles::cluster> b;
   int depth;                 ///< K
-  int a_batches, b_batches;  ///< 0 where one operand serves all batches, else 1
+  int a_batches, b_batches;  ///< 0 if one operand serves all batches, otherwise 1
 
   TW_INLINE void load(auto& producer, auto& ring, Tile t, int batch, int step) const {
     producer.put(ring, [&](auto copy, Slot& slot) {
@@ -51,12 +51,12 @@ struct Inputs {
   }
 };
 
-/// What becomes of the accumulators (tilewave/tile/epilogue.tile.hpp) of A B, tile by tile. With `kSplitK` the grid's batch counts splits
-/// of K, too, each with accumulators of its own.
+/// The product A B. An epilogue (tilewave/tile/epilogue.tile.hpp) stores its accumulators, tile by tile. With `kSplitK` the grid's batch
+/// also counts splits of K, each with its own accumulators.
 template <class Operands, class Epilogue, class Tiles, bool kSplitK = false>
 struct Gemm {
   static constexpr const char* source = "tilewave/tile/gemm.tile.hpp";
-  /// Reading addends takes registers: half of the accumulators leave them.
+  /// An epilogue that reads tensors needs registers, which half of the accumulators leave free.
   using WarpTile = conditional<epilogue::reads_addends<Epilogue>, tw::WarpTile<32, 2>,
                                conditional<epilogue::is_elementwise<Epilogue>(), SquareWarpTile<Tiles::bm, Tiles::bn>, RowWarpTile<16>>>;
 
@@ -75,7 +75,7 @@ struct Gemm {
     struct Params {
       In in;
       typename End::Params epilogue;
-      int splits;  ///< of K
+      int splits;  ///< number of splits of K
     };
     struct Memory {
       Ring<Target, Slot, Tiles::stages> operands;
@@ -87,7 +87,7 @@ struct Gemm {
     };
 
     TW_INLINE static int all_steps(const Params& p) { return ceil_div(p.in.depth, Tiles::bk); }
-    /// Steps of a split; the last one may have fewer.
+    /// Steps of one split; the last split may have fewer.
     TW_INLINE static int split_steps(const Params& p) { return ceil_div(all_steps(p), p.splits); }
 
     TW_INLINE static int steps(const Params& p, Tile t) {
@@ -106,16 +106,16 @@ struct Gemm {
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
       const int n = steps(p, t);
-      // Sums of integers and splits have at least one step: the host sees to it, because zeros that meet the products' results with
-      // nothing between that and the store make the assembler serialise products.
+      // Integer products and splits have at least one step, which the host ensures. If zeros could reach the store directly, the assembler
+      // would serialise the products.
       if constexpr (!is_same<Sum, i32> && !kSplitK) {
         if (n == 0) {
           block.fill(state.acc, 0.0f);
           return;
         }
       }
-      // One product is always in flight where products are asynchronous: a slot is released when the product after the one that read it has
-      // been issued.
+      // If products are asynchronous, one is always in flight: a slot is released once the product after the one that read it has been
+      // issued.
       for (int step = 0; step < n; ++step) {
         const Slot& slot = block.take(memory.operands);
         block.mma(state.acc, slot.a, slot.b, step == 0);

@@ -4,7 +4,7 @@
 
 namespace tw {
 
-/// The tiles of one launch: m x n x batch of them. `counter` is two zeros in device memory, which a dynamic schedule uses and resets.
+/// The tiles of one launch: m x n x batch. `counter` is two zeros in device memory, which a dynamic schedule uses and resets.
 struct TileGrid {
   int m = 1;
   int n = 1;
@@ -14,7 +14,7 @@ struct TileGrid {
   TW_INLINE constexpr int count() const { return m * n * batch; }
 };
 
-/// One tile, counted in tiles.
+/// The coordinates of a tile, counted in tiles.
 struct Tile {
   int m;
   int n;
@@ -30,7 +30,7 @@ inline constexpr MapElement map_element = is_same<T, float>  ? MapElement::f32
                                           : is_same<T, bf16> ? MapElement::bf16
                                                              : MapElement::u8;
 
-/// What one TMA copy of a Global moves: elements, rows of a tile (or as many as its map's boxes have) and their columns.
+/// What one TMA copy of a Global moves: the element type, rows of a tile (or as many as its map's boxes have), columns, and the swizzle.
 struct MapTile {
   MapElement element;
   int rows, cols;
@@ -38,16 +38,16 @@ struct MapTile {
 };
 }  // namespace detail
 
-/// A tensor as it is bound to a kernel's Global, on every target.
+/// A tensor bound to a kernel's Global, on every target.
 struct BoundView {
-  /// The stride_j of a Global to which nothing was bound. A launch refuses it: no tensor is so large.
+  /// The stride_j of a Global to which nothing was bound, so that a launch can refuse it. No tensor is that large.
   static constexpr i64 kUnbound = -0x756e626f756e6400;
 
   void* data = nullptr;
   i64 stride_j = kUnbound, stride_i = 0, stride_row = 0, stride_col = 0;  ///< in elements
   int size_j = 0, size_i = 0, rows = 0, cols = 0;
 
-  /// An unbound Global that TMA copies says in which boxes: that is how the host learns it from a compiled kernel.
+  /// An unbound Global that TMA copies stores its box sizes here: the host reads them from the compiled kernel.
   TW_INLINE constexpr void set_map_tile(const detail::MapTile& tile) {
     size_j = tile.swizzle_bytes;
     size_i = static_cast<int>(tile.element);
@@ -56,31 +56,31 @@ struct BoundView {
   }
   TW_INLINE constexpr detail::MapTile map_tile() const { return {static_cast<detail::MapElement>(size_i), rows, cols, size_j}; }
 };
-/// What is bound where a call leaves an optional tensor out: no element lies inside it.
+/// The view for an optional tensor that a call leaves out: no element is inside it.
 inline constexpr BoundView kNoTensor{nullptr, 0, 0, 0, 0, 0, 0, 0, 0};
 
-/// Schedules: in which order the tiles of a grid are done. `at(grid, i)` is the i-th tile, a pure function. A kernel names one as its
-/// `Schedule`; it may define its own (attention does). `dispatch` says who takes which.
+/// Schedules: the order of a grid's tiles. `at(grid, i)` is the i-th tile, a pure function. A kernel names a schedule as its `Schedule`, or
+/// defines its own, as attention does. `dispatch` says how blocks take tiles.
 enum class Dispatch {
   plain,       ///< one block per tile
-  persistent,  ///< as many blocks as fit; each takes every n-th tile
-  dynamic      ///< as many blocks as fit; each takes the next tile when it has finished one
+  persistent,  ///< as many blocks as fit at once; each takes every n-th tile
+  dynamic      ///< as many blocks as fit at once; each takes the next tile when it has finished one
 };
 
-/// Row after row: n fastest.
+/// Row by row: n varies fastest.
 struct RowMajor {
   static constexpr Dispatch dispatch = Dispatch::plain;
   TW_INLINE static constexpr Tile at(const TileGrid& grid, int i) {
-    if (grid.n == 1 && grid.batch == 1) return {i, 0, 0};  // often so, and divisions take longer than a small tile's arithmetic
-    const u32 n = static_cast<u32>(grid.n), row = static_cast<u32>(i) / n;  // unsigned divisions are half as long
+    if (grid.n == 1 && grid.batch == 1) return {i, 0, 0};  // a common case; divisions would take longer than the arithmetic of a small tile
+    const u32 n = static_cast<u32>(grid.n), row = static_cast<u32>(i) / n;  // unsigned divisions take half as long
     if (grid.batch == 1) return {static_cast<int>(row), i - static_cast<int>(row * n), 0};
     const u32 m = static_cast<u32>(grid.m), batch = row / m;
     return {static_cast<int>(row - batch * m), i - static_cast<int>(row * n), static_cast<int>(batch)};
   }
 };
 
-/// Swizzled raster: bands of `Band` tile rows, each walked column by column, so that the tiles in flight share rows of A and columns of B
-/// in the L2 cache.
+/// Swizzled raster: bands of `Band` tile rows, each walked column by column, so that tiles in flight share rows of A and columns of B in
+/// the L2 cache.
 template <int Band, Dispatch kDispatch = Dispatch::persistent>
 struct Banded {
   static constexpr Dispatch dispatch = kDispatch;

@@ -11,24 +11,24 @@
 #include "tilewave/tile/types.tile.hpp"
 #include "tilewave/tile/views.tile.hpp"
 
-// The tile language. A kernel is a struct with a member template On<Target>; these names are how it speaks of memory. Each target defines
-// what they are; a kernel never says which target it is on. docs/language.md is the guide, tilewave/tile/gemm.tile.hpp the first example.
+// The tile language. A kernel is a struct with a member template On<Target>. It uses these types for memory, and each target defines them;
+// a kernel does not know which target it is compiled for. docs/language.md is the guide, tilewave/tile/gemm.tile.hpp the first example.
 //
 //   Global     a tensor in device memory: up to two outer dimensions, rows, columns; any strides
 //   Pointer    an array in device memory that element functions index: a bias, a table
-//   Shared     a tile that blocks keep close to the arithmetic, in the layout that the target's matrix unit wants
+//   Shared     a tile in shared memory, in the layout that the target's matrix unit wants
 //   Ring       `Stages` slots of Shared tiles between the role that loads and the role that computes
 //   GatherRing a Ring whose tiles may be gathered row by row
 //   Fragment   a tile of accumulators, spread over the block's threads in the matrix unit's layout
-//   Operand    a Fragment converted to be the left operand of a product
-//   Rows       a tile for work without products: whole rows stay within a warp, columns in 16-byte pieces
+//   Operand    the left operand of a product, in registers
+//   Rows       a tile for work without products: a row is in one warp if possible, its columns in 16-byte pieces
 //   RowVector  one number for each row of a Fragment or Rows;  ColumnVector: one for each column
-//   Buffer     a tile in shared memory that the role that computes writes, reads and multiplies;  VectorBuffer: a vector of that kind
+//   Buffer     a tile in shared memory that the computing role writes, reads and multiplies;  VectorBuffer: such a vector
 //   SharedVector  a vector in a ring's slot
-//   RowExchange   shared memory through which warpgroups that share rows of a Fragment combine what each has of a row
-//   Staging    shared memory through which a Fragment leaves for global memory
-//   Windowed   a Global of which a tile's rows are a window of pixels: convolutions
-//   Histogram  counters that threads share;  List: values that threads append, and sort
+//   RowExchange   shared memory through which warpgroups that share rows of a Fragment combine their parts of a row
+//   Staging    shared memory through which a Fragment is stored to global memory
+//   Windowed   a Global whose tiles have a window of pixels as rows: convolutions
+//   Histogram  counters that threads share;  List: values that threads append and sort
 //
 // A kernel on a target:
 //
@@ -38,28 +38,27 @@
 //   steps(params, tile)       how many steps the tile takes
 //   load(producer, params, tile, step, memory)    puts one step's tiles into rings: a pure function of tile and step
 //   struct State              what compute leaves for finish
-//   compute(block, params, tile, memory, state)   takes from the rings; owns its loop
+//   compute(block, params, tile, memory, state)   contains the main loop; takes slots from the rings
 //   finish(block, params, tile, memory, state)    stores the result
 //
-// A kernel that must find out where a tile lies, from lengths in memory, say, defines besides
+// A kernel that reads the position of its tile from memory, such as from sequence lengths, also defines
 //
-//   struct Work               what its roles want to know of a tile
-//   work(params, tile)        a Work, which steps, load, compute and finish then take instead of the tile. It is made once, by the role
-//                             that loads. All blocks of a cluster must take the same number of steps
+//   struct Work               what its roles need to know about a tile
+//   work(params, tile)        returns a Work, which steps, load, compute and finish take instead of the tile. It runs once per tile, in the
+//                             role that loads. All blocks of a cluster must take the same number of steps
 //
-// Kernels that only touch global memory need Params and compute(block, params, tile) alone. Theirs is
-//   static constexpr int warps   of a block, a multiple of 4 up to 32; 4 when left out
-//   static constexpr int min_blocks  that a GPU's unit shall hold at once: the compiler keeps to the registers that this leaves; 1 when
-//   left out
-//   static constexpr int vector_bytes  that a CPU's vectors have at most: 32 when left out; 64 where a tile takes arithmetic, since the
-//   kernel is then compiled once more
+// Kernels that only use global memory need only Params and compute(block, params, tile). Optional members:
+//   static constexpr int warps         the block's warps, a multiple of 4 up to 32 (default 4)
+//   static constexpr int min_blocks    blocks that an SM must hold at once, which limits the registers (default 1)
+//   static constexpr int vector_bytes  the widest CPU vector (default 32). With 64 the kernel is compiled once more, which pays off where a
+//                                      tile takes much arithmetic
 
 namespace tw {
 
-/// What a tile in registers is: a Fragment, whose rows are the kernel's, or Rows.
+/// The kind of a tile in registers: a Fragment, which has the kernel's rows, or Rows.
 enum class TileKind { fragment, rows };
 
-/// What the rows of a Fragment must be, on every target.
+/// The requirement on the rows of a Fragment, on every target.
 #define TW_FRAGMENT_ROWS \
   "a Fragment has as many rows as the kernel: its `rows`, else 16 for each of its `warps`, else 64. Does the kernel lack `rows`? A \
 Fragment with other rows names the kernel's warpgroups: Fragment<Target, T, R, C, Warpgroups>"
@@ -73,29 +72,29 @@ template <class T>
 inline constexpr bool accumulates = is_same<T, float> || is_same<T, i32>;
 #define TW_ACCUMULATES "a Fragment holds accumulators: float, or i32 for products of i8"
 
-/// wait(leave<N>, acc...): all but the N youngest products have finished, and the accumulators named may be read.
+/// wait(leave<N>, acc...) returns when all but the N youngest products have finished. Then the accumulators named may be read.
 template <int N>
 inline constexpr Constant<N> leave{};
 
-/// The direction of a cumulative sum: element n is the sum of those up to n, or of those from n on.
+/// The direction of a cumulative sum: element n becomes the sum up to n, or the sum from n on.
 struct Forward {};
 struct Backward {};
 
-/// What a load gives for elements outside the tensor.
+/// The value that a load gives to elements outside the tensor.
 struct Fill {
   float value = 0;
 };
 
-/// Which of a tensor's outer dimensions and rows become the rows of a tile: a box of `width` rows, `height` of dimension i, and as many of
-/// dimension j as the tile has rows left for. Neighbours in the tile lie `row_step` and `i_step` apart in the tensor, as the pixels that a
-/// strided convolution reads. Width and height are powers of two, together at most the tile's rows; by default a window is one line.
+/// The pixels that become the rows of a tile: a box of `width` rows of the tensor, `height` indices of dimension i, and as many indices of
+/// dimension j as fill the tile. Neighbours in the tile are `row_step` and `i_step` apart in the tensor, like the pixels that a strided
+/// convolution reads. Width and height are powers of two whose product is at most the tile's rows. By default a window is one line.
 struct Window {
   int log_width = 30, log_height = 0;
   int row_step = 1, i_step = 1;
 
   TW_INLINE constexpr int width() const { return 1 << log_width; }
   TW_INLINE constexpr int height() const { return 1 << log_height; }
-  /// Where the tile's row `r` lies, counted from its first one.
+  /// The offsets of the tile's row `r` from its first row.
   TW_INLINE constexpr int row(int r) const { return (r & (width() - 1)) * row_step; }
   TW_INLINE constexpr int i(int r) const { return (r >> log_width & (height() - 1)) * i_step; }
   TW_INLINE constexpr int j(int r) const { return r >> (log_width + log_height); }
@@ -103,59 +102,59 @@ struct Window {
 
 template <class Target, class T, class Tile = void, int Split = 1>
 using Global = typename Target::template Global<T, Tile, Split>;
-/// A tensor that is copied in windows: copy.window() and block.store_window(). The window is part of what the host binds.
+/// A tensor that is copied in windows, by copy.window() and block.store_window(). The host binds the window with the tensor.
 template <class Target, class T, class Tile = void>
 struct Windowed : Global<Target, T, Tile> {
   Window window;
 };
-/// A T* on the targets that compute; the analysis target counts what is read and written through it.
+/// A T* on the targets that compute. The analysis target counts the accesses through it.
 template <class Target, class T>
 using Pointer = typename Target::template Pointer<T>;
 template <class Target, class T, int R, int C, Contract contract = Contract::columns>
 using Shared = typename Target::template Shared<T, R, C, contract>;
 template <class Target, class Slot, int Stages>
 using Ring = typename Target::template Ring<Slot, Stages>;
-/// A Ring into whose slots copy.gather() may copy: all threads of the role that loads fill it.
+/// A Ring into whose slots copy.gather() may copy. All threads of the loading role fill it.
 template <class Target, class Slot, int Stages>
 using GatherRing = typename Target::template GatherRing<Slot, Stages>;
-/// `Warpgroups`: the kernel's, each 64 of its `rows`. Where a Fragment has fewer rows than the kernel, warpgroups share them and have equal
-/// parts of the columns, in order; where it has more, each has several times 64 that follow each other.
+/// `Warpgroups`: the kernel's warpgroups, 64 of its `rows` each. If a Fragment has fewer rows than the kernel, warpgroups share rows, and
+/// each has an equal part of the columns, in order. If it has more, each warpgroup has several times 64 contiguous rows.
 template <class Target, class T, int R, int C, int Warpgroups = R / 64>
 using Fragment = typename Target::template Fragment<T, R, C, Warpgroups>;
 template <class Target, class T, int R, int C>
 using Operand = typename Target::template Operand<T, R, C>;
-/// `Warps`: the kernel's. `Width`: columns side by side in a lane, for 16-byte pieces of the widest type that is loaded or stored; 0: as
+/// `Warps`: the kernel's. `Width`: contiguous columns of a lane, for 16-byte pieces of the widest type that is loaded or stored; 0 means as
 /// many as the columns allow, at most 8.
 template <class Target, class T, int R, int C, int Warps = 4, int Width = 0>
 using Rows = typename Target::template Rows<T, R, C, Warps, Width>;
-/// `Tile`: the Fragment or Rows whose rows or columns it goes with.
+/// `Tile`: the Fragment or Rows type whose rows or columns the vector's values belong to.
 template <class Target, class T, class Tile>
 using RowVector = typename Target::template RowVector<T, Tile>;
 template <class Target, class T, class Tile>
 using ColumnVector = typename Target::template ColumnVector<T, Tile>;
 template <class Target, class T, int R, int C>
 using Staging = typename Target::template Staging<T, R, C>;
-/// Shared memory that column reductions of Fragments of R rows and C columns need.
+/// The shared memory that column reductions of R x C Fragments need.
 template <class Target, class T, int R, int C>
 using Scratch = typename Target::template Scratch<T, R, C>;
-/// A product is done when mma() returns: then nothing is gained where a kernel starts one to run under other work, and its operands and
-/// sums only need registers and slots for longer.
+/// Whether a product has finished when mma() returns. Then it does not pay to start a product under other work: its operands and sums would
+/// only occupy registers and slots for longer.
 template <class Target>
 inline constexpr bool products_are_synchronous = requires {
   Target::synchronous_products;
 };
-/// How many products a kernel leaves in flight while it goes on: wait(leave<in_flight<Target>>, acc).
+/// How many products a kernel should leave in flight: wait(leave<in_flight<Target>>, acc).
 template <class Target>
 inline constexpr int in_flight = products_are_synchronous<Target> ? 0 : 1;
 
-/// How targets whose warps each multiply a part of a Fragment deal it out: `Rows` rows to each warp, `ColumnWarps` warps side by side. A
-/// kernel template may name one as its `WarpTile`. Squares read operands least often; one that reduces rows wants whole rows, and 16 of
-/// them in each warp is what a kernel has that names none.
+/// How a Fragment is distributed on targets whose warps each multiply a part of it: `Rows` rows for each warp, and `ColumnWarps` warps that
+/// share these rows. A kernel template may name one as its `WarpTile`; the default is RowWarpTile<16>. Squares read operands least often.
+/// Kernels that reduce rows want whole rows.
 template <int Rows, int ColumnWarps>
 struct WarpTile {
   static constexpr int rows = Rows, column_warps = ColumnWarps;
 };
-/// Nearly square parts of R x C accumulators, of at most 64 x 64: half of a thread's registers.
+/// Nearly square parts of R x C accumulators, at most 64 x 64: half of a thread's registers.
 template <int R, int C>
 using SquareWarpTile = WarpTile<(R % 64 == 0 && R >= 128 && C >= 64 ? 64 : 32), (C >= 192  ? 4
                                                                                  : C >= 64 ? 2
@@ -169,7 +168,7 @@ template <class Target, class T, int N>
 using VectorBuffer = typename Target::template VectorBuffer<T, N>;
 template <class Target, class T, int N>
 using SharedVector = typename Target::template SharedVector<T, N>;
-/// `Tile`: the Fragment whose rows are combined.
+/// `Tile`: the Fragment type whose rows are combined.
 template <class Target, class T, class Tile>
 using RowExchange = typename Target::template RowExchange<T, Tile>;
 /// N counters that the block's threads share.
@@ -179,8 +178,8 @@ using Histogram = typename Target::template Histogram<N>;
 template <class Target, class T, int N>
 using List = typename Target::template List<T, N>;
 
-/// The counter that the n-th of all things counted is in, from the last counter downwards: those behind it hold `above` < n of them, it
-/// holds `count`, and above + count >= n.
+/// The counter that holds the n-th item, counted from the last counter down. The counters after it hold `above` < n items, it holds
+/// `count`, and above + count >= n.
 struct Located {
   int counter;
   int above;
@@ -188,7 +187,7 @@ struct Located {
 };
 
 namespace detail {
-// What a kernel leaves out has these defaults.
+// Defaults for what a kernel leaves out.
 template <class On>
 constexpr int rows_of() {
   if constexpr (requires { On::rows; }) return On::rows;
@@ -199,7 +198,7 @@ constexpr int warps_of() {
   if constexpr (requires { On::warps; }) return On::warps;
   return rows_of<On>() / 16;
 }
-/// Rows of every Fragment of a kernel: what its warpgroups hold together.
+/// The rows of every Fragment of a kernel: those of all its warpgroups together.
 template <class On>
 constexpr int fragment_rows_of() {
   if constexpr (requires {
@@ -225,7 +224,7 @@ constexpr int cluster_of() {
   if constexpr (requires { On::cluster; }) return On::cluster;
   return 1;
 }
-/// What a kernel's roles take for a tile.
+/// What a kernel's roles take as their tile.
 template <class On>
 TW_INLINE auto work_of(const typename On::Params& params, const Tile& tile) {
   if constexpr (requires { typename On::Work; })
@@ -233,7 +232,7 @@ TW_INLINE auto work_of(const typename On::Params& params, const Tile& tile) {
   else
     return tile;
 }
-/// The kernel has the members of one that loads tiles into rings, all but `steps`, which say that it is one.
+/// Whether the kernel has members, other than `steps`, that only kernels with rings have.
 template <class On>
 inline constexpr bool mentions_load = requires {
   &On::template load<int>;

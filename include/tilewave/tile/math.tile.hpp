@@ -2,10 +2,10 @@
 
 #include "tilewave/tile/types.tile.hpp"
 
-// Element functions: f32 in, f32 out, the same names on every target. On the GPU they are the hardware's approximations where those keep
-// the accuracy of a 16-bit result (relative error below 2^-21 for exp2, 2^-11 for tanh is too coarse, so tanh is built from exp2).
+// Element functions: f32 in, f32 out, with the same names on every target. On the GPU they are the hardware's approximations if these keep
+// the accuracy of a 16-bit result. exp2 has a relative error below 2^-21; tanh's 2^-11 is too coarse, so tanh is built from exp2.
 
-// The C library's functions: a compiler builtin on the host, which needs no header; declared by the run-time compiler on the GPU.
+// The C library's functions. On the host they are compiler builtins, which need no header; on the GPU the run-time compiler declares them.
 #if TW_ON_GPU
 #define TW_LIBM(name) ::name
 #else
@@ -18,16 +18,16 @@ inline constexpr float kInfinity = bit_cast<float>(0x7f800000u);
 inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr float kLn2 = 0.693147180559945309f;
 
-/// The larger one; of a number and a NaN the number, as the GPU's instruction has it.
+/// The larger of two numbers. If one is NaN, the other one, like the GPU's instruction.
 TW_INLINE float max(float a, float b) {
 #if TW_ON_GPU
   return ::fmaxf(a, b);
 #else
-  const float larger = a > b ? a : b;  // every comparison is made whatever the others say: compilers vectorise loops of it
+  const float larger = a > b ? a : b;  // all comparisons are evaluated unconditionally, so that compilers vectorise loops of it
   return b != b ? a : larger;
 #endif
 }
-/// The smaller one; of a number and a NaN the number.
+/// The smaller of two numbers. If one is NaN, the other one.
 TW_INLINE float min(float a, float b) {
 #if TW_ON_GPU
   return ::fminf(a, b);
@@ -36,7 +36,7 @@ TW_INLINE float min(float a, float b) {
   return b != b ? a : smaller;
 #endif
 }
-/// The same, but NaN if either is.
+/// The same, but NaN if either is NaN.
 TW_INLINE float max_or_nan(float a, float b) {
 #if TW_ON_GPU
   float y;
@@ -66,16 +66,16 @@ TW_INLINE float fma(float a, float b, float c) { return TW_LIBM(fmaf)(a, b, c); 
 
 TW_INLINE float abs(float x) { return TW_LIBM(fabsf)(x); }
 
-/// 2^x; 0 where that is below the normal numbers.
+/// 2^x; 0 if the result is below the normal numbers.
 TW_INLINE float exp2(float x) {
 #if TW_ON_GPU
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  // Branch-free, so that compilers vectorise loops of it: 2^x = 2^n * 2^f, |f| <= 1/2, a minimax polynomial for 2^f (relative error 2e-7),
-  // n added to its exponent. Choices are between integers: arithmetic of floats may trap, so that compilers keep choices of its results
-  // as branches.
+  // Branch-free, so that compilers vectorise loops of it: 2^x = 2^n * 2^f, |f| <= 1/2, with a minimax polynomial for 2^f (relative error
+  // 2e-7) and n added to its exponent. Selections are between integers: compilers keep branches around floating-point operations, which may
+  // trap.
   const float shifted = x + 12582912.0f;
   const float f = x - (shifted - 12582912.0f);
   float p = 1.540353e-4f;
@@ -86,7 +86,7 @@ TW_INLINE float exp2(float x) {
   p = p * f + 6.9314718e-1f;
   p = p * f + 1.0f;
   const u32 inside = bit_cast<u32>(p) + (bit_cast<u32>(shifted) << 23);
-  const u32 beyond = bit_cast<u32>(x + kInfinity);  // infinity, or NaN
+  const u32 beyond = bit_cast<u32>(x + kInfinity);  // infinity or NaN
   const u32 limited = x < 128.0f ? inside : beyond;
   return bit_cast<float>(x < -126.0f ? 0u : limited);
 #endif
@@ -129,7 +129,7 @@ TW_INLINE float reciprocal(float x) {
 
 TW_INLINE float tanh(float x) {
 #if TW_ON_GPU
-  const float e = exp2(abs(x) * (-2.0f * kLog2E));  // in (0, 1]: no overflow
+  const float e = exp2(abs(x) * (-2.0f * kLog2E));  // in (0, 1], so it cannot overflow
   const float y = (1.0f - e) * reciprocal(1.0f + e);
   // Near zero 1 - e cancels; x - x^3/3 + 2x^5/15 is exact to f32 below 0.06.
   const float x2 = x * x;
@@ -140,19 +140,19 @@ TW_INLINE float tanh(float x) {
 #endif
 }
 
-/// tanh with the GPU's own instruction: a relative error up to 2^-11.
+/// tanh by the GPU's own instruction, with a relative error up to 2^-11.
 TW_INLINE float tanh_approx(float x) {
 #if TW_ON_GPU
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  // Without branches: compilers vectorise loops of it. 1 - 2 / (1 + e^2x), whose error is 1e-7 absolute.
+  // Branch-free, so that compilers vectorise loops of it. 1 - 2 / (1 + e^2x) has an absolute error of 1e-7.
   return 1.0f - 2.0f / (1.0f + exp2(x * (2.0f * kLog2E)));
 #endif
 }
 
-/// from - to, both far below 2^24.
+/// from - to, for numbers well below 2^24.
 TW_INLINE float difference(int from, int to) { return static_cast<float>(from - to); }
 
 TW_INLINE float erf(float x) { return TW_LIBM(erff)(x); }
@@ -162,8 +162,8 @@ TW_INLINE float cos(float x) { return TW_LIBM(cosf)(x); }
 
 TW_INLINE float sigmoid(float x) { return reciprocal(1.0f + exp2(-x * kLog2E)); }
 
-// Activations, as types: a kernel takes one as a template parameter. A user's own is a struct with the same static function in an embedded
-// file. X is float, or what another target has in its place.
+// Activations as types, which kernels take as template parameters. A user-defined one is a struct with the same static function in an
+// embedded file. X is float, or the target's replacement for it.
 
 struct Identity {
   template <class X>
@@ -185,12 +185,12 @@ struct Silu {
     return x * sigmoid(x);
   }
 };
-/// x * Phi(x), Phi the normal distribution: the exact GELU, to f32's accuracy relative to x.
+/// x * Phi(x), where Phi is the normal distribution function: the exact GELU, to the accuracy of f32 relative to x.
 struct GeluErf {
   template <class X>
   TW_INLINE static X apply(X x) {
-    // Phi(-|x|) = 2^p(|x|), p a polynomial whose error, weighted with the result, is at most 4e-8: a third of the instructions of erf, and
-    // no branches.
+    // Phi(-|x|) = 2^p(|x|), where p is a polynomial. Its error, weighted with the result, is at most 4e-8. It takes a third of the
+    // instructions of erf and has no branches.
     const X z = abs(x);
     X p = z * -1.9490694e-6f + 3.0118941e-5f;
     p = p * z + -1.4834091e-4f;
@@ -201,7 +201,7 @@ struct GeluErf {
     p = p * z + -1.1511061f;
     p = p * z + -1.0f;
     const X tail = exp2(p);
-    // 1 - tail or tail, with no operation that only one of them needs: that would be a branch.
+    // 1 - tail or tail. All operations are shared, because an operation that only one case needs would become a branch.
     return x * ((x < 0.0f ? X(0.0f) : X(1.0f)) + (x < 0.0f ? tail : -tail));
   }
 };

@@ -2,26 +2,26 @@
 
 #include "tilewave/tile/grid.tile.hpp"
 
-// What a compiled kernel tells the host that launches it. The program that the run-time compiler is given defines one Module of the
-// kernel's; runtime/module.cpp reads it from the machine code.
+// What a compiled kernel tells the host that launches it. The source given to the run-time compiler defines one Module for the kernel;
+// runtime/module.cpp reads it from the machine code.
 
 namespace tw {
 
 struct ModuleHeader {
-  static constexpr u32 kMagic = 0x31777474;  // changes with the members
+  static constexpr u32 kMagic = 0x31777474;  // must change whenever the members change
 
   u32 magic = kMagic;
   int threads = 0;       ///< per block
   int shared_bytes = 0;  ///< dynamic shared memory per block
   int cluster = 1;       ///< blocks per cluster
-  int min_blocks = 1;    ///< that a multiprocessor shall hold at once
-  int persistent = 0;    ///< 1: as many blocks as fit at once take all tiles; 0: one block per tile
-  int loads = 0;         ///< 1: it has a role that loads tiles
+  int min_blocks = 1;    ///< blocks that an SM must be able to hold at once
+  int persistent = 0;    ///< 1: as many blocks as fit at once share all tiles; 0: one block per tile
+  int loads = 0;         ///< 1: the kernel has a load()
   int params_offset = 0, params_bytes = 0;
 };
 
-/// `On` is the kernel on a target, `Shape` what the target makes of it. `params` are what a default-constructed Params is: its unbound
-/// Globals say in which boxes TMA copies them.
+/// `On` is the kernel on a target, and `Shape` is what the target derives from it. `params` is a default-constructed Params: its unbound
+/// Globals name the boxes in which TMA copies them.
 template <class On, class Shape>
 struct Module {
   ModuleHeader header;

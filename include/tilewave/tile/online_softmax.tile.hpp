@@ -4,19 +4,19 @@
 
 namespace tw {
 
-/// The softmax of rows whose scores arrive a block of keys at a time (Dao et al. 2022, FlashAttention). A score x adds
-/// 2^(x * scale_log2 - base) to its row's sum. A row keeps its base until an exponential would exceed 1 (lazy rescaling): in practice it is
-/// rescaled once or never. `kMaximaFirst`: AttentionConfig::maxima_first.
+/// The softmax of rows whose scores arrive one block of keys at a time (Dao et al. 2022, FlashAttention). A score x adds 2^(x * scale_log2
+/// - base) to its row's sum. A row keeps its base until an exponential would exceed 1 (lazy rescaling); in practice it is rescaled once or
+/// never. `kMaximaFirst`: AttentionConfig::maxima_first.
 template <class Target, class Scores, bool kMaximaFirst>
 struct OnlineSoftmax {
   using PerRow = RowVector<Target, float, Scores>;
-  /// A row's base is set to kHeadroom above its largest exponent so far, so that later exponentials may be 2^kHeadroom times as large.
+  /// A new base is kHeadroom above the row's largest exponent so far, so that later exponentials may be 2^kHeadroom times as large.
   static constexpr float kHeadroom = 8.0f;
   /// The base of a row that has not seen a key. It is finite, so that -infinity minus it is -infinity.
   static constexpr float kUnseen = -1e30f;
 
   PerRow base;
-  PerRow sum;  ///< this thread's share of it, until block.complete(sum)
+  PerRow sum;  ///< this thread's partial sum, until block.complete(sum)
 
   TW_INLINE void begin(auto& block) {
     block.fill(base, kUnseen);
@@ -60,8 +60,8 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Adds a sink to each row: one more summand, which has no value. `sink_of(row)` is its exponent; `scale` is multiplied by what the
-  /// output must be.
+  /// Adds a sink to each row: a summand without a value. `sink_of(row)` is its exponent. `scale` is set to the factor by which the output
+  /// must be multiplied.
   template <class SinkOf>
   TW_INLINE void add_sink(auto& block, SinkOf sink_of, PerRow& scale) {
     block.for_rows(sum, [&](int row, int i, auto& total) {
@@ -76,7 +76,7 @@ struct OnlineSoftmax {
   TW_INLINE auto lse(int i) const { return sum[i] == 0.0f ? -kInfinity : (base[i] + log2(sum[i])) * kLn2; }
 
  private:
-  /// Turns scores of some columns into exponents. Returns whether any in this warp is positive: rescale() must follow.
+  /// Turns the scores of some columns into exponents. Returns whether any exponent of this warp is positive: then rescale() must follow.
   template <int kFirst, int kCount>
   TW_INLINE bool exponents(auto& block, float scale_log2, Scores& scores) {
     RowVector<Target, bool, Scores> over;
@@ -86,7 +86,7 @@ struct OnlineSoftmax {
     });
     return block.any(over, [](bool x) { return x; });
   }
-  /// Raises the bases of rows with a positive exponent in these columns. The columns before them already hold exponentials. `decay` is
+  /// Raises the bases of rows that have a positive exponent in these columns. The columns before them already hold exponentials. `decay` is
   /// multiplied by the factor that earlier exponentials need.
   template <int kFirst, int kCount>
   TW_INLINE void rescale(auto& block, Scores& scores, PerRow& decay) {
@@ -107,7 +107,7 @@ struct OnlineSoftmax {
     block.rows(scores,
                [&](int i, auto row) { sum[i] += row.template columns<kFirst, kCount>().map_partial_sum([](auto x) { return exp2(x); }); });
   }
-  /// Raises the bases of rows whose largest score exceeds them, if there is such a row in this warp.
+  /// Raises the bases of rows whose largest score exceeds them. Returns false if this warp has no such row.
   TW_INLINE bool rescale_by_maxima(auto& block, float scale_log2, Scores& scores, PerRow& decay) {
     RowVector<Target, bool, Scores> over;
     block.rows(scores, [&](int i, auto row) { over[i] = row.partial_max() * scale_log2 > base[i]; });

@@ -2,16 +2,16 @@
 
 #include "tilewave/tile/types.tile.hpp"
 
-// Arguments of block.load(operand, packed, scales, decode): where the scale of a code comes from, and how the two are combined.
+// Arguments of block.load(operand, packed, scales, decode): the scale of each code, and how the two are combined.
 //
 // `scales` is a RowVector with a scale for each row of the operand, or an object with a constant `group`, the number of neighbouring codes
-// that share a scale, and operator()(row, group), with both counted in the packed tile. It may return any type: decode(number, scale) takes
-// it as it is.
+// that share a scale, and operator()(row, group). Rows and groups are counted in the packed tile. It may return any type, which is passed
+// to decode(number, scale) unchanged.
 
 namespace tw {
 
-/// A scale for each `Group` codes from a Shared tile, which is [rows, groups] or, with Contract::rows, [groups, rows]. The first group is
-/// the tile's group number `first`: copies begin at whole pieces of 16 bytes, which may lie before it.
+/// A scale for each `Group` codes from a Shared tile of [rows, groups] or, with Contract::rows, [groups, rows]. `first` is the tile's
+/// column (or row) that holds the first group: copies begin at multiples of 16 bytes, which may be before it.
 template <int Group, Contract order, class Tile>
 struct GroupScales {
   static constexpr int group = Group;

@@ -2,7 +2,7 @@
 
 #include "tilewave/tile/language.tile.hpp"
 
-// Small solves and the like over Buffers, written once for all targets.
+// Small solves and transpositions over Buffers, written once for all targets.
 
 namespace tw {
 
@@ -15,7 +15,7 @@ TW_INLINE void transpose(auto& block, auto& from, auto& to, const auto& buffer) 
 }
 
 namespace detail {
-/// Merges neighbouring inverses of `size` rows each until there is one. A thread does two rows of four columns of a product at a time.
+/// Merges neighbouring inverses of `size` rows each until there is one. A thread computes two rows and four columns of a product at a time.
 template <int size>
 TW_INLINE void merge_inverses(auto& block, const auto& matrix) {
   constexpr int n = remove_const_reference<decltype(matrix)>::rows;
@@ -43,7 +43,7 @@ TW_INLINE void merge_inverses(auto& block, const auto& matrix) {
         result(first, row + 1, col + c * columns, sum[1][c]);
       }
     };
-    // L inv(B1), to the upper right. inv(B1) is lower triangular: what lies above its diagonal is not its own.
+    // L inv(B1), to the upper right. inv(B1) is lower triangular; the memory above its diagonal holds other values.
     block.update(matrix, work, [&](int w) {
       product(
           w, [&](int first, int i, int k) { return matrix.at(first + size + i, first + k) + 0.0f; },
@@ -61,18 +61,18 @@ TW_INLINE void merge_inverses(auto& block, const auto& matrix) {
 }
 }  // namespace detail
 
-/// The f32 Buffer holds a square matrix of 2^n x 16 rows, of which the part below the diagonal is read: with ones on the diagonal and zeros
-/// above, it becomes its inverse. All threads call it, with the elements visible (after a barrier); the result is visible to all.
+/// Inverts a square f32 Buffer of 2^n x 16 rows in place. Only the part below the diagonal is read: the matrix has ones on the diagonal and
+/// zeros above it. All threads call it, after a barrier that makes the elements visible; all see the result.
 ///
-/// Blocks of 16 on the diagonal are inverted by substitution, a thread for each column. Then neighbouring blocks are merged, doubling their
-/// size: the inverse of {B1, 0; L, B2} has -inv(B2) L inv(B1) below the diagonal. What is above the diagonal is room for intermediate
-/// results.
+/// Blocks of 16 on the diagonal are inverted by substitution, one thread for each column. Then neighbouring blocks are merged, which
+/// doubles their size: the inverse of {B1, 0; L, B2} has -inv(B2) L inv(B1) below the diagonal. Intermediate results are stored above the
+/// diagonal.
 TW_INLINE void invert_unit_lower(auto& block, const auto& matrix) {
   using Matrix = remove_const_reference<decltype(matrix)>;
   constexpr int n = Matrix::rows, base = 16;
   static_assert(is_same<typename Matrix::Element, float> && Matrix::cols == n && n % base == 0 && (n / base & (n / base - 1)) == 0,
                 "invert_unit_lower() is for square f32 Buffers of 16, 32, 64, ... rows");
-  // Column j of a block's inverse goes into its row j, above the diagonal: others still read what is below.
+  // Column j of a block's inverse goes into its row j, above the diagonal, because other threads still read the part below.
   block.update(matrix, n, [&](int j) {
     const int first = j / base * base, column = j - first;
     decltype(matrix.at(0, 0) + 0.0f) x[base];

@@ -2,13 +2,14 @@
 
 #include "tilewave/tile/types.tile.hpp"
 
-// How a Fragment leaves for global memory, the same on every target: in panels of 128 bytes a row, through slots of shared memory that take
-// turns. The copy engine reads a slot after its store was issued, while the block goes on, into the next tile too. So before a slot is
-// written again, the block waits until the engine has read it. A GPU executes this order; the other targets check it with UnreadStores.
+// How a Fragment is stored to global memory through shared memory, the same on every target: in panels of 128 bytes a row, through slots
+// that are used in turn. The copy engine reads a slot after its store was issued, while the block continues, possibly with its next tile.
+// So before it writes a slot again, the block waits until the engine has read it. A GPU executes this order; the other targets check it
+// with UnreadStores.
 
 namespace tw {
 
-/// The panels of `C` columns of T, and the slots through which they leave.
+/// The panels of `C` columns of T, and the number of slots they are stored through.
 template <class T, int C>
 struct Panelled {
   static constexpr int slots = 2;
@@ -16,9 +17,9 @@ struct Panelled {
   static constexpr int panels = (C + panel_cols - 1) / panel_cols;
 };
 
-/// Calls wait(Constant<n>), which returns when all but the n youngest stores have been read, then panel(p, slot), which writes the slot and
-/// issues one store of it, for each panel p of a tile. Every tile begins with slot 0. Where the panels are no multiple of the slots, that
-/// is the slot of a young store of the tile before, and all stores must have been read.
+/// For each panel p of a tile, calls wait(Constant<n>), which must return when all but the n youngest stores have been read, and then
+/// panel(p, slot), which must write the slot and issue one store of it. Every tile begins with slot 0. If the number of panels is not a
+/// multiple of the number of slots, a recent store of the previous tile used that slot, so all stores must have been read.
 template <class P, class Wait, class Panel>
 TW_INLINE void for_panels(Wait wait, Panel panel) {
   TW_UNROLL
@@ -32,22 +33,22 @@ TW_INLINE void for_panels(Wait wait, Panel panel) {
 }
 
 #if !TW_ON_GPU
-/// The slots of the stores that a block has issued and not waited for, oldest first: the model of the copy engine on targets without one.
+/// The slots of the stores that a block has issued and not waited for, oldest first. It models the copy engine on targets without one.
 class UnreadStores {
  public:
-  /// False where the slot must not be written yet: a store of it may not have been read.
+  /// Returns false if the slot must not be written yet, because a store of it might not have been read.
   bool issue(const void* slot) {
     if (holds(slot)) return false;
     if (count_ < kMost) slots_[count_++] = slot;
     return true;
   }
-  /// Whether a store of the slot may not have been read.
+  /// Whether a store of the slot might not have been read.
   bool holds(const void* slot) const {
     for (int i = 0; i < count_; ++i)
       if (slots_[i] == slot) return true;
     return false;
   }
-  /// All but the `most` youngest have been read: done(slot) for each that is read by now.
+  /// All but the `most` youngest stores have been read. Calls done(slot) for each store that this concerns.
   template <class Done>
   void wait(int most, Done done) {
     const int read = count_ > most ? count_ - most : 0;
@@ -60,12 +61,13 @@ class UnreadStores {
   }
 
  private:
-  static constexpr int kMost = 64;  // more slots than the stagings of a block have: none is listed twice
+  static constexpr int kMost = 64;  // more than the slots of a block's stagings; no slot is listed twice
   const void* slots_[kMost] = {};
   int count_ = 0;
 };
 
-/// What is wrong with a copy between a tensor, from column `col` on, and shared memory, or null: it moves whole pieces of 16 bytes.
+/// Returns what is wrong with a copy between shared memory and a tensor from column `col` on, or null. Such copies move whole pieces of 16
+/// bytes.
 template <class T>
 constexpr const char* cut_piece(int col) {
   if (col * static_cast<int>(sizeof(T)) % 16 == 0) return nullptr;

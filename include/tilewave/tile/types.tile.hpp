@@ -1,7 +1,7 @@
 #pragma once
 
-// Element types and the few traits that tile code needs. Tile headers include nothing but each other: the run-time compiler for the GPU
-// ships no standard headers.
+// Element types, and the few traits that tile code needs. Tile headers only include each other, because the GPU's run-time compiler has no
+// standard headers.
 
 #if defined(__CUDACC_RTC__) || defined(__CUDA_ARCH__)
 #define TW_ON_GPU 1
@@ -70,14 +70,14 @@ struct Conditional<false, A, B> {
 template <bool Condition, class A, class B>
 using conditional = typename Conditional<Condition, A, B>::Type;
 
-/// A number as a type, so that a compile-time count can be passed as an argument: c.wait(leave<1>, acc).
+/// A number as a type, so that a compile-time constant can be passed as an argument: block.wait(leave<1>, acc).
 template <int N>
 struct Constant {
   static constexpr int value = N;
 };
 
-/// Which of a Shared tile's two dimensions a product sums over. mma(acc, a, b) is acc(m, n) += sum over k of a(m, k) * b(n, k): a tile
-/// stored [M, K] or [N, K] contracts its columns, one stored [K, M] or [K, N] its rows.
+/// The dimension of a Shared tile that a product sums over. mma(acc, a, b) is acc(m, n) += sum over k of a(m, k) * b(n, k): a tile stored
+/// as [M, K] or [N, K] contracts its columns, one stored as [K, M] or [K, N] its rows.
 enum class Contract { columns, rows };
 
 template <class To, class From>
@@ -88,11 +88,11 @@ TW_INLINE constexpr To bit_cast(const From& from) {
 
 namespace detail {
 
-/// What a small floating-point format does beyond its largest finite value.
+/// How a small floating-point format treats values above its largest finite value.
 enum class Overflow { infinity, saturate };
 
-/// The bits of `x` in a format with `Exponent` and `Mantissa` bits (bias 2^(Exponent-1) - 1), rounded to nearest even, subnormals included.
-/// NaN becomes `kNan`. `kLargest` is the largest finite magnitude's code.
+/// The bits of `x` in a format with `Exponent` and `Mantissa` bits (bias 2^(Exponent-1) - 1), rounded to nearest even, including
+/// subnormals. NaN becomes `kNan`. `kLargest` is the code of the largest finite magnitude.
 template <int Exponent, int Mantissa, Overflow overflow, u32 kLargest, u32 kNan>
 constexpr u32 encode_float(float x) {
   constexpr int bias = (1 << (Exponent - 1)) - 1;
@@ -100,12 +100,12 @@ constexpr u32 encode_float(float x) {
   const u32 sign = (bits >> 31) << (Exponent + Mantissa);
   const u32 magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return sign | kNan;
-  const int exponent = static_cast<int>(magnitude >> 23) - 127 + bias;  // as stored in the target, when it is a normal number
+  const int exponent = static_cast<int>(magnitude >> 23) - 127 + bias;  // the target's exponent field, if the result is a normal number
   u32 scaled = magnitude - (static_cast<u32>(127 - bias) << 23);
   int shift = 23 - Mantissa;
   if (exponent < 1) {
     shift += 1 - exponent;
-    if (shift > 24) return sign;  // less than half of the smallest subnormal (f32 subnormals are, too)
+    if (shift > 24) return sign;  // less than half of the smallest subnormal, as every f32 subnormal is
     scaled = (magnitude & 0x7fffffu) | 0x800000u;
   }
   const u32 odd = (scaled >> shift) & 1u;
@@ -114,7 +114,7 @@ constexpr u32 encode_float(float x) {
   return sign | code;
 }
 
-/// The value of a code; every code with an all-ones exponent is infinity or NaN when `kIeee`, else `kNan` alone is NaN.
+/// The value of a code. If `kIeee`, every code with an all-ones exponent is infinity or NaN; otherwise only `kNan` is NaN.
 template <int Exponent, int Mantissa, bool kIeee, u32 kNan>
 constexpr float decode_float(u32 code) {
   constexpr int bias = (1 << (Exponent - 1)) - 1;
@@ -181,7 +181,7 @@ struct bf16 {
   TW_INLINE constexpr explicit operator float() const { return bit_cast<float>(static_cast<u32>(bits) << 16); }
 };
 
-/// The tensor cores' view of an f32: 8 exponent and 10 mantissa bits in a 32-bit container. Tensor cores drop the low 13 bits of an f32
+/// An f32 as tensor cores see it: 8 exponent and 10 mantissa bits in a 32-bit container. Tensor cores drop the low 13 bits of an f32
 /// operand; this type rounds to nearest even.
 struct tf32 {
   u32 bits;
@@ -193,8 +193,8 @@ struct tf32 {
   TW_INLINE constexpr explicit operator float() const { return bit_cast<float>(bits); }
 };
 
-/// 8-bit float, 4 exponent and 3 mantissa bits, no infinity: larger values (and infinities) become +-448, NaN stays NaN, as the GPU's
-/// satfinite conversion.
+/// 8-bit float with 4 exponent and 3 mantissa bits and no infinity. Larger values and infinities become +-448, NaN stays NaN, as with the
+/// GPU's satfinite conversion.
 struct fp8_e4m3 {
   u8 bits;
   fp8_e4m3() = default;
@@ -212,7 +212,7 @@ struct fp8_e4m3 {
   TW_INLINE constexpr explicit operator float() const {
 #if TW_CONVERTS_FP8
     if (!__builtin_is_constant_evaluated()) {
-      u32 pair;  // of f16, which hold every fp8 number
+      u32 pair;  // f16 represents every fp8 number
       asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<u16>(bits)));
       f16 x;
       x.bits = static_cast<u16>(pair);
@@ -223,7 +223,8 @@ struct fp8_e4m3 {
   }
 };
 
-/// 8-bit float, 5 exponent and 2 mantissa bits. Larger finite values and infinities become +-57344, as the GPU's satfinite conversion.
+/// 8-bit float with 5 exponent and 2 mantissa bits. Larger finite values and infinities become +-57344, as with the GPU's satfinite
+/// conversion.
 struct fp8_e5m2 {
   u8 bits;
   fp8_e5m2() = default;
@@ -253,8 +254,8 @@ struct fp8_e5m2 {
 template <class T>
 inline constexpr bool is_fp8 = is_same<T, fp8_e4m3> || is_same<T, fp8_e5m2>;
 
-/// 4-bit float, 2 exponent bits and 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, in the low half of a byte. Saturates;
-/// NaN becomes +6.
+/// 4-bit float with 2 exponent bits and 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, in the low half of a byte.
+/// Conversions saturate; NaN becomes +6.
 struct fp4_e2m1 {
   u8 bits;
   fp4_e2m1() = default;
@@ -274,7 +275,7 @@ struct fp4x2 {
   TW_INLINE constexpr void set(int index, fp4_e2m1 x) { bits = static_cast<u8>((bits & (index ? 0x0f : 0xf0)) | (x.bits << (4 * index))); }
 };
 
-/// A scale that is a power of two from 2^-127 to 2^127, as 8 exponent bits; 255 is NaN. Conversion rounds up, so that dividing by the scale
+/// A scale that is a power of two from 2^-127 to 2^127, as 8 exponent bits; 255 is NaN. Conversions round up, so that dividing by the scale
 /// cannot overflow.
 struct e8m0 {
   u8 bits;
@@ -283,7 +284,7 @@ struct e8m0 {
     const u32 b = bit_cast<u32>(x);
     const u32 magnitude = b & 0x7fffffffu;
     if (magnitude > 0x7f800000u || ((b >> 31) != 0 && magnitude != 0)) {
-      bits = 255;  // NaN, and negative values, which no scale can be
+      bits = 255;  // NaN; also for negative values, which are not valid scales
     } else if (magnitude < 0x800000u) {
       bits = magnitude > 0x400000u ? u8{1} : u8{0};  // f32 subnormals: 2^-127 is 0x400000
     } else {
@@ -317,7 +318,7 @@ using u4x2 = SmallIntegers<4, false>;
 using i2x4 = SmallIntegers<2, true>;
 using u2x4 = SmallIntegers<2, false>;
 
-/// How many numbers an element of type T holds: 2 or 4 where T is a byte of codes, else 1.
+/// The number of codes in an element of type T: 2 or 4 if T is a byte of codes, otherwise 1.
 template <class T>
 inline constexpr int codes_in = 1;
 template <>
@@ -325,9 +326,9 @@ inline constexpr int codes_in<fp4x2> = 2;
 template <int kBits, bool kSigned>
 inline constexpr int codes_in<SmallIntegers<kBits, kSigned>> = SmallIntegers<kBits, kSigned>::count;
 
-/// The value of code `index` of `bits`, which holds codes of type T, the first in the lowest bits. Integers are put into the mantissa of
-/// 2^23, 4-bit floats into the upper bits of an f32 whose exponent is then rebiased by a product: conversion instructions are several times
-/// slower.
+/// The value of code `index` in `bits`, which holds codes of type T, the first in the lowest bits. An integer code is put into the mantissa
+/// of 2^23. A 4-bit float is put into the upper bits of an f32, and a multiplication corrects the exponent. Conversion instructions would
+/// be several times slower.
 template <class T>
 TW_INLINE constexpr float value_of_code(u32 bits, int index) {
   static_assert(codes_in<T> > 1, "codes are elements of i4x2, u4x2, i2x4, u2x4 and fp4x2");
@@ -337,7 +338,7 @@ TW_INLINE constexpr float value_of_code(u32 bits, int index) {
     return bit_cast<float>((code & 8u) << 28 | (code & 7u) << 22) * bit_cast<float>(253u << 23);
   } else {
     constexpr bool negative = is_same<T, SmallIntegers<width, true>>;
-    constexpr u32 offset = negative ? 1u << (width - 1) : 0u;  // inverting the sign bit of two's complement adds this
+    constexpr u32 offset = negative ? 1u << (width - 1) : 0u;  // inverts the sign bit of a two's complement code, which adds this much
     const u32 code = (bits >> (width * index) & ((1u << width) - 1u)) ^ (0x4b000000u | offset);
     return bit_cast<float>(code) - (8388608.0f + static_cast<float>(offset));
   }
@@ -367,8 +368,8 @@ TW_INLINE constexpr To saturated(From x) {
   return static_cast<u64>(x) > static_cast<u64>(largest<To>) ? largest<To> : static_cast<To>(x);
 }
 
-/// Choices are made between integers, and from comparisons that are all made: compilers vectorise loops of it, which they do not where a
-/// choice could leave out a float's operation that might trap.
+/// Selects only between integers, and evaluates every comparison. Compilers then vectorise loops of it. They do not if a selection could
+/// skip a floating-point operation that might trap.
 template <class To>
 TW_INLINE constexpr To rounded(float x) {
 #if TW_ON_GPU
@@ -384,9 +385,10 @@ TW_INLINE constexpr To rounded(float x) {
   const u32 magnitude = bits & 0x7fffffffu;
   const u32 number = magnitude > 0x7f800000u ? 0u : magnitude;  // NaN becomes 0
   if constexpr (sizeof(To) < 4) {
-    constexpr u32 kLimit = bit_cast<u32>(131072.0f);  // beyond every To
+    constexpr u32 kLimit = bit_cast<u32>(131072.0f);  // larger than every value of To
     const float limited = bit_cast<float>((number < kLimit ? number : kLimit) | (bits & 0x80000000u));
-    int n = static_cast<int>(bit_cast<u32>(limited + 12582912.0f)) - 0x4b400000;  // 1.5 * 2^23: the sum's low bits hold the nearest integer
+    int n = static_cast<int>(bit_cast<u32>(limited + 12582912.0f)) -
+            0x4b400000;  // 1.5 * 2^23: the low bits of the sum hold the nearest integer
     n = n < static_cast<int>(lowest<To>) ? static_cast<int>(lowest<To>) : n;
     n = n > static_cast<int>(largest<To>) ? static_cast<int>(largest<To>) : n;
     return static_cast<To>(n);
@@ -407,8 +409,9 @@ TW_INLINE constexpr To rounded(float x) {
 
 }  // namespace detail
 
-/// Element conversions, the only ones that tile code uses: to<T>(x). To integers: to nearest even, values out of range become the nearest
-/// one, NaN becomes 0. From integers to integers they are exact, to others they go by way of f32.
+/// Element conversions, the only ones that tile code uses: to<T>(x). Floats are rounded to the nearest even integer, values out of range
+/// become the nearest integer in range, and NaN becomes 0. Conversions between integer types are exact; from integers to other types they
+/// go through f32.
 template <class To, class From>
 TW_INLINE constexpr To to(From x) {
   if constexpr (is_same<To, From>) {
@@ -426,7 +429,7 @@ TW_INLINE constexpr To to(From x) {
 template <class T>
 TW_INLINE constexpr float rounded_to(float x) {
 #if !TW_ON_GPU
-  if constexpr (is_same<T, bf16>) {  // without a way through 16 bits, which compilers make vectors narrower and wider for
+  if constexpr (is_same<T, bf16>) {  // does not go through 16 bits: compilers would narrow and widen vectors for that
     const u32 b = bit_cast<u32>(x);
     const bool nan = (b & 0x7fffffffu) > 0x7f800000u;
     return bit_cast<float>((nan ? b | 0x400000u : b + 0x7fffu + ((b >> 16) & 1u)) & 0xffff0000u);

@@ -2,8 +2,8 @@
 
 #include "tilewave/tile/types.tile.hpp"
 
-// Views: the same bytes of shared memory as another operand of products. A view of a Shared tile, of a Buffer or of a view costs nothing on
-// a GPU; on the CPU, where a layout follows from its contraction, the product that takes it packs the tile anew.
+// Views: the same bytes of shared memory as a different operand of products. A view of a Shared tile, of a Buffer or of a view costs
+// nothing on a GPU. On the CPU a tile's layout depends on its contraction, so the product packs the view again.
 
 namespace tw {
 
@@ -14,14 +14,14 @@ template <Contract contract, class S>
 TW_INLINE auto view(const S& tile) {
   return tile.template view<typename S::Element, contract, 0, S::cols>();
 }
-/// Its columns from `First` on, a multiple of 128 bytes; `Count` of them.
+/// `Count` columns of the tile from `First` on, which is a multiple of 128 bytes.
 template <int First, int Count, class S>
 TW_INLINE auto view_columns(const S& tile) {
   static_assert(First >= 0 && Count > 0 && First + Count <= S::cols, "view_columns() lies inside the tile");
   static_assert(First * static_cast<int>(sizeof(typename S::Element)) % 128 == 0, "view_columns() begins at a multiple of 128 bytes");
   return tile.template view<typename S::Element, S::contract, First, Count>();
 }
-/// Its elements' bits as those of another type of the same size.
+/// The bits of the tile's elements as another type of the same size.
 template <class T, class S>
 TW_INLINE auto view_as(const S& tile) {
   static_assert(sizeof(T) == sizeof(typename S::Element), "view_as() takes a type of the same size");

@@ -8,7 +8,8 @@
 
 namespace tw::analysis {
 
-/// The role that computes; the same members as the other targets'. `kRows`: of its Fragments.
+/// What a kernel's compute() and finish() are given on the analysis target. It has the same members as the other targets' blocks. `kRows`:
+/// the rows of the kernel's Fragments.
 template <int kRows>
 class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   using Base = BlockModel<kRows>;
@@ -16,7 +17,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   using Base::buffers_, Base::use_of;
 
  public:
-  /// `pull` runs load() for the next step; false when there is none.
+  /// `pull` runs load() for the next step and returns false if there is none.
   explicit Block(
       bool (*pull)(void* context) = [](void*) { return false; }, void* context = nullptr, BufferUse* last_buffer = nullptr)
       : Base(unread_stores, last_buffer), pull_(pull), context_(context) {}
@@ -38,7 +39,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
 
   // Products
 
-  /// Each warpgroup reads its rows of the left operand and all of the right one.
+  /// Each warpgroup reads its own rows of the left operand and all of the right operand.
   template <class Acc, class A, class B>
   void mma(Acc& acc, const A& a, const B& b, bool) {
     Base::template own<Acc>();
@@ -205,7 +206,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     tally.read[from.place] += from.bytes(row, col, R, C);
     to.x = decltype(to.x)(1.0f);
   }
-  /// Neighbours that are the same row are read once: the cache next to the block has it.
+  /// Neighbouring rows of the tile that are the same row of the tensor are read once: the next reads hit the L1 cache.
   template <class T, int R, int C, TileKind kKind, class G, class RowOf>
   void gather(Fragment<T, R, C, kKind>& to, const G& from, RowOf row_of, int col, int = 0, int = 0, Fill = {}) const {
     for (int r = 0; r < R; ++r)
@@ -226,7 +227,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   void store(const RowVector<T, Tile>&, const G& to, int row, int col, int = 0, int = 0) const {
     tally.written[to.place] += to.bytes(row, col, Tile::rows, 1);
   }
-  /// A plain number, as the targets that compute have it: arithmetic on it alone is not counted.
+  /// Returns a plain number, like the targets that compute. Arithmetic that involves nothing else is not counted.
   template <class G>
   float value(const G& from, int row, int col, int = 0, int = 0) const {
     tally.read[from.place] += from.bytes(row, col, 1, 1);
@@ -259,7 +260,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     Base::template own<F>();
     for (int r = 0; r < F::rows; ++r) tally.written[to.place] += to.bytes(row_of(r), col, 1, F::cols);
   }
-  /// Read and written.
+  /// Counts a read and a write.
   template <class F, class G, class RowOf>
   void scatter_add(const F& from, const G& to, RowOf row_of, int col, int = 0, int = 0) const {
     const u64 before = tally.written[to.place];
@@ -320,7 +321,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     require(buffers_.update(buffer.use, unread_stores));
     parallel(count, f);
   }
-  /// Read and written.
+  /// Counts a read and a write.
   template <int R, int C, Contract contract, class G>
   void reduce_add(const Buffer<float, R, C, contract>& from, const G& to, int row, int col, int = 0, int = 0) {
     require(buffers_.copy(from.use, unread_stores));
@@ -353,7 +354,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     sync();
   }
 
-  // Cumulative sums: an addition for every element but the first
+  // Cumulative sums: one addition for every element except the first
 
   template <class F, class Direction = Forward>
   void row_cumsum(F&, Direction = {}) const {
@@ -374,7 +375,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     tally.shared += 2 * N * sizeof(T);
     sync();
   }
-  /// After the tile: `persistent`: the block has others to do.
+  /// Ends a tile. `persistent`: the block has more tiles to run.
   void end(bool persistent) const {
     if (persistent) require(Base::at_the_end());
   }
@@ -389,7 +390,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   void clear(Histogram<N>&) const {
     cost.shared += N * sizeof(u32);
   }
-  /// Read and written.
+  /// Counts a read and a write.
   template <int N>
   void count(Histogram<N>&, int) const {
     cost.shared += 2 * sizeof(u32);
@@ -403,7 +404,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   void clear(List<T, N>&) const {
     cost.shared += sizeof(u32);
   }
-  /// The list's size is read and written, and the value written.
+  /// The list's size is read and written, and the value is written.
   template <class T, int N>
   void append(List<T, N>&, T) const {
     cost.shared += 2 * sizeof(u32) + sizeof(T);
@@ -413,7 +414,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     cost.shared += sizeof(u32);
     return N;
   }
-  /// As a bitonic sort of the n values that are wanted, which moves all of them in every step.
+  /// Counts a bitonic sort of the n values wanted, which moves all of them in every step.
   template <int N>
   void sort(List<u64, N>&, int n = N) const {
     u64 padded = 2, rounds = 1, steps = 1;
@@ -434,7 +435,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     tally.shared += Count * sizeof(typename V::Element);
     to.x = decltype(to.x)(1.0f);
   }
-  /// Into shared memory and out of it, in the order of a warpgroup's stores.
+  /// Counts writing and reading the staging slots, and checks the order of a warpgroup's stores.
   template <class T, int R, int C>
   void pass(const Staging<T, R, C>& staging, int col) {
     if constexpr (sizeof(T) == 2) {
@@ -442,7 +443,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
       tally.shared += 2 * R * C * sizeof(T);
     }
   }
-  /// How often a product reads its left operand: once for every part of the columns; and its right one: once for every 64 rows.
+  /// How often a product reads its operands: the left one once for each group of columns, the right one once for every 64 rows.
   template <class Acc>
   static constexpr u64 left_reads() {
     if constexpr (requires { Acc::column_groups; }) return Acc::column_groups;
@@ -460,7 +461,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     tally.inside[type] += operations(rows, cols, depth);
     acc.x = decltype(acc.x)(1.0f);
   }
-  /// f(row, col, x...) for every element; each starts from what the tile holds.
+  /// Calls f(row, col, x...) for every element. Each call starts from the tile's value.
   template <class Fn, class... X>
   static void visit(int rows, int cols, Fn& f, X&... x) {
     [&](auto... before) {

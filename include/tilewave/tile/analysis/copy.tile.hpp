@@ -6,9 +6,9 @@
 
 namespace tw::analysis {
 
-/// Copies of global memory into tiles of a slot.
+/// Copies from global memory to the tiles of a slot.
 struct Copy {
-  int rank;  ///< of the block in its cluster
+  int rank;  ///< the block's rank in its cluster
 
   template <class G, class S>
   void tile(const G& from, S& to, int row, int col, int = 0, int = 0) const {
@@ -33,7 +33,7 @@ struct Copy {
     tally.shared += sizeof(S);
     to.set_inside({rows, cols});
   }
-  /// A share of the rows; the other blocks of the cluster send theirs.
+  /// Copies one share of the rows. The other blocks of the cluster multicast theirs.
   template <class G, class S>
   void tile_for_cluster(const G& from, S& to, int row, int col, int = 0, int = 0) const {
     require(cut_piece<typename S::Element>(col));
@@ -58,7 +58,7 @@ struct Copy {
 };
 
 struct GatherCopy : Copy {
-  /// A row that is gathered several times counts several times.
+  /// A row that is gathered several times is counted several times.
   template <class G, class S, class RowOf>
   void gather(const G& from, S& to, RowOf row_of, int col, int = 0, int = 0) const {
     require(cut_piece<typename S::Element>(col));

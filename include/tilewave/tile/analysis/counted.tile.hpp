@@ -2,8 +2,8 @@
 
 #include "tilewave/tile/math.tile.hpp"
 
-// The number that tiles of the analysis target hold in place of float: it counts what is done with it. Every kernel sees it, so that
-// tw::exp2 and the like are known for it where kernels are defined.
+// The number type that replaces float in tiles of the analysis target and counts its own operations. Every kernel includes it, so that
+// tw::exp2 and the other element functions are declared for it before kernels use them.
 
 #if !TW_ON_GPU
 
@@ -11,11 +11,11 @@ namespace tw {
 
 namespace analysis {
 
-/// What element functions do.
+/// The operations of element functions.
 struct Cost {
-  u64 f32 = 0;        ///< additions, multiplications, comparisons, max, min; signs are free
-  u64 special = 0;    ///< exp2, log2, sqrt, rsqrt, reciprocal (a division's too), erf, sin, cos
-  u64 uncounted = 0;  ///< elements given to functions that take float, which cannot be watched
+  u64 f32 = 0;        ///< additions, multiplications, comparisons, max, min; negations are free
+  u64 special = 0;    ///< exp2, log2, sqrt, rsqrt, reciprocal (including that of a division), erf, sin, cos
+  u64 uncounted = 0;  ///< elements passed to functions of float, whose operations cannot be counted
   u64 shared = 0;     ///< bytes of histograms and lists that element functions read and write
 
   constexpr Cost& operator+=(const Cost& other) {
@@ -36,7 +36,7 @@ inline constinit thread_local Cost cost{};
 
 }  // namespace analysis
 
-/// A float whose arithmetic is counted. Its value is a stand-in: comparisons are made with it.
+/// A float that counts its arithmetic. Its value is a placeholder, which comparisons use.
 struct Counted {
   float value;
 
@@ -61,7 +61,7 @@ struct Counted {
   friend Counted operator+(Counted a, Counted b) { return operation(a.value + b.value); }
   friend Counted operator-(Counted a, Counted b) { return operation(a.value - b.value); }
   friend Counted operator*(Counted a, Counted b) { return operation(a.value * b.value); }
-  /// The product with a reciprocal.
+  /// Counts a reciprocal and a multiplication.
   friend Counted operator/(Counted a, Counted b) { return operation(a.value * special(1.0f / b.value).value); }
   friend Counted operator-(Counted a) { return -a.value; }
   friend bool operator<(Counted a, Counted b) { return comparison(a.value < b.value); }
@@ -76,7 +76,7 @@ struct Counted {
   Counted& operator/=(Counted b) { return *this = *this / b; }
 };
 
-// The element functions, as the GPU does them: one special-function operation each, but for what is built from others.
+// The element functions, counted as on a GPU: one special-function operation each, unless they are built from others.
 inline Counted abs(Counted x) { return abs(x.value); }
 inline Counted max(Counted a, Counted b) { return Counted::operation(max(a.value, b.value)); }
 inline Counted min(Counted a, Counted b) { return Counted::operation(min(a.value, b.value)); }

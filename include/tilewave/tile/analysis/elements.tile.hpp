@@ -2,13 +2,13 @@
 
 #include "tilewave/tile/analysis/target.tile.hpp"
 
-// Counting what element functions and operations on rows do.
+// Counts the operations of element functions and of operations on rows.
 
 #if !TW_ON_GPU
 
 namespace tw::analysis {
 
-/// What `f` costs; nothing is added to `cost`.
+/// Returns the cost of `f` without adding it to `cost`.
 template <class F>
 Cost cost_of(F f) {
   const Cost before = cost;
@@ -19,7 +19,7 @@ Cost cost_of(F f) {
   return result;
 }
 
-/// Gives `f` the elements, if it takes Counted; else plain numbers, which is noted.
+/// Calls `f` with the elements if it accepts Counted. Otherwise it passes plain numbers and counts them as uncounted.
 template <class Fn, class... X>
 auto apply(Fn& f, X&... x) {
   if constexpr (requires { f(x...); }) {
@@ -36,16 +36,16 @@ auto apply(Fn& f, X&... x) {
   }
 }
 
-/// From the parts `along_rows` (of the elements of column 0) and `along_cols` (of row 0), which share the element `first`, a cost that is
-/// the product of one for the row and one for the column.
+/// Extrapolates the cost of all elements. `along_rows` is the cost of column 0, `along_cols` that of row 0; both include the element
+/// `first`. Assumes that an element's cost is a factor for its row times a factor for its column.
 constexpr u64 combine(u64 first, u64 along_rows, u64 along_cols, u64 rows, u64 cols) {
   if (first > 0) return along_rows * along_cols / first;
   const u64 by_rows = along_rows * cols, by_cols = along_cols * rows;
   return by_rows > by_cols ? by_rows : by_cols;
 }
 
-/// Counts `f(row, col)` for all elements of a tile, from those of its first row and column, or fewer where these do not differ. (They do
-/// where a function asks whether a row or column lies in the tensor.) What `f` leaves is that of element (0, 0).
+/// Counts `f(row, col)` for all elements of a tile, from its first row and its first column, or from fewer elements if all cost the same.
+/// (They do not if a function tests whether a row or column is inside the tensor.) The state that `f` leaves is that of element (0, 0).
 template <class F>
 void for_elements(int rows, int cols, F f) {
   const auto element = [&](int row, int col) {
@@ -70,7 +70,7 @@ void for_elements(int rows, int cols, F f) {
   end_walk();
 }
 
-/// A row of a tile, as block.rows() gives it.
+/// A row of a tile, as block.rows() passes it on.
 template <class F, int kCount = F::cols>
 struct RowView {
   F& tile;

@@ -29,7 +29,7 @@ void run(const typename On::Params& params, Tile tile_of_grid, u8* arena) {
   if constexpr (tw::detail::has_load<On>) {
     struct Loads {
       const typename On::Params& params;
-      int rank;  ///< of the block in its cluster
+      int rank;  ///< the block's rank in its cluster
       const decltype(tile)& work;
       typename On::Memory memory;
       int step = 0;

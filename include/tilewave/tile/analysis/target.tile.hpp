@@ -2,14 +2,14 @@
 
 #include "tilewave/tile/language.tile.hpp"
 
-// The analysis target: a kernel's control flow runs, nothing is computed, and what its blocks would move and do is counted. Tensors have
-// extents and no content; a tile in registers is one number that stands for all its elements, and every element loaded is 1.
+// The analysis target. It runs a kernel's control flow without computing, and counts what its blocks would copy and compute. Tensors have
+// sizes but no content. A tile in registers is a single number that stands for all its elements, and every element loaded is 1.
 
 #if !TW_ON_GPU
 
 namespace tw::analysis {
 
-/// Element types of products, each with a rate of its own on tensor cores.
+/// Element types of products. Tensor cores have a different rate for each.
 enum class OperandType { f32, f16, bf16, fp8, i8, count };
 
 template <class T>
@@ -19,23 +19,24 @@ inline constexpr OperandType operand_type = is_same<T, f16>                     
                                             : is_same<T, i8>                               ? OperandType::i8
                                                                                            : OperandType::f32;
 
-/// Tensors and arrays that are told apart; those beyond share the last place.
+/// The number of tensors and arrays that are counted separately. All others share the last entry.
 inline constexpr int kArrays = 32;
 
 /// What one tile, or a whole launch, does. Plain numbers, so that tiles can be compared.
 struct Tally {
-  u64 read[kArrays] = {};                                   ///< bytes that blocks load of each array in global memory
-  u64 written[kArrays] = {};                                ///< and store
-  u64 shared = 0;                                           ///< bytes that go into shared memory or come out of it
-  u64 products[static_cast<int>(OperandType::count)] = {};  ///< operations of matrix products, two for each multiplication and addition
-  u64 inside[static_cast<int>(OperandType::count)] = {};    ///< those of them with elements that lie in the tensors
+  u64 read[kArrays] = {};                                   ///< bytes that blocks load from each array in global memory
+  u64 written[kArrays] = {};                                ///< bytes that blocks store to it
+  u64 shared = 0;                                           ///< bytes written to or read from shared memory
+  u64 products[static_cast<int>(OperandType::count)] = {};  ///< operations of matrix products: a multiply-add counts as two
+  u64 inside[static_cast<int>(OperandType::count)] = {};    ///< the same for elements inside the tensors only
   Cost cost;
 };
 
-/// What this thread counts into; element functions count into tw::analysis::cost.
+/// This thread's counts. Element functions count into tw::analysis::cost.
 inline constinit thread_local Tally tally{};
 
-/// What the copy engine could still read, were the tiles of this analysis those of one block, in the order in which they are run.
+/// The stores that the copy engine might not have finished reading, if all tiles of this analysis belonged to one block and ran in this
+/// order.
 inline constinit thread_local UnreadStores unread_stores{};
 
 /// Throws tw::Error: the kernel's schedule is wrong.
@@ -44,12 +45,12 @@ inline void require(const char* problem) {
   if (problem != nullptr) schedule_error(problem);
 }
 
-// What an element function indexes is found by calling it for one column and one row of elements. Between begin_walk() and end_walk() each
-// call is announced by at_element(); touch() is what Pointer reports. end_walk() adds each array's distinct elements to `tally`. A walk
-// inside another one is part of it.
+// Finds out which elements of arrays an element function reads and writes, by calling it for one column and one row of elements. Between
+// begin_walk() and end_walk(), at_element() announces each call, and Pointer reports accesses with touch(). end_walk() adds each array's
+// distinct elements to `tally`. A nested walk is part of the outer one.
 void begin_walk();
 void at_element(int row, int col);
-/// `place`: of a tensor's element, the tensor's in Tally; -1: of an array that is not bound.
+/// `place`: the tensor's index in Tally, or -1 for an array that is not bound.
 void touch(const void* array, int place, i64 index, int bytes, bool write);
 bool touched();
 void end_walk();
@@ -61,7 +62,7 @@ constexpr int overlap(int first, int size, int extent) {
 }
 
 struct GlobalView : BoundView {
-  int place;  ///< in Tally
+  int place;  ///< index in Tally
 };
 
 template <class T>
@@ -74,7 +75,7 @@ struct Global : GlobalView {
   static constexpr int split = Split;
   static constexpr bool readable = !is_same<T, Element>;
 
-  /// Bytes of the part of a tile that lies inside the tensor.
+  /// Bytes of the part of a tile that is inside the tensor.
   u64 bytes(int row0, int col0, int tile_rows, int tile_cols) const {
     return static_cast<u64>(overlap(row0, tile_rows, rows)) * static_cast<u64>(overlap(col0, tile_cols, cols)) * sizeof(Element);
   }
@@ -84,7 +85,7 @@ struct Global : GlobalView {
   }
 };
 
-/// How many of the first `count` rows of a window that begins at (row, i, j) lie inside a tensor.
+/// How many of the first `count` rows of a window that begins at (row, i, j) are inside a tensor.
 template <class G>
 int inside_window(const G& tensor, int count, int row, int i, int j) {
   const Window& w = tensor.window;
@@ -95,18 +96,18 @@ int inside_window(const G& tensor, int count, int row, int i, int j) {
   return inside;
 }
 
-/// What stands for an element: float is counted, other types are themselves.
+/// The type of an element: Counted for float, T itself otherwise.
 template <class T>
 using Number = conditional<is_same<T, float>, Counted, T>;
 
-/// An array in global memory that element functions index, or an element of a tensor; see tw::Pointer. Integers are read, as they may steer
-/// the kernel; every other element is 1.
+/// An array in global memory that element functions index, or an element of a tensor; see tw::Pointer. Integers are read, because they may
+/// steer the kernel. Every other element is 1.
 template <class T>
 class Pointer {
  public:
   using Element = remove_const<T>;
 
-  /// Of an array that is written.
+  /// An element of an array that is written.
   class Reference {
    public:
     Reference(const Pointer& array, i64 index) : array_(array), index_(index) {}
@@ -151,7 +152,7 @@ class Pointer {
   i64 first_ = 0;
 };
 
-/// Columns kFirst to kFirst + C - 1 of a Shared tile or a Buffer, as an operand of another kind.
+/// Columns kFirst to kFirst + C - 1 of a Shared tile or a Buffer, as a different operand.
 template <class Source, class T, Contract kContract, int kFirst, int C>
 struct View {
   static constexpr int rows = Source::rows;
@@ -177,7 +178,7 @@ struct View {
   }
 };
 
-/// How much of a tile lies inside the tensor that it was copied from.
+/// The size of the part of a tile that was inside the tensor.
 struct Inside {
   int outer, depth;
 };
@@ -213,7 +214,7 @@ struct Shared {
     return {*this};
   }
 
-  u8 bytes[byte_count];  ///< a Slot's size is its tiles'; all that they hold is inside()
+  u8 bytes[byte_count];  ///< the tile's size, so that a Slot has its real size; inside() is stored in it
 };
 
 template <class T, int R, int C, TileKind kKind = TileKind::fragment>
@@ -225,14 +226,14 @@ struct Fragment {
   Number<T> x;
 };
 
-/// A Fragment whose rows are not the kernel's: a GPU's warpgroups share its rows, or have several times 64.
+/// A Fragment with a different number of rows than the kernel: on a GPU warpgroups share its rows, or each holds a multiple of 64.
 template <class T, int R, int C, int Warpgroups>
 struct HeldFragment : Fragment<T, R, C> {
   static constexpr int warpgroups = Warpgroups;
   static constexpr int column_groups = R / 64 < Warpgroups ? Warpgroups * 64 / R : 1;
   static_assert(R % 64 == 0 && (R / 64 % Warpgroups == 0 || Warpgroups % (R / 64) == 0) && C % (8 * column_groups) == 0, TW_HELD_FRAGMENT);
 };
-/// Several warpgroups have a part each of a row.
+/// Whether several warpgroups hold a part of each row.
 template <class F>
 inline constexpr bool splits_rows = false;
 template <class T, int R, int C, int Warpgroups>
@@ -261,7 +262,7 @@ struct ColumnVector {
   Number<T> x;
 };
 
-/// Lays a block's shared memory out.
+/// Allocates a block's shared memory.
 struct Allocator {
   u8* base = nullptr;
   i64 used = 0;
@@ -273,21 +274,21 @@ struct Allocator {
   }
 };
 
-/// As sm_90a's: slots of 64 rows of 128 bytes for every 64 rows. f32 leaves without.
+/// The size is that on sm_90a: slots of 64 rows of 128 bytes for every 64 rows. f32 results are stored without staging.
 template <class T, int R, int C>
 struct Staging : Panelled<T, C> {
   using Element = T;
-  u8* slot;  ///< each slot is known by one byte of this
+  u8* slot;  ///< one byte here stands for each slot
   explicit Staging(Allocator& allocator) : slot(allocator.bytes(sizeof(T) == 2 ? R / 64 * Panelled<T, C>::slots * 64 * 128 : 0)) {}
 };
-/// A row of partial results for each warp, which has 16 rows.
+/// One row of partial results for each warp of 16 rows.
 template <class T, int R, int C>
 struct Scratch {
   static constexpr int bytes = R / 16 * C * static_cast<int>(sizeof(T));
   explicit Scratch(Allocator& allocator) { allocator.bytes(bytes); }
 };
 
-/// An element is 1, and counts when it is read or written.
+/// Every element is 1. Reading or writing one is counted.
 template <class T, int R, int C, Contract kContract>
 struct Buffer {
   static constexpr int rows = R;
@@ -338,7 +339,7 @@ struct SharedVector {
   }
   u8 bytes[N * sizeof(T)];
 };
-/// A value for each warpgroup that has a part of a row.
+/// One value for each row and each warpgroup that holds a part of the row.
 template <class T, class Tile>
 struct RowExchange {
   static constexpr int parts() {
@@ -349,11 +350,11 @@ struct RowExchange {
   explicit RowExchange(Allocator& allocator) { allocator.bytes(bytes); }
 };
 
-// What is counted in a histogram and appended to a list depends on values, which there are none of. So a histogram always answers that the
-// last counter holds just as many as it is asked for: a selection by digits takes one of them. An element function appends or not as it
-// does for an element that is 1; a list is full when it is asked how many it has, and its value n is n + 1.
+// What a kernel counts in a histogram or appends to a list depends on values, and there are none. So a histogram always answers that its
+// last counter holds exactly the number asked for: a radix select needs one of them. An element function appends or not as for an element
+// of 1. A list that is asked for its size is full, and its value n is n + 1.
 
-/// As sm_90a's: a sum for each of up to 32 warps and the result of locate() behind the counters.
+/// The size is that on sm_90a: the counters, a sum for each of up to 32 warps, and the result of locate().
 template <int N>
 struct Histogram {
   static constexpr int size = N;

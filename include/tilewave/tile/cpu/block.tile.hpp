@@ -10,7 +10,8 @@
 
 namespace tw::cpu {
 
-/// The role that computes; the same members as sm_90a's. `kRows`: of its Fragments.
+/// What a kernel's compute() and finish() are given on the CPU. It has the same members as the other targets' blocks. `kRows`: the rows of
+/// the kernel's Fragments.
 template <int kRows>
 class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   using Base = Products<kRows>;
@@ -18,7 +19,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   using Base::buffers_, Base::overwrite, Base::touch;
 
  public:
-  /// `pull` runs load() for the next step; false when there is none. `first_tile`: of the launch, the one that prints.
+  /// `pull` runs load() for the next step and returns false if there is none. `first_tile`: this is the launch's first tile, which prints.
   explicit Block(
       bool first_tile, bool (*pull)(void* context) = [](void*) { return false; }, void* context = nullptr, BufferUse* last_buffer = nullptr)
       : Base(unread_stores, last_buffer), first_tile_(first_tile), pull_(pull), context_(context) {}
@@ -108,7 +109,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   void complete(RowVector<T, Tile>&) const {
     static_assert(!splits_rows<Tile>, TW_SPLIT_ROW);
   }
-  /// On a CPU a row has no partial results.
+  /// A CPU thread holds whole rows, so there is nothing to combine.
   template <class T, class Tile, class Op>
   void combine_rows(RowVector<T, Tile>&, const RowExchange<T, Tile>&, Op) const {
     sync();
@@ -264,7 +265,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   template <class F, class G, class Fn, class... Operands>
   TW_INLINE void map_store(F& tile, const G& to, int row0, int col0, int i, int j, Fn f, const Operands&... operands) const {
     if constexpr (has_pieces<F> && converts<typename F::Element, typename G::Element>) {
-      // Memory takes a piece while the next one is computed.
+      // The memory system stores one piece while the next one is computed.
       const Extent rows(row0, 1, to.rows), cols(col0, F::cols, to.cols);
       map_in_pieces(
           tile, f,
@@ -320,7 +321,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   void store(F& from, Shared<T, R, C, contract>& to) const {
     using S = Shared<T, R, C, contract>;
     overwrite(to);
-    if constexpr (S::depth != S::panel_depth) __builtin_memset(to.panels, 0, sizeof to.panels);  // what completes the last group of k
+    if constexpr (S::depth != S::panel_depth) __builtin_memset(to.panels, 0, sizeof to.panels);  // padding of the last group of k must be 0
     for_each(from, [&](int row, int col, auto& x) { to.panels[S::offset(row, col)] = to_packed<T>(x); });
     to.valid_outer = S::outer;
     to.valid_depth = S::depth;
@@ -332,7 +333,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     overwrite(tile);
     int& valid = contract == Contract::columns ? tile.valid_outer : tile.valid_depth;
     if (first >= valid) return;
-    // Up to the end of a product's group or panel, which may be read; what lies behind is left out.
+    // Clears up to the end of a product's group or panel, which products may read. Rows after that are skipped.
     const int end = contract == Contract::columns ? round_up(first, kPanelRows) : round_up(first, S::group);
     for (int row = first; row < end; ++row)
       for (int col = 0; col < round_up(C, kPanelRows); ++col) tile.panels[S::offset(row, col)] = to_packed<T>(0.0f);
@@ -427,12 +428,12 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     cumulate<N, Direction>([&](int n) -> auto& { return to.x[n]; });
     sync();
   }
-  /// After the tile: `persistent`: the block has others to do.
+  /// Ends a tile. `persistent`: the block has more tiles to run.
   void end(bool persistent) const {
     if (persistent) require(Base::at_the_end());
   }
 
-  // What the block's threads share: counters and lists
+  // Counters and lists
 
   template <class Fn>
   TW_INLINE void parallel(int count, Fn f) const {
@@ -491,7 +492,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   static constexpr int kPiece = 256;
   template <class F>
   static constexpr bool has_pieces = F::rows == 1 && F::cols % kPiece == 0;
-  static constexpr int kMinAhead = 1024;  // shorter rows: the processor finds the next one by itself
+  static constexpr int kMinAhead = 1024;  // for shorter rows the hardware prefetcher is enough
   static constexpr int kMaxAhead = 2;
   mutable Ahead ahead_[kMaxAhead];
   mutable int ahead_count_ = 0;
@@ -509,7 +510,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     }
     for (int r = 0; r < R; ++r) load_row(to.x + r * C, C, from, row0 + r, col0, rows.has(r) ? cols : Extent{}, i, j, fill);
   }
-  /// Of one long row: maps a piece, fetches as much of the rows ahead, calls done(its first column), and goes on.
+  /// Maps one long row a piece at a time. For each piece it prefetches the same part of the next rows and then calls done(first column).
   template <class F, class Fn, class Done, class... Operands>
   TW_INLINE void map_in_pieces(F& tile, Fn f, Done done, const Operands&... operands) const {
     for (int c = 0; c < F::cols; c += kPiece) {
@@ -548,7 +549,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     constexpr bool ascending = is_same<Direction, Forward>;
     for (int n = 1; n < Count; ++n) at(ascending ? n : Count - 1 - n) += at(ascending ? n - 1 : Count - n);
   }
-  /// The stores that a GPU would issue.
+  /// Checks the stores that a GPU would issue.
   template <class T, int R, int C>
   void pass(const Staging<T, R, C>& staging, int col) const {
     if constexpr (sizeof(T) == 2) require(Base::issue_stores(staging, col));

@@ -6,7 +6,7 @@
 
 namespace tw::cpu {
 
-/// Copies of global memory into tiles of a slot.
+/// Copies from global memory to the tiles of a slot.
 struct Copy {
   template <class G, class S>
   void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
@@ -30,7 +30,7 @@ struct Copy {
     constexpr bool columns = S::contract == Contract::columns;
     require(cut_piece<typename S::Element>(col));
     const int rows = clamp(from.rows - row, count), cols = clamp(from.cols - col, S::cols);
-    // The whole tile counts: rows that are not in the tensor are zeros.
+    // The whole tile is valid: rows outside the tensor are zeros.
     to.valid_outer = columns ? S::rows : cols;
     to.valid_depth = columns ? cols : S::rows;
     const auto* const source = from.template at<const typename S::Element>(row, col, i, j);
@@ -41,7 +41,7 @@ struct Copy {
     if (rows == 0 || cols == 0) return;
     pack(at, source, outer_stride, depth_stride, columns ? rows : cols, columns ? cols : rows, S::panel_depth);
   }
-  /// The tile whose rows are the window that begins at (row, i, j). All of it may lie outside the tensor.
+  /// The tile whose rows are the window that begins at (row, i, j). The window may be entirely outside the tensor.
   template <class G, class S>
   void window(const G& from, S& to, int row, int col, int i, int j) const {
     static_assert(S::contract == Contract::columns && S::rows % kPanelRows == 0, "windows are tiles of whole panels of rows");
@@ -53,7 +53,7 @@ struct Copy {
     for (int panel = 0; panel < S::rows; panel += kPanelRows) {
       auto* const target = to.panels + panel * S::panel_depth;
       bool zeroed = false;
-      // Line by line: of its neighbours inside the tensor each line gives a run.
+      // Works line by line: in each line of the window, the pixels inside the tensor are one contiguous run.
       for (int first = panel; first < panel + kPanelRows;) {
         const int line_end = first - first % w.width() + w.width();
         const int end = min(line_end, panel + kPanelRows);
@@ -83,7 +83,7 @@ struct Copy {
   void tile_for_cluster(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
     tile(from, to, row, col, i, j);
   }
-  /// Elements of one row; 0 outside the tensor.
+  /// Copies elements of one row; 0 outside the tensor.
   template <class G, class T, int N>
   void vector(const G& from, SharedVector<T, N>& to, int row, int col, int i = 0, int j = 0) const {
     require(cut_piece<T>(col));
@@ -115,23 +115,23 @@ struct Copy {
 
  protected:
   static int clamp(int left, int size) { return left < 0 ? 0 : left > size ? size : left; }
-  /// `count` rows of a tile, from a multiple of 16 on.
+  /// Clears `count` rows of a tile, starting at a multiple of 16.
   template <class S>
   static void zero(S& to, int first, int count) {
     constexpr bool columns = S::contract == Contract::columns;
     constexpr long panels = round_up(S::outer, kPanelRows) / kPanelRows;
     auto* const at = to.panels + S::offset(first, 0);
-    // Rows are whole panels, or the same lines of every panel.
+    // These rows are whole panels or, if rows are contracted, the same lines in every panel.
     const unsigned long size = static_cast<unsigned long>(count) * (columns ? S::panel_depth : kPanelRows) * sizeof *to.panels;
     for (long panel = 0; panel < (columns ? 1 : panels); ++panel) __builtin_memset(at + panel * kPanelRows * S::panel_depth, 0, size);
   }
 
-  /// `rows` rows into one panel of zeros, from row `first` of it on.
+  /// Packs `rows` rows into a panel of zeros, starting at the panel's row `first`.
   template <class T>
   static void pack_run(Packed<T>* panel, int first, const T* source, long row_stride, long depth_stride, int rows, int depth,
                        int panel_depth) {
     if (rows == kPanelRows) return pack(panel, source, row_stride, depth_stride, rows, depth, panel_depth);
-    constexpr int piece = 64;  // columns at a time go through a panel on the stack
+    constexpr int piece = 64;  // this many columns at a time go through a panel on the stack
     using Piece = Panels<T, kPanelRows, piece>;
     Piece packed;
     for (int k = 0; k < depth; k += piece) {
@@ -146,7 +146,7 @@ struct Copy {
 
 /// Copies into a slot of a GatherRing.
 struct GatherCopy : Copy {
-  /// Fills row r of the tile with row row_of(r) of the tensor; with zeros where that is outside.
+  /// Fills row r of the tile with row row_of(r) of the tensor, or with zeros if that is outside the tensor.
   template <class G, class S, class RowOf>
   void gather(const G& from, S& to, RowOf row_of, int col, int i = 0, int j = 0) const {
     using T = typename S::Element;

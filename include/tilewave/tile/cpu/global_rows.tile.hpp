@@ -2,26 +2,26 @@
 
 #include "tilewave/tile/cpu/target.tile.hpp"
 
-// Rows to and from memory. What is no loop over neighbours of the kernel's own types stays out of the kernel, whose every line is
-// compiled for each instruction set.
+// Rows between registers and global memory. Only loops over contiguous elements of the kernel's own types are inlined. Everything else is
+// kept out of line, because a kernel is compiled for each instruction set.
 
 #if !TW_ON_GPU
 
 namespace tw::cpu {
 
-/// The row after one that was loaded, which the next tile loads. It is fetched while this one is computed: with loops that only load,
-/// only compute and only store, memory would wait for the second.
+/// The row that the next tile will load. It is prefetched while this tile's row is computed: loading, computing and storing happen one
+/// after the other, so memory would be idle during the computation.
 struct Ahead {
   const u8* row = nullptr;
   int cols = 0, size = 0;
-  /// The part of columns `col` to col + count - 1.
+  /// Prefetches columns `col` to col + count - 1.
   TW_INLINE void fetch(int col, int count) const {
     const u8* const end = row + static_cast<i64>(min(col + count, cols)) * size;
     for (const u8* p = row + static_cast<i64>(col) * size; p < end; p += 64) __builtin_prefetch(p, 0, 2);
   }
 };
 
-/// Which of `size` neighbours from `first` on lie inside a dimension of `limit`.
+/// The range of `size` indices, counted from `first`, that is inside a dimension of size `limit`.
 struct Extent {
   int begin = 0, end = 0;
   constexpr Extent() = default;
@@ -39,7 +39,7 @@ inline void dots(float* sums, const f16* rows, i64 stride, const f16* vector, in
   library().dots_f16(sums, &rows->bits, stride, &vector->bits, count, cols);
 }
 
-/// Atomically, rounded to T.
+/// Adds atomically; the sum is rounded to T.
 template <class T>
 TW_INLINE void add_element(T* to, T x) {
   using Bits = conditional<sizeof(T) == 4, u32, u16>;
@@ -63,7 +63,7 @@ template <class E, class T>
 [[gnu::noinline]] void store_strided(E* to, const T* from, long stride, int n) {
   for (int c = 0; c < n; ++c) to[c * stride] = tw::to<E>(from[c]);
 }
-/// Whether convert_row() takes them: the same types, and those that the library converts.
+/// Whether convert_row() supports the conversion: equal types, and those that the library converts.
 template <class From, class To>
 inline constexpr bool converts = is_same<From, To> ||
                                  (is_same<From, float> && (is_same<To, bf16> || is_same<To, f16> || is_same<To, AnyFloat>)) ||
@@ -78,7 +78,8 @@ TW_INLINE void convert_row(bf16* to, const float* from, int n) { library().narro
 TW_INLINE void convert_row(f16* to, const float* from, int n) { library().narrow_f16(&to->bits, from, n); }
 inline void stream_row(float* to, const float* from, int n) { library().stream_f32(to, from, n); }
 inline void stream_row(bf16* to, const float* from, int n) { library().stream_bf16(&to->bits, from, n); }
-/// `n` elements of one row from (row, col) on, which converts<> knows; f32 to a large tensor of f32 or bf16 past the caches.
+/// Stores `n` elements of one row from (row, col) on, of types that convert_row() supports. f32 values for a large tensor of f32 or bf16
+/// bypass the caches.
 template <class G, class T>
 [[gnu::noinline]] void store_part(const G& to, int row, int col, int i, int j, const T* from, int n) {
   with_type(to, [&]<class Typed>(const Typed& typed) {
@@ -92,7 +93,7 @@ template <class G, class T>
     convert_row(target, from, n);
   });
 }
-/// Row r of a tile to a row of the tensor; `cols`: which of the tile's columns lie inside.
+/// Stores row r of a tile to a row of the tensor. `cols`: which of the tile's columns are inside the tensor.
 template <class F, class G>
 TW_INLINE void store_row(const F& from, int r, const G& to, int row, int col0, Extent cols, int i, int j) {
   using T = typename G::Element;

@@ -2,19 +2,20 @@
 
 #include "tilewave/tile/cpu/copy.tile.hpp"
 
-// Products and what they read: operands are packed into panels, converted from accumulators or decoded.
+// Products and their operands. Operands are packed into panels, converted from accumulators or decoded from codes.
 
 #if !TW_ON_GPU
 
 namespace tw::cpu {
 
-// What a product reads: a tile in a ring as it is, others packed into memory `which` of this thread.
+// The panels that a product reads. A tile in a ring is used as it is; other operands are packed into this thread's operand memory number
+// `which`.
 
 template <class T, int R, int C, Contract contract>
 const Shared<T, R, C, contract>& packed(const Shared<T, R, C, contract>& tile, int) {
   return tile;
 }
-/// `elements`: those of the view that are valid, row by row.
+/// `elements`: the first of the view's valid elements, which are stored row by row.
 template <class V, class T>
 auto& pack_view(const V&, const T* elements, long stride, int valid_rows, int valid_cols, int which) {
   using P = PackedView<T, V::outer, V::depth>;
@@ -45,7 +46,7 @@ auto& packed(const View<Shared<U, R, C, c>, T, contract, kFirst, Count>& view, i
     for (int col = 0; col < cols; ++col) elements[row * Count + col] = tw::to<U>(tile.panels[tile.offset(row, kFirst + col)]);
   return pack_view(view, reinterpret_cast<const T*>(elements), Count, rows, cols, which);
 }
-/// The tile or Buffer in which an operand lies.
+/// The tile or Buffer that holds an operand.
 template <class S>
 const S& source_of(const S& operand) {
   return operand;
@@ -82,7 +83,7 @@ void convert(Operand<T, R, C>& to, const Fragment<S, R, C>& from) {
   }
 }
 
-/// Codes that share a scale.
+/// The number of codes that share a scale.
 template <class Scales>
 constexpr int group_of() {
   if constexpr (requires { Scales::group; }) return Scales::group;
@@ -95,7 +96,7 @@ TW_INLINE auto scale_of(const Scales& scales, int row, int group) {
   else
     return scales[row];
 }
-/// decode(number, scale) of a tile of codes, from its column `first` on.
+/// Makes a left operand from a tile of codes: decode(number, scale) of each, from column `first` on.
 template <class T, int R, int C, class Codes, int Bytes, class Scales, class Decode>
 void load_codes(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::columns>& from, const Scales& scales, Decode decode,
                 int first) {

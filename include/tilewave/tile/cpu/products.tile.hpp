@@ -7,8 +7,8 @@
 
 namespace tw::cpu {
 
-/// A block's products. They are computed at once, and remembered until the kernel waits for them: what it does meanwhile that would race
-/// with them on a GPU is an error.
+/// A block's products. They are computed at once, but remembered until the kernel waits for them. Until then, anything that would race with
+/// them on a GPU is an error.
 template <int kRows>
 class Products : public BlockModel<kRows> {
   using Model = BlockModel<kRows>;
@@ -57,14 +57,14 @@ class Products : public BlockModel<kRows> {
     cpu::convert(to, from);
   }
 
-  /// A tile in a ring as left operand.
+  /// Copies a tile in a ring into a left operand.
   template <class T, int R, int C>
   void load(Operand<T, R, C>& to, const Shared<T, R, C, Contract::columns>& from) const {
     if (from.valid_outer < 0) schedule_error("a load reads a slot that was released");
     overwrite(to);
     static_cast<Panels<T, R, C>&>(to) = from;
   }
-  /// decode(number, scale) of a tile of codes, from its column `first` on.
+  /// Makes a left operand from a tile of codes: decode(number, scale) of each, from column `first` on.
   template <class T, int R, int C, class Codes, int Bytes, class Scales, class Decode = TimesScale>
   requires(codes_in<Codes> > 1) void load(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
                                           const Scales& scales, Decode decode = {}, int first = 0) const {
@@ -80,7 +80,7 @@ class Products : public BlockModel<kRows> {
   }
 
  protected:
-  /// Before elements of a tile in registers are read or written.
+  /// Called before elements of a tile in registers are read or written.
   template <class F>
   TW_INLINE void touch(const F& tile) const {
     Model::template own<F>();
@@ -91,14 +91,14 @@ class Products : public BlockModel<kRows> {
       }
     }
   }
-  /// Before an operand of products is written.
+  /// Called before an operand of products is written.
   template <class Operand>
   TW_INLINE void overwrite(const Operand& operand) const {
     for (int i = 0; i < in_flight_; ++i)
       if (products_[i].a == &operand || products_[i].b == &operand)
         schedule_error("an operand is written while a product reads it: wait for it first");
   }
-  /// Before a slot is released.
+  /// Called before a slot is released.
   template <class Slot>
   void require_unread(const Slot& slot) const {
     for (int i = 0; i < in_flight_; ++i) {

@@ -12,11 +12,11 @@ struct Sum {
 };
 struct Largest {
   static constexpr float neutral = -kInfinity;
-  static TW_INLINE float fold(float largest, float x) { return x > largest ? x : largest; }  // a NaN in x is left out
+  static TW_INLINE float fold(float largest, float x) { return x > largest ? x : largest; }  // ignores a NaN in x
 };
 
-/// Folds value(c) of a row's columns into many results at once, and these at the end: a chain of single operations would take its length
-/// times their latency, and compilers may not reorder sums by themselves.
+/// Folds value(c) over a row's columns in many independent chains, and combines the chains at the end. A single chain would take its length
+/// times the latency of an operation, and compilers may not reorder floating-point sums.
 template <class Op, int cols, class Value>
 TW_INLINE float fold_columns(Value value) {
   constexpr int chains = cols % 64 == 0 ? 64 : cols % 8 == 0 ? 8 : 1;
@@ -41,7 +41,7 @@ struct RowView {
     return RowView<F, kFirst + First, Count>{fragment, r};
   }
 
-  /// The largest f(x), an integer or float; of numbers and NaNs the largest number.
+  /// The largest f(x), an integer or float. NaNs are ignored unless all elements are NaN.
   template <class Fn>
   TW_INLINE auto max(Fn f) const {
     whole();
@@ -83,7 +83,7 @@ struct RowView {
   TW_INLINE float map_partial_sum(Fn f) const {
     return fold_columns<Sum, kCount>([&](int c) { return row()[c] = f(row()[c]); });
   }
-  /// f(f(a, b), c)... of all the row's elements, in an order that is the same in every run; f must be associative and commutative.
+  /// f(f(a, b), c)... over the row's elements, in an order that is the same in every run. f must be associative and commutative.
   template <class Fn>
   TW_INLINE auto fold(Fn f) const {
     whole();
@@ -112,7 +112,7 @@ struct RowView {
   TW_INLINE float largest_number(Fn f) const {
     const float largest = fold_columns<Largest, kCount>([&](int c) { return f(row()[c]); });
     if (largest > -kInfinity) return largest;
-    for (int c = 0; c < kCount; ++c) {  // only NaNs, or nothing larger than -infinity: rare
+    for (int c = 0; c < kCount; ++c) {  // rare: all are NaN or -infinity
       const float value = f(row()[c]);
       if (value == value) return largest;
     }

@@ -6,7 +6,8 @@
 
 namespace tw::cpu {
 
-/// At the end of a tile every step was loaded, and every slot was taken and given back: on a GPU the next tile goes on with the same rings.
+/// Called at the end of a tile. Every step must have been loaded, and every slot taken and released, because on a GPU the next tile
+/// continues with the same rings.
 inline void require_nothing_left(int steps_left, const RingState* last_ring) {
   if (steps_left != 0) schedule_error("the tile ends before its last step was loaded: on a GPU the next tile would take this one's slots");
   for (const RingState* ring = last_ring; ring != nullptr; ring = ring->previous) {
@@ -17,7 +18,7 @@ inline void require_nothing_left(int steps_left, const RingState* last_ring) {
   }
 }
 
-/// Throws unless all blocks of the tile's cluster take `steps` steps: they load parts of each other's tiles in every step.
+/// Throws unless all blocks of the tile's cluster take `steps` steps: in every step they load parts of each other's tiles.
 template <class On>
 void require_equal_steps(const typename On::Params& params, const Tile& tile, int steps) {
   constexpr int cluster = tw::detail::cluster_of<On>();
@@ -89,11 +90,12 @@ TW_INLINE void run_here(const typename On::Params& params, const TileGrid& grid,
 #if defined(__clang__)
 #define TW_FLAT gnu::flatten
 #else
-// g++ may clone a function whose parameters it can improve, and calls what the clone should contain: machine code without vectors.
+// g++ may clone a function to specialise it for its arguments. The clone would call the functions that it should inline, and these are
+// compiled without vector instructions.
 #define TW_FLAT gnu::flatten, gnu::noclone
 #endif
-/// Element functions and loops over tiles are compiled in the kernel's own file, for its flags; here once more for AVX2, all in one
-/// function.
+/// Element functions and loops over tiles are compiled with the flags of the kernel's own file. This function compiles them again for AVX2,
+/// inlined into one function.
 template <class On>
 [[gnu::target("avx2,fma,f16c"), TW_FLAT]] void run_avx2(const void* params, const TileGrid& grid, int index, u8* arena) {
   run_here<On>(*static_cast<const typename On::Params*>(params), grid, index, arena);
@@ -104,7 +106,7 @@ template <class On>
 #else
 #define TW_AVX512 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
 #endif
-/// And for AVX-512, where such loops are all that the kernel consists of: products are the library's.
+/// The same for AVX-512, for kernels that spend their time in such loops. Products are library calls anyway.
 template <class On>
 [[gnu::target(TW_AVX512), TW_FLAT]] void run_avx512(const void* params, const TileGrid& grid, int index, u8* arena) {
   run_here<On>(*static_cast<const typename On::Params*>(params), grid, index, arena);
@@ -113,16 +115,16 @@ template <class On>
 #undef TW_FLAT
 #endif
 
-/// For processors without AVX2: few, so that it shall cost little to compile.
+/// For processors without AVX2. These are rare, so it is compiled for size and compile time.
 template <class On>
 [[gnu::cold, gnu::noinline]] void run_baseline(const void* params, const TileGrid& grid, int index, u8* arena) {
   run_here<On>(*static_cast<const typename On::Params*>(params), grid, index, arena);
 }
 
-/// Runs one tile. `params`: On::Params; `arena`: memory_bytes<On>() bytes, 64-byte aligned.
+/// Runs one tile. `params`: On::Params. `arena`: memory_bytes<On>() bytes, 64-byte aligned.
 using RunTile = void (*)(const void* params, const TileGrid& grid, int index, u8* arena);
 
-/// One tile, for this processor.
+/// Runs one tile with the best instruction set of this processor.
 template <class On>
 void run(const void* params, const TileGrid& grid, int index, u8* arena) {
 #if defined(__x86_64__)

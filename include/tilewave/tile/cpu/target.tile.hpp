@@ -4,8 +4,8 @@
 #include "tilewave/tile/language.tile.hpp"
 
 // The CPU as a target: a block is one thread of a pool. Loads are pulled: taking from an empty ring runs the kernel's load() for the next
-// step on the spot. What would hang or race on the GPU is reported: a put into a full ring, a take with nothing left to load, a slot used
-// after its release or released under a product.
+// step. Mistakes that would hang or race on the GPU are reported: a put into a full ring, a take with no step left to load, a slot used
+// after its release, or one released while a product reads it.
 
 #if !TW_ON_GPU
 
@@ -17,19 +17,19 @@ inline void require(const char* problem) {
   if (problem != nullptr) schedule_error(problem);
 }
 
-/// What a GPU's copy engine could still read of the tiles that this thread has run in the current launch, as one block. Empty when a launch
-/// begins.
+/// The stores that a GPU's copy engine might not have finished reading. All tiles that this thread has run in the current launch count as
+/// one block. Empty when a launch begins.
 inline constinit thread_local UnreadStores unread_stores{};
 
-/// The n largest come first, the largest at the very front.
+/// Sorts so that the n largest values come first, in descending order.
 void sort_descending(u64* values, int count, int n);
 
-/// Whether released slots are overwritten with NaN, so that a kernel that reads one fails its test: on in debug builds of the library and
+/// Whether released slots are overwritten with NaN, so that a kernel that reads one fails its test. On in debug builds of the library and
 /// in its tests.
 bool poison_released_slots();
 void set_poison_released_slots(bool on);
 
-/// Memory of this thread for an operand that a product packs, number `which`; 64-byte aligned, and valid until it is asked for again.
+/// This thread's memory for an operand that a product packs, number `which`. 64-byte aligned, and valid until it is requested again.
 void* operand_memory(int which, long bytes);
 
 constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
@@ -41,8 +41,8 @@ struct GlobalView : BoundView {
   }
 };
 
-/// The element of a Global of f32, f16 or bf16 that the host chooses when it binds a tensor: a kernel that computes in f32 is then compiled
-/// once for all of them. Such a tensor is loaded and stored as `Rows` of float, and nothing else.
+/// The element type of a Global that is f32, f16 or bf16, depending on the tensor that the host binds: a kernel that computes in f32 is
+/// then compiled once for all three. Such a tensor can only be loaded and stored as `Rows` of float.
 struct AnyFloat {
   enum class Type : u8 { f32, f16, bf16 };
   u16 unused;  // tiles are as wide as for 16-bit elements
@@ -57,11 +57,11 @@ struct Global : GlobalView {
   static constexpr bool readable = !is_same<T, Element>;
   static constexpr bool any_float = is_same<Element, AnyFloat>;
 
-  /// What the tensor holds, where it is AnyFloat.
+  /// The tensor's type, if Element is AnyFloat.
   [[no_unique_address]] conditional<any_float, AnyFloat::Type, NoType> type;
 };
 
-/// f(global), for AnyFloat as a Global of the type that it has.
+/// Calls f(global), with an AnyFloat Global converted to a Global of its actual type.
 template <class T, class Tile, int Split, class F>
 TW_INLINE void with_type(const Global<T, Tile, Split>& global, F f) {
   if constexpr (Global<T, Tile, Split>::any_float) {
@@ -86,8 +86,8 @@ TW_INLINE void with_type(const Global<T, Tile, Split>& global, F f) {
 /// Elements that products cannot read: codes and their scales.
 template <class T>
 inline constexpr bool is_bits = codes_in<T> > 1 || is_same<T, e8m0>;
-/// What an element of a product's operand is in a panel: bf16 and i8 as they are, other types widened to f32. Codes and their scales are
-/// stored as bytes.
+/// The type of an operand's element in a panel: bf16 and i8 are kept, other types are widened to f32. Codes and their scales are stored as
+/// bytes.
 template <class T>
 using Packed = conditional<is_same<T, bf16> || is_same<T, i8>, T, conditional<is_bits<T>, i8, float>>;
 
@@ -96,7 +96,7 @@ TW_INLINE constexpr Packed<T> to_packed(auto x) {
   return tw::to<Packed<T>>(tw::to<T>(x));
 }
 
-/// Panels of 16 rows along the dimension that is not contracted, as the library's products read them (library.tile.hpp).
+/// Panels of 16 rows along the dimension that is not contracted: the layout of the library's products (library.tile.hpp).
 template <class T, int Outer, int Depth>
 struct Panels {
   static constexpr int group = 4 / static_cast<int>(sizeof(Packed<T>));
@@ -108,7 +108,7 @@ struct Panels {
   alignas(64) Packed<T> panels[round_up(Outer, kPanelRows) * panel_depth];
 };
 
-/// Columns kFirst to kFirst + C - 1 of a Shared tile or a Buffer, as an operand of another kind.
+/// Columns kFirst to kFirst + C - 1 of a Shared tile or a Buffer, as a different operand.
 template <class Source, class T, Contract kContract, int kFirst, int C>
 struct View {
   static constexpr int rows = Source::rows;
@@ -127,7 +127,7 @@ struct View {
   }
 };
 
-/// A view's panels.
+/// The panels into which a view is packed.
 template <class T, int Outer, int Depth>
 struct PackedView : Panels<T, Outer, Depth> {
   static constexpr int outer = Outer;
@@ -145,10 +145,10 @@ struct Shared : Panels<T, kContract == Contract::columns ? R : C, kContract == C
   static constexpr int depth = kContract == Contract::columns ? C : R;
   using Element = T;
 
-  int valid_outer;  ///< elements beyond are zero and may be skipped; negative: the slot was released
+  int valid_outer;  ///< elements from here on are zero and may be skipped; negative: the slot was released
   int valid_depth;
 
-  /// Index of element (row, col): a bijection of the tile.
+  /// Index of element (row, col). Each element of the tile has a different one.
   static constexpr int offset(int row, int col) {
     return kContract == Contract::columns ? Panels<T, outer, depth>::offset(row, col) : Panels<T, outer, depth>::offset(col, row);
   }
@@ -186,14 +186,14 @@ struct Fragment {
   const T& at(int row, int col) const { return x[row * C + col]; }
 };
 
-/// A Fragment whose rows are not the kernel's: a GPU's warpgroups share its rows, or have several times 64.
+/// A Fragment with a different number of rows than the kernel: on a GPU warpgroups share its rows, or each holds a multiple of 64.
 template <class T, int R, int C, int Warpgroups>
 struct HeldFragment : Fragment<T, R, C> {
   static constexpr int warpgroups = Warpgroups;
   static constexpr int column_groups = R / 64 < Warpgroups ? Warpgroups * 64 / R : 1;
   static_assert(R % 64 == 0 && (R / 64 % Warpgroups == 0 || Warpgroups % (R / 64) == 0) && C % (8 * column_groups) == 0, TW_HELD_FRAGMENT);
 };
-/// Several warpgroups have a part each of a row.
+/// Whether several warpgroups hold a part of each row.
 template <class F>
 inline constexpr bool splits_rows = false;
 template <class T, int R, int C, int Warpgroups>
@@ -215,7 +215,7 @@ struct RowVector {
   const T& operator[](int i) const { return x[i]; }
 };
 
-/// One that was loaded as it lies in memory stays there: `view`.
+/// A vector that has the same layout in memory is not copied: `view` points to it.
 template <class T, class Tile>
 struct ColumnVector {
   static constexpr int size = Tile::cols;
@@ -230,16 +230,16 @@ struct Scratch {
   constexpr explicit Scratch(auto&) {}
 };
 
-/// Where a ring stands. The rings of a Memory are linked, so that what is left in them at the end of a tile is found.
+/// The state of a ring. The rings of a Memory are linked, so that slots left in them at the end of a tile are found.
 struct RingState {
-  int filled = 0;  ///< put and not taken
-  int taken = 0;   ///< taken and not released
+  int filled = 0;  ///< slots that were put and not yet taken
+  int taken = 0;   ///< slots that were taken and not yet released
   int next_put = 0;
   int next_take = 0;
   const RingState* previous = nullptr;
 };
 
-/// Hands out a thread's tile memory; without a base it counts the bytes.
+/// Allocates a thread's tile memory. Without a base it only counts the bytes.
 struct Allocator {
   u8* base = nullptr;
   i64 used = 0;
@@ -253,7 +253,7 @@ struct Allocator {
   }
 };
 
-/// Results go straight to memory here. The slots that they would leave through on a GPU have an address each and no content.
+/// On the CPU results go straight to memory. The staging slots that a GPU would use have addresses but no content.
 template <class T, int R, int C>
 struct Staging : Panelled<T, C> {
   using Element = T;
@@ -261,7 +261,7 @@ struct Staging : Panelled<T, C> {
   explicit Staging(Allocator& allocator) : slot(allocator.template slots<u8>(Panelled<T, C>::slots)) {}
 };
 
-/// Elements row by row; products pack what they read.
+/// Elements are stored row by row. Products pack the Buffers that they read.
 template <class T, int R, int C, Contract kContract>
 struct Buffer {
   static constexpr int rows = R;
@@ -331,7 +331,7 @@ struct Ring : RingState {
   Ring& operator=(const Ring&) = delete;
 };
 
-/// Gathered rows arrive asynchronously on a GPU. The model, where released slots are poisoned: a slot stays poisoned until it is taken, and
+/// On a GPU gathered rows arrive asynchronously. To model this when released slots are poisoned, a slot stays poisoned until it is taken;
 /// its content is kept in `arriving` until then.
 template <class SlotType, int Stages>
 struct GatherRing : Ring<SlotType, Stages> {

@@ -6,7 +6,7 @@
 
 namespace tw::cpu {
 
-/// Vectors of 16 bytes, and two of them with their lanes taken in turn: a0 b0 a1 b1 ..., the lower half or the upper.
+/// 16-byte vectors. low() and high() interleave the lanes of two vectors, a0 b0 a1 b1 ..., and return the first or second half.
 template <int kBytes>
 struct Interleave;
 template <>
@@ -42,7 +42,7 @@ struct Interleave<8> {
   static TW_INLINE Lanes high(Lanes a, Lanes b) { return __builtin_shufflevector(a, b, 1, 3); }
 };
 
-/// A square of as many rows as a vector has lanes. Taking the lanes of rows i and i + n/2 in turn, log2(n) times over, is a transposition.
+/// Transposes a square with as many rows as a vector has lanes: interleaving rows i and i + n/2, log2(n) times, is a transposition.
 template <class Vectors>
 TW_INLINE void transpose_square(const void* from, long from_stride, void* to, long to_stride) {
   using Lanes = typename Vectors::Lanes;

@@ -21,7 +21,7 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
 
   // Operands in registers
 
-  /// The accumulators rounded to T, as left operand of the next product.
+  /// Rounds the accumulators to T, as the left operand of the next product.
   template <class T, class S, int R, int C, int WarpRows>
   TW_INLINE void convert(Operand<T, R, C, WarpRows>& to, const Fragment<S, R, C, WarpRows>& from) const {
     if constexpr (sizeof(T) == 1) {
@@ -32,15 +32,15 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
     }
   }
 
-  /// decode(number, scale) of a tile of codes, from its column `first` on, as left operand in registers: packed.tile.hpp. `first` is a
-  /// multiple of the scales' group, or all the operand's columns lie in one group.
+  /// Makes a left operand in registers from a tile of codes: decode(number, scale) of each, from column `first` on. See packed.tile.hpp.
+  /// `first` must be a multiple of the scales' group, unless all of the operand's columns are in one group.
   template <class T, int R, int C, int WarpRows, class Codes, int Bytes, class Scales, class Decode = TimesScale>
   requires(codes_in<Codes> > 1) TW_INLINE void load(Operand<T, R, C, WarpRows>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
                                                     const Scales& scales, Decode decode = {}, int first = 0) const {
     load_codes(at, to, from, scales, decode, first);
   }
 
-  // Operations for which threads exchange elements
+  // Operations in which threads exchange elements
 
   template <class T, class F, class Op>
   TW_INLINE void column_reduce(const F& fragment, ColumnVector<T, F>& vector, const Scratch<T, F::rows, F::cols>& scratch, Op op) const {
@@ -58,8 +58,8 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   TW_INLINE void pairs(To& to, const From& from, Fn f) const {
     cuda::pairs(*this, to, from, f);
   }
-  /// The same of a tile and a vector in global memory, which the CPU reads where they lie: tile(row, col) is that of `tile` at (row0 + row,
-  /// col0 + col, tile_i), vector[col] that of `vector` at (0, col0 + col, vector_i).
+  /// The same for a tile and a vector in global memory, which the CPU reads in place. The tile starts at (row0, col0) of `tile`, outer
+  /// index tile_i; the vector at column col0 of row 0, outer index vector_i.
   template <class F, class G, class H>
   TW_INLINE void add_products(RowVector<float, F>& sums, const G& tile, int row0, int tile_i, const H& vector, int vector_i,
                               int col0) const {
@@ -69,19 +69,19 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
     load(columns, vector, 0, col0, vector_i);
     add_products(sums, rows, columns);
   }
-  /// Every row becomes its cumulative sums: x(row, col) is the sum of those up to col, or from col on.
+  /// Replaces each row by its cumulative sums: x(row, col) becomes the sum of the elements up to col, or from col on.
   template <class F, class Direction = Forward>
   TW_INLINE void row_cumsum(F& tile, Direction = {}) const {
     Base::template own<F>();
     cuda::row_cumsum<is_same<Direction, Forward>>(at, tile);
   }
-  /// The same of columns, over all the block's rows.
+  /// The same for columns, over all of the block's rows.
   template <class T, int R, int C, class Direction = Forward>
   TW_INLINE void column_cumsum(Fragment<T, R, C>& fragment, const Scratch<T, R, C>& scratch, Direction = {}) const {
     Base::template own<Fragment<T, R, C>>();
     cuda::column_cumsum<is_same<Direction, Forward>>(at, fragment, scratch, [this] { sync(); });
   }
-  /// The same of a vector in shared memory; visible to every thread that computes when it returns.
+  /// The same for a vector in shared memory. All threads that compute see the result when this returns.
   template <class V, class T, int N, class Direction = Forward>
   TW_INLINE void cumsum(const V& from, const VectorBuffer<T, N>& to, Direction = {}) const {
     static_assert(V::size == N, "vectors of two lengths");
@@ -92,8 +92,8 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
 
   // Shared memory that the block owns
 
-  /// A vector in shared memory as values of a tile's rows or columns. Of one in a slot all warps of the warpgroup have read when it
-  /// returns, so that the slot may be released.
+  /// Copies a vector in shared memory to the values of a tile's rows or columns. If the vector is in a slot, all warps of the warpgroup
+  /// have read it when this returns, so the slot may be released.
   template <class T, class Tile, int N>
   TW_INLINE void load(RowVector<T, Tile>& to, const SharedVector<T, N>& from) const {
     load_vector(at, to, from);
@@ -112,7 +112,7 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   TW_INLINE void load(ColumnVector<T, Tile>& to, const VectorBuffer<T, N>& from) const {
     load_vector(at, to, from);
   }
-  /// Visible to every thread that computes when it returns.
+  /// All threads that compute see the result when this returns.
   template <class T, class Tile, int N>
   TW_INLINE void store(const RowVector<T, Tile>& from, const VectorBuffer<T, N>& to) const {
     static_assert(N == Tile::rows, "a vector has an element for each row");
@@ -123,7 +123,7 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
     }
     sync();
   }
-  /// A Fragment into a Buffer, and back: by ordinary stores and loads. Other threads see what is stored after a barrier.
+  /// Copies a Fragment to a Buffer or back, with ordinary stores and loads. Other threads see the stores after a barrier.
   template <class F, class T, int R, int C, Contract contract>
   TW_INLINE void store(const F& from, const Buffer<T, R, C, contract>& to) const {
     static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
@@ -143,9 +143,9 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
     Base::template own<F>();
     load_pairs(at, to, from.tile());
   }
-  /// Nothing but threads reads shared memory here: barriers are enough.
+  /// Does nothing: on this target only threads read shared memory, so barriers are enough.
   TW_INLINE void fence() const {}
-  /// Adds the Buffer's elements to the tensor's, from (row, col) on; those outside are dropped.
+  /// Adds the Buffer's elements to the tensor's, from (row, col) on. Elements outside the tensor are dropped.
   template <int R, int C, Contract contract, class G>
   TW_INLINE void reduce_add(const Buffer<float, R, C, contract>& from, const G& to, int row, int col, int i = 0, int j = 0) const {
     parallel(R * C, [&](int n) {
@@ -155,17 +155,17 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   }
   template <int Left>
   TW_INLINE void wait_stores(Constant<Left>) const {}
-  /// f(i) for every i < count, dealt to the block's threads: it may read and write the Buffer's elements, of which no two may clash. They
-  /// are visible to every thread that computes when it returns.
+  /// Calls f(i) for every i < count, distributed over the block's threads. f may read and write elements of the Buffer, as long as no two
+  /// calls touch the same one. All threads that compute see the result when this returns.
   template <class T, int R, int C, Contract contract, class Fn>
   TW_INLINE void update(const Buffer<T, R, C, contract>&, int count, Fn f) const {
     parallel(count, f);
     sync();
   }
 
-  // Counters and lists. Every thread calls these, except for count() and append().
+  // Counters and lists. All threads call these together, except count() and append().
 
-  /// Waits until all have done with the counters; they are 0 when it returns.
+  /// Waits until all threads have finished with the counters. They are 0 when this returns.
   template <int N>
   TW_INLINE void clear(const Histogram<N>& histogram) const {
     sync();
@@ -180,32 +180,32 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   TW_INLINE Located locate(const Histogram<N>& histogram, int n) const {
     return cuda::locate(*this, histogram, n);
   }
-  /// Waits until all have done with the list; it is empty when it returns.
+  /// Waits until all threads have finished with the list. It is empty when this returns.
   template <class T, int N>
   TW_INLINE void clear(const List<T, N>& list) const {
     sync();
     if (thread() == 0) *list.size() = 0;
     sync();
   }
-  /// In any order; of more than N values some are lost.
+  /// Appends in no defined order. Values beyond the N-th are lost.
   template <class T, int N>
   TW_INLINE void append(const List<T, N>& list, T value) const {
     const int i = static_cast<int>(ptx::fetch_add_shared(list.size(), 1));
     if (i < N) list[i] = value;
   }
-  /// Waits until all have appended: the number of values, which may be read then.
+  /// Waits until all threads have appended, and returns the number of values. They may be read afterwards.
   template <class T, int N>
   TW_INLINE int size(const List<T, N>& list) const {
     sync();
     return min(static_cast<int>(*list.size()), N);
   }
-  /// Waits until all have appended.
+  /// Waits until all threads have appended.
   template <int N>
   TW_INLINE void sort(const List<u64, N>& list, int = N) const {
     cuda::sort(*this, list, size(list));
   }
 
-  /// Prints the tile, a line a row, through the device's printf buffer. Slow; for looking.
+  /// Prints the tile, one line for each row, through the device's printf buffer. It is slow: for debugging.
   template <class F>
   TW_INLINE void print([[maybe_unused]] const char* name, [[maybe_unused]] F& fragment) const {
 #if TW_ON_GPU

@@ -2,12 +2,12 @@
 
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 
-// Shared memory that the computing threads write: Buffers, vectors and the exchange between warpgroups, and moving Fragments in and out
-// with ordinary loads and stores. A target may have faster ways.
+// Shared memory that the computing threads write: Buffers, vectors, the exchange between warpgroups, and copies of Fragments with ordinary
+// loads and stores. A target may have faster ways.
 
 namespace tw::cuda {
 
-/// A tile that the computing threads own, laid out as a Shared tile.
+/// A tile owned by the computing threads, with the layout of a Shared tile.
 template <class T, int R, int C, Contract kContract>
 struct Buffer {
   using Layout = Shared<T, R, C, kContract>;
@@ -27,7 +27,7 @@ struct Buffer {
     return tile().template view<U, k, kColumn, Count>();
   }
 };
-/// What products read: of a Buffer its tile.
+/// The tile in shared memory that a product reads.
 template <class S>
 TW_INLINE const S& in_shared(const S& operand) {
   return operand;
@@ -46,7 +46,7 @@ struct VectorBuffer {
   TW_INLINE T& operator[](int i) const { return reinterpret_cast<T*>(shared_memory() + offset)[i]; }
 };
 
-/// A vector in a slot. Its place is a multiple of a tile's alignment, so that a slot has no bytes but those of its members.
+/// A vector in a slot. It is aligned like a tile, so that slots contain no padding.
 template <class T, int N>
 struct alignas(kPanelAlignment) SharedVector {
   static_assert(N <= 256 && N * sizeof(T) % 16 == 0, "a SharedVector has up to 256 elements, which are a multiple of 16 bytes");
@@ -59,7 +59,7 @@ struct alignas(kPanelAlignment) SharedVector {
   TW_INLINE const T& operator[](int i) const { return x[i]; }
 };
 
-/// A value of every row from each warpgroup that has a part of it.
+/// One value for each row and each warpgroup that holds a part of the row.
 template <class T, class Tile>
 struct RowExchange {
   int offset;
@@ -73,7 +73,7 @@ struct alignas(2 * sizeof(T)) Pair {
   T x, y;
 };
 
-/// A Fragment into a tile in shared memory, two neighbours at once.
+/// Copies a Fragment to a tile in shared memory, two neighbours at a time.
 template <class F, class S>
 TW_INLINE void store_pairs(const Position& at, const F& from, S& to) {
   using T = typename S::Element;
@@ -98,7 +98,7 @@ TW_INLINE void load_pairs(const Position& at, F& to, const S& from) {
   }
 }
 
-/// Values of a vector in shared memory for the rows or the columns of a tile.
+/// Copies a vector in shared memory to the values of a tile's rows or columns.
 template <class T, class Tile, class V>
 TW_INLINE void load_vector(const Position& at, RowVector<T, Tile>& to, const V& from) {
   static_assert(V::size == Tile::rows, "a vector has an element for each row");
@@ -112,8 +112,8 @@ TW_INLINE void load_vector(const Position& at, ColumnVector<T, Tile>& to, const 
   for (int i = 0; i < to.size; ++i) to.x[i] = from[to.col(at, i)];
 }
 
-/// Combines the values that the warps which share rows of F have of each row, in their order: all get the same bits.
-/// sync() waits for all threads.
+/// Combines the values of warps that share rows of F, always in the same order, so that all warps get the same bits. sync() waits for all
+/// threads.
 template <class F, class T, class Op, class Sync>
 TW_INLINE void exchange_rows(const Position& at, RowVector<T, F>& vector, const RowExchange<T, F>& exchange, Op op, Sync sync) {
   if constexpr (splits_rows<F>) {
@@ -131,7 +131,7 @@ TW_INLINE void exchange_rows(const Position& at, RowVector<T, F>& vector, const 
       vector.x[i] = value;
     }
   }
-  sync();  // the next exchange writes there; and a barrier on every target
+  sync();  // the next exchange writes to the same memory; and this function is a barrier on every target
 }
 
 }  // namespace tw::cuda

@@ -2,12 +2,13 @@
 
 #include "tilewave/tile/cuda/threads.tile.hpp"
 
-// Searching a Histogram and sorting a List.
+// Searching a Histogram, and sorting a List.
 
 namespace tw::cuda {
 
-/// Waits until all have counted, then finds where the n-th is, n > 0; at least n were counted. A thread has neighbouring counters, the
-/// first thread the last ones: a scan of the threads' sums, within warps and over them, tells in whose counters it is.
+/// Waits until all threads have counted, then finds the n-th item; 0 < n <= the number of items counted. Each thread holds neighbouring
+/// counters, the first thread the last ones. A scan of the threads' sums, first within warps and then over them, finds the thread with the
+/// counter.
 template <int kWarps, int N>
 TW_INLINE Located locate(const Threads<kWarps>& block, const Histogram<N>& histogram, int n) {
   constexpr int threads = kWarps * 32;
@@ -19,7 +20,7 @@ TW_INLINE Located locate(const Threads<kWarps>& block, const Histogram<N>& histo
   int own = 0;
   TW_UNROLL
   for (int i = 0; i < share; ++i) own += static_cast<int>(last[-i]);
-  int until = own;  // counted by this lane and those before it
+  int until = own;  // the number counted by this lane and the lanes before it
   TW_UNROLL
   for (int distance = 1; distance < 32; distance *= 2) {
     const int before = ptx::shuffle(until, at.lane - distance);
@@ -38,8 +39,8 @@ TW_INLINE Located locate(const Threads<kWarps>& block, const Histogram<N>& histo
   return *histogram.located();
 }
 
-/// Sorts the first `used` values, largest first; the result is visible to all threads. A bitonic sort of a power of two of values, padded
-/// with zeros.
+/// Sorts the first `used` values, largest first; all threads see the result. A bitonic sort, with the number of values padded to a power of
+/// two with zeros.
 template <int kWarps, int N>
 TW_INLINE void sort(const Threads<kWarps>& block, const List<u64, N>& list, int used) {
   static_assert((N & (N - 1)) == 0, "a list that is sorted has room for a power of two of values");

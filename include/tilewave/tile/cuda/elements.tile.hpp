@@ -21,14 +21,14 @@ struct Elements : Threads<kWarps> {
   TW_INLINE void fill(RowVector<T, Tile>& vector, float value) const {
     for (auto& x : vector.x) x = value;
   }
-  /// f(row, col, x) for every element of the block's tile; two tiles of one layout go in step: f(row, col, x, y).
+  /// Calls f(row, col, x) for every element of the block's tile, or f(row, col, x, y) for two tiles with the same layout.
   template <class F, class Fn>
   TW_INLINE void for_each(F& fragment, Fn f) const {
     Base::template own<F>();
     TW_UNROLL
     for (int i = 0; i < F::size; ++i) f(F::row(at, i), F::col(at, i), fragment.x[i]);
   }
-  /// The same for `kCount` columns of a Fragment from `kFirst` on, multiples of 8.
+  /// The same for `kCount` columns of a Fragment from `kFirst` on, both multiples of 8.
   template <int kFirst, int kCount, class T, int R, int C, int WarpRows, int ColumnWarps, class Fn>
   TW_INLINE void for_columns(Fragment<T, R, C, WarpRows, ColumnWarps>& fragment, Fn f) const {
     static_assert(kFirst % 8 == 0 && kCount % 8 == 0 && kFirst + kCount <= C, "for_columns() takes whole pieces of a row");
@@ -48,21 +48,21 @@ struct Elements : Threads<kWarps> {
     TW_UNROLL
     for (int i = 0; i < F::size; ++i) f(F::row(at, i), F::col(at, i), first.x[i], second.x[i]);
   }
-  /// f(i, row) for every row; i indexes a RowVector, `row` offers max(), sum(), map(f), map_sum(f), map_partial_sum(f).
+  /// Calls f(i, row) for every row. i indexes a RowVector; `row` is a RowView.
   template <class F, class Fn>
   TW_INLINE void rows(F& fragment, Fn f) const {
     Base::template own<F>();
     TW_UNROLL
     for (int r = 0; r < F::row_count; ++r) f(r, RowView<F>{fragment, r});
   }
-  /// f(row number in the tile, i, x) for every element x = vector[i] of a RowVector.
+  /// Calls f(row, i, x) for every element x = vector[i] of a RowVector, where `row` is the row's index in the tile.
   template <class T, class Tile, class Fn>
   TW_INLINE void for_rows(RowVector<T, Tile>& vector, Fn f) const {
     const Position at = here();
     TW_UNROLL
     for (int i = 0; i < vector.size; ++i) f(vector.row(at, i), i, vector.x[i]);
   }
-  /// True in one of the threads that hold copies of a RowVector's elements: the one that writes them.
+  /// Several threads hold copies of a RowVector's elements. Returns true in the one that should write them.
   template <class T, class Tile>
   TW_INLINE bool owns_rows(const RowVector<T, Tile>& vector) const {
     if constexpr (Tile::kind == TileKind::fragment) {
@@ -70,12 +70,12 @@ struct Elements : Threads<kWarps> {
     }
     return ptx::thread_index() % static_cast<u32>(vector.row_threads) == 0;
   }
-  /// Adds up the shares of map_partial_sum().
+  /// Adds up the partial sums of map_partial_sum().
   template <class T, class Tile>
   TW_INLINE void complete(RowVector<T, Tile>& sums) const {
     for (auto& x : sums.x) x = RowView<Tile>::across(x, [](float a, float b) { return a + b; });
   }
-  /// Combines each row's partial results: those of the lanes and of the warpgroups that share the row.
+  /// Combines the partial results of the lanes and warpgroups that share a row.
   template <class T, class Tile, class Op>
   TW_INLINE void combine_rows(RowVector<T, Tile>& vector, const RowExchange<T, Tile>& exchange, Op op) const {
     for (auto& x : vector.x) x = RowView<Tile>::across_lanes(x, op);
@@ -94,7 +94,8 @@ struct Elements : Threads<kWarps> {
       }
     }
   }
-  /// sums[row] += sum over columns of tile(row, col) * vector[col], of this thread's share of the row: complete() adds the shares up.
+  /// sums[row] += the sum over columns of tile(row, col) * vector[col], for this thread's columns. complete() then adds up the partial
+  /// sums.
   template <class F, class T, class U>
   TW_INLINE void add_products(RowVector<float, F>& sums, const F& tile, const ColumnVector<U, T>& vector) const {
     TW_UNROLL
@@ -108,7 +109,7 @@ struct Elements : Threads<kWarps> {
       sums.x[r] += sum;
     }
   }
-  /// True when f holds for any of the vector's elements that this warp holds; warps may differ.
+  /// Returns true if f holds for any of the vector's elements that this warp holds. Warps may differ.
   template <class T, class Tile, class Fn>
   TW_INLINE bool any(const RowVector<T, Tile>& vector, Fn f) const {
     bool found = false;
@@ -117,7 +118,7 @@ struct Elements : Threads<kWarps> {
   }
 
  protected:
-  /// An operand of map() at element i, which is in row r of the thread's.
+  /// The value of an operand of map() for element i, which is in the thread's row r.
   template <class F, class T, class Tile>
   static TW_INLINE T value_at(const RowVector<T, Tile>& vector, int r, int) {
     static_assert(Tile::row_count == F::row_count, "a RowVector of a tile with other rows");

@@ -5,19 +5,19 @@
 
 namespace tw::cuda {
 
-/// A block's loads and stores between registers and global memory. `kPieceLoads`, `kPieceStores`: tensors that are bound with their Rows
-/// move in whole pieces.
+/// A block's loads and stores between registers and global memory. `kPieceLoads`, `kPieceStores`: tensors bound with their Rows type are
+/// copied in whole pieces.
 template <int kWarps, bool kPieceLoads, bool kPieceStores>
 struct GlobalMemory : Elements<kWarps> {
   using Base = Elements<kWarps>;
   using Base::for_each, Base::here, Base::owns_rows;
 
-  /// f(row, col, x, y) with y = element (row0 + row, col0 + col) of `other`, 0 outside it.
+  /// Calls f(row, col, x, y), where y is element (row0 + row, col0 + col) of `other`, or 0 outside it.
   template <class F, class G, class Fn>
   TW_INLINE void for_each_with(F& fragment, const G& other, int row0, int col0, int i, int j, Fn f) const {
     Base::template own<F>();
     const Position at = here();
-    // Two loops, because one with a branch in it needs more registers for its conditions than there are.
+    // Two loops: one loop with a branch in it would need more registers for its conditions than are available.
     if (whole<F>(other, row0, col0)) {
       TW_UNROLL
       for (int e = 0; e < F::size; e += F::width) {
@@ -38,7 +38,7 @@ struct GlobalMemory : Elements<kWarps> {
       for_each(fragment, [&](int row, int col, auto& x) { f(row, col, x, 0.0f); });
     }
   }
-  /// Elements from (row, col) on; `fill` outside the tensor.
+  /// Loads the elements from (row, col) on.
   template <class F, class G>
   TW_INLINE void load(F& to, const G& from, int row, int col, int i = 0, int j = 0) const {
     for_each_with(to, from, row, col, i, j, [](int, int, auto& x, float y) { x = tw::to<remove_const_reference<decltype(x)>>(y); });
@@ -48,7 +48,7 @@ struct GlobalMemory : Elements<kWarps> {
     gather(
         to, from, [row0](int row) { return row0 + row; }, col0, i, j, fill);
   }
-  /// Row r of the tile is row row_of(r) of the tensor.
+  /// Loads row row_of(r) of the tensor into row r of the tile.
   template <class T, int R, int C, int Warps, int Width, class G, class RowOf>
   TW_INLINE void gather(Rows<T, R, C, Warps, Width>& to, const G& from, RowOf row_of, int col0, int i = 0, int j = 0,
                         Fill fill = {}) const {
@@ -57,7 +57,7 @@ struct GlobalMemory : Elements<kWarps> {
     using E = typename G::Element;
     const Position at = here();
     Words<E, F::width> words[F::row_count][F::pieces];
-    // Loads stand together, without branches between them, so that all are on their way at once; what follows is the same for all ways.
+    // All loads come first, without branches between them, so that they are in flight together.
     if constexpr (moves_in_words<G, kPieceLoads>) {
       gather_in_words<F>(words, from, row_of, col0, i, j, value_of<E>(fill));
     } else {
@@ -71,7 +71,7 @@ struct GlobalMemory : Elements<kWarps> {
       for (int n = 0; n < F::pieces; ++n) words[r][n].unpack(to.x + F::in_row(r, n * F::width));
     }
   }
-  /// The values of the columns from `col` on, which row `row` of the tensor holds (row 0 of a vector); `fill` outside it.
+  /// Loads the columns from `col` on of the tensor's row `row` (0 if the tensor is a vector), with `fill` outside the tensor.
   template <class T, class Tile, class G>
   TW_INLINE void load(ColumnVector<T, Tile>& to, const G& from, int row, int col, int i = 0, int j = 0, Fill fill = {}) const {
     using E = typename G::Element;
@@ -81,7 +81,7 @@ struct GlobalMemory : Elements<kWarps> {
     TW_UNROLL
     for (int n = 0; n < Tile::pieces; ++n) words[n].unpack(to.x + n * Tile::width);
   }
-  /// The values of the rows from `row` on, which column `col` of the tensor holds; `fill` outside it.
+  /// Loads the rows from `row` on of the tensor's column `col`, with `fill` outside the tensor.
   template <class T, class Tile, class G>
   TW_INLINE void load(RowVector<T, Tile>& to, const G& from, int row, int col, int i = 0, int j = 0, Fill fill = {}) const {
     using E = typename G::Element;
@@ -92,7 +92,7 @@ struct GlobalMemory : Elements<kWarps> {
       to.x[n] = from.inside(r, col) ? tw::to<T>(*from.template at<const E>(r, col, i, j)) : tw::to<T>(fill.value);
     }
   }
-  /// The vector's values into column `col`, from row `row` on.
+  /// Stores the vector's values into column `col`, from row `row` on.
   template <class T, class Tile, class G>
   TW_INLINE void store(const RowVector<T, Tile>& from, const G& to, int row, int col, int i = 0, int j = 0) const {
     using E = typename G::Element;
@@ -104,12 +104,12 @@ struct GlobalMemory : Elements<kWarps> {
       if (to.inside(r, col)) *to.template at<E>(r, col, i, j) = tw::to<E>(from.x[n]);
     }
   }
-  /// One element as f32, which must lie inside the tensor; every thread gets it.
+  /// Returns one element as f32, in every thread. It must be inside the tensor.
   template <class G>
   TW_INLINE float value(const G& from, int row, int col, int i = 0, int j = 0) const {
     return static_cast<float>(*from.template at<const typename G::Element>(row, col, i, j));
   }
-  /// Elements outside the tensor are dropped; each is rounded to the tensor's type.
+  /// Stores the tile, rounded to the tensor's type. Elements outside the tensor are dropped.
   template <class F, class G>
   TW_INLINE void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
     store_rows(from, to, row0, col0, i, j, kAllRows);
@@ -150,14 +150,14 @@ struct GlobalMemory : Elements<kWarps> {
       }
     }
   }
-  /// Stores row r of the tile as row row_of(r) of the tensor, from column `col0` on. Elements outside the tensor are dropped: -1 drops a
+  /// Stores row r of the tile to row row_of(r) of the tensor, from column `col0` on. Elements outside the tensor are dropped, so -1 drops a
   /// row.
   template <class F, class G, class RowOf>
   TW_INLINE void scatter(const F& from, const G& to, RowOf row_of, int col0, int i = 0, int j = 0) const {
     Base::template own<F>();
     scatter_rows<Replace>(here(), from, to, row_of, col0, i, j);
   }
-  /// The same, but adds to the tensor's elements (f32, f16 or bf16), in any order. Each sum is rounded to the tensor's type.
+  /// The same, but adds to the tensor's elements (f32, f16 or bf16), in no defined order. Each sum is rounded to the tensor's type.
   template <class F, class G, class RowOf>
   TW_INLINE void scatter_add(const F& from, const G& to, RowOf row_of, int col0, int i = 0, int j = 0) const {
     Base::template own<F>();
@@ -165,11 +165,11 @@ struct GlobalMemory : Elements<kWarps> {
   }
 
  protected:
-  static constexpr int kAllRows = 0x7fffffff;  ///< an end that no row is behind: the tensor's own counts
+  static constexpr int kAllRows = 0x7fffffff;  ///< rows_end for "all rows": the tensor's own bound applies
   template <class T, int width>
   using Piece = cuda::Piece<T, width>;
-  /// A tile's pieces from column `col0` on are aligned, and each lies inside the tensor or outside: the same answer for every thread. Of a
-  /// tensor that is bound with its Rows it is part of the kernel's variant, `kWhole`.
+  /// Whether the tile's pieces from column `col0` on are aligned and none crosses the tensor's edge. The answer is the same in every
+  /// thread. For a tensor bound with its Rows type it is a constant of the kernel's variant, `kWhole`.
   template <class F, bool kWhole, class G>
   static TW_INLINE bool pieces(const G& tensor, int col0) {
     if constexpr (moves_in_pieces<typename G::TileType>) {
@@ -179,12 +179,12 @@ struct GlobalMemory : Elements<kWarps> {
       return tensor.template whole_pieces<typename G::Element, F::width>() && col0 % F::width == 0;
     }
   }
-  /// Zeros without a conversion: the usual case.
+  /// Avoids the conversion in the usual case, 0.
   template <class E>
   static TW_INLINE E value_of(Fill fill) {
     return fill.value == 0.0f ? E{} : tw::to<E>(fill.value);
   }
-  /// What a thread has of a row of F: its pieces from `col` on; `otherwise` outside the tensor.
+  /// Loads this thread's pieces of a row of F, from `col` on, with `otherwise` outside the tensor.
   template <class F, class E, class G>
   TW_INLINE void load_row(Words<E, F::width>* words, const G& from, int row, int col, int i, int j, E otherwise) const {
     if (pieces<F, kPieceLoads>(from, col)) {
@@ -199,11 +199,12 @@ struct GlobalMemory : Elements<kWarps> {
       }
     }
   }
-  /// Rows that are not whole pieces: a tensor of a length that is no multiple of the pieces', or whose rows begin at lower multiples.
+  /// Whether rows may have to be copied in words smaller than a piece: the row length is not a multiple of a piece, or rows have less than
+  /// a piece's alignment.
   template <class G, bool kWhole>
   static constexpr bool moves_in_words = moves_in_pieces<typename G::TileType> && !kWhole;
-  /// f(Constant<S>) with the most elements S that make a word of 4, 8 or 16 bytes for which all rows are aligned from column `col` on, the
-  /// same for every thread; false if there are none.
+  /// Calls f(Constant<S>) with the largest S for which S elements make a word of 4, 8 or 16 bytes and all rows are aligned from column
+  /// `col` on. Returns false if there is no such S. The answer is the same in every thread.
   template <int S, class G, class Fn>
   static TW_INLINE bool in_widest_words(const G& tensor, int col, Fn f) {
     using T = typename G::Element;
@@ -218,12 +219,12 @@ struct GlobalMemory : Elements<kWarps> {
       return false;
     }
   }
-  /// How many elements row `row` has from `col` on, not positive if none.
+  /// The number of elements of row `row` from `col` on; 0 or negative if there are none.
   template <class G>
   static TW_INLINE int inside_row(const G& tensor, int row, int col) {
     return static_cast<u32>(row) < static_cast<u32>(tensor.rows) ? tensor.cols - col : 0;
   }
-  /// load_row() in words of S elements; one in which the tensor ends is left to load_row_end().
+  /// load_row() in words of S elements. load_row_end() loads the word that crosses the tensor's edge.
   template <class F, int S, class E, class G>
   TW_INLINE void load_row_in_words(Words<E, F::width>* words, const G& from, int row, int col, int i, int j, E otherwise) const {
     const E* const first = from.template piece_at<const E>(row, col, i, j);
@@ -238,7 +239,8 @@ struct GlobalMemory : Elements<kWarps> {
       }
     }
   }
-  /// The piece in which the tensor ends, if it is this thread's. Apart from the row's other loads, which its branch would hold up.
+  /// Loads the piece that crosses the tensor's edge, if this thread holds it. Separate from the row's other loads, because its branch would
+  /// delay them.
   template <class F, class E, class G>
   TW_INLINE void load_row_end(Words<E, F::width>* words, const G& from, int row, int col, int i, int j, E otherwise) const {
     const int count = inside_row(from, row, col);
@@ -252,7 +254,7 @@ struct GlobalMemory : Elements<kWarps> {
       for (int k = 0; k < F::width; ++k) words[n].set(k, k < left ? first[k] : otherwise);
     }
   }
-  /// gather() of such rows: in words, if there are any for which they are aligned.
+  /// gather() for such rows: in words if all rows are aligned for some word size.
   template <class F, class E, class G, class RowOf>
   TW_INLINE void gather_in_words(Words<E, F::width> (&words)[F::row_count][F::pieces], const G& from, RowOf row_of, int col0, int i, int j,
                                  E otherwise) const {
@@ -271,7 +273,7 @@ struct GlobalMemory : Elements<kWarps> {
         load_row<F>(words[r], from, row(r), col, i, j, otherwise);
     }
   }
-  /// A row of a tile, x[F::share], in words of S elements, and element by element where the tensor ends.
+  /// Stores a row of a tile, x[F::share], in words of S elements, and single elements at the tensor's edge.
   template <class F, int S, class T, class G>
   TW_INLINE void store_row_in_words(const T* x, const G& to, int row, int col, int i, int j) const {
     using E = typename G::Element;
@@ -294,13 +296,13 @@ struct GlobalMemory : Elements<kWarps> {
       }
     }
   }
-  /// The whole tile lies inside the tensor, and its pieces are aligned: the same answer for every thread.
+  /// Whether the whole tile is inside the tensor and its pieces are aligned. The answer is the same in every thread.
   template <class F, class G>
   static TW_INLINE bool whole(const G& tensor, int row0, int col0) {
     return tensor.template vectors<typename G::Element, F::width>() && col0 % F::width == 0 && row0 + F::rows <= tensor.rows &&
            col0 + F::cols <= tensor.cols && F::cols % (F::width * F::row_threads) == 0;
   }
-  /// Straight from registers.
+  /// Stores straight from registers.
   template <class F, class G>
   TW_INLINE void store_rows(const F& from, const G& to, int row0, int col0, int i, int j, int rows_end) const {
     Base::template own<F>();
@@ -330,13 +332,13 @@ struct GlobalMemory : Elements<kWarps> {
       }
     }
   }
-  /// The first `cols` columns of a panel in shared memory, with ordinary stores: neighbouring threads have neighbouring words, the widest
-  /// for which all rows of the tensor are aligned.
+  /// Stores the first `cols` columns of a panel in shared memory, with ordinary stores. Neighbouring threads store neighbouring words, the
+  /// widest for which all rows of the tensor are aligned.
   template <class T, class G>
   TW_INLINE void copy_panel(const u8* panel, int cols, const G& to, int row0, int col0, int i, int j, int rows_end) const {
     constexpr int widest = 16 / static_cast<int>(sizeof(T));
     const auto copy = [&](auto size) { copy_panel_words<decltype(size)::value, T>(panel, cols, to, row0, col0, i, j, rows_end); };
-    // A tensor that TMA can take is aligned, and its columns are a multiple of the widest words'.
+    // A tensor that TMA can copy is aligned for the widest words, and its number of columns is a multiple of them.
     if (kPieceStores || (to.template vectors<T, widest>() && col0 % widest == 0)) return copy(Constant<widest>{});
     if (to.template vectors<T, widest / 2>() && col0 % (widest / 2) == 0) return copy(Constant<widest / 2>{});
     if (to.template vectors<T, widest / 4>() && col0 % (widest / 4) == 0) return copy(Constant<widest / 4>{});
@@ -356,11 +358,12 @@ struct GlobalMemory : Elements<kWarps> {
         *reinterpret_cast<Piece<T, S>*>(first) = *reinterpret_cast<const Piece<T, S>*>(word);
       } else {
         TW_NO_UNROLL
-        for (int k = 0; k < S - 1 && col + k < to.cols; ++k) first[k] = word[k];  // S is 1 where columns are not side by side
+        for (int k = 0; k < S - 1 && col + k < to.cols; ++k)
+          first[k] = word[k];  // if columns are not contiguous, S is 1 and this loop is empty
       }
     }
   }
-  /// Straight from registers, each row of the tile where place_of(row) says.
+  /// Stores straight from registers, each row of the tile to place_of(row).
   template <class F, class G, class PlaceOf>
   TW_INLINE void store_places(const F& from, const G& to, int col0, PlaceOf place_of) const {
     Base::template own<F>();

@@ -8,24 +8,24 @@ namespace tw::cuda {
 inline constexpr int kWarpgroupThreads = 128;
 /// Rows of accumulators that four warps hold; on Hopper the M of wgmma.
 inline constexpr int kWarpgroupRows = 64;
-/// Width of a panel: the widest swizzle of TMA and wgmma. A Shared tile is a sequence of panels of this many bytes a row.
+/// The width of a panel: the widest swizzle of TMA and wgmma. A Shared tile is a sequence of panels with this many bytes in a row.
 inline constexpr int kPanelBytes = 128;
-/// The swizzle repeats every 8 rows of 128 bytes, so panels start at multiples of this.
+/// The swizzle repeats every 8 rows of 128 bytes, so panels must start at multiples of this.
 inline constexpr int kPanelAlignment = 1024;
-/// Named barriers: 0 is __syncthreads, 1 is left to targets whose blocks have a role that loads, 2 all threads that compute, 3 and up one
-/// for each warpgroup.
+/// Named barriers: 0 is __syncthreads; 1 is for targets whose blocks have a producer; 2 is for all threads that compute; 3 and up are for
+/// one warpgroup each.
 inline constexpr int kComputeBarrier = 2;
 inline constexpr int kWarpgroupBarrier = 3;
 
-/// Where a thread stands among those that compute. `row` and `col` are its first element in a Fragment.
+/// The position of a thread among those that compute. `row` and `col` are those of its first element in a Fragment.
 struct Position {
   int warpgroup;
-  int warp;  ///< in the warpgroup
+  int warp;  ///< within the warpgroup
   int lane;
   int row;
   int col;
   TW_INLINE constexpr int block_warp() const { return warpgroup * 4 + warp; }
-  /// Unsigned, so that the divisions are shifts.
+  /// The thread index is unsigned, so that divisions become shifts.
   TW_INLINE static Position of(u32 thread) {
     const int warp = static_cast<int>(thread / 32 % 4);
     const u32 lane = thread % 32;
@@ -35,13 +35,13 @@ struct Position {
   }
 };
 
-/// A tensor in global memory, [j, i, row, col], made on the host (tilewave/launch.hpp).
+/// A tensor in global memory, [j, i, row, col]. The host fills it in (tilewave/launch.hpp).
 struct GlobalView : BoundView {
   template <class T>
   TW_INLINE T* at(int row, int col, int i, int j) const {
     return static_cast<T*>(data) + (j * stride_j + i * stride_i + row * stride_row + col * stride_col);
   }
-  /// Where neighbours lie side by side.
+  /// The same for contiguous columns.
   template <class T>
   TW_INLINE T* piece_at(int row, int col, int i, int j) const {
     return static_cast<T*>(data) + (j * stride_j + i * stride_i + row * stride_row) + col;
@@ -52,7 +52,8 @@ struct GlobalView : BoundView {
   TW_INLINE bool inside_outer(int i, int j) const {
     return static_cast<u32>(i) < static_cast<u32>(size_i) && static_cast<u32>(j) < static_cast<u32>(size_j);
   }
-  /// True when `width` neighbours in a row can be accessed in words of up to 16 bytes: the same for every thread, so the branch is free.
+  /// Whether `width` neighbours in a row can be accessed in words of up to 16 bytes. The answer is the same in every thread, so a branch on
+  /// it costs nothing.
   template <class T, int width>
   TW_INLINE bool vectors() const {
     constexpr i64 bytes = width * sizeof(T) < 16 ? width * sizeof(T) : 16;
@@ -60,20 +61,20 @@ struct GlobalView : BoundView {
     return stride_col == 1 && ((stride_row | stride_i | stride_j) & mask) == 0 &&
            (reinterpret_cast<u64>(data) & static_cast<u64>(bytes - 1)) == 0;
   }
-  /// The same, and rows are whole pieces of `width`: each lies inside the tensor or outside.
+  /// The same, and the number of columns is a multiple of `width`, so no piece crosses the tensor's edge.
   template <class T, int width>
   TW_INLINE bool whole_pieces() const {
     return vectors<T, width>() && cols % width == 0;
   }
 };
 
-/// Where a row of a tile lies in a tensor.
+/// The location of a tile's row in a tensor.
 struct Place {
   int row, i, j;
-  bool inside;  ///< the outer dimensions
+  bool inside;  ///< whether the outer indices are inside the tensor
 };
 
-/// One that TMA copies.
+/// A tensor that TMA copies.
 struct MappedView : GlobalView {
   alignas(64) u64 tensor_map[16] = {};
 };
@@ -81,22 +82,22 @@ template <class Tile>
 inline constexpr bool copied_by_tma = requires {
   Tile::box_rows;
 };
-/// The tile is Rows: it moves in pieces.
+/// Whether the tile is Rows, which are copied in pieces.
 template <class Tile>
 inline constexpr bool moves_in_pieces = requires {
   Tile::row_lanes;
 };
 
-/// How TMA lays its rows in shared memory: in swizzled panels unless the tile says otherwise.
+/// The swizzle with which TMA writes the tile to shared memory: a panel's width, unless the tile specifies another.
 template <class Tile>
 constexpr int swizzle_of() {
   if constexpr (requires { Tile::swizzle_bytes; }) return Tile::swizzle_bytes;
   return kPanelBytes;
 }
 
-/// `Tile` is the Shared, Staging or Rows type copied to or from it. A kernel's variant without TMA for loads or stores is also the one for
-/// Rows that do not move in whole pieces. void: only Fragments and Rows are copied, and every copy finds out how. Split > 1: a cluster's
-/// blocks load a part each for all.
+/// `Tile` is the Shared, Staging or Rows type copied to or from the tensor. The kernel variant without TMA for loads or stores is also the
+/// one for Rows that are not copied in whole pieces. With void, only Fragments and Rows are copied, and each copy checks alignment itself.
+/// Split > 1: each block of a cluster loads one part and multicasts it.
 template <class T, class Tile = void, int Split = 1>
 struct Global : conditional<copied_by_tma<Tile>, MappedView, GlobalView> {
   using Element = remove_const<T>;
@@ -110,7 +111,7 @@ struct Global : conditional<copied_by_tma<Tile>, MappedView, GlobalView> {
   }
 };
 
-/// Columns of a tile in shared memory, or all of them, as an operand of another kind.
+/// All columns of a tile in shared memory, or some, as a different operand.
 template <class T, int R, int C, Contract kContract>
 struct View {
   static constexpr int rows = R;
@@ -131,15 +132,15 @@ struct View {
   }
 };
 
-/// R x C elements as panels of R rows of 128 bytes, 16-byte pieces swizzled within 8 rows: what TMA writes and wgmma reads without bank
-/// conflicts.
+/// R x C elements as panels of R rows of 128 bytes, with 16-byte pieces swizzled within 8 rows: the layout that TMA writes and that wgmma
+/// reads without bank conflicts.
 template <class T, int R, int C, Contract kContract>
 struct Shared {
   static constexpr int rows = R;
   static constexpr int cols = C;
   static constexpr Contract contract = kContract;
   static constexpr int panel_cols = kPanelBytes / static_cast<int>(sizeof(T));
-  static constexpr int panels = (C + panel_cols - 1) / panel_cols;  ///< the last one may be filled in part: copies fill it up with zeros
+  static constexpr int panels = (C + panel_cols - 1) / panel_cols;  ///< the last one may be partial: copies fill it with zeros
   static constexpr int panel_bytes = R * kPanelBytes;
   static constexpr int box_rows = R;
   static constexpr int box_cols = panel_cols;
@@ -151,7 +152,7 @@ struct Shared {
 
   alignas(kPanelAlignment) u8 bytes[panels * panel_bytes];
 
-  /// Byte offset of element (row, col): a bijection of the tile.
+  /// Byte offset of element (row, col). Each element of the tile has a different one.
   TW_INLINE static constexpr int offset(int row, int col) {
     const int in_row = col % panel_cols * static_cast<int>(sizeof(T));
     return col / panel_cols * panel_bytes + row * kPanelBytes + (in_row ^ ((row & 7) << 4));
@@ -164,7 +165,7 @@ struct Shared {
   }
 };
 
-/// One C-wide row of partial results for each warp.
+/// Holds one row of C partial results for each warp.
 template <class T, int R, int C>
 struct Scratch {
   static constexpr int warps = R / 16;
@@ -172,7 +173,7 @@ struct Scratch {
   constexpr explicit Scratch(auto& allocator) : offset(allocator.tiles(warps * C * static_cast<int>(sizeof(T)))) {}
 };
 
-/// Start of the block's dynamic shared memory.
+/// The start of the block's dynamic shared memory.
 TW_INLINE u8* shared_memory() {
 #if TW_ON_GPU
   extern __shared__ __align__(1024) u8 tw_shared_memory[];
@@ -182,7 +183,7 @@ TW_INLINE u8* shared_memory() {
 #endif
 }
 
-/// N counters, then what locate() needs: a sum for each warp, and its result.
+/// N counters, followed by what locate() needs: a sum for each warp, and its result.
 template <int N>
 struct Histogram {
   static constexpr int size = N;
@@ -195,7 +196,7 @@ struct Histogram {
   TW_INLINE Located* located() const { return reinterpret_cast<Located*>(warp_sums() + most_warps); }
 };
 
-/// Room for N values, then their number.
+/// Space for N values, followed by their number.
 template <class T, int N>
 struct List {
   static constexpr int capacity = N;
@@ -205,13 +206,13 @@ struct List {
   TW_INLINE u32* size() const { return reinterpret_cast<u32*>(shared_memory() + offset + N * sizeof(T)); }
 };
 
-/// `width` neighbours in a row, moved as one word of up to 16 bytes (two for 8 f32).
+/// `width` neighbours in a row, moved as one word of up to 16 bytes (as two for 8 f32).
 template <class T, int width>
 struct alignas(width * sizeof(T) < 16 ? width * sizeof(T) : 16) Piece {
   T x[width];
 };
 
-/// `width` neighbours as they lie in memory, in whole registers however narrow they are.
+/// `width` neighbours with the same layout as in memory, in whole registers however narrow they are.
 template <class T, int width>
 struct Words {
   static constexpr int bytes = width * static_cast<int>(sizeof(T));
@@ -229,7 +230,7 @@ struct Words {
     else
       return bit_cast<T>(static_cast<u8>(w[k / 4] >> k % 4 * 8));
   }
-  /// In the order of k: the first of a word sets all of it.
+  /// Must be called in ascending order of k: the first element of a word overwrites the whole word.
   TW_INLINE void set(int k, T x) {
     if constexpr (sizeof(T) == 8) {
       w[2 * k] = static_cast<u32>(bit_cast<u64>(x));
@@ -242,7 +243,7 @@ struct Words {
       w[k / in_word] = k % in_word == 0 ? bits : w[k / in_word] | bits << k % in_word * 8 * static_cast<int>(sizeof(T));
     }
   }
-  /// x[k] for all k. Two conversions of 8-bit floats cost as much as one.
+  /// Converts all elements. Converting two 8-bit floats costs as much as converting one.
   template <class To>
   TW_INLINE void unpack(To* x) const {
     if constexpr (is_fp8<T> && !is_same<To, T> && width % 2 == 0) {
@@ -257,7 +258,7 @@ struct Words {
       for (int k = 0; k < width; ++k) x[k] = tw::to<To>(get(k));
     }
   }
-  /// Sets all of them, two at a time where the GPU rounds two at once.
+  /// Sets all elements, two at a time where the GPU can round two at once.
   template <class From>
   TW_INLINE void pack(const From* x) {
     if constexpr ((is_same<T, bf16> || is_same<T, f16>)&&!is_same<From, T> && width % 2 == 0) {
@@ -274,7 +275,7 @@ struct Words {
       for (int k = 0; k < width; ++k) set(k, tw::to<T>(x[k]));
     }
   }
-  /// `S` of the neighbours, a word of 4, 8 or 16 bytes, from the `k`-th on.
+  /// Loads a word of `S` neighbours (4, 8 or 16 bytes) from element `k` on.
   template <int S>
   TW_INLINE void load_word_if(bool inside, const T* from, int k) {
     constexpr int word_bytes = S * static_cast<int>(sizeof(T));

@@ -3,11 +3,11 @@
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 #include "tilewave/tile/packed.tile.hpp"
 
-// Two ways to make the left operand of a product in registers: from accumulators and from codes.
+// Left operands in registers, made from accumulators or from codes.
 
 namespace tw::cuda {
 
-/// Rounds accumulators to an 8-bit type. A thread holds two neighbours of every 8 columns of accumulators, and needs four neighbours of
+/// Rounds accumulators to an 8-bit type. A thread holds two neighbours in every 8 columns of the accumulators and needs four neighbours in
 /// every 16 columns of the operand, so the lanes of a quad exchange pairs.
 template <class T, class S, int R, int C, int WarpRows>
 TW_INLINE void convert_bytes(const Position& at, Operand<T, R, C, WarpRows>& to, const Fragment<S, R, C, WarpRows>& from) {
@@ -20,7 +20,7 @@ TW_INLINE void convert_bytes(const Position& at, Operand<T, R, C, WarpRows>& to,
   const int first = (at.lane & ~3) + at.lane % 2 * 2;  // this lane and the next hold the four columns
   const u32 halves = at.lane % 4 < 2 ? 0x5410 : 0x7632;
   TW_UNROLL
-  for (int n = 0; n < to.row_tiles * to.tile_size; ++n) {  // odd registers: 8 rows further down
+  for (int n = 0; n < to.row_tiles * to.tile_size; ++n) {  // odd registers hold the row 8 below
     const S* const x = from.x + n / 2 * 8 + n % 2 * 2;
     const u32 pairs = pair(x) | pair(x + 4) << 16;
     const u32 low = ptx::shuffle(pairs, first), high = ptx::shuffle(pairs, first + 1);
@@ -47,7 +47,7 @@ TW_INLINE void load_codes(const Position& at, Operand<T, R, C, WarpRows>& to, co
                           int first) {
   using Codes = typename S::Element;
   using To = Operand<T, R, C, WarpRows>;
-  constexpr int in_byte = codes_in<Codes>, bits = 8 / in_byte * To::width;  // of a register's codes
+  constexpr int in_byte = codes_in<Codes>, bits = 8 / in_byte * To::width;  // bits of a register's codes
   constexpr int step = 8 * To::width;                                       // columns of four registers
   constexpr int group = GroupOf<Scales>::value;
   static_assert(group % step == 0, "a group of scales is a multiple of 16 codes of a 16-bit operand, of 32 of an 8-bit one");

@@ -2,11 +2,11 @@
 
 #include "tilewave/tile/cuda/threads.tile.hpp"
 
-// Operations for which a block's threads exchange elements of a tile: column reductions, transpositions, pairs of columns.
+// Operations in which a block's threads exchange elements of a tile: column reductions, transpositions, pairs of columns.
 
 namespace tw::cuda {
 
-/// vector[col] = op(op(a, b), c)... of the column over all of the block's rows. `scratch`: its offset in shared memory.
+/// vector[col] = op(op(a, b), c)... over all of the block's rows. `scratch` is an offset in shared memory.
 template <int kWarps, class T, class F, class Op>
 TW_INLINE void column_reduce(const Threads<kWarps>& block, const F& fragment, ColumnVector<T, F>& vector, int scratch, Op op) {
   const Position& at = block.at;
@@ -31,14 +31,14 @@ TW_INLINE void column_reduce(const Threads<kWarps>& block, const F& fragment, Co
   block.sync();
 }
 
-/// vector[col] = f(f(a, b), c)... of the column's elements, in an order that is the same in every run; f must be associative and
+/// vector[col] = f(f(a, b), c)... over the column's elements, in an order that is the same in every run. f must be associative and
 /// commutative.
 template <int kWarps, int R, int C, int Warps, int Width, class Fn>
 TW_INLINE void column_fold([[maybe_unused]] const Threads<kWarps>& block, const Rows<float, R, C, Warps, Width>& rows,
                            ColumnVector<float, Rows<float, R, C, Warps, Width>>& vector, Fn f) {
   using F = Rows<float, R, C, Warps, Width>;
   static_assert(F::warp_rows == 1, "column_fold() is for rows of whole warps");
-  constexpr int warps = Warps / F::row_warps;  // that hold a column
+  constexpr int warps = Warps / F::row_warps;  // the warps that hold the same column
   TW_UNROLL
   for (int n = 0; n < vector.size; ++n) {
     vector.x[n] = rows.x[n];
@@ -47,7 +47,7 @@ TW_INLINE void column_fold([[maybe_unused]] const Threads<kWarps>& block, const 
   }
   if constexpr (warps > 1) {
 #if TW_ON_GPU
-    // Pieces of up to 16 bytes, and the lanes' side by side.
+    // Pieces of up to 16 bytes; neighbouring lanes write neighbouring pieces.
     const Position& at = block.at;
     constexpr int piece = F::width % 4 == 0 ? 4 : F::width;
     __shared__ Piece<float, piece> partial[warps][C / piece];
@@ -69,12 +69,12 @@ TW_INLINE void column_fold([[maybe_unused]] const Threads<kWarps>& block, const 
         for (int k = 0; k < piece; ++k) vector.x[n + k] = w == 0 ? other.x[k] : f(vector.x[n + k], other.x[k]);
       }
     }
-    block.sync();  // the next fold writes there
+    block.sync();  // the next fold writes to the same memory
 #endif
   }
 }
 
-/// to(col, row) = from(row, col), through shared memory. Rows of both are lines of 128 bytes or multiples.
+/// to(col, row) = from(row, col), through shared memory. Rows of both tiles must be multiples of 128 bytes.
 template <int kWarps, class T, int R, int C, int Warps, int Width>
 TW_INLINE void transpose([[maybe_unused]] const Threads<kWarps>& block, [[maybe_unused]] const Rows<T, R, C, Warps, Width>& from,
                          [[maybe_unused]] Rows<T, C, R, Warps, Width>& to) {
@@ -82,11 +82,11 @@ TW_INLINE void transpose([[maybe_unused]] const Threads<kWarps>& block, [[maybe_
   const Position& at = block.at;
   using From = Rows<T, R, C, Warps, Width>;
   using To = Rows<T, C, R, Warps, Width>;
-  constexpr int pieces = R / Width;  // of a row of `to`
+  constexpr int pieces = R / Width;  // pieces in a row of `to`
   constexpr int line_pieces = 128 / (Width * static_cast<int>(sizeof(T)));
   static_assert(From::width == Width && pieces % line_pieces == 0, "a transposition needs Rows of stated widths and whole lines");
-  // Shared memory holds the rows of `to`. The lanes that write one element each write to every Width-th row: pieces are exchanged within
-  // lines so that these rows' differ in banks.
+  // Shared memory holds the rows of `to`. Lanes that write the same element number of a piece write to every Width-th row. Pieces are
+  // swizzled within lines so that these rows use different banks.
   __shared__ Piece<T, Width> shared[C * pieces];
   const auto place = [](u32 row, u32 piece) { return row * pieces + (piece ^ row / Width % line_pieces); };
   TW_UNROLL
@@ -103,7 +103,7 @@ TW_INLINE void transpose([[maybe_unused]] const Threads<kWarps>& block, [[maybe_
     TW_UNROLL
     for (int k = 0; k < Width; ++k) to.x[e + k] = piece.x[k];
   }
-  block.sync();  // the next transposition writes there
+  block.sync();  // the next transposition writes to the same memory
 #endif
 }
 
@@ -114,7 +114,8 @@ TW_INLINE void pairs(const Threads<kWarps>& block, Fragment<T, R, C / 2, WarpRow
   const Position& at = block.at;
   using From = Fragment<T, R, C, WarpRows, ColumnWarps>;
   static_assert(From::warp_cols % 16 == 0, "pairs() halves the columns, which stay a multiple of 8");
-  // A thread has a pair of every eight columns, and wants two neighbouring results of every eight: those of two neighbours in its quad.
+  // A thread holds a pair of neighbours in every eight columns, and needs two neighbouring results in every eight. These come from two
+  // neighbouring lanes of its quad.
   const int quad = at.lane & ~3;
   const int low = quad + at.lane % 2 * 2;
   const bool second = at.lane % 4 >= 2;

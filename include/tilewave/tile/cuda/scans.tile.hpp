@@ -2,11 +2,12 @@
 
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 
-// Cumulative sums, over the lanes that share a row or a column by shuffles, over warps through shared memory.
+// Cumulative sums: by shuffles over the lanes that share a row or a column, through shared memory over warps.
 
 namespace tw::cuda {
 
-/// Lane `rank` of `Lanes` that lie `Stride` apart has `value`: the sum of the values of the lanes before it, and of all of them.
+/// The sum of the values of the lanes before this one, and of all lanes. Lane number `rank` of `Lanes` lanes, which are `Stride` apart,
+/// passes `value`.
 template <class T>
 struct LaneSums {
   T before, all;
@@ -26,7 +27,7 @@ TW_INLINE LaneSums<T> sums_of_lanes(int lane, int rank, T value) {
   return {from_start == 0 ? T{} : previous, ptx::shuffle(until, last)};
 }
 
-/// Every row becomes its cumulative sums.
+/// Replaces each row by its cumulative sums.
 template <bool kForward, class F>
 TW_INLINE void row_cumsum(const Position& at, F& tile) {
   static_assert(F::row_threads <= 32 && !splits_rows<F>, "row_cumsum() is for tiles whose rows lie in one warpgroup, of Rows in one warp");
@@ -54,7 +55,7 @@ TW_INLINE void row_cumsum(const Position& at, F& tile) {
   }
 }
 
-/// Every column becomes its cumulative sums. sync() waits for all threads.
+/// Replaces each column by its cumulative sums. sync() waits for all threads.
 template <bool kForward, class T, int R, int C, class Sync>
 TW_INLINE void column_cumsum(const Position& at, Fragment<T, R, C>& fragment, const Scratch<T, R, C>& scratch, Sync sync) {
   using F = Fragment<T, R, C>;
@@ -63,7 +64,7 @@ TW_INLINE void column_cumsum(const Position& at, Fragment<T, R, C>& fragment, co
   const int rank = at.lane / 4;
   TW_UNROLL
   for (int c = 0; c < F::column_count; ++c) {
-    // The upper 8 of the warp's 16 rows, and the lower 8.
+    // The element in the upper 8 of the warp's 16 rows, and the one in the lower 8.
     const int upper = F::in_row(0, c), lower = F::in_row(1, c);
     T& first = fragment.x[kForward ? upper : lower];
     T& second = fragment.x[kForward ? lower : upper];
@@ -84,10 +85,10 @@ TW_INLINE void column_cumsum(const Position& at, Fragment<T, R, C>& fragment, co
     fragment.x[upper] = before + fragment.x[upper];
     fragment.x[F::in_row(1, c)] = before + fragment.x[F::in_row(1, c)];
   }
-  sync();  // the next use of the scratch writes there
+  sync();  // the next use of the scratch space writes to the same memory
 }
 
-/// to[n] = the sum of from[0] to from[n], or of those from n on. For one warp.
+/// to[n] = the sum of from[0] to from[n], or from from[n] to the end. Called by one warp.
 template <bool kForward, class V, class To>
 TW_INLINE void vector_cumsum(int lane, const V& from, const To& to) {
   using T = typename To::Element;

@@ -2,11 +2,11 @@
 
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 
-// Stores the rows of a tile in registers to arbitrary rows of a tensor, in pieces of 16 bytes where the tensor allows it.
+// Stores rows of a tile in registers to any rows of a tensor, in pieces of 16 bytes where the tensor allows it.
 
 namespace tw::cuda {
 
-/// How elements leave: `count` words of neighbours at once, or one element.
+/// How elements are stored: `count` words of neighbours at once, or one element.
 struct Replace {
   template <class T, int count>
   static TW_INLINE void words(T* to, const u32* w) {
@@ -34,8 +34,8 @@ struct Add {
   }
 };
 
-/// Transposes a 4 x 4 matrix of words whose row l is w[0] to w[3] of a quad's lane l, in two exchanges: with the neighbouring lane, then
-/// with the other pair of lanes.
+/// Transposes a 4 x 4 matrix of words. Row l is in w[0] to w[3] of the quad's lane l. Two exchanges: with the neighbouring lane, then with
+/// the other pair of lanes.
 TW_INLINE void transpose_quad(int lane, u32* w) {
   const bool odd = lane % 2 != 0, upper = lane % 4 >= 2;
   TW_UNROLL
@@ -50,7 +50,7 @@ TW_INLINE void transpose_quad(int lane, u32* w) {
   }
 }
 
-/// Whether F is a Fragment of which a warp holds a multiple of `columns` columns.
+/// Whether F is a Fragment and a warp holds a multiple of `columns` columns of it.
 template <class F>
 constexpr bool has_pieces(int columns) {
   if constexpr (F::kind == TileKind::fragment)
@@ -59,7 +59,7 @@ constexpr bool has_pieces(int columns) {
     return false;
 }
 
-/// Stores row r of the tile as row row_of(r) of the tensor, from column `col0` on. Elements outside the tensor are dropped.
+/// Stores row r of the tile to row row_of(r) of the tensor, from column `col0` on. Elements outside the tensor are dropped.
 template <class How, class F, class G, class RowOf>
 TW_INLINE void scatter_rows(const Position& at, const F& from, const G& to, RowOf row_of, int col0, int i, int j) {
   using T = typename G::Element;
@@ -68,8 +68,8 @@ TW_INLINE void scatter_rows(const Position& at, const F& from, const G& to, RowO
   const auto inside = [&](int row) { return static_cast<u32>(row) < static_cast<u32>(to.rows); };
   if constexpr (has_pieces<F>(2 * piece)) {
     if (to.template whole_pieces<T, piece>() && col0 % piece == 0) {
-      // The lanes of a quad hold 2 of every 8 columns of rows r and r + 8. They exchange elements so that each stores 16 bytes of one row:
-      // 4 of 8 columns of f32, 8 of 16 columns of 16-bit types.
+      // The lanes of a quad hold 2 of every 8 columns of rows r and r + 8. They exchange elements so that each lane stores 16 bytes of one
+      // row: 4 of 8 columns of f32, 8 of 16 columns of 16-bit types.
       constexpr int columns = 2 * piece;
       const int half = at.lane % 2, quarter = at.lane % 4 / 2;
       TW_UNROLL

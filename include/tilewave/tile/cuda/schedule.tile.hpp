@@ -2,13 +2,14 @@
 
 #include "tilewave/tile/cuda/memory.tile.hpp"
 
-// What blocks of every NVIDIA target do alike with a schedule.
+// The parts of schedules that are the same on every NVIDIA target.
 
 namespace tw::cuda {
 
-/// The number of the next tile, from the counter that all blocks share. The last block to find none left resets it for the next launch.
+/// Returns the index of the next tile, from a counter that all blocks share. The last block that finds no tile left resets the counter for
+/// the next launch.
 TW_INLINE int next_tile(const TileGrid& grid) {
-  u32* const counter = ptx::opaque(&grid)->counter;  // read here, not kept in registers
+  u32* const counter = ptx::opaque(&grid)->counter;  // read here instead of being kept in registers
   const int tile = static_cast<int>(ptx::block_count() + ptx::fetch_add(counter, 1));
   if (tile >= grid.count() && ptx::fetch_add(counter + 1, 1) == ptx::block_count() - 1) {
     counter[0] = 0;
@@ -17,8 +18,8 @@ TW_INLINE int next_tile(const TileGrid& grid) {
   return tile;
 }
 
-/// A kernel that only touches global memory, on target T: a block's life on `Block`, a BlockBase with what T adds. `tile_at(i)` is the
-/// block's i-th tile of `count`; it begins with `first`, and `stride` blocks share them.
+/// Runs a kernel without rings, for one block. `Block` is a BlockBase with the target's additions. `tile_at(i)` is tile number i of
+/// `count`; the block starts with tile `first` and, if it is persistent, takes every `stride`-th tile.
 template <class On, Dispatch dispatch, class Block, class TileAt, class MakeAllocator>
 TW_INLINE void run_without_rings(const Block& block, const typename On::Params& params, int first, int stride, int count, TileAt tile_at,
                                  MakeAllocator make_allocator) {

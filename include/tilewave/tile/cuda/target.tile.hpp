@@ -6,17 +6,17 @@
 
 namespace tw::cuda {
 
-/// Any NVIDIA GPU since compute capability 8.0: asynchronous copies of 16 bytes, ldmatrix and mma.sync. All warps of a block load and
-/// compute. `kPieceLoads`, `kPieceStores`: tensors move in whole pieces of 16 bytes; else another variant is compiled. Each warp holds
-/// `kWarpRows` rows of a Fragment, whose columns are dealt to `kColumnWarps` warps: larger squares read operands less often, and kernels
-/// that reduce rows want 1.
+/// Any NVIDIA GPU since compute capability 8.0: cp.async of 16 bytes, ldmatrix and mma.sync. All warps of a block load and compute.
+/// `kPieceLoads`, `kPieceStores`: tensors are copied in whole pieces of 16 bytes; kernels have another variant for tensors that do not
+/// allow it. Each warp holds `kWarpRows` rows of a Fragment, and `kColumnWarps` warps share the columns of these rows. Larger squares read
+/// operands less often; kernels that reduce rows want kColumnWarps = 1.
 template <bool kPieceLoads = true, bool kPieceStores = true, int kWarpRows = 16, int kColumnWarps = 1>
 struct Target {
   static constexpr bool piece_loads = kPieceLoads;
   static constexpr bool piece_stores = kPieceStores;
   static constexpr int warp_rows = kWarpRows;
   static constexpr int column_warps = kColumnWarps;
-  /// A product is done when mma() returns.
+  /// A product has finished when mma() returns.
   static constexpr bool synchronous_products = true;
   template <class T, class Tile, int Split>
   using Global = cuda::Global<T, Tile, Split>;
@@ -59,7 +59,7 @@ struct Target {
   using List = cuda::List<T, N>;
 };
 
-/// The target as a kernel template wants it: with its WarpTile.
+/// The WarpTile that a kernel template asks for.
 template <class Kernel>
 struct WarpTileOf {
   static auto get() {
@@ -70,8 +70,8 @@ struct WarpTileOf {
   }
   using Type = decltype(get());
 };
-/// For GPUs since compute capability 10.0 the assembler keeps more of an epilogue's loads in flight, for which 64 rows leave a warp no
-/// registers.
+/// From compute capability 10.0 on, the assembler keeps more of an epilogue's loads in flight. With 64 rows a warp has no registers left
+/// for them.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 inline constexpr int kMostWarpRows = 32;
 #else
@@ -81,7 +81,7 @@ template <class Kernel, bool kPieceLoads = true, bool kPieceStores = true>
 using TargetFor =
     Target<kPieceLoads, kPieceStores, min(WarpTileOf<Kernel>::Type::rows, kMostWarpRows), WarpTileOf<Kernel>::Type::column_warps>;
 
-/// What a launch needs to know of a kernel, from its types.
+/// What a launch needs to know about a kernel, derived from its types.
 template <class On, class T>
 struct Shape {
   static_assert(tw::Target<T>, "a target lacks one of the types that tilewave/tile/concepts.tile.hpp lists");
