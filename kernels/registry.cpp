@@ -1,6 +1,5 @@
 #include "kernels/registry.hpp"
 
-#include "kernels/attention/tuning.hpp"
 #include "kernels/attention/variants.hpp"
 #include "kernels/cast_fp8/variants.hpp"
 #include "kernels/convolution/tuning.hpp"

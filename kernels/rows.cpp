@@ -40,6 +40,15 @@ int piece_columns(std::initializer_list<DType> dtypes) {
   return std::all_of(dtypes.begin(), dtypes.end(), [](DType dtype) { return size_of(dtype) == 2; }) ? 8 : 4;
 }
 
+Tensor columns_of(const Tensor& t, std::int64_t first, std::int64_t size, std::int64_t step) {
+  Shape shape = t.shape();
+  std::vector<std::int64_t> strides = t.strides();
+  auto* const data = static_cast<char*>(t.data()) + first * strides.back() * static_cast<std::int64_t>(size_of(t.dtype()));
+  shape.back() = size;
+  strides.back() *= step;
+  return Tensor::borrow(data, std::move(shape), t.dtype(), t.device(), std::move(strides));
+}
+
 void check_extents(const char* op, const char* argument, const Tensor& tensor) {
   for (int dim = 0; dim < tensor.rank(); ++dim)
     require(tensor.shape(dim) <= kLargestExtent, "{}: {} is {}; extents are limited to {}", op, argument, tensor, kLargestExtent);

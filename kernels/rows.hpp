@@ -69,6 +69,9 @@ int piece_columns(std::initializer_list<DType> dtypes);
 
 inline bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
 
+/// A view of `t` whose last dimension has `size` elements, `step` apart, from `first` on.
+Tensor columns_of(const Tensor& t, std::int64_t first, std::int64_t size, std::int64_t step = 1);
+
 /// Throws InvalidArgument for an extent above kLargestExtent.
 void check_extents(const char* op, const char* argument, const Tensor& tensor);
 

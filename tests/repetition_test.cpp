@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/attention/combine.hpp"
+#include "kernels/attention/call.hpp"
 #include "kernels/convolution/variants.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/generic_tiles.hpp"

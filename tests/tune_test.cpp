@@ -12,8 +12,8 @@
 #include <set>
 #include <tuple>
 
-#include "kernels/attention/kernels.hpp"
-#include "kernels/attention/tuning.hpp"
+#include "kernels/attention/heuristics.hpp"
+#include "kernels/attention/variants.hpp"
 #include "kernels/convolution/tuning.hpp"
 #include "kernels/gemm/kernels.hpp"
 #include "kernels/gemm/tuning.hpp"

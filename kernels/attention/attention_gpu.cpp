@@ -1,15 +1,11 @@
-#include <compare>
 #include <map>
 #include <mutex>
-#include <string>
-#include <tuple>
 
 #include "kernels/attention/call.hpp"
-#include "kernels/attention/kernels.hpp"
+#include "kernels/attention/heuristics.hpp"
 #include "kernels/attention/packed_tiles.tile.hpp"
-#include "kernels/attention/tuning.hpp"
-#include "kernels/check.hpp"
-#include "kernels/generic_tiles.hpp"
+#include "kernels/attention/variants.hpp"
+#include "kernels/named.hpp"
 #include "kernels/workspace.hpp"
 
 namespace tw {
@@ -18,22 +14,13 @@ namespace kernels::attention {
 
 namespace {
 
-constexpr const char* kSource = "tilewave/tile/attention.tile.hpp";
-
-auto values(const AttentionConfig& config) {
-  const auto& [head_dim, value_dim, rows, keys, stages, form, min_blocks, lag, in_registers, back_early, maxima_first, in_halves] = config;
-  return std::tie(head_dim, value_dim, rows, keys, stages, form, min_blocks, lag, in_registers, back_early, maxima_first, in_halves);
-}
-
-std::string text_of(const AttentionConfig& config) {
-  return std::apply(
-      [](const auto&... value) {
-        return tw::format(
-            "tw::AttentionConfig{{.head_dim = {}, .value_dim = {}, .rows = {}, .keys = {}, .stages = {}, .form = {}, .min_blocks = {}, "
-            ".lag = {}, .queries_in_registers = {}, .queries_back_early = {}, .maxima_first = {}, .rules_in_halves = {}}}",
-            value...);
-      },
-      values(config));
+std::string text_of(const AttentionConfig& c) {
+  return tw::format(
+      "tw::AttentionConfig{{.head_dim = {}, .value_dim = {}, .rows = {}, .keys = {}, .stages = {}, .form = {}, .min_blocks = {}, .lag = "
+      "{}, "
+      ".queries_in_registers = {}, .queries_back_early = {}, .maxima_first = {}, .rules_in_halves = {}}}",
+      c.head_dim, c.value_dim, c.rows, c.keys, c.stages, c.form, c.min_blocks, c.lag, c.queries_in_registers, c.queries_back_early,
+      c.maxima_first, c.rules_in_halves);
 }
 
 /// Without rules that the call does not have: what is not used is not in the machine code.
@@ -47,7 +34,7 @@ std::string text_of(const RuleSet& rules, const detail::UserRuleInfo* user) {
 }
 
 const detail::NamedKernel& named(const Kernel& kernel) {
-  static KernelTable<Kernel> table(type_of, kSource);
+  static KernelTable<Kernel> table(type_of, "tilewave/tile/attention.tile.hpp");
   if (kernel.user == nullptr) return table[kernel];
   // A user-defined rule's file includes the kernel's.
   static std::mutex mutex;
@@ -57,11 +44,6 @@ const detail::NamedKernel& named(const Kernel& kernel) {
 }
 
 }  // namespace
-
-std::strong_ordering Kernel::operator<=>(const Kernel& other) const {
-  if (const auto order = std::tie(user, dtype, rules) <=> std::tie(other.user, other.dtype, other.rules); order != 0) return order;
-  return values(config) <=> values(other.config);
-}
 
 RuleSet rules_of(const detail::AttentionCall& call) {
   return {call.softcap > 0, call.slopes != nullptr, call.mask != nullptr, call.lower, call.upper};
@@ -115,11 +97,7 @@ AttentionKernel attention_kernel_with(const AttentionCall& call, DType dtype, in
           "attention_with: {} cannot run on a GPU: it has no `source`, the embedded *.tile.hpp file that defines it (a rule defined in a "
           "host file is CPU-only)",
           rule.type);
-  const HeadDims dims{head_dim, head_dim};
-  const RuleTraits rules = traits_of(call, &rule);
-  const std::int64_t shared = kernels::generic_shared_bytes(call.stream);
-  const AttentionConfig config =
-      shared ? generic_config(dims, kEqualLengths, rules, shared) : gpu_config(dims, TileUse::narrow, kEqualLengths, rules);
+  const AttentionConfig config = config_of(call, {head_dim, head_dim}, TileUse::narrow, kEqualLengths, traits_of(call, &rule));
   return {kernels::attention::named({&rule, dtype, rules_of(call), config}), config};
 }
 

@@ -1,12 +1,10 @@
-#include "kernels/attention/cache.hpp"
-
 #include <algorithm>
-#include <vector>
 
 #include "kernels/attention/append.tile.hpp"
 #include "kernels/attention/call.hpp"
+#include "kernels/attention/combine.tile.hpp"
 #include "kernels/attention/gather.tile.hpp"
-#include "kernels/check.hpp"
+#include "kernels/attention/variants.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/workspace.hpp"
 #include "tilewave/launch.hpp"
@@ -15,29 +13,19 @@ namespace tw::kernels::attention {
 
 namespace {
 
-/// A view of `t` whose last dimension has `size` elements, `step` apart, from `first` on.
-Tensor columns(const Tensor& t, std::int64_t first, std::int64_t size, std::int64_t step = 1) {
-  Shape shape = t.shape();
-  std::vector<std::int64_t> strides = t.strides();
-  auto* const data = static_cast<char*>(t.data()) + first * strides.back() * static_cast<std::int64_t>(size_of(t.dtype()));
-  shape.back() = size;
-  strides.back() *= step;
-  return Tensor::borrow(data, std::move(shape), t.dtype(), t.device(), std::move(strides));
-}
-
 void bind_heads(auto& bind, auto& heads, const Tensor& in, const Tensor& out, std::int64_t half, RopePairing pairing) {
   const bool interleaved = pairing == RopePairing::interleaved;
   const std::int64_t step = interleaved ? 2 : 1, second = interleaved ? 1 : half, rest = in.shape(3) - 2 * half;
-  bind(heads.first_in, columns(in, 0, half, step));
-  bind(heads.second_in, columns(in, second, half, step));
-  bind(heads.first_out, columns(out, 0, half, step));
-  bind(heads.second_out, columns(out, second, half, step));
-  bind(heads.rest_in, columns(in, 2 * half, rest));
-  bind(heads.rest_out, columns(out, 2 * half, rest));
+  bind(heads.first_in, columns_of(in, 0, half, step));
+  bind(heads.second_in, columns_of(in, second, half, step));
+  bind(heads.first_out, columns_of(out, 0, half, step));
+  bind(heads.second_out, columns_of(out, second, half, step));
+  bind(heads.rest_in, columns_of(in, 2 * half, rest));
+  bind(heads.rest_out, columns_of(out, 2 * half, rest));
 }
 
 template <class T, class Table>
-void run_append(const detail::AttentionCall& call, const CacheOptions& cache, const Tensor& rotated_q) {
+void run_append(const AttentionCall& call, const CacheOptions& cache, const Tensor& rotated_q) {
   using Kernel = Append<T, Table>;
   const Tensor new_k = cache.cu_seqlens_new ? as_batch(*cache.new_k) : *cache.new_k;
   const Tensor new_v = cache.cu_seqlens_new ? as_batch(*cache.new_v) : *cache.new_v;
@@ -76,7 +64,7 @@ void run_append(const detail::AttentionCall& call, const CacheOptions& cache, co
 }
 
 template <class T>
-void gather(const detail::AttentionCall& call, const Tensor& pages, const Tensor& out) {
+void gather(const AttentionCall& call, const Tensor& pages, const Tensor& out) {
   const TileGrid grid{ceil_div(static_cast<int>(out.shape(2)), GatherPages<T>::heads), call.keys, call.batch};
   launch<GatherPages<T>>(call.stream, grid, [&](auto& bind, auto& p) {
     bind(p.in, pages);
@@ -92,11 +80,41 @@ void gather(const detail::AttentionCall& call, const Tensor& pages, const Tensor
   });
 }
 
+TileGrid grid_of(const CombineCall& call) {
+  return {static_cast<int>(call.o.shape(2)), static_cast<int>(call.o.shape(1)), static_cast<int>(call.o.shape(0))};
+}
+
+void bind_call(auto& bind, auto& p, const CombineCall& call) {
+  const Shape& shape = call.parts.shape();
+  bind(p.parts, call.parts.reshape({shape[0], shape[1] * shape[2] * shape[3], shape[4]}).transpose(0, 1));
+  p.part_lse = call.part_lse.data<float>();
+  bind(p.o, call.o);
+  p.lse = call.lse ? call.lse->data<float>() : nullptr;
+  p.sink = call.sink ? call.sink->data<float>() : nullptr;
+}
+
+template <class T, int C, int kAhead>
+void run(const CombineCall& call, const Stream& stream) {
+  launch<Combine<T, C, kAhead>>(stream, grid_of(call), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+}
+
+// On a GPU the parts of a row are on their way at once, or 16 of them: what registers allow. A CPU goes through them.
+constexpr int kAheadOnGpu = 16;
+
+Analysis analyze_combine(const ShapeValues& shape) {
+  const std::int64_t splits = shape["splits"], batch = shape["batch"], heads = shape["heads"], seqlen_q = shape["seqlen_q"];
+  const Tensor parts = placeholder({splits, batch, heads, seqlen_q, 128}, DType::f32);
+  const Tensor part_lse = placeholder({splits, batch, heads, seqlen_q}, DType::f32),
+               lse = placeholder({batch, heads, seqlen_q}, DType::f32);
+  const CombineCall call{parts, part_lse, placeholder({batch, seqlen_q, heads, 128}, DType::bf16), shape["lse"] ? &lse : nullptr};
+  return analyze<Combine<bf16, 128, kAheadOnGpu>>(grid_of(call), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+}
+
 }  // namespace
 
-bool reads_pages(const detail::AttentionCall& call) { return call.page_size % 16 == 0 && call.k_begin == nullptr; }
+bool reads_pages(const AttentionCall& call) { return call.page_size % 16 == 0 && call.k_begin == nullptr; }
 
-Tensor gather_pages(detail::AttentionCall& call) {
+Tensor gather_pages(AttentionCall& call) {
   const std::int64_t capacity = call.keys, kv_heads = call.k.shape(1);
   const std::int64_t k_numbers = call.batch * capacity * kv_heads * call.k.shape(3);
   const std::int64_t v_numbers = call.batch * capacity * kv_heads * call.v.shape(3);
@@ -126,13 +144,25 @@ Tensor gather_pages(detail::AttentionCall& call) {
   return memory;
 }
 
-void append(const detail::AttentionCall& call, const CacheOptions& cache, const Tensor& rotated_q) {
+void append(const AttentionCall& call, const CacheOptions& cache, const Tensor& rotated_q) {
   if (cache.new_k->numel() == 0) return;
   const DType dtype = call.k.dtype();
   with_float_type(dtype, [&]<class T>(std::type_identity<T>) {
     !cache.rotary_cos || cache.rotary_cos->dtype() == dtype ? run_append<T, T>(call, cache, rotated_q)
                                                             : run_append<T, float>(call, cache, rotated_q);
   });
+}
+
+void combine(const CombineCall& call, const Stream& stream) {
+  if (call.o.numel() == 0) return;
+  with_float_type(call.o.dtype(), [&]<class T>(std::type_identity<T>) {
+    if (!stream.device().is_cuda()) return run<T, 256, 1>(call, stream);
+    call.o.shape(3) <= 128 ? run<T, 128, kAheadOnGpu>(call, stream) : run<T, 256, kAheadOnGpu>(call, stream);
+  });
+}
+
+KernelVariant combine_variant() {
+  return {make_spec(kernel_info<Combine<bf16, 128, kAheadOnGpu>>, true, true, "attention_combine_bf16"), analyze_combine};
 }
 
 }  // namespace tw::kernels::attention

@@ -1,42 +1,105 @@
 #pragma once
 
+#include <initializer_list>
+
+#include "kernels/check.hpp"
 #include "tilewave/detail/attention_call.hpp"
 
 // From the public functions to the kernels.
 
 namespace tw::kernels::attention {
 
-/// Packed sequences, [total, heads, dim], as one of a batch.
-inline Tensor as_batch(const Tensor& t) {
-  return Tensor::borrow(t.data(), {1, t.shape(0), t.shape(1), t.shape(2)}, t.dtype(), t.device(),
-                        {t.stride(0) * t.shape(0), t.stride(0), t.stride(1), t.stride(2)});
-}
+using detail::AttentionCall;
 
-/// What messages call an op and its arguments.
-struct Names {
+/// A form of attention, as messages call it and its arguments.
+struct Form {
   const char* op;
-  const char* k = "k";
-  const char* v = "v";
+  const char *q_dims = "[batch, seqlen, heads, head_dim]", *kv_dims = q_dims;  ///< of q and o, of k and v
+  const char *k = "k", *v = "v";
+  const Tensor* cu_seqlens_q = nullptr;  ///< if given, q and o are packed: [total, heads, dim]
+  bool packed_keys = false;
+  const char* without_mask = nullptr;  ///< why it takes no mask
+
+  /// tw::require() with the name of the form before the message.
+  template <class... Args>
+  void require(bool condition, fmt::format_string<Args...> message, Args&&... args) const {
+    if (!condition) throw InvalidArgument(tw::format("{}: {}", op, detail::format_arguments(message, fmt::make_format_args(args...))));
+  }
+
+  /// The elements of an argument that must be contiguous, T[shape] and on the device; null if it is not given.
+  template <class T>
+  T* elements(const NamedTensor& argument, const Shape& shape, Device device) const {
+    const auto& [name, t] = argument;
+    if (t == nullptr) return nullptr;
+    check_operand(op, name, *t, dtype_of<T>, device);
+    require(t->shape() == shape && t->is_contiguous(), "{} is {}; it must be contiguous, {}[{}]", name, *t, name_of(dtype_of<T>),
+            tw::join(shape, ", "));
+    return t->data<T>();
+  }
 };
 
-/// What all forms of attention check. q and o are [batch, seqlen_q, heads, dim], k and v [batch, seqlen_k, kv_heads, dim], their batches
-/// their own; `batch` is the number of sequences. Throws InvalidArgument.
-detail::AttentionCall check_common(const Names& names, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                                   std::int64_t batch, const Shape& lse_shape, const AttentionOptions& options);
+/// Packed sequences, [total, heads, dim], as one of a batch.
+Tensor as_batch(const Tensor& t);
 
-/// Throws InvalidArgument unless `t`, lengths, offsets or numbers, is contiguous, i32[size] and on the device; null if `t` is.
-const std::int32_t* check_integers(const char* op, const char* name, const Tensor* t, std::int64_t size, Device device);
+/// What all forms check. q and o are [batch, seqlen_q, heads, dim], k and v [batch, seqlen_k, kv_heads, dim] with a batch of their own, or
+/// packed; `inputs`: more tensors that the call reads. Throws InvalidArgument.
+AttentionCall check_common(const Form& form, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                           const AttentionOptions& options, std::initializer_list<NamedTensor> inputs = {});
 
-/// Throws InvalidArgument unless cu_seqlens, i32 on any device, does not decrease and stays within 0 and `total`, the number of `what`.
-void check_offsets(const char* op, const char* name, const Tensor& cu_seqlens, std::int64_t total, const char* what);
+/// Whether to read what arguments hold on the device: then the stream's work is done.
+bool contents_are_checked(const AttentionCall& call, const AttentionOptions& options);
+
+/// Throws InvalidArgument unless `cu_seqlens`, i32 on any device, does not decrease and stays within 0 and `total`, the number of `what`,
+/// and `used`, if given, is at most what each sequence has.
+void check_offsets(const Form& form, const NamedTensor& cu_seqlens, std::int64_t total, const char* what, const NamedTensor& used = {});
 
 /// No user-defined rule.
 inline constexpr auto kNoUserRule = [](auto&) {};
 
 /// Enqueues a checked call, or runs it.
-void run(const detail::AttentionCall& call);
-void run_on_cpu(const detail::AttentionCall& call);
-void run_on_gpu(const detail::AttentionCall& call);
-void run_on_gpu(const detail::AttentionCall& call, const AttentionConfig& config);
+void run(const AttentionCall& call);
+void run_on_cpu(const AttentionCall& call);
+void run_on_gpu(const AttentionCall& call);
+void run_on_gpu(const AttentionCall& call, const AttentionConfig& config);
+
+/// Has the tiles of packed sequences listed before they are taken, on a GPU and where they are so many that it pays. The result must
+/// outlive the launch of the call.
+Tensor list_packed_tiles(AttentionCall& call);
+
+/// Enqueues what fills in `tiles`, i32[at least as many as there are, PackedTile::numbers], where a tile has `tile_rows` queries.
+void packed_tiles(const AttentionCall& call, int tile_rows, const Tensor& tiles);
+
+// Around the attention of a decoding call
+
+/// Makes the queries of all heads that share keys the rows of the call's q. `q`: [batch, seqlen, heads, dim], in memory the queries of a
+/// head before those of the next.
+void share_keys(AttentionCall& call, const Tensor& q);
+
+/// Whether the kernel can read the call's pages where they lie: whole pages of a multiple of 16 tokens, which is what it copies at once,
+/// from the first token on.
+bool reads_pages(const AttentionCall& call);
+
+/// Copies the tokens in use of a paged cache to contiguous memory, and makes the call one without pages. The memory lives as long as what
+/// is returned.
+Tensor gather_pages(AttentionCall& call);
+
+/// Writes the new keys and values of `cache` into the call's, and rotates its queries into `rotated_q` where there is a table and a query:
+/// one launch for all of it. What does not fit into the cache is dropped, as is what wrong lengths or numbers would lead outside.
+void append(const AttentionCall& call, const CacheOptions& cache, const Tensor& rotated_q);
+
+/// Whether each query is rotated by its own position; else by that of the first new key.
+inline bool queries_advance(const AttentionCall& call) { return call.upper || call.lower; }
+
+/// Results of attention over parts of the keys, all contiguous and f32, and where they go; checked.
+struct CombineCall {
+  Tensor parts;                  ///< [splits, batch, heads, seqlen_q, value_dim], each divided by its own sum
+  Tensor part_lse;               ///< [splits, batch, heads, seqlen_q]: -infinity of a part without keys, whose result may be anything
+  Tensor o;                      ///< [batch, seqlen_q, heads, value_dim]
+  const Tensor* lse = nullptr;   ///< [batch, heads, seqlen_q], f32
+  const Tensor* sink = nullptr;  ///< [heads], f32
+};
+
+/// o and lse of all keys together. A row without any has o = 0 and lse = -infinity, or the sink.
+void combine(const CombineCall& call, const Stream& stream);
 
 }  // namespace tw::kernels::attention

@@ -1,6 +1,6 @@
 // combine() against loops in double, on the CPU and, where there is one, on a GPU.
 
-#include "kernels/attention/combine.hpp"
+#include "kernels/attention/call.hpp"
 
 #include <gtest/gtest.h>
 

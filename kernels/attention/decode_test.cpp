@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/attention/append.tile.hpp"
-#include "kernels/attention/cache.hpp"
+#include "kernels/attention/call.hpp"
 #include "kernels/attention/gather.tile.hpp"
 #include "kernels/attention/reference.hpp"
 #include "runtime/format.hpp"

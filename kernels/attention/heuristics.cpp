@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
 
 #include "kernels/check.hpp"
 #include "kernels/generic_tiles.hpp"
@@ -90,12 +89,15 @@ AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules,
   return c;
 }
 
+AttentionConfig config_of(const detail::AttentionCall& call, HeadDims dims, TileUse use, int form, const RuleTraits& rules) {
+  const std::int64_t shared = generic_shared_bytes(call.stream);
+  return shared ? generic_config(dims, form, rules, shared) : gpu_config(dims, use, form, rules);
+}
+
 AttentionConfig choose_config(const detail::AttentionCall& call) {
-  const HeadDims dims = compiled_dims(call.q.shape(3), call.v.shape(3));
-  const RuleTraits rules = traits_of(call);
   const int form = call.split ? kRagged | kSplit | kPaged : call.pages ? kRagged | kPaged : call.ragged() ? kRagged : kEqualLengths;
-  if (const std::int64_t shared = generic_shared_bytes(call.stream)) return generic_config(dims, form, rules, shared);
-  return gpu_config(dims, call.split ? TileUse::split : call.pages ? TileUse::narrow : tile_use(call), form, rules);
+  const TileUse use = call.split ? TileUse::split : call.pages ? TileUse::narrow : tile_use(call);
+  return config_of(call, compiled_dims(call.q.shape(3), call.v.shape(3)), use, form, traits_of(call));
 }
 
 }  // namespace kernels::attention
@@ -108,8 +110,6 @@ TileGrid attention_grid(const AttentionCall& call, int bm) {
   const int group = kernels::attention::heads_per_group(call, heads);
   return {tiles, group, heads / group};
 }
-
-int attention_page_rows(const AttentionCall& call, int bn) { return std::gcd(call.page_size, bn); }
 
 }  // namespace detail
 

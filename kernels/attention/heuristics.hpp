@@ -1,8 +1,25 @@
 #pragma once
 
+#include <array>
+#include <bit>
+#include <compare>
+#include <string>
+#include <type_traits>
+
 #include "tilewave/detail/attention_call.hpp"
 
-// Tile sizes and schedules of the GPU's kernels, and which serve a call best: plain arithmetic. NOTES.md has the measurements.
+// Tile sizes and schedules of the GPU's kernels, which serve a call best, and their names: no template is instantiated on the host for a
+// size, a schedule or a list of rules. NOTES.md has the measurements.
+
+namespace tw {
+
+static_assert(std::has_unique_object_representations_v<AttentionConfig>);
+inline std::strong_ordering operator<=>(const AttentionConfig& a, const AttentionConfig& b) {
+  using Bytes = std::array<unsigned char, sizeof(AttentionConfig)>;
+  return std::bit_cast<Bytes>(a) <=> std::bit_cast<Bytes>(b);
+}
+
+}  // namespace tw
 
 namespace tw::kernels::attention {
 
@@ -59,11 +76,32 @@ constexpr AttentionConfig gpu_config(HeadDims dims, TileUse use, int form = kEqu
 /// On the generic target: 32 rows of scores and output for each warp while they fit its registers, in blocks of at most `shared` bytes.
 AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules, std::int64_t shared);
 
+/// Either, by the target of the call's stream.
+AttentionConfig config_of(const detail::AttentionCall& call, HeadDims dims, TileUse use, int form, const RuleTraits& rules);
+
 /// Which tiles serve a call best whose keys are not divided: narrow ones, unless head dimensions are up to 96.
 TileUse tile_use(const detail::AttentionCall& call);
 
 /// Whether TMA can load the call's tensors.
 bool loads_by_tma(const detail::AttentionCall& call);
+
+/// Which of the library's rules a kernel has.
+struct RuleSet {
+  bool softcap = false, alibi = false, mask = false;
+  bool lower = false, upper = false;  ///< bounds of the band
+  auto operator<=>(const RuleSet&) const = default;
+};
+RuleSet rules_of(const detail::AttentionCall& call);
+
+/// Attention<T, config, rules>.
+struct Kernel {
+  const detail::UserRuleInfo* user = nullptr;  ///< kUserRule of a user-defined rule, or null
+  DType dtype;
+  RuleSet rules;
+  AttentionConfig config;
+  auto operator<=>(const Kernel&) const = default;
+};
+std::string type_of(const Kernel& kernel);
 
 /// What the rules of a call ask of a schedule, with a user-defined one or without.
 RuleTraits traits_of(const detail::AttentionCall& call, const detail::UserRuleInfo* user = nullptr);

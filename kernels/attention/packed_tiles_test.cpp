@@ -1,6 +1,6 @@
 // The list of packed sequences' tiles against a stable sort, on the CPU and, where there is one, on a GPU.
 
-#include "kernels/attention/kernels.hpp"
+#include "kernels/attention/call.hpp"
 
 #include <gtest/gtest.h>
 

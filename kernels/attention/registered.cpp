@@ -1,10 +1,6 @@
-#include <algorithm>
-
 #include "kernels/attention/call.hpp"
-#include "kernels/attention/combine.hpp"
-#include "kernels/attention/kernels.hpp"
+#include "kernels/attention/heuristics.hpp"
 #include "kernels/attention/variants.hpp"
-#include "kernels/check.hpp"
 
 // The kernels that are worth compiling ahead of time. Their names cost nothing; the analysis of a kernel is an instantiation for the
 // analysis target, which these have.
@@ -25,32 +21,26 @@ struct Registered {
 };
 
 /// A call on placeholders.
-detail::AttentionCall make_call(const ShapeValues& shape, DType dtype, const Registered& kernel) {
+AttentionCall make_call(const ShapeValues& shape, DType dtype, const Registered& kernel) {
   const int heads = shape.integer("heads"), seqlen_q = shape.integer("seqlen_q"), seqlen_k = shape.integer("seqlen_k");
   const int kv_heads = shape["kv_heads"] > 0 ? shape.integer("kv_heads") : heads, batch = shape.integer("batch"), d = kernel.head_dim;
   require(heads > 0 && heads % kv_heads == 0, "attention: heads is {} and kv_heads {}; heads must be a positive multiple of kv_heads",
           heads, kv_heads);
-  const Tensor k = placeholder({batch, seqlen_k, kv_heads, d}, dtype), v = placeholder(k.shape(), dtype);
-  if (!kernel.split) {
-    const Tensor q = placeholder({batch, seqlen_q, heads, d}, dtype), lse = placeholder({batch, heads, seqlen_q}, DType::f32);
-    return detail::check_attention(q, k, v, placeholder(q.shape(), dtype), {.causal = kernel.causal, .lse = shape["lse"] ? &lse : nullptr});
-  }
-  const int splits = shape.integer("splits"), together = heads / kv_heads, rows = together * seqlen_q, most = kernel.config().rows;
-  require(splits > 0, "attention: splits is {}; it must be positive", splits);
+  const Tensor q = placeholder({batch, heads, seqlen_q, d}, dtype).transpose(1, 2), k = placeholder({batch, seqlen_k, kv_heads, d}, dtype);
+  const Tensor o = placeholder(q.shape(), dtype), lse = placeholder({batch, heads, seqlen_q}, DType::f32);
+  AttentionCall call = detail::check_attention(q, k, k, o, {.causal = kernel.causal, .lse = shape["lse"] ? &lse : nullptr});
+  if (!kernel.split) return call;
+  const int rows = heads / kv_heads * seqlen_q, most = kernel.config().rows;
+  call.splits = shape.integer("splits");
+  require(call.splits > 0, "attention: splits is {}; it must be positive", call.splits);
   require(rows <= most, "attention: heads is {}, kv_heads {} and seqlen_q {}; heads / kv_heads * seqlen_q must be at most {}", heads,
           kv_heads, seqlen_q, most);
-  const Tensor q = placeholder({batch, rows, kv_heads, d}, dtype), lse = placeholder({splits * batch, kv_heads, rows}, DType::f32);
-  detail::AttentionCall call = detail::check_attention(q, k, v, placeholder(q.shape(), dtype), {});
-  if (shape["lse"] || splits > 1) {
+  share_keys(call, q);
+  call.o = placeholder(call.q.shape(), dtype);
+  if (call.splits > 1) {
+    call.partial = placeholder({call.splits * batch, kv_heads, rows, d}, DType::f32);
     call.lse = lse.data<float>();
-    call.lse_stride_batch = heads * seqlen_q, call.lse_stride_head = rows;
   }
-  call.split = true;
-  call.splits = splits;
-  if (splits > 1) call.partial = placeholder({splits * batch, kv_heads, rows, d}, DType::f32);
-  call.heads_together = together;
-  call.queries = seqlen_q;
-  call.upper = kernel.causal;
   return call;
 }
 
@@ -65,7 +55,7 @@ KernelVariant variant(const char* dtype) {
               {type_of(kernel), Instantiated::source, detail::tile_recorder<Instantiated>()}, true, true,
               tw::format("attention_{}{}_d{}{}", kKernel.split ? "decode_" : "", dtype, kKernel.head_dim, kKernel.causal ? "_causal" : "")),
           [](const ShapeValues& shape) {
-            const detail::AttentionCall call = make_call(shape, dtype_of<T>, kKernel);
+            const AttentionCall call = make_call(shape, dtype_of<T>, kKernel);
             return analyze<Instantiated>(detail::attention_grid(call, kConfig.rows), [&](auto& bind, auto& p) {
               detail::fill_attention<List>(bind, p, call, kConfig.keys, kNoUserRule);
             });

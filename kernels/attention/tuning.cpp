@@ -1,25 +1,23 @@
-#include "kernels/attention/tuning.hpp"
-
 #include <algorithm>
 #include <cmath>
-#include <memory>
 
 #include "kernels/attention/call.hpp"
-#include "kernels/check.hpp"
+#include "kernels/attention/heuristics.hpp"
+#include "kernels/attention/variants.hpp"
 #include "kernels/product_tiles.hpp"
 
 namespace tw::kernels::attention {
 
 namespace {
 
-constexpr int kPartKeys = 128, kMostSplits = 128;
+constexpr int kPartKeys = 128;
 
 std::vector<int> values_of(const AttentionConfig& c) {
   return {c.rows, c.keys, c.stages, c.min_blocks, c.lag, c.queries_in_registers, c.maxima_first};
 }
 
 /// `like` with the values of a point.
-AttentionConfig config_of(AttentionConfig like, const std::vector<int>& values, const RuleTraits& rules) {
+AttentionConfig with_values(AttentionConfig like, const std::vector<int>& values, const RuleTraits& rules) {
   like.rows = values[0], like.keys = values[1], like.stages = values[2], like.min_blocks = values[3], like.lag = values[4];
   like.queries_in_registers = values[5] != 0;
   like.maxima_first = values[6] != 0;
@@ -43,14 +41,14 @@ bool fits(const AttentionConfig& c) {
 }
 
 /// Keys that a query sees, on average.
-double seen_keys(const detail::AttentionCall& call) {
+double seen_keys(const AttentionCall& call) {
   const double rows = static_cast<double>(call.q.shape(2)), keys = call.keys;
   const double seen = call.upper ? keys - std::min(rows, keys) / 2 : keys;
   return call.lower ? std::min(seen, static_cast<double>(call.left) + 1) : seen;
 }
 
 /// Rounds of tiles over the SMs, times the time of a tile, in steps of 128 queries and 128 keys.
-double predicted_time(const detail::AttentionCall& call, const AttentionConfig& c, int units) {
+double predicted_time(const AttentionCall& call, const AttentionConfig& c, int units) {
   constexpr double kRowCost[] = {1.4, 1, 0.96, 0.95};  // more warpgroups hide more of each other's softmax
   const auto ceil_of = [](double a, double b) { return std::ceil(a / b); };
   const double tiles = ceil_of(static_cast<double>(call.q.shape(2)), c.rows) * static_cast<double>(call.q.shape(1) * call.q.shape(0));
@@ -59,11 +57,11 @@ double predicted_time(const detail::AttentionCall& call, const AttentionConfig& 
   return ceil_of(tiles, units * c.min_blocks) * c.min_blocks * tile;
 }
 
-bool has_choice(const detail::AttentionCall& call) {
+bool has_choice(const AttentionCall& call) {
   return !call.split && !call.pages && !call.ragged() && call.mask == nullptr && loads_by_tma(call);
 }
 
-std::string problem_key(const detail::AttentionCall& call) {
+std::string problem_key(const AttentionCall& call) {
   std::string key =
       tw::format("attention {} batch={},heads={},kv_heads={},seqlen_q={},seqlen_k={},head_dim={},value_dim={}", name_of(call.q.dtype()),
                  call.q.shape(0), call.q.shape(1), call.k.shape(1), call.q.shape(2), call.keys, call.q.shape(3), call.v.shape(3));
@@ -83,36 +81,50 @@ TuneSpace gpu_space(const AttentionConfig& standard, const RuleTraits& rules) {
                     {"queries_in_registers", {0, 1}},
                     {"maxima_first", {0, 1}}},
                    [=](const TunePoint& p) {
-                     const AttentionConfig c = config_of(standard, p.values(), rules);
+                     const AttentionConfig c = with_values(standard, p.values(), rules);
                      return c == standard || fits(c);
                    });
 }
 
 /// Sequences times heads of keys, of which each is split.
-int sequences_of(const detail::AttentionCall& call) { return static_cast<int>(call.q.shape(0) * call.k.shape(1)); }
+int sequences_of(const AttentionCall& call) { return static_cast<int>(call.q.shape(0) * call.k.shape(1)); }
 
-std::string decode_key(const detail::AttentionCall& call, int rows) {
+std::string decode_key(const AttentionCall& call, int rows) {
   return tw::format("decode {} sequences={},rows={},seqlen_k={},head_dim={},value_dim={}{}", name_of(call.q.dtype()), sequences_of(call),
                     rows, call.keys, call.k.shape(3), call.v.shape(3), call.pages ? tw::format(",page_size={}", call.page_size) : "");
 }
 
 std::int64_t or_else(std::int64_t value, std::int64_t other) { return value > 0 ? value : other; }
 
+struct Shapes {
+  Shape q, k, v, o;
+};
+struct Operands {
+  Tensor q, k, v, o;
+};
+/// What prepares operands of random numbers for a problem, on which run(point, operands, stream) is timed.
+template <class Run>
+auto on_operands(const Shapes& shapes, DType dtype, Run run) {
+  return [=](const Stream& stream, std::uint64_t seed) {
+    const auto operand = [&](const Shape& shape, std::uint64_t n) { return random_operand(shape, dtype, seed + n, stream); };
+    const Operands t{operand(shapes.q, 0), operand(shapes.k, 1), operand(shapes.v, 2), operand(shapes.o, 3)};
+    return TuneOperands{[=](const TunePoint& point) { run(point, t, stream); }, t.o, bytes_of({&t.q, &t.k, &t.v, &t.o})};
+  };
+}
+
 }  // namespace
 
-AttentionConfig tuned_config(const detail::AttentionCall& call) {
+AttentionConfig tuned_config(const AttentionCall& call) {
   const AttentionConfig standard = choose_config(call);
   if (!has_choice(call)) return standard;
   const std::vector<int>* const values = tuned_values(call.stream.device(), [&] { return problem_key(call); });
-  if (values == nullptr || values->size() != values_of(standard).size()) return standard;
-  const AttentionConfig tuned = config_of(standard, *values, traits_of(call));
-  const bool known = std::find(std::begin(kProductColumns), std::end(kProductColumns), tuned.keys) != std::end(kProductColumns);
-  return known && tuned.stages >= 2 && tuned.min_blocks >= 1 && tuned.min_blocks <= 2 && tuned.lag >= 0 && tuned.lag <= 1 && fits(tuned)
-             ? tuned
-             : standard;
+  if (values == nullptr) return standard;
+  const RuleTraits rules = traits_of(call);
+  const std::optional<TunePoint> point = gpu_space(standard, rules).find(*values);
+  return point ? with_values(standard, point->values(), rules) : standard;
 }
 
-int tuned_splits(const detail::AttentionCall& call, int rows) {
+int tuned_splits(const AttentionCall& call, int rows) {
   const Device device = call.stream.device();
   const std::vector<int>* const values = tuned_values(device, [&] { return decode_key(call, rows); });
   if (values != nullptr && values->size() == 1 && values->front() >= 1 && values->front() <= kMostSplits) return values->front();
@@ -125,41 +137,26 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
   const std::int64_t head_dim = shape["head_dim"], value_dim = or_else(shape["value_dim"], head_dim);
   require(device.is_cuda(), "attention has nothing to tune on the CPU; only a GPU has a choice");
   require(batch > 0 && heads > 0 && seqlen_q > 0 && head_dim > 0, "shape: batch, heads, seqlen_q and head_dim must be positive");
-  const auto options_on = [causal = shape["causal"] != 0,
-                           window = shape["window"] > 0 ? shape.integer("window") : -1](const Stream& stream) {
-    AttentionOptions options;
-    options.causal = causal;
-    options.window_left = window;
-    options.stream = stream;
-    return options;
-  };
-  struct Operands {
-    Tensor q, k, v, o;
-  };
-  const auto make = [=](auto tensor) {
-    return Operands{tensor(Shape{batch, seqlen_q, heads, head_dim}, dtype), tensor(Shape{batch, seqlen_k, kv_heads, head_dim}, dtype),
-                    tensor(Shape{batch, seqlen_k, kv_heads, value_dim}, dtype), tensor(Shape{batch, seqlen_q, heads, value_dim}, dtype)};
-  };
-  const Operands shapes = make([](Shape s, DType type) { return placeholder(std::move(s), type); });
-  const detail::AttentionCall call =
-      detail::check_attention(shapes.q, shapes.k, shapes.v, shapes.o, options_on(Stream::standard(Device::cpu())));
+  const auto options_on = [causal = shape["causal"] != 0, window = shape["window"] > 0 ? shape.integer("window") : -1](
+                              const Stream& stream) { return AttentionOptions{.causal = causal, .window_left = window, .stream = stream}; };
+  const Shapes shapes{{batch, seqlen_q, heads, head_dim},
+                      {batch, seqlen_k, kv_heads, head_dim},
+                      {batch, seqlen_k, kv_heads, value_dim},
+                      {batch, seqlen_q, heads, value_dim}};
+  const auto of = [&](const Shape& s) { return placeholder(s, dtype); };
+  const AttentionCall call =
+      detail::check_attention(of(shapes.q), of(shapes.k), of(shapes.v), of(shapes.o), options_on(Stream::standard(Device::cpu())));
   const AttentionConfig config = choose_config(call);
   const RuleTraits rules = traits_of(call);
-  const auto prepare = [=](const Stream& stream, std::uint64_t seed) {
-    const auto operands =
-        std::make_shared<const Operands>(make([&](Shape s, DType type) { return random_operand(std::move(s), type, seed, stream); }));
-    const auto launch = [=](const TunePoint& point) {
-      const auto& [q, k, v, o] = *operands;
-      run_on_gpu(detail::check_attention(q, k, v, o, options_on(stream)), config_of(config, point.values(), rules));
-    };
-    return TuneOperands{launch, operands->o, bytes_of({&operands->q, &operands->k, &operands->v, &operands->o})};
-  };
+  const auto prepare = on_operands(shapes, dtype, [=](const TunePoint& point, const Operands& t, const Stream& stream) {
+    run_on_gpu(detail::check_attention(t.q, t.k, t.v, t.o, options_on(stream)), with_values(config, point.values(), rules));
+  });
   TuneSpace space = gpu_space(config, rules);
   TunePoint standard = point_of(space, values_of(config));
   const auto predict = [=, units = units_of(device)](const TunePoint& p) {
     int differences = 0;  // of the schedule, whose cost is not predicted
     for (const char* const name : {"stages", "lag", "queries_in_registers", "maxima_first"}) differences += p[name] != standard[name];
-    return predicted_time(call, config_of(config, p.values(), rules), units) * (1 + 0.02 * differences);
+    return predicted_time(call, with_values(config, p.values(), rules), units) * (1 + 0.02 * differences);
   };
   return {problem_key(call), std::move(space), standard, predict, prepare};
 }
@@ -173,23 +170,12 @@ FamilyProblem tune_decode_problem(const ShapeValues& shape, DType dtype, Device 
   const std::int64_t rows = heads / kv_heads * seqlen_q;
   require(rows <= 64, "shape: {} queries of heads that share keys; more than 64 are not split, and there is no choice", rows);
   const Shape of_q{batch, seqlen_q, heads, head_dim}, of_k{batch, seqlen_k, kv_heads, head_dim};
-  detail::AttentionCall call{.q = placeholder(of_q, dtype).transpose(1, 2),
-                             .k = placeholder(of_k, dtype).transpose(1, 2),
-                             .v = placeholder(of_k, dtype).transpose(1, 2),
-                             .o = placeholder(of_q, dtype).transpose(1, 2),
-                             .partial = {}};
-  call.keys = static_cast<int>(seqlen_k);
+  const Tensor q = placeholder(of_q, dtype), k = placeholder(of_k, dtype);
+  const AttentionCall call = detail::check_attention(q, k, k, placeholder(of_q, dtype), {});
   const int units = units_of(device), sequences = sequences_of(call);
-  const auto prepare = [=](const Stream& stream, std::uint64_t seed) {
-    const Tensor q = random_operand(of_q, dtype, seed, stream), k = random_operand(of_k, dtype, seed + 1, stream);
-    const Tensor v = random_operand(of_k, dtype, seed + 2, stream), o = Tensor::empty(of_q, dtype, stream);
-    const auto launch = [=](const TunePoint& point) {
-      AttentionOptions options;
-      options.stream = stream;
-      attention_decode(q, k, v, o, {.num_splits = point["splits"]}, options);
-    };
-    return TuneOperands{launch, o, bytes_of({&q, &k, &v, &o})};
-  };
+  const auto prepare = on_operands({of_q, of_k, of_k, of_q}, dtype, [](const TunePoint& point, const Operands& t, const Stream& stream) {
+    attention_decode(t.q, t.k, t.v, t.o, {.num_splits = point["splits"]}, {.stream = stream});
+  });
   const auto most = std::clamp<std::int64_t>(seqlen_k / kPartKeys, 1, kMostSplits);
   TuneSpace space({{"splits", every(1, static_cast<int>(most))}});
   TunePoint standard = point_of(space, {decode_splits(sequences, call.keys, kPartKeys, units, kMostSplits)});

@@ -2,7 +2,10 @@
 
 #include <vector>
 
-#include "kernels/variant.hpp"
+#include "kernels/tuner.hpp"
+#include "tilewave/detail/attention_call.hpp"
+
+// The kernels that are compiled ahead of time, and what can be tuned.
 
 namespace tw::kernels::attention {
 
@@ -18,5 +21,38 @@ inline constexpr ShapeKey kShape[] = {{"seqlen_q", "queries per sequence"},
 std::vector<KernelVariant> registered();
 /// The same on the generic target, for blocks that can have so much shared memory.
 std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes);
+
+/// Of them, what sums up attention over parts of the keys: bf16, up to 128 columns.
+KernelVariant combine_variant();
+
+/// Parts of a sequence's keys, at most.
+inline constexpr int kMostSplits = 128;
+
+/// The tuned configuration for a call on a GPU, or else choose_config()'s. Calls with a mask, packed or cached keys, or tensors that TMA
+/// cannot load are not tuned.
+AttentionConfig tuned_config(const detail::AttentionCall& call);
+
+/// The number of splits of a decoding call's keys on a GPU: tuned, or else decode_splits()'s. `rows`: queries of the heads that share keys.
+int tuned_splits(const detail::AttentionCall& call, int rows);
+
+inline constexpr ShapeKey kTuneShape[] = {{"batch", "sequences", 1},
+                                          {"heads", "of queries"},
+                                          {"kv_heads", "of keys and values; 0: as many as of queries", 0},
+                                          {"seqlen_q", "queries of a sequence"},
+                                          {"seqlen_k", "keys of a sequence; 0: as many as queries", 0},
+                                          {"head_dim", "of queries and keys"},
+                                          {"value_dim", "of values; 0: head_dim", 0},
+                                          {"causal", "1: a query sees no later key", 0},
+                                          {"window", "keys before its own that a query sees; 0: all", 0}};
+FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device);
+
+/// Of attention_decode().
+inline constexpr ShapeKey kTuneDecodeShape[] = {{"batch", "sequences"},
+                                                {"heads", "of queries"},
+                                                {"kv_heads", "of keys and values; 0: as many as of queries", 0},
+                                                {"seqlen_q", "queries of a sequence", 1},
+                                                {"seqlen_k", "keys that a sequence of the cache holds; all are used"},
+                                                {"head_dim", "of queries, keys and values"}};
+FamilyProblem tune_decode_problem(const ShapeValues& shape, DType dtype, Device device);
 
 }  // namespace tw::kernels::attention

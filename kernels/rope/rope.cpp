@@ -36,15 +36,6 @@ struct Call {
   Stream stream;
 };
 
-/// A view of `t` whose last dimension has `size` elements, `step` apart, from `first` on.
-Tensor columns(const Tensor& t, std::int64_t first, std::int64_t size, std::int64_t step = 1) {
-  Shape shape = t.shape();
-  std::vector<std::int64_t> strides = t.strides();
-  auto* const data = static_cast<char*>(t.data()) + first * strides.back() * static_cast<std::int64_t>(size_of(t.dtype()));
-  shape.back() = size;
-  strides.back() *= step;
-  return Tensor::borrow(data, std::move(shape), t.dtype(), t.device(), std::move(strides));
-}
 /// Views pairs of elements of `t` as words.
 Tensor words(const Tensor& t, std::int64_t half) {
   Shape shape = t.shape();
@@ -87,10 +78,10 @@ void bind_parts(auto& bind, auto& p, const Call& call) {
   const bool interleaved = call.options.pairing == RopePairing::interleaved;
   const std::int64_t step = interleaved ? 2 : 1, second = interleaved ? 1 : call.half;
   bind_common(bind, p, call);
-  bind(p.first_in, columns(call.x, 0, call.half, step));
-  bind(p.second_in, columns(call.x, second, call.half, step));
-  bind(p.first_out, columns(call.y, 0, call.half, step));
-  bind(p.second_out, columns(call.y, second, call.half, step));
+  bind(p.first_in, columns_of(call.x, 0, call.half, step));
+  bind(p.second_in, columns_of(call.x, second, call.half, step));
+  bind(p.first_out, columns_of(call.y, 0, call.half, step));
+  bind(p.second_out, columns_of(call.y, second, call.half, step));
 }
 
 TileGrid grid_of(const Call& call, int rows, int cols) {
@@ -244,7 +235,7 @@ Call check(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& 
     y4 = merge_tokens(y4);
   }
   const std::int64_t rest = y.data() == x.data() ? 0 : dim - 2 * half;
-  return {x4, y4, cos, sin, columns(x4, 2 * half, rest), columns(y4, 2 * half, rest), half, heads, one_token, options, stream};
+  return {x4, y4, cos, sin, columns_of(x4, 2 * half, rest), columns_of(y4, 2 * half, rest), half, heads, one_token, options, stream};
 }
 
 constexpr int kTableRows = 8, kTableCols = 64;

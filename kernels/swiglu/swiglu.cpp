@@ -94,15 +94,6 @@ Tensor words_of(const Tensor& x) {
   for (std::size_t dim = 0; dim + 1 < shape.size(); ++dim) strides[dim] /= 2;
   return Tensor::borrow(x.data(), std::move(shape), size_of(x.dtype()) == 2 ? DType::i32 : DType::i64, x.device(), std::move(strides));
 }
-/// Every second column of `x`, from `first` on.
-Tensor alternate(const Tensor& x, std::int64_t first) {
-  Shape shape = x.shape();
-  std::vector<std::int64_t> strides = x.strides();
-  auto* const data = static_cast<char*>(x.data()) + first * strides.back() * static_cast<std::int64_t>(size_of(x.dtype()));
-  shape.back() /= 2;
-  strides.back() *= 2;
-  return Tensor::borrow(data, std::move(shape), x.dtype(), x.device(), std::move(strides));
-}
 
 }  // namespace
 
@@ -132,7 +123,8 @@ void swiglu_interleaved(const Tensor& x, const Tensor& y, const SwigluOptions& o
   check_disjoint(op, {"y", &y}, {{"x", &x}});
   const Stream stream = checked_stream(op, options, y.device());
   if (y.numel() == 0) return;
-  if (!pairs_are_words(x)) return run(op, alternate(x, 0), alternate(x, 1), y, stream);
+  if (!pairs_are_words(x))
+    return run(op, kernels::columns_of(x, 0, x.shape(-1) / 2, 2), kernels::columns_of(x, 1, x.shape(-1) / 2, 2), y, stream);
   const Tensor words = words_of(x);
   const RowViews views(std::array{&y, &words});
   const auto bind_call = [&](auto& bind, auto& p) { bind_pairs(bind, p, views); };

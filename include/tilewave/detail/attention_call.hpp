@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 #include <optional>
 
 #include "tilewave/attention.hpp"
@@ -67,9 +68,6 @@ using CallRules = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::neve
 /// The grid of tiles with `bm` rows each.
 TileGrid attention_grid(const AttentionCall& call, int bm);
 
-/// Keys that are copied from a page at once by a kernel that takes `bn` at a time.
-int attention_page_rows(const AttentionCall& call, int bn);
-
 /// Fills in the parameters of a list of rules; `unit` is what a score's number stands for, and becomes that behind the last rule.
 template <class Rule, class... Rest, class P, class BindUser>
 void fill_rules([[maybe_unused]] Rules<Rule, Rest...> list, P& p, const AttentionCall& call, float& unit, BindUser& bind_user) {
@@ -109,7 +107,7 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   bind(p.q, call.q);
   // Without keys nothing is read, but a tensor map must describe some memory.
   const bool keys = call.k.numel() > 0 && call.v.numel() > 0;
-  const CopiedRows rows{call.pages ? attention_page_rows(call, bn) : bn};
+  const CopiedRows rows{call.pages ? std::gcd(call.page_size, bn) : bn};
   bind(p.k, keys ? call.k : call.q, rows);
   bind(p.v, keys ? call.v : call.q, rows);
   bind(p.o, call.o);
@@ -180,19 +178,26 @@ struct CpuRules : Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::ru
   TW_INLINE static void apply(auto& block, const auto& p, auto& scores, auto at) {
     static_assert(kFirst == 0 && kCount == kCpuKeys, "the CPU's kernels have maxima_first: rules get whole rows");
     constexpr int rows = static_cast<int>(sizeof scores.x / sizeof(float)) / kCpuKeys;
-    const auto& band = last_of(p);
-    const bool changes = p.first.used || p.rest.first.used || p.rest.rest.first.used, hides = hides_scores(band, at(0, 0), at(rows - 1, 0));
-    Score first[rows];
-    if (changes || hides) {
-      TW_NO_UNROLL
-      for (int r = 0; r < rows; ++r) first[r] = at(r, 0);
-    }
-    if (changes) change_scores({p.first, {p.rest.first, {p.rest.rest.first, {}}}}, first, scores.x, rows);
+    if (p.first.used || p.rest.first.used || p.rest.rest.first.used) change<rows>(p, scores.x, at);
     Users::template apply<kEdge, kFirst, kCount>(block, p.rest.rest.rest, scores, at);
-    if (hides) hide_scores(band, first, scores.x, rows);
+    hide<rows>(last_of(p), scores.x, at);
   }
 
  private:
+  // Not in the kernel, whose frame they would widen and whose every line is compiled for each instruction set.
+  template <int kRows>
+  [[gnu::noinline]] static void change(const auto& p, float* scores, auto at) {
+    Score first[kRows];
+    for (int r = 0; r < kRows; ++r) first[r] = at(r, 0);
+    change_scores({p.first, {p.rest.first, {p.rest.rest.first, {}}}}, first, scores, kRows);
+  }
+  template <int kRows>
+  [[gnu::noinline]] static void hide(const CpuBand::Params<cpu::Target>& band, float* scores, auto at) {
+    if (!hides_scores(band, at(0, 0), at(kRows - 1, 0))) return;
+    Score first[kRows];
+    for (int r = 0; r < kRows; ++r) first[r] = at(r, 0);
+    hide_scores(band, first, scores, kRows);
+  }
   TW_INLINE static const auto& last_of(const auto& p) {
     if constexpr (requires { p.rest.first; })
       return last_of(p.rest);
