@@ -157,6 +157,18 @@ void check_operand(const char* op, const char* argument, const Tensor& tensor, D
           tensor, address, size_of(dtype));
 }
 
+void check_bias(const char* op, const Tensor* bias, std::int64_t count, DType dtype, Device device) {
+  if (bias == nullptr) return;
+  check_operand(op, "bias", *bias, dtype, device);
+  require(bias->shape() == Shape{count} && bias->is_contiguous(), "{}: bias is {}; it must be contiguous, [{}]", op, *bias, count);
+}
+
+Stream checked_stream(const char* op, const std::optional<Stream>& given, Device device) {
+  const Stream stream = given ? *given : Stream::standard(device);
+  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", op, stream.device().name(), device.name());
+  return stream;
+}
+
 void check_output(const char* op, const char* argument, const Tensor& tensor) {
   if (tensor.numel() == 0) return;
   for (int dim = 0; dim < tensor.rank(); ++dim)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <optional>
 
 #include "runtime/format.hpp"
 #include "tilewave/tensor.hpp"
@@ -22,6 +23,12 @@ void require(bool condition, fmt::format_string<Args...> message, Args&&... args
 
 /// The checks of every operand: on `device`, of `dtype`, with memory that is aligned to its elements. Throws InvalidArgument.
 void check_operand(const char* op, const char* argument, const Tensor& tensor, DType dtype, Device device);
+
+/// A bias, if one is given: contiguous, [count]. Throws InvalidArgument.
+void check_bias(const char* op, const Tensor* bias, std::int64_t count, DType dtype, Device device);
+
+/// The stream of a call on the device, by default the standard one. Throws InvalidArgument for another device's.
+Stream checked_stream(const char* op, const std::optional<Stream>& stream, Device device);
 
 /// An output must not map two indices to the same memory. Throws InvalidArgument.
 void check_output(const char* op, const char* argument, const Tensor& tensor);

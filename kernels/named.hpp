@@ -16,8 +16,41 @@ namespace tw::kernels {
 /// The element type as tile code spells it: "tw::bf16", "float".
 const char* element_name(DType dtype);
 
+/// The element type itself.
+template <DType dtype>
+using ElementOf = conditional<dtype == DType::f16, f16,
+                              conditional<dtype == DType::bf16, bf16,
+                                          conditional<dtype == DType::fp8_e4m3, fp8_e4m3,
+                                                      conditional<dtype == DType::i8, i8, conditional<dtype == DType::i32, i32, float>>>>>;
+
 /// The functor of an activation as tile code spells it: "tw::Silu".
 const char* functor_name(Activation activation);
+
+/// The functor itself.
+template <Activation activation>
+struct Functor {
+  using Type = Identity;
+};
+template <>
+struct Functor<Activation::relu> {
+  using Type = Relu;
+};
+template <>
+struct Functor<Activation::gelu_erf> {
+  using Type = GeluErf;
+};
+template <>
+struct Functor<Activation::gelu_tanh> {
+  using Type = GeluTanh;
+};
+template <>
+struct Functor<Activation::silu> {
+  using Type = Silu;
+};
+template <>
+struct Functor<Activation::swiglu> {
+  using Type = SwiGlu;
+};
 
 /// The type of the Linear epilogue with output type `out`.
 std::string linear_name(DType out, Activation activation, const LinearOptions& options);

@@ -91,8 +91,6 @@ int units_of(Device device) {
   return find_device_model("H200")->units;
 }
 
-DeviceModel cpu_for_comparison() { return cpu_model("CPU", cpu_threads(), 100e9 * cpu_threads(), 50e9); }
-
 TuneProblem without_operands(const FamilyProblem& problem) {
   return {.name = problem.name, .launch = {}, .predict = problem.predict, .standard = problem.standard};
 }

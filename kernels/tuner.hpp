@@ -71,9 +71,6 @@ TunePoint point_of(const TuneSpace& space, const std::vector<int>& values);
 /// without a GPU.
 int units_of(Device device);
 
-/// A CPU with cpu_threads() threads and nominal rates, which are enough to compare the analyses of candidates.
-DeviceModel cpu_for_comparison();
-
 /// An operand for FamilyProblem::prepare.
 Tensor random_operand(Shape shape, DType dtype, std::uint64_t seed, const Stream& stream);
 

@@ -198,24 +198,9 @@ TEST_F(Tuned, AFolderThatCannotBeWrittenIsAnError) {
 
 // GEMM's heuristic.
 
-kernels::gemm::Call call_of(int m, int n, int k, DType dtype = DType::f32) {
-  return {.a = placeholder({m, k}, dtype),
-          .b = placeholder({n, k}, dtype),
-          .d = placeholder({m, n}, dtype),
-          .bias = nullptr,
-          .residual = nullptr,
-          .a_scale = nullptr,
-          .b_scale = Tensor(),
-          .activation = Activation::none,
-          .alpha = 1,
-          .beta = 0,
-          .m = m,
-          .n = n,
-          .k = k,
-          .batch = 1,
-          .config = -1,
-          .splits = 0,
-          .stream = Stream::standard(Device::cpu())};
+kernels::gemm::Call call_of(int m, int n, int k, DType dtype = DType::f32, const GemmOptions& options = {}) {
+  const Tensor b = placeholder({n, k}, dtype).transpose(0, 1);
+  return kernels::gemm::make_call(placeholder({m, k}, dtype), b, placeholder({m, n}, dtype), options);
 }
 
 int tuned_config(kernels::gemm::Call call) {
@@ -235,12 +220,9 @@ TEST_F(Tuned, GemmTakesTheConfigurationOfExactlyItsProblem) {
   kernels::gemm::Call forced = call_of(100, 200, 300);
   forced.config = 0;
   EXPECT_EQ(tuned_config(forced), 0);
-  kernels::gemm::Call transposed = call_of(100, 200, 300);
-  transposed.b = placeholder({300, 200}, DType::f32).transpose(0, 1);
-  EXPECT_EQ(tuned_config(transposed), -1);
-  kernels::gemm::Call addends = call_of(100, 200, 300);
-  addends.beta = 1;
-  EXPECT_EQ(tuned_config(addends), -1);
+  const Tensor rows_a = placeholder({100, 300}, DType::f32), rows_b = placeholder({300, 200}, DType::f32);
+  EXPECT_EQ(tuned_config(kernels::gemm::make_call(rows_a, rows_b, placeholder({100, 200}, DType::f32), {})), -1);
+  EXPECT_EQ(tuned_config(call_of(100, 200, 300, DType::f32, {.beta = 1})), -1);
 }
 
 TEST_F(Tuned, GemmIgnoresConfigurationsThatItDoesNotHave) {

@@ -6,7 +6,6 @@
 #include "kernels/convolution/convolution.tile.hpp"
 #include "kernels/convolution/variants.hpp"
 #include "kernels/generic_tiles.hpp"
-#include "tilewave/analyze.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/launch.hpp"
 
@@ -84,8 +83,5 @@ void run_on_gpu(const Call& call);
 
 /// The index into kCpuConfigs that a call without a configuration takes.
 int choose_cpu_config(const Call& call);
-
-/// What the CPU does with one of kCpuConfigs, its activation aside; operands may be placeholders.
-Analysis analyze_cpu_config(const Call& call, int config);
 
 }  // namespace tw::kernels::convolution

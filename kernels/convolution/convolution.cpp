@@ -93,13 +93,8 @@ kernels::convolution::Call check(const Given& g, const Tensor& x, const Tensor& 
   require(steps <= kLargestCount, "{}: w is {}; its taps times C / 32 are limited to {}", g.op, w, kLargestCount);
 
   check_disjoint(g.op, {"y", &y}, {{"x", &x}, {"w", &w}, {"bias", g.bias}});
-  if (g.bias) {
-    check_operand(g.op, "bias", *g.bias, dtype, device);
-    require(g.bias->shape() == Shape{channels} && g.bias->is_contiguous(), "{}: bias is {}; it must be contiguous, [{}]", g.op, *g.bias,
-            channels);
-  }
-  const Stream stream = g.stream ? *g.stream : Stream::standard(device);
-  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", g.op, stream.device().name(), device.name());
+  check_bias(g.op, g.bias, channels, dtype, device);
+  const Stream stream = checked_stream(g.op, g.stream, device);
   const int configs = static_cast<int>(kernels::convolution::configs().size());
   require(g.config < configs, "{}: config is {}; it must be below {}", g.op, g.config, configs);
   const int config = device.is_cuda() ? g.config : -1;  // it is an index into the GPU's configurations

@@ -1,26 +1,20 @@
 #include "kernels/convolution/tuning.hpp"
 
 #include "kernels/check.hpp"
+#include "kernels/product_tuning.hpp"
 
 namespace tw::kernels::convolution {
 
 namespace {
-
-/// A configuration by its numbers, which mean the same whatever the list of configurations becomes.
-std::vector<int> values_of(const Config& c) { return {c.bm, c.bn, c.stages, c.cluster}; }
-
-Config config_of(const TunePoint& p) { return {p["bm"], p["bn"], p["stages"], p["cluster"]}; }
 
 int element_bytes_of(const Call& call) { return static_cast<int>(size_of(call.x.dtype())); }
 /// The GPU multiplies weights as they are stored, [.., C, F]: 16-bit types alone.
 bool w_rows(const Call& call) { return element_bytes_of(call) == 2 && stored_cf(call.w); }
 
 TuneSpace gpu_space(const Call& call) {
-  return TuneSpace({{"bm", {64, 128, 192, 256}},
-                    {"bn", {std::begin(kProductColumns), std::end(kProductColumns)}},
-                    {"stages", every(2, 10)},
-                    {"cluster", {1, 2}}},
-                   [bytes = element_bytes_of(call), rows = w_rows(call)](const TunePoint& p) { return valid(config_of(p), bytes, rows); });
+  return TuneSpace(product_ranges(), [bytes = element_bytes_of(call), rows = w_rows(call)](const TunePoint& p) {
+    return valid(tile_of(p.values()), bytes, rows);
+  });
 }
 
 TuneSpace cpu_space() {
@@ -28,8 +22,6 @@ TuneSpace cpu_space() {
   for (const Config& c : kCpuConfigs) points.push_back(values_of(c));
   return space_of({"bm", "bn", "stages", "cluster"}, points);
 }
-
-double roofline_on_cpu(const Call& call, int config) { return roofline(analyze_cpu_config(call, config), cpu_for_comparison()).seconds; }
 
 std::string key_on(Device device, const Call& call) {
   const auto extent = [](const Tensor& t, int dim) { return t.shape(dim); };
@@ -51,9 +43,9 @@ void use_tuned(Call& call) {
   const Device device = call.stream.device();
   const std::vector<int>* const values = tuned_values(device, [&] { return problem_key(call); });
   if (values == nullptr || values->size() != 4) return;
-  const Config tile{(*values)[0], (*values)[1], (*values)[2], (*values)[3]};
+  const Config tile = tile_of(*values);
   if (!device.is_cuda())
-    call.config = find_config(kCpuConfigs, *values, values_of);
+    call.config = find_config(kCpuConfigs, *values, kernels::values_of);
   else if (valid(tile, element_bytes_of(call), w_rows(call)))
     call.tile = tile;
 }
@@ -96,9 +88,9 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
     const auto launch = [=](const TunePoint& point) {
       Call timed = check_conv2d(operands.x, operands.w, operands.y, options_on(stream));
       if (gpu)
-        timed.tile = config_of(point);
+        timed.tile = tile_of(point.values());
       else
-        timed.config = find_config(kCpuConfigs, point.values(), values_of);
+        timed.config = find_config(kCpuConfigs, point.values(), kernels::values_of);
       run(timed);
     };
     return TuneOperands{launch, operands.y, bytes_of({&operands.x, &operands.w, &operands.y})};
@@ -109,8 +101,8 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
                                                      : kCpuConfigs[static_cast<std::size_t>(choose_cpu_config(call))]));
   const int bytes = element_bytes_of(call);
   const auto predict = [=](const TunePoint& point) {
-    if (!gpu) return roofline_on_cpu(call, find_config(kCpuConfigs, point.values(), values_of));
-    const Config tile = config_of(point);
+    const Config tile = tile_of(point.values());
+    if (!gpu) return predicted_time(work, cpu_cost(tile));
     return predicted_time(work, costed(tile)) * stages_cost(tile, bytes);
   };
   return {key_on(device, call), std::move(space), std::move(standard), predict, prepare};

@@ -4,8 +4,7 @@
 #include <limits>
 
 #include "kernels/check.hpp"
-#include "kernels/gemm/call.hpp"
-#include "kernels/gemm/skinny.tile.hpp"
+#include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/tuning.hpp"
 
 namespace tw {
@@ -13,11 +12,6 @@ namespace tw {
 namespace {
 
 constexpr const char* kOp = "gemm";
-
-DType result_dtype(DType operands) {
-  if (operands == DType::fp8_e4m3) return DType::bf16;
-  return operands == DType::i8 ? DType::i32 : operands;
-}
 
 bool plain(const GemmOptions& o) { return o.alpha == 1 && o.beta == 0 && !o.bias && !o.residual && o.activation == Activation::none; }
 
@@ -43,17 +37,23 @@ void check_scales(const Tensor& a, const Tensor& b, Device device, const GemmOpt
 
 /// D = 0 of sums of integers without a term, which the products' kernels do not do.
 void set_to_zero(const kernels::gemm::Call& call) {
-  constexpr int kRows = 4, kCols = 256;
-  const Tensor zeros = Tensor::zeros({call.batch, 1, call.m, call.n}, DType::f32, call.stream);
-  launch<kernels::gemm::SumPartials<StoreSums<i32>, kRows, kCols>>(
-      call.stream, {ceil_div(call.m, kRows), ceil_div(call.n, kCols), call.batch}, [&](auto& bind, auto& p) {
-        bind(p.partial, zeros);
-        bind(p.epilogue.d, call.d);
-        p.splits = 1;
-      });
+  using namespace kernels::gemm;
+  const Launch x = make_launch(call, {.form = Kernel::sum}, Tensor::zeros({call.batch, 1, call.m, call.n}, DType::f32, call.stream));
+  launch<SumPartials<StoreSums<i32>, kSum.rows, kSum.cols>>(call.stream, x.grid,
+                                                            [&](auto& bind, auto& p) { bind_launch(bind, p, call, x); });
 }
 
 }  // namespace
+
+kernels::gemm::Layout kernels::gemm::stored_layout(const Tensor& a, const Tensor& b) {
+  const auto dense_along_rows = [](const Tensor& t) { return t.stride(-1) != 1 && t.stride(-2) == 1 && t.shape(-1) > 1; };
+  return {dense_along_rows(a), dense_along_rows(b)};
+}
+
+kernels::gemm::Layout kernels::gemm::kernel_layout(DType dtype, const Layout& stored) {
+  const bool b_rows = size_of(dtype) == 2 && stored.b_rows;
+  return {b_rows && stored.a_rows, b_rows};
+}
 
 kernels::gemm::Extents kernels::gemm::check_extents(const char* op, const Tensor& a, const Tensor& b) {
   require(a.rank() == 2 || a.rank() == 3, "{}: a is {}; it must be [M, K] or [batch, M, K]", op, a);
@@ -77,7 +77,7 @@ kernels::gemm::Call kernels::gemm::make_call(const Tensor& a, const Tensor& b, c
   const DType dtype = a.dtype();
   require(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::fp8_e4m3 || dtype == DType::i8,
           "{}: a is {}; f32, f16, bf16, fp8_e4m3 and i8 are supported", kOp, a);
-  const DType out = result_dtype(dtype);
+  const DType out = result_of(dtype);
   check_operand(kOp, "a", a, dtype, device);
   check_operand(kOp, "b", b, dtype, device);
   require(d.dtype() == out, "{}: d is {}; for operands of {} it must be {}", kOp, d, name_of(dtype), name_of(out));
@@ -95,11 +95,7 @@ kernels::gemm::Call kernels::gemm::make_call(const Tensor& a, const Tensor& b, c
           options.alpha, options.beta);
   check_disjoint(kOp, {"d", &d},
                  {{"a", &a}, {"b", &b}, {"bias", options.bias}, {"a_scale", options.a_scale}, {"b_scale", options.b_scale}});
-  if (options.bias) {
-    check_operand(kOp, "bias", *options.bias, out, device);
-    require(options.bias->shape() == Shape{n} && options.bias->is_contiguous(), "{}: bias is {}; it must be contiguous, [{}]", kOp,
-            *options.bias, n);
-  }
+  check_bias(kOp, options.bias, n, out, device);
   if (options.residual) {
     check_operand(kOp, "residual", *options.residual, out, device);
     require(options.residual->shape() == expected, "{}: residual is {}; it must have d's shape, [{}]", kOp, *options.residual,
@@ -109,10 +105,10 @@ kernels::gemm::Call kernels::gemm::make_call(const Tensor& a, const Tensor& b, c
   require(dtype != DType::i8 || plain(options), "{}: a is {}; i8 operands allow no alpha, beta, bias, activation or residual", kOp, a);
   check_scales(a, b, device, options);
   require(options.splits >= 0, "{}: splits is {}; 0 or more are allowed", kOp, options.splits);
-  const Stream stream = options.stream ? *options.stream : Stream::standard(device);
-  require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", kOp, stream.device().name(), device.name());
+  const Tensor columns_b = b.transpose(-2, -1);
+  const Layout stored = stored_layout(a, columns_b);
   return {a,
-          b.transpose(-2, -1),
+          columns_b,
           d,
           options.bias,
           options.residual,
@@ -127,7 +123,9 @@ kernels::gemm::Call kernels::gemm::make_call(const Tensor& a, const Tensor& b, c
           batch,
           options.config,
           options.splits,
-          stream};
+          checked_stream(kOp, options.stream, device),
+          stored,
+          kernel_layout(dtype, stored)};
 }
 
 void gemm(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& options) {
@@ -146,7 +144,8 @@ Tensor matmul(const Tensor& a, const Tensor& b, const GemmOptions& options) {
   require(a.rank() >= 2 && b.rank() >= 2, "matmul: a is {} and b is {}; both need at least two dimensions", a, b);
   Shape shape{a.shape(-2), options.activation == Activation::swiglu ? b.shape(-1) / 2 : b.shape(-1)};
   if (a.rank() == 3 || b.rank() == 3) shape.insert(shape.begin(), a.rank() == 3 ? a.shape(0) : b.shape(0));
-  Tensor d = Tensor::empty(std::move(shape), result_dtype(a.dtype()), options.stream ? *options.stream : Stream::standard(a.device()));
+  Tensor d =
+      Tensor::empty(std::move(shape), kernels::gemm::result_of(a.dtype()), options.stream ? *options.stream : Stream::standard(a.device()));
   gemm(a, b, d, options);
   return d;
 }

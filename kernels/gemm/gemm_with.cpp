@@ -12,7 +12,8 @@ namespace tw::detail {
 namespace {
 
 using kernels::gemm::Config;
-using kernels::gemm::GemmKernel;
+using kernels::gemm::Kernel;
+using kernels::gemm::Layout;
 
 constexpr const char* kOp = "gemm_with";
 
@@ -23,11 +24,6 @@ std::array<Config, 2> tiles(std::int64_t generic_shared) {
   if (generic_shared > 0)
     for (Config& tile : tiles) tile = kernels::gemm::fit_generic(tile, generic_shared, kEpilogueBytes);
   return tiles;
-}
-
-const NamedKernel& named(const GemmKernel& kernel) {
-  static kernels::KernelTable<GemmKernel> table(kernels::gemm::type_of, [](const GemmKernel& k) { return k.epilogue->source; });
-  return table[kernel];
 }
 
 }  // namespace
@@ -46,28 +42,28 @@ GemmWithCall check_gemm_with(const EpilogueInfo& epilogue, const Tensor& a, cons
   if (!device.is_cuda()) return {a, columns_b, k, grid(kGemmWithCpuRows), nullptr, stream};
   require(!epilogue.source.empty() || grid(1).count() == 0,
           "epilogue {} cannot run on a GPU: it has no `source`, the embedded *.tile.hpp file that defines it", epilogue.type);
-  const kernels::gemm::Stored stored = kernels::gemm::as_stored(a, columns_b);
+  const Layout layout = kernel_layout(dtype, kernels::gemm::stored_layout(a, columns_b));
   const kernels::gemm::Problem problem{.m = m,
                                        .n = n,
                                        .k = k,
                                        .batch = batch,
                                        .element_bytes = static_cast<int>(size_of(dtype)),
                                        .addends = false,
-                                       .b_rows = stored.b_rows,
+                                       .b_rows = layout.b_rows,
                                        .units = device_info(device).units};
   const std::array<Config, 2> choices = tiles(kernels::generic_shared_bytes(stream));
-  const Config& tile = predicted_time(problem, choices[0], 1) <= predicted_time(problem, choices[1], 1) ? choices[0] : choices[1];
-  const GemmKernel kernel{.dtype = dtype, .out = {}, .a_rows = stored.a_rows, .b_rows = stored.b_rows, .epilogue = &epilogue, .tile = tile};
-  return {stored.a, stored.b, k, grid(tile.bm), &named(kernel), stream};
+  const auto time = [&](const Config& tile) { return predicted_time(problem, kernels::costed(tile), 1); };
+  const Config& tile = time(choices[0]) <= time(choices[1]) ? choices[0] : choices[1];
+  const NamedKernel& kernel = named(Kernel{.dtype = dtype, .layout = layout, .tile = tile, .epilogue = &epilogue});
+  return {layout.a_rows ? a.transpose(-2, -1) : a, layout.b_rows ? b : columns_b, k, grid(tile.bm), &kernel, stream};
 }
 
 std::vector<KernelInfo> gemm_with_kernels(const EpilogueInfo& epilogue, DType dtype, GpuTarget target, std::string_view arch) {
   std::vector<KernelInfo> kernels;
   for (const Config& tile : tiles(target == GpuTarget::cuda ? max_shared_bytes(arch) : 0)) {
-    for (const auto& [a_rows, b_rows] : {std::pair{false, false}, std::pair{false, true}, std::pair{true, true}}) {
-      if (b_rows && size_of(dtype) != 2) continue;
-      const NamedKernel& kernel =
-          named({.dtype = dtype, .out = {}, .a_rows = a_rows, .b_rows = b_rows, .epilogue = &epilogue, .tile = tile});
+    for (const Layout& layout : {Layout{}, Layout{.b_rows = true}, Layout{.a_rows = true, .b_rows = true}}) {
+      if (layout.b_rows && size_of(dtype) != 2) continue;
+      const NamedKernel& kernel = named(Kernel{.dtype = dtype, .layout = layout, .tile = tile, .epilogue = &epilogue});
       kernels.push_back({type_of(kernel), source_of(kernel), nullptr});
     }
   }

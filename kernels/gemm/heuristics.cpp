@@ -14,8 +14,9 @@ std::vector<CostedTile> costed_configs(std::int64_t generic_shared) {
   return {kProductTiles.begin(), kProductTiles.end()};
 }
 
-/// Predicted time with K in `splits` splits.
-double time_of(const Problem& p, const CostedTile& c, std::int64_t splits) {
+}  // namespace
+
+double predicted_time(const Problem& p, const CostedTile& c, int splits) {
   const std::int64_t padded_m = ceil_div(ceil_div(p.m, c.bm), c.cluster) * c.cluster;
   const double steps = static_cast<double>(p.k * p.element_bytes) / kStepBytes / static_cast<double>(splits);
   const double time = product_time(c, padded_m * ceil_div(p.n, c.bn) * p.batch * splits, steps, p.units);
@@ -24,8 +25,6 @@ double time_of(const Problem& p, const CostedTile& c, std::int64_t splits) {
   constexpr double launch = 4, bytes_per_step = 2e6;
   return time + launch + static_cast<double>(p.m * p.n * p.batch * splits) * 8 / bytes_per_step;
 }
-
-}  // namespace
 
 std::vector<Config> configs(std::int64_t generic_shared) {
   const std::vector<CostedTile> tiles = costed_configs(generic_shared);
@@ -42,10 +41,8 @@ bool valid(const Config& c, const Problem& p) {
 int choose_config(const Problem& p) {
   return fastest_tile(
       costed_configs(p.generic_shared), [&](const CostedTile& c) { return valid(c, p); },
-      [&](const CostedTile& c) { return time_of(p, c, 1); });
+      [&](const CostedTile& c) { return predicted_time(p, c, 1); });
 }
-
-double predicted_time(const Problem& p, const Config& config, int splits) { return time_of(p, costed(config), splits); }
 
 Config fit_generic(Config tile, std::int64_t shared_bytes, int other_bytes) {
   tile.cluster = 1;
@@ -57,9 +54,10 @@ int choose_splits(const Problem& p, const Config& config) {
   constexpr int kMost = 16;
   constexpr std::int64_t kLeastSteps = 8;
   const std::int64_t steps = ceil_div(p.k * p.element_bytes, kStepBytes);
+  const CostedTile tile = costed(config);
   int best = 1;
   for (int splits = 2; splits <= kMost && steps / splits >= kLeastSteps; ++splits)
-    if (predicted_time(p, config, splits) < 0.9 * predicted_time(p, config, best)) best = splits;
+    if (predicted_time(p, tile, splits) < 0.9 * predicted_time(p, tile, best)) best = splits;
   return best;
 }
 

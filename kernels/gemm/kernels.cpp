@@ -4,39 +4,49 @@
 
 namespace tw::kernels::gemm {
 
-namespace {
-
-/// A slot's rows have 128 bytes.
-std::string tiles_of(const Config& c, std::size_t element_bytes) {
-  return tw::format("tw::kernels::gemm::Tiles<{}, {}, {}, {}, {}, {}>", c.bm, c.bn, 128 / element_bytes, c.stages, c.cluster, c.band);
-}
-const char* contract_of(bool rows) { return rows ? "tw::Contract::rows" : "tw::Contract::columns"; }
-
-std::string epilogue_of(const GemmKernel& k) {
-  if (k.epilogue != nullptr) return std::string(k.epilogue->type);
-  if (k.partial || k.dtype == DType::i8) return tw::format("tw::StoreSums<{}>", element_name(k.out));
-  return linear_name(k.out, k.activation, {.addends = k.addends, .scales = size_of(k.dtype) == 1});
-}
-
-}  // namespace
-
-std::string type_of(const GemmKernel& k) {
+std::string type_of(const Kernel& k) {
+  const Config& c = k.tile;
+  const std::string linear = linear_name(result_of(k.dtype), k.activation, {.addends = k.addends, .scales = size_of(k.dtype) == 1});
+  const std::string tiles = tw::format("tw::kernels::gemm::Tiles<{}, {}, {}, {}, {}, {}>", c.bm, c.bn, kStepBytes / size_of(k.dtype),
+                                       c.stages, c.cluster, c.band);
+  if (k.form == Kernel::sum) return tw::format("tw::kernels::gemm::SumPartials<{}, {}, {}>", linear, kSum.rows, kSum.cols);
+  if (k.form == Kernel::block_scaled) return tw::format("tw::kernels::gemm::BlockScaledGemm<tw::bf16, {}>", tiles);
+  if (k.form == Kernel::gemv)
+    return tw::format("tw::kernels::gemm::Gemv<{}, {}, {}, {}, {}>", element_name(k.dtype), linear, kGemv.rows, kGemv.piece, kGemv.warps);
+  const bool partial = k.form == Kernel::partial;
+  const std::string epilogue = k.epilogue != nullptr             ? std::string(k.epilogue->type)
+                               : partial || k.dtype == DType::i8 ? tw::format("tw::StoreSums<{}>", partial ? "float" : "tw::i32")
+                                                                 : linear;
+  const auto contract = [](bool rows) { return rows ? "tw::Contract::rows" : "tw::Contract::columns"; };
   return tw::format("tw::kernels::gemm::Gemm<tw::kernels::gemm::Operands<{}, {}, {}>, {}, {}, {}>", element_name(k.dtype),
-                    contract_of(k.a_rows), contract_of(k.b_rows), epilogue_of(k), tiles_of(k.tile, size_of(k.dtype)), bool_name(k.partial));
+                    contract(k.layout.a_rows), contract(k.layout.b_rows), epilogue, tiles, bool_name(partial));
 }
 
-std::string type_of(const SumKernel& k) {
-  return tw::format("tw::kernels::gemm::SumPartials<{}, {}, {}>", linear_name(k.dtype, k.activation, {.addends = k.addends}), kSum.rows,
-                    kSum.cols);
+std::string_view source_of(const Kernel& k) {
+  if (k.epilogue != nullptr) return k.epilogue->source;
+  if (k.form == Kernel::block_scaled) return "kernels/gemm/block_scaled.tile.hpp";
+  return k.form == Kernel::sum || k.form == Kernel::gemv ? "kernels/gemm/skinny.tile.hpp" : "tilewave/tile/gemm.tile.hpp";
 }
 
-std::string type_of(const GemvKernel& k) {
-  return tw::format("tw::kernels::gemm::Gemv<{}, {}, {}, {}, {}>", element_name(k.dtype),
-                    linear_name(k.dtype, k.activation, {.addends = k.addends}), kGemv.rows, kGemv.piece, kGemv.warps);
+const detail::NamedKernel& named(const Kernel& kernel) {
+  static KernelTable<Kernel> table(type_of, source_of);
+  return table[kernel];
 }
 
-std::string block_scaled_type_of(const Config& tile) {
-  return tw::format("tw::kernels::gemm::BlockScaledGemm<tw::bf16, {}>", tiles_of(tile, 1));
+std::string name_of(const Kernel& k, bool pieces) {
+  constexpr const char* kActivations[] = {"", "_relu", "_gelu_erf", "_gelu_tanh", "_silu", "_swiglu"};
+  const std::string_view dtype = k.dtype == DType::f32 ? "tf32" : k.dtype == DType::fp8_e4m3 ? "fp8" : tw::name_of(k.dtype);
+  std::string name = tw::format("{}_{}", k.form == Kernel::gemv ? "gemv" : "gemm", dtype);
+  if (k.form == Kernel::sum) {
+    name += "_sum_partials";
+  } else if (k.form == Kernel::block_scaled) {
+    name += "_block_scaled";
+  } else if (k.form != Kernel::gemv) {
+    name += k.swapped ? "_swapped" : tw::format("_{}_{}x{}", k.layout.a_rows ? "tn" : k.layout.b_rows ? "nn" : "nt", k.tile.bm, k.tile.bn);
+    if (k.form == Kernel::partial) name += "_partial";
+  }
+  return tw::format("{}{}{}{}{}", name, k.tile.cluster > 1 ? "_cluster" : "", k.addends ? "_addends" : "",
+                    kActivations[static_cast<std::size_t>(k.activation)], pieces ? "" : "_strided");
 }
 
 }  // namespace tw::kernels::gemm

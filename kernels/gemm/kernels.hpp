@@ -2,47 +2,71 @@
 
 #include <compare>
 #include <string>
+#include <string_view>
+#include <type_traits>
 
+#include "kernels/gemm/block_scaled.tile.hpp"
+#include "kernels/gemm/skinny.tile.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/named.hpp"
 #include "tilewave/gemm_with.hpp"
 
-// The family's GPU kernels by the values that name them: no template is instantiated on the host for a tile size, a layout or an epilogue.
-
 namespace tw::kernels::gemm {
 
-/// Gemm<Operands, Epilogue, Tiles>.
-struct GemmKernel {
-  DType dtype, out;
-  bool a_rows = false, b_rows = false;  ///< A is stored [K, M]; B is stored [K, N]
-  bool partial = false;                 ///< f32 sums over splits of K, for SumPartials
+/// One of the family's GPU kernels by the values that name it: no template is instantiated on the host for a tile size, a layout or an
+/// epilogue.
+struct Kernel {
+  enum Form {
+    whole,        ///< A B and the epilogue: Gemm
+    partial,      ///< f32 sums over splits of K: Gemm
+    sum,          ///< the sum of those, and the epilogue: SumPartials
+    gemv,         ///< one row of A: Gemv
+    block_scaled  ///< BlockScaledGemm
+  };
+  DType dtype = DType::bf16;  ///< of A and B
+  Form form = whole;
+  Layout layout = {};
+  bool swapped = false;  ///< of partial: the kernel's A is B and its B is A, so that the rows of a skinny A are the tile's columns
   Activation activation = Activation::none;
-  bool addends = false;                            ///< D is read as C, or a residual is
-  const detail::EpilogueInfo* epilogue = nullptr;  ///< a user's, instead of what the four before say
+  bool addends = false;  ///< D is read as C, or a residual is
   Config tile{};
-  auto operator<=>(const GemmKernel&) const = default;
+  const detail::EpilogueInfo* epilogue = nullptr;  ///< a user's, instead of the activation and the addends
+  auto operator<=>(const Kernel&) const = default;
 };
-std::string type_of(const GemmKernel& kernel);
 
-/// SumPartials.
-struct SumKernel {
-  DType dtype;
-  Activation activation = Activation::none;
-  bool addends = false;
-  auto operator<=>(const SumKernel&) const = default;
-};
-std::string type_of(const SumKernel& kernel);
+/// The elements of D.
+constexpr DType result_of(DType operands) {
+  return operands == DType::fp8_e4m3 ? DType::bf16 : operands == DType::i8 ? DType::i32 : operands;
+}
 
-/// Gemv.
-struct GemvKernel {
-  DType dtype;
-  Activation activation = Activation::none;
-  bool addends = false;
-  auto operator<=>(const GemvKernel&) const = default;
-};
-std::string type_of(const GemvKernel& kernel);
+/// The type for the run-time compiler, and the file that defines it.
+std::string type_of(const Kernel& kernel);
+std::string_view source_of(const Kernel& kernel);
+const detail::NamedKernel& named(const Kernel& kernel);
 
-/// BlockScaledGemm.
-std::string block_scaled_type_of(const Config& tile);
+/// For people: "gemm_bf16_nt_128x256_gelu_erf". `pieces`: as in make_spec().
+std::string name_of(const Kernel& kernel, bool pieces);
+
+/// The same kernel as a type: for Params, which are those of every tile, layout and activation, and for the analysis target.
+template <Kernel k, class Act>
+constexpr auto host_kernel() {
+  using T = ElementOf<k.dtype>;
+  using Out = ElementOf<result_of(k.dtype)>;
+  using End = Linear<Out, Act, LinearOptions{.addends = k.addends, .scales = sizeof(T) == 1}>;
+  using Steps = Tiles<k.tile.bm, k.tile.bn, kStepBytes / static_cast<int>(sizeof(T)), k.tile.stages, k.tile.cluster, k.tile.band>;
+  using In = Operands<T, k.layout.a_rows ? Contract::rows : Contract::columns, k.layout.b_rows ? Contract::rows : Contract::columns>;
+  if constexpr (k.form == Kernel::partial)
+    return std::type_identity<Gemm<In, StoreSums<float>, Steps, true>>{};
+  else if constexpr (k.form == Kernel::sum)
+    return std::type_identity<SumPartials<End, kSum.rows, kSum.cols>>{};
+  else if constexpr (k.form == Kernel::gemv)
+    return std::type_identity<Gemv<T, End, kGemv.rows, kGemv.piece, kGemv.warps>>{};
+  else if constexpr (k.form == Kernel::block_scaled)
+    return std::type_identity<BlockScaledGemm<bf16, Steps>>{};
+  else
+    return std::type_identity<Gemm<In, conditional<is_same<T, i8>, StoreSums<Out>, End>, Steps>>{};
+}
+template <Kernel k, class Act = typename Functor<k.activation>::Type>
+using HostKernel = typename decltype(host_kernel<k, Act>())::type;
 
 }  // namespace tw::kernels::gemm

@@ -20,18 +20,22 @@ struct Gemv {
     using Sums = RowVector<Target, float, Weights>;
     using End = typename Epilogue::template On<Target, Sums>;
 
-    struct Params {
+    struct In {
       Global<Target, const T, Weights> a;  ///< [batch, 1, K]
       Global<Target, const T, Weights> b;  ///< [batch, N, K]
+      int depth;                           ///< K
+      int a_batches, b_batches;            ///< 0 if one operand serves all batches, otherwise 1
+    };
+    struct Params {
+      In in;
       typename End::Params epilogue;
-      int depth;                 ///< K
-      int a_batches, b_batches;  ///< 0 if one operand serves all batches, otherwise 1
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       Sums y;
       block.fill(y, 0.0f);
-      for (int k = 0; k < p.depth; k += Piece) block.add_products(y, p.b, t.m * R, t.n * p.b_batches, p.a, t.n * p.a_batches, k);
+      const In& in = p.in;
+      for (int k = 0; k < in.depth; k += Piece) block.add_products(y, in.b, t.m * R, t.n * in.b_batches, in.a, t.n * in.a_batches, k);
       block.complete(y);
       NoMemory none(block);
       End::apply(block, y, p.epilogue, none, Place{t.m * R, 0, t.n});

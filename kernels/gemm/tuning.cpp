@@ -6,22 +6,22 @@
 #include <utility>
 
 #include "kernels/check.hpp"
+#include "kernels/gemm/kernels.hpp"
+#include "kernels/product_tuning.hpp"
 
 namespace tw::kernels::gemm {
 
 namespace {
 
-Config config_of(const TunePoint& p) { return {p["bm"], p["bn"], p["stages"], p["cluster"], p["band"]}; }
-
 /// One row has a kernel of its own on a GPU, few rows on the CPU, and so have block scales.
 bool has_choice(const Call& call, Device device) {
-  return !call.block_scaled() && (device.is_cuda() ? !is_gemv(call) : call.m > kMostSkinnyRows);
+  return !call.block_scaled() && (device.is_cuda() ? !call.is_gemv() : call.m > kMostSkinnyRows);
 }
 
 /// The product that the kernel computes: with swapped operands the rows of B are its M, and what is added to D is the sum kernel's.
 Problem product_of(const Call& call, int units) {
   Problem p = problem_of(call, units);
-  if (swaps_operands(call)) {
+  if (call.swaps_operands()) {
     std::swap(p.m, p.n);
     p.addends = false;
   }
@@ -32,7 +32,7 @@ Problem product_of(const Call& call, int units) {
 bool valid_splits(const Call& call, int splits) {
   if (splits == 1) return true;
   const auto bytes = static_cast<std::int64_t>(size_of(call.a.dtype()));
-  return splittable(call) && (call.k * bytes + 127) / 128 / splits >= 4 && used_splits(call.k, size_of(call.a.dtype()), splits) == splits;
+  return call.splittable() && (call.k * bytes + 127) / 128 / splits >= 4 && used_splits(call.k, size_of(call.a.dtype()), splits) == splits;
 }
 
 constexpr int kBands[] = {4, 8, 16, 32};
@@ -60,26 +60,17 @@ std::vector<int> standard_values(const Call& call, Device device, int units) {
   if (!device.is_cuda()) return values_of(kCpuConfigs[static_cast<std::size_t>(choose_cpu_config(call))], 1);
   const Problem p = problem_of(call, units);
   const auto used = [&](int splits) { return used_splits(call.k, size_of(call.a.dtype()), splits); };
-  if (swaps_operands(call)) return values_of(kSwapped, used(choose_swapped_splits(p)));
+  if (call.swaps_operands()) return values_of(kSwapped, used(choose_swapped_splits(p)));
   const Config tile = configs()[static_cast<std::size_t>(choose_config(p))];
-  return values_of(tile, splittable(call) ? used(choose_splits(p, tile)) : 1);
+  return values_of(tile, call.splittable() ? used(choose_splits(p, tile)) : 1);
 }
 
 std::string key_on(Device device, const Call& call) {
-  std::string key = tw::format("gemm {} {}{} M={},N={},K={},batch={}", name_of(call.a.dtype()), stored_transposed(call.a) ? 't' : 'n',
-                               stored_transposed(call.b) ? 'n' : 't', call.m, call.n, call.k, call.batch);
+  std::string key = tw::format("gemm {} {}{} M={},N={},K={},batch={}", name_of(call.a.dtype()), call.stored.a_rows ? 't' : 'n',
+                               call.stored.b_rows ? 'n' : 't', call.m, call.n, call.k, call.batch);
   if (call.addends()) key += " addends";
   if (!device.is_cuda()) key += tw::format(" threads={}", cpu_threads());
   return key;
-}
-
-/// Seconds of each of kCpuConfigs by its counts; none for a GPU.
-std::vector<double> cpu_analyses(const Call& call, Device device) {
-  std::vector<double> seconds;
-  if (device.is_cuda()) return seconds;
-  for (std::size_t i = 0; i < kCpuConfigs.size(); ++i)
-    seconds.push_back(roofline(analyze_cpu_config(call, static_cast<int>(i)), cpu_for_comparison()).seconds);
-  return seconds;
 }
 
 /// Predicted time of swapped operands, in the heuristic's unit: reading B, or the chain of steps of the SM that has most tiles, and the
@@ -99,22 +90,20 @@ std::vector<int> values_of(const Config& c, int splits) { return {c.bm, c.bn, c.
 
 TuneSpace gpu_space(const Call& call, int units) {
   const Problem p = product_of(call, units);
-  const bool swapped = swaps_operands(call);
+  const bool swapped = call.swaps_operands();
   const std::vector<int> bands = swapped ? std::vector{1} : std::vector(std::begin(kBands), std::end(kBands));
   const int standard_band = standard_values(call, Device::cuda(), units)[4];
   const auto rule = [=](const TunePoint& point) {
-    const Config c = config_of(point);
+    const Config c = tile_of(point.values());
     if (!valid(c, p) || !valid_splits(call, point["splits"])) return false;
     const std::int64_t clusters = ceil_div(ceil_div(static_cast<int>(p.m), c.bm), c.cluster);
     return swapped || valid_band(c.band, standard_band, clusters);
   };
-  return TuneSpace({{"bm", {64, 128, 192, 256}},
-                    {"bn", swapped ? std::vector{kMostSkinnyRows} : std::vector(std::begin(kProductColumns), std::end(kProductColumns))},
-                    {"stages", every(2, 10)},
-                    {"cluster", {1, 2}},
-                    {"band", bands},
-                    {"splits", every(1, swapped ? 32 : 16)}},
-                   rule);
+  std::vector<TuneRange> ranges = product_ranges();
+  if (swapped) ranges[1].values = {kMostSkinnyRows};
+  ranges.push_back({"band", bands});
+  ranges.push_back({"splits", every(1, swapped ? 32 : 16)});
+  return TuneSpace(std::move(ranges), rule);
 }
 
 std::string problem_key(const Call& call) { return key_on(call.stream.device(), call); }
@@ -128,8 +117,8 @@ void use_tuned(Call& call) {
     call.config = cpu_config_of(*values);
     return;
   }
-  const Config tile{(*values)[0], (*values)[1], (*values)[2], (*values)[3], (*values)[4]};
-  if (!valid(tile, product_of(call, 1)) || (swaps_operands(call) && tile.bn < call.m)) return;
+  const Config tile = tile_of(*values);
+  if (!valid(tile, product_of(call, 1)) || (call.swaps_operands() && tile.bn < call.m)) return;
   call.tile = tile;
   call.splits = std::max(values->back(), 0);
 }
@@ -143,7 +132,7 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
   require(!gpu || is_16bit || (!a_rows && !b_rows), "shape: a_rows and b_rows have kernels for f16 and bf16 only");
   require(!gpu || !a_rows || b_rows, "shape: there are no kernels for a_rows without b_rows");
   require(dtype != DType::i8 || !residual, "shape: residual is 1; i8 takes no residual");
-  const DType out = dtype == DType::i8 ? DType::i32 : dtype == DType::fp8_e4m3 ? DType::bf16 : dtype;
+  const DType out = result_of(dtype);
 
   // Operands as gemm() takes them: views of how they are stored.
   struct Operands {
@@ -173,7 +162,7 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
         timed.config = cpu_config_of(point.values());
         return run_on_cpu(timed);
       }
-      timed.tile = config_of(point);
+      timed.tile = tile_of(point.values());
       timed.splits = point["splits"];
       run_on_gpu(timed);
     };
@@ -182,13 +171,11 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
   const int units = units_of(device);
   TuneSpace space = gpu ? gpu_space(call, units) : cpu_space();
   TunePoint standard = point_of(space, standard_values(call, device, units));
-  // The CPU's by the analysis target's counts; the GPU's, of which few are instantiated, by the heuristic's arithmetic.
-  const auto predict = [product = product_of(call, units), swapped = swaps_operands(call), standard, gpu,
-                        analyses = cpu_analyses(call, device)](const TunePoint& point) {
-    if (!gpu) return analyses[static_cast<std::size_t>(cpu_config_of(point.values()))];
-    const Config c = config_of(point);
+  const auto predict = [product = product_of(call, units), swapped = call.swaps_operands(), standard, gpu](const TunePoint& point) {
+    const Config c = tile_of(point.values());
+    if (!gpu) return predicted_time(product, cpu_cost(c), 1);
     const double band = c.band == standard["band"] ? 1 : 1.03;
-    const double time = swapped ? swapped_time(product, c, point["splits"]) : predicted_time(product, c, point["splits"]);
+    const double time = swapped ? swapped_time(product, c, point["splits"]) : predicted_time(product, costed(c), point["splits"]);
     return time * stages_cost(c, product.element_bytes) * band;
   };
   return {key_on(device, call), std::move(space), std::move(standard), predict, prepare};

@@ -35,6 +35,12 @@ inline constexpr SumConfig kSum{4, 256};
 /// so that small products occupy every thread.
 inline constexpr std::array<Config, 2> kCpuConfigs{{{384, 384, 2}, {32, 192, 2}}};
 
+/// Whether A is stored [K, M], and B [K, N].
+struct Layout {
+  bool a_rows = false, b_rows = false;
+  auto operator<=>(const Layout&) const = default;
+};
+
 /// What a choice of configuration depends on.
 struct Problem {
   std::int64_t m, n, k, batch;
@@ -60,8 +66,8 @@ int choose_config(const Problem& problem);
 /// warps that a block has at most.
 Config fit_generic(Config tile, std::int64_t shared_bytes, int other_bytes = 16 * 16 * kStepBytes);
 
-/// Predicted time of any valid configuration with K in `splits` splits, in the heuristic's unit: to rank a tuner's candidates.
-double predicted_time(const Problem& problem, const Config& config, int splits);
+/// Predicted time with K in `splits` splits, in steps of 128 x 256.
+double predicted_time(const Problem& problem, const CostedTile& config, int splits);
 
 /// The number of K splits, which a second kernel adds up: more than 1 where D has too few tiles for the SMs.
 int choose_splits(const Problem& problem, const Config& config);

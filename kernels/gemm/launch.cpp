@@ -1,0 +1,28 @@
+#include "kernels/gemm/launch.hpp"
+
+namespace tw::kernels::gemm {
+
+Launch make_launch(const Call& call, const Kernel& k, const Tensor& partial) {
+  const auto tiles = [&](int m, int n, int batch) { return TileGrid{ceil_div(m, k.tile.bm), ceil_div(n, k.tile.bn), batch}; };
+  const Tensor a = k.layout.a_rows ? call.a.transpose(-2, -1) : call.a, b = k.layout.b_rows ? call.b.transpose(-2, -1) : call.b;
+  switch (k.form) {
+    case Kernel::sum:
+      return {k,       {ceil_div(call.m, kSum.rows), ceil_div(call.n, kSum.cols), call.batch},
+              partial, {},
+              call.d,  static_cast<int>(partial.shape(1))};
+    case Kernel::gemv:
+      return {k, {ceil_div(call.n, kGemv.rows), call.batch}, a, b, call.d.transpose(-2, -1)};
+    case Kernel::partial: {
+      const int splits = static_cast<int>(partial.shape(1)), batch = call.batch * splits;
+      const Tensor d = partial.reshape({batch, call.m, call.n});
+      if (k.swapped) return {k, tiles(call.n, call.m, batch), b, a, d.transpose(1, 2), splits};
+      return {k, tiles(call.m, call.n, batch), a, b, d, splits};
+    }
+    case Kernel::whole:
+    case Kernel::block_scaled:
+      break;
+  }
+  return {k, tiles(call.m, call.n, call.batch), a, b, call.d};
+}
+
+}  // namespace tw::kernels::gemm

@@ -1,0 +1,71 @@
+#pragma once
+
+#include "kernels/activation.hpp"
+#include "kernels/gemm/call.hpp"
+#include "kernels/gemm/kernels.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw::kernels::gemm {
+
+/// One launch of a call: a kernel, and the tensors that it is given.
+struct Launch {
+  Kernel kernel;
+  TileGrid grid;
+  Tensor a, b;  ///< as the kernel contracts them; in a sum `a` is the partial results, f32 [batch, splits, M, N]
+  Tensor d;     ///< as the kernel stores it
+  int splits = 1;
+};
+
+/// The launch of a kernel for a call. `partial`: the results of its splits of K, if it has them.
+Launch make_launch(const Call& call, const Kernel& kernel, const Tensor& partial = {});
+
+/// Fills in a Linear epilogue's parameters. `on_end`: D and all that is added to it stand beside the rows of B.
+template <class Epilogue>
+void bind_linear(auto& bind, Epilogue& e, const Call& call, const Tensor& d, bool on_end) {
+  using T = typename decltype(e.d)::Element;
+  const auto bind_view = [&](auto& global, const Tensor* t) {
+    if (t == nullptr || !on_end) return bind(global, t);
+    bind(global, t->rank() == 1 ? t->reshape({t->shape(0), 1}) : t->transpose(-2, -1));
+  };
+  bind(e.d, d);
+  bind_view(e.c, call.beta != 0 ? &call.d : nullptr);
+  bind_view(e.residual, call.residual);
+  if constexpr (requires { e.bias.cols; }) {
+    bind_view(e.bias, call.bias);
+  } else {
+    e.bias = call.bias ? call.bias->data<T>() : nullptr;
+  }
+  e.a_scale = call.a_scale ? call.a_scale->data<float>() : nullptr;
+  e.b_scale = call.a_scale ? call.b_scale.data<float>() : nullptr;
+  e.alpha = call.alpha;
+  e.beta = call.beta;
+  e.has_bias = call.bias != nullptr;
+  e.has_residual = call.residual != nullptr;
+  e.activation = any_activation(call.activation);
+}
+
+/// Fills in the parameters of any of the family's kernels.
+template <class Params>
+void bind_launch(auto& bind, Params& p, const Call& call, const Launch& x) {
+  if constexpr (requires { p.in; }) {
+    bind(p.in.a, call.k > 0 ? &x.a : nullptr);
+    bind(p.in.b, call.k > 0 ? &x.b : nullptr);
+    p.in.depth = call.k;
+    p.in.a_batches = x.a.rank() == 3 ? 1 : 0;
+    p.in.b_batches = x.b.rank() == 3 ? 1 : 0;
+  } else {
+    bind(p.partial, x.a);
+  }
+  if constexpr (requires { p.splits; }) p.splits = x.splits;
+  if constexpr (requires { p.a_scales; }) {
+    bind(p.a_scales, call.k > 0 ? call.a_scale : nullptr);
+    bind(p.b_scales, call.k > 0 ? &call.b_scale : nullptr);
+    bind(p.d, x.d);
+  } else if constexpr (requires { p.epilogue.c; }) {
+    bind_linear(bind, p.epilogue, call, x.d, x.kernel.form == Kernel::gemv);
+  } else {
+    bind(p.epilogue.d, x.d);
+  }
+}
+
+}  // namespace tw::kernels::gemm
