@@ -91,7 +91,7 @@ def test_the_command_line():
 
 
 def test_type_checkers_are_told_every_name():
-    """Which are imported when they are wanted, where no type checker looks."""
+    """These names are imported at first use, which type checkers do not see."""
     (block,) = (
         node
         for node in ast.parse(pathlib.Path(tilewave.__file__).read_text()).body

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ._library import Cancelled, CompileError, DeviceError, set_gpu_target
 from ._version import __version__
 
-if TYPE_CHECKING:  # what __getattr__ imports when it is wanted
+if TYPE_CHECKING:  # __getattr__ imports these at first use
     from . import flash_attn as flash_attn
     from . import flash_attn_interface as flash_attn_interface
     from . import ops as ops
@@ -37,7 +37,7 @@ _MODULES = ("flash_attn", "flash_attn_interface", "ops", "sdpa", "transcriber")
 __all__ = ["Cancelled", "CompileError", "DeviceError", "Transcriber", "__version__", "check_contents", "set_gpu_target", *_MODULES, *_SDPA]
 
 
-if not TYPE_CHECKING:  # who would take every name for one of these
+if not TYPE_CHECKING:  # type checkers would accept any name because of __getattr__
 
     def __getattr__(name: str):
         if name in _MODULES:

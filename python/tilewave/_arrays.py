@@ -1,4 +1,4 @@
-"""Arrays of several kinds as the library's tensors, without copies.
+"""Passes arrays of several kinds to the library as tensors, without copies.
 
 A tw_tensor (tilewave.h) is passed as its bytes. Supported are NumPy arrays, PyTorch tensors on the CPU or on CUDA, and DLPack objects.
 PyTorch is never imported here: a caller that has a tensor has imported it.
@@ -43,7 +43,7 @@ _torch_dtypes: dict = {}
 
 
 def torch_of(array: Array):
-    """The module torch if `array` is one of its tensors, else None."""
+    """The module torch if `array` is a PyTorch tensor, otherwise None."""
     global _torch
     if _torch is None:
         _torch = sys.modules.get("torch")
@@ -55,7 +55,7 @@ def _torch_code(name: str, tensor) -> int:
     if code is None:
         code = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
         if code is None:
-            raise TypeError(f"{name} has dtype {tensor.dtype}; {', '.join(_DTYPES)} are allowed")
+            raise TypeError(f"{name} has dtype {tensor.dtype}; allowed: {', '.join(_DTYPES)}")
         _torch_dtypes[tensor.dtype] = code
     return code
 
@@ -63,7 +63,7 @@ def _torch_code(name: str, tensor) -> int:
 def _pack(name: str, data: int, code: int, device: int, shape, strides) -> bytes:
     rank = len(shape)
     if rank > 4:
-        raise ValueError(f"{name} has {rank} dimensions; up to 4 are allowed")
+        raise ValueError(f"{name} has {rank} dimensions; allowed: up to 4")
     return _PACK[rank](data, code, device, rank, *shape, *strides)
 
 
@@ -76,14 +76,14 @@ def _of_torch(name: str, tensor, torch, written: bool) -> bytes:
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} is a tensor of layout {tensor.layout}; only strided ones are taken")
     if not (tensor.is_cpu or tensor.is_cuda):
-        raise TypeError(f"{name} is on {tensor.device}; cpu and cuda are allowed")
+        raise TypeError(f"{name} is on {tensor.device}; allowed: cpu and cuda")
     return _pack(name, tensor.data_ptr(), code, tensor.get_device(), tensor.shape, tensor.stride())  # get_device(): -1 on the CPU
 
 
 def _of_numpy(name: str, array: np.ndarray, written: bool) -> bytes:
     code = _DTYPES.get(array.dtype.name)
     if code is None or not array.dtype.isnative:
-        raise TypeError(f"{name} has dtype {array.dtype}; {', '.join(_DTYPES)} are allowed, in the machine's byte order")
+        raise TypeError(f"{name} has dtype {array.dtype}; allowed: {', '.join(_DTYPES)}, in the machine's byte order")
     if written and not array.flags.writeable:
         raise ValueError(f"{name} is read-only")
     size = array.itemsize
@@ -115,14 +115,14 @@ _HOST, _CUDA = (1, 3), (2, 13)  # DLPack's devices: the CPU and pinned memory; C
 
 def _of_dlpack(name: str, array: Array) -> bytes:
     device_type, _ = array.__dlpack_device__()
-    # On CUDA the producer makes the legacy default stream, ours, wait for its own. The array outlives the call, so its capsule need not.
+    # On CUDA the producer makes the legacy default stream, which we use, wait for its own. The array outlives the call, so the capsule does not have to.
     capsule = array.__dlpack__(stream=1) if device_type in _CUDA else array.__dlpack__()
     tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     code = _DLPACK_DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if code is None:
         raise TypeError(f"{name} has DLPack's dtype ({tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes), which is not supported")
     if tensor.device_type not in _HOST + _CUDA:
-        raise TypeError(f"{name} is on DLPack's device {tensor.device_type}; the CPU and CUDA are allowed")
+        raise TypeError(f"{name} is on DLPack's device {tensor.device_type}; allowed: the CPU and CUDA")
     shape = tensor.shape[: tensor.ndim]
     if tensor.strides:
         strides = tensor.strides[: tensor.ndim]
@@ -135,7 +135,7 @@ def _of_dlpack(name: str, array: Array) -> bytes:
 
 
 def tensor(name: str, array: Array, written: bool = False) -> bytes:
-    """The tw_tensor of an array. `written`: the library writes it. TypeError, ValueError name the argument."""
+    """The tw_tensor of an array. `written`: the library writes to it. TypeErrors and ValueErrors name the argument."""
     torch = torch_of(array)
     if torch is not None:
         return _of_torch(name, array, torch, written)
@@ -157,17 +157,17 @@ def stream(array: Array) -> int | None:
     return None
 
 
-# ctypes wraps integers that do not fit, and cuts strings at the first NUL. What crosses it goes through these.
+# ctypes wraps integers that do not fit and cuts strings at the first NUL, so these functions check arguments first.
 
 
 def integer(name: str, value: int, least: int, most: int) -> int:
-    """`value` as an int, if it lies within `least` and `most`. TypeError, ValueError."""
+    """`value` as an int from `least` to `most`; otherwise TypeError or ValueError."""
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is {value!r}; an integer is wanted") from None
+        raise TypeError(f"{name} is {value!r}; allowed: an integer") from None
     if not least <= number <= most:
-        raise ValueError(f"{name} is {number}; {least} to {most} are allowed")
+        raise ValueError(f"{name} is {number}; allowed: {least} to {most}")
     return number
 
 
@@ -180,9 +180,9 @@ def int64(name: str, value: int) -> int:
 
 
 def text(name: str, value: str) -> bytes:
-    """`value` in UTF-8. TypeError, ValueError."""
+    """`value` in UTF-8; otherwise TypeError or ValueError."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} is a {type(value).__name__}; a str is wanted")
+        raise TypeError(f"{name} is a {type(value).__name__}; allowed: a str")
     return without_nul(name, value.encode())
 
 
@@ -210,18 +210,18 @@ def check_contents(enabled: bool = True) -> Iterator[None]:
 
 
 def checks_contents(argument: bool | None) -> bool:
-    """The meaning of an operation's argument check_contents."""
+    """The value of an operation's argument check_contents, or of the surrounding check_contents() if it is None."""
     return _check_contents.get() if argument is None else bool(argument)
 
 
 def empty(like: Array, shape, dtype: str | None = None, name: str = "out") -> Array:
-    """A new array of like's kind on its device, of its dtype or the named one."""
+    """A new array of the same kind as `like`, on its device, with its dtype or the given one."""
     torch = torch_of(like)
     if torch is not None:
         return like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=getattr(torch, dtype))
     if isinstance(like, np.ndarray):
         if dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-            import ml_dtypes  # who has such arrays has it
+            import ml_dtypes  # installed if such arrays exist
 
             return np.empty(shape, getattr(ml_dtypes, dtype))
         return np.empty(shape, like.dtype if dtype is None else np.dtype(dtype))
@@ -229,29 +229,29 @@ def empty(like: Array, shape, dtype: str | None = None, name: str = "out") -> Ar
 
 
 def full(like: Array, shape, value: float, dtype: str | None = None) -> Array:
-    """empty(), filled."""
+    """empty(), filled with a value."""
     array = empty(like, shape, dtype)
     array.fill_(value) if torch_of(array) is not None else array.fill(value)
     return array
 
 
 def require_dims(rank: int, **arrays: Array) -> None:
-    """ValueError for the first that has another number of dimensions."""
+    """Raises ValueError for the first array with another number of dimensions."""
     for name, array in arrays.items():
         if len(array.shape) != rank:
-            raise ValueError(f"{name} has {len(array.shape)} dimensions, shape {tuple(array.shape)}; {rank} are wanted")
+            raise ValueError(f"{name} has {len(array.shape)} dimensions, shape {tuple(array.shape)}; allowed: {rank}")
 
 
 def known_dtype(name: str, dtype: str) -> str:
-    """`dtype`, if there is such; a name, or what has one as its text, as torch.float16."""
+    """Checks `dtype`: a name, or an object whose text is a name, such as torch.float16."""
     known = str(dtype).removeprefix("torch.")
     if known not in _DTYPES:
-        raise ValueError(f"{name} is {dtype!r}; {', '.join(_DTYPES)} are allowed")
+        raise ValueError(f"{name} is {dtype!r}; allowed: {', '.join(_DTYPES)}")
     return known
 
 
 def dtype_name(array: Array) -> str:
-    """float32, bfloat16 and so on."""
+    """The name of the dtype: float32, bfloat16 ..."""
     torch = torch_of(array)
     if torch is not None:
         return _NAMES[_torch_code("array", array)]

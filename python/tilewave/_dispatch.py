@@ -9,7 +9,7 @@ from ._arrays import Array
 
 def through_operator(*arrays: Array | None) -> bool:
     """Whether a call with these inputs must go through torch.ops.tilewave: torch.compile() is tracing it, or autograd records it."""
-    torch = sys.modules.get("torch")  # the first call may be the one that is traced
+    torch = sys.modules.get("torch")  # the first call may be traced
     if torch is None:
         return False
     if torch.compiler.is_compiling():
@@ -24,13 +24,13 @@ def through_operator(*arrays: Array | None) -> bool:
 
 def compiled_ops():
     """torch.ops.tilewave."""
-    from . import _torch_ops  # noqa: F401  defines them
+    from . import _torch_ops  # noqa: F401  defines the operators
 
     return sys.modules["torch"].ops.tilewave
 
 
 def into(out, result):
-    """An operator's `result`, copied into `out` if that is given. Also for pairs."""
+    """An operator's `result`, copied to `out` if that is given. Both may be pairs."""
     if out is None:
         return result
     if isinstance(out, tuple):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _HEAD_DIM_STEP, _LARGEST_HEAD_DIM = 8, 256
 _LARGEST_VALUE_DIM = 512
 _MOST_SPLITS = 128
-_NO_BOUND = 1 << 30  # longer than any sequence that the library takes, and an int32
+_NO_BOUND = 1 << 30  # longer than any sequence that the library supports, and an int32
 
 
 def unsupported(name: str, given, allowed: str) -> NotImplementedError:
@@ -24,14 +24,14 @@ def unsupported(name: str, given, allowed: str) -> NotImplementedError:
 
 
 def refuse(**arguments) -> None:
-    """NotImplementedError for an argument that is given."""
+    """The NotImplementedError for an unsupported argument."""
     for name, given in arguments.items():
         if given is not None:
             raise NotImplementedError(f"{name} is not supported by tilewave; only None is")
 
 
 def refuse_fp8(**tensors) -> None:
-    """NotImplementedError for a tensor of 8 bits, whatever else may be wrong."""
+    """Raises NotImplementedError for 8-bit tensors, before other checks."""
     for name, x in tensors.items():
         dtype = getattr(x, "dtype", None)
         if getattr(dtype, "is_floating_point", False) and dtype.itemsize == 1:
@@ -39,7 +39,7 @@ def refuse_fp8(**tensors) -> None:
 
 
 def unpack(name: str, packed: torch.Tensor, rank: int, parts: int) -> tuple[torch.Tensor, ...]:
-    """What lies along dimension -3, `parts` long."""
+    """The slices along dimension -3, which must have `parts` elements."""
     refuse_fp8(**{name: packed})
     tensor(name, packed, rank)
     if packed.shape[-3] != parts:
@@ -68,25 +68,25 @@ def tensor(name: str, x: torch.Tensor, rank: int, like: torch.Tensor | None = No
     import torch
 
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is wanted")
+        raise TypeError(f"{name} is a {type(x).__name__}; allowed: a torch.Tensor")
     if x.dim() != rank:
-        raise ValueError(f"{name} has shape {tuple(x.shape)}; {rank} dimensions are wanted")
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: {rank} dimensions")
     if dtypes is None:
         dtypes = (torch.bfloat16, torch.float16, torch.float32) if like is None else (like.dtype,)
     if x.dtype not in dtypes:
-        raise TypeError(f"{name} has dtype {x.dtype}; {' or '.join(map(str, dtypes))} is wanted")
+        raise TypeError(f"{name} has dtype {x.dtype}; allowed: {' or '.join(map(str, dtypes))}")
     if like is not None and x.device != like.device:
-        raise ValueError(f"{name} is on {x.device}; {like.device} is wanted")
+        raise ValueError(f"{name} is on {x.device}; allowed: {like.device}")
 
 
 def int32(name: str, x: torch.Tensor, shape: tuple, like: torch.Tensor) -> torch.Tensor:
-    """x, contiguous; raises unless it is int32 of that shape, -1 for any extent, on like's device."""
+    """x, contiguous. Raises unless it is an int32 tensor of that shape (-1: any extent) on like's device."""
     import torch
 
     tensor(name, x, len(shape), like, (torch.int32,))
     for extent, wanted in zip(x.shape, shape):
         if wanted not in (-1, extent):
-            raise ValueError(f"{name} has shape {tuple(x.shape)}; {list(shape)} is wanted")
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: {list(shape)}")
     return x.contiguous()
 
 
@@ -95,7 +95,7 @@ def _optional_int32(name: str, x: torch.Tensor | None, shape: tuple, like: torch
 
 
 def _operands(ranks: tuple[int, int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, names: tuple[str, str, str]) -> None:
-    """Of these ranks: of q; of k and v."""
+    """Checks the ranks of q, and of k and v."""
     of_q, of_k, of_v = names
     refuse_fp8(**dict(zip(names, (q, k, v))))
     tensor(of_q, q, ranks[0])
@@ -105,7 +105,7 @@ def _operands(ranks: tuple[int, int], q: torch.Tensor, k: torch.Tensor, v: torch
         if x.shape[-1] > largest:
             raise unsupported(f"{name}'s head dimension", x.shape[-1], f"up to {largest}")
         if x.shape[-1] == 0:
-            raise ValueError(f"{name} has head dimension 0; 1 to {largest} are allowed")
+            raise ValueError(f"{name} has head dimension 0; allowed: 1 to {largest}")
     if k.shape[-1] != q.shape[-1]:
         raise ValueError(f"{of_k} has head dimension {k.shape[-1]}; {of_q} has {q.shape[-1]}")
     if v.shape[:-1] != k.shape[:-1]:
@@ -114,13 +114,13 @@ def _operands(ranks: tuple[int, int], q: torch.Tensor, k: torch.Tensor, v: torch
         raise ValueError(f"{of_q} has {q.shape[-2]} heads; {of_k} has {k.shape[-2]}, which must divide them")
 
 
-_SMALLEST_FLOAT = 2.0**-149  # what is smaller is 0 as a float32
+_SMALLEST_FLOAT = 2.0**-149  # smaller numbers are 0 as float32
 
 
 def _rules(q: torch.Tensor, softmax_scale, causal, window_size, softcap, alibi_slopes) -> tuple[torch.Tensor, dict]:
-    """q, and tilewave.ops' arguments of the same meaning. There scales are positive: other ones' signs go to q."""
+    """Converts arguments to those of tilewave.ops, and returns q with them. Scales of tilewave.ops are positive, so other signs go to q."""
     if softmax_scale is None:
-        softmax_scale = q.shape[-1] ** -0.5  # of the head dimension before padding
+        softmax_scale = q.shape[-1] ** -0.5  # from the head dimension before padding
     elif not -math.inf < softmax_scale < math.inf:
         raise ValueError(f"softmax_scale is {softmax_scale}; it must be finite")
     elif abs(softmax_scale) < _SMALLEST_FLOAT:
@@ -131,7 +131,7 @@ def _rules(q: torch.Tensor, softmax_scale, causal, window_size, softcap, alibi_s
         import torch
 
         tensor("alibi_slopes", alibi_slopes, alibi_slopes.dim(), q, (torch.float32,))
-    left, right = (-1 if size < 0 else min(size, _NO_BOUND) for size in window_size)  # FlashAttention takes any negative size as no bound
+    left, right = (-1 if size < 0 else min(size, _NO_BOUND) for size in window_size)  # in FlashAttention any negative size means no bound
     return q, {
         "scale": softmax_scale,
         "causal": causal,
@@ -142,7 +142,7 @@ def _rules(q: torch.Tensor, softmax_scale, causal, window_size, softcap, alibi_s
 
 
 def _by_values(run: Callable, *values: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """run(*values), which gives out and lse. Values too wide for a kernel are split by columns; the scores are the same."""
+    """Calls run(*values), which returns out and lse. Values that are too wide for a kernel are split by columns; the scores are the same."""
     columns = next(x.shape[-1] for x in values if x is not None)
     if columns <= _LARGEST_HEAD_DIM:
         return run(*values)
@@ -154,7 +154,7 @@ def _by_values(run: Callable, *values: torch.Tensor | None) -> tuple[torch.Tenso
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
-    """x, with its last dimension contiguous and padded with zeros to a multiple of 8. Zeros change no score."""
+    """x with its last dimension contiguous and padded with zeros to a multiple of 8. The zeros do not change scores."""
     missing = -x.shape[-1] % _HEAD_DIM_STEP
     if missing:
         import torch
@@ -228,7 +228,7 @@ def attend_varlen(
     cu_seqlens_k = int32(offset_names[1], cu_seqlens_k, (cu_seqlens_q.shape[0],), q)
     batch = cu_seqlens_q.shape[0] - 1
     if batch < 0:
-        raise ValueError(f"{offset_names[0]} is empty; [batch + 1] is wanted")
+        raise ValueError(f"{offset_names[0]} is empty; allowed: [batch + 1]")
     seqused_q = _optional_int32("seqused_q", seqused_q, (batch,), q)
     seqused_k = _optional_int32("seqused_k", seqused_k, (batch,), q)
     q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -271,7 +271,7 @@ def _check_new_keys(q, k_cache, v_cache, k, v, cache_seqlens, cu_seqlens_k_new, 
         tensor(name, x, 3 if packed else 4, q)
         wanted = (*((k.shape[0],) if packed else (batch, k.shape[1])), *cache.shape[2:])
         if tuple(x.shape) != wanted:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}; {wanted} is wanted")
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: {wanted}")
     if not packed and k.shape[1] > capacity:
         raise ValueError(f"k has {k.shape[1]} tokens; a sequence of k_cache holds {capacity}")
 
@@ -289,7 +289,7 @@ def _check_rotary(q, k, cos, sin) -> None:
     tensor("rotary_sin", sin, 2, q, (cos.dtype,))
     if sin.shape != cos.shape or not 2 <= 2 * cos.shape[1] <= q.shape[-1]:
         raise ValueError(
-            f"rotary_cos has shape {tuple(cos.shape)} and rotary_sin {tuple(sin.shape)}; [positions, rotary_dim / 2] is wanted of both, "
+            f"rotary_cos has shape {tuple(cos.shape)} and rotary_sin {tuple(sin.shape)}; allowed: [positions, rotary_dim / 2] for both, "
             f"with a rotary_dim of 2 to {q.shape[-1]}"
         )
 
@@ -343,7 +343,7 @@ def attend_cache(
     if packed:
         cu_seqlens_q = int32("cu_seqlens_q", cu_seqlens_q, (-1,), q)
         if cu_seqlens_q.shape[0] == 0:
-            raise ValueError("cu_seqlens_q is empty; [batch + 1] is wanted")
+            raise ValueError("cu_seqlens_q is empty; allowed: [batch + 1]")
     batch = cu_seqlens_q.shape[0] - 1 if packed else q.shape[0]
     cache_seqlens = _optional_int32("cache_seqlens", cache_seqlens, (batch,), q)
     cache_batch_idx = _optional_int32("cache_batch_idx", cache_batch_idx, (batch,), q)
@@ -361,7 +361,7 @@ def attend_cache(
             raise ValueError(f"{names[1]} has a batch of {k_cache.shape[0]}; {of} has {batch}, and cache_batch_idx is None")
     else:
         if k_cache.shape[1] == 0:
-            raise ValueError(f"{names[1]} has shape {tuple(k_cache.shape)}: pages of 0 tokens; 1 or more are wanted")
+            raise ValueError(f"{names[1]} has shape {tuple(k_cache.shape)}: pages of 0 tokens; allowed: 1 or more")
         capacity = block_table.shape[1] * k_cache.shape[1]
     _check_new_keys(q, k_cache, v_cache, k, v, cache_seqlens, cu_seqlens_k_new, batch, capacity)
     _check_rotary(q, k, rotary_cos, rotary_sin)
@@ -369,15 +369,15 @@ def attend_cache(
     q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
 
     if rotary_cos is not None and (rotary_seqlens is not None or cache_leftpad is not None or packed or cu_seqlens_k_new is not None):
-        # FlashAttention counts positions from the cache's start, or from rotary_seqlens; ops.attention_decode from after the left pad.
-        # And it rotates nothing that is packed.
+        # FlashAttention counts positions from the beginning of the cache, or from rotary_seqlens; ops.attention_decode counts from the end of the left
+        # padding, and does not rotate packed tensors.
         start = cache_seqlens if rotary_seqlens is None else rotary_seqlens
         advance = causal or rules["window"] != (-1, -1)
         q = _rotate(q, rotary_cos, rotary_sin, rotary_interleaved, start, cu_seqlens_q, advance)
         k = _rotate(k, rotary_cos, rotary_sin, rotary_interleaved, start, cu_seqlens_k_new, True)
         rotary_cos = rotary_sin = None
 
-    one_each = packed and max_seqlen_q == 1 and shape[0] == batch  # then keys can be divided among blocks
+    one_each = packed and max_seqlen_q == 1 and shape[0] == batch  # then keys can be split among blocks
     if one_each:
         q, cu_seqlens_q = q[:, None], None
     q, new_k, padded_k = _padded(q), None if k is None else _padded(k), _padded(k_cache)
@@ -403,7 +403,7 @@ def attend_cache(
             return_lse=return_lse,
             **rules,
         )
-        if v is not None and padded_v is not v_cache:  # the new values went into a padded copy
+        if v is not None and padded_v is not v_cache:  # the new values were written to a padded copy
             v_cache.copy_(padded_v[..., : v_cache.shape[-1]])
         out, lse = out if return_lse else (out, None)
         return _unpadded(out, v_cache), lse

@@ -1,4 +1,4 @@
-"""The shared libraries: where they are, the arguments of their functions, and the exceptions for their errors."""
+"""The shared libraries: their paths, the arguments of their functions, and the exceptions for their errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import os
 import pathlib
 import re
-from ctypes import byref  # noqa: F401  for those who call
+from ctypes import byref  # noqa: F401  for callers
 
 from ._version import __version__
 
@@ -19,7 +19,7 @@ class DeviceError(RuntimeError):
 
 
 class CompileError(RuntimeError):
-    """The run-time compiler is missing, or refused a kernel."""
+    """The run-time compiler is missing, or a kernel did not compile."""
 
 
 class Cancelled(RuntimeError):
@@ -35,7 +35,7 @@ _OPTIONS = ctypes.c_void_p
 
 
 class Options(ctypes.Structure):
-    """A structure of options: it begins with its size, and fields that are 0 have their default. Tensors are given by their bytes."""
+    """A structure of options. It begins with its size; fields that are 0 have their default. Tensors are passed as bytes."""
 
     def __init__(self, **fields):
         super().__init__(**fields)
@@ -123,7 +123,7 @@ class TopkOptions(Options):
     ]
 
 
-# Arguments of tilewave.h's functions, in order, without the stream that all of them end with.
+# The arguments of the functions in tilewave.h, in order, without the last one, which is always the stream.
 _FUNCTIONS = {
     "tw_add": [_TENSOR] * 3,
     "tw_mul": [_TENSOR] * 3,
@@ -157,7 +157,7 @@ _FUNCTIONS = {
 
 def _places(name: str) -> list[pathlib.Path]:
     given = os.environ.get("TILEWAVE_LIBRARY")
-    if given:  # that file, or what lies in that folder or beside that file
+    if given:  # a file, a folder, or a file next to the library
         path = pathlib.Path(given)
         if path.is_dir():
             return [path / name]
@@ -167,7 +167,7 @@ def _places(name: str) -> list[pathlib.Path]:
 
 
 def program() -> pathlib.Path:
-    """The command line's program. ImportError says where it was looked for."""
+    """The path of the command line's program. An ImportError lists the paths searched."""
     folders = [_PACKAGE / "bin", _PACKAGE.parents[1] / "build"]
     given = os.environ.get("TILEWAVE_LIBRARY")
     if given and os.path.isdir(given):
@@ -181,7 +181,7 @@ def bundled_model() -> pathlib.Path:
 
 
 def _existing(name: str, places: list[pathlib.Path]) -> pathlib.Path:
-    """The first that exists: in an installed package, or in a checkout that `make` built."""
+    """The first path that exists: in an installed package, or in a checkout built by `make`."""
     for path in places:
         if path.exists():
             return path
@@ -189,7 +189,7 @@ def _existing(name: str, places: list[pathlib.Path]) -> pathlib.Path:
 
 
 def open_library(name: str) -> ctypes.CDLL:
-    """The shared library of that file name. ImportError says where it was looked for."""
+    """The shared library with that file name. An ImportError lists the paths searched."""
     places = _places(name)
     for path in places:
         if path.is_file():
@@ -203,7 +203,7 @@ def open_library(name: str) -> ctypes.CDLL:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """libtilewave.so, of this package's version. ImportError says which file was looked for where, or does not fit."""
+    """libtilewave.so in the version of this package. An ImportError says where it was searched for, or which version was found."""
     loaded = open_library("libtilewave.so")
     try:
         loaded.tw_version.restype = ctypes.c_char_p
@@ -225,7 +225,7 @@ def library() -> ctypes.CDLL:
 
 
 def check(status: int, library: ctypes.CDLL, renamed: str = "") -> None:
-    """Raises what `status`, not 0, stands for, with the message of the library. Its argument `renamed` is called `out` here."""
+    """Raises the exception for `status`, which is not 0, with the library's message. The library's argument `renamed` is called `out` here."""
     message = library.tw_last_error().decode()
     if renamed:
         message = re.sub(rf"\b{renamed}\b(?!\[)", "out", message)
@@ -241,7 +241,7 @@ def set_gpu_target(target: str) -> None:
 
 
 def bind(name: str, out: str = ""):
-    """call(*arguments) of the library's function, which calls its output `out`; loads the library at the first call."""
+    """A function call(*arguments) for the library's function, whose output is called `out`. Loads the library at the first call."""
     function = None
 
     def call(*arguments):

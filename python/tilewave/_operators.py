@@ -1,4 +1,4 @@
-"""What PyTorch is told of each operation. Modules of `ops` define their operators here; _torch_ops.py registers them once there is a torch.
+"""The definitions of PyTorch's operators. Modules of `ops` define their operators here; _torch_ops.py registers them if PyTorch is used.
 
 Needs no PyTorch. Imports go one way: _library and _arrays; _operators, _torch_ops, _dispatch; ops; then _flash, sdpa and the rest.
 """
@@ -9,9 +9,9 @@ from typing import Any, Callable, NamedTuple
 
 
 class Operator(NamedTuple):
-    schema: str  #: "name(arguments) -> results" in PyTorch's notation, with what is written; results share no memory with arguments
+    schema: str  #: "name(arguments) -> results" in PyTorch's notation, which marks written arguments; results share no memory with arguments
     implementation: Callable[..., Any]  #: the eager function, which calls the operator only while PyTorch traces or records gradients
-    fake: Callable[..., Any]  #: makes results of the same shapes, dtypes and strides, without computing
+    fake: Callable[..., Any]  #: makes results with the same shapes, dtypes and strides without computing
 
 
 _defined: list[Operator] = []
@@ -27,7 +27,7 @@ def define(schema: str, implementation: Callable, fake: Callable) -> None:
 
 
 def register_with(register: Callable[[Operator], None]) -> None:
-    """Calls `register` for each operator that is defined already, and for each that will be."""
+    """Calls `register` for each operator that is or will be defined."""
     global _register
     _register = register
     for operator in _defined:
@@ -35,5 +35,5 @@ def register_with(register: Callable[[Operator], None]) -> None:
 
 
 def empty_like(x, *_):
-    """A contiguous tensor of x's shape and dtype: the fake of most functions of one tensor."""
+    """A contiguous tensor with x's shape and dtype: the fake of most functions with one tensor."""
     return x.new_empty(x.shape)

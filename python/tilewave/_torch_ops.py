@@ -12,7 +12,7 @@ import torch
 from . import _operators
 
 _LIBRARY = torch.library.Library("tilewave", "FRAGMENT")
-# Strides of the arguments stay as they were when traced: of an argument whose last dimension is contiguous it is so when compiled.
+# Arguments keep the strides that they had when traced: a contiguous last dimension stays contiguous when compiled.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 
@@ -48,7 +48,7 @@ class _WithoutBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        # By an operator: torch.compile() traces the backward together with the forward, also where only the forward will run.
+        # By an operator, because torch.compile() traces the backward together with the forward even if only the forward will run.
         missing = torch.ops.tilewave.missing_backward
         return None, *(None if shape is None else missing(gradients[0], ctx.name, shape) for shape in ctx.shapes)
 

@@ -185,14 +185,14 @@ def flash_attn_combine(
     _flash.tensor("out_partial", out_partial, 5, dtypes=(torch.float32,))
     _flash.tensor("lse_partial", lse_partial, 4, out_partial, (torch.float32,))
     if lse_partial.shape != out_partial.shape[:-1]:
-        raise ValueError(f"lse_partial has shape {tuple(lse_partial.shape)}; {tuple(out_partial.shape[:-1])} is wanted")
+        raise ValueError(f"lse_partial has shape {tuple(lse_partial.shape)}; it must be {tuple(out_partial.shape[:-1])}")
     if out is not None and (out.shape != out_partial.shape[1:] or out_dtype not in (None, out.dtype)):
         wanted = f"{tuple(out_partial.shape[1:])} and {out_dtype or out.dtype}"
-        raise ValueError(f"out has shape {tuple(out.shape)} and dtype {out.dtype}; {wanted} are wanted")
+        raise ValueError(f"out has shape {tuple(out.shape)} and dtype {out.dtype}; they must be {wanted}")
     lse = torch.logsumexp(lse_partial, dim=0)
-    weights = torch.exp(lse_partial - lse)  # NaN where no part counts, which is not > 0
+    weights = torch.exp(lse_partial - lse)  # NaN if all parts are empty; NaN > 0 is false
     combined = out_partial.new_zeros(out_partial.shape[1:])
-    for part, weight in zip(out_partial, weights[..., None]):  # one after the other: no second tensor as large as out_partial
+    for part, weight in zip(out_partial, weights[..., None]):  # one at a time, to avoid a second tensor as large as out_partial
         counts = weight > 0
         combined.addcmul_(torch.where(counts, part, 0.0), torch.where(counts, weight, 0.0))
     if out is not None:
@@ -309,4 +309,4 @@ def get_scheduler_metadata(
     sm_margin: int = 0,
 ):
     """NotImplementedError: flash_attn_with_kvcache plans its own work. (In FlashAttention qkv_dtype's default is torch.bfloat16.)"""
-    raise NotImplementedError("get_scheduler_metadata is not supported by tilewave; scheduler_metadata=None is what it needs")
+    raise NotImplementedError("get_scheduler_metadata is not supported by tilewave; pass scheduler_metadata=None")

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from . import ops
 
-_PYTORCH = torch._C._nn.scaled_dot_product_attention  # itself, whatever stands in its place in F
+_PYTORCH = torch._C._nn.scaled_dot_product_attention  # the original, even if F's has been replaced
 _KNOWS_EXPORTING = hasattr(torch.compiler, "_is_exporting_flag")
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -61,18 +61,18 @@ def scaled_dot_product_attention(
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; a torch.Tensor is wanted")
+            raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
         if tensor.dim() < 2:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; [..., seqlen, head_dim] is wanted")
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be [..., seqlen, head_dim]")
     if attn_mask is not None:
         if not isinstance(attn_mask, torch.Tensor):
-            raise TypeError(f"attn_mask is a {type(attn_mask).__name__}; a torch.Tensor or None is wanted")
+            raise TypeError(f"attn_mask is a {type(attn_mask).__name__}; it must be a torch.Tensor or None")
         if is_causal:
             raise ValueError("is_causal is True and attn_mask is given; only one of them is allowed")
         if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
-            raise TypeError(f"attn_mask has dtype {attn_mask.dtype}; bool, float32 and query's, {query.dtype}, are allowed")
+            raise TypeError(f"attn_mask has dtype {attn_mask.dtype}; allowed: bool, float32 and query's dtype, {query.dtype}")
     if not 0 <= dropout_p <= 1:
-        raise ValueError(f"dropout_p is {dropout_p}; 0 to 1 is allowed")
+        raise ValueError(f"dropout_p is {dropout_p}; allowed: 0 to 1")
     if key.shape[-1] != query.shape[-1]:
         raise ValueError(f"key has shape {tuple(key.shape)}; its last dimension must be query's, {query.shape[-1]}")
     if value.shape[-2] != key.shape[-2]:
@@ -97,7 +97,7 @@ def _gqa(enable_gqa: bool) -> dict[str, bool]:
 
 def _refusal(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> str | None:
     """Why the library cannot do a call, None if it can. Wrong arguments too are PyTorch's, which says what is wrong with them."""
-    if not torch.compiler.is_compiling():  # recorders that know PyTorch's own functions only
+    if not torch.compiler.is_compiling():  # these only know PyTorch's own functions
         if torch._C._get_tracing_state() is not None:
             return "torch.jit.trace"
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -195,13 +195,13 @@ def _runs_kernels(index: int) -> bool:
 
 
 def _by_library(query, key, value, attn_mask, is_causal, scale) -> torch.Tensor:
-    """Of arguments that _refusal() lets pass."""
+    """Computes attention for arguments that _refusal() accepts."""
     rank = query.dim()
     lead = query.shape[:-3]
     if rank == 2:
         query, key, value = query[None, None], key[None, None], value[None, None]
     elif rank == 3 and query.shape[0] == key.shape[0]:
-        # As batches, so that the result is contiguous, as PyTorch's.
+        # As batches, so that the result is contiguous like PyTorch's.
         query, key, value = query[:, None], key[:, None], value[:, None]
         attn_mask = attn_mask[:, None] if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
     elif rank == 3:  # grouped heads
@@ -233,7 +233,7 @@ def _attention(query, key, value, *, scale, **options) -> torch.Tensor:
         value = _padded(value)
     query, key, value = _as_rows(query), _as_rows(key), _as_rows(value)
     if not torch.compiler.is_compiling() and (type(query) not in _TENSORS or torch._C._len_torch_dispatch_stack() > 0):
-        attend = _operator  # for who records what PyTorch does
+        attend = _operator  # visible to tools that record PyTorch's operations
     else:
         attend = ops.attention
     out = attend(query, key, value, scale=scale, **options)
@@ -280,7 +280,7 @@ def sdpa_counts() -> dict[str, int]:
         return dict(_counts)
 
 
-# ---- in PyTorch's place ----
+# ---- replacing PyTorch's function ----
 
 
 class SdpaInstallation:
@@ -307,10 +307,10 @@ _fastpath_before = True
 
 def _installed_sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """torch.nn.functional.scaled_dot_product_attention while install_sdpa() holds."""
-    if not _installed or _is_exporting():  # someone kept it, or patched over it; exported programs must not need this package
+    if not _installed or _is_exporting():  # a caller kept a reference, or another patch wraps it; exported programs must not depend on this package
         return _before(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **_gqa(enable_gqa))
     if attn_mask is not None and type(attn_mask) not in _TENSORS and hasattr(attn_mask, "_dispatch"):
-        # torch.nn.attention.bias.CausalBias: it knows PyTorch's function by its place in F, and calls what is there.
+        # torch.nn.attention.bias.CausalBias looks PyTorch's function up in F and calls what it finds.
         return torch.overrides.handle_torch_function(
             F.scaled_dot_product_attention,
             (attn_mask,),
@@ -327,7 +327,7 @@ def _installed_sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=
 
 
 def _is_exporting() -> bool:
-    # is_exporting() itself is true for who looks from within torch.compile().
+    # is_exporting() itself is true inside torch.compile().
     return torch.compiler._is_exporting_flag if _KNOWS_EXPORTING else False
 
 
@@ -345,7 +345,7 @@ def install_sdpa() -> SdpaInstallation:
     with _lock:
         by_this = not _installed
         if by_this:
-            if F.scaled_dot_product_attention is not _installed_sdpa:  # it is where another patch put it back
+            if F.scaled_dot_product_attention is not _installed_sdpa:  # another patch has put it back
                 _before = F.scaled_dot_product_attention
                 F.scaled_dot_product_attention = _installed_sdpa
             _fastpath_before = torch.backends.mha.get_fastpath_enabled()
@@ -363,7 +363,7 @@ def uninstall_sdpa() -> None:
         if not _installed:
             return
         _installed = False
-        if F.scaled_dot_product_attention is _installed_sdpa:  # else someone patched over it; ours hands through from now on
+        if F.scaled_dot_product_attention is _installed_sdpa:  # otherwise another patch wraps ours, which now only passes calls through
             F.scaled_dot_product_attention = _before
         torch.backends.mha.set_fastpath_enabled(_fastpath_before)
 
@@ -399,7 +399,7 @@ def transformers_attention(
     causal = bool(causal) and attention_mask is None and seqlen_q > 1
     window = (-1, -1)
     if sliding_window is not None and attention_mask is None and seqlen_k > sliding_window:
-        # One query stands beside the last key; several, without a mask, beside the first ones.
+        # One query is aligned with the last key; several, without a mask, with the first ones.
         window = (sliding_window - 1, -1 if causal or seqlen_q == 1 else sliding_window - 1)
     mask = attention_mask
     if position_bias is not None:
@@ -471,6 +471,6 @@ def register_transformers(name: str = "tilewave") -> None:
     AttentionInterface.register(name, transformers_attention)
     try:
         from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-    except ImportError:  # before 4.53 models made masks by themselves: for every name but FlashAttention's as for "sdpa"
+    except ImportError:  # before 4.53 models made masks themselves: as for "sdpa", for every name except FlashAttention's
         return
     AttentionMaskInterface.register(name, sdpa_mask)

@@ -14,7 +14,7 @@ import numpy as np
 from . import _arrays, _library
 from ._arrays import Array
 
-SAMPLE_RATE = 16000  #: of samples, in Hz
+SAMPLE_RATE = 16000  #: in Hz
 
 _PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _ON_TEXT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_char), ctypes.c_size_t)
@@ -60,7 +60,7 @@ class _Segment(_library.Options):
 
 @functools.cache
 def _speech() -> ctypes.CDLL:
-    _library.library()  # which it is linked with, and which is looked for in the same places
+    _library.library()  # it is linked with this one, which is searched for in the same places
     speech = _library.open_library("libtilewave_speech.so")
     handle, handle_out = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
     for name, result, arguments in (
@@ -94,7 +94,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Transcript:
-    text: str  #: of all segments, joined by spaces
+    text: str  #: the texts of all segments, joined by spaces
     segments: tuple[Segment, ...]
 
     def __str__(self) -> str:
@@ -169,11 +169,11 @@ class Transcriber:
         """
         is_file = isinstance(audio, (str, os.PathLike))
         if is_file and sampling_rate != SAMPLE_RATE:
-            raise ValueError(f"sampling_rate is {sampling_rate}, but audio is a file, which says its own")
+            raise ValueError(f"sampling_rate is {sampling_rate}, but audio is a file, which has its own")
         sampling_rate = _arrays.integer("sampling_rate", sampling_rate, 1000, 768000)
         temperature, top_p = float(temperature), float(top_p)
         if not 0 < top_p <= 1:
-            raise ValueError(f"top_p is {top_p}; it must be above 0 and at most 1")
+            raise ValueError(f"top_p is {top_p}; it must be greater than 0 and at most 1")
         raised: list[BaseException] = []
 
         def forward(_, text, size):
@@ -246,7 +246,7 @@ def _path(name: str, given) -> bytes:
 def _samples(audio: Array) -> np.ndarray:
     samples = audio.detach().cpu().numpy() if _arrays.torch_of(audio) is not None else audio
     if not isinstance(samples, np.ndarray):
-        raise TypeError(f"audio is a {type(audio).__name__}; a file's name, a NumPy array or a PyTorch tensor is taken")
+        raise TypeError(f"audio is a {type(audio).__name__}; allowed: a file name, a NumPy array, a PyTorch tensor")
     if samples.dtype != np.float32 or samples.ndim != 1:
-        raise ValueError(f"audio is {samples.dtype}{list(samples.shape)}; float32[n], mono, is taken")
+        raise ValueError(f"audio is {samples.dtype}{list(samples.shape)}; allowed: float32[n], mono")
     return np.ascontiguousarray(samples)

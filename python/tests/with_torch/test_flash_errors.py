@@ -160,7 +160,7 @@ LENGTHS = torch.zeros(2, dtype=torch.int32)
         case(ValueError, "^cache_seqlens is None", lambda: fa2.flash_attn_with_kvcache(X, X, X, X, X)),
         case(ValueError, r"seqlens\[0\] is 9", lambda: fa2.flash_attn_with_kvcache(X, X, X, cache_seqlens=9)),
         case(ValueError, "^v is None", lambda: fa2.flash_attn_with_kvcache(X, X, X, X, cache_seqlens=LENGTHS)),
-        case(ValueError, "^v has shape .*wanted", lambda: fa2.flash_attn_with_kvcache(X, X, X, X, KV1, cache_seqlens=LENGTHS)),
+        case(ValueError, "^v has shape .*allowed", lambda: fa2.flash_attn_with_kvcache(X, X, X, X, KV1, cache_seqlens=LENGTHS)),
         case(ValueError, "^k_cache has a batch of 1", lambda: fa2.flash_attn_with_kvcache(X, X[:1], X[:1])),
         case(ValueError, "^k_cache has stride", lambda: fa2.flash_attn_with_kvcache(X, X.mT.contiguous().mT, X)),
         case(TypeError, "^page_table has dtype", lambda: fa3.flash_attn_with_kvcache(X, X, X, page_table=PAGES.long())),

@@ -10,7 +10,7 @@ from .flash_attn_interface import (
     flash_attn_with_kvcache,
 )
 
-__version__ = "2.8.3"  # of FlashAttention, whose functions these stand for: programs compare it
+__version__ = "2.8.3"  # the version of FlashAttention with these functions, which programs check
 
 __all__ = [
     "flash_attn_func",

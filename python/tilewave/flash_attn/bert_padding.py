@@ -1,4 +1,4 @@
-"""Padded batches to packed tokens and back, with the names of flash_attn.bert_padding (2.8). Gradients flow."""
+"""Converts padded batches to packed tokens and back, with the names of flash_attn.bert_padding (2.8). Differentiable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["index_first_axis", "index_put_first_axis", "pad_input", "unpad_input
 def index_first_axis(input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Rows `indices` [n] of input [rows, ...], which has 2 dimensions or more: [n, ...]."""
     if input.dim() < 2:
-        raise ValueError(f"input has shape {tuple(input.shape)}; 2 dimensions or more are wanted")
+        raise ValueError(f"input has shape {tuple(input.shape)}; allowed: 2 dimensions or more")
     return input.index_select(0, indices)
 
 
@@ -21,7 +21,7 @@ def index_put_first_axis(values: torch.Tensor, indices: torch.Tensor, first_axis
     """[first_axis_dim, ...], whose rows `indices` [n] are the rows of values [n, ...] (2 dimensions or more). Other rows are zeros."""
     if values.dim() < 2 or indices.dim() != 1:
         raise ValueError(
-            f"values has shape {tuple(values.shape)} and indices {tuple(indices.shape)}; 2 dimensions or more, and 1, are wanted"
+            f"values has shape {tuple(values.shape)} and indices {tuple(indices.shape)}; allowed: 2 dimensions or more for values, 1 for indices"
         )
     return values.new_zeros((first_axis_dim, *values.shape[1:])).index_copy(0, indices, values)
 

@@ -40,7 +40,7 @@ def _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, 
 
 @functools.lru_cache(maxsize=256)
 def _numbers(scale, causal, causal_offset, left, right, softcap, check_contents):
-    """Options without tensors, which a program uses again and again: to fill one in takes longer than a launch. Not to be changed."""
+    """Options without tensors, cached because filling them in takes longer than a launch. Callers must not change them."""
     left, right = (min(_arrays.int32("window", n), _LONGEST) for n in (left, right))
     options = _library.AttentionOptions(
         scale=0.0 if scale is None else scale,
@@ -62,14 +62,14 @@ def _numbers(scale, causal, causal_offset, left, right, softcap, check_contents)
 
 def _output(q, v, name):
     """[batch, seqlen_q, heads, value_dim]; `name` is v's."""
-    shape, value_shape = q.shape, v.shape  # PyTorch makes one each time
+    shape, value_shape = q.shape, v.shape  # PyTorch makes a new object each time
     if len(shape) != 4 or len(value_shape) != 4:
         _arrays.require_dims(4, **{"q": q, name: v})
     return _arrays.empty(q, (shape[0], shape[1], shape[2], value_shape[3]))
 
 
 def _packed_lse(q):
-    """Of rows that belong to no sequence -inf."""
+    """lse with -inf for rows that belong to no sequence."""
     return _arrays.full(q, (q.shape[1], q.shape[0]), -float("inf"), "float32")
 
 
@@ -267,12 +267,12 @@ def attention_decode(
 
 
 def _with_lse(result, q, return_lse):
-    """(o, lse) of what the eager functions give."""
+    """(o, lse) from the result of an eager function."""
     return result if return_lse else (result, _arrays.empty(q, (0,), "float32"))
 
 
 def _fake(q, k, v, *rest):
-    """Of q [batch, seqlen_q, heads, head_dim], or packed [total_q, heads, head_dim]."""
+    """The fake for q [batch, seqlen_q, heads, head_dim], or packed [total_q, heads, head_dim]."""
     return_lse = rest[-1]
     if v.dim() not in (3, 4) or q.dim() not in (3, 4):
         raise ValueError(f"q has shape {tuple(q.shape)}, v {tuple(v.shape)}; both must have 4 dimensions, or 3 if they are packed")

@@ -1,4 +1,4 @@
-"""Functions of tensors element by element, and those that move elements."""
+"""Elementwise functions, and functions that move elements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _of_two(op: str, a: Array, b: Array, out: Array | None, names: tuple[str, st
 
 
 def _with_rank(rank: int, x: Array) -> Array:
-    """With as many dimensions in front as broadcasting means."""
+    """x with leading dimensions of 1, as in broadcasting."""
     return x if len(x.shape) == rank else x[(None,) * (rank - len(x.shape))]
 
 
@@ -124,7 +124,7 @@ def embedding(table: Array, ids: Array, *, scale: float = 1.0, out: Array | None
     return out
 
 
-# As operators of PyTorch. Results are contiguous, as those of the eager functions.
+# Operators of PyTorch. Results are contiguous, like those of the eager functions.
 
 
 def _broadcast_fake(a, b):

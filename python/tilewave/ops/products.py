@@ -1,4 +1,4 @@
-"""Matrix products, convolutions, and the casts to fp8 that products take."""
+"""Matrix products, convolutions, and the casts to fp8 for products."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ACTIVATIONS = {"none": 0, "relu": 1, "gelu_erf": 2, "gelu_tanh": 3, "silu": 4, 
 
 def _activation(name: str) -> int:
     if name not in _ACTIVATIONS:
-        raise ValueError(f"activation is {name!r}; {', '.join(_ACTIVATIONS)} are allowed")
+        raise ValueError(f"activation is {name!r}; allowed: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
 
 
@@ -69,18 +69,18 @@ def gemm(
 
 @functools.lru_cache(maxsize=256)
 def _gemm_numbers(alpha, beta, activation, num_splits):
-    """Options without tensors, which a program uses again and again. Not to be changed."""
+    """Options without tensors, cached. Callers must not change them."""
     return _library.GemmOptions(
         has_alpha=1, alpha=alpha, beta=beta, activation=activation, num_splits=_arrays.int32("num_splits", num_splits)
     )
 
 
 def gemm_shape(a: Array, b: Array, activation: str) -> tuple:
-    """gemm()'s result's."""
+    """The shape of gemm()'s result."""
     of_a, of_b = a.shape, b.shape  # PyTorch makes one each time
     for name, shape in (("a", of_a), ("b", of_b)):
         if len(shape) not in (2, 3):
-            raise ValueError(f"{name} has shape {tuple(shape)}; 2 or 3 dimensions are wanted")
+            raise ValueError(f"{name} has shape {tuple(shape)}; it must have 2 or 3 dimensions")
     batch = of_a[:-2] if len(of_a) == 3 else of_b[:-2]
     return (*batch, of_a[-2], of_b[-1] // 2 if activation == "swiglu" else of_b[-1])
 
@@ -89,7 +89,7 @@ _GEMM_DTYPES = {"float8_e4m3fn": "bfloat16", "int8": "int32"}
 
 
 def gemm_dtype(a: Array) -> str | None:
-    """gemm()'s result's, where it is not a's."""
+    """The dtype of gemm()'s result if it is not a's."""
     return _GEMM_DTYPES.get(_arrays.dtype_name(a))
 
 
@@ -113,7 +113,7 @@ def conv2d_shape(x: Array, w: Array, stride: tuple, padding: tuple, dilation: tu
 def _pair(name: str, given) -> tuple[int, int]:
     if isinstance(given, (tuple, list)):
         if len(given) != 2:
-            raise ValueError(f"{name} is {given}; a number or two are wanted")
+            raise ValueError(f"{name} is {given}; allowed: a number or two")
         return tuple(given)
     return (given, given)
 

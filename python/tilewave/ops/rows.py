@@ -97,9 +97,9 @@ def rope_table(
     of_positions = tensor("positions", positions)
     if out is None:
         if len(positions.shape) != 1:
-            raise ValueError(f"positions has shape {tuple(positions.shape)}; [rows] is wanted")
+            raise ValueError(f"positions has shape {tuple(positions.shape)}; allowed: [rows]")
         if _arrays.int32("rotary_dim", rotary_dim) < 2 or rotary_dim % 2:
-            raise ValueError(f"rotary_dim is {rotary_dim}; a positive multiple of 2 is wanted")
+            raise ValueError(f"rotary_dim is {rotary_dim}; allowed: a positive multiple of 2")
         shape = (positions.shape[0], rotary_dim // 2)
         known = _arrays.known_dtype("dtype", dtype)
         out = (_arrays.empty(positions, shape, known), _arrays.empty(positions, shape, known))
@@ -146,7 +146,7 @@ def reduce(x: Array, reduction: str, *, dim: int = -1, keepdim: bool = False, ou
     x: 1 to 4 dimensions of f32, f16 or bf16. Gives x's shape without the dimension, or with `keepdim` 1 in its place. A NaN makes NaN.
     """
     if reduction not in _REDUCTIONS:
-        raise ValueError(f"reduction is {reduction!r}; {', '.join(_REDUCTIONS)} are allowed")
+        raise ValueError(f"reduction is {reduction!r}; allowed: {', '.join(_REDUCTIONS)}")
     if _dispatch.through_operator(x):
         return _dispatch.into(out, _dispatch.compiled_ops().reduce(x, reduction, dim, keepdim))
     of_x = tensor("x", x)

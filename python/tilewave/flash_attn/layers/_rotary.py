@@ -35,7 +35,7 @@ def apply_rotary_emb(
     if cu_seqlens is not None:
         cu_seqlens = _flash.int32("cu_seqlens", cu_seqlens, (-1,), x)
         if cu_seqlens.shape[0] < 2:
-            raise ValueError(f"cu_seqlens has shape {tuple(cu_seqlens.shape)}; [batch + 1] is wanted")
+            raise ValueError(f"cu_seqlens has shape {tuple(cu_seqlens.shape)}; allowed: [batch + 1]")
     if isinstance(seqlen_offsets, torch.Tensor):
         _flash.tensor("seqlen_offsets", seqlen_offsets, 1, x, (torch.int32, torch.int64))
         seqlen_offsets = _flash.int32(
