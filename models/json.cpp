@@ -12,8 +12,8 @@ namespace {
 
 using nlohmann::json;
 
-/// Builds a document as it is parsed, within limits. The parser's own way to stop early, a callback, takes quadratic time: with one it
-/// looks through a container's values whenever one of them ends.
+/// Builds a document while it is parsed, within limits. The parser's own callback could also stop early, but takes quadratic time: the
+/// parser then searches a container's values whenever one of them ends.
 class DocumentBuilder : public nlohmann::json_sax<json> {
  public:
   DocumentBuilder(const std::string& file, std::size_t memory) : file_(file), most_memory_(memory) {}
@@ -24,7 +24,7 @@ class DocumentBuilder : public nlohmann::json_sax<json> {
   bool number_integer(std::int64_t value) override { return put(value, 0) != nullptr; }
   bool number_unsigned(std::uint64_t value) override { return put(value, 0) != nullptr; }
   bool number_float(double value, const std::string&) override { return put(value, 0) != nullptr; }
-  bool binary(json::binary_t&) override { return false; }  // not in a text
+  bool binary(json::binary_t&) override { return false; }  // not possible in a text
   bool string(std::string& value) override { return put(value, kString + value.size()) != nullptr; }
 
   bool start_object(std::size_t) override { return open(json::value_t::object, kObject); }
@@ -33,7 +33,7 @@ class DocumentBuilder : public nlohmann::json_sax<json> {
   bool end_array() override { return close(); }
   bool key(std::string& key) override {
     charge(kMember + key.size());
-    member_ = &(*open_.back())[key];  // of a key that is there twice the later value counts
+    member_ = &(*open_.back())[key];  // if a key occurs twice, the later value counts
     return true;
   }
 
@@ -43,7 +43,7 @@ class DocumentBuilder : public nlohmann::json_sax<json> {
 
  private:
   static constexpr std::size_t kDeepest = 64;
-  // Bytes that allocations take for an array's element while the array grows, and for everything else.
+  // Bytes of memory per array element while the array grows, and per other value.
   static constexpr std::size_t kElement = 48, kString = 48, kArray = 32, kObject = 64, kMember = 96;
 
   void charge(std::size_t bytes) {
@@ -77,7 +77,7 @@ class DocumentBuilder : public nlohmann::json_sax<json> {
   const std::string& file_;
   const std::size_t most_memory_;
   std::vector<json*> open_;  // containers
-  json* member_ = nullptr;   // of the innermost object: where its next value goes
+  json* member_ = nullptr;   // of the innermost object: the destination of its next value
   std::size_t memory_ = 0;
 };
 
@@ -118,7 +118,7 @@ std::string brief(const json& value) {
 }
 
 nlohmann::json parse_json(std::string_view text, const std::string& name, std::size_t memory) {
-  // The parser takes a zero byte for the end.
+  // The parser treats a zero byte as the end.
   if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos)
     throw FileError(tw::format("{}: no valid JSON: byte {} is zero", name, zero));
   DocumentBuilder builder(name, memory);

@@ -15,14 +15,14 @@ namespace tw::models {
 
 namespace {
 
-/// Columns [begin, begin + heads * dim) of rows [n, width] as [1, n, heads, dim].
+/// Views columns [begin, begin + heads * dim) of rows [n, width] as [1, n, heads, dim].
 Tensor as_heads(const Tensor& rows, int begin, int heads, int dim) {
   auto* data = static_cast<std::byte*>(rows.data()) + static_cast<std::size_t>(begin) * size_of(rows.dtype());
   return Tensor::borrow(data, {1, rows.shape(0), heads, dim}, rows.dtype(), rows.device(),
                         {rows.stride(0) * rows.shape(0), rows.stride(0), dim, 1});
 }
 
-/// Attention of one new token. The query heads that share a key head stand as rows of one tile: [1, 1, heads, dim] is seen as
+/// Attention of one new token. The query heads that share a key head become rows of one tile: [1, 1, heads, dim] is viewed as
 /// [1, heads / kv_heads, kv_heads, dim].
 Tensor group_as_rows(const Tensor& q, int kv_heads) {
   const std::int64_t heads = q.shape(2), dim = q.shape(3), group = heads / kv_heads;
@@ -51,7 +51,7 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
     layers_.push_back(std::move(layer));
   }
   norm_ = weights.take("norm.weight", {hidden});
-  // Files contradict themselves on tie_word_embeddings: a head that is there is used.
+  // Files are inconsistent about tie_word_embeddings: use the head if there is one.
   if (weights.contains("lm_head.weight"))
     head_ = weights.linear("lm_head", config.vocabulary, hidden, false);
   else
@@ -90,7 +90,7 @@ void Llama::run_layer(int index, const Tensor& x, std::span<KvCache* const> cach
   const Tensor turned = as_heads(qkv, 0, config_.heads + config_.kv_heads, config_.head_dim);
   const Tensor q = as_heads(qkv, 0, config_.heads, config_.head_dim), o = as_heads(attended, 0, config_.heads, config_.head_dim);
   const Tensor fresh = as_heads(qkv, q_width, 2 * config_.kv_heads, config_.head_dim);  // k and v
-  const std::int64_t each = rows / static_cast<std::int64_t>(caches.size());            // tokens of a sequence
+  const std::int64_t each = rows / static_cast<std::int64_t>(caches.size());            // tokens per sequence
   for (std::size_t i = 0; i < caches.size(); ++i) {
     KvCache& cache = *caches[i];
     const std::int64_t row = static_cast<std::int64_t>(i) * each;

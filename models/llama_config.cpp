@@ -6,7 +6,7 @@
 namespace tw::models {
 
 LlamaConfig LlamaConfig::read(const ConfigReader& reader) {
-  constexpr std::int64_t kLargest = 1 << 20;        // products of two extents stay far below 2^63
+  constexpr std::int64_t kLargest = 1 << 20;        // products of two extents are far below 2^63
   constexpr std::int64_t kMostPositions = 1 << 18;  // the rotary table then takes 134 MB
   const auto extent = [&](const char* field, std::optional<std::int64_t> missing = {}) {
     return static_cast<int>(reader.integer(field, 1, kLargest, missing));

@@ -31,7 +31,7 @@ RegularFile::RegularFile(const std::filesystem::path& path) : name_(path.string(
     if (!S_ISREG(opened_.st_mode)) fail(tw::format("is {}; allowed: a regular file", kind_of(opened_.st_mode)));
   };
   if (stat(path.c_str(), &opened_) != 0) fail(std::strerror(errno));
-  require_regular();  // before it is opened: for some devices that alone has effects
+  require_regular();  // before opening, which has side effects for some devices
   descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);  // O_NONBLOCK: it may be a FIFO by now
   if (descriptor_ < 0) fail(std::strerror(errno));
   try {

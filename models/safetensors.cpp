@@ -17,8 +17,8 @@ namespace tw::models {
 namespace {
 
 constexpr std::size_t kLargestHeader = 100'000'000;  // the format's own limit
-constexpr std::size_t kMostTensors = 1 << 18;        // of a checkpoint: the largest have 10^5
-constexpr std::size_t kMostDimensions = 32;          // of a shape: far more than any model's, few enough to print
+constexpr std::size_t kMostTensors = 1 << 18;        // per checkpoint: the largest have 10^5
+constexpr std::size_t kMostDimensions = 32;          // per shape: far more than any model has, few enough to print
 constexpr int kDeepestMetadata = 64;
 constexpr std::size_t kPrefix = 8;  // the header's size, little-endian
 
@@ -50,7 +50,7 @@ const ElementType* element_type(std::string_view name) {
   return found == kElementTypes.end() ? nullptr : found;
 }
 
-/// The bytes of a tensor; nothing when they, or those of the extents other than 0, are more than a Tensor can have.
+/// The bytes of a tensor; nothing if they, or the product of the extents other than 0, exceed what a Tensor can have.
 std::optional<std::uint64_t> bytes_of(const Shape& shape, std::size_t element_bytes) {
   std::uint64_t product = element_bytes;
   bool is_empty = false;
@@ -67,7 +67,7 @@ std::optional<std::uint64_t> bytes_of(const Shape& shape, std::size_t element_by
 
 }  // namespace
 
-/// On disk or, for parse(), in memory.
+/// A file on disk or, for parse(), in memory.
 struct SafeTensors::File {
   explicit File(const std::filesystem::path& path) : name(path.string()), on_disk(std::in_place, path), size(on_disk->size()) {}
   File(std::string from, std::span<const std::byte> bytes) : name(std::move(from)), in_memory(bytes), size(bytes.size()) {}
@@ -207,7 +207,8 @@ class SafeTensors::HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  // Where the next value stands: `value` is a tensor's, `extents` and `bounds` are inside its arrays, `skipped` is what is not read.
+  // The position of the next value: `value` is inside a tensor's object, `extents` and `bounds` inside its arrays, `skipped` inside a value
+  // that is not read.
   enum class Place { start, top, value, entry, dtype, shape, extents, offsets, bounds, skipped };
 
   [[noreturn]] void fail(const std::string& what) const { throw FileError(tw::format("{}: tensor {}: {}", file_, in_quotes(name_), what)); }
@@ -254,7 +255,7 @@ class SafeTensors::HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   const std::string& file_;
   Place place_ = Place::start;
   Place after_skipped_ = Place::top;
-  int depth_ = 0;  // inside what is skipped
+  int depth_ = 0;  // inside a skipped value
   std::set<std::string, std::less<>> seen_;
   std::string name_;
   std::optional<std::string> dtype_;
@@ -277,7 +278,7 @@ void SafeTensors::add(std::shared_ptr<const File> file) {
   const std::size_t data = kPrefix + header_size;
   const std::uint64_t data_size = file->size - data;
   const std::string text = file->read_text(kPrefix, header_size);
-  // The parser takes a zero byte for the end.
+  // The parser treats a zero byte as the end.
   if (const std::size_t zero = text.find('\0'); zero != std::string::npos)
     throw FileError(tw::format("{}: the header is no valid JSON: byte {} is zero", in, zero));
 

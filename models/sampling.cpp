@@ -42,7 +42,7 @@ int sample(std::span<const float> scores, const SamplingOptions& options, std::u
   }
   double sum = 0;
   for (const int i : order) sum += weights[static_cast<std::size_t>(i)];
-  // A generator of its own for every draw: what one sequence draws does not depend on the others.
+  // Every draw has its own generator, so that sequences do not depend on each other.
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   std::seed_seq seeds{low(options.seed), low(options.seed >> 32), low(sequence), low(sequence >> 32), low(step), low(step >> 32)};
   std::mt19937_64 engine(seeds);

@@ -12,7 +12,7 @@ namespace tw::models {
 
 namespace {
 
-/// What a file's dtype is here, if it is one that is read.
+/// The DType for a file's dtype, if it is supported.
 std::optional<DType> readable(const std::string& dtype) {
   if (dtype == "BF16") return DType::bf16;
   if (dtype == "F16") return DType::f16;
@@ -106,7 +106,7 @@ void Weights::read(const std::string& name, const Shape& shape, const Tensor& ta
   if (from == dtype_ && !target.device().is_cuda()) {
     files_.read(stored, 0, {static_cast<std::byte*>(flat.data()), files_.bytes(stored)});
   } else {
-    constexpr std::int64_t kChunk = 1 << 21;  // elements: few enough to stay in a cache between reading and converting
+    constexpr std::int64_t kChunk = 1 << 21;  // elements: few enough to stay in the cache between reading and converting
     const Tensor raw = Tensor::empty({std::min(flat.numel(), kChunk)}, from);
     for (std::int64_t begin = 0; begin < flat.numel(); begin += kChunk) {
       const std::int64_t end = std::min(flat.numel(), begin + kChunk);

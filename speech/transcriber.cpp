@@ -24,13 +24,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using models::KvCache;
 
-/// So many sequences run through the decoder together at most: the kernels for few rows serve them, whatever their number, so that it does
+/// Maximum number of sequences in a batch of the decoder. The same kernels (for small M) serve all batches up to this size, so the size does
 /// not change results.
 constexpr int kLargestBatch = 16;
-/// Windows that are encoded together on a GPU; on the CPU one at a time fills the caches best.
+/// Number of windows to encode together on a GPU. On the CPU one at a time uses the caches best.
 constexpr std::int64_t kEncoderBatch = 8;
 
-/// Adds the time until it is destroyed.
+/// Adds its own lifetime to a sum.
 class Stopwatch {
  public:
   explicit Stopwatch(double& seconds) : seconds_(seconds) {}
@@ -43,7 +43,7 @@ class Stopwatch {
   Clock::time_point begin_ = Clock::now();
 };
 
-/// Locks, and remembers which thread has the lock: one that asks again would wait for itself.
+/// A lock that remembers its thread, because a second attempt by the same thread would deadlock.
 class OneAtATime {
  public:
   OneAtATime(std::mutex& mutex, std::atomic<std::thread::id>& holder) : holder_(holder) {
@@ -74,8 +74,8 @@ struct Running {
   TranscriptSegment* result;
   KvCache cache;
   models::StreamDecoder decoder;
-  std::string pending;  ///< text that waits for the items before it
-  int next = 0;         ///< the token that was drawn last
+  std::string pending;  ///< text that is passed on after the items before it
+  int next = 0;         ///< the token that was sampled last
   bool done = false;
 };
 
@@ -99,14 +99,14 @@ struct Transcriber::State {
   Stream stream;
   GlmAsr model;
   std::mutex mutex;
-  std::atomic<std::thread::id> holder = {};  ///< of the mutex
+  std::atomic<std::thread::id> holder = {};  ///< the thread that holds the mutex
 
   State(const std::filesystem::path& directory, const LoadOptions& given)
       : options(given), stream(given.device), model(GlmAsr::load(directory, options, stream)) {}
 
   double seconds(std::int64_t samples) const { return static_cast<double>(samples) / model.config.mel.sampling_rate; }
 
-  /// The pieces that `files` are cut into; their begins and ends go into `transcripts`.
+  /// Cuts `files` into items, and writes their begins and ends to `transcripts`.
   std::vector<Item> cut(std::span<const std::span<const float>> files, Segmentation segmentation,
                         std::vector<Transcript>& transcripts) const {
     std::vector<Item> items;
@@ -121,7 +121,7 @@ struct Transcriber::State {
         segments = cut_at_silences(samples, {.longest_seconds = model.config.segment_seconds});
       else if (!samples.empty())
         segments = {{0, std::ssize(samples)}};
-      // What fits one window is given whole, as the reference does: silence around speech changes what a model hears, a little.
+      // A recording that fits one window is passed whole, as in the reference implementation: silence around speech affects the model.
       const bool whole = segments.size() == 1 && std::ssize(samples) <= model.mel.window_samples();
       for (const Segment& segment : segments) {
         const auto part = samples.subspan(static_cast<std::size_t>(segment.begin), static_cast<std::size_t>(segment.end - segment.begin));
@@ -134,7 +134,7 @@ struct Transcriber::State {
     return items;
   }
 
-  /// The audio embeddings of some items: those of each one's windows.
+  /// The audio embeddings of the windows of some items.
   std::vector<std::vector<Tensor>> encode(std::span<const Item> items, const TranscribeOptions& options, Timings& timings) const {
     std::vector<std::span<const float>> windows;
     std::vector<std::size_t> owner;
@@ -170,7 +170,7 @@ struct Transcriber::State {
     if (options.cancel.stop_requested()) throw Cancelled("transcribe: cancelled");
   }
 
-  /// What each row of `logits` is followed by; -1 where its largest score is no finite number. Row i belongs to running[rows[i]].
+  /// The next token for each row of `logits`; -1 if its largest score is not finite. Row i belongs to running[rows[i]].
   std::vector<int> draw(const Tensor& logits, std::span<const Running* const> rows, const TranscribeOptions& options) const {
     std::vector<int> ids;
     if (options.temperature == 0) {
@@ -199,7 +199,7 @@ struct Transcriber::State {
     return ids;
   }
 
-  /// `stage` has made numbers that are not finite: text from them would be nonsense.
+  /// The error for numbers that are not finite after `stage`; text from them would be nonsense.
   [[noreturn]] void fail(const Running& running, const std::string& stage) const {
     throw Error(
         tw::format("transcribe: {} gave scores that are NaN or infinite, for {:.1f} to {:.1f} s of file {}: the checkpoint's weights "
@@ -207,7 +207,7 @@ struct Transcriber::State {
                    stage, running.result->begin, running.result->end, running.item->file, name_of(*options.dtype)));
   }
 
-  /// Takes a token that was drawn: it ends the item, or is its next.
+  /// Processes a sampled token: it ends the item or becomes its next token.
   void accept(Running& running, int id, const TranscribeOptions& options) const {
     TranscriptSegment& result = *running.result;
     const auto& ends = model.config.end_tokens;
@@ -231,7 +231,7 @@ struct Transcriber::State {
     return options.prompt.empty() ? model.config.prompt : options.prompt;
   }
 
-  /// Throws InvalidArgument when the item's prompt leaves no room in the model's context.
+  /// Throws InvalidArgument if the item's prompt leaves no room in the model's context.
   void require_room(const Item& item, const TranscribeOptions& options) const {
     const std::int64_t samples = std::ssize(item.samples), window = model.mel.window_samples(), hop = model.mel.options().hop;
     int places = 0;
@@ -307,7 +307,7 @@ Transcripts Transcriber::transcribe(std::span<const std::span<const float>> file
   }
   for (const Item& item : items) state.require_room(item, options);
   std::vector<TextStream> streams(files.size());
-  // Progress is in the seconds of the recordings, silence among them.
+  // Progress counts seconds of the recordings, including silence.
   std::vector<double> begins;
   double all = 0;
   for (const Transcript& file : result.files) begins.push_back(std::exchange(all, all + file.duration));
@@ -324,7 +324,7 @@ Transcripts Transcriber::transcribe(std::span<const std::span<const float>> file
     std::vector<Running> running;
     running.reserve(group.size());
     std::size_t front = 0;  // the first whose text is not complete
-    // Passes on the text of the first incomplete segment, and of later ones that have become complete meanwhile.
+    // Passes on the text of the first incomplete segment, and of later ones that have been completed in the meantime.
     const auto emit = [&] {
       while (front < running.size()) {
         Running& r = running[front];

@@ -10,7 +10,7 @@
 namespace tw::models {
 namespace {
 
-constexpr std::size_t kLongestAddedToken = 1024;  // bytes: a text is compared with that many at each of its bytes
+constexpr std::size_t kLongestAddedToken = 1024;  // bytes: at each byte of a text up to this many are compared
 
 }  // namespace
 
@@ -57,7 +57,7 @@ AddedTokens::Search::Search(const std::vector<AddedToken>& tokens, bool normaliz
   for (std::size_t i = 0; i < tokens.size(); ++i)
     if (tokens[i].normalized == normalized && !tokens[i].decoded.empty()) sorted_.push_back(static_cast<Index>(i));
   std::stable_sort(sorted_.begin(), sorted_.end(), [&](Index a, Index b) { return tokens[a].decoded < tokens[b].decoded; });
-  // Of several that the normalizer made the same the first one counts.
+  // If the normalizer made several tokens equal, the first one counts.
   const auto same = [&](Index a, Index b) { return tokens[a].decoded == tokens[b].decoded; };
   sorted_.erase(std::unique(sorted_.begin(), sorted_.end(), same), sorted_.end());
   for (const Index i : sorted_) begins_[static_cast<unsigned char>(tokens[i].decoded[0])] = true;
@@ -67,9 +67,9 @@ std::optional<std::pair<AddedTokens::Index, std::size_t>> AddedTokens::Search::l
                                                                                        std::string_view text, std::size_t at) const {
   std::optional<std::pair<Index, std::size_t>> best;
   if (!begins_[static_cast<unsigned char>(text[at])]) return best;
-  auto begin = sorted_.begin(), end = sorted_.end();  // those that begin with the `length` bytes of the text
+  auto begin = sorted_.begin(), end = sorted_.end();  // tokens that begin with the first `length` bytes of the text
   for (std::size_t length = 0;; ++length) {
-    if (begin != end && tokens[*begin].decoded.size() == length) best = {*begin++, length};  // the shortest of them is the first
+    if (begin != end && tokens[*begin].decoded.size() == length) best = {*begin++, length};  // the shortest one is the first
     if (begin == end || at + length == text.size()) return best;
     const auto next = static_cast<unsigned char>(text[at + length]);
     const auto byte = [&](Index i) { return static_cast<unsigned char>(tokens[i].decoded[length]); };
@@ -90,7 +90,7 @@ std::vector<Segment> AddedTokens::find(const Search& search, std::string_view te
     }
     const AddedToken& token = tokens_[match->first];
     std::size_t begin = at, end = at + match->second;
-    at = end;  // a match that is dropped below covers others all the same
+    at = end;  // a match that is dropped below still covers others
     if (token.special && !parse_special) continue;
     if (token.single_word) {
       std::size_t before = begin == 0 ? 0 : previous_character(text, begin), after = end;

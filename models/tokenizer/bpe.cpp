@@ -90,7 +90,7 @@ void Bpe::read_merges(const Fields& model) {
     merges_.push_back({left_id, right_id, rank, require(both)});
     ++rank;
   }
-  // Of a pair that is listed twice the later one counts, as in `tokenizers`: it is put first, and find() takes the first.
+  // If a pair is listed twice, the later one counts, as in `tokenizers`: it is put first, and find() takes the first.
   std::sort(merges_.begin(), merges_.end(),
             [](const Merge& a, const Merge& b) { return std::tuple(a.left, a.right, b.rank) < std::tuple(b.left, b.right, a.rank); });
   merges_of_.resize(tokens_.size() + 1, 0);
@@ -124,7 +124,7 @@ void Bpe::encode(std::string_view word, std::vector<int>& ids) const {
     if (const auto whole = id(word)) return ids.push_back(*whole);
   }
   const std::size_t first = ids.size();
-  bool has_unknown = false;  // one is still to be appended
+  bool has_unknown = false;  // an unknown token has not been appended yet
   for (std::size_t at = 0; at < word.size();) {
     const std::size_t begin = at;
     const char32_t c = next_character(word, at);
@@ -139,16 +139,16 @@ void Bpe::encode(std::string_view word, std::vector<int>& ids) const {
     if (byte_fallback_) {
       const auto byte_id = [&](char byte) { return byte_ids_[static_cast<unsigned char>(byte)]; };
       if (std::all_of(character.begin(), character.end(), [&](char byte) { return byte_id(byte).has_value(); })) {
-        for (const char byte : character) ids.push_back(*byte_id(byte));  // before an unknown one that waits, as in `tokenizers`
+        for (const char byte : character) ids.push_back(*byte_id(byte));  // before a pending unknown token, as in `tokenizers`
         continue;
       }
     }
-    if (!unknown_) continue;  // nothing stands for it
+    if (!unknown_) continue;  // it has no token
     if (has_unknown && !fuses_unknown_) ids.push_back(*unknown_);
     has_unknown = true;
   }
   if (has_unknown) ids.push_back(*unknown_);
-  constexpr std::size_t kShort = 48;  // from there the queue is faster
+  constexpr std::size_t kShort = 48;  // from this length on the queue is faster
   if (ids.size() - first <= kShort) {
     merge_short(ids, first);
   } else {
@@ -194,7 +194,7 @@ void Bpe::merge_long(std::vector<int>& symbols, std::size_t first) const {
   struct Candidate {
     std::int32_t rank;
     std::uint32_t at;
-    std::int32_t left, right;  // the pair when it was queued: another one there now makes it void
+    std::int32_t left, right;  // the pair when it was queued; if it has changed since, the entry is void
   };
   const auto later = [](const Candidate& a, const Candidate& b) { return a.rank != b.rank ? a.rank > b.rank : a.at > b.at; };
   std::priority_queue<Candidate, std::vector<Candidate>, decltype(later)> queue(later);

@@ -13,7 +13,7 @@
 namespace tw::models {
 namespace {
 
-/// The bytes of a token in GPT-2's characters; the token itself when it has others.
+/// The bytes of a token in GPT-2's characters; the token itself if it contains others.
 std::string bytes_of(std::string_view token) {
   static const std::array<int, 0x200> byte_of = [] {
     std::array<int, 0x200> table{};
@@ -106,7 +106,7 @@ void Decoder::finish(State& state, std::string& text) const {
   state = begin();
 }
 
-/// Takes a token through the steps from `index` on. Bytes that waited in a ByteFallback become a token that goes before it.
+/// Runs the steps from `index` on for a token. Pending bytes of a ByteFallback become a token before it.
 void Decoder::run(State& state, std::size_t index, std::string token, std::string& text) const {
   struct Waiting {
     std::size_t index;
@@ -142,7 +142,7 @@ void Decoder::run(State& state, std::size_t index, std::string token, std::strin
   }
 }
 
-/// As `tokenizers` does it: bytes that are no UTF-8 as a whole become U+FFFD, each of them.
+/// Like `tokenizers`: if the bytes as a whole are not UTF-8, each of them becomes U+FFFD.
 std::string Decoder::take_bytes(std::string& bytes) {
   std::string token;
   append_repaired(token, bytes);

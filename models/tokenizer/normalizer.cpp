@@ -53,7 +53,8 @@ void Normalizer::add(const Fields& description) {
   }
 }
 
-/// Unicode normalization (UAX 15): decomposed, marks in canonical order, composed. The order is made here: utf8proc's takes quadratic time.
+/// Unicode normalization (UAX 15): decomposed, marks in canonical order, composed. Marks are ordered here, because utf8proc takes quadratic
+/// time.
 std::string Normalizer::apply(Form form, std::string_view text, Budget& budget) {
   if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return std::string(text);
   const bool composes = form == Form::nfc || form == Form::nfkc;
@@ -61,7 +62,7 @@ std::string Normalizer::apply(Form form, std::string_view text, Budget& budget) 
   const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | (is_compatible ? UTF8PROC_COMPAT : 0));
 
   std::vector<utf8proc_int32_t> characters;
-  constexpr utf8proc_ssize_t kLongest = 32;  // a character becomes at most 18
+  constexpr utf8proc_ssize_t kLongest = 32;  // one character decomposes to at most 18
   utf8proc_int32_t parts[kLongest];
   for (std::size_t at = 0; at < text.size();) {
     const auto c = static_cast<utf8proc_int32_t>(next_character(text, at));
@@ -80,8 +81,7 @@ std::string Normalizer::apply(Form form, std::string_view text, Budget& budget) 
   }
   std::string result;
   result.reserve(text.size());
-  for (auto at = characters.begin();
-       at != characters.end();) {  // what is unknown composes with nothing and stops what is around it from doing so
+  for (auto at = characters.begin(); at != characters.end();) {  // unknown characters do not compose and separate their neighbours
     const auto end = is_unknown(*at) ? at + 1 : std::find_if(at, characters.end(), is_unknown);
     auto count = static_cast<utf8proc_ssize_t>(end - at);
     if (composes) count = utf8proc_normalize_utf32(&*at, count, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
@@ -133,7 +133,7 @@ std::string Normalizer::apply(const Lowercase&, std::string_view text, Budget& b
   std::string result;
   for (std::size_t at = 0; at < text.size();) {
     const char32_t c = next_character(text, at);
-    if (c == 0x130) {  // the one character whose lower case has two: i with a dot above
+    if (c == 0x130) {  // the only character whose lower case has two characters: i with a dot above
       result += "i\xCC\x87";
     } else {
       append_utf8(result, lowercase(c));

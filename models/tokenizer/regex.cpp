@@ -22,7 +22,7 @@ constexpr std::size_t kLargestJitStack = 16u << 20;  // bytes, of a thread
 constexpr std::size_t kLongestPattern = 1u << 16;    // bytes
 constexpr std::size_t kLongestTranslated = 1u << 20;
 
-// Oniguruma's \s is White_Space; PCRE2's has U+180E, too.
+// Oniguruma's \s is White_Space; PCRE2's also has U+180E.
 constexpr std::string_view kSpace = R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
 constexpr std::string_view kNoSpace =
     R"(\x{00}-\x{08}\x{0E}-\x{1F}\x{21}-\x{84}\x{86}-\x{9F}\x{A1}-\x{167F}\x{1681}-\x{1FFF}\x{200B}-\x{2027}\x{202A}-\x{202E}\x{2030}-\x{205E}\x{2060}-\x{2FFF}\x{3001}-\x{10FFFF})";
@@ -99,7 +99,7 @@ class Translation {
   void group() {
     if (next_is("(*")) refuse("(*");
     if (!next_is("(?")) {
-      out_ += "(?:";  // what a group holds is never asked for
+      out_ += "(?:";  // group captures are not needed
       ++at_;
       return;
     }
@@ -137,7 +137,7 @@ class Translation {
     }
   }
 
-  /// Items of a class, in brackets where there are none around.
+  /// Items of a class, in brackets unless there are some around them.
   void put_set(std::string_view set, bool is_negated = false) {
     if (in_class_) {
       out_ += set;
@@ -173,7 +173,7 @@ class Translation {
       case 'D':
         return put_set(category("Nd"), is_negated);
       case 'w':
-      case 'W':  // the numbers of Latin-1 are Oniguruma's own idea
+      case 'W':  // Oniguruma is special for the numbers of Latin-1
         return put_set(R"(\p{Alphabetic}\xB2\xB3\xB9\xBC-\xBE)" + category("L") + category("M") + category("Nd") + category("Pc"),
                        is_negated);
       case 'p':
@@ -248,7 +248,7 @@ struct Freed {
 template <class T, void (*Free)(T*)>
 using Owned = std::unique_ptr<T, Freed<T, Free>>;
 
-/// What a thread needs to match: one for all expressions.
+/// The resources that a thread needs for matching, shared by all expressions.
 struct Workspace {
   Owned<pcre2_match_data, pcre2_match_data_free> match{pcre2_match_data_create(1, nullptr)};
   Owned<pcre2_match_context, pcre2_match_context_free> context{pcre2_match_context_create(nullptr)};
@@ -315,7 +315,7 @@ void Regex::compile(const std::string& translated) {
                                    PCRE2_UTF | PCRE2_UCP | PCRE2_AUTO_CALLOUT, &error, &offset, context.get());
   if (code == nullptr) throw FileError(tw::format("{}: the regular expression {}: {}", file_, in_quotes(pattern_), message_of(error)));
   code_ = std::shared_ptr<void>(code, [](void* c) { pcre2_code_free(static_cast<pcre2_code*>(c)); });
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // where that is not possible, matches are interpreted
+  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // if this fails, matches are interpreted
 }
 
 void Regex::find_all(std::string_view text, std::vector<Match>& matches, Budget& budget) const {

@@ -15,7 +15,7 @@
 
 namespace tw::models {
 
-/// What TemplateProcessing puts around a text.
+/// The tokens that TemplateProcessing adds around a text.
 struct SurroundingTokens {
   std::vector<int> before, after;
 };

@@ -27,15 +27,15 @@
 namespace tw::speech {
 namespace {
 
-constexpr int kLowestRate = 1000, kHighestRate = 768000;       // Hz: what recordings have; bounds what resampling multiplies the data by
+constexpr int kLowestRate = 1000, kHighestRate = 768000;       // Hz: the range of recordings; limits the growth by resampling
 constexpr float kLargestSample = 1e10F;                        // 32-bit integers stored as floats still pass
-constexpr std::int64_t kEndless = std::int64_t{1} << 60;       // the size of a pipe, as libsndfile sees it
-constexpr std::int64_t kMostExpected = std::int64_t{1} << 28;  // samples that memory is set aside for before they come: 4.6 hours
+constexpr std::int64_t kEndless = std::int64_t{1} << 60;       // the size of a pipe for libsndfile
+constexpr std::int64_t kMostExpected = std::int64_t{1} << 28;  // samples to reserve memory for in advance: 4.6 hours
 
 enum class Format { unknown, riff, aiff, flac, ogg, mp3, mp4, adts, matroska };
 
-/// By the first bytes. libsndfile knows more formats, most of them of synthesizers and of the nineties: files that nobody transcribes, read
-/// by code that nobody tests.
+/// Detects the format by the first bytes. libsndfile reads more formats, most of them obsolete: nobody transcribes such files, and their
+/// readers are hardly tested.
 Format format_of(Bytes& file) {
   std::string head(16, '\0');
   head.resize(static_cast<std::size_t>(file.read(0, head.data(), 16)));
@@ -81,7 +81,7 @@ const char* name_of(Format format) {
   return "unknown";
 }
 
-/// The command that makes a WAV of it.
+/// The command that converts the file to WAV.
 std::string ffmpeg_command(const std::string& name) {
   const std::filesystem::path file(name);
   std::filesystem::path from = "talk.m4a", to = "talk.wav";
@@ -106,12 +106,12 @@ std::string ffmpeg_command(const std::string& name) {
   throw FileError(tw::format("{}: truncated{}: {}", name, when, why));
 }
 
-/// Throws if an AIFF file's chunk of samples goes on after the file's end. (libsndfile reads what is there and says nothing.)
+/// Throws if an AIFF file's chunk of samples continues after the end of the file, which libsndfile ignores.
 void check_aiff_chunks(Bytes& file, const std::string& name) {
   std::int64_t at = 12;
   for (int chunk = 0; chunk < 10000; ++chunk) {
     const std::string head = file.read(at, 8);
-    if (head.empty()) return;  // no samples at all: libsndfile says so
+    if (head.empty()) return;  // no samples at all: libsndfile reports this
     const std::uint64_t size = big_endian(std::string_view(head).substr(4));
     at += 8;
     if (head.compare(0, 4, "SSND") == 0) {
@@ -139,14 +139,14 @@ void check_last_page(Bytes& file, const std::string& name) {
   if (page + size > tail.size()) truncated(name, tw::format("{} bytes of its last page are missing", page + size - tail.size()));
 }
 
-/// What libsndfile sees: a header, then `size` bytes of the file from `begin` on.
+/// The input of libsndfile: a header, then `size` bytes of the file from `begin` on.
 struct VirtualFile {
   Bytes& bytes;
   std::string header = {};
   std::int64_t begin = 0;
   std::int64_t size = 0;
-  std::optional<std::uint64_t> promised = {};  ///< bytes that there should be, by the file's header
-  std::int64_t at = 0, reached = 0;            ///< in what libsndfile sees; bytes of the file that it has been given, from `begin` on
+  std::optional<std::uint64_t> promised = {};  ///< number of bytes according to the file's header
+  std::int64_t at = 0, reached = 0;            ///< position in that input; bytes of the file read so far, from `begin` on
 
   std::int64_t length() const { return std::ssize(header) + size; }
 
@@ -193,7 +193,7 @@ struct Close {
   void operator()(soxr* resampler) const { soxr_delete(resampler); }
 };
 
-/// libsndfile's message without what it puts around it.
+/// libsndfile's message without its decoration.
 std::string reason(SNDFILE* file) {
   std::string text = sf_strerror(file);
   if (text.rfind("Error : ", 0) == 0) text.erase(0, 8);
@@ -212,7 +212,7 @@ std::unique_ptr<SNDFILE, Close> open(VirtualFile& stream, SF_INFO& info, Format 
   return file;
 }
 
-/// Mono samples of any rate in, at kSamplingRate out, in pieces.
+/// Resamples mono samples from any rate to kSamplingRate, piece by piece.
 class Resampler {
  public:
   Resampler(int rate, const std::string& name) {
@@ -224,7 +224,7 @@ class Resampler {
     if (error) throw FileError(tw::format("{}: cannot be resampled from {} Hz: {}", name, rate, soxr_strerror(error)));
   }
 
-  /// Appends what `samples` give. None: the end, with all that is left.
+  /// Appends the output for `samples`. No samples mean the end: appends the rest.
   void process(std::span<const float> samples, std::vector<float>& out) {
     if (!soxr_) {
       out.insert(out.end(), samples.begin(), samples.end());
@@ -235,7 +235,7 @@ class Resampler {
     for (;;) {
       std::size_t took = 0, gave = 0;
       piece_.resize(1 << 16);
-      // With no input soxr gives its last samples.
+      // Without input soxr returns its last samples.
       if (const soxr_error_t error = soxr_process(soxr_.get(), end ? nullptr : samples.data() + used, end ? 0 : samples.size() - used,
                                                   &took, piece_.data(), piece_.size(), &gave))
         throw Error(tw::format("soxr: {}", soxr_strerror(error)));
@@ -250,7 +250,7 @@ class Resampler {
   std::vector<float> piece_;
 };
 
-/// The samples that libsndfile reads of `stream`, all of them or an error.
+/// All samples that libsndfile reads from `stream`. Throws if it cannot read all.
 std::vector<float> decode(VirtualFile& stream, Format format, const std::string& name, const AudioOptions& options) {
   SF_INFO info{};
   const std::unique_ptr<SNDFILE, Close> file = open(stream, info, format, name);
@@ -263,7 +263,7 @@ std::vector<float> decode(VirtualFile& stream, Format format, const std::string&
   const sf_count_t block = std::max<sf_count_t>(1, (1 << 16) / info.channels);
   std::vector<float> interleaved(static_cast<std::size_t>(block) * channels), mono(static_cast<std::size_t>(block));
   std::vector<float> samples;
-  // At least a byte makes a sample in most formats: as much as that is certainly meant. What a pipe will bring nobody knows.
+  // In most formats a sample takes at least one byte, which limits the number of samples. The length of a pipe is unknown.
   const double expected = static_cast<double>(info.frames) * kSamplingRate / info.samplerate;
   const std::int64_t most = stream.bytes.size().value_or(kMostExpected);
   samples.reserve(static_cast<std::size_t>(std::clamp(expected + 1, 0.0, static_cast<double>(most))));
@@ -288,7 +288,7 @@ std::vector<float> decode(VirtualFile& stream, Format format, const std::string&
     resampler.process(std::span(mono).first(static_cast<std::size_t>(count)), samples);
   }
   const std::string when = tw::format(" after {:.3f} s", static_cast<double>(frames) / info.samplerate);
-  std::int64_t there = stream.reached;  // and what libsndfile left: less than a sample
+  std::int64_t there = stream.reached;  // and the rest, less than a sample, that libsndfile did not read
   while (stream.promised && static_cast<std::uint64_t>(there) < *stream.promised && stream.has(there)) ++there;
   const bool more = format == Format::riff && !stream.promised && stream.has(stream.size);
   if (!stream.bytes.problem().empty()) throw FileError(tw::format("{}: {}{}", name, stream.bytes.problem(), when));
@@ -303,7 +303,7 @@ std::vector<float> decode(VirtualFile& stream, Format format, const std::string&
   return samples;
 }
 
-/// Whether libsndfile reads the format from its begin to its end. For the others it goes to the end first.
+/// Whether libsndfile reads the format sequentially. For the others it seeks to the end first.
 bool read_onward(Format format) { return format == Format::riff || format == Format::flac; }
 
 std::vector<float> decode(Bytes& bytes, const std::string& name, const AudioOptions& options) {
@@ -367,7 +367,7 @@ std::vector<float> load_audio_stream(int descriptor, const std::string& name, co
     FileBytes bytes(descriptor, begin, std::max<off_t>(status.st_size - begin, 0));
     return decode_or_throw(bytes, name, options);
   }
-  fcntl(descriptor, F_SETPIPE_SZ, 1 << 20);  // where it is a pipe and may be larger: fewer switches between writer and reader
+  fcntl(descriptor, F_SETPIPE_SZ, 1 << 20);  // a larger pipe buffer, if allowed, means fewer switches between writer and reader
   PipeBytes bytes(descriptor);
   return decode_or_throw(bytes, name, options);
 }

@@ -17,7 +17,7 @@ namespace tw::speech {
 namespace {
 
 constexpr std::int64_t kKept = 1 << 16;  // bytes that a pipe remembers
-constexpr std::size_t kPiece = 1 << 18;  // bytes asked of it at a time
+constexpr std::size_t kPiece = 1 << 18;  // bytes per read
 
 }  // namespace
 

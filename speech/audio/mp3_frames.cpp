@@ -11,7 +11,7 @@
 namespace tw::speech {
 namespace {
 
-/// What the four bytes at a frame's begin say (ISO 11172-3, 13818-3).
+/// The fields in the four bytes of a frame header (ISO 11172-3, 13818-3).
 struct FrameHeader {
   int version = 0;  // 1; 2 for MPEG-2 and MPEG-2.5
   int layer = 0;
@@ -20,11 +20,11 @@ struct FrameHeader {
   std::int64_t bytes = 0;
 
   int samples() const { return layer == 1 ? 384 : layer == 3 && version == 2 ? 576 : 1152; }
-  /// Whether they may be of one file: bit rate, mode and padding change from frame to frame.
+  /// Whether both may be in the same file: only bit rate, mode and padding change from frame to frame.
   bool goes_with(const FrameHeader& other) const { return version == other.version && layer == other.layer && rate == other.rate; }
 };
 
-/// Nothing for other bytes, and for frames of free format, whose length no header says.
+/// Nothing for other bytes, and for frames in free format, whose header does not tell their length.
 std::optional<FrameHeader> parse_header(const unsigned char* b) {
   constexpr std::array<std::array<int, 15>, 5> kKilobits = {{
       {0, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448},  // version 1, layer I
@@ -47,14 +47,14 @@ std::optional<FrameHeader> parse_header(const unsigned char* b) {
   return header;
 }
 
-/// A file as a walk through it sees it: a piece at a time.
+/// A file that is read sequentially, piece by piece.
 class Walk {
  public:
   Walk(Bytes& file, std::int64_t size) : file_(file), size_(size), piece_(1 << 16) {}
 
   std::int64_t size() const { return size_; }
 
-  /// The `count` (at most 64) bytes from `at` on; null when they are not all there.
+  /// The `count` (at most 64) bytes from `at` on; null if some are missing.
   const unsigned char* bytes(std::int64_t at, std::int64_t count) {
     if (at < begin_ || at + count > begin_ + known_) {
       begin_ = at;
@@ -69,7 +69,7 @@ class Walk {
     return b ? parse_header(b) : std::nullopt;
   }
 
-  /// The first place from `at` on, before `end`, where two frames follow each other, or one fills the rest; they go with `like`.
+  /// The first position from `at` on and before `end` with two consecutive frames that match `like`, or with one that fills the rest.
   std::optional<std::int64_t> find(std::int64_t at, std::int64_t end, const std::optional<FrameHeader>& like) {
     for (; at < std::min(end, size_ - 3); ++at) {
       const std::optional<FrameHeader> first = header(at);
@@ -88,7 +88,7 @@ class Walk {
   std::int64_t begin_ = 0, known_ = 0;
 };
 
-/// How many frames the header of a first frame at `at` promises, if it is one.
+/// The number of frames according to a header in the frame at `at`, if it has one.
 std::optional<std::uint64_t> promised_frames(Walk& walk, std::int64_t at, const FrameHeader& first) {
   if (first.layer != 3) return {};
   const auto text = [&](std::int64_t place, std::int64_t count) {
@@ -116,7 +116,7 @@ void check_mp3_frames(Bytes& file, const std::string& name) {
     at += 10 + size + ((b[5] & 0x10) != 0 ? 10 : 0);
   }
   std::optional<std::int64_t> begin = walk.find(at, at + kFirstWithin, {});
-  if (!begin) return;  // whatever it is, the decoder has to say so
+  if (!begin) return;  // the decoder reports what it is
   const FrameHeader first = walk.header(*begin).value();
   const std::optional<std::uint64_t> promised = promised_frames(walk, *begin, first);
 
@@ -141,7 +141,7 @@ void check_mp3_frames(Bytes& file, const std::string& name) {
     if (!next) break;  // tags
     at = *next;
   }
-  const std::uint64_t own = promised ? 1 : 0;  // the header's frame holds no sound
+  const std::uint64_t own = promised ? 1 : 0;  // the header's frame contains no sound
   if (promised && frames - own + 1 < *promised)
     truncated(tw::format("its header promises {} frames and {} are there", *promised, frames - own));
 }

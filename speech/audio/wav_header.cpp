@@ -9,11 +9,11 @@
 namespace tw::speech {
 namespace {
 
-constexpr std::uint64_t kLargestFormat = 4096, kLargestFact = 64;  // bytes of these chunks; what is longer is no format
+constexpr std::uint64_t kLargestFormat = 4096, kLargestFact = 64;  // maximum bytes of these chunks; longer ones are not valid
 constexpr std::int64_t kLargestRiff = 0xFFFFFF00;                  // bytes of samples that a header of 32 bits can have
 constexpr std::int64_t kAnySize = std::int64_t{1} << 60;
 
-/// Whether a writer that does not know the size writes this one. `block`: bytes of a sample in all channels; writers round down to them.
+/// Whether this is a size that writers use if they do not know it. `block`: bytes per sample of all channels, to which writers round down.
 bool is_placeholder(std::uint64_t size, std::uint64_t block) {
   if (size >= 0xFFFFFF00) return true;
   constexpr std::array<std::uint64_t, 3> kKnown = {0x7FFFF000, 0x7FFFFFFF, 0x80000000};
@@ -70,7 +70,7 @@ WavView view_wav(Bytes& file, const std::string& name) {
       view.begin = at;
       const bool rf64 = magic == "RF64" && size == 0xFFFFFFFF;
       if (rf64) size = size64;
-      // A header from before the samples were written has no size at all.
+      // A header that was written before the samples has no size.
       const bool unwritten = size == 0 && (rf64 || riff_size < static_cast<std::uint64_t>(at) - 8) && !file.read(at, 1).empty();
       if (!unwritten && (rf64 || !is_placeholder(size, block))) view.promised = size;
       std::uint64_t most = kAnySize;

@@ -19,8 +19,8 @@ namespace {
 
 constexpr std::size_t kLargestFile = 4u << 20;  // published ones have up to 1.2 MB
 constexpr std::size_t kLargestTemplate = 1u << 20;
-constexpr std::size_t kLongestPrompt = 16u << 10;  // bytes: every recording is sent through the model with it
-constexpr std::int64_t kMostFrames = 1 << 14;      // of a window: attention takes time and memory in proportion to their square
+constexpr std::size_t kLongestPrompt = 16u << 10;  // bytes: it is part of the prompt of every recording
+constexpr std::int64_t kMostFrames = 1 << 14;      // per window: attention takes time and memory in proportion to the square
 
 ConfigReader open(const fs::path& file) { return {file.string(), models::load_json(file, kLargestFile)}; }
 
@@ -29,7 +29,7 @@ bool is_there(const fs::path& file) {
   return fs::exists(file, ignored);
 }
 
-/// Whether `path` is what the Hugging Face hub calls a model, "organisation/name", or its address there. Returns the name.
+/// If `path` is the name of a model on the Hugging Face hub, "organisation/name", or its address there, returns the name.
 std::optional<std::string> hub_name(std::string path) {
   for (const std::string_view address : {"https://huggingface.co/", "huggingface.co/", "hf://"}) {
     if (path.starts_with(address)) path.erase(0, address.size());
@@ -103,7 +103,7 @@ GlmAsrConfig::Encoder read_encoder(const ConfigReader& reader) {
   return encoder;
 }
 
-/// The template cannot be run here; what it is made of tells whether it is GLM-ASR's.
+/// The template cannot be executed here. Its content tells whether it is GLM-ASR's.
 void check_template(const fs::path& directory) {
   fs::path file = directory / "chat_template.jinja";
   std::string text;
@@ -125,8 +125,8 @@ void check_template(const fs::path& directory) {
 }  // namespace
 
 int GlmAsrConfig::embeddings(std::int64_t frames) {
-  // What two convolutions of 3 taps and padding 1, strides 1 and 2, and the stacking leave. Floor divisions: 0 embeddings for 0 to 6
-  // frames.
+  // The number after two convolutions of 3 taps with padding 1 and strides 1 and 2, and after stacking. Divisions round down: 0 to 6 frames
+  // give 0 embeddings.
   const auto floor_div = [](std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); };
   std::int64_t length = frames + 2 - 2 - 1 + 1;
   length = floor_div(length + 2 - 2 - 1, 2) + 1;
@@ -177,7 +177,7 @@ GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
   setting("n_fft", config.mel.n_fft, 16, 4096);
   setting("hop_length", config.mel.hop, 1, 4096);
   setting("chunk_length", config.mel.window_seconds, 1, 120);
-  // Not in what is published, where models have learnt to fill a window: see docs/transcribe.md.
+  // Published checkpoints do not have this field; their models can fill a window: see docs/transcribe.md.
   config.segment_seconds = generating.number("segment_seconds", 1, config.mel.window_seconds, config.mel.window_seconds);
   const ConfigReader audio = reader.child("audio_config");
   if (audio.integer("num_mel_bins", 1, 1024, 128) != config.mel.mel_bins)

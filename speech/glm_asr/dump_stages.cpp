@@ -1,5 +1,5 @@
-// dump_stages CHECKPOINT AUDIO DEVICE DTYPE DIRECTORY: what the model computes of a recording's windows, for tools/parity.py: the encoder's
-// output and the scores of the first token, as DIRECTORY/encoder.npy and logits.npy.
+// dump_stages CHECKPOINT AUDIO DEVICE DTYPE DIRECTORY: writes the model's results for a recording's windows, for tools/parity.py: the
+// encoder's output and the scores of the first token, as DIRECTORY/encoder.npy and logits.npy.
 
 #include <cstdio>
 #include <fstream>

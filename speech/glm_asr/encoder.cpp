@@ -17,9 +17,9 @@ using models::Weights;
 namespace {
 
 constexpr int kTaps = 3;
-constexpr float kNormEpsilon = 1e-5f;  // PyTorch's default, which no configuration changes
+constexpr float kNormEpsilon = 1e-5f;  // PyTorch's default; not configurable
 
-/// A convolution's weights, stored [out, in, taps], as the kernel reads them fastest: [out, taps, in].
+/// Reorders a convolution's weights from [out, in, taps] to [out, taps, in], which the kernel reads fastest.
 Linear take_convolution(Weights& weights, const std::string& name, int out, int in) {
   Linear convolution{weights.take(name + ".weight", {out, in, kTaps}), weights.take(name + ".bias", {out})};
   if (weights.checking()) return convolution;
@@ -61,7 +61,7 @@ Encoder::Encoder(const GlmAsrConfig& config, Weights& weights)
     layers_.push_back(std::move(layer));
   }
   norm_ = take_norm(weights, "audio_tower.norm", hidden);
-  // The width between the projector's layers is the checkpoint's choice.
+  // The checkpoint determines the width between the projector's layers.
   const Shape between = weights.shape("multi_modal_projector.linear_1.weight", 2);
   const std::int64_t width_between = between.empty() ? 2 * config.decoder.hidden : between[0];
   linear_1_ = weights.linear("multi_modal_projector.linear_1", width_between, GlmAsrConfig::kStack * hidden, true);

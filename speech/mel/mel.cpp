@@ -21,7 +21,7 @@ namespace {
 
 constexpr double kHighestFrequency = 8000;  // of the filters, in Hz, at any sampling rate
 constexpr double kSmallest = 1e-10;         // below it a bin counts as silent
-constexpr float kDynamicRange = 8;          // decades below a window's maximum that are kept apart
+constexpr float kDynamicRange = 8;          // decades below a window's maximum that are distinguished
 
 // The mel scale of Slaney's Auditory Toolbox: linear up to 1000 Hz (15 mel), then 27 mel for a factor of 6.4.
 double hertz_from_mel(double mel) { return mel < 15 ? mel * 200 / 3 : 1000 * std::exp((mel - 15) * std::log(6.4) / 27); }
@@ -33,7 +33,7 @@ std::vector<MelFilter> make_filters(const MelOptions& options) {
     corners[i] = hertz_from_mel(mel_from_hertz(kHighestFrequency) * i / (options.mel_bins + 1));
   std::vector<MelFilter> filters(options.mel_bins);
   const int half = options.n_fft / 2;
-  const double nyquist = options.sampling_rate / 2;  // whole Hz, as the reference has it
+  const double nyquist = options.sampling_rate / 2;  // whole Hz, as in the reference implementation
   for (int m = 0; m < options.mel_bins; ++m) {
     const double left = corners[m], top = corners[m + 1], right = corners[m + 2];
     MelFilter& filter = filters[m];
@@ -62,7 +62,7 @@ void check(const MelOptions& o) {
   require(o.n_fft / 2 < samples, "n_fft", o.n_fft, tw::format("less than twice a window's {} samples", samples));
 }
 
-/// What a thread needs to work on frames. The transform is the thread's own: with a factor of 7 or more kissfft's functions write to a
+/// A thread's state for processing frames. Each thread has its own transform: with a factor of 7 or more kissfft's functions write to a
 /// buffer in it, although they are const.
 struct Scratch {
   std::vector<double> x;
@@ -89,7 +89,7 @@ struct LogMel::Constants {
       x[i] = at < size ? samples[at] * hann[i] : 0;
     }
     scratch.transform.transform_real(x.data(), spectrum.data());
-    // x has served: the power spectrum takes its place. The first element holds the two real bins, 0 and n_fft / 2.
+    // The power spectrum overwrites x. The first element holds the two real bins, 0 and n_fft / 2.
     const int half = options.n_fft / 2;
     for (int k = 1; k < half; ++k) x[k] = std::norm(spectrum[k]);
     x[0] = spectrum[0].real() * spectrum[0].real();
@@ -105,7 +105,7 @@ struct LogMel::Constants {
   MelOptions options;
   std::vector<MelFilter> filters;
   std::vector<double> hann;
-  kissfft<double> transform;  // complex, of half the length: what transform_real needs; only ever copied
+  kissfft<double> transform;  // complex, of half the length, for transform_real; only copied from
 };
 
 LogMel::LogMel(const MelOptions& options) {
@@ -149,7 +149,7 @@ MelFeatures LogMel::extract(std::span<const std::span<const float>> windows) con
     for (std::int64_t i = first; i < std::min(first + kPiece, frames); ++i) {
       float* const mel = features + (task / pieces * frames + i) * bins;
       const std::int64_t centre = i * hop;
-      // Padding alone, as most of a short segment's window is. Near the window's end mirrored samples may reach in.
+      // Only padding, as in most of a short segment's window. Near the window's end mirrored samples may reach into it.
       if (centre - n_fft / 2 >= static_cast<std::int64_t>(samples.size()) && centre + n_fft / 2 <= longest)
         std::fill_n(mel, bins, static_cast<float>(std::log10(kSmallest)));
       else

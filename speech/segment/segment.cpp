@@ -15,15 +15,15 @@ namespace {
 constexpr int kStepsPerSecond = 100;
 constexpr double kQuietest = -100;     // dB of full scale: a step of 16-bit samples is -90
 constexpr double kAlwaysSilent = -70;  // dB
-constexpr double kAlwaysActive = -45;  // dB: speech in steady noise of this level could no longer be told from it
+constexpr double kAlwaysActive = -45;  // dB: speech cannot be distinguished from steady noise of this level
 constexpr double kAboveNoise = 6;      // dB: steady white noise varies by 1 dB from step to step, speech by 30
 constexpr int kNoiseReach = 5 * kStepsPerSecond;
 constexpr int kNoiseNeeds = 1 * kStepsPerSecond;
-constexpr double kNoiseShare = 0.1;    // of the steps: also fast speech has that much of pauses and closures
+constexpr double kNoiseShare = 0.1;    // of the steps: even fast speech has that many pauses and closures
 constexpr std::size_t kSteady = 3;     // dB: noise stays that close to its level
-constexpr double kSteadyShare = 0.25;  // of the steps that are heard: speech alone, which varies by 30 dB, has less
+constexpr double kSteadyShare = 0.25;  // of the audible steps: speech alone, which varies by 30 dB, has fewer
 constexpr int kRunPause = 3 * kStepsPerSecond / 10;
-constexpr int kShortestRun = 5;  // a click reaches the levels of three steps
+constexpr int kShortestRun = 5;  // a click affects the levels of three steps
 constexpr int kShortestCutPause = 2 * kStepsPerSecond / 10;
 
 /// Steps [begin, end).
@@ -70,7 +70,7 @@ std::vector<double> powers(std::span<const float> samples, std::size_t step) {
   return result;
 }
 
-/// How many steps have each level: 1 dB each, from kQuietest up to 0 and more.
+/// The number of steps for each level, in bins of 1 dB from kQuietest up; the last bin is 0 dB and more.
 using Histogram = std::array<int, 101>;
 
 /// The level that kNoiseShare of the steps in bins from `first` on stay below.
@@ -97,7 +97,7 @@ double noise_level(const Histogram& histogram) {
 std::vector<char> active_steps(const std::vector<double>& power) {
   const std::int64_t steps = static_cast<std::int64_t>(power.size());
   const auto level = [&](std::int64_t i) { return 10 * std::log10(std::max(power[i], 1e-10)); };
-  Histogram histogram{};  // of the levels within reach
+  Histogram histogram{};  // of the levels within the window
   const auto bin = [&](std::int64_t i) { return static_cast<std::size_t>(std::clamp(std::floor(level(i) - kQuietest), 0.0, 100.0)); };
   std::int64_t begin = 0, end = 0;  // the steps counted
   std::vector<char> active(power.size());
@@ -111,7 +111,7 @@ std::vector<char> active_steps(const std::vector<double>& power) {
   return active;
 }
 
-/// Active steps with pauses below kRunPause, clicks left out: rule 2.
+/// Runs of active steps with pauses below kRunPause, without clicks: rule 2.
 std::vector<Run> find_runs(const std::vector<char>& active) {
   std::vector<Run> runs;
   std::int64_t count = 0;  // active steps of the last run
@@ -132,7 +132,7 @@ std::vector<Run> find_runs(const std::vector<char>& active) {
   return runs;
 }
 
-/// Where to cut an island whose segment begins at sample `begin`: the pause's steps, empty (begin == end) for a place without one.
+/// Where to cut an island whose segment begins at sample `begin`: the steps of the pause; empty (begin == end) without a pause.
 class Cutter {
  public:
   Cutter(const std::vector<double>& power, const std::vector<char>& active, std::int64_t step, std::int64_t longest)
@@ -145,7 +145,7 @@ class Cutter {
   }
 
  private:
-  /// The longest pause whose middle lies in steps [first, last]; of equal ones the last.
+  /// The longest pause whose middle is in steps [first, last]; the last one of equal length.
   std::optional<Run> longest_pause(std::int64_t first, std::int64_t last) const {
     const std::int64_t steps = static_cast<std::int64_t>(active_.size());
     std::int64_t at = first;
@@ -194,12 +194,12 @@ std::vector<Segment> cut_at_silences(std::span<const float> samples, const Segme
   const auto in_samples = [&](double seconds) { return static_cast<std::int64_t>(seconds * options.sampling_rate); };
   const std::int64_t longest = in_samples(options.longest_seconds), margin = in_samples(options.margin_seconds);
 
-  // At most a third of a segment, so that there is a place to cut outside of the pause that a segment begins in.
+  // At most a third of a segment, so that it can be cut outside the pause in which it begins.
   const std::int64_t join_below = in_samples(std::min(options.join_below_seconds, options.longest_seconds / 3));
 
   const std::vector<double> power = powers(samples, static_cast<std::size_t>(step));
   const std::vector<char> active = active_steps(power);
-  std::vector<char> speech(active.size());  // active, and no click
+  std::vector<char> speech(active.size());  // active and not a click
   std::vector<Segment> islands;             // rule 3, without margins
   for (const Run& run : find_runs(active)) {
     std::copy(active.begin() + run.begin, active.begin() + run.end, speech.begin() + run.begin);
