@@ -13,7 +13,7 @@ using nlohmann::json;
 ConfigReader::ConfigReader(std::string file, std::string path, std::shared_ptr<const json> object)
     : file_(std::move(file)), path_(std::move(path)), object_(std::move(object)) {
   if (!object_->is_object())
-    throw FileError(tw::format("{}: {} is no object", file_, path_.empty() ? "the document" : path_.substr(0, path_.size() - 1)));
+    throw FileError(tw::format("{}: {} is not an object", file_, path_.empty() ? "the document" : path_.substr(0, path_.size() - 1)));
 }
 
 const json* ConfigReader::find(const std::string& field) const {
@@ -37,7 +37,7 @@ std::int64_t ConfigReader::integer(const std::string& field, std::int64_t least,
                                    std::optional<std::int64_t> missing) const {
   const json* value = find(field);
   if (!value && missing) return *missing;
-  const auto wanted = [&] { return tw::format("an integer from {} to {} is wanted", least, most); };
+  const auto wanted = [&] { return tw::format("allowed: an integer from {} to {}", least, most); };
   if (!value || !value->is_number_integer() || (value->is_number_unsigned() && value->get<std::uint64_t>() > INT64_MAX))
     fail(field, wanted());
   const auto number = value->get<std::int64_t>();
@@ -48,7 +48,7 @@ std::int64_t ConfigReader::integer(const std::string& field, std::int64_t least,
 double ConfigReader::number(const std::string& field, double least, double most, std::optional<double> missing) const {
   const json* value = find(field);
   if (!value && missing) return *missing;
-  const auto wanted = [&] { return tw::format("a number from {} to {} is wanted", least, most); };
+  const auto wanted = [&] { return tw::format("allowed: a number from {} to {}", least, most); };
   if (!value || !value->is_number()) fail(field, wanted());
   const double number = value->get<double>();
   if (!(number >= least && number <= most)) fail(field, wanted());
@@ -57,14 +57,14 @@ double ConfigReader::number(const std::string& field, double least, double most,
 
 bool ConfigReader::flag(const std::string& field, bool missing) const {
   const json* value = find(field);
-  if (value && !value->is_boolean()) fail(field, "true or false is wanted");
+  if (value && !value->is_boolean()) fail(field, "allowed: true or false");
   return value ? value->get<bool>() : missing;
 }
 
 std::string ConfigReader::text(const std::string& field, std::optional<std::string> missing) const {
   const json* value = find(field);
   if (!value && missing) return *missing;
-  if (!value || !value->is_string()) fail(field, "a string is wanted");
+  if (!value || !value->is_string()) fail(field, "allowed: a string");
   return value->get<std::string>();
 }
 
@@ -76,13 +76,13 @@ std::vector<int> ConfigReader::integers(const std::string& field, std::int64_t l
   const auto add = [&](const json& entry) {
     const bool fits = entry.is_number_integer() && !(entry.is_number_unsigned() && entry.get<std::uint64_t>() > INT64_MAX);
     if (!fits || entry.get<std::int64_t>() < least || entry.get<std::int64_t>() > most)
-      fail(field, tw::format("an integer from {} to {}, or a list of them, is wanted", least, most));
+      fail(field, tw::format("allowed: an integer from {} to {}, or a list of them", least, most));
     numbers.push_back(entry.get<int>());
   };
   if (!value->is_array()) {
     add(*value);
   } else {
-    if (value->size() > kMost) fail(field, tw::format("a list of {}; at most {} are wanted", value->size(), kMost));
+    if (value->size() > kMost) fail(field, tw::format("a list of {}; allowed: at most {}", value->size(), kMost));
     for (const json& entry : *value) add(entry);
   }
   return numbers;

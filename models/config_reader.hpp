@@ -9,8 +9,8 @@
 
 namespace tw::models {
 
-/// Reads the fields of a configuration: an object of a JSON file. Errors are FileError: "config.json: text_config.hidden_size is "x"; an
-/// integer from 1 to 1048576 is wanted". A field that is null counts as missing.
+/// Reads the fields of a configuration: an object of a JSON file. Errors are FileError: "config.json: text_config.hidden_size is "x";
+/// allowed: an integer from 1 to 1048576". A field that is null counts as missing.
 class ConfigReader {
  public:
   /// Messages begin with `file`. Throws FileError unless `object` is an object.

@@ -29,7 +29,8 @@ void refused(F f, std::initializer_list<std::string_view> parts) {
 }
 
 TEST(ConfigReader, OnlyAnObjectIsRead) {
-  for (const char* text : {"[]", "3", "\"x\"", "null", "true"}) refused([&] { reader(text); }, {"config.json: the document is no object"});
+  for (const char* text : {"[]", "3", "\"x\"", "null", "true"})
+    refused([&] { reader(text); }, {"config.json: the document is not an object"});
   EXPECT_FALSE(reader("{}").has("a"));
 }
 
@@ -44,7 +45,7 @@ TEST(ConfigReader, NullIsMissing) {
   EXPECT_EQ(r.text("a", "x"), "x");
   EXPECT_TRUE(r.integers("a", 0, 9).empty());
   EXPECT_FALSE(r.child("a").has("b"));
-  refused([&] { r.integer("a", 1, 9); }, {"config.json: a is missing; an integer from 1 to 9 is wanted"});
+  refused([&] { r.integer("a", 1, 9); }, {"config.json: a is missing; allowed: an integer from 1 to 9"});
 }
 
 TEST(ConfigReader, Integers) {
@@ -57,7 +58,7 @@ TEST(ConfigReader, Integers) {
   EXPECT_EQ(r.integer("most", kLeast, kMost), kMost);
   EXPECT_EQ(r.integer("least", kLeast, kMost), kLeast);
   EXPECT_EQ(r.integer("x", 1, 9, 40), 40);  // a default is the caller's matter
-  refused([&] { r.integer("a", 1, 6); }, {"config.json: a is 7; an integer from 1 to 6 is wanted"});
+  refused([&] { r.integer("a", 1, 6); }, {"config.json: a is 7; allowed: an integer from 1 to 6"});
   refused([&] { r.integer("a", 8, 9); }, {"a is 7"});
   refused([&] { r.integer("b", 0, 9); }, {"b is -3; an integer from 0 to 9"});
   refused([&] { r.integer("x", 0, 9); }, {"x is missing; an integer from 0 to 9"});
@@ -78,10 +79,10 @@ TEST(ConfigReader, Numbers) {
   EXPECT_EQ(r.number("huge", 0, 1e30), 18446744073709551615.0);
   EXPECT_EQ(r.number("tiny", 0, 1), 1e-300);
   EXPECT_EQ(r.number("x", 0, 1, 0.25), 0.25);
-  refused([&] { r.number("a", 0.75, 1); }, {"config.json: a is 0.5; a number from 0.75 to 1 is wanted"});
+  refused([&] { r.number("a", 0.75, 1); }, {"config.json: a is 0.5; allowed: a number from 0.75 to 1"});
   refused([&] { r.number("b", 0, 1); }, {"b is 10000; a number from 0 to 1"});
   refused([&] { r.number("x", 0, 1); }, {"x is missing; a number from 0 to 1"});
-  for (const char* field : {"c", "d", "e"}) refused([&] { r.number(field, 0, 1, 0.5); }, {field, "a number from 0 to 1 is wanted"});
+  for (const char* field : {"c", "d", "e"}) refused([&] { r.number(field, 0, 1, 0.5); }, {field, "allowed: a number from 0 to 1"});
   const ConfigReader special{"config.json", {{"nan", std::numeric_limits<double>::quiet_NaN()}, {"inf", HUGE_VAL}}};
   refused([&] { special.number("nan", -1e308, 1e308); }, {"nan is "});
   refused([&] { special.number("inf", -1e308, 1e308); }, {"inf is "});
@@ -93,7 +94,7 @@ TEST(ConfigReader, Flags) {
   EXPECT_FALSE(r.flag("b", true));
   EXPECT_FALSE(r.flag("x", false));
   EXPECT_TRUE(r.flag("x", true));
-  refused([&] { r.flag("c", false); }, {"config.json: c is 1; true or false is wanted"});
+  refused([&] { r.flag("c", false); }, {"config.json: c is 1; allowed: true or false"});
   refused([&] { r.flag("d", false); }, {"d is \"true\""});
 }
 
@@ -102,8 +103,8 @@ TEST(ConfigReader, Texts) {
   EXPECT_EQ(r.text("a"), "x");
   EXPECT_EQ(r.text("b", "y"), "");
   EXPECT_EQ(r.text("x", "y"), "y");
-  refused([&] { r.text("x"); }, {"config.json: x is missing; a string is wanted"});
-  refused([&] { r.text("c", "y"); }, {"c is 1; a string is wanted"});
+  refused([&] { r.text("x"); }, {"config.json: x is missing; allowed: a string"});
+  refused([&] { r.text("c", "y"); }, {"c is 1; allowed: a string"});
   refused([&] { r.text("d"); }, {"d is [\"x\"]"});
 }
 
@@ -116,11 +117,11 @@ TEST(ConfigReader, ListsOfIntegers) {
   EXPECT_TRUE(r.integers("x", 0, 9).empty());
   for (const char* field : {"d", "e", "f", "g", "h", "i", "j"})
     refused([&] { r.integers(field, 0, 9); },
-            {std::string("config.json: ") + field + " is ", "an integer from 0 to 9, or a list of them, is wanted"});
+            {std::string("config.json: ") + field + " is ", "allowed: an integer from 0 to 9, or a list of them"});
   refused([&] { r.integers("a", 6, 9); }, {"a is 5"});
   const ConfigReader lists{"config.json", {{"most", std::vector<int>(1024, 1)}, {"more", std::vector<int>(1025, 1)}}};
   EXPECT_EQ(lists.integers("most", 0, 9).size(), 1024u);
-  refused([&] { lists.integers("more", 0, 9); }, {"config.json: more is [1,1,", "a list of 1025; at most 1024 are wanted"});
+  refused([&] { lists.integers("more", 0, 9); }, {"config.json: more is [1,1,", "a list of 1025; allowed: at most 1024"});
 }
 
 TEST(ConfigReader, ChildrenAreNamedWithTheirPath) {
@@ -131,9 +132,9 @@ TEST(ConfigReader, ChildrenAreNamedWithTheirPath) {
   EXPECT_EQ(text.integer("n", 0, 9), 3);
   refused([&] { text.child("rope").number("theta", 0, 1); }, {"config.json: text_config.rope.theta is \"x\"; a number"});
   refused([&] { r.child("none").integer("n", 0, 9); }, {"config.json: none.n is missing"});
-  refused([&] { r.child("number"); }, {"config.json: number is no object"});
-  refused([&] { text.child("n"); }, {"config.json: text_config.n is no object"});
-  refused([&] { r.child("list"); }, {"config.json: list is no object"});
+  refused([&] { r.child("number"); }, {"config.json: number is not an object"});
+  refused([&] { text.child("n"); }, {"config.json: text_config.n is not an object"});
+  refused([&] { r.child("list"); }, {"config.json: list is not an object"});
 }
 
 TEST(ConfigReader, MessagesStayShortAndOnOneLine) {
@@ -147,7 +148,7 @@ TEST(ConfigReader, MessagesStayShortAndOnOneLine) {
   refused([&] { r.integer("long", 0, 1); }, {"config.json: long is \"xxx", "...; an integer"});
   refused([&] { r.integer("lines", 0, 1); }, {"lines is \"a\\nb\""});
   refused([&] { r.integer("bytes", 0, 1); }, {"bytes is "});
-  refused([&] { r.fail("none", "something else is wanted"); }, {"config.json: none is missing; something else is wanted"});
+  refused([&] { r.fail("none", "allowed: something else"); }, {"config.json: none is missing; allowed: something else"});
 }
 
 }  // namespace

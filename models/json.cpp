@@ -38,7 +38,7 @@ class DocumentBuilder : public nlohmann::json_sax<json> {
   }
 
   bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
-    throw FileError(tw::format("{}: no valid JSON: {}", file_, one_line(error.what())));
+    throw FileError(tw::format("{}: not valid JSON: {}", file_, one_line(error.what())));
   }
 
  private:
@@ -120,7 +120,7 @@ std::string brief(const json& value) {
 nlohmann::json parse_json(std::string_view text, const std::string& name, std::size_t memory) {
   // The parser treats a zero byte as the end.
   if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos)
-    throw FileError(tw::format("{}: no valid JSON: byte {} is zero", name, zero));
+    throw FileError(tw::format("{}: not valid JSON: byte {} is zero", name, zero));
   DocumentBuilder builder(name, memory);
   json::sax_parse(text, &builder);  // it throws, or returns true
   return std::move(builder.document);

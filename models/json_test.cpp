@@ -35,8 +35,8 @@ TEST(Json, BadTextIsRefusedWithTheFilesName) {
     EXPECT_EQ(message(nested(64, open, close)), "");
     EXPECT_NE(message(nested(65, open, close)).find("more than 64 levels"), std::string::npos);
   }
-  EXPECT_EQ(message(R"({"a": 1})" + std::string("\0{}", 3)), "x.json: no valid JSON: byte 8 is zero");
-  EXPECT_EQ(message(R"({"a": 1} {})").rfind("x.json: no valid JSON", 0), 0u);
+  EXPECT_EQ(message(R"({"a": 1})" + std::string("\0{}", 3)), "x.json: not valid JSON: byte 8 is zero");
+  EXPECT_EQ(message(R"({"a": 1} {})").rfind("x.json: not valid JSON", 0), 0u);
 }
 
 TEST(Json, IsWhatTheLibrarysOwnParserGives) {

@@ -19,13 +19,13 @@ LlamaConfig LlamaConfig::read(const ConfigReader& reader) {
   config.heads = extent("num_attention_heads");
   config.kv_heads = extent("num_key_value_heads", config.heads);
   if (!reader.has("head_dim") && config.hidden % config.heads != 0)
-    reader.fail("num_attention_heads", tw::format("a divisor of hidden_size, {}, is wanted", config.hidden));
+    reader.fail("num_attention_heads", tw::format("allowed: a divisor of hidden_size, {}", config.hidden));
   config.head_dim = extent("head_dim", config.hidden / config.heads);
   config.vocabulary = extent("vocab_size");
   config.max_positions = static_cast<int>(reader.integer("max_position_embeddings", 1, kMostPositions));
   config.norm_epsilon = static_cast<float>(reader.number("rms_norm_eps", 0, 1, 1e-5));
   if (config.heads % config.kv_heads != 0)
-    reader.fail("num_key_value_heads", tw::format("a divisor of num_attention_heads, {}, is wanted", config.heads));
+    reader.fail("num_key_value_heads", tw::format("allowed: a divisor of num_attention_heads, {}", config.heads));
   if (config.head_dim != 64 && config.head_dim != 128)
     throw FileError(tw::format("{}head_dim is {}; 64 and 128 are supported", reader.where(), config.head_dim));
   if (reader.text("hidden_act", "silu") != "silu") reader.fail("hidden_act", "only \"silu\" is supported");

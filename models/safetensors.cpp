@@ -203,7 +203,7 @@ class SafeTensors::HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception& error) override {
-    throw FileError(tw::format("{}: the header is no valid JSON: {}", file_, one_line(error.what())));
+    throw FileError(tw::format("{}: the header is not valid JSON: {}", file_, one_line(error.what())));
   }
 
  private:
@@ -280,7 +280,7 @@ void SafeTensors::add(std::shared_ptr<const File> file) {
   const std::string text = file->read_text(kPrefix, header_size);
   // The parser treats a zero byte as the end.
   if (const std::size_t zero = text.find('\0'); zero != std::string::npos)
-    throw FileError(tw::format("{}: the header is no valid JSON: byte {} is zero", in, zero));
+    throw FileError(tw::format("{}: the header is not valid JSON: byte {} is zero", in, zero));
 
   HeaderReader reader(in);
   nlohmann::json::sax_parse(text, &reader);  // it throws, or returns true
@@ -358,7 +358,7 @@ SafeTensors SafeTensors::open_directory(const std::filesystem::path& directory) 
   result.source_ = directory.string();
   std::map<std::string, std::string> paths;  // of the shards, by their names in the index
   for (const auto& [name, shard] : map_entry->items()) {
-    if (!shard.is_string()) throw FileError(tw::format("{}: tensor {}: its file is no string", index_name, in_quotes(name)));
+    if (!shard.is_string()) throw FileError(tw::format("{}: tensor {}: its file is not a string", index_name, in_quotes(name)));
     const auto& text = shard.get_ref<const std::string&>();
     if (text.empty() || text == "." || text == ".." || text.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos) {
       throw FileError(tw::format("{}: tensor {}: its file is {}; allowed: the name of a file beside the index", index_name, in_quotes(name),

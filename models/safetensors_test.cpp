@@ -189,11 +189,11 @@ TEST(SafeTensors, HeadersThatAreNoTensors) {
     SCOPED_TRACE(header.substr(0, 100));
     expect_refused(file_of(header, std::string(data, '\0')), parts);
   };
-  refused("", {"no valid JSON"});
-  refused("{", {"no valid JSON"});
-  refused("{}x", {"no valid JSON"});
-  refused(std::string("{}\0{}", 5), {"the header is no valid JSON: byte 2 is zero"});  // where the parser would stop
-  refused("{\"a\xFF\":1}", {"no valid JSON"});
+  refused("", {"not valid JSON"});
+  refused("{", {"not valid JSON"});
+  refused("{}x", {"not valid JSON"});
+  refused(std::string("{}\0{}", 5), {"the header is not valid JSON: byte 2 is zero"});  // where the parser would stop
+  refused("{\"a\xFF\":1}", {"not valid JSON"});
   refused("[]", {"the header is an array", "a JSON object"});
   refused("3", {"the header is 3", "a JSON object"});
   refused(R"({"a":3})", {"tensor \"a\": is 3; allowed: an object"});
@@ -223,7 +223,7 @@ TEST(SafeTensors, HeadersThatAreNoTensors) {
   refused(R"({"a":)" + empty + R"(,"a":)" + empty + "}", {"tensor \"a\" is in the header twice"});
   refused(R"({"__metadata__":)" + std::string(100, '[') + std::string(100, ']') + "}", {"more than 64 levels"});
   refused(R"({"__metadata__":)" + std::string(1'000'000, '['), {"more than 64 levels"});
-  refused(R"({"a":{"x":)" + std::string(1'000'000, '{'), {"no valid JSON"});
+  refused(R"({"a":{"x":)" + std::string(1'000'000, '{'), {"not valid JSON"});
 }
 
 TEST(SafeTensors, TooManyTensors) {
@@ -298,11 +298,11 @@ TEST(SafeTensors, ADirectoryOfShards) {
     SCOPED_TRACE(index);
     expect_error<FileError>([&] { open(index); }, parts);
   };
-  refused("{", {"model.safetensors.index.json: no valid JSON"});
+  refused("{", {"model.safetensors.index.json: not valid JSON"});
   refused("[]", {"no weight_map"});
   refused("{}", {"no weight_map"});
   refused(R"({"weight_map":[]})", {"no weight_map"});
-  refused(R"({"weight_map":{"a":1}})", {"tensor \"a\": its file is no string"});
+  refused(R"({"weight_map":{"a":1}})", {"tensor \"a\": its file is not a string"});
   refused(R"({"weight_map":{"a":"model-3.safetensors"}})", {"names \"model-3.safetensors\", which is not there"});
   for (const char* name : {"../model-1.safetensors", "/etc/passwd", "", ".", "..", "a\\\\b", "model-1.safetensors\\u0000"})
     refused(tw::format(R"({{"weight_map":{{"a":"{}"}}}})", name), {"tensor \"a\": its file is \"", "beside the index"});

@@ -200,7 +200,7 @@ TEST(Tokenizer, FilesThatAreNotUnderstoodAreRefused) {
       EXPECT_EQ(message.find('\n'), std::string::npos) << message;
     }
   };
-  refused("", {"no valid JSON"});
+  refused("", {"not valid JSON"});
   refused("[]", {"is array; allowed: an object"});
   refused("{}", {"no model"});
   refused(R"({"model":3})", {"tokenizer.model: is number; allowed: an object"});
@@ -210,7 +210,7 @@ TEST(Tokenizer, FilesThatAreNotUnderstoodAreRefused) {
   refused(with("", R"("vocab":[],"merges":[])"), {"vocab is array"});
   for (const char* id : {"-1", "1.5", "16777216", "\"1\"", "null", "18446744073709551615"})
     refused(with("", tw::format(R"("vocab":{{"a":{}}},"merges":[])", id)),
-            {"vocab: the id of \"a\" is no whole number from 0 to 16777215"});
+            {"vocab: the id of \"a\" is not a whole number from 0 to 16777215"});
   refused(with("", R"("vocab":{"a":0,"b":0},"merges":[])"), {"both \"a\" and \"b\" have the id 0"});
   refused(with("", tw::format(R"("vocab":{{"{}":0}},"merges":[])", std::string(65537, 'a'))),
           {"vocab: a token of 65537 bytes, \"aaa", "allowed: at most 65536"});
@@ -255,7 +255,7 @@ TEST(Tokenizer, FilesThatAreNotUnderstoodAreRefused) {
   refused(
       with(
           R"(,"post_processor":{"type":"TemplateProcessing","special_tokens":{"x":{"ids":[9]}},"single":[{"SpecialToken":{"id":"x"}},{"Sequence":{"id":"A"}}]})"),
-      {"the id 9 is no token's"});
+      {"the id 9 belongs to no token"});
   refused(with(R"(,"decoder":{"type":"WordPiece"})"), {"decoder: \"WordPiece\" is not supported; allowed: Sequence, ByteLevel"});
   refused(with(R"(,"decoder":{"type":"Strip","content":"ab","start":1,"stop":0})"), {"content is \"ab\"; allowed: one character"});
   refused(with(R"(,"decoder":{"type":"Strip","content":" ","start":-1,"stop":0})"), {"start is -1"});

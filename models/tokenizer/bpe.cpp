@@ -43,7 +43,7 @@ void Bpe::read_vocabulary(const Fields& model) {
   int largest = -1;
   for (const auto& [token, value] : vocabulary.items()) {
     if (!value.is_number_unsigned() || value.get<std::uint64_t>() > static_cast<std::uint64_t>(kLargestTokenId))
-      model.fail(tw::format("vocab: the id of {} is no whole number from 0 to {}", in_quotes(token), kLargestTokenId));
+      model.fail(tw::format("vocab: the id of {} is not a whole number from 0 to {}", in_quotes(token), kLargestTokenId));
     if (token.size() > kLongestToken)
       model.fail(tw::format("vocab: a token of {} bytes, {}; allowed: at most {}", token.size(), in_quotes(token), kLongestToken));
     largest = std::max(largest, value.get<int>());

@@ -79,7 +79,7 @@ struct Tokenizer::Parts {
     if (file.has("post_processor")) read_post_processor(file.object("post_processor"), special_tokens);
     for (const auto& ids : special_tokens ? std::vector{special_tokens->before, special_tokens->after} : std::vector<std::vector<int>>()) {
       for (const int id : ids) {
-        if (!token(id)) file.fail(tw::format("post_processor: the id {} is no token's", id));
+        if (!token(id)) file.fail(tw::format("post_processor: the id {} belongs to no token", id));
       }
     }
   }

@@ -50,7 +50,7 @@ void require_directory(const fs::path& directory) {
   const std::string given = directory.string();
   if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
     throw FileError(tw::format("{}: {}", given, error.message()));
-  if (is_there(directory)) throw FileError(tw::format("{}: is no directory; a checkpoint is a directory", given));
+  if (is_there(directory)) throw FileError(tw::format("{}: is not a directory; a checkpoint is a directory", given));
   if (const auto name = hub_name(given))
     throw FileError(
         tw::format("{}: no such directory; if this is a model's name on the Hugging Face hub, download it first with \"hf download {} "
@@ -82,16 +82,16 @@ GlmAsrConfig::Encoder read_encoder(const ConfigReader& reader) {
   encoder.layers = static_cast<int>(reader.integer("num_hidden_layers", 1, 1000));
   encoder.heads = extent("num_attention_heads");
   if (!reader.has("head_dim") && encoder.hidden % encoder.heads != 0)
-    reader.fail("num_attention_heads", tw::format("a divisor of hidden_size, {}, is wanted", encoder.hidden));
+    reader.fail("num_attention_heads", tw::format("allowed: a divisor of hidden_size, {}", encoder.hidden));
   encoder.head_dim = extent("head_dim", encoder.hidden / encoder.heads);
   encoder.positions = extent("max_position_embeddings", 1500);
   encoder.activation = activation(reader, "hidden_act");
   if (extent("num_key_value_heads", encoder.heads) != encoder.heads)
-    reader.fail("num_key_value_heads", tw::format("{}, as many as num_attention_heads, is wanted", encoder.heads));
+    reader.fail("num_key_value_heads", tw::format("allowed: {}, as many as num_attention_heads", encoder.heads));
   if (encoder.head_dim != 64 && encoder.head_dim != 128)
     throw FileError(tw::format("{}head_dim is {}; 64 and 128 are supported", reader.where(), encoder.head_dim));
   if (encoder.intermediate != GlmAsrConfig::kStack * encoder.hidden)
-    reader.fail("intermediate_size", tw::format("{}, {} times hidden_size, is wanted: so many positions make one embedding",
+    reader.fail("intermediate_size", tw::format("allowed: {}, {} times hidden_size, because so many positions make one embedding",
                                                 GlmAsrConfig::kStack * encoder.hidden, GlmAsrConfig::kStack));
   const ConfigReader rope = reader.child("rope_parameters");
   encoder.rope_theta = rope.number("rope_theta", 1, 1e12, reader.number("rope_theta", 1, 1e12, 10000));
@@ -137,8 +137,8 @@ GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
   require_directory(directory);
   const ConfigReader reader = open(directory / "config.json");
   if (reader.text("model_type") != "glmasr") reader.fail("model_type", "only \"glmasr\" is supported");
-  if (!reader.has("audio_config")) reader.fail("audio_config", "an object is wanted");
-  if (!reader.has("text_config")) reader.fail("text_config", "an object is wanted");
+  if (!reader.has("audio_config")) reader.fail("audio_config", "allowed: an object");
+  if (!reader.has("text_config")) reader.fail("text_config", "allowed: an object");
 
   GlmAsrConfig config;
   config.encoder = read_encoder(reader.child("audio_config"));
@@ -163,8 +163,7 @@ GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
     const ConfigReader whole = open(processor);
     config.prompt = whole.text("default_transcription_prompt", config.prompt);
     if (config.prompt.size() > kLongestPrompt)
-      whole.fail("default_transcription_prompt",
-                 tw::format("it has {} bytes; at most {} are wanted", config.prompt.size(), kLongestPrompt));
+      whole.fail("default_transcription_prompt", tw::format("it has {} bytes; allowed: at most {}", config.prompt.size(), kLongestPrompt));
     features = whole.child("feature_extractor");
   }
   const fs::path preprocessor = directory / "preprocessor_config.json";
@@ -187,7 +186,7 @@ GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
     throw FileError(tw::format("{}hop_length is {} and chunk_length {}: a window of {} frames; at most {} are supported", features.where(),
                                config.mel.hop, config.mel.window_seconds, frames, kMostFrames));
   if (frames != 2 * config.encoder.positions || config.encoder.positions % kStack != 0)
-    audio.fail("max_position_embeddings", tw::format("half of a window's {} frames, a multiple of {}, is wanted", frames, kStack));
+    audio.fail("max_position_embeddings", tw::format("allowed: half of a window's {} frames, a multiple of {}", frames, kStack));
   check_template(directory);
   return config;
 }

@@ -111,7 +111,7 @@ TEST(GlmAsrConfig, Values) {
 TEST(GlmAsrConfig, FilesThatAreMissing) {
   expect_error<FileError>([] { GlmAsrConfig::read("/nowhere/at/all"); }, {"/nowhere/at/all: no such directory"});
   expect_error<FileError>([] { GlmAsrConfig::read(kOriginal / "config.json"); },
-                          {"config.json: is no directory; a checkpoint is a directory"});
+                          {"config.json: is not a directory; a checkpoint is a directory"});
   expect_error<FileError>([] { GlmAsrConfig::read(kOriginal / "config.json" / "x"); }, {"config.json/x: no such directory"});
   for (const char* name : {"config.json", "tokenizer.json"}) {
     SCOPED_TRACE(name);
@@ -164,7 +164,7 @@ TEST(GlmAsrConfig, SizesAreLimited) {
   checkpoint.set("processor_config.json", "/default_transcription_prompt", std::string(16384, 'x'));
   EXPECT_EQ(checkpoint.config().prompt.size(), 16384u);
   checkpoint.set("processor_config.json", "/default_transcription_prompt", std::string(16385, 'x'));
-  checkpoint.refused({"processor_config.json: default_transcription_prompt is \"xxx", "it has 16385 bytes; at most 16384"});
+  checkpoint.refused({"processor_config.json: default_transcription_prompt is \"xxx", "it has 16385 bytes; allowed: at most 16384"});
   checkpoint.write("chat_template.jinja", std::string((1 << 20) + 1, ' '));
   checkpoint.remove("processor_config.json");
   checkpoint.refused({"chat_template.jinja: 1048577 bytes; at most 1048576 are read"});
@@ -196,24 +196,24 @@ TEST(GlmAsrConfig, FilesThatAreNoConfiguration) {
 TEST(GlmAsrConfig, AnotherArchitecture) {
   refused("/model_type", "whisper", {"config.json: model_type is \"whisper\"; only \"glmasr\" is supported"});
   refused("/model_type", nullptr, {"config.json: model_type is missing"});
-  refused("/audio_config", nullptr, {"config.json: audio_config is missing; an object is wanted"});
-  refused("/text_config", nullptr, {"config.json: text_config is missing; an object is wanted"});
+  refused("/audio_config", nullptr, {"config.json: audio_config is missing; allowed: an object"});
+  refused("/text_config", nullptr, {"config.json: text_config is missing; allowed: an object"});
   refused("/text_config/model_type", "qwen2", {"config.json: text_config.model_type is \"qwen2\""});
-  refused("/audio_config", 5, {"config.json: audio_config is no object"});
+  refused("/audio_config", 5, {"config.json: audio_config is not an object"});
 }
 
 TEST(GlmAsrConfig, EncodersThatAreNotSupported) {
-  refused("/audio_config/num_attention_heads", 3, {"audio_config.num_attention_heads is 3; a divisor of hidden_size, 64, is wanted"});
+  refused("/audio_config/num_attention_heads", 3, {"audio_config.num_attention_heads is 3; allowed: a divisor of hidden_size, 64"});
   refused("/audio_config/head_dim", 48, {"config.json: audio_config.head_dim is 48; 64 and 128 are supported"});
   refused("/text_config/head_dim", 48, {"config.json: text_config.head_dim is 48; 64 and 128 are supported"});
-  refused("/audio_config/num_key_value_heads", 2, {"audio_config.num_key_value_heads is 2; 1, as many as num_attention_heads, is wanted"});
+  refused("/audio_config/num_key_value_heads", 2, {"audio_config.num_key_value_heads is 2; allowed: 1, as many as num_attention_heads"});
   refused("/audio_config/intermediate_size", 128,
-          {"audio_config.intermediate_size is 128; 256, 4 times hidden_size, is wanted: so many positions make one embedding"});
+          {"audio_config.intermediate_size is 128; allowed: 256, 4 times hidden_size, because so many positions make one embedding"});
   refused("/audio_config/hidden_act", "swiglu", {"audio_config.hidden_act is \"swiglu\"; \"gelu\""});
-  refused("/projector_hidden_act", 3, {"projector_hidden_act is 3; a string is wanted"});
+  refused("/projector_hidden_act", 3, {"projector_hidden_act is 3; allowed: a string"});
   refused("/audio_config/rope_parameters/rope_type", "yarn", {"audio_config.rope_parameters.rope_type is \"yarn\""});
   refused("/audio_config/rope_parameters/partial_rotary_factor", 0.01, {"partial_rotary_factor is 0.01; it leaves nothing to turn"});
-  refused("/audio_config/max_position_embeddings", 1000, {"audio_config.max_position_embeddings is 1000; half of a window's 3000 frames"});
+  refused("/audio_config/max_position_embeddings", 1000, {"audio_config.max_position_embeddings is 1000; allowed: half of a window's 3000 frames"});
   refused("/audio_config/hidden_size", 18446744073709551615u, {"audio_config.hidden_size is 18446744073709551615; an integer from 1"});
   refused("/audio_token_id", 263, {"audio_token_id is 263; an integer from 0 to 262"});
 }
@@ -231,7 +231,7 @@ TEST(GlmAsrConfig, TheProcessorAgrees) {
   processor_refused(
       "/feature_extractor/hop_length", 16,
       {"processor_config.json: feature_extractor.hop_length is 16 and chunk_length 30: a window of 30000 frames; at most 16384"});
-  processor_refused("/feature_extractor/chunk_length", 20, {"max_position_embeddings is 1500; half of a window's 2000 frames"});
+  processor_refused("/feature_extractor/chunk_length", 20, {"max_position_embeddings is 1500; allowed: half of a window's 2000 frames"});
   processor_refused("/default_transcription_prompt", 3, {"processor_config.json: default_transcription_prompt is 3; a string"});
   const Checkpoint checkpoint;  // the older file of the same settings
   checkpoint.write("preprocessor_config.json", R"({"feature_size": 80})");
