@@ -133,7 +133,7 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
       {"tune convolution --device cpu --dtype i8 --shape N=1,W=4,C=4,F=4", "convolution can be tuned for: bf16, f16, f32"},
       {"tune softmax --device cpu --shape rows=4,cols=4", "softmax has nothing to tune on the CPU"},
       {"tune norm --device cpu --shape rows=4,cols=4", "norm has nothing to tune on the CPU"},
-      {"kernels analyze softmax_bf16_1x8 --shape rows=1,cols=257", "rows of up to 256"},
+      {"kernels analyze softmax_bf16_1x8 --shape rows=1,cols=257", "supports up to 256"},
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.arguments);
