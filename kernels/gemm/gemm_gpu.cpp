@@ -16,11 +16,12 @@ constexpr std::array kParams{with_params(Kernel::whole, DType::f32),    with_par
                              with_params(Kernel::sum, DType::bf16),     with_params(Kernel::gemv, DType::f16),
                              with_params(Kernel::gemv, DType::bf16),    with_params(Kernel::block_scaled, DType::fp8_e4m3)};
 
-void launch(const Call& call, const Launch& x) {
+void launch(const Call& call, const Kernel& kernel, const Tensor& partial = {}) {
+  const Launch x = make_launch(call, kernel, partial);
   const auto launch_as = [&]<Kernel k>() {
-    if (k.form != x.kernel.form || k.dtype != x.kernel.dtype) return;
+    if (k.form != kernel.form || k.dtype != kernel.dtype) return;
     using Params = typename HostKernel<k>::template On<sm_90a::Target<>>::Params;
-    detail::launch_named<Params>(named(x.kernel), call.stream, x.grid, [&](auto& bind, auto& p) { bind_launch(bind, p, call, x); });
+    detail::launch_named<Params>(named(kernel), call.stream, x.grid, [&](auto& bind, auto& p) { bind_launch(bind, p, call, x); });
   };
   [&]<std::size_t... i>(std::index_sequence<i...>) { (launch_as.template operator()<kParams[i]>(), ...); }
   (std::make_index_sequence<kParams.size()>());
@@ -49,27 +50,21 @@ Config block_scaled_tile_of(const Call& call) {
 
 void run_on_gpu(const Call& call) {
   const DType dtype = call.a.dtype();
-  if (call.is_gemv())
-    return launch(call,
-                  make_launch(call, {.dtype = dtype, .form = Kernel::gemv, .activation = call.activation, .addends = call.addends()}));
+  if (call.is_gemv()) return launch(call, {.dtype = dtype, .form = Kernel::gemv, .activation = call.activation, .addends = call.addends()});
   const Problem problem = problem_of(call, device_info(call.stream.device()).units);
   const auto fitted = [&](const Config& c) { return problem.generic_shared > 0 ? fit_generic(c, problem.generic_shared) : c; };
-  if (call.block_scaled())
-    return launch(call, make_launch(call, {.dtype = dtype, .form = Kernel::block_scaled, .tile = fitted(block_scaled_tile_of(call))}));
+  if (call.block_scaled()) return launch(call, {.dtype = dtype, .form = Kernel::block_scaled, .tile = fitted(block_scaled_tile_of(call))});
   const bool swapped = call.swaps_operands();
   // The generic target has no tuned choice of the swapped kernel's tiles.
   const Config tile = !swapped ? tile_of(call, problem) : problem.generic_shared > 0 ? fitted(kSwapped) : call.tile.value_or(kSwapped);
   int splits = call.splittable() ? call.splits : 1;
   if (splits == 0) splits = swapped ? choose_swapped_splits(problem) : choose_splits(problem, tile);
-  if (splits == 1 && !swapped)
-    return launch(
-        call,
-        make_launch(call, {.dtype = dtype, .layout = call.layout, .activation = call.activation, .addends = call.addends(), .tile = tile}));
+  const Kernel whole{.dtype = dtype, .layout = call.layout, .activation = call.activation, .addends = call.addends(), .tile = tile};
+  if (splits == 1 && !swapped) return launch(call, whole);
   // Sums over splits of K, which a second kernel adds up.
   const Tensor partial = workspace({call.batch, used_splits(call.k, size_of(dtype), splits), call.m, call.n}, DType::f32, call.stream);
-  launch(call,
-         make_launch(call, {.dtype = dtype, .form = Kernel::partial, .layout = call.layout, .swapped = swapped, .tile = tile}, partial));
-  launch(call, make_launch(call, {.dtype = dtype, .form = Kernel::sum, .activation = call.activation, .addends = call.addends()}, partial));
+  launch(call, {.dtype = dtype, .form = Kernel::partial, .layout = call.layout, .swapped = swapped, .tile = tile}, partial);
+  launch(call, {.dtype = dtype, .form = Kernel::sum, .activation = call.activation, .addends = call.addends()}, partial);
 }
 
 }  // namespace tw::kernels::gemm
