@@ -60,8 +60,8 @@ TEST(ConfigReader, Integers) {
   EXPECT_EQ(r.integer("x", 1, 9, 40), 40);  // a default is the caller's matter
   refused([&] { r.integer("a", 1, 6); }, {"config.json: a is 7; allowed: an integer from 1 to 6"});
   refused([&] { r.integer("a", 8, 9); }, {"a is 7"});
-  refused([&] { r.integer("b", 0, 9); }, {"b is -3; an integer from 0 to 9"});
-  refused([&] { r.integer("x", 0, 9); }, {"x is missing; an integer from 0 to 9"});
+  refused([&] { r.integer("b", 0, 9); }, {"b is -3; allowed: an integer from 0 to 9"});
+  refused([&] { r.integer("x", 0, 9); }, {"x is missing; allowed: an integer from 0 to 9"});
   refused([&] { r.integer("c", 0, 9); }, {"c is 7.0"});
   refused([&] { r.integer("d", 0, 9); }, {"d is \"7\""});
   refused([&] { r.integer("e", 0, 9); }, {"e is [7]"});
@@ -80,8 +80,8 @@ TEST(ConfigReader, Numbers) {
   EXPECT_EQ(r.number("tiny", 0, 1), 1e-300);
   EXPECT_EQ(r.number("x", 0, 1, 0.25), 0.25);
   refused([&] { r.number("a", 0.75, 1); }, {"config.json: a is 0.5; allowed: a number from 0.75 to 1"});
-  refused([&] { r.number("b", 0, 1); }, {"b is 10000; a number from 0 to 1"});
-  refused([&] { r.number("x", 0, 1); }, {"x is missing; a number from 0 to 1"});
+  refused([&] { r.number("b", 0, 1); }, {"b is 10000; allowed: a number from 0 to 1"});
+  refused([&] { r.number("x", 0, 1); }, {"x is missing; allowed: a number from 0 to 1"});
   for (const char* field : {"c", "d", "e"}) refused([&] { r.number(field, 0, 1, 0.5); }, {field, "allowed: a number from 0 to 1"});
   const ConfigReader special{"config.json", {{"nan", std::numeric_limits<double>::quiet_NaN()}, {"inf", HUGE_VAL}}};
   refused([&] { special.number("nan", -1e308, 1e308); }, {"nan is "});
@@ -130,7 +130,7 @@ TEST(ConfigReader, ChildrenAreNamedWithTheirPath) {
   EXPECT_EQ(r.where(), "config.json: ");
   EXPECT_EQ(text.where(), "config.json: text_config.");
   EXPECT_EQ(text.integer("n", 0, 9), 3);
-  refused([&] { text.child("rope").number("theta", 0, 1); }, {"config.json: text_config.rope.theta is \"x\"; a number"});
+  refused([&] { text.child("rope").number("theta", 0, 1); }, {"config.json: text_config.rope.theta is \"x\"; allowed: a number"});
   refused([&] { r.child("none").integer("n", 0, 9); }, {"config.json: none.n is missing"});
   refused([&] { r.child("number"); }, {"config.json: number is not an object"});
   refused([&] { text.child("n"); }, {"config.json: text_config.n is not an object"});
@@ -145,7 +145,7 @@ TEST(ConfigReader, MessagesStayShortAndOnOneLine) {
   } catch (const FileError& error) {
     EXPECT_LT(std::string_view(error.what()).size(), 200u) << error.what();
   }
-  refused([&] { r.integer("long", 0, 1); }, {"config.json: long is \"xxx", "...; an integer"});
+  refused([&] { r.integer("long", 0, 1); }, {"config.json: long is \"xxx", "...; allowed: an integer"});
   refused([&] { r.integer("lines", 0, 1); }, {"lines is \"a\\nb\""});
   refused([&] { r.integer("bytes", 0, 1); }, {"bytes is "});
   refused([&] { r.fail("none", "allowed: something else"); }, {"config.json: none is missing; allowed: something else"});

@@ -276,11 +276,11 @@ TEST(LlamaConfig, WhatIsNotSupported) {
     expect_error<FileError>([&] { read(json); }, parts);
   };
   refused("model_type", "qwen2", {"config.json: model_type is \"qwen2\"; only \"llama\" decoders are supported"});
-  refused("hidden_size", 0, {"hidden_size is 0; an integer from 1 to 1048576"});
-  refused("num_hidden_layers", 1001, {"num_hidden_layers is 1001; an integer from 1 to 1000"});
+  refused("hidden_size", 0, {"hidden_size is 0; allowed: an integer from 1 to 1048576"});
+  refused("num_hidden_layers", 1001, {"num_hidden_layers is 1001; allowed: an integer from 1 to 1000"});
   refused("vocab_size", nullptr, {"vocab_size is missing"});
   refused("num_attention_heads", 3, {"num_attention_heads is 3; allowed: a divisor of hidden_size, 128"});
-  refused("num_attention_heads", 256, {"num_attention_heads is 256; a divisor of hidden_size"});
+  refused("num_attention_heads", 256, {"num_attention_heads is 256; allowed: a divisor of hidden_size"});
   refused("num_key_value_heads", 3, {"num_key_value_heads is 3; allowed: a divisor of num_attention_heads, 2"});
   refused("head_dim", 48, {"config.json: head_dim is 48; 64 and 128 are supported"});
   refused("hidden_size", 64, {"head_dim is 32; 64 and 128 are supported"});
@@ -290,9 +290,9 @@ TEST(LlamaConfig, WhatIsNotSupported) {
   refused("rope_scaling", {{"type", "linear"}}, {"rope_scaling is {\"type\":\"linear\"}; scaled rotary embeddings are not supported"});
   refused("rope_parameters", {{"rope_type", "yarn"}}, {"rope_parameters.rope_type is \"yarn\"; only \"default\" is supported"});
   refused("rope_parameters", 5, {"rope_parameters is not an object"});
-  refused("rope_theta", 0, {"rope_theta is 0; a number from 1 to"});
+  refused("rope_theta", 0, {"rope_theta is 0; allowed: a number from 1 to"});
   refused("partial_rotary_factor", 0.5, {"partial_rotary_factor is not 1"});
-  refused("rms_norm_eps", "1e-5", {"rms_norm_eps is \"1e-5\"; a number from 0 to 1"});
+  refused("rms_norm_eps", "1e-5", {"rms_norm_eps is \"1e-5\"; allowed: a number from 0 to 1"});
 }
 
 }  // namespace

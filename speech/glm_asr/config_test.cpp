@@ -214,8 +214,8 @@ TEST(GlmAsrConfig, EncodersThatAreNotSupported) {
   refused("/audio_config/rope_parameters/rope_type", "yarn", {"audio_config.rope_parameters.rope_type is \"yarn\""});
   refused("/audio_config/rope_parameters/partial_rotary_factor", 0.01, {"partial_rotary_factor is 0.01; it leaves nothing to turn"});
   refused("/audio_config/max_position_embeddings", 1000, {"audio_config.max_position_embeddings is 1000; allowed: half of a window's 3000 frames"});
-  refused("/audio_config/hidden_size", 18446744073709551615u, {"audio_config.hidden_size is 18446744073709551615; an integer from 1"});
-  refused("/audio_token_id", 263, {"audio_token_id is 263; an integer from 0 to 262"});
+  refused("/audio_config/hidden_size", 18446744073709551615u, {"audio_config.hidden_size is 18446744073709551615; allowed: an integer from 1"});
+  refused("/audio_token_id", 263, {"audio_token_id is 263; allowed: an integer from 0 to 262"});
 }
 
 TEST(GlmAsrConfig, TheProcessorAgrees) {
@@ -232,7 +232,7 @@ TEST(GlmAsrConfig, TheProcessorAgrees) {
       "/feature_extractor/hop_length", 16,
       {"processor_config.json: feature_extractor.hop_length is 16 and chunk_length 30: a window of 30000 frames; at most 16384"});
   processor_refused("/feature_extractor/chunk_length", 20, {"max_position_embeddings is 1500; allowed: half of a window's 2000 frames"});
-  processor_refused("/default_transcription_prompt", 3, {"processor_config.json: default_transcription_prompt is 3; a string"});
+  processor_refused("/default_transcription_prompt", 3, {"processor_config.json: default_transcription_prompt is 3; allowed: a string"});
   const Checkpoint checkpoint;  // the older file of the same settings
   checkpoint.write("preprocessor_config.json", R"({"feature_size": 80})");
   EXPECT_EQ(checkpoint.config().mel.mel_bins, 128);
@@ -255,7 +255,7 @@ TEST(GlmAsrConfig, EndTokens) {
   EXPECT_EQ(ends(json::array(), nullptr, 4), std::vector<int>{4});
   expect_error<FileError>([&] { ends(nullptr, nullptr, nullptr); },
                           {"config.json: text_config.eos_token_id is missing; without it a text never ends"});
-  expect_error<FileError>([&] { ends(263, 3, 4); }, {"generation_config.json: eos_token_id is 263; an integer from 0 to 262"});
+  expect_error<FileError>([&] { ends(263, 3, 4); }, {"generation_config.json: eos_token_id is 263; allowed: an integer from 0 to 262"});
   expect_error<FileError>([&] { ends(nullptr, json{3, -1}, 4); }, {"text_config.eos_token_id is [3,-1]"});
   checkpoint.remove("generation_config.json");
   checkpoint.set("/text_config/eos_token_id", 7);
