@@ -8,19 +8,19 @@
 #include "tilewave/launch.hpp"
 #include "tilewave/tile/attention.tile.hpp"
 
-// From a checked call of attention to its kernel: for the library's own rules, and for lists with a rule of a user's (attention_with.hpp).
+// From a checked call of attention to its kernel, with the library's rules and optionally a user-defined one (attention_with.hpp).
 
 namespace tw::detail {
 
-/// A checked call. Tensors are [batch, head, row, dim]; of packed sequences the batch is 1.
+/// A checked call. Tensors are [batch, head, row, dim]; for packed sequences the batch is 1.
 struct AttentionCall {
   Tensor q, k, v, o;
-  Tensor partial;  ///< f32 [splits * batch, head, row, dim], where the keys are divided
+  Tensor partial;  ///< f32 [splits * batch, head, row, dim], if the keys are split
   const float* sink = nullptr;
   float* lse = nullptr;
   std::int64_t lse_stride_batch = 0, lse_stride_head = 0;
   int batch = 0;
-  int keys = 0;  ///< of a sequence, at most
+  int keys = 0;  ///< maximum number per sequence
   Stream stream = Stream::standard(Device::cpu());
 
   // Rules
@@ -42,10 +42,10 @@ struct AttentionCall {
   const std::int32_t* tiles = nullptr;
   bool ragged() const { return cu_q || cu_k || used_q || used_k || k_batch || k_begin; }
 
-  // Keys divided among blocks: rows are the queries of all heads that share them
+  // Split keys: rows are the queries of all heads that share the keys
   bool split = false;
   int heads_together = 1;  ///< their queries are the rows of q and o
-  int queries = 1;         ///< of one of them
+  int queries = 1;         ///< per head
   int splits = 1;
 
   // Pages
@@ -58,20 +58,22 @@ struct AttentionCall {
 /// Throws InvalidArgument, with nothing written.
 AttentionCall check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const AttentionOptions& options);
 
-/// That a call is one that a kernel for T and a head dimension up to `head_dim` can do. Throws InvalidArgument.
+/// Throws InvalidArgument unless a kernel for `dtype` and head dimensions up to `head_dim` can run the call.
 void check_attention_with(const AttentionCall& call, DType dtype, int head_dim);
 
-/// The rules whose Params the host fills in for a GPU. Params are the same whichever are used, so that one list serves for all kernels.
+/// The rules whose Params the host fills in for a GPU. The layout of Params does not depend on which rules are used, so one list serves all
+/// kernels.
 template <class... User>
 using CallRules = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, UserRule<User>...,
                         Band<true, true>>;
 /// The grid of tiles with `bm` rows each.
 TileGrid attention_grid(const AttentionCall& call, int bm);
 
-/// Fills in the parameters of a list of rules; `unit` is what a score's number stands for, and becomes that behind the last rule.
+/// Fills in the parameters of a list of rules. `unit` is the unit of scores (docs/attention-tour.md) before the first rule, and is set to
+/// that after the last one.
 template <class Rule, class... Rest, class P, class BindUser>
 void fill_rules([[maybe_unused]] Rules<Rule, Rest...> list, P& p, const AttentionCall& call, float& unit, BindUser& bind_user) {
-  constexpr int kUnlimited = (1 << 30) - 1;  // beyond all keys, and no int overflows
+  constexpr int kUnlimited = (1 << 30) - 1;  // more than any number of keys, without integer overflow
   auto& rule = p.first;
   using Known = typename RuleOf<Rule>::Type;
   if constexpr (is_same<Known, Softcap>) {
@@ -139,7 +141,7 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   p.keys = call.keys;
 }
 
-/// Rows of a tile on the CPU, or few for few queries; and its keys.
+/// Rows per tile on the CPU (fewer for few queries), and keys per block.
 inline constexpr int kCpuRows = 128, kCpuFewRows = 16;
 inline constexpr int kCpuKeys = 256;
 constexpr AttentionConfig cpu_config(int head_dim, int rows) {
@@ -152,14 +154,14 @@ constexpr AttentionConfig cpu_config(int head_dim, int rows) {
           .maxima_first = true};
 }
 
-/// The library's rules that change scores, as the CPU has them: a kernel looks at run time which are used.
+/// The library's rules that change scores, for the CPU: a kernel checks at run time which ones are used.
 using CpuChanges = Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>>;
 using CpuBand = Band<true, true>;
 
 // Of `rows` rows of kCpuKeys scores; `first` says where each row's first score stands.
 void change_scores(const CpuChanges::Params<cpu::Target>& changes, const Score* first, float* scores, int rows);
 void hide_scores(const CpuBand::Params<cpu::Target>& band, const Score* first, float* scores, int rows);
-/// Whether a tile of rows has scores that the band hides, as far as its first row and its last tell: it may say so of one that has none.
+/// Whether the band hides scores of a tile, judged by its first and last row. May be true for a tile without hidden scores.
 bool hides_scores(const CpuBand::Params<cpu::Target>& band, const Score& first, const Score& last);
 
 /// The rules of the CPU's kernels. The library's own are functions that all kernels call: a copy of them in each kernel, for each place in
@@ -168,7 +170,7 @@ template <class... User>
 struct CpuRules : Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>,
                         UserRule<User>..., CpuBand> {
   using Users = Rules<UserRule<User>...>;
-  // The band finds the blocks that it cuts by itself.
+  // The band itself finds the blocks that it cuts.
   static constexpr bool lower = Users::lower;
   TW_INLINE static KeyRange untouched(const auto& p, const ScoreRows& rows, KeyRange all) {
     return Users::untouched(p.rest.rest.rest, rows, all);
@@ -213,7 +215,7 @@ void run_attention_cpu(const AttentionCall& call, auto&& bind_user) {
       attention_grid(call, kRows), [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kCpuKeys, bind_user); });
 }
 
-/// A user-defined rule, as far as the library must know it to name and schedule a kernel.
+/// The properties of a user-defined rule that the library needs to name and schedule a kernel.
 struct UserRuleInfo {
   std::string_view type;    ///< as the run-time compiler reads it
   const char* source;       ///< the embedded file that defines it, or null
