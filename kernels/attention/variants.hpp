@@ -36,23 +36,23 @@ AttentionConfig tuned_config(const detail::AttentionCall& call);
 int tuned_splits(const detail::AttentionCall& call, int rows);
 
 inline constexpr ShapeKey kTuneShape[] = {{"batch", "sequences", 1},
-                                          {"heads", "of queries"},
-                                          {"kv_heads", "of keys and values; 0: as many as of queries", 0},
-                                          {"seqlen_q", "queries of a sequence"},
-                                          {"seqlen_k", "keys of a sequence; 0: as many as queries", 0},
-                                          {"head_dim", "of queries and keys"},
-                                          {"value_dim", "of values; 0: head_dim", 0},
-                                          {"causal", "1: a query sees no later key", 0},
-                                          {"window", "keys before its own that a query sees; 0: all", 0}};
+                                          {"heads", "query heads"},
+                                          {"kv_heads", "key and value heads; 0: the same as heads", 0},
+                                          {"seqlen_q", "queries per sequence"},
+                                          {"seqlen_k", "keys per sequence; 0: the same as seqlen_q", 0},
+                                          {"head_dim", "head dimension of queries and keys"},
+                                          {"value_dim", "head dimension of values; 0: the same as head_dim", 0},
+                                          {"causal", "1: a causal mask", 0},
+                                          {"window", "window_left: how many keys before its own a query sees; 0: all", 0}};
 FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device);
 
-/// Of attention_decode().
+/// The same for attention_decode().
 inline constexpr ShapeKey kTuneDecodeShape[] = {{"batch", "sequences"},
-                                                {"heads", "of queries"},
-                                                {"kv_heads", "of keys and values; 0: as many as of queries", 0},
-                                                {"seqlen_q", "queries of a sequence", 1},
-                                                {"seqlen_k", "keys that a sequence of the cache holds; all are used"},
-                                                {"head_dim", "of queries, keys and values"}};
+                                                {"heads", "query heads"},
+                                                {"kv_heads", "key and value heads; 0: the same as heads", 0},
+                                                {"seqlen_q", "queries per sequence", 1},
+                                                {"seqlen_k", "keys per sequence in the cache; all are used"},
+                                                {"head_dim", "head dimension of queries, keys and values"}};
 FamilyProblem tune_decode_problem(const ShapeValues& shape, DType dtype, Device device);
 
 }  // namespace tw::kernels::attention
