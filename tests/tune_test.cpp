@@ -516,7 +516,7 @@ TEST(TuneRows, Softmax) {
   ASSERT_EQ(points.size(), 5u);
   EXPECT_GT(one.predict(points[4]), 2 * one.predict(points[1]));
   expect_error<InvalidArgument>([&] { problem("rows=4,cols=64", DType::bf16, Device::cpu()); }, {"softmax has nothing to tune on the CPU"});
-  expect_error<InvalidArgument>([&] { problem("rows=4,cols=20481", DType::bf16); }, {"cols is 20481", "over 20480"});
+  expect_error<InvalidArgument>([&] { problem("rows=4,cols=20481", DType::bf16); }, {"cols is 20481", "more than 20480"});
   expect_error<InvalidArgument>([&] { problem("rows=0,cols=64", DType::bf16); }, {"must be positive"});
 }
 
@@ -532,7 +532,7 @@ TEST(TuneRows, Norm) {
   EXPECT_EQ(texts_of(layer), texts_of(rms));
   EXPECT_EQ(problem("rows=1000,cols=4096,layer=1,weight=0", DType::f16).name, "norm layer f16 rows=1000,cols=4096");
   expect_error<InvalidArgument>([&] { problem("rows=4,cols=64", DType::bf16, Device::cpu()); }, {"norm has nothing to tune on the CPU"});
-  expect_error<InvalidArgument>([&] { problem("rows=4,cols=16385,layer=1", DType::bf16); }, {"cols is 16385", "over 16384"});
+  expect_error<InvalidArgument>([&] { problem("rows=4,cols=16385,layer=1", DType::bf16); }, {"cols is 16385", "more than 16384"});
 }
 
 }  // namespace
