@@ -28,29 +28,12 @@ const char* functor_name(Activation activation);
 
 /// The functor itself.
 template <Activation activation>
-struct Functor {
-  using Type = Identity;
-};
-template <>
-struct Functor<Activation::relu> {
-  using Type = Relu;
-};
-template <>
-struct Functor<Activation::gelu_erf> {
-  using Type = GeluErf;
-};
-template <>
-struct Functor<Activation::gelu_tanh> {
-  using Type = GeluTanh;
-};
-template <>
-struct Functor<Activation::silu> {
-  using Type = Silu;
-};
-template <>
-struct Functor<Activation::swiglu> {
-  using Type = SwiGlu;
-};
+using FunctorOf = conditional<
+    activation == Activation::relu, Relu,
+    conditional<
+        activation == Activation::gelu_erf, GeluErf,
+        conditional<activation == Activation::gelu_tanh, GeluTanh,
+                    conditional<activation == Activation::silu, Silu, conditional<activation == Activation::swiglu, SwiGlu, Identity>>>>>;
 
 /// The type of the Linear epilogue with output type `out`.
 std::string linear_name(DType out, Activation activation, const LinearOptions& options);

@@ -35,9 +35,9 @@ std::string type_of(const Kernel& k) {
 
 /// The same kernel as a type: for Params, which are those of every tile, layout and activation, and for the analysis target.
 template <Kernel k>
-using HostKernel = Convolution<ElementOf<k.dtype>, k.w_rows ? Contract::rows : Contract::columns,
-                               Epilogue<ElementOf<k.dtype>, typename Functor<k.activation>::Type>, k.tile.bm, k.tile.bn,
-                               kStepChannels<ElementOf<k.dtype>>, k.tile.stages, k.tile.cluster>;
+using HostKernel =
+    Convolution<ElementOf<k.dtype>, k.w_rows ? Contract::rows : Contract::columns, Epilogue<ElementOf<k.dtype>, FunctorOf<k.activation>>,
+                k.tile.bm, k.tile.bn, kStepChannels<ElementOf<k.dtype>>, k.tile.stages, k.tile.cluster>;
 
 /// For people.
 std::string name_of(const Kernel& k, bool pieces) {

@@ -66,7 +66,7 @@ constexpr auto host_kernel() {
   else
     return std::type_identity<Gemm<In, conditional<is_same<T, i8>, StoreSums<Out>, End>, Steps>>{};
 }
-template <Kernel k, class Act = typename Functor<k.activation>::Type>
+template <Kernel k, class Act = FunctorOf<k.activation>>
 using HostKernel = typename decltype(host_kernel<k, Act>())::type;
 
 }  // namespace tw::kernels::gemm
