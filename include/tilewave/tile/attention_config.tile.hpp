@@ -22,8 +22,8 @@ struct AttentionConfig {
 
   // Schedule. The fastest one depends on the sizes above and on the rules. All give the same results, except for rounding.
 
-  /// Blocks per SM. With two, one block's products run under the softmax, the first loads and the last stores of the other, of which short
-  /// tiles have many. Accumulators and weights must leave enough of a thread's 104 registers.
+  /// Blocks per SM. With two, one block's products overlap with the other's softmax, first loads and last stores; this pays off for short
+  /// tiles, which spend much of their time on those. Accumulators and weights must leave room in the 104 registers of a thread.
   int min_blocks = 1;
   /// By how many blocks of keys the output lags behind the scores: 1 if a warpgroup's own product runs under its softmax, otherwise 0.
   int lag = 1;

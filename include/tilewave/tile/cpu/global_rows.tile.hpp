@@ -63,7 +63,7 @@ template <class E, class T>
 [[gnu::noinline]] void store_strided(E* to, const T* from, long stride, int n) {
   for (int c = 0; c < n; ++c) to[c * stride] = tw::to<E>(from[c]);
 }
-/// Whether convert_row() supports the conversion: equal types, and those that the library converts.
+/// Whether convert_row() supports this conversion: between equal types, or one for which the library has a function.
 template <class From, class To>
 inline constexpr bool converts = is_same<From, To> ||
                                  (is_same<From, float> && (is_same<To, bf16> || is_same<To, f16> || is_same<To, AnyFloat>)) ||

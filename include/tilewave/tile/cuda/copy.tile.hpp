@@ -7,7 +7,7 @@
 
 namespace tw::cuda {
 
-/// What both ways of copying share: which rows of which tensor are copied. `Copy` copies them from given places.
+/// The interface of both kinds of copy: it says which rows of a tensor go where. The derived `Copy` moves them.
 template <class Copy>
 struct TileCopy {
   /// The tile whose first element is (row, col) of outer indices (i, j). Elements outside the tensor become 0.
