@@ -7,6 +7,21 @@
 
 namespace tw {
 
+namespace detail {
+/// Bytes that a kernel's Memory takes from the target's allocator.
+template <class On, class Allocator>
+i64 memory_bytes_of() {
+  if constexpr (requires { typename On::Memory; }) {
+    Allocator allocator;
+    typename On::Memory memory(allocator);
+    static_cast<void>(memory);
+    return allocator.used;
+  } else {
+    return 0;
+  }
+}
+}  // namespace detail
+
 /// The base of blocks on targets without threads. It holds the checks of Fragments, Buffers, staging slots and barriers that these targets
 /// have in common. `kRows`: the rows of the kernel's Fragments.
 template <int kRows>

@@ -10,14 +10,7 @@ namespace tw::analysis {
 /// Bytes of shared memory that a block of the kernel needs.
 template <class On>
 i64 memory_bytes() {
-  if constexpr (requires { typename On::Memory; }) {
-    Allocator allocator;
-    typename On::Memory memory(allocator);
-    static_cast<void>(memory);
-    return allocator.used;
-  } else {
-    return 0;
-  }
+  return tw::detail::memory_bytes_of<On, Allocator>();
 }
 
 /// Counts one tile into `tally` and `cost`. `arena`: memory_bytes<On>() bytes.

@@ -33,14 +33,7 @@ void require_equal_steps(const typename On::Params& params, const Tile& tile, in
 /// Bytes of tile memory that a thread needs to run the kernel.
 template <class On>
 i64 memory_bytes() {
-  if constexpr (requires { typename On::Memory; }) {
-    Allocator allocator;
-    typename On::Memory memory(allocator);
-    static_cast<void>(memory);
-    return allocator.used;
-  } else {
-    return 0;
-  }
+  return tw::detail::memory_bytes_of<On, Allocator>();
 }
 
 template <class On>
@@ -124,10 +117,11 @@ template <class On>
 /// Runs one tile. `params`: On::Params. `arena`: memory_bytes<On>() bytes, 64-byte aligned.
 using RunTile = void (*)(const void* params, const TileGrid& grid, int index, u8* arena);
 
-/// Runs one tile with the best instruction set of this processor.
+/// Runs one tile with the best instruction set of this processor. Under the address sanitizer a kernel is compiled once only: the checks
+/// are the same for every instruction set, and take most of the time to build.
 template <class On>
 void run(const void* params, const TileGrid& grid, int index, u8* arena) {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
   const int bytes = vector_bytes();
   if constexpr (tw::detail::vector_bytes_of<On>() > 32) {
     if (bytes == 64) return run_avx512<On>(params, grid, index, arena);
