@@ -65,16 +65,17 @@ tw_status transcribe(const tw_transcriber* transcriber, const tw_transcribe_opti
 
 }  // namespace
 
-tw_status tw_transcriber_load(const char* directory, const tw_load_options* given, tw_transcriber** transcriber) {
+tw_status tw_transcriber_load(const char* model, const tw_load_options* given, tw_transcriber** transcriber) {
   return guard([&] {
-    required("directory", directory);
+    required("model", model);
     required("transcriber", transcriber);
     const tw_load_options c = known("options", given);
     speech::LoadOptions options;
     options.device = tw::Device::parse(c.device != nullptr ? c.device : "auto");
     if (c.dtype != nullptr && std::string_view(c.dtype) != "auto") options.dtype = tw::parse_dtype(c.dtype);
     if (c.progress != nullptr) options.progress = [&](std::int64_t done, std::int64_t all) { c.progress(c.user, done, all); };
-    *transcriber = new tw_transcriber{speech::Transcriber(directory, options)};
+    if (c.mmproj != nullptr) options.mmproj = c.mmproj;
+    *transcriber = new tw_transcriber{speech::Transcriber(model, options)};
   });
 }
 

@@ -73,7 +73,7 @@ TEST(SpeechInC, OptionsAndCancellation) {
 TEST(SpeechInC, BadArguments) {
   tw_transcriber* transcriber = nullptr;
   EXPECT_EQ(tw_transcriber_load(nullptr, nullptr, &transcriber), TW_INVALID_ARGUMENT);
-  EXPECT_STREQ(tw_last_error(), "directory is null");
+  EXPECT_STREQ(tw_last_error(), "model is null");
   EXPECT_EQ(tw_transcriber_load("/nonexistent", nullptr, &transcriber), TW_FILE_ERROR);
   EXPECT_NE(std::string(tw_last_error()).find("/nonexistent"), std::string::npos) << tw_last_error();
   EXPECT_EQ(transcriber, nullptr);

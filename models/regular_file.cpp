@@ -63,6 +63,20 @@ void RegularFile::read(std::size_t offset, std::span<std::byte> target) const {
   if (!target.empty()) fail(tw::format("ends at byte {}, before its size of {} bytes", offset, opened_.st_size));
 }
 
+void FileBytes::read(std::size_t offset, std::span<std::byte> target) const {
+  if (on_disk) {
+    on_disk->read(offset, target);
+  } else if (!target.empty()) {
+    std::memcpy(target.data(), in_memory.data() + offset, target.size());
+  }
+}
+
+std::string FileBytes::read_text(std::size_t offset, std::size_t bytes) const {
+  std::string text(bytes, '\0');
+  read(offset, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
 std::string read_text(const std::filesystem::path& path, std::size_t largest) {
   const RegularFile file(path);
   if (file.size() > largest) throw FileError(tw::format("{}: {} bytes; at most {} are read", file.name(), file.size(), largest));

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -32,6 +33,22 @@ class RegularFile {
   std::string name_;
   int descriptor_ = -1;
   struct stat opened_ {};
+};
+
+/// The bytes of a file: on disk, or in memory.
+struct FileBytes {
+  explicit FileBytes(const std::filesystem::path& path) : name(path.string()), on_disk(std::in_place, path), size(on_disk->size()) {}
+  /// `bytes` must outlive this. Messages begin with `from`.
+  FileBytes(std::string from, std::span<const std::byte> bytes) : name(std::move(from)), in_memory(bytes), size(bytes.size()) {}
+
+  /// The range must be inside the file.
+  void read(std::size_t offset, std::span<std::byte> target) const;
+  std::string read_text(std::size_t offset, std::size_t bytes) const;
+
+  std::string name;
+  std::optional<RegularFile> on_disk;
+  std::span<const std::byte> in_memory;
+  std::size_t size;
 };
 
 /// The content of a regular file of at most `largest` bytes. Throws FileError; also for a git-LFS pointer.

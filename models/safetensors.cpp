@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <set>
@@ -66,31 +65,6 @@ std::optional<std::uint64_t> bytes_of(const Shape& shape, std::size_t element_by
 }
 
 }  // namespace
-
-/// A file on disk or, for parse(), in memory.
-struct SafeTensors::File {
-  explicit File(const std::filesystem::path& path) : name(path.string()), on_disk(std::in_place, path), size(on_disk->size()) {}
-  File(std::string from, std::span<const std::byte> bytes) : name(std::move(from)), in_memory(bytes), size(bytes.size()) {}
-
-  /// The range must be inside the file.
-  void read(std::size_t offset, std::span<std::byte> target) const {
-    if (on_disk) {
-      on_disk->read(offset, target);
-    } else if (!target.empty()) {
-      std::memcpy(target.data(), in_memory.data() + offset, target.size());
-    }
-  }
-  std::string read_text(std::size_t offset, std::size_t bytes) const {
-    std::string text(bytes, '\0');
-    read(offset, std::as_writable_bytes(std::span(text)));
-    return text;
-  }
-
-  std::string name;
-  std::optional<RegularFile> on_disk;
-  std::span<const std::byte> in_memory;
-  std::size_t size;
-};
 
 /// Reads {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {...}} in one pass and without a
 /// document in memory, which for a hostile header of 100 MB would take gigabytes.
@@ -407,6 +381,12 @@ DType SafeTensors::dtype(std::string_view name) const {
   return *type->dtype;
 }
 
+std::optional<DType> SafeTensors::element_dtype(std::string_view name) const {
+  const ElementType* type = element_type(entry(name).dtype);
+  const bool is_weight = type != nullptr && (type->dtype == DType::f32 || type->dtype == DType::f16 || type->dtype == DType::bf16);
+  return is_weight ? type->dtype : std::nullopt;
+}
+
 Tensor SafeTensors::tensor(std::string_view name) const {
   const Entry& e = entry(name);
   const DType dtype = this->dtype(name);
@@ -420,6 +400,12 @@ void SafeTensors::read(std::string_view name, std::size_t offset, std::span<std:
   if (offset > e.bytes || target.size() > e.bytes - offset)
     throw InvalidArgument(tw::format("bytes {} to {} of tensor {}; it has {}", offset, offset + target.size(), in_quotes(name), e.bytes));
   e.file->read(e.offset + offset, target);
+}
+
+void SafeTensors::read_elements(std::string_view name, std::int64_t first, const Tensor& target) const {
+  const std::size_t element = size_of(target.dtype());
+  read(name, static_cast<std::size_t>(first) * element,
+       {static_cast<std::byte*>(target.data()), static_cast<std::size_t>(target.numel()) * element});
 }
 
 const std::string& SafeTensors::file(std::string_view name) const { return entry(name).file->name; }

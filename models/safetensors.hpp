@@ -4,14 +4,18 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "models/tensor_source.hpp"
 #include "tilewave/tensor.hpp"
 
 namespace tw::models {
+
+struct FileBytes;
 
 /// The tensors of a checkpoint in the safetensors format (https://huggingface.co/docs/safetensors). Opening it reads the headers; a
 /// tensor's elements are read on request. It is an error if the file's size or modification time changes in between.
@@ -21,7 +25,7 @@ namespace tw::models {
 /// with the file, the tensor, what was found, what is allowed.
 ///
 /// Copies share the open files. Several threads may call const functions.
-class SafeTensors {
+class SafeTensors : public TensorSource {
  public:
   /// One file.
   static SafeTensors open(const std::filesystem::path& file);
@@ -32,7 +36,7 @@ class SafeTensors {
   static SafeTensors parse(std::span<const std::byte> bytes, const std::string& name);
 
   /// Sorted bytewise.
-  const std::vector<std::string>& names() const { return names_; }
+  const std::vector<std::string>& names() const override { return names_; }
   bool contains(std::string_view name) const { return entries_.find(name) != entries_.end(); }
   /// The bytes of all tensors.
   std::size_t bytes() const;
@@ -43,16 +47,18 @@ class SafeTensors {
   Tensor tensor(std::string_view name) const;
   /// Fills `target` with the bytes from `offset` on.
   void read(std::string_view name, std::size_t offset, std::span<std::byte> target) const;
-  const Shape& shape(std::string_view name) const { return entry(name).shape; }
+  const Shape& shape(std::string_view name) const override { return entry(name).shape; }
   DType dtype(std::string_view name) const;
   /// In the file's spelling: "BF16". May be an unknown type.
-  const std::string& dtype_name(std::string_view name) const { return entry(name).dtype; }
-  std::size_t bytes(std::string_view name) const { return entry(name).bytes; }
+  const std::string& dtype_name(std::string_view name) const override { return entry(name).dtype; }
+  std::size_t bytes(std::string_view name) const override { return entry(name).bytes; }
+  std::optional<DType> element_dtype(std::string_view name) const override;
+  void read_elements(std::string_view name, std::int64_t first, const Tensor& target) const override;
   /// The file that holds it, for messages about its content.
   const std::string& file(std::string_view name) const;
 
  private:
-  struct File;
+  using File = FileBytes;
   struct Entry {
     std::shared_ptr<const File> file;
     std::string dtype;  // in the file's spelling

@@ -24,6 +24,18 @@ struct DecodeOptions {
   bool skip_special_tokens = false;
 };
 
+/// What a GGUF file has of a byte-level BPE tokenizer in place of a tokenizer.json.
+struct TokenLists {
+  enum class Kind { normal, special, added, unused };
+  struct Token {
+    std::string text;  ///< of normal tokens: in GPT-2's characters for bytes
+    Kind kind;         ///< special and added tokens are searched in a text before it is cut into words; unused ones do not exist
+  };
+  std::vector<Token> tokens;        ///< by id
+  std::vector<std::string> merges;  ///< "a b", the first to merge first
+  std::string words;                ///< a regular expression that matches the words of a text
+};
+
 /// A byte-pair tokenizer of a Hugging Face tokenizer.json: the same ids, and the same text from ids, as their `tokenizers` library.
 /// It reads BPE models (also with byte_fallback, ignore_merges and unk_token), the pre-tokenizers Split, ByteLevel and Digits, the
 /// normalizers NFC, NFD, NFKC, NFKD, Replace, Prepend, Lowercase and Strip, the decoders ByteLevel, Replace, ByteFallback, Fuse and Strip,
@@ -37,6 +49,8 @@ class Tokenizer {
   static Tokenizer load(const std::filesystem::path& file);
   /// The same for the file's text. Messages begin with `name`.
   static Tokenizer parse(std::string_view json, const std::string& name);
+  /// From lists instead of a JSON document. Messages begin with `name`.
+  static Tokenizer from(const TokenLists& lists, const std::string& name);
 
   /// The ids of a text in UTF-8. Invalid UTF-8 counts as U+FFFD, one for each maximal part of a character, as in Python's
   /// bytes.decode(errors="replace"). Time is O(n log n) of its bytes, also without any spaces. Throws FileError if one of the file's

@@ -1,7 +1,6 @@
 #include "models/weights.hpp"
 
 #include <algorithm>
-#include <optional>
 
 #include "models/one_line.hpp"
 #include "runtime/format.hpp"
@@ -12,14 +11,6 @@ namespace tw::models {
 
 namespace {
 
-/// The DType for a file's dtype, if it is supported.
-std::optional<DType> readable(const std::string& dtype) {
-  if (dtype == "BF16") return DType::bf16;
-  if (dtype == "F16") return DType::f16;
-  if (dtype == "F32") return DType::f32;
-  return {};
-}
-
 std::int64_t elements(const Shape& shape) {
   std::int64_t n = 1;
   for (const std::int64_t extent : shape) n *= extent;
@@ -28,9 +19,10 @@ std::int64_t elements(const Shape& shape) {
 
 }  // namespace
 
-Weights::Weights(std::string name, SafeTensors files, const std::function<std::string(const std::string&)>& canonical)
-    : name_(std::move(name)), files_(std::move(files)) {
-  for (const std::string& tensor : files_.names()) {
+Weights::Weights(std::string name, std::shared_ptr<const TensorSource> files,
+                 const std::function<std::string(const std::string&)>& canonical, std::string configuration)
+    : name_(std::move(name)), configuration_(std::move(configuration)), files_(std::move(files)) {
+  for (const std::string& tensor : files_->names()) {
     const auto [other, fresh] = names_.try_emplace(canonical(tensor), tensor);
     if (!fresh)
       throw FileError(tw::format("{}: {} and {} are the same tensor in two spellings", name_, one_line(other->second), one_line(tensor)));
@@ -53,7 +45,7 @@ void Weights::check(const std::function<void(Weights&)>& build) {
     more = tw::format("; and {} more", problems_.size() - kMost);
     problems_.resize(kMost);
   }
-  throw FileError(tw::format("{}: the weights do not fit config.json: {}{}", name_, tw::join(problems_, "; "), more));
+  throw FileError(tw::format("{}: the weights do not fit {}: {}{}", name_, configuration_, tw::join(problems_, "; "), more));
 }
 
 void Weights::load(const std::function<void(Weights&)>& build, DType dtype, const Stream& stream,
@@ -68,14 +60,14 @@ void Weights::load(const std::function<void(Weights&)>& build, DType dtype, cons
 Shape Weights::shape(const std::string& name, int rank) const {
   const auto found = names_.find(name);
   if (found == names_.end()) return {};
-  const Shape shape = files_.shape(found->second);
+  const Shape shape = files_->shape(found->second);
   return static_cast<int>(shape.size()) == rank ? shape : Shape{};
 }
 
 DType Weights::main_dtype() const {
   std::map<DType, std::int64_t> counts;
   for (const auto& [canonical, name] : names_)
-    if (const auto dtype = readable(files_.dtype_name(name))) counts[*dtype] += elements(files_.shape(name));
+    if (const auto dtype = files_->element_dtype(name)) counts[*dtype] += elements(files_->shape(name));
   DType best = DType::f32;
   std::int64_t most = 0;
   for (const auto& [dtype, count] : counts) {
@@ -92,28 +84,26 @@ void Weights::read(const std::string& name, const Shape& shape, const Tensor& ta
       problems_.push_back(tw::format("{} [{}] is missing", name, tw::join(shape, ", ")));
       return;
     }
-    const Shape given = files_.shape(found->second);
+    const Shape given = files_->shape(found->second);
     if (given != shape)
       problems_.push_back(tw::format("{} is [{}], which must be [{}]", found->second, tw::join(given, ", "), tw::join(shape, ", ")));
-    if (const std::string& dtype = files_.dtype_name(found->second); !readable(dtype))
-      problems_.push_back(tw::format("{} is {}; BF16, F16 and F32 are read", found->second, one_line(dtype)));
-    bytes_wanted_ += static_cast<std::int64_t>(files_.bytes(found->second));
+    if (!files_->element_dtype(found->second))
+      problems_.push_back(tw::format("{} is {}; BF16, F16 and F32 are read", found->second, one_line(files_->dtype_name(found->second))));
+    bytes_wanted_ += static_cast<std::int64_t>(files_->bytes(found->second));
     return;
   }
   const std::string& stored = found->second;
-  const DType from = files_.dtype(stored);
+  const DType from = *files_->element_dtype(stored);
   const Tensor flat = target.reshape({target.numel()});
   if (from == dtype_ && !target.device().is_cuda()) {
-    files_.read(stored, 0, {static_cast<std::byte*>(flat.data()), files_.bytes(stored)});
+    files_->read_elements(stored, 0, flat);
   } else {
     constexpr std::int64_t kChunk = 1 << 21;  // elements: few enough to stay in the cache between reading and converting
     const Tensor raw = Tensor::empty({std::min(flat.numel(), kChunk)}, from);
     for (std::int64_t begin = 0; begin < flat.numel(); begin += kChunk) {
       const std::int64_t end = std::min(flat.numel(), begin + kChunk);
       const Tensor chunk = raw.slice(0, 0, end - begin), place = flat.slice(0, begin, end);
-      const std::size_t element = size_of(from);
-      files_.read(stored, static_cast<std::size_t>(begin) * element,
-                  {static_cast<std::byte*>(chunk.data()), static_cast<std::size_t>(end - begin) * element});
+      files_->read_elements(stored, begin, chunk);
       if (!target.device().is_cuda()) {
         cast(chunk, place);
       } else if (from == dtype_) {
@@ -125,7 +115,7 @@ void Weights::read(const std::string& name, const Shape& shape, const Tensor& ta
       }
     }
   }
-  bytes_read_ += static_cast<std::int64_t>(files_.bytes(stored));
+  bytes_read_ += static_cast<std::int64_t>(files_->bytes(stored));
   if (progress_) progress_(bytes_read_, bytes_wanted_);
 }
 

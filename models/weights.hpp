@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "models/linear.hpp"
 #include "models/safetensors.hpp"
+#include "models/tensor_source.hpp"
 #include "tilewave/tensor.hpp"
 
 namespace tw::models {
@@ -21,7 +23,11 @@ namespace tw::models {
 class Weights {
  public:
   /// Messages begin with `name`. `canonical` maps a name in the file to the model's name. Throws FileError if two names map to the same.
-  Weights(std::string name, SafeTensors files, const std::function<std::string(const std::string&)>& canonical);
+  /// `configuration` says where the shapes come from.
+  Weights(std::string name, std::shared_ptr<const TensorSource> files, const std::function<std::string(const std::string&)>& canonical,
+          std::string configuration = "config.json");
+  Weights(std::string name, SafeTensors files, const std::function<std::string(const std::string&)>& canonical)
+      : Weights(std::move(name), std::make_shared<const SafeTensors>(std::move(files)), canonical) {}
 
   /// Runs `build`, which requests every tensor of the model. Throws FileError that names each tensor (at most 100) that is missing,
   /// surplus, misshapen or of a dtype other than bf16, f16 and f32.
@@ -54,8 +60,8 @@ class Weights {
   /// Reads `name` into `target`; during check() only checks it.
   void read(const std::string& name, const Shape& shape, const Tensor& target);
 
-  std::string name_;
-  SafeTensors files_;
+  std::string name_, configuration_;
+  std::shared_ptr<const TensorSource> files_;
   std::map<std::string, std::string> names_;  ///< canonical to the file's
   std::set<std::string> asked_;
   std::vector<std::string> problems_;

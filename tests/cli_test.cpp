@@ -193,7 +193,7 @@ TEST_F(Cli, CompletionOffersWhatIsThere) {
   EXPECT_EQ(offered("transcribe --json ''"), Words{"files"});
   EXPECT_EQ(offered("transcribe a.wav -q b.wa"), Words{"files"});
   EXPECT_EQ(offered("transcribe --output ''"), Words{"files"});
-  EXPECT_EQ(offered("transcribe --model ''"), Words{"folders"});
+  EXPECT_EQ(offered("transcribe --model ''"), Words{"files"});
   EXPECT_EQ(offered("transcribe --seed 1"), Words{"words"});
   EXPECT_EQ(offered("bench gem"), (Words{"words", "gemm"}));
   EXPECT_EQ(offered("bench gemm tran"), (Words{"words", "transcribe", "transpose"}));

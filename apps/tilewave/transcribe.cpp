@@ -38,8 +38,12 @@ std::string default_model() {
 }
 
 void add_model_options(CLI::App& command, ModelArguments& a) {
-  command.add_option("--model", a.model, "Directory of a GLM-ASR checkpoint; default: the bundled one, which knows spoken English digits")
-      ->type_name("DIR");
+  command
+      .add_option("--model", a.model,
+                  "Directory of a GLM-ASR checkpoint, or a GGUF file with --mmproj; default: the bundled one, which knows spoken English "
+                  "digits")
+      ->type_name("DIR|FILE");
+  command.add_option("--mmproj", a.mmproj, "The GGUF file with the audio encoder of a model in GGUF files")->type_name("FILE");
   add_device_option(command, a.device);
   command.add_option("--dtype", a.dtype, "auto, f32, bf16 or f16; auto: f32 on the CPU, the checkpoint's type on a GPU")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}))
@@ -50,6 +54,12 @@ void add_model_options(CLI::App& command, ModelArguments& a) {
 speech::LoadOptions load_options(const ModelArguments& a) {
   speech::LoadOptions options;
   if (a.threads > 0) set_cpu_threads(a.threads);
+  std::error_code ignored;
+  if (!a.mmproj.empty() && (a.model.empty() || fs::is_directory(a.model, ignored)))
+    throw UsageError(tw::format("--mmproj needs --model with a GGUF file, not {}", a.model.empty() ? "the bundled checkpoint" : a.model));
+  if (a.mmproj.empty() && fs::path(a.model).extension() == ".gguf" && !fs::is_directory(a.model, ignored))
+    throw UsageError(tw::format("--model {} needs --mmproj with the GGUF file of its audio encoder", a.model));
+  options.mmproj = a.mmproj;
   try {
     options.device = Device::parse(a.device);
     if (a.dtype != "auto") options.dtype = parse_dtype(a.dtype);

@@ -39,6 +39,8 @@ struct LoadOptions {
   std::optional<DType> dtype = {};
   /// Called while weights are read, with the bytes done and the total.
   std::function<void(std::int64_t done, std::int64_t all)> progress = {};
+  /// Of a model in GGUF files: the one with the audio encoder.
+  std::filesystem::path mmproj = {};
 };
 
 enum class Segmentation {
@@ -113,10 +115,11 @@ struct ModelSize {
 /// a callback of another call on the same object, because it would deadlock.
 class Transcriber {
  public:
-  /// Loads the checkpoint in `directory`: config.json, processor_config.json, tokenizer.json, model.safetensors and so on, as published.
-  /// Throws FileError for files that are missing, damaged, of another architecture or contradict each other; InvalidArgument for options
-  /// that do not fit; OutOfMemory, DeviceError, CompileError.
-  explicit Transcriber(const std::filesystem::path& directory, const LoadOptions& options = {});
+  /// Loads the checkpoint `model`. This is a directory with config.json, processor_config.json, tokenizer.json, model.safetensors and so
+  /// on, as published; or, with options.mmproj, a GGUF file as llama.cpp publishes it: docs/transcribe.md. Throws FileError for files that
+  /// are missing, damaged, of another architecture or contradict each other; InvalidArgument for options that do not fit; OutOfMemory,
+  /// DeviceError, CompileError.
+  explicit Transcriber(const std::filesystem::path& model, const LoadOptions& options = {});
   ~Transcriber();
   Transcriber(Transcriber&&) noexcept;
   Transcriber& operator=(Transcriber&&) noexcept;

@@ -212,6 +212,7 @@ typedef struct {
   const char* dtype;                                       /* "auto" (default), "f32", "bf16" or "f16" */
   void (*progress)(void* user, int64_t done, int64_t all); /* bytes of weights read so far, and in total */
   void* user;
+  const char* mmproj; /* of a model in GGUF files: the one with the audio encoder; null for a directory */
 } tw_load_options;
 
 typedef enum { TW_SEGMENTATION_AUTOMATIC = 0, TW_SEGMENTATION_NONE = 1 } tw_segmentation;
@@ -239,8 +240,8 @@ typedef struct {
   int32_t repetition; /* ended because the model repeated itself */
 } tw_transcript_segment;
 
-/* Loads the checkpoint in `directory`. *transcriber is set on success only. */
-tw_status tw_transcriber_load(const char* directory, const tw_load_options* options, tw_transcriber** transcriber);
+/* Loads a checkpoint: the directory `model`, or with options->mmproj the GGUF file `model`. *transcriber is set on success only. */
+tw_status tw_transcriber_load(const char* model, const tw_load_options* options, tw_transcriber** transcriber);
 void tw_transcriber_free(tw_transcriber* transcriber); /* null is fine */
 
 /* Transcribes a file (WAV, FLAC, OGG, Opus, MP3), or mono samples at 16 kHz (at most a week). *transcript is set on success only. */

@@ -12,6 +12,7 @@
 #include "models/tokenizer/pre_tokenizer.hpp"
 #include "models/tokenizer/utf8.hpp"
 #include "runtime/format.hpp"
+#include "tilewave/error.hpp"
 
 namespace tw::models {
 
@@ -106,6 +107,33 @@ Tokenizer Tokenizer::load(const std::filesystem::path& file) {
 
 Tokenizer Tokenizer::parse(std::string_view json, const std::string& name) {
   const nlohmann::json document = parse_json(json, name);
+  return Tokenizer(std::make_shared<const Parts>(Fields(document, name, "tokenizer")));
+}
+
+Tokenizer Tokenizer::from(const TokenLists& lists, const std::string& name) {
+  using nlohmann::json;
+  json vocabulary = json::object(), added = json::array();
+  for (std::size_t id = 0; id < lists.tokens.size(); ++id) {
+    const auto& [text, kind] = lists.tokens[id];
+    if (kind == TokenLists::Kind::unused) continue;
+    std::string repaired;
+    append_repaired(repaired, text);
+    if (repaired != text) throw FileError(tw::format("{}: token {} is not valid UTF-8: {}", name, id, in_quotes(repaired)));
+    if (kind == TokenLists::Kind::normal) {
+      const auto [other, is_new] = vocabulary.emplace(text, id);
+      if (!is_new) throw FileError(tw::format("{}: {} is both token {} and token {}", name, in_quotes(text), other->dump(), id));
+    } else {
+      added.push_back({{"id", id}, {"content", text}, {"normalized", false}, {"special", kind == TokenLists::Kind::special}});
+    }
+  }
+  const json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
+  const json split = {{"type", "Split"}, {"pattern", {{"Regex", lists.words}}}, {"behavior", "Isolated"}, {"invert", false}};
+  const json document = {
+      {"added_tokens", std::move(added)},
+      {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {split, byte_level}}}},
+      {"decoder", byte_level},
+      {"model", {{"type", "BPE"}, {"vocab", std::move(vocabulary)}, {"merges", lists.merges}}},
+  };
   return Tokenizer(std::make_shared<const Parts>(Fields(document, name, "tokenizer")));
 }
 

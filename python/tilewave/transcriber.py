@@ -27,6 +27,7 @@ class _LoadOptions(_library.Options):
         ("dtype", ctypes.c_char_p),
         ("progress", _PROGRESS),
         ("user", ctypes.c_void_p),
+        ("mmproj", ctypes.c_char_p),
     ]
 
 
@@ -107,9 +108,10 @@ class Transcriber:
         transcriber = tilewave.Transcriber("glm-asr-nano")
         print(transcriber("talk.flac"))
 
-    directory: of a GLM-ASR checkpoint as published; None: the bundled one, which knows only spoken English digits. device:
-    "auto", "cpu", "cuda" or "cuda:1"; dtype: "auto", "f32", "bf16" or "f16". progress(done, all): called with the bytes of weights
-    read and the total. FileNotFoundError if there is no such directory; OSError if it is not a checkpoint, or damaged.
+    directory: of a GLM-ASR checkpoint as published; None: the bundled one, which knows only spoken English digits. A model in GGUF
+    files: the language model's file, and in mmproj the audio encoder's. device: "auto", "cpu", "cuda" or "cuda:1"; dtype: "auto",
+    "f32", "bf16" or "f16". progress(done, all): called with the bytes of weights read and the total. FileNotFoundError if there is
+    no such directory; OSError if it is not a checkpoint, or damaged.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Transcriber:
         device: str = "auto",
         dtype: str = "auto",
         progress: Callable[[int, int], None] | None = None,
+        mmproj: str | os.PathLike[str] | None = None,
     ):
         self._handle = ctypes.c_void_p()
         raised: list[BaseException] = []
@@ -133,6 +136,7 @@ class Transcriber:
             device=_arrays.text("device", device),
             dtype=_arrays.text("dtype", dtype),
             progress=_PROGRESS(forward) if progress else _PROGRESS(),
+            mmproj=None if mmproj is None else _path("mmproj", mmproj),
         )
         path = _path("directory", _library.bundled_model() if directory is None else directory)
         self._speech = _speech()

@@ -6,6 +6,7 @@
 #include "models/one_line.hpp"
 #include "models/weights.hpp"
 #include "runtime/format.hpp"
+#include "speech/glm_asr/gguf_config.hpp"
 #include "tilewave/elementwise.hpp"
 #include "tilewave/error.hpp"
 
@@ -40,6 +41,62 @@ DType choose_dtype(const LoadOptions& options, DType stored) {
   return dtype;
 }
 
+/// `configuration`: the file that has the size of the vocabulary.
+void check_tokenizer(const Tokenizer& tokenizer, const GlmAsrConfig& config, const std::string& file, const std::string& configuration) {
+  for (const char* token : {"<|user|>", "<|begin_of_audio|>", "<|end_of_audio|>", "<|assistant|>"})
+    if (!tokenizer.token_id(token)) throw FileError(tw::format("{}: has no token {}, which GLM-ASR's prompt needs", file, token));
+  if (tokenizer.vocab_size() > config.decoder.vocabulary)
+    throw FileError(tw::format("{}: has tokens up to {}; {} has a vocabulary of {}", file, tokenizer.vocab_size() - 1, configuration,
+                               config.decoder.vocabulary));
+}
+
+GlmAsr load_weights(GlmAsrConfig config, Tokenizer tokenizer, Weights weights, LoadOptions& options, const Stream& stream) {
+  options.dtype = choose_dtype(options, weights.main_dtype());
+  Parts parts;
+  const auto build = [&](Weights& from) {
+    parts.encoder.emplace(config, from);
+    parts.decoder.emplace(config.decoder, from);
+  };
+  weights.check(build);
+  weights.load(build, *options.dtype, stream, options.progress);
+  LogMel mel(config.mel);
+  return {std::move(config), std::move(tokenizer), std::move(mel), std::move(*parts.encoder), std::move(*parts.decoder)};
+}
+
+GlmAsr load_directory(const std::filesystem::path& directory, LoadOptions& options, const Stream& stream) {
+  GlmAsrConfig config = GlmAsrConfig::read(directory);
+  const std::string tokenizer_file = (directory / "tokenizer.json").string();
+  Tokenizer tokenizer = Tokenizer::load(tokenizer_file);
+  check_tokenizer(tokenizer, config, tokenizer_file, "config.json");
+  SafeTensors files = SafeTensors::open_directory(directory);
+  refuse_older_layout(files);
+  Weights weights(directory.string(), std::move(files), canonical_weight_name);
+  return load_weights(std::move(config), std::move(tokenizer), std::move(weights), options, stream);
+}
+
+bool is_gguf(const std::filesystem::path& model, const LoadOptions& options) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(model, ignored)) {
+    if (options.mmproj.empty()) return false;
+    throw InvalidArgument(tw::format("mmproj is {}, but {} is a directory; mmproj belongs to a model in a GGUF file",
+                                     options.mmproj.string(), model.string()));
+  }
+  const bool has_suffix = model.extension() == ".gguf" || model.extension() == ".GGUF";
+  if (has_suffix && options.mmproj.empty())
+    throw InvalidArgument(tw::format("mmproj is missing: {} needs a second GGUF file, with the audio encoder", model.string()));
+  return !options.mmproj.empty();
+}
+
+GlmAsr load_gguf(const std::filesystem::path& model, LoadOptions& options, const Stream& stream) {
+  const GgufPair files{models::Gguf::open(model), models::Gguf::open(options.mmproj)};
+  check_gguf_kinds(files);
+  Tokenizer tokenizer = gguf_tokenizer(files.model);
+  GlmAsrConfig config = gguf_config(files, tokenizer);
+  check_tokenizer(tokenizer, config, model.string(), "it");
+  Weights weights(files.name(), gguf_tensors(files, config), canonical_gguf_name, "the metadata");
+  return load_weights(std::move(config), std::move(tokenizer), std::move(weights), options, stream);
+}
+
 }  // namespace
 
 std::string canonical_weight_name(const std::string& name) {
@@ -56,29 +113,8 @@ std::string canonical_weight_name(const std::string& name) {
   return std::string(rest);
 }
 
-GlmAsr GlmAsr::load(const std::filesystem::path& directory, LoadOptions& options, const Stream& stream) {
-  GlmAsrConfig config = GlmAsrConfig::read(directory);
-  const std::string tokenizer_file = (directory / "tokenizer.json").string();
-  Tokenizer tokenizer = Tokenizer::load(tokenizer_file);
-  for (const char* token : {"<|user|>", "<|begin_of_audio|>", "<|end_of_audio|>", "<|assistant|>"})
-    if (!tokenizer.token_id(token)) throw FileError(tw::format("{}: has no token {}, which GLM-ASR's prompt needs", tokenizer_file, token));
-  if (tokenizer.vocab_size() > config.decoder.vocabulary)
-    throw FileError(tw::format("{}: has tokens up to {}; config.json has a vocabulary of {}", tokenizer_file, tokenizer.vocab_size() - 1,
-                               config.decoder.vocabulary));
-
-  SafeTensors files = SafeTensors::open_directory(directory);
-  refuse_older_layout(files);
-  Weights weights(directory.string(), std::move(files), canonical_weight_name);
-  options.dtype = choose_dtype(options, weights.main_dtype());
-  Parts parts;
-  const auto build = [&](Weights& from) {
-    parts.encoder.emplace(config, from);
-    parts.decoder.emplace(config.decoder, from);
-  };
-  weights.check(build);
-  weights.load(build, *options.dtype, stream, options.progress);
-  LogMel mel(config.mel);
-  return {std::move(config), std::move(tokenizer), std::move(mel), std::move(*parts.encoder), std::move(*parts.decoder)};
+GlmAsr GlmAsr::load(const std::filesystem::path& model, LoadOptions& options, const Stream& stream) {
+  return is_gguf(model, options) ? load_gguf(model, options, stream) : load_directory(model, options, stream);
 }
 
 std::vector<int> GlmAsr::prompt(std::string_view text, int audio_embeddings) const {

@@ -22,8 +22,9 @@ struct GlmAsr {
   Encoder encoder;
   models::Llama decoder;
 
-  /// Throws FileError, InvalidArgument, OutOfMemory. `options` has a dtype afterwards.
-  static GlmAsr load(const std::filesystem::path& directory, LoadOptions& options, const Stream& stream);
+  /// From a directory, or from a GGUF file and options.mmproj. Throws FileError, InvalidArgument, OutOfMemory. `options` has a dtype
+  /// afterwards.
+  static GlmAsr load(const std::filesystem::path& model, LoadOptions& options, const Stream& stream);
 
   /// The prompt's tokens: the user's turn with `audio_embeddings` placeholders for audio and `text`, then the start of the assistant's.
   std::vector<int> prompt(std::string_view text, int audio_embeddings) const;
