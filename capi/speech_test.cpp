@@ -1,8 +1,11 @@
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
+#include "tests/gguf_digits.hpp"
+#include "tests/temporary_directory.hpp"
 #include "tilewave/tilewave.h"
 
 namespace {
@@ -68,6 +71,28 @@ TEST(SpeechInC, OptionsAndCancellation) {
   ASSERT_EQ(tw_transcribe_samples(model.transcriber, silence.data(), silence.size(), &options, &transcript), TW_OK) << tw_last_error();
   EXPECT_STREQ(tw_transcript_text(transcript), "");
   tw_transcript_free(transcript);
+}
+
+TEST(SpeechInC, GgufFiles) {
+  const tw::test::TemporaryDirectory directory;
+  const auto paths = tw::test::digits_gguf("Q8_0").write(directory.path());
+  tw_load_options options = {};
+  options.struct_size = sizeof options;
+  options.device = "cpu";
+  tw_transcriber* transcriber = nullptr;
+  EXPECT_EQ(tw_transcriber_load(paths.model.c_str(), &options, &transcriber), TW_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tw_last_error()).find("mmproj is missing"), std::string::npos) << tw_last_error();
+  options.mmproj = paths.mmproj.c_str();
+  ASSERT_EQ(tw_transcriber_load(paths.model.c_str(), &options, &transcriber), TW_OK) << tw_last_error();
+  tw_transcript* transcript = nullptr;
+  ASSERT_EQ(tw_transcribe_file(transcriber, (kSource + "/assets/samples/digits-2.wav").c_str(), nullptr, &transcript), TW_OK);
+  EXPECT_STREQ(tw_transcript_text(transcript), "eight zero seven");
+  tw_transcript_free(transcript);
+  tw_transcriber_free(transcriber);
+  // A caller from before the field.
+  options.struct_size = offsetof(tw_load_options, mmproj);
+  EXPECT_EQ(tw_transcriber_load((kSource + "/assets/digits").c_str(), &options, &transcriber), TW_OK) << tw_last_error();
+  tw_transcriber_free(transcriber);
 }
 
 TEST(SpeechInC, BadArguments) {

@@ -19,11 +19,10 @@ std::int64_t elements(const Shape& shape) {
 
 }  // namespace
 
-Weights::Weights(std::string name, std::shared_ptr<const TensorSource> files,
-                 const std::function<std::string(const std::string&)>& canonical, std::string configuration)
-    : name_(std::move(name)), configuration_(std::move(configuration)), files_(std::move(files)) {
+Weights::Weights(std::string name, std::shared_ptr<const TensorSource> files, Names names)
+    : name_(std::move(name)), files_(std::move(files)), spelling_(std::move(names)) {
   for (const std::string& tensor : files_->names()) {
-    const auto [other, fresh] = names_.try_emplace(canonical(tensor), tensor);
+    const auto [other, fresh] = names_.try_emplace(spelling_.canonical(tensor), tensor);
     if (!fresh)
       throw FileError(tw::format("{}: {} and {} are the same tensor in two spellings", name_, one_line(other->second), one_line(tensor)));
   }
@@ -45,7 +44,7 @@ void Weights::check(const std::function<void(Weights&)>& build) {
     more = tw::format("; and {} more", problems_.size() - kMost);
     problems_.resize(kMost);
   }
-  throw FileError(tw::format("{}: the weights do not fit {}: {}{}", name_, configuration_, tw::join(problems_, "; "), more));
+  throw FileError(tw::format("{}: the weights do not fit {}: {}{}", name_, spelling_.configuration, tw::join(problems_, "; "), more));
 }
 
 void Weights::load(const std::function<void(Weights&)>& build, DType dtype, const Stream& stream,
@@ -81,7 +80,7 @@ void Weights::read(const std::string& name, const Shape& shape, const Tensor& ta
   if (checking_) {
     asked_.insert(name);
     if (found == names_.end()) {
-      problems_.push_back(tw::format("{} [{}] is missing", name, tw::join(shape, ", ")));
+      problems_.push_back(tw::format("{} [{}] is missing", spelling_.stored ? spelling_.stored(name) : name, tw::join(shape, ", ")));
       return;
     }
     const Shape given = files_->shape(found->second);

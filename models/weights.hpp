@@ -22,12 +22,16 @@ namespace tw::models {
 /// so that one error names all of them. During load() the tensors are read in chunks and converted.
 class Weights {
  public:
-  /// Messages begin with `name`. `canonical` maps a name in the file to the model's name. Throws FileError if two names map to the same.
-  /// `configuration` says where the shapes come from.
-  Weights(std::string name, std::shared_ptr<const TensorSource> files, const std::function<std::string(const std::string&)>& canonical,
-          std::string configuration = "config.json");
+  /// What a checkpoint calls things.
+  struct Names {
+    std::function<std::string(const std::string&)> canonical;    ///< maps a name in the file to the model's name
+    std::function<std::string(const std::string&)> stored = {};  ///< the inverse, for missing tensors in messages; empty: the model's names
+    std::string configuration = "config.json";                   ///< what the shapes come from
+  };
+  /// Messages begin with `name`. Throws FileError if two names in the file map to the same.
+  Weights(std::string name, std::shared_ptr<const TensorSource> files, Names names);
   Weights(std::string name, SafeTensors files, const std::function<std::string(const std::string&)>& canonical)
-      : Weights(std::move(name), std::make_shared<const SafeTensors>(std::move(files)), canonical) {}
+      : Weights(std::move(name), std::make_shared<const SafeTensors>(std::move(files)), {.canonical = canonical}) {}
 
   /// Runs `build`, which requests every tensor of the model. Throws FileError that names each tensor (at most 100) that is missing,
   /// surplus, misshapen or of a dtype other than bf16, f16 and f32.
@@ -60,8 +64,9 @@ class Weights {
   /// Reads `name` into `target`; during check() only checks it.
   void read(const std::string& name, const Shape& shape, const Tensor& target);
 
-  std::string name_, configuration_;
+  std::string name_;
   std::shared_ptr<const TensorSource> files_;
+  Names spelling_;
   std::map<std::string, std::string> names_;  ///< canonical to the file's
   std::set<std::string> asked_;
   std::vector<std::string> problems_;

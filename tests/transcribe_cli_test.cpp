@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "gguf_digits.hpp"
 #include "runtime/format.hpp"
 #include "transcribe_fixture.hpp"
 
@@ -20,6 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using tw::test::digits_gguf;
 using tw::test::expect_message;
 using tw::test::kRoot;
 using tw::test::kWords;
@@ -344,6 +346,25 @@ TEST_F(Transcribe, ModelsThatAreNone) {
   expect_message(transcribe(tw::format("--model /nowhere {}", sample(2))), 1, "/nowhere: no such directory");
   write("config.json", "{\"model_type\": \"whisper\"}");
   expect_message(transcribe(tw::format("--model {} {}", quoted(folder()), sample(2))), 1, "model_type is \"whisper\"");
+}
+
+TEST_F(Transcribe, GgufFiles) {
+  const auto paths = digits_gguf("Q8_0").write(folder());
+  const std::string both = tw::format("--model {} --mmproj {} ", quoted(paths.model), quoted(paths.mmproj));
+  for (const int i : {1, 2, 3}) EXPECT_EQ(transcribe(both + sample(i)).out, kWords[i] + std::string("\n"));
+  EXPECT_EQ(json::parse(transcribe(both + "--json " + sample(2)).out).at("model"), paths.model.string());
+  const Outcome bench =
+      run(tw::format("bench transcribe --device cpu --runs 1 --warmup 0 {} --audio {} --reference 'eight zero seven'", both, sample(2)));
+  EXPECT_EQ(bench.code, 0) << bench.err;
+  expect_message(transcribe(tw::format("--model {} {}", quoted(paths.model), sample(2))), 2,
+                 "model.gguf needs --mmproj with the GGUF file");
+  expect_message(transcribe(tw::format("--mmproj {} {}", quoted(paths.mmproj), sample(2))), 2,
+                 "--mmproj needs --model with a GGUF file, not the bundled checkpoint");
+  expect_message(transcribe(tw::format("--model {} --mmproj {} {}", quoted(folder()), quoted(paths.mmproj), sample(2))), 2,
+                 "--mmproj needs --model with a GGUF file, not " + folder().string());
+  expect_message(transcribe(tw::format("--model {0} --mmproj {0} {1}", quoted(paths.model), sample(2))), 1, "allowed for mmproj: \"clip\"");
+  write("model.gguf", read(paths.model).substr(0, 1000));
+  expect_message(transcribe(both + sample(2)), 1, "model.gguf: ");
 }
 
 TEST_F(Transcribe, WrongUsage) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "models/one_line.hpp"
@@ -53,6 +54,35 @@ constexpr std::array kEncoderLayerNames = {
     Rename{"attn_v", "self_attn.v_proj"}, Rename{"attn_out", "self_attn.o_proj"}, Rename{"ln2", "post_attention_layernorm"},
     Rename{"ffn_up", "mlp.fc1"},          Rename{"ffn_down", "mlp.fc2"},
 };
+
+/// Names with a layer's number: the prefix, the number, a name, the suffix.
+struct LayerNames {
+  Rename prefix;
+  std::span<const Rename> names;
+};
+constexpr std::array kLayerNames = {
+    LayerNames{{"blk.", "layers."}, kDecoderLayerNames},
+    LayerNames{{"a.blk.", "audio_tower.layers."}, kEncoderLayerNames},
+};
+
+/// A name in the spelling `from` in the spelling `to`; `name` if it is none of the model's.
+std::string translate(const std::string& name, std::string_view Rename::*from, std::string_view Rename::*to) {
+  const std::size_t dot = name.rfind('.');
+  if (dot == std::string::npos) return name;
+  const std::string_view stem = std::string_view(name).substr(0, dot), suffix = std::string_view(name).substr(dot);
+  const auto renamed = [&](std::span<const Rename> names, std::string_view part, const std::string& prefix) {
+    const auto found = std::find_if(names.begin(), names.end(), [&](const Rename& each) { return each.*from == part; });
+    return found == names.end() ? name : tw::format("{}{}{}", prefix, (*found).*to, suffix);
+  };
+  for (const auto& [prefix, names] : kLayerNames) {
+    if (!stem.starts_with(prefix.*from)) continue;
+    const std::string_view rest = stem.substr((prefix.*from).size());
+    const std::size_t end = rest.find('.');
+    if (end == std::string_view::npos) return name;
+    return renamed(names, rest.substr(end + 1), tw::format("{}{}.", prefix.*to, rest.substr(0, end)));
+  }
+  return renamed(kNames, stem, "");
+}
 
 /// The number of tokens in a model's vocabulary.
 int vocabulary_of(const ConfigReader& metadata, int tokens) {
@@ -228,24 +258,7 @@ std::shared_ptr<const models::TensorSource> gguf_tensors(const GgufPair& files, 
   return tensors;
 }
 
-std::string canonical_gguf_name(const std::string& name) {
-  const std::size_t dot = name.rfind('.');
-  if (dot == std::string::npos) return name;
-  const std::string_view stem = std::string_view(name).substr(0, dot), suffix = std::string_view(name).substr(dot);
-  const auto renamed = [&](const auto& names, std::string_view part, const std::string& prefix) {
-    const auto found = std::find_if(names.begin(), names.end(), [&](const Rename& each) { return each.stored == part; });
-    return found == names.end() ? name : tw::format("{}{}{}", prefix, found->canonical, suffix);
-  };
-  for (const bool is_encoder : {false, true}) {
-    const std::string_view prefix = is_encoder ? "a.blk." : "blk.";
-    if (!stem.starts_with(prefix)) continue;
-    const std::string_view rest = stem.substr(prefix.size());
-    const std::size_t end = rest.find('.');
-    if (end == std::string_view::npos) return name;
-    const std::string layer = tw::format("{}layers.{}.", is_encoder ? "audio_tower." : "", rest.substr(0, end));
-    return is_encoder ? renamed(kEncoderLayerNames, rest.substr(end + 1), layer) : renamed(kDecoderLayerNames, rest.substr(end + 1), layer);
-  }
-  return renamed(kNames, stem, "");
-}
+std::string canonical_gguf_name(const std::string& name) { return translate(name, &Rename::stored, &Rename::canonical); }
+std::string stored_gguf_name(const std::string& name) { return translate(name, &Rename::canonical, &Rename::stored); }
 
 }  // namespace tw::speech

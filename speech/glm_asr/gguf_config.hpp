@@ -33,7 +33,8 @@ GlmAsrConfig gguf_config(const GgufPair& files, const models::Tokenizer& tokeniz
 /// the model are left out: embeddings of positions, and those of two tokens that the decoder's embedding also has.
 std::shared_ptr<const models::TensorSource> gguf_tensors(const GgufPair& files, const GlmAsrConfig& config);
 
-/// The model's name of a tensor in a GGUF file, or `name` if it is none of the model's.
+/// The model's name of a tensor in a GGUF file, and the inverse. Other names are returned as they are.
 std::string canonical_gguf_name(const std::string& name);
+std::string stored_gguf_name(const std::string& name);
 
 }  // namespace tw::speech

@@ -318,8 +318,8 @@ TEST(GgufModel, BadTensors) {
         rename(f.model, "blk.3.attn_norm.weight", "rope_freqs.weight");
         rename(f.mmproj, "mm.a.norm_pre.bias", "a.post_ln.bias");
       },
-      {"model.gguf and ", "mmproj.gguf: the weights do not fit the metadata: ", "audio_tower.norm.bias [192] is missing",
-       "layers.3.input_layernorm.weight [256] is missing", "rope_freqs.weight is not part of this model",
+      {"model.gguf and ", "mmproj.gguf: the weights do not fit the metadata: ", "mm.a.norm_pre.bias [192] is missing",
+       "blk.3.attn_norm.weight [256] is missing", "rope_freqs.weight is not part of this model",
        "a.post_ln.bias is not part of this model"});
   expect_problems([&](DigitsGguf& f) { f.model.change<std::uint32_t>("llama.feed_forward_length", 640); },
                   {"blk.0.ffn_gate.weight is [512, 256], which must be [640, 256]"});

@@ -93,7 +93,8 @@ GlmAsr load_gguf(const std::filesystem::path& model, LoadOptions& options, const
   Tokenizer tokenizer = gguf_tokenizer(files.model);
   GlmAsrConfig config = gguf_config(files, tokenizer);
   check_tokenizer(tokenizer, config, model.string(), "it");
-  Weights weights(files.name(), gguf_tensors(files, config), canonical_gguf_name, "the metadata");
+  Weights weights(files.name(), gguf_tensors(files, config),
+                  {.canonical = canonical_gguf_name, .stored = stored_gguf_name, .configuration = "the metadata"});
   return load_weights(std::move(config), std::move(tokenizer), std::move(weights), options, stream);
 }
 
