@@ -381,15 +381,16 @@ void read_decoded(const Gguf& file, std::string_view name, std::int64_t first, s
   const BlockFormat& format = file.format(name);
   const std::size_t element = size_of(format.dtype);
   if (format.decode == nullptr) return file.read(name, static_cast<std::size_t>(first) * element, target);
-  constexpr std::size_t kBlocks = 256;  // few enough to stay in the cache between reading and decoding
+  constexpr std::size_t kPiece = 1 << 16;  // elements: few enough to stay in the cache between reading and decoding
   const auto block_bytes = static_cast<std::size_t>(format.bytes), block_elements = static_cast<std::size_t>(format.elements);
+  const std::size_t most = kPiece / block_elements;  // blocks
   if (static_cast<std::size_t>(first) % block_elements != 0)
     throw InvalidArgument(tw::format("element {} of tensor {}: not the first of a block", first, in_quotes(name)));
-  std::vector<std::byte> stored(kBlocks * block_bytes);
+  std::vector<std::byte> stored(most * block_bytes);
   std::size_t block = static_cast<std::size_t>(first) / block_elements;
   auto* values = reinterpret_cast<float*>(target.data());
   for (std::size_t left = target.size() / element / block_elements; left > 0;) {
-    const std::size_t count = std::min(left, kBlocks);
+    const std::size_t count = std::min(left, most);
     const auto piece = std::span(stored).first(count * block_bytes);
     file.read(name, block * block_bytes, piece);
     decode_blocks(format, piece, {values, count * block_elements});
@@ -405,9 +406,15 @@ void GgufTensors::add(const Gguf& file, const std::string& name, Shape shape, co
   const Shape& stored = file.shape(name);
   if (elements_of(shape) != elements_of(stored))
     throw InvalidArgument(tw::format("tensor {} is [{}], not [{}]", name, tw::join(stored, ", "), tw::join(shape, ", ")));
-  if (heads.rotary_dim > 0 && shape.front() % heads.head_dim != 0)
-    throw FileError(tw::format("{}: {} is [{}]; allowed: a multiple of {} rows, those of a head", file.file(), one_line(name),
-                               tw::join(stored, ", "), heads.head_dim));
+  if (heads.rotary_dim > 0) {
+    if (shape.front() == 0 || shape.front() % heads.head_dim != 0)
+      throw FileError(tw::format("{}: {} is [{}]; allowed: a multiple of {} rows, those of a head", file.file(), name,
+                                 tw::join(stored, ", "), heads.head_dim));
+    const BlockFormat& format = file.format(name);
+    if (elements_of(shape) / shape.front() * heads.head_dim % format.elements != 0)
+      throw FileError(tw::format("{}: {} is {}; allowed: a format without blocks of {} elements, which belong to two heads", file.file(),
+                                 name, format.name, format.elements));
+  }
   const auto [other, is_new] = entries_.try_emplace(name, Entry{file, std::move(shape), heads});
   if (!is_new)
     throw FileError(tw::format("{}: tensor {} is in {}, too; allowed: once", file.file(), in_quotes(name), other->second.file.file()));

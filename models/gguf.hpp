@@ -89,7 +89,7 @@ class GgufTensors : public TensorSource {
   };
 
   /// Adds the tensor `name` of `file`. `shape` replaces the file's, with as many elements. Throws FileError if there is already one of
-  /// this name, or if the rows are not a multiple of `heads.head_dim`.
+  /// this name, or if the rows are not those of whole heads, or a head not whole blocks.
   void add(const Gguf& file, const std::string& name, Shape shape, const Heads& heads);
   void add(const Gguf& file, const std::string& name) { add(file, name, file.shape(name), {}); }
 

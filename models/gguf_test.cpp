@@ -238,6 +238,8 @@ TEST(Gguf, RowsOfHeadsInTheModelsOrder) {
   expect_error<FileError>([&] { tensors.add(gguf_of(bytes), "a"); }, {"tensor \"a\" is in x.gguf, too; allowed: once"});
   expect_error<FileError>([&] { tensors.add(gguf_of(bytes), "b", {32}, {.head_dim = 6, .rotary_dim = 4}); },
                           {"x.gguf: b is [32]; allowed: a multiple of 6 rows, those of a head"});
+  expect_error<FileError>([&] { tensors.add(gguf_of(bytes), "b", {32}, {.head_dim = 4, .rotary_dim = 4}); },
+                          {"x.gguf: b is Q8_0; allowed: a format without blocks of 32 elements, which belong to two heads"});
 }
 
 }  // namespace
