@@ -384,12 +384,13 @@ void read_decoded(const Gguf& file, std::string_view name, std::int64_t first, s
   constexpr std::size_t kPiece = 1 << 16;  // elements: few enough to stay in the cache between reading and decoding
   const auto block_bytes = static_cast<std::size_t>(format.bytes), block_elements = static_cast<std::size_t>(format.elements);
   const std::size_t most = kPiece / block_elements;  // blocks
-  if (static_cast<std::size_t>(first) % block_elements != 0)
-    throw InvalidArgument(tw::format("element {} of tensor {}: not the first of a block", first, in_quotes(name)));
+  const std::size_t wanted = target.size() / element;
+  if (static_cast<std::size_t>(first) % block_elements != 0 || wanted % block_elements != 0)
+    throw InvalidArgument(tw::format("{} elements of tensor {} from {}: not those of whole blocks", wanted, in_quotes(name), first));
   std::vector<std::byte> stored(most * block_bytes);
   std::size_t block = static_cast<std::size_t>(first) / block_elements;
   auto* values = reinterpret_cast<float*>(target.data());
-  for (std::size_t left = target.size() / element / block_elements; left > 0;) {
+  for (std::size_t left = wanted / block_elements; left > 0;) {
     const std::size_t count = std::min(left, most);
     const auto piece = std::span(stored).first(count * block_bytes);
     file.read(name, block * block_bytes, piece);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/gguf_writer.hpp"
 #include "tests/temporary_directory.hpp"
@@ -235,6 +236,10 @@ TEST(Gguf, RowsOfHeadsInTheModelsOrder) {
   const std::string bytes = two_tensors().file();
   GgufTensors tensors;
   tensors.add(gguf_of(bytes), "a");
+  tensors.add(gguf_of(bytes), "b");
+  for (const int first : {0, 8})
+    expect_error<InvalidArgument>([&] { tensors.read_elements("b", first, Tensor::empty({24}, DType::f32)); },
+                                  {tw::format("24 elements of tensor \"b\" from {}: not those of whole blocks", first)});
   expect_error<FileError>([&] { tensors.add(gguf_of(bytes), "a"); }, {"tensor \"a\" is in x.gguf, too; allowed: once"});
   expect_error<FileError>([&] { tensors.add(gguf_of(bytes), "b", {32}, {.head_dim = 6, .rotary_dim = 4}); },
                           {"x.gguf: b is [32]; allowed: a multiple of 6 rows, those of a head"});
