@@ -4,6 +4,7 @@
 #include "kernels/cast_fp8/variants.hpp"
 #include "kernels/convolution/tuning.hpp"
 #include "kernels/convolution/variants.hpp"
+#include "kernels/dequant_gemm/variants.hpp"
 #include "kernels/elementwise/variants.hpp"
 #include "kernels/embedding/variants.hpp"
 #include "kernels/gemm/tuning.hpp"
@@ -40,6 +41,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("rope", kernels::rope::registered(), kernels::rope::kShape);
   add("cast_fp8", kernels::cast_fp8::registered(), kernels::cast_fp8::kShape);
   add("topk", kernels::topk::registered(), kernels::topk::kShape);
+  add("dequant_gemm", kernels::dequant_gemm::registered(), kernels::dequant_gemm::kShape);
   return all;
 }
 

@@ -145,6 +145,7 @@ struct Avx2::Exact : Avx2 {
 }  // namespace
 
 const Library* avx2_library() { return &kLibrary<Avx2>; }
+const QuantizedLibrary* avx2_quantized_library() { return &kQuantizedLibrary<Avx2>; }
 
 }  // namespace tw::cpu
 
@@ -153,6 +154,7 @@ const Library* avx2_library() { return &kLibrary<Avx2>; }
 namespace tw::cpu {
 
 const Library* avx2_library() { return nullptr; }
+const QuantizedLibrary* avx2_quantized_library() { return nullptr; }
 
 }  // namespace tw::cpu
 

@@ -151,6 +151,7 @@ struct Avx512::Exact : Avx512 {
 }  // namespace
 
 const Library* avx512_library() { return &kLibrary<Avx512>; }
+const QuantizedLibrary* avx512_quantized_library() { return &kQuantizedLibrary<Avx512>; }
 
 }  // namespace tw::cpu
 
@@ -159,6 +160,7 @@ const Library* avx512_library() { return &kLibrary<Avx512>; }
 namespace tw::cpu {
 
 const Library* avx512_library() { return nullptr; }
+const QuantizedLibrary* avx512_quantized_library() { return nullptr; }
 
 }  // namespace tw::cpu
 

@@ -58,9 +58,170 @@ void mma_vnni(int* acc, long acc_stride, const signed char* a, const signed char
   }
 }
 
+constexpr int kBlockBytes = 64;  ///< of a weight, in both formats
+
+/// Rounds a row of x in blocks of kElements. Blocks of int4 are put in the order of its codes: even elements, then odd ones.
+template <int kElements>
+void round_row(const RoundedRows& to, int at, const float* x, int depth) {
+  signed char* codes = to.codes + static_cast<long>(at) * to.blocks * kElements;
+  float* scales = to.scales + static_cast<long>(at) * to.blocks;
+  float row_sum = 0;
+  for (int block = 0; block < to.blocks; ++block, codes += kElements) {
+    const int first = block * kElements, n = least(depth - first, kElements);
+    float padded[kElements] = {};
+    __builtin_memcpy(padded, x + first, static_cast<unsigned long>(n) * sizeof(float));
+    __m512i largest = _mm512_setzero_si512();  // as bits, in whose order NaN is the largest
+    for (int k = 0; k < kElements; k += 16) {
+      const __m512i bits = _mm512_loadu_si512(padded + k);
+      largest = _mm512_max_epu32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+    }
+    float scale = __builtin_bit_cast(float, _mm512_reduce_max_epu32(largest)) / 127.0f;
+    if (scale < __FLT_MIN__) scale = 0;  // its inverse would be infinite
+    const __m512 factor = _mm512_set1_ps(scale == 0 ? 0 : 1 / scale);
+    signed char rounded[kElements];
+    for (int k = 0; k < kElements; k += 16) {
+      const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(padded + k), factor));
+      _mm_storeu_si128(reinterpret_cast<__m128i_u*>(rounded + k), _mm512_cvtsepi32_epi8(code));
+    }
+    scales[block] = scale;
+    if constexpr (kElements == kInt8Block) {
+      int sum = 0;
+      for (int k = 0; k < kElements; ++k) codes[k] = rounded[k], sum += rounded[k];
+      row_sum += scale * static_cast<float>(sum);
+    } else {
+      for (int part = 0; part < 4; ++part) {
+        int sum = 0;
+        for (int k = 32 * part; k < 32 * part + 32; ++k) sum += rounded[k];
+        to.sums[(static_cast<long>(at) * to.blocks + block) * 4 + part] = scale * static_cast<float>(sum);
+      }
+      for (int k = 0; k < kElements / 2; ++k) {
+        codes[k] = rounded[2 * k];
+        codes[kElements / 2 + k] = rounded[2 * k + 1];
+      }
+    }
+  }
+  if constexpr (kElements == kInt8Block) to.sums[at] = row_sum;
+}
+
+__mmask64 first_bytes(int n) { return n >= 64 ? ~__mmask64{0} : (__mmask64{1} << n) - 1; }
+
+/// A block of int8 as unsigned bytes, which are 128 too large: the sum of x is subtracted for it in the end.
+struct Int8Blocks {
+  static constexpr int kElements = kInt8Block;
+  const QuantizedRow& row;
+  __m512i values = {};
+
+  void load(int block, int bytes) {
+    const __m512i stored = _mm512_maskz_loadu_epi8(first_bytes(bytes), row.values + static_cast<long>(block) * kBlockBytes);
+    values = _mm512_xor_si512(stored, _mm512_set1_epi8(-128));
+  }
+  __m512 dot(const signed char* x) const {
+    return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), values, _mm512_loadu_si512(x)));
+  }
+  float complete(float sum, const float* x_sums, int at, int, int) const { return row.scale * (sum - 128 * x_sums[at]); }
+};
+
+/// A block of int4: 128 codes, 8 of them in every 4 bytes, so that a group of 32 is in 4 neighbouring sums.
+struct Int4Blocks {
+  static constexpr int kElements = kInt4Block;
+  const QuantizedRow& row;
+  __m512i even = {}, odd = {};
+  __m512 scale = {};  ///< of each sum's group
+
+  void load(int block, int bytes) {
+    const __m512i codes = _mm512_maskz_loadu_epi8(first_bytes(bytes), row.values + static_cast<long>(block) * kBlockBytes);
+    const __m512i low = _mm512_set1_epi8(15);
+    even = _mm512_and_si512(codes, low);
+    odd = _mm512_and_si512(_mm512_srli_epi16(codes, 4), low);
+    if (row.group == 128) {
+      scale = _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(row.scales[block])));
+    } else {
+      const __m128i four = _mm_maskz_loadu_epi16(static_cast<__mmask8>((1 << bytes / 16) - 1), row.scales + 4 * block);
+      const __m256i each = _mm256_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3, 4, 5, 4, 5, 4, 5, 4, 5, 6, 7, 6, 7, 6, 7, 6, 7);
+      scale = _mm512_cvtph_ps(_mm256_shuffle_epi8(_mm256_broadcastq_epi64(four), each));
+    }
+  }
+  __m512 dot(const signed char* x) const {
+    const __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even, _mm512_loadu_si512(x));
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(sum, odd, _mm512_loadu_si512(x + 64))), scale);
+  }
+  /// Subtracts scale * zero * (sum of x) of every 32 elements.
+  float complete(float sum, const float* x_sums, int at, int blocks, int row_bytes) const {
+    const float* x = x_sums + static_cast<long>(at) * blocks * 4;
+    const int count = row_bytes / 16;
+    __m512 excess = _mm512_setzero_ps();
+    for (int i = 0; i < count; i += 16) {
+      const auto present = static_cast<__mmask16>((1u << least(count - i, 16)) - 1u);
+      excess = _mm512_fmadd_ps(scaled_zeros(i, present), _mm512_maskz_loadu_ps(present, x + i), excess);
+    }
+    return sum - _mm512_reduce_add_ps(excess);
+  }
+  /// scale * zero of 16 times 32 elements.
+  __m512 scaled_zeros(int i, __mmask16 present) const {
+    if (row.group == 32) {
+      const __m512 scales = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(present, row.scales + i));
+      if (row.zeros == nullptr) return _mm512_mul_ps(scales, _mm512_set1_ps(8));
+      return _mm512_mul_ps(scales, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(present, row.zeros + i))));
+    }
+    const auto groups = static_cast<__mmask8>((1 << (__builtin_popcount(present) + 3) / 4) - 1);
+    const __m512i each = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    const __m128 scales = _mm_cvtph_ps(_mm_maskz_loadu_epi16(groups, row.scales + i / 4));
+    __m128 zeros = _mm_set1_ps(8);
+    if (row.zeros != nullptr) zeros = _mm_cvtepi32_ps(_mm_cvtepu8_epi32(_mm_maskz_loadu_epi8(groups, row.zeros + i / 4)));
+    return _mm512_permutexvar_ps(each, _mm512_castps128_ps512(_mm_mul_ps(scales, zeros)));
+  }
+};
+
+/// `Rows` rows of x from the `at`-th on, against one row of the weight. Two sums for each hide the latency of a multiply-add.
+template <int Rows, class Blocks>
+void rounded_dots_of(float* sums, Blocks& w, const RoundedRows& x, int at, int row_bytes) {
+  __m512 sum[Rows][2];
+  for (auto& s : sum) s[0] = s[1] = _mm512_setzero_ps();
+  const auto add = [&](int block, int which, int bytes) __attribute__((always_inline)) {
+    w.load(block, bytes);
+    TILEWAVE_UNROLL(8)
+    for (int r = 0; r < Rows; ++r) {
+      const long place = static_cast<long>(at + r) * x.blocks + block;
+      sum[r][which] = _mm512_fmadd_ps(w.dot(x.codes + place * Blocks::kElements), _mm512_set1_ps(x.scales[place]), sum[r][which]);
+    }
+  };
+  const int whole = row_bytes / kBlockBytes;
+  int block = 0;
+  for (; block + 2 <= whole; block += 2) {
+    add(block, 0, kBlockBytes);
+    add(block + 1, 1, kBlockBytes);
+  }
+  if (block < whole) add(block++, 0, kBlockBytes);
+  if (row_bytes % kBlockBytes > 0) add(block, 1, row_bytes % kBlockBytes);
+  for (int r = 0; r < Rows; ++r)
+    sums[at + r] = w.complete(_mm512_reduce_add_ps(_mm512_add_ps(sum[r][0], sum[r][1])), x.sums, at + r, x.blocks, row_bytes);
+}
+
+template <class Blocks>
+void rounded_dots(float* sums, const QuantizedRow& row, const RoundedRows& x, int count, int row_bytes) {
+  Blocks w{row};
+  int at = 0;
+  for (; at + 8 <= count; at += 8) rounded_dots_of<8>(sums, w, x, at, row_bytes);
+  if (count - at >= 4) rounded_dots_of<4>(sums, w, x, at, row_bytes), at += 4;
+  if (count - at >= 2) rounded_dots_of<2>(sums, w, x, at, row_bytes), at += 2;
+  if (count - at >= 1) rounded_dots_of<1>(sums, w, x, at, row_bytes);
+}
+
+void rounded_dots_i8(float* sums, const QuantizedRow& row, const RoundedRows& x, int count, int depth) {
+  rounded_dots<Int8Blocks>(sums, row, x, count, depth);
+}
+
+void rounded_dots_u4(float* sums, const QuantizedRow& row, const RoundedRows& x, int count, int depth) {
+  rounded_dots<Int4Blocks>(sums, row, x, count, depth / 2);
+}
+
 }  // namespace
 
 Mma<int, signed char> avx512_vnni_mma() { return mma_vnni; }
+RoundRow avx512_vnni_round_for_i8() { return round_row<kInt8Block>; }
+RoundRow avx512_vnni_round_for_u4() { return round_row<kInt4Block>; }
+RoundedDots avx512_vnni_rounded_dots_i8() { return rounded_dots_i8; }
+RoundedDots avx512_vnni_rounded_dots_u4() { return rounded_dots_u4; }
 
 }  // namespace tw::cpu
 
@@ -69,6 +230,10 @@ Mma<int, signed char> avx512_vnni_mma() { return mma_vnni; }
 namespace tw::cpu {
 
 Mma<int, signed char> avx512_vnni_mma() { return nullptr; }
+RoundRow avx512_vnni_round_for_i8() { return nullptr; }
+RoundRow avx512_vnni_round_for_u4() { return nullptr; }
+RoundedDots avx512_vnni_rounded_dots_i8() { return nullptr; }
+RoundedDots avx512_vnni_rounded_dots_u4() { return nullptr; }
 
 }  // namespace tw::cpu
 

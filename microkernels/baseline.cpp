@@ -121,5 +121,6 @@ struct Baseline::Exact : Baseline {
 }  // namespace
 
 const Library* baseline_library() { return &kLibrary<Baseline>; }
+const QuantizedLibrary* baseline_quantized_library() { return &kQuantizedLibrary<Baseline>; }
 
 }  // namespace tw::cpu

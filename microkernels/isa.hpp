@@ -1,5 +1,6 @@
 #pragma once
 
+#include "microkernels/quantized_library.hpp"
 #include "tilewave/tile/cpu/library.tile.hpp"
 
 // What library() chooses from, apart for the tests.
@@ -9,9 +10,17 @@ namespace tw::cpu {
 const Library* baseline_library();
 const Library* avx2_library();    ///< null when not compiled in; to be called only where has_avx2()
 const Library* avx512_library();  ///< null when not compiled in; to be called only where has_avx512()
+/// The same for products with weights in fewer bits; null with them.
+const QuantizedLibrary* baseline_quantized_library();
+const QuantizedLibrary* avx2_quantized_library();
+const QuantizedLibrary* avx512_quantized_library();
 
 /// Extensions of AVX-512, which come and go apart from each other. Null when not compiled in; to be used only where has_...().
 Mma<int, signed char> avx512_vnni_mma();
+RoundedDots avx512_vnni_rounded_dots_i8();
+RoundedDots avx512_vnni_rounded_dots_u4();
+RoundRow avx512_vnni_round_for_i8();
+RoundRow avx512_vnni_round_for_u4();
 Mma<float, unsigned short> avx512_bf16_mma();
 Stream<unsigned short> avx512_bf16_stream();
 Narrow avx512_bf16_narrow();

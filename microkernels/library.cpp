@@ -80,6 +80,23 @@ const Library& library() {
   return chosen;
 }
 
+const QuantizedLibrary& quantized_library() {
+  static const QuantizedLibrary chosen = [] {
+    const std::string_view isa = library().isa;
+    QuantizedLibrary result = *(isa.starts_with("avx512") ? avx512_quantized_library()
+                                : isa == "avx2"           ? avx2_quantized_library()
+                                                          : baseline_quantized_library());
+    if (isa.find("vnni") != std::string_view::npos) {
+      result.round_for_i8 = avx512_vnni_round_for_i8();
+      result.round_for_u4 = avx512_vnni_round_for_u4();
+      result.rounded_dots_i8 = avx512_vnni_rounded_dots_i8();
+      result.rounded_dots_u4 = avx512_vnni_rounded_dots_u4();
+    }
+    return result;
+  }();
+  return chosen;
+}
+
 int vector_bytes() {
   static const int bytes = [] {
     const std::string_view isa = library().isa;

@@ -4,6 +4,7 @@
 
 #include "microkernels/dots.hpp"
 #include "microkernels/pack.hpp"
+#include "microkernels/quantized.hpp"
 
 namespace tw::cpu {
 namespace {
@@ -28,6 +29,18 @@ constexpr Library kLibrary{V::kIsa,
                            dots<V, F32>,
                            dots<V, BF16>,
                            dots<V, F16>};
+
+template <class V>
+constexpr QuantizedLibrary kQuantizedLibrary{dequantize_i8,
+                                             dequantize_e4m3<V>,
+                                             dequantize_u4,
+                                             quantized_dots<V, dequantize_i8>,
+                                             quantized_dots<V, dequantize_e4m3<V>>,
+                                             quantized_dots<V, dequantize_u4>,
+                                             nullptr,
+                                             nullptr,
+                                             nullptr,
+                                             nullptr};
 
 }  // namespace
 }  // namespace tw::cpu

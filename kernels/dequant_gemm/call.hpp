@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+
+#include "tilewave/quantized.hpp"
+
+namespace tw::kernels::dequant_gemm {
+
+/// A checked call of dequant_gemm(), whose result has elements.
+struct Call {
+  const Tensor& x;  ///< [M, K]
+  const QuantizedMatrix& weight;
+  const Tensor& y;  ///< [M, N]
+  const DequantGemmOptions& options;
+  Stream stream;
+
+  std::int64_t m() const { return x.shape(0); }
+  std::int64_t n() const { return y.shape(1); }
+  std::int64_t k() const { return x.shape(1); }
+};
+
+/// to[i] = from[i] for n elements of f32, f16 or bf16.
+void widen(float* to, const void* from, DType dtype, std::int64_t n);
+
+void run_on_cpu(const Call& call);
+void run_on_gpu(const Call& call);
+
+void dequantize_on_cpu(const QuantizedMatrix& weight, const Tensor& out);
+void dequantize_on_gpu(const QuantizedMatrix& weight, const Tensor& out, const Stream& stream);
+/// The kernel of dequantize_on_gpu(), run by the CPU target: for tests.
+void dequantize_with_tiles(const QuantizedMatrix& weight, const Tensor& out);
+
+}  // namespace tw::kernels::dequant_gemm

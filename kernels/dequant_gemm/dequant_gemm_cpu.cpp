@@ -1,0 +1,171 @@
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "kernels/activation.hpp"
+#include "kernels/dequant_gemm/call.hpp"
+#include "kernels/rows.hpp"
+#include "microkernels/quantized_library.hpp"
+#include "tilewave/detail/parallel.hpp"
+#include "tilewave/tile/cpu/library.tile.hpp"
+
+namespace tw::kernels::dequant_gemm {
+
+namespace {
+
+/// Rows of x for which the weight is read as it lies in memory: widening it takes longer than a few products.
+constexpr std::int64_t kFewRows = 16;
+/// Rows of the weight that a thread takes at a time: enough for one stream of memory, few enough to share a small matrix.
+constexpr std::int64_t kTogether = 32;
+
+cpu::QuantizedRow row_of(const QuantizedMatrix& w, std::int64_t n) {
+  cpu::QuantizedRow row{};
+  row.values = static_cast<const unsigned char*>(w.values.data()) + n * w.values.shape(1);
+  if (w.format != WeightFormat::int4) {
+    row.scale = w.scales.data<float>()[n];
+    return row;
+  }
+  const std::int64_t groups = w.scales.shape(1);
+  row.scales = static_cast<const unsigned short*>(w.scales.data()) + n * groups;
+  if (w.zeros.numel() > 0) row.zeros = w.zeros.data<u8>() + n * groups;
+  row.group = w.group;
+  return row;
+}
+
+/// The library's functions for a format.
+struct Functions {
+  cpu::Dequantize dequantize;
+  cpu::QuantizedDots dots;
+  cpu::RoundRow round;  ///< or null
+  cpu::RoundedDots rounded_dots;
+  int block;  ///< elements of a block of RoundedRows
+};
+Functions functions_of(WeightFormat format) {
+  const cpu::QuantizedLibrary& l = cpu::quantized_library();
+  if (format == WeightFormat::int8) return {l.dequantize_i8, l.dots_i8, l.round_for_i8, l.rounded_dots_i8, cpu::kInt8Block};
+  if (format == WeightFormat::int4) return {l.dequantize_u4, l.dots_u4, l.round_for_u4, l.rounded_dots_u4, cpu::kInt4Block};
+  return {l.dequantize_e4m3, l.dots_e4m3, nullptr, nullptr, 0};
+}
+
+/// f32 to a row of a tensor.
+void narrow(void* to, const float* from, DType dtype, std::int64_t n) {
+  if (dtype == DType::f32)
+    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
+  else if (dtype == DType::bf16)
+    cpu::library().narrow_bf16(static_cast<unsigned short*>(to), from, n);
+  else
+    cpu::library().narrow_f16(static_cast<unsigned short*>(to), from, n);
+}
+
+/// Rows of x as f32, or rounded to integers where the library has products of these.
+class Activations {
+ public:
+  Activations(const Call& call, const Functions& functions) : wide_(static_cast<std::size_t>(call.m() * call.k())), k_(call.k()) {
+    const auto* from = static_cast<const std::byte*>(call.x.data());
+    const auto stride = static_cast<std::size_t>(call.x.stride(0)) * size_of(call.x.dtype());
+    const auto m = static_cast<std::size_t>(call.m());
+    for (std::size_t r = 0; r < m; ++r) widen(wide_.data() + r * static_cast<std::size_t>(k_), from + r * stride, call.x.dtype(), k_);
+    if (functions.round == nullptr) return;
+    rounded_.blocks = static_cast<int>((k_ + functions.block - 1) / functions.block);
+    const std::size_t blocks = m * static_cast<std::size_t>(rounded_.blocks);
+    codes_.resize(blocks * static_cast<std::size_t>(functions.block));
+    scales_.resize(blocks);
+    sums_.resize(blocks * 4);  // int8 has one for each row
+    rounded_.codes = codes_.data(), rounded_.scales = scales_.data(), rounded_.sums = sums_.data();
+    for (std::size_t r = 0; r < m; ++r)
+      functions.round(rounded_, static_cast<int>(r), wide_.data() + r * static_cast<std::size_t>(k_), static_cast<int>(k_));
+  }
+  const float* wide() const { return wide_.data(); }
+  const cpu::RoundedRows& rounded() const { return rounded_; }
+
+ private:
+  std::vector<float> wide_;
+  std::int64_t k_;
+  std::vector<signed char> codes_;
+  std::vector<float> scales_, sums_;
+  cpu::RoundedRows rounded_{};
+};
+
+/// y(r, first + i) = activation(sums[i, r] + bias), or y + sums + bias, for i < n.
+template <class T, class Act>
+void finish(const Call& call, const float* sums, std::int64_t first, std::int64_t n) {
+  const T* bias = call.options.bias == nullptr ? nullptr : call.options.bias->data<T>() + first;
+  const std::int64_t m = call.m();
+  for (std::int64_t r = 0; r < m; ++r) {
+    T* y = call.y.data<T>() + r * call.y.stride(0) + first;
+    for (std::int64_t i = 0; i < n; ++i) {
+      float sum = sums[i * m + r];
+      if (bias != nullptr) sum += static_cast<float>(bias[i]);
+      sum = call.options.accumulate ? static_cast<float>(y[i]) + sum : Act::apply(sum);
+      y[i] = to<T>(sum);
+    }
+  }
+}
+
+void run_few_rows(const Call& call) {
+  const Functions functions = functions_of(call.weight.format);
+  const Activations x(call, functions);
+  const auto m = static_cast<int>(call.m()), k = static_cast<int>(call.k());
+  const std::int64_t n = call.n();
+  detail::parallel_for(static_cast<long>((n + kTogether - 1) / kTogether), [&](long block) {
+    const std::int64_t first = block * kTogether, end = std::min(n, first + kTogether);
+    float sums[kTogether * kFewRows];
+    for (std::int64_t i = first; i < end; ++i) {
+      const cpu::QuantizedRow row = row_of(call.weight, i);
+      float* of_row = sums + (i - first) * m;
+      if (functions.round != nullptr)
+        functions.rounded_dots(of_row, row, x.rounded(), m, k);
+      else
+        functions.dots(of_row, row, x.wide(), k, m, k);
+    }
+    with_float_type(call.y.dtype(), [&]<class T>(std::type_identity<T>) {
+      with_activation(call.options.activation, [&]<class Act>(std::type_identity<Act>) { finish<T, Act>(call, sums, first, end - first); });
+    });
+  });
+}
+
+/// Panels of the weight, in x's dtype, small enough to stay in the last-level cache until they are multiplied.
+void run_many_rows(const Call& call) {
+  constexpr std::int64_t kPanelBytes = 8 << 20, kLeast = 256;
+  const DType dtype = call.x.dtype();
+  const std::int64_t row_bytes = std::max<std::int64_t>(1, call.k()) * static_cast<std::int64_t>(size_of(dtype));
+  const std::int64_t rows = std::min(call.n(), std::max(kLeast, kPanelBytes / row_bytes / kLeast * kLeast));
+  const Tensor panel = Tensor::empty({rows, call.k()}, dtype);
+  for (std::int64_t first = 0; first < call.n(); first += rows) {
+    const std::int64_t end = std::min(call.n(), first + rows);
+    const Tensor part = panel.slice(0, 0, end - first);
+    dequantize_on_cpu(call.weight.slice(first, end), part);
+    Tensor bias;
+    if (call.options.bias != nullptr) bias = call.options.bias->slice(0, first, end);
+    gemm(call.x, part.transpose(0, 1), call.y.slice(1, first, end),
+         {.beta = call.options.accumulate ? 1.0f : 0.0f,
+          .bias = call.options.bias == nullptr ? nullptr : &bias,
+          .activation = call.options.activation,
+          .stream = call.stream});
+  }
+}
+
+}  // namespace
+
+void dequantize_on_cpu(const QuantizedMatrix& weight, const Tensor& out) {
+  const cpu::Dequantize dequantize = functions_of(weight.format).dequantize;
+  const std::int64_t n = weight.rows(), k = weight.columns();
+  const std::size_t element = size_of(out.dtype());
+  detail::parallel_for(static_cast<long>((n + kTogether - 1) / kTogether), [&](long block) {
+    constexpr int kPiece = 2048;
+    float wide[kPiece];
+    for (std::int64_t i = block * kTogether; i < std::min(n, (block + 1) * kTogether); ++i) {
+      const cpu::QuantizedRow row = row_of(weight, i);
+      auto* to = static_cast<std::byte*>(out.data()) + static_cast<std::size_t>(i * k) * element;
+      for (std::int64_t first = 0; first < k; first += kPiece) {
+        const auto count = static_cast<int>(std::min<std::int64_t>(kPiece, k - first));
+        dequantize(wide, row, static_cast<int>(first), count);
+        narrow(to + static_cast<std::size_t>(first) * element, wide, out.dtype(), count);
+      }
+    }
+  });
+}
+
+void run_on_cpu(const Call& call) { call.m() <= kFewRows ? run_few_rows(call) : run_many_rows(call); }
+
+}  // namespace tw::kernels::dequant_gemm

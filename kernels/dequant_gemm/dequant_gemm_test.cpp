@@ -1,0 +1,340 @@
+// quantize(), dequantize() and dequant_gemm() against loops in double; bad inputs.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <tuple>
+#include <vector>
+
+#include "kernels/dequant_gemm/call.hpp"
+#include "kernels/dequant_gemm/reference.hpp"
+#include "microkernels/isa.hpp"
+#include "runtime/format.hpp"
+#include "tests/accuracy.hpp"
+#include "tests/expect_error.hpp"
+#include "tests/placed_tensor.hpp"
+#include "tests/support.hpp"
+#include "tilewave/elementwise.hpp"
+#include "tilewave/quantized.hpp"
+
+namespace tw::kernels::dequant_gemm {
+namespace {
+
+using namespace tw::test;
+using Layout = QuantizedMatrix::Layout;
+
+const std::vector<Layout> kLayouts = {{WeightFormat::int8},           {WeightFormat::fp8},       {WeightFormat::int4, 32},
+                                      {WeightFormat::int4, 32, true}, {WeightFormat::int4, 128}, {WeightFormat::int4, 128, true}};
+
+std::string name_of_layout(const Layout& l) {
+  if (l.format != WeightFormat::int4) return std::string(name_of(l.format));
+  return tw::format("int4_{}{}", l.group, l.zero_points ? "_zeros" : "");
+}
+
+/// Rows of very different magnitudes, one of them 0, and some of one sign.
+Tensor random_weight(std::int64_t n, std::int64_t k, std::mt19937_64& random) {
+  const Tensor w = Tensor::random({n, k}, DType::f32, random());
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float factor = i % 7 == 3 ? 0.0f : std::exp2(static_cast<float>(random() % 24) - 18);
+    for (std::int64_t c = 0; c < k; ++c) {
+      float& x = w.data<float>()[i * k + c];
+      x = factor * (i % 5 == 2 ? std::abs(x) : x);
+    }
+  }
+  return w;
+}
+
+/// Columns that every layout allows.
+constexpr std::int64_t kWide = 384;
+
+class Quantized : public testing::TestWithParam<Layout> {
+ protected:
+  std::mt19937_64 random = random_engine();
+};
+INSTANTIATE_TEST_SUITE_P(Formats, Quantized, testing::ValuesIn(kLayouts), [](const auto& i) { return name_of_layout(i.param); });
+
+TEST_P(Quantized, ErrorIsWithinTheStatedBound) {
+  const Tensor w = random_weight(40, kWide, random);
+  const QuantizedMatrix q = quantize(w, GetParam());
+  const std::vector<double> decoded = decode(q);
+  for (std::int64_t n = 0; n < 40; ++n) {
+    for (std::int64_t k = 0; k < kWide; ++k) {
+      const double exact = w.at({n, k}), error = std::abs(decoded[static_cast<std::size_t>(n * kWide + k)] - exact);
+      const double scale = q.format == WeightFormat::int4 ? q.scales.at({n, k / q.group}) : q.scales.at({n});
+      double bound = scale / 2 * (1 + 1e-6);
+      if (q.format == WeightFormat::fp8) bound = std::max(std::abs(exact) / 16, scale / 1024) * (1 + 1e-6);
+      if (q.format == WeightFormat::int4) bound = GetParam().zero_points ? 0.51 * scale + 0x1p-21 : scale / 2 * (1 + 1e-6) + 0x1p-22;
+      ASSERT_LE(error, bound) << n << ", " << k << ": " << exact << ", scale " << scale;
+    }
+  }
+  // Every code is used: scales are no larger than the largest magnitude needs.
+  for (std::int64_t n = 0; n < 40 && q.format == WeightFormat::int8; ++n) {
+    double largest = 0;
+    for (std::int64_t k = 0; k < kWide; ++k) largest = std::max(largest, std::abs(q.values.at({n, k})));
+    EXPECT_EQ(largest, n % 7 == 3 ? 0 : 127);
+  }
+}
+
+TEST_P(Quantized, TakesEveryFloatType) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    const Tensor w = Tensor::random({5, kWide}, dtype, random());
+    const QuantizedMatrix a = quantize(w, GetParam()), b = quantize(w.to(DType::f32), GetParam());
+    EXPECT_EQ(decode(a), decode(b));
+  }
+}
+
+TEST_P(Quantized, DequantizesToEveryFloatType) {
+  const QuantizedMatrix q = quantize(random_weight(11, kWide, random), GetParam());
+  const std::vector<double> exact = decode(q);
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const Tensor out = Tensor::poisoned({11, kWide}, dtype), by_tiles = Tensor::poisoned({11, kWide}, dtype);
+    dequantize(q, out);
+    dequantize_with_tiles(q, by_tiles);
+    for (std::int64_t n = 0; n < 11; ++n) {
+      for (std::int64_t k = 0; k < kWide; ++k) {
+        const float once = round_to(dtype, static_cast<float>(exact[static_cast<std::size_t>(n * kWide + k)]));
+        ASSERT_EQ(out.at({n, k}), once) << name_of(dtype) << " " << n << ", " << k;
+        ASSERT_EQ(by_tiles.at({n, k}), once) << name_of(dtype) << " " << n << ", " << k;
+      }
+    }
+  }
+}
+
+/// |computed - exact| of one sum in f32 over rows of x rounded to integers (quantized.hpp), before it is rounded to the result's type.
+class ErrorBound {
+ public:
+  ErrorBound(const QuantizedMatrix& w, std::span<const float> x, std::int64_t m) : k_(w.columns()), int4_(w.format == WeightFormat::int4) {
+    const std::int64_t block = int4_ ? cpu::kInt4Block : cpu::kInt8Block;
+    rounds_ = w.format != WeightFormat::fp8;
+    // Unsigned codes are up to 255 or 15, so their products are larger than the result's by what is subtracted in the end.
+    for (std::int64_t n = 0; n < w.rows(); ++n)
+      for (std::int64_t k = 0; k < k_; ++k) code_.push_back(int4_ ? 15 * w.scales.at({n, k / w.group}) : 255 * w.scales.at({n}));
+    for (std::int64_t r = 0; r < m; ++r) {
+      for (std::int64_t k = 0; k < k_; ++k) {
+        double largest = 0;
+        for (std::int64_t j = k / block * block; j < std::min(k_, (k / block + 1) * block); ++j)
+          largest = std::max(largest, std::abs(static_cast<double>(x[static_cast<std::size_t>(r * k_ + j)])));
+        largest_.push_back(largest);
+      }
+    }
+  }
+  double operator()(std::int64_t r, std::int64_t n, std::span<const double> w) const {
+    double rounding = 0, sum = 0;
+    for (std::int64_t k = 0; k < k_; ++k) {
+      const double largest = largest_[static_cast<std::size_t>(r * k_ + k)];
+      rounding += std::abs(w[static_cast<std::size_t>(n * k_ + k)]) * largest / 254 * (1 + 1e-5);
+      sum += std::max(std::abs(w[static_cast<std::size_t>(n * k_ + k)]), code_[static_cast<std::size_t>(n * k_ + k)]) * largest;
+    }
+    // f32: additions one after the other in each of 16 sums at least, a few more in the end.
+    const double additions = static_cast<double>(k_) / 16 + 40;
+    return (rounds_ ? rounding : 0) + additions * 0x1p-24 * sum;
+  }
+
+ private:
+  std::int64_t k_;
+  bool int4_, rounds_ = false;
+  std::vector<double> code_, largest_;
+};
+
+struct Product {
+  std::int64_t m, n, k;
+  DType dtype = DType::f32;
+  DequantGemmOptions options = {};
+  bool bias = false;
+  std::int64_t gap = 0;  ///< elements between the rows of x and y
+};
+
+void expect_product(const Layout& layout, const Product& p, std::mt19937_64& random) {
+  SCOPED_TRACE(tw::format("{} M {} N {} K {} {} gap {}", name_of_layout(layout), p.m, p.n, p.k, name_of(p.dtype), p.gap));
+  const QuantizedMatrix w = quantize(random_weight(p.n, p.k, random), layout);
+  const Tensor x = Tensor::random({p.m, p.k + p.gap}, p.dtype, random()).slice(1, p.gap, p.k + p.gap);
+  const Tensor whole =
+      p.options.accumulate ? Tensor::random({p.m, p.n + p.gap}, p.dtype, random()) : Tensor::poisoned({p.m, p.n + p.gap}, p.dtype);
+  const Tensor y = whole.slice(1, 0, p.n), bias = Tensor::random({p.n}, p.dtype, random());
+  std::vector<float> before, inputs;
+  for (std::int64_t r = 0; r < p.m; ++r) {
+    for (std::int64_t i = 0; i < p.n; ++i) before.push_back(static_cast<float>(y.at({r, i})));
+    for (std::int64_t k = 0; k < p.k; ++k) inputs.push_back(static_cast<float>(x.at({r, k})));
+  }
+  DequantGemmOptions options = p.options;
+  if (p.bias) options.bias = &bias;
+  tw::dequant_gemm(x, w, y, options);
+  const std::vector<double> decoded = decode(w);
+  const Sums exact = plain(inputs, decoded, p.m, p.n, p.k);
+  const ErrorBound bound(w, inputs, p.m);
+  // gemm's panels round the weight to x's type.
+  const double panel = p.m > 16 && p.dtype != DType::f32 ? (p.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11) : 0;
+  for (std::int64_t r = 0; r < p.m; ++r) {
+    for (std::int64_t i = 0; i < p.n; ++i) {
+      const auto at = static_cast<std::size_t>(r * p.n + i);
+      double expected = exact.values[at] + (p.bias ? bias.at({i}) : 0.0);
+      if (p.options.accumulate) expected += before[at];
+      double error = bound(r, i, decoded) + panel * exact.magnitudes[at] + 0x1p-20 * std::abs(expected);
+      if (p.options.activation == Activation::relu) expected = std::max(expected, 0.0);
+      error += std::abs(expected) * (p.dtype == DType::bf16 ? 0x1p-8 : p.dtype == DType::f16 ? 0x1p-11 : 0x1p-24);
+      if (p.dtype == DType::f16) error += 0x1p-24;                                             // subnormal results
+      if (p.dtype == DType::f16 && p.m > 16) error += 0x1p-25 * 5 * static_cast<double>(p.k);  // and elements of panels; |x| < 5
+      ASSERT_LE(std::abs(y.at({r, i}) - expected), error) << r << ", " << i << ": " << y.at({r, i}) << ", exactly " << expected;
+    }
+    for (std::int64_t i = p.n; i < p.n + p.gap && !p.options.accumulate; ++i) ASSERT_TRUE(std::isnan(whole.at({r, i}))) << "column " << i;
+  }
+}
+
+TEST_P(Quantized, MultipliesLikeTheReference) {
+  const bool whole_groups = GetParam().format == WeightFormat::int4;
+  for (const std::int64_t m : {1, 2, 3, 7, 16, 17, 37}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      for (int i = 0; i < 2; ++i) {
+        std::int64_t k = 1 + static_cast<std::int64_t>(random() % 700);
+        if (whole_groups) k = (k + GetParam().group - 1) / GetParam().group * GetParam().group;
+        const auto n = 1 + static_cast<std::int64_t>(random() % 40);
+        expect_product(GetParam(), {.m = m, .n = n, .k = k, .dtype = dtype, .bias = i == 1, .gap = i == 1 ? 3 : 0}, random);
+      }
+    }
+  }
+}
+
+TEST_P(Quantized, AddsAndActivates) {
+  for (const std::int64_t m : {2, 19}) {
+    expect_product(GetParam(), {.m = m, .n = 33, .k = 128, .options = {.accumulate = true}, .bias = true}, random);
+    expect_product(GetParam(), {.m = m, .n = 33, .k = 128, .dtype = DType::bf16, .options = {.activation = Activation::relu}, .bias = true},
+                   random);
+  }
+  // The other activations are the same functions for any sums.
+  const QuantizedMatrix w = quantize(Tensor::random({9, 128}, DType::f32, random()), GetParam());
+  const Tensor x = Tensor::random({3, 128}, DType::f32, random()), sums = Tensor::empty({3, 9}, DType::f32),
+               y = Tensor::poisoned({3, 9}, DType::f32);
+  tw::dequant_gemm(x, w, sums);
+  tw::dequant_gemm(x, w, y, {.activation = Activation::gelu_erf});
+  for (std::int64_t i = 0; i < 27; ++i) {
+    const double s = sums.data<float>()[i];
+    EXPECT_NEAR(y.data<float>()[i], s * 0.5 * std::erfc(-s / std::sqrt(2.0)), 1e-6 * std::abs(s) + 1e-6);
+  }
+}
+
+TEST_P(Quantized, RowsDoNotDependOnEachOther) {
+  const QuantizedMatrix w = quantize(Tensor::random({70, kWide}, DType::f32, random()), GetParam());
+  const Tensor x = Tensor::random({16, kWide}, DType::f32, random()), all = Tensor::poisoned({16, 70}, DType::f32);
+  tw::dequant_gemm(x, w, all);
+  for (std::int64_t r = 0; r < 16; ++r) {
+    for (const std::int64_t m : {1, 2, 5}) {
+      if (r + m > 16) continue;
+      const Tensor some = Tensor::poisoned({m, 70}, DType::f32);
+      tw::dequant_gemm(x.slice(0, r, r + m), w, some);
+      EXPECT_EQ(max_difference(some, all.slice(0, r, r + m)), 0);
+    }
+  }
+}
+
+TEST_P(Quantized, EmptyOperands) {
+  const QuantizedMatrix none = quantize(Tensor::empty({0, kWide}, DType::f32), GetParam());
+  tw::dequant_gemm(Tensor::random({3, kWide}, DType::f32, 1), none, Tensor::empty({3, 0}, DType::f32));
+  const QuantizedMatrix w = quantize(Tensor::random({4, kWide}, DType::f32, 1), GetParam());
+  tw::dequant_gemm(Tensor::empty({0, kWide}, DType::f32), w, Tensor::empty({0, 4}, DType::f32));
+  const QuantizedMatrix flat = quantize(Tensor::empty({4, 0}, DType::f32), GetParam());
+  const Tensor y = Tensor::poisoned({2, 4}, DType::f32);
+  tw::dequant_gemm(Tensor::empty({2, 0}, DType::f32), flat, y);
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(y.data<float>()[i], 0);
+}
+
+TEST_P(Quantized, NotANumberReachesTheResult) {
+  const QuantizedMatrix w = quantize(Tensor::random({5, kWide}, DType::f32, random()), GetParam());
+  for (const float bad : {kNaN, kInf}) {
+    const Tensor x = Tensor::random({2, kWide}, DType::f32, random()), y = Tensor::empty({2, 5}, DType::f32);
+    x.data<float>()[77] = bad;
+    tw::dequant_gemm(x, w, y);
+    for (std::int64_t i = 0; i < 5; ++i) {
+      EXPECT_FALSE(std::isfinite(y.at({0, i})));
+      EXPECT_TRUE(std::isfinite(y.at({1, i})));
+    }
+  }
+}
+
+/// Every instruction set of this processor, not only the one that library() chose.
+TEST_P(Quantized, InstructionSetsAgree) {
+  std::vector<const cpu::QuantizedLibrary*> sets = {cpu::baseline_quantized_library()};
+  if (cpu::has_avx2() && cpu::avx2_quantized_library() != nullptr) sets.push_back(cpu::avx2_quantized_library());
+  if (cpu::has_avx512() && cpu::avx512_quantized_library() != nullptr) sets.push_back(cpu::avx512_quantized_library());
+  const QuantizedMatrix w = quantize(random_weight(6, kWide, random), GetParam());
+  const std::vector<double> decoded = decode(w);
+  const Tensor x = Tensor::random({5, kWide}, DType::f32, random());
+  const std::span<const float> inputs(x.data<float>(), static_cast<std::size_t>(x.numel()));
+  const Sums exact = plain(inputs, decoded, 5, 6, kWide);
+  for (const cpu::QuantizedLibrary* set : sets) {
+    for (std::int64_t n = 0; n < 6; ++n) {
+      cpu::QuantizedRow row{};
+      row.values = static_cast<const unsigned char*>(w.values.data()) + n * w.values.shape(1);
+      if (w.format == WeightFormat::int4) {
+        row.scales = static_cast<const unsigned short*>(w.scales.data()) + n * w.scales.shape(1);
+        if (w.zeros.numel() > 0) row.zeros = w.zeros.data<u8>() + n * w.scales.shape(1);
+        row.group = w.group;
+      } else {
+        row.scale = w.scales.data<float>()[n];
+      }
+      const bool int8 = w.format == WeightFormat::int8, fp8 = w.format == WeightFormat::fp8;
+      std::vector<float> wide(kWide), sums(5);
+      (int8 ? set->dequantize_i8 : fp8 ? set->dequantize_e4m3 : set->dequantize_u4)(wide.data(), row, 0, kWide);
+      for (std::int64_t k = 0; k < kWide; ++k)
+        ASSERT_EQ(wide[static_cast<std::size_t>(k)], static_cast<float>(decoded[static_cast<std::size_t>(n * kWide + k)]));
+      for (const int count : {5, 1}) {
+        (int8 ? set->dots_i8 : fp8 ? set->dots_e4m3 : set->dots_u4)(sums.data(), row, x.data<float>(), kWide, count, kWide);
+        for (std::int64_t r = 0; r < count; ++r) {
+          const auto at = static_cast<std::size_t>(r * 6 + n);
+          EXPECT_NEAR(sums[static_cast<std::size_t>(r)], exact.values[at], exact.magnitudes[at] * 0x1p-20 + 1e-30);
+        }
+      }
+    }
+  }
+}
+
+TEST(QuantizedErrors, NameTheArgument) {
+  const auto refused = [](const char* part, const Tensor& w, const Layout& layout) {
+    expect_error<InvalidArgument>([&] { quantize(w, layout); }, {"quantize", part});
+  };
+  const Tensor w = Tensor::random({4, 96}, DType::f32, 1);
+  refused("multiple of the group of 128", w, {WeightFormat::int4, 128});
+  refused("group is 64; 32 and 128", w, {WeightFormat::int4, 64});
+  refused("format is plain", w, {WeightFormat::plain});
+  refused("must be [N, K]", w.reshape({384}), {});
+  refused("f32, f16 and bf16", w.to(DType::i32), {});
+  const Tensor bad = Tensor::random({4, 96}, DType::f32, 1), large = Tensor::random({4, 96}, DType::f32, 1);
+  bad.data<float>()[96 * 2 + 5] = kNaN;
+  for (const Layout& layout : kLayouts)
+    if (layout.group != 128) refused("row 2 of the weight has an element that is not finite", bad, layout);
+  large.data<float>()[96 + 5] = 1e6f;
+  refused("row 1 of the weight has a magnitude of", large, {WeightFormat::int4, 32});
+
+  const QuantizedMatrix q = quantize(w, {WeightFormat::int4, 32});
+  const Tensor x = Tensor::random({2, 96}, DType::f32, 1), y = Tensor::poisoned({2, 4}, DType::f32);
+  const auto product_refused = [&](const char* part, const Tensor& a, const QuantizedMatrix& b, const Tensor& d,
+                                   const DequantGemmOptions& o = {}) {
+    expect_error<InvalidArgument>([&] { tw::dequant_gemm(a, b, d, o); }, {"dequant_gemm", part});
+  };
+  product_refused("weight is empty", x, {}, y);
+  product_refused("[M, 96]", x.slice(1, 0, 95), q, y);
+  product_refused("y is", x, q, y.slice(1, 0, 3));
+  product_refused("f32", x, q, y.to(DType::f16));
+  product_refused("adjacent", x.transpose(0, 1).reshape({96, 2}).transpose(0, 1), q, y);
+  product_refused("swiglu", x, q, y, {.activation = Activation::swiglu});
+  product_refused("accumulate", x, q, y, {.accumulate = true, .activation = Activation::relu});
+  const Tensor bias = Tensor::random({5}, DType::f32, 1);
+  product_refused("bias", x, q, y, {.bias = &bias});
+  QuantizedMatrix wrong = q;
+  wrong.scales = wrong.scales.slice(1, 0, 2);
+  product_refused("scales", x, wrong, y);
+  wrong = q;
+  wrong.values = wrong.values.reshape({8, 24});
+  product_refused("scales", x, wrong, y);
+  wrong = q;
+  wrong.group = 48;
+  product_refused("group", x, wrong, y);
+  wrong = q;
+  wrong.format = WeightFormat::int8;
+  product_refused("values", x, wrong, y);
+  for (int i = 0; i < 8; ++i) EXPECT_TRUE(std::isnan(y.data<float>()[i]));
+}
+
+}  // namespace
+}  // namespace tw::kernels::dequant_gemm
