@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tilewave/gemm.hpp"
+#include "tilewave/quantized.hpp"
 #include "tilewave/tensor.hpp"
 
 namespace tw::models {
@@ -10,18 +11,28 @@ struct LinearOptions {
   bool accumulate = false;  ///< y += instead of y =; not allowed with an activation
 };
 
-/// y = x W^T + b.
+/// y = x W^T + b. W is `weight`, or `quantized` if that is not empty.
 struct Linear {
-  Tensor weight;  ///< [out, in]
-  Tensor bias;    ///< [out], or without elements if there is none
+  Tensor weight;                   ///< [out, in]; without elements if W is quantized
+  Tensor bias;                     ///< [out], or without elements if there is none
+  QuantizedMatrix quantized = {};  ///< [out, in]
 
-  /// x [rows, in], y [rows, out], of the weight's dtype, on `stream`.
+  std::int64_t out() const { return quantized.empty() ? weight.shape(0) : quantized.rows(); }
+  std::int64_t in() const { return quantized.empty() ? weight.shape(1) : quantized.columns(); }
+  /// Of the weight and the bias, in memory.
+  std::int64_t bytes() const {
+    const auto bytes_of = [](const Tensor& t) { return t.numel() * static_cast<std::int64_t>(size_of(t.dtype())); };
+    return bytes_of(weight) + bytes_of(bias) + quantized.bytes();
+  }
+
+  /// x [rows, in], y [rows, out], of the model's dtype, on `stream`.
   void operator()(const Tensor& x, const Tensor& y, const Stream& stream, const LinearOptions& options = {}) const {
-    gemm(x, weight.transpose(0, 1), y,
-         {.beta = options.accumulate ? 1.0f : 0.0f,
-          .bias = bias.numel() > 0 ? &bias : nullptr,
-          .activation = options.activation,
-          .stream = stream});
+    const Tensor* b = bias.numel() > 0 ? &bias : nullptr;
+    if (quantized.empty())
+      gemm(x, weight.transpose(0, 1), y,
+           {.beta = options.accumulate ? 1.0f : 0.0f, .bias = b, .activation = options.activation, .stream = stream});
+    else
+      dequant_gemm(x, quantized, y, {.accumulate = options.accumulate, .bias = b, .activation = options.activation, .stream = stream});
   }
 };
 

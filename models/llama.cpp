@@ -37,15 +37,15 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
   for (int i = 0; i < config.layers; ++i) {
     const std::string name = tw::format("layers.{}.", i);
     const auto stack = [&](std::initializer_list<Weights::Part> parts, std::int64_t columns) {
-      return weights.stack(std::span(parts.begin(), parts.size()), columns);
+      return weights.linear(std::span(parts.begin(), parts.size()), columns);
     };
     Layer layer;
     layer.input_norm = weights.take(name + "input_layernorm.weight", {hidden});
-    layer.qkv.weight = stack(
+    layer.qkv = stack(
         {{name + "self_attn.q_proj.weight", q}, {name + "self_attn.k_proj.weight", kv}, {name + "self_attn.v_proj.weight", kv}}, hidden);
     layer.out = weights.linear(name + "self_attn.o_proj", hidden, q, false);
     layer.post_attention_norm = weights.take(name + "post_attention_layernorm.weight", {hidden});
-    layer.gate_up.weight =
+    layer.gate_up =
         stack({{name + "mlp.gate_proj.weight", config.intermediate}, {name + "mlp.up_proj.weight", config.intermediate}}, hidden);
     layer.down = weights.linear(name + "mlp.down_proj", hidden, config.intermediate, false);
     layers_.push_back(std::move(layer));
@@ -53,7 +53,7 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
   norm_ = weights.take("norm.weight", {hidden});
   // Files are inconsistent about tie_word_embeddings: use the head if there is one.
   if (weights.contains("lm_head.weight"))
-    head_ = weights.linear("lm_head", config.vocabulary, hidden, false);
+    head_ = weights.linear("lm_head", config.vocabulary, hidden, false, Weights::Role::head);
   else
     head_.weight = embedding_;
   if (weights.checking()) return;
@@ -61,6 +61,14 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
   cos_ = Tensor::empty({config.max_positions, config.head_dim / 2}, DType::f32, stream);
   sin_ = Tensor::empty(cos_.shape(), DType::f32, stream);
   rope_table(cos_, sin_, {.theta = config.rope_theta, .stream = stream});
+}
+
+std::int64_t Llama::bytes_per_step() const {
+  std::int64_t bytes =
+      head_.bytes() + (2 * config_.layers + 1) * std::int64_t{config_.hidden} * static_cast<std::int64_t>(size_of(dtype()));
+  for (const Layer& layer : layers_)
+    for (const Linear* linear : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down}) bytes += linear->bytes();
+  return bytes;
 }
 
 KvCache Llama::make_cache(int capacity, const Stream& stream) const {

@@ -45,6 +45,9 @@ class Llama {
   /// Whether the embedding is also the head.
   bool tied() const { return head_.weight.data() == embedding_.data(); }
 
+  /// The bytes of the weights that a decoding step reads.
+  std::int64_t bytes_per_step() const;
+
   /// A cache for `capacity` tokens. Throws InvalidArgument beyond max_positions, OutOfMemory.
   KvCache make_cache(int capacity, const Stream& stream) const;
 

@@ -1,6 +1,8 @@
 #include "models/weights.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <string_view>
 
 #include "models/one_line.hpp"
 #include "runtime/format.hpp"
@@ -17,6 +19,42 @@ std::int64_t elements(const Shape& shape) {
   return n;
 }
 
+constexpr std::string_view kScale = "_scale", kZero = "_zero";  // after a weight's name
+
+bool is_scale(std::string_view name) { return name.ends_with("weight_scale"); }
+
+QuantizedMatrix::Layout for_role(QuantizedMatrix::Layout layout, Weights::Role role) {
+  if (role == Weights::Role::head && layout.format == WeightFormat::int4) layout = {.format = WeightFormat::int8};
+  return layout;
+}
+
+/// Calls f(name in the file, dtype in the file's spelling, tensor) for the tensors of a weight in fewer bits.
+template <class F>
+void for_tensors(const std::string& name, const QuantizedMatrix& matrix, F f) {
+  const bool int4 = matrix.format == WeightFormat::int4;
+  f(name, int4 ? "U8" : matrix.format == WeightFormat::int8 ? "I8" : "F8_E4M3", matrix.values);
+  f(name + std::string(kScale), int4 ? "F16" : "F32", matrix.scales);
+  if (matrix.zeros.rank() == 2) f(name + std::string(kZero), "U8", matrix.zeros);
+}
+
+/// Throws FileError for values that no conversion writes and that products do not expect.
+void check_values(const std::string& file, const std::string& name, const QuantizedMatrix& m) {
+  const auto fail = [&](std::string_view suffix, const char* what) {
+    throw FileError(tw::format("{}: {}{} holds {}", file, one_line(name), suffix, what));
+  };
+  const auto finite = [](const auto* x, std::int64_t n) {
+    return std::all_of(x, x + n, [](auto scale) { return std::isfinite(static_cast<float>(scale)); });
+  };
+  const Tensor& scales = m.scales;
+  if (scales.dtype() == DType::f32 ? !finite(scales.data<float>(), scales.numel()) : !finite(scales.data<f16>(), scales.numel()))
+    fail(kScale, "a number that is not finite");
+  const auto* bytes = static_cast<const u8*>(m.values.data());
+  if (m.format == WeightFormat::fp8 && std::any_of(bytes, bytes + m.values.numel(), [](u8 x) { return (x & 0x7f) == 0x7f; }))
+    fail("", "NaN");
+  if (m.zeros.numel() > 0 && std::any_of(m.zeros.data<u8>(), m.zeros.data<u8>() + m.zeros.numel(), [](u8 x) { return x > 15; }))
+    fail(kZero, "a zero point above 15");
+}
+
 }  // namespace
 
 Weights::Weights(std::string name, std::shared_ptr<const TensorSource> files, Names names)
@@ -28,10 +66,19 @@ Weights::Weights(std::string name, std::shared_ptr<const TensorSource> files, Na
   }
 }
 
+void Weights::set_layouts(const QuantizedMatrix::Layout& stored, const QuantizedMatrix::Layout& wanted) {
+  if (stored.format != WeightFormat::plain && wanted != stored)
+    throw InvalidArgument(
+        tw::format("{}: the weights are in {}; for {} convert the original checkpoint", name_, text_of(stored), text_of(wanted)));
+  stored_ = stored;
+  wanted_ = wanted;
+}
+
 void Weights::check(const std::function<void(Weights&)>& build) {
   checking_ = true;
   problems_.clear();
   asked_.clear();
+  linear_layouts_.clear();
   bytes_wanted_ = 0;
   build(*this);
   checking_ = false;
@@ -66,7 +113,7 @@ Shape Weights::shape(const std::string& name, int rank) const {
 DType Weights::main_dtype() const {
   std::map<DType, std::int64_t> counts;
   for (const auto& [canonical, name] : names_)
-    if (const auto dtype = files_->element_dtype(name)) counts[*dtype] += elements(files_->shape(name));
+    if (const auto dtype = files_->element_dtype(name); dtype && !is_scale(name)) counts[*dtype] += elements(files_->shape(name));
   DType best = DType::f32;
   std::int64_t most = 0;
   for (const auto& [dtype, count] : counts) {
@@ -75,26 +122,32 @@ DType Weights::main_dtype() const {
   return best;
 }
 
-void Weights::read(const std::string& name, const Shape& shape, const Tensor& target) {
+void Weights::check_stored(const std::string& name, const Shape& shape, const std::string& dtype) {
+  asked_.insert(name);
   const auto found = names_.find(name);
-  if (checking_) {
-    asked_.insert(name);
-    if (found == names_.end()) {
-      problems_.push_back(tw::format("{} [{}] is missing", spelling_.stored ? spelling_.stored(name) : name, tw::join(shape, ", ")));
-      return;
-    }
-    const Shape given = files_->shape(found->second);
-    if (given != shape)
-      problems_.push_back(tw::format("{} is [{}], which must be [{}]", found->second, tw::join(given, ", "), tw::join(shape, ", ")));
-    if (!files_->element_dtype(found->second))
-      problems_.push_back(tw::format("{} is {}; BF16, F16 and F32 are read", found->second, one_line(files_->dtype_name(found->second))));
-    bytes_wanted_ += static_cast<std::int64_t>(files_->bytes(found->second));
+  if (found == names_.end()) {
+    problems_.push_back(tw::format("{} [{}] is missing", spelling_.stored ? spelling_.stored(name) : name, tw::join(shape, ", ")));
     return;
   }
-  const std::string& stored = found->second;
+  const Shape given = files_->shape(found->second);
+  if (given != shape)
+    problems_.push_back(tw::format("{} is [{}], which must be [{}]", found->second, tw::join(given, ", "), tw::join(shape, ", ")));
+  const std::string& given_dtype = files_->dtype_name(found->second);
+  if (dtype.empty() && !files_->element_dtype(found->second))
+    problems_.push_back(tw::format("{} is {}; BF16, F16 and F32 are read", found->second, one_line(given_dtype)));
+  if (!dtype.empty() && given_dtype != dtype)
+    problems_.push_back(
+        tw::format("{} is {}; for weights in {} it must be {}", found->second, one_line(given_dtype), text_of(stored_), dtype));
+  bytes_wanted_ += static_cast<std::int64_t>(files_->bytes(found->second));
+}
+
+void Weights::read(const std::string& name, const Shape& shape, const Tensor& target) {
+  if (checking_) return check_stored(name, shape, "");
+  const std::string& stored = names_.at(name);
   const DType from = *files_->element_dtype(stored);
   const Tensor flat = target.reshape({target.numel()});
-  if (from == dtype_ && !target.device().is_cuda()) {
+  const DType dtype = target.dtype();
+  if (from == dtype && !target.device().is_cuda()) {
     files_->read_elements(stored, 0, flat);
   } else {
     constexpr std::int64_t kChunk = 1 << 21;  // elements: few enough to stay in the cache between reading and converting
@@ -105,10 +158,10 @@ void Weights::read(const std::string& name, const Shape& shape, const Tensor& ta
       files_->read_elements(stored, begin, chunk);
       if (!target.device().is_cuda()) {
         cast(chunk, place);
-      } else if (from == dtype_) {
+      } else if (from == dtype) {
         place.copy_from(chunk);
       } else {
-        const Tensor converted = Tensor::empty(chunk.shape(), dtype_);
+        const Tensor converted = Tensor::empty(chunk.shape(), dtype);
         cast(chunk, converted);
         place.copy_from(converted);
       }
@@ -139,11 +192,77 @@ Tensor Weights::stack(std::span<const Part> parts, std::int64_t columns) {
   return all;
 }
 
-Linear Weights::linear(const std::string& name, std::int64_t out, std::int64_t in, bool bias) {
+Linear Weights::linear(std::span<const Part> parts, std::int64_t columns, Role role) {
   Linear linear;
-  linear.weight = take(name + ".weight", {out, in});
+  const QuantizedMatrix::Layout layout = for_role(wanted_, role);
+  if (layout.format == WeightFormat::plain)
+    linear.weight = stack(parts, columns);
+  else
+    linear.quantized = take_quantized(parts, columns, layout);
+  return linear;
+}
+
+Linear Weights::linear(const std::string& name, std::int64_t out, std::int64_t in, bool bias, Role role) {
+  const Part whole{name + ".weight", out};
+  Linear linear = this->linear(std::span(&whole, 1), in, role);
   if (bias) linear.bias = take(name + ".bias", {out});
   return linear;
+}
+
+QuantizedMatrix Weights::take_quantized(std::span<const Part> parts, std::int64_t columns, const QuantizedMatrix::Layout& layout) {
+  const bool stored = stored_.format != WeightFormat::plain;
+  if (checking_) {
+    for (const Part& part : parts) {
+      if (const auto found = names_.find(part.name); found != names_.end()) linear_layouts_[found->second] = layout;
+      if (layout.format == WeightFormat::int4 && columns % layout.group != 0)
+        problems_.push_back(
+            tw::format("{} has {} columns; in {} they must be a multiple of {}", part.name, columns, text_of(layout), layout.group));
+      else if (!stored)
+        check_stored(part.name, {part.rows, columns}, "");
+      else
+        for_tensors(part.name, QuantizedMatrix::allocate(0, columns, layout),
+                    [&](const std::string& name, const char* dtype, const Tensor& t) {
+                      Shape shape = t.shape();
+                      shape[0] = part.rows;
+                      check_stored(name, shape, dtype);
+                    });
+    }
+    return {};
+  }
+  std::int64_t rows = 0;
+  for (const Part& part : parts) rows += part.rows;
+  QuantizedMatrix all;
+  if (stored) {
+    all = QuantizedMatrix::allocate(rows, columns, layout);
+    std::int64_t row = 0;
+    for (const Part& part : parts) {
+      read_quantized(part.name, all.slice(row, row + part.rows));
+      row += part.rows;
+    }
+  } else {
+    const Tensor exact = Tensor::empty({rows, columns}, DType::f32);
+    std::int64_t row = 0;
+    for (const Part& part : parts) {
+      read(part.name, {part.rows, columns}, exact.slice(0, row, row + part.rows));
+      row += part.rows;
+    }
+    try {
+      all = quantize(exact, layout);
+    } catch (const InvalidArgument& error) {
+      throw FileError(tw::format("{}: {}: {}", name_, one_line(names_.at(parts.front().name)), error.what()));
+    }
+  }
+  return stream_.device().is_cuda() ? all.to(stream_.device()) : all;
+}
+
+void Weights::read_quantized(const std::string& name, const QuantizedMatrix& target) {
+  for_tensors(name, target, [&](const std::string& tensor, const char*, const Tensor& t) {
+    const std::string& stored = names_.at(tensor);
+    files_->read_elements(stored, 0, t);
+    bytes_read_ += static_cast<std::int64_t>(files_->bytes(stored));
+  });
+  check_values(name_, names_.at(name), target);
+  if (progress_) progress_(bytes_read_, bytes_wanted_);
 }
 
 }  // namespace tw::models

@@ -33,8 +33,13 @@ class Weights {
   Weights(std::string name, SafeTensors files, const std::function<std::string(const std::string&)>& canonical)
       : Weights(std::move(name), std::make_shared<const SafeTensors>(std::move(files)), {.canonical = canonical}) {}
 
+  /// How the weights of linear layers are in the file, and how they will be in memory; default: `plain` both. A file in fewer bits has
+  /// "<name>.weight" in the layout's dtype, "<name>.weight_scale" and, with zero points, "<name>.weight_zero", as QuantizedMatrix has them.
+  /// Throws InvalidArgument if `wanted` differs from a `stored` layout that is not plain.
+  void set_layouts(const QuantizedMatrix::Layout& stored, const QuantizedMatrix::Layout& wanted);
+
   /// Runs `build`, which requests every tensor of the model. Throws FileError that names each tensor (at most 100) that is missing,
-  /// surplus, misshapen or of a dtype other than bf16, f16 and f32.
+  /// surplus, misshapen or of a dtype other than bf16, f16 and f32 (or the stored layout's).
   void check(const std::function<void(Weights&)>& build);
   /// Runs `build` again. `progress`, if any, is called with the bytes read so far and the total.
   void load(const std::function<void(Weights&)>& build, DType dtype, const Stream& stream,
@@ -57,10 +62,23 @@ class Weights {
   };
   Tensor stack(std::span<const Part> parts, std::int64_t columns);
 
+  /// What a linear layer is for. A head's results are the scores themselves, so its weight is in int8 where layers are in int4.
+  enum class Role { layer, head };
   /// "<name>.weight" [out, in] and, with `bias`, "<name>.bias".
-  Linear linear(const std::string& name, std::int64_t out, std::int64_t in, bool bias);
+  Linear linear(const std::string& name, std::int64_t out, std::int64_t in, bool bias, Role role = Role::layer);
+  /// One layer whose weight concatenates tensors along rows, as stack() does; without a bias.
+  Linear linear(std::span<const Part> parts, std::int64_t columns, Role role = Role::layer);
+
+  /// The layouts in memory of the weights of linear layers, by the file's names of the tensors; known after check().
+  const std::map<std::string, QuantizedMatrix::Layout>& linear_layouts() const { return linear_layouts_; }
 
  private:
+  /// check() for a tensor in the file: its extents and its dtype, in the file's spelling; any of BF16, F16 and F32 if that is empty.
+  void check_stored(const std::string& name, const Shape& shape, const std::string& dtype);
+  /// The weight of a linear layer that is in fewer bits in memory.
+  QuantizedMatrix take_quantized(std::span<const Part> parts, std::int64_t columns, const QuantizedMatrix::Layout& layout);
+  /// Reads one part that is in fewer bits in the file.
+  void read_quantized(const std::string& name, const QuantizedMatrix& target);
   /// Reads `name` into `target`; during check() only checks it.
   void read(const std::string& name, const Shape& shape, const Tensor& target);
 
@@ -71,6 +89,8 @@ class Weights {
   std::set<std::string> asked_;
   std::vector<std::string> problems_;
   bool checking_ = false;
+  QuantizedMatrix::Layout stored_ = {.format = WeightFormat::plain}, wanted_ = stored_;
+  std::map<std::string, QuantizedMatrix::Layout> linear_layouts_;
   DType dtype_ = DType::f32;
   Stream stream_ = Stream::standard(Device::cpu());
   std::function<void(std::int64_t, std::int64_t)> progress_;

@@ -24,8 +24,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using models::KvCache;
 
-/// Maximum number of sequences in a batch of the decoder. The same kernels (for small M) serve all batches up to this size, so the size does
-/// not change results.
+/// Maximum number of sequences in a batch of the decoder. The same kernels (for small M) serve all batches up to this size, so the size
+/// does not change results.
 constexpr int kLargestBatch = 16;
 /// Number of windows to encode together on a GPU. On the CPU one at a time uses the caches best.
 constexpr std::int64_t kEncoderBatch = 8;
@@ -281,12 +281,10 @@ ModelSize Transcriber::size() const {
   const GlmAsr& model = state_->model;
   const auto each = static_cast<std::int64_t>(size_of(*state_->options.dtype));
   const models::LlamaConfig& d = model.decoder.config();
-  const std::int64_t q = std::int64_t{d.heads} * d.head_dim, kv = std::int64_t{d.kv_heads} * d.head_dim;
-  const std::int64_t layer = d.hidden * (2 * q + 2 * kv + 3 * std::int64_t{d.intermediate} + 2);
-  const std::int64_t decode = d.layers * layer + d.hidden + std::int64_t{d.vocabulary} * d.hidden;
-  const std::int64_t embedding = model.decoder.tied() ? 0 : std::int64_t{d.vocabulary} * d.hidden;
+  const std::int64_t kv = std::int64_t{d.kv_heads} * d.head_dim, decode = model.decoder.bytes_per_step();
+  const std::int64_t embedding = model.decoder.tied() ? 0 : each * d.vocabulary * d.hidden;
   const EncoderSize encoder = model.encoder.size();
-  return {each * (decode + embedding + encoder.weights), each * decode, each * 2 * kv * d.layers, encoder.flops};
+  return {decode + embedding + encoder.weight_bytes, decode, each * 2 * kv * d.layers, encoder.flops};
 }
 
 Transcript Transcriber::transcribe(std::span<const float> samples, const TranscribeOptions& options) const {

@@ -140,8 +140,10 @@ int run(BenchTranscribeArguments& a) {
   const auto begin = Clock::now();
   const speech::Transcriber transcriber(model, load_options(a.model));
   const double load_seconds = seconds_since(begin);
-  tw::print(report, "Model: {} on {} in {}, loaded in {:.3f} s\n", shown_line(report, model), transcriber.options().device.name(),
-            name_of(*transcriber.options().dtype), load_seconds);
+  const speech::LoadOptions& loaded = transcriber.options();
+  const bool plain = loaded.weights.format == WeightFormat::plain;
+  tw::print(report, "Model: {} on {} in {}{}, loaded in {:.3f} s\n", shown_line(report, model), loaded.device.name(),
+            name_of(*loaded.dtype), plain ? "" : " with weights in " + text_of(loaded.weights), load_seconds);
   const std::span<const float> files[] = {samples};
   for (int i = 0; i < a.warmup; ++i) transcriber.transcribe(files, a.options);
   double sum = 0, best = 1e300;
@@ -191,7 +193,8 @@ int run(BenchTranscribeArguments& a) {
                 {"decode_steps", t.decode_steps},
                 {"model", model},
                 {"device", transcriber.options().device.name()},
-                {"dtype", name_of(*transcriber.options().dtype)}});
+                {"dtype", name_of(*transcriber.options().dtype)},
+                {"weights", text_of(transcriber.options().weights)}});
   }
   return passed ? kOk : kFailure;
 }

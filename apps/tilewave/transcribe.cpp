@@ -48,6 +48,11 @@ void add_model_options(CLI::App& command, ModelArguments& a) {
   command.add_option("--dtype", a.dtype, "auto, f32, bf16 or f16; auto: f32 on the CPU, the checkpoint's type on a GPU")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}))
       ->capture_default_str();
+  command
+      .add_option("--weights", a.weights,
+                  "Round the weights of linear layers to int8, fp8, or int4 (in groups of 32; int4:128, and :zeros after either, for zero "
+                  "points); default: as the checkpoint has them")
+      ->type_name("FORMAT");
   command.add_option("--threads", a.threads, "CPU threads; default: all cores that the process may use")->check(CLI::Range(1, 1024));
 }
 
@@ -63,6 +68,7 @@ speech::LoadOptions load_options(const ModelArguments& a) {
   try {
     options.device = Device::parse(a.device);
     if (a.dtype != "auto") options.dtype = parse_dtype(a.dtype);
+    options.weights = parse_weight_layout(a.weights);
   } catch (const InvalidArgument& error) {
     throw UsageError(error.what());
   }
@@ -106,7 +112,8 @@ nlohmann::ordered_json to_json(const std::string& file, const Transcript& transc
             {"decode", timings.decode}}},
           {"model", model},
           {"device", loaded.device.name()},
-          {"dtype", name_of(*loaded.dtype)}};
+          {"dtype", name_of(*loaded.dtype)},
+          {"weights", text_of(loaded.weights)}};
 }
 
 std::string extension(const std::string& format) { return format == "text" ? "txt" : format; }

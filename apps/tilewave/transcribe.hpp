@@ -9,7 +9,7 @@ namespace tw::cli {
 
 /// Shared by the commands that load a model.
 struct ModelArguments {
-  std::string model, mmproj, device = "auto", dtype = "auto";
+  std::string model, mmproj, device = "auto", dtype = "auto", weights = "plain";
   int threads = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "tilewave/gemm.hpp"
@@ -56,6 +57,7 @@ struct QuantizedMatrix {
     WeightFormat format = WeightFormat::int8;
     int group = 32;            ///< int4 only: 32 or 128
     bool zero_points = false;  ///< int4 only
+    friend bool operator==(const Layout&, const Layout&) = default;
   };
   static QuantizedMatrix allocate(std::int64_t rows, std::int64_t columns, const Layout& layout,
                                   const Stream& stream = Stream::standard(Device::cpu()));
@@ -64,6 +66,11 @@ struct QuantizedMatrix {
   /// A copy on `device`.
   QuantizedMatrix to(Device device) const;
 };
+
+/// "int8", "fp8", "int4:32", "int4:128:zeros" and so on, or "plain".
+std::string text_of(const QuantizedMatrix::Layout& layout);
+/// The layout that a text names; "int4" is "int4:32". Throws InvalidArgument for any other text.
+QuantizedMatrix::Layout parse_weight_layout(std::string_view text);
 
 /// Rounds `weight` [N, K] of f32, f16 or bf16, on the CPU, to fewer bits. The scale of a row or group follows from its largest magnitude a:
 ///

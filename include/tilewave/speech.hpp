@@ -14,6 +14,7 @@
 #include "tilewave/device.hpp"
 #include "tilewave/dtype.hpp"
 #include "tilewave/error.hpp"
+#include "tilewave/quantized.hpp"
 
 // Speech to text with GLM-ASR checkpoints, in the library tilewave_speech.
 
@@ -37,6 +38,10 @@ struct LoadOptions {
   /// Type of weights and activations: f32, bf16 or f16 (accumulation is always f32). Default: f32 on the CPU; on a GPU the checkpoint's,
   /// with bf16 for f32. f32 runs on the CPU only.
   std::optional<DType> dtype = {};
+  /// Rounds the weights of the linear layers of encoder, projector and decoder to fewer bits while they are loaded; the head of the decoder
+  /// to int8 where layers are in int4. Norms, biases, embeddings (also as a head) and convolutions stay in `dtype`. A checkpoint that
+  /// convert_checkpoint() wrote needs no option, and allows only its own layout.
+  QuantizedMatrix::Layout weights = {.format = WeightFormat::plain};
   /// Called while weights are read, with the bytes done and the total.
   std::function<void(std::int64_t done, std::int64_t all)> progress = {};
   /// Of a model in GGUF files: the one with the audio encoder.
@@ -131,7 +136,7 @@ class Transcriber {
   /// The same for several files: their segments are batched.
   Transcripts transcribe(std::span<const std::span<const float>> files, const TranscribeOptions& options = {}) const;
 
-  const LoadOptions& options() const;  ///< device and dtype as chosen
+  const LoadOptions& options() const;  ///< device, dtype and weights as chosen
   ModelSize size() const;
 
  private:

@@ -93,6 +93,25 @@ std::string_view name_of(WeightFormat format) {
   return "plain";
 }
 
+std::string text_of(const QuantizedMatrix::Layout& layout) {
+  if (layout.format != WeightFormat::int4) return std::string(name_of(layout.format));
+  return tw::format("int4:{}{}", layout.group, layout.zero_points ? ":zeros" : "");
+}
+
+QuantizedMatrix::Layout parse_weight_layout(std::string_view text) {
+  using Layout = QuantizedMatrix::Layout;
+  std::vector<Layout> layouts = {{WeightFormat::plain}, {WeightFormat::int8}, {WeightFormat::fp8}};
+  for (const int group : {32, 128})
+    for (const bool zero_points : {false, true}) layouts.push_back({WeightFormat::int4, group, zero_points});
+  std::vector<std::string> allowed;
+  for (const Layout& layout : layouts) {
+    allowed.push_back(text_of(layout));
+    if (text == allowed.back()) return layout;
+  }
+  if (text == "int4") return {WeightFormat::int4};
+  throw InvalidArgument(tw::format("weights are \"{}\"; allowed: {}", text, tw::join(allowed, ", ")));
+}
+
 void kernels::dequant_gemm::widen(float* to, const void* from, DType dtype, std::int64_t n) {
   if (dtype == DType::f32)
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));

@@ -103,6 +103,21 @@ GlmAsrConfig::Encoder read_encoder(const ConfigReader& reader) {
   return encoder;
 }
 
+/// The layout of the weights of a checkpoint that `tilewave convert` wrote.
+QuantizedMatrix::Layout read_weights(const ConfigReader& reader) {
+  if (!reader.has("quantization_config")) return {.format = WeightFormat::plain};
+  const ConfigReader quantization = reader.child("quantization_config");
+  if (quantization.text("quant_method") != "tilewave")
+    quantization.fail("quant_method", "only \"tilewave\" is supported, which `tilewave convert` writes");
+  const std::string format = quantization.text("format");
+  if (format == "int8") return {.format = WeightFormat::int8};
+  if (format == "fp8") return {.format = WeightFormat::fp8};
+  if (format != "int4") quantization.fail("format", "\"int8\", \"fp8\" and \"int4\" are supported");
+  const std::int64_t group = quantization.integer("group", 32, 128);
+  if (group != 32 && group != 128) quantization.fail("group", "32 and 128 are supported");
+  return {WeightFormat::int4, static_cast<int>(group), quantization.flag("zero_points", false)};
+}
+
 /// The template cannot be executed here. Its content tells whether it is GLM-ASR's.
 void check_template(const fs::path& directory) {
   fs::path file = directory / "chat_template.jinja";
@@ -145,6 +160,7 @@ GlmAsrConfig GlmAsrConfig::read(const fs::path& directory) {
   const ConfigReader text = reader.child("text_config");
   config.decoder = models::LlamaConfig::read(text);
   config.projector_activation = activation(reader, "projector_hidden_act");
+  config.weights = read_weights(reader);
   const int last_token = config.decoder.vocabulary - 1;
   config.audio_token = static_cast<int>(reader.integer("audio_token_id", 0, last_token));
 

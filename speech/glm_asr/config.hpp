@@ -7,6 +7,7 @@
 #include "models/llama.hpp"
 #include "speech/mel/mel.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/quantized.hpp"
 
 namespace tw::speech {
 
@@ -26,7 +27,8 @@ struct GlmAsrConfig {
   int audio_token = 0;          ///< placeholder of an audio embedding
   std::vector<int> end_tokens;  ///< any of them ends the text
   MelOptions mel;
-  std::string prompt;           ///< the default prompt
+  std::string prompt;                                                 ///< the default prompt
+  QuantizedMatrix::Layout weights = {.format = WeightFormat::plain};  ///< of the linear layers in the checkpoint
   double segment_seconds = 30;  ///< longest segment: a window, or generation_config.json's segment_seconds
 
   /// Encoder positions that make one audio embedding.

@@ -48,7 +48,7 @@ Encoder::Encoder(const GlmAsrConfig& config, Weights& weights)
     const std::string name = tw::format("audio_tower.layers.{}.", i), attention = name + "self_attn.";
     Layer layer;
     layer.input_norm = take_norm(weights, name + "input_layernorm", hidden);
-    layer.qkv.weight = weights.stack(
+    layer.qkv = weights.linear(
         std::array<Weights::Part, 3>{
             {{attention + "q_proj.weight", width}, {attention + "k_proj.weight", width}, {attention + "v_proj.weight", width}}},
         hidden);
@@ -74,19 +74,21 @@ Encoder::Encoder(const GlmAsrConfig& config, Weights& weights)
 
 EncoderSize Encoder::size() const {
   EncoderSize size;
+  const auto element = static_cast<std::int64_t>(size_of(norm_.weight.dtype()));
   const auto count = [&](const Linear& linear, double rows) {  // rows: results of the product
-    size.weights += linear.weight.numel() + linear.bias.numel();
-    size.flops += 2 * rows * static_cast<double>(linear.weight.numel());
+    size.weight_bytes += linear.bytes();
+    const std::int64_t elements = linear.quantized.empty() ? linear.weight.numel() : linear.out() * linear.in();
+    size.flops += 2 * rows * static_cast<double>(elements);
   };
   const double positions = config_.positions;
   count(conv1_, 2 * positions);
   count(conv2_, positions);
   for (const Layer& layer : layers_) {
     for (const Linear* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down}) count(*linear, positions);
-    size.weights += 4 * std::int64_t{config_.hidden};                            // of the norms
+    size.weight_bytes += 4 * norm_.weight.numel() * element;                     // of the norms
     size.flops += 4 * positions * positions * config_.heads * config_.head_dim;  // Q K^T and P V
   }
-  size.weights += 2 * std::int64_t{config_.hidden};
+  size.weight_bytes += 2 * norm_.weight.numel() * element;
   count(linear_1_, positions / GlmAsrConfig::kStack);
   count(linear_2_, positions / GlmAsrConfig::kStack);
   return size;
@@ -135,9 +137,9 @@ Tensor Encoder::normalise(const Tensor& x, const Stream& stream) const {
 
 Tensor Encoder::project(const Tensor& x, const Stream& stream) const {
   const std::int64_t windows = x.shape(0), stacked = x.shape(1) / GlmAsrConfig::kStack;
-  const Tensor wide = Tensor::empty({windows * stacked, linear_1_.weight.shape(0)}, x.dtype(), stream);
+  const Tensor wide = Tensor::empty({windows * stacked, linear_1_.out()}, x.dtype(), stream);
   linear_1_(x.reshape({windows * stacked, GlmAsrConfig::kStack * x.shape(2)}), wide, stream, {.activation = projector_activation_});
-  const Tensor embeddings = Tensor::empty({windows * stacked, linear_2_.weight.shape(0)}, x.dtype(), stream);
+  const Tensor embeddings = Tensor::empty({windows * stacked, linear_2_.out()}, x.dtype(), stream);
   linear_2_(wide, embeddings, stream);
   return embeddings.reshape({windows, stacked, embeddings.shape(1)});
 }

@@ -10,8 +10,8 @@
 namespace tw::speech {
 
 struct EncoderSize {
-  std::int64_t weights = 0;  ///< elements, including the projector's
-  double flops = 0;          ///< of a window: products, a multiply-add counting twice
+  std::int64_t weight_bytes = 0;  ///< including the projector's
+  double flops = 0;               ///< of a window: products, a multiply-add counting twice
 };
 
 /// Log-mel windows to embeddings that the decoder reads: two convolutions, transformer layers over a whole window, and the projector, which

@@ -52,6 +52,8 @@ void check_tokenizer(const Tokenizer& tokenizer, const GlmAsrConfig& config, con
 
 GlmAsr load_weights(GlmAsrConfig config, Tokenizer tokenizer, Weights weights, LoadOptions& options, const Stream& stream) {
   options.dtype = choose_dtype(options, weights.main_dtype());
+  if (options.weights.format == WeightFormat::plain) options.weights = config.weights;
+  weights.set_layouts(config.weights, options.weights);
   Parts parts;
   const auto build = [&](Weights& from) {
     parts.encoder.emplace(config, from);
