@@ -73,6 +73,7 @@ tw_status tw_transcriber_load(const char* model, const tw_load_options* given, t
     speech::LoadOptions options;
     options.device = tw::Device::parse(c.device != nullptr ? c.device : "auto");
     if (c.dtype != nullptr && std::string_view(c.dtype) != "auto") options.dtype = tw::parse_dtype(c.dtype);
+    if (c.weights != nullptr) options.weights = tw::parse_weight_layout(c.weights);
     if (c.progress != nullptr) options.progress = [&](std::int64_t done, std::int64_t all) { c.progress(c.user, done, all); };
     if (c.mmproj != nullptr) options.mmproj = c.mmproj;
     *transcriber = new tw_transcriber{speech::Transcriber(model, options)};

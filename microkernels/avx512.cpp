@@ -53,6 +53,16 @@ struct Avx512 {
     return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_mask_mov_epi16(halves, nan, _mm256_set1_epi16(0x7e00))), _mm512_set1_ps(256.0f));
   }
 
+  /// 32 elements divided by 256: as f16 bits their exponents have a bias of 15 instead of 7.
+  static constexpr float kFiniteE4M3Factor = 256;
+  static void widen_finite_e4m3(const unsigned char* bits, Register (&out)[2]) {
+    // The arithmetic shift keeps the sign, and the mask drops its copy.
+    const __m512i high = _mm512_slli_epi16(_mm512_cvtepu8_epi16(load_half(bits)), 8);
+    const __m512i halves = _mm512_and_si512(_mm512_srai_epi16(high, 1), _mm512_set1_epi16(static_cast<short>(0xbfff)));
+    out[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+    out[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+  }
+
   template <class Element>
   static Register interleave(Element element, const typename Element::Bits* const* k, int first) {
     return widen(element, k[0] + first);

@@ -58,5 +58,59 @@ void quantized_dots(float* sums, const QuantizedRow& row, const float* x, long x
   }
 }
 
+/// 2 V::kWidth elements without NaN, as f32 divided by kFactor.
+template <class V>
+struct FiniteE4M3 {
+  static constexpr float kFactor = [] {
+    if constexpr (requires { V::kFiniteE4M3Factor; }) return V::kFiniteE4M3Factor;
+    return 1.0f;
+  }();
+  static void widen(const unsigned char* bits, typename V::Register (&out)[2]) {
+    if constexpr (requires { V::widen_finite_e4m3(bits, out); }) {
+      V::widen_finite_e4m3(bits, out);
+    } else {
+      out[0] = V::widen(E4M3{}, bits);
+      out[1] = V::widen(E4M3{}, bits + V::kWidth);
+    }
+  }
+};
+
+/// `Rows` rows of x against one row of the weight, which is widened in registers. Two sums for each hide the latency of a multiply-add.
+template <class V, int Rows>
+void dots_e4m3_of(float* sums, const QuantizedRow& row, const float* x, long x_stride, int depth) {
+  constexpr int kTogether = 2 * V::kWidth;
+  typename V::Register sum[Rows][2], w[2];
+  for (auto& s : sum) s[0] = s[1] = V::zero();
+  int k = 0;
+  for (; k + kTogether <= depth; k += kTogether) {
+    FiniteE4M3<V>::widen(row.values + k, w);
+    TILEWAVE_UNROLL(4)
+    for (int r = 0; r < Rows; ++r) {
+      sum[r][0] = V::multiply_add(w[0], V::load(x + r * x_stride + k), sum[r][0]);
+      sum[r][1] = V::multiply_add(w[1], V::load(x + r * x_stride + k + V::kWidth), sum[r][1]);
+    }
+  }
+  if (k < depth) {
+    unsigned char values[kTogether] = {};
+    __builtin_memcpy(values, row.values + k, static_cast<unsigned long>(depth - k));
+    FiniteE4M3<V>::widen(values, w);
+    for (int r = 0; r < Rows; ++r) {
+      float last[kTogether] = {};
+      __builtin_memcpy(last, x + r * x_stride + k, static_cast<unsigned long>(depth - k) * sizeof(float));
+      sum[r][0] = V::multiply_add(w[0], V::load(last), sum[r][0]);
+      sum[r][1] = V::multiply_add(w[1], V::load(last + V::kWidth), sum[r][1]);
+    }
+  }
+  for (int r = 0; r < Rows; ++r) sums[r] = total<V>(sum[r][0] + sum[r][1]) * row.scale * FiniteE4M3<V>::kFactor;
+}
+
+template <class V>
+void dots_e4m3(float* sums, const QuantizedRow& row, const float* x, long x_stride, int count, int depth) {
+  int r = 0;
+  for (; r + 4 <= count; r += 4) dots_e4m3_of<V, 4>(sums + r, row, x + r * x_stride, x_stride, depth);
+  if (count - r >= 2) dots_e4m3_of<V, 2>(sums + r, row, x + r * x_stride, x_stride, depth), r += 2;
+  if (count - r >= 1) dots_e4m3_of<V, 1>(sums + r, row, x + r * x_stride, x_stride, depth);
+}
+
 }  // namespace
 }  // namespace tw::cpu

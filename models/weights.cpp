@@ -19,22 +19,11 @@ std::int64_t elements(const Shape& shape) {
   return n;
 }
 
-constexpr std::string_view kScale = "_scale", kZero = "_zero";  // after a weight's name
-
 bool is_scale(std::string_view name) { return name.ends_with("weight_scale"); }
 
 QuantizedMatrix::Layout for_role(QuantizedMatrix::Layout layout, Weights::Role role) {
   if (role == Weights::Role::head && layout.format == WeightFormat::int4) layout = {.format = WeightFormat::int8};
   return layout;
-}
-
-/// Calls f(name in the file, dtype in the file's spelling, tensor) for the tensors of a weight in fewer bits.
-template <class F>
-void for_tensors(const std::string& name, const QuantizedMatrix& matrix, F f) {
-  const bool int4 = matrix.format == WeightFormat::int4;
-  f(name, int4 ? "U8" : matrix.format == WeightFormat::int8 ? "I8" : "F8_E4M3", matrix.values);
-  f(name + std::string(kScale), int4 ? "F16" : "F32", matrix.scales);
-  if (matrix.zeros.rank() == 2) f(name + std::string(kZero), "U8", matrix.zeros);
 }
 
 /// Throws FileError for values that no conversion writes and that products do not expect.
@@ -47,12 +36,12 @@ void check_values(const std::string& file, const std::string& name, const Quanti
   };
   const Tensor& scales = m.scales;
   if (scales.dtype() == DType::f32 ? !finite(scales.data<float>(), scales.numel()) : !finite(scales.data<f16>(), scales.numel()))
-    fail(kScale, "a number that is not finite");
+    fail("_scale", "a number that is not finite");
   const auto* bytes = static_cast<const u8*>(m.values.data());
   if (m.format == WeightFormat::fp8 && std::any_of(bytes, bytes + m.values.numel(), [](u8 x) { return (x & 0x7f) == 0x7f; }))
     fail("", "NaN");
   if (m.zeros.numel() > 0 && std::any_of(m.zeros.data<u8>(), m.zeros.data<u8>() + m.zeros.numel(), [](u8 x) { return x > 15; }))
-    fail(kZero, "a zero point above 15");
+    fail("_zero", "a zero point above 15");
 }
 
 }  // namespace
@@ -215,9 +204,9 @@ QuantizedMatrix Weights::take_quantized(std::span<const Part> parts, std::int64_
     for (const Part& part : parts) {
       if (const auto found = names_.find(part.name); found != names_.end()) linear_layouts_[found->second] = layout;
       if (layout.format == WeightFormat::int4 && columns % layout.group != 0)
-        problems_.push_back(
-            tw::format("{} has {} columns; in {} they must be a multiple of {}", part.name, columns, text_of(layout), layout.group));
-      else if (!stored)
+        throw InvalidArgument(tw::format("{}: {} has {} columns; for weights in {} they must be a multiple of {}", name_, part.name,
+                                         columns, text_of(layout), layout.group));
+      if (!stored)
         check_stored(part.name, {part.rows, columns}, "");
       else
         for_tensors(part.name, QuantizedMatrix::allocate(0, columns, layout),

@@ -16,6 +16,15 @@
 
 namespace tw::models {
 
+/// Calls f(name, dtype in a file's spelling, tensor) for the tensors of the weight `name` in fewer bits, in the order of a file.
+template <class F>
+void for_tensors(const std::string& name, const QuantizedMatrix& matrix, F f) {
+  const bool int4 = matrix.format == WeightFormat::int4;
+  f(name, int4 ? "U8" : matrix.format == WeightFormat::int8 ? "I8" : "F8_E4M3", matrix.values);
+  f(name + "_scale", int4 ? "F16" : "F32", matrix.scales);
+  if (matrix.zeros.rank() == 2) f(name + "_zero", "U8", matrix.zeros);
+}
+
 /// Passes a checkpoint's tensors to a model, converted to one dtype on one device, each tensor once.
 ///
 /// A model requests its tensors by name and shape, twice. During check() nothing is read, and missing or misshapen tensors are collected,
@@ -35,7 +44,8 @@ class Weights {
 
   /// How the weights of linear layers are in the file, and how they will be in memory; default: `plain` both. A file in fewer bits has
   /// "<name>.weight" in the layout's dtype, "<name>.weight_scale" and, with zero points, "<name>.weight_zero", as QuantizedMatrix has them.
-  /// Throws InvalidArgument if `wanted` differs from a `stored` layout that is not plain.
+  /// Throws InvalidArgument if `wanted` differs from a `stored` layout that is not plain; check() does if a weight's columns are not a
+  /// multiple of the group.
   void set_layouts(const QuantizedMatrix::Layout& stored, const QuantizedMatrix::Layout& wanted);
 
   /// Runs `build`, which requests every tensor of the model. Throws FileError that names each tensor (at most 100) that is missing,

@@ -3,10 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <filesystem>
 #include <utility>
 #include <vector>
 
+#include "models/convert.hpp"
+#include "runtime/files.hpp"
 #include "runtime/format.hpp"
+#include "runtime/sha256.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary_directory.hpp"
@@ -282,6 +286,143 @@ TEST(Weights, ProgressCountsTheFilesBytes) {
                  [&](std::int64_t done, std::int64_t all) { seen.emplace_back(done, all); });
     EXPECT_EQ(seen, (std::vector<std::pair<std::int64_t, std::int64_t>>{{6, 18}, {10, 18}, {18, 18}}));
   }
+}
+
+const QuantizedMatrix::Layout kPlain = {.format = WeightFormat::plain};
+const std::vector<QuantizedMatrix::Layout> kLayouts = {
+    {WeightFormat::int8}, {WeightFormat::fp8}, {WeightFormat::int4, 32}, {WeightFormat::int4, 32, true}};
+
+struct Layers {
+  Linear whole, stacked, head;
+  void build(Weights& from) {
+    whole = from.linear("a", 3, 64, true);
+    const Weights::Part parts[] = {{"b.weight", 2}, {"c.weight", 3}};
+    stacked = from.linear(parts, 32);
+    head = from.linear("head", 5, 32, false, Weights::Role::head);
+  }
+};
+
+std::vector<Stored> layers() {
+  const auto random = [](const char* name, const Shape& shape, std::uint64_t seed) {
+    const Tensor t = Tensor::random(shape, DType::f32, seed);
+    return stored<bf16>(name, "BF16", shape, floats(t));
+  };
+  return {random("a.bias", {3}, 1), random("a.weight", {3, 64}, 2), random("b.weight", {2, 32}, 3), random("c.weight", {3, 32}, 4),
+          random("head.weight", {5, 32}, 5)};
+}
+
+std::vector<float> dequantized(const Linear& linear) {
+  const Tensor out = Tensor::poisoned({linear.out(), linear.in()}, DType::f32);
+  dequantize(linear.quantized, out);
+  return floats(out);
+}
+
+TEST(QuantizedWeights, ConvertedFilesLoadAsRoundedOnes) {
+  for (const auto& layout : kLayouts) {
+    SCOPED_TRACE(text_of(layout));
+    const TemporaryDirectory directory, converted;
+    const SafeTensors files = checkpoint(directory, layers());
+    Layers rounded, loaded;
+    Weights weights("model", files, same);
+    weights.set_layouts(kPlain, layout);
+    load(
+        weights, [&](Weights& from) { rounded.build(from); }, DType::f32);
+    EXPECT_EQ(rounded.whole.quantized.format, layout.format);
+    EXPECT_EQ(rounded.head.quantized.format, layout.format == WeightFormat::int4 ? WeightFormat::int8 : layout.format);
+    EXPECT_EQ(floats(rounded.whole.bias), floats(files.tensor("a.bias")));
+    const std::vector<float> stacked = dequantized(rounded.stacked), c = floats(files.tensor("c.weight"));
+    for (std::size_t i = 0; i < c.size(); ++i) EXPECT_NEAR(stacked[64 + i], c[i], 0.3);
+
+    const std::filesystem::path file = converted.path() / "model.safetensors";
+    std::int64_t last = 0, all = 0;
+    const std::string hash = write_quantized(files, weights.linear_layouts(), file, [&](std::int64_t done, std::int64_t total) {
+      EXPECT_GT(done, last);
+      last = done, all = total;
+    });
+    EXPECT_EQ(last, all);
+    EXPECT_EQ(hash, hex(Sha256().add(*read_file(file.string(), 1 << 20)).finish()));
+    Weights again("model", SafeTensors::open(file), same);
+    again.set_layouts(layout, layout);
+    load(
+        again, [&](Weights& from) { loaded.build(from); }, DType::f32);
+    EXPECT_EQ(dequantized(loaded.whole), dequantized(rounded.whole));
+    EXPECT_EQ(dequantized(loaded.stacked), dequantized(rounded.stacked));
+    EXPECT_EQ(dequantized(loaded.head), dequantized(rounded.head));
+    EXPECT_EQ(floats(loaded.whole.bias), floats(rounded.whole.bias));
+    EXPECT_EQ(again.main_dtype(), DType::bf16);  // scales do not count
+  }
+}
+
+TEST(QuantizedWeights, ContradictionsAreOneError) {
+  const TemporaryDirectory directory, converted;
+  const SafeTensors files = checkpoint(directory, layers());
+  const QuantizedMatrix::Layout int8 = {WeightFormat::int8}, int4 = {WeightFormat::int4, 32};
+  Weights weights("model", files, same);
+  weights.set_layouts(kPlain, int8);
+  Layers layers_of_file;
+  const auto build = [&](Weights& from) { layers_of_file.build(from); };
+  weights.check(build);
+  const std::filesystem::path file = converted.path() / "model.safetensors";
+  write_quantized(files, weights.linear_layouts(), file, {});
+  const auto refused = [&](const QuantizedMatrix::Layout& layout, std::initializer_list<std::string_view> parts) {
+    Weights other("model", SafeTensors::open(file), same);
+    other.set_layouts(layout, layout);
+    expect_error<FileError>([&] { load(other, build, DType::f32); }, parts);
+  };
+  refused(int4,
+          {"model: the weights do not fit config.json", "a.weight is I8; for weights in int4:32 it must be U8", "[3, 64]", "[3, 32]"});
+  refused(kPlain, {"a.weight is I8; BF16, F16 and F32 are read", "a.weight_scale is not part of this model"});
+  refused({WeightFormat::fp8}, {"a.weight is I8; for weights in fp8 it must be F8_E4M3"});
+  // What config.json says is not changed by what is asked for.
+  Weights other("model", SafeTensors::open(file), same);
+  expect_error<InvalidArgument>([&] { other.set_layouts(int8, int4); },
+                                {"model: the weights are in int8; for int4:32 convert the original"});
+  // A group that the columns do not have.
+  Weights wide("model", files, same);
+  wide.set_layouts(kPlain, {WeightFormat::int4, 128});
+  expect_error<InvalidArgument>([&] { wide.check(build); }, {"a.weight has 64 columns", "int4:128", "multiple of 128"});
+}
+
+TEST(QuantizedWeights, DamagedValuesAreErrors) {
+  const auto refused = [](const QuantizedMatrix::Layout& layout, std::vector<Stored> tensors, const char* part) {
+    const TemporaryDirectory directory;
+    Weights weights("model", checkpoint(directory, tensors), same);
+    weights.set_layouts(layout, layout);
+    expect_error<FileError>(
+        [&] {
+          load(
+              weights, [](Weights& from) { from.linear("a", 1, 32, false); }, DType::f32);
+        },
+        {"model: a.weight", part});
+  };
+  const Stored codes{"a.weight", "U8", {1, 16}, std::string(16, '\x12')}, zero{"a.weight_zero", "U8", {1, 1}, "\x0f"};
+  const Stored scale = stored<f16>("a.weight_scale", "F16", {1, 1}, {0.5f});
+  const QuantizedMatrix::Layout zeros = {WeightFormat::int4, 32, true};
+  {
+    const TemporaryDirectory directory;
+    Weights weights("model", checkpoint(directory, {codes, scale, zero}), same);
+    weights.set_layouts(zeros, zeros);
+    Linear linear;
+    load(
+        weights, [&](Weights& from) { linear = from.linear("a", 1, 32, false); }, DType::f32);
+    EXPECT_EQ(dequantized(linear)[0], 0.5f * (2 - 15));
+    EXPECT_EQ(dequantized(linear)[1], 0.5f * (1 - 15));
+  }
+  refused(zeros, {codes, scale, {"a.weight_zero", "U8", {1, 1}, "\x10"}}, "_zero holds a zero point above 15");
+  refused(zeros, {codes, stored<f16>("a.weight_scale", "F16", {1, 1}, {test::kInf}), zero}, "_scale holds a number that is not finite");
+  refused({WeightFormat::int8}, {{"a.weight", "I8", {1, 32}, std::string(32, '\x05')}, f32_tensor("a.weight_scale", {1}, {test::kNaN})},
+          "_scale holds a number that is not finite");
+  refused({WeightFormat::fp8}, {{"a.weight", "F8_E4M3", {1, 32}, std::string(31, '\x05') + '\xff'}, f32_tensor("a.weight_scale", {1}, {1})},
+          "holds NaN");
+  const TemporaryDirectory directory;
+  Weights weights("model", checkpoint(directory, {stored<float>("a.weight", "F32", {1, 32}, std::vector<float>(32, test::kNaN))}), same);
+  weights.set_layouts(kPlain, {WeightFormat::int8});
+  expect_error<FileError>(
+      [&] {
+        load(
+            weights, [](Weights& from) { from.linear("a", 1, 32, false); }, DType::f32);
+      },
+      {"model: a.weight: quantize: row 0 of the weight has an element that is not finite"});
 }
 
 }  // namespace

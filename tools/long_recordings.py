@@ -88,6 +88,8 @@ def word_errors(given, wanted):
 
 def transcribe(arguments, files):
     command = [arguments.tilewave, "transcribe", "--quiet", "--device", arguments.device, "--format", "json"]
+    if arguments.weights:
+        command += ["--weights", arguments.weights]
     if arguments.model:
         command += ["--model", arguments.model]
     done = subprocess.run(command + [str(file) for file in files], stdout=subprocess.PIPE, text=True)
@@ -105,6 +107,7 @@ def main():
     parser.add_argument("--order", choices=("random", "given"), default="random")
     parser.add_argument("--seeds", type=int, default=3, help="recordings, each in an order of its own")
     parser.add_argument("--model", help="default: the bundled one")
+    parser.add_argument("--weights", help="transcribe --weights: int8, fp8, int4 ...")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tilewave", default=str(ROOT / "build" / "tilewave"))
     parser.add_argument("--limit", type=float, help="exit code 1 if length costs more than so many per cent")

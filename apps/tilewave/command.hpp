@@ -29,6 +29,7 @@ class UsageError : public std::runtime_error {
 
 /// Each of these adds one subcommand, which sets `exit_code` unless it throws.
 void add_transcribe(CLI::App& app, int& exit_code);
+void add_convert(CLI::App& app, int& exit_code);
 void add_devices(CLI::App& app, int& exit_code);
 void add_kernels(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);

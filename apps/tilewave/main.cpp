@@ -53,6 +53,7 @@ int run(int argc, char** argv) {
       "environment variables. With --json, standard output is JSON and nothing else.");
   int exit_code = kOk;
   add_transcribe(app, exit_code);
+  add_convert(app, exit_code);
   add_devices(app, exit_code);
   add_kernels(app, exit_code);
   add_bench(app, exit_code);

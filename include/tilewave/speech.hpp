@@ -48,6 +48,13 @@ struct LoadOptions {
   std::filesystem::path mmproj = {};
 };
 
+/// Writes the checkpoint in `directory` to the new directory `result`, with the weights of linear layers rounded as LoadOptions::weights
+/// says. config.json says what was done, SHA256SUMS has the checksums, and all other files that are not weights are copied. The result
+/// appears under its name when it is complete. `progress`, if any, is called with the bytes read so far and the total. Throws FileError if
+/// the checkpoint cannot be read or the result exists or cannot be written, InvalidArgument for a layout that does not fit.
+void convert_checkpoint(const std::filesystem::path& directory, const std::filesystem::path& result, const QuantizedMatrix::Layout& layout,
+                        const std::function<void(std::int64_t done, std::int64_t all)>& progress = {});
+
 enum class Segmentation {
   automatic,  ///< cuts audio at silences into segments of at most 30 s, or the checkpoint's limit, and transcribes them separately; skips
               ///< silence

@@ -28,6 +28,7 @@ class _LoadOptions(_library.Options):
         ("progress", _PROGRESS),
         ("user", ctypes.c_void_p),
         ("mmproj", ctypes.c_char_p),
+        ("weights", ctypes.c_char_p),
     ]
 
 
@@ -110,7 +111,8 @@ class Transcriber:
 
     directory: of a GLM-ASR checkpoint as published; None: the bundled one, which knows only spoken English digits. A model in GGUF
     files: the language model's file, and in mmproj the audio encoder's. device: "auto", "cpu", "cuda" or "cuda:1"; dtype: "auto",
-    "f32", "bf16" or "f16". progress(done, all): called with the bytes of weights read and the total. FileNotFoundError if there is
+    "f32", "bf16" or "f16"; weights: "int8", "fp8", "int4", "int4:128" or "int4:32:zeros" round the weights of linear layers,
+    "plain" leaves them as the checkpoint has them. progress(done, all): called with the bytes of weights read and the total. FileNotFoundError if there is
     no such directory; OSError if it is not a checkpoint, or damaged.
     """
 
@@ -120,6 +122,7 @@ class Transcriber:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        weights: str = "plain",
         progress: Callable[[int, int], None] | None = None,
         mmproj: str | os.PathLike[str] | None = None,
     ):
@@ -137,6 +140,7 @@ class Transcriber:
             dtype=_arrays.text("dtype", dtype),
             progress=_PROGRESS(forward) if progress else _PROGRESS(),
             mmproj=None if mmproj is None else _path("mmproj", mmproj),
+            weights=_arrays.text("weights", weights),
         )
         path = _path("directory", _library.bundled_model() if directory is None else directory)
         self._speech = _speech()
