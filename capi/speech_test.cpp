@@ -18,6 +18,7 @@ struct Loaded {
     tw_load_options options = {};
     options.struct_size = sizeof options;
     options.device = "cpu";
+    options.weights = "int8";
     EXPECT_EQ(tw_transcriber_load((kSource + "/assets/digits").c_str(), &options, &transcriber), TW_OK) << tw_last_error();
   }
   ~Loaded() { tw_transcriber_free(transcriber); }
@@ -105,6 +106,10 @@ TEST(SpeechInC, BadArguments) {
   tw_load_options unset = {};
   EXPECT_EQ(tw_transcriber_load("/nonexistent", &unset, &transcriber), TW_INVALID_ARGUMENT);
   EXPECT_NE(std::string(tw_last_error()).find("options.struct_size is 0"), std::string::npos) << tw_last_error();
+  unset.struct_size = sizeof unset;
+  unset.weights = "int3";
+  EXPECT_EQ(tw_transcriber_load((kSource + "/assets/digits").c_str(), &unset, &transcriber), TW_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tw_last_error()).find("weights are \"int3\""), std::string::npos) << tw_last_error();
   const Loaded model;
   tw_transcript* transcript = nullptr;
   EXPECT_EQ(tw_transcribe_file(model.transcriber, "/nonexistent.wav", nullptr, &transcript), TW_FILE_ERROR);

@@ -142,6 +142,8 @@ const Bytes kBytes[] = {
     // In each of two groups four tiles with 128 maxima and one with two, each for four warps; a scale for each of four blocks.
     {"cast_fp8", "cast_fp8_blocks_bf16", "rows=130,cols=200", 52000 + 2 * (4 * 2048 + 32), 26000 + 16, 52000 + 1040},
     // A row is read for its histogram and to take what is beyond it; k values are read once more.
+    {"dequant_gemm", "dequantize_int8_bf16", "N=10,K=640", 6400 + 3 * 40, 12800, 6400 + 40},
+    {"dequant_gemm", "dequantize_int4_32_bf16", "N=10,K=640", 3200 + 400, 12800, 3200 + 400},
     {"topk", "topk_bf16", "rows=4,cols=20000", 2 * 160000 + 512, 4 * 64 * 6, 160000},
     {"topk", "topk_short_f32", "rows=4,cols=100,k=3", 1600 + 48, 4 * 3 * 8, 1600},  // as many as can be sorted at once
     {"topk", "topk_part_f32", "rows=1,cols=100000", 2 * 400000, 25 * 256 * 8, 400000},

@@ -109,6 +109,19 @@ TEST_F(Transcribe, StandardInput) {
   expect_message(transcribe("-"), 1, "standard input: empty");
 }
 
+TEST_F(Transcribe, WeightsInFewerBits) {
+  const Outcome outcome = transcribe("--json --weights int4:32:zeros " + sample(1));
+  EXPECT_EQ(json::parse(outcome.out).at("text"), kWords[1]);
+  EXPECT_EQ(json::parse(outcome.out).at("weights"), "int4:32:zeros");
+  expect_message(transcribe("--weights int3 " + sample(1)), 2, "weights are \"int3\"; allowed: plain, int8, fp8, int4:32");
+  const std::string converted = (folder() / "int8").string(), model = tw::format("'{}/assets/digits'", kRoot);
+  const Outcome made = run(tw::format("convert {} '{}' --weights int8", model, converted));
+  EXPECT_EQ(made.code, 0) << made.err;
+  EXPECT_EQ(transcribe(tw::format("--model '{}' {}", converted, sample(2))).out, kWords[2] + "\n");
+  expect_message(run(tw::format("convert {} '{}' --weights int8", model, converted)), 1, "exists");
+  expect_message(run(tw::format("convert {} '{}x' --weights plain", model, converted)), 2, "int8, fp8 and int4 are supported");
+}
+
 TEST_F(Transcribe, Json) {
   const Outcome outcome = transcribe(tw::format("--format json --dtype bf16 {} {}", sample(1), sample(3)));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -122,6 +135,7 @@ TEST_F(Transcribe, Json) {
     EXPECT_EQ(row.at("truncated"), false);
     EXPECT_EQ(row.at("device"), "cpu");
     EXPECT_EQ(row.at("dtype"), "bf16");
+    EXPECT_EQ(row.at("weights"), "plain");
     EXPECT_TRUE(fs::exists(row.at("model").get<std::string>() + "/config.json"));
     for (const char* stage : {"load", "features", "encoder", "prefill", "decode"}) EXPECT_GE(row.at("seconds").at(stage).get<double>(), 0);
     double end = 0;

@@ -31,7 +31,7 @@ using GroupsKernel = DequantizeGroups<Out, kGroup, kRows, kColumns>;
 template <class F>
 auto with_kernel(const QuantizedMatrix& weight, const Tensor& out, F f) {
   const auto rows_kernel = [&]<class Code, class Out>() {
-    const Tensor scales = Tensor::borrow(weight.scales.data(), weight.values.shape(), DType::f32, weight.device(), {1, 0});
+    const Tensor scales = Tensor::borrow(weight.scales.data(), {weight.rows(), 1}, DType::f32, weight.device());
     return f.template operator()<RowsKernel<Code, Out>>(grid_of(weight.rows(), weight.columns()), [&](auto& bind, auto& p) {
       bind(p.values, weight.values);
       bind(p.scales, scales);
@@ -92,7 +92,7 @@ Analysis analyze_shape(const ShapeValues& shape) {
   QuantizedMatrix weight{.format = kFormat, .group = kGroup};
   if constexpr (kFormat == WeightFormat::int4) {
     weight.values = placeholder({n, k / 2}, DType::u8);
-    weight.scales = placeholder({n, k / kGroup}, DType::f16);
+    weight.scales = placeholder({n, (k + kGroup - 1) / kGroup}, DType::f16);
   } else {
     weight.values = placeholder({n, k}, kFormat == WeightFormat::int8 ? DType::i8 : DType::fp8_e4m3);
     weight.scales = placeholder({n}, DType::f32);

@@ -16,7 +16,7 @@ struct DequantizeRows {
     using Values = Rows<Target, float, R, C, 4, 8>;
     struct Params {
       Global<Target, const Code, Values> values;
-      Global<Target, const float> scales;  ///< [N, K]: a view with a stride of 0 along K
+      Global<Target, const float> scales;  ///< [N, 1]
       Global<Target, Out, Values> out;
     };
 
@@ -24,7 +24,9 @@ struct DequantizeRows {
       const int row0 = t.m * R, col0 = t.n * C;
       Values x;
       block.load(x, p.values, row0, col0);
-      block.for_each_with(x, p.scales, row0, col0, 0, 0, [](int, int, auto& value, auto scale) { value = value * scale; });
+      block.for_each(x, [&](int row, int, auto& value) {
+        if (row0 + row < p.scales.rows) value = value * *p.scales.template at<const float>(row0 + row, 0, 0, 0);
+      });
       block.store(x, p.out, row0, col0);
     }
   };

@@ -112,8 +112,8 @@ class Transcriber:
     directory: of a GLM-ASR checkpoint as published; None: the bundled one, which knows only spoken English digits. A model in GGUF
     files: the language model's file, and in mmproj the audio encoder's. device: "auto", "cpu", "cuda" or "cuda:1"; dtype: "auto",
     "f32", "bf16" or "f16"; weights: "int8", "fp8", "int4", "int4:128" or "int4:32:zeros" round the weights of linear layers,
-    "plain" leaves them as the checkpoint has them. progress(done, all): called with the bytes of weights read and the total. FileNotFoundError if there is
-    no such directory; OSError if it is not a checkpoint, or damaged.
+    "plain" leaves them as the checkpoint has them. progress(done, all): called with the bytes of weights read and the total.
+    FileNotFoundError if there is no such directory; OSError if it is not a checkpoint, or damaged.
     """
 
     def __init__(

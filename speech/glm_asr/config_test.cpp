@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/sha256.hpp"
 #include "speech/glm_asr/model.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/temporary_directory.hpp"
@@ -213,8 +214,10 @@ TEST(GlmAsrConfig, EncodersThatAreNotSupported) {
   refused("/projector_hidden_act", 3, {"projector_hidden_act is 3; allowed: a string"});
   refused("/audio_config/rope_parameters/rope_type", "yarn", {"audio_config.rope_parameters.rope_type is \"yarn\""});
   refused("/audio_config/rope_parameters/partial_rotary_factor", 0.01, {"partial_rotary_factor is 0.01; it leaves nothing to turn"});
-  refused("/audio_config/max_position_embeddings", 1000, {"audio_config.max_position_embeddings is 1000; allowed: half of a window's 3000 frames"});
-  refused("/audio_config/hidden_size", 18446744073709551615u, {"audio_config.hidden_size is 18446744073709551615; allowed: an integer from 1"});
+  refused("/audio_config/max_position_embeddings", 1000,
+          {"audio_config.max_position_embeddings is 1000; allowed: half of a window's 3000 frames"});
+  refused("/audio_config/hidden_size", 18446744073709551615u,
+          {"audio_config.hidden_size is 18446744073709551615; allowed: an integer from 1"});
   refused("/audio_token_id", 263, {"audio_token_id is 263; allowed: an integer from 0 to 262"});
 }
 
@@ -363,6 +366,80 @@ TEST(GlmAsrLoad, TokenizersThatDoNotFit) {
 const GlmAsr& model() {
   static const GlmAsr loaded = Checkpoint().load();
   return loaded;
+}
+
+TEST(ConvertedCheckpoints, LoadWithoutAnOption) {
+  for (const char* format : {"int8", "fp8", "int4:32:zeros"}) {
+    SCOPED_TRACE(format);
+    const test::TemporaryDirectory directory;
+    const fs::path converted = directory.path() / "converted";
+    const QuantizedMatrix::Layout layout = parse_weight_layout(format);
+    convert_checkpoint(kOriginal, converted / "", layout);
+    EXPECT_EQ(read(converted / "tokenizer.json"), read(kOriginal / "tokenizer.json"));
+    EXPECT_LT(fs::file_size(converted / "model.safetensors"), fs::file_size(kOriginal / "model.safetensors"));
+    std::istringstream sums(read(converted / "SHA256SUMS"));
+    for (const char* name : {"model.safetensors", "config.json"}) {
+      std::string sum, file;
+      sums >> sum >> file;
+      EXPECT_EQ(file, name);
+      EXPECT_EQ(sum, hex(Sha256().add(read(converted / name)).finish()));
+    }
+    // Nothing else is left behind.
+    EXPECT_EQ(std::distance(fs::directory_iterator(directory.path()), fs::directory_iterator()), 1);
+
+    const Stream stream = Stream::standard(Device::cpu());
+    LoadOptions plain, rounding = {.weights = layout};
+    const GlmAsr from_file = GlmAsr::load(converted, plain, stream), in_memory = GlmAsr::load(kOriginal, rounding, stream);
+    EXPECT_EQ(plain.weights, layout);
+    EXPECT_EQ(plain.dtype, rounding.dtype);
+    const std::vector<int> ids = {1, 2, 3};
+    models::KvCache a = from_file.decoder.make_cache(8, stream), b = in_memory.decoder.make_cache(8, stream);
+    EXPECT_EQ(max_difference(from_file.decoder.prefill(from_file.decoder.embed(ids, stream), a, stream),
+                             in_memory.decoder.prefill(in_memory.decoder.embed(ids, stream), b, stream)),
+              0);
+
+    LoadOptions other = {.weights = {WeightFormat::int4, 32}};
+    expect_error<InvalidArgument>([&] { GlmAsr::load(converted, other, stream); }, {converted.string(), "the weights are in", format});
+    expect_error<InvalidArgument>([&] { convert_checkpoint(converted, directory.path() / "twice", layout); }, {"in", format, "already"});
+    expect_error<FileError>([&] { convert_checkpoint(kOriginal, converted, layout); }, {converted.string(), "exists"});
+    fs::resize_file(converted / "model.safetensors", fs::file_size(converted / "model.safetensors") - 1);
+    expect_error<FileError>([&] { GlmAsr::load(converted, plain, stream); }, {"model.safetensors"});
+  }
+}
+
+TEST(ConvertedCheckpoints, NothingIsLeftAfterAnError) {
+  const test::TemporaryDirectory directory;
+  expect_error<FileError>([&] { convert_checkpoint("/nonexistent", directory.path() / "a", {}); }, {"/nonexistent"});
+  expect_error<InvalidArgument>([&] { convert_checkpoint(kOriginal, directory.path() / "a", {.format = WeightFormat::plain}); }, {"plain"});
+  expect_error<InvalidArgument>(
+      [&] {
+        convert_checkpoint(kOriginal, directory.path() / "a", {WeightFormat::int4, 128});
+      },
+      {"multiple of 128"});
+  expect_error<FileError>([&] { convert_checkpoint(kOriginal, directory.path() / "no" / "a", {}); }, {"a.partial"});
+  const Checkpoint truncated;
+  truncated.replace("model.safetensors", "\"BF16\"", "\"BF17\"");
+  expect_error<FileError>([&] { convert_checkpoint(truncated.file(""), directory.path() / "a", {}); }, {"BF17"});
+  EXPECT_TRUE(fs::is_empty(directory.path()));
+}
+
+TEST(GlmAsrConfig, WeightsOfConvertedCheckpoints) {
+  EXPECT_EQ(Checkpoint().config().weights.format, WeightFormat::plain);
+  const json int4 = {{"quant_method", "tilewave"}, {"format", "int4"}, {"group", 128}, {"zero_points", true}};
+  const Checkpoint checkpoint;
+  checkpoint.set("/quantization_config", int4);
+  EXPECT_EQ(checkpoint.config().weights, (QuantizedMatrix::Layout{WeightFormat::int4, 128, true}));
+  const auto with = [&](const char* field, const json& value) {
+    json changed = int4;
+    changed[field] = value;
+    return changed;
+  };
+  refused("/quantization_config", with("quant_method", "awq"), {"quantization_config.quant_method", "awq", "tilewave"});
+  refused("/quantization_config", with("format", "int5"), {"quantization_config.format", "int5"});
+  refused("/quantization_config", with("group", 64), {"quantization_config.group", "64", "32 and 128"});
+  refused("/quantization_config", with("zero_points", "yes"), {"quantization_config.zero_points"});
+  // The weights are not what it says.
+  refused("/quantization_config", {{"quant_method", "tilewave"}, {"format", "int8"}}, {"BF16; for weights in int8 it must be I8"});
 }
 
 TEST(GlmAsrPrompt, IsTheTemplates) {

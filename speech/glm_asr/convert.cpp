@@ -64,8 +64,9 @@ void write(const fs::path& file, const std::string& text) {
 
 }  // namespace
 
-void convert_checkpoint(const fs::path& directory, const fs::path& result, const QuantizedMatrix::Layout& layout,
+void convert_checkpoint(const fs::path& directory, const fs::path& given, const QuantizedMatrix::Layout& layout,
                         const std::function<void(std::int64_t, std::int64_t)>& progress) {
+  const fs::path result = given.has_filename() ? given : given.parent_path();  // "OUT/"
   if (layout.format == WeightFormat::plain) throw InvalidArgument("weights are plain; a checkpoint is converted to int8, fp8 or int4");
   const GlmAsrConfig config = GlmAsrConfig::read(directory);
   if (config.weights.format != WeightFormat::plain)
