@@ -63,6 +63,14 @@ struct Avx512 {
     out[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
   }
 
+  /// 32 codes of 4 bits, two to a byte.
+  static void widen_codes(const unsigned char* bits, Register (&out)[2]) {
+    const __m128i both = load_quarter(bits), low = _mm_set1_epi8(15);
+    const __m128i even = _mm_and_si128(both, low), odd = _mm_and_si128(_mm_srli_epi16(both, 4), low);
+    out[0] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(even, odd)));
+    out[1] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi8(even, odd)));
+  }
+
   template <class Element>
   static Register interleave(Element element, const typename Element::Bits* const* k, int first) {
     return widen(element, k[0] + first);

@@ -28,20 +28,29 @@ inline float finite_f16(unsigned short bits) {
   return __builtin_bit_cast(float, __builtin_bit_cast(unsigned, __builtin_bit_cast(float, magnitude) * 0x1p112f) | sign);
 }
 
-inline void dequantize_u4(float* to, const QuantizedRow& row, int first, int n) {
+/// 32 codes of 4 bits, less zero, times scale. A set may have V::widen_codes(), which gives 32 codes in order as f32.
+template <class V>
+void dequantize_codes(float* to, const unsigned char* values, float scale, float zero) {
+  if constexpr (requires(typename V::Register(&codes)[2]) { V::widen_codes(values, codes); }) {
+    typename V::Register codes[2];
+    V::widen_codes(values, codes);
+    for (int j = 0; j < 2; ++j) V::store(to + j * V::kWidth, (codes[j] - zero) * scale);
+  } else {
+    for (int j = 0; j < 16; ++j) {
+      to[2 * j] = (static_cast<float>(values[j] & 15) - zero) * scale;
+      to[2 * j + 1] = (static_cast<float>(values[j] >> 4) - zero) * scale;
+    }
+  }
+}
+
+template <class V>
+void dequantize_u4(float* to, const QuantizedRow& row, int first, int n) {
   for (int k = 0; k < n; k += row.group) {
     const int g = (first + k) / row.group;
     const float scale = finite_f16(row.scales[g]);
-    const int zero = row.zeros == nullptr ? 8 : row.zeros[g];
+    const float zero = row.zeros == nullptr ? 8.0f : static_cast<float>(row.zeros[g]);
     const unsigned char* values = row.values + (first + k) / 2;
-    // 32 at a time, so that the compiler knows how many there are.
-    for (int part = 0; part < row.group; part += 32) {
-      for (int j = 0; j < 16; ++j) {
-        const int code = values[part / 2 + j];
-        to[k + part + 2 * j] = static_cast<float>((code & 15) - zero) * scale;
-        to[k + part + 2 * j + 1] = static_cast<float>((code >> 4) - zero) * scale;
-      }
-    }
+    for (int part = 0; part < row.group; part += 32) dequantize_codes<V>(to + k + part, values + part / 2, scale, zero);
   }
 }
 

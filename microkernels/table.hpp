@@ -31,11 +31,11 @@ constexpr Library kLibrary{V::kIsa,
                            dots<V, F16>};
 
 template <class V>
-constexpr QuantizedLibrary kQuantizedLibrary{dequantize_i8, dequantize_e4m3<V>,
-                                             dequantize_u4, quantized_dots<V, dequantize_i8>,
-                                             dots_e4m3<V>,  quantized_dots<V, dequantize_u4>,
-                                             nullptr,       nullptr,
-                                             nullptr,       nullptr};
+constexpr QuantizedLibrary kQuantizedLibrary{dequantize_i8,    dequantize_e4m3<V>,
+                                             dequantize_u4<V>, quantized_dots<V, dequantize_i8>,
+                                             dots_e4m3<V>,     quantized_dots<V, dequantize_u4<V>>,
+                                             nullptr,          nullptr,
+                                             nullptr,          nullptr};
 
 }  // namespace
 }  // namespace tw::cpu

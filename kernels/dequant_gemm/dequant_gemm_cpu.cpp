@@ -70,7 +70,7 @@ class Activations {
     const std::size_t blocks = m * static_cast<std::size_t>(rounded_.blocks);
     codes_.resize(blocks * static_cast<std::size_t>(functions.block));
     scales_.resize(blocks);
-    sums_.resize(blocks * 4);  // int8 has one for each row
+    sums_.resize(std::max(m, blocks * 4));  // int8 has one for each row, also without columns
     rounded_.codes = codes_.data(), rounded_.scales = scales_.data(), rounded_.sums = sums_.data();
     for (std::size_t r = 0; r < m; ++r)
       functions.round(rounded_, static_cast<int>(r), wide_.data() + r * static_cast<std::size_t>(k_), static_cast<int>(k_));

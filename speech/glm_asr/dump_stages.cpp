@@ -27,9 +27,10 @@ void write_npy(const std::string& file, const Tensor& tensor) {
   if (!out.flush()) throw tw::FileError(file + ": cannot be written");
 }
 
-void run(char** argv) {
+void run(int argc, char** argv) {
   using namespace tw::speech;
   LoadOptions options{.device = tw::Device::parse(argv[3]), .dtype = tw::parse_dtype(argv[4])};
+  if (argc == 7) options.weights = tw::parse_weight_layout(argv[6]);
   const tw::Stream stream(options.device);
   const GlmAsr model = GlmAsr::load(argv[1], options, stream);
   const MelFeatures mel = model.mel.extract(load_audio(argv[2]));
@@ -55,12 +56,12 @@ void run(char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 6) {
-    tw::print(stderr, "usage: dump_stages CHECKPOINT AUDIO DEVICE DTYPE DIRECTORY\n");
+  if (argc != 6 && argc != 7) {
+    tw::print(stderr, "usage: dump_stages CHECKPOINT AUDIO DEVICE DTYPE DIRECTORY [WEIGHTS]\n");
     return 2;
   }
   try {
-    run(argv);
+    run(argc, argv);
     return 0;
   } catch (const std::exception& error) {
     tw::print(stderr, "dump_stages: {}\n", error.what());
