@@ -11,6 +11,7 @@
 #include "kernels/dequant_gemm/call.hpp"
 #include "kernels/dequant_gemm/reference.hpp"
 #include "microkernels/isa.hpp"
+#include "microkernels/quantized_library.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
@@ -63,9 +64,9 @@ TEST_P(Quantized, ErrorIsWithinTheStatedBound) {
     for (std::int64_t k = 0; k < kWide; ++k) {
       const double exact = w.at({n, k}), error = std::abs(decoded[static_cast<std::size_t>(n * kWide + k)] - exact);
       const double scale = q.format == WeightFormat::int4 ? q.scales.at({n, k / q.group}) : q.scales.at({n});
-      double bound = scale / 2 * (1 + 1e-6);
-      if (q.format == WeightFormat::fp8) bound = std::max(std::abs(exact) / 16, scale / 1024) * (1 + 1e-6);
-      if (q.format == WeightFormat::int4) bound = GetParam().zero_points ? 0.51 * scale + 0x1p-21 : scale / 2 * (1 + 1e-6) + 0x1p-22;
+      double bound = scale / 2 * (1 + 0x1p-15);  // quotients of up to 127 are rounded in f32, too
+      if (q.format == WeightFormat::fp8) bound = std::max(std::abs(exact) / 16, scale / 1024) * (1 + 0x1p-15);
+      if (q.format == WeightFormat::int4) bound = GetParam().zero_points ? 0.51 * scale + 0x1p-21 : scale / 2 * (1 + 0x1p-15) + 0x1p-22;
       ASSERT_LE(error, bound) << n << ", " << k << ": " << exact << ", scale " << scale;
     }
   }
@@ -102,41 +103,39 @@ TEST_P(Quantized, DequantizesToEveryFloatType) {
   }
 }
 
-/// |computed - exact| of one sum in f32 over rows of x rounded to integers (quantized.hpp), before it is rounded to the result's type.
-class ErrorBound {
- public:
-  ErrorBound(const QuantizedMatrix& w, std::span<const float> x, std::int64_t m) : k_(w.columns()), int4_(w.format == WeightFormat::int4) {
-    const std::int64_t block = int4_ ? cpu::kInt4Block : cpu::kInt8Block;
-    rounds_ = w.format != WeightFormat::fp8;
-    // Unsigned codes are up to 255 or 15, so their products are larger than the result's by what is subtracted in the end.
-    for (std::int64_t n = 0; n < w.rows(); ++n)
-      for (std::int64_t k = 0; k < k_; ++k) code_.push_back(int4_ ? 15 * w.scales.at({n, k / w.group}) : 255 * w.scales.at({n}));
-    for (std::int64_t r = 0; r < m; ++r) {
-      for (std::int64_t k = 0; k < k_; ++k) {
-        double largest = 0;
-        for (std::int64_t j = k / block * block; j < std::min(k_, (k / block + 1) * block); ++j)
-          largest = std::max(largest, std::abs(static_cast<double>(x[static_cast<std::size_t>(r * k_ + j)])));
-        largest_.push_back(largest);
+/// What few rows of x become before they are multiplied (quantized.hpp): rounded to integers where the processor has products of these.
+std::vector<float> rounded(std::vector<float> x, const QuantizedMatrix& w, std::int64_t m) {
+  const bool int4 = w.format == WeightFormat::int4;
+  if (m > 16 || w.format == WeightFormat::fp8 || cpu::quantized_library().round_for_i8 == nullptr) return x;
+  const std::int64_t block = int4 ? 128 : 64, k = w.columns();
+  for (std::int64_t r = 0; r < m; ++r) {
+    for (std::int64_t first = 0; first < k; first += block) {
+      const std::span<float> part(x.data() + r * k + first, static_cast<std::size_t>(std::min(block, k - first)));
+      float largest = 0;
+      for (const float v : part) largest = std::max(largest, std::abs(v));
+      const float scale = largest / 127, factor = scale == 0 ? 0 : 1 / scale;
+      for (float& v : part) {
+        const float exact = v;
+        v = scale * std::nearbyint(v * factor);
+        EXPECT_LE(std::abs(v - exact), largest / 254 * (1 + 0x1p-13f));
       }
     }
   }
-  double operator()(std::int64_t r, std::int64_t n, std::span<const double> w) const {
-    double rounding = 0, sum = 0;
-    for (std::int64_t k = 0; k < k_; ++k) {
-      const double largest = largest_[static_cast<std::size_t>(r * k_ + k)];
-      rounding += std::abs(w[static_cast<std::size_t>(n * k_ + k)]) * largest / 254 * (1 + 1e-5);
-      sum += std::max(std::abs(w[static_cast<std::size_t>(n * k_ + k)]), code_[static_cast<std::size_t>(n * k_ + k)]) * largest;
-    }
-    // f32: additions one after the other in each of 16 sums at least, a few more in the end.
-    const double additions = static_cast<double>(k_) / 16 + 40;
-    return (rounds_ ? rounding : 0) + additions * 0x1p-24 * sum;
-  }
+  return x;
+}
 
- private:
-  std::int64_t k_;
-  bool int4_, rounds_ = false;
-  std::vector<double> code_, largest_;
-};
+/// The most that a sum in f32 differs from the exact one, before it is rounded to the result's type.
+double sum_error(const QuantizedMatrix& w, std::span<const float> x, std::int64_t n) {
+  // Unsigned codes are up to 255 or 15, so the terms may be larger than those of the result, by what is subtracted in the end.
+  const bool int4 = w.format == WeightFormat::int4;
+  double magnitudes = 0;
+  for (std::int64_t k = 0; k < w.columns(); ++k) {
+    const double largest = int4 ? 15 * w.scales.at({n, k / w.group}) : w.scales.at({n}) * (w.format == WeightFormat::int8 ? 255 : 448);
+    magnitudes += largest * std::abs(static_cast<double>(x[static_cast<std::size_t>(k)]));
+  }
+  // At least 16 sums side by side, or 8 of panels, and a few more additions in the end; x' itself has the rounding of one product.
+  return (static_cast<double>(w.columns()) / 8 + 40) * 0x1p-24 * magnitudes;
+}
 
 struct Product {
   std::int64_t m, n, k;
@@ -162,8 +161,8 @@ void expect_product(const Layout& layout, const Product& p, std::mt19937_64& ran
   if (p.bias) options.bias = &bias;
   tw::dequant_gemm(x, w, y, options);
   const std::vector<double> decoded = decode(w);
+  inputs = rounded(std::move(inputs), w, p.m);
   const Sums exact = plain(inputs, decoded, p.m, p.n, p.k);
-  const ErrorBound bound(w, inputs, p.m);
   // gemm's panels round the weight to x's type.
   const double panel = p.m > 16 && p.dtype != DType::f32 ? (p.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11) : 0;
   for (std::int64_t r = 0; r < p.m; ++r) {
@@ -173,7 +172,8 @@ void expect_product(const Layout& layout, const Product& p, std::mt19937_64& ran
       // Sums with y's old value and the bias are rounded, too, and their result may be small.
       double added = p.bias ? std::abs(bias.at({i})) : 0;
       if (p.options.accumulate) expected += before[at], added += std::abs(before[at]);
-      double error = bound(r, i, decoded) + panel * exact.magnitudes[at] + 0x1p-23 * (added + exact.magnitudes[at]);
+      double error = sum_error(w, std::span(inputs).subspan(static_cast<std::size_t>(r * p.k), static_cast<std::size_t>(p.k)), i) +
+                     panel * exact.magnitudes[at] + 0x1p-23 * (added + exact.magnitudes[at]);
       if (p.options.activation == Activation::relu) expected = std::max(expected, 0.0);
       error += std::abs(expected) * (p.dtype == DType::bf16 ? 0x1p-8 : p.dtype == DType::f16 ? 0x1p-11 : 0x1p-24);
       if (p.dtype == DType::f16) error += 0x1p-24;                                             // subnormal results
