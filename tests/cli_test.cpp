@@ -27,8 +27,8 @@ using tw::test::read;
 class Cli : public tw::test::CommandLine {};
 
 TEST_F(Cli, EverySubcommandHasHelp) {
-  for (const char* command : {"", "transcribe", "devices", "kernels", "kernels list", "kernels source", "kernels layout", "kernels compile",
-                              "kernels analyze", "bench", "bench transcribe", "tune", "help", "completion"}) {
+  for (const char* command : {"", "transcribe", "convert", "devices", "kernels", "kernels list", "kernels source", "kernels layout",
+                              "kernels compile", "kernels analyze", "bench", "bench transcribe", "tune", "help", "completion"}) {
     for (const char* flag : {"--help", "-h"}) {
       const Outcome outcome = run(tw::format("{} {}", command, flag));
       EXPECT_EQ(outcome.code, 0) << command;
@@ -115,6 +115,8 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
       {"bench gemm --device cpu --case nothing-like-it", "--list"},
       {"bench gemm --ladder --device cpu", "gemm has no ladder; families with one: attention"},
       {"bench attention gemm --ladder --list", "gemm has no ladder"},
+      {"convert a b", "--weights is required"},
+      {"convert a b --weights int5", "allowed: plain, int8"},
       {"tune", "FAMILY and --shape"},
       {"tune gem --shape M=1,N=1,K=1", "did you mean \"gemm\""},
       {"tune gemm --device cpu", "--shape"},
@@ -184,7 +186,7 @@ TEST_F(Cli, CompletionOffersWhatIsThere) {
     return all;
   };
   using Words = std::vector<std::string>;
-  EXPECT_EQ(offered("''"), (Words{"words", "bench", "completion", "devices", "help", "kernels", "transcribe", "tune"}));
+  EXPECT_EQ(offered("''"), (Words{"words", "bench", "completion", "convert", "devices", "help", "kernels", "transcribe", "tune"}));
   EXPECT_EQ(offered("kernels ''"), (Words{"words", "analyze", "compile", "layout", "list", "source"}));
   EXPECT_EQ(offered("kernels list --"), (Words{"words", "--help", "--json"}));
   EXPECT_EQ(offered("transcribe --format ''"), (Words{"words", "json", "srt", "text", "vtt"}));
@@ -194,6 +196,7 @@ TEST_F(Cli, CompletionOffersWhatIsThere) {
   EXPECT_EQ(offered("transcribe a.wav -q b.wa"), Words{"files"});
   EXPECT_EQ(offered("transcribe --output ''"), Words{"files"});
   EXPECT_EQ(offered("transcribe --model ''"), Words{"files"});
+  EXPECT_EQ(offered("convert a b --weights i"), (Words{"words", "int4", "int4:128", "int4:128:zeros", "int4:32:zeros", "int8"}));
   EXPECT_EQ(offered("transcribe --seed 1"), Words{"words"});
   EXPECT_EQ(offered("bench gem"), (Words{"words", "gemm"}));
   EXPECT_EQ(offered("bench gemm tran"), (Words{"words", "transcribe", "transpose"}));

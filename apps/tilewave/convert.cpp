@@ -1,6 +1,7 @@
 // tilewave convert
 
 #include "apps/tilewave/terminal.hpp"
+#include "apps/tilewave/transcribe.hpp"
 #include "command.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/error.hpp"
@@ -14,9 +15,11 @@ void add_convert(CLI::App& app, int& exit_code) {
   static bool quiet = false;
   command->add_option("MODEL", model, "Directory of a GLM-ASR checkpoint")->type_name("DIR")->required();
   command->add_option("OUT", result, "The new directory")->type_name("DIR")->required();
-  command->add_option("--weights", weights, "int8, fp8, or int4 (in groups of 32; int4:128, and :zeros after either, for zero points)")
-      ->type_name("FORMAT")
-      ->required();
+  completes_with(
+      command->add_option("--weights", weights, "int8, fp8, or int4 (in groups of 32; int4:128, and :zeros after either, for zero points)")
+          ->type_name("FORMAT")
+          ->required(),
+      weight_formats);
   command->add_flag("-q,--quiet", quiet, "Print only errors on standard error, no progress");
   command->footer(
       "What transcribe --weights does in memory, written once. The result has all other files of the checkpoint, config.json says what "

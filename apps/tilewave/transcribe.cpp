@@ -48,11 +48,12 @@ void add_model_options(CLI::App& command, ModelArguments& a) {
   command.add_option("--dtype", a.dtype, "auto, f32, bf16 or f16; auto: f32 on the CPU, the checkpoint's type on a GPU")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}))
       ->capture_default_str();
-  command
-      .add_option("--weights", a.weights,
-                  "Round the weights of linear layers to int8, fp8, or int4 (in groups of 32; int4:128, and :zeros after either, for zero "
-                  "points); default: as the checkpoint has them")
-      ->type_name("FORMAT");
+  completes_with(command
+                     .add_option("--weights", a.weights,
+                                 "Round the weights of linear layers to int8, fp8, or int4 (in groups of 32; int4:128, and :zeros after "
+                                 "either, for zero points); default: as the checkpoint has them")
+                     ->type_name("FORMAT"),
+                 weight_formats);
   command.add_option("--threads", a.threads, "CPU threads; default: all cores that the process may use")->check(CLI::Range(1, 1024));
 }
 

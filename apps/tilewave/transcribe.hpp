@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "command.hpp"
 #include "tilewave/speech.hpp"
@@ -17,6 +18,9 @@ void add_model_options(CLI::App& command, ModelArguments& arguments);
 
 /// Also sets the number of threads. Throws UsageError.
 speech::LoadOptions load_options(const ModelArguments& arguments);
+
+/// What --weights may be, for the shell.
+inline std::vector<std::string> weight_formats() { return {"int8", "fp8", "int4", "int4:32:zeros", "int4:128", "int4:128:zeros"}; }
 
 /// The directory of the bundled checkpoint. Throws Error if it is missing.
 std::string default_model();
