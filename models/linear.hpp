@@ -19,6 +19,8 @@ struct Linear {
 
   std::int64_t out() const { return quantized.empty() ? weight.shape(0) : quantized.rows(); }
   std::int64_t in() const { return quantized.empty() ? weight.shape(1) : quantized.columns(); }
+  /// Of the weight, also where it is a convolution's.
+  std::int64_t elements() const { return quantized.empty() ? weight.numel() : out() * in(); }
   /// Of the weight and the bias, in memory.
   std::int64_t bytes() const {
     const auto bytes_of = [](const Tensor& t) { return t.numel() * static_cast<std::int64_t>(size_of(t.dtype())); };

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "models/observe.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/attention.hpp"
 #include "tilewave/elementwise.hpp"
@@ -81,19 +82,24 @@ Tensor Llama::embed(std::span<const int> ids, const Stream& stream) const {
   const Tensor rows = Tensor::empty({static_cast<std::int64_t>(ids.size()), config_.hidden}, dtype(), stream);
   Tensor indices = Tensor::from(ids, {rows.shape(0)});
   if (stream.device().is_cuda()) indices = indices.to(stream.device());
-  embedding(embedding_, indices, rows, {.stream = stream});
+  const Operators run(stream);
+  run("embed", rows, {.reads = {&rows}}, [&] { embedding(embedding_, indices, rows, {.stream = stream}); });
   return rows;
 }
 
 void Llama::run_layer(int index, const Tensor& x, std::span<KvCache* const> caches, const Stream& stream) const {
   const Layer& layer = layers_[static_cast<std::size_t>(index)];
+  const Operators run(stream, index);
   const std::int64_t rows = x.shape(0);
   const int q_width = config_.heads * config_.head_dim, kv_width = config_.kv_heads * config_.head_dim;
   const auto empty = [&](std::int64_t width) { return Tensor::empty({rows, width}, dtype(), stream); };
 
   const Tensor normed = empty(config_.hidden), qkv = empty(q_width + 2 * kv_width), attended = empty(q_width);
-  rms_norm(x, normed, {.epsilon = config_.norm_epsilon, .weight = &layer.input_norm, .stream = stream});
-  layer.qkv(normed, qkv, stream);
+  const auto norm = [&](const Tensor& weight) {
+    rms_norm(x, normed, {.epsilon = config_.norm_epsilon, .weight = &weight, .stream = stream});
+  };
+  run("input_norm", normed, {.reads = {&x}}, [&] { norm(layer.input_norm); });
+  run.linear("qkv", layer.qkv, normed, qkv);
   // q and k are adjacent, so their heads are rotated together.
   const Tensor turned = as_heads(qkv, 0, config_.heads + config_.kv_heads, config_.head_dim);
   const Tensor q = as_heads(qkv, 0, config_.heads, config_.head_dim), o = as_heads(attended, 0, config_.heads, config_.head_dim);
@@ -105,35 +111,42 @@ void Llama::run_layer(int index, const Tensor& x, std::span<KvCache* const> cach
     const auto mine = [&](const Tensor& t) { return t.slice(1, row, row + each); };
     const int end = cache.length + static_cast<int>(each);
     const Tensor layer_cache = cache.tokens.select(0, index);  // [capacity, 2, kv_heads, head_dim]
-    rope(mine(turned), cos_, sin_, mine(turned), {.offset = cache.length, .stream = stream});
-    cast(mine(fresh).select(0, 0), layer_cache.slice(0, cache.length, end).reshape({each, 2 * config_.kv_heads, config_.head_dim}),
-         {.stream = stream});
+    const Tensor heads = mine(turned), appended = layer_cache.slice(0, cache.length, end);
+    run("rope", heads, {.reads = {&heads}}, [&] { rope(heads, cos_, sin_, heads, {.offset = cache.length, .stream = stream}); });
+    run("append", appended, {.reads = {&appended}}, [&] {
+      cast(mine(fresh).select(0, 0), appended.reshape({each, 2 * config_.kv_heads, config_.head_dim}), {.stream = stream});
+    });
     const auto cached = [&](int which) {  // keys or values so far: [1, tokens, kv_heads, head_dim]
       const Tensor t = layer_cache.slice(0, 0, end).select(1, which);
       return Tensor::borrow(t.data(), {1, end, config_.kv_heads, config_.head_dim}, t.dtype(), t.device(),
                             {t.stride(0) * end, t.stride(0), t.stride(1), 1});
     };
-    if (each == 1)
-      attention(group_as_rows(mine(q), config_.kv_heads), cached(0), cached(1), group_as_rows(mine(o), config_.kv_heads),
-                {.stream = stream});
-    else
-      attention(mine(q), cached(0), cached(1), mine(o), {.causal = true, .stream = stream});
+    const Tensor queries = mine(q), keys = cached(0), values = cached(1), result = mine(o);
+    run("attention", result, {.reads = {&queries, &keys, &values}, .keys = end - static_cast<double>(each - 1) / 2}, [&] {
+      if (each == 1)
+        attention(group_as_rows(queries, config_.kv_heads), keys, values, group_as_rows(result, config_.kv_heads), {.stream = stream});
+      else
+        attention(queries, keys, values, result, {.causal = true, .stream = stream});
+    });
   }
-  layer.out(attended, x, stream, {.accumulate = true});
+  run.linear("out", layer.out, attended, x, {.accumulate = true});
 
-  rms_norm(x, normed, {.epsilon = config_.norm_epsilon, .weight = &layer.post_attention_norm, .stream = stream});
+  run("mlp_norm", normed, {.reads = {&x}}, [&] { norm(layer.post_attention_norm); });
   const Tensor gate_up = empty(2 * config_.intermediate), product = empty(config_.intermediate);
-  layer.gate_up(normed, gate_up, stream);
-  swiglu(gate_up.slice(1, 0, config_.intermediate), gate_up.slice(1, config_.intermediate, 2 * config_.intermediate), product,
-         {.stream = stream});
-  layer.down(product, x, stream, {.accumulate = true});
+  run.linear("gate_up", layer.gate_up, normed, gate_up);
+  run("swiglu", product, {.reads = {&gate_up}}, [&] {
+    swiglu(gate_up.slice(1, 0, config_.intermediate), gate_up.slice(1, config_.intermediate, 2 * config_.intermediate), product,
+           {.stream = stream});
+  });
+  run.linear("down", layer.down, product, x, {.accumulate = true});
 }
 
 Tensor Llama::scores(const Tensor& x, const Stream& stream) const {
+  const Operators run(stream);
   const Tensor normed = Tensor::empty(x.shape(), dtype(), stream);
-  rms_norm(x, normed, {.epsilon = config_.norm_epsilon, .weight = &norm_, .stream = stream});
+  run("norm", normed, {.reads = {&x}}, [&] { rms_norm(x, normed, {.epsilon = config_.norm_epsilon, .weight = &norm_, .stream = stream}); });
   const Tensor logits = Tensor::empty({x.shape(0), config_.vocabulary}, dtype(), stream);
-  head_(normed, logits, stream);
+  run.linear("head", head_, normed, logits);
   return logits;
 }
 
@@ -141,8 +154,10 @@ Tensor Llama::prefill(const Tensor& embeddings, KvCache& cache, const Stream& st
   const std::int64_t n = embeddings.shape(0);
   if (n == 0 || cache.length + n > cache.capacity())
     throw InvalidArgument(tw::format("{} tokens do not fit a cache of {} that holds {}", n, cache.capacity(), cache.length));
+  const Stage stage("prefill", stream);
   const Tensor x = Tensor::empty(embeddings.shape(), dtype(), stream);
-  cast(embeddings, x, {.stream = stream});
+  const Operators run(stream);
+  run("copy", x, {.reads = {&embeddings}}, [&] { cast(embeddings, x, {.stream = stream}); });
   KvCache* const caches[] = {&cache};
   for (int i = 0; i < config_.layers; ++i) run_layer(i, x, caches, stream);
   cache.length += static_cast<int>(n);
@@ -153,6 +168,7 @@ Tensor Llama::decode(std::span<const int> ids, std::span<KvCache* const> caches,
   if (ids.empty() || ids.size() != caches.size()) throw InvalidArgument(tw::format("{} ids for {} sequences", ids.size(), caches.size()));
   for (const KvCache* cache : caches)
     if (cache->length >= cache->capacity()) throw InvalidArgument(tw::format("a cache of {} tokens is full", cache->capacity()));
+  const Stage stage("decode", stream);
   const Tensor x = embed(ids, stream);
   for (int i = 0; i < config_.layers; ++i) run_layer(i, x, caches, stream);
   for (KvCache* cache : caches) ++cache->length;

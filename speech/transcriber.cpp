@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "models/observe.hpp"
 #include "models/sampling.hpp"
 #include "speech/audio/audio.hpp"
 #include "speech/glm_asr/model.hpp"
@@ -153,7 +154,11 @@ struct Transcriber::State {
       MelFeatures mel;
       {
         const Stopwatch watch(timings.features);
-        mel = model.mel.extract(std::span<const std::span<const float>>(windows).subspan(first, count));
+        const Stream host = Stream::standard(Device::cpu());
+        const models::Stage stage("features", host);
+        const models::Operators run(host);
+        run("mel", mel.features, {},
+            [&] { mel = model.mel.extract(std::span<const std::span<const float>>(windows).subspan(first, count)); });
       }
       const Stopwatch watch(timings.encoder);
       const Tensor all = model.encoder.encode(mel.features, stream);
@@ -172,11 +177,13 @@ struct Transcriber::State {
 
   /// The next token for each row of `logits`; -1 if its largest score is not finite. Row i belongs to running[rows[i]].
   std::vector<int> draw(const Tensor& logits, std::span<const Running* const> rows, const TranscribeOptions& options) const {
+    const models::Stage stage("sampling", stream);
+    const models::Operators run(stream);
     std::vector<int> ids;
     if (options.temperature == 0) {
       const Tensor indices = Tensor::empty({logits.shape(0)}, DType::i32, stream);
       const Tensor largest = Tensor::empty({logits.shape(0)}, logits.dtype(), stream);
-      argmax(logits, indices, {.values = &largest, .stream = stream});
+      run("argmax", largest, {.reads = {&logits, &indices}}, [&] { argmax(logits, indices, {.values = &largest, .stream = stream}); });
       stream.synchronize();
       const Tensor host = indices.to(Device::cpu()), scores = largest.to(Device::cpu());
       ids.assign(host.data<std::int32_t>(), host.data<std::int32_t>() + rows.size());
@@ -185,7 +192,8 @@ struct Transcriber::State {
       return ids;
     }
     stream.synchronize();
-    const Tensor host = logits.to(Device::cpu()).to(DType::f32);
+    Tensor host;
+    run("copy", host, {.reads = {&logits}}, [&] { host = logits.to(Device::cpu()).to(DType::f32); });
     const auto vocabulary = static_cast<std::size_t>(logits.shape(1));
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const std::span<const float> scores(host.data<float>() + i * vocabulary, vocabulary);

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "models/observe.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/attention.hpp"
 #include "tilewave/convolution.hpp"
@@ -12,6 +13,7 @@
 namespace tw::speech {
 
 using models::Linear;
+using models::Operators;
 using models::Weights;
 
 namespace {
@@ -77,8 +79,7 @@ EncoderSize Encoder::size() const {
   const auto element = static_cast<std::int64_t>(size_of(norm_.weight.dtype()));
   const auto count = [&](const Linear& linear, double rows) {  // rows: results of the product
     size.weight_bytes += linear.bytes();
-    const std::int64_t elements = linear.quantized.empty() ? linear.weight.numel() : linear.out() * linear.in();
-    size.flops += 2 * rows * static_cast<double>(elements);
+    size.flops += 2 * rows * static_cast<double>(linear.elements());
   };
   const double positions = config_.positions;
   count(conv1_, 2 * positions);
@@ -96,55 +97,68 @@ EncoderSize Encoder::size() const {
 
 Tensor Encoder::convolve(const Tensor& mel, const Stream& stream) const {
   const DType dtype = conv1_.weight.dtype();
+  const Operators run(stream);
   const Tensor input = Tensor::empty(mel.shape(), dtype, stream);
-  cast(mel.device() == stream.device() ? mel : mel.to(stream.device()), input, {.stream = stream});
+  run("cast", input, {.reads = {&mel}},
+      [&] { cast(mel.device() == stream.device() ? mel : mel.to(stream.device()), input, {.stream = stream}); });
   const Tensor full = Tensor::empty({mel.shape(0), mel.shape(1), config_.hidden}, dtype, stream);
-  conv1d(input, conv1_.weight, full, {.padding = 1, .bias = &conv1_.bias, .activation = Activation::gelu_erf, .stream = stream});
+  run("conv1", full, {.reads = {&input}, .linear = &conv1_}, [&] {
+    conv1d(input, conv1_.weight, full, {.padding = 1, .bias = &conv1_.bias, .activation = Activation::gelu_erf, .stream = stream});
+  });
   const Tensor half = Tensor::empty({mel.shape(0), config_.positions, config_.hidden}, dtype, stream);
-  conv1d(full, conv2_.weight, half,
-         {.stride = 2, .padding = 1, .bias = &conv2_.bias, .activation = Activation::gelu_erf, .stream = stream});
+  run("conv2", half, {.reads = {&full}, .linear = &conv2_}, [&] {
+    conv1d(full, conv2_.weight, half,
+           {.stride = 2, .padding = 1, .bias = &conv2_.bias, .activation = Activation::gelu_erf, .stream = stream});
+  });
   return half;
 }
 
 void Encoder::run_layer(int index, const Tensor& x, const Stream& stream) const {
   const Layer& layer = layers_[static_cast<std::size_t>(index)];
+  const Operators run(stream, index);
   const std::int64_t windows = x.shape(0), positions = x.shape(1), rows = windows * positions;
   const int heads = config_.heads, dim = config_.head_dim, width = heads * dim;
   const auto empty = [&](std::int64_t columns) { return Tensor::empty({rows, columns}, x.dtype(), stream); };
   const Tensor flat = x.reshape({rows, config_.hidden});
 
   const Tensor normed = empty(config_.hidden), qkv = empty(3 * width), attended = empty(width);
-  layer.input_norm(flat, normed, stream);
-  layer.qkv(normed, qkv, stream);
+  run("input_norm", normed, {.reads = {&flat}}, [&] { layer.input_norm(flat, normed, stream); });
+  run.linear("qkv", layer.qkv, normed, qkv);
   const Tensor parts = qkv.reshape({windows, positions, 3 * heads, dim});
   const Tensor turned = parts.slice(2, 0, 2 * heads);  // q and k
-  rope(turned, cos_, sin_, turned, {.stream = stream});
-  attention(parts.slice(2, 0, heads), parts.slice(2, heads, 2 * heads), parts.slice(2, 2 * heads, 3 * heads),
-            attended.reshape({windows, positions, heads, dim}), {.stream = stream});
-  layer.out(attended, flat, stream, {.accumulate = true});
+  run("rope", turned, {.reads = {&turned}}, [&] { rope(turned, cos_, sin_, turned, {.stream = stream}); });
+  run("attention", attended, {.reads = {&parts}, .keys = static_cast<double>(positions)}, [&] {
+    attention(parts.slice(2, 0, heads), parts.slice(2, heads, 2 * heads), parts.slice(2, 2 * heads, 3 * heads),
+              attended.reshape({windows, positions, heads, dim}), {.stream = stream});
+  });
+  run.linear("out", layer.out, attended, flat, {.accumulate = true});
 
   const Tensor wide = empty(config_.intermediate);
-  layer.post_attention_norm(flat, normed, stream);
-  layer.up(normed, wide, stream, {.activation = config_.activation});
-  layer.down(wide, flat, stream, {.accumulate = true});
+  run("mlp_norm", normed, {.reads = {&flat}}, [&] { layer.post_attention_norm(flat, normed, stream); });
+  run.linear("up", layer.up, normed, wide, {.activation = config_.activation});
+  run.linear("down", layer.down, wide, flat, {.accumulate = true});
 }
 
 Tensor Encoder::normalise(const Tensor& x, const Stream& stream) const {
   const Tensor y = Tensor::empty(x.shape(), x.dtype(), stream);
-  norm_(x, y, stream);
+  const Operators run(stream);
+  run("norm", y, {.reads = {&x}}, [&] { norm_(x, y, stream); });
   return y;
 }
 
 Tensor Encoder::project(const Tensor& x, const Stream& stream) const {
+  const Operators run(stream);
   const std::int64_t windows = x.shape(0), stacked = x.shape(1) / GlmAsrConfig::kStack;
   const Tensor wide = Tensor::empty({windows * stacked, linear_1_.out()}, x.dtype(), stream);
-  linear_1_(x.reshape({windows * stacked, GlmAsrConfig::kStack * x.shape(2)}), wide, stream, {.activation = projector_activation_});
+  run.linear("projector_1", linear_1_, x.reshape({windows * stacked, GlmAsrConfig::kStack * x.shape(2)}), wide,
+             {.activation = projector_activation_});
   const Tensor embeddings = Tensor::empty({windows * stacked, linear_2_.out()}, x.dtype(), stream);
-  linear_2_(wide, embeddings, stream);
+  run.linear("projector_2", linear_2_, wide, embeddings);
   return embeddings.reshape({windows, stacked, embeddings.shape(1)});
 }
 
 Tensor Encoder::encode(const Tensor& mel, const Stream& stream) const {
+  const models::Stage stage("encoder", stream);
   const Tensor x = convolve(mel, stream);
   for (int i = 0; i < config_.layers; ++i) run_layer(i, x, stream);
   return project(normalise(x, stream), stream);

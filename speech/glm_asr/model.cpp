@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "models/observe.hpp"
 #include "models/one_line.hpp"
 #include "models/weights.hpp"
 #include "runtime/format.hpp"
@@ -139,6 +140,8 @@ std::vector<int> GlmAsr::prompt(std::string_view text, int audio_embeddings) con
 }
 
 Tensor GlmAsr::embed(std::span<const int> prompt, std::span<const Tensor> audio, const Stream& stream) const {
+  const models::Stage stage("embed", stream);
+  const models::Operators run(stream);
   const Tensor rows = decoder.embed(prompt, stream);
   std::int64_t row = std::find(prompt.begin(), prompt.end(), config.audio_token) - prompt.begin();
   std::int64_t given = 0;
@@ -146,7 +149,9 @@ Tensor GlmAsr::embed(std::span<const int> prompt, std::span<const Tensor> audio,
   if (const auto places = std::count(prompt.begin(), prompt.end(), config.audio_token); places != given)
     throw InvalidArgument(tw::format("the prompt has places for {} audio embeddings; there are {}", places, given));
   for (const Tensor& part : audio) {
-    if (part.shape(0) > 0) cast(part, rows.slice(0, row, row + part.shape(0)), {.stream = stream});
+    if (part.shape(0) == 0) continue;
+    const Tensor places = rows.slice(0, row, row + part.shape(0));
+    run("audio", places, {.reads = {&part}}, [&] { cast(part, places, {.stream = stream}); });
     row += part.shape(0);
   }
   return rows;
