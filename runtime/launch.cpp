@@ -10,6 +10,7 @@
 #include "runtime/bind.hpp"
 #include "runtime/format.hpp"
 #include "runtime/jit.hpp"
+#include "runtime/launch_observer.hpp"
 #include "runtime/recording.hpp"
 #include "runtime/stream.hpp"
 #include "runtime/target.hpp"
@@ -158,12 +159,17 @@ void enqueue(Loaded& kernel, const Gpu& gpu, const void* params, const TileGrid&
   config.stream = StreamAccess::native(stream);
   config.attributes = attributes;
   config.attribute_count = !gpu.launches_overlap() ? 0 : module.cluster > 1 ? 2 : 1;
+  LaunchObserver* const observer = launch_observer();
+  if (observer != nullptr) [[unlikely]]
+    observer->launch_begin(kernel.spec, stream);
   const cuda::Result result = cuda::driver().launch_kernel(&config, kernel.function.load(std::memory_order_relaxed), arguments, nullptr);
   if (result != cuda::Result::success) {
     throw DeviceError(tw::format(
         "kernel {} was not launched: cuLaunchKernelEx: {} ({} blocks for {} x {} x {} tiles, {} threads, {} bytes of shared memory)",
         kernel.spec.name, cuda::describe(result), blocks, grid.m, grid.n, grid.batch, module.threads, module.shared_bytes));
   }
+  if (observer != nullptr) [[unlikely]]
+    observer->launch_end(kernel.spec, stream);
 }
 
 }  // namespace

@@ -3,10 +3,11 @@
 #include <chrono>
 #include <cmath>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
-#include "models/observe.hpp"
+#include "models/nvtx_ranges.hpp"
 #include "models/sampling.hpp"
 #include "speech/audio/audio.hpp"
 #include "speech/glm_asr/model.hpp"
@@ -60,6 +61,18 @@ class OneAtATime {
  private:
   std::unique_lock<std::mutex> lock_;
   std::atomic<std::thread::id>& holder_;
+};
+
+/// Under a profiler that takes NVTX ranges, passes them to it.
+class WithNvtx {
+ public:
+  WithNvtx() {
+    if (const Nvtx* nvtx = find_nvtx()) observing_.emplace(&ranges_.emplace(*nvtx, models::observer()));
+  }
+
+ private:
+  std::optional<models::NvtxRanges> ranges_;
+  std::optional<models::Observing> observing_;
 };
 
 /// A piece of audio that becomes one prompt.
@@ -304,6 +317,7 @@ Transcripts Transcriber::transcribe(std::span<const std::span<const float>> file
   check(options);
   const State& state = *state_;
   const OneAtATime lock(state_->mutex, state_->holder);
+  const WithNvtx ranges;
   Transcripts result;
   result.files.resize(files.size());
   std::vector<Item> items;

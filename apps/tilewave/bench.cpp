@@ -1,14 +1,10 @@
 // tilewave bench
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <memory>
-#include <utility>
 
+#include "apps/tilewave/output.hpp"
 #include "benchmarks/harness.hpp"
 #include "command.hpp"
 #include "runtime/format.hpp"
@@ -45,36 +41,6 @@ std::string family_help() {
   text += "\nFigures are medians. Contenders are interleaved in random order; benchmarks/README.md explains the modes.";
   return text;
 }
-
-/// The file for the results. It is opened before anything is measured, so that an unwritable path is found early.
-class Output {
- public:
-  explicit Output(const std::string& path) : path_(path), is_new_(access(path.c_str(), F_OK) != 0), file_(std::fopen(path.c_str(), "a")) {
-    if (file_ == nullptr) throw Error(tw::format("{}: {}", path, std::strerror(errno)));
-  }
-  /// Removes a new file if there are no results.
-  ~Output() {
-    if (file_ == nullptr) return;
-    std::fclose(file_);
-    if (is_new_) std::remove(path_.c_str());
-  }
-  Output(const Output&) = delete;
-  Output& operator=(const Output&) = delete;
-
-  /// Replaces the contents of the file.
-  void write(const std::string& text) {
-    std::FILE* file = std::freopen(path_.c_str(), "w", std::exchange(file_, nullptr));
-    bool ok = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-    const int reason = errno;
-    if (file != nullptr) ok = std::fclose(file) == 0 && ok;
-    if (!ok) throw Error(tw::format("{}: {}", path_, std::strerror(reason != 0 ? reason : errno)));
-  }
-
- private:
-  std::string path_;
-  bool is_new_;
-  std::FILE* file_;
-};
 
 void list(const bench::Run& run, const BenchArguments& arguments) {
   auto json = nlohmann::ordered_json::array();

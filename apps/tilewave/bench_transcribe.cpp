@@ -47,7 +47,8 @@ std::vector<std::string> folded_words(const std::string& text) {
   return {std::istream_iterator<std::string>(stream), {}};
 }
 
-/// 1 - (words inserted, removed or replaced) / (words of the reference), at least 0.
+}  // namespace
+
 double word_accuracy(const std::string& text, const std::string& reference) {
   const std::vector<std::string> a = folded_words(text), b = folded_words(reference);
   if (b.empty()) return a.empty() ? 1 : 0;
@@ -63,11 +64,14 @@ double word_accuracy(const std::string& text, const std::string& reference) {
   return std::max(0.0, 1 - static_cast<double>(row.back()) / static_cast<double>(b.size()));
 }
 
-/// The read bandwidth of the device's memory in bytes per second; on the CPU with as many threads as kernels use.
 double read_bandwidth(Device device) {
   constexpr double kBytes = 1 << 28;
-  const int threads = device.is_cuda() ? 1 : cpu_threads();
   const Stream stream = Stream::standard(device);
+  if (device.is_cuda()) {
+    const bench::ReadYardstick read(4 * kBytes, stream);
+    return read.bytes() / (milliseconds(stream, read.contender().launch) * 1e-3);
+  }
+  const int threads = cpu_threads();
   std::vector<bench::ReadYardstick> reads;
   for (int i = 0; i < threads; ++i) reads.emplace_back(kBytes, stream);
   std::vector<std::function<void()>> work;
@@ -79,11 +83,12 @@ double read_bandwidth(Device device) {
     for (int i = 1; i < threads; ++i) others.emplace_back(work[static_cast<std::size_t>(i)]);
     work[0]();
     for (std::thread& thread : others) thread.join();
-    stream.synchronize();
     best = std::max(best, threads * reads[0].bytes() / seconds_since(begin));
   }
   return best;
 }
+
+namespace {
 
 /// FLOP/s of OpenBLAS's sgemm with as many threads as kernels use, at the size of the encoder's products; 0 without OpenBLAS.
 double sgemm_rate(std::string& problem) {

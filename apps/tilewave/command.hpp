@@ -34,6 +34,8 @@ void add_devices(CLI::App& app, int& exit_code);
 void add_kernels(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 void add_tune(CLI::App& app, int& exit_code);
+void add_profile(CLI::App& app, int& exit_code);
+void add_debug(CLI::App& app, int& exit_code);
 void add_help(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
 /// Adds `transcribe` to `bench`.

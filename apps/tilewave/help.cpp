@@ -23,12 +23,13 @@ constexpr Variable kVariables[] = {
     {"CUDA_HOME", "A CUDA toolkit, searched first for NVRTC and benchmark peers"},
     {"VIRTUAL_ENV", "A Python environment, searched next for NVRTC and benchmark peers"},
     {"PATH", "`tilewave bench` looks for Python packages with peers next to its folders"},
+    {"NVTX_INJECTION64_PATH", "A profiler's library that receives NVTX ranges of stages and operators; profilers set it"},
     {"TERM", "If unset or dumb, no progress is shown"},
 };
 
 std::string environment_help() {
   std::string text = "Environment variables that Tilewave reads:\n";
-  for (const Variable& variable : kVariables) text += tw::format("  {:<16} {}\n", variable.name, variable.what);
+  for (const Variable& variable : kVariables) text += tw::format("  {:<21} {}\n", variable.name, variable.what);
   return text + "Python's `import tilewave` also reads TILEWAVE_LIBRARY: the folder of libtilewave.so. Colours are never used.\n";
 }
 

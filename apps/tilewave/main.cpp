@@ -58,6 +58,8 @@ int run(int argc, char** argv) {
   add_kernels(app, exit_code);
   add_bench(app, exit_code);
   add_tune(app, exit_code);
+  add_profile(app, exit_code);
+  add_debug(app, exit_code);
   add_help(app, exit_code);
   add_completion(app, exit_code);
   if (argc > 1 && std::string_view(argv[1]) == kCompleteCommand) return complete(app, {argv + 2, argv + argc});

@@ -22,6 +22,12 @@ speech::LoadOptions load_options(const ModelArguments& arguments);
 /// What --weights may be, for the shell.
 inline std::vector<std::string> weight_formats() { return {"int8", "fp8", "int4", "int4:32:zeros", "int4:128", "int4:128:zeros"}; }
 
+/// 1 - (words inserted, removed or replaced) / (words of the reference), at least 0. Case and punctuation are ignored.
+double word_accuracy(const std::string& text, const std::string& reference);
+
+/// The read bandwidth of the device's memory in bytes per second, measured; on the CPU with as many threads as kernels use.
+double read_bandwidth(Device device);
+
 /// The directory of the bundled checkpoint. Throws Error if it is missing.
 std::string default_model();
 
