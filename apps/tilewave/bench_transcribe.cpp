@@ -8,6 +8,7 @@
 #include <sstream>
 #include <thread>
 
+#include "apps/tilewave/bench_stages.hpp"
 #include "apps/tilewave/terminal.hpp"
 #include "apps/tilewave/transcribe.hpp"
 #include "benchmarks/peers/openblas.hpp"
@@ -28,8 +29,10 @@ struct BenchTranscribeArguments {
   ModelArguments model;
   std::string audio, reference;
   int warmup = 1, runs = 3;
+  std::vector<int> batch;
   speech::TranscribeOptions options;
-  bool json = false;
+  bool json = false, stages = false;
+  StageBenchArguments stage_bench;
 };
 
 /// Words in lower case without punctuation.
@@ -210,20 +213,47 @@ void add_bench_transcribe(CLI::App& bench, int& exit_code) {
   CLI::App* command = bench.add_subcommand(
       "transcribe", "Time the transcription of a recording; compare its text with a reference and its stages with their limits");
   static BenchTranscribeArguments a;
-  command->add_option("--audio", a.audio, "The recording")->type_name("FILE")->required();
+  CLI::Option* audio = command->add_option("--audio", a.audio, "The recording")->type_name("FILE");
   command->add_option("--reference", a.reference, "The recording's text; case and punctuation are ignored")->type_name("TEXT");
   add_model_options(*command, a.model);
   command->add_option("--warmup", a.warmup, "Runs before the measured ones")->check(CLI::Range(0, 1000))->capture_default_str();
   command->add_option("--runs", a.runs, "Measured runs")->check(CLI::Range(1, 1000))->capture_default_str();
-  command->add_option("--batch", a.options.batch, "Segments per batch")->check(CLI::Range(1, 16))->capture_default_str();
+  command->add_option("--batch", a.batch, "Segments per batch, 1 to 16, default 8; with --stages the decoder's batches, default 1 8 16 64")
+      ->check(CLI::Range(1, 1024));
   command->add_option("--max-new-tokens", a.options.max_new_tokens, "Maximum number of tokens per segment")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command->add_flag("--ignore-eos", a.options.ignore_end,
                     "Always generate --max-new-tokens tokens and do not check the text (for random weights)");
   command->add_flag("--json", a.json, "Print JSON; messages go to standard error");
+  CLI::Option* stages = command->add_flag(
+      "--stages", a.stages,
+      "Instead of a recording, time each stage at set sizes: log-mel, encoder, prefill, decoding steps, 30 s of audio and 200 tokens");
+  stages->excludes(audio);
+  command->add_option("--windows", a.stage_bench.windows, "With --stages: windows per call of the encoder")
+      ->check(CLI::Range(1, 1024))
+      ->needs(stages)
+      ->capture_default_str();
+  command->add_option("--samples", a.stage_bench.samples, "With --stages: measurements of each row, of which the median counts")
+      ->check(CLI::Range(1, 1000))
+      ->needs(stages)
+      ->capture_default_str();
+  command->add_option("--output", a.stage_bench.output, "With --stages: also write the records to this file, as JSON")
+      ->type_name("FILE")
+      ->needs(stages);
   command->footer("The status is PASS if the word accuracy is above 80 %, otherwise FAIL with exit code 1.");
-  command->callback([&exit_code] {
+  command->callback([&exit_code, audio] {
+    if (a.stages) {
+      a.stage_bench.model = a.model;
+      a.stage_bench.json = a.json;
+      if (!a.batch.empty()) a.stage_bench.batches = a.batch;
+      exit_code = bench_stages(a.stage_bench);
+      return;
+    }
+    if (audio->count() == 0) throw CLI::RequiredError("--audio");
+    if (a.batch.size() > 1 || (a.batch.size() == 1 && a.batch[0] > 16))
+      throw UsageError("bench transcribe: --batch is one number from 1 to 16, except with --stages");
+    if (a.batch.size() == 1) a.options.batch = a.batch[0];
     if (!a.options.ignore_end && a.reference.empty()) throw UsageError("bench transcribe: give --reference or --ignore-eos");
     exit_code = run(a);
   });

@@ -188,7 +188,8 @@ struct Limits {
   std::string source;
 };
 
-/// FLOP/s of products of `dtype`: on a GPU those of the data sheet, or else of a large product; on the CPU those of fused multiply-adds.
+}  // namespace
+
 double peak_flops(Device device, DType dtype, std::string& source) {
   if (!device.is_cuda()) {
     source = "multiply-adds in registers";
@@ -205,6 +206,8 @@ double peak_flops(Device device, DType dtype, std::string& source) {
                d = Tensor::empty({n, n}, dtype, stream);
   return 2.0 * n * n * n / (milliseconds(stream, [&] { gemm(a, b.transpose(0, 1), d, {.stream = stream}); }) * 1e-3);
 }
+
+namespace {
 
 Limits find_limits(const ProfileArguments& a, Device device, DType dtype) {
   std::string flops_source = "--tflops";

@@ -28,6 +28,10 @@ double word_accuracy(const std::string& text, const std::string& reference);
 /// The read bandwidth of the device's memory in bytes per second, measured; on the CPU with as many threads as kernels use.
 double read_bandwidth(Device device);
 
+/// FLOP/s of products of `dtype`, and in `source` where the figure comes from: on a GPU its data sheet, or else a large product; on the CPU
+/// fused multiply-adds in f32, measured, times the number of threads.
+double peak_flops(Device device, DType dtype, std::string& source);
+
 /// The directory of the bundled checkpoint. Throws Error if it is missing.
 std::string default_model();
 
