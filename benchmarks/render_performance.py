@@ -29,6 +29,8 @@ PEER_NAMES = {
     "triton": "Triton",
     "cublas": "cuBLAS",
     "pytorch": "PyTorch",
+    "transformers": "transformers",
+    "transformers_compiled": "transformers, compiled",
 }
 TIME = "us"  # the unit of records that are times: less is better
 NONE = "There are no results yet: `make gpu-bench` on a machine with a GPU writes them.\n"
@@ -65,6 +67,18 @@ def quotient(a, b):
     return f"{a / b:.2f}" if valid else "–"
 
 
+def read_folder(folder):
+    """The files of a device with records, by name: (path, records). A file `x_peer.json` without figures of ours, whose peers were measured by a program
+    of their own, joins `x.json`: its records share the rows of those."""
+    files = {path.stem: (path, load(path)) for path in sorted(folder.glob("*.json"))}
+    for stem, (_, records) in list(files.items()):
+        sibling = stem.removesuffix("_peer")
+        if sibling != stem and sibling in files and all(r["ours"] is None for r in records):
+            files[sibling][1].extend(records)
+            del files[stem]
+    return [(path, records) for path, records in files.values() if records]
+
+
 def spread(record):
     values = (record.get("spread") or {}).get("ours")
     return f"{number(values[0])}–{number(values[1])}" if values else "–"
@@ -78,6 +92,7 @@ def table(records):
     """Records of one family, device, group and unit. A record per peer shares its row with those of the same case, dtype and mode."""
     of_time = records[0]["unit"] == TIME
     has_bound = any(r.get("bound") for r in records)
+    by_other_program = unique(r["peer"] for r in records if r["peer"] and r["ours"] is None)
     peers = unique(r["peer"] for r in records if r["peer"])
     rows = {}
     for record in records:
@@ -86,8 +101,9 @@ def table(records):
     numbers = ["µs"] if has_bound else []
     numbers += ["ours", "p10–p90"]
     for peer in peers:
-        # How many times the time of a peer ours takes says nothing: it is part of the limit.
-        numbers += [PEER_NAMES.get(peer, peer)] if of_time else [PEER_NAMES.get(peer, peer), "ratio"]
+        # How many times the time of a peer ours takes says nothing where the peer is part of the limit.
+        has_ratio = not of_time or peer in by_other_program
+        numbers += [PEER_NAMES.get(peer, peer), "ratio"] if has_ratio else [PEER_NAMES.get(peer, peer)]
     by_blocks = any("ratio_by_blocks" in r for r in records)
     numbers += ["ratio by blocks"] if by_blocks else []
     numbers += ["limit", "of the limit"] + (["bound by"] if has_bound else [])
@@ -100,7 +116,10 @@ def table(records):
         for peer in peers:
             of_peer = next((r for r in group if r["peer"] == peer), {})
             value = of_peer.get("peer_value")
-            cells += [number(value)] if of_time else [number(value), quotient(of_peer.get("ours"), value)]
+            if peer in by_other_program:
+                cells += [number(value), quotient(value, first["ours"]) if of_time else quotient(first["ours"], value)]
+            else:
+                cells += [number(value)] if of_time else [number(value), quotient(of_peer.get("ours"), value)]
         cells += [number(first.get("ratio_by_blocks"))] if by_blocks else []
         cells += [number(first["limit"]), quotient(first["ours"], first["limit"])]
         cells += [first.get("bound") or "–"] if has_bound else []
@@ -128,13 +147,9 @@ def stale_plots(results, plots):
 
 def render(results, plots):
     """The tables of everything below the folder `results`, each device's after links to those of its plots that are in the folder `plots`, beside the page."""
-    files = sorted(results.glob("*/*.json"))
     lines = []
     device = None
-    for path in files:
-        records = load(path)
-        if not records:
-            continue
+    for path, records in (file for folder in sorted(results.glob("*/")) for file in read_folder(folder)):
         if path.parent.name != device:
             device = path.parent.name
             lines += [f"## {records[0].get('device') or device}", ""]

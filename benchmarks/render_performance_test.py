@@ -53,6 +53,23 @@ class RenderPerformance(unittest.TestCase):
         self.assertEqual(self.run_script("--check").returncode, 0)
         return self.page.read_text(encoding="utf-8")
 
+    def test_peers_of_another_program_share_the_rows(self):
+        ours = record(family="speech", case="decode-1", unit="us", ours=900, peer=None, peer_value=None, limit=700, ratio=None)
+        lost = record(family="speech", case="decode-64", unit="us", ours=None, peer=None, peer_value=None, limit=None, ratio=None, spread=None)
+        peer = record(family="speech", case="decode-1", unit="us", ours=None, peer="transformers", peer_value=2700, limit=None, spread=None)
+        compiled = {**peer, "peer": "transformers_compiled", "peer_value": None}
+        self.write([ours, lost], family="speech")
+        self.write([peer, compiled], family="speech_peer")
+        text = self.rendered()
+        self.assertEqual(text.count("### speech"), 1)
+        self.assertIn("| transformers | ratio | transformers, compiled | ratio |", text)
+        self.assertIn("| decode-1 | bf16 | hot | 900 | 708–715 | 2700 | 3.00 | – | – | 700 | 1.29 |", text)
+        self.assertIn("| decode-64 | bf16 | hot | – | – | – | – | – | – | – | – |", text)
+
+    def test_a_peer_file_alone_keeps_its_table(self):
+        self.write([record(ours=None, ratio=None, spread=None)], family="speech_peer")
+        self.assertIn("| nt-4096 | bf16 | hot | – | – | 700 |", self.rendered())
+
     def test_without_results_says_so(self):
         text = self.rendered()
         self.assertIn("no results yet", text)
