@@ -138,6 +138,7 @@ def main():
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 16, 64])
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--case", help="only rows whose name contains this")
+    parser.add_argument("--commit", default=None, help="the commit to record; default: git's")
     parser.add_argument("--json", type=pathlib.Path, help="write the records to this file")
     options = parser.parse_args()
     if options.json:
@@ -149,7 +150,7 @@ def main():
     extractor = WhisperFeatureExtractor(feature_size=model.config.audio_config.num_mel_bins)
     audio = (torch.rand(WINDOW, generator=torch.Generator().manual_seed(1)).numpy() - 0.5) / 4
     name = torch.cuda.get_device_name(device) if cuda else records_cpu_name()
-    shared = {"commit": records.find_commit(), "date": records.now(), "device": name,
+    shared = {"commit": options.commit or records.find_commit(), "date": records.now(), "device": name,
               "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}  # fmt: skip
     results = []
 

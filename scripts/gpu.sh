@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # gpu.sh test | bench: runs the tests, or the benchmarks, that need a GPU. Called by `make gpu-test` and `make gpu-bench`.
-# bench reads TILEWAVE_COMMIT (the commit to record, where git cannot say) and TILEWAVE_QUICK (not empty: fewer samples).
+# bench reads TILEWAVE_COMMIT (the commit to record, where git cannot say), TILEWAVE_QUICK (not empty: fewer samples) and TILEWAVE_SPEECH_MODEL
+# (a checkpoint whose stages are timed; without one they are not).
 set -euo pipefail
 
 if [[ ! -e /dev/nvidiactl && ! -e /dev/dxg ]]; then
@@ -34,6 +35,12 @@ case $1 in
       build/tilewave bench "$family" --device cuda --output "$results/$family.json" "${commit[@]}" "${quick[@]}" || status=1
     done
     build/tilewave bench attention --ladder --device cuda --output "$results/attention_ladder.json" "${commit[@]}" "${quick[@]}" || status=1
+    if [[ -n ${TILEWAVE_SPEECH_MODEL:-} ]]; then
+      build/tilewave bench transcribe --stages --model "$TILEWAVE_SPEECH_MODEL" --device cuda --output "$results/speech.json" "${commit[@]}" || status=1
+      if python3 -c 'import transformers' 2>/dev/null; then
+        python3 benchmarks/speech_peer.py "$TILEWAVE_SPEECH_MODEL" --json "$results/speech_peer.json" "${commit[@]}" || status=1
+      fi
+    fi
     if python3 -c 'import torch' 2>/dev/null; then
       for peer in attention_peer gemm_peer norms_peer; do
         python3 "benchmarks/$peer.py" --library build/libtilewave.so --json "$results/$peer.json" "${commit[@]}" "${quick[@]}" || status=1

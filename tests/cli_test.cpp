@@ -28,7 +28,8 @@ class Cli : public tw::test::CommandLine {};
 
 TEST_F(Cli, EverySubcommandHasHelp) {
   for (const char* command : {"", "transcribe", "convert", "devices", "kernels", "kernels list", "kernels source", "kernels layout",
-                              "kernels compile", "kernels analyze", "bench", "bench transcribe", "tune", "help", "completion"}) {
+                              "kernels compile", "kernels analyze", "bench", "bench transcribe", "tune", "profile", "profile transcribe",
+                              "debug", "debug transcribe", "help", "completion"}) {
     for (const char* flag : {"--help", "-h"}) {
       const Outcome outcome = run(tw::format("{} {}", command, flag));
       EXPECT_EQ(outcome.code, 0) << command;
@@ -186,7 +187,8 @@ TEST_F(Cli, CompletionOffersWhatIsThere) {
     return all;
   };
   using Words = std::vector<std::string>;
-  EXPECT_EQ(offered("''"), (Words{"words", "bench", "completion", "convert", "devices", "help", "kernels", "transcribe", "tune"}));
+  EXPECT_EQ(offered("''"),
+            (Words{"words", "bench", "completion", "convert", "debug", "devices", "help", "kernels", "profile", "transcribe", "tune"}));
   EXPECT_EQ(offered("kernels ''"), (Words{"words", "analyze", "compile", "layout", "list", "source"}));
   EXPECT_EQ(offered("kernels list --"), (Words{"words", "--help", "--json"}));
   EXPECT_EQ(offered("transcribe --format ''"), (Words{"words", "json", "srt", "text", "vtt"}));

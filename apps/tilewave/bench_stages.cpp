@@ -170,6 +170,7 @@ int bench_stages(const StageBenchArguments& a) {
   const std::string directory = a.model.model.empty() ? default_model() : a.model.model;
   bench::Options bench_options;
   bench_options.device = options.device;
+  bench_options.commit = a.commit;
   bench_options.table = a.json ? stderr : stdout;
   bench::Run run(bench_options);
 

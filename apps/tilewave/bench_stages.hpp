@@ -12,7 +12,7 @@ struct StageBenchArguments {
   std::vector<int> windows = {1, 8, 32}, batches = {1, 8, 16, 64};
   int samples = 20;
   bool json = false;
-  std::string output;
+  std::string output, commit;
 };
 
 /// `tilewave bench transcribe --stages`: times each stage of the model at set sizes.

@@ -241,6 +241,11 @@ void add_bench_transcribe(CLI::App& bench, int& exit_code) {
   command->add_option("--output", a.stage_bench.output, "With --stages: also write the records to this file, as JSON")
       ->type_name("FILE")
       ->needs(stages);
+  command
+      ->add_option("--commit", a.stage_bench.commit,
+                   "With --stages: the commit to record; default: the one that this program was built from")
+      ->type_name("TEXT")
+      ->needs(stages);
   command->footer("The status is PASS if the word accuracy is above 80 %, otherwise FAIL with exit code 1.");
   command->callback([&exit_code, audio] {
     if (a.stages) {
