@@ -22,7 +22,7 @@ using models::KvCache;
 
 // A window of 30 s makes a prompt of 421 tokens; 200 follow.
 constexpr int kContext = 421, kNewTokens = 200, kLongContext = 4000;
-constexpr int kWarmUp = 3;
+constexpr int kMostWarmUp = 3;
 /// A row whose samples take longer has fewer of them.
 constexpr double kMostSeconds = 120;
 
@@ -113,7 +113,8 @@ bench::Timing time(const std::function<void()>& work, int samples, int count) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
   double one = seconds();
-  for (int i = 1; i < kWarmUp && one * (samples + kWarmUp) < kMostSeconds; ++i) one = seconds();
+  const int warm_up = std::min(kMostWarmUp, samples);
+  for (int i = 1; i < warm_up && one * (samples + warm_up) < kMostSeconds; ++i) one = seconds();
   std::vector<double> times;
   double sum = 0;
   while (static_cast<int>(times.size()) < samples && (times.empty() || sum + one < kMostSeconds)) {
