@@ -16,6 +16,7 @@
 //   TILEWAVE_PACK    a read-only folder of kernels compiled ahead of time (write_pack), searched after the cache and before compiling. The
 //                    folder share/tilewave/kernels next to the library's folder, or to that of the program it is linked into, comes next.
 //   CUDA_HOME, VIRTUAL_ENV, HOME    where to look for NVRTC, in addition to /usr/local/cuda*, the loader's path and Python's site-packages
+//   NVTX_INJECTION64_PATH    a profiler's library, which receives the stages and operators of speech models as NVTX ranges
 //   TILEWAVE_ISA     baseline, avx2 or avx512: restricts the instruction set of the cpu target (avx512: without VNNI and BF16)
 
 namespace tw {
