@@ -38,6 +38,8 @@ def measure(work, samples, count, synchronize):
         synchronize()
         return (time.perf_counter() - begin) * 1e3
 
+    for _ in range(2):  # these may compile, the second for what the first has changed
+        work()
     one = milliseconds()
     for _ in range(WARM_UP):
         if one * (samples + WARM_UP) > MOST_SECONDS * 1e3:
@@ -74,15 +76,21 @@ class Stages:
         mode = "reduce-overhead" if self.device.type == "cuda" else "default"  # CUDA graphs
         self.decode_step = torch.compile(forward, dynamic=False, mode=mode) if compiled else forward
 
-    def cache(self, tokens):
-        return StaticCache(config=self.model.config.text_config, max_cache_len=tokens)
+    def cache(self, batch, tokens):
+        config = self.model.config.text_config
+        cache = StaticCache(config=config, max_cache_len=tokens)
+        # Not at the first update, which is in compiled code.
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        cache.early_initialization(batch, config.num_key_value_heads, dim, self.dtype, self.device)
+        return cache
 
     def prompt(self, batch, tokens):
         ids = torch.arange(tokens, device=self.device) % self.embeddings.num_embeddings
         return self.embeddings(ids)[None].expand(batch, -1, -1).contiguous()
 
     def run_prefill(self, embeddings, cache):
-        cache.reset()
+        # In one launch, unlike cache.reset(), which also clears keys and values.
+        torch._foreach_zero_([layer.cumulative_length for layer in cache.layers])
         return self.prefill_step(embeddings, torch.arange(embeddings.shape[1], device=self.device), cache)
 
     def encoder(self, windows):
@@ -90,12 +98,12 @@ class Stages:
         return lambda: self.tower(features)
 
     def prefill(self, tokens):
-        cache, embeddings = self.cache(tokens), self.prompt(1, tokens)
+        cache, embeddings = self.cache(1, tokens), self.prompt(1, tokens)
         return lambda: self.run_prefill(embeddings, cache)
 
     def decode(self, batch, context, room, steps):
         """`steps` steps from `context` on, after each call further on; after `room` tokens they begin again."""
-        cache, embeddings = self.cache(context + room), self.prompt(batch, context)
+        cache, embeddings = self.cache(batch, context + room), self.prompt(batch, context)
         token = self.prompt(batch, 1)
         self.run_prefill(embeddings, cache)
         state = {"at": context}
@@ -112,7 +120,7 @@ class Stages:
 
     def whole(self, extractor, audio):
         """Log-mel, encoder, prefill and greedy steps, each token back through the embedding."""
-        cache = self.cache(CONTEXT + NEW_TOKENS)
+        cache = self.cache(1, CONTEXT + NEW_TOKENS)
 
         def work():
             features = extractor(audio, sampling_rate=16000, return_tensors="pt").input_features.to(self.device, self.dtype)

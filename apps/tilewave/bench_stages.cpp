@@ -112,6 +112,7 @@ bench::Timing time(const std::function<void()>& work, int samples, int count) {
     work();
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
+  work();  // may compile kernels
   double one = seconds();
   const int warm_up = std::min(kMostWarmUp, samples);
   for (int i = 1; i < warm_up && one * (samples + warm_up) < kMostSeconds; ++i) one = seconds();
