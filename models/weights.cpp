@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "models/one_line.hpp"
+#include "runtime/dry_run.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/elementwise.hpp"
 #include "tilewave/error.hpp"
@@ -132,6 +133,7 @@ void Weights::check_stored(const std::string& name, const Shape& shape, const st
 
 void Weights::read(const std::string& name, const Shape& shape, const Tensor& target) {
   if (checking_) return check_stored(name, shape, "");
+  if (is_dry_run(target.device())) return;
   const std::string& stored = names_.at(name);
   const DType from = *files_->element_dtype(stored);
   const Tensor flat = target.reshape({target.numel()});
@@ -221,7 +223,9 @@ QuantizedMatrix Weights::take_quantized(std::span<const Part> parts, std::int64_
   std::int64_t rows = 0;
   for (const Part& part : parts) rows += part.rows;
   QuantizedMatrix all;
-  if (stored) {
+  if (is_dry_run(stream_.device())) {
+    all = QuantizedMatrix::allocate(rows, columns, layout);
+  } else if (stored) {
     all = QuantizedMatrix::allocate(rows, columns, layout);
     std::int64_t row = 0;
     for (const Part& part : parts) {

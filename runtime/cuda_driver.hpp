@@ -209,6 +209,9 @@ DriverSearch find_driver();
 /// The driver. Throws DeviceError with find_driver's problem.
 const Driver& driver();
 
+/// If not null, what driver() gives the calling thread: runtime/dry_run.hpp.
+const Driver*& driver_of_thread();
+
 /// "CUDA_ERROR_INVALID_VALUE (invalid argument)". For out-of-memory errors it includes the free memory of the current context's device.
 std::string describe(Result result);
 std::string describe(const Driver& calls, Result result);

@@ -11,19 +11,18 @@
 namespace tw {
 namespace {
 
-constexpr int kMaxGpus = 64;
 // Counters of different launches are in different 32-byte sectors of the L2 cache.
 constexpr std::size_t kCounterBytes = 32;
 constexpr std::size_t kCounterBlockBytes = 64 * 1024;
 
-std::array<std::atomic<Gpu*>, kMaxGpus>& open_gpus() {
-  static std::array<std::atomic<Gpu*>, kMaxGpus> table{};
+std::array<std::atomic<Gpu*>, kMostGpus>& open_gpus() {
+  static std::array<std::atomic<Gpu*>, kMostGpus> table{};
   return table;
 }
 
 }  // namespace
 
-Gpu* Gpu::find_open(int index) { return index < 0 || index >= kMaxGpus ? nullptr : open_gpus()[index].load(std::memory_order_acquire); }
+Gpu* Gpu::find_open(int index) { return index < 0 || index >= kMostGpus ? nullptr : open_gpus()[index].load(std::memory_order_acquire); }
 
 Gpu& Gpu::get(int index) {
   if (Gpu* gpu = find_open(index)) return *gpu;
@@ -39,7 +38,7 @@ Gpu::Gpu(int index) : index_(index) {
   const cuda::Driver& d = cuda::driver();
   int count = 0;
   cuda::check(d.device_get_count(&count), "cuDeviceGetCount");
-  if (index < 0 || index >= count || index >= kMaxGpus) {
+  if (index < 0 || index >= count || index >= kMostGpus) {
     throw DeviceError(tw::format("cuda:{}: no such device; this machine has {} CUDA device(s)", index, count));
   }
   cuda::check(d.device_get(&device_, index), "cuDeviceGet");

@@ -12,6 +12,9 @@
 
 namespace tw {
 
+/// Indices from here on are GPUs of dry runs: runtime/dry_run.hpp. No machine has so many real ones.
+inline constexpr int kFirstDryRunGpu = 64, kMostDryRunGpus = 64, kMostGpus = kFirstDryRunGpu + kMostDryRunGpus;
+
 class Gpu {
  public:
   /// The GPU with that index, opened at first use. Throws DeviceError if it does not exist or cannot be used.

@@ -242,12 +242,24 @@ std::string find_tensor_core_instruction(std::string_view ptx) {
 
 namespace {
 
-/// Loads the kernel from the cache or a pack, or compiles it.
-CompiledKernel find_or_build(const KernelSpec& spec, std::string_view arch, bool use_cache) {
-  const ProgramText program = assemble(spec);
-  const NvrtcSearch search = find_nvrtc();
-  std::string folder;
-  std::string key;
+/// A kernel's program, and where its machine code is kept.
+struct Place {
+  ProgramText program;
+  NvrtcSearch search;
+  std::string arch;
+  std::string folder, key;  ///< in the cache; empty without NVRTC, whose version belongs to the key
+};
+
+Place place_of(const KernelSpec& spec, std::string_view arch) {
+  require_arch(arch);
+  Place place{assemble(spec), find_nvrtc(), std::string(arch), {}, {}};
+  if (place.search.nvrtc == nullptr) return place;
+  place.folder = compiler_folder(*place.search.nvrtc);
+  place.key = cache_key(place.program, arch, compiler_name(*place.search.nvrtc));
+  return place;
+}
+
+std::optional<CompiledKernel> find_in_cache_or_packs(const Place& place) {
   const auto look = [](const std::string& where, const std::string& name) {
     std::optional<CompiledKernel> kernel = read_entry(where, name);
     std::optional<ModuleInfo> module = kernel ? read_module(kernel->cubin) : std::nullopt;
@@ -255,47 +267,48 @@ CompiledKernel find_or_build(const KernelSpec& spec, std::string_view arch, bool
     kernel->module = *std::move(module);
     return kernel;
   };
-  if (use_cache) {
-    if (search.nvrtc != nullptr) {
-      folder = compiler_folder(*search.nvrtc);
-      key = cache_key(program, arch, compiler_name(*search.nvrtc));
-      if (std::optional<CompiledKernel> kernel = look(folder, key)) return *std::move(kernel);
-    }
-    const std::string pack_key = cache_key(program, arch, "");
-    for (const std::string& pack : pack_directories()) {
-      if (std::optional<CompiledKernel> kernel = look(pack, pack_key)) return *std::move(kernel);
-    }
+  if (!place.key.empty()) {
+    if (std::optional<CompiledKernel> kernel = look(place.folder, place.key)) return kernel;
   }
-  if (search.nvrtc == nullptr) throw DeviceError(tw::format("kernel {} cannot be compiled: {}", spec.name, search.problem));
-  CompiledKernel kernel = build(spec, program, arch, *search.nvrtc);
+  const std::string pack_key = cache_key(place.program, place.arch, "");
+  for (const std::string& pack : pack_directories()) {
+    if (std::optional<CompiledKernel> kernel = look(pack, pack_key)) return kernel;
+  }
+  return {};
+}
+
+/// Loads the kernel from the cache or a pack, or compiles it.
+CompiledKernel find_or_build(const KernelSpec& spec, std::string_view arch, bool use_cache) {
+  const Place place = place_of(spec, arch);
+  if (use_cache) {
+    if (std::optional<CompiledKernel> kernel = find_in_cache_or_packs(place)) return *std::move(kernel);
+  }
+  if (place.search.nvrtc == nullptr) throw DeviceError(tw::format("kernel {} cannot be compiled: {}", spec.name, place.search.problem));
+  CompiledKernel kernel = build(spec, place.program, arch, *place.search.nvrtc);
   std::optional<ModuleInfo> module = read_module(kernel.cubin);
   if (!module) throw CompileError(tw::format("kernel {}: the machine code from {} has no {}", spec.name, kernel.compiler, kModuleSymbol));
   kernel.module = *std::move(module);
-  if (use_cache) write_entry(folder, key, kernel);  // a kernel that cannot be stored is compiled again next time
+  if (use_cache) write_entry(place.folder, place.key, kernel);  // a kernel that cannot be stored is compiled again next time
   return kernel;
 }
 
 }  // namespace
 
 CompiledKernel compile(const KernelSpec& spec, std::string_view arch, bool use_cache) {
-  require_arch(arch);
   CompiledKernel kernel = find_or_build(spec, arch, use_cache);
   require_shared_bytes(spec, kernel, arch);
   return kernel;
 }
 
-void compile_all(const std::vector<KernelSpec>& specs, int threads,
-                 const std::function<void(std::size_t index, const CompiledKernel& kernel)>& done) {
+void for_each_in_parallel(std::size_t count, int threads, const std::function<void(std::size_t)>& work) {
   if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   std::atomic<std::size_t> next = 0;
   std::mutex mutex;
   std::exception_ptr failure;
-  auto work = [&] {
-    for (std::size_t i = next.fetch_add(1); i < specs.size(); i = next.fetch_add(1)) {
+  const auto run = [&] {
+    for (std::size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
       try {
-        const CompiledKernel kernel = compile(specs[i]);
-        const std::lock_guard lock(mutex);
-        if (done) done(i, kernel);
+        work(i);
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!failure) failure = std::current_exception();
@@ -303,10 +316,43 @@ void compile_all(const std::vector<KernelSpec>& specs, int threads,
     }
   };
   std::vector<std::jthread> team;  // joins even if a thread cannot be started
-  for (std::size_t i = 1; i < std::min(static_cast<std::size_t>(threads), specs.size()); ++i) team.emplace_back(work);
-  work();
+  for (std::size_t i = 1; i < std::min(static_cast<std::size_t>(threads), count); ++i) team.emplace_back(run);
+  run();
   team.clear();
   if (failure) std::rethrow_exception(failure);
+}
+
+void compile_all(const std::vector<KernelSpec>& specs, int threads,
+                 const std::function<void(std::size_t index, const CompiledKernel& kernel)>& done, std::string_view arch) {
+  std::mutex mutex;
+  for_each_in_parallel(specs.size(), threads, [&](std::size_t i) {
+    const CompiledKernel kernel = compile(specs[i], arch);
+    const std::lock_guard lock(mutex);
+    if (done) done(i, kernel);
+  });
+}
+
+void compile_ahead(const std::vector<KernelSpec>& specs, std::string_view arch, const CompileProgress& progress,
+                   const std::stop_token& stop) {
+  if (find_nvrtc().nvrtc == nullptr) return;
+  std::vector<char> found(specs.size());
+  for_each_in_parallel(specs.size(), 0, [&](std::size_t i) { found[i] = find_in_cache_or_packs(place_of(specs[i], arch)).has_value(); });
+  std::vector<KernelSpec> missing;
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    if (!found[i]) missing.push_back(specs[i]);
+  if (missing.empty()) return;
+  std::mutex mutex;
+  std::size_t done = 0;
+  if (progress) progress(0, missing.size());
+  for_each_in_parallel(missing.size(), 0, [&](std::size_t i) {
+    if (stop.stop_requested()) return;
+    try {
+      compile(missing[i], arch);
+    } catch (const Error&) {  // if the kernel is ever launched, the launch says why
+    }
+    const std::lock_guard lock(mutex);
+    if (progress) progress(++done, missing.size());
+  });
 }
 
 void write_pack(const std::string& folder, const KernelSpec& spec, const CompiledKernel& kernel, std::string_view arch) {

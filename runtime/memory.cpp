@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kMaxBytes = std::size_t{1} << 62;
+constexpr std::size_t kMostBytes = std::size_t{1} << 62;
 
 #ifdef TILEWAVE_ADDRESS_SANITIZER
 // Freed memory must go back at once, otherwise the sanitizer would miss uses after the free.
@@ -157,7 +157,7 @@ std::shared_ptr<void> allocate_on_gpu(std::size_t bytes, const Stream& stream) {
 
 std::shared_ptr<void> allocate(std::size_t bytes, const Stream& stream) {
   if (bytes == 0) return nullptr;
-  if (bytes > kMaxBytes)
+  if (bytes > kMostBytes)
     throw OutOfMemory(tw::format("{}: {} bytes were requested; no device has that much", stream.device().name(), bytes));
   return stream.device().is_cuda() ? allocate_on_gpu(bytes, stream) : allocate_on_cpu(bytes);
 }

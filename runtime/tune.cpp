@@ -9,7 +9,10 @@
 #include <set>
 #include <tuple>
 
+#include "runtime/dry_run.hpp"
 #include "runtime/format.hpp"
+#include "runtime/gpu.hpp"
+#include "runtime/jit.hpp"
 #include "runtime/recording.hpp"
 #include "runtime/tuned.hpp"
 #include "tilewave/error.hpp"
@@ -280,19 +283,11 @@ std::vector<KernelSpec> kernels_of_candidates(const TuneProblem& problem, std::v
   return specs;
 }
 
-void compile_ahead(const std::vector<KernelSpec>& specs, const std::function<void(std::string_view)>& progress) {
-  std::vector<KernelSpec> unique;
-  std::set<std::tuple<std::string_view, std::string_view, std::string_view>> seen;
-  for (const KernelSpec& spec : specs)
-    if (seen.insert({spec.type, spec.target, spec.source}).second) unique.push_back(spec);
-  std::size_t count = 0;
-  try {
-    compile_all(unique, 0, [&](std::size_t, const CompiledKernel&) {
-      if (progress) progress(tw::format("compiled {} of {} kernels", ++count, unique.size()));
-    });
-  } catch (const CompileError&) {
-  } catch (const InvalidArgument&) {  // too much shared memory
-  }
+void compile_candidates(const std::vector<KernelSpec>& specs, const Stream& stream, const std::function<void(std::string_view)>& progress) {
+  compile_ahead(unique_kernels(specs), architecture(Gpu::get(stream.device().index).compute_capability()),
+                [&](std::size_t done, std::size_t all) {
+                  if (progress) progress(tw::format("compiling {} of {} kernels", std::min(done + 1, all), all));
+                });
 }
 
 TuneResult tune(const TuneSpace& space, const TuneProblem& problem, const TuneOptions& options) {
@@ -304,7 +299,7 @@ TuneResult tune(const TuneSpace& space, const TuneProblem& problem, const TuneOp
   std::vector<TuneCandidate>& candidates = result.candidates;
   if (options.keep) require_tuned_folder();  // fail before minutes of work
   Measurement measurement(problem, options, stream);
-  if (stream.device().is_cuda()) compile_ahead(kernels_of_candidates(problem, candidates), options.progress);
+  if (stream.device().is_cuda()) compile_candidates(kernels_of_candidates(problem, candidates), stream, options.progress);
 
   // The standard first: the results of the others are compared with its own.
   std::vector<TuneCandidate*> order;

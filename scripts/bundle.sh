@@ -71,6 +71,8 @@ copy_libraries "$stage"
 
 echo "Compiling the registered kernels"
 build/tilewave kernels compile --arch sm_90a --output "$stage/share/tilewave/kernels" >/dev/null
+# GLM-ASR-Nano-2512's are registered, the bundled checkpoint's are not.
+build/tilewave kernels warm --arch sm_90a --model "$stage/share/tilewave/models/digits" --output "$stage/share/tilewave/kernels" >/dev/null
 # And those that the tests of the language launch.
 TILEWAVE_TEST_PACK=$stage/share/tilewave/kernels build/tests/core_tests --gtest_filter=LanguageKernels.CompileForTheGpu --gtest_brief=1 >/dev/null
 
@@ -124,6 +126,7 @@ clean "$root/bin/tilewave" devices >/dev/null
 kernels=$(clean "$root/bin/tilewave" kernels list --json | grep -c '"name":')
 packed=$(clean "$root/bin/tilewave" kernels compile --arch sm_90a --json | grep -c '"from_cache": true')
 ((packed == kernels)) || fail "of $kernels registered kernels the bundle's program finds $packed compiled"
+clean "$root/bin/tilewave" kernels warm --arch sm_90a | grep -q ': 0 compiled' || fail "a kernel of the bundled checkpoint is not in the bundle"
 clean "$root/tests/gemm_tests" --gtest_filter='*Gemm*/cpu_f32' --gtest_brief=1 >"$scratch/log" 2>&1 || { tail -n 20 "$scratch/log" >&2; fail "its tests fail"; }
 grep -Eq '\[  PASSED  \] [1-9][0-9]* test' "$scratch/log" || fail "no test was run"
 

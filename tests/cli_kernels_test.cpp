@@ -135,6 +135,7 @@ row\col       0       8      16      24
 
 TEST_F(CliKernels, KernelsLayoutOfEveryKernel) {
   for (const json& kernel : run_json("kernels list --json")) {
+    if (kernel.at("family") == "glm_asr") continue;  // recorded launches, whose tiles the host does not know
     const std::string name = kernel.at("name");
     const Outcome outcome = run("kernels layout " + name);
     EXPECT_EQ(outcome.code, 0) << name << outcome.err;

@@ -391,5 +391,29 @@ TEST_F(JitCache, CompilesManyAndReportsTheFailureLast) {
   EXPECT_NO_THROW(compile_all({}));
 }
 
+TEST_F(JitCache, CompilesAheadWhatIsMissing) {
+  skip_without_nvrtc();
+  compile(hits_spec(1));
+  std::vector<KernelSpec> specs = {hits_spec(1), hits_spec(2), hits_spec(3), hits_spec(4)};
+  specs[3].type = "jit_test::NoSuchKernel";  // left to its launch
+  std::vector<std::size_t> counts;
+  const auto count = [&](std::size_t done, std::size_t all) {
+    EXPECT_EQ(all, 3u);
+    counts.push_back(done);
+  };
+  compile_ahead(specs, "sm_90a", count);
+  EXPECT_EQ(counts, (std::vector<std::size_t>{0, 1, 2, 3}));
+  EXPECT_TRUE(compile(hits_spec(2)).from_cache);
+  EXPECT_TRUE(compile(hits_spec(3)).from_cache);
+  specs.pop_back();
+  compile_ahead(specs, "sm_90a", [](std::size_t, std::size_t) { ADD_FAILURE() << "all are in the cache"; });
+
+  // An architecture has kernels of its own; a stop request leaves the rest.
+  std::stop_source stop;
+  compile_ahead(
+      specs, "sm_90", [&](std::size_t, std::size_t) { stop.request_stop(); }, stop.get_token());
+  for (const KernelSpec& spec : specs) EXPECT_FALSE(compile(spec, "sm_90").from_cache);
+}
+
 }  // namespace
 }  // namespace tw::test

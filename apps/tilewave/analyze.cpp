@@ -88,15 +88,15 @@ void print_table(const RegisteredKernel& kernel, const ShapeValues& shape, const
 }
 
 void analyze(const AnalyzeArguments& a) {
-  const RegisteredKernel kernel = find_kernel(registered_kernels(), a.name);
+  const RegisteredKernel kernel = find_kernel(known_kernels(), a.name);
   std::vector<DeviceModel> devices;
   Analysis counts;
   std::unique_ptr<ShapeValues> shape;
   try {
+    if (kernel.analyze == nullptr)
+      throw InvalidArgument(tw::format("kernel {} is not built for the analysis target; choose another one of its kind", a.name));
     shape = std::make_unique<ShapeValues>(a.shape, kernel.shape);
     for (const std::string& name : a.devices) devices.push_back(named_device_model(name));
-    if (kernel.analyze == nullptr)
-      throw InvalidArgument("this configuration is not built for the analysis target; choose another kernel of the family");
     counts = kernel.analyze(*shape);
     if (a.devices.empty()) {  // those that support the products
       std::copy_if(device_models().begin(), device_models().end(), std::back_inserter(devices), [&](const DeviceModel& device) {

@@ -42,6 +42,8 @@ void add_completion(CLI::App& app, int& exit_code);
 void add_bench_transcribe(CLI::App& bench, int& exit_code);
 /// Adds `analyze` to `kernels`.
 void add_analyze(CLI::App& kernels, int& exit_code);
+/// Adds `warm` to `kernels`.
+void add_warm(CLI::App& kernels, int& exit_code);
 
 /// Prints `json` and a newline to stdout.
 void print_json(const nlohmann::ordered_json& json);
@@ -75,7 +77,12 @@ std::string unknown_command(const CLI::App& app, const std::string& given);
 /// Finds a kernel by name. Throws UsageError, with similar names, if there is none.
 RegisteredKernel find_kernel(const std::vector<RegisteredKernel>& kernels, const std::string& name);
 
-/// The names of all registered kernels.
+/// registered_kernels(), and after them, as a family of their own, the other kernels that GLM-ASR-Nano-2512 launches. They have no
+/// analysis.
+inline constexpr const char* kModelFamily = "glm_asr";
+std::vector<RegisteredKernel> known_kernels(std::string_view arch = "sm_90a", GpuTarget target = GpuTarget::sm_90a);
+
+/// Their names.
 std::vector<std::string> kernel_names();
 
 /// json_text() without spaces or line ends.

@@ -1,4 +1,4 @@
-// tilewave kernels list | source | layout | compile; analyze has a file of its own
+// tilewave kernels list | source | layout | compile; analyze and warm have files of their own
 
 #include <algorithm>
 #include <cstdio>
@@ -33,7 +33,7 @@ std::vector<std::string> names_of(const std::vector<RegisteredKernel>& kernels) 
 }
 
 void list(const KernelsArguments& a) {
-  const std::vector<RegisteredKernel> kernels = registered_kernels();
+  const std::vector<RegisteredKernel> kernels = known_kernels();
   if (!a.json) {
     std::size_t width = 4;
     for (const RegisteredKernel& kernel : kernels) width = std::max(width, kernel.spec.name.size());
@@ -51,7 +51,7 @@ void list(const KernelsArguments& a) {
 }
 
 void source(const KernelsArguments& a) {
-  const KernelSpec spec = find_kernel(registered_kernels(), a.name).spec;
+  const KernelSpec spec = find_kernel(known_kernels(), a.name).spec;
   if (a.program) {
     const std::string text = kernel_source(spec);
     std::fwrite(text.data(), 1, text.size(), stdout);
@@ -70,7 +70,10 @@ void layout(const KernelsArguments& a) {
     const KernelTile tile = described_tile(options);
     draw_tiles(describe(tile.layout), {tile}, options);
   } else {
-    draw_tiles(a.name, tiles_of(find_kernel(registered_kernels(), a.name).spec), options);
+    const RegisteredKernel kernel = find_kernel(known_kernels(), a.name);
+    if (kernel.family == kModelFamily)
+      throw UsageError(tw::format("kernels layout: the tiles of {} are not known; choose a kernel of another family", a.name));
+    draw_tiles(a.name, tiles_of(kernel.spec), options);
   }
 }
 
@@ -87,7 +90,7 @@ int compile(const KernelsArguments& a) {
   } catch (const InvalidArgument& error) {
     throw UsageError(tw::format("kernels compile: {}", error.what()));
   }
-  std::vector<RegisteredKernel> kernels = registered_kernels(a.compile.arch, target);
+  std::vector<RegisteredKernel> kernels = known_kernels(a.compile.arch, target);
   if (!a.names.empty()) {
     std::vector<RegisteredKernel> chosen;
     for (const std::string& name : a.names) {
@@ -110,7 +113,7 @@ int compile(const KernelsArguments& a) {
 
 }  // namespace
 
-std::vector<std::string> kernel_names() { return names_of(registered_kernels()); }
+std::vector<std::string> kernel_names() { return names_of(known_kernels()); }
 
 RegisteredKernel find_kernel(const std::vector<RegisteredKernel>& kernels, const std::string& name) {
   const auto found = std::find_if(kernels.begin(), kernels.end(), [&](const RegisteredKernel& kernel) { return kernel.spec.name == name; });
@@ -187,6 +190,7 @@ void add_kernels(CLI::App& app, int& exit_code) {
       "reports a loss of performance (C75xx).");
   compile_command->callback([&exit_code] { exit_code = compile(a); });
 
+  add_warm(*command, exit_code);
   add_analyze(*command, exit_code);
 }
 

@@ -199,10 +199,16 @@ class Job {
       if (error) throw Error(tw::format("{}: {}", a_.output, error.message()));
     }
     options.progress = [&](std::int64_t done, std::int64_t all) {
-      if (done / kProgressBytes != reported_ / kProgressBytes)
-        screen_.progress(tw::format("Loading {}: {} of {}", model_, bytes_text(static_cast<std::size_t>(done)),
-                                    bytes_text(static_cast<std::size_t>(all))));
+      const bool report = done / kProgressBytes != reported_ / kProgressBytes || done == all;
       reported_ = done;
+      if (!report) return;
+      const auto text = [](std::int64_t bytes) { return bytes_text(static_cast<std::size_t>(bytes)); };
+      loading_ = done < all ? tw::format("loading {}: {} of {}", model_, text(done), text(all)) : "";
+      show_load_progress();
+    };
+    options.compile_progress = [&](std::size_t done, std::size_t all) {
+      compiling_ = done < all ? tw::format("compiling {} of {} kernels", done + 1, all) : "";
+      show_load_progress();
     };
     const speech::Transcriber transcriber(model_, options);
     screen_.clear_progress();
@@ -231,6 +237,13 @@ class Job {
   static constexpr const char* kBundledModelNote =
       "tilewave: no --model: the bundled checkpoint knows spoken English digits only. For other speech: hf download "
       "zai-org/GLM-ASR-Nano-2512 --local-dir glm-asr-nano, then --model glm-asr-nano";
+
+  void show_load_progress() {
+    if (const std::string line = compiling_ + (compiling_.empty() || loading_.empty() ? "" : ", ") + loading_; !line.empty())
+      screen_.progress(line);
+    else
+      screen_.clear_progress();
+  }
 
   void complain(const std::string& message) {
     screen_.message(tw::format("tilewave: {}", message));
@@ -342,6 +355,7 @@ class Job {
   std::vector<std::string> paths_;
   Screen screen_;
   std::string model_;
+  std::string loading_, compiling_;  ///< what of the load goes on; empty: done
   double load_seconds_ = 0;
   std::int64_t reported_ = 0;
   bool failed_ = false;

@@ -135,7 +135,7 @@ void compile_all_candidates(const TuneArguments& a, const std::vector<Outcome>& 
     const std::vector<KernelSpec> own = kernels_of_candidates(problem, candidates);
     specs.insert(specs.end(), own.begin(), own.end());
   }
-  compile_ahead(specs, [&](std::string_view text) { screen.progress(text); });
+  compile_candidates(specs, stream, [&](std::string_view text) { screen.progress(text); });
 }
 
 int tune(const TuneArguments& a) {

@@ -98,10 +98,10 @@ struct CompiledKernel {
 /// missing. With `use_cache` false it compiles again and neither reads nor writes the cache.
 CompiledKernel compile(const KernelSpec& spec, std::string_view arch = "sm_90a", bool use_cache = true);
 
-/// Compiles all specs on `threads` threads (0: one per core), so that later launches find them in the cache. Calls `done(i, kernel)` as
-/// each one completes, never concurrently. The first failure is thrown after the others have completed.
+/// Compiles all specs for `arch` on `threads` threads (0: one per core), so that later launches find them in the cache. Calls
+/// `done(i, kernel)` as each one completes, never concurrently. The first failure is thrown after the others have completed.
 void compile_all(const std::vector<KernelSpec>& specs, int threads = 0,
-                 const std::function<void(std::size_t index, const CompiledKernel& kernel)>& done = {});
+                 const std::function<void(std::size_t index, const CompiledKernel& kernel)>& done = {}, std::string_view arch = "sm_90a");
 
 /// Writes `kernel`, the result of compile(spec, arch), to a folder that can serve as $TILEWAVE_PACK on machines with or without NVRTC.
 /// Throws Error with the system's message.

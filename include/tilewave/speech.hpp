@@ -46,6 +46,9 @@ struct LoadOptions {
   std::function<void(std::int64_t done, std::int64_t all)> progress = {};
   /// Of a model in GGUF files: the one with the audio encoder.
   std::filesystem::path mmproj = {};
+  /// Called while GPU kernels are compiled that neither the cache nor a pack has, with the number done and the total. This happens while
+  /// the weights are read, so the calls come from another thread, but never two callbacks at the same time.
+  std::function<void(std::size_t done, std::size_t all)> compile_progress = {};
 };
 
 /// Writes the checkpoint in `directory` to the new directory `result`, with the weights of linear layers rounded as LoadOptions::weights

@@ -8,6 +8,7 @@
 #include "models/weights.hpp"
 #include "runtime/format.hpp"
 #include "speech/glm_asr/gguf_config.hpp"
+#include "speech/glm_asr/kernels.hpp"
 #include "tilewave/elementwise.hpp"
 #include "tilewave/error.hpp"
 
@@ -23,6 +24,11 @@ namespace {
 struct Parts {
   std::optional<Encoder> encoder;
   std::optional<models::Llama> decoder;
+
+  void build(const GlmAsrConfig& config, Weights& from) {
+    encoder.emplace(config, from);
+    decoder.emplace(config.decoder, from);
+  }
 };
 
 void refuse_older_layout(const SafeTensors& files) {
@@ -33,6 +39,8 @@ void refuse_older_layout(const SafeTensors& files) {
                      files.file(name), models::one_line(name)));
 }
 
+}  // namespace
+
 DType choose_dtype(const LoadOptions& options, DType stored) {
   const bool gpu = options.device.is_cuda();
   const DType dtype = options.dtype.value_or(!gpu ? DType::f32 : stored == DType::f32 ? DType::bf16 : stored);
@@ -41,6 +49,8 @@ DType choose_dtype(const LoadOptions& options, DType stored) {
   if (gpu && dtype == DType::f32) throw InvalidArgument("dtype is f32; on a GPU bf16 and f16 are supported");
   return dtype;
 }
+
+namespace {
 
 /// `configuration`: the file that has the size of the vocabulary.
 void check_tokenizer(const Tokenizer& tokenizer, const GlmAsrConfig& config, const std::string& file, const std::string& configuration) {
@@ -51,19 +61,28 @@ void check_tokenizer(const Tokenizer& tokenizer, const GlmAsrConfig& config, con
                                config.decoder.vocabulary));
 }
 
+void check_weights(const GlmAsrConfig& config, const QuantizedMatrix::Layout& layout, Weights& weights) {
+  weights.set_layouts(config.weights, layout);
+  Parts parts;
+  weights.check([&](Weights& from) { parts.build(config, from); });
+}
+
 GlmAsr load_weights(GlmAsrConfig config, Tokenizer tokenizer, Weights weights, LoadOptions& options, const Stream& stream) {
   options.dtype = choose_dtype(options, weights.main_dtype());
   if (options.weights.format == WeightFormat::plain) options.weights = config.weights;
-  weights.set_layouts(config.weights, options.weights);
+  check_weights(config, options.weights, weights);
   Parts parts;
-  const auto build = [&](Weights& from) {
-    parts.encoder.emplace(config, from);
-    parts.decoder.emplace(config.decoder, from);
-  };
-  weights.check(build);
-  weights.load(build, *options.dtype, stream, options.progress);
+  CompileAhead kernels(config, weights, options);
+  weights.load([&](Weights& from) { parts.build(config, from); }, *options.dtype, stream, kernels.one_at_a_time(options.progress));
+  kernels.wait();
   LogMel mel(config.mel);
   return {std::move(config), std::move(tokenizer), std::move(mel), std::move(*parts.encoder), std::move(*parts.decoder)};
+}
+
+Weights weights_in(const std::filesystem::path& directory) {
+  SafeTensors files = SafeTensors::open_directory(directory);
+  refuse_older_layout(files);
+  return {directory.string(), std::move(files), canonical_weight_name};
 }
 
 GlmAsr load_directory(const std::filesystem::path& directory, LoadOptions& options, const Stream& stream) {
@@ -71,10 +90,7 @@ GlmAsr load_directory(const std::filesystem::path& directory, LoadOptions& optio
   const std::string tokenizer_file = (directory / "tokenizer.json").string();
   Tokenizer tokenizer = Tokenizer::load(tokenizer_file);
   check_tokenizer(tokenizer, config, tokenizer_file, "config.json");
-  SafeTensors files = SafeTensors::open_directory(directory);
-  refuse_older_layout(files);
-  Weights weights(directory.string(), std::move(files), canonical_weight_name);
-  return load_weights(std::move(config), std::move(tokenizer), std::move(weights), options, stream);
+  return load_weights(std::move(config), std::move(tokenizer), weights_in(directory), options, stream);
 }
 
 bool is_gguf(const std::filesystem::path& model, const LoadOptions& options) {
@@ -115,6 +131,12 @@ std::string canonical_weight_name(const std::string& name) {
     while (drop("model.")) {
     }
   return std::string(rest);
+}
+
+Weights open_weights(const std::filesystem::path& directory, const GlmAsrConfig& config) {
+  Weights weights = weights_in(directory);
+  check_weights(config, config.weights, weights);
+  return weights;
 }
 
 GlmAsr GlmAsr::load(const std::filesystem::path& model, LoadOptions& options, const Stream& stream) {

@@ -34,6 +34,12 @@ struct GlmAsr {
   Tensor embed(std::span<const int> prompt, std::span<const Tensor> audio, const Stream& stream) const;
 };
 
+/// The checkpoint's tensors, after Weights::check() with the model that `config` describes. Throws FileError.
+models::Weights open_weights(const std::filesystem::path& directory, const GlmAsrConfig& config);
+
+/// The dtype of LoadOptions; `stored`: the checkpoint's. Throws InvalidArgument.
+DType choose_dtype(const LoadOptions& options, DType stored);
+
 /// The model's name of a tensor in either published spelling: without the leading "model." and "language_model.".
 std::string canonical_weight_name(const std::string& name);
 
