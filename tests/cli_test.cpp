@@ -189,7 +189,7 @@ TEST_F(Cli, CompletionOffersWhatIsThere) {
   using Words = std::vector<std::string>;
   EXPECT_EQ(offered("''"),
             (Words{"words", "bench", "completion", "convert", "debug", "devices", "help", "kernels", "profile", "transcribe", "tune"}));
-  EXPECT_EQ(offered("kernels ''"), (Words{"words", "analyze", "compile", "layout", "list", "source"}));
+  EXPECT_EQ(offered("kernels ''"), (Words{"words", "analyze", "compile", "layout", "list", "source", "warm"}));
   EXPECT_EQ(offered("kernels list --"), (Words{"words", "--help", "--json"}));
   EXPECT_EQ(offered("transcribe --format ''"), (Words{"words", "json", "srt", "text", "vtt"}));
   EXPECT_EQ(offered("transcribe --format = s"), (Words{"words", "srt"}));  // as bash cuts it
