@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <complex>
-#include <kissfft/kissfft.hh>
 #include <numbers>
 
 #include "runtime/format.hpp"
+#include "speech/mel/fft.hpp"
 #include "tilewave/detail/parallel.hpp"
+#include "tilewave/tile/cpu/library.tile.hpp"
 
 namespace tw::speech {
 
@@ -21,6 +21,7 @@ namespace {
 
 constexpr double kHighestFrequency = 8000;  // of the filters, in Hz, at any sampling rate
 constexpr double kSmallest = 1e-10;         // below it a bin counts as silent
+constexpr float kSilence = -10;             // its logarithm
 constexpr float kDynamicRange = 8;          // decades below a window's maximum that are distinguished
 
 // The mel scale of Slaney's Auditory Toolbox: linear up to 1000 Hz (15 mel), then 27 mel for a factor of 6.4.
@@ -62,50 +63,99 @@ void check(const MelOptions& o) {
   require(o.n_fft / 2 < samples, "n_fft", o.n_fft, tw::format("less than twice a window's {} samples", samples));
 }
 
-/// A thread's state for processing frames. Each thread has its own transform: with a factor of 7 or more kissfft's functions write to a
-/// buffer in it, although they are const.
-struct Scratch {
-  std::vector<double> x;
-  std::vector<std::complex<double>> spectrum;
-  kissfft<double> transform;
-};
+/// Samples [begin, begin + count) of a window: `samples`, then zeros up to `window` samples, mirrored at both ends.
+std::vector<float> mirrored(std::span<const float> samples, std::int64_t window, std::int64_t begin, std::int64_t count) {
+  std::vector<float> result(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::int64_t at = std::abs(begin + i);
+    if (at >= window) at = 2 * (window - 1) - at;
+    if (at >= 0 && at < std::ssize(samples)) result[i] = samples[at];
+  }
+  return result;
+}
+
+/// log10 of positive numbers that are not subnormal, to 4e-16 of their logarithm to base 2; NaN of NaN and infinity.
+template <class Lanes>
+void log10(typename Lanes::Numbers& x) {
+  using Numbers = typename Lanes::Numbers;
+  using Bits = typename Lanes::Bits;
+  // x = 2^e m with sqrt(1/2) <= m < sqrt(2); ln m = 2 artanh(s), s = (m - 1) / (m + 1), whose series ends below 2^-60.
+  constexpr std::uint64_t kRootHalf = 0x3fe6a09e667f3bcd, kExponent = std::uint64_t{1} << 52;
+  constexpr int kBias = 1024;  // makes e positive
+  const Bits above = reinterpret_cast<Bits>(x) - kRootHalf + kBias * kExponent;
+  const Numbers m = reinterpret_cast<Numbers>((above & (kExponent - 1)) + kRootHalf);
+  // An integer added to the bits of 2^52 is added to its value.
+  const Numbers e = reinterpret_cast<Numbers>((above >> 52) + (1023 + 52) * kExponent) - (0x1p52 + kBias);
+  const Numbers s = (m - 1) / (m + 1), s2 = s * s;
+  Numbers series = {};
+  for (int k = 21; k >= 1; k -= 2) series = series * s2 + 1.0 / k;
+  x = e * (std::numbers::ln2 / std::numbers::ln10) + s * series * (2 / std::numbers::ln10) + (x - x);
+}
 
 }  // namespace
 
 struct LogMel::Constants {
-  explicit Constants(const MelOptions& o) : options(o), filters(make_filters(o)), hann(o.n_fft), transform(o.n_fft / 2, /*inverse=*/false) {
+  explicit Constants(const MelOptions& o) : options(o), filters(make_filters(o)), hann(o.n_fft), fft(o.n_fft) {
     for (int i = 0; i < o.n_fft; ++i) hann[i] = (1 - std::cos(2 * std::numbers::pi * i / o.n_fft)) / 2;
   }
 
-  /// log10 of the mel bins of the frame centred on sample `centre`, with `samples` followed by zeros up to the window's end.
-  void frame(std::span<const float> samples, std::int64_t window_samples, std::int64_t centre, Scratch& scratch, float* mel) const {
-    std::vector<double>& x = scratch.x;
-    std::vector<std::complex<double>>& spectrum = scratch.spectrum;
-    const std::int64_t size = static_cast<std::int64_t>(samples.size());
-    const std::int64_t begin = centre - options.n_fft / 2;
-    for (int i = 0; i < options.n_fft; ++i) {
-      std::int64_t at = std::abs(begin + i);
-      if (at >= window_samples) at = 2 * (window_samples - 1) - at;
-      x[i] = at < size ? samples[at] * hann[i] : 0;
-    }
-    scratch.transform.transform_real(x.data(), spectrum.data());
-    // The power spectrum overwrites x. The first element holds the two real bins, 0 and n_fft / 2.
-    const int half = options.n_fft / 2;
-    for (int k = 1; k < half; ++k) x[k] = std::norm(spectrum[k]);
-    x[0] = spectrum[0].real() * spectrum[0].real();
-    x[half] = spectrum[0].imag() * spectrum[0].imag();
-    for (int m = 0; m < options.mel_bins; ++m) {
-      double sum = 0;
-      const MelFilter& filter = filters[m];
-      for (std::size_t k = 0; k < filter.weights.size(); ++k) sum += filter.weights[k] * x[filter.first + k];
-      mel[m] = static_cast<float>(std::log10(std::max(sum, kSmallest)));
-    }
+  /// log10 of the mel bins of `count` frames, of which the first begins at `x`. Samples for `count` rounded up to a multiple of kMostLanes
+  /// must be there. Returns the largest.
+  float frames(const float* x, int count, float* mel) const {
+#if defined(__x86_64__)
+    if (cpu::vector_bytes() >= 32) return frames_avx2(x, count, mel);
+#endif
+    return frames_with<TwoLanes>(x, count, mel);
   }
+  static constexpr int kMostLanes = FourLanes::count;
 
   MelOptions options;
   std::vector<MelFilter> filters;
   std::vector<double> hann;
-  kissfft<double> transform;  // complex, of half the length, for transform_real; only copied from
+  FftPlan fft;
+
+ private:
+#if defined(__x86_64__)
+  [[gnu::target("avx2,fma"), gnu::flatten]] float frames_avx2(const float* x, int count, float* mel) const {
+    return frames_with<FourLanes>(x, count, mel);
+  }
+#endif
+
+  /// The same for several frames at a time.
+  template <class Lanes>
+  float frames_with(const float* x, int count, float* mel) const {
+    constexpr int kLanes = Lanes::count;
+    const int hop = options.hop, bins = options.mel_bins, n_fft = options.n_fft;
+    PowerSpectra<Lanes> spectra(fft);
+    float largest = kSilence;
+    for (; count > 0; count -= kLanes, x += kLanes * hop, mel += kLanes * bins) {
+      const int used = std::min(kLanes, count);
+      if (std::all_of(x, x + (kLanes - 1) * hop + n_fft, [](float sample) { return sample == 0; })) {
+        std::fill_n(mel, used * bins, kSilence);  // as in most of a short segment's window
+        continue;
+      }
+      for (int i = 0; i < n_fft; i += 2) {
+        auto& pair = spectra.signals()[i / 2];
+        for (int lane = 0; lane < kLanes; ++lane) {
+          pair.re[lane] = x[lane * hop + i] * hann[i];
+          pair.im[lane] = x[lane * hop + i + 1] * hann[i + 1];
+        }
+      }
+      const auto* const power = spectra.run();
+      for (int m = 0; m < bins; ++m) {
+        typename Lanes::Numbers sum = {};
+        const MelFilter& filter = filters[m];
+        for (std::size_t k = 0; k < filter.weights.size(); ++k) sum += filter.weights[k] * power[filter.first + k].re;
+        sum = sum < kSmallest ? typename Lanes::Numbers{} + kSmallest : sum;
+        log10<Lanes>(sum);
+        for (int lane = 0; lane < used; ++lane) {
+          mel[lane * bins + m] = static_cast<float>(sum[lane]);
+          largest = std::max(largest, mel[lane * bins + m]);
+        }
+      }
+    }
+    return largest;
+  }
 };
 
 LogMel::LogMel(const MelOptions& options) {
@@ -142,24 +192,20 @@ MelFeatures LogMel::extract(std::span<const std::span<const float>> windows) con
 
   constexpr std::int64_t kPiece = 64;  // frames of one task: under a millisecond
   const std::int64_t pieces = (frames + kPiece - 1) / kPiece;
-  detail::parallel_for(static_cast<long>(static_cast<std::int64_t>(windows.size()) * pieces), [&](long task) {
-    const std::span<const float> samples = windows[task / pieces];
-    Scratch scratch{std::vector<double>(n_fft), std::vector<std::complex<double>>(n_fft / 2), constants_->transform};
-    const std::int64_t first = task % pieces * kPiece;
-    for (std::int64_t i = first; i < std::min(first + kPiece, frames); ++i) {
-      float* const mel = features + (task / pieces * frames + i) * bins;
-      const std::int64_t centre = i * hop;
-      // Only padding, as in most of a short segment's window. Near the window's end mirrored samples may reach into it.
-      if (centre - n_fft / 2 >= static_cast<std::int64_t>(samples.size()) && centre + n_fft / 2 <= longest)
-        std::fill_n(mel, bins, static_cast<float>(std::log10(kSmallest)));
-      else
-        constants_->frame(samples, longest, centre, scratch, mel);
-    }
+  std::vector<float> largest(static_cast<std::size_t>(std::ssize(windows) * pieces));
+  detail::parallel_for(static_cast<long>(largest.size()), [&](long task) {
+    const std::int64_t first = task % pieces * kPiece, count = std::min(kPiece, frames - first);
+    const std::int64_t needed = (count + Constants::kMostLanes - 1) * hop + n_fft;
+    const std::vector<float> x = mirrored(windows[task / pieces], longest, first * hop - n_fft / 2, needed);
+    float* const mel = features + (task / pieces * frames + first) * bins;
+    largest[task] = constants_->frames(x.data(), static_cast<int>(count), mel);
   });
-  detail::parallel_for(static_cast<long>(windows.size()), [&](long window) {
-    const std::span<float> mel(features + window * frames * bins, frames * bins);
-    const float floor = *std::max_element(mel.begin(), mel.end()) - kDynamicRange;
-    for (float& value : mel) value = (std::max(value, floor) + 4) / 4;
+  detail::parallel_for(static_cast<long>(largest.size()), [&](long task) {
+    const auto of_window = largest.begin() + task / pieces * pieces;
+    const float floor = *std::max_element(of_window, of_window + pieces) - kDynamicRange;
+    const std::int64_t first = task % pieces * kPiece, count = std::min(kPiece, frames - first);
+    float* const mel = features + (task / pieces * frames + first) * bins;
+    for (std::int64_t i = 0; i < count * bins; ++i) mel[i] = (std::max(mel[i], floor) + 4) / 4;
   });
   return result;
 }

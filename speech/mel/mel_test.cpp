@@ -2,14 +2,19 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <complex>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numbers>
+#include <random>
 #include <string>
 
 #include "models/json.hpp"
+#include "speech/mel/fft.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/support.hpp"
 #include "tilewave/device.hpp"
@@ -99,7 +104,42 @@ TEST(LogMel, WindowsOfSegmentsAreThoseOfTheSegmentsAlone) {
   EXPECT_EQ(batch.features.at({2, 1234, 5}), -1.5);
 }
 
-// Half of n_fft has a prime factor of 7 or more: kissfft then writes to a buffer of the transform. tests/mel_threads.cpp looks for races.
+/// The largest difference from a direct transform, relative to the largest power, of `length` random numbers.
+template <class Lanes>
+double error_of_power_spectra(int length, std::mt19937_64& random) {
+  const FftPlan plan(length);
+  PowerSpectra<Lanes> spectra(plan);
+  std::vector<std::array<double, Lanes::count>> x(length);
+  for (int i = 0; i < length; ++i) {
+    for (int lane = 0; lane < Lanes::count; ++lane) {
+      x[i][lane] = std::uniform_real_distribution<double>(-1, 1)(random);
+      auto& pair = spectra.signals()[i / 2];
+      (i % 2 == 0 ? pair.re : pair.im)[lane] = x[i][lane];
+    }
+  }
+  const auto* const power = spectra.run();
+  double largest = 0, error = 0;
+  for (int k = 0; k <= length / 2; ++k) {
+    for (int lane = 0; lane < Lanes::count; ++lane) {
+      std::complex<double> sum = 0;
+      for (int i = 0; i < length; ++i) sum += std::polar(x[i][lane], -2 * std::numbers::pi * (std::int64_t{i} * k % length) / length);
+      largest = std::max(largest, std::norm(sum));
+      error = std::max(error, std::abs(power[k].re[lane] - std::norm(sum)));
+    }
+  }
+  return error / largest;
+}
+
+TEST(LogMel, PowerSpectraAreThoseOfADirectTransform) {
+  std::mt19937_64 random = test::random_engine();
+  // Powers of 2 and 4 alone, every radix of its own, prime factors that are not, and several of one kind.
+  for (const int length : {4, 6, 8, 16, 18, 34, 100, 202, 400, 402, 882, 1022, 1024}) {
+    EXPECT_LT(error_of_power_spectra<TwoLanes>(length, random), 1e-13) << length;
+    EXPECT_LT(error_of_power_spectra<FourLanes>(length, random), 1e-13) << length;
+  }
+}
+
+// Half of n_fft has a prime factor of 7 or more: the transform then needs a buffer. tests/mel_threads.cpp looks for races.
 TEST(LogMel, TheNumberOfThreadsDoesNotChangeValues) {
   const int threads = cpu_threads();
   for (const int n_fft : {402, 434, 882, 1022}) {
