@@ -9,6 +9,7 @@
 #include "kernels/embedding/variants.hpp"
 #include "kernels/gemm/tuning.hpp"
 #include "kernels/gemm/variants.hpp"
+#include "kernels/log_mel/variants.hpp"
 #include "kernels/norm/tuning.hpp"
 #include "kernels/norm/variants.hpp"
 #include "kernels/reduce/variants.hpp"
@@ -42,6 +43,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("cast_fp8", kernels::cast_fp8::registered(), kernels::cast_fp8::kShape);
   add("topk", kernels::topk::registered(), kernels::topk::kShape);
   add("dequant_gemm", kernels::dequant_gemm::registered(), kernels::dequant_gemm::kShape);
+  add("log_mel", kernels::log_mel::registered(), kernels::log_mel::kShape);
   return all;
 }
 

@@ -20,6 +20,7 @@
 #include "tilewave/elementwise.hpp"
 #include "tilewave/embedding.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/log_mel.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
@@ -170,6 +171,10 @@ std::vector<Operation> all_operations() {
   all.push_back({"transpose", {{"x", {3, 4}}, {"y", {4, 3}, kF32, true}}, [](const Operands& t) { transpose(t[0], t[1]); }});
   all.push_back({"embedding", {{"table", {7, 4}}, {"ids", {3}, DType::i64}, {"y", {3, 4}, kF32, true}}, [](const Operands& t) {
                    embedding(t[0], t[1], t[2]);
+                 }});
+  all.push_back({"log_mel", {{"samples", {1, 960}}, {"features", {1, 6, 5}, kF32, true}}, [](const Operands& t) {
+                   const Stream cpu = Stream::standard(Device::cpu());
+                   log_mel(t[0], LogMelTables::make(Tensor::zeros({5, 201}, DType::f32, cpu), cpu), t[1]);
                  }});
   all.push_back({"argmax",
                  {{"x", {3, 4}}, {"indices", {3}, kI32, true}, {"values", {3}, kF32, true}, {"workspace", {64}, DType::i64, true}},

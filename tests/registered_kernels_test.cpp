@@ -93,7 +93,7 @@ TEST(RegisteredKernels, AnalysesAgreeWithTheCompiledModules) {
     EXPECT_LE(a.shared_bytes, module.shared_bytes);
     EXPECT_GE(a.shared_bytes + 8192, module.shared_bytes);
   }
-  EXPECT_EQ(families.size(), 13u);
+  EXPECT_EQ(families.size(), 14u);
 }
 
 /// Bytes by hand: what blocks read and write, and what of it is read at least.
@@ -148,6 +148,7 @@ const Bytes kBytes[] = {
     {"topk", "topk_short_f32", "rows=4,cols=100,k=3", 1600 + 48, 4 * 3 * 8, 1600},  // as many as can be sorted at once
     {"topk", "topk_part_f32", "rows=1,cols=100000", 2 * 400000, 25 * 256 * 8, 400000},
     {"topk", "argmax_part_f32", "rows=1,cols=100000", 400000, 25 * 8, 400000},
+    {"log_mel", "log_mel_scale", "windows=2,frames=64", 2 * (2 * 256 + 32768), 2 * 32768, 2 * (256 + 32768)},
     {"topk", "argmax_merge_f32", "rows=1,cols=100000", 25 * 8 + 4, 4 + 4, 25 * 8 + 4},
 };
 

@@ -46,7 +46,6 @@ DType choose_dtype(const LoadOptions& options, DType stored) {
   const DType dtype = options.dtype.value_or(!gpu ? DType::f32 : stored == DType::f32 ? DType::bf16 : stored);
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16)
     throw InvalidArgument(tw::format("dtype is {}; f32, bf16 and f16 are supported", name_of(dtype)));
-  if (gpu && dtype == DType::f32) throw InvalidArgument("dtype is f32; on a GPU bf16 and f16 are supported");
   return dtype;
 }
 

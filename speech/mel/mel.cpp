@@ -7,6 +7,7 @@
 #include "runtime/format.hpp"
 #include "speech/mel/fft.hpp"
 #include "tilewave/detail/parallel.hpp"
+#include "tilewave/log_mel.hpp"
 #include "tilewave/tile/cpu/library.tile.hpp"
 
 namespace tw::speech {
@@ -158,9 +159,31 @@ struct LogMel::Constants {
   }
 };
 
-LogMel::LogMel(const MelOptions& options) {
+/// What tw::log_mel() takes.
+struct LogMel::OnGpu {
+  Stream stream;
+  LogMelTables tables;
+  int hop;
+
+  /// Features of `frames` each.
+  Tensor features(std::span<const std::span<const float>> windows, std::int64_t frames) const {
+    const std::int64_t count = std::ssize(windows);
+    std::int64_t longest = 0;
+    for (const std::span<const float> window : windows) longest = std::max(longest, std::ssize(window));
+    const Tensor samples = Tensor::zeros({count, longest}, DType::f32, Stream::standard(Device::cpu()));
+    for (std::int64_t i = 0; i < count; ++i) std::copy(windows[i].begin(), windows[i].end(), samples.data<float>() + i * longest);
+    const Tensor uploaded = samples.to(stream.device()), result = Tensor::empty({count, frames, tables.mel_bins()}, DType::f32, stream);
+    log_mel(uploaded, tables, result, {.hop = hop, .stream = stream});
+    stream.synchronize();
+    return result;
+  }
+};
+
+LogMel::LogMel(const MelOptions& options, const Stream& stream) {
   check(options);
   constants_ = std::make_unique<const Constants>(options);
+  if (stream.device().is_cuda() && supports_log_mel(options.n_fft))
+    gpu_ = std::make_unique<const OnGpu>(OnGpu{stream, LogMelTables::make(filters(), stream), options.hop});
 }
 LogMel::~LogMel() = default;
 LogMel::LogMel(LogMel&&) noexcept = default;
@@ -179,16 +202,34 @@ MelFeatures LogMel::extract(std::span<const float> samples) const {
 }
 
 MelFeatures LogMel::extract(std::span<const std::span<const float>> windows) const {
-  const std::int64_t longest = window_samples(), frames = window_frames();
-  const int bins = options().mel_bins, hop = options().hop, n_fft = options().n_fft;
+  const std::int64_t longest = window_samples();
+  const int hop = options().hop;
   MelFeatures result;
   for (std::size_t i = 0; i < windows.size(); ++i) {
     const std::int64_t size = static_cast<std::int64_t>(windows[i].size());
     if (size > longest) throw InvalidArgument(tw::format("log-mel: window {} has {} samples; at most {} are allowed", i, size, longest));
     result.real_frames.push_back((size + hop - 1) / hop);
   }
-  result.features = Tensor::empty({static_cast<std::int64_t>(windows.size()), frames, bins}, DType::f32);
-  float* const features = result.features.data<float>();
+  result.features = gpu_ ? gpu_->features(windows, window_frames()) : extract_on_cpu(windows);
+  return result;
+}
+
+Tensor LogMel::filters() const {
+  const std::int64_t bins = options().mel_bins, powers = options().n_fft / 2 + 1;
+  const Tensor all = Tensor::zeros({bins, powers}, DType::f32, Stream::standard(Device::cpu()));
+  for (std::int64_t m = 0; m < bins; ++m) {
+    const MelFilter& filter = constants_->filters[m];
+    for (std::int64_t k = 0; k < std::ssize(filter.weights); ++k)
+      all.data<float>()[m * powers + filter.first + k] = static_cast<float>(filter.weights[k]);
+  }
+  return all;
+}
+
+Tensor LogMel::extract_on_cpu(std::span<const std::span<const float>> windows) const {
+  const std::int64_t longest = window_samples(), frames = window_frames();
+  const int bins = options().mel_bins, hop = options().hop, n_fft = options().n_fft;
+  const Tensor result = Tensor::empty({std::ssize(windows), frames, bins}, DType::f32);
+  float* const features = result.data<float>();
 
   constexpr std::int64_t kPiece = 64;  // frames of one task: under a millisecond
   const std::int64_t pieces = (frames + kPiece - 1) / kPiece;

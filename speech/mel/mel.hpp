@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "tilewave/device.hpp"
 #include "tilewave/tensor.hpp"
 
 namespace tw::speech {
@@ -21,7 +22,7 @@ struct MelOptions {
 };
 
 struct MelFeatures {
-  Tensor features;                        ///< f32 [windows, frames, mel_bins] on the CPU, row-major: what conv1d takes
+  Tensor features;                        ///< f32 [windows, frames, mel_bins], row-major: what conv1d takes
   std::vector<std::int64_t> real_frames;  ///< of each window, those centred inside the audio: ceil(samples / hop)
 };
 
@@ -34,12 +35,14 @@ struct MelFeatures {
 ///     result   = (max(mel, M - 8) + 4) / 4, M the largest mel of the window
 ///
 /// with triangular filters from 0 to 8000 Hz, equally spaced on the mel scale of Slaney's Auditory Toolbox and of area 1. Computed in
-/// double. Safe to use from any number of threads; the result does not depend on their number.
+/// double on the CPU, or in f32 on a GPU (tw::log_mel). Safe to use from any number of threads; the result does not depend on their number.
 class LogMel {
  public:
   /// Computes window and filters. Throws InvalidArgument for options out of range: n_fft even and from 16 to 65536, hop from 1 to n_fft, 1
   /// to 1024 bins, a sampling rate of 1000 to 768000 Hz, windows of 1 to 600 s, longer than n_fft / 2 samples and a multiple of hop.
-  explicit LogMel(const MelOptions& options = {});
+  ///
+  /// `stream`: of the device that computes the features and then holds them. If log_mel() does not support n_fft, it is the CPU instead.
+  explicit LogMel(const MelOptions& options = {}, const Stream& stream = Stream::standard(Device::cpu()));
   ~LogMel();
   LogMel(LogMel&&) noexcept;
   LogMel& operator=(LogMel&&) noexcept;
@@ -53,9 +56,15 @@ class LogMel {
   /// One window of each of `windows`, of at most window_samples() samples, else InvalidArgument. An empty one is a window of zeros.
   MelFeatures extract(std::span<const std::span<const float>> windows) const;
 
+  /// The filters' weights: f32 [mel_bins, n_fft / 2 + 1] on the CPU.
+  Tensor filters() const;
+
  private:
   struct Constants;
+  struct OnGpu;
+  Tensor extract_on_cpu(std::span<const std::span<const float>> windows) const;
   std::unique_ptr<const Constants> constants_;
+  std::unique_ptr<const OnGpu> gpu_;  ///< null: features are computed on the CPU
 };
 
 }  // namespace tw::speech

@@ -18,6 +18,7 @@
 #include "tests/expect_error.hpp"
 #include "tests/support.hpp"
 #include "tilewave/device.hpp"
+#include "tilewave/log_mel.hpp"
 
 namespace tw::speech {
 namespace {
@@ -76,6 +77,40 @@ TEST(LogMel, ValuesAreThoseOfTheWhisperFeatureExtractor) {
     }
     EXPECT_LT(largest, 1e-4) << name;
   }
+}
+
+/// Features of every signal, one after the other, against those of the CPU in double; the bound of the golden values.
+void expect_features_of_the_cpu(const std::function<Tensor(std::span<const float> samples)>& features) {
+  const LogMel log_mel;
+  for (const auto& [name, samples] : signals()) {
+    EXPECT_LT(max_difference(features(samples).to(Device::cpu()), log_mel.extract(samples).features), 1e-4) << name;
+  }
+}
+
+TEST(LogMel, TheKernelGivesTheSameFeatures) {
+  const LogMelTables tables = LogMelTables::make(LogMel().filters(), Stream::standard(Device::cpu()));
+  expect_features_of_the_cpu([&](std::span<const float> samples) {
+    const Tensor x = Tensor::from<float>(samples, {1, std::ssize(samples)}), y = Tensor::poisoned({1, 3000, 128}, DType::f32);
+    log_mel(x, tables, y);
+    return y;
+  });
+}
+
+TEST(LogMel, FeaturesOfAGpuAreThoseOfTheCpu_cuda) {
+  skip_without_cuda();
+  const LogMel log_mel({}, Stream(Device::cuda()));
+  expect_features_of_the_cpu([&](std::span<const float> samples) {
+    const Tensor features = log_mel.extract(samples).features;
+    EXPECT_TRUE(features.device().is_cuda());
+    return features;
+  });
+  const std::vector<float> samples = noise(60000);
+  const std::span<const float> view(samples);
+  const std::vector<std::span<const float>> segments = {view.first(1), view.subspan(100, 50000), {}};
+  const MelFeatures all = log_mel.extract(segments), expected = LogMel().extract(segments);
+  EXPECT_EQ(all.real_frames, expected.real_frames);
+  EXPECT_LT(max_difference(all.features.to(Device::cpu()), expected.features), 1e-4);
+  EXPECT_EQ(log_mel.extract(std::span<const float>()).features.shape(), (Shape{0, 3000, 128}));
 }
 
 TEST(LogMel, AudioIsCutIntoWindowsEachOnItsOwn) {
