@@ -20,6 +20,7 @@
 #include "tests/support.hpp"
 #include "tilewave/elementwise.hpp"
 #include "tilewave/error.hpp"
+#include "tilewave/f32_products.hpp"
 
 namespace tw::models {
 namespace {
@@ -226,6 +227,9 @@ TEST_P(LlamaOn, HalfPrecisionIsNearTheCpusF32) {
     EXPECT_LE(error, 0.06);
     if (!GetParam().is_cuda()) continue;
     EXPECT_LE(error, 2 * distance(scores(name, Device::cpu(), DType::bf16), exact));
+    EXPECT_LE(distance(scores(name, GetParam(), DType::f32), exact), 1e-2);
+    const ScopedF32Products products(F32Products::exact);
+    EXPECT_LE(distance(scores(name, GetParam(), DType::f32), exact), 1e-4);
   }
 }
 

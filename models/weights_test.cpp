@@ -80,7 +80,6 @@ TEST_P(WeightsOn, EveryDTypeBecomesTheOneAskedFor) {
                                   f32_tensor("f32", {4}, exact), f32_tensor("third", {4}, third)});
   };
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-    if (GetParam().is_cuda() && dtype == DType::f32) continue;
     SCOPED_TRACE(name_of(dtype));
     std::vector<Tensor> taken;
     Weights weights("model", file(), same);

@@ -318,6 +318,7 @@ Transcripts Transcriber::transcribe(std::span<const std::span<const float>> file
   const State& state = *state_;
   const OneAtATime lock(state_->mutex, state_->holder);
   const WithNvtx ranges;
+  const ScopedF32Products products(state.options.f32_products);
   Transcripts result;
   result.files.resize(files.size());
   std::vector<Item> items;

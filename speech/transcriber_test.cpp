@@ -105,6 +105,27 @@ TEST_P(Digits, PeopleItHasNotHeard) {
   EXPECT_EQ(errors, 0u);
 }
 
+// Exact products let a GPU's f32 be held against the CPU's: the same tokens. In tf32 a close decision may differ.
+TEST(DigitsInF32, AreTheCpusOnAGpu_cuda) {
+  skip_without_cuda();
+  const Transcripts expected = digits(Device::cpu()).transcribe(spans());
+  for (const F32Products products : {F32Products::exact, F32Products::tf32}) {
+    const Transcriber model(kDigits, {.device = Device::cuda(), .dtype = DType::f32, .f32_products = products});
+    const Transcripts result = model.transcribe(spans());
+    ASSERT_EQ(result.files.size(), expected.files.size());
+    std::size_t errors = 0;
+    for (std::size_t i = 0; i < expected.files.size(); ++i) {
+      errors += word_errors(result.files[i].text, expected.files[i].text);
+      if (products == F32Products::tf32) continue;
+      ASSERT_EQ(result.files[i].segments.size(), expected.files[i].segments.size());
+      for (std::size_t n = 0; n < expected.files[i].segments.size(); ++n)
+        EXPECT_EQ(result.files[i].segments[n].tokens, expected.files[i].segments[n].tokens) << i;
+    }
+    EXPECT_LE(errors, products == F32Products::tf32 ? 1u : 0u);
+  }
+  EXPECT_EQ(f32_products(), F32Products::tf32);
+}
+
 TEST_P(Digits, LongAudioIsCutAtSilences) {
   skip_unless_present(GetParam());
   std::string wanted;

@@ -54,6 +54,10 @@ void add_model_options(CLI::App& command, ModelArguments& a) {
                                  "either, for zero points); default: as the checkpoint has them")
                      ->type_name("FORMAT"),
                  weight_formats);
+  command
+      .add_option("--f32-products", a.f32_products, "tf32 or exact: how a GPU multiplies with --dtype f32; exact is several times slower")
+      ->check(CLI::IsMember({"tf32", "exact"}))
+      ->capture_default_str();
   command.add_option("--threads", a.threads, "CPU threads; default: all cores that the process may use")->check(CLI::Range(1, 1024));
 }
 
@@ -70,6 +74,7 @@ speech::LoadOptions load_options(const ModelArguments& a) {
     options.device = Device::parse(a.device);
     if (a.dtype != "auto") options.dtype = parse_dtype(a.dtype);
     options.weights = parse_weight_layout(a.weights);
+    if (a.f32_products == "exact") options.f32_products = F32Products::exact;
   } catch (const InvalidArgument& error) {
     throw UsageError(error.what());
   }

@@ -10,7 +10,7 @@ namespace tw::cli {
 
 /// Shared by the commands that load a model.
 struct ModelArguments {
-  std::string model, mmproj, device = "auto", dtype = "auto", weights = "plain";
+  std::string model, mmproj, device = "auto", dtype = "auto", weights = "plain", f32_products = "tf32";
   int threads = 0;
 };
 

@@ -36,7 +36,7 @@ struct Conv1dOptions {
 /// one dtype (f32, f16, bf16), on the stream's device. Any strides: pass other storage orders as transposed views. N, F and C may be 0 (C =
 /// 0 gives activation(bias)). The kernel must fit into the padded image, as in PyTorch.
 ///
-/// f32 is exact f32 arithmetic on the CPU. On a GPU it is tf32: tensor cores drop the low 13 bits of each operand.
+/// f32 is exact f32 arithmetic on the CPU. On a GPU it is tf32, without the low 13 bits, or exact: tilewave/f32_products.hpp.
 ///
 /// Fast on a GPU: x and y dense along their channels; weights dense along C, or along F for the 16-bit types; 16-byte aligned bases and
 /// other strides; convolution strides up to 8. Everything else (such as PyTorch's NCHW) runs a slower variant.

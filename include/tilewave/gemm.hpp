@@ -38,7 +38,7 @@ struct GemmOptions {
 /// K] the usual "NT" product is gemm(x, w.transpose(0, 1), y). Sizes may be 0: K = 0 gives activation(beta D + bias) + residual.
 ///
 ///   a, b       d      accumulation
-///   f32        f32    on the CPU f32; on a GPU tf32: tensor cores drop the low 13 bits of each operand
+///   f32        f32    on the CPU f32; on a GPU tf32, without the low 13 bits of operands, or exact: tilewave/f32_products.hpp
 ///   f16, bf16  same   f32
 ///   fp8_e4m3   bf16   on the CPU f32; on a GPU about 14 bits in the tensor cores, and with block scales f32 after every 128 of K
 ///   i8         i32    i32, exact while |sum| < 2^31; without alpha, beta, bias, activation and residual

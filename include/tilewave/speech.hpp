@@ -14,6 +14,7 @@
 #include "tilewave/device.hpp"
 #include "tilewave/dtype.hpp"
 #include "tilewave/error.hpp"
+#include "tilewave/f32_products.hpp"
 #include "tilewave/quantized.hpp"
 
 // Speech to text with GLM-ASR checkpoints, in the library tilewave_speech.
@@ -36,12 +37,13 @@ std::vector<float> resample(std::span<const float> samples, int rate);
 struct LoadOptions {
   Device device = Device::cpu();
   /// Type of weights and activations: f32, bf16 or f16 (accumulation is always f32). Default: f32 on the CPU; on a GPU the checkpoint's,
-  /// with bf16 for f32. f32 runs on the CPU only.
+  /// with bf16 for f32.
   std::optional<DType> dtype = {};
   /// Rounds the weights of the linear layers of encoder, projector and decoder to fewer bits while they are loaded; the head of the decoder
   /// to int8 where layers are in int4. Norms, biases, embeddings (also as a head) and convolutions stay in `dtype`. A checkpoint that
   /// convert_checkpoint() wrote needs no option, and allows only its own layout.
   QuantizedMatrix::Layout weights = {.format = WeightFormat::plain};
+  F32Products f32_products = F32Products::tf32;  ///< how a GPU multiplies in f32
   /// Called while weights are read, with the bytes done and the total.
   std::function<void(std::int64_t done, std::int64_t all)> progress = {};
   /// Of a model in GGUF files: the one with the audio encoder.

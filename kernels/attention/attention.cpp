@@ -46,8 +46,8 @@ void check_mask(const Form& form, AttentionCall& call, const Tensor& mask) {
 void check_tensors(const Form& form, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) {
   const Device device = o.device();
   const DType dtype = q.dtype();
-  form.require(dtype == DType::bf16 || dtype == DType::f16 || (dtype == DType::f32 && !device.is_cuda()),
-               "q is {}; bf16 and f16 are supported, and f32 on the CPU", q);
+  form.require(dtype == DType::bf16 || dtype == DType::f16 || (dtype == DType::f32 && (form.f32_on_gpu || !device.is_cuda())),
+               "q is {}; bf16 and f16 are supported, and f32 {}", q, form.f32_on_gpu ? "too" : "on the CPU");
   const NamedTensor operands[] = {{"q", &q}, {form.k, &k}, {form.v, &v}, {"o", &o}};
   for (const auto& [name, t] : operands) {
     check_operand(form.op, name, *t, dtype, device);
@@ -164,7 +164,10 @@ void check_offsets(const Form& form, const NamedTensor& cu_seqlens, std::int64_t
   }
 }
 
-void run(const AttentionCall& call) { call.stream.device().is_cuda() ? run_on_gpu(call) : run_on_cpu(call); }
+void run(const AttentionCall& call) {
+  if (!call.stream.device().is_cuda()) return run_on_cpu(call);
+  call.q.dtype() == DType::f32 ? run_in_f32(call) : run_on_gpu(call);
+}
 
 }  // namespace kernels::attention
 
@@ -172,13 +175,15 @@ using namespace kernels::attention;
 
 detail::AttentionCall detail::check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                                               const AttentionOptions& options) {
-  const Form form{"attention"};
+  const Form form{.op = "attention", .f32_on_gpu = true};
   const AttentionCall call = check_common(form, q, k, v, o, options);
   form.require(k.shape(0) == q.shape(0), "k is {}; its batch must be q's, {}", k, q.shape(0));
   return call;
 }
 
 void detail::check_attention_with(const AttentionCall& call, DType dtype, int head_dim) {
+  require(dtype != DType::f32 || !call.stream.device().is_cuda(), "attention_with: q is {}; on a GPU bf16 and f16 are supported",
+          call.q.transpose(1, 2));
   require(call.q.dtype() == dtype, "attention_with: q is {}; the kernel was made for {}", call.q.transpose(1, 2), name_of(dtype));
   require(call.q.shape(3) <= head_dim && call.v.shape(3) <= head_dim,
           "attention_with: q has head_dim {} and v {}; the kernel was made for {} and less", call.q.shape(3), call.v.shape(3), head_dim);

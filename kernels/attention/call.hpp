@@ -19,6 +19,7 @@ struct Form {
   const Tensor* cu_seqlens_q = nullptr;  ///< if given, q and o are packed: [total, heads, dim]
   bool packed_keys = false;
   const char* without_mask = nullptr;  ///< why it takes no mask
+  bool f32_on_gpu = false;
 
   /// tw::require() with the name of the form before the message.
   template <class... Args>
@@ -61,6 +62,9 @@ void run(const AttentionCall& call);
 void run_on_cpu(const AttentionCall& call);
 void run_on_gpu(const AttentionCall& call);
 void run_on_gpu(const AttentionCall& call, const AttentionConfig& config);
+/// attention() by products of f32 and a softmax between them, through scores in memory, at most `most_scores` at once: for a GPU, whose own
+/// kernel rounds the weights of keys to 16 bits. Works on any device.
+void run_in_f32(const AttentionCall& call, std::int64_t most_scores = std::int64_t{64} << 20);
 
 /// Has the tiles of packed sequences listed before they are taken, on a GPU and where they are so many that it pays. The result must
 /// outlive the launch of the call.

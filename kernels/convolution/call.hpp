@@ -76,6 +76,9 @@ inline bool stored_cf(const Tensor& w) { return w.stride(3) != 1 && w.stride(0) 
 /// What conv2d() makes of its arguments. Throws InvalidArgument.
 Call check_conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& options);
 
+/// Replaces f32 operands by their parts, tf32 numbers, whose products have an error of f32 on a GPU too.
+void use_parts(Call& call);
+
 /// Runs a call whose y has elements on its device.
 void run(const Call& call);
 void run_on_cpu(const Call& call);

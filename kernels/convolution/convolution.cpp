@@ -7,6 +7,7 @@
 #include "kernels/check.hpp"
 #include "kernels/convolution/call.hpp"
 #include "kernels/convolution/tuning.hpp"
+#include "kernels/tf32_parts.hpp"
 
 namespace tw {
 
@@ -112,6 +113,7 @@ kernels::convolution::Call check(const Given& g, const Tensor& x, const Tensor& 
 void run(const Given& given, const Tensor& x, const Tensor& w, const Tensor& y) {
   kernels::convolution::Call call = check(given, x, w, y);
   if (y.numel() == 0) return;
+  if (kernels::wants_tf32_parts(x)) kernels::convolution::use_parts(call);
   kernels::convolution::use_tuned(call);
   kernels::convolution::run(call);
 }
@@ -124,6 +126,11 @@ namespace kernels::convolution {
 
 Call check_conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& options) {
   return check(given(options), x, w, y);
+}
+
+void use_parts(Call& call) {
+  call.x = tf32_parts(call.x, ProductSide::left, call.stream);
+  call.w = tf32_parts(call.w, ProductSide::right, call.stream);
 }
 
 void run(const Call& call) { call.stream.device().is_cuda() ? run_on_gpu(call) : run_on_cpu(call); }

@@ -13,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/convolution/call.hpp"
 #include "kernels/convolution/reference.hpp"
 #include "kernels/convolution/variants.hpp"
 #include "kernels/generic_tiles.hpp"
@@ -20,6 +21,7 @@
 #include "tests/accuracy.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
+#include "tilewave/f32_products.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw::kernels::convolution {
@@ -447,6 +449,44 @@ TEST_P(ConvolutionConfig, IsCorrect) {
       check(c, Device::cuda(), dtype, random);
     }
   }
+}
+
+class ExactConvolution : public testing::TestWithParam<Device> {};
+
+INSTANTIATE_TEST_SUITE_P(Ops, ExactConvolution, testing::ValuesIn(kDevices), device_name);
+
+// f32 operands as parts that are tf32 numbers: the error is that of f32, also where tensor cores drop their low bits.
+TEST_P(ExactConvolution, HasTheErrorOfF32) {
+  const Device device = GetParam();
+  skip_unless_present(device);
+  std::mt19937_64 random = random_engine();
+  PlacedTensor x({2, 9, 30, 20}, DType::f32, device), w({24, 2, 3, 20}, DType::f32, device), bias({24}, DType::f32, device);
+  const std::vector<float> x_values = x.fill_random(random), w_values = w.fill_random(random), bias_values = bias.fill_random(random);
+  const PlainCall plain{.n = 2,
+                        .h = 9,
+                        .w = 30,
+                        .c = 20,
+                        .f = 24,
+                        .kh = 2,
+                        .kw = 3,
+                        .stride_w = 2,
+                        .padding_h = 1,
+                        .padding_w = 1,
+                        .x = x_values,
+                        .weights = w_values,
+                        .bias = bias_values};
+  const PlacedTensor y({2, plain.out_h(), plain.out_w(), 24}, DType::f32, device);
+  const Conv2dOptions options{.stride = {1, 2}, .padding = {1, 1}, .bias = &bias.tensor()};
+  if (device.is_cuda()) {
+    const ScopedF32Products exact(F32Products::exact);
+    conv2d(x, w, y, options);
+  } else {
+    Call call = check_conv2d(x, w, y, options);
+    use_parts(call);
+    EXPECT_EQ(call.in_channels(), 60);
+    run(call);
+  }
+  EXPECT_TRUE(accurate({y.values(), reference(plain), naive(plain, DType::f32, false), Arithmetic::f32}));
 }
 
 }  // namespace

@@ -61,6 +61,9 @@ Call make_call(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOpti
 /// The index into kCpuConfigs that a call without a configuration takes, few rows aside.
 int choose_cpu_config(const Call& call);
 
+/// The same product from parts of f32 operands that are tf32 numbers, with an error of f32 on a GPU too. Works on any device.
+void run_in_parts(Call call);
+
 void run_on_cpu(const Call& call);
 void run_on_gpu(const Call& call);
 

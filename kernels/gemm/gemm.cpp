@@ -6,6 +6,7 @@
 #include "kernels/check.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/tuning.hpp"
+#include "kernels/tf32_parts.hpp"
 
 namespace tw {
 
@@ -128,10 +129,23 @@ kernels::gemm::Call kernels::gemm::make_call(const Tensor& a, const Tensor& b, c
           kernel_layout(dtype, stored)};
 }
 
+void kernels::gemm::run_in_parts(Call call) {
+  require(call.k <= std::numeric_limits<int>::max() / 4, "{}: a is {}; K is limited to {} in exact products of f32", kOp, call.a,
+          std::numeric_limits<int>::max() / 4);
+  call.a = tf32_parts(call.a, ProductSide::left, call.stream);
+  call.b = tf32_parts(call.b, ProductSide::right, call.stream);
+  call.k *= 3;
+  call.stored = stored_layout(call.a, call.b);
+  call.layout = kernel_layout(DType::f32, call.stored);
+  use_tuned(call);
+  call.stream.device().is_cuda() ? run_on_gpu(call) : run_on_cpu(call);
+}
+
 void gemm(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& options) {
   kernels::gemm::Call call = kernels::gemm::make_call(a, b, d, options);
   if (d.numel() == 0) return;
   if (call.k == 0 && a.dtype() == DType::i8) return set_to_zero(call);
+  if (kernels::wants_tf32_parts(a) && call.k > 0) return kernels::gemm::run_in_parts(call);
   kernels::gemm::use_tuned(call);
   if (call.stream.device().is_cuda())
     kernels::gemm::run_on_gpu(call);

@@ -32,6 +32,7 @@ void run(int argc, char** argv) {
   LoadOptions options{.device = tw::Device::parse(argv[3]), .dtype = tw::parse_dtype(argv[4])};
   if (argc == 7) options.weights = tw::parse_weight_layout(argv[6]);
   const tw::Stream stream(options.device);
+  const tw::ScopedF32Products exact(tw::F32Products::exact);
   const GlmAsr model = GlmAsr::load(argv[1], options, stream);
   const MelFeatures mel = model.mel.extract(load_audio(argv[2]));
   const Tensor x = model.encoder.convolve(mel.features, stream);
