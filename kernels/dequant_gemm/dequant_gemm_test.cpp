@@ -291,6 +291,32 @@ TEST_P(Quantized, InstructionSetsAgree) {
   }
 }
 
+TEST_P(Quantized, TheSameOnAGpu_cuda) {
+  skip_without_cuda();
+  const QuantizedMatrix w = quantize(random_weight(70, kWide, random), GetParam()), on_gpu = w.to(Device::cuda());
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    const Tensor out = Tensor::poisoned({70, kWide}, dtype),
+                 gpu_out = Tensor::poisoned({70, kWide}, dtype, Stream::standard(Device::cuda()));
+    dequantize(w, out);
+    if (!launched([&] { dequantize(on_gpu, gpu_out); })) return;
+    EXPECT_EQ(max_difference(out, gpu_out.to(Device::cpu())), 0) << name_of(dtype);
+  }
+  for (const std::int64_t m : {1, 5, 40}) {
+    const Tensor x = Tensor::random({m, kWide}, DType::bf16, random()),
+                 y = Tensor::poisoned({m, 70}, DType::bf16, Stream::standard(Device::cuda()));
+    if (!launched([&] { tw::dequant_gemm(x.to(Device::cuda()), on_gpu, y); })) return;
+    const Tensor result = y.to(Device::cpu());
+    std::vector<float> inputs;
+    for (std::int64_t i = 0; i < x.numel(); ++i) inputs.push_back(static_cast<float>(x.data<bf16>()[i]));
+    const Sums exact = plain(inputs, decode(w), m, 70, kWide);
+    for (std::int64_t i = 0; i < m * 70; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      // The weight and the result are rounded to bf16.
+      EXPECT_NEAR(result.at({i / 70, i % 70}), exact.values[at], exact.magnitudes[at] * 0x1p-8 + std::abs(exact.values[at]) * 0x1p-8) << m;
+    }
+  }
+}
+
 TEST(QuantizedErrors, NameTheArgument) {
   const auto refused = [](const char* part, const Tensor& w, const Layout& layout) {
     expect_error<InvalidArgument>([&] { quantize(w, layout); }, {"quantize", part});

@@ -71,6 +71,11 @@ def test_an_exception_in_a_callback_arrives(transcriber):
         tilewave.Transcriber(ASSETS / "digits", progress=fails)
 
 
+def test_weights_in_fewer_bits():
+    transcriber = tilewave.Transcriber(ASSETS / "digits", device="cpu", weights="int4:32:zeros")
+    assert transcriber(ASSETS / "samples/digits-1.wav").text == SPOKEN["digits-1.wav"]
+
+
 def test_progress():
     calls = []
     tilewave.Transcriber(ASSETS / "digits", dtype="f32", progress=lambda done, size: calls.append((done, size)))
@@ -86,6 +91,7 @@ def test_progress():
         (lambda t: tilewave.Transcriber(ASSETS / "digits", device="tpu"), ValueError, 'device is "tpu"'),
         (lambda t: tilewave.Transcriber(ASSETS / "digits", device="cpu\0"), ValueError, "device has a NUL character at byte 3"),
         (lambda t: tilewave.Transcriber(ASSETS / "digits", dtype="f32\0x"), ValueError, "dtype has a NUL"),
+        (lambda t: tilewave.Transcriber(ASSETS / "digits", weights="int3"), ValueError, 'weights are "int3"; allowed: plain, int8'),
         (lambda t: tilewave.Transcriber(ASSETS / "digits", dtype=None), TypeError, "dtype is a NoneType"),
         (lambda t: tilewave.Transcriber(f"{ASSETS}/digits\0/x"), ValueError, "directory has a NUL"),
         (lambda t: tilewave.Transcriber("model.gguf"), ValueError, "mmproj is missing"),
