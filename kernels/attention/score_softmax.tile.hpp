@@ -28,7 +28,9 @@ struct ScoreSoftmax {
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       const int head = t.batch, query = p.first_row + t.m, keys = p.scores.cols;
-      const auto &softcap = p.rules.first, &alibi = p.rules.rest.first, &mask = p.rules.rest.rest.first;
+      const auto& softcap = p.rules.first;
+      const auto& alibi = p.rules.rest.first;
+      const auto& mask = p.rules.rest.rest.first;
       const auto& band = p.rules.rest.rest.rest.first;
       Row x;
       RowVector<Target, float, Row> largest, sum;

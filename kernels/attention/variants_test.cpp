@@ -8,9 +8,11 @@
 #include <string>
 
 #include "kernels/attention/heuristics.hpp"
+#include "kernels/attention/score_softmax.tile.hpp"
 #include "kernels/attention/variants.hpp"
 #include "runtime/format.hpp"
 #include "tests/support.hpp"
+#include "tilewave/launch.hpp"
 #include "tilewave/tile/cpu/target.tile.hpp"
 
 namespace tw::kernels::attention {
@@ -54,6 +56,13 @@ TEST(AttentionTileUse, FollowsFromWhatATileSees) {
   EXPECT_EQ(tile_use(call), TileUse::paired);
   call.batch = 8;
   EXPECT_EQ(tile_use(call), TileUse::wide);
+}
+
+// The kernel of attention in f32 on a GPU, which is not registered.
+TEST(AttentionInF32, SoftmaxOfScoresCompiles) {
+  skip_without_nvrtc();
+  const CompiledKernel kernel = compile(make_spec(kernel_info<ScoreSoftmax<1024>>, true, true, "score_softmax"));
+  EXPECT_EQ(kernel.spill_bytes, 0);
 }
 
 TEST(AttentionRegistered, NamesAreUniqueAndLaunchesPossible) {

@@ -11,12 +11,15 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/elementwise/tf32_parts.tile.hpp"
 #include "kernels/gemm/call.hpp"
 #include "kernels/gemm/reference.hpp"
 #include "kernels/tf32_parts.hpp"
 #include "runtime/format.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
+#include "tilewave/elementwise.hpp"
+#include "tilewave/launch.hpp"
 
 namespace tw::kernels::gemm {
 namespace {
@@ -107,6 +110,13 @@ TEST_P(F32ProductsTest, ProductsOfF32) {
   check({3, 20, 50}, {50, 30}, {}, {}, true);
   check({3, 20, 50}, {3, 50, 30}, {.gap = 4}, {}, false);
   check({1, 2048}, {2048, 64}, {}, {.order = {1, 0}}, false);
+}
+
+TEST(F32Products, KernelsOfThePartsCompile) {
+  skip_without_nvrtc();
+  for (const KernelSpec& spec : {make_spec(kernel_info<Elementwise<Tf32High, float>>, true, true, "tf32_high"),
+                                 make_spec(kernel_info<Elementwise<Tf32Low, float>>, false, false, "tf32_low")})
+    EXPECT_EQ(compile(spec).spill_bytes, 0) << spec.name;
 }
 
 TEST(F32Products, ScopesNestAndBelongToAThread) {
