@@ -365,8 +365,9 @@ TEST_F(Transcribe, ModelsThatAreNone) {
 TEST_F(Transcribe, GgufFiles) {
   const auto paths = digits_gguf("Q8_0").write(folder());
   const std::string both = tw::format("--model {} --mmproj {} ", quoted(paths.model), quoted(paths.mmproj));
-  for (const int i : {1, 2, 3}) EXPECT_EQ(transcribe(both + sample(i)).out, kWords[i] + std::string("\n"));
-  EXPECT_EQ(json::parse(transcribe(both + "--json " + sample(2)).out).at("model"), paths.model.string());
+  const json result = json::parse(transcribe(both + "--json " + sample(2)).out);
+  EXPECT_EQ(result.at("text"), kWords[2]);
+  EXPECT_EQ(result.at("model"), paths.model.string());
   const Outcome bench =
       run(tw::format("bench transcribe --device cpu --runs 1 --warmup 0 {} --audio {} --reference 'eight zero seven'", both, sample(2)));
   EXPECT_EQ(bench.code, 0) << bench.err;
