@@ -247,13 +247,13 @@ struct Place {
   ProgramText program;
   NvrtcSearch search;
   std::string arch;
-  std::string folder, key;  ///< in the cache; empty without NVRTC, whose version belongs to the key
+  std::string folder, key;  ///< in the cache; empty if it is not used, or without NVRTC, whose version belongs to the key
 };
 
-Place place_of(const KernelSpec& spec, std::string_view arch) {
+Place place_of(const KernelSpec& spec, std::string_view arch, bool use_cache = true) {
   require_arch(arch);
   Place place{assemble(spec), find_nvrtc(), std::string(arch), {}, {}};
-  if (place.search.nvrtc == nullptr) return place;
+  if (place.search.nvrtc == nullptr || !use_cache) return place;
   place.folder = compiler_folder(*place.search.nvrtc);
   place.key = cache_key(place.program, arch, compiler_name(*place.search.nvrtc));
   return place;
@@ -279,7 +279,7 @@ std::optional<CompiledKernel> find_in_cache_or_packs(const Place& place) {
 
 /// Loads the kernel from the cache or a pack, or compiles it.
 CompiledKernel find_or_build(const KernelSpec& spec, std::string_view arch, bool use_cache) {
-  const Place place = place_of(spec, arch);
+  const Place place = place_of(spec, arch, use_cache);
   if (use_cache) {
     if (std::optional<CompiledKernel> kernel = find_in_cache_or_packs(place)) return *std::move(kernel);
   }

@@ -51,7 +51,7 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
     const char* part;
   } const cases[] = {
       {"", "--help"},
-      {"frobnicate", "\"frobnicate\"; there are: transcribe, devices, kernels, bench, tune"},
+      {"frobnicate", "\"frobnicate\"; there are: transcribe, convert, devices, kernels, bench, tune"},
       {"benhc", "did you mean \"bench\""},
       {"frobnicate --help", "\"frobnicate\"; there are: transcribe"},
       {"--help frobnicate", "\"frobnicate\"; there are: transcribe"},

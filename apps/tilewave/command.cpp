@@ -58,8 +58,8 @@ std::string did_you_mean(const std::string& given, std::span<const std::string> 
   std::vector<std::pair<std::size_t, std::string>> near;
   for (const std::string& name : known) {
     const bool part = !given.empty() && name.find(given) != std::string::npos;
-    const std::size_t distance = part ? 0 : edit_distance(given, name);
-    if (distance <= std::max<std::size_t>(2, name.size() / 4)) near.emplace_back(distance, tw::format("\"{}\"", name));
+    const std::size_t distance = edit_distance(given, name);
+    if (part || distance <= std::max<std::size_t>(2, name.size() / 4)) near.emplace_back(distance, tw::format("\"{}\"", name));
   }
   std::sort(near.begin(), near.end());
   std::vector<std::string> names;
