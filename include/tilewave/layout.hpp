@@ -58,9 +58,15 @@ constexpr TileLayout register_layout(const char* type, DType dtype, int per_regi
   return {type, dtype, Tile::rows, Tile::cols, false, nullptr, &element_of<Tile>, threads, Tile::size, Tile::width, per_register};
 }
 
+/// A function of its own, because the tile's is always inlined: g++ -Og cannot inline a call through its address.
+template <class Tile>
+int offset_of(int row, int col) {
+  return Tile::offset(row, col);
+}
 template <class T, int R, int C, Contract contract>
 constexpr TileLayout make_layout(const sm_90a::Shared<T, R, C, contract>*) {
-  return {"Shared", DTypeOf<T>::value, R, C, contract == Contract::rows, &sm_90a::Shared<T, R, C, contract>::offset, nullptr, 0, 0, 0, 0};
+  using Tile = sm_90a::Shared<T, R, C, contract>;
+  return {"Shared", DTypeOf<T>::value, R, C, contract == Contract::rows, &offset_of<Tile>, nullptr, 0, 0, 0, 0};
 }
 template <class T, int R, int C, int WarpRows, int ColumnWarps>
 constexpr TileLayout make_layout(const sm_90a::Fragment<T, R, C, WarpRows, ColumnWarps>*) {
