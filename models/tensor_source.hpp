@@ -28,8 +28,8 @@ class TensorSource {
   virtual std::size_t bytes(std::string_view name) const = 0;
   /// The dtype of the elements that read_elements() gives: bf16, f16 or f32. Nothing if the tensor's elements cannot be read as these.
   virtual std::optional<DType> element_dtype(std::string_view name) const = 0;
-  /// Fills `target`, a contiguous tensor on the CPU, with the elements from `first` on. Its dtype is element_dtype(), or without one that of
-  /// the elements in the file.
+  /// Fills `target`, a contiguous tensor on the CPU, with the elements from `first` on. Its dtype is element_dtype(), or without one that
+  /// of the elements in the file.
   virtual void read_elements(std::string_view name, std::int64_t first, const Tensor& target) const = 0;
 
  protected:

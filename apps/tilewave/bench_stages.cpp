@@ -105,7 +105,7 @@ class Stages {
   speech::GlmAsr model_;
 };
 
-/// Times `work`, of which one call is `count` units, in milliseconds per unit.
+/// The milliseconds that `work` takes for one of the `count` units of a call.
 bench::Timing time(const std::function<void()>& work, int samples, int count) {
   const auto seconds = [&] {
     const auto begin = Clock::now();

@@ -212,8 +212,8 @@ typedef struct {
   const char* dtype;                                       /* "auto" (default), "f32", "bf16" or "f16" */
   void (*progress)(void* user, int64_t done, int64_t all); /* bytes of weights read so far, and in total */
   void* user;
-  const char* mmproj; /* of a model in GGUF files: the one with the audio encoder; null for a directory */
-  const char* weights; /* of linear layers: "plain" (default: as in the checkpoint), "int8", "fp8", "int4", "int4:128", "int4:32:zeros" ... */
+  const char* mmproj;  /* of a model in GGUF files: the one with the audio encoder; null for a directory */
+  const char* weights; /* of linear layers: "plain" (default), "int8", "fp8", "int4", "int4:128", "int4:32:zeros" ... */
 } tw_load_options;
 
 typedef enum { TW_SEGMENTATION_AUTOMATIC = 0, TW_SEGMENTATION_NONE = 1 } tw_segmentation;

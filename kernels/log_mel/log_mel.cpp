@@ -147,7 +147,7 @@ namespace kernels::log_mel {
 
 namespace {
 
-/// Filters of which each weighs `taps` neighbouring bins.
+/// Filters that weigh `taps` neighbouring bins each.
 LogMelTables tables_of(const ShapeValues& shape, int powers) {
   const int bins = shape.integer("mel_bins"), taps = shape.integer("taps");
   require(taps >= 1 && taps <= powers, "shape: taps is {}; it must be 1 to {}", taps, powers);

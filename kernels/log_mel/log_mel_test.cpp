@@ -40,7 +40,7 @@ class LogMelKernel : public testing::TestWithParam<Device> {
   struct Errors {
     double l2, largest;  ///< relative to the reference's norm; absolute
   };
-  /// `value(i)`: sample i of a window of which all but the first `count` are zeros.
+  /// `value(i)`: sample i. After the first `count` samples the window is zero.
   template <class Value>
   Errors errors(int windows, int frames, int n_fft, int hop, int bins, int taps, int count, Value value) {
     const Tensor filters = filters_of(bins, n_fft, taps);

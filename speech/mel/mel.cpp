@@ -100,7 +100,7 @@ struct LogMel::Constants {
     for (int i = 0; i < o.n_fft; ++i) hann[i] = (1 - std::cos(2 * std::numbers::pi * i / o.n_fft)) / 2;
   }
 
-  /// log10 of the mel bins of `count` frames, of which the first begins at `x`. Samples for `count` rounded up to a multiple of kMostLanes
+  /// log10 of the mel bins of `count` frames, the first of which begins at `x`. Samples for `count` rounded up to a multiple of kMostLanes
   /// must be there. Returns the largest.
   float frames(const float* x, int count, float* mel) const {
 #if defined(__x86_64__)
