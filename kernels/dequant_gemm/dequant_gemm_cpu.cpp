@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "kernels/activation.hpp"
@@ -50,7 +49,7 @@ Functions functions_of(WeightFormat format) {
 /// f32 to a row of a tensor.
 void narrow(void* to, const float* from, DType dtype, std::int64_t n) {
   if (dtype == DType::f32)
-    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
+    std::copy_n(from, n, static_cast<float*>(to));
   else if (dtype == DType::bf16)
     cpu::library().narrow_bf16(static_cast<unsigned short*>(to), from, n);
   else

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <vector>
 
 #include "kernels/check.hpp"
@@ -114,7 +113,7 @@ QuantizedMatrix::Layout parse_weight_layout(std::string_view text) {
 
 void kernels::dequant_gemm::widen(float* to, const void* from, DType dtype, std::int64_t n) {
   if (dtype == DType::f32)
-    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
+    std::copy_n(static_cast<const float*>(from), n, to);
   else if (dtype == DType::bf16)
     cpu::library().widen_bf16(to, static_cast<const unsigned short*>(from), n);
   else
