@@ -24,7 +24,7 @@ using Dequantize = void (*)(float* to, const QuantizedRow& row, int first, int n
 using QuantizedDots = void (*)(float* sums, const QuantizedRow& row, const float* x, long x_stride, int count, int depth);
 
 /// Rows of activations rounded to 8-bit integers, for products with weights in int8 or int4. Each row is cut into blocks of 64 bytes of the
-/// weight: 64 (int8) or 128 (int4) elements, of which an int4 block holds first those with even and then those with odd indices. What is
+/// weight: 64 (int8) or 128 (int4) elements. An int4 block holds first the elements with even indices, then those with odd ones. What is
 /// missing in the last block is 0. x'(k) = scale of its block * codes.
 struct RoundedRows {
   signed char* codes;  ///< [rows, blocks * elements of a block]

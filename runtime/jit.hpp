@@ -35,7 +35,7 @@ void read_log(std::string_view log, CompiledKernel& kernel);
 /// Calls work(0) to work(count - 1) on `threads` threads (0: one per core). The first exception is thrown after the others have completed.
 void for_each_in_parallel(std::size_t count, int threads, const std::function<void(std::size_t)>& work);
 
-/// Called with the number of kernels that are compiled, and of those that were missing; by one thread at a time.
+/// Called with how many of the missing kernels have been compiled, and how many were missing; by one thread at a time.
 using CompileProgress = std::function<void(std::size_t done, std::size_t all)>;
 
 /// Compiles those of `specs` that neither the cache nor a pack has, on all cores, so that launches find them. A kernel that does not
