@@ -35,8 +35,8 @@ struct AttentionOptions {
 /// `q`: [batch, seqlen_q, heads, head_dim]; `k`: [batch, seqlen_k, kv_heads, head_dim]; `v`: [batch, seqlen_k, kv_heads, value_dim]; `o`:
 /// [batch, seqlen_q, heads, value_dim]. heads is a multiple of kv_heads: query head h uses key head h / (heads / kv_heads). head_dim and
 /// value_dim are multiples of 8 up to 256. 64, 96, 128, 192 and 256, and 192 with 128, have kernels of their own; others use the next
-/// larger one. bf16 or f16; f32 on the CPU, and attention() on a GPU too; accumulation in f32. The last dimension must be contiguous; on a
-/// GPU 16-byte aligned rows are fast. A query that sees no key gives 0. seqlen_k may be 0.
+/// larger one. bf16, f16 or f32 (on a GPU only attention() and attention_decode()); accumulation in f32. The last dimension must be
+/// contiguous; on a GPU 16-byte aligned rows are fast. A query that sees no key gives 0. seqlen_k may be 0.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Deterministic. Throws InvalidArgument for shapes, dtypes, strides
 /// or devices that do not fit, with nothing written; CompileError, DeviceError.
@@ -88,8 +88,8 @@ struct CacheOptions {
 /// Rotary position of new key i: seqlens[b] - leftpad[b] + i. Query i has the same with `causal` or a window, else that of new key 0.
 /// options.mask is not supported.
 ///
-/// The keys of a sequence are split over several blocks of the GPU, and a second kernel combines their f32 results. Enqueues and returns.
-/// Throws the same as attention().
+/// The keys of a sequence are split over several blocks of the GPU, and a second kernel combines their f32 results. Enqueues and returns;
+/// in f32 on a GPU, which is for comparisons, it waits for the lengths, and cu_seqlens_q is not supported. Throws the same as attention().
 void attention_decode(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& o, const CacheOptions& cache,
                       const AttentionOptions& options = {});
 

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
+#include <span>
 
 #include "kernels/check.hpp"
 #include "tilewave/detail/attention_call.hpp"
@@ -62,9 +64,14 @@ void run(const AttentionCall& call);
 void run_on_cpu(const AttentionCall& call);
 void run_on_gpu(const AttentionCall& call);
 void run_on_gpu(const AttentionCall& call, const AttentionConfig& config);
+/// The keys that one sequence of a call reads: [begin, end) of k[batch].
+struct KeyRange {
+  std::int64_t batch, begin, end;
+};
 /// attention() by products of f32 and a softmax between them, through scores in memory, at most `most_scores` at once: for a GPU, whose own
-/// kernel rounds the weights of keys to 16 bits. Works on any device.
-void run_in_f32(const AttentionCall& call, std::int64_t most_scores = std::int64_t{64} << 20);
+/// kernel rounds the weights of keys to 16 bits. Works on any device. `ranges`: one for each sequence, or none if sequence b reads all of
+/// k[b]. No pages.
+void run_in_f32(const AttentionCall& call, std::int64_t most_scores = std::int64_t{64} << 20, std::span<const KeyRange> ranges = {});
 
 /// Has the tiles of packed sequences listed before they are taken, on a GPU and where they are so many that it pays. The result must
 /// outlive the launch of the call.
@@ -73,7 +80,17 @@ Tensor list_packed_tiles(AttentionCall& call);
 /// Enqueues what fills in `tiles`, i32[at least as many as there are, PackedTile::numbers], where a tile has `tile_rows` queries.
 void packed_tiles(const AttentionCall& call, int tile_rows, const Tensor& tiles);
 
-// Around the attention of a decoding call
+// attention_decode()
+
+/// Checked, and new keys still to be appended.
+AttentionCall check_decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const CacheOptions& cache,
+                           const AttentionOptions& options);
+
+enum class DecodeWith { kernel, f32_products };
+void run_decode(AttentionCall call, const Tensor& q, const Tensor& o, const CacheOptions& cache, const AttentionOptions& options,
+                DecodeWith with);
+/// What follows append() in f32 on a GPU: run_in_f32() after waiting for the lengths. Works on any device.
+void run_decode_in_f32(AttentionCall call, const CacheOptions& cache, const Tensor& rotated_q);
 
 /// Makes the queries of all heads that share keys the rows of the call's q. `q`: [batch, seqlen, heads, dim], in memory the queries of a
 /// head before those of the next.

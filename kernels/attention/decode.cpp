@@ -113,9 +113,10 @@ void check_contents(const Form& form, const AttentionCall& call, const CacheOpti
   }
 }
 
-/// Checked, and new keys still to be appended.
-AttentionCall check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const CacheOptions& cache,
-                    const AttentionOptions& options) {
+}  // namespace
+
+AttentionCall kernels::attention::check_decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                                               const CacheOptions& cache, const AttentionOptions& options) {
   const NamedTensor k_cache{"k_cache", &k}, v_cache{"v_cache", &v}, seqlens{"seqlens", cache.seqlens};
   const NamedTensor batch_idx{"batch_idx", cache.batch_idx}, leftpad{"leftpad", cache.leftpad};
   const NamedTensor block_table{"block_table", cache.block_table}, cu_seqlens_q{"cu_seqlens_q", cache.cu_seqlens_q};
@@ -129,7 +130,8 @@ AttentionCall check(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
                   .k = k_cache.name,
                   .v = v_cache.name,
                   .cu_seqlens_q = cache.cu_seqlens_q,
-                  .without_mask = "a cache"};
+                  .without_mask = "a cache",
+                  .f32_on_gpu = !packed};
   AttentionCall call = check_common(form, q, k, v, o, options, inputs);
   const std::int64_t rows = call.q.numel() / call.q.shape(3), most = (std::int64_t{1} << 29) / kMostSplits;  // counted for each part
   form.require(rows <= most, "q is {}, which is {} rows; they are limited to {}", q, rows, most);
@@ -158,6 +160,8 @@ AttentionCall check(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   if (contents_are_checked(call, options)) check_contents(form, call, cache);
   return call;
 }
+
+namespace {
 
 /// A tensor [batch, seqlen, heads, dim] whose memory is [batch, heads, seqlen, dim].
 Tensor by_head_workspace(const Tensor& like, const Stream& stream) {
@@ -209,20 +213,27 @@ void kernels::attention::share_keys(AttentionCall& call, const Tensor& q) {
   call.lse_stride_head = call.q.shape(2);
 }
 
-void attention_decode(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& o, const CacheOptions& cache,
-                      const AttentionOptions& options) {
-  AttentionCall call = check(q, k_cache, v_cache, o, cache, options);
+void kernels::attention::run_decode(AttentionCall call, const Tensor& q, const Tensor& o, const CacheOptions& cache,
+                                    const AttentionOptions& options, DecodeWith with) {
   Tensor rotated = q;
   if (cache.new_k) {
     if (cache.rotary_cos && q.numel() > 0) rotated = by_head_workspace(q, call.stream);
     append(call, cache, rotated);
   }
   if (o.numel() == 0 || call.batch == 0) return;
+  if (with == DecodeWith::f32_products) return run_decode_in_f32(call, cache, rotated);
   const Tensor gathered = call.pages && !reads_pages(call) ? gather_pages(call) : Tensor();
   if (cache.cu_seqlens_q) return run(call);  // where a sequence's queries end is not known here
-  if (q.shape(1) * (q.shape(2) / k_cache.shape(2)) <= kMostRows) return run_split(call, rotated, o, cache, options);
+  if (q.shape(1) * (q.shape(2) / call.k.shape(1)) <= kMostRows) return run_split(call, rotated, o, cache, options);
   call.q = rotated.transpose(1, 2);
   run(call);
+}
+
+void attention_decode(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& o, const CacheOptions& cache,
+                      const AttentionOptions& options) {
+  const AttentionCall call = check_decode(q, k_cache, v_cache, o, cache, options);
+  const bool f32_on_gpu = call.q.dtype() == DType::f32 && call.stream.device().is_cuda();
+  run_decode(call, q, o, cache, options, f32_on_gpu ? DecodeWith::f32_products : DecodeWith::kernel);
 }
 
 }  // namespace tw
