@@ -16,18 +16,11 @@ namespace tw::models {
 
 namespace {
 
-/// Views columns [begin, begin + heads * dim) of rows [n, width] as [1, n, heads, dim].
-Tensor as_heads(const Tensor& rows, int begin, int heads, int dim) {
+/// Views columns [begin, begin + heads * dim) of rows [sequences * n, width] as [sequences, n, heads, dim].
+Tensor as_heads(const Tensor& rows, std::int64_t sequences, int begin, int heads, int dim) {
   auto* data = static_cast<std::byte*>(rows.data()) + static_cast<std::size_t>(begin) * size_of(rows.dtype());
-  return Tensor::borrow(data, {1, rows.shape(0), heads, dim}, rows.dtype(), rows.device(),
-                        {rows.stride(0) * rows.shape(0), rows.stride(0), dim, 1});
-}
-
-/// Attention of one new token. The query heads that share a key head become rows of one tile: [1, 1, heads, dim] is viewed as
-/// [1, heads / kv_heads, kv_heads, dim].
-Tensor group_as_rows(const Tensor& q, int kv_heads) {
-  const std::int64_t heads = q.shape(2), dim = q.shape(3), group = heads / kv_heads;
-  return Tensor::borrow(q.data(), {1, group, kv_heads, dim}, q.dtype(), q.device(), {heads * dim, dim, group * dim, 1});
+  const std::int64_t n = rows.shape(0) / sequences;
+  return Tensor::borrow(data, {sequences, n, heads, dim}, rows.dtype(), rows.device(), {rows.stride(0) * n, rows.stride(0), dim, 1});
 }
 
 }  // namespace
@@ -72,25 +65,63 @@ std::int64_t Llama::bytes_per_step() const {
   return bytes;
 }
 
-KvCache Llama::make_cache(int capacity, const Stream& stream) const {
+std::shared_ptr<KvPool> Llama::make_pool(std::int64_t tokens, const Stream& stream) const {
+  const auto pages = static_cast<int>((tokens + KvPool::kPageTokens - 1) / KvPool::kPageTokens);
+  return std::make_shared<KvPool>(config_.layers, config_.kv_heads, config_.head_dim, pages, dtype(), stream);
+}
+
+std::vector<KvCache> Llama::make_caches(int count, int capacity, const Stream& stream) const {
   if (capacity < 0 || capacity > config_.max_positions)
     throw InvalidArgument(tw::format("capacity is {}; the model's context is {} tokens", capacity, config_.max_positions));
-  return {Tensor::empty({config_.layers, capacity, 2, config_.kv_heads, config_.head_dim}, dtype(), stream)};
+  const std::int64_t pages = KvPool::pages_for(capacity);
+  const auto pool = make_pool(count * pages * KvPool::kPageTokens, stream);
+  std::vector<KvCache> caches;
+  for (int i = 0; i < count; ++i) caches.emplace_back(pool).reserve(capacity);
+  return caches;
 }
 
 Tensor Llama::embed(std::span<const int> ids, const Stream& stream) const {
-  const Tensor rows = Tensor::empty({static_cast<std::int64_t>(ids.size()), config_.hidden}, dtype(), stream);
-  Tensor indices = Tensor::from(ids, {rows.shape(0)});
-  if (stream.device().is_cuda()) indices = indices.to(stream.device());
+  const Tensor indices = Tensor::from(ids, {static_cast<std::int64_t>(ids.size())});
+  return embed_on_device(stream.device().is_cuda() ? indices.to(stream.device()) : indices, stream);
+}
+
+Tensor Llama::embed_on_device(const Tensor& ids, const Stream& stream) const {
+  const Tensor rows = Tensor::empty({ids.shape(0), config_.hidden}, dtype(), stream);
   const Operators run(stream);
-  run("embed", rows, {.reads = {&rows}}, [&] { embedding(embedding_, indices, rows, {.stream = stream}); });
+  run("embed", rows, {.reads = {&rows}}, [&] { embedding(embedding_, ids, rows, {.stream = stream}); });
   return rows;
 }
 
-void Llama::run_layer(int index, const Tensor& x, std::span<KvCache* const> caches, const Stream& stream) const {
+Llama::Batch Llama::make_batch(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream) const {
+  Batch batch;
+  batch.pool = &caches.front()->pool();
+  std::size_t longest = 1;
+  for (const KvCache* cache : caches) longest = std::max(longest, cache->pages().size());
+  // One tensor, since every copy to a GPU takes a while.
+  const auto sequences = static_cast<std::int64_t>(caches.size()), width = static_cast<std::int64_t>(longest);
+  std::vector<int> numbers(ids.begin(), ids.end());
+  numbers.resize(caches.size());
+  for (const KvCache* cache : caches) {
+    if (&cache->pool() != batch.pool) throw InvalidArgument("sequences that are decoded together must have their caches in one pool");
+    numbers.push_back(cache->length);
+    batch.cached += cache->length;
+  }
+  for (const KvCache* cache : caches) {
+    numbers.insert(numbers.end(), cache->pages().begin(), cache->pages().end());
+    numbers.resize(numbers.size() + longest - cache->pages().size());
+  }
+  Tensor all = Tensor::from(std::span<const int>(numbers), {static_cast<std::int64_t>(numbers.size())});
+  if (stream.device().is_cuda()) all = all.to(stream.device());
+  batch.ids = all.slice(0, 0, sequences);
+  batch.lengths = all.slice(0, sequences, 2 * sequences);
+  batch.block_table = all.slice(0, 2 * sequences, all.shape(0)).reshape({sequences, width});
+  return batch;
+}
+
+void Llama::run_layer(int index, const Tensor& x, const Batch& batch, const Stream& stream) const {
   const Layer& layer = layers_[static_cast<std::size_t>(index)];
   const Operators run(stream, index);
-  const std::int64_t rows = x.shape(0);
+  const std::int64_t rows = x.shape(0), sequences = batch.lengths.shape(0), each = rows / sequences;  // tokens per sequence
   const int q_width = config_.heads * config_.head_dim, kv_width = config_.kv_heads * config_.head_dim;
   const auto empty = [&](std::int64_t width) { return Tensor::empty({rows, width}, dtype(), stream); };
 
@@ -100,35 +131,25 @@ void Llama::run_layer(int index, const Tensor& x, std::span<KvCache* const> cach
   };
   run("input_norm", normed, {.reads = {&x}}, [&] { norm(layer.input_norm); });
   run.linear("qkv", layer.qkv, normed, qkv);
-  // q and k are adjacent, so their heads are rotated together.
-  const Tensor turned = as_heads(qkv, 0, config_.heads + config_.kv_heads, config_.head_dim);
-  const Tensor q = as_heads(qkv, 0, config_.heads, config_.head_dim), o = as_heads(attended, 0, config_.heads, config_.head_dim);
-  const Tensor fresh = as_heads(qkv, q_width, 2 * config_.kv_heads, config_.head_dim);  // k and v
-  const std::int64_t each = rows / static_cast<std::int64_t>(caches.size());            // tokens per sequence
-  for (std::size_t i = 0; i < caches.size(); ++i) {
-    KvCache& cache = *caches[i];
-    const std::int64_t row = static_cast<std::int64_t>(i) * each;
-    const auto mine = [&](const Tensor& t) { return t.slice(1, row, row + each); };
-    const int end = cache.length + static_cast<int>(each);
-    const Tensor layer_cache = cache.tokens.select(0, index);  // [capacity, 2, kv_heads, head_dim]
-    const Tensor heads = mine(turned), appended = layer_cache.slice(0, cache.length, end);
-    run("rope", heads, {.reads = {&heads}}, [&] { rope(heads, cos_, sin_, heads, {.offset = cache.length, .stream = stream}); });
-    run("append", appended, {.reads = {&appended}}, [&] {
-      cast(mine(fresh).select(0, 0), appended.reshape({each, 2 * config_.kv_heads, config_.head_dim}), {.stream = stream});
-    });
-    const auto cached = [&](int which) {  // keys or values so far: [1, tokens, kv_heads, head_dim]
-      const Tensor t = layer_cache.slice(0, 0, end).select(1, which);
-      return Tensor::borrow(t.data(), {1, end, config_.kv_heads, config_.head_dim}, t.dtype(), t.device(),
-                            {t.stride(0) * end, t.stride(0), t.stride(1), 1});
-    };
-    const Tensor queries = mine(q), keys = cached(0), values = cached(1), result = mine(o);
-    run("attention", result, {.reads = {&queries, &keys, &values}, .keys = end - static_cast<double>(each - 1) / 2}, [&] {
-      if (each == 1)
-        attention(group_as_rows(queries, config_.kv_heads), keys, values, group_as_rows(result, config_.kv_heads), {.stream = stream});
-      else
-        attention(queries, keys, values, result, {.causal = true, .stream = stream});
-    });
-  }
+  const auto heads = [&](const Tensor& t, int begin, int count) { return as_heads(t, sequences, begin, count, config_.head_dim); };
+  const Tensor q = heads(qkv, 0, config_.heads), o = heads(attended, 0, config_.heads);
+  const Tensor k = heads(qkv, q_width, config_.kv_heads), v = heads(qkv, q_width + kv_width, config_.kv_heads);
+  const Tensor keys = batch.pool->keys(index), values = batch.pool->values(index);
+  const double seen = static_cast<double>(batch.cached) / static_cast<double>(sequences) + static_cast<double>(each + 1) / 2;
+  // The new keys and values are written and read again, those before are read.
+  const double cache_bytes = static_cast<double>((batch.cached + 2 * rows) * 2 * kv_width) * static_cast<double>(size_of(dtype()));
+  run("attention", attended, {.reads = {&qkv}, .keys = seen, .other_bytes = cache_bytes}, [&] {
+    attention_decode(q, keys, values, o,
+                     {.seqlens = &batch.lengths,
+                      .block_table = &batch.block_table,
+                      .new_k = &k,
+                      .new_v = &v,
+                      .rotary_cos = &cos_,
+                      .rotary_sin = &sin_,
+                      // On a CPU splits would make a sequence's sums depend on the number of sequences.
+                      .num_splits = stream.device().is_cuda() ? 0 : 1},
+                     {.causal = each > 1, .stream = stream});
+  });
   run.linear("out", layer.out, attended, x, {.accumulate = true});
 
   run("mlp_norm", normed, {.reads = {&x}}, [&] { norm(layer.post_attention_norm); });
@@ -159,7 +180,8 @@ Tensor Llama::prefill(const Tensor& embeddings, KvCache& cache, const Stream& st
   const Operators run(stream);
   run("copy", x, {.reads = {&embeddings}}, [&] { cast(embeddings, x, {.stream = stream}); });
   KvCache* const caches[] = {&cache};
-  for (int i = 0; i < config_.layers; ++i) run_layer(i, x, caches, stream);
+  const Batch batch = make_batch({}, caches, stream);
+  for (int i = 0; i < config_.layers; ++i) run_layer(i, x, batch, stream);
   cache.length += static_cast<int>(n);
   return scores(x.slice(0, n - 1, n), stream);
 }
@@ -169,8 +191,9 @@ Tensor Llama::decode(std::span<const int> ids, std::span<KvCache* const> caches,
   for (const KvCache* cache : caches)
     if (cache->length >= cache->capacity()) throw InvalidArgument(tw::format("a cache of {} tokens is full", cache->capacity()));
   const Stage stage("decode", stream);
-  const Tensor x = embed(ids, stream);
-  for (int i = 0; i < config_.layers; ++i) run_layer(i, x, caches, stream);
+  const Batch batch = make_batch(ids, caches, stream);
+  const Tensor x = embed_on_device(batch.ids, stream);
+  for (int i = 0; i < config_.layers; ++i) run_layer(i, x, batch, stream);
   for (KvCache* cache : caches) ++cache->length;
   return scores(x, stream);
 }

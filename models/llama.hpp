@@ -1,8 +1,11 @@
 #pragma once
 
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "models/kv_cache.hpp"
 #include "models/linear.hpp"
 #include "models/weights.hpp"
 #include "tilewave/tensor.hpp"
@@ -23,15 +26,6 @@ struct LlamaConfig {
   static LlamaConfig read(const ConfigReader& reader);
 };
 
-/// Keys and values of one sequence: for every layer [capacity, 2, kv_heads, head_dim], keys before values, so that a token's are
-/// contiguous.
-struct KvCache {
-  Tensor tokens;   ///< [layers, capacity, 2, kv_heads, head_dim]
-  int length = 0;  ///< tokens in it
-
-  int capacity() const { return static_cast<int>(tokens.shape(1)); }
-};
-
 /// The decoder of Llama models (Touvron et al., arXiv 2302.13971) with grouped-query attention, RMS pre-norm, half-split rotary embedding
 /// and SwiGLU.
 class Llama {
@@ -48,8 +42,12 @@ class Llama {
   /// The bytes of the weights that a decoding step reads.
   std::int64_t bytes_per_step() const;
 
-  /// A cache for `capacity` tokens. Throws InvalidArgument beyond max_positions, OutOfMemory.
-  KvCache make_cache(int capacity, const Stream& stream) const;
+  /// Memory for `tokens` tokens of any number of sequences, in whole pages. Throws OutOfMemory.
+  std::shared_ptr<KvPool> make_pool(std::int64_t tokens, const Stream& stream) const;
+
+  /// Caches for `capacity` tokens each, in a pool of their own. Throws InvalidArgument beyond max_positions, OutOfMemory.
+  std::vector<KvCache> make_caches(int count, int capacity, const Stream& stream) const;
+  KvCache make_cache(int capacity, const Stream& stream) const { return std::move(make_caches(1, capacity, stream).front()); }
 
   /// The embeddings of `ids` (each below the vocabulary): [ids, hidden].
   Tensor embed(std::span<const int> ids, const Stream& stream) const;
@@ -58,8 +56,8 @@ class Llama {
   /// token: [1, vocabulary], of the model's dtype.
   Tensor prefill(const Tensor& embeddings, KvCache& cache, const Stream& stream) const;
 
-  /// One token for each of several sequences: ids[i] after those in *caches[i]. Returns the scores, [sequences, vocabulary]. In f32 on the
-  /// CPU a sequence's scores do not depend on the other sequences.
+  /// One token for each of several sequences of the same pool: ids[i] after those in *caches[i]. Returns the scores, [sequences,
+  /// vocabulary]. In f32 on the CPU a sequence's scores do not depend on the other sequences, up to 16 of them.
   Tensor decode(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream) const;
 
  private:
@@ -70,8 +68,20 @@ class Llama {
     Linear gate_up;  ///< rows of gate, then up
     Linear down;
   };
-  /// x + attention(...) + mlp(...) of one layer, in place. Rows of x are tokens: all from one sequence, or one from each.
-  void run_layer(int index, const Tensor& x, std::span<KvCache* const> caches, const Stream& stream) const;
+  /// Sequences that are processed together, on the model's device.
+  struct Batch {
+    const KvPool* pool = nullptr;
+    Tensor ids;               ///< [sequences]: their next tokens
+    Tensor lengths;           ///< [sequences]: tokens in their caches
+    Tensor block_table;       ///< [sequences, pages of the longest]
+    std::int64_t cached = 0;  ///< tokens in all caches
+  };
+  /// `ids`: one for each cache, or none.
+  Batch make_batch(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream) const;
+
+  /// x + attention(...) + mlp(...) of one layer, in place. The rows of x are new tokens, the same number of each sequence.
+  void run_layer(int index, const Tensor& x, const Batch& batch, const Stream& stream) const;
+  Tensor embed_on_device(const Tensor& ids, const Stream& stream) const;
   Tensor scores(const Tensor& x, const Stream& stream) const;
 
   LlamaConfig config_;

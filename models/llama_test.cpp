@@ -64,9 +64,11 @@ std::vector<int> random_ids(std::mt19937_64& random, std::size_t count, int voca
   return ids;
 }
 
-/// A cache with `ids` in it; `logits`, if given, becomes the scores of what follows.
-KvCache cache_of(const Llama& llama, std::span<const int> ids, Tensor* logits = nullptr, int capacity = 64) {
-  KvCache cache = llama.make_cache(capacity, cpu());
+/// A cache with `ids` in it, in `pool` or one of its own; `logits`, if given, becomes the scores of what follows.
+KvCache cache_of(const Llama& llama, std::span<const int> ids, Tensor* logits = nullptr, int capacity = 64,
+                 const std::shared_ptr<KvPool>& pool = nullptr) {
+  KvCache cache = pool != nullptr ? KvCache(pool) : llama.make_cache(capacity, cpu());
+  EXPECT_TRUE(cache.reserve(capacity));
   const Tensor scores = llama.prefill(llama.embed(ids, cpu()), cache, cpu());
   if (logits != nullptr) *logits = scores;
   return cache;
@@ -81,6 +83,21 @@ Tensor decode_one(const Llama& llama, int id, KvCache& cache) {
 std::vector<double> values(const Tensor& tensor) {
   const Tensor host = tensor.to(Device::cpu()).to(DType::f32);
   return {host.data<float>(), host.data<float>() + host.numel()};
+}
+
+/// The keys and values of all its tokens.
+std::vector<double> contents(const Llama& llama, const KvCache& cache) {
+  std::vector<double> all;
+  for (int layer = 0; layer < llama.config().layers; ++layer) {
+    for (const Tensor& pages : {cache.pool().keys(layer), cache.pool().values(layer)}) {
+      for (int token = 0; token < cache.length; ++token) {
+        const int page = cache.pages()[static_cast<std::size_t>(token / KvPool::kPageTokens)];
+        const std::vector<double> part = values(pages.select(0, page).select(0, token % KvPool::kPageTokens));
+        all.insert(all.end(), part.begin(), part.end());
+      }
+    }
+  }
+  return all;
 }
 
 std::size_t largest(const std::vector<double>& x) { return static_cast<std::size_t>(std::max_element(x.begin(), x.end()) - x.begin()); }
@@ -114,7 +131,7 @@ TEST_P(LlamaOf, PiecesOfAPromptAreThePrompt) {
     const std::vector<double> given = values(scores);
     EXPECT_LE(distance(given, whole), 1e-5);
     EXPECT_EQ(largest(given), largest(whole));
-    EXPECT_LE(distance(values(cache.tokens.slice(1, 0, 41)), values(whole_cache.tokens.slice(1, 0, 41))), 1e-5);
+    EXPECT_LE(distance(contents(llama, cache), contents(llama, whole_cache)), 1e-5);
   };
   for (const std::vector<std::size_t>& pieces : {std::vector<std::size_t>{1, 40}, {40, 1}, {13, 17, 11}, {1, 1, 38, 1}}) {
     KvCache cache = llama.make_cache(64, cpu());
@@ -140,10 +157,11 @@ TEST_P(LlamaOf, ABatchIsEachSequenceAlone) {
   for (const std::size_t sequences : {2u, 5u, 16u}) {
     SCOPED_TRACE(sequences);
     std::vector<KvCache> alone, together;
+    const auto pool = llama.make_pool(static_cast<std::int64_t>(sequences) * 64, cpu());
     for (std::size_t i = 0; i < sequences; ++i) {  // of 1 to 40 tokens
       const std::vector<int> ids = random_ids(random, i == 0 ? 1 : 1 + random() % 40, vocabulary);
       alone.push_back(cache_of(llama, ids));
-      together.push_back(cache_of(llama, ids));
+      together.push_back(cache_of(llama, ids, nullptr, 64, pool));
     }
     std::vector<KvCache*> caches;
     for (KvCache& cache : together) caches.push_back(&cache);
@@ -183,6 +201,8 @@ TEST(Llama, WhatAUserOfACacheMayNotDo) {
   KvCache* const caches[] = {&first, &second};
   expect_error<InvalidArgument>([&] { llama.decode(std::vector<int>{1, 2}, caches, cpu()); }, {"a cache of 3 tokens is full"});
   EXPECT_EQ(first.length, 3);  // nothing was done
+  second.reserve(4);
+  expect_error<InvalidArgument>([&] { llama.decode(std::vector<int>{1, 2}, caches, cpu()); }, {"caches in one pool"});
   expect_error<InvalidArgument>([&] { llama.decode(ids, caches, cpu()); }, {"3 ids for 2 sequences"});
   expect_error<InvalidArgument>([&] { llama.decode({}, {}, cpu()); }, {"0 ids for 0 sequences"});
   expect_error<InvalidArgument>([&] { llama.embed(std::vector<int>{0, 263}, cpu()); }, {"263"});
