@@ -19,7 +19,9 @@
 #include <span>
 
 #include "runtime/format.hpp"
+#include "speech/audio/av_module.hpp"
 #include "speech/audio/bytes.hpp"
+#include "speech/audio/containers.hpp"
 #include "speech/audio/mp3_frames.hpp"
 #include "speech/audio/wav_header.hpp"
 #include "tilewave/error.hpp"
@@ -27,7 +29,8 @@
 namespace tw::speech {
 namespace {
 
-constexpr int kLowestRate = 1000, kHighestRate = 768000;       // Hz: the range of recordings; limits the growth by resampling
+constexpr int kLowestRate = 1000, kHighestRate = 768000;  // Hz: the range of recordings; limits the growth by resampling
+constexpr int kMostChannels = 1024;
 constexpr float kLargestSample = 1e10F;                        // 32-bit integers stored as floats still pass
 constexpr std::int64_t kEndless = std::int64_t{1} << 60;       // the size of a pipe for libsndfile
 constexpr std::int64_t kMostExpected = std::int64_t{1} << 28;  // samples to reserve memory for in advance: 4.6 hours
@@ -250,44 +253,81 @@ class Resampler {
   std::vector<float> piece_;
 };
 
+/// Makes mono samples at kSamplingRate from decoded ones.
+class Mixer {
+ public:
+  Mixer(const std::string& name, const AudioOptions& options) : name_(name), options_(options) {}
+
+  /// Memory for what is expected, which at most `most` samples are.
+  void reserve(double seconds, std::int64_t most) {
+    samples_.reserve(static_cast<std::size_t>(std::clamp(seconds * kSamplingRate + 1, 0.0, static_cast<double>(most))));
+  }
+
+  void add(std::span<const float> interleaved, int channels, int rate) {
+    if (rate_ == 0) {
+      if (rate < kLowestRate || rate > kHighestRate)
+        throw FileError(tw::format("{}: its sampling rate is {} Hz; allowed are {} to {}", name_, rate, kLowestRate, kHighestRate));
+      rate_ = rate;
+      resampler_.emplace(rate, name_);
+    }
+    if (rate != rate_)
+      throw FileError(tw::format("{}: its sampling rate changes after {:.3f} s, from {} to {} Hz", name_, seconds(), rate_, rate));
+    if (channels < 1 || channels > kMostChannels)
+      throw FileError(tw::format("{}: it has {} channels; allowed are 1 to {}", name_, channels, kMostChannels));
+    const std::size_t each = static_cast<std::size_t>(channels), count = interleaved.size() / each;
+    mono_.resize(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      double sum = 0;
+      for (std::size_t c = 0; c < each; ++c) {
+        const float sample = interleaved[i * each + c];
+        if (!(std::abs(sample) <= kLargestSample))
+          throw FileError(
+              tw::format("{}: the sample at {:.6f} s is {}", name_, static_cast<double>(frames_ + std::int64_t(i)) / rate_, sample));
+        sum += sample;
+      }
+      mono_[i] = static_cast<float>(sum / channels);
+    }
+    frames_ += static_cast<std::int64_t>(count);
+    if (seconds() > options_.longest_seconds)
+      throw FileError(tw::format("{}: it holds more than {:.0f} s of audio; that is the limit", name_, options_.longest_seconds));
+    if (count > 0) resampler_->process(mono_, samples_);
+  }
+
+  std::int64_t frames() const { return frames_; }
+  double seconds() const { return rate_ == 0 ? 0 : static_cast<double>(frames_) / rate_; }
+
+  /// All samples. Throws if there are none.
+  std::vector<float> finish() {
+    if (frames_ == 0) throw FileError(tw::format("{}: it holds no audio: 0 samples", name_));
+    resampler_->process({}, samples_);
+    return std::move(samples_);
+  }
+
+ private:
+  const std::string& name_;
+  const AudioOptions& options_;
+  int rate_ = 0;
+  std::int64_t frames_ = 0;  // of the file
+  std::optional<Resampler> resampler_;
+  std::vector<float> mono_, samples_;
+};
+
 /// All samples that libsndfile reads from `stream`. Throws if it cannot read all.
 std::vector<float> decode(VirtualFile& stream, Format format, const std::string& name, const AudioOptions& options) {
   SF_INFO info{};
   const std::unique_ptr<SNDFILE, Close> file = open(stream, info, format, name);
-  if (info.samplerate < kLowestRate || info.samplerate > kHighestRate)
-    throw FileError(tw::format("{}: its sampling rate is {} Hz; allowed are {} to {}", name, info.samplerate, kLowestRate, kHighestRate));
-  if (info.channels < 1 || info.channels > 1024)
-    throw FileError(tw::format("{}: it has {} channels; allowed are 1 to 1024", name, info.channels));
-
-  const std::size_t channels = static_cast<std::size_t>(info.channels);
-  const sf_count_t block = std::max<sf_count_t>(1, (1 << 16) / info.channels);
-  std::vector<float> interleaved(static_cast<std::size_t>(block) * channels), mono(static_cast<std::size_t>(block));
-  std::vector<float> samples;
+  Mixer mixer(name, options);
+  mixer.add({}, info.channels, info.samplerate);  // checks both
   // In most formats a sample takes at least one byte, which limits the number of samples. The length of a pipe is unknown.
-  const double expected = static_cast<double>(info.frames) * kSamplingRate / info.samplerate;
-  const std::int64_t most = stream.bytes.size().value_or(kMostExpected);
-  samples.reserve(static_cast<std::size_t>(std::clamp(expected + 1, 0.0, static_cast<double>(most))));
-
-  Resampler resampler(info.samplerate, name);
-  sf_count_t frames = 0;
+  mixer.reserve(static_cast<double>(info.frames) / info.samplerate, stream.bytes.size().value_or(kMostExpected));
+  const sf_count_t block = std::max<sf_count_t>(1, (1 << 16) / info.channels);
+  std::vector<float> interleaved(static_cast<std::size_t>(block * info.channels));
   while (const sf_count_t count = sf_readf_float(file.get(), interleaved.data(), block)) {
     if (count < 0) break;
-    for (sf_count_t i = 0; i < count; ++i) {
-      double sum = 0;
-      for (std::size_t c = 0; c < channels; ++c) {
-        const float sample = interleaved[static_cast<std::size_t>(i) * channels + c];
-        if (!(std::abs(sample) <= kLargestSample))
-          throw FileError(tw::format("{}: the sample at {:.6f} s is {}", name, static_cast<double>(frames + i) / info.samplerate, sample));
-        sum += sample;
-      }
-      mono[static_cast<std::size_t>(i)] = static_cast<float>(sum / static_cast<double>(channels));
-    }
-    frames += count;
-    if (static_cast<double>(frames) > options.longest_seconds * info.samplerate)
-      throw FileError(tw::format("{}: it holds more than {:.0f} s of audio; that is the limit", name, options.longest_seconds));
-    resampler.process(std::span(mono).first(static_cast<std::size_t>(count)), samples);
+    mixer.add(std::span(interleaved).first(static_cast<std::size_t>(count * info.channels)), info.channels, info.samplerate);
   }
-  const std::string when = tw::format(" after {:.3f} s", static_cast<double>(frames) / info.samplerate);
+  const sf_count_t frames = mixer.frames();
+  const std::string when = tw::format(" after {:.3f} s", mixer.seconds());
   std::int64_t there = stream.reached;  // and the rest, less than a sample, that libsndfile did not read
   while (stream.promised && static_cast<std::uint64_t>(there) < *stream.promised && stream.has(there)) ++there;
   const bool more = format == Format::riff && !stream.promised && stream.has(stream.size);
@@ -298,9 +338,26 @@ std::vector<float> decode(VirtualFile& stream, Format format, const std::string&
   if (more) throw FileError(tw::format("{}: it goes on{}, where 4 GiB of samples end; its format holds no more", name, when));
   if ((format == Format::flac || format == Format::aiff) && info.frames < SF_COUNT_MAX && frames < info.frames)
     truncated(name, tw::format("its header promises {} samples and {} are there", info.frames, frames), when);
-  if (frames == 0) throw FileError(tw::format("{}: it holds no audio: 0 samples", name));
-  resampler.process({}, samples);
-  return samples;
+  return mixer.finish();
+}
+
+/// All samples that FFmpeg's libraries read.
+std::vector<float> decode_av(Bytes& bytes, Format format, const std::string& name, const AudioOptions& options) {
+  if (format == Format::mp4) check_mp4_boxes(bytes, name);
+  if (format == Format::matroska) check_matroska_elements(bytes, name);
+  if (format == Format::adts) check_adts_frames(bytes, name);
+  Mixer mixer(name, options);
+  const std::string& problem = av_module_problem();
+  const bool known = problem.empty() && decode_with_av(bytes, name, [&](std::span<const float> samples, int channels, int rate) {
+                       mixer.add(samples, channels, rate);
+                     });
+  if (known) return mixer.finish();
+  if (problem.empty() || format == Format::unknown)
+    throw FileError(
+        tw::format("{}: no audio that can be read (WAV, FLAC, OGG Vorbis, Opus, MP3, AIFF{} can); other audio must be converted, as in: {}",
+                   name, problem.empty() ? ", webm, m4a and AAC" : "", ffmpeg_command(name)));
+  throw FileError(tw::format("{}: {} needs FFmpeg's libraries, and the module for them cannot be loaded ({}); convert the file: {}", name,
+                             name_of(format), problem, ffmpeg_command(name)));
 }
 
 /// Whether libsndfile reads the format sequentially. For the others it seeks to the end first.
@@ -312,16 +369,12 @@ std::vector<float> decode(Bytes& bytes, const std::string& name, const AudioOpti
   const bool empty = bytes.read(0, &first, 1) == 0;
   if (!bytes.problem().empty()) throw FileError(tw::format("{}: {}", name, bytes.problem()));
   if (empty) throw FileError(tw::format("{}: empty", name));
-  if (format == Format::unknown)
-    throw FileError(tw::format(
-        "{}: no audio that can be read (WAV, FLAC, OGG Vorbis, Opus, MP3 and AIFF can); other audio must be converted, as in: {}", name,
-        ffmpeg_command(name)));
-  if (format == Format::mp4 || format == Format::adts || format == Format::matroska)
-    throw FileError(tw::format("{}: {} cannot be read; convert it: {}", name, name_of(format), ffmpeg_command(name)));
   if (!bytes.size() && !read_onward(format)) {
     SpooledBytes all(bytes, name);
     return decode(all, name, options);
   }
+  if (format == Format::unknown || format == Format::mp4 || format == Format::adts || format == Format::matroska)
+    return decode_av(bytes, format, name, options);
   VirtualFile stream{.bytes = bytes, .size = bytes.size().value_or(kEndless)};
   if (format == Format::riff) {
     WavView view = view_wav(bytes, name);

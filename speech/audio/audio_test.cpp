@@ -411,19 +411,15 @@ TEST_F(AudioFiles, WhatIsNoFileIsNamed) {
 }
 
 TEST_F(AudioFiles, OtherFormatsAreRefusedWithTheCommandThatConverts) {
-  const std::string rest(100, 'x');
-  const std::string mp4 = std::string("\0\0\0\x20", 4) + "ftypM4A " + rest;
-  expect_error<FileError>([&] { load_audio(write("talk.m4a", mp4)); },
-                          {path("talk.m4a") + ": MP4", "ffmpeg -i " + path("talk.m4a") + " -ar 16000 -ac 1 " + path("talk.wav")});
-  expect_error<FileError>([&] { decode_audio(mp4, "it's mine.m4a"); },
+  const std::string text = "Dear diary, today ...";
+  expect_error<FileError>([&] { load_audio(write("diary.txt", text)); },
+                          {path("diary.txt") + ": no audio that can be read", "WAV, FLAC, OGG",
+                           "ffmpeg -i " + path("diary.txt") + " -ar 16000 -ac 1 " + path("diary.wav")});
+  expect_error<FileError>([&] { decode_audio(text, "it's mine.m4a"); },
                           {"ffmpeg -i 'it'\\''s mine.m4a' -ar 16000 -ac 1 'it'\\''s mine.wav'"});
-  expect_error<FileError>([&] { decode_audio(mp4, "misnamed.wav"); }, {"ffmpeg -i misnamed.wav -ar 16000 -ac 1 misnamed-16k.wav"});
-  expect_error<FileError>([&] { decode_audio(mp4, "standard input"); },
-                          {"standard input: MP4", "ffmpeg -i talk.m4a -ar 16000 -ac 1 talk.wav"});
-  expect_error<FileError>([&] { decode_audio("\xFF\xF1\x50\x80" + rest, "x.aac"); }, {"x.aac: AAC", "ffmpeg -i x.aac"});
-  expect_error<FileError>([&] { decode_audio("\x1A\x45\xDF\xA3" + rest, "x.webm"); }, {"x.webm: Matroska (webm)", "ffmpeg -i x.webm"});
-  expect_error<FileError>([&] { decode_audio("Dear diary, today ...", "diary.txt"); },
-                          {"diary.txt: no audio that can be read", "WAV, FLAC, OGG"});
+  expect_error<FileError>([&] { decode_audio(text, "misnamed.wav"); }, {"ffmpeg -i misnamed.wav -ar 16000 -ac 1 misnamed-16k.wav"});
+  expect_error<FileError>([&] { decode_audio(text, "standard input"); },
+                          {"standard input: no", "ffmpeg -i talk.m4a -ar 16000 -ac 1 talk.wav"});
   expect_error<FileError>([&] { decode_audio("x", "x.wav"); }, {"x.wav: no audio that can be read"});
 }
 
