@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "runtime/format.hpp"
+#include "speech/audio/audio.hpp"
 #include "tilewave/error.hpp"
 
 namespace tw::speech {
@@ -185,11 +186,9 @@ class Cutter {
   std::int64_t step_, longest_;
 };
 
-}  // namespace
-
-std::vector<Segment> cut_at_silences(std::span<const float> samples, const SegmentOptions& options) {
-  check(options);
-  const std::int64_t size = static_cast<std::int64_t>(samples.size());
+/// Rules 2 to 4 on the steps of `samples` that are active.
+std::vector<Segment> cut(std::int64_t size, const std::vector<double>& power, const std::vector<char>& active,
+                         const SegmentOptions& options) {
   const std::int64_t step = options.sampling_rate / kStepsPerSecond;
   const auto in_samples = [&](double seconds) { return static_cast<std::int64_t>(seconds * options.sampling_rate); };
   const std::int64_t longest = in_samples(options.longest_seconds), margin = in_samples(options.margin_seconds);
@@ -197,8 +196,6 @@ std::vector<Segment> cut_at_silences(std::span<const float> samples, const Segme
   // At most a third of a segment, so that it can be cut outside the pause in which it begins.
   const std::int64_t join_below = in_samples(std::min(options.join_below_seconds, options.longest_seconds / 3));
 
-  const std::vector<double> power = powers(samples, static_cast<std::size_t>(step));
-  const std::vector<char> active = active_steps(power);
   std::vector<char> speech(active.size());  // active and not a click
   std::vector<Segment> islands;             // rule 3, without margins
   for (const Run& run : find_runs(active)) {
@@ -228,6 +225,41 @@ std::vector<Segment> cut_at_silences(std::span<const float> samples, const Segme
     segments.push_back({begin, island.end + std::min({margin, after, longest - (island.end - begin)})});
   }
   return segments;
+}
+
+}  // namespace
+
+std::vector<Segment> cut_at_silences(std::span<const float> samples, const SegmentOptions& options) {
+  check(options);
+  const std::vector<double> power = powers(samples, static_cast<std::size_t>(options.sampling_rate / kStepsPerSecond));
+  return cut(std::ssize(samples), power, active_steps(power), options);
+}
+
+std::vector<Segment> cut_at_speech(std::span<const float> samples, const SegmentOptions& options) {
+  check(options);
+  if (options.sampling_rate != kSamplingRate)
+    throw InvalidArgument(
+        tw::format("segments: sampling_rate is {}; voice activity is detected at {} only", options.sampling_rate, kSamplingRate));
+  constexpr std::int64_t kStep = kSamplingRate / kStepsPerSecond;
+  const std::vector<double> power = powers(samples, kStep);
+  std::vector<char> active(power.size());
+  // Without margins and with all pauses, which rules 2 to 4 judge.
+  for (const Segment& span : detect_speech(samples, {.prefix_seconds = 0, .suffix_seconds = 0, .silence_seconds = 0.1}))
+    std::fill(active.begin() + span.begin / kStep, active.begin() + std::min((span.end + kStep - 1) / kStep, std::ssize(active)), char{1});
+  return cut(std::ssize(samples), power, active, options);
+}
+
+std::vector<Segment> segments_of(std::span<const float> samples, Segmentation segmentation, double longest_seconds) {
+  switch (segmentation) {
+    case Segmentation::automatic:
+      return cut_at_silences(samples, {.longest_seconds = longest_seconds});
+    case Segmentation::vad:
+      return cut_at_speech(samples, {.longest_seconds = longest_seconds});
+    case Segmentation::none:
+      break;
+  }
+  if (samples.empty()) return {};
+  return {{0, std::ssize(samples)}};
 }
 
 }  // namespace tw::speech

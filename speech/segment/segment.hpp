@@ -1,18 +1,12 @@
 #pragma once
 
-#include <cstdint>
 #include <span>
 #include <vector>
 
+#include "tilewave/speech.hpp"
+#include "tilewave/voice_activity.hpp"
+
 namespace tw::speech {
-
-/// Samples [begin, end).
-struct Segment {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-
-  friend bool operator==(const Segment&, const Segment&) = default;
-};
 
 struct SegmentOptions {
   int sampling_rate = 16000;      ///< of the samples, in Hz
@@ -38,5 +32,11 @@ struct SegmentOptions {
 /// segment. The result depends only on the samples. Throws InvalidArgument for options out of range: a sampling rate of 1000 to
 /// 768000 Hz, longest_seconds of 1 to 3600, join_below_seconds of 0.3 to 3600, margin_seconds of 0 to 1.
 std::vector<Segment> cut_at_silences(std::span<const float> samples, const SegmentOptions& options = {});
+
+/// The same with another rule 1: the steps that detect_speech() takes for speech are active. The sampling rate must be 16 kHz.
+std::vector<Segment> cut_at_speech(std::span<const float> samples, const SegmentOptions& options = {});
+
+/// The segments that a recording at 16 kHz is transcribed in; with Segmentation::none all of it is one, unless it is empty.
+std::vector<Segment> segments_of(std::span<const float> samples, Segmentation segmentation, double longest_seconds);
 
 }  // namespace tw::speech
