@@ -158,6 +158,9 @@ tw_status tw_set_gpu_target(const char* target) {
     tw::set_gpu_target(tw::parse_gpu_target(target));
   });
 }
+tw_status tw_set_cpu_threads(int32_t threads) {
+  return guard([&] { tw::set_cpu_threads(threads); });
+}
 tw_status tw_add(const tw_tensor* a, const tw_tensor* b, const tw_tensor* y, void* cuda_stream) {
   return guard([&] { of_two(tw::add, "a", a, "b", b, y, cuda_stream); });
 }

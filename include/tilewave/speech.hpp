@@ -63,6 +63,7 @@ void convert_checkpoint(const std::filesystem::path& directory, const std::files
 enum class Segmentation {
   automatic,  ///< cuts audio at silences into segments of at most 30 s, or the checkpoint's limit, and transcribes them separately; skips
               ///< silence
+  vad,        ///< the same, but keeps what voice activity detection takes for speech (voice_activity.hpp): better in noise
   none        ///< windows of 30 s in one prompt, as in the reference implementation; the model's context limits the length
 };
 
@@ -75,6 +76,7 @@ struct TranscribeOptions {
   std::uint64_t seed = 0;    ///< with a temperature: the same seed gives the same text
   int batch = 8;             ///< segments per batch, 1 to 16; does not change the text (in f32, exactly)
   bool ignore_end = false;   ///< always generate max_new_tokens; for benchmarks
+  bool logprobs = false;     ///< fill TranscriptSegment::logprobs and ::token_texts
   /// Called with each piece of text as it is produced: files and segments in order, whole characters. The pieces of a file together are its
   /// text.
   std::function<void(std::size_t file, std::string_view text)> on_text = {};
@@ -88,6 +90,10 @@ struct TranscriptSegment {
   double begin = 0, end = 0;  ///< seconds
   std::string text;
   std::vector<int> tokens;  ///< without the end token
+  /// With TranscribeOptions::logprobs, for each token: the natural logarithm of its probability at temperature 1, and the text that it
+  /// completes, in whole characters.
+  std::vector<float> logprobs = {};
+  std::vector<std::string> token_texts = {};
   bool truncated = false;   ///< ended by max_new_tokens or the model's context, not by the model
   bool repetition = false;  ///< ended because the model repeated itself endlessly
 };
@@ -107,6 +113,8 @@ struct Transcript {
   std::vector<TranscriptSegment> segments;
   double duration = 0;  ///< seconds of audio
   bool truncated = false;
+  std::int64_t prompt_tokens = 0;  ///< of all segments
+  std::int64_t audio_tokens = 0;   ///< those of them that stand for audio
 };
 
 struct Transcripts {

@@ -18,7 +18,8 @@ typedef enum {
   TW_COMPILE_ERROR = 4,
   TW_FAILURE = 5,
   TW_FILE_ERROR = 6,
-  TW_CANCELLED = 7
+  TW_CANCELLED = 7,
+  TW_QUEUE_FULL = 8
 } tw_status;
 
 typedef enum {
@@ -53,6 +54,9 @@ const char* tw_version(void);
 /* Sets the target of GPU kernels in the whole process: "auto" (the default), "sm_90a" (Hopper), or "cuda" (any NVIDIA GPU
  * since compute capability 8.0). */
 tw_status tw_set_gpu_target(const char* target);
+
+/* Sets the number of threads of the CPU target in the whole process: 1 to 1024. The default is the cores that the process may use. */
+tw_status tw_set_cpu_threads(int32_t threads);
 
 /* The operations of the C++ interface. The headers tilewave/NAME.hpp give the shapes and dtypes of each.
  *
@@ -216,7 +220,7 @@ typedef struct {
   const char* weights; /* of linear layers: "plain" (default), "int8", "fp8", "int4", "int4:128", "int4:32:zeros" ... */
 } tw_load_options;
 
-typedef enum { TW_SEGMENTATION_AUTOMATIC = 0, TW_SEGMENTATION_NONE = 1 } tw_segmentation;
+typedef enum { TW_SEGMENTATION_AUTOMATIC = 0, TW_SEGMENTATION_NONE = 1, TW_SEGMENTATION_VAD = 2 } tw_segmentation;
 
 typedef struct {
   size_t struct_size;
@@ -260,6 +264,65 @@ const char* tw_transcript_text(const tw_transcript* transcript);
 size_t tw_transcript_segment_count(const tw_transcript* transcript);
 /* Fills *segment; the caller sets its struct_size first. TW_INVALID_ARGUMENT if the index is not below the count. */
 tw_status tw_transcript_segment_at(const tw_transcript* transcript, size_t index, tw_transcript_segment* segment);
+
+/* A recording: mono samples at 16 kHz. */
+typedef struct tw_audio tw_audio;
+
+/* Decodes a file, or a file's bytes; messages of errors begin with `name`. *audio is set on success only. */
+tw_status tw_audio_read_file(const char* file, tw_audio** audio);
+tw_status tw_audio_read_bytes(const void* bytes, size_t count, const char* name, tw_audio** audio);
+const float* tw_audio_samples(const tw_audio* audio); /* valid as long as the audio */
+size_t tw_audio_sample_count(const tw_audio* audio);
+void tw_audio_free(tw_audio* audio); /* null is fine */
+
+/* tilewave/speech_engine.hpp: a loaded model that many requests share, at any time and from any thread. One thread at a time makes
+ * progress, in tw_engine_step or tw_engine_run, and calls the callbacks. */
+typedef struct tw_engine tw_engine;
+
+typedef struct {
+  size_t struct_size;
+  int32_t batch;          /* sequences that are decoded together, 1 to 16 on the CPU, to 256 on a GPU; default 16, or 64 on a GPU */
+  int32_t prefill_tokens; /* tokens of prompts to process between two decoding steps; default 1024 */
+  int64_t cache_tokens;   /* tokens that the key-value cache holds; default 1024 for each of `batch` */
+  size_t queue;           /* requests that may wait; default 256 */
+} tw_engine_options;
+
+/* How a request ended. Valid during the callback. */
+typedef struct {
+  size_t struct_size;
+  tw_status status;           /* TW_CANCELLED after tw_engine_cancel, tw_engine_free, or when on_text said so */
+  const char* error;          /* the message; "" for TW_OK */
+  tw_transcript* transcript;  /* for TW_OK; now the callee's, which calls tw_transcript_free */
+  double waiting, first_text; /* seconds from submission to the first stage, and to the first token (0: none) */
+  double total;               /* seconds from submission to the end */
+} tw_completion;
+
+typedef void (*tw_on_done)(void* user, const tw_completion* completion);
+
+typedef struct {
+  size_t struct_size;
+  size_t waiting, running, sequences; /* requests not begun, begun; segments in the decoding batch */
+  int64_t cache_tokens, cache_tokens_used;
+} tw_engine_counters;
+
+tw_status tw_engine_load(const char* model, const tw_load_options* load, const tw_engine_options* options, tw_engine** engine);
+/* Requests that have not ended end with TW_CANCELLED. tw_engine_run must have returned. Null is fine. */
+void tw_engine_free(tw_engine* engine);
+
+/* Queues a request and copies its samples (mono, 16 kHz). `client`: clients get equal shares of the work. `on_done` is called once, unless
+ * this fails: TW_QUEUE_FULL, TW_INVALID_ARGUMENT. options->batch must be 0. `id`, which may be null, is for tw_engine_cancel. Callbacks
+ * may submit and cancel. */
+tw_status tw_engine_submit(tw_engine* engine, const float* samples, size_t count, const tw_transcribe_options* options, uint64_t client,
+                           tw_on_done on_done, void* user, uint64_t* id);
+/* Ends a request at the next step. Nothing happens if it has ended already. */
+tw_status tw_engine_cancel(tw_engine* engine, uint64_t id);
+/* Does the next piece of work. *more, unless null: 1 if there is more to do. */
+tw_status tw_engine_step(tw_engine* engine, int32_t* more);
+/* Calls tw_engine_step, and sleeps while there is nothing to do, until tw_engine_stop. */
+tw_status tw_engine_run(tw_engine* engine);
+tw_status tw_engine_stop(tw_engine* engine); /* any thread; for good */
+/* Fills *counters; the caller sets its struct_size first. Any thread. */
+tw_status tw_engine_read_counters(const tw_engine* engine, tw_engine_counters* counters);
 
 #ifdef __cplusplus
 }

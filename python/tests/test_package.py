@@ -98,7 +98,7 @@ def test_type_checkers_are_told_every_name():
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
     )
     told = {alias.asname for node in block.body for alias in node.names}
-    assert told == {*tilewave._MODULES, *tilewave._SDPA, "Transcriber", "check_contents"}
+    assert told == {*tilewave._MODULES, *tilewave._SDPA, *tilewave._PLACES}
     assert (ROOT / "tilewave/py.typed").exists()
 
 

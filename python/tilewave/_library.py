@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 import os
 import pathlib
 import re
@@ -26,8 +27,12 @@ class Cancelled(RuntimeError):
     """A callback asked to stop."""
 
 
+class QueueFull(RuntimeError):
+    """An engine has as many waiting requests as it may."""
+
+
 # tw_status
-_ERRORS = {1: ValueError, 2: MemoryError, 3: DeviceError, 4: CompileError, 5: RuntimeError, 6: OSError, 7: Cancelled}
+_ERRORS = {1: ValueError, 2: MemoryError, 3: DeviceError, 4: CompileError, 5: RuntimeError, 6: OSError, 7: Cancelled, 8: QueueFull}
 
 _TENSOR = ctypes.c_char_p  # a tw_tensor's bytes (_arrays.py), or None
 _STREAM = ctypes.c_void_p
@@ -215,6 +220,8 @@ def library() -> ctypes.CDLL:
         loaded.tw_last_error.argtypes = []
         loaded.tw_set_gpu_target.restype = ctypes.c_int
         loaded.tw_set_gpu_target.argtypes = [ctypes.c_char_p]
+        loaded.tw_set_cpu_threads.restype = ctypes.c_int
+        loaded.tw_set_cpu_threads.argtypes = [ctypes.c_int32]
         for name, arguments in _FUNCTIONS.items():
             function = getattr(loaded, name)
             function.argtypes = [*arguments, _STREAM]
@@ -229,13 +236,31 @@ def check(status: int, library: ctypes.CDLL, renamed: str = "") -> None:
     message = library.tw_last_error().decode()
     if renamed:
         message = re.sub(rf"\b{renamed}\b(?!\[)", "out", message)
-    raise _ERRORS.get(status, RuntimeError)(message)
+    raise exception(status, message)
+
+
+def exception(status: int, message: str) -> Exception:
+    """The exception for `status`, which is not 0."""
+    return _ERRORS.get(status, RuntimeError)(message)
 
 
 def set_gpu_target(target: str) -> None:
     """Sets the target of GPU kernels for future calls in the whole process: "auto" (the default), "sm_90a" (Hopper), or "cuda" (any NVIDIA GPU since compute
     capability 8.0)."""
     status = library().tw_set_gpu_target(target.encode())
+    if status:
+        check(status, library())
+
+
+def set_cpu_threads(threads: int) -> None:
+    """Sets the number of threads of the CPU target in the whole process: 1 to 1024. The default is the cores that the process may use."""
+    try:
+        threads = operator.index(threads)
+    except TypeError:
+        raise TypeError(f"threads is {threads!r}; allowed: an integer") from None
+    if not 1 <= threads <= 1024:
+        raise ValueError(f"threads is {threads}; allowed: 1 to 1024")
+    status = library().tw_set_cpu_threads(threads)
     if status:
         check(status, library())
 

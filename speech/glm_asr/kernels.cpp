@@ -18,10 +18,11 @@ using models::Weights;
 
 namespace {
 
-// What Transcriber does at most at a time.
-constexpr int kMostWindows = 8, kMostSequences = 16;
+constexpr int kMostWindows = 8;  // that Scheduler encodes together
+constexpr int kSmallBatch = 16;  // of the decoder, Transcriber's largest
+constexpr int kMostSequences = 256;
 
-/// The stages of Transcriber, for a model without numbers.
+/// The stages of Scheduler, for a model without numbers.
 class Stages {
  public:
   Stages(const GlmAsrConfig& config, Weights& weights, DType dtype, const Stream& stream) : config_(config), stream_(stream) {
@@ -46,9 +47,8 @@ class Stages {
 
   /// A step of `sequences` sequences that hold `length` tokens each.
   void decode(int sequences, int length) const {
-    std::vector<KvCache> caches;
+    std::vector<KvCache> caches = decoder_->make_caches(sequences, length + 1, stream_);
     std::vector<KvCache*> pointers;
-    for (int i = 0; i < sequences; ++i) caches.push_back(decoder_->make_cache(length + 1, stream_));
     for (KvCache& cache : caches) {
       cache.length = length;
       pointers.push_back(&cache);
@@ -80,7 +80,7 @@ std::vector<KernelSpec> kernels_of(const GlmAsrConfig& config, Weights weights, 
   // Heuristics depend on how many tiles a length fills: larger steps for larger lengths do.
   const int context = config.decoder.max_positions;
   for (int length = 1; length < context; length += std::max(1, length / 8)) stages.prefill(length);
-  for (int sequences = 1; sequences <= kMostSequences; ++sequences)
+  for (int sequences = 1; sequences <= kMostSequences; sequences += sequences < kSmallBatch ? 1 : sequences / 2)
     for (const int length : {1, std::min(512, context - 1), context - 1}) stages.decode(sequences, length);
   return run.kernels();
 }

@@ -142,6 +142,15 @@ GlmAsr GlmAsr::load(const std::filesystem::path& model, LoadOptions& options, co
   return is_gguf(model, options) ? load_gguf(model, options, stream) : load_directory(model, options, stream);
 }
 
+ModelSize GlmAsr::size() const {
+  const auto each = static_cast<std::int64_t>(size_of(decoder.dtype()));
+  const models::LlamaConfig& d = decoder.config();
+  const std::int64_t kv = std::int64_t{d.kv_heads} * d.head_dim, decode = decoder.bytes_per_step();
+  const std::int64_t embedding = decoder.tied() ? 0 : each * d.vocabulary * d.hidden;
+  const EncoderSize encoder_size = encoder.size();
+  return {decode + embedding + encoder_size.weight_bytes, decode, each * 2 * kv * d.layers, encoder_size.flops};
+}
+
 std::vector<int> GlmAsr::prompt(std::string_view text, int audio_embeddings) const {
   std::vector<int> ids;
   const auto special = [&](const char* token) { ids.push_back(*tokenizer.token_id(token)); };

@@ -26,6 +26,8 @@ struct GlmAsr {
   /// afterwards.
   static GlmAsr load(const std::filesystem::path& model, LoadOptions& options, const Stream& stream);
 
+  ModelSize size() const;
+
   /// The prompt's tokens: the user's turn with `audio_embeddings` placeholders for audio and `text`, then the start of the assistant's.
   std::vector<int> prompt(std::string_view text, int audio_embeddings) const;
 
