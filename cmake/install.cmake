@@ -16,10 +16,14 @@ install(DIRECTORY include/tilewave DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES
 install(TARGETS tilewave tilewave_shared EXPORT TilewaveTargets)
 if(TARGET tilewave_speech)
   install(TARGETS tilewave_speech tilewave_speech_shared EXPORT TilewaveTargets)
+  if(TARGET tilewave_av)
+    install(TARGETS tilewave_av LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  endif()
   install(DIRECTORY assets/digits DESTINATION ${CMAKE_INSTALL_DATADIR}/tilewave/models)
 endif()
 if(TILEWAVE_APPS)
   install(TARGETS tilewave_cli)
+  install(DIRECTORY assets/samples DESTINATION ${CMAKE_INSTALL_DATADIR}/tilewave)  # the server's page offers them
 endif()
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/tilewave)
 

@@ -7,6 +7,9 @@ foreach(library tilewave_shared tilewave_speech_shared)
   install(TARGETS ${library} LIBRARY DESTINATION tilewave/lib COMPONENT wheel)
 endforeach()
 
+if(TARGET tilewave_av)
+  install(TARGETS tilewave_av LIBRARY DESTINATION tilewave/lib COMPONENT wheel)
+endif()
 install(TARGETS tilewave_cli RUNTIME DESTINATION tilewave/bin COMPONENT wheel)
 install(DIRECTORY assets/digits DESTINATION tilewave/share/tilewave/models COMPONENT wheel)
 

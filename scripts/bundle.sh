@@ -55,6 +55,7 @@ stage=build/bundle/$name
 archive=build/$name.tar.gz
 rm -rf build/bundle "$archive"
 cmake --install build --prefix "$stage" --strip >/dev/null
+rm -f "$stage/lib/libtilewave_av.so"  # FFmpeg's libraries, of 170 MB and under the GPL, would have to be packed with it
 
 mkdir "$stage/tests"
 for program in build/tests/*_tests; do

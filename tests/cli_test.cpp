@@ -27,9 +27,28 @@ using tw::test::read;
 class Cli : public tw::test::CommandLine {};
 
 TEST_F(Cli, EverySubcommandHasHelp) {
-  for (const char* command : {"", "transcribe", "convert", "devices", "kernels", "kernels list", "kernels source", "kernels layout",
-                              "kernels compile", "kernels analyze", "bench", "bench transcribe", "tune", "profile", "profile transcribe",
-                              "debug", "debug transcribe", "help", "completion"}) {
+  for (const char* command : {"",
+                              "transcribe",
+                              "listen",
+                              "serve",
+                              "vad",
+                              "convert",
+                              "devices",
+                              "kernels",
+                              "kernels list",
+                              "kernels source",
+                              "kernels layout",
+                              "kernels compile",
+                              "kernels analyze",
+                              "bench",
+                              "bench transcribe",
+                              "tune",
+                              "profile",
+                              "profile transcribe",
+                              "debug",
+                              "debug transcribe",
+                              "help",
+                              "completion"}) {
     for (const char* flag : {"--help", "-h"}) {
       const Outcome outcome = run(tw::format("{} {}", command, flag));
       EXPECT_EQ(outcome.code, 0) << command;
@@ -51,7 +70,7 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
     const char* part;
   } const cases[] = {
       {"", "--help"},
-      {"frobnicate", "\"frobnicate\"; there are: transcribe, convert, devices, kernels, bench, tune"},
+      {"frobnicate", "\"frobnicate\"; there are: transcribe, listen, serve, convert, vad, devices, kernels, bench, tune"},
       {"benhc", "did you mean \"bench\""},
       {"frobnicate --help", "\"frobnicate\"; there are: transcribe"},
       {"--help frobnicate", "\"frobnicate\"; there are: transcribe"},
@@ -187,11 +206,11 @@ TEST_F(Cli, CompletionOffersWhatIsThere) {
     return all;
   };
   using Words = std::vector<std::string>;
-  EXPECT_EQ(offered("''"),
-            (Words{"words", "bench", "completion", "convert", "debug", "devices", "help", "kernels", "profile", "transcribe", "tune"}));
+  EXPECT_EQ(offered("''"), (Words{"words", "bench", "completion", "convert", "debug", "devices", "help", "kernels", "listen", "profile",
+                                  "serve", "transcribe", "tune", "vad"}));
   EXPECT_EQ(offered("kernels ''"), (Words{"words", "analyze", "compile", "layout", "list", "source", "warm"}));
   EXPECT_EQ(offered("kernels list --"), (Words{"words", "--help", "--json"}));
-  EXPECT_EQ(offered("transcribe --format ''"), (Words{"words", "json", "srt", "text", "vtt"}));
+  EXPECT_EQ(offered("transcribe --format ''"), (Words{"words", "csv", "json", "lrc", "srt", "text", "verbose_json", "vtt"}));
   EXPECT_EQ(offered("transcribe --format = s"), (Words{"words", "srt"}));  // as bash cuts it
   EXPECT_EQ(offered("transcribe --format=s"), (Words{"words", "--format=srt"}));
   EXPECT_EQ(offered("transcribe --json ''"), Words{"files"});
@@ -200,6 +219,9 @@ TEST_F(Cli, CompletionOffersWhatIsThere) {
   EXPECT_EQ(offered("transcribe --model ''"), Words{"files"});
   EXPECT_EQ(offered("convert a b --weights i"), (Words{"words", "int4", "int4:128", "int4:128:zeros", "int4:32:zeros", "int8"}));
   EXPECT_EQ(offered("transcribe --seed 1"), Words{"words"});
+  EXPECT_EQ(offered("transcribe --log"), (Words{"words", "--logprobs"}));
+  EXPECT_EQ(offered("listen --input ''"), Words{"files"});
+  EXPECT_EQ(offered("listen --p"), (Words{"words", "--pcm16", "--prompt"}));
   EXPECT_EQ(offered("bench gem"), (Words{"words", "gemm"}));
   EXPECT_EQ(offered("bench gemm tran"), (Words{"words", "transcribe", "transpose"}));
   EXPECT_EQ(offered("bench --device cu"), (Words{"words", "cuda"}));
@@ -235,6 +257,37 @@ TEST_F(Cli, ShellsAcceptTheirScripts) {
     const std::string check = tw::format("! command -v {0} >/dev/null || {0} -n '{1}/{0}'", shell, folder().string());
     EXPECT_EQ(std::system(check.c_str()), 0) << shell;
   }
+}
+
+// It is made of what --help shows.
+TEST_F(Cli, ManualPage) {
+  const Outcome page = run("__man");
+  EXPECT_EQ(page.code, 0) << page.err;
+  EXPECT_EQ(page.out.find("\n\n"), std::string::npos);  // an empty line is a mistake in roff
+  const auto escaped = [](std::string text) {
+    for (std::size_t at = 0; (at = text.find('-', at)) != text.npos; at += 2) text.insert(at, 1, '\\');
+    return text;
+  };
+  for (const char* command : {"transcribe", "listen", "serve", "kernels compile", "bench transcribe"}) {
+    const std::size_t begin = page.out.find(tw::format("\n.SS tilewave {}", command)), end = page.out.find("\n.S", begin + 1);
+    ASSERT_NE(begin, std::string::npos) << command;
+    const std::string section = page.out.substr(begin, end - begin);
+    std::istringstream options(run(tw::format("__complete {} --", command)).out);
+    int count = 0;
+    for (std::string line; std::getline(options, line);) {
+      if (!line.starts_with("--") || line.starts_with("--help")) continue;
+      EXPECT_NE(section.find(escaped(line.substr(0, line.find('\t')))), std::string::npos) << line;
+      ++count;
+    }
+    EXPECT_GT(count, 3) << command;
+  }
+  EXPECT_NE(page.out.find("\\fB\\-\\-batch\\fR \\fIINT\\fR\nSegments per batch; does not change the text. Allowed: 1 to 16. Default: 8.\n"),
+            std::string::npos);
+  EXPECT_NE(page.out.find("\n.B TILEWAVE_CACHE\n"), std::string::npos);
+  std::ofstream(folder() / "page") << page.out;
+  const std::string check =
+      tw::format("! command -v groff >/dev/null || test -z \"$(groff -man -Tutf8 -ww -z '{}/page' 2>&1)\"", folder().string());
+  EXPECT_EQ(std::system(check.c_str()), 0);
 }
 
 TEST_F(Cli, NearNamesAreSuggested) {

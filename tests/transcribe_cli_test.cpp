@@ -72,17 +72,18 @@ TEST_F(Transcribe, FilesThatAreNoRecordings) {
   write("text.wav", "Dear Sir or Madam");
   write("header.wav", whole.substr(0, 30));
   write("half.wav", whole.substr(0, whole.size() / 2));
+  fs::create_directory(folder() / "empty");
   const std::string in = "'" + folder().string() + "/";
-  const Outcome outcome = transcribe(tw::format("{0}empty.wav' {0}text.wav' {0}header.wav' {0}half.wav' {0}' {1}", in, sample(2)));
+  const Outcome outcome = transcribe(tw::format("{0}empty.wav' {0}text.wav' {0}header.wav' {0}half.wav' {0}empty/' {1}", in, sample(2)));
   EXPECT_EQ(outcome.code, 1);
   EXPECT_EQ(outcome.out, labelled(2));
   const std::vector<std::string> messages = lines(outcome.err);
   ASSERT_EQ(messages.size(), 5u) << outcome.err;
-  const char* const parts[][2] = {{"empty.wav: ", "empty"},
+  const char* const parts[][2] = {{"empty/: ", "no recordings in this folder"},
+                                  {"empty.wav: ", "empty"},
                                   {"text.wav: ", "ffmpeg -i"},
                                   {"header.wav: ", "cannot be read as WAV"},
-                                  {"half.wav: ", "truncated"},
-                                  {"", "folder"}};
+                                  {"half.wav: ", "truncated"}};
   for (std::size_t i = 0; i < messages.size(); ++i) {
     EXPECT_EQ(messages[i].rfind("tilewave: " + folder().string() + "/" + parts[i][0], 0), 0u) << messages[i];
     EXPECT_NE(messages[i].find(parts[i][1]), std::string::npos) << messages[i];
@@ -169,7 +170,67 @@ TEST_F(Transcribe, Subtitles) {
   EXPECT_EQ(vtt[1], "");
   EXPECT_TRUE(std::regex_match(vtt[2], std::regex(R"(00:00:\d\d\.\d{3} --> 00:00:\d\d\.\d{3})"))) << vtt[2];
   EXPECT_EQ(vtt[3], kWords[1]);
-  expect_message(transcribe(tw::format("--format srt {} {}", sample(1), sample(2))), 2, "need --output DIR");
+  const std::vector<std::string> lrc = lines(transcribe("--format lrc " + sample(1)).out);
+  ASSERT_EQ(lrc.size(), 2u);
+  EXPECT_TRUE(std::regex_match(lrc[1], std::regex(R"(\[00:\d\d\.\d\d\] )" + kWords[1]))) << lrc[1];
+  for (const char* format : {"srt", "vtt", "lrc"})
+    expect_message(transcribe(tw::format("--format {} {} {}", format, sample(1), sample(2))), 2,
+                   tw::format("--format {} with several recordings needs --output DIR", format));
+}
+
+TEST_F(Transcribe, Csv) {
+  const std::vector<std::string> one = lines(transcribe("--format csv " + sample(1)).out);
+  ASSERT_EQ(one.size(), 2u);
+  EXPECT_EQ(one[0], "start,end,text");
+  EXPECT_TRUE(std::regex_match(one[1], std::regex(tw::format("\\d+,\\d+,\"{}\"", kWords[1])))) << one[1];
+  // Several are one table. A name is quoted.
+  fs::copy_file(kRoot + "/assets/samples/digits-2.wav", folder() / "a \"b\".wav");
+  const std::vector<std::string> two = lines(transcribe(tw::format("--format csv {} {}", quoted(folder() / "a \"b\".wav"), sample(1))).out);
+  ASSERT_EQ(two.size(), 3u);
+  EXPECT_EQ(two[0], "file,start,end,text");
+  EXPECT_EQ(two[1].rfind(tw::format("\"{}/a \"\"b\"\".wav\",", folder().string()), 0), 0u) << two[1];
+  EXPECT_TRUE(two[1].ends_with(kWords[2] + "\"")) << two[1];
+  EXPECT_EQ(two[2], tw::format("\"{}/assets/samples/digits-1.wav\",", kRoot) + one[1]);
+}
+
+TEST_F(Transcribe, VerboseJson) {
+  const json one = json::parse(transcribe("--format verbose_json --temperature 0.5 --top-p 1e-9 " + sample(1)).out);
+  EXPECT_EQ(one.at("task"), "transcribe");
+  EXPECT_EQ(one.at("text"), kWords[1]);
+  EXPECT_EQ(one.at("segments").at(0).at("text"), kWords[1]);
+  EXPECT_EQ(one.at("segments").at(0).at("temperature"), 0.5);
+  EXPECT_LT(one.at("segments").at(0).at("avg_logprob").get<double>(), 0);  // also without --logprobs
+  EXPECT_FALSE(one.contains("file"));
+  EXPECT_FALSE(one.contains("logprobs"));
+  const std::vector<std::string> rows = lines(transcribe(tw::format("--format verbose_json {} {}", sample(1), sample(2))).out);
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(json::parse(rows[1]).at("file"), tw::format("{}/assets/samples/digits-2.wav", kRoot));
+  EXPECT_EQ(json::parse(rows[1]).at("text"), kWords[2]);
+  const fs::path out = folder() / "texts";
+  EXPECT_EQ(transcribe(tw::format("--format verbose_json --output {} {}", quoted(out / ""), sample(2))).code, 0);
+  EXPECT_EQ(json::parse(read(out / "digits-2.json")).at("text"), kWords[2]);
+}
+
+TEST_F(Transcribe, Logprobs) {
+  const auto expect_tokens = [](const json& tokens, int number, std::size_t count) {
+    std::string text;
+    ASSERT_EQ(tokens.size(), count);
+    for (const json& token : tokens) {
+      EXPECT_LE(token.at("logprob").get<double>(), 0);
+      EXPECT_GT(token.at("logprob").get<double>(), -1);  // it is sure of its digits
+      text += token.at("token").get<std::string>();
+    }
+    EXPECT_EQ(text.substr(text.find_first_not_of(' ')), kWords[number]);
+  };
+  const json row = json::parse(transcribe("--json --logprobs " + sample(1)).out);
+  const json& segment = row.at("segments").at(0);
+  expect_tokens(segment.at("logprobs"), 1, segment.at("tokens").size());
+  EXPECT_FALSE(json::parse(transcribe("--json " + sample(1)).out).at("segments").at(0).contains("logprobs"));
+  const json verbose = json::parse(transcribe("--format verbose_json --logprobs " + sample(2)).out);
+  expect_tokens(verbose.at("logprobs"), 2, verbose.at("segments").at(0).at("tokens").size());
+  for (const char* options : {"", "--format srt", "--output a.csv"})
+    expect_message(transcribe(tw::format("--logprobs {} {}", options, sample(1))), 2,
+                   "--logprobs needs --format json or verbose_json, or text");
 }
 
 // A random checkpoint at a high temperature says any byte.
@@ -221,7 +282,7 @@ TEST_F(Transcribe, OutputDirectory) {
   EXPECT_EQ(json::parse(read(out / "digits-2.json")).at("text"), kWords[2]);
   const fs::path other = folder() / "other";
   expect_message(transcribe(tw::format("--output {} {} {}", quoted(other), sample(1), sample(1))), 2,
-                 "two recordings would be written to " + (other / "digits-1.txt").string());
+                 "two recordings would be written to " + (other / "digits-1.wav.txt").string());
   EXPECT_FALSE(fs::exists(other));
 }
 
@@ -233,6 +294,8 @@ TEST_F(Transcribe, TheSuffixOfOutputImpliesTheFormat) {
   };
   EXPECT_EQ(written("a.srt").rfind("1\n00:00:", 0), 0u);
   EXPECT_EQ(written("a.VTT").rfind("WEBVTT\n", 0), 0u);
+  EXPECT_EQ(written("a.csv").rfind("start,end,text\n", 0), 0u);
+  EXPECT_EQ(written("a.LRC").rfind("[", 0), 0u);
   EXPECT_EQ(json::parse(written("a.json")).at("text"), kWords[2]);
   for (const char* name : {"a.md", ".srt"}) EXPECT_EQ(written(name), kWords[2] + "\n") << name;
   EXPECT_EQ(written("b.srt", "--format text"), kWords[2] + "\n");

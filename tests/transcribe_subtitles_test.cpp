@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "apps/tilewave/subtitles.hpp"
+#include "apps/formats/subtitles.hpp"
 
 namespace {
 
-using tw::cli::SubtitleFormat;
-using tw::cli::subtitles;
+using tw::formats::SubtitleFormat;
+using tw::formats::subtitles;
 using Segments = std::vector<tw::speech::TranscriptSegment>;
 
 TEST(Subtitles, OddTexts) {
@@ -38,6 +38,23 @@ TEST(Subtitles, OddTexts) {
     EXPECT_EQ(subtitles(segments, SubtitleFormat::srt), std::string("1\n00:00:01,000 --> 00:00:02,500\n") + each.srt + "\n\n");
     EXPECT_EQ(subtitles(segments, SubtitleFormat::vtt), std::string("WEBVTT\n\n00:00:01.000 --> 00:00:02.500\n") + each.vtt + "\n\n");
   }
+}
+
+TEST(Subtitles, Csv) {
+  const Segments segments{{.begin = 0, .end = 1.2345, .text = "six, \"seven\"\nnine", .tokens = {}},
+                          {.begin = 1.2345, .end = 2, .text = " ", .tokens = {}},
+                          {.begin = 3600, .end = 3599, .text = "\xC3\xA9", .tokens = {}}};
+  EXPECT_EQ(subtitles(segments, SubtitleFormat::csv), "start,end,text\n0,1235,\"six, \"\"seven\"\" nine\"\n3600000,3600001,\"\xC3\xA9\"\n");
+  EXPECT_EQ(subtitles({}, SubtitleFormat::csv), "start,end,text\n");
+}
+
+TEST(Subtitles, Lrc) {
+  const Segments segments{{.begin = 0.019, .end = 1, .text = "six\nseven [laughs] [", .tokens = {}},
+                          {.begin = 1, .end = 2, .text = "", .tokens = {}},
+                          {.begin = 59.9996, .end = 61, .text = "[00:01.00] <00:02.00> nine", .tokens = {}},
+                          {.begin = 6000, .end = 6001, .text = "one", .tokens = {}}};
+  EXPECT_EQ(subtitles(segments, SubtitleFormat::lrc),
+            "[by:tilewave]\n[00:00.01] six seven [laughs] [\n[01:00.00] (00:01.00] (00:02.00> nine\n[100:00.00] one\n");
 }
 
 TEST(Subtitles, SegmentsWithoutTextHaveNoEntry) {

@@ -70,7 +70,7 @@ TEST_F(TranscribeInTerminal, OneRecording) {
   EXPECT_EQ(screen_of(run, 80).lines(), Lines{kWords[1]});
   const Lines progress = progress_in(run.terminal);
   ASSERT_FALSE(progress.empty());
-  EXPECT_EQ(progress.front(), "0 of 6 s");
+  EXPECT_EQ(progress.front(), "[" + std::string(16, ' ') + "] 0 %, 0 of 6 s");
 }
 
 TEST_F(TranscribeInTerminal, SeveralRecordingsAndAMessage) {
@@ -98,11 +98,14 @@ TEST_F(TranscribeInTerminal, TenMinutes) {
   ASSERT_GE(progress.size(), 3u) << piped.terminal;
   for (const std::string& line : progress) {
     std::smatch match;
-    ASSERT_TRUE(std::regex_match(line, match, std::regex("(\\d+) of 600 s(, [0-9.]+ times real time)?"))) << line;
+    ASSERT_TRUE(
+        std::regex_match(line, match, std::regex(R"(\[#* *\] \d+ %, (\d+) of 600 s(, [0-9.]+ times real time)?(, \d+:\d\d left)?)")))
+        << line;
     EXPECT_GE(std::stod(match[1]), before) << line;
     before = std::stod(match[1]);
   }
   EXPECT_EQ(before, 600);
+  EXPECT_EQ(progress.back().rfind("[" + std::string(16, '#') + "] 100 %, 600 of 600 s, ", 0), 0u) << progress.back();
 
   const TerminalRun run = in_terminal({file});
   EXPECT_EQ(screen_of(run, 80).unwrapped(), Lines{piped.out.substr(0, piped.out.size() - 1)});
@@ -121,9 +124,38 @@ TEST_F(TranscribeInTerminal, NarrowWindow) {
   }
 }
 
+TEST_F(TranscribeInTerminal, ManyRecordings) {
+  for (const int number : {1, 2, 3}) fs::copy_file(recording(number), folder() / tw::format("{}.wav", number));
+  // One segment at a time, so that there is progress between them.
+  const TerminalRun run = in_terminal({"--batch", "1", "--segment", "none", folder().string()}, {.columns = 90});
+  const Lines seen = screen_of(run, 90).lines();
+  ASSERT_EQ(seen.size(), 3u) << run.terminal;
+  for (const std::size_t i : {0, 1, 2}) EXPECT_EQ(seen[i], tw::format("{}/{}.wav: {}", folder().string(), i + 1, kWords[i + 1]));
+  const Lines progress = progress_in(run.terminal);
+  ASSERT_GE(progress.size(), 3u) << run.terminal;
+  EXPECT_EQ(progress[0], "[" + std::string(26, ' ') + "] 0 %, 0 of 3 recordings");
+  for (std::size_t i = 1; i < progress.size(); ++i) {
+    EXPECT_TRUE(
+        std::regex_match(progress[i], std::regex(R"(\[[# ]{26}\] \d+ %, [012] of 3 recordings, [0-9.]+ times real time(, \d:\d\d left)?)")))
+        << progress[i];
+    const auto filled = [](const std::string& line) { return std::count(line.begin(), line.end(), '#'); };
+    EXPECT_GE(filled(progress[i]), filled(progress[i - 1]));
+  }
+}
+
 TEST_F(TranscribeInTerminal, WithoutColors) {
   const TerminalRun run = in_terminal({recording(1)}, {.environment = {{"TERM", "xterm"}, {"NO_COLOR", "1"}}});
   EXPECT_EQ(screen_of(run, 80).lines(), Lines{kWords[1]});
+  const TerminalRun unable = run_in_terminal({program().string(), "transcribe", "--logprobs", recording(1)},
+                                             {.environment = {{"TERM", "xterm"}, {"NO_COLOR", "1"}}});
+  EXPECT_EQ(unable.code, 2) << unable.terminal;
+}
+
+TEST_F(TranscribeInTerminal, Confidence) {
+  const TerminalRun run = in_terminal({"--quiet", "--logprobs", recording(1)});
+  EXPECT_EQ(run.terminal, tw::format("\033[32m{}\033[m\r\n", kWords[1]));
+  const TerminalRun two = in_terminal({"--quiet", "--logprobs", recording(1), recording(2)});
+  EXPECT_EQ(two.terminal, tw::format("{}: \033[32m{}\033[m\r\n{}: \033[32m{}\033[m\r\n", recording(1), kWords[1], recording(2), kWords[2]));
 }
 
 TEST_F(TranscribeInTerminal, DumbTerminalsGetTheTextAlone) {

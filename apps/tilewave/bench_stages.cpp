@@ -72,17 +72,16 @@ class Stages {
   std::function<void()> decode(int batch, int context, int room, int steps) const {
     struct Batch {
       std::vector<KvCache> sequences;
-      std::vector<KvCache*> pointers;
-      std::vector<int> ids;
+      std::vector<KvCache*> pointers = {};
+      std::vector<int> ids = {};
     };
-    const auto all = std::make_shared<Batch>();
+    const auto all = std::make_shared<Batch>(Batch{model_.decoder.make_caches(batch, context + room, stream_)});
     const Tensor embeddings = prompt(context);
-    for (int i = 0; i < batch; ++i) {
-      all->sequences.push_back(model_.decoder.make_cache(context + room, stream_));
-      model_.decoder.prefill(embeddings, all->sequences.back(), stream_);
-      all->ids.push_back(i);
+    for (KvCache& sequence : all->sequences) {
+      model_.decoder.prefill(embeddings, sequence, stream_);
+      all->ids.push_back(static_cast<int>(all->ids.size()));
+      all->pointers.push_back(&sequence);
     }
-    for (KvCache& sequence : all->sequences) all->pointers.push_back(&sequence);
     stream_.synchronize();
     return [this, all, context, room, steps] {
       for (int step = 0; step < steps; ++step) {

@@ -29,7 +29,10 @@ class UsageError : public std::runtime_error {
 
 /// Each of these adds one subcommand, which sets `exit_code` unless it throws.
 void add_transcribe(CLI::App& app, int& exit_code);
+void add_listen(CLI::App& app, int& exit_code);
+void add_serve(CLI::App& app, int& exit_code);
 void add_convert(CLI::App& app, int& exit_code);
+void add_vad(CLI::App& app, int& exit_code);
 void add_devices(CLI::App& app, int& exit_code);
 void add_kernels(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
@@ -67,6 +70,18 @@ inline constexpr std::string_view kCompleteCommand = "__complete";
 /// Prints the possible completions of the last of `words`, which are the arguments after "tilewave". The scripts of `tilewave completion`
 /// call it.
 int complete(const CLI::App& app, std::vector<std::string> words);
+
+/// The hidden command that calls print_manual().
+inline constexpr std::string_view kManualCommand = "__man";
+/// Prints the manual page tilewave(1) in roff.
+int print_manual(const CLI::App& app);
+
+struct Variable {
+  const char* name;
+  const char* what;
+};
+/// All environment variables that the library and the command line read.
+std::span<const Variable> environment_variables();
 
 /// `command` with the names before it: "tilewave kernels list".
 std::string full_name(const CLI::App& command);

@@ -57,7 +57,8 @@ const CLI::Option* find_option(const CLI::App& command, const std::string& name)
 }
 
 void add_options(const CLI::App& command, Candidates& candidates) {
-  for (const CLI::Option* option : command.get_options({}))
+  const auto shown = [](const CLI::Option* option) { return !option->get_group().empty(); };
+  for (const CLI::Option* option : command.get_options(shown))
     for (const std::string& name : option->get_lnames()) candidates.words.emplace_back("--" + name, option->get_description());
 }
 

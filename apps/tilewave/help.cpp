@@ -6,11 +6,6 @@
 namespace tw::cli {
 namespace {
 
-struct Variable {
-  const char* name;
-  const char* what;
-};
-
 // All variables that the library and the command line read. A test compares the list with the sources. tilewave/kernel.hpp describes the
 // library's.
 constexpr Variable kVariables[] = {
@@ -24,13 +19,14 @@ constexpr Variable kVariables[] = {
     {"VIRTUAL_ENV", "A Python environment, searched next for NVRTC and benchmark peers"},
     {"PATH", "`tilewave bench` looks for Python packages with peers next to its folders"},
     {"NVTX_INJECTION64_PATH", "A profiler's library that receives NVTX ranges of stages and operators; profilers set it"},
-    {"TERM", "If unset or dumb, no progress is shown"},
+    {"TERM", "If unset or dumb, no progress and no colours are shown"},
+    {"NO_COLOR", "If set and not empty, no colours are shown; only `transcribe --logprobs` has any"},
 };
 
 std::string environment_help() {
   std::string text = "Environment variables that Tilewave reads:\n";
   for (const Variable& variable : kVariables) text += tw::format("  {:<21} {}\n", variable.name, variable.what);
-  return text + "Python's `import tilewave` also reads TILEWAVE_LIBRARY: the folder of libtilewave.so. Colours are never used.\n";
+  return text + "Python's `import tilewave` also reads TILEWAVE_LIBRARY: the folder of libtilewave.so.\n";
 }
 
 const CLI::App& root_of(const CLI::App& command) { return command.get_parent() == nullptr ? command : root_of(*command.get_parent()); }
@@ -48,6 +44,8 @@ std::string text_of(const CLI::App& root, const std::vector<std::string>& topic)
 }
 
 }  // namespace
+
+std::span<const Variable> environment_variables() { return kVariables; }
 
 void add_help(CLI::App& app, int& exit_code) {
   static std::vector<std::string> topic;

@@ -53,7 +53,10 @@ int run(int argc, char** argv) {
       "environment variables. With --json, standard output is JSON and nothing else.");
   int exit_code = kOk;
   add_transcribe(app, exit_code);
+  add_listen(app, exit_code);
+  add_serve(app, exit_code);
   add_convert(app, exit_code);
+  add_vad(app, exit_code);
   add_devices(app, exit_code);
   add_kernels(app, exit_code);
   add_bench(app, exit_code);
@@ -63,6 +66,7 @@ int run(int argc, char** argv) {
   add_help(app, exit_code);
   add_completion(app, exit_code);
   if (argc > 1 && std::string_view(argv[1]) == kCompleteCommand) return complete(app, {argv + 2, argv + argc});
+  if (argc > 1 && std::string_view(argv[1]) == kManualCommand) return print_manual(app);
   try {
     app.parse(argc, argv);
     return exit_code;

@@ -6,7 +6,10 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <system_error>
 #include <utility>
@@ -32,6 +35,9 @@ std::string escape(std::string_view text, std::string_view kept) {
   }
   return result;
 }
+
+/// At most: no character is wider than two.
+int columns_of(char32_t character) { return character < 0x300 ? 1 : 2; }
 
 bool is_terminal(std::FILE* stream) { return isatty(fileno(stream)) != 0; }
 
@@ -75,10 +81,33 @@ std::string shown_at(const std::string& path, std::string_view text) {
 std::string_view fit(std::string_view text, int columns) {
   std::size_t end = 0;
   for (std::size_t at = 0; at < text.size(); end = at) {
-    columns -= models::next_character(text, at) < 0x300 ? 1 : 2;  // no character is wider than two
+    columns -= columns_of(models::next_character(text, at));
     if (columns < 0) break;
   }
   return text.substr(0, end);
+}
+
+std::string_view fit_end(std::string_view text, int columns) {
+  std::size_t begin = text.size();
+  while (begin > 0) {
+    const std::size_t before = models::previous_character(text, begin);
+    std::size_t at = before;
+    columns -= columns_of(models::next_character(text, at));
+    if (columns < 0) break;
+    begin = before;
+  }
+  return text.substr(begin);
+}
+
+bool has_colors() {
+  const char* unwanted = std::getenv("NO_COLOR");
+  return is_terminal(stdout) && has_cursor_control() && (unwanted == nullptr || *unwanted == '\0');
+}
+
+std::string duration_text(double seconds) {
+  const auto whole = static_cast<std::int64_t>(std::clamp(seconds, 0.0, 1e9) + 0.5);
+  if (whole < 3600) return tw::format("{}:{:02}", whole / 60, whole % 60);
+  return tw::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
 Screen::Screen(Progress progress)
@@ -100,16 +129,34 @@ void Screen::progress(std::string_view line) {
   drawn_ = true;
 }
 
+void Screen::progress(double fraction, std::string_view line) {
+  constexpr int kShortestBar = 8, kLongestBar = 30, kTextColumns = 60;  // of usual lines: a bar of one length does not jump
+  fraction = std::clamp(fraction, 0.0, 1.0);
+  const std::string text = tw::format("{:.0f} %, {}", std::floor(100 * fraction), line);
+  const int room = columns() - 1 - 3, width = std::min(kLongestBar, room - std::max(kTextColumns, static_cast<int>(text.size())));
+  if (width < kShortestBar) return progress(text);
+  const auto filled = static_cast<std::size_t>(fraction * width);
+  progress(tw::format("[{}{}] {}", std::string(filled, '#'), std::string(static_cast<std::size_t>(width) - filled, ' '), text));
+}
+
+void Screen::progress_end(std::string_view line) {
+  const std::string text = escaped_line(line);
+  const int room = columns() - 1 - 2;  // a terminal shows ^C, and on the next line what does not fit would stay
+  if (fit(text, room).size() == text.size()) return progress(text);
+  progress(tw::format("...{}", fit_end(text, room - 3)));
+}
+
 void Screen::clear_progress() {
   if (!std::exchange(drawn_, false)) return;
   tw::print(stderr, "\r\033[K");
   std::fflush(stderr);
 }
 
-void Screen::text(std::string_view text) {
+void Screen::text(std::string_view text, Color color) {
   if (text.empty()) return;
   if (shared_) clear_progress();
-  const std::string bytes = shown(stdout, text);
+  std::string bytes = shown(stdout, text);
+  if (color != Color::none) bytes = tw::format("\033[{}m{}\033[m", color == Color::red ? 31 : color == Color::yellow ? 33 : 32, bytes);
   line_open_ = text.back() != '\n';
   if (std::fwrite(bytes.data(), 1, bytes.size(), stdout) != bytes.size() || std::fflush(stdout) != 0)
     throw std::system_error(errno, std::generic_category(), "standard output");

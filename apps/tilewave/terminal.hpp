@@ -23,12 +23,21 @@ std::string shown_at(const std::string& path, std::string_view text);
 
 /// The longest beginning of `text` (valid UTF-8) that is sure to fit into `columns`.
 std::string_view fit(std::string_view text, int columns);
+/// The same for the end.
+std::string_view fit_end(std::string_view text, int columns);
+
+/// Whether standard output is a terminal with colours, and the user wants them: NO_COLOR is not set.
+bool has_colors();
+
+/// "0:07", "12:30", "1:02:03".
+std::string duration_text(double seconds);
 
 /// Standard output and standard error of a running command. If both are the same terminal, progress is drawn only while no line of text is
 /// open, and messages begin on new lines. Progress never overwrites other lines.
 class Screen {
  public:
   enum class Progress { shown, hidden };
+  enum class Color { none, red, yellow, green };
 
   explicit Screen(Progress progress = Progress::shown);
   /// Removes the progress line and ends an open line.
@@ -39,9 +48,14 @@ class Screen {
   /// Replaces the progress line by `line`, cut to the terminal's width. Does nothing if standard error is not a terminal, or one without
   /// cursor control (TERM=dumb).
   void progress(std::string_view line);
+  /// The same with a bar before the line, if the terminal is wide enough: "[#####     ] 50 %, line". `fraction` is 0 to 1.
+  void progress(double fraction, std::string_view line);
+  /// The same with the end of `line` where it is too long, after "...".$
+  void progress_end(std::string_view line);
+  bool shows_progress() const { return live_; }
   void clear_progress();
   /// Writes to standard output without buffering. Throws std::system_error.
-  void text(std::string_view text);
+  void text(std::string_view text, Color color = Color::none);
   /// Writes a line to standard error.
   void message(std::string_view line);
 

@@ -10,10 +10,13 @@
 #include <filesystem>
 #include <map>
 #include <optional>
-#include <set>
+#include <sstream>
 #include <utility>
 
-#include "apps/tilewave/subtitles.hpp"
+#include "apps/formats/confidence.hpp"
+#include "apps/formats/json.hpp"
+#include "apps/formats/subtitles.hpp"
+#include "apps/tilewave/recordings.hpp"
 #include "apps/tilewave/terminal.hpp"
 #include "apps/tilewave/transcribe.hpp"
 #include "command.hpp"
@@ -81,6 +84,29 @@ speech::LoadOptions load_options(const ModelArguments& a) {
   return options;
 }
 
+LoadProgress::LoadProgress(Screen& screen, const std::string& model, speech::LoadOptions& options) : screen_(screen) {
+  options.progress = [this, model](std::int64_t done, std::int64_t all) {
+    constexpr std::int64_t kReportBytes = 64 << 20;
+    const bool report = done / kReportBytes != reported_ / kReportBytes || done == all;
+    reported_ = done;
+    if (!report) return;
+    const auto text = [](std::int64_t bytes) { return bytes_text(static_cast<std::size_t>(bytes)); };
+    loading_ = done < all ? tw::format("loading {}: {} of {}", model, text(done), text(all)) : "";
+    show();
+  };
+  options.compile_progress = [this](std::size_t done, std::size_t all) {
+    compiling_ = done < all ? tw::format("compiling {} of {} kernels", done + 1, all) : "";
+    show();
+  };
+}
+
+void LoadProgress::show() {
+  if (const std::string line = compiling_ + (compiling_.empty() || loading_.empty() ? "" : ", ") + loading_; !line.empty())
+    screen_.progress(line);
+  else
+    screen_.clear_progress();
+}
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -90,21 +116,25 @@ using speech::TranscriptSegment;
 struct TranscribeArguments {
   ModelArguments model;
   std::string format = "text", output, segment = "auto";
-  bool json = false, quiet = false;
+  bool json = false, logprobs = false, quiet = false;
   speech::TranscribeOptions options;
   std::vector<std::string> files;
+  std::vector<Recording> recordings;
+  bool several = false;  ///< several were given, or a folder or pattern: then lines begin with names, and --output is a folder
 };
 
 nlohmann::ordered_json to_json(const std::string& file, const Transcript& transcript, const speech::Timings& timings, double load_seconds,
-                               const std::string& model, const speech::LoadOptions& loaded) {
+                               const std::string& model, const speech::LoadOptions& loaded, bool logprobs) {
   nlohmann::ordered_json segments = nlohmann::ordered_json::array();
-  for (const TranscriptSegment& s : transcript.segments)
+  for (const TranscriptSegment& s : transcript.segments) {
     segments.push_back({{"begin", s.begin},
                         {"end", s.end},
                         {"text", s.text},
                         {"tokens", s.tokens},
                         {"truncated", s.truncated},
                         {"repetition", s.repetition}});
+    if (logprobs) segments.back()["logprobs"] = formats::token_logprobs({.text = {}, .segments = {s}});
+  }
   return {{"file", file},
           {"text", transcript.text},
           {"duration", transcript.duration},
@@ -122,41 +152,47 @@ nlohmann::ordered_json to_json(const std::string& file, const Transcript& transc
           {"weights", text_of(loaded.weights)}};
 }
 
-std::string extension(const std::string& format) { return format == "text" ? "txt" : format; }
+std::string extension(const std::string& format) { return format == "text" ? "txt" : format == "verbose_json" ? "json" : format; }
+
+/// The format is that of a whole file, so that several recordings need several files.
+bool needs_files(const std::string& format) { return format == "srt" || format == "vtt" || format == "lrc"; }
+
+/// csv of one of several recordings: with a first column for its file, and without the line that names the columns.
+std::string csv_rows(const std::string& file, const std::string& csv) {
+  std::string quoted, rows;
+  for (const char c : file) quoted.append(c == '"' ? 2 : 1, c);
+  std::istringstream lines(csv);
+  std::string line;
+  std::getline(lines, line);
+  while (std::getline(lines, line)) rows += tw::format("\"{}\",{}\n", quoted, line);
+  return rows;
+}
 
 bool output_is_directory(const TranscribeArguments& a) {
   std::error_code error;
-  return a.files.size() > 1 || a.output.ends_with('/') || fs::is_directory(a.output, error);
+  return a.several || a.output.ends_with('/') || fs::is_directory(a.output, error);
 }
 
 /// The format that the suffix of a single output file implies.
 std::string implied_format(const TranscribeArguments& a) {
   std::string suffix = fs::path(a.output).extension().string();
   std::transform(suffix.begin(), suffix.end(), suffix.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  const bool known = suffix == ".srt" || suffix == ".vtt" || suffix == ".json";
+  const bool known = suffix == ".srt" || suffix == ".vtt" || suffix == ".lrc" || suffix == ".csv" || suffix == ".json";
   return known && !output_is_directory(a) ? suffix.substr(1) : "text";
 }
 
-/// The output path of each file's transcript; empty: standard output.
+/// The output path of each recording's transcript; empty: standard output.
 std::vector<std::string> output_paths(const TranscribeArguments& a) {
-  std::vector<std::string> paths(a.files.size());
-  if (a.output.empty()) return paths;
+  if (a.output.empty()) return std::vector<std::string>(a.recordings.size());
   if (!output_is_directory(a)) return {a.output};
   std::error_code error;
   if (fs::exists(a.output, error) && !fs::is_directory(a.output, error))
     throw UsageError(tw::format("transcribe: --output {} is a file; with several recordings it must be a directory", a.output));
-  std::set<std::string> taken;
-  for (std::size_t i = 0; i < a.files.size(); ++i) {
-    const std::string stem = a.files[i] == "-" ? "stdin" : fs::path(a.files[i]).stem().string();
-    paths[i] = (fs::path(a.output) / tw::format("{}.{}", stem, extension(a.format))).string();
-    if (!taken.insert(paths[i]).second)
-      throw UsageError(tw::format("transcribe: two recordings would be written to {}; transcribe them separately", paths[i]));
-  }
-  return paths;
+  return transcript_paths(a.recordings, a.output, "." + extension(a.format));
 }
 
 /// Throws UsageError if a transcript would overwrite a recording, even under another name.
-void require_separate(const std::vector<std::string>& recordings, const std::vector<std::string>& outputs) {
+void require_separate(const std::vector<Recording>& recordings, const std::vector<std::string>& outputs) {
   const auto status_of = [](const std::string& path, const std::string& standard, int descriptor) {
     struct stat status {};
     const int failed = path == standard ? fstat(descriptor, &status) : stat(path.c_str(), &status);
@@ -165,14 +201,21 @@ void require_separate(const std::vector<std::string>& recordings, const std::vec
     return is_file ? std::optional(std::pair(status.st_dev, status.st_ino)) : std::nullopt;
   };
   std::map<std::pair<dev_t, ino_t>, std::string> read;
-  for (const std::string& recording : recordings)
-    if (const auto file = status_of(recording, "-", STDIN_FILENO)) read.emplace(*file, recording == "-" ? "on standard input" : recording);
+  for (const Recording& each : recordings)
+    if (const auto file = status_of(each.file, "-", STDIN_FILENO)) read.emplace(*file, each.file == "-" ? "on standard input" : each.file);
   for (const std::string& output : outputs) {
     const auto file = status_of(output, "", STDOUT_FILENO);
     if (!file || !read.contains(*file)) continue;
     throw UsageError(tw::format("transcribe: {} would overwrite the recording {}: they are the same file",
                                 output.empty() ? "standard output" : "--output " + output, read.at(*file)));
   }
+}
+
+/// How much of the work a recording is, for the progress bar: nearly in proportion to its length if all have the same format.
+double work_of(const Recording& recording) {
+  std::error_code error;
+  const std::uintmax_t bytes = fs::file_size(recording.file, error);
+  return error ? 1 : static_cast<double>(std::max<std::uintmax_t>(bytes, 1));
 }
 
 std::vector<float> read(const std::string& file) {
@@ -184,16 +227,23 @@ struct Group {
   std::vector<std::size_t> files;  ///< indices into the arguments
   std::vector<std::vector<float>> samples;
   double seconds = 0;
+  double work = 0;
 };
 
 class Job {
  public:
-  explicit Job(TranscribeArguments& arguments)
-      : a_(arguments), paths_(output_paths(arguments)), screen_(arguments.quiet ? Screen::Progress::hidden : Screen::Progress::shown) {
-    require_separate(a_.files, paths_);
+  Job(TranscribeArguments& arguments, std::vector<std::string> problems)
+      : a_(arguments),
+        problems_(std::move(problems)),
+        paths_(output_paths(arguments)),
+        screen_(arguments.quiet ? Screen::Progress::hidden : Screen::Progress::shown) {
+    require_separate(a_.recordings, paths_);
+    for (const Recording& each : a_.recordings) all_work_ += work_of(each);
   }
 
   int run() {
+    for (const std::string& problem : problems_) complain(problem);
+    if (a_.recordings.empty()) return kFailure;
     const auto begin = Clock::now();
     model_ = a_.model.model.empty() ? default_model() : a_.model.model;
     speech::LoadOptions options = load_options(a_.model);
@@ -203,32 +253,26 @@ class Job {
       fs::create_directories(a_.output, error);
       if (error) throw Error(tw::format("{}: {}", a_.output, error.message()));
     }
-    options.progress = [&](std::int64_t done, std::int64_t all) {
-      const bool report = done / kProgressBytes != reported_ / kProgressBytes || done == all;
-      reported_ = done;
-      if (!report) return;
-      const auto text = [](std::int64_t bytes) { return bytes_text(static_cast<std::size_t>(bytes)); };
-      loading_ = done < all ? tw::format("loading {}: {} of {}", model_, text(done), text(all)) : "";
-      show_load_progress();
-    };
-    options.compile_progress = [&](std::size_t done, std::size_t all) {
-      compiling_ = done < all ? tw::format("compiling {} of {} kernels", done + 1, all) : "";
-      show_load_progress();
-    };
+    LoadProgress progress(screen_, model_, options);
     const speech::Transcriber transcriber(model_, options);
     screen_.clear_progress();
     load_seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
 
+    loaded_ = Clock::now();
     Group group;
-    for (std::size_t i = 0; i < a_.files.size(); ++i) {
+    for (std::size_t i = 0; i < a_.recordings.size(); ++i) {
+      const Recording& recording = a_.recordings[i];
+      const double work = work_of(recording);
       try {
-        group.samples.push_back(read(a_.files[i]));
+        group.samples.push_back(read(recording.file));
       } catch (const Error& error) {
         complain(error.what());
+        done_work_ += work;
         continue;
       }
       group.files.push_back(i);
       group.seconds += static_cast<double>(group.samples.back().size()) / 16000;
+      group.work += work;
       // A recording in one prompt may be too long for the model. The others must not fail with it.
       const bool alone = a_.options.segmentation == speech::Segmentation::none;
       if (alone || group.seconds >= 30.0 * a_.options.batch) finish(transcriber, std::exchange(group, {}));
@@ -238,18 +282,6 @@ class Job {
   }
 
  private:
-  static constexpr std::int64_t kProgressBytes = 64 << 20;
-  static constexpr const char* kBundledModelNote =
-      "tilewave: no --model: the bundled checkpoint knows spoken English digits only. For other speech: hf download "
-      "zai-org/GLM-ASR-Nano-2512 --local-dir glm-asr-nano, then --model glm-asr-nano";
-
-  void show_load_progress() {
-    if (const std::string line = compiling_ + (compiling_.empty() || loading_.empty() ? "" : ", ") + loading_; !line.empty())
-      screen_.progress(line);
-    else
-      screen_.clear_progress();
-  }
-
   void complain(const std::string& message) {
     screen_.message(tw::format("tilewave: {}", message));
     failed_ = true;
@@ -262,8 +294,50 @@ class Job {
     const std::string& path = paths_[file];
     if (path.empty()) return screen_.text(text);
     screen_.clear_progress();
+    if (output_is_directory(a_)) {
+      std::error_code error;
+      const fs::path folder = fs::path(path).parent_path();
+      fs::create_directories(folder, error);
+      if (error) throw Error(tw::format("{}: {}", folder.string(), error.message()));
+    }
     std::string problem;
     if (!write_file(path, {shown_at(path, text)}, &problem)) throw Error(problem);
+  }
+
+  /// What the output of `file` gets in the format.
+  std::string text_of(std::size_t file, const Transcript& transcript, const speech::Timings& timings, const speech::LoadOptions& loaded) {
+    using formats::SubtitleFormat, formats::subtitles;
+    const std::string& name = a_.recordings[file].file;
+    const bool among_several = a_.several && a_.output.empty();
+    if (a_.format == "srt") return subtitles(transcript.segments, SubtitleFormat::srt);
+    if (a_.format == "vtt") return subtitles(transcript.segments, SubtitleFormat::vtt);
+    if (a_.format == "lrc") return subtitles(transcript.segments, SubtitleFormat::lrc);
+    if (a_.format == "csv") {
+      const std::string csv = subtitles(transcript.segments, SubtitleFormat::csv);
+      if (!among_several) return csv;
+      return (std::exchange(table_begun_, true) ? "" : "file,start,end,text\n") + csv_rows(name, csv);
+    }
+    if (a_.format == "json") return json_line(to_json(name, transcript, timings, load_seconds_, model_, loaded, a_.logprobs)) + "\n";
+    if (a_.format == "verbose_json") {
+      nlohmann::ordered_json json;
+      if (among_several) json["file"] = name;
+      json.update(formats::verbose_json(transcript, {.temperature = a_.options.temperature}));
+      if (a_.logprobs) json["logprobs"] = formats::token_logprobs(transcript);
+      return json_line(json) + "\n";
+    }
+    return transcript.text + "\n";
+  }
+
+  void write_colored(const std::string& name, const Transcript& transcript) {
+    if (a_.several) screen_.text(shown_line(stdout, name) + (transcript.text.empty() ? ":" : ": "));
+    for (const auto& [text, confidence] : formats::confidence_spans(transcript)) {
+      using enum formats::Confidence;
+      screen_.text(text, confidence == low      ? Screen::Color::red
+                         : confidence == medium ? Screen::Color::yellow
+                         : confidence == high   ? Screen::Color::green
+                                                : Screen::Color::none);
+    }
+    screen_.text("\n");
   }
 
   /// Writes the lines of a group's texts as they are produced.
@@ -292,8 +366,8 @@ class Job {
 
    private:
     void begin_line() {
-      if (std::exchange(begun_, true) || job_.a_.files.size() == 1) return;
-      screen_.text(shown_line(stdout, job_.a_.files[group_.files[current_]]) + ":");
+      if (std::exchange(begun_, true) || !job_.a_.several) return;
+      screen_.text(shown_line(stdout, job_.a_.recordings[group_.files[current_]].file) + ":");
       begun_empty_ = true;
     }
 
@@ -305,37 +379,41 @@ class Job {
     bool begun_empty_ = false;  ///< and contains only the name
   };
 
-  void show_progress(const Group& group, Clock::time_point begin, double done, double all) {
-    const double elapsed = std::chrono::duration<double>(Clock::now() - begin).count();
-    std::string line = tw::format("{:.0f} of {:.0f} s", done, all);
-    if (done > 0) line += tw::format(", {:.1f} times real time", done / std::max(elapsed, 1e-9));
-    if (a_.files.size() > 1)
-      line += tw::format(", recordings {} to {} of {}", group.files.front() + 1, group.files.back() + 1, a_.files.size());
-    screen_.progress(line);
+  void show_progress(const Group& group, double done, double all) {
+    const double fraction = (done_work_ + group.work * (all > 0 ? done / all : 0)) / all_work_;
+    const double elapsed = std::max(std::chrono::duration<double>(Clock::now() - loaded_).count(), 1e-9), seconds = done_seconds_ + done;
+    std::string line = a_.recordings.size() == 1 ? tw::format("{:.0f} of {:.0f} s", done, all)
+                                                 : tw::format("{} of {} recordings", group.files.front(), a_.recordings.size());
+    if (seconds > 0) line += tw::format(", {:.1f} times real time", seconds / elapsed);
+    if (seconds > 0 && fraction < 1) line += tw::format(", {} left", duration_text(elapsed * (1 - fraction) / fraction));
+    screen_.progress(fraction, line);
   }
 
   void finish(const speech::Transcriber& transcriber, const Group& group) {
     if (group.files.empty()) return;
-    const auto begin = Clock::now();
     speech::TranscribeOptions options = a_.options;
-    const bool live = a_.format == "text" && a_.output.empty();
+    options.logprobs = a_.logprobs || a_.format == "verbose_json";  // for its avg_logprob
+    const bool live = a_.format == "text" && a_.output.empty() && !a_.logprobs;
     LiveText text(*this, screen_, group);
     if (live) options.on_text = [&](std::size_t file, std::string_view added) { text.add(file, added); };
-    options.on_progress = [&](double done, double all) { show_progress(group, begin, done, all); };
-    show_progress(group, begin, 0, group.seconds);
+    options.on_progress = [&](double done, double all) { show_progress(group, done, all); };
+    show_progress(group, 0, group.seconds);
     std::vector<std::span<const float>> spans(group.samples.begin(), group.samples.end());
     speech::Transcripts result;
     try {
       result = transcriber.transcribe(spans, options);
     } catch (const InvalidArgument& error) {
       text.end_begun_line();
-      for (const std::size_t file : group.files) complain(tw::format("{}: {}", a_.files[file], error.what()));
+      for (const std::size_t file : group.files) complain(tw::format("{}: {}", a_.recordings[file].file, error.what()));
+      done_work_ += group.work;
       return;
     }
+    done_work_ += group.work;
+    done_seconds_ += group.seconds;
     screen_.clear_progress();
     if (live) text.end_lines(group.files.size());
     for (std::size_t i = 0; i < group.files.size(); ++i) {
-      const std::string& name = a_.files[group.files[i]];
+      const std::string& name = a_.recordings[group.files[i]].file;
       const Transcript& transcript = result.files[i];
       for (const TranscriptSegment& s : transcript.segments) {
         if (s.truncated)
@@ -345,11 +423,10 @@ class Job {
       }
       if (live) continue;
       try {
-        if (a_.format == "text") write(group.files[i], transcript.text + "\n");
-        if (a_.format == "srt") write(group.files[i], subtitles(transcript.segments, SubtitleFormat::srt));
-        if (a_.format == "vtt") write(group.files[i], subtitles(transcript.segments, SubtitleFormat::vtt));
-        if (a_.format == "json")
-          write(group.files[i], json_line(to_json(name, transcript, result.timings, load_seconds_, model_, transcriber.options())) + "\n");
+        if (a_.format == "text" && a_.logprobs)
+          write_colored(name, transcript);
+        else
+          write(group.files[i], text_of(group.files[i], transcript, result.timings, transcriber.options()));
       } catch (const Error& error) {
         complain(error.what());
       }
@@ -357,12 +434,14 @@ class Job {
   }
 
   TranscribeArguments& a_;
+  std::vector<std::string> problems_;
   std::vector<std::string> paths_;
   Screen screen_;
   std::string model_;
-  std::string loading_, compiling_;  ///< what of the load goes on; empty: done
   double load_seconds_ = 0;
-  std::int64_t reported_ = 0;
+  Clock::time_point loaded_;
+  double all_work_ = 0, done_work_ = 0, done_seconds_ = 0;  ///< for the progress
+  bool table_begun_ = false;                                ///< of csv for several recordings
   bool failed_ = false;
 };
 
@@ -371,24 +450,36 @@ class Job {
 void add_transcribe(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("transcribe", "Turn recordings into text with a GLM-ASR checkpoint");
   static TranscribeArguments a;
-  completes_with_files(command->add_option("AUDIO", a.files, "Recordings: WAV, FLAC, OGG, Opus or MP3; - is standard input")->required());
+  completes_with_files(command
+                           ->add_option("AUDIO", a.files,
+                                        "Recordings: WAV, FLAC, OGG, Opus, MP3, and with FFmpeg webm, m4a and others; folders, searched "
+                                        "recursively; patterns such as "
+                                        "'talks/**/*.mp3'; - is standard input")
+                           ->required());
   add_model_options(*command, a.model);
   CLI::Option* format =
-      command->add_option("--format", a.format, "text, json (one line per recording), srt or vtt; default: from the suffix of --output")
-          ->check(CLI::IsMember({"text", "json", "srt", "vtt"}))
-          ->capture_default_str();
+      command
+          ->add_option(
+              "--format", a.format,
+              "text, json (one line per recording), srt, vtt, lrc, csv, or verbose_json, OpenAI's; default: text, or what the suffix of "
+              "--output implies")
+          ->check(CLI::IsMember({"text", "json", "srt", "vtt", "lrc", "csv", "verbose_json"}));
   command->add_flag("--json", a.json, "Print JSON: --format json")->excludes(format);
   command
       ->add_option("--output", a.output,
-                   "Write to a file, or for several recordings to a directory, instead of standard output. The suffixes .json, .srt and "
-                   ".vtt set the format")
+                   "Write to a file, or for several recordings to a directory, instead of standard output. The suffixes .json, .srt, "
+                   ".vtt, .lrc and .csv set the format")
       ->type_name("FILE|DIR");
   command
-      ->add_option(
-          "--segment", a.segment,
-          "auto: cut at silences, for recordings of any length; none: windows of 30 s in one prompt, as in the reference implementation")
-      ->check(CLI::IsMember({"auto", "none"}))
+      ->add_option("--segment", a.segment,
+                   "auto: cut at silences, for recordings of any length; vad: the same by voice activity, better in noise; none: windows "
+                   "of 30 s in one prompt, as in the reference implementation")
+      ->check(CLI::IsMember({"auto", "vad", "none"}))
       ->capture_default_str();
+  command->add_flag(
+      "--logprobs", a.logprobs,
+      "How probable each token was: in the formats json and verbose_json, or as the colour of text in a terminal (red: below 50 %, "
+      "yellow: below 90 %, else green)");
   command->add_option("--prompt", a.options.prompt, "The prompt; default: the checkpoint's")->type_name("TEXT");
   command->add_option("--max-new-tokens", a.options.max_new_tokens, "Maximum number of tokens per segment")
       ->check(CLI::Range(1, 1 << 20))
@@ -407,14 +498,21 @@ void add_transcribe(CLI::App& app, int& exit_code) {
       "Text appears as it is produced, one line per recording. With several recordings each line begins with the file's name.\n"
       "Subtitles have one entry per segment.");
   command->callback([&exit_code, format] {
+    Recordings recordings = find_recordings(a.files);
+    a.recordings = std::move(recordings.found);
+    a.several = a.files.size() > 1 || recordings.searched;
     if (a.json) a.format = "json";
     if (!a.json && format->count() == 0) a.format = implied_format(a);
-    if (a.files.size() > 1 && a.output.empty() && (a.format == "srt" || a.format == "vtt"))
-      throw UsageError(tw::format("transcribe: subtitles of several recordings need --output DIR"));
+    if (a.several && a.output.empty() && needs_files(a.format))
+      throw UsageError(tw::format("transcribe: --format {} with several recordings needs --output DIR", a.format));
+    if (a.logprobs && a.format != "json" && a.format != "verbose_json" && (a.format != "text" || !a.output.empty() || !has_colors()))
+      throw UsageError("transcribe: --logprobs needs --format json or verbose_json, or text in a terminal with colours");
     if (!(a.options.top_p > 0 && a.options.top_p <= 1)) throw UsageError("--top-p must be greater than 0 and at most 1");
     if (std::isnan(a.options.temperature)) throw UsageError("--temperature must be from 0 to 100");
-    a.options.segmentation = a.segment == "none" ? speech::Segmentation::none : speech::Segmentation::automatic;
-    exit_code = Job(a).run();
+    a.options.segmentation = a.segment == "none"  ? speech::Segmentation::none
+                             : a.segment == "vad" ? speech::Segmentation::vad
+                                                  : speech::Segmentation::automatic;
+    exit_code = Job(a, std::move(recordings.problems)).run();
   });
 }
 

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "speech/audio/audio.hpp"
+#include "speech/audio/av_module.hpp"
 #include "tilewave/error.hpp"
 
 namespace {
@@ -25,6 +26,11 @@ std::optional<std::vector<float>> decoded(const std::function<std::vector<float>
 }
 
 }  // namespace
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  if (!tw::speech::av_module_problem().empty()) std::abort();  // else nothing that FFmpeg reads would be tried
+  return 0;
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const auto samples = decoded([&] { return tw::speech::decode_audio({reinterpret_cast<const char*>(data), size}, "fuzz", kOptions); });

@@ -1,20 +1,22 @@
-// Subtitles of any texts and times can be read back: entry by entry, with as many lines as an entry has.
+// Subtitles of any texts and times can be read back: entry by entry, with as many lines as an entry has. And verbose_json is JSON.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "apps/tilewave/subtitles.hpp"
+#include "apps/formats/json.hpp"
+#include "apps/formats/subtitles.hpp"
 
 namespace {
 
-using tw::cli::SubtitleFormat;
+using tw::formats::SubtitleFormat;
 
 void require(bool condition) {
   if (!condition) std::abort();
@@ -50,6 +52,30 @@ void check(const std::string& text, SubtitleFormat format) {
   }
 }
 
+/// Of CSV and lyrics: each entry is a line.
+void check_lines(const std::string& text, SubtitleFormat format) {
+  static const std::regex csv("\\d+,\\d+,\"([^\"]|\"\")+\""), lrc("\\[\\d\\d+:[0-5]\\d\\.\\d\\d\\] [^ ].*");
+  static const std::regex time("[\\[<]\\d");
+  std::istringstream file(text);
+  require(line_of(file) == (format == SubtitleFormat::csv ? "start,end,text" : "[by:tilewave]"));
+  while (file.peek() != std::char_traits<char>::eof()) {
+    const std::string line = line_of(file);
+    for (const char c : line) require(static_cast<unsigned char>(c) >= 0x20 && c != 0x7F);
+    if (line.size() > 1000) continue;  // std::regex needs stack for each character
+    require(std::regex_match(line, format == SubtitleFormat::csv ? csv : lrc));
+    if (format == SubtitleFormat::lrc) require(!std::regex_search(line.begin() + 1, line.end(), time));
+  }
+}
+
+void check_json(const std::vector<tw::speech::TranscriptSegment>& segments) {
+  tw::speech::Transcript transcript;
+  transcript.segments = segments;
+  for (const auto& segment : segments) transcript.text += segment.text;
+  const nlohmann::json verbose = nlohmann::json::parse(tw::formats::json_text(tw::formats::verbose_json(transcript)));
+  require(verbose["segments"].size() == segments.size());
+  for (const auto& segment : verbose["segments"]) require(segment["compression_ratio"].is_number());
+}
+
 }  // namespace
 
 /// Segments of two times, eight bytes each, and a text that a byte 0xFE ends, which UTF-8 does not have.
@@ -64,7 +90,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     segment.text = left.substr(0, left.find('\xFE'));
     left.remove_prefix(std::min(left.size(), segment.text.size() + 1));
   }
-  check(tw::cli::subtitles(segments, SubtitleFormat::srt), SubtitleFormat::srt);
-  check(tw::cli::subtitles(segments, SubtitleFormat::vtt), SubtitleFormat::vtt);
+  check(tw::formats::subtitles(segments, SubtitleFormat::srt), SubtitleFormat::srt);
+  check(tw::formats::subtitles(segments, SubtitleFormat::vtt), SubtitleFormat::vtt);
+  for (const SubtitleFormat format : {SubtitleFormat::csv, SubtitleFormat::lrc})
+    check_lines(tw::formats::subtitles(segments, format), format);
+  check_json(segments);
   return 0;
 }

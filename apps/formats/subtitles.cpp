@@ -1,4 +1,4 @@
-#include "apps/tilewave/subtitles.hpp"
+#include "apps/formats/subtitles.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include "models/tokenizer/utf8.hpp"
 #include "runtime/format.hpp"
 
-namespace tw::cli {
+namespace tw::formats {
 namespace {
 
 /// Milliseconds from the beginning of the recording. NaN becomes 0; times are limited to 30 years.
@@ -39,15 +39,22 @@ std::string on_one_line(std::string_view text) {
   return line;
 }
 
-/// Escapes text. WebVTT has names for its special characters. SubRip has no escapes: its arrow, which would turn a line of text into a time
-/// line, loses all dashes but one.
+/// Escapes text. WebVTT has names for its special characters, and CSV doubles quotation marks. The others have no escapes: SubRip's arrow,
+/// which would turn a line of text into a time line, loses all dashes but one, and a bracket before a digit, which a player of lyrics takes
+/// for a time, becomes a parenthesis.
 std::string without_markup(const std::string& line, SubtitleFormat format) {
   std::string result;
-  for (const char c : line) {
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    const char c = line[i];
     if (format == SubtitleFormat::srt) {
       if (c == '>')
         while (result.ends_with("--")) result.pop_back();
       result += c;
+    } else if (format == SubtitleFormat::csv) {
+      result.append(c == '"' ? 2 : 1, c);
+    } else if (format == SubtitleFormat::lrc) {
+      const bool time = (c == '[' || c == '<') && i + 1 < line.size() && line[i + 1] >= '0' && line[i + 1] <= '9';
+      result += time ? '(' : c;
     } else if (c == '&') {
       result += "&amp;";
     } else if (c == '<') {
@@ -61,11 +68,24 @@ std::string without_markup(const std::string& line, SubtitleFormat format) {
   return result;
 }
 
+const char* head_of(SubtitleFormat format) {
+  switch (format) {
+    case SubtitleFormat::vtt:
+      return "WEBVTT\n\n";
+    case SubtitleFormat::csv:
+      return "start,end,text\n";
+    case SubtitleFormat::lrc:
+      return "[by:tilewave]\n";
+    case SubtitleFormat::srt:
+      break;
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string subtitles(std::span<const speech::TranscriptSegment> segments, SubtitleFormat format) {
-  const char point = format == SubtitleFormat::vtt ? '.' : ',';
-  std::string file = format == SubtitleFormat::vtt ? "WEBVTT\n\n" : "";
+  std::string file = head_of(format);
   std::int64_t earliest = 0;
   int number = 0;
   for (const speech::TranscriptSegment& segment : segments) {
@@ -73,10 +93,23 @@ std::string subtitles(std::span<const speech::TranscriptSegment> segments, Subti
     if (text.empty()) continue;
     const std::int64_t begin = std::max(milliseconds(segment.begin), earliest), end = std::max(milliseconds(segment.end), begin + 1);
     earliest = begin;
-    if (format == SubtitleFormat::srt) file += tw::format("{}\n", ++number);
-    file += tw::format("{} --> {}\n{}\n\n", time_text(begin, point), time_text(end, point), text);
+    ++number;
+    switch (format) {
+      case SubtitleFormat::srt:
+        file += tw::format("{}\n{} --> {}\n{}\n\n", number, time_text(begin, ','), time_text(end, ','), text);
+        break;
+      case SubtitleFormat::vtt:
+        file += tw::format("{} --> {}\n{}\n\n", time_text(begin, '.'), time_text(end, '.'), text);
+        break;
+      case SubtitleFormat::csv:
+        file += tw::format("{},{},\"{}\"\n", begin, end, text);
+        break;
+      case SubtitleFormat::lrc:
+        file += tw::format("[{:02}:{:02}.{:02}] {}\n", begin / 60000, begin / 1000 % 60, begin / 10 % 100, text);
+        break;
+    }
   }
   return file;
 }
 
-}  // namespace tw::cli
+}  // namespace tw::formats
