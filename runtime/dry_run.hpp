@@ -31,8 +31,8 @@ GpuProperties gpu_properties(Device device);
 GpuProperties typical_gpu(std::string_view arch);
 
 /// While it exists, its thread has a further GPU, device(). Memory there has addresses but no bytes: copies to it do nothing, copies from
-/// it give zeros. Launches are recorded, those of a captured graph once. The thread must not use a real GPU meanwhile, and everything that
-/// it makes on this device must be gone before.
+/// it give zeros. Launches are recorded, those of a captured graph once. The thread must not use a real GPU meanwhile. What
+/// it makes on this device may outlive it, but not be used then.
 class DryRun {
  public:
   explicit DryRun(const GpuProperties& gpu);

@@ -93,6 +93,7 @@ void Gpu::give_back_counter(unsigned* counter) {
 
 CurrentContext::CurrentContext(const Gpu& gpu) {
   const cuda::Driver& d = cuda::driver();
+  if (&d != &gpu.driver()) throw DeviceError(tw::format("cuda:{} is not a device of this thread: its dry run is over", gpu.index()));
   cuda::Context current = nullptr;
   cuda::check(d.ctx_get_current(&current), "cuCtxGetCurrent");
   if (current == gpu.context()) return;

@@ -23,6 +23,8 @@ class Gpu {
   static Gpu* find_open(int index);
 
   int index() const { return index_; }
+  /// The driver that opened it.
+  const cuda::Driver& driver() const { return driver_; }
   cuda::Context context() const { return context_; }
   cuda::MemoryPool pool() const { return pool_; }
   int multiprocessors() const { return multiprocessors_; }
@@ -38,6 +40,7 @@ class Gpu {
   explicit Gpu(int index);
 
   int index_;
+  const cuda::Driver& driver_ = cuda::driver();
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
   cuda::MemoryPool pool_ = nullptr;
@@ -53,6 +56,7 @@ class Gpu {
 /// context keeps ours: setting it at every launch would cost as much as the launch's other checks together.
 class CurrentContext {
  public:
+  /// Throws DeviceError where the thread has another driver than the GPU: its DryRun is over.
   explicit CurrentContext(const Gpu& gpu);
   ~CurrentContext();
   CurrentContext(const CurrentContext&) = delete;

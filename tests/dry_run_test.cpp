@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -100,6 +101,42 @@ TEST(DryRun, ItsDeviceIsThatOfItsThreadAndTime) {
   EXPECT_TRUE(DryRun(gpu).device() == device) << "equal GPUs share an index";
   EXPECT_FALSE(is_dry_run(Device::cuda()));
   EXPECT_FALSE(is_dry_run(Device::cpu()));
+}
+
+/// A driver of this thread, as on a machine with a GPU, that counts what the end of a dry run's objects asks of it.
+class CountingDriver {
+ public:
+  CountingDriver() {
+    asked = 0;
+    driver_.ctx_get_current = [](cuda::Context* context) { return ++asked, *context = nullptr, cuda::Result::success; };
+    driver_.ctx_set_current = [](cuda::Context) { return ++asked, cuda::Result::success; };
+    driver_.stream_destroy = [](cuda::Stream) { return ++asked, cuda::Result::success; };
+    driver_.event_destroy = [](cuda::Event) { return ++asked, cuda::Result::success; };
+    driver_.mem_free_async = [](cuda::Address, cuda::Stream) { return ++asked, cuda::Result::success; };
+    cuda::driver_of_thread() = &driver_;
+  }
+  ~CountingDriver() { cuda::driver_of_thread() = nullptr; }
+  static inline int asked = 0;
+
+ private:
+  cuda::Driver driver_;
+};
+
+TEST(DryRun, WhatOutlivesItNeverReachesAnotherDriver) {
+  const CountingDriver driver;
+  {
+    std::optional<Tensor> tensor;
+    std::optional<Event> event;
+    std::optional<Stream> stream;
+    {
+      const DryRun run(typical_gpu("sm_90a"));
+      stream.emplace(run.device());
+      tensor = Tensor::zeros({100}, DType::f32, *stream);
+      event.emplace(run.device());
+    }
+    expect_error<DeviceError>([&] { return Tensor::zeros({100}, DType::f32, *stream); }, {"dry run is over"});
+  }
+  EXPECT_EQ(CountingDriver::asked, 0);
 }
 
 }  // namespace

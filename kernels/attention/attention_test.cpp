@@ -19,6 +19,7 @@
 #include "kernels/attention/variants.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
+#include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
 #include "tilewave/f32_products.hpp"
@@ -333,6 +334,10 @@ TEST_P(Attention, PackedSequences) {
     const Tensor used_q_tensor = to_device(used_q, {batch}), used_k_tensor = to_device(used_k, {batch});
     const PackedSequences sequences{to_device(cu_q, {batch + 1}), to_device(cu_k, {batch + 1}), used ? &used_q_tensor : nullptr,
                                     used ? &used_k_tensor : nullptr};
+    if (dtype == DType::f32 && device.is_cuda()) {
+      expect_error<InvalidArgument>([&] { attention_varlen(q, k, v, o, sequences); }, {"q is f32", "f32 on the CPU"});
+      return;
+    }
     if (!launched(
             [&] { attention_varlen(q, k, v, o, sequences, {.causal = c.causal, .window_left = c.window_left, .lse = &lse.tensor()}); }))
       return;

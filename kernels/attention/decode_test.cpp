@@ -19,6 +19,7 @@
 #include "kernels/attention/reference.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
+#include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
 #include "tilewave/attention.hpp"
@@ -413,6 +414,12 @@ TEST_P(AttentionDecode, PackedQueriesAndNewKeys) {
       cache.new_k = &of_k, cache.new_v = &of_v;
       return launched([&] { tw::attention_decode(of_q, k, v, of_o, cache, {.causal = true, .check_contents = true}); });
     };
+    if (dtype == DType::f32 && device.is_cuda()) {
+      const PlacedTensor k = placed(keys, dtype), v = placed(values, dtype);
+      expect_error<InvalidArgument>([&] { tw::attention_decode(q, k, v, rows(o, 0, 141), {.cu_seqlens_q = &offsets.tensor()}); },
+                                    {"q is f32", "f32 on the CPU"});
+      return;
+    }
     const PlacedTensor k = placed(keys, dtype), v = placed(values, dtype), k_alone = placed(keys, dtype), v_alone = placed(values, dtype);
     if (!run(k, v, q, rows(o, 0, 141), offsets, added, new_k, new_v, lengths, entries)) return;
     PlacedTensor alone({143, heads, d}, dtype, device);
