@@ -6,7 +6,7 @@
 namespace tw::models {
 
 KvPool::KvPool(int layers, int kv_heads, int head_dim, int pages, DType dtype, const Stream& stream)
-    : tokens_(Tensor::empty({layers, pages, kPageTokens, 2, kv_heads, head_dim}, dtype, stream)), free_(static_cast<std::size_t>(pages)) {
+    : tokens_(Tensor::empty({layers, pages + 1, kPageTokens, 2, kv_heads, head_dim}, dtype, stream)), free_(static_cast<std::size_t>(pages)) {
   std::iota(free_.rbegin(), free_.rend(), 0);
 }
 

@@ -16,11 +16,14 @@ class KvPool {
 
   KvPool(int layers, int kv_heads, int head_dim, int pages, DType dtype, const Stream& stream);
 
-  int pages() const { return static_cast<int>(tokens_.shape(1)); }
+  int pages() const { return spare_page(); }
   int free_pages() const { return static_cast<int>(free_.size()); }
   static int pages_for(int tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
-  /// One layer's keys or values: [pages, kPageTokens, kv_heads, head_dim]. A token's keys are followed by its values.
+  /// A page that no sequence has, for rows of a batch that are none.
+  int spare_page() const { return static_cast<int>(tokens_.shape(1)) - 1; }
+
+  /// One layer's keys or values: [pages + 1, kPageTokens, kv_heads, head_dim]. A token's keys are followed by its values.
   Tensor keys(int layer) const { return part(layer, 0); }
   Tensor values(int layer) const { return part(layer, 1); }
 
@@ -28,7 +31,7 @@ class KvPool {
   friend class KvCache;
   Tensor part(int layer, int which) const;
 
-  Tensor tokens_;          ///< [layers, pages, kPageTokens, 2, kv_heads, head_dim]
+  Tensor tokens_;          ///< [layers, pages + 1, kPageTokens, 2, kv_heads, head_dim]
   std::vector<int> free_;  ///< pages, the one to use next last
 };
 

@@ -64,9 +64,13 @@ TEST(KvCache, MovesWithItsPages) {
 TEST(KvPool, KeysAndValuesOfATokenFollowEachOther) {
   const auto pool = make_pool(4);
   const Tensor keys = pool->keys(1), values = pool->values(1);
-  EXPECT_EQ(keys.shape(), (Shape{4, kPage, 3, 64}));
+  EXPECT_EQ(keys.shape(), (Shape{5, kPage, 3, 64}));
   EXPECT_EQ(values.data<float>() - keys.data<float>(), 3 * 64);
-  EXPECT_EQ(keys.data<float>() - pool->keys(0).data<float>(), 4 * kPage * 2 * 3 * 64);
+  EXPECT_EQ(keys.data<float>() - pool->keys(0).data<float>(), 5 * kPage * 2 * 3 * 64);
+  EXPECT_EQ(pool->spare_page(), 4);
+  KvCache all(pool);
+  ASSERT_TRUE(all.reserve(4 * kPage));
+  for (const int page : all.pages()) EXPECT_NE(page, pool->spare_page());
   EXPECT_EQ(pool->pages_for(0), 0);
   EXPECT_EQ(pool->pages_for(kPage), 1);
   EXPECT_EQ(pool->pages_for(kPage + 1), 2);

@@ -1,7 +1,9 @@
 #include "models/llama.hpp"
 
+#include <algorithm>
 #include <array>
 
+#include "kernels/workspace.hpp"
 #include "models/observe.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/attention.hpp"
@@ -21,6 +23,13 @@ Tensor as_heads(const Tensor& rows, std::int64_t sequences, int begin, int heads
   auto* data = static_cast<std::byte*>(rows.data()) + static_cast<std::size_t>(begin) * size_of(rows.dtype());
   const std::int64_t n = rows.shape(0) / sequences;
   return Tensor::borrow(data, {sequences, n, heads, dim}, rows.dtype(), rows.device(), {rows.stride(0) * n, rows.stride(0), dim, 1});
+}
+
+/// Pages of the longest sequence, at least one.
+int most_pages(std::span<KvCache* const> caches) {
+  std::size_t most = 1;
+  for (const KvCache* cache : caches) most = std::max(most, cache->pages().size());
+  return static_cast<int>(most);
 }
 
 }  // namespace
@@ -82,39 +91,50 @@ std::vector<KvCache> Llama::make_caches(int count, int capacity, const Stream& s
 
 Tensor Llama::embed(std::span<const int> ids, const Stream& stream) const {
   const Tensor indices = Tensor::from(ids, {static_cast<std::int64_t>(ids.size())});
-  return embed_on_device(stream.device().is_cuda() ? indices.to(stream.device()) : indices, stream);
-}
-
-Tensor Llama::embed_on_device(const Tensor& ids, const Stream& stream) const {
-  const Tensor rows = Tensor::empty({ids.shape(0), config_.hidden}, dtype(), stream);
-  const Operators run(stream);
-  run("embed", rows, {.reads = {&rows}}, [&] { embedding(embedding_, ids, rows, {.stream = stream}); });
+  const Tensor rows = Tensor::empty({indices.shape(0), config_.hidden}, dtype(), stream);
+  embed_on_device(stream.device().is_cuda() ? indices.to(stream.device()) : indices, rows, stream);
   return rows;
 }
 
-Llama::Batch Llama::make_batch(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream) const {
-  Batch batch;
-  batch.pool = &caches.front()->pool();
-  std::size_t longest = 1;
-  for (const KvCache* cache : caches) longest = std::max(longest, cache->pages().size());
+void Llama::embed_on_device(const Tensor& ids, const Tensor& rows, const Stream& stream) const {
+  const Operators run(stream);
+  run("embed", rows, {.reads = {&rows}}, [&] { embedding(embedding_, ids, rows, {.stream = stream}); });
+}
+
+std::vector<int> Llama::numbers(std::span<const int> ids, std::span<KvCache* const> caches, DecodeGraphs::Size size) {
+  const KvPool& pool = caches.front()->pool();
+  const auto rows = static_cast<std::size_t>(size.rows), pages = static_cast<std::size_t>(size.pages);
+  std::vector<int> all(ids.begin(), ids.end());
+  all.resize(rows);
+  for (const KvCache* cache : caches) {
+    if (&cache->pool() != &pool) throw InvalidArgument("sequences that are decoded together must have their caches in one pool");
+    all.push_back(cache->length);
+  }
+  all.resize(2 * rows);
+  for (std::size_t row = 0; row < caches.size(); ++row) {
+    all.insert(all.end(), caches[row]->pages().begin(), caches[row]->pages().end());
+    all.resize(2 * rows + (row + 1) * pages);
+  }
+  all.resize(2 * rows + rows * pages, pool.spare_page());
+  return all;
+}
+
+Llama::Batch Llama::batch_of(const Tensor& numbers, const KvPool& pool, DecodeGraphs::Size size) {
+  const std::int64_t rows = size.rows;
+  return {.pool = &pool,
+          .ids = numbers.slice(0, 0, rows),
+          .lengths = numbers.slice(0, rows, 2 * rows),
+          .block_table = numbers.slice(0, 2 * rows, numbers.shape(0)).reshape({rows, size.pages})};
+}
+
+Llama::Batch Llama::make_batch(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream) {
+  const DecodeGraphs::Size size{static_cast<int>(caches.size()), most_pages(caches)};
+  const std::vector<int> values = numbers(ids, caches, size);
   // One tensor, since every copy to a GPU takes a while.
-  const auto sequences = static_cast<std::int64_t>(caches.size()), width = static_cast<std::int64_t>(longest);
-  std::vector<int> numbers(ids.begin(), ids.end());
-  numbers.resize(caches.size());
-  for (const KvCache* cache : caches) {
-    if (&cache->pool() != batch.pool) throw InvalidArgument("sequences that are decoded together must have their caches in one pool");
-    numbers.push_back(cache->length);
-    batch.cached += cache->length;
-  }
-  for (const KvCache* cache : caches) {
-    numbers.insert(numbers.end(), cache->pages().begin(), cache->pages().end());
-    numbers.resize(numbers.size() + longest - cache->pages().size());
-  }
-  Tensor all = Tensor::from(std::span<const int>(numbers), {static_cast<std::int64_t>(numbers.size())});
+  Tensor all = Tensor::from(std::span(values), {std::ssize(values)});
   if (stream.device().is_cuda()) all = all.to(stream.device());
-  batch.ids = all.slice(0, 0, sequences);
-  batch.lengths = all.slice(0, sequences, 2 * sequences);
-  batch.block_table = all.slice(0, 2 * sequences, all.shape(0)).reshape({sequences, width});
+  Batch batch = batch_of(all, caches.front()->pool(), size);
+  for (const KvCache* cache : caches) batch.cached += cache->length;
   return batch;
 }
 
@@ -123,7 +143,7 @@ void Llama::run_layer(int index, const Tensor& x, const Batch& batch, const Stre
   const Operators run(stream, index);
   const std::int64_t rows = x.shape(0), sequences = batch.lengths.shape(0), each = rows / sequences;  // tokens per sequence
   const int q_width = config_.heads * config_.head_dim, kv_width = config_.kv_heads * config_.head_dim;
-  const auto empty = [&](std::int64_t width) { return Tensor::empty({rows, width}, dtype(), stream); };
+  const auto empty = [&](std::int64_t width) { return kernels::workspace({rows, width}, dtype(), stream); };
 
   const Tensor normed = empty(config_.hidden), qkv = empty(q_width + 2 * kv_width), attended = empty(q_width);
   const auto norm = [&](const Tensor& weight) {
@@ -162,13 +182,22 @@ void Llama::run_layer(int index, const Tensor& x, const Batch& batch, const Stre
   run.linear("down", layer.down, product, x, {.accumulate = true});
 }
 
-Tensor Llama::scores(const Tensor& x, const Stream& stream) const {
+Tensor Llama::empty_scores(std::int64_t rows, const Stream& stream) const {
+  return Tensor::empty({rows, config_.vocabulary}, dtype(), stream);
+}
+
+void Llama::score(const Tensor& x, const Tensor& scores, const Stream& stream) const {
   const Operators run(stream);
-  const Tensor normed = Tensor::empty(x.shape(), dtype(), stream);
+  const Tensor normed = kernels::workspace(x.shape(), dtype(), stream);
   run("norm", normed, {.reads = {&x}}, [&] { rms_norm(x, normed, {.epsilon = config_.norm_epsilon, .weight = &norm_, .stream = stream}); });
-  const Tensor logits = Tensor::empty({x.shape(0), config_.vocabulary}, dtype(), stream);
-  run.linear("head", head_, normed, logits);
-  return logits;
+  run.linear("head", head_, normed, scores);
+}
+
+void Llama::run_step(const Batch& batch, const Tensor& scores, const Stream& stream) const {
+  const Tensor x = kernels::workspace({batch.ids.shape(0), config_.hidden}, dtype(), stream);
+  embed_on_device(batch.ids, x, stream);
+  for (int i = 0; i < config_.layers; ++i) run_layer(i, x, batch, stream);
+  score(x, scores, stream);
 }
 
 Tensor Llama::prefill(const Tensor& embeddings, KvCache& cache, const Stream& stream) const {
@@ -183,19 +212,44 @@ Tensor Llama::prefill(const Tensor& embeddings, KvCache& cache, const Stream& st
   const Batch batch = make_batch({}, caches, stream);
   for (int i = 0; i < config_.layers; ++i) run_layer(i, x, batch, stream);
   cache.length += static_cast<int>(n);
-  return scores(x.slice(0, n - 1, n), stream);
+  const Tensor scores = empty_scores(1, stream);
+  score(x.slice(0, n - 1, n), scores, stream);
+  return scores;
 }
 
-Tensor Llama::decode(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream) const {
+Tensor Llama::decode(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream, DecodeGraphs* graphs) const {
   if (ids.empty() || ids.size() != caches.size()) throw InvalidArgument(tw::format("{} ids for {} sequences", ids.size(), caches.size()));
   for (const KvCache* cache : caches)
     if (cache->length >= cache->capacity()) throw InvalidArgument(tw::format("a cache of {} tokens is full", cache->capacity()));
   const Stage stage("decode", stream);
-  const Batch batch = make_batch(ids, caches, stream);
-  const Tensor x = embed_on_device(batch.ids, stream);
-  for (int i = 0; i < config_.layers; ++i) run_layer(i, x, batch, stream);
+  Tensor scores;
+  // attention_decode in f32 on a GPU reads the lengths on the host, which a graph cannot.
+  const bool reads_on_host = dtype() == DType::f32 && stream.device().is_cuda();
+  if (graphs == nullptr || reads_on_host || (observer() != nullptr && observer()->needs_operators())) {
+    const Batch batch = make_batch(ids, caches, stream);
+    scores = empty_scores(batch.ids.shape(0), stream);
+    run_step(batch, scores, stream);
+  } else {
+    const KvPool& pool = graphs->pool();
+    if (&caches.front()->pool() != &pool) throw InvalidArgument("the graphs are of another pool than the caches");
+    const auto make = [&](DecodeGraphs::Size size) {
+      DecodeGraphs::Step step{.numbers = Tensor::empty({size.rows * (2 + size.pages)}, DType::i32, stream),
+                              .scores = empty_scores(size.rows, stream),
+                              .graph = {}};
+      // The stream and the observer's absence are those of now; on a CPU the work itself is kept.
+      step.graph = Graph::capture(
+          stream, [this, stream, batch = batch_of(step.numbers, pool, size), scores = step.scores] { run_step(batch, scores, stream); });
+      return step;
+    };
+    const DecodeGraphs::Size size = DecodeGraphs::size_for(static_cast<int>(ids.size()), most_pages(caches));
+    const DecodeGraphs::Step& step = graphs->find(size, make);
+    const std::vector<int> values = numbers(ids, caches, size);
+    step.numbers.copy_from(Tensor::from(std::span(values), {std::ssize(values)}), stream);
+    step.graph.replay(stream);
+    scores = step.scores.slice(0, 0, std::ssize(ids));
+  }
   for (KvCache* cache : caches) ++cache->length;
-  return scores(x, stream);
+  return scores;
 }
 
 }  // namespace tw::models

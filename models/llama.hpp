@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/decode_graphs.hpp"
 #include "models/kv_cache.hpp"
 #include "models/linear.hpp"
 #include "models/weights.hpp"
@@ -58,7 +59,9 @@ class Llama {
 
   /// One token for each of several sequences of the same pool: ids[i] after those in *caches[i]. Returns the scores, [sequences,
   /// vocabulary]. In f32 on the CPU a sequence's scores do not depend on the other sequences, up to 16 of them.
-  Tensor decode(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream) const;
+  /// With `graphs`, of the caches' pool and for this model, a step is one launch of a graph, and the scores are valid until the next one. An
+  /// observer that needs operators gets them one by one all the same.
+  Tensor decode(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream, DecodeGraphs* graphs = nullptr) const;
 
  private:
   struct Layer {
@@ -76,13 +79,20 @@ class Llama {
     Tensor block_table;       ///< [sequences, pages of the longest]
     std::int64_t cached = 0;  ///< tokens in all caches
   };
+  /// What make_batch() has on the device, for `size.rows` rows of `size.pages` pages: `ids`, one for each cache, or none; then lengths and
+  /// pages. Rows without a cache are of the pool's spare page.
+  static std::vector<int> numbers(std::span<const int> ids, std::span<KvCache* const> caches, DecodeGraphs::Size size);
+  static Batch batch_of(const Tensor& numbers, const KvPool& pool, DecodeGraphs::Size size);
   /// `ids`: one for each cache, or none.
-  Batch make_batch(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream) const;
+  static Batch make_batch(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream);
 
   /// x + attention(...) + mlp(...) of one layer, in place. The rows of x are new tokens, the same number of each sequence.
   void run_layer(int index, const Tensor& x, const Batch& batch, const Stream& stream) const;
-  Tensor embed_on_device(const Tensor& ids, const Stream& stream) const;
-  Tensor scores(const Tensor& x, const Stream& stream) const;
+  void embed_on_device(const Tensor& ids, const Tensor& rows, const Stream& stream) const;
+  Tensor empty_scores(std::int64_t rows, const Stream& stream) const;
+  void score(const Tensor& x, const Tensor& scores, const Stream& stream) const;
+  /// One token of each sequence of a batch. Writes `scores`. Memory is the graph's while the stream is captured.
+  void run_step(const Batch& batch, const Tensor& scores, const Stream& stream) const;
 
   LlamaConfig config_;
   Tensor embedding_;  ///< [vocabulary, hidden]

@@ -253,6 +253,62 @@ TEST_P(LlamaOn, HalfPrecisionIsNearTheCpusF32) {
   }
 }
 
+TEST_P(LlamaOn, AStepIsTheSameAsAGraph) {
+  skip_unless_present(GetParam());
+  const bool gpu = GetParam().is_cuda();
+  const Stream stream = Stream::standard(GetParam());
+  std::mt19937_64 random = test::random_engine();
+  for (const std::string& name : kCheckpoints) {
+    SCOPED_TRACE(name);
+    const Llama& llama = decoder(name, GetParam(), gpu ? DType::bf16 : DType::f32);
+    const auto pool = llama.make_pool(10 * 512, stream);
+    DecodeGraphs graphs(*pool);
+    for (const std::size_t sequences : {1u, 3u, 5u, 2u, 3u}) {  // which come and go
+      std::vector<KvCache> eager, as_graph;
+      std::vector<KvCache*> of_eager, of_graph;
+      for (std::size_t i = 0; i < sequences; ++i) {
+        const std::vector<int> ids = random_ids(random, 1 + random() % 290, llama.config().vocabulary);
+        for (std::vector<KvCache>* caches : {&eager, &as_graph}) {
+          ASSERT_TRUE(caches->emplace_back(pool).reserve(static_cast<int>(ids.size()) + 8));
+          llama.prefill(llama.embed(ids, stream), caches->back(), stream);
+        }
+      }
+      for (KvCache& cache : eager) of_eager.push_back(&cache);
+      for (KvCache& cache : as_graph) of_graph.push_back(&cache);
+      for (int step = 0; step < 8; ++step) {
+        const std::vector<int> ids = random_ids(random, sequences, llama.config().vocabulary);
+        const std::vector<double> expected = values(llama.decode(ids, of_eager, stream));
+        const std::vector<double> scores = values(llama.decode(ids, of_graph, stream, &graphs));
+        EXPECT_LE(distance(scores, expected), gpu ? 0.06 : 0);
+        for (int again = 0; again < 20; ++again) {
+          for (KvCache* cache : of_graph) --cache->length;
+          ASSERT_EQ(values(llama.decode(ids, of_graph, stream, &graphs)), scores);
+        }
+        EXPECT_EQ(as_graph.front().length, eager.front().length);
+      }
+    }
+    EXPECT_GE(graphs.count(), 4u);
+    EXPECT_LE(graphs.count(), 12u);
+    DecodeGraphs of_another(*llama.make_pool(64, stream));
+    KvCache cache(pool);
+    ASSERT_TRUE(cache.reserve(10));
+    KvCache* const caches[] = {&cache};
+    expect_error<InvalidArgument>([&] { llama.decode(std::vector<int>{1}, caches, stream, &of_another); }, {"of another pool"});
+  }
+}
+
+TEST(DecodeGraphs, SizesAreRoundedUp) {
+  for (int n = 1; n <= 256; ++n) {
+    const auto [rows, pages] = DecodeGraphs::size_for(n, n);
+    EXPECT_GE(rows, n);
+    EXPECT_GE(pages, n);
+    EXPECT_LE(rows, std::max(2 * n - 1, n * 5 / 4 + 7));
+    EXPECT_LE(pages, n * 5 / 4 + 3);
+    EXPECT_EQ(DecodeGraphs::size_for(rows, pages), (DecodeGraphs::Size{rows, pages}));
+  }
+  EXPECT_EQ(DecodeGraphs::size_for(256, 128), (DecodeGraphs::Size{256, 128}));
+}
+
 nlohmann::json small_config() {
   return {{"hidden_size", 128},   {"intermediate_size", 96}, {"num_hidden_layers", 1},         {"num_attention_heads", 2},
           {"vocab_size", 10},     {"rms_norm_eps", 1e-6},    {"max_position_embeddings", 100}, {"num_key_value_heads", 1},

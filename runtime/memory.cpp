@@ -1,3 +1,4 @@
+#include <malloc.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -154,6 +155,13 @@ std::shared_ptr<void> allocate_on_gpu(std::size_t bytes, const Stream& stream) {
 }
 
 }  // namespace
+
+void release_host_memory() {
+  HostPool::get().clear();
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
 
 std::shared_ptr<void> allocate(std::size_t bytes, const Stream& stream) {
   if (bytes == 0) return nullptr;

@@ -88,26 +88,32 @@ bool overlap(const Tensor& a, const Tensor& b) {
 
 cuda::Address address(const void* pointer) { return reinterpret_cast<cuda::Address>(pointer); }
 
+/// Enqueues a copy between the stream's GPU and the CPU, or on the GPU.
+void enqueue_copy(void* to, bool to_gpu, const void* from, bool from_gpu, std::size_t bytes, const Stream& stream) {
+  const cuda::Driver& d = cuda::driver();
+  const CurrentContext current(Gpu::get(stream.device().index));
+  const cuda::Stream native = StreamAccess::native(stream);
+  if (!from_gpu)  // the driver has taken pageable memory's bytes when it returns
+    cuda::check(d.memcpy_htod_async(address(to), from, bytes, native), "cuMemcpyHtoDAsync");
+  else if (!to_gpu)
+    cuda::check(d.memcpy_dtoh_async(to, address(from), bytes, native), "cuMemcpyDtoHAsync");
+  else
+    cuda::check(d.memcpy_async(address(to), address(from), bytes, native), "cuMemcpyAsync");
+}
+
 /// Copies bytes if at least one side is on a GPU, and waits.
 void copy_bytes(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) {
-  const cuda::Driver& d = cuda::driver();
   const Stream stream = Stream::standard(to_device.is_cuda() ? to_device : from_device);
-  Gpu& gpu = Gpu::get(stream.device().index);
-  const CurrentContext current(gpu);
-  const cuda::Stream native = StreamAccess::native(stream);
-  if (!from_device.is_cuda()) {
-    cuda::check(d.memcpy_htod_async(address(to), from, bytes, native), "cuMemcpyHtoDAsync");
+  // Work on the source's standard stream may still write to it.
+  if (from_device.is_cuda() && from_device != stream.device()) Stream::standard(from_device).synchronize();
+  if (to_device.is_cuda() && from_device.is_cuda() && to_device != from_device) {
+    Gpu& gpu = Gpu::get(stream.device().index);
+    const CurrentContext current(gpu);
+    cuda::check(cuda::driver().memcpy_peer_async(address(to), gpu.context(), address(from), Gpu::get(from_device.index).context(), bytes,
+                                                 StreamAccess::native(stream)),
+                "cuMemcpyPeerAsync");
   } else {
-    // Work on the source's standard stream may still write to it.
-    if (from_device != stream.device()) Stream::standard(from_device).synchronize();
-    if (!to_device.is_cuda()) {
-      cuda::check(d.memcpy_dtoh_async(to, address(from), bytes, native), "cuMemcpyDtoHAsync");
-    } else if (to_device == from_device) {
-      cuda::check(d.memcpy_async(address(to), address(from), bytes, native), "cuMemcpyAsync");
-    } else {
-      cuda::check(d.memcpy_peer_async(address(to), gpu.context(), address(from), Gpu::get(from_device.index).context(), bytes, native),
-                  "cuMemcpyPeerAsync");
-    }
+    enqueue_copy(to, to_device.is_cuda(), from, from_device.is_cuda(), bytes, stream);
   }
   stream.synchronize();
 }
@@ -348,6 +354,19 @@ void Tensor::copy_from(const Tensor& source) const {
     return;
   }
   copy_strided(data_, strides_, source.data_, source.strides_, shape_, size_of(dtype_));
+}
+
+void Tensor::copy_from(const Tensor& source, const Stream& stream) const {
+  for (const Tensor* side : {this, &source}) {
+    if (side->device_.is_cuda() && side->device_ != stream.device())
+      throw InvalidArgument(tw::format("copy_from: {} is {}; allowed: on {}, the stream's device, or the CPU",
+                                       side == this ? "the destination" : "source", side->describe(), stream.device().name()));
+  }
+  if (!device_.is_cuda() && !source.device_.is_cuda()) return copy_from(source);
+  if (source.shape_ != shape_ || source.dtype_ != dtype_ || !is_contiguous() || !source.is_contiguous())
+    throw InvalidArgument(tw::format("copy_from: source is {}; allowed: shape and dtype of {}, both row-major", source.describe(), describe()));
+  if (numel() > 0)
+    enqueue_copy(data_, device_.is_cuda(), source.data_, source.device_.is_cuda(), static_cast<std::size_t>(numel()) * size_of(dtype_), stream);
 }
 
 std::string Tensor::describe() const {

@@ -15,6 +15,8 @@ namespace tw::speech {
 
 namespace {
 
+constexpr std::chrono::seconds kIdle{1};  // after which memory is given back
+
 using Clock = Job::Clock;
 
 double between(Clock::time_point begin, Clock::time_point end) { return std::chrono::duration<double>(end - begin).count(); }
@@ -155,8 +157,13 @@ bool Engine::step() {
 void Engine::run(std::stop_token stop) {
   while (!stop.stop_requested()) {
     if (step()) continue;
+    const auto has_work = [&] { return !state_->inbox.empty(); };
     std::unique_lock lock(state_->mutex);
-    state_->changed.wait(lock, stop, [&] { return !state_->inbox.empty(); });
+    if (state_->changed.wait_for(lock, stop, kIdle, has_work) || stop.stop_requested()) continue;
+    lock.unlock();
+    release_host_memory();
+    lock.lock();
+    state_->changed.wait(lock, stop, has_work);
   }
 }
 

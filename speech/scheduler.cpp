@@ -122,7 +122,7 @@ std::unique_ptr<Job> Job::prepare(const GlmAsr& model, std::span<const std::span
 
 Scheduler::Scheduler(const GlmAsr& model, const LoadOptions& loaded, const Stream& stream, std::shared_ptr<KvPool> pool,
                      const Options& options)
-    : model_(model), loaded_(loaded), stream_(stream), pool_(std::move(pool)), options_(options) {}
+    : model_(model), loaded_(loaded), stream_(stream), pool_(std::move(pool)), graphs_(*pool_), options_(options) {}
 Scheduler::~Scheduler() = default;
 
 void Scheduler::require_room(const Job& job) const {
@@ -345,7 +345,7 @@ void Scheduler::decode() {
   std::vector<int> drawn;
   try {
     const Clock::time_point begin = Clock::now();
-    drawn = draw(model_.decoder.decode(ids, caches, stream_), rows);
+    drawn = draw(model_.decoder.decode(ids, caches, stream_, stream_.device().is_cuda() ? &graphs_ : nullptr), rows);
     ++timings_.decode_steps;
     note(EngineStage::decode, timings_.decode, begin, static_cast<int>(rows.size()));
   } catch (...) {
@@ -374,12 +374,18 @@ void Scheduler::decode() {
 std::vector<int> Scheduler::draw(const Tensor& logits, std::span<Sequence* const> rows) {
   const models::Stage stage("sampling", stream_);
   const models::Operators run(stream_);
-  const Tensor indices = Tensor::empty({logits.shape(0)}, DType::i32, stream_);
-  const Tensor largest = Tensor::empty({logits.shape(0)}, logits.dtype(), stream_);
+  // In one piece of memory, since every copy from a GPU takes a while.
+  const auto count = logits.shape(0), words = count * static_cast<std::int64_t>(size_of(logits.dtype()) + 3) / 4;
+  const Tensor both = Tensor::empty({count + words}, DType::i32, stream_), host = Tensor::empty(both.shape(), DType::i32);
+  const auto in = [&](const Tensor& memory, std::int64_t at, DType dtype) {
+    return Tensor::borrow(memory.data<std::int32_t>() + at, {count}, dtype, memory.device());
+  };
+  const Tensor indices = in(both, 0, DType::i32), largest = in(both, count, logits.dtype());
   run("argmax", largest, {.reads = {&logits, &indices}}, [&] { argmax(logits, indices, {.values = &largest, .stream = stream_}); });
+  host.copy_from(both, stream_);
   stream_.synchronize();
-  const Tensor chosen = indices.to(Device::cpu()), scores = largest.to(Device::cpu());
-  std::vector<int> ids(chosen.data<std::int32_t>(), chosen.data<std::int32_t>() + rows.size());
+  const Tensor scores = in(host, count, logits.dtype());
+  std::vector<int> ids(host.data<std::int32_t>(), host.data<std::int32_t>() + rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const TranscribeOptions& options = rows[i]->job->options;
     const auto row = static_cast<std::int64_t>(i);
@@ -388,9 +394,9 @@ std::vector<int> Scheduler::draw(const Tensor& logits, std::span<Sequence* const
       continue;
     }
     if (options.temperature == 0 && !options.logprobs) continue;
-    Tensor host;
-    run("copy", host, {.reads = {&logits}}, [&] { host = logits.slice(0, row, row + 1).to(Device::cpu()).to(DType::f32); });
-    const std::span<const float> all(host.data<float>(), static_cast<std::size_t>(host.numel()));
+    Tensor copy;
+    run("copy", copy, {.reads = {&logits}}, [&] { copy = logits.slice(0, row, row + 1).to(Device::cpu()).to(DType::f32); });
+    const std::span<const float> all(copy.data<float>(), static_cast<std::size_t>(copy.numel()));
     // Scores of -infinity are no choice, but NaN hides behind any maximum.
     if (!std::all_of(all.begin(), all.end(), [](float x) { return std::isfinite(x); })) {
       ids[i] = -1;

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "models/decode_graphs.hpp"
 #include "models/kv_cache.hpp"
 #include "speech/glm_asr/model.hpp"
 #include "speech/text_stream.hpp"
@@ -113,6 +114,7 @@ class Scheduler {
   const LoadOptions& loaded_;
   const Stream& stream_;
   std::shared_ptr<models::KvPool> pool_;
+  models::DecodeGraphs graphs_;
   Options options_;
   std::list<std::unique_ptr<Job>> jobs_;    ///< in the order of add()
   std::map<std::uint64_t, double> shares_;  ///< seconds of audio of each client with a job; the client with the fewest is next

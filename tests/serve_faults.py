@@ -236,12 +236,15 @@ async def one_round(server, recordings, texts, loops):
 
 
 async def quiet(server, descriptors):
-    """Waits until the connections of a round are gone. Returns the descriptors that are left over."""
+    """Waits until the connections of a round are gone, and until the server has given back its memory, which it does when it is idle for a
+    second. Returns the descriptors that are left over."""
     for _ in range(100 * slowness):
         if server.descriptors() <= descriptors:
             break
         await asyncio.sleep(0.1)
-    return server.descriptors() - descriptors
+    left = server.descriptors() - descriptors
+    await asyncio.sleep(2 * slowness)
+    return left
 
 
 async def end_under_load(server, recordings, texts):
@@ -271,7 +274,6 @@ async def run(server, minutes):
     for sample, text in zip(samples, texts):
         expect(text == known[sample.name], f"{sample.name}: {text!r}")
     descriptors = server.descriptors() - 1  # but for the connection that is being closed
-    # Memory that good requests leave in the allocator's hands is not lost.
     await asyncio.gather(*(transcribe(server, recordings[number % len(recordings)]) for number in range(16)))
     await quiet(server, descriptors)
     descriptors, resident = server.descriptors(), server.resident_mib()

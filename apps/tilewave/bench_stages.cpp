@@ -72,10 +72,13 @@ class Stages {
   std::function<void()> decode(int batch, int context, int room, int steps) const {
     struct Batch {
       std::vector<KvCache> sequences;
+      models::DecodeGraphs graphs;  // of the sequences' pool
       std::vector<KvCache*> pointers = {};
       std::vector<int> ids = {};
     };
-    const auto all = std::make_shared<Batch>(Batch{model_.decoder.make_caches(batch, context + room, stream_)});
+    std::vector<KvCache> caches = model_.decoder.make_caches(batch, context + room, stream_);
+    const models::DecodeGraphs graphs(caches.front().pool());
+    const auto all = std::make_shared<Batch>(Batch{std::move(caches), graphs});
     const Tensor embeddings = prompt(context);
     for (KvCache& sequence : all->sequences) {
       model_.decoder.prefill(embeddings, sequence, stream_);
@@ -87,7 +90,7 @@ class Stages {
       for (int step = 0; step < steps; ++step) {
         if (all->sequences[0].length == context + room)
           for (KvCache& sequence : all->sequences) sequence.length = context;
-        model_.decoder.decode(all->ids, all->pointers, stream_);
+        model_.decoder.decode(all->ids, all->pointers, stream_, stream_.device().is_cuda() ? &all->graphs : nullptr);
       }
       stream_.synchronize();
     };

@@ -87,7 +87,8 @@ class Engine {
   /// there is more to do. One thread at a time.
   bool step();
 
-  /// Calls step() until a stop is requested, and sleeps while there is nothing to do.
+  /// Calls step() until a stop is requested, and sleeps while there is nothing to do. After a second of that it calls
+  /// release_host_memory().
   void run(std::stop_token stop);
 
   EngineStatus status() const;         ///< any thread

@@ -79,6 +79,9 @@ class Tensor {
   /// Copies the elements of `source`, which has the same shape and dtype and may be on any device. Both must be row-major unless both are
   /// on the CPU. They may overlap. Complete when it returns.
   void copy_from(const Tensor& source) const;
+  /// The same in the order of `stream`, for tensors of its device and of the CPU, both row-major. On a GPU only enqueued: `source` may change
+  /// again once it returns if it is on the CPU, and a destination on the CPU is complete after stream.synchronize().
+  void copy_from(const Tensor& source, const Stream& stream) const;
 
   /// "f32[2, 3] on cpu", for messages.
   std::string describe() const;

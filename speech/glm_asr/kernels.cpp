@@ -80,7 +80,7 @@ std::vector<KernelSpec> kernels_of(const GlmAsrConfig& config, Weights weights, 
   // Heuristics depend on how many tiles a length fills: larger steps for larger lengths do.
   const int context = config.decoder.max_positions;
   for (int length = 1; length < context; length += std::max(1, length / 8)) stages.prefill(length);
-  for (int sequences = 1; sequences <= kMostSequences; sequences += sequences < kSmallBatch ? 1 : sequences / 2)
+  for (int sequences = 1; sequences <= kMostSequences; sequences = sequences < kSmallBatch ? sequences + 1 : models::DecodeGraphs::size_for(sequences + 1, 1).rows)
     for (const int length : {1, std::min(512, context - 1), context - 1}) stages.decode(sequences, length);
   return run.kernels();
 }
