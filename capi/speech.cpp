@@ -198,7 +198,7 @@ tw_status tw_engine_load(const char* model, const tw_load_options* load, const t
     speech::EngineOptions options;
     options.batch = c.batch;
     options.cache_tokens = c.cache_tokens;
-    if (c.prefill_tokens != 0) options.prefill_tokens = c.prefill_tokens;
+    options.prefill_tokens = c.prefill_tokens;
     if (c.queue != 0) options.queue = c.queue;
     *engine = new tw_engine{speech::Engine(model, load_options_of(known("load", load)), options)};
   });

@@ -8,10 +8,10 @@
 
 namespace tw::models {
 
-/// The decoding steps of a Llama for one pool, each a graph: a GPU starts the kernels of a graph by itself, while a launch by the host takes
-/// longer than a small kernel runs. A graph is for a number of sequences and of pages, and is made when a step first needs it, which takes
-/// as long as a few steps. So numbers are rounded up, and the sequences that are missing are rows whose scores nobody reads. One thread at a
-/// time.
+/// The decoding steps of a Llama for one pool, each a graph: a GPU starts the kernels of a graph by itself, while a launch by the host
+/// takes longer than a small kernel runs. A graph is for a number of sequences and of pages, and is made when a step first needs it, which
+/// takes as long as a few steps. So numbers are rounded up, and the sequences that are missing are rows whose scores nobody reads. One
+/// thread at a time.
 class DecodeGraphs {
  public:
   /// `pool` must outlive them.

@@ -25,11 +25,12 @@ Tensor as_heads(const Tensor& rows, std::int64_t sequences, int begin, int heads
   return Tensor::borrow(data, {sequences, n, heads, dim}, rows.dtype(), rows.device(), {rows.stride(0) * n, rows.stride(0), dim, 1});
 }
 
-/// Pages of the longest sequence, at least one.
-int most_pages(std::span<KvCache* const> caches) {
-  std::size_t most = 1;
-  for (const KvCache* cache : caches) most = std::max(most, cache->pages().size());
-  return static_cast<int>(most);
+/// Pages for the longest sequence with `added` tokens, at least what every sequence has.
+int most_pages(std::span<KvCache* const> caches, int added) {
+  int most = 1;
+  for (const KvCache* cache : caches)
+    most = std::max({most, static_cast<int>(cache->pages().size()), KvPool::pages_for(cache->length + added)});
+  return most;
 }
 
 }  // namespace
@@ -113,7 +114,7 @@ std::vector<int> Llama::numbers(std::span<const int> ids, std::span<KvCache* con
   all.resize(2 * rows);
   for (std::size_t row = 0; row < caches.size(); ++row) {
     all.insert(all.end(), caches[row]->pages().begin(), caches[row]->pages().end());
-    all.resize(2 * rows + (row + 1) * pages);
+    all.resize(2 * rows + (row + 1) * pages, pool.spare_page());
   }
   all.resize(2 * rows + rows * pages, pool.spare_page());
   return all;
@@ -127,8 +128,8 @@ Llama::Batch Llama::batch_of(const Tensor& numbers, const KvPool& pool, DecodeGr
           .block_table = numbers.slice(0, 2 * rows, numbers.shape(0)).reshape({rows, size.pages})};
 }
 
-Llama::Batch Llama::make_batch(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream) {
-  const DecodeGraphs::Size size{static_cast<int>(caches.size()), most_pages(caches)};
+Llama::Batch Llama::make_batch(std::span<const int> ids, std::span<KvCache* const> caches, int added, const Stream& stream) {
+  const DecodeGraphs::Size size{static_cast<int>(caches.size()), most_pages(caches, added)};
   const std::vector<int> values = numbers(ids, caches, size);
   // One tensor, since every copy to a GPU takes a while.
   Tensor all = Tensor::from(std::span(values), {std::ssize(values)});
@@ -201,19 +202,48 @@ void Llama::run_step(const Batch& batch, const Tensor& scores, const Stream& str
 }
 
 Tensor Llama::prefill(const Tensor& embeddings, KvCache& cache, const Stream& stream) const {
-  const std::int64_t n = embeddings.shape(0);
-  if (n == 0 || cache.length + n > cache.capacity())
-    throw InvalidArgument(tw::format("{} tokens do not fit a cache of {} that holds {}", n, cache.capacity(), cache.length));
-  const Stage stage("prefill", stream);
-  const Tensor x = Tensor::empty(embeddings.shape(), dtype(), stream);
-  const Operators run(stream);
-  run("copy", x, {.reads = {&embeddings}}, [&] { cast(embeddings, x, {.stream = stream}); });
   KvCache* const caches[] = {&cache};
-  const Batch batch = make_batch({}, caches, stream);
+  return prefill(std::span(&embeddings, 1), caches, stream);
+}
+
+Tensor Llama::prefill(std::span<const Tensor> embeddings, std::span<KvCache* const> caches, const Stream& stream) const {
+  if (embeddings.empty() || embeddings.size() != caches.size())
+    throw InvalidArgument(tw::format("{} prompts for {} sequences", embeddings.size(), caches.size()));
+  std::int64_t longest = 0;
+  for (std::size_t i = 0; i < caches.size(); ++i) {
+    const std::int64_t n = embeddings[i].shape(0);
+    if (n == 0 || caches[i]->length + n > caches[i]->capacity())
+      throw InvalidArgument(tw::format("{} tokens do not fit a cache of {} that holds {}", n, caches[i]->capacity(), caches[i]->length));
+    longest = std::max(longest, n);
+  }
+  for (const KvCache* cache : caches)
+    if (cache->length + longest > config_.max_positions)
+      throw InvalidArgument(tw::format("{} tokens after {}, as many as the longest prompt has; the model's context is {} tokens", longest,
+                                       cache->length, config_.max_positions));
+  const Stage stage("prefill", stream);
+  const auto sequences = static_cast<std::int64_t>(caches.size());
+  const bool padded = std::any_of(embeddings.begin(), embeddings.end(), [&](const Tensor& each) { return each.shape(0) < longest; });
+  const Shape shape{sequences * longest, config_.hidden};
+  const Tensor x = padded ? Tensor::zeros(shape, dtype(), stream) : Tensor::empty(shape, dtype(), stream);
+  const Operators run(stream);
+  const auto rows_of = [&](std::int64_t i) {
+    return x.slice(0, i * longest, i * longest + embeddings[static_cast<std::size_t>(i)].shape(0));
+  };
+  for (std::int64_t i = 0; i < sequences; ++i) {
+    const Tensor &given = embeddings[static_cast<std::size_t>(i)], rows = rows_of(i);
+    run("copy", rows, {.reads = {&given}}, [&] { cast(given, rows, {.stream = stream}); });
+  }
+  const Batch batch = make_batch({}, caches, static_cast<int>(longest), stream);
   for (int i = 0; i < config_.layers; ++i) run_layer(i, x, batch, stream);
-  cache.length += static_cast<int>(n);
-  const Tensor scores = empty_scores(1, stream);
-  score(x.slice(0, n - 1, n), scores, stream);
+  const Tensor last = sequences == 1 ? x.slice(0, longest - 1, longest) : Tensor::empty({sequences, config_.hidden}, dtype(), stream);
+  for (std::int64_t i = 0; i < sequences; ++i) {
+    const std::int64_t n = embeddings[static_cast<std::size_t>(i)].shape(0);
+    const Tensor from = rows_of(i).slice(0, n - 1, n), to = last.slice(0, i, i + 1);
+    if (sequences > 1) run("last", to, {.reads = {&from}}, [&] { cast(from, to, {.stream = stream}); });
+    caches[static_cast<std::size_t>(i)]->length += static_cast<int>(n);
+  }
+  const Tensor scores = empty_scores(sequences, stream);
+  score(last, scores, stream);
   return scores;
 }
 
@@ -226,7 +256,7 @@ Tensor Llama::decode(std::span<const int> ids, std::span<KvCache* const> caches,
   // attention_decode in f32 on a GPU reads the lengths on the host, which a graph cannot.
   const bool reads_on_host = dtype() == DType::f32 && stream.device().is_cuda();
   if (graphs == nullptr || reads_on_host || (observer() != nullptr && observer()->needs_operators())) {
-    const Batch batch = make_batch(ids, caches, stream);
+    const Batch batch = make_batch(ids, caches, 1, stream);
     scores = empty_scores(batch.ids.shape(0), stream);
     run_step(batch, scores, stream);
   } else {
@@ -241,7 +271,7 @@ Tensor Llama::decode(std::span<const int> ids, std::span<KvCache* const> caches,
           stream, [this, stream, batch = batch_of(step.numbers, pool, size), scores = step.scores] { run_step(batch, scores, stream); });
       return step;
     };
-    const DecodeGraphs::Size size = DecodeGraphs::size_for(static_cast<int>(ids.size()), most_pages(caches));
+    const DecodeGraphs::Size size = DecodeGraphs::size_for(static_cast<int>(ids.size()), most_pages(caches, 1));
     const DecodeGraphs::Step& step = graphs->find(size, make);
     const std::vector<int> values = numbers(ids, caches, size);
     step.numbers.copy_from(Tensor::from(std::span(values), {std::ssize(values)}), stream);

@@ -56,6 +56,9 @@ class Llama {
   /// Runs the tokens `embeddings` [n, hidden] through the model after those in `cache`, and adds them to it. Returns the scores of the next
   /// token: [1, vocabulary], of the model's dtype.
   Tensor prefill(const Tensor& embeddings, KvCache& cache, const Stream& stream) const;
+  /// The same for several sequences of one pool: [sequences, vocabulary]. Each is processed as if it had as many tokens as the longest; the
+  /// keys and values of those that it has not, zeros, lie behind its own and in the pool's spare page.
+  Tensor prefill(std::span<const Tensor> embeddings, std::span<KvCache* const> caches, const Stream& stream) const;
 
   /// One token for each of several sequences of the same pool: ids[i] after those in *caches[i]. Returns the scores, [sequences,
   /// vocabulary]. In f32 on the CPU a sequence's scores do not depend on the other sequences, up to 16 of them.
@@ -83,8 +86,8 @@ class Llama {
   /// pages. Rows without a cache are of the pool's spare page.
   static std::vector<int> numbers(std::span<const int> ids, std::span<KvCache* const> caches, DecodeGraphs::Size size);
   static Batch batch_of(const Tensor& numbers, const KvPool& pool, DecodeGraphs::Size size);
-  /// `ids`: one for each cache, or none.
-  static Batch make_batch(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream);
+  /// `ids`: one for each cache, or none. `added`: tokens that each sequence gets.
+  static Batch make_batch(std::span<const int> ids, std::span<KvCache* const> caches, int added, const Stream& stream);
 
   /// x + attention(...) + mlp(...) of one layer, in place. The rows of x are new tokens, the same number of each sequence.
   void run_layer(int index, const Tensor& x, const Batch& batch, const Stream& stream) const;

@@ -297,6 +297,50 @@ TEST_P(LlamaOn, AStepIsTheSameAsAGraph) {
   }
 }
 
+TEST_P(LlamaOn, PromptsTogetherAreEachAlone) {
+  skip_unless_present(GetParam());
+  const bool gpu = GetParam().is_cuda();
+  const Stream stream = Stream::standard(GetParam());
+  std::mt19937_64 random = test::random_engine();
+  for (const std::string& name : kCheckpoints) {
+    SCOPED_TRACE(name);
+    const Llama& llama = decoder(name, GetParam(), gpu ? DType::bf16 : DType::f32);
+    const int vocabulary = llama.config().vocabulary;
+    const auto pool = llama.make_pool(10 * 512, stream);
+    for (const std::vector<std::size_t>& lengths : {std::vector<std::size_t>{5, 5}, {70, 64, 63, 1}, {200, 150, 170}}) {
+      std::vector<KvCache> alone, together;
+      std::vector<KvCache*> of_alone, of_together;
+      std::vector<Tensor> prompts;
+      std::vector<double> expected;
+      for (const std::size_t length : lengths) {
+        prompts.push_back(llama.embed(random_ids(random, length, vocabulary), stream));
+        for (std::vector<KvCache>* caches : {&alone, &together})
+          ASSERT_TRUE(caches->emplace_back(pool).reserve(static_cast<int>(length) + 2));
+        const std::vector<double> scores = values(llama.prefill(prompts.back(), alone.back(), stream));
+        expected.insert(expected.end(), scores.begin(), scores.end());
+      }
+      for (KvCache& cache : alone) of_alone.push_back(&cache);
+      for (KvCache& cache : together) of_together.push_back(&cache);
+      const double limit = gpu ? 0.06 : 1e-5;
+      EXPECT_LE(distance(values(llama.prefill(prompts, of_together, stream)), expected), limit);
+      for (std::size_t i = 0; i < lengths.size(); ++i) EXPECT_EQ(together[i].length, static_cast<int>(lengths[i]));
+      for (int step = 0; step < 2; ++step) {  // over the zeros behind a short prompt
+        const std::vector<int> ids = random_ids(random, lengths.size(), vocabulary);
+        const std::vector<double> next = values(llama.decode(ids, of_alone, stream));
+        EXPECT_LE(distance(values(llama.decode(ids, of_together, stream)), next), limit);
+      }
+    }
+    KvCache far(pool), near(pool);
+    const int context = llama.config().max_positions;
+    if (context > 2048 || !far.reserve(context) || !near.reserve(20)) continue;
+    far.length = context - 10;
+    KvCache* const caches[] = {&far, &near};
+    const Tensor prompts[] = {llama.embed(random_ids(random, 5, vocabulary), stream),
+                              llama.embed(random_ids(random, 20, vocabulary), stream)};
+    expect_error<InvalidArgument>([&] { llama.prefill(prompts, caches, stream); }, {"20 tokens after " + std::to_string(context - 10)});
+  }
+}
+
 TEST(DecodeGraphs, SizesAreRoundedUp) {
   for (int n = 1; n <= 256; ++n) {
     const auto [rows, pages] = DecodeGraphs::size_for(n, n);

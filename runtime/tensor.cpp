@@ -364,9 +364,11 @@ void Tensor::copy_from(const Tensor& source, const Stream& stream) const {
   }
   if (!device_.is_cuda() && !source.device_.is_cuda()) return copy_from(source);
   if (source.shape_ != shape_ || source.dtype_ != dtype_ || !is_contiguous() || !source.is_contiguous())
-    throw InvalidArgument(tw::format("copy_from: source is {}; allowed: shape and dtype of {}, both row-major", source.describe(), describe()));
+    throw InvalidArgument(
+        tw::format("copy_from: source is {}; allowed: shape and dtype of {}, both row-major", source.describe(), describe()));
   if (numel() > 0)
-    enqueue_copy(data_, device_.is_cuda(), source.data_, source.device_.is_cuda(), static_cast<std::size_t>(numel()) * size_of(dtype_), stream);
+    enqueue_copy(data_, device_.is_cuda(), source.data_, source.device_.is_cuda(), static_cast<std::size_t>(numel()) * size_of(dtype_),
+                 stream);
 }
 
 std::string Tensor::describe() const {

@@ -29,7 +29,10 @@ EngineOptions checked(EngineOptions options, Device device) {
   if (options.cache_tokens == 0) options.cache_tokens = std::int64_t{1024} * options.batch;
   if (options.cache_tokens < 1 || options.cache_tokens > 1 << 30)
     throw InvalidArgument(tw::format("cache_tokens is {}; it must be from 1 to {}", options.cache_tokens, 1 << 30));
-  if (options.prefill_tokens < 1) throw InvalidArgument(tw::format("prefill_tokens is {}; it must be 1 or more", options.prefill_tokens));
+  if (options.prefill_tokens == 0) options.prefill_tokens = prefill_tokens(device);
+  if (options.prefill_tokens < 1)
+    throw InvalidArgument(
+        tw::format("prefill_tokens is {}; it must be 1 or more, or 0 for a number that suits the device", options.prefill_tokens));
   return options;
 }
 
@@ -58,6 +61,7 @@ struct Engine::State {
                   {.batch = options.batch,
                    .windows = encoder_windows(given.device),
                    .prefill_tokens = options.prefill_tokens,
+                   .prompts_together = given.device.is_cuda(),
                    .on_stage = options.on_stage}) {
     status.cache_tokens = std::int64_t{pool->pages()} * models::KvPool::kPageTokens;
   }

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "speech/glm_asr/model.hpp"
+#include "speech/scheduler.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/support.hpp"
 
@@ -196,6 +197,36 @@ TEST(Engine, ACacheForLittleMoreThanOneSequenceIsEnough) {
       {"may need", "tokens of the key-value cache, with max_new_tokens 1048576; it holds " + std::to_string(least)});
 }
 
+// As on a GPU.
+TEST(Scheduler, PromptsTogetherLeaveTheTextAsItIs) {
+  LoadOptions options;
+  const Stream stream = Stream::standard(Device::cpu());
+  const GlmAsr model = GlmAsr::load(kEngineModel, options, stream);
+  int most = 0;
+  Scheduler scheduler(
+      model, options, stream, model.decoder.make_pool(8 * 1024, stream),
+      {.batch = 7, .windows = 8, .prefill_tokens = 700, .prompts_together = true, .on_stage = [&](EngineStage stage, double, int count) {
+         if (stage == EngineStage::prefill) most = std::max(most, count);
+       }});
+  std::vector<std::string> texts(8);
+  int longest = 0;
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const std::span<const float> recordings[] = {digit_recordings()[i]};
+    std::unique_ptr<Job> job = Job::prepare(model, recordings, {});
+    for (const Item& item : job->items) longest = std::max(longest, item.prompt_tokens);
+    job->on_done = [&, i](Job& ended, std::exception_ptr error) {
+      EXPECT_EQ(error, nullptr);
+      texts[i] = ended.files.front().text;
+    };
+    scheduler.add(std::move(job));
+  }
+  while (scheduler.step()) {
+  }
+  for (std::size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(texts[i], alone()[i].text) << i;
+  EXPECT_GT(most, longest);
+  EXPECT_LE(most, 700);
+}
+
 TEST(Engine, LongPromptsInPiecesLeaveTheTextAsItIs) {
   Engine engine(kEngineModel, {}, {.prefill_tokens = 48});
   std::vector<std::vector<std::vector<int>>> tokens;
@@ -297,7 +328,7 @@ TEST(Engine, BadRequestsAreRefusedAtOnce) {
   EXPECT_EQ(ended.completions[0]->transcript.text, "");
   test::expect_error<InvalidArgument>([] { Engine(kEngineModel, {}, {.batch = 17}); }, {"batch is 17; it must be from 1 to 16"});
   test::expect_error<InvalidArgument>([] { Engine(kEngineModel, {}, {.cache_tokens = -1}); }, {"cache_tokens is -1"});
-  test::expect_error<InvalidArgument>([] { Engine(kEngineModel, {}, {.prefill_tokens = 0}); }, {"prefill_tokens is 0"});
+  test::expect_error<InvalidArgument>([] { Engine(kEngineModel, {}, {.prefill_tokens = -1}); }, {"prefill_tokens is -1"});
 }
 
 TEST(Engine, EndsWhatHasNotEndedWhenItIsDestroyed) {

@@ -235,9 +235,8 @@ void Scheduler::encode() {
     MelFeatures mel;
     const Clock::time_point begin = Clock::now();
     {
-      const Stream host = Stream::standard(Device::cpu());
-      const models::Stage stage("features", host);
-      const models::Operators run(host);
+      const models::Stage stage("features", model_.mel.stream());
+      const models::Operators run(model_.mel.stream());
       run("mel", mel.features, {}, [&] { mel = model_.mel.extract(windows); });
     }
     note(EngineStage::features, timings_.features, begin, count);
@@ -282,49 +281,97 @@ bool Scheduler::safe(const Sequence* growing, int pages) const {
   return true;
 }
 
+/// Makes room for the next piece of a prompt, or for the next prompts that are processed together, of at most `tokens` tokens unless it is
+/// one. None: until others end there is no room.
+std::vector<Scheduler::Sequence*> Scheduler::next_prompts(int tokens) {
+  const auto reserve = [&](Sequence& sequence, int end) {
+    if (!safe(&sequence, KvPool::pages_for(end) - static_cast<int>(sequence.cache.pages().size()))) return false;
+    return sequence.cache.reserve(end);
+  };
+  Sequence& first = *ready_.front();
+  const int length = first.item().prompt_tokens;
+  // Where the pieces of a long prompt end depends on nothing but the prompt.
+  const int end = std::min(length, first.cache.length + options_.prefill_tokens);
+  if (!reserve(first, end)) return {};
+  std::vector<Sequence*> rows{&first};
+  if (!options_.prompts_together || end < length || first.cache.length > 0) return rows;
+  int shortest = length, longest = length;
+  for (std::size_t i = 1; i < ready_.size() && running_.size() + rows.size() < static_cast<std::size_t>(options_.batch); ++i) {
+    Sequence& next = *ready_[i];
+    shortest = std::min(shortest, next.item().prompt_tokens);
+    longest = std::max(longest, next.item().prompt_tokens);
+    if (4 * shortest < 3 * longest || (static_cast<int>(rows.size()) + 1) * longest > tokens) break;
+    if (!reserve(next, next.item().prompt_tokens)) break;
+    rows.push_back(&next);
+  }
+  return rows;
+}
+
 void Scheduler::prefill() {
   int tokens = 0;
   while (!ready_.empty() && static_cast<int>(running_.size()) < options_.batch && tokens < options_.prefill_tokens) {
-    Sequence& sequence = *ready_.front();
-    const int length = sequence.item().prompt_tokens;
-    // Where the pieces of a long prompt end depends on nothing but the prompt.
-    const int end = std::min(length, sequence.cache.length + options_.prefill_tokens);
-    if (!safe(&sequence, KvPool::pages_for(end) - static_cast<int>(sequence.cache.pages().size()))) return;
-    sequence.cache.reserve(end);
-    Sequence* const rows[] = {&sequence};
+    const std::vector<Sequence*> rows = next_prompts(options_.prefill_tokens - tokens);
+    if (rows.empty()) return;
+    std::vector<int> drawn;
     try {
       const Clock::time_point begin = Clock::now();
-      if (sequence.prompt.numel() == 0) {
-        int places = 0;
-        for (const Tensor& window : sequence.audio) places += static_cast<int>(window.shape(0));
-        const std::vector<int> prompt = model_.prompt(prompt_text(model_, sequence.job->options), places);
-        sequence.prompt = model_.embed(prompt, sequence.audio, stream_);
+      std::vector<Tensor> pieces;
+      std::vector<KvCache*> caches;
+      int added = 0;
+      for (Sequence* sequence : rows) {
+        if (sequence->prompt.numel() == 0) {
+          int places = 0;
+          for (const Tensor& window : sequence->audio) places += static_cast<int>(window.shape(0));
+          const std::vector<int> prompt = model_.prompt(prompt_text(model_, sequence->job->options), places);
+          sequence->prompt = model_.embed(prompt, sequence->audio, stream_);
+        }
+        const int end = std::min(sequence->item().prompt_tokens, sequence->cache.capacity());
+        added += end - sequence->cache.length;
+        pieces.push_back(sequence->prompt.slice(0, sequence->cache.length, end));
+        caches.push_back(&sequence->cache);
       }
-      const int piece = end - sequence.cache.length;
-      const Tensor logits = model_.decoder.prefill(sequence.prompt.slice(0, sequence.cache.length, end), sequence.cache, stream_);
-      tokens += piece;
-      timings_.prompt_tokens += piece;
-      int id = 0;
-      if (end == length) id = draw(logits, rows)[0];
-      note(EngineStage::prefill, timings_.prefill, begin, piece);
-      if (end < length) continue;
-      if (id < 0) {
-        const bool heard =
-            std::all_of(sequence.audio.begin(), sequence.audio.end(), [](const Tensor& window) { return is_finite(window); });
-        end_all(rows, not_finite(sequence, heard ? "the prefill" : "the encoder"));
-        continue;
-      }
-      sequence.audio.clear();
-      sequence.prompt = {};
-      accept(sequence, id);
+      const Tensor logits = model_.decoder.prefill(pieces, caches, stream_);
+      tokens += added;
+      timings_.prompt_tokens += added;
+      const bool more = rows.front()->cache.length < rows.front()->item().prompt_tokens;
+      if (!more) drawn = draw(logits, rows);
+      note(EngineStage::prefill, timings_.prefill, begin, added);
+      if (more) continue;
     } catch (...) {
       end_all(rows, std::current_exception());
       continue;
     }
-    Job& job = *sequence.job;
-    if (!sequence.done) running_.push_back(std::move(ready_.front()));
-    ready_.erase(ready_.begin());
-    emit(job);
+    std::map<Job*, std::exception_ptr> failed;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      Sequence& sequence = *rows[i];
+      if (drawn[i] < 0) {
+        const bool heard =
+            std::all_of(sequence.audio.begin(), sequence.audio.end(), [](const Tensor& window) { return is_finite(window); });
+        failed.try_emplace(sequence.job, not_finite(sequence, heard ? "the prefill" : "the encoder"));
+        continue;
+      }
+      sequence.audio.clear();
+      sequence.prompt = {};
+      accept(sequence, drawn[i]);
+    }
+    std::vector<Job*> touched;
+    for (const Sequence* sequence : rows)
+      if (std::find(touched.begin(), touched.end(), sequence->job) == touched.end()) touched.push_back(sequence->job);
+    const auto rest = ready_.begin() + std::ssize(rows);
+    for (auto sequence = ready_.begin(); sequence != rest; ++sequence)
+      if (!(*sequence)->done) running_.push_back(std::move(*sequence));
+    ready_.erase(ready_.begin(), rest);
+    finish(touched, failed);
+  }
+}
+
+/// Ends the jobs that failed, and passes on what the others have.
+void Scheduler::finish(std::span<Job* const> jobs, const std::map<Job*, std::exception_ptr>& failed) {
+  for (Job* job : jobs) {
+    if (const auto found = failed.find(job); found != failed.end())
+      end(job, found->second);
+    else
+      emit(*job);
   }
 }
 
@@ -362,12 +409,7 @@ void Scheduler::decode() {
     if (std::find(touched.begin(), touched.end(), job) == touched.end()) touched.push_back(job);
   }
   std::erase_if(running_, [](const auto& sequence) { return sequence->done; });
-  for (Job* job : touched) {
-    if (const auto found = failed.find(job); found != failed.end())
-      end(job, found->second);
-    else
-      emit(*job);
-  }
+  finish(touched, failed);
 }
 
 /// The next token for each row of `logits`; -1 if its largest score is not finite.

@@ -62,6 +62,9 @@ struct Job {
 /// The number of windows to encode together. On the CPU one at a time uses the caches best.
 inline int encoder_windows(Device device) { return device.is_cuda() ? 8 : 1; }
 
+/// Tokens of prompts to process between two decoding steps. A GPU takes one long product for less than several short ones.
+inline int prefill_tokens(Device device) { return device.is_cuda() ? 4096 : 1024; }
+
 /// Continuous batching of jobs. One thread at a time.
 class Scheduler {
  public:
@@ -69,6 +72,7 @@ class Scheduler {
     int batch = 16;
     int windows = 1;  ///< encoded together
     int prefill_tokens = 1024;
+    bool prompts_together = false;  ///< prompts of similar lengths; their sums may differ from those of one alone
     std::function<void(EngineStage, double, int)> on_stage = {};
   };
 
@@ -100,10 +104,12 @@ class Scheduler {
   void select();
   void encode();
   void prefill();
+  std::vector<Sequence*> next_prompts(int tokens);
   void decode();
   std::vector<int> draw(const Tensor& logits, std::span<Sequence* const> rows);
   void accept(Sequence& sequence, int id);
   void emit(Job& job);
+  void finish(std::span<Job* const> jobs, const std::map<Job*, std::exception_ptr>& failed);
   Job* next_job();
   bool safe(const Sequence* growing, int pages) const;
   std::exception_ptr not_finite(const Sequence& sequence, const std::string& stage) const;

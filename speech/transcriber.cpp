@@ -108,7 +108,10 @@ Transcripts Transcriber::transcribe(std::span<const std::span<const float>> file
     error = std::move(problem);
   };
   Scheduler scheduler(state.model, state.options, state.stream, make_pool(state.model, *job, options.batch, state.stream),
-                      {.batch = options.batch, .windows = encoder_windows(state.stream.device())});
+                      {.batch = options.batch,
+                       .windows = encoder_windows(state.stream.device()),
+                       .prefill_tokens = prefill_tokens(state.stream.device()),
+                       .prompts_together = state.stream.device().is_cuda()});
   scheduler.add(std::move(job));
   while (scheduler.step()) {
   }

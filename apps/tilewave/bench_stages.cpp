@@ -197,12 +197,12 @@ int bench_stages(const StageBenchArguments& a) {
             device_info(options.device).name, bandwidth * 1e-9, flops * 1e-12, source);
 
   const Stages stages(directory, options);
-  {
+  if (!options.device.is_cuda()) {
     const bench::OneThread one;
     rows.add(
         "mel-1", [&] { return stages.mel(); }, 0, "", 1, bench::Mode::one_thread);
   }
-  rows.add(tw::format("mel-1, {} threads", cpu_threads()), [&] { return stages.mel(); });
+  rows.add(options.device.is_cuda() ? "mel-1" : tw::format("mel-1, {} threads", cpu_threads()), [&] { return stages.mel(); });
   for (const int windows : a.windows)
     rows.add(
         tw::format("encoder-{}", windows), [&] { return stages.encoder(windows); }, window_us * windows, "arithmetic");

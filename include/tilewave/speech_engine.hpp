@@ -20,7 +20,8 @@ enum class EngineStage { features, encoder, prefill, decode };
 struct EngineOptions {
   int batch = 0;                  ///< sequences that are decoded together, 1 to 16 on the CPU, to 256 on a GPU; 0: 16, or 64 on a GPU
   std::int64_t cache_tokens = 0;  ///< tokens that the key-value cache holds, of all sequences; 0: 1024 for each of `batch`
-  int prefill_tokens = 1024;      ///< tokens of prompts to process between two decoding steps; longer prompts take several steps
+  /// Tokens of prompts to process between two decoding steps; longer prompts take several steps. 0: 1024, or 4096 on a GPU.
+  int prefill_tokens = 0;
   std::size_t queue = 256;        ///< requests that may wait; submit() refuses more
   /// Called by step() after each stage: how long it took, and of how many windows, tokens of prompts, or sequences.
   std::function<void(EngineStage stage, double seconds, int count)> on_stage = {};

@@ -282,7 +282,7 @@ typedef struct tw_engine tw_engine;
 typedef struct {
   size_t struct_size;
   int32_t batch;          /* sequences that are decoded together, 1 to 16 on the CPU, to 256 on a GPU; default 16, or 64 on a GPU */
-  int32_t prefill_tokens; /* tokens of prompts to process between two decoding steps; default 1024 */
+  int32_t prefill_tokens; /* tokens of prompts to process between two decoding steps; default 1024, or 4096 on a GPU */
   int64_t cache_tokens;   /* tokens that the key-value cache holds; default 1024 for each of `batch` */
   size_t queue;           /* requests that may wait; default 256 */
 } tw_engine_options;

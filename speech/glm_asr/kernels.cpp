@@ -25,7 +25,8 @@ constexpr int kMostSequences = 256;
 /// The stages of Scheduler, for a model without numbers.
 class Stages {
  public:
-  Stages(const GlmAsrConfig& config, Weights& weights, DType dtype, const Stream& stream) : config_(config), stream_(stream) {
+  Stages(const GlmAsrConfig& config, Weights& weights, DType dtype, const Stream& stream)
+      : config_(config), stream_(stream), mel_(config.mel, stream) {
     const auto build = [&](Weights& from) {
       encoder_.emplace(config, from);
       decoder_.emplace(config.decoder, from);
@@ -34,29 +35,32 @@ class Stages {
   }
 
   void encode(int windows) const {
-    const Tensor mel = Tensor::empty({windows, 2 * config_.encoder.positions, config_.mel.mel_bins}, DType::f32, stream_);
+    const std::vector<float> silence(1);
+    const Tensor mel = mel_.extract(std::vector<std::span<const float>>(static_cast<std::size_t>(windows), silence)).features;
     const Tensor window = encoder_->encode(mel, stream_).select(0, windows - 1);
     const Tensor rows = embed(static_cast<int>(window.shape(0)) + 1);
     cast(window, rows.slice(0, 1, rows.shape(0)), {.stream = stream_});  // as GlmAsr::embed does
   }
 
-  void prefill(int length) const {
-    KvCache cache = decoder_->make_cache(length, stream_);
-    draw(decoder_->prefill(embed(length), cache, stream_));
+  void prefill(int sequences, int length) const {
+    std::vector<KvCache> caches = decoder_->make_caches(sequences, length, stream_);
+    const std::vector<Tensor> prompts(caches.size(), embed(length));
+    draw(decoder_->prefill(prompts, pointers_to(caches), stream_));
   }
 
   /// A step of `sequences` sequences that hold `length` tokens each.
   void decode(int sequences, int length) const {
     std::vector<KvCache> caches = decoder_->make_caches(sequences, length + 1, stream_);
-    std::vector<KvCache*> pointers;
-    for (KvCache& cache : caches) {
-      cache.length = length;
-      pointers.push_back(&cache);
-    }
-    draw(decoder_->decode(std::vector<int>(pointers.size()), pointers, stream_));
+    for (KvCache& cache : caches) cache.length = length;
+    draw(decoder_->decode(std::vector<int>(caches.size()), pointers_to(caches), stream_));
   }
 
  private:
+  static std::vector<KvCache*> pointers_to(std::vector<KvCache>& caches) {
+    std::vector<KvCache*> pointers;
+    for (KvCache& cache : caches) pointers.push_back(&cache);
+    return pointers;
+  }
   Tensor embed(int tokens) const { return decoder_->embed(std::vector<int>(static_cast<std::size_t>(tokens)), stream_); }
   void draw(const Tensor& logits) const {
     const Tensor ids = Tensor::empty({logits.shape(0)}, DType::i32, stream_);
@@ -66,6 +70,7 @@ class Stages {
 
   const GlmAsrConfig& config_;
   const Stream& stream_;
+  LogMel mel_;
   std::optional<Encoder> encoder_;
   std::optional<Llama> decoder_;
 };
@@ -79,8 +84,11 @@ std::vector<KernelSpec> kernels_of(const GlmAsrConfig& config, Weights weights, 
   for (int windows = 1; windows <= kMostWindows; ++windows) stages.encode(windows);
   // Heuristics depend on how many tiles a length fills: larger steps for larger lengths do.
   const int context = config.decoder.max_positions;
-  for (int length = 1; length < context; length += std::max(1, length / 8)) stages.prefill(length);
-  for (int sequences = 1; sequences <= kMostSequences; sequences = sequences < kSmallBatch ? sequences + 1 : models::DecodeGraphs::size_for(sequences + 1, 1).rows)
+  for (int length = 1; length < context; length += std::max(1, length / 8)) stages.prefill(1, length);
+  for (int sequences = 2; sequences <= kMostWindows; ++sequences)
+    for (const int length : {64, 256, 421}) stages.prefill(sequences, std::min(length, context));
+  for (int sequences = 1; sequences <= kMostSequences;
+       sequences = sequences < kSmallBatch ? sequences + 1 : models::DecodeGraphs::size_for(sequences + 1, 1).rows)
     for (const int length : {1, std::min(512, context - 1), context - 1}) stages.decode(sequences, length);
   return run.kernels();
 }

@@ -74,7 +74,7 @@ GlmAsr load_weights(GlmAsrConfig config, Tokenizer tokenizer, Weights weights, L
   CompileAhead kernels(config, weights, options);
   weights.load([&](Weights& from) { parts.build(config, from); }, *options.dtype, stream, kernels.one_at_a_time(options.progress));
   kernels.wait();
-  LogMel mel(config.mel);
+  LogMel mel(config.mel, stream);
   return {std::move(config), std::move(tokenizer), std::move(mel), std::move(*parts.encoder), std::move(*parts.decoder)};
 }
 

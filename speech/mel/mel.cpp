@@ -190,6 +190,10 @@ LogMel::LogMel(LogMel&&) noexcept = default;
 LogMel& LogMel::operator=(LogMel&&) noexcept = default;
 
 const MelOptions& LogMel::options() const { return constants_->options; }
+const Stream& LogMel::stream() const {
+  static const Stream& cpu = *new Stream(Stream::standard(Device::cpu()));
+  return gpu_ ? gpu_->stream : cpu;
+}
 std::int64_t LogMel::window_samples() const { return std::int64_t{options().sampling_rate} * options().window_seconds; }
 std::int64_t LogMel::window_frames() const { return window_samples() / options().hop; }
 

@@ -48,6 +48,7 @@ class LogMel {
   LogMel& operator=(LogMel&&) noexcept;
 
   const MelOptions& options() const;
+  const Stream& stream() const;         ///< that features are computed on
   std::int64_t window_samples() const;  ///< sampling_rate * window_seconds
   std::int64_t window_frames() const;   ///< window_samples / hop
 
