@@ -25,6 +25,14 @@ Tensor as_heads(const Tensor& rows, std::int64_t sequences, int begin, int heads
   return Tensor::borrow(data, {sequences, n, heads, dim}, rows.dtype(), rows.device(), {rows.stride(0) * n, rows.stride(0), dim, 1});
 }
 
+/// A copy on the stream's device that is made, used and freed in the stream's order: one that another stream frees would be overwritten
+/// before kernels have read it.
+Tensor upload(std::span<const int> values, const Stream& stream) {
+  const Tensor all = Tensor::empty({std::ssize(values)}, DType::i32, stream);
+  all.copy_from(Tensor::from(values, all.shape()), stream);
+  return all;
+}
+
 /// Pages for the longest sequence with `added` tokens, at least what every sequence has.
 int most_pages(std::span<KvCache* const> caches, int added) {
   int most = 1;
@@ -91,9 +99,8 @@ std::vector<KvCache> Llama::make_caches(int count, int capacity, const Stream& s
 }
 
 Tensor Llama::embed(std::span<const int> ids, const Stream& stream) const {
-  const Tensor indices = Tensor::from(ids, {static_cast<std::int64_t>(ids.size())});
-  const Tensor rows = Tensor::empty({indices.shape(0), config_.hidden}, dtype(), stream);
-  embed_on_device(stream.device().is_cuda() ? indices.to(stream.device()) : indices, rows, stream);
+  const Tensor rows = Tensor::empty({std::ssize(ids), config_.hidden}, dtype(), stream);
+  embed_on_device(upload(ids, stream), rows, stream);
   return rows;
 }
 
@@ -130,11 +137,8 @@ Llama::Batch Llama::batch_of(const Tensor& numbers, const KvPool& pool, DecodeGr
 
 Llama::Batch Llama::make_batch(std::span<const int> ids, std::span<KvCache* const> caches, int added, const Stream& stream) {
   const DecodeGraphs::Size size{static_cast<int>(caches.size()), most_pages(caches, added)};
-  const std::vector<int> values = numbers(ids, caches, size);
   // One tensor, since every copy to a GPU takes a while.
-  Tensor all = Tensor::from(std::span(values), {std::ssize(values)});
-  if (stream.device().is_cuda()) all = all.to(stream.device());
-  Batch batch = batch_of(all, caches.front()->pool(), size);
+  Batch batch = batch_of(upload(numbers(ids, caches, size), stream), caches.front()->pool(), size);
   for (const KvCache* cache : caches) batch.cached += cache->length;
   return batch;
 }

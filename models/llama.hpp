@@ -56,8 +56,8 @@ class Llama {
   /// Runs the tokens `embeddings` [n, hidden] through the model after those in `cache`, and adds them to it. Returns the scores of the next
   /// token: [1, vocabulary], of the model's dtype.
   Tensor prefill(const Tensor& embeddings, KvCache& cache, const Stream& stream) const;
-  /// The same for several sequences of one pool: [sequences, vocabulary]. Each is processed as if it had as many tokens as the longest; the
-  /// keys and values of those that it has not, zeros, lie behind its own and in the pool's spare page.
+  /// The same for several sequences of one pool: [sequences, vocabulary]. Each is processed as if it had as many tokens as the longest. The
+  /// keys and values of the tokens that it has not lie behind its own, where later ones replace them, and in the pool's spare page.
   Tensor prefill(std::span<const Tensor> embeddings, std::span<KvCache* const> caches, const Stream& stream) const;
 
   /// One token for each of several sequences of the same pool: ids[i] after those in *caches[i]. Returns the scores, [sequences,

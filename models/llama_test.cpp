@@ -324,7 +324,7 @@ TEST_P(LlamaOn, PromptsTogetherAreEachAlone) {
       const double limit = gpu ? 0.06 : 1e-5;
       EXPECT_LE(distance(values(llama.prefill(prompts, of_together, stream)), expected), limit);
       for (std::size_t i = 0; i < lengths.size(); ++i) EXPECT_EQ(together[i].length, static_cast<int>(lengths[i]));
-      for (int step = 0; step < 2; ++step) {  // over the zeros behind a short prompt
+      for (int step = 0; step < 2; ++step) {  // over what lies behind a short prompt
         const std::vector<int> ids = random_ids(random, lengths.size(), vocabulary);
         const std::vector<double> next = values(llama.decode(ids, of_alone, stream));
         EXPECT_LE(distance(values(llama.decode(ids, of_together, stream)), next), limit);

@@ -2,14 +2,18 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "tests/expect_error.hpp"
 #include "tests/support.hpp"
 
 namespace tw::test {
@@ -148,6 +152,46 @@ TEST_P(Tensors, CopyFrom) {
   EXPECT_EQ(back.at({0, 0}), 0);
   EXPECT_THROW(target.copy_from(counting({2, 6})), InvalidArgument);
   EXPECT_THROW(target.copy_from(Tensor::zeros({6, 2}, DType::f32)), InvalidArgument);
+}
+
+TEST_P(Tensors, CopiesInTheOrderOfAStream) {
+  skip_unless_present(GetParam());
+  const Stream own(GetParam());
+  std::vector<std::int32_t> values(1000);
+  const Tensor device = Tensor::empty({1000}, DType::i32, own), again = Tensor::empty({1000}, DType::i32, own);
+  const Tensor back = Tensor::poisoned({1000}, DType::i32);
+  for (std::int32_t round = 1; round <= 100; ++round) {
+    std::fill(values.begin(), values.end(), round);
+    device.copy_from(Tensor::from(std::span<const std::int32_t>(values), {1000}), own);
+    std::fill(values.begin(), values.end(), -1);
+    again.copy_from(device, own);
+    device.copy_from(Tensor::from(std::span<const std::int32_t>(values), {1000}), own);
+    back.copy_from(again, own);
+    own.synchronize();
+    for (std::int64_t i = 0; i < 1000; ++i) ASSERT_EQ(back.at({i}), round);
+  }
+  const Tensor columns = back.reshape({10, 100}).transpose(0, 1);
+  if (GetParam().is_cuda()) {
+    expect_error<InvalidArgument>([&] { Tensor::empty({100, 10}, DType::i32, own).copy_from(columns, own); }, {"both row-major"});
+    expect_error<InvalidArgument>([&] { back.copy_from(device, Stream(Device::cpu())); }, {"the stream's device"});
+  }
+  expect_error<InvalidArgument>([&] { device.copy_from(back.slice(0, 0, 10), own); }, {"copy_from: source is i32[10]"});
+}
+
+TEST(HostMemory, CanBeReleasedAtAnyTime) {
+  const auto resident = [] {
+    std::ifstream file("/proc/self/statm");
+    std::int64_t size = 0, pages = 0;
+    file >> size >> pages;
+    return pages * 4096;
+  };
+  { const Tensor large = Tensor::zeros({64 << 20}, DType::i8); }
+  const std::int64_t before = resident();
+  release_host_memory();
+#if !defined(__SANITIZE_ADDRESS__)  // keeps nothing
+  EXPECT_LE(resident(), before - (60 << 20));
+#endif
+  EXPECT_EQ(Tensor::zeros({100}, DType::i8).at({99}), 0);
 }
 
 TEST_P(Tensors, EmptyOnes) {

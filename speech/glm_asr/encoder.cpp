@@ -99,8 +99,14 @@ Tensor Encoder::convolve(const Tensor& mel, const Stream& stream) const {
   const DType dtype = conv1_.weight.dtype();
   const Operators run(stream);
   const Tensor input = Tensor::empty(mel.shape(), dtype, stream);
-  run("cast", input, {.reads = {&mel}},
-      [&] { cast(mel.device() == stream.device() ? mel : mel.to(stream.device()), input, {.stream = stream}); });
+  run("cast", input, {.reads = {&mel}}, [&] {
+    Tensor here = mel;
+    if (mel.device() != stream.device()) {
+      here = Tensor::empty(mel.shape(), mel.dtype(), stream);
+      here.copy_from(mel, stream);
+    }
+    cast(here, input, {.stream = stream});
+  });
   const Tensor full = Tensor::empty({mel.shape(0), mel.shape(1), config_.hidden}, dtype, stream);
   run("conv1", full, {.reads = {&input}, .linear = &conv1_}, [&] {
     conv1d(input, conv1_.weight, full, {.padding = 1, .bias = &conv1_.bias, .activation = Activation::gelu_erf, .stream = stream});

@@ -172,7 +172,9 @@ struct LogMel::OnGpu {
     for (const std::span<const float> window : windows) longest = std::max(longest, std::ssize(window));
     const Tensor samples = Tensor::zeros({count, longest}, DType::f32, Stream::standard(Device::cpu()));
     for (std::int64_t i = 0; i < count; ++i) std::copy(windows[i].begin(), windows[i].end(), samples.data<float>() + i * longest);
-    const Tensor uploaded = samples.to(stream.device()), result = Tensor::empty({count, frames, tables.mel_bins()}, DType::f32, stream);
+    const Tensor uploaded = Tensor::empty(samples.shape(), DType::f32, stream);
+    uploaded.copy_from(samples, stream);
+    const Tensor result = Tensor::empty({count, frames, tables.mel_bins()}, DType::f32, stream);
     log_mel(uploaded, tables, result, {.hop = hop, .stream = stream});
     stream.synchronize();
     return result;
