@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -88,7 +89,19 @@ Result attribute_of(int* value, cuda::DeviceAttribute attribute, cuda::Device de
   return Result::success;
 }
 
-Result allocate_addresses(cuda::Address* address, std::size_t bytes, cuda::MemoryPool, cuda::Stream) {
+std::set<void*>*& recorded_allocation_streams() {
+  static thread_local std::set<void*>* recorded = nullptr;
+  return recorded;
+}
+
+Result make_stream(cuda::Stream* stream, unsigned) {
+  static std::atomic<std::uintptr_t> last = 0;
+  *stream = reinterpret_cast<cuda::Stream>(++last);
+  return Result::success;
+}
+
+Result allocate_addresses(cuda::Address* address, std::size_t bytes, cuda::MemoryPool, cuda::Stream stream) {
+  recorded_allocation_streams()->insert(stream);
   constexpr cuda::Address kAlignment = 512;  // as the driver's
   static std::atomic<cuda::Address> next = cuda::Address{1} << 40;
   *address = next.fetch_add((bytes + kAlignment - 1) / kAlignment * kAlignment);
@@ -135,7 +148,7 @@ cuda::Driver make_driver() {
     std::memset(to, 0, bytes);
     return Result::success;
   };
-  d.stream_create = make;
+  d.stream_create = make_stream;
   d.stream_is_capturing = [](cuda::Stream, cuda::CaptureStatus* status) { return *status = cuda::CaptureStatus::none, Result::success; };
   d.stream_end_capture = [](cuda::Stream, cuda::Graph* graph) { return make(graph); };
   d.event_create = make;
@@ -186,6 +199,7 @@ GpuProperties typical_gpu(std::string_view arch) {
 DryRun::DryRun(const GpuProperties& gpu)
     : device_(DryRunGpus::get().device_of(gpu)),
       launches_before_(std::exchange(recorded_launches(), &launches_)),
+      allocation_streams_before_(std::exchange(recorded_allocation_streams(), &allocation_streams_)),
       driver_before_(cuda::driver_of_thread()) {
   static const cuda::Driver& driver = *new cuda::Driver(make_driver());
   cuda::driver_of_thread() = &driver;
@@ -194,6 +208,7 @@ DryRun::DryRun(const GpuProperties& gpu)
 DryRun::~DryRun() {
   cuda::driver_of_thread() = driver_before_;
   recorded_launches() = launches_before_;
+  recorded_allocation_streams() = allocation_streams_before_;
 }
 
 const std::vector<KernelSpec>& DryRun::kernels() {

@@ -2,6 +2,7 @@
 
 // A GPU that exists only by its properties: what a model would launch, found without a GPU.
 
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,11 +44,16 @@ class DryRun {
   Device device() const { return device_; }
   /// The kernels launched so far, each once, in the order of their first launch.
   const std::vector<KernelSpec>& kernels();
+  /// The streams (Stream::native) in whose order memory was allocated so far. What one of them frees may be reused while kernels of another
+  /// stream are still to read it.
+  const std::set<void*>& allocation_streams() const { return allocation_streams_; }
 
  private:
   Device device_;
   std::vector<KernelSpec> launches_, kernels_;
   std::vector<KernelSpec>* launches_before_;
+  std::set<void*> allocation_streams_;
+  std::set<void*>* allocation_streams_before_;
   const cuda::Driver* driver_before_;
 };
 

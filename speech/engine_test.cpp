@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/dry_run.hpp"
 #include "speech/glm_asr/model.hpp"
 #include "speech/scheduler.hpp"
 #include "tests/expect_error.hpp"
@@ -225,6 +226,30 @@ TEST(Scheduler, PromptsTogetherLeaveTheTextAsItIs) {
   for (std::size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(texts[i], alone()[i].text) << i;
   EXPECT_GT(most, longest);
   EXPECT_LE(most, 700);
+}
+
+// Memory that another stream frees could be overwritten before kernels have read it. On a GPU with other work that gave wrong words.
+TEST(Scheduler, MemoryIsAllocatedInTheOrderOfItsStream) {
+  const DryRun loading(typical_gpu("sm_90a"));
+  LoadOptions options;
+  options.device = loading.device();
+  const Stream stream(options.device);
+  const GlmAsr model = GlmAsr::load(kEngineModel, options, stream);
+  const DryRun running(typical_gpu("sm_90a"));
+  Scheduler scheduler(model, options, stream, model.decoder.make_pool(8 * 1024, stream),
+                      {.batch = 8, .windows = 8, .prefill_tokens = 4096, .prompts_together = true});
+  std::size_t ended = 0;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const std::span<const float> recordings[] = {digit_recordings()[i]};
+    std::unique_ptr<Job> job = Job::prepare(model, recordings, {.max_new_tokens = 3, .ignore_end = true});
+    job->on_done = [&](Job&, std::exception_ptr error) { ended += error == nullptr; };
+    scheduler.add(std::move(job));
+  }
+  while (scheduler.step()) {
+  }
+  EXPECT_EQ(ended, 4u);
+  EXPECT_GT(scheduler.timings().decode_steps, 0);
+  EXPECT_EQ(running.allocation_streams(), std::set<void*>{stream.native()});
 }
 
 TEST(Engine, LongPromptsInPiecesLeaveTheTextAsItIs) {
