@@ -32,7 +32,7 @@ struct Linear {
     const Tensor* b = bias.numel() > 0 ? &bias : nullptr;
     if (quantized.empty())
       gemm(x, weight.transpose(0, 1), y,
-           {.beta = options.accumulate ? 1.0f : 0.0f, .bias = b, .activation = options.activation, .stream = stream});
+           {.beta = options.accumulate ? 1.0f : 0.0f, .bias = b, .activation = options.activation, .stream = stream, .constant_b = true});
     else
       dequant_gemm(x, quantized, y, {.accumulate = options.accumulate, .bias = b, .activation = options.activation, .stream = stream});
   }

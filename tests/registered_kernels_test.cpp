@@ -51,13 +51,14 @@ bool takes_floats(const RegisteredKernel& kernel) {
          begins("gemm_fp8_block_scaled") || begins("gemm_bf16_sum_partials");
 }
 
-/// 64 for every extent that has no default, but one row for gemv.
+/// 64 for every extent that has no default, but fewer rows for gemv and skinny products.
 std::string shape_text(const RegisteredKernel& kernel) {
   std::string text;
   for (const ShapeKey& key : kernel.shape) {
     if (key.standard) continue;
-    const bool one_row = kernel.spec.name.starts_with("gemv") && std::string(key.name) == "M";
-    text += tw::format("{}{}={}", text.empty() ? "" : ",", key.name, one_row ? 1 : 64);
+    const bool rows = std::string(key.name) == "M", few = kernel.spec.name.find("skinny") != std::string::npos;
+    const int size = !rows ? 64 : kernel.spec.name.starts_with("gemv") ? 1 : few ? 8 : 64;
+    text += tw::format("{}{}={}", text.empty() ? "" : ",", key.name, size);
   }
   return text;
 }
@@ -109,8 +110,8 @@ const Bytes kBytes[] = {
     {"gemm", "gemm_bf16_nt_128x128", "M=1024,N=1024,K=1024", 33554432, 2097152, 4194304},
     // B, the row for each of 13 tiles of 8 rows of B, and the bias.
     {"gemm", "gemv_bf16", "M=1,N=100,K=3000,bias=1", 600000 + 13 * 6000 + 200, 200, 600000 + 6000 + 200},
-    // Two tiles of B's rows in each of four parts of K, with all rows of A.
-    {"gemm", "gemm_bf16_swapped_partial", "M=10,N=200,K=1000", 400000 + 2 * 20000, 4 * 8000, 420000},
+    // B, and all rows of A for each of 7 tiles of 32 rows of B.
+    {"gemm", "gemm_bf16_skinny_32x8", "M=5,N=200,K=1024", 409600 + 7 * 10240, 2000, 409600 + 10240},
     {"gemm", "gemm_bf16_sum_partials", "M=10,N=200,K=1000", 4 * 8000, 4000, 4 * 8000},
     // Two tiles of 128 rows, three steps: A and its scales once, B and its scales twice.
     {"gemm", "gemm_fp8_block_scaled", "M=200,N=100,K=300", 60000 + 2 * 30000 + 2400 + 2 * 12, 40000, 60000 + 30000 + 2400 + 12},
@@ -203,7 +204,8 @@ TEST(RegisteredKernels, ShapesThatAKernelIsNotForAreErrors) {
     expect_error<InvalidArgument>([&] { kernel.analyze(ShapeValues(text, kernel.shape)); }, {part});
   };
   expect("gemv_bf16", "M=2,N=8,K=8", "M is 2; the kernel is for one row");
-  expect("gemm_bf16_swapped_partial", "M=2,N=8,K=0", "K is 0");
+  expect("gemm_bf16_skinny_32x8", "M=9,N=8,K=64", "up to 8 rows");
+  expect("gemm_bf16_skinny_32x8", "M=2,N=8,K=8", "multiples of 64");
   expect("gemm_fp8_block_scaled", "M=2,N=8,K=8,batch=2", "batch is 2");
   expect("softmax_bf16_2x24", "rows=1,cols=1537", "cols is 1537; the kernel supports up to 1536");
   expect("rms_norm_bf16_1x8", "rows=1,cols=257", "cols is 257; the kernel supports up to 256");

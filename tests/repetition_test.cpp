@@ -191,6 +191,25 @@ Case gemm_case(const GemmCase& g) {
           }};
 }
 
+/// Few rows through several layers whose weights are constant: each product reads its weight while the one before still runs, but not its
+/// result.
+Case chain_case(std::int64_t rows) {
+  constexpr std::int64_t width = 1024;
+  constexpr std::size_t layers = 6;
+  std::vector<Shape> shapes(layers, {width, width});
+  shapes.push_back({rows, width});
+  const SharedInputs in = inputs(std::move(shapes), DType::bf16);
+  return {tw::format("gemm chain of {} rows", rows), {rows, width}, DType::bf16, [in, rows](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            Tensor x = t.back();
+            for (std::size_t i = 0; i < layers; ++i) {
+              const Tensor y = i + 1 == layers ? out : Tensor::poisoned({rows, width}, DType::bf16, stream);
+              gemm(x, t[i].transpose(0, 1), y, {.alpha = 1.0f / 32, .stream = stream, .constant_b = true});
+              x = y;
+            }
+          }};
+}
+
 TEST(Repetition, cuda_MatrixProducts) {
   skip_without_cuda();
   std::vector<Case> cases;
@@ -210,7 +229,9 @@ TEST(Repetition, cuda_MatrixProducts) {
     cases.push_back(gemm_case({"residual", 32768, 128, 32, config, 1, DType::bf16, Activation::none, true}));
   cases.push_back(gemm_case({"split", 4096, 192, 512, narrowest - 2, 4}));
   cases.push_back(gemm_case({"split", 4096, 128, 512, narrowest - 1, 2}));
-  cases.push_back(gemm_case({"few rows", 16, 32768, 128, -1, 2}));
+  cases.push_back(gemm_case({"few rows", 16, 32768, 128, -1}));
+  cases.push_back(gemm_case({"few rows, split", 16, 32768, 128, -1, 2}));
+  for (const int rows : {3, 16}) cases.push_back(chain_case(rows));
   cases.push_back(gemm_case({"one row", 1, 32768, 256, -1}));
   cases.push_back(gemm_case({"tf32", 32768, 128, 32, narrowest - 1, 1, DType::f32}));
   expect_all_repeatable(cases);

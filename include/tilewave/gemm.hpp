@@ -29,6 +29,8 @@ struct GemmOptions {
   std::optional<Stream> stream = {};  ///< default: the device's standard stream
   int config = -1;                    ///< index of a configuration, for tuning; -1: the tuned or else the heuristic's choice
   int splits = 0;                     ///< GPU: number of K splits; 0: the heuristic's choice
+  /// B, such as a model's weight, was complete before the previous launch on the stream: a GPU may read it while that launch still runs.
+  bool constant_b = false;
 };
 
 /// D = activation(alpha A B + beta D + bias) + residual, accumulated in f32 (int8: in i32) and rounded once.

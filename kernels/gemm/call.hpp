@@ -28,6 +28,7 @@ struct Call {
   int m, n, k, batch;
   int config;  ///< GemmOptions::config
   int splits;  ///< GemmOptions::splits
+  bool constant_b;
   Stream stream;
   Layout stored, layout;            ///< of A and B: as they are, and as the GPU's kernels take them
   std::optional<Config> tile = {};  ///< a tuned configuration of the GPU's, which need not be one of configs()
@@ -38,8 +39,8 @@ struct Call {
   bool splittable() const { return size_of(a.dtype()) == 2 && k > 0 && activation != Activation::swiglu && !layout.a_rows; }
   /// Whether a GPU has a kernel for this one row of A.
   bool is_gemv() const { return splittable() && !layout.b_rows && m == 1; }
-  /// Whether a GPU swaps the operands, so that the rows of B fill the tensor cores' 64: 2 to 16 rows of A.
-  bool swaps_operands() const { return splittable() && !layout.b_rows && m > 1 && m <= kMostSkinnyRows; }
+  /// Whether a GPU has a kernel for these few rows of A. It takes whole panels of K.
+  bool is_skinny() const { return splittable() && !layout.b_rows && m > 1 && m <= kMostSkinnyRows && k % kSkinnyPanel == 0; }
 };
 
 /// What a choice of configuration depends on, on a GPU of so many SMs.

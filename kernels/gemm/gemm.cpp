@@ -124,6 +124,7 @@ kernels::gemm::Call kernels::gemm::make_call(const Tensor& a, const Tensor& b, c
           batch,
           options.config,
           options.splits,
+          options.constant_b,
           checked_stream(kOp, options.stream, device),
           stored,
           kernel_layout(dtype, stored)};

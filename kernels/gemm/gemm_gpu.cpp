@@ -7,14 +7,18 @@ namespace tw::kernels::gemm {
 
 namespace {
 
-/// A kernel of each layout of Params: tile sizes, contractions and activations do not change it.
-constexpr Kernel with_params(Kernel::Form form, DType dtype) { return {.dtype = dtype, .form = form, .tile = {64, 64, 2}}; }
+/// A kernel of each layout of Params: tile sizes, contractions and activations do not change it. Few rows of A have their widest results
+/// here, because D's alignment is checked against them.
+constexpr Kernel with_params(Kernel::Form form, DType dtype) {
+  return {.dtype = dtype, .form = form, .tile = form == Kernel::skinny ? skinny_tile(kMostSkinnyRows) : Config{64, 64, 2}};
+}
 constexpr std::array kParams{with_params(Kernel::whole, DType::f32),    with_params(Kernel::whole, DType::f16),
                              with_params(Kernel::whole, DType::bf16),   with_params(Kernel::whole, DType::fp8_e4m3),
                              with_params(Kernel::whole, DType::i8),     with_params(Kernel::partial, DType::f16),
                              with_params(Kernel::partial, DType::bf16), with_params(Kernel::sum, DType::f16),
                              with_params(Kernel::sum, DType::bf16),     with_params(Kernel::gemv, DType::f16),
-                             with_params(Kernel::gemv, DType::bf16),    with_params(Kernel::block_scaled, DType::fp8_e4m3)};
+                             with_params(Kernel::gemv, DType::bf16),    with_params(Kernel::skinny, DType::f16),
+                             with_params(Kernel::skinny, DType::bf16),  with_params(Kernel::block_scaled, DType::fp8_e4m3)};
 
 void launch(const Call& call, const Kernel& kernel, const Tensor& partial = {}) {
   const Launch x = make_launch(call, kernel, partial);
@@ -54,16 +58,18 @@ void run_on_gpu(const Call& call) {
   const Problem problem = problem_of(call, device_info(call.stream.device()).units);
   const auto fitted = [&](const Config& c) { return problem.generic_shared > 0 ? fit_generic(c, problem.generic_shared) : c; };
   if (call.block_scaled()) return launch(call, {.dtype = dtype, .form = Kernel::block_scaled, .tile = fitted(block_scaled_tile_of(call))});
-  const bool swapped = call.swaps_operands();
-  // The generic target has no tuned choice of the swapped kernel's tiles.
-  const Config tile = !swapped ? tile_of(call, problem) : problem.generic_shared > 0 ? fitted(kSwapped) : call.tile.value_or(kSwapped);
+  if (call.is_skinny() && call.config < 0 && call.splits <= 1) {
+    const Config tile = problem.generic_shared > 0 ? fit_skinny(call.m, problem.generic_shared) : call.tile.value_or(skinny_tile(call.m));
+    return launch(call, {.dtype = dtype, .form = Kernel::skinny, .activation = call.activation, .addends = call.addends(), .tile = tile});
+  }
+  const Config tile = tile_of(call, problem);
   int splits = call.splittable() ? call.splits : 1;
-  if (splits == 0) splits = swapped ? choose_swapped_splits(problem) : choose_splits(problem, tile);
+  if (splits == 0) splits = choose_splits(problem, tile);
   const Kernel whole{.dtype = dtype, .layout = call.layout, .activation = call.activation, .addends = call.addends(), .tile = tile};
-  if (splits == 1 && !swapped) return launch(call, whole);
+  if (splits == 1) return launch(call, whole);
   // Sums over splits of K, which a second kernel adds up.
   const Tensor partial = workspace({call.batch, used_splits(call.k, size_of(dtype), splits), call.m, call.n}, DType::f32, call.stream);
-  launch(call, {.dtype = dtype, .form = Kernel::partial, .layout = call.layout, .swapped = swapped, .tile = tile}, partial);
+  launch(call, {.dtype = dtype, .form = Kernel::partial, .layout = call.layout, .tile = tile}, partial);
   launch(call, {.dtype = dtype, .form = Kernel::sum, .activation = call.activation, .addends = call.addends()}, partial);
 }
 

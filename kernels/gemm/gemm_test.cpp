@@ -300,16 +300,17 @@ TEST_P(Gemm, Epilogues) {
 }
 
 TEST_P(Gemm, FewRows) {
-  // For one row B is read row by row, up to 16 the product is turned around; both only where B is stored [N, K].
+  // For one row B is read row by row; 2 to 16 have a kernel for multiples of 64 of K. Both only where B is stored [N, K].
   for (const int m : {1, 2, 3, 4, 5, 8, 15, 16, 17}) {
-    for (const int k : {8, 200, 1024, 2600}) {
+    for (const int k : {8, 64, 200, 1024, 2624}) {
       const Operand b{usual(), true};
       check({.m = m, .n = 131, .k = k, .a = {usual()}, .b = b, .d = {usual()}, .config = -1, .splits = 0});
     }
-    check({.m = m, .n = 64, .k = 1096, .batch = 3, .b = {usual(), true}, .with_bias = true, .config = -1, .splits = 0});
+    for (const int k : {1088, 1096})
+      check({.m = m, .n = 64, .k = k, .batch = 3, .b = {usual(), true}, .with_bias = true, .config = -1, .splits = 0});
     check({.m = m,
            .n = 72,
-           .k = 520,
+           .k = 576,
            .b = {usual(), true},
            .with_bias = true,
            .with_residual = true,
@@ -320,7 +321,8 @@ TEST_P(Gemm, FewRows) {
            .splits = 0});
   }
   if (all_variants())
-    check({.m = 3, .n = 50, .k = 333, .a = {Place::unaligned}, .b = {Place::unaligned, true}, .d = {Place::stepped}, .config = -1});
+    for (const int k : {320, 333})
+      check({.m = 3, .n = 50, .k = k, .a = {Place::unaligned}, .b = {Place::unaligned, true}, .d = {Place::stepped}, .config = -1});
 }
 
 TEST_P(Gemm, SwiGluTakesPairsOfColumns) {

@@ -50,6 +50,18 @@ Config fit_generic(Config tile, std::int64_t shared_bytes, int other_bytes) {
   return tile;
 }
 
+bool valid_skinny(const Config& c, std::int64_t m) {
+  const int threads = kSkinnyWarps * 32, sums = kSkinnyWarps * c.bm * c.bn * 4, slot = c.bm * kSkinnyWarps * kStepBytes;
+  const bool known = (c.bm == 16 || c.bm == 32) && (c.bn == 8 || c.bn == 16) && c.cluster == 1;
+  return known && c.bn >= m && c.bm * c.bn >= threads && c.stages >= 2 && 1024 + c.stages * slot + sums <= kSharedBytesPerBlock;
+}
+
+Config fit_skinny(int m, std::int64_t shared_bytes) {
+  Config tile = skinny_tile(m);
+  tile.stages = generic_stages(shared_bytes, tile.bm * kSkinnyWarps * kStepBytes, kSkinnyWarps * tile.bm * tile.bn * 4, tile.stages);
+  return tile;
+}
+
 int choose_splits(const Problem& p, const Config& config) {
   constexpr int kMost = 16;
   constexpr std::int64_t kLeastSteps = 8;
@@ -59,14 +71,6 @@ int choose_splits(const Problem& p, const Config& config) {
   for (int splits = 2; splits <= kMost && steps / splits >= kLeastSteps; ++splits)
     if (predicted_time(p, tile, splits) < 0.9 * predicted_time(p, tile, best)) best = splits;
   return best;
-}
-
-int choose_swapped_splits(const Problem& p) {
-  // Reading B is all there is to it: enough splits that every SM has one, of at least 4 steps.
-  const std::int64_t tiles = ceil_div(p.n, kSwapped.bm) * p.batch;
-  const std::int64_t steps = ceil_div(p.k * p.element_bytes, kStepBytes);
-  const std::int64_t wanted = ceil_div(2 * p.units, std::max<std::int64_t>(tiles, 1));
-  return static_cast<int>(std::clamp<std::int64_t>(std::min(wanted, steps / 4), 1, 32));
 }
 
 int used_splits(std::int64_t k, std::size_t element_bytes, int splits) {

@@ -13,6 +13,9 @@ std::string type_of(const Kernel& k) {
   if (k.form == Kernel::block_scaled) return tw::format("tw::kernels::gemm::BlockScaledGemm<tw::bf16, {}>", tiles);
   if (k.form == Kernel::gemv)
     return tw::format("tw::kernels::gemm::Gemv<{}, {}, {}, {}, {}>", element_name(k.dtype), linear, kGemv.rows, kGemv.piece, kGemv.warps);
+  if (k.form == Kernel::skinny)
+    return tw::format("tw::kernels::gemm::SkinnyGemm<{}, {}, {}, {}, {}, {}>", element_name(k.dtype), linear, c.bm, c.bn, c.stages,
+                      kSkinnyWarps);
   const bool partial = k.form == Kernel::partial;
   const std::string epilogue = k.epilogue != nullptr             ? std::string(k.epilogue->type)
                                : partial || k.dtype == DType::i8 ? tw::format("tw::StoreSums<{}>", partial ? "float" : "tw::i32")
@@ -25,7 +28,8 @@ std::string type_of(const Kernel& k) {
 std::string_view source_of(const Kernel& k) {
   if (k.epilogue != nullptr) return k.epilogue->source;
   if (k.form == Kernel::block_scaled) return "kernels/gemm/block_scaled.tile.hpp";
-  return k.form == Kernel::sum || k.form == Kernel::gemv ? "kernels/gemm/skinny.tile.hpp" : "tilewave/tile/gemm.tile.hpp";
+  const bool skinny = k.form == Kernel::sum || k.form == Kernel::gemv || k.form == Kernel::skinny;
+  return skinny ? "kernels/gemm/skinny.tile.hpp" : "tilewave/tile/gemm.tile.hpp";
 }
 
 const detail::NamedKernel& named(const Kernel& kernel) {
@@ -41,8 +45,10 @@ std::string name_of(const Kernel& k, bool pieces) {
     name += "_sum_partials";
   } else if (k.form == Kernel::block_scaled) {
     name += "_block_scaled";
+  } else if (k.form == Kernel::skinny) {
+    name += tw::format("_skinny_{}x{}", k.tile.bm, k.tile.bn);
   } else if (k.form != Kernel::gemv) {
-    name += k.swapped ? "_swapped" : tw::format("_{}_{}x{}", k.layout.a_rows ? "tn" : k.layout.b_rows ? "nn" : "nt", k.tile.bm, k.tile.bn);
+    name += tw::format("_{}_{}x{}", k.layout.a_rows ? "tn" : k.layout.b_rows ? "nn" : "nt", k.tile.bm, k.tile.bn);
     if (k.form == Kernel::partial) name += "_partial";
   }
   return tw::format("{}{}{}{}{}", name, k.tile.cluster > 1 ? "_cluster" : "", k.addends ? "_addends" : "",

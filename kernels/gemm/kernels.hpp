@@ -21,12 +21,12 @@ struct Kernel {
     partial,      ///< f32 sums over splits of K: Gemm
     sum,          ///< the sum of those, and the epilogue: SumPartials
     gemv,         ///< one row of A: Gemv
+    skinny,       ///< few rows of A: SkinnyGemm
     block_scaled  ///< BlockScaledGemm
   };
   DType dtype = DType::bf16;  ///< of A and B
   Form form = whole;
   Layout layout = {};
-  bool swapped = false;  ///< of partial: the kernel's A is B and its B is A, so that the rows of a skinny A are the tile's columns
   Activation activation = Activation::none;
   bool addends = false;  ///< D is read as C, or a residual is
   Config tile{};
@@ -61,6 +61,8 @@ constexpr auto host_kernel() {
     return std::type_identity<SumPartials<End, kSum.rows, kSum.cols>>{};
   else if constexpr (k.form == Kernel::gemv)
     return std::type_identity<Gemv<T, End, kGemv.rows, kGemv.piece, kGemv.warps>>{};
+  else if constexpr (k.form == Kernel::skinny)
+    return std::type_identity<SkinnyGemm<T, End, k.tile.bm, k.tile.bn, k.tile.stages, kSkinnyWarps>>{};
   else if constexpr (k.form == Kernel::block_scaled)
     return std::type_identity<BlockScaledGemm<bf16, Steps>>{};
   else

@@ -2,6 +2,16 @@
 
 namespace tw::kernels::gemm {
 
+namespace {
+/// A view of B, [N, K] or [batch, N, K], as [batch, K / panel, N, panel].
+Tensor in_panels(const Tensor& b) {
+  const bool batched = b.rank() == 3;
+  const std::int64_t panels = b.shape(-1) / kSkinnyPanel;
+  return Tensor::borrow(b.data(), {batched ? b.shape(0) : 1, panels, b.shape(-2), kSkinnyPanel}, b.dtype(), b.device(),
+                        {batched ? b.stride(0) : 0, kSkinnyPanel * b.stride(-1), b.stride(-2), b.stride(-1)});
+}
+}  // namespace
+
 Launch make_launch(const Call& call, const Kernel& k, const Tensor& partial) {
   const auto tiles = [&](int m, int n, int batch) { return TileGrid{ceil_div(m, k.tile.bm), ceil_div(n, k.tile.bn), batch}; };
   const Tensor a = k.layout.a_rows ? call.a.transpose(-2, -1) : call.a, b = k.layout.b_rows ? call.b.transpose(-2, -1) : call.b;
@@ -12,10 +22,11 @@ Launch make_launch(const Call& call, const Kernel& k, const Tensor& partial) {
               call.d,  static_cast<int>(partial.shape(1))};
     case Kernel::gemv:
       return {k, {ceil_div(call.n, kGemv.rows), call.batch}, a, b, call.d.transpose(-2, -1)};
+    case Kernel::skinny:
+      return {k, {ceil_div(call.n, k.tile.bm), call.batch}, a, in_panels(b), call.d};
     case Kernel::partial: {
       const int splits = static_cast<int>(partial.shape(1)), batch = call.batch * splits;
       const Tensor d = partial.reshape({batch, call.m, call.n});
-      if (k.swapped) return {k, tiles(call.n, call.m, batch), b, a, d.transpose(1, 2), splits};
       return {k, tiles(call.m, call.n, batch), a, b, d, splits};
     }
     case Kernel::whole:

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <bit>
+
 #include "kernels/activation.hpp"
 #include "kernels/gemm/call.hpp"
 #include "kernels/gemm/kernels.hpp"
@@ -49,14 +51,18 @@ template <class Params>
 void bind_launch(auto& bind, Params& p, const Call& call, const Launch& x) {
   if constexpr (requires { p.in; }) {
     bind(p.in.a, call.k > 0 ? &x.a : nullptr);
-    bind(p.in.b, call.k > 0 ? &x.b : nullptr);
+    if constexpr (requires { p.in.b.window; })
+      bind(p.in.b, x.b, Window{std::countr_zero(static_cast<unsigned>(x.kernel.tile.bm)), std::countr_zero(unsigned{kSkinnyWarps})});
+    else
+      bind(p.in.b, call.k > 0 ? &x.b : nullptr);
     p.in.depth = call.k;
-    p.in.a_batches = x.a.rank() == 3 ? 1 : 0;
-    p.in.b_batches = x.b.rank() == 3 ? 1 : 0;
+    p.in.a_batches = call.a.rank() == 3 ? 1 : 0;
+    p.in.b_batches = call.b.rank() == 3 ? 1 : 0;
   } else {
     bind(p.partial, x.a);
   }
   if constexpr (requires { p.splits; }) p.splits = x.splits;
+  if constexpr (requires { p.constant_b; }) p.constant_b = call.constant_b;
   if constexpr (requires { p.a_scales; }) {
     bind(p.a_scales, call.k > 0 ? call.a_scale : nullptr);
     bind(p.b_scales, call.k > 0 ? &call.b_scale : nullptr);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <span>
 
 #include "kernels/check.hpp"
 #include "kernels/gemm/launch.hpp"
@@ -17,18 +18,21 @@ struct Registered {
 };
 
 constexpr auto kRegistered = [] {
-  std::array<Registered, 48> all{};
+  std::array<Registered, 51> all{};
   std::size_t count = 0;
   const auto add = [&](const Kernel& kernel, bool pieces = true) { all[count++] = {kernel, pieces}; };
   const auto& tiles = kProductTiles;
+  constexpr std::size_t usual = 5;  // the first ones; the rest are for some sizes
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    for (const CostedTile& tile : tiles) {
+    for (const CostedTile& tile : std::span(tiles).first(usual)) {
       add({.dtype = dtype, .tile = tile});
-      add({.dtype = dtype, .layout = {.b_rows = true}, .tile = tile});
       // Rarely needed: those that are chosen most.
-      if (tile == tiles[1] || tile == tiles[3]) add({.dtype = dtype, .layout = {.a_rows = true, .b_rows = true}, .tile = tile});
+      const bool chosen = tile == tiles[1] || tile == tiles[3], bf16 = dtype == DType::bf16;
+      if (bf16 || chosen) add({.dtype = dtype, .layout = {.b_rows = true}, .tile = tile});
+      if (bf16 && chosen) add({.dtype = dtype, .layout = {.a_rows = true, .b_rows = true}, .tile = tile});
     }
   }
+  for (const CostedTile& tile : std::span(tiles).subspan(usual)) add({.tile = tile});
   for (const int i : {0, 3, 4}) add({.dtype = DType::f32, .tile = tiles[i]});
   for (const int i : {0, 3}) {
     add({.dtype = DType::fp8_e4m3, .tile = tiles[i]});
@@ -47,7 +51,8 @@ constexpr auto kRegistered = [] {
   for (const Config& tile : kBlockScaledConfigs) add({.dtype = DType::fp8_e4m3, .form = Kernel::block_scaled, .tile = tile});
   add({.form = Kernel::gemv});
   add({.form = Kernel::gemv, .addends = true});
-  add({.form = Kernel::partial, .swapped = true, .tile = kSwapped});
+  add({.form = Kernel::skinny, .tile = skinny_tile(8)});
+  add({.form = Kernel::skinny, .addends = true, .tile = skinny_tile(16)});
   add({.form = Kernel::partial, .tile = tiles[3]});
   add({.form = Kernel::sum});
   if (count != all.size()) throw "the array's size is not the number of kernels";
@@ -60,6 +65,8 @@ Analysis with_call(const Kernel& k, const ShapeValues& shape, Analysis (*count)(
   const std::int64_t m = shape["M"], n = shape["N"], depth = shape["K"], batch = shape["batch"];
   require(depth > 0 || !partial, "shape: K is 0; it cannot be split");
   require(m == 1 || k.form != Kernel::gemv, "shape: M is {}; the kernel is for one row", m);
+  require((m <= k.tile.bn && depth % kSkinnyPanel == 0) || k.form != Kernel::skinny,
+          "shape: M is {} and K {}; the kernel is for up to {} rows and multiples of {}", m, depth, k.tile.bn, kSkinnyPanel);
   require(batch == 1 || !block_scaled, "shape: batch is {}; products with block scales have none", batch);
   const DType out = result_of(k.dtype);
   const Tensor d = placeholder({batch, m, k.activation == Activation::swiglu ? n / 2 : n}, out), bias = placeholder({n}, out);
@@ -128,7 +135,7 @@ std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
   add_all({.addends = true});
   add_all({}, false);
   add_all({.form = Kernel::partial});
-  add({.form = Kernel::partial, .swapped = true, .tile = fit_generic(kSwapped, shared_bytes)});
+  for (const int m : {8, kMostSkinnyRows}) add({.form = Kernel::skinny, .tile = fit_skinny(m, shared_bytes)});
   add({.dtype = DType::fp8_e4m3, .form = Kernel::block_scaled, .tile = fit_generic(kBlockScaledConfigs[1], shared_bytes)});
   add({.form = Kernel::gemv});
   add({.form = Kernel::gemv, .addends = true});

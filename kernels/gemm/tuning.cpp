@@ -18,16 +18,6 @@ bool has_choice(const Call& call, Device device) {
   return !call.block_scaled() && (device.is_cuda() ? !call.is_gemv() : call.m > kMostSkinnyRows);
 }
 
-/// The product that the kernel computes: with swapped operands the rows of B are its M, and what is added to D is the sum kernel's.
-Problem product_of(const Call& call, int units) {
-  Problem p = problem_of(call, units);
-  if (call.swaps_operands()) {
-    std::swap(p.m, p.n);
-    p.addends = false;
-  }
-  return p;
-}
-
 /// Whether so many splits of K, each of at least 4 steps, are so many.
 bool valid_splits(const Call& call, int splits) {
   if (splits == 1) return true;
@@ -60,7 +50,7 @@ std::vector<int> standard_values(const Call& call, Device device, int units) {
   if (!device.is_cuda()) return values_of(kCpuConfigs[static_cast<std::size_t>(choose_cpu_config(call))], 1);
   const Problem p = problem_of(call, units);
   const auto used = [&](int splits) { return used_splits(call.k, size_of(call.a.dtype()), splits); };
-  if (call.swaps_operands()) return values_of(kSwapped, used(choose_swapped_splits(p)));
+  if (call.is_skinny()) return values_of(skinny_tile(call.m), 1);
   const Config tile = configs()[static_cast<std::size_t>(choose_config(p))];
   return values_of(tile, call.splittable() ? used(choose_splits(p, tile)) : 1);
 }
@@ -73,15 +63,12 @@ std::string key_on(Device device, const Call& call) {
   return key;
 }
 
-/// Predicted time of swapped operands, in the heuristic's unit: reading B, or the chain of steps of the SM that has most tiles, and the
-/// sums. All numbers of splits have a second launch.
-double swapped_time(const Problem& p, const Config& c, int splits) {
-  constexpr double read = 0.8, chain = 0.3, start = 4, bytes_per_step = 2e6;  // of 128 rows, per step, on an H200
-  const double rows = c.bm / 128.0, steps = static_cast<double>((p.k * p.element_bytes + 127) / 128);
-  const double tiles = static_cast<double>((p.m + c.bm - 1) / c.bm * p.batch) * splits, all = steps / splits * rows;
-  const double rounds = std::ceil(tiles / p.units);
-  return std::max(read * all * tiles / p.units, rounds * (chain * all + start)) +
-         static_cast<double>(p.m * p.n * p.batch * splits) * 8 / bytes_per_step;
+/// Predicted time of few rows of A, in the heuristic's unit: reading B, or the SM that has most tiles.
+double skinny_time(const Problem& p, const Config& c) {
+  constexpr double read = 0.8, chain = 0.3, start = 4;  // of 128 rows of B and 64 of K, on an H200
+  const double tiles = std::ceil(static_cast<double>(p.n) / c.bm) * static_cast<double>(p.batch);
+  const double tile = c.bm / 128.0 * static_cast<double>(p.k) / kSkinnyPanel;
+  return std::max(read * tile * tiles / p.units, std::ceil(tiles / p.units) * (chain * tile + start));
 }
 
 }  // namespace
@@ -89,20 +76,20 @@ double swapped_time(const Problem& p, const Config& c, int splits) {
 std::vector<int> values_of(const Config& c, int splits) { return {c.bm, c.bn, c.stages, c.cluster, c.band, splits}; }
 
 TuneSpace gpu_space(const Call& call, int units) {
-  const Problem p = product_of(call, units);
-  const bool swapped = call.swaps_operands();
-  const std::vector<int> bands = swapped ? std::vector{1} : std::vector(std::begin(kBands), std::end(kBands));
+  if (call.is_skinny()) {
+    return TuneSpace({{"bm", {16, 32}}, {"bn", {8, 16}}, {"stages", every(2, 10)}, {"cluster", {1}}, {"band", {1}}, {"splits", {1}}},
+                     [m = call.m](const TunePoint& point) { return valid_skinny(tile_of(point.values()), m); });
+  }
+  const Problem p = problem_of(call, units);
   const int standard_band = standard_values(call, Device::cuda(), units)[4];
   const auto rule = [=](const TunePoint& point) {
     const Config c = tile_of(point.values());
-    if (!valid(c, p) || !valid_splits(call, point["splits"])) return false;
     const std::int64_t clusters = ceil_div(ceil_div(static_cast<int>(p.m), c.bm), c.cluster);
-    return swapped || valid_band(c.band, standard_band, clusters);
+    return valid(c, p) && valid_splits(call, point["splits"]) && valid_band(c.band, standard_band, clusters);
   };
   std::vector<TuneRange> ranges = product_ranges();
-  if (swapped) ranges[1].values = {kMostSkinnyRows};
-  ranges.push_back({"band", bands});
-  ranges.push_back({"splits", every(1, swapped ? 32 : 16)});
+  ranges.push_back({"band", {std::begin(kBands), std::end(kBands)}});
+  ranges.push_back({"splits", every(1, 16)});
   return TuneSpace(std::move(ranges), rule);
 }
 
@@ -118,7 +105,7 @@ void use_tuned(Call& call) {
     return;
   }
   const Config tile = tile_of(*values);
-  if (!valid(tile, product_of(call, 1)) || (call.swaps_operands() && tile.bn < call.m)) return;
+  if (call.is_skinny() ? !valid_skinny(tile, call.m) : !valid(tile, problem_of(call, 1))) return;
   call.tile = tile;
   call.splits = std::max(values->back(), 0);
 }
@@ -171,11 +158,11 @@ FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device)
   const int units = units_of(device);
   TuneSpace space = gpu ? gpu_space(call, units) : cpu_space();
   TunePoint standard = point_of(space, standard_values(call, device, units));
-  const auto predict = [product = product_of(call, units), swapped = call.swaps_operands(), standard, gpu](const TunePoint& point) {
+  const auto predict = [product = problem_of(call, units), skinny = call.is_skinny(), standard, gpu](const TunePoint& point) {
     const Config c = tile_of(point.values());
     if (!gpu) return predicted_time(product, cpu_cost(c), 1);
-    const double band = c.band == standard["band"] ? 1 : 1.03;
-    const double time = swapped ? swapped_time(product, c, point["splits"]) : predicted_time(product, costed(c), point["splits"]);
+    if (skinny) return skinny_time(product, c);
+    const double band = c.band == standard["band"] ? 1 : 1.03, time = predicted_time(product, costed(c), point["splits"]);
     return time * stages_cost(c, product.element_bytes) * band;
   };
   return {key_on(device, call), std::move(space), std::move(standard), predict, prepare};

@@ -14,10 +14,10 @@ using Config = ProductTile;
 /// Tiles of fp8 products with scales for each 128 of K: three sums of 64 registers in each thread.
 inline constexpr std::array<Config, 2> kBlockScaledConfigs{{{128, 128, 6, 2, 8}, {128, 128, 6, 1, 16}}};
 
-/// Largest M of the kernel that swaps the operands, so that the rows of B fill the tensor cores' 64.
-inline constexpr int kMostSkinnyRows = 16;
-/// Its tiles: 128 rows of B against all of A.
-inline constexpr Config kSwapped{128, kMostSkinnyRows, 10, 1, 1};
+/// Of products with few rows of A, M: the most, the warps of a block, and the columns of B that each takes at once.
+inline constexpr int kMostSkinnyRows = 16, kSkinnyWarps = 8, kSkinnyPanel = 64;
+/// Their tiles: rows of B against all of A.
+constexpr Config skinny_tile(int m) { return {32, m <= 8 ? 8 : kMostSkinnyRows, 3, 1, 1}; }
 
 /// Of products with one row: rows of B in a block, columns of a piece, warps.
 struct GemvConfig {
@@ -66,14 +66,18 @@ int choose_config(const Problem& problem);
 /// warps that a block has at most.
 Config fit_generic(Config tile, std::int64_t shared_bytes, int other_bytes = 16 * 16 * kStepBytes);
 
+/// Whether the kernel for few rows of A can have these tiles: slots and the sums of all warps fit the shared memory, and each thread has a
+/// result at least.
+bool valid_skinny(const Config& config, std::int64_t m);
+
+/// skinny_tile() with the slots that the generic target has room for, beside the sums of all warps.
+Config fit_skinny(int m, std::int64_t shared_bytes);
+
 /// Predicted time with K in `splits` splits, in steps of 128 x 256.
 double predicted_time(const Problem& problem, const CostedTile& config, int splits);
 
 /// The number of K splits, which a second kernel adds up: more than 1 where D has too few tiles for the SMs.
 int choose_splits(const Problem& problem, const Config& config);
-
-/// The same for 2 to 16 rows, where the operands are swapped.
-int choose_swapped_splits(const Problem& problem);
 
 /// The number of K splits actually used: `splits`, reduced so that no split is empty (nine steps in eight splits of two are five).
 int used_splits(std::int64_t k, std::size_t element_bytes, int splits);

@@ -101,6 +101,8 @@ concept Target = requires {
   typename T::template GatherRing<int, 2>;
   typename T::template Fragment<float, 64, 64>;
   typename T::template Operand<float, 64, 64>;
+  typename T::template DividedSums<16, 8, 4>;
+  typename T::template DividedOperand<bf16, 8, 128, 4>;
   typename T::template Rows<float, 4, 32, 4, 0>;
   typename T::template RowVector<float, void>;
   typename T::template ColumnVector<float, void>;

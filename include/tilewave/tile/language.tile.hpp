@@ -21,6 +21,7 @@
 //   GatherRing a Ring whose tiles may be gathered row by row
 //   Fragment   a tile of accumulators, spread over the block's threads in the matrix unit's layout
 //   Operand    the left operand of a product, in registers
+//   DividedSums, DividedOperand  accumulators of a product whose columns the warps divide among them, and its right operand
 //   Rows       a tile for work without products: a row is in one warp if possible, its columns in 16-byte pieces
 //   RowVector  one number for each row of a Fragment or Rows;  ColumnVector: one for each column
 //   Buffer     a tile in shared memory that the computing role writes, reads and multiplies;  VectorBuffer: such a vector
@@ -49,6 +50,8 @@
 //
 // Kernels that only use global memory need only Params and compute(block, params, tile). Optional members:
 //   static constexpr int warps         the block's warps, a multiple of 4 up to 32 (default 4)
+//   loads_early(params)                whether load() only reads what was complete when the previous launch began; it then need not wait
+//                                      for that launch's end
 //   static constexpr int min_blocks    blocks that an SM must hold at once, which limits the registers (default 1)
 //   static constexpr int vector_bytes  the widest CPU vector (default 32). With 64 the kernel is compiled once more, which pays off where a
 //                                      tile takes much arithmetic
@@ -67,6 +70,9 @@ Fragment with other rows names the kernel's warpgroups: Fragment<Target, T, R, C
 #define TW_HELD_FRAGMENT                                                                                                                 \
   "a Fragment over several warpgroups: 64 rows or a multiple for each, or several warpgroups for each 64, with 8 columns or a multiple " \
   "each"
+#define TW_DIVIDED_SUMS "DividedSums have a multiple of 16 rows and of 8 columns"
+#define TW_DIVIDED_OPERAND "a DividedOperand has 16-bit elements, a multiple of 8 rows, and of 32 columns for each warp"
+#define TW_DIVIDED_TILE "the left operand of DividedSums is a tile with their rows for each warp, and its part of the columns"
 /// The types of accumulators.
 template <class T>
 inline constexpr bool accumulates = is_same<T, float> || is_same<T, i32>;
@@ -132,6 +138,12 @@ template <class Target, class T, class Tile>
 using RowVector = typename Target::template RowVector<T, Tile>;
 template <class Target, class T, class Tile>
 using ColumnVector = typename Target::template ColumnVector<T, Tile>;
+/// R x N sums over columns that the kernel's `Warps` warps divide among them: products with a few columns, of 16-bit operands.
+template <class Target, int R, int N, int Warps>
+using DividedSums = typename Target::template DividedSums<R, N, Warps>;
+/// Their right operand, in registers: N rows, of which each warp holds its part of the C columns.
+template <class Target, class T, int N, int C, int Warps>
+using DividedOperand = typename Target::template DividedOperand<T, N, C, Warps>;
 template <class Target, class T, int R, int C>
 using Staging = typename Target::template Staging<T, R, C>;
 /// The shared memory that column reductions of R x C Fragments need.
@@ -223,6 +235,11 @@ template <class On>
 constexpr int cluster_of() {
   if constexpr (requires { On::cluster; }) return On::cluster;
   return 1;
+}
+template <class On>
+TW_INLINE bool loads_early(const typename On::Params& params) {
+  if constexpr (requires { On::loads_early(params); }) return On::loads_early(params);
+  return false;
 }
 /// What a kernel's roles take as their tile.
 template <class On>

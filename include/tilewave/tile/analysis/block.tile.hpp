@@ -58,6 +58,15 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     tally.shared += B::byte_count * right_reads<Acc>();
     multiply<T, C>(acc, R, b.inside().outer, b.inside().depth);
   }
+  template <class T, int R, int N, int C, int Warps, class S>
+  void add_products(DividedSums<R, N, Warps>&, const S& tile, const DividedOperand<T, N, C, Warps>& operand) const {
+    static_assert(Warps * 16 == kRows, "DividedSums name the kernel's `warps`");
+    static_assert(S::rows == R * Warps && S::cols * Warps == C && is_same<typename S::Element, T>, TW_DIVIDED_TILE);
+    constexpr int type = static_cast<int>(operand_type<T>);
+    tally.shared += sizeof tile;
+    tally.products[type] += operations(R, N, C);
+    tally.inside[type] += operations(tile.inside().outer, operand.inside_rows, tile.inside().depth);
+  }
   template <int Left, class... Acc>
   void wait(Constant<Left>, Acc&...) {
     buffers_.wait(Left);
@@ -134,6 +143,21 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   template <class T, class Tile>
   bool owns_rows(const RowVector<T, Tile>&) const {
     return true;
+  }
+  template <int R, int N, int Warps>
+  void fill(DividedSums<R, N, Warps>&, float) const {}
+  template <class T, int N, int C, int Warps, class G>
+  void load(DividedOperand<T, N, C, Warps>& to, const G& from, int row, int col, int = 0, int = 0) const {
+    tally.read[from.place] += from.bytes(row, col, N, C);
+    to = {overlap(row, N, from.rows)};
+  }
+  template <int R, int N, int Warps, class F>
+  void complete(const DividedSums<R, N, Warps>&, F& to, const Scratch<float, 16 * Warps, R * N>& scratch) const {
+    static_assert(F::rows == N && F::cols == R, "complete() transposes: N x R results of R x N sums");
+    cost.f32 += static_cast<u64>(R * N) * (Warps - 1);
+    tally.shared += 2 * sizeof(float) * R * N * Warps;
+    to.x = decltype(to.x)(1.0f);
+    static_cast<void>(scratch);
   }
   template <class T, class Tile>
   void complete(RowVector<T, Tile>&) const {

@@ -246,6 +246,16 @@ struct Operand {
   using Element = T;
 };
 
+template <int R, int N, int Warps>
+struct DividedSums {
+  static_assert(R % 16 == 0 && N % 8 == 0, TW_DIVIDED_SUMS);
+};
+template <class T, int N, int C, int Warps>
+struct DividedOperand {
+  static_assert(sizeof(T) == 2 && N % 8 == 0 && C % (32 * Warps) == 0, TW_DIVIDED_OPERAND);
+  int inside_rows;  ///< inside the tensor
+};
+
 template <class T, class Tile>
 struct RowVector {
   static constexpr int size = Tile::rows;
@@ -403,6 +413,10 @@ struct Target {
   using Fragment = conditional<Warpgroups == R / 64, analysis::Fragment<T, R, C>, analysis::HeldFragment<T, R, C, Warpgroups>>;
   template <class T, int R, int C>
   using Operand = analysis::Operand<T, R, C>;
+  template <int R, int N, int Warps>
+  using DividedSums = analysis::DividedSums<R, N, Warps>;
+  template <class T, int N, int C, int Warps>
+  using DividedOperand = analysis::DividedOperand<T, N, C, Warps>;
   template <class T, int R, int C, int Warps, int Width>
   using Rows = analysis::Fragment<T, R, C, TileKind::rows>;
   template <class T, class Tile>

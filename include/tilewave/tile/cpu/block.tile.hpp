@@ -24,7 +24,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
       bool first_tile, bool (*pull)(void* context) = [](void*) { return false; }, void* context = nullptr, BufferUse* last_buffer = nullptr)
       : Base(unread_stores, last_buffer), first_tile_(first_tile), pull_(pull), context_(context) {}
 
-  using Base::load, Base::sync;
+  using Base::add_products, Base::load, Base::sync;
   using Operations::complete, Operations::load;
 
   // Rings
@@ -104,6 +104,24 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   template <class T, class Tile>
   bool owns_rows(const RowVector<T, Tile>&) const {
     return true;
+  }
+  template <int R, int N, int Warps>
+  void fill(DividedSums<R, N, Warps>& sums, float value) const {
+    for (float& x : sums.x) x = value;
+  }
+  template <class T, int N, int C, int Warps, class G>
+  void load(DividedOperand<T, N, C, Warps>& to, const G& from, int row0, int col0, int i = 0, int j = 0) const {
+    for (int n = 0; n < N; ++n) {
+      for (int c = 0; c < C; ++c) {
+        const bool inside = row0 + n < from.rows && col0 + c < from.cols;
+        to.x[n * C + c] = inside ? static_cast<float>(*from.template at<const T>(row0 + n, col0 + c, i, j)) : 0.0f;
+      }
+    }
+  }
+  template <int R, int N, int Warps, class F>
+  void complete(const DividedSums<R, N, Warps>& sums, F& to, const Scratch<float, 16 * Warps, R * N>&) const {
+    static_assert(F::rows == N && F::cols == R, "complete() transposes: N x R results of R x N sums");
+    for (int i = 0; i < N * R; ++i) to.x[i] = sums.x[i];
   }
   template <class T, class Tile>
   void complete(RowVector<T, Tile>&) const {

@@ -57,6 +57,19 @@ class Products : public BlockModel<kRows> {
     cpu::convert(to, from);
   }
 
+  template <class T, int R, int N, int C, int Warps, class S>
+  void add_products(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand) const {
+    static_assert(Warps * 16 == kRows, "DividedSums name the kernel's `warps`");
+    static_assert(S::rows == R * Warps && S::cols * Warps == C && is_same<typename S::Element, T>, TW_DIVIDED_TILE);
+    if (tile.valid_outer < 0) schedule_error("a product reads a slot that was released");
+    for (int n = 0; n < N; ++n) {
+      for (int c = 0; c < C; ++c) {
+        const int row0 = c / S::cols * R;
+        for (int r = 0; r < R; ++r) sums.x[n * R + r] += static_cast<float>(tile.get(row0 + r, c % S::cols)) * operand.x[n * C + c];
+      }
+    }
+  }
+
   /// Copies a tile in a ring into a left operand.
   template <class T, int R, int C>
   void load(Operand<T, R, C>& to, const Shared<T, R, C, Contract::columns>& from) const {

@@ -206,6 +206,18 @@ struct Operand : Panels<T, R, C> {
   using Element = T;
 };
 
+/// One thread computes all columns, whatever number of warps divides them on a GPU.
+template <int R, int N, int Warps>
+struct DividedSums {
+  static_assert(R % 16 == 0 && N % 8 == 0, TW_DIVIDED_SUMS);
+  float x[N * R];
+};
+template <class T, int N, int C, int Warps>
+struct DividedOperand {
+  static_assert(sizeof(T) == 2 && N % 8 == 0 && C % (32 * Warps) == 0, TW_DIVIDED_OPERAND);
+  float x[N * C];
+};
+
 template <class T, class Tile>
 struct RowVector {
   static constexpr int size = Tile::rows;
@@ -355,6 +367,10 @@ struct Target {
   using Fragment = conditional<Warpgroups == R / 64, cpu::Fragment<T, R, C>, cpu::HeldFragment<T, R, C, Warpgroups>>;
   template <class T, int R, int C>
   using Operand = cpu::Operand<T, R, C>;
+  template <int R, int N, int Warps>
+  using DividedSums = cpu::DividedSums<R, N, Warps>;
+  template <class T, int N, int C, int Warps>
+  using DividedOperand = cpu::DividedOperand<T, N, C, Warps>;
   template <class T, int R, int C, int Warps, int Width>
   using Rows = cpu::Fragment<T, R, C, TileKind::rows>;
   template <class T, class Tile>

@@ -2,6 +2,7 @@
 
 #include "tilewave/tile/block_operations.tile.hpp"
 #include "tilewave/tile/cuda/counters.tile.hpp"
+#include "tilewave/tile/cuda/divided.tile.hpp"
 #include "tilewave/tile/cuda/global_memory.tile.hpp"
 #include "tilewave/tile/cuda/operand.tile.hpp"
 #include "tilewave/tile/cuda/reductions.tile.hpp"
@@ -15,8 +16,8 @@ template <int kWarps, bool kPieceLoads, bool kPieceStores>
 struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperations<BlockBase<kWarps, kPieceLoads, kPieceStores>> {
   using Base = GlobalMemory<kWarps, kPieceLoads, kPieceStores>;
   using Operations = BlockOperations<BlockBase>;
-  using Base::add_products, Base::at, Base::complete, Base::for_each, Base::load, Base::owns_rows, Base::parallel, Base::store, Base::sync,
-      Base::thread;
+  using Base::add_products, Base::at, Base::complete, Base::fill, Base::for_each, Base::load, Base::owns_rows, Base::parallel, Base::store,
+      Base::sync, Base::thread;
   using Operations::complete, Operations::load;
 
   // Operands in registers
@@ -30,6 +31,21 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
       TW_UNROLL
       for (int i = 0; i < from.size / 2; ++i) to.x[i] = ptx::pack<T>(from.x[2 * i], from.x[2 * i + 1]);
     }
+  }
+
+  template <int R, int N>
+  TW_INLINE void fill(DividedSums<R, N, kWarps>& sums, float value) const {
+    for (float& x : sums.x) x = value;
+  }
+  template <class T, int N, int C, class G>
+  TW_INLINE void load(DividedOperand<T, N, C, kWarps>& to, const G& from, int row, int col, int i = 0, int j = 0) const {
+    load_divided(at, to, from, row, col, i, j);
+  }
+  /// to(n, r) = the sum of all warps' sums(r, n).
+  template <int R, int N, class F>
+  TW_INLINE void complete(const DividedSums<R, N, kWarps>& sums, F& to, const Scratch<float, 16 * kWarps, R * N>& scratch) const {
+    Base::template own<F>();
+    complete_divided(at, sums, to, reinterpret_cast<float*>(shared_memory() + scratch.offset), [this] { sync(); });
   }
 
   /// Makes a left operand in registers from a tile of codes: decode(number, scale) of each, from column `first` on. See packed.tile.hpp.

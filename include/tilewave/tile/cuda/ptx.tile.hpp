@@ -230,6 +230,9 @@ TW_INLINE void store_shared_4(u32 to, u32 x) { TW_ASM("st.shared.b32 [%0], %1;" 
 TW_INLINE void store_shared_16(u32 to, u32 x, u32 y, u32 z, u32 w) {
   TW_ASM("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
+TW_INLINE void load_shared_16(u32 from, u32* w) {
+  TW_ASM("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+}
 
 // Loads under a predicate: where `inside` is false, the words keep their values. With branches between them the loads would not overlap.
 TW_INLINE void load_16_if(bool inside, const void* from, u32* w) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tilewave/tile/cuda/buffers.tile.hpp"
+#include "tilewave/tile/cuda/divided.tile.hpp"
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 #include "tilewave/tile/cuda/ring.tile.hpp"
 
@@ -35,6 +36,10 @@ struct Target {
                               cuda::Fragment<T, R, C, 16, Warpgroups * kWarpgroupRows / R>>>;
   template <class T, int R, int C>
   using Operand = cuda::Operand<T, R, C, kWarpRows>;
+  template <int R, int N, int Warps>
+  using DividedSums = cuda::DividedSums<R, N, Warps>;
+  template <class T, int N, int C, int Warps>
+  using DividedOperand = cuda::DividedOperand<T, N, C, Warps>;
   template <class T, int R, int C, int Warps, int Width>
   using Rows = cuda::Rows<T, R, C, Warps, Width>;
   template <class T, class Tile>

@@ -10,7 +10,7 @@ namespace tw::sm_90a {
 template <int Warpgroups, bool kTmaLoad, bool kTmaStore, int Cluster>
 struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   using Base = cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore>;
-  using Base::at, Base::first_thread, Base::load, Base::store, Base::for_each, Base::sync;
+  using Base::add_products, Base::at, Base::first_thread, Base::load, Base::store, Base::for_each, Base::sync;
   int warpgroup = Warpgroups == 1 ? 0 : ptx::uniform(at.warpgroup);  ///< at.warpgroup, for descriptors
 
   // Rings
@@ -57,6 +57,15 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   TW_INLINE void wait(Constant<Left>, Acc&... acc) const {
     ptx::wgmma_wait<Left>();
     (pin(acc), ...);
+  }
+
+  /// sums(r, n) += the sum over this warp's columns of a(r, c) * operand(n, c), where a is the warp's R rows of the tile. All warps of the
+  /// warpgroup have read the tile when it returns, so the slot may be released.
+  template <class T, int R, int N, int C, class S>
+  TW_INLINE void add_products(DividedSums<R, N, Warpgroups * 4>& sums, const S& tile,
+                              const DividedOperand<T, N, C, Warpgroups * 4>& operand) const {
+    cuda::add_divided(at, sums, tile, operand);
+    warpgroup_sync(at);  // end_reads() would also wait for loads from global memory that are in flight
   }
 
   /// Loads a tile in shared memory as a left operand in registers: each warpgroup loads its 64 rows. All its warps have read the tile when

@@ -88,7 +88,8 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     return tile;
   };
 
-  // Nothing before this touches global memory, so it may overlap with the end of the previous launch.
+  // Nothing before this touches global memory, so it may overlap with the end of the previous launch. A producer that need not wait leaves
+  // it to the threads that compute to let the next launch begin: what was complete for this launch is then complete for the next.
   const auto begin = [] {
     ptx::wait_for_previous_launch();
     ptx::allow_next_launch();
@@ -114,7 +115,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     else
       __syncthreads();
 #endif
-    begin();
+    if (ptx::thread_index() >= kWarpgroupThreads || !tw::detail::loads_early<On>(params)) begin();
     Allocator allocator{S::warpgroups, cluster};
     Memory memory(allocator);
     TileQueue<Work> queue(allocator);

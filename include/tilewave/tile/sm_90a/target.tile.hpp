@@ -24,6 +24,10 @@ struct Target {
                                sm_90a::Fragment<T, R, C, 16, Warpgroups * kWarpgroupRows / R>>;
   template <class T, int R, int C>
   using Operand = sm_90a::Operand<T, R, C>;
+  template <int R, int N, int Warps>
+  using DividedSums = sm_90a::DividedSums<R, N, Warps>;
+  template <class T, int N, int C, int Warps>
+  using DividedOperand = sm_90a::DividedOperand<T, N, C, Warps>;
   template <class T, int R, int C, int Warps, int Width>
   using Rows = sm_90a::Rows<T, R, C, Warps, Width>;
   template <class T, class Tile>
