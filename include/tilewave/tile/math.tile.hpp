@@ -74,8 +74,8 @@ TW_INLINE float exp2(float x) {
   return y;
 #else
   // Branch-free, so that compilers vectorise loops of it: 2^x = 2^n * 2^f, |f| <= 1/2, with a minimax polynomial for 2^f (relative error
-  // 2e-7) and n added to its exponent. Selections are between integers: compilers keep branches around floating-point operations, which may
-  // trap.
+  // 2e-7) and n added to its exponent. Results are selected by masks: g++ would branch around the second comparison of a nested ?:, because
+  // a comparison may trap, and vectorise nothing.
   const float shifted = x + 12582912.0f;
   const float f = x - (shifted - 12582912.0f);
   float p = 1.540353e-4f;
@@ -87,8 +87,8 @@ TW_INLINE float exp2(float x) {
   p = p * f + 1.0f;
   const u32 inside = bit_cast<u32>(p) + (bit_cast<u32>(shifted) << 23);
   const u32 beyond = bit_cast<u32>(x + kInfinity);  // infinity or NaN
-  const u32 limited = x < 128.0f ? inside : beyond;
-  return bit_cast<float>(x < -126.0f ? 0u : limited);
+  const u32 below = x < -126.0f ? ~0u : 0u, in_range = x < 128.0f ? ~0u : 0u;
+  return bit_cast<float>(((inside & in_range) | (beyond & ~in_range)) & ~below);
 #endif
 }
 
