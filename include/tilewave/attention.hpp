@@ -42,6 +42,25 @@ struct AttentionOptions {
 /// or devices that do not fit, with nothing written; CompileError, DeviceError.
 void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const AttentionOptions& options = {});
 
+/// Options of attention_backward().
+struct AttentionBackwardOptions {
+  AttentionOptions forward = {};   ///< those of the attention() call, and the stream; `lse` and `check_contents` are ignored
+  const Tensor* d_sink = nullptr;  ///< output, f32 [heads]: the gradient of forward.sink
+};
+
+/// Gradients of attention() with respect to q, k and v (and the sink), in O(seqlen) memory: the scores are computed again from q, k and
+/// `lse`.
+///
+/// `q`, `k`, `v`: the inputs of attention(). `o`, `lse`: its results. `d_o`: the gradient of o, of its shape. `dq`, `dk`, `dv`: outputs of
+/// the shapes of q, k and v. bf16 and f16, on a CPU also f32; all tensors but lse and the sink have q's dtype, and their last dimension is
+/// contiguous. Sums are in f32. dk and dv are sums over the query heads that share a key head. Queries that see no key and keys that no
+/// query sees have gradients of 0. A mask has no gradient; a softcap's scores are within 5e-4 of their true derivative on a GPU.
+///
+/// Enqueues on the stream and returns (on the CPU: done when it returns). Deterministic: the same inputs give the same bits. Throws
+/// InvalidArgument for shapes, dtypes, strides or devices that do not fit, with nothing written; CompileError, DeviceError.
+void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
+                        const Tensor& dq, const Tensor& dk, const Tensor& dv, const AttentionBackwardOptions& options = {});
+
 /// The offsets of the sequences in a packed batch: i32, on the tensors' device.
 struct PackedSequences {
   Tensor cu_seqlens_q;                ///< [batch + 1]: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1

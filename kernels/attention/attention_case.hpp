@@ -2,16 +2,22 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <random>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/attention/reference.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/placed_tensor.hpp"
+#include "tests/support.hpp"
 #include "tilewave/attention.hpp"
 
 // The calls that attention_test.cpp makes, and how their results are held against the reference.
@@ -81,6 +87,99 @@ inline PlainCall plain_call(const Case& c) {
   plain.window_left = c.window_left, plain.window_right = c.window_right;
   plain.softcap = c.softcap;
   return plain;
+}
+
+/// What a test of attention has in common: a device, a data type, and what a Case asks for besides q, k and v.
+class AttentionTest : public testing::TestWithParam<std::tuple<Device, DType>> {
+ protected:
+  struct Mask {
+    Tensor tensor;
+    std::vector<float> values;
+    std::array<std::int64_t, 4> strides = {};
+  };
+  struct Features {
+    std::vector<float> slopes, sinks;
+    Tensor slopes_tensor, sink_tensor;
+    Mask mask;
+  };
+
+  /// Sets the options of a call and of its reference; both point into `features`.
+  void add_features(const Case& c, Features& features, AttentionOptions& options, PlainCall& plain) {
+    options.scale = c.scale;
+    options.causal = c.causal, options.causal_offset = c.causal_offset;
+    options.window_left = c.window_left, options.window_right = c.window_right;
+    options.softcap = c.softcap;
+    if (c.alibi > 0) {
+      features.slopes = uniform(c.alibi == 2 ? c.batch * c.heads : c.heads, 0.01f, 0.5f);
+      features.slopes_tensor = to_device(features.slopes, c.alibi == 2 ? Shape{c.batch, c.heads} : Shape{c.heads});
+      options.alibi_slopes = &features.slopes_tensor;
+      plain.alibi_slopes = features.slopes;
+    }
+    if (c.sink) {
+      features.sinks = uniform(c.heads, -2, 2);
+      features.sink_tensor = to_device(features.sinks, {c.heads});
+      options.sink = &features.sink_tensor;
+      plain.sink = features.sinks;
+    }
+    if (c.mask) {
+      features.mask = make_mask(c);
+      options.mask = &features.mask.tensor;
+      plain.mask = features.mask.values, plain.mask_strides = features.mask.strides;
+    }
+  }
+  std::vector<float> uniform(std::int64_t count, float from, float to) {
+    std::uniform_real_distribution<float> distribution(from, to);
+    std::vector<float> values(static_cast<std::size_t>(count));
+    for (float& x : values) x = distribution(random);
+    return values;
+  }
+  template <class X>
+  Tensor to_device(const std::vector<X>& values, Shape shape) const {
+    const Tensor host = Tensor::empty(std::move(shape), dtype_of<X>, Stream::standard(Device::cpu()));
+    std::copy(values.begin(), values.end(), host.data<X>());
+    return host.to(device);
+  }
+  /// Of the dimensions of which it has all only those from the first such on.
+  Mask make_mask(const Case& c) {
+    Mask mask;
+    const std::int64_t extents[] = {c.batch, c.heads, c.seqlen_q, c.seqlen_k};
+    Shape shape;
+    for (unsigned dim = 0; dim < 4; ++dim) {
+      const bool all = (c.mask_dims >> dim & 1) != 0;
+      if (all || !shape.empty() || dim == 3) shape.push_back(all ? extents[dim] : 1);
+    }
+    std::int64_t size = 1;
+    for (unsigned dim = 4; dim-- > 0;) {
+      mask.strides[dim] = (c.mask_dims >> dim & 1) != 0 ? size : 0;
+      if ((c.mask_dims >> dim & 1) != 0) size *= extents[dim];
+    }
+    const bool boolean = *c.mask == DType::boolean;
+    const Tensor host = Tensor::empty(shape, *c.mask, Stream::standard(Device::cpu()));
+    for (std::int64_t i = 0; i < size; ++i) {
+      float x = boolean ? (pick(4) == 0 ? -static_cast<float>(kInf) : 0.0f) : static_cast<float>(pick(33) - 16) / 8;
+      if (boolean)
+        static_cast<u8*>(host.data())[i] = x == 0;
+      else if (*c.mask == DType::f32)
+        host.data<float>()[i] = x;
+      else if (*c.mask == DType::f16)
+        host.data<f16>()[i] = f16(x);
+      else
+        host.data<bf16>()[i] = bf16(x);
+      mask.values.push_back(x);
+    }
+    mask.tensor = host.to(device);
+    return mask;
+  }
+  int pick(int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); }
+
+  const Device device = std::get<0>(GetParam());
+  const DType dtype = std::get<1>(GetParam());
+  std::mt19937_64 random = random_engine();
+};
+
+inline const std::vector<DType> kDTypes = {DType::f32, DType::f16, DType::bf16};
+inline std::string device_and_dtype(const testing::TestParamInfo<std::tuple<Device, DType>>& info) {
+  return tw::format("{}_{}", std::get<0>(info.param).is_cuda() ? "cuda" : "cpu", name_of(std::get<1>(info.param)));
 }
 
 /// -infinity exactly where expected, else within 1e-3.

@@ -12,8 +12,6 @@ namespace tw {
 
 namespace kernels::attention {
 
-namespace {
-
 std::string text_of(const AttentionConfig& c) {
   return tw::format(
       "tw::AttentionConfig{{.head_dim = {}, .value_dim = {}, .rows = {}, .keys = {}, .stages = {}, .form = {}, .min_blocks = {}, .lag = "
@@ -23,7 +21,6 @@ std::string text_of(const AttentionConfig& c) {
       c.maxima_first, c.rules_in_halves);
 }
 
-/// Without rules that the call does not have: what is not used is not in the machine code.
 std::string text_of(const RuleSet& rules, const detail::UserRuleInfo* user) {
   const auto use = [](bool used) { return used ? "always" : "never"; };
   return tw::format(
@@ -32,6 +29,8 @@ std::string text_of(const RuleSet& rules, const detail::UserRuleInfo* user) {
       use(rules.softcap), use(rules.alibi), use(rules.mask), user ? tw::format("tw::UserRule<{}>, ", user->type) : "", rules.lower,
       rules.upper);
 }
+
+namespace {
 
 const detail::NamedKernel& named(const Kernel& kernel) {
   static KernelTable<Kernel> table(type_of, "tilewave/tile/attention.tile.hpp");

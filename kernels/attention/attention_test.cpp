@@ -30,7 +30,7 @@ namespace {
 
 using namespace tw::test;
 
-class Attention : public testing::TestWithParam<std::tuple<Device, DType>> {
+class Attention : public AttentionTest {
  protected:
   void SetUp() override {
     skip_unless_present(device);
@@ -48,32 +48,10 @@ class Attention : public testing::TestWithParam<std::tuple<Device, DType>> {
     PlacedTensor lse({c.batch, c.heads, c.seqlen_q}, DType::f32, device, {.offset = 3});
     const std::vector<float> q_values = q.fill_random(random, c.magnitude), k_values = k.fill_random(random, c.magnitude),
                              v_values = v.fill_random(random);
-    AttentionOptions options{.scale = c.scale,
-                             .causal = c.causal,
-                             .causal_offset = c.causal_offset,
-                             .window_left = c.window_left,
-                             .window_right = c.window_right,
-                             .softcap = c.softcap,
-                             .lse = c.with_lse ? &lse.tensor() : nullptr};
+    AttentionOptions options{.lse = c.with_lse ? &lse.tensor() : nullptr};
     PlainCall plain = plain_call(c);
-    const std::vector<float> slopes = uniform(c.alibi == 2 ? c.batch * c.heads : c.heads, 0.01f, 0.5f), sinks = uniform(c.heads, -2, 2);
-    Tensor slopes_tensor, sink_tensor;
-    if (c.alibi > 0) {
-      slopes_tensor = to_device(slopes, c.alibi == 2 ? Shape{c.batch, c.heads} : Shape{c.heads});
-      options.alibi_slopes = &slopes_tensor;
-      plain.alibi_slopes = slopes;
-    }
-    if (c.sink) {
-      sink_tensor = to_device(sinks, {c.heads});
-      options.sink = &sink_tensor;
-      plain.sink = sinks;
-    }
-    Mask mask;
-    if (c.mask) {
-      mask = make_mask(c);
-      options.mask = &mask.tensor;
-      plain.mask = mask.values, plain.mask_strides = mask.strides;
-    }
+    Features features;
+    add_features(c, features, options, plain);
     if (!launched([&] { tw::attention(q, k, v, o, options); })) return;
     plain.q = q_values, plain.k = k_values, plain.v = v_values;
     if (dtype == DType::f32 && device.is_cuda()) return expect_f32_on_gpu(c, plain, o, lse);
@@ -101,68 +79,11 @@ class Attention : public testing::TestWithParam<std::tuple<Device, DType>> {
       EXPECT_TRUE(lse_accurate(lse.values(), expected.lse));
     }
   }
-  std::vector<float> uniform(std::int64_t count, float from, float to) {
-    std::uniform_real_distribution<float> distribution(from, to);
-    std::vector<float> values(static_cast<std::size_t>(count));
-    for (float& x : values) x = distribution(random);
-    return values;
-  }
-  template <class X>
-  Tensor to_device(const std::vector<X>& values, Shape shape) const {
-    const Tensor host = Tensor::empty(std::move(shape), dtype_of<X>, Stream::standard(Device::cpu()));
-    std::copy(values.begin(), values.end(), host.data<X>());
-    return host.to(device);
-  }
-  struct Mask {
-    Tensor tensor;
-    std::vector<float> values;
-    std::array<std::int64_t, 4> strides = {};
-  };
-  /// Of the dimensions of which it has all only those from the first such on.
-  Mask make_mask(const Case& c) {
-    Mask mask;
-    const std::int64_t extents[] = {c.batch, c.heads, c.seqlen_q, c.seqlen_k};
-    Shape shape;
-    for (unsigned dim = 0; dim < 4; ++dim) {
-      const bool all = (c.mask_dims >> dim & 1) != 0;
-      if (all || !shape.empty() || dim == 3) shape.push_back(all ? extents[dim] : 1);
-    }
-    std::int64_t size = 1;
-    for (unsigned dim = 4; dim-- > 0;) {
-      mask.strides[dim] = (c.mask_dims >> dim & 1) != 0 ? size : 0;
-      if ((c.mask_dims >> dim & 1) != 0) size *= extents[dim];
-    }
-    const bool boolean = *c.mask == DType::boolean;
-    const Tensor host = Tensor::empty(shape, *c.mask, Stream::standard(Device::cpu()));
-    for (std::int64_t i = 0; i < size; ++i) {
-      float x = boolean ? (pick(4) == 0 ? -static_cast<float>(kInf) : 0.0f) : static_cast<float>(pick(33) - 16) / 8;
-      if (boolean)
-        static_cast<u8*>(host.data())[i] = x == 0;
-      else if (*c.mask == DType::f32)
-        host.data<float>()[i] = x;
-      else if (*c.mask == DType::f16)
-        host.data<f16>()[i] = f16(x);
-      else
-        host.data<bf16>()[i] = bf16(x);
-      mask.values.push_back(x);
-    }
-    mask.tensor = host.to(device);
-    return mask;
-  }
-  int pick(int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); }
 
-  const Device device = std::get<0>(GetParam());
-  const DType dtype = std::get<1>(GetParam());
-  std::mt19937_64 random = random_engine();
   std::optional<ScopedF32Products> exact;
 };
 
-INSTANTIATE_TEST_SUITE_P(Ops, Attention,
-                         testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
-                         [](const auto& instance) {
-                           return tw::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
-                                             name_of(std::get<1>(instance.param)));
-                         });
+INSTANTIATE_TEST_SUITE_P(Ops, Attention, testing::Combine(testing::ValuesIn(kDevices), testing::ValuesIn(kDTypes)), device_and_dtype);
 
 TEST_P(Attention, AnyLengths) {
   // Around the tiles of both devices (64 and 64; 128 or 192 and 128), more queries than keys and fewer.

@@ -93,6 +93,10 @@ struct RuleSet {
 };
 RuleSet rules_of(const detail::AttentionCall& call);
 
+/// As the run-time compiler reads them. Rules that are not used are not in the machine code. `user`: a user-defined one among them.
+std::string text_of(const AttentionConfig& config);
+std::string text_of(const RuleSet& rules, const detail::UserRuleInfo* user = nullptr);
+
 /// Attention<T, config, rules>.
 struct Kernel {
   const detail::UserRuleInfo* user = nullptr;  ///< kUserRule of a user-defined rule, or null

@@ -17,7 +17,12 @@
 // testing each score:
 //
 //   static KeyRange keys(const auto& params, const ScoreRows& rows);       no row sees a key outside
+//   static QueryRange queries(const auto& params, const ScoreKeys& keys);  no query outside sees one of these keys
 //   static KeyRange untouched(const auto& params, const ScoreRows& rows);  the rule does nothing to any row's keys inside
+//
+// Attention's backward pass also needs the derivative of score(), unless it is 1, as a function of what score() returned:
+//
+//   static auto slope(const auto& params, auto x);
 //
 // A rule that changes scores only a little and hides nothing declares `static constexpr bool bounded = true`. The kernel then looks for a
 // row's maximum less often.
@@ -49,6 +54,19 @@ struct KeyRange {
   TW_INLINE constexpr KeyRange operator&(const KeyRange& other) const { return {max(begin, other.begin), min(end, other.end)}; }
 };
 
+/// The keys of scores that a block computes together.
+struct ScoreKeys {
+  int first_key, last_key;  ///< inclusive
+  int seqlen_q, seqlen_k;
+  int diagonal;
+};
+
+/// Queries begin, ..., end - 1.
+struct QueryRange {
+  int begin, end;
+  TW_INLINE constexpr QueryRange operator&(const QueryRange& other) const { return {max(begin, other.begin), min(end, other.end)}; }
+};
+
 /// Query i sees keys from i + diagonal - left on (kLower) and up to i + diagonal + right (kUpper). A causal mask is the upper bound with
 /// right = 0; a sliding window has both bounds. left and right must be below 2^30.
 template <bool kLower, bool kUpper>
@@ -64,6 +82,9 @@ struct Band {
   }
   TW_INLINE static KeyRange keys(const auto& p, const ScoreRows& rows) {
     return {kLower ? rows.first_query + rows.diagonal - p.left : 0, kUpper ? rows.last_query + rows.diagonal + p.right + 1 : rows.seqlen_k};
+  }
+  TW_INLINE static QueryRange queries(const auto& p, const ScoreKeys& keys) {
+    return {kUpper ? keys.first_key - keys.diagonal - p.right : 0, kLower ? keys.last_key - keys.diagonal + p.left + 1 : keys.seqlen_q};
   }
   TW_INLINE static KeyRange untouched(const auto& p, const ScoreRows& rows) {
     return {kLower ? rows.last_query + rows.diagonal - p.left : 0, kUpper ? rows.first_query + rows.diagonal + p.right + 1 : rows.seqlen_k};
@@ -81,6 +102,7 @@ struct Softcap {
     float factor;
   };
   TW_INLINE static auto score(const auto& p, const Score&, auto x) { return tanh_approx(x * p.factor); }
+  TW_INLINE static auto slope(const auto&, auto x) { return 1.0f - x * x; }
 };
 
 /// score - slope |query + diagonal - key| (Press et al., arXiv 2108.12409).
@@ -193,6 +215,14 @@ inline constexpr bool limits = requires(const P& p, const ScoreRows& rows) {
   Rule::keys(p, rows);
 };
 template <class Rule, class P>
+inline constexpr bool limits_queries = requires(const P& p, const ScoreKeys& keys) {
+  Rule::queries(p, keys);
+};
+template <class Rule, class P>
+inline constexpr bool bends = requires(const P& p) {
+  Rule::slope(p, 1.0f);
+};
+template <class Rule, class P>
 inline constexpr bool hides = requires(const P& p, const Score& at) {
   Rule::visible(p, at);
 };
@@ -222,9 +252,11 @@ struct Rules {
   struct Params {};
   TW_INLINE static KeyRange keys(const auto&, const ScoreRows&, KeyRange all) { return all; }
   TW_INLINE static KeyRange untouched(const auto&, const ScoreRows&, KeyRange all) { return all; }
+  TW_INLINE static QueryRange queries(const auto&, const ScoreKeys&, QueryRange all) { return all; }
   static constexpr bool changing = false;
+  static constexpr bool bending = false;
   template <bool kEdge, int kFirst, int kCount>
-  TW_INLINE static void apply(auto&, const auto&, auto&, auto) {}
+  TW_INLINE static void apply(auto&, const auto&, auto&, auto, auto&...) {}
 };
 
 template <class First, class... Rest>
@@ -275,15 +307,26 @@ struct Rules<First, Rest...> {
     }
     return Others::untouched(p.rest, rows, all);
   }
+  /// The queries among `all` that may see one of the keys.
+  TW_INLINE static QueryRange queries(const auto& p, const ScoreKeys& keys, QueryRange all) {
+    if constexpr (use != Use::never && detail::limits_queries<Rule, decltype(p.first)>) {
+      if (on(p)) all = all & Rule::queries(p.first, keys);
+    }
+    return Others::queries(p.rest, keys, all);
+  }
+  /// Whether the derivative of a rule's score() is not 1.
+  static constexpr bool bending =
+      (use != Use::never && detail::bends<Rule, typename First::template Params<detail::AnyTarget>>) || Others::bending;
   /// Whether a rule changes scores everywhere.
   static constexpr bool changing = (use != Use::never && detail::changes<Rule, typename First::template Params<detail::AnyTarget>> &&
                                     !detail::narrows<Rule, typename First::template Params<detail::AnyTarget>>) ||
                                    Others::changing;
 
   /// Applies the rules to kCount columns of a tile of scores, from kFirst on. `at(row, col)` is a score's position. kEdge: also applies the
-  /// rules that leave other tiles untouched.
+  /// rules that leave other tiles untouched. `slopes`: nothing, or a tile like the scores whose elements are multiplied by the derivative
+  /// of the score; then all columns are asked for.
   template <bool kEdge, int kFirst, int kCount>
-  TW_INLINE static void apply(auto& block, const auto& p, auto& scores, auto at) {
+  TW_INLINE static void apply(auto& block, const auto& p, auto& scores, auto at, auto&... slopes) {
     using P = decltype(p.first);
     static_assert(detail::changes<Rule, P> || detail::hides<Rule, P>, "a rule has visible(params, at) or score(params, at, x)");
     if constexpr (use != Use::never && (kEdge || !detail::narrows<Rule, P>)) {
@@ -294,9 +337,11 @@ struct Rules<First, Rest...> {
             if (!Rule::visible(p.first, at(row, col))) x = -kInfinity;
           }
         });
+        if constexpr (detail::bends<Rule, P>)
+          (block.for_each(slopes, scores, [&](int, int, auto& slope, auto& x) { slope *= Rule::slope(p.first, x); }), ...);
       }
     }
-    Others::template apply<kEdge, kFirst, kCount>(block, p.rest, scores, at);
+    Others::template apply<kEdge, kFirst, kCount>(block, p.rest, scores, at, slopes...);
   }
 
  private:

@@ -38,7 +38,8 @@ struct PackedTile {
   static constexpr int numbers = 8;  ///< in an entry; the last two are unused
 };
 
-/// The rows of a tile, and the blocks of keys that they see, from the last to the first. `p` are the Params of an Attention kernel.
+/// The rows of a tile, and the blocks of keys that they see, from the last to the first. `p` are the Params of an Attention kernel, or
+/// those of them that the form needs.
 template <AttentionConfig kConfig, class Rules>
 struct AttentionWork {
   static constexpr int BM = kConfig.rows, BN = kConfig.keys;
@@ -57,7 +58,7 @@ struct AttentionWork {
     AttentionWork w;
     int m = t.m;
     w.part = 0;
-    if (split) {
+    if constexpr (split) {
       w.part = m % p.splits;
       m /= p.splits;
     }
@@ -67,7 +68,7 @@ struct AttentionWork {
     w.q_row = w.k_row = 0;
     w.rows = p.q.rows;
     w.seqlen_k = p.keys;
-    if (ragged) {
+    if constexpr (ragged) {
       if (p.cu_q) w.q_batch = 0;
       if (p.tiles) {
         m = w.read_tile(p, m);
@@ -96,10 +97,19 @@ struct AttentionWork {
 
   /// The n-th block to be computed.
   TW_INLINE int block(int n) const { return last_block - n; }
-  TW_INLINE int seqlen_q(const auto& p) const { return split && p.queries > 0 ? p.queries : rows; }
+  TW_INLINE int seqlen_q(const auto& p) const {
+    if constexpr (split) return p.queries > 0 ? p.queries : rows;
+    return rows;
+  }
   /// The head and the query of the tile's row `row`.
-  TW_INLINE int head_of(const auto& p, int row) const { return split ? head * p.heads_together + head_in_tile(p, row) : head; }
-  TW_INLINE int query_of(const auto& p, int row) const { return first_row + row - (split ? head_in_tile(p, row) * p.queries : 0); }
+  TW_INLINE int head_of(const auto& p, int row) const {
+    if constexpr (split) return head * p.heads_together + head_in_tile(p, row);
+    return head;
+  }
+  TW_INLINE int query_of(const auto& p, int row) const {
+    if constexpr (split) return first_row + row - head_in_tile(p, row) * p.queries;
+    return first_row + row;
+  }
 
  private:
   TW_INLINE static int clamp(int x, int most) { return SequenceRows::clamp(x, most); }
@@ -145,11 +155,13 @@ struct AttentionWork {
     const KeyRange seen = Rules::keys(p.rules, score_rows, all), whole = Rules::untouched(p.rules, score_rows, all);
     if (seen.end <= seen.begin) return;
     int begin = seen.begin / BN, end = ceil_div(seen.end, BN);
-    if (split && p.splits > 1) {
-      const int share = ceil_div(end - begin, p.splits);
-      begin += part * share;
-      end = min(end, begin + share);
-      if (end <= begin) return;
+    if constexpr (split) {
+      if (p.splits > 1) {
+        const int share = ceil_div(end - begin, p.splits);
+        begin += part * share;
+        end = min(end, begin + share);
+        if (end <= begin) return;
+      }
     }
     blocks = end - begin;
     last_block = end - 1;

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <vector>
+
+#include "kernels/attention/call.hpp"
+#include "kernels/attention/heuristics.hpp"
+#include "kernels/attention/key_gradients.tile.hpp"
+#include "kernels/attention/query_gradient.tile.hpp"
+#include "kernels/variant.hpp"
+
+// From attention_backward() to its kernels.
+
+namespace tw::kernels::attention {
+
+/// A checked call. Tensors are [batch, head, row, dim].
+struct BackwardCall {
+  AttentionCall forward;
+  const float* lse = nullptr;
+  Tensor d_o = {}, dq = {}, dk = {}, dv = {};
+  float* d_sink = nullptr;
+  /// f32 [batch, head, padded queries], written by the first kernel: see KeyGradients
+  Tensor lse_log2 = {}, delta = {};
+};
+
+/// Throws InvalidArgument, with nothing written.
+BackwardCall check_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
+                            const Tensor& dq, const Tensor& dk, const Tensor& dv, const AttentionBackwardOptions& options);
+
+/// The number of queries in lse_log2 and delta, a multiple of all tiles.
+int padded_queries(int queries);
+
+void key_gradients_on_cpu(const BackwardCall& call);
+void key_gradients_on_gpu(const BackwardCall& call);
+void query_gradient_on_cpu(const BackwardCall& call);
+void query_gradient_on_gpu(const BackwardCall& call);
+
+/// What the tiles of the two kernels have.
+AttentionConfig key_gradients_config(const BackwardCall& call);
+AttentionConfig query_gradient_config(const BackwardCall& call);
+
+inline TileGrid key_gradients_grid(const BackwardCall& call, int tile_keys) {
+  const Tensor& dk = call.dk;
+  return {ceil_div(static_cast<int>(dk.shape(2)), tile_keys), static_cast<int>(dk.shape(0) * dk.shape(1))};
+}
+
+/// Fills in the Params of KeyGradients or QueryGradient, but for the gradients that they store.
+template <class RuleList, class P>
+void fill_backward(auto& bind, P& p, const BackwardCall& call) {
+  const AttentionCall& forward = call.forward;
+  // What is empty is not read, but a tensor map must describe some memory.
+  const bool queries = forward.q.numel() > 0, keys = forward.k.numel() > 0;
+  bind(p.q, queries ? forward.q : forward.k);
+  bind(p.d_o, queries ? call.d_o : forward.v);
+  bind(p.k, keys ? forward.k : forward.q);
+  bind(p.v, keys ? forward.v : call.d_o);
+  bind(p.lse, call.lse_log2);
+  bind(p.delta, call.delta);
+  p.heads_per_kv = keys ? static_cast<int>(forward.q.shape(1) / forward.k.shape(1)) : 1;
+  p.has_diagonal = forward.diagonal.has_value();
+  p.diagonal = forward.diagonal.value_or(0);
+  p.keys = forward.keys;
+  p.scale = forward.scale;
+  float unit = forward.scale;
+  detail::fill_rules(RuleList{}, p.rules, forward, unit, kNoUserRule);
+  p.scale_log2 = unit * kLog2E;
+}
+template <class RuleList, class P>
+void fill_key_gradients(auto& bind, P& p, const BackwardCall& call) {
+  fill_backward<RuleList>(bind, p, call);
+  bind(p.dk, call.dk);
+  bind(p.dv, call.dv);
+  p.queries = static_cast<int>(call.forward.q.shape(2));
+  p.kv_heads = static_cast<int>(call.dk.shape(1));
+}
+template <class RuleList, class P>
+void fill_query_gradient(auto& bind, P& p, const BackwardCall& call) {
+  fill_backward<RuleList>(bind, p, call);
+  bind(p.dq, call.dq);
+}
+
+/// The kernels that are compiled ahead of time.
+std::vector<KernelVariant> registered_backward();
+std::vector<KernelSpec> registered_backward_generic(std::int64_t shared_bytes);
+
+}  // namespace tw::kernels::attention

@@ -1,0 +1,157 @@
+#include <algorithm>
+#include <iterator>
+
+#include "kernels/attention/backward.hpp"
+#include "kernels/attention/delta.tile.hpp"
+#include "kernels/attention/heuristics.hpp"
+#include "kernels/attention/variants.hpp"
+#include "kernels/generic_tiles.hpp"
+#include "kernels/named.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw::kernels::attention {
+
+namespace {
+
+/// dK and dV leave through one staging buffer, so both have the larger of the dimensions.
+int backward_dim(std::int64_t head_dim, std::int64_t value_dim) { return compiled_dims(std::max(head_dim, value_dim), 256).head_dim; }
+
+/// Whether the registers hold the accumulators of dK and of dV. On the generic target they also hold the addresses of copies.
+bool holds_both(int dim, bool generic) { return dim <= (generic ? 96 : 128); }
+
+/// Largest first: what fits the shared memory of a block.
+struct Tiles {
+  int rows, keys, stages;
+};
+AttentionConfig config_of(int dim, const Tiles& tiles) {
+  return {.head_dim = dim, .value_dim = dim, .rows = tiles.rows, .keys = tiles.keys, .stages = tiles.stages};
+}
+
+/// Of 64 keys each warpgroup has accumulators of two products and two gradients: blocks of queries are small where heads are wide.
+AttentionConfig key_config(int dim) {
+  if (dim <= 96) return config_of(dim, {64, 128, 2});
+  if (dim <= 128) return config_of(dim, {32, 128, 2});
+  return config_of(dim, {64, 128, 1});
+}
+AttentionConfig query_config(int dim) {
+  if (dim <= 64) return config_of(dim, {128, 128, 2});
+  if (dim <= 128) return config_of(dim, {128, 64, 2});
+  return config_of(dim, {128, 64, 1});
+}
+
+/// The generic target's tiles: the first of `choices` that fits `shared` bytes. `resident` and `passing` are the rows of tiles that stay
+/// and that pass by.
+template <int kCount>
+AttentionConfig generic_config_of(int dim, const Tiles (&choices)[kCount], std::int64_t shared, int most_rows, int Tiles::*resident,
+                                  int Tiles::*passing) {
+  const int line = (dim + 63) / 64 * 128;
+  const auto fits = [&](const Tiles& c) {
+    // Two tensors each; staging, vectors and a schedule's queue.
+    return c.*resident <= most_rows && 2 * line * (c.*resident + c.stages * c.*passing) + 16 * 1024 <= shared;
+  };
+  return config_of(dim, *std::find_if(std::begin(choices), std::end(choices) - 1, fits));
+}
+AttentionConfig generic_key_config(int dim, std::int64_t shared) {
+  constexpr Tiles kChoices[] = {{32, 128, 1}, {32, 64, 1}, {16, 64, 1}};
+  return generic_config_of(dim, kChoices, shared, dim <= 96 ? 128 : 64, &Tiles::keys, &Tiles::rows);
+}
+AttentionConfig generic_query_config(int dim, std::int64_t shared) {
+  constexpr Tiles kChoices[] = {{128, 64, 1}, {64, 64, 1}, {64, 32, 1}, {64, 16, 1}};
+  return generic_config_of(dim, kChoices, shared, dim <= 128 ? 128 : 64, &Tiles::rows, &Tiles::keys);
+}
+
+struct KeyGradientsKernel {
+  DType dtype;
+  RuleSet rules;
+  AttentionConfig config;
+  Gradients gradients;
+  auto operator<=>(const KeyGradientsKernel&) const = default;
+};
+std::string type_of_keys(const KeyGradientsKernel& k) {
+  constexpr const char* kNames[] = {"keys_and_values", "keys", "values"};
+  return tw::format("tw::kernels::attention::KeyGradients<{}, {}, {}, tw::kernels::attention::Gradients::{}>", element_name(k.dtype),
+                    text_of(k.config), text_of(k.rules), kNames[static_cast<int>(k.gradients)]);
+}
+struct QueryGradientKernel {
+  DType dtype;
+  RuleSet rules;
+  AttentionConfig config;
+  auto operator<=>(const QueryGradientKernel&) const = default;
+};
+std::string type_of_queries(const QueryGradientKernel& k) {
+  return tw::format("tw::kernels::attention::QueryGradient<{}, {}, {}>", element_name(k.dtype), text_of(k.config), text_of(k.rules));
+}
+
+/// Neither tile sizes nor rules change the layout of Params.
+constexpr AttentionConfig kAnySizes{.head_dim = 64, .value_dim = 64, .rows = 64, .keys = 64, .stages = 1};
+constexpr const char* kKeysSource = KeyGradients<bf16, kAnySizes, detail::CallRules<>, Gradients::keys>::source;
+constexpr const char* kQueriesSource = QueryGradient<bf16, kAnySizes, detail::CallRules<>>::source;
+
+template <class T>
+void key_gradients(const BackwardCall& call, Gradients gradients) {
+  static KernelTable<KeyGradientsKernel> table(type_of_keys, kKeysSource);
+  using Kernel = KeyGradients<T, kAnySizes, detail::CallRules<>, Gradients::keys>;
+  const AttentionConfig config = key_gradients_config(call);
+  const detail::NamedKernel& kernel = table[{dtype_of<T>, rules_of(call.forward), config, gradients}];
+  detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
+      kernel, call.forward.stream, key_gradients_grid(call, config.keys),
+      [&](auto& bind, auto& p) { fill_key_gradients<detail::CallRules<>>(bind, p, call); });
+}
+template <class T>
+void query_gradient(const BackwardCall& call) {
+  static KernelTable<QueryGradientKernel> table(type_of_queries, kQueriesSource);
+  using Kernel = QueryGradient<T, kAnySizes, detail::CallRules<>>;
+  const AttentionConfig config = query_gradient_config(call);
+  const detail::NamedKernel& kernel = table[{dtype_of<T>, rules_of(call.forward), config}];
+  detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
+      kernel, call.forward.stream, detail::attention_grid(call.forward, config.rows),
+      [&](auto& bind, auto& p) { fill_query_gradient<detail::CallRules<>>(bind, p, call); });
+}
+
+}  // namespace
+
+AttentionConfig key_gradients_config(const BackwardCall& call) {
+  const std::int64_t shared = generic_shared_bytes(call.forward.stream);
+  const int dim = backward_dim(call.dk.shape(3), call.dv.shape(3));
+  return shared ? generic_key_config(dim, shared) : key_config(dim);
+}
+AttentionConfig query_gradient_config(const BackwardCall& call) {
+  const std::int64_t shared = generic_shared_bytes(call.forward.stream);
+  const int dim = backward_dim(call.dk.shape(3), call.dv.shape(3));
+  return shared ? generic_query_config(dim, shared) : query_config(dim);
+}
+
+void key_gradients_on_gpu(const BackwardCall& call) {
+  const auto run = [&](Gradients gradients) {
+    call.dk.dtype() == DType::f16 ? key_gradients<f16>(call, gradients) : key_gradients<bf16>(call, gradients);
+  };
+  if (holds_both(key_gradients_config(call).head_dim, generic_shared_bytes(call.forward.stream) > 0))
+    return run(Gradients::keys_and_values);
+  run(Gradients::values);
+  run(Gradients::keys);
+}
+void query_gradient_on_gpu(const BackwardCall& call) {
+  call.dq.dtype() == DType::f16 ? query_gradient<f16>(call) : query_gradient<bf16>(call);
+}
+
+std::vector<KernelSpec> registered_backward_generic(std::int64_t shared_bytes) {
+  std::vector<KernelSpec> specs;
+  const auto add = [&](const std::string& type, const char* source, const std::string& name) {
+    specs.push_back(for_target(make_spec({type, source, nullptr}, true, true, name), GpuTarget::cuda));
+  };
+  for (const int dim : {64, 128}) {
+    const AttentionConfig keys = generic_key_config(dim, shared_bytes), queries = generic_query_config(dim, shared_bytes);
+    if (holds_both(dim, true)) {
+      add(type_of_keys({DType::bf16, {}, keys, Gradients::keys_and_values}), kKeysSource, tw::format("attention_dk_dv_bf16_d{}", dim));
+    } else {
+      add(type_of_keys({DType::bf16, {}, keys, Gradients::keys}), kKeysSource, tw::format("attention_dk_bf16_d{}", dim));
+      add(type_of_keys({DType::bf16, {}, keys, Gradients::values}), kKeysSource, tw::format("attention_dv_bf16_d{}", dim));
+    }
+    add(type_of_queries({DType::bf16, {}, queries}), kQueriesSource, tw::format("attention_dq_bf16_d{}", dim));
+  }
+  return specs;
+}
+
+std::vector<KernelVariant> registered_backward() { return {}; }
+
+}  // namespace tw::kernels::attention

@@ -1,0 +1,136 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "kernels/attention/reference.hpp"
+
+namespace tw::kernels::attention {
+
+/// Row-major and dense.
+struct PlainGradients {
+  std::vector<double> dq;      ///< [batch, seqlen_q, heads, head_dim]
+  std::vector<double> dk, dv;  ///< [batch, seqlen_k, kv_heads, head_dim or value_dim]
+  std::vector<double> d_sink;  ///< [heads], if there is a sink
+  /// The same sums as dq and dk of absolute values, |dP| + |delta| for their difference, and the same as d_sink. dP and delta are equal for
+  /// a query that sees one key.
+  std::vector<double> dq_cancelled, dk_cancelled, d_sink_cancelled;
+};
+
+/// Gradients of the sum of d_o O, from the definitions and row by row, unfused, in arithmetic of type Real. `round` is applied to what
+/// passes from one operation to the next: scores, weights, O, dP, dS and the results. `d_o`: [batch, seqlen_q, heads, value_dim].
+template <class Real, class Round>
+PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> d_o, Round round) {
+  using Math = Eight<Real>;
+  const std::int64_t d = call.head_dim, value_dim = call.value_dim > 0 ? call.value_dim : d;
+  const std::int64_t group = call.kv_heads > 0 ? call.heads / call.kv_heads : 0;
+  const auto size = [](std::int64_t elements) { return static_cast<std::size_t>(elements); };
+  const auto real = [](std::span<const float> values) { return std::vector<Real>(values.begin(), values.end()); };
+  const std::vector<Real> q = real(call.q), k = real(call.k), v = real(call.v), o_gradient = real(d_o);
+  std::vector<Real> dq(q.size()), dk(k.size()), dv(v.size()), d_sink(call.sink.size());
+  std::vector<Real> dq_cancelled(q.size()), dk_cancelled(k.size()), d_sink_cancelled(call.sink.size()), absolute_q(q), absolute_k(k);
+  for (Real& x : absolute_q) x = std::abs(x);
+  for (Real& x : absolute_k) x = std::abs(x);
+  std::vector<Real> p(size(call.seqlen_k)), slopes(size(call.seqlen_k)), o(size(value_dim));
+  const auto scale = static_cast<Real>(call.scale), softcap = static_cast<Real>(call.softcap);
+  const bool slope_of_batch = static_cast<std::int64_t>(call.alibi_slopes.size()) > call.heads;
+
+  for (std::int64_t b = 0; b < call.batch; ++b) {
+    const std::int64_t length_q = call.lengths_q.empty() ? call.seqlen_q : call.lengths_q[size(b)];
+    const std::int64_t length_k = call.lengths_k.empty() ? call.seqlen_k : call.lengths_k[size(b)];
+    const std::int64_t diagonal = call.causal_offset ? *call.causal_offset : length_k - length_q;
+    for (std::int64_t head = 0; head < call.heads; ++head) {
+      const auto alibi =
+          call.alibi_slopes.empty() ? Real{0} : static_cast<Real>(call.alibi_slopes[size(slope_of_batch ? b * call.heads + head : head)]);
+      const auto key = [&](std::int64_t j) { return (b * call.seqlen_k + j) * call.kv_heads + head / group; };
+      for (std::int64_t i = 0; i < length_q; ++i) {
+        const std::int64_t row = (b * call.seqlen_q + i) * call.heads + head, at = i + diagonal;
+        std::int64_t begin = 0, end = length_k;
+        if (call.window_left >= 0) begin = std::clamp<std::int64_t>(at - call.window_left, 0, length_k);
+        if (call.window_right >= 0) end = std::clamp<std::int64_t>(at + call.window_right + 1, 0, length_k);
+        if (call.causal) end = std::min(end, std::clamp<std::int64_t>(at + 1, 0, length_k));
+        const Real sink = call.sink.empty() ? -std::numeric_limits<Real>::infinity() : static_cast<Real>(call.sink[size(head)]);
+        Real largest = sink;
+        for (std::int64_t j = begin; j < end; ++j) {
+          Real s = round(round(Math::dot_product(&q[size(row * d)], &k[size(key(j) * d)], d)) * scale);
+          slopes[size(j)] = 1;
+          if (softcap > 0) {
+            const Real t = round(std::tanh(round(s / softcap)));
+            slopes[size(j)] = round(1 - t * t);
+            s = round(softcap * t);
+          }
+          if (alibi != 0) s = round(s - alibi * static_cast<Real>(std::abs(at - j)));
+          if (!call.mask.empty()) {
+            const auto& strides = call.mask_strides;
+            s = round(s + static_cast<Real>(call.mask[size(b * strides[0] + head * strides[1] + i * strides[2] + j * strides[3])]));
+          }
+          p[size(j)] = s;
+          largest = std::max(largest, s);
+        }
+        if (largest == -std::numeric_limits<Real>::infinity()) continue;  // sees no key
+        Real total = std::exp(sink - largest);
+        for (std::int64_t j = begin; j < end; ++j) total += std::exp(p[size(j)] - largest);
+        std::fill(o.begin(), o.end(), Real{0});
+        const Real* const row_gradient = &o_gradient[size(row * value_dim)];
+        for (std::int64_t j = begin; j < end; ++j) {
+          p[size(j)] = round(std::exp(p[size(j)] - largest) / total);
+          Math::add(o.data(), p[size(j)], &v[size(key(j) * value_dim)], value_dim);
+          Math::add(&dv[size(key(j) * value_dim)], p[size(j)], row_gradient, value_dim);
+        }
+        std::transform(o.begin(), o.end(), o.begin(), round);
+        const Real delta = Math::dot_product(row_gradient, o.data(), value_dim);
+        if (!call.sink.empty()) {
+          const Real weight = std::exp(sink - largest) / total;
+          d_sink[size(head)] -= weight * delta;
+          d_sink_cancelled[size(head)] += weight * std::abs(delta);
+        }
+        for (std::int64_t j = begin; j < end; ++j) {
+          const Real dp = round(Math::dot_product(row_gradient, &v[size(key(j) * value_dim)], value_dim));
+          const Real ds = round(round(round(p[size(j)] * (dp - delta)) * slopes[size(j)]) * scale);
+          Math::add(&dq[size(row * d)], ds, &k[size(key(j) * d)], d);
+          Math::add(&dk[size(key(j) * d)], ds, &q[size(row * d)], d);
+          const Real cancelled = p[size(j)] * (std::abs(dp) + std::abs(delta)) * slopes[size(j)] * scale;
+          Math::add(&dq_cancelled[size(row * d)], cancelled, &absolute_k[size(key(j) * d)], d);
+          Math::add(&dk_cancelled[size(key(j) * d)], cancelled, &absolute_q[size(row * d)], d);
+        }
+      }
+    }
+  }
+  const auto rounded = [&](const std::vector<Real>& values) {
+    std::vector<double> result(values.size());
+    std::transform(values.begin(), values.end(), result.begin(), round);
+    return result;
+  };
+  const auto in_double = [](const std::vector<Real>& values) { return std::vector<double>(values.begin(), values.end()); };
+  return {rounded(dq),
+          rounded(dk),
+          rounded(dv),
+          in_double(d_sink),
+          in_double(dq_cancelled),
+          in_double(dk_cancelled),
+          in_double(d_sink_cancelled)};
+}
+
+/// In double.
+inline PlainGradients reference_gradients(const PlainCall& call, std::span<const float> d_o) {
+  return evaluate_gradients<double>(call, d_o, [](double x) { return x; });
+}
+
+/// The unfused operations in `dtype`: products and sums in f32, what passes from one to the next rounded.
+inline PlainGradients naive_gradients(const PlainCall& call, std::span<const float> d_o, DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return evaluate_gradients<float>(call, d_o, [](float x) { return static_cast<float>(f16(x)); });
+    case DType::bf16:
+      return evaluate_gradients<float>(call, d_o, [](float x) { return static_cast<float>(bf16(x)); });
+    default:
+      return evaluate_gradients<float>(call, d_o, [](float x) { return x; });
+  }
+}
+
+}  // namespace tw::kernels::attention

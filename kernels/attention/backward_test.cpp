@@ -1,0 +1,338 @@
+// attention_backward() against loops in double, on the CPU and, where there is one, on a GPU.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kernels/attention/attention_case.hpp"
+#include "kernels/attention/backward.hpp"
+#include "kernels/attention/backward_reference.hpp"
+#include "runtime/format.hpp"
+#include "tests/support.hpp"
+#include "tilewave/attention.hpp"
+#include "tilewave/tile/cpu/target.tile.hpp"
+
+namespace tw::kernels::attention {
+namespace {
+
+class AttentionBackward : public AttentionTest {
+ protected:
+  void SetUp() override {
+    skip_unless_present(device);
+    if (device.is_cuda() && dtype == DType::f32) GTEST_SKIP() << "f32 is for the CPU";
+    cpu::set_poison_released_slots(true);
+    if (!device.is_cuda()) return;
+    [[maybe_unused]] static const bool warm = (compile_all(specs_of(registered_backward())), true);  // on all cores
+  }
+
+  /// The tensors of a forward pass, and what it gave.
+  struct Pass {
+    Pass(const Case& c, DType dtype, Device device)
+        : q({c.batch, c.seqlen_q, c.heads, c.head_dim}, dtype, device, placement(c.q)),
+          k({c.batch, c.seqlen_k, c.kv_heads, c.head_dim}, dtype, device, placement(c.kv)),
+          v({c.batch, c.seqlen_k, c.kv_heads, c.values()}, dtype, device, placement(c.kv)),
+          o({c.batch, c.seqlen_q, c.heads, c.values()}, dtype, device, placement(c.o)),
+          d_o({c.batch, c.seqlen_q, c.heads, c.values()}, dtype, device, placement(c.o)),
+          lse({c.batch, c.heads, c.seqlen_q}, DType::f32, device, {.offset = 3}) {}
+    PlacedTensor q, k, v, o, d_o, lse;
+  };
+  /// Gradients, poisoned at first.
+  struct Gradients {
+    Gradients(const Case& c, DType dtype, Device device)
+        : dq({c.batch, c.seqlen_q, c.heads, c.head_dim}, dtype, device, placement(c.q)),
+          dk({c.batch, c.seqlen_k, c.kv_heads, c.head_dim}, dtype, device, placement(c.kv)),
+          dv({c.batch, c.seqlen_k, c.kv_heads, c.values()}, dtype, device, placement(c.kv)),
+          d_sink({c.heads}, DType::f32, device, {.offset = 1}) {}
+    PlacedTensor dq, dk, dv, d_sink;
+    std::vector<std::vector<double>> values() const { return {dq.values(), dk.values(), dv.values(), d_sink.values()}; }
+  };
+
+  void check(const Case& c) {
+    SCOPED_TRACE(c.describe());
+    Pass pass(c, dtype, device);
+    PlainCall plain = plain_call(c);
+    AttentionOptions options;
+    Features features;
+    add_features(c, features, options, plain);
+    const std::vector<float> q = pass.q.fill_random(random, c.magnitude), k = pass.k.fill_random(random, c.magnitude),
+                             v = pass.v.fill_random(random), d_o = pass.d_o.fill_random(random);
+    plain.q = q, plain.k = k, plain.v = v;
+    options.lse = &pass.lse.tensor();
+    if (!launched([&] { tw::attention(pass.q, pass.k, pass.v, pass.o, options); })) return;
+    const Gradients out = run(pass, c, options);
+    const PlainGradients exact = reference_gradients(plain, d_o), near = naive_gradients(plain, d_o, dtype);
+    expect_gradient("dq", out.dq, exact.dq, near.dq, exact.dq_cancelled);
+    expect_gradient("dk", out.dk, exact.dk, near.dk, exact.dk_cancelled);
+    expect_gradient("dv", out.dv, exact.dv, near.dv, {});
+    if (c.sink)
+      expect_gradient("d_sink", out.d_sink, exact.d_sink, near.d_sink, exact.d_sink_cancelled);
+    else
+      EXPECT_TRUE(out.d_sink.untouched());
+  }
+  Gradients run(const Pass& pass, const Case& c, const AttentionOptions& options) const {
+    Gradients out(c, dtype, device);
+    attention_backward(pass.q, pass.k, pass.v, pass.o, pass.lse, pass.d_o, out.dq, out.dk, out.dv,
+                       {.forward = options, .d_sink = options.sink ? &out.d_sink.tensor() : nullptr});
+    return out;
+  }
+  void expect_gradient(const char* name, const PlacedTensor& out, const std::vector<double>& exact, const std::vector<double>& near,
+                       std::span<const double> cancelled) const {
+    const std::vector<double> values = out.values();
+    EXPECT_TRUE(accurate({.out = values,
+                          .reference = exact,
+                          .naive = near,
+                          .arithmetic = arithmetic_of(dtype, device),
+                          .factor = 3,
+                          .cancelled = cancelled}))
+        << name;
+    EXPECT_TRUE(out.gaps_intact()) << name;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ops, AttentionBackward, testing::Combine(testing::ValuesIn(kDevices), testing::ValuesIn(kDTypes)),
+                         device_and_dtype);
+
+TEST_P(AttentionBackward, AnyLengths) {
+  // Around the tiles of all targets, 16 to 128 queries and keys; more queries than keys and fewer.
+  constexpr std::int64_t kPairs[][2] = {{1, 1},   {1, 128},   {128, 1},   {2, 3},    {15, 17},   {63, 64},  {64, 63},  {64, 64},
+                                        {65, 65}, {127, 129}, {129, 127}, {191, 65}, {193, 128}, {37, 257}, {257, 37}, {113, 211}};
+  for (const auto& [seqlen_q, seqlen_k] : kPairs) {
+    for (const std::int64_t head_dim : {64, 128}) {
+      for (const bool causal : {false, true})
+        check({.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .heads = 2, .kv_heads = 1, .head_dim = head_dim, .causal = causal});
+    }
+  }
+  const std::int64_t longest = device.is_cuda() ? 2049 : 513;
+  for (const bool causal : {false, true}) {
+    check({.seqlen_q = 383, .seqlen_k = longest, .causal = causal});
+    check({.seqlen_q = longest, .seqlen_k = 383, .head_dim = 128, .causal = causal});
+  }
+}
+
+TEST_P(AttentionBackward, AnyHeadDim) {
+  for (const auto& [head_dim, value_dim] : {std::pair{8, 8},
+                                            {40, 40},
+                                            {72, 72},
+                                            {96, 96},
+                                            {104, 104},
+                                            {136, 136},
+                                            {192, 192},
+                                            {200, 200},
+                                            {256, 256},
+                                            {192, 128},
+                                            {64, 32},
+                                            {16, 256},
+                                            {128, 80}}) {
+    for (const bool causal : {false, true})
+      check({.seqlen_q = 133,
+             .seqlen_k = 201,
+             .batch = 2,
+             .heads = 2,
+             .kv_heads = 1,
+             .head_dim = head_dim,
+             .causal = causal,
+             .value_dim = value_dim});
+  }
+}
+
+TEST_P(AttentionBackward, Windows) {
+  for (const auto& [left, right] : {std::pair{0, 0}, {5, -1}, {-1, 7}, {64, 3}, {1, 130}, {200, 200}, {1 << 30, 1 << 30}}) {
+    check({.seqlen_q = 150, .seqlen_k = 170, .heads = 2, .window_left = left, .window_right = right});
+    check({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 128, .causal = true, .window_left = left, .window_right = right});
+    check({.seqlen_q = 310, .seqlen_k = 90, .window_left = left, .window_right = right});
+    check({.seqlen_q = 70, .seqlen_k = 500, .causal_offset = 100, .window_left = left, .window_right = right});
+  }
+}
+
+TEST_P(AttentionBackward, CausalOffsets) {
+  // From a query that sees nothing to one that sees everything; -70 and less leave whole tiles without keys.
+  for (const int offset : {-1000, -100, -70, -64, -63, -1, 0, 1, 17, 64, 99, 100, 1000, -(1 << 29), 1 << 29}) {
+    check({.seqlen_q = 100, .seqlen_k = 90, .heads = 2, .kv_heads = 2, .causal = true, .causal_offset = offset});
+    check({.seqlen_q = 70, .seqlen_k = 200, .head_dim = 128, .causal = true, .causal_offset = offset});
+  }
+}
+
+TEST_P(AttentionBackward, ScoresThatRulesChange) {
+  for (const std::int64_t head_dim : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      const Case c{.seqlen_q = 133, .seqlen_k = 150, .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = head_dim, .causal = causal};
+      Case softcap = c, alibi = c, sink = c, all = c;
+      softcap.softcap = 3;
+      softcap.magnitude = 1.5f;  // most of the cap's range
+      alibi.alibi = 2;
+      sink.sink = true;
+      all.softcap = 5, all.alibi = 1, all.sink = true, all.window_left = 40;
+      for (const Case& x : {softcap, alibi, sink, all}) check(x);
+    }
+  }
+}
+
+TEST_P(AttentionBackward, Masks) {
+  for (const DType type : {DType::boolean, DType::f32, dtype}) {
+    for (const unsigned dims : {15u, 12u, 8u, 4u, 13u, 14u, 0u})
+      check({.seqlen_q = 67, .seqlen_k = 140, .batch = 2, .heads = 2, .kv_heads = 1, .mask = type, .mask_dims = dims});
+  }
+}
+
+TEST_P(AttentionBackward, HeadsShareKeys) {
+  for (const std::int64_t group : {1, 2, 4, 8}) {
+    for (const std::int64_t kv_heads : {1, 3}) {
+      check({.seqlen_q = 65, .seqlen_k = 80, .batch = 2, .heads = group * kv_heads, .kv_heads = kv_heads, .causal = true});
+      check({.seqlen_q = 9, .seqlen_k = 130, .heads = group * kv_heads, .kv_heads = kv_heads, .head_dim = 128});
+    }
+  }
+}
+
+TEST_P(AttentionBackward, AnyStrides) {
+  for (const Place place : {Place::dense, Place::by_head, Place::aligned, Place::unaligned}) {
+    for (const std::int64_t head_dim : {64, 128})
+      check({.seqlen_q = 70,
+             .seqlen_k = 133,
+             .batch = 2,
+             .heads = 4,
+             .kv_heads = 2,
+             .head_dim = head_dim,
+             .causal = true,
+             .q = place,
+             .kv = place,
+             .o = place});
+  }
+  check({.seqlen_q = 70, .seqlen_k = 133, .heads = 2, .kv_heads = 2, .q = Place::unaligned, .kv = Place::by_head, .o = Place::aligned});
+}
+
+TEST_P(AttentionBackward, Scales) {
+  // With a smaller one f16's gradients would be subnormal.
+  for (const float scale : {1e-3f, 0.01f, 0.3f}) check({.seqlen_q = 66, .seqlen_k = 140, .causal = true, .scale = scale});
+  // Scores of some hundreds, whose exponentials are far beyond f32: most weights are 0 or 1. In f32 they are smaller, since the rounding of
+  // such scores alone changes weights by 1e-4.
+  check({.seqlen_q = 66, .seqlen_k = 300, .magnitude = dtype == DType::f32 ? 2.0f : 8.0f});
+}
+
+TEST_P(AttentionBackward, SampledFeatures) {
+  // On a GPU every list of rules is a kernel to compile, so there are fewer.
+  const int cases = device.is_cuda() ? 60 : random_cases(150);
+  struct List {
+    int dim;
+    bool softcap, alibi, mask, lower, upper;
+  };
+  std::vector<List> lists;
+  constexpr int kDims[] = {64, 96, 128, 192, 256};
+  const int list_count = device.is_cuda() ? 8 : cases;
+  for (int i = 0; i < list_count; ++i)
+    lists.push_back({kDims[pick(5)], pick(3) == 0, pick(3) == 0, pick(4) == 0, pick(3) == 0, pick(2) == 0});
+  for (int i = 0; i < cases && !HasFailure(); ++i) {
+    const List& list = lists[static_cast<std::size_t>(i % list_count)];
+    const int group = 1 + pick(4), kv_heads = 1 + pick(2);
+    const bool causal = list.upper && pick(2) == 0;
+    check({.seqlen_q = 1 + pick(pick(4) == 0 ? 260 : 70),
+           .seqlen_k = pick(pick(4) == 0 ? 300 : 150),
+           .batch = 1 + pick(2),
+           .heads = group * kv_heads,
+           .kv_heads = kv_heads,
+           .head_dim = list.dim - 8 * pick(3),
+           .causal = causal,
+           .causal_offset = !list.alibi && pick(3) == 0 ? std::optional(pick(200) - 100) : std::nullopt,
+           .value_dim = list.dim - 8 * pick(3),
+           .window_left = list.lower ? pick(150) : -1,
+           .window_right = list.upper && !causal ? pick(100) : -1,
+           .softcap = list.softcap ? 1.0f + static_cast<float>(pick(40)) : 0,
+           .alibi = list.alibi ? 1 + pick(2) : 0,
+           .sink = pick(3) == 0,
+           .mask = list.mask ? std::optional(pick(2) == 0 ? DType::boolean : DType::f32) : std::nullopt,
+           .mask_dims = static_cast<unsigned>(pick(16))});
+  }
+}
+
+TEST_P(AttentionBackward, WithoutKeysOrQueries) {
+  check({.seqlen_q = 70, .seqlen_k = 0, .batch = 2, .heads = 2, .kv_heads = 1, .sink = true});
+  check({.seqlen_q = 0, .seqlen_k = 70, .batch = 2, .heads = 2, .kv_heads = 1, .sink = true});
+  check({.seqlen_q = 0, .seqlen_k = 0, .batch = 2, .heads = 2, .kv_heads = 2, .sink = true});
+  check({.seqlen_q = 5, .seqlen_k = 7, .batch = 0, .heads = 2, .kv_heads = 1, .sink = true});
+  check({.seqlen_q = 5, .seqlen_k = 7, .batch = 2, .heads = 0, .kv_heads = 2});
+}
+
+TEST_P(AttentionBackward, QueriesThatSeeNothing) {
+  // Bottom-right aligned, the first Sq - Sk queries see no key: their gradient is 0, never NaN.
+  const Case c{.seqlen_q = 200, .seqlen_k = 20, .causal = true};
+  check(c);
+  Pass pass(c, dtype, device);
+  for (PlacedTensor* const t : {&pass.q, &pass.k, &pass.v, &pass.d_o}) t->fill_random(random);
+  const AttentionOptions options{.causal = true, .lse = &pass.lse.tensor()};
+  tw::attention(pass.q, pass.k, pass.v, pass.o, options);
+  const std::vector<double> dq = run(pass, c, options).dq.values();
+  for (std::size_t i = 0; i < 180 * 64; ++i) ASSERT_EQ(dq[i], 0) << "element " << i;
+  EXPECT_NE(dq[182 * 64], 0);
+}
+
+TEST_P(AttentionBackward, IsDeterministic) {
+  const Case c{.seqlen_q = 200, .seqlen_k = 300, .batch = 2, .heads = 4, .kv_heads = 2, .causal = true, .sink = true};
+  Pass pass(c, dtype, device);
+  for (PlacedTensor* const t : {&pass.q, &pass.k, &pass.v, &pass.d_o}) t->fill_random(random);
+  AttentionOptions options;
+  PlainCall plain;
+  Features features;
+  add_features(c, features, options, plain);
+  options.lse = &pass.lse.tensor();
+  tw::attention(pass.q, pass.k, pass.v, pass.o, options);
+  const std::vector<std::vector<double>> first = run(pass, c, options).values();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(run(pass, c, options).values(), first);
+  if (device.is_cuda()) return;
+  const int threads = cpu_threads();
+  for (const int n : {1, 3}) {
+    set_cpu_threads(n);
+    EXPECT_EQ(run(pass, c, options).values(), first) << n << " threads";
+  }
+  set_cpu_threads(threads);
+}
+
+/// The reference is checked too: by differences of the forward pass's reference.
+TEST(AttentionGradients, ReferenceAgreesWithFiniteDifferences) {
+  constexpr std::int64_t kQueries = 5, kKeys = 7, kHeads = 2, kDim = 8;
+  std::mt19937_64 random = random_engine();
+  std::normal_distribution<float> normal;
+  const auto values = [&](std::int64_t count) {
+    std::vector<float> x(static_cast<std::size_t>(count));
+    for (float& y : x) y = normal(random);
+    return x;
+  };
+  std::vector<float> q = values(kQueries * kHeads * kDim), k = values(kKeys * kDim), v = values(kKeys * kDim), sink = values(kHeads);
+  const std::vector<float> d_o = values(kQueries * kHeads * kDim), slopes = {0.1f, 0.3f};
+  for (const bool features : {false, true}) {
+    PlainCall call{.batch = 1, .heads = kHeads, .kv_heads = 1, .seqlen_q = kQueries, .seqlen_k = kKeys, .head_dim = kDim};
+    call.q = q, call.k = k, call.v = v;
+    call.scale = 0.35;
+    call.causal = true;
+    if (features) call.softcap = 1.5, call.alibi_slopes = slopes, call.sink = sink, call.window_left = 4;
+    const auto loss = [&] {
+      const std::vector<double> o = reference(call).o;
+      double sum = 0;
+      for (std::size_t i = 0; i < o.size(); ++i) sum += o[i] * d_o[i];
+      return sum;
+    };
+    const PlainGradients gradients = reference_gradients(call, d_o);
+    const auto expect_slopes = [&](std::vector<float>& x, const std::vector<double>& gradient) {
+      ASSERT_EQ(gradient.size(), x.size());
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const float at = x[i], above = at + 1e-3f, below = at - 1e-3f;
+        x[i] = above;
+        const double more = loss();
+        x[i] = below;
+        const double less = loss();
+        x[i] = at;
+        EXPECT_NEAR((more - less) / (static_cast<double>(above) - below), gradient[i], 1e-5) << i;
+      }
+    };
+    expect_slopes(q, gradients.dq);
+    expect_slopes(k, gradients.dk);
+    expect_slopes(v, gradients.dv);
+    if (features) expect_slopes(sink, gradients.d_sink);
+  }
+}
+
+}  // namespace
+}  // namespace tw::kernels::attention

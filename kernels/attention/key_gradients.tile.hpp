@@ -1,0 +1,212 @@
+#pragma once
+
+#include "tilewave/tile/attention_work.tile.hpp"
+
+namespace tw::kernels::attention {
+
+/// The gradients that a kernel computes. Where the accumulators of both do not fit the registers, each has a kernel of its own.
+enum class Gradients { keys_and_values, keys, values };
+
+/// Orders tiles of keys from the first to the last: under a causal mask the first keys are seen by the most queries. The grid's n is
+/// kv_heads * batch, its m the number of tiles of keys; neighbours have the same keys, of another head.
+struct FirstKeysFirst {
+  static constexpr Dispatch dispatch = Dispatch::dynamic;
+  TW_INLINE static constexpr Tile at(const TileGrid& grid, int i) { return {i / grid.n, i % grid.n, 0}; }
+};
+
+/// The keys of a tile, and the blocks of queries that see them, in each head that shares the keys.
+template <AttentionConfig kConfig, class Rules>
+struct KeyGradientsWork {
+  static constexpr int BM = kConfig.rows, BN = kConfig.keys;
+
+  int batch, kv_head;
+  int first_key;
+  int seqlen_q, seqlen_k, diagonal;
+  int first_block, blocks;  ///< of queries
+  int steps;                ///< blocks of all heads
+
+  TW_INLINE static KeyGradientsWork of(const auto& p, Tile t) {
+    KeyGradientsWork w;
+    w.batch = t.n / p.kv_heads;
+    w.kv_head = t.n - w.batch * p.kv_heads;
+    w.first_key = t.m * BN;
+    w.seqlen_q = p.queries;
+    w.seqlen_k = p.keys;
+    w.diagonal = p.has_diagonal ? p.diagonal : w.seqlen_k - w.seqlen_q;
+    const ScoreKeys keys{w.first_key, min(w.first_key + BN, w.seqlen_k) - 1, w.seqlen_q, w.seqlen_k, w.diagonal};
+    const QueryRange all{0, w.seqlen_q}, seen = Rules::queries(p.rules, keys, all);
+    w.first_block = w.blocks = 0;
+    if (seen.begin < seen.end) {
+      w.first_block = seen.begin / BM;
+      w.blocks = ceil_div(seen.end, BM) - w.first_block;
+    }
+    w.steps = w.blocks * p.heads_per_kv;
+    return w;
+  }
+  TW_INLINE int head(const auto& p, int step) const { return kv_head * p.heads_per_kv + step / blocks; }
+  TW_INLINE int first_query(int step) const { return (first_block + step % blocks) * BM; }
+};
+
+/// Gradients of attention's keys and values:
+///   P = exp(S - lse), dV = P^T dO, dP = dO V^T, dS = P (dP - delta) with delta = rowsum(dO O), dK = scale dS^T Q.
+///
+/// One tile is BN keys of one head. Blocks of BM queries pass by, of all query heads that share the keys. Scores are computed transposed,
+/// [keys, queries], so that weights and dS are left operands in registers.
+template <class T, AttentionConfig kConfig, class Rules, Gradients kGradients>
+struct KeyGradients {
+  static constexpr const char* source = "kernels/attention/key_gradients.tile.hpp";
+  static constexpr int D = kConfig.head_dim, BM = kConfig.rows, BN = kConfig.keys;
+  static_assert(kConfig.value_dim == D, "dK and dV leave through one staging buffer");
+  static constexpr bool for_keys = kGradients != Gradients::values, for_values = kGradients != Gradients::keys;
+
+  template <class Target>
+  struct On {
+    using Keys = Shared<Target, T, BN, D>;
+    using Queries = Shared<Target, T, BM, D>;
+    using OfQueries = SharedVector<Target, float, BM>;
+    using Out = Staging<Target, T, BN, D>;
+    using Scores = Fragment<Target, float, BN, BM>;
+    using Weights = Operand<Target, T, BN, BM>;
+    using Schedule = FirstKeysFirst;
+    using Work = KeyGradientsWork<kConfig, Rules>;
+    static constexpr int rows = BN;
+    static constexpr int vector_bytes = 64;  // on a CPU the exponentials take long
+
+    struct Params {
+      Global<Target, const T, Queries> q, d_o;       ///< [batch, head, query, dim]
+      Global<Target, const T, Keys> k, v;            ///< [batch, kv head, key, dim]
+      Global<Target, const float, OfQueries> lse;    ///< [batch, head, query]: times log2(e), +infinity if a query sees no key
+      Global<Target, const float, OfQueries> delta;  ///< [batch, head, query]
+      Global<Target, T, Out> dk, dv;                 ///< [batch, kv head, key, dim]
+      float scale, scale_log2;                       ///< of products of q and k; of scores after the rules, times log2(e)
+      int queries, keys;                             ///< of a sequence
+      int kv_heads, heads_per_kv;
+      bool has_diagonal;  ///< if false, the diagonal is seqlen_k - seqlen_q
+      int diagonal;
+      typename Rules::template Params<Target> rules;
+    };
+    struct QuerySlot {
+      Queries q;
+      OfQueries lse;
+    };
+    struct OutputSlot {
+      Queries d_o;
+      OfQueries delta;
+    };
+    struct Memory {
+      Ring<Target, Keys, 1> k, v;
+      Ring<Target, QuerySlot, kConfig.stages> queries;
+      Ring<Target, OutputSlot, kConfig.stages> outputs;
+      Out out;
+      explicit constexpr Memory(auto& block) : k(block), v(block), queries(block), outputs(block), out(block) {}
+    };
+    struct State {
+      Fragment<Target, float, BN, D> dk, dv;
+    };
+    struct Locals {
+      Scores scores;
+      Weights weights;
+    };
+
+    TW_INLINE static Work work(const Params& p, Tile t) { return Work::of(p, t); }
+    TW_INLINE static int steps(const Params&, const Work& w) { return w.steps; }
+
+    TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
+      if (step == 0) {
+        producer.put(memory.k, [&](auto copy, Keys& k) { copy.tile(p.k, k, w.first_key, 0, w.kv_head, w.batch); });
+        if constexpr (for_keys) producer.put(memory.v, [&](auto copy, Keys& v) { copy.tile(p.v, v, w.first_key, 0, w.kv_head, w.batch); });
+      }
+      const int head = w.head(p, step), query0 = w.first_query(step);
+      producer.put(memory.queries, [&](auto copy, QuerySlot& slot) {
+        copy.tile(p.q, slot.q, query0, 0, head, w.batch);
+        copy.vector(p.lse, slot.lse, head, query0, w.batch);
+      });
+      producer.put(memory.outputs, [&](auto copy, OutputSlot& slot) {
+        copy.tile(p.d_o, slot.d_o, query0, 0, head, w.batch);
+        copy.vector(p.delta, slot.delta, head, query0, w.batch);
+      });
+    }
+
+    TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      if (w.steps == 0) {
+        block.fill(state.dk, 0.0f);
+        block.fill(state.dv, 0.0f);
+        return;
+      }
+      const Keys& k = block.take(memory.k);
+      const Keys* v = nullptr;
+      if constexpr (for_keys) v = &block.take(memory.v);
+      for (int step = 0; step < w.steps; ++step) {
+        const QuerySlot& queries = block.take(memory.queries);
+        const OutputSlot& outputs = block.take(memory.outputs);
+        Scores scores, slopes, ds;
+        Weights weights, ds_weights;
+        block.mma(scores, k, queries.q, true);
+        if constexpr (for_keys) block.mma(ds, *v, outputs.d_o, true);
+        block.wait(leave<(for_keys ? 1 : 0)>, scores);
+        if (is_cut(p, w, step))
+          apply_rules<true>(block, p, w, step, scores, slopes);
+        else
+          apply_rules<false>(block, p, w, step, scores, slopes);
+        // Read where they are used: as vectors they would take the registers of half a tile.
+        block.for_each(scores, [&](int, int query, auto& x) { x = exp2(x * p.scale_log2 - queries.lse[query]); });
+        if constexpr (for_values) {
+          block.convert(weights, scores);
+          block.mma(state.dv, weights, view<Contract::rows>(outputs.d_o), step == 0);
+        }
+        if constexpr (for_keys) {
+          block.wait(leave<(for_values ? 1 : 0)>, ds);
+          block.for_each(ds, scores, [&](int, int query, auto& x, auto& weight) { x = weight * (x - outputs.delta[query]); });
+          if constexpr (Rules::bending) block.map(ds, slopes, [](auto x, auto slope) { return x * slope; });
+          block.convert(ds_weights, ds);
+          block.mma(state.dk, ds_weights, view<Contract::rows>(queries.q), step == 0);
+        }
+        block.wait(leave<0>, state.dk, state.dv);
+        block.fence();
+        block.sync_warpgroup();
+        block.release(memory.outputs);
+        block.release(memory.queries);
+      }
+      block.release(memory.k);
+      if constexpr (for_keys) block.release(memory.v);
+    }
+
+    TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      if constexpr (for_values) block.store(state.dv, memory.out, p.dv, w.first_key, 0, w.kv_head, w.batch);
+      if constexpr (for_keys) {
+        block.map(state.dk, p.scale, [](auto x, auto scale) { return x * scale; });
+        block.store(state.dk, memory.out, p.dk, w.first_key, 0, w.kv_head, w.batch);
+      }
+    }
+
+   private:
+    /// Whether rules hide some of the step's scores, or the tile reaches past the last key.
+    TW_INLINE static bool is_cut(const Params& p, const Work& w, int step) {
+      const int query0 = w.first_query(step);
+      const ScoreRows rows{w.batch, w.head(p, step), query0, min(query0 + BM, w.seqlen_q) - 1, w.seqlen_q, w.seqlen_k, w.diagonal};
+      const tw::KeyRange whole = Rules::untouched(p.rules, rows, {0, w.seqlen_k});
+      return whole.begin > w.first_key || whole.end < w.first_key + BN;
+    }
+    template <bool kCut>
+    TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int step, Scores& scores, Scores& slopes) {
+      const int head = w.head(p, step), query0 = w.first_query(step);
+      const auto at = [&](int row, auto col) {
+        const int key = w.first_key + row, query = query0 + col;
+        return Score{w.batch, head, query, key, w.seqlen_q, w.seqlen_k, w.diagonal, difference(query + w.diagonal, key)};
+      };
+      if constexpr (Rules::bending) {
+        block.fill(slopes, 1.0f);
+        Rules::template apply<kCut, 0, BM>(block, p.rules, scores, at, slopes);
+      } else {
+        Rules::template apply<kCut, 0, BM>(block, p.rules, scores, at);
+      }
+      if (kCut && w.first_key + BN > w.seqlen_k) {
+        block.for_each(scores, [&](int row, int, auto& x) {
+          if (w.first_key + row >= w.seqlen_k) x = -kInfinity;
+        });
+      }
+    }
+  };
+};
+
+}  // namespace tw::kernels::attention

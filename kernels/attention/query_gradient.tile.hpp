@@ -1,0 +1,142 @@
+#pragma once
+
+#include "tilewave/tile/attention_work.tile.hpp"
+
+namespace tw::kernels::attention {
+
+/// Gradient of attention's queries, dQ = scale dS K: see KeyGradients.
+///
+/// One tile is BM queries of one head. Blocks of BN keys and values pass by, in the order of the forward pass.
+template <class T, AttentionConfig kConfig, class Rules>
+struct QueryGradient {
+  static constexpr const char* source = "kernels/attention/query_gradient.tile.hpp";
+  static constexpr int D = kConfig.head_dim, DV = kConfig.value_dim, BM = kConfig.rows, BN = kConfig.keys;
+
+  template <class Target>
+  struct On {
+    using Q = Shared<Target, T, BM, D>;
+    using OutputGradient = Shared<Target, T, BM, DV>;
+    using K = Shared<Target, T, BN, D>;
+    using V = Shared<Target, T, BN, DV>;
+    using OfQueries = SharedVector<Target, float, BM>;
+    using Out = Staging<Target, T, BM, D>;
+    using Scores = Fragment<Target, float, BM, BN>;
+    using Weights = Operand<Target, T, BM, BN>;
+    using PerQuery = RowVector<Target, float, Scores>;
+    using Schedule = LongestFirst;
+    using Work = AttentionWork<kConfig, Rules>;
+    static constexpr int rows = BM;
+    static constexpr int vector_bytes = 64;  // on a CPU the exponentials take long
+
+    struct Params {
+      Global<Target, const T, Q> q;                  ///< [batch, head, query, dim]
+      Global<Target, const T, OutputGradient> d_o;   ///< the same
+      Global<Target, const T, K> k;                  ///< [batch, kv head, key, dim]
+      Global<Target, const T, V> v;                  ///< the same
+      Global<Target, const float, OfQueries> lse;    ///< [batch, head, query]: times log2(e), +infinity if a query sees no key
+      Global<Target, const float, OfQueries> delta;  ///< [batch, head, query]
+      Global<Target, T, Out> dq;                     ///< [batch, head, query, dim]
+      float scale, scale_log2;                       ///< of products of q and k; of scores after the rules, times log2(e)
+      int keys;                                      ///< of a sequence
+      int heads_per_kv;
+      bool has_diagonal;  ///< if false, the diagonal is seqlen_k - seqlen_q
+      int diagonal;
+      typename Rules::template Params<Target> rules;
+    };
+    struct QuerySlot {
+      Q q;
+      OutputGradient d_o;
+      OfQueries lse, delta;
+    };
+    struct Memory {
+      Ring<Target, QuerySlot, 1> queries;
+      Ring<Target, K, kConfig.stages> k;
+      Ring<Target, V, kConfig.stages> v;
+      Out out;
+      explicit constexpr Memory(auto& block) : queries(block), k(block), v(block), out(block) {}
+    };
+    struct State {
+      Fragment<Target, float, BM, D> dq;
+    };
+    struct Locals {
+      Scores scores;
+      Weights weights;
+    };
+
+    TW_INLINE static Work work(const Params& p, Tile t) { return Work::of(p, t); }
+    TW_INLINE static int steps(const Params&, const Work& w) { return w.blocks; }
+
+    TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
+      if (step == 0) {
+        producer.put(memory.queries, [&](auto copy, QuerySlot& slot) {
+          copy.tile(p.q, slot.q, w.first_row, 0, w.head, w.q_batch);
+          copy.tile(p.d_o, slot.d_o, w.first_row, 0, w.head, w.q_batch);
+          copy.vector(p.lse, slot.lse, w.head, w.first_row, w.q_batch);
+          copy.vector(p.delta, slot.delta, w.head, w.first_row, w.q_batch);
+        });
+      }
+      const int kv_head = w.head / p.heads_per_kv, key0 = w.block(step) * BN;
+      producer.put(memory.k, [&](auto copy, K& k) { copy.tile(p.k, k, key0, 0, kv_head, w.k_batch); });
+      producer.put(memory.v, [&](auto copy, V& v) { copy.tile(p.v, v, key0, 0, kv_head, w.k_batch); });
+    }
+
+    TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      if (w.blocks == 0) return block.fill(state.dq, 0.0f);
+      const QuerySlot& queries = block.take(memory.queries);
+      PerQuery lse, delta;
+      block.load(lse, queries.lse);
+      block.load(delta, queries.delta);
+      const int whole_end = w.blocks - w.cut_first;
+      for (int step = 0; step < w.blocks; ++step) {
+        Scores scores, slopes, ds;
+        Weights weights;
+        const K& k = block.take(memory.k);
+        block.mma(scores, queries.q, k, true);
+        block.mma(ds, queries.d_o, block.take(memory.v), true);
+        block.wait(leave<1>, scores);
+        if (step < w.cut || step >= whole_end)
+          apply_rules<true>(block, p, w, step, scores, slopes);
+        else
+          apply_rules<false>(block, p, w, step, scores, slopes);
+        block.map(scores, lse, [&](auto x, auto l) { return exp2(x * p.scale_log2 - l); });
+        block.wait(leave<0>, ds);
+        block.release(memory.v);
+        block.map(ds, scores, delta, [](auto dp, auto weight, auto d) { return weight * (dp - d); });
+        if constexpr (Rules::bending) block.map(ds, slopes, [](auto x, auto slope) { return x * slope; });
+        block.convert(weights, ds);
+        block.mma(state.dq, weights, view<Contract::rows>(k), step == 0);
+        block.wait(leave<0>, state.dq);
+        block.release(memory.k);
+      }
+      block.release(memory.queries);
+    }
+
+    TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      block.map(state.dq, p.scale, [](auto x, auto scale) { return x * scale; });
+      block.store(state.dq, memory.out, p.dq, w.first_row, 0, w.head, w.q_batch);
+    }
+
+   private:
+    template <bool kCut>
+    TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int step, Scores& scores, Scores& slopes) {
+      const int key0 = w.block(step) * BN;
+      const auto at = [&](int row, auto col) {
+        const int query = w.first_row + row;
+        return Score{w.batch, w.head, query, key0 + col, w.rows, w.seqlen_k, w.diagonal, difference(query + w.diagonal - key0, col)};
+      };
+      if constexpr (Rules::bending) {
+        block.fill(slopes, 1.0f);
+        Rules::template apply<kCut, 0, BN>(block, p.rules, scores, at, slopes);
+      } else {
+        Rules::template apply<kCut, 0, BN>(block, p.rules, scores, at);
+      }
+      if (kCut && key0 + BN > w.seqlen_k) {
+        block.for_each(scores, [&](int, int col, auto& x) {
+          if (key0 + col >= w.seqlen_k) x = -kInfinity;
+        });
+      }
+    }
+  };
+};
+
+}  // namespace tw::kernels::attention
