@@ -2,7 +2,6 @@
 #include <iterator>
 
 #include "kernels/attention/backward.hpp"
-#include "kernels/attention/delta.tile.hpp"
 #include "kernels/attention/heuristics.hpp"
 #include "kernels/attention/variants.hpp"
 #include "kernels/generic_tiles.hpp"
@@ -17,26 +16,27 @@ namespace {
 int backward_dim(std::int64_t head_dim, std::int64_t value_dim) { return compiled_dims(std::max(head_dim, value_dim), 256).head_dim; }
 
 /// Whether the registers hold the accumulators of dK and of dV. On the generic target they also hold the addresses of copies.
-bool holds_both(int dim, bool generic) { return dim <= (generic ? 96 : 128); }
+constexpr bool holds_both(int dim, bool generic) { return dim <= (generic ? 96 : 128); }
 
 /// Largest first: what fits the shared memory of a block.
 struct Tiles {
   int rows, keys, stages;
 };
-AttentionConfig config_of(int dim, const Tiles& tiles) {
+constexpr AttentionConfig config_of(int dim, const Tiles& tiles) {
   return {.head_dim = dim, .value_dim = dim, .rows = tiles.rows, .keys = tiles.keys, .stages = tiles.stages};
 }
 
-/// Of 64 keys each warpgroup has accumulators of two products and two gradients: blocks of queries are small where heads are wide.
-AttentionConfig key_config(int dim) {
+/// A warpgroup has 64 keys: accumulators of two products and two gradients. Blocks of queries are as large as the registers allow.
+/// `bending`: the rules' derivatives take as many registers as a product.
+constexpr AttentionConfig key_config(int dim, bool bending) {
   if (dim <= 96) return config_of(dim, {64, 128, 2});
   if (dim <= 128) return config_of(dim, {32, 128, 2});
-  return config_of(dim, {64, 128, 1});
+  return config_of(dim, {bending ? 32 : 64, 128, 1});
 }
-AttentionConfig query_config(int dim) {
-  if (dim <= 64) return config_of(dim, {128, 128, 2});
+constexpr AttentionConfig query_config(int dim, bool bending) {
+  if (dim <= 64) return config_of(dim, {128, bending ? 64 : 128, 2});
   if (dim <= 128) return config_of(dim, {128, 64, 2});
-  return config_of(dim, {128, 64, 1});
+  return config_of(dim, {128, bending && dim > 192 ? 32 : 64, 1});
 }
 
 /// The generic target's tiles: the first of `choices` that fits `shared` bytes. `resident` and `passing` are the rows of tiles that stay
@@ -113,12 +113,12 @@ void query_gradient(const BackwardCall& call) {
 AttentionConfig key_gradients_config(const BackwardCall& call) {
   const std::int64_t shared = generic_shared_bytes(call.forward.stream);
   const int dim = backward_dim(call.dk.shape(3), call.dv.shape(3));
-  return shared ? generic_key_config(dim, shared) : key_config(dim);
+  return shared ? generic_key_config(dim, shared) : key_config(dim, call.forward.softcap > 0);
 }
 AttentionConfig query_gradient_config(const BackwardCall& call) {
   const std::int64_t shared = generic_shared_bytes(call.forward.stream);
   const int dim = backward_dim(call.dk.shape(3), call.dv.shape(3));
-  return shared ? generic_query_config(dim, shared) : query_config(dim);
+  return shared ? generic_query_config(dim, shared) : query_config(dim, call.forward.softcap > 0);
 }
 
 void key_gradients_on_gpu(const BackwardCall& call) {
@@ -152,6 +152,63 @@ std::vector<KernelSpec> registered_backward_generic(std::int64_t shared_bytes) {
   return specs;
 }
 
-std::vector<KernelVariant> registered_backward() { return {}; }
+namespace {
+
+/// With a causal mask.
+using RegisteredRules =
+    Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, Band<false, true>>;
+
+/// A call on placeholders.
+BackwardCall make_call(const ShapeValues& shape, int dim) {
+  const std::int64_t batch = shape["batch"], heads = shape["heads"], seqlen_q = shape["seqlen_q"], seqlen_k = shape["seqlen_k"];
+  const std::int64_t kv_heads = shape["kv_heads"] > 0 ? shape["kv_heads"] : heads;
+  const auto tensor = [&](std::int64_t seqlen, std::int64_t count) { return placeholder({batch, seqlen, count, dim}, DType::bf16); };
+  const Tensor q = tensor(seqlen_q, heads), k = tensor(seqlen_k, kv_heads), v = tensor(seqlen_k, kv_heads), o = tensor(seqlen_q, heads);
+  const Tensor d_o = tensor(seqlen_q, heads), dq = tensor(seqlen_q, heads), dk = tensor(seqlen_k, kv_heads),
+               dv = tensor(seqlen_k, kv_heads);
+  BackwardCall call =
+      check_backward(q, k, v, o, placeholder({batch, heads, seqlen_q}, DType::f32), d_o, dq, dk, dv, {.forward = {.causal = true}});
+  call.lse_log2 = placeholder({batch, heads, padded_queries(static_cast<int>(seqlen_q))}, DType::f32);
+  call.delta = placeholder(call.lse_log2.shape(), DType::f32);
+  return call;
+}
+
+template <int kDim, Gradients kGradients>
+KernelVariant key_variant(const char* gradients) {
+  static constexpr AttentionConfig kConfig = key_config(kDim, false);
+  using Instantiated = KeyGradients<bf16, kConfig, RegisteredRules, kGradients>;
+  const KeyGradientsKernel kernel{DType::bf16, {.upper = true}, kConfig, kGradients};
+  return {make_spec({type_of_keys(kernel), kKeysSource, detail::tile_recorder<Instantiated>()}, true, true,
+                    tw::format("attention_{}_bf16_d{}_causal", gradients, kDim)),
+          [](const ShapeValues& shape) {
+            const BackwardCall call = make_call(shape, kDim);
+            return analyze<Instantiated>(key_gradients_grid(call, kConfig.keys),
+                                         [&](auto& bind, auto& p) { fill_key_gradients<RegisteredRules>(bind, p, call); });
+          }};
+}
+template <int kDim>
+KernelVariant query_variant() {
+  static constexpr AttentionConfig kConfig = query_config(kDim, false);
+  using Instantiated = QueryGradient<bf16, kConfig, RegisteredRules>;
+  const QueryGradientKernel kernel{DType::bf16, {.upper = true}, kConfig};
+  return {make_spec({type_of_queries(kernel), kQueriesSource, detail::tile_recorder<Instantiated>()}, true, true,
+                    tw::format("attention_dq_bf16_d{}_causal", kDim)),
+          [](const ShapeValues& shape) {
+            const BackwardCall call = make_call(shape, kDim);
+            return analyze<Instantiated>(detail::attention_grid(call.forward, kConfig.rows),
+                                         [&](auto& bind, auto& p) { fill_query_gradient<RegisteredRules>(bind, p, call); });
+          }};
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered_backward() {
+  return {
+      key_variant<128, Gradients::keys_and_values>("dk_dv"),
+      key_variant<256, Gradients::keys>("dk"),
+      query_variant<128>(),
+      query_variant<256>(),
+  };
+}
 
 }  // namespace tw::kernels::attention

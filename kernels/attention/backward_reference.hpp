@@ -17,10 +17,18 @@ struct PlainGradients {
   std::vector<double> dq;      ///< [batch, seqlen_q, heads, head_dim]
   std::vector<double> dk, dv;  ///< [batch, seqlen_k, kv_heads, head_dim or value_dim]
   std::vector<double> d_sink;  ///< [heads], if there is a sink
-  /// The same sums as dq and dk of absolute values, |dP| + |delta| for their difference, and the same as d_sink. dP and delta are equal for
-  /// a query that sees one key.
+  /// The same sums as dq, dk and d_sink of absolute values. In place of dP - delta they have the sizes of both, the roots of their
+  /// summands' sums of squares: dP and delta are equal for a query that sees one key.
   std::vector<double> dq_cancelled, dk_cancelled, d_sink_cancelled;
 };
+
+/// The root of the sum of (x[c] y[c])^2: the size of their dot product, but for cancellation.
+template <class Real>
+Real size_of_product(const Real* x, const Real* y, std::int64_t count) {
+  Real sum = 0;
+  for (std::int64_t c = 0; c < count; ++c) sum += x[c] * y[c] * (x[c] * y[c]);
+  return std::sqrt(sum);
+}
 
 /// Gradients of the sum of d_o O, from the definitions and row by row, unfused, in arithmetic of type Real. `round` is applied to what
 /// passes from one operation to the next: scores, weights, O, dP, dS and the results. `d_o`: [batch, seqlen_q, heads, value_dim].
@@ -84,17 +92,19 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
         }
         std::transform(o.begin(), o.end(), o.begin(), round);
         const Real delta = Math::dot_product(row_gradient, o.data(), value_dim);
+        const Real delta_size = size_of_product(row_gradient, o.data(), value_dim);
         if (!call.sink.empty()) {
           const Real weight = std::exp(sink - largest) / total;
           d_sink[size(head)] -= weight * delta;
-          d_sink_cancelled[size(head)] += weight * std::abs(delta);
+          d_sink_cancelled[size(head)] += weight * delta_size;
         }
         for (std::int64_t j = begin; j < end; ++j) {
           const Real dp = round(Math::dot_product(row_gradient, &v[size(key(j) * value_dim)], value_dim));
           const Real ds = round(round(round(p[size(j)] * (dp - delta)) * slopes[size(j)]) * scale);
           Math::add(&dq[size(row * d)], ds, &k[size(key(j) * d)], d);
           Math::add(&dk[size(key(j) * d)], ds, &q[size(row * d)], d);
-          const Real cancelled = p[size(j)] * (std::abs(dp) + std::abs(delta)) * slopes[size(j)] * scale;
+          const Real dp_size = size_of_product(row_gradient, &v[size(key(j) * value_dim)], value_dim);
+          const Real cancelled = p[size(j)] * (dp_size + delta_size) * slopes[size(j)] * scale;
           Math::add(&dq_cancelled[size(row * d)], cancelled, &absolute_k[size(key(j) * d)], d);
           Math::add(&dk_cancelled[size(key(j) * d)], cancelled, &absolute_q[size(row * d)], d);
         }

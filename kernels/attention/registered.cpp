@@ -1,3 +1,4 @@
+#include "kernels/attention/backward.hpp"
 #include "kernels/attention/call.hpp"
 #include "kernels/attention/heuristics.hpp"
 #include "kernels/attention/variants.hpp"
@@ -65,7 +66,7 @@ KernelVariant variant(const char* dtype) {
 }  // namespace
 
 std::vector<KernelVariant> registered() {
-  return {
+  std::vector<KernelVariant> all = {
       variant<bf16, Registered{64}>("bf16"),
       variant<bf16, Registered{64, true}>("bf16"),
       variant<bf16, Registered{128}>("bf16"),
@@ -79,6 +80,8 @@ std::vector<KernelVariant> registered() {
       variant<bf16, Registered{128, true, true}>("bf16"),
       combine_variant(),
   };
+  for (const KernelVariant& backward : registered_backward()) all.push_back(backward);
+  return all;
 }
 
 std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
@@ -96,6 +99,7 @@ std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
     }
   }
   specs.push_back(for_target(combine_variant().spec, GpuTarget::cuda));
+  for (const KernelSpec& backward : registered_backward_generic(shared_bytes)) specs.push_back(backward);
   return specs;
 }
 

@@ -1,0 +1,78 @@
+// `tilewave bench attention-backward`: the gradients of prefill against what the hardware allows.
+
+#include "benchmarks/harness.hpp"
+#include "benchmarks/yardsticks.hpp"
+#include "runtime/format.hpp"
+#include "tilewave/attention.hpp"
+
+namespace tw::kernels::attention {
+namespace {
+
+using namespace tw::bench;
+
+constexpr const char* kBackward = "attention-backward";
+
+struct BackwardCase {
+  std::int64_t head_dim, seqlen, batch, heads;
+  bool causal;
+
+  std::string name() const { return tw::format("d{}-s{}-{}", head_dim, seqlen, causal ? "causal" : "full"); }
+  /// Five products where the forward pass has two, and half of all when causal, as the FlashAttention papers count.
+  double flops() const {
+    const double forward = 4.0 * static_cast<double>(batch * heads * head_dim) * static_cast<double>(seqlen) * static_cast<double>(seqlen);
+    return 2.5 * forward * (causal ? 0.5 : 1.0);
+  }
+};
+
+void run_backward(Run& run, const BackwardCase& c, DType dtype, std::initializer_list<Mode> modes, const std::string& unit, double limit) {
+  if (!run.wants(kBackward, c.name(), dtype)) return;
+  const Stream& stream = run.stream();
+  const Shape shape = {c.batch, c.seqlen, c.heads, c.head_dim};
+  const auto operand = [&](std::uint64_t seed) { return random_normal(shape, dtype, stream.device(), seed); };
+  const auto output = [&] { return Tensor::poisoned(shape, dtype, stream); };
+  const Tensor q = operand(1), k = operand(2), v = operand(3), d_o = operand(4), o = output(), dq = output(), dk = output(), dv = output();
+  const Tensor lse = Tensor::poisoned({c.batch, c.heads, c.seqlen}, DType::f32, stream);
+  const AttentionOptions options{.causal = c.causal, .lse = &lse, .stream = stream};
+  tw::attention(q, k, v, o, options);
+  for (const Mode mode : modes) {
+    Record record;
+    record.family = kBackward;
+    record.case_name = c.name();
+    record.dtype = dtype;
+    record.mode = mode;
+    record.unit = unit;
+    record.work = c.flops() * (unit == "TFLOP/s" ? 1e-12 : 1e-9);
+    const auto launch = [&] { attention_backward(q, k, v, o, lse, d_o, dq, dk, dv, {.forward = options}); };
+    record.ours = measure(mode, {{"tilewave", launch}}, stream, run.effort(mode)).front();
+    record.limit = limit;
+    run.add(record);
+  }
+}
+
+void backward_on_gpu(Run& run) {
+  const auto limits = run.options().list ? std::optional<GpuLimits>() : gpu_limits(device_info(run.options().device).name);
+  for (const std::int64_t head_dim : {128, 64, 256}) {
+    for (const std::int64_t seqlen : {2048, 4096, 16384}) {
+      for (const bool causal : {false, true})
+        run_backward(run, {head_dim, seqlen, 16384 / seqlen, 2048 / head_dim, causal}, DType::bf16, {Mode::hot, Mode::cool}, "TFLOP/s",
+                     limits ? limits->bf16_tflops : 0);
+    }
+  }
+}
+
+void backward_on_cpu(Run& run) {
+  const OneThread one;
+  const double peak = run.options().list ? 0 : measure_fma_peak();
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const std::int64_t head_dim : {64, 128}) {
+      for (const bool causal : {false, true})
+        run_backward(run, {head_dim, 1024, 1, 4, causal}, dtype, {Mode::one_thread}, "GFLOP/s", dtype == DType::f32 ? peak : 0);
+    }
+  }
+}
+
+const Family backward_family{kBackward, "gradients of prefill, of what the hardware allows",
+                    [](Run& run) { run.options().device.is_cuda() ? backward_on_gpu(run) : backward_on_cpu(run); }};
+
+}  // namespace
+}  // namespace tw::kernels::attention
