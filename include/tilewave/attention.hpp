@@ -54,7 +54,7 @@ struct AttentionBackwardOptions {
 /// `q`, `k`, `v`: the inputs of attention(). `o`, `lse`: its results. `d_o`: the gradient of o, of its shape. `dq`, `dk`, `dv`: outputs of
 /// the shapes of q, k and v. bf16 and f16, on a CPU also f32; all tensors but lse and the sink have q's dtype, and their last dimension is
 /// contiguous. Sums are in f32. dk and dv are sums over the query heads that share a key head. Queries that see no key and keys that no
-/// query sees have gradients of 0. A mask has no gradient; a softcap's scores are within 5e-4 of their true derivative on a GPU.
+/// query sees have gradients of 0. The gradient of a mask is not computed. On a GPU the tanh of a softcap has a relative error up to 2^-11.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Deterministic: the same inputs give the same bits. Throws
 /// InvalidArgument for shapes, dtypes, strides or devices that do not fit, with nothing written; CompileError, DeviceError.

@@ -72,7 +72,7 @@ void backward_on_cpu(Run& run) {
 }
 
 const Family backward_family{kBackward, "gradients of prefill, of what the hardware allows",
-                    [](Run& run) { run.options().device.is_cuda() ? backward_on_gpu(run) : backward_on_cpu(run); }};
+                             [](Run& run) { run.options().device.is_cuda() ? backward_on_gpu(run) : backward_on_cpu(run); }};
 
 }  // namespace
 }  // namespace tw::kernels::attention
