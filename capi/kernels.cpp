@@ -9,6 +9,7 @@
 #include "tilewave/elementwise.hpp"
 #include "tilewave/embedding.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/hadamard.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
@@ -249,6 +250,14 @@ tw_status tw_softmax(const tw_tensor* x, const tw_tensor* y, float scale, void* 
   return guard([&] {
     const tw::Tensor out = borrow("y", y);
     tw::softmax(borrow("x", x), out, {.scale = scale, .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_hadamard(const tw_tensor* x, const tw_tensor* y, const tw_tensor* factors, float scale, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    const Given given_factors("factors", factors);
+    tw::hadamard(borrow("x", x), out, {.scale = scale, .factors = given_factors.get(), .stream = stream_of(out, cuda_stream)});
   });
 }
 

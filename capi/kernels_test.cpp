@@ -16,6 +16,7 @@
 #include "tilewave/elementwise.hpp"
 #include "tilewave/embedding.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/hadamard.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
@@ -158,7 +159,9 @@ TEST(CInterface, Gemm) {
   options.residual = residual_in_c;
   expect_same(
       {33, 21}, DType::f32, [&](const Tensor& d) { return tw_gemm(InC(a), InC(b), InC(d), &options, nullptr); },
-      [&](const Tensor& d) { tw::gemm(a, b, d, {.alpha = 0.5f, .bias = &bias, .activation = Activation::gelu_tanh, .residual = &residual}); });
+      [&](const Tensor& d) {
+        tw::gemm(a, b, d, {.alpha = 0.5f, .bias = &bias, .activation = Activation::gelu_tanh, .residual = &residual});
+      });
   const Tensor d = poisoned({33, 21}, DType::f32);
   const int unknown = 6;
   std::memcpy(&options.activation, &unknown, sizeof unknown);
@@ -241,6 +244,13 @@ TEST(CInterface, Rows) {
   expect_same(
       x.shape(), DType::f32, [&](const Tensor& y) { return tw_softmax(InC(x), InC(y), 3, nullptr); },
       [&](const Tensor& y) { softmax(x, y, {.scale = 3}); });
+  const Tensor rows = Tensor::random({3, 24}, DType::f32, 7), factors = Tensor::random({24}, DType::f32, 8);
+  expect_same(
+      rows.shape(), DType::bf16, [&](const Tensor& y) { return tw_hadamard(InC(rows), InC(y), InC(factors), 0.5f, nullptr); },
+      [&](const Tensor& y) { hadamard(rows, y, {.scale = 0.5f, .factors = &factors}); });
+  expect_same(
+      rows.shape(), DType::f32, [&](const Tensor& y) { return tw_hadamard(InC(rows), InC(y), nullptr, 2, nullptr); },
+      [&](const Tensor& y) { hadamard(rows, y, {.scale = 2}); });
   for (int reduction = TW_SUM; reduction <= TW_ABS_MAX; ++reduction) {
     expect_same(
         {33}, DType::f32, [&](const Tensor& y) { return tw_reduce(static_cast<tw_reduction>(reduction), InC(x), InC(y), 0, nullptr); },

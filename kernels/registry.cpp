@@ -9,6 +9,7 @@
 #include "kernels/embedding/variants.hpp"
 #include "kernels/gemm/tuning.hpp"
 #include "kernels/gemm/variants.hpp"
+#include "kernels/hadamard/variants.hpp"
 #include "kernels/log_mel/variants.hpp"
 #include "kernels/norm/tuning.hpp"
 #include "kernels/norm/variants.hpp"
@@ -37,6 +38,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("reduce", kernels::reduce::registered(), kernels::reduce::kShape);
   add("embedding", kernels::embedding::registered(), kernels::embedding::kShape);
   add("softmax", kernels::softmax::registered(), kernels::softmax::kShape);
+  add("hadamard", kernels::hadamard::registered(), kernels::hadamard::kShape);
   add("norm", kernels::norm::registered(), kernels::norm::kShape);
   add("swiglu", kernels::swiglu::registered(), kernels::swiglu::kShape);
   add("rope", kernels::rope::registered(), kernels::rope::kShape);

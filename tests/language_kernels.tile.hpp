@@ -90,6 +90,26 @@ struct RowSoftmax {
   };
 };
 
+/// out = in, with each run of `Span` columns replaced by its Walsh-Hadamard transform.
+template <class T, int R, int C, int Span, int Warps, int Width>
+struct RowHadamard {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int warps = Warps;
+    struct Params {
+      Global<Target, const T> in;
+      Global<Target, float> out;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      Rows<Target, float, R, C, Warps, Width> x;
+      block.load(x, p.in, t.m * R, 0);
+      block.template row_hadamard<Span>(x);
+      block.store(x, p.out, t.m * R, 0);
+    }
+  };
+};
+
 /// out = in * by_column + the largest magnitude of its row + in, by one map(): a value for each column and for each row, and a tile.
 template <class T, int R, int C, int Warps, int Width = 0>
 struct Broadcasts {

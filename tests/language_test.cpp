@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -150,6 +151,43 @@ void expect_gathered_rows(Device device, std::mt19937_64& random) {
       }
     }
   }
+}
+
+/// Integers, so that sums are exact in any order.
+template <int R, int C, int Span, int Warps, int Width>
+void expect_row_hadamard(Device device, std::mt19937_64& random) {
+  SCOPED_TRACE(tw::format("{} x {}, runs of {}, {} warps, pieces of {}", R, C, Span, Warps, Width));
+  constexpr int rows = 2 * R - 1;
+  PlacedTensor in({rows, C}, DType::f32, device, {.gap = 8}), out({rows, C}, DType::f32, device);
+  std::vector<float> x(rows * C);
+  for (float& value : x) value = static_cast<float>(static_cast<int>(random() % 17) - 8);
+  in.fill(x);
+  launch_kernel<RowHadamard<float, R, C, Span, Warps, Width>>(device, {2}, [&](auto& bind, auto& p) {
+    bind(p.in, in);
+    bind(p.out, out);
+  });
+  const std::vector<double> got = out.values();
+  for (std::size_t run = 0; run < x.size(); run += Span) {
+    for (unsigned col = 0; col < Span; ++col) {
+      double sum = 0;
+      for (unsigned k = 0; k < Span; ++k) sum += std::popcount(col & k) % 2 == 0 ? x[run + k] : -x[run + k];
+      ASSERT_EQ(got[run + col], sum) << "element " << run + col;
+    }
+  }
+  ASSERT_TRUE(out.gaps_intact());
+}
+
+TEST_P(Language, RunsOfColumnsAreTransformed) {
+  expect_row_hadamard<512, 8, 8, 4, 8>(device, random);  // in a thread
+  expect_row_hadamard<512, 8, 2, 4, 8>(device, random);
+  expect_row_hadamard<64, 64, 64, 4, 4>(device, random);  // in the lanes of half a warp
+  expect_row_hadamard<64, 64, 16, 4, 4>(device, random);
+  expect_row_hadamard<8, 256, 256, 4, 8>(device, random);    // in a warp
+  expect_row_hadamard<4, 1024, 1024, 4, 8>(device, random);  // in a warp, over several pieces of each lane
+  expect_row_hadamard<4, 384, 128, 4, 4>(device, random);    // several runs in a row
+  expect_row_hadamard<8, 384, 1, 4, 4>(device, random);
+  expect_row_hadamard<1, 768, 4, 4, 2>(device, random);  // a row of several warps
+  expect_row_hadamard<1, 1536, 64, 4, 4>(device, random);
 }
 
 TEST_P(Language, GathersRows) {

@@ -20,6 +20,7 @@
 #include "tilewave/elementwise.hpp"
 #include "tilewave/embedding.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/hadamard.hpp"
 #include "tilewave/log_mel.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/reduce.hpp"
@@ -142,6 +143,9 @@ std::vector<Operation> all_operations() {
   all.push_back({"cast", {{"x", {3, 4}}, {"y", {3, 4}, kI32, true, "x"}}, [](const Operands& t) { cast(t[0], t[1]); }});
   all.push_back({"cast", {{"x", {3, 4}}, {"y", {3, 4}, DType::bf16, true}}, [](const Operands& t) { cast(t[0], t[1]); }});
   all.push_back({"softmax", {{"x", {3, 4}}, {"y", {3, 4}, kF32, true, "x"}}, [](const Operands& t) { softmax(t[0], t[1]); }});
+  all.push_back({"hadamard", {{"x", {3, 4}}, {"y", {3, 4}, kF32, true, "x"}, {"factors", {4}}}, [](const Operands& t) {
+                   hadamard(t[0], t[1], {.factors = &t[2]});
+                 }});
   all.push_back({"layer_norm",
                  {{"x", {3, 4}},
                   {"y", {3, 4}, kF32, true, "x residual"},

@@ -94,7 +94,7 @@ TEST(RegisteredKernels, AnalysesAgreeWithTheCompiledModules) {
     EXPECT_LE(a.shared_bytes, module.shared_bytes);
     EXPECT_GE(a.shared_bytes + 8192, module.shared_bytes);
   }
-  EXPECT_EQ(families.size(), 15u);
+  EXPECT_EQ(families.size(), 16u);
 }
 
 /// Bytes by hand: what blocks read and write, and what of it is read at least.
@@ -126,6 +126,8 @@ const Bytes kBytes[] = {
     {"reduce", "sum_columns_f32", "rows=1000,cols=130,splits=2", 520000, 1040, 520000},
     {"embedding", "embedding_bf16", "vocabulary=50,dim=700,ids=9", 9 * 1400 + 9 * 4, 9 * 1400, 9 * 1400 + 9 * 4},
     {"softmax", "softmax_f16_f32_8x16", "rows=5,cols=3000", 30000, 60000, 30000},
+    {"hadamard", "hadamard_bf16_128_factors", "rows=64", 16384 + 2 * 512, 16384, 16384 + 512},
+    {"hadamard", "hadamard_bf16_32768", "rows=3", 196608, 196608, 196608},
     {"softmax", "softmax_bf16_chunked", "rows=3,cols=20000", 2 * 120000, 120000, 120000},
     // x, residual and, in each of six blocks, the weight; y and the sum.
     {"norm", "rms_norm_bf16_8x8", "rows=6,cols=1000,residual=1", 24000 + 6 * 2000, 24000, 24000 + 2000},

@@ -23,6 +23,7 @@
 #include "tilewave/embedding.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/hadamard.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
@@ -106,6 +107,10 @@ std::vector<StackCase> stack_cases() {
                      }});
       const Tensor ids = Tensor::zeros({50}, DType::i32);
       all.push_back({"embedding", {50, cols}, dtype, [=](const Tensor& y) { embedding(x, ids, y); }});
+    }
+    for (const std::int64_t cols : {4096, 32768, 28672}) {
+      const Tensor x = random_values({4, cols}, dtype);
+      all.push_back({"hadamard", {4, cols}, dtype, [=](const Tensor& y) { hadamard(x, y); }});
     }
     const Tensor heads = random_values({1, 30, 20, 128}, dtype), angles = random_values({30, 64}, dtype);
     all.push_back({"rope", heads.shape(), dtype, [=](const Tensor& y) { rope(heads, angles, angles, y); }});

@@ -119,6 +119,9 @@ tw_status tw_rms_norm(const tw_tensor* x, const tw_tensor* y, const tw_norm_opti
 /* tilewave/softmax.hpp */
 tw_status tw_softmax(const tw_tensor* x, const tw_tensor* y, float scale, void* cuda_stream);
 
+/* tilewave/hadamard.hpp; factors: f32 [n], or null. */
+tw_status tw_hadamard(const tw_tensor* x, const tw_tensor* y, const tw_tensor* factors, float scale, void* cuda_stream);
+
 /* tilewave/swiglu.hpp */
 tw_status tw_swiglu(const tw_tensor* gate, const tw_tensor* up, const tw_tensor* y, void* cuda_stream);
 tw_status tw_swiglu_interleaved(const tw_tensor* x, const tw_tensor* y, void* cuda_stream);

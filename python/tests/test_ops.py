@@ -129,6 +129,18 @@ def test_norms(random):
     close(ops.rms_norm(x, weight), exact(x) / np.sqrt((exact(x) ** 2).mean(-1, keepdims=True) + 1e-5) * weight)
 
 
+def test_hadamard(random):
+    x = normal(random, 3, 7, 16)
+    signs = np.where(random.random(16) < 0.5, -1, 1).astype(np.float32)
+    h = np.ones((1, 1))
+    for _ in range(4):
+        h = np.block([[h, h], [h, -h]])
+    close(ops.hadamard(x, scale=0.25), 0.25 * exact(x) @ h)
+    close(ops.hadamard(x, factors=signs), (exact(x) * signs) @ h)
+    wide = normal(random, 2, 12 * 64)
+    close(ops.hadamard(ops.hadamard(wide), scale=1 / (12 * 64)), exact(wide))
+
+
 def test_softmax_and_reduce(random):
     x = normal(random, 4, 7, 19)
     close(ops.softmax(x, scale=3.0), softmax(3 * exact(x)))

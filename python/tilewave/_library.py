@@ -140,6 +140,7 @@ _FUNCTIONS = {
     "tw_layer_norm": [_TENSOR] * 2 + [_OPTIONS],
     "tw_rms_norm": [_TENSOR] * 2 + [_OPTIONS],
     "tw_softmax": [_TENSOR] * 2 + [ctypes.c_float],
+    "tw_hadamard": [_TENSOR] * 3 + [ctypes.c_float],
     "tw_swiglu": [_TENSOR] * 3,
     "tw_swiglu_interleaved": [_TENSOR] * 2,
     "tw_rope_table": [_TENSOR] * 2 + [ctypes.c_double, ctypes.c_int64, _TENSOR],

@@ -65,6 +65,10 @@ enum class TileKind { fragment, rows };
 #define TW_FRAGMENT_ROWS \
   "a Fragment has as many rows as the kernel: its `rows`, else 16 for each of its `warps`, else 64. Does the kernel lack `rows`? A \
 Fragment with other rows names the kernel's warpgroups: Fragment<Target, T, R, C, Warpgroups>"
+/// Whether the columns of a tile are runs of kSpan columns, which row_hadamard() transforms.
+template <int kSpan, int kCols>
+inline constexpr bool is_run = kSpan > 0 && (kSpan & (kSpan - 1)) == 0 && kCols % kSpan == 0;
+#define TW_RUN "row_hadamard() is for runs of columns whose length is a power of two and divides the number of the tile's columns"
 #define TW_SPLIT_ROW \
   "several warpgroups have a part each of this Fragment's rows: row_max(), row_sum() and complete() combine them through a RowExchange"
 #define TW_HELD_FRAGMENT                                                                                                                 \

@@ -36,6 +36,7 @@ def cases():
     yield "layer_norm", lambda a, b: ops.layer_norm(a, b, b), (x, w)
     yield "rms_norm", lambda a, b, r, s: (ops.rms_norm(a, b, residual=r, sum_out=s), s), (x, w, x, torch.empty_like(x))
     yield "softmax", lambda a: ops.softmax(a, scale=0.5), (x,)
+    yield "hadamard", lambda a, f: ops.hadamard(a, scale=0.5, factors=f), (normal(5, 24), normal(24))
     yield "rope_table", lambda p: ops.rope_table(p, 8, dtype="float16"), (torch.arange(5, dtype=torch.int32),)
     yield "rope", lambda a, c, s: ops.rope(a, c, s, interleaved=True, offset=3), (normal(2, 5, 3, 8), table, table)
     yield "reduce", lambda a: (ops.reduce(a, "max", dim=0), ops.reduce(a, "sum", dim=-2, keepdim=True)), (x,)

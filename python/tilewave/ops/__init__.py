@@ -9,7 +9,7 @@ does not fit and what is allowed; nothing is written then. DeviceError and Compi
 from .attention import attention, attention_decode, attention_varlen
 from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swiglu, swiglu_interleaved, transpose
 from .products import cast_fp8, cast_fp8_blocks, cast_fp8_grouped, conv1d, conv2d, gemm
-from .rows import argmax, layer_norm, reduce, rms_norm, rope, rope_table, softmax, topk
+from .rows import argmax, hadamard, layer_norm, reduce, rms_norm, rope, rope_table, softmax, topk
 
 __all__ = [
     "add",
@@ -27,6 +27,7 @@ __all__ = [
     "gelu_erf",
     "gelu_tanh",
     "gemm",
+    "hadamard",
     "layer_norm",
     "mul",
     "reduce",

@@ -1,4 +1,4 @@
-"""Functions of rows: norms, softmax, rotary embedding, reductions, and the largest elements."""
+"""Functions of rows: norms, softmax, Hadamard transforms, rotary embedding, reductions, and the largest elements."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from .._operators import define, empty_like
 _layer_norm = _library.bind("tw_layer_norm", out="y")
 _rms_norm = _library.bind("tw_rms_norm", out="y")
 _softmax = _library.bind("tw_softmax", out="y")
+_hadamard = _library.bind("tw_hadamard", out="y")
 _rope = _library.bind("tw_rope", out="y")
 _rope_table = _library.bind("tw_rope_table")
 _reduce = _library.bind("tw_reduce", out="y")
@@ -85,6 +86,21 @@ def softmax(x: Array, *, scale: float = 1.0, out: Array | None = None) -> Array:
     if out is None:
         out = _arrays.empty(x, x.shape)
     _softmax(of_x, tensor("out", out, written=True), scale, _arrays.stream(x))
+    return out
+
+
+def hadamard(x: Array, *, scale: float = 1.0, factors: Array | None = None, out: Array | None = None) -> Array:
+    """scale (x * factors) H over the last dimension, n long, in f32, rounded once. H is a symmetric n x n matrix of 1 and -1 with H H = n I.
+
+    x: 1 to 4 dimensions of f32, f16 or bf16; n is 2, 4, 8, .. 32768, or 12, 20 or 28 times a power of two, at most 32768. factors: f32 [n],
+    for example random signs. `out` may be x, or have another dtype. include/tilewave/hadamard.hpp defines H.
+    """
+    if _dispatch.through_operator(x, factors):
+        return _dispatch.into(out, _dispatch.compiled_ops().hadamard(x, scale, factors))
+    of_x = tensor("x", x)
+    if out is None:
+        out = _arrays.empty(x, x.shape)
+    _hadamard(of_x, tensor("out", out, written=True), optional("factors", factors), scale, _arrays.stream(x))
     return out
 
 
@@ -211,6 +227,11 @@ define(
     empty_like,
 )
 define("softmax(Tensor x, float scale) -> Tensor", lambda x, scale: softmax(x, scale=scale), empty_like)
+define(
+    "hadamard(Tensor x, float scale, Tensor? factors) -> Tensor",
+    lambda x, scale, factors: hadamard(x, scale=scale, factors=factors),
+    empty_like,
+)
 define(
     "rope(Tensor x, Tensor cos, Tensor sin, bool interleaved, SymInt offset, Tensor? offsets, Tensor? positions) -> Tensor",
     lambda x, cos, sin, interleaved, offset, offsets, positions: rope(

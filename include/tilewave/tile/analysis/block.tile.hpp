@@ -399,6 +399,12 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     tally.shared += 2 * N * sizeof(T);
     sync();
   }
+  template <int kSpan, class F>
+  void row_hadamard(F&) const {
+    static_assert(is_run<kSpan, F::cols>, TW_RUN);
+    Base::template own<F>();
+    for (int step = 1; step < kSpan; step *= 2) cost.f32 += static_cast<u64>(F::rows) * F::cols;
+  }
   /// Ends a tile. `persistent`: the block has more tiles to run.
   void end(bool persistent) const {
     if (persistent) require(Base::at_the_end());

@@ -2,6 +2,7 @@
 
 #include "tilewave/tile/block_operations.tile.hpp"
 #include "tilewave/tile/cpu/global_rows.tile.hpp"
+#include "tilewave/tile/cpu/hadamard.tile.hpp"
 #include "tilewave/tile/cpu/products.tile.hpp"
 #include "tilewave/tile/cpu/row_view.tile.hpp"
 #include "tilewave/tile/cpu/transpose.tile.hpp"
@@ -445,6 +446,15 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     for (int n = 0; n < N; ++n) to.x[n] = from[n];
     cumulate<N, Direction>([&](int n) -> auto& { return to.x[n]; });
     sync();
+  }
+  /// Replaces every run of kSpan columns by its Walsh-Hadamard transform.
+  template <int kSpan, int R, int C, TileKind kKind>
+  TW_INLINE void row_hadamard(Fragment<float, R, C, kKind>& tile) const {
+    static_assert(kKind == TileKind::rows, "row_hadamard() is for Rows");
+    static_assert(is_run<kSpan, C>, TW_RUN);
+    static_assert(R * C % 8 == 0, "on a GPU a tile has an element for each lane of a warp");
+    touch(tile);
+    hadamard<kSpan>(tile.x, R * C);
   }
   /// Ends a tile. `persistent`: the block has more tiles to run.
   void end(bool persistent) const {

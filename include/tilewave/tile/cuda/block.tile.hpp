@@ -4,6 +4,7 @@
 #include "tilewave/tile/cuda/counters.tile.hpp"
 #include "tilewave/tile/cuda/divided.tile.hpp"
 #include "tilewave/tile/cuda/global_memory.tile.hpp"
+#include "tilewave/tile/cuda/hadamard.tile.hpp"
 #include "tilewave/tile/cuda/operand.tile.hpp"
 #include "tilewave/tile/cuda/reductions.tile.hpp"
 #include "tilewave/tile/cuda/scans.tile.hpp"
@@ -91,7 +92,13 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
     Base::template own<F>();
     cuda::row_cumsum<is_same<Direction, Forward>>(at, tile);
   }
-  /// The same for columns, over all of the block's rows.
+  /// Replaces every run of kSpan columns by its Walsh-Hadamard transform. kSpan is a power of two.
+  template <int kSpan, class F>
+  TW_INLINE void row_hadamard(F& tile) const {
+    Base::template own<F>();
+    cuda::row_hadamard<kSpan>(at, tile);
+  }
+  /// The cumulative sums of columns, over all of the block's rows.
   template <class T, int R, int C, class Direction = Forward>
   TW_INLINE void column_cumsum(Fragment<T, R, C>& fragment, const Scratch<T, R, C>& scratch, Direction = {}) const {
     Base::template own<Fragment<T, R, C>>();
