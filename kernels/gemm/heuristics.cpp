@@ -32,7 +32,7 @@ std::vector<Config> configs(std::int64_t generic_shared) {
 }
 
 bool valid(const Config& c, const Problem& p) {
-  if ((p.addends && c.bn > 128) || (p.b_rows && c.bn % 64 != 0)) return false;
+  if ((p.addends && (c.bn > 128 || c.bm > 192)) || (p.b_rows && c.bn % 64 != 0)) return false;
   if (p.generic_shared == 0) return c.band >= 1 && product_fits(c, p.element_bytes);
   const std::vector<Config> all = configs(p.generic_shared);
   return std::find(all.begin(), all.end(), c) != all.end();
