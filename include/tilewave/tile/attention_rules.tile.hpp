@@ -83,11 +83,11 @@ struct Band {
   TW_INLINE static KeyRange keys(const auto& p, const ScoreRows& rows) {
     return {kLower ? rows.first_query + rows.diagonal - p.left : 0, kUpper ? rows.last_query + rows.diagonal + p.right + 1 : rows.seqlen_k};
   }
-  TW_INLINE static QueryRange queries(const auto& p, const ScoreKeys& keys) {
-    return {kUpper ? keys.first_key - keys.diagonal - p.right : 0, kLower ? keys.last_key - keys.diagonal + p.left + 1 : keys.seqlen_q};
-  }
   TW_INLINE static KeyRange untouched(const auto& p, const ScoreRows& rows) {
     return {kLower ? rows.last_query + rows.diagonal - p.left : 0, kUpper ? rows.first_query + rows.diagonal + p.right + 1 : rows.seqlen_k};
+  }
+  TW_INLINE static QueryRange queries(const auto& p, const ScoreKeys& keys) {
+    return {kUpper ? keys.first_key - keys.diagonal - p.right : 0, kLower ? keys.last_key - keys.diagonal + p.left + 1 : keys.seqlen_q};
   }
 };
 
