@@ -139,7 +139,7 @@ class AttentionTest : public testing::TestWithParam<std::tuple<Device, DType>> {
     std::copy(values.begin(), values.end(), host.data<X>());
     return host.to(device);
   }
-  /// Of the dimensions of which it has all only those from the first such on.
+  /// A mask whose dimensions in `mask_dims` are whole. Of the others those in front are left out, and the rest have one element.
   Mask make_mask(const Case& c) {
     Mask mask;
     const std::int64_t extents[] = {c.batch, c.heads, c.seqlen_q, c.seqlen_k};

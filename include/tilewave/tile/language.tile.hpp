@@ -145,7 +145,7 @@ using ColumnVector = typename Target::template ColumnVector<T, Tile>;
 /// R x N sums over columns that the kernel's `Warps` warps divide among them: products with a few columns, of 16-bit operands.
 template <class Target, int R, int N, int Warps>
 using DividedSums = typename Target::template DividedSums<R, N, Warps>;
-/// Their right operand, in registers: N rows, of which each warp holds its part of the C columns.
+/// The right operand of DividedSums, in registers: N rows of C columns, which the warps divide among them.
 template <class Target, class T, int N, int C, int Warps>
 using DividedOperand = typename Target::template DividedOperand<T, N, C, Warps>;
 template <class Target, class T, int R, int C>
