@@ -82,7 +82,7 @@ BackwardCall check_backward(const Tensor& q, const Tensor& k, const Tensor& v, c
   check_like(form, inputs[5], inputs[3]);
   for (int i = 0; i < 3; ++i) check_like(form, outputs[i], inputs[i]);
   call.lse = form.elements<float>(inputs[4], {q.shape(0), q.shape(2), q.shape(1)}, o.device());
-  form.require(!options.d_sink || forward.sink, "d_sink is {}, but forward.sink is not given", *options.d_sink);
+  if (options.d_sink) form.require(forward.sink != nullptr, "d_sink is {}, but forward.sink is not given", *options.d_sink);
   call.d_sink = form.elements<float>(outputs[3], {q.shape(2)}, o.device());
   for (const NamedTensor& output : outputs) {
     if (output.tensor == nullptr) continue;
