@@ -300,16 +300,18 @@ TEST(Analyze, RowsAndVectors) {
 }
 
 TEST(Analyze, LanguageKernels) {
-  const Tensor q = placeholder({128, 64}, DType::bf16), k = placeholder({200, 64}, DType::bf16), out = placeholder({128, 64}, DType::f32);
+  const Tensor q = placeholder({128, 64}, DType::bf16), k = placeholder({200, 64}, DType::bf16), out = placeholder({128, 64}, DType::f32),
+               scores = placeholder({128, 200}, DType::f32);
   const Analysis chain = analyze<Chain<bf16, 64, 64, 64>>({2}, [&](auto& bind, auto& p) {
     bind(p.q, q);
     bind(p.k, k);
     bind(p.v, k);
+    bind(p.scores, scores);
     bind(p.out, out);
   });
   EXPECT_EQ(products(chain, OperandType::bf16), 2u * 4 * 2 * 2 * 64 * 64 * 64);
   EXPECT_EQ(chain.global_read, 2u * (128 * 64 + 2 * 2 * 200 * 64));
-  EXPECT_EQ(chain.global_written, 4u * 128 * 64);
+  EXPECT_EQ(chain.global_written, 4u * (128 * 200 + 128 * 64));
 }
 
 struct NewOperations {

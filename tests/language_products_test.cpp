@@ -166,15 +166,16 @@ void expect_chain(Device device, std::mt19937_64& random) {
   for (const auto& [queries, keys] : {std::pair{M, N}, {M, 5 * N}, {M + 3, 4 * N - 1}, {1, 1}}) {
     SCOPED_TRACE(tw::format("{} queries, {} keys", queries, keys));
     PlacedTensor q({queries, D}, dtype, device), k({keys, D}, dtype, device), v({keys, D}, dtype, device),
-        out({queries, D}, DType::f32, device, {.gap = 1});
+        scores({queries, keys}, DType::f32, device, {.gap = 1}), out({queries, D}, DType::f32, device, {.gap = 1});
     const std::vector<float> qv = q.fill_random(random), kv = k.fill_random(random, 0.1f), vv = v.fill_random(random, 0.1f);
     launch_kernel<Chain<T, M, N, D>>(device, {ceil_div(queries, M)}, [&](auto& bind, auto& p) {
       bind(p.q, q);
       bind(p.k, k);
       bind(p.v, v);
+      bind(p.scores, scores);
       bind(p.out, out);
     });
-    const std::vector<double> got = out.values();
+    const std::vector<double> got = out.values(), rounded = scores.values();
     double error = 0, norm = 0;
     for (int i = 0; i < queries; ++i) {
       std::array<double, D> expected{};
@@ -182,6 +183,9 @@ void expect_chain(Device device, std::mt19937_64& random) {
         double score = 0;
         for (int c = 0; c < D; ++c)
           score += static_cast<double>(qv[static_cast<std::size_t>(i * D + c)]) * kv[static_cast<std::size_t>(j * D + c)];
+        const double of_operand = rounded[static_cast<std::size_t>(i * keys + j)];
+        EXPECT_EQ(round_to(dtype, static_cast<float>(of_operand)), of_operand);
+        EXPECT_NEAR(of_operand, score, std::abs(score) * (dtype == DType::bf16 ? 0x1p-8 : 0x1p-11) + 1e-5);
         for (int c = 0; c < D; ++c) expected[static_cast<std::size_t>(c)] += score * vv[static_cast<std::size_t>(j * D + c)];
       }
       for (int c = 0; c < D; ++c) {

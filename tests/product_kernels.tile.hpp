@@ -87,7 +87,7 @@ struct ThroughWindows {
 };
 
 /// out = sum over blocks of N keys of T(Q K^T) V, T() rounding: attention without its softmax. Three rings, each with its own pace; a
-/// product whose left operand is in registers; both contractions.
+/// product whose left operand is in registers, from where it is also stored, as `scores`; both contractions.
 template <class T, int M, int N, int D>
 struct Chain {
   static constexpr const char* source = kProductKernels;
@@ -101,7 +101,7 @@ struct Chain {
       Global<Target, const T, Q> q;
       Global<Target, const T, K> k;
       Global<Target, const T, V> v;
-      Global<Target, float> out;
+      Global<Target, float> scores, out;
     };
     struct Memory {
       Ring<Target, Q, 1> q;
@@ -133,6 +133,8 @@ struct Chain {
         }
         block.convert(weights, scores);
         block.mma(state.out, weights, block.take(memory.v), step == 0);
+        block.convert(scores, weights);  // while the product reads them
+        block.store(scores, p.scores, t.m * M, step * N);
       }
       block.wait(leave<0>, state.out);
       block.release(memory.v);

@@ -99,8 +99,8 @@ class BufferModel {
         }
       }
     }
-    for (int n = done; n < in_flight_; ++n) products_[n - done] = products_[n];
     in_flight_ -= done;
+    for (int n = 0; n < in_flight_ && n + done < kMost; ++n) products_[n] = products_[n + done];
   }
   /// The copy engine was told to read all of the Buffer.
   const char* copy(BufferUse& use, UnreadStores& unread) {

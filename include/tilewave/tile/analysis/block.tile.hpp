@@ -73,6 +73,8 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   }
   template <class T, class S, int R, int C>
   void convert(Operand<T, R, C>&, const Fragment<S, R, C>&) const {}
+  template <class T, class S, int R, int C>
+  void convert(Fragment<S, R, C>&, const Operand<T, R, C>&) const {}
   template <class T, int R, int C>
   void load(Operand<T, R, C>&, const Shared<T, R, C, Contract::columns>&) const {}
   /// Counts one read of each code and of each group's scale.

@@ -56,6 +56,12 @@ class Products : public BlockModel<kRows> {
     overwrite(to);
     cpu::convert(to, from);
   }
+  template <class T, class S, int R, int C>
+  void convert(Fragment<S, R, C>& to, const Operand<T, R, C>& from) const {
+    overwrite(to);
+    for (int row = 0; row < R; ++row)
+      for (int col = 0; col < C; ++col) to.x[row * C + col] = static_cast<S>(from.panels[from.offset(row, col)]);
+  }
 
   template <class T, int R, int N, int C, int Warps, class S>
   void add_products(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand) const {

@@ -33,6 +33,13 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
       for (int i = 0; i < from.size / 2; ++i) to.x[i] = ptx::pack<T>(from.x[2 * i], from.x[2 * i + 1]);
     }
   }
+  /// The rounded accumulators. `from` is of 16 bits, and may be an operand of a product in flight.
+  template <class T, class S, int R, int C, int WarpRows>
+  TW_INLINE void convert(Fragment<S, R, C, WarpRows>& to, const Operand<T, R, C, WarpRows>& from) const {
+    static_assert(sizeof(T) == 2, "operands of 16 bits are converted back");
+    TW_UNROLL
+    for (int i = 0; i < to.size; ++i) to.x[i] = static_cast<S>(bit_cast<T>(static_cast<u16>(from.x[i / 2] >> i % 2 * 16)));
+  }
 
   template <int R, int N>
   TW_INLINE void fill(DividedSums<R, N, kWarps>& sums, float value) const {
