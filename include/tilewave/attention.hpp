@@ -46,6 +46,7 @@ void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
 struct AttentionBackwardOptions {
   AttentionOptions forward = {};   ///< those of the attention() call, and the stream; `lse` and `check_contents` are ignored
   const Tensor* d_sink = nullptr;  ///< output, f32 [heads]: the gradient of forward.sink
+  bool deterministic = false;      ///< the same inputs give the same bits, on a GPU too, where this takes longer: see attention_backward()
 };
 
 /// Gradients of attention() with respect to q, k and v (and the sink), in O(seqlen) memory: the scores are computed again from q, k and
@@ -56,8 +57,11 @@ struct AttentionBackwardOptions {
 /// contiguous. Sums are in f32. dk and dv are sums over the query heads that share a key head. Queries that see no key and keys that no
 /// query sees have gradients of 0. The gradient of a mask is not computed. On a GPU the tanh of a softcap has a relative error up to 2^-11.
 ///
-/// Enqueues on the stream and returns (on the CPU: done when it returns). Deterministic: the same inputs give the same bits. Throws
-/// InvalidArgument for shapes, dtypes, strides or devices that do not fit, with nothing written; CompileError, DeviceError.
+/// dq is a sum over blocks of keys. On a Hopper GPU, up to 128 columns and without softcap, blocks add to it in an order that differs from
+/// run to run, and so do its last bits, unless options.deterministic is set. dk, dv, and dq everywhere else, are deterministic.
+///
+/// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
+/// that do not fit, with nothing written; CompileError, DeviceError.
 void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
                         const Tensor& dq, const Tensor& dk, const Tensor& dv, const AttentionBackwardOptions& options = {});
 

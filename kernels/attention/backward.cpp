@@ -31,6 +31,7 @@ void launch_delta(const BackwardCall& call) {
   launch<Delta<T, R, C>>(call.forward.stream, grid, [&](auto& bind, auto& p) {
     bind(p.o, call.forward.o);
     bind(p.d_o, call.d_o);
+    bind(p.dq_sum, call.dq_sum.numel() > 0 ? &call.dq_sum : nullptr);
     p.lse = call.lse;
     p.lse_log2 = call.lse_log2.template data<float>();
     p.delta = delta.template data<float>();
@@ -40,14 +41,28 @@ void launch_delta(const BackwardCall& call) {
   });
 }
 
-void run_delta(const BackwardCall& call) {
+template <class T, int R, int C>
+void launch_scaled_sum(const BackwardCall& call) {
+  const Tensor& sum = call.dq_sum;
+  const TileGrid grid{ceil_div(static_cast<int>(sum.shape(2)), R), static_cast<int>(sum.shape(0) * sum.shape(1))};
+  launch<ScaledSum<T, R, C>>(call.forward.stream, grid, [&](auto& bind, auto& p) {
+    bind(p.sum, sum);
+    bind(p.dq, call.dq);
+    p.scale = call.forward.scale;
+    p.heads = static_cast<int>(sum.shape(1));
+  });
+}
+
+/// Calls f.operator()<T, R, C>() for the call's type and rows that hold its columns.
+template <class F>
+void with_rows(const BackwardCall& call, F f) {
   with_float_type(call.d_o.dtype(), [&]<class T>(std::type_identity<T>) {
-    if (!call.forward.stream.device().is_cuda()) return launch_delta<T, 16, 256>(call);
-    const std::int64_t dim = call.d_o.shape(3);
+    if (!call.forward.stream.device().is_cuda()) return f.template operator()<T, 16, 256>();
+    const std::int64_t dim = std::max(call.dq.shape(3), call.d_o.shape(3));
     if constexpr (!is_same<T, float>) {
-      if (dim <= 64) return launch_delta<T, 64, 64>(call);
-      if (dim <= 128) return launch_delta<T, 32, 128>(call);
-      launch_delta<T, 16, 256>(call);
+      if (dim <= 64) return f.template operator()<T, 64, 64>();
+      if (dim <= 128) return f.template operator()<T, 32, 128>();
+      f.template operator()<T, 16, 256>();
     }
   });
 }
@@ -68,6 +83,19 @@ void run_sink_gradient(const BackwardCall& call) {
 int padded_queries(int queries) {
   constexpr int kMultiple = 128;
   return std::max(1, ceil_div(queries, kMultiple)) * kMultiple;
+}
+
+void run_delta(BackwardCall& call, bool adds_up) {
+  const Tensor& q = call.forward.q;
+  const std::int64_t batch = std::max<std::int64_t>(1, q.shape(0)), heads = std::max<std::int64_t>(1, q.shape(1));
+  const Tensor memory = workspace({2, batch, heads, padded_queries(static_cast<int>(q.shape(2)))}, DType::f32, call.forward.stream);
+  call.lse_log2 = memory.select(0, 0);
+  call.delta = memory.select(0, 1);
+  if (adds_up && q.numel() > 0) call.dq_sum = workspace(call.dq.shape(), DType::f32, call.forward.stream);
+  if (q.numel() > 0) with_rows(call, [&]<class T, int kRows, int kCols>() { launch_delta<T, kRows, kCols>(call); });
+}
+void run_scaled_sum(const BackwardCall& call) {
+  with_rows(call, [&]<class T, int kRows, int kCols>() { launch_scaled_sum<T, kRows, kCols>(call); });
 }
 
 BackwardCall check_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
@@ -93,6 +121,7 @@ BackwardCall check_backward(const Tensor& q, const Tensor& k, const Tensor& v, c
     for (const NamedTensor& other : outputs)
       if (&other < &output) check_disjoint(kOp, output, {other});
   }
+  call.deterministic = options.deterministic;
   call.d_o = d_o.transpose(1, 2);
   call.dq = dq.transpose(1, 2);
   call.dk = dk.transpose(1, 2);
@@ -106,15 +135,15 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
                         const Tensor& dq, const Tensor& dk, const Tensor& dv, const AttentionBackwardOptions& options) {
   using namespace kernels::attention;
   BackwardCall call = check_backward(q, k, v, o, lse, d_o, dq, dk, dv, options);
-  const Stream& stream = call.forward.stream;
-  const bool cuda = stream.device().is_cuda();
-  const std::int64_t batch = std::max<std::int64_t>(1, q.shape(0)), heads = std::max<std::int64_t>(1, q.shape(2));
-  const Tensor memory = kernels::workspace({2, batch, heads, padded_queries(static_cast<int>(q.shape(1)))}, DType::f32, stream);
-  call.lse_log2 = memory.select(0, 0);
-  call.delta = memory.select(0, 1);
-  if (q.numel() > 0) run_delta(call);
-  if (dk.numel() > 0) cuda ? key_gradients_on_gpu(call) : key_gradients_on_cpu(call);
-  if (dq.numel() > 0) cuda ? query_gradient_on_gpu(call) : query_gradient_on_cpu(call);
+  const bool cuda = call.forward.stream.device().is_cuda(), adds_up = adds_up_query_gradient(call);
+  run_delta(call, adds_up);
+  if (adds_up) {
+    if (dk.numel() > 0) all_gradients_on_gpu(call);
+    if (dq.numel() > 0) run_scaled_sum(call);
+  } else {
+    if (dk.numel() > 0) cuda ? key_gradients_on_gpu(call) : key_gradients_on_cpu(call);
+    if (dq.numel() > 0) cuda ? query_gradient_on_gpu(call) : query_gradient_on_cpu(call);
+  }
   if (options.d_sink) run_sink_gradient(call);
 }
 

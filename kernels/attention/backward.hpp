@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "kernels/attention/call.hpp"
+#include "kernels/attention/gradients.tile.hpp"
 #include "kernels/attention/heuristics.hpp"
 #include "kernels/attention/key_gradients.tile.hpp"
 #include "kernels/attention/query_gradient.tile.hpp"
@@ -18,8 +19,11 @@ struct BackwardCall {
   const float* lse = nullptr;
   Tensor d_o = {}, dq = {}, dk = {}, dv = {};
   float* d_sink = nullptr;
+  bool deterministic = true;
   /// f32 [batch, head, padded queries], written by the first kernel: see KeyGradients
   Tensor lse_log2 = {}, delta = {};
+  /// f32 [batch, head, query, dim]: see AllGradients. Empty if dQ has a kernel of its own
+  Tensor dq_sum = {};
 };
 
 /// Throws InvalidArgument, with nothing written.
@@ -28,6 +32,13 @@ BackwardCall check_backward(const Tensor& q, const Tensor& k, const Tensor& v, c
 
 /// The number of queries in lse_log2 and delta, a multiple of all tiles.
 int padded_queries(int queries);
+
+/// Whether all gradients come from one kernel, AllGradients.
+bool adds_up_query_gradient(const BackwardCall& call);
+void all_gradients_on_gpu(const BackwardCall& call);
+/// What precedes the gradients, of which it allocates the memory, and what follows them if adds_up_query_gradient().
+void run_delta(BackwardCall& call, bool adds_up);
+void run_scaled_sum(const BackwardCall& call);
 
 void key_gradients_on_cpu(const BackwardCall& call);
 void key_gradients_on_gpu(const BackwardCall& call);
@@ -71,6 +82,11 @@ void fill_key_gradients(auto& bind, P& p, const BackwardCall& call) {
   bind(p.dv, call.dv);
   p.queries = static_cast<int>(call.forward.q.shape(2));
   p.kv_heads = static_cast<int>(call.dk.shape(1));
+}
+template <class RuleList, class P>
+void fill_all_gradients(auto& bind, P& p, const BackwardCall& call) {
+  fill_key_gradients<RuleList>(bind, p, call);
+  bind(p.dq, call.dq_sum.numel() > 0 ? call.dq_sum : call.delta);
 }
 template <class RuleList, class P>
 void fill_query_gradient(auto& bind, P& p, const BackwardCall& call) {

@@ -15,8 +15,11 @@ constexpr const char* kBackward = "attention-backward";
 struct BackwardCase {
   std::int64_t head_dim, seqlen, batch, heads;
   bool causal;
+  bool deterministic = false;
 
-  std::string name() const { return tw::format("d{}-s{}-{}", head_dim, seqlen, causal ? "causal" : "full"); }
+  std::string name() const {
+    return tw::format("d{}-s{}-{}{}", head_dim, seqlen, causal ? "causal" : "full", deterministic ? "-deterministic" : "");
+  }
   /// Five products where the forward pass has two, and half of all when causal, as the FlashAttention papers count.
   double flops() const {
     const double forward = 4.0 * static_cast<double>(batch * heads * head_dim) * static_cast<double>(seqlen) * static_cast<double>(seqlen);
@@ -42,7 +45,9 @@ void run_backward(Run& run, const BackwardCase& c, DType dtype, std::initializer
     record.mode = mode;
     record.unit = unit;
     record.work = c.flops() * (unit == "TFLOP/s" ? 1e-12 : 1e-9);
-    const auto launch = [&] { attention_backward(q, k, v, o, lse, d_o, dq, dk, dv, {.forward = options}); };
+    const auto launch = [&] {
+      attention_backward(q, k, v, o, lse, d_o, dq, dk, dv, {.forward = options, .deterministic = c.deterministic});
+    };
     record.ours = measure(mode, {{"tilewave", launch}}, stream, run.effort(mode)).front();
     record.limit = limit;
     run.add(record);
@@ -54,8 +59,11 @@ void backward_on_gpu(Run& run) {
   for (const std::int64_t head_dim : {128, 64, 256}) {
     for (const std::int64_t seqlen : {2048, 4096, 16384}) {
       for (const bool causal : {false, true})
-        run_backward(run, {head_dim, seqlen, 16384 / seqlen, 2048 / head_dim, causal}, DType::bf16, {Mode::hot, Mode::cool}, "TFLOP/s",
-                     limits ? limits->bf16_tflops : 0);
+        for (const bool deterministic : {false, true}) {
+          if (deterministic && head_dim > 128) continue;  // dQ is never added up there
+          run_backward(run, {head_dim, seqlen, 16384 / seqlen, 2048 / head_dim, causal, deterministic}, DType::bf16,
+                       {Mode::hot, Mode::cool}, "TFLOP/s", limits ? limits->bf16_tflops : 0);
+        }
     }
   }
 }

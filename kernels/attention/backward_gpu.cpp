@@ -30,7 +30,7 @@ constexpr AttentionConfig config_of(int dim, const Tiles& tiles) {
 /// `bending`: the rules' derivatives take as many registers as a product.
 constexpr AttentionConfig key_config(int dim, bool bending) {
   if (dim <= 96) return config_of(dim, {64, 128, 2});
-  if (dim <= 128) return config_of(dim, {32, 128, 2});
+  if (dim <= 128) return config_of(dim, {bending ? 32 : 64, 128, 2});
   return config_of(dim, {bending ? 32 : 64, 128, 1});
 }
 constexpr AttentionConfig query_config(int dim, bool bending) {
@@ -60,6 +60,18 @@ AttentionConfig generic_query_config(int dim, std::int64_t shared) {
   return generic_config_of(dim, kChoices, shared, dim <= 128 ? 128 : 64, &Tiles::rows, &Tiles::keys);
 }
 
+/// AllGradients' tiles. Blocks of queries are as large as the registers allow.
+constexpr AttentionConfig all_config(int dim) { return config_of(dim <= 64 ? 64 : 128, {dim <= 64 ? 128 : 64, 128, 2}); }
+
+struct AllGradientsKernel {
+  DType dtype;
+  RuleSet rules;
+  AttentionConfig config;
+  auto operator<=>(const AllGradientsKernel&) const = default;
+};
+std::string type_of_all(const AllGradientsKernel& k) {
+  return tw::format("tw::kernels::attention::AllGradients<{}, {}, {}>", element_name(k.dtype), text_of(k.config), text_of(k.rules));
+}
 struct KeyGradientsKernel {
   DType dtype;
   RuleSet rules;
@@ -83,10 +95,21 @@ std::string type_of_queries(const QueryGradientKernel& k) {
 }
 
 /// Neither tile sizes nor rules change the layout of Params.
-constexpr AttentionConfig kAnySizes{.head_dim = 64, .value_dim = 64, .rows = 64, .keys = 64, .stages = 1};
+constexpr AttentionConfig kAnySizes{.head_dim = 64, .value_dim = 64, .rows = 64, .keys = 64, .stages = 2};
+constexpr const char* kAllSource = AllGradients<bf16, kAnySizes, detail::CallRules<>>::source;
 constexpr const char* kKeysSource = KeyGradients<bf16, kAnySizes, detail::CallRules<>, Gradients::keys>::source;
 constexpr const char* kQueriesSource = QueryGradient<bf16, kAnySizes, detail::CallRules<>>::source;
 
+template <class T>
+void all_gradients(const BackwardCall& call) {
+  static KernelTable<AllGradientsKernel> table(type_of_all, kAllSource);
+  using Kernel = AllGradients<T, kAnySizes, detail::CallRules<>>;
+  const AttentionConfig config = all_config(backward_dim(call.dk.shape(3), call.dv.shape(3)));
+  const detail::NamedKernel& kernel = table[{dtype_of<T>, rules_of(call.forward), config}];
+  detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
+      kernel, call.forward.stream, key_gradients_grid(call, config.keys),
+      [&](auto& bind, auto& p) { fill_all_gradients<detail::CallRules<>>(bind, p, call); });
+}
 template <class T>
 void key_gradients(const BackwardCall& call, Gradients gradients) {
   static KernelTable<KeyGradientsKernel> table(type_of_keys, kKeysSource);
@@ -121,6 +144,14 @@ AttentionConfig query_gradient_config(const BackwardCall& call) {
   return shared ? generic_query_config(dim, shared) : query_config(dim, call.forward.softcap > 0);
 }
 
+bool adds_up_query_gradient(const BackwardCall& call) {
+  const Stream& stream = call.forward.stream;
+  return stream.device().is_cuda() && generic_shared_bytes(stream) == 0 && !call.deterministic && call.forward.softcap == 0 &&
+         std::max(call.dk.shape(3), call.dv.shape(3)) <= 128;
+}
+void all_gradients_on_gpu(const BackwardCall& call) {
+  call.dk.dtype() == DType::f16 ? all_gradients<f16>(call) : all_gradients<bf16>(call);
+}
 void key_gradients_on_gpu(const BackwardCall& call) {
   const auto run = [&](Gradients gradients) {
     call.dk.dtype() == DType::f16 ? key_gradients<f16>(call, gradients) : key_gradients<bf16>(call, gradients);
@@ -173,6 +204,20 @@ BackwardCall make_call(const ShapeValues& shape, int dim) {
   return call;
 }
 
+template <int kDim>
+KernelVariant all_variant() {
+  static constexpr AttentionConfig kConfig = all_config(kDim);
+  using Instantiated = AllGradients<bf16, kConfig, RegisteredRules>;
+  const AllGradientsKernel kernel{DType::bf16, {.upper = true}, kConfig};
+  return {make_spec({type_of_all(kernel), kAllSource, detail::tile_recorder<Instantiated>()}, true, true,
+                    tw::format("attention_gradients_bf16_d{}_causal", kDim)),
+          [](const ShapeValues& shape) {
+            BackwardCall call = make_call(shape, kDim);
+            call.dq_sum = placeholder(call.dq.shape(), DType::f32);
+            return analyze<Instantiated>(key_gradients_grid(call, kConfig.keys),
+                                         [&](auto& bind, auto& p) { fill_all_gradients<RegisteredRules>(bind, p, call); });
+          }};
+}
 template <int kDim, Gradients kGradients>
 KernelVariant key_variant(const char* gradients) {
   static constexpr AttentionConfig kConfig = key_config(kDim, false);
@@ -204,9 +249,9 @@ KernelVariant query_variant() {
 
 std::vector<KernelVariant> registered_backward() {
   return {
-      key_variant<128, Gradients::keys_and_values>("dk_dv"),
+      all_variant<64>(),
+      all_variant<128>(),
       key_variant<256, Gradients::keys>("dk"),
-      query_variant<128>(),
       query_variant<256>(),
   };
 }

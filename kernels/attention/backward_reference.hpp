@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/attention/reference.hpp"
@@ -17,16 +18,21 @@ struct PlainGradients {
   std::vector<double> dq;      ///< [batch, seqlen_q, heads, head_dim]
   std::vector<double> dk, dv;  ///< [batch, seqlen_k, kv_heads, head_dim or value_dim]
   std::vector<double> d_sink;  ///< [heads], if there is a sink
-  /// The same sums as dq, dk and d_sink of absolute values. In place of dP - delta they have the sizes of both, the roots of their
-  /// summands' sums of squares: dP and delta are equal for a query that sees one key.
+  /// In double, the same sums as dq, dk and d_sink of absolute values. In place of dP - delta they have the sizes of both, the roots of
+  /// their summands' sums of squares: dP and delta are equal for a query that sees one key.
   std::vector<double> dq_cancelled, dk_cancelled, d_sink_cancelled;
 };
 
-/// The root of the sum of (x[c] y[c])^2: the size of their dot product, but for cancellation.
+/// The root of the sum of (x[c] y[c])^2: the size of their dot product, but for cancellation. `count` is a multiple of 8.
 template <class Real>
 Real size_of_product(const Real* x, const Real* y, std::int64_t count) {
+  typename Eight<Real>::Lanes sums = {};
+  for (std::int64_t c = 0; c < count; c += 8) {
+    const auto product = Eight<Real>::at(x + c) * Eight<Real>::at(y + c);
+    sums += product * product;
+  }
   Real sum = 0;
-  for (std::int64_t c = 0; c < count; ++c) sum += x[c] * y[c] * (x[c] * y[c]);
+  for (int n = 0; n < 8; ++n) sum += sums[n];
   return std::sqrt(sum);
 }
 
@@ -35,6 +41,7 @@ Real size_of_product(const Real* x, const Real* y, std::int64_t count) {
 template <class Real, class Round>
 PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> d_o, Round round) {
   using Math = Eight<Real>;
+  constexpr bool kExact = std::is_same_v<Real, double>;
   const std::int64_t d = call.head_dim, value_dim = call.value_dim > 0 ? call.value_dim : d;
   const std::int64_t group = call.kv_heads > 0 ? call.heads / call.kv_heads : 0;
   const auto size = [](std::int64_t elements) { return static_cast<std::size_t>(elements); };
@@ -96,13 +103,16 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
         if (!call.sink.empty()) {
           const Real weight = std::exp(sink - largest) / total;
           d_sink[size(head)] -= weight * delta;
-          d_sink_cancelled[size(head)] += weight * delta_size;
+          // A few sums, of which chance can make the naive ones exact: a weight is as uncertain as its exponent, whose rounding grows with
+          // it.
+          d_sink_cancelled[size(head)] += weight * delta_size * std::max(Real{1}, std::abs(largest + std::log(total)));
         }
         for (std::int64_t j = begin; j < end; ++j) {
           const Real dp = round(Math::dot_product(row_gradient, &v[size(key(j) * value_dim)], value_dim));
           const Real ds = round(round(round(p[size(j)] * (dp - delta)) * slopes[size(j)]) * scale);
           Math::add(&dq[size(row * d)], ds, &k[size(key(j) * d)], d);
           Math::add(&dk[size(key(j) * d)], ds, &q[size(row * d)], d);
+          if constexpr (!kExact) continue;
           const Real dp_size = size_of_product(row_gradient, &v[size(key(j) * value_dim)], value_dim);
           const Real cancelled = p[size(j)] * (dp_size + delta_size) * slopes[size(j)] * scale;
           Math::add(&dq_cancelled[size(row * d)], cancelled, &absolute_k[size(key(j) * d)], d);

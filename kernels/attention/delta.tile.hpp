@@ -6,7 +6,8 @@
 
 namespace tw::kernels::attention {
 
-/// delta = rowsum(dO O), and the LSE as the kernels of the backward pass read it. A tile is R rows of one head.
+/// delta = rowsum(dO O), and the LSE as the kernels of the backward pass read it. If dQ is a sum over tiles of keys, it is set to 0. A tile
+/// is R rows of one head.
 template <class T, int R, int C>
 struct Delta {
   static constexpr const char* source = "kernels/attention/delta.tile.hpp";
@@ -18,6 +19,7 @@ struct Delta {
       Global<Target, const T, Values> o, d_o;  ///< [batch, head, query, value_dim]
       Pointer<Target, const float> lse;        ///< [batch, head, query]: natural logarithms, -infinity if a query sees no key
       Pointer<Target, float> lse_log2, delta;  ///< [batch, head, padded queries]
+      Global<Target, float, Values> dq_sum;    ///< [batch, head, query, dim], or without elements
       int heads, queries;
       int padded;  ///< queries after the last one get +infinity and 0, so that their weights are 0
     };
@@ -30,6 +32,8 @@ struct Delta {
       block.load(d_o, p.d_o, row0, 0, head, batch);
       block.map(o, d_o, [](auto x, auto y) { return x * y; });
       block.rows(o, [&](int i, auto row) { sum[i] = row.sum(); });
+      block.fill(o, 0.0f);
+      block.store(o, p.dq_sum, row0, 0, head, batch);
       block.for_rows(sum, [&](int row, int, auto& x) {
         const int query = row0 + row;
         if (query >= p.padded || !block.owns_rows(sum)) return;
@@ -43,6 +47,31 @@ struct Delta {
           p.delta[to] = 0.0f;
         }
       });
+    }
+  };
+};
+
+/// dQ = scale * sum, rounded. A tile is R rows of one head.
+template <class T, int R, int C>
+struct ScaledSum {
+  static constexpr const char* source = "kernels/attention/delta.tile.hpp";
+
+  template <class Target>
+  struct On {
+    using Values = Rows<Target, float, R, C>;
+    struct Params {
+      Global<Target, const float, Values> sum;  ///< [batch, head, query, dim]
+      Global<Target, T, Values> dq;             ///< the same
+      float scale;
+      int heads;
+    };
+
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      const int batch = t.n / p.heads, head = t.n - batch * p.heads;
+      Values x;
+      block.load(x, p.sum, t.m * R, 0, head, batch);
+      block.map_store(
+          x, p.dq, t.m * R, 0, head, batch, [](auto sum, auto scale) { return sum * scale; }, p.scale);
     }
   };
 };

@@ -1,51 +1,11 @@
 #pragma once
 
-#include "tilewave/tile/attention_work.tile.hpp"
+#include "kernels/attention/key_gradients_work.tile.hpp"
 
 namespace tw::kernels::attention {
 
 /// The gradients that a kernel computes. Where the accumulators of both do not fit the registers, each has a kernel of its own.
 enum class Gradients { keys_and_values, keys, values };
-
-/// Orders tiles of keys from the first to the last: under a causal mask the first keys are seen by the most queries. The grid's n is
-/// kv_heads * batch, its m the number of tiles of keys; neighbours have the same keys, of another head.
-struct FirstKeysFirst {
-  static constexpr Dispatch dispatch = Dispatch::dynamic;
-  TW_INLINE static constexpr Tile at(const TileGrid& grid, int i) { return {i / grid.n, i % grid.n, 0}; }
-};
-
-/// The keys of a tile, and the blocks of queries that see them, in each head that shares the keys.
-template <AttentionConfig kConfig, class Rules>
-struct KeyGradientsWork {
-  static constexpr int BM = kConfig.rows, BN = kConfig.keys;
-
-  int batch, kv_head;
-  int first_key;
-  int seqlen_q, seqlen_k, diagonal;
-  int first_block, blocks;  ///< of queries
-  int steps;                ///< blocks of all heads
-
-  TW_INLINE static KeyGradientsWork of(const auto& p, Tile t) {
-    KeyGradientsWork w;
-    w.batch = t.n / p.kv_heads;
-    w.kv_head = t.n - w.batch * p.kv_heads;
-    w.first_key = t.m * BN;
-    w.seqlen_q = p.queries;
-    w.seqlen_k = p.keys;
-    w.diagonal = p.has_diagonal ? p.diagonal : w.seqlen_k - w.seqlen_q;
-    const ScoreKeys keys{w.first_key, min(w.first_key + BN, w.seqlen_k) - 1, w.seqlen_q, w.seqlen_k, w.diagonal};
-    const QueryRange all{0, w.seqlen_q}, seen = Rules::queries(p.rules, keys, all);
-    w.first_block = w.blocks = 0;
-    if (seen.begin < seen.end) {
-      w.first_block = seen.begin / BM;
-      w.blocks = ceil_div(seen.end, BM) - w.first_block;
-    }
-    w.steps = w.blocks * p.heads_per_kv;
-    return w;
-  }
-  TW_INLINE int head(const auto& p, int step) const { return kv_head * p.heads_per_kv + step / blocks; }
-  TW_INLINE int first_query(int step) const { return (first_block + step % blocks) * BM; }
-};
 
 /// Gradients of attention's keys and values:
 ///   P = exp(S - lse), dV = P^T dO, dP = dO V^T, dS = P (dP - delta) with delta = rowsum(dO O), dK = scale dS^T Q.
@@ -144,10 +104,7 @@ struct KeyGradients {
         block.mma(scores, k, queries.q, true);
         if constexpr (for_keys) block.mma(ds, *v, outputs.d_o, true);
         block.wait(leave<(for_keys ? 1 : 0)>, scores);
-        if (is_cut(p, w, step))
-          apply_rules<true>(block, p, w, step, scores, slopes);
-        else
-          apply_rules<false>(block, p, w, step, scores, slopes);
+        apply_rules_to_keys<Rules>(block, p, w, step, scores, slopes);
         // Read where they are used: as vectors they would take the registers of half a tile.
         block.for_each(scores, [&](int, int query, auto& x) { x = exp2(x * p.scale_log2 - queries.lse[query]); });
         if constexpr (for_values) {
@@ -156,6 +113,7 @@ struct KeyGradients {
         }
         if constexpr (for_keys) {
           block.wait(leave<(for_values ? 1 : 0)>, ds);
+          if constexpr (for_values) block.convert(scores, weights);  // dP's registers have taken the place of the others
           block.for_each(ds, scores, [&](int, int query, auto& x, auto& weight) { x = weight * (x - outputs.delta[query]); });
           if constexpr (Rules::bending) block.map(ds, slopes, [](auto x, auto slope) { return x * slope; });
           block.convert(ds_weights, ds);
@@ -176,34 +134,6 @@ struct KeyGradients {
       if constexpr (for_keys) {
         block.map(state.dk, p.scale, [](auto x, auto scale) { return x * scale; });
         block.store(state.dk, memory.out, p.dk, w.first_key, 0, w.kv_head, w.batch);
-      }
-    }
-
-   private:
-    /// Whether rules hide some of the step's scores, or the tile reaches past the last key.
-    TW_INLINE static bool is_cut(const Params& p, const Work& w, int step) {
-      const int query0 = w.first_query(step);
-      const ScoreRows rows{w.batch, w.head(p, step), query0, min(query0 + BM, w.seqlen_q) - 1, w.seqlen_q, w.seqlen_k, w.diagonal};
-      const tw::KeyRange whole = Rules::untouched(p.rules, rows, {0, w.seqlen_k});
-      return whole.begin > w.first_key || whole.end < w.first_key + BN;
-    }
-    template <bool kCut>
-    TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int step, Scores& scores, Scores& slopes) {
-      const int head = w.head(p, step), query0 = w.first_query(step);
-      const auto at = [&](int row, auto col) {
-        const int key = w.first_key + row, query = query0 + col;
-        return Score{w.batch, head, query, key, w.seqlen_q, w.seqlen_k, w.diagonal, difference(query + w.diagonal, key)};
-      };
-      if constexpr (Rules::bending) {
-        block.fill(slopes, 1.0f);
-        Rules::template apply<kCut, 0, BM>(block, p.rules, scores, at, slopes);
-      } else {
-        Rules::template apply<kCut, 0, BM>(block, p.rules, scores, at);
-      }
-      if (kCut && w.first_key + BN > w.seqlen_k) {
-        block.for_each(scores, [&](int row, int, auto& x) {
-          if (w.first_key + row >= w.seqlen_k) x = -kInfinity;
-        });
       }
     }
   };
