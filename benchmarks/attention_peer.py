@@ -9,6 +9,7 @@ Groups of cases (--group a,b picks some; B S = 16384 and H D = 2048 in the first
   c  head dimensions 96 and 192 against our own 128 and 256, and cuDNN
   d  decode from contiguous and paged caches against the bandwidth of a large read; contiguous ones against FlashAttention 2
   e  memory: a sequence of 131072
+  f  plain backward passes, against PyTorch's cuDNN and FlashAttention-2 kernels, and deterministic ones against ours that are not
 
 Needs PyTorch with CUDA and a Hopper GPU. Each case is first checked: against a float64 reference on some rows, against each peer on all. A case that fails does
 not stop the others. Exit codes: 0 done, 1 something failed or is missing, 2 wrong usage. benchmarks/README.md explains the modes.
@@ -22,7 +23,7 @@ import attention_work as work
 import gpu_timing
 import records
 import torch
-from accuracy import poisoned, some_rows
+from accuracy import poisoned, some_rows, wrong_values
 from attention_reference import Features, wrong_rows
 from gpu_timing import COLD_BYTES, Contender, Group, WrongResult, burst, expected_seconds, require_right, synchronize, taking_turns
 from torch.nn import functional
@@ -475,12 +476,117 @@ def run_memory(run):
         run.records.append(record)
 
 
+# --- f: plain backward passes
+
+
+BACKWARD_SEQLENS = (2048, 4096, 16384)
+
+
+class Backward:
+    """The gradients of one plain call."""
+
+    def __init__(self, run, head_dim, seqlen, causal):
+        forward = Prefill(run, head_dim, seqlen, WIDTH // head_dim, Features(causal=causal))
+        self.run, self.causal = run, causal
+        self.q, self.k, self.v, self.d_o = forward.q, forward.k, forward.v, run.normal(*forward.q.shape)
+        self.o, self.lse = forward.call(forward.o, return_lse=True)()
+        self.gradients = tuple(poisoned(*self.q.shape, dtype=self.q.dtype, device=run.device) for _ in range(3))
+        self.tflop = 2.5 * forward.tflop  # five products where the forward pass has two
+
+    def call(self, out, deterministic=False):
+        inputs = (self.q, self.k, self.v, self.o, self.lse, self.d_o)
+        return functools.partial(self.run.ops.attention_backward, *inputs, causal=self.causal, deterministic=deterministic, out=out)
+
+    def check(self):
+        """Throws WrongResult: the accuracy rule for one head, and with `deterministic` the same bits twice."""
+        sequence, head = (self.run.rng.randrange(n) for n in (self.q.shape[0], self.q.shape[2]))
+        operands = [t[sequence, :, head] for t in (self.q, self.k, self.v, self.d_o)]
+        reference, naive = gradients([t.double() for t in operands], self.causal), gradients(operands, self.causal)
+        wrong, deterministic = [], []
+        for out in ([torch.full_like(g, math.nan) for g in self.gradients] for _ in range(2)):
+            deterministic.append(self.call(tuple(out), deterministic=True)())
+        self.call(self.gradients)()
+        for way, results in (("", self.gradients), ("deterministic ", deterministic[0])):
+            for name, out, near, exact in zip(("dq", "dk", "dv"), results, naive, reference):
+                wrong += wrong_values(f"{way}{name}, sequence {sequence} head {head}", out[sequence, :, head], near, exact, factor=3)
+        if not all(torch.equal(first, second) for first, second in zip(*deterministic)):
+            wrong.append("deterministic gradients differ from one call to the next")
+        require_right(wrong)
+
+
+def gradients(operands, causal):
+    """Of one head, in the dtype of its operands: q, k, v and the output's gradient, [seqlen, head_dim]."""
+    q, k, v, d_o = operands
+    scale = 1 / math.sqrt(q.shape[1])
+    scores = (q @ k.T) * scale
+    if causal:
+        scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu_(1), -math.inf)
+    weights = torch.softmax(scores, dim=-1)
+    delta = (d_o * (weights @ v)).sum(-1, keepdim=True)
+    d_scores = weights * (d_o @ v.T - delta) * scale
+    return d_scores @ k, d_scores.T @ q, weights.T @ d_o
+
+
+def sdpa_backward(backend, q, k, v, d_o, causal):
+    """The backward of scaled_dot_product_attention."""
+    inputs = [t.transpose(1, 2).detach().requires_grad_() for t in (q, k, v)]
+    with sdpa_kernel(backend):
+        o = functional.scaled_dot_product_attention(*inputs, is_causal=causal)
+    return lambda: torch.autograd.grad(o, inputs, d_o.transpose(1, 2), retain_graph=True)
+
+
+def backward_wanted(peer, head_dim, seqlen):
+    if peer == "tilewave not deterministic":
+        return 0.80
+    if peer == "flash_attention_2":
+        return 1.6 if head_dim == 128 else None
+    return {64: 1.05, 128: 1.05, 256: 1.20}[head_dim] if seqlen >= 4096 or head_dim == 128 else None
+
+
+def run_backward(run):
+    for head_dim in PLAIN_HEAD_DIMS:
+        for seqlen in BACKWARD_SEQLENS:
+            for causal in (False, True):
+                name = f"backward-d{head_dim}-s{seqlen}-{suffix(causal)}"
+                if run.wants(name):
+                    with run.case(name):
+                        run_backward_case(run, name, head_dim, seqlen, causal)
+
+
+def run_backward_case(run, name, head_dim, seqlen, causal):
+    ours = Backward(run, head_dim, seqlen, causal)
+    ours.check()
+    fast = Contender("tilewave", ours.call(ours.gradients), ours.tflop)
+    deterministic = Contender("tilewave deterministic", ours.call(ours.gradients, deterministic=True), ours.tflop)
+    peers = []
+    expected = tuple(g.transpose(1, 2) for g in ours.gradients)
+    for peer in ("cudnn", "flash_attention_2"):
+        make = functools.partial(sdpa_backward, BACKENDS[peer], ours.q, ours.k, ours.v, ours.d_o, causal)
+        peers += run.peer(name, peer, make, ours.tflop, expected)
+    for mode in run.modes(("hot", "cool")):
+        for record in run.compare(name, "bf16", mode, "TFLOP/s", [fast, *peers], run.tflops, group="backward"):
+            run.add(record, backward_wanted(record["peer"], head_dim, seqlen))
+        if head_dim <= 128:  # above it dQ is never added up
+            plain = Contender("tilewave not deterministic", fast.launch, ours.tflop)
+            for record in run.compare(f"{name}-deterministic", "bf16", mode, "TFLOP/s", [deterministic, plain], run.tflops, group="backward"):
+                run.add(record, backward_wanted(record["peer"], head_dim, seqlen))
+
+
+def plan_backward(quick):
+    total = 0
+    for seqlen in BACKWARD_SEQLENS:
+        launch_ms = 2.5 * work.teraflop(TOKENS * seqlen, 1, WIDTH) / 350 * 1e3
+        total += 2 + sum(expected_seconds(mode, 5, quick, launch_ms) for mode in ("hot", "cool"))
+    return 2 * len(PLAIN_HEAD_DIMS) * total
+
+
 GROUPS = {
     "a": Group("plain forward passes", run_plain, plan_plain),
     "b": Group("features", run_features, plan_features),
     "c": Group("head dimensions between", run_between, plan_between),
     "d": Group("decode", run_decode, plan_decode),
     "e": Group("memory", run_memory, lambda quick: 6),
+    "f": Group("plain backward passes", run_backward, plan_backward),
 }
 
 

@@ -231,7 +231,8 @@ class Run:
             print(f"{name}: the device is lost: {error}", file=sys.stderr, flush=True)
 
     def peer(self, case, name, make, work, expected):
-        """[the contender], whose launch `make` gives; [] where it is not wanted, or does not run. Raises WrongResult where its result is not `expected`."""
+        """[the contender], whose launch `make` gives; [] where it is not wanted, or does not run. Raises WrongResult where its result is not `expected`, a
+        tensor or a tuple of them."""
         if name in self.options.skip_peer:
             return []
         try:
@@ -242,9 +243,10 @@ class Run:
             why = (str(error).strip().splitlines() or [""])[0]
             print(f"{case}: no {name}: {type(error).__name__}: {why}", file=sys.stderr, flush=True)
             return []
-        difference = relative_error(result.float(), expected.float())
-        if not difference <= 1e-2:
-            raise WrongResult(f"differs from {name} by {difference:.3g} (relative L2, allowed 0.01)")
+        for theirs, ours in zip(*((t if isinstance(t, tuple) else (t,)) for t in (result, expected)), strict=True):
+            difference = relative_error(theirs.float(), ours.float())
+            if not difference <= 1e-2:
+                raise WrongResult(f"differs from {name} by {difference:.3g} (relative L2, allowed 0.01)")
         return [Contender(name, launch, work)]
 
     def measure(self, mode, contenders):

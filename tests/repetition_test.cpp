@@ -32,6 +32,7 @@
 #include "tilewave/attention.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/hadamard.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw::test {
@@ -423,6 +424,55 @@ class RandomTensors {
 };
 Tensor tensor_of(const std::vector<std::int32_t>& values) {
   return Tensor::from(std::span<const std::int32_t>(values), {static_cast<std::int64_t>(values.size())});
+}
+
+/// One of attention's gradients: dQ, dK or dV. Up to two tiles of keys add to an element of dQ, so that every order gives the same bits.
+Case gradient_case(std::int64_t head_dim, int which, bool deterministic) {
+  constexpr std::int64_t kBatch = 64, kHeads = 16, kQueries = 192, kKeys = 200;
+  const Shape queries{kBatch, kQueries, kHeads, head_dim}, keys{kBatch, kKeys, kHeads, head_dim};
+  const SharedInputs in = inputs({queries, keys, keys, queries}, DType::bf16);
+  const Shape shapes[] = {queries, keys, keys};
+  constexpr const char* kNames[] = {"dQ", "dK", "dV"};
+  return {.name = tw::format("attention, D {}: {}{}", head_dim, kNames[which], deterministic ? ", deterministic" : ""),
+          .shape = shapes[which],
+          .dtype = DType::bf16,
+          .run = [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            const auto poisoned = [&](const Shape& shape) { return Tensor::poisoned(shape, DType::bf16, stream); };
+            const Tensor o = poisoned(queries), lse = Tensor::poisoned({kBatch, kHeads, kQueries}, DType::f32, stream);
+            const AttentionOptions options{.causal = true, .lse = &lse, .stream = stream};
+            attention(t[0], t[1], t[2], o, options);
+            const Tensor gradients[] = {which == 0 ? out : poisoned(queries), which == 1 ? out : poisoned(keys),
+                                        which == 2 ? out : poisoned(keys)};
+            attention_backward(t[0], t[1], t[2], o, lse, t[3], gradients[0], gradients[1], gradients[2],
+                               {.forward = options, .deterministic = deterministic});
+          }};
+}
+
+TEST(Repetition, cuda_AttentionBackward) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  for (const std::int64_t head_dim : {64, 128, 256})
+    for (const bool deterministic : {false, true})
+      for (int which = 0; which < 3; ++which)
+        if (head_dim <= 128 || deterministic) cases.push_back(gradient_case(head_dim, which, deterministic));
+  expect_all_repeatable(cases);
+}
+
+Case hadamard_case(std::int64_t columns, DType dtype) {
+  const SharedInputs in = inputs({{(1 << 24) / columns, columns}}, dtype);
+  return {
+      tw::format("hadamard of {} columns", columns), {(1 << 24) / columns, columns}, dtype, [in](const Tensor& out, const Stream& stream) {
+        hadamard(in->on(stream.device())[0], out, {.scale = 1.0f / 16, .stream = stream});
+      }};
+}
+
+TEST(Repetition, cuda_Hadamard) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  for (const std::int64_t columns : {64, 1024, 8192, 32768})
+    for (const DType dtype : {DType::f32, DType::bf16}) cases.push_back(hadamard_case(columns, dtype));
+  expect_all_repeatable(cases);
 }
 
 /// Sums that leave a Buffer by reduce-add, and a Fragment of all warpgroups.
