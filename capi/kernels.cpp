@@ -120,8 +120,8 @@ std::int64_t one_if_0(std::int64_t x) { return x == 0 ? 1 : x; }
 
 /// Options and the tensors that they point to.
 struct AttentionArguments {
-  AttentionArguments(const tw_attention_options* options_or_null, const tw::Stream& stream)
-      : given(tw::c_api::known("options", options_or_null)),
+  AttentionArguments(const tw_attention_options* options_or_null, const tw::Stream& stream, const char* name = "options")
+      : given(tw::c_api::known(name, options_or_null)),
         alibi_slopes("alibi_slopes", given.alibi_slopes),
         sink("sink", given.sink),
         mask("mask", given.mask),
@@ -353,6 +353,19 @@ tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* 
     const tw::Tensor out = borrow("o", o);
     const AttentionArguments arguments(options, stream_of(out, cuda_stream));
     tw::attention(borrow("q", q), borrow("k", k), borrow("v", v), out, arguments.options);
+  });
+}
+
+tw_status tw_attention_backward(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* lse,
+                                const tw_tensor* d_o, const tw_tensor* dq, const tw_tensor* dk, const tw_tensor* dv,
+                                const tw_attention_backward_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("dq", dq);
+    const auto given = tw::c_api::known("options", options);
+    const AttentionArguments forward(given.forward, stream_of(out, cuda_stream), "options.forward");
+    const Given d_sink("d_sink", given.d_sink);
+    tw::attention_backward(borrow("q", q), borrow("k", k), borrow("v", v), borrow("o", o), borrow("lse", lse), borrow("d_o", d_o), out,
+                           borrow("dk", dk), borrow("dv", dv), {.forward = forward.options, .d_sink = d_sink.get()});
   });
 }
 

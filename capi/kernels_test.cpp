@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <functional>
@@ -364,6 +365,58 @@ TEST_F(CInterfaceAttention, FieldsThatAnOlderCallerDoesNotHaveAreDefaults) {
   EXPECT_OK(tw_attention(InC(q), InC(k), InC(v), InC(o), &options, nullptr));
   attention(q, k, v, expected, {.causal = true});
   EXPECT_TRUE(same_bits(o, expected));
+}
+
+TEST_F(CInterfaceAttention, Backward) {
+  const Tensor sink = Tensor::random({4}, DType::f32, 5), lse = poisoned({2, 4, 37}, DType::f32),
+               d_o = Tensor::random(q.shape(), DType::bf16, 6), d_sink = poisoned({4}, DType::f32),
+               expected_d_sink = poisoned({4}, DType::f32);
+  const auto gradients = [&] {
+    return std::array{poisoned(q.shape(), DType::bf16), poisoned(k.shape(), DType::bf16), poisoned(v.shape(), DType::bf16)};
+  };
+  const auto call = [&](const std::array<Tensor, 3>& out, const tw_attention_backward_options* options) {
+    return tw_attention_backward(InC(q), InC(k), InC(v), InC(o), InC(lse), InC(d_o), InC(out[0]), InC(out[1]), InC(out[2]), options,
+                                 nullptr);
+  };
+  const auto expect_gradients = [&](const tw_attention_backward_options* options, const AttentionBackwardOptions& in_cpp) {
+    AttentionOptions forward = in_cpp.forward;
+    forward.lse = &lse;
+    attention(q, k, v, o, forward);
+    const auto out = gradients(), expected_out = gradients();
+    EXPECT_OK(call(out, options));
+    attention_backward(q, k, v, o, lse, d_o, expected_out[0], expected_out[1], expected_out[2], in_cpp);
+    for (std::size_t i = 0; i < out.size(); ++i) EXPECT_TRUE(same_bits(out[i], expected_out[i]));
+  };
+  expect_gradients(nullptr, {});
+
+  const InC sink_in_c(sink), d_sink_in_c(d_sink);
+  tw_attention_options forward = attention_options();
+  forward.causal = 1;
+  forward.softcap = 2;
+  forward.sink = sink_in_c;
+  tw_attention_backward_options options = {};
+  options.struct_size = sizeof options;
+  options.forward = &forward;
+  options.d_sink = d_sink_in_c;
+  expect_gradients(&options, {.forward = {.causal = true, .softcap = 2, .sink = &sink}, .d_sink = &expected_d_sink});
+  EXPECT_TRUE(same_bits(d_sink, expected_d_sink));
+  options.d_sink = nullptr;
+  expect_gradients(&options, {.forward = {.causal = true, .softcap = 2, .sink = &sink}});
+
+  const auto out = gradients(), untouched = gradients();
+  expect_refused(call({k, out[1], out[2]}, nullptr), "dq is bf16[2, 90, 2, 64]");
+  expect_refused(
+      tw_attention_backward(InC(q), InC(k), InC(v), InC(o), nullptr, InC(d_o), InC(out[0]), InC(out[1]), InC(out[2]), nullptr, nullptr),
+      "lse is null");
+  forward.struct_size = 0;
+  expect_refused(call(out, &options), "options.forward.struct_size is 0");
+  options.struct_size = 1;
+  expect_refused(call(out, &options), "options.struct_size is 1");
+  options = {};
+  options.struct_size = sizeof options;
+  options.d_sink = d_sink_in_c;
+  expect_refused(call(out, &options), "forward.sink is not given");
+  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_TRUE(same_bits(out[i], untouched[i]));
 }
 
 TEST_F(CInterfaceAttention, PackedSequences) {

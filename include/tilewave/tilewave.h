@@ -184,6 +184,19 @@ typedef struct {
 
 tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_attention_options* options,
                        void* cuda_stream);
+
+/* tw::AttentionBackwardOptions. */
+typedef struct {
+  size_t struct_size;
+  const tw_attention_options* forward; /* those of tw_attention, null: defaults; lse and check_contents are ignored */
+  const tw_tensor* d_sink;             /* output, f32 [heads]: the gradient of forward->sink */
+} tw_attention_backward_options;
+
+/* Gradients of tw_attention: dq, dk and dv have the shapes of q, k and v; o and lse are its results, and d_o is the gradient of o. */
+tw_status tw_attention_backward(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* lse,
+                                const tw_tensor* d_o, const tw_tensor* dq, const tw_tensor* dk, const tw_tensor* dv,
+                                const tw_attention_backward_options* options, void* cuda_stream);
+
 /* Packed sequences; seqused_q and seqused_k may be null. */
 tw_status tw_attention_varlen(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* cu_seqlens_q,
                               const tw_tensor* cu_seqlens_k, const tw_tensor* seqused_q, const tw_tensor* seqused_k,
