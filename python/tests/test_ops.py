@@ -236,6 +236,97 @@ def test_attention(random, case, dtype):
     assert (seen == o).all()
 
 
+def finite_differences(f, x, places, step=1e-4):
+    """The derivatives of f, which reads x, an array of float64, for x's elements at `places`."""
+    flat, derivatives = x.reshape(-1), []
+    for place in places:
+        at = flat[place]
+        flat[place] = at + step
+        above = f()
+        flat[place] = at - step
+        derivatives.append((above - f()) / (2 * step))
+        flat[place] = at
+    return np.array(derivatives)
+
+
+GRADIENT_CASES = [
+    {},
+    {"causal": True},
+    {"causal": True, "scale": 0.3, "softcap": 2.0},
+    {"window": (2, 1)},
+    {"slopes": True, "sink": True},
+    {"causal": True, "sink": True, "softcap": 1.0},
+    {"mask": "seen"},
+    {"mask": "added", "window": (-1, 2)},
+]
+
+
+@pytest.mark.parametrize("case", GRADIENT_CASES, ids=str)
+@pytest.mark.parametrize("seqlen_q, seqlen_k", [(5, 7), (7, 3)])  # causal, the second has queries that see no key
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_attention_backward(random, case, seqlen_q, seqlen_k, dtype):
+    q, k, v = (normal(random, 1, *shape, dtype=dtype) for shape in ((seqlen_q, 4, 8), (seqlen_k, 2, 8), (seqlen_k, 2, 16)))
+    d_o = normal(random, 1, seqlen_q, 4, 16, dtype=dtype)
+    rules = dict(case)
+    slopes = random.uniform(0.1, 0.5, 4).astype(np.float32) if rules.pop("slopes", False) else None
+    sink = normal(random, 4) if rules.pop("sink", False) else None
+    kind, mask = rules.pop("mask", None), None
+    if kind is not None:
+        mask = random.random((seqlen_q, seqlen_k)) < 0.7 if kind == "seen" else normal(random, 4, seqlen_q, seqlen_k)
+    given = {**rules, "alibi_slopes": slopes, "sink": sink, "mask": mask}
+    o, lse = ops.attention(q, k, v, return_lse=True, **given)
+    gradients = ops.attention_backward(q, k, v, o, lse, d_o, **given)
+
+    inputs = [exact(x) for x in (q[0], k[0], v[0])] + ([] if sink is None else [exact(sink)])
+
+    def loss():
+        at_sink = None if sink is None else inputs[3]
+        return (reference_attention(*inputs[:3], slopes=slopes, sink=at_sink, mask=mask, **rules)[0] * exact(d_o[0])).sum()
+
+    assert len(gradients) == len(inputs)
+    for name, got, x in zip(("dq", "dk", "dv", "d_sink"), gradients, inputs):
+        places = random.permutation(x.size)[:60]
+        wanted = finite_differences(loss, x, places)
+        assert got.dtype == (np.float32 if name == "d_sink" else dtype)
+        # o, the weights and dS are rounded to the dtype
+        tolerance = 1e-5 if dtype == np.float32 else 2.0**-8
+        assert got.size == x.size
+        np.testing.assert_allclose(got.reshape(-1)[places], wanted, rtol=0, atol=tolerance * max(np.abs(wanted).max(), 1), err_msg=name)
+    out = tuple(np.full_like(gradient, np.nan) for gradient in gradients)
+    returned = ops.attention_backward(q, k, v, o, lse, d_o, out=out, **given)
+    assert all(a is b for a, b in zip(returned, out))
+    assert all((a == b).all() for a, b in zip(out, gradients))
+
+
+def test_attention_backward_refuses(random):
+    q, k = normal(random, 1, 5, 4, 8), normal(random, 1, 7, 2, 8)
+    o, lse = ops.attention(q, k, k, return_lse=True)
+
+    def call(lse=lse, d_o=o, **options):
+        return ops.attention_backward(q, k, k, o, lse, d_o, **options)
+
+    out = [np.empty_like(x) for x in (q, k, k)]
+    for error, parts, refused in (
+        (ValueError, r"out has 2 arrays; allowed: 3, \(dq, dk, dv\)", lambda: call(out=out[:2])),
+        (ValueError, r"out has 3 arrays; allowed: 4, \(dq, dk, dv, d_sink\)", lambda: call(out=out, sink=normal(random, 4))),
+        (ValueError, r"dk is f32\[1, 5, 4, 8\] on cpu; it must have k's shape", lambda: call(out=(out[0], np.empty_like(q), out[2]))),
+        (ValueError, r"d_o is f32\[1, 7, 2, 8\]", lambda: call(d_o=k)),
+        (ValueError, r"lse is f32\[1, 5, 4\]", lambda: call(lse=lse.transpose(0, 2, 1).copy())),
+        (TypeError, "lse is a NoneType", lambda: call(lse=None)),
+        (ValueError, "softcap is -1.0", lambda: call(softcap=-1.0)),
+        (ValueError, "sink is", lambda: call(sink=normal(random, 3))),
+        (TypeError, "out must be given", lambda: ops.attention_backward(*map(OnlyDLPack, (q, k, k, o, lse, o)))),
+    ):
+        with pytest.raises(error, match=parts):
+            refused()
+    out[1].flags.writeable = False
+    with pytest.raises(ValueError, match="dk is read-only"):
+        call(out=out)
+    out[1].flags.writeable = True
+    got = ops.attention_backward(*map(OnlyDLPack, (q, k, k, o, lse, o)), out=out)
+    assert all((a == b).all() for a, b in zip(got, call()))
+
+
 def test_flags_are_truth_values(random):
     """Of any size: ctypes would keep the lowest bits."""
     q = normal(random, 1, 5, 2, 16)

@@ -12,9 +12,13 @@ def through_operator(*arrays: Array | None) -> bool:
     torch = sys.modules.get("torch")  # the first call may be traced
     if torch is None:
         return False
-    if torch.compiler.is_compiling():
-        return True
-    if not torch.is_grad_enabled():
+    return torch.compiler.is_compiling() or needs_gradients(*arrays)
+
+
+def needs_gradients(*arrays: Array | None) -> bool:
+    """Whether autograd records a call with these inputs."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
         return False
     for array in arrays:
         if isinstance(array, torch.Tensor) and array.requires_grad:
@@ -30,7 +34,7 @@ def compiled_ops():
 
 
 def into(out, result):
-    """An operator's `result`, copied to `out` if that is given. Both may be pairs."""
+    """An operator's `result`, copied to `out` if that is given. Both may be tuples."""
     if out is None:
         return result
     if isinstance(out, tuple):

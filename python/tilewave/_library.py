@@ -8,7 +8,7 @@ import operator
 import os
 import pathlib
 import re
-from ctypes import byref  # noqa: F401  for callers
+from ctypes import addressof, byref  # noqa: F401  for callers
 
 from ._version import __version__
 
@@ -64,6 +64,14 @@ class AttentionOptions(Options):
         ("mask", _TENSOR),
         ("lse", _TENSOR),
         ("check_contents", ctypes.c_int32),
+    ]
+
+
+class AttentionBackwardOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("forward", ctypes.c_void_p),  # the address of an AttentionOptions, which the caller keeps
+        ("d_sink", _TENSOR),
     ]
 
 
@@ -156,6 +164,7 @@ _FUNCTIONS = {
     "tw_cast_fp8_blocks": [_TENSOR] * 3 + [ctypes.c_int32],
     "tw_cast_fp8_grouped": [_TENSOR] * 4 + [ctypes.c_int32],
     "tw_attention": [_TENSOR] * 4 + [_OPTIONS],
+    "tw_attention_backward": [_TENSOR] * 9 + [_OPTIONS],
     "tw_attention_varlen": [_TENSOR] * 8 + [_OPTIONS],
     "tw_attention_decode": [_TENSOR] * 4 + [_OPTIONS] * 2,
 }

@@ -8,19 +8,27 @@ from __future__ import annotations
 from typing import Any, Callable, NamedTuple
 
 
+class Gradient(NamedTuple):
+    """An operator's backward, as torch.library.register_autograd() takes it."""
+
+    setup_context: Callable[..., None]  #: (ctx, inputs, output), keeps what the backward needs
+    backward: Callable[..., tuple]  #: (ctx, gradient of each result), gives a gradient or None for each argument
+
+
 class Operator(NamedTuple):
     schema: str  #: "name(arguments) -> results" in PyTorch's notation, which marks written arguments; results share no memory with arguments
     implementation: Callable[..., Any]  #: the eager function, which calls the operator only while PyTorch traces or records gradients
     fake: Callable[..., Any]  #: makes results with the same shapes, dtypes and strides without computing
+    gradient: Gradient | None  #: None: the backward raises NotImplementedError
 
 
 _defined: list[Operator] = []
 _register: Callable[[Operator], None] | None = None
 
 
-def define(schema: str, implementation: Callable, fake: Callable) -> None:
+def define(schema: str, implementation: Callable, fake: Callable, gradient: Gradient | None = None) -> None:
     """torch.ops.tilewave.<name>."""
-    operator = Operator(schema, implementation, fake)
+    operator = Operator(schema, implementation, fake, gradient)
     _defined.append(operator)
     if _register is not None:
         _register(operator)

@@ -1,6 +1,6 @@
 """Registers the operators (_operators.py) with PyTorch as torch.ops.tilewave: one node each to torch.compile() and torch.export().
 
-There is no backward yet: results of arguments that require grad require it too, and their backward raises.
+An operator without a backward still runs on arguments that require grad: its results require it too, and their backward raises.
 
 Imported at the first use of an operator, if torch is installed.
 """
@@ -22,6 +22,14 @@ def _register(definition: _operators.Operator) -> None:
     for key in ("CPU", "CUDA"):
         _LIBRARY.impl(name, definition.implementation, key)
     torch.library.register_fake(f"tilewave::{name}", definition.fake, lib=_LIBRARY)
+    if definition.gradient is None:
+        _register_without_backward(name)
+    else:
+        setup_context, backward = definition.gradient
+        torch.library.register_autograd(f"tilewave::{name}", backward, setup_context=setup_context, lib=_LIBRARY)
+
+
+def _register_without_backward(name: str) -> None:
     operator = getattr(torch.ops.tilewave, name).default
 
     def recorded(*args):
@@ -50,19 +58,20 @@ class _WithoutBackward(torch.autograd.Function):
     def backward(ctx, *gradients):
         # By an operator, because torch.compile() traces the backward together with the forward even if only the forward will run.
         missing = torch.ops.tilewave.missing_backward
-        return None, *(None if shape is None else missing(gradients[0], ctx.name, shape) for shape in ctx.shapes)
+        what = "attention has no second derivatives" if ctx.name == "attention_backward" else f"{ctx.name} has no backward yet"
+        return None, *(None if shape is None else missing(gradients[0], what, shape) for shape in ctx.shapes)
 
 
-def _missing_backward(gradient, name, shape):
+def _missing_backward(gradient, what, shape):
     raise NotImplementedError(
-        f"tilewave's {name} has no backward yet: call it under torch.no_grad(), or detach what it returns, or use PyTorch's own operations "
+        f"tilewave's {what}: call it under torch.no_grad(), or detach what it returns, or use PyTorch's own operations "
         "where gradients are needed"
     )
 
 
-_LIBRARY.define("missing_backward(Tensor gradient, str name, SymInt[] shape) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_LIBRARY.define("missing_backward(Tensor gradient, str what, SymInt[] shape) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("missing_backward", _missing_backward, _key)
-torch.library.register_fake("tilewave::missing_backward", lambda gradient, name, shape: gradient.new_empty(shape), lib=_LIBRARY)
+torch.library.register_fake("tilewave::missing_backward", lambda gradient, what, shape: gradient.new_empty(shape), lib=_LIBRARY)
 
 _operators.register_with(_register)

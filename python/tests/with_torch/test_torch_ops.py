@@ -83,11 +83,20 @@ def decode_arguments(normal):
     ]
 
 
+def backward_arguments(normal):
+    arguments = []
+    for *given, mask, _ in attention_arguments(normal):
+        q, k, v, *options = (*given, mask)
+        o, lse = torch.ops.tilewave.attention(q, k, v, *options, True)
+        arguments.append((q, k, v, o, lse, torch.randn_like(o), *options))
+    return [*arguments, (*arguments[0][:5], o.new_ones(()).expand(o.shape), *arguments[0][6:])]
+
+
 def decode_read_arguments(normal):
     return decode_arguments(normal)[3:]
 
 
-@pytest.mark.parametrize("name", ["attention", "attention_varlen", "attention_decode", "attention_decode_read"])
+@pytest.mark.parametrize("name", ["attention", "attention_backward", "attention_varlen", "attention_decode", "attention_decode_read"])
 def test_operator_is_what_it_says(normal, name):
     from tilewave import _torch_ops  # noqa: F401
 
@@ -103,8 +112,7 @@ def test_operator_is_what_it_says(normal, name):
             assert all(result.untyped_storage().data_ptr() != a.untyped_storage().data_ptr() for a in given) or not result.numel()
 
 
-FORWARDS = {
-    "attention": lambda x: ops.attention(x, x, x, causal=True),
+WITHOUT_BACKWARD = {
     "attention_varlen": lambda x: ops.attention_varlen(x[0], x[0], x[0], *[torch.tensor([0, 3], dtype=torch.int32)] * 2),
     "attention_decode": lambda x: ops.attention_decode(x, x.detach(), x.detach()),
     "rms_norm": lambda x: ops.rms_norm(x.detach(), x[0, 0, 0]),
@@ -116,9 +124,9 @@ FORWARDS = {
 }
 
 
-@pytest.mark.parametrize("name", FORWARDS)
+@pytest.mark.parametrize("name", WITHOUT_BACKWARD)
 def test_forward_of_what_requires_grad(name):
-    forward = FORWARDS[name]
+    forward = WITHOUT_BACKWARD[name]
     x = torch.randn(1, 3, 2, 16, requires_grad=True)
     with torch.no_grad():
         wanted = forward(x)

@@ -6,7 +6,7 @@ written and returned. On CUDA calls are enqueued on PyTorch's current stream and
 does not fit and what is allowed; nothing is written then. DeviceError and CompileError (tilewave.DeviceError) come from the GPU.
 """
 
-from .attention import attention, attention_decode, attention_varlen
+from .attention import attention, attention_backward, attention_decode, attention_varlen
 from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swiglu, swiglu_interleaved, transpose
 from .products import cast_fp8, cast_fp8_blocks, cast_fp8_grouped, conv1d, conv2d, gemm
 from .rows import argmax, hadamard, layer_norm, reduce, rms_norm, rope, rope_table, softmax, topk
@@ -15,6 +15,7 @@ __all__ = [
     "add",
     "argmax",
     "attention",
+    "attention_backward",
     "attention_decode",
     "attention_varlen",
     "cast",

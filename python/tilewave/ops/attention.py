@@ -1,4 +1,4 @@
-"""Attention: exact softmax(S) V in O(seqlen) memory, packed sequences of any lengths, and few queries against a cache.
+"""Attention: exact softmax(S) V in O(seqlen) memory and its gradients, packed sequences of any lengths, and few queries against a cache.
 
 Query i of a sequence is aligned with key i + diagonal. The diagonal is seqlen_k - seqlen_q, which aligns the last query with the last key
 (FlashAttention's convention). The score of query i and key j is s = scale q_i k_j. Then follow, in this order, the options that are set:
@@ -16,9 +16,10 @@ import functools
 
 from .. import _arrays, _dispatch, _library
 from .._arrays import Array, optional, tensor
-from .._operators import define
+from .._operators import Gradient, define
 
 _attention = _library.bind("tw_attention", out="o")
+_attention_backward = _library.bind("tw_attention_backward")
 _attention_varlen = _library.bind("tw_attention_varlen", out="o")
 _attention_decode = _library.bind("tw_attention_decode", out="o")
 
@@ -99,10 +100,15 @@ def attention(
     is_causal). window: (left, right), query i sees keys i + diagonal - left to i + diagonal + right; -1: no bound. softcap: 0 is none.
     alibi_slopes: f32 [heads] or [batch, heads]. sink: f32 [heads], the logit of a key without a value. mask: bool (True: visible), or f32
     or q's dtype (added), broadcast to [batch, heads, seqlen_q, seqlen_k]. out: o's memory.
+
+    PyTorch's autograd differentiates o with respect to q, k, v and sink, once, by attention_backward(); on CUDA in bf16 and f16 only.
+    There is no gradient of lse, alibi_slopes or mask: lse does not require grad, and a backward that needs one of the others raises
+    NotImplementedError.
     """
     if _dispatch.through_operator(q, k, v, alibi_slopes, sink, mask):
+        needs_lse = return_lse or _dispatch.needs_gradients(q, k, v, alibi_slopes, sink, mask)
         o, lse = _dispatch.compiled_ops().attention(
-            q, k, v, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask, return_lse
+            q, k, v, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask, needs_lse
         )
         o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
@@ -113,6 +119,49 @@ def attention(
     options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, None)
     _attention(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(options), _arrays.stream(q))
     return (out, lse) if return_lse else out
+
+
+def attention_backward(
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    lse: Array,
+    d_o: Array,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    sink: Array | None = None,
+    mask: Array | None = None,
+    out: tuple[Array, ...] | None = None,
+) -> tuple[Array, ...]:
+    """Gradients of attention() with respect to q, k and v, and to `sink` if that is given: (dq, dk, dv) or (dq, dk, dv, d_sink).
+
+    q, k, v and the options are those of the attention() call, o and lse its results, and d_o is the gradient of o, of its shape. dq, dk
+    and dv have the shapes and the dtype of q, k and v; dk and dv are sums over the query heads that share a key head. d_sink: f32 [heads].
+    Queries that see no key and keys that no query sees have gradients of 0. bf16 and f16, on the CPU f32 too; sums are in f32. The same
+    inputs give the same bits. There is no gradient of alibi_slopes or mask. out: memory for all of the results.
+    """
+    results = 3 if sink is None else 4
+    if out is not None and len(out) != results:
+        raise ValueError(f"out has {len(out)} arrays; allowed: {results}, {'(dq, dk, dv)' if sink is None else '(dq, dk, dv, d_sink)'}")
+    if _dispatch.through_operator(q, k, v, o, lse, d_o, alibi_slopes, sink, mask):
+        gradients = _dispatch.compiled_ops().attention_backward(
+            q, k, v, o, lse, d_o, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask
+        )
+        return _dispatch.into(None if out is None else tuple(out), tuple(gradients[:results]))
+    inputs = [tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("d_o", d_o))]
+    forward = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, None, False)
+    if out is None:
+        out = tuple(_arrays.empty(x, x.shape) for x in ((q, k, v) if sink is None else (q, k, v, sink)))
+    outputs = [tensor(name, x, written=True) for name, x in zip(("dq", "dk", "dv", "d_sink"), out)]
+    options = _library.AttentionBackwardOptions(forward=_library.addressof(forward), d_sink=None if sink is None else outputs[3])
+    _attention_backward(*inputs, *outputs[:3], _library.byref(options), _arrays.stream(q))
+    return tuple(out)
 
 
 def attention_varlen(
@@ -306,10 +355,64 @@ def _operator_attention(q, k, v, *rest):
     return _with_lse(attention(q, k, v, **_named_options(options), mask=mask, return_lse=return_lse), q, return_lse)
 
 
+def _keep_for_backward(ctx, inputs, output):
+    q, k, v, *options, alibi_slopes, sink, mask, _ = inputs
+    o, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(q, k, v, o, lse, alibi_slopes, sink, mask)
+    ctx.options = options
+
+
+def _attention_gradients(ctx, d_o, _):
+    q, k, v, o, lse, alibi_slopes, sink, mask = ctx.saved_tensors
+    ops = _dispatch.compiled_ops()
+    needs_d_slopes, _, needs_d_mask = ctx.needs_input_grad[9:12]
+
+    def missing(what, x):
+        return ops.missing_backward(d_o, what, x.shape)  # an operator, so that torch.compile() can trace a backward that will not run
+
+    if q.is_cuda and _arrays.dtype_name(q) == "float32":
+        what = "attention has no backward of float32 on CUDA, only of bfloat16 and float16"
+        dq, dk, dv, d_sink = (None if x is None else missing(what, x) for x in (q, k, v, sink))
+    elif lse.shape != (q.shape[0], q.shape[2], q.shape[1]):
+        what = "operator attention has no backward if return_lse is False"
+        dq, dk, dv, d_sink = (None if x is None else missing(what, x) for x in (q, k, v, sink))
+    else:
+        dq, dk, dv, d_sink = ops.attention_backward(q, k, v, o, lse, d_o, *ctx.options, alibi_slopes, sink, mask)
+    d_slopes = missing("attention has no gradient of alibi_slopes", alibi_slopes) if needs_d_slopes else None
+    d_mask = missing("attention has no gradient of mask", mask) if needs_d_mask else None
+    return dq, dk, dv, *(None,) * 6, d_slopes, None if sink is None else d_sink, d_mask, None
+
+
 define(
     f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS_SCHEMA}, Tensor? mask, bool return_lse) -> (Tensor, Tensor)",
     _operator_attention,
     _fake,
+    Gradient(_keep_for_backward, _attention_gradients),
+)
+
+
+def _as_input(d_o):
+    """d_o as the library takes it. Autograd's gradients may be expanded, and have any strides."""
+    return d_o if d_o.stride(-1) == 1 and 0 not in d_o.stride() else d_o.contiguous()
+
+
+def _operator_attention_backward(q, k, v, o, lse, d_o, *rest):
+    *options, mask = rest
+    gradients = attention_backward(q, k, v, o, lse, _as_input(d_o), **_named_options(options), mask=mask)
+    return gradients if len(gradients) == 4 else (*gradients, _arrays.empty(lse, (0,)))
+
+
+def _fake_backward(q, k, v, o, lse, d_o, *rest):
+    sink = rest[-2]
+    return (*(x.new_empty(x.shape) for x in (q, k, v)), _arrays.empty(lse, (0,) if sink is None else sink.shape))
+
+
+define(
+    f"attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor d_o, {_OPTIONS_SCHEMA}, Tensor? mask) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    _operator_attention_backward,
+    _fake_backward,
 )
 
 
