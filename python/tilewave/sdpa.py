@@ -4,8 +4,8 @@
     with tilewave.install_sdpa(): ...    the same, until the end of the block (in the whole process, for all threads)
     tilewave.register_transformers()     AutoModel...(..., attn_implementation="tilewave")
 
-PyTorch does what the library does not support: a backward, dropout, f32 on CUDA, GPUs below compute capability 8.0, head dimensions above 256.
-why_fallback() gives the reason for a thread's last call, sdpa_counts() the number of calls for each reason.
+Works in training: autograd differentiates it, once, with respect to query, key and value. PyTorch does what the library does not support:
+dropout, a mask's gradient, torch.func, f32 on CUDA, GPUs below compute capability 8.0, head dimensions above 256. why_fallback() gives the reason for a thread's last call, sdpa_counts() the number of calls for each reason.
 
 Imports torch. The package imports this module at the first use of one of its names.
 """
@@ -21,7 +21,7 @@ from typing import Any, Callable
 import torch
 import torch.nn.functional as F
 
-from . import ops
+from . import _dispatch, ops
 
 _PYTORCH = torch._C._nn.scaled_dot_product_attention  # the original, even if F's has been replaced
 _KNOWS_EXPORTING = hasattr(torch.compiler, "_is_exporting_flag")
@@ -56,8 +56,9 @@ def scaled_dot_product_attention(
     keys j <= i, also if seqlen_q != seqlen_k; not allowed with a mask. scale: default 1 / sqrt(head_dim). enable_gqa: query's heads may be
     a multiple of key's and value's. A query that sees no key gives 0.
 
-    Falls back to PyTorch (see why_fallback()) for arguments that require grad, dropout_p > 0, f64, f32 on CUDA, head dimensions above 256
-    and anything else that the library does not support. ValueError, TypeError name a wrong argument.
+    Differentiable once with respect to query, key and value. Falls back to PyTorch (see why_fallback()) for a mask that requires grad,
+    dropout_p > 0, f64, f32 on CUDA, head dimensions above 256 and anything else that the library does not support. ValueError, TypeError
+    name a wrong argument.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, torch.Tensor):
@@ -108,10 +109,8 @@ def _refusal(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_g
         return "attn_mask is not a plain tensor"
     if dropout_p != 0:
         return "dropout"
-    if torch.is_grad_enabled() and (
-        query.requires_grad or key.requires_grad or value.requires_grad or (attn_mask is not None and attn_mask.requires_grad)
-    ):
-        return "an argument requires grad"
+    if attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled():
+        return "attn_mask requires grad"
     device = query.device
     if device.type not in ("cpu", "cuda"):
         return "device"
@@ -247,7 +246,8 @@ def _operator(
     from . import _torch_ops  # noqa: F401  defines it
 
     operator = torch.ops.tilewave.attention
-    return operator(query, key, value, scale, causal, causal_offset, window[0], window[1], softcap, None, sink, mask, False)[0]
+    needs_lse = _dispatch.needs_gradients(query, key, value, sink)
+    return operator(query, key, value, scale, causal, causal_offset, window[0], window[1], softcap, None, sink, mask, needs_lse)[0]
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
@@ -411,8 +411,6 @@ def transformers_attention(
             mask = position_bias + mask
     enable_gqa = key.shape[1] != query.shape[1]
     reason = _refusal(query, key, value, mask, dropout, False, scaling, enable_gqa)
-    if reason is None and s_aux is not None and torch.is_grad_enabled() and s_aux.requires_grad:
-        reason = "an argument requires grad"
     if _runs_now(query):
         _count(reason)
     offset = 0 if causal or (window != (-1, -1) and seqlen_q > 1) else None
@@ -434,7 +432,7 @@ def transformers_attention(
 
 
 def _in_pytorch(query, key, value, mask, dropout, scaling, causal, offset, window, softcap, sinks) -> torch.Tensor:
-    """transformers_attention() by PyTorch, with a backward."""
+    """transformers_attention() by PyTorch, for what the library does not support."""
     heads, kv_heads, seqlen_q, seqlen_k = query.shape[1], key.shape[1], query.shape[2], key.shape[2]
     if kv_heads != heads:
         key, value = key.repeat_interleave(heads // kv_heads, 1), value.repeat_interleave(heads // kv_heads, 1)

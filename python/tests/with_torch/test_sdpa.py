@@ -170,8 +170,8 @@ def fallbacks():
     wide = torch.randn(1, 1, 3, 264)
     return [
         ((x, x, x), {"dropout_p": 0.5}, "dropout"),
-        ((x.clone().requires_grad_(), x, x), {}, "an argument requires grad"),
-        ((x, x, x, torch.zeros(5, 5, requires_grad=True)), {}, "an argument requires grad"),
+        ((x, x, x, torch.zeros(5, 5, requires_grad=True)), {}, "attn_mask requires grad"),
+        ((x.clone().requires_grad_(), x, x), {"dropout_p": 0.5}, "dropout"),
         ((x.double(), x.double(), x.double()), {}, "dtype"),
         ((wide, wide, wide), {}, "head_dim"),
         ((x, x[:1], x[:1]), {}, "batches or heads that differ"),
@@ -439,23 +439,25 @@ def test_softcap_windows_and_sinks(kind, changes):
 
 @pytest.mark.parametrize("sliding_window", [None, 3])
 @pytest.mark.parametrize("softcap, sinks, biased", [(None, False, False), (2.0, False, False), (None, True, False), (1.5, True, True)])
-def test_training_is_left_to_pytorch(sliding_window, softcap, sinks, biased):
-    pytest.importorskip("transformers")
-    q, k = torch.randn(2, 4, 7, 16), torch.randn(2, 2, 7, 16)
-    extra = {
-        "softcap": softcap,
-        "s_aux": torch.randn(4) if sinks else None,
-        "position_bias": torch.randn(1, 4, 7, 7) if biased else None,
-        "sliding_window": sliding_window,
-    }
+def test_training_with_transformers_arguments(sliding_window, softcap, sinks, biased):
+    """By the library, and by PyTorch where a bias requires grad: the same results and gradients."""
+    q, k = torch.randn(2, 4, 7, 16, requires_grad=True), torch.randn(2, 2, 7, 16, requires_grad=True)
+    v, sink = torch.randn(2, 2, 7, 16, requires_grad=True), torch.randn(4, requires_grad=True) if sinks else None
+    inputs = [x for x in (q, k, v, sink) if x is not None]
+    bias = torch.randn(1, 4, 7, 7) if biased else torch.zeros(1, 4, 7, 7)
+    extra = {"softcap": softcap, "s_aux": sink, "sliding_window": sliding_window}
     for is_causal in (False, True):
-        arguments = (torch.nn.Module(), q, k, k, None)
-        expected, _ = sdpa.transformers_attention(*arguments, is_causal=is_causal, **extra)
-        assert tilewave.why_fallback() is None
+
+        def run(bias):
+            out, _ = sdpa.transformers_attention(torch.nn.Module(), q, k, v, None, is_causal=is_causal, position_bias=bias, **extra)  # noqa: B023
+            return out, *torch.autograd.grad(out.square().sum(), inputs)
+
         with torch.enable_grad():
-            out, _ = sdpa.transformers_attention(arguments[0], q.clone().requires_grad_(), k, k, None, is_causal=is_causal, **extra)
-        assert tilewave.why_fallback() == "an argument requires grad" and out.requires_grad
-        torch.testing.assert_close(out.detach(), expected, rtol=1e-5, atol=1e-5)
+            got = run(bias if biased else None)
+            assert tilewave.why_fallback() is None
+            expected = run(bias.detach().requires_grad_())
+            assert tilewave.why_fallback() == "attn_mask requires grad"
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_installing_registers_with_transformers():
