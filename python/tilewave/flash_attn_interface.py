@@ -5,7 +5,11 @@ Compared with the file in version 2.8.3, return_attn_probs is new.
 
 Tensors are PyTorch's, on CUDA in bfloat16 or float16, on the CPU also in float32. Head dimensions are 1 to 256; v's may differ from q's, up
 to 512: above 256 the scores are computed once for each 256 of its columns. heads is a multiple of kv_heads: query head h uses key head
-h // (heads // kv_heads). There is no backward yet: calling it raises NotImplementedError.
+h // (heads // kv_heads).
+
+flash_attn_func and flash_attn_qkvpacked_func are differentiable, once, with respect to q, k and v: in bfloat16 and float16, on the CPU in
+float32 too. The backward of the functions with cu_seqlens or a cache and of float32 on CUDA raises NotImplementedError. The LSE does not
+require grad.
 
 Query i is aligned with key i + seqlen_k - seqlen_q, the last query with the last key. `causal`: query i sees the keys up to that one.
 window_size (left, right): the keys from `left` before it to `right` after it; a negative size is no bound, and `causal` makes right 0.
