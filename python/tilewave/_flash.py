@@ -32,10 +32,11 @@ def refuse(**arguments) -> None:
 
 def refuse_fp8(**tensors) -> None:
     """Raises NotImplementedError for 8-bit tensors, before other checks."""
+    import torch
+
     for name, x in tensors.items():
-        dtype = getattr(x, "dtype", None)
-        if getattr(dtype, "is_floating_point", False) and dtype.itemsize == 1:
-            raise unsupported(name, dtype, "bfloat16 and float16, and float32 on the CPU")
+        if isinstance(x, torch.Tensor) and x.dtype.is_floating_point and x.dtype.itemsize == 1:
+            raise unsupported(name, x.dtype, "bfloat16 and float16, and float32 on the CPU")
 
 
 def unpack(name: str, packed: torch.Tensor, rank: int, parts: int) -> tuple[torch.Tensor, ...]:
