@@ -22,6 +22,7 @@
 //   Fragment   a tile of accumulators, spread over the block's threads in the matrix unit's layout
 //   Operand    the left operand of a product, in registers
 //   DividedSums, DividedOperand  accumulators of a product whose columns the warps divide among them, and its right operand
+//   DividedScales            the scales of its left operand's 4-bit codes
 //   Rows       a tile for work without products: a row is in one warp if possible, its columns in 16-byte pieces
 //   RowVector  one number for each row of a Fragment or Rows;  ColumnVector: one for each column
 //   Buffer     a tile in shared memory that the computing role writes, reads and multiplies;  VectorBuffer: such a vector
@@ -76,6 +77,11 @@ inline constexpr bool is_run = kSpan > 0 && (kSpan & (kSpan - 1)) == 0 && kCols 
   "each"
 #define TW_DIVIDED_SUMS "DividedSums have a multiple of 16 rows and of 8 columns"
 #define TW_DIVIDED_OPERAND "a DividedOperand has 16-bit elements, a multiple of 8 rows, and of 32 columns for each warp"
+/// Whether a warp's codes are whole groups with a scale each, as DividedScales hold them.
+template <int kCodes, int kGroup>
+inline constexpr bool is_divided_group = kGroup % 32 == 0 && kCodes % kGroup == 0 && kCodes <= 4 * kGroup;
+#define TW_DIVIDED_SCALES "DividedScales have a multiple of 16 rows, and up to 4 groups, of a multiple of 32 codes each, for each warp"
+#define TW_DIVIDED_CODES "codes of a left operand of DividedSums are a tile of their rows and of all columns of the right operand"
 #define TW_DIVIDED_TILE "the left operand of DividedSums is a tile with their rows for each warp, and its part of the columns"
 /// The types of accumulators.
 template <class T>
@@ -148,6 +154,9 @@ using DividedSums = typename Target::template DividedSums<R, N, Warps>;
 /// The right operand of DividedSums, in registers: N rows of C columns, which the warps divide among them.
 template <class Target, class T, int N, int C, int Warps>
 using DividedOperand = typename Target::template DividedOperand<T, N, C, Warps>;
+/// The scale, and with `Zeros` the zero point, of every `Group` neighbouring 4-bit codes of DividedSums' left operand: R rows of C codes.
+template <class Target, int R, int C, int Group, bool Zeros, int Warps>
+using DividedScales = typename Target::template DividedScales<R, C, Group, Zeros, Warps>;
 template <class Target, class T, int R, int C>
 using Staging = typename Target::template Staging<T, R, C>;
 /// The shared memory that column reductions of R x C Fragments need.

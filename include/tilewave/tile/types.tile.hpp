@@ -344,6 +344,9 @@ TW_INLINE constexpr float value_of_code(u32 bits, int index) {
   }
 }
 
+/// The zero point of a 4-bit code from 0 to 15 without one: the middle.
+inline constexpr float kSymmetricZero = 8.0f;
+
 /// int8 is the C++ type.
 using int8 = i8;
 

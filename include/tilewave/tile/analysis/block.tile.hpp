@@ -58,14 +58,20 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     tally.shared += B::byte_count * right_reads<Acc>();
     multiply<T, C>(acc, R, b.inside().outer, b.inside().depth);
   }
-  template <class T, int R, int N, int C, int Warps, class S>
-  void add_products(DividedSums<R, N, Warps>&, const S& tile, const DividedOperand<T, N, C, Warps>& operand) const {
+  template <class T, int R, int N, int C, int Warps, class S, class Scales = Unscaled>
+  void add_products(DividedSums<R, N, Warps>&, const S& tile, const DividedOperand<T, N, C, Warps>& operand, const Scales& = {}) const {
     static_assert(Warps * 16 == kRows, "DividedSums name the kernel's `warps`");
-    static_assert(S::rows == R * Warps && S::cols * Warps == C && is_same<typename S::Element, T>, TW_DIVIDED_TILE);
-    constexpr int type = static_cast<int>(operand_type<T>);
+    constexpr int type = static_cast<int>(operand_type<T>), in_byte = codes_in<typename S::Element>;
     tally.shared += sizeof tile;
     tally.products[type] += operations(R, N, C);
-    tally.inside[type] += operations(tile.inside().outer, operand.inside_rows, tile.inside().depth);
+    tally.inside[type] += operations(tile.inside().outer, operand.inside_rows, tile.inside().depth * in_byte);
+    if constexpr (is_same<typename S::Element, T>) {
+      static_assert(S::rows == R * Warps && S::cols * Warps == C, TW_DIVIDED_TILE);
+    } else {
+      static_assert(S::rows == R && S::cols * in_byte == C, TW_DIVIDED_CODES);
+      // A multiply-add for each sum of a group. Decoding takes no operations of f32.
+      if constexpr (in_byte > 1) cost.f32 += 2 * static_cast<u64>(R) * N * (C / Scales::group);
+    }
   }
   template <int Left, class... Acc>
   void wait(Constant<Left>, Acc&...) {
@@ -152,6 +158,11 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   void load(DividedOperand<T, N, C, Warps>& to, const G& from, int row, int col, int = 0, int = 0) const {
     tally.read[from.place] += from.bytes(row, col, N, C);
     to = {overlap(row, N, from.rows)};
+  }
+  template <int R, int C, int Group, bool Zeros, int Warps, class G, class H>
+  void load(DividedScales<R, C, Group, Zeros, Warps>&, const G& scales, const H& zeros, int row, int col) const {
+    tally.read[scales.place] += scales.bytes(row, col / Group, R, C / Group);
+    if constexpr (Zeros) tally.read[zeros.place] += zeros.bytes(row, col / Group, R, C / Group);
   }
   template <int R, int N, int Warps, class F>
   void complete(const DividedSums<R, N, Warps>&, F& to, const Scratch<float, 16 * Warps, R * N>& scratch) const {

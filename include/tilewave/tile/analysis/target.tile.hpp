@@ -255,6 +255,11 @@ struct DividedOperand {
   static_assert(sizeof(T) == 2 && N % 8 == 0 && C % (32 * Warps) == 0, TW_DIVIDED_OPERAND);
   int inside_rows;  ///< inside the tensor
 };
+template <int R, int C, int Group, bool Zeros, int Warps>
+struct DividedScales {
+  static_assert(R % 16 == 0 && is_divided_group<C / Warps, Group>, TW_DIVIDED_SCALES);
+  static constexpr int group = Group;
+};
 
 template <class T, class Tile>
 struct RowVector {
@@ -417,6 +422,8 @@ struct Target {
   using DividedSums = analysis::DividedSums<R, N, Warps>;
   template <class T, int N, int C, int Warps>
   using DividedOperand = analysis::DividedOperand<T, N, C, Warps>;
+  template <int R, int C, int Group, bool Zeros, int Warps>
+  using DividedScales = analysis::DividedScales<R, C, Group, Zeros, Warps>;
   template <class T, int R, int C, int Warps, int Width>
   using Rows = analysis::Fragment<T, R, C, TileKind::rows>;
   template <class T, class Tile>

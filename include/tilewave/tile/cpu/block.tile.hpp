@@ -119,6 +119,17 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
       }
     }
   }
+  template <int R, int C, int Group, bool Zeros, int Warps, class G, class H>
+  void load(DividedScales<R, C, Group, Zeros, Warps>& to, const G& scales, const H& zeros, int row0, int col0) const {
+    constexpr int groups = C / Group;
+    for (int n = 0; n < R * groups; ++n) {
+      const int row = row0 + n / groups, group = col0 / Group + n % groups;
+      const bool inside = row < scales.rows && group < scales.cols;
+      to.scale[n] = inside ? static_cast<float>(*scales.template at<const f16>(row, group, 0, 0)) : 0.0f;
+      to.zero[n] = kSymmetricZero;
+      if constexpr (Zeros) to.zero[n] = inside ? static_cast<float>(*zeros.template at<const u8>(row, group, 0, 0)) : 0.0f;
+    }
+  }
   template <int R, int N, int Warps, class F>
   void complete(const DividedSums<R, N, Warps>& sums, F& to, const Scratch<float, 16 * Warps, R * N>&) const {
     static_assert(F::rows == N && F::cols == R, "complete() transposes: N x R results of R x N sums");

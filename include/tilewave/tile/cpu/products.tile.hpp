@@ -63,15 +63,20 @@ class Products : public BlockModel<kRows> {
       for (int col = 0; col < C; ++col) to.x[row * C + col] = static_cast<S>(from.panels[from.offset(row, col)]);
   }
 
-  template <class T, int R, int N, int C, int Warps, class S>
-  void add_products(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand) const {
+  template <class T, int R, int N, int C, int Warps, class S, class Scales = Unscaled>
+  void add_products(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand,
+                    const Scales& scales = {}) const {
     static_assert(Warps * 16 == kRows, "DividedSums name the kernel's `warps`");
-    static_assert(S::rows == R * Warps && S::cols * Warps == C && is_same<typename S::Element, T>, TW_DIVIDED_TILE);
     if (tile.valid_outer < 0) schedule_error("a product reads a slot that was released");
-    for (int n = 0; n < N; ++n) {
-      for (int c = 0; c < C; ++c) {
-        const int row0 = c / S::cols * R;
-        for (int r = 0; r < R; ++r) sums.x[n * R + r] += static_cast<float>(tile.get(row0 + r, c % S::cols)) * operand.x[n * C + c];
+    if constexpr (!is_same<typename S::Element, T>) {
+      add_code_products(sums, tile, operand, scales);
+    } else {
+      static_assert(S::rows == R * Warps && S::cols * Warps == C, TW_DIVIDED_TILE);
+      for (int n = 0; n < N; ++n) {
+        for (int c = 0; c < C; ++c) {
+          const int row0 = c / S::cols * R;
+          for (int r = 0; r < R; ++r) sums.x[n * R + r] += static_cast<float>(tile.get(row0 + r, c % S::cols)) * operand.x[n * C + c];
+        }
       }
     }
   }
@@ -99,6 +104,28 @@ class Products : public BlockModel<kRows> {
   }
 
  protected:
+  /// add_products() of codes: of 8 bits, whose rows are scaled later, or of 4 bits with the scale of their group.
+  template <class T, int R, int N, int C, int Warps, class S, class Scales>
+  void add_code_products(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand,
+                         const Scales& scales) const {
+    using Codes = typename S::Element;
+    constexpr int in_byte = codes_in<Codes>;
+    static_assert(S::rows == R && S::cols * in_byte == C, TW_DIVIDED_CODES);
+    static_assert((in_byte > 1) == !is_same<Scales, Unscaled>, "4-bit codes have DividedScales, 8-bit ones have none");
+    for (int r = 0; r < R; ++r) {
+      for (int c = 0; c < C; ++c) {
+        const Codes codes = tile.get(r, c / in_byte);
+        float value;
+        if constexpr (in_byte > 1) {
+          const int group = r * (C / Scales::group) + c / Scales::group;
+          value = (value_of_code<Codes>(bit_cast<u8>(codes), c % in_byte) - scales.zero[group]) * scales.scale[group];
+        } else {
+          value = static_cast<float>(codes);
+        }
+        for (int n = 0; n < N; ++n) sums.x[n * R + r] += value * operand.x[n * C + c];
+      }
+    }
+  }
   /// Called before elements of a tile in registers are read or written.
   template <class F>
   TW_INLINE void touch(const F& tile) const {

@@ -217,6 +217,12 @@ struct DividedOperand {
   static_assert(sizeof(T) == 2 && N % 8 == 0 && C % (32 * Warps) == 0, TW_DIVIDED_OPERAND);
   float x[N * C];
 };
+template <int R, int C, int Group, bool Zeros, int Warps>
+struct DividedScales {
+  static_assert(R % 16 == 0 && is_divided_group<C / Warps, Group>, TW_DIVIDED_SCALES);
+  static constexpr int group = Group;
+  float scale[R * (C / Group)], zero[R * (C / Group)];
+};
 
 template <class T, class Tile>
 struct RowVector {
@@ -371,6 +377,8 @@ struct Target {
   using DividedSums = cpu::DividedSums<R, N, Warps>;
   template <class T, int N, int C, int Warps>
   using DividedOperand = cpu::DividedOperand<T, N, C, Warps>;
+  template <int R, int C, int Group, bool Zeros, int Warps>
+  using DividedScales = cpu::DividedScales<R, C, Group, Zeros, Warps>;
   template <class T, int R, int C, int Warps, int Width>
   using Rows = cpu::Fragment<T, R, C, TileKind::rows>;
   template <class T, class Tile>

@@ -2,7 +2,7 @@
 
 #include "tilewave/tile/block_operations.tile.hpp"
 #include "tilewave/tile/cuda/counters.tile.hpp"
-#include "tilewave/tile/cuda/divided.tile.hpp"
+#include "tilewave/tile/cuda/divided_codes.tile.hpp"
 #include "tilewave/tile/cuda/global_memory.tile.hpp"
 #include "tilewave/tile/cuda/hadamard.tile.hpp"
 #include "tilewave/tile/cuda/operand.tile.hpp"
@@ -48,6 +48,10 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   template <class T, int N, int C, class G>
   TW_INLINE void load(DividedOperand<T, N, C, kWarps>& to, const G& from, int row, int col, int i = 0, int j = 0) const {
     load_divided(at, to, from, row, col, i, j);
+  }
+  template <int R, int C, int Group, bool Zeros, class G, class H>
+  TW_INLINE void load(DividedScales<R, C, Group, Zeros, kWarps>& to, const G& scales, const H& zeros, int row, int col) const {
+    load_divided_scales(at, to, scales, zeros, row, col);
   }
   /// to(n, r) = the sum of all warps' sums(r, n).
   template <int R, int N, class F>

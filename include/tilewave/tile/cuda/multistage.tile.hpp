@@ -133,11 +133,15 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
   template <int Left, class... Acc>
   TW_INLINE void wait(Constant<Left>, Acc&...) const {}
   using Base::add_products;
-  /// sums(r, n) += the sum over this warp's columns of a(r, c) * operand(n, c), where a is the warp's R rows of the tile.
-  template <class E, int R, int N, int C, class S>
+  /// sums(r, n) += the sum over this warp's columns of a(r, c) * operand(n, c), where a is the warp's R rows of the tile, or those of its
+  /// codes, times their scales.
+  template <class E, int R, int N, int C, class S, class Scales = Unscaled>
   TW_INLINE void add_products(DividedSums<R, N, Shape<On, T>::warps()>& sums, const S& tile,
-                              const DividedOperand<E, N, C, Shape<On, T>::warps()>& operand) {
-    add_divided(at, sums, tile, operand);
+                              const DividedOperand<E, N, C, Shape<On, T>::warps()>& operand, const Scales& scales = {}) {
+    if constexpr (is_same<typename S::Element, E>)
+      add_divided(at, sums, tile, operand);
+    else
+      add_divided_codes(at, sums, tile, operand, scales);
     load_late();
   }
 

@@ -129,7 +129,10 @@ TW_INLINE u32 permute_bytes(u32 low, u32 high, u32 selector) {
 #if TW_ON_GPU
   return __byte_perm(low, high, selector);
 #else
-  return 0;
+  const u64 bytes = u64{high} << 32 | low;
+  u32 result = 0;
+  for (int n = 0; n < 4; ++n) result |= static_cast<u32>(bytes >> 8 * (selector >> 4 * n & 7u) & 0xffu) << 8 * n;
+  return result;
 #endif
 }
 
@@ -229,6 +232,10 @@ TW_INLINE void copy_wait() {
 TW_INLINE void store_shared_4(u32 to, u32 x) { TW_ASM("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory"); }
 TW_INLINE void store_shared_16(u32 to, u32 x, u32 y, u32 z, u32 w) {
   TW_ASM("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+TW_INLINE void load_shared_4(u32 from, u32& w) { TW_ASM("ld.shared.b32 %0, [%1];" : "=r"(w) : "r"(from) : "memory"); }
+TW_INLINE void load_shared_8(u32 from, u32* w) {
+  TW_ASM("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(from) : "memory");
 }
 TW_INLINE void load_shared_16(u32 from, u32* w) {
   TW_ASM("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");

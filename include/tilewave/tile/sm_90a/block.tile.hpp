@@ -59,12 +59,15 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     (pin(acc), ...);
   }
 
-  /// sums(r, n) += the sum over this warp's columns of a(r, c) * operand(n, c), where a is the warp's R rows of the tile. All warps of the
-  /// warpgroup have read the tile when it returns, so the slot may be released.
-  template <class T, int R, int N, int C, class S>
+  /// sums(r, n) += the sum over this warp's columns of a(r, c) * operand(n, c), where a is the warp's R rows of the tile, or those of its
+  /// codes, times their scales. All warps of the warpgroup have read the tile when it returns, so the slot may be released.
+  template <class T, int R, int N, int C, class S, class Scales = Unscaled>
   TW_INLINE void add_products(DividedSums<R, N, Warpgroups * 4>& sums, const S& tile,
-                              const DividedOperand<T, N, C, Warpgroups * 4>& operand) const {
-    cuda::add_divided(at, sums, tile, operand);
+                              const DividedOperand<T, N, C, Warpgroups * 4>& operand, const Scales& scales = {}) const {
+    if constexpr (is_same<typename S::Element, T>)
+      cuda::add_divided(at, sums, tile, operand);
+    else
+      cuda::add_divided_codes(at, sums, tile, operand, scales);
     warpgroup_sync(at);  // end_reads() would also wait for loads from global memory that are in flight
   }
 

@@ -1,0 +1,220 @@
+#pragma once
+
+#include "tilewave/tile/cuda/divided.tile.hpp"
+#include "tilewave/tile/packed.tile.hpp"
+
+// The same products with a left operand in codes of 8 or 4 bits, which become pairs of 16-bit floats on their way from shared memory to the
+// tensor cores. Every code is exact in bf16 and f16. It is put into the bits of a float, and one multiply-add of a pair corrects the
+// exponent and subtracts the zero point: 1.4 instructions for each 4-bit code, 1.25 to 2.5 for each 8-bit one. Conversion instructions
+// would take four times as long.
+
+namespace tw::cuda {
+
+/// a * b + c for both halves of a register.
+template <class T>
+TW_INLINE u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
+  u32 d = 0;
+#if TW_ON_GPU
+  if constexpr (is_same<T, bf16>)
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  else
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+#else
+  const auto half = [](u32 pair, int n) { return static_cast<float>(bit_cast<T>(static_cast<u16>(pair >> 16 * n))); };
+  for (int n = 0; n < 2; ++n) d |= u32{bit_cast<u16>(T(half(a, n) * half(b, n) + half(c, n)))} << 16 * n;
+#endif
+  return d;
+}
+
+/// (x & mask) | bits. The compiler would split it, because an instruction has room for one constant.
+TW_INLINE u32 masked_or(u32 x, u32 mask, u32 bits) {
+#if TW_ON_GPU
+  u32 d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(x), "r"(mask), "r"(bits));
+  return d;
+#else
+  return (x & mask) | bits;
+#endif
+}
+
+/// Decodes eight neighbouring codes to four pairs of T. `pairs` of 4-bit codes are (0, 4), (1, 5), (2, 6), (3, 7); of 8-bit codes (0, 1),
+/// (2, 3), (4, 5), (6, 7).
+template <class Codes, class T>
+struct CodePairs;
+
+template <class T>
+struct CodePairs<u4x2, T> {
+  static constexpr bool wide = is_same<T, bf16>;
+  static constexpr u32 one = wide ? 0x3f803f80u : 0x3c003c00u;
+  static constexpr u32 above = wide ? 0x43004300u : 0x64006400u;  ///< 128 or 1024, whose last bits are a code's: 128 + code
+
+  /// What decode() adds for a zero point: -(128 + zero), twice.
+  static TW_INLINE u32 minus(u32 zero) { return (above | 0x80008000u | zero) | zero << 16; }
+  static TW_INLINE void decode(const u32* codes, u32 minus_zero, u32* pairs) {
+    TW_UNROLL
+    for (int k = 0; k < 4; ++k) pairs[k] = multiply_add_pairs<T>(masked_or(codes[0] >> 4 * k, 0x000f000fu, above), one, minus_zero);
+  }
+  /// Elements of the other operand in the order of the pairs.
+  static TW_INLINE u32 pair_of(const u32* words, int k) {
+    return ptx::permute_bytes(words[k / 2], words[k / 2 + 2], k % 2 == 0 ? 0x5410u : 0x7632u);
+  }
+};
+
+/// Codes of 8 bits are in order.
+struct PairsInOrder {
+  static TW_INLINE u32 pair_of(const u32* words, int k) { return words[k]; }
+};
+
+template <>
+struct CodePairs<i8, f16> : PairsInOrder {
+  static TW_INLINE void decode(const u32* codes, u32, u32* pairs) {
+    TW_UNROLL
+    for (int k = 0; k < 4; ++k) {  // 1024 + 128 + code
+      const u32 pair = ptx::permute_bytes(codes[k / 2] ^ 0x80808080u, 0x64646464u, k % 2 == 0 ? 0x4140u : 0x4342u);
+      pairs[k] = multiply_add_pairs<f16>(pair, 0x3c003c00u, 0xe480e480u);
+    }
+  }
+};
+template <>
+struct CodePairs<i8, bf16> : PairsInOrder {
+  static TW_INLINE void decode(const u32* codes, u32, u32* pairs) {
+    TW_UNROLL
+    for (int k = 0; k < 4; ++k) {  // a bf16 has room for 7 bits: 128 + those, minus 128, or 256 if the code is negative
+      const u32 pair = ptx::permute_bytes(codes[k / 2], 0, k % 2 == 0 ? 0x4140u : 0x4342u);
+      pairs[k] =
+          multiply_add_pairs<bf16>(masked_or(pair, 0x007f007fu, 0x43004300u), 0x3f803f80u, masked_or(pair, 0x00800080u, 0xc300c300u));
+    }
+  }
+};
+template <class T>
+struct CodePairs<fp8_e4m3, T> : PairsInOrder {
+  static TW_INLINE void decode(const u32* codes, u32, u32* pairs) {
+    constexpr bool wide = is_same<T, bf16>;
+    constexpr u32 magnitude = wide ? 0x07f007f0u : 0x3f803f80u, bias = wide ? 0x7b807b80u : 0x5c005c00u;  // 2^120 or 2^8
+    TW_UNROLL
+    for (int k = 0; k < 4; ++k) {  // sign, exponent and mantissa go where T has them
+      const u32 pair = ptx::permute_bytes(codes[k / 2], 0, k % 2 == 0 ? 0x1404u : 0x3424u);
+      pairs[k] = multiply_add_pairs<T>(masked_or(pair, 0x80008000u, pair >> (wide ? 4 : 1) & magnitude), bias, 0x80008000u);
+    }
+  }
+};
+
+/// The scales of a warp's codes of 4 bits, as they are stored. A lane holds those of the rows whose codes it decodes.
+template <int R, int C, int Group, bool Zeros, int Warps>
+struct DividedScales {
+  static_assert(R % 16 == 0 && is_divided_group<C / Warps, Group>, TW_DIVIDED_SCALES);
+  static constexpr int group = Group;
+  static constexpr int groups = C / Warps / Group;  ///< of a warp
+  u32 scales[R / 8][(groups + 1) / 2];              ///< two f16 each
+  u32 zeros[R / 8];                                 ///< a byte each
+
+  TW_INLINE float scale(int r, int g) const {
+    f16 x;
+    x.bits = static_cast<u16>(scales[r][g / 2] >> g % 2 * 16);
+    return static_cast<float>(x);
+  }
+  TW_INLINE u32 zero(int r, int g) const { return Zeros ? zeros[r] >> 8 * g & 0xffu : static_cast<u32>(kSymmetricZero); }
+};
+
+/// Those of rows row0 to row0 + R - 1 and of the groups from column col0 on; zeros outside the tensors.
+template <int R, int C, int Group, bool Zeros, int Warps, class G, class H>
+TW_INLINE void load_divided_scales(const Position& at, DividedScales<R, C, Group, Zeros, Warps>& to, const G& scales, const H& zeros,
+                                   int row0, int col0) {
+  using D = DividedScales<R, C, Group, Zeros, Warps>;
+  const int first = col0 / Group + at.block_warp() * D::groups;
+  const auto rows = [&](auto load) {
+    TW_UNROLL
+    for (int r = 0; r < R / 8; ++r) {
+      to.zeros[r] = 0;
+      TW_UNROLL
+      for (u32& two : to.scales[r]) two = 0;
+      load(r, row0 + r * 8 + at.lane / 4);
+    }
+  };
+  const auto scale_at = [&](int row, int g) { return scales.template piece_at<const f16>(row, first + g, 0, 0); };
+  const auto zero_at = [&](int row, int g) { return zeros.template piece_at<const u8>(row, first + g, 0, 0); };
+  if constexpr (D::groups == 4) {
+    bool whole = scales.template whole_pieces<f16, 4>();
+    if constexpr (Zeros) whole = whole && zeros.template whole_pieces<u8, 4>();
+    if (whole) {
+      return rows([&](int r, int row) {
+        const bool inside = scales.inside(row, first);
+        ptx::load_8_if(inside, scale_at(row, 0), to.scales[r]);
+        if constexpr (Zeros) ptx::load_4_if(inside, zero_at(row, 0), to.zeros[r]);
+      });
+    }
+  }
+  rows([&](int r, int row) {
+    TW_UNROLL
+    for (int g = 0; g < D::groups; ++g) {
+      const bool inside = scales.inside(row, first + g);
+      u32 scale = 0, zero = 0;
+      ptx::load_2_if(inside, scale_at(row, g), scale);
+      to.scales[r][g / 2] |= scale << g % 2 * 16;
+      if constexpr (Zeros) ptx::load_1_if(inside, zero_at(row, g), zero);
+      to.zeros[r] |= zero << 8 * g;
+    }
+  });
+}
+
+/// sums(r, n) += the sum over the warp's columns of scale(r, c) * (code(r, c) - zero(r, c)) * operand(n, c), where the codes are the tile's
+/// R rows. Codes of 8 bits have neither scale nor zero point here.
+template <class T, int R, int N, int C, int Warps, class S, class Scales>
+TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_unused]] DividedSums<R, N, Warps>& sums,
+                                 [[maybe_unused]] const S& tile, [[maybe_unused]] const DividedOperand<T, N, C, Warps>& operand,
+                                 [[maybe_unused]] const Scales& scales) {
+  using Codes = typename S::Element;
+  constexpr int in_byte = codes_in<Codes>;
+  static_assert(S::rows == R && S::cols * in_byte == C, TW_DIVIDED_CODES);
+  static_assert((in_byte > 1) == !is_same<Scales, Unscaled>, "4-bit codes have DividedScales, 8-bit ones have none");
+#if TW_ON_GPU
+  using Pairs = CodePairs<Codes, T>;
+  using Operand = DividedOperand<T, N, C, Warps>;
+  constexpr int share = Operand::share, group = min(Scales::group, share), width = Operand::width;
+  const int row = at.lane / 4, col = at.block_warp() * share + at.lane % 4 * width;
+  const auto decode = [&](int r, int n, u32 minus_zero, u32* pairs) {
+    u32 codes[2];
+    const u32 from = ptx::address(tile.bytes) + static_cast<u32>(S::offset(row + r, (n * 32 + col) / in_byte));
+    if constexpr (in_byte == 1)
+      ptx::load_shared_8(from, codes);
+    else
+      ptx::load_shared_4(from, codes[0]);
+    Pairs::decode(codes, minus_zero, pairs);
+  };
+  TW_UNROLL
+  for (int g = 0; g < share / group; ++g) {
+    TW_UNROLL
+    for (int r = 0; r < R; r += 16) {
+      u32 minus_upper = 0, minus_lower = 0;
+      if constexpr (in_byte > 1) {
+        minus_upper = Pairs::minus(scales.zero(r / 8, g));
+        minus_lower = Pairs::minus(scales.zero(r / 8 + 1, g));
+      }
+      float of_group[N / 8][4] = {};
+      TW_UNROLL
+      for (int n = g * (group / 32); n < (g + 1) * (group / 32); ++n) {
+        u32 upper[4], lower[4];  // of a row and the one 8 below
+        decode(r, n, minus_upper, upper);
+        decode(r + 8, n, minus_lower, lower);
+        TW_UNROLL
+        for (int k = 0; k < 4; k += 2) {
+          const u32 left[4] = {upper[k], lower[k], upper[k + 1], lower[k + 1]};
+          TW_UNROLL
+          for (int column = 0; column < N / 8; ++column) {
+            const u32 right[2] = {Pairs::pair_of(operand.x[n][column], k), Pairs::pair_of(operand.x[n][column], k + 1)};
+            float* const to = in_byte > 1 ? of_group[column] : sums.x + (r / 16 * (N / 8) + column) * 4;
+            Mma<T>::add(to, left, right);
+          }
+        }
+      }
+      if constexpr (in_byte > 1) {
+        const float upper_scale = scales.scale(r / 8, g), lower_scale = scales.scale(r / 8 + 1, g);
+        TW_UNROLL
+        for (int i = 0; i < N / 2; ++i) sums.x[r / 16 * (N / 2) + i] += of_group[i / 4][i % 4] * (i % 4 < 2 ? upper_scale : lower_scale);
+      }
+    }
+  }
+#endif
+}
+
+}  // namespace tw::cuda
