@@ -97,6 +97,7 @@ struct DequantGemmOptions {
   const Tensor* bias = nullptr;              ///< [N], of y's dtype and contiguous; added to every row
   Activation activation = Activation::none;  ///< not swiglu
   std::optional<Stream> stream = {};         ///< default: the device's standard stream
+  bool constant_weight = false;  ///< the weight was complete before the stream's previous launch, as a model's is: it may be read early
 };
 
 /// y = activation(x W^T + bias), or y += x W^T + bias. `x`: [M, K]; `y`: [M, N] of the same dtype, f32, f16 or bf16; columns are adjacent.
@@ -105,7 +106,9 @@ struct DequantGemmOptions {
 ///   integers for int8 and int4, with a scale for each block of 64 (int8) or 128 (int4) elements: x' = s round(x / s), s = a / 127, a the
 ///   largest magnitude of the block, so |x' - x| <= a / 254. Products of integers are exact. A row of y does not depend on the other rows.
 /// - CPU, larger M: panels of W are rounded to x's dtype for gemm().
-/// - GPU: W is rounded to x's dtype, in memory of the call, for gemm().
+/// - GPU, f16 and bf16, M up to 16, rows of W a multiple of 16 bytes: reads W once, as it is stored, and allocates nothing. Codes are exact
+///   and sums are in f32.
+/// - GPU, otherwise: W is rounded to x's dtype, in memory of the call, for gemm().
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
 /// that do not fit, with nothing written; CompileError, DeviceError.

@@ -25,6 +25,10 @@ void widen(float* to, const void* from, DType dtype, std::int64_t n);
 void run_on_cpu(const Call& call);
 void run_on_gpu(const Call& call);
 
+/// Whether a GPU has a kernel for so few rows of x. Copies of W need rows of whole 16 bytes.
+bool is_skinny(const Call& call);
+void run_skinny(const Call& call);  ///< skinny.tile.hpp
+
 void dequantize_on_cpu(const QuantizedMatrix& weight, const Tensor& out);
 void dequantize_on_gpu(const QuantizedMatrix& weight, const Tensor& out, const Stream& stream);
 /// The kernel of dequantize_on_gpu(), run by the CPU target: for tests.

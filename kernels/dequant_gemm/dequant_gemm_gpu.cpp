@@ -73,8 +73,8 @@ void dequantize_with_tiles(const QuantizedMatrix& weight, const Tensor& out) {
   with_kernel(weight, out, [&]<class Kernel>(const TileGrid& grid, auto bind) { launch_cpu<Kernel>(grid, bind); });
 }
 
-/// Every product reads the weight twice more than it has to, which small M pays in full: a kernel that streams the weight belongs here.
 void run_on_gpu(const Call& call) {
+  if (is_skinny(call)) return run_skinny(call);
   const Tensor weight = workspace({call.n(), call.k()}, call.x.dtype(), call.stream);
   if (weight.numel() > 0) dequantize_on_gpu(call.weight, weight, call.stream);
   gemm(call.x, weight.transpose(0, 1), call.y,

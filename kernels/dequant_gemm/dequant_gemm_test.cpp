@@ -301,18 +301,61 @@ TEST_P(Quantized, TheSameOnAGpu_cuda) {
     if (!launched([&] { dequantize(on_gpu, gpu_out); })) return;
     EXPECT_EQ(max_difference(out, gpu_out.to(Device::cpu())), 0) << name_of(dtype);
   }
-  for (const std::int64_t m : {1, 5, 40}) {
-    const Tensor x = Tensor::random({m, kWide}, DType::bf16, random()),
-                 y = Tensor::poisoned({m, 70}, DType::bf16, Stream::standard(Device::cuda()));
-    if (!launched([&] { tw::dequant_gemm(x.to(Device::cuda()), on_gpu, y); })) return;
-    const Tensor result = y.to(Device::cpu());
+}
+
+TEST_P(Quantized, MultipliesOnAGpu_cuda) {
+  skip_without_cuda();
+  const Stream stream = Stream::standard(Device::cuda());
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    const double last = dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
+    for (const std::int64_t n : {std::int64_t{71}, std::int64_t{16} * device_info(Device::cuda()).units + 33}) {
+      const QuantizedMatrix w = quantize(Tensor::random({n, kWide}, DType::f32, random()), GetParam()), on_gpu = w.to(Device::cuda());
+      const std::vector<double> decoded = decode(w);
+      const Tensor bias = Tensor::random({n}, dtype, random()), gpu_bias = bias.to(Device::cuda());
+      for (std::int64_t m = 1; m <= 17; ++m) {
+        SCOPED_TRACE(tw::format("{} m {} n {}", name_of(dtype), m, n));
+        // Rows that are not aligned, after and before elements that must stay.
+        const Tensor wide = Tensor::random({m, kWide + 3}, dtype, random());
+        const Tensor gpu_x = wide.to(Device::cuda()).slice(1, 1, kWide + 1);
+        const Tensor y = Tensor::poisoned({m, n + 1}, dtype, stream), again = Tensor::poisoned({m, n + 1}, dtype, stream);
+        const bool ran = launched([&] {
+          for (const Tensor* out : {&y, &again})
+            tw::dequant_gemm(gpu_x, on_gpu, out->slice(1, 0, n), {.bias = &gpu_bias, .constant_weight = true});
+        });
+        if (!ran) return;
+        const Tensor result = y.to(Device::cpu()), second = again.to(Device::cpu());
+        std::vector<float> inputs;
+        for (std::int64_t i = 0; i < m * kWide; ++i) inputs.push_back(static_cast<float>(wide.at({i / kWide, i % kWide + 1})));
+        const Sums exact = plain(inputs, decoded, m, n, kWide);
+        // Up to 16 rows the codes are exact and sums are in f32; more rows take a weight that is rounded to x's type.
+        const double each = m <= 16 ? kWide * 0x1p-24 : last;
+        for (std::int64_t i = 0; i < m * n; ++i) {
+          const auto at = static_cast<std::size_t>(i);
+          const double expected = exact.values[at] + bias.at({i % n}), got = result.at({i / n, i % n});
+          ASSERT_LE(std::abs(got - expected), exact.magnitudes[at] * each + std::abs(expected) * last + 0x1p-20) << i;
+          ASSERT_EQ(got, second.at({i / n, i % n})) << i;
+        }
+        for (std::int64_t r = 0; r < m; ++r) ASSERT_TRUE(std::isnan(result.at({r, n}))) << r;
+      }
+    }
+  }
+}
+
+TEST_P(Quantized, AddsOnAGpu_cuda) {
+  skip_without_cuda();
+  const QuantizedMatrix w = quantize(Tensor::random({71, kWide}, DType::f32, random()), GetParam()), on_gpu = w.to(Device::cuda());
+  for (const std::int64_t m : {1, 16}) {
+    const Tensor x = Tensor::random({m, kWide}, DType::bf16, random()), y = Tensor::random({m, 71}, DType::bf16, random());
+    const Tensor gpu_y = y.to(Device::cuda());
+    if (!launched([&] { tw::dequant_gemm(x.to(Device::cuda()), on_gpu, gpu_y, {.accumulate = true}); })) return;
+    const Tensor result = gpu_y.to(Device::cpu());
     std::vector<float> inputs;
     for (std::int64_t i = 0; i < x.numel(); ++i) inputs.push_back(static_cast<float>(x.data<bf16>()[i]));
-    const Sums exact = plain(inputs, decode(w), m, 70, kWide);
-    for (std::int64_t i = 0; i < m * 70; ++i) {
+    const Sums exact = plain(inputs, decode(w), m, 71, kWide);
+    for (std::int64_t i = 0; i < m * 71; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      // The weight and the result are rounded to bf16.
-      EXPECT_NEAR(result.at({i / 70, i % 70}), exact.values[at], exact.magnitudes[at] * 0x1p-8 + std::abs(exact.values[at]) * 0x1p-8) << m;
+      const double expected = exact.values[at] + y.at({i / 71, i % 71});
+      EXPECT_NEAR(result.at({i / 71, i % 71}), expected, (exact.magnitudes[at] + 4) * kWide * 0x1p-24 + std::abs(expected) * 0x1p-8) << m;
     }
   }
 }

@@ -1,0 +1,117 @@
+#pragma once
+
+#include "tilewave/tile/gemm.tile.hpp"
+
+// Products of up to 16 rows with a weight in 8 or 4 bits, whose time is that of reading the weight once.
+
+namespace tw::kernels::dequant_gemm {
+
+/// W(n, k) = scale(n) * value(n, k), for Element i8 or fp8_e4m3.
+template <class Element>
+struct ScaledRows {
+  using Codes = Element;
+};
+/// W(n, k) = scale(n, g) * (code(n, k) - zero(n, g)), g = k / Group, for two codes in a byte. Without `Zeros` a zero point is 8.
+template <int Group, bool Zeros>
+struct ScaledGroups {
+  using Codes = u4x2;
+  static constexpr int group = Group;
+  static constexpr bool zeros = Zeros;
+};
+
+/// y = x W^T for up to N rows of x: tiles of y have R columns, for which R rows of W arrive through a ring as they are stored. The block's
+/// warps divide K among them, so that R can be small, and decode the codes on their way to the tensor cores. x and the scales of groups
+/// come from the cache, a step ahead.
+template <class Format, class T, class Epilogue, int R, int N, int Stages, int Warps>
+struct SkinnyDequantGemm {
+  static constexpr const char* source = "kernels/dequant_gemm/skinny.tile.hpp";
+  using Codes = typename Format::Codes;
+  static constexpr int depth = 128 * Warps;  ///< columns of a slot; of a warp: four groups of 32, or one of 128
+  static constexpr bool by_group = requires { Format::group; };
+
+  template <class Target>
+  struct On {
+    static constexpr int warps = Warps;
+    using Schedule = Banded<1>;
+    using Slot = Shared<Target, Codes, R, depth / codes_in<Codes>>;
+    using Sums = DividedSums<Target, R, N, Warps>;
+    using X = DividedOperand<Target, T, N, depth, Warps>;
+    using Out = Rows<Target, float, N, R, Warps, N * R / (32 * Warps)>;  // a piece for each thread
+    using End = typename Epilogue::template On<Target, Out>;
+
+    struct Params {
+      struct In {
+        Global<Target, const T> x;            ///< [M, K]
+        Global<Target, const Codes, Slot> w;  ///< [N, K], or [N, K / 2] with two codes in a byte
+        Global<Target, const float> scales;   ///< of rows: [1, N]
+        Global<Target, const f16> group_scales;
+        Global<Target, const u8> zeros;
+        int depth;  ///< K
+      } in;
+      typename End::Params epilogue;
+      bool constant_weight;  ///< W was complete when the previous launch began
+    };
+    struct Memory {
+      Ring<Target, Slot, Stages> w;
+      Scratch<Target, float, 16 * Warps, R * N> sums;
+      explicit constexpr Memory(auto& block) : w(block), sums(block) {}
+    };
+    struct State {
+      Sums sums;
+    };
+
+    /// What a step multiplies its slot with.
+    template <class F, bool>
+    struct Step {
+      X x;
+      DividedScales<Target, R, depth, F::group, F::zeros, Warps> scales;
+      TW_INLINE void load(auto& block, const typename Params::In& in, Tile t, int step) {
+        block.load(x, in.x, 0, step * depth);
+        block.load(scales, in.group_scales, in.zeros, t.m * R, step * depth);
+      }
+      TW_INLINE void add_to(auto& block, Sums& sums, const Slot& slot) const { block.add_products(sums, slot, x, scales); }
+    };
+    template <class F>
+    struct Step<F, false> {
+      X x;
+      TW_INLINE void load(auto& block, const typename Params::In& in, Tile, int step) { block.load(x, in.x, 0, step * depth); }
+      TW_INLINE void add_to(auto& block, Sums& sums, const Slot& slot) const { block.add_products(sums, slot, x); }
+    };
+
+    TW_INLINE static bool loads_early(const Params& p) { return p.constant_weight; }
+    TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.in.depth, depth); }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      producer.put(memory.w, [&](auto copy, Slot& slot) { copy.tile(p.in.w, slot, t.m * R, step * Slot::cols); });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      block.fill(state.sums, 0.0f);
+      const int n = steps(p, t);
+      Step<Format, by_group> even, odd;  // each in flight while the step before waits for W
+      even.load(block, p.in, t, 0);
+      odd.load(block, p.in, t, 1);
+      const auto multiply = [&](auto& operands, int step) {
+        if (step >= n) return;
+        operands.add_to(block, state.sums, block.take(memory.w));
+        block.release(memory.w);
+        operands.load(block, p.in, t, step + 2);
+      };
+      for (int step = 0; step < n; step += 2) {
+        multiply(even, step);
+        multiply(odd, step + 1);
+      }
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      Out out;
+      block.complete(state.sums, out, memory.sums);
+      if constexpr (!by_group) {
+        ColumnVector<Target, float, Out> scales;
+        block.load(scales, p.in.scales, 0, t.m * R);
+        block.map(out, scales, [](auto sum, auto scale) { return sum * scale; });
+      }
+      NoMemory none(block);
+      End::apply(block, out, p.epilogue, none, Place{0, t.m * R, t.n});
+    }
+  };
+};
+
+}  // namespace tw::kernels::dequant_gemm

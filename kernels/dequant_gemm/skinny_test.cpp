@@ -1,0 +1,279 @@
+// The kernel for few rows of x, which dequant_gemm() uses on GPUs only: on the CPU target, on the analysis target and through the compiler.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels/dequant_gemm/reference.hpp"
+#include "kernels/dequant_gemm/skinny.hpp"
+#include "runtime/dry_run.hpp"
+#include "runtime/format.hpp"
+#include "tests/placed_tensor.hpp"
+#include "tests/support.hpp"
+#include "tilewave/analyze.hpp"
+#include "tilewave/tile/cpu/target.tile.hpp"
+#include "tilewave/tile/cuda/divided_codes.tile.hpp"
+
+namespace tw::kernels::dequant_gemm {
+namespace {
+
+using namespace tw::test;
+using Layout = QuantizedMatrix::Layout;
+
+constexpr SkinnyTile kTile8{32, 8, 3}, kTile16{32, 16, 2}, kShort{16, 16, 2};
+
+template <WeightFormat format, DType dtype, int group = 0, bool zeros = false, bool addends = false, SkinnyTile tile = kTile8,
+          Activation activation = Activation::none>
+constexpr SkinnyKernel kKernel{format, group, zeros, dtype, activation, addends, tile};
+
+struct Case {
+  std::int64_t m, n, k;
+  bool bias = false;
+  std::int64_t gap = 0, offset = 0;
+};
+
+template <SkinnyKernel kernel>
+void launch_on_cpu(const Call& call) {
+  launch_cpu<SkinnyHostKernel<kernel>>(skinny_grid(call, kernel.tile), [&](auto& bind, auto& p) { bind_skinny(bind, p, call); });
+}
+
+/// Runs the kernel for one case on the CPU target, twice, and compares with loops in double.
+template <SkinnyKernel kernel>
+void check(const Case& c, std::mt19937_64& random) {
+  SCOPED_TRACE(tw::format("{} m {} n {} k {} bias {} gap {} offset {}", type_of(kernel), c.m, c.n, c.k, c.bias, c.gap, c.offset));
+  const Layout layout = kernel.format == WeightFormat::int4 ? Layout{kernel.format, kernel.group, kernel.zeros} : Layout{kernel.format};
+  const QuantizedMatrix w = quantize(Tensor::random({c.n, c.k}, DType::f32, random()), layout);
+  const Device device = Device::cpu();
+  PlacedTensor x({c.m, c.k}, kernel.dtype, device, {.offset = c.offset, .gap = c.gap});
+  PlacedTensor y({c.m, c.n}, kernel.dtype, device, {.offset = c.offset, .gap = c.gap}), again({c.m, c.n}, kernel.dtype, device);
+  PlacedTensor bias({c.n}, kernel.dtype, device);
+  const std::vector<float> inputs = x.fill_random(random), biases = bias.fill_random(random);
+  std::vector<float> before(static_cast<std::size_t>(c.m * c.n), 0.0f);
+  if (kernel.addends) before = y.fill_random(random), again.fill(before);
+  const DequantGemmOptions options{
+      .accumulate = kernel.addends, .bias = c.bias ? &bias.tensor() : nullptr, .activation = kernel.activation, .constant_weight = true};
+  const Stream stream = Stream::standard(device);
+  launch_on_cpu<kernel>({x, w, y, options, stream});
+  launch_on_cpu<kernel>({x, w, again, options, stream});
+
+  const Sums exact = plain(inputs, decode(w), c.m, c.n, c.k);
+  const std::vector<double> results = y.values();
+  EXPECT_EQ(results, again.values());
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const double added = before[i] + (c.bias ? biases[i % static_cast<std::size_t>(c.n)] : 0.0f);
+    double expected = exact.values[i] + added;
+    // Codes are exact: every product and sum is rounded in f32, one after the other at worst, and the result once.
+    const double error = (static_cast<double>(c.k) + 8) * 0x1p-24 * (exact.magnitudes[i] + std::abs(added));
+    if (kernel.activation == Activation::relu) expected = std::max(expected, 0.0);
+    const double last = kernel.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
+    ASSERT_LE(std::abs(results[i] - expected), error + last * std::abs(expected) + 0x1p-24)
+        << i << ": " << results[i] << ", exactly " << expected;
+  }
+  EXPECT_TRUE(y.gaps_intact());
+}
+
+template <WeightFormat format, DType dtype, int group = 0, bool zeros = false>
+void check_format() {
+  cpu::set_poison_released_slots(true);
+  std::mt19937_64 random = random_engine();
+  // One group, one less and one more than a slot, several slots; int8 and fp8 have no groups, so any K.
+  const std::int64_t unit = group > 0 ? group : 32, odd = group > 0 ? 0 : 5;
+  for (const std::int64_t k : {unit + odd, 1024 - unit + odd, std::int64_t{1024}, 2048 + unit + odd}) {
+    for (const std::int64_t n : {1, 33, 70}) {
+      check<kKernel<format, dtype, group, zeros>>({.m = 1, .n = n, .k = k, .bias = true}, random);
+      check<kKernel<format, dtype, group, zeros>>({.m = 8, .n = n, .k = k, .gap = 3, .offset = 1}, random);
+      check<kKernel<format, dtype, group, zeros, true, kTile16>>({.m = 13, .n = n, .k = k, .bias = true, .gap = 1}, random);
+      check<kKernel<format, dtype, group, zeros, true, kShort>>({.m = 2, .n = n, .k = k}, random);
+      check<kKernel<format, dtype, group, zeros, false, kShort, Activation::relu>>({.m = 16, .n = n, .k = k, .bias = true}, random);
+    }
+  }
+}
+
+TEST(SkinnyDequantGemm, OfInt8IsCorrectOnTheCpu) {
+  check_format<WeightFormat::int8, DType::bf16>();
+  check_format<WeightFormat::int8, DType::f16>();
+}
+TEST(SkinnyDequantGemm, OfFp8IsCorrectOnTheCpu) {
+  check_format<WeightFormat::fp8, DType::bf16>();
+  check_format<WeightFormat::fp8, DType::f16>();
+}
+TEST(SkinnyDequantGemm, OfInt4InGroupsOf32IsCorrectOnTheCpu) {
+  check_format<WeightFormat::int4, DType::bf16, 32>();
+  check_format<WeightFormat::int4, DType::f16, 32, true>();
+}
+TEST(SkinnyDequantGemm, OfInt4InGroupsOf128IsCorrectOnTheCpu) {
+  check_format<WeightFormat::int4, DType::f16, 128>();
+  check_format<WeightFormat::int4, DType::bf16, 128, true>();
+}
+
+TEST(SkinnyDequantGemm, EveryNumberOfRowsIsCorrect) {
+  std::mt19937_64 random = random_engine();
+  for (std::int64_t m = 1; m <= 16; ++m)
+    check<kKernel<WeightFormat::int4, DType::bf16, 32, false, false, kTile16>>({.m = m, .n = 37, .k = 1056, .gap = m % 3}, random);
+}
+
+TEST(SkinnyDequantGemm, NotANumberStaysInItsRow) {
+  std::mt19937_64 random = random_engine();
+  const QuantizedMatrix w = quantize(Tensor::random({40, 1088}, DType::f32, random()), {WeightFormat::int4, 32});
+  const Tensor x = Tensor::random({3, 1088}, DType::bf16, random()), y = Tensor::poisoned({3, 40}, DType::bf16);
+  x.data<bf16>()[1088 + 1085] = bf16(std::nanf(""));
+  launch_on_cpu<kKernel<WeightFormat::int4, DType::bf16, 32>>({x, w, y, {}, Stream::standard(Device::cpu())});
+  for (std::int64_t i = 0; i < 120; ++i) EXPECT_EQ(std::isnan(y.at({i / 40, i % 40})), i / 40 == 1) << i;
+}
+
+/// What a lane decodes, by the same instructions on the CPU: every code of every type, at every place of a word.
+template <class Codes, class T>
+std::vector<float> decoded(const u32* words, u32 minus_zero) {
+  u32 pairs[4];
+  cuda::CodePairs<Codes, T>::decode(words, minus_zero, pairs);
+  std::vector<float> values;
+  for (const u32 pair : pairs)
+    for (int n = 0; n < 2; ++n) values.push_back(static_cast<float>(bit_cast<T>(static_cast<u16>(pair >> 16 * n))));
+  return values;
+}
+template <class T>
+void check_decoding() {
+  for (u32 code = 0; code < 256; ++code) {
+    for (int place = 0; place < 8; ++place) {
+      u8 bytes[8];
+      for (int n = 0; n < 8; ++n) bytes[n] = static_cast<u8>(n == place ? code : 37 * n + 1);
+      u32 words[2];
+      std::memcpy(words, bytes, 8);
+      const std::vector<float> integers = decoded<i8, T>(words, 0), floats = decoded<fp8_e4m3, T>(words, 0);
+      for (std::size_t n = 0; n < 8; ++n) {
+        EXPECT_EQ(integers[n], static_cast<float>(static_cast<i8>(bytes[n]))) << int{bytes[n]};
+        if (bytes[n] % 128 == 127) continue;  // NaN, which a weight does not have
+        EXPECT_EQ(floats[n], static_cast<float>(bit_cast<fp8_e4m3>(bytes[n]))) << int{bytes[n]};
+      }
+    }
+  }
+  using Pairs = cuda::CodePairs<u4x2, T>;
+  for (u32 code = 0; code < 16; ++code) {
+    for (u32 zero = 0; zero < 16; ++zero) {
+      for (int place = 0; place < 8; ++place) {
+        const u32 word = (0x9c3a5f07u & ~(15u << 4 * place)) | code << 4 * place;
+        const std::vector<float> values = decoded<u4x2, T>(&word, Pairs::minus(zero));
+        // The other operand's eight elements, numbered, show the order.
+        u32 numbers[4];
+        for (u32 n = 0; n < 4; ++n)
+          numbers[n] = bit_cast<u16>(T(static_cast<float>(2 * n))) | u32{bit_cast<u16>(T(static_cast<float>(2 * n + 1)))} << 16;
+        for (int k = 0; k < 4; ++k) {
+          for (int n = 0; n < 2; ++n) {
+            const float number = static_cast<float>(bit_cast<T>(static_cast<u16>(Pairs::pair_of(numbers, k) >> 16 * n)));
+            const auto index = static_cast<int>(number);
+            EXPECT_EQ(values[static_cast<std::size_t>(2 * k + n)], static_cast<float>(word >> 4 * index & 15u) - static_cast<float>(zero));
+          }
+        }
+      }
+    }
+  }
+}
+TEST(SkinnyDequantGemm, DecodesEveryCodeExactly) {
+  check_decoding<bf16>();
+  check_decoding<f16>();
+}
+
+/// A call of a shape, without memory.
+struct Shapes {
+  Shapes(std::int64_t m, std::int64_t n, std::int64_t k, const Layout& layout, DType dtype = DType::bf16, bool accumulate = false)
+      : x(placeholder({m, k}, dtype)), y(placeholder({m, n}, dtype)), options{.accumulate = accumulate} {
+    weight.format = layout.format;
+    if (layout.format == WeightFormat::int4) {
+      weight.group = layout.group;
+      weight.values = placeholder({n, k / 2}, DType::u8);
+      weight.scales = placeholder({n, k / layout.group}, DType::f16);
+      if (layout.zero_points) weight.zeros = placeholder({n, k / layout.group}, DType::u8);
+    } else {
+      weight.values = placeholder({n, k}, layout.format == WeightFormat::int8 ? DType::i8 : DType::fp8_e4m3);
+      weight.scales = placeholder({n}, DType::f32);
+    }
+  }
+  Call call() const { return {x, weight, y, options, Stream::standard(Device::cpu())}; }
+
+  Tensor x, y;
+  QuantizedMatrix weight = {};
+  DequantGemmOptions options;
+};
+
+TEST(SkinnyDequantGemm, ReadsTheWeightOnce) {
+  constexpr std::int64_t m = 5, n = 96, k = 2048;
+  const auto count = [&]<SkinnyKernel kernel>(const Layout& layout) {
+    const Shapes shapes(m, n, k, layout);
+    const Call call = shapes.call();
+    return analyze<SkinnyHostKernel<kernel>>(skinny_grid(call, kernel.tile), [&](auto& bind, auto& p) { bind_skinny(bind, p, call); });
+  };
+  const Analysis int8 = count.operator()<kKernel<WeightFormat::int8, DType::bf16>>({WeightFormat::int8});
+  const Analysis int4 = count.operator()<kKernel<WeightFormat::int4, DType::bf16, 32, true>>({WeightFormat::int4, 32, true});
+  const std::uint64_t x = 3 * m * k * 2;  // once for each 32 rows of W
+  EXPECT_EQ(int8.global_read, x + n * k + n * 4);
+  EXPECT_EQ(int4.global_read, x + n * k / 2 + n * (k / 32) * 3);
+  for (const Analysis& each : {int8, int4}) {
+    EXPECT_EQ(each.global_written, m * n * 2u);
+    EXPECT_EQ(each.operations.inside[static_cast<std::size_t>(OperandType::bf16)], 2u * m * n * k);
+  }
+}
+
+TEST(SkinnyDequantGemm, IsChosenByRowsAndAlignment) {
+  const Layout int8{WeightFormat::int8}, int4{WeightFormat::int4, 32};
+  const auto chosen = [](const Shapes& shapes) { return is_skinny(shapes.call()); };
+  EXPECT_TRUE(chosen({1, 64, 2048, int8}));
+  EXPECT_TRUE(chosen({16, 64, 32, int4, DType::f16}));
+  EXPECT_FALSE(chosen({17, 64, 2048, int8}));
+  EXPECT_FALSE(chosen({1, 64, 2056, int8}));  // rows of W are not whole 16 bytes
+  EXPECT_FALSE(chosen({1, 64, 2048, int8, DType::f32}));
+  EXPECT_FALSE(chosen({1, 64, 0, int8}));
+  const auto tile = [](const Shapes& shapes, std::int64_t generic = 0) { return skinny_kernel(shapes.call(), 132, generic).tile; };
+  EXPECT_EQ(tile({1, 12288, 2048, int8}), (SkinnyTile{32, 8, 3}));
+  EXPECT_EQ(tile({9, 12288, 2048, int4}), (SkinnyTile{32, 16, 6}));
+  EXPECT_EQ(tile({1, 2048, 6144, int4}), (SkinnyTile{16, 16, 8}));
+  EXPECT_EQ(tile({9, 12288, 2048, int8}, 99 << 10), (SkinnyTile{32, 16, 2}));
+}
+
+/// A decoding step calls it in a captured graph, so it must neither allocate nor launch anything else.
+TEST(SkinnyDequantGemm, IsOneLaunch) {
+  DryRun run(typical_gpu("sm_90a"));
+  const Stream stream(run.device());
+  for (const Layout& layout : {Layout{WeightFormat::int8}, Layout{WeightFormat::int4, 32, true}}) {
+    const QuantizedMatrix w = QuantizedMatrix::allocate(2048, 6144, layout).to(run.device());
+    const Tensor bias = Tensor::empty({2048}, DType::bf16, stream);
+    for (const std::int64_t m : {1, 16}) {
+      const Tensor x = Tensor::empty({m, 6144}, DType::bf16, stream), y = Tensor::empty({m, 2048}, DType::bf16, stream);
+      const std::size_t before = run.kernels().size();
+      tw::dequant_gemm(x, w, y, {.accumulate = true, .bias = &bias, .stream = stream, .constant_weight = true});
+      ASSERT_LE(run.kernels().size(), before + 1);  // both numbers of rows have tiles of 16 x 16 here
+      EXPECT_NE(run.kernels().back().type.find("SkinnyDequantGemm"), std::string::npos);
+    }
+  }
+  EXPECT_EQ(run.kernels().size(), 2u);
+}
+
+/// What models launch, on Hopper GPUs and on others: every format with the tiles of narrow and of wide layers.
+TEST(SkinnyDequantGemm, CompilesForGpusWithoutSpills) {
+  skip_without_nvrtc();
+  for (const GpuTarget target : {GpuTarget::automatic, GpuTarget::cuda}) {
+    std::vector<KernelSpec> specs;
+    const std::int64_t generic = target == GpuTarget::cuda ? 99 << 10 : 0;
+    for (const Layout& layout :
+         {Layout{WeightFormat::int8}, Layout{WeightFormat::fp8}, Layout{WeightFormat::int4, 32}, Layout{WeightFormat::int4, 128, true}}) {
+      for (const auto& [m, n] : {std::pair{1, 12288}, std::pair{16, 12288}, std::pair{1, 2048}}) {
+        if (target == GpuTarget::cuda && m == 1) continue;  // the most registers are enough
+        const Shapes shapes(m, n, 2048, layout, layout.zero_points ? DType::f16 : DType::bf16, n == 2048);
+        const KernelInfo info{type_of(skinny_kernel(shapes.call(), 132, generic)), "kernels/dequant_gemm/skinny.tile.hpp", nullptr};
+        specs.push_back(make_spec(info, true, true));
+        if (target == GpuTarget::cuda) specs.back() = for_target(specs.back(), target);
+      }
+    }
+    const auto done = [&](std::size_t i, const CompiledKernel& kernel) {
+      EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].name;
+      EXPECT_TRUE(kernel.performance_losses.empty()) << specs[i].name << ": " << kernel.performance_losses.front();
+      EXPECT_NE(kernel.tensor_core_instruction.find("mma.sync"), std::string::npos) << specs[i].name;
+    };
+    compile_all(specs, 0, done, target == GpuTarget::cuda ? "sm_86" : "sm_90a");
+  }
+}
+
+}  // namespace
+}  // namespace tw::kernels::dequant_gemm
