@@ -3,6 +3,7 @@
 #include <string>
 
 #include "capi/status.hpp"
+#include "kernels/check.hpp"
 #include "tilewave/attention.hpp"
 #include "tilewave/cast_fp8.hpp"
 #include "tilewave/convolution.hpp"
@@ -11,6 +12,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/norm.hpp"
+#include "tilewave/quantized.hpp"
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
 #include "tilewave/softmax.hpp"
@@ -206,6 +208,58 @@ tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, co
               .b_scale = b_scale.get(),
               .stream = stream_of(out, cuda_stream),
               .splits = given.num_splits});
+  });
+}
+
+namespace {
+
+/// The weight that three tensors are. dequant_gemm() checks that they fit together; an int4 weight's group follows from the number of
+/// scales.
+tw::QuantizedMatrix quantized(const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros) {
+  tw::QuantizedMatrix weight{.values = borrow("values", values), .scales = borrow("scales", scales)};
+  const tw::DType dtype = weight.values.dtype();
+  if (dtype != tw::DType::i8 && dtype != tw::DType::fp8_e4m3 && dtype != tw::DType::u8)
+    throw tw::InvalidArgument(tw::format("values are {}; i8, fp8_e4m3 and u8 (two int4 codes in a byte) are supported", weight.values));
+  weight.format = dtype == tw::DType::i8 ? tw::WeightFormat::int8 : dtype == tw::DType::u8 ? tw::WeightFormat::int4 : tw::WeightFormat::fp8;
+  if (zeros != nullptr && dtype != tw::DType::u8) throw tw::InvalidArgument("zeros are given, but only int4 weights have zero points");
+  if (zeros != nullptr) weight.zeros = borrow("zeros", zeros);
+  if (dtype == tw::DType::u8 && weight.values.rank() == 2 && weight.scales.rank() == 2 && weight.scales.shape(1) > 0)
+    weight.group = static_cast<int>(weight.columns() / weight.scales.shape(1));
+  return weight;
+}
+
+}  // namespace
+
+tw_status tw_quantize(const tw_tensor* weight, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, void*) {
+  return guard([&] {
+    const tw::QuantizedMatrix out = quantized(values, scales, zeros);
+    const tw::QuantizedMatrix::Layout layout{
+        .format = out.format, .group = out.format == tw::WeightFormat::int4 ? out.group : 32, .zero_points = zeros != nullptr};
+    const tw::QuantizedMatrix result = tw::quantize(borrow("weight", weight), layout);
+    const auto fits = [](const char* name, const tw::Tensor& to, const tw::Tensor& from) {
+      if (to.device() != from.device() || to.dtype() != from.dtype() || to.shape() != from.shape())
+        throw tw::InvalidArgument(tw::format("quantize: {} are {}; they must be {}, on the CPU", name, to, from));
+    };
+    fits("values", out.values, result.values);
+    fits("scales", out.scales, result.scales);
+    if (zeros != nullptr) fits("zeros", out.zeros, result.zeros);
+    out.values.copy_from(result.values);
+    out.scales.copy_from(result.scales);
+    if (zeros != nullptr) out.zeros.copy_from(result.zeros);
+  });
+}
+
+tw_status tw_dequant_gemm(const tw_tensor* x, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, const tw_tensor* y,
+                          const tw_dequant_gemm_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    const auto given = tw::c_api::known("options", options);
+    const Given bias("bias", given.bias);
+    tw::dequant_gemm(borrow("x", x), quantized(values, scales, zeros), out,
+                     {.accumulate = given.accumulate != 0,
+                      .bias = bias.get(),
+                      .activation = activation_of("options", given.activation),
+                      .stream = stream_of(out, cuda_stream)});
   });
 }
 

@@ -19,6 +19,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/norm.hpp"
+#include "tilewave/quantized.hpp"
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
 #include "tilewave/softmax.hpp"
@@ -167,6 +168,38 @@ TEST(CInterface, Gemm) {
   const int unknown = 6;
   std::memcpy(&options.activation, &unknown, sizeof unknown);
   expect_refused(tw_gemm(InC(a), InC(b), InC(d), &options, nullptr), "options.activation is 6");
+}
+
+TEST(CInterface, WeightsInFewerBits) {
+  const Tensor w = Tensor::random({21, 128}, DType::f32, 1), x = Tensor::random({5, 128}, DType::f32, 2),
+               bias = Tensor::random({21}, DType::f32, 3);
+  const InC bias_in_c(bias);
+  tw_dequant_gemm_options options = {};
+  options.struct_size = sizeof options;
+  options.bias = bias_in_c;
+  options.activation = TW_ACTIVATION_RELU;
+  using Layout = QuantizedMatrix::Layout;
+  for (const Layout& layout : {Layout{WeightFormat::int8}, Layout{WeightFormat::fp8}, Layout{WeightFormat::int4, 32, true}}) {
+    const QuantizedMatrix expected = quantize(w, layout), given = QuantizedMatrix::allocate(21, 128, layout);
+    const InC zeros(expected.zeros), given_zeros(given.zeros);
+    const tw_tensor* const no_zeros = nullptr;
+    EXPECT_OK(tw_quantize(InC(w), InC(given.values), InC(given.scales), layout.zero_points ? given_zeros : no_zeros, nullptr));
+    EXPECT_TRUE(same_bits(given.values, expected.values) && same_bits(given.scales, expected.scales));
+    EXPECT_TRUE(!layout.zero_points || same_bits(given.zeros, expected.zeros));
+    expect_same(
+        {5, 21}, DType::f32,
+        [&](const Tensor& y) {
+          return tw_dequant_gemm(InC(x), InC(expected.values), InC(expected.scales), layout.zero_points ? zeros : no_zeros, InC(y),
+                                 &options, nullptr);
+        },
+        [&](const Tensor& y) { tw::dequant_gemm(x, expected, y, {.bias = &bias, .activation = Activation::relu}); });
+  }
+  const Tensor y = poisoned({5, 21}, DType::f32);
+  const QuantizedMatrix int8 = quantize(w, {});
+  expect_refused(tw_dequant_gemm(InC(x), InC(w), InC(int8.scales), nullptr, InC(y), nullptr, nullptr), "values are");
+  expect_refused(tw_dequant_gemm(InC(x), InC(int8.values), InC(int8.scales), InC(int8.scales), InC(y), nullptr, nullptr),
+                 "zeros are given");
+  expect_refused(tw_quantize(InC(w), InC(int8.values), InC(x), nullptr, nullptr), "scales are");
 }
 
 TEST(CInterface, ScaledFp8) {

@@ -94,6 +94,21 @@ typedef struct {
 
 tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, const tw_gemm_options* options, void* cuda_stream);
 
+/* tilewave/quantized.hpp. A weight [n, k] in fewer bits is three tensors, row-major:
+ *   int8, fp8  values [n, k] of TW_I8 or TW_FP8_E4M3, scales [n] of TW_F32, no zeros
+ *   int4       values [n, k / 2] of TW_U8, scales [n, k / group] of TW_F16, zeros of TW_U8 with the shape of scales, or null */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor* bias;
+  tw_activation activation; /* not TW_ACTIVATION_SWIGLU */
+  int32_t accumulate;       /* 1: y += instead of y = */
+} tw_dequant_gemm_options;
+
+/* Rounds `weight` to the format of the three tensors. All are on the CPU. */
+tw_status tw_quantize(const tw_tensor* weight, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, void* cuda_stream);
+tw_status tw_dequant_gemm(const tw_tensor* x, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, const tw_tensor* y,
+                          const tw_dequant_gemm_options* options, void* cuda_stream);
+
 /* tilewave/convolution.hpp; tw_conv1d uses the first of each pair. */
 typedef struct {
   size_t struct_size;

@@ -89,6 +89,48 @@ def test_gemm(random):
     assert (ops.gemm(integers, integers.T) == integers.astype(np.int32) @ integers.T.astype(np.int32)).all()
 
 
+@pytest.mark.parametrize("format, group, zero_points", [("int8", 32, False), ("int4", 32, False), ("int4", 128, True)])
+def test_dequant_gemm(random, format, group, zero_points):
+    w, x, bias = normal(random, 11, 256), normal(random, 20, 256), normal(random, 11)
+    values, scales, zeros = ops.quantize(w, format, group=group, zero_points=zero_points)
+    assert (zeros is not None) == zero_points
+    if format == "int8":
+        rounded = exact(values) * exact(scales)[:, None]
+        worst = np.abs(exact(w)).max(axis=1, keepdims=True) / 254
+    else:
+        codes = exact(np.stack([values & 15, values >> 4], axis=-1)).reshape(11, 256 // group, group)
+        rounded = ((codes - (exact(zeros)[:, :, None] if zero_points else 8)) * exact(scales)[:, :, None]).reshape(11, 256)
+        worst = np.repeat(0.51 * exact(scales), group, axis=1) + 1e-6
+    assert (np.abs(rounded - exact(w)) <= worst * 1.001).all()
+    product = exact(x) @ rounded.T
+    # x is rounded to 8 bits where the processor multiplies such integers: 1 / 254 of a block's largest magnitude.
+    few = np.abs(exact(x)).max() / 254 * np.abs(rounded).sum(axis=1)
+    got = ops.dequant_gemm(x[:3], values, scales, zeros, bias=bias)
+    assert got.dtype == np.float32 and (np.abs(got - product[:3] - bias) <= few + 1e-4).all()
+    close(ops.dequant_gemm(x, values, scales, zeros, bias=bias, activation="relu"), np.maximum(product + bias, 0))
+    out = np.ones((20, 11), np.float32)
+    assert ops.dequant_gemm(x, values, scales, zeros, accumulate=True, out=out) is out
+    close(out, product + 1)
+
+
+def test_dequant_gemm_errors(random):
+    w, x = normal(random, 4, 96), normal(random, 2, 96)
+    values, scales, _ = ops.quantize(w)
+    for call, part in [
+        (lambda: ops.quantize(w, "int3"), "format is 'int3'"),
+        (lambda: ops.quantize(w, zero_points=True), "only int4"),
+        (lambda: ops.quantize(w, "int4", group=128), "group is 128, with 96 columns"),
+        (lambda: ops.dequant_gemm(x[:, :95], values, scales), r"\[M, 96\]"),
+        (lambda: ops.dequant_gemm(x, values, scales[:3]), "scales"),
+        (lambda: ops.dequant_gemm(x, values, scales, np.zeros((4, 3), np.uint8)), "zeros are given"),
+        (lambda: ops.dequant_gemm(x, x, scales), "values are"),
+        (lambda: ops.dequant_gemm(x, values, scales, accumulate=True), "no out is given"),
+        (lambda: ops.dequant_gemm(x, values, scales, activation="swiglu"), "swiglu"),
+    ]:
+        with pytest.raises(ValueError, match=part):
+            call()
+
+
 @pytest.mark.parametrize("stride, padding, dilation", [(1, 0, 1), (2, 1, 1), ((1, 2), (2, 0), (2, 1))])
 def test_convolution(random, stride, padding, dilation):
     x, w, bias = normal(random, 2, 9, 8, 3), normal(random, 4, 3, 2, 3), normal(random, 4)

@@ -98,6 +98,15 @@ class GemmOptions(Options):
     ]
 
 
+class DequantGemmOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("bias", _TENSOR),
+        ("activation", ctypes.c_int32),
+        ("accumulate", ctypes.c_int32),
+    ]
+
+
 class NormOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -145,6 +154,8 @@ _FUNCTIONS = {
     "tw_gelu_tanh": [_TENSOR] * 2,
     "tw_cast": [_TENSOR] * 2,
     "tw_gemm": [_TENSOR] * 3 + [_OPTIONS],
+    "tw_quantize": [_TENSOR] * 4,
+    "tw_dequant_gemm": [_TENSOR] * 5 + [_OPTIONS],
     "tw_layer_norm": [_TENSOR] * 2 + [_OPTIONS],
     "tw_rms_norm": [_TENSOR] * 2 + [_OPTIONS],
     "tw_softmax": [_TENSOR] * 2 + [ctypes.c_float],

@@ -31,6 +31,9 @@ def cases():
     yield "embedding", lambda t, i: ops.embedding(t, i, scale=2.0), (table, ids)
     yield "gemm", lambda a, b, c: ops.gemm(a, b, bias=c, activation="swiglu", alpha=0.5), (normal(7, 24), normal(24, 10), normal(10))
     yield "gemm-batch", lambda a, b: ops.gemm(a, b.T), (x, normal(6, 24))
+    quantized = ops.quantize(normal(10, 64), "int4", zero_points=True)
+    biased = lambda a, v, s, z, c: ops.dequant_gemm(a, v, s, z, bias=c, activation="relu")  # noqa: E731
+    yield "dequant_gemm", biased, (normal(20, 64), *quantized, normal(10))
     yield "conv1d", lambda a, b: ops.conv1d(a, b, stride=2, padding=1), (image[:, :, 0], filters[:, :, 0])
     yield "conv2d", lambda a, b: ops.conv2d(a, b, stride=(1, 2), padding=1, activation="relu"), (image, filters)
     yield "layer_norm", lambda a, b: ops.layer_norm(a, b, b), (x, w)

@@ -8,7 +8,7 @@ does not fit and what is allowed; nothing is written then. DeviceError and Compi
 
 from .attention import attention, attention_backward, attention_decode, attention_varlen
 from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swiglu, swiglu_interleaved, transpose
-from .products import cast_fp8, cast_fp8_blocks, cast_fp8_grouped, conv1d, conv2d, gemm
+from .products import cast_fp8, cast_fp8_blocks, cast_fp8_grouped, conv1d, conv2d, dequant_gemm, gemm, quantize
 from .rows import argmax, hadamard, layer_norm, reduce, rms_norm, rope, rope_table, softmax, topk
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "cast_fp8_grouped",
     "conv1d",
     "conv2d",
+    "dequant_gemm",
     "embedding",
     "gelu_erf",
     "gelu_tanh",
@@ -31,6 +32,7 @@ __all__ = [
     "hadamard",
     "layer_norm",
     "mul",
+    "quantize",
     "reduce",
     "rms_norm",
     "rope",

@@ -9,6 +9,8 @@ from .._arrays import Array, optional, tensor
 from .._operators import define
 
 _gemm = _library.bind("tw_gemm", out="d")
+_quantize = _library.bind("tw_quantize")
+_dequant_gemm = _library.bind("tw_dequant_gemm", out="y")
 _conv1d = _library.bind("tw_conv1d", out="y")
 _conv2d = _library.bind("tw_conv2d", out="y")
 _cast_fp8 = _library.bind("tw_cast_fp8", out="y")
@@ -108,6 +110,77 @@ def conv2d_shape(x: Array, w: Array, stride: tuple, padding: tuple, dilation: tu
     _arrays.require_dims(4, x=x, w=w)
     extents = (_extent(x.shape[n + 1], w.shape[n + 1], stride[n], padding[n], dilation[n]) for n in (0, 1))
     return (x.shape[0], *extents, w.shape[0])
+
+
+_WEIGHT_DTYPES = {"int8": "int8", "fp8": "float8_e4m3fn", "int4": "uint8"}
+
+
+def quantize(weight: Array, format: str = "int8", *, group: int = 32, zero_points: bool = False) -> tuple[Array, Array, Array | None]:
+    """weight [n, k] (f32, f16, bf16, on the CPU) rounded to fewer bits for dequant_gemm(): (values, scales, zeros).
+
+    format: int8 or fp8 (float8_e4m3fn), with an f32 scale for each row: values [n, k], scales [n]; or int4, with an f16 scale for each
+    `group` (32 or 128, k is a multiple of it) neighbours of a row: values uint8 [n, k / 2], two codes in a byte, scales [n, k / group].
+    zero_points: zeros uint8, of the shape of scales, so that a group of one sign uses every code; otherwise zeros is None. A weight in a
+    GPU's memory is rounded on the CPU: quantize(weight.cpu()), and its parts are copied.
+    """
+    if format not in _WEIGHT_DTYPES:
+        raise ValueError(f"format is {format!r}; allowed: {', '.join(_WEIGHT_DTYPES)}")
+    if zero_points and format != "int4":
+        raise ValueError(f"zero_points are given, but format is {format!r}; only int4 has them")
+    of_weight = tensor("weight", weight)
+    _arrays.require_dims(2, weight=weight)
+    n, k = weight.shape
+    zeros = None
+    if format == "int4":
+        if group not in (32, 128) or k % group != 0:
+            raise ValueError(f"group is {group}, with {k} columns; 32 and 128 are allowed, of which the columns are a multiple")
+        values, scales = _arrays.empty(weight, (n, k // 2), "uint8"), _arrays.empty(weight, (n, k // group), "float16")
+        if zero_points:
+            zeros = _arrays.empty(weight, scales.shape, "uint8")
+    else:
+        values, scales = _arrays.empty(weight, (n, k), _WEIGHT_DTYPES[format]), _arrays.empty(weight, (n,), "float32")
+    parts = tensor("values", values, True), tensor("scales", scales, True), optional("zeros", zeros, True)
+    _quantize(of_weight, *parts, _arrays.stream(weight))
+    return values, scales, zeros
+
+
+def dequant_gemm(
+    x: Array,
+    values: Array,
+    scales: Array,
+    zeros: Array | None = None,
+    *,
+    bias: Array | None = None,
+    activation: str = "none",
+    accumulate: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """activation(x w.T + bias), with a weight w [n, k] in fewer bits, as quantize() gives it: values, scales and zeros.
+
+    x: [m, k], f32, f16 or bf16, columns adjacent; gives [m, n] of its dtype. Up to 16 rows (f16 and bf16 on a GPU) read the weight once, as
+    it is stored. bias: [n]. activation: as in gemm(), except swiglu. accumulate: out += x w.T + bias; needs `out`, no activation, and does
+    not work under torch.compile().
+    """
+    code = _activation(activation)
+    if _dispatch.through_operator(x, values, scales, zeros, bias):
+        if accumulate:
+            raise NotImplementedError("accumulate is True; under torch.compile() it is not supported")
+        return _dispatch.into(out, _dispatch.compiled_ops().dequant_gemm(x, values, scales, zeros, bias, activation))
+    of_x, of_values, of_scales = tensor("x", x), tensor("values", values), tensor("scales", scales)
+    if out is None:
+        if accumulate:
+            raise ValueError("accumulate is True, but no out is given")
+        out = _arrays.empty(x, dequant_gemm_shape(x, values))
+    options = _library.DequantGemmOptions(bias=optional("bias", bias), activation=code, accumulate=bool(accumulate))
+    of_out = tensor("out", out, written=True)
+    _dequant_gemm(of_x, of_values, of_scales, optional("zeros", zeros), of_out, _library.byref(options), _arrays.stream(x))
+    return out
+
+
+def dequant_gemm_shape(x: Array, values: Array) -> tuple:
+    """The shape of dequant_gemm()'s result."""
+    _arrays.require_dims(2, x=x, values=values)
+    return (x.shape[0], values.shape[0])
 
 
 def _pair(name: str, given) -> tuple[int, int]:
@@ -261,6 +334,11 @@ define(
         a, b, bias=bias, activation=activation, residual=residual, alpha=alpha, a_scale=a_scale, b_scale=b_scale, num_splits=num_splits
     ),
     lambda a, b, bias, activation, *rest: _arrays.empty(a, gemm_shape(a, b, activation), gemm_dtype(a)),
+)
+define(
+    "dequant_gemm(Tensor x, Tensor values, Tensor scales, Tensor? zeros, Tensor? bias, str activation) -> Tensor",
+    lambda x, values, scales, zeros, bias, activation: dequant_gemm(x, values, scales, zeros, bias=bias, activation=activation),
+    lambda x, values, *rest: x.new_empty(dequant_gemm_shape(x, values)),
 )
 define(
     "conv1d(Tensor x, Tensor w, SymInt stride, SymInt padding, SymInt dilation, Tensor? bias, str activation) -> Tensor",
