@@ -261,8 +261,8 @@ TEST(SkinnyDequantGemm, CompilesForGpusWithoutSpills) {
       for (const auto& [m, n] : {std::pair{1, 12288}, std::pair{16, 12288}, std::pair{1, 2048}}) {
         if (target == GpuTarget::cuda && m == 1) continue;  // the most registers are enough
         const Shapes shapes(m, n, 2048, layout, layout.zero_points ? DType::f16 : DType::bf16, n == 2048);
-        const KernelInfo info{type_of(skinny_kernel(shapes.call(), 132, generic)), "kernels/dequant_gemm/skinny.tile.hpp", nullptr};
-        specs.push_back(make_spec(info, true, true));
+        const std::string type = type_of(skinny_kernel(shapes.call(), 132, generic));
+        specs.push_back(make_spec({type, "kernels/dequant_gemm/skinny.tile.hpp", nullptr}, true, true));
         if (target == GpuTarget::cuda) specs.back() = for_target(specs.back(), target);
       }
     }
