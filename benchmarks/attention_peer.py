@@ -568,7 +568,9 @@ def run_backward_case(run, name, head_dim, seqlen, causal):
             run.add(record, backward_wanted(record["peer"], head_dim, seqlen))
         if head_dim <= 128:  # above it dQ is never added up
             plain = Contender("tilewave not deterministic", fast.launch, ours.tflop)
-            for record in run.compare(f"{name}-deterministic", "bf16", mode, "TFLOP/s", [deterministic, plain], run.tflops, group="backward"):
+            for record in run.compare(
+                f"{name}-deterministic", "bf16", mode, "TFLOP/s", [deterministic, plain], run.tflops, group="backward"
+            ):
                 run.add(record, backward_wanted(record["peer"], head_dim, seqlen))
 
 

@@ -419,7 +419,8 @@ tw_status tw_attention_backward(const tw_tensor* q, const tw_tensor* k, const tw
     const AttentionArguments forward(given.forward, stream_of(out, cuda_stream), "options.forward");
     const Given d_sink("d_sink", given.d_sink);
     tw::attention_backward(borrow("q", q), borrow("k", k), borrow("v", v), borrow("o", o), borrow("lse", lse), borrow("d_o", d_o), out,
-                           borrow("dk", dk), borrow("dv", dv), {.forward = forward.options, .d_sink = d_sink.get()});
+                           borrow("dk", dk), borrow("dv", dv),
+                           {.forward = forward.options, .d_sink = d_sink.get(), .deterministic = given.deterministic != 0});
   });
 }
 

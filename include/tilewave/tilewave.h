@@ -205,6 +205,7 @@ typedef struct {
   size_t struct_size;
   const tw_attention_options* forward; /* those of tw_attention, null: defaults; lse and check_contents are ignored */
   const tw_tensor* d_sink;             /* output, f32 [heads]: the gradient of forward->sink */
+  int deterministic;                   /* the same inputs give the same bits, on a GPU too, where this takes longer */
 } tw_attention_backward_options;
 
 /* Gradients of tw_attention: dq, dk and dv have the shapes of q, k and v; o and lse are its results, and d_o is the gradient of o. */

@@ -26,6 +26,11 @@ def needs_gradients(*arrays: Array | None) -> bool:
     return False
 
 
+def deterministic_algorithms() -> bool:
+    """Whether PyTorch was asked for the same bits in every run."""
+    return sys.modules["torch"].are_deterministic_algorithms_enabled()
+
+
 def compiled_ops():
     """torch.ops.tilewave."""
     from . import _torch_ops  # noqa: F401  defines the operators

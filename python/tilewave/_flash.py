@@ -187,6 +187,7 @@ def attend(
     window_size: tuple[int, int],
     softcap: float,
     alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
     return_lse: bool,
     names: tuple[str, str, str] = ("q", "k", "v"),
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -198,7 +199,7 @@ def attend(
     q, k = _padded(q), _padded(k)
 
     def run(v):
-        out = ops.attention(q, k, _padded(v), return_lse=return_lse, **rules)
+        out = ops.attention(q, k, _padded(v), deterministic=bool(deterministic), return_lse=return_lse, **rules)
         out, lse = out if return_lse else (out, None)
         return _unpadded(out, v), lse
 

@@ -72,6 +72,7 @@ class AttentionBackwardOptions(Options):
         ("struct_size", ctypes.c_size_t),
         ("forward", ctypes.c_void_p),  # the address of an AttentionOptions, which the caller keeps
         ("d_sink", _TENSOR),
+        ("deterministic", ctypes.c_int),
     ]
 
 

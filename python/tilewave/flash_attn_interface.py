@@ -16,8 +16,9 @@ window_size (left, right): the keys from `left` before it to `right` after it; a
 softmax_scale: default 1 / sqrt(headdim). softcap: scores become softcap * tanh(score / softcap); 0 is none. Rows that see no key are 0. The
 LSE is the natural logarithm of the softmax's denominator, float32; -inf for a row that sees no key.
 
-Accepted, because they affect at most the speed: deterministic, pack_gqa, sm_margin, scheduler_metadata, num_splits (flash_attn_with_kvcache
-uses it). NotImplementedError: float8 tensors, qv, q_descale, k_descale, v_descale, attention_chunk, get_scheduler_metadata.
+deterministic: the gradients have the same bits in every run. Accepted, because they affect at most the speed: pack_gqa, sm_margin,
+scheduler_metadata, num_splits (flash_attn_with_kvcache uses it). NotImplementedError: float8 tensors, qv, q_descale, k_descale, v_descale,
+attention_chunk, get_scheduler_metadata.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def flash_attn_qkvpacked_func(
         causal=causal,
         window_size=window_size,
         softcap=softcap,
+        deterministic=deterministic,
         return_lse=return_attn_probs,
         names=("qkv", "qkv", "qkv"),
     )
@@ -113,6 +115,7 @@ def flash_attn_func(
         causal=causal,
         window_size=window_size,
         softcap=softcap,
+        deterministic=deterministic,
         return_lse=return_attn_probs,
     )
     return (out, lse) if return_attn_probs else out

@@ -247,7 +247,7 @@ def _operator(
 
     operator = torch.ops.tilewave.attention
     needs_lse = _dispatch.needs_gradients(query, key, value, sink)
-    return operator(query, key, value, scale, causal, causal_offset, window[0], window[1], softcap, None, sink, mask, needs_lse)[0]
+    return operator(query, key, value, scale, causal, causal_offset, window[0], window[1], softcap, None, sink, mask, False, needs_lse)[0]
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:

@@ -57,8 +57,8 @@ def attention_arguments(normal):
     mask = torch.rand(5, 9, device=q.device) > 0.3
     value = normal(2, 9, 2, 24)
     return [
-        (q, k, value, *rest, None, None, None, False),
-        (q.transpose(1, 2).contiguous().transpose(1, 2), k, value, 0.5, False, 2, 3, 1, 8.0, slopes, sink, mask, True),
+        (q, k, value, *rest, None, None, None, False, False),
+        (q.transpose(1, 2).contiguous().transpose(1, 2), k, value, 0.5, False, 2, 3, 1, 8.0, slopes, sink, mask, True, True),
     ]
 
 
@@ -85,8 +85,7 @@ def decode_arguments(normal):
 
 def backward_arguments(normal):
     arguments = []
-    for *given, mask, _ in attention_arguments(normal):
-        q, k, v, *options = (*given, mask)
+    for q, k, v, *options, _ in attention_arguments(normal):
         o, lse = torch.ops.tilewave.attention(q, k, v, *options, True)
         arguments.append((q, k, v, o, lse, torch.randn_like(o), *options))
     return [*arguments, (*arguments[0][:5], o.new_ones(()).expand(o.shape), *arguments[0][6:])]

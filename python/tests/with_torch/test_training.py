@@ -115,9 +115,12 @@ def test_attention(shape, rules, with_sink, device, dtype):
         seen = torch.rand(2, 1, seqlen_q, seqlen_k, device=device) > 0.3
         rules["mask"] = seen if rules["mask"] == "bool" else torch.randn(heads, seqlen_q, seqlen_k, device=device)
 
-    def ours(q, k, v, sink=None):
+    def ours(q, k, v, sink=None, deterministic=False):
         options = dict(rules)
-        return ops.attention(q, k, v, sink=sink, alibi_slopes=options.pop("slopes", None), **options)
+        return ops.attention(q, k, v, sink=sink, alibi_slopes=options.pop("slopes", None), deterministic=deterministic, **options)
+
+    def deterministic(*inputs):
+        return ours(*inputs, deterministic=True)
 
     def plain(*inputs):
         return reference(*inputs, **rules)
@@ -130,7 +133,9 @@ def test_attention(shape, rules, with_sink, device, dtype):
     if with_sink:  # a sum over all queries, of either sign, of what has errors of the dtype
         assert got[3].dtype == torch.float32
         assert (got[3] - exact[3]).abs().max() <= torch.finfo(dtype).eps * math.sqrt(2 * seqlen_q) + 1e-5
-    assert all(torch.equal(a, b) for a, b in zip(got, gradients(ours, inputs, weights)[1]))  # the same bits in every run
+    first, second = (gradients(deterministic, inputs, weights)[1] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    check_gradients((out, *first[:3]), (wanted, *exact[:3]), (simple, *naive[:3]))
     with torch.no_grad():
         assert torch.equal(ours(*inputs), out)
 
@@ -202,11 +207,32 @@ def test_options_without_gradients(what, shape):
     assert q.grad is not None
 
 
+@pytest.mark.parametrize("asked", ["argument", "algorithms", None])
+@pytest.mark.parametrize("version", [fa2, fa3], ids=["2", "3"])
+def test_deterministic_is_passed_on(version, asked, monkeypatch):
+    given = []
+    of_operator = sys.modules["tilewave.ops.attention"]
+    backward = of_operator.attention_backward
+
+    def recorded(*arguments, deterministic, **options):
+        given.append(deterministic)
+        return backward(*arguments, deterministic=deterministic, **options)
+
+    monkeypatch.setattr(of_operator, "attention_backward", recorded)
+    inputs = parameters((2, 5, 4, 16), (2, 9, 2, 16), (2, 9, 2, 16))
+    torch.use_deterministic_algorithms(asked == "algorithms")
+    try:
+        version.flash_attn_func(*inputs, deterministic=asked == "argument").sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert given == [asked is not None]
+
+
 def test_operator_without_lse():
     from tilewave import _torch_ops  # noqa: F401  defines it
 
     q, k, v = parameters((2, 5, 4, 16), (2, 9, 2, 16), (2, 9, 2, 16))
-    out, _ = torch.ops.tilewave.attention(q, k, v, None, False, None, -1, -1, 0.0, None, None, None, False)
+    out, _ = torch.ops.tilewave.attention(q, k, v, None, False, None, -1, -1, 0.0, None, None, None, False, False)
     with pytest.raises(NotImplementedError, match="operator attention has no backward if return_lse is False"):
         out.sum().backward()
 

@@ -16,7 +16,7 @@ or [batch, heads], adds -slope * |i + seqlen_k - seqlen_q - j| to the score of q
 The LSE is the natural logarithm of the softmax's denominator, float32; +inf for a row that sees no key. With alibi_slopes and `causal`
 without a left bound FlashAttention 2 adds slope * j instead, and so does this LSE.
 
-deterministic is accepted: both passes always are. dropout_p must be 0; then S_dmask is an empty tensor.
+deterministic: the gradients have the same bits in every run. dropout_p must be 0; then S_dmask is an empty tensor.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _unseen_is_infinite(lse: torch.Tensor) -> torch.Tensor:
     return lse.masked_fill(lse == -math.inf, math.inf)
 
 
-def _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, names=("q", "k", "v")):
+def _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, deterministic, names=("q", "k", "v")):
     out, lse = _flash.attend(
         q,
         k,
@@ -64,6 +64,7 @@ def _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, 
         window_size=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
         return_lse=return_attn_probs,
         names=names,
     )
@@ -144,7 +145,9 @@ def flash_attn_qkvpacked_func(
     """flash_attn_func of views of qkv [batch, seqlen, 3, heads, headdim], without copies."""
     _require_no_dropout(dropout_p)
     q, k, v = _flash.unpack("qkv", qkv, 5, 3)
-    return _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, ("qkv", "qkv", "qkv"))
+    return _attend(
+        q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, deterministic, ("qkv", "qkv", "qkv")
+    )
 
 
 def flash_attn_kvpacked_func(
@@ -163,7 +166,7 @@ def flash_attn_kvpacked_func(
     _require_no_dropout(dropout_p)
     _flash.refuse_fp8(q=q)
     k, v = _flash.unpack("kv", kv, 5, 2)
-    return _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, ("q", "kv", "kv"))
+    return _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, deterministic, ("q", "kv", "kv"))
 
 
 def flash_attn_func(
@@ -186,7 +189,7 @@ def flash_attn_func(
     S_dmask is used only with dropout and is empty.
     """
     _require_no_dropout(dropout_p)
-    return _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs)
+    return _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, deterministic)
 
 
 def flash_attn_varlen_qkvpacked_func(

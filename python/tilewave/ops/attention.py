@@ -87,6 +87,7 @@ def attention(
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
     mask: Array | None = None,
+    deterministic: bool = False,
     return_lse: bool = False,
     out: Array | None = None,
 ) -> Array | tuple[Array, Array]:
@@ -102,13 +103,13 @@ def attention(
     or q's dtype (added), broadcast to [batch, heads, seqlen_q, seqlen_k]. out: o's memory.
 
     PyTorch's autograd differentiates o with respect to q, k, v and sink, once, by attention_backward(); on CUDA in bf16 and f16 only.
-    There is no gradient of lse, alibi_slopes or mask: lse does not require grad, and a backward that needs one of the others raises
-    NotImplementedError.
+    deterministic: the gradients have the same bits in every run, as with torch.use_deterministic_algorithms(True). There is no gradient of
+    lse, alibi_slopes or mask: lse does not require grad, and a backward that needs one of the others raises NotImplementedError.
     """
     if _dispatch.through_operator(q, k, v, alibi_slopes, sink, mask):
         needs_lse = return_lse or _dispatch.needs_gradients(q, k, v, alibi_slopes, sink, mask)
         o, lse = _dispatch.compiled_ops().attention(
-            q, k, v, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask, needs_lse
+            q, k, v, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask, deterministic, needs_lse
         )
         o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
@@ -137,21 +138,23 @@ def attention_backward(
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
     mask: Array | None = None,
+    deterministic: bool = False,
     out: tuple[Array, ...] | None = None,
 ) -> tuple[Array, ...]:
     """Gradients of attention() with respect to q, k and v, and to `sink` if that is given: (dq, dk, dv) or (dq, dk, dv, d_sink).
 
     q, k, v and the options are those of the attention() call, o and lse its results, and d_o is the gradient of o, of its shape. dq, dk
     and dv have the shapes and the dtype of q, k and v; dk and dv are sums over the query heads that share a key head. d_sink: f32 [heads].
-    Queries that see no key and keys that no query sees have gradients of 0. bf16 and f16, on the CPU f32 too; sums are in f32. The same
-    inputs give the same bits. There is no gradient of alibi_slopes or mask. out: memory for all of the results.
+    Queries that see no key and keys that no query sees have gradients of 0. bf16 and f16, on the CPU f32 too; sums are in f32. There
+    is no gradient of alibi_slopes or mask. deterministic: the same inputs give the same bits. Without it, on a Hopper GPU, the last bits of
+    dq differ from run to run, and the call is faster. out: memory for all of the results.
     """
     results = 3 if sink is None else 4
     if out is not None and len(out) != results:
         raise ValueError(f"out has {len(out)} arrays; allowed: {results}, {'(dq, dk, dv)' if sink is None else '(dq, dk, dv, d_sink)'}")
     if _dispatch.through_operator(q, k, v, o, lse, d_o, alibi_slopes, sink, mask):
         gradients = _dispatch.compiled_ops().attention_backward(
-            q, k, v, o, lse, d_o, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask
+            q, k, v, o, lse, d_o, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask, deterministic
         )
         return _dispatch.into(None if out is None else tuple(out), tuple(gradients[:results]))
     inputs = [tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("d_o", d_o))]
@@ -159,7 +162,9 @@ def attention_backward(
     if out is None:
         out = tuple(_arrays.empty(x, x.shape) for x in ((q, k, v) if sink is None else (q, k, v, sink)))
     outputs = [tensor(name, x, written=True) for name, x in zip(("dq", "dk", "dv", "d_sink"), out)]
-    options = _library.AttentionBackwardOptions(forward=_library.addressof(forward), d_sink=None if sink is None else outputs[3])
+    options = _library.AttentionBackwardOptions(
+        forward=_library.addressof(forward), d_sink=None if sink is None else outputs[3], deterministic=bool(deterministic)
+    )
     _attention_backward(*inputs, *outputs[:3], _library.byref(options), _arrays.stream(q))
     return tuple(out)
 
@@ -351,16 +356,16 @@ _OPTIONS_SCHEMA = (
 
 
 def _operator_attention(q, k, v, *rest):
-    *options, mask, return_lse = rest
+    *options, mask, _, return_lse = rest  # what is between them is for the backward
     return _with_lse(attention(q, k, v, **_named_options(options), mask=mask, return_lse=return_lse), q, return_lse)
 
 
 def _keep_for_backward(ctx, inputs, output):
-    q, k, v, *options, alibi_slopes, sink, mask, _ = inputs
+    q, k, v, *options, alibi_slopes, sink, mask, deterministic, _ = inputs
     o, lse = output
     ctx.mark_non_differentiable(lse)
     ctx.save_for_backward(q, k, v, o, lse, alibi_slopes, sink, mask)
-    ctx.options = options
+    ctx.options, ctx.deterministic = options, deterministic
 
 
 def _attention_gradients(ctx, d_o, _):
@@ -378,14 +383,15 @@ def _attention_gradients(ctx, d_o, _):
         what = "operator attention has no backward if return_lse is False"
         dq, dk, dv, d_sink = (None if x is None else missing(what, x) for x in (q, k, v, sink))
     else:
-        dq, dk, dv, d_sink = ops.attention_backward(q, k, v, o, lse, d_o, *ctx.options, alibi_slopes, sink, mask)
+        deterministic = ctx.deterministic or _dispatch.deterministic_algorithms()
+        dq, dk, dv, d_sink = ops.attention_backward(q, k, v, o, lse, d_o, *ctx.options, alibi_slopes, sink, mask, deterministic)
     d_slopes = missing("attention has no gradient of alibi_slopes", alibi_slopes) if needs_d_slopes else None
     d_mask = missing("attention has no gradient of mask", mask) if needs_d_mask else None
-    return dq, dk, dv, *(None,) * 6, d_slopes, None if sink is None else d_sink, d_mask, None
+    return dq, dk, dv, *(None,) * 6, d_slopes, None if sink is None else d_sink, d_mask, None, None
 
 
 define(
-    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS_SCHEMA}, Tensor? mask, bool return_lse) -> (Tensor, Tensor)",
+    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS_SCHEMA}, Tensor? mask, bool deterministic, bool return_lse) -> (Tensor, Tensor)",
     _operator_attention,
     _fake,
     Gradient(_keep_for_backward, _attention_gradients),
@@ -398,19 +404,19 @@ def _as_input(d_o):
 
 
 def _operator_attention_backward(q, k, v, o, lse, d_o, *rest):
-    *options, mask = rest
-    gradients = attention_backward(q, k, v, o, lse, _as_input(d_o), **_named_options(options), mask=mask)
+    *options, mask, deterministic = rest
+    gradients = attention_backward(q, k, v, o, lse, _as_input(d_o), **_named_options(options), mask=mask, deterministic=deterministic)
     return gradients if len(gradients) == 4 else (*gradients, _arrays.empty(lse, (0,)))
 
 
 def _fake_backward(q, k, v, o, lse, d_o, *rest):
-    sink = rest[-2]
+    sink = rest[-3]
     return (*(x.new_empty(x.shape) for x in (q, k, v)), _arrays.empty(lse, (0,) if sink is None else sink.shape))
 
 
 define(
-    f"attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor d_o, {_OPTIONS_SCHEMA}, Tensor? mask) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
+    f"attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor d_o, {_OPTIONS_SCHEMA}, Tensor? mask, "
+    "bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)",
     _operator_attention_backward,
     _fake_backward,
 )
