@@ -1,6 +1,13 @@
 // `tilewave bench dequant_gemm`: products with weights in fewer bits, against a read of the same bytes.
 
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
 #include "benchmarks/memory_bound.hpp"
+#include "runtime/format.hpp"
+#include "tilewave/gemm.hpp"
 #include "tilewave/quantized.hpp"
 
 namespace tw::kernels::dequant_gemm {
@@ -18,18 +25,79 @@ MemoryOp product_op(std::string name, std::int64_t m, const QuantizedMatrix::Lay
   return {.name = std::move(name), .dtypes = {DType::bf16}, .prepare = prepare, .yardstick = Yardstick::read};
 }
 
-const Family family{"dequant_gemm", "x W^T with W in int8, fp8 and int4, 1 and 8 rows of x: a read of W's bytes", [](Run& run) {
+/// Weights of large language models' layers, and GLM-ASR's: q, k and v, out, gate and up, down.
+struct Layer {
+  const char* name;
+  std::int64_t n, k;
+};
+constexpr Layer kLayers[] = {{"14336x4096", 14336, 4096}, {"8192x28672", 8192, 28672}, {"qkv", 3072, 2048},
+                             {"out", 2048, 2048},         {"gate_up", 12288, 2048},    {"down", 2048, 6144}};
+
+/// On a GPU, a product with few rows of x as a step of a model does it: the weight is never in the cache. The peer is gemm() with the same
+/// weight in bf16, in GB/s of the bytes that the weight has here, so that the ratio is how many times as fast this is.
+void run_layer(Run& run, std::int64_t m, const Layer& layer, const char* format, const QuantizedMatrix::Layout& layout) {
+  const std::string name = tw::format("{}-m{}-{}", format, m, layer.name);
+  const DType dtype = DType::bf16;
+  if (!run.wants("dequant_gemm", name, dtype)) return;
+  const Stream& stream = run.stream();
+  const Device device = stream.device();
+  const QuantizedMatrix one = quantize(Tensor::random({layer.n, layer.k}, DType::f32, 1), layout);
+  // A graph has 20 launches. Each is of so many products that together they read several times what the cache holds.
+  const double bytes = static_cast<double>(one.bytes());
+  const auto products = static_cast<std::size_t>(std::ceil(12e6 / bytes));
+  const auto copies = static_cast<std::size_t>(std::max(2.0, std::ceil(240e6 / bytes)));
+  std::vector<QuantizedMatrix> weights;
+  std::vector<Tensor> plain;
+  for (std::size_t i = 0; i < copies; ++i) weights.push_back(one.to(device));
+  for (std::size_t i = 0; i < std::max<std::size_t>(2, copies / 2); ++i)
+    plain.push_back(random_normal({layer.n, layer.k}, dtype, device, 2));
+  const Tensor x = random_normal({m, layer.k}, dtype, device, 3), y = Tensor::poisoned({m, layer.n}, dtype, stream);
+  std::size_t next = 0, next_plain = 0;
+  const std::vector<Contender> contenders = {
+      {"tilewave",
+       [&] {
+         for (std::size_t i = 0; i < products; ++i)
+           tw::dequant_gemm(x, weights[next++ % weights.size()], y, {.stream = stream, .constant_weight = true});
+       }},
+      {"gemm", [&] {
+         for (std::size_t i = 0; i < products; ++i)
+           tw::gemm(x, plain[next_plain++ % plain.size()].transpose(0, 1), y, {.stream = stream, .constant_b = true});
+       }}};
+  for (const Contender& c : contenders) c.launch();
+  stream.synchronize();
+  const std::vector<Timing> times = measure(Mode::graph, contenders, stream, run.effort(Mode::graph));
+  Record record;
+  record.family = "dequant_gemm";
+  record.case_name = name;
+  record.dtype = dtype;
+  record.mode = Mode::graph;
+  record.unit = "GB/s";
+  record.work = bytes * static_cast<double>(products) * 1e-9;
+  record.ours = times[0];
+  record.peer = "gemm";
+  record.peer_time = times[1];
+  record.limit = run.read_bandwidth() * 1e-9;
+  run.add(record);
+}
+
+struct Format {
+  const char* name;
+  QuantizedMatrix::Layout layout;
+};
+const Format kFormats[] = {{"int8", {WeightFormat::int8}},
+                           {"fp8", {WeightFormat::fp8}},
+                           {"int4-32", {WeightFormat::int4, 32}},
+                           {"int4-128", {WeightFormat::int4, 128}}};
+
+const Family family{"dequant_gemm", "x W^T with W in int8, fp8 and int4, few rows of x: a read of W's bytes", [](Run& run) {
                       std::vector<MemoryOp> ops;
-                      for (const std::int64_t m : {1, 8}) {
-                        const auto add = [&](const char* format, const QuantizedMatrix::Layout& layout) {
-                          ops.push_back(product_op(std::string(format) + "-m" + std::to_string(m), m, layout));
-                        };
-                        add("int8", {WeightFormat::int8});
-                        add("fp8", {WeightFormat::fp8});
-                        add("int4-32", {WeightFormat::int4, 32});
-                        add("int4-128", {WeightFormat::int4, 128});
-                      }
+                      for (const std::int64_t m : {1, 8})
+                        for (const Format& f : kFormats) ops.push_back(product_op(tw::format("{}-m{}", f.name, m), m, f.layout));
                       run_memory_ops(run, "dequant_gemm", ops);
+                      if (!run.options().device.is_cuda()) return;
+                      for (const Layer& layer : kLayers)
+                        for (const Format& f : kFormats)
+                          for (const std::int64_t m : {1, 16}) run_layer(run, m, layer, f.name, f.layout);
                     }};
 
 }  // namespace
