@@ -34,7 +34,9 @@ struct Linear {
       gemm(x, weight.transpose(0, 1), y,
            {.beta = options.accumulate ? 1.0f : 0.0f, .bias = b, .activation = options.activation, .stream = stream, .constant_b = true});
     else
-      dequant_gemm(x, quantized, y, {.accumulate = options.accumulate, .bias = b, .activation = options.activation, .stream = stream});
+      dequant_gemm(
+          x, quantized, y,
+          {.accumulate = options.accumulate, .bias = b, .activation = options.activation, .stream = stream, .constant_weight = true});
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -131,6 +132,22 @@ TEST(GlmAsrKernels, DoNotDependOnTheNumberOfLayers) {
   const KernelSet whole = set_of(kernels_of(nano.path(), {}, typical_gpu("sm_90a")));
   EXPECT_EQ(whole, set_of(nano_kernels("sm_90a")));
   EXPECT_GT(whole.size(), 20u);
+}
+
+/// Weights in fewer bits are decoded by the kernels that read them as they are stored.
+TEST(GlmAsrKernels, ContainThoseOfWeightsInFewerBits) {
+  using Layout = QuantizedMatrix::Layout;
+  for (const Layout& layout : {Layout{WeightFormat::int8}, Layout{WeightFormat::int4, 32}}) {
+    models::Weights weights("GLM-ASR-Nano-2512", {}, canonical_weight_name);
+    weights.set_layouts({.format = WeightFormat::plain}, layout);
+    const std::vector<KernelSpec> found = kernels_of(nano_shapes(), weights, DType::bf16, typical_gpu("sm_90a"));
+    for (const char* tile : {", 32, 8, ", ", 32, 16, ", ", 16, 16, "}) {
+      const auto named = [&](const KernelSpec& spec) {
+        return spec.type.find("SkinnyDequantGemm") != std::string::npos && spec.type.find(tile) != std::string::npos;
+      };
+      EXPECT_TRUE(std::any_of(found.begin(), found.end(), named)) << text_of(layout) << tile;
+    }
+  }
 }
 
 /// Transcribes noise of random length in random batches on a dry run, as a user would, and looks for each launched kernel among those that
