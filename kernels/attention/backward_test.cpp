@@ -134,10 +134,8 @@ TEST_P(AttentionBackward, AnyLengths) {
   constexpr std::int64_t kPairs[][2] = {{1, 1},   {1, 128},   {128, 1},   {2, 3},    {15, 17},   {63, 64},  {64, 63},  {64, 64},
                                         {65, 65}, {127, 129}, {129, 127}, {191, 65}, {193, 128}, {37, 257}, {257, 37}, {113, 211}};
   for (const auto& [seqlen_q, seqlen_k] : kPairs) {
-    for (const std::int64_t head_dim : {64, 128}) {
-      for (const bool causal : {false, true})
-        check({.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .heads = 2, .kv_heads = 1, .head_dim = head_dim, .causal = causal});
-    }
+    for (const bool causal : {false, true})
+      check({.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .heads = 2, .kv_heads = 1, .head_dim = causal ? 128 : 64, .causal = causal});
   }
   const std::int64_t longest = device.is_cuda() ? 2049 : 513;
   for (const bool causal : {false, true}) {
@@ -161,14 +159,7 @@ TEST_P(AttentionBackward, AnyHeadDim) {
                                             {16, 256},
                                             {128, 80}}) {
     for (const bool causal : {false, true})
-      check({.seqlen_q = 133,
-             .seqlen_k = 201,
-             .batch = 2,
-             .heads = 2,
-             .kv_heads = 1,
-             .head_dim = head_dim,
-             .causal = causal,
-             .value_dim = value_dim});
+      check({.seqlen_q = 133, .seqlen_k = 201, .heads = 2, .kv_heads = 1, .head_dim = head_dim, .causal = causal, .value_dim = value_dim});
   }
 }
 
@@ -192,7 +183,7 @@ TEST_P(AttentionBackward, CausalOffsets) {
 TEST_P(AttentionBackward, ScoresThatRulesChange) {
   for (const std::int64_t head_dim : {64, 128}) {
     for (const bool causal : {false, true}) {
-      const Case c{.seqlen_q = 133, .seqlen_k = 150, .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = head_dim, .causal = causal};
+      const Case c{.seqlen_q = 133, .seqlen_k = 150, .heads = 4, .kv_heads = 2, .head_dim = head_dim, .causal = causal};
       Case softcap = c, alibi = c, sink = c, all = c;
       softcap.softcap = 3;
       softcap.magnitude = 1.5f;  // most of the cap's range
@@ -247,7 +238,7 @@ TEST_P(AttentionBackward, Scales) {
 
 TEST_P(AttentionBackward, SampledFeatures) {
   // On a GPU every list of rules is a kernel to compile, so there are fewer.
-  const int cases = device.is_cuda() ? 60 : random_cases(100);
+  const int cases = device.is_cuda() ? 60 : random_cases(80);
   struct List {
     int dim;
     bool softcap, alibi, mask, lower, upper;
