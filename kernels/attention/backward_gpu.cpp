@@ -249,7 +249,6 @@ KernelVariant query_variant() {
 
 std::vector<KernelVariant> registered_backward() {
   return {
-      all_variant<64>(),
       all_variant<128>(),
       key_variant<256, Gradients::keys>("dk"),
       query_variant<256>(),

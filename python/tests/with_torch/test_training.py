@@ -275,10 +275,11 @@ def test_float32_on_cuda_is_refused(dtype):
         ctx = types.SimpleNamespace(
             saved_tensors=(x, x, x, x, lse, None, None, None),
             options=[None, False, None, -1, -1, 0.0],
-            needs_input_grad=(True,) * 3 + (False,) * 10,
+            deterministic=False,
+            needs_input_grad=(True,) * 3 + (False,) * 11,
         )
         got = sys.modules[module.__module__]._attention_gradients(ctx, x, None)
-    assert len(got) == 13 and all(x is None for x in got[3:])
+    assert len(got) == 14 and all(x is None for x in got[3:])
     named = [call for call in calls if call[0].startswith("tilewave::")]
     if dtype == torch.bfloat16:
         assert [call[0] for call in named] == ["tilewave::attention_backward"]
