@@ -36,8 +36,9 @@ int padded_queries(int queries);
 /// Whether all gradients come from one kernel, AllGradients.
 bool adds_up_query_gradient(const BackwardCall& call);
 void all_gradients_on_gpu(const BackwardCall& call);
-/// What precedes the gradients, of which it allocates the memory, and what follows them if adds_up_query_gradient().
+/// Runs before the gradients: allocates and computes lse_log2 and delta. With `adds_up` it also allocates dq_sum, set to 0.
 void run_delta(BackwardCall& call, bool adds_up);
+/// Runs after AllGradients: dQ from dq_sum.
 void run_scaled_sum(const BackwardCall& call);
 
 void key_gradients_on_cpu(const BackwardCall& call);

@@ -103,8 +103,8 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
         if (!call.sink.empty()) {
           const Real weight = std::exp(sink - largest) / total;
           d_sink[size(head)] -= weight * delta;
-          // A few sums, of which chance can make the naive ones exact: a weight is as uncertain as its exponent, whose rounding grows with
-          // it.
+          // There is one sum for each head, so the naive computation may happen to be almost exact and says little about rounding. The
+          // rounding error of a weight is that of its exponent, which grows with the exponent's size.
           d_sink_cancelled[size(head)] += weight * delta_size * std::max(Real{1}, std::abs(largest + std::log(total)));
         }
         for (std::int64_t j = begin; j < end; ++j) {

@@ -113,7 +113,7 @@ struct AllGradients {
         block.convert(weights, scores);
         block.mma(state.dv, weights, view<Contract::rows>(outputs.d_o), step == 0);
         block.wait(leave<1>, ds);
-        block.convert(scores, weights);  // as the products have them: dP's registers have taken the place of the others
+        block.convert(scores, weights);  // rounded: the registers do not hold the f32 weights beside dP
         block.for_each(ds, scores, [&](int, int query, auto& x, auto& weight) { x = weight * (x - outputs.delta[query]); });
         block.store_transposed(ds, memory.ds);
         block.wait_stores(leave<0>);  // of dQ of the step before
@@ -126,7 +126,7 @@ struct AllGradients {
         const QuerySlot* next = queries;
         if (step + 1 < w.steps) next = &block.take(memory.queries);
         block.wait(leave<0>, dq, state.dk, state.dv);
-        block.mma(scores, k, next->q, true);  // in the last step for nothing: under a condition, products would not run on their own
+        block.mma(scores, k, next->q, true);  // unused after the last step: ptxas serialises conditional products
         block.store(dq, memory.dq);
         block.fence();
         block.sync();

@@ -113,7 +113,7 @@ struct KeyGradients {
         }
         if constexpr (for_keys) {
           block.wait(leave<(for_values ? 1 : 0)>, ds);
-          if constexpr (for_values) block.convert(scores, weights);  // dP's registers have taken the place of the others
+          if constexpr (for_values) block.convert(scores, weights);  // the registers do not hold the f32 weights beside dP
           block.for_each(ds, scores, [&](int, int query, auto& x, auto& weight) { x = weight * (x - outputs.delta[query]); });
           if constexpr (Rules::bending) block.map(ds, slopes, [](auto x, auto slope) { return x * slope; });
           block.convert(ds_weights, ds);

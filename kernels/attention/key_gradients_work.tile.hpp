@@ -46,8 +46,8 @@ struct KeyGradientsWork {
   TW_INLINE int first_query(int step) const { return (first_block + step % blocks) * BM; }
 };
 
-/// Applies the rules to the scores of a step, of which a row is a key and a column a query. Scores that a query must not see become
-/// -infinity. `slopes` become the derivatives, if the rules have some.
+/// Applies the rules to a step's scores, which have a row for each key and a column for each query. Scores of keys that a query must not
+/// see become -infinity. If a rule bends scores, as softcap does, `slopes` is set to the derivatives.
 template <class Rules, class Work>
 TW_INLINE void apply_rules_to_keys(auto& block, const auto& p, const Work& w, int step, auto& scores, auto& slopes) {
   constexpr int BM = Work::BM, BN = Work::BN;
