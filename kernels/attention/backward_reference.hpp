@@ -90,10 +90,11 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
         if (largest == -std::numeric_limits<Real>::infinity()) continue;  // sees no key
         Real total = std::exp(sink - largest);
         for (std::int64_t j = begin; j < end; ++j) total += std::exp(p[size(j)] - largest);
+        const Real lse = largest + std::log(total);  // a backward pass is given it in f32, with the rounding error of its size
         std::fill(o.begin(), o.end(), Real{0});
         const Real* const row_gradient = &o_gradient[size(row * value_dim)];
         for (std::int64_t j = begin; j < end; ++j) {
-          p[size(j)] = round(std::exp(p[size(j)] - largest) / total);
+          p[size(j)] = round(std::exp(p[size(j)] - lse));
           Math::add(o.data(), p[size(j)], &v[size(key(j) * value_dim)], value_dim);
           Math::add(&dv[size(key(j) * value_dim)], p[size(j)], row_gradient, value_dim);
         }
@@ -101,11 +102,11 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
         const Real delta = Math::dot_product(row_gradient, o.data(), value_dim);
         const Real delta_size = size_of_product(row_gradient, o.data(), value_dim);
         if (!call.sink.empty()) {
-          const Real weight = std::exp(sink - largest) / total;
+          const Real weight = std::exp(sink - lse);
           d_sink[size(head)] -= weight * delta;
           // There is one sum for each head, so the naive computation may happen to be almost exact and says little about rounding. The
           // rounding error of a weight is that of its exponent, which grows with the exponent's size.
-          d_sink_cancelled[size(head)] += weight * delta_size * std::max(Real{1}, std::abs(largest + std::log(total)));
+          d_sink_cancelled[size(head)] += weight * delta_size * std::max(Real{1}, std::abs(lse));
         }
         for (std::int64_t j = begin; j < end; ++j) {
           const Real dp = round(Math::dot_product(row_gradient, &v[size(key(j) * value_dim)], value_dim));
