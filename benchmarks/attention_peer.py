@@ -530,7 +530,7 @@ def gradients(operands, causal):
 def sdpa_backward(backend, q, k, v, d_o, causal):
     """The backward of scaled_dot_product_attention."""
     inputs = [t.transpose(1, 2).detach().requires_grad_() for t in (q, k, v)]
-    with sdpa_kernel(backend):
+    with torch.enable_grad(), sdpa_kernel(backend):
         o = functional.scaled_dot_product_attention(*inputs, is_causal=causal)
     return lambda: torch.autograd.grad(o, inputs, d_o.transpose(1, 2), retain_graph=True)
 
