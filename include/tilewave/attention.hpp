@@ -58,7 +58,8 @@ struct AttentionBackwardOptions {
 /// query sees have gradients of 0. The gradient of a mask is not computed. On a GPU the tanh of a softcap has a relative error up to 2^-11.
 ///
 /// dq is a sum over blocks of keys. On a Hopper GPU, up to 128 columns and without softcap, blocks add to it in an order that differs from
-/// run to run, and so do its last bits, unless options.deterministic is set. dk, dv, and dq everywhere else, are deterministic.
+/// run to run, and so do its last bits, unless options.deterministic is set: then each block waits for its turn. dk, dv, and dq everywhere
+/// else, are deterministic.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
 /// that do not fit, with nothing written; CompileError, DeviceError.

@@ -413,6 +413,12 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
       for (int c = max(-col0, 0); c < C && col0 + c < to.cols; ++c)
         add_element(to.template at<float>(row0 + r, col0 + c, i, j), from.at(r, c));
   }
+  /// Tiles are taken in their order, so those that pass earlier turns are done, or other threads compute them.
+  void wait_turn(const u32* counters, i64 i, int turn) const { await(counters + i, static_cast<u32>(turn)); }
+  void pass_turn(u32* counters, i64 i) const {
+    this->wait_stores(leave<0>);
+    __atomic_fetch_add(counters + i, 1, __ATOMIC_RELEASE);
+  }
   template <class T, class Tile, int N>
   void load(RowVector<T, Tile>& to, const SharedVector<T, N>& from) const {
     copy_vector<Tile::rows>(to.x, from);

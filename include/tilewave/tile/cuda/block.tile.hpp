@@ -189,6 +189,16 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   }
   template <int Left>
   TW_INLINE void wait_stores(Constant<Left>) const {}
+  /// Waits until `turn` blocks have passed their turn at counter i. What they added before is there.
+  TW_INLINE void wait_turn(u32* counters, i64 i, int turn) const {
+    if (thread() == 0) ptx::await(counters + i, static_cast<u32>(turn));
+    sync();
+  }
+  /// Lets the block of the next turn go on: all that this block added is there.
+  TW_INLINE void pass_turn(u32* counters, i64 i) const {
+    sync();
+    if (thread() == 0) ptx::add_release(counters + i, 1);
+  }
   /// Calls f(i) for every i < count, distributed over the block's threads. f may read and write elements of the Buffer, as long as no two
   /// calls touch the same one. All threads that compute see the result when this returns.
   template <class T, int R, int C, Contract contract, class Fn>

@@ -280,6 +280,14 @@ TW_INLINE void store_16(void* to, const u32* w) {
 TW_INLINE void store_8(void* to, const u32* w) { TW_ASM("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1]) : "memory"); }
 TW_INLINE void store_4(void* to, const u32* w) { TW_ASM("st.global.u32 [%0], %1;" ::"l"(to), "r"(w[0]) : "memory"); }
 
+/// Waits until another block has made *counter `value`. What that block wrote before can be seen then.
+TW_INLINE void await(const u32* counter, u32 value) {
+  u32 now = 0;
+  do {
+    TW_ASM("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  } while (now != value);
+}
+TW_INLINE void add_release(u32* to, u32 value) { TW_ASM("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory"); }
 TW_INLINE void atomic_add(float* to, float value) { TW_ASM("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory"); }
 /// Adds to one 16-bit float. GPUs without this operation (before compute capability 9.0) replace the 32-bit word that holds it.
 template <class T>

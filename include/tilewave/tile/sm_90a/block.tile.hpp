@@ -216,6 +216,27 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
       Base::reduce_add(from, to, row, col, i, j);
     }
   }
+  /// Only the thread that adds takes turns: others learn at the next barrier that its additions have read their shared memory.
+  TW_INLINE void wait_turn(u32* counters, i64 i, int turn) const {
+    if constexpr (kTmaStore) {
+      if (this->thread() == 0) {
+        ptx::await(counters + i, static_cast<u32>(turn));
+        ptx::fence_proxy_global();
+      }
+    } else {
+      Base::wait_turn(counters, i, turn);
+    }
+  }
+  TW_INLINE void pass_turn(u32* counters, i64 i) const {
+    if constexpr (kTmaStore) {
+      if (this->thread() == 0) {
+        ptx::store_wait_all();
+        ptx::add_release(counters + i, 1);
+      }
+    } else {
+      Base::pass_turn(counters, i);
+    }
+  }
   /// Waits until all but the `Left` youngest stores have read their shared memory. Other threads know it after the next barrier.
   template <int Left>
   TW_INLINE void wait_stores(Constant<Left>) const {

@@ -98,8 +98,13 @@ TW_INLINE void store_wait_read() {
   TW_ASM("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
 
+/// Waits until all stores are done, and what they wrote can be seen.
+TW_INLINE void store_wait_all() { TW_ASM("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // Order between ordinary accesses to shared memory and those of TMA and tensor cores.
 TW_INLINE void fence_proxy() { TW_ASM("fence.proxy.async.shared::cta;" ::: "memory"); }
+/// The same for global memory.
+TW_INLINE void fence_proxy_global() { TW_ASM("fence.proxy.async.global;" ::: "memory"); }
 
 // Clusters and registers
 
