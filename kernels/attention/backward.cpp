@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/attention/delta.tile.hpp"
+#include "kernels/attention/heuristics.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/workspace.hpp"
 #include "tilewave/launch.hpp"
@@ -32,6 +33,8 @@ void launch_delta(const BackwardCall& call) {
     bind(p.o, call.forward.o);
     bind(p.d_o, call.d_o);
     bind(p.dq_sum, call.dq_sum.numel() > 0 ? &call.dq_sum : nullptr);
+    p.turns = call.turns.numel() > 0 ? reinterpret_cast<u32*>(call.turns.template data<std::int32_t>()) : nullptr;
+    p.turn_queries = call.turns.numel() > 0 ? static_cast<int>(delta.shape(2) / call.turns.shape(2)) : 1;
     p.lse = call.lse;
     p.lse_log2 = call.lse_log2.template data<float>();
     p.delta = delta.template data<float>();
@@ -80,6 +83,13 @@ void run_sink_gradient(const BackwardCall& call) {
 
 }  // namespace
 
+TileGrid key_gradients_grid(const BackwardCall& call, int tile_keys) {
+  const int heads = static_cast<int>(call.dk.shape(0) * call.dk.shape(1));
+  const auto bytes = [](const Tensor& t) { return t.numel() * static_cast<std::int64_t>(size_of(t.dtype())); };
+  const std::int64_t passing = bytes(call.forward.q) + bytes(call.d_o) + bytes(call.dq_sum);
+  const int group = heads_in_cache(passing / std::max(1, heads), heads);
+  return {ceil_div(static_cast<int>(call.dk.shape(2)), tile_keys), group, heads / group};
+}
 int padded_queries(int queries) {
   constexpr int kMultiple = 128;
   return std::max(1, ceil_div(queries, kMultiple)) * kMultiple;
@@ -91,7 +101,11 @@ void run_delta(BackwardCall& call, bool adds_up) {
   const Tensor memory = workspace({2, batch, heads, padded_queries(static_cast<int>(q.shape(2)))}, DType::f32, call.forward.stream);
   call.lse_log2 = memory.select(0, 0);
   call.delta = memory.select(0, 1);
-  if (adds_up && q.numel() > 0) call.dq_sum = workspace(call.dq.shape(), DType::f32, call.forward.stream);
+  if (adds_up && q.numel() > 0) {
+    call.dq_sum = workspace(call.dq.shape(), DType::f32, call.forward.stream);
+    if (call.deterministic)
+      call.turns = workspace({batch, heads, call.delta.shape(2) / all_gradients_config(call).rows}, DType::i32, call.forward.stream);
+  }
   if (q.numel() > 0) with_rows(call, [&]<class T, int kRows, int kCols>() { launch_delta<T, kRows, kCols>(call); });
 }
 void run_scaled_sum(const BackwardCall& call) {

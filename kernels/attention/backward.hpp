@@ -24,6 +24,8 @@ struct BackwardCall {
   Tensor lse_log2 = {}, delta = {};
   /// f32 [batch, head, query, dim]: see AllGradients. Empty if dQ has a kernel of its own
   Tensor dq_sum = {};
+  /// i32 [batch, head, padded queries / rows of all_gradients_config()], set to 0. Empty if additions to dq_sum have no order
+  Tensor turns = {};
 };
 
 /// Throws InvalidArgument, with nothing written.
@@ -36,7 +38,7 @@ int padded_queries(int queries);
 /// Whether all gradients come from one kernel, AllGradients.
 bool adds_up_query_gradient(const BackwardCall& call);
 void all_gradients_on_gpu(const BackwardCall& call);
-/// Runs before the gradients: allocates and computes lse_log2 and delta. With `adds_up` it also allocates dq_sum, set to 0.
+/// Runs before the gradients: allocates and computes lse_log2 and delta. With `adds_up` it also allocates dq_sum and turns, set to 0.
 void run_delta(BackwardCall& call, bool adds_up);
 /// Runs after AllGradients: dQ from dq_sum.
 void run_scaled_sum(const BackwardCall& call);
@@ -46,14 +48,13 @@ void key_gradients_on_gpu(const BackwardCall& call);
 void query_gradient_on_cpu(const BackwardCall& call);
 void query_gradient_on_gpu(const BackwardCall& call);
 
-/// What the tiles of the two kernels have.
+/// The tiles that a GPU's kernels have.
+AttentionConfig all_gradients_config(const BackwardCall& call);
 AttentionConfig key_gradients_config(const BackwardCall& call);
 AttentionConfig query_gradient_config(const BackwardCall& call);
 
-inline TileGrid key_gradients_grid(const BackwardCall& call, int tile_keys) {
-  const Tensor& dk = call.dk;
-  return {ceil_div(static_cast<int>(dk.shape(2)), tile_keys), static_cast<int>(dk.shape(0) * dk.shape(1))};
-}
+/// For FirstKeysFirst.
+TileGrid key_gradients_grid(const BackwardCall& call, int tile_keys);
 
 /// Fills in the Params of KeyGradients or QueryGradient, but for the gradients that they store.
 template <class RuleList, class P>
@@ -88,6 +89,7 @@ template <class RuleList, class P>
 void fill_all_gradients(auto& bind, P& p, const BackwardCall& call) {
   fill_key_gradients<RuleList>(bind, p, call);
   bind(p.dq, call.dq_sum.numel() > 0 ? call.dq_sum : call.delta);
+  p.turns = call.turns.numel() > 0 ? reinterpret_cast<u32*>(call.turns.template data<std::int32_t>()) : nullptr;
 }
 template <class RuleList, class P>
 void fill_query_gradient(auto& bind, P& p, const BackwardCall& call) {

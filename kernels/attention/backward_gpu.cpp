@@ -13,7 +13,7 @@ namespace tw::kernels::attention {
 namespace {
 
 /// dK and dV leave through one staging buffer, so both have the larger of the dimensions.
-int backward_dim(std::int64_t head_dim, std::int64_t value_dim) { return compiled_dims(std::max(head_dim, value_dim), 256).head_dim; }
+int backward_dim(std::int64_t head_dim, std::int64_t value_dim) { return compiled_dims(head_dim, value_dim).head_dim; }
 
 /// Whether the registers hold the accumulators of dK and of dV. On the generic target they also hold the addresses of copies.
 constexpr bool holds_both(int dim, bool generic) { return dim <= (generic ? 96 : 128); }
@@ -67,10 +67,12 @@ struct AllGradientsKernel {
   DType dtype;
   RuleSet rules;
   AttentionConfig config;
+  Additions additions = Additions::in_any_order;
   auto operator<=>(const AllGradientsKernel&) const = default;
 };
 std::string type_of_all(const AllGradientsKernel& k) {
-  return tw::format("tw::kernels::attention::AllGradients<{}, {}, {}>", element_name(k.dtype), text_of(k.config), text_of(k.rules));
+  return tw::format("tw::kernels::attention::AllGradients<{}, {}, {}, tw::kernels::attention::Additions::{}>", element_name(k.dtype),
+                    text_of(k.config), text_of(k.rules), k.additions == Additions::in_turn ? "in_turn" : "in_any_order");
 }
 struct KeyGradientsKernel {
   DType dtype;
@@ -96,16 +98,17 @@ std::string type_of_queries(const QueryGradientKernel& k) {
 
 /// Neither tile sizes nor rules change the layout of Params.
 constexpr AttentionConfig kAnySizes{.head_dim = 64, .value_dim = 64, .rows = 64, .keys = 64, .stages = 2};
-constexpr const char* kAllSource = AllGradients<bf16, kAnySizes, detail::CallRules<>>::source;
+constexpr const char* kAllSource = AllGradients<bf16, kAnySizes, detail::CallRules<>, Additions::in_turn>::source;
 constexpr const char* kKeysSource = KeyGradients<bf16, kAnySizes, detail::CallRules<>, Gradients::keys>::source;
 constexpr const char* kQueriesSource = QueryGradient<bf16, kAnySizes, detail::CallRules<>>::source;
 
 template <class T>
 void all_gradients(const BackwardCall& call) {
   static KernelTable<AllGradientsKernel> table(type_of_all, kAllSource);
-  using Kernel = AllGradients<T, kAnySizes, detail::CallRules<>>;
-  const AttentionConfig config = all_config(backward_dim(call.dk.shape(3), call.dv.shape(3)));
-  const detail::NamedKernel& kernel = table[{dtype_of<T>, rules_of(call.forward), config}];
+  using Kernel = AllGradients<T, kAnySizes, detail::CallRules<>, Additions::in_turn>;
+  const AttentionConfig config = all_gradients_config(call);
+  const Additions additions = call.deterministic ? Additions::in_turn : Additions::in_any_order;
+  const detail::NamedKernel& kernel = table[{dtype_of<T>, rules_of(call.forward), config, additions}];
   detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
       kernel, call.forward.stream, key_gradients_grid(call, config.keys),
       [&](auto& bind, auto& p) { fill_all_gradients<detail::CallRules<>>(bind, p, call); });
@@ -133,6 +136,7 @@ void query_gradient(const BackwardCall& call) {
 
 }  // namespace
 
+AttentionConfig all_gradients_config(const BackwardCall& call) { return all_config(backward_dim(call.dk.shape(3), call.dv.shape(3))); }
 AttentionConfig key_gradients_config(const BackwardCall& call) {
   const std::int64_t shared = generic_shared_bytes(call.forward.stream);
   const int dim = backward_dim(call.dk.shape(3), call.dv.shape(3));
@@ -146,7 +150,7 @@ AttentionConfig query_gradient_config(const BackwardCall& call) {
 
 bool adds_up_query_gradient(const BackwardCall& call) {
   const Stream& stream = call.forward.stream;
-  return stream.device().is_cuda() && generic_shared_bytes(stream) == 0 && !call.deterministic && call.forward.softcap == 0 &&
+  return stream.device().is_cuda() && generic_shared_bytes(stream) == 0 && call.forward.softcap == 0 &&
          std::max(call.dk.shape(3), call.dv.shape(3)) <= 128;
 }
 void all_gradients_on_gpu(const BackwardCall& call) {
@@ -207,7 +211,7 @@ BackwardCall make_call(const ShapeValues& shape, int dim) {
 template <int kDim>
 KernelVariant all_variant() {
   static constexpr AttentionConfig kConfig = all_config(kDim);
-  using Instantiated = AllGradients<bf16, kConfig, RegisteredRules>;
+  using Instantiated = AllGradients<bf16, kConfig, RegisteredRules, Additions::in_any_order>;
   const AllGradientsKernel kernel{DType::bf16, {.upper = true}, kConfig};
   return {make_spec({type_of_all(kernel), kAllSource, detail::tile_recorder<Instantiated>()}, true, true,
                     tw::format("attention_gradients_bf16_d{}_causal", kDim)),

@@ -18,9 +18,10 @@ struct PlainGradients {
   std::vector<double> dq;      ///< [batch, seqlen_q, heads, head_dim]
   std::vector<double> dk, dv;  ///< [batch, seqlen_k, kv_heads, head_dim or value_dim]
   std::vector<double> d_sink;  ///< [heads], if there is a sink
-  /// In double, the same sums as dq, dk and d_sink of absolute values. In place of dP - delta they have the sizes of both, the roots of
-  /// their summands' sums of squares: dP and delta are equal for a query that sees one key.
-  std::vector<double> dq_cancelled, dk_cancelled, d_sink_cancelled;
+  /// In double, the same sums of absolute values. In place of dP - delta they have the sizes of both, the roots of their summands' sums of
+  /// squares: dP and delta are equal for a query that sees one key. Those of dv and d_sink multiply weights by the size of their exponents,
+  /// since the rounding error of a weight is that of its exponent.
+  std::vector<double> dq_cancelled, dk_cancelled, dv_cancelled, d_sink_cancelled;
 };
 
 /// The root of the sum of (x[c] y[c])^2: the size of their dot product, but for cancellation. `count` is a multiple of 8.
@@ -48,9 +49,10 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
   const auto real = [](std::span<const float> values) { return std::vector<Real>(values.begin(), values.end()); };
   const std::vector<Real> q = real(call.q), k = real(call.k), v = real(call.v), o_gradient = real(d_o);
   std::vector<Real> dq(q.size()), dk(k.size()), dv(v.size()), d_sink(call.sink.size());
-  std::vector<Real> dq_cancelled(q.size()), dk_cancelled(k.size()), d_sink_cancelled(call.sink.size()), absolute_q(q), absolute_k(k);
-  for (Real& x : absolute_q) x = std::abs(x);
-  for (Real& x : absolute_k) x = std::abs(x);
+  std::vector<Real> dq_cancelled(q.size()), dk_cancelled(k.size()), dv_cancelled(v.size()), d_sink_cancelled(call.sink.size());
+  std::vector<Real> absolute_q(q), absolute_k(k), absolute_gradient(o_gradient);
+  for (std::vector<Real>* const values : {&absolute_q, &absolute_k, &absolute_gradient})
+    for (Real& x : *values) x = std::abs(x);
   std::vector<Real> p(size(call.seqlen_k)), slopes(size(call.seqlen_k)), o(size(value_dim));
   const auto scale = static_cast<Real>(call.scale), softcap = static_cast<Real>(call.softcap);
   const bool slope_of_batch = static_cast<std::int64_t>(call.alibi_slopes.size()) > call.heads;
@@ -93,10 +95,13 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
         const Real lse = largest + std::log(total);  // a backward pass is given it in f32, with the rounding error of its size
         std::fill(o.begin(), o.end(), Real{0});
         const Real* const row_gradient = &o_gradient[size(row * value_dim)];
+        const Real exponent_size = std::max(Real{1}, std::abs(lse));
         for (std::int64_t j = begin; j < end; ++j) {
           p[size(j)] = round(std::exp(p[size(j)] - lse));
           Math::add(o.data(), p[size(j)], &v[size(key(j) * value_dim)], value_dim);
           Math::add(&dv[size(key(j) * value_dim)], p[size(j)], row_gradient, value_dim);
+          if constexpr (kExact)
+            Math::add(&dv_cancelled[size(key(j) * value_dim)], p[size(j)] * exponent_size, &absolute_gradient[size(row * value_dim)], value_dim);
         }
         std::transform(o.begin(), o.end(), o.begin(), round);
         const Real delta = Math::dot_product(row_gradient, o.data(), value_dim);
@@ -104,9 +109,8 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
         if (!call.sink.empty()) {
           const Real weight = std::exp(sink - lse);
           d_sink[size(head)] -= weight * delta;
-          // There is one sum for each head, so the naive computation may happen to be almost exact and says little about rounding. The
-          // rounding error of a weight is that of its exponent, which grows with the exponent's size.
-          d_sink_cancelled[size(head)] += weight * delta_size * std::max(Real{1}, std::abs(lse));
+          // There is one sum for each head, so the naive computation may happen to be almost exact and says little about rounding.
+          d_sink_cancelled[size(head)] += weight * delta_size * exponent_size;
         }
         for (std::int64_t j = begin; j < end; ++j) {
           const Real dp = round(Math::dot_product(row_gradient, &v[size(key(j) * value_dim)], value_dim));
@@ -134,6 +138,7 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
           in_double(d_sink),
           in_double(dq_cancelled),
           in_double(dk_cancelled),
+          in_double(dv_cancelled),
           in_double(d_sink_cancelled)};
 }
 

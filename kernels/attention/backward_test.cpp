@@ -27,8 +27,11 @@ template <class T, int kDim, int kQueries>
 void launch_all_gradients(const BackwardCall& call) {
   constexpr AttentionConfig kConfig{.head_dim = kDim, .value_dim = kDim, .rows = kQueries, .keys = 128, .stages = 2};
   using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>, Band<true, true>>;
-  launch_cpu<AllGradients<T, kConfig, List>>(key_gradients_grid(call, kConfig.keys),
-                                             [&](auto& bind, auto& p) { fill_all_gradients<List>(bind, p, call); });
+  const auto launch = [&]<Additions kAdditions>() {
+    launch_cpu<AllGradients<T, kConfig, List, kAdditions>>(key_gradients_grid(call, kConfig.keys),
+                                                           [&](auto& bind, auto& p) { fill_all_gradients<List>(bind, p, call); });
+  };
+  call.deterministic ? launch.template operator()<Additions::in_turn>() : launch.template operator()<Additions::in_any_order>();
 }
 
 class AttentionBackward : public AttentionTest {
@@ -41,8 +44,9 @@ class AttentionBackward : public AttentionTest {
     [[maybe_unused]] static const bool warm = (compile_all(specs_of(registered_backward())), true);  // on all cores
   }
 
-  /// The default; options.deterministic; the kernel that adds dQ up, on the CPU.
-  enum class Way { fast, deterministic, summed };
+  /// The default; options.deterministic; on the CPU, the kernel that adds dQ up, in any order and in turn.
+  enum class Way { fast, deterministic, summed, summed_in_turn };
+  static constexpr bool adds_up(Way way) { return way == Way::summed || way == Way::summed_in_turn; }
 
   /// The tensors of a forward pass, and what it gave.
   struct Pass {
@@ -63,7 +67,12 @@ class AttentionBackward : public AttentionTest {
           dv({c.batch, c.seqlen_k, c.kv_heads, c.values()}, dtype, device, placement(c.kv)),
           d_sink({c.heads}, DType::f32, device, {.offset = 1}) {}
     PlacedTensor dq, dk, dv, d_sink;
-    std::vector<std::vector<double>> values() const { return {dq.values(), dk.values(), dv.values(), d_sink.values()}; }
+    /// Without d_sink if it was not written.
+    std::vector<std::vector<double>> values() const {
+      std::vector<std::vector<double>> all = {dq.values(), dk.values(), dv.values()};
+      if (!d_sink.untouched()) all.push_back(d_sink.values());
+      return all;
+    }
   };
 
   void check(const Case& c) {
@@ -79,15 +88,16 @@ class AttentionBackward : public AttentionTest {
     options.lse = &pass.lse.tensor();
     if (!launched([&] { tw::attention(pass.q, pass.k, pass.v, pass.o, options); })) return;
     const PlainGradients exact = reference_gradients(plain, d_o), near = naive_gradients(plain, d_o, dtype);
-    for (const Way way : {Way::fast, Way::deterministic, Way::summed}) {
-      if (way == (device.is_cuda() ? Way::summed : Way::fast)) continue;
-      if (way == Way::summed && (c.softcap > 0 || std::max(c.head_dim, c.values()) > 128)) continue;
+    for (const Way way : {Way::fast, Way::deterministic, Way::summed, Way::summed_in_turn}) {
+      if (device.is_cuda() ? adds_up(way) : way == Way::fast) continue;
+      if (adds_up(way) && (c.softcap > 0 || std::max(c.head_dim, c.values()) > 128)) continue;
       SCOPED_TRACE(tw::format("way {}", static_cast<int>(way)));
       const Gradients out = run(pass, c, options, way);
       expect_gradient("dq", out.dq, exact.dq, near.dq, exact.dq_cancelled);
       expect_gradient("dk", out.dk, exact.dk, near.dk, exact.dk_cancelled);
-      expect_gradient("dv", out.dv, exact.dv, near.dv, {});
-      if (c.sink && way != Way::summed)
+      // A query that sees one key has a naive weight of exactly 1. In 16 bits the rounding of weights is larger than their exponents'.
+      expect_gradient("dv", out.dv, exact.dv, near.dv, dtype == DType::f32 ? std::span(exact.dv_cancelled) : std::span<const double>());
+      if (c.sink && !adds_up(way))
         expect_gradient("d_sink", out.d_sink, exact.d_sink, near.d_sink, exact.d_sink_cancelled);
       else
         EXPECT_TRUE(out.d_sink.untouched());
@@ -95,8 +105,9 @@ class AttentionBackward : public AttentionTest {
   }
   Gradients run(const Pass& pass, const Case& c, const AttentionOptions& options, Way way = Way::deterministic) const {
     Gradients out(c, dtype, device);
-    if (way == Way::summed) {
-      BackwardCall call = check_backward(pass.q, pass.k, pass.v, pass.o, pass.lse, pass.d_o, out.dq, out.dk, out.dv, {.forward = options});
+    if (adds_up(way)) {
+      BackwardCall call = check_backward(pass.q, pass.k, pass.v, pass.o, pass.lse, pass.d_o, out.dq, out.dk, out.dv,
+                                         {.forward = options, .deterministic = way == Way::summed_in_turn});
       run_delta(call, true);
       if (call.dk.numel() > 0) {
         const bool narrow = std::max(c.head_dim, c.values()) <= 64;
@@ -302,15 +313,35 @@ TEST_P(AttentionBackward, IsDeterministic) {
   add_features(c, features, options, plain);
   options.lse = &pass.lse.tensor();
   tw::attention(pass.q, pass.k, pass.v, pass.o, options);
-  const std::vector<std::vector<double>> first = run(pass, c, options).values();
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(run(pass, c, options).values(), first);
-  if (device.is_cuda()) return;
-  const int threads = cpu_threads();
-  for (const int n : {1, 3}) {
-    set_cpu_threads(n);
-    EXPECT_EQ(run(pass, c, options).values(), first) << n << " threads";
+  for (const Way way : {Way::deterministic, Way::summed_in_turn}) {
+    if (device.is_cuda() && adds_up(way)) continue;
+    const std::vector<std::vector<double>> first = run(pass, c, options, way).values();
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(run(pass, c, options, way).values(), first);
+    if (device.is_cuda()) continue;
+    const int threads = cpu_threads();
+    for (const int n : {1, 3}) {
+      set_cpu_threads(n);
+      EXPECT_EQ(run(pass, c, options, way).values(), first) << n << " threads";
+    }
+    set_cpu_threads(threads);
   }
-  set_cpu_threads(threads);
+}
+
+TEST(BackwardTiles, HaveTheSmallestCompiledDimension) {
+  constexpr std::int64_t kDims[][3] = {{64, 64, 64},  {40, 64, 64},    {64, 72, 96},    {96, 96, 96},   {96, 128, 128},
+                                       {128, 8, 128}, {136, 128, 192}, {192, 192, 192}, {200, 64, 256}, {256, 256, 256}};
+  for (const auto& [head_dim, value_dim, expected] : kDims) {
+    SCOPED_TRACE(tw::format("head dimension {}, of values {}", head_dim, value_dim));
+    const auto tensor = [](std::int64_t dim) { return placeholder({1, 200, 2, dim}, DType::bf16); };
+    const Tensor q = tensor(head_dim), k = tensor(head_dim), v = tensor(value_dim), o = tensor(value_dim), d_o = tensor(value_dim);
+    const Tensor dq = tensor(head_dim), dk = tensor(head_dim), dv = tensor(value_dim), lse = placeholder({1, 2, 200}, DType::f32);
+    const BackwardCall call = check_backward(q, k, v, o, lse, d_o, dq, dk, dv, {});
+    EXPECT_EQ(key_gradients_config(call).head_dim, expected);
+    EXPECT_EQ(query_gradient_config(call).head_dim, expected);
+    if (expected <= 128) {
+      EXPECT_EQ(all_gradients_config(call).head_dim, expected <= 64 ? 64 : 128);
+    }
+  }
 }
 
 /// The reference is checked too: by differences of the forward pass's reference.

@@ -6,8 +6,8 @@
 
 namespace tw::kernels::attention {
 
-/// delta = rowsum(dO O), and the LSE as the kernels of the backward pass read it. If dQ is a sum over tiles of keys, it is set to 0. A tile
-/// is R rows of one head.
+/// delta = rowsum(dO O), and the LSE as the kernels of the backward pass read it. If dQ is a sum over tiles of keys, it is set to 0, and so
+/// are the counters of those that add in turn. A tile is R rows of one head.
 template <class T, int R, int C>
 struct Delta {
   static constexpr const char* source = "kernels/attention/delta.tile.hpp";
@@ -20,6 +20,8 @@ struct Delta {
       Pointer<Target, const float> lse;        ///< [batch, head, query]: natural logarithms, -infinity if a query sees no key
       Pointer<Target, float> lse_log2, delta;  ///< [batch, head, padded queries]
       Global<Target, float, Values> dq_sum;    ///< [batch, head, query, dim], or without elements
+      Pointer<Target, u32> turns;              ///< [batch, head, padded queries / turn_queries], or null
+      int turn_queries;
       int heads, queries;
       int padded;  ///< queries after the last one get +infinity and 0, so that their weights are 0
     };
@@ -38,6 +40,7 @@ struct Delta {
         const int query = row0 + row;
         if (query >= p.padded || !block.owns_rows(sum)) return;
         const i64 to = static_cast<i64>(t.n) * p.padded + query;
+        if (p.turns && query % p.turn_queries == 0) p.turns[to / p.turn_queries] = 0;
         if (query < p.queries) {
           const auto lse = p.lse[static_cast<i64>(t.n) * p.queries + query];
           p.lse_log2[to] = lse == -kInfinity ? kInfinity : lse * kLog2E;

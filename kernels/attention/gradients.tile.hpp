@@ -4,17 +4,25 @@
 
 namespace tw::kernels::attention {
 
+/// The order in which tiles of keys add their parts of dQ: any, or for each block of queries from the last keys to the first, which gives
+/// the same bits in every run.
+enum class Additions { in_any_order, in_turn };
+
 /// All gradients of attention in one pass over the scores:
 ///   P = exp(S - lse), dV = P^T dO, dP = dO V^T, dS = P (dP - delta) with delta = rowsum(dO O), dK = scale dS^T Q, dQ = scale dS K.
 ///
 /// One tile is BN keys of one head. Blocks of BM queries pass by, of all query heads that share the keys. Scores are computed transposed,
 /// [keys, queries], so that weights and dS are left operands in registers. dQ is a sum over the tiles of keys: every tile adds its part to
-/// a tensor in f32, in an order that is not defined. Under the arithmetic between the products, others run: dP under the weights, dV under
-/// dS, the next block's scores while dQ is stored.
-template <class T, AttentionConfig kConfig, class Rules>
+/// a tensor in f32. Under the arithmetic between the products, others run: dP under the weights, dV under dS, the next block's scores while
+/// dQ is stored.
+///
+/// In turn, a block of queries waits for nothing if tiles begin together: under a causal mask each tile's first queries are those that no
+/// later keys are seen by, and the tile of the keys before follows a step behind.
+template <class T, AttentionConfig kConfig, class Rules, Additions kAdditions>
 struct AllGradients {
   static constexpr const char* source = "kernels/attention/gradients.tile.hpp";
   static constexpr int D = kConfig.head_dim, BM = kConfig.rows, BN = kConfig.keys;
+  static constexpr bool in_turn = kAdditions == Additions::in_turn;
   static_assert(kConfig.value_dim == D, "dK and dV leave through one staging buffer");
   static_assert(kConfig.stages >= 2, "the next block's queries arrive before this block's are released");
 
@@ -28,7 +36,7 @@ struct AllGradients {
     using Weights = Operand<Target, T, BN, BM>;
     using QueryPart = Fragment<Target, float, BM, D, BN / 64>;  // 64 queries: the warpgroups split the columns
     using QuerySum = Buffer<Target, float, BM, D>;
-    using Schedule = FirstKeysFirst;
+    using Schedule = conditional<in_turn, LongestFirst, FirstKeysFirst>;  // waits only for tiles before it
     using Work = KeyGradientsWork<kConfig, Rules>;
     static constexpr int rows = BN;
     static constexpr int vector_bytes = 64;  // on a CPU the exponentials take long
@@ -40,6 +48,7 @@ struct AllGradients {
       Global<Target, const float, OfQueries> delta;  ///< [batch, head, query]
       Global<Target, T, Out> dk, dv;                 ///< [batch, kv head, key, dim]
       Global<Target, float, QuerySum> dq;            ///< [batch, head, query, dim]: dQ / scale is added
+      Pointer<Target, u32> turns;                    ///< [batch, head, block of BM queries]: parts that were added, in turn
       float scale, scale_log2;                       ///< of products of q and k; of scores after the rules, times log2(e)
       int queries, keys;                             ///< of a sequence
       int kv_heads, heads_per_kv;
@@ -89,6 +98,26 @@ struct AllGradients {
       });
     }
 
+    TW_INLINE static void add_to_dq(auto& block, const Params& p, const Work& w, int step, Memory& memory) {
+      const int query0 = w.first_query(step), head = w.head(p, step);
+      if constexpr (in_turn) {
+        const ScoreRows rows{w.batch, head, query0, min(query0 + BM, w.seqlen_q) - 1, w.seqlen_q, w.seqlen_k, w.diagonal};
+        const int last_tile = (Rules::keys(p.rules, rows, {0, w.seqlen_k}).end - 1) / BN;
+        block.wait_turn(p.turns, counter(p, w, step), last_tile - w.first_key / BN);
+      }
+      block.reduce_add(memory.dq, p.dq, query0, 0, head, w.batch);
+    }
+    /// Long after the addition, which the thread that passes the turn waits for.
+    TW_INLINE static void end_turn(auto& block, const Params& p, const Work& w, int step) {
+      if constexpr (in_turn) {
+        if (step >= 0) block.pass_turn(p.turns, counter(p, w, step));
+      }
+    }
+    TW_INLINE static i64 counter(const Params& p, const Work& w, int step) {
+      const i64 head = static_cast<i64>(w.batch) * p.kv_heads * p.heads_per_kv + w.head(p, step);
+      return (head * p.lse.cols + w.first_query(step)) / BM;
+    }
+
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
       static_assert(!Rules::bending, "the registers hold no derivatives of scores");
       if (w.steps == 0) {
@@ -123,21 +152,25 @@ struct AllGradients {
         block.sync();
         QueryPart dq;
         block.mma(dq, memory.ds, view<Contract::rows>(k), true);
+        end_turn(block, p, w, step - 1);
         const QuerySlot* next = queries;
-        if (step + 1 < w.steps) next = &block.take(memory.queries);
+        const bool more = step + 1 < w.steps;
+        if (more) next = &block.take(memory.queries);
         block.wait(leave<0>, dq, state.dk, state.dv);
+        block.release(memory.outputs);
+        if (more) block.release(memory.queries);
         block.mma(scores, k, next->q, true);  // unused after the last step: ptxas serialises conditional products
         block.store(dq, memory.dq);
         block.fence();
         block.sync();
-        block.reduce_add(memory.dq, p.dq, w.first_query(step), 0, w.head(p, step), w.batch);
+        add_to_dq(block, p, w, step, memory);
         block.wait(leave<0>, scores);
-        block.release(memory.outputs);
-        block.release(memory.queries);
         queries = next;
       }
       block.wait_stores(leave<0>);
+      end_turn(block, p, w, w.steps - 1);
       block.sync();
+      block.release(memory.queries);
       block.release(memory.k);
       block.release(memory.v);
     }

@@ -23,19 +23,23 @@ bool aligned(const Tensor& t) {
   return true;
 }
 
-/// Heads that are worked on together: one if sequences are short, so that blocks that end at the same time read the same keys; else as many
-/// as have keys and values of 32 MB, about half of an H200's L2 cache. All their queries come before the next group's. A divisor of all
-/// heads, so that groups are full.
+/// Heads that are worked on together: one if sequences are short, so that blocks that end at the same time read the same keys; else those
+/// whose keys and values the cache holds. All their queries come before the next group's.
 int heads_per_group(const detail::AttentionCall& call, int heads) {
   if (!call.cu_q && call.q.shape(2) <= (call.upper ? 512 : 2048)) return 1;
-  const std::int64_t bytes = call.k.numel() / std::max<std::int64_t>(1, call.k.shape(0)) * 2 *
-                             static_cast<std::int64_t>(size_of(call.q.dtype())) / std::max<std::int64_t>(1, call.q.shape(1));
-  int group = static_cast<int>(std::clamp<std::int64_t>((32 << 20) / std::max<std::int64_t>(1, bytes), 1, heads));
-  while (heads % group != 0) --group;
-  return group;
+  return heads_in_cache(call.k.numel() / std::max<std::int64_t>(1, call.k.shape(0)) * 2 *
+                            static_cast<std::int64_t>(size_of(call.q.dtype())) / std::max<std::int64_t>(1, call.q.shape(1)),
+                        heads);
 }
 
 }  // namespace
+
+int heads_in_cache(std::int64_t bytes, int heads) {
+  constexpr std::int64_t kCacheBytes = 32 << 20;  // about half of an H200's L2 cache
+  int group = static_cast<int>(std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(1, bytes), 1, std::max(1, heads)));
+  while (heads % group != 0) --group;
+  return group;
+}
 
 bool loads_by_tma(const detail::AttentionCall& call) { return aligned(call.q) && aligned(call.k) && aligned(call.v); }
 

@@ -79,6 +79,9 @@ AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules,
 /// Either, by the target of the call's stream.
 AttentionConfig config_of(const detail::AttentionCall& call, HeadDims dims, TileUse use, int form, const RuleTraits& rules);
 
+/// How many of `heads` the L2 cache holds if each has `bytes` that its tiles share. A divisor of `heads`, so that groups are full.
+int heads_in_cache(std::int64_t bytes, int heads);
+
 /// Which tiles serve a call best whose keys are not divided: narrow ones, unless head dimensions are up to 96.
 TileUse tile_use(const detail::AttentionCall& call);
 

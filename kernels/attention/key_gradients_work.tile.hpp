@@ -6,11 +6,14 @@
 
 namespace tw::kernels::attention {
 
-/// Orders tiles of keys from the first to the last: under a causal mask the first keys are seen by the most queries. The grid's n is
-/// kv_heads * batch, its m the number of tiles of keys; neighbours have the same keys, of another head.
+/// Orders tiles of keys from the first to the last: under a causal mask the first keys are seen by the most queries. Heads are taken in
+/// groups, as in LongestFirst: the queries that pass by stay in the L2 cache. Heads are those of keys, and m counts tiles of keys.
 struct FirstKeysFirst {
   static constexpr Dispatch dispatch = Dispatch::dynamic;
-  TW_INLINE static constexpr Tile at(const TileGrid& grid, int i) { return {i / grid.n, i % grid.n, 0}; }
+  TW_INLINE static constexpr Tile at(const TileGrid& grid, int i) {
+    const Tile last_first = LongestFirst::at(grid, i);
+    return {grid.m - 1 - last_first.m, last_first.n, 0};
+  }
 };
 
 /// The keys of a tile, and the blocks of queries that see them, in each head that shares the keys.
