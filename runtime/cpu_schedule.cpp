@@ -1,9 +1,12 @@
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <new>
 #include <string>
+#include <thread>
 
+#include "tilewave/device.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/tile/cpu/target.tile.hpp"
 
@@ -18,6 +21,16 @@ std::atomic<bool> poison{true};
 }  // namespace
 
 void schedule_error(const char* what) { throw Error(std::string("the kernel's schedule is wrong: ") + what); }
+
+void await_turn(const u32* counter, u32 value) {
+  constexpr auto kLongest = std::chrono::minutes(5);  // a tile under a sanitizer takes seconds
+  const auto begin = std::chrono::steady_clock::now();
+  while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) != value) {
+    if (cpu_threads() == 1 || std::chrono::steady_clock::now() - begin > kLongest)
+      schedule_error("wait_turn() waits for a turn that no block passes");
+    std::this_thread::yield();
+  }
+}
 
 bool poison_released_slots() { return poison.load(std::memory_order_relaxed); }
 void set_poison_released_slots(bool on) { poison.store(on, std::memory_order_relaxed); }

@@ -621,4 +621,46 @@ struct Careless {
   };
 };
 
+/// sum += x of each tile in turn, from the first to the last. Without `Passes` no turn ends.
+template <bool Passes>
+struct SumInTurn {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = 64;
+    using Schedule = Banded<1>;
+    using In = Shared<Target, bf16, 64, 64>;
+    using Sum = Buffer<Target, float, 64, 64>;
+    struct Params {
+      Global<Target, const bf16, In> x;
+      Global<Target, float, Sum> sum;
+      Pointer<Target, u32> turns;
+    };
+    struct Memory {
+      Ring<Target, In, 2> ring;
+      Sum sum;
+      explicit constexpr Memory(auto& block) : ring(block), sum(block) {}
+    };
+    struct State {};
+    TW_INLINE static int steps(const Params&, Tile) { return 1; }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, In& x) { copy.tile(p.x, x, t.m * 64, 0); });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State&) {
+      Fragment<Target, float, 64, 64> x;
+      block.load(x, block.take(memory.ring));
+      block.release(memory.ring);
+      block.store(x, memory.sum);
+      block.fence();
+      block.sync();
+      block.wait_turn(p.turns, 0, t.m);
+      block.reduce_add(memory.sum, p.sum, 0, 0);
+      if constexpr (Passes) block.pass_turn(p.turns, 0);
+      block.wait_stores(leave<0>);
+      block.sync();
+    }
+    TW_INLINE static void finish(auto&, const Params&, Tile, Memory&, State&) {}
+  };
+};
+
 }  // namespace tw::test

@@ -417,6 +417,39 @@ TEST_P(Tiles, ResultsPassThroughBuffers) {
   EXPECT_EQ(run_careless<Slip::warpgroup_barrier>(device), 128 * 2 * 3 * 2);
 }
 
+template <class Kernel>
+std::vector<double> sum_in_turn(Device device, int tiles, PlacedTensor& x) {
+  PlacedTensor sum({64, 64}, DType::f32, device);
+  sum.fill(std::vector<float>(64 * 64));
+  const Tensor turns = Tensor::zeros({1}, DType::i32, Stream::standard(device));
+  launch_kernel<Kernel>(device, {tiles}, [&](auto& bind, auto& p) {
+    bind(p.x, x);
+    bind(p.sum, sum);
+    p.turns = static_cast<u32*>(turns.data());
+  });
+  return sum.values();
+}
+
+TEST_P(Tiles, BlocksAddInTurn) {
+  constexpr int kTiles = 700;
+  PlacedTensor x({kTiles * 64, 64}, DType::bf16, device);
+  const std::vector<float> values = x.fill_random(random);
+  std::vector<float> sum(64 * 64);
+  for (std::size_t i = 0; i < values.size(); ++i) sum[i % sum.size()] += values[i];
+  const std::vector<double> expected(sum.begin(), sum.end());
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(sum_in_turn<SumInTurn<true>>(device, kTiles, x), expected);
+}
+
+TEST(BufferSlips, ATurnThatNeverComes) {
+  PlacedTensor x({128, 64}, DType::bf16, Device::cpu());
+  x.fill(std::vector<float>(128 * 64));
+  const int threads = cpu_threads();
+  set_cpu_threads(1);
+  EXPECT_NO_THROW(sum_in_turn<SumInTurn<true>>(Device::cpu(), 2, x));
+  expect_error<Error>([&] { sum_in_turn<SumInTurn<false>>(Device::cpu(), 2, x); }, {"the kernel's schedule is wrong", "no block passes"});
+  set_cpu_threads(threads);
+}
+
 TEST(BufferSlips, AreErrorsOnTheCpuAndInAnalysis) {
   EXPECT_NO_THROW(analyze_careless<Slip::none>());
   EXPECT_NO_THROW(analyze_careless<Slip::warpgroup_barrier>());

@@ -414,7 +414,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
         add_element(to.template at<float>(row0 + r, col0 + c, i, j), from.at(r, c));
   }
   /// Tiles are taken in their order, so those that pass earlier turns are done, or other threads compute them.
-  void wait_turn(const u32* counters, i64 i, int turn) const { await(counters + i, static_cast<u32>(turn)); }
+  void wait_turn(const u32* counters, i64 i, int turn) const { await_turn(counters + i, static_cast<u32>(turn)); }
   void pass_turn(u32* counters, i64 i) const {
     this->wait_stores(leave<0>);
     __atomic_fetch_add(counters + i, 1, __ATOMIC_RELEASE);

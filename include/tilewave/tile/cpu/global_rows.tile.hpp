@@ -7,8 +7,6 @@
 
 #if !TW_ON_GPU
 
-#include <sched.h>
-
 namespace tw::cpu {
 
 /// The row that the next tile will load. It is prefetched while this tile's row is computed: loading, computing and storing happen one
@@ -50,14 +48,6 @@ TW_INLINE void add_element(T* to, T x) {
   while (!__atomic_compare_exchange_n(bits, &before,
                                       bit_cast<Bits>(tw::to<T>(static_cast<float>(bit_cast<T>(before)) + static_cast<float>(x))), true,
                                       __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-  }
-}
-/// Waits until another thread has made *counter `value`. After a minute the kernel is taken to be wrong.
-inline void await(const u32* counter, u32 value) {
-  constexpr int kMostYields = 1 << 26;
-  for (int n = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) != value; ++n) {
-    if (n == kMostYields) require("wait_turn() waits for a turn that no block passes");
-    sched_yield();
   }
 }
 template <class T>

@@ -21,6 +21,9 @@ inline void require(const char* problem) {
 /// one block. Empty when a launch begins.
 inline constinit thread_local UnreadStores unread_stores{};
 
+/// Waits until another thread has made *counter `value`. Throws tw::Error if no thread does so: at once if there is no other.
+void await_turn(const u32* counter, u32 value);
+
 /// Sorts so that the n largest values come first, in descending order.
 void sort_descending(u64* values, int count, int n);
 
