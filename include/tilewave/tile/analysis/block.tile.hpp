@@ -166,7 +166,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   }
   template <int R, int N, int Warps, class F>
   void complete(const DividedSums<R, N, Warps>&, F& to, const Scratch<float, 16 * Warps, R * N>& scratch) const {
-    static_assert(F::rows == N && F::cols == R, "complete() transposes: N x R results of R x N sums");
+    static_assert(F::rows >= N && F::cols == R, "complete() transposes: at least N rows of R results of R x N sums");
     cost.f32 += static_cast<u64>(R * N) * (Warps - 1);
     tally.shared += 2 * sizeof(float) * R * N * Warps;
     to.x = decltype(to.x)(1.0f);

@@ -132,8 +132,8 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   }
   template <int R, int N, int Warps, class F>
   void complete(const DividedSums<R, N, Warps>& sums, F& to, const Scratch<float, 16 * Warps, R * N>&) const {
-    static_assert(F::rows == N && F::cols == R, "complete() transposes: N x R results of R x N sums");
-    for (int i = 0; i < N * R; ++i) to.x[i] = sums.x[i];
+    static_assert(F::rows >= N && F::cols == R, "complete() transposes: at least N rows of R results of R x N sums");
+    for (int i = 0; i < F::rows * R; ++i) to.x[i] = i < N * R ? sums.x[i] : 0.0f;
   }
   template <class T, class Tile>
   void complete(RowVector<T, Tile>&) const {

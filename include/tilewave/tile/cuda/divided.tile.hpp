@@ -39,25 +39,31 @@ struct DividedOperand {
 template <class T, int N, int C, int Warps, class G>
 TW_INLINE void load_divided(const Position& at, DividedOperand<T, N, C, Warps>& to, const G& from, int row0, int col0, int i, int j) {
   using D = DividedOperand<T, N, C, Warps>;
-  const bool whole = from.template whole_pieces<T, D::width>() && col0 % D::width == 0;
-  TW_UNROLL
-  for (int n = 0; n < D::share / 32; ++n) {
-    const int col = col0 + D::col(at, n);
+  const int row = row0 + at.lane / 4, col = col0 + D::col(at, 0);
+  const auto for_pieces = [&](auto load) {
     TW_UNROLL
     for (int r = 0; r < N / 8; ++r) {
-      const int row = row0 + r * 8 + at.lane / 4;
-      u32* const words = to.x[n][r];
       TW_UNROLL
-      for (int k = 0; k < 4; ++k) words[k] = 0;
-      if (whole) {
-        ptx::load_16_if(from.inside(row, col), from.template piece_at<const T>(row, col, i, j), words);
-      } else {
+      for (int n = 0; n < D::share / 32; ++n) load(r * 8, n * 32, to.x[n][r]);
+    }
+  };
+  for_pieces([](int, int, u32* words) {
+    TW_UNROLL
+    for (int k = 0; k < 4; ++k) words[k] = 0;
+  });
+  // One branch around all pieces, so that the loads are in flight together and the path for other tensors is short.
+  if (from.template whole_pieces<T, D::width>() && col0 % D::width == 0) {
+    const T* const first = from.template piece_at<const T>(row, col, i, j);
+    for_pieces([&](int r, int n, u32* words) { ptx::load_16_if(from.inside(row + r, col + n), first + (r * from.stride_row + n), words); });
+  } else {
+    TW_NO_UNROLL
+    for (int k = 0; k < D::width; ++k) {
+      for_pieces([&](int r, int n, u32* words) {
+        u32 element = 0;
+        ptx::load_2_if(from.inside(row + r, col + n + k), from.template at<const T>(row + r, col + n + k, i, j), element);
         TW_UNROLL
-        for (int k = 0; k < D::width; ++k) {
-          if (!from.inside(row, col + k)) continue;
-          words[k / 2] |= u32{bit_cast<u16>(*from.template at<const T>(row, col + k, i, j))} << k % 2 * 16;
-        }
-      }
+        for (int word = 0; word < 4; ++word) words[word] = ptx::permute_bytes(words[word], word < 3 ? words[word + 1] : element, 0x5432u);
+      });
     }
   }
 }
@@ -88,10 +94,11 @@ TW_INLINE void add_divided([[maybe_unused]] const Position& at, [[maybe_unused]]
 #endif
 }
 
-/// to(n, r) = the sum of the warps' sums(r, n), in the order of the warps.
+/// to(n, r) = the sum of the warps' sums(r, n), in the order of the warps. Rows of `to` from N on become zeros: the threads of a block may
+/// be more than the sums.
 template <int R, int N, int Warps, class F, class Sync>
 TW_INLINE void complete_divided(const Position& at, const DividedSums<R, N, Warps>& sums, F& to, float* memory, Sync sync) {
-  static_assert(F::rows == N && F::cols == R, "complete() transposes: N x R results of R x N sums");
+  static_assert(F::rows >= N && F::cols == R, "complete() transposes: at least N rows of R results of R x N sums");
   sync();  // the previous sums have been read
   TW_UNROLL
   for (int i = 0; i < sums.size; ++i) {
@@ -101,11 +108,11 @@ TW_INLINE void complete_divided(const Position& at, const DividedSums<R, N, Warp
   sync();
   TW_UNROLL
   for (int i = 0; i < F::size; ++i) {
+    to.x[i] = 0;
+    if (F::rows > N && F::row(at, i) >= N) continue;
     const float* const from = memory + F::row(at, i) * R + F::col(at, i);
-    float sum = from[0];
     TW_UNROLL
-    for (int warp = 1; warp < Warps; ++warp) sum += from[warp * R * N];
-    to.x[i] = sum;
+    for (int warp = 0; warp < Warps; ++warp) to.x[i] += from[warp * R * N];
   }
 }
 
