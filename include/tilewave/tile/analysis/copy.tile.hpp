@@ -73,6 +73,8 @@ struct GatherCopy : Copy {
 
 struct Producer {
   int rank;
+  template <class G>
+  void prefetch(const G&, int, int, int, int) const {}
   template <class RingType, class Fill>
   void put(RingType& ring, Fill fill) const {
     if constexpr (RingType::gathers)

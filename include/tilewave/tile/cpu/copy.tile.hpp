@@ -182,6 +182,8 @@ struct GatherCopy : Copy {
 };
 
 struct Producer {
+  template <class G>
+  void prefetch(const G&, int, int, int, int) const {}
   template <class RingType, class Fill>
   void put(RingType& ring, Fill fill) const {
     if (ring.filled + ring.taken == RingType::stages)

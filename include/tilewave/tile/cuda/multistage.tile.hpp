@@ -20,6 +20,8 @@ struct Copies {
 struct Probe {
   u32 meetings;
   bool& room;
+  template <class G>
+  TW_INLINE void prefetch(const G&, int, int, int, int) const {}
   template <class RingType, class Fill>
   TW_INLINE void put(RingType& ring, Fill) const {
     room = room && ring.has_room(meetings);
@@ -32,6 +34,8 @@ template <bool kPieces, int Threads>
 struct Producer {
   int thread;
   Copies& copies;
+  template <class G>
+  TW_INLINE void prefetch(const G&, int, int, int, int) const {}
   template <class RingType, class Fill>
   TW_INLINE void put(RingType& ring, Fill fill) const {
     auto& slot = ring.slot(ring.put);

@@ -110,6 +110,17 @@ struct Producer {
   int thread;
   u32 rank;  ///< of this block in its cluster
 
+  /// Fetches to the L2 cache what the threads that compute will load. It is only a hint: what is not contiguous is left.
+  template <class G>
+  TW_INLINE void prefetch(const G& from, int row, int col, int rows, int cols) const {
+    using E = const typename G::Element;
+    rows = min(rows, from.rows - row);
+    cols = min(cols, from.cols - col);
+    if (thread != 0 || rows <= 0 || cols <= 0 || from.stride_col != 1 || (rows > 1 && from.stride_row != cols)) return;
+    const auto first = reinterpret_cast<u64>(from.template piece_at<E>(row, col, 0, 0));
+    const u64 begin = (first + 15) & ~u64{15}, end = (first + static_cast<u64>(rows) * static_cast<u64>(cols) * sizeof(E)) & ~u64{15};
+    if (begin < end) ptx::prefetch_to_l2(reinterpret_cast<const void*>(begin), static_cast<u32>(end - begin));
+  }
   template <class RingType, class Fill>
   TW_INLINE void put(RingType& ring, Fill fill) const {
     const int index = ring.next.index;

@@ -65,6 +65,10 @@ TW_INLINE void wait(u64* barrier, u32 parity) {
 
 // Copies by the tensor memory accelerator (TMA). Coordinates are innermost first.
 
+/// Fetches memory to the L2 cache. Address and size are multiples of 16.
+TW_INLINE void prefetch_to_l2(const void* from, u32 bytes) {
+  TW_ASM("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 TW_INLINE void prefetch_map(const void* map) { TW_ASM("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 TW_INLINE void load_4d(void* shared, const void* map, u64* barrier, int c0, int c1, int c2, int c3) {
   TW_ASM("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
