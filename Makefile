@@ -1,11 +1,14 @@
 # The usual tasks in one word each. The build itself is CMake's: see CMakePresets.json.
 .DEFAULT_GOAL := build
-.PHONY: build packages configure demo test asan gpu-test gpu-bench bundle format install clean help
+.PHONY: build everything packages configure demo test asan gpu-test gpu-bench bundle format install clean help
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 
-build: configure ## Build everything in build/ (missing packages are installed first)
+build: configure ## Build the program and the libraries in build/ (missing packages are installed first)
+	@cmake --build --preset release --parallel $(JOBS) --target product
+
+everything: configure
 	@cmake --build --preset release --parallel $(JOBS)
 
 packages: ## Install missing packages (Debian, Ubuntu)
@@ -18,7 +21,7 @@ demo: configure ## Transcribe the recordings in assets/samples with the checkpoi
 	@cmake --build --preset release --parallel $(JOBS) --target tilewave_cli
 	build/tilewave transcribe assets/samples/*.wav
 
-test: build ## Build and run the tests that need no GPU (CI=true: warnings are errors, NVRTC is required)
+test: everything ## Build and run the tests that need no GPU (CI=true: warnings are errors, NVRTC is required)
 	@scripts/install-nvrtc.sh build/nvrtc
 	@scripts/run-tests.sh release
 
@@ -28,13 +31,13 @@ asan: packages ## Build and run the tests under the address and undefined-behavi
 	@cmake --build --preset asan --parallel $(JOBS)
 	@scripts/run-tests.sh asan
 
-gpu-test: build ## Run the operations' tests on the GPU
+gpu-test: everything ## Run the operations' tests on the GPU
 	@scripts/gpu.sh test
 
 gpu-bench: build ## Measure on the GPU, write benchmarks/results/
 	@scripts/gpu.sh bench
 
-bundle: build ## Pack build/tilewave-<version>-linux-x86_64.tar.gz, which runs on a GPU machine with a driver only
+bundle: everything ## Pack build/tilewave-<version>-linux-x86_64.tar.gz, which runs on a GPU machine with a driver only
 	@scripts/install-nvrtc.sh build/nvrtc
 	@scripts/bundle.sh
 
