@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "benchmarks/memory_bound.hpp"
+#include "kernels/dequant_gemm/skinny.hpp"
+#include "kernels/generic_tiles.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/quantized.hpp"
@@ -34,7 +36,8 @@ constexpr Layer kLayers[] = {{"14336x4096", 14336, 4096}, {"8192x28672", 8192, 2
                              {"out", 2048, 2048},         {"gate_up", 12288, 2048},    {"down", 2048, 6144}};
 
 /// On a GPU, a product with few rows of x as a step of a model does it: the weight is never in the cache. The peer is gemm() with the same
-/// weight in bf16, in GB/s of the bytes that the weight has here, so that the ratio is how many times as fast this is.
+/// weight in bf16, in GB/s of the bytes that the weight has here, so that the ratio is how many times as fast this is. With --all-configs,
+/// also every tile.
 void run_layer(Run& run, std::int64_t m, const Layer& layer, const char* format, const QuantizedMatrix::Layout& layout) {
   const std::string name = tw::format("{}-m{}-{}", format, m, layer.name);
   const DType dtype = DType::bf16;
@@ -53,7 +56,7 @@ void run_layer(Run& run, std::int64_t m, const Layer& layer, const char* format,
     plain.push_back(random_normal({layer.n, layer.k}, dtype, device, 2));
   const Tensor x = random_normal({m, layer.k}, dtype, device, 3), y = Tensor::poisoned({m, layer.n}, dtype, stream);
   std::size_t next = 0, next_plain = 0;
-  const std::vector<Contender> contenders = {
+  std::vector<Contender> contenders = {
       {"tilewave",
        [&] {
          for (std::size_t i = 0; i < products; ++i)
@@ -63,6 +66,18 @@ void run_layer(Run& run, std::int64_t m, const Layer& layer, const char* format,
          for (std::size_t i = 0; i < products; ++i)
            tw::gemm(x, plain[next_plain++ % plain.size()].transpose(0, 1), y, {.stream = stream, .constant_b = true});
        }}};
+  const DequantGemmOptions options{.stream = stream, .constant_weight = true};
+  const auto call = [&](std::size_t i) { return Call{x, weights[i % weights.size()], y, options, stream}; };
+  std::vector<SkinnyTile> tiles;
+  if (run.options().all_configs && generic_shared_bytes(stream) == 0) tiles = skinny_tiles(call(0));
+  for (const SkinnyTile& tile : tiles) {
+    SkinnyKernel kernel = skinny_kernel(call(0), device_info(device).units, 0);
+    kernel.tile = tile;
+    const auto launch = [&, kernel] {
+      for (std::size_t i = 0; i < products; ++i) run_skinny(call(next++), kernel);
+    };
+    contenders.push_back({describe(tile), launch});
+  }
   for (const Contender& c : contenders) c.launch();
   stream.synchronize();
   const std::vector<Timing> times = measure(Mode::graph, contenders, stream, run.effort(Mode::graph));
@@ -78,6 +93,9 @@ void run_layer(Run& run, std::int64_t m, const Layer& layer, const char* format,
   record.peer_time = times[1];
   record.limit = run.read_bandwidth() * 1e-9;
   run.add(record);
+  for (std::size_t i = 2; i < contenders.size(); ++i)
+    tw::print(run.options().table, "  {:<24} {:<48} {:8.2f} us a product\n", name, contenders[i].name,
+              times[i].median * 1e3 / static_cast<double>(products));
 }
 
 struct Format {

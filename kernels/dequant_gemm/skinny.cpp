@@ -9,27 +9,38 @@ namespace tw::kernels::dequant_gemm {
 
 namespace {
 
-constexpr int kMostRows = 16;         ///< of x
-constexpr int kRingBytes = 96 << 10;  ///< of W in flight in a block: three times what an SM needs to read at its share of the rate
+constexpr int kMostRows = 16;          ///< of x
+constexpr int kRingBytes = 192 << 10;  ///< of W in flight on an SM, in the rings of all its blocks
 constexpr int kMostStages = 8;
-constexpr int kColumns = 128 * kSkinnyWarps;  ///< SkinnyDequantGemm::depth
 
-SkinnyTile tile_for(const Call& call, int units, std::int64_t generic_shared) {
-  SkinnyTile tile;
-  if (call.m() > 8) tile.x_rows = kMostRows;
-  // 16 x 8 sums would be too few for 256 threads.
-  if (call.n() <= std::int64_t{16} * units) tile.rows = tile.x_rows = 16;
-  const int slot = tile.rows * kColumns / (call.weight.format == WeightFormat::int4 ? 2 : 1);
-  tile.stages = std::min(kMostStages, kRingBytes / slot);
-  if (generic_shared > 0) tile.stages = generic_stages(generic_shared, slot, kSkinnyWarps * tile.rows * tile.x_rows * 4, tile.stages);
+/// The tile with as many slots as the rings of an SM's blocks have room for. A single block gets no more than one of two does.
+SkinnyTile with_slots(SkinnyTile tile, const Call& call, std::int64_t generic_shared) {
+  const int columns = 128 * tile.warps;  // SkinnyDequantGemm::depth
+  const int slot = tile.rows * columns / (call.weight.format == WeightFormat::int4 ? 2 : 1);
+  tile.stages = std::min(kMostStages, kRingBytes / std::max(2, tile.blocks) / slot);
+  if (generic_shared > 0) tile.stages = generic_stages(generic_shared, slot, tile.warps * tile.rows * tile.x_rows * 4, tile.stages);
   return tile;
+}
+
+/// Two blocks on an SM where registers allow it: with 16 rows of x they do not. 32 rows of W halve the loads of x, which matter from 5
+/// rows of x on, but need enough tiles for all SMs.
+SkinnyTile tile_for(const Call& call, int units, std::int64_t generic_shared) {
+  SkinnyTile tile{.rows = 16, .x_rows = 8};
+  if (call.m() > tile.x_rows) tile = {.rows = 16, .x_rows = kMostRows, .blocks = 1};
+  if (generic_shared > 0) tile.blocks = 1;
+  if (call.m() > 4 && call.n() > std::int64_t{16} * units * tile.blocks) tile.rows = 32;
+  return with_slots(tile, call, generic_shared);
 }
 
 /// A kernel of each layout of Params, which tiles, groups and activations do not change. Its results are as wide as any, because y's
 /// alignment is checked against them.
 template <WeightFormat format, DType dtype, bool addends>
 constexpr SkinnyKernel with_params() {
-  return {.format = format, .group = format == WeightFormat::int4 ? 32 : 0, .dtype = dtype, .addends = addends, .tile = {32, kMostRows, 3}};
+  return {.format = format,
+          .group = format == WeightFormat::int4 ? 32 : 0,
+          .dtype = dtype,
+          .addends = addends,
+          .tile = {.rows = 32, .x_rows = kMostRows}};
 }
 
 }  // namespace
@@ -55,9 +66,9 @@ std::string type_of(const SkinnyKernel& k) {
   const std::string format = k.format == WeightFormat::int4
                                  ? tw::format("ScaledGroups<{}, {}>", k.group, bool_name(k.zeros))
                                  : tw::format("ScaledRows<{}>", k.format == WeightFormat::fp8 ? "tw::fp8_e4m3" : "tw::i8");
-  return tw::format("tw::kernels::dequant_gemm::SkinnyDequantGemm<tw::kernels::dequant_gemm::{}, {}, {}, {}, {}, {}, {}>", format,
+  return tw::format("tw::kernels::dequant_gemm::SkinnyDequantGemm<tw::kernels::dequant_gemm::{}, {}, {}, {}, {}, {}, {}, {}>", format,
                     element_name(k.dtype), linear_name(k.dtype, k.activation, {.addends = k.addends}), k.tile.rows, k.tile.x_rows,
-                    k.tile.stages, kSkinnyWarps);
+                    k.tile.stages, k.tile.warps, k.tile.blocks);
 }
 
 const detail::NamedKernel& named(const SkinnyKernel& kernel) {
@@ -65,8 +76,25 @@ const detail::NamedKernel& named(const SkinnyKernel& kernel) {
   return table[kernel];
 }
 
+std::vector<SkinnyTile> skinny_tiles(const Call& call) {
+  std::vector<SkinnyTile> tiles;
+  if (call.m() <= 8) tiles = {{.rows = 16}, {.rows = 32}, {.rows = 16, .warps = 4, .blocks = 3}, {.rows = 16, .warps = 16, .blocks = 1}};
+  // A third block leaves 64 registers.
+  if (call.m() <= 8 && call.weight.format != WeightFormat::int4) tiles.push_back({.rows = 16, .blocks = 3});
+  if (call.m() > 8) tiles = {{.rows = 16, .x_rows = kMostRows, .blocks = 1}, {.rows = 32, .x_rows = kMostRows, .blocks = 1}};
+  for (SkinnyTile& tile : tiles) tile = with_slots(tile, call, 0);
+  return tiles;
+}
+
+std::string describe(const SkinnyTile& tile) {
+  return tw::format("{} x {}, {} slots, {} warps, {} per SM", tile.rows, tile.x_rows, tile.stages, tile.warps, tile.blocks);
+}
+
 void run_skinny(const Call& call) {
-  const SkinnyKernel kernel = skinny_kernel(call, device_info(call.stream.device()).units, generic_shared_bytes(call.stream));
+  run_skinny(call, skinny_kernel(call, device_info(call.stream.device()).units, generic_shared_bytes(call.stream)));
+}
+
+void run_skinny(const Call& call, const SkinnyKernel& kernel) {
   const auto launch_as = [&]<SkinnyKernel k>() {
     if (k.format != kernel.format || k.dtype != kernel.dtype || k.addends != kernel.addends) return;
     using Params = typename SkinnyHostKernel<k>::template On<sm_90a::Target<>>::Params;

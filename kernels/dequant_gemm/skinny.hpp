@@ -2,6 +2,7 @@
 
 #include <compare>
 #include <string>
+#include <vector>
 
 #include "kernels/activation.hpp"
 #include "kernels/dequant_gemm/call.hpp"
@@ -11,10 +12,9 @@
 
 namespace tw::kernels::dequant_gemm {
 
-inline constexpr int kSkinnyWarps = 8;  ///< of a block
-/// Rows of W in a block and the most rows of x: fewer rows of W where 32 would leave half of the SMs without any.
+/// Rows of W in a tile, the most rows of x, slots of the ring, warps of a block that compute, and blocks that an SM can hold.
 struct SkinnyTile {
-  int rows = 32, x_rows = 8, stages = 3;
+  int rows = 16, x_rows = 8, stages = 6, warps = 8, blocks = 2;
   auto operator<=>(const SkinnyTile&) const = default;
 };
 
@@ -34,6 +34,12 @@ struct SkinnyKernel {
 /// generic target, else 0.
 SkinnyKernel skinny_kernel(const Call& call, int units, std::int64_t generic_shared);
 
+/// The tiles that a call can run with on sm_90a, for measurements.
+std::vector<SkinnyTile> skinny_tiles(const Call& call);
+std::string describe(const SkinnyTile& tile);
+
+void run_skinny(const Call& call, const SkinnyKernel& kernel);
+
 /// The type for the run-time compiler.
 std::string type_of(const SkinnyKernel& kernel);
 const detail::NamedKernel& named(const SkinnyKernel& kernel);
@@ -44,7 +50,7 @@ constexpr auto skinny_host_kernel() {
   using T = ElementOf<k.dtype>;
   using End = Linear<T, FunctorOf<k.activation>, LinearOptions{.addends = k.addends}>;
   const auto of = []<class Format>(Format) {
-    return std::type_identity<SkinnyDequantGemm<Format, T, End, k.tile.rows, k.tile.x_rows, k.tile.stages, kSkinnyWarps>>{};
+    return std::type_identity<SkinnyDequantGemm<Format, T, End, k.tile.rows, k.tile.x_rows, k.tile.stages, k.tile.warps, k.tile.blocks>>{};
   };
   if constexpr (k.format == WeightFormat::int4)
     return of(ScaledGroups<k.group, k.zeros>{});

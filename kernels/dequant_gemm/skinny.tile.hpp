@@ -19,10 +19,17 @@ struct ScaledGroups {
   static constexpr bool zeros = Zeros;
 };
 
+/// Tiles in order. `Banded` would divide three times before a tile's first load, which such short tiles feel.
+struct InOrder {
+  static constexpr Dispatch dispatch = Dispatch::persistent;
+  TW_INLINE static constexpr Tile at(const TileGrid&, int i) { return {i, 0, 0}; }
+};
+
 /// y = x W^T for up to N rows of x: tiles of y have R columns, for which R rows of W arrive through a ring as they are stored. The block's
 /// warps divide K among them, so that R can be small, and decode the codes on their way to the tensor cores. x and the scales of groups
-/// come from the cache, a step ahead.
-template <class Format, class T, class Epilogue, int R, int N, int Stages, int Warps>
+/// come from the cache, two steps at a time. `Blocks` fit on an SM: while one waits for x or stores its results another computes, and the
+/// next launch fills its rings.
+template <class Format, class T, class Epilogue, int R, int N, int Stages, int Warps, int Blocks>
 struct SkinnyDequantGemm {
   static constexpr const char* source = "kernels/dequant_gemm/skinny.tile.hpp";
   using Codes = typename Format::Codes;
@@ -31,12 +38,13 @@ struct SkinnyDequantGemm {
 
   template <class Target>
   struct On {
-    static constexpr int warps = Warps;
-    using Schedule = Banded<1>;
+    static constexpr int warps = Warps, min_blocks = Blocks;
+    using Schedule = InOrder;
     using Slot = Shared<Target, Codes, R, depth / codes_in<Codes>>;
     using Sums = DividedSums<Target, R, N, Warps>;
     using X = DividedOperand<Target, T, N, depth, Warps>;
-    using Out = Rows<Target, float, N, R, Warps, N * R / (32 * Warps)>;  // a piece for each thread
+    static constexpr int threads = 32 * Warps, out_rows = N * R < threads ? threads / R : N;
+    using Out = Rows<Target, float, out_rows, R, Warps, out_rows * R / threads>;  // a piece for each thread
     using End = typename Epilogue::template On<Target, Out>;
 
     struct Params {
@@ -58,6 +66,7 @@ struct SkinnyDequantGemm {
     };
     struct State {
       Sums sums;
+      ColumnVector<Target, float, Out> scales;  ///< of rows
     };
 
     /// What a step multiplies its slot with.
@@ -81,33 +90,38 @@ struct SkinnyDequantGemm {
     TW_INLINE static bool loads_early(const Params& p) { return p.constant_weight; }
     TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.in.depth, depth); }
     TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      if (step == 0) {  // the threads that compute load them from the cache
+        if constexpr (by_group) {
+          producer.prefetch(p.in.group_scales, t.m * R, 0, R, p.in.group_scales.cols);
+          producer.prefetch(p.in.zeros, t.m * R, 0, R, p.in.zeros.cols);
+        } else {
+          producer.prefetch(p.in.scales, 0, t.m * R, 1, R);
+        }
+      }
       producer.put(memory.w, [&](auto copy, Slot& slot) { copy.tile(p.in.w, slot, t.m * R, step * Slot::cols); });
     }
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
       block.fill(state.sums, 0.0f);
+      if constexpr (!by_group) block.load(state.scales, p.in.scales, 0, t.m * R);
       const int n = steps(p, t);
-      Step<Format, by_group> even, odd;  // each in flight while the step before waits for W
-      even.load(block, p.in, t, 0);
-      odd.load(block, p.in, t, 1);
-      const auto multiply = [&](auto& operands, int step) {
-        if (step >= n) return;
+      // Two steps are loaded together: a wait for one load also waits for every later one, so that loading the next step between them
+      // would make each step wait for the cache.
+      Step<Format, by_group> even, odd;
+      const auto multiply = [&](const auto& operands) {
         operands.add_to(block, state.sums, block.take(memory.w));
         block.release(memory.w);
-        operands.load(block, p.in, t, step + 2);
       };
       for (int step = 0; step < n; step += 2) {
-        multiply(even, step);
-        multiply(odd, step + 1);
+        even.load(block, p.in, t, step);
+        odd.load(block, p.in, t, step + 1);
+        multiply(even);
+        if (step + 1 < n) multiply(odd);
       }
     }
     TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
       Out out;
       block.complete(state.sums, out, memory.sums);
-      if constexpr (!by_group) {
-        ColumnVector<Target, float, Out> scales;
-        block.load(scales, p.in.scales, 0, t.m * R);
-        block.map(out, scales, [](auto sum, auto scale) { return sum * scale; });
-      }
+      if constexpr (!by_group) block.map(out, state.scales, [](auto sum, auto scale) { return sum * scale; });
       NoMemory none(block);
       End::apply(block, out, p.epilogue, none, Place{0, t.m * R, t.n});
     }

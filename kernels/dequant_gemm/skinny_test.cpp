@@ -23,7 +23,8 @@ namespace {
 using namespace tw::test;
 using Layout = QuantizedMatrix::Layout;
 
-constexpr SkinnyTile kTile8{32, 8, 3}, kTile16{32, 16, 2}, kShort{16, 16, 2};
+constexpr SkinnyTile kTile8{32, 8, 3}, kTile16{32, 16, 2, 8, 1}, kShort{16, 8, 2}, kShort16{16, 16, 2, 8, 1};
+constexpr SkinnyTile kFewWarps{16, 8, 2, 4, 3}, kManyWarps{16, 8, 2, 16, 1};
 
 template <WeightFormat format, DType dtype, int group = 0, bool zeros = false, bool addends = false, SkinnyTile tile = kTile8,
           Activation activation = Activation::none>
@@ -87,8 +88,18 @@ void check_format() {
       check<kKernel<format, dtype, group, zeros>>({.m = 8, .n = n, .k = k, .gap = 3, .offset = 1}, random);
       check<kKernel<format, dtype, group, zeros, true, kTile16>>({.m = 13, .n = n, .k = k, .bias = true, .gap = 1}, random);
       check<kKernel<format, dtype, group, zeros, true, kShort>>({.m = 2, .n = n, .k = k}, random);
-      check<kKernel<format, dtype, group, zeros, false, kShort, Activation::relu>>({.m = 16, .n = n, .k = k, .bias = true}, random);
+      check<kKernel<format, dtype, group, zeros, false, kShort16, Activation::relu>>({.m = 16, .n = n, .k = k, .bias = true}, random);
     }
+  }
+}
+
+TEST(SkinnyDequantGemm, OtherNumbersOfWarpsAreCorrectOnTheCpu) {
+  std::mt19937_64 random = random_engine();
+  for (const std::int64_t m : {1, 7}) {
+    check<kKernel<WeightFormat::int8, DType::bf16, 0, false, true, kFewWarps>>({.m = m, .n = 37, .k = 1317, .bias = true}, random);
+    check<kKernel<WeightFormat::int4, DType::bf16, 32, true, false, kFewWarps>>({.m = m, .n = 37, .k = 1568}, random);
+    check<kKernel<WeightFormat::int8, DType::bf16, 0, false, false, kManyWarps>>({.m = m, .n = 37, .k = 4133}, random);
+    check<kKernel<WeightFormat::int4, DType::bf16, 128, false, true, kManyWarps>>({.m = m, .n = 37, .k = 4224, .bias = true}, random);
   }
 }
 
@@ -226,10 +237,12 @@ TEST(SkinnyDequantGemm, IsChosenByRowsAndAlignment) {
   EXPECT_FALSE(chosen({1, 64, 2048, int8, DType::f32}));
   EXPECT_FALSE(chosen({1, 64, 0, int8}));
   const auto tile = [](const Shapes& shapes, std::int64_t generic = 0) { return skinny_kernel(shapes.call(), 132, generic).tile; };
-  EXPECT_EQ(tile({1, 12288, 2048, int8}), (SkinnyTile{32, 8, 3}));
-  EXPECT_EQ(tile({9, 12288, 2048, int4}), (SkinnyTile{32, 16, 6}));
-  EXPECT_EQ(tile({1, 2048, 6144, int4}), (SkinnyTile{16, 16, 8}));
-  EXPECT_EQ(tile({9, 12288, 2048, int8}, 99 << 10), (SkinnyTile{32, 16, 2}));
+  EXPECT_EQ(tile({1, 12288, 2048, int8}), (SkinnyTile{16, 8, 6, 8, 2}));
+  EXPECT_EQ(tile({8, 12288, 2048, int8}), (SkinnyTile{32, 8, 3, 8, 2}));
+  EXPECT_EQ(tile({8, 3072, 2048, int8}), (SkinnyTile{16, 8, 6, 8, 2}));
+  EXPECT_EQ(tile({9, 12288, 2048, int4}), (SkinnyTile{32, 16, 6, 8, 1}));
+  EXPECT_EQ(tile({1, 2048, 6144, int4}), (SkinnyTile{16, 8, 8, 8, 2}));
+  EXPECT_EQ(tile({9, 12288, 2048, int8}, 99 << 10), (SkinnyTile{32, 16, 2, 8, 1}));
 }
 
 /// A decoding step calls it in a captured graph, so it must neither allocate nor launch anything else.
@@ -243,11 +256,11 @@ TEST(SkinnyDequantGemm, IsOneLaunch) {
       const Tensor x = Tensor::empty({m, 6144}, DType::bf16, stream), y = Tensor::empty({m, 2048}, DType::bf16, stream);
       const std::size_t before = run.kernels().size();
       tw::dequant_gemm(x, w, y, {.accumulate = true, .bias = &bias, .stream = stream, .constant_weight = true});
-      ASSERT_LE(run.kernels().size(), before + 1);  // both numbers of rows have tiles of 16 x 16 here
+      ASSERT_EQ(run.kernels().size(), before + 1);
       EXPECT_NE(run.kernels().back().type.find("SkinnyDequantGemm"), std::string::npos);
     }
   }
-  EXPECT_EQ(run.kernels().size(), 2u);
+  EXPECT_EQ(run.kernels().size(), 4u);
 }
 
 /// What models launch, on Hopper GPUs and on others: every format with the tiles of narrow and of wide layers.
@@ -258,8 +271,8 @@ TEST(SkinnyDequantGemm, CompilesForGpusWithoutSpills) {
     const std::int64_t generic = target == GpuTarget::cuda ? 99 << 10 : 0;
     for (const Layout& layout :
          {Layout{WeightFormat::int8}, Layout{WeightFormat::fp8}, Layout{WeightFormat::int4, 32}, Layout{WeightFormat::int4, 128, true}}) {
-      for (const auto& [m, n] : {std::pair{1, 12288}, std::pair{16, 12288}, std::pair{1, 2048}}) {
-        if (target == GpuTarget::cuda && m == 1) continue;  // the most registers are enough
+      for (const auto& [m, n] : {std::pair{1, 2048}, std::pair{8, 12288}, std::pair{16, 12288}}) {
+        if (target == GpuTarget::cuda && m < 16) continue;  // the most registers are enough
         const Shapes shapes(m, n, 2048, layout, layout.zero_points ? DType::f16 : DType::bf16, n == 2048);
         const std::string type = type_of(skinny_kernel(shapes.call(), 132, generic));
         specs.push_back(make_spec({type, "kernels/dequant_gemm/skinny.tile.hpp", nullptr}, true, true));
