@@ -101,7 +101,8 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
           Math::add(o.data(), p[size(j)], &v[size(key(j) * value_dim)], value_dim);
           Math::add(&dv[size(key(j) * value_dim)], p[size(j)], row_gradient, value_dim);
           if constexpr (kExact)
-            Math::add(&dv_cancelled[size(key(j) * value_dim)], p[size(j)] * exponent_size, &absolute_gradient[size(row * value_dim)], value_dim);
+            Math::add(&dv_cancelled[size(key(j) * value_dim)], p[size(j)] * exponent_size, &absolute_gradient[size(row * value_dim)],
+                      value_dim);
         }
         std::transform(o.begin(), o.end(), o.begin(), round);
         const Real delta = Math::dot_product(row_gradient, o.data(), value_dim);
