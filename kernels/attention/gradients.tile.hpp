@@ -16,8 +16,8 @@ enum class Additions { in_any_order, in_turn };
 /// a tensor in f32. Under the arithmetic between the products, others run: dP under the weights, dV under dS, the next block's scores while
 /// dQ is stored.
 ///
-/// In turn, a block of queries waits for nothing if tiles begin together: under a causal mask each tile's first queries are those that no
-/// later keys are seen by, and the tile of the keys before follows a step behind.
+/// In turn, tiles that begin together hardly wait: under a causal mask a tile's first queries see no later keys, and the tile of the keys
+/// before them follows a step behind.
 template <class T, AttentionConfig kConfig, class Rules, Additions kAdditions>
 struct AllGradients {
   static constexpr const char* source = "kernels/attention/gradients.tile.hpp";

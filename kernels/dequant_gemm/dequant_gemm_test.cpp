@@ -308,7 +308,9 @@ TEST_P(Quantized, MultipliesOnAGpu_cuda) {
   const Stream stream = Stream::standard(Device::cuda());
   for (const DType dtype : {DType::bf16, DType::f16}) {
     const double last = dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
-    for (const std::int64_t n : {std::int64_t{71}, std::int64_t{16} * device_info(Device::cuda()).units + 33}) {
+    // From 16 rows of W an SM on, and from 32, tiles have more of them.
+    const std::int64_t units = device_info(Device::cuda()).units;
+    for (const std::int64_t n : {std::int64_t{71}, 16 * units + 33, 32 * units + 33}) {
       const QuantizedMatrix w = quantize(Tensor::random({n, kWide}, DType::f32, random()), GetParam()), on_gpu = w.to(Device::cuda());
       const std::vector<double> decoded = decode(w);
       const Tensor bias = Tensor::random({n}, dtype, random()), gpu_bias = bias.to(Device::cuda());
