@@ -623,7 +623,7 @@ struct Careless {
 
 /// sum += x of each tile in turn, from the first to the last. Without `Passes` no turn ends.
 template <bool Passes>
-struct SumInTurn {
+struct ThroughTurns {
   static constexpr const char* source = kTileKernels;
   template <class Target>
   struct On {

@@ -437,7 +437,7 @@ TEST_P(Tiles, BlocksAddInTurn) {
   std::vector<float> sum(64 * 64);
   for (std::size_t i = 0; i < values.size(); ++i) sum[i % sum.size()] += values[i];
   const std::vector<double> expected(sum.begin(), sum.end());
-  for (int i = 0; i < 3; ++i) ASSERT_EQ(sum_in_turn<SumInTurn<true>>(device, kTiles, x), expected);
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(sum_in_turn<ThroughTurns<true>>(device, kTiles, x), expected);
 }
 
 TEST(BufferSlips, ATurnThatNeverComes) {
@@ -445,8 +445,8 @@ TEST(BufferSlips, ATurnThatNeverComes) {
   x.fill(std::vector<float>(128 * 64));
   const int threads = cpu_threads();
   set_cpu_threads(1);
-  EXPECT_NO_THROW(sum_in_turn<SumInTurn<true>>(Device::cpu(), 2, x));
-  expect_error<Error>([&] { sum_in_turn<SumInTurn<false>>(Device::cpu(), 2, x); }, {"the kernel's schedule is wrong", "no block passes"});
+  EXPECT_NO_THROW(sum_in_turn<ThroughTurns<true>>(Device::cpu(), 2, x));
+  expect_error<Error>([&] { sum_in_turn<ThroughTurns<false>>(Device::cpu(), 2, x); }, {"the kernel's schedule is wrong", "no block passes"});
   set_cpu_threads(threads);
 }
 
