@@ -446,7 +446,8 @@ TEST(BufferSlips, ATurnThatNeverComes) {
   const int threads = cpu_threads();
   set_cpu_threads(1);
   EXPECT_NO_THROW(sum_in_turn<ThroughTurns<true>>(Device::cpu(), 2, x));
-  expect_error<Error>([&] { sum_in_turn<ThroughTurns<false>>(Device::cpu(), 2, x); }, {"the kernel's schedule is wrong", "no block passes"});
+  expect_error<Error>([&] { sum_in_turn<ThroughTurns<false>>(Device::cpu(), 2, x); },
+                      {"the kernel's schedule is wrong", "no block passes"});
   set_cpu_threads(threads);
 }
 

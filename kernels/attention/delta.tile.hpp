@@ -7,7 +7,7 @@
 namespace tw::kernels::attention {
 
 /// delta = rowsum(dO O), and the LSE as the kernels of the backward pass read it. If dQ is a sum over tiles of keys, it is set to 0, and so
-/// are the counters of those that add in turn. A tile is R rows of one head.
+/// are the counters of the tiles' turns. A tile is R rows of one head.
 template <class T, int R, int C>
 struct Delta {
   static constexpr const char* source = "kernels/attention/delta.tile.hpp";

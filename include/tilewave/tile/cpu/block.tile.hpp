@@ -413,7 +413,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
       for (int c = max(-col0, 0); c < C && col0 + c < to.cols; ++c)
         add_element(to.template at<float>(row0 + r, col0 + c, i, j), from.at(r, c));
   }
-  /// Tiles are taken in their order, so those that pass earlier turns are done, or other threads compute them.
+  /// Threads take tiles in the schedule's order. So each tile with an earlier turn has been computed, or another thread is computing it.
   void wait_turn(const u32* counters, i64 i, int turn) const { await_turn(counters + i, static_cast<u32>(turn)); }
   void pass_turn(u32* counters, i64 i) const {
     this->wait_stores(leave<0>);
