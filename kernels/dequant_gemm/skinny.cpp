@@ -22,13 +22,13 @@ SkinnyTile with_slots(SkinnyTile tile, const Call& call, std::int64_t generic_sh
   return tile;
 }
 
-/// Two blocks on an SM where registers allow it: with 16 rows of x they do not. 32 rows of W halve the loads of x, which matter from 5
-/// rows of x on, but need enough tiles for all SMs.
+/// Two blocks on an SM where registers allow it: with 16 rows of x they do not. 32 rows of W halve the loads of x, but up to 8 rows of x,
+/// which are few bytes, only if there are enough tiles for all SMs.
 SkinnyTile tile_for(const Call& call, int units, std::int64_t generic_shared) {
   SkinnyTile tile{.rows = 16, .x_rows = 8};
-  if (call.m() > tile.x_rows) tile = {.rows = 16, .x_rows = kMostRows, .blocks = 1};
+  if (call.m() > tile.x_rows) tile = {.rows = 32, .x_rows = kMostRows, .blocks = 1};
   if (generic_shared > 0) tile.blocks = 1;
-  if (call.m() > 4 && call.n() > std::int64_t{16} * units * tile.blocks) tile.rows = 32;
+  if (call.n() > std::int64_t{16} * units * tile.blocks) tile.rows = 32;
   return with_slots(tile, call, generic_shared);
 }
 
