@@ -25,6 +25,10 @@ struct AttentionOptions {
                                           ///< each extent may be 1; missing dimensions are the leading ones
   const Tensor* lse = nullptr;  ///< output, f32 [batch, heads, seqlen_q], contiguous: natural log of the softmax denominator, -infinity
                                 ///< if a query sees no key
+  float dropout = 0;            ///< the probability with which a weight is dropped, in [0, 1): see attention()
+  std::int64_t dropout_seed = 0, dropout_offset = 0;
+  const Tensor* dropout_state = nullptr;  ///< i64 [2] on the tensors' device, contiguous: replaces dropout_seed and dropout_offset. Read
+                                          ///< when the kernel runs, so a CUDA graph can drop other weights each time it is launched
   bool check_contents = false;  ///< on a GPU: wait, check lengths, offsets and page numbers on the device, and throw InvalidArgument for
                                 ///< wrong ones. If false, wrong ones are clamped to valid memory
   std::optional<Stream> stream = {};  ///< default: the device's standard stream
@@ -38,9 +42,19 @@ struct AttentionOptions {
 /// larger one. bf16, f16 or f32 (on a GPU only attention() and attention_decode()); accumulation in f32. The last dimension must be
 /// contiguous; on a GPU 16-byte aligned rows are fast. A query that sees no key gives 0. seqlen_k may be 0.
 ///
+/// With dropout, each weight is set to 0 with probability p = options.dropout, and otherwise divided by 1 - p; p is rounded to a multiple
+/// of 1/256, but not to 0 or 1. LSE is that without dropout. Which weights are dropped depends on seed, offset, batch, head, query and key
+/// only (Philox 4x32-10, one byte for a weight): it is the same in attention_backward(), on every device and for every tile size. In
+/// attention_varlen() batch is the number of the sequence, and queries and keys are counted in it. Not in attention_decode().
+///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Deterministic. Throws InvalidArgument for shapes, dtypes, strides
 /// or devices that do not fit, with nothing written; CompileError, DeviceError.
 void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const AttentionOptions& options = {});
+
+/// Sets `mask`, bool [batch, heads, seqlen_q, seqlen_k], contiguous, to true for each weight that attention() with these options keeps, and
+/// to false for each that it drops. Uses the options of dropout and the stream only. For tests and for looking at masks: O(seqlen^2)
+/// memory. Throws as attention().
+void attention_dropout_mask(const Tensor& mask, const AttentionOptions& options);
 
 /// Options of attention_backward().
 struct AttentionBackwardOptions {

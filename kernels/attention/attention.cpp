@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "kernels/attention/call.hpp"
+#include "kernels/attention/dropout_mask.tile.hpp"
+#include "tilewave/launch.hpp"
 
 namespace tw {
 
@@ -106,9 +108,19 @@ void set_options(const Form& form, AttentionCall& call, const AttentionOptions& 
     form.require(std::abs(std::int64_t{*call.diagonal}) <= kLargest, "causal_offset is {}; it must lie within +-2^29", *call.diagonal);
   }
   if (options.mask) check_mask(form, call, *options.mask);
+  set_dropout(form, call, options, device);
 }
 
 }  // namespace
+
+void set_dropout(const Form& form, AttentionCall& call, const AttentionOptions& options, Device device) {
+  form.require(options.dropout >= 0 && options.dropout < 1, "dropout is {}; it must be in [0, 1)", options.dropout);
+  form.require(options.dropout == 0 || !form.without_dropout, "dropout is {}; it is not supported with {}", options.dropout,
+               form.without_dropout ? form.without_dropout : "");
+  call.dropout_state = form.elements<std::int64_t>({"dropout_state", options.dropout_state}, {2}, device);
+  call.dropout_seed = options.dropout_seed, call.dropout_offset = options.dropout_offset;
+  if (options.dropout > 0) call.kept = std::clamp(static_cast<int>(std::lround((1 - options.dropout) * 256)), 1, 255);
+}
 
 Tensor as_batch(const Tensor& t) {
   return Tensor::borrow(t.data(), {1, t.shape(0), t.shape(1), t.shape(2)}, t.dtype(), t.device(),
@@ -133,10 +145,11 @@ AttentionCall check_common(const Form& form, const Tensor& of_q, const Tensor& o
   AttentionCall call{.q = by_head(q), .k = by_head(k), .v = by_head(v), .o = by_head(o), .partial = {}};
   call.batch = static_cast<int>(cu_seqlens ? cu_seqlens->shape(0) - 1 : q.shape(0));
   call.keys = static_cast<int>(k.shape(1));
-  const NamedTensor mask{"mask", options.mask}, slopes{"alibi_slopes", options.alibi_slopes}, sink{"sink", options.sink};
+  const NamedTensor mask{"mask", options.mask}, slopes{"alibi_slopes", options.alibi_slopes}, sink{"sink", options.sink},
+      state{"dropout_state", options.dropout_state};
   check_disjoint(form.op, {"o", &o}, {{"lse", options.lse}});
   for (const NamedTensor& output : {NamedTensor{"o", &o}, NamedTensor{"lse", options.lse}}) {
-    check_disjoint(form.op, output, {{"q", &q}, {form.k, &k}, {form.v, &v}, mask, slopes, sink});
+    check_disjoint(form.op, output, {{"q", &q}, {form.k, &k}, {form.v, &v}, mask, slopes, sink, state});
     check_disjoint(form.op, output, inputs);
   }
   set_options(form, call, options);
@@ -192,6 +205,28 @@ void detail::check_attention_with(const AttentionCall& call, DType dtype, int he
 void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const AttentionOptions& options) {
   const AttentionCall call = detail::check_attention(q, k, v, o, options);
   if (o.numel() > 0) run(call);
+}
+
+void attention_dropout_mask(const Tensor& mask, const AttentionOptions& options) {
+  const Form form{.op = "attention_dropout_mask"};
+  check_operand(form.op, "mask", mask, DType::boolean, mask.device());
+  form.require(mask.rank() == 4 && mask.is_contiguous(), "mask is {}; it must be contiguous, bool[batch, heads, seqlen_q, seqlen_k]", mask);
+  for (const std::int64_t extent : mask.shape()) form.require(extent <= kLargest, "mask is {}; extents are limited to {}", mask, kLargest);
+  const std::int64_t heads = mask.shape(0) * mask.shape(1), rows = mask.shape(2);
+  form.require(heads * rows <= kLargest, "mask is {}; its rows are limited to {}", mask, kLargest);
+  AttentionCall call;
+  set_dropout(form, call, options, mask.device());
+  check_output(form.op, "mask", mask);
+  if (mask.numel() == 0) return;
+  using Kernel = DropoutMask<256>;
+  const Stream stream = options.stream ? *options.stream : Stream::standard(mask.device());
+  form.require(stream.device() == mask.device(), "the stream is on {}, the mask on {}", stream.device().name(), mask.device().name());
+  launch<Kernel>(stream, {static_cast<int>(rows), ceil_div(static_cast<int>(mask.shape(3)), 256), static_cast<int>(heads)},
+                 [&](auto&, auto& p) {
+                   fill_dropout(p.dropout, call);
+                   p.mask = static_cast<u8*>(mask.data());
+                   p.queries = static_cast<int>(rows), p.keys = static_cast<int>(mask.shape(3));
+                 });
 }
 
 void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const PackedSequences& sequences,

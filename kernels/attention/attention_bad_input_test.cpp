@@ -71,6 +71,17 @@ TEST_P(AttentionBadInput, Dtypes) {
   refused(integers, kv, kv, o, {"q is i8[2, 5, 4, 64]", "bf16 and f16"});
 }
 
+TEST_P(AttentionBadInput, Dropout) {
+  const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
+  for (const float p : {-0.1f, 1.0f, std::numeric_limits<float>::quiet_NaN()})
+    refused(q, kv, kv, o, {"attention: dropout is", "[0, 1)"}, {.dropout = p});
+  const Tensor state = Tensor::zeros({2}, DType::i32, Stream::standard(device));
+  refused(q, kv, kv, o, {"dropout_state is i32[2]", "i64"}, {.dropout = 0.5f, .dropout_state = &state});
+  expect_error<InvalidArgument>([&] { attention_decode(q, kv, kv, o, {}, {.dropout = 0.5f}); },
+                                {"attention_decode: dropout is 0.5", "not supported with a cache"});
+  EXPECT_TRUE(o.untouched());
+}
+
 TEST_P(AttentionBadInput, Lse) {
   const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64});
   for (const Shape& shape : {Shape{2, 5, 4}, Shape{2, 4, 6}, Shape{8, 5}, Shape{2, 4, 5, 1}, Shape{0}}) {

@@ -19,6 +19,7 @@
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/tile/dropout.tile.hpp"
 
 // The calls that attention_test.cpp makes, and how their results are held against the reference.
 
@@ -63,16 +64,18 @@ struct Case {
   bool sink = false;
   std::optional<DType> mask = {};
   unsigned mask_dims = 15;  ///< bits: the dimensions of which the mask has all, batch first
+  float dropout = 0;
 
   std::int64_t values() const { return value_dim > 0 ? value_dim : head_dim; }
 
   std::string describe() const {
     return tw::format(
-        "Sq {} Sk {} batch {} heads {}/{} D {}/{} causal {} offset {} window {}/{} softcap {} alibi {} sink {} mask {} {} scale {} "
+        "Sq {} Sk {} batch {} heads {}/{} D {}/{} causal {} offset {} window {}/{} softcap {} alibi {} sink {} mask {} {} dropout {} scale "
+        "{} "
         "magnitude {} "
         "lse {} q {} kv {} o {}",
         seqlen_q, seqlen_k, batch, heads, kv_heads, head_dim, values(), causal, causal_offset ? std::to_string(*causal_offset) : "default",
-        window_left, window_right, softcap, alibi, sink, mask ? name_of(*mask) : "none", mask_dims, scale, magnitude, with_lse,
+        window_left, window_right, softcap, alibi, sink, mask ? name_of(*mask) : "none", mask_dims, dropout, scale, magnitude, with_lse,
         static_cast<int>(q), static_cast<int>(kv), static_cast<int>(o));
   }
 };
@@ -98,8 +101,8 @@ class AttentionTest : public testing::TestWithParam<std::tuple<Device, DType>> {
     std::array<std::int64_t, 4> strides = {};
   };
   struct Features {
-    std::vector<float> slopes, sinks;
-    Tensor slopes_tensor, sink_tensor;
+    std::vector<float> slopes, sinks, dropout;
+    Tensor slopes_tensor, sink_tensor, dropout_state;
     Mask mask;
   };
 
@@ -126,6 +129,29 @@ class AttentionTest : public testing::TestWithParam<std::tuple<Device, DType>> {
       options.mask = &features.mask.tensor;
       plain.mask = features.mask.values, plain.mask_strides = features.mask.strides;
     }
+    if (c.dropout > 0) {
+      options.dropout = c.dropout;
+      options.dropout_seed = static_cast<std::int64_t>(random()), options.dropout_offset = pick(1000);
+      features.dropout = dropout_factors(c, options);
+      plain.dropout = features.dropout;
+      if (pick(2) == 0) {  // the same, from the device
+        features.dropout_state = to_device(std::vector{options.dropout_seed, options.dropout_offset}, {2});
+        options.dropout_state = &features.dropout_state;
+        options.dropout_seed = 0;
+      }
+    }
+  }
+  /// What weights are multiplied by, one weight at a time: [batch, heads, seqlen_q, seqlen_k].
+  static std::vector<float> dropout_factors(const Case& c, const AttentionOptions& options) {
+    const int kept = std::clamp(static_cast<int>(std::lround((1 - c.dropout) * 256)), 1, 255);
+    const DropoutParams<cpu::Target> params{nullptr, options.dropout_seed, options.dropout_offset, kept, 0};
+    std::vector<float> factors;
+    for (int head = 0; head < c.batch * c.heads; ++head) {
+      const Dropout dropout = Dropout::of(params, head);
+      for (int i = 0; i < c.seqlen_q; ++i)
+        for (int j = 0; j < c.seqlen_k; ++j) factors.push_back(dropout.dropped(i, j) ? 0.0f : 256.0f / static_cast<float>(kept));
+    }
+    return factors;
   }
   std::vector<float> uniform(std::int64_t count, float from, float to) {
     std::uniform_real_distribution<float> distribution(from, to);

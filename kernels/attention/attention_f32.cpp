@@ -33,6 +33,8 @@ void soften(const AttentionCall& call, std::int64_t batch, std::int64_t first, s
                     p.lse = call.lse ? call.lse + batch * call.lse_stride_batch : nullptr;
                     p.lse_stride_head = call.lse_stride_head;
                     p.scale_log2 = unit * kLog2E;
+                    detail::fill_dropout(p.dropout, call);
+                    p.heads = static_cast<int>(scores.shape(0));
                     p.batch = static_cast<int>(batch), p.first_row = static_cast<int>(first);
                     p.seqlen_q = static_cast<int>(call.q.shape(2));
                     p.diagonal = call.diagonal.value_or(static_cast<int>(keys - call.q.shape(2)));

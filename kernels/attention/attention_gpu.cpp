@@ -14,11 +14,11 @@ namespace kernels::attention {
 
 std::string text_of(const AttentionConfig& c) {
   return tw::format(
-      "tw::AttentionConfig{{.head_dim = {}, .value_dim = {}, .rows = {}, .keys = {}, .stages = {}, .form = {}, .min_blocks = {}, .lag = "
-      "{}, "
+      "tw::AttentionConfig{{.head_dim = {}, .value_dim = {}, .rows = {}, .keys = {}, .stages = {}, .form = {}, .dropout = "
+      "tw::Use::{}, .min_blocks = {}, .lag = {}, "
       ".queries_in_registers = {}, .queries_back_early = {}, .maxima_first = {}, .rules_in_halves = {}}}",
-      c.head_dim, c.value_dim, c.rows, c.keys, c.stages, c.form, c.min_blocks, c.lag, c.queries_in_registers, c.queries_back_early,
-      c.maxima_first, c.rules_in_halves);
+      c.head_dim, c.value_dim, c.rows, c.keys, c.stages, c.form, c.dropout == Use::always ? "always" : "never", c.min_blocks, c.lag,
+      c.queries_in_registers, c.queries_back_early, c.maxima_first, c.rules_in_halves);
 }
 
 std::string text_of(const RuleSet& rules, const detail::UserRuleInfo* user) {

@@ -201,6 +201,29 @@ TEST_P(Attention, SampledFeatures) {
   }
 }
 
+TEST_P(Attention, Dropout) {
+  // All tiles: head dimensions, and for 64 the four that its lengths and masks choose among.
+  constexpr std::int64_t kDims[][2] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+  for (const auto& [head_dim, value_dim] : kDims) {
+    const Case c{.seqlen_q = 100,
+                 .seqlen_k = 333,
+                 .batch = 2,
+                 .heads = 2,
+                 .kv_heads = 1,
+                 .head_dim = head_dim,
+                 .value_dim = value_dim,
+                 .dropout = 0.1f};
+    Case high = c, softcap = c, all = c;
+    high.dropout = 0.9f, high.causal = true;
+    softcap.softcap = 5;
+    all.alibi = 1, all.sink = true, all.window_left = 90, all.causal = true, all.mask = DType::boolean, all.q = Place::unaligned;
+    for (const Case& x : {c, high, softcap, all}) check(x);
+  }
+  const std::int64_t longest = device.is_cuda() ? 4200 : 600;
+  for (const bool causal : {false, true}) check({.seqlen_q = 600, .seqlen_k = longest, .causal = causal, .dropout = 0.5f});
+  check({.seqlen_q = longest, .seqlen_k = 100, .dropout = 0.5f});
+}
+
 TEST_P(Attention, PackedSequences) {
   for (int i = 0; i < (device.is_cuda() ? 24 : random_cases(120)) && !HasFailure(); ++i) {
     // On a GPU many are taken longest first, and long ones may have tiles of three warpgroups.
@@ -259,10 +282,13 @@ TEST_P(Attention, PackedSequences) {
       expect_error<InvalidArgument>([&] { attention_varlen(q, k, v, o, sequences); }, {"q is f32", "f32 on the CPU"});
       return;
     }
-    if (!launched(
-            [&] { attention_varlen(q, k, v, o, sequences, {.causal = c.causal, .window_left = c.window_left, .lse = &lse.tensor()}); }))
-      return;
     PlainCall plain = plain_call(c);
+    AttentionOptions options;
+    Features features;
+    if (!many && pick(4) == 0) c.dropout = 0.3f;
+    add_features(c, features, options, plain);
+    options.lse = &lse.tensor();
+    if (!launched([&] { attention_varlen(q, k, v, o, sequences, options); })) return;
     plain.causal_offset = {};
     plain.q = q_dense, plain.k = k_dense, plain.v = v_dense;
     plain.lengths_q = lengths_q, plain.lengths_k = lengths_k;

@@ -76,6 +76,7 @@ void fill_backward(auto& bind, P& p, const BackwardCall& call) {
   float unit = forward.scale;
   detail::fill_rules(RuleList{}, p.rules, forward, unit, kNoUserRule);
   p.scale_log2 = unit * kLog2E;
+  detail::fill_dropout(p.dropout, forward);
 }
 template <class RuleList, class P>
 void fill_key_gradients(auto& bind, P& p, const BackwardCall& call) {

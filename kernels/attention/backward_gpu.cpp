@@ -136,16 +136,27 @@ void query_gradient(const BackwardCall& call) {
 
 }  // namespace
 
-AttentionConfig all_gradients_config(const BackwardCall& call) { return all_config(backward_dim(call.dk.shape(3), call.dv.shape(3))); }
+namespace {
+
+AttentionConfig with_dropout(AttentionConfig config, const BackwardCall& call) {
+  config.dropout = call.forward.drops() ? Use::always : Use::never;
+  return config;
+}
+
+}  // namespace
+
+AttentionConfig all_gradients_config(const BackwardCall& call) {
+  return with_dropout(all_config(backward_dim(call.dk.shape(3), call.dv.shape(3))), call);
+}
 AttentionConfig key_gradients_config(const BackwardCall& call) {
   const std::int64_t shared = generic_shared_bytes(call.forward.stream);
   const int dim = backward_dim(call.dk.shape(3), call.dv.shape(3));
-  return shared ? generic_key_config(dim, shared) : key_config(dim, call.forward.softcap > 0);
+  return with_dropout(shared ? generic_key_config(dim, shared) : key_config(dim, call.forward.softcap > 0), call);
 }
 AttentionConfig query_gradient_config(const BackwardCall& call) {
   const std::int64_t shared = generic_shared_bytes(call.forward.stream);
   const int dim = backward_dim(call.dk.shape(3), call.dv.shape(3));
-  return shared ? generic_query_config(dim, shared) : query_config(dim, call.forward.softcap > 0);
+  return with_dropout(shared ? generic_query_config(dim, shared) : query_config(dim, call.forward.softcap > 0), call);
 }
 
 bool adds_up_query_gradient(const BackwardCall& call) {

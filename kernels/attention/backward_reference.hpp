@@ -96,12 +96,17 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
         std::fill(o.begin(), o.end(), Real{0});
         const Real* const row_gradient = &o_gradient[size(row * value_dim)];
         const Real exponent_size = std::max(Real{1}, std::abs(lse));
+        const auto kept = [&](std::int64_t j) {
+          if (call.dropout.empty()) return Real{1};
+          return static_cast<Real>(call.dropout[size(((b * call.heads + head) * call.seqlen_q + i) * call.seqlen_k + j)]);
+        };
         for (std::int64_t j = begin; j < end; ++j) {
           p[size(j)] = round(std::exp(p[size(j)] - lse));
-          Math::add(o.data(), p[size(j)], &v[size(key(j) * value_dim)], value_dim);
-          Math::add(&dv[size(key(j) * value_dim)], p[size(j)], row_gradient, value_dim);
+          const Real weight = round(p[size(j)] * kept(j));
+          Math::add(o.data(), weight, &v[size(key(j) * value_dim)], value_dim);
+          Math::add(&dv[size(key(j) * value_dim)], weight, row_gradient, value_dim);
           if constexpr (kExact)
-            Math::add(&dv_cancelled[size(key(j) * value_dim)], p[size(j)] * exponent_size, &absolute_gradient[size(row * value_dim)],
+            Math::add(&dv_cancelled[size(key(j) * value_dim)], weight * exponent_size, &absolute_gradient[size(row * value_dim)],
                       value_dim);
         }
         std::transform(o.begin(), o.end(), o.begin(), round);
@@ -114,12 +119,12 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
           d_sink_cancelled[size(head)] += weight * delta_size * exponent_size;
         }
         for (std::int64_t j = begin; j < end; ++j) {
-          const Real dp = round(Math::dot_product(row_gradient, &v[size(key(j) * value_dim)], value_dim));
+          const Real dp = round(round(Math::dot_product(row_gradient, &v[size(key(j) * value_dim)], value_dim)) * kept(j));
           const Real ds = round(round(round(p[size(j)] * (dp - delta)) * slopes[size(j)]) * scale);
           Math::add(&dq[size(row * d)], ds, &k[size(key(j) * d)], d);
           Math::add(&dk[size(key(j) * d)], ds, &q[size(row * d)], d);
           if constexpr (!kExact) continue;
-          const Real dp_size = size_of_product(row_gradient, &v[size(key(j) * value_dim)], value_dim);
+          const Real dp_size = size_of_product(row_gradient, &v[size(key(j) * value_dim)], value_dim) * kept(j);
           const Real cancelled = p[size(j)] * (dp_size + delta_size) * slopes[size(j)] * scale;
           Math::add(&dq_cancelled[size(row * d)], cancelled, &absolute_k[size(key(j) * d)], d);
           Math::add(&dk_cancelled[size(key(j) * d)], cancelled, &absolute_q[size(row * d)], d);

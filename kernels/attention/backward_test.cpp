@@ -25,7 +25,8 @@ namespace {
 /// The kernel of Hopper GPUs that adds dQ up, which the CPU's attention_backward() does not need, with tiles of theirs.
 template <class T, int kDim, int kQueries>
 void launch_all_gradients(const BackwardCall& call) {
-  constexpr AttentionConfig kConfig{.head_dim = kDim, .value_dim = kDim, .rows = kQueries, .keys = 128, .stages = 2};
+  constexpr AttentionConfig kConfig{
+      .head_dim = kDim, .value_dim = kDim, .rows = kQueries, .keys = 128, .stages = 2, .dropout = Use::runtime};
   using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>, Band<true, true>>;
   const auto launch = [&]<Additions kAdditions>() {
     launch_cpu<AllGradients<T, kConfig, List, kAdditions>>(key_gradients_grid(call, kConfig.keys),
@@ -279,6 +280,17 @@ TEST_P(AttentionBackward, SampledFeatures) {
            .sink = pick(3) == 0,
            .mask = list.mask ? std::optional(pick(2) == 0 ? DType::boolean : DType::f32) : std::nullopt,
            .mask_dims = static_cast<unsigned>(pick(16))});
+  }
+}
+
+TEST_P(AttentionBackward, Dropout) {
+  for (const std::int64_t head_dim : {64, 96, 128, 256}) {
+    const Case c{.seqlen_q = 150, .seqlen_k = 165, .batch = 2, .heads = 2, .kv_heads = 1, .head_dim = head_dim, .dropout = 0.1f};
+    Case high = c, all = c;
+    high.dropout = 0.75f, high.causal = true;
+    all.softcap = head_dim == 128 ? 5 : 0;
+    all.alibi = 1, all.sink = true, all.window_left = 90, all.mask = DType::boolean;
+    for (const Case& x : {c, high, all}) check(x);
   }
 }
 

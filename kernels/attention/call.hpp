@@ -20,7 +20,8 @@ struct Form {
   const char *k = "k", *v = "v";
   const Tensor* cu_seqlens_q = nullptr;  ///< if given, q and o are packed: [total, heads, dim]
   bool packed_keys = false;
-  const char* without_mask = nullptr;  ///< why it takes no mask
+  const char* without_mask = nullptr;     ///< why it takes no mask
+  const char* without_dropout = nullptr;  ///< why it takes no dropout
   bool f32_on_gpu = false;
 
   /// tw::require() with the name of the form before the message.
@@ -40,6 +41,9 @@ struct Form {
     return t->data<T>();
   }
 };
+
+/// Checks the options of dropout and sets the call's.
+void set_dropout(const Form& form, AttentionCall& call, const AttentionOptions& options, Device device);
 
 /// Packed sequences, [total, heads, dim], as one of a batch.
 Tensor as_batch(const Tensor& t);

@@ -22,6 +22,7 @@ template <class T, AttentionConfig kConfig, class Rules, Additions kAdditions>
 struct AllGradients {
   static constexpr const char* source = "kernels/attention/gradients.tile.hpp";
   static constexpr int D = kConfig.head_dim, BM = kConfig.rows, BN = kConfig.keys;
+  static constexpr bool dropping = kConfig.dropout != Use::never;
   static constexpr bool in_turn = kAdditions == Additions::in_turn;
   static_assert(kConfig.value_dim == D, "dK and dV leave through one staging buffer");
   static_assert(kConfig.stages >= 2, "the next block's queries arrive before this block's are released");
@@ -55,6 +56,7 @@ struct AllGradients {
       bool has_diagonal;  ///< if false, the diagonal is seqlen_k - seqlen_q
       int diagonal;
       typename Rules::template Params<Target> rules;
+      DropoutParams<Target> dropout;
     };
     struct QuerySlot {
       Queries q;
@@ -139,11 +141,24 @@ struct AllGradients {
         apply_rules_to_keys<Rules>(block, p, w, step, scores, ds);
         // Read where they are used: as vectors they would take the registers of half a tile.
         block.for_each(scores, [&](int, int query, auto& x) { x = exp2(x * p.scale_log2 - queries->lse[query]); });
-        block.convert(weights, scores);
-        block.mma(state.dv, weights, view<Contract::rows>(outputs.d_o), step == 0);
-        block.wait(leave<1>, ds);
-        block.convert(scores, weights);  // rounded: the registers do not hold the f32 weights beside dP
-        block.for_each(ds, scores, [&](int, int query, auto& x, auto& weight) { x = weight * (x - outputs.delta[query]); });
+        if constexpr (dropping) {
+          // dS needs the weights before dropout, dV those after it. The registers do not hold both, so dV comes second.
+          mark_dropped_transposed(block, w.dropout(p, step), scores, w.first_query(step), w.first_key);
+          block.convert(weights, scores);
+          block.wait(leave<0>, ds);
+          block.convert(scores, weights);
+          block.for_each(ds, scores, [&](int, int query, auto& x, auto& weight) {
+            x = score_derivative(weight, x, outputs.delta[query], p.dropout.scale);
+          });
+          drop_marked(block, weights, scores);
+          block.mma(state.dv, weights, view<Contract::rows>(outputs.d_o), step == 0);
+        } else {
+          block.convert(weights, scores);
+          block.mma(state.dv, weights, view<Contract::rows>(outputs.d_o), step == 0);
+          block.wait(leave<1>, ds);
+          block.convert(scores, weights);  // rounded: the registers do not hold the f32 weights beside dP
+          block.for_each(ds, scores, [&](int, int query, auto& x, auto& weight) { x = weight * (x - outputs.delta[query]); });
+        }
         block.store_transposed(ds, memory.ds);
         block.wait_stores(leave<0>);  // of dQ of the step before
         block.fence();
@@ -176,6 +191,7 @@ struct AllGradients {
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      if constexpr (dropping) block.map(state.dv, p.dropout.scale, [](auto x, auto scale) { return x * scale; });
       block.store(state.dv, memory.out, p.dv, w.first_key, 0, w.kv_head, w.batch);
       block.map(state.dk, p.scale, [](auto x, auto scale) { return x * scale; });
       block.store(state.dk, memory.out, p.dk, w.first_key, 0, w.kv_head, w.batch);

@@ -100,7 +100,9 @@ AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules,
 
 AttentionConfig config_of(const detail::AttentionCall& call, HeadDims dims, TileUse use, int form, const RuleTraits& rules) {
   const std::int64_t shared = generic_shared_bytes(call.stream);
-  return shared ? generic_config(dims, form, rules, shared) : gpu_config(dims, use, form, rules);
+  AttentionConfig config = shared ? generic_config(dims, form, rules, shared) : gpu_config(dims, use, form, rules);
+  config.dropout = call.drops() ? Use::always : Use::never;
+  return config;
 }
 
 AttentionConfig choose_config(const detail::AttentionCall& call) {

@@ -17,6 +17,7 @@ struct KeyGradients {
   static constexpr const char* source = "kernels/attention/key_gradients.tile.hpp";
   static constexpr int D = kConfig.head_dim, BM = kConfig.rows, BN = kConfig.keys;
   static_assert(kConfig.value_dim == D, "dK and dV leave through one staging buffer");
+  static constexpr bool dropping = kConfig.dropout != Use::never;
   static constexpr bool for_keys = kGradients != Gradients::values, for_values = kGradients != Gradients::keys;
 
   template <class Target>
@@ -44,6 +45,7 @@ struct KeyGradients {
       bool has_diagonal;  ///< if false, the diagonal is seqlen_k - seqlen_q
       int diagonal;
       typename Rules::template Params<Target> rules;
+      DropoutParams<Target> dropout;
     };
     struct QuerySlot {
       Queries q;
@@ -107,14 +109,32 @@ struct KeyGradients {
         apply_rules_to_keys<Rules>(block, p, w, step, scores, slopes);
         // Read where they are used: as vectors they would take the registers of half a tile.
         block.for_each(scores, [&](int, int query, auto& x) { x = exp2(x * p.scale_log2 - queries.lse[query]); });
-        if constexpr (for_values) {
-          block.convert(weights, scores);
-          block.mma(state.dv, weights, view<Contract::rows>(outputs.d_o), step == 0);
+        if constexpr (dropping) {
+          if (drops(kConfig, p)) mark_dropped_transposed(block, w.dropout(p, step), scores, w.first_query(step), w.first_key);
         }
+        // dV needs the weights after dropout, dS those before it. The registers do not hold both: then dV comes second.
+        constexpr bool kValuesFirst = for_values && !(dropping && for_keys), kValuesSecond = for_values && !kValuesFirst;
+        if constexpr (for_values && for_keys) block.convert(weights, scores);
+        if constexpr (for_values && !for_keys) {
+          if constexpr (dropping)
+            convert_kept(block, weights, scores);
+          else
+            block.convert(weights, scores);
+        }
+        if constexpr (kValuesFirst) block.mma(state.dv, weights, view<Contract::rows>(outputs.d_o), step == 0);
         if constexpr (for_keys) {
-          block.wait(leave<(for_values ? 1 : 0)>, ds);
+          block.wait(leave<(kValuesFirst ? 1 : 0)>, ds);
           if constexpr (for_values) block.convert(scores, weights);  // the registers do not hold the f32 weights beside dP
-          block.for_each(ds, scores, [&](int, int query, auto& x, auto& weight) { x = weight * (x - outputs.delta[query]); });
+          block.for_each(ds, scores, [&](int, int query, auto& x, auto& weight) {
+            if constexpr (dropping)
+              x = score_derivative(weight, x, outputs.delta[query], p.dropout.scale);
+            else
+              x = weight * (x - outputs.delta[query]);
+          });
+          if constexpr (kValuesSecond) {
+            drop_marked(block, weights, scores);
+            block.mma(state.dv, weights, view<Contract::rows>(outputs.d_o), step == 0);
+          }
           if constexpr (Rules::bending) block.map(ds, slopes, [](auto x, auto slope) { return x * slope; });
           block.convert(ds_weights, ds);
           block.mma(state.dk, ds_weights, view<Contract::rows>(queries.q), step == 0);
@@ -130,6 +150,7 @@ struct KeyGradients {
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      if constexpr (for_values && dropping) block.map(state.dv, p.dropout.scale, [](auto x, auto scale) { return x * scale; });
       if constexpr (for_values) block.store(state.dv, memory.out, p.dv, w.first_key, 0, w.kv_head, w.batch);
       if constexpr (for_keys) {
         block.map(state.dk, p.scale, [](auto x, auto scale) { return x * scale; });

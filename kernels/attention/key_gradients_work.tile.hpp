@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tilewave/tile/attention_work.tile.hpp"
+#include "tilewave/tile/dropout.tile.hpp"
 
 // What the kernels of attention's backward pass share whose tiles are keys, and whose scores are [keys, queries].
 
@@ -46,6 +47,9 @@ struct KeyGradientsWork {
     return w;
   }
   TW_INLINE int head(const auto& p, int step) const { return kv_head * p.heads_per_kv + step / blocks; }
+  TW_INLINE Dropout dropout(const auto& p, int step) const {
+    return Dropout::of(p.dropout, batch * p.kv_heads * p.heads_per_kv + head(p, step));
+  }
   TW_INLINE int first_query(int step) const { return (first_block + step % blocks) * BM; }
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tilewave/tile/attention_work.tile.hpp"
+#include "tilewave/tile/dropout.tile.hpp"
 
 namespace tw::kernels::attention {
 
@@ -42,6 +43,7 @@ struct QueryGradient {
       bool has_diagonal;  ///< if false, the diagonal is seqlen_k - seqlen_q
       int diagonal;
       typename Rules::template Params<Target> rules;
+      DropoutParams<Target> dropout;
     };
     struct QuerySlot {
       Q q;
@@ -86,6 +88,8 @@ struct QueryGradient {
       PerQuery lse, delta;
       block.load(lse, queries.lse);
       block.load(delta, queries.delta);
+      Dropout dropout;
+      if constexpr (kConfig.dropout != Use::never) dropout = Dropout::of(p.dropout, w.batch * p.q.size_i + w.head);
       const int whole_end = w.blocks - w.cut_first;
       for (int step = 0; step < w.blocks; ++step) {
         Scores scores, slopes, ds;
@@ -101,7 +105,12 @@ struct QueryGradient {
         block.map(scores, lse, [&](auto x, auto l) { return exp2(x * p.scale_log2 - l); });
         block.wait(leave<0>, ds);
         block.release(memory.v);
-        block.map(ds, scores, delta, [](auto dp, auto weight, auto d) { return weight * (dp - d); });
+        if constexpr (kConfig.dropout != Use::never) {
+          if (drops(kConfig, p)) mark_dropped(block, dropout, scores, w.first_row, w.block(step) * BN);
+          block.map(ds, scores, delta, [&](auto dp, auto weight, auto d) { return score_derivative(weight, dp, d, p.dropout.scale); });
+        } else {
+          block.map(ds, scores, delta, [](auto dp, auto weight, auto d) { return weight * (dp - d); });
+        }
         if constexpr (Rules::bending) block.map(ds, slopes, [](auto x, auto slope) { return x * slope; });
         block.convert(weights, ds);
         block.mma(state.dq, weights, view<Contract::rows>(k), step == 0);

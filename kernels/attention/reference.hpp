@@ -31,6 +31,8 @@ struct PlainCall {
   std::span<const float> mask = {};          ///< added; of a boolean one 0 or -infinity
   /// Of the mask's dimensions batch, head, query and key; 0 where it has extent 1.
   std::array<std::int64_t, 4> mask_strides = {};
+  /// [batch, heads, seqlen_q, seqlen_k], dense: what each weight is multiplied by, 0 or 1 / (1 - p); empty: 1.
+  std::span<const float> dropout = {};
   /// [batch]: how many of a sequence's queries and keys there are, the first ones; empty: all. Queries beyond give 0 and -infinity.
   std::span<const std::int64_t> lengths_q = {}, lengths_k = {};
 };
@@ -129,7 +131,11 @@ PlainResult evaluate(const PlainCall& call, Round round) {
           std::fill(sums.begin(), sums.end(), Real{0});
           Real* const o = sums.data();
           for (std::int64_t j = begin; j < end; ++j) {
-            const Real weight = round(p[j] / total);
+            Real weight = round(p[j] / total);
+            if (!call.dropout.empty())
+              weight = round(
+                  weight * static_cast<Real>(
+                               call.dropout[static_cast<std::size_t>(((b * call.heads + head) * call.seqlen_q + i) * call.seqlen_k + j)]));
             Eight<Real>::add(o, weight, values.data() + j * value_dim, value_dim);
           }
           std::transform(o, o + value_dim, result.o.data() + row * value_dim, round);

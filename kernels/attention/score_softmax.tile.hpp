@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tilewave/tile/attention_rules.tile.hpp"
+#include "tilewave/tile/dropout.tile.hpp"
 
 namespace tw::kernels::attention {
 
@@ -23,7 +24,8 @@ struct ScoreSoftmax {
       Pointer<Target, float> lse;         ///< of the sequence, or null
       i64 lse_stride_head;
       float scale_log2;  ///< the unit of scores times log2(e)
-      int batch, first_row, seqlen_q, diagonal;
+      int batch, heads, first_row, seqlen_q, diagonal;
+      DropoutParams<Target> dropout;
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
@@ -62,12 +64,17 @@ struct ScoreSoftmax {
                    [&](int i, auto row) { sum[i] += row.map_sum([&](auto score) { return exp2((score - largest[i]) * p.scale_log2); }); });
         block.store(x, p.weights, t.m, col0, head);
       }
+      const Dropout dropout = Dropout::of(p.dropout, p.batch * p.heads + head);
       RowVector<Target, float, Row> factor;
       factor[0] = sum[0] == 0.0f ? sum[0] : 1.0f / sum[0];
       TW_NO_UNROLL
       for (int col0 = 0; col0 < keys; col0 += C) {
         block.load(x, p.scores, t.m, col0, head);
         block.map(x, factor, [](auto weight, auto by) { return weight * by; });
+        if (p.dropout.kept < 256) {
+          block.for_each(
+              x, [&](int, int col, auto& weight) { weight = dropout.dropped(query, col0 + col) ? 0.0f : weight * p.dropout.scale; });
+        }
         block.store(x, p.weights, t.m, col0, head);
       }
       if (p.lse) {

@@ -35,6 +35,12 @@ struct AttentionCall {
   int left = 0, right = 0;
   std::optional<int> diagonal = {};
 
+  // Dropout
+  int kept = 256;  ///< of 256 weights
+  std::int64_t dropout_seed = 0, dropout_offset = 0;
+  const std::int64_t* dropout_state = nullptr;  ///< replaces both
+  bool drops() const { return kept < 256; }
+
   // Lengths on the device; see the kernel's Params
   const std::int32_t *cu_q = nullptr, *cu_k = nullptr, *used_q = nullptr, *used_k = nullptr, *k_batch = nullptr, *k_begin = nullptr;
   int keys_added = 0;
@@ -104,6 +110,15 @@ void fill_rules([[maybe_unused]] Rules<Rule, Rest...> list, P& p, const Attentio
   if constexpr (sizeof...(Rest) > 0) fill_rules(Rules<Rest...>{}, p.rest, call, unit, bind_user);
 }
 
+/// Fills in a kernel's DropoutParams.
+template <class P>
+void fill_dropout(P& p, const AttentionCall& call) {
+  p.state = reinterpret_cast<const i64*>(call.dropout_state);
+  p.seed = call.dropout_seed, p.offset = call.dropout_offset;
+  p.kept = call.kept;
+  p.scale = 256.0f / static_cast<float>(call.kept);
+}
+
 template <class RuleList, class P, class BindUser>
 void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUser& bind_user) {
   bind(p.q, call.q);
@@ -124,6 +139,7 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   float unit = call.scale;
   fill_rules(RuleList{}, p.rules, call, unit, bind_user);
   p.scale_log2 = unit * kLog2E;
+  fill_dropout(p.dropout, call);
   p.batch = call.batch;
   p.cu_q = call.cu_q, p.cu_k = call.cu_k, p.used_q = call.used_q, p.used_k = call.used_k;
   p.k_batch = call.k_batch, p.k_begin = call.k_begin;
@@ -151,6 +167,7 @@ constexpr AttentionConfig cpu_config(int head_dim, int rows) {
           .keys = kCpuKeys,
           .stages = 2,
           .form = kRagged | kSplit | kPaged,
+          .dropout = Use::runtime,
           .maxima_first = true};
 }
 

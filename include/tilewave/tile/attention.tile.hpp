@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tilewave/tile/attention_work.tile.hpp"
+#include "tilewave/tile/dropout.tile.hpp"
 #include "tilewave/tile/online_softmax.tile.hpp"
 
 namespace tw {
@@ -61,6 +62,7 @@ struct Attention {
       bool has_diagonal;  ///< if false, the diagonal is seqlen_k - seqlen_q
       int diagonal;
       typename Rules::template Params<Target> rules;
+      DropoutParams<Target> dropout;
 
       // ragged. Values read from memory are clamped to the tensors.
       int batch;
@@ -91,6 +93,7 @@ struct Attention {
     struct State {
       Fragment<Target, float, BM, DV> out;
       Softmax softmax;
+      Dropout dropout;
     };
     struct Locals {
       Scores scores;
@@ -145,7 +148,12 @@ struct Attention {
       });
       if constexpr (kOutputUnder) wait_for_output(block, memory, state);
       if (!kFirst && rescaled) block.map(state.out, decay, [](auto x, auto d) { return x * d; });
-      block.convert(weights, scores);
+      if constexpr (kConfig.dropout != Use::never) {
+        if (drops(kConfig, p)) mark_dropped(block, state.dropout, scores, w.first_row, w.block(step) * BN);
+        convert_kept(block, weights, scores);
+      } else {
+        block.convert(weights, scores);
+      }
       if constexpr (lag == 0) {
         add_output(block, w, step, memory, weights, state);
         wait_for_output(block, memory, state);
@@ -175,6 +183,7 @@ struct Attention {
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
       state.softmax.begin(block);
+      if constexpr (kConfig.dropout != Use::never) state.dropout = Dropout::of(p.dropout, w.batch * p.q.size_i + w.head);
       if (w.blocks == 0) return block.fill(state.out, 0.0f);
       const Q& q = block.take(memory.q);
       Weights weights;
@@ -210,6 +219,7 @@ struct Attention {
         });
       }
       block.for_rows(scale, [&](int, int i, auto& x) { x = softmax.sum[i] == 0.0f ? 0.0f : x * reciprocal(softmax.sum[i]); });
+      if constexpr (kConfig.dropout != Use::never) block.for_rows(scale, [&](int, int, auto& x) { x *= p.dropout.scale; });
       block.map(state.out, scale, [](auto x, auto s) { return x * s; });
       const int row0 = w.q_row + w.first_row;
       if (split && p.partial.data != nullptr)

@@ -12,6 +12,13 @@ enum AttentionForm {
   kPaged = 4    ///< a sequence's keys and values are in the pages of a table
 };
 
+/// Whether a kernel contains something that a call may ask for.
+enum class Use {
+  never,    ///< it is left out
+  always,   ///< it is always applied
+  runtime,  ///< Params decides: for targets where a test costs less than another copy of the kernel
+};
+
 /// The compile-time choices of an attention kernel. The host names it by value; kernels/attention/heuristics.hpp chooses.
 struct AttentionConfig {
   int head_dim, value_dim;  ///< D and DV: at least the tensors'
@@ -19,6 +26,7 @@ struct AttentionConfig {
   int keys;                 ///< BN, keys and values that arrive at a time
   int stages;               ///< slots for keys, and for values
   int form = kEqualLengths;
+  Use dropout = Use::never;
 
   // Schedule. The fastest one depends on the sizes above and on the rules. All give the same results, except for rounding.
 

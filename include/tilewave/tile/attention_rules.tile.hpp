@@ -1,5 +1,6 @@
 #pragma once
 
+#include "tilewave/tile/attention_config.tile.hpp"
 #include "tilewave/tile/language.tile.hpp"
 
 // Rules define which keys a query sees and how scores change. They are small types, which attention's kernel takes as a list. A rule is
@@ -171,11 +172,6 @@ struct UserRule : Rule {
 };
 
 /// A rule that always has its place in Params, so that the host fills in one structure for all lists of rules.
-enum class Use {
-  never,    ///< the rule is left out
-  always,   ///< the rule is always applied
-  runtime,  ///< Params decides: for targets where a test costs less than another copy of the kernel
-};
 template <class Rule, Use kUse>
 struct Optional {
   using Inner = Rule;
