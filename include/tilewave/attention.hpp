@@ -58,7 +58,7 @@ void attention_dropout_mask(const Tensor& mask, const AttentionOptions& options)
 
 /// Options of attention_backward().
 struct AttentionBackwardOptions {
-  AttentionOptions forward = {};   ///< those of the attention() call, and the stream; `lse` and `check_contents` are ignored
+  AttentionOptions forward = {};   ///< those of the attention() call, and the stream; `lse` is ignored
   const Tensor* d_sink = nullptr;  ///< output, f32 [heads]: the gradient of forward.sink
   bool deterministic = false;      ///< the same inputs give the same bits, on a GPU too, where this takes longer: see attention_backward()
 };
@@ -95,6 +95,17 @@ struct PackedSequences {
 /// not written. On a GPU the offsets are not known to the host: see AttentionOptions::check_contents.
 void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const PackedSequences& sequences,
                       const AttentionOptions& options = {});
+
+/// Gradients of attention_varlen() with respect to q, k and v (and the sink): attention_backward() of packed sequences.
+///
+/// `q`, `k`, `v`, `sequences`: the inputs of attention_varlen(). `o`, `lse`: its results, `lse` f32 [heads, total_q]. `d_o`: the gradient
+/// of o, of its shape. `dq`, `dk`, `dv`: outputs of the shapes of q, k and v. Every row of them is written: those of queries and keys that
+/// are not in use, because they belong to no sequence or lie after seqused_q or seqused_k, become 0. Rows that are not in use may hold
+/// anything, and so may `o`, `d_o` and `lse` there. options.forward.mask is not supported; options.forward.check_contents is as in
+/// attention_varlen(). Data types, options, determinism and errors are those of attention_backward().
+void attention_varlen_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
+                               const Tensor& dq, const Tensor& dk, const Tensor& dv, const PackedSequences& sequences,
+                               const AttentionBackwardOptions& options = {});
 
 /// More options of attention_decode(). Integer tensors are i32; all tensors are on the device of q.
 struct CacheOptions {

@@ -177,6 +177,40 @@ void check_offsets(const Form& form, const NamedTensor& cu_seqlens, std::int64_t
   }
 }
 
+Form varlen_form(const char* op, const PackedSequences& sequences) {
+  const char* const dims = "[total, heads, head_dim]";
+  return {.op = op,
+          .q_dims = dims,
+          .kv_dims = dims,
+          .cu_seqlens_q = &sequences.cu_seqlens_q,
+          .packed_keys = true,
+          .without_mask = "packed sequences"};
+}
+
+std::array<NamedTensor, 4> tensors_of(const PackedSequences& sequences) {
+  return {{{"cu_seqlens_q", &sequences.cu_seqlens_q},
+           {"cu_seqlens_k", &sequences.cu_seqlens_k},
+           {"seqused_q", sequences.seqused_q},
+           {"seqused_k", sequences.seqused_k}}};
+}
+
+AttentionCall check_varlen(const Form& form, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                           const PackedSequences& sequences, const AttentionOptions& options) {
+  const auto [cu_q, cu_k, used_q, used_k] = tensors_of(sequences);
+  AttentionCall call = check_common(form, q, k, v, o, options, {cu_q, cu_k, used_q, used_k});
+  call.cu_k = form.elements<std::int32_t>(cu_k, {call.batch + 1}, o.device());
+  call.used_q = form.elements<std::int32_t>(used_q, {call.batch}, o.device());
+  call.used_k = form.elements<std::int32_t>(used_k, {call.batch}, o.device());
+  return call;
+}
+
+void check_varlen_contents(const Form& form, const AttentionCall& call, const PackedSequences& sequences, const AttentionOptions& options) {
+  if (!contents_are_checked(call, options)) return;
+  const auto [cu_q, cu_k, used_q, used_k] = tensors_of(sequences);
+  check_offsets(form, cu_q, call.q.shape(2), "queries", used_q);
+  check_offsets(form, cu_k, call.k.shape(2), "keys", used_k);
+}
+
 void run(const AttentionCall& call) {
   if (!call.stream.device().is_cuda()) return run_on_cpu(call);
   call.q.dtype() == DType::f32 ? run_in_f32(call) : run_on_gpu(call);
@@ -231,23 +265,9 @@ void attention_dropout_mask(const Tensor& mask, const AttentionOptions& options)
 
 void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const PackedSequences& sequences,
                       const AttentionOptions& options) {
-  const char* const dims = "[total, heads, head_dim]";
-  const Form form{.op = "attention_varlen",
-                  .q_dims = dims,
-                  .kv_dims = dims,
-                  .cu_seqlens_q = &sequences.cu_seqlens_q,
-                  .packed_keys = true,
-                  .without_mask = "packed sequences"};
-  const NamedTensor cu_q{"cu_seqlens_q", &sequences.cu_seqlens_q}, cu_k{"cu_seqlens_k", &sequences.cu_seqlens_k};
-  const NamedTensor used_q{"seqused_q", sequences.seqused_q}, used_k{"seqused_k", sequences.seqused_k};
-  AttentionCall call = check_common(form, q, k, v, o, options, {cu_q, cu_k, used_q, used_k});
-  call.cu_k = form.elements<std::int32_t>(cu_k, {call.batch + 1}, o.device());
-  call.used_q = form.elements<std::int32_t>(used_q, {call.batch}, o.device());
-  call.used_k = form.elements<std::int32_t>(used_k, {call.batch}, o.device());
-  if (contents_are_checked(call, options)) {
-    check_offsets(form, cu_q, q.shape(0), "queries", used_q);
-    check_offsets(form, cu_k, k.shape(0), "keys", used_k);
-  }
+  const Form form = varlen_form("attention_varlen", sequences);
+  AttentionCall call = check_varlen(form, q, k, v, o, sequences, options);
+  check_varlen_contents(form, call, sequences, options);
   if (o.numel() == 0 || call.batch == 0) return;
   const Tensor tiles = list_packed_tiles(call);
   run(call);

@@ -80,6 +80,7 @@ void packed_tiles(const detail::AttentionCall& call, int tile_rows, const Tensor
     p.used_q = call.used_q, p.used_k = call.used_k;
     p.batch = call.batch;
     p.queries = static_cast<int>(call.q.shape(2)), p.keys = call.keys;
+    p.longest_first = false;
     p.tile_rows = tile_rows;
     p.count = static_cast<int>(tiles.shape(0));
     p.tiles = tiles.data<std::int32_t>();

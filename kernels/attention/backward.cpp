@@ -1,10 +1,13 @@
 #include "kernels/attention/backward.hpp"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "kernels/attention/delta.tile.hpp"
 #include "kernels/attention/heuristics.hpp"
+#include "kernels/attention/packed_rows.tile.hpp"
+#include "kernels/attention/packed_tiles.tile.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/workspace.hpp"
 #include "tilewave/launch.hpp"
@@ -14,14 +17,18 @@ namespace kernels::attention {
 
 namespace {
 
-constexpr const char* kOp = "attention_backward";
-
 /// A tensor of the call that the forward pass does not have: of the dtype and the shape of one that it has.
 void check_like(const Form& form, NamedTensor argument, NamedTensor like) {
   const auto& [name, t] = argument;
   check_operand(form.op, name, *t, like.tensor->dtype(), like.tensor->device());
   form.require(t->shape() == like.tensor->shape(), "{} is {}; it must have {}'s shape, {}", name, *t, like.name, *like.tensor);
-  form.require(t->stride(3) == 1 || t->numel() == 0, "{} is {}; its last dimension must be contiguous", name, *t);
+  form.require(t->stride(t->rank() - 1) == 1 || t->numel() == 0, "{} is {}; its last dimension must be contiguous", name, *t);
+}
+
+template <class P>
+void fill_padded(P& p, const BackwardCall& call) {
+  p.sequences = call.padded_sequences;
+  p.cu = call.forward.cu_q, p.used = call.forward.used_q;
 }
 
 /// delta and lse_log2. Rows are read in pieces, so a tile is as wide as the next size.
@@ -41,6 +48,7 @@ void launch_delta(const BackwardCall& call) {
     p.queries = static_cast<int>(call.forward.q.shape(2));
     p.heads = static_cast<int>(delta.shape(1));
     p.padded = static_cast<int>(delta.shape(2));
+    fill_padded(p.packed, call);
   });
 }
 
@@ -53,6 +61,7 @@ void launch_scaled_sum(const BackwardCall& call) {
     bind(p.dq, call.dq);
     p.scale = call.forward.scale;
     p.heads = static_cast<int>(sum.shape(1));
+    fill_padded(p.packed, call);
   });
 }
 
@@ -77,7 +86,7 @@ void run_sink_gradient(const BackwardCall& call) {
     bind(p.delta, call.delta);
     p.sink = call.forward.sink;
     p.d_sink = call.d_sink;
-    p.batches = call.forward.q.numel() > 0 ? static_cast<int>(call.forward.q.shape(0)) : 0;
+    p.batches = has_queries(call) ? static_cast<int>(call.forward.q.shape(0)) : 0;
   });
 }
 
@@ -88,58 +97,184 @@ TileGrid key_gradients_grid(const BackwardCall& call, int tile_keys) {
   const auto bytes = [](const Tensor& t) { return t.numel() * static_cast<std::int64_t>(size_of(t.dtype())); };
   const std::int64_t passing = bytes(call.forward.q) + bytes(call.d_o) + bytes(call.dq_sum);
   const int group = heads_in_cache(passing / std::max(1, heads), heads);
-  return {ceil_div(static_cast<int>(call.dk.shape(2)), tile_keys), group, heads / group};
+  const int keys = static_cast<int>(call.dk.shape(2));
+  return {call.packed() ? keys / tile_keys + call.forward.batch : ceil_div(keys, tile_keys), group, heads / group};
 }
 int padded_queries(int queries) {
   constexpr int kMultiple = 128;
   return std::max(1, ceil_div(queries, kMultiple)) * kMultiple;
 }
+int padded_queries(const BackwardCall& call) {
+  const int queries = static_cast<int>(call.forward.q.shape(2));
+  return call.packed() ? std::max(1, queries / kPaddedQueries + call.forward.batch) * kPaddedQueries : padded_queries(queries);
+}
+
+namespace {
+
+bool has_sequences(const BackwardCall& call) { return !call.packed() || call.forward.batch > 0; }
+
+}  // namespace
+
+bool has_queries(const BackwardCall& call) { return call.forward.q.numel() > 0 && has_sequences(call); }
+bool has_keys(const BackwardCall& call) { return call.dk.numel() > 0 && has_sequences(call); }
+
+void run_checked_sequences(BackwardCall& call) {
+  AttentionCall& forward = call.forward;
+  const int batch = forward.batch, blocks = padded_queries(call) / kPaddedQueries;
+  const std::int64_t per_side = 2 * batch + 1;
+  call.lengths = workspace({2 * per_side + blocks}, DType::i32, forward.stream);
+  std::int32_t* const memory = call.lengths.data<std::int32_t>();
+  launch<CheckedSequences<256>>(forward.stream, {batch + 1}, [&](auto&, auto& p) {
+    const auto fill = [&](auto& side, const std::int32_t* cu, const std::int32_t* used, std::int64_t rows, std::int32_t* to) {
+      side.cu = cu, side.used = used;
+      side.to_cu = to, side.to_used = to + batch + 1;
+      side.rows = static_cast<int>(rows);
+    };
+    fill(p.q, forward.cu_q, forward.used_q, forward.q.shape(2), memory);
+    fill(p.k, forward.cu_k, forward.used_k, forward.k.shape(2), memory + per_side);
+    p.batch = batch;
+    p.sequences = memory + 2 * per_side;
+    p.blocks = blocks;
+  });
+  forward.cu_q = memory, forward.used_q = memory + batch + 1;
+  forward.cu_k = memory + per_side, forward.used_k = memory + per_side + batch + 1;
+  call.padded_sequences = memory + 2 * per_side;
+}
+
+void run_zero_unused(const BackwardCall& call) {
+  const AttentionCall& forward = call.forward;
+  const int heads = static_cast<int>(call.dq.shape(1)), kv_heads = static_cast<int>(call.dk.shape(1));
+  with_float_type(call.dq.dtype(), [&]<class T>(std::type_identity<T>) {
+    launch<ZeroUnused<T>>(forward.stream, {forward.batch + 1, heads + 2 * kv_heads}, [&](auto& bind, auto& p) {
+      bind(p.dq, call.dq);
+      bind(p.dk, call.dk);
+      bind(p.dv, call.dv);
+      p.cu_q = forward.cu_q, p.cu_k = forward.cu_k, p.used_q = forward.used_q, p.used_k = forward.used_k;
+      p.batch = forward.batch, p.heads = heads, p.kv_heads = kv_heads;
+    });
+  });
+}
+
+Tensor list_tiles(const BackwardCall& call, TilesOf of, const TileGrid& grid, int tile_rows) {
+  // Each sequence is compared with each other: beyond some thousands that takes longer than it saves.
+  constexpr int kMostSequences = 4096;
+  const AttentionCall& forward = call.forward;
+  const Device device = forward.stream.device();
+  if (!call.packed() || !device.is_cuda() || forward.batch > kMostSequences) return {};
+  if (grid.count() < 2 * std::max(1, device_info(device).units)) return {};
+  Tensor tiles = workspace({grid.m, PackedTile::numbers}, DType::i32, forward.stream);
+  launch<PackedTiles<256>>(forward.stream, {forward.batch}, [&](auto&, auto& p) {
+    p.cu_q = forward.cu_q, p.used_q = forward.used_q, p.queries = static_cast<int>(forward.q.shape(2));
+    p.cu_k = forward.cu_k, p.used_k = forward.used_k, p.keys = forward.keys;
+    if (of != TilesOf::queries) {
+      std::swap(p.cu_q, p.cu_k);
+      std::swap(p.used_q, p.used_k);
+      std::swap(p.queries, p.keys);
+    }
+    p.longest_first = of == TilesOf::keys;
+    p.batch = forward.batch;
+    p.tile_rows = tile_rows;
+    p.count = grid.m;
+    p.tiles = tiles.data<std::int32_t>();
+  });
+  return tiles;
+}
 
 void run_delta(BackwardCall& call, bool adds_up) {
   const Tensor& q = call.forward.q;
   const std::int64_t batch = std::max<std::int64_t>(1, q.shape(0)), heads = std::max<std::int64_t>(1, q.shape(1));
-  const Tensor memory = workspace({2, batch, heads, padded_queries(static_cast<int>(q.shape(2)))}, DType::f32, call.forward.stream);
+  const int padded = padded_queries(call);
+  const Tensor memory = workspace({2, batch, heads, padded}, DType::f32, call.forward.stream);
   call.lse_log2 = memory.select(0, 0);
   call.delta = memory.select(0, 1);
   if (adds_up && q.numel() > 0) {
-    call.dq_sum = workspace(call.dq.shape(), DType::f32, call.forward.stream);
+    call.dq_sum = workspace({batch, heads, call.packed() ? padded : q.shape(2), q.shape(3)}, DType::f32, call.forward.stream);
     if (call.deterministic)
       call.turns = workspace({batch, heads, call.delta.shape(2) / all_gradients_config(call).rows}, DType::i32, call.forward.stream);
   }
-  if (q.numel() > 0) with_rows(call, [&]<class T, int kRows, int kCols>() { launch_delta<T, kRows, kCols>(call); });
+  if (has_queries(call)) with_rows(call, [&]<class T, int kRows, int kCols>() { launch_delta<T, kRows, kCols>(call); });
 }
 void run_scaled_sum(const BackwardCall& call) {
   with_rows(call, [&]<class T, int kRows, int kCols>() { launch_scaled_sum<T, kRows, kCols>(call); });
 }
 
-BackwardCall check_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
-                            const Tensor& dq, const Tensor& dk, const Tensor& dv, const AttentionBackwardOptions& options) {
-  const Form form{.op = kOp};
-  AttentionOptions forward = options.forward;
-  forward.lse = nullptr;
-  BackwardCall call{.forward = check_common(form, q, k, v, o, forward)};
-  form.require(k.shape(0) == q.shape(0), "k is {}; its batch must be q's, {}", k, q.shape(0));
-  const NamedTensor inputs[] = {{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}, {"lse", &lse}, {"d_o", &d_o}};
-  const NamedTensor outputs[] = {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"d_sink", options.d_sink}};
+namespace {
+
+/// What both forms check. `call`: of check_common(); `sequences`: more inputs, null where they are not given.
+BackwardCall check_gradients(const Form& form, const AttentionCall& forward, const NamedTensor (&inputs)[6],
+                             const NamedTensor (&outputs)[4], const AttentionBackwardOptions& options,
+                             std::span<const NamedTensor> sequences) {
+  BackwardCall call{.forward = forward};
+  const Device device = forward.o.device();
   check_like(form, inputs[5], inputs[3]);
   for (int i = 0; i < 3; ++i) check_like(form, outputs[i], inputs[i]);
-  call.lse = form.elements<float>(inputs[4], {q.shape(0), q.shape(2), q.shape(1)}, o.device());
+  const std::int64_t heads = forward.q.shape(1), queries = forward.q.shape(2);
+  call.lse = form.elements<float>(inputs[4], form.cu_seqlens_q ? Shape{heads, queries} : Shape{forward.q.shape(0), heads, queries}, device);
   if (options.d_sink) form.require(forward.sink != nullptr, "d_sink is {}, but forward.sink is not given", *options.d_sink);
-  call.d_sink = form.elements<float>(outputs[3], {q.shape(2)}, o.device());
+  call.d_sink = form.elements<float>(outputs[3], {heads}, device);
   for (const NamedTensor& output : outputs) {
     if (output.tensor == nullptr) continue;
-    check_output(kOp, output.name, *output.tensor);
-    for (const NamedTensor& input : inputs) check_disjoint(kOp, output, {input});
-    check_disjoint(kOp, output,
-                   {{"forward.alibi_slopes", forward.alibi_slopes}, {"forward.sink", forward.sink}, {"forward.mask", forward.mask}});
+    check_output(form.op, output.name, *output.tensor);
+    for (const NamedTensor& input : inputs) check_disjoint(form.op, output, {input});
+    check_disjoint(form.op, output,
+                   {{"forward.alibi_slopes", options.forward.alibi_slopes},
+                    {"forward.sink", options.forward.sink},
+                    {"forward.mask", options.forward.mask}});
+    for (const NamedTensor& t : sequences) check_disjoint(form.op, output, {t});
     for (const NamedTensor& other : outputs)
-      if (&other < &output) check_disjoint(kOp, output, {other});
+      if (&other < &output) check_disjoint(form.op, output, {other});
   }
   call.deterministic = options.deterministic;
-  call.d_o = d_o.transpose(1, 2);
-  call.dq = dq.transpose(1, 2);
-  call.dk = dk.transpose(1, 2);
-  call.dv = dv.transpose(1, 2);
+  const auto by_head = [&](const NamedTensor& t) { return (form.cu_seqlens_q ? as_batch(*t.tensor) : *t.tensor).transpose(1, 2); };
+  call.d_o = by_head(inputs[5]);
+  call.dq = by_head(outputs[0]);
+  call.dk = by_head(outputs[1]);
+  call.dv = by_head(outputs[2]);
+  return call;
+}
+
+AttentionOptions without_lse(AttentionOptions options) {
+  options.lse = nullptr;
+  return options;
+}
+
+/// Enqueues a checked call, or runs it.
+void run_backward(BackwardCall& call, const Tensor* d_sink) {
+  if (call.packed()) {
+    run_checked_sequences(call);
+    run_zero_unused(call);
+  }
+  const bool cuda = call.forward.stream.device().is_cuda(), adds_up = adds_up_query_gradient(call);
+  run_delta(call, adds_up);
+  if (adds_up) {
+    if (has_keys(call)) all_gradients_on_gpu(call);
+    if (has_queries(call)) run_scaled_sum(call);
+  } else {
+    if (has_keys(call)) cuda ? key_gradients_on_gpu(call) : key_gradients_on_cpu(call);
+    if (has_queries(call)) cuda ? query_gradient_on_gpu(call) : query_gradient_on_cpu(call);
+  }
+  if (d_sink) run_sink_gradient(call);
+}
+
+}  // namespace
+
+BackwardCall check_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
+                            const Tensor& dq, const Tensor& dk, const Tensor& dv, const AttentionBackwardOptions& options) {
+  const Form form{.op = "attention_backward"};
+  const AttentionCall forward = check_common(form, q, k, v, o, without_lse(options.forward));
+  form.require(k.shape(0) == q.shape(0), "k is {}; its batch must be q's, {}", k, q.shape(0));
+  return check_gradients(form, forward, {{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}, {"lse", &lse}, {"d_o", &d_o}},
+                         {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"d_sink", options.d_sink}}, options, {});
+}
+
+BackwardCall check_varlen_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
+                                   const Tensor& dq, const Tensor& dk, const Tensor& dv, const PackedSequences& sequences,
+                                   const AttentionBackwardOptions& options) {
+  const Form form = varlen_form("attention_varlen_backward", sequences);
+  const AttentionCall forward = check_varlen(form, q, k, v, o, sequences, without_lse(options.forward));
+  BackwardCall call = check_gradients(form, forward, {{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}, {"lse", &lse}, {"d_o", &d_o}},
+                                      {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"d_sink", options.d_sink}}, options, tensors_of(sequences));
+  check_varlen_contents(form, forward, sequences, options.forward);
   return call;
 }
 
@@ -149,16 +284,15 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
                         const Tensor& dq, const Tensor& dk, const Tensor& dv, const AttentionBackwardOptions& options) {
   using namespace kernels::attention;
   BackwardCall call = check_backward(q, k, v, o, lse, d_o, dq, dk, dv, options);
-  const bool cuda = call.forward.stream.device().is_cuda(), adds_up = adds_up_query_gradient(call);
-  run_delta(call, adds_up);
-  if (adds_up) {
-    if (dk.numel() > 0) all_gradients_on_gpu(call);
-    if (dq.numel() > 0) run_scaled_sum(call);
-  } else {
-    if (dk.numel() > 0) cuda ? key_gradients_on_gpu(call) : key_gradients_on_cpu(call);
-    if (dq.numel() > 0) cuda ? query_gradient_on_gpu(call) : query_gradient_on_cpu(call);
-  }
-  if (options.d_sink) run_sink_gradient(call);
+  run_backward(call, options.d_sink);
+}
+
+void attention_varlen_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
+                               const Tensor& dq, const Tensor& dk, const Tensor& dv, const PackedSequences& sequences,
+                               const AttentionBackwardOptions& options) {
+  using namespace kernels::attention;
+  BackwardCall call = check_varlen_backward(q, k, v, o, lse, d_o, dq, dk, dv, sequences, options);
+  run_backward(call, options.d_sink);
 }
 
 }  // namespace tw

@@ -13,7 +13,7 @@
 
 namespace tw::kernels::attention {
 
-/// A checked call. Tensors are [batch, head, row, dim].
+/// A checked call. Tensors are [batch, head, row, dim]; for packed sequences the batch is 1.
 struct BackwardCall {
   AttentionCall forward;
   const float* lse = nullptr;
@@ -26,14 +26,38 @@ struct BackwardCall {
   Tensor dq_sum = {};
   /// i32 [batch, head, padded queries / rows of all_gradients_config()], set to 0. Empty if additions to dq_sum have no order
   Tensor turns = {};
+  /// i32: offsets and lengths of packed sequences, checked, to which the pointers of `forward` point, and the sequences of padded queries
+  Tensor lengths = {};
+  const std::int32_t* padded_sequences = nullptr;  ///< see PaddedQueries
+
+  bool packed() const { return forward.cu_q != nullptr; }
 };
 
 /// Throws InvalidArgument, with nothing written.
 BackwardCall check_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
                             const Tensor& dq, const Tensor& dk, const Tensor& dv, const AttentionBackwardOptions& options);
 
+/// The same for packed sequences.
+BackwardCall check_varlen_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
+                                   const Tensor& dq, const Tensor& dk, const Tensor& dv, const PackedSequences& sequences,
+                                   const AttentionBackwardOptions& options);
+
 /// The number of queries in lse_log2 and delta, a multiple of all tiles.
 int padded_queries(int queries);
+int padded_queries(const BackwardCall& call);
+
+/// Packed sequences. Runs before all others: allocates and computes `lengths`.
+void run_checked_sequences(BackwardCall& call);
+/// Sets the gradients of rows that no sequence uses to 0.
+void run_zero_unused(const BackwardCall& call);
+/// On a GPU and where they are so many that it pays, the list of tiles of `tile_rows` rows that a launch over `grid` takes. Otherwise an
+/// empty tensor. Tiles are of keys, in any order or the order of turns, or of queries.
+enum class TilesOf { keys, keys_in_turn, queries };
+Tensor list_tiles(const BackwardCall& call, TilesOf of, const TileGrid& grid, int tile_rows);
+
+/// Whether there are gradients to compute; others are 0 or have no elements.
+bool has_queries(const BackwardCall& call);
+bool has_keys(const BackwardCall& call);
 
 /// Whether all gradients come from one kernel, AllGradients.
 bool adds_up_query_gradient(const BackwardCall& call);
@@ -56,9 +80,9 @@ AttentionConfig query_gradient_config(const BackwardCall& call);
 /// For FirstKeysFirst.
 TileGrid key_gradients_grid(const BackwardCall& call, int tile_keys);
 
-/// Fills in the Params of KeyGradients or QueryGradient, but for the gradients that they store.
+/// Fills in the Params of KeyGradients or QueryGradient, but for the gradients that they store. `tiles`: see list_tiles().
 template <class RuleList, class P>
-void fill_backward(auto& bind, P& p, const BackwardCall& call) {
+void fill_backward(auto& bind, P& p, const BackwardCall& call, const Tensor& tiles) {
   const AttentionCall& forward = call.forward;
   // What is empty is not read, but a tensor map must describe some memory.
   const bool queries = forward.q.numel() > 0, keys = forward.k.numel() > 0;
@@ -77,24 +101,27 @@ void fill_backward(auto& bind, P& p, const BackwardCall& call) {
   detail::fill_rules(RuleList{}, p.rules, forward, unit, kNoUserRule);
   p.scale_log2 = unit * kLog2E;
   detail::fill_dropout(p.dropout, forward);
+  p.batch = forward.batch;
+  p.cu_q = forward.cu_q, p.cu_k = forward.cu_k, p.used_q = forward.used_q, p.used_k = forward.used_k;
+  p.tiles = tiles.numel() > 0 ? tiles.data<std::int32_t>() : nullptr;
 }
 template <class RuleList, class P>
-void fill_key_gradients(auto& bind, P& p, const BackwardCall& call) {
-  fill_backward<RuleList>(bind, p, call);
+void fill_key_gradients(auto& bind, P& p, const BackwardCall& call, const Tensor& tiles = {}) {
+  fill_backward<RuleList>(bind, p, call, tiles);
   bind(p.dk, call.dk);
   bind(p.dv, call.dv);
   p.queries = static_cast<int>(call.forward.q.shape(2));
   p.kv_heads = static_cast<int>(call.dk.shape(1));
 }
 template <class RuleList, class P>
-void fill_all_gradients(auto& bind, P& p, const BackwardCall& call) {
-  fill_key_gradients<RuleList>(bind, p, call);
+void fill_all_gradients(auto& bind, P& p, const BackwardCall& call, const Tensor& tiles = {}) {
+  fill_key_gradients<RuleList>(bind, p, call, tiles);
   bind(p.dq, call.dq_sum.numel() > 0 ? call.dq_sum : call.delta);
   p.turns = call.turns.numel() > 0 ? reinterpret_cast<u32*>(call.turns.template data<std::int32_t>()) : nullptr;
 }
 template <class RuleList, class P>
-void fill_query_gradient(auto& bind, P& p, const BackwardCall& call) {
-  fill_backward<RuleList>(bind, p, call);
+void fill_query_gradient(auto& bind, P& p, const BackwardCall& call, const Tensor& tiles = {}) {
+  fill_backward<RuleList>(bind, p, call, tiles);
   bind(p.dq, call.dq);
 }
 

@@ -11,7 +11,8 @@ using CpuBackwardRules =
 
 /// A tile shares what is packed for a product: the queries of a step among 128 keys, and the reverse.
 constexpr AttentionConfig config_of(int head_dim, int queries, int keys) {
-  return {.head_dim = head_dim, .value_dim = head_dim, .rows = queries, .keys = keys, .stages = 1, .dropout = Use::runtime};
+  return {
+      .head_dim = head_dim, .value_dim = head_dim, .rows = queries, .keys = keys, .stages = 1, .form = kRagged, .dropout = Use::runtime};
 }
 
 template <class T, int kHeadDim>

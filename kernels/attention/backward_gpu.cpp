@@ -63,6 +63,12 @@ AttentionConfig generic_query_config(int dim, std::int64_t shared) {
 /// AllGradients' tiles. Blocks of queries are as large as the registers allow.
 constexpr AttentionConfig all_config(int dim) { return config_of(dim <= 64 ? 64 : 128, {dim <= 64 ? 128 : 64, 128, 2}); }
 
+AttentionConfig of_form(const BackwardCall& call, AttentionConfig config) {
+  if (call.packed()) config.form = kRagged;
+  if (call.forward.drops()) config.dropout = Use::always;
+  return config;
+}
+
 struct AllGradientsKernel {
   DType dtype;
   RuleSet rules;
@@ -109,19 +115,20 @@ void all_gradients(const BackwardCall& call) {
   const AttentionConfig config = all_gradients_config(call);
   const Additions additions = call.deterministic ? Additions::in_turn : Additions::in_any_order;
   const detail::NamedKernel& kernel = table[{dtype_of<T>, rules_of(call.forward), config, additions}];
+  const TileGrid grid = key_gradients_grid(call, config.keys);
+  const Tensor tiles = list_tiles(call, call.deterministic ? TilesOf::keys_in_turn : TilesOf::keys, grid, config.keys);
   detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
-      kernel, call.forward.stream, key_gradients_grid(call, config.keys),
-      [&](auto& bind, auto& p) { fill_all_gradients<detail::CallRules<>>(bind, p, call); });
+      kernel, call.forward.stream, grid, [&](auto& bind, auto& p) { fill_all_gradients<detail::CallRules<>>(bind, p, call, tiles); });
 }
 template <class T>
-void key_gradients(const BackwardCall& call, Gradients gradients) {
+void key_gradients(const BackwardCall& call, Gradients gradients, const Tensor& tiles) {
   static KernelTable<KeyGradientsKernel> table(type_of_keys, kKeysSource);
   using Kernel = KeyGradients<T, kAnySizes, detail::CallRules<>, Gradients::keys>;
   const AttentionConfig config = key_gradients_config(call);
   const detail::NamedKernel& kernel = table[{dtype_of<T>, rules_of(call.forward), config, gradients}];
   detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
       kernel, call.forward.stream, key_gradients_grid(call, config.keys),
-      [&](auto& bind, auto& p) { fill_key_gradients<detail::CallRules<>>(bind, p, call); });
+      [&](auto& bind, auto& p) { fill_key_gradients<detail::CallRules<>>(bind, p, call, tiles); });
 }
 template <class T>
 void query_gradient(const BackwardCall& call) {
@@ -129,34 +136,26 @@ void query_gradient(const BackwardCall& call) {
   using Kernel = QueryGradient<T, kAnySizes, detail::CallRules<>>;
   const AttentionConfig config = query_gradient_config(call);
   const detail::NamedKernel& kernel = table[{dtype_of<T>, rules_of(call.forward), config}];
+  const TileGrid grid = detail::attention_grid(call.forward, config.rows);
+  const Tensor tiles = list_tiles(call, TilesOf::queries, grid, config.rows);
   detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
-      kernel, call.forward.stream, detail::attention_grid(call.forward, config.rows),
-      [&](auto& bind, auto& p) { fill_query_gradient<detail::CallRules<>>(bind, p, call); });
-}
-
-}  // namespace
-
-namespace {
-
-AttentionConfig with_dropout(AttentionConfig config, const BackwardCall& call) {
-  config.dropout = call.forward.drops() ? Use::always : Use::never;
-  return config;
+      kernel, call.forward.stream, grid, [&](auto& bind, auto& p) { fill_query_gradient<detail::CallRules<>>(bind, p, call, tiles); });
 }
 
 }  // namespace
 
 AttentionConfig all_gradients_config(const BackwardCall& call) {
-  return with_dropout(all_config(backward_dim(call.dk.shape(3), call.dv.shape(3))), call);
+  return of_form(call, all_config(backward_dim(call.dk.shape(3), call.dv.shape(3))));
 }
 AttentionConfig key_gradients_config(const BackwardCall& call) {
   const std::int64_t shared = generic_shared_bytes(call.forward.stream);
   const int dim = backward_dim(call.dk.shape(3), call.dv.shape(3));
-  return with_dropout(shared ? generic_key_config(dim, shared) : key_config(dim, call.forward.softcap > 0), call);
+  return of_form(call, shared ? generic_key_config(dim, shared) : key_config(dim, call.forward.softcap > 0));
 }
 AttentionConfig query_gradient_config(const BackwardCall& call) {
   const std::int64_t shared = generic_shared_bytes(call.forward.stream);
   const int dim = backward_dim(call.dk.shape(3), call.dv.shape(3));
-  return with_dropout(shared ? generic_query_config(dim, shared) : query_config(dim, call.forward.softcap > 0), call);
+  return of_form(call, shared ? generic_query_config(dim, shared) : query_config(dim, call.forward.softcap > 0));
 }
 
 bool adds_up_query_gradient(const BackwardCall& call) {
@@ -168,11 +167,12 @@ void all_gradients_on_gpu(const BackwardCall& call) {
   call.dk.dtype() == DType::f16 ? all_gradients<f16>(call) : all_gradients<bf16>(call);
 }
 void key_gradients_on_gpu(const BackwardCall& call) {
+  const AttentionConfig config = key_gradients_config(call);
+  const Tensor tiles = list_tiles(call, TilesOf::keys, key_gradients_grid(call, config.keys), config.keys);
   const auto run = [&](Gradients gradients) {
-    call.dk.dtype() == DType::f16 ? key_gradients<f16>(call, gradients) : key_gradients<bf16>(call, gradients);
+    call.dk.dtype() == DType::f16 ? key_gradients<f16>(call, gradients, tiles) : key_gradients<bf16>(call, gradients, tiles);
   };
-  if (holds_both(key_gradients_config(call).head_dim, generic_shared_bytes(call.forward.stream) > 0))
-    return run(Gradients::keys_and_values);
+  if (holds_both(config.head_dim, generic_shared_bytes(call.forward.stream) > 0)) return run(Gradients::keys_and_values);
   run(Gradients::values);
   run(Gradients::keys);
 }

@@ -11,29 +11,15 @@
 
 #include "kernels/attention/attention_case.hpp"
 #include "kernels/attention/backward.hpp"
+#include "kernels/attention/backward_case.hpp"
 #include "kernels/attention/backward_reference.hpp"
-#include "kernels/rows.hpp"
 #include "runtime/format.hpp"
 #include "tests/support.hpp"
 #include "tilewave/attention.hpp"
-#include "tilewave/launch.hpp"
 #include "tilewave/tile/cpu/target.tile.hpp"
 
 namespace tw::kernels::attention {
 namespace {
-
-/// The kernel of Hopper GPUs that adds dQ up, which the CPU's attention_backward() does not need, with tiles of theirs.
-template <class T, int kDim, int kQueries>
-void launch_all_gradients(const BackwardCall& call) {
-  constexpr AttentionConfig kConfig{
-      .head_dim = kDim, .value_dim = kDim, .rows = kQueries, .keys = 128, .stages = 2, .dropout = Use::runtime};
-  using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>, Band<true, true>>;
-  const auto launch = [&]<Additions kAdditions>() {
-    launch_cpu<AllGradients<T, kConfig, List, kAdditions>>(key_gradients_grid(call, kConfig.keys),
-                                                           [&](auto& bind, auto& p) { fill_all_gradients<List>(bind, p, call); });
-  };
-  call.deterministic ? launch.template operator()<Additions::in_turn>() : launch.template operator()<Additions::in_any_order>();
-}
 
 class AttentionBackward : public AttentionTest {
  protected:
@@ -109,14 +95,7 @@ class AttentionBackward : public AttentionTest {
     if (adds_up(way)) {
       BackwardCall call = check_backward(pass.q, pass.k, pass.v, pass.o, pass.lse, pass.d_o, out.dq, out.dk, out.dv,
                                          {.forward = options, .deterministic = way == Way::summed_in_turn});
-      run_delta(call, true);
-      if (call.dk.numel() > 0) {
-        const bool narrow = std::max(c.head_dim, c.values()) <= 64;
-        kernels::with_float_type(dtype, [&]<class T>(std::type_identity<T>) {
-          narrow ? launch_all_gradients<T, 64, 128>(call) : launch_all_gradients<T, 128, 64>(call);
-        });
-      }
-      if (call.dq.numel() > 0) run_scaled_sum(call);
+      run_adding_up(call);
       return out;
     }
     attention_backward(

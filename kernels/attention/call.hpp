@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <span>
@@ -52,6 +53,15 @@ Tensor as_batch(const Tensor& t);
 /// packed; `inputs`: more tensors that the call reads. Throws InvalidArgument.
 AttentionCall check_common(const Form& form, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                            const AttentionOptions& options, std::initializer_list<NamedTensor> inputs = {});
+
+/// The form of packed sequences, and their tensors as messages call them: null where they are not given.
+Form varlen_form(const char* op, const PackedSequences& sequences);
+std::array<NamedTensor, 4> tensors_of(const PackedSequences& sequences);
+/// check_common() and the tensors of `sequences`.
+AttentionCall check_varlen(const Form& form, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                           const PackedSequences& sequences, const AttentionOptions& options);
+/// What they hold, where it is checked.
+void check_varlen_contents(const Form& form, const AttentionCall& call, const PackedSequences& sequences, const AttentionOptions& options);
 
 /// Whether to read what arguments hold on the device: then the stream's work is done.
 bool contents_are_checked(const AttentionCall& call, const AttentionOptions& options);

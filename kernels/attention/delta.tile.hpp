@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tilewave/tile/language.tile.hpp"
+#include "kernels/attention/packed_rows.tile.hpp"
 
 // What surrounds the products of attention's backward pass.
 
@@ -24,14 +24,20 @@ struct Delta {
       int turn_queries;
       int heads, queries;
       int padded;  ///< queries after the last one get +infinity and 0, so that their weights are 0
+      PaddedQueries<Target> packed;
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       const int batch = t.n / p.heads, head = t.n - batch * p.heads, row0 = t.m * R;
+      int begin = 0, first = row0, size = p.queries;
+      if (p.packed.sequences) {
+        const auto place = p.packed.at(row0);
+        begin = place.begin, first = place.first, size = place.size;
+      }
       Values o, d_o;
       RowVector<Target, float, Values> sum;
-      block.load(o, p.o, row0, 0, head, batch);
-      block.load(d_o, p.d_o, row0, 0, head, batch);
+      block.load(o, p.o, begin + first, 0, head, batch);
+      block.load(d_o, p.d_o, begin + first, 0, head, batch);
       block.map(o, d_o, [](auto x, auto y) { return x * y; });
       block.rows(o, [&](int i, auto row) { sum[i] = row.sum(); });
       block.fill(o, 0.0f);
@@ -41,8 +47,8 @@ struct Delta {
         if (query >= p.padded || !block.owns_rows(sum)) return;
         const i64 to = static_cast<i64>(t.n) * p.padded + query;
         if (p.turns && query % p.turn_queries == 0) p.turns[to / p.turn_queries] = 0;
-        if (query < p.queries) {
-          const auto lse = p.lse[static_cast<i64>(t.n) * p.queries + query];
+        if (first + row >= 0 && first + row < size) {
+          const auto lse = p.lse[static_cast<i64>(t.n) * p.queries + begin + first + row];
           p.lse_log2[to] = lse == -kInfinity ? kInfinity : lse * kLog2E;
           p.delta[to] = x;
         } else {
@@ -54,7 +60,7 @@ struct Delta {
   };
 };
 
-/// dQ = scale * sum, rounded. A tile is R rows of one head.
+/// dQ = scale * sum, rounded. A tile is R rows of the sum, of one head.
 template <class T, int R, int C>
 struct ScaledSum {
   static constexpr const char* source = "kernels/attention/delta.tile.hpp";
@@ -67,14 +73,23 @@ struct ScaledSum {
       Global<Target, T, Values> dq;             ///< the same
       float scale;
       int heads;
+      PaddedQueries<Target> packed;
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       const int batch = t.n / p.heads, head = t.n - batch * p.heads;
+      auto dq = p.dq;
+      int row0 = t.m * R;
+      if (p.packed.sequences) {
+        const auto place = p.packed.at(row0);
+        if (place.first < 0 || place.first >= place.size) return;
+        row0 = place.begin + place.first;
+        dq.rows = place.begin + place.size;
+      }
       Values x;
       block.load(x, p.sum, t.m * R, 0, head, batch);
       block.map_store(
-          x, p.dq, t.m * R, 0, head, batch, [](auto sum, auto scale) { return sum * scale; }, p.scale);
+          x, dq, row0, 0, head, batch, [](auto sum, auto scale) { return sum * scale; }, p.scale);
     }
   };
 };

@@ -37,6 +37,7 @@ struct AllGradients {
     using Weights = Operand<Target, T, BN, BM>;
     using QueryPart = Fragment<Target, float, BM, D, BN / 64>;  // 64 queries: the warpgroups split the columns
     using QuerySum = Buffer<Target, float, BM, D>;
+    using Integers = Pointer<Target, const i32>;
     using Schedule = conditional<in_turn, LongestFirst, FirstKeysFirst>;  // waits only for tiles before it
     using Work = KeyGradientsWork<kConfig, Rules>;
     static constexpr int rows = BN;
@@ -57,6 +58,11 @@ struct AllGradients {
       int diagonal;
       typename Rules::template Params<Target> rules;
       DropoutParams<Target> dropout;
+
+      // ragged: packed sequences, of which batch is 1 in the tensors
+      int batch;
+      Integers cu_q, cu_k, used_q, used_k;  ///< as CheckedSequences writes them
+      Integers tiles;                       ///< the list of tiles, of keys; null: each tile searches cu_k
     };
     struct QuerySlot {
       Queries q;
@@ -88,15 +94,17 @@ struct AllGradients {
 
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
       const int head = w.head(p, step), query0 = w.first_query(step);
-      if (step == 0) producer.put(memory.k, [&](auto copy, Keys& k) { copy.tile(p.k, k, w.first_key, 0, w.kv_head, w.batch); });
+      if (step == 0)
+        producer.put(memory.k, [&](auto copy, Keys& k) { copy.tile(p.k, k, w.k_row + w.first_key, 0, w.kv_head, w.tensor_batch); });
       producer.put(memory.queries, [&](auto copy, QuerySlot& slot) {
-        copy.tile(p.q, slot.q, query0, 0, head, w.batch);
-        copy.vector(p.lse, slot.lse, head, query0, w.batch);
+        copy.tile(p.q, slot.q, w.q_row + query0, 0, head, w.tensor_batch);
+        copy.vector(p.lse, slot.lse, head, w.sums_row + query0, w.tensor_batch);
       });
-      if (step == 0) producer.put(memory.v, [&](auto copy, Keys& v) { copy.tile(p.v, v, w.first_key, 0, w.kv_head, w.batch); });
+      if (step == 0)
+        producer.put(memory.v, [&](auto copy, Keys& v) { copy.tile(p.v, v, w.k_row + w.first_key, 0, w.kv_head, w.tensor_batch); });
       producer.put(memory.outputs, [&](auto copy, OutputSlot& slot) {
-        copy.tile(p.d_o, slot.d_o, query0, 0, head, w.batch);
-        copy.vector(p.delta, slot.delta, head, query0, w.batch);
+        copy.tile(p.d_o, slot.d_o, w.q_row + query0, 0, head, w.tensor_batch);
+        copy.vector(p.delta, slot.delta, head, w.sums_row + query0, w.tensor_batch);
       });
     }
 
@@ -107,7 +115,7 @@ struct AllGradients {
         const int last_tile = (Rules::keys(p.rules, rows, {0, w.seqlen_k}).end - 1) / BN;
         block.wait_turn(p.turns, counter(p, w, step), last_tile - w.first_key / BN);
       }
-      block.reduce_add(memory.dq, p.dq, query0, 0, head, w.batch);
+      block.reduce_add(memory.dq, p.dq, w.sums_row + query0, 0, head, w.tensor_batch);
     }
     /// Long after the addition, which the thread that passes the turn waits for.
     TW_INLINE static void end_turn(auto& block, const Params& p, const Work& w, int step) {
@@ -116,8 +124,8 @@ struct AllGradients {
       }
     }
     TW_INLINE static i64 counter(const Params& p, const Work& w, int step) {
-      const i64 head = static_cast<i64>(w.batch) * p.kv_heads * p.heads_per_kv + w.head(p, step);
-      return (head * p.lse.cols + w.first_query(step)) / BM;
+      const i64 head = static_cast<i64>(w.tensor_batch) * p.kv_heads * p.heads_per_kv + w.head(p, step);
+      return (head * p.lse.cols + w.sums_row + w.first_query(step)) / BM;
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
@@ -127,14 +135,18 @@ struct AllGradients {
         block.fill(state.dv, 0.0f);
         return;
       }
-      const Keys& k = block.take(memory.k);
-      const QuerySlot* queries = &block.take(memory.queries);
+      Keys& k = block.take(memory.k);
+      w.keep_keys(block, k);
+      QuerySlot* queries = &block.take(memory.queries);
+      w.keep_queries(block, queries->q, 0);
       Scores scores;
       block.mma(scores, k, queries->q, true);
-      const Keys& v = block.take(memory.v);
+      Keys& v = block.take(memory.v);
       block.wait(leave<0>, scores);
+      w.keep_keys(block, v);
       for (int step = 0; step < w.steps; ++step) {
-        const OutputSlot& outputs = block.take(memory.outputs);
+        OutputSlot& outputs = block.take(memory.outputs);
+        w.keep_queries(block, outputs.d_o, step);
         Scores ds;
         Weights weights, ds_weights;
         block.mma(ds, v, outputs.d_o, true);
@@ -168,12 +180,15 @@ struct AllGradients {
         QueryPart dq;
         block.mma(dq, memory.ds, view<Contract::rows>(k), true);
         end_turn(block, p, w, step - 1);
-        const QuerySlot* next = queries;
+        QuerySlot* next = queries;
         const bool more = step + 1 < w.steps;
         if (more) next = &block.take(memory.queries);
         block.wait(leave<0>, dq, state.dk, state.dv);
         block.release(memory.outputs);
-        if (more) block.release(memory.queries);
+        if (more) {
+          block.release(memory.queries);
+          w.keep_queries(block, next->q, step + 1);
+        }
         block.mma(scores, k, next->q, true);  // unused after the last step: ptxas serialises conditional products
         block.store(dq, memory.dq);
         block.fence();
@@ -191,10 +206,11 @@ struct AllGradients {
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      if (w.is_empty()) return;
       if constexpr (dropping) block.map(state.dv, p.dropout.scale, [](auto x, auto scale) { return x * scale; });
-      block.store(state.dv, memory.out, p.dv, w.first_key, 0, w.kv_head, w.batch);
+      store_keys(block, w, state.dv, memory.out, p.dv);
       block.map(state.dk, p.scale, [](auto x, auto scale) { return x * scale; });
-      block.store(state.dk, memory.out, p.dk, w.first_key, 0, w.kv_head, w.batch);
+      store_keys(block, w, state.dk, memory.out, p.dk);
     }
   };
 };

@@ -28,6 +28,7 @@ struct KeyGradients {
     using Out = Staging<Target, T, BN, D>;
     using Scores = Fragment<Target, float, BN, BM>;
     using Weights = Operand<Target, T, BN, BM>;
+    using Integers = Pointer<Target, const i32>;
     using Schedule = FirstKeysFirst;
     using Work = KeyGradientsWork<kConfig, Rules>;
     static constexpr int rows = BN;
@@ -46,6 +47,11 @@ struct KeyGradients {
       int diagonal;
       typename Rules::template Params<Target> rules;
       DropoutParams<Target> dropout;
+
+      // ragged: packed sequences, of which batch is 1 in the tensors
+      int batch;
+      Integers cu_q, cu_k, used_q, used_k;  ///< as CheckedSequences writes them
+      Integers tiles;                       ///< the list of tiles, of keys; null: each tile searches cu_k
     };
     struct QuerySlot {
       Queries q;
@@ -75,17 +81,18 @@ struct KeyGradients {
 
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
       if (step == 0) {
-        producer.put(memory.k, [&](auto copy, Keys& k) { copy.tile(p.k, k, w.first_key, 0, w.kv_head, w.batch); });
-        if constexpr (for_keys) producer.put(memory.v, [&](auto copy, Keys& v) { copy.tile(p.v, v, w.first_key, 0, w.kv_head, w.batch); });
+        producer.put(memory.k, [&](auto copy, Keys& k) { copy.tile(p.k, k, w.k_row + w.first_key, 0, w.kv_head, w.tensor_batch); });
+        if constexpr (for_keys)
+          producer.put(memory.v, [&](auto copy, Keys& v) { copy.tile(p.v, v, w.k_row + w.first_key, 0, w.kv_head, w.tensor_batch); });
       }
       const int head = w.head(p, step), query0 = w.first_query(step);
       producer.put(memory.queries, [&](auto copy, QuerySlot& slot) {
-        copy.tile(p.q, slot.q, query0, 0, head, w.batch);
-        copy.vector(p.lse, slot.lse, head, query0, w.batch);
+        copy.tile(p.q, slot.q, w.q_row + query0, 0, head, w.tensor_batch);
+        copy.vector(p.lse, slot.lse, head, w.sums_row + query0, w.tensor_batch);
       });
       producer.put(memory.outputs, [&](auto copy, OutputSlot& slot) {
-        copy.tile(p.d_o, slot.d_o, query0, 0, head, w.batch);
-        copy.vector(p.delta, slot.delta, head, query0, w.batch);
+        copy.tile(p.d_o, slot.d_o, w.q_row + query0, 0, head, w.tensor_batch);
+        copy.vector(p.delta, slot.delta, head, w.sums_row + query0, w.tensor_batch);
       });
     }
 
@@ -95,12 +102,18 @@ struct KeyGradients {
         block.fill(state.dv, 0.0f);
         return;
       }
-      const Keys& k = block.take(memory.k);
-      const Keys* v = nullptr;
-      if constexpr (for_keys) v = &block.take(memory.v);
+      Keys& k = block.take(memory.k);
+      w.keep_keys(block, k);
+      Keys* v = nullptr;
+      if constexpr (for_keys) {
+        v = &block.take(memory.v);
+        w.keep_keys(block, *v);
+      }
       for (int step = 0; step < w.steps; ++step) {
-        const QuerySlot& queries = block.take(memory.queries);
-        const OutputSlot& outputs = block.take(memory.outputs);
+        QuerySlot& queries = block.take(memory.queries);
+        OutputSlot& outputs = block.take(memory.outputs);
+        w.keep_queries(block, queries.q, step);
+        w.keep_queries(block, outputs.d_o, step);
         Scores scores, slopes, ds;
         Weights weights, ds_weights;
         block.mma(scores, k, queries.q, true);
@@ -150,11 +163,12 @@ struct KeyGradients {
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      if (w.is_empty()) return;
       if constexpr (for_values && dropping) block.map(state.dv, p.dropout.scale, [](auto x, auto scale) { return x * scale; });
-      if constexpr (for_values) block.store(state.dv, memory.out, p.dv, w.first_key, 0, w.kv_head, w.batch);
+      if constexpr (for_values) store_keys(block, w, state.dv, memory.out, p.dv);
       if constexpr (for_keys) {
         block.map(state.dk, p.scale, [](auto x, auto scale) { return x * scale; });
-        block.store(state.dk, memory.out, p.dk, w.first_key, 0, w.kv_head, w.batch);
+        store_keys(block, w, state.dk, memory.out, p.dk);
       }
     }
   };

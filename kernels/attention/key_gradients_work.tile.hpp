@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/attention/packed_rows.tile.hpp"
 #include "tilewave/tile/attention_work.tile.hpp"
 #include "tilewave/tile/dropout.tile.hpp"
 
@@ -21,8 +22,11 @@ struct FirstKeysFirst {
 template <AttentionConfig kConfig, class Rules>
 struct KeyGradientsWork {
   static constexpr int BM = kConfig.rows, BN = kConfig.keys;
+  static constexpr bool ragged = (kConfig.form & kRagged) != 0;
 
   int batch, kv_head;
+  int tensor_batch;            ///< batch index in the tensors
+  int q_row, k_row, sums_row;  ///< rows at which the sequence begins: of q and d_o; of k and v; of lse, delta and the sum for dQ
   int first_key;
   int seqlen_q, seqlen_k, diagonal;
   int first_block, blocks;  ///< of queries
@@ -32,14 +36,19 @@ struct KeyGradientsWork {
     KeyGradientsWork w;
     w.batch = t.n / p.kv_heads;
     w.kv_head = t.n - w.batch * p.kv_heads;
+    w.tensor_batch = w.batch;
+    w.q_row = w.k_row = w.sums_row = 0;
     w.first_key = t.m * BN;
     w.seqlen_q = p.queries;
     w.seqlen_k = p.keys;
+    if constexpr (ragged) {
+      if (TW_ON_GPU || p.cu_k) w.find_sequence(p, t.m);  // a kernel of the CPU serves both forms
+    }
     w.diagonal = p.has_diagonal ? p.diagonal : w.seqlen_k - w.seqlen_q;
     const ScoreKeys keys{w.first_key, min(w.first_key + BN, w.seqlen_k) - 1, w.seqlen_q, w.seqlen_k, w.diagonal};
     const QueryRange all{0, w.seqlen_q}, seen = Rules::queries(p.rules, keys, all);
     w.first_block = w.blocks = 0;
-    if (seen.begin < seen.end) {
+    if (seen.begin < seen.end && !w.is_empty()) {
       w.first_block = seen.begin / BM;
       w.blocks = ceil_div(seen.end, BM) - w.first_block;
     }
@@ -51,7 +60,55 @@ struct KeyGradientsWork {
     return Dropout::of(p.dropout, batch * p.kv_heads * p.heads_per_kv + head(p, step));
   }
   TW_INLINE int first_query(int step) const { return (first_block + step % blocks) * BM; }
+  /// Whether the tile has no keys, which the host could not know.
+  TW_INLINE bool is_empty() const { return ragged && first_key >= seqlen_k; }
+  /// The rows of a tile after the sequence's end belong to another sequence and may be NaN, which weights of 0 would not hide. Sets them to
+  /// 0, for this warpgroup's next products.
+  TW_INLINE void keep_keys(auto& block, auto& tile) const {
+    if constexpr (ragged) {
+      if (first_key + BN > seqlen_k) block.zero_rows(tile, seqlen_k - first_key);
+    }
+  }
+  TW_INLINE void keep_queries(auto& block, auto& tile, int step) const {
+    if constexpr (ragged) {
+      const int left = seqlen_q - first_query(step);
+      if (left < BM) block.zero_rows(tile, left);
+    }
+  }
+
+ private:
+  TW_INLINE void find_sequence(const auto& p, int m) {
+    tensor_batch = 0;
+    if (p.tiles) {
+      // The list's tiles are of keys: queries and keys have changed places.
+      const auto tile = p.tiles + static_cast<i64>(m) * PackedTile::numbers;
+      batch = tile[PackedTile::sequence];
+      first_key = tile[PackedTile::first_row];
+      k_row = tile[PackedTile::q_begin];
+      seqlen_k = tile[PackedTile::q_rows];
+      q_row = tile[PackedTile::k_begin];
+      seqlen_q = tile[PackedTile::keys];
+    } else {
+      const SequenceTile found = SequenceTile::find(p.cu_k, p.batch, BN, m);
+      batch = found.sequence;
+      first_key = found.index * BN;
+      k_row = p.cu_k[batch];
+      seqlen_k = p.used_k[batch];
+      q_row = p.cu_q[batch];
+      seqlen_q = p.used_q[batch];
+    }
+    sums_row = padded_begin(q_row, batch);
+  }
 };
+
+/// Stores a tile's dK or dV. Those of packed sequences end at the sequence's last key.
+template <class Work>
+TW_INLINE void store_keys(auto& block, const Work& w, const auto& gradient, const auto& staging, const auto& to) {
+  if constexpr (Work::ragged)
+    block.store(gradient, staging, to, w.k_row + w.first_key, 0, w.kv_head, w.tensor_batch, w.k_row + w.seqlen_k);
+  else
+    block.store(gradient, staging, to, w.first_key, 0, w.kv_head, w.batch);
+}
 
 /// Applies the rules to a step's scores, which have a row for each key and a column for each query. Scores of keys that a query must not
 /// see become -infinity. If a rule bends scores, as softcap does, `slopes` is set to the derivatives.

@@ -5,8 +5,9 @@
 namespace tw::kernels::attention {
 
 /// Computes the list of tiles of packed sequences, sorted by the number of keys. Attention takes tiles from the last to the first, so long
-/// ones run first; at the end of a launch they would leave most of the device idle. With the list a block finds its tile with one memory
-/// access instead of a binary search. A tile of this kernel is one sequence, which is compared with C others at a time.
+/// ones run first; at the end of a launch they would leave most of the device idle. In the backward pass, queries and keys change places
+/// for tiles of keys, which may also be taken from the first to the last. With the list a block finds its tile with one memory access
+/// instead of a binary search. A tile of this kernel is one sequence, which is compared with C others at a time.
 template <int C>
 struct PackedTiles {
   static constexpr const char* source = "kernels/attention/packed_tiles.tile.hpp";
@@ -20,6 +21,7 @@ struct PackedTiles {
       Integers used_q, used_k;     ///< [batch], or null
       int batch, queries, keys;    ///< queries and keys: totals of all sequences
       int tile_rows;               ///< queries per tile
+      bool longest_first;          ///< descending numbers of keys
       int count;                   ///< length of the list; surplus entries have no queries
       Pointer<Target, i32> tiles;  ///< [count, PackedTile::numbers]
     };
@@ -41,7 +43,7 @@ struct PackedTiles {
           const int other = first + col;
           if (other >= p.batch) return;
           const int keys = rows_of(p.cu_k, p.used_k, other, p.keys).size;
-          if (keys > k.size || (keys == k.size && other >= t.m)) return;
+          if ((p.longest_first ? keys < k.size : keys > k.size) || (keys == k.size && other >= t.m)) return;
           x += 1.0f;
           y += static_cast<float>(ceil_div(rows_of(p.cu_q, p.used_q, other, p.queries).size, p.tile_rows));
         });

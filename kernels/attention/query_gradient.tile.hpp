@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/attention/packed_rows.tile.hpp"
 #include "tilewave/tile/attention_work.tile.hpp"
 #include "tilewave/tile/dropout.tile.hpp"
 
@@ -24,6 +25,7 @@ struct QueryGradient {
     using Scores = Fragment<Target, float, BM, BN>;
     using Weights = Operand<Target, T, BM, BN>;
     using PerQuery = RowVector<Target, float, Scores>;
+    using Integers = Pointer<Target, const i32>;
     using Schedule = LongestFirst;
     using Work = AttentionWork<kConfig, Rules>;
     static constexpr int rows = BM;
@@ -44,6 +46,11 @@ struct QueryGradient {
       int diagonal;
       typename Rules::template Params<Target> rules;
       DropoutParams<Target> dropout;
+
+      // ragged: packed sequences, of which batch is 1 in the tensors
+      int batch;
+      Integers cu_q, cu_k, used_q, used_k;  ///< as CheckedSequences writes them
+      Integers tiles;                       ///< the list of tiles; null: each tile searches cu_q
     };
     struct QuerySlot {
       Q q;
@@ -71,15 +78,16 @@ struct QueryGradient {
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
       if (step == 0) {
         producer.put(memory.queries, [&](auto copy, QuerySlot& slot) {
-          copy.tile(p.q, slot.q, w.first_row, 0, w.head, w.q_batch);
-          copy.tile(p.d_o, slot.d_o, w.first_row, 0, w.head, w.q_batch);
-          copy.vector(p.lse, slot.lse, w.head, w.first_row, w.q_batch);
-          copy.vector(p.delta, slot.delta, w.head, w.first_row, w.q_batch);
+          const int row0 = w.q_row + w.first_row, sums0 = sums_row(p, w) + w.first_row;
+          copy.tile(p.q, slot.q, row0, 0, w.head, w.q_batch);
+          copy.tile(p.d_o, slot.d_o, row0, 0, w.head, w.q_batch);
+          copy.vector(p.lse, slot.lse, w.head, sums0, w.q_batch);
+          copy.vector(p.delta, slot.delta, w.head, sums0, w.q_batch);
         });
       }
       const int kv_head = w.head / p.heads_per_kv, key0 = w.block(step) * BN;
-      producer.put(memory.k, [&](auto copy, K& k) { copy.tile(p.k, k, key0, 0, kv_head, w.k_batch); });
-      producer.put(memory.v, [&](auto copy, V& v) { copy.tile(p.v, v, key0, 0, kv_head, w.k_batch); });
+      producer.put(memory.k, [&](auto copy, K& k) { copy.tile(p.k, k, w.k_row + key0, 0, kv_head, w.k_batch); });
+      producer.put(memory.v, [&](auto copy, V& v) { copy.tile(p.v, v, w.k_row + key0, 0, kv_head, w.k_batch); });
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
@@ -94,9 +102,16 @@ struct QueryGradient {
       for (int step = 0; step < w.blocks; ++step) {
         Scores scores, slopes, ds;
         Weights weights;
-        const K& k = block.take(memory.k);
+        K& k = block.take(memory.k);
+        V* v = nullptr;
+        if constexpr (Work::ragged) {  // before the products, which ptxas would serialise around the loop that sets rows
+          v = &block.take(memory.v);
+          keep_keys(block, w, step, k);
+          keep_keys(block, w, step, *v);
+        }
         block.mma(scores, queries.q, k, true);
-        block.mma(ds, queries.d_o, block.take(memory.v), true);
+        if constexpr (!Work::ragged) v = &block.take(memory.v);
+        block.mma(ds, queries.d_o, *v, true);
         block.wait(leave<1>, scores);
         if (step < w.cut || step >= whole_end)
           apply_rules<true>(block, p, w, step, scores, slopes);
@@ -121,11 +136,27 @@ struct QueryGradient {
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      if (Work::ragged && w.first_row >= w.rows) return;  // the tile is empty, which the host could not know
       block.map(state.dq, p.scale, [](auto x, auto scale) { return x * scale; });
-      block.store(state.dq, memory.out, p.dq, w.first_row, 0, w.head, w.q_batch);
+      if constexpr (Work::ragged)
+        block.store(state.dq, memory.out, p.dq, w.q_row + w.first_row, 0, w.head, w.q_batch, w.q_row + w.rows);
+      else
+        block.store(state.dq, memory.out, p.dq, w.first_row, 0, w.head, w.q_batch);
     }
 
    private:
+    /// The row of lse and delta at which the sequence begins.
+    TW_INLINE static int sums_row(const Params& p, const Work& w) {
+      if constexpr (Work::ragged) return p.cu_q ? padded_begin(w.q_row, w.batch) : 0;
+      return 0;
+    }
+    /// The rows after the sequence's end belong to another sequence and may be NaN, which weights of 0 would not hide.
+    TW_INLINE static void keep_keys(auto& block, const Work& w, int step, auto& tile) {
+      if constexpr (Work::ragged) {
+        const int left = w.seqlen_k - w.block(step) * BN;
+        if (left < BN) block.zero_rows(tile, left);
+      }
+    }
     template <bool kCut>
     TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int step, Scores& scores, Scores& slopes) {
       const int key0 = w.block(step) * BN;

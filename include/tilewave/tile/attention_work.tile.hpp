@@ -32,6 +32,22 @@ struct SequenceRows {
   }
 };
 
+/// A tile of packed sequences.
+struct SequenceTile {
+  int sequence;
+  int index;  ///< the tile's in its sequence
+  /// Sequence b has the tiles from cu_seqlens[b] / tile_rows + b on, and its last tile may be empty, so the host knows the number of tiles
+  /// without knowing the lengths. Finds tile m.
+  TW_INLINE static SequenceTile find(const auto& cu_seqlens, int batch, int tile_rows, int m) {
+    int low = 0, high = batch;  // the first tile of `low` is m or before m, that of `high` is after m
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (cu_seqlens[middle] / tile_rows + middle <= m ? low : high) = middle;
+    }
+    return {low, max(m - (cu_seqlens[low] / tile_rows + low), 0)};
+  }
+};
+
 /// An entry of the list of tiles of packed sequences: the index of each field.
 struct PackedTile {
   static constexpr int sequence = 0, first_row = 1, q_begin = 2, q_rows = 3, k_begin = 4, keys = 5;
@@ -74,7 +90,9 @@ struct AttentionWork {
         m = w.read_tile(p, m);
       } else {
         if (p.cu_q) {
-          m = w.find_sequence(p, m);
+          const SequenceTile found = SequenceTile::find(p.cu_q, p.batch, BM, m);
+          w.batch = found.sequence;
+          m = found.index;
           place(p.cu_q, w.batch, w.rows, w.q_row);
         }
         if (p.cu_k) place(p.cu_k, w.batch, w.seqlen_k, w.k_row);
@@ -82,12 +100,7 @@ struct AttentionWork {
         if (p.used_k) w.seqlen_k = min(clamp(p.used_k[w.batch], w.seqlen_k) + w.added(p), w.seqlen_k);
       }
       w.k_batch = p.cu_k ? 0 : w.batch;
-      if (p.k_batch) w.k_batch = clamp(p.k_batch[w.batch], (paged && p.pages ? p.page_tables : p.k.size_j) - 1);
-      if (p.k_begin) {
-        const int begin = clamp(p.k_begin[w.batch], w.seqlen_k);
-        w.k_row += begin;
-        w.seqlen_k -= begin;
-      }
+      if constexpr (requires { p.k_batch; }) w.find_cached(p);
     }
     w.first_row = m * BM;
     w.diagonal = p.has_diagonal ? p.diagonal : w.seqlen_k - w.seqlen_q(p);
@@ -113,9 +126,21 @@ struct AttentionWork {
 
  private:
   TW_INLINE static int clamp(int x, int most) { return SequenceRows::clamp(x, most); }
+  /// The keys of a cache.
+  TW_INLINE void find_cached(const auto& p) {
+    if (p.k_batch) k_batch = clamp(p.k_batch[batch], (paged && p.pages ? p.page_tables : p.k.size_j) - 1);
+    if (p.k_begin) {
+      const int begin = clamp(p.k_begin[batch], seqlen_k);
+      k_row += begin;
+      seqlen_k -= begin;
+    }
+  }
   /// Keys that were appended to the sequence after its length was read.
   TW_INLINE int added(const auto& p) const {
-    return p.cu_added ? clamp(p.cu_added[batch + 1] - p.cu_added[batch], seqlen_k) : p.keys_added;
+    if constexpr (!requires { p.cu_added; })
+      return 0;
+    else
+      return p.cu_added ? clamp(p.cu_added[batch + 1] - p.cu_added[batch], seqlen_k) : p.keys_added;
   }
   /// Reads entry m of the list. Returns the tile's index in its sequence.
   TW_INLINE int read_tile(const auto& p, int m) {
@@ -126,17 +151,6 @@ struct AttentionWork {
     k_row = tile[PackedTile::k_begin];
     seqlen_k = tile[PackedTile::keys];
     return tile[PackedTile::first_row] / BM;
-  }
-  /// Sequence b has the tiles from cu_q[b] / BM + b on, and its last tile may be empty, so the host knows the number of tiles without
-  /// knowing the lengths. Finds the sequence of tile m and returns the tile's index in it.
-  TW_INLINE int find_sequence(const auto& p, int m) {
-    int low = 0, high = p.batch;  // the first tile of `low` is m or before m, that of `high` is after m
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (p.cu_q[middle] / BM + middle <= m ? low : high) = middle;
-    }
-    batch = low;
-    return max(m - (p.cu_q[low] / BM + low), 0);
   }
   TW_INLINE static void place(const auto& cu_seqlens, int i, int& size, int& begin) {
     const SequenceRows at = SequenceRows::packed(cu_seqlens, i, size);
