@@ -437,6 +437,22 @@ tw_status tw_attention_varlen(const tw_tensor* q, const tw_tensor* k, const tw_t
   });
 }
 
+tw_status tw_attention_varlen_backward(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* lse,
+                                       const tw_tensor* d_o, const tw_tensor* dq, const tw_tensor* dk, const tw_tensor* dv,
+                                       const tw_tensor* cu_seqlens_q, const tw_tensor* cu_seqlens_k, const tw_tensor* seqused_q,
+                                       const tw_tensor* seqused_k, const tw_attention_backward_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("dq", dq);
+    const auto given = tw::c_api::known("options", options);
+    const AttentionArguments forward(given.forward, stream_of(out, cuda_stream), "options.forward");
+    const Given d_sink("d_sink", given.d_sink), used_q("seqused_q", seqused_q), used_k("seqused_k", seqused_k);
+    tw::attention_varlen_backward(borrow("q", q), borrow("k", k), borrow("v", v), borrow("o", o), borrow("lse", lse), borrow("d_o", d_o),
+                                  out, borrow("dk", dk), borrow("dv", dv),
+                                  {borrow("cu_seqlens_q", cu_seqlens_q), borrow("cu_seqlens_k", cu_seqlens_k), used_q.get(), used_k.get()},
+                                  {.forward = forward.options, .d_sink = d_sink.get(), .deterministic = given.deterministic != 0});
+  });
+}
+
 tw_status tw_attention_decode(const tw_tensor* q, const tw_tensor* k_cache, const tw_tensor* v_cache, const tw_tensor* o,
                               const tw_cache_options* cache, const tw_attention_options* options, void* cuda_stream) {
   return guard([&] {

@@ -474,6 +474,48 @@ TEST_F(CInterfaceAttention, PackedSequences) {
   }
 }
 
+TEST_F(CInterfaceAttention, GradientsOfPackedSequences) {
+  const auto random = [](std::int64_t rows, std::int64_t heads, unsigned seed) {
+    return Tensor::random({rows, heads, 64}, DType::bf16, seed);
+  };
+  const Tensor packed_q = random(70, 4, 1), packed_k = random(110, 2, 2), packed_v = random(110, 2, 3), packed_d_o = random(70, 4, 4),
+               packed_o = poisoned(packed_q.shape(), DType::bf16), packed_lse = poisoned({4, 70}, DType::f32),
+               sinks = Tensor::random({4}, DType::f32, 5), d_sink = poisoned({4}, DType::f32), expected_d_sink = poisoned({4}, DType::f32);
+  const Tensor cu_q = integers({0, 30, 30, 70}, {4}), cu_k = integers({0, 50, 60, 110}, {4}), used_q = integers({30, 0, 25}, {3}),
+               used_k = integers({17, 10, 50}, {3}), one = integers({0}, {1});
+  const InC sink_in_c(sinks), d_sink_in_c(d_sink);
+  tw_attention_options forward = attention_options();
+  forward.causal = 1;
+  forward.sink = sink_in_c;
+  tw_attention_backward_options options = {};
+  options.struct_size = sizeof options;
+  options.forward = &forward;
+  options.d_sink = d_sink_in_c;
+  const auto gradients = [&] {
+    return std::array{poisoned(packed_q.shape(), DType::bf16), poisoned(packed_k.shape(), DType::bf16),
+                      poisoned(packed_v.shape(), DType::bf16)};
+  };
+  const auto call = [&](const std::array<Tensor, 3>& out, const Tensor& offsets_k, bool used) {
+    return tw_attention_varlen_backward(InC(packed_q), InC(packed_k), InC(packed_v), InC(packed_o), InC(packed_lse), InC(packed_d_o),
+                                        InC(out[0]), InC(out[1]), InC(out[2]), InC(cu_q), InC(offsets_k),
+                                        used ? InC(used_q).get() : nullptr, used ? InC(used_k).get() : nullptr, &options, nullptr);
+  };
+  for (const bool used : {false, true}) {
+    const PackedSequences sequences{cu_q, cu_k, used ? &used_q : nullptr, used ? &used_k : nullptr};
+    AttentionOptions in_cpp{.causal = true, .sink = &sinks, .lse = &packed_lse};
+    attention_varlen(packed_q, packed_k, packed_v, packed_o, sequences, in_cpp);
+    const auto out = gradients(), expected_out = gradients();
+    EXPECT_OK(call(out, cu_k, used));
+    attention_varlen_backward(packed_q, packed_k, packed_v, packed_o, packed_lse, packed_d_o, expected_out[0], expected_out[1],
+                              expected_out[2], sequences, {.forward = in_cpp, .d_sink = &expected_d_sink});
+    for (std::size_t i = 0; i < out.size(); ++i) EXPECT_TRUE(same_bits(out[i], expected_out[i]));
+    EXPECT_TRUE(same_bits(d_sink, expected_d_sink));
+  }
+  const auto out = gradients(), untouched = gradients();
+  expect_refused(call(out, one, false), "cu_seqlens_k is i32[1]");
+  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_TRUE(same_bits(out[i], untouched[i]));
+}
+
 TEST_F(CInterfaceAttention, Decode) {
   // Both calls append to a cache of their own.
   const Tensor few = Tensor::random({2, 3, 4, 64}, DType::bf16, 1), cos = poisoned({128, 16}, DType::f32),

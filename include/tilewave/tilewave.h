@@ -203,9 +203,10 @@ tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* 
 /* tw::AttentionBackwardOptions. */
 typedef struct {
   size_t struct_size;
-  const tw_attention_options* forward; /* those of tw_attention, null: defaults; lse and check_contents are ignored */
-  const tw_tensor* d_sink;             /* output, f32 [heads]: the gradient of forward->sink */
-  int deterministic;                   /* the same inputs give the same bits, on a GPU too, where this takes longer */
+  const tw_attention_options*
+      forward;             /* those of tw_attention, null: defaults; lse is ignored, and check_contents without packed sequences */
+  const tw_tensor* d_sink; /* output, f32 [heads]: the gradient of forward->sink */
+  int deterministic;       /* the same inputs give the same bits, on a GPU too, where this takes longer */
 } tw_attention_backward_options;
 
 /* Gradients of tw_attention: dq, dk and dv have the shapes of q, k and v; o and lse are its results, and d_o is the gradient of o. */
@@ -217,6 +218,12 @@ tw_status tw_attention_backward(const tw_tensor* q, const tw_tensor* k, const tw
 tw_status tw_attention_varlen(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* cu_seqlens_q,
                               const tw_tensor* cu_seqlens_k, const tw_tensor* seqused_q, const tw_tensor* seqused_k,
                               const tw_attention_options* options, void* cuda_stream);
+
+/* Gradients of tw_attention_varlen; seqused_q and seqused_k may be null. options->forward->check_contents is as in tw_attention_varlen. */
+tw_status tw_attention_varlen_backward(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* lse,
+                                       const tw_tensor* d_o, const tw_tensor* dq, const tw_tensor* dk, const tw_tensor* dv,
+                                       const tw_tensor* cu_seqlens_q, const tw_tensor* cu_seqlens_k, const tw_tensor* seqused_q,
+                                       const tw_tensor* seqused_k, const tw_attention_backward_options* options, void* cuda_stream);
 
 /* tw::CacheOptions. */
 typedef struct {
