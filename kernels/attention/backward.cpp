@@ -142,15 +142,16 @@ void run_checked_sequences(BackwardCall& call) {
 }
 
 void run_zero_unused(const BackwardCall& call) {
+  constexpr int kRows = 64;
   const AttentionCall& forward = call.forward;
-  const int heads = static_cast<int>(call.dq.shape(1)), kv_heads = static_cast<int>(call.dk.shape(1));
+  const int rows = static_cast<int>(std::max(call.dq.shape(2), call.dk.shape(2)));
   with_float_type(call.dq.dtype(), [&]<class T>(std::type_identity<T>) {
-    launch<ZeroUnused<T>>(forward.stream, {forward.batch + 1, heads + 2 * kv_heads}, [&](auto& bind, auto& p) {
+    launch<ZeroUnused<T, kRows>>(forward.stream, {ceil_div(rows, kRows), 3}, [&](auto& bind, auto& p) {
       bind(p.dq, call.dq);
       bind(p.dk, call.dk);
       bind(p.dv, call.dv);
       p.cu_q = forward.cu_q, p.cu_k = forward.cu_k, p.used_q = forward.used_q, p.used_k = forward.used_k;
-      p.batch = forward.batch, p.heads = heads, p.kv_heads = kv_heads;
+      p.batch = forward.batch;
     });
   });
 }

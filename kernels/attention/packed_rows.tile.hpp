@@ -92,9 +92,9 @@ struct CheckedSequences {
   };
 };
 
-/// Sets the gradients of rows that are not in use to 0: rows before, between and after the sequences. A tile is the rows from the last one
-/// in use of a sequence to the beginning of the next one, of one head of dQ, dK or dV.
-template <class T>
+/// Sets the gradients of rows that are not in use to 0: rows before, between and after the sequences. A tile is R rows of dQ, dK or dV, of
+/// all heads.
+template <class T, int R>
 struct ZeroUnused {
   static constexpr const char* source = "kernels/attention/packed_rows.tile.hpp";
 
@@ -104,25 +104,33 @@ struct ZeroUnused {
     struct Params {
       Global<Target, T> dq, dk, dv;         ///< [1, head, row, dim]
       Integers cu_q, cu_k, used_q, used_k;  ///< as CheckedSequences writes them
-      int batch, heads, kv_heads;
+      int batch;
     };
 
-    TW_INLINE static void zero(auto& block, const auto& to, int head, const Integers& cu, const Integers& used, int i, int batch) {
-      const int begin = i > 0 ? cu[i - 1] + used[i - 1] : 0, end = i < batch ? cu[i] : to.rows;
-      constexpr int kRows = 1 << 16;  // times the columns: an int
+    TW_INLINE static void zero_rows(auto& block, const auto& to, int begin, int end) {
+      for (int head = 0; head < to.size_i; ++head)
+        block.parallel((end - begin) * to.cols,
+                       [&](int n) { *to.template at<T>(begin + n / to.cols, n % to.cols, head, 0) = tw::to<T>(0.0f); });
+    }
+    /// Gap i lies before sequence i: from the end of what sequence i - 1 uses. The last one ends with the tensor.
+    TW_INLINE static void zero_gaps(auto& block, const auto& to, const Integers& cu, const Integers& used, int batch, int row0) {
+      const int rows_end = min(row0 + R, to.rows);
+      int low = -1, high = batch;  // gap `low` ends before row0 or there, gap `high` after it
+      while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        (cu[middle] <= row0 ? low : high) = middle;
+      }
       TW_NO_UNROLL
-      for (int row = begin; row < end; row += kRows) {
-        block.parallel(min(end - row, kRows) * to.cols,
-                       [&](int n) { *to.template at<T>(row + n / to.cols, n % to.cols, head, 0) = tw::to<T>(0.0f); });
+      for (int i = high; i <= batch; ++i) {
+        const int begin = i > 0 ? cu[i - 1] + used[i - 1] : 0, end = i < batch ? cu[i] : to.rows;
+        if (begin >= rows_end) return;
+        const int first = max(begin, row0), last = min(end, rows_end);
+        if (first < last) zero_rows(block, to, first, last);
       }
     }
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
-      if (t.n < p.heads)
-        zero(block, p.dq, t.n, p.cu_q, p.used_q, t.m, p.batch);
-      else if (t.n < p.heads + p.kv_heads)
-        zero(block, p.dk, t.n - p.heads, p.cu_k, p.used_k, t.m, p.batch);
-      else
-        zero(block, p.dv, t.n - p.heads - p.kv_heads, p.cu_k, p.used_k, t.m, p.batch);
+      if (t.n == 0) return zero_gaps(block, p.dq, p.cu_q, p.used_q, p.batch, t.m * R);
+      zero_gaps(block, t.n == 1 ? p.dk : p.dv, p.cu_k, p.used_k, p.batch, t.m * R);
     }
   };
 };
