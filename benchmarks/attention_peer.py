@@ -10,6 +10,7 @@ Groups of cases (--group a,b picks some; B S = 16384 and H D = 2048 in the first
   d  decode from contiguous and paged caches against the bandwidth of a large read; contiguous ones against FlashAttention 2
   e  memory: a sequence of 131072
   f  plain backward passes, against PyTorch's cuDNN and FlashAttention-2 kernels, and deterministic ones against ours that are not
+  g  backward passes of GQA and of ragged sequences, each against our own plain rate, and ragged ones against FlashAttention 2
 
 Needs PyTorch with CUDA and a Hopper GPU. Each case is first checked: against a float64 reference on some rows, against each peer on all. A case that fails does
 not stop the others. Exit codes: 0 done, 1 something failed or is missing, 2 wrong usage. benchmarks/README.md explains the modes.
@@ -483,35 +484,56 @@ BACKWARD_SEQLENS = (2048, 4096, 16384)
 
 
 class Backward:
-    """The gradients of one plain call."""
+    """The gradients of one call, plain or with what Prefill takes besides."""
 
-    def __init__(self, run, head_dim, seqlen, causal):
-        forward = Prefill(run, head_dim, seqlen, WIDTH // head_dim, Features(causal=causal))
-        self.run, self.causal = run, causal
+    def __init__(self, run, head_dim, seqlen, causal, **arguments):
+        forward = Prefill(run, head_dim, seqlen, WIDTH // head_dim, Features(causal=causal), **arguments)
+        self.run, self.causal, self.lengths, self.cu_seqlens = run, causal, forward.lengths, forward.cu_seqlens
         self.q, self.k, self.v, self.d_o = forward.q, forward.k, forward.v, run.normal(*forward.q.shape)
         self.o, self.lse = forward.call(forward.o, return_lse=True)()
-        self.gradients = tuple(poisoned(*self.q.shape, dtype=self.q.dtype, device=run.device) for _ in range(3))
-        self.tflop = 2.5 * forward.tflop  # five products where the forward pass has two
+        self.gradients = tuple(poisoned(*t.shape, dtype=t.dtype, device=run.device) for t in (self.q, self.k, self.v))
+        self.tflop, self.touched_tflop = 2.5 * forward.tflop, 2.5 * forward.touched_tflop  # five products where the forward pass has two
 
     def call(self, out, deterministic=False):
-        inputs = (self.q, self.k, self.v, self.o, self.lse, self.d_o)
-        return functools.partial(self.run.ops.attention_backward, *inputs, causal=self.causal, deterministic=deterministic, out=out)
+        results, options = (self.o, self.lse, self.d_o), {"causal": self.causal, "deterministic": deterministic, "out": out}
+        if self.cu_seqlens is not None:
+            inputs = (self.q, self.k, self.v, self.cu_seqlens, self.cu_seqlens)
+            return functools.partial(self.run.ops.attention_varlen_backward, *inputs, *results, **options)
+        return functools.partial(self.run.ops.attention_backward, self.q, self.k, self.v, *results, **options)
+
+    def of_sequence(self, t, sequence):
+        """[seqlen, heads, head_dim]."""
+        if self.cu_seqlens is None:
+            return t[sequence]
+        begin = sum(self.lengths[:sequence])
+        return t[begin : begin + self.lengths[sequence]]
 
     def check(self):
-        """Throws WrongResult: the accuracy rule for one head, and with `deterministic` the same bits twice."""
-        sequence, head = (self.run.rng.randrange(n) for n in (self.q.shape[0], self.q.shape[2]))
-        operands = [t[sequence, :, head] for t in (self.q, self.k, self.v, self.d_o)]
-        reference, naive = gradients([t.double() for t in operands], self.causal), gradients(operands, self.causal)
+        """Throws WrongResult: the accuracy rule for one head of keys, and with `deterministic` the same bits twice."""
+        sequence, head = (self.run.rng.randrange(n) for n in (len(self.lengths), self.k.shape[-2]))
+        group = self.q.shape[-2] // self.k.shape[-2]
+        of_q, of_k = slice(head * group, (head + 1) * group), slice(head, head + 1)
+        operands = [self.of_sequence(t, sequence)[:, at] for t, at in ((self.q, of_q), (self.k, of_k), (self.v, of_k), (self.d_o, of_q))]
+        reference, naive = gradients_of_group([t.double() for t in operands], self.causal), gradients_of_group(operands, self.causal)
         wrong, deterministic = [], []
         for out in ([torch.full_like(g, math.nan) for g in self.gradients] for _ in range(2)):
             deterministic.append(self.call(tuple(out), deterministic=True)())
         self.call(self.gradients)()
         for way, results in (("", self.gradients), ("deterministic ", deterministic[0])):
             for name, out, near, exact in zip(("dq", "dk", "dv"), results, naive, reference):
-                wrong += wrong_values(f"{way}{name}, sequence {sequence} head {head}", out[sequence, :, head], near, exact, factor=3)
+                got = self.of_sequence(out, sequence)[:, of_q if name == "dq" else of_k]
+                wrong += wrong_values(f"{way}{name}, sequence {sequence} head {head}", got, near, exact, factor=3)
         if not all(torch.equal(first, second) for first, second in zip(*deterministic)):
             wrong.append("deterministic gradients differ from one call to the next")
         require_right(wrong)
+
+
+def gradients_of_group(operands, causal):
+    """Of the heads of queries that share one head of keys: [seqlen, heads, head_dim]. Sums over them are rounded once."""
+    q, k, v, d_o = operands
+    of_heads = [gradients((q[:, h], k[:, 0], v[:, 0], d_o[:, h]), causal) for h in range(q.shape[1])]
+    dq, dk, dv = (torch.stack(g, 1) for g in zip(*of_heads))
+    return dq, dk.sum(1, keepdim=True), dv.sum(1, keepdim=True)
 
 
 def gradients(operands, causal):
@@ -582,6 +604,66 @@ def plan_backward(quick):
     return 2 * len(PLAIN_HEAD_DIMS) * total
 
 
+# --- g: features of the backward pass
+
+
+def backward_features(head_dim):
+    return {"plain": {}, "gqa4": {"kv_heads": WIDTH // head_dim // 4}, "varlen": {"lengths": list(RAGGED)}}
+
+
+def flash_attention_2_backward(ours):
+    """The operator behind the flash backend's backward, of packed sequences."""
+    q, k, v, cu_seqlens, longest = ours.q, ours.k, ours.v, ours.cu_seqlens, max(ours.lengths)
+    o, lse, seed, offset, _ = torch.ops.aten._flash_attention_forward(
+        q, k, v, cu_seqlens, cu_seqlens, longest, longest, 0.0, ours.causal, False
+    )
+    rest = (cu_seqlens, cu_seqlens, longest, longest, 0.0, ours.causal, seed, offset)
+    return lambda: torch.ops.aten._flash_attention_backward(ours.d_o, q, k, v, o, lse, *rest)
+
+
+def run_backward_features(run):
+    """All of one head dimension and mask in one measurement, with the plain call."""
+    for head_dim in (128, 64):
+        for causal in (False, True):
+            calls, peers = {}, []
+            for feature, arguments in backward_features(head_dim).items():
+                name = f"backward-d{head_dim}-{feature}-{suffix(causal)}"
+                if run.device_lost or (feature != "plain" and not run.wants(name)):
+                    continue
+                with run.case(name):
+                    call = Backward(run, head_dim, FEATURE_SEQLEN, causal, **arguments)
+                    call.check()
+                    calls[name] = call
+                    if call.cu_seqlens is not None:
+                        make = functools.partial(flash_attention_2_backward, call)
+                        peers += [(name, peer) for peer in run.peer(name, "flash_attention_2", make, call.tflop, call.gradients)]
+            plain = f"backward-d{head_dim}-plain-{suffix(causal)}"
+            if plain in calls and len(calls) > 1:
+                with run.case(f"backward-d{head_dim}-features-{suffix(causal)}"):
+                    measure_backward_features(run, calls, plain, peers)
+
+
+def measure_backward_features(run, calls, plain, peers):
+    """`peers`: of each the case that it belongs to, and the contender."""
+    ours = [Contender(name, call.call(call.gradients), call.tflop) for name, call in calls.items()]
+    for mode in run.modes(("hot", "cool")):
+        measured = run.measure(mode, [*ours, *(peer for _, peer in peers)])
+        without = calls[plain]
+        pairs = [(name, measured[plain]._replace(name="tilewave plain")) for name in calls if name != plain]
+        for name, of_peer in pairs + [(name, measured[peer.name]) for name, peer in peers]:
+            call = calls[name]
+            record = run.record(name, "bf16", mode, "TFLOP/s", measured[name], of_peer, run.tflops, group="backward features")
+            if of_peer.name == "tilewave plain":
+                blocks = (call.touched_tflop / call.tflop) / (without.touched_tflop / without.tflop)
+                record["ratio_by_blocks"] = round(record["ratio"] * blocks, 4)
+            run.add(record, 0.88 if of_peer.name == "tilewave plain" else None)
+
+
+def plan_backward_features(quick):
+    launch_ms = 2.5 * work.teraflop(TOKENS * FEATURE_SEQLEN, 1, WIDTH) / 350 * 1e3
+    return 4 * (sum(expected_seconds(mode, 4, quick, launch_ms) for mode in ("hot", "cool")) + 6.5 * 3)
+
+
 GROUPS = {
     "a": Group("plain forward passes", run_plain, plan_plain),
     "b": Group("features", run_features, plan_features),
@@ -589,6 +671,7 @@ GROUPS = {
     "d": Group("decode", run_decode, plan_decode),
     "e": Group("memory", run_memory, lambda quick: 6),
     "f": Group("plain backward passes", run_backward, plan_backward),
+    "g": Group("features of the backward pass", run_backward_features, plan_backward_features),
 }
 
 

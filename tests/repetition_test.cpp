@@ -449,13 +449,44 @@ Case gradient_case(std::int64_t head_dim, int which, bool deterministic) {
           }};
 }
 
+/// The same of packed sequences of up to two tiles of keys, whose last tiles end inside a block.
+Case packed_gradient_case(std::int64_t head_dim, int which, bool deterministic) {
+  constexpr std::int64_t kHeads = 16, kSequences = 96;
+  std::vector<std::int32_t> offsets{0};
+  for (std::int64_t b = 0; b < kSequences; ++b) offsets.push_back(offsets.back() + 17 + static_cast<std::int32_t>(b * 37 % 183));
+  const std::int64_t total = (offsets.back() + 7) / 8 * 8;  // the last rows belong to no sequence
+  const Shape shape{total, kHeads, head_dim};
+  std::vector<Tensor> tensors;
+  for (std::uint64_t i = 0; i < 4; ++i) tensors.push_back(Tensor::random(shape, DType::bf16, seed() + i));
+  tensors.push_back(tensor_of(offsets));
+  const SharedInputs in = std::make_shared<Inputs>(std::move(tensors));
+  constexpr const char* kNames[] = {"dQ", "dK", "dV"};
+  return {.name = tw::format("packed attention, D {}: {}{}", head_dim, kNames[which], deterministic ? ", deterministic" : ""),
+          .shape = shape,
+          .dtype = DType::bf16,
+          .run = [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            const auto poisoned = [&] { return Tensor::poisoned(shape, DType::bf16, stream); };
+            const Tensor o = poisoned(), lse = Tensor::poisoned({kHeads, total}, DType::f32, stream);
+            const PackedSequences sequences{t[4], t[4]};
+            const AttentionOptions options{.causal = true, .lse = &lse, .stream = stream};
+            attention_varlen(t[0], t[1], t[2], o, sequences, options);
+            const Tensor gradients[] = {which == 0 ? out : poisoned(), which == 1 ? out : poisoned(), which == 2 ? out : poisoned()};
+            attention_varlen_backward(t[0], t[1], t[2], o, lse, t[3], gradients[0], gradients[1], gradients[2], sequences,
+                                      {.forward = options, .deterministic = deterministic});
+          }};
+}
+
 TEST(Repetition, cuda_AttentionBackward) {
   skip_without_cuda();
   std::vector<Case> cases;
   for (const std::int64_t head_dim : {64, 128, 256})
     for (const bool deterministic : {false, true})
       for (int which = 0; which < 3; ++which)
-        if (head_dim <= 128 || deterministic) cases.push_back(gradient_case(head_dim, which, deterministic));
+        if (head_dim <= 128 || deterministic) {
+          cases.push_back(gradient_case(head_dim, which, deterministic));
+          cases.push_back(packed_gradient_case(head_dim, which, deterministic));
+        }
   expect_all_repeatable(cases);
 }
 

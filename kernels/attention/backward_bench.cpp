@@ -1,5 +1,10 @@
 // `tilewave bench attention-backward`: the gradients of prefill against what the hardware allows.
 
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <vector>
+
 #include "benchmarks/harness.hpp"
 #include "benchmarks/yardsticks.hpp"
 #include "runtime/format.hpp"
@@ -27,6 +32,23 @@ struct BackwardCase {
   }
 };
 
+/// Measures `launch`, which does `flops`.
+void record_backward(Run& run, const std::string& name, double flops, DType dtype, std::initializer_list<Mode> modes,
+                     const std::string& unit, double limit, const std::function<void()>& launch) {
+  for (const Mode mode : modes) {
+    Record record;
+    record.family = kBackward;
+    record.case_name = name;
+    record.dtype = dtype;
+    record.mode = mode;
+    record.unit = unit;
+    record.work = flops * (unit == "TFLOP/s" ? 1e-12 : 1e-9);
+    record.ours = measure(mode, {{"tilewave", launch}}, run.stream(), run.effort(mode)).front();
+    record.limit = limit;
+    run.add(record);
+  }
+}
+
 void run_backward(Run& run, const BackwardCase& c, DType dtype, std::initializer_list<Mode> modes, const std::string& unit, double limit) {
   if (!run.wants(kBackward, c.name(), dtype)) return;
   const Stream& stream = run.stream();
@@ -37,21 +59,42 @@ void run_backward(Run& run, const BackwardCase& c, DType dtype, std::initializer
   const Tensor lse = Tensor::poisoned({c.batch, c.heads, c.seqlen}, DType::f32, stream);
   const AttentionOptions options{.causal = c.causal, .lse = &lse, .stream = stream};
   tw::attention(q, k, v, o, options);
-  for (const Mode mode : modes) {
-    Record record;
-    record.family = kBackward;
-    record.case_name = c.name();
-    record.dtype = dtype;
-    record.mode = mode;
-    record.unit = unit;
-    record.work = c.flops() * (unit == "TFLOP/s" ? 1e-12 : 1e-9);
-    const auto launch = [&] {
-      attention_backward(q, k, v, o, lse, d_o, dq, dk, dv, {.forward = options, .deterministic = c.deterministic});
-    };
-    record.ours = measure(mode, {{"tilewave", launch}}, stream, run.effort(mode)).front();
-    record.limit = limit;
-    run.add(record);
+  record_backward(run, c.name(), c.flops(), dtype, modes, unit, limit,
+                  [&] { attention_backward(q, k, v, o, lse, d_o, dq, dk, dv, {.forward = options, .deterministic = c.deterministic}); });
+}
+
+/// Packed sequences of these lengths, as many queries as keys.
+struct PackedCase {
+  std::int64_t head_dim, heads;
+  std::vector<std::int32_t> lengths;
+  bool causal;
+
+  std::string name() const { return tw::format("d{}-varlen-{}", head_dim, causal ? "causal" : "full"); }
+  double flops() const {
+    double pairs = 0;
+    for (const std::int32_t n : lengths) pairs += static_cast<double>(n) * n;
+    return 2.5 * 4.0 * static_cast<double>(heads * head_dim) * pairs * (causal ? 0.5 : 1.0);
   }
+};
+
+void run_packed(Run& run, const PackedCase& c, DType dtype, std::initializer_list<Mode> modes, const std::string& unit, double limit) {
+  if (!run.wants(kBackward, c.name(), dtype)) return;
+  const Stream& stream = run.stream();
+  std::vector<std::int32_t> offsets(c.lengths.size() + 1);
+  std::partial_sum(c.lengths.begin(), c.lengths.end(), offsets.begin() + 1);
+  const Tensor host = Tensor::empty({static_cast<std::int64_t>(offsets.size())}, DType::i32);
+  std::copy(offsets.begin(), offsets.end(), host.data<std::int32_t>());
+  const Tensor cu_seqlens = host.to(stream.device());
+  const Shape shape = {offsets.back(), c.heads, c.head_dim};
+  const auto operand = [&](std::uint64_t seed) { return random_normal(shape, dtype, stream.device(), seed); };
+  const auto output = [&] { return Tensor::poisoned(shape, dtype, stream); };
+  const Tensor q = operand(1), k = operand(2), v = operand(3), d_o = operand(4), o = output(), dq = output(), dk = output(), dv = output();
+  const Tensor lse = Tensor::poisoned({c.heads, offsets.back()}, DType::f32, stream);
+  const AttentionOptions options{.causal = c.causal, .lse = &lse, .stream = stream};
+  const PackedSequences sequences{cu_seqlens, cu_seqlens};
+  attention_varlen(q, k, v, o, sequences, options);
+  record_backward(run, c.name(), c.flops(), dtype, modes, unit, limit,
+                  [&] { attention_varlen_backward(q, k, v, o, lse, d_o, dq, dk, dv, sequences, {.forward = options}); });
 }
 
 void backward_on_gpu(Run& run) {
@@ -66,6 +109,12 @@ void backward_on_gpu(Run& run) {
         }
     }
   }
+  // 16384 tokens, as in benchmarks/attention_peer.py.
+  const std::vector<std::int32_t> ragged = {985, 3001, 66, 512, 1777, 129, 2050, 333, 1408, 700, 2500, 192, 896, 300, 1023, 512};
+  for (const std::int64_t head_dim : {128, 64})
+    for (const bool causal : {false, true})
+      run_packed(run, {head_dim, 2048 / head_dim, ragged, causal}, DType::bf16, {Mode::hot, Mode::cool}, "TFLOP/s",
+                 limits ? limits->bf16_tflops : 0);
 }
 
 void backward_on_cpu(Run& run) {
@@ -75,6 +124,7 @@ void backward_on_cpu(Run& run) {
     for (const std::int64_t head_dim : {64, 128}) {
       for (const bool causal : {false, true})
         run_backward(run, {head_dim, 1024, 1, 4, causal}, dtype, {Mode::one_thread}, "GFLOP/s", dtype == DType::f32 ? peak : 0);
+      run_packed(run, {head_dim, 4, {61, 250, 8, 705}, true}, dtype, {Mode::one_thread}, "GFLOP/s", dtype == DType::f32 ? peak : 0);
     }
   }
 }
