@@ -392,6 +392,33 @@ def test_attention_varlen(random):
     assert (o[33:] == 0).all() and np.isneginf(lse[:, 33:]).all()
 
 
+@pytest.mark.parametrize("used", [False, True])
+def test_attention_varlen_backward(random, used):
+    """What each sequence's gradients are; 0 for rows that are not in use."""
+    q, k, v, d_o = (normal(random, 40, heads, 16) for heads in (4, 2, 2, 4))
+    cu_q, cu_k = np.array([0, 11, 11, 33], np.int32), np.array([0, 5, 20, 38], np.int32)
+    used_q, used_k = (np.array(n, np.int32) for n in ([7, 0, 22], [5, 15, 9]))
+    sink = normal(random, 4)
+    rules = {"causal": True, "sink": sink} | ({"seqused_q": used_q, "seqused_k": used_k} if used else {})
+    o, lse = ops.attention_varlen(q, k, v, cu_q, cu_k, return_lse=True, **rules)
+    got = ops.attention_varlen_backward(q, k, v, cu_q, cu_k, o, lse, d_o, **rules)
+    wanted = [np.zeros_like(x) for x in (q, k, v, sink)]
+    for b in range(3):
+        rows = slice(cu_q[b], cu_q[b] + used_q[b] if used else cu_q[b + 1])
+        keys = slice(cu_k[b], cu_k[b] + used_k[b] if used else cu_k[b + 1])
+        alone = [x[None, of] for x, of in ((q, rows), (k, keys), (v, keys))]
+        out, lse_alone = ops.attention(*alone, causal=True, sink=sink, return_lse=True)
+        *parts, d_sink = ops.attention_backward(*alone, out, lse_alone, d_o[None, rows], causal=True, sink=sink)
+        for x, part, of in zip(wanted, parts, (rows, keys, keys)):
+            x[of] = part[0]
+        wanted[3] += d_sink
+    for x, y in zip(got, wanted):
+        close(x, y, 1e-5)
+        assert (x[y == 0] == 0).all()
+    with pytest.raises(ValueError, match="out has 3 arrays; allowed: 4"):
+        ops.attention_varlen_backward(q, k, v, cu_q, cu_k, o, lse, d_o, out=got[:3], **rules)
+
+
 def test_attention_decode(random):
     """Pages in any order, of which those that nobody has are NaN; a token is appended."""
     q, new_k, new_v = normal(random, 2, 1, 4, 16), normal(random, 2, 1, 2, 16), normal(random, 2, 1, 2, 16)

@@ -220,6 +220,7 @@ def attend_varlen(
     window_size: tuple[int, int],
     softcap: float,
     alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
     return_lse: bool,
     names: tuple[str, str, str] = ("q", "k", "v"),
     offset_names: tuple[str, str] = ("cu_seqlens_q", "cu_seqlens_k"),
@@ -238,7 +239,16 @@ def attend_varlen(
 
     def run(v):
         out = ops.attention_varlen(
-            q, k, _padded(v), cu_seqlens_q, cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k, return_lse=return_lse, **rules
+            q,
+            k,
+            _padded(v),
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_q=seqused_q,
+            seqused_k=seqused_k,
+            deterministic=bool(deterministic),
+            return_lse=return_lse,
+            **rules,
         )
         out, lse = out if return_lse else (out, None)
         return _unpadded(out, v), lse

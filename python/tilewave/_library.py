@@ -178,6 +178,7 @@ _FUNCTIONS = {
     "tw_attention": [_TENSOR] * 4 + [_OPTIONS],
     "tw_attention_backward": [_TENSOR] * 9 + [_OPTIONS],
     "tw_attention_varlen": [_TENSOR] * 8 + [_OPTIONS],
+    "tw_attention_varlen_backward": [_TENSOR] * 13 + [_OPTIONS],
     "tw_attention_decode": [_TENSOR] * 4 + [_OPTIONS] * 2,
 }
 

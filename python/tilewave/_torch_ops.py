@@ -58,7 +58,8 @@ class _WithoutBackward(torch.autograd.Function):
     def backward(ctx, *gradients):
         # By an operator, because torch.compile() traces the backward together with the forward even if only the forward will run.
         missing = torch.ops.tilewave.missing_backward
-        what = "attention has no second derivatives" if ctx.name == "attention_backward" else f"{ctx.name} has no backward yet"
+        of, _, backward = ctx.name.rpartition("_")
+        what = f"{of} has no second derivatives" if backward == "backward" else f"{ctx.name} has no backward yet"
         return None, *(None if shape is None else missing(gradients[0], what, shape) for shape in ctx.shapes)
 
 

@@ -7,9 +7,9 @@ Tensors are PyTorch's, on CUDA in bfloat16 or float16, on the CPU also in float3
 to 512: above 256 the scores are computed once for each 256 of its columns. heads is a multiple of kv_heads: query head h uses key head
 h // (heads // kv_heads).
 
-flash_attn_func and flash_attn_qkvpacked_func are differentiable, once, with respect to q, k and v: in bfloat16 and float16, on the CPU in
-float32 too. The backward of the functions with cu_seqlens or a cache and of float32 on CUDA raises NotImplementedError. The LSE does not
-require grad.
+flash_attn_func, flash_attn_qkvpacked_func and flash_attn_varlen_func are differentiable, once, with respect to q, k and v: in bfloat16 and
+float16, on the CPU in float32 too. The gradients of rows that are not in use are 0. The backward of the functions with a cache and of
+float32 on CUDA raises NotImplementedError. The LSE does not require grad.
 
 Query i is aligned with key i + seqlen_k - seqlen_q, the last query with the last key. `causal`: query i sees the keys up to that one.
 window_size (left, right): the keys from `left` before it to `right` after it; a negative size is no bound, and `causal` makes right 0.
@@ -168,6 +168,7 @@ def flash_attn_varlen_func(
         causal=causal,
         window_size=window_size,
         softcap=softcap,
+        deterministic=deterministic,
         return_lse=return_attn_probs,
     )
     return (out, lse) if return_attn_probs else out

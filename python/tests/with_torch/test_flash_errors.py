@@ -61,8 +61,6 @@ def test_compiled_rotary(device, dtype):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda x: fa2.flash_attn_varlen_func(*[x.flatten(0, 1)] * 3, *[ints([0, 4])] * 2, 4, 4, return_attn_probs=True)[0],
-        lambda x: fa3.flash_attn_varlen_func(*[x.flatten(0, 1)] * 3, *[ints([0, 4])] * 2, 4, 4),
         lambda x: fa3.flash_attn_with_kvcache(x, x.detach(), x.detach()),
         lambda x: apply_rotary_emb(2 * x, *rotary_tables(4, 16, "cpu", torch.float32), inplace=True),
         lambda x: apply_rotary_emb_kv_(torch.stack([x, x], 2), *rotary_tables(4, 16, "cpu", torch.float32)),

@@ -65,8 +65,18 @@ def attention_arguments(normal):
 def varlen_arguments(normal):
     q, k = normal(12, 4, 16), normal(15, 2, 16)
     offsets = (integers(q, [0, 3, 3, 10]), integers(q, [0, 5, 9, 15]))
-    rest = (None, True, None, -1, -1, 0.0, None, None, None)
+    rest = (None, True, None, -1, -1, 0.0, None, None, False, None)
     return [(q, k, k, *offsets, None, None, *rest, False), (q, k, k, *offsets, None, integers(q, [2, 4, 6]), *rest, True)]
+
+
+def varlen_backward_arguments(normal):
+    q, k, k2, *offsets, used_q, used_k = varlen_arguments(normal)[1][:7]
+    rest = [(None, True, None, -1, -1, 0.0, None, sink, False) for sink in (None, torch.randn(4, device=q.device))]
+    arguments = []
+    for options in rest:
+        o, lse = torch.ops.tilewave.attention_varlen(q, k, k2, *offsets, used_q, used_k, *options, None, True)
+        arguments.append((q, k, k2, *offsets, used_q, used_k, o, lse, torch.randn_like(o), *options, None))
+    return [*arguments, (*arguments[0][:9], arguments[0][7].new_ones(()).expand(q.shape), *arguments[0][10:])]
 
 
 def decode_arguments(normal):
@@ -95,7 +105,17 @@ def decode_read_arguments(normal):
     return decode_arguments(normal)[3:]
 
 
-@pytest.mark.parametrize("name", ["attention", "attention_backward", "attention_varlen", "attention_decode", "attention_decode_read"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "attention",
+        "attention_backward",
+        "attention_varlen",
+        "attention_varlen_backward",
+        "attention_decode",
+        "attention_decode_read",
+    ],
+)
 def test_operator_is_what_it_says(normal, name):
     from tilewave import _torch_ops  # noqa: F401
 
@@ -112,7 +132,6 @@ def test_operator_is_what_it_says(normal, name):
 
 
 WITHOUT_BACKWARD = {
-    "attention_varlen": lambda x: ops.attention_varlen(x[0], x[0], x[0], *[torch.tensor([0, 3], dtype=torch.int32)] * 2),
     "attention_decode": lambda x: ops.attention_decode(x, x.detach(), x.detach()),
     "rms_norm": lambda x: ops.rms_norm(x.detach(), x[0, 0, 0]),
     "gemm": lambda x: ops.gemm(x[0, 0], x.detach()[0, 0].T),

@@ -346,11 +346,136 @@ def test_packed_flash_attn():
     assert torch.equal(got, torch.stack(parts, 2))
 
 
+def packed(device, dtype, value_dim=32):
+    """q, k and v of four sequences, in which no sequence has the last rows; the offsets."""
+    inputs = parameters((80, 4, 32), (100, 2, 32), (100, 2, value_dim), device=device, dtype=dtype)
+    return inputs, ints([0, 11, 11, 44, 75], device), ints([0, 20, 25, 31, 90], device)
+
+
+def each_sequence(inputs, cu_q, cu_k, used_q=None, used_k=None, **rules):
+    """reference() sequence by sequence; rows that are not in use are 0."""
+    q, k, v = inputs
+    out = torch.zeros(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
+    for b in range(len(cu_q) - 1):
+        rows, keys = (
+            slice(int(cu[b]), int(cu[b + 1] if used is None else cu[b] + used[b])) for cu, used in ((cu_q, used_q), (cu_k, used_k))
+        )
+        out = out.clone()
+        out[rows] = reference(q[None, rows], k[None, keys], v[None, keys], **rules)[0]
+    return out
+
+
+@ON_ALL_AND_F16
+@pytest.mark.parametrize(
+    "rules", [{}, {"causal": True}, {"window": (3, 5)}, {"softcap": 1.5, "causal": True}, {"slopes": True}], ids=str
+)
+@pytest.mark.parametrize("used", [False, True], ids=["", "used"])
+def test_packed_sequences(used, rules, device, dtype):
+    inputs, cu_q, cu_k = packed(device, dtype, 48)
+    lengths = {"used_q": ints([9, 0, 33, 1], device), "used_k": ints([20, 3, 0, 41], device)} if used else {}
+    weights = torch.randn(80, 4, 48, device=device)
+    rules = dict(rules)
+    if "slopes" in rules:
+        rules["slopes"] = torch.rand(4, device=device)
+
+    def ours(q, k, v):
+        options = dict(rules)
+        seqused = {f"seq{name}": x for name, x in lengths.items()}
+        return ops.attention_varlen(q, k, v, cu_q, cu_k, **seqused, alibi_slopes=options.pop("slopes", None), **options)
+
+    def simple(*inputs):
+        return each_sequence(inputs, cu_q, cu_k, **lengths, **rules)
+
+    _, got = gradients(ours, inputs, weights)
+    _, naive = gradients(simple, inputs, weights)
+    _, exact = exactly(simple, inputs, weights)
+    check_gradients(got, exact, naive)
+    for x, cu, used_rows in ((got[0], cu_q, lengths.get("used_q")), (got[1], cu_k, lengths.get("used_k")), (got[2], cu_k, lengths.get("used_k"))):
+        unused = torch.ones(len(x), dtype=torch.bool, device=device)
+        for b in range(4):
+            unused[int(cu[b]) : int(cu[b + 1] if used_rows is None else cu[b] + used_rows[b])] = False
+        assert unused.any() and not x[unused].any()
+
+
+@ON_ALL
+def test_packed_sequences_give_what_each_sequence_gives(device, dtype):
+    (q, k, v), cu_q, cu_k = packed(device, dtype)
+    weights = torch.randn(80, 4, 32, device=device)
+    _, got = gradients(lambda *x: fa2.flash_attn_varlen_func(*x, cu_q, cu_k, 33, 59, causal=True, deterministic=True), (q, k, v), weights)
+    for b in range(4):
+        rows, keys = slice(int(cu_q[b]), int(cu_q[b + 1])), slice(int(cu_k[b]), int(cu_k[b + 1]))
+        alone = [x[None, of].detach().requires_grad_() for x, of in ((q, rows), (k, keys), (v, keys))]
+        _, wanted = gradients(lambda *x: fa2.flash_attn_func(*x, causal=True, deterministic=True), alone, weights[None, rows])
+        for x, y, of in zip(got, wanted, (rows, keys, keys)):
+            torch.testing.assert_close(x[of], y[0], atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@ON_ALL
+def test_flash_attn_varlen_packed(device, dtype):
+    qkv, (q,) = parameters((44, 3, 4, 32), device=device, dtype=dtype)[0], parameters((44, 4, 32), device=device, dtype=dtype)
+    cu = ints([0, 11, 11, 40], device)
+    separate = [x.detach().requires_grad_() for x in qkv.unbind(1)]
+    options = {"causal": True, "softcap": 2.0, "deterministic": True}
+    _, parts = gradients(lambda *x: fa2.flash_attn_varlen_func(*x, cu, cu, 29, 29, **options), separate)
+    _, (got,) = gradients(lambda x: fa2.flash_attn_varlen_qkvpacked_func(x, cu, 29, **options), (qkv,))
+    assert torch.equal(got, torch.stack(parts, 1))
+    _, (got,) = gradients(lambda x: fa2.flash_attn_varlen_kvpacked_func(x[:, 0], x[:, 1:], cu, cu, 29, 29, **options), (qkv,))
+    assert torch.equal(got, torch.stack(parts, 1))
+    _, got = gradients(lambda *x: fa3.flash_attn_varlen_func(*x, cu, cu, 29, 29, **options), separate)
+    assert all(map(torch.equal, got, parts))
+
+
+@pytest.mark.parametrize("asked", ["argument", "algorithms", None])
+def test_deterministic_is_passed_on_for_packed_sequences(asked, monkeypatch):
+    given = []
+    of_operator = sys.modules["tilewave.ops.attention"]
+    backward = of_operator.attention_varlen_backward
+
+    def recorded(*arguments, deterministic, **options):
+        given.append(deterministic)
+        return backward(*arguments, deterministic=deterministic, **options)
+
+    monkeypatch.setattr(of_operator, "attention_varlen_backward", recorded)
+    inputs, cu_q, cu_k = packed("cpu", torch.float32)
+    torch.use_deterministic_algorithms(asked == "algorithms")
+    try:
+        fa2.flash_attn_varlen_func(*inputs, cu_q, cu_k, 33, 59, deterministic=asked == "argument").sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert given == [asked is not None]
+
+
+def test_what_packed_sequences_do_not_differentiate():
+    inputs, cu_q, cu_k = packed("cpu", torch.float32)
+    slopes = torch.rand(4, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="attention_varlen has no gradient of alibi_slopes"):
+        ops.attention_varlen(*inputs, cu_q, cu_k, alibi_slopes=slopes).sum().backward()
+    (d_q,) = torch.autograd.grad(ops.attention_varlen(*inputs, cu_q, cu_k).square().sum(), inputs[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="attention_varlen has no second derivatives"):
+        d_q.sum().backward()
+    out, _ = torch.ops.tilewave.attention_varlen(
+        *inputs, cu_q, cu_k, None, None, None, False, None, -1, -1, 0.0, None, None, False, None, False
+    )
+    with pytest.raises(NotImplementedError, match="operator attention_varlen has no backward if return_lse is False"):
+        out.sum().backward()
+
+
+def test_packed_sequences_compiled():
+    inputs, cu_q, cu_k = packed("cpu", torch.float32)
+    sink = torch.randn(4, requires_grad=True)
+
+    def function(q, k, v, sink):
+        return ops.attention_varlen(2 * q, k, v, cu_q, cu_k, causal=True, sink=sink)
+
+    _, wanted = gradients(function, (*inputs, sink))
+    _, got = gradients(torch.compile(function, backend="aot_eager", fullgraph=True), (*inputs, sink))
+    for x, y in zip(got, wanted):
+        torch.testing.assert_close(x, y, atol=0, rtol=0)
+
+
 def test_flash_attn_without_backward():
     (x,) = parameters((1, 4, 2, 16))
-    cu = ints([0, 4])
     for what, call in {
-        "attention_varlen": lambda: fa2.flash_attn_varlen_func(*[x[0]] * 3, cu, cu, 4, 4),
         "attention_decode_read": lambda: fa2.flash_attn_with_kvcache(x, x.detach(), x.detach()),
     }.items():
         with pytest.raises(NotImplementedError, match=f"tilewave's {what} has no backward yet"):

@@ -4,9 +4,9 @@ Tensors are PyTorch's, on CUDA in bfloat16 or float16, on the CPU also in float3
 to 512: above 256 the scores are computed once for each 256 of its columns. heads is a multiple of kv_heads: query head h uses key head
 h // (heads // kv_heads).
 
-flash_attn_func and its packed forms are differentiable, once, with respect to q, k and v: in bfloat16 and float16, on the CPU in float32
-too. The backward of the functions with cu_seqlens or a cache, of float32 on CUDA and of alibi_slopes raises NotImplementedError. The LSE
-does not require grad.
+flash_attn_func, flash_attn_varlen_func and their packed forms are differentiable, once, with respect to q, k and v: in bfloat16 and
+float16, on the CPU in float32 too. The gradients of rows that belong to no sequence are 0. The backward of the functions with a cache, of
+float32 on CUDA and of alibi_slopes raises NotImplementedError. The LSE does not require grad.
 
 Query i is aligned with key i + seqlen_k - seqlen_q, the last query with the last key. `causal`: query i sees the keys up to that one.
 window_size (left, right): the keys from `left` before it to `right` after it; a negative size is no bound, and `causal` makes right 0.
@@ -90,6 +90,7 @@ def _attend_varlen(
     softcap,
     alibi_slopes,
     return_attn_probs,
+    deterministic,
     names=("q", "k", "v"),
     offset_names=("cu_seqlens_q", "cu_seqlens_k"),
     block_table=None,
@@ -104,7 +105,9 @@ def _attend_varlen(
         "return_lse": return_attn_probs,
     }
     if block_table is None:
-        out, lse = _flash.attend_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, names=names, offset_names=offset_names, **rules)
+        out, lse = _flash.attend_varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, deterministic=deterministic, names=names, offset_names=offset_names, **rules
+        )
     else:
         cu_seqlens_q = _flash.int32("cu_seqlens_q", cu_seqlens_q, (-1,), q)
         cu_seqlens_k = _flash.int32("cu_seqlens_k", cu_seqlens_k, (cu_seqlens_q.shape[0],), q)
@@ -221,6 +224,7 @@ def flash_attn_varlen_qkvpacked_func(
         softcap,
         alibi_slopes,
         return_attn_probs,
+        deterministic,
         names=("qkv", "qkv", "qkv"),
         offset_names=("cu_seqlens", "cu_seqlens"),
     )
@@ -259,6 +263,7 @@ def flash_attn_varlen_kvpacked_func(
         softcap,
         alibi_slopes,
         return_attn_probs,
+        deterministic,
         names=("q", "kv", "kv"),
     )
 
@@ -307,6 +312,7 @@ def flash_attn_varlen_func(
         softcap,
         alibi_slopes,
         return_attn_probs,
+        deterministic,
         block_table=block_table,
         max_seqlen_q=max_seqlen_q,
     )

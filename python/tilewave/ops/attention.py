@@ -21,6 +21,7 @@ from .._operators import Gradient, define
 _attention = _library.bind("tw_attention", out="o")
 _attention_backward = _library.bind("tw_attention_backward")
 _attention_varlen = _library.bind("tw_attention_varlen", out="o")
+_attention_varlen_backward = _library.bind("tw_attention_varlen_backward")
 _attention_decode = _library.bind("tw_attention_decode", out="o")
 
 _LONGEST = (1 << 30) - 1  # a window beyond it hides nothing
@@ -185,6 +186,7 @@ def attention_varlen(
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
+    deterministic: bool = False,
     return_lse: bool = False,
     check_contents: bool | None = None,
     out: Array | None = None,
@@ -198,11 +200,14 @@ def attention_varlen(
 
     On CUDA the host does not know the offsets: wrong ones are clamped. With `check_contents` the call waits for the device and refuses
     them; None: as in tilewave.check_contents(). Under torch.compile() all of `out` is written. Other arguments as in attention().
+
+    PyTorch's autograd differentiates o as attention()'s, by attention_varlen_backward().
     """
     if _dispatch.through_operator(q, k, v, alibi_slopes, sink):
+        needs_lse = return_lse or _dispatch.needs_gradients(q, k, v, alibi_slopes, sink)
         o, lse = _dispatch.compiled_ops().attention_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale, causal, causal_offset, window[0], window[1], softcap,
-            alibi_slopes, sink, check_contents, return_lse,
+            alibi_slopes, sink, deterministic, check_contents, needs_lse,
         )  # fmt: skip
         o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
@@ -225,6 +230,66 @@ def attention_varlen(
         _arrays.stream(q),
     )
     return (out, lse) if return_lse else out
+
+
+def attention_varlen_backward(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    o: Array,
+    lse: Array,
+    d_o: Array,
+    *,
+    seqused_q: Array | None = None,
+    seqused_k: Array | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    sink: Array | None = None,
+    deterministic: bool = False,
+    check_contents: bool | None = None,
+    out: tuple[Array, ...] | None = None,
+) -> tuple[Array, ...]:
+    """Gradients of attention_varlen() with respect to q, k and v, and to `sink` if that is given: (dq, dk, dv) or (dq, dk, dv, d_sink).
+
+    q, k, v, the offsets and the options are those of the attention_varlen() call, o and lse its results, and d_o is the gradient of o, of
+    its shape. All rows of dq, dk and dv are written: those of queries and keys that are not in use, because they belong to no sequence or
+    lie after seqused_q or seqused_k, are 0. Other arguments and results as in attention_backward(), check_contents as in
+    attention_varlen().
+    """
+    results = 3 if sink is None else 4
+    if out is not None and len(out) != results:
+        raise ValueError(f"out has {len(out)} arrays; allowed: {results}, {'(dq, dk, dv)' if sink is None else '(dq, dk, dv, d_sink)'}")
+    if _dispatch.through_operator(q, k, v, o, lse, d_o, alibi_slopes, sink):
+        gradients = _dispatch.compiled_ops().attention_varlen_backward(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, scale, causal, causal_offset, window[0], window[1],
+            softcap, alibi_slopes, sink, deterministic, check_contents,
+        )  # fmt: skip
+        return _dispatch.into(None if out is None else tuple(out), tuple(gradients[:results]))
+    inputs = [tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("d_o", d_o))]
+    forward = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None, None, check_contents)
+    if out is None:
+        out = tuple(_arrays.empty(x, x.shape) for x in ((q, k, v) if sink is None else (q, k, v, sink)))
+    outputs = [tensor(name, x, written=True) for name, x in zip(("dq", "dk", "dv", "d_sink"), out)]
+    options = _library.AttentionBackwardOptions(
+        forward=_library.addressof(forward), d_sink=None if sink is None else outputs[3], deterministic=bool(deterministic)
+    )
+    _attention_varlen_backward(
+        *inputs,
+        *outputs[:3],
+        tensor("cu_seqlens_q", cu_seqlens_q),
+        tensor("cu_seqlens_k", cu_seqlens_k),
+        optional("seqused_q", seqused_q),
+        optional("seqused_k", seqused_k),
+        _library.byref(options),
+        _arrays.stream(q),
+    )
+    return tuple(out)
 
 
 def attention_decode(
@@ -368,14 +433,16 @@ def _keep_for_backward(ctx, inputs, output):
     ctx.options, ctx.deterministic = options, deterministic
 
 
+def _missing(d_o, what, x):
+    """By an operator, so that torch.compile() can trace a backward that will not run."""
+    return _dispatch.compiled_ops().missing_backward(d_o, what, x.shape)
+
+
 def _attention_gradients(ctx, d_o, _):
     q, k, v, o, lse, alibi_slopes, sink, mask = ctx.saved_tensors
     ops = _dispatch.compiled_ops()
     needs_d_slopes, _, needs_d_mask = ctx.needs_input_grad[9:12]
-
-    def missing(what, x):
-        return ops.missing_backward(d_o, what, x.shape)  # an operator, so that torch.compile() can trace a backward that will not run
-
+    missing = functools.partial(_missing, d_o)
     if q.is_cuda and _arrays.dtype_name(q) == "float32":
         what = "attention has no backward of float32 on CUDA, only of bfloat16 and float16"
         dq, dk, dv, d_sink = (None if x is None else missing(what, x) for x in (q, k, v, sink))
@@ -423,7 +490,7 @@ define(
 
 
 def _operator_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *rest):
-    *options, check_contents, return_lse = rest
+    *options, _, check_contents, return_lse = rest  # what is between them is for the backward
     result = attention_varlen(
         q,
         k,
@@ -439,11 +506,71 @@ def _operator_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, s
     return _with_lse(result, q, return_lse)
 
 
+def _keep_for_varlen_backward(ctx, inputs, output):
+    *tensors, scale, causal, causal_offset, left, right, softcap, alibi_slopes, sink, deterministic, _, _ = inputs
+    o, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(*tensors, o, lse, alibi_slopes, sink)
+    ctx.options, ctx.deterministic = (scale, causal, causal_offset, left, right, softcap), deterministic
+
+
+def _varlen_gradients(ctx, d_o, _):
+    q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, alibi_slopes, sink = ctx.saved_tensors
+    missing = functools.partial(_missing, d_o)
+    if lse.shape != (q.shape[1], q.shape[0]):
+        what = "operator attention_varlen has no backward if return_lse is False"
+        dq, dk, dv, d_sink = (None if x is None else missing(what, x) for x in (q, k, v, sink))
+    else:
+        deterministic = ctx.deterministic or _dispatch.deterministic_algorithms()
+        # The forward pass has checked the offsets, if that was asked for.
+        dq, dk, dv, d_sink = _dispatch.compiled_ops().attention_varlen_backward(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, *ctx.options, alibi_slopes, sink, deterministic, False
+        )
+    d_slopes = missing("attention_varlen has no gradient of alibi_slopes", alibi_slopes) if ctx.needs_input_grad[13] else None
+    return dq, dk, dv, *(None,) * 10, d_slopes, None if sink is None else d_sink, None, None, None
+
+
+_VARLEN_SCHEMA = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k"
+
 define(
-    "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
-    f"{_OPTIONS_SCHEMA}, bool? check_contents, bool return_lse) -> (Tensor, Tensor)",
+    f"attention_varlen(Tensor q, Tensor k, Tensor v, {_VARLEN_SCHEMA}, {_OPTIONS_SCHEMA}, bool deterministic, bool? check_contents, "
+    "bool return_lse) -> (Tensor, Tensor)",
     _operator_attention_varlen,
     _fake,
+    Gradient(_keep_for_varlen_backward, _varlen_gradients),
+)
+
+
+def _operator_varlen_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, *rest):
+    *options, deterministic, check_contents = rest
+    gradients = attention_varlen_backward(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        o,
+        lse,
+        _as_input(d_o),
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        **_named_options(options),
+        deterministic=deterministic,
+        check_contents=check_contents,
+    )
+    return gradients if len(gradients) == 4 else (*gradients, _arrays.empty(lse, (0,)))
+
+
+def _fake_varlen_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, *rest):
+    sink = rest[-3]
+    return (*(x.new_empty(x.shape) for x in (q, k, v)), _arrays.empty(lse, (0,) if sink is None else sink.shape))
+
+
+define(
+    f"attention_varlen_backward(Tensor q, Tensor k, Tensor v, {_VARLEN_SCHEMA}, Tensor o, Tensor lse, Tensor d_o, {_OPTIONS_SCHEMA}, "
+    "bool deterministic, bool? check_contents) -> (Tensor, Tensor, Tensor, Tensor)",
+    _operator_varlen_backward,
+    _fake_varlen_backward,
 )
 
 
