@@ -653,10 +653,12 @@ def measure_backward_features(run, calls, plain, peers):
         for name, of_peer in pairs + [(name, measured[peer.name]) for name, peer in peers]:
             call = calls[name]
             record = run.record(name, "bf16", mode, "TFLOP/s", measured[name], of_peer, run.tflops, group="backward features")
-            if of_peer.name == "tilewave plain":
-                blocks = (call.touched_tflop / call.tflop) / (without.touched_tflop / without.tflop)
-                record["ratio_by_blocks"] = round(record["ratio"] * blocks, 4)
-            run.add(record, 0.88 if of_peer.name == "tilewave plain" else None)
+            if of_peer.name != "tilewave plain":
+                run.add(record)
+                continue
+            blocks = (call.touched_tflop / call.tflop) / (without.touched_tflop / without.tflop)
+            record["ratio_by_blocks"] = round(record["ratio"] * blocks, 4)
+            run.add(record, 0.88, of="ratio_by_blocks")
 
 
 def plan_backward_features(quick):

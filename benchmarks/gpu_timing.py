@@ -261,8 +261,8 @@ class Run:
     def record(self, case, dtype, mode, unit, ours, peer=None, limit=None, **more):
         return records.make_record(self.shared, case, dtype, mode, unit, ours[1:], peer, limit, **more)
 
-    def add(self, record, wanted=None):
-        """`wanted`: the least ratio that is asked for."""
+    def add(self, record, wanted=None, of="ratio"):
+        """`wanted`: the least ratio that is asked for, of the record's field `of`."""
         self.records.append(record)
         cells = f"  {record['case']:26} {record['dtype']:8} {record['mode']:5} {record['ours']:8.1f} {record['unit']}"
         if record["peer"]:
@@ -270,7 +270,7 @@ class Run:
         if "ratio_by_blocks" in record:
             cells += f"  by blocks {record['ratio_by_blocks']:.3f}"
         if wanted is not None and record["peer"]:
-            missed = record["ratio"] < wanted
+            missed = record[of] < wanted
             cells += f"  wanted {wanted:.2f}{' MISSED' if missed else ''}"
             if missed:
                 self.missed.append(cells.strip())
