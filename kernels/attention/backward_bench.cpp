@@ -99,13 +99,14 @@ void run_packed(Run& run, const PackedCase& c, DType dtype, std::initializer_lis
 
 void backward_on_gpu(Run& run) {
   const auto limits = run.options().list ? std::optional<GpuLimits>() : gpu_limits(device_info(run.options().device).name);
+  const double limit = limits ? limits->bf16_tflops : 0;
   for (const std::int64_t head_dim : {128, 64, 256}) {
     for (const std::int64_t seqlen : {2048, 4096, 16384}) {
       for (const bool causal : {false, true})
         for (const bool deterministic : {false, true}) {
           if (deterministic && head_dim > 128) continue;  // dQ is never added up there
           run_backward(run, {head_dim, seqlen, 16384 / seqlen, 2048 / head_dim, causal, deterministic}, DType::bf16,
-                       {Mode::hot, Mode::cool}, "TFLOP/s", limits ? limits->bf16_tflops : 0);
+                       {Mode::hot, Mode::cool}, "TFLOP/s", limit);
         }
     }
   }
@@ -113,8 +114,7 @@ void backward_on_gpu(Run& run) {
   const std::vector<std::int32_t> ragged = {985, 3001, 66, 512, 1777, 129, 2050, 333, 1408, 700, 2500, 192, 896, 300, 1023, 512};
   for (const std::int64_t head_dim : {128, 64})
     for (const bool causal : {false, true})
-      run_packed(run, {head_dim, 2048 / head_dim, ragged, causal}, DType::bf16, {Mode::hot, Mode::cool}, "TFLOP/s",
-                 limits ? limits->bf16_tflops : 0);
+      run_packed(run, {head_dim, 2048 / head_dim, ragged, causal}, DType::bf16, {Mode::hot, Mode::cool}, "TFLOP/s", limit);
 }
 
 void backward_on_cpu(Run& run) {
