@@ -127,7 +127,8 @@ struct AttentionArguments {
         alibi_slopes("alibi_slopes", given.alibi_slopes),
         sink("sink", given.sink),
         mask("mask", given.mask),
-        lse("lse", given.lse) {
+        lse("lse", given.lse),
+        dropout_state("dropout_state", given.dropout_state) {
     options.scale = given.scale;
     options.causal = given.causal != 0;
     if (given.has_causal_offset != 0) options.causal_offset = given.causal_offset;
@@ -139,13 +140,16 @@ struct AttentionArguments {
     options.mask = mask.get();
     options.lse = lse.get();
     options.check_contents = given.check_contents != 0;
+    options.dropout = given.dropout;
+    options.dropout_seed = given.dropout_seed, options.dropout_offset = given.dropout_offset;
+    options.dropout_state = dropout_state.get();
     options.stream = stream;
   }
   AttentionArguments(const AttentionArguments&) = delete;
   AttentionArguments& operator=(const AttentionArguments&) = delete;
 
   const tw_attention_options given;
-  const Given alibi_slopes, sink, mask, lse;
+  const Given alibi_slopes, sink, mask, lse, dropout_state;
   tw::AttentionOptions options;
 };
 
@@ -410,6 +414,12 @@ tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* 
   });
 }
 
+tw_status tw_attention_dropout_mask(const tw_tensor* mask, const tw_attention_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("mask", mask);
+    tw::attention_dropout_mask(out, AttentionArguments(options, stream_of(out, cuda_stream)).options);
+  });
+}
 tw_status tw_attention_backward(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* lse,
                                 const tw_tensor* d_o, const tw_tensor* dq, const tw_tensor* dk, const tw_tensor* dv,
                                 const tw_attention_backward_options* options, void* cuda_stream) {

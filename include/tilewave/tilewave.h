@@ -195,10 +195,16 @@ typedef struct {
   const tw_tensor* mask;         /* bool, f32 or q's dtype; broadcast to [batch, heads, seqlen_q, seqlen_k] */
   const tw_tensor* lse;          /* output, f32 [batch, heads, seqlen_q]; packed: [heads, total_q] */
   int32_t check_contents;        /* 1: wait and check lengths, offsets and page numbers on a GPU */
+  float dropout;                 /* the probability with which a weight is dropped, in [0, 1); not with a cache */
+  int64_t dropout_seed, dropout_offset;
+  const tw_tensor* dropout_state; /* i64 [2], on the tensors' device: replaces dropout_seed and dropout_offset */
 } tw_attention_options;
 
 tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_attention_options* options,
                        void* cuda_stream);
+
+/* mask: bool [batch, heads, seqlen_q, seqlen_k], which weights tw_attention keeps. Of the options only those of dropout are used. */
+tw_status tw_attention_dropout_mask(const tw_tensor* mask, const tw_attention_options* options, void* cuda_stream);
 
 /* tw::AttentionBackwardOptions. */
 typedef struct {

@@ -187,16 +187,18 @@ def attend(
     window_size: tuple[int, int],
     softcap: float,
     alibi_slopes: torch.Tensor | None = None,
+    dropout: tuple[float, torch.Tensor | None] = (0.0, None),
     deterministic: bool = False,
     return_lse: bool,
     names: tuple[str, str, str] = ("q", "k", "v"),
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """ops.attention() with FlashAttention's arguments: out, and lse [batch, heads, seqlen_q] or None."""
+    """ops.attention() with FlashAttention's arguments: out, and lse [batch, heads, seqlen_q] or None. `dropout`: its probability and state."""
     _operands((4, 4), q, k, v, names)
     if k.shape[0] != q.shape[0]:
         raise ValueError(f"{names[1]} has a batch of {k.shape[0]}; {names[0]} has {q.shape[0]}")
     q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
     q, k = _padded(q), _padded(k)
+    rules["dropout"], rules["dropout_state"] = dropout
 
     def run(v):
         out = ops.attention(q, k, _padded(v), deterministic=bool(deterministic), return_lse=return_lse, **rules)
@@ -220,6 +222,7 @@ def attend_varlen(
     window_size: tuple[int, int],
     softcap: float,
     alibi_slopes: torch.Tensor | None = None,
+    dropout: tuple[float, torch.Tensor | None] = (0.0, None),
     deterministic: bool = False,
     return_lse: bool,
     names: tuple[str, str, str] = ("q", "k", "v"),
@@ -236,6 +239,7 @@ def attend_varlen(
     seqused_k = _optional_int32("seqused_k", seqused_k, (batch,), q)
     q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
     q, k = _padded(q), _padded(k)
+    rules["dropout"], rules["dropout_state"] = dropout
 
     def run(v):
         out = ops.attention_varlen(

@@ -64,6 +64,10 @@ class AttentionOptions(Options):
         ("mask", _TENSOR),
         ("lse", _TENSOR),
         ("check_contents", ctypes.c_int32),
+        ("dropout", ctypes.c_float),
+        ("dropout_seed", ctypes.c_int64),
+        ("dropout_offset", ctypes.c_int64),
+        ("dropout_state", _TENSOR),
     ]
 
 
@@ -176,6 +180,7 @@ _FUNCTIONS = {
     "tw_cast_fp8_blocks": [_TENSOR] * 3 + [ctypes.c_int32],
     "tw_cast_fp8_grouped": [_TENSOR] * 4 + [ctypes.c_int32],
     "tw_attention": [_TENSOR] * 4 + [_OPTIONS],
+    "tw_attention_dropout_mask": [_TENSOR, _OPTIONS],
     "tw_attention_backward": [_TENSOR] * 9 + [_OPTIONS],
     "tw_attention_varlen": [_TENSOR] * 8 + [_OPTIONS],
     "tw_attention_varlen_backward": [_TENSOR] * 13 + [_OPTIONS],

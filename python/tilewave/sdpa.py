@@ -5,7 +5,7 @@
     tilewave.register_transformers()     AutoModel...(..., attn_implementation="tilewave")
 
 Works in training: autograd differentiates it, once, with respect to query, key and value. PyTorch does what the library does not support:
-dropout, a mask's gradient, torch.func, f32 on CUDA, GPUs below compute capability 8.0, head dimensions above 256. why_fallback() gives the reason for a thread's last call, sdpa_counts() the number of calls for each reason.
+dropout of 1, a mask's gradient, torch.func, f32 on CUDA, GPUs below compute capability 8.0, head dimensions above 256. why_fallback() gives the reason for a thread's last call, sdpa_counts() the number of calls for each reason.
 
 Imports torch. The package imports this module at the first use of one of its names.
 """
@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from . import _dispatch, ops
+from .ops.attention import drawn_dropout_state
 
 _PYTORCH = torch._C._nn.scaled_dot_product_attention  # the original, even if F's has been replaced
 _KNOWS_EXPORTING = hasattr(torch.compiler, "_is_exporting_flag")
@@ -57,7 +58,7 @@ def scaled_dot_product_attention(
     a multiple of key's and value's. A query that sees no key gives 0.
 
     Differentiable once with respect to query, key and value. Falls back to PyTorch (see why_fallback()) for a mask that requires grad,
-    dropout_p > 0, f64, f32 on CUDA, head dimensions above 256 and anything else that the library does not support. ValueError, TypeError
+    dropout_p = 1, f64, f32 on CUDA, head dimensions above 256 and anything else that the library does not support. ValueError, TypeError
     name a wrong argument.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -87,7 +88,7 @@ def _attend(pytorch: Callable, query, key, value, attn_mask, dropout_p, is_causa
     if _runs_now(query):
         _count(reason)
     if reason is None:
-        return _by_library(query, key, value, attn_mask, is_causal, scale)
+        return _by_library(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return pytorch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **_gqa(enable_gqa))
 
 
@@ -107,8 +108,8 @@ def _refusal(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_g
         return "query, key or value is not a plain tensor"
     if attn_mask is not None and not _is_plain(attn_mask):
         return "attn_mask is not a plain tensor"
-    if dropout_p != 0:
-        return "dropout"
+    if dropout_p == 1:
+        return "dropout of 1"
     if attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled():
         return "attn_mask requires grad"
     device = query.device
@@ -193,7 +194,7 @@ def _runs_kernels(index: int) -> bool:
     return known
 
 
-def _by_library(query, key, value, attn_mask, is_causal, scale) -> torch.Tensor:
+def _by_library(query, key, value, attn_mask, dropout_p, is_causal, scale) -> torch.Tensor:
     """Computes attention for arguments that _refusal() accepts."""
     rank = query.dim()
     lead = query.shape[:-3]
@@ -209,9 +210,9 @@ def _by_library(query, key, value, attn_mask, is_causal, scale) -> torch.Tensor:
         query, key, value = query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4)
         if attn_mask is not None and attn_mask.dim() > 3:
             attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-3:]).flatten(0, -4)
-    out = _attention(query, key, value, causal=is_causal, causal_offset=0 if is_causal else None, scale=scale, mask=attn_mask).transpose(
-        1, 2
-    )
+    offset = 0 if is_causal else None
+    out = _attention(query, key, value, causal=is_causal, causal_offset=offset, scale=scale, dropout=dropout_p, mask=attn_mask)
+    out = out.transpose(1, 2)
     if rank == 2:
         return out[0, 0]
     if rank == 3:
@@ -240,14 +241,16 @@ def _attention(query, key, value, *, scale, **options) -> torch.Tensor:
 
 
 def _operator(
-    query, key, value, *, scale=None, causal=False, causal_offset=None, window=(-1, -1), softcap=0.0, sink=None, mask=None
+    query, key, value, *, scale=None, causal=False, causal_offset=None, window=(-1, -1), softcap=0.0, sink=None, dropout=0.0, mask=None
 ) -> torch.Tensor:
     """ops.attention(), as the operator."""
     from . import _torch_ops  # noqa: F401  defines it
 
     operator = torch.ops.tilewave.attention
     needs_lse = _dispatch.needs_gradients(query, key, value, sink)
-    return operator(query, key, value, scale, causal, causal_offset, window[0], window[1], softcap, None, sink, mask, False, needs_lse)[0]
+    rules = (scale, causal, causal_offset, window[0], window[1], softcap, None, sink)
+    state = drawn_dropout_state(query, dropout)
+    return operator(query, key, value, *rules, dropout, state, mask, False, needs_lse)[0]
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
@@ -426,6 +429,7 @@ def transformers_attention(
         window=window,
         softcap=softcap or 0.0,
         sink=None if s_aux is None else s_aux.float().contiguous(),
+        dropout=dropout,
         mask=mask,
     )
     return out.contiguous(), None

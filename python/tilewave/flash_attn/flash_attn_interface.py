@@ -16,7 +16,11 @@ or [batch, heads], adds -slope * |i + seqlen_k - seqlen_q - j| to the score of q
 The LSE is the natural logarithm of the softmax's denominator, float32; +inf for a row that sees no key. With alibi_slopes and `causal`
 without a left bound FlashAttention 2 adds slope * j instead, and so does this LSE.
 
-deterministic: the gradients have the same bits in every run. dropout_p must be 0; then S_dmask is an empty tensor.
+deterministic: the gradients have the same bits in every run.
+
+dropout_p: each weight is 0 with this probability, in [0, 1) and rounded to a multiple of 1/256 but not to 0, else divided by 1 - dropout_p.
+The seed is drawn from the generator of q's device. S_dmask, [batch, heads, seqlen_q, seqlen_k], is 1 for each weight that is kept and -1 for
+each that is dropped; with dropout_p = 0 it is empty. Not with a block_table.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from .. import _flash
+from .. import _flash, ops
+from ..ops.attention import drawn_dropout_state
 
 if TYPE_CHECKING:
     import torch
@@ -40,9 +45,19 @@ __all__ = [
 ]
 
 
-def _require_no_dropout(dropout_p: float) -> None:
-    if dropout_p != 0.0:
-        raise _flash.unsupported("dropout_p", dropout_p, "0.0")
+def _require_probability(dropout_p: float) -> None:
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p is {dropout_p}; allowed: 0 to less than 1")
+
+
+def _dropout_signs(q: torch.Tensor, shape: tuple[int, ...], dropout_p: float, state: torch.Tensor | None) -> torch.Tensor:
+    """S_dmask: 1 for each weight that is kept and -1 for each that is dropped, of q's dtype; empty without dropout."""
+    import torch
+
+    if state is None:
+        return q.new_empty(0)
+    kept = ops.attention_dropout_mask(torch.empty(shape, dtype=torch.bool, device=q.device), dropout_p, state)
+    return torch.where(kept, q.new_ones(()), -q.new_ones(()))
 
 
 def _adds_slope_times_key(alibi_slopes: torch.Tensor | None, causal: bool, window_size: tuple[int, int], seqlen_k: int) -> bool:
@@ -54,7 +69,10 @@ def _unseen_is_infinite(lse: torch.Tensor) -> torch.Tensor:
     return lse.masked_fill(lse == -math.inf, math.inf)
 
 
-def _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, deterministic, names=("q", "k", "v")):
+def _attend(
+    q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, deterministic, names=("q", "k", "v")
+):
+    state = drawn_dropout_state(q, dropout_p)
     out, lse = _flash.attend(
         q,
         k,
@@ -64,6 +82,7 @@ def _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, 
         window_size=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
+        dropout=(dropout_p, state),
         deterministic=deterministic,
         return_lse=return_attn_probs,
         names=names,
@@ -74,13 +93,14 @@ def _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, 
         import torch
 
         lse = lse + alibi_slopes[..., None] * (torch.arange(q.shape[1], device=q.device) + (k.shape[1] - q.shape[1]))
-    return out, _unseen_is_infinite(lse), q.new_empty(0)
+    return out, _unseen_is_infinite(lse), _dropout_signs(q, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]), dropout_p, state)
 
 
 def _attend_varlen(
     q,
     k,
     v,
+    dropout_p,
     cu_seqlens_q,
     cu_seqlens_k,
     max_seqlen_k,
@@ -105,10 +125,23 @@ def _attend_varlen(
         "return_lse": return_attn_probs,
     }
     if block_table is None:
+        state = drawn_dropout_state(q, dropout_p)
         out, lse = _flash.attend_varlen(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, deterministic=deterministic, names=names, offset_names=offset_names, **rules
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            dropout=(dropout_p, state),
+            deterministic=deterministic,
+            names=names,
+            offset_names=offset_names,
+            **rules,
         )
     else:
+        if dropout_p:
+            raise _flash.unsupported("dropout_p with a block_table", dropout_p, "0.0")
+        state = None
         cu_seqlens_q = _flash.int32("cu_seqlens_q", cu_seqlens_q, (-1,), q)
         cu_seqlens_k = _flash.int32("cu_seqlens_k", cu_seqlens_k, (cu_seqlens_q.shape[0],), q)
         out, lse = _flash.attend_cache(
@@ -131,7 +164,8 @@ def _attend_varlen(
         diagonal = (cu_seqlens_k.diff() - cu_seqlens_q.diff())[sequence]
         slopes = alibi_slopes[:, None] if alibi_slopes.dim() == 1 else alibi_slopes[sequence].T
         lse = lse + slopes * (place + diagonal)
-    return out, _unseen_is_infinite(lse), q.new_empty(0)
+    shape = (cu_seqlens_q.shape[0] - 1, q.shape[1], max_seqlen_q, max_seqlen_k)
+    return out, _unseen_is_infinite(lse), _dropout_signs(q, shape, dropout_p, state)
 
 
 def flash_attn_qkvpacked_func(
@@ -146,11 +180,10 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ):
     """flash_attn_func of views of qkv [batch, seqlen, 3, heads, headdim], without copies."""
-    _require_no_dropout(dropout_p)
+    _require_probability(dropout_p)
     q, k, v = _flash.unpack("qkv", qkv, 5, 3)
-    return _attend(
-        q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, deterministic, ("qkv", "qkv", "qkv")
-    )
+    rules = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    return _attend(q, k, v, *rules, return_attn_probs, deterministic, ("qkv", "qkv", "qkv"))
 
 
 def flash_attn_kvpacked_func(
@@ -166,10 +199,11 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ):
     """flash_attn_func of q and of views of kv [batch, seqlen_k, 2, kv_heads, headdim], without copies."""
-    _require_no_dropout(dropout_p)
+    _require_probability(dropout_p)
     _flash.refuse_fp8(q=q)
     k, v = _flash.unpack("kv", kv, 5, 2)
-    return _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, deterministic, ("q", "kv", "kv"))
+    rules = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    return _attend(q, k, v, *rules, return_attn_probs, deterministic, ("q", "kv", "kv"))
 
 
 def flash_attn_func(
@@ -189,10 +223,10 @@ def flash_attn_func(
 
     q: [batch, seqlen_q, heads, headdim]; k: [batch, seqlen_k, kv_heads, headdim]; v: [batch, seqlen_k, kv_heads, headdim_v]. Gives out
     [batch, seqlen_q, heads, headdim_v], or with `return_attn_probs` (out, softmax_lse, S_dmask): softmax_lse [batch, heads, seqlen_q];
-    S_dmask is used only with dropout and is empty.
+    S_dmask says which weights were dropped.
     """
-    _require_no_dropout(dropout_p)
-    return _attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, deterministic)
+    _require_probability(dropout_p)
+    return _attend(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, deterministic)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -209,12 +243,13 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ):
     """flash_attn_varlen_func of views of qkv [total, 3, heads, headdim], all with cu_seqlens, without copies."""
-    _require_no_dropout(dropout_p)
+    _require_probability(dropout_p)
     q, k, v = _flash.unpack("qkv", qkv, 4, 3)
     return _attend_varlen(
         q,
         k,
         v,
+        dropout_p,
         cu_seqlens,
         cu_seqlens,
         max_seqlen,
@@ -227,6 +262,7 @@ def flash_attn_varlen_qkvpacked_func(
         deterministic,
         names=("qkv", "qkv", "qkv"),
         offset_names=("cu_seqlens", "cu_seqlens"),
+        max_seqlen_q=max_seqlen,
     )
 
 
@@ -247,13 +283,14 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ):
     """flash_attn_varlen_func of q and of views of kv [total_k, 2, kv_heads, headdim], without copies."""
-    _require_no_dropout(dropout_p)
+    _require_probability(dropout_p)
     _flash.refuse_fp8(q=q)
     k, v = _flash.unpack("kv", kv, 4, 2)
     return _attend_varlen(
         q,
         k,
         v,
+        dropout_p,
         cu_seqlens_q,
         cu_seqlens_k,
         max_seqlen_k,
@@ -265,6 +302,7 @@ def flash_attn_varlen_kvpacked_func(
         return_attn_probs,
         deterministic,
         names=("q", "kv", "kv"),
+        max_seqlen_q=max_seqlen_q,
     )
 
 
@@ -298,11 +336,12 @@ def flash_attn_varlen_func(
     Lengths come from the offsets; max_seqlen_k is ignored. max_seqlen_q of 1 with a block_table and as many queries as sequences means
     one query for each.
     """
-    _require_no_dropout(dropout_p)
+    _require_probability(dropout_p)
     return _attend_varlen(
         q,
         k,
         v,
+        dropout_p,
         cu_seqlens_q,
         cu_seqlens_k,
         max_seqlen_k,

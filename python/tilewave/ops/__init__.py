@@ -6,7 +6,7 @@ written and returned. On CUDA calls are enqueued on PyTorch's current stream and
 does not fit and what is allowed; nothing is written then. DeviceError and CompileError (tilewave.DeviceError) come from the GPU.
 """
 
-from .attention import attention, attention_backward, attention_decode, attention_varlen, attention_varlen_backward
+from .attention import attention, attention_backward, attention_decode, attention_dropout_mask, attention_varlen, attention_varlen_backward
 from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swiglu, swiglu_interleaved, transpose
 from .products import cast_fp8, cast_fp8_blocks, cast_fp8_grouped, conv1d, conv2d, dequant_gemm, gemm, quantize
 from .rows import argmax, hadamard, layer_norm, reduce, rms_norm, rope, rope_table, softmax, topk
@@ -17,6 +17,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_decode",
+    "attention_dropout_mask",
     "attention_varlen",
     "attention_varlen_backward",
     "cast",

@@ -20,6 +20,7 @@ from .._operators import Gradient, define
 
 _attention = _library.bind("tw_attention", out="o")
 _attention_backward = _library.bind("tw_attention_backward")
+_attention_dropout_mask = _library.bind("tw_attention_dropout_mask")
 _attention_varlen = _library.bind("tw_attention_varlen", out="o")
 _attention_varlen_backward = _library.bind("tw_attention_varlen_backward")
 _attention_decode = _library.bind("tw_attention_decode", out="o")
@@ -27,17 +28,30 @@ _attention_decode = _library.bind("tw_attention_decode", out="o")
 _LONGEST = (1 << 30) - 1  # a window beyond it hides nothing
 
 
-def _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, check_contents):
+def _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, check_contents, dropout=0.0, dropout_state=None):
     scale = None if scale is None else float(scale)  # not what may change its value, like a tensor
     numbers = _numbers(scale, bool(causal), causal_offset, *window, float(softcap), _arrays.checks_contents(check_contents))
-    if alibi_slopes is sink is mask is lse is None:
+    if alibi_slopes is sink is mask is lse is None and not dropout:
         return numbers
     options = _library.AttentionOptions.from_buffer_copy(numbers)
     options.alibi_slopes = optional("alibi_slopes", alibi_slopes)
     options.sink = optional("sink", sink)
     options.mask = optional("mask", mask)
     options.lse = optional("lse", lse, written=True)
+    if dropout:
+        if dropout_state is None:
+            raise ValueError("dropout_state is None; dropout needs it: int64 [2], seed and offset")
+        options.dropout = dropout
+        options.dropout_state = tensor("dropout_state", dropout_state)
     return options
+
+
+def drawn_dropout_state(q, dropout, state=None):
+    """The state of dropout: the caller's, or one that PyTorch's generator draws, as it does in CUDA graphs and compiled functions too."""
+    torch = _arrays.torch_of(q)
+    if not dropout or state is not None or torch is None:
+        return state
+    return torch.randint(-(1 << 63), (1 << 63) - 1, (2,), dtype=torch.int64, device=q.device)
 
 
 @functools.lru_cache(maxsize=256)
@@ -88,6 +102,8 @@ def attention(
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
     mask: Array | None = None,
+    dropout: float = 0.0,
+    dropout_state: Array | None = None,
     deterministic: bool = False,
     return_lse: bool = False,
     out: Array | None = None,
@@ -103,22 +119,29 @@ def attention(
     alibi_slopes: f32 [heads] or [batch, heads]. sink: f32 [heads], the logit of a key without a value. mask: bool (True: visible), or f32
     or q's dtype (added), broadcast to [batch, heads, seqlen_q, seqlen_k]. out: o's memory.
 
+    dropout: each weight is 0 with this probability, in [0, 1) and rounded to a multiple of 1/256, but not to 0 or 1; the others are divided
+    by the probability to be kept. lse is that without dropout. dropout_state: int64 [2], a seed and an offset, on q's device; which weights
+    are dropped depends on them, the batch, the head, the query and the key only (attention_dropout_mask). Of PyTorch tensors the default is
+    drawn from the generator of q's device; other arrays need it.
+
     PyTorch's autograd differentiates o with respect to q, k, v and sink, once, by attention_backward(); on CUDA in bf16 and f16 only.
     deterministic: the gradients have the same bits in every run, as with torch.use_deterministic_algorithms(True). There is no gradient of
     lse, alibi_slopes or mask: lse does not require grad, and a backward that needs one of the others raises NotImplementedError.
     """
+    dropout_state = drawn_dropout_state(q, dropout, dropout_state)
     if _dispatch.through_operator(q, k, v, alibi_slopes, sink, mask):
         needs_lse = return_lse or _dispatch.needs_gradients(q, k, v, alibi_slopes, sink, mask)
         o, lse = _dispatch.compiled_ops().attention(
-            q, k, v, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask, deterministic, needs_lse
-        )
+            q, k, v, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, dropout, dropout_state, mask,
+            deterministic, needs_lse,
+        )  # fmt: skip
         o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
     of_q, of_k, of_v = tensor("q", q), tensor("k", k), tensor("v", v)
     if out is None:
         out = _output(q, v, "v")
     lse = _arrays.empty(q, (q.shape[0], q.shape[2], q.shape[1]), "float32") if return_lse else None
-    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, None)
+    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, None, dropout, dropout_state)
     _attention(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(options), _arrays.stream(q))
     return (out, lse) if return_lse else out
 
@@ -139,12 +162,14 @@ def attention_backward(
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
     mask: Array | None = None,
+    dropout: float = 0.0,
+    dropout_state: Array | None = None,
     deterministic: bool = False,
     out: tuple[Array, ...] | None = None,
 ) -> tuple[Array, ...]:
     """Gradients of attention() with respect to q, k and v, and to `sink` if that is given: (dq, dk, dv) or (dq, dk, dv, d_sink).
 
-    q, k, v and the options are those of the attention() call, o and lse its results, and d_o is the gradient of o, of its shape. dq, dk
+    q, k, v and the options are those of the attention() call, dropout_state included, o and lse its results, and d_o is the gradient of o, of its shape. dq, dk
     and dv have the shapes and the dtype of q, k and v; dk and dv are sums over the query heads that share a key head. d_sink: f32 [heads].
     Queries that see no key and keys that no query sees have gradients of 0. bf16 and f16, on the CPU f32 too; sums are in f32. There
     is no gradient of alibi_slopes or mask. deterministic: the same inputs give the same bits. Without it, on a Hopper GPU, the last bits of
@@ -155,11 +180,12 @@ def attention_backward(
         raise ValueError(f"out has {len(out)} arrays; allowed: {results}, {'(dq, dk, dv)' if sink is None else '(dq, dk, dv, d_sink)'}")
     if _dispatch.through_operator(q, k, v, o, lse, d_o, alibi_slopes, sink, mask):
         gradients = _dispatch.compiled_ops().attention_backward(
-            q, k, v, o, lse, d_o, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask, deterministic
-        )
+            q, k, v, o, lse, d_o, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, dropout, dropout_state,
+            mask, deterministic,
+        )  # fmt: skip
         return _dispatch.into(None if out is None else tuple(out), tuple(gradients[:results]))
     inputs = [tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("d_o", d_o))]
-    forward = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, None, False)
+    forward = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, None, False, dropout, dropout_state)
     if out is None:
         out = tuple(_arrays.empty(x, x.shape) for x in ((q, k, v) if sink is None else (q, k, v, sink)))
     outputs = [tensor(name, x, written=True) for name, x in zip(("dq", "dk", "dv", "d_sink"), out)]
@@ -168,6 +194,14 @@ def attention_backward(
     )
     _attention_backward(*inputs, *outputs[:3], _library.byref(options), _arrays.stream(q))
     return tuple(out)
+
+
+def attention_dropout_mask(out: Array, dropout: float, dropout_state: Array) -> Array:
+    """Which weights attention() keeps with these arguments. Writes to `out`, bool [batch, heads, seqlen_q, seqlen_k] and contiguous, and
+    returns it: True where a weight is kept. For tests and for looking at masks: O(seqlen^2) memory."""
+    options = _options(None, False, None, (-1, -1), 0.0, None, None, None, None, False, dropout, dropout_state)
+    _attention_dropout_mask(tensor("out", out, written=True), _library.byref(options), _arrays.stream(out))
+    return out
 
 
 def attention_varlen(
@@ -186,6 +220,8 @@ def attention_varlen(
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
+    dropout: float = 0.0,
+    dropout_state: Array | None = None,
     deterministic: bool = False,
     return_lse: bool = False,
     check_contents: bool | None = None,
@@ -203,11 +239,12 @@ def attention_varlen(
 
     PyTorch's autograd differentiates o as attention()'s, by attention_varlen_backward().
     """
+    dropout_state = drawn_dropout_state(q, dropout, dropout_state)
     if _dispatch.through_operator(q, k, v, alibi_slopes, sink):
         needs_lse = return_lse or _dispatch.needs_gradients(q, k, v, alibi_slopes, sink)
         o, lse = _dispatch.compiled_ops().attention_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale, causal, causal_offset, window[0], window[1], softcap,
-            alibi_slopes, sink, deterministic, check_contents, needs_lse,
+            alibi_slopes, sink, dropout, dropout_state, deterministic, check_contents, needs_lse,
         )  # fmt: skip
         o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
@@ -216,7 +253,8 @@ def attention_varlen(
         _arrays.require_dims(3, q=q, v=v)
         out = _arrays.full(q, (*q.shape[:2], v.shape[2]), 0.0)
     lse = _packed_lse(q) if return_lse else None
-    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None, lse, check_contents)
+    rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None)
+    options = _options(*rules, lse, check_contents, dropout, dropout_state)
     _attention_varlen(
         of_q,
         of_k,
@@ -251,6 +289,8 @@ def attention_varlen_backward(
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
+    dropout: float = 0.0,
+    dropout_state: Array | None = None,
     deterministic: bool = False,
     check_contents: bool | None = None,
     out: tuple[Array, ...] | None = None,
@@ -268,11 +308,12 @@ def attention_varlen_backward(
     if _dispatch.through_operator(q, k, v, o, lse, d_o, alibi_slopes, sink):
         gradients = _dispatch.compiled_ops().attention_varlen_backward(
             q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, scale, causal, causal_offset, window[0], window[1],
-            softcap, alibi_slopes, sink, deterministic, check_contents,
+            softcap, alibi_slopes, sink, dropout, dropout_state, deterministic, check_contents,
         )  # fmt: skip
         return _dispatch.into(None if out is None else tuple(out), tuple(gradients[:results]))
     inputs = [tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("d_o", d_o))]
-    forward = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None, None, check_contents)
+    rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None)
+    forward = _options(*rules, None, check_contents, dropout, dropout_state)
     if out is None:
         out = tuple(_arrays.empty(x, x.shape) for x in ((q, k, v) if sink is None else (q, k, v, sink)))
     outputs = [tensor(name, x, written=True) for name, x in zip(("dq", "dk", "dv", "d_sink"), out)]
@@ -401,8 +442,9 @@ def _fake(q, k, v, *rest):
 
 
 def _named_options(arguments: tuple) -> dict:
-    scale, causal, causal_offset, window_left, window_right, softcap, alibi_slopes, sink = arguments
+    scale, causal, causal_offset, window_left, window_right, softcap, alibi_slopes, sink, *dropout = arguments
     return {
+        **dict(zip(("dropout", "dropout_state"), dropout)),
         "scale": scale,
         "causal": causal,
         "causal_offset": causal_offset,
@@ -418,6 +460,7 @@ _OPTIONS_SCHEMA = (
     "float? scale, bool causal, SymInt? causal_offset, SymInt window_left, SymInt window_right, float softcap, Tensor? alibi_slopes, "
     "Tensor? sink"
 )
+_DROPOUT_SCHEMA = f"{_OPTIONS_SCHEMA}, float dropout, Tensor? dropout_state"
 
 
 def _operator_attention(q, k, v, *rest):
@@ -426,11 +469,11 @@ def _operator_attention(q, k, v, *rest):
 
 
 def _keep_for_backward(ctx, inputs, output):
-    q, k, v, *options, alibi_slopes, sink, mask, deterministic, _ = inputs
+    q, k, v, *options, alibi_slopes, sink, dropout, dropout_state, mask, deterministic, _ = inputs
     o, lse = output
     ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(q, k, v, o, lse, alibi_slopes, sink, mask)
-    ctx.options, ctx.deterministic = options, deterministic
+    ctx.save_for_backward(q, k, v, o, lse, alibi_slopes, sink, dropout_state, mask)
+    ctx.options, ctx.dropout, ctx.deterministic = options, dropout, deterministic
 
 
 def _missing(d_o, what, x):
@@ -439,9 +482,9 @@ def _missing(d_o, what, x):
 
 
 def _attention_gradients(ctx, d_o, _):
-    q, k, v, o, lse, alibi_slopes, sink, mask = ctx.saved_tensors
+    q, k, v, o, lse, alibi_slopes, sink, dropout_state, mask = ctx.saved_tensors
     ops = _dispatch.compiled_ops()
-    needs_d_slopes, _, needs_d_mask = ctx.needs_input_grad[9:12]
+    needs_d_slopes, needs_d_mask = ctx.needs_input_grad[9], ctx.needs_input_grad[13]
     missing = functools.partial(_missing, d_o)
     if q.is_cuda and _arrays.dtype_name(q) == "float32":
         what = "attention has no backward of float32 on CUDA, only of bfloat16 and float16"
@@ -451,14 +494,15 @@ def _attention_gradients(ctx, d_o, _):
         dq, dk, dv, d_sink = (None if x is None else missing(what, x) for x in (q, k, v, sink))
     else:
         deterministic = ctx.deterministic or _dispatch.deterministic_algorithms()
-        dq, dk, dv, d_sink = ops.attention_backward(q, k, v, o, lse, d_o, *ctx.options, alibi_slopes, sink, mask, deterministic)
+        dropout = (ctx.dropout, dropout_state)
+        dq, dk, dv, d_sink = ops.attention_backward(q, k, v, o, lse, d_o, *ctx.options, alibi_slopes, sink, *dropout, mask, deterministic)
     d_slopes = missing("attention has no gradient of alibi_slopes", alibi_slopes) if needs_d_slopes else None
     d_mask = missing("attention has no gradient of mask", mask) if needs_d_mask else None
-    return dq, dk, dv, *(None,) * 6, d_slopes, None if sink is None else d_sink, d_mask, None, None
+    return dq, dk, dv, *(None,) * 6, d_slopes, None if sink is None else d_sink, None, None, d_mask, None, None
 
 
 define(
-    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS_SCHEMA}, Tensor? mask, bool deterministic, bool return_lse) -> (Tensor, Tensor)",
+    f"attention(Tensor q, Tensor k, Tensor v, {_DROPOUT_SCHEMA}, Tensor? mask, bool deterministic, bool return_lse) -> (Tensor, Tensor)",
     _operator_attention,
     _fake,
     Gradient(_keep_for_backward, _attention_gradients),
@@ -477,12 +521,12 @@ def _operator_attention_backward(q, k, v, o, lse, d_o, *rest):
 
 
 def _fake_backward(q, k, v, o, lse, d_o, *rest):
-    sink = rest[-3]
+    sink = rest[-5]
     return (*(x.new_empty(x.shape) for x in (q, k, v)), _arrays.empty(lse, (0,) if sink is None else sink.shape))
 
 
 define(
-    f"attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor d_o, {_OPTIONS_SCHEMA}, Tensor? mask, "
+    f"attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor d_o, {_DROPOUT_SCHEMA}, Tensor? mask, "
     "bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)",
     _operator_attention_backward,
     _fake_backward,
@@ -507,15 +551,15 @@ def _operator_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, s
 
 
 def _keep_for_varlen_backward(ctx, inputs, output):
-    *tensors, scale, causal, causal_offset, left, right, softcap, alibi_slopes, sink, deterministic, _, _ = inputs
+    *tensors, scale, causal, causal_offset, left, right, softcap, alibi_slopes, sink, dropout, dropout_state, deterministic, _, _ = inputs
     o, lse = output
     ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(*tensors, o, lse, alibi_slopes, sink)
-    ctx.options, ctx.deterministic = (scale, causal, causal_offset, left, right, softcap), deterministic
+    ctx.save_for_backward(*tensors, o, lse, alibi_slopes, sink, dropout_state)
+    ctx.options, ctx.dropout, ctx.deterministic = (scale, causal, causal_offset, left, right, softcap), dropout, deterministic
 
 
 def _varlen_gradients(ctx, d_o, _):
-    q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, alibi_slopes, sink = ctx.saved_tensors
+    q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, alibi_slopes, sink, dropout_state = ctx.saved_tensors
     missing = functools.partial(_missing, d_o)
     if lse.shape != (q.shape[1], q.shape[0]):
         what = "operator attention_varlen has no backward if return_lse is False"
@@ -524,16 +568,17 @@ def _varlen_gradients(ctx, d_o, _):
         deterministic = ctx.deterministic or _dispatch.deterministic_algorithms()
         # The forward pass has checked the offsets, if that was asked for.
         dq, dk, dv, d_sink = _dispatch.compiled_ops().attention_varlen_backward(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, *ctx.options, alibi_slopes, sink, deterministic, False
-        )
+            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, *ctx.options, alibi_slopes, sink, ctx.dropout,
+            dropout_state, deterministic, False,
+        )  # fmt: skip
     d_slopes = missing("attention_varlen has no gradient of alibi_slopes", alibi_slopes) if ctx.needs_input_grad[13] else None
-    return dq, dk, dv, *(None,) * 10, d_slopes, None if sink is None else d_sink, None, None, None
+    return dq, dk, dv, *(None,) * 10, d_slopes, None if sink is None else d_sink, *(None,) * 5
 
 
 _VARLEN_SCHEMA = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k"
 
 define(
-    f"attention_varlen(Tensor q, Tensor k, Tensor v, {_VARLEN_SCHEMA}, {_OPTIONS_SCHEMA}, bool deterministic, bool? check_contents, "
+    f"attention_varlen(Tensor q, Tensor k, Tensor v, {_VARLEN_SCHEMA}, {_DROPOUT_SCHEMA}, bool deterministic, bool? check_contents, "
     "bool return_lse) -> (Tensor, Tensor)",
     _operator_attention_varlen,
     _fake,
@@ -562,12 +607,12 @@ def _operator_varlen_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, se
 
 
 def _fake_varlen_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, *rest):
-    sink = rest[-3]
+    sink = rest[-5]
     return (*(x.new_empty(x.shape) for x in (q, k, v)), _arrays.empty(lse, (0,) if sink is None else sink.shape))
 
 
 define(
-    f"attention_varlen_backward(Tensor q, Tensor k, Tensor v, {_VARLEN_SCHEMA}, Tensor o, Tensor lse, Tensor d_o, {_OPTIONS_SCHEMA}, "
+    f"attention_varlen_backward(Tensor q, Tensor k, Tensor v, {_VARLEN_SCHEMA}, Tensor o, Tensor lse, Tensor d_o, {_DROPOUT_SCHEMA}, "
     "bool deterministic, bool? check_contents) -> (Tensor, Tensor, Tensor, Tensor)",
     _operator_varlen_backward,
     _fake_varlen_backward,
