@@ -23,8 +23,9 @@ inline Arithmetic arithmetic_of(DType dtype, Device device) {
   return device.is_cuda() ? Arithmetic::tf32 : Arithmetic::f32;
 }
 
-/// `x` rounded to nearest even in `dtype`: f32, f16 or bf16.
+/// `x` rounded to nearest even in `dtype`: f32, f16, bf16 or fp8_e4m3.
 inline float round_to(DType dtype, float x) {
+  if (dtype == DType::fp8_e4m3) return static_cast<float>(fp8_e4m3(x));
   if (dtype == DType::f16) return static_cast<float>(f16(x));
   if (dtype == DType::bf16) return static_cast<float>(bf16(x));
   return x;
@@ -42,6 +43,7 @@ struct Results {
   /// For results that may be 0 because large numbers cancel: the sum of their absolute values, for each element. Both bounds are at least
   /// the rounding error of that.
   std::span<const double> cancelled = {};
+  double relative_l2 = 0;  ///< replaces the bound on the L2 norm, for operands that are rounded more coarsely than the result; 0: standard
 };
 
 namespace internal {
@@ -113,7 +115,8 @@ inline testing::AssertionResult accurate(const Results& r) {
                                        << worst << ", allowed " << limit << " (the naive computation is off by " << naive_worst << ")";
   }
   if (r.out.size() < (tf32 ? 4096u : 64u) || (tf32 && r.terms < 64)) return testing::AssertionSuccess();
-  const double l2_limit = std::max(internal::relative_l2_limit(r.arithmetic) * std::sqrt(squares), rounding * std::sqrt(cancelled_squares));
+  const double relative_l2 = r.relative_l2 > 0 ? r.relative_l2 : internal::relative_l2_limit(r.arithmetic);
+  const double l2_limit = std::max(relative_l2 * std::sqrt(squares), rounding * std::sqrt(cancelled_squares));
   if (!(std::sqrt(error_squares) <= l2_limit))
     return testing::AssertionFailure() << "the L2 norm of the error is " << std::sqrt(error_squares) << ", allowed " << l2_limit;
   return testing::AssertionSuccess();

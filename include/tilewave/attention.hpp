@@ -10,8 +10,9 @@ namespace tw {
 /// Options of all forms of attention. Query i of a sequence is aligned with key i + diagonal. The diagonal is seqlen_k - seqlen_q, which
 /// aligns the last query with the last key (FlashAttention's convention).
 ///
-/// The score of query i and key j is s = scale q_i k_j. Then follow, in this order, the options that are set: s = softcap tanh(s /
-/// softcap), s -= slope |i + diagonal - j|, s += mask. Finally s is -infinity if `causal`, the window or a boolean mask hides the key.
+/// The score of query i and key j is s = scale q_i k_j; for e4m3 it is scale q_descale k_descale q_i k_j. Then follow, in this order, the
+/// options that are set: s = softcap tanh(s / softcap), s -= slope |i + diagonal - j|, s += mask. Finally s is -infinity if `causal`, the
+/// window or a boolean mask hides the key.
 struct AttentionOptions {
   float scale = 0;                        ///< softmax scale; 0: 1 / sqrt(head_dim)
   bool causal = false;                    ///< query i sees keys j <= i + diagonal
@@ -21,8 +22,10 @@ struct AttentionOptions {
   float softcap = 0;                      ///< 0: none
   const Tensor* alibi_slopes = nullptr;   ///< f32 [heads] or [batch, heads]
   const Tensor* sink = nullptr;           ///< f32 [heads]: the logit of a key without a value, in the denominator only
-  const Tensor* mask = nullptr;           ///< bool (true: visible), or f32 or q's dtype (added). [batch, heads, seqlen_q, seqlen_k], where
+  const Tensor* mask = nullptr;           ///< bool (true: visible), or f32 or o's dtype (added). [batch, heads, seqlen_q, seqlen_k], where
                                           ///< each extent may be 1; missing dimensions are the leading ones
+  /// Of q, k and v in e4m3, f32 [batch, kv_heads]: what stands for one in each tensor (FlashAttention 3's meaning); all positive. Null: 1.
+  const Tensor *q_descale = nullptr, *k_descale = nullptr, *v_descale = nullptr;
   const Tensor* lse = nullptr;  ///< output, f32 [batch, heads, seqlen_q], contiguous: natural log of the softmax denominator, -infinity
                                 ///< if a query sees no key
   float dropout = 0;            ///< the probability with which a weight is dropped, in [0, 1): see attention()
@@ -45,7 +48,13 @@ struct AttentionOptions {
 /// With dropout, each weight is set to 0 with probability p = options.dropout, and otherwise divided by 1 - p; p is rounded to a multiple
 /// of 1/256, but not to 0 or 1. LSE is that without dropout. Which weights are dropped depends on seed, offset, batch, head, query and key
 /// only (Philox 4x32-10, one byte for a weight): it is the same in attention_backward(), on every device and for every tile size. In
-/// attention_varlen() batch is the number of the sequence, and queries and keys are counted in it. Not in attention_decode().
+/// attention_varlen() batch is the number of the sequence, and queries and keys are counted in it. Not in
+/// attention_decode(), and not of e4m3.
+///
+/// attention() also takes q, k and v in e4m3, with o in bf16 or f16 and head dimensions that are multiples of 16. The descales multiply the
+/// scores, as above, and the output (v_descale); query head h has those of its key head. On a Hopper GPU, with kernels for 64, 128 and 256,
+/// weights are rounded to e4m3 too, relative to the row's largest, and sums of their products with v have about 14 bits: tensor cores keep
+/// no more for 8-bit products. Other targets convert q, k and v to o's dtype, which is exact, and then compute in it.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Deterministic. Throws InvalidArgument for shapes, dtypes, strides
 /// or devices that do not fit, with nothing written; CompileError, DeviceError.

@@ -27,8 +27,8 @@ void check_mask(const Form& form, AttentionCall& call, const Tensor& mask) {
   form.require(!form.without_mask, "mask is given; it is not supported with {}", form.without_mask);
   const std::int64_t scores[] = {call.q.shape(0), call.q.shape(1), call.q.shape(2), call.k.shape(2)};
   const DType dtype = mask.dtype();
-  form.require(dtype == DType::boolean || dtype == DType::f32 || dtype == call.q.dtype(), "mask is {}; bool, f32 and q's dtype are allowed",
-               mask);
+  form.require(dtype == DType::boolean || dtype == DType::f32 || dtype == call.o.dtype(),
+               "mask is {}; bool, f32 and {}'s dtype are allowed", mask, call.descaled ? "o" : "q");
   check_operand(form.op, "mask", mask, dtype, call.o.device());
   const int missing = 4 - mask.rank();
   bool fits = missing >= 0 && mask.rank() > 0;
@@ -48,15 +48,19 @@ void check_mask(const Form& form, AttentionCall& call, const Tensor& mask) {
 void check_tensors(const Form& form, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) {
   const Device device = o.device();
   const DType dtype = q.dtype();
-  form.require(dtype == DType::bf16 || dtype == DType::f16 || (dtype == DType::f32 && (form.f32_on_gpu || !device.is_cuda())),
-               "q is {}; bf16 and f16 are supported, and f32 {}", q, form.f32_on_gpu ? "too" : "on the CPU");
+  const bool fp8 = form.fp8 && dtype == DType::fp8_e4m3;
+  form.require(dtype == DType::bf16 || dtype == DType::f16 || (dtype == DType::f32 && (form.f32_on_gpu || !device.is_cuda())) || fp8,
+               "q is {}; bf16 and f16 are supported, and f32 {}{}", q, form.f32_on_gpu ? "too" : "on the CPU",
+               form.fp8 ? ", and fp8_e4m3 with o in bf16 or f16" : "");
+  form.require(!fp8 || o.dtype() == DType::bf16 || o.dtype() == DType::f16, "o is {}; for q of fp8_e4m3 it must be bf16 or f16", o);
+  const int multiple = fp8 ? 16 : 8;
   const NamedTensor operands[] = {{"q", &q}, {form.k, &k}, {form.v, &v}, {"o", &o}};
   for (const auto& [name, t] : operands) {
-    check_operand(form.op, name, *t, dtype, device);
+    check_operand(form.op, name, *t, fp8 && t == &o ? o.dtype() : dtype, device);
     for (const std::int64_t extent : t->shape())
       form.require(extent <= kLargest, "{} is {}; extents are limited to {}", name, *t, kLargest);
-    form.require(t->shape(3) > 0 && t->shape(3) % 8 == 0 && t->shape(3) <= kLargestHeadDim,
-                 "{} is {}; its last dimension must be a multiple of 8 from 8 to {}", name, *t, kLargestHeadDim);
+    form.require(t->shape(3) > 0 && t->shape(3) % multiple == 0 && t->shape(3) <= kLargestHeadDim,
+                 "{} is {}; its last dimension must be a multiple of {} from {} to {}", name, *t, multiple, multiple, kLargestHeadDim);
   }
   check_output(form.op, "o", o);
   for (const auto& [name, t] : operands)
@@ -99,6 +103,18 @@ void set_options(const Form& form, AttentionCall& call, const AttentionOptions& 
     call.slopes_stride_batch = slopes.rank() == 2 ? slopes.stride(0) : 0;
     call.slopes_stride_head = slopes.stride(slopes.rank() - 1);
   }
+  const auto descale = [&](const char* name, const Tensor* t) -> detail::DescaleOf {
+    if (t == nullptr) return {};
+    form.require(call.descaled, "{} is given, but q is {}; only fp8_e4m3 has descales", name, call.q.transpose(1, 2));
+    check_operand(form.op, name, *t, DType::f32, device);
+    const std::int64_t kv_heads = call.k.shape(1);
+    form.require(t->shape() == Shape{call.batch, kv_heads}, "{} is {}; it must be f32[{}, {}], [batch, kv_heads]", name, *t, call.batch,
+                 kv_heads);
+    return {t->data<float>(), t->stride(0), t->stride(1)};
+  };
+  call.q_descale = descale("q_descale", options.q_descale);
+  call.k_descale = descale("k_descale", options.k_descale);
+  call.v_descale = descale("v_descale", options.v_descale);
   call.lower = options.window_left >= 0;
   call.upper = options.causal || options.window_right >= 0;
   call.left = std::min(options.window_left, (1 << 30) - 1);
@@ -117,6 +133,7 @@ void set_dropout(const Form& form, AttentionCall& call, const AttentionOptions& 
   form.require(options.dropout >= 0 && options.dropout < 1, "dropout is {}; it must be in [0, 1)", options.dropout);
   form.require(options.dropout == 0 || !form.without_dropout, "dropout is {}; it is not supported with {}", options.dropout,
                form.without_dropout ? form.without_dropout : "");
+  form.require(options.dropout == 0 || !call.descaled, "dropout is {}; it is not supported with q of fp8_e4m3", options.dropout);
   call.dropout_state = form.elements<std::int64_t>({"dropout_state", options.dropout_state}, {2}, device);
   call.dropout_seed = options.dropout_seed, call.dropout_offset = options.dropout_offset;
   if (options.dropout > 0) call.kept = std::clamp(static_cast<int>(std::lround((1 - options.dropout) * 256)), 1, 255);
@@ -145,11 +162,13 @@ AttentionCall check_common(const Form& form, const Tensor& of_q, const Tensor& o
   AttentionCall call{.q = by_head(q), .k = by_head(k), .v = by_head(v), .o = by_head(o), .partial = {}};
   call.batch = static_cast<int>(cu_seqlens ? cu_seqlens->shape(0) - 1 : q.shape(0));
   call.keys = static_cast<int>(k.shape(1));
+  call.descaled = q.dtype() == DType::fp8_e4m3;
   const NamedTensor mask{"mask", options.mask}, slopes{"alibi_slopes", options.alibi_slopes}, sink{"sink", options.sink},
       state{"dropout_state", options.dropout_state};
   check_disjoint(form.op, {"o", &o}, {{"lse", options.lse}});
   for (const NamedTensor& output : {NamedTensor{"o", &o}, NamedTensor{"lse", options.lse}}) {
     check_disjoint(form.op, output, {{"q", &q}, {form.k, &k}, {form.v, &v}, mask, slopes, sink, state});
+    check_disjoint(form.op, output, {{"q_descale", options.q_descale}, {"k_descale", options.k_descale}, {"v_descale", options.v_descale}});
     check_disjoint(form.op, output, inputs);
   }
   set_options(form, call, options);
@@ -212,6 +231,7 @@ void check_varlen_contents(const Form& form, const AttentionCall& call, const Pa
 }
 
 void run(const AttentionCall& call) {
+  if (call.q.dtype() == DType::fp8_e4m3) return run_in_fp8(call);
   if (!call.stream.device().is_cuda()) return run_on_cpu(call);
   call.q.dtype() == DType::f32 ? run_in_f32(call) : run_on_gpu(call);
 }
@@ -222,7 +242,7 @@ using namespace kernels::attention;
 
 detail::AttentionCall detail::check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                                               const AttentionOptions& options) {
-  const Form form{.op = "attention", .f32_on_gpu = true};
+  const Form form{.op = "attention", .f32_on_gpu = true, .fp8 = true};
   const AttentionCall call = check_common(form, q, k, v, o, options);
   form.require(k.shape(0) == q.shape(0), "k is {}; its batch must be q's, {}", k, q.shape(0));
   return call;

@@ -49,14 +49,19 @@ RuleSet rules_of(const detail::AttentionCall& call) {
 }
 
 std::string type_of(const Kernel& k) {
-  return tw::format("tw::Attention<{}, {}, {}>", element_name(k.dtype), text_of(k.config), text_of(k.rules, k.user));
+  const std::string output = k.dtype == DType::fp8_e4m3 ? tw::format(", {}", element_name(k.output)) : "";
+  return tw::format("tw::Attention<{}, {}, {}{}>", element_name(k.dtype), text_of(k.config), text_of(k.rules, k.user), output);
 }
 
 void run_on_gpu(const detail::AttentionCall& call) { run_on_gpu(call, tuned_config(call)); }
 
 void run_on_gpu(const detail::AttentionCall& call, const AttentionConfig& config) {
   const DType dtype = call.q.dtype();
-  const detail::AttentionKernel kernel{named({nullptr, dtype, rules_of(call), config}), config};
+  const detail::AttentionKernel kernel{named({nullptr, dtype, rules_of(call), config, call.o.dtype()}), config};
+  if (dtype == DType::fp8_e4m3) {
+    return call.o.dtype() == DType::f16 ? detail::run_attention_gpu_as<fp8_e4m3, f16>(call, kernel, kNoUserRule)
+                                        : detail::run_attention_gpu_as<fp8_e4m3, bf16>(call, kernel, kNoUserRule);
+  }
   dtype == DType::f16 ? detail::run_attention_gpu<f16>(call, kernel, kNoUserRule)
                       : detail::run_attention_gpu<bf16>(call, kernel, kNoUserRule);
 }

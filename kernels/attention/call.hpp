@@ -24,6 +24,7 @@ struct Form {
   const char* without_mask = nullptr;     ///< why it takes no mask
   const char* without_dropout = nullptr;  ///< why it takes no dropout
   bool f32_on_gpu = false;
+  bool fp8 = false;  ///< whether q, k and v may be e4m3
 
   /// tw::require() with the name of the form before the message.
   template <class... Args>
@@ -86,6 +87,14 @@ struct KeyRange {
 /// kernel rounds the weights of keys to 16 bits. Works on any device. `ranges`: one for each sequence, or none if sequence b reads all of
 /// k[b]. No pages.
 void run_in_f32(const AttentionCall& call, std::int64_t most_scores = std::int64_t{64} << 20, std::span<const KeyRange> ranges = {});
+
+/// attention() of e4m3.
+void run_in_fp8(AttentionCall call);
+
+/// Memory for the transposed values [batch, head, key, dim] of e4m3: [batch, head, dim, keys and padding].
+Tensor values_workspace(const Tensor& v, const Stream& stream);
+/// Enqueues what writes all of it: TransposeValues. Works on any device.
+void transpose_values(const Tensor& v, const Tensor& to, const Stream& stream);
 
 /// Has the tiles of packed sequences listed before they are taken, on a GPU and where they are so many that it pays. The result must
 /// outlive the launch of the call.

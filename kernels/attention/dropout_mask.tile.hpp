@@ -11,7 +11,7 @@ struct DropoutMask {
 
   template <class Target>
   struct On {
-    using Keys = Rows<Target, float, 1, C, 1, 1>;
+    using Keys = Rows<Target, float, 1, C>;
     struct Params {
       DropoutParams<Target> dropout;
       Pointer<Target, u8> mask;  ///< [batch * head, query, key]

@@ -19,7 +19,7 @@ constexpr std::int64_t kFewKeys = 1024;
 bool aligned(const Tensor& t) {
   if (reinterpret_cast<std::uintptr_t>(t.data()) % 16 != 0) return false;
   for (int dim = 0; dim < 3; ++dim)
-    if (t.shape(dim) > 1 && (t.stride(dim) <= 0 || t.stride(dim) % 8 != 0)) return false;
+    if (t.shape(dim) > 1 && (t.stride(dim) <= 0 || t.stride(dim) * static_cast<std::int64_t>(size_of(t.dtype())) % 16 != 0)) return false;
   return true;
 }
 
@@ -106,7 +106,12 @@ AttentionConfig config_of(const detail::AttentionCall& call, HeadDims dims, Tile
 }
 
 AttentionConfig choose_config(const detail::AttentionCall& call) {
-  const int form = call.split ? kRagged | kSplit | kPaged : call.pages ? kRagged | kPaged : call.ragged() ? kRagged : kEqualLengths;
+  if (call.q.dtype() == DType::fp8_e4m3) return fp8_config({static_cast<int>(call.q.shape(3)), static_cast<int>(call.o.shape(3))});
+  const int form = (call.split      ? kRagged | kSplit | kPaged
+                    : call.pages    ? kRagged | kPaged
+                    : call.ragged() ? kRagged
+                                    : kEqualLengths) |
+                   (call.descaled ? kDescaled : 0);
   const TileUse use = call.split ? TileUse::split : call.pages ? TileUse::narrow : tile_use(call);
   return config_of(call, compiled_dims(call.q.shape(3), call.v.shape(3)), use, form, traits_of(call));
 }

@@ -73,6 +73,18 @@ constexpr AttentionConfig gpu_config(HeadDims dims, TileUse use, int form = kEqu
   return c;
 }
 
+/// For e4m3, on Hopper GPUs: 64 rows a warpgroup. Values arrive in panels of 128 keys.
+constexpr AttentionConfig fp8_config(HeadDims dims) {
+  const int largest = dims.head_dim > dims.value_dim ? dims.head_dim : dims.value_dim;
+  const int d = largest <= 64 ? 64 : largest <= 128 ? 128 : 256;
+  AttentionConfig c{.head_dim = d, .value_dim = d, .rows = d == 64 ? 192 : 128, .keys = d == 256 ? 96 : 128, .stages = d == 256 ? 2 : 3};
+  c.form = kDescaled;
+  c.queries_in_registers = d == 128;
+  c.queries_back_early = d == 64;
+  c.maxima_first = true;  // see OnlineSoftmax::kLargest
+  return c;
+}
+
 /// On the generic target: 32 rows of scores and output for each warp while they fit its registers, in blocks of at most `shared` bytes.
 AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules, std::int64_t shared);
 
@@ -100,12 +112,13 @@ RuleSet rules_of(const detail::AttentionCall& call);
 std::string text_of(const AttentionConfig& config);
 std::string text_of(const RuleSet& rules, const detail::UserRuleInfo* user = nullptr);
 
-/// Attention<T, config, rules>.
+/// Attention<T, config, rules, output>.
 struct Kernel {
   const detail::UserRuleInfo* user = nullptr;  ///< kUserRule of a user-defined rule, or null
   DType dtype;
   RuleSet rules;
   AttentionConfig config;
+  DType output = DType::bf16;  ///< of o, if `dtype` is fp8_e4m3; otherwise it is `dtype`
   auto operator<=>(const Kernel&) const = default;
 };
 std::string type_of(const Kernel& kernel);

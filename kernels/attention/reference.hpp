@@ -68,10 +68,11 @@ struct Eight {
   }
 };
 
-/// softmax(S) V row by row, unfused, in arithmetic of type Real; `round` is applied to the scores after every operation, to the weights
-/// and to the result.
-template <class Real, class Round>
-PlainResult evaluate(const PlainCall& call, Round round) {
+/// softmax(S) V row by row, unfused, in arithmetic of type Real; `round` is applied to the scores after every operation and to the result.
+/// `weight_of(p, total)` is the rounded weight of a key, where p is the exponential of its score less the row's largest, and `total` their
+/// sum.
+template <class Real, class Round, class WeightOf>
+PlainResult evaluate(const PlainCall& call, Round round, WeightOf weight_of) {
   constexpr Real kInfinite = std::numeric_limits<Real>::infinity();
   const std::int64_t d = call.head_dim, value_dim = call.value_dim > 0 ? call.value_dim : d;
   const std::int64_t group = call.kv_heads > 0 ? call.heads / call.kv_heads : 0;
@@ -131,7 +132,7 @@ PlainResult evaluate(const PlainCall& call, Round round) {
           std::fill(sums.begin(), sums.end(), Real{0});
           Real* const o = sums.data();
           for (std::int64_t j = begin; j < end; ++j) {
-            Real weight = round(p[j] / total);
+            Real weight = weight_of(p[j], total);
             if (!call.dropout.empty())
               weight = round(
                   weight * static_cast<Real>(
@@ -150,19 +151,31 @@ PlainResult evaluate(const PlainCall& call, Round round) {
 
 /// In double.
 inline PlainResult reference(const PlainCall& call) {
-  return evaluate<double>(call, [](double x) { return x; });
+  return evaluate<double>(
+      call, [](double x) { return x; }, [](double p, double total) { return p / total; });
 }
 
 /// The unfused operations in `dtype`: products and sums in f32, what passes from one to the next rounded.
 inline PlainResult naive(const PlainCall& call, DType dtype) {
+  const auto rounded = [&](auto round) { return evaluate<float>(call, round, [round](float p, float total) { return round(p / total); }); };
   switch (dtype) {
     case DType::f16:
-      return evaluate<float>(call, [](float x) { return static_cast<float>(f16(x)); });
+      return rounded([](float x) { return static_cast<float>(f16(x)); });
     case DType::bf16:
-      return evaluate<float>(call, [](float x) { return static_cast<float>(bf16(x)); });
+      return rounded([](float x) { return static_cast<float>(bf16(x)); });
     default:
-      return evaluate<float>(call, [](float x) { return x; });
+      return rounded([](float x) { return x; });
   }
+}
+
+/// The unfused operations for operands of e4m3 and a result in `dtype`: scores in f32, and weights rounded to e4m3 as a product takes them.
+/// A row's largest is 2^8, so that the small ones keep their bits; the sum divides at the end.
+inline PlainResult naive_fp8(const PlainCall& call, DType dtype) {
+  PlainResult result = evaluate<float>(
+      call, [](float x) { return x; }, [](float p, float total) { return static_cast<float>(fp8_e4m3(p * 256)) / (256 * total); });
+  for (double& x : result.o)
+    x = dtype == DType::f16 ? static_cast<float>(f16(static_cast<float>(x))) : static_cast<float>(bf16(static_cast<float>(x)));
+  return result;
 }
 
 }  // namespace tw::kernels::attention

@@ -12,10 +12,19 @@
 
 namespace tw::detail {
 
+/// A factor for each batch and key head.
+struct DescaleOf {
+  const float* data = nullptr;  ///< null: 1
+  std::int64_t stride_batch = 0, stride_head = 0;
+};
+
 /// A checked call. Tensors are [batch, head, row, dim]; for packed sequences the batch is 1.
 struct AttentionCall {
   Tensor q, k, v, o;
-  Tensor partial;  ///< f32 [splits * batch, head, row, dim], if the keys are split
+  DescaleOf q_descale = {}, k_descale = {}, v_descale = {};
+  bool descaled = false;           ///< for q, k and v of e4m3, whose types may since have changed
+  bool values_transposed = false;  ///< v is [batch, head, dim, key], with keys in the order of eight_bit_key()
+  Tensor partial;                  ///< f32 [splits * batch, head, row, dim], if the keys are split
   const float* sink = nullptr;
   float* lse = nullptr;
   std::int64_t lse_stride_batch = 0, lse_stride_head = 0;
@@ -126,14 +135,17 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   const bool keys = call.k.numel() > 0 && call.v.numel() > 0;
   const CopiedRows rows{call.pages ? std::gcd(call.page_size, bn) : bn};
   bind(p.k, keys ? call.k : call.q, rows);
-  bind(p.v, keys ? call.v : call.q, rows);
+  if (call.values_transposed)
+    bind(p.v, keys ? call.v : call.q);
+  else
+    bind(p.v, keys ? call.v : call.q, rows);
   bind(p.o, call.o);
   bind(p.partial, call.partial.numel() > 0 ? &call.partial : nullptr);
   p.lse = call.lse;
   p.sink = call.sink;
   p.lse_stride_j = call.lse_stride_batch;
   p.lse_stride_i = call.lse_stride_head;
-  p.heads_per_kv = keys ? static_cast<int>(call.q.shape(1) / call.k.shape(1)) : 1;
+  p.heads_per_kv = call.k.shape(1) > 0 ? static_cast<int>(call.q.shape(1) / call.k.shape(1)) : 1;
   p.has_diagonal = call.diagonal.has_value();
   p.diagonal = call.diagonal.value_or(0);
   float unit = call.scale;
@@ -155,6 +167,13 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   p.page_size = call.page_size;
   p.page_rows = rows.count;
   p.keys = call.keys;
+  const auto descale = [](auto& to, const DescaleOf& from) {
+    to.data = from.data;
+    to.stride_j = from.stride_batch, to.stride_i = from.stride_head;
+  };
+  descale(p.q_descale, call.q_descale);
+  descale(p.k_descale, call.k_descale);
+  descale(p.v_descale, call.v_descale);
 }
 
 /// Rows per tile on the CPU (fewer for few queries), and keys per block.
@@ -166,7 +185,7 @@ constexpr AttentionConfig cpu_config(int head_dim, int rows) {
           .rows = rows,
           .keys = kCpuKeys,
           .stages = 2,
-          .form = kRagged | kSplit | kPaged,
+          .form = kRagged | kSplit | kPaged | kDescaled,
           .dropout = Use::runtime,
           .maxima_first = true};
 }
@@ -252,13 +271,18 @@ struct AttentionKernel {
 /// without a source.
 AttentionKernel attention_kernel_with(const AttentionCall& call, DType dtype, int head_dim, const UserRuleInfo& rule);
 
-template <class T, class... User>
-void run_attention_gpu(const AttentionCall& call, const AttentionKernel& kernel, auto&& bind_user) {
+/// Attention<T, ..., Output>, named by `kernel`.
+template <class T, class Output, class... User>
+void run_attention_gpu_as(const AttentionCall& call, const AttentionKernel& kernel, auto&& bind_user) {
   using List = CallRules<User...>;
-  using AnySizes = Attention<T, cpu_config(64, 64), List>;
+  using AnySizes = Attention<T, cpu_config(64, 64), List, Output>;
   launch_named<typename AnySizes::template On<sm_90a::Target<>>::Params>(
       kernel.name, call.stream, attention_grid(call, kernel.config.rows),
       [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kernel.config.keys, bind_user); });
+}
+template <class T, class... User>
+void run_attention_gpu(const AttentionCall& call, const AttentionKernel& kernel, auto&& bind_user) {
+  run_attention_gpu_as<T, T, User...>(call, kernel, bind_user);
 }
 
 }  // namespace tw::detail

@@ -6,18 +6,27 @@
 
 namespace tw {
 
+/// The order of keys in transposed 8-bit values: column n holds key eight_bit_key(n). A thread of the tensor cores' accumulators has two
+/// neighbours of every 8 columns, and needs four neighbours of every 16 as a left operand of 8 bits. In this order those four are the two
+/// pairs that it has, so that weights stay where they are (block.convert_in_place()).
+TW_INLINE constexpr int eight_bit_key(int n) { return n / 16 * 16 + n / 2 % 2 * 8 + n / 4 % 4 * 2 + n % 2; }
+
 /// O = softmax(scale Q K^T) V with online softmax: the scores never leave the registers (FlashAttention; Dao et al. 2022, 2023; Shah et al.
 /// 2024).
 ///
 /// One tile is BM queries of one head. Keys and values arrive BN at a time, the last ones first, so that blocks cut by a mask come before
 /// whole ones. `Rules` (attention_rules.tile.hpp) define which keys a query sees and how scores change.
-template <class T, AttentionConfig kConfig, class Rules>
+///
+/// T is bf16, f16, f32 or fp8_e4m3; the output is of type `Output`. Tensor cores contract 8-bit operands along rows of memory only, so fp8
+/// values are transposed, [value_dim, keys], with the keys in the order of eight_bit_key().
+template <class T, AttentionConfig kConfig, class Rules, class Output = T>
 struct Attention {
   static constexpr const char* source = Rules::source ? Rules::source : "tilewave/tile/attention.tile.hpp";
   static constexpr int D = kConfig.head_dim, DV = kConfig.value_dim, BM = kConfig.rows, BN = kConfig.keys;
   static_assert(kConfig.lag == 0 || kConfig.lag == 1, "the output lags by one block of keys, or by none");
   static_assert(kConfig.maxima_first || !Rules::anywhere, "rules that may show a row its first key in any block need maxima_first");
   static_assert(!kConfig.rules_in_halves || !kConfig.maxima_first, "rules_in_halves is not for maxima_first");
+  static constexpr bool values_transposed = sizeof(T) == 1;
   using WarpTile =
       RowWarpTile<(BM % 128 == 0 && BN <= 64 && DV <= 128 ? 32 : 16)>;  // 32 rows of scores and output fit the registers of a warp
 
@@ -25,11 +34,11 @@ struct Attention {
   struct On {
     using Q = Shared<Target, T, BM, D>;
     using K = Shared<Target, T, BN, D>;
-    using V = Shared<Target, T, BN, DV, Contract::rows>;
-    using Out = Staging<Target, T, BM, DV>;
+    using V = conditional<values_transposed, Shared<Target, T, DV, BN>, Shared<Target, T, BN, DV, Contract::rows>>;
+    using Out = Staging<Target, Output, BM, DV>;
     using Scores = Fragment<Target, float, BM, BN>;
     using Weights = Operand<Target, T, BM, BN>;
-    using Softmax = OnlineSoftmax<Target, Scores, kConfig.maxima_first>;
+    using Softmax = OnlineSoftmax<Target, Scores, kConfig.maxima_first, T>;
     using PerRow = typename Softmax::PerRow;
     using Integers = Pointer<Target, const i32>;
     using Schedule = LongestFirst;
@@ -45,13 +54,15 @@ struct Attention {
     static constexpr bool queries_back_early = kConfig.queries_back_early && !queries_in_registers;
     static constexpr bool maxima_first = kConfig.maxima_first, rules_in_halves = kConfig.rules_in_halves;
     using Work = AttentionWork<kConfig, Rules>;
-    static constexpr bool ragged = Work::ragged, split = Work::split, paged = Work::paged;
+    static constexpr bool ragged = Work::ragged, split = Work::split, paged = Work::paged, descaled = Work::descaled;
+    /// Rules that change scores need them in the unit that the host knows. Otherwise the factor joins scale_log2.
+    static constexpr bool descaled_before_rules = descaled && Rules::changing;
 
     struct Params {
       Global<Target, const T, Q> q;  ///< [batch, head, row, D]; batch is 1 for packed sequences
       Global<Target, const T, K> k;  ///< [batch, kv head, key, D], or [page, kv head, key in page, D]
       Global<Target, const T, V> v;
-      Global<Target, T, Out> o;
+      Global<Target, Output, Out> o;
       Global<Target, float> partial;      ///< [split * batch, head, row, DV]: replaces o if the keys are split
       Pointer<Target, float> lse;         ///< [batch or split * batch, head, row], or null
       Pointer<Target, const float> sink;  ///< [head], or null
@@ -82,6 +93,8 @@ struct Attention {
       i64 pages_stride;
       int page_tables;           ///< rows of the table
       int page_size, page_rows;  ///< keys of a page, and keys copied at once
+      // descaled
+      Descale<Target> q_descale, k_descale, v_descale;
     };
     struct Memory {
       Ring<Target, Q, 1> q;
@@ -90,7 +103,11 @@ struct Attention {
       Out out;
       explicit constexpr Memory(auto& block) : q(block), k(block), v(block), out(block) {}
     };
-    struct State {
+    struct Factor {
+      float factor;  ///< scale_log2, or with descaled_before_rules what scores are multiplied by
+    };
+    struct NoFactor {};
+    struct State : conditional<descaled, Factor, NoFactor> {
       Fragment<Target, float, BM, DV> out;
       Softmax softmax;
       Dropout dropout;
@@ -110,7 +127,13 @@ struct Attention {
       const int kv_head = w.head / p.heads_per_kv;
       if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, w.q_row + w.first_row, 0, w.head, w.q_batch); });
       if (step < w.blocks) producer.put(memory.k, [&](auto copy, K& k) { load_block(copy, p, w, p.k, k, w.block(step), kv_head); });
-      if (step >= lag) producer.put(memory.v, [&](auto copy, V& v) { load_block(copy, p, w, p.v, v, w.block(step - lag), kv_head); });
+      if (step >= lag)
+        producer.put(memory.v, [&](auto copy, V& v) {
+          if constexpr (values_transposed)
+            copy.tile(p.v, v, 0, w.block(step - lag) * BN, kv_head, w.k_batch);
+          else
+            load_block(copy, p, w, p.v, v, w.block(step - lag), kv_head);
+        });
     }
 
     /// Starts the product that adds block n to the output.
@@ -138,19 +161,23 @@ struct Attention {
       if (queries_back_early && step + 1 == w.blocks) block.release(memory.q);
       if constexpr (!kHalves) {
         if (cut)
-          apply_rules<true, 0, BN>(block, p, w, w.block(step), scores);
+          apply_rules<true, 0, BN>(block, p, w, w.block(step), scores, state);
         else
-          apply_rules<false, 0, BN>(block, p, w, w.block(step), scores);
-        if (!maxima_first && (cut || step <= w.cut)) state.softmax.set_first_bases(block, p.scale_log2, scores);
+          apply_rules<false, 0, BN>(block, p, w, w.block(step), scores, state);
+        if (!maxima_first && (cut || step <= w.cut)) state.softmax.set_first_bases(block, scale_log2(p, state), scores);
       }
-      const bool rescaled = state.softmax.add(block, p.scale_log2, scores, decay, [&](auto first, auto count) {
-        if constexpr (kHalves) apply_rules<false, decltype(first)::value, decltype(count)::value>(block, p, w, w.block(step), scores);
+      const bool rescaled = state.softmax.add(block, scale_log2(p, state), scores, decay, [&](auto first, auto count) {
+        if constexpr (kHalves)
+          apply_rules<false, decltype(first)::value, decltype(count)::value>(block, p, w, w.block(step), scores, state);
       });
       if constexpr (kOutputUnder) wait_for_output(block, memory, state);
       if (!kFirst && rescaled) block.map(state.out, decay, [](auto x, auto d) { return x * d; });
       if constexpr (kConfig.dropout != Use::never) {
+        static_assert(!values_transposed, "weights of 8 bits are not dropped");
         if (drops(kConfig, p)) mark_dropped(block, state.dropout, scores, w.first_row, w.block(step) * BN);
         convert_kept(block, weights, scores);
+      } else if constexpr (values_transposed) {
+        block.convert_in_place(weights, scores);
       } else {
         block.convert(weights, scores);
       }
@@ -184,6 +211,7 @@ struct Attention {
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
       state.softmax.begin(block);
       if constexpr (kConfig.dropout != Use::never) state.dropout = Dropout::of(p.dropout, w.batch * p.q.size_i + w.head);
+      if constexpr (descaled) state.factor = descaled_before_rules ? w.of_scores : p.scale_log2 * w.of_scores;
       if (w.blocks == 0) return block.fill(state.out, 0.0f);
       const Q& q = block.take(memory.q);
       Weights weights;
@@ -220,6 +248,7 @@ struct Attention {
       }
       block.for_rows(scale, [&](int, int i, auto& x) { x = softmax.sum[i] == 0.0f ? 0.0f : x * reciprocal(softmax.sum[i]); });
       if constexpr (kConfig.dropout != Use::never) block.for_rows(scale, [&](int, int, auto& x) { x *= p.dropout.scale; });
+      if constexpr (descaled) block.for_rows(scale, [&](int, int, auto& x) { x *= w.of_values; });
       block.map(state.out, scale, [](auto x, auto s) { return x * s; });
       const int row0 = w.q_row + w.first_row;
       if (split && p.partial.data != nullptr)
@@ -258,10 +287,23 @@ struct Attention {
       return v;
     }
 
+    /// The unit of scores, as rules leave them, times log2(e).
+    TW_INLINE static float scale_log2(const Params& p, [[maybe_unused]] const State& state) {
+      if constexpr (descaled && !descaled_before_rules)
+        return state.factor;
+      else
+        return p.scale_log2;
+    }
     /// Applies the rules to kCount columns of block `b`'s scores, from kFirst on. Scores that a row must not see become -infinity.
     template <bool kCut, int kFirst, int kCount>
-    TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int b, Scores& scores) {
+    TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int b, Scores& scores,
+                                      [[maybe_unused]] const State& state) {
       const int key0 = b * BN;
+      if constexpr (descaled_before_rules) {
+        const float factor = state.factor;
+        // A GPU's kernel would need registers for the branch.
+        if (TW_ON_GPU || factor != 1.0f) block.template for_columns<kFirst, kCount>(scores, [factor](int, auto, auto& x) { x *= factor; });
+      }
       Rules::template apply<kCut, kFirst, kCount>(block, p.rules, scores, [&](int row, auto col) {
         const int query = w.query_of(p, row);
         return Score{w.batch,       w.head_of(p, row), query,      key0 + col,

@@ -4,12 +4,13 @@
 
 namespace tw {
 
-/// How a batch lies in memory, if not as [batch, head, row]. A kernel contains only the code for its own form.
+/// How a batch lies in memory, if not as [batch, head, row] in its own scale. A kernel contains only the code for its own form.
 enum AttentionForm {
   kEqualLengths = 0,
-  kRagged = 1,  ///< lengths and offsets of sequences are read from memory
-  kSplit = 2,   ///< rows are the queries of all heads that share keys, and several tiles split the keys of a sequence
-  kPaged = 4    ///< a sequence's keys and values are in the pages of a table
+  kRagged = 1,   ///< lengths and offsets of sequences are read from memory
+  kSplit = 2,    ///< rows are the queries of all heads that share keys, and several tiles split the keys of a sequence
+  kPaged = 4,    ///< a sequence's keys and values are in the pages of a table
+  kDescaled = 8  ///< queries, keys and values are multiplied by factors in memory, one for each batch and key head
 };
 
 /// Whether a kernel contains something that a call may ask for.

@@ -54,12 +54,26 @@ struct PackedTile {
   static constexpr int numbers = 8;  ///< in an entry; the last two are unused
 };
 
+/// A factor for each batch and key head, f32.
+template <class Target>
+struct Descale {
+  Pointer<Target, const float> data;  ///< null: 1
+  i64 stride_j, stride_i;             ///< of batches and of key heads
+  TW_INLINE float at(int batch, int head) const { return data ? data[batch * stride_j + head * stride_i] : 1.0f; }
+};
+/// The factors of a tile: of the products of queries and keys, and of the values.
+struct TileFactors {
+  float of_scores, of_values;
+};
+struct NoTileFactors {};
+
 /// The rows of a tile, and the blocks of keys that they see, from the last to the first. `p` are the Params of an Attention kernel, or
 /// those of them that the form needs.
 template <AttentionConfig kConfig, class Rules>
-struct AttentionWork {
+struct AttentionWork : conditional<(kConfig.form & kDescaled) != 0, TileFactors, NoTileFactors> {
   static constexpr int BM = kConfig.rows, BN = kConfig.keys;
-  static constexpr bool ragged = (kConfig.form & kRagged) != 0, split = (kConfig.form & kSplit) != 0, paged = (kConfig.form & kPaged) != 0;
+  static constexpr bool ragged = (kConfig.form & kRagged) != 0, split = (kConfig.form & kSplit) != 0, paged = (kConfig.form & kPaged) != 0,
+                        descaled = (kConfig.form & kDescaled) != 0;
 
   int batch, head, part;
   int first_row, rows;  ///< rows: the sequence's number of queries
@@ -105,6 +119,13 @@ struct AttentionWork {
     w.first_row = m * BM;
     w.diagonal = p.has_diagonal ? p.diagonal : w.seqlen_k - w.seqlen_q(p);
     w.find_blocks(p);
+    if constexpr (descaled) {
+      const int kv_head = w.head / p.heads_per_kv;
+      // Not 0, by which hidden scores, -infinity, must not be multiplied.
+      constexpr float kSmallest = 1e-30f;
+      w.of_scores = max(p.q_descale.at(w.batch, kv_head) * p.k_descale.at(w.batch, kv_head), kSmallest);
+      w.of_values = p.v_descale.at(w.batch, kv_head);
+    }
     return w;
   }
 

@@ -6,12 +6,19 @@ namespace tw {
 
 /// The softmax of rows whose scores arrive one block of keys at a time (Dao et al. 2022, FlashAttention). A score x adds 2^(x * scale_log2
 /// - base) to its row's sum. A row keeps its base until an exponential would exceed 1 (lazy rescaling); in practice it is rescaled once or
-/// never. `kMaximaFirst`: AttentionConfig::maxima_first.
-template <class Target, class Scores, bool kMaximaFirst>
+/// never. `kMaximaFirst`: AttentionConfig::maxima_first. `Weight`: what the exponentials are rounded to for the next product.
+template <class Target, class Scores, bool kMaximaFirst, class Weight = bf16>
 struct OnlineSoftmax {
   using PerRow = RowVector<Target, float, Scores>;
-  /// A new base is kHeadroom above the row's largest exponent so far, so that later exponentials may be 2^kHeadroom times as large.
-  static constexpr float kHeadroom = 8.0f;
+  /// Exponents are at most kLargest. For 16-bit weights this is 0, so that a sign tells that one is larger. e4m3 has three mantissa bits
+  /// from 2^-6 on, fewer below, and nothing below 2^-10. Exponentials up to 2^8 (e4m3 ends at 448) give those weights that are 2^-14 of the
+  /// largest a whole mantissa.
+  static constexpr float kLargest = is_fp8<Weight> ? 8.0f : 0.0f;
+  /// A new base puts the row's largest exponent kHeadroom below kLargest, so that later exponentials may be 2^kHeadroom times as large. For
+  /// e4m3 headroom costs range at the small end: with 3, weights have a whole mantissa down to 2^-11 of the row's largest, and in rows of
+  /// random scores the first block's maximum is rarely exceeded by a factor of 8.
+  static constexpr float kHeadroom = is_fp8<Weight> ? 3.0f : 8.0f;
+  static_assert(!is_fp8<Weight> || kMaximaFirst, "exponents of 8-bit weights may be positive: their signs tell nothing");
   /// The base of a row that has not seen a key. It is finite, so that -infinity minus it is -infinity.
   static constexpr float kUnseen = -1e30f;
 
@@ -110,12 +117,18 @@ struct OnlineSoftmax {
   /// Raises the bases of rows whose largest score exceeds them. Returns false if this warp has no such row.
   TW_INLINE bool rescale_by_maxima(auto& block, float scale_log2, Scores& scores, PerRow& decay) {
     RowVector<Target, bool, Scores> over;
-    block.rows(scores, [&](int i, auto row) { over[i] = row.partial_max() * scale_log2 > base[i]; });
+    const auto limit = [&](int i) {
+      if constexpr (kLargest == 0.0f)
+        return base[i];
+      else
+        return base[i] + kLargest;
+    };
+    block.rows(scores, [&](int i, auto row) { over[i] = row.partial_max() * scale_log2 > limit(i); });
     const bool rescaled = block.any(over, [](bool x) { return x; });
     if (rescaled) {
       block.rows(scores, [&](int i, auto row) {
         const auto largest = row.max() * scale_log2;
-        const auto raised = largest > base[i] ? largest + kHeadroom : base[i];
+        const auto raised = largest > limit(i) ? largest + (kHeadroom - kLargest) : base[i];
         decay[i] = exp2(base[i] - raised);
         base[i] = raised;
         sum[i] *= decay[i];

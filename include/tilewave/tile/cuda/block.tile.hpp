@@ -33,6 +33,14 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
       for (int i = 0; i < from.size / 2; ++i) to.x[i] = ptx::pack<T>(from.x[2 * i], from.x[2 * i + 1]);
     }
   }
+  /// The same for an 8-bit type, in the order of columns for which no thread needs another's elements: of every 16 columns, column 4 t + 2
+  /// u
+  /// + c of the operand is column 8 u + 2 t + c of the accumulators (t < 4; u, c < 2). The product's right operand must have this order
+  /// too.
+  template <class T, class S, int R, int C, int WarpRows>
+  TW_INLINE void convert_in_place(Operand<T, R, C, WarpRows>& to, const Fragment<S, R, C, WarpRows>& from) const {
+    convert_bytes_in_place(to, from);
+  }
   /// The rounded accumulators. `from` is of 16 bits, and may be an operand of a product in flight.
   template <class T, class S, int R, int C, int WarpRows>
   TW_INLINE void convert(Fragment<S, R, C, WarpRows>& to, const Operand<T, R, C, WarpRows>& from) const {

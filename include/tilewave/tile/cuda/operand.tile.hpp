@@ -28,6 +28,19 @@ TW_INLINE void convert_bytes(const Position& at, Operand<T, R, C, WarpRows>& to,
   }
 }
 
+/// Rounds accumulators to an 8-bit type without exchanges. Of every 16 columns, column 4 t + 2 u + c of the operand is column 8 u + 2 t + c
+/// of the accumulators (t < 4; u, c < 2).
+template <class T, class S, int R, int C, int WarpRows>
+TW_INLINE void convert_bytes_in_place(Operand<T, R, C, WarpRows>& to, const Fragment<S, R, C, WarpRows>& from) {
+  static_assert(is_fp8<T>, "operands of fp8");
+  TW_UNROLL
+  for (int n = 0; n < to.row_tiles * to.tile_size; ++n) {  // odd registers hold the row 8 below
+    const S* const x = from.x + n / 2 * 8 + n % 2 * 2;
+    to.x[n] = ptx::narrow_pair<T>(static_cast<float>(x[0]), static_cast<float>(x[1])) |
+              ptx::narrow_pair<T>(static_cast<float>(x[4]), static_cast<float>(x[5])) << 16;
+  }
+}
+
 template <class Scales>
 TW_INLINE auto scale_of(const Scales& scales, int, int row, int group) {
   return scales(row, group);
