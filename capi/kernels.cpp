@@ -128,6 +128,9 @@ struct AttentionArguments {
         sink("sink", given.sink),
         mask("mask", given.mask),
         lse("lse", given.lse),
+        q_descale("q_descale", given.q_descale),
+        k_descale("k_descale", given.k_descale),
+        v_descale("v_descale", given.v_descale),
         dropout_state("dropout_state", given.dropout_state) {
     options.scale = given.scale;
     options.causal = given.causal != 0;
@@ -139,6 +142,9 @@ struct AttentionArguments {
     options.sink = sink.get();
     options.mask = mask.get();
     options.lse = lse.get();
+    options.q_descale = q_descale.get();
+    options.k_descale = k_descale.get();
+    options.v_descale = v_descale.get();
     options.check_contents = given.check_contents != 0;
     options.dropout = given.dropout;
     options.dropout_seed = given.dropout_seed, options.dropout_offset = given.dropout_offset;
@@ -149,7 +155,7 @@ struct AttentionArguments {
   AttentionArguments& operator=(const AttentionArguments&) = delete;
 
   const tw_attention_options given;
-  const Given alibi_slopes, sink, mask, lse, dropout_state;
+  const Given alibi_slopes, sink, mask, lse, q_descale, k_descale, v_descale, dropout_state;
   tw::AttentionOptions options;
 };
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -388,6 +389,27 @@ TEST_F(CInterfaceAttention, EveryOption) {
   EXPECT_OK(tw_attention(InC(q), InC(k), InC(v), InC(o), &options, nullptr));
   attention(q, k, v, expected, {.causal = true, .causal_offset = 5, .mask = &seen});
   EXPECT_TRUE(same_bits(o, expected));
+}
+
+TEST_F(CInterfaceAttention, Fp8) {
+  const auto narrow = [](const Tensor& t) {
+    const Tensor y = Tensor::empty(t.shape(), DType::fp8_e4m3);
+    cast(t, y);
+    return y;
+  };
+  const Tensor q8 = narrow(q), k8 = narrow(k), v8 = narrow(v);
+  const std::array<float, 4> factors[] = {{0.5f, 1.5f, 0.7f, 1.1f}, {0.9f, 0.3f, 1.2f, 0.8f}, {2, 3, 4, 5}};
+  std::vector<Tensor> descales;
+  for (const auto& f : factors) descales.push_back(Tensor::from(std::span<const float>(f), {2, 2}));
+  const InC q_descale(descales[0]), k_descale(descales[1]), v_descale(descales[2]);
+  tw_attention_options options = attention_options();
+  options.q_descale = q_descale, options.k_descale = k_descale, options.v_descale = v_descale;
+  EXPECT_OK(tw_attention(InC(q8), InC(k8), InC(v8), InC(o), &options, nullptr));
+  attention(q8, k8, v8, expected, {.q_descale = &descales[0], .k_descale = &descales[1], .v_descale = &descales[2]});
+  EXPECT_TRUE(same_bits(o, expected));
+  options.k_descale = nullptr;
+  EXPECT_OK(tw_attention(InC(q8), InC(k8), InC(v8), InC(o), &options, nullptr));
+  EXPECT_FALSE(same_bits(o, expected));
 }
 
 TEST_F(CInterfaceAttention, FieldsThatAnOlderCallerDoesNotHaveAreDefaults) {

@@ -31,6 +31,7 @@
 #include "tests/support.hpp"
 #include "tilewave/attention.hpp"
 #include "tilewave/convolution.hpp"
+#include "tilewave/elementwise.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/launch.hpp"
@@ -317,6 +318,28 @@ Case attention_case(const char* what, std::int64_t head_dim, DType dtype, std::i
           }};
 }
 
+/// Of e4m3: values are transposed first, into memory that the call before may still read.
+Case fp8_case(std::int64_t head_dim, std::int64_t keys, const AttentionOptions& options) {
+  const std::int64_t batch = 2, heads = 12, queries = 2048;
+  const auto random_tensor = [&](std::int64_t rows, std::uint64_t s) {
+    const Tensor x = Tensor::random({batch, rows, heads, head_dim}, DType::f32, seed() + s), y = Tensor::empty(x.shape(), DType::fp8_e4m3);
+    cast(x, y);
+    return y;
+  };
+  const SharedInputs in = std::make_shared<Inputs>(std::vector{random_tensor(queries, 0), random_tensor(keys, 1), random_tensor(keys, 2)});
+  Case c{tw::format("attention of e4m3: head dimension {}, {} keys", head_dim, keys),
+         {batch, queries, heads, head_dim},
+         DType::bf16,
+         [in, options](const Tensor& out, const Stream& stream) {
+           const std::vector<Tensor>& t = in->on(stream.device());
+           AttentionOptions with_stream = options;
+           with_stream.stream = stream;
+           attention(t[0], t[1], t[2], out, with_stream);
+         }};
+  c.tolerance = 0.1f;  // a GPU rounds weights to e4m3
+  return c;
+}
+
 /// Sequences of 0 to 300 queries and of 0 to 200 keys, some without any.
 Case packed_case(std::int64_t head_dim, bool causal) {
   const std::int64_t heads = 8;
@@ -356,6 +379,10 @@ TEST(Repetition, cuda_Attention) {
     cases.push_back(attention_case("window", head_dim, DType::bf16, 1500, {.causal = true, .window_left = 64}));
     cases.push_back(packed_case(head_dim, false));
     cases.push_back(packed_case(head_dim, true));
+  }
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    cases.push_back(fp8_case(head_dim, 700, {}));
+    cases.push_back(fp8_case(head_dim, 1500, {.causal = true}));
   }
   expect_all_repeatable(cases);
 }

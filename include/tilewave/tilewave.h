@@ -192,12 +192,15 @@ typedef struct {
   float softcap;
   const tw_tensor* alibi_slopes; /* f32 [heads] or [batch, heads] */
   const tw_tensor* sink;         /* f32 [heads] */
-  const tw_tensor* mask;         /* bool, f32 or q's dtype; broadcast to [batch, heads, seqlen_q, seqlen_k] */
+  const tw_tensor* mask;         /* bool, f32 or o's dtype; broadcast to [batch, heads, seqlen_q, seqlen_k] */
   const tw_tensor* lse;          /* output, f32 [batch, heads, seqlen_q]; packed: [heads, total_q] */
   int32_t check_contents;        /* 1: wait and check lengths, offsets and page numbers on a GPU */
   float dropout;                 /* the probability with which a weight is dropped, in [0, 1); not with a cache */
   int64_t dropout_seed, dropout_offset;
   const tw_tensor* dropout_state; /* i64 [2], on the tensors' device: replaces dropout_seed and dropout_offset */
+
+  /* Of tw_attention in e4m3 (o: bf16 or f16), f32 [batch, kv_heads]. */
+  const tw_tensor *q_descale, *k_descale, *v_descale;
 } tw_attention_options;
 
 tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_attention_options* options,

@@ -13,6 +13,7 @@
 #include "kernels/attention/ladder.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/elementwise.hpp"
 
 namespace tw::kernels::attention {
 namespace {
@@ -23,6 +24,17 @@ using namespace tw::bench;
 double bf16_limit(Run& run) {
   const auto limits = run.options().list ? std::optional<GpuLimits>() : gpu_limits(device_info(run.options().device).name);
   return limits ? limits->bf16_tflops : 0;
+}
+/// Products of 8-bit operands have twice the rate.
+double fp8_limit(Run& run) { return 2 * bf16_limit(run); }
+
+/// Random numbers of any dtype, e4m3 too.
+Tensor random_values(const Shape& shape, DType dtype, const Stream& stream, std::uint64_t seed) {
+  if (dtype != DType::fp8_e4m3) return random_normal(shape, dtype, stream.device(), seed);
+  const Tensor x = random_normal(shape, DType::bf16, stream.device(), seed), y = Tensor::empty(shape, dtype, stream);
+  cast(x, y, {.stream = stream});
+  stream.synchronize();
+  return y;
 }
 
 // --- Prefill
@@ -42,8 +54,9 @@ void run_prefill(Run& run, const PrefillCase& c, DType dtype, std::initializer_l
   if (!run.wants("attention", c.name(), dtype)) return;
   const Stream& stream = run.stream();
   const Shape shape = {c.batch, c.seqlen, c.heads, c.head_dim};
-  const auto operand = [&](std::uint64_t seed) { return random_normal(shape, dtype, stream.device(), seed); };
-  const Tensor q = operand(1), k = operand(2), v = operand(3), o = Tensor::poisoned(shape, dtype, stream);
+  const auto operand = [&](std::uint64_t seed) { return random_values(shape, dtype, stream, seed); };
+  const Tensor q = operand(1), k = operand(2), v = operand(3);
+  const Tensor o = Tensor::poisoned(shape, dtype == DType::fp8_e4m3 ? DType::bf16 : dtype, stream);
   const AttentionOptions options{.causal = c.causal, .stream = stream};
   for (const Mode mode : modes) {
     Record record;
@@ -240,6 +253,13 @@ void run_on_gpu(Run& run) {
       for (const bool causal : {false, true})
         run_prefill(run, {head_dim, seqlen, 16384 / seqlen, 2048 / head_dim, causal}, DType::bf16, {Mode::hot, Mode::cool}, "TFLOP/s",
                     limit);
+    }
+  }
+  for (const std::int64_t head_dim : {128, 64, 256}) {
+    for (const std::int64_t seqlen : {4096, 16384}) {
+      for (const bool causal : {false, true})
+        run_prefill(run, {head_dim, seqlen, 16384 / seqlen, 2048 / head_dim, causal}, DType::fp8_e4m3, {Mode::hot, Mode::cool}, "TFLOP/s",
+                    fp8_limit(run));
     }
   }
   for (const std::int64_t batch : {1, 16, 64}) {

@@ -1,8 +1,10 @@
 #include "kernels/attention/call.hpp"
 #include "kernels/attention/heuristics.hpp"
 #include "kernels/attention/values.tile.hpp"
+#include "kernels/attention/variants.hpp"
 #include "kernels/generic_tiles.hpp"
 #include "kernels/workspace.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/elementwise.hpp"
 
 // attention() of e4m3. A Hopper GPU multiplies it as it is; other targets convert it to o's type first, which holds it exactly.
@@ -35,6 +37,20 @@ void transpose_values(const Tensor& v, const Tensor& to, const Stream& stream) {
 Tensor values_workspace(const Tensor& v, const Stream& stream) {
   const std::int64_t keys = (v.shape(2) + kSide - 1) / kSide * kSide;  // whole squares: all of them is written
   return workspace({v.shape(0), v.shape(1), v.shape(3), keys}, DType::fp8_e4m3, stream);
+}
+
+KernelVariant values_variant() {
+  using Kernel = TransposeValues<u8, kSide>;
+  return {make_spec(kernel_info<Kernel>, true, true, "attention_fp8_values"), [](const ShapeValues& shape) {
+            const int kv_heads = shape.integer(shape["kv_heads"] > 0 ? "kv_heads" : "heads"), batch = shape.integer("batch");
+            const int keys = ceil_div(shape.integer("seqlen_k"), kSide);
+            const Tensor v = placeholder({batch, kv_heads, shape["seqlen_k"], kSide}, DType::u8);
+            const Tensor y = placeholder({batch, kv_heads, kSide, std::int64_t{keys} * kSide}, DType::u8);
+            return analyze<Kernel>({keys, 1, batch * kv_heads}, [&](auto& bind, auto& p) {
+              bind(p.x, v);
+              bind(p.y, y);
+            });
+          }};
 }
 
 void run_in_fp8(AttentionCall call) {

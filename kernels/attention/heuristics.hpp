@@ -73,12 +73,19 @@ constexpr AttentionConfig gpu_config(HeadDims dims, TileUse use, int form = kEqu
   return c;
 }
 
-/// For e4m3, on Hopper GPUs: 64 rows a warpgroup. Values arrive in panels of 128 keys.
-constexpr AttentionConfig fp8_config(HeadDims dims) {
+/// For e4m3, on Hopper GPUs. Values arrive in panels of 128 keys; with D 256 the registers suffice for 96. `few_registers`: for loads
+/// without TMA, and loads of a mask.
+constexpr AttentionConfig fp8_config(HeadDims dims, bool few_registers = false) {
   const int largest = dims.head_dim > dims.value_dim ? dims.head_dim : dims.value_dim;
   const int d = largest <= 64 ? 64 : largest <= 128 ? 128 : 256;
-  AttentionConfig c{.head_dim = d, .value_dim = d, .rows = d == 64 ? 192 : 128, .keys = d == 256 ? 96 : 128, .stages = d == 256 ? 2 : 3};
-  c.form = kDescaled;
+  AttentionConfig c{.head_dim = d,
+                    .value_dim = d,
+                    .rows = d == 64 && !few_registers ? 192 : 128,
+                    .keys = d < 256         ? 128
+                            : few_registers ? 64
+                                            : 96,
+                    .stages = d < 256 ? 3 : 2,
+                    .form = kDescaled};
   c.queries_in_registers = d == 128;
   c.queries_back_early = d == 64;
   c.maxima_first = true;  // see OnlineSoftmax::kLargest

@@ -15,23 +15,31 @@ struct Registered {
   int head_dim;
   bool causal = false, split = false;
 
+  template <class T>
   constexpr AttentionConfig config() const {
+    if (sizeof(T) == 1) return fp8_config({head_dim, head_dim});
     if (split) return gpu_config({head_dim, head_dim}, TileUse::split, kRagged | kSplit | kPaged);
     return gpu_config({head_dim, head_dim}, causal ? TileUse::paired : TileUse::widest);
   }
 };
 
 /// A call on placeholders.
-AttentionCall make_call(const ShapeValues& shape, DType dtype, const Registered& kernel) {
+template <class T>
+AttentionCall make_call(const ShapeValues& shape, const Registered& kernel) {
+  constexpr DType dtype = dtype_of<T>, of_o = sizeof(T) == 1 ? DType::bf16 : dtype;
   const int heads = shape.integer("heads"), seqlen_q = shape.integer("seqlen_q"), seqlen_k = shape.integer("seqlen_k");
   const int kv_heads = shape["kv_heads"] > 0 ? shape.integer("kv_heads") : heads, batch = shape.integer("batch"), d = kernel.head_dim;
   require(heads > 0 && heads % kv_heads == 0, "attention: heads is {} and kv_heads {}; heads must be a positive multiple of kv_heads",
           heads, kv_heads);
   const Tensor q = placeholder({batch, heads, seqlen_q, d}, dtype).transpose(1, 2), k = placeholder({batch, seqlen_k, kv_heads, d}, dtype);
-  const Tensor o = placeholder(q.shape(), dtype), lse = placeholder({batch, heads, seqlen_q}, DType::f32);
+  const Tensor o = placeholder(q.shape(), of_o), lse = placeholder({batch, heads, seqlen_q}, DType::f32);
   AttentionCall call = detail::check_attention(q, k, k, o, {.causal = kernel.causal, .lse = shape["lse"] ? &lse : nullptr});
+  if (call.descaled) {
+    call.v = placeholder({batch, kv_heads, d, (seqlen_k + 127) / 128 * 128}, dtype);
+    call.values_transposed = true;
+  }
   if (!kernel.split) return call;
-  const int rows = heads / kv_heads * seqlen_q, most = kernel.config().rows;
+  const int rows = heads / kv_heads * seqlen_q, most = kernel.config<T>().rows;
   call.splits = shape.integer("splits");
   require(call.splits > 0, "attention: splits is {}; it must be positive", call.splits);
   require(rows <= most, "attention: heads is {}, kv_heads {} and seqlen_q {}; heads / kv_heads * seqlen_q must be at most {}", heads,
@@ -49,14 +57,14 @@ template <class T, Registered kKernel>
 KernelVariant variant(const char* dtype) {
   using List =
       Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, Band<false, kKernel.causal>>;
-  static constexpr AttentionConfig kConfig = kKernel.config();
-  using Instantiated = Attention<T, kConfig, List>;
+  static constexpr AttentionConfig kConfig = kKernel.config<T>();
+  using Instantiated = Attention<T, kConfig, List, conditional<sizeof(T) == 1, bf16, T>>;
   const Kernel kernel{.dtype = dtype_of<T>, .rules = {.upper = kKernel.causal}, .config = kConfig};
   return {make_spec(
               {type_of(kernel), Instantiated::source, detail::tile_recorder<Instantiated>()}, true, true,
               tw::format("attention_{}{}_d{}{}", kKernel.split ? "decode_" : "", dtype, kKernel.head_dim, kKernel.causal ? "_causal" : "")),
           [](const ShapeValues& shape) {
-            const AttentionCall call = make_call(shape, dtype_of<T>, kKernel);
+            const AttentionCall call = make_call<T>(shape, kKernel);
             return analyze<Instantiated>(detail::attention_grid(call, kConfig.rows), [&](auto& bind, auto& p) {
               detail::fill_attention<List>(bind, p, call, kConfig.keys, kNoUserRule);
             });
@@ -78,6 +86,11 @@ std::vector<KernelVariant> registered() {
       variant<bf16, Registered{256, true}>("bf16"),
       variant<bf16, Registered{128, false, true}>("bf16"),
       variant<bf16, Registered{128, true, true}>("bf16"),
+      variant<fp8_e4m3, Registered{64}>("fp8"),
+      variant<fp8_e4m3, Registered{128}>("fp8"),
+      variant<fp8_e4m3, Registered{128, true}>("fp8"),
+      variant<fp8_e4m3, Registered{256}>("fp8"),
+      values_variant(),
       combine_variant(),
   };
   for (const KernelVariant& backward : registered_backward()) all.push_back(backward);

@@ -22,6 +22,9 @@ std::vector<KernelVariant> registered();
 /// The same on the generic target, for blocks that can have so much shared memory.
 std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes);
 
+/// Of them, what transposes e4m3's values.
+KernelVariant values_variant();
+
 /// Of them, what sums up attention over parts of the keys: bf16, up to 128 columns.
 KernelVariant combine_variant();
 

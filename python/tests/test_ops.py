@@ -278,6 +278,31 @@ def test_attention(random, case, dtype):
     assert (seen == o).all()
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case) or "plain")
+def test_attention_fp8(random, case):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    fp8 = ml_dtypes.float8_e4m3fn
+    q, k, v = (normal(random, 2, *shape).astype(fp8) for shape in ((23, 4, 48), (31, 2, 48), (31, 2, 32)))
+    descales = {name: random.uniform(0.3, 1.5, (2, 2)).astype(np.float32) for name in ("q_descale", "k_descale", "v_descale")}
+    case = dict(case)
+    slopes = random.uniform(0.1, 0.5, 4).astype(np.float32) if case.pop("slopes", False) else None
+    sink = normal(random, 4) if case.pop("sink", False) else None
+    mask = random.random((23, 31)) < 0.7 if case.pop("mask", False) else None
+    o, lse = ops.attention(q, k, v, alibi_slopes=slopes, sink=sink, mask=mask, return_lse=True, **descales, **case)
+    assert o.dtype == ml_dtypes.bfloat16
+    out = np.empty(o.shape, np.float16)
+    assert ops.attention(q, k, v, alibi_slopes=slopes, sink=sink, mask=mask, **descales, **case, out=out) is out
+    for b in range(2):
+        of_q, of_k, of_v = (descales[name][b][None, :, None] for name in ("q_descale", "k_descale", "v_descale"))
+        of_q = np.repeat(of_q, 2, 1)
+        inputs = exact(q[b]) * of_q, exact(k[b]) * of_k, exact(v[b]) * of_v
+        wanted, wanted_lse = reference_attention(*inputs, slopes=slopes, sink=sink, mask=mask, **case)
+        largest = np.abs(wanted).max()
+        np.testing.assert_allclose(o[b].astype(np.float64), wanted, rtol=0, atol=largest / 64)
+        np.testing.assert_allclose(out[b].astype(np.float64), wanted, rtol=0, atol=largest / 512)
+        np.testing.assert_allclose(lse[b], wanted_lse, atol=1e-3)
+
+
 def finite_differences(f, x, places, step=1e-4):
     """The derivatives of f, which reads x, an array of float64, for x's elements at `places`."""
     flat, derivatives = x.reshape(-1), []

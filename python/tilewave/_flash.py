@@ -30,13 +30,14 @@ def refuse(**arguments) -> None:
             raise NotImplementedError(f"{name} is not supported by tilewave; only None is")
 
 
-def refuse_fp8(**tensors) -> None:
-    """Raises NotImplementedError for 8-bit tensors, before other checks."""
+def refuse_fp8(*, e4m3: bool = False, **tensors) -> None:
+    """Raises NotImplementedError for 8-bit tensors, before other checks. `e4m3`: float8_e4m3fn is allowed."""
     import torch
 
     for name, x in tensors.items():
         if isinstance(x, torch.Tensor) and x.dtype.is_floating_point and x.dtype.itemsize == 1:
-            raise unsupported(name, x.dtype, "bfloat16 and float16, and float32 on the CPU")
+            if not e4m3 or x.dtype != torch.float8_e4m3fn:
+                raise unsupported(name, x.dtype, f"bfloat16, float16{', float8_e4m3fn' if e4m3 else ''} and on the CPU float32")
 
 
 def unpack(name: str, packed: torch.Tensor, rank: int, parts: int) -> tuple[torch.Tensor, ...]:
@@ -48,11 +49,11 @@ def unpack(name: str, packed: torch.Tensor, rank: int, parts: int) -> tuple[torc
     return packed.unbind(-3) if not packed.requires_grad else tuple(packed.select(-3, n) for n in range(parts))
 
 
-def unpack_qkv(qkv: torch.Tensor, num_heads_q: int | None) -> tuple[torch.Tensor, ...]:
+def unpack_qkv(qkv: torch.Tensor, num_heads_q: int | None, e4m3: bool = False) -> tuple[torch.Tensor, ...]:
     """q, k, v of qkv [batch, seqlen, 3, heads, headdim], or with num_heads_q [batch, seqlen, num_heads_q + 2 * kv_heads, headdim]."""
     import torch
 
-    refuse_fp8(qkv=qkv)
+    refuse_fp8(qkv=qkv, e4m3=e4m3)
     if not isinstance(qkv, torch.Tensor) or qkv.dim() != 4:
         return unpack("qkv", qkv, 5, 3)
     if num_heads_q is None:
@@ -73,7 +74,7 @@ def tensor(name: str, x: torch.Tensor, rank: int, like: torch.Tensor | None = No
     if x.dim() != rank:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: {rank} dimensions")
     if dtypes is None:
-        dtypes = (torch.bfloat16, torch.float16, torch.float32) if like is None else (like.dtype,)
+        dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn) if like is None else (like.dtype,)
     if x.dtype not in dtypes:
         raise TypeError(f"{name} has dtype {x.dtype}; allowed: {' or '.join(map(str, dtypes))}")
     if like is not None and x.device != like.device:
@@ -95,10 +96,13 @@ def _optional_int32(name: str, x: torch.Tensor | None, shape: tuple, like: torch
     return None if x is None else int32(name, x, shape, like)
 
 
-def _operands(ranks: tuple[int, int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, names: tuple[str, str, str]) -> None:
+def _operands(
+    ranks: tuple[int, int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, names: tuple[str, str, str], e4m3: bool = False
+) -> None:
     """Checks the ranks of q, and of k and v."""
     of_q, of_k, of_v = names
-    refuse_fp8(**dict(zip(names, (q, k, v))))
+    for name, x in zip(names, (q, k, v)):
+        refuse_fp8(**{name: x}, e4m3=e4m3)
     tensor(of_q, q, ranks[0])
     tensor(of_k, k, ranks[1], q)
     tensor(of_v, v, ranks[1], q)
@@ -124,6 +128,8 @@ def _rules(q: torch.Tensor, softmax_scale, causal, window_size, softcap, alibi_s
         softmax_scale = q.shape[-1] ** -0.5  # from the head dimension before padding
     elif not -math.inf < softmax_scale < math.inf:
         raise ValueError(f"softmax_scale is {softmax_scale}; it must be finite")
+    elif softmax_scale < _SMALLEST_FLOAT and q.dtype.itemsize == 1:
+        raise unsupported("softmax_scale", softmax_scale, f"positive numbers for {q.dtype}")
     elif abs(softmax_scale) < _SMALLEST_FLOAT:
         q, softmax_scale = q * 0.0, 1.0
     elif softmax_scale < 0:
@@ -155,11 +161,14 @@ def _by_values(run: Callable, *values: torch.Tensor | None) -> tuple[torch.Tenso
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
-    """x with its last dimension contiguous and padded with zeros to a multiple of 8. The zeros do not change scores."""
-    missing = -x.shape[-1] % _HEAD_DIM_STEP
+    """x with its last dimension contiguous and padded with zeros to a multiple of 8, or of 16 8-bit numbers. The zeros change no scores."""
+    bytes_each = x.dtype.itemsize
+    missing = -x.shape[-1] % (_HEAD_DIM_STEP if bytes_each > 1 else 2 * _HEAD_DIM_STEP)
     if missing:
         import torch
 
+        if bytes_each == 1:
+            return torch.nn.functional.pad(x.contiguous().view(torch.uint8), (0, missing)).view(x.dtype)
         return torch.nn.functional.pad(x, (0, missing))
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -191,9 +200,11 @@ def attend(
     deterministic: bool = False,
     return_lse: bool,
     names: tuple[str, str, str] = ("q", "k", "v"),
+    descales: dict | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """ops.attention() with FlashAttention's arguments: out, and lse [batch, heads, seqlen_q] or None. `dropout`: its probability and state."""
-    _operands((4, 4), q, k, v, names)
+    """ops.attention() with FlashAttention's arguments: out, and lse [batch, heads, seqlen_q] or None. `dropout`: its probability and state.
+    `descales`: if given, float8_e4m3fn is allowed."""
+    _operands((4, 4), q, k, v, names, e4m3=descales is not None)
     if k.shape[0] != q.shape[0]:
         raise ValueError(f"{names[1]} has a batch of {k.shape[0]}; {names[0]} has {q.shape[0]}")
     q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -201,7 +212,7 @@ def attend(
     rules["dropout"], rules["dropout_state"] = dropout
 
     def run(v):
-        out = ops.attention(q, k, _padded(v), deterministic=bool(deterministic), return_lse=return_lse, **rules)
+        out = ops.attention(q, k, _padded(v), deterministic=bool(deterministic), return_lse=return_lse, **rules, **(descales or {}))
         out, lse = out if return_lse else (out, None)
         return _unpadded(out, v), lse
 

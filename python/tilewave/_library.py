@@ -68,6 +68,9 @@ class AttentionOptions(Options):
         ("dropout_seed", ctypes.c_int64),
         ("dropout_offset", ctypes.c_int64),
         ("dropout_state", _TENSOR),
+        ("q_descale", _TENSOR),
+        ("k_descale", _TENSOR),
+        ("v_descale", _TENSOR),
     ]
 
 

@@ -17,8 +17,10 @@ softmax_scale: default 1 / sqrt(headdim). softcap: scores become softcap * tanh(
 LSE is the natural logarithm of the softmax's denominator, float32; -inf for a row that sees no key.
 
 deterministic: the gradients have the same bits in every run. Accepted, because they affect at most the speed: pack_gqa, sm_margin,
-scheduler_metadata, num_splits (flash_attn_with_kvcache uses it). NotImplementedError: float8 tensors, qv, q_descale, k_descale, v_descale,
-attention_chunk, get_scheduler_metadata.
+scheduler_metadata, num_splits (flash_attn_with_kvcache uses it). NotImplementedError: qv, attention_chunk, get_scheduler_metadata.
+
+flash_attn_func and flash_attn_qkvpacked_func take float8_e4m3fn, with q_descale, k_descale and v_descale, float32 [batch, kv_heads], and give
+bfloat16, without a gradient. The other functions raise NotImplementedError for float8 tensors and descales.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ def flash_attn_qkvpacked_func(
 
     qkv: [batch, seqlen, 3, heads, headdim], or with num_heads_q [batch, seqlen, num_heads_q + 2 * kv_heads, headdim].
     """
-    _refuse(attention_chunk, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    q, k, v = _flash.unpack_qkv(qkv, num_heads_q)
+    _refuse(attention_chunk)
+    q, k, v = _flash.unpack_qkv(qkv, num_heads_q, e4m3=True)
     out, lse = _flash.attend(
         q,
         k,
@@ -78,6 +80,7 @@ def flash_attn_qkvpacked_func(
         deterministic=deterministic,
         return_lse=return_attn_probs,
         names=("qkv", "qkv", "qkv"),
+        descales={"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale},
     )
     return (out, lse) if return_attn_probs else out
 
@@ -106,7 +109,7 @@ def flash_attn_func(
     q: [batch, seqlen_q, heads, headdim]; k: [batch, seqlen_k, kv_heads, headdim]; v: [batch, seqlen_k, kv_heads, headdim_v]. Gives out
     [batch, seqlen_q, heads, headdim_v], or with `return_attn_probs` (out, softmax_lse): softmax_lse [batch, heads, seqlen_q].
     """
-    _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _refuse(attention_chunk, qv=qv)
     out, lse = _flash.attend(
         q,
         k,
@@ -117,6 +120,7 @@ def flash_attn_func(
         softcap=softcap,
         deterministic=deterministic,
         return_lse=return_attn_probs,
+        descales={"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale},
     )
     return (out, lse) if return_attn_probs else out
 

@@ -176,7 +176,8 @@ struct Attention {
         static_assert(!values_transposed, "weights of 8 bits are not dropped");
         if (drops(kConfig, p)) mark_dropped(block, state.dropout, scores, w.first_row, w.block(step) * BN);
         convert_kept(block, weights, scores);
-      } else if constexpr (values_transposed) {
+      } else if constexpr (values_transposed && requires { block.convert_in_place(weights, scores); }) {
+        // The analysis has no convert_in_place(): it counts nothing for either.
         block.convert_in_place(weights, scores);
       } else {
         block.convert(weights, scores);

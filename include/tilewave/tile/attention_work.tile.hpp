@@ -59,7 +59,7 @@ template <class Target>
 struct Descale {
   Pointer<Target, const float> data;  ///< null: 1
   i64 stride_j, stride_i;             ///< of batches and of key heads
-  TW_INLINE float at(int batch, int head) const { return data ? data[batch * stride_j + head * stride_i] : 1.0f; }
+  TW_INLINE float at(int batch, int head) const { return data ? static_cast<float>(data[batch * stride_j + head * stride_i]) : 1.0f; }
 };
 /// The factors of a tile: of the products of queries and keys, and of the values.
 struct TileFactors {

@@ -62,6 +62,13 @@ def attention_arguments(normal):
     ]
 
 
+def fp8_arguments(normal):
+    q, k, v = (normal(2, *shape).to(torch.float8_e4m3fn) for shape in ((5, 4, 16), (9, 2, 16), (9, 2, 32)))
+    descales = [torch.rand(2, 2, device=q.device) + 0.5 for _ in range(3)]
+    rest = (None, True, None, -1, -1, 0.0, None, None, None)
+    return [(q, k, v, *descales, *rest, None, True), (q, k, v, None, descales[0].T, None, *rest, torch.float16, False)]
+
+
 def varlen_arguments(normal):
     q, k = normal(12, 4, 16), normal(15, 2, 16)
     offsets = (integers(q, [0, 3, 3, 10]), integers(q, [0, 5, 9, 15]))
@@ -110,6 +117,7 @@ def decode_read_arguments(normal):
     [
         "attention",
         "attention_backward",
+        "attention_fp8",
         "attention_varlen",
         "attention_varlen_backward",
         "attention_decode",
@@ -121,7 +129,10 @@ def test_operator_is_what_it_says(normal, name):
 
     operator = getattr(torch.ops.tilewave, name).default
     for arguments in globals()[name.replace("attention_", "") + "_arguments"](normal):
-        torch.library.opcheck(operator, arguments)
+        if name == "attention_fp8":  # test_schema multiplies tensors, which PyTorch cannot do with float8
+            torch.library.opcheck(operator, arguments, test_utils=("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"))
+        else:
+            torch.library.opcheck(operator, arguments)
         given = [a for a in arguments if isinstance(a, torch.Tensor)]
         results = operator(*arguments)
         with torch._subclasses.FakeTensorMode() as mode:

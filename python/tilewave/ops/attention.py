@@ -6,7 +6,7 @@ s = softcap tanh(s / softcap), s -= slope |i + diagonal - j|, s += mask. Finally
 the key.
 
 Arrays are NumPy's, PyTorch's or DLPack's, on the CPU or on CUDA, all on one device. bf16 or f16, on the CPU f32 too. Head dimensions are
-multiples of 8 up to 256, the last dimension is contiguous. heads is a multiple of kv_heads: query head h uses key head
+multiples of 8 up to 256, the last dimension is contiguous. attention() also takes q, k and v in float8_e4m3fn. heads is a multiple of kv_heads: query head h uses key head
 h // (heads // kv_heads). On CUDA calls are enqueued on PyTorch's current stream and return.
 """
 
@@ -28,10 +28,13 @@ _attention_decode = _library.bind("tw_attention_decode", out="o")
 _LONGEST = (1 << 30) - 1  # a window beyond it hides nothing
 
 
-def _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, check_contents, dropout=0.0, dropout_state=None):
+def _options(
+    scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, check_contents, dropout=0.0, dropout_state=None,
+    descales=(None, None, None),
+):  # fmt: skip
     scale = None if scale is None else float(scale)  # not what may change its value, like a tensor
     numbers = _numbers(scale, bool(causal), causal_offset, *window, float(softcap), _arrays.checks_contents(check_contents))
-    if alibi_slopes is sink is mask is lse is None and not dropout:
+    if alibi_slopes is sink is mask is lse is None and not dropout and all(descale is None for descale in descales):
         return numbers
     options = _library.AttentionOptions.from_buffer_copy(numbers)
     options.alibi_slopes = optional("alibi_slopes", alibi_slopes)
@@ -43,6 +46,8 @@ def _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, 
             raise ValueError("dropout_state is None; dropout needs it: int64 [2], seed and offset")
         options.dropout = dropout
         options.dropout_state = tensor("dropout_state", dropout_state)
+    for name, descale in zip(("q_descale", "k_descale", "v_descale"), descales):
+        setattr(options, name, optional(name, descale))
     return options
 
 
@@ -81,7 +86,8 @@ def _output(q, v, name):
     shape, value_shape = q.shape, v.shape  # PyTorch makes a new object each time
     if len(shape) != 4 or len(value_shape) != 4:
         _arrays.require_dims(4, **{"q": q, name: v})
-    return _arrays.empty(q, (shape[0], shape[1], shape[2], value_shape[3]))
+    dtype = "bfloat16" if _arrays.dtype_name(q) == "float8_e4m3fn" else None
+    return _arrays.empty(q, (shape[0], shape[1], shape[2], value_shape[3]), dtype)
 
 
 def _packed_lse(q):
@@ -104,6 +110,9 @@ def attention(
     mask: Array | None = None,
     dropout: float = 0.0,
     dropout_state: Array | None = None,
+    q_descale: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
     deterministic: bool = False,
     return_lse: bool = False,
     out: Array | None = None,
@@ -117,7 +126,11 @@ def attention(
     scale: default 1 / sqrt(head_dim). causal: query i sees keys j <= i + diagonal; `causal_offset` replaces the diagonal (0: PyTorch's
     is_causal). window: (left, right), query i sees keys i + diagonal - left to i + diagonal + right; -1: no bound. softcap: 0 is none.
     alibi_slopes: f32 [heads] or [batch, heads]. sink: f32 [heads], the logit of a key without a value. mask: bool (True: visible), or f32
-    or q's dtype (added), broadcast to [batch, heads, seqlen_q, seqlen_k]. out: o's memory.
+    or o's dtype (added), broadcast to [batch, heads, seqlen_q, seqlen_k]. out: o's memory.
+
+    q, k and v may be float8_e4m3fn, with head dimensions that are multiples of 16; then o is bfloat16, or float16 if `out` is. q_descale,
+    k_descale, v_descale: f32 [batch, kv_heads], the number that 1 stands for in q, k and v: the scores are multiplied by the first two and o
+    by the third. float8 has no gradient.
 
     dropout: each weight is 0 with this probability, in [0, 1) and rounded to a multiple of 1/256, but not to 0 or 1; the others are divided
     by the probability to be kept. lse is that without dropout. dropout_state: int64 [2], a seed and an offset, on q's device; which weights
@@ -128,8 +141,19 @@ def attention(
     deterministic: the gradients have the same bits in every run, as with torch.use_deterministic_algorithms(True). There is no gradient of
     lse, alibi_slopes or mask: lse does not require grad, and a backward that needs one of the others raises NotImplementedError.
     """
+    descales = (q_descale, k_descale, v_descale)
     dropout_state = drawn_dropout_state(q, dropout, dropout_state)
-    if _dispatch.through_operator(q, k, v, alibi_slopes, sink, mask):
+    if any(descale is not None for descale in descales) or _arrays.dtype_name(q) == "float8_e4m3fn":
+        if dropout:
+            raise ValueError(f"dropout is {dropout}; it is not supported with q of float8_e4m3fn")
+        if _dispatch.through_operator(q, k, v, *descales, alibi_slopes, sink, mask):
+            o_dtype = None if out is None else out.dtype
+            o, lse = _dispatch.compiled_ops().attention_fp8(
+                q, k, v, *descales, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask, o_dtype, return_lse
+            )
+            o = _dispatch.into(out, o)
+            return (o, lse) if return_lse else o
+    elif _dispatch.through_operator(q, k, v, alibi_slopes, sink, mask):
         needs_lse = return_lse or _dispatch.needs_gradients(q, k, v, alibi_slopes, sink, mask)
         o, lse = _dispatch.compiled_ops().attention(
             q, k, v, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, dropout, dropout_state, mask,
@@ -141,7 +165,7 @@ def attention(
     if out is None:
         out = _output(q, v, "v")
     lse = _arrays.empty(q, (q.shape[0], q.shape[2], q.shape[1]), "float32") if return_lse else None
-    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, None, dropout, dropout_state)
+    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, None, dropout, dropout_state, descales)
     _attention(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(options), _arrays.stream(q))
     return (out, lse) if return_lse else out
 
@@ -506,6 +530,27 @@ define(
     _operator_attention,
     _fake,
     Gradient(_keep_for_backward, _attention_gradients),
+)
+
+
+def _operator_attention_fp8(q, k, v, q_descale, k_descale, v_descale, *rest):
+    *options, mask, o_dtype, return_lse = rest
+    out = None if o_dtype is None else _arrays.empty(q, (*q.shape[:3], v.shape[3]), str(o_dtype).removeprefix("torch."))
+    descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    return _with_lse(attention(q, k, v, **_named_options(options), mask=mask, **descales, return_lse=return_lse, out=out), q, return_lse)
+
+
+def _fake_fp8(q, k, v, *rest):
+    o, lse = _fake(q, k, v, *rest)
+    return _arrays.empty(q, o.shape, "bfloat16" if rest[-2] is None else str(rest[-2]).removeprefix("torch.")), lse
+
+
+# Apart from `attention`, which has a gradient, and whose results have q's dtype.
+define(
+    f"attention_fp8(Tensor q, Tensor k, Tensor v, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, {_OPTIONS_SCHEMA}, Tensor? mask, "
+    "ScalarType? o_dtype, bool return_lse) -> (Tensor, Tensor)",
+    _operator_attention_fp8,
+    _fake_fp8,
 )
 
 
