@@ -40,9 +40,9 @@ def refuse_fp8(*, e4m3: bool = False, **tensors) -> None:
                 raise unsupported(name, x.dtype, f"bfloat16, float16{', float8_e4m3fn' if e4m3 else ''} and on the CPU float32")
 
 
-def unpack(name: str, packed: torch.Tensor, rank: int, parts: int) -> tuple[torch.Tensor, ...]:
+def unpack(name: str, packed: torch.Tensor, rank: int, parts: int, e4m3: bool = False) -> tuple[torch.Tensor, ...]:
     """The slices along dimension -3, which must have `parts` elements."""
-    refuse_fp8(**{name: packed})
+    refuse_fp8(**{name: packed}, e4m3=e4m3)
     tensor(name, packed, rank)
     if packed.shape[-3] != parts:
         raise ValueError(f"{name} has shape {tuple(packed.shape)}; its dimension -3 must be {parts}")
@@ -55,7 +55,7 @@ def unpack_qkv(qkv: torch.Tensor, num_heads_q: int | None, e4m3: bool = False) -
 
     refuse_fp8(qkv=qkv, e4m3=e4m3)
     if not isinstance(qkv, torch.Tensor) or qkv.dim() != 4:
-        return unpack("qkv", qkv, 5, 3)
+        return unpack("qkv", qkv, 5, 3, e4m3)
     if num_heads_q is None:
         raise ValueError(f"num_heads_q is None; qkv of 4 dimensions, {tuple(qkv.shape)}, needs it")
     kv_heads, rest = divmod(qkv.shape[2] - num_heads_q, 2)

@@ -60,6 +60,34 @@ def test_func(version, rules, shape, device, dtype):
     assert torch.equal(version.flash_attn_func(q, k, v, **as_arguments(rules)), out)
 
 
+@pytest.mark.parametrize("device", sorted({device for device, _ in PLACES}))
+@pytest.mark.parametrize("rules", RULES, ids=str)
+@pytest.mark.parametrize("dim, value_dim", [(64, 64), (13, 40), (128, 300)])
+def test_float8(rules, dim, value_dim, device):
+    fp8 = torch.float8_e4m3fn
+    q = normal(2, 37, 4, dim, device=device, dtype=torch.float32).to(fp8)
+    k = normal(2, 53, 2, dim, device=device, dtype=torch.float32).to(fp8)
+    v = normal(2, 53, 2, value_dim, device=device, dtype=torch.float32).to(fp8)
+    descales = [torch.rand(2, 2, device=device) + 0.5 for _ in range(3)]
+    of_q = descales[0].repeat_interleave(2, dim=1)
+    in_f32 = [x.float() * d[:, None, :, None] for x, d in zip((q, k, v), (of_q, *descales[1:]))]
+    wanted, wanted_lse = map(torch.stack, batched(*in_f32, **rules))
+    given = dict(zip(("q_descale", "k_descale", "v_descale"), descales))
+    out, lse = fa3.flash_attn_func(q, k, v, return_attn_probs=True, **given, **as_arguments(rules))
+    assert out.dtype == torch.bfloat16
+    error = out.double().cpu() - wanted.cpu()
+    assert error.norm() <= 0.05 * wanted.norm()  # weights of e4m3
+    assert ((lse.double().cpu() - wanted_lse.cpu()).abs() <= 1e-2).logical_or(wanted_lse.cpu() == -math.inf).all()
+    assert torch.equal(fa3.flash_attn_func(q, k, v, **given, **as_arguments(rules)), out)
+
+
+def test_float8_packed():
+    qkv = torch.randn(2, 21, 3, 4, 32).to(torch.float8_e4m3fn)
+    descale = torch.tensor([0.5]).expand(2, 4)  # one for all
+    wanted = fa3.flash_attn_func(*qkv.unbind(2), causal=True, k_descale=descale)
+    assert torch.equal(fa3.flash_attn_qkvpacked_func(qkv, causal=True, k_descale=descale), wanted)
+
+
 @ON_ALL
 @pytest.mark.parametrize("by_batch", [False, True], ids=["slopes", "slopes-by-batch"])
 @pytest.mark.parametrize(
