@@ -16,6 +16,7 @@
 #include "kernels/attention/reference.hpp"
 #include "tests/expect_error.hpp"
 #include "tilewave/tile/attention.tile.hpp"
+#include "tilewave/tile/cuda/operand.tile.hpp"
 
 namespace tw::kernels::attention {
 namespace {
@@ -311,6 +312,31 @@ TEST_P(Fp8Attention, TransposesValues) {
                            head = at / host.shape(3) / dim % 3, b = at / host.shape(3) / dim / 3;
         const double x = key < keys ? expected[static_cast<std::size_t>(((b * keys + key) * 3 + head) * dim + col)] : 0;
         ASSERT_EQ(static_cast<float>(host.data<fp8_e4m3>()[at]), x) << "key " << key << " column " << col;
+      }
+    }
+  }
+}
+
+// Each thread's weights are where the product takes them from, if keys are in the order of eight_bit_key().
+TEST(Fp8Weights, StayInTheirThreads) {
+  using Scores = cuda::Fragment<float, 64, 128>;
+  using Weights = cuda::Operand<fp8_e4m3, 64, 128>;
+  for (u32 thread = 0; thread < 128; ++thread) {
+    const cuda::Position at = cuda::Position::of(thread);
+    Scores scores;
+    Weights weights;
+    for (const bool rows : {false, true}) {
+      // Numbers up to 16 are exact.
+      for (int i = 0; i < Scores::size; ++i)
+        scores.x[i] = static_cast<float>(rows ? Scores::row(at, i) % 16 : static_cast<int>(Scores::col(at, i)) % 16);
+      cuda::convert_bytes_in_place(weights, scores);
+      for (int i = 0; i < Weights::size; ++i) {
+        const int col = Weights::col(at, i);
+        fp8_e4m3 weight{};
+        weight.bits = static_cast<u8>(weights.x[i / 4] >> i % 4 * 8);
+        ASSERT_EQ(static_cast<int>(static_cast<float>(weight)), rows ? Weights::row(at, i) % 16 : eight_bit_key(col) % 16)
+            << "thread " << thread << " column " << col;
+        ASSERT_EQ(eight_bit_key(col) / 16, col / 16);
       }
     }
   }
