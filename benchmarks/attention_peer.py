@@ -12,6 +12,7 @@ Groups of cases (--group a,b picks some; B S = 16384 and H D = 2048 in the first
   f  plain backward passes, against PyTorch's cuDNN and FlashAttention-2 kernels, and deterministic ones against ours that are not
   g  backward passes of GQA and of ragged sequences, each against our own plain rate, and ragged ones against FlashAttention 2
   h  e4m3 with descales against our own bf16, the transposition of V included; and the error on inputs with outliers, with and without a rotation of Q and K
+  i  dropout, forward and backward, against our own calls without it
 
 Needs PyTorch with CUDA and a Hopper GPU. Each case is first checked: against a float64 reference on some rows, against each peer on all. A case that fails does
 not stop the others. Exit codes: 0 done, 1 something failed or is missing, 2 wrong usage. benchmarks/README.md explains the modes.
@@ -537,17 +538,17 @@ def gradients_of_group(operands, causal):
     return dq, dk.sum(1, keepdim=True), dv.sum(1, keepdim=True)
 
 
-def gradients(operands, causal):
-    """Of one head, in the dtype of its operands: q, k, v and the output's gradient, [seqlen, head_dim]."""
+def gradients(operands, causal, kept=1.0):
+    """Of one head, in the dtype of its operands: q, k, v and the output's gradient, [seqlen, head_dim]. `kept`: what dropout multiplies weights by."""
     q, k, v, d_o = operands
     scale = 1 / math.sqrt(q.shape[1])
     scores = (q @ k.T) * scale
     if causal:
         scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu_(1), -math.inf)
     weights = torch.softmax(scores, dim=-1)
-    delta = (d_o * (weights @ v)).sum(-1, keepdim=True)
-    d_scores = weights * (d_o @ v.T - delta) * scale
-    return d_scores @ k, d_scores.T @ q, weights.T @ d_o
+    delta = (d_o * ((weights * kept) @ v)).sum(-1, keepdim=True)
+    d_scores = weights * ((d_o @ v.T) * kept - delta) * scale
+    return d_scores @ k, d_scores.T @ q, (weights * kept).T @ d_o
 
 
 def sdpa_backward(backend, q, k, v, d_o, causal):
@@ -767,7 +768,10 @@ def run_outliers(run, name, head_dim, seqlen=4096, heads=16):
     bf16 = error(run.ops.attention(*(x.bfloat16() for x in (q, k, v))))
     without, rotated = error(fp8(q, k)), error(fp8(rotate(q), rotate(k)))
     ratio = rotated / without
-    print(f"  {name:26} RMSE bf16 {bf16:.2e}  fp8 {without:.2e}  fp8, Q and K rotated {rotated:.2e}  ratio {ratio:.3f}  wanted at most 0.50", flush=True)
+    print(
+        f"  {name:26} RMSE bf16 {bf16:.2e}  fp8 {without:.2e}  fp8, Q and K rotated {rotated:.2e}  ratio {ratio:.3f}  wanted at most 0.50",
+        flush=True,
+    )
     if not ratio <= 0.5:
         run.missed.append(f"{name}: with the rotation {ratio:.3f} of the error without, wanted at most 0.50")
 
@@ -780,6 +784,80 @@ def plan_fp8(quick):
     return 2 * len(PLAIN_HEAD_DIMS) * total + 6
 
 
+# --- i: dropout
+
+
+DROPOUT, KEPT = 0.1, 230 / 256
+
+
+class Dropout:
+    """A call with dropout, and its gradients; `kept`: what it multiplies the weights of the first head by."""
+
+    def __init__(self, run, head_dim, causal):
+        self.run, self.plain = run, Backward(run, head_dim, FEATURE_SEQLEN, causal)
+        inputs = (self.plain.q, self.plain.k, self.plain.v)
+        self.o = poisoned(*self.plain.o.shape, dtype=self.plain.o.dtype, device=run.device)
+        self.out = tuple(poisoned(*t.shape, dtype=t.dtype, device=run.device) for t in inputs)
+        state = torch.tensor([17, 4], device=run.device)
+        mask = torch.empty(1, 1, FEATURE_SEQLEN, FEATURE_SEQLEN, dtype=torch.bool, device=run.device)
+        self.kept = run.ops.attention_dropout_mask(mask, DROPOUT, state)[0, 0] / KEPT
+        options = {"causal": causal, "dropout": DROPOUT, "dropout_state": state}
+        self.forward = functools.partial(run.ops.attention, *inputs, out=self.o, **options)
+        lse = run.ops.attention(*inputs, return_lse=True, **options)[1]
+        self.backward = functools.partial(run.ops.attention_backward, *inputs, self.o, lse, self.plain.d_o, out=self.out, **options)
+
+    def check(self):
+        """Throws WrongResult: the accuracy rule for the first head."""
+        self.forward()
+        self.backward()
+        operands = [t[0, :, 0] for t in (self.plain.q, self.plain.k, self.plain.v, self.plain.d_o)]
+        exact = gradients([t.double() for t in operands], self.plain.causal, self.kept.double())
+        near = gradients(operands, self.plain.causal, self.kept.to(operands[0].dtype))
+        wrong = []
+        for name, out, naive, reference in zip(("dq", "dk", "dv"), self.out, near, exact):
+            wrong += wrong_values(name, out[0, :, 0], naive, reference, factor=3)
+        wrong += wrong_values("o", self.o[0, :, 0], *(self.output(t) for t in (operands, [t.double() for t in operands])))
+        require_right(wrong)
+
+    def output(self, operands):
+        q, k, v, _ = operands
+        scores = (q @ k.T) / math.sqrt(q.shape[1])
+        if self.plain.causal:
+            scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu_(1), -math.inf)
+        return (torch.softmax(scores, dim=-1) * self.kept.to(q.dtype)) @ v
+
+
+def run_dropout(run):
+    for head_dim in (128, 64):
+        for causal in (False, True):
+            name = f"dropout-d{head_dim}-{suffix(causal)}"
+            if run.wants(name):
+                with run.case(name):
+                    run_dropout_case(run, name, head_dim, causal)
+
+
+def run_dropout_case(run, name, head_dim, causal):
+    ours = Dropout(run, head_dim, causal)
+    ours.check()
+    plain = ours.plain
+    forward_out = torch.empty_like(ours.o)
+    without = functools.partial(run.ops.attention, plain.q, plain.k, plain.v, causal=causal, out=forward_out)
+    passes = {
+        "forward": (ours.forward, without, plain.tflop / 2.5, 0.85),
+        "backward": (ours.backward, plain.call(plain.gradients), plain.tflop, 0.90),
+    }
+    for mode in run.modes(("hot", "cool")):
+        for which, (dropping, keeping, tflop, wanted) in passes.items():
+            contenders = [Contender("tilewave dropout", dropping, tflop), Contender("tilewave plain", keeping, tflop)]
+            for record in run.compare(f"{name}-{which}", "bf16", mode, "TFLOP/s", contenders, run.tflops, group="dropout"):
+                run.add(record, wanted)
+
+
+def plan_dropout(quick):
+    launch_ms = 2.5 * work.teraflop(TOKENS * FEATURE_SEQLEN, 1, WIDTH) / 350 * 1e3
+    return 4 * (2 * sum(expected_seconds(mode, 2, quick, launch_ms) for mode in ("hot", "cool")) + 4)
+
+
 GROUPS = {
     "a": Group("plain forward passes", run_plain, plan_plain),
     "b": Group("features", run_features, plan_features),
@@ -789,6 +867,7 @@ GROUPS = {
     "f": Group("plain backward passes", run_backward, plan_backward),
     "g": Group("features of the backward pass", run_backward_features, plan_backward_features),
     "h": Group("e4m3", run_fp8, plan_fp8),
+    "i": Group("dropout", run_dropout, plan_dropout),
 }
 
 

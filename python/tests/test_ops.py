@@ -394,6 +394,38 @@ def test_attention_backward_refuses(random):
     assert all((a == b).all() for a, b in zip(got, call()))
 
 
+def test_attention_dropout(random):
+    q, k, v = (normal(random, 2, rows, heads, 16) for rows, heads in ((37, 4), (70, 2), (70, 2)))
+    state = np.array([-5, 7], np.int64)
+    kept = ops.attention_dropout_mask(np.empty((2, 4, 37, 70), bool), 0.25, state)
+    assert abs(kept.mean() - 0.75) < 0.03
+    o, lse = ops.attention(q, k, v, causal=True, dropout=0.25, dropout_state=state, return_lse=True)
+    plain, same_lse = ops.attention(q, k, v, causal=True, return_lse=True)
+    assert (lse == same_lse).all() and not (o == plain).all()
+    for b in range(2):
+        for head in range(4):
+            scores = exact(q[b, :, head]) @ exact(k[b, :, head // 2]).T / 4
+            seen = np.arange(70) <= np.arange(37)[:, None] + 33
+            weights = np.where(seen, np.exp(scores - exact(lse[b, head])[:, None]), 0) * kept[b, head] / 0.75
+            np.testing.assert_allclose(o[b, :, head], weights @ exact(v[b, :, head // 2]), rtol=0, atol=1e-5)
+
+    d_o = normal(random, *o.shape)
+    gradients = ops.attention_backward(q, k, v, o, lse, d_o, causal=True, dropout=0.25, dropout_state=state)
+    places = random.permutation(v.size)[:40]  # o is linear in v, so differences are exact
+
+    def loss():
+        return (exact(ops.attention(q, k, v, causal=True, dropout=0.25, dropout_state=state)) * d_o).sum()
+
+    wanted = finite_differences(loss, v, places, step=0.5)
+    np.testing.assert_allclose(gradients[2].reshape(-1)[places], wanted, rtol=0, atol=1e-4)
+    with pytest.raises(ValueError, match="dropout_state is None"):
+        ops.attention(q, k, v, dropout=0.25)
+    with pytest.raises(ValueError, match=r"dropout is 1"):
+        ops.attention(q, k, v, dropout=1.0, dropout_state=state)
+    with pytest.raises(ValueError, match=r"dropout_state is i32\[2\]"):
+        ops.attention(q, k, v, dropout=0.5, dropout_state=state.astype(np.int32))
+
+
 def test_flags_are_truth_values(random):
     """Of any size: ctypes would keep the lowest bits."""
     q = normal(random, 1, 5, 2, 16)

@@ -35,9 +35,9 @@ def refuse_fp8(*, e4m3: bool = False, **tensors) -> None:
     import torch
 
     for name, x in tensors.items():
-        if isinstance(x, torch.Tensor) and x.dtype.is_floating_point and x.dtype.itemsize == 1:
-            if not e4m3 or x.dtype != torch.float8_e4m3fn:
-                raise unsupported(name, x.dtype, f"bfloat16, float16{', float8_e4m3fn' if e4m3 else ''} and on the CPU float32")
+        allowed = e4m3 and isinstance(x, torch.Tensor) and x.dtype == torch.float8_e4m3fn
+        if isinstance(x, torch.Tensor) and x.dtype.is_floating_point and x.dtype.itemsize == 1 and not allowed:
+            raise unsupported(name, x.dtype, f"bfloat16, float16{', float8_e4m3fn' if e4m3 else ''} and on the CPU float32")
 
 
 def unpack(name: str, packed: torch.Tensor, rank: int, parts: int, e4m3: bool = False) -> tuple[torch.Tensor, ...]:

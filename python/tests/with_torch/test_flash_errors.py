@@ -94,10 +94,10 @@ LENGTHS = torch.zeros(2, dtype=torch.int32)
 @pytest.mark.parametrize(
     "error, match, call",
     [
-        case(NotImplementedError, "dropout_p", lambda: fa2.flash_attn_func(X, X, X, 0.1)),
-        case(NotImplementedError, "dropout_p is", lambda: fa2.flash_attn_varlen_func(FLAT, FLAT, FLAT, CU, CU, 8, 8, 0.5)),
-        case(NotImplementedError, "dropout_p is 0.2", lambda: fa2.flash_attn_qkvpacked_func(None, 0.2)),
-        case(NotImplementedError, "dropout_p is 0.3", lambda: fa2.flash_attn_varlen_func(X[0, 0], FLAT, None, CU, CU, 8, 8, 0.3)),
+        case(ValueError, "dropout_p is 1.0", lambda: fa2.flash_attn_func(X, X, X, 1.0)),
+        case(ValueError, "dropout_p is -0.5", lambda: fa2.flash_attn_varlen_func(FLAT, FLAT, FLAT, CU, CU, 8, 8, -0.5)),
+        case(ValueError, "dropout_p is nan", lambda: fa2.flash_attn_qkvpacked_func(None, math.nan)),
+        case(ValueError, "dropout_p is 2", lambda: fa2.flash_attn_varlen_func(X[0, 0], FLAT, None, CU, CU, 8, 8, 2)),
         case(ValueError, "softmax_scale is inf", lambda: fa2.flash_attn_func(X, X, X, softmax_scale=math.inf)),
         case(ValueError, "softmax_scale is nan", lambda: fa3.flash_attn_func(X, X, X, softmax_scale=math.nan)),
         case(

@@ -169,9 +169,9 @@ def fallbacks():
     half = x.half()
     wide = torch.randn(1, 1, 3, 264)
     return [
-        ((x, x, x), {"dropout_p": 0.5}, "dropout"),
+        ((x, x, x), {"dropout_p": 1.0}, "dropout of 1"),
         ((x, x, x, torch.zeros(5, 5, requires_grad=True)), {}, "attn_mask requires grad"),
-        ((x.clone().requires_grad_(), x, x), {"dropout_p": 0.5}, "dropout"),
+        ((x.clone().requires_grad_(), x, x), {"dropout_p": 1.0}, "dropout of 1"),
         ((x.double(), x.double(), x.double()), {}, "dtype"),
         ((wide, wide, wide), {}, "head_dim"),
         ((x, x[:1], x[:1]), {}, "batches or heads that differ"),
@@ -227,7 +227,7 @@ def test_gpus_of_compute_capability_8_and_higher_run_kernels(monkeypatch):
 
 def test_why_fallback_is_of_the_thread():
     x = torch.randn(2, 4, 5, 16)
-    tilewave.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+    tilewave.scaled_dot_product_attention(x, x, x, dropout_p=1)
     reasons = []
 
     def other():
@@ -239,7 +239,7 @@ def test_why_fallback_is_of_the_thread():
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    assert reasons == [None, None] and tilewave.why_fallback() == "dropout"
+    assert reasons == [None, None] and tilewave.why_fallback() == "dropout of 1"
 
 
 def test_autocast(place):
@@ -290,7 +290,7 @@ def test_other_patches_stay(monkeypatch):
     monkeypatch.setattr(F, "scaled_dot_product_attention", below)
     tilewave.install_sdpa()
     ours = F.scaled_dot_product_attention
-    ours(x, x, x, dropout_p=0.5)
+    ours(x, x, x, dropout_p=1)
     ours(x, x, x)
     assert calls == ["below"]
 

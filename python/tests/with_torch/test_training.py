@@ -480,8 +480,6 @@ def test_flash_attn_without_backward():
     }.items():
         with pytest.raises(NotImplementedError, match=f"tilewave's {what} has no backward yet"):
             call().sum().backward()
-    with pytest.raises(NotImplementedError, match="dropout_p is 0.1"):
-        fa2.flash_attn_func(x, x, x, 0.1)
 
 
 # ---- scaled_dot_product_attention ----
@@ -696,11 +694,11 @@ def test_multihead_attention(batch_first, masked):
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=2e-5)
 
 
-def test_transformer_encoder_layer_with_dropout_is_pytorchs():
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_transformer_encoder_layer_trains(dropout):
     x = torch.randn(3, 9, 64)
-    for dropout, reason in ((0.0, None), (0.1, "dropout")):
-        layer = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=dropout, batch_first=True)
-        with tilewave.install_sdpa():
-            layer(x).sum().backward()
-            assert tilewave.why_fallback() == reason
-        assert all(p.grad is not None for p in layer.parameters())
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=dropout, batch_first=True)
+    with tilewave.install_sdpa():
+        layer(x).sum().backward()
+        assert tilewave.why_fallback() is None
+    assert all(p.grad is not None for p in layer.parameters())

@@ -149,8 +149,9 @@ def attention(
         if _dispatch.through_operator(q, k, v, *descales, alibi_slopes, sink, mask):
             o_dtype = None if out is None else out.dtype
             o, lse = _dispatch.compiled_ops().attention_fp8(
-                q, k, v, *descales, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask, o_dtype, return_lse
-            )
+                q, k, v, *descales, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask, o_dtype,
+                return_lse,
+            )  # fmt: skip
             o = _dispatch.into(out, o)
             return (o, lse) if return_lse else o
     elif _dispatch.through_operator(q, k, v, alibi_slopes, sink, mask):
