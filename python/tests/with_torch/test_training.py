@@ -366,9 +366,7 @@ def each_sequence(inputs, cu_q, cu_k, used_q=None, used_k=None, **rules):
 
 
 @ON_ALL_AND_F16
-@pytest.mark.parametrize(
-    "rules", [{}, {"causal": True}, {"window": (3, 5)}, {"softcap": 1.5, "causal": True}, {"slopes": True}], ids=str
-)
+@pytest.mark.parametrize("rules", [{}, {"causal": True}, {"window": (3, 5)}, {"softcap": 1.5, "causal": True}, {"slopes": True}], ids=str)
 @pytest.mark.parametrize("used", [False, True], ids=["", "used"])
 def test_packed_sequences(used, rules, device, dtype):
     inputs, cu_q, cu_k = packed(device, dtype, 48)
@@ -390,7 +388,7 @@ def test_packed_sequences(used, rules, device, dtype):
     _, naive = gradients(simple, inputs, weights)
     _, exact = exactly(simple, inputs, weights)
     check_gradients(got, exact, naive)
-    for x, cu, used_rows in ((got[0], cu_q, lengths.get("used_q")), (got[1], cu_k, lengths.get("used_k")), (got[2], cu_k, lengths.get("used_k"))):
+    for x, (cu, used_rows) in zip(got, [(cu_q, lengths.get("used_q")), *[(cu_k, lengths.get("used_k"))] * 2]):
         unused = torch.ones(len(x), dtype=torch.bool, device=device)
         for b in range(4):
             unused[int(cu[b]) : int(cu[b + 1] if used_rows is None else cu[b] + used_rows[b])] = False
@@ -407,12 +405,12 @@ def test_packed_sequences_give_what_each_sequence_gives(device, dtype):
         alone = [x[None, of].detach().requires_grad_() for x, of in ((q, rows), (k, keys), (v, keys))]
         _, wanted = gradients(lambda *x: fa2.flash_attn_func(*x, causal=True, deterministic=True), alone, weights[None, rows])
         for x, y, of in zip(got, wanted, (rows, keys, keys)):
-            torch.testing.assert_close(x[of], y[0], atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-5 if dtype == torch.float32 else 2e-2)
+            torch.testing.assert_close(x[of], y[0], atol=L2[dtype], rtol=2 * L2[dtype])
 
 
 @ON_ALL
 def test_flash_attn_varlen_packed(device, dtype):
-    qkv, (q,) = parameters((44, 3, 4, 32), device=device, dtype=dtype)[0], parameters((44, 4, 32), device=device, dtype=dtype)
+    (qkv,) = parameters((44, 3, 4, 32), device=device, dtype=dtype)
     cu = ints([0, 11, 11, 40], device)
     separate = [x.detach().requires_grad_() for x in qkv.unbind(1)]
     options = {"causal": True, "softcap": 2.0, "deterministic": True}
