@@ -107,7 +107,8 @@ AttentionConfig config_of(const detail::AttentionCall& call, HeadDims dims, Tile
 
 AttentionConfig choose_config(const detail::AttentionCall& call) {
   if (call.q.dtype() == DType::fp8_e4m3)
-    return fp8_config({static_cast<int>(call.q.shape(3)), static_cast<int>(call.o.shape(3))}, call.mask != nullptr || !loads_by_tma(call));
+    return fp8_config({static_cast<int>(call.q.shape(3)), static_cast<int>(call.o.shape(3))}, call.mask != nullptr || !loads_by_tma(call),
+                      traits_of(call));
   const int form = (call.split      ? kRagged | kSplit | kPaged
                     : call.pages    ? kRagged | kPaged
                     : call.ragged() ? kRagged

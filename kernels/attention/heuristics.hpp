@@ -75,7 +75,7 @@ constexpr AttentionConfig gpu_config(HeadDims dims, TileUse use, int form = kEqu
 
 /// For e4m3, on Hopper GPUs. Values arrive in panels of 128 keys; with D 256 the registers suffice for 96. `few_registers`: for loads
 /// without TMA, and loads of a mask.
-constexpr AttentionConfig fp8_config(HeadDims dims, bool few_registers = false) {
+constexpr AttentionConfig fp8_config(HeadDims dims, bool few_registers = false, const RuleTraits& rules = {}) {
   const int largest = dims.head_dim > dims.value_dim ? dims.head_dim : dims.value_dim;
   const int d = largest <= 64 ? 64 : largest <= 128 ? 128 : 256;
   AttentionConfig c{.head_dim = d,
@@ -88,7 +88,8 @@ constexpr AttentionConfig fp8_config(HeadDims dims, bool few_registers = false) 
                     .form = kDescaled};
   c.queries_in_registers = d == 128;
   c.queries_back_early = d == 64;
-  c.maxima_first = true;  // see OnlineSoftmax::kLargest
+  c.maxima_first = c.rows == 192 || rules.anywhere;
+  c.rules_in_halves = !c.maxima_first && rules.changing;
   return c;
 }
 

@@ -71,7 +71,7 @@ TEST(ShippedAttention, WideTilesWithASoftcap) { expect_right_on_the_cpu<96, Tile
 /// transposed values are in their own order here.
 template <int D, bool kSoftcap = false>
 void expect_fp8_right_on_the_cpu() {
-  constexpr AttentionConfig config = fp8_config({D, D});
+  constexpr AttentionConfig config = fp8_config({D, D}, false, {.changing = kSoftcap});
   using List = Rules<Optional<Softcap, kSoftcap ? Use::always : Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>,
                      Band<false, true>>;
   std::mt19937_64 random = random_engine();

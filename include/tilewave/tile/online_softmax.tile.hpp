@@ -5,20 +5,19 @@
 namespace tw {
 
 /// The softmax of rows whose scores arrive one block of keys at a time (Dao et al. 2022, FlashAttention). A score x adds 2^(x * scale_log2
-/// - base) to its row's sum. A row keeps its base until an exponential would exceed 1 (lazy rescaling); in practice it is rescaled once or
-/// never. `kMaximaFirst`: AttentionConfig::maxima_first. `Weight`: what the exponentials are rounded to for the next product.
+/// - base + kLargest) to its row's sum. A row keeps its base until an exponential would exceed 2^kLargest (lazy rescaling); in practice it
+/// is rescaled once or never. `kMaximaFirst`: AttentionConfig::maxima_first. `Weight`: what the exponentials are rounded to for the next
+/// product.
 template <class Target, class Scores, bool kMaximaFirst, class Weight = bf16>
 struct OnlineSoftmax {
   using PerRow = RowVector<Target, float, Scores>;
-  /// Exponents are at most kLargest. For 16-bit weights this is 0, so that a sign tells that one is larger. e4m3 has three mantissa bits
-  /// from 2^-6 on, fewer below, and nothing below 2^-10. Exponentials up to 2^8 (e4m3 ends at 448) give those weights that are 2^-14 of the
-  /// largest a whole mantissa.
+  /// Weights are at most 2^kLargest: 1 for 16-bit weights. e4m3 has three mantissa bits from 2^-6 on, fewer below, and nothing below 2^-10.
+  /// Weights up to 2^8 (e4m3 ends at 448) have a whole mantissa down to 2^-14 of the largest.
   static constexpr float kLargest = is_fp8<Weight> ? 8.0f : 0.0f;
-  /// A new base puts the row's largest exponent kHeadroom below kLargest, so that later exponentials may be 2^kHeadroom times as large. For
+  /// A new base is kHeadroom above the row's largest exponent so far, so that later exponentials may be 2^kHeadroom times as large. For
   /// e4m3 headroom costs range at the small end: with 3, weights have a whole mantissa down to 2^-11 of the row's largest, and in rows of
   /// random scores the first block's maximum is rarely exceeded by a factor of 8.
   static constexpr float kHeadroom = is_fp8<Weight> ? 3.0f : 8.0f;
-  static_assert(!is_fp8<Weight> || kMaximaFirst, "exponents of 8-bit weights may be positive: their signs tell nothing");
   /// The base of a row that has not seen a key. It is finite, so that -infinity minus it is -infinity.
   static constexpr float kUnseen = -1e30f;
 
@@ -48,7 +47,7 @@ struct OnlineSoftmax {
     if constexpr (kMaximaFirst) {
       const bool rescaled = rescale_by_maxima(block, scale_log2, scores, decay);
       block.rows(scores, [&](int i, auto row) {
-        const auto b = base[i];
+        const auto b = zero(i);
         sum[i] += row.map_partial_sum([&](auto x) { return exp2(x * scale_log2 - b); });
       });
       return rescaled;
@@ -73,17 +72,32 @@ struct OnlineSoftmax {
   TW_INLINE void add_sink(auto& block, SinkOf sink_of, PerRow& scale) {
     block.for_rows(sum, [&](int row, int i, auto& total) {
       const auto sink = sink_of(row);
-      const auto larger = max(base[i], sink);
-      scale[i] = exp2(base[i] - larger);
+      const auto larger = max(zero(i), sink);
+      scale[i] = exp2(zero(i) - larger);
       total = total * scale[i] + exp2(sink - larger);
-      base[i] = larger;
+      base[i] = kLargest == 0.0f ? larger : larger + kLargest;
     });
   }
   /// The natural logarithm of row i's sum of exp(score); -infinity for a row that has seen no key.
-  TW_INLINE auto lse(int i) const { return sum[i] == 0.0f ? -kInfinity : (base[i] + log2(sum[i])) * kLn2; }
+  TW_INLINE auto lse(int i) const { return sum[i] == 0.0f ? -kInfinity : (zero(i) + log2(sum[i])) * kLn2; }
 
  private:
-  /// Turns the scores of some columns into exponents. Returns whether any exponent of this warp is positive: then rescale() must follow.
+  /// The exponent of a weight of 1.
+  TW_INLINE auto zero(int i) const {
+    if constexpr (kLargest == 0.0f)
+      return base[i];
+    else
+      return base[i] - kLargest;
+  }
+  /// 2^(x + kLargest)
+  TW_INLINE static auto weight(auto x) {
+    if constexpr (kLargest == 0.0f)
+      return exp2(x);
+    else
+      return exp2(x + kLargest);
+  }
+  /// Turns the scores of some columns into exponents, less kLargest. Returns whether any exponent of this warp is positive: then rescale()
+  /// must follow.
   template <int kFirst, int kCount>
   TW_INLINE bool exponents(auto& block, float scale_log2, Scores& scores) {
     RowVector<Target, bool, Scores> over;
@@ -111,24 +125,19 @@ struct OnlineSoftmax {
   /// Turns exponents into exponentials and adds them to `sum`.
   template <int kFirst, int kCount>
   TW_INLINE void add_exponentials(auto& block, Scores& scores) {
-    block.rows(scores,
-               [&](int i, auto row) { sum[i] += row.template columns<kFirst, kCount>().map_partial_sum([](auto x) { return exp2(x); }); });
+    block.rows(scores, [&](int i, auto row) {
+      sum[i] += row.template columns<kFirst, kCount>().map_partial_sum([](auto x) { return weight(x); });
+    });
   }
   /// Raises the bases of rows whose largest score exceeds them. Returns false if this warp has no such row.
   TW_INLINE bool rescale_by_maxima(auto& block, float scale_log2, Scores& scores, PerRow& decay) {
     RowVector<Target, bool, Scores> over;
-    const auto limit = [&](int i) {
-      if constexpr (kLargest == 0.0f)
-        return base[i];
-      else
-        return base[i] + kLargest;
-    };
-    block.rows(scores, [&](int i, auto row) { over[i] = row.partial_max() * scale_log2 > limit(i); });
+    block.rows(scores, [&](int i, auto row) { over[i] = row.partial_max() * scale_log2 > base[i]; });
     const bool rescaled = block.any(over, [](bool x) { return x; });
     if (rescaled) {
       block.rows(scores, [&](int i, auto row) {
         const auto largest = row.max() * scale_log2;
-        const auto raised = largest > limit(i) ? largest + (kHeadroom - kLargest) : base[i];
+        const auto raised = largest > base[i] ? largest + kHeadroom : base[i];
         decay[i] = exp2(base[i] - raised);
         base[i] = raised;
         sum[i] *= decay[i];
