@@ -53,8 +53,8 @@ struct AttentionOptions {
 ///
 /// attention() also takes q, k and v in e4m3, with o in bf16 or f16 and head dimensions that are multiples of 16. The descales multiply the
 /// scores, as above, and the output (v_descale); query head h has those of its key head. On a Hopper GPU, with kernels for 64, 128 and 256,
-/// weights are rounded to e4m3 too, relative to the row's largest, and sums of their products with v have about 14 bits: tensor cores keep
-/// no more for 8-bit products. Other targets convert q, k and v to o's dtype, which is exact, and then compute in it.
+/// weights are rounded to e4m3 too, relative to the row's largest. Above 128 columns, o of values of one sign is too small by up to seqlen_k
+/// 2^-16 of itself, because tensor cores keep few bits of a sum of 8-bit products. Other targets convert q, k and v to o's dtype, which is exact, and then compute in it.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Deterministic. Throws InvalidArgument for shapes, dtypes, strides
 /// or devices that do not fit, with nothing written; CompileError, DeviceError.

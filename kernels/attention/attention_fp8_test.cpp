@@ -102,19 +102,19 @@ class Fp8Attention : public AttentionTest {
   static constexpr double kRelativeL2 = 5e-2;
   void expect_fp8_results(const Case& c, const PlainCall& plain, const PlacedTensor& o, const PlacedTensor* lse) const {
     const PlainResult expected = reference(plain);
+    // Of a sum of 8-bit products tensor cores keep 13 bits. No partial sum of a score exceeds |q| |k|.
+    const double norms =
+        largest_norm({plain.q.begin(), plain.q.end()}, c.head_dim) * largest_norm({plain.k.begin(), plain.k.end()}, c.head_dim);
+    const double step = device.is_cuda() ? std::ldexp(1.0, -13) * norms * plain.scale : 0;
     EXPECT_TRUE(accurate({.out = o.values(),
                           .reference = expected.o,
-                          .naive = naive_fp8(plain, dtype).o,
+                          .naive = naive_fp8(plain, dtype, static_cast<float>(step)).o,
                           .arithmetic = arithmetic_of(dtype, device),
                           .factor = 3,
                           .relative_l2 = kRelativeL2}));
     EXPECT_TRUE(o.gaps_intact());
     if (lse == nullptr) return;
-    // Of a sum of 8-bit products tensor cores keep 13 bits after the first, and a score is summed 32 products at a time. No partial sum
-    // exceeds |q| |k|.
-    const double norms =
-        largest_norm({plain.q.begin(), plain.q.end()}, c.head_dim) * largest_norm({plain.k.begin(), plain.k.end()}, c.head_dim);
-    const double of_score = device.is_cuda() ? static_cast<double>(c.head_dim + 31) / 32 * std::ldexp(1.0, -13) * norms * plain.scale : 0;
+    const double of_score = static_cast<double>(c.head_dim + 31) / 32 * step;  // summed 32 products at a time
     const std::vector<double> values = lse->values();
     ASSERT_EQ(values.size(), expected.lse.size());
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -249,28 +249,30 @@ TEST_P(Fp8Attention, AMaximumThatMovesFromBlockToBlock) {
 }
 
 TEST_P(Fp8Attention, ManyKeysWithACommonMean) {
-  // Values of one sign make sums that grow along the sequence. Tensor cores lose up to 2^-13 of the sum so far in each addition of 32
-  // products: of a sum that grows steadily, half of that in the mean. Roundings of the weights cancel.
-  const std::int64_t seqlen_k = device.is_cuda() ? 16384 : 2048;
-  const Case c{.seqlen_q = 64, .seqlen_k = seqlen_k, .head_dim = 128};
-  PlacedTensor q({1, 64, 1, 128}, DType::fp8_e4m3, device), k({1, seqlen_k, 1, 128}, DType::fp8_e4m3, device),
-      v({1, seqlen_k, 1, 128}, DType::fp8_e4m3, device), o({1, 64, 1, 128}, dtype, device);
-  const std::vector<float> q_values = q.fill_random(random), k_values = k.fill_random(random);
-  std::vector<float> v_values = uniform(seqlen_k * 128, 0.5f, 2);
-  for (float& x : v_values) x = round_to(DType::fp8_e4m3, x);
-  v.fill(v_values);
-  if (!launched([&] { tw::attention(q, k, v, o); })) return;
-  PlainCall plain = plain_call(c);
-  plain.q = q_values, plain.k = k_values, plain.v = v_values;
-  const std::vector<double> out = o.values(), expected = reference(plain).o;
-  double worst = 0, sum = 0;
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    worst = std::max(worst, std::abs(out[i] - expected[i]) / expected[i]);
-    sum += (out[i] - expected[i]) / expected[i] / static_cast<double>(out.size());
+  // Values of one sign make sums that grow along the sequence, of which tensor cores lose a part in each addition. Up to 128 columns each
+  // block of keys has a sum of its own. Above, measured on an H200, o is too small by 2^-16 of itself for each key.
+  for (const std::int64_t d : {64, 128, 256}) {
+    const std::int64_t seqlen_k = device.is_cuda() ? 16384 : 2048;
+    const Case c{.seqlen_q = 64, .seqlen_k = seqlen_k, .head_dim = d};
+    PlacedTensor q({1, 64, 1, d}, DType::fp8_e4m3, device), k({1, seqlen_k, 1, d}, DType::fp8_e4m3, device),
+        v({1, seqlen_k, 1, d}, DType::fp8_e4m3, device), o({1, 64, 1, d}, dtype, device);
+    const std::vector<float> q_values = q.fill_random(random), k_values = k.fill_random(random);
+    std::vector<float> v_values = uniform(seqlen_k * d, 0.5f, 2);
+    for (float& x : v_values) x = round_to(DType::fp8_e4m3, x);
+    v.fill(v_values);
+    if (!launched([&] { tw::attention(q, k, v, o); })) return;
+    PlainCall plain = plain_call(c);
+    plain.q = q_values, plain.k = k_values, plain.v = v_values;
+    const std::vector<double> out = o.values(), expected = reference(plain).o;
+    double worst = 0, sum = 0;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      worst = std::max(worst, std::abs(out[i] - expected[i]) / expected[i]);
+      sum += (out[i] - expected[i]) / expected[i] / static_cast<double>(out.size());
+    }
+    RecordProperty(tw::format("mean_relative_error_{}", d), tw::format("{}", sum));
+    const double lost = device.is_cuda() && d > 128 ? static_cast<double>(seqlen_k) * std::ldexp(1.25, -16) : 0;
+    EXPECT_LE(worst, lost + 1e-2) << "mean relative error " << sum;
   }
-  RecordProperty("mean_relative_error", tw::format("{}", sum));
-  const double lost = device.is_cuda() ? static_cast<double>(seqlen_k) / 32 * std::ldexp(1.0, -14) : 0;
-  EXPECT_LE(worst, lost + 1e-2) << "mean relative error " << sum;
 }
 
 TEST_P(Fp8Attention, QueriesThatSeeNothingAndNoKeys) {

@@ -61,7 +61,10 @@ AttentionConfig generic_query_config(int dim, std::int64_t shared) {
 }
 
 /// AllGradients' tiles. Blocks of queries are as large as the registers allow.
-constexpr AttentionConfig all_config(int dim) { return config_of(dim <= 64 ? 64 : 128, {dim <= 64 ? 128 : 64, 128, 2}); }
+/// `dropping`: with dropout ptxas serialises the products of the smaller tiles.
+constexpr AttentionConfig all_config(int dim, bool dropping) {
+  return dim <= 64 && !dropping ? config_of(64, {128, 128, 2}) : config_of(128, {64, 128, 2});
+}
 
 AttentionConfig of_form(const BackwardCall& call, AttentionConfig config) {
   if (call.packed()) config.form = kRagged;
@@ -145,7 +148,7 @@ void query_gradient(const BackwardCall& call) {
 }  // namespace
 
 AttentionConfig all_gradients_config(const BackwardCall& call) {
-  return of_form(call, all_config(backward_dim(call.dk.shape(3), call.dv.shape(3))));
+  return of_form(call, all_config(backward_dim(call.dk.shape(3), call.dv.shape(3)), call.forward.drops()));
 }
 AttentionConfig key_gradients_config(const BackwardCall& call) {
   const std::int64_t shared = generic_shared_bytes(call.forward.stream);
@@ -221,7 +224,7 @@ BackwardCall make_call(const ShapeValues& shape, int dim) {
 
 template <int kDim>
 KernelVariant all_variant() {
-  static constexpr AttentionConfig kConfig = all_config(kDim);
+  static constexpr AttentionConfig kConfig = all_config(kDim, false);
   using Instantiated = AllGradients<bf16, kConfig, RegisteredRules, Additions::in_any_order>;
   const AllGradientsKernel kernel{DType::bf16, {.upper = true}, kConfig};
   return {make_spec({type_of_all(kernel), kAllSource, detail::tile_recorder<Instantiated>()}, true, true,

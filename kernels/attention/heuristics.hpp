@@ -86,7 +86,6 @@ constexpr AttentionConfig fp8_config(HeadDims dims, bool few_registers = false, 
                                             : 96,
                     .stages = d < 256 ? 3 : 2,
                     .form = kDescaled};
-  c.queries_in_registers = d == 128;
   c.queries_back_early = d == 64;
   c.maxima_first = c.rows == 192 || rules.anywhere;
   c.rules_in_halves = !c.maxima_first && rules.changing;

@@ -68,11 +68,11 @@ struct Eight {
   }
 };
 
-/// softmax(S) V row by row, unfused, in arithmetic of type Real; `round` is applied to the scores after every operation and to the result.
-/// `weight_of(p, total)` is the rounded weight of a key, where p is the exponential of its score less the row's largest, and `total` their
-/// sum.
-template <class Real, class Round, class WeightOf>
-PlainResult evaluate(const PlainCall& call, Round round, WeightOf weight_of) {
+/// softmax(S) V row by row, unfused, in arithmetic of type Real; `round` is applied to the scores after every operation, `round_result` to
+/// the result. `weight_of(p, total)` is the rounded weight of a key, where p is the exponential of its score less the row's largest, and
+/// `total` their sum.
+template <class Real, class Round, class WeightOf, class RoundResult>
+PlainResult evaluate(const PlainCall& call, Round round, WeightOf weight_of, RoundResult round_result) {
   constexpr Real kInfinite = std::numeric_limits<Real>::infinity();
   const std::int64_t d = call.head_dim, value_dim = call.value_dim > 0 ? call.value_dim : d;
   const std::int64_t group = call.kv_heads > 0 ? call.heads / call.kv_heads : 0;
@@ -139,7 +139,7 @@ PlainResult evaluate(const PlainCall& call, Round round, WeightOf weight_of) {
                                call.dropout[static_cast<std::size_t>(((b * call.heads + head) * call.seqlen_q + i) * call.seqlen_k + j)]));
             Eight<Real>::add(o, weight, values.data() + j * value_dim, value_dim);
           }
-          std::transform(o, o + value_dim, result.o.data() + row * value_dim, round);
+          std::transform(o, o + value_dim, result.o.data() + row * value_dim, round_result);
           result.lse[static_cast<std::size_t>((b * call.heads + head) * call.seqlen_q + i)] =
               static_cast<double>(largest) + std::log(static_cast<double>(total));
         }
@@ -151,13 +151,17 @@ PlainResult evaluate(const PlainCall& call, Round round, WeightOf weight_of) {
 
 /// In double.
 inline PlainResult reference(const PlainCall& call) {
+  const auto exact = [](double x) { return x; };
   return evaluate<double>(
-      call, [](double x) { return x; }, [](double p, double total) { return p / total; });
+      call, exact, [](double p, double total) { return p / total; }, exact);
 }
 
 /// The unfused operations in `dtype`: products and sums in f32, what passes from one to the next rounded.
 inline PlainResult naive(const PlainCall& call, DType dtype) {
-  const auto rounded = [&](auto round) { return evaluate<float>(call, round, [round](float p, float total) { return round(p / total); }); };
+  const auto rounded = [&](auto round) {
+    return evaluate<float>(
+        call, round, [round](float p, float total) { return round(p / total); }, round);
+  };
   switch (dtype) {
     case DType::f16:
       return rounded([](float x) { return static_cast<float>(f16(x)); });
@@ -169,13 +173,13 @@ inline PlainResult naive(const PlainCall& call, DType dtype) {
 }
 
 /// The unfused operations for operands of e4m3 and a result in `dtype`: scores in f32, and weights rounded to e4m3 as a product takes them.
-/// A row's largest is 2^8, so that the small ones keep their bits; the sum divides at the end.
-inline PlainResult naive_fp8(const PlainCall& call, DType dtype) {
-  PlainResult result = evaluate<float>(
-      call, [](float x) { return x; }, [](float p, float total) { return static_cast<float>(fp8_e4m3(p * 256)) / (256 * total); });
-  for (double& x : result.o)
-    x = dtype == DType::f16 ? static_cast<float>(f16(static_cast<float>(x))) : static_cast<float>(bf16(static_cast<float>(x)));
-  return result;
+/// A row's largest is 2^8, so that the small ones keep their bits; the sum divides at the end. `score_step`: scores are multiples of it,
+/// where sums of their products have few bits; 0: any.
+inline PlainResult naive_fp8(const PlainCall& call, DType dtype, float score_step) {
+  return evaluate<float>(
+      call, [&](float x) { return score_step > 0 ? std::nearbyint(x / score_step) * score_step : x; },
+      [](float p, float total) { return static_cast<float>(fp8_e4m3(p * 256)) / (256 * total); },
+      [&](float x) { return dtype == DType::f16 ? static_cast<float>(f16(x)) : static_cast<float>(bf16(x)); });
 }
 
 }  // namespace tw::kernels::attention

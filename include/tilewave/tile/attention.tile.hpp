@@ -17,9 +17,9 @@ TW_INLINE constexpr int eight_bit_key(int n) { return n / 16 * 16 + n / 2 % 2 * 
 /// One tile is BM queries of one head. Keys and values arrive BN at a time, the last ones first, so that blocks cut by a mask come before
 /// whole ones. `Rules` (attention_rules.tile.hpp) define which keys a query sees and how scores change.
 ///
-/// T is bf16, f16, f32 or fp8_e4m3; the output is of type `Output`. Tensor cores contract 8-bit operands along rows of memory only, so fp8
+/// T is bf16, f16, f32 or fp8_e4m3; the output is of type `Result`. Tensor cores contract 8-bit operands along rows of memory only, so fp8
 /// values are transposed, [value_dim, keys], with the keys in the order of eight_bit_key().
-template <class T, AttentionConfig kConfig, class Rules, class Output = T>
+template <class T, AttentionConfig kConfig, class Rules, class Result = T>
 struct Attention {
   static constexpr const char* source = Rules::source ? Rules::source : "tilewave/tile/attention.tile.hpp";
   static constexpr int D = kConfig.head_dim, DV = kConfig.value_dim, BM = kConfig.rows, BN = kConfig.keys;
@@ -27,6 +27,9 @@ struct Attention {
   static_assert(kConfig.maxima_first || !Rules::anywhere, "rules that may show a row its first key in any block need maxima_first");
   static_assert(!kConfig.rules_in_halves || !kConfig.maxima_first, "rules_in_halves is not for maxima_first");
   static constexpr bool values_transposed = sizeof(T) == 1;
+  /// Tensor cores keep some 13 bits of a sum of 8-bit products, and lose more of a long one. So a block's output is a sum of its own, added
+  /// to the output in f32. The registers do not hold both if there are more than 128 columns.
+  static constexpr bool two_level = values_transposed && DV <= 128;
   using WarpTile =
       RowWarpTile<(BM % 128 == 0 && BN <= 64 && DV <= 128 ? 32 : 16)>;  // 32 rows of scores and output fit the registers of a warp
 
@@ -35,8 +38,9 @@ struct Attention {
     using Q = Shared<Target, T, BM, D>;
     using K = Shared<Target, T, BN, D>;
     using V = conditional<values_transposed, Shared<Target, T, DV, BN>, Shared<Target, T, BN, DV, Contract::rows>>;
-    using Out = Staging<Target, Output, BM, DV>;
+    using Out = Staging<Target, Result, BM, DV>;
     using Scores = Fragment<Target, float, BM, BN>;
+    using Output = Fragment<Target, float, BM, DV>;
     using Weights = Operand<Target, T, BM, BN>;
     using Softmax = OnlineSoftmax<Target, Scores, kConfig.maxima_first, T>;
     using PerRow = typename Softmax::PerRow;
@@ -62,7 +66,7 @@ struct Attention {
       Global<Target, const T, Q> q;  ///< [batch, head, row, D]; batch is 1 for packed sequences
       Global<Target, const T, K> k;  ///< [batch, kv head, key, D], or [page, kv head, key in page, D]
       Global<Target, const T, V> v;
-      Global<Target, Output, Out> o;
+      Global<Target, Result, Out> o;
       Global<Target, float> partial;      ///< [split * batch, head, row, DV]: replaces o if the keys are split
       Pointer<Target, float> lse;         ///< [batch or split * batch, head, row], or null
       Pointer<Target, const float> sink;  ///< [head], or null
@@ -108,7 +112,7 @@ struct Attention {
     };
     struct NoFactor {};
     struct State : conditional<descaled, Factor, NoFactor> {
-      Fragment<Target, float, BM, DV> out;
+      Output out;
       Softmax softmax;
       Dropout dropout;
     };
@@ -136,13 +140,18 @@ struct Attention {
         });
     }
 
-    /// Starts the product that adds block n to the output.
-    TW_INLINE static void add_output(auto& block, const Work& w, int n, Memory& memory, const Weights& weights, State& state) {
-      block.mma(state.out, weights, take_values(block, w, n, memory), n == 0);
+    /// Starts the product that adds block n to the output, or with two_level is added to it in the end.
+    TW_INLINE static void add_output(auto& block, const Work& w, int n, Memory& memory, const Weights& weights, State& state,
+                                     Output& of_block) {
+      if constexpr (two_level)
+        block.mma(of_block, weights, take_values(block, w, n, memory), true);
+      else
+        block.mma(state.out, weights, take_values(block, w, n, memory), n == 0);
     }
-    TW_INLINE static void wait_for_output(auto& block, Memory& memory, State& state) {
-      block.wait(leave<0>, state.out);
+    TW_INLINE static void wait_for_output(auto& block, Memory& memory, State& state, Output& of_block) {
+      block.wait(leave<0>, two_level ? of_block : state.out);
       block.release(memory.v);
+      if constexpr (two_level) block.map(state.out, of_block, [](auto x, auto y) { return x + y; });
     }
 
     /// One block of keys: its scores and weights. The product that adds to the output runs under the softmax, or after it: see lag. `cut`:
@@ -152,10 +161,11 @@ struct Attention {
                                Weights& weights, State& state) {
       Scores scores;
       PerRow decay;
+      Output of_block;
       block.mma(scores, q, block.take(memory.k), true);
       constexpr bool kOutputUnder = lag == 1 && !kFirst;
       constexpr int kUnfinished = kOutputUnder ? 1 : 0;
-      if constexpr (kOutputUnder) add_output(block, w, step - 1, memory, weights, state);
+      if constexpr (kOutputUnder) add_output(block, w, step - 1, memory, weights, state, of_block);
       block.wait(leave<kUnfinished>, scores);
       block.release(memory.k);
       if (queries_back_early && step + 1 == w.blocks) block.release(memory.q);
@@ -170,7 +180,7 @@ struct Attention {
         if constexpr (kHalves)
           apply_rules<false, decltype(first)::value, decltype(count)::value>(block, p, w, w.block(step), scores, state);
       });
-      if constexpr (kOutputUnder) wait_for_output(block, memory, state);
+      if constexpr (kOutputUnder) wait_for_output(block, memory, state, of_block);
       if (!kFirst && rescaled) block.map(state.out, decay, [](auto x, auto d) { return x * d; });
       if constexpr (kConfig.dropout != Use::never) {
         static_assert(!values_transposed, "weights of 8 bits are not dropped");
@@ -183,8 +193,8 @@ struct Attention {
         block.convert(weights, scores);
       }
       if constexpr (lag == 0) {
-        add_output(block, w, step, memory, weights, state);
-        wait_for_output(block, memory, state);
+        add_output(block, w, step, memory, weights, state, of_block);
+        wait_for_output(block, memory, state, of_block);
       }
     }
     TW_INLINE static void loop(auto& block, const Params& p, const Work& w, Memory& memory, const auto& q, Weights& weights, State& state) {
@@ -213,7 +223,8 @@ struct Attention {
       state.softmax.begin(block);
       if constexpr (kConfig.dropout != Use::never) state.dropout = Dropout::of(p.dropout, w.batch * p.q.size_i + w.head);
       if constexpr (descaled) state.factor = descaled_before_rules ? w.of_scores : p.scale_log2 * w.of_scores;
-      if (w.blocks == 0) return block.fill(state.out, 0.0f);
+      if (two_level || w.blocks == 0) block.fill(state.out, 0.0f);
+      if (w.blocks == 0) return;
       const Q& q = block.take(memory.q);
       Weights weights;
       if constexpr (queries_in_registers) {
@@ -225,8 +236,9 @@ struct Attention {
         if constexpr (!queries_back_early) block.release(memory.q);
       }
       if constexpr (lag == 1) {
-        add_output(block, w, w.blocks - 1, memory, weights, state);
-        wait_for_output(block, memory, state);
+        Output of_block;
+        add_output(block, w, w.blocks - 1, memory, weights, state, of_block);
+        wait_for_output(block, memory, state, of_block);
       }
     }
 
