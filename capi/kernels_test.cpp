@@ -412,6 +412,28 @@ TEST_F(CInterfaceAttention, Fp8) {
   EXPECT_FALSE(same_bits(o, expected));
 }
 
+TEST_F(CInterfaceAttention, Dropout) {
+  tw_attention_options options = attention_options();
+  options.dropout = 0.3f;
+  options.dropout_seed = 5, options.dropout_offset = 6;
+  EXPECT_OK(tw_attention(InC(q), InC(k), InC(v), InC(o), &options, nullptr));
+  attention(q, k, v, expected, {.dropout = 0.3f, .dropout_seed = 5, .dropout_offset = 6});
+  EXPECT_TRUE(same_bits(o, expected));
+  const std::array<std::int64_t, 2> numbers = {5, 6};
+  const Tensor state = Tensor::from(std::span<const std::int64_t>(numbers), {2});
+  const InC state_in_c(state);
+  options.dropout_seed = options.dropout_offset = 0;
+  options.dropout_state = state_in_c;
+  EXPECT_OK(tw_attention(InC(q), InC(k), InC(v), InC(o), &options, nullptr));
+  EXPECT_TRUE(same_bits(o, expected));
+  const Tensor mask = Tensor::empty({2, 4, 37, 90}, DType::boolean), expected_mask = Tensor::empty(mask.shape(), DType::boolean);
+  EXPECT_OK(tw_attention_dropout_mask(InC(mask), &options, nullptr));
+  attention_dropout_mask(expected_mask, {.dropout = 0.3f, .dropout_seed = 5, .dropout_offset = 6});
+  EXPECT_TRUE(same_bits(mask, expected_mask));
+  options.dropout = 1;
+  EXPECT_EQ(tw_attention(InC(q), InC(k), InC(v), InC(o), &options, nullptr), TW_INVALID_ARGUMENT);
+}
+
 TEST_F(CInterfaceAttention, FieldsThatAnOlderCallerDoesNotHaveAreDefaults) {
   tw_attention_options options = attention_options();
   options.causal = 1;

@@ -48,13 +48,14 @@ struct AttentionOptions {
 /// With dropout, each weight is set to 0 with probability p = options.dropout, and otherwise divided by 1 - p; p is rounded to a multiple
 /// of 1/256, but not to 0 or 1. LSE is that without dropout. Which weights are dropped depends on seed, offset, batch, head, query and key
 /// only (Philox 4x32-10, one byte for a weight): it is the same in attention_backward(), on every device and for every tile size. In
-/// attention_varlen() batch is the number of the sequence, and queries and keys are counted in it. Not in
-/// attention_decode(), and not of e4m3.
+/// attention_varlen() batch is the number of the sequence, and queries and keys are counted in it. Not in attention_decode(), and
+/// not of e4m3.
 ///
 /// attention() also takes q, k and v in e4m3, with o in bf16 or f16 and head dimensions that are multiples of 16. The descales multiply the
 /// scores, as above, and the output (v_descale); query head h has those of its key head. On a Hopper GPU, with kernels for 64, 128 and 256,
-/// weights are rounded to e4m3 too, relative to the row's largest. Above 128 columns, o of values of one sign is too small by up to seqlen_k
-/// 2^-16 of itself, because tensor cores keep few bits of a sum of 8-bit products. Other targets convert q, k and v to o's dtype, which is exact, and then compute in it.
+/// weights are rounded to e4m3 too, relative to the row's largest. Above 128 columns, o of values of one sign is too small by up to
+/// seqlen_k 2^-16 of itself, because tensor cores keep few bits of a sum of 8-bit products. Other targets convert q, k and v to o's dtype,
+/// which is exact, and then compute in it.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Deterministic. Throws InvalidArgument for shapes, dtypes, strides
 /// or devices that do not fit, with nothing written; CompileError, DeviceError.

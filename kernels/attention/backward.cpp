@@ -220,7 +220,8 @@ BackwardCall check_gradients(const Form& form, const AttentionCall& forward, con
     check_disjoint(form.op, output,
                    {{"forward.alibi_slopes", options.forward.alibi_slopes},
                     {"forward.sink", options.forward.sink},
-                    {"forward.mask", options.forward.mask}});
+                    {"forward.mask", options.forward.mask},
+                    {"forward.dropout_state", options.forward.dropout_state}});
     for (const NamedTensor& t : sequences) check_disjoint(form.op, output, {t});
     for (const NamedTensor& other : outputs)
       if (&other < &output) check_disjoint(form.op, output, {other});

@@ -120,7 +120,7 @@ void expect_fp8_right_on_the_cpu() {
   for (std::int64_t i = 0; i < o.numel(); ++i) got.push_back(static_cast<float>(o.data<bf16>()[i]));
   EXPECT_TRUE(accurate({.out = got,
                         .reference = reference(plain).o,
-                        .naive = naive_fp8(plain, DType::bf16).o,
+                        .naive = naive_fp8(plain, DType::bf16, 0).o,
                         .arithmetic = Arithmetic::bf16,
                         .factor = 3,
                         .relative_l2 = 5e-2}));
