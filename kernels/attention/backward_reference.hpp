@@ -115,8 +115,9 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
         if (!call.sink.empty()) {
           const Real weight = std::exp(sink - lse);
           d_sink[size(head)] -= weight * delta;
-          // There is one sum for each head, so the naive computation may happen to be almost exact and says little about rounding.
-          d_sink_cancelled[size(head)] += weight * delta_size * exponent_size;
+          // The exponent is a difference, of which both terms were rounded. There is one sum for each head, so the naive computation may
+          // happen to be almost exact and says little about rounding.
+          d_sink_cancelled[size(head)] += weight * delta_size * (exponent_size + std::abs(sink));
         }
         for (std::int64_t j = begin; j < end; ++j) {
           const Real dp = round(round(Math::dot_product(row_gradient, &v[size(key(j) * value_dim)], value_dim)) * kept(j));

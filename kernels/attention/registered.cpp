@@ -86,10 +86,7 @@ std::vector<KernelVariant> registered() {
       variant<bf16, Registered{256, true}>("bf16"),
       variant<bf16, Registered{128, false, true}>("bf16"),
       variant<bf16, Registered{128, true, true}>("bf16"),
-      variant<fp8_e4m3, Registered{64}>("fp8"),
-      variant<fp8_e4m3, Registered{128}>("fp8"),
       variant<fp8_e4m3, Registered{128, true}>("fp8"),
-      variant<fp8_e4m3, Registered{256}>("fp8"),
       values_variant(),
       combine_variant(),
   };

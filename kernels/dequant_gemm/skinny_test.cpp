@@ -237,7 +237,7 @@ TEST(SkinnyDequantGemm, IsChosenByRowsAndAlignment) {
   EXPECT_FALSE(chosen({1, 64, 2048, int8, DType::f32}));
   EXPECT_FALSE(chosen({1, 64, 0, int8}));
   const auto tile = [](const Shapes& shapes, std::int64_t generic = 0) { return skinny_kernel(shapes.call(), 132, generic).tile; };
-  EXPECT_EQ(tile({1, 12288, 2048, int8}), (SkinnyTile{16, 8, 6, 8, 2}));
+  EXPECT_EQ(tile({1, 12288, 2048, int8}), (SkinnyTile{32, 8, 3, 8, 2}));
   EXPECT_EQ(tile({8, 12288, 2048, int8}), (SkinnyTile{32, 8, 3, 8, 2}));
   EXPECT_EQ(tile({8, 3072, 2048, int8}), (SkinnyTile{16, 8, 6, 8, 2}));
   EXPECT_EQ(tile({9, 12288, 2048, int4}), (SkinnyTile{32, 16, 6, 8, 1}));
