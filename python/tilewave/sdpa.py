@@ -108,8 +108,8 @@ def _refusal(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_g
         return "query, key or value is not a plain tensor"
     if attn_mask is not None and not _is_plain(attn_mask):
         return "attn_mask is not a plain tensor"
-    if dropout_p == 1:
-        return "dropout of 1"
+    if not 0 <= dropout_p < 1:  # 1, or what PyTorch refuses
+        return "dropout of 1 or more"
     if attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled():
         return "attn_mask requires grad"
     device = query.device

@@ -10,6 +10,12 @@
 // 2q, 2q + 1 of each 8 of 32. This is what one thread holds in the accumulators of a product, so that it draws no number twice. A weight is
 // kept if its byte is below a threshold.
 
+#if !TW_ON_GPU
+namespace tw::cpu {
+[[noreturn]] void schedule_error(const char* what);
+}
+#endif
+
 namespace tw {
 
 /// The words of Philox 4x32-10 for one counter.

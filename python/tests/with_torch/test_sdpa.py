@@ -169,9 +169,9 @@ def fallbacks():
     half = x.half()
     wide = torch.randn(1, 1, 3, 264)
     return [
-        ((x, x, x), {"dropout_p": 1.0}, "dropout of 1"),
+        ((x, x, x), {"dropout_p": 1.0}, "dropout of 1 or more"),
         ((x, x, x, torch.zeros(5, 5, requires_grad=True)), {}, "attn_mask requires grad"),
-        ((x.clone().requires_grad_(), x, x), {"dropout_p": 1.0}, "dropout of 1"),
+        ((x.clone().requires_grad_(), x, x), {"dropout_p": 1.0}, "dropout of 1 or more"),
         ((x.double(), x.double(), x.double()), {}, "dtype"),
         ((wide, wide, wide), {}, "head_dim"),
         ((x, x[:1], x[:1]), {}, "batches or heads that differ"),
@@ -239,7 +239,7 @@ def test_why_fallback_is_of_the_thread():
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    assert reasons == [None, None] and tilewave.why_fallback() == "dropout of 1"
+    assert reasons == [None, None] and tilewave.why_fallback() == "dropout of 1 or more"
 
 
 def test_autocast(place):
