@@ -8,6 +8,8 @@ y = x W^T, where x is [M, K] and W is stored [N, K]. Groups of cases (--group sq
   model     16384 x 6144 x 2048, bf16 and f16
   few-rows  1, 8 and 64 x 6144 x 2048, bf16: against the bytes that they read and write, too
   fp8       4096 and 8192, e4m3 with a scale for each operand
+  blocks    8192, 4096 x 4096 x 7168 and 64 x 7168 x 2048, e4m3 with a scale for each 128 of K of x and each 128 x 128 of W
+  grouped   groups of rows, each with a W of its own; and k-grouped, the gradient of those W
 
 Needs PyTorch with CUDA and a Hopper GPU. Each case is first checked: against float64 on some rows, against each peer on all. A case that fails does not stop the
 others. Exit codes: 0 done, 1 something failed or is missing, 2 wrong usage. benchmarks/README.md explains the modes.
@@ -28,7 +30,10 @@ ROWS = (1, 8, 64)
 FP8_SQUARES = (4096, 8192)
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 FP8_SCALES = (0.5, 0.25)
-PEERS = ("cublas", "triton")
+BLOCK_SCALED = ((8192, 8192, 8192), (4096, 4096, 7168), (64, 7168, 2048))
+GROUPED = tuple((groups, rows, n, k) for groups in (8, 64) for rows in (128, 1024, 4096) for n, k in ((4096, 7168), (7168, 2048)))
+MOST_GROUPED_ROWS = 65536
+PEERS = ("cublas", "triton", "grouped_mm", "cublas_loop")
 GRAPH_TFLOP = 0.03  # less is done so soon that Python's part of a launch would be measured
 TRITON = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
 AUTOTUNE_S = 40
@@ -125,6 +130,120 @@ def run_few_rows(run):
                     run.add(record)
 
 
+class BlockScaled(Product):
+    """Operands that cast_fp8() and cast_fp8_blocks() gave, with their scales."""
+
+    def __init__(self, run, m, n, k):
+        self.run, self.shape, self.tflop = run, (m, n, k), 2 * m * n * k * 1e-12
+        self.x, self.x_scale = run.ops.cast_fp8(run.normal(m, k))
+        self.w, self.w_scale = run.ops.cast_fp8_blocks(run.normal(n, k))
+        self.y, self.peer_y = (poisoned(m, n, dtype=torch.bfloat16, device=run.device) for _ in range(2))
+        # cuBLAS wants a column of scales for each 128 of K.
+        self.x_columns = self.x_scale.T.contiguous().T
+
+    def ours(self):
+        return functools.partial(self.run.ops.gemm, self.x, self.w.T, a_scale=self.x_columns, b_scale=self.w_scale.T, out=self.y)
+
+    def cublas(self):
+        # A row of scales for each 128 rows of W, padded to a multiple of four.
+        n_blocks, k_blocks = self.w_scale.shape
+        padded = torch.zeros(n_blocks, -(-k_blocks // 4) * 4, device=self.w_scale.device)
+        padded[:, :k_blocks] = self.w_scale
+        of_w = padded[:, :k_blocks].T
+        return functools.partial(
+            torch._scaled_mm, self.x, self.w.T, self.x_columns, of_w, out_dtype=torch.bfloat16, use_fast_accum=False, out=self.peer_y
+        )
+
+    def check(self):
+        rows = some_rows(self.shape[0], self.run.rng, self.run.device)
+        x = self.x[rows].double() * self.x_scale[rows].double().repeat_interleave(128, 1)[:, : self.shape[2]]
+        w = self.w.double() * self.w_scale.double().repeat_interleave(128, 0).repeat_interleave(128, 1)[: self.shape[1], : self.shape[2]]
+        y, exact = self.ours()()[rows], x @ w.T
+        require_right(wrong_values("y", y, exact.to(torch.bfloat16), exact))
+
+
+def run_block_scaled(run):
+    for m, n, k in BLOCK_SCALED:
+        name = f"blocks-{m}" if m == n == k else f"blocks-{m}x{n}x{k}"
+        if not run.wants(name):
+            continue
+        with run.case(name):
+            call = BlockScaled(run, m, n, k)
+            call.check()
+            contenders = [Contender("tilewave", call.ours(), call.tflop)]
+            contenders += run.peer(name, "cublas", call.cublas, call.tflop, call.y)
+            for mode in run.modes(modes_of(m, n, k)):
+                for record in run.compare(name, "fp8_e4m3", mode, "TFLOP/s", contenders, run.tflops and 2 * run.tflops, group="Python"):
+                    run.add(record)
+
+
+class Grouped:
+    """Groups of `rows` rows each, and W [groups, n, k]; bf16."""
+
+    def __init__(self, run, groups, rows, n, k):
+        self.run, self.sizes = run, (groups, rows, n, k)
+        self.tflop = 2 * groups * rows * n * k * 1e-12
+        self.x, self.gradient = (run.normal(groups * rows, columns).to(torch.bfloat16) for columns in (k, n))
+        self.w = run.normal(groups * n, k).to(torch.bfloat16).view(groups, n, k)
+        self.offsets = torch.arange(groups + 1, dtype=torch.int32, device=run.device) * rows
+        self.y, self.peer_y = (poisoned(groups * rows, n, dtype=torch.bfloat16, device=run.device) for _ in range(2))
+
+    def ours(self):
+        return functools.partial(self.run.ops.grouped_gemm, self.x, self.w.transpose(1, 2), self.offsets, out=self.y)
+
+    def grouped_mm(self):
+        return functools.partial(torch._grouped_mm, self.x, self.w.transpose(1, 2), offs=self.offsets[1:].contiguous())
+
+    def cublas_loop(self):
+        groups, rows, _, _ = self.sizes
+        parts = [(self.x[g * rows : (g + 1) * rows], self.w[g].T, self.peer_y[g * rows : (g + 1) * rows]) for g in range(groups)]
+
+        def loop():
+            for x, w, y in parts:
+                torch.mm(x, w, out=y)
+            return self.peer_y
+
+        return loop
+
+    def ours_over_k(self, out):
+        return functools.partial(self.run.ops.k_grouped_gemm, self.gradient.T, self.x, self.offsets, out=out)
+
+    def grouped_mm_over_k(self):
+        return functools.partial(torch._grouped_mm, self.gradient.T, self.x, offs=self.offsets[1:].contiguous())
+
+
+def grouped_cases():
+    return [case for case in GROUPED if case[0] * case[1] <= MOST_GROUPED_ROWS]
+
+
+def run_grouped(run):
+    for groups, rows, n, k in grouped_cases():
+        name, over_k = (f"{prefix}-{groups}x{rows}x{n}x{k}" for prefix in ("grouped", "k-grouped"))
+        if not run.wants(name) and not run.wants(over_k):
+            continue
+        with run.case(name):
+            call = Grouped(run, groups, rows, n, k)
+            if run.wants(name):
+                at = some_rows(groups * rows, run.rng, run.device)
+                exact = torch.stack([call.x[r].double() @ call.w[r // rows].double().T for r in at.tolist()])
+                require_right(wrong_values("y", call.ours()()[at], exact.to(torch.bfloat16), exact))
+                contenders = [Contender("tilewave", call.ours(), call.tflop)]
+                contenders += run.peer(name, "grouped_mm", call.grouped_mm, call.tflop, call.y)
+                contenders += run.peer(name, "cublas_loop", call.cublas_loop, call.tflop, call.y)
+                for mode in run.modes(("hot",)):
+                    for record in run.compare(name, "bf16", mode, "TFLOP/s", contenders, run.tflops, group="Python"):
+                        run.add(record)
+            if run.wants(over_k) and rows == 1024:
+                out = poisoned(groups, n, k, dtype=torch.bfloat16, device=run.device)
+                exact = call.gradient[:rows, :64].double().T @ call.x[:rows].double()
+                require_right(wrong_values("d", call.ours_over_k(out)()[0, :64], exact.to(torch.bfloat16), exact))
+                contenders = [Contender("tilewave", call.ours_over_k(out), call.tflop)]
+                contenders += run.peer(over_k, "grouped_mm", call.grouped_mm_over_k, call.tflop, out)
+                for mode in run.modes(("hot",)):
+                    for record in run.compare(over_k, "bf16", mode, "TFLOP/s", contenders, run.tflops, group="Python"):
+                        run.add(record)
+
+
 def products(group):
     """M, N, K, and the dtype with its name."""
     shapes = {"square": [(size,) * 3 for size in SQUARES], "model": [MODEL], "fp8": [(size,) * 3 for size in FP8_SQUARES]}[group]
@@ -156,6 +275,10 @@ GROUPS = {
         "a layer of a model, few tokens", run_few_rows, lambda quick: len(ROWS) * (1 + expected_seconds("graph", 2, quick, 0.01))
     ),
     "fp8": group_of("fp8", "fp8"),
+    "blocks": Group("fp8 with block scales", run_block_scaled, lambda quick: len(BLOCK_SCALED) * (1 + expected_seconds("hot", 2, quick))),
+    "grouped": Group(
+        "groups of rows", run_grouped, lambda quick: len(grouped_cases()) * (2 + 1.5 * expected_seconds("hot", 3, quick))
+    ),
 }
 
 

@@ -10,6 +10,7 @@
 #include "tilewave/elementwise.hpp"
 #include "tilewave/embedding.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/quantized.hpp"
@@ -218,6 +219,29 @@ tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, co
               .b_scale = b_scale.get(),
               .stream = stream_of(out, cuda_stream),
               .splits = given.num_splits});
+  });
+}
+
+tw_status tw_grouped_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* offsets, const tw_tensor* d,
+                          const tw_grouped_gemm_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("d", d);
+    const auto given = tw::c_api::known("options", options);
+    const Given bias("bias", given.bias), a_scale("a_scale", given.a_scale), b_scale("b_scale", given.b_scale);
+    tw::grouped_gemm(borrow("a", a), borrow("b", b), borrow("offsets", offsets), out,
+                     {.bias = bias.get(),
+                      .activation = activation_of("options", given.activation),
+                      .a_scale = a_scale.get(),
+                      .b_scale = b_scale.get(),
+                      .stream = stream_of(out, cuda_stream)});
+  });
+}
+tw_status tw_k_grouped_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* offsets, const tw_tensor* d, int32_t accumulate,
+                            void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("d", d);
+    tw::k_grouped_gemm(borrow("a", a), borrow("b", b), borrow("offsets", offsets), out,
+                       {.accumulate = accumulate != 0, .stream = stream_of(out, cuda_stream)});
   });
 }
 

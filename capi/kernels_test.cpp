@@ -18,6 +18,7 @@
 #include "tilewave/elementwise.hpp"
 #include "tilewave/embedding.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/quantized.hpp"
@@ -169,6 +170,33 @@ TEST(CInterface, Gemm) {
   const int unknown = 6;
   std::memcpy(&options.activation, &unknown, sizeof unknown);
   expect_refused(tw_gemm(InC(a), InC(b), InC(d), &options, nullptr), "options.activation is 6");
+}
+
+TEST(CInterface, GroupedProducts) {
+  const Tensor a = Tensor::random({9, 40}, DType::bf16, 1), b = Tensor::random({3, 40, 22}, DType::bf16, 2),
+               bias = Tensor::random({3, 22}, DType::bf16, 3);
+  const std::vector<std::int32_t> numbers{0, 4, 4, 9};
+  const Tensor offsets = Tensor::from(std::span<const std::int32_t>(numbers), {4});
+  const InC bias_in_c(bias);
+  tw_grouped_gemm_options options = {};
+  options.struct_size = sizeof options;
+  options.bias = bias_in_c;
+  options.activation = TW_ACTIVATION_SWIGLU;
+  expect_same(
+      {9, 11}, DType::bf16, [&](const Tensor& d) { return tw_grouped_gemm(InC(a), InC(b), InC(offsets), InC(d), &options, nullptr); },
+      [&](const Tensor& d) { grouped_gemm(a, b, offsets, d, {.bias = &bias, .activation = Activation::swiglu}); });
+  const Tensor at = a.transpose(0, 1);
+  expect_same(
+      {3, 40, 40}, DType::f32, [&](const Tensor& d) { return tw_k_grouped_gemm(InC(at), InC(a), InC(offsets), InC(d), 0, nullptr); },
+      [&](const Tensor& d) { k_grouped_gemm(at, a, offsets, d); });
+  const Tensor sums = Tensor::zeros({3, 40, 40}, DType::f32);
+  EXPECT_OK(tw_k_grouped_gemm(InC(at), InC(a), InC(offsets), InC(sums), 1, nullptr));
+  EXPECT_OK(tw_k_grouped_gemm(InC(at), InC(a), InC(offsets), InC(sums), 1, nullptr));
+  const Tensor twice = Tensor::zeros({3, 40, 40}, DType::f32);
+  k_grouped_gemm(at, a, offsets, twice, {.accumulate = true});
+  k_grouped_gemm(at, a, offsets, twice, {.accumulate = true});
+  EXPECT_TRUE(same_bits(sums, twice));
+  expect_refused(tw_grouped_gemm(InC(a), InC(b), InC(a), InC(poisoned({9, 22}, DType::bf16)), nullptr, nullptr), "offsets is bf16[9, 40]");
 }
 
 TEST(CInterface, WeightsInFewerBits) {

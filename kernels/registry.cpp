@@ -9,6 +9,7 @@
 #include "kernels/embedding/variants.hpp"
 #include "kernels/gemm/tuning.hpp"
 #include "kernels/gemm/variants.hpp"
+#include "kernels/grouped_gemm/kernels.hpp"
 #include "kernels/hadamard/variants.hpp"
 #include "kernels/log_mel/variants.hpp"
 #include "kernels/norm/tuning.hpp"
@@ -31,6 +32,7 @@ std::vector<RegisteredKernel> registered_kernels() {
     for (const KernelVariant& variant : variants) all.push_back({family, variant.spec, shape, variant.analyze});
   };
   add("gemm", kernels::gemm::registered(), kernels::gemm::kShape);
+  add("grouped_gemm", kernels::grouped_gemm::registered(), kernels::grouped_gemm::kShape);
   add("attention", kernels::attention::registered(), kernels::attention::kShape);
   add("convolution", kernels::convolution::registered(), kernels::convolution::kShape);
   add("elementwise", kernels::elementwise::registered(), kernels::elementwise::kShape);

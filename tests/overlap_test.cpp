@@ -20,6 +20,7 @@
 #include "tilewave/elementwise.hpp"
 #include "tilewave/embedding.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/log_mel.hpp"
 #include "tilewave/norm.hpp"
@@ -134,6 +135,12 @@ std::vector<Operation> all_operations() {
   all.push_back({"gemm",
                  {{"a", {3, 128}, kFp8}, {"b", {128, 4}, kFp8}, {"d", {3, 4}, DType::bf16, true}, {"a_scale", {3, 1}}, {"b_scale", {1, 1}}},
                  [](const Operands& t) { gemm(t[0], t[1], t[2], {.a_scale = &t[3], .b_scale = &t[4]}); }});
+  all.push_back({"grouped_gemm",
+                 {{"a", {3, 5}}, {"b", {2, 5, 4}}, {"offsets", {3}, kI32}, {"d", {3, 4}, kF32, true}, {"bias", {2, 4}}},
+                 [](const Operands& t) { grouped_gemm(t[0], t[1], t[2], t[3], {.bias = &t[4]}); }});
+  all.push_back({"k_grouped_gemm",
+                 {{"a", {3, 5}}, {"b", {5, 4}}, {"offsets", {3}, kI32}, {"d", {2, 3, 4}, kF32, true}},
+                 [](const Operands& t) { k_grouped_gemm(t[0], t[1], t[2], t[3]); }});
   all.push_back(
       {"add", {{"a", {3, 4}}, {"b", {3, 4}}, {"y", {3, 4}, kF32, true, "a b"}}, [](const Operands& t) { add(t[0], t[1], t[2]); }});
   all.push_back({"mul", {{"a", {3, 4}}, {"b", {1, 4}}, {"y", {3, 4}, kF32, true, "a"}}, [](const Operands& t) { mul(t[0], t[1], t[2]); }});

@@ -22,6 +22,7 @@
 #include "kernels/convolution/variants.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/generic_tiles.hpp"
+#include "kernels/grouped_gemm/kernels.hpp"
 #include "runtime/cuda_driver.hpp"
 #include "runtime/format.hpp"
 #include "runtime/gpu.hpp"
@@ -33,6 +34,7 @@
 #include "tilewave/convolution.hpp"
 #include "tilewave/elementwise.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/launch.hpp"
 
@@ -236,6 +238,62 @@ TEST(Repetition, cuda_MatrixProducts) {
   for (const int rows : {3, 16}) cases.push_back(chain_case(rows));
   cases.push_back(gemm_case({"one row", 1, 32768, 256, -1}));
   cases.push_back(gemm_case({"tf32", 32768, 128, 32, narrowest - 1, 1, DType::f32}));
+  expect_all_repeatable(cases);
+}
+
+/// Groups of many sizes, of which each tile's last rows are often the next group's.
+Tensor ragged_offsets(std::int64_t groups, std::int64_t rows) {
+  std::vector<std::int32_t> offsets;
+  std::mt19937_64 random(seed());
+  for (std::int64_t i = 1; i < groups; ++i) offsets.push_back(static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(rows)));
+  offsets.push_back(0);
+  offsets.push_back(static_cast<std::int32_t>(rows));
+  std::sort(offsets.begin(), offsets.end());
+  return Tensor::from(std::span<const std::int32_t>(offsets), {groups + 1});
+}
+
+Case grouped_gemm_case(std::int64_t groups, std::int64_t m, std::int64_t n, std::int64_t k, int config, Activation activation) {
+  const auto in = std::make_shared<Inputs>(std::vector<Tensor>{
+      Tensor::random({m, k}, DType::bf16, seed()), Tensor::random({groups, n, k}, DType::bf16, seed() + 1), ragged_offsets(groups, m)});
+  return {tw::format("grouped_gemm: {} groups, {} x {} x {}, config {}", groups, m, n, k, config),
+          {m, activation == Activation::swiglu ? n / 2 : n},
+          DType::bf16,
+          [in, config, activation](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            grouped_gemm(t[0], t[1].transpose(1, 2), t[2], out,
+                         {.activation = activation, .stream = stream, .config = stream.device().is_cuda() ? config : -1});
+          }};
+}
+
+Case k_grouped_gemm_case(std::int64_t groups, std::int64_t m, std::int64_t n, std::int64_t k, int config, DType out_dtype,
+                         bool accumulate) {
+  const auto in = std::make_shared<Inputs>(std::vector<Tensor>{Tensor::random({k, m}, DType::bf16, seed()),
+                                                               Tensor::random({k, n}, DType::bf16, seed() + 1), ragged_offsets(groups, k)});
+  return {tw::format("k_grouped_gemm: {} groups, {} x {} x {}, config {}", groups, m, n, k, config),
+          {groups, m, n},
+          out_dtype,
+          [in, config, accumulate](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            k_grouped_gemm(t[0].transpose(0, 1), t[1], t[2], out,
+                           {.accumulate = accumulate, .stream = stream, .config = stream.device().is_cuda() ? config : -1});
+          },
+          0.03f,
+          accumulate};
+}
+
+TEST(Repetition, cuda_GroupedProducts) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  const std::vector<kernels::CostedTile> tiles =
+      kernels::grouped_gemm::configs(kernels::generic_shared_bytes(Stream::standard(Device::cuda())));
+  for (const std::size_t config : {std::size_t{0}, std::size_t{3}, std::size_t{4}, tiles.size() - 1}) {
+    const int index = static_cast<int>(std::min(config, tiles.size() - 1)), n = tiles[static_cast<std::size_t>(index)].bn;
+    cases.push_back(grouped_gemm_case(300, 16384, n, 64, index, Activation::none));
+    cases.push_back(grouped_gemm_case(40, 16384, n, 136, index, Activation::swiglu));
+    if (n % 64 != 0) continue;
+    cases.push_back(k_grouped_gemm_case(64, 256, n, 3000, index, DType::bf16, false));
+    if (n <= 128) cases.push_back(k_grouped_gemm_case(64, 256, n, 3000, index, DType::f32, true));
+  }
   expect_all_repeatable(cases);
 }
 

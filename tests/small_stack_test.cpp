@@ -23,6 +23,7 @@
 #include "tilewave/embedding.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/reduce.hpp"
@@ -79,6 +80,11 @@ std::vector<StackCase> stack_cases() {
     const Tensor a = random_values({520, 96}, dtype), b = random_values({96, 600}, dtype);
     all.push_back({"gemm", {520, 600}, dtype, [=](const Tensor& y) { gemm(a, b, y, {.activation = Activation::gelu_erf}); }});
     all.push_back({"swiglu in gemm", {520, 300}, dtype, [=](const Tensor& y) { gemm(a, b, y, {.activation = Activation::swiglu}); }});
+    const std::vector<std::int32_t> numbers{0, 100, 520};
+    const Tensor offsets = Tensor::from(std::span<const std::int32_t>(numbers), {3});
+    const Tensor weights = random_values({2, 96, 300}, dtype), sides = random_values({300, 520}, dtype);
+    all.push_back({"grouped_gemm", {520, 300}, dtype, [=](const Tensor& y) { grouped_gemm(a, weights, offsets, y); }});
+    all.push_back({"k_grouped_gemm", {2, 300, 96}, dtype, [=](const Tensor& y) { k_grouped_gemm(sides, a, offsets, y); }});
     const Tensor image = random_values({1, 20, 20, 40}, dtype), filters = random_values({300, 3, 3, 40}, dtype);
     all.push_back({"conv2d", {1, 18, 18, 300}, dtype, [=](const Tensor& y) { conv2d(image, filters, y); }});
     for (const std::int64_t dim : {64, 128, 192, 256}) {

@@ -94,6 +94,20 @@ typedef struct {
 
 tw_status tw_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, const tw_gemm_options* options, void* cuda_stream);
 
+/* tilewave/grouped_gemm.hpp; offsets: i32 [groups + 1]. */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor* bias; /* [groups, n] */
+  tw_activation activation;
+  const tw_tensor *a_scale, *b_scale; /* of TW_FP8_E4M3 */
+} tw_grouped_gemm_options;
+
+tw_status tw_grouped_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* offsets, const tw_tensor* d,
+                          const tw_grouped_gemm_options* options, void* cuda_stream);
+/* accumulate: 1: d += instead of d = */
+tw_status tw_k_grouped_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* offsets, const tw_tensor* d, int32_t accumulate,
+                            void* cuda_stream);
+
 /* tilewave/quantized.hpp. A weight [n, k] in fewer bits is three tensors, row-major:
  *   int8, fp8  values [n, k] of TW_I8 or TW_FP8_E4M3, scales [n] of TW_F32, no zeros
  *   int4       values [n, k / 2] of TW_U8, scales [n, k / group] of TW_F16, zeros of TW_U8 with the shape of scales, or null */

@@ -87,7 +87,7 @@ constexpr AttentionConfig fp8_config(HeadDims dims, bool few_registers = false, 
                     .stages = d < 256 ? 3 : 2,
                     .form = kDescaled};
   c.queries_back_early = d == 64;
-  c.maxima_first = c.rows == 192 || rules.anywhere;
+  c.maxima_first = c.rows == 192 || d == 256 || rules.anywhere;
   c.rules_in_halves = !c.maxima_first && rules.changing;
   return c;
 }

@@ -34,7 +34,7 @@ struct Call {
   std::optional<Config> tile = {};  ///< a tuned configuration of the GPU's, which need not be one of configs()
 
   bool addends() const { return beta != 0 || residual != nullptr; }
-  bool block_scaled() const { return a_scale != nullptr && a_scale->numel() != 1; }
+  bool block_scaled() const { return a_scale != nullptr && a_scale->rank() == 2; }
   /// Whether the product may be done as sums over splits of K, which a second kernel adds up.
   bool splittable() const { return size_of(a.dtype()) == 2 && k > 0 && activation != Activation::swiglu && !layout.a_rows; }
   /// Whether a GPU has a kernel for this one row of A.
@@ -64,6 +64,9 @@ int choose_cpu_config(const Call& call);
 
 /// The same product from parts of f32 operands that are tf32 numbers, with an error of f32 on a GPU too. Works on any device.
 void run_in_parts(Call call);
+
+/// `t`, or a copy of it whose rows TMA can take: contiguous, with aligned strides. f32, [rows, cols] or [batch, rows, cols], on a GPU.
+Tensor tma_rows(const Tensor& t, const Stream& stream);
 
 void run_on_cpu(const Call& call);
 void run_on_gpu(const Call& call);

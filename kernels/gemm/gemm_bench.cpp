@@ -34,10 +34,10 @@ struct Case {
   double bytes() const { return static_cast<double>(m * k + k * n + m * n) * static_cast<double>(size_of(dtype)); }
 };
 
-struct Operands {
+struct Matrices {
   Tensor a, b;  ///< [M, K] and [K, N], views where the layout is transposed
 
-  Operands(const Case& c, Device device)
+  Matrices(const Case& c, Device device)
       : a(c.layout == Layout::tn ? random_normal({c.k, c.m}, c.dtype, device, 1).transpose(0, 1)
                                  : random_normal({c.m, c.k}, c.dtype, device, 1)),
         b(c.layout == Layout::nt ? random_normal({c.n, c.k}, c.dtype, device, 2).transpose(0, 1)
@@ -78,7 +78,7 @@ std::vector<Case> gpu_cases() {
   for (const Layout layout : {Layout::nn, Layout::tn}) {
     for (const std::int64_t size : {4096, 8192}) cases.push_back({layout, size, size, size, DType::bf16, both});
   }
-  // The projections of a Whisper-size encoder over 30 s of audio. Operands and result stay in the L2 cache from one launch to the next.
+  // The projections of a Whisper-size encoder over 30 s of audio. Matrices and result stay in the L2 cache from one launch to the next.
   cases.push_back({Layout::nt, 1500, 5120, 1280, DType::bf16, {Mode::graph}});
   cases.push_back({Layout::nt, 1500, 1280, 5120, DType::bf16, {Mode::graph}});
   cases.push_back({Layout::nt, 1500, 3840, 1280, DType::bf16, {Mode::graph}});
@@ -103,7 +103,7 @@ int fastest(const CublasLtProduct& product, Mode mode, const Stream& stream) {
 }
 
 /// Adds every configuration that this case can run with to the contenders; gives their indices.
-std::vector<int> add_configs(std::vector<Contender>& contenders, const std::vector<Config>& known, const Case& c, const Operands& x,
+std::vector<int> add_configs(std::vector<Contender>& contenders, const std::vector<Config>& known, const Case& c, const Matrices& x,
                              const Tensor& d, const Stream& stream) {
   std::vector<int> added;
   for (int i = 0; i < static_cast<int>(known.size()); ++i) {
@@ -123,7 +123,7 @@ std::vector<int> add_configs(std::vector<Contender>& contenders, const std::vect
 void run_gpu_case(Run& run, const Case& c, const CublasLt* cublaslt) {
   const Stream& stream = run.stream();
   const DeviceInfo& gpu = device_info(run.options().device);
-  const Operands x(c, run.options().device);
+  const Matrices x(c, run.options().device);
   const Tensor d = Tensor::poisoned({c.m, c.n}, c.dtype, stream);
   const int forced = run.options().config;
   const Problem problem{.m = c.m,
@@ -336,7 +336,7 @@ void run_narrow_cpu_case(Run& run, const Case& c) {
 }
 
 void run_cpu_case(Run& run, const Case& c, const OpenBlas* openblas, double limit) {
-  const Operands x(c, Device::cpu());
+  const Matrices x(c, Device::cpu());
   const Tensor d = Tensor::poisoned({c.m, c.n}, c.dtype);
   const Tensor peer_d = Tensor::poisoned({c.m, c.n}, c.dtype);
   std::vector<Contender> contenders = {{"tilewave", [&] { tw::gemm(x.a, x.b, d); }}};

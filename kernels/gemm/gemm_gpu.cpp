@@ -2,6 +2,7 @@
 #include "kernels/gemm/launch.hpp"
 #include "kernels/generic_tiles.hpp"
 #include "kernels/workspace.hpp"
+#include "tilewave/transpose.hpp"
 
 namespace tw::kernels::gemm {
 
@@ -43,21 +44,41 @@ Config tile_of(const Call& call, const Problem& problem) {
   return all[static_cast<std::size_t>(chosen)];
 }
 
-Config block_scaled_tile_of(const Call& call) {
-  const int chosen = std::max(call.config, 0);
-  require(chosen < static_cast<int>(kBlockScaledConfigs.size()), "gemm: config is {}; with block scales it must be below {}", chosen,
-          kBlockScaledConfigs.size());
-  return kBlockScaledConfigs[static_cast<std::size_t>(chosen)];
+Config block_scaled_tile_of(const Call& call, int units) {
+  const int chosen = call.config >= 0 ? call.config : choose_block_scaled(1, call.m, call.n, call.k, units);
+  require(chosen < static_cast<int>(kBlockScaledTiles.size()), "gemm: config is {}; with block scales it must be below {}", chosen,
+          kBlockScaledTiles.size());
+  return kBlockScaledTiles[static_cast<std::size_t>(chosen)];
+}
+
+void run_block_scaled(const Call& call, const Config& tile) {
+  Call aligned = call;
+  const Tensor a_scale = tma_rows(call.a_scale->transpose(0, 1), call.stream).transpose(0, 1);
+  aligned.a_scale = &a_scale;
+  aligned.b_scale = tma_rows(call.b_scale, call.stream);
+  launch(aligned, {.dtype = call.a.dtype(), .form = Kernel::block_scaled, .tile = tile});
 }
 
 }  // namespace
+
+Tensor tma_rows(const Tensor& t, const Stream& stream) {
+  const auto aligned = [&](std::int64_t elements) { return elements * static_cast<std::int64_t>(size_of(t.dtype())) % 16 == 0; };
+  bool as_it_is = t.stride(-1) == 1 && reinterpret_cast<std::uintptr_t>(t.data()) % 16 == 0;
+  for (int dim = 0; dim < t.rank() - 1; ++dim) as_it_is = as_it_is && aligned(t.stride(dim)) && t.stride(dim) > 0;
+  if (as_it_is || t.numel() == 0) return t;
+  Shape padded = t.shape();
+  padded.back() = (padded.back() + 3) / 4 * 4;
+  const Tensor copy = workspace(std::move(padded), t.dtype(), stream).slice(t.rank() - 1, 0, t.shape(-1));
+  tw::transpose(t.transpose(-2, -1), copy, {.stream = stream});
+  return copy;
+}
 
 void run_on_gpu(const Call& call) {
   const DType dtype = call.a.dtype();
   if (call.is_gemv()) return launch(call, {.dtype = dtype, .form = Kernel::gemv, .activation = call.activation, .addends = call.addends()});
   const Problem problem = problem_of(call, device_info(call.stream.device()).units);
   const auto fitted = [&](const Config& c) { return problem.generic_shared > 0 ? fit_generic(c, problem.generic_shared) : c; };
-  if (call.block_scaled()) return launch(call, {.dtype = dtype, .form = Kernel::block_scaled, .tile = fitted(block_scaled_tile_of(call))});
+  if (call.block_scaled()) return run_block_scaled(call, fitted(block_scaled_tile_of(call, problem.units)));
   if (call.is_skinny() && call.config < 0 && call.splits <= 1) {
     const Config tile = problem.generic_shared > 0 ? fit_skinny(call.m, problem.generic_shared) : call.tile.value_or(skinny_tile(call.m));
     return launch(call, {.dtype = dtype, .form = Kernel::skinny, .activation = call.activation, .addends = call.addends(), .tile = tile});

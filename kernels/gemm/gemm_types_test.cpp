@@ -178,12 +178,14 @@ TEST_P(GemmFp8, ScalarScales) {
 TEST_P(GemmFp8, BlockScales) {
   for (const Extents& e : kExtents) check(e, Scales::block);
   check({129, 260, 1100}, Scales::block);
+  check({520, 130, 2048}, Scales::block);
+  check({1, 300, 100}, Scales::block);  // one scale for A, several for B
 }
 
 TEST_P(GemmFp8, EveryConfiguration_cuda) {
   if (!device.is_cuda()) GTEST_SKIP() << "configurations are the GPU's";
   const int tiles = static_cast<int>(configs(generic_shared_bytes(Stream::standard(device))).size());
-  for (int config = 0; config < static_cast<int>(kBlockScaledConfigs.size()); ++config)
+  for (int config = 0; config < static_cast<int>(kBlockScaledTiles.size()); ++config)
     check({300, 300, 640}, Scales::block, {.config = config});
   for (int config = 0; config < tiles; ++config) check({300, 520, 640}, Scales::scalar, {.config = config});
 }

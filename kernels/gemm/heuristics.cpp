@@ -45,6 +45,15 @@ int choose_config(const Problem& p) {
       [&](const CostedTile& c) { return predicted_time(p, c, 1); });
 }
 
+int choose_block_scaled(std::int64_t groups, std::int64_t m, std::int64_t n, std::int64_t k, int units) {
+  return fastest_tile(
+      kBlockScaledTiles, [](const CostedTile&) { return true; },
+      [&](const CostedTile& t) {
+        const std::int64_t tiles = groups * ceil_div(ceil_div(m, t.bm), t.cluster) * t.cluster * ceil_div(n, t.bn);
+        return product_time(t, tiles, static_cast<double>(k) / kStepBytes, units);
+      });
+}
+
 Config fit_generic(Config tile, std::int64_t shared_bytes, int other_bytes) {
   tile.cluster = 1;
   tile.stages = generic_stages(shared_bytes, (tile.bm + tile.bn) * kStepBytes, other_bytes, std::min(tile.stages, 4));

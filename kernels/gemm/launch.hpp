@@ -64,7 +64,8 @@ void bind_launch(auto& bind, Params& p, const Call& call, const Launch& x) {
   if constexpr (requires { p.splits; }) p.splits = x.splits;
   if constexpr (requires { p.constant_b; }) p.constant_b = call.constant_b;
   if constexpr (requires { p.a_scales; }) {
-    bind(p.a_scales, call.k > 0 ? call.a_scale : nullptr);
+    const Tensor a_scales = call.a_scale->transpose(0, 1);
+    bind(p.a_scales, call.k > 0 ? &a_scales : nullptr);
     bind(p.b_scales, call.k > 0 ? &call.b_scale : nullptr);
     bind(p.d, x.d);
   } else if constexpr (requires { p.epilogue.c; }) {

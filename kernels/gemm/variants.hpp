@@ -11,8 +11,14 @@ namespace tw::kernels::gemm {
 /// A tile configuration.
 using Config = ProductTile;
 
-/// Tiles of fp8 products with scales for each 128 of K: three sums of 64 registers in each thread.
-inline constexpr std::array<Config, 2> kBlockScaledConfigs{{{128, 128, 6, 2, 8}, {128, 128, 6, 1, 16}}};
+/// Tiles of fp8 products with scales for each 128 of K: two or three sums of 64 registers in each thread.
+inline constexpr std::array<CostedTile, 5> kBlockScaledTiles{{{{128, 128, 5, 2, 8}, 0.53, 5},
+                                                              {{128, 128, 5, 1, 16}, 0.56, 4},
+                                                              {{192, 128, 4, 2, 8}, 0.79, 5},
+                                                              {{192, 128, 4, 1, 8}, 0.82, 4},
+                                                              {{64, 128, 6, 1, 16}, 0.30, 4}}};
+/// The index of the one with the least predicted time for `groups` products, on a GPU of so many SMs.
+int choose_block_scaled(std::int64_t groups, std::int64_t m, std::int64_t n, std::int64_t k, int units);
 
 /// Of products with few rows of A, M: the most, the warps of a block, and the columns of B that each takes at once.
 inline constexpr int kMostSkinnyRows = 16, kSkinnyWarps = 8, kSkinnyPanel = 64;

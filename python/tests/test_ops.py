@@ -89,6 +89,42 @@ def test_gemm(random):
     assert (ops.gemm(integers, integers.T) == integers.astype(np.int32) @ integers.T.astype(np.int32)).all()
 
 
+def test_grouped_gemm(random):
+    a, w, bias = normal(random, 20, 37), normal(random, 4, 12, 37), normal(random, 4, 12)
+    offsets = np.array([2, 9, 9, 15, 18], np.int32)
+    group_of = {r: g for g in range(4) for r in range(offsets[g], offsets[g + 1])}
+    wanted = np.zeros((20, 12))
+    for r, g in group_of.items():
+        wanted[r] = exact(a)[r] @ exact(w)[g].T + bias[g]
+    close(ops.grouped_gemm(a, w.transpose(0, 2, 1), offsets, bias=bias, zeros=True), wanted)
+    out = np.full((20, 12), 5, np.float32)
+    assert ops.grouped_gemm(a, w.transpose(0, 2, 1), offsets, bias=bias, activation="relu", out=out) is out
+    inside = np.isin(np.arange(20), list(group_of))
+    close(out[inside], np.maximum(wanted[inside], 0))
+    assert (out[~inside] == 5).all()
+    b = normal(random, 20, 8)
+    gradients = np.stack([exact(a)[offsets[g] : offsets[g + 1]].T @ exact(b)[offsets[g] : offsets[g + 1]] for g in range(4)])
+    close(ops.k_grouped_gemm(a.T, b, offsets), gradients)
+    sums = np.ones((4, 37, 8), np.float32)
+    assert ops.k_grouped_gemm(a.T, b, offsets, accumulate=True, out=sums) is sums
+    close(sums, gradients + 1)
+
+
+def test_grouped_gemm_errors(random):
+    a, b, offsets = normal(random, 5, 8), normal(random, 2, 8, 6), np.array([0, 2, 5], np.int32)
+    for call, part in [
+        (lambda: ops.grouped_gemm(a, b, offsets[:2]), r"offsets is i32\[2\]"),
+        (lambda: ops.grouped_gemm(a, b, offsets.astype(np.int64)), r"offsets is i64\[3\]"),
+        (lambda: ops.grouped_gemm(a, b[:, :7], offsets), r"b is f32\[2, 7, 6\]"),
+        (lambda: ops.grouped_gemm(a, b, offsets, activation="tanh"), "activation is 'tanh'"),
+        (lambda: ops.grouped_gemm(a, b[0], offsets), "b has shape"),
+        (lambda: ops.k_grouped_gemm(a.T, a, offsets, accumulate=True), "no out is given"),
+        (lambda: ops.k_grouped_gemm(a, a, offsets), r"b is f32\[5, 8\]"),
+    ]:
+        with pytest.raises(ValueError, match=part):
+            call()
+
+
 @pytest.mark.parametrize("format, group, zero_points", [("int8", 32, False), ("int4", 32, False), ("int4", 128, True)])
 def test_dequant_gemm(random, format, group, zero_points):
     w, x, bias = normal(random, 11, 256), normal(random, 20, 256), normal(random, 11)

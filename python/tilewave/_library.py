@@ -106,6 +106,15 @@ class GemmOptions(Options):
     ]
 
 
+class GroupedGemmOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("bias", _TENSOR),
+        ("activation", ctypes.c_int32),
+        *((name, _TENSOR) for name in ("a_scale", "b_scale")),
+    ]
+
+
 class DequantGemmOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -162,6 +171,8 @@ _FUNCTIONS = {
     "tw_gelu_tanh": [_TENSOR] * 2,
     "tw_cast": [_TENSOR] * 2,
     "tw_gemm": [_TENSOR] * 3 + [_OPTIONS],
+    "tw_grouped_gemm": [_TENSOR] * 4 + [_OPTIONS],
+    "tw_k_grouped_gemm": [_TENSOR] * 4 + [ctypes.c_int32],
     "tw_quantize": [_TENSOR] * 4,
     "tw_dequant_gemm": [_TENSOR] * 5 + [_OPTIONS],
     "tw_layer_norm": [_TENSOR] * 2 + [_OPTIONS],

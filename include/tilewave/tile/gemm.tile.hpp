@@ -37,19 +37,50 @@ struct Inputs {
   int depth;                 ///< K
   int a_batches, b_batches;  ///< 0 if one operand serves all batches, otherwise 1
 
-  TW_INLINE void load(auto& producer, auto& ring, Tile t, int batch, int step) const {
+  /// Step `step` of the tile of D at `at`; `at.batch` counts that of both operands.
+  TW_INLINE void load(auto& producer, auto& ring, const Place& at, int step) const {
     producer.put(ring, [&](auto copy, Slot& slot) {
       if constexpr (Operands::a_contract == Contract::columns)
-        copy.tile(a, slot.a, t.m * BM, step * BK, batch * a_batches);
+        copy.tile(a, slot.a, at.row, step * BK, at.batch * a_batches);
       else
-        copy.tile(a, slot.a, step * BK, t.m * BM, batch * a_batches);
+        copy.tile(a, slot.a, step * BK, at.row, at.batch * a_batches);
       if constexpr (Operands::b_contract == Contract::columns)
-        copy.tile_for_cluster(b, slot.b, t.n * BN, step * BK, batch * b_batches);
+        copy.tile_for_cluster(b, slot.b, at.col, step * BK, at.batch * b_batches);
       else
-        copy.tile_for_cluster(b, slot.b, step * BK, t.n * BN, batch * b_batches);
+        copy.tile_for_cluster(b, slot.b, step * BK, at.col, at.batch * b_batches);
     });
   }
 };
+
+/// The rows of a tile of D where they are not those that its number says: of one group of several.
+struct RowsOfTile {
+  int group;  ///< of B; negative: there is nothing to do
+  int first;
+  int end;  ///< the row after the last one; may be inside the tile
+};
+
+/// acc = the sum of the products of n > 0 slots with tiles a and b. If products are asynchronous, one is always in flight: a slot is
+/// released once the product after the one that read it has been issued. prepare(slot, step) may change a slot before its product.
+template <class Target>
+TW_INLINE void multiply_steps(auto& block, auto& ring, auto& acc, int n, auto prepare) {
+  for (int step = 0; step < n; ++step) {
+    auto& slot = block.take(ring);
+    prepare(slot, step);
+    block.mma(acc, slot.a, slot.b, step == 0);
+    if (step >= in_flight<Target>) {
+      block.wait(leave<in_flight<Target>>, acc);
+      block.release(ring);
+    }
+  }
+  if constexpr (in_flight < Target >> 0) {
+    block.wait(leave<0>, acc);
+    block.release(ring);
+  }
+}
+template <class Target>
+TW_INLINE void multiply_steps(auto& block, auto& ring, auto& acc, int n) {
+  multiply_steps<Target>(block, ring, acc, n, [](auto&, int) {});
+}
 
 /// The product A B. An epilogue (tilewave/tile/epilogue.tile.hpp) stores its accumulators, tile by tile. With `kSplitK` the grid's batch
 /// also counts splits of K, each with its own accumulators.
@@ -98,10 +129,11 @@ struct Gemm {
     }
 
     TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      const int row = t.m * BM, col = t.n * BN;
       if constexpr (kSplitK)
-        p.in.load(producer, memory.operands, t, t.batch / p.splits, t.batch % p.splits * split_steps(p) + step);
+        p.in.load(producer, memory.operands, {row, col, t.batch / p.splits}, t.batch % p.splits * split_steps(p) + step);
       else
-        p.in.load(producer, memory.operands, t, t.batch, step);
+        p.in.load(producer, memory.operands, {row, col, t.batch}, step);
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
@@ -114,20 +146,7 @@ struct Gemm {
           return;
         }
       }
-      // If products are asynchronous, one is always in flight: a slot is released once the product after the one that read it has been
-      // issued.
-      for (int step = 0; step < n; ++step) {
-        const Slot& slot = block.take(memory.operands);
-        block.mma(state.acc, slot.a, slot.b, step == 0);
-        if (step >= in_flight<Target>) {
-          block.wait(leave<in_flight<Target>>, state.acc);
-          block.release(memory.operands);
-        }
-      }
-      if constexpr (in_flight < Target >> 0) {
-        block.wait(leave<0>, state.acc);
-        block.release(memory.operands);
-      }
+      multiply_steps<Target>(block, memory.operands, state.acc, n);
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory& memory, State& state) {

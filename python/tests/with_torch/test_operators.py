@@ -13,6 +13,10 @@ def normal(*shape, dtype=torch.float32):
     return torch.randn(shape).to(dtype)
 
 
+def half(*shape):
+    return normal(*shape).to(torch.bfloat16)
+
+
 def cases():
     x, w = normal(3, 5, 24), normal(24)
     ids = torch.tensor([[1, 0], [6, 3]])
@@ -31,6 +35,10 @@ def cases():
     yield "embedding", lambda t, i: ops.embedding(t, i, scale=2.0), (table, ids)
     yield "gemm", lambda a, b, c: ops.gemm(a, b, bias=c, activation="swiglu", alpha=0.5), (normal(7, 24), normal(24, 10), normal(10))
     yield "gemm-batch", lambda a, b: ops.gemm(a, b.T), (x, normal(6, 24))
+    offsets = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
+    grouped = lambda a, b, o, c: ops.grouped_gemm(a, b, o, bias=c, activation="swiglu", zeros=True)  # noqa: E731
+    yield "grouped_gemm", grouped, (half(9, 16), half(3, 16, 8), offsets, half(3, 8))
+    yield "k_grouped_gemm", lambda a, b, o: ops.k_grouped_gemm(a.T, b, o, dtype="float32"), (half(9, 16), half(9, 8), offsets)
     quantized = ops.quantize(normal(10, 64), "int4", zero_points=True)
     biased = lambda a, v, s, z, c: ops.dequant_gemm(a, v, s, z, bias=c, activation="relu")  # noqa: E731
     yield "dequant_gemm", biased, (normal(20, 64), *quantized, normal(10))

@@ -108,6 +108,17 @@ def backward_arguments(normal):
     return [*arguments, (*arguments[0][:5], o.new_ones(()).expand(o.shape), *arguments[0][6:])]
 
 
+def grouped_gemm_arguments(normal):
+    a, b = normal(9, 16), normal(3, 8, 16)
+    offsets = integers(a, [1, 3, 3, 8])
+    return [(a, b.transpose(1, 2), offsets, normal(3, 8), "swiglu", None, None, True), (a, b.transpose(1, 2), offsets, None, "none", None, None, True)]
+
+
+def k_grouped_gemm_arguments(normal):
+    a, b = normal(9, 16), normal(9, 24)
+    return [(a.T, b, integers(a, [1, 3, 3, 8]), dtype) for dtype in (None, "float32")]
+
+
 def decode_read_arguments(normal):
     return decode_arguments(normal)[3:]
 
@@ -122,6 +133,8 @@ def decode_read_arguments(normal):
         "attention_varlen_backward",
         "attention_decode",
         "attention_decode_read",
+        "grouped_gemm",
+        "k_grouped_gemm",
     ],
 )
 def test_operator_is_what_it_says(normal, name):
@@ -140,6 +153,34 @@ def test_operator_is_what_it_says(normal, name):
         for result, fake in zip(results, fakes):
             assert (result.shape, result.dtype, result.stride()) == (fake.shape, fake.dtype, fake.stride())
             assert all(result.untyped_storage().data_ptr() != a.untyped_storage().data_ptr() for a in given) or not result.numel()
+
+
+def test_gradients_of_grouped_products(normal):
+    a, w = normal(20, 16), normal(3, 8, 16)
+    offsets = integers(a, [2, 9, 9, 18])
+    weights = normal(20, 8)
+
+    def loop(a, w):
+        rows = [a[begin:end] @ w[g].T for g, (begin, end) in enumerate([(2, 9), (9, 9), (9, 18)])]
+        return torch.cat([a.new_zeros(2, 8), *rows, a.new_zeros(2, 8)])
+
+    def gradients(function, dtype):
+        inputs = [x.detach().to(dtype).requires_grad_() for x in (a, w)]
+        with torch.enable_grad():
+            out = function(*inputs)
+            (out * weights.to(dtype)).sum().backward()
+        return (out.detach(), *(x.grad for x in inputs))
+
+    def grouped(a, w):
+        return ops.grouped_gemm(a, w.transpose(1, 2), offsets, zeros=True)
+
+    wanted = gradients(loop, torch.float64)
+    tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[a.dtype]
+    for function in (grouped, full(grouped)):
+        for got, exact in zip(gradients(function, a.dtype), wanted):
+            torch.testing.assert_close(got.double(), exact, rtol=tolerance, atol=tolerance)
+    with torch.enable_grad(), pytest.raises(NotImplementedError, match="neither bias nor activation"):
+        ops.grouped_gemm(a.requires_grad_(), w.transpose(1, 2), offsets, activation="relu").sum().backward()
 
 
 WITHOUT_BACKWARD = {

@@ -8,7 +8,18 @@ does not fit and what is allowed; nothing is written then. DeviceError and Compi
 
 from .attention import attention, attention_backward, attention_decode, attention_dropout_mask, attention_varlen, attention_varlen_backward
 from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swiglu, swiglu_interleaved, transpose
-from .products import cast_fp8, cast_fp8_blocks, cast_fp8_grouped, conv1d, conv2d, dequant_gemm, gemm, quantize
+from .products import (
+    cast_fp8,
+    cast_fp8_blocks,
+    cast_fp8_grouped,
+    conv1d,
+    conv2d,
+    dequant_gemm,
+    gemm,
+    grouped_gemm,
+    k_grouped_gemm,
+    quantize,
+)
 from .rows import argmax, hadamard, layer_norm, reduce, rms_norm, rope, rope_table, softmax, topk
 
 __all__ = [
@@ -31,7 +42,9 @@ __all__ = [
     "gelu_erf",
     "gelu_tanh",
     "gemm",
+    "grouped_gemm",
     "hadamard",
+    "k_grouped_gemm",
     "layer_norm",
     "mul",
     "quantize",

@@ -6,9 +6,11 @@ import functools
 
 from .. import _arrays, _dispatch, _library
 from .._arrays import Array, optional, tensor
-from .._operators import define
+from .._operators import Gradient, define
 
 _gemm = _library.bind("tw_gemm", out="d")
+_grouped_gemm = _library.bind("tw_grouped_gemm", out="d")
+_k_grouped_gemm = _library.bind("tw_k_grouped_gemm", out="d")
 _quantize = _library.bind("tw_quantize")
 _dequant_gemm = _library.bind("tw_dequant_gemm", out="y")
 _conv1d = _library.bind("tw_conv1d", out="y")
@@ -93,6 +95,75 @@ _GEMM_DTYPES = {"float8_e4m3fn": "bfloat16", "int8": "int32"}
 def gemm_dtype(a: Array) -> str | None:
     """The dtype of gemm()'s result if it is not a's."""
     return _GEMM_DTYPES.get(_arrays.dtype_name(a))
+
+
+def grouped_gemm(
+    a: Array,
+    b: Array,
+    offsets: Array,
+    *,
+    bias: Array | None = None,
+    activation: str = "none",
+    a_scale: Array | None = None,
+    b_scale: Array | None = None,
+    zeros: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """activation(a[r] b[g] + bias[g]) for the rows r of each group g, offsets[g] <= r < offsets[g + 1]: the experts of a mixture.
+
+    a: [m, k]; b: [groups, k, n], any strides: with weights stored [groups, n, k] pass `weight.transpose(1, 2)`; offsets: int32
+    [groups + 1], on the GPU for tensors there, where the host never reads them; bias: [groups, n]. f16 or bf16, on the CPU also f32;
+    fp8 (float8_e4m3fn) gives bf16, needs f32 a_scale [m, ceil(k / 128)] and b_scale [groups, ceil(k / 128), ceil(n / 128)], and takes
+    neither bias nor activation. activation: as in gemm(). Rows of the result that are in no group are not written: without `out` they are undefined, or 0 with `zeros`.
+    Gradients of a and b are computed where there is neither bias nor activation.
+    """
+    code = _activation(activation)
+    if _dispatch.through_operator(a, b, offsets, bias, a_scale, b_scale):
+        return _dispatch.into(out, _dispatch.compiled_ops().grouped_gemm(a, b, offsets, bias, activation, a_scale, b_scale, zeros))
+    of_a, of_b, of_offsets = tensor("a", a), tensor("b", b), tensor("offsets", offsets)
+    if out is None:
+        shape = grouped_gemm_shape(a, b, activation)
+        out = _arrays.full(a, shape, 0, gemm_dtype(a)) if zeros else _arrays.empty(a, shape, gemm_dtype(a))
+    options = _library.GroupedGemmOptions(
+        bias=optional("bias", bias), activation=code, a_scale=optional("a_scale", a_scale), b_scale=optional("b_scale", b_scale)
+    )
+    _grouped_gemm(of_a, of_b, of_offsets, tensor("out", out, written=True), _library.byref(options), _arrays.stream(a))
+    return out
+
+
+def grouped_gemm_shape(a: Array, b: Array, activation: str) -> tuple:
+    """The shape of grouped_gemm()'s result."""
+    _arrays.require_dims(2, a=a)
+    _arrays.require_dims(3, b=b)
+    return (a.shape[0], b.shape[2] // 2 if activation == "swiglu" else b.shape[2])
+
+
+def k_grouped_gemm(
+    a: Array, b: Array, offsets: Array, *, accumulate: bool = False, dtype: str | None = None, out: Array | None = None
+) -> Array:
+    """a[:, k] b[k, :] summed over the k of each group, offsets[g] <= k < offsets[g + 1]: [groups, m, n], the gradient of grouped weights.
+
+    a: [m, k]; b: [k, n]; fast on a GPU if both are stored with k outermost, as `x.T` and a gradient are. offsets: as in grouped_gemm().
+    dtype: the result's, that of a (the default) or "float32". accumulate: out += ...; needs `out`, and does not work under torch.compile().
+    """
+    if _dispatch.through_operator(a, b, offsets):
+        if accumulate:
+            raise NotImplementedError("accumulate is True; under torch.compile() it is not supported")
+        return _dispatch.into(out, _dispatch.compiled_ops().k_grouped_gemm(a, b, offsets, dtype))
+    of_a, of_b, of_offsets = tensor("a", a), tensor("b", b), tensor("offsets", offsets)
+    if out is None:
+        if accumulate:
+            raise ValueError("accumulate is True, but no out is given")
+        out = _arrays.empty(a, k_grouped_gemm_shape(a, b, offsets), dtype)
+    _k_grouped_gemm(of_a, of_b, of_offsets, tensor("out", out, written=True), bool(accumulate), _arrays.stream(a))
+    return out
+
+
+def k_grouped_gemm_shape(a: Array, b: Array, offsets: Array) -> tuple:
+    """The shape of k_grouped_gemm()'s result."""
+    _arrays.require_dims(2, a=a, b=b)
+    _arrays.require_dims(1, offsets=offsets)
+    return (offsets.shape[0] - 1, a.shape[0], b.shape[1])
 
 
 def _extent(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
@@ -334,6 +405,38 @@ define(
         a, b, bias=bias, activation=activation, residual=residual, alpha=alpha, a_scale=a_scale, b_scale=b_scale, num_splits=num_splits
     ),
     lambda a, b, bias, activation, *rest: _arrays.empty(a, gemm_shape(a, b, activation), gemm_dtype(a)),
+)
+
+
+def _keep_grouped(ctx, inputs, output):
+    a, b, offsets, bias, activation, a_scale, *_ = inputs
+    ctx.save_for_backward(a, b, offsets)
+    ctx.plain = bias is None and a_scale is None and activation == "none"
+
+
+def _differentiate_grouped(ctx, gradient):
+    if not ctx.plain:
+        raise NotImplementedError("tilewave's grouped_gemm has gradients only where there is neither bias nor activation nor scale")
+    a, b, offsets = ctx.saved_tensors
+    compiled = _dispatch.compiled_ops()
+    # Rows of no group have no gradient.
+    da = compiled.grouped_gemm(gradient, b.transpose(1, 2), offsets, None, "none", None, None, True) if ctx.needs_input_grad[0] else None
+    db = compiled.k_grouped_gemm(a.transpose(0, 1), gradient, offsets, None) if ctx.needs_input_grad[1] else None
+    return da, db, *[None] * 6
+
+
+define(
+    "grouped_gemm(Tensor a, Tensor b, Tensor offsets, Tensor? bias, str activation, Tensor? a_scale, Tensor? b_scale, bool zeros) -> Tensor",
+    lambda a, b, offsets, bias, activation, a_scale, b_scale, zeros: grouped_gemm(
+        a, b, offsets, bias=bias, activation=activation, a_scale=a_scale, b_scale=b_scale, zeros=zeros
+    ),
+    lambda a, b, offsets, bias, activation, *rest: _arrays.empty(a, grouped_gemm_shape(a, b, activation), gemm_dtype(a)),
+    Gradient(_keep_grouped, _differentiate_grouped),
+)
+define(
+    "k_grouped_gemm(Tensor a, Tensor b, Tensor offsets, str? dtype) -> Tensor",
+    lambda a, b, offsets, dtype: k_grouped_gemm(a, b, offsets, dtype=dtype),
+    lambda a, b, offsets, dtype: _arrays.empty(a, k_grouped_gemm_shape(a, b, offsets), dtype),
 )
 define(
     "dequant_gemm(Tensor x, Tensor values, Tensor scales, Tensor? zeros, Tensor? bias, str activation) -> Tensor",
