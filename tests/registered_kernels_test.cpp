@@ -113,13 +113,15 @@ const Bytes kBytes[] = {
     // B, and all rows of A for each of 7 tiles of 32 rows of B.
     {"gemm", "gemm_bf16_skinny_32x8", "M=5,N=200,K=1024", 409600 + 7 * 10240, 2000, 409600 + 10240},
     {"gemm", "gemm_bf16_sum_partials", "M=10,N=200,K=1000", 4 * 8000, 4000, 4 * 8000},
-    // Two tiles of 128 rows, three steps: A and its scales once, B twice, and of B's scales the step's and all after it.
-    {"gemm", "gemm_fp8_block_scaled", "M=200,N=100,K=300", 60000 + 2 * 30000 + 2400 + 2 * 24, 40000, 60000 + 30000 + 2400 + 12},
+    // One tile of two parts of 128 rows, three steps. With a part's scales come the next four rows', with one of B's those of later steps.
+    {"gemm", "gemm_fp8_block_scaled", "M=200,N=100,K=300", 60000 + 30000 + 3 * 4 * (132 + 72) + 24, 40000, 60000 + 30000 + 2400 + 12},
     {"attention", "attention_bf16_d64", "seqlen_q=100,seqlen_k=300,heads=2", 2 * (12800 + 2 * 38400), 2 * 12800, 2 * (12800 + 2 * 38400)},
     // One tile: every pixel once for each of 9 taps, less what the padding hides: 3 x 8 rows or columns less two.
     {"convolution", "convolution_bf16_fc_64x128", "N=1,H=8,W=8,C=64,F=64,padding=1", 22 * 22 * 128 + 9 * 8192, 8192, 8192 + 9 * 8192},
-    // Two groups of one tile each, and two columns of tiles: A's rows and B once for each, and the tile's entry of three numbers.
-    {"grouped_gemm", "grouped_gemm_bf16_nt_64x128", "M=40,N=256,K=64,groups=2", 2 * 2 * 20 * 128 + 2 * 32768, 40 * 512, 5120 + 65536},
+    // Two groups of one tile each, and two columns of tiles. For each A's rows, of the first tile also the next group's, B, and the tile's
+    // entry of three numbers.
+    {"grouped_gemm", "grouped_gemm_bf16_nt_64x128", "M=40,N=256,K=64,groups=2", 2 * 60 * 128 + 2 * 32768 + 4 * 12, 40 * 512,
+     5120 + 65536 + 2 * 12},
     {"elementwise", "add_bf16", "rows=7,cols=9", 252, 126, 252},
     {"elementwise", "cast_f32_bf16", "rows=3,cols=1000", 12000, 6000, 12000},
     {"transpose", "transpose_2_bytes", "batch=3,M=100,N=70", 42000, 42000, 42000},

@@ -18,37 +18,41 @@ struct OneProduct {
 
 /// D(m, n) = sum over blocks kb of 128 k of a_scales(kb, m) * b_scales(n / 128, kb) * sum over k in kb of A(m, k) B(n, k): fp8 operands
 /// whose scales change along K. There are two levels of accumulation. The tensor cores, which keep about 14 bits of sums of fp8 products,
-/// accumulate over 128 of K only. Their results are scaled and added up in f32 while the next step's product runs: that of the same
-/// warpgroup, if it has registers for two (128 rows), or that of another. Scales arrive with the operands. `Layout` says which rows a tile
-/// has: those of one product, or of groups.
+/// accumulate over 128 of K only. Their results are scaled and added up in f32 by one warpgroup while the product of another runs. A tile
+/// of 256 rows has two parts, whose products use the same registers in turn. Scales arrive with the operands. `Layout` says which rows a
+/// tile has: those of one product, or of groups.
 template <class Out, class Tiles, class Layout = OneProduct>
 struct BlockScaledGemm {
   static constexpr const char* source = "kernels/gemm/block_scaled.tile.hpp";
-  using WarpTile = tw::WarpTile<32, 2>;  // three sums share a thread's registers
+  using WarpTile = tw::WarpTile<32, 2>;  // sums and products share a thread's registers
 
   template <class Target>
   struct On {
     static constexpr int BM = Tiles::bm, BN = Tiles::bn;
     static_assert(Tiles::bk == 128 && 128 % BN == 0, "a step has one scale for each row of A and one for B");
-    using In = Inputs<Target, Operands<fp8_e4m3, Contract::columns, Contract::columns>, Tiles>;
+    static constexpr int parts = BM > 192 ? 2 : 1;
+    static constexpr int rows = BM / parts;
+    static constexpr int cluster = Tiles::cluster;
+    using A = Shared<Target, fp8_e4m3, rows, 128>;
+    using B = Shared<Target, fp8_e4m3, BN, 128>;
     // Copies of vectors begin at multiples of 16 bytes: a step's scales, and what comes with them.
     static constexpr int together = 16 / static_cast<int>(sizeof(float));
-    using RowScales = SharedVector<Target, float, BM + together>;
+    using RowScales = SharedVector<Target, float, rows + together>;
     using BlockScale = SharedVector<Target, float, together>;
-    using OutTile = Staging<Target, Out, BM, BN>;
-    using Acc = Fragment<Target, float, BM, BN>;
+    using OutTile = Staging<Target, Out, rows, BN>;
+    using Acc = Fragment<Target, float, rows, BN>;
     using Schedule = Banded<Tiles::band>;
-    static constexpr int rows = BM;
-    static constexpr int cluster = Tiles::cluster;
 
     struct Slot {
-      typename In::A a;
-      typename In::B b;
-      RowScales a_scales;
+      A a[parts];
+      B b;
+      RowScales a_scales[parts];
       BlockScale b_scale;
     };
     struct Params {
-      In in;
+      Global<Target, const fp8_e4m3, A> a;
+      Global<Target, const fp8_e4m3, B, cluster> b;
+      int depth;                                         ///< K
       Global<Target, const float, RowScales> a_scales;   ///< [ceil(K / 128), M]
       Global<Target, const float, BlockScale> b_scales;  ///< [groups, ceil(N / 128), ceil(K / 128)]
       Global<Target, Out, OutTile> d;
@@ -60,81 +64,59 @@ struct BlockScaledGemm {
       explicit constexpr Memory(auto& block) : operands(block), out(block) {}
     };
     struct State {
-      Acc sum;
+      Acc sums[parts];
     };
     struct Work {
-      RowsOfTile rows;
+      RowsOfTile at;
       int col;
     };
 
     TW_INLINE static Work work(const Params& p, Tile t) { return {p.layout.template rows_of<BM, cluster>(t.m), t.n * BN}; }
-    TW_INLINE static int steps(const Params& p, const Work& w) { return w.rows.group < 0 ? 0 : ceil_div(p.in.depth, 128); }
+    TW_INLINE static int steps(const Params& p, const Work& w) { return w.at.group < 0 ? 0 : ceil_div(p.depth, 128); }
 
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
       producer.put(memory.operands, [&](auto copy, Slot& slot) {
-        copy.tile(p.in.a, slot.a, w.rows.first, step * 128);
-        copy.tile_for_cluster(p.in.b, slot.b, w.col, step * 128, w.rows.group);
-        copy.vector(p.a_scales, slot.a_scales, step, w.rows.first / together * together);
-        copy.vector(p.b_scales, slot.b_scale, w.col / 128, step / together * together, w.rows.group);
+        TW_UNROLL
+        for (int part = 0; part < parts; ++part) {
+          const int row = w.at.first + part * rows;
+          copy.tile(p.a, slot.a[part], row, step * 128);
+          copy.vector(p.a_scales, slot.a_scales[part], step, row / together * together);
+        }
+        copy.tile_for_cluster(p.b, slot.b, w.col, step * 128, w.at.group);
+        copy.vector(p.b_scales, slot.b_scale, w.col / 128, step / together * together, w.at.group);
       });
     }
 
-    /// A step in flight: its product, and its scales.
-    struct Step {
-      Acc products;
-      RowVector<Target, float, Acc> scale;
-    };
-    TW_INLINE static void begin(auto& block, const Work& w, int step, Memory& memory, Step& s) {
-      const Slot& slot = block.take(memory.operands);
-      block.mma(s.products, slot.a, slot.b, true);
-      const int first = w.rows.first % together;
-      const auto b_scale = slot.b_scale[step % together];
-      block.for_rows(s.scale, [&](int row, int, auto& scale) { scale = slot.a_scales[first + row] * b_scale; });
-      block.fence();  // before the slot is released
-      block.sync_warpgroup();
-    }
-    /// Completes the oldest step in flight and adds it to the sum; `Left` others stay in flight.
-    template <int Left>
-    TW_INLINE static void end(auto& block, Memory& memory, Step& s, State& state) {
-      block.wait(leave<Left>, s.products);
-      block.release(memory.operands);
-      block.map(state.sum, s.products, s.scale, [](auto sum, auto x, auto scale) { return sum + x * scale; });
-    }
-
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
-      block.fill(state.sum, 0.0f);
-      const int last = steps(p, w) - 1;
-      if (last < 0) return;
-      if constexpr (in_flight<Target> == 0 || BM > 128) {
-        Step one;
-        TW_NO_UNROLL
-        for (int step = 0; step <= last; ++step) {
-          begin(block, w, step, memory, one);
-          end<0>(block, memory, one, state);
-        }
-        return;
-      }
-      Step even, odd;
-      begin(block, w, 0, memory, even);
-      int step = 0;
+      for (Acc& sum : state.sums) block.fill(sum, 0.0f);
+      const int n = steps(p, w);
       TW_NO_UNROLL
-      for (; step + 1 < last; step += 2) {
-        begin(block, w, step + 1, memory, odd);
-        end<1>(block, memory, even, state);
-        begin(block, w, step + 2, memory, even);
-        end<1>(block, memory, odd, state);
-      }
-      if (step < last) {
-        begin(block, w, last, memory, odd);
-        end<1>(block, memory, even, state);
-        end<0>(block, memory, odd, state);
-      } else {
-        end<0>(block, memory, even, state);
+      for (int step = 0; step < n; ++step) {
+        const Slot& slot = block.take(memory.operands);
+        const int first = w.at.first % together;
+        Acc products;
+        RowVector<Target, float, Acc> scale;
+        TW_UNROLL
+        for (int part = 0; part < parts; ++part) {
+          block.mma(products, slot.a[part], slot.b, true);
+          const auto b_scale = slot.b_scale[step % together];
+          block.for_rows(scale, [&](int row, int, auto& x) { x = slot.a_scales[part][first + row] * b_scale; });
+          if (part == parts - 1) {  // scales are read before the slot is released
+            block.fence();
+            block.sync_warpgroup();
+          }
+          block.wait(leave<0>, products);
+          if (part == parts - 1) block.release(memory.operands);
+          block.map(state.sums[part], products, scale, [](auto sum, auto x, auto s) { return sum + x * s; });
+        }
       }
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
-      if (!Layout::grouped || w.rows.group >= 0) block.store(state.sum, memory.out, p.d, w.rows.first, w.col, 0, 0, w.rows.end);
+      if (w.at.group < 0) return;
+      TW_UNROLL
+      for (int part = 0; part < parts; ++part)
+        block.store(state.sums[part], memory.out, p.d, w.at.first + part * rows, w.col, 0, 0, w.at.end);
     }
   };
 };

@@ -18,16 +18,16 @@ namespace {
 
 using namespace tw::bench;
 
-enum class Layout { nt, nn, tn };
+enum class Stored { nt, nn, tn };
 
 struct Case {
-  Layout layout;
+  Stored layout;
   std::int64_t m, n, k;
   DType dtype;
   std::vector<Mode> modes;
 
   std::string name() const {
-    const char* prefix = layout == Layout::nt ? "nt" : layout == Layout::nn ? "nn" : "tn";
+    const char* prefix = layout == Stored::nt ? "nt" : layout == Stored::nn ? "nn" : "tn";
     return m == n && n == k ? tw::format("{}-{}", prefix, m) : tw::format("{}-{}x{}x{}", prefix, m, n, k);
   }
   double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
@@ -38,9 +38,9 @@ struct Matrices {
   Tensor a, b;  ///< [M, K] and [K, N], views where the layout is transposed
 
   Matrices(const Case& c, Device device)
-      : a(c.layout == Layout::tn ? random_normal({c.k, c.m}, c.dtype, device, 1).transpose(0, 1)
+      : a(c.layout == Stored::tn ? random_normal({c.k, c.m}, c.dtype, device, 1).transpose(0, 1)
                                  : random_normal({c.m, c.k}, c.dtype, device, 1)),
-        b(c.layout == Layout::nt ? random_normal({c.n, c.k}, c.dtype, device, 2).transpose(0, 1)
+        b(c.layout == Stored::nt ? random_normal({c.n, c.k}, c.dtype, device, 2).transpose(0, 1)
                                  : random_normal({c.k, c.n}, c.dtype, device, 2)) {}
 };
 
@@ -73,16 +73,16 @@ std::vector<Case> gpu_cases() {
   const std::vector<Mode> both = {Mode::hot, Mode::cool};
   std::vector<Case> cases;
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    for (const std::int64_t size : {2048, 4096, 8192, 16384}) cases.push_back({Layout::nt, size, size, size, dtype, both});
+    for (const std::int64_t size : {2048, 4096, 8192, 16384}) cases.push_back({Stored::nt, size, size, size, dtype, both});
   }
-  for (const Layout layout : {Layout::nn, Layout::tn}) {
+  for (const Stored layout : {Stored::nn, Stored::tn}) {
     for (const std::int64_t size : {4096, 8192}) cases.push_back({layout, size, size, size, DType::bf16, both});
   }
   // The projections of a Whisper-size encoder over 30 s of audio. Matrices and result stay in the L2 cache from one launch to the next.
-  cases.push_back({Layout::nt, 1500, 5120, 1280, DType::bf16, {Mode::graph}});
-  cases.push_back({Layout::nt, 1500, 1280, 5120, DType::bf16, {Mode::graph}});
-  cases.push_back({Layout::nt, 1500, 3840, 1280, DType::bf16, {Mode::graph}});
-  cases.push_back({Layout::nt, 4096, 4096, 4096, DType::f32, both});
+  cases.push_back({Stored::nt, 1500, 5120, 1280, DType::bf16, {Mode::graph}});
+  cases.push_back({Stored::nt, 1500, 1280, 5120, DType::bf16, {Mode::graph}});
+  cases.push_back({Stored::nt, 1500, 3840, 1280, DType::bf16, {Mode::graph}});
+  cases.push_back({Stored::nt, 4096, 4096, 4096, DType::f32, both});
   return cases;
 }
 
@@ -118,6 +118,44 @@ std::vector<int> add_configs(std::vector<Contender>& contenders, const std::vect
     added.push_back(i);
   }
   return added;
+}
+
+/// fp8 with block scales: without a peer here (benchmarks/gemm_peer.py has one), and with --all-configs every tile.
+void run_block_scaled(Run& run, std::int64_t m, std::int64_t n, std::int64_t k) {
+  const std::string name = m == n && n == k ? tw::format("fp8-block-scales-{}", m) : tw::format("fp8-block-scales-{}x{}x{}", m, n, k);
+  if (!run.wants("gemm", name, DType::fp8_e4m3)) return;
+  const Stream& stream = run.stream();
+  const Device device = stream.device();
+  const auto codes = [&](std::int64_t rows, std::uint64_t seed) {
+    return random_normal({rows, k}, DType::f32, Device::cpu(), seed).to(DType::fp8_e4m3).to(device);
+  };
+  const Tensor a = codes(m, 1), b = codes(n, 2).transpose(0, 1), d = Tensor::poisoned({m, n}, DType::bf16, stream);
+  const Tensor a_scale = random_normal({k / 128, m}, DType::f32, device, 3).transpose(0, 1);
+  const Tensor b_scale = random_normal({n / 128, k / 128}, DType::f32, device, 4).transpose(0, 1);
+  const auto launch = [&](int config) {
+    tw::gemm(a, b, d, {.a_scale = &a_scale, .b_scale = &b_scale, .stream = stream, .config = config});
+  };
+  std::vector<Contender> contenders = {{"tilewave", [&] { launch(run.options().config); }}};
+  const int tiles = run.options().all_configs && generic_shared_bytes(stream) == 0 ? static_cast<int>(kBlockScaledTiles.size()) : 0;
+  for (int i = 0; i < tiles; ++i) contenders.push_back({describe(kBlockScaledTiles[static_cast<std::size_t>(i)]), [&, i] { launch(i); }});
+  for (const Contender& c : contenders) c.launch();
+  stream.synchronize();
+  const double tflop = 2e-12 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  for (const Mode mode : tflop < 0.03 ? std::vector{Mode::graph} : std::vector{Mode::hot, Mode::cool}) {
+    const std::vector<Timing> times = measure(mode, contenders, stream, run.effort(mode));
+    Record record;
+    record.family = "gemm";
+    record.case_name = name;
+    record.dtype = DType::fp8_e4m3;
+    record.mode = mode;
+    record.unit = "TFLOP/s";
+    record.work = tflop;
+    record.ours = times[0];
+    run.add(record);
+    for (std::size_t i = 1; i < contenders.size(); ++i)
+      tw::print(run.options().table, "  {:<24} {:<32} {:8.1f} us {:8.1f} TFLOP/s\n", name, contenders[i].name, times[i].median * 1e3,
+                tflop / (times[i].median * 1e-3));
+  }
 }
 
 void run_gpu_case(Run& run, const Case& c, const CublasLt* cublaslt) {
@@ -187,24 +225,18 @@ Tensor random_fp8(const Shape& shape, Device device, std::uint64_t seed) {
   return random_normal(shape, DType::f32, Device::cpu(), seed).to(DType::fp8_e4m3).to(device);
 }
 
-/// fp8 operands stored [M, K] and [N, K] into bf16: one scale for each, or block scales, held against cuBLASLt's product with one scale for
+/// fp8 operands stored [M, K] and [N, K] into bf16, held against cuBLASLt's product with one scale for
 /// each and sums in the tensor cores.
-void run_fp8_case(Run& run, std::int64_t size, bool block_scales, const CublasLt* cublaslt) {
-  const std::string name = tw::format("{}-{}", block_scales ? "fp8-block-scales" : "fp8", size);
+void run_fp8_case(Run& run, std::int64_t size, const CublasLt* cublaslt) {
+  const std::string name = tw::format("fp8-{}", size);
   if (!run.wants("gemm", name, DType::fp8_e4m3)) return;
   const Stream& stream = run.stream();
   const Device device = run.options().device;
   const Tensor a = random_fp8({size, size}, device, 1), b = random_fp8({size, size}, device, 2).transpose(0, 1);
   const Tensor d = Tensor::poisoned({size, size}, DType::bf16, stream), peer_d = Tensor::poisoned({size, size}, DType::bf16, stream);
-  const std::int64_t blocks = (size + 127) / 128;
-  const auto ones = [&](Shape shape) {
-    const Tensor t = Tensor::empty(shape, DType::f32);
-    std::fill_n(t.data<float>(), t.numel(), 1.0f);
-    return t.to(device);
-  };
-  const Tensor a_scale = ones(block_scales ? Shape{size, blocks} : Shape{1}),
-               b_scale = ones(block_scales ? Shape{blocks, blocks} : Shape{1});
-  const GemmOptions options{.a_scale = &a_scale, .b_scale = &b_scale, .stream = stream, .config = run.options().config};
+  const std::vector<float> numbers{1};
+  const Tensor one = Tensor::from(std::span<const float>(numbers), {1}).to(device);
+  const GemmOptions options{.a_scale = &one, .b_scale = &one, .stream = stream, .config = run.options().config};
   std::vector<Contender> contenders = {{"tilewave", [&] { tw::gemm(a, b, d, options); }}};
   contenders[0].launch();
   stream.synchronize();
@@ -287,22 +319,25 @@ void run_on_gpu(Run& run) {
   for (const Case& c : gpu_cases()) {
     if (run.wants("gemm", c.name(), c.dtype)) run_gpu_case(run, c, cublaslt.get());
   }
-  for (const bool block_scales : {false, true}) run_fp8_case(run, 8192, block_scales, cublaslt.get());
+  run_fp8_case(run, 8192, cublaslt.get());
   for (const std::int64_t m : {1, 4, 8, 16}) {
     run_few_rows_case(run, m, 6144, 2048, cublaslt.get());
     run_few_rows_case(run, m, 2048, 6144, cublaslt.get());
     run_few_rows_case(run, m, 59264, 2048, cublaslt.get());
   }
+  run_block_scaled(run, 8192, 8192, 8192);
+  run_block_scaled(run, 4096, 4096, 7168);
+  run_block_scaled(run, 64, 7168, 2048);
 }
 
 // --- CPU
 
 std::vector<Case> cpu_cases() {
   std::vector<Case> cases;
-  for (const Layout layout : {Layout::nn, Layout::nt}) {
+  for (const Stored layout : {Stored::nn, Stored::nt}) {
     for (const std::int64_t size : {1024, 2048}) cases.push_back({layout, size, size, size, DType::f32, {Mode::one_thread}});
   }
-  for (const DType dtype : {DType::bf16, DType::i8}) cases.push_back({Layout::nt, 2048, 2048, 2048, dtype, {Mode::one_thread}});
+  for (const DType dtype : {DType::bf16, DType::i8}) cases.push_back({Stored::nt, 2048, 2048, 2048, dtype, {Mode::one_thread}});
   return cases;
 }
 

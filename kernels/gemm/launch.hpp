@@ -46,6 +46,21 @@ void bind_linear(auto& bind, Epilogue& e, const Call& call, const Tensor& d, boo
   e.activation = any_activation(call.activation);
 }
 
+/// Fills in the parameters of a product with block scales. `a_scale`: [M, ceil(K / 128)]; `b`: [N, K] or [groups, N, K], as `b_scale` [..,
+/// ceil(N / 128), ceil(K / 128)].
+template <class Params>
+void bind_block_scaled(auto& bind, Params& p, const Tensor& a, const Tensor& b, const Tensor& a_scale, const Tensor& b_scale,
+                       const Tensor& d) {
+  p.depth = static_cast<int>(a.shape(1));
+  const auto operand = [&](const Tensor& t) { return p.depth > 0 ? &t : nullptr; };
+  const Tensor a_scales = a_scale.transpose(0, 1);
+  bind(p.a, operand(a));
+  bind(p.b, operand(b));
+  bind(p.a_scales, operand(a_scales));
+  bind(p.b_scales, operand(b_scale));
+  bind(p.d, d);
+}
+
 /// Fills in the parameters of any of the family's kernels.
 template <class Params>
 void bind_launch(auto& bind, Params& p, const Call& call, const Launch& x) {
@@ -58,16 +73,13 @@ void bind_launch(auto& bind, Params& p, const Call& call, const Launch& x) {
     p.in.depth = call.k;
     p.in.a_batches = call.a.rank() == 3 ? 1 : 0;
     p.in.b_batches = call.b.rank() == 3 ? 1 : 0;
-  } else {
+  } else if constexpr (requires { p.partial; }) {
     bind(p.partial, x.a);
   }
   if constexpr (requires { p.splits; }) p.splits = x.splits;
   if constexpr (requires { p.constant_b; }) p.constant_b = call.constant_b;
   if constexpr (requires { p.a_scales; }) {
-    const Tensor a_scales = call.a_scale->transpose(0, 1);
-    bind(p.a_scales, call.k > 0 ? &a_scales : nullptr);
-    bind(p.b_scales, call.k > 0 ? &call.b_scale : nullptr);
-    bind(p.d, x.d);
+    bind_block_scaled(bind, p, x.a, x.b, *call.a_scale, call.b_scale, x.d);
   } else if constexpr (requires { p.epilogue.c; }) {
     bind_linear(bind, p.epilogue, call, x.d, x.kernel.form == Kernel::gemv);
   } else {

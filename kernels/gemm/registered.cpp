@@ -49,7 +49,7 @@ constexpr auto kRegistered = [] {
   // Tensors that TMA cannot take.
   add({.tile = tiles[3]}, false);
   add({.addends = true, .tile = tiles[4]}, false);
-  for (const CostedTile& tile : std::span(kBlockScaledTiles).first(2))
+  for (const CostedTile& tile : {kBlockScaledTiles[0], kBlockScaledTiles[2]})
     add({.dtype = DType::fp8_e4m3, .form = Kernel::block_scaled, .tile = tile});
   add({.form = Kernel::gemv});
   add({.form = Kernel::gemv, .addends = true});
@@ -138,7 +138,7 @@ std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
   add_all({}, false);
   add_all({.form = Kernel::partial});
   for (const int m : {8, kMostSkinnyRows}) add({.form = Kernel::skinny, .tile = fit_skinny(m, shared_bytes)});
-  add({.dtype = DType::fp8_e4m3, .form = Kernel::block_scaled, .tile = fit_generic(kBlockScaledTiles[1], shared_bytes)});
+  add({.dtype = DType::fp8_e4m3, .form = Kernel::block_scaled, .tile = fit_generic(kBlockScaledTiles[2], shared_bytes)});
   add({.form = Kernel::gemv});
   add({.form = Kernel::gemv, .addends = true});
   add({.form = Kernel::sum});

@@ -11,12 +11,13 @@ namespace tw::kernels::gemm {
 /// A tile configuration.
 using Config = ProductTile;
 
-/// Tiles of fp8 products with scales for each 128 of K: two or three sums of 64 registers in each thread.
-inline constexpr std::array<CostedTile, 5> kBlockScaledTiles{{{{128, 128, 5, 2, 8}, 0.53, 5},
-                                                              {{128, 128, 5, 1, 16}, 0.56, 4},
-                                                              {{192, 128, 4, 2, 8}, 0.79, 5},
-                                                              {{192, 128, 4, 1, 8}, 0.82, 4},
-                                                              {{64, 128, 6, 1, 16}, 0.30, 4}}};
+/// Tiles of fp8 products with scales for each 128 of K: two or three sums of 64 registers in each thread. Costs as in kProductTiles, in
+/// steps of 256 x 128.
+inline constexpr std::array<CostedTile, 5> kBlockScaledTiles{{{{256, 128, 3, 1, 8}, 1.0, 1},
+                                                              {{192, 128, 4, 1, 8}, 0.70, 2},
+                                                              {{128, 128, 5, 2, 8}, 0.525, 2},
+                                                              {{64, 128, 6, 1, 16}, 0.40, 2},
+                                                              {{64, 64, 8, 1, 16}, 0.26, 2}}};
 /// The index of the one with the least predicted time for `groups` products, on a GPU of so many SMs.
 int choose_block_scaled(std::int64_t groups, std::int64_t m, std::int64_t n, std::int64_t k, int units);
 

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/gemm/launch.hpp"
 #include "kernels/grouped_gemm/call.hpp"
 #include "kernels/grouped_gemm/grouped_gemm.tile.hpp"
 #include "kernels/grouped_gemm/k_grouped_gemm.tile.hpp"
@@ -107,14 +108,7 @@ void bind_grouped(auto& bind, Params& p, const Call& call, bool b_rows, const Te
 }
 template <class Params>
 void bind_block_scaled(auto& bind, Params& p, const Call& call, const Tensor& tiles) {
-  bind(p.in.a, call.k() > 0 ? &call.a : nullptr);
-  bind(p.in.b, call.k() > 0 ? &call.b : nullptr);
-  const Tensor a_scales = call.a_scale.transpose(0, 1);
-  bind(p.a_scales, call.k() > 0 ? &a_scales : nullptr);
-  bind(p.b_scales, call.k() > 0 ? &call.b_scale : nullptr);
-  bind(p.d, call.d);
-  p.in.depth = call.k();
-  p.in.a_batches = p.in.b_batches = 0;  // not used
+  gemm::bind_block_scaled(bind, p, call.a, call.b, call.a_scale, call.b_scale, call.d);
   p.layout.tiles = tiles.data<i32>();
 }
 template <class Params>

@@ -54,6 +54,17 @@ Analysis analyze_shape(const ShapeValues& shape) {
   }
 }
 
+/// Of the list for tiles of 64 x 128.
+Analysis analyze_list(const ShapeValues& shape) {
+  const std::int64_t groups = shape["groups"];
+  require(groups > 0, "shape: groups is 0; it must be at least 1");
+  const GroupedGemmOptions options;
+  const Tensor a = placeholder({shape["M"], 1}, DType::bf16), b = placeholder({groups, 1, 1}, DType::bf16);
+  const Call call{a, b, equal_parts(shape["M"], groups), a, options, Stream::standard(Device::cpu())};
+  const Tensor tiles = placeholder({list_size(call.m(), call.groups(), kShort), ListedGroups::numbers}, DType::i32);
+  return analyze<ListGroupTiles<kListed>>({.m = call.groups()}, [&](auto& bind, auto& p) { bind_list(bind, p, call, kShort, tiles); });
+}
+
 template <std::size_t i>
 KernelVariant variant() {
   constexpr Kernel k = kRegistered[i];
@@ -66,7 +77,7 @@ std::vector<KernelVariant> registered() {
   std::vector<KernelVariant> all = []<std::size_t... i>(std::index_sequence<i...>) { return std::vector<KernelVariant>{variant<i>()...}; }
   (std::make_index_sequence<std::size(kRegistered)>());
   const Kernel list{.form = Kernel::list};
-  all.push_back({make_spec({type_of(list), source_of(list), nullptr}, true, true, name_of(list)), nullptr});
+  all.push_back({make_spec({type_of(list), source_of(list), nullptr}, true, true, name_of(list)), analyze_list});
   return all;
 }
 

@@ -117,7 +117,7 @@ def test_grouped_gemm_errors(random):
         (lambda: ops.grouped_gemm(a, b, offsets.astype(np.int64)), r"offsets is i64\[3\]"),
         (lambda: ops.grouped_gemm(a, b[:, :7], offsets), r"b is f32\[2, 7, 6\]"),
         (lambda: ops.grouped_gemm(a, b, offsets, activation="tanh"), "activation is 'tanh'"),
-        (lambda: ops.grouped_gemm(a, b[0], offsets), "b has shape"),
+        (lambda: ops.grouped_gemm(a, b[0], offsets), "b has 2 dimensions"),
         (lambda: ops.k_grouped_gemm(a.T, a, offsets, accumulate=True), "no out is given"),
         (lambda: ops.k_grouped_gemm(a, a, offsets), r"b is f32\[5, 8\]"),
     ]:
