@@ -12,6 +12,7 @@
 #include "kernels/grouped_gemm/kernels.hpp"
 #include "kernels/hadamard/variants.hpp"
 #include "kernels/log_mel/variants.hpp"
+#include "kernels/moe/variants.hpp"
 #include "kernels/norm/tuning.hpp"
 #include "kernels/norm/variants.hpp"
 #include "kernels/reduce/variants.hpp"
@@ -48,6 +49,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("topk", kernels::topk::registered(), kernels::topk::kShape);
   add("dequant_gemm", kernels::dequant_gemm::registered(), kernels::dequant_gemm::kShape);
   add("log_mel", kernels::log_mel::registered(), kernels::log_mel::kShape);
+  add("moe", kernels::moe::registered(), kernels::moe::kShape);
   return all;
 }
 

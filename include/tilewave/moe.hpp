@@ -1,0 +1,97 @@
+#pragma once
+
+#include <optional>
+
+#include "tilewave/tensor.hpp"
+
+// Mixture of experts: the pieces of a layer. Each token is routed to k of the experts. Tokens are sorted by expert, and the weighted sum of
+// a token's k results is its output. Nothing waits for the device, so all of it can be captured into a graph, and every result is the same
+// in every run.
+
+namespace tw {
+
+enum class MoeScore { softmax, sigmoid };
+
+/// What decides which groups of experts are considered.
+enum class MoeGroupScore {
+  largest,    ///< the group's best expert (DeepSeek-V2, arXiv 2405.04434)
+  sum_of_two  ///< its two best experts' scores plus bias, added (DeepSeek-V3, arXiv 2412.19437)
+};
+
+struct MoeRouteOptions {
+  MoeScore score = MoeScore::softmax;
+  const Tensor* bias = nullptr;  ///< f32 [experts], added to the scores for the choice, not for the weights (DeepSeek-V3)
+  int groups = 1;                ///< neighbouring experts form a group, experts / groups each; 1 to 64
+  int groups_taken = 1;          ///< experts are chosen from this many groups, the best ones
+  MoeGroupScore group_score = MoeGroupScore::largest;
+  bool renormalise = false;           ///< divide a token's weights by their sum, or by 1e-20 if that is larger
+  float scale = 1;                    ///< of the weights, after renormalise (routed_scaling_factor)
+  std::optional<Stream> stream = {};  ///< default: the device's standard stream
+};
+
+/// Chooses k experts for each token.
+///
+///     s = softmax(logits(t, :)) or sigmoid(logits(t, :)), in f32
+///     experts(t, :) = the k largest of s + bias in the groups taken, descending; of equal ones the lower expert first
+///     weights(t, n) = scale s(experts(t, n)) [/ the sum of s over experts(t, :)]
+///
+/// Without a bias and without group sums experts are compared by their logits, whose order is that of the exact scores. Of groups with
+/// equal scores the lower one comes first. A logit of NaN or -infinity has the score 0 and comes after all others, whatever its bias; so
+/// does a sum that is NaN. A logit of +infinity counts as the largest finite number.
+///
+/// `logits`: [tokens, experts], f32, f16 or bf16, 1 to 512 experts. `weights`: f32 [tokens, k], `experts`: i32 [tokens, k]; k from 1 to 16,
+/// and at most the number of experts in the groups taken. Any strides; on a GPU contiguous rows of whole 16-byte pieces are fast.
+///
+/// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides, devices or
+/// options that do not fit, with nothing written; CompileError, DeviceError.
+void moe_route(const Tensor& logits, const Tensor& weights, const Tensor& experts, const MoeRouteOptions& options = {});
+
+struct MoePermutationOptions {
+  int first_expert = 0;               ///< the tables are for experts first_expert to first_expert + n_experts - 1
+  std::optional<Stream> stream = {};  ///< default: the device's standard stream
+};
+
+/// Sorts assignments by expert: the tables with which tokens go to their experts and come back. Among those of one expert the order is that
+/// of tokens, then of choices.
+///
+///     offsets(e)      the first sorted row of expert first_expert + e; offsets(n_experts) is the number of sorted rows
+///     rows(r)         the token of sorted row r; -1 from offsets(n_experts) on
+///     places(t, n)    the sorted row of token t's n-th choice; -1 if its expert is not one of these, as with expert parallelism
+///
+/// `experts`: i32 [tokens, k] with any numbers; tokens * k at most 2^30. n_experts: 1 to 512. `offsets`: i32 [n_experts + 1], `rows`: i32
+/// [tokens * k], `places`: i32 [tokens, k]. All contiguous.
+///
+/// Enqueues on the stream and returns (on the CPU: done when it returns): one launch for up to 4096 assignments, otherwise three. Throws
+/// InvalidArgument for shapes, dtypes, strides, devices or options that do not fit, with nothing written; CompileError, DeviceError.
+void moe_permutation(const Tensor& experts, int n_experts, const Tensor& offsets, const Tensor& rows, const Tensor& places,
+                     const MoePermutationOptions& options = {});
+
+struct MoeDispatchOptions {
+  std::optional<Stream> stream = {};  ///< default: the device's standard stream
+};
+
+/// y(places(t, n)) = x(t) for all n: copies each token to its sorted rows. Rows of y that no place names are left alone; places outside y
+/// are skipped.
+///
+/// `x`: [tokens, H], `y`: [rows, H], of one dtype, f32, f16 or bf16, any strides. `places`: i32 [tokens, k], any strides; no row twice.
+///
+/// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
+/// that do not fit, with nothing written; CompileError, DeviceError.
+void moe_dispatch(const Tensor& x, const Tensor& places, const Tensor& y, const MoeDispatchOptions& options = {});
+
+struct MoeCombineOptions {
+  const Tensor* addend = nullptr;     ///< [tokens, H] of out's dtype, added to the sum: the shared experts' output or a residual
+  std::optional<Stream> stream = {};  ///< default: the device's standard stream
+};
+
+/// out(t) = [addend(t) +] the sum over n of weights(t, n) y(places(t, n)), added in this order, in f32, rounded once. Places outside y,
+/// such as -1, are skipped with their weights.
+///
+/// `y`: [rows, H], `out`: [tokens, H], of one dtype, f32, f16 or bf16. `places`: i32 [tokens, k], `weights`: f32 [tokens, k]. Any strides.
+/// out may be the addend.
+///
+/// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
+/// that do not fit, with nothing written; CompileError, DeviceError.
+void moe_combine(const Tensor& y, const Tensor& places, const Tensor& weights, const Tensor& out, const MoeCombineOptions& options = {});
+
+}  // namespace tw
