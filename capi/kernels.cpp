@@ -12,6 +12,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/quantized.hpp"
 #include "tilewave/reduce.hpp"
@@ -158,6 +159,48 @@ struct AttentionArguments {
   const tw_attention_options given;
   const Given alibi_slopes, sink, mask, lse, q_descale, k_descale, v_descale, dropout_state;
   tw::AttentionOptions options;
+};
+
+/// Options of tw_moe_route and the tensor that they point to.
+struct MoeRouteArguments {
+  MoeRouteArguments(const tw_moe_route_options* options_or_null, const char* name)
+      : given(tw::c_api::known(name, options_or_null)), bias("bias", given.bias) {
+    constexpr std::array kScores = {tw::MoeScore::softmax, tw::MoeScore::sigmoid};
+    constexpr std::array kGroupScores = {tw::MoeGroupScore::largest, tw::MoeGroupScore::sum_of_two};
+    options.score = value_of(name, ".score is ", given.score, kScores, "tw_moe_score");
+    options.bias = bias.get();
+    options.groups = given.groups == 0 ? 1 : given.groups;
+    options.groups_taken = given.groups_taken == 0 ? 1 : given.groups_taken;
+    options.group_score = value_of(name, ".group_score is ", given.group_score, kGroupScores, "tw_moe_group_score");
+    options.renormalise = given.renormalise != 0;
+    if (given.has_scale != 0) options.scale = given.scale;
+  }
+  MoeRouteArguments(const MoeRouteArguments&) = delete;
+  MoeRouteArguments& operator=(const MoeRouteArguments&) = delete;
+
+  const tw_moe_route_options given;
+  const Given bias;
+  tw::MoeRouteOptions options;
+};
+
+/// Options of tw_moe_experts and the tensors that they point to.
+struct MoeExpertsArguments {
+  explicit MoeExpertsArguments(const tw_moe_experts_options* options_or_null)
+      : given(tw::c_api::known("options", options_or_null)),
+        shared_gate_up("shared_gate_up", given.shared_gate_up),
+        shared_down("shared_down", given.shared_down),
+        addend("addend", given.addend) {
+    options.first_expert = given.first_expert;
+    options.shared_gate_up = shared_gate_up.get();
+    options.shared_down = shared_down.get();
+    options.addend = addend.get();
+  }
+  MoeExpertsArguments(const MoeExpertsArguments&) = delete;
+  MoeExpertsArguments& operator=(const MoeExpertsArguments&) = delete;
+
+  const tw_moe_experts_options given;
+  const Given shared_gate_up, shared_down, addend;
+  tw::MoeExpertsOptions options;
 };
 
 }  // namespace
@@ -411,6 +454,61 @@ tw_status tw_topk(const tw_tensor* x, int32_t k, const tw_tensor* values, const 
               .starts = starts.get(),
               .ends = ends.get(),
               .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_moe_route(const tw_tensor* logits, const tw_tensor* weights, const tw_tensor* experts, const tw_moe_route_options* options,
+                       void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("weights", weights);
+    MoeRouteArguments arguments(options, "options");
+    arguments.options.stream = stream_of(out, cuda_stream);
+    tw::moe_route(borrow("logits", logits), out, borrow("experts", experts), arguments.options);
+  });
+}
+
+tw_status tw_moe_permutation(const tw_tensor* experts, int32_t n_experts, int32_t first_expert, const tw_tensor* offsets,
+                             const tw_tensor* rows, const tw_tensor* places, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("offsets", offsets);
+    tw::moe_permutation(borrow("experts", experts), n_experts, out, borrow("rows", rows), borrow("places", places),
+                        {.first_expert = first_expert, .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_moe_dispatch(const tw_tensor* x, const tw_tensor* places, const tw_tensor* y, void* cuda_stream) {
+  return guard([&] { of_two(tw::moe_dispatch, "x", x, "places", places, y, cuda_stream); });
+}
+
+tw_status tw_moe_combine(const tw_tensor* y, const tw_tensor* places, const tw_tensor* weights, const tw_tensor* addend,
+                         const tw_tensor* out, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor result = borrow("out", out);
+    const Given given_addend("addend", addend);
+    tw::moe_combine(borrow("y", y), borrow("places", places), borrow("weights", weights), result,
+                    {.addend = given_addend.get(), .stream = stream_of(result, cuda_stream)});
+  });
+}
+
+tw_status tw_moe_experts(const tw_tensor* x, const tw_tensor* weights, const tw_tensor* experts, const tw_tensor* w_gate_up,
+                         const tw_tensor* w_down, const tw_tensor* out, const tw_moe_experts_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor result = borrow("out", out);
+    MoeExpertsArguments arguments(options);
+    arguments.options.stream = stream_of(result, cuda_stream);
+    tw::moe_experts(borrow("x", x), borrow("weights", weights), borrow("experts", experts), borrow("w_gate_up", w_gate_up),
+                    borrow("w_down", w_down), result, arguments.options);
+  });
+}
+
+tw_status tw_fused_moe(const tw_tensor* x, const tw_tensor* logits, int32_t k, const tw_tensor* w_gate_up, const tw_tensor* w_down,
+                       const tw_tensor* out, const tw_moe_route_options* route, const tw_moe_experts_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor result = borrow("out", out);
+    const MoeRouteArguments given_route(route, "route");
+    const MoeExpertsArguments given(options);
+    tw::fused_moe(borrow("x", x), borrow("logits", logits), k, borrow("w_gate_up", w_gate_up), borrow("w_down", w_down), result,
+                  {.route = given_route.options, .experts = given.options, .stream = stream_of(result, cuda_stream)});
   });
 }
 

@@ -20,6 +20,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/quantized.hpp"
 #include "tilewave/reduce.hpp"
@@ -365,6 +366,80 @@ TEST(CInterface, LargestElements) {
       {3, 4}, DType::i64, [&](const Tensor& y) { return tw_topk(InC(x), 4, InC(values), InC(y), &options, nullptr); },
       [&](const Tensor& y) { topk(x, 4, expected_values, y, {.largest = false, .sorted = false, .ends = &ends}); });
   EXPECT_TRUE(same_bits(values, expected_values));
+}
+
+TEST(CInterface, MixtureOfExperts) {
+  const Tensor logits = Tensor::random({5, 8}, DType::bf16, 1), bias = Tensor::random({8}, DType::f32, 2);
+  const Tensor weights = poisoned({5, 3}, DType::f32), expected_weights = poisoned({5, 3}, DType::f32);
+  const InC bias_in_c(bias);
+  tw_moe_route_options route = {};
+  route.struct_size = sizeof route;
+  route.score = TW_MOE_SIGMOID;
+  route.group_score = TW_MOE_SUM_OF_TWO;
+  route.bias = bias_in_c;
+  route.groups = 4;
+  route.groups_taken = 2;
+  route.renormalise = route.has_scale = 1;
+  route.scale = 2.5f;
+  const MoeRouteOptions in_cpp{.score = MoeScore::sigmoid,
+                               .bias = &bias,
+                               .groups = 4,
+                               .groups_taken = 2,
+                               .group_score = MoeGroupScore::sum_of_two,
+                               .renormalise = true,
+                               .scale = 2.5f};
+  expect_same(
+      {5, 3}, DType::i32, [&](const Tensor& y) { return tw_moe_route(InC(logits), InC(weights), InC(y), &route, nullptr); },
+      [&](const Tensor& y) { moe_route(logits, expected_weights, y, in_cpp); });
+  EXPECT_TRUE(same_bits(weights, expected_weights));
+  expect_same(
+      {5, 3}, DType::i32, [&](const Tensor& y) { return tw_moe_route(InC(logits), InC(weights), InC(y), nullptr, nullptr); },
+      [&](const Tensor& y) { moe_route(logits, expected_weights, y); });
+  EXPECT_TRUE(same_bits(weights, expected_weights));
+
+  const Tensor experts = integers({3, 1, 2, 0, 7, 3, 5, 4, 3, 1, 6, 2, 3, 2, 8}, {5, 3});
+  const Tensor offsets = poisoned({6}, DType::i32), rows = poisoned({15}, DType::i32), places = poisoned({5, 3}, DType::i32);
+  const Tensor expected_offsets = poisoned({6}, DType::i32), expected_rows = poisoned({15}, DType::i32);
+  EXPECT_OK(tw_moe_permutation(InC(experts), 5, 1, InC(offsets), InC(rows), InC(places), nullptr));
+  const Tensor expected_places = poisoned({5, 3}, DType::i32);
+  moe_permutation(experts, 5, expected_offsets, expected_rows, expected_places, {.first_expert = 1});
+  EXPECT_TRUE(same_bits(offsets, expected_offsets) && same_bits(rows, expected_rows) && same_bits(places, expected_places));
+
+  const Tensor x = Tensor::random({5, 16}, DType::bf16, 3), addend = Tensor::random({5, 16}, DType::bf16, 4);
+  const Tensor results = Tensor::random({15, 16}, DType::bf16, 5);
+  const Tensor sorted = Tensor::zeros({15, 16}, DType::bf16, Stream::standard(Device::cpu()));
+  const Tensor expected_sorted = Tensor::zeros({15, 16}, DType::bf16, Stream::standard(Device::cpu()));
+  EXPECT_OK(tw_moe_dispatch(InC(x), InC(places), InC(sorted), nullptr));
+  moe_dispatch(x, places, expected_sorted);
+  EXPECT_TRUE(same_bits(sorted, expected_sorted));
+  expect_same(
+      {5, 16}, DType::bf16,
+      [&](const Tensor& y) { return tw_moe_combine(InC(results), InC(places), InC(weights), InC(addend), InC(y), nullptr); },
+      [&](const Tensor& y) { moe_combine(results, places, weights, y, {.addend = &addend}); });
+
+  const Tensor gate_up = Tensor::random({5, 24, 16}, DType::bf16, 6), down = Tensor::random({5, 16, 12}, DType::bf16, 7);
+  const Tensor shared_gate_up = Tensor::random({8, 16}, DType::bf16, 8), shared_down = Tensor::random({16, 4}, DType::bf16, 9);
+  const InC shared_gate_up_in_c(shared_gate_up), shared_down_in_c(shared_down), addend_in_c(addend);
+  tw_moe_experts_options options = {};
+  options.struct_size = sizeof options;
+  options.first_expert = 1;
+  options.shared_gate_up = shared_gate_up_in_c;
+  options.shared_down = shared_down_in_c;
+  options.addend = addend_in_c;
+  const MoeExpertsOptions of_experts{.first_expert = 1, .shared_gate_up = &shared_gate_up, .shared_down = &shared_down, .addend = &addend};
+  expect_same(
+      {5, 16}, DType::bf16,
+      [&](const Tensor& y) {
+        return tw_moe_experts(InC(x), InC(weights), InC(experts), InC(gate_up), InC(down), InC(y), &options, nullptr);
+      },
+      [&](const Tensor& y) { moe_experts(x, weights, experts, gate_up, down, y, of_experts); });
+  expect_same(
+      {5, 16}, DType::bf16,
+      [&](const Tensor& y) { return tw_fused_moe(InC(x), InC(logits), 2, InC(gate_up), InC(down), InC(y), &route, &options, nullptr); },
+      [&](const Tensor& y) { fused_moe(x, logits, 2, gate_up, down, y, {.route = in_cpp, .experts = of_experts}); });
+  const int wrong = 2;
+  std::memcpy(&route.score, &wrong, sizeof wrong);
+  expect_refused(tw_moe_route(InC(logits), InC(weights), InC(experts), &route, nullptr), "options.score is 2; see tw_moe_score");
 }
 
 struct CInterfaceAttention : testing::Test {

@@ -23,6 +23,7 @@
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/log_mel.hpp"
+#include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
@@ -198,6 +199,35 @@ std::vector<Operation> all_operations() {
                   {"ends", {3}, kI32},
                   {"workspace", {64}, DType::i64, true}},
                  [](const Operands& t) { topk(t[0], 2, t[1], t[2], {.starts = &t[3], .ends = &t[4], .workspace = &t[5]}); }});
+  all.push_back({"moe_route",
+                 {{"logits", {3, 8}}, {"weights", {3, 2}, kF32, true}, {"experts", {3, 2}, kI32, true}, {"bias", {8}}},
+                 [](const Operands& t) { moe_route(t[0], t[1], t[2], {.bias = &t[3]}); }});
+  all.push_back({"moe_permutation",
+                 {{"experts", {3, 2}, kI32}, {"offsets", {5}, kI32, true}, {"rows", {6}, kI32, true}, {"places", {3, 2}, kI32, true}},
+                 [](const Operands& t) { moe_permutation(t[0], 4, t[1], t[2], t[3]); }});
+  all.push_back({"moe_dispatch", {{"x", {3, 4}}, {"places", {3, 2}, kI32}, {"y", {6, 4}, kF32, true}}, [](const Operands& t) {
+                   moe_dispatch(t[0], t[1], t[2]);
+                 }});
+  all.push_back({"moe_combine",
+                 {{"y", {6, 4}}, {"places", {3, 2}, kI32}, {"weights", {3, 2}}, {"out", {3, 4}, kF32, true, "addend"}, {"addend", {3, 4}}},
+                 [](const Operands& t) { moe_combine(t[0], t[1], t[2], t[3], {.addend = &t[4]}); }});
+  all.push_back({"moe_experts",
+                 {{"x", {3, 4}},
+                  {"weights", {3, 2}},
+                  {"experts", {3, 2}, kI32},
+                  {"w_gate_up", {5, 6, 4}},
+                  {"w_down", {5, 4, 3}},
+                  {"out", {3, 4}, kF32, true, "addend"},
+                  {"shared_gate_up", {2, 4}},
+                  {"shared_down", {4, 1}},
+                  {"addend", {3, 4}}},
+                 [](const Operands& t) {
+                   moe_experts(t[0], t[1], t[2], t[3], t[4], t[5], {.shared_gate_up = &t[6], .shared_down = &t[7], .addend = &t[8]});
+                 }});
+  all.push_back(
+      {"fused_moe",
+       {{"x", {3, 4}}, {"logits", {3, 5}}, {"w_gate_up", {5, 6, 4}}, {"w_down", {5, 4, 3}}, {"out", {3, 4}, kF32, true}, {"bias", {5}}},
+       [](const Operands& t) { fused_moe(t[0], t[1], 2, t[2], t[3], t[4], {.route = {.bias = &t[5]}}); }});
   all.push_back({"cast_fp8", {{"x", {3, 128}}, {"y", {3, 128}, kFp8, true}, {"scales", {3, 1}, kF32, true}}, [](const Operands& t) {
                    cast_fp8(t[0], t[1], t[2]);
                  }});

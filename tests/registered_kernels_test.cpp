@@ -157,6 +157,8 @@ const Bytes kBytes[] = {
     {"topk", "argmax_part_f32", "rows=1,cols=100000", 400000, 25 * 8, 400000},
     {"log_mel", "log_mel_scale", "windows=2,frames=64", 2 * (2 * 256 + 32768), 2 * 32768, 2 * (256 + 32768)},
     {"topk", "argmax_merge_f32", "rows=1,cols=100000", 25 * 8 + 4, 4 + 4, 25 * 8 + 4},
+    // In each of two blocks the bias.
+    {"moe", "moe_route_f32_256", "tokens=8,experts=256,k=6", 8192 + 2 * 1024, 8 * 6 * 8, 8192 + 1024},
 };
 
 TEST(RegisteredKernels, BytesOfEveryFamily) {

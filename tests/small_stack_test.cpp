@@ -25,6 +25,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
@@ -118,6 +119,9 @@ std::vector<StackCase> stack_cases() {
       const Tensor x = random_values({4, cols}, dtype);
       all.push_back({"hadamard", {4, cols}, dtype, [=](const Tensor& y) { hadamard(x, y); }});
     }
+    const Tensor tokens = random_values({90, 64}, dtype), logits = random_values({90, 512}, dtype);
+    const Tensor gate_up = random_values({512, 32, 64}, dtype), down = random_values({512, 64, 16}, dtype);
+    all.push_back({"fused_moe", {90, 64}, dtype, [=](const Tensor& y) { fused_moe(tokens, logits, 16, gate_up, down, y); }});
     const Tensor heads = random_values({1, 30, 20, 128}, dtype), angles = random_values({30, 64}, dtype);
     all.push_back({"rope", heads.shape(), dtype, [=](const Tensor& y) { rope(heads, angles, angles, y); }});
     all.push_back({"rope interleaved", heads.shape(), dtype,

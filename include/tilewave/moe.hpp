@@ -4,9 +4,9 @@
 
 #include "tilewave/tensor.hpp"
 
-// Mixture of experts: the pieces of a layer. Each token is routed to k of the experts. Tokens are sorted by expert, and the weighted sum of
-// a token's k results is its output. Nothing waits for the device, so all of it can be captured into a graph, and every result is the same
-// in every run.
+// Mixture of experts: the whole layer, fused_moe(), and its pieces. Each token is routed to k of the experts. Tokens are sorted by expert,
+// the experts' products are grouped_gemm()s, and the weighted sum of a token's k results is its output. Nothing waits for the device, so
+// all of it can be captured into a graph, and every result is the same in every run.
 
 namespace tw {
 
@@ -93,5 +93,43 @@ struct MoeCombineOptions {
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
 /// that do not fit, with nothing written; CompileError, DeviceError.
 void moe_combine(const Tensor& y, const Tensor& places, const Tensor& weights, const Tensor& out, const MoeCombineOptions& options = {});
+
+struct MoeExpertsOptions {
+  int first_expert = 0;                    ///< the weights are those of experts first_expert on; others contribute nothing
+  const Tensor* shared_gate_up = nullptr;  ///< [2 S, H], interleaved like w_gate_up: an expert of every token, or several side by side
+  const Tensor* shared_down = nullptr;     ///< [H, S]
+  const Tensor* addend = nullptr;          ///< [tokens, H] of out's dtype, added to the sum, such as a residual
+  std::optional<Stream> stream = {};       ///< default: the device's standard stream
+};
+
+/// The experts' part of a mixture-of-experts layer, with SwiGLU experts:
+///
+///     mlp(e, x) = w_down(e) (silu(gate) * up),  gate and up = the even and odd rows of w_gate_up(e) x
+///     out(t) = [addend(t) +] [mlp(shared, x(t)) +] the sum over n of weights(t, n) mlp(experts(t, n), x(t))
+///
+/// Computed as moe_permutation(), moe_dispatch(), two grouped_gemm()s and moe_combine(). Products accumulate in f32. Gated activations, the
+/// experts' results, and the shared experts' result with the addend are rounded to x's dtype.
+///
+/// `x`, `out`: [tokens, H], f16 or bf16, on the CPU also f32. `weights`: f32 [tokens, k], any strides. `experts`: i32 [tokens, k],
+/// contiguous, k from 1 to 16; an expert outside first_expert to first_expert + E - 1 contributes nothing, so ranks can divide the experts
+/// among them. `w_gate_up`: [E, 2 I, H], its rows gate and up in turn, g0 u0 g1 u1 ...; `w_down`: [E, H, I]; E from 1 to 512, H and I at
+/// least 1. All of x's dtype, any strides. out may be the addend.
+///
+/// Enqueues on the stream and returns (on the CPU: done when it returns). Work memory, tokens * k * (2 H + I) elements and more, belongs to
+/// the stream, or to the graph that captures the call. Throws InvalidArgument for shapes, dtypes, strides, devices or options that do not
+/// fit, with nothing written; CompileError, DeviceError.
+void moe_experts(const Tensor& x, const Tensor& weights, const Tensor& experts, const Tensor& w_gate_up, const Tensor& w_down,
+                 const Tensor& out, const MoeExpertsOptions& options = {});
+
+struct FusedMoeOptions {
+  MoeRouteOptions route = {};         ///< its stream is not used
+  MoeExpertsOptions experts = {};     ///< its stream is not used
+  std::optional<Stream> stream = {};  ///< default: the device's standard stream
+};
+
+/// A whole mixture-of-experts layer: moe_route(), then moe_experts(). `logits`: [tokens, experts] of all experts, those of other ranks too;
+/// each token takes k. Otherwise as these two.
+void fused_moe(const Tensor& x, const Tensor& logits, int k, const Tensor& w_gate_up, const Tensor& w_down, const Tensor& out,
+               const FusedMoeOptions& options = {});
 
 }  // namespace tw

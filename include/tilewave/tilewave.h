@@ -188,6 +188,41 @@ typedef struct {
 tw_status tw_topk(const tw_tensor* x, int32_t k, const tw_tensor* values, const tw_tensor* indices, const tw_topk_options* options,
                   void* cuda_stream);
 
+/* tilewave/moe.hpp */
+typedef enum { TW_MOE_SOFTMAX = 0, TW_MOE_SIGMOID = 1 } tw_moe_score;
+typedef enum { TW_MOE_LARGEST = 0, TW_MOE_SUM_OF_TWO = 1 } tw_moe_group_score;
+
+typedef struct {
+  size_t struct_size;
+  tw_moe_score score;
+  tw_moe_group_score group_score;
+  const tw_tensor* bias;
+  int32_t groups, groups_taken; /* 0: 1 */
+  int32_t renormalise;          /* 0 or 1 */
+  int32_t has_scale;            /* 1: scale instead of 1 */
+  float scale;
+} tw_moe_route_options;
+
+tw_status tw_moe_route(const tw_tensor* logits, const tw_tensor* weights, const tw_tensor* experts, const tw_moe_route_options* options,
+                       void* cuda_stream);
+tw_status tw_moe_permutation(const tw_tensor* experts, int32_t n_experts, int32_t first_expert, const tw_tensor* offsets,
+                             const tw_tensor* rows, const tw_tensor* places, void* cuda_stream);
+tw_status tw_moe_dispatch(const tw_tensor* x, const tw_tensor* places, const tw_tensor* y, void* cuda_stream);
+/* `addend` may be null. */
+tw_status tw_moe_combine(const tw_tensor* y, const tw_tensor* places, const tw_tensor* weights, const tw_tensor* addend,
+                         const tw_tensor* out, void* cuda_stream);
+
+typedef struct {
+  size_t struct_size;
+  int32_t first_expert;
+  const tw_tensor *shared_gate_up, *shared_down, *addend;
+} tw_moe_experts_options;
+
+tw_status tw_moe_experts(const tw_tensor* x, const tw_tensor* weights, const tw_tensor* experts, const tw_tensor* w_gate_up,
+                         const tw_tensor* w_down, const tw_tensor* out, const tw_moe_experts_options* options, void* cuda_stream);
+tw_status tw_fused_moe(const tw_tensor* x, const tw_tensor* logits, int32_t k, const tw_tensor* w_gate_up, const tw_tensor* w_down,
+                       const tw_tensor* out, const tw_moe_route_options* route, const tw_moe_experts_options* options, void* cuda_stream);
+
 /* tilewave/cast_fp8.hpp; powers_of_two: 0 or 1. */
 tw_status tw_cast_fp8(const tw_tensor* x, const tw_tensor* y, const tw_tensor* scales, int32_t powers_of_two, void* cuda_stream);
 tw_status tw_cast_fp8_blocks(const tw_tensor* x, const tw_tensor* y, const tw_tensor* scales, int32_t powers_of_two, void* cuda_stream);

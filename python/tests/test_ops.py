@@ -239,6 +239,61 @@ def test_argmax_and_topk(random):
     assert (columns[..., 2] == -1).all() and np.isposinf(values[..., 2]).all()
 
 
+def test_moe_route(random):
+    logits, bias = normal(random, 9, 12), normal(random, 12)
+    weights, experts = ops.moe_route(logits, 3, renormalise=True)
+    assert (experts == np.argsort(-logits, axis=-1, kind="stable")[:, :3]).all()
+    chosen = np.take_along_axis(softmax(exact(logits)), experts, -1)
+    close(weights, chosen / chosen.sum(-1, keepdims=True))
+    scores = 1 / (1 + np.exp(-exact(logits)))
+    choice = (scores + bias).reshape(9, 4, 3)
+    groups = np.sort(choice, -1)[..., 1:].sum(-1)
+    closed = np.argsort(np.argsort(-groups, axis=-1), axis=-1) >= 2
+    choice = np.where(closed[..., None], -np.inf, choice).reshape(9, 12)
+    options = {"score": "sigmoid", "bias": bias, "groups": 4, "groups_taken": 2, "group_score": "sum_of_two", "scale": 2.5}
+    weights, experts = ops.moe_route(logits, 2, **options)
+    assert weights.dtype == np.float32 and experts.dtype == np.int32
+    assert (experts == np.argsort(-choice, axis=-1)[:, :2]).all()
+    close(weights, 2.5 * np.take_along_axis(scores, experts, -1))
+
+
+def test_moe_permutation(random):
+    experts = random.integers(0, 7, (11, 3), dtype=np.int32)
+    offsets, rows, places = ops.moe_permutation(experts, 5, first_expert=1)
+    order = np.argsort(experts.ravel(), kind="stable")
+    order = order[(experts.ravel()[order] >= 1) & (experts.ravel()[order] <= 5)]
+    assert (offsets == np.searchsorted(experts.ravel()[order], np.arange(1, 7))).all()
+    assert (rows[: len(order)] == order // 3).all() and (rows[len(order) :] == -1).all()
+    assert (places.ravel()[order] == np.arange(len(order))).all()
+    assert ((places == -1) == ((experts < 1) | (experts > 5))).all()
+    x, weights, addend = normal(random, 11, 20), normal(random, 11, 3), normal(random, 11, 20)
+    y = ops.moe_dispatch(x, places)
+    assert y.shape == (33, 20) and (y[: len(order)] == x[order // 3]).all()
+    total = np.where(places == -1, 0, weights).sum(-1, dtype=np.float64)[:, None]
+    close(ops.moe_combine(y, places, weights, addend=addend), addend + total * x)
+
+
+def test_fused_moe(random):
+    x, logits, addend = normal(random, 9, 16), normal(random, 9, 6), normal(random, 9, 16)
+    gate_up, down = normal(random, 6, 2 * 12, 16), normal(random, 6, 16, 12)
+    shared_gate_up, shared_down = normal(random, 2 * 8, 16), normal(random, 16, 8)
+
+    def mlp(token, gate_up, down):
+        gate, up = exact(gate_up[0::2]) @ token, exact(gate_up[1::2]) @ token
+        return exact(down) @ (gate / (1 + np.exp(-gate)) * up)
+
+    weights, experts = ops.moe_route(logits, 2, renormalise=True)
+    wanted = addend + np.stack([mlp(token, shared_gate_up, shared_down) for token in x])
+    for t, n in np.ndindex(9, 2):
+        wanted[t] += weights[t, n] * mlp(x[t], gate_up[experts[t, n]], down[experts[t, n]])
+    rest = {"shared_gate_up": shared_gate_up, "shared_down": shared_down, "addend": addend}
+    got = ops.fused_moe(x, logits, 2, gate_up, down, renormalise=True, **rest)
+    close(got, wanted, 1e-5)
+    assert (got == ops.moe_experts(x, weights, experts, gate_up, down, **rest)).all()
+    halves = [ops.moe_experts(x, weights, experts, gate_up[e : e + 3], down[e : e + 3], first_expert=e) for e in (0, 3)]
+    close(halves[0] + halves[1], exact(ops.moe_experts(x, weights, experts, gate_up, down)), 1e-5)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rope(random, interleaved):
     x, positions = normal(random, 2, 6, 3, 20), np.array([4, 9, 0, 2, 5, 7], np.int32)
@@ -565,6 +620,11 @@ def test_dlpack(random):
         (lambda x: ops.reduce(x, "median"), ValueError, "reduction is 'median'"),
         (lambda x: ops.reduce(x, "sum", dim=2), ValueError, "dim is 2"),
         (lambda x: ops.topk(x, 3000), ValueError, "k is 3000"),
+        (lambda x: ops.moe_route(x, 17), ValueError, "k is 17"),
+        (lambda x: ops.moe_route(x, 2, score="relu"), ValueError, "score is 'relu'; allowed: softmax, sigmoid"),
+        (lambda x: ops.moe_route(x, 2, groups=0), ValueError, "groups is 0"),
+        (lambda x: ops.moe_route(x, 2, groups=3), ValueError, "groups is 3"),
+        (lambda x: ops.moe_permutation(x.astype(np.int32), 1 << 32), ValueError, "n_experts is 4294967296"),
         # What ctypes would wrap, or what the C interface takes as a default.
         (lambda x: ops.topk(x, (1 << 32) + 1), ValueError, "k is 4294967297"),
         (lambda x: ops.gemm(x, x.T, num_splits=(1 << 32) + 1), ValueError, "num_splits is 4294967297"),

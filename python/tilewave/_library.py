@@ -162,6 +162,28 @@ class TopkOptions(Options):
     ]
 
 
+class MoeRouteOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("score", ctypes.c_int32),
+        ("group_score", ctypes.c_int32),
+        ("bias", _TENSOR),
+        ("groups", ctypes.c_int32),
+        ("groups_taken", ctypes.c_int32),
+        ("renormalise", ctypes.c_int32),
+        ("has_scale", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    ]
+
+
+class MoeExpertsOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("first_expert", ctypes.c_int32),
+        *((name, _TENSOR) for name in ("shared_gate_up", "shared_down", "addend")),
+    ]
+
+
 # The arguments of the functions in tilewave.h, in order, without the last one, which is always the stream.
 _FUNCTIONS = {
     "tw_add": [_TENSOR] * 3,
@@ -190,6 +212,12 @@ _FUNCTIONS = {
     "tw_conv2d": [_TENSOR] * 3 + [_OPTIONS],
     "tw_argmax": [_TENSOR] * 3,
     "tw_topk": [_TENSOR, ctypes.c_int32] + [_TENSOR] * 2 + [_OPTIONS],
+    "tw_moe_route": [_TENSOR] * 3 + [_OPTIONS],
+    "tw_moe_permutation": [_TENSOR] + [ctypes.c_int32] * 2 + [_TENSOR] * 3,
+    "tw_moe_dispatch": [_TENSOR] * 3,
+    "tw_moe_combine": [_TENSOR] * 5,
+    "tw_moe_experts": [_TENSOR] * 6 + [_OPTIONS],
+    "tw_fused_moe": [_TENSOR] * 2 + [ctypes.c_int32] + [_TENSOR] * 3 + [_OPTIONS] * 2,
     "tw_cast_fp8": [_TENSOR] * 3 + [ctypes.c_int32],
     "tw_cast_fp8_blocks": [_TENSOR] * 3 + [ctypes.c_int32],
     "tw_cast_fp8_grouped": [_TENSOR] * 4 + [ctypes.c_int32],

@@ -53,6 +53,25 @@ def cases():
     yield "reduce", lambda a: (ops.reduce(a, "max", dim=0), ops.reduce(a, "sum", dim=-2, keepdim=True)), (x,)
     yield "argmax", lambda a: ops.argmax(a, dtype="int32"), (x,)
     yield "topk", lambda a: ops.topk(a, 3, largest=False), (x,)
+    route = {"score": "sigmoid", "groups": 4, "groups_taken": 2, "group_score": "sum_of_two", "renormalise": True}
+    yield "moe_route", lambda a, b: ops.moe_route(a, 3, bias=b, scale=2.5, **route), (normal(5, 8), normal(8))
+    experts = torch.tensor([[2, 0], [1, 3], [3, 2]], dtype=torch.int32)
+    yield "moe_permutation", lambda e: ops.moe_permutation(e, 3, first_expert=1), (experts,)
+    places, tokens = torch.tensor([[3, 0], [1, 5], [4, 2]], dtype=torch.int32), normal(3, 16)
+    yield "moe_dispatch", lambda a, p: ops.moe_dispatch(a, p), (tokens, places)
+    yield "moe_combine", lambda a, p, v, r: ops.moe_combine(a, p, v, addend=r), (normal(6, 16), places, normal(3, 2), tokens)
+    weights = normal(4, 24, 16).bfloat16(), normal(4, 16, 12).bfloat16()
+    shared = {"shared_gate_up": normal(8, 16).bfloat16(), "shared_down": normal(16, 4).bfloat16()}
+    yield (
+        "moe_experts",
+        lambda a, v, e, g, d, s, t: ops.moe_experts(a, v, e, g, d, first_expert=1, shared_gate_up=s, shared_down=t, addend=a),
+        (tokens.bfloat16(), normal(3, 2), experts, *weights, *shared.values()),
+    )
+    yield (
+        "fused_moe",
+        lambda a, r, g, d: ops.fused_moe(a, r, 2, g, d, renormalise=True),
+        (tokens.bfloat16(), normal(3, 4), *weights),
+    )
     yield "cast_fp8", lambda a: ops.cast_fp8(a, powers_of_two=True), (normal(3, 300),)
     yield "cast_fp8_blocks", lambda a: ops.cast_fp8_blocks(a), (normal(130, 300),)
     yield "cast_fp8_grouped", lambda a, n: ops.cast_fp8_grouped(a, n, 6), (normal(9, 140), torch.tensor([4, 5], dtype=torch.int32))

@@ -8,6 +8,7 @@ does not fit and what is allowed; nothing is written then. DeviceError and Compi
 
 from .attention import attention, attention_backward, attention_decode, attention_dropout_mask, attention_varlen, attention_varlen_backward
 from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swiglu, swiglu_interleaved, transpose
+from .moe import fused_moe, moe_combine, moe_dispatch, moe_experts, moe_permutation, moe_route
 from .products import (
     cast_fp8,
     cast_fp8_blocks,
@@ -39,6 +40,7 @@ __all__ = [
     "conv2d",
     "dequant_gemm",
     "embedding",
+    "fused_moe",
     "gelu_erf",
     "gelu_tanh",
     "gemm",
@@ -46,6 +48,11 @@ __all__ = [
     "hadamard",
     "k_grouped_gemm",
     "layer_norm",
+    "moe_combine",
+    "moe_dispatch",
+    "moe_experts",
+    "moe_permutation",
+    "moe_route",
     "mul",
     "quantize",
     "reduce",

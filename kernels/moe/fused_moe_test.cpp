@@ -1,0 +1,283 @@
+// moe_experts() and fused_moe() against loops, on the CPU and, where there is one, on a GPU.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "kernels/moe/reference.hpp"
+#include "runtime/format.hpp"
+#include "tests/accuracy.hpp"
+#include "tests/expect_error.hpp"
+#include "tests/placed_tensor.hpp"
+#include "tests/support.hpp"
+#include "tilewave/moe.hpp"
+
+namespace tw::kernels::moe {
+namespace {
+
+using namespace tw::test;
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+std::span<const float> part(const std::vector<float>& all, std::int64_t n, std::int64_t size) {
+  return std::span(all).subspan(index(n * size), index(size));
+}
+
+struct Sizes {
+  std::int64_t tokens, hidden, inner;
+  int experts, k;
+  std::int64_t shared = 0;  ///< the shared expert's width
+  bool addend = false;
+  int first_expert = 0;
+  int strangers = 0;  ///< of so many assignments about one goes to an expert that is not here
+  std::int64_t gap = 0;
+};
+
+/// The tensors of a layer, and what they hold.
+struct Layer {
+  Layer(const Sizes& s, DType type, Device device, std::mt19937_64& random)
+      : sizes(s),
+        dtype(type),
+        x({s.tokens, s.hidden}, type, device, {.gap = s.gap}),
+        w_gate_up({s.experts, 2 * s.inner, s.hidden}, type, device, {.gap = s.gap}),
+        w_down({s.experts, s.hidden, s.inner}, type, device, {.gap = s.gap}),
+        shared_gate_up({2 * s.shared, s.hidden}, type, device),
+        shared_down({s.hidden, s.shared}, type, device),
+        addend({s.tokens, s.hidden}, type, device, {.gap = s.gap}),
+        out({s.tokens, s.hidden}, type, device, {.gap = s.gap}),
+        weights({s.tokens, s.k}, DType::f32, device, {.gap = s.gap}),
+        experts({s.tokens, s.k}, DType::i32, device) {
+    const float by_hidden = 1 / std::sqrt(static_cast<float>(s.hidden)), by_inner = 1 / std::sqrt(static_cast<float>(s.inner));
+    x_values = x.fill_random(random);
+    gate_up_values = w_gate_up.fill_random(random, by_hidden);
+    down_values = w_down.fill_random(random, by_inner);
+    shared_gate_up_values = shared_gate_up.fill_random(random, by_hidden);
+    shared_down_values = shared_down.fill_random(random, by_inner);
+    addend_values = addend.fill_random(random);
+    weight_values = weights.fill_random(random);
+    const auto pick = [&](int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); };
+    for (std::int64_t a = 0; a < s.tokens * s.k; ++a) {
+      const bool stranger = s.strangers > 0 && pick(s.strangers) == 0;
+      expert_values.push_back(static_cast<float>(stranger ? s.first_expert + s.experts + pick(5) : s.first_expert + pick(s.experts)));
+    }
+    experts.fill(expert_values);
+  }
+  MoeExpertsOptions options() const {
+    MoeExpertsOptions result{.first_expert = sizes.first_expert};
+    if (sizes.shared > 0) {
+      result.shared_gate_up = &shared_gate_up.tensor();
+      result.shared_down = &shared_down.tensor();
+    }
+    if (sizes.addend) result.addend = &addend.tensor();
+    return result;
+  }
+  /// The layer in double; `round` is applied to all that is stored.
+  std::vector<double> evaluate(const std::function<double(double)>& round) const {
+    std::vector<double> result;
+    const std::int64_t h = sizes.hidden, gate_up = 2 * sizes.inner * h, down = h * sizes.inner;
+    for (std::int64_t t = 0; t < sizes.tokens; ++t) {
+      const std::span<const float> token = part(x_values, t, h);
+      std::vector<double> sum(index(h), 0);
+      if (sizes.shared > 0) sum = mlp_reference(token, shared_gate_up_values, shared_down_values, round);
+      for (std::int64_t i = 0; sizes.addend && i < h; ++i) sum[index(i)] += addend_values[index(t * h + i)];
+      for (double& value : sum) value = round(value);
+      for (std::int64_t n = 0; n < sizes.k; ++n) {
+        const auto e = static_cast<std::int64_t>(expert_values[index(t * sizes.k + n)]) - sizes.first_expert;
+        if (e < 0 || e >= sizes.experts) continue;
+        const std::vector<double> y = mlp_reference(token, part(gate_up_values, e, gate_up), part(down_values, e, down), round);
+        for (std::int64_t i = 0; i < h; ++i) sum[index(i)] += weight_values[index(t * sizes.k + n)] * y[index(i)];
+      }
+      for (const double value : sum) result.push_back(round(value));
+    }
+    return result;
+  }
+
+  Sizes sizes;
+  DType dtype;
+  PlacedTensor x, w_gate_up, w_down, shared_gate_up, shared_down, addend, out, weights, experts;
+  std::vector<float> x_values, gate_up_values, down_values, shared_gate_up_values, shared_down_values, addend_values, weight_values;
+  std::vector<float> expert_values;
+};
+
+class FusedMoe : public testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override { skip_unless_present(device); }
+  std::vector<DType> dtypes() const {
+    return device.is_cuda() ? std::vector{DType::bf16, DType::f16} : std::vector{DType::bf16, DType::f16, DType::f32};
+  }
+  int pick(int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); }
+  void check(const Sizes& s, DType dtype) {
+    SCOPED_TRACE(tw::format("{} tokens of {}, experts {} x {}, k {}, shared {}, addend {}, first {}, {}", s.tokens, s.hidden, s.experts,
+                            s.inner, s.k, s.shared, s.addend, s.first_expert, name_of(dtype)));
+    const Layer layer(s, dtype, device, random);
+    if (!launched([&] { moe_experts(layer.x, layer.weights, layer.experts, layer.w_gate_up, layer.w_down, layer.out, layer.options()); }))
+      return;
+    const std::vector<double> exact = layer.evaluate([](double value) { return value; });
+    const std::vector<double> naive =
+        layer.evaluate([&](double value) { return static_cast<double>(round_to(dtype, static_cast<float>(value))); });
+    const std::vector<double> got = layer.out.values();
+    EXPECT_TRUE(accurate({got, exact, naive, arithmetic_of(dtype, device), s.inner}));
+    EXPECT_TRUE(layer.out.gaps_intact());
+  }
+
+  const Device device = GetParam();
+  std::mt19937_64 random = random_engine();
+};
+
+INSTANTIATE_TEST_SUITE_P(Ops, FusedMoe, testing::ValuesIn(kDevices), device_name);
+
+TEST_P(FusedMoe, Layers) {
+  for (const DType dtype : dtypes()) {
+    check({.tokens = 1, .hidden = 64, .inner = 32, .experts = 8, .k = 2}, dtype);
+    check({.tokens = 33, .hidden = 128, .inner = 64, .experts = 8, .k = 4, .shared = 64, .addend = true}, dtype);
+    check({.tokens = 20, .hidden = 64, .inner = 48, .experts = 60, .k = 4, .shared = 96}, dtype);
+    check({.tokens = 150, .hidden = 40, .inner = 24, .experts = 3, .k = 2, .addend = true}, dtype);
+  }
+}
+
+/// A few experts have all tokens, a tile's rows and more; others none.
+TEST_P(FusedMoe, UnevenExperts) {
+  check({.tokens = 256, .hidden = 64, .inner = 64, .experts = 1, .k = 1}, DType::bf16);
+  check({.tokens = 4, .hidden = 64, .inner = 64, .experts = 512, .k = 8}, DType::bf16);
+}
+
+TEST_P(FusedMoe, AnySizes) {
+  for (int n = 0; n < random_cases(12); ++n) {
+    const int experts = 1 + pick(12);
+    check({.tokens = pick(40),
+           .hidden = 1 + pick(100),
+           .inner = 1 + pick(70),
+           .experts = experts,
+           .k = 1 + pick(6),
+           .shared = pick(2) * (1 + pick(50)),
+           .addend = pick(2) == 0,
+           .first_expert = pick(20),
+           .strangers = pick(4),
+           .gap = pick(3)},
+          pick(2) == 0 ? DType::bf16 : DType::f16);
+  }
+}
+
+/// Ranks that have a part of the experts each give the parts of the sum.
+TEST_P(FusedMoe, ExpertsElsewhereContributeNothing) {
+  check({.tokens = 30, .hidden = 64, .inner = 32, .experts = 4, .k = 4, .first_expert = 8, .strangers = 2}, DType::bf16);
+  check({.tokens = 30, .hidden = 64, .inner = 32, .experts = 4, .k = 4, .shared = 16, .first_expert = -2, .strangers = 1}, DType::bf16);
+}
+
+/// More assignments than one chunk of the permutation.
+TEST_P(FusedMoe, ManyTokens) { check({.tokens = 700, .hidden = 24, .inner = 8, .experts = 16, .k = 8}, DType::bf16); }
+
+TEST_P(FusedMoe, RoutesFirst) {
+  const Sizes sizes{.tokens = 21, .hidden = 64, .inner = 32, .experts = 16, .k = 4, .shared = 32, .addend = true};
+  Layer layer(sizes, DType::bf16, device, random);
+  PlacedTensor logits({21, 16}, DType::bf16, device), bias({16}, DType::f32, device);
+  logits.fill_random(random);
+  bias.fill_random(random, 0.2f);
+  const MoeRouteOptions route{.score = MoeScore::sigmoid,
+                              .bias = &bias.tensor(),
+                              .groups = 4,
+                              .groups_taken = 2,
+                              .group_score = MoeGroupScore::sum_of_two,
+                              .renormalise = true,
+                              .scale = 2.5f};
+  moe_route(logits, layer.weights, layer.experts, route);
+  moe_experts(layer.x, layer.weights, layer.experts, layer.w_gate_up, layer.w_down, layer.out, layer.options());
+  const PlacedTensor fused({21, 64}, DType::bf16, device);
+  fused_moe(layer.x, logits, 4, layer.w_gate_up, layer.w_down, fused, {.route = route, .experts = layer.options()});
+  EXPECT_EQ(fused.values(), layer.out.values());
+}
+
+TEST_P(FusedMoe, InPlaceAndTheSameEveryTime) {
+  const Layer layer({.tokens = 50, .hidden = 64, .inner = 32, .experts = 8, .k = 3, .addend = true}, DType::bf16, device, random);
+  const auto run = [&](const Tensor& out) {
+    moe_experts(layer.x, layer.weights, layer.experts, layer.w_gate_up, layer.w_down, out, layer.options());
+  };
+  run(layer.out);
+  const std::vector<double> first = layer.out.values();
+  for (int i = 0; i < 3; ++i) {
+    run(layer.out);
+    EXPECT_EQ(layer.out.values(), first);
+  }
+  run(layer.addend);
+  EXPECT_EQ(layer.addend.values(), first);
+}
+
+/// Replays follow what the tensors hold then, the routing too.
+TEST_P(FusedMoe, Graphs) {
+  const Stream stream(device);
+  Layer layer({.tokens = 9, .hidden = 64, .inner = 32, .experts = 12, .k = 3, .shared = 16}, DType::bf16, device, random);
+  PlacedTensor logits({9, 12}, DType::f32, device);
+  logits.fill_random(random);
+  Stream::standard(device).synchronize();
+  const Graph graph = Graph::capture(stream, [&] {
+    fused_moe(layer.x, logits, 3, layer.w_gate_up, layer.w_down, layer.out, {.experts = layer.options(), .stream = stream});
+  });
+  for (int i = 0; i < 3; ++i) {
+    logits.fill_random(random);
+    layer.x.fill_random(random);
+    const PlacedTensor expected({9, 64}, DType::bf16, device);
+    fused_moe(layer.x, logits, 3, layer.w_gate_up, layer.w_down, expected, {.experts = layer.options()});
+    Stream::standard(device).synchronize();
+    graph.replay(stream);
+    stream.synchronize();
+    EXPECT_EQ(layer.out.values(), expected.values());
+  }
+}
+
+TEST_P(FusedMoe, RefusesWhatItCannotTake) {
+  const Layer layer({.tokens = 3, .hidden = 8, .inner = 4, .experts = 5, .k = 2, .shared = 4}, DType::bf16, device, random);
+  const auto zeros = [&](Shape shape, DType dtype = DType::bf16) {
+    return Tensor::zeros(std::move(shape), dtype, Stream::standard(device));
+  };
+  struct Operands {
+    Tensor x, weights, experts, w_gate_up, w_down, out;
+  };
+  const Operands good{layer.x, layer.weights, layer.experts, layer.w_gate_up, layer.w_down, layer.out};
+  using Parts = std::initializer_list<std::string_view>;
+  const auto refuse = [&](const Operands& t, const MoeExpertsOptions& options, Parts parts) {
+    expect_error<InvalidArgument>([&] { moe_experts(t.x, t.weights, t.experts, t.w_gate_up, t.w_down, t.out, options); }, parts);
+  };
+  const auto with = [&](Tensor Operands::*member, const Tensor& other, Parts parts) {
+    Operands t = good;
+    t.*member = other;
+    refuse(t, {}, parts);
+  };
+  with(&Operands::x, zeros({3, 8}, DType::i32), {"moe_experts: x is i32[3, 8]", "f16 and bf16"});
+  if (device.is_cuda()) with(&Operands::x, zeros({3, 8}, DType::f32), {"x is f32[3, 8]", "on the CPU also f32"});
+  with(&Operands::x, zeros({24}), {"x is bf16[24]", "[tokens, H]"});
+  with(&Operands::weights, zeros({3, 3}, DType::f32), {"weights is f32[3, 3]", "experts' shape, i32[3, 2]"});
+  with(&Operands::weights, zeros({3, 2}), {"weights is bf16[3, 2]", "f32"});
+  with(&Operands::experts, zeros({2, 2}, DType::i32), {"experts is i32[2, 2]", "contiguous, [3, k] with k from 1 to 16"});
+  with(&Operands::experts, zeros({3, 17}, DType::i32), {"experts is i32[3, 17]", "k from 1 to 16"});
+  with(&Operands::experts, zeros({3, 4}, DType::i32).slice(1, 0, 2), {"experts is i32[3, 2]", "contiguous"});
+  with(&Operands::w_gate_up, zeros({5, 7, 8}), {"w_gate_up is bf16[5, 7, 8]", "[experts, 2 I, 8]"});
+  with(&Operands::w_gate_up, zeros({5, 8, 7}), {"w_gate_up is bf16[5, 8, 7]", "[experts, 2 I, 8]"});
+  with(&Operands::w_gate_up, zeros({0, 8, 8}), {"the number of w_gate_up's experts is 0; it must be 1 to 512"});
+  with(&Operands::w_gate_up, zeros({8, 8}), {"w_gate_up is bf16[8, 8]", "3 dimensions"});
+  with(&Operands::w_gate_up, zeros({5, 8, 8}, DType::f16), {"w_gate_up is f16[5, 8, 8]", "bf16"});
+  with(&Operands::w_down, zeros({5, 8, 5}), {"w_down is bf16[5, 8, 5]", "[5, 8, 4]"});
+  with(&Operands::out, zeros({3, 7}), {"out is bf16[3, 7]", "x's shape, bf16[3, 8]"});
+  with(&Operands::out, layer.x, {"out is", "shares memory with x"});
+  const Tensor odd = zeros({7, 8}), down = zeros({8, 5}), addend = zeros({3, 7}), gate_up = layer.shared_gate_up;
+  refuse(good, {.shared_gate_up = &gate_up}, {"shared_gate_up is given without shared_down"});
+  refuse(good, {.shared_down = &down}, {"shared_down is given without shared_gate_up"});
+  refuse(good, {.shared_gate_up = &odd, .shared_down = &down}, {"shared_gate_up is bf16[7, 8]", "[2 S, 8]"});
+  refuse(good, {.shared_gate_up = &gate_up, .shared_down = &down}, {"shared_down is bf16[8, 5]", "[8, 4]"});
+  refuse(good, {.addend = &addend}, {"addend is bf16[3, 7]", "out's shape, bf16[3, 8]"});
+  const auto refuse_fused = [&](const Tensor& logits, int k, const MoeRouteOptions& route, Parts parts) {
+    expect_error<InvalidArgument>([&] { fused_moe(layer.x, logits, k, layer.w_gate_up, layer.w_down, layer.out, {.route = route}); },
+                                  parts);
+  };
+  refuse_fused(zeros({2, 5}, DType::f32), 2, {}, {"fused_moe: logits is f32[2, 5]", "x's 3 tokens"});
+  refuse_fused(zeros({3, 5}, DType::f32), 6, {}, {"k is 6, but the groups taken have 5 of the 5 experts"});
+  refuse_fused(zeros({3, 5}, DType::f32), 2, {.groups = 2}, {"groups is 2", "divide the 5 experts"});
+  EXPECT_TRUE(layer.out.untouched());
+}
+
+}  // namespace
+}  // namespace tw::kernels::moe
