@@ -94,7 +94,7 @@ TEST(RegisteredKernels, AnalysesAgreeWithTheCompiledModules) {
     EXPECT_LE(a.shared_bytes, module.shared_bytes);
     EXPECT_GE(a.shared_bytes + 8192, module.shared_bytes);
   }
-  EXPECT_EQ(families.size(), 17u);
+  EXPECT_EQ(families.size(), 18u);
 }
 
 /// Bytes by hand: what blocks read and write, and what of it is read at least.
