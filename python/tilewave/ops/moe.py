@@ -152,9 +152,7 @@ def moe_experts(
     """
     if _dispatch.through_operator(x, weights, w_gate_up, w_down, shared_gate_up, shared_down, addend):
         operator = _dispatch.compiled_ops().moe_experts
-        return _dispatch.into(
-            out, operator(x, weights, experts, w_gate_up, w_down, first_expert, shared_gate_up, shared_down, addend)
-        )
+        return _dispatch.into(out, operator(x, weights, experts, w_gate_up, w_down, first_expert, shared_gate_up, shared_down, addend))
     operands = [tensor("x", x), tensor("weights", weights), tensor("experts", experts)]
     operands += [tensor("w_gate_up", w_gate_up), tensor("w_down", w_down)]
     if out is None:
