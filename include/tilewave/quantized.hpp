@@ -108,6 +108,9 @@ struct DequantGemmOptions {
 /// - CPU, larger M: panels of W are rounded to x's dtype for gemm().
 /// - GPU, f16 and bf16, M up to 16, rows of W a multiple of 16 bytes: reads W once, as it is stored, and allocates nothing. Codes are exact
 ///   and sums are in f32.
+/// - Hopper GPUs, f16 and bf16, larger M, rows of W and x at multiples of 16 bytes: W is decoded on its way to the tensor cores. Weights in
+///   groups are rounded to x's dtype once, those of int8 and fp8 not at all. f32 sums take memory of the call if K is split, for few rows,
+///   or `accumulate` is set.
 /// - GPU, otherwise: W is rounded to x's dtype, in memory of the call, for gemm().
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices

@@ -29,6 +29,10 @@ void run_on_gpu(const Call& call);
 bool is_skinny(const Call& call);
 void run_skinny(const Call& call);  ///< skinny.tile.hpp
 
+/// Whether a GPU has a kernel that decodes W for any number of rows of x. Copies of W and x need rows of whole 16 bytes.
+bool is_wide(const Call& call);
+void run_wide(const Call& call);  ///< dequant_gemm.tile.hpp
+
 void dequantize_on_cpu(const QuantizedMatrix& weight, const Tensor& out);
 void dequantize_on_gpu(const QuantizedMatrix& weight, const Tensor& out, const Stream& stream);
 /// The kernel of dequantize_on_gpu(), run by the CPU target: for tests.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "benchmarks/memory_bound.hpp"
+#include "kernels/dequant_gemm/kernels.hpp"
 #include "kernels/dequant_gemm/skinny.hpp"
 #include "kernels/generic_tiles.hpp"
 #include "runtime/format.hpp"
@@ -35,7 +36,7 @@ struct Layer {
 constexpr Layer kLayers[] = {{"14336x4096", 14336, 4096}, {"8192x28672", 8192, 28672}, {"qkv", 3072, 2048},
                              {"out", 2048, 2048},         {"gate_up", 12288, 2048},    {"down", 2048, 6144}};
 
-/// On a GPU, a product with few rows of x as a step of a model does it: the weight is never in the cache. The peer is gemm() with the same
+/// On a GPU, a product as a step of a model does it: the weight is never in the cache. The peer is gemm() with the same
 /// weight in bf16, in GB/s of the bytes that the weight has here, so that the ratio is how many times as fast this is. With --all-configs,
 /// also every tile.
 void run_layer(Run& run, std::int64_t m, const Layer& layer, const char* format, const QuantizedMatrix::Layout& layout) {
@@ -69,7 +70,8 @@ void run_layer(Run& run, std::int64_t m, const Layer& layer, const char* format,
   const DequantGemmOptions options{.stream = stream, .constant_weight = true};
   const auto call = [&](std::size_t i) { return Call{x, weights[i % weights.size()], y, options, stream}; };
   std::vector<SkinnyTile> tiles;
-  if (run.options().all_configs && generic_shared_bytes(stream) == 0) tiles = skinny_tiles(call(0));
+  const bool all = run.options().all_configs && generic_shared_bytes(stream) == 0;
+  if (all && is_skinny(call(0))) tiles = skinny_tiles(call(0));
   for (const SkinnyTile& tile : tiles) {
     SkinnyKernel kernel = skinny_kernel(call(0), device_info(device).units, 0);
     kernel.tile = tile;
@@ -77,6 +79,17 @@ void run_layer(Run& run, std::int64_t m, const Layer& layer, const char* format,
       for (std::size_t i = 0; i < products; ++i) run_skinny(call(next++), kernel);
     };
     contenders.push_back({describe(tile), launch});
+  }
+  if (all && !is_skinny(call(0)) && is_wide(call(0))) {
+    const int splits = plan_wide(call(0), device_info(device).units).splits;
+    for (const WideTile& tile : kWideTiles) {
+      for (const int n : {0, 2, 4, std::max(splits, 8)}) {
+        const WidePlan plan{tile, n};
+        contenders.push_back({describe(plan), [&, plan] {
+                                for (std::size_t i = 0; i < products; ++i) run_wide(call(next++), plan);
+                              }});
+      }
+    }
   }
   for (const Contender& c : contenders) c.launch();
   stream.synchronize();
@@ -107,7 +120,7 @@ const Format kFormats[] = {{"int8", {WeightFormat::int8}},
                            {"int4-32", {WeightFormat::int4, 32}},
                            {"int4-128", {WeightFormat::int4, 128}}};
 
-const Family family{"dequant_gemm", "x W^T with W in int8, fp8 and int4, few rows of x: a read of W's bytes", [](Run& run) {
+const Family family{"dequant_gemm", "x W^T with W in int8, fp8 and int4: a read of W's bytes", [](Run& run) {
                       std::vector<MemoryOp> ops;
                       for (const std::int64_t m : {1, 8})
                         for (const Format& f : kFormats) ops.push_back(product_op(tw::format("{}-m{}", f.name, m), m, f.layout));
@@ -115,7 +128,7 @@ const Family family{"dequant_gemm", "x W^T with W in int8, fp8 and int4, few row
                       if (!run.options().device.is_cuda()) return;
                       for (const Layer& layer : kLayers)
                         for (const Format& f : kFormats)
-                          for (const std::int64_t m : {1, 16}) run_layer(run, m, layer, f.name, f.layout);
+                          for (const std::int64_t m : {1, 16, 32, 64, 256, 4096}) run_layer(run, m, layer, f.name, f.layout);
                     }};
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "kernels/dequant_gemm/call.hpp"
 #include "kernels/dequant_gemm/dequantize.tile.hpp"
+#include "kernels/dequant_gemm/kernels.hpp"
 #include "kernels/dequant_gemm/variants.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/workspace.hpp"
@@ -75,6 +76,7 @@ void dequantize_with_tiles(const QuantizedMatrix& weight, const Tensor& out) {
 
 void run_on_gpu(const Call& call) {
   if (is_skinny(call)) return run_skinny(call);
+  if (is_wide(call)) return run_wide(call);
   const Tensor weight = workspace({call.n(), call.k()}, call.x.dtype(), call.stream);
   if (weight.numel() > 0) dequantize_on_gpu(call.weight, weight, call.stream);
   gemm(call.x, weight.transpose(0, 1), call.y,
@@ -101,6 +103,24 @@ Analysis analyze_shape(const ShapeValues& shape) {
                      [&]<class Kernel>(const TileGrid& grid, auto bind) { return analyze<Kernel>(grid, bind); });
 }
 
+template <WideKernel k>
+Analysis analyze_product(const ShapeValues& shape) {
+  const std::int64_t m = shape["M"], n = shape["N"], depth = shape["K"];
+  QuantizedMatrix weight{.format = k.format, .group = k.group};
+  if constexpr (k.format == WeightFormat::int4) {
+    weight.values = placeholder({n, depth / 2}, DType::u8);
+    weight.scales = placeholder({n, depth / k.group}, DType::f16);
+  } else {
+    weight.values = placeholder({n, depth}, DType::i8);
+    weight.scales = placeholder({n}, DType::f32);
+  }
+  const Tensor x = placeholder({m, depth}, k.dtype), y = placeholder({m, n}, k.dtype);
+  const DequantGemmOptions options;
+  const Call call{x, weight, y, options, Stream::standard(Device::cpu())};
+  const WidePlan plan{k.tile, 0};
+  return analyze<WideHostKernel<k>>(wide_grid(call, plan), [&](auto& bind, auto& p) { bind_wide(bind, p, call, plan, {}); });
+}
+
 }  // namespace
 
 std::vector<KernelVariant> registered() {
@@ -112,6 +132,14 @@ std::vector<KernelVariant> registered() {
   add(std::type_identity<RowsKernel<fp8_e4m3, bf16>>{}, "dequantize_fp8_bf16", analyze_shape<WeightFormat::fp8, bf16>);
   add(std::type_identity<GroupsKernel<bf16, 32>>{}, "dequantize_int4_32_bf16", analyze_shape<WeightFormat::int4, bf16, 32>);
   add(std::type_identity<GroupsKernel<bf16, 128>>{}, "dequantize_int4_128_bf16", analyze_shape<WeightFormat::int4, bf16, 128>);
+  const auto add_product = [&]<WideKernel k>(const char* name) {
+    const std::string type = type_of(k);
+    variants.push_back({make_spec({type, WideHostKernel<k>::source, nullptr}, true, true, name), analyze_product<k>});
+  };
+  constexpr WideTile tile = kWideTiles[3];
+  add_product.template operator()<WideKernel{.format = WeightFormat::int8, .tile = tile}>("dequant_gemm_int8_bf16_128x256");
+  add_product.template operator()<WideKernel{.format = WeightFormat::int4, .group = 128, .tile = tile}>(
+      "dequant_gemm_int4_128_bf16_128x256");
   return variants;
 }
 

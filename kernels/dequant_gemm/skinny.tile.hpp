@@ -1,23 +1,11 @@
 #pragma once
 
+#include "kernels/dequant_gemm/formats.tile.hpp"
 #include "tilewave/tile/gemm.tile.hpp"
 
 // Products of up to 16 rows with a weight in 8 or 4 bits, whose time is that of reading the weight once.
 
 namespace tw::kernels::dequant_gemm {
-
-/// W(n, k) = scale(n) * value(n, k), for Element i8 or fp8_e4m3.
-template <class Element>
-struct ScaledRows {
-  using Codes = Element;
-};
-/// W(n, k) = scale(n, g) * (code(n, k) - zero(n, g)), g = k / Group, for two codes in a byte. Without `Zeros` a zero point is 8.
-template <int Group, bool Zeros>
-struct ScaledGroups {
-  using Codes = u4x2;
-  static constexpr int group = Group;
-  static constexpr bool zeros = Zeros;
-};
 
 /// Tiles in order. `Banded` would divide three times before a tile's first load, which such short tiles feel.
 struct InOrder {

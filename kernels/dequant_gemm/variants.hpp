@@ -6,7 +6,7 @@
 
 namespace tw::kernels::dequant_gemm {
 
-inline constexpr ShapeKey kShape[] = {{"N", "rows of the weight"}, {"K", "columns of the weight"}};
+inline constexpr ShapeKey kShape[] = {{"N", "rows of the weight"}, {"K", "columns of the weight"}, {"M", "rows of x, of products", 1}};
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();

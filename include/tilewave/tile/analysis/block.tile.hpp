@@ -85,15 +85,20 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   void load(Operand<T, R, C>&, const Shared<T, R, C, Contract::columns>&) const {}
   /// Counts one read of each code and of each group's scale.
   template <class T, int R, int C, class Codes, int Bytes, class Scales, class Decode = TimesScale>
-  requires(codes_in<Codes> > 1) void load(Operand<T, R, C>&, const Shared<Codes, R, Bytes, Contract::columns>&, const Scales& scales,
-                                          Decode decode = {}, int = 0) const {
+  requires(is_decoded<Codes, T>) void load(Operand<T, R, C>&, const Shared<Codes, R, Bytes, Contract::columns>&, const Scales& scales,
+                                           Decode decode = {}, int = 0) const {
     tally.shared += static_cast<u64>(R) * C / codes_in<Codes>;
     Counted number = 1.0f;
     const auto element = [&](auto scale) { cost += cost_of([&] { apply(decode, number, scale); }) * (static_cast<u64>(R) * C); };
     if constexpr (requires { Scales::group; }) {
       const Cost before = cost;
       cost = {};
-      const auto scale = scales(0, 0);
+      const auto scale = [&] {
+        if constexpr (requires { scales.in_registers(0, 0); })
+          return scales.in_registers(0, 0);
+        else
+          return scales(0, 0);
+      }();
       cost = cost * (static_cast<u64>(R) * static_cast<u64>(ceil_div(C, Scales::group)));
       cost += before;
       element(scale);

@@ -91,7 +91,9 @@ constexpr int group_of() {
 }
 template <class Scales>
 TW_INLINE auto scale_of(const Scales& scales, int row, int group) {
-  if constexpr (requires { Scales::group; })
+  if constexpr (requires { scales.in_registers(row, group); })
+    return scales.in_registers(row, group);
+  else if constexpr (requires { Scales::group; })
     return scales(row, group);
   else
     return scales[row];
@@ -109,8 +111,13 @@ void load_codes(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::co
     for (int begin = 0; begin < C; begin += group) {
       const auto scale = scale_of(scales, row, (first + begin) / group);
       for (int col = begin; col < min(begin + group, C); ++col) {
-        const u8 codes = bit_cast<u8>(from.get(row, (first + col) / in_byte));
-        to.panels[to.offset(row, col)] = to_packed<T>(decode(value_of_code<Codes>(codes, (first + col) % in_byte), scale));
+        const Codes codes = from.get(row, (first + col) / in_byte);
+        float number;
+        if constexpr (in_byte > 1)
+          number = value_of_code<Codes>(bit_cast<u8>(codes), (first + col) % in_byte);
+        else
+          number = static_cast<float>(codes);
+        to.panels[to.offset(row, col)] = to_packed<T>(decode(number, scale));
       }
     }
   }

@@ -90,8 +90,8 @@ class Products : public BlockModel<kRows> {
   }
   /// Makes a left operand from a tile of codes: decode(number, scale) of each, from column `first` on.
   template <class T, int R, int C, class Codes, int Bytes, class Scales, class Decode = TimesScale>
-  requires(codes_in<Codes> > 1) void load(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
-                                          const Scales& scales, Decode decode = {}, int first = 0) const {
+  requires(is_decoded<Codes, T>) void load(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
+                                           const Scales& scales, Decode decode = {}, int first = 0) const {
     if (from.valid_outer < 0) schedule_error("a load reads a slot that was released");
     overwrite(to);
     load_codes(to, from, scales, decode, first);

@@ -71,8 +71,8 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   /// Makes a left operand in registers from a tile of codes: decode(number, scale) of each, from column `first` on. See packed.tile.hpp.
   /// `first` must be a multiple of the scales' group, unless all of the operand's columns are in one group.
   template <class T, int R, int C, int WarpRows, class Codes, int Bytes, class Scales, class Decode = TimesScale>
-  requires(codes_in<Codes> > 1) TW_INLINE void load(Operand<T, R, C, WarpRows>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
-                                                    const Scales& scales, Decode decode = {}, int first = 0) const {
+  requires(is_decoded<Codes, T>) TW_INLINE void load(Operand<T, R, C, WarpRows>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
+                                                     const Scales& scales, Decode decode = {}, int first = 0) const {
     load_codes(at, to, from, scales, decode, first);
   }
 

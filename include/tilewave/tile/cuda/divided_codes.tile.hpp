@@ -1,7 +1,7 @@
 #pragma once
 
+#include "tilewave/tile/cuda/code_pairs.tile.hpp"
 #include "tilewave/tile/cuda/divided.tile.hpp"
-#include "tilewave/tile/packed.tile.hpp"
 
 // The same products with a left operand in codes of 8 or 4 bits, which become pairs of 16-bit floats on their way from shared memory to the
 // tensor cores. Every code is exact in bf16 and f16. It is put into the bits of a float, and one multiply-add of a pair corrects the
@@ -9,33 +9,6 @@
 // would take four times as long.
 
 namespace tw::cuda {
-
-/// a * b + c for both halves of a register.
-template <class T>
-TW_INLINE u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
-  u32 d = 0;
-#if TW_ON_GPU
-  if constexpr (is_same<T, bf16>)
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  else
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-#else
-  const auto half = [](u32 pair, int n) { return static_cast<float>(bit_cast<T>(static_cast<u16>(pair >> 16 * n))); };
-  for (int n = 0; n < 2; ++n) d |= u32{bit_cast<u16>(T(half(a, n) * half(b, n) + half(c, n)))} << 16 * n;
-#endif
-  return d;
-}
-
-/// (x & mask) | bits. The compiler would split it, because an instruction has room for one constant.
-TW_INLINE u32 masked_or(u32 x, u32 mask, u32 bits) {
-#if TW_ON_GPU
-  u32 d;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(x), "r"(mask), "r"(bits));
-  return d;
-#else
-  return (x & mask) | bits;
-#endif
-}
 
 /// Decodes eight neighbouring codes to four pairs of T. `pairs` of 4-bit codes are (0, 4), (1, 5), (2, 6), (3, 7); of 8-bit codes (0, 1),
 /// (2, 3), (4, 5), (6, 7).

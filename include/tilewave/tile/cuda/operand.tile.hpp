@@ -1,7 +1,7 @@
 #pragma once
 
+#include "tilewave/tile/cuda/code_pairs.tile.hpp"
 #include "tilewave/tile/cuda/fragment.tile.hpp"
-#include "tilewave/tile/packed.tile.hpp"
 
 // Left operands in registers, made from accumulators or from codes.
 
@@ -42,8 +42,11 @@ TW_INLINE void convert_bytes_in_place(Operand<T, R, C, WarpRows>& to, const Frag
 }
 
 template <class Scales>
-TW_INLINE auto scale_of(const Scales& scales, int, int row, int group) {
-  return scales(row, group);
+TW_INLINE auto scale_of(const Scales& scales, [[maybe_unused]] int half, [[maybe_unused]] int row, int group) {
+  if constexpr (requires { scales.in_registers(half, group); })
+    return scales.in_registers(half, group);
+  else
+    return scales(row, group);
 }
 template <class T, class Tile>
 TW_INLINE T scale_of(const RowVector<T, Tile>& vector, int half, int, int) {
@@ -54,12 +57,31 @@ struct GroupOf : Constant<Scales::group> {};
 template <class T, class Tile>
 struct GroupOf<RowVector<T, Tile>> : Constant<1 << 20> {};
 
+/// The value of code `index` of neighbouring codes.
+template <class Codes>
+TW_INLINE float number_of(u32 codes, int index) {
+  if constexpr (codes_in < Codes >> 1)
+    return value_of_code<Codes>(codes, index);
+  else
+    return static_cast<float>(bit_cast<Codes>(static_cast<u8>(codes >> 8 * index)));
+}
+
+/// The scale as DecodePair takes it, or unchanged.
+template <class Pair, class Scale>
+TW_INLINE auto prepared(const Scale& scale) {
+  if constexpr (Pair::known)
+    return Pair::prepare(scale);
+  else
+    return scale;
+}
+
 /// Decodes codes from column `first` on. The codes of one register of the operand take half a byte, one byte or two.
 template <class T, int R, int C, int WarpRows, class S, class Scales, class Decode>
 TW_INLINE void load_codes(const Position& at, Operand<T, R, C, WarpRows>& to, const S& from, const Scales& scales, Decode decode,
                           int first) {
   using Codes = typename S::Element;
   using To = Operand<T, R, C, WarpRows>;
+  using Pair = DecodePair<Codes, T, Decode>;
   constexpr int in_byte = codes_in<Codes>, bits = 8 / in_byte * To::width;  // bits of a register's codes
   constexpr int step = 8 * To::width;                                       // columns of four registers
   constexpr int group = GroupOf<Scales>::value;
@@ -67,13 +89,13 @@ TW_INLINE void load_codes(const Position& at, Operand<T, R, C, WarpRows>& to, co
   const int row0 = To::row(at, 0), col0 = To::col(at, 0), group0 = static_cast<int>(static_cast<u32>(first) / group);
   TW_UNROLL
   for (int tile = 0; tile < To::row_tiles; ++tile) {
-    decltype(scale_of(scales, 0, 0, 0)) scale[2];
+    decltype(prepared<Pair>(scale_of(scales, 0, 0, 0))) scale[2];
     TW_UNROLL
     for (int n = 0; n < C / step; ++n) {
       if (n * step % group == 0) {
         TW_UNROLL
         for (int half = 0; half < 2; ++half)
-          scale[half] = scale_of(scales, tile * 2 + half, row0 + tile * 16 + half * 8, group0 + n * step / group);
+          scale[half] = prepared<Pair>(scale_of(scales, tile * 2 + half, row0 + tile * 16 + half * 8, group0 + n * step / group));
       }
       TW_UNROLL
       for (int r = 0; r < 4; ++r) {
@@ -84,12 +106,17 @@ TW_INLINE void load_codes(const Position& at, Operand<T, R, C, WarpRows>& to, co
           codes = *reinterpret_cast<const u16*>(place);
         else
           codes = u32{*place} >> col0 % in_byte * (8 / in_byte);
-        float x[To::width];
-        TW_UNROLL
-        for (int k = 0; k < To::width; ++k) x[k] = decode(value_of_code<Codes>(codes, k), scale[r % 2]);
-        Words<T, To::width> word{};
-        word.pack(x);
-        to.x[tile * To::tile_size + n * 4 + r] = word.w[0];
+        u32& word = to.x[tile * To::tile_size + n * 4 + r];
+        if constexpr (Pair::known) {
+          word = Pair::decode(codes, scale[r % 2]);
+        } else {
+          float x[To::width];
+          TW_UNROLL
+          for (int k = 0; k < To::width; ++k) x[k] = decode(number_of<Codes>(codes, k), scale[r % 2]);
+          Words<T, To::width> packed{};
+          packed.pack(x);
+          word = packed.w[0];
+        }
       }
     }
   }

@@ -87,8 +87,8 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
 
   /// Decodes a tile of packed codes: each element is decode(number, scale). All warps of the warpgroup have read the tile when it returns.
   template <class T, int R, int C, class Codes, int Bytes, class Scales, class Decode = TimesScale>
-  requires(codes_in<Codes> > 1) TW_INLINE void load(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
-                                                    const Scales& scales, Decode decode = {}, int first = 0) const {
+  requires(is_decoded<Codes, T>) TW_INLINE void load(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::columns>& from,
+                                                     const Scales& scales, Decode decode = {}, int first = 0) const {
     load_codes(at, to, from, scales, decode, first);
     end_reads();
   }
