@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <string>
@@ -15,6 +16,7 @@
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/quantized.hpp"
+#include "tilewave/quantized_layouts.hpp"
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
 #include "tilewave/softmax.hpp"
@@ -337,6 +339,41 @@ tw_status tw_dequant_gemm(const tw_tensor* x, const tw_tensor* values, const tw_
                       .bias = bias.get(),
                       .activation = activation_of("options", given.activation),
                       .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_convert_weight(const tw_tensor* qweight, const tw_tensor* qzeros, const tw_tensor* scales, const tw_tensor* g_idx,
+                            tw_weight_layout layout, const tw_tensor* values, const tw_tensor* to_scales, const tw_tensor* to_zeros,
+                            void*) {
+  return guard([&] {
+    constexpr std::array kLayouts = {TW_WEIGHT_LAYOUT_AWQ, TW_WEIGHT_LAYOUT_GPTQ, TW_WEIGHT_LAYOUT_GPTQ_V2,
+                                     TW_WEIGHT_LAYOUT_COMPRESSED_TENSORS};
+    const tw_weight_layout checked = value_of("layout", " is ", layout, kLayouts, "tw_weight_layout");
+    const Given groups("g_idx", g_idx), packed_zeros("qzeros", qzeros);
+    const tw::Tensor words = borrow("qweight", qweight), published = borrow("scales", scales);
+    tw::QuantizedMatrix result;
+    if (checked == TW_WEIGHT_LAYOUT_COMPRESSED_TENSORS)
+      result = tw::convert_compressed_tensors(words, published, packed_zeros.get());
+    else if (checked == TW_WEIGHT_LAYOUT_AWQ)
+      result = tw::convert_awq(words, borrow("qzeros", qzeros), published);
+    else
+      result = tw::convert_gptq(words, borrow("qzeros", qzeros), published,
+                                {.g_idx = groups.get(), .zeros_minus_one = checked == TW_WEIGHT_LAYOUT_GPTQ});
+    if (result.zeros.numel() == 0 && to_zeros != nullptr) {
+      result.zeros = tw::Tensor::empty(result.scales.shape(), tw::DType::u8);
+      std::fill_n(result.zeros.data<tw::u8>(), result.zeros.numel(), tw::u8{8});
+    }
+    if (result.zeros.numel() > 0 && to_zeros == nullptr)
+      throw tw::InvalidArgument("to_zeros is null, but the weight has zero points other than 8");
+    const auto copy = [](const char* name, const tw_tensor* to, const tw::Tensor& from) {
+      const tw::Tensor target = borrow(name, to);
+      if (target.device().is_cuda() || target.dtype() != from.dtype() || target.shape() != from.shape())
+        throw tw::InvalidArgument(tw::format("convert_weight: {} are {}; they must be {}, on the CPU", name, target, from));
+      target.copy_from(from);
+    };
+    copy("values", values, result.values);
+    copy("to_scales", to_scales, result.scales);
+    if (to_zeros != nullptr) copy("to_zeros", to_zeros, result.zeros);
   });
 }
 

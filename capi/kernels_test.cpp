@@ -23,6 +23,7 @@
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/quantized.hpp"
+#include "tilewave/quantized_layouts.hpp"
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
 #include "tilewave/softmax.hpp"
@@ -230,6 +231,48 @@ TEST(CInterface, WeightsInFewerBits) {
   expect_refused(tw_dequant_gemm(InC(x), InC(int8.values), InC(int8.scales), InC(int8.scales), InC(y), nullptr, nullptr),
                  "zeros are given");
   expect_refused(tw_quantize(InC(w), InC(int8.values), InC(x), nullptr, nullptr), "scales are");
+}
+
+TEST(CInterface, PublishedWeights) {
+  const auto words = [](Shape shape, int first) {
+    const Tensor t = Tensor::empty(std::move(shape), DType::i32);
+    for (std::int64_t i = 0; i < t.numel(); ++i)
+      t.data<i32>()[i] = static_cast<i32>(0x9e3779b9u * static_cast<u32>(i + first)) & 0x77777777;
+    return t;
+  };
+  const Tensor awq = words({64, 3}, 1), gptq = words({8, 24}, 2), packed = words({24, 8}, 3), zeros = words({2, 3}, 4),
+               packed_zeros = words({3, 2}, 5), scales = Tensor::random({2, 24}, DType::f16, 6),
+               by_row = Tensor::random({24, 2}, DType::bf16, 7);
+  const tw_tensor* const none = nullptr;
+  const auto expect_converted = [&](const QuantizedMatrix& expected, auto convert) {
+    const QuantizedMatrix given = QuantizedMatrix::allocate(24, 64, {WeightFormat::int4, 32, true});
+    EXPECT_OK(convert(InC(given.values), InC(given.scales), InC(given.zeros)));
+    EXPECT_TRUE(same_bits(given.values, expected.values) && same_bits(given.scales, expected.scales));
+    for (std::int64_t i = 0; i < given.zeros.numel(); ++i)
+      EXPECT_EQ(given.zeros.data<u8>()[i], expected.zeros.numel() == 0 ? 8 : expected.zeros.data<u8>()[i]);
+  };
+  const auto converted_by = [&](const Tensor& weight, const Tensor& z, const Tensor& s, tw_weight_layout layout) {
+    return [&, layout](const tw_tensor* v, const tw_tensor* to_s, const tw_tensor* to_z) {
+      return tw_convert_weight(InC(weight), InC(z), InC(s), none, layout, v, to_s, to_z, nullptr);
+    };
+  };
+  expect_converted(convert_awq(awq, zeros, scales), converted_by(awq, zeros, scales, TW_WEIGHT_LAYOUT_AWQ));
+  expect_converted(convert_gptq(gptq, zeros, scales), converted_by(gptq, zeros, scales, TW_WEIGHT_LAYOUT_GPTQ));
+  expect_converted(convert_gptq(gptq, zeros, scales, {.zeros_minus_one = false}),
+                   converted_by(gptq, zeros, scales, TW_WEIGHT_LAYOUT_GPTQ_V2));
+  expect_converted(convert_compressed_tensors(packed, by_row, &packed_zeros),
+                   converted_by(packed, packed_zeros, by_row, TW_WEIGHT_LAYOUT_COMPRESSED_TENSORS));
+  expect_converted(convert_compressed_tensors(packed, by_row), [&](const tw_tensor* v, const tw_tensor* s, const tw_tensor* z) {
+    return tw_convert_weight(InC(packed), none, InC(by_row), none, TW_WEIGHT_LAYOUT_COMPRESSED_TENSORS, v, s, z, nullptr);
+  });
+  const QuantizedMatrix out = QuantizedMatrix::allocate(24, 64, {WeightFormat::int4, 32, true});
+  const auto refused = [&](const tw_tensor* z, tw_weight_layout layout, const tw_tensor* v, const tw_tensor* to_z, const char* part) {
+    expect_refused(tw_convert_weight(InC(awq), z, InC(scales), none, layout, v, InC(out.scales), to_z, nullptr), part);
+  };
+  refused(none, TW_WEIGHT_LAYOUT_AWQ, InC(out.values), InC(out.zeros), "qzeros is null");
+  refused(InC(zeros), TW_WEIGHT_LAYOUT_AWQ, InC(out.values), none, "to_zeros is null");
+  refused(InC(zeros), TW_WEIGHT_LAYOUT_AWQ, InC(out.scales), InC(out.zeros), "values are");
+  refused(InC(zeros), static_cast<tw_weight_layout>(4), InC(out.values), InC(out.zeros), "layout is 4");
 }
 
 TEST(CInterface, ScaledFp8) {

@@ -123,6 +123,20 @@ tw_status tw_quantize(const tw_tensor* weight, const tw_tensor* values, const tw
 tw_status tw_dequant_gemm(const tw_tensor* x, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, const tw_tensor* y,
                           const tw_dequant_gemm_options* options, void* cuda_stream);
 
+/* tilewave/quantized_layouts.hpp: 4-bit weights as published checkpoints store them, all on the CPU. */
+typedef enum {
+  TW_WEIGHT_LAYOUT_AWQ = 0,               /* AutoAWQ, "gemm" */
+  TW_WEIGHT_LAYOUT_GPTQ = 1,              /* AutoGPTQ, whose zero points are stored minus 1 */
+  TW_WEIGHT_LAYOUT_GPTQ_V2 = 2,           /* as they are */
+  TW_WEIGHT_LAYOUT_COMPRESSED_TENSORS = 3 /* "pack-quantized": weight_packed, weight_zero_point and weight_scale */
+} tw_weight_layout;
+
+/* Writes values, to_scales and to_zeros as int4 weights of tw_dequant_gemm() have them. `qzeros` is null only where compressed-tensors has
+ * none, `g_idx` where GPTQ has none and in the other layouts, `to_zeros` only if every zero point is 8. */
+tw_status tw_convert_weight(const tw_tensor* qweight, const tw_tensor* qzeros, const tw_tensor* scales, const tw_tensor* g_idx,
+                            tw_weight_layout layout, const tw_tensor* values, const tw_tensor* to_scales, const tw_tensor* to_zeros,
+                            void* cuda_stream);
+
 /* tilewave/convolution.hpp; tw_conv1d uses the first of each pair. */
 typedef struct {
   size_t struct_size;

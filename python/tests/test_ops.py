@@ -149,6 +149,41 @@ def test_dequant_gemm(random, format, group, zero_points):
     close(out, product + 1)
 
 
+def test_convert_weight(random):
+    codes, zeros = random.integers(0, 16, (24, 64)), random.integers(1, 16, (24, 2))
+    scales = normal(random, 24, 2).astype(np.float16)
+    exact_weight = exact(scales).repeat(32, axis=1) * (codes - zeros.repeat(32, axis=1))
+
+    def words(numbers, order=range(8)):
+        """[..., 8 c] numbers as [..., c] words: the i-th four bits of a word are its number order[i]."""
+        parts = numbers.astype(np.uint32).reshape(*numbers.shape[:-1], -1, 8)[..., list(order)]
+        return np.ascontiguousarray(np.bitwise_or.reduce(parts << (4 * np.arange(8, dtype=np.uint32)), axis=-1)).view(np.int32)
+
+    awq = [0, 2, 4, 6, 1, 3, 5, 7]
+    by_column = np.ascontiguousarray(scales.T)
+    published = {
+        "awq": (words(codes.T, awq), words(zeros.T, awq), by_column),
+        "gptq": (np.ascontiguousarray(words(codes).T), words(zeros.T - 1), by_column),
+        "gptq_v2": (np.ascontiguousarray(words(codes).T), words(zeros.T), by_column),
+        "compressed-tensors": (words(codes), np.ascontiguousarray(words(zeros.T).T), scales),
+    }
+    identity = np.eye(64, dtype=np.float32)  # more rows than those whose x is rounded
+    for layout, parts in published.items():
+        values, to_scales, to_zeros = ops.convert_weight(layout, *parts)
+        close(ops.dequant_gemm(identity, values, to_scales, to_zeros), exact_weight.T)
+    symmetric = ops.convert_weight("compressed-tensors", published["compressed-tensors"][0], None, scales)
+    assert (symmetric[2] == 8).all()
+    g_idx = (np.arange(64, dtype=np.int32) // 32)[::-1].copy()
+    for call, part in [
+        (lambda: ops.convert_weight("marlin", *published["awq"]), "layout is 'marlin'"),
+        (lambda: ops.convert_weight("awq", published["awq"][0], None, by_column), "qzeros is null"),
+        (lambda: ops.convert_weight("gptq", *published["gptq"], g_idx), r"g_idx\[0\] is 1"),
+        (lambda: ops.convert_weight("awq", *published["awq"][:2], normal(random, 3, 24)), "3 groups of 64 inputs"),
+    ]:
+        with pytest.raises(ValueError, match=part):
+            call()
+
+
 def test_dequant_gemm_errors(random):
     w, x = normal(random, 4, 96), normal(random, 2, 96)
     values, scales, _ = ops.quantize(w)

@@ -197,6 +197,7 @@ _FUNCTIONS = {
     "tw_k_grouped_gemm": [_TENSOR] * 4 + [ctypes.c_int32],
     "tw_quantize": [_TENSOR] * 4,
     "tw_dequant_gemm": [_TENSOR] * 5 + [_OPTIONS],
+    "tw_convert_weight": [_TENSOR] * 4 + [ctypes.c_int32] + [_TENSOR] * 3,
     "tw_layer_norm": [_TENSOR] * 2 + [_OPTIONS],
     "tw_rms_norm": [_TENSOR] * 2 + [_OPTIONS],
     "tw_softmax": [_TENSOR] * 2 + [ctypes.c_float],

@@ -13,6 +13,7 @@ _grouped_gemm = _library.bind("tw_grouped_gemm", out="d")
 _k_grouped_gemm = _library.bind("tw_k_grouped_gemm", out="d")
 _quantize = _library.bind("tw_quantize")
 _dequant_gemm = _library.bind("tw_dequant_gemm", out="y")
+_convert_weight = _library.bind("tw_convert_weight")
 _conv1d = _library.bind("tw_conv1d", out="y")
 _conv2d = _library.bind("tw_conv2d", out="y")
 _cast_fp8 = _library.bind("tw_cast_fp8", out="y")
@@ -215,6 +216,35 @@ def quantize(weight: Array, format: str = "int8", *, group: int = 32, zero_point
     return values, scales, zeros
 
 
+_WEIGHT_LAYOUTS = {"awq": 0, "gptq": 1, "gptq_v2": 2, "compressed-tensors": 3}
+
+
+def convert_weight(
+    layout: str, qweight: Array, qzeros: Array | None, scales: Array, g_idx: Array | None = None
+) -> tuple[Array, Array, Array]:
+    """A 4-bit weight as a published checkpoint stores it, for dequant_gemm(): (values, scales, zeros), on the CPU.
+
+    layout: awq (AutoAWQ), gptq (AutoGPTQ, whose zero points are stored minus 1), gptq_v2 or compressed-tensors ("pack-quantized"; qweight is
+    weight_packed, qzeros weight_zero_point or None). qweight and qzeros are int32, scales f16, bf16 or f32. g_idx, of GPTQ: groups must be
+    in order. include/tilewave/quantized_layouts.hpp has the formulas.
+    """
+    if layout not in _WEIGHT_LAYOUTS:
+        raise ValueError(f"layout is {layout!r}; allowed: {', '.join(_WEIGHT_LAYOUTS)}")
+    _arrays.require_dims(2, qweight=qweight, scales=scales)
+    rows, columns = qweight.shape
+    n, k = {"awq": (columns * 8, rows), "compressed-tensors": (rows, columns * 8)}.get(layout, (columns, rows * 8))
+    groups = scales.shape[1 if layout == "compressed-tensors" else 0]
+    if groups == 0 or k % (32 * groups) != 0 or k == 0:
+        raise ValueError(f"scales are for {groups} groups of {k} inputs; a group must have a multiple of 32")
+    group = 128 if k // groups % 128 == 0 else 32
+    values, to_scales = _arrays.empty(qweight, (n, k // 2), "uint8"), _arrays.empty(qweight, (n, k // group), "float16")
+    zeros = _arrays.empty(qweight, to_scales.shape, "uint8")
+    given = tensor("qweight", qweight), optional("qzeros", qzeros), tensor("scales", scales), optional("g_idx", g_idx)
+    made = tensor("values", values, True), tensor("scales", to_scales, True), tensor("zeros", zeros, True)
+    _convert_weight(*given, _WEIGHT_LAYOUTS[layout], *made, _arrays.stream(qweight))
+    return values, to_scales, zeros
+
+
 def dequant_gemm(
     x: Array,
     values: Array,
@@ -228,8 +258,8 @@ def dequant_gemm(
 ) -> Array:
     """activation(x w.T + bias), with a weight w [n, k] in fewer bits, as quantize() gives it: values, scales and zeros.
 
-    x: [m, k], f32, f16 or bf16, columns adjacent; gives [m, n] of its dtype. Up to 16 rows (f16 and bf16 on a GPU) read the weight once, as
-    it is stored. bias: [n]. activation: as in gemm(), except swiglu. accumulate: out += x w.T + bias; needs `out`, no activation, and does
+    x: [m, k], f32, f16 or bf16, columns adjacent; gives [m, n] of its dtype. f16 and bf16 on a GPU read the weight as it is stored: once up to
+    16 rows, and on Hopper for every tile of rows otherwise. bias: [n]. activation: as in gemm(), except swiglu. accumulate: out += x w.T + bias; needs `out`, no activation, and does
     not work under torch.compile().
     """
     code = _activation(activation)
