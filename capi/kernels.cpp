@@ -292,28 +292,33 @@ tw_status tw_k_grouped_gemm(const tw_tensor* a, const tw_tensor* b, const tw_ten
 
 namespace {
 
-/// The weight that three tensors are. dequant_gemm() checks that they fit together; an int4 weight's group follows from the number of
-/// scales.
-tw::QuantizedMatrix quantized(const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros) {
+/// The weight that three tensors are. dequant_gemm() checks that they fit together; the group follows from the number of scales.
+tw::QuantizedMatrix quantized(const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, const char* argument,
+                              const tw_weight_format& given) {
+  using tw::WeightFormat;
   tw::QuantizedMatrix weight{.values = borrow("values", values), .scales = borrow("scales", scales)};
   const tw::DType dtype = weight.values.dtype();
   if (dtype != tw::DType::i8 && dtype != tw::DType::fp8_e4m3 && dtype != tw::DType::u8)
-    throw tw::InvalidArgument(tw::format("values are {}; i8, fp8_e4m3 and u8 (two int4 codes in a byte) are supported", weight.values));
-  weight.format = dtype == tw::DType::i8 ? tw::WeightFormat::int8 : dtype == tw::DType::u8 ? tw::WeightFormat::int4 : tw::WeightFormat::fp8;
-  if (zeros != nullptr && dtype != tw::DType::u8) throw tw::InvalidArgument("zeros are given, but only int4 weights have zero points");
+    throw tw::InvalidArgument(tw::format("values are {}; i8, fp8_e4m3 and u8 (bytes of codes) are supported", weight.values));
+  constexpr std::array kFormats = {WeightFormat::plain, WeightFormat::int8, WeightFormat::fp8, WeightFormat::int4,
+                                   WeightFormat::int2,  WeightFormat::nf4,  WeightFormat::fp4, WeightFormat::mxfp4};
+  weight.format = value_of(argument, "format is ", given, kFormats, "tw_weight_format");
+  if (weight.format == WeightFormat::plain)
+    weight.format = dtype == tw::DType::i8 ? WeightFormat::int8 : dtype == tw::DType::u8 ? WeightFormat::int4 : WeightFormat::fp8;
+  if (zeros != nullptr && weight.format != WeightFormat::int4 && weight.format != WeightFormat::int2)
+    throw tw::InvalidArgument("zeros are given, but only int4 and int2 weights have zero points");
   if (zeros != nullptr) weight.zeros = borrow("zeros", zeros);
-  if (dtype == tw::DType::u8 && weight.values.rank() == 2 && weight.scales.rank() == 2 && weight.scales.shape(1) > 0)
+  if (tw::codes_in_byte(weight.format) > 1 && weight.values.rank() == 2 && weight.scales.rank() == 2 && weight.scales.shape(1) > 0)
     weight.group = static_cast<int>(weight.columns() / weight.scales.shape(1));
   return weight;
 }
 
-}  // namespace
-
-tw_status tw_quantize(const tw_tensor* weight, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, void*) {
+tw_status quantize_to(const tw_tensor* weight, const tw_weight_format& format, const tw_tensor* values, const tw_tensor* scales,
+                      const tw_tensor* zeros) {
   return guard([&] {
-    const tw::QuantizedMatrix out = quantized(values, scales, zeros);
-    const tw::QuantizedMatrix::Layout layout{
-        .format = out.format, .group = out.format == tw::WeightFormat::int4 ? out.group : 32, .zero_points = zeros != nullptr};
+    const tw::QuantizedMatrix out = quantized(values, scales, zeros, "", format);
+    const bool integers = out.format == tw::WeightFormat::int4 || out.format == tw::WeightFormat::int2;
+    const tw::QuantizedMatrix::Layout layout{.format = out.format, .group = integers ? out.group : 32, .zero_points = zeros != nullptr};
     const tw::QuantizedMatrix result = tw::quantize(borrow("weight", weight), layout);
     const auto fits = [](const char* name, const tw::Tensor& to, const tw::Tensor& from) {
       if (to.device() != from.device() || to.dtype() != from.dtype() || to.shape() != from.shape())
@@ -328,13 +333,23 @@ tw_status tw_quantize(const tw_tensor* weight, const tw_tensor* values, const tw
   });
 }
 
+}  // namespace
+
+tw_status tw_quantize(const tw_tensor* weight, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, void*) {
+  return quantize_to(weight, TW_WEIGHT_BY_DTYPE, values, scales, zeros);
+}
+tw_status tw_quantize_to(const tw_tensor* weight, tw_weight_format format, const tw_tensor* values, const tw_tensor* scales,
+                         const tw_tensor* zeros, void*) {
+  return quantize_to(weight, format, values, scales, zeros);
+}
+
 tw_status tw_dequant_gemm(const tw_tensor* x, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, const tw_tensor* y,
                           const tw_dequant_gemm_options* options, void* cuda_stream) {
   return guard([&] {
     const tw::Tensor out = borrow("y", y);
     const auto given = tw::c_api::known("options", options);
     const Given bias("bias", given.bias);
-    tw::dequant_gemm(borrow("x", x), quantized(values, scales, zeros), out,
+    tw::dequant_gemm(borrow("x", x), quantized(values, scales, zeros, "options.", given.format), out,
                      {.accumulate = given.accumulate != 0,
                       .bias = bias.get(),
                       .activation = activation_of("options", given.activation),

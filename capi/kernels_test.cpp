@@ -225,7 +225,29 @@ TEST(CInterface, WeightsInFewerBits) {
         },
         [&](const Tensor& y) { tw::dequant_gemm(x, expected, y, {.bias = &bias, .activation = Activation::relu}); });
   }
+  for (const auto& [layout, format] : {std::pair{Layout{WeightFormat::int4, 32}, TW_WEIGHT_INT4},
+                                       {Layout{WeightFormat::int2, 32, true}, TW_WEIGHT_INT2},
+                                       {Layout{WeightFormat::nf4}, TW_WEIGHT_NF4},
+                                       {Layout{WeightFormat::fp4}, TW_WEIGHT_FP4},
+                                       {Layout{WeightFormat::mxfp4}, TW_WEIGHT_MXFP4}}) {
+    const QuantizedMatrix expected = quantize(w, layout), given = QuantizedMatrix::allocate(21, 128, layout);
+    const InC zeros(expected.zeros), given_zeros(given.zeros);
+    const tw_tensor* const no_zeros = nullptr;
+    EXPECT_OK(tw_quantize_to(InC(w), format, InC(given.values), InC(given.scales), layout.zero_points ? given_zeros : no_zeros, nullptr));
+    EXPECT_TRUE(same_bits(given.values, expected.values) && same_bits(given.scales, expected.scales));
+    options.format = format;
+    expect_same(
+        {5, 21}, DType::f32,
+        [&](const Tensor& y) {
+          return tw_dequant_gemm(InC(x), InC(expected.values), InC(expected.scales), layout.zero_points ? zeros : no_zeros, InC(y),
+                                 &options, nullptr);
+        },
+        [&](const Tensor& y) { tw::dequant_gemm(x, expected, y, {.bias = &bias, .activation = Activation::relu}); });
+  }
   const Tensor y = poisoned({5, 21}, DType::f32);
+  options.format = static_cast<tw_weight_format>(8);
+  const QuantizedMatrix int4 = quantize(w, {WeightFormat::int4, 32});
+  expect_refused(tw_dequant_gemm(InC(x), InC(int4.values), InC(int4.scales), nullptr, InC(y), &options, nullptr), "options.format is 8");
   const QuantizedMatrix int8 = quantize(w, {});
   expect_refused(tw_dequant_gemm(InC(x), InC(w), InC(int8.scales), nullptr, InC(y), nullptr, nullptr), "values are");
   expect_refused(tw_dequant_gemm(InC(x), InC(int8.values), InC(int8.scales), InC(int8.scales), InC(y), nullptr, nullptr),

@@ -60,6 +60,8 @@ void Weights::set_layouts(const QuantizedMatrix::Layout& stored, const Quantized
   if (stored.format != WeightFormat::plain && wanted != stored)
     throw InvalidArgument(
         tw::format("{}: the weights are in {}; for {} convert the original checkpoint", name_, text_of(stored), text_of(wanted)));
+  if (wanted.format > WeightFormat::int4)
+    throw InvalidArgument(tw::format("{}: weights are wanted in {}; models take int8, fp8 and int4", name_, text_of(wanted)));
   stored_ = stored;
   wanted_ = wanted;
 }

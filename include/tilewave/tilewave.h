@@ -109,17 +109,35 @@ tw_status tw_k_grouped_gemm(const tw_tensor* a, const tw_tensor* b, const tw_ten
                             void* cuda_stream);
 
 /* tilewave/quantized.hpp. A weight [n, k] in fewer bits is three tensors, row-major:
- *   int8, fp8  values [n, k] of TW_I8 or TW_FP8_E4M3, scales [n] of TW_F32, no zeros
- *   int4       values [n, k / 2] of TW_U8, scales [n, k / group] of TW_F16, zeros of TW_U8 with the shape of scales, or null */
+ *   int8, fp8   values [n, k] of TW_I8 or TW_FP8_E4M3, scales [n] of TW_F32, no zeros
+ *   int4        values [n, k / 2] of TW_U8, scales [n, k / group] of TW_F16, zeros of TW_U8 with the shape of scales, or null
+ *   int2        the same with values [n, k / 4]
+ *   nf4         values [n, k / 2] of TW_U8, scales [n, k / 64] of TW_F32, no zeros
+ *   fp4, mxfp4  values [n, k / 2] of TW_U8, scales [n, k / 32] of TW_F16 or TW_U8, no zeros */
+typedef enum {
+  TW_WEIGHT_BY_DTYPE = 0, /* int8, fp8, or int4 for values of TW_U8 */
+  TW_WEIGHT_INT8 = 1,
+  TW_WEIGHT_FP8 = 2,
+  TW_WEIGHT_INT4 = 3,
+  TW_WEIGHT_INT2 = 4,
+  TW_WEIGHT_NF4 = 5,
+  TW_WEIGHT_FP4 = 6,
+  TW_WEIGHT_MXFP4 = 7
+} tw_weight_format;
+
 typedef struct {
   size_t struct_size;
   const tw_tensor* bias;
   tw_activation activation; /* not TW_ACTIVATION_SWIGLU */
   int32_t accumulate;       /* 1: y += instead of y = */
+  tw_weight_format format;
 } tw_dequant_gemm_options;
 
 /* Rounds `weight` to the format of the three tensors. All are on the CPU. */
 tw_status tw_quantize(const tw_tensor* weight, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, void* cuda_stream);
+/* The same to a given format. */
+tw_status tw_quantize_to(const tw_tensor* weight, tw_weight_format format, const tw_tensor* values, const tw_tensor* scales,
+                         const tw_tensor* zeros, void* cuda_stream);
 tw_status tw_dequant_gemm(const tw_tensor* x, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, const tw_tensor* y,
                           const tw_dequant_gemm_options* options, void* cuda_stream);
 

@@ -9,9 +9,10 @@ namespace {
 
 /// The checks of a weight that did not come from quantize(): its tensors agree with its format. Their values are not looked at.
 void check_weight(const char* op, const QuantizedMatrix& weight, Device device) {
-  require(!weight.empty(), "{}: the weight is empty; it must be in int8, fp8 or int4", op);
-  const bool int4 = weight.format == WeightFormat::int4;
-  const DType dtype = int4 ? DType::u8 : weight.format == WeightFormat::int8 ? DType::i8 : DType::fp8_e4m3;
+  require(!weight.empty(), "{}: the weight is empty; it must be in fewer bits: see quantize()", op);
+  const WeightFormat format = weight.format;
+  const bool by_row = codes_in_byte(format) == 1, integers = format == WeightFormat::int4 || format == WeightFormat::int2;
+  const DType dtype = !by_row ? DType::u8 : format == WeightFormat::int8 ? DType::i8 : DType::fp8_e4m3;
   const auto check = [&](const char* name, const Tensor& t, const Shape& shape, DType expected) {
     require(t.dtype() == expected && t.shape() == shape && t.is_contiguous(),
             "{}: the weight's {} are {}; in {} they must be {}[{}], row-major", op, name, t, name_of(weight.format), name_of(expected),
@@ -21,11 +22,19 @@ void check_weight(const char* op, const QuantizedMatrix& weight, Device device) 
   require(weight.values.rank() == 2, "{}: the weight's values are {}; they must have 2 dimensions", op, weight.values);
   const std::int64_t rows = weight.rows(), columns = weight.columns();
   check("values", weight.values, weight.values.shape(), dtype);
-  if (!int4) return check("scales", weight.scales, {rows}, DType::f32);
-  require((weight.group == 32 || weight.group == 128) && columns % weight.group == 0,
-          "{}: the weight's group is {}, with {} columns; 32 and 128 are supported, of which the columns are a multiple", op, weight.group,
-          columns);
-  check("scales", weight.scales, {rows, columns / weight.group}, DType::f16);
+  if (by_row) return check("scales", weight.scales, {rows}, DType::f32);
+  if (integers)
+    require((weight.group == 32 || weight.group == 128) && columns % weight.group == 0,
+            "{}: the weight's group is {}, with {} columns; 32 and 128 are supported, of which the columns are a multiple", op,
+            weight.group, columns);
+  const int group = format == WeightFormat::nf4 ? 64 : 32;
+  if (!integers)
+    require(weight.group == group && columns % group == 0,
+            "{}: the weight's group is {}, with {} columns; in {} it is {}, of which the columns are a multiple", op, weight.group, columns,
+            name_of(format), group);
+  const DType scale = format == WeightFormat::nf4 ? DType::f32 : format == WeightFormat::mxfp4 ? DType::u8 : DType::f16;
+  check("scales", weight.scales, {rows, columns / weight.group}, scale);
+  require(integers || weight.zeros.numel() == 0, "{}: the weight has zeros; only int4 and int2 have them", op);
   if (weight.zeros.numel() > 0) check("zeros", weight.zeros, weight.scales.shape(), DType::u8);
 }
 

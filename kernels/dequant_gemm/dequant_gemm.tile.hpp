@@ -99,7 +99,7 @@ struct DequantGemm {
       }
       TW_INLINE auto in_registers(int i, int g) const {
         const auto scale = scales[g % groups][i];
-        if constexpr (is_same<typename F::Decode, FromZero>) {
+        if constexpr (is_same<typename F::template Decode<T>, FromZero>) {
           auto zero = scale;
           if constexpr (F::zeros)
             zero = zeros[g % groups][i];
@@ -111,7 +111,7 @@ struct DequantGemm {
         }
       }
       TW_INLINE void decode(auto& block, Piece& to, const W& w, int first_code) const {
-        block.load(to, w, *this, typename F::Decode{}, first_code);
+        block.load(to, w, *this, typename F::template Decode<T>{}, first_code);
       }
     };
     template <class F>

@@ -46,6 +46,34 @@ Functions functions_of(WeightFormat format) {
   return {l.dequantize_e4m3, l.dots_e4m3, nullptr, nullptr, 0};
 }
 
+/// Formats whose products and elements the library's functions compute.
+bool has_functions(WeightFormat format) { return format <= WeightFormat::int4; }
+
+/// to[i] = W(n, first + i) for i < count, in the other formats.
+void decode(float* to, const QuantizedMatrix& w, std::int64_t n, std::int64_t first, int count) {
+  const int in_byte = codes_in_byte(w.format);
+  const auto* bytes = static_cast<const u8*>(w.values.data()) + n * w.values.shape(1);
+  const std::int64_t groups = w.scales.shape(1);
+  const auto decode_all = [&](auto number_of, auto scale_of) {
+    for (int i = 0; i < count; ++i) {
+      const std::int64_t k = first + i, g = n * groups + k / w.group;
+      const float zero = w.format != WeightFormat::int2 ? 0 : w.zeros.numel() == 0 ? 2 : w.zeros.data<u8>()[g];
+      to[i] = (number_of(bytes[k / in_byte], static_cast<int>(k % in_byte)) - zero) * scale_of(g);
+    }
+  };
+  const auto halves = [&](std::int64_t g) { return static_cast<float>(w.scales.data<f16>()[g]); };
+  if (w.format == WeightFormat::int2)
+    decode_all([](u8 byte, int place) { return value_of_code<u2x4>(byte, place); }, halves);
+  else if (w.format == WeightFormat::nf4)
+    decode_all([](u8 byte, int place) { return kNormalFloats[byte >> 4 * place & 15]; },
+               [&](std::int64_t g) { return w.scales.data<float>()[g]; });
+  else if (w.format == WeightFormat::fp4)
+    decode_all([](u8 byte, int place) { return value_of_code<fp4x2>(byte, place); }, halves);
+  else
+    decode_all([](u8 byte, int place) { return value_of_code<fp4x2>(byte, place); },
+               [&](std::int64_t g) { return static_cast<float>(bit_cast<e8m0>(w.scales.data<u8>()[g])); });
+}
+
 /// f32 to a row of a tensor.
 void narrow(void* to, const float* from, DType dtype, std::int64_t n) {
   if (dtype == DType::f32)
@@ -147,24 +175,28 @@ void run_many_rows(const Call& call) {
 }  // namespace
 
 void dequantize_on_cpu(const QuantizedMatrix& weight, const Tensor& out) {
-  const cpu::Dequantize dequantize = functions_of(weight.format).dequantize;
+  const bool known = has_functions(weight.format);
+  const cpu::Dequantize dequantize = known ? functions_of(weight.format).dequantize : nullptr;
   const std::int64_t n = weight.rows(), k = weight.columns();
   const std::size_t element = size_of(out.dtype());
   detail::parallel_for(static_cast<long>((n + kTogether - 1) / kTogether), [&](long block) {
     constexpr int kPiece = 2048;
     float wide[kPiece];
     for (std::int64_t i = block * kTogether; i < std::min(n, (block + 1) * kTogether); ++i) {
-      const cpu::QuantizedRow row = row_of(weight, i);
+      const cpu::QuantizedRow row = known ? row_of(weight, i) : cpu::QuantizedRow{};
       auto* to = static_cast<std::byte*>(out.data()) + static_cast<std::size_t>(i * k) * element;
       for (std::int64_t first = 0; first < k; first += kPiece) {
         const auto count = static_cast<int>(std::min<std::int64_t>(kPiece, k - first));
-        dequantize(wide, row, static_cast<int>(first), count);
+        if (known)
+          dequantize(wide, row, static_cast<int>(first), count);
+        else
+          decode(wide, weight, i, first, count);
         narrow(to + static_cast<std::size_t>(first) * element, wide, out.dtype(), count);
       }
     }
   });
 }
 
-void run_on_cpu(const Call& call) { call.m() <= kFewRows ? run_few_rows(call) : run_many_rows(call); }
+void run_on_cpu(const Call& call) { call.m() <= kFewRows&& has_functions(call.weight.format) ? run_few_rows(call) : run_many_rows(call); }
 
 }  // namespace tw::kernels::dequant_gemm

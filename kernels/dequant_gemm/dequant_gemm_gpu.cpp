@@ -23,6 +23,8 @@ Tensor words_of(const Tensor& out) {
   return Tensor::borrow(out.data(), {out.shape(0), out.shape(1) / 2}, dtype_of<Word>, out.device());
 }
 
+template <class Format, class Out>
+using CodesKernel = DequantizeCodes<Format, Out, kRows, kColumns>;
 template <class Code, class Out>
 using RowsKernel = DequantizeRows<Code, Out, kRows, kColumns>;
 template <class Out, int kGroup>
@@ -49,7 +51,22 @@ auto with_kernel(const QuantizedMatrix& weight, const Tensor& out, F f) {
       bind(p.out, words);
     });
   };
-  const auto with_out = [&]<class Out>(std::type_identity<Out>) {
+  const auto codes_kernel = [&]<class Format, class Out>(std::type_identity<Format>, std::type_identity<Out>) {
+    return f.template operator()<CodesKernel<Format, Out>>(grid_of(weight.rows(), weight.columns()), [&](auto& bind, auto& p) {
+      bind(p.codes, weight.values);
+      bind(p.scales, weight.scales);
+      bind(p.zeros, weight.zeros.numel() == 0 ? nullptr : &weight.zeros);
+      bind(p.out, out);
+    });
+  };
+  const auto with_out = [&]<class Out>(std::type_identity<Out> type) {
+    if (weight.format == WeightFormat::nf4) return codes_kernel(std::type_identity<NormalFloats>{}, type);
+    if (weight.format == WeightFormat::fp4) return codes_kernel(std::type_identity<ScaledFloats<f16>>{}, type);
+    if (weight.format == WeightFormat::mxfp4) return codes_kernel(std::type_identity<ScaledFloats<e8m0>>{}, type);
+    if (weight.format == WeightFormat::int2) {
+      if (weight.group == 32) return codes_kernel(std::type_identity<ScaledGroups<32, true, u2x4>>{}, type);
+      return codes_kernel(std::type_identity<ScaledGroups<128, true, u2x4>>{}, type);
+    }
     if (weight.format == WeightFormat::int8) return rows_kernel.template operator()<i8, Out>();
     if (weight.format == WeightFormat::fp8) return rows_kernel.template operator()<fp8_e4m3, Out>();
     return weight.group == 32 ? groups_kernel.template operator()<Out, 32>() : groups_kernel.template operator()<Out, 128>();

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <random>
 #include <tuple>
@@ -26,12 +27,29 @@ namespace {
 using namespace tw::test;
 using Layout = QuantizedMatrix::Layout;
 
-const std::vector<Layout> kLayouts = {{WeightFormat::int8},           {WeightFormat::fp8},       {WeightFormat::int4, 32},
-                                      {WeightFormat::int4, 32, true}, {WeightFormat::int4, 128}, {WeightFormat::int4, 128, true}};
+const std::vector<Layout> kLayouts = {{WeightFormat::int8},      {WeightFormat::fp8},
+                                      {WeightFormat::int4, 32},  {WeightFormat::int4, 32, true},
+                                      {WeightFormat::int4, 128}, {WeightFormat::int4, 128, true},
+                                      {WeightFormat::int2, 32},  {WeightFormat::int2, 128, true},
+                                      {WeightFormat::nf4},       {WeightFormat::fp4},
+                                      {WeightFormat::mxfp4}};
 
 std::string name_of_layout(const Layout& l) {
-  if (l.format != WeightFormat::int4) return std::string(name_of(l.format));
-  return tw::format("int4_{}{}", l.group, l.zero_points ? "_zeros" : "");
+  if (l.format != WeightFormat::int4 && l.format != WeightFormat::int2) return std::string(name_of(l.format));
+  return tw::format("{}_{}{}", name_of(l.format), l.group, l.zero_points ? "_zeros" : "");
+}
+
+/// Whether few rows on a CPU, and on a GPU, have kernels of their own: not for the formats that were added after int4.
+bool has_row_kernels(WeightFormat format) { return format <= WeightFormat::int4; }
+
+/// The group that K is a multiple of.
+std::int64_t group_of(const Layout& l) { return l.format == WeightFormat::nf4 ? 64 : codes_in_byte(l.format) == 1 ? 1 : l.group; }
+
+/// The scale of an element as a number.
+double scale_of(const QuantizedMatrix& w, std::int64_t n, std::int64_t k) {
+  if (w.group == 0) return w.scales.at({n});
+  const double scale = w.scales.at({n, k / w.group});
+  return w.format == WeightFormat::mxfp4 ? std::exp2(scale - 127) : scale;
 }
 
 /// Rows of very different magnitudes, one of them 0, and some of one sign.
@@ -63,10 +81,15 @@ TEST_P(Quantized, ErrorIsWithinTheStatedBound) {
   for (std::int64_t n = 0; n < 40; ++n) {
     for (std::int64_t k = 0; k < kWide; ++k) {
       const double exact = w.at({n, k}), error = std::abs(decoded[static_cast<std::size_t>(n * kWide + k)] - exact);
-      const double scale = q.format == WeightFormat::int4 ? q.scales.at({n, k / q.group}) : q.scales.at({n});
+      const double scale = scale_of(q, n, k);
       double bound = scale / 2 * (1 + 0x1p-15);  // quotients of up to 127 are rounded in f32, too
       if (q.format == WeightFormat::fp8) bound = std::max(std::abs(exact) / 16, scale / 1024) * (1 + 0x1p-15);
-      if (q.format == WeightFormat::int4) bound = GetParam().zero_points ? 0.51 * scale + 0x1p-21 : scale / 2 * (1 + 0x1p-15) + 0x1p-22;
+      if (q.format == WeightFormat::int4 || q.format == WeightFormat::int2)
+        bound = GetParam().zero_points ? 0.51 * scale + 0x1p-21 : scale / 2 * (1 + 0x1p-10) + 0x1p-22;
+      if (q.format == WeightFormat::nf4) bound = 0.1520 * scale;  // half of the largest gap, next to -1
+      // Midpoints are 5, 2.5 and 1.25, and below 1 steps are 0.5. A microscale's largest elements are up to 8, and become 6.
+      if (q.format == WeightFormat::fp4) bound = std::max(std::abs(exact) / 5, scale / 4) * (1 + 0x1p-9) + 0x1p-22;
+      if (q.format == WeightFormat::mxfp4) bound = std::max(std::abs(exact) / 4, scale / 4);
       ASSERT_LE(error, bound) << n << ", " << k << ": " << exact << ", scale " << scale;
     }
   }
@@ -106,7 +129,7 @@ TEST_P(Quantized, DequantizesToEveryFloatType) {
 /// What few rows of x become before they are multiplied (quantized.hpp): rounded to integers where the processor has products of these.
 std::vector<float> rounded(std::vector<float> x, const QuantizedMatrix& w, std::int64_t m) {
   const bool int4 = w.format == WeightFormat::int4;
-  if (m > 16 || w.format == WeightFormat::fp8 || cpu::quantized_library().round_for_i8 == nullptr) return x;
+  if (m > 16 || w.format == WeightFormat::fp8 || !has_row_kernels(w.format) || cpu::quantized_library().round_for_i8 == nullptr) return x;
   const std::int64_t block = int4 ? 128 : 64, k = w.columns();
   for (std::int64_t r = 0; r < m; ++r) {
     for (std::int64_t first = 0; first < k; first += block) {
@@ -127,10 +150,15 @@ std::vector<float> rounded(std::vector<float> x, const QuantizedMatrix& w, std::
 /// The most that a sum in f32 differs from the exact one, before it is rounded to the result's type.
 double sum_error(const QuantizedMatrix& w, std::span<const float> x, std::int64_t n) {
   // Unsigned codes are up to 255 or 15, so the terms may be larger than those of the result, by what is subtracted in the end.
-  const bool int4 = w.format == WeightFormat::int4;
   double magnitudes = 0;
   for (std::int64_t k = 0; k < w.columns(); ++k) {
-    const double largest = int4 ? 15 * w.scales.at({n, k / w.group}) : w.scales.at({n}) * (w.format == WeightFormat::int8 ? 255 : 448);
+    double code = 6;  // of 4-bit floats
+    if (w.format == WeightFormat::int8) code = 255;
+    if (w.format == WeightFormat::fp8) code = 448;
+    if (w.format == WeightFormat::int4) code = 15;
+    if (w.format == WeightFormat::int2) code = 3;
+    if (w.format == WeightFormat::nf4) code = 1;
+    const double largest = code * scale_of(w, n, k);
     magnitudes += largest * std::abs(static_cast<double>(x[static_cast<std::size_t>(k)]));
   }
   // At least 16 sums side by side, or 8 of panels, and a few more additions in the end; x' itself has the rounding of one product.
@@ -164,7 +192,8 @@ void expect_product(const Layout& layout, const Product& p, std::mt19937_64& ran
   inputs = rounded(std::move(inputs), w, p.m);
   const Sums exact = plain(inputs, decoded, p.m, p.n, p.k);
   // gemm's panels round the weight to x's type.
-  const double panel = p.m > 16 && p.dtype != DType::f32 ? (p.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11) : 0;
+  const bool panels = p.m > 16 || !has_row_kernels(layout.format);
+  const double panel = panels && p.dtype != DType::f32 ? (p.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11) : 0;
   for (std::int64_t r = 0; r < p.m; ++r) {
     for (std::int64_t i = 0; i < p.n; ++i) {
       const auto at = static_cast<std::size_t>(r * p.n + i);
@@ -176,8 +205,8 @@ void expect_product(const Layout& layout, const Product& p, std::mt19937_64& ran
                      panel * exact.magnitudes[at] + 0x1p-23 * (added + exact.magnitudes[at]);
       if (p.options.activation == Activation::relu) expected = std::max(expected, 0.0);
       error += std::abs(expected) * (p.dtype == DType::bf16 ? 0x1p-8 : p.dtype == DType::f16 ? 0x1p-11 : 0x1p-24);
-      if (p.dtype == DType::f16) error += 0x1p-24;                                             // subnormal results
-      if (p.dtype == DType::f16 && p.m > 16) error += 0x1p-25 * 5 * static_cast<double>(p.k);  // and elements of panels; |x| < 5
+      if (p.dtype == DType::f16) error += 0x1p-24;                                           // subnormal results
+      if (p.dtype == DType::f16 && panels) error += 0x1p-25 * 5 * static_cast<double>(p.k);  // and elements of panels; |x| < 5
       ASSERT_LE(std::abs(y.at({r, i}) - expected), error) << r << ", " << i << ": " << y.at({r, i}) << ", exactly " << expected;
     }
     for (std::int64_t i = p.n; i < p.n + p.gap && !p.options.accumulate; ++i) ASSERT_TRUE(std::isnan(whole.at({r, i}))) << "column " << i;
@@ -185,12 +214,12 @@ void expect_product(const Layout& layout, const Product& p, std::mt19937_64& ran
 }
 
 TEST_P(Quantized, MultipliesLikeTheReference) {
-  const bool whole_groups = GetParam().format == WeightFormat::int4;
+  const std::int64_t group = group_of(GetParam());
   for (const std::int64_t m : {1, 2, 3, 7, 16, 17, 37}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       for (int i = 0; i < 2; ++i) {
         std::int64_t k = 1 + static_cast<std::int64_t>(random() % 700);
-        if (whole_groups) k = (k + GetParam().group - 1) / GetParam().group * GetParam().group;
+        k = (k + group - 1) / group * group;
         const auto n = 1 + static_cast<std::int64_t>(random() % 40);
         expect_product(GetParam(), {.m = m, .n = n, .k = k, .dtype = dtype, .bias = i == 1, .gap = i == 1 ? 3 : 0}, random);
       }
@@ -204,6 +233,7 @@ TEST_P(Quantized, AddsAndActivates) {
     expect_product(GetParam(), {.m = m, .n = 33, .k = 128, .dtype = DType::bf16, .options = {.activation = Activation::relu}, .bias = true},
                    random);
   }
+  if (!has_row_kernels(GetParam().format)) return;  // gemm()'s own
   // The other activations are the same functions for any sums.
   const QuantizedMatrix w = quantize(Tensor::random({9, 128}, DType::f32, random()), GetParam());
   const Tensor x = Tensor::random({3, 128}, DType::f32, random()), sums = Tensor::empty({3, 9}, DType::f32),
@@ -217,6 +247,7 @@ TEST_P(Quantized, AddsAndActivates) {
 }
 
 TEST_P(Quantized, RowsDoNotDependOnEachOther) {
+  if (!has_row_kernels(GetParam().format)) GTEST_SKIP() << "products of gemm()";
   const QuantizedMatrix w = quantize(Tensor::random({70, kWide}, DType::f32, random()), GetParam());
   const Tensor x = Tensor::random({16, kWide}, DType::f32, random()), all = Tensor::poisoned({16, 70}, DType::f32);
   tw::dequant_gemm(x, w, all);
@@ -256,6 +287,7 @@ TEST_P(Quantized, NotANumberReachesTheResult) {
 
 /// Every instruction set of this processor, not only the one that library() chose.
 TEST_P(Quantized, InstructionSetsAgree) {
+  if (!has_row_kernels(GetParam().format)) GTEST_SKIP() << "products of gemm()";
   std::vector<const cpu::QuantizedLibrary*> sets = {cpu::baseline_quantized_library()};
   if (cpu::has_avx2() && cpu::avx2_quantized_library() != nullptr) sets.push_back(cpu::avx2_quantized_library());
   if (cpu::has_avx512() && cpu::avx512_quantized_library() != nullptr) sets.push_back(cpu::avx512_quantized_library());
@@ -330,7 +362,7 @@ TEST_P(Quantized, MultipliesOnAGpu_cuda) {
         for (std::int64_t i = 0; i < m * kWide; ++i) inputs.push_back(static_cast<float>(wide.at({i / kWide, i % kWide + 1})));
         const Sums exact = plain(inputs, decoded, m, n, kWide);
         // Up to 16 rows the codes are exact and sums are in f32; more rows take a weight that is rounded to x's type.
-        const double each = m <= 16 ? kWide * 0x1p-24 : last;
+        const double each = m <= 16 && has_row_kernels(GetParam().format) ? kWide * 0x1p-24 : last;
         for (std::int64_t i = 0; i < m * n; ++i) {
           const auto at = static_cast<std::size_t>(i);
           const double expected = exact.values[at] + bias.at({i % n}), got = result.at({i / n, i % n});
@@ -354,12 +386,62 @@ TEST_P(Quantized, AddsOnAGpu_cuda) {
     std::vector<float> inputs;
     for (std::int64_t i = 0; i < x.numel(); ++i) inputs.push_back(static_cast<float>(x.data<bf16>()[i]));
     const Sums exact = plain(inputs, decode(w), m, 71, kWide);
+    const double weight = has_row_kernels(GetParam().format) ? 0 : 0x1p-8;
     for (std::int64_t i = 0; i < m * 71; ++i) {
       const auto at = static_cast<std::size_t>(i);
       const double expected = exact.values[at] + y.at({i / 71, i % 71});
-      EXPECT_NEAR(result.at({i / 71, i % 71}), expected, (exact.magnitudes[at] + 4) * kWide * 0x1p-24 + std::abs(expected) * 0x1p-8) << m;
+      EXPECT_NEAR(result.at({i / 71, i % 71}), expected,
+                  (exact.magnitudes[at] + 4) * (kWide * 0x1p-24 + weight) + std::abs(expected) * 0x1p-8)
+          << m;
     }
   }
+}
+
+TEST(QuantizedFormats, EveryCodeOfFourBitsDecodesAsDefined) {
+  constexpr float floats[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+  for (const WeightFormat format : {WeightFormat::fp4, WeightFormat::mxfp4, WeightFormat::nf4}) {
+    const QuantizedMatrix w = QuantizedMatrix::allocate(256, 64, {format});
+    // Row n has byte n everywhere: every code in both places.
+    for (std::int64_t i = 0; i < w.values.numel(); ++i) w.values.data<u8>()[i] = static_cast<u8>(i / 32);
+    float scale = 1;
+    if (format == WeightFormat::fp4) std::fill_n(w.scales.data<f16>(), w.scales.numel(), f16(scale = 0.25f));
+    if (format == WeightFormat::mxfp4) std::fill_n(w.scales.data<u8>(), w.scales.numel(), u8{129}), scale = 4;
+    if (format == WeightFormat::nf4) std::fill_n(w.scales.data<float>(), w.scales.numel(), scale = 3.0f);
+    const Tensor out = Tensor::poisoned({256, 64}, DType::f32), by_tiles = Tensor::poisoned({256, 64}, DType::f32);
+    dequantize(w, out);
+    dequantize_with_tiles(w, by_tiles);
+    for (std::int64_t i = 0; i < out.numel(); ++i) {
+      const auto code = static_cast<std::size_t>(i / 64 >> i % 2 * 4 & 15);
+      const float expected = scale * (format == WeightFormat::nf4 ? kNormalFloats[code] : floats[code]);
+      ASSERT_EQ(bit_cast<u32>(by_tiles.data<float>()[i]), bit_cast<u32>(expected)) << name_of(format) << " code " << code;
+      ASSERT_EQ(out.data<float>()[i], expected) << name_of(format) << " code " << code;
+      ASSERT_EQ(std::signbit(out.data<float>()[i]), std::signbit(expected)) << name_of(format) << " code " << code;
+    }
+  }
+}
+
+TEST(QuantizedFormats, MicroscalesAreThoseOfTheSpecification) {
+  const Tensor w = Tensor::empty({6, 32}, DType::f32);
+  std::fill_n(w.data<float>(), 6 * 32, 0.0f);
+  // The largest magnitude and the scale's exponent: floor(log2) - 2.
+  constexpr std::array largest = {0.0f, 6.0f, 7.9f, 8.0f, 0.1f, 3e38f};
+  constexpr std::array exponents = {-127, 0, 0, 1, -6, 125};
+  for (std::size_t n = 0; n < 6; ++n) w.data<float>()[n * 32 + 7] = largest[n];
+  const QuantizedMatrix q = quantize(w, {WeightFormat::mxfp4});
+  for (std::size_t n = 0; n < 6; ++n) EXPECT_EQ(q.scales.data<u8>()[n], exponents[n] + 127) << n;
+  EXPECT_EQ(decode(q)[2 * 32 + 7], 6.0);  // 7.9 saturates
+  // A scale of 255 is NaN.
+  q.scales.data<u8>()[1] = 255;
+  const Tensor out = Tensor::empty({6, 32}, DType::f32);
+  dequantize(q, out);
+  EXPECT_TRUE(std::isnan(out.data<float>()[32 + 7]));
+}
+
+TEST(QuantizedFormats, NamesAreParsed) {
+  for (const Layout& layout : kLayouts) EXPECT_EQ(parse_weight_layout(text_of(layout)), layout) << text_of(layout);
+  EXPECT_EQ(parse_weight_layout("int2"), (Layout{WeightFormat::int2, 32}));
+  EXPECT_EQ(text_of({WeightFormat::int2, 128, true}), "int2:128:zeros");
+  expect_error<InvalidArgument>([] { parse_weight_layout("nf4:64"); }, {"weights are \"nf4:64\"", "nf4, fp4, mxfp4"});
 }
 
 TEST(QuantizedErrors, NameTheArgument) {
@@ -375,9 +457,11 @@ TEST(QuantizedErrors, NameTheArgument) {
   const Tensor bad = Tensor::random({4, 96}, DType::f32, 1), large = Tensor::random({4, 96}, DType::f32, 1);
   bad.data<float>()[96 * 2 + 5] = kNaN;
   for (const Layout& layout : kLayouts)
-    if (layout.group != 128) refused("row 2 of the weight has an element that is not finite", bad, layout);
+    if (96 % group_of(layout) == 0) refused("row 2 of the weight has an element that is not finite", bad, layout);
   large.data<float>()[96 + 5] = 1e6f;
-  refused("row 1 of the weight has a magnitude of", large, {WeightFormat::int4, 32});
+  for (const WeightFormat format : {WeightFormat::int4, WeightFormat::int2, WeightFormat::fp4})
+    refused("row 1 of the weight has a magnitude of", large, {format, 32});
+  refused("for nf4 its columns must be a multiple of the group of 64", w, {WeightFormat::nf4});
 
   const QuantizedMatrix q = quantize(w, {WeightFormat::int4, 32});
   const Tensor x = Tensor::random({2, 96}, DType::f32, 1), y = Tensor::poisoned({2, 4}, DType::f32);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/dequant_gemm/formats.tile.hpp"
 #include "tilewave/tile/language.tile.hpp"
 
 // Weights in fewer bits back to a floating-point type, as tilewave/quantized.hpp defines the formats.
@@ -69,6 +70,46 @@ struct DequantizeGroups {
         word = bit_cast<Word>(pair);
       });
       block.store(words, p.out, row0, col0);
+    }
+  };
+};
+
+/// out = W for the other Formats (formats.tile.hpp), code by code.
+template <class Format, class Out, int R, int C>
+struct DequantizeCodes {
+  static constexpr const char* source = "kernels/dequant_gemm/dequantize.tile.hpp";
+
+  template <class Target>
+  struct On {
+    using Codes = typename Format::Codes;
+    using Scale = typename Format::Scale;
+    using Values = Rows<Target, float, R, C, 4, 8>;
+    struct Params {
+      Global<Target, const u8> codes;
+      Global<Target, const Scale> scales;
+      Global<Target, const u8> zeros;  ///< without elements if symmetric
+      Global<Target, Out, Values> out;
+    };
+
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, col0 = t.n * C;
+      Values x;
+      block.fill(x, 0.0f);
+      block.for_each(x, [&](int row, int col, auto& value) {
+        const int n = row0 + row, k = col0 + col, g = k / Format::group;
+        if (n >= p.out.rows || k >= p.out.cols) return;
+        const u32 codes = *p.codes.template at<const u8>(n, k / codes_in<Codes>, 0, 0);
+        const float number = value_of_code<Codes>(codes, k % codes_in<Codes>);
+        const auto scale = static_cast<float>(*p.scales.template at<const Scale>(n, g, 0, 0));
+        using Decode = typename Format::template Decode<float>;
+        if constexpr (is_same<Decode, FromZero>) {
+          const float zero = p.zeros.rows == 0 ? Format::middle : static_cast<float>(*p.zeros.template at<const u8>(n, g, 0, 0));
+          value = Decode{}(number, ScaleAndZero<float>{scale, zero});
+        } else {
+          value = Decode{}(number, scale);
+        }
+      });
+      block.store(x, p.out, row0, col0);
     }
   };
 };

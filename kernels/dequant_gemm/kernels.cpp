@@ -25,9 +25,17 @@ bool starts_at_16_bytes(const Tensor& t) { return reinterpret_cast<std::uintptr_
 
 std::string format_name(WeightFormat format, int group, bool zeros) {
   if (format == WeightFormat::int4) return tw::format("ScaledGroups<{}, {}>", group, bool_name(zeros));
+  if (format == WeightFormat::int2) return tw::format("ScaledGroups<{}, {}, tw::u2x4>", group, bool_name(zeros));
+  if (format == WeightFormat::nf4) return "NormalFloats";
+  if (format == WeightFormat::fp4) return "ScaledFloats<tw::f16>";
+  if (format == WeightFormat::mxfp4) return "ScaledFloats<tw::e8m0>";
   return tw::format("ScaledRows<{}>", format == WeightFormat::fp8 ? "tw::fp8_e4m3" : "tw::i8");
 }
 
+/// The format whose Params are those of `format`: bytes of codes and scales of the same type.
+constexpr WeightFormat params_format(WeightFormat format) {
+  return format == WeightFormat::int2 || format == WeightFormat::fp4 ? WeightFormat::int4 : format;
+}
 /// A kernel of each layout of Params, which tiles, groups and activations do not change.
 template <WeightFormat format, DType dtype>
 constexpr WideKernel with_params() {
@@ -38,7 +46,7 @@ void launch_product(const Call& call, const WidePlan& plan, const Tensor& partia
   static KernelTable<WideKernel> table(type_of, kSource);
   const WideKernel kernel = wide_kernel(call, plan);
   const auto launch_as = [&]<WideKernel k>() {
-    if (k.format != kernel.format || k.dtype != kernel.dtype) return;
+    if (k.format != params_format(kernel.format) || k.dtype != kernel.dtype) return;
     using Params = typename WideHostKernel<k>::template On<sm_90a::Target<>>::Params;
     detail::launch_named<Params>(table[kernel], call.stream, wide_grid(call, plan),
                                  [&](auto& bind, auto& p) { bind_wide(bind, p, call, plan, partial); });
@@ -47,6 +55,8 @@ void launch_product(const Call& call, const WidePlan& plan, const Tensor& partia
     launch_as.template operator()<with_params<WeightFormat::int8, dtype>()>();
     launch_as.template operator()<with_params<WeightFormat::fp8, dtype>()>();
     launch_as.template operator()<with_params<WeightFormat::int4, dtype>()>();
+    launch_as.template operator()<with_params<WeightFormat::nf4, dtype>()>();
+    launch_as.template operator()<with_params<WeightFormat::mxfp4, dtype>()>();
   };
   launch_types.template operator()<DType::bf16>();
   launch_types.template operator()<DType::f16>();
@@ -68,8 +78,6 @@ void launch_sum(const Call& call, const Tensor& partial) {
 }
 
 }  // namespace
-
-int codes_in_byte(WeightFormat format) { return format == WeightFormat::int4 ? 2 : 1; }
 
 bool is_wide(const Call& call) {
   if (call.k() == 0 || size_of(call.x.dtype()) != 2 || generic_shared_bytes(call.stream) > 0) return false;

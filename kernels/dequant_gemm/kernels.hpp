@@ -31,7 +31,7 @@ inline constexpr std::array<WideTile, 4> kWideTiles{{
 struct WideKernel {
   WeightFormat format = WeightFormat::int8;
   int group = 0;       ///< of formats with groups
-  bool zeros = false;  ///< of int4
+  bool zeros = false;  ///< of int4 and int2
   DType dtype = DType::bf16;
   Activation activation = Activation::none;
   bool split = false;  ///< sums over splits of K
@@ -67,14 +67,19 @@ std::string type_of(const WideSum& kernel);
 WideKernel wide_kernel(const Call& call, const WidePlan& plan);
 WideSum wide_sum(const Call& call);
 
-/// The number of codes in a byte of W.
-int codes_in_byte(WeightFormat format);
-
 /// The format as a template argument.
 template <WeightFormat format, int group, bool zeros>
 constexpr auto format_type() {
   if constexpr (format == WeightFormat::int4)
     return std::type_identity<ScaledGroups<group, zeros>>{};
+  else if constexpr (format == WeightFormat::int2)
+    return std::type_identity<ScaledGroups<group, zeros, u2x4>>{};
+  else if constexpr (format == WeightFormat::nf4)
+    return std::type_identity<NormalFloats>{};
+  else if constexpr (format == WeightFormat::fp4)
+    return std::type_identity<ScaledFloats<f16>>{};
+  else if constexpr (format == WeightFormat::mxfp4)
+    return std::type_identity<ScaledFloats<e8m0>>{};
   else if constexpr (format == WeightFormat::fp8)
     return std::type_identity<ScaledRows<fp8_e4m3>>{};
   else

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <vector>
 
 #include "kernels/check.hpp"
@@ -13,7 +14,7 @@ namespace tw {
 
 namespace {
 
-constexpr float kLargestInt8 = 127, kLargestFp8 = 448, kLargestInt4 = 7, kCodes = 15;
+constexpr float kLargestInt8 = 127, kLargestFp8 = 448, kLargestFp4 = 6;
 
 /// |x| as an integer of the same order, in which infinity and NaN are the largest.
 u32 magnitude(float x) { return bit_cast<u32>(x) & 0x7fffffffu; }
@@ -38,25 +39,61 @@ float quantize_fp8(const float* w, fp8_e4m3* values, std::int64_t n, float large
   return scale;
 }
 
-/// One group of a row. `zero` is null if the codes are symmetric.
-f16 quantize_int4(const float* w, u4x2* values, int group, float largest, u8* zero, std::int64_t row) {
+/// The scale as f16. Throws InvalidArgument if it is beyond f16's range.
+f16 half_scale(float scale, float largest, std::int64_t row) {
+  const f16 half(scale);
+  require(magnitude(static_cast<float>(half)) < 0x7f800000u,
+          "quantize: row {} of the weight has a magnitude of {}, whose scale exceeds f16's range", row, largest);
+  return half;
+}
+
+/// One group of a row in u4x2 or u2x4. `zero` is null if the codes are symmetric.
+template <class Codes>
+f16 quantize_integers(const float* w, Codes* values, int group, float largest, u8* zero, std::int64_t row) {
+  constexpr int count = codes_in<Codes>, most = (1 << 8 / count) - 1, middle = most / 2 + 1;
   float low = 0, high = 0;
   if (zero != nullptr)
     for (int k = 0; k < group; ++k) low = std::min(low, w[k]), high = std::max(high, w[k]);
-  const f16 scale(zero == nullptr ? largest / kLargestInt4 : (high - low) / kCodes);
+  const f16 scale = half_scale(zero == nullptr ? largest / static_cast<float>(middle - 1) : (high - low) / most, largest, row);
   const auto factor = static_cast<float>(scale);
-  require(magnitude(factor) < 0x7f800000u, "quantize: row {} of the weight has a magnitude of {}, whose scale exceeds f16's range", row,
-          largest);
-  int offset = 8;
+  int offset = middle;
   if (zero != nullptr) {
-    offset = factor == 0 ? 0 : std::clamp(to<i32>(-low / factor), 0, 15);
+    offset = factor == 0 ? 0 : std::clamp(to<i32>(-low / factor), 0, most);
     *zero = static_cast<u8>(offset);
   }
   for (int k = 0; k < group; ++k) {
     const int code = factor == 0 ? 0 : to<i32>(w[k] / factor);
-    values[k / 2].set(k % 2, std::clamp(code + offset, 0, 15));
+    values[k / count].set(k % count, std::clamp(code + offset, 0, most));
   }
   return scale;
+}
+
+/// The index of the nearest of 16 ascending numbers; of two, the lower.
+int nearest_normal(float x) {
+  int best = 0;
+  for (int n = 1; n < 16; ++n)
+    if (std::abs(x - kNormalFloats[n]) < std::abs(x - kNormalFloats[best])) best = n;
+  return best;
+}
+
+void quantize_nf4(const float* w, u8* values, float* scale, float largest) {
+  *scale = largest;
+  for (int k = 0; k < 64; ++k) {
+    auto& pair = reinterpret_cast<u4x2*>(values)[k / 2];
+    pair.set(k % 2, nearest_normal(largest == 0 ? 0 : w[k] / largest));
+  }
+}
+
+void quantize_fp4(const float* w, u8* values, float scale) {
+  for (int k = 0; k < 32; ++k) reinterpret_cast<fp4x2*>(values)[k / 2].set(k % 2, fp4_e2m1(scale == 0 ? 0.0f : w[k] / scale));
+}
+
+/// The power of two of OCP Microscaling: 2^(floor(log2 largest) - 2).
+u8 microscale(float largest) {
+  if (largest == 0) return 0;
+  int exponent = 0;
+  std::frexp(largest, &exponent);  // largest is in [2^(exponent - 1), 2^exponent)
+  return static_cast<u8>(std::clamp(exponent - 1 - 2 + 127, 0, 254));
 }
 
 /// f(row, the row as f32) for all rows, in parallel.
@@ -86,6 +123,14 @@ std::string_view name_of(WeightFormat format) {
       return "fp8";
     case WeightFormat::int4:
       return "int4";
+    case WeightFormat::int2:
+      return "int2";
+    case WeightFormat::nf4:
+      return "nf4";
+    case WeightFormat::fp4:
+      return "fp4";
+    case WeightFormat::mxfp4:
+      return "mxfp4";
     case WeightFormat::plain:
       break;
   }
@@ -93,21 +138,24 @@ std::string_view name_of(WeightFormat format) {
 }
 
 std::string text_of(const QuantizedMatrix::Layout& layout) {
-  if (layout.format != WeightFormat::int4) return std::string(name_of(layout.format));
-  return tw::format("int4:{}{}", layout.group, layout.zero_points ? ":zeros" : "");
+  if (layout.format != WeightFormat::int4 && layout.format != WeightFormat::int2) return std::string(name_of(layout.format));
+  return tw::format("{}:{}{}", name_of(layout.format), layout.group, layout.zero_points ? ":zeros" : "");
 }
 
 QuantizedMatrix::Layout parse_weight_layout(std::string_view text) {
   using Layout = QuantizedMatrix::Layout;
   std::vector<Layout> layouts = {{WeightFormat::plain}, {WeightFormat::int8}, {WeightFormat::fp8}};
-  for (const int group : {32, 128})
-    for (const bool zero_points : {false, true}) layouts.push_back({WeightFormat::int4, group, zero_points});
+  for (const WeightFormat format : {WeightFormat::int4, WeightFormat::int2})
+    for (const int group : {32, 128})
+      for (const bool zero_points : {false, true}) layouts.push_back({format, group, zero_points});
+  for (const WeightFormat format : {WeightFormat::nf4, WeightFormat::fp4, WeightFormat::mxfp4}) layouts.push_back({format});
   std::vector<std::string> allowed;
   for (const Layout& layout : layouts) {
     allowed.push_back(text_of(layout));
     if (text == allowed.back()) return layout;
   }
   if (text == "int4") return {WeightFormat::int4};
+  if (text == "int2") return {WeightFormat::int2};
   throw InvalidArgument(tw::format("weights are \"{}\"; allowed: {}", text, tw::join(allowed, ", ")));
 }
 
@@ -136,18 +184,28 @@ QuantizedMatrix QuantizedMatrix::allocate(std::int64_t rows, std::int64_t column
       result.scales = Tensor::empty({rows}, DType::f32, stream);
       return result;
     case WeightFormat::int4:
+    case WeightFormat::int2:
       require(layout.group == 32 || layout.group == 128, "quantize: group is {}; 32 and 128 are supported", layout.group);
-      require(columns % layout.group == 0, "quantize: the weight is [{}, {}]; for int4 its columns must be a multiple of the group of {}",
-              rows, columns, layout.group);
       result.group = layout.group;
-      result.values = Tensor::empty({rows, columns / 2}, DType::u8, stream);
-      result.scales = Tensor::empty({rows, columns / layout.group}, DType::f16, stream);
-      if (layout.zero_points) result.zeros = Tensor::empty(result.scales.shape(), DType::u8, stream);
-      return result;
-    case WeightFormat::plain:
       break;
+    case WeightFormat::nf4:
+      result.group = 64;
+      break;
+    case WeightFormat::fp4:
+    case WeightFormat::mxfp4:
+      result.group = 32;
+      break;
+    case WeightFormat::plain:
+      throw InvalidArgument("quantize: format is plain; int8, fp8, int4, int2, nf4, fp4 and mxfp4 are supported");
   }
-  throw InvalidArgument(tw::format("quantize: format is {}; int8, fp8 and int4 are supported", name_of(layout.format)));
+  require(columns % result.group == 0, "quantize: the weight is [{}, {}]; for {} its columns must be a multiple of the group of {}", rows,
+          columns, name_of(layout.format), result.group);
+  result.values = Tensor::empty({rows, columns / codes_in_byte(layout.format)}, DType::u8, stream);
+  const DType scale = layout.format == WeightFormat::nf4 ? DType::f32 : layout.format == WeightFormat::mxfp4 ? DType::u8 : DType::f16;
+  result.scales = Tensor::empty({rows, columns / result.group}, scale, stream);
+  const bool integers = layout.format == WeightFormat::int4 || layout.format == WeightFormat::int2;
+  if (integers && layout.zero_points) result.zeros = Tensor::empty(result.scales.shape(), DType::u8, stream);
+  return result;
 }
 
 QuantizedMatrix QuantizedMatrix::slice(std::int64_t begin, std::int64_t end) const {
@@ -173,13 +231,29 @@ QuantizedMatrix quantize(const Tensor& weight, const QuantizedMatrix::Layout& la
   const std::int64_t columns = weight.shape(1);
   const QuantizedMatrix result = QuantizedMatrix::allocate(weight.shape(0), columns, layout);
   for_rows(weight, [&](std::int64_t row, const float* w) {
-    if (layout.format == WeightFormat::int4) {
-      const std::int64_t groups = columns / layout.group;
-      u8* zeros = layout.zero_points ? result.zeros.data<u8>() + row * groups : nullptr;
-      auto* values = reinterpret_cast<u4x2*>(result.values.data<u8>()) + row * columns / 2;
-      for (std::int64_t g = 0; g < groups; ++g, w += layout.group, values += layout.group / 2)
-        result.scales.data<f16>()[row * groups + g] =
-            quantize_int4(w, values, layout.group, largest_magnitude(w, layout.group, row), zeros == nullptr ? nullptr : zeros + g, row);
+    if (result.group > 0) {
+      const std::int64_t groups = columns / result.group, bytes = result.group / codes_in_byte(layout.format);
+      for (std::int64_t g = 0; g < groups; ++g, w += result.group) {
+        const std::int64_t at = row * groups + g;
+        u8* const values = result.values.data<u8>() + at * bytes;
+        u8* const zero = result.zeros.numel() > 0 ? result.zeros.data<u8>() + at : nullptr;
+        const float largest = largest_magnitude(w, result.group, row);
+        if (layout.format == WeightFormat::int4) {
+          result.scales.data<f16>()[at] = quantize_integers(w, reinterpret_cast<u4x2*>(values), result.group, largest, zero, row);
+        } else if (layout.format == WeightFormat::int2) {
+          result.scales.data<f16>()[at] = quantize_integers(w, reinterpret_cast<u2x4*>(values), result.group, largest, zero, row);
+        } else if (layout.format == WeightFormat::nf4) {
+          quantize_nf4(w, values, result.scales.data<float>() + at, largest);
+        } else if (layout.format == WeightFormat::fp4) {
+          const f16 scale = half_scale(largest / kLargestFp4, largest, row);
+          result.scales.data<f16>()[at] = scale;
+          quantize_fp4(w, values, static_cast<float>(scale));
+        } else {
+          const u8 scale = microscale(largest);
+          result.scales.data<u8>()[at] = scale;
+          quantize_fp4(w, values, static_cast<float>(bit_cast<e8m0>(scale)));
+        }
+      }
       return;
     }
     const float largest = largest_magnitude(w, columns, row);

@@ -15,13 +15,23 @@ inline std::vector<double> decode(const QuantizedMatrix& w) {
   std::vector<double> result;
   for (std::int64_t n = 0; n < w.rows(); ++n) {
     for (std::int64_t k = 0; k < w.columns(); ++k) {
-      if (w.format != WeightFormat::int4) {
+      if (w.format == WeightFormat::int8 || w.format == WeightFormat::fp8) {
         result.push_back(w.scales.at({n}) * w.values.at({n, k}));
         continue;
       }
-      const auto both = static_cast<int>(w.values.at({n, k / 2}));
-      const double zero = w.zeros.numel() == 0 ? 8 : w.zeros.at({n, k / w.group});
-      result.push_back(w.scales.at({n, k / w.group}) * ((k % 2 == 0 ? both % 16 : both / 16) - zero));
+      const int in_byte = w.format == WeightFormat::int2 ? 4 : 2, bits = 8 / in_byte;
+      const int code = static_cast<int>(w.values.at({n, k / in_byte})) >> (k % in_byte * bits) & ((1 << bits) - 1);
+      const double scale = w.scales.at({n, k / w.group});
+      constexpr double floats[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+      if (w.format == WeightFormat::nf4) {
+        result.push_back(scale * static_cast<double>(kNormalFloats[code]));
+      } else if (w.format == WeightFormat::fp4 || w.format == WeightFormat::mxfp4) {
+        const double factor = w.format == WeightFormat::fp4 ? scale : std::exp2(scale - 127);
+        result.push_back((code < 8 ? factor : -factor) * floats[code % 8]);
+      } else {
+        const double middle = w.format == WeightFormat::int4 ? 8 : 2;
+        result.push_back(scale * (code - (w.zeros.numel() == 0 ? middle : w.zeros.at({n, k / w.group}))));
+      }
     }
   }
   return result;

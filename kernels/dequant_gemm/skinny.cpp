@@ -47,6 +47,7 @@ constexpr SkinnyKernel with_params() {
 
 bool is_skinny(const Call& call) {
   const Tensor& values = call.weight.values;
+  if (call.weight.format > WeightFormat::int4) return false;
   return call.m() <= kMostRows && call.k() > 0 && size_of(call.x.dtype()) == 2 && values.shape(1) % 16 == 0 &&
          reinterpret_cast<std::uintptr_t>(values.data()) % 16 == 0;
 }

@@ -31,6 +31,18 @@ template <WeightFormat format, DType dtype, int group = 0, bool zeros = false, W
           Activation activation = Activation::none, bool split = false>
 constexpr WideKernel kKernel{format, group, zeros, dtype, activation, split, tile};
 
+const std::vector<Layout> kEveryLayout = {{WeightFormat::int8},
+                                          {WeightFormat::fp8},
+                                          {WeightFormat::int4, 32, true},
+                                          {WeightFormat::int4, 32},
+                                          {WeightFormat::int4, 128, true},
+                                          {WeightFormat::int4, 128},
+                                          {WeightFormat::int2, 32, true},
+                                          {WeightFormat::int2, 128},
+                                          {WeightFormat::nf4},
+                                          {WeightFormat::fp4},
+                                          {WeightFormat::mxfp4}};
+
 struct Case {
   std::int64_t m, n, k;
   int splits = 0;
@@ -115,6 +127,15 @@ TEST_F(WideDequantGemm, OfInt4IsCorrectOnTheCpu) {
     check<kKernel<WeightFormat::int4, DType::bf16, 128, false, kTile32>>({.m = m, .n = n, .k = 128 * groups, .bias = true}, random);
   }
 }
+TEST_F(WideDequantGemm, OfOtherFormatsIsCorrectOnTheCpu) {
+  for (const auto& [m, n, groups] : {std::tuple{1, 1, 1}, {37, 200, 13}}) {
+    check<kKernel<WeightFormat::int2, DType::bf16, 32, false, kTile32>>({.m = m, .n = n, .k = 32 * groups, .bias = true}, random);
+    check<kKernel<WeightFormat::int2, DType::f16, 128, true>>({.m = m, .n = n, .k = 128 * groups}, random);
+    check<kKernel<WeightFormat::nf4, DType::bf16, 64, false, kTile32>>({.m = m, .n = n, .k = 64 * groups}, random);
+    check<kKernel<WeightFormat::fp4, DType::bf16, 32>>({.m = m, .n = n, .k = 32 * groups, .gap = 1}, random);
+    check<kKernel<WeightFormat::mxfp4, DType::f16, 32, false, kTile64>>({.m = m, .n = n, .k = 32 * groups, .bias = true}, random);
+  }
+}
 TEST_F(WideDequantGemm, SplitsOfKAreCorrectOnTheCpu) {
   constexpr WideKernel int8 = kKernel<WeightFormat::int8, DType::bf16, 0, false, kTile32, Activation::relu, true>;
   constexpr WideKernel int4 = kKernel<WeightFormat::int4, DType::bf16, 32, true, kTile128, Activation::none, true>;
@@ -157,6 +178,10 @@ void check_pairs() {
       const u32 floats = Floats::decode(codes, Floats::prepare(scale));
       for (int n = 0; n < 2; ++n)
         ASSERT_EQ(half_of<T>(floats, n), static_cast<float>(T(static_cast<float>(fp4x2{static_cast<u8>(codes)}.get(n)) * scale))) << codes;
+      using Normals = cuda::DecodePair<u4x2, T, TimesNormalFloat>;
+      const u32 normals = Normals::decode(codes, scale);
+      for (int n = 0; n < 2; ++n)
+        ASSERT_EQ(half_of<T>(normals, n), static_cast<float>(T(kNormalFloats[codes >> 4 * n & 15u] * scale))) << codes;
     }
     for (u32 codes = 0; codes < 16; ++codes) {
       for (int zero = 0; zero < 4; ++zero) {
@@ -197,15 +222,14 @@ TEST_F(WideDequantGemm, EveryTileMultipliesOnAGpu_cuda) {
   const Device gpu = Device::cuda();
   const Stream stream = Stream::standard(gpu);
   if (generic_shared_bytes(stream) > 0) GTEST_SKIP() << "kernels for Hopper GPUs";
-  for (const Layout& layout : {Layout{WeightFormat::int8}, Layout{WeightFormat::fp8}, Layout{WeightFormat::int4, 32, true},
-                               Layout{WeightFormat::int4, 32}, Layout{WeightFormat::int4, 128, true}, Layout{WeightFormat::int4, 128}}) {
+  for (const Layout& layout : kEveryLayout) {
     for (const DType dtype : {DType::bf16, DType::f16}) {
       constexpr std::int64_t m = 291, n = 403, k = 1152;
       const QuantizedMatrix w = quantize(Tensor::random({n, k}, DType::f32, random()), layout), on_gpu = w.to(gpu);
       PlacedTensor x({m, k}, dtype, gpu, {.gap = 8}), bias({n}, dtype, gpu);
       const std::vector<float> inputs = x.fill_random(random), biases = bias.fill_random(random);
       const Sums exact = plain(inputs, decode(w), m, n, k);
-      const double last = dtype == DType::bf16 ? 0x1p-8 : 0x1p-11, weight = layout.format == WeightFormat::int4 ? last : 0;
+      const double last = dtype == DType::bf16 ? 0x1p-8 : 0x1p-11, weight = codes_in_byte(layout.format) > 1 ? last : 0;
       for (const WideTile& tile : kWideTiles) {
         for (const int splits : {0, 1, 2, 3}) {
           for (const std::int64_t gap : {5, 1}) {  // rows of y that TMA can store, and others
@@ -240,15 +264,12 @@ TEST_F(WideDequantGemm, EveryTileMultipliesOnAGpu_cuda) {
 struct Shapes {
   Shapes(std::int64_t m, std::int64_t n, std::int64_t k, const Layout& layout, DType dtype = DType::bf16, bool accumulate = false)
       : x(placeholder({m, k}, dtype)), y(placeholder({m, n}, dtype)), options{.accumulate = accumulate} {
-    weight.format = layout.format;
-    if (layout.format == WeightFormat::int4) {
-      weight.group = layout.group;
-      weight.values = placeholder({n, k / 2}, DType::u8);
-      weight.scales = placeholder({n, k / layout.group}, DType::f16);
-      if (layout.zero_points) weight.zeros = placeholder({n, k / layout.group}, DType::u8);
-    } else {
-      weight.values = placeholder({n, k}, layout.format == WeightFormat::int8 ? DType::i8 : DType::fp8_e4m3);
-      weight.scales = placeholder({n}, DType::f32);
+    weight = QuantizedMatrix::allocate(0, k, layout);
+    for (Tensor* t : {&weight.values, &weight.scales, &weight.zeros}) {
+      Shape shape = t->shape();
+      if (shape.empty() || (t == &weight.zeros && !layout.zero_points)) continue;
+      shape[0] = n;
+      *t = placeholder(shape, t->dtype());
     }
   }
   Call call() const { return {x, weight, y, options, Stream::standard(Device::cpu())}; }
@@ -323,11 +344,10 @@ TEST_F(WideDequantGemm, CompilesForGpusWithoutSpills) {
   const auto add = [&](const std::string& type) {
     specs.push_back(make_spec({type, "kernels/dequant_gemm/dequant_gemm.tile.hpp", nullptr}, true, true));
   };
-  for (const Layout& layout : {Layout{WeightFormat::int8}, Layout{WeightFormat::fp8}, Layout{WeightFormat::int4, 32, true},
-                               Layout{WeightFormat::int4, 32}, Layout{WeightFormat::int4, 128, true}, Layout{WeightFormat::int4, 128}}) {
+  for (const Layout& layout : kEveryLayout) {
     for (const WideTile& tile : kWideTiles) {
       for (const int splits : {0, 2}) {
-        const DType dtype = layout.group == 128 ? DType::f16 : DType::bf16;
+        const DType dtype = layout.group == 128 || layout.format == WeightFormat::mxfp4 ? DType::f16 : DType::bf16;
         Shapes shapes(64, 4096, 4096, layout, dtype);
         shapes.options.activation = layout.format == WeightFormat::int8 ? Activation::gelu_erf : Activation::none;
         add(type_of(wide_kernel(shapes.call(), {tile, splits})));

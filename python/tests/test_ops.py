@@ -149,6 +149,25 @@ def test_dequant_gemm(random, format, group, zero_points):
     close(out, product + 1)
 
 
+_NORMAL_FLOATS = [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0]
+_NORMAL_FLOATS += [0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]
+_FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
+
+
+@pytest.mark.parametrize("format, group", [("int2", 32), ("nf4", 64), ("fp4", 32), ("mxfp4", 32)])
+def test_dequant_gemm_of_other_formats(random, format, group):
+    w, x = normal(random, 11, 256), normal(random, 20, 256)
+    values, scales, zeros = ops.quantize(w, format)
+    assert zeros is None and scales.shape == (11, 256 // group)
+    bits = 2 if format == "int2" else 4
+    codes = np.stack([values >> place & ((1 << bits) - 1) for place in range(0, 8, bits)], axis=-1).reshape(11, 256)
+    numbers = {"int2": np.arange(-2, 2), "nf4": _NORMAL_FLOATS}.get(format, _FP4)
+    factors = np.exp2(scales.astype(np.float64) - 127) if format == "mxfp4" else exact(scales)
+    rounded = np.asarray(numbers)[codes] * np.repeat(factors, group, axis=1)
+    assert np.abs(rounded - exact(w)).max() <= np.abs(exact(w)).max() * (0.51 if format == "int2" else 0.26)
+    close(ops.dequant_gemm(x, values, scales, format=format), exact(x) @ rounded.T)
+
+
 def test_convert_weight(random):
     codes, zeros = random.integers(0, 16, (24, 64)), random.integers(1, 16, (24, 2))
     scales = normal(random, 24, 2).astype(np.float16)
@@ -189,8 +208,10 @@ def test_dequant_gemm_errors(random):
     values, scales, _ = ops.quantize(w)
     for call, part in [
         (lambda: ops.quantize(w, "int3"), "format is 'int3'"),
-        (lambda: ops.quantize(w, zero_points=True), "only int4"),
-        (lambda: ops.quantize(w, "int4", group=128), "group is 128, with 96 columns"),
+        (lambda: ops.quantize(w, zero_points=True), "only int4 and int2"),
+        (lambda: ops.quantize(w, "nf4"), "group is 64, with 96 columns; 64 are allowed"),
+        (lambda: ops.dequant_gemm(x, values, scales, format="int3"), "format is 'int3'"),
+        (lambda: ops.quantize(w, "int4", group=128), "group is 128, with 96 columns; 32 and 128 are allowed"),
         (lambda: ops.dequant_gemm(x[:, :95], values, scales), r"\[M, 96\]"),
         (lambda: ops.dequant_gemm(x, values, scales[:3]), "scales"),
         (lambda: ops.dequant_gemm(x, values, scales, np.zeros((4, 3), np.uint8)), "zeros are given"),

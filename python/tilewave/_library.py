@@ -121,6 +121,7 @@ class DequantGemmOptions(Options):
         ("bias", _TENSOR),
         ("activation", ctypes.c_int32),
         ("accumulate", ctypes.c_int32),
+        ("format", ctypes.c_int32),
     ]
 
 
@@ -196,6 +197,7 @@ _FUNCTIONS = {
     "tw_grouped_gemm": [_TENSOR] * 4 + [_OPTIONS],
     "tw_k_grouped_gemm": [_TENSOR] * 4 + [ctypes.c_int32],
     "tw_quantize": [_TENSOR] * 4,
+    "tw_quantize_to": [_TENSOR] + [ctypes.c_int32] + [_TENSOR] * 3,
     "tw_dequant_gemm": [_TENSOR] * 5 + [_OPTIONS],
     "tw_convert_weight": [_TENSOR] * 4 + [ctypes.c_int32] + [_TENSOR] * 3,
     "tw_layer_norm": [_TENSOR] * 2 + [_OPTIONS],

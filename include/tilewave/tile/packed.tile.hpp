@@ -61,6 +61,24 @@ struct AsStored {
   TW_INLINE auto operator()(auto number, auto) const { return number; }
 };
 
+/// The quantiles of a normal distribution by number, 0 to 15 (NF4: QLoRA, arXiv 2305.14314, appendix E). Selected bit by bit: the compiler
+/// would put an array into memory.
+TW_INLINE constexpr float normal_float(int number) {
+  const auto of_two = [&](float even, float odd) { return (number & 1) != 0 ? odd : even; };
+  const auto of_four = [&](float low, float high) { return (number & 2) != 0 ? high : low; };
+  const auto of_eight = [&](float low, float high) { return (number & 4) != 0 ? high : low; };
+  const float negative = of_eight(of_four(of_two(-1.0f, -0.6961928009986877f), of_two(-0.5250730514526367f, -0.39491748809814453f)),
+                                  of_four(of_two(-0.28444138169288635f, -0.18477343022823334f), of_two(-0.09105003625154495f, 0.0f)));
+  const float positive =
+      of_eight(of_four(of_two(0.07958029955625534f, 0.16093020141124725f), of_two(0.24611230194568634f, 0.33791524171829224f)),
+               of_four(of_two(0.44070982933044434f, 0.5626170039176941f), of_two(0.7229568362236023f, 1.0f)));
+  return (number & 8) != 0 ? positive : negative;
+}
+/// normal_float(number) * scale, of `u4x2`.
+struct TimesNormalFloat {
+  TW_INLINE auto operator()(auto number, auto scale) const { return normal_float(static_cast<int>(number)) * scale; }
+};
+
 /// Whether block.load(operand, tile) decodes a tile of T for operands of Operand: 4-bit and 2-bit codes, and 8-bit ones for 16-bit
 /// operands.
 template <class T, class Operand>

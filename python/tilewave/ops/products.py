@@ -11,7 +11,7 @@ from .._operators import Gradient, define
 _gemm = _library.bind("tw_gemm", out="d")
 _grouped_gemm = _library.bind("tw_grouped_gemm", out="d")
 _k_grouped_gemm = _library.bind("tw_k_grouped_gemm", out="d")
-_quantize = _library.bind("tw_quantize")
+_quantize_to = _library.bind("tw_quantize_to")
 _dequant_gemm = _library.bind("tw_dequant_gemm", out="y")
 _convert_weight = _library.bind("tw_convert_weight")
 _conv1d = _library.bind("tw_conv1d", out="y")
@@ -184,35 +184,55 @@ def conv2d_shape(x: Array, w: Array, stride: tuple, padding: tuple, dilation: tu
     return (x.shape[0], *extents, w.shape[0])
 
 
-_WEIGHT_DTYPES = {"int8": "int8", "fp8": "float8_e4m3fn", "int4": "uint8"}
+# The number in C, dtypes of values and scales, codes in a byte, and the groups allowed (none: a scale for each row).
+_WEIGHT_FORMATS = {
+    "int8": (1, "int8", "float32", 1, ()),
+    "fp8": (2, "float8_e4m3fn", "float32", 1, ()),
+    "int4": (3, "uint8", "float16", 2, (32, 128)),
+    "int2": (4, "uint8", "float16", 4, (32, 128)),
+    "nf4": (5, "uint8", "float32", 2, (64,)),
+    "fp4": (6, "uint8", "float16", 2, (32,)),
+    "mxfp4": (7, "uint8", "uint8", 2, (32,)),
+}
 
 
-def quantize(weight: Array, format: str = "int8", *, group: int = 32, zero_points: bool = False) -> tuple[Array, Array, Array | None]:
+def _weight_format(format: str) -> tuple:
+    if format not in _WEIGHT_FORMATS:
+        raise ValueError(f"format is {format!r}; allowed: {', '.join(_WEIGHT_FORMATS)}")
+    return _WEIGHT_FORMATS[format]
+
+
+def quantize(
+    weight: Array, format: str = "int8", *, group: int | None = None, zero_points: bool = False
+) -> tuple[Array, Array, Array | None]:
     """weight [n, k] (f32, f16, bf16, on the CPU) rounded to fewer bits for dequant_gemm(): (values, scales, zeros).
 
-    format: int8 or fp8 (float8_e4m3fn), with an f32 scale for each row: values [n, k], scales [n]; or int4, with an f16 scale for each
-    `group` (32 or 128, k is a multiple of it) neighbours of a row: values uint8 [n, k / 2], two codes in a byte, scales [n, k / group].
-    zero_points: zeros uint8, of the shape of scales, so that a group of one sign uses every code; otherwise zeros is None. A weight in a
-    GPU's memory is rounded on the CPU: quantize(weight.cpu()), and its parts are copied.
+    format: int8 or fp8 (float8_e4m3fn), with an f32 scale for each row: values [n, k], scales [n]; or one with a scale for each `group`
+    neighbours of a row, of which k is a multiple: values uint8 [n, k / 2], two codes in a byte, scales [n, k / group]. These are int4 and
+    int2 (four codes in a byte) with f16 scales and groups of 32 (the default) or 128, nf4 (f32, 64), fp4 (f16, 32), and mxfp4 (32) with
+    uint8 scales, powers of two. zero_points, of int4 and int2: zeros uint8, of the shape of scales, so that a group of one sign uses every
+    code; otherwise zeros is None. A weight in a GPU's memory is rounded on the CPU: quantize(weight.cpu()), and its parts are copied.
     """
-    if format not in _WEIGHT_DTYPES:
-        raise ValueError(f"format is {format!r}; allowed: {', '.join(_WEIGHT_DTYPES)}")
-    if zero_points and format != "int4":
-        raise ValueError(f"zero_points are given, but format is {format!r}; only int4 has them")
+    number, dtype, scale_dtype, codes, allowed = _weight_format(format)
+    if zero_points and format not in ("int4", "int2"):
+        raise ValueError(f"zero_points are given, but format is {format!r}; only int4 and int2 have them")
     of_weight = tensor("weight", weight)
     _arrays.require_dims(2, weight=weight)
     n, k = weight.shape
     zeros = None
-    if format == "int4":
-        if group not in (32, 128) or k % group != 0:
-            raise ValueError(f"group is {group}, with {k} columns; 32 and 128 are allowed, of which the columns are a multiple")
-        values, scales = _arrays.empty(weight, (n, k // 2), "uint8"), _arrays.empty(weight, (n, k // group), "float16")
+    if allowed:
+        group = allowed[0] if group is None else group
+        if group not in allowed or k % group != 0:
+            raise ValueError(
+                f"group is {group}, with {k} columns; {' and '.join(map(str, allowed))} are allowed, of which the columns are a multiple"
+            )
+        values, scales = _arrays.empty(weight, (n, k // codes), dtype), _arrays.empty(weight, (n, k // group), scale_dtype)
         if zero_points:
             zeros = _arrays.empty(weight, scales.shape, "uint8")
     else:
-        values, scales = _arrays.empty(weight, (n, k), _WEIGHT_DTYPES[format]), _arrays.empty(weight, (n,), "float32")
+        values, scales = _arrays.empty(weight, (n, k), dtype), _arrays.empty(weight, (n,), scale_dtype)
     parts = tensor("values", values, True), tensor("scales", scales, True), optional("zeros", zeros, True)
-    _quantize(of_weight, *parts, _arrays.stream(weight))
+    _quantize_to(of_weight, number, *parts, _arrays.stream(weight))
     return values, scales, zeros
 
 
@@ -251,6 +271,7 @@ def dequant_gemm(
     scales: Array,
     zeros: Array | None = None,
     *,
+    format: str | None = None,
     bias: Array | None = None,
     activation: str = "none",
     accumulate: bool = False,
@@ -258,21 +279,23 @@ def dequant_gemm(
 ) -> Array:
     """activation(x w.T + bias), with a weight w [n, k] in fewer bits, as quantize() gives it: values, scales and zeros.
 
-    x: [m, k], f32, f16 or bf16, columns adjacent; gives [m, n] of its dtype. f16 and bf16 on a GPU read the weight as it is stored: once up to
-    16 rows, and on Hopper for every tile of rows otherwise. bias: [n]. activation: as in gemm(), except swiglu. accumulate: out += x w.T + bias; needs `out`, no activation, and does
-    not work under torch.compile().
+    x: [m, k], f32, f16 or bf16, columns adjacent; gives [m, n] of its dtype. f16 and bf16 on a GPU read the weight as it is stored: once
+    up to 16 rows, and on Hopper for every tile of rows otherwise. format: the weight's, needed for int2, nf4, fp4 and mxfp4. bias: [n].
+    activation: as in gemm(), except swiglu. accumulate: out += x w.T + bias; needs `out`, no activation, and does not work under
+    torch.compile().
     """
     code = _activation(activation)
+    number = 0 if format is None else _weight_format(format)[0]
     if _dispatch.through_operator(x, values, scales, zeros, bias):
         if accumulate:
             raise NotImplementedError("accumulate is True; under torch.compile() it is not supported")
-        return _dispatch.into(out, _dispatch.compiled_ops().dequant_gemm(x, values, scales, zeros, bias, activation))
+        return _dispatch.into(out, _dispatch.compiled_ops().dequant_gemm(x, values, scales, zeros, bias, activation, format))
     of_x, of_values, of_scales = tensor("x", x), tensor("values", values), tensor("scales", scales)
     if out is None:
         if accumulate:
             raise ValueError("accumulate is True, but no out is given")
         out = _arrays.empty(x, dequant_gemm_shape(x, values))
-    options = _library.DequantGemmOptions(bias=optional("bias", bias), activation=code, accumulate=bool(accumulate))
+    options = _library.DequantGemmOptions(bias=optional("bias", bias), activation=code, accumulate=bool(accumulate), format=number)
     of_out = tensor("out", out, written=True)
     _dequant_gemm(of_x, of_values, of_scales, optional("zeros", zeros), of_out, _library.byref(options), _arrays.stream(x))
     return out
@@ -469,8 +492,10 @@ define(
     lambda a, b, offsets, dtype: _arrays.empty(a, k_grouped_gemm_shape(a, b, offsets), dtype),
 )
 define(
-    "dequant_gemm(Tensor x, Tensor values, Tensor scales, Tensor? zeros, Tensor? bias, str activation) -> Tensor",
-    lambda x, values, scales, zeros, bias, activation: dequant_gemm(x, values, scales, zeros, bias=bias, activation=activation),
+    "dequant_gemm(Tensor x, Tensor values, Tensor scales, Tensor? zeros, Tensor? bias, str activation, str? format=None) -> Tensor",
+    lambda x, values, scales, zeros, bias, activation, format=None: dequant_gemm(
+        x, values, scales, zeros, bias=bias, activation=activation, format=format
+    ),
     lambda x, values, *rest: x.new_empty(dequant_gemm_shape(x, values)),
 )
 define(

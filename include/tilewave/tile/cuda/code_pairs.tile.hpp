@@ -126,5 +126,21 @@ requires(sizeof(T) == 2 && !is_same<T, short>) struct DecodePair<fp4x2, T, Times
     return s.times(multiply_add_pairs<T>(pair, wide ? 0x7e807e80u : 0x74007400u, kMinusZeros));  // 2^126 or 2^14
   }
 };
+/// Lane n of a warp holds number n. All lanes of the warp decode together.
+template <class T>
+requires(sizeof(T) == 2 && !is_same<T, short>) struct DecodePair<u4x2, T, TimesNormalFloat> {
+  static constexpr bool known = true;
+  using Scale = float;
+  TW_INLINE static Scale prepare(float scale) { return scale; }
+  TW_INLINE static u32 decode(u32 codes, Scale scale) {
+    const int low = static_cast<int>(codes & 15u), high = static_cast<int>(codes >> 4 & 15u);
+#if TW_ON_GPU
+    const float own = normal_float(static_cast<int>(ptx::thread_index() % 16));
+    return ptx::pack<T>(ptx::shuffle(own, low) * scale, ptx::shuffle(own, high) * scale);
+#else
+    return u32{bit_cast<u16>(T(normal_float(low) * scale))} | u32{bit_cast<u16>(T(normal_float(high) * scale))} << 16;
+#endif
+  }
+};
 
 }  // namespace tw::cuda
