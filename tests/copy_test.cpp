@@ -121,6 +121,59 @@ TEST(OperandLayout, IsFilledWithDecodedCodes) {
   }
 }
 
+/// A scale and a zero point for each row and group, as a kernel holds them in RowVectors.
+struct InRegisters {
+  static constexpr int group = 32;
+  cuda::Position at;
+  static float scale(int row, int g) { return static_cast<float>(1 + row % 7) / 8 * static_cast<float>(g % 3 - 1); }
+  static float zero(int row, int g) { return static_cast<float>((row + 5 * g) % 16); }
+  ScaleAndZero<float> in_registers(int i, int g) const {
+    const int row = cuda::RowVector<float, cuda::Fragment<float, 128, 64>>::row(at, i);
+    return {scale(row, g), zero(row, g)};
+  }
+};
+
+/// The same with the decoders of pairs, in every thread: each element is the formula's, rounded once.
+template <class T, class Codes, class Scales, class Decode, class Expected>
+void expect_decoded_pairs(std::mt19937_64& random, int first, Scales scales_of, Decode decode, Expected expected) {
+  constexpr int kRows = 128, kCols = 64, count = codes_in<Codes>;
+  using Operand = cuda::Operand<T, kRows, kCols>;
+  const auto tile = std::make_unique<cuda::Shared<Codes, kRows, 4 * kCols / count, Contract::columns>>();
+  for (u8& byte : tile->bytes) byte = static_cast<u8>(random() % 127);  // no NaN of fp8
+  for (int thread = 0; thread < 256; ++thread) {
+    const cuda::Position at = cuda::Position::of(static_cast<u32>(thread));
+    Operand operand;
+    cuda::load_codes(at, operand, *tile, scales_of(at), decode, first);
+    for (int e = 0; e < Operand::size; ++e) {
+      const int row = Operand::row(at, e), col = first + Operand::col(at, e);
+      const T got = bit_cast<T>(static_cast<u16>(operand.x[e / 2] >> (e % 2 * 16)));
+      ASSERT_EQ(static_cast<float>(got), static_cast<float>(T(expected(*tile, row, col)))) << "row " << row << ", column " << col;
+    }
+  }
+}
+template <class T>
+void expect_decoded_pairs(std::mt19937_64& random) {
+  const auto in_registers = [](const cuda::Position& at) { return InRegisters{at}; };
+  const auto none = [](const cuda::Position&) { return Unscaled{}; };
+  const auto from_zero = [](const auto& tile, int row, int col) {
+    constexpr int count = codes_in<decltype(tile.get(0, 0))>;
+    const auto code = static_cast<float>(tile.get(row, col / count).get(col % count));
+    return (code - InRegisters::zero(row, col / 32)) * InRegisters::scale(row, col / 32);
+  };
+  const auto as_stored = [](const auto& tile, int row, int col) { return static_cast<float>(tile.get(row, col)); };
+  for (const int first : {0, 64, 128}) {
+    expect_decoded_pairs<T, u4x2>(random, first, in_registers, FromZero{}, from_zero);
+    expect_decoded_pairs<T, u2x4>(random, first, in_registers, FromZero{}, from_zero);
+    expect_decoded_pairs<T, i8>(random, first, none, AsStored{}, as_stored);
+    expect_decoded_pairs<T, fp8_e4m3>(random, first, none, AsStored{}, as_stored);
+  }
+}
+TEST(OperandLayout, IsFilledWithPairsOfDecodedCodes) {
+  std::mt19937_64 random = random_engine();
+  expect_decoded_pairs<bf16>(random);
+  expect_decoded_pairs<f16>(random);
+}
+
 class Copies : public testing::TestWithParam<Device> {
  protected:
   void SetUp() override { skip_unless_present(device); }
