@@ -37,6 +37,8 @@
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/launch.hpp"
+#include "tilewave/moe.hpp"
+#include "tilewave/quantized.hpp"
 
 namespace tw::test {
 namespace {
@@ -295,6 +297,64 @@ TEST(Repetition, cuda_GroupedProducts) {
     if (n <= 128) cases.push_back(k_grouped_gemm_case(64, 256, n, 3000, index, DType::f32, true));
   }
   expect_all_repeatable(cases);
+}
+
+/// A weight in fewer bits, which is decoded on its way to the tensor cores; results leave transposed.
+Case dequant_gemm_case(std::int64_t m, std::int64_t n, std::int64_t k, const QuantizedMatrix::Layout& layout, bool accumulate = false) {
+  struct Weight {
+    QuantizedMatrix host, device = {};
+    std::mutex mutex = {};
+  };
+  const SharedInputs in = inputs({{m, k}}, DType::bf16);
+  const auto weight = std::make_shared<Weight>(quantize(Tensor::random({n, k}, DType::f32, seed()), layout));
+  return {tw::format("dequant_gemm of {}: {} x {} x {}", text_of(layout), m, n, k),
+          {m, n},
+          DType::bf16,
+          [=](const Tensor& out, const Stream& stream) {
+            const DequantGemmOptions options{.accumulate = accumulate, .stream = stream};
+            const Tensor& x = in->on(stream.device())[0];
+            if (stream.device() == Device::cpu()) return dequant_gemm(x, weight->host, out, options);
+            const std::lock_guard lock(weight->mutex);
+            if (weight->device.empty()) weight->device = weight->host.to(stream.device());
+            dequant_gemm(x, weight->device, out, options);
+          },
+          0.03f,
+          accumulate};
+}
+
+TEST(Repetition, cuda_ProductsWithPackedWeights) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  using enum WeightFormat;
+  for (const QuantizedMatrix::Layout& layout : {QuantizedMatrix::Layout{int8}, {int4, 32, true}, {int4, 128}, {nf4}, {mxfp4}}) {
+    cases.push_back(dequant_gemm_case(4096, 1024, 256, layout));
+    cases.push_back(dequant_gemm_case(64, 8192, 256, layout));
+    cases.push_back(dequant_gemm_case(24, 4096, 1024, layout));
+  }
+  cases.push_back(dequant_gemm_case(1000, 512, 512, {int4, 32}, true));
+  expect_all_repeatable(cases);
+}
+
+/// A whole layer: routing, the sort, both products and the sum of a token's experts.
+Case moe_case(std::int64_t tokens, std::int64_t n_experts, int k) {
+  constexpr std::int64_t hidden = 256, inner = 128;
+  const auto in = std::make_shared<Inputs>(std::vector<Tensor>{Tensor::random({tokens, hidden}, DType::bf16, seed()),
+                                                               Tensor::random({tokens, n_experts}, DType::f32, seed() + 1),
+                                                               Tensor::random({n_experts, 2 * inner, hidden}, DType::bf16, seed() + 2),
+                                                               Tensor::random({n_experts, hidden, inner}, DType::bf16, seed() + 3)});
+  return {tw::format("fused_moe of {} tokens, {} experts", tokens, n_experts),
+          {tokens, hidden},
+          DType::bf16,
+          [in, k](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            fused_moe(t[0], t[1], k, t[2], t[3], out, {.route = {.renormalise = true, .scale = 1.0f / 1024}, .stream = stream});
+          },
+          0.06f};
+}
+
+TEST(Repetition, cuda_MixturesOfExperts) {
+  skip_without_cuda();
+  expect_all_repeatable({moe_case(1024, 16, 4), moe_case(1000, 100, 8), moe_case(64, 256, 8)});
 }
 
 TEST(Repetition, cuda_ProductsOf8Bits) {
