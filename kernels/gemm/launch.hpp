@@ -51,7 +51,7 @@ void bind_linear(auto& bind, Epilogue& e, const Call& call, const Tensor& d, boo
 template <class Params>
 void bind_block_scaled(auto& bind, Params& p, const Tensor& a, const Tensor& b, const Tensor& a_scale, const Tensor& b_scale,
                        const Tensor& d) {
-  p.depth = static_cast<int>(a.shape(1));
+  p.depth = static_cast<int>(a.shape(-1));
   const auto operand = [&](const Tensor& t) { return p.depth > 0 ? &t : nullptr; };
   const Tensor a_scales = a_scale.transpose(0, 1);
   bind(p.a, operand(a));

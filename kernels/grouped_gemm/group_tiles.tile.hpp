@@ -54,14 +54,14 @@ struct ListGroupTiles {
       RowVector<Target, float, Row> sum;
       block.rows(before, [&](int i, auto row) { sum[i] = row.sum(); });
       const int begin = static_cast<int>(sum[0]), own = tiles_of(g);
-      const auto [first_row, size] = p.groups.at(g);
+      const auto segment = p.groups.at(g);
       // Wrong offsets, whose groups overlap, could give more tiles than the list has.
       const int last = g == p.groups.count - 1 ? p.count : min(begin + own, p.count);
       block.parallel(max(last - begin, 0), [&](int i) {
         const auto entry = p.tiles + static_cast<i64>(begin + i) * ListedGroups::numbers;
         entry[0] = i < own ? g : -1;
-        entry[1] = first_row + i * p.tile_rows;
-        entry[2] = first_row + size;
+        entry[1] = segment.begin + i * p.tile_rows;
+        entry[2] = segment.begin + segment.size;
       });
     }
   };
