@@ -113,8 +113,8 @@ const Bytes kBytes[] = {
     // B, and all rows of A for each of 7 tiles of 32 rows of B.
     {"gemm", "gemm_bf16_skinny_32x8", "M=5,N=200,K=1024", 409600 + 7 * 10240, 2000, 409600 + 10240},
     {"gemm", "gemm_bf16_sum_partials", "M=10,N=200,K=1000", 4 * 8000, 4000, 4 * 8000},
-    // One tile of two parts of 128 rows, three steps. With a part's scales come the next four rows', with one of B's those of later steps.
-    {"gemm", "gemm_fp8_block_scaled", "M=200,N=100,K=300", 60000 + 30000 + 3 * 4 * (132 + 72) + 24, 40000, 60000 + 30000 + 2400 + 12},
+    // One tile of two parts of 128 rows, three steps. With a part's scales come the next four rows', with one of B's its three neighbours.
+    {"gemm", "gemm_fp8_block_scaled", "M=200,N=100,K=300", 60000 + 30000 + 3 * 4 * (132 + 72) + 3 * 12, 40000, 60000 + 30000 + 2400 + 12},
     {"attention", "attention_bf16_d64", "seqlen_q=100,seqlen_k=300,heads=2", 2 * (12800 + 2 * 38400), 2 * 12800, 2 * (12800 + 2 * 38400)},
     // One tile: every pixel once for each of 9 taps, less what the padding hides: 3 x 8 rows or columns less two.
     {"convolution", "convolution_bf16_fc_64x128", "N=1,H=8,W=8,C=64,F=64,padding=1", 22 * 22 * 128 + 9 * 8192, 8192, 8192 + 9 * 8192},
