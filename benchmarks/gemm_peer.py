@@ -10,6 +10,7 @@ y = x W^T, where x is [M, K] and W is stored [N, K]. Groups of cases (--group sq
   fp8       4096 and 8192, e4m3 with a scale for each operand
   blocks    8192, 4096 x 4096 x 7168 and 64 x 7168 x 2048, e4m3 with a scale for each 128 of K of x and each 128 x 128 of W
   grouped   groups of rows, each with a W of its own; and k-grouped, the gradient of those W
+  grouped-blocks  the same of e4m3 with block scales
 
 Needs PyTorch with CUDA and a Hopper GPU. Each case is first checked: against float64 on some rows, against each peer on all. A case that fails does not stop the
 others. Exit codes: 0 done, 1 something failed or is missing, 2 wrong usage. benchmarks/README.md explains the modes.
@@ -244,6 +245,50 @@ def run_grouped(run):
                         run.add(record)
 
 
+class GroupedBlockScaled(Grouped):
+    """The same of fp8, with a scale for each 128 of K of x and each 128 x 128 of W."""
+
+    def __init__(self, run, groups, rows, n, k):
+        super().__init__(run, groups, rows, n, k)
+        self.x, x_scale = run.ops.cast_fp8(self.x)
+        w, w_scale = run.ops.cast_fp8_blocks(self.w.view(groups * n, k))
+        self.w, self.w_scale = w.view(groups, n, k), w_scale.view(groups, n // 128, k // 128)
+        self.x_columns = x_scale.T.contiguous().T
+
+    def ours(self):
+        scales = {"a_scale": self.x_columns, "b_scale": self.w_scale.transpose(1, 2)}
+        return functools.partial(self.run.ops.grouped_gemm, self.x, self.w.transpose(1, 2), self.offsets, **scales, out=self.y)
+
+    def cublas_loop(self):
+        groups, rows, _, _ = self.sizes
+        parts = []
+        for g in range(groups):
+            at = slice(g * rows, (g + 1) * rows)
+            parts.append((self.x[at], self.w[g].T, self.x_columns[at].T.contiguous().T, self.w_scale[g].T, self.peer_y[at]))
+
+        def loop():
+            for x, w, x_scale, w_scale, y in parts:
+                torch._scaled_mm(x, w, x_scale, w_scale, out_dtype=torch.bfloat16, use_fast_accum=False, out=y)
+            return self.peer_y
+
+        return loop
+
+
+def run_grouped_block_scaled(run):
+    for groups, rows, n, k in grouped_cases():
+        name = f"grouped-blocks-{groups}x{rows}x{n}x{k}"
+        if not run.wants(name):
+            continue
+        with run.case(name):
+            call = GroupedBlockScaled(run, groups, rows, n, k)
+            y = call.ours()()
+            contenders = [Contender("tilewave", call.ours(), call.tflop)]
+            contenders += run.peer(name, "cublas_loop", call.cublas_loop, call.tflop, y)
+            for mode in run.modes(("hot",)):
+                for record in run.compare(name, "fp8_e4m3", mode, "TFLOP/s", contenders, run.tflops and 2 * run.tflops, group="Python"):
+                    run.add(record)
+
+
 def products(group):
     """M, N, K, and the dtype with its name."""
     shapes = {"square": [(size,) * 3 for size in SQUARES], "model": [MODEL], "fp8": [(size,) * 3 for size in FP8_SQUARES]}[group]
@@ -276,6 +321,11 @@ GROUPS = {
     ),
     "fp8": group_of("fp8", "fp8"),
     "blocks": Group("fp8 with block scales", run_block_scaled, lambda quick: len(BLOCK_SCALED) * (1 + expected_seconds("hot", 2, quick))),
+    "grouped-blocks": Group(
+        "groups of rows, fp8 with block scales",
+        run_grouped_block_scaled,
+        lambda quick: len(grouped_cases()) * (2 + expected_seconds("hot", 2, quick)),
+    ),
     "grouped": Group(
         "groups of rows", run_grouped, lambda quick: len(grouped_cases()) * (2 + 1.5 * expected_seconds("hot", 3, quick))
     ),

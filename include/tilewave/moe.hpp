@@ -61,7 +61,7 @@ struct MoePermutationOptions {
 /// `experts`: i32 [tokens, k] with any numbers; tokens * k at most 2^30. n_experts: 1 to 512. `offsets`: i32 [n_experts + 1], `rows`: i32
 /// [tokens * k], `places`: i32 [tokens, k]. All contiguous.
 ///
-/// Enqueues on the stream and returns (on the CPU: done when it returns): one launch for up to 4096 assignments, otherwise three. Throws
+/// Enqueues on the stream and returns (on the CPU: done when it returns): one launch for up to 2048 assignments, otherwise three. Throws
 /// InvalidArgument for shapes, dtypes, strides, devices or options that do not fit, with nothing written; CompileError, DeviceError.
 void moe_permutation(const Tensor& experts, int n_experts, const Tensor& offsets, const Tensor& rows, const Tensor& places,
                      const MoePermutationOptions& options = {});

@@ -71,7 +71,7 @@ TileGrid route_grid(const Tensor& logits) { return {.m = static_cast<int>((logit
 // Permutation
 
 /// Up to so many assignments are ranked in one chunk: comparing each with all takes less time than two more launches.
-constexpr int kOneChunk = 4096;
+constexpr int kOneChunk = 2048;
 /// Rows and columns of RankAssignments: in one chunk, for many columns on their way at once; in chunks of many, for few loads.
 constexpr int kFewRows = 8, kFewColumns = 512, kManyRows = 32, kManyColumns = 256;
 /// The shortest chunk of several. A chunk's assignments are compared with each other, and with every expert's beginning.

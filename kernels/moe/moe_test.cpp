@@ -228,7 +228,7 @@ TEST_P(Moe, PermutesAnyShape) {
 
 /// One chunk, and several: their lengths, last ones that are short, more assignments than 512 chunks of the usual length have.
 TEST_P(Moe, PermutesManyAssignments) {
-  for (const std::int64_t count : {4095, 4096, 4097, 4352, 5000, 8192})
+  for (const std::int64_t count : {2047, 2048, 2049, 2304, 5000, 8192})
     check_permutation(random_experts(count, 40, 0, count % 2 == 0 ? 0 : 9), count, 40);
   check_permutation(random_experts(1100 * 8, 512, -5, 20), 1100, 512, -5);
   check_permutation(random_experts(16384 * 8, 16, 0, 0), 16384, 16);
