@@ -17,7 +17,6 @@ struct GroupedGemmOptions {
   /// strides. Each sum of 128 products is scaled and then accumulated in f32. Fastest with the rows of a_scale adjacent.
   const Tensor* a_scale = nullptr;
   const Tensor* b_scale = nullptr;
-  bool uneven = false;                ///< groups differ in size, as those of routed tokens do: for the choice of tiles
   std::optional<Stream> stream = {};  ///< default: the device's standard stream
   int config = -1;                    ///< index of a configuration, for tuning; -1: the heuristic's choice
 };

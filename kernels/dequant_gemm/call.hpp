@@ -31,8 +31,6 @@ void run_skinny(const Call& call);  ///< skinny.tile.hpp
 
 /// Whether a GPU has a kernel that decodes W for any number of rows of x. Copies of W and x need rows of whole 16 bytes.
 bool is_wide(const Call& call);
-/// Whether `gemm` of W in x's type, which a launch of its own writes to memory first, takes less time than that.
-bool widening_is_faster(const Call& call);
 void run_wide(const Call& call);  ///< dequant_gemm.tile.hpp
 
 void dequantize_on_cpu(const QuantizedMatrix& weight, const Tensor& out);

@@ -93,7 +93,7 @@ void dequantize_with_tiles(const QuantizedMatrix& weight, const Tensor& out) {
 
 void run_on_gpu(const Call& call) {
   if (is_skinny(call)) return run_skinny(call);
-  if (is_wide(call) && !widening_is_faster(call)) return run_wide(call);
+  if (is_wide(call)) return run_wide(call);
   const Tensor weight = workspace({call.n(), call.k()}, call.x.dtype(), call.stream);
   if (weight.numel() > 0) dequantize_on_gpu(call.weight, weight, call.stream);
   gemm(call.x, weight.transpose(0, 1), call.y,

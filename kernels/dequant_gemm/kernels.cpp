@@ -85,14 +85,6 @@ bool is_wide(const Call& call) {
          starts_at_16_bytes(call.x);
 }
 
-bool widening_is_faster(const Call& call) {
-  // Widening takes the same time for any number of rows of x, decoding in every tile a part of the product's: NOTES.md.
-  constexpr std::int64_t kMostOfLargeGroups = 1280, kMostOfSmallGroups = 448;
-  const QuantizedMatrix& w = call.weight;
-  if (w.format == WeightFormat::int8 || w.format == WeightFormat::fp8) return false;
-  return call.m() > (w.group == 128 ? kMostOfLargeGroups : kMostOfSmallGroups);
-}
-
 double predicted_cycles(const Call& call, const WidePlan& plan, int units) {
   const WideTile& t = plan.tile;
   const int splits = std::max(1, plan.splits), codes = kSlotBytes * codes_in_byte(call.weight.format);

@@ -12,17 +12,12 @@ namespace {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// The valid tile with the least time for `groups` products of m x n x k. `uneven`: m is their average, and all remainders of a tile are
-/// equally likely.
-ProductTile choose(std::int64_t groups, std::int64_t m, std::int64_t n, std::int64_t k, bool b_rows, bool addends, bool uneven, int units,
+/// The valid tile with the least time for `groups` products of m x n x k, as if they were a batch.
+ProductTile choose(std::int64_t groups, std::int64_t m, std::int64_t n, std::int64_t k, bool b_rows, bool addends, int units,
                    std::int64_t generic_shared) {
   const std::vector<CostedTile> all = configs(generic_shared);
   const double steps = static_cast<double>(k * 2) / kStepBytes;
-  const auto tiles = [&](const ProductTile& t) {
-    const std::int64_t rows = t.bm * t.cluster;
-    const std::int64_t of_rows = uneven ? std::max(groups, groups * (2 * m + rows) / (2 * rows)) : groups * ceil_div(m, rows);
-    return of_rows * t.cluster * ceil_div(n, t.bn);
-  };
+  const auto tiles = [&](const ProductTile& t) { return groups * ceil_div(ceil_div(m, t.bm), t.cluster) * t.cluster * ceil_div(n, t.bn); };
   return all[static_cast<std::size_t>(fastest_tile(
       all, [&](const CostedTile& t) { return valid(t, b_rows, addends); },
       [&](const CostedTile& t) { return product_time(t, tiles(t), steps, units); }))];
@@ -45,12 +40,11 @@ ProductTile choose_tile(const Call& call, bool b_rows, int units, std::int64_t g
   if (call.block_scaled())
     return gemm::kBlockScaledTiles[static_cast<std::size_t>(
         gemm::choose_block_scaled(groups, ceil_div(call.m(), groups), call.n(), call.k(), units))];
-  return choose(groups, ceil_div(call.m(), groups), call.n(), call.k(), b_rows, false, call.options.uneven, units, generic_shared);
+  return choose(groups, ceil_div(call.m(), groups), call.n(), call.k(), b_rows, false, units, generic_shared);
 }
 
 ProductTile choose_tile(const DepthCall& call, int units, std::int64_t generic_shared) {
-  return choose(call.groups(), call.m(), call.n(), ceil_div(call.k(), call.groups()), true, call.options.accumulate, false, units,
-                generic_shared);
+  return choose(call.groups(), call.m(), call.n(), ceil_div(call.k(), call.groups()), true, call.options.accumulate, units, generic_shared);
 }
 
 int list_size(int m, int groups, const ProductTile& tile) {

@@ -97,8 +97,8 @@ void run(const Tensor& x, const Tensor& weights, const Tensor& experts, const Te
   moe::permute(experts, static_cast<int>(sizes.experts), options.first_expert, offsets, nullptr, places, stream);
   const Tensor sorted = work(rows, sizes.hidden), gated = work(rows, sizes.inner), results = work(rows, sizes.hidden);
   moe::dispatch(x, places, sorted, stream);
-  grouped_gemm(sorted, w_gate_up.transpose(1, 2), offsets, gated, {.activation = Activation::swiglu, .uneven = true, .stream = stream});
-  grouped_gemm(gated, w_down.transpose(1, 2), offsets, results, {.uneven = true, .stream = stream});
+  grouped_gemm(sorted, w_gate_up.transpose(1, 2), offsets, gated, {.activation = Activation::swiglu, .stream = stream});
+  grouped_gemm(gated, w_down.transpose(1, 2), offsets, results, {.stream = stream});
   moe::combine(results, places, weights, addend, out, stream);
 }
 
