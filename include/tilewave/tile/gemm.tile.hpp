@@ -52,7 +52,7 @@ struct Inputs {
   }
 };
 
-/// The rows of a tile of D where they are not those that its number says: of one group of several.
+/// The rows of a tile of D that belongs to one of several groups. Groups may begin at any row.
 struct RowsOfTile {
   int group;  ///< of B; negative: there is nothing to do
   int first;
