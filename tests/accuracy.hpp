@@ -43,6 +43,7 @@ struct Results {
   /// For results that may be 0 because large numbers cancel: the sum of their absolute values, for each element. Both bounds are at least
   /// the rounding error of that.
   std::span<const double> cancelled = {};
+  std::int64_t cancelled_products = 1;  ///< of which each of those large numbers is the sum, such as the head dimension
   double relative_l2 = 0;  ///< replaces the bound on the L2 norm, for operands that are rounded more coarsely than the result; 0: standard
 };
 
@@ -71,8 +72,13 @@ inline double relative_l2_limit(Arithmetic arithmetic) {
   return 1e-5;
 }
 
-/// The relative error of what cancels: a rounding to the output's type, such as O's in delta; of f32, that of a sum of some products.
-inline double rounding(Arithmetic arithmetic) { return arithmetic == Arithmetic::f32 ? std::ldexp(1.0, -22) : ulp(arithmetic, 1) / 4; }
+/// The relative error of what cancels: a rounding to the output's type, such as O's in delta. Of f32 it is three standard deviations of the
+/// error of a sum of `products` products, one after the other: after k of n the partial sum has grown to sqrt(k / n) of its size, and each
+/// addition is off by up to 2^-24 of it, 2^-24 / sqrt(3) in the root mean square.
+inline double rounding(Arithmetic arithmetic, std::int64_t products) {
+  if (arithmetic != Arithmetic::f32) return ulp(arithmetic, 1) / 4;
+  return 3 * std::ldexp(1.0, -24) * std::sqrt(static_cast<double>(products) / 6);
+}
 
 }  // namespace internal
 
@@ -108,7 +114,7 @@ inline testing::AssertionResult accurate(const Results& r) {
     largest_cancelled = std::max(largest_cancelled, x);
     cancelled_squares += x * x;
   }
-  const double rounding = internal::rounding(r.arithmetic);
+  const double rounding = internal::rounding(r.arithmetic, r.cancelled_products);
   const double limit = std::max(r.factor * naive_worst + 2 * internal::ulp(r.arithmetic, largest) + 1e-5, rounding * largest_cancelled);
   if (!(worst <= limit)) {
     return testing::AssertionFailure() << "element " << at << " is " << r.out[at] << " instead of " << r.reference[at] << ": off by "

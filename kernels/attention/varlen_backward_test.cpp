@@ -177,7 +177,7 @@ class AttentionVarlenBackward : public AttentionTest {
       const auto expect = [&](const char* name, const PlacedTensor& of, const Integers& cu, const Integers& used, std::int64_t longest,
                               const std::vector<double>& of_exact, const std::vector<double>& of_near,
                               std::span<const double> of_cancelled) {
-        expect_rows(name, of, cu, used, longest, of_exact, of_near, of_cancelled, poisoned);
+        expect_rows(name, of, cu, used, longest, of_exact, of_near, of_cancelled, c.values(), poisoned);
       };
       expect("dq", out.dq, s.cu_q, s.used_q, c.seqlen_q, exact.dq, near.dq, exact.dq_cancelled);
       expect("dk", out.dk, s.cu_k, s.used_k, c.seqlen_k, exact.dk, near.dk, exact.dk_cancelled);
@@ -191,7 +191,8 @@ class AttentionVarlenBackward : public AttentionTest {
                               .naive = near.d_sink,
                               .arithmetic = arithmetic_of(dtype, device),
                               .factor = 3,
-                              .cancelled = exact.d_sink_cancelled}));
+                              .cancelled = exact.d_sink_cancelled,
+                              .cancelled_products = c.values()}));
       }
       EXPECT_TRUE(out.intact());
     }
@@ -199,7 +200,7 @@ class AttentionVarlenBackward : public AttentionTest {
   /// Rows in use are accurate, and the others 0.
   void expect_rows(const char* name, const PlacedTensor& out, const Integers& cu, const Integers& used, std::int64_t longest,
                    const std::vector<double>& exact, const std::vector<double>& near, std::span<const double> cancelled,
-                   std::optional<std::size_t> poisoned) const {
+                   std::int64_t value_dim, std::optional<std::size_t> poisoned) const {
     const std::vector<double> values = out.values();
     const std::int64_t rows = out.tensor().shape(0), row = rows > 0 ? static_cast<std::int64_t>(values.size()) / rows : 0;
     std::vector<double> mine, mine_exact, mine_near, mine_cancelled;
@@ -223,7 +224,8 @@ class AttentionVarlenBackward : public AttentionTest {
                           .naive = mine_near,
                           .arithmetic = arithmetic_of(dtype, device),
                           .factor = 3,
-                          .cancelled = mine_cancelled}))
+                          .cancelled = mine_cancelled,
+                          .cancelled_products = value_dim}))
         << name;
     for (std::size_t r = 0; r < in_use.size(); ++r) {
       if (in_use[r]) continue;
