@@ -343,6 +343,14 @@ tw_status tw_quantize_to(const tw_tensor* weight, tw_weight_format format, const
   return quantize_to(weight, format, values, scales, zeros);
 }
 
+tw_status tw_dequantize(const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, tw_weight_format format,
+                        const tw_tensor* out, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor to = borrow("out", out);
+    tw::dequantize(quantized(values, scales, zeros, "", format), to, stream_of(to, cuda_stream));
+  });
+}
+
 tw_status tw_dequant_gemm(const tw_tensor* x, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, const tw_tensor* y,
                           const tw_dequant_gemm_options* options, void* cuda_stream) {
   return guard([&] {

@@ -243,6 +243,13 @@ TEST(CInterface, WeightsInFewerBits) {
                                  &options, nullptr);
         },
         [&](const Tensor& y) { tw::dequant_gemm(x, expected, y, {.bias = &bias, .activation = Activation::relu}); });
+    expect_same(
+        {21, 128}, DType::bf16,
+        [&](const Tensor& out) {
+          return tw_dequantize(InC(expected.values), InC(expected.scales), layout.zero_points ? zeros : no_zeros, format, InC(out),
+                               nullptr);
+        },
+        [&](const Tensor& out) { tw::dequantize(expected, out); });
   }
   const Tensor y = poisoned({5, 21}, DType::f32);
   options.format = static_cast<tw_weight_format>(8);
@@ -253,6 +260,7 @@ TEST(CInterface, WeightsInFewerBits) {
   expect_refused(tw_dequant_gemm(InC(x), InC(int8.values), InC(int8.scales), InC(int8.scales), InC(y), nullptr, nullptr),
                  "zeros are given");
   expect_refused(tw_quantize(InC(w), InC(int8.values), InC(x), nullptr, nullptr), "scales are");
+  expect_refused(tw_dequantize(InC(int8.values), InC(int8.scales), nullptr, TW_WEIGHT_BY_DTYPE, InC(y), nullptr), "f32[5, 21]");
 }
 
 TEST(CInterface, PublishedWeights) {

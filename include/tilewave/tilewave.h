@@ -138,6 +138,9 @@ tw_status tw_quantize(const tw_tensor* weight, const tw_tensor* values, const tw
 /* The same to a given format. */
 tw_status tw_quantize_to(const tw_tensor* weight, tw_weight_format format, const tw_tensor* values, const tw_tensor* scales,
                          const tw_tensor* zeros, void* cuda_stream);
+/* out [n, k] of f32, f16 or bf16: the weight, rounded once. */
+tw_status tw_dequantize(const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, tw_weight_format format,
+                        const tw_tensor* out, void* cuda_stream);
 tw_status tw_dequant_gemm(const tw_tensor* x, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, const tw_tensor* y,
                           const tw_dequant_gemm_options* options, void* cuda_stream);
 

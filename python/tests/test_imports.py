@@ -73,5 +73,5 @@ for name in {sorted(FILES.keys() - {"tilewave.__main__"})}:
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
-    needing_torch = ("_torch_ops", "flash_attn.layers._rotary_embedding", "sdpa")
+    needing_torch = ("_torch_ops", "flash_attn.layers._rotary_embedding", "nn", "sdpa")
     assert result.stdout.splitlines() == [f"tilewave.{name} torch" for name in needing_torch]

@@ -138,6 +138,7 @@ def test_dequant_gemm(random, format, group, zero_points):
         rounded = ((codes - (exact(zeros)[:, :, None] if zero_points else 8)) * exact(scales)[:, :, None]).reshape(11, 256)
         worst = np.repeat(0.51 * exact(scales), group, axis=1) + 1e-6
     assert (np.abs(rounded - exact(w)) <= worst * 1.001).all()
+    close(ops.dequantize(values, scales, zeros), rounded)
     product = exact(x) @ rounded.T
     # x is rounded to 8 bits where the processor multiplies such integers: 1 / 254 of a block's largest magnitude.
     few = np.abs(exact(x)).max() / 254 * np.abs(rounded).sum(axis=1)
@@ -166,6 +167,10 @@ def test_dequant_gemm_of_other_formats(random, format, group):
     rounded = np.asarray(numbers)[codes] * np.repeat(factors, group, axis=1)
     assert np.abs(rounded - exact(w)).max() <= np.abs(exact(w)).max() * (0.51 if format == "int2" else 0.26)
     close(ops.dequant_gemm(x, values, scales, format=format), exact(x) @ rounded.T)
+    assert ops.dequantize(values, scales, format=format, dtype="float16").dtype == np.float16
+    out = np.empty((11, 256), np.float32)
+    assert ops.dequantize(values, scales, format=format, out=out) is out
+    close(out, rounded)
 
 
 def test_convert_weight(random):
@@ -218,6 +223,9 @@ def test_dequant_gemm_errors(random):
         (lambda: ops.dequant_gemm(x, x, scales), "values are"),
         (lambda: ops.dequant_gemm(x, values, scales, accumulate=True), "no out is given"),
         (lambda: ops.dequant_gemm(x, values, scales, activation="swiglu"), "swiglu"),
+        (lambda: ops.dequantize(values, scales, dtype="int4"), "dtype is 'int4'"),
+        (lambda: ops.dequantize(values, scales, dtype="int8"), "out is"),
+        (lambda: ops.dequantize(values, scales, format="mxfp4"), "values are|values is"),
     ]:
         with pytest.raises(ValueError, match=part):
             call()

@@ -3,6 +3,7 @@
     tilewave.ops.attention(q, k, v, causal=True)        the operations: NumPy, PyTorch, DLPack
     tilewave.flash_attn.flash_attn_func(q, k, v)        FlashAttention 2's functions; tilewave.flash_attn_interface has FlashAttention 3's
     tilewave.scaled_dot_product_attention(q, k, v)      PyTorch's function; install_sdpa() replaces it
+    tilewave.nn.quantize_(model, "int4")                weights of 8, 4 or 2 bits in a model of PyTorch
     tilewave.Transcriber("glm-asr-nano")("talk.flac")   text
     tilewave.Engine("glm-asr-nano").submit("talk.flac") the same for many requests at a time; tilewave.ray for corpora on a cluster
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # __getattr__ imports these at first use
     from . import engine as engine
     from . import flash_attn as flash_attn
     from . import flash_attn_interface as flash_attn_interface
+    from . import nn as nn
     from . import ops as ops
     from . import sdpa as sdpa
     from . import transcriber as transcriber
@@ -36,7 +38,7 @@ if TYPE_CHECKING:  # __getattr__ imports these at first use
     from .transcriber import Transcriber as Transcriber
 
 _SDPA = ("install_sdpa", "register_transformers", "scaled_dot_product_attention", "sdpa_counts", "uninstall_sdpa", "why_fallback")
-_MODULES = ("engine", "flash_attn", "flash_attn_interface", "ops", "sdpa", "transcriber")
+_MODULES = ("engine", "flash_attn", "flash_attn_interface", "nn", "ops", "sdpa", "transcriber")
 
 _PLACES = {"Engine": ".engine", "Transcriber": ".transcriber", "check_contents": "._arrays", "read_audio": "._speech"}
 

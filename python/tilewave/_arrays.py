@@ -38,16 +38,13 @@ _NAMES = {code: name for name, code in _DTYPES.items()}
 # A tw_tensor of each rank: data, dtype, cuda_device, rank, shape, strides; unused extents are 0.
 _PACK = [struct.Struct(f"@Piii4x{n}q{8 * (4 - n)}x{n}q{8 * (4 - n)}x").pack for n in range(5)]
 
-_torch = sys.modules.get("torch")
 _torch_dtypes: dict = {}
 
 
 def torch_of(array: Array):
     """The module torch if `array` is a PyTorch tensor, otherwise None."""
-    global _torch
-    if _torch is None:
-        _torch = sys.modules.get("torch")
-    return _torch if _torch is not None and isinstance(array, _torch.Tensor) else None
+    torch = sys.modules.get("torch")  # not kept in a global variable, which would change while torch.compile() traces the first call
+    return torch if torch is not None and isinstance(array, torch.Tensor) else None
 
 
 def _torch_code(name: str, tensor) -> int:
@@ -152,8 +149,9 @@ def optional(name: str, array: Array | None, written: bool = False) -> bytes | N
 
 def stream(array: Array) -> int | None:
     """PyTorch's current stream on the array's device; null, the legacy default stream, for other arrays."""
-    if torch_of(array) is not None and array.is_cuda:
-        return _torch._C._cuda_getCurrentRawStream(array.get_device())
+    torch = torch_of(array)
+    if torch is not None and array.is_cuda:
+        return torch._C._cuda_getCurrentRawStream(array.get_device())
     return None
 
 

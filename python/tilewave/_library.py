@@ -198,6 +198,7 @@ _FUNCTIONS = {
     "tw_k_grouped_gemm": [_TENSOR] * 4 + [ctypes.c_int32],
     "tw_quantize": [_TENSOR] * 4,
     "tw_quantize_to": [_TENSOR] + [ctypes.c_int32] + [_TENSOR] * 3,
+    "tw_dequantize": [_TENSOR] * 3 + [ctypes.c_int32] + [_TENSOR],
     "tw_dequant_gemm": [_TENSOR] * 5 + [_OPTIONS],
     "tw_convert_weight": [_TENSOR] * 4 + [ctypes.c_int32] + [_TENSOR] * 3,
     "tw_layer_norm": [_TENSOR] * 2 + [_OPTIONS],

@@ -42,6 +42,7 @@ def cases():
     quantized = ops.quantize(normal(10, 64), "int4", zero_points=True)
     biased = lambda a, v, s, z, c: ops.dequant_gemm(a, v, s, z, bias=c, activation="relu")  # noqa: E731
     yield "dequant_gemm", biased, (normal(20, 64), *quantized, normal(10))
+    yield "dequantize", lambda v, s, z: ops.dequantize(v, s, z, dtype="bfloat16"), quantized
     yield "conv1d", lambda a, b: ops.conv1d(a, b, stride=2, padding=1), (image[:, :, 0], filters[:, :, 0])
     yield "conv2d", lambda a, b: ops.conv2d(a, b, stride=(1, 2), padding=1, activation="relu"), (image, filters)
     yield "layer_norm", lambda a, b: ops.layer_norm(a, b, b), (x, w)

@@ -55,10 +55,11 @@ def attention_arguments(normal):
     rest = (None, True, None, -1, -1, 0.0)
     slopes, sink = torch.rand(4, device=q.device), torch.randn(4, device=q.device)
     mask = torch.rand(5, 9, device=q.device) > 0.3
-    value = normal(2, 9, 2, 24)
+    value, state = normal(2, 9, 2, 24), torch.tensor([7, 3], device=q.device)
+    in_heads = q.transpose(1, 2).contiguous().transpose(1, 2)
     return [
-        (q, k, value, *rest, None, None, None, False, False),
-        (q.transpose(1, 2).contiguous().transpose(1, 2), k, value, 0.5, False, 2, 3, 1, 8.0, slopes, sink, mask, True, True),
+        (q, k, value, *rest, None, None, 0.0, None, None, False, False),
+        (in_heads, k, value, 0.5, False, 2, 3, 1, 8.0, slopes, sink, 0.25, state, mask, True, True),
     ]
 
 
@@ -72,13 +73,15 @@ def fp8_arguments(normal):
 def varlen_arguments(normal):
     q, k = normal(12, 4, 16), normal(15, 2, 16)
     offsets = (integers(q, [0, 3, 3, 10]), integers(q, [0, 5, 9, 15]))
-    rest = (None, True, None, -1, -1, 0.0, None, None, False, None)
+    rest = (None, True, None, -1, -1, 0.0, None, None, 0.0, None, False, None)
     return [(q, k, k, *offsets, None, None, *rest, False), (q, k, k, *offsets, None, integers(q, [2, 4, 6]), *rest, True)]
 
 
 def varlen_backward_arguments(normal):
     q, k, k2, *offsets, used_q, used_k = varlen_arguments(normal)[1][:7]
-    rest = [(None, True, None, -1, -1, 0.0, None, sink, False) for sink in (None, torch.randn(4, device=q.device))]
+    dropped = 0.25, torch.tensor([7, 3], device=q.device)
+    sinks = (None, 0.0, None), (torch.randn(4, device=q.device), *dropped)
+    rest = [(None, True, None, -1, -1, 0.0, None, *sink_and_dropout, False) for sink_and_dropout in sinks]
     arguments = []
     for options in rest:
         o, lse = torch.ops.tilewave.attention_varlen(q, k, k2, *offsets, used_q, used_k, *options, None, True)

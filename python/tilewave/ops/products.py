@@ -12,6 +12,7 @@ _gemm = _library.bind("tw_gemm", out="d")
 _grouped_gemm = _library.bind("tw_grouped_gemm", out="d")
 _k_grouped_gemm = _library.bind("tw_k_grouped_gemm", out="d")
 _quantize_to = _library.bind("tw_quantize_to")
+_dequantize = _library.bind("tw_dequantize")
 _dequant_gemm = _library.bind("tw_dequant_gemm", out="y")
 _convert_weight = _library.bind("tw_convert_weight")
 _conv1d = _library.bind("tw_conv1d", out="y")
@@ -202,6 +203,14 @@ def _weight_format(format: str) -> tuple:
     return _WEIGHT_FORMATS[format]
 
 
+def weight_group(format: str, group: int | None = None) -> int:
+    """The number of neighbours that share a scale in quantize(): `group`, or the format's own; 1 for a scale of each row."""
+    allowed = _weight_format(format)[4]
+    if not allowed:
+        return 1
+    return allowed[0] if group is None else group
+
+
 def quantize(
     weight: Array, format: str = "int8", *, group: int | None = None, zero_points: bool = False
 ) -> tuple[Array, Array, Array | None]:
@@ -221,7 +230,7 @@ def quantize(
     n, k = weight.shape
     zeros = None
     if allowed:
-        group = allowed[0] if group is None else group
+        group = weight_group(format, group)
         if group not in allowed or k % group != 0:
             raise ValueError(
                 f"group is {group}, with {k} columns; {' and '.join(map(str, allowed))} are allowed, of which the columns are a multiple"
@@ -265,6 +274,38 @@ def convert_weight(
     return values, to_scales, zeros
 
 
+def dequantize(
+    values: Array,
+    scales: Array,
+    zeros: Array | None = None,
+    *,
+    format: str | None = None,
+    dtype: str = "float32",
+    out: Array | None = None,
+) -> Array:
+    """The weight [n, k] that quantize() or convert_weight() gave, rounded to `dtype`: float32, float16 or bfloat16 (PyTorch).
+
+    format: the weight's, needed for int2, nf4, fp4 and mxfp4. If `out` is given, its dtype counts.
+    """
+    number = 0 if format is None else _weight_format(format)[0]
+    dtype = _arrays.known_dtype("dtype", dtype) if out is None else _arrays.dtype_name(out)
+    if _dispatch.through_operator(values, scales, zeros):
+        return _dispatch.into(out, _dispatch.compiled_ops().dequantize(values, scales, zeros, format, dtype))
+    if out is None:
+        out = _arrays.empty(values, dequantize_shape(values, format), dtype)
+    parts = tensor("values", values), tensor("scales", scales), optional("zeros", zeros)
+    _dequantize(*parts, number, tensor("out", out, written=True), _arrays.stream(values))
+    return out
+
+
+def dequantize_shape(values: Array, format: str | None) -> tuple:
+    """The shape of dequantize()'s result."""
+    _arrays.require_dims(2, values=values)
+    if format is None:
+        format = "int4" if "uint8" in str(values.dtype) else "int8"
+    return (values.shape[0], values.shape[1] * _weight_format(format)[3])
+
+
 def dequant_gemm(
     x: Array,
     values: Array,
@@ -282,7 +323,7 @@ def dequant_gemm(
     x: [m, k], f32, f16 or bf16, columns adjacent; gives [m, n] of its dtype. f16 and bf16 on a GPU read the weight as it is stored: once
     up to 16 rows, and on Hopper for every tile of rows otherwise. format: the weight's, needed for int2, nf4, fp4 and mxfp4. bias: [n].
     activation: as in gemm(), except swiglu. accumulate: out += x w.T + bias; needs `out`, no activation, and does not work under
-    torch.compile().
+    torch.compile(). PyTorch differentiates it with respect to x and bias if there is no activation; the weight is constant.
     """
     code = _activation(activation)
     number = 0 if format is None else _weight_format(format)[0]
@@ -492,11 +533,37 @@ define(
     lambda a, b, offsets, dtype: _arrays.empty(a, k_grouped_gemm_shape(a, b, offsets), dtype),
 )
 define(
+    "dequantize(Tensor values, Tensor scales, Tensor? zeros, str? format, str dtype) -> Tensor",
+    lambda values, scales, zeros, format, dtype: dequantize(values, scales, zeros, format=format, dtype=dtype),
+    lambda values, scales, zeros, format, dtype: _arrays.empty(values, dequantize_shape(values, format), dtype),
+)
+
+
+def _keep_quantized(ctx, inputs, output):
+    x, values, scales, zeros, bias, activation, format = inputs
+    ctx.save_for_backward(values, scales, zeros)
+    ctx.activation, ctx.format, ctx.dtype = activation, format, _arrays.dtype_name(x)
+
+
+def _differentiate_quantized(ctx, gradient):
+    if ctx.activation != "none":
+        raise NotImplementedError("tilewave's dequant_gemm has gradients only where there is no activation")
+    compiled = _dispatch.compiled_ops()
+    dx = None
+    if ctx.needs_input_grad[0]:
+        weight = compiled.dequantize(*ctx.saved_tensors, ctx.format, ctx.dtype)
+        dx = compiled.gemm(gradient.contiguous(), weight, None, "none", None, 1.0, None, None, 0)
+    d_bias = gradient.sum(0) if ctx.needs_input_grad[4] else None
+    return dx, None, None, None, d_bias, None, None
+
+
+define(
     "dequant_gemm(Tensor x, Tensor values, Tensor scales, Tensor? zeros, Tensor? bias, str activation, str? format=None) -> Tensor",
     lambda x, values, scales, zeros, bias, activation, format=None: dequant_gemm(
         x, values, scales, zeros, bias=bias, activation=activation, format=format
     ),
     lambda x, values, *rest: x.new_empty(dequant_gemm_shape(x, values)),
+    Gradient(_keep_quantized, _differentiate_quantized),
 )
 define(
     "conv1d(Tensor x, Tensor w, SymInt stride, SymInt padding, SymInt dilation, Tensor? bias, str activation) -> Tensor",
