@@ -191,17 +191,25 @@ struct MoeExpertsArguments {
       : given(tw::c_api::known("options", options_or_null)),
         shared_gate_up("shared_gate_up", given.shared_gate_up),
         shared_down("shared_down", given.shared_down),
-        addend("addend", given.addend) {
+        addend("addend", given.addend),
+        gate_up_scale("gate_up_scale", given.gate_up_scale),
+        down_scale("down_scale", given.down_scale),
+        shared_gate_up_scale("shared_gate_up_scale", given.shared_gate_up_scale),
+        shared_down_scale("shared_down_scale", given.shared_down_scale) {
     options.first_expert = given.first_expert;
     options.shared_gate_up = shared_gate_up.get();
     options.shared_down = shared_down.get();
     options.addend = addend.get();
+    options.gate_up_scale = gate_up_scale.get();
+    options.down_scale = down_scale.get();
+    options.shared_gate_up_scale = shared_gate_up_scale.get();
+    options.shared_down_scale = shared_down_scale.get();
   }
   MoeExpertsArguments(const MoeExpertsArguments&) = delete;
   MoeExpertsArguments& operator=(const MoeExpertsArguments&) = delete;
 
   const tw_moe_experts_options given;
-  const Given shared_gate_up, shared_down, addend;
+  const Given shared_gate_up, shared_down, addend, gate_up_scale, down_scale, shared_gate_up_scale, shared_down_scale;
   tw::MoeExpertsOptions options;
 };
 
@@ -536,8 +544,12 @@ tw_status tw_moe_permutation(const tw_tensor* experts, int32_t n_experts, int32_
   });
 }
 
-tw_status tw_moe_dispatch(const tw_tensor* x, const tw_tensor* places, const tw_tensor* y, void* cuda_stream) {
-  return guard([&] { of_two(tw::moe_dispatch, "x", x, "places", places, y, cuda_stream); });
+tw_status tw_moe_dispatch(const tw_tensor* x, const tw_tensor* places, const tw_tensor* y, const tw_tensor* scales, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    const Given given_scales("scales", scales);
+    tw::moe_dispatch(borrow("x", x), borrow("places", places), out, {.scales = given_scales.get(), .stream = stream_of(out, cuda_stream)});
+  });
 }
 
 tw_status tw_moe_combine(const tw_tensor* y, const tw_tensor* places, const tw_tensor* weights, const tw_tensor* addend,
@@ -576,6 +588,14 @@ tw_status tw_cast_fp8(const tw_tensor* x, const tw_tensor* y, const tw_tensor* s
   return guard([&] {
     const tw::Tensor out = borrow("y", y);
     tw::cast_fp8(borrow("x", x), out, borrow("scales", scales), fp8_options(powers_of_two, out, cuda_stream));
+  });
+}
+tw_status tw_cast_fp8_swiglu(const tw_tensor* gate, const tw_tensor* up, const tw_tensor* y, const tw_tensor* scales, int32_t powers_of_two,
+                             void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    tw::cast_fp8_swiglu(borrow("gate", gate), borrow("up", up), out, borrow("scales", scales),
+                        fp8_options(powers_of_two, out, cuda_stream));
   });
 }
 tw_status tw_cast_fp8_blocks(const tw_tensor* x, const tw_tensor* y, const tw_tensor* scales, int32_t powers_of_two, void* cuda_stream) {

@@ -326,6 +326,14 @@ TEST(CInterface, ScaledFp8) {
       {40, 384}, DType::bf16, [&](const Tensor& d) { return tw_gemm(InC(y), InC(v), InC(d), &options, nullptr); },
       [&](const Tensor& d) { tw::gemm(y, v, d, {.a_scale = &y_scales, .b_scale = &v_scales}); });
 
+  const Tensor gate = x.slice(1, 0, 128), up = x.slice(1, 128, 256);
+  const Tensor gated_scales = poisoned({40, 1}, DType::f32), expected_scales = poisoned({40, 1}, DType::f32);
+  expect_same(
+      {40, 128}, DType::fp8_e4m3,
+      [&](const Tensor& out) { return tw_cast_fp8_swiglu(InC(gate), InC(up), InC(out), InC(gated_scales), 1, nullptr); },
+      [&](const Tensor& out) { cast_fp8_swiglu(gate, up, out, expected_scales, {.kind = Fp8Scales::powers_of_two}); });
+  EXPECT_TRUE(same_bits(gated_scales, expected_scales));
+
   const Tensor sizes = integers({30, 10}, {2}), grouped_scales = poisoned({2, 32, 2}, DType::f32);
   expect_same(
       {2, 32, 256}, DType::fp8_e4m3,
@@ -482,7 +490,7 @@ TEST(CInterface, MixtureOfExperts) {
   const Tensor results = Tensor::random({15, 16}, DType::bf16, 5);
   const Tensor sorted = Tensor::zeros({15, 16}, DType::bf16, Stream::standard(Device::cpu()));
   const Tensor expected_sorted = Tensor::zeros({15, 16}, DType::bf16, Stream::standard(Device::cpu()));
-  EXPECT_OK(tw_moe_dispatch(InC(x), InC(places), InC(sorted), nullptr));
+  EXPECT_OK(tw_moe_dispatch(InC(x), InC(places), InC(sorted), nullptr, nullptr));
   moe_dispatch(x, places, expected_sorted);
   EXPECT_TRUE(same_bits(sorted, expected_sorted));
   expect_same(
@@ -510,6 +518,40 @@ TEST(CInterface, MixtureOfExperts) {
       {5, 16}, DType::bf16,
       [&](const Tensor& y) { return tw_fused_moe(InC(x), InC(logits), 2, InC(gate_up), InC(down), InC(y), &route, &options, nullptr); },
       [&](const Tensor& y) { fused_moe(x, logits, 2, gate_up, down, y, {.route = in_cpp, .experts = of_experts}); });
+
+  const Tensor fp8_x = Tensor::random({5, 128}, DType::bf16, 10), addend_of_fp8 = Tensor::random({5, 128}, DType::bf16, 11);
+  const auto weight = [](Shape shape, std::uint64_t seed) {
+    return Tensor::random(std::move(shape), DType::f32, seed).to(DType::fp8_e4m3);
+  };
+  const Tensor w[] = {weight({5, 256, 128}, 12), weight({5, 128, 128}, 13), weight({256, 128}, 14), weight({128, 128}, 15)};
+  const Tensor s[] = {Tensor::random({5, 2, 1}, DType::f32, 16), Tensor::random({5, 1, 1}, DType::f32, 17),
+                      Tensor::random({2, 1}, DType::f32, 18), Tensor::random({1, 1}, DType::f32, 19)};
+  const InC w2(w[2]), w3(w[3]), s0(s[0]), s1(s[1]), s2(s[2]), s3(s[3]), addend_of_fp8_in_c(addend_of_fp8);
+  tw_moe_experts_options fp8_options = {};
+  fp8_options.struct_size = sizeof fp8_options;
+  fp8_options.shared_gate_up = w2, fp8_options.shared_down = w3, fp8_options.addend = addend_of_fp8_in_c;
+  fp8_options.gate_up_scale = s0, fp8_options.down_scale = s1;
+  fp8_options.shared_gate_up_scale = s2, fp8_options.shared_down_scale = s3;
+  const MoeExpertsOptions of_fp8{.shared_gate_up = &w[2],
+                                 .shared_down = &w[3],
+                                 .addend = &addend_of_fp8,
+                                 .gate_up_scale = &s[0],
+                                 .down_scale = &s[1],
+                                 .shared_gate_up_scale = &s[2],
+                                 .shared_down_scale = &s[3]};
+  expect_same(
+      {5, 128}, DType::bf16,
+      [&](const Tensor& y) {
+        return tw_moe_experts(InC(fp8_x), InC(weights), InC(experts), InC(w[0]), InC(w[1]), InC(y), &fp8_options, nullptr);
+      },
+      [&](const Tensor& y) { moe_experts(fp8_x, weights, experts, w[0], w[1], y, of_fp8); });
+  const Tensor sorted_scales = poisoned({15, 1}, DType::f32), expected_sorted_scales = poisoned({15, 1}, DType::f32);
+  const Tensor fp8_sorted = Tensor::zeros({15, 128}, DType::fp8_e4m3, Stream::standard(Device::cpu()));
+  const Tensor expected_fp8 = Tensor::zeros({15, 128}, DType::fp8_e4m3, Stream::standard(Device::cpu()));
+  EXPECT_OK(tw_moe_dispatch(InC(fp8_x), InC(places), InC(fp8_sorted), InC(sorted_scales), nullptr));
+  moe_dispatch(fp8_x, places, expected_fp8, {.scales = &expected_sorted_scales});
+  EXPECT_TRUE(same_bits(fp8_sorted, expected_fp8) && same_bits(sorted_scales, expected_sorted_scales));
+
   const int wrong = 2;
   std::memcpy(&route.score, &wrong, sizeof wrong);
   expect_refused(tw_moe_route(InC(logits), InC(weights), InC(experts), &route, nullptr), "options.score is 2; see tw_moe_score");

@@ -352,9 +352,41 @@ Case moe_case(std::int64_t tokens, std::int64_t n_experts, int k) {
           0.06f};
 }
 
+/// The same with weights of fp8_e4m3, a shared expert too. On the CPU the same numbers are cast.
+Case fp8_moe_case(std::int64_t tokens, std::int64_t n_experts, int k) {
+  constexpr std::int64_t hidden = 256, inner = 128;
+  const auto codes = [](Shape shape, std::uint64_t s) { return Tensor::random(std::move(shape), DType::f32, s).to(DType::fp8_e4m3); };
+  const auto scales = [](Shape shape) {
+    const Tensor t = Tensor::empty(std::move(shape), DType::f32);
+    for (std::int64_t i = 0; i < t.numel(); ++i) t.data<float>()[i] = 1.0f / 16;
+    return t;
+  };
+  const auto in = std::make_shared<Inputs>(std::vector<Tensor>{
+      Tensor::random({tokens, hidden}, DType::bf16, seed()), Tensor::random({tokens, n_experts}, DType::f32, seed() + 1),
+      codes({n_experts, 2 * inner, hidden}, seed() + 2), codes({n_experts, hidden, inner}, seed() + 3),
+      scales({n_experts, 2 * inner / 128, hidden / 128}), scales({n_experts, hidden / 128, inner / 128}),
+      codes({2 * inner, hidden}, seed() + 4), codes({hidden, inner}, seed() + 5), scales({2 * inner / 128, hidden / 128}),
+      scales({hidden / 128, inner / 128})});
+  return {tw::format("fused_moe of {} tokens, {} experts of fp8", tokens, n_experts),
+          {tokens, hidden},
+          DType::bf16,
+          [in, k](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            const MoeExpertsOptions experts{.shared_gate_up = &t[6],
+                                            .shared_down = &t[7],
+                                            .gate_up_scale = &t[4],
+                                            .down_scale = &t[5],
+                                            .shared_gate_up_scale = &t[8],
+                                            .shared_down_scale = &t[9]};
+            fused_moe(t[0], t[1], k, t[2], t[3], out, {.route = {.renormalise = true}, .experts = experts, .stream = stream});
+          },
+          0.1f};
+}
+
 TEST(Repetition, cuda_MixturesOfExperts) {
   skip_without_cuda();
-  expect_all_repeatable({moe_case(1024, 16, 4), moe_case(1000, 100, 8), moe_case(64, 256, 8)});
+  expect_all_repeatable(
+      {moe_case(1024, 16, 4), moe_case(1000, 100, 8), moe_case(64, 256, 8), fp8_moe_case(1024, 16, 4), fp8_moe_case(64, 100, 8)});
 }
 
 TEST(Repetition, cuda_ProductsOf8Bits) {

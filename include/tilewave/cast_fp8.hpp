@@ -31,6 +31,9 @@ struct CastFp8Options {
 /// shorter. For products that load scales by TMA, allocate them with column_major_scales().
 void cast_fp8(const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8Options& options = {});
 
+/// The same of x = silu(gate) up, which is not rounded before. `gate`, `up`: of y's shape and one dtype.
+void cast_fp8_swiglu(const Tensor& gate, const Tensor& up, const Tensor& y, const Tensor& scales, const CastFp8Options& options = {});
+
 /// Blocks of 128 x 128, for weights. `x`, `y`: [N, K]; `scales`: [ceil(N / 128), ceil(K / 128)]. Blocks at the edges may be smaller. Needs
 /// memory for N ceil(K / 128) numbers while it runs.
 void cast_fp8_blocks(const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8Options& options = {});

@@ -67,6 +67,7 @@ void moe_permutation(const Tensor& experts, int n_experts, const Tensor& offsets
                      const MoePermutationOptions& options = {});
 
 struct MoeDispatchOptions {
+  const Tensor* scales = nullptr;     ///< for a y of fp8_e4m3: f32 [rows, H / 128]
   std::optional<Stream> stream = {};  ///< default: the device's standard stream
 };
 
@@ -74,6 +75,9 @@ struct MoeDispatchOptions {
 /// are skipped.
 ///
 /// `x`: [tokens, H], `y`: [rows, H], of one dtype, f32, f16 or bf16, any strides. `places`: i32 [tokens, k], any strides; no row twice.
+///
+/// A y of fp8_e4m3 with scales is x as cast_fp8() casts it, with a scale for each 128 elements. H is then a multiple of 128. Rows of
+/// `scales` are written like those of y.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
 /// that do not fit, with nothing written; CompileError, DeviceError.
@@ -99,7 +103,13 @@ struct MoeExpertsOptions {
   const Tensor* shared_gate_up = nullptr;  ///< [2 S, H], interleaved like w_gate_up: an expert of every token, or several side by side
   const Tensor* shared_down = nullptr;     ///< [H, S]
   const Tensor* addend = nullptr;          ///< [tokens, H] of out's dtype, added to the sum, such as a residual
-  std::optional<Stream> stream = {};       ///< default: the device's standard stream
+  /// Of fp8_e4m3 weights: f32, one for each block of 128 x 128. Those of w_gate_up [E, 2 I / 128, H / 128], w_down [E, H / 128, I / 128],
+  /// shared_gate_up [2 S / 128, H / 128] and shared_down [H / 128, S / 128], of any strides.
+  const Tensor* gate_up_scale = nullptr;
+  const Tensor* down_scale = nullptr;
+  const Tensor* shared_gate_up_scale = nullptr;
+  const Tensor* shared_down_scale = nullptr;
+  std::optional<Stream> stream = {};  ///< default: the device's standard stream
 };
 
 /// The experts' part of a mixture-of-experts layer, with SwiGLU experts:
@@ -114,6 +124,10 @@ struct MoeExpertsOptions {
 /// contiguous, k from 1 to 16; an expert outside first_expert to first_expert + E - 1 contributes nothing, so ranks can divide the experts
 /// among them. `w_gate_up`: [E, 2 I, H], its rows gate and up in turn, g0 u0 g1 u1 ...; `w_down`: [E, H, I]; E from 1 to 512, H and I at
 /// least 1. All of x's dtype, any strides. out may be the addend.
+///
+/// Weights may be of fp8_e4m3 with scales of blocks, and x of bf16. The first I rows of w_gate_up(e), and S of shared_gate_up, are then
+/// gate, the others up, since 128 rows have one scale. H, I and S are multiples of 128. x and the gated activations are cast as by
+/// cast_fp8(), and the products are grouped_gemm()s and gemm()s of fp8, which give bf16.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Work memory, tokens * k * (2 H + I) elements and more, belongs to
 /// the stream, or to the graph that captures the call. Throws InvalidArgument for shapes, dtypes, strides, devices or options that do not

@@ -242,7 +242,8 @@ tw_status tw_moe_route(const tw_tensor* logits, const tw_tensor* weights, const 
                        void* cuda_stream);
 tw_status tw_moe_permutation(const tw_tensor* experts, int32_t n_experts, int32_t first_expert, const tw_tensor* offsets,
                              const tw_tensor* rows, const tw_tensor* places, void* cuda_stream);
-tw_status tw_moe_dispatch(const tw_tensor* x, const tw_tensor* places, const tw_tensor* y, void* cuda_stream);
+/* `scales`: those of a y of TW_FP8_E4M3, otherwise null. */
+tw_status tw_moe_dispatch(const tw_tensor* x, const tw_tensor* places, const tw_tensor* y, const tw_tensor* scales, void* cuda_stream);
 /* `addend` may be null. */
 tw_status tw_moe_combine(const tw_tensor* y, const tw_tensor* places, const tw_tensor* weights, const tw_tensor* addend,
                          const tw_tensor* out, void* cuda_stream);
@@ -251,6 +252,7 @@ typedef struct {
   size_t struct_size;
   int32_t first_expert;
   const tw_tensor *shared_gate_up, *shared_down, *addend;
+  const tw_tensor *gate_up_scale, *down_scale, *shared_gate_up_scale, *shared_down_scale; /* of fp8 weights */
 } tw_moe_experts_options;
 
 tw_status tw_moe_experts(const tw_tensor* x, const tw_tensor* weights, const tw_tensor* experts, const tw_tensor* w_gate_up,
@@ -260,6 +262,8 @@ tw_status tw_fused_moe(const tw_tensor* x, const tw_tensor* logits, int32_t k, c
 
 /* tilewave/cast_fp8.hpp; powers_of_two: 0 or 1. */
 tw_status tw_cast_fp8(const tw_tensor* x, const tw_tensor* y, const tw_tensor* scales, int32_t powers_of_two, void* cuda_stream);
+tw_status tw_cast_fp8_swiglu(const tw_tensor* gate, const tw_tensor* up, const tw_tensor* y, const tw_tensor* scales, int32_t powers_of_two,
+                             void* cuda_stream);
 tw_status tw_cast_fp8_blocks(const tw_tensor* x, const tw_tensor* y, const tw_tensor* scales, int32_t powers_of_two, void* cuda_stream);
 tw_status tw_cast_fp8_grouped(const tw_tensor* x, const tw_tensor* sizes, const tw_tensor* y, const tw_tensor* scales,
                               int32_t powers_of_two, void* cuda_stream);

@@ -13,6 +13,7 @@ namespace tw {
 namespace {
 
 using namespace kernels;
+using kernels::cast_fp8::GatedPerToken;
 using kernels::cast_fp8::Grouped;
 using kernels::cast_fp8::kGroup;
 using kernels::cast_fp8::PerBlock;
@@ -23,27 +24,28 @@ constexpr int kRows = 32;  ///< per tile: 8 per warp, so that a thread has 8 loa
 
 std::int64_t groups_of(std::int64_t cols) { return (cols + kGroup - 1) / kGroup; }
 
-Stream check(const char* op, const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8Options& options) {
+/// Checks what all casts have in common. `name`: that of x.
+Stream check(const char* op, const char* name, const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8Options& options) {
   const Device device = y.device();
-  require(is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported", op, x);
-  check_operand(op, "x", x, x.dtype(), device);
+  require(is_float(x.dtype()), "{}: {} is {}; f32, f16 and bf16 are supported", op, name, x);
+  check_operand(op, name, x, x.dtype(), device);
   require(y.dtype() == DType::fp8_e4m3, "{}: y is {}; it must be fp8_e4m3", op, y);
   check_operand(op, "y", y, y.dtype(), device);
   check_output(op, "y", y);
   require(scales.dtype() == DType::f32, "{}: scales is {}; it must be f32", op, scales);
   check_operand(op, "scales", scales, scales.dtype(), device);
   check_output(op, "scales", scales);
-  check_extents(op, "x", x);
+  check_extents(op, name, x);
   check_extents(op, "y", y);
-  check_disjoint(op, {"y", &y}, {{"x", &x}, {"scales", &scales}});
-  check_disjoint(op, {"scales", &scales}, {{"x", &x}});
+  check_disjoint(op, {"y", &y}, {{name, &x}, {"scales", &scales}});
+  check_disjoint(op, {"scales", &scales}, {{name, &x}});
   const Stream stream = options.stream ? *options.stream : Stream::standard(device);
   require(stream.device() == device, "{}: the stream is on {}, the tensors on {}", op, stream.device().name(), device.name());
   return stream;
 }
 
-void check_shape(const char* op, const char* name, const Tensor& t, const Shape& expected, const Tensor& x) {
-  require(t.shape() == expected, "{}: {} is {}; for x {} it must be [{}]", op, name, t, x, tw::join(expected, ", "));
+void check_shape(const char* op, const char* name, const Tensor& t, const Shape& expected, const Tensor& x, const char* x_name = "x") {
+  require(t.shape() == expected, "{}: {} is {}; for {} {} it must be [{}]", op, name, t, x_name, x, tw::join(expected, ", "));
 }
 
 bool power_of_two(const CastFp8Options& options) { return options.kind == Fp8Scales::powers_of_two; }
@@ -78,11 +80,29 @@ void bind_views(auto& bind, auto& p, const Tensor& x, const Tensor& y, const Ten
   p.power_of_two = power_of_two(options);
 }
 
+void bind_gated(auto& bind, auto& p, const Tensor& gate, const Tensor& up, const Tensor& y, const Tensor& scales,
+                const CastFp8Options& options) {
+  bind(p.gate, gate);
+  bind(p.up, up);
+  bind(p.y, y);
+  bind(p.scales, scales);
+  p.power_of_two = power_of_two(options);
+}
+
 void bind_groups(auto& bind, auto& p, const Tensor& x, const Tensor& sizes, const Tensor& y, const Tensor& scales,
                  const CastFp8Options& options) {
   bind_views(bind, p, x, y, scales, options);
   p.sizes = sizes.data<std::int32_t>();
   p.size_stride = sizes.stride(0);
+}
+
+/// The shapes of a cast by rows.
+void check_rows(const char* op, const char* name, const Tensor& x, const Tensor& y, const Tensor& scales) {
+  require(x.rank() >= 1 && x.rank() <= 4, "{}: {} is {}; it must have 1 to 4 dimensions", op, name, x);
+  check_shape(op, "y", y, x.shape(), x, name);
+  Shape expected = x.shape();
+  expected.back() = groups_of(x.shape(-1));
+  check_shape(op, "scales", scales, expected, x, name);
 }
 
 /// amax [groups, rows] for PerBlock.
@@ -95,12 +115,8 @@ Tensor by_warp(const Tensor& amax) {
 
 void cast_fp8(const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8Options& options) {
   constexpr const char* op = "cast_fp8";
-  const Stream stream = check(op, x, y, scales, options);
-  require(x.rank() >= 1 && x.rank() <= 4, "{}: x is {}; it must have 1 to 4 dimensions", op, x);
-  check_shape(op, "y", y, x.shape(), x);
-  Shape expected = x.shape();
-  expected.back() = groups_of(x.shape(-1));
-  check_shape(op, "scales", scales, expected, x);
+  const Stream stream = check(op, "x", x, y, scales, options);
+  check_rows(op, "x", x, y, scales);
   if (x.numel() == 0) return;
   const RowViews views = views_of(x, y, scales);
   with_float_type(x.dtype(), [&]<class In>(std::type_identity<In>) {
@@ -109,9 +125,25 @@ void cast_fp8(const Tensor& x, const Tensor& y, const Tensor& scales, const Cast
   });
 }
 
+void cast_fp8_swiglu(const Tensor& gate, const Tensor& up, const Tensor& y, const Tensor& scales, const CastFp8Options& options) {
+  constexpr const char* op = "cast_fp8_swiglu";
+  const Stream stream = check(op, "gate", gate, y, scales, options);
+  check_rows(op, "gate", gate, y, scales);
+  check_operand(op, "up", up, gate.dtype(), y.device());
+  require(up.shape() == gate.shape(), "{}: up is {}; it must have gate's shape, {}", op, up, gate);
+  check_disjoint(op, {"y", &y}, {{"up", &up}});
+  check_disjoint(op, {"scales", &scales}, {{"up", &up}});
+  if (gate.numel() == 0) return;
+  const RowViews views(std::array{&gate, &up, &y, &scales});
+  with_float_type(gate.dtype(), [&]<class In>(std::type_identity<In>) {
+    launch<GatedPerToken<In, kRows>>(stream, grid_of(op, views),
+                                     [&](auto& bind, auto& p) { bind_gated(bind, p, views[0], views[1], views[2], views[3], options); });
+  });
+}
+
 void cast_fp8_blocks(const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8Options& options) {
   constexpr const char* op = "cast_fp8_blocks";
-  const Stream stream = check(op, x, y, scales, options);
+  const Stream stream = check(op, "x", x, y, scales, options);
   require(x.rank() == 2, "{}: x is {}; it must be [N, K]", op, x);
   check_shape(op, "y", y, x.shape(), x);
   const std::int64_t rows = x.shape(0), groups = groups_of(x.shape(1));
@@ -133,7 +165,7 @@ void cast_fp8_blocks(const Tensor& x, const Tensor& y, const Tensor& scales, con
 
 void cast_fp8_grouped(const Tensor& x, const Tensor& sizes, const Tensor& y, const Tensor& scales, const CastFp8Options& options) {
   constexpr const char* op = "cast_fp8_grouped";
-  const Stream stream = check(op, x, y, scales, options);
+  const Stream stream = check(op, "x", x, y, scales, options);
   require(x.rank() == 2, "{}: x is {}; it must be [rows, N]", op, x);
   check_operand(op, "sizes", sizes, DType::i32, y.device());
   require(sizes.rank() == 1, "{}: sizes is {}; it must be [G]", op, sizes);
@@ -178,6 +210,15 @@ Analysis analyze_tokens(const ShapeValues& shape) {
 }
 
 template <class In>
+Analysis analyze_gated(const ShapeValues& shape) {
+  const Placeholders of(shape, dtype_of<In>);
+  const Tensor scales = placeholder({of.x.shape(0), groups_of(of.x.shape(1))}, DType::f32), up = placeholder(of.x.shape(), dtype_of<In>);
+  const RowViews views(std::array{&of.x, &up, &of.y, &scales});
+  return analyze<GatedPerToken<In, kRows>>(grid_of("cast_fp8_swiglu", views),
+                                           [&](auto& bind, auto& p) { bind_gated(bind, p, views[0], views[1], views[2], views[3], {}); });
+}
+
+template <class In>
 Analysis analyze_grouped(const ShapeValues& shape) {
   const Placeholders of(shape, dtype_of<In>);
   const std::int64_t groups = shape["groups"], rows = of.x.shape(0), cols = of.x.shape(1);
@@ -214,6 +255,7 @@ Analysis analyze_blocks(const ShapeValues& shape) {
 
 std::vector<KernelVariant> registered() {
   return {{make_spec(kernel_info<PerToken<bf16, kRows>>, true, true, "cast_fp8_bf16"), analyze_tokens<bf16>},
+          {make_spec(kernel_info<GatedPerToken<bf16, kRows>>, true, true, "cast_fp8_swiglu_bf16"), analyze_gated<bf16>},
           {make_spec(kernel_info<Grouped<bf16, kRows>>, true, true, "cast_fp8_grouped_bf16"), analyze_grouped<bf16>},
           {make_spec(kernel_info<RowMaxima<bf16, kRows>>, true, true, "cast_fp8_row_maxima_bf16"), analyze_maxima<bf16>},
           {make_spec(kernel_info<PerBlock<bf16, kRows>>, true, true, "cast_fp8_blocks_bf16"), analyze_blocks<bf16>}};

@@ -34,21 +34,33 @@ struct Tensors {
   bool power_of_two;
 };
 
-/// Scales and casts the rows of one group, and stores both.
+/// Divides each row of one group by its scale.
 template <class Target, class Values>
-TW_INLINE void cast_rows(auto& block, const auto& p, Values& x, int row0, int group, int i, int j) {
-  RowVector<Target, float, Values> scale, reciprocal;
-  const bool power_of_two = p.power_of_two;
+TW_INLINE void scale_rows(auto& block, Values& x, RowVector<Target, float, Values>& scale, bool power_of_two) {
+  RowVector<Target, float, Values> reciprocal;
   block.rows(x, [&](int r, auto row) {
     scale[r] = scale_of(row.max(magnitude), power_of_two);
     reciprocal[r] = 1.0f / scale[r];
   });
   block.map(x, scale, reciprocal, divide);
+}
+
+/// Stores what scale_rows() made.
+template <class Target, class Values>
+TW_INLINE void store_rows(auto& block, const auto& p, Values& x, RowVector<Target, float, Values>& scale, int row0, int group, int i,
+                          int j) {
   block.store(x, p.y, row0, group * kGroup, i, j);
   const bool owner = block.owns_rows(scale);
   block.for_rows(scale, [&](int row, int, float& s) {
     if (owner && row0 + row < p.scales.rows) *p.scales.template at<float>(row0 + row, group, i, j) = s;
   });
+}
+
+template <class Target, class Values>
+TW_INLINE void cast_rows(auto& block, const auto& p, Values& x, int row0, int group, int i, int j) {
+  RowVector<Target, float, Values> scale;
+  scale_rows<Target>(block, x, scale, p.power_of_two);
+  store_rows<Target>(block, p, x, scale, row0, group, i, j);
 }
 
 /// A scale for each group of 128 in a row.
@@ -70,7 +82,33 @@ struct PerToken {
   };
 };
 
-/// The same for groups of rows, concatenated in x and padded in y.
+/// The same of silu(gate) up.
+template <class In, int R>
+struct GatedPerToken {
+  static constexpr const char* source = "kernels/cast_fp8/cast_fp8.tile.hpp";
+
+  template <class Target>
+  struct On {
+    using Values = Rows<Target, float, R, kGroup, 4, 16 / static_cast<int>(sizeof(In))>;
+    struct Params {
+      Global<Target, const In, Values> gate, up;
+      Global<Target, fp8_e4m3, Values> y;
+      Global<Target, float> scales;
+      bool power_of_two;
+    };
+
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * R, j = p.y.size_j == 1 ? 0 : t.batch / p.y.size_i, i = t.batch - j * p.y.size_i;
+      Values gate, up;
+      block.load(gate, p.gate, row0, t.n * kGroup, i, j);
+      block.load(up, p.up, row0, t.n * kGroup, i, j);
+      block.map(gate, up, [](auto g, auto u) { return Silu::apply(g) * u; });
+      cast_rows<Target>(block, p, gate, row0, t.n, i, j);
+    }
+  };
+};
+
+/// PerToken for groups of rows, concatenated in x and padded in y.
 template <class In, int R>
 struct Grouped {
   static constexpr const char* source = "kernels/cast_fp8/cast_fp8.tile.hpp";

@@ -1,5 +1,5 @@
-// cast_fp8(), cast_fp8_blocks() and cast_fp8_grouped() against plain loops, bit for bit, on the CPU and, where there is one, on a GPU;
-// their bad inputs.
+// cast_fp8(), cast_fp8_blocks() and cast_fp8_grouped() against plain loops, bit for bit, and cast_fp8_swiglu() against its formula, on the
+// CPU and, where there is one, on a GPU; their bad inputs.
 
 #include "tilewave/cast_fp8.hpp"
 
@@ -140,6 +140,47 @@ TEST_P(CastFp8, NaNAndInfinityMakeTheirGroupNaN) {
   }
 }
 
+TEST_P(CastFp8, OfGatedActivations) {
+  for (const std::int64_t cols : {1, 100, 128, 200, 384}) {
+    for (const std::int64_t rows : {0, 1, 33, 70}) {
+      for (const Fp8Scales kind : {Fp8Scales::exact, Fp8Scales::powers_of_two}) {
+        SCOPED_TRACE(tw::format("[{}, {}] kind {}", rows, cols, static_cast<int>(kind)));
+        // Both are halves of one tensor, as a product gives them.
+        const std::vector<float> gate_values = numbers(rows * cols), up_values = numbers(rows * cols);
+        PlacedTensor both({rows, 2 * cols}, dtype, device, {.gap = pick(2) * 8});
+        std::vector<float> rows_of_both;
+        for (std::int64_t row = 0; row < rows; ++row)
+          for (const std::vector<float>* half : {&gate_values, &up_values})
+            rows_of_both.insert(rows_of_both.end(), half->begin() + row * cols, half->begin() + (row + 1) * cols);
+        both.fill(rows_of_both);
+        const Shape shape{rows, cols}, scale_shape{rows, groups_of(cols)};
+        const Tensor y = empty(shape, DType::fp8_e4m3), scales = empty(scale_shape, DType::f32);
+        tw::cast_fp8_swiglu(both.tensor().slice(1, 0, cols), both.tensor().slice(1, cols, 2 * cols), y, scales, {.kind = kind});
+        const std::vector<float> got = values(y), got_scales = values(scales);
+        for (std::int64_t row = 0; row < rows; ++row) {
+          for (std::int64_t group = 0; group < groups_of(cols); ++group) {
+            const double scale = got_scales[static_cast<std::size_t>(row * groups_of(cols) + group)];
+            double amax = 1e-4;
+            for (std::int64_t c = group * 128; c < std::min(cols, group * 128 + 128); ++c) {
+              const auto i = static_cast<std::size_t>(row * cols + c);
+              const double gate = gate_values[i], gated = gate / (1 + std::exp(-gate)) * up_values[i];
+              amax = std::max(amax, std::abs(gated));
+              // Half a step of e4m3, which has 3 bits and a smallest step of 2^-9, and what f32 rounds.
+              ASSERT_NEAR(got[i] * scale, gated, std::max(std::abs(gated) / 16, scale / 1024) * 1.0001 + std::abs(gated) * 1e-6) << i;
+            }
+            const double steps = scale * 448 / amax;
+            ASSERT_GE(steps, 1 - 1e-5);
+            ASSERT_LE(steps, kind == Fp8Scales::exact ? 1 + 1e-5 : 2 + 1e-5);
+            if (kind == Fp8Scales::powers_of_two) {
+              ASSERT_EQ(scale, std::exp2(std::round(std::log2(scale))));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(CastFp8, Blocks) {
   for (const std::int64_t rows : {0, 1, 31, 32, 127, 128, 129, 300}) {
     for (const std::int64_t cols : {0, 1, 100, 128, 257}) {
@@ -216,6 +257,14 @@ TEST_P(CastFp8Arguments, AreRefusedByName) {
   refused(x, Tensor::borrow(x.data(), {3, 200}, f8, x.device()), scales, {"y is", "shares memory with x"});
   expect_error<InvalidArgument>([&] { tw::cast_fp8_blocks(x, y, scales); }, {"cast_fp8_blocks: scales is f32[3, 2]", "[1, 2]"});
   expect_error<InvalidArgument>([&] { tw::cast_fp8_blocks(tensor({2, 3, 4}), tensor({2, 3, 4}, f8), scales); }, {"[N, K]"});
+  const auto gated_refused = [&](const Tensor& gate, const Tensor& up, std::initializer_list<std::string_view> parts) {
+    expect_error<InvalidArgument>([&] { tw::cast_fp8_swiglu(gate, up, y, scales); }, parts);
+  };
+  gated_refused(tensor({3, 200}, DType::i8), x, {"cast_fp8_swiglu: gate is i8[3, 200]"});
+  gated_refused(tensor({3, 100}), x, {"y is fp8_e4m3[3, 200]", "for gate bf16[3, 100]", "[3, 100]"});
+  gated_refused(x, tensor({3, 201}), {"up is bf16[3, 201]", "gate's shape, bf16[3, 200]"});
+  gated_refused(x, tensor({3, 200}, DType::f16), {"up is f16[3, 200]"});
+  gated_refused(x, Tensor::borrow(y.data(), {3, 200}, DType::bf16, x.device(), {0, 1}), {"y is", "shares memory with up"});
   const Tensor sizes = tensor({2}, DType::i32), grouped = tensor({2, 5, 200}, f8), grouped_scales = tensor({2, 5, 2}, f32);
   const auto grouped_refused = [&](const Tensor& n, const Tensor& to, const Tensor& s, std::initializer_list<std::string_view> parts) {
     expect_error<InvalidArgument>([&] { tw::cast_fp8_grouped(x, n, to, s); }, parts);

@@ -5,6 +5,8 @@
 #include "kernels/moe/pieces.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/workspace.hpp"
+#include "tilewave/cast_fp8.hpp"
+#include "tilewave/elementwise.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/moe.hpp"
@@ -20,8 +22,26 @@ struct Sizes {
   std::int64_t tokens, hidden, inner, experts, shared_inner;
 };
 
-void check_weight(const char* op, const char* name, const Tensor& w, int rank, const Tensor& x) {
-  check_operand(op, name, w, x.dtype(), x.device());
+constexpr std::int64_t kBlock = 128;  ///< rows and columns of a weight that share a scale
+
+/// The scales of a weight [.., rows, cols] of fp8_e4m3; others have none.
+void check_scale(const char* op, const char* name, const Tensor* scale, const char* weight_name, const Tensor& w) {
+  if (w.dtype() != DType::fp8_e4m3) {
+    require(scale == nullptr, "{}: {} is given, but {} is {}; scales are for weights of fp8_e4m3", op, name, weight_name, w);
+    return;
+  }
+  require(w.shape(-2) % kBlock == 0 && w.shape(-1) % kBlock == 0, "{}: {} is {}; of fp8_e4m3 its rows and columns must be multiples of {}",
+          op, weight_name, w, kBlock);
+  require(scale != nullptr, "{}: {} is not given; {} is {}, which needs it", op, name, weight_name, w);
+  check_operand(op, name, *scale, DType::f32, w.device());
+  Shape expected = w.shape();
+  for (std::size_t dim = expected.size() - 2; dim < expected.size(); ++dim) expected[dim] /= kBlock;
+  require(scale->shape() == expected, "{}: {} is {}; for {} {} it must be [{}]", op, name, *scale, weight_name, w,
+          tw::join(expected, ", "));
+}
+
+void check_weight(const char* op, const char* name, const Tensor& w, int rank, DType dtype, Device device) {
+  check_operand(op, name, w, dtype, device);
   require(w.rank() == rank, "{}: {} is {}; it must have {} dimensions", op, name, w, rank);
   check_extents(op, name, w);
 }
@@ -34,8 +54,10 @@ Sizes check_layer(const char* op, const Tensor& x, const Tensor& w_gate_up, cons
   check_operand(op, "x", x, x.dtype(), device);
   require(x.rank() == 2 && x.shape(1) >= 1, "{}: x is {}; it must be [tokens, H] with H at least 1", op, x);
   check_extents(op, "x", x);
-  check_weight(op, "w_gate_up", w_gate_up, 3, x);
-  check_weight(op, "w_down", w_down, 3, x);
+  const DType dtype = w_gate_up.dtype() == DType::fp8_e4m3 ? DType::fp8_e4m3 : x.dtype();
+  require(dtype == x.dtype() || x.dtype() == DType::bf16, "{}: x is {}; with weights of fp8_e4m3 it must be bf16", op, x);
+  check_weight(op, "w_gate_up", w_gate_up, 3, dtype, device);
+  check_weight(op, "w_down", w_down, 3, dtype, device);
   const std::int64_t hidden = x.shape(1), experts = w_gate_up.shape(0), inner = w_gate_up.shape(1) / 2;
   moe::check_experts(op, "the number of w_gate_up's experts", experts);
   require(w_gate_up.shape(2) == hidden && inner >= 1 && w_gate_up.shape(1) == 2 * inner,
@@ -49,14 +71,18 @@ Sizes check_layer(const char* op, const Tensor& x, const Tensor& w_gate_up, cons
           options.shared_down == nullptr ? "shared_down" : "shared_gate_up");
   std::int64_t shared = 0;
   if (options.shared_gate_up != nullptr) {
-    check_weight(op, "shared_gate_up", *options.shared_gate_up, 2, x);
-    check_weight(op, "shared_down", *options.shared_down, 2, x);
+    check_weight(op, "shared_gate_up", *options.shared_gate_up, 2, dtype, device);
+    check_weight(op, "shared_down", *options.shared_down, 2, dtype, device);
     shared = options.shared_gate_up->shape(0) / 2;
     require(options.shared_gate_up->shape(1) == hidden && shared >= 1 && options.shared_gate_up->shape(0) == 2 * shared,
             "{}: shared_gate_up is {}; it must be [2 S, {}] with S at least 1", op, *options.shared_gate_up, hidden);
     require(options.shared_down->shape() == Shape{hidden, shared}, "{}: shared_down is {}; for shared_gate_up {} it must be [{}, {}]", op,
             *options.shared_down, *options.shared_gate_up, hidden, shared);
+    check_scale(op, "shared_gate_up_scale", options.shared_gate_up_scale, "shared_gate_up", *options.shared_gate_up);
+    check_scale(op, "shared_down_scale", options.shared_down_scale, "shared_down", *options.shared_down);
   }
+  check_scale(op, "gate_up_scale", options.gate_up_scale, "w_gate_up", w_gate_up);
+  check_scale(op, "down_scale", options.down_scale, "w_down", w_down);
   if (options.addend != nullptr) {
     check_operand(op, "addend", *options.addend, x.dtype(), device);
     require(options.addend->shape() == out.shape(), "{}: addend is {}; it must have out's shape, {}", op, *options.addend, out);
@@ -68,7 +94,11 @@ Sizes check_layer(const char* op, const Tensor& x, const Tensor& w_gate_up, cons
                   {"w_gate_up", &w_gate_up},
                   {"w_down", &w_down},
                   {"shared_gate_up", options.shared_gate_up},
-                  {"shared_down", options.shared_down}});
+                  {"shared_down", options.shared_down},
+                  {"gate_up_scale", options.gate_up_scale},
+                  {"down_scale", options.down_scale},
+                  {"shared_gate_up_scale", options.shared_gate_up_scale},
+                  {"shared_down_scale", options.shared_down_scale}});
   return {x.shape(0), hidden, inner, experts, shared};
 }
 
@@ -77,28 +107,86 @@ void check_rows(const char* op, const Tensor& x, std::int64_t k) {
   require(x.shape(0) * k <= kLargestExtent, "{}: x is {} and k is {}; tokens * k is limited to {}", op, x, k, kLargestExtent);
 }
 
+/// Work memory of a call.
+struct Work {
+  Stream stream;
+  Tensor operator()(std::int64_t rows, std::int64_t cols, DType dtype) const { return workspace({rows, cols}, dtype, stream); }
+};
+
+/// Rows of fp8_e4m3 with a scale for each 128 of a row, laid out for the products.
+struct ScaledRows {
+  Tensor values, scales;
+  ScaledRows(const Work& work, std::int64_t rows, std::int64_t cols)
+      : values(work(rows, cols, DType::fp8_e4m3)),
+        scales(work(cols / kBlock, (rows + 3) / 4 * 4, DType::f32).slice(1, 0, rows).transpose(0, 1)) {}
+};
+
+/// The two products of all experts, on x's rows sorted by expert. Each gives [rows, hidden].
+Tensor multiply(const Tensor& x, const Tensor& places, const Tensor& offsets, const Tensor& w_gate_up, const Tensor& w_down,
+                const Sizes& sizes, const Work& work) {
+  const std::int64_t rows = places.numel();
+  const Tensor sorted = work(rows, sizes.hidden, x.dtype()), gated = work(rows, sizes.inner, x.dtype());
+  const Tensor results = work(rows, sizes.hidden, x.dtype());
+  moe::dispatch(x, places, sorted, nullptr, work.stream);
+  grouped_gemm(sorted, w_gate_up.transpose(1, 2), offsets, gated, {.activation = Activation::swiglu, .stream = work.stream});
+  grouped_gemm(gated, w_down.transpose(1, 2), offsets, results, {.stream = work.stream});
+  return results;
+}
+Tensor multiply_fp8(const Tensor& x, const Tensor& places, const Tensor& offsets, const Tensor& w_gate_up, const Tensor& w_down,
+                    const Sizes& sizes, const MoeExpertsOptions& options, const Work& work) {
+  const std::int64_t rows = places.numel();
+  const ScaledRows sorted(work, rows, sizes.hidden), gated(work, rows, sizes.inner);
+  const Tensor gate_up = work(rows, 2 * sizes.inner, x.dtype()), results = work(rows, sizes.hidden, x.dtype());
+  const Tensor gate_up_scale = options.gate_up_scale->transpose(1, 2), down_scale = options.down_scale->transpose(1, 2);
+  moe::dispatch(x, places, sorted.values, &sorted.scales, work.stream);
+  grouped_gemm(sorted.values, w_gate_up.transpose(1, 2), offsets, gate_up,
+               {.a_scale = &sorted.scales, .b_scale = &gate_up_scale, .stream = work.stream});
+  cast_fp8_swiglu(gate_up.slice(1, 0, sizes.inner), gate_up.slice(1, sizes.inner, 2 * sizes.inner), gated.values, gated.scales,
+                  {.stream = work.stream});
+  grouped_gemm(gated.values, w_down.transpose(1, 2), offsets, results,
+               {.a_scale = &gated.scales, .b_scale = &down_scale, .stream = work.stream});
+  return results;
+}
+
+/// The same of the shared experts, with the addend, in the order of tokens.
+Tensor multiply_shared(const Tensor& x, const Sizes& sizes, const MoeExpertsOptions& options, const Work& work) {
+  const Tensor gated = work(sizes.tokens, sizes.shared_inner, x.dtype()), result = work(sizes.tokens, sizes.hidden, x.dtype());
+  gemm(x, options.shared_gate_up->transpose(0, 1), gated, {.activation = Activation::swiglu, .stream = work.stream});
+  gemm(gated, options.shared_down->transpose(0, 1), result, {.residual = options.addend, .stream = work.stream});
+  return result;
+}
+Tensor multiply_shared_fp8(const Tensor& x, const Sizes& sizes, const MoeExpertsOptions& options, const Work& work) {
+  const std::int64_t inner = sizes.shared_inner;
+  const ScaledRows tokens(work, sizes.tokens, sizes.hidden), gated(work, sizes.tokens, inner);
+  const Tensor gate_up = work(sizes.tokens, 2 * inner, x.dtype()), result = work(sizes.tokens, sizes.hidden, x.dtype());
+  const Tensor gate_up_scale = options.shared_gate_up_scale->transpose(0, 1), down_scale = options.shared_down_scale->transpose(0, 1);
+  cast_fp8(x, tokens.values, tokens.scales, {.stream = work.stream});
+  gemm(tokens.values, options.shared_gate_up->transpose(0, 1), gate_up,
+       {.a_scale = &tokens.scales, .b_scale = &gate_up_scale, .stream = work.stream});
+  cast_fp8_swiglu(gate_up.slice(1, 0, inner), gate_up.slice(1, inner, 2 * inner), gated.values, gated.scales, {.stream = work.stream});
+  gemm(gated.values, options.shared_down->transpose(0, 1), result,
+       {.a_scale = &gated.scales, .b_scale = &down_scale, .stream = work.stream});
+  if (options.addend != nullptr) add(result, *options.addend, result, {.stream = work.stream});
+  return result;
+}
+
 /// The experts' part, after routing.
 void run(const Tensor& x, const Tensor& weights, const Tensor& experts, const Tensor& w_gate_up, const Tensor& w_down, const Tensor& out,
          const Sizes& sizes, const MoeExpertsOptions& options, const Stream& stream) {
-  const auto work = [&](std::int64_t rows, std::int64_t cols) { return workspace({rows, cols}, x.dtype(), stream); };
+  const Work work{stream};
+  const bool fp8 = w_gate_up.dtype() == DType::fp8_e4m3;
   const Tensor* addend = options.addend;
   Tensor shared;
   if (sizes.shared_inner > 0) {
-    const Tensor gated = work(sizes.tokens, sizes.shared_inner);
-    shared = work(sizes.tokens, sizes.hidden);
-    gemm(x, options.shared_gate_up->transpose(0, 1), gated, {.activation = Activation::swiglu, .stream = stream});
-    gemm(gated, options.shared_down->transpose(0, 1), shared, {.residual = addend, .stream = stream});
+    shared = fp8 ? multiply_shared_fp8(x, sizes, options, work) : multiply_shared(x, sizes, options, work);
     addend = &shared;
   }
-  const std::int64_t rows = experts.numel();
-  const Tensor tables = workspace({sizes.experts + 1 + rows}, DType::i32, stream);
+  const Tensor tables = workspace({sizes.experts + 1 + experts.numel()}, DType::i32, stream);
   const Tensor offsets = tables.slice(0, 0, sizes.experts + 1);
   const Tensor places = tables.slice(0, sizes.experts + 1, tables.shape(0)).reshape(experts.shape());
   moe::permute(experts, static_cast<int>(sizes.experts), options.first_expert, offsets, nullptr, places, stream);
-  const Tensor sorted = work(rows, sizes.hidden), gated = work(rows, sizes.inner), results = work(rows, sizes.hidden);
-  moe::dispatch(x, places, sorted, stream);
-  grouped_gemm(sorted, w_gate_up.transpose(1, 2), offsets, gated, {.activation = Activation::swiglu, .stream = stream});
-  grouped_gemm(gated, w_down.transpose(1, 2), offsets, results, {.stream = stream});
+  const Tensor results = fp8 ? multiply_fp8(x, places, offsets, w_gate_up, w_down, sizes, options, work)
+                             : multiply(x, places, offsets, w_gate_up, w_down, sizes, work);
   moe::combine(results, places, weights, addend, out, stream);
 }
 

@@ -10,12 +10,14 @@
 #include <span>
 #include <vector>
 
+#include "kernels/cast_fp8/reference.hpp"
 #include "kernels/moe/reference.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
+#include "tilewave/cast_fp8.hpp"
 #include "tilewave/moe.hpp"
 
 namespace tw::kernels::moe {
@@ -171,6 +173,155 @@ TEST_P(FusedMoe, ExpertsElsewhereContributeNothing) {
 
 /// More assignments than one chunk of the permutation.
 TEST_P(FusedMoe, ManyTokens) { check({.tokens = 700, .hidden = 24, .inner = 8, .experts = 16, .k = 8}, DType::bf16); }
+
+/// A weight of fp8_e4m3, [.., rows, cols], with scales of blocks, and what it stands for.
+struct Fp8Weight {
+  Fp8Weight(std::int64_t experts, std::int64_t rows, std::int64_t cols, Device device, std::mt19937_64& random)
+      : size(rows * cols),
+        weight({experts, rows, cols}, DType::fp8_e4m3, device),
+        scale({experts, rows / 128, cols / 128}, DType::f32, device) {
+    std::normal_distribution<float> normal(0, 1 / std::sqrt(static_cast<float>(cols)));
+    std::vector<float> scales;
+    for (std::int64_t e = 0; e < experts; ++e) {
+      std::vector<float> x(index(size));
+      for (float& value : x) value = normal(random);
+      const cast_fp8::PlainResult cast = cast_fp8::plain(x, rows, cols, 128, false);
+      codes.insert(codes.end(), cast.y.begin(), cast.y.end());
+      scales.insert(scales.end(), cast.scales.begin(), cast.scales.end());
+      for (std::int64_t i = 0; i < size; ++i)
+        values.push_back(cast.y[index(i)] * cast.scales[index(i / cols / 128 * (cols / 128) + i % cols / 128)]);
+    }
+    weight.fill(codes);
+    scale.fill(scales);
+  }
+  std::int64_t size;
+  PlacedTensor weight, scale;
+  std::vector<float> codes, values;
+};
+
+/// An expert with gate and up as halves, whose inputs are cast as on the device.
+std::vector<double> fp8_mlp(std::span<const float> x, std::span<const float> w_gate_up, std::span<const float> w_down) {
+  const auto cast = [](std::span<const float> row) {
+    cast_fp8::PlainResult result = cast_fp8::plain(row, 1, static_cast<std::int64_t>(row.size()), 1, false);
+    for (std::size_t i = 0; i < row.size(); ++i) result.y[i] *= result.scales[i / 128];
+    return result.y;
+  };
+  const auto product = [](std::span<const float> w, const std::vector<float>& row) {
+    std::vector<float> result;
+    for (std::size_t n = 0; n < w.size() / row.size(); ++n) {
+      double sum = 0;
+      for (std::size_t i = 0; i < row.size(); ++i) sum += static_cast<double>(w[n * row.size() + i]) * row[i];
+      result.push_back(round_to(DType::bf16, static_cast<float>(sum)));
+    }
+    return result;
+  };
+  const std::vector<float> both = product(w_gate_up, cast(x));
+  std::vector<float> gated(both.size() / 2);
+  for (std::size_t i = 0; i < gated.size(); ++i) gated[i] = both[i] / (1 + std::exp(-both[i])) * both[gated.size() + i];
+  const std::vector<float> result = product(w_down, cast(gated));
+  return {result.begin(), result.end()};
+}
+
+TEST_P(FusedMoe, Fp8Weights) {
+  struct Case {
+    std::int64_t tokens, hidden, inner;
+    int experts, k;
+    std::int64_t shared;
+    bool addend;
+  };
+  for (const Case& c : {Case{1, 128, 128, 3, 2, 0, false}, Case{37, 256, 128, 4, 2, 0, true}, Case{20, 128, 256, 5, 3, 128, false},
+                        Case{70, 384, 128, 2, 1, 256, true}}) {
+    SCOPED_TRACE(tw::format("{} tokens of {}, experts {} x {}, k {}, shared {}", c.tokens, c.hidden, c.experts, c.inner, c.k, c.shared));
+    const Layer layer({.tokens = c.tokens, .hidden = c.hidden, .inner = 1, .experts = c.experts, .k = c.k, .strangers = 5}, DType::bf16,
+                      device, random);
+    const Fp8Weight gate_up(c.experts, 2 * c.inner, c.hidden, device, random), down(c.experts, c.hidden, c.inner, device, random);
+    const Fp8Weight shared_gate_up(1, 2 * c.shared, c.hidden, device, random), shared_down(1, c.hidden, c.shared, device, random);
+    const Tensor shared_weights[] = {shared_gate_up.weight.tensor().select(0, 0), shared_down.weight.tensor().select(0, 0)};
+    const Tensor shared_scales[] = {shared_gate_up.scale.tensor().select(0, 0), shared_down.scale.tensor().select(0, 0)};
+    MoeExpertsOptions options{.addend = c.addend ? &layer.addend.tensor() : nullptr,
+                              .gate_up_scale = &gate_up.scale.tensor(),
+                              .down_scale = &down.scale.tensor()};
+    if (c.shared > 0) {
+      options.shared_gate_up = &shared_weights[0], options.shared_down = &shared_weights[1];
+      options.shared_gate_up_scale = &shared_scales[0], options.shared_down_scale = &shared_scales[1];
+    }
+    if (!launched([&] { moe_experts(layer.x, layer.weights, layer.experts, gate_up.weight, down.weight, layer.out, options); })) return;
+    std::vector<double> expected, largest;
+    for (std::int64_t t = 0; t < c.tokens; ++t) {
+      const std::span<const float> token = part(layer.x_values, t, c.hidden);
+      std::vector<double> sum(index(c.hidden), 0), size(index(c.hidden), 0);
+      const auto add = [&](double weight, const std::vector<double>& y) {
+        for (std::size_t i = 0; i < y.size(); ++i) {
+          sum[i] += weight * y[i];
+          size[i] += std::abs(weight * y[i]);
+        }
+      };
+      if (c.shared > 0) add(1, fp8_mlp(token, shared_gate_up.values, shared_down.values));
+      if (c.addend) {
+        const std::span<const float> row = part(layer.addend_values, t, c.hidden);
+        add(1, {row.begin(), row.end()});
+      }
+      for (double& value : sum) value = round_to(DType::bf16, static_cast<float>(value));
+      for (std::int64_t n = 0; n < c.k; ++n) {
+        const auto e = static_cast<std::int64_t>(layer.expert_values[index(t * c.k + n)]);
+        if (e < 0 || e >= c.experts) continue;
+        add(layer.weight_values[index(t * c.k + n)],
+            fp8_mlp(token, part(gate_up.values, e, gate_up.size), part(down.values, e, down.size)));
+      }
+      for (std::size_t i = 0; i < sum.size(); ++i) {
+        expected.push_back(round_to(DType::bf16, static_cast<float>(sum[i])));
+        largest.push_back(size[i]);
+      }
+    }
+    // A gate or up that is rounded the other way to bf16 moves an activation across a bound between two e4m3 numbers now and then.
+    const std::vector<double> got = layer.out.values();
+    ASSERT_EQ(got.size(), expected.size());
+    double error = 0, norm = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      error += (got[i] - expected[i]) * (got[i] - expected[i]);
+      norm += expected[i] * expected[i];
+      ASSERT_NEAR(got[i], expected[i], 0.05 * largest[i] + 0.01) << i;
+    }
+    EXPECT_LE(std::sqrt(error), 0.01 * std::sqrt(norm));
+    EXPECT_TRUE(layer.out.gaps_intact());
+  }
+}
+
+TEST_P(FusedMoe, RefusesFp8WeightsThatDoNotFit) {
+  const auto zeros = [&](Shape shape, DType dtype = DType::fp8_e4m3) {
+    return Tensor::zeros(std::move(shape), dtype, Stream::standard(device));
+  };
+  const Layer layer({.tokens = 3, .hidden = 128, .inner = 128, .experts = 2, .k = 2}, DType::bf16, device, random);
+  const Tensor gate_up = zeros({2, 256, 128}), down = zeros({2, 128, 128}), gate_up_scale = zeros({2, 2, 1}, DType::f32),
+               down_scale = zeros({2, 1, 1}, DType::f32), wrong = zeros({2, 1, 2}, DType::f32), shared = zeros({256, 128}),
+               shared_down = zeros({128, 128}), shared_scale = zeros({2, 1}, DType::f32);
+  using Parts = std::initializer_list<std::string_view>;
+  const auto refuse = [&](const Tensor& w_gate_up, const Tensor& w_down, const MoeExpertsOptions& options, Parts parts) {
+    expect_error<InvalidArgument>([&] { moe_experts(layer.x, layer.weights, layer.experts, w_gate_up, w_down, layer.out, options); },
+                                  parts);
+  };
+  refuse(gate_up, down, {}, {"gate_up_scale is not given; w_gate_up is fp8_e4m3[2, 256, 128]"});
+  refuse(gate_up, down, {.gate_up_scale = &gate_up_scale}, {"down_scale is not given"});
+  refuse(gate_up, down, {.gate_up_scale = &gate_up_scale, .down_scale = &wrong}, {"down_scale is f32[2, 1, 2]", "[2, 1, 1]"});
+  refuse(gate_up, layer.w_down, {.gate_up_scale = &gate_up_scale}, {"w_down is bf16[2, 128, 128]"});
+  refuse(layer.w_gate_up, layer.w_down, {.down_scale = &down_scale}, {"down_scale is given, but w_down is bf16[2, 128, 128]"});
+  refuse(zeros({2, 128, 128}), zeros({2, 128, 64}), {.gate_up_scale = &down_scale}, {"w_down is fp8_e4m3[2, 128, 64]", "multiples of 128"});
+  refuse(gate_up, down,
+         {.shared_gate_up = &shared,
+          .shared_down = &shared_down,
+          .gate_up_scale = &gate_up_scale,
+          .down_scale = &down_scale,
+          .shared_gate_up_scale = &shared_scale},
+         {"shared_down_scale is not given"});
+  const Tensor half = zeros({3, 128}, DType::f16);
+  expect_error<InvalidArgument>(
+      [&] {
+        moe_experts(half, layer.weights, layer.experts, gate_up, down, zeros({3, 128}, DType::f16),
+                    {.gate_up_scale = &gate_up_scale, .down_scale = &down_scale});
+      },
+      {"x is f16[3, 128]", "must be bf16"});
+  EXPECT_TRUE(layer.out.untouched());
+}
 
 TEST_P(FusedMoe, RoutesFirst) {
   const Sizes sizes{.tokens = 21, .hidden = 64, .inner = 32, .experts = 16, .k = 4, .shared = 32, .addend = true};

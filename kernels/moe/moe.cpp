@@ -116,6 +116,28 @@ void bind_dispatch(auto& bind, auto& p, const Tensor& x, const Tensor& places, c
   bind(p.out, y);
 }
 
+/// The groups of 128 of [.., H], H a multiple of 128, as [.., H / 128, 128].
+Tensor in_groups(const Tensor& t) {
+  constexpr std::int64_t group = cast_fp8::kGroup;
+  return Tensor::borrow(t.data(), {t.shape(0), t.shape(1) / group, group}, t.dtype(), t.device(),
+                        {t.stride(0), group * t.stride(1), t.stride(1)});
+}
+
+template <class Kernel>
+TileGrid fp8_grid(const Tensor& tokens) {
+  constexpr std::int64_t cols = Kernel::groups * cast_fp8::kGroup;
+  return {.m = static_cast<int>((tokens.shape(1) + cols - 1) / cols), .batch = static_cast<int>(tokens.shape(0))};
+}
+
+void bind_dispatch_fp8(auto& bind, auto& p, const Tensor& x, const Tensor& places, const Tensor& y, const Tensor& scales) {
+  bind(p.x, in_groups(x));
+  bind(p.y, in_groups(y));
+  bind(p.scales, Tensor::borrow(scales.data(), {scales.shape(0), scales.shape(1), 1}, scales.dtype(), scales.device(),
+                                {scales.stride(0), scales.stride(1), 1}));
+  bind(p.places, places);
+  p.power_of_two = false;
+}
+
 void bind_combine(auto& bind, auto& p, const Tensor& y, const Tensor& places, const Tensor& weights, const Tensor* addend,
                   const Tensor& out) {
   bind(p.y, y);
@@ -211,8 +233,14 @@ void permute(const Tensor& experts, int n_experts, int first_expert, const Tenso
   });
 }
 
-void dispatch(const Tensor& x, const Tensor& places, const Tensor& y, const Stream& stream) {
-  if (x.numel() == 0 || places.numel() == 0) return;
+void dispatch(const Tensor& x, const Tensor& places, const Tensor& y, const Tensor* scales, const Stream& stream) {
+  if (x.numel() == 0 || places.numel() == 0 || y.numel() == 0) return;
+  if (scales != nullptr) {
+    return with_float_type(x.dtype(), [&]<class T>(std::type_identity<T>) {
+      launch<DispatchFp8<T>>(stream, fp8_grid<DispatchFp8<T>>(x),
+                             [&](auto& bind, auto& p) { bind_dispatch_fp8(bind, p, x, places, y, *scales); });
+    });
+  }
   launch_move<Dispatch>(x, stream, [&](auto& bind, auto& p) { bind_dispatch(bind, p, x, places, y); });
 }
 
@@ -257,6 +285,19 @@ void check_floats(const char* op, const char* name, const Tensor& t, DType dtype
   check_extents(op, name, t);
 }
 
+/// y of moe_dispatch() with scales.
+void check_fp8(const char* op, const Tensor& y, const Tensor* scales) {
+  check_operand(op, "y", y, y.dtype(), y.device());
+  require(y.rank() == 2 && y.shape(1) % cast_fp8::kGroup == 0, "{}: y is {}; of fp8_e4m3 it must be [rows, H], H a multiple of {}", op, y,
+          cast_fp8::kGroup);
+  check_extents(op, "y", y);
+  require(scales != nullptr, "{}: scales is not given; a y of fp8_e4m3 needs it", op);
+  check_operand(op, "scales", *scales, DType::f32, y.device());
+  const Shape expected{y.shape(0), y.shape(1) / cast_fp8::kGroup};
+  require(scales->shape() == expected, "{}: scales is {}; for y {} it must be [{}]", op, *scales, y, tw::join(expected, ", "));
+  check_output(op, "scales", *scales);
+}
+
 /// At most this many elements in the pieces of a launch's rows: the tiles stay ints.
 void check_tiles(const char* op, const char* name, const Tensor& t) {
   require(t.shape(0) <= kLargestExtent / std::max<std::int64_t>((t.shape(1) + 511) / 512, 1), "{}: {} is {}, which is more than {} tiles",
@@ -292,13 +333,18 @@ void moe_dispatch(const Tensor& x, const Tensor& places, const Tensor& y, const 
   constexpr const char* op = "moe_dispatch";
   const Device device = y.device();
   check_floats(op, "x", x, x.dtype(), device);
-  check_floats(op, "y", y, x.dtype(), device);
+  if (y.dtype() == DType::fp8_e4m3)
+    check_fp8(op, y, options.scales);
+  else
+    check_floats(op, "y", y, x.dtype(), device);
+  require(options.scales == nullptr || y.dtype() == DType::fp8_e4m3, "{}: scales are given, but y is {}; it must be fp8_e4m3", op, y);
   require(y.shape(1) == x.shape(1), "{}: y is {}; it must have as many columns as x, {}", op, y, x);
   check_tiles(op, "x", x);
   check_places(op, places, x.shape(0), device);
   check_output(op, "y", y);
-  check_disjoint(op, {"y", &y}, {{"x", &x}, {"places", &places}});
-  dispatch(x, places, y, checked_stream(op, options.stream, device));
+  check_disjoint(op, {"y", &y}, {{"x", &x}, {"places", &places}, {"scales", options.scales}});
+  if (options.scales != nullptr) check_disjoint(op, {"scales", options.scales}, {{"x", &x}, {"places", &places}});
+  dispatch(x, places, y, options.scales, checked_stream(op, options.stream, device));
 }
 
 void moe_combine(const Tensor& y, const Tensor& places, const Tensor& weights, const Tensor& out, const MoeCombineOptions& options) {
@@ -372,6 +418,17 @@ Analysis analyze_dispatch(const ShapeValues& shape) {
 }
 
 template <class T>
+Analysis analyze_dispatch_fp8(const ShapeValues& shape) {
+  const Tables tables(shape);
+  require(shape["dim"] % cast_fp8::kGroup == 0, "shape: dim is {}; it must be a multiple of {}", shape["dim"], cast_fp8::kGroup);
+  const Tensor x = placeholder({shape["tokens"], shape["dim"]}, dtype_of<T>);
+  const Tensor y = placeholder({shape["tokens"] * tables.k, shape["dim"]}, DType::fp8_e4m3);
+  const Tensor scales = placeholder({y.shape(0), y.shape(1) / cast_fp8::kGroup}, DType::f32);
+  return analyze<DispatchFp8<T>>(fp8_grid<DispatchFp8<T>>(x),
+                                 [&](auto& bind, auto& p) { bind_dispatch_fp8(bind, p, x, tables.places, y, scales); });
+}
+
+template <class T>
 Analysis analyze_combine(const ShapeValues& shape) {
   const Tables tables(shape);
   const Tensor out = placeholder({shape["tokens"], shape["dim"]}, dtype_of<T>);
@@ -391,6 +448,7 @@ std::vector<KernelVariant> registered() {
   variants.push_back({make_spec(kernel_info<RankAssignments<kFewRows, kFewColumns>>, true, true, "moe_permutation"),
                       analyze_permutation<kFewRows, kFewColumns>});
   variants.push_back({make_spec(kernel_info<Dispatch<bf16>>, true, true, "moe_dispatch_bf16"), analyze_dispatch<bf16>});
+  variants.push_back({make_spec(kernel_info<DispatchFp8<bf16>>, true, true, "moe_dispatch_fp8_bf16"), analyze_dispatch_fp8<bf16>});
   variants.push_back({make_spec(kernel_info<Combine<bf16>>, true, true, "moe_combine_bf16"), analyze_combine<bf16>});
   return variants;
 }

@@ -1,12 +1,16 @@
 // `tilewave bench moe`: whole layers against their grouped products alone, and the pieces around them.
 
 #include <cstdint>
+#include <optional>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "benchmarks/harness.hpp"
 #include "benchmarks/memory_bound.hpp"
 #include "runtime/format.hpp"
+#include "tilewave/cast_fp8.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/moe.hpp"
 
@@ -44,6 +48,18 @@ Tensor repeated(std::int64_t count, std::int64_t rows, std::int64_t cols, const 
   return all;
 }
 
+/// Weights of fp8_e4m3 with scales of blocks, [experts, rows, cols], the same for each expert.
+struct Fp8Weights {
+  Fp8Weights(std::int64_t experts, std::int64_t rows, std::int64_t cols, const Stream& stream)
+      : values(Tensor::empty({experts, rows, cols}, DType::fp8_e4m3, stream)),
+        scales(Tensor::empty({experts, rows / 128, cols / 128}, DType::f32, stream)) {
+    const Tensor one = random_normal({rows, cols}, DType::bf16, stream.device(), 1);
+    for (std::int64_t e = 0; e < experts; ++e) cast_fp8_blocks(one, values.select(0, e), scales.select(0, e), {.stream = stream});
+    stream.synchronize();
+  }
+  Tensor values, scales;
+};
+
 /// Tokens that are routed by random logits.
 struct Routing {
   Routing(const Model& model, std::int64_t tokens, const Stream& stream)
@@ -68,9 +84,34 @@ struct Routing {
   Tensor logits, weights, experts, offsets, rows, places;
 };
 
+/// Measures a layer with `rows` assignments against its products alone.
+void add_layer(Run& run, const Model& model, const std::string& name, DType dtype, std::int64_t rows, std::int64_t touched,
+               const std::vector<Contender>& contenders) {
+  const bool on_gpu = run.stream().device().is_cuda();
+  for (const Contender& contender : contenders) contender.launch();
+  run.stream().synchronize();
+  const double weight = 3.0 * static_cast<double>(model.hidden) * static_cast<double>(model.inner);
+  const double flops = 2 * static_cast<double>(rows) * weight;
+  const double bytes = static_cast<double>(size_of(dtype)) * static_cast<double>(touched) * weight;
+  const bool by_bytes = on_gpu && flops < 300 * bytes;  // an H200 computes about 200 FLOP while it reads a byte; of fp8 400
+  const Mode mode = on_gpu && flops < 3e11 ? Mode::graph : Mode::hot;
+  const std::vector<Timing> times = measure(mode, contenders, run.stream(), run.effort(mode));
+  Record record;
+  record.family = "moe";
+  record.case_name = name;
+  record.dtype = dtype;
+  record.mode = mode;
+  record.unit = by_bytes ? "GB/s" : on_gpu ? "TFLOP/s" : "GFLOP/s";
+  record.work = by_bytes ? bytes * 1e-9 : flops * (on_gpu ? 1e-12 : 1e-9);
+  record.ours = times[0];
+  record.peer = "its products";
+  record.peer_time = times[1];
+  if (by_bytes) record.limit = run.read_bandwidth() * 1e-9;
+  run.add(record);
+}
+
 void run_layers(Run& run, const Model& model, const std::vector<std::int64_t>& sizes) {
   const Stream& stream = run.stream();
-  const Device device = stream.device();
   Tensor w_gate_up, w_down;
   for (const std::int64_t tokens : sizes) {
     const std::string name = tw::format("{}-{}", model.name, tokens);
@@ -81,36 +122,61 @@ void run_layers(Run& run, const Model& model, const std::vector<std::int64_t>& s
     }
     const Routing routing(model, tokens, stream);
     const std::int64_t rows = tokens * model.k;
-    const Tensor x = random_normal({tokens, model.hidden}, DType::bf16, device, 3);
+    const Tensor x = random_normal({tokens, model.hidden}, DType::bf16, stream.device(), 3);
     const Tensor out = Tensor::poisoned({tokens, model.hidden}, DType::bf16, stream);
-    const Tensor sorted = random_normal({rows, model.hidden}, DType::bf16, device, 4);
+    const Tensor sorted = random_normal({rows, model.hidden}, DType::bf16, stream.device(), 4);
     const Tensor gated = Tensor::poisoned({rows, model.inner}, DType::bf16, stream);
     const Tensor results = Tensor::poisoned({rows, model.hidden}, DType::bf16, stream);
-    const std::vector<Contender> contenders = {
-        {"tilewave", [&] { fused_moe(x, routing.logits, model.k, w_gate_up, w_down, out, {.route = model.route, .stream = stream}); }},
-        {"its products", [&] {
-           grouped_gemm(sorted, w_gate_up.transpose(1, 2), routing.offsets, gated, {.activation = Activation::swiglu, .stream = stream});
-           grouped_gemm(gated, w_down.transpose(1, 2), routing.offsets, results, {.stream = stream});
-         }}};
-    for (const Contender& contender : contenders) contender.launch();
-    stream.synchronize();
-    const double weight = 3.0 * static_cast<double>(model.hidden) * static_cast<double>(model.inner);
-    const double flops = 2 * static_cast<double>(rows) * weight, bytes = 2 * static_cast<double>(routing.touched()) * weight;
-    const bool by_bytes = device.is_cuda() && flops < 300 * bytes;  // an H200 computes about 200 FLOP while it reads a byte
-    const Mode mode = device.is_cuda() && flops < 3e11 ? Mode::graph : Mode::hot;
-    const std::vector<Timing> times = measure(mode, contenders, stream, run.effort(mode));
-    Record record;
-    record.family = "moe";
-    record.case_name = name;
-    record.dtype = DType::bf16;
-    record.mode = mode;
-    record.unit = by_bytes ? "GB/s" : device.is_cuda() ? "TFLOP/s" : "GFLOP/s";
-    record.work = by_bytes ? bytes * 1e-9 : flops * (device.is_cuda() ? 1e-12 : 1e-9);
-    record.ours = times[0];
-    record.peer = "its products";
-    record.peer_time = times[1];
-    if (by_bytes) record.limit = run.read_bandwidth() * 1e-9;
-    run.add(record);
+    add_layer(
+        run, model, name, DType::bf16, rows, routing.touched(),
+        {{"tilewave", [&] { fused_moe(x, routing.logits, model.k, w_gate_up, w_down, out, {.route = model.route, .stream = stream}); }},
+         {"its products", [&] {
+            grouped_gemm(sorted, w_gate_up.transpose(1, 2), routing.offsets, gated, {.activation = Activation::swiglu, .stream = stream});
+            grouped_gemm(gated, w_down.transpose(1, 2), routing.offsets, results, {.stream = stream});
+          }}});
+  }
+}
+
+/// The same with weights of fp8_e4m3.
+void run_fp8_layers(Run& run, const Model& model, const std::vector<std::int64_t>& sizes) {
+  const Stream& stream = run.stream();
+  std::optional<Fp8Weights> gate_up, down;
+  for (const std::int64_t tokens : sizes) {
+    const std::string name = tw::format("{}-{}", model.name, tokens);
+    if (!run.wants("moe", name, DType::fp8_e4m3)) continue;
+    if (!down) {
+      gate_up.emplace(model.experts, 2 * model.inner, model.hidden, stream);
+      down.emplace(model.experts, model.hidden, model.inner, stream);
+    }
+    const Routing routing(model, tokens, stream);
+    const std::int64_t rows = tokens * model.k;
+    const Tensor x = random_normal({tokens, model.hidden}, DType::bf16, stream.device(), 3);
+    const Tensor out = Tensor::poisoned({tokens, model.hidden}, DType::bf16, stream);
+    const auto cast = [&](std::int64_t cols) {
+      const Tensor y = Tensor::empty({rows, cols}, DType::fp8_e4m3, stream), scales = column_major_scales(rows, cols / 128, 0, stream);
+      cast_fp8(random_normal({rows, cols}, DType::bf16, stream.device(), 4), y, scales, {.stream = stream});
+      stream.synchronize();
+      return std::pair{y, scales};
+    };
+    const auto [sorted, sorted_scales] = cast(model.hidden);
+    const auto [gated, gated_scales] = cast(model.inner);
+    const Tensor both = Tensor::poisoned({rows, 2 * model.inner}, DType::bf16, stream);
+    const Tensor results = Tensor::poisoned({rows, model.hidden}, DType::bf16, stream);
+    const Tensor gate_up_scales = gate_up->scales.transpose(1, 2), down_scales = down->scales.transpose(1, 2);
+    const MoeExpertsOptions experts{.gate_up_scale = &gate_up->scales, .down_scale = &down->scales};
+    const GroupedGemmOptions first{.a_scale = &sorted_scales, .b_scale = &gate_up_scales, .stream = stream};
+    const GroupedGemmOptions second{.a_scale = &gated_scales, .b_scale = &down_scales, .stream = stream};
+    const Tensor &a = sorted, &b = gated;  // not the structured bindings, which clang does not capture
+    add_layer(run, model, name, DType::fp8_e4m3, rows, routing.touched(),
+              {{"tilewave",
+                [&] {
+                  fused_moe(x, routing.logits, model.k, gate_up->values, down->values, out,
+                            {.route = model.route, .experts = experts, .stream = stream});
+                }},
+               {"its products", [&] {
+                  grouped_gemm(a, gate_up->values.transpose(1, 2), routing.offsets, both, first);
+                  grouped_gemm(b, down->values.transpose(1, 2), routing.offsets, results, second);
+                }}});
   }
 }
 
@@ -136,6 +202,10 @@ void run_pieces(Run& run, const Model& model, std::int64_t tokens) {
   add("permutation", DType::i32, bytes_of({r.experts, r.offsets, r.rows, r.places}),
       [=, n = model.experts] { moe_permutation(r.experts, n, r.offsets, r.rows, r.places, {.stream = stream}); });
   add("dispatch", DType::bf16, bytes_of({x, r.places, sorted}), [=] { moe_dispatch(x, r.places, sorted, {.stream = stream}); });
+  const Tensor cast = Tensor::poisoned(sorted.shape(), DType::fp8_e4m3, stream);
+  const Tensor scales = column_major_scales(cast.shape(0), model.hidden / 128, 0, stream);
+  add("dispatch", DType::fp8_e4m3, bytes_of({x, r.places, cast, scales}),
+      [=] { moe_dispatch(x, r.places, cast, {.scales = &scales, .stream = stream}); });
   add("combine", DType::bf16, bytes_of({sorted, r.places, r.weights, out}),
       [=] { moe_combine(sorted, r.places, r.weights, out, {.stream = stream}); });
 }
@@ -144,11 +214,13 @@ const Family family{"moe", "mixture-of-experts layers against their grouped prod
                       if (!run.options().device.is_cuda()) {
                         for (const Model& model : kCpuModels) {
                           run_layers(run, model, {1, 64});
+                          run_fp8_layers(run, model, {1, 64});
                           run_pieces(run, model, 64);
                         }
                         return;
                       }
                       for (const Model& model : kGpuModels) run_layers(run, model, {1, 16, 128, 4096});
+                      run_fp8_layers(run, kDeepSeek, {1, 16, 128, 4096});
                       for (const std::int64_t tokens : {1, 128, 512, 4096}) run_pieces(run, kDeepSeek, tokens);
                     }};
 

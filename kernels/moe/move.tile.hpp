@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/cast_fp8/cast_fp8.tile.hpp"
 #include "tilewave/tile/language.tile.hpp"
 
 // From tokens to the rows of their experts, and back. A tile is a piece of one token's row: 16 bytes for each of 128 threads.
@@ -30,6 +31,37 @@ struct Dispatch {
       for (int n = 0; n < p.places.cols; ++n) {
         const int row = *p.places.template at<const i32>(t.m, n, 0, 0);
         if (row >= 0 && row < p.out.rows) block.store(x, p.out, row, t.n * cols);
+      }
+    }
+  };
+};
+
+/// Dispatch of tokens cast to fp8_e4m3, with a scale for each group of 128 elements. The groups of a token are the rows of its tiles.
+template <class T>
+struct DispatchFp8 {
+  static constexpr const char* source = "kernels/moe/move.tile.hpp";
+  static constexpr int groups = 8;
+
+  template <class Target>
+  struct On {
+    using Values = Rows<Target, float, groups, cast_fp8::kGroup, 4, kPieceWidth<T>>;
+    struct Params {
+      Global<Target, const T, Values> x;   ///< [tokens, H / 128, 128]
+      Global<Target, fp8_e4m3, Values> y;  ///< [rows, H / 128, 128]
+      Global<Target, float> scales;        ///< [rows, H / 128, 1]
+      Global<Target, const i32> places;    ///< [tokens, k]
+      bool power_of_two;
+    };
+
+    static void compute(auto& block, const Params& p, Tile t) {
+      const int row0 = t.m * groups;
+      Values x;
+      RowVector<Target, float, Values> scale;
+      block.load(x, p.x, row0, 0, t.batch);
+      cast_fp8::scale_rows<Target>(block, x, scale, p.power_of_two);
+      for (int n = 0; n < p.places.cols; ++n) {
+        const int row = *p.places.template at<const i32>(t.batch, n, 0, 0);
+        if (row >= 0 && row < p.y.size_i) cast_fp8::store_rows<Target>(block, p, x, scale, row0, 0, row, 0);
       }
     }
   };

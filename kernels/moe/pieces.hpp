@@ -20,7 +20,8 @@ void check_experts(const char* op, const char* what, std::int64_t experts);
 void permute(const Tensor& experts, int n_experts, int first_expert, const Tensor& offsets, const Tensor* rows, const Tensor& places,
              const Stream& stream);
 
-void dispatch(const Tensor& x, const Tensor& places, const Tensor& y, const Stream& stream);
+/// `scales`: those of a y of fp8_e4m3, otherwise null.
+void dispatch(const Tensor& x, const Tensor& places, const Tensor& y, const Tensor* scales, const Stream& stream);
 /// `addend`: may be null.
 void combine(const Tensor& y, const Tensor& places, const Tensor& weights, const Tensor* addend, const Tensor& out, const Stream& stream);
 

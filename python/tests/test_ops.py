@@ -382,6 +382,28 @@ def test_cast_fp8(random):
     assert y.dtype == ml_dtypes.float8_e4m3fn and scales.shape == (3, 3)
     back = y.astype(np.float32) * np.repeat(scales, 128, -1)[:, :300]
     assert np.abs(back - x).max() <= np.abs(x).max() / 16
+    gate, up = normal(random, 3, 300), normal(random, 3, 300)
+    y, scales = ops.cast_fp8_swiglu(gate, up)
+    steps = ops.cast_fp8(ops.swiglu(gate, up))
+    assert (y == steps[0]).all() and (scales == steps[1]).all()
+    places = np.array([[2, 0], [-1, 1], [3, 4]], np.int32)
+    sorted_y, sorted_scales = ops.moe_dispatch_fp8(x[:, :256], places)
+    y, scales = ops.cast_fp8(x[:, :256])
+    for t, n in np.argwhere(places >= 0):
+        assert (sorted_y[places[t, n]] == y[t]).all() and (sorted_scales[places[t, n]] == scales[t]).all()
+
+
+def test_fused_moe_of_fp8(random):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x, logits = normal(random, 9, 128).astype(ml_dtypes.bfloat16), normal(random, 9, 4)
+    weights = [(normal(random, 4, *shape) / 11).astype(np.float32) for shape in ((256, 128), (128, 128))]
+    (gate_up, gate_up_scale), (down, down_scale) = ([np.stack(part) for part in zip(*map(ops.cast_fp8_blocks, w))] for w in weights)
+    got = ops.fused_moe(x, logits, 2, gate_up, down, gate_up_scale=gate_up_scale, down_scale=down_scale)
+    rows = weights[0].reshape(4, 2, 128, 128).swapaxes(1, 2).reshape(4, 256, 128)  # gate and up in turn
+    wanted = ops.fused_moe(x.astype(np.float32), logits, 2, np.ascontiguousarray(rows), weights[1])
+    assert np.linalg.norm(exact(got) - wanted) <= 0.08 * np.linalg.norm(wanted)
+    with pytest.raises(ValueError, match="down_scale is not given"):
+        ops.fused_moe(x, logits, 2, gate_up, down, gate_up_scale=gate_up_scale)
 
 
 def reference_attention(q, k, v, scale=None, causal=False, window=(-1, -1), softcap=0.0, slopes=None, sink=None, mask=None):

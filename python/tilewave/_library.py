@@ -182,6 +182,7 @@ class MoeExpertsOptions(Options):
         ("struct_size", ctypes.c_size_t),
         ("first_expert", ctypes.c_int32),
         *((name, _TENSOR) for name in ("shared_gate_up", "shared_down", "addend")),
+        *((name, _TENSOR) for name in ("gate_up_scale", "down_scale", "shared_gate_up_scale", "shared_down_scale")),
     ]
 
 
@@ -218,11 +219,12 @@ _FUNCTIONS = {
     "tw_topk": [_TENSOR, ctypes.c_int32] + [_TENSOR] * 2 + [_OPTIONS],
     "tw_moe_route": [_TENSOR] * 3 + [_OPTIONS],
     "tw_moe_permutation": [_TENSOR] + [ctypes.c_int32] * 2 + [_TENSOR] * 3,
-    "tw_moe_dispatch": [_TENSOR] * 3,
+    "tw_moe_dispatch": [_TENSOR] * 4,
     "tw_moe_combine": [_TENSOR] * 5,
     "tw_moe_experts": [_TENSOR] * 6 + [_OPTIONS],
     "tw_fused_moe": [_TENSOR] * 2 + [ctypes.c_int32] + [_TENSOR] * 3 + [_OPTIONS] * 2,
     "tw_cast_fp8": [_TENSOR] * 3 + [ctypes.c_int32],
+    "tw_cast_fp8_swiglu": [_TENSOR] * 4 + [ctypes.c_int32],
     "tw_cast_fp8_blocks": [_TENSOR] * 3 + [ctypes.c_int32],
     "tw_cast_fp8_grouped": [_TENSOR] * 4 + [ctypes.c_int32],
     "tw_attention": [_TENSOR] * 4 + [_OPTIONS],

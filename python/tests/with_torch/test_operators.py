@@ -73,6 +73,17 @@ def cases():
         lambda a, r, g, d: ops.fused_moe(a, r, 2, g, d, renormalise=True),
         (tokens.bfloat16(), normal(3, 4), *weights),
     )
+    scaled = [ops.cast_fp8_blocks(w) for w in (normal(256, 128), normal(128, 128))]
+    gate_up, down, shared = scaled[0][0].expand(4, 256, 128), scaled[1][0].expand(4, 128, 128), [w for w, _ in scaled]
+    scales = scaled[0][1].expand(4, 2, 1), scaled[1][1].expand(4, 1, 1), *(s for _, s in scaled)
+    names = ("gate_up_scale", "down_scale", "shared_gate_up_scale", "shared_down_scale")
+    yield (
+        "fused_moe-fp8",
+        lambda a, r, g, d, s, t, *scales: ops.fused_moe(a, r, 2, g, d, shared_gate_up=s, shared_down=t, **dict(zip(names, scales))),
+        (normal(3, 128).bfloat16(), normal(3, 4), gate_up, down, *shared, *scales),
+    )
+    yield "moe_dispatch_fp8", lambda a, p: ops.moe_dispatch_fp8(a, p), (normal(3, 256), places)
+    yield "cast_fp8_swiglu", lambda a, b: ops.cast_fp8_swiglu(a, b), (normal(3, 300), normal(3, 300))
     yield "cast_fp8", lambda a: ops.cast_fp8(a, powers_of_two=True), (normal(3, 300),)
     yield "cast_fp8_blocks", lambda a: ops.cast_fp8_blocks(a), (normal(130, 300),)
     yield "cast_fp8_grouped", lambda a, n: ops.cast_fp8_grouped(a, n, 6), (normal(9, 140), torch.tensor([4, 5], dtype=torch.int32))

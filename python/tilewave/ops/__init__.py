@@ -8,11 +8,12 @@ does not fit and what is allowed; nothing is written then. DeviceError and Compi
 
 from .attention import attention, attention_backward, attention_decode, attention_dropout_mask, attention_varlen, attention_varlen_backward
 from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swiglu, swiglu_interleaved, transpose
-from .moe import fused_moe, moe_combine, moe_dispatch, moe_experts, moe_permutation, moe_route
+from .moe import fused_moe, moe_combine, moe_dispatch, moe_dispatch_fp8, moe_experts, moe_permutation, moe_route
 from .products import (
     cast_fp8,
     cast_fp8_blocks,
     cast_fp8_grouped,
+    cast_fp8_swiglu,
     conv1d,
     conv2d,
     convert_weight,
@@ -38,6 +39,7 @@ __all__ = [
     "cast_fp8",
     "cast_fp8_blocks",
     "cast_fp8_grouped",
+    "cast_fp8_swiglu",
     "conv1d",
     "conv2d",
     "convert_weight",
@@ -54,6 +56,7 @@ __all__ = [
     "layer_norm",
     "moe_combine",
     "moe_dispatch",
+    "moe_dispatch_fp8",
     "moe_experts",
     "moe_permutation",
     "moe_route",

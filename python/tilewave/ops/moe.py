@@ -5,6 +5,7 @@ from __future__ import annotations
 from .. import _arrays, _dispatch, _library
 from .._arrays import Array, optional, tensor
 from .._operators import define, empty_like
+from .products import empty_fp8
 
 _moe_route = _library.bind("tw_moe_route")
 _moe_permutation = _library.bind("tw_moe_permutation")
@@ -36,13 +37,9 @@ def _route_options(score, bias, groups, groups_taken, group_score, renormalise, 
     )
 
 
-def _experts_options(first_expert, shared_gate_up, shared_down, addend):
-    return _library.MoeExpertsOptions(
-        first_expert=_arrays.int32("first_expert", first_expert),
-        shared_gate_up=optional("shared_gate_up", shared_gate_up),
-        shared_down=optional("shared_down", shared_down),
-        addend=optional("addend", addend),
-    )
+def _experts_options(first_expert, *tensors):
+    named = {name: optional(name, value) for name, value in zip(_REST_NAMES[1:], tensors)}
+    return _library.MoeExpertsOptions(first_expert=_arrays.int32("first_expert", first_expert), **named)
 
 
 def moe_route(
@@ -110,8 +107,28 @@ def moe_dispatch(x: Array, places: Array, *, out: Array | None = None) -> Array:
     _arrays.require_dims(2, x=x, places=places)
     if out is None:
         out = _arrays.empty(x, (places.shape[0] * places.shape[1], x.shape[1]))
-    _moe_dispatch(of_x, of_places, tensor("out", out, True), _arrays.stream(x))
+    _moe_dispatch(of_x, of_places, tensor("out", out, True), None, _arrays.stream(x))
     return out
+
+
+def moe_dispatch_fp8(x: Array, places: Array, *, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
+    """moe_dispatch() of tokens as cast_fp8() casts them: (y, scales), float8_e4m3fn [tokens k, h] and f32 [tokens k, h / 128].
+
+    h is a multiple of 128.
+    """
+    if _dispatch.through_operator(x, places):
+        return _dispatch.into(out, _dispatch.compiled_ops().moe_dispatch_fp8(x, places))
+    of_x, of_places = tensor("x", x), tensor("places", places)
+    if out is None:
+        out = _empty_dispatched(x, places)
+    _moe_dispatch(of_x, of_places, tensor("out[0]", out[0], True), tensor("out[1]", out[1], True), _arrays.stream(x))
+    return out
+
+
+def _empty_dispatched(x: Array, places: Array) -> tuple[Array, Array]:
+    _arrays.require_dims(2, x=x, places=places)
+    rows = places.shape[0] * places.shape[1]
+    return empty_fp8(x, (rows, x.shape[1]), (rows, x.shape[1] // 128))
 
 
 def moe_combine(y: Array, places: Array, weights: Array, *, addend: Array | None = None, out: Array | None = None) -> Array:
@@ -141,6 +158,10 @@ def moe_experts(
     shared_gate_up: Array | None = None,
     shared_down: Array | None = None,
     addend: Array | None = None,
+    gate_up_scale: Array | None = None,
+    down_scale: Array | None = None,
+    shared_gate_up_scale: Array | None = None,
+    shared_down_scale: Array | None = None,
     out: Array | None = None,
 ) -> Array:
     """The experts' part of a mixture-of-experts layer: the sum over n of weights[t, n] mlp(experts[t, n], x[t]), [tokens, h].
@@ -149,15 +170,19 @@ def moe_experts(
     the CPU); weights: f32, experts: int32, [tokens, k] as of moe_route(); w_gate_up: [e, 2 i, h]; w_down: [e, h, i]. The weights are those
     of experts first_expert on; others contribute nothing. shared_gate_up [2 s, h] and shared_down [h, s]: an expert of every token.
     addend: [tokens, h], added. `out` may be the addend.
+
+    With weights of float8_e4m3fn x is bf16, and the weights' scales are f32, one for each block of 128 x 128, as cast_fp8_blocks() makes them.
+    The first half of w_gate_up's and shared_gate_up's rows is then gate, the second up. h, i and s are multiples of 128.
     """
-    if _dispatch.through_operator(x, weights, w_gate_up, w_down, shared_gate_up, shared_down, addend):
-        operator = _dispatch.compiled_ops().moe_experts
-        return _dispatch.into(out, operator(x, weights, experts, w_gate_up, w_down, first_expert, shared_gate_up, shared_down, addend))
+    scales = (gate_up_scale, down_scale, shared_gate_up_scale, shared_down_scale)
+    rest = (first_expert, shared_gate_up, shared_down, addend, *scales)
+    if _dispatch.through_operator(x, weights, w_gate_up, w_down, *rest[1:]):
+        return _dispatch.into(out, _dispatch.compiled_ops().moe_experts(x, weights, experts, w_gate_up, w_down, *rest))
     operands = [tensor("x", x), tensor("weights", weights), tensor("experts", experts)]
     operands += [tensor("w_gate_up", w_gate_up), tensor("w_down", w_down)]
     if out is None:
         out = _arrays.empty(x, x.shape)
-    options = _experts_options(first_expert, shared_gate_up, shared_down, addend)
+    options = _experts_options(*rest)
     _moe_experts(*operands, tensor("out", out, True), _library.byref(options), _arrays.stream(x))
     return out
 
@@ -180,18 +205,23 @@ def fused_moe(
     shared_gate_up: Array | None = None,
     shared_down: Array | None = None,
     addend: Array | None = None,
+    gate_up_scale: Array | None = None,
+    down_scale: Array | None = None,
+    shared_gate_up_scale: Array | None = None,
+    shared_down_scale: Array | None = None,
     out: Array | None = None,
 ) -> Array:
     """A whole mixture-of-experts layer: moe_route(), then moe_experts(). logits: [tokens, all experts]."""
-    if _dispatch.through_operator(x, logits, w_gate_up, w_down, bias, shared_gate_up, shared_down, addend):
+    scales = (gate_up_scale, down_scale, shared_gate_up_scale, shared_down_scale)
+    rest = (first_expert, shared_gate_up, shared_down, addend, *scales)
+    if _dispatch.through_operator(x, logits, w_gate_up, w_down, bias, *rest[1:]):
         route = (score, bias, groups, groups_taken, group_score, renormalise, scale)
-        rest = (first_expert, shared_gate_up, shared_down, addend)
         return _dispatch.into(out, _dispatch.compiled_ops().fused_moe(x, logits, k, w_gate_up, w_down, *route, *rest))
     operands = [tensor("x", x), tensor("logits", logits), _arrays.int32("k", k), tensor("w_gate_up", w_gate_up), tensor("w_down", w_down)]
     if out is None:
         out = _arrays.empty(x, x.shape)
     route = _route_options(score, bias, groups, groups_taken, group_score, renormalise, scale)
-    options = _experts_options(first_expert, shared_gate_up, shared_down, addend)
+    options = _experts_options(*rest)
     _fused_moe(*operands, tensor("out", out, True), _library.byref(route), _library.byref(options), _arrays.stream(x))
     return out
 
@@ -200,8 +230,9 @@ def fused_moe(
 
 _ROUTE = "str score, Tensor? bias, SymInt groups, SymInt groups_taken, str group_score, bool renormalise, float scale"
 _ROUTE_NAMES = ("score", "bias", "groups", "groups_taken", "group_score", "renormalise", "scale")
-_REST = "SymInt first_expert, Tensor? shared_gate_up, Tensor? shared_down, Tensor? addend"
-_REST_NAMES = ("first_expert", "shared_gate_up", "shared_down", "addend")
+_REST_NAMES = ("first_expert", "shared_gate_up", "shared_down", "addend", "gate_up_scale", "down_scale")
+_REST_NAMES += ("shared_gate_up_scale", "shared_down_scale")
+_REST = ", ".join(["SymInt first_expert", *(f"Tensor? {name}" for name in _REST_NAMES[1:])])
 
 define(
     f"moe_route(Tensor logits, SymInt k, {_ROUTE}) -> (Tensor, Tensor)",
@@ -217,6 +248,11 @@ define(
     "moe_dispatch(Tensor x, Tensor places) -> Tensor",
     lambda x, places: moe_dispatch(x, places),
     lambda x, places: x.new_empty((places.shape[0] * places.shape[1], x.shape[1])),
+)
+define(
+    "moe_dispatch_fp8(Tensor x, Tensor places) -> (Tensor, Tensor)",
+    lambda x, places: moe_dispatch_fp8(x, places),
+    _empty_dispatched,
 )
 define(
     "moe_combine(Tensor y, Tensor places, Tensor weights, Tensor? addend) -> Tensor",

@@ -18,6 +18,7 @@ _convert_weight = _library.bind("tw_convert_weight")
 _conv1d = _library.bind("tw_conv1d", out="y")
 _conv2d = _library.bind("tw_conv2d", out="y")
 _cast_fp8 = _library.bind("tw_cast_fp8", out="y")
+_cast_fp8_swiglu = _library.bind("tw_cast_fp8_swiglu", out="y")
 _cast_fp8_blocks = _library.bind("tw_cast_fp8_blocks", out="y")
 _cast_fp8_grouped = _library.bind("tw_cast_fp8_grouped", out="y")
 
@@ -439,6 +440,19 @@ def cast_fp8(x: Array, *, powers_of_two: bool = False, out: tuple[Array, Array] 
     return out
 
 
+def cast_fp8_swiglu(
+    gate: Array, up: Array, *, powers_of_two: bool = False, out: tuple[Array, Array] | None = None
+) -> tuple[Array, Array]:
+    """cast_fp8() of silu(gate) * up, which is not rounded before. gate, up: one shape and dtype."""
+    if _dispatch.through_operator(gate, up):
+        return _dispatch.into(out, _dispatch.compiled_ops().cast_fp8_swiglu(gate, up, powers_of_two))
+    of_gate, of_up = tensor("gate", gate), tensor("up", up)
+    if out is None:
+        out = empty_fp8(gate, gate.shape, cast_fp8_scales(gate))
+    _cast_fp8_swiglu(of_gate, of_up, tensor("out[0]", out[0], True), tensor("out[1]", out[1], True), bool(powers_of_two), _arrays.stream(gate))
+    return out
+
+
 def cast_fp8_blocks(x: Array, *, powers_of_two: bool = False, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
     """cast_fp8() with a scale for each 128 x 128 block: x [n, k], scales [ceil(n / 128), ceil(k / 128)]."""
     if _dispatch.through_operator(x):
@@ -583,6 +597,11 @@ define(
     "cast_fp8(Tensor x, bool powers_of_two) -> (Tensor, Tensor)",
     lambda x, powers_of_two: cast_fp8(x, powers_of_two=powers_of_two),
     lambda x, powers_of_two: empty_fp8(x, x.shape, cast_fp8_scales(x)),
+)
+define(
+    "cast_fp8_swiglu(Tensor gate, Tensor up, bool powers_of_two) -> (Tensor, Tensor)",
+    lambda gate, up, powers_of_two: cast_fp8_swiglu(gate, up, powers_of_two=powers_of_two),
+    lambda gate, up, powers_of_two: empty_fp8(gate, gate.shape, cast_fp8_scales(gate)),
 )
 define(
     "cast_fp8_blocks(Tensor x, bool powers_of_two) -> (Tensor, Tensor)",
