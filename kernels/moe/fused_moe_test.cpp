@@ -246,15 +246,12 @@ TEST_P(FusedMoe, Fp8Weights) {
       options.shared_gate_up_scale = &shared_scales[0], options.shared_down_scale = &shared_scales[1];
     }
     if (!launched([&] { moe_experts(layer.x, layer.weights, layer.experts, gate_up.weight, down.weight, layer.out, options); })) return;
-    std::vector<double> expected, largest;
+    std::vector<double> expected;
     for (std::int64_t t = 0; t < c.tokens; ++t) {
       const std::span<const float> token = part(layer.x_values, t, c.hidden);
-      std::vector<double> sum(index(c.hidden), 0), size(index(c.hidden), 0);
+      std::vector<double> sum(index(c.hidden), 0);
       const auto add = [&](double weight, const std::vector<double>& y) {
-        for (std::size_t i = 0; i < y.size(); ++i) {
-          sum[i] += weight * y[i];
-          size[i] += std::abs(weight * y[i]);
-        }
+        for (std::size_t i = 0; i < y.size(); ++i) sum[i] += weight * y[i];
       };
       if (c.shared > 0) add(1, fp8_mlp(token, shared_gate_up.values, shared_down.values));
       if (c.addend) {
@@ -268,21 +265,21 @@ TEST_P(FusedMoe, Fp8Weights) {
         add(layer.weight_values[index(t * c.k + n)],
             fp8_mlp(token, part(gate_up.values, e, gate_up.size), part(down.values, e, down.size)));
       }
-      for (std::size_t i = 0; i < sum.size(); ++i) {
-        expected.push_back(round_to(DType::bf16, static_cast<float>(sum[i])));
-        largest.push_back(size[i]);
-      }
+      for (const double value : sum) expected.push_back(round_to(DType::bf16, static_cast<float>(value)));
     }
-    // A gate or up that is rounded the other way to bf16 moves an activation across a bound between two e4m3 numbers now and then.
+    // A gate or up that is rounded the other way to bf16 may be the largest of its group and change the scale by 2^-8. That moves one in 16
+    // of the group's activations to the next e4m3 number, by 1/16: 1.6 % of the group in the root mean square.
     const std::vector<double> got = layer.out.values();
     ASSERT_EQ(got.size(), expected.size());
     double error = 0, norm = 0;
     for (std::size_t i = 0; i < got.size(); ++i) {
       error += (got[i] - expected[i]) * (got[i] - expected[i]);
       norm += expected[i] * expected[i];
-      ASSERT_NEAR(got[i], expected[i], 0.05 * largest[i] + 0.01) << i;
     }
-    EXPECT_LE(std::sqrt(error), 0.01 * std::sqrt(norm));
+    EXPECT_LE(std::sqrt(error), 0.02 * std::sqrt(norm));
+    const double root_mean_square = std::sqrt(norm / static_cast<double>(got.size()));
+    for (std::size_t i = 0; i < got.size(); ++i)
+      ASSERT_NEAR(got[i], expected[i], 0.1 * root_mean_square + 0.01 * std::abs(expected[i])) << i;
     EXPECT_TRUE(layer.out.gaps_intact());
   }
 }

@@ -232,7 +232,7 @@ def test_operator_without_lse():
     from tilewave import _torch_ops  # noqa: F401  defines it
 
     q, k, v = parameters((2, 5, 4, 16), (2, 9, 2, 16), (2, 9, 2, 16))
-    out, _ = torch.ops.tilewave.attention(q, k, v, None, False, None, -1, -1, 0.0, None, None, None, False, False)
+    out, _ = torch.ops.tilewave.attention(q, k, v, None, False, None, -1, -1, 0.0, None, None, 0.0, None, None, False, False)
     with pytest.raises(NotImplementedError, match="operator attention has no backward if return_lse is False"):
         out.sum().backward()
 
@@ -452,7 +452,7 @@ def test_what_packed_sequences_do_not_differentiate():
     with pytest.raises(NotImplementedError, match="attention_varlen has no second derivatives"):
         d_q.sum().backward()
     out, _ = torch.ops.tilewave.attention_varlen(
-        *inputs, cu_q, cu_k, None, None, None, False, None, -1, -1, 0.0, None, None, False, None, False
+        *inputs, cu_q, cu_k, None, None, None, False, None, -1, -1, 0.0, None, None, 0.0, None, False, None, False
     )
     with pytest.raises(NotImplementedError, match="operator attention_varlen has no backward if return_lse is False"):
         out.sum().backward()
