@@ -89,19 +89,26 @@ bool touched() { return !walk.touches.empty(); }
 
 void end_walk() {
   if (--walk.depth > 0 || walk.touches.empty()) return;
-  // An element whose index does not change from row to row is loaded once for all rows; the same holds for columns.
+  // An element whose index does not change from row to row is loaded once for all rows; the same holds for columns. Items of parallel()
+  // have one column, and each may access several indices.
   struct Indices {
     Touch touch;
     std::set<i64> of_rows, of_cols;
+    bool one_column = true;
   };
   std::map<std::tuple<const void*, int, bool>, Indices> arrays;
   for (const Touch& touch : walk.touches) {
     Indices& indices = arrays.try_emplace({touch.array, touch.place, touch.write}, Indices{touch, {}, {}}).first->second;
     if (touch.col == 0) indices.of_rows.insert(touch.index);
+    indices.one_column = indices.one_column && touch.col == 0;
     if (touch.row == 0) indices.of_cols.insert(touch.index);
   }
   for (const auto& [key, indices] : arrays) {
-    const auto& [touch, of_rows, of_cols] = indices;
+    const auto& [touch, of_rows, of_cols, one_column] = indices;
+    if (one_column) {
+      walk.add(touch, of_rows.size(), *of_rows.begin(), *of_rows.rbegin());
+      continue;
+    }
     const u64 count = std::max<u64>(of_rows.size(), 1) * std::max<u64>(of_cols.size(), 1);
     const std::set<i64>& rows = of_rows.empty() ? of_cols : of_rows;
     const std::set<i64>& cols = of_cols.empty() ? of_rows : of_cols;
