@@ -20,6 +20,7 @@
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
 #include "tilewave/softmax.hpp"
+#include "tilewave/sparse_gemm.hpp"
 #include "tilewave/swiglu.hpp"
 #include "tilewave/tilewave.h"
 #include "tilewave/topk.hpp"
@@ -295,6 +296,67 @@ tw_status tw_k_grouped_gemm(const tw_tensor* a, const tw_tensor* b, const tw_ten
     const tw::Tensor out = borrow("d", d);
     tw::k_grouped_gemm(borrow("a", a), borrow("b", b), borrow("offsets", offsets), out,
                        {.accumulate = accumulate != 0, .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_prune_2_4(const tw_tensor* x, const tw_tensor* y, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    tw::prune_2_4(borrow("x", x), out, stream_of(out, cuda_stream));
+  });
+}
+tw_status tw_compress_2_4(const tw_tensor* dense, const tw_tensor* values, const tw_tensor* metadata, const tw_tensor* refused,
+                          void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("values", values);
+    const Given flag("refused", refused);
+    tw::compress_2_4(borrow("dense", dense), {out, borrow("metadata", metadata)},
+                     {.refused = flag.get(), .stream = stream_of(out, cuda_stream)});
+  });
+}
+tw_status tw_decompress_2_4(const tw_tensor* values, const tw_tensor* metadata, const tw_tensor* dense, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("dense", dense);
+    tw::decompress_2_4({borrow("values", values), borrow("metadata", metadata)}, out, stream_of(out, cuda_stream));
+  });
+}
+
+namespace {
+
+/// Calls f(options) with what a C caller gave.
+template <class F>
+void with_sparse_options(const tw_sparse_gemm_options* options, const tw::Tensor& out, void* cuda_stream, F f) {
+  const auto given = tw::c_api::known("options", options);
+  const Given bias("bias", given.bias), residual("residual", given.residual), a_scale("a_scale", given.a_scale),
+      b_scale("b_scale", given.b_scale);
+  f(tw::SparseGemmOptions{.alpha = given.has_alpha != 0 ? given.alpha : 1,
+                          .beta = given.beta,
+                          .bias = bias.get(),
+                          .activation = activation_of("options", given.activation),
+                          .residual = residual.get(),
+                          .a_scale = a_scale.get(),
+                          .b_scale = b_scale.get(),
+                          .stream = stream_of(out, cuda_stream)});
+}
+
+}  // namespace
+
+tw_status tw_sparse_gemm(const tw_tensor* values, const tw_tensor* metadata, const tw_tensor* b, const tw_tensor* d,
+                         const tw_sparse_gemm_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("d", d);
+    with_sparse_options(options, out, cuda_stream, [&](const tw::SparseGemmOptions& o) {
+      tw::sparse_gemm({borrow("values", values), borrow("metadata", metadata)}, borrow("b", b), out, o);
+    });
+  });
+}
+tw_status tw_sparse_linear(const tw_tensor* x, const tw_tensor* values, const tw_tensor* metadata, const tw_tensor* y,
+                           const tw_sparse_gemm_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    with_sparse_options(options, out, cuda_stream, [&](const tw::SparseGemmOptions& o) {
+      tw::sparse_linear(borrow("x", x), {borrow("values", values), borrow("metadata", metadata)}, out, o);
+    });
   });
 }
 

@@ -27,6 +27,7 @@
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
 #include "tilewave/softmax.hpp"
+#include "tilewave/sparse_gemm.hpp"
 #include "tilewave/swiglu.hpp"
 #include "tilewave/tensor.hpp"
 #include "tilewave/tilewave.h"
@@ -199,6 +200,33 @@ TEST(CInterface, GroupedProducts) {
   k_grouped_gemm(at, a, offsets, twice, {.accumulate = true});
   EXPECT_TRUE(same_bits(sums, twice));
   expect_refused(tw_grouped_gemm(InC(a), InC(b), InC(a), InC(poisoned({9, 22}, DType::bf16)), nullptr, nullptr), "offsets is bf16[9, 40]");
+}
+
+TEST(CInterface, SparseProducts) {
+  const Tensor w = Tensor::random({20, 72}, DType::bf16, 1), x = Tensor::random({9, 72}, DType::bf16, 2),
+               bias = Tensor::random({20}, DType::bf16, 3), pruned = poisoned({20, 72}, DType::bf16);
+  EXPECT_OK(tw_prune_2_4(InC(w), InC(pruned), nullptr));
+  const SparseMatrix sparse{poisoned({20, 36}, DType::bf16), poisoned(SparseMatrix::metadata_shape(20, 72, DType::bf16), DType::u8)};
+  const InC values(sparse.values), metadata(sparse.metadata), bias_in_c(bias);
+  expect_refused(tw_compress_2_4(InC(w), values, metadata, nullptr, nullptr), "row 0 has");
+  EXPECT_OK(tw_compress_2_4(InC(pruned), values, metadata, nullptr, nullptr));
+  const Tensor back = poisoned({20, 72}, DType::bf16);
+  EXPECT_OK(tw_decompress_2_4(values, metadata, InC(back), nullptr));
+  EXPECT_TRUE(same_bits(back, pruned));
+  tw_sparse_gemm_options options = {};
+  options.struct_size = sizeof options;
+  options.bias = bias_in_c;
+  options.activation = TW_ACTIVATION_SILU;
+  options.has_alpha = 1;
+  options.alpha = 0.5f;
+  expect_same(
+      {9, 20}, DType::bf16, [&](const Tensor& y) { return tw_sparse_linear(InC(x), values, metadata, InC(y), &options, nullptr); },
+      [&](const Tensor& y) { sparse_linear(x, sparse, y, {.alpha = 0.5f, .bias = &bias, .activation = Activation::silu}); });
+  const Tensor b = x.transpose(0, 1);
+  expect_same(
+      {20, 9}, DType::bf16, [&](const Tensor& d) { return tw_sparse_gemm(values, metadata, InC(b), InC(d), nullptr, nullptr); },
+      [&](const Tensor& d) { sparse_gemm(sparse, b, d); });
+  expect_refused(tw_sparse_gemm(values, metadata, InC(x), InC(back), nullptr, nullptr), "b is bf16[9, 72]");
 }
 
 TEST(CInterface, WeightsInFewerBits) {

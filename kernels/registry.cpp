@@ -19,6 +19,7 @@
 #include "kernels/rope/variants.hpp"
 #include "kernels/softmax/tuning.hpp"
 #include "kernels/softmax/variants.hpp"
+#include "kernels/sparse_gemm/kernels.hpp"
 #include "kernels/swiglu/variants.hpp"
 #include "kernels/topk/variants.hpp"
 #include "kernels/transpose/variants.hpp"
@@ -50,6 +51,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("dequant_gemm", kernels::dequant_gemm::registered(), kernels::dequant_gemm::kShape);
   add("log_mel", kernels::log_mel::registered(), kernels::log_mel::kShape);
   add("moe", kernels::moe::registered(), kernels::moe::kShape);
+  add("sparse_gemm", kernels::sparse_gemm::registered(), kernels::sparse_gemm::kShape);
   return all;
 }
 
@@ -57,7 +59,7 @@ std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarge
   std::vector<RegisteredKernel> all = registered_kernels();
   if (target != GpuTarget::cuda) return all;
   const auto tiles_differ = [](const RegisteredKernel& kernel) {
-    return kernel.family == "gemm" || kernel.family == "attention" || kernel.family == "convolution";
+    return kernel.family == "gemm" || kernel.family == "attention" || kernel.family == "convolution" || kernel.family == "sparse_gemm";
   };
   std::erase_if(all, tiles_differ);
   for (RegisteredKernel& kernel : all) kernel.spec = for_target(kernel.spec, target);
@@ -68,6 +70,7 @@ std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarge
   add("gemm", kernels::gemm::registered_generic(shared));
   add("attention", kernels::attention::registered_generic(shared));
   add("convolution", kernels::convolution::registered_generic(shared));
+  add("sparse_gemm", kernels::sparse_gemm::registered_generic(shared));
   return all;
 }
 

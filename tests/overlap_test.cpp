@@ -28,6 +28,7 @@
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
 #include "tilewave/softmax.hpp"
+#include "tilewave/sparse_gemm.hpp"
 #include "tilewave/swiglu.hpp"
 #include "tilewave/topk.hpp"
 #include "tilewave/transpose.hpp"
@@ -142,6 +143,37 @@ std::vector<Operation> all_operations() {
   all.push_back({"k_grouped_gemm",
                  {{"a", {3, 5}}, {"b", {5, 4}}, {"offsets", {3}, kI32}, {"d", {2, 3, 4}, kF32, true}},
                  [](const Operands& t) { k_grouped_gemm(t[0], t[1], t[2], t[3]); }});
+  const DType half = DType::f16, bytes = DType::u8;
+  // Every group's first two columns: zeros would be refused.
+  const auto matrix = [](const Tensor& values, const Tensor& metadata) {
+    std::fill_n(metadata.data<std::uint8_t>(), metadata.numel(), std::uint8_t{0x44});
+    return SparseMatrix{values, metadata};
+  };
+  all.push_back({"prune_2_4", {{"x", {3, 8}, half}, {"y", {3, 8}, half, true, "x"}}, [](const Operands& t) { prune_2_4(t[0], t[1]); }});
+  all.push_back({"compress_2_4",
+                 {{"dense", {3, 8}, half}, {"values", {3, 4}, half, true}, {"metadata", {1, 2, 128}, bytes, true}},
+                 [](const Operands& t) {
+                   compress_2_4(t[0], {t[1], t[2]});
+                 }});
+  all.push_back({"decompress_2_4",
+                 {{"values", {3, 4}, half}, {"metadata", {1, 2, 128}, bytes}, {"dense", {3, 8}, half, true}},
+                 [=](const Operands& t) { decompress_2_4(matrix(t[0], t[1]), t[2]); }});
+  all.push_back({"sparse_gemm",
+                 {{"values", {3, 4}, half},
+                  {"metadata", {1, 2, 128}, bytes},
+                  {"b", {8, 5}, half},
+                  {"d", {3, 5}, half, true, "residual"},
+                  {"bias", {5}, half},
+                  {"residual", {3, 5}, half}},
+                 [=](const Operands& t) { sparse_gemm(matrix(t[0], t[1]), t[2], t[3], {.bias = &t[4], .residual = &t[5]}); }});
+  all.push_back({"sparse_linear",
+                 {{"x", {5, 8}, half},
+                  {"values", {3, 4}, half},
+                  {"metadata", {1, 2, 128}, bytes},
+                  {"y", {5, 3}, half, true, "residual"},
+                  {"bias", {3}, half},
+                  {"residual", {5, 3}, half}},
+                 [=](const Operands& t) { sparse_linear(t[0], matrix(t[1], t[2]), t[3], {.bias = &t[4], .residual = &t[5]}); }});
   all.push_back(
       {"add", {{"a", {3, 4}}, {"b", {3, 4}}, {"y", {3, 4}, kF32, true, "a b"}}, [](const Operands& t) { add(t[0], t[1], t[2]); }});
   all.push_back({"mul", {{"a", {3, 4}}, {"b", {1, 4}}, {"y", {3, 4}, kF32, true, "a"}}, [](const Operands& t) { mul(t[0], t[1], t[2]); }});

@@ -26,8 +26,8 @@ struct Placement {
   bool reversed = false;        ///< the outermost dimension runs backwards
 };
 
-/// A tensor of f32, f16, bf16, fp8_e4m3, i32 or i64 in the middle of poisoned memory. What lies around it an op must not read (NaN would
-/// reach its results) and not write (gaps_intact() would tell). Filled and read through the CPU.
+/// A tensor of f32, f16, bf16, fp8_e4m3, i8, i32 or i64 in the middle of poisoned memory. What lies around it an op must not read (NaN
+/// would reach its results) and not write (gaps_intact() would tell). Filled and read through the CPU.
 class PlacedTensor {
  public:
   PlacedTensor(Shape shape, DType dtype, Device device, Placement p = {}) : strides_(shape.size()) {
@@ -126,6 +126,8 @@ class PlacedTensor {
       host.data<bf16>()[offset] = bf16(x);
     else if (host.dtype() == DType::fp8_e4m3)
       host.data<fp8_e4m3>()[offset] = fp8_e4m3(x);
+    else if (host.dtype() == DType::i8)
+      host.data<std::int8_t>()[offset] = static_cast<std::int8_t>(x);
     else if (host.dtype() == DType::i32)
       host.data<std::int32_t>()[offset] = static_cast<std::int32_t>(x);
     else if (host.dtype() == DType::i64)
@@ -137,6 +139,7 @@ class PlacedTensor {
     if (host.dtype() == DType::f16) return static_cast<float>(host.data<f16>()[offset]);
     if (host.dtype() == DType::bf16) return static_cast<float>(host.data<bf16>()[offset]);
     if (host.dtype() == DType::fp8_e4m3) return static_cast<float>(host.data<fp8_e4m3>()[offset]);
+    if (host.dtype() == DType::i8) return host.data<std::int8_t>()[offset];
     if (host.dtype() == DType::i32) return host.data<std::int32_t>()[offset];
     if (host.dtype() == DType::i64) return static_cast<double>(host.data<std::int64_t>()[offset]);
     return host.data<float>()[offset];

@@ -23,6 +23,7 @@
 #include "kernels/gemm/variants.hpp"
 #include "kernels/generic_tiles.hpp"
 #include "kernels/grouped_gemm/kernels.hpp"
+#include "kernels/sparse_gemm/kernels.hpp"
 #include "runtime/cuda_driver.hpp"
 #include "runtime/format.hpp"
 #include "runtime/gpu.hpp"
@@ -39,6 +40,7 @@
 #include "tilewave/launch.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/quantized.hpp"
+#include "tilewave/sparse_gemm.hpp"
 
 namespace tw::test {
 namespace {
@@ -295,6 +297,53 @@ TEST(Repetition, cuda_GroupedProducts) {
     if (n % 64 != 0) continue;
     cases.push_back(k_grouped_gemm_case(64, 256, n, 3000, index, DType::bf16, false));
     if (n <= 128) cases.push_back(k_grouped_gemm_case(64, 256, n, 3000, index, DType::f32, true));
+  }
+  expect_all_repeatable(cases);
+}
+
+/// A 2:4 sparse weight, whose result leaves transposed, or its product with x^T.
+Case sparse_case(std::int64_t m, std::int64_t n, std::int64_t k, DType dtype, bool linear, int config) {
+  struct Weight {
+    SparseMatrix host, device = {};
+    std::mutex mutex = {};
+  };
+  const auto weight = std::make_shared<Weight>();
+  Tensor w = Tensor::random({n, k}, DType::f32, seed()), x = Tensor::random({m, k}, DType::f32, seed() + 1);
+  if (dtype == DType::i8) {  // integers from -8 to 7
+    for (const Tensor& t : {w, x})
+      for (std::int64_t i = 0; i < t.numel(); ++i) t.data<float>()[i] = std::floor(8 * t.data<float>()[i]);
+  }
+  w = w.to(dtype);
+  prune_2_4(w, w);
+  weight->host = SparseMatrix::allocate(n, k, dtype);
+  compress_2_4(w, weight->host);
+  const auto in = std::make_shared<Inputs>(std::vector<Tensor>{x.to(dtype)});
+  const Shape shape = linear ? Shape{m, n} : Shape{n, m};
+  return {tw::format("sparse_{}: {} x {} x {}, {}, config {}", linear ? "linear" : "gemm", m, n, k, name_of(dtype), config), shape,
+          kernels::gemm::result_of(dtype),
+          [=](const Tensor& out, const Stream& stream) {
+            const bool on_gpu = stream.device().is_cuda();
+            const SparseGemmOptions options{.stream = stream, .config = on_gpu ? config : -1};
+            const Tensor& of_x = in->on(stream.device())[0];
+            const std::lock_guard lock(weight->mutex);
+            if (on_gpu && weight->device.values.numel() == 0)
+              weight->device = {weight->host.values.to(stream.device()), weight->host.metadata.to(stream.device())};
+            const SparseMatrix& matrix = on_gpu ? weight->device : weight->host;
+            linear ? sparse_linear(of_x, matrix, out, options) : sparse_gemm(matrix, of_x.transpose(0, 1), out, options);
+          },
+          dtype == DType::i8 ? 0.0f : 0.03f};
+}
+
+TEST(Repetition, cuda_SparseProducts) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  for (const DType dtype : {DType::bf16, DType::i8}) {
+    const auto tiles =
+        kernels::sparse_gemm::configs(kernels::generic_shared_bytes(Stream::standard(Device::cuda())), static_cast<int>(size_of(dtype)));
+    for (int config = 0; config < static_cast<int>(tiles.size()); ++config) {
+      cases.push_back(sparse_case(2048, 1024, 264, dtype, true, config));
+      cases.push_back(sparse_case(1024, 2048, 1000, dtype, false, config));
+    }
   }
   expect_all_repeatable(cases);
 }

@@ -30,6 +30,7 @@
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
 #include "tilewave/softmax.hpp"
+#include "tilewave/sparse_gemm.hpp"
 #include "tilewave/swiglu.hpp"
 #include "tilewave/topk.hpp"
 #include "tilewave/transpose.hpp"
@@ -86,6 +87,15 @@ std::vector<StackCase> stack_cases() {
     const Tensor weights = random_values({2, 96, 300}, dtype), sides = random_values({300, 520}, dtype);
     all.push_back({"grouped_gemm", {520, 300}, dtype, [=](const Tensor& y) { grouped_gemm(a, weights, offsets, y); }});
     all.push_back({"k_grouped_gemm", {2, 300, 96}, dtype, [=](const Tensor& y) { k_grouped_gemm(sides, a, offsets, y); }});
+    if (dtype != DType::f32) {
+      const Tensor w = random_values({300, 96}, dtype);
+      prune_2_4(w, w);
+      const SparseMatrix sparse = SparseMatrix::allocate(300, 96, dtype);
+      compress_2_4(w, sparse);
+      all.push_back({"sparse_linear", {520, 300}, dtype, [=](const Tensor& y) { sparse_linear(a, sparse, y); }});
+      all.push_back({"sparse_gemm", {300, 520}, dtype, [=](const Tensor& y) { sparse_gemm(sparse, a.transpose(0, 1), y); }});
+      all.push_back({"prune_2_4", {300, 96}, dtype, [=](const Tensor& y) { prune_2_4(w, y); }});
+    }
     const Tensor image = random_values({1, 20, 20, 40}, dtype), filters = random_values({300, 3, 3, 40}, dtype);
     all.push_back({"conv2d", {1, 18, 18, 300}, dtype, [=](const Tensor& y) { conv2d(image, filters, y); }});
     for (const std::int64_t dim : {64, 128, 192, 256}) {

@@ -108,6 +108,28 @@ tw_status tw_grouped_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tenso
 tw_status tw_k_grouped_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* offsets, const tw_tensor* d, int32_t accumulate,
                             void* cuda_stream);
 
+/* tilewave/sparse_gemm.hpp. A 2:4 sparse matrix [m, k] is two tensors: values [m, k / 2], and metadata of TW_U8, contiguous,
+ * [ceil(k / block), ceil(m / 16) * block / 64, 128], where block is 128 columns of 16-bit or 256 columns of 8-bit elements. */
+typedef struct {
+  size_t struct_size;
+  int32_t has_alpha; /* 1: alpha instead of 1 */
+  float alpha, beta;
+  tw_activation activation;
+  const tw_tensor *bias, *residual, *a_scale, *b_scale;
+} tw_sparse_gemm_options;
+
+tw_status tw_prune_2_4(const tw_tensor* x, const tw_tensor* y, void* cuda_stream);
+/* refused: TW_I32 [1] on a GPU, set to 1 if a group of four has more than two nonzeros; or null */
+tw_status tw_compress_2_4(const tw_tensor* dense, const tw_tensor* values, const tw_tensor* metadata, const tw_tensor* refused,
+                          void* cuda_stream);
+tw_status tw_decompress_2_4(const tw_tensor* values, const tw_tensor* metadata, const tw_tensor* dense, void* cuda_stream);
+/* d = a b, a [m, k] sparse */
+tw_status tw_sparse_gemm(const tw_tensor* values, const tw_tensor* metadata, const tw_tensor* b, const tw_tensor* d,
+                         const tw_sparse_gemm_options* options, void* cuda_stream);
+/* y = x w^T, w [n, k] sparse */
+tw_status tw_sparse_linear(const tw_tensor* x, const tw_tensor* values, const tw_tensor* metadata, const tw_tensor* y,
+                           const tw_sparse_gemm_options* options, void* cuda_stream);
+
 /* tilewave/quantized.hpp. A weight [n, k] in fewer bits is three tensors, row-major:
  *   int8, fp8   values [n, k] of TW_I8 or TW_FP8_E4M3, scales [n] of TW_F32, no zeros
  *   int4        values [n, k / 2] of TW_U8, scales [n, k / group] of TW_F16, zeros of TW_U8 with the shape of scales, or null

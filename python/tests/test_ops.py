@@ -89,6 +89,40 @@ def test_gemm(random):
     assert (ops.gemm(integers, integers.T) == integers.astype(np.int32) @ integers.T.astype(np.int32)).all()
 
 
+def test_sparse_gemm(random):
+    w, x, bias = normal(random, 20, 72).astype(np.float16), normal(random, 9, 72).astype(np.float16), normal(random, 20).astype(np.float16)
+    groups = w.reshape(20, 18, 4)
+    kept = np.argsort(-np.abs(groups), axis=2, kind="stable")[:, :, :2]
+    pruned = np.zeros_like(groups)
+    np.put_along_axis(pruned, kept, np.take_along_axis(groups, kept, axis=2), axis=2)
+    pruned = pruned.reshape(20, 72)
+    assert (ops.prune_2_4(w) == pruned).all()
+    values, metadata = ops.compress_2_4(pruned)
+    assert values.shape == (20, 36) and metadata.shape == (1, 4, 128)
+    assert (ops.decompress_2_4(values, metadata) == pruned).all()
+    wanted = exact(x) @ exact(pruned).T
+    tolerance = {"rtol": 2e-3, "atol": 2e-2}
+    np.testing.assert_allclose(ops.sparse_linear(x, values, metadata, bias=bias, alpha=0.5), 0.5 * wanted + bias, **tolerance)
+    np.testing.assert_allclose(ops.sparse_gemm(values, metadata, x.T, activation="relu"), np.maximum(wanted.T, 0), **tolerance)
+    out = np.ones((9, 20), np.float16)
+    assert ops.sparse_linear(x, values, metadata, beta=2.0, out=out) is out
+    np.testing.assert_allclose(out, wanted + 2, **tolerance)
+    integers = ops.prune_2_4(random.integers(-128, 128, (17, 264), dtype=np.int8))
+    of_x = random.integers(-128, 128, (5, 264), dtype=np.int8)
+    product = ops.sparse_linear(of_x, *ops.compress_2_4(integers))
+    assert product.dtype == np.int32
+    assert (product == of_x.astype(np.int32) @ integers.T.astype(np.int32)).all()
+    for call, part in [
+        (lambda: ops.compress_2_4(w), "row 0 has"),
+        (lambda: ops.prune_2_4(normal(random, 4, 8)), r"x is f32\[4, 8\]"),
+        (lambda: ops.sparse_gemm(values, metadata[:, :2], x.T), r"metadata are u8\[1, 2, 128\]"),
+        (lambda: ops.sparse_linear(x, values, metadata, beta=1.0), "no out is given"),
+        (lambda: ops.sparse_linear(x, values, metadata, activation="tanh"), "activation is 'tanh'"),
+    ]:
+        with pytest.raises(ValueError, match=part):
+            call()
+
+
 def test_grouped_gemm(random):
     a, w, bias = normal(random, 20, 37), normal(random, 4, 12, 37), normal(random, 4, 12)
     offsets = np.array([2, 9, 9, 15, 18], np.int32)

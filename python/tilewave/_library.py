@@ -115,6 +115,17 @@ class GroupedGemmOptions(Options):
     ]
 
 
+class SparseGemmOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("has_alpha", ctypes.c_int32),
+        ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float),
+        ("activation", ctypes.c_int32),
+        *((name, _TENSOR) for name in ("bias", "residual", "a_scale", "b_scale")),
+    ]
+
+
 class DequantGemmOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -197,6 +208,11 @@ _FUNCTIONS = {
     "tw_gemm": [_TENSOR] * 3 + [_OPTIONS],
     "tw_grouped_gemm": [_TENSOR] * 4 + [_OPTIONS],
     "tw_k_grouped_gemm": [_TENSOR] * 4 + [ctypes.c_int32],
+    "tw_prune_2_4": [_TENSOR] * 2,
+    "tw_compress_2_4": [_TENSOR] * 4,
+    "tw_decompress_2_4": [_TENSOR] * 3,
+    "tw_sparse_gemm": [_TENSOR] * 4 + [_OPTIONS],
+    "tw_sparse_linear": [_TENSOR] * 4 + [_OPTIONS],
     "tw_quantize": [_TENSOR] * 4,
     "tw_quantize_to": [_TENSOR] + [ctypes.c_int32] + [_TENSOR] * 3,
     "tw_dequantize": [_TENSOR] * 3 + [ctypes.c_int32] + [_TENSOR],

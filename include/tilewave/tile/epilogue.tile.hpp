@@ -140,6 +140,14 @@ TW_INLINE void store(auto& block, const Acc& acc, const G& d, Memory& memory, co
   block.store_window(acc, memory.out, d, at.pixel_col, at.col, at.pixel_row, at.image);
 }
 
+/// acc += bias, which has a value for each row. Rows from `rows` on have none.
+template <class Acc, class Bias>
+TW_INLINE void add_row_bias(auto& block, Acc& acc, const Bias& bias, int row0, int rows) {
+  block.for_each(acc, [&](int row, int, auto& x) {
+    if (row0 + row < rows) x += static_cast<float>(bias[row0 + row]);
+  });
+}
+
 /// Whether the epilogue reads tensors as large as D, as its constant `addends` says.
 template <class Epilogue>
 constexpr bool reads_addends_of() {
@@ -193,6 +201,8 @@ struct LinearOptions {
   bool addends = false;   ///< reads C or a residual, which costs registers
   bool scales = false;    ///< reads the scales of fp8 operands, one number for each operand
   bool windowed = false;  ///< stores D in windows: a convolution
+  /// Stores D transposed, [N, M]. The bias has M values. C and the residual are read as [M, N].
+  bool transposed = false;
 };
 
 /// D = activation(alpha acc + beta C + bias) + residual. The SwiGlu activation turns each pair of columns into one.
@@ -202,6 +212,8 @@ struct Linear {
   template <class Target, class Acc>
   struct On {
     static constexpr bool pairs = is_same<Activation, SwiGlu>;
+    static_assert(!options.transposed || !pairs,
+                  "SwiGLU takes pairs of D's columns, which are not neighbours where D is stored transposed");
     using Ends = epilogue::Ends<Target, T, Acc, pairs>;
     using Memory = typename Ends::Memory;
 
@@ -227,7 +239,12 @@ struct Linear {
       if constexpr (options.addends) {
         if (p.beta != 0.0f) epilogue::map_with(block, acc, p.c, at, [beta = p.beta](auto x, auto c) { return x + beta * c; });
       }
-      if (p.has_bias) epilogue::add_bias<Target>(block, acc, p.bias, at, pairs ? 2 * p.d.cols : p.d.cols);
+      if (p.has_bias) {
+        if constexpr (options.transposed)
+          epilogue::add_row_bias(block, acc, p.bias, at.row, p.d.cols);
+        else
+          epilogue::add_bias<Target>(block, acc, p.bias, at, pairs ? 2 * p.d.cols : p.d.cols);
+      }
       if constexpr (pairs) {
         typename Ends::Pairs out;
         block.pairs(out, acc, [](auto gate, auto up) { return SwiGlu::apply(gate, up); });
@@ -240,7 +257,10 @@ struct Linear {
         if constexpr (options.addends) {
           if (p.has_residual) epilogue::map_with(block, acc, p.residual, at, [](auto x, auto r) { return x + r; });
         }
-        epilogue::store(block, acc, p.d, memory, at);
+        if constexpr (options.transposed)
+          block.store_transposed(acc, memory.out, p.d, at.col, at.row, at.batch);
+        else
+          epilogue::store(block, acc, p.d, memory, at);
       }
     }
   };

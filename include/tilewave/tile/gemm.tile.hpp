@@ -52,6 +52,43 @@ struct Inputs {
   }
 };
 
+/// The same for a 2:4 sparse A, [M, K] as values and metadata. `b`: the dimension of B, as stored, that the product sums over.
+template <class T, Contract b>
+struct SparseOperands {
+  using Element = T;
+  using Sum = conditional<is_same<T, i8>, i32, float>;
+  static constexpr Contract b_contract = b;
+};
+template <class Target, class T, Contract b_contract, class Tiles>
+struct Inputs<Target, SparseOperands<T, b_contract>, Tiles> {
+  static constexpr int BM = Tiles::bm, BN = Tiles::bn, BK = Tiles::bk;
+  using A = SparseShared<Target, T, BM, BK>;
+  using Values = decltype(A::values);
+  using Metadata = decltype(A::metadata);
+  using B = conditional<b_contract == Contract::columns, Shared<Target, T, BN, BK>, Shared<Target, T, BK, BN, Contract::rows>>;
+
+  struct Slot {
+    A a;
+    B b;
+  };
+  Global<Target, const T, Values> a;              ///< [M, K / 2]
+  Global<Target, const u8, Metadata> a_metadata;  ///< of blocks, as sparse.tile.hpp describes
+  Global<Target, const T, B, Tiles::cluster> b;
+  int depth;  ///< K
+  int a_batches, b_batches;
+
+  TW_INLINE void load(auto& producer, auto& ring, const Place& at, int step) const {
+    producer.put(ring, [&](auto copy, Slot& slot) {
+      copy.tile(a, slot.a.values, at.row, step * (BK / 2), at.batch * a_batches);
+      copy.tile(a_metadata, slot.a.metadata, at.row / 16 * metadata_words<T>, 0, step);
+      if constexpr (b_contract == Contract::columns)
+        copy.tile_for_cluster(b, slot.b, at.col, step * BK, at.batch * b_batches);
+      else
+        copy.tile_for_cluster(b, slot.b, step * BK, at.col, at.batch * b_batches);
+    });
+  }
+};
+
 /// The rows of a tile of D that belongs to one of several groups. Groups may begin at any row.
 struct RowsOfTile {
   int group;  ///< of B; negative: there is nothing to do

@@ -7,6 +7,7 @@
 #include "tilewave/tile/math.tile.hpp"
 #include "tilewave/tile/packed.tile.hpp"
 #include "tilewave/tile/segments.tile.hpp"
+#include "tilewave/tile/sparse.tile.hpp"
 #include "tilewave/tile/staging.tile.hpp"
 #include "tilewave/tile/types.tile.hpp"
 #include "tilewave/tile/views.tile.hpp"
@@ -17,6 +18,7 @@
 //   Global     a tensor in device memory: up to two outer dimensions, rows, columns; any strides
 //   Pointer    an array in device memory that element functions index: a bias, a table
 //   Shared     a tile in shared memory, in the layout that the target's matrix unit wants
+//   SparseShared a 2:4 sparse tile in shared memory, the left operand of a product
 //   Ring       `Stages` slots of Shared tiles between the role that loads and the role that computes
 //   GatherRing a Ring whose tiles may be gathered row by row
 //   Fragment   a tile of accumulators, spread over the block's threads in the matrix unit's layout
@@ -83,6 +85,7 @@ inline constexpr bool is_divided_group = kGroup % 32 == 0 && kCodes % kGroup == 
 #define TW_DIVIDED_SCALES "DividedScales have a multiple of 16 rows, and up to 4 groups, of a multiple of 32 codes each, for each warp"
 #define TW_DIVIDED_CODES "codes of a left operand of DividedSums are a tile of their rows and of all columns of the right operand"
 #define TW_DIVIDED_TILE "the left operand of DividedSums is a tile with their rows for each warp, and its part of the columns"
+#define TW_STORED_TRANSPOSED "a Fragment is stored transposed as 16-bit elements, in panels of 64 of its columns"
 /// The types of accumulators.
 template <class T>
 inline constexpr bool accumulates = is_same<T, float> || is_same<T, i32>;
@@ -128,6 +131,9 @@ template <class Target, class T>
 using Pointer = typename Target::template Pointer<T>;
 template <class Target, class T, int R, int C, Contract contract = Contract::columns>
 using Shared = typename Target::template Shared<T, R, C, contract>;
+/// R x C elements of which at most two of every four neighbours in a row are not zero. See sparse.tile.hpp.
+template <class Target, class T, int R, int C>
+using SparseShared = Sparse<Shared<Target, T, R, C / 2>, Shared<Target, u8, R / 16 * metadata_words<T>, kMetadataBytes>>;
 template <class Target, class Slot, int Stages>
 using Ring = typename Target::template Ring<Slot, Stages>;
 /// A Ring into whose slots copy.gather() may copy. All threads of the loading role fill it.

@@ -39,6 +39,13 @@ def cases():
     grouped = lambda a, b, o, c: ops.grouped_gemm(a, b, o, bias=c, activation="swiglu", zeros=True)  # noqa: E731
     yield "grouped_gemm", grouped, (half(9, 16), half(3, 16, 8), offsets, half(3, 8))
     yield "k_grouped_gemm", lambda a, b, o: ops.k_grouped_gemm(a.T, b, o, dtype="float32"), (half(9, 16), half(9, 8), offsets)
+    pruned = ops.prune_2_4(half(20, 72))
+    sparse = ops.compress_2_4(pruned)
+    yield "prune_2_4", lambda a: ops.prune_2_4(a), (half(9, 16),)
+    yield "compress_2_4", lambda a: ops.compress_2_4(a), (pruned,)
+    yield "decompress_2_4", lambda v, m: ops.decompress_2_4(v, m), sparse
+    yield "sparse_gemm", lambda v, m, b, c: ops.sparse_gemm(v, m, b.T, bias=c, activation="silu"), (*sparse, half(9, 72), half(9))
+    yield "sparse_linear", lambda a, v, m, c: ops.sparse_linear(a, v, m, bias=c, alpha=0.5), (half(9, 72), *sparse, half(20))
     quantized = ops.quantize(normal(10, 64), "int4", zero_points=True)
     biased = lambda a, v, s, z, c: ops.dequant_gemm(a, v, s, z, bias=c, activation="relu")  # noqa: E731
     yield "dequant_gemm", biased, (normal(20, 64), *quantized, normal(10))

@@ -25,6 +25,7 @@ from .products import (
     quantize,
 )
 from .rows import argmax, hadamard, layer_norm, reduce, rms_norm, rope, rope_table, softmax, topk
+from .sparse import compress_2_4, decompress_2_4, prune_2_4, sparse_gemm, sparse_linear
 
 __all__ = [
     "add",
@@ -40,9 +41,11 @@ __all__ = [
     "cast_fp8_blocks",
     "cast_fp8_grouped",
     "cast_fp8_swiglu",
+    "compress_2_4",
     "conv1d",
     "conv2d",
     "convert_weight",
+    "decompress_2_4",
     "dequant_gemm",
     "dequantize",
     "embedding",
@@ -61,6 +64,7 @@ __all__ = [
     "moe_permutation",
     "moe_route",
     "mul",
+    "prune_2_4",
     "quantize",
     "reduce",
     "rms_norm",
@@ -68,6 +72,8 @@ __all__ = [
     "rope_table",
     "silu",
     "softmax",
+    "sparse_gemm",
+    "sparse_linear",
     "swiglu",
     "swiglu_interleaved",
     "topk",

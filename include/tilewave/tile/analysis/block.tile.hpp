@@ -49,6 +49,18 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     tally.shared += A::byte_count * left_reads<Acc>() + B::byte_count * right_reads<Acc>();
     multiply<typename A::Element, A::depth>(acc, a.inside().outer, b.inside().outer, min(a.inside().depth, b.inside().depth));
   }
+  /// Counts the products of the values: zeros that are not stored take no time.
+  template <class Acc, class Values, class Metadata, class B>
+  void mma(Acc& acc, const Sparse<Values, Metadata>& a, const B& b, bool) {
+    using A = Sparse<Values, Metadata>;
+    Base::template own<Acc>();
+    static_assert(Base::template is_default<Acc> && Acc::rows == A::rows, "a sparse left operand has the kernel's rows");
+    static_assert(A::cols == B::depth && B::outer == Acc::cols, "both operands contract over the same length");
+    require(buffers_.product(nullptr, Reach::block, use_of(b)));
+    tally.shared += Values::byte_count + Metadata::byte_count + B::byte_count * right_reads<Acc>();
+    const Inside values = a.values.inside(), right = b.inside();
+    multiply<typename A::Element, A::cols / 2>(acc, values.outer, right.outer, min(values.depth, ceil_div(right.depth, 2)));
+  }
   template <class Acc, class T, int R, int C, class B>
   void mma(Acc& acc, const Operand<T, R, C>&, const B& b, bool) {
     Base::template own<Acc>();
@@ -290,6 +302,12 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     G first_rows = to;
     first_rows.rows = min(to.rows, rows_end);
     store(from, staging, first_rows, row, col, i, j);
+  }
+  template <class S, class T, int R, int C, class G>
+  void store_transposed(const Fragment<S, R, C>&, const Staging<T, R, C>& staging, const G& to, int row, int col, int = 0, int = 0) {
+    static_assert(sizeof(T) == 2 && C % 64 == 0, TW_STORED_TRANSPOSED);
+    pass(staging, col);
+    tally.written[to.place] += to.bytes(row, col, C, R);
   }
   template <class T, int R, int C, class G>
   void store_window(const Fragment<float, R, C>&, const Staging<T, R, C>& staging, const G& to, int row, int col, int i, int j) {

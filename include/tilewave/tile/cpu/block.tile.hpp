@@ -320,6 +320,16 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     first_rows.rows = min(to.rows, rows_end);
     store(from, staging, first_rows, row0, col0, i, j);
   }
+  template <class S, class T, int R, int C, class G>
+  void store_transposed(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i = 0,
+                        int j = 0) {
+    static_assert(sizeof(T) == 2 && C % 64 == 0, TW_STORED_TRANSPOSED);
+    touch(from);
+    pass(staging, col0);
+    const Extent rows(row0, C, to.rows), cols(col0, R, to.cols);
+    for (int c = rows.begin; c < rows.end; ++c)
+      for (int r = cols.begin; r < cols.end; ++r) *to.template at<T>(row0 + c, col0 + r, i, j) = tw::to<T>(from.x[r * C + c]);
+  }
   template <class T, int R, int C, class G>
   void store_window(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i0, int j0) {
     touch(from);

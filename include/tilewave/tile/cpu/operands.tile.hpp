@@ -46,6 +46,29 @@ auto& packed(const View<Shared<U, R, C, c>, T, contract, kFirst, Count>& view, i
     for (int col = 0; col < cols; ++col) elements[row * Count + col] = tw::to<U>(tile.panels[tile.offset(row, kFirst + col)]);
   return pack_view(view, reinterpret_cast<const T*>(elements), Count, rows, cols, which);
 }
+/// A sparse tile, with its zeros. What would make a GPU's result undefined is an error.
+template <class Values, class Metadata>
+auto& packed(const Sparse<Values, Metadata>& tile, int which) {
+  using S = Sparse<Values, Metadata>;
+  using P = PackedView<typename S::Element, S::rows, S::cols>;
+  const Values& values = tile.values;
+  if (values.valid_outer < 0) schedule_error("a product reads a slot that was released");
+  P& packed = *static_cast<P*>(operand_memory(which, sizeof(P)));
+  __builtin_memset(static_cast<void*>(packed.panels), 0, sizeof packed.panels);
+  packed.valid_outer = values.valid_outer;
+  packed.valid_depth = 2 * values.valid_depth;
+  for (int row = 0; row < values.valid_outer; ++row) {
+    for (int group = 0; group < values.valid_depth / 2; ++group) {
+      const MetadataPlace place = metadata_place(static_cast<int>(sizeof(typename S::Element)), row, group);
+      const u32 bits = static_cast<u32>(tile.metadata.get(place.row, place.byte)) >> place.shift & 15u;
+      const int first = first_kept(bits), second = second_kept(bits);
+      if (first >= second) schedule_error("a sparse product's metadata name no two ascending columns of a group of four");
+      packed.panels[P::offset(row, 4 * group + first)] = values.panels[Values::offset(row, 2 * group)];
+      packed.panels[P::offset(row, 4 * group + second)] = values.panels[Values::offset(row, 2 * group + 1)];
+    }
+  }
+  return packed;
+}
 /// The tile or Buffer that holds an operand.
 template <class S>
 const S& source_of(const S& operand) {
@@ -119,6 +142,44 @@ void load_codes(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::co
           number = static_cast<float>(codes);
         to.panels[to.offset(row, col)] = to_packed<T>(decode(number, scale));
       }
+    }
+  }
+}
+
+/// Whether no valid element of packed panels is infinite or NaN.
+template <class B>
+bool is_finite(const B& b) {
+  using Element = Packed<typename B::Element>;
+  if constexpr (is_same<Element, i8>) {
+    return true;
+  } else {
+    using Bits = conditional<sizeof(Element) == 2, u16, u32>;
+    constexpr Bits exponent = static_cast<Bits>(sizeof(Element) == 2 ? 0x7f80u : 0x7f800000u);
+    const int count = round_up(b.valid_depth, B::group) * kPanelRows;
+    for (int panel = 0; panel < b.valid_outer; panel += kPanelRows) {
+      const Element* const x = b.panels + panel * B::panel_depth;
+      int found = 0;
+      for (int i = 0; i < count; ++i) found |= (bit_cast<Bits>(x[i]) & exponent) == exponent;
+      if (found) return false;
+    }
+    return true;
+  }
+}
+/// acc (+)= a b for a sparse a, without the products of its zeros: on a GPU they do not exist, and 0 times infinity is not 0.
+template <class Acc, class Values, class Metadata, class B>
+void multiply_kept(Acc& acc, const Sparse<Values, Metadata>& a, const B& b, bool overwrite) {
+  if (overwrite) __builtin_memset(acc.x, 0, sizeof acc.x);
+  const int columns = min(2 * a.values.valid_depth, b.valid_depth);
+  for (int row = 0; row < a.values.valid_outer; ++row) {
+    for (int n = 0; n < a.values.valid_depth; ++n) {
+      const MetadataPlace place = metadata_place(static_cast<int>(sizeof(typename Values::Element)), row, n / 2);
+      const u32 bits = static_cast<u32>(a.metadata.get(place.row, place.byte)) >> place.shift;
+      const int k = n / 2 * 4 + (n % 2 == 0 ? first_kept(bits) : second_kept(bits));
+      if (k >= columns) continue;
+      const auto x = static_cast<typename Acc::Element>(a.values.panels[Values::offset(row, n)]);
+      for (int c = 0; c < b.valid_outer; ++c)
+        acc.x[row * Acc::cols + c] +=
+            x * static_cast<typename Acc::Element>(b.panels[Panels<typename B::Element, B::outer, B::depth>::offset(c, k)]);
     }
   }
 }

@@ -32,6 +32,22 @@ class Products : public BlockModel<kRows> {
     launch(&acc, &source_of(a_tile), &source_of(b_tile));
     multiply(acc, a, b, a.valid_outer, b.valid_outer, min(a.valid_depth, b.valid_depth), overwrite);
   }
+  template <class Acc, class Values, class Metadata, class B>
+  void mma(Acc& acc, const Sparse<Values, Metadata>& a_tile, const B& b_tile, bool overwrite) {
+    using A = Sparse<Values, Metadata>;
+    Model::template own<Acc>();
+    static_assert(Model::template is_default<Acc> && Acc::rows == A::rows, "a sparse left operand has the kernel's rows");
+    static_assert(A::cols == B::depth && B::outer == Acc::cols, "both operands contract over the same length");
+    require(buffers_.product(nullptr, Reach::block, use_of(b_tile)));
+    const auto& a = packed(a_tile, 0);
+    const auto& b = packed(b_tile, 1);
+    if (b.valid_outer < 0) schedule_error("a product reads a slot that was released");
+    launch(&acc, &a_tile, &source_of(b_tile));
+    if (is_finite(b))
+      multiply(acc, a, b, a.valid_outer, b.valid_outer, min(a.valid_depth, b.valid_depth), overwrite);
+    else
+      multiply_kept(acc, a_tile, b, overwrite);
+  }
   template <class Acc, class T, int R, int C, class B>
   void mma(Acc& acc, const Operand<T, R, C>& a, const B& b_tile, bool overwrite) {
     Model::template own<Acc>();

@@ -86,11 +86,10 @@ TW_INLINE void with_type(const Global<T, Tile, Split>& global, F f) {
   }
 }
 
-/// Elements that products cannot read: codes and their scales.
+/// Elements that products cannot read: codes and their scales, metadata of sparse tiles.
 template <class T>
-inline constexpr bool is_bits = codes_in<T> > 1 || is_same<T, e8m0>;
-/// The type of an operand's element in a panel: bf16 and i8 are kept, other types are widened to f32. Codes and their scales are stored as
-/// bytes.
+inline constexpr bool is_bits = codes_in<T> > 1 || is_same<T, e8m0> || is_same<T, u8>;
+/// The type of an operand's element in a panel: bf16 and i8 are kept, other types are widened to f32. Bits are stored as bytes.
 template <class T>
 using Packed = conditional<is_same<T, bf16> || is_same<T, i8>, T, conditional<is_bits<T>, i8, float>>;
 

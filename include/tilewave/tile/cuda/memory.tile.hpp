@@ -165,6 +165,12 @@ struct Shared {
   }
 };
 
+/// A lane's word of a row of metadata: see sparse.tile.hpp.
+template <class S>
+TW_INLINE u32 metadata_word(const S& metadata, int row, int lane) {
+  return *reinterpret_cast<const u32*>(metadata.bytes + S::offset(row, lane * 4));
+}
+
 /// Holds one row of C partial results for each warp.
 template <class T, int R, int C>
 struct Scratch {

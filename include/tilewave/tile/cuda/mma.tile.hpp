@@ -12,6 +12,13 @@ struct Mma {
   static_assert(sizeof(T) == 0, "no product of this element type: bf16, f16, float, fp8_e4m3 or i8");
 };
 
+/// mma.sp: the same where `a` is 2:4 sparse. Its 32 bytes are values, K / 2 elements, and `b` has 64 bytes in four registers. `metadata`: a
+/// word of each lane, as sparse.tile.hpp describes.
+template <class T>
+struct SparseMma {
+  static_assert(sizeof(T) == 0, "no sparse product of this element type: bf16, f16, i8 or, from compute capability 8.9 on, fp8_e4m3");
+};
+
 #if TW_ON_GPU
 
 #define TW_MMA(T, D, C, INSTRUCTION)                                                                         \
@@ -45,6 +52,30 @@ struct Mma<fp8_e4m3> {
     }
   }
 };
+#endif
+
+// Ordered metadata name the lower column of a group first, as ours do. Without this qualifier, which PTX ISA 8.5 (CUDA 12.5) added, some
+// GPUs are slower.
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 5)
+#define TW_MMA_SP "mma.sp::ordered_metadata.sync.aligned."
+#else
+#define TW_MMA_SP "mma.sp.sync.aligned."
+#endif
+#define TW_SPARSE_MMA(T, D, C, INSTRUCTION)                                                                                        \
+  template <>                                                                                                                      \
+  struct SparseMma<T> {                                                                                                            \
+    template <int Selector>                                                                                                        \
+    static TW_INLINE void add(D* d, const u32* a, const u32* b, u32 metadata) {                                                    \
+      asm(TW_MMA_SP INSTRUCTION " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, %13;"             \
+          : C(d[0]), C(d[1]), C(d[2]), C(d[3])                                                                                     \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(metadata), "n"(Selector)); \
+    }                                                                                                                              \
+  };
+TW_SPARSE_MMA(bf16, float, "+f", "m16n8k32.row.col.f32.bf16.bf16.f32")
+TW_SPARSE_MMA(f16, float, "+f", "m16n8k32.row.col.f32.f16.f16.f32")
+TW_SPARSE_MMA(i8, i32, "+r", "m16n8k64.row.col.s32.s8.s8.s32")
+#if TW_CONVERTS_FP8
+TW_SPARSE_MMA(fp8_e4m3, float, "+f", "m16n8k64.row.col.f32.e4m3.e4m3.f32")
 #endif
 
 #endif  // TW_ON_GPU

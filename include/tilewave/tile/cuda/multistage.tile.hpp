@@ -134,6 +134,12 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
         in_shared(b), overwrite);
     load_late();
   }
+  /// The same with a 2:4 sparse left operand.
+  template <class Acc, class Values, class Metadata, class B>
+  TW_INLINE void mma(Acc& acc, const Sparse<Values, Metadata>& a, const B& b, bool overwrite) {
+    multiply_sparse(acc, a, in_shared(b), overwrite);
+    load_late();
+  }
   template <int Left, class... Acc>
   TW_INLINE void wait(Constant<Left>, Acc&...) const {}
   using Base::add_products;
@@ -176,6 +182,15 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
       Base::store_rows(from, to, row0, col0, i, j, rows_end);
     else
       store_lines(from, staging, to, col0, [&](int row) { return Place{row0 + row, i, j, row0 + row < rows_end}; });
+  }
+  /// to(row0 + col, col0 + row) = from(row, col).
+  template <class E, int R, int C, int WarpRows, int ColumnWarps, class G>
+  TW_INLINE void store_transposed(const Fragment<float, R, C, WarpRows, ColumnWarps>& from, const Staging<E, R, C, WarpRows, ColumnWarps>&,
+                                  const G& to, int row0, int col0, int i = 0, int j = 0) const {
+    static_assert(sizeof(E) == 2 && C % 64 == 0, TW_STORED_TRANSPOSED);
+    for_each(from, [&](int row, int col, auto x) {
+      if (to.inside(row0 + col, col0 + row)) *to.template at<E>(row0 + col, col0 + row, i, j) = tw::to<E>(x);
+    });
   }
   /// The same to the window of the tensor that begins at (row0, i0, j0): it may extend past any edge.
   template <class E, int R, int C, int WarpRows, int ColumnWarps, class G>
@@ -313,6 +328,64 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
         auto* const d = acc.x + tile * Acc::tile_size + block * 8;
         Mma<E>::add(d, left_words[k % 2][tile], right_words[n % 2]);
         if (block * 16 + 8 < Acc::warp_cols) Mma<E>::add(d + 4, left_words[k % 2][tile], right_words[n % 2] + 2);
+      }
+    }
+  }
+
+  /// Four steps of 32 bytes of values in each row, and 64 bytes of the right operand.
+  template <class Acc, class A, class B>
+  TW_INLINE void multiply_sparse(Acc& acc, const A& a, const B& b, bool overwrite) const {
+    Base::template own<Acc>();
+    using E = typename A::Element;
+    using Values = decltype(a.values);
+    static_assert(A::cols == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
+    static_assert(is_same<E, typename B::Element>, "both operands have one element type");
+    static_assert(Acc::rows == A::rows, "rows of the accumulator and of the left operand differ");
+    constexpr int blocks = (Acc::warp_cols + 15) / 16, words = metadata_words<E>;
+    if (overwrite) {
+      TW_UNROLL
+      for (int i = 0; i < Acc::size; ++i) acc.x[i] = 0;
+    }
+    const Lines<Values, true, Acc::warp_rows> left(ptx::address(a.values.bytes), at.lane, Acc::warp_row(at));
+    const Lines<B, false, Acc::warp_cols> right(ptx::address(b.bytes), at.lane, Acc::warp_col(at));
+    const int first_row = Acc::warp_row(at) / 16 * words;
+    const auto multiply_step = [&](auto selector, int step, const u32* metadata) {
+      u32 left_words[Acc::row_tiles][4];
+      TW_UNROLL
+      for (int tile = 0; tile < Acc::row_tiles; ++tile) left.load(step, tile, left_words[tile]);
+      TW_UNROLL
+      for (int block = 0; block < blocks; ++block) {
+        const bool whole = block * 16 + 16 <= Acc::warp_cols;
+        u32 low[4], high[4];  // the two steps of 32 bytes of the right operand
+        if (whole) {
+          right.load(2 * step, block, low);
+          right.load(2 * step + 1, block, high);
+        } else {
+          right.load_half(2 * step, block, low);
+          right.load_half(2 * step + 1, block, high);
+        }
+        const u32 first[4] = {low[0], low[1], high[0], high[1]};
+        TW_UNROLL
+        for (int tile = 0; tile < Acc::row_tiles; ++tile) {
+          auto* const d = acc.x + tile * Acc::tile_size + block * 8;
+          SparseMma<E>::template add<decltype(selector)::value>(d, left_words[tile], first, metadata[tile]);
+          if (whole) {
+            const u32 second[4] = {low[2], low[3], high[2], high[3]};
+            SparseMma<E>::template add<decltype(selector)::value>(d + 4, left_words[tile], second, metadata[tile]);
+          }
+        }
+      }
+    };
+    TW_UNROLL
+    for (int w = 0; w < words; ++w) {  // 64 columns: two instructions of 16-bit elements or one of 8-bit ones
+      u32 metadata[Acc::row_tiles];
+      TW_UNROLL
+      for (int tile = 0; tile < Acc::row_tiles; ++tile) metadata[tile] = metadata_word(a.metadata, first_row + tile * words + w, at.lane);
+      if constexpr (sizeof(E) == 2) {
+        multiply_step(Constant<0>{}, 2 * w, metadata);
+        multiply_step(Constant<1>{}, 2 * w + 1, metadata);
+      } else {
+        multiply_step(Constant<0>{}, w, metadata);
       }
     }
   }

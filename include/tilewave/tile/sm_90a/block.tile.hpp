@@ -52,6 +52,12 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     static_assert(Acc::column_warps == 1 && row_blocks<Acc> == 1, "a left operand in registers has the kernel's rows");
     multiply_registers(acc, a, cuda::in_shared(b), overwrite);
   }
+  /// The same with a 2:4 sparse left operand.
+  template <class Acc, class Values, class Metadata, class B>
+  TW_INLINE void mma(Acc& acc, const Sparse<Values, Metadata>& a, const B& b, bool overwrite) const {
+    Base::template own<Acc>();
+    multiply_sparse(acc, a, cuda::in_shared(b), overwrite);
+  }
   /// All but the `Left` youngest mma() have finished; the accumulators named may be read.
   template <int Left, class... Acc>
   TW_INLINE void wait(Constant<Left>, Acc&... acc) const {
@@ -102,6 +108,37 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
       store_rows(from, to, row0, col0, i, j, rows_end);
     else
       store_panels(from, staging, to, row0 + here().warpgroup * kWarpgroupRows, col0, i, j, rows_end);
+  }
+  /// to(row0 + col, col0 + row) = from(row, col), through the same memory.
+  template <class T, int R, int C, class G>
+  TW_INLINE void store_transposed(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0,
+                                  int i = 0, int j = 0) const {
+    using S = Staging<T, R, C>;
+    static_assert(sizeof(T) == 2 && C % kWarpgroupRows == 0, TW_STORED_TRANSPOSED);
+    Base::template own<Fragment<float, R, C>>();
+    const Position at = here();
+    // stmatrix takes the rows of matrix n from lanes 8 n to 8 n + 7, and transposes each matrix: rows are columns of `from`.
+    const int matrix_row = at.lane / 16 * 8 + at.lane % 8;
+    const u32 piece = static_cast<u32>(at.warp * 2 + at.lane / 8 % 2) ^ (static_cast<u32>(matrix_row) & 7);
+    stage_panels<S>(
+        at, staging,
+        [&](int panel, u8* slot) {
+          TW_UNROLL
+          for (int group = 0; group < kWarpgroupRows / 16; ++group) {
+            const float* x = from.x + panel * (kWarpgroupRows / 2) + group * 8;
+            ptx::store_matrix_x4_transposed(ptx::address(slot) + static_cast<u32>(group * 16 + matrix_row) * kPanelBytes + piece * 16,
+                                            ptx::pack<T>(x[0], x[1]), ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]),
+                                            ptx::pack<T>(x[6], x[7]));
+          }
+        },
+        [&](int panel, u8* slot) {
+          const int row = row0 + panel * kWarpgroupRows, col = col0 + at.warpgroup * kWarpgroupRows;
+          if constexpr (kTmaStore) {
+            if (ptx::thread_index() % kWarpgroupThreads == 0) ptx::store_4d(to.tensor_map, slot, col, row, i, j);
+          } else {
+            this->template copy_panel<T>(slot, S::box_cols, to, row, col, i, j, kAllRows);
+          }
+        });
   }
   /// The same to the window of the tensor that begins at (row0, i0, j0): it may extend past any edge.
   template <class T, int R, int C, class G>
@@ -312,6 +349,36 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
                                                                     step > 0 || !overwrite);
     ptx::wgmma_commit();
   }
+  template <class Acc, class A, class B>
+  TW_INLINE void multiply_sparse(Acc& acc, const A& a, const B& b, bool overwrite) const {
+    using T = typename A::Element;
+    using Metadata = decltype(a.metadata);
+    static_assert(A::cols == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
+    static_assert(is_same<T, typename B::Element>, "both operands have one element type");
+    static_assert(Acc::column_warps == 1 && row_blocks<Acc> == 1 && Acc::rows == A::rows, "a sparse left operand has the kernel's rows");
+    constexpr int words = metadata_words<T>;
+    u32 metadata[words];
+    TW_UNROLL
+    for (int w = 0; w < words; ++w) metadata[w] = cuda::metadata_word(a.metadata, (warpgroup * 4 + at.warp) * words + w, at.lane);
+    using Values = decltype(a.values);
+    const Descriptor a_tile = descriptor<Values>(ptx::address(a.values.bytes) + static_cast<u32>(warpgroup * warpgroup_offset<Values>));
+    const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
+    const auto issue = [&](auto selector, int step, u32 word) {
+      SparseWgmma<T, Acc::cols>::template shared_shared<decltype(selector)::value, transposed<B>>(
+          acc.x, a_tile.at(step * 32), b_tile.at(sparse_step_offset<B>(step)), word, step > 0 || !overwrite);
+    };
+    begin(acc);
+    TW_UNROLL
+    for (int w = 0; w < words; ++w) {  // 64 columns: two instructions of 16-bit elements or one of 8-bit ones
+      if constexpr (sizeof(T) == 2) {
+        issue(Constant<0>{}, 2 * w, metadata[w]);
+        issue(Constant<1>{}, 2 * w + 1, metadata[w]);
+      } else {
+        issue(Constant<0>{}, w, metadata[w]);
+      }
+    }
+    ptx::wgmma_commit();
+  }
   /// Bytes from the right operand's rows or columns that belong to `Count` columns of the accumulators to the next ones.
   template <class S, int Count>
   static constexpr int columns_offset() {
@@ -358,6 +425,11 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   static constexpr int step_offset(int step) {
     return S::contract == Contract::columns ? step / 4 * S::panel_bytes + step % 4 * 32 : step * 16 * kPanelBytes;
   }
+  /// The same for the right operand of a sparse product, whose steps are twice as long.
+  template <class S>
+  static constexpr int sparse_step_offset(int step) {
+    return S::contract == Contract::columns ? step / 2 * S::panel_bytes + step % 2 * 64 : step * 32 * kPanelBytes;
+  }
   template <class Acc>
   static TW_INLINE void pin(Acc& acc) {
     TW_UNROLL
@@ -379,29 +451,43 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     const Position at = here();
     const bool leader = ptx::thread_index() % kWarpgroupThreads == 0;
     const int matrix_row = at.warp * 16 + at.lane % 16;  // stmatrix: lanes 0-15 address the left 8 columns, 16-31 the right 8
+    stage_panels<S>(
+        at, staging,
+        [&](int panel, u8* slot) {
+          const int cols = min(C - panel * S::box_cols, S::box_cols);
+          TW_UNROLL
+          for (int group = 0; group < cols / 16; ++group) {
+            const float* x = from.x + panel * S::box_cols / 2 + group * 8;
+            const u32 piece = static_cast<u32>(group * 2 + at.lane / 16) ^ (static_cast<u32>(matrix_row) & 7);
+            ptx::store_matrix_x4(ptx::address(slot) + static_cast<u32>(matrix_row) * kPanelBytes + piece * 16, ptx::pack<T>(x[0], x[1]),
+                                 ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]), ptx::pack<T>(x[6], x[7]));
+          }
+        },
+        [&](int panel, u8* slot) {
+          const int first = panel * S::box_cols, cols = min(C - first, S::box_cols);
+          // TMA writes a whole panel.
+          if (kTmaStore && cols == S::box_cols && row + kWarpgroupRows <= rows_end) {
+            if (leader) ptx::store_4d(to.tensor_map, slot, col0 + first, row, i, j);
+          } else {
+            this->template copy_panel<T>(slot, cols, to, row, col0 + first, i, j, rows_end);
+          }
+        });
+  }
+  /// write(panel, slot) fills a slot and store(panel, slot) copies it to global memory, for every panel in turn.
+  template <class S, class Write, class Store>
+  TW_INLINE void stage_panels(const Position& at, const S& staging, Write write, Store store) const {
+    const bool leader = ptx::thread_index() % kWarpgroupThreads == 0;
     u8* const base = shared_memory() + staging.offset + at.warpgroup * (S::slots * S::slot_bytes);
     const auto wait = [&](auto left) {
       if (leader) ptx::store_wait_read<decltype(left)::value>();
       warpgroup_sync(at);
     };
     for_panels<S>(wait, [&](int panel, int slot_index) {
-      const int first = panel * S::box_cols, cols = min(C - first, S::box_cols);
       u8* const slot = base + slot_index * S::slot_bytes;
-      TW_UNROLL
-      for (int group = 0; group < cols / 16; ++group) {
-        const float* x = from.x + first / 2 + group * 8;
-        const u32 piece = static_cast<u32>(group * 2 + at.lane / 16) ^ (static_cast<u32>(matrix_row) & 7);
-        ptx::store_matrix_x4(ptx::address(slot) + static_cast<u32>(matrix_row) * kPanelBytes + piece * 16, ptx::pack<T>(x[0], x[1]),
-                             ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]), ptx::pack<T>(x[6], x[7]));
-      }
+      write(panel, slot);
       ptx::fence_proxy();
       warpgroup_sync(at);
-      // TMA writes a whole panel.
-      if (kTmaStore && cols == S::box_cols && row + kWarpgroupRows <= rows_end) {
-        if (leader) ptx::store_4d(to.tensor_map, slot, col0 + first, row, i, j);
-      } else {
-        this->template copy_panel<T>(slot, cols, to, row, col0 + first, i, j, rows_end);
-      }
+      store(panel, slot);
       if (leader) ptx::store_commit();
     });
   }

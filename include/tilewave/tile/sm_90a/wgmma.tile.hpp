@@ -26,6 +26,13 @@ struct Wgmma {
       "no product of this element type and width: bf16, f16, float, fp8 or i8, N = 8, 16, 32, 64, 80, 96, 128, 160, 176, 192 or 256");
 };
 
+/// wgmma.sp: the same where `a`, from shared memory, is 2:4 sparse: 32 bytes of its values are K / 2 elements. `metadata` is a word of each
+/// lane, as sparse.tile.hpp describes.
+template <class T, int N>
+struct SparseWgmma {
+  static_assert(sizeof(T) == 0, "no sparse product of this element type and width: bf16, f16, fp8_e4m3 or i8, N = 64, 128, 192 or 256");
+};
+
 #if TW_ON_GPU
 
 // Accumulators in the text: "%0, %1, ...", ten at a time.
@@ -102,6 +109,29 @@ TW_WGMMA_TYPES(160, 80, 80, 81, 82, 83, 84, 85, 86, 87)
 TW_WGMMA_TYPES(176, 88, 88, 89, 90, 91, 92, 93, 94, 95)
 TW_WGMMA_TYPES(192, 96, 96, 97, 98, 99, 100, 101, 102, 103)
 TW_WGMMA_TYPES(256, 128, 128, 129, 130, 131, 132, 133, 134, 135)
+
+// p0 to p6: the numbers of the operands after the accumulators.
+#define TW_SPARSE_WGMMA(T, D, C, SHAPE, NEGATE, TRANSPOSES, N, Count, p0, p1, p2, p3, p4, p5, p6)                                      \
+  template <>                                                                                                                          \
+  struct SparseWgmma<T, N> {                                                                                                           \
+    template <int Selector, int TransposeB>                                                                                            \
+    static TW_INLINE void shared_shared(D* d, u64 a, u64 b, u32 metadata, u32 accumulate) {                                            \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p3 ", 0;\nwgmma.mma_async.sp.sync.aligned.m64n" #N SHAPE " {" TW_TEXT_##Count \
+                   "}, %" #p0 ", %" #p1 ", %" #p2 ", %" #p4 ", p" NEGATE TRANSPOSES(p5, p6) ";\n}"                                     \
+                   : TW_REGS_##Count(C, 0)                                                                                             \
+                   : "l"(a), "l"(b), "r"(metadata), "r"(accumulate), "n"(Selector), "n"(0), "n"(TransposeB));                          \
+    }                                                                                                                                  \
+  };
+#define TW_SPARSE_WGMMA_TYPES(...)                                                                       \
+  TW_SPARSE_WGMMA(bf16, float, "+f", "k32.f32.bf16.bf16", ", 1, 1", TW_TRANSPOSES_BOTH, __VA_ARGS__)     \
+  TW_SPARSE_WGMMA(f16, float, "+f", "k32.f32.f16.f16", ", 1, 1", TW_TRANSPOSES_BOTH, __VA_ARGS__)        \
+  TW_SPARSE_WGMMA(fp8_e4m3, float, "+f", "k64.f32.e4m3.e4m3", ", 1, 1", TW_TRANSPOSES_NONE, __VA_ARGS__) \
+  TW_SPARSE_WGMMA(i8, i32, "+r", "k64.s32.s8.s8", "", TW_TRANSPOSES_NONE, __VA_ARGS__)
+
+TW_SPARSE_WGMMA_TYPES(64, 32, 32, 33, 34, 35, 36, 37, 38)
+TW_SPARSE_WGMMA_TYPES(128, 64, 64, 65, 66, 67, 68, 69, 70)
+TW_SPARSE_WGMMA_TYPES(192, 96, 96, 97, 98, 99, 100, 101, 102)
+TW_SPARSE_WGMMA_TYPES(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
 #endif  // TW_ON_GPU
 
