@@ -6,6 +6,7 @@
 #include "capi/status.hpp"
 #include "kernels/check.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/block_sparse_gemm.hpp"
 #include "tilewave/cast_fp8.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/elementwise.hpp"
@@ -357,6 +358,26 @@ tw_status tw_sparse_linear(const tw_tensor* x, const tw_tensor* values, const tw
     with_sparse_options(options, out, cuda_stream, [&](const tw::SparseGemmOptions& o) {
       tw::sparse_linear(borrow("x", x), {borrow("values", values), borrow("metadata", metadata)}, out, o);
     });
+  });
+}
+
+tw_status tw_block_sparse_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, const tw_block_sparse_gemm_options* options,
+                               void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("d", d);
+    const auto given = tw::c_api::known("options", options);
+    const Given a_mask("a_mask", given.a_mask), b_mask("b_mask", given.b_mask), d_mask("d_mask", given.d_mask),
+        product_mask("product_mask", given.product_mask), bias("bias", given.bias);
+    tw::block_sparse_gemm(borrow("a", a), borrow("b", b), out,
+                          {.block = given.block != 0 ? given.block : 128,
+                           .a_mask = a_mask.get(),
+                           .b_mask = b_mask.get(),
+                           .d_mask = d_mask.get(),
+                           .product_mask = product_mask.get(),
+                           .alpha = given.has_alpha != 0 ? given.alpha : 1,
+                           .bias = bias.get(),
+                           .activation = activation_of("options", given.activation),
+                           .stream = stream_of(out, cuda_stream)});
   });
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tilewave/attention.hpp"
+#include "tilewave/block_sparse_gemm.hpp"
 #include "tilewave/cast_fp8.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/elementwise.hpp"
@@ -227,6 +228,25 @@ TEST(CInterface, SparseProducts) {
       {20, 9}, DType::bf16, [&](const Tensor& d) { return tw_sparse_gemm(values, metadata, InC(b), InC(d), nullptr, nullptr); },
       [&](const Tensor& d) { sparse_gemm(sparse, b, d); });
   expect_refused(tw_sparse_gemm(values, metadata, InC(x), InC(back), nullptr, nullptr), "b is bf16[9, 72]");
+}
+
+TEST(CInterface, BlockSparseProducts) {
+  const Tensor a = Tensor::random({100, 200}, DType::bf16, 1), b = Tensor::random({200, 70}, DType::bf16, 2),
+               bias = Tensor::random({70}, DType::bf16, 3);
+  const std::vector<std::uint8_t> numbers{1, 0, 0, 1, 0, 0, 1, 0};
+  const Tensor mask = Tensor::from(std::span<const std::uint8_t>(numbers), {2, 4});
+  const InC mask_in_c(mask), bias_in_c(bias);
+  tw_block_sparse_gemm_options options = {};
+  options.struct_size = sizeof options;
+  options.block = 64;
+  options.a_mask = mask_in_c;
+  options.bias = bias_in_c;
+  options.activation = TW_ACTIVATION_RELU;
+  expect_same(
+      {100, 70}, DType::bf16, [&](const Tensor& d) { return tw_block_sparse_gemm(InC(a), InC(b), InC(d), &options, nullptr); },
+      [&](const Tensor& d) { block_sparse_gemm(a, b, d, {.block = 64, .a_mask = &mask, .bias = &bias, .activation = Activation::relu}); });
+  options.block = 0;
+  expect_refused(tw_block_sparse_gemm(InC(a), InC(b), InC(poisoned({100, 70}, DType::bf16)), &options, nullptr), "blocks of 128");
 }
 
 TEST(CInterface, WeightsInFewerBits) {

@@ -1,6 +1,7 @@
 #include "kernels/registry.hpp"
 
 #include "kernels/attention/variants.hpp"
+#include "kernels/block_sparse_gemm/kernels.hpp"
 #include "kernels/cast_fp8/variants.hpp"
 #include "kernels/convolution/tuning.hpp"
 #include "kernels/convolution/variants.hpp"
@@ -52,6 +53,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("log_mel", kernels::log_mel::registered(), kernels::log_mel::kShape);
   add("moe", kernels::moe::registered(), kernels::moe::kShape);
   add("sparse_gemm", kernels::sparse_gemm::registered(), kernels::sparse_gemm::kShape);
+  add("block_sparse_gemm", kernels::block_sparse_gemm::registered(), kernels::block_sparse_gemm::kShape);
   return all;
 }
 

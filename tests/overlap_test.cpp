@@ -15,6 +15,7 @@
 #include "tests/expect_error.hpp"
 #include "tests/support.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/block_sparse_gemm.hpp"
 #include "tilewave/cast_fp8.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/elementwise.hpp"
@@ -174,6 +175,19 @@ std::vector<Operation> all_operations() {
                   {"bias", {3}, half},
                   {"residual", {5, 3}, half}},
                  [=](const Operands& t) { sparse_linear(t[0], matrix(t[1], t[2]), t[3], {.bias = &t[4], .residual = &t[5]}); }});
+  all.push_back({"block_sparse_gemm",
+                 {{"a", {3, 8}, half},
+                  {"b", {8, 5}, half},
+                  {"d", {3, 5}, half, true},
+                  {"bias", {5}, half},
+                  {"a_mask", {1, 1}, bytes},
+                  {"b_mask", {1, 1}, bytes},
+                  {"d_mask", {1, 1}, bytes},
+                  {"product_mask", {1, 1, 1}, bytes}},
+                 [](const Operands& t) {
+                   block_sparse_gemm(t[0], t[1], t[2],
+                                     {.a_mask = &t[4], .b_mask = &t[5], .d_mask = &t[6], .product_mask = &t[7], .bias = &t[3]});
+                 }});
   all.push_back(
       {"add", {{"a", {3, 4}}, {"b", {3, 4}}, {"y", {3, 4}, kF32, true, "a b"}}, [](const Operands& t) { add(t[0], t[1], t[2]); }});
   all.push_back({"mul", {{"a", {3, 4}}, {"b", {1, 4}}, {"y", {3, 4}, kF32, true, "a"}}, [](const Operands& t) { mul(t[0], t[1], t[2]); }});

@@ -94,7 +94,7 @@ TEST(RegisteredKernels, AnalysesAgreeWithTheCompiledModules) {
     EXPECT_LE(a.shared_bytes, module.shared_bytes);
     EXPECT_GE(a.shared_bytes + 8192, module.shared_bytes);
   }
-  EXPECT_EQ(families.size(), 19u);
+  EXPECT_EQ(families.size(), 20u);
 }
 
 /// Bytes by hand: what blocks read and write, and what of it is read at least.
@@ -163,6 +163,9 @@ const Bytes kBytes[] = {
      65536 + 8192 + 262144},
     // Rows and columns outside the matrix have metadata, too: two blocks of 32 rows.
     {"sparse_gemm", "compress_2_4_16bit", "M=20,N=1,K=132", 5280, 2640 + 2 * 4 * 128, 5280},
+    // Four tiles of four steps, each with the number of its block, and the length of its list.
+    {"block_sparse_gemm", "block_sparse_gemm_bf16_nt_128x128", "M=256,N=256,K=256", 4 * 2 * 65536 + 4 * 5 * 4, 131072,
+     2 * 131072 + 4 * 3 * 4},
     // In each of two blocks the bias.
     {"moe", "moe_route_f32_256", "tokens=8,experts=256,k=6", 8192 + 2 * 1024, 8 * 6 * 8, 8192 + 1024},
 };

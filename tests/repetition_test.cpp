@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kernels/attention/call.hpp"
+#include "kernels/block_sparse_gemm/kernels.hpp"
 #include "kernels/convolution/variants.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/generic_tiles.hpp"
@@ -32,6 +33,7 @@
 #include "tests/language_launches.hpp"
 #include "tests/support.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/block_sparse_gemm.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/elementwise.hpp"
 #include "tilewave/gemm.hpp"
@@ -344,6 +346,39 @@ TEST(Repetition, cuda_SparseProducts) {
       cases.push_back(sparse_case(2048, 1024, 264, dtype, true, config));
       cases.push_back(sparse_case(1024, 2048, 1000, dtype, false, config));
     }
+  }
+  expect_all_repeatable(cases);
+}
+
+/// Masks of A and of D, which hide half of the blocks each.
+Case block_sparse_case(std::int64_t m, std::int64_t n, std::int64_t k, int config) {
+  constexpr std::int64_t kBlock = 256;
+  const auto mask = [](std::int64_t rows, std::int64_t cols, std::int64_t step) {
+    std::vector<std::uint8_t> values;
+    for (std::int64_t i = 0; i < rows * cols; ++i) values.push_back(i * step % 5 % 2 == 0);
+    return Tensor::from(std::span<const std::uint8_t>(values), {rows, cols});
+  };
+  const auto in = std::make_shared<Inputs>(
+      std::vector<Tensor>{Tensor::random({m, k}, DType::bf16, seed()), Tensor::random({n, k}, DType::bf16, seed() + 1),
+                          mask(m / kBlock, (k + kBlock - 1) / kBlock, 3), mask(m / kBlock, (n + kBlock - 1) / kBlock, 7)});
+  return {tw::format("block_sparse_gemm: {} x {} x {}, config {}", m, n, k, config),
+          {m, n},
+          DType::bf16,
+          [in, config](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            block_sparse_gemm(
+                t[0], t[1].transpose(0, 1), out,
+                {.block = kBlock, .a_mask = &t[2], .d_mask = &t[3], .stream = stream, .config = stream.device().is_cuda() ? config : -1});
+          }};
+}
+
+TEST(Repetition, cuda_BlockSparseProducts) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  const auto tiles = kernels::block_sparse_gemm::configs(kernels::generic_shared_bytes(Stream::standard(Device::cuda())));
+  for (int config = 0; config < static_cast<int>(tiles.size()); ++config) {
+    const auto& tile = tiles[static_cast<std::size_t>(config)];
+    if (256 % tile.bm == 0 && 256 % tile.bn == 0) cases.push_back(block_sparse_case(4096, 1024, 1000, config));
   }
   expect_all_repeatable(cases);
 }

@@ -16,6 +16,7 @@
 #include "tests/expect_error.hpp"
 #include "tests/support.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/block_sparse_gemm.hpp"
 #include "tilewave/cast_fp8.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/detail/parallel.hpp"
@@ -94,6 +95,7 @@ std::vector<StackCase> stack_cases() {
       compress_2_4(w, sparse);
       all.push_back({"sparse_linear", {520, 300}, dtype, [=](const Tensor& y) { sparse_linear(a, sparse, y); }});
       all.push_back({"sparse_gemm", {300, 520}, dtype, [=](const Tensor& y) { sparse_gemm(sparse, a.transpose(0, 1), y); }});
+      all.push_back({"block_sparse_gemm", {520, 600}, dtype, [=](const Tensor& y) { block_sparse_gemm(a, b, y, {}); }});
       all.push_back({"prune_2_4", {300, 96}, dtype, [=](const Tensor& y) { prune_2_4(w, y); }});
     }
     const Tensor image = random_values({1, 20, 20, 40}, dtype), filters = random_values({300, 3, 3, 40}, dtype);

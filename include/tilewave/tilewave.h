@@ -130,6 +130,19 @@ tw_status tw_sparse_gemm(const tw_tensor* values, const tw_tensor* metadata, con
 tw_status tw_sparse_linear(const tw_tensor* x, const tw_tensor* values, const tw_tensor* metadata, const tw_tensor* y,
                            const tw_sparse_gemm_options* options, void* cuda_stream);
 
+/* tilewave/block_sparse_gemm.hpp; masks of TW_U8 or TW_BOOL. */
+typedef struct {
+  size_t struct_size;
+  int32_t block;     /* 0: 128 */
+  int32_t has_alpha; /* 1: alpha instead of 1 */
+  float alpha;
+  tw_activation activation;
+  const tw_tensor *a_mask, *b_mask, *d_mask, *product_mask, *bias;
+} tw_block_sparse_gemm_options;
+
+tw_status tw_block_sparse_gemm(const tw_tensor* a, const tw_tensor* b, const tw_tensor* d, const tw_block_sparse_gemm_options* options,
+                               void* cuda_stream);
+
 /* tilewave/quantized.hpp. A weight [n, k] in fewer bits is three tensors, row-major:
  *   int8, fp8   values [n, k] of TW_I8 or TW_FP8_E4M3, scales [n] of TW_F32, no zeros
  *   int4        values [n, k / 2] of TW_U8, scales [n, k / group] of TW_F16, zeros of TW_U8 with the shape of scales, or null

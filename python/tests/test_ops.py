@@ -123,6 +123,22 @@ def test_sparse_gemm(random):
             call()
 
 
+def test_block_sparse_gemm(random):
+    a, b, bias = normal(random, 100, 200).astype(np.float16), normal(random, 200, 70).astype(np.float16), normal(random, 70).astype(np.float16)
+    mask = np.array([[1, 0, 0, 1], [0, 0, 1, 0]], np.uint8)
+    kept = np.kron(mask, np.ones((64, 64)))[:100, :200]
+    masked = np.where(kept != 0, a, np.float16(np.nan))
+    wanted = (exact(a) * kept) @ exact(b)
+    tolerance = {"rtol": 2e-3, "atol": 2e-2}
+    np.testing.assert_allclose(ops.block_sparse_gemm(masked, b, block=64, a_mask=mask, bias=bias), wanted + bias, **tolerance)
+    hidden = np.array([[True, False], [False, True]])
+    result = ops.block_sparse_gemm(a, b, block=64, d_mask=hidden, alpha=0.5, activation="relu")
+    shown = np.kron(hidden, np.ones((64, 64)))[:100, :70]
+    np.testing.assert_allclose(result, np.maximum(0.5 * exact(a) @ exact(b), 0) * shown, **tolerance)
+    with pytest.raises(ValueError, match=r"a_mask is u8\[2, 4\]"):
+        ops.block_sparse_gemm(a, b, a_mask=mask)
+
+
 def test_grouped_gemm(random):
     a, w, bias = normal(random, 20, 37), normal(random, 4, 12, 37), normal(random, 4, 12)
     offsets = np.array([2, 9, 9, 15, 18], np.int32)

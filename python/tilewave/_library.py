@@ -126,6 +126,17 @@ class SparseGemmOptions(Options):
     ]
 
 
+class BlockSparseGemmOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("block", ctypes.c_int32),
+        ("has_alpha", ctypes.c_int32),
+        ("alpha", ctypes.c_float),
+        ("activation", ctypes.c_int32),
+        *((name, _TENSOR) for name in ("a_mask", "b_mask", "d_mask", "product_mask", "bias")),
+    ]
+
+
 class DequantGemmOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -213,6 +224,7 @@ _FUNCTIONS = {
     "tw_decompress_2_4": [_TENSOR] * 3,
     "tw_sparse_gemm": [_TENSOR] * 4 + [_OPTIONS],
     "tw_sparse_linear": [_TENSOR] * 4 + [_OPTIONS],
+    "tw_block_sparse_gemm": [_TENSOR] * 3 + [_OPTIONS],
     "tw_quantize": [_TENSOR] * 4,
     "tw_quantize_to": [_TENSOR] + [ctypes.c_int32] + [_TENSOR] * 3,
     "tw_dequantize": [_TENSOR] * 3 + [ctypes.c_int32] + [_TENSOR],

@@ -46,6 +46,9 @@ def cases():
     yield "decompress_2_4", lambda v, m: ops.decompress_2_4(v, m), sparse
     yield "sparse_gemm", lambda v, m, b, c: ops.sparse_gemm(v, m, b.T, bias=c, activation="silu"), (*sparse, half(9, 72), half(9))
     yield "sparse_linear", lambda a, v, m, c: ops.sparse_linear(a, v, m, bias=c, alpha=0.5), (half(9, 72), *sparse, half(20))
+    mask = torch.tensor([[True, False], [True, True]])
+    masked = lambda a, b, m, c: ops.block_sparse_gemm(a, b.T, block=64, a_mask=m, bias=c, activation="relu")  # noqa: E731
+    yield "block_sparse_gemm", masked, (half(70, 72), half(20, 72), mask, half(20))
     quantized = ops.quantize(normal(10, 64), "int4", zero_points=True)
     biased = lambda a, v, s, z, c: ops.dequant_gemm(a, v, s, z, bias=c, activation="relu")  # noqa: E731
     yield "dequant_gemm", biased, (normal(20, 64), *quantized, normal(10))

@@ -25,7 +25,7 @@ from .products import (
     quantize,
 )
 from .rows import argmax, hadamard, layer_norm, reduce, rms_norm, rope, rope_table, softmax, topk
-from .sparse import compress_2_4, decompress_2_4, prune_2_4, sparse_gemm, sparse_linear
+from .sparse import block_sparse_gemm, compress_2_4, decompress_2_4, prune_2_4, sparse_gemm, sparse_linear
 
 __all__ = [
     "add",
@@ -36,6 +36,7 @@ __all__ = [
     "attention_dropout_mask",
     "attention_varlen",
     "attention_varlen_backward",
+    "block_sparse_gemm",
     "cast",
     "cast_fp8",
     "cast_fp8_blocks",

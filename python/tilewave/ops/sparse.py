@@ -1,4 +1,4 @@
-"""Products with 2:4 sparse matrices: of every four neighbours in a row at most two are not zero."""
+"""Products with sparse matrices: 2:4 sparse, of every four neighbours in a row at most two are not zero; and sparse by blocks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _compress_2_4 = _library.bind("tw_compress_2_4")
 _decompress_2_4 = _library.bind("tw_decompress_2_4", out="dense")
 _sparse_gemm = _library.bind("tw_sparse_gemm", out="d")
 _sparse_linear = _library.bind("tw_sparse_linear", out="y")
+_block_sparse_gemm = _library.bind("tw_block_sparse_gemm", out="d")
 
 
 def prune_2_4(x: Array, *, out: Array | None = None) -> Array:
@@ -183,6 +184,55 @@ def _options(activation, bias, residual, alpha, beta, a_scale, b_scale):
     )
 
 
+def block_sparse_gemm(
+    a: Array,
+    b: Array,
+    *,
+    block: int = 128,
+    a_mask: Array | None = None,
+    b_mask: Array | None = None,
+    d_mask: Array | None = None,
+    product_mask: Array | None = None,
+    alpha: float = 1.0,
+    bias: Array | None = None,
+    activation: str = "none",
+    out: Array | None = None,
+) -> Array:
+    """activation(alpha a b + bias) without the blocks that masks hide, which are not read.
+
+    a: [m, k]; b: [k, n]; f16 or bf16, any strides. block: 64, 128 or 256 rows and columns. Masks, of uint8 or bool, have an element for each
+    block, which is kept if it is not 0: a_mask [m, k], b_mask [k, n] and d_mask [m, n] in blocks; product_mask [m, n, k] in blocks says which
+    products of blocks are summed. Blocks of the result that d_mask hides become 0. bias: [n]. activation: as in sparse_gemm().
+    """
+    code = _activation(activation)
+    masks = a_mask, b_mask, d_mask, product_mask
+    if _dispatch.through_operator(a, b, bias):
+        compiled = _dispatch.compiled_ops().block_sparse_gemm
+        return _dispatch.into(out, compiled(a, b, block, *masks, alpha, bias, activation))
+    of_a, of_b = tensor("a", a), tensor("b", b)
+    if out is None:
+        out = _arrays.empty(a, block_sparse_gemm_shape(a, b))
+    options = _library.BlockSparseGemmOptions(
+        block=_arrays.int32("block", block),
+        has_alpha=1,
+        alpha=float(alpha),
+        activation=code,
+        a_mask=optional("a_mask", a_mask),
+        b_mask=optional("b_mask", b_mask),
+        d_mask=optional("d_mask", d_mask),
+        product_mask=optional("product_mask", product_mask),
+        bias=optional("bias", bias),
+    )
+    _block_sparse_gemm(of_a, of_b, tensor("out", out, written=True), _library.byref(options), _arrays.stream(a))
+    return out
+
+
+def block_sparse_gemm_shape(a: Array, b: Array) -> tuple:
+    """The shape of block_sparse_gemm()'s result."""
+    _arrays.require_dims(2, a=a, b=b)
+    return (a.shape[0], b.shape[1])
+
+
 # As operators of PyTorch. Results are contiguous, as those of the eager functions.
 
 define("prune_2_4(Tensor x) -> Tensor", lambda x: prune_2_4(x), lambda x: x.new_empty(x.shape))
@@ -207,4 +257,21 @@ define(
         x, values, metadata, bias=bias, activation=activation, residual=residual, alpha=alpha, a_scale=a_scale, b_scale=b_scale
     ),
     lambda x, values, *rest: _arrays.empty(x, sparse_linear_shape(x, values), gemm_dtype(x)),
+)
+define(
+    "block_sparse_gemm(Tensor a, Tensor b, SymInt block, Tensor? a_mask, Tensor? b_mask, Tensor? d_mask, Tensor? product_mask, float alpha, "
+    "Tensor? bias, str activation) -> Tensor",
+    lambda a, b, block, a_mask, b_mask, d_mask, product_mask, alpha, bias, activation: block_sparse_gemm(
+        a,
+        b,
+        block=block,
+        a_mask=a_mask,
+        b_mask=b_mask,
+        d_mask=d_mask,
+        product_mask=product_mask,
+        alpha=alpha,
+        bias=bias,
+        activation=activation,
+    ),
+    lambda a, b, *rest: a.new_empty(block_sparse_gemm_shape(a, b)),
 )
