@@ -61,7 +61,8 @@ std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarge
   std::vector<RegisteredKernel> all = registered_kernels();
   if (target != GpuTarget::cuda) return all;
   const auto tiles_differ = [](const RegisteredKernel& kernel) {
-    return kernel.family == "gemm" || kernel.family == "attention" || kernel.family == "convolution" || kernel.family == "sparse_gemm";
+    return kernel.family == "gemm" || kernel.family == "attention" || kernel.family == "convolution" || kernel.family == "sparse_gemm" ||
+           kernel.family == "block_sparse_gemm";
   };
   std::erase_if(all, tiles_differ);
   for (RegisteredKernel& kernel : all) kernel.spec = for_target(kernel.spec, target);
@@ -73,6 +74,7 @@ std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarge
   add("attention", kernels::attention::registered_generic(shared));
   add("convolution", kernels::convolution::registered_generic(shared));
   add("sparse_gemm", kernels::sparse_gemm::registered_generic(shared));
+  add("block_sparse_gemm", kernels::block_sparse_gemm::registered_generic(shared));
   return all;
 }
 

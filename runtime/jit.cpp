@@ -230,7 +230,7 @@ void read_log(std::string_view log, CompiledKernel& kernel) {
 
 std::string find_tensor_core_instruction(std::string_view ptx) {
   std::map<std::string_view, int> counts;
-  for (const std::string_view prefix : {"wgmma.mma_async", "mma.sync"}) {
+  for (const std::string_view prefix : {"wgmma.mma_async", "mma.sync", "mma.sp"}) {
     for (std::size_t at = ptx.find(prefix); at != std::string_view::npos; at = ptx.find(prefix, at + 1)) {
       const std::size_t end = ptx.find_first_of(" \t\r\n;{", at);
       ++counts[ptx.substr(at, end == std::string_view::npos ? end : end - at)];

@@ -55,6 +55,8 @@ TEST(Jit, ReadsTheCompilersLog) {
 
 TEST(Jit, FindsTheTensorCoreInstruction) {
   EXPECT_EQ(find_tensor_core_instruction("add.f32 %f1, %f2, %f3;"), "");
+  EXPECT_EQ(find_tensor_core_instruction("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {%f1}, a;"),
+            "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32");
   EXPECT_EQ(find_tensor_core_instruction("  wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%f1}, a;\n"
                                          "  wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16\t{%f1}, a;\n"
                                          "  wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%f1}, a;\n"),

@@ -108,4 +108,15 @@ std::vector<KernelVariant> registered() {
   return all;
 }
 
+std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
+  std::vector<KernelSpec> specs;
+  const auto add = [&](const Kernel& k) {
+    specs.push_back(
+        for_target(make_spec({type_of(k), HostKernel<Kernel{.list = true}>::source, nullptr}, true, true, name_of(k)), GpuTarget::cuda));
+  };
+  for (const CostedTile& tile : configs(shared_bytes)) add({.tile = tile});
+  add({.list = true});
+  return specs;
+}
+
 }  // namespace tw::kernels::block_sparse_gemm

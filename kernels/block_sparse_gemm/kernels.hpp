@@ -131,6 +131,7 @@ void run_on_cpu(const Call& call);
 void run_on_gpu(const Call& call);
 
 std::vector<KernelVariant> registered();
+std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes);
 inline constexpr ShapeKey kShape[] = {{"M", "rows of A and D"},
                                       {"N", "columns of B and D"},
                                       {"K", "columns of A, rows of B"},
