@@ -79,6 +79,8 @@ struct SparseGemmOptions {
 /// Fast on a GPU: B stored [N, K], or [K, N] in 16 bits, and D row-major, or without a bias also column-major; with 16-byte aligned bases
 /// and leading strides. Everything else runs a slower variant. fp8 needs compute capability 8.9 or later.
 ///
+/// Elements of A that are not kept do not exist: what they would have met in B does not matter, even infinity or NaN.
+///
 /// The metadata of a SparseMatrix that did not come from compress_2_4() must name two ascending columns of each group. The CPU throws Error
 /// if they do not; on a GPU the result is then undefined.
 void sparse_gemm(const SparseMatrix& a, const Tensor& b, const Tensor& d, const SparseGemmOptions& options = {});

@@ -35,13 +35,18 @@ std::vector<CostedTile> configs(std::int64_t generic_shared, int element_bytes) 
   return {kTiles.begin(), kTiles.end()};
 }
 
-bool valid(const ProductTile& tile, bool addends) { return !addends || (tile.bn <= 128 && tile.bm <= 128); }
+bool valid(const Call& call, const ProductTile& tile) {
+  const Activation activation = call.options.activation;
+  const bool gelu = activation == Activation::gelu_erf || activation == Activation::gelu_tanh;
+  if (gelu && call.stores_transposed() && tile.bm == 192) return false;
+  return !call.addends() || (tile.bn <= 128 && tile.bm <= 128);
+}
 
 ProductTile choose_tile(const Call& call, int units, std::int64_t generic_shared) {
   const std::vector<CostedTile> all = configs(generic_shared, static_cast<int>(size_of(call.dtype())));
   const double steps = static_cast<double>(ceil_div(call.k() * static_cast<std::int64_t>(size_of(call.dtype())), 2 * kStepBytes));
   return all[static_cast<std::size_t>(fastest_tile(
-      all, [&](const CostedTile& t) { return valid(t, call.addends()); },
+      all, [&](const CostedTile& t) { return valid(call, t); },
       [&](const CostedTile& t) {
         const std::int64_t tiles = ceil_div(ceil_div(call.m(), t.bm), t.cluster) * t.cluster * ceil_div(call.n(), t.bn);
         return product_time(t, tiles, steps, units);

@@ -46,8 +46,9 @@ constexpr int slot_bytes(const ProductTile& t, int element_bytes) {
 }
 /// The tiles of a GPU. `generic_shared`: the shared memory of a block, where kernels are compiled for the generic target; 0: sm_90a's.
 std::vector<CostedTile> configs(std::int64_t generic_shared, int element_bytes);
-/// Whether a call can have the tile: reading addends takes registers that the sums of wide tiles do not leave.
-bool valid(const ProductTile& tile, bool addends);
+/// Whether a call can have the tile: reading addends takes registers that the sums of wide tiles do not leave, as GELU does with three
+/// warpgroups whose result leaves transposed.
+bool valid(const Call& call, const ProductTile& tile);
 /// The valid one with the least predicted time.
 ProductTile choose_tile(const Call& call, int units, std::int64_t generic_shared);
 

@@ -20,9 +20,11 @@ ProductTile tile_of(const Call& call, int units, std::int64_t generic_shared) {
   const int config = call.options.config;
   if (config < 0) return choose_tile(call, units, generic_shared);
   const std::vector<CostedTile> all = configs(generic_shared, static_cast<int>(size_of(call.dtype())));
-  require(config < static_cast<int>(all.size()) && valid(all[static_cast<std::size_t>(config)], call.addends()),
-          "sparse_gemm: config is {}; it must be below {}, and with beta or a residual have at most 128 rows and columns", config,
-          all.size());
+  require(
+      config < static_cast<int>(all.size()) && valid(call, all[static_cast<std::size_t>(config)]),
+      "sparse_gemm: config is {}; it must be below {}, with beta or a residual have at most 128 rows and columns, and in sparse_linear() "
+      "with gelu not have 192 rows",
+      config, all.size());
   return all[static_cast<std::size_t>(config)];
 }
 

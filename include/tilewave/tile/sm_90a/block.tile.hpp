@@ -352,7 +352,6 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   template <class Acc, class A, class B>
   TW_INLINE void multiply_sparse(Acc& acc, const A& a, const B& b, bool overwrite) const {
     using T = typename A::Element;
-    using Metadata = decltype(a.metadata);
     static_assert(A::cols == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
     static_assert(is_same<T, typename B::Element>, "both operands have one element type");
     static_assert(Acc::column_warps == 1 && row_blocks<Acc> == 1 && Acc::rows == A::rows, "a sparse left operand has the kernel's rows");
