@@ -273,13 +273,14 @@ def test_float32_on_cuda_is_refused(dtype):
         x = torch.empty(1, 5, 2, 16, device="cuda", dtype=dtype)
         lse = torch.empty(1, 2, 5, device="cuda")
         ctx = types.SimpleNamespace(
-            saved_tensors=(x, x, x, x, lse, None, None, None),
+            saved_tensors=(x, x, x, x, lse, None, None, None, None),
             options=[None, False, None, -1, -1, 0.0],
+            dropout=0.0,
             deterministic=False,
-            needs_input_grad=(True,) * 3 + (False,) * 11,
+            needs_input_grad=(True,) * 3 + (False,) * 13,
         )
         got = sys.modules[module.__module__]._attention_gradients(ctx, x, None)
-    assert len(got) == 14 and all(x is None for x in got[3:])
+    assert len(got) == 16 and all(x is None for x in got[3:])
     named = [call for call in calls if call[0].startswith("tilewave::")]
     if dtype == torch.bfloat16:
         assert [call[0] for call in named] == ["tilewave::attention_backward"]
