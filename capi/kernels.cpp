@@ -6,6 +6,7 @@
 #include "capi/status.hpp"
 #include "kernels/check.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/bitnet.hpp"
 #include "tilewave/block_sparse_gemm.hpp"
 #include "tilewave/cast_fp8.hpp"
 #include "tilewave/convolution.hpp"
@@ -453,6 +454,63 @@ tw_status tw_dequant_gemm(const tw_tensor* x, const tw_tensor* values, const tw_
                       .bias = bias.get(),
                       .activation = activation_of("options", given.activation),
                       .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+namespace {
+
+tw::TernaryMatrix ternary(const tw_tensor* values, const tw_tensor* scales) { return {borrow("values", values), borrow("scales", scales)}; }
+
+}  // namespace
+
+tw_status tw_quantize_ternary(const tw_tensor* weight, const tw_tensor* values, const tw_tensor* scales, void* cuda_stream) {
+  return guard([&] {
+    const tw::TernaryMatrix out = ternary(values, scales);
+    tw::quantize_ternary(borrow("weight", weight), out, {.stream = stream_of(out.values, cuda_stream)});
+  });
+}
+tw_status tw_unpack_ternary(const tw_tensor* values, const tw_tensor* scales, const tw_tensor* out, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor to = borrow("out", out);
+    tw::unpack_ternary(ternary(values, scales), to, {.stream = stream_of(to, cuda_stream)});
+  });
+}
+tw_status tw_convert_bitnet(const tw_tensor* packed, float scale, const tw_tensor* values, const tw_tensor* scales, void*) {
+  return guard([&] {
+    const tw::TernaryMatrix out = ternary(values, scales), result = tw::convert_bitnet(borrow("packed", packed), scale);
+    const auto copy = [](const char* name, const tw::Tensor& to, const tw::Tensor& from) {
+      if (to.device() != from.device() || to.dtype() != from.dtype() || to.shape() != from.shape())
+        throw tw::InvalidArgument(tw::format("convert_bitnet: {} is {}; it must be {}, on the CPU", name, to, from));
+      to.copy_from(from);
+    };
+    copy("values", out.values, result.values);
+    copy("scales", out.scales, result.scales);
+  });
+}
+tw_status tw_quantize_activations(const tw_tensor* x, const tw_tensor* values, const tw_tensor* scales, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor to = borrow("values", values);
+    tw::quantize_activations(borrow("x", x), to, borrow("scales", scales), {.stream = stream_of(to, cuda_stream)});
+  });
+}
+tw_status tw_ternary_gemm(const tw_tensor* x, const tw_tensor* x_scales, const tw_tensor* values, const tw_tensor* scales,
+                          const tw_tensor* y, const tw_bit_linear_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    const auto given = tw::c_api::known("options", options);
+    const Given bias("bias", given.bias);
+    tw::ternary_gemm(borrow("x", x), borrow("x_scales", x_scales), ternary(values, scales), out,
+                     {.accumulate = given.accumulate != 0, .bias = bias.get(), .stream = stream_of(out, cuda_stream)});
+  });
+}
+tw_status tw_bit_linear(const tw_tensor* x, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* y,
+                        const tw_bit_linear_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    const auto given = tw::c_api::known("options", options);
+    const Given bias("bias", given.bias);
+    tw::bit_linear(borrow("x", x), ternary(values, scales), out,
+                   {.accumulate = given.accumulate != 0, .bias = bias.get(), .stream = stream_of(out, cuda_stream)});
   });
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tilewave/attention.hpp"
+#include "tilewave/bitnet.hpp"
 #include "tilewave/block_sparse_gemm.hpp"
 #include "tilewave/cast_fp8.hpp"
 #include "tilewave/convolution.hpp"
@@ -309,6 +310,50 @@ TEST(CInterface, WeightsInFewerBits) {
                  "zeros are given");
   expect_refused(tw_quantize(InC(w), InC(int8.values), InC(x), nullptr, nullptr), "scales are");
   expect_refused(tw_dequantize(InC(int8.values), InC(int8.scales), nullptr, TW_WEIGHT_BY_DTYPE, InC(y), nullptr), "f32[5, 21]");
+}
+
+TEST(CInterface, TernaryWeights) {
+  const Tensor w = Tensor::random({21, 128}, DType::f32, 1), x = Tensor::random({5, 128}, DType::f32, 2),
+               bias = Tensor::random({21}, DType::f32, 3);
+  const InC bias_in_c(bias);
+  tw_bit_linear_options options = {};
+  options.struct_size = sizeof options;
+  options.bias = bias_in_c;
+  const TernaryMatrix expected = quantize_ternary(w), given = TernaryMatrix::allocate(21, 128);
+  EXPECT_OK(tw_quantize_ternary(InC(w), InC(given.values), InC(given.scales), nullptr));
+  EXPECT_TRUE(same_bits(given.values, expected.values) && same_bits(given.scales, expected.scales));
+  const Tensor integers = Tensor::empty({5, 128}, DType::i8), scales = Tensor::empty({5}, DType::f32);
+  expect_same(
+      {5, 128}, DType::i8, [&](const Tensor& to) { return tw_quantize_activations(InC(x), InC(to), InC(scales), nullptr); },
+      [&](const Tensor& to) { tw::quantize_activations(x, to, scales); });
+  tw::quantize_activations(x, integers, scales);
+  expect_same(
+      {21, 128}, DType::i8, [&](const Tensor& out) { return tw_unpack_ternary(InC(given.values), InC(given.scales), InC(out), nullptr); },
+      [&](const Tensor& out) { tw::unpack_ternary(given, out); });
+  expect_same(
+      {5, 21}, DType::bf16,
+      [&](const Tensor& y) {
+        return tw_ternary_gemm(InC(integers), InC(scales), InC(given.values), InC(given.scales), InC(y), nullptr, nullptr);
+      },
+      [&](const Tensor& y) { tw::ternary_gemm(integers, scales, given, y); });
+  expect_same(
+      {5, 21}, DType::f32,
+      [&](const Tensor& y) { return tw_bit_linear(InC(x), InC(given.values), InC(given.scales), InC(y), &options, nullptr); },
+      [&](const Tensor& y) { tw::bit_linear(x, given, y, {.bias = &bias}); });
+  const Tensor sums = Tensor::zeros({5, 21}, DType::f32), twice = Tensor::zeros({5, 21}, DType::f32);
+  options.accumulate = 1;
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_OK(tw_bit_linear(InC(x), InC(given.values), InC(given.scales), InC(sums), &options, nullptr));
+    bit_linear(x, given, twice, {.accumulate = true, .bias = &bias});
+  }
+  EXPECT_TRUE(same_bits(sums, twice));
+  const Tensor packed = Tensor::zeros({2, 12}, DType::u8);
+  for (int i = 0; i < 24; ++i) packed.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(i % 3 | i % 2 << 4);
+  const TernaryMatrix converted = convert_bitnet(packed, 0.5f), to = TernaryMatrix::allocate(8, 12);
+  EXPECT_OK(tw_convert_bitnet(InC(packed), 0.5f, InC(to.values), InC(to.scales), nullptr));
+  EXPECT_TRUE(same_bits(to.values, converted.values) && same_bits(to.scales, converted.scales));
+  expect_refused(tw_convert_bitnet(InC(packed), 0.5f, InC(given.values), InC(to.scales), nullptr), "values is u8[21, 32]");
+  expect_refused(tw_bit_linear(InC(w), InC(to.values), InC(to.scales), InC(sums), nullptr, nullptr), "x is f32[21, 128]");
 }
 
 TEST(CInterface, PublishedWeights) {

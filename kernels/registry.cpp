@@ -1,6 +1,7 @@
 #include "kernels/registry.hpp"
 
 #include "kernels/attention/variants.hpp"
+#include "kernels/bitnet/variants.hpp"
 #include "kernels/block_sparse_gemm/kernels.hpp"
 #include "kernels/cast_fp8/variants.hpp"
 #include "kernels/convolution/tuning.hpp"
@@ -50,6 +51,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("cast_fp8", kernels::cast_fp8::registered(), kernels::cast_fp8::kShape);
   add("topk", kernels::topk::registered(), kernels::topk::kShape);
   add("dequant_gemm", kernels::dequant_gemm::registered(), kernels::dequant_gemm::kShape);
+  add("bitnet", kernels::bitnet::registered(), kernels::bitnet::kShape);
   add("log_mel", kernels::log_mel::registered(), kernels::log_mel::kShape);
   add("moe", kernels::moe::registered(), kernels::moe::kShape);
   add("sparse_gemm", kernels::sparse_gemm::registered(), kernels::sparse_gemm::kShape);

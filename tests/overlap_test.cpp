@@ -15,6 +15,7 @@
 #include "tests/expect_error.hpp"
 #include "tests/support.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/bitnet.hpp"
 #include "tilewave/block_sparse_gemm.hpp"
 #include "tilewave/cast_fp8.hpp"
 #include "tilewave/convolution.hpp"
@@ -274,6 +275,33 @@ std::vector<Operation> all_operations() {
       {"fused_moe",
        {{"x", {3, 4}}, {"logits", {3, 5}}, {"w_gate_up", {5, 6, 4}}, {"w_down", {5, 4, 3}}, {"out", {3, 4}, kF32, true}, {"bias", {5}}},
        [](const Operands& t) { fused_moe(t[0], t[1], 2, t[2], t[3], t[4], {.route = {.bias = &t[5]}}); }});
+  const DType i8 = DType::i8, u8 = DType::u8;
+  all.push_back({"quantize_activations", {{"x", {3, 8}}, {"values", {3, 8}, i8, true}, {"scales", {3}, kF32, true}}, [](const Operands& t) {
+                   quantize_activations(t[0], t[1], t[2]);
+                 }});
+  all.push_back(
+      {"quantize_ternary", {{"weight", {3, 8}}, {"values", {3, 2}, u8, true}, {"scales", {3}, kF32, true}}, [](const Operands& t) {
+         quantize_ternary(t[0], {t[1], t[2]});
+       }});
+  all.push_back({"unpack_ternary", {{"values", {3, 2}, u8}, {"scales", {3}}, {"out", {3, 8}, i8, true}}, [](const Operands& t) {
+                   unpack_ternary({t[0], t[1]}, t[2]);
+                 }});
+  all.push_back({"ternary_gemm",
+                 {{"values", {4, 8}, i8},
+                  {"x_scales", {4}},
+                  {"the weight's values", {3, 2}, u8},
+                  {"the weight's scales", {3}},
+                  {"y", {4, 3}, kF32, true},
+                  {"bias", {3}}},
+                 [](const Operands& t) {
+                   ternary_gemm(t[0], t[1], {t[2], t[3]}, t[4], {.bias = &t[5]});
+                 }});
+  all.push_back(
+      {"bit_linear",
+       {{"x", {4, 8}}, {"the weight's values", {3, 2}, u8}, {"the weight's scales", {3}}, {"y", {4, 3}, kF32, true}, {"bias", {3}}},
+       [](const Operands& t) {
+         bit_linear(t[0], {t[1], t[2]}, t[3], {.bias = &t[4]});
+       }});
   all.push_back({"cast_fp8", {{"x", {3, 128}}, {"y", {3, 128}, kFp8, true}, {"scales", {3, 1}, kF32, true}}, [](const Operands& t) {
                    cast_fp8(t[0], t[1], t[2]);
                  }});

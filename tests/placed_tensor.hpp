@@ -130,6 +130,8 @@ class PlacedTensor {
       host.data<std::int8_t>()[offset] = static_cast<std::int8_t>(x);
     else if (host.dtype() == DType::i32)
       host.data<std::int32_t>()[offset] = static_cast<std::int32_t>(x);
+    else if (host.dtype() == DType::i8)
+      host.data<i8>()[offset] = static_cast<i8>(x);
     else if (host.dtype() == DType::i64)
       host.data<std::int64_t>()[offset] = static_cast<std::int64_t>(x);
     else
@@ -141,6 +143,7 @@ class PlacedTensor {
     if (host.dtype() == DType::fp8_e4m3) return static_cast<float>(host.data<fp8_e4m3>()[offset]);
     if (host.dtype() == DType::i8) return host.data<std::int8_t>()[offset];
     if (host.dtype() == DType::i32) return host.data<std::int32_t>()[offset];
+    if (host.dtype() == DType::i8) return host.data<i8>()[offset];
     if (host.dtype() == DType::i64) return static_cast<double>(host.data<std::int64_t>()[offset]);
     return host.data<float>()[offset];
   }

@@ -33,6 +33,7 @@
 #include "tests/language_launches.hpp"
 #include "tests/support.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/bitnet.hpp"
 #include "tilewave/block_sparse_gemm.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/elementwise.hpp"
@@ -416,6 +417,39 @@ TEST(Repetition, cuda_ProductsWithPackedWeights) {
     cases.push_back(dequant_gemm_case(24, 4096, 1024, layout));
   }
   cases.push_back(dequant_gemm_case(1000, 512, 512, {int4, 32}, true));
+  expect_all_repeatable(cases);
+}
+
+/// A BitNet layer: rows rounded to integers, times a ternary weight.
+Case bit_linear_case(std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate = false) {
+  struct Weight {
+    TernaryMatrix host, device = {};
+    std::mutex mutex = {};
+  };
+  const SharedInputs in = inputs({{m, k}}, DType::bf16);
+  const auto weight = std::make_shared<Weight>(quantize_ternary(Tensor::random({n, k}, DType::f32, seed())));
+  return {tw::format("bit_linear: {} x {} x {}", m, n, k),
+          {m, n},
+          DType::bf16,
+          [=](const Tensor& out, const Stream& stream) {
+            const BitLinearOptions options{.accumulate = accumulate, .stream = stream};
+            const Tensor& x = in->on(stream.device())[0];
+            if (stream.device() == Device::cpu()) return bit_linear(x, weight->host, out, options);
+            const std::lock_guard lock(weight->mutex);
+            if (weight->device.empty()) weight->device = weight->host.to(stream.device());
+            bit_linear(x, weight->device, out, options);
+          },
+          accumulate ? 0.25f : 0.0f,  // the same integers and the same two products: every bit
+          accumulate};
+}
+
+TEST(Repetition, cuda_ProductsWithTernaryWeights) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  for (const std::int64_t m : {1, 16, 24, 64, 100, 4096}) {
+    cases.push_back(bit_linear_case(m, m < 100 ? 4096 : 1024, 640));
+    cases.push_back(bit_linear_case(m, 1024, 2560, true));
+  }
   expect_all_repeatable(cases);
 }
 

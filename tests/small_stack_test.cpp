@@ -16,6 +16,7 @@
 #include "tests/expect_error.hpp"
 #include "tests/support.hpp"
 #include "tilewave/attention.hpp"
+#include "tilewave/bitnet.hpp"
 #include "tilewave/block_sparse_gemm.hpp"
 #include "tilewave/cast_fp8.hpp"
 #include "tilewave/convolution.hpp"
@@ -134,6 +135,11 @@ std::vector<StackCase> stack_cases() {
     const Tensor tokens = random_values({90, 64}, dtype), logits = random_values({90, 512}, dtype);
     const Tensor gate_up = random_values({512, 32, 64}, dtype), down = random_values({512, 64, 16}, dtype);
     all.push_back({"fused_moe", {90, 64}, dtype, [=](const Tensor& y) { fused_moe(tokens, logits, 16, gate_up, down, y); }});
+    const TernaryMatrix ternary = quantize_ternary(random_values({64, 512}, dtype));
+    for (const std::int64_t m : {3, 30}) {
+      const Tensor rows = random_values({m, 512}, dtype);
+      all.push_back({"bit_linear", {m, 64}, dtype, [=](const Tensor& y) { bit_linear(rows, ternary, y); }});
+    }
     const Tensor heads = random_values({1, 30, 20, 128}, dtype), angles = random_values({30, 64}, dtype);
     all.push_back({"rope", heads.shape(), dtype, [=](const Tensor& y) { rope(heads, angles, angles, y); }});
     all.push_back({"rope interleaved", heads.shape(), dtype,

@@ -179,6 +179,26 @@ tw_status tw_dequantize(const tw_tensor* values, const tw_tensor* scales, const 
 tw_status tw_dequant_gemm(const tw_tensor* x, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* zeros, const tw_tensor* y,
                           const tw_dequant_gemm_options* options, void* cuda_stream);
 
+/* tilewave/bitnet.hpp. A ternary weight [n, k] is two tensors, row-major: values [n, k / 4] of TW_U8 and scales [n] of TW_F32. */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor* bias;
+  int32_t accumulate; /* 1: y += instead of y = */
+} tw_bit_linear_options;
+
+tw_status tw_quantize_ternary(const tw_tensor* weight, const tw_tensor* values, const tw_tensor* scales, void* cuda_stream);
+/* out: [n, k] of TW_I8 */
+tw_status tw_unpack_ternary(const tw_tensor* values, const tw_tensor* scales, const tw_tensor* out, void* cuda_stream);
+/* On the CPU. packed: [n / 4, k] of TW_U8, as transformers stores it. */
+tw_status tw_convert_bitnet(const tw_tensor* packed, float scale, const tw_tensor* values, const tw_tensor* scales, void* cuda_stream);
+/* x [m, k] to values [m, k] of TW_I8 and scales [m] of TW_F32 */
+tw_status tw_quantize_activations(const tw_tensor* x, const tw_tensor* values, const tw_tensor* scales, void* cuda_stream);
+/* x and x_scales as tw_quantize_activations() gives them. */
+tw_status tw_ternary_gemm(const tw_tensor* x, const tw_tensor* x_scales, const tw_tensor* values, const tw_tensor* scales,
+                          const tw_tensor* y, const tw_bit_linear_options* options, void* cuda_stream);
+tw_status tw_bit_linear(const tw_tensor* x, const tw_tensor* values, const tw_tensor* scales, const tw_tensor* y,
+                        const tw_bit_linear_options* options, void* cuda_stream);
+
 /* tilewave/quantized_layouts.hpp: 4-bit weights as published checkpoints store them, all on the CPU. */
 typedef enum {
   TW_WEIGHT_LAYOUT_AWQ = 0,               /* AutoAWQ, "gemm" */

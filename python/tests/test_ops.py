@@ -205,6 +205,59 @@ _NORMAL_FLOATS += [0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.56
 _FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
 
 
+def _ternary_numbers(values):
+    return np.stack([values >> place & 3 for place in (0, 2, 4, 6)], axis=-1).reshape(values.shape[0], -1).astype(np.int64) - 2
+
+
+def test_quantize_ternary(random):
+    w = normal(random, 11, 64)
+    values, scales = ops.quantize_ternary(w)
+    assert values.shape == (11, 16) and values.dtype == np.uint8 and scales.dtype == np.float32
+    assert (scales == scales[0]).all() and np.isclose(scales[0], np.abs(exact(w)).mean(), rtol=1e-6)
+    numbers = np.clip(np.rint(w / scales[0]), -1, 1)
+    np.testing.assert_array_equal(_ternary_numbers(values), numbers)
+    np.testing.assert_array_equal(ops.unpack_ternary(values, scales), numbers)
+
+
+def test_convert_bitnet(random):
+    numbers = random.integers(-1, 2, (12, 20))
+    packed = sum((numbers[3 * i : 3 * i + 3] + 1) << 2 * i for i in range(4)).astype(np.uint8)
+    values, scales = ops.convert_bitnet(packed, 0.25)
+    np.testing.assert_array_equal(_ternary_numbers(values), numbers)
+    np.testing.assert_array_equal(scales, np.full(12, 0.25, np.float32))
+
+
+def test_bit_linear(random):
+    w, x, bias = normal(random, 11, 64), normal(random, 20, 64), normal(random, 11)
+    values, scales = ops.quantize_ternary(w)
+    rounded, x_scales = ops.quantize_activations(x)
+    largest = np.abs(x).max(axis=1)
+    np.testing.assert_array_equal(rounded, np.rint(x * (np.float32(127) / largest)[:, None]))
+    np.testing.assert_array_equal(x_scales, largest / np.float32(127))
+    sums = rounded.astype(np.int64) @ _ternary_numbers(values).T
+    product = sums.astype(np.float32) * x_scales[:, None] * scales
+    np.testing.assert_array_equal(ops.ternary_gemm(rounded, x_scales, values, scales, dtype="float32"), product)
+    np.testing.assert_array_equal(ops.bit_linear(x, values, scales), product)
+    close(ops.bit_linear(x[:3], values, scales, bias=bias), product[:3] + bias)
+    out = np.ones((20, 11), np.float32)
+    assert ops.bit_linear(x, values, scales, accumulate=True, out=out) is out
+    close(out, product + 1)
+
+
+def test_bit_linear_errors(random):
+    w, x = normal(random, 4, 64), normal(random, 3, 64)
+    values, scales = ops.quantize_ternary(w)
+    for call, part in [
+        (lambda: ops.quantize_ternary(w[:, :6]), "6 columns"),
+        (lambda: ops.bit_linear(x[:, :60], values, scales), r"\[M, 64\]"),
+        (lambda: ops.bit_linear(x, values, scales[:3]), "scales"),
+        (lambda: ops.bit_linear(x, values, scales, accumulate=True), "no out is given"),
+        (lambda: ops.ternary_gemm(x, scales, values, scales), "values is"),
+    ]:
+        with pytest.raises(ValueError, match=part):
+            call()
+
+
 @pytest.mark.parametrize("format, group", [("int2", 32), ("nf4", 64), ("fp4", 32), ("mxfp4", 32)])
 def test_dequant_gemm_of_other_formats(random, format, group):
     w, x = normal(random, 11, 256), normal(random, 20, 256)

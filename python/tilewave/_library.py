@@ -147,6 +147,10 @@ class DequantGemmOptions(Options):
     ]
 
 
+class BitLinearOptions(Options):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("bias", _TENSOR), ("accumulate", ctypes.c_int32)]
+
+
 class NormOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -229,6 +233,12 @@ _FUNCTIONS = {
     "tw_quantize_to": [_TENSOR] + [ctypes.c_int32] + [_TENSOR] * 3,
     "tw_dequantize": [_TENSOR] * 3 + [ctypes.c_int32] + [_TENSOR],
     "tw_dequant_gemm": [_TENSOR] * 5 + [_OPTIONS],
+    "tw_quantize_ternary": [_TENSOR] * 3,
+    "tw_unpack_ternary": [_TENSOR] * 3,
+    "tw_convert_bitnet": [_TENSOR] + [ctypes.c_float] + [_TENSOR] * 2,
+    "tw_quantize_activations": [_TENSOR] * 3,
+    "tw_ternary_gemm": [_TENSOR] * 5 + [_OPTIONS],
+    "tw_bit_linear": [_TENSOR] * 4 + [_OPTIONS],
     "tw_convert_weight": [_TENSOR] * 4 + [ctypes.c_int32] + [_TENSOR] * 3,
     "tw_layer_norm": [_TENSOR] * 2 + [_OPTIONS],
     "tw_rms_norm": [_TENSOR] * 2 + [_OPTIONS],

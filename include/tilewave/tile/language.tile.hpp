@@ -78,7 +78,7 @@ inline constexpr bool is_run = kSpan > 0 && (kSpan & (kSpan - 1)) == 0 && kCols 
   "a Fragment over several warpgroups: 64 rows or a multiple for each, or several warpgroups for each 64, with 8 columns or a multiple " \
   "each"
 #define TW_DIVIDED_SUMS "DividedSums have a multiple of 16 rows and of 8 columns"
-#define TW_DIVIDED_OPERAND "a DividedOperand has 16-bit elements, a multiple of 8 rows, and of 32 columns for each warp"
+#define TW_DIVIDED_OPERAND "a DividedOperand has 16-bit elements or i8, a multiple of 8 rows, and of 32 columns (of i8: 64) for each warp"
 /// Whether a warp's codes are whole groups with a scale each, as DividedScales hold them.
 template <int kCodes, int kGroup>
 inline constexpr bool is_divided_group = kGroup % 32 == 0 && kCodes % kGroup == 0 && kCodes <= 4 * kGroup;
@@ -154,7 +154,8 @@ template <class Target, class T, class Tile>
 using RowVector = typename Target::template RowVector<T, Tile>;
 template <class Target, class T, class Tile>
 using ColumnVector = typename Target::template ColumnVector<T, Tile>;
-/// R x N sums over columns that the kernel's `Warps` warps divide among them: products with a few columns, of 16-bit operands.
+/// R x N sums over columns that the kernel's `Warps` warps divide among them: products with a few columns, of 16-bit operands, or of i8
+/// and 2-bit codes. Those of integers are exact below 2^24.
 template <class Target, int R, int N, int Warps>
 using DividedSums = typename Target::template DividedSums<R, N, Warps>;
 /// The right operand of DividedSums, in registers: N rows of C columns, which the warps divide among them.

@@ -61,6 +61,12 @@ struct AsStored {
   TW_INLINE auto operator()(auto number, auto) const { return number; }
 };
 
+/// (number - 2) * 64, of 2-bit codes for an operand of i8: -128, -64, 0 or 64, because a code is put into the top bits of a byte. Sums of
+/// products are 64 times those of number - 2.
+struct CentredTimes64 {
+  TW_INLINE auto operator()(auto number, auto) const { return (number - 2.0f) * 64.0f; }
+};
+
 /// The quantiles of a normal distribution by number, 0 to 15 (NF4: QLoRA, arXiv 2305.14314, appendix E). Selected bit by bit: the compiler
 /// would put an array into memory.
 TW_INLINE constexpr float normal_float(int number) {

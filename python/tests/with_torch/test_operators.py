@@ -53,6 +53,14 @@ def cases():
     biased = lambda a, v, s, z, c: ops.dequant_gemm(a, v, s, z, bias=c, activation="relu")  # noqa: E731
     yield "dequant_gemm", biased, (normal(20, 64), *quantized, normal(10))
     yield "dequantize", lambda v, s, z: ops.dequantize(v, s, z, dtype="bfloat16"), quantized
+    ternary = ops.quantize_ternary(normal(10, 64))
+    yield "quantize_ternary", lambda a: ops.quantize_ternary(a), (normal(10, 64),)
+    yield "unpack_ternary", lambda v, s: ops.unpack_ternary(v, s), ternary
+    yield "quantize_activations", lambda a: ops.quantize_activations(a), (normal(20, 64),)
+    integers = ops.quantize_activations(normal(20, 64))
+    scaled = lambda a, t, v, s, c: ops.ternary_gemm(a, t, v, s, bias=c, dtype="float32")  # noqa: E731
+    yield "ternary_gemm", scaled, (*integers, *ternary, normal(10))
+    yield "bit_linear", lambda a, v, s, c: ops.bit_linear(a, v, s, bias=c), (normal(20, 64), *ternary, normal(10))
     yield "conv1d", lambda a, b: ops.conv1d(a, b, stride=2, padding=1), (image[:, :, 0], filters[:, :, 0])
     yield "conv2d", lambda a, b: ops.conv2d(a, b, stride=(1, 2), padding=1, activation="relu"), (image, filters)
     yield "layer_norm", lambda a, b: ops.layer_norm(a, b, b), (x, w)

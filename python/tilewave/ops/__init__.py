@@ -7,6 +7,7 @@ does not fit and what is allowed; nothing is written then. DeviceError and Compi
 """
 
 from .attention import attention, attention_backward, attention_decode, attention_dropout_mask, attention_varlen, attention_varlen_backward
+from .bitnet import bit_linear, convert_bitnet, quantize_activations, quantize_ternary, ternary_gemm, unpack_ternary
 from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swiglu, swiglu_interleaved, transpose
 from .moe import fused_moe, moe_combine, moe_dispatch, moe_dispatch_fp8, moe_experts, moe_permutation, moe_route
 from .products import (
@@ -36,6 +37,7 @@ __all__ = [
     "attention_dropout_mask",
     "attention_varlen",
     "attention_varlen_backward",
+    "bit_linear",
     "block_sparse_gemm",
     "cast",
     "cast_fp8",
@@ -45,6 +47,7 @@ __all__ = [
     "compress_2_4",
     "conv1d",
     "conv2d",
+    "convert_bitnet",
     "convert_weight",
     "decompress_2_4",
     "dequant_gemm",
@@ -67,6 +70,8 @@ __all__ = [
     "mul",
     "prune_2_4",
     "quantize",
+    "quantize_activations",
+    "quantize_ternary",
     "reduce",
     "rms_norm",
     "rope",
@@ -77,6 +82,8 @@ __all__ = [
     "sparse_linear",
     "swiglu",
     "swiglu_interleaved",
+    "ternary_gemm",
     "topk",
     "transpose",
+    "unpack_ternary",
 ]

@@ -82,7 +82,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     } else {
       static_assert(S::rows == R && S::cols * in_byte == C, TW_DIVIDED_CODES);
       // A multiply-add for each sum of a group. Decoding takes no operations of f32.
-      if constexpr (in_byte > 1) cost.f32 += 2 * static_cast<u64>(R) * N * (C / Scales::group);
+      if constexpr (in_byte > 1 && !is_same<T, i8>) cost.f32 += 2 * static_cast<u64>(R) * N * (C / Scales::group);
     }
   }
   template <int Left, class... Acc>

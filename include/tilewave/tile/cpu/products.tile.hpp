@@ -120,19 +120,23 @@ class Products : public BlockModel<kRows> {
   }
 
  protected:
-  /// add_products() of codes: of 8 bits, whose rows are scaled later, or of 4 bits with the scale of their group.
+  /// add_products() of codes: of 8 bits, whose rows are scaled later, of 4 bits with the scale of their group, or of 2 bits minus 2.
   template <class T, int R, int N, int C, int Warps, class S, class Scales>
   void add_code_products(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand,
                          const Scales& scales) const {
     using Codes = typename S::Element;
     constexpr int in_byte = codes_in<Codes>;
     static_assert(S::rows == R && S::cols * in_byte == C, TW_DIVIDED_CODES);
-    static_assert((in_byte > 1) == !is_same<Scales, Unscaled>, "4-bit codes have DividedScales, 8-bit ones have none");
+    constexpr bool integers = is_same<T, i8>;
+    static_assert(!integers || is_same<Codes, u2x4>, "operands of i8 are multiplied by 2-bit codes");
+    static_assert((in_byte > 1 && !integers) == !is_same<Scales, Unscaled>, "4-bit codes have DividedScales, others have none");
     for (int r = 0; r < R; ++r) {
       for (int c = 0; c < C; ++c) {
         const Codes codes = tile.get(r, c / in_byte);
         float value;
-        if constexpr (in_byte > 1) {
+        if constexpr (integers) {
+          value = value_of_code<Codes>(bit_cast<u8>(codes), c % in_byte) - 2;
+        } else if constexpr (in_byte > 1) {
           const int group = r * (C / Scales::group) + c / Scales::group;
           value = (value_of_code<Codes>(bit_cast<u8>(codes), c % in_byte) - scales.zero[group]) * scales.scale[group];
         } else {

@@ -216,7 +216,7 @@ struct DividedSums {
 };
 template <class T, int N, int C, int Warps>
 struct DividedOperand {
-  static_assert(sizeof(T) == 2 && N % 8 == 0 && C % (32 * Warps) == 0, TW_DIVIDED_OPERAND);
+  static_assert((sizeof(T) == 2 || is_same<T, i8>)&&N % 8 == 0 && C % (64 / static_cast<int>(sizeof(T)) * Warps) == 0, TW_DIVIDED_OPERAND);
   float x[N * C];
 };
 template <int R, int C, int Group, bool Zeros, int Warps>

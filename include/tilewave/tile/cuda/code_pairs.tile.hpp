@@ -35,6 +35,17 @@ TW_INLINE u32 masked_or(u32 x, u32 mask, u32 bits) {
 #endif
 }
 
+/// (x & mask) ^ bits, likewise.
+TW_INLINE u32 masked_xor(u32 x, u32 mask, u32 bits) {
+#if TW_ON_GPU
+  u32 d;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(d) : "r"(x), "r"(mask), "r"(bits));
+  return d;
+#else
+  return (x & mask) ^ bits;
+#endif
+}
+
 /// Both halves of a register.
 template <class T>
 TW_INLINE u32 twice(T x) {
@@ -124,6 +135,18 @@ requires(sizeof(T) == 2 && !is_same<T, short>) struct DecodePair<fp4x2, T, Times
     const u32 magnitude = apart << (wide ? 6 : 9) & (wide ? 0x01c001c0u : 0x0e000e00u);
     const u32 pair = masked_or(apart << 12, 0x80008000u, magnitude);
     return s.times(multiply_add_pairs<T>(pair, wide ? 0x7e807e80u : 0x74007400u, kMinusZeros));  // 2^126 or 2^14
+  }
+};
+/// Four codes of 2 bits, from a byte: each goes to the top of a byte, and inverting its upper bit subtracts 2.
+template <>
+struct DecodePair<u2x4, i8, CentredTimes64> {
+  static constexpr bool known = true;
+  struct Scale {};
+  TW_INLINE static Scale prepare(float) { return {}; }
+  TW_INLINE static u32 decode(u32 codes, Scale) {
+    // Of codes 0 and 2, and of 1 and 3, neither product carries, and what they bring besides the four codes is masked.
+    const u32 even = codes * (1u << 6 | 1u << 18), odd = codes * (1u << 12 | 1u << 24);
+    return masked_xor(even | odd, 0xc0c0c0c0u, 0x80808080u);
   }
 };
 /// Lane n of a warp holds number n. All lanes of the warp decode together.

@@ -19,20 +19,21 @@ struct DividedSums {
   float x[size];  ///< four for each 16 rows and 8 columns
 };
 
-/// N rows of C columns: each warp holds its own columns. Its lanes hold 8 neighbours of every 32, which is the order of a sum's terms here.
+/// N rows of C columns: each warp holds its own columns. Its lanes hold 16 bytes of every 64, which is the order of a sum's terms here.
 template <class T, int N, int C, int Warps>
 struct DividedOperand {
-  static_assert(sizeof(T) == 2 && N % 8 == 0 && C % (32 * Warps) == 0, TW_DIVIDED_OPERAND);
+  static constexpr int width = 16 / static_cast<int>(sizeof(T));  ///< columns of a lane, neighbours, of every `run`
+  static constexpr int run = 4 * width;
+  static_assert((sizeof(T) == 2 || is_same<T, i8>)&&N % 8 == 0 && C % (run * Warps) == 0, TW_DIVIDED_OPERAND);
   static constexpr int rows = N;
   static constexpr int cols = C;
   static constexpr int warps = Warps;
   static constexpr int share = C / Warps;  ///< columns of a warp
-  static constexpr int width = 8;          ///< columns of a lane, neighbours, of every 32
   using Element = T;
-  u32 x[share / 32][N / 8][4];
+  u32 x[share / run][N / 8][4];
 
-  /// The lane's first column of the warp's n-th 32.
-  TW_INLINE static constexpr int col(const Position& p, int n) { return p.block_warp() * share + n * 32 + p.lane % 4 * width; }
+  /// The lane's first column of the warp's n-th run.
+  TW_INLINE static constexpr int col(const Position& p, int n) { return p.block_warp() * share + n * run + p.lane % 4 * width; }
 };
 
 /// Rows row0 to row0 + N - 1 and columns from col0 on; zeros outside the tensor.
@@ -44,7 +45,7 @@ TW_INLINE void load_divided(const Position& at, DividedOperand<T, N, C, Warps>& 
     TW_UNROLL
     for (int r = 0; r < N / 8; ++r) {
       TW_UNROLL
-      for (int n = 0; n < D::share / 32; ++n) load(r * 8, n * 32, to.x[n][r]);
+      for (int n = 0; n < D::share / D::run; ++n) load(r * 8, n * D::run, to.x[n][r]);
     }
   };
   for_pieces([](int, int, u32* words) {
@@ -60,9 +61,15 @@ TW_INLINE void load_divided(const Position& at, DividedOperand<T, N, C, Warps>& 
     for (int k = 0; k < D::width; ++k) {
       for_pieces([&](int r, int n, u32* words) {
         u32 element = 0;
-        ptx::load_2_if(from.inside(row + r, col + n + k), from.template at<const T>(row + r, col + n + k, i, j), element);
+        const bool inside = from.inside(row + r, col + n + k);
+        const T* const place = from.template at<const T>(row + r, col + n + k, i, j);
+        if constexpr (sizeof(T) == 2)
+          ptx::load_2_if(inside, place, element);
+        else
+          ptx::load_1_if(inside, place, element);
         TW_UNROLL
-        for (int word = 0; word < 4; ++word) words[word] = ptx::permute_bytes(words[word], word < 3 ? words[word + 1] : element, 0x5432u);
+        for (int word = 0; word < 4; ++word)
+          words[word] = ptx::permute_bytes(words[word], word < 3 ? words[word + 1] : element, sizeof(T) == 2 ? 0x5432u : 0x4321u);
       });
     }
   }

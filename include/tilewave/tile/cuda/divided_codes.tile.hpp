@@ -130,6 +130,60 @@ TW_INLINE void load_divided_scales(const Position& at, DividedScales<R, C, Group
   });
 }
 
+/// Sixteen 2-bit codes minus 2, times 64: in the top bits of bytes, where inverting a code's upper bit subtracts 2 from it. Byte t of word
+/// i is code 4 t + i. Inverting costs nothing: it is part of the instruction that masks.
+TW_INLINE void centre_codes(u32 codes, u32* words) {
+  TW_UNROLL
+  for (int i = 0; i < 4; ++i) words[i] = masked_xor(codes << (6 - 2 * i), 0xc0c0c0c0u, 0x80808080u);
+}
+/// Sixteen bytes in the same order.
+TW_INLINE void order_as_codes(const u32* x, u32* words) {
+  const u32 low[2] = {ptx::permute_bytes(x[0], x[1], 0x5140u), ptx::permute_bytes(x[2], x[3], 0x5140u)};
+  const u32 high[2] = {ptx::permute_bytes(x[0], x[1], 0x7362u), ptx::permute_bytes(x[2], x[3], 0x7362u)};
+  words[0] = ptx::permute_bytes(low[0], low[1], 0x5410u);
+  words[1] = ptx::permute_bytes(low[0], low[1], 0x7632u);
+  words[2] = ptx::permute_bytes(high[0], high[1], 0x5410u);
+  words[3] = ptx::permute_bytes(high[0], high[1], 0x7632u);
+}
+
+/// sums(r, n) += the sum over the warp's columns of (code(r, c) - 2) * operand(n, c), where the 2-bit codes are the tile's R rows. The
+/// products are summed as integers, and their sum over the tile is exact in f32.
+template <int R, int N, int C, int Warps, class S>
+TW_INLINE void add_divided_integers([[maybe_unused]] const Position& at, [[maybe_unused]] DividedSums<R, N, Warps>& sums,
+                                    [[maybe_unused]] const S& tile, [[maybe_unused]] const DividedOperand<i8, N, C, Warps>& operand) {
+  static_assert(is_same<typename S::Element, u2x4>, "operands of i8 are multiplied by 2-bit codes");
+  static_assert(S::rows == R && S::cols * 4 == C, TW_DIVIDED_CODES);
+#if TW_ON_GPU
+  using D = DividedOperand<i8, N, C, Warps>;
+  static_assert(D::share <= 1 << 16, "64 times a sum fits an integer");
+  const int row = at.lane / 4, col = D::col(at, 0);
+  i32 total[R / 16][N / 8][4] = {};
+  TW_UNROLL
+  for (int n = 0; n < D::share / D::run; ++n) {
+    u32 right[N / 8][4];
+    TW_UNROLL
+    for (int column = 0; column < N / 8; ++column) order_as_codes(operand.x[n][column], right[column]);
+    TW_UNROLL
+    for (int r = 0; r < R; r += 16) {
+      u32 codes[2], upper[4], lower[4];  // of a row and the one 8 below
+      TW_UNROLL
+      for (int half = 0; half < 2; ++half)
+        ptx::load_shared_4(ptx::address(tile.bytes) + static_cast<u32>(S::offset(row + r + half * 8, (n * D::run + col) / 4)), codes[half]);
+      centre_codes(codes[0], upper);
+      centre_codes(codes[1], lower);
+      TW_UNROLL
+      for (int k = 0; k < 4; k += 2) {
+        const u32 left[4] = {upper[k], lower[k], upper[k + 1], lower[k + 1]};
+        TW_UNROLL
+        for (int column = 0; column < N / 8; ++column) Mma<i8>::add(total[r / 16][column], left, right[column] + k);
+      }
+    }
+  }
+  TW_UNROLL
+  for (int i = 0; i < sums.size; ++i) sums.x[i] += static_cast<float>(total[i / (N / 2)][i / 4 % (N / 8)][i % 4] >> 6);
+#endif
+}
+
 /// sums(r, n) += the sum over the warp's columns of scale(r, c) * (code(r, c) - zero(r, c)) * operand(n, c), where the codes are the tile's
 /// R rows. Codes of 8 bits have neither scale nor zero point here.
 template <class T, int R, int N, int C, int Warps, class S, class Scales>

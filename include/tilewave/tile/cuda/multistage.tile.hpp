@@ -150,6 +150,8 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
                               const DividedOperand<E, N, C, Shape<On, T>::warps()>& operand, const Scales& scales = {}) {
     if constexpr (is_same<typename S::Element, E>)
       add_divided(at, sums, tile, operand);
+    else if constexpr (is_same<E, i8>)
+      add_divided_integers(at, sums, tile, operand);
     else
       add_divided_codes(at, sums, tile, operand, scales);
     load_late();

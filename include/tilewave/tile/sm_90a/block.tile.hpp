@@ -72,6 +72,8 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
                               const DividedOperand<T, N, C, Warpgroups * 4>& operand, const Scales& scales = {}) const {
     if constexpr (is_same<typename S::Element, T>)
       cuda::add_divided(at, sums, tile, operand);
+    else if constexpr (is_same<T, i8>)
+      cuda::add_divided_integers(at, sums, tile, operand);
     else
       cuda::add_divided_codes(at, sums, tile, operand, scales);
     warpgroup_sync(at);  // end_reads() would also wait for loads from global memory that are in flight
