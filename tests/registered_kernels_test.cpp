@@ -155,10 +155,9 @@ const Bytes kBytes[] = {
     {"topk", "topk_short_f32", "rows=4,cols=100,k=3", 1600 + 48, 4 * 3 * 8, 1600},  // as many as can be sorted at once
     {"topk", "topk_part_f32", "rows=1,cols=100000", 2 * 400000, 25 * 256 * 8, 400000},
     {"topk", "argmax_part_f32", "rows=1,cols=100000", 400000, 25 * 8, 400000},
-    // x; the integers and the scales.
     {"bitnet", "quantize_activations_bf16", "M=5,N=1,K=2560", 25600, 12800 + 20, 25600},
-    // In each of the four tiles the sum. Every byte of codes comes from four elements.
-    {"bitnet", "quantize_ternary_bf16", "N=16,K=2048", 65536 + 4 * 4, 8192 + 64, 65536 + 4},
+    // W; in each of 16 tiles x and its scales; the scales of rows.
+    {"bitnet", "ternary_gemm_bf16_16x8", "N=256,K=2048,M=5", 131072 + 16 * (10240 + 20) + 1024, 2560, 131072 + 10240 + 20 + 1024},
     {"log_mel", "log_mel_scale", "windows=2,frames=64", 2 * (2 * 256 + 32768), 2 * 32768, 2 * (256 + 32768)},
     {"topk", "argmax_merge_f32", "rows=1,cols=100000", 25 * 8 + 4, 4 + 4, 25 * 8 + 4},
     // Values, 8 KB of metadata and B, of which pairs of blocks share what is alike: two columns of tiles read A.

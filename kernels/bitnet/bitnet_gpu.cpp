@@ -281,12 +281,6 @@ Analysis analyze_activations(const ShapeValues& shape) {
   return analyze<Kernel>({.m = tiles_of(shape["M"], kRegistered.rows)},
                          [&](auto& bind, auto& p) { bind_activations(bind, p, x, values, scales); });
 }
-Analysis analyze_ternary(const ShapeValues& shape) {
-  const Tensor weight = placeholder({shape["N"], shape["K"]}, DType::bf16), sum = placeholder({1, 1}, DType::f32);
-  const TernaryMatrix out{placeholder({shape["N"], shape["K"] / 4}, DType::u8), placeholder({shape["N"]}, DType::f32)};
-  return analyze<TernaryKernel<bf16>>(grid_of(shape["N"], shape["K"] / 4),
-                                      [&](auto& bind, auto& p) { bind_ternary(bind, p, weight, sum, out); });
-}
 
 }  // namespace
 
@@ -298,8 +292,7 @@ std::vector<KernelVariant> registered() {
   };
   return {{spec(type_of(skinny), kProductSource, "ternary_gemm_bf16_16x8"), analyze_skinny<skinny>},
           {spec(type_of(wide), kProductSource, "ternary_gemm_bf16_128x256"), analyze_wide<wide>},
-          {spec(type_of_activations(kRegistered), kQuantizeSource, "quantize_activations_bf16"), analyze_activations},
-          {make_spec(kernel_info<TernaryKernel<bf16>>, true, true, "quantize_ternary_bf16"), analyze_ternary}};
+          {spec(type_of_activations(kRegistered), kQuantizeSource, "quantize_activations_bf16"), analyze_activations}};
 }
 
 }  // namespace tw::kernels::bitnet

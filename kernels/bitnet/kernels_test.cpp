@@ -232,7 +232,9 @@ TEST_F(BitNetKernels, ReadTheWeightOnce) {
   const Analysis counted = analyze<WideHostKernel<wide>>(
       wide_grid(many.call(), wide.tile), [&](auto& bind, auto& p) { bind_wide(bind, p, many.call(), many.y, false, true); });
   constexpr std::int64_t tiles_of_x = 2, tiles_of_w = 2;
-  EXPECT_EQ(counted.global_read, static_cast<std::uint64_t>(tiles_of_x * (n * k / 4 + n * 4) + tiles_of_w * (300 * k + 300 * 4)));
+  // Both halves of a tile read the scales of W; past x's last row, the second one reads the last scale again.
+  const std::int64_t of_w = n * k / 4 + 2 * n * 4, of_x = 300 * k + 300 * 4 + 4;
+  EXPECT_EQ(counted.global_read, static_cast<std::uint64_t>(tiles_of_x * of_w + tiles_of_w * of_x));
   EXPECT_EQ(counted.global_written, 300 * n * 2u);
   EXPECT_EQ(counted.operations.inside[static_cast<std::size_t>(OperandType::i8)], 2u * 300 * n * k);
 }

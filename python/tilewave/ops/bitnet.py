@@ -80,7 +80,7 @@ def ternary_gemm(
     scales: Array,
     *,
     bias: Array | None = None,
-    dtype: str = "bfloat16",
+    dtype: str = "float32",
     accumulate: bool = False,
     out: Array | None = None,
 ) -> Array:
