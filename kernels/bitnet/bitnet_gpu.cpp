@@ -143,9 +143,10 @@ double predicted_cycles(const Call& call, const WideTile& t, int units) {
   const std::int64_t tiles = std::int64_t{grid.m} * grid.n;
   const auto slots = static_cast<double>((call.weight.values.shape(1) + kSlotBytes - 1) / kSlotBytes);
   // For a slot: products of 64 rows take half a cycle for each 32 codes and row of x; a scheduler issues one of 32 lanes' instructions in a
-  // cycle, two of three slots at best; an SM's share of the memory's read rate, and what it reads from the L2 cache.
+  // cycle, two of three slots at best, and half of them with one warp on each scheduler; an SM's share of the memory's read rate, and what
+  // it reads from the L2 cache.
   const double products = t.w_rows / 64.0 * t.x_rows / 2.0 * codes / 32.0;
-  const double decoding = t.w_rows * static_cast<double>(codes) * 1.5 / 128 * 1.5;
+  const double decoding = t.w_rows * static_cast<double>(codes) * 1.5 / 128 * (t.w_rows > 64 ? 1.5 : 2.0);
   const double busy = static_cast<double>(std::min<std::int64_t>(tiles, units)) / units;
   const double memory = t.w_rows * kSlotBytes / 20.7 * busy;
   const double cache = (t.w_rows * kSlotBytes + static_cast<double>(t.x_rows) * codes) / 45;
@@ -286,7 +287,7 @@ Analysis analyze_activations(const ShapeValues& shape) {
 
 std::vector<KernelVariant> registered() {
   constexpr SkinnyKernel skinny{};
-  constexpr WideKernel wide{.tile = kWideTiles[3]};
+  constexpr WideKernel wide{.tile = kWideTiles.back()};
   const auto spec = [](const std::string& type, const char* source, const char* name) {
     return make_spec({type, source, nullptr}, true, true, name);
   };

@@ -39,8 +39,11 @@ struct WideKernel {
   auto operator<=>(const WideKernel&) const = default;
 };
 
-/// Tiles for sm_90a, which fill its shared memory. Fewer rows of x: more rows of W, whose warps decode more codes at a time.
-inline constexpr std::array<WideTile, 4> kWideTiles{{
+/// Tiles for sm_90a. Fewer rows of x: more rows of W, whose warps decode more codes at a time, or few, so that small weights occupy the
+/// SMs.
+inline constexpr std::array<WideTile, 6> kWideTiles{{
+    {64, 32, 12, 16, 8},
+    {64, 64, 8, 16, 8},
     {256, 32, 4, 16, 8},
     {192, 64, 5, 10, 8},
     {128, 128, 3, 6, 8},

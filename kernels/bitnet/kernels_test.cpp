@@ -58,7 +58,8 @@ TEST_F(BitNetKernels, ProductsOfFewRowsAreExactOnTheCpu) {
 }
 
 // Those of kWideTiles in fewer slots, so that rings are used several times.
-constexpr WideTile kTile32{256, 32, 2, 3, 2}, kTile64{192, 64, 2, 4, 2}, kTile128{128, 128, 2, 3, 2}, kTile256{128, 256, 2, 2, 2};
+constexpr WideTile kTile64x32{64, 32, 2, 3, 2}, kTile64x64{64, 64, 2, 3, 2}, kTile32{256, 32, 2, 3, 2}, kTile64{192, 64, 2, 4, 2},
+    kTile128{128, 128, 2, 3, 2}, kTile256{128, 256, 2, 2, 2};
 
 TEST_F(BitNetKernels, ProductsOfManyRowsAreExactOnTheCpu) {
   for (const auto& [m, n, k] : {std::tuple{1, 1, 64}, {33, 300, 704}, {140, 257, 1088}}) {
@@ -66,6 +67,8 @@ TEST_F(BitNetKernels, ProductsOfManyRowsAreExactOnTheCpu) {
     check_wide<WideKernel{DType::f16, kTile64}>({.m = m, .n = n, .k = k, .gap = 3, .align = 16});
     check_wide<WideKernel{DType::bf16, kTile128}>({.m = m, .n = n, .k = k, .gap = 1, .align = 16});
     check_wide<WideKernel{DType::f32, kTile128}>({.m = m, .n = n, .k = k, .align = 16});
+    check_wide<WideKernel{DType::f16, kTile64x32}>({.m = m, .n = n, .k = k, .align = 16});
+    check_wide<WideKernel{DType::f32, kTile64x64}>({.m = m, .n = n, .k = k, .bias = true, .align = 16});
     check_wide<WideKernel{DType::bf16, kTile256}>({.m = 2 * m, .n = n, .k = k, .align = 16});
   }
 }
@@ -256,8 +259,9 @@ TEST_F(BitNetKernels, AreChosenByRowsAndAlignment) {
   EXPECT_EQ(tile(9, 2048), (SkinnyTile{16, 16, 12, 8, 1}));
   EXPECT_GE(tile(9, 2560, 99 << 10).stages, 2);
   const auto wide = [](std::int64_t m, std::int64_t n, std::int64_t k) { return wide_tile(Shapes(m, n, k).call(), 132); };
-  EXPECT_EQ(wide(4096, 16384, 16384), kWideTiles[3]);
-  EXPECT_EQ(wide(24, 16384, 16384), kWideTiles[1]);  // 86 tiles instead of 64
+  EXPECT_EQ(wide(4096, 16384, 16384), kWideTiles[5]);
+  EXPECT_EQ(wide(24, 16384, 16384), kWideTiles[0]);
+  EXPECT_EQ(wide(32, 2560, 2560), kWideTiles[0]);  // 40 tiles instead of 10
 }
 
 /// A decoding step calls the product in a captured graph, so it must neither allocate nor launch anything else.
@@ -301,7 +305,7 @@ TEST_F(BitNetKernels, CompileForGpusWithoutSpills) {
     const std::size_t skinny = specs.size();
     if (generic == 0) {
       for (const WideTile& tile : kWideTiles) add(type_of(WideKernel{tile.x_rows == 128 ? DType::f16 : DType::bf16, tile}));
-      add(type_of(WideKernel{DType::f32, kWideTiles[3]}));
+      add(type_of(WideKernel{DType::f32, kWideTiles.back()}));
     }
     const auto done = [&](std::size_t i, const CompiledKernel& kernel) {
       EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].type;
