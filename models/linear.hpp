@@ -1,5 +1,6 @@
 #pragma once
 
+#include "tilewave/bitnet.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/quantized.hpp"
 #include "tilewave/tensor.hpp"
@@ -11,26 +12,29 @@ struct LinearOptions {
   bool accumulate = false;  ///< y += instead of y =; not allowed with an activation
 };
 
-/// y = x W^T + b. W is `weight`, or `quantized` if that is not empty.
+/// y = x W^T + b. W is `weight`, or `quantized` or `ternary` if that is not empty. With `ternary` x is rounded to 8-bit integers.
 struct Linear {
-  Tensor weight;                   ///< [out, in]; without elements if W is quantized
+  Tensor weight;                   ///< [out, in]; without elements if W is quantized or ternary
   Tensor bias;                     ///< [out], or without elements if there is none
   QuantizedMatrix quantized = {};  ///< [out, in]
+  TernaryMatrix ternary = {};      ///< [out, in]
 
-  std::int64_t out() const { return quantized.empty() ? weight.shape(0) : quantized.rows(); }
-  std::int64_t in() const { return quantized.empty() ? weight.shape(1) : quantized.columns(); }
+  std::int64_t out() const { return !ternary.empty() ? ternary.rows() : quantized.empty() ? weight.shape(0) : quantized.rows(); }
+  std::int64_t in() const { return !ternary.empty() ? ternary.columns() : quantized.empty() ? weight.shape(1) : quantized.columns(); }
   /// Of the weight, also where it is a convolution's.
-  std::int64_t elements() const { return quantized.empty() ? weight.numel() : out() * in(); }
+  std::int64_t elements() const { return quantized.empty() && ternary.empty() ? weight.numel() : out() * in(); }
   /// Of the weight and the bias, in memory.
   std::int64_t bytes() const {
     const auto bytes_of = [](const Tensor& t) { return t.numel() * static_cast<std::int64_t>(size_of(t.dtype())); };
-    return bytes_of(weight) + bytes_of(bias) + quantized.bytes();
+    return bytes_of(weight) + bytes_of(bias) + quantized.bytes() + ternary.bytes();
   }
 
   /// x [rows, in], y [rows, out], of the model's dtype, on `stream`.
   void operator()(const Tensor& x, const Tensor& y, const Stream& stream, const LinearOptions& options = {}) const {
     const Tensor* b = bias.numel() > 0 ? &bias : nullptr;
-    if (quantized.empty())
+    if (!ternary.empty())
+      bit_linear(x, ternary, y, {.accumulate = options.accumulate, .bias = b, .stream = stream, .constant_weight = true});
+    else if (quantized.empty())
       gemm(x, weight.transpose(0, 1), y,
            {.beta = options.accumulate ? 1.0f : 0.0f, .bias = b, .activation = options.activation, .stream = stream, .constant_b = true});
     else

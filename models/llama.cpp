@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "kernels/bitnet/squared_relu.tile.hpp"
 #include "kernels/workspace.hpp"
 #include "models/observe.hpp"
 #include "runtime/format.hpp"
@@ -49,17 +50,20 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
   for (int i = 0; i < config.layers; ++i) {
     const std::string name = tw::format("layers.{}.", i);
     const auto stack = [&](std::initializer_list<Weights::Part> parts, std::int64_t columns) {
-      return weights.linear(std::span(parts.begin(), parts.size()), columns);
+      const std::span of(parts.begin(), parts.size());
+      return config.bitnet ? weights.ternary(of, columns, config.ternary) : weights.linear(of, columns);
     };
     Layer layer;
     layer.input_norm = weights.take(name + "input_layernorm.weight", {hidden});
     layer.qkv = stack(
         {{name + "self_attn.q_proj.weight", q}, {name + "self_attn.k_proj.weight", kv}, {name + "self_attn.v_proj.weight", kv}}, hidden);
-    layer.out = weights.linear(name + "self_attn.o_proj", hidden, q, false);
+    if (config.bitnet) layer.attention_sub_norm = weights.take(name + "self_attn.attn_sub_norm.weight", {hidden});
+    layer.out = stack({{name + "self_attn.o_proj.weight", hidden}}, q);
     layer.post_attention_norm = weights.take(name + "post_attention_layernorm.weight", {hidden});
     layer.gate_up =
         stack({{name + "mlp.gate_proj.weight", config.intermediate}, {name + "mlp.up_proj.weight", config.intermediate}}, hidden);
-    layer.down = weights.linear(name + "mlp.down_proj", hidden, config.intermediate, false);
+    if (config.bitnet) layer.mlp_sub_norm = weights.take(name + "mlp.ffn_sub_norm.weight", {config.intermediate});
+    layer.down = stack({{name + "mlp.down_proj.weight", hidden}}, config.intermediate);
     layers_.push_back(std::move(layer));
   }
   norm_ = weights.take("norm.weight", {hidden});
@@ -76,8 +80,9 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
 }
 
 std::int64_t Llama::bytes_per_step() const {
-  std::int64_t bytes =
-      head_.bytes() + (2 * config_.layers + 1) * std::int64_t{config_.hidden} * static_cast<std::int64_t>(size_of(dtype()));
+  const std::int64_t sub_norms = config_.bitnet ? config_.hidden + config_.intermediate : 0;
+  const std::int64_t norms = config_.layers * (2 * std::int64_t{config_.hidden} + sub_norms) + config_.hidden;
+  std::int64_t bytes = head_.bytes() + norms * static_cast<std::int64_t>(size_of(dtype()));
   for (const Layer& layer : layers_)
     for (const Linear* linear : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down}) bytes += linear->bytes();
   return bytes;
@@ -175,15 +180,25 @@ void Llama::run_layer(int index, const Tensor& x, const Batch& batch, const Stre
                       .num_splits = stream.device().is_cuda() ? 0 : 1},
                      {.causal = each > 1, .stream = stream});
   });
+  const auto sub_norm = [&](const char* name, const Tensor& vectors, const Tensor& weight) {
+    if (!config_.bitnet) return;
+    run(name, vectors, {.reads = {&vectors}},
+        [&] { rms_norm(vectors, vectors, {.epsilon = config_.norm_epsilon, .weight = &weight, .stream = stream}); });
+  };
+  sub_norm("attention_sub_norm", attended, layer.attention_sub_norm);
   run.linear("out", layer.out, attended, x, {.accumulate = true});
 
   run("mlp_norm", normed, {.reads = {&x}}, [&] { norm(layer.post_attention_norm); });
   const Tensor gate_up = empty(2 * config_.intermediate), product = empty(config_.intermediate);
   run.linear("gate_up", layer.gate_up, normed, gate_up);
-  run("swiglu", product, {.reads = {&gate_up}}, [&] {
-    swiglu(gate_up.slice(1, 0, config_.intermediate), gate_up.slice(1, config_.intermediate, 2 * config_.intermediate), product,
-           {.stream = stream});
-  });
+  const Tensor gate = gate_up.slice(1, 0, config_.intermediate), up = gate_up.slice(1, config_.intermediate, 2 * config_.intermediate);
+  if (config_.bitnet)
+    run("squared_relu", product, {.reads = {&gate_up}}, [&] {
+      elementwise<kernels::bitnet::SquaredReluGate>({gate, up}, product, {.stream = stream});
+    });
+  else
+    run("swiglu", product, {.reads = {&gate_up}}, [&] { swiglu(gate, up, product, {.stream = stream}); });
+  sub_norm("mlp_sub_norm", product, layer.mlp_sub_norm);
   run.linear("down", layer.down, product, x, {.accumulate = true});
 }
 

@@ -22,13 +22,17 @@ struct LlamaConfig {
   int max_positions = 0;
   double rope_theta = 10000;
   float norm_epsilon = 1e-5f;
-  /// A text_config. Throws FileError for values out of range and for unsupported features: an activation other than silu, biases,
-  /// scaled rotary embeddings, a head_dim other than 64 and 128.
+  /// BitNet b1.58: weights of -1, 0 and 1, a squared ReLU instead of SiLU, and RMS norms of attention's results and of the gated ones,
+  /// before the products that follow.
+  bool bitnet = false;
+  Weights::Ternary ternary = Weights::Ternary::rounded_here;  ///< how BitNet's weights are in the file
+  /// A text_config. Throws FileError for values out of range and for unsupported features: an activation other than silu (relu2 for
+  /// BitNet), biases, scaled rotary embeddings, a head_dim other than 64 and 128.
   static LlamaConfig read(const ConfigReader& reader);
 };
 
-/// The decoder of Llama models (Touvron et al., arXiv 2302.13971) with grouped-query attention, RMS pre-norm, half-split rotary embedding
-/// and SwiGLU.
+/// The decoder of Llama models (Touvron et al., arXiv 2302.13971), and of BitNet b1.58 (Ma et al., arXiv 2402.17764), with grouped-query
+/// attention, RMS pre-norm, half-split rotary embedding and SwiGLU.
 class Llama {
  public:
   /// Takes its tensors from `weights`, under the names "embed_tokens.weight", "layers.N....", "norm.weight" and "lm_head.weight".
@@ -62,16 +66,18 @@ class Llama {
 
   /// One token for each of several sequences of the same pool: ids[i] after those in *caches[i]. Returns the scores, [sequences,
   /// vocabulary]. In f32 on the CPU a sequence's scores do not depend on the other sequences, up to 16 of them.
-  /// With `graphs`, of the caches' pool and for this model, a step is one launch of a graph, and the scores are valid until the next one. An
-  /// observer that needs operators gets them one by one all the same.
+  /// With `graphs`, of the caches' pool and for this model, a step is one launch of a graph, and the scores are valid until the next one.
+  /// An observer that needs operators gets them one by one all the same.
   Tensor decode(std::span<const int> ids, std::span<KvCache* const> caches, const Stream& stream, DecodeGraphs* graphs = nullptr) const;
 
  private:
   struct Layer {
     Tensor input_norm, post_attention_norm;
-    Linear qkv;  ///< rows of q, k, v
+    Linear qkv;                 ///< rows of q, k, v
+    Tensor attention_sub_norm;  ///< BitNet's
     Linear out;
-    Linear gate_up;  ///< rows of gate, then up
+    Linear gate_up;       ///< rows of gate, then up
+    Tensor mlp_sub_norm;  ///< BitNet's
     Linear down;
   };
   /// Sequences that are processed together, on the model's device.

@@ -5,6 +5,35 @@
 
 namespace tw::models {
 
+namespace {
+
+/// How the weights are stored, and that rows are whole bytes of codes.
+void read_bitnet(const ConfigReader& reader, LlamaConfig& config) {
+  const ConfigReader quantization = reader.child("quantization_config");
+  if (reader.has("quantization_config")) {
+    if (quantization.text("quant_method") != "bitnet") quantization.fail("quant_method", "only \"bitnet\" is supported");
+    const std::string layers = quantization.text("linear_class", "bitlinear"), mode = quantization.text("quantization_mode", "offline");
+    if (layers != "bitlinear" && layers != "autobitlinear")
+      quantization.fail("linear_class", "allowed: \"bitlinear\" and \"autobitlinear\"");
+    if (mode != "offline" && mode != "online") quantization.fail("quantization_mode", "allowed: \"offline\" and \"online\"");
+    if (quantization.flag("use_rms_norm", false)) quantization.fail("use_rms_norm", "norms in layers are not supported");
+    if (layers == "bitlinear")
+      config.ternary = Weights::Ternary::divided;
+    else if (mode == "offline")
+      config.ternary = Weights::Ternary::multiplied;
+  }
+  const auto whole = [&](const char* field, int extent) {
+    if (extent % 4 != 0) reader.fail(field, "allowed: a multiple of 4");
+  };
+  whole("hidden_size", config.hidden);
+  whole("intermediate_size", config.intermediate);
+  if (config.heads * config.head_dim != config.hidden)
+    reader.fail("hidden_size",
+                tw::format("allowed: num_attention_heads * head_dim, {}, which attn_sub_norm has", config.heads * config.head_dim));
+}
+
+}  // namespace
+
 LlamaConfig LlamaConfig::read(const ConfigReader& reader) {
   constexpr std::int64_t kLargest = 1 << 20;        // products of two extents are far below 2^63
   constexpr std::int64_t kMostPositions = 1 << 18;  // the rotary table then takes 134 MB
@@ -12,7 +41,9 @@ LlamaConfig LlamaConfig::read(const ConfigReader& reader) {
     return static_cast<int>(reader.integer(field, 1, kLargest, missing));
   };
   LlamaConfig config;
-  if (reader.text("model_type", "llama") != "llama") reader.fail("model_type", "only \"llama\" decoders are supported");
+  const std::string type = reader.text("model_type", "llama");
+  config.bitnet = type == "bitnet";
+  if (type != "llama" && !config.bitnet) reader.fail("model_type", "only \"llama\" and \"bitnet\" decoders are supported");
   config.hidden = extent("hidden_size");
   config.intermediate = extent("intermediate_size");
   config.layers = static_cast<int>(reader.integer("num_hidden_layers", 1, 1000));
@@ -28,7 +59,9 @@ LlamaConfig LlamaConfig::read(const ConfigReader& reader) {
     reader.fail("num_key_value_heads", tw::format("allowed: a divisor of num_attention_heads, {}", config.heads));
   if (config.head_dim != 64 && config.head_dim != 128)
     throw FileError(tw::format("{}head_dim is {}; 64 and 128 are supported", reader.where(), config.head_dim));
-  if (reader.text("hidden_act", "silu") != "silu") reader.fail("hidden_act", "only \"silu\" is supported");
+  const char* const activation = config.bitnet ? "relu2" : "silu";
+  if (reader.text("hidden_act", activation) != activation) reader.fail("hidden_act", tw::format("only \"{}\" is supported", activation));
+  if (config.bitnet) read_bitnet(reader, config);
   for (const char* bias : {"attention_bias", "mlp_bias"})
     if (reader.flag(bias, false)) reader.fail(bias, "decoders with biases are not supported");
   const ConfigReader rope = reader.child("rope_parameters");

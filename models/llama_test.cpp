@@ -399,7 +399,7 @@ TEST(LlamaConfig, WhatIsNotSupported) {
     json[field] = value;
     expect_error<FileError>([&] { read(json); }, parts);
   };
-  refused("model_type", "qwen2", {"config.json: model_type is \"qwen2\"; only \"llama\" decoders are supported"});
+  refused("model_type", "qwen2", {"config.json: model_type is \"qwen2\"; only \"llama\" and \"bitnet\" decoders are supported"});
   refused("hidden_size", 0, {"hidden_size is 0; allowed: an integer from 1 to 1048576"});
   refused("num_hidden_layers", 1001, {"num_hidden_layers is 1001; allowed: an integer from 1 to 1000"});
   refused("vocab_size", nullptr, {"vocab_size is missing"});

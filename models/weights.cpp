@@ -128,8 +128,8 @@ void Weights::check_stored(const std::string& name, const Shape& shape, const st
   if (dtype.empty() && !files_->element_dtype(found->second))
     problems_.push_back(tw::format("{} is {}; BF16, F16 and F32 are read", found->second, one_line(given_dtype)));
   if (!dtype.empty() && given_dtype != dtype)
-    problems_.push_back(
-        tw::format("{} is {}; for weights in {} it must be {}", found->second, one_line(given_dtype), text_of(stored_), dtype));
+    problems_.push_back(tw::format("{} is {}; {}it must be {}", found->second, one_line(given_dtype),
+                                   stored_.format == WeightFormat::plain ? "" : tw::format("for weights in {} ", text_of(stored_)), dtype));
   bytes_wanted_ += static_cast<std::int64_t>(files_->bytes(found->second));
 }
 
@@ -199,6 +199,54 @@ Linear Weights::linear(const std::string& name, std::int64_t out, std::int64_t i
   const Part whole{name + ".weight", out};
   Linear linear = this->linear(std::span(&whole, 1), in, role);
   if (bias) linear.bias = take(name + ".bias", {out});
+  return linear;
+}
+
+Linear Weights::ternary(std::span<const Part> parts, std::int64_t columns, Ternary stored) {
+  std::int64_t rows = 0;
+  for (const Part& part : parts) rows += part.rows;
+  if (checking_) {
+    for (const Part& part : parts) {
+      if (stored == Ternary::rounded_here) {
+        check_stored(part.name, {part.rows, columns}, "");
+        continue;
+      }
+      check_stored(part.name, {part.rows / 4, columns}, "U8");
+      check_stored(part.name + "_scale", {1}, "");
+    }
+    return {};
+  }
+  Linear linear;
+  linear.ternary = TernaryMatrix::allocate(rows, columns);
+  std::int64_t row = 0;
+  for (const Part& part : parts) {
+    if (is_dry_run(stream_.device())) break;
+    const TernaryMatrix target = linear.ternary.slice(row, row + part.rows);
+    row += part.rows;
+    if (stored == Ternary::rounded_here) {
+      const Tensor exact = Tensor::empty({part.rows, columns}, DType::f32);
+      read(part.name, exact.shape(), exact);
+      quantize_ternary(exact, target);
+      if (!std::isfinite(target.scales.data<float>()[0]))
+        throw FileError(tw::format("{}: {} holds a number that is not finite", name_, one_line(names_.at(part.name))));
+      continue;
+    }
+    const Tensor scale = Tensor::empty({1}, DType::f32), packed = Tensor::empty({part.rows / 4, columns}, DType::u8);
+    read(part.name + "_scale", {1}, scale);
+    const std::string& name = names_.at(part.name);
+    files_->read_elements(name, 0, packed);
+    bytes_read_ += packed.numel();
+    const float given = scale.data<float>()[0];
+    try {
+      const TernaryMatrix converted = convert_bitnet(packed, stored == Ternary::divided ? 1 / given : given);
+      target.values.copy_from(converted.values);
+      target.scales.copy_from(converted.scales);
+    } catch (const InvalidArgument& error) {
+      throw FileError(tw::format("{}: {}: {}", name_, one_line(name), error.what()));
+    }
+    if (progress_) progress_(bytes_read_, bytes_wanted_);
+  }
+  if (stream_.device().is_cuda()) linear.ternary = linear.ternary.to(stream_.device());
   return linear;
 }
 

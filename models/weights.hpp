@@ -79,6 +79,15 @@ class Weights {
   /// One layer whose weight concatenates tensors along rows, as stack() does; without a bias.
   Linear linear(std::span<const Part> parts, std::int64_t columns, Role role = Role::layer);
 
+  /// How the weights of BitNet's layers are in the file.
+  enum class Ternary {
+    rounded_here,  ///< in f32, f16 or bf16, "<name>": rounded while they are loaded (transformers: "online")
+    multiplied,    ///< packed, "<name>" of U8 [rows / 4, columns] and "<name>_scale" of one element, which sums are multiplied with
+    divided        ///< the same, and sums are divided by it (transformers' class BitLinear)
+  };
+  /// One layer of weights of -1, 0 and 1 that concatenates tensors along rows. Each keeps its scale.
+  Linear ternary(std::span<const Part> parts, std::int64_t columns, Ternary stored);
+
   /// The layouts in memory of the weights of linear layers, by the file's names of the tensors; known after check().
   const std::map<std::string, QuantizedMatrix::Layout>& linear_layouts() const { return linear_layouts_; }
 

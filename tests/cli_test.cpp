@@ -32,6 +32,7 @@ TEST_F(Cli, EverySubcommandHasHelp) {
                               "listen",
                               "serve",
                               "vad",
+                              "generate",
                               "convert",
                               "devices",
                               "kernels",
@@ -196,6 +197,26 @@ TEST_F(Cli, HelpListsTheEnvironment) {
   EXPECT_EQ(listed, read_there);
 }
 
+TEST_F(Cli, GeneratesText) {
+  const std::string model = (fs::path(TILEWAVE_SOURCE_DIR) / "tests/data/bitnet/offline").string();
+  const std::string command = tw::format("generate --model {} --prompt Hello --device cpu --max-tokens 7", model);
+  const Outcome greedy = run(command + " --timing");
+  EXPECT_EQ(greedy.code, 0) << greedy.err;
+  EXPECT_EQ(greedy.out.size(), 8u) << greedy.out;  // a character for each token, and the line's end
+  EXPECT_NE(greedy.err.find("prompt: 6 tokens"), std::string::npos) << greedy.err;
+  EXPECT_NE(greedy.err.find("text: 7 tokens"), std::string::npos) << greedy.err;
+  const Outcome random = run(command + " --temperature 9 --seed 3");
+  EXPECT_EQ(random.code, 0) << random.err;
+  EXPECT_NE(random.out, greedy.out);
+  EXPECT_EQ(run(command + " --temperature 9 --seed 3").out, random.out);
+  const Outcome missing = run("generate --model none --prompt x");
+  EXPECT_EQ(missing.code, 1);
+  EXPECT_NE(missing.err.find("none/config.json"), std::string::npos) << missing.err;
+  const Outcome wrong = run(command + " --temperature -1");
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_NE(wrong.err.find("temperature is -1"), std::string::npos) << wrong.err;
+}
+
 TEST_F(Cli, CompletionOffersWhatIsThere) {
   const auto offered = [&](const std::string& words) {
     const Outcome outcome = run("__complete " + words);
@@ -206,8 +227,8 @@ TEST_F(Cli, CompletionOffersWhatIsThere) {
     return all;
   };
   using Words = std::vector<std::string>;
-  EXPECT_EQ(offered("''"), (Words{"words", "bench", "completion", "convert", "debug", "devices", "help", "kernels", "listen", "profile",
-                                  "serve", "transcribe", "tune", "vad"}));
+  EXPECT_EQ(offered("''"), (Words{"words", "bench", "completion", "convert", "debug", "devices", "generate", "help", "kernels", "listen",
+                                  "profile", "serve", "transcribe", "tune", "vad"}));
   EXPECT_EQ(offered("kernels ''"), (Words{"words", "analyze", "compile", "layout", "list", "source", "warm"}));
   EXPECT_EQ(offered("kernels list --"), (Words{"words", "--help", "--json"}));
   EXPECT_EQ(offered("transcribe --format ''"), (Words{"words", "csv", "json", "lrc", "srt", "text", "verbose_json", "vtt"}));

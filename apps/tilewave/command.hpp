@@ -33,6 +33,7 @@ void add_listen(CLI::App& app, int& exit_code);
 void add_serve(CLI::App& app, int& exit_code);
 void add_convert(CLI::App& app, int& exit_code);
 void add_vad(CLI::App& app, int& exit_code);
+void add_generate(CLI::App& app, int& exit_code);
 void add_devices(CLI::App& app, int& exit_code);
 void add_kernels(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);

@@ -57,6 +57,7 @@ int run(int argc, char** argv) {
   add_serve(app, exit_code);
   add_convert(app, exit_code);
   add_vad(app, exit_code);
+  add_generate(app, exit_code);
   add_devices(app, exit_code);
   add_kernels(app, exit_code);
   add_bench(app, exit_code);

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "models/llama.hpp"
+#include "models/sampling.hpp"
+#include "models/tokenizer.hpp"
+
+namespace tw::models {
+
+struct GenerateOptions {
+  int max_tokens = 256;  ///< at least 1; the model's context may end before
+  SamplingOptions sampling = {};
+};
+
+/// What generate() did.
+struct Generated {
+  int prompt_tokens = 0, tokens = 0;
+  double prompt_seconds = 0;  ///< until the first token is known
+  double seconds = 0;         ///< for the tokens after it
+  bool ended = false;         ///< by an end token, rather than by max_tokens or the context
+};
+
+/// A language model in a folder as transformers saves it: config.json, tokenizer.json, safetensors, and generation_config.json if there is
+/// one. Decoders of LlamaConfig: "llama" and "bitnet".
+class TextModel {
+ public:
+  /// Weights and states are of `dtype`; without one f32 on the CPU and bf16 on a GPU. Throws FileError, OutOfMemory.
+  static TextModel load(const std::filesystem::path& directory, Device device, std::optional<DType> dtype = {});
+
+  const Llama& decoder() const { return decoder_; }
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+
+  /// Continues `prompt`, with the tokens that the tokenizer puts around a text. `on_text` gets the text as it is completed, whole
+  /// characters at a time, without special tokens. Throws InvalidArgument for options out of range and for a prompt that has no tokens or
+  /// does not leave room for one.
+  Generated generate(std::string_view prompt, const GenerateOptions& options, const std::function<void(std::string_view)>& on_text) const;
+
+ private:
+  TextModel(Llama decoder, Tokenizer tokenizer, std::set<int> ends, Stream stream)
+      : decoder_(std::move(decoder)), tokenizer_(std::move(tokenizer)), ends_(std::move(ends)), stream_(std::move(stream)) {}
+
+  Llama decoder_;
+  Tokenizer tokenizer_;
+  std::set<int> ends_;  ///< tokens that end a text
+  Stream stream_;
+};
+
+}  // namespace tw::models
