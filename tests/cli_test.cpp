@@ -71,7 +71,7 @@ TEST_F(Cli, WrongUsageIsExitCode2AndSaysWhatIsAllowed) {
     const char* part;
   } const cases[] = {
       {"", "--help"},
-      {"frobnicate", "\"frobnicate\"; there are: transcribe, listen, serve, convert, vad, devices, kernels, bench, tune"},
+      {"frobnicate", "\"frobnicate\"; there are: transcribe, listen, serve, convert, vad, generate, devices, kernels, bench, tune"},
       {"benhc", "did you mean \"bench\""},
       {"frobnicate --help", "\"frobnicate\"; there are: transcribe"},
       {"--help frobnicate", "\"frobnicate\"; there are: transcribe"},
