@@ -48,8 +48,8 @@ TEST(RegisteredKernels, Convolution) {
 bool takes_floats(const RegisteredKernel& kernel) {
   const auto begins = [&](const char* prefix) { return kernel.spec.name.starts_with(prefix); };
   return kernel.family == "norm" || kernel.family == "rope" || kernel.family == "cast_fp8" || begins("swiglu_interleaved") ||
-         begins("moe_dispatch_fp8") || begins("quantize_activations") ||
-         begins("gemm_fp8_block_scaled") || begins("gemm_bf16_sum_partials");
+         begins("moe_dispatch_fp8") || begins("quantize_activations") || begins("gemm_fp8_block_scaled") ||
+         begins("gemm_bf16_sum_partials");
 }
 
 /// 64 for every extent that has no default, but fewer rows for gemv and skinny products.
