@@ -32,7 +32,12 @@ std::vector<CostedTile> generic_configs(std::int64_t shared, int element_bytes) 
 
 std::vector<CostedTile> configs(std::int64_t generic_shared, int element_bytes) {
   if (generic_shared > 0) return generic_configs(generic_shared, element_bytes);
-  return {kTiles.begin(), kTiles.end()};
+  std::vector<CostedTile> tiles;
+  for (const CostedTile& tile : kTiles) {
+    const int staging = 2 * tile.bm * kStepBytes, barriers = 1024;
+    if (barriers + tile.stages * slot_bytes(tile, element_bytes) + staging <= kSharedBytesPerBlock) tiles.push_back(tile);
+  }
+  return tiles;
 }
 
 bool valid(const Call& call, const ProductTile& tile) {

@@ -31,20 +31,22 @@ struct Kernel {
 };
 
 /// Tiles for sm_90a, in steps of 128 x 256. A sparse product reads twice the bytes of B that a dense one of the same time does, so shared
-/// memory holds few slots, and tiles with little reuse cost more than in gemm. Estimates, to be replaced by measurements (NOTES.md).
-inline constexpr std::array<CostedTile, 6> kTiles{{
-    {{128, 256, 2, 2, 8}, 1.15, 5},
-    {{128, 256, 2, 1, 8}, 1.3, 4},
-    {{192, 192, 2, 1, 8}, 1.4, 4},
+/// memory holds few slots, and tiles with little reuse cost more than in gemm. Costs are those of 8192 x 8192 x 8192 in bf16 (NOTES.md).
+inline constexpr std::array<CostedTile, 7> kTiles{{
+    {{128, 256, 2, 2, 8}, 1.73, 5},
+    {{128, 256, 2, 1, 8}, 1.57, 4},
+    {{192, 192, 2, 1, 8}, 1.98, 4},
+    {{192, 128, 3, 1, 8}, 0.9, 4},
     {{128, 128, 3, 1, 16}, 0.7, 4},
-    {{64, 128, 4, 1, 16}, 0.42, 4},
-    {{64, 64, 6, 1, 16}, 0.26, 4},
+    {{64, 128, 4, 1, 16}, 0.44, 4},
+    {{64, 64, 6, 1, 16}, 0.36, 4},
 }};
 /// Bytes of a slot: values, their metadata and B.
 constexpr int slot_bytes(const ProductTile& t, int element_bytes) {
   return (t.bm + 2 * t.bn) * kStepBytes + t.bm / 16 * (4 / element_bytes) * 128;
 }
-/// The tiles of a GPU. `generic_shared`: the shared memory of a block, where kernels are compiled for the generic target; 0: sm_90a's.
+/// The tiles of a GPU whose slots fit its shared memory. `generic_shared`: the shared memory of a block, where kernels are compiled for the
+/// generic target; 0: sm_90a's.
 std::vector<CostedTile> configs(std::int64_t generic_shared, int element_bytes);
 /// Whether a call can have the tile: reading addends takes registers that the sums of wide tiles do not leave, as GELU does with three
 /// warpgroups whose result leaves transposed.

@@ -10,15 +10,16 @@ namespace tw::kernels::sparse_gemm {
 
 namespace {
 
-constexpr const ProductTile& kPair = kTiles[0];
-constexpr const ProductTile& kSquare = kTiles[3];
-static_assert(kPair == ProductTile{128, 256, 2, 2, 8} && kSquare.bm == 128 && kSquare.bn == 128);
+/// The fastest ones of 16 bits and of 8.
+constexpr const ProductTile& kWide = kTiles[3];
+constexpr const ProductTile& kSquare = kTiles[4];
+static_assert(kWide == ProductTile{192, 128, 3, 1, 8} && kSquare.bm == 128 && kSquare.bn == 128);
 
-constexpr Kernel kRegistered[] = {{.transposed = true, .tile = kPair},
+constexpr Kernel kRegistered[] = {{.transposed = true, .tile = kWide},
                                   {.transposed = true, .tile = kSquare},
-                                  {.tile = kPair},
-                                  {.dtype = DType::fp8_e4m3, .transposed = true, .tile = kPair},
-                                  {.dtype = DType::i8, .tile = kPair}};
+                                  {.tile = kWide},
+                                  {.dtype = DType::fp8_e4m3, .transposed = true, .tile = kSquare},
+                                  {.dtype = DType::i8, .tile = kSquare}};
 
 void check_depth(std::int64_t k) { require(k > 0 && k % 4 == 0, "shape: K is {}; it must be a multiple of 4 and not 0", k); }
 

@@ -359,6 +359,8 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     static_assert(Acc::column_warps == 1 && row_blocks<Acc> == 1 && Acc::rows == A::rows, "a sparse left operand has the kernel's rows");
     constexpr int words = metadata_words<T>;
     u32 metadata[words];
+    // A product in flight reads the registers of its metadata until it has finished, which the compiler does not know.
+    ptx::wgmma_wait<0>();
     TW_UNROLL
     for (int w = 0; w < words; ++w) metadata[w] = cuda::metadata_word(a.metadata, (warpgroup * 4 + at.warp) * words + w, at.lane);
     using Values = decltype(a.values);
