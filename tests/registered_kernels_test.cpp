@@ -161,10 +161,13 @@ const Bytes kBytes[] = {
     {"bitnet", "ternary_gemm_bf16_16x8", "N=256,K=2048,M=5", 131072 + 16 * (10240 + 20) + 1024, 2560, 131072 + 10240 + 20 + 1024},
     {"log_mel", "log_mel_scale", "windows=2,frames=64", 2 * (2 * 256 + 32768), 2 * 32768, 2 * (256 + 32768)},
     {"topk", "argmax_merge_f32", "rows=1,cols=100000", 25 * 8 + 4, 4 + 4, 25 * 8 + 4},
-    // Values, 8 KB of metadata and B, of which pairs of blocks share what is alike: two columns of tiles read A.
+    // Values, 12 KB of metadata and B: two tiles read each of them.
     {"sparse_gemm", "sparse_gemm_bf16_nt_192x128", "M=384,N=256,K=256", 2 * (98304 + 12288 + 131072), 196608, 98304 + 12288 + 131072},
     {"sparse_gemm", "sparse_gemm_bf16_nt_192x128_transposed", "M=384,N=256,K=256", 2 * (98304 + 12288 + 131072), 196608,
      98304 + 12288 + 131072},
+    // Rows and columns outside the matrix have metadata, too: two blocks of 32 rows.
+    {"sparse_gemm", "compress_2_4_16bit", "M=20,N=1,K=132", 5280, 2640 + 2 * 4 * 128, 5280},
+    // Four tiles of four steps, each with the number of its block, and the length of its list.
     {"block_sparse_gemm", "block_sparse_gemm_bf16_nt_128x128", "M=256,N=256,K=256", 4 * 2 * 65536 + 4 * 5 * 4, 131072,
      2 * 131072 + 4 * 3 * 4},
     // In each of two blocks the bias.

@@ -38,8 +38,8 @@ inline constexpr std::array<CostedTile, 7> kTiles{{
     {{192, 192, 2, 1, 8}, 1.98, 4},
     {{192, 128, 3, 1, 8}, 0.9, 4},
     {{128, 128, 3, 1, 16}, 0.7, 4},
-    {{64, 128, 4, 1, 16}, 0.44, 4},
-    {{64, 64, 6, 1, 16}, 0.36, 4},
+    {{64, 128, 4, 1, 16}, 0.42, 4},
+    {{64, 64, 6, 1, 16}, 0.26, 4},
 }};
 /// Bytes of a slot: values, their metadata and B.
 constexpr int slot_bytes(const ProductTile& t, int element_bytes) {

@@ -270,8 +270,8 @@ TEST(SparseMetadata, TheCpuRefusesWrongOnes) {
 }
 
 TEST(SparseMetadata, TilesFitSharedMemory) {
-  for (const CostedTile& t : configs(0, bytes))
-    for (const int bytes : {1, 2})
+  for (const int bytes : {1, 2})
+    for (const CostedTile& t : configs(0, bytes))
       EXPECT_LE(1024 + t.stages * slot_bytes(t, bytes) + t.bm / 64 * 2 * 64 * kStepBytes, kSharedBytesPerBlock) << t.bm << " x " << t.bn;
 }
 
