@@ -52,7 +52,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     static_assert(Acc::column_warps == 1 && row_blocks<Acc> == 1, "a left operand in registers has the kernel's rows");
     multiply_registers(acc, a, cuda::in_shared(b), overwrite);
   }
-  /// The same with a 2:4 sparse left operand.
+  /// The same with a 2:4 sparse left operand. It begins when all products in flight have finished.
   template <class Acc, class Values, class Metadata, class B>
   TW_INLINE void mma(Acc& acc, const Sparse<Values, Metadata>& a, const B& b, bool overwrite) const {
     Base::template own<Acc>();
