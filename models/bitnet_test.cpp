@@ -133,8 +133,8 @@ TEST(BitNetText, RefusesWhatDoesNotFit) {
 TEST(BitNetCheckpoint, KeepsWeightsIn2Bits) {
   const LlamaConfig config = bitnet_config(load_json(directory_of("offline") / "config.json"));
   const Llama llama = load_bitnet("offline", config, Device::cpu(), DType::bf16);
-  // In a layer 4 matrices of attention, of which two have half the rows, and 3 of the MLP; rows have a scale each. Norms, and the embedding
-  // as head.
+  // A layer has four attention matrices, two of them with half as many rows, and three MLP matrices. Each row has a scale. Then come the
+  // norms, and the embedding, which is also the head.
   constexpr std::int64_t hidden = 128, kv = 64, inner = 96;
   const std::int64_t codes = (2 * hidden + 2 * kv + 2 * inner) * hidden / 4 + hidden * inner / 4;
   const std::int64_t scales = (2 * hidden + 2 * kv + 2 * inner + hidden) * 4;

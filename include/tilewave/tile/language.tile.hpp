@@ -131,7 +131,7 @@ template <class Target, class T>
 using Pointer = typename Target::template Pointer<T>;
 template <class Target, class T, int R, int C, Contract contract = Contract::columns>
 using Shared = typename Target::template Shared<T, R, C, contract>;
-/// R x C elements of which at most two of every four neighbours in a row are not zero. See sparse.tile.hpp.
+/// A tile of R x C elements. In each row, at most two of every four neighbours are nonzero. See sparse.tile.hpp.
 template <class Target, class T, int R, int C>
 using SparseShared = Sparse<Shared<Target, T, R, C / 2>, Shared<Target, u8, R / 16 * metadata_words<T>, kMetadataBytes>>;
 template <class Target, class Slot, int Stages>
