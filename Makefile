@@ -37,7 +37,7 @@ gpu-test: everything ## Run the operations' tests on the GPU
 gpu-bench: build ## Measure on the GPU, write benchmarks/results/
 	@scripts/gpu.sh bench
 
-bundle: everything ## Pack build/tilewave-<version>-linux-x86_64.tar.gz, which runs on a GPU machine with a driver only
+bundle: everything ## Pack build/tilewave-<version>-linux-x86_64.tar.gz, which runs on a GPU machine with a driver only, and its tests beside it
 	@scripts/install-nvrtc.sh build/nvrtc
 	@scripts/bundle.sh
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# bundle.sh: packs what build/ holds into build/tilewave-<version>-linux-x86_64.tar.gz: command line, libraries, headers, tests, and every registered kernel compiled
-# for sm_90a, so that a GPU machine needs nothing but its driver. Then checks the result. Called by `make bundle`.
+# bundle.sh: packs what build/ holds into build/tilewave-<version>-linux-x86_64.tar.gz: command line, libraries, headers, and every registered kernel compiled for sm_90a, so
+# that a GPU machine needs nothing but its driver; and the tests, each of which holds the library, into tilewave-<version>-tests-linux-x86_64.tar.gz, which is unpacked over
+# the first. Then checks the result. Called by `make bundle`.
 #
 # The C++ runtime is not packed: a system of glibc 2.36 or newer has that of g++ 12, and a program may load libtilewave.so beside other C++ libraries.
 set -euo pipefail
 
-largest_bytes=$((64 << 20))
+largest_bytes=$((64 << 20))  # of each archive
 newest_glibc=2.36
 newest_glibcxx=3.4.30  # g++ 12's
 # What a system has anyway.
@@ -50,10 +51,12 @@ if build/tilewave devices --json | grep -q '"nvrtc": null'; then
 fi
 
 version=$(build/tilewave --version)
-name=tilewave-${version#tilewave }-linux-x86_64
+version=${version#tilewave }
+name=tilewave-$version-linux-x86_64
 stage=build/bundle/$name
 archive=build/$name.tar.gz
-rm -rf build/bundle "$archive"
+tests_archive=build/tilewave-$version-tests-linux-x86_64.tar.gz
+rm -rf build/bundle "$archive" "$tests_archive"
 cmake --install build --prefix "$stage" --strip >/dev/null
 rm -f "$stage/lib/libtilewave_av.so"  # FFmpeg's libraries, of 170 MB and under the GPL, would have to be packed with it
 
@@ -77,14 +80,21 @@ build/tilewave kernels warm --arch sm_90a --model "$stage/share/tilewave/models/
 # And those that the tests of the language launch.
 TILEWAVE_TEST_PACK=$stage/share/tilewave/kernels build/tests/core_tests --gtest_filter=LanguageKernels.CompileForTheGpu --gtest_brief=1 >/dev/null
 
-tar --owner=0 --group=0 --numeric-owner -C build/bundle -czf "$archive" "$name"
+pack() {  # pack ARCHIVE TAR-ARGUMENT...
+  tar --owner=0 --group=0 --numeric-owner -C build/bundle -czf "$@"
+}
+tests=("$name/tests" "$name/share/tilewave/run-tests.sh")
+pack "$archive" "${tests[@]/#/--exclude=}" "$name"
+pack "$tests_archive" "${tests[@]}"
 
 # The check, on what was packed.
-bytes=$(stat -c %s "$archive")
-((bytes < largest_bytes)) || fail "$archive is $bytes bytes; the limit is $largest_bytes"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-tar -xzf "$archive" -C "$scratch"
+for file in "$archive" "$tests_archive"; do
+  bytes=$(stat -c %s "$file")
+  ((bytes < largest_bytes)) || fail "$file is $bytes bytes; the limit is $largest_bytes"
+  tar -xzf "$file" -C "$scratch"
+done
 root=$scratch/$name
 
 not_newer() {  # not_newer VERSION LIMIT
@@ -131,4 +141,5 @@ clean "$root/bin/tilewave" kernels warm --arch sm_90a | grep -q ': 0 compiled' |
 clean "$root/tests/gemm_tests" --gtest_filter='*Gemm*/cpu_f32' --gtest_brief=1 >"$scratch/log" 2>&1 || { tail -n 20 "$scratch/log" >&2; fail "its tests fail"; }
 grep -Eq '\[  PASSED  \] [1-9][0-9]* test' "$scratch/log" || fail "no test was run"
 
-echo "$archive: $((bytes >> 10)) KiB, $kernels registered kernels, $elves programs and libraries"
+du -h "$archive" "$tests_archive"
+echo "$kernels registered kernels, $elves programs and libraries"
