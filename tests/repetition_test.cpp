@@ -398,12 +398,16 @@ Case dequant_gemm_case(std::int64_t m, std::int64_t n, std::int64_t k, const Qua
           [=](const Tensor& out, const Stream& stream) {
             const DequantGemmOptions options{.accumulate = accumulate, .stream = stream};
             const Tensor& x = in->on(stream.device())[0];
-            if (stream.device() == Device::cpu()) return dequant_gemm(x, weight->host, out, options);
+            if (stream.device() == Device::cpu()) {
+              const Tensor wide = Tensor::empty({n, k}, DType::bf16);  // by dequant_gemm() few rows of x would be rounded to 8 bits
+              dequantize(weight->host, wide);
+              return gemm(x, wide.transpose(0, 1), out, {.beta = accumulate ? 1.0f : 0.0f, .stream = stream});
+            }
             const std::lock_guard lock(weight->mutex);
             if (weight->device.empty()) weight->device = weight->host.to(stream.device());
             dequant_gemm(x, weight->device, out, options);
           },
-          0.25f,  // elements are about 16, and the CPU rounds the weight to bf16 first
+          0.25f,  // elements are about 16 to 45, and the CPU rounds the weight to bf16
           accumulate};
 }
 
@@ -417,6 +421,11 @@ TEST(Repetition, cuda_ProductsWithPackedWeights) {
     cases.push_back(dequant_gemm_case(24, 4096, 1024, layout));
   }
   cases.push_back(dequant_gemm_case(1000, 512, 512, {int4, 32}, true));
+  // Few rows: a ring of codes, scales from the cache.
+  for (const QuantizedMatrix::Layout& layout : {QuantizedMatrix::Layout{int8}, {int4, 32, true}, {int2, 32}, {nf4}, {fp4}, {mxfp4}}) {
+    cases.push_back(dequant_gemm_case(1, 9216, 2048, layout));
+    cases.push_back(dequant_gemm_case(16, 2048, 2048, layout));
+  }
   expect_all_repeatable(cases);
 }
 

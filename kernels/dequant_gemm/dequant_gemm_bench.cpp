@@ -119,10 +119,11 @@ const Format kFormats[] = {{"int8", {WeightFormat::int8}},
                            {"fp8", {WeightFormat::fp8}},
                            {"int4-32", {WeightFormat::int4, 32}},
                            {"int4-128", {WeightFormat::int4, 128}}};
-/// Their kernel is that of many rows for any number of rows.
-const Format kWideFormats[] = {{"nf4", {WeightFormat::nf4}}, {"fp4", {WeightFormat::fp4}}, {"mxfp4", {WeightFormat::mxfp4}}};
+/// Measured with fewer layers and numbers of rows.
+const Format kOtherFormats[] = {
+    {"nf4", {WeightFormat::nf4}}, {"fp4", {WeightFormat::fp4}}, {"mxfp4", {WeightFormat::mxfp4}}, {"int2-32", {WeightFormat::int2, 32}}};
 
-const Family family{"dequant_gemm", "x W^T with W in 8 or 4 bits: a read of W's bytes", [](Run& run) {
+const Family family{"dequant_gemm", "x W^T with W in 8, 4 or 2 bits: a read of W's bytes", [](Run& run) {
                       std::vector<MemoryOp> ops;
                       for (const std::int64_t m : {1, 8})
                         for (const Format& f : kFormats) ops.push_back(product_op(tw::format("{}-m{}", f.name, m), m, f.layout));
@@ -132,7 +133,7 @@ const Family family{"dequant_gemm", "x W^T with W in 8 or 4 bits: a read of W's 
                         for (const Format& f : kFormats)
                           for (const std::int64_t m : {1, 16, 32, 64, 256, 4096}) run_layer(run, m, layer, f.name, f.layout);
                       for (const Layer& layer : {kLayers[0], kLayers[1]})
-                        for (const Format& f : kWideFormats)
+                        for (const Format& f : kOtherFormats)
                           for (const std::int64_t m : {1, 16, 64, 4096}) run_layer(run, m, layer, f.name, f.layout);
                     }};
 

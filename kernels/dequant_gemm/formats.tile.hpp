@@ -33,6 +33,7 @@ struct ScaledFloats {
   using Decode = conditional<is_same<Scale, f16> || is_same<T, bf16>, TimesF16, TimesScale>;
   static constexpr int group = 32;
   static constexpr bool zeros = false;
+  static constexpr float middle = 0;
 };
 /// W(n, k) = scale(n, g) * normal_float(code(n, k)).
 struct NormalFloats {
@@ -42,6 +43,7 @@ struct NormalFloats {
   using Decode = TimesNormalFloat;
   static constexpr int group = 64;
   static constexpr bool zeros = false;
+  static constexpr float middle = 0;
 };
 
 }  // namespace tw::kernels::dequant_gemm

@@ -23,19 +23,6 @@ int used_splits(std::int64_t slots, int splits) { return static_cast<int>(ceil_d
 
 bool starts_at_16_bytes(const Tensor& t) { return reinterpret_cast<std::uintptr_t>(t.data()) % 16 == 0; }
 
-std::string format_name(WeightFormat format, int group, bool zeros) {
-  if (format == WeightFormat::int4) return tw::format("ScaledGroups<{}, {}>", group, bool_name(zeros));
-  if (format == WeightFormat::int2) return tw::format("ScaledGroups<{}, {}, tw::u2x4>", group, bool_name(zeros));
-  if (format == WeightFormat::nf4) return "NormalFloats";
-  if (format == WeightFormat::fp4) return "ScaledFloats<tw::f16>";
-  if (format == WeightFormat::mxfp4) return "ScaledFloats<tw::e8m0>";
-  return tw::format("ScaledRows<{}>", format == WeightFormat::fp8 ? "tw::fp8_e4m3" : "tw::i8");
-}
-
-/// The format whose Params are those of `format`: bytes of codes and scales of the same type.
-constexpr WeightFormat params_format(WeightFormat format) {
-  return format == WeightFormat::int2 || format == WeightFormat::fp4 ? WeightFormat::int4 : format;
-}
 /// A kernel of each layout of Params, which tiles, groups and activations do not change.
 template <WeightFormat format, DType dtype>
 constexpr WideKernel with_params() {
@@ -145,7 +132,7 @@ WideSum wide_sum(const Call& call) {
 std::string type_of(const WideKernel& k) {
   const WideTile& t = k.tile;
   constexpr const char* kSpace = "tw::kernels::dequant_gemm::";
-  return tw::format("{0}DequantGemm<{0}{1}, {2}, {3}, {0}DequantTiles<{4}, {5}, {6}, {7}, {8}>, {9}>", kSpace,
+  return tw::format("{0}DequantGemm<{1}, {2}, {3}, {0}DequantTiles<{4}, {5}, {6}, {7}, {8}>, {9}>", kSpace,
                     format_name(k.format, k.group, k.zeros), element_name(k.dtype), functor_name(k.activation), t.w_rows, t.x_rows,
                     t.w_stages, t.x_stages, t.band, bool_name(k.split));
 }

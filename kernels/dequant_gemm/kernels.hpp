@@ -8,6 +8,7 @@
 #include "kernels/activation.hpp"
 #include "kernels/dequant_gemm/call.hpp"
 #include "kernels/dequant_gemm/dequant_gemm.tile.hpp"
+#include "kernels/dequant_gemm/formats.hpp"
 #include "kernels/named.hpp"
 #include "tilewave/launch.hpp"
 
@@ -67,30 +68,10 @@ std::string type_of(const WideSum& kernel);
 WideKernel wide_kernel(const Call& call, const WidePlan& plan);
 WideSum wide_sum(const Call& call);
 
-/// The format as a template argument.
-template <WeightFormat format, int group, bool zeros>
-constexpr auto format_type() {
-  if constexpr (format == WeightFormat::int4)
-    return std::type_identity<ScaledGroups<group, zeros>>{};
-  else if constexpr (format == WeightFormat::int2)
-    return std::type_identity<ScaledGroups<group, zeros, u2x4>>{};
-  else if constexpr (format == WeightFormat::nf4)
-    return std::type_identity<NormalFloats>{};
-  else if constexpr (format == WeightFormat::fp4)
-    return std::type_identity<ScaledFloats<f16>>{};
-  else if constexpr (format == WeightFormat::mxfp4)
-    return std::type_identity<ScaledFloats<e8m0>>{};
-  else if constexpr (format == WeightFormat::fp8)
-    return std::type_identity<ScaledRows<fp8_e4m3>>{};
-  else
-    return std::type_identity<ScaledRows<i8>>{};
-}
-
 /// The same kernels as types: for Params, which are those of every tile and activation, and for the CPU target.
 template <WideKernel k>
-using WideHostKernel =
-    DequantGemm<typename decltype(format_type<k.format, k.group, k.zeros>())::type, ElementOf<k.dtype>, FunctorOf<k.activation>,
-                DequantTiles<k.tile.w_rows, k.tile.x_rows, k.tile.w_stages, k.tile.x_stages, k.tile.band>, k.split>;
+using WideHostKernel = DequantGemm<FormatOf<k>, ElementOf<k.dtype>, FunctorOf<k.activation>,
+                                   DequantTiles<k.tile.w_rows, k.tile.x_rows, k.tile.w_stages, k.tile.x_stages, k.tile.band>, k.split>;
 template <WideSum k>
 using WideHostSum = SumTransposed<Linear<ElementOf<k.dtype>, FunctorOf<k.activation>, LinearOptions{.addends = k.addends}>>;
 

@@ -16,7 +16,7 @@ constexpr int kMostStages = 8;
 /// The tile with as many slots as the rings of an SM's blocks have room for. A single block gets no more than one of two does.
 SkinnyTile with_slots(SkinnyTile tile, const Call& call, std::int64_t generic_shared) {
   const int columns = 128 * tile.warps;  // SkinnyDequantGemm::depth
-  const int slot = tile.rows * columns / (call.weight.format == WeightFormat::int4 ? 2 : 1);
+  const int slot = tile.rows * columns / codes_in_byte(call.weight.format);
   tile.stages = std::min(kMostStages, kRingBytes / std::max(2, tile.blocks) / slot);
   if (generic_shared > 0) tile.stages = generic_stages(generic_shared, slot, tile.warps * tile.rows * tile.x_rows * 4, tile.stages);
   return tile;
@@ -32,8 +32,8 @@ SkinnyTile tile_for(const Call& call, int units, std::int64_t generic_shared) {
   return with_slots(tile, call, generic_shared);
 }
 
-/// A kernel of each layout of Params, which tiles, groups and activations do not change. Its results are as wide as any, because y's
-/// alignment is checked against them.
+/// A kernel of each layout of Params (see params_format()), which tiles, groups and activations do not change. Its results are as wide as
+/// any, because y's alignment is checked against them.
 template <WeightFormat format, DType dtype, bool addends>
 constexpr SkinnyKernel with_params() {
   return {.format = format,
@@ -47,7 +47,6 @@ constexpr SkinnyKernel with_params() {
 
 bool is_skinny(const Call& call) {
   const Tensor& values = call.weight.values;
-  if (call.weight.format > WeightFormat::int4) return false;
   return call.m() <= kMostRows && call.k() > 0 && size_of(call.x.dtype()) == 2 && values.shape(1) % 16 == 0 &&
          reinterpret_cast<std::uintptr_t>(values.data()) % 16 == 0;
 }
@@ -64,10 +63,7 @@ SkinnyKernel skinny_kernel(const Call& call, int units, std::int64_t generic_sha
 }
 
 std::string type_of(const SkinnyKernel& k) {
-  const std::string format = k.format == WeightFormat::int4
-                                 ? tw::format("ScaledGroups<{}, {}>", k.group, bool_name(k.zeros))
-                                 : tw::format("ScaledRows<{}>", k.format == WeightFormat::fp8 ? "tw::fp8_e4m3" : "tw::i8");
-  return tw::format("tw::kernels::dequant_gemm::SkinnyDequantGemm<tw::kernels::dequant_gemm::{}, {}, {}, {}, {}, {}, {}, {}>", format,
+  return tw::format("tw::kernels::dequant_gemm::SkinnyDequantGemm<{}, {}, {}, {}, {}, {}, {}, {}>", format_name(k.format, k.group, k.zeros),
                     element_name(k.dtype), linear_name(k.dtype, k.activation, {.addends = k.addends}), k.tile.rows, k.tile.x_rows,
                     k.tile.stages, k.tile.warps, k.tile.blocks);
 }
@@ -81,7 +77,7 @@ std::vector<SkinnyTile> skinny_tiles(const Call& call) {
   std::vector<SkinnyTile> tiles;
   if (call.m() <= 8) tiles = {{.rows = 16}, {.rows = 32}, {.rows = 16, .warps = 4, .blocks = 3}, {.rows = 16, .warps = 16, .blocks = 1}};
   // A third block leaves 64 registers.
-  if (call.m() <= 8 && call.weight.format != WeightFormat::int4) tiles.push_back({.rows = 16, .blocks = 3});
+  if (call.m() <= 8 && codes_in_byte(call.weight.format) == 1) tiles.push_back({.rows = 16, .blocks = 3});
   if (call.m() > 8) tiles = {{.rows = 16, .x_rows = kMostRows, .blocks = 1}, {.rows = 32, .x_rows = kMostRows, .blocks = 1}};
   for (SkinnyTile& tile : tiles) tile = with_slots(tile, call, 0);
   return tiles;
@@ -97,7 +93,7 @@ void run_skinny(const Call& call) {
 
 void run_skinny(const Call& call, const SkinnyKernel& kernel) {
   const auto launch_as = [&]<SkinnyKernel k>() {
-    if (k.format != kernel.format || k.dtype != kernel.dtype || k.addends != kernel.addends) return;
+    if (k.format != params_format(kernel.format) || k.dtype != kernel.dtype || k.addends != kernel.addends) return;
     using Params = typename SkinnyHostKernel<k>::template On<sm_90a::Target<>>::Params;
     detail::launch_named<Params>(named(kernel), call.stream, skinny_grid(call, kernel.tile),
                                  [&](auto& bind, auto& p) { bind_skinny(bind, p, call); });
@@ -106,6 +102,8 @@ void run_skinny(const Call& call, const SkinnyKernel& kernel) {
     launch_as.template operator()<with_params<WeightFormat::int8, dtype, addends>()>();
     launch_as.template operator()<with_params<WeightFormat::fp8, dtype, addends>()>();
     launch_as.template operator()<with_params<WeightFormat::int4, dtype, addends>()>();
+    launch_as.template operator()<with_params<WeightFormat::nf4, dtype, addends>()>();
+    launch_as.template operator()<with_params<WeightFormat::mxfp4, dtype, addends>()>();
   };
   launch_types.template operator()<DType::bf16, false>();
   launch_types.template operator()<DType::bf16, true>();

@@ -6,6 +6,7 @@
 
 #include "kernels/activation.hpp"
 #include "kernels/dequant_gemm/call.hpp"
+#include "kernels/dequant_gemm/formats.hpp"
 #include "kernels/dequant_gemm/skinny.tile.hpp"
 #include "kernels/named.hpp"
 #include "tilewave/launch.hpp"
@@ -21,8 +22,8 @@ struct SkinnyTile {
 /// One of the kernels for few rows of x by the values that name it: no template is instantiated on the host for tiles or activations.
 struct SkinnyKernel {
   WeightFormat format = WeightFormat::int8;
-  int group = 0;       ///< of int4
-  bool zeros = false;  ///< of int4
+  int group = 0;       ///< of codes with scales of groups
+  bool zeros = false;  ///< of int4 and int2
   DType dtype = DType::bf16;
   Activation activation = Activation::none;
   bool addends = false;  ///< y is added to
@@ -49,15 +50,8 @@ template <SkinnyKernel k>
 constexpr auto skinny_host_kernel() {
   using T = ElementOf<k.dtype>;
   using End = Linear<T, FunctorOf<k.activation>, LinearOptions{.addends = k.addends}>;
-  const auto of = []<class Format>(Format) {
-    return std::type_identity<SkinnyDequantGemm<Format, T, End, k.tile.rows, k.tile.x_rows, k.tile.stages, k.tile.warps, k.tile.blocks>>{};
-  };
-  if constexpr (k.format == WeightFormat::int4)
-    return of(ScaledGroups<k.group, k.zeros>{});
-  else if constexpr (k.format == WeightFormat::fp8)
-    return of(ScaledRows<fp8_e4m3>{});
-  else
-    return of(ScaledRows<i8>{});
+  return std::type_identity<
+      SkinnyDequantGemm<FormatOf<k>, T, End, k.tile.rows, k.tile.x_rows, k.tile.stages, k.tile.warps, k.tile.blocks>>{};
 }
 template <SkinnyKernel k>
 using SkinnyHostKernel = typename decltype(skinny_host_kernel<k>())::type;
@@ -70,7 +64,7 @@ inline TileGrid skinny_grid(const Call& call, const SkinnyTile& tile) {
 template <class Params>
 void bind_skinny(auto& bind, Params& p, const Call& call) {
   const QuantizedMatrix& w = call.weight;
-  const bool by_group = w.format == WeightFormat::int4;
+  const bool by_group = w.scales.rank() == 2;
   const Tensor row_scales = by_group ? Tensor() : Tensor::borrow(w.scales.data(), {1, w.rows()}, DType::f32, w.device());
   bind(p.in.x, call.x);
   bind(p.in.w, w.values);

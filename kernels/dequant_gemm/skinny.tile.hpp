@@ -3,7 +3,7 @@
 #include "kernels/dequant_gemm/formats.tile.hpp"
 #include "tilewave/tile/gemm.tile.hpp"
 
-// Products of up to 16 rows with a weight in 8 or 4 bits, whose time is that of reading the weight once.
+// Products of up to 16 rows with a weight in 8, 4 or 2 bits, whose time is that of reading the weight once.
 
 namespace tw::kernels::dequant_gemm {
 
@@ -11,6 +11,16 @@ namespace tw::kernels::dequant_gemm {
 struct InOrder {
   static constexpr Dispatch dispatch = Dispatch::persistent;
   TW_INLINE static constexpr Tile at(const TileGrid&, int i) { return {i, 0, 0}; }
+};
+
+template <class Format>
+struct ScaleOfGroups {
+  using Type = f16;  ///< of none
+};
+template <class Format>
+requires requires { typename Format::Scale; }
+struct ScaleOfGroups<Format> {
+  using Type = typename Format::Scale;
 };
 
 /// y = x W^T for up to N rows of x: tiles of y have R columns, for which R rows of W arrive through a ring as they are stored. The block's
@@ -28,6 +38,7 @@ struct SkinnyDequantGemm {
   struct On {
     static constexpr int warps = Warps, min_blocks = Blocks;
     using Schedule = InOrder;
+    using GroupScale = typename ScaleOfGroups<Format>::Type;
     using Slot = Shared<Target, Codes, R, depth / codes_in<Codes>>;
     using Sums = DividedSums<Target, R, N, Warps>;
     using X = DividedOperand<Target, T, N, depth, Warps>;
@@ -38,9 +49,9 @@ struct SkinnyDequantGemm {
     struct Params {
       struct In {
         Global<Target, const T> x;            ///< [M, K]
-        Global<Target, const Codes, Slot> w;  ///< [N, K], or [N, K / 2] with two codes in a byte
+        Global<Target, const Codes, Slot> w;  ///< [N, K], or [N, K / 2] or [N, K / 4] with two or four codes in a byte
         Global<Target, const float> scales;   ///< of rows: [1, N]
-        Global<Target, const f16> group_scales;
+        Global<Target, const GroupScale> group_scales;
         Global<Target, const u8> zeros;
         int depth;  ///< K
       } in;
@@ -61,7 +72,7 @@ struct SkinnyDequantGemm {
     template <class F, bool>
     struct Step {
       X x;
-      DividedScales<Target, R, depth, F::group, F::zeros, Warps> scales;
+      DividedScales<Target, R, depth, F, Warps> scales;
       TW_INLINE void load(auto& block, const typename Params::In& in, Tile t, int step) {
         block.load(x, in.x, 0, step * depth);
         block.load(scales, in.group_scales, in.zeros, t.m * R, step * depth);

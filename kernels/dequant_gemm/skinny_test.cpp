@@ -30,6 +30,9 @@ template <WeightFormat format, DType dtype, int group = 0, bool zeros = false, b
           Activation activation = Activation::none>
 constexpr SkinnyKernel kKernel{format, group, zeros, dtype, activation, addends, tile};
 
+/// Whether the group is for the caller to choose.
+constexpr bool has_groups(WeightFormat format) { return format == WeightFormat::int4 || format == WeightFormat::int2; }
+
 struct Case {
   std::int64_t m, n, k;
   bool bias = false;
@@ -45,7 +48,7 @@ void launch_on_cpu(const Call& call) {
 template <SkinnyKernel kernel>
 void check(const Case& c, std::mt19937_64& random) {
   SCOPED_TRACE(tw::format("{} m {} n {} k {} bias {} gap {} offset {}", type_of(kernel), c.m, c.n, c.k, c.bias, c.gap, c.offset));
-  const Layout layout = kernel.format == WeightFormat::int4 ? Layout{kernel.format, kernel.group, kernel.zeros} : Layout{kernel.format};
+  const Layout layout = has_groups(kernel.format) ? Layout{kernel.format, kernel.group, kernel.zeros} : Layout{kernel.format};
   const QuantizedMatrix w = quantize(Tensor::random({c.n, c.k}, DType::f32, random()), layout);
   const Device device = Device::cpu();
   PlacedTensor x({c.m, c.k}, kernel.dtype, device, {.offset = c.offset, .gap = c.gap});
@@ -66,10 +69,11 @@ void check(const Case& c, std::mt19937_64& random) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     const double added = before[i] + (c.bias ? biases[i % static_cast<std::size_t>(c.n)] : 0.0f);
     double expected = exact.values[i] + added;
-    // Codes are exact: every product and sum is rounded in f32, one after the other at worst, and the result once.
-    const double error = (static_cast<double>(c.k) + 8) * 0x1p-24 * (exact.magnitudes[i] + std::abs(added));
-    if (kernel.activation == Activation::relu) expected = std::max(expected, 0.0);
+    // Codes are exact, but for nf4's numbers: every product and sum is rounded in f32, one after the other at worst, and the result once.
     const double last = kernel.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
+    double error = (static_cast<double>(c.k) + 8) * 0x1p-24 * (exact.magnitudes[i] + std::abs(added));
+    if (kernel.format == WeightFormat::nf4) error += last / 2 * exact.magnitudes[i];
+    if (kernel.activation == Activation::relu) expected = std::max(expected, 0.0);
     ASSERT_LE(std::abs(results[i] - expected), error + last * std::abs(expected) + 0x1p-24)
         << i << ": " << results[i] << ", exactly " << expected;
   }
@@ -120,6 +124,20 @@ TEST(SkinnyDequantGemm, OfInt4InGroupsOf128IsCorrectOnTheCpu) {
   check_format<WeightFormat::int4, DType::bf16, 128, true>();
 }
 
+TEST(SkinnyDequantGemm, OfInt2IsCorrectOnTheCpu) {
+  check_format<WeightFormat::int2, DType::bf16, 32, true>();
+  check_format<WeightFormat::int2, DType::f16, 128>();
+}
+TEST(SkinnyDequantGemm, OfNormalFloatsIsCorrectOnTheCpu) {
+  check_format<WeightFormat::nf4, DType::bf16, 64>();
+  check_format<WeightFormat::nf4, DType::f16, 64>();
+}
+TEST(SkinnyDequantGemm, OfFloatsOfFourBitsIsCorrectOnTheCpu) {
+  check_format<WeightFormat::fp4, DType::bf16, 32>();
+  check_format<WeightFormat::mxfp4, DType::bf16, 32>();
+  check_format<WeightFormat::mxfp4, DType::f16, 32>();
+}
+
 TEST(SkinnyDequantGemm, EveryNumberOfRowsIsCorrect) {
   std::mt19937_64 random = random_engine();
   for (std::int64_t m = 1; m <= 16; ++m)
@@ -145,6 +163,35 @@ std::vector<float> decoded(const u32* words, u32 minus_zero) {
     for (int n = 0; n < 2; ++n) values.push_back(static_cast<float>(bit_cast<T>(static_cast<u16>(pair >> 16 * n))));
   return values;
 }
+/// Codes in groups: every code and zero point at every place. `number_of` is a code's number, less its zero point.
+template <class Codes, class T>
+void check_groups(auto number_of) {
+  using Pairs = cuda::CodePairs<Codes, T>;
+  constexpr bool from_zero = requires { Pairs::minus(0u); };
+  constexpr int bits = std::is_same_v<Codes, u2x4> ? 2 : 4;
+  constexpr u32 codes = 1u << bits;
+  for (u32 code = 0; code < codes; ++code) {
+    for (u32 zero = 0; zero < (from_zero ? codes : 1u); ++zero) {
+      for (int place = 0; place < 8; ++place) {
+        const u32 word = ((0x9c3a5f07u & ~((codes - 1u) << bits * place)) | code << bits * place) & (bits == 4 ? ~0u : 0xffffu);
+        u32 minus_zero = 0;
+        if constexpr (from_zero) minus_zero = Pairs::minus(zero);
+        const std::vector<float> values = decoded<Codes, T>(&word, minus_zero);
+        // The other operand's eight elements, numbered, show the order.
+        u32 numbers[4];
+        for (u32 n = 0; n < 4; ++n)
+          numbers[n] = bit_cast<u16>(T(static_cast<float>(2 * n))) | u32{bit_cast<u16>(T(static_cast<float>(2 * n + 1)))} << 16;
+        for (int k = 0; k < 4; ++k) {
+          for (int n = 0; n < 2; ++n) {
+            const auto index = static_cast<int>(static_cast<float>(bit_cast<T>(static_cast<u16>(Pairs::pair_of(numbers, k) >> 16 * n))));
+            EXPECT_EQ(values[static_cast<std::size_t>(2 * k + n)],
+                      number_of(word >> bits * index & (codes - 1u)) - static_cast<float>(zero));
+          }
+        }
+      }
+    }
+  }
+}
 template <class T>
 void check_decoding() {
   for (u32 code = 0; code < 256; ++code) {
@@ -161,26 +208,10 @@ void check_decoding() {
       }
     }
   }
-  using Pairs = cuda::CodePairs<u4x2, T>;
-  for (u32 code = 0; code < 16; ++code) {
-    for (u32 zero = 0; zero < 16; ++zero) {
-      for (int place = 0; place < 8; ++place) {
-        const u32 word = (0x9c3a5f07u & ~(15u << 4 * place)) | code << 4 * place;
-        const std::vector<float> values = decoded<u4x2, T>(&word, Pairs::minus(zero));
-        // The other operand's eight elements, numbered, show the order.
-        u32 numbers[4];
-        for (u32 n = 0; n < 4; ++n)
-          numbers[n] = bit_cast<u16>(T(static_cast<float>(2 * n))) | u32{bit_cast<u16>(T(static_cast<float>(2 * n + 1)))} << 16;
-        for (int k = 0; k < 4; ++k) {
-          for (int n = 0; n < 2; ++n) {
-            const float number = static_cast<float>(bit_cast<T>(static_cast<u16>(Pairs::pair_of(numbers, k) >> 16 * n)));
-            const auto index = static_cast<int>(number);
-            EXPECT_EQ(values[static_cast<std::size_t>(2 * k + n)], static_cast<float>(word >> 4 * index & 15u) - static_cast<float>(zero));
-          }
-        }
-      }
-    }
-  }
+  check_groups<u4x2, T>([](u32 code) { return static_cast<float>(code); });
+  check_groups<u2x4, T>([](u32 code) { return static_cast<float>(code); });
+  check_groups<fp4x2, T>([](u32 code) { return static_cast<float>(fp4x2{static_cast<u8>(code)}.get(0)); });
+  check_groups<cuda::NormalFloatCodes, T>([](u32 code) { return static_cast<float>(T(kNormalFloats[code])); });
 }
 TEST(SkinnyDequantGemm, DecodesEveryCodeExactly) {
   check_decoding<bf16>();
@@ -192,11 +223,13 @@ struct Shapes {
   Shapes(std::int64_t m, std::int64_t n, std::int64_t k, const Layout& layout, DType dtype = DType::bf16, bool accumulate = false)
       : x(placeholder({m, k}, dtype)), y(placeholder({m, n}, dtype)), options{.accumulate = accumulate} {
     weight.format = layout.format;
-    if (layout.format == WeightFormat::int4) {
-      weight.group = layout.group;
-      weight.values = placeholder({n, k / 2}, DType::u8);
-      weight.scales = placeholder({n, k / layout.group}, DType::f16);
-      if (layout.zero_points) weight.zeros = placeholder({n, k / layout.group}, DType::u8);
+    if (codes_in_byte(layout.format) > 1) {
+      const bool normal = layout.format == WeightFormat::nf4;
+      weight.group = normal ? 64 : layout.group;
+      weight.values = placeholder({n, k / codes_in_byte(layout.format)}, DType::u8);
+      const DType scale = normal ? DType::f32 : layout.format == WeightFormat::mxfp4 ? DType::u8 : DType::f16;
+      weight.scales = placeholder({n, k / weight.group}, scale);
+      if (layout.zero_points) weight.zeros = placeholder({n, k / weight.group}, DType::u8);
     } else {
       weight.values = placeholder({n, k}, layout.format == WeightFormat::int8 ? DType::i8 : DType::fp8_e4m3);
       weight.scales = placeholder({n}, DType::f32);
@@ -217,22 +250,27 @@ TEST(SkinnyDequantGemm, ReadsTheWeightOnce) {
     return analyze<SkinnyHostKernel<kernel>>(skinny_grid(call, kernel.tile), [&](auto& bind, auto& p) { bind_skinny(bind, p, call); });
   };
   const Analysis int8 = count.operator()<kKernel<WeightFormat::int8, DType::bf16>>({WeightFormat::int8});
+  const Analysis nf4 = count.operator()<kKernel<WeightFormat::nf4, DType::bf16, 64>>({WeightFormat::nf4});
   const Analysis int4 = count.operator()<kKernel<WeightFormat::int4, DType::bf16, 32, true>>({WeightFormat::int4, 32, true});
   const std::uint64_t x = 3 * m * k * 2;  // once for each 32 rows of W
   EXPECT_EQ(int8.global_read, x + n * k + n * 4);
   EXPECT_EQ(int4.global_read, x + n * k / 2 + n * (k / 32) * 3);
-  for (const Analysis& each : {int8, int4}) {
+  EXPECT_EQ(nf4.global_read, x + n * k / 2 + n * (k / 64) * 4);
+  for (const Analysis& each : {int8, int4, nf4}) {
     EXPECT_EQ(each.global_written, m * n * 2u);
     EXPECT_EQ(each.operations.inside[static_cast<std::size_t>(OperandType::bf16)], 2u * m * n * k);
   }
 }
 
 TEST(SkinnyDequantGemm, IsChosenByRowsAndAlignment) {
-  const Layout int8{WeightFormat::int8}, int4{WeightFormat::int4, 32};
+  const Layout int8{WeightFormat::int8}, int4{WeightFormat::int4, 32}, int2{WeightFormat::int2, 32}, nf4{WeightFormat::nf4};
   const auto chosen = [](const Shapes& shapes) { return is_skinny(shapes.call()); };
   EXPECT_TRUE(chosen({1, 64, 2048, int8}));
   EXPECT_TRUE(chosen({16, 64, 32, int4, DType::f16}));
+  EXPECT_TRUE(chosen({16, 64, 64, int2}));
+  EXPECT_TRUE(chosen({1, 64, 64, nf4}));
   EXPECT_FALSE(chosen({17, 64, 2048, int8}));
+  EXPECT_FALSE(chosen({1, 64, 32, int2}));    // 8 bytes
   EXPECT_FALSE(chosen({1, 64, 2056, int8}));  // rows of W are not whole 16 bytes
   EXPECT_FALSE(chosen({1, 64, 2048, int8, DType::f32}));
   EXPECT_FALSE(chosen({1, 64, 0, int8}));
@@ -242,6 +280,7 @@ TEST(SkinnyDequantGemm, IsChosenByRowsAndAlignment) {
   EXPECT_EQ(tile({8, 3072, 2048, int8}), (SkinnyTile{16, 8, 6, 8, 2}));
   EXPECT_EQ(tile({9, 12288, 2048, int4}), (SkinnyTile{32, 16, 6, 8, 1}));
   EXPECT_EQ(tile({1, 2048, 6144, int4}), (SkinnyTile{16, 8, 8, 8, 2}));
+  EXPECT_EQ(tile({1, 12288, 2048, int2}), (SkinnyTile{32, 8, 8, 8, 2}));
   EXPECT_EQ(tile({9, 12288, 2048, int8}, 99 << 10), (SkinnyTile{32, 16, 2, 8, 1}));
 }
 
@@ -249,7 +288,8 @@ TEST(SkinnyDequantGemm, IsChosenByRowsAndAlignment) {
 TEST(SkinnyDequantGemm, IsOneLaunch) {
   DryRun run(typical_gpu("sm_90a"));
   const Stream stream(run.device());
-  for (const Layout& layout : {Layout{WeightFormat::int8}, Layout{WeightFormat::int4, 32, true}}) {
+  for (const Layout& layout : {Layout{WeightFormat::int8}, Layout{WeightFormat::int4, 32, true}, Layout{WeightFormat::int2, 32},
+                               Layout{WeightFormat::nf4}, Layout{WeightFormat::fp4}, Layout{WeightFormat::mxfp4}}) {
     const QuantizedMatrix w = QuantizedMatrix::allocate(2048, 6144, layout).to(run.device());
     const Tensor bias = Tensor::empty({2048}, DType::bf16, stream);
     for (const std::int64_t m : {1, 16}) {
@@ -260,7 +300,7 @@ TEST(SkinnyDequantGemm, IsOneLaunch) {
       EXPECT_NE(run.kernels().back().type.find("SkinnyDequantGemm"), std::string::npos);
     }
   }
-  EXPECT_EQ(run.kernels().size(), 4u);
+  EXPECT_EQ(run.kernels().size(), 12u);
 }
 
 /// What models launch, on Hopper GPUs and on others: every format with the tiles of narrow and of wide layers.
@@ -270,7 +310,8 @@ TEST(SkinnyDequantGemm, CompilesForGpusWithoutSpills) {
     std::vector<KernelSpec> specs;
     const std::int64_t generic = target == GpuTarget::cuda ? 99 << 10 : 0;
     for (const Layout& layout :
-         {Layout{WeightFormat::int8}, Layout{WeightFormat::fp8}, Layout{WeightFormat::int4, 32}, Layout{WeightFormat::int4, 128, true}}) {
+         {Layout{WeightFormat::int8}, Layout{WeightFormat::fp8}, Layout{WeightFormat::int4, 32}, Layout{WeightFormat::int4, 128, true},
+          Layout{WeightFormat::int2, 32, true}, Layout{WeightFormat::nf4}, Layout{WeightFormat::fp4}, Layout{WeightFormat::mxfp4}}) {
       for (const auto& [m, n] : {std::pair{1, 2048}, std::pair{8, 12288}, std::pair{16, 12288}}) {
         if (target == GpuTarget::cuda && m < 16) continue;  // the most registers are enough
         const Shapes shapes(m, n, 2048, layout, layout.zero_points ? DType::f16 : DType::bf16, n == 2048);

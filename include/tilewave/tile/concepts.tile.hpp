@@ -13,6 +13,13 @@ namespace detail {
 struct AnyBlock {};
 struct AnyProducer {};
 struct AnyState {};
+/// Argument of DividedScales: see packed.tile.hpp.
+struct AnyFormat {
+  using Codes = u4x2;
+  using Scale = f16;
+  static constexpr int group = 32;
+  static constexpr bool zeros = true;
+};
 template <class T>
 T& any();
 template <class A, class B>
@@ -103,7 +110,7 @@ concept Target = requires {
   typename T::template Operand<float, 64, 64>;
   typename T::template DividedSums<16, 8, 4>;
   typename T::template DividedOperand<bf16, 8, 128, 4>;
-  typename T::template DividedScales<16, 128, 32, true, 4>;
+  typename T::template DividedScales<16, 128, detail::AnyFormat, 4>;
   typename T::template Rows<float, 4, 32, 4, 0>;
   typename T::template RowVector<float, void>;
   typename T::template ColumnVector<float, void>;

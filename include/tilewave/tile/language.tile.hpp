@@ -24,7 +24,7 @@
 //   Fragment   a tile of accumulators, spread over the block's threads in the matrix unit's layout
 //   Operand    the left operand of a product, in registers
 //   DividedSums, DividedOperand  accumulators of a product whose columns the warps divide among them, and its right operand
-//   DividedScales            the scales of its left operand's 4-bit codes
+//   DividedScales            the scales of its left operand's codes of 4 or 2 bits
 //   Rows       a tile for work without products: a row is in one warp if possible, its columns in 16-byte pieces
 //   RowVector  one number for each row of a Fragment or Rows;  ColumnVector: one for each column
 //   Buffer     a tile in shared memory that the computing role writes, reads and multiplies;  VectorBuffer: such a vector
@@ -161,9 +161,10 @@ using DividedSums = typename Target::template DividedSums<R, N, Warps>;
 /// The right operand of DividedSums, in registers: N rows of C columns, which the warps divide among them.
 template <class Target, class T, int N, int C, int Warps>
 using DividedOperand = typename Target::template DividedOperand<T, N, C, Warps>;
-/// The scale, and with `Zeros` the zero point, of every `Group` neighbouring 4-bit codes of DividedSums' left operand: R rows of C codes.
-template <class Target, int R, int C, int Group, bool Zeros, int Warps>
-using DividedScales = typename Target::template DividedScales<R, C, Group, Zeros, Warps>;
+/// The scales, and the zero points if there are any, of the groups of DividedSums' left operand: R rows of C codes of 4 or 2 bits. `Format`
+/// says what the codes are: see packed.tile.hpp.
+template <class Target, int R, int C, class Format, int Warps>
+using DividedScales = typename Target::template DividedScales<R, C, Format, Warps>;
 template <class Target, class T, int R, int C>
 using Staging = typename Target::template Staging<T, R, C>;
 /// The shared memory that column reductions of R x C Fragments need.

@@ -85,6 +85,27 @@ struct TimesNormalFloat {
   TW_INLINE auto operator()(auto number, auto scale) const { return normal_float(static_cast<int>(number)) * scale; }
 };
 
+// A format, the argument of DividedScales, describes codes whose neighbours, `group` of them, share a scale. It has the types
+//   Codes      the codes
+//   Scale      the scales as they are stored: f16, float or e8m0
+//   Decode<T>  FromZero, TimesF16, TimesScale or TimesNormalFloat, for an operand of T
+// and the constants
+//   int group
+//   bool zeros     whether each group has a zero point, of FromZero
+//   float middle   the zero point of integers whose groups have none, otherwise 0
+
+/// number(code) as add_products() multiplies it with an operand of T: less its zero point, or a NormalFloat rounded to T.
+template <class Format, class T>
+TW_INLINE float number_of_code(float code, float zero) {
+  using Decode = typename Format::template Decode<T>;
+  if constexpr (is_same<Decode, FromZero>)
+    return code - zero;
+  else if constexpr (is_same<Decode, TimesNormalFloat>)
+    return static_cast<float>(T(normal_float(static_cast<int>(code))));
+  else
+    return code;
+}
+
 /// Whether block.load(operand, tile) decodes a tile of T for operands of Operand: 4-bit and 2-bit codes, and 8-bit ones for 16-bit
 /// operands.
 template <class T, class Operand>

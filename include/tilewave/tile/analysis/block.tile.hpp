@@ -176,10 +176,11 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     tally.read[from.place] += from.bytes(row, col, N, C);
     to = {overlap(row, N, from.rows)};
   }
-  template <int R, int C, int Group, bool Zeros, int Warps, class G, class H>
-  void load(DividedScales<R, C, Group, Zeros, Warps>&, const G& scales, const H& zeros, int row, int col) const {
-    tally.read[scales.place] += scales.bytes(row, col / Group, R, C / Group);
-    if constexpr (Zeros) tally.read[zeros.place] += zeros.bytes(row, col / Group, R, C / Group);
+  template <int R, int C, class Format, int Warps, class G, class H>
+  void load(DividedScales<R, C, Format, Warps>&, const G& scales, const H& zeros, int row, int col) const {
+    constexpr int group = Format::group;
+    tally.read[scales.place] += scales.bytes(row, col / group, R, C / group);
+    if constexpr (Format::zeros) tally.read[zeros.place] += zeros.bytes(row, col / group, R, C / group);
   }
   template <int R, int N, int Warps, class F>
   void complete(const DividedSums<R, N, Warps>&, F& to, const Scratch<float, 16 * Warps, R * N>& scratch) const {

@@ -223,7 +223,7 @@ struct Fragment {
   static constexpr int cols = C;
   static constexpr TileKind kind = kKind;
   using Element = T;
-  Number<T> x;
+  Number<T> x = {};
 };
 
 /// A Fragment with a different number of rows than the kernel: on a GPU warpgroups share its rows, or each holds a multiple of 64.
@@ -255,17 +255,17 @@ struct DividedOperand {
   static_assert((sizeof(T) == 2 || is_same<T, i8>)&&N % 8 == 0 && C % (64 / static_cast<int>(sizeof(T)) * Warps) == 0, TW_DIVIDED_OPERAND);
   int inside_rows;  ///< inside the tensor
 };
-template <int R, int C, int Group, bool Zeros, int Warps>
+template <int R, int C, class F, int Warps>
 struct DividedScales {
-  static_assert(R % 16 == 0 && is_divided_group<C / Warps, Group>, TW_DIVIDED_SCALES);
-  static constexpr int group = Group;
+  static_assert(R % 16 == 0 && is_divided_group<C / Warps, F::group>, TW_DIVIDED_SCALES);
+  static constexpr int group = F::group;
 };
 
 template <class T, class Tile>
 struct RowVector {
   static constexpr int size = Tile::rows;
   using Element = T;
-  Number<T> x;
+  Number<T> x = {};
   Number<T>& operator[](int) { return x; }
   const Number<T>& operator[](int) const { return x; }
 };
@@ -274,7 +274,7 @@ template <class T, class Tile>
 struct ColumnVector {
   static constexpr int size = Tile::cols;
   using Element = T;
-  Number<T> x;
+  Number<T> x = {};
 };
 
 /// Allocates a block's shared memory.
@@ -422,8 +422,8 @@ struct Target {
   using DividedSums = analysis::DividedSums<R, N, Warps>;
   template <class T, int N, int C, int Warps>
   using DividedOperand = analysis::DividedOperand<T, N, C, Warps>;
-  template <int R, int C, int Group, bool Zeros, int Warps>
-  using DividedScales = analysis::DividedScales<R, C, Group, Zeros, Warps>;
+  template <int R, int C, class Format, int Warps>
+  using DividedScales = analysis::DividedScales<R, C, Format, Warps>;
   template <class T, int R, int C, int Warps, int Width>
   using Rows = analysis::Fragment<T, R, C, TileKind::rows>;
   template <class T, class Tile>

@@ -119,15 +119,17 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
       }
     }
   }
-  template <int R, int C, int Group, bool Zeros, int Warps, class G, class H>
-  void load(DividedScales<R, C, Group, Zeros, Warps>& to, const G& scales, const H& zeros, int row0, int col0) const {
-    constexpr int groups = C / Group;
+  template <int R, int C, class Format, int Warps, class G, class H>
+  void load(DividedScales<R, C, Format, Warps>& to, const G& scales, const H& zeros, int row0, int col0) const {
+    constexpr int groups = C / Format::group;
     for (int n = 0; n < R * groups; ++n) {
-      const int row = row0 + n / groups, group = col0 / Group + n % groups;
+      const int row = row0 + n / groups, group = col0 / Format::group + n % groups;
       const bool inside = row < scales.rows && group < scales.cols;
-      to.scale[n] = inside ? static_cast<float>(*scales.template at<const f16>(row, group, 0, 0)) : 0.0f;
-      to.zero[n] = kSymmetricZero;
-      if constexpr (Zeros) to.zero[n] = inside ? static_cast<float>(*zeros.template at<const u8>(row, group, 0, 0)) : 0.0f;
+      to.scale[n] = inside ? static_cast<float>(*scales.template at<const typename Format::Scale>(row, group, 0, 0)) : 0.0f;
+      if constexpr (!Format::zeros)
+        to.zero[n] = Format::middle;
+      else
+        to.zero[n] = inside ? static_cast<float>(*zeros.template at<const u8>(row, group, 0, 0)) : 0.0f;
     }
   }
   template <int R, int N, int Warps, class F>

@@ -120,7 +120,7 @@ class Products : public BlockModel<kRows> {
   }
 
  protected:
-  /// add_products() of codes: of 8 bits, whose rows are scaled later, of 4 bits with the scale of their group, or of 2 bits minus 2.
+  /// add_products() of codes: of 8 bits, whose rows are scaled later, of fewer with the scale of their group, or of 2 bits minus 2.
   template <class T, int R, int N, int C, int Warps, class S, class Scales>
   void add_code_products(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand,
                          const Scales& scales) const {
@@ -129,7 +129,7 @@ class Products : public BlockModel<kRows> {
     static_assert(S::rows == R && S::cols * in_byte == C, TW_DIVIDED_CODES);
     constexpr bool integers = is_same<T, i8>;
     static_assert(!integers || is_same<Codes, u2x4>, "operands of i8 are multiplied by 2-bit codes");
-    static_assert((in_byte > 1 && !integers) == !is_same<Scales, Unscaled>, "4-bit codes have DividedScales, others have none");
+    static_assert((in_byte > 1 && !integers) == !is_same<Scales, Unscaled>, "codes of 4 and 2 bits have DividedScales, others have none");
     for (int r = 0; r < R; ++r) {
       for (int c = 0; c < C; ++c) {
         const Codes codes = tile.get(r, c / in_byte);
@@ -138,7 +138,8 @@ class Products : public BlockModel<kRows> {
           value = value_of_code<Codes>(bit_cast<u8>(codes), c % in_byte) - 2;
         } else if constexpr (in_byte > 1) {
           const int group = r * (C / Scales::group) + c / Scales::group;
-          value = (value_of_code<Codes>(bit_cast<u8>(codes), c % in_byte) - scales.zero[group]) * scales.scale[group];
+          const float code = value_of_code<Codes>(bit_cast<u8>(codes), c % in_byte);
+          value = number_of_code<typename Scales::Format, T>(code, scales.zero[group]) * scales.scale[group];
         } else {
           value = static_cast<float>(codes);
         }

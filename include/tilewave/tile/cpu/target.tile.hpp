@@ -219,11 +219,12 @@ struct DividedOperand {
   static_assert((sizeof(T) == 2 || is_same<T, i8>)&&N % 8 == 0 && C % (64 / static_cast<int>(sizeof(T)) * Warps) == 0, TW_DIVIDED_OPERAND);
   float x[N * C];
 };
-template <int R, int C, int Group, bool Zeros, int Warps>
+template <int R, int C, class F, int Warps>
 struct DividedScales {
-  static_assert(R % 16 == 0 && is_divided_group<C / Warps, Group>, TW_DIVIDED_SCALES);
-  static constexpr int group = Group;
-  float scale[R * (C / Group)], zero[R * (C / Group)];
+  static_assert(R % 16 == 0 && is_divided_group<C / Warps, F::group>, TW_DIVIDED_SCALES);
+  using Format = F;
+  static constexpr int group = F::group;
+  float scale[R * (C / group)], zero[R * (C / group)];
 };
 
 template <class T, class Tile>
@@ -379,8 +380,8 @@ struct Target {
   using DividedSums = cpu::DividedSums<R, N, Warps>;
   template <class T, int N, int C, int Warps>
   using DividedOperand = cpu::DividedOperand<T, N, C, Warps>;
-  template <int R, int C, int Group, bool Zeros, int Warps>
-  using DividedScales = cpu::DividedScales<R, C, Group, Zeros, Warps>;
+  template <int R, int C, class Format, int Warps>
+  using DividedScales = cpu::DividedScales<R, C, Format, Warps>;
   template <class T, int R, int C, int Warps, int Width>
   using Rows = cpu::Fragment<T, R, C, TileKind::rows>;
   template <class T, class Tile>

@@ -57,8 +57,8 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   TW_INLINE void load(DividedOperand<T, N, C, kWarps>& to, const G& from, int row, int col, int i = 0, int j = 0) const {
     load_divided(at, to, from, row, col, i, j);
   }
-  template <int R, int C, int Group, bool Zeros, class G, class H>
-  TW_INLINE void load(DividedScales<R, C, Group, Zeros, kWarps>& to, const G& scales, const H& zeros, int row, int col) const {
+  template <int R, int C, class Format, class G, class H>
+  TW_INLINE void load(DividedScales<R, C, Format, kWarps>& to, const G& scales, const H& zeros, int row, int col) const {
     load_divided_scales(at, to, scales, zeros, row, col);
   }
   /// to(n, r) = the sum of all warps' sums(r, n).

@@ -3,39 +3,79 @@
 #include "tilewave/tile/cuda/code_pairs.tile.hpp"
 #include "tilewave/tile/cuda/divided.tile.hpp"
 
-// The same products with a left operand in codes of 8 or 4 bits, which become pairs of 16-bit floats on their way from shared memory to the
-// tensor cores. Every code is exact in bf16 and f16. It is put into the bits of a float, and one multiply-add of a pair corrects the
-// exponent and subtracts the zero point: 1.4 instructions for each 4-bit code, 1.25 to 2.5 for each 8-bit one. Conversion instructions
-// would take four times as long.
+// The same products with a left operand in codes of 8, 4 or 2 bits, which become pairs of 16-bit floats on their way from shared memory to
+// the tensor cores. Integers and small floats are exact in bf16 and f16. Such a code is put into the bits of a float, and one multiply-add
+// of a pair corrects the exponent and subtracts the zero point: 1.4 instructions for each 4-bit integer, 2 for each 4-bit float, 1.25
+// to 2.5 for each code of 8 bits. Conversion instructions would take four times as long. NormalFloats are rounded, and come from a table in
+// the lanes of the warp.
 
 namespace tw::cuda {
 
-/// Decodes eight neighbouring codes to four pairs of T. `pairs` of 4-bit codes are (0, 4), (1, 5), (2, 6), (3, 7); of 8-bit codes (0, 1),
-/// (2, 3), (4, 5), (6, 7).
+/// Decodes eight neighbouring codes to four pairs of T, which are (0, 4), (1, 5), (2, 6), (3, 7), or in order: (0, 1), (2, 3), (4, 5), (6,
+/// 7).
 template <class Codes, class T>
 struct CodePairs;
 
-template <class T>
-struct CodePairs<u4x2, T> {
-  static constexpr bool wide = is_same<T, bf16>;
-  static constexpr u32 one = wide ? 0x3f803f80u : 0x3c003c00u;
-  static constexpr u32 above = wide ? 0x43004300u : 0x64006400u;  ///< 128 or 1024, whose last bits are a code's: 128 + code
-
-  /// What decode() adds for a zero point: -(128 + zero), twice.
-  static TW_INLINE u32 minus(u32 zero) { return (above | 0x80008000u | zero) | zero << 16; }
-  static TW_INLINE void decode(const u32* codes, u32 minus_zero, u32* pairs) {
-    TW_UNROLL
-    for (int k = 0; k < 4; ++k) pairs[k] = multiply_add_pairs<T>(masked_or(codes[0] >> 4 * k, 0x000f000fu, above), one, minus_zero);
-  }
+struct PairsOfHalves {
   /// Elements of the other operand in the order of the pairs.
   static TW_INLINE u32 pair_of(const u32* words, int k) {
     return ptx::permute_bytes(words[k / 2], words[k / 2 + 2], k % 2 == 0 ? 0x5410u : 0x7632u);
   }
 };
-
-/// Codes of 8 bits are in order.
 struct PairsInOrder {
   static TW_INLINE u32 pair_of(const u32* words, int k) { return words[k]; }
+};
+
+template <int kBits, class T>
+struct CodePairs<SmallIntegers<kBits, false>, T> : PairsOfHalves {
+  static constexpr bool wide = is_same<T, bf16>;
+  static constexpr u32 one = wide ? 0x3f803f80u : 0x3c003c00u;
+  static constexpr u32 above = wide ? 0x43004300u : 0x64006400u;  ///< 128 or 1024, whose last bits are a code's: 128 + code
+  static constexpr u32 mask = ((1u << kBits) - 1u) * 0x10001u;
+
+  /// What decode() adds for a zero point: -(128 + zero), twice.
+  static TW_INLINE u32 minus(u32 zero) { return (above | 0x80008000u | zero) | zero << 16; }
+  static TW_INLINE void decode(const u32* codes, u32 minus_zero, u32* pairs) {
+    const u32 halves = kBits == 4 ? codes[0] : ptx::permute_bytes(codes[0], 0, 0x4140u);  // codes 4 to 7 begin at bit 16
+    TW_UNROLL
+    for (int k = 0; k < 4; ++k) pairs[k] = multiply_add_pairs<T>(masked_or(halves >> kBits * k, mask, above), one, minus_zero);
+  }
+};
+template <class T>
+struct CodePairs<fp4x2, T> : PairsOfHalves {
+  static TW_INLINE void decode(const u32* codes, u32, u32* pairs) {
+    constexpr bool wide = is_same<T, bf16>;
+    constexpr u32 magnitude = wide ? 0x01c001c0u : 0x0e000e00u, bias = wide ? 0x7e807e80u : 0x74007400u;  // 2^126 or 2^14
+    const auto left = [&](int by) { return by >= 0 ? codes[0] << by : codes[0] >> -by; };
+    TW_UNROLL
+    for (int k = 0; k < 4; ++k)  // sign, exponent and mantissa go where T has them
+      pairs[k] =
+          multiply_add_pairs<T>(masked_or(left(12 - 4 * k), 0x80008000u, left((wide ? 6 : 9) - 4 * k) & magnitude), bias, kMinusZeros);
+  }
+};
+/// Codes of u4x2 that are numbers of NormalFloats, which lanes 0 to 15 of a warp hold, and 16 to 31 again. All lanes decode together.
+struct NormalFloatCodes {};
+template <class T>
+struct CodePairs<NormalFloatCodes, T> : PairsInOrder {
+  static TW_INLINE void decode(const u32* codes, u32, u32* pairs) {
+#if TW_ON_GPU
+    const u32 own = bit_cast<u16>(T(normal_float(static_cast<int>(ptx::thread_index() % 16))));
+    const auto number = [&](int n) { return ptx::shuffle(own, static_cast<int>(codes[0] >> 4 * n)); };  // of a lane only 5 bits count
+#else
+    const auto number = [&](int n) { return u32{bit_cast<u16>(T(normal_float(static_cast<int>(codes[0] >> 4 * n & 15u))))}; };
+#endif
+    TW_UNROLL
+    for (int k = 0; k < 4; ++k) pairs[k] = ptx::permute_bytes(number(2 * k), number(2 * k + 1), 0x5410u);
+  }
+};
+/// The codes of a format, or T's own, as CodePairs names them.
+template <class Scales, class Codes, class T>
+struct PairsOf {
+  using Type = CodePairs<Codes, T>;
+};
+template <class Scales, class T>
+requires(is_same<typename Scales::Format::template Decode<T>, TimesNormalFloat>) struct PairsOf<Scales, u4x2, T> {
+  using Type = CodePairs<NormalFloatCodes, T>;
 };
 
 template <>
@@ -72,29 +112,44 @@ struct CodePairs<fp8_e4m3, T> : PairsInOrder {
   }
 };
 
-/// The scales of a warp's codes of 4 bits, as they are stored. A lane holds those of the rows whose codes it decodes.
-template <int R, int C, int Group, bool Zeros, int Warps>
+/// The scales of a warp's codes in groups, as they are stored. A lane holds those of the rows whose codes it decodes.
+template <int R, int C, class F, int Warps>
 struct DividedScales {
-  static_assert(R % 16 == 0 && is_divided_group<C / Warps, Group>, TW_DIVIDED_SCALES);
-  static constexpr int group = Group;
-  static constexpr int groups = C / Warps / Group;  ///< of a warp
-  u32 scales[R / 8][(groups + 1) / 2];              ///< two f16 each
-  u32 zeros[R / 8];                                 ///< a byte each
+  static_assert(R % 16 == 0 && is_divided_group<C / Warps, F::group>, TW_DIVIDED_SCALES);
+  using Format = F;
+  using Scale = typename F::Scale;
+  static constexpr int group = F::group;
+  static constexpr int groups = C / Warps / group;                              ///< of a warp
+  static constexpr int scale_bytes = groups * static_cast<int>(sizeof(Scale));  ///< of a row
+  u32 scales[R / 8][(scale_bytes + 3) / 4];                                     ///< one after the other
+  u32 zeros[R / 8];                                                             ///< a byte each
 
   TW_INLINE float scale(int r, int g) const {
-    f16 x;
-    x.bits = static_cast<u16>(scales[r][g / 2] >> g % 2 * 16);
-    return static_cast<float>(x);
+    constexpr int bits = 8 * static_cast<int>(sizeof(Scale)), in_word = 32 / bits;
+    const u32 word = scales[r][g / in_word];
+    if constexpr (in_word == 1) {
+      return bit_cast<float>(word);
+    } else {
+      Scale x;
+      x.bits = static_cast<decltype(x.bits)>(word >> g % in_word * bits);
+      return static_cast<float>(x);
+    }
   }
-  TW_INLINE u32 zero(int r, int g) const { return Zeros ? zeros[r] >> 8 * g & 0xffu : static_cast<u32>(kSymmetricZero); }
+  TW_INLINE u32 zero(int r, int g) const {
+    if constexpr (F::zeros)
+      return zeros[r] >> 8 * g & 0xffu;
+    else
+      return static_cast<u32>(F::middle);
+  }
 };
 
 /// Those of rows row0 to row0 + R - 1 and of the groups from column col0 on; zeros outside the tensors.
-template <int R, int C, int Group, bool Zeros, int Warps, class G, class H>
-TW_INLINE void load_divided_scales(const Position& at, DividedScales<R, C, Group, Zeros, Warps>& to, const G& scales, const H& zeros,
-                                   int row0, int col0) {
-  using D = DividedScales<R, C, Group, Zeros, Warps>;
-  const int first = col0 / Group + at.block_warp() * D::groups;
+template <int R, int C, class Format, int Warps, class G, class H>
+TW_INLINE void load_divided_scales(const Position& at, DividedScales<R, C, Format, Warps>& to, const G& scales, const H& zeros, int row0,
+                                   int col0) {
+  using D = DividedScales<R, C, Format, Warps>;
+  using Scale = typename D::Scale;
+  const int first = col0 / D::group + at.block_warp() * D::groups;
   const auto rows = [&](auto load) {
     TW_UNROLL
     for (int r = 0; r < R / 8; ++r) {
@@ -104,27 +159,36 @@ TW_INLINE void load_divided_scales(const Position& at, DividedScales<R, C, Group
       load(r, row0 + r * 8 + at.lane / 4);
     }
   };
-  const auto scale_at = [&](int row, int g) { return scales.template piece_at<const f16>(row, first + g, 0, 0); };
+  const auto scale_at = [&](int row, int g) { return scales.template piece_at<const Scale>(row, first + g, 0, 0); };
   const auto zero_at = [&](int row, int g) { return zeros.template piece_at<const u8>(row, first + g, 0, 0); };
-  if constexpr (D::groups == 4) {
-    bool whole = scales.template whole_pieces<f16, 4>();
-    if constexpr (Zeros) whole = whole && zeros.template whole_pieces<u8, 4>();
+  if constexpr ((D::scale_bytes == 8 || D::scale_bytes == 4) && (!Format::zeros || D::groups == 4)) {
+    bool whole = scales.template whole_pieces<Scale, D::groups>();
+    if constexpr (Format::zeros) whole = whole && zeros.template whole_pieces<u8, 4>();
     if (whole) {
       return rows([&](int r, int row) {
         const bool inside = scales.inside(row, first);
-        ptx::load_8_if(inside, scale_at(row, 0), to.scales[r]);
-        if constexpr (Zeros) ptx::load_4_if(inside, zero_at(row, 0), to.zeros[r]);
+        if constexpr (D::scale_bytes == 8)
+          ptx::load_8_if(inside, scale_at(row, 0), to.scales[r]);
+        else
+          ptx::load_4_if(inside, scale_at(row, 0), to.scales[r][0]);
+        if constexpr (Format::zeros) ptx::load_4_if(inside, zero_at(row, 0), to.zeros[r]);
       });
     }
   }
   rows([&](int r, int row) {
     TW_UNROLL
     for (int g = 0; g < D::groups; ++g) {
+      constexpr int bytes = static_cast<int>(sizeof(Scale)), in_word = 4 / bytes;
       const bool inside = scales.inside(row, first + g);
       u32 scale = 0, zero = 0;
-      ptx::load_2_if(inside, scale_at(row, g), scale);
-      to.scales[r][g / 2] |= scale << g % 2 * 16;
-      if constexpr (Zeros) ptx::load_1_if(inside, zero_at(row, g), zero);
+      if constexpr (bytes == 4)
+        ptx::load_4_if(inside, scale_at(row, g), scale);
+      else if constexpr (bytes == 2)
+        ptx::load_2_if(inside, scale_at(row, g), scale);
+      else
+        ptx::load_1_if(inside, scale_at(row, g), scale);
+      to.scales[r][g / in_word] |= scale << g % in_word * bytes * 8;
+      if constexpr (Format::zeros) ptx::load_1_if(inside, zero_at(row, g), zero);
       to.zeros[r] |= zero << 8 * g;
     }
   });
@@ -184,8 +248,8 @@ TW_INLINE void add_divided_integers([[maybe_unused]] const Position& at, [[maybe
 #endif
 }
 
-/// sums(r, n) += the sum over the warp's columns of scale(r, c) * (code(r, c) - zero(r, c)) * operand(n, c), where the codes are the tile's
-/// R rows. Codes of 8 bits have neither scale nor zero point here.
+/// sums(r, n) += the sum over the warp's columns of scale(r, c) * number(r, c) * operand(n, c), where the codes of the numbers are the
+/// tile's R rows: see number_of_code(). Codes of 8 bits are the numbers and have no scale here.
 template <class T, int R, int N, int C, int Warps, class S, class Scales>
 TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_unused]] DividedSums<R, N, Warps>& sums,
                                  [[maybe_unused]] const S& tile, [[maybe_unused]] const DividedOperand<T, N, C, Warps>& operand,
@@ -193,9 +257,9 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
   using Codes = typename S::Element;
   constexpr int in_byte = codes_in<Codes>;
   static_assert(S::rows == R && S::cols * in_byte == C, TW_DIVIDED_CODES);
-  static_assert((in_byte > 1) == !is_same<Scales, Unscaled>, "4-bit codes have DividedScales, 8-bit ones have none");
+  static_assert((in_byte > 1) == !is_same<Scales, Unscaled>, "codes of 4 and 2 bits have DividedScales, 8-bit ones have none");
 #if TW_ON_GPU
-  using Pairs = CodePairs<Codes, T>;
+  using Pairs = typename PairsOf<Scales, Codes, T>::Type;
   using Operand = DividedOperand<T, N, C, Warps>;
   constexpr int share = Operand::share, group = min(Scales::group, share), width = Operand::width;
   const int row = at.lane / 4, col = at.block_warp() * share + at.lane % 4 * width;
@@ -204,8 +268,10 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
     const u32 from = ptx::address(tile.bytes) + static_cast<u32>(S::offset(row + r, (n * 32 + col) / in_byte));
     if constexpr (in_byte == 1)
       ptx::load_shared_8(from, codes);
-    else
+    else if constexpr (in_byte == 2)
       ptx::load_shared_4(from, codes[0]);
+    else
+      ptx::load_shared_2(from, codes[0]);
     Pairs::decode(codes, minus_zero, pairs);
   };
   TW_UNROLL
@@ -213,7 +279,7 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
     TW_UNROLL
     for (int r = 0; r < R; r += 16) {
       u32 minus_upper = 0, minus_lower = 0;
-      if constexpr (in_byte > 1) {
+      if constexpr (requires { Pairs::minus(0u); }) {
         minus_upper = Pairs::minus(scales.zero(r / 8, g));
         minus_lower = Pairs::minus(scales.zero(r / 8 + 1, g));
       }

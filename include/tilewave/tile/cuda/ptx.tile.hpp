@@ -233,6 +233,9 @@ TW_INLINE void store_shared_4(u32 to, u32 x) { TW_ASM("st.shared.b32 [%0], %1;" 
 TW_INLINE void store_shared_16(u32 to, u32 x, u32 y, u32 z, u32 w) {
   TW_ASM("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
+TW_INLINE void load_shared_2(u32 from, u32& w) {
+  TW_ASM("{\n.reg .b16 h;\nld.shared.b16 h, [%1];\ncvt.u32.u16 %0, h;\n}" : "=r"(w) : "r"(from) : "memory");
+}
 TW_INLINE void load_shared_4(u32 from, u32& w) { TW_ASM("ld.shared.b32 %0, [%1];" : "=r"(w) : "r"(from) : "memory"); }
 TW_INLINE void load_shared_8(u32 from, u32* w) {
   TW_ASM("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(from) : "memory");

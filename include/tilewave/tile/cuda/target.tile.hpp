@@ -40,8 +40,8 @@ struct Target {
   using DividedSums = cuda::DividedSums<R, N, Warps>;
   template <class T, int N, int C, int Warps>
   using DividedOperand = cuda::DividedOperand<T, N, C, Warps>;
-  template <int R, int C, int Group, bool Zeros, int Warps>
-  using DividedScales = cuda::DividedScales<R, C, Group, Zeros, Warps>;
+  template <int R, int C, class Format, int Warps>
+  using DividedScales = cuda::DividedScales<R, C, Format, Warps>;
   template <class T, int R, int C, int Warps, int Width>
   using Rows = cuda::Rows<T, R, C, Warps, Width>;
   template <class T, class Tile>

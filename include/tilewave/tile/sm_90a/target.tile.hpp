@@ -28,8 +28,8 @@ struct Target {
   using DividedSums = sm_90a::DividedSums<R, N, Warps>;
   template <class T, int N, int C, int Warps>
   using DividedOperand = sm_90a::DividedOperand<T, N, C, Warps>;
-  template <int R, int C, int Group, bool Zeros, int Warps>
-  using DividedScales = sm_90a::DividedScales<R, C, Group, Zeros, Warps>;
+  template <int R, int C, class Format, int Warps>
+  using DividedScales = sm_90a::DividedScales<R, C, Format, Warps>;
   template <class T, int R, int C, int Warps, int Width>
   using Rows = sm_90a::Rows<T, R, C, Warps, Width>;
   template <class T, class Tile>
