@@ -119,6 +119,34 @@ TEST(BitNetText, ContinuesAPrompt) {
   EXPECT_LE(model.generate("Hello", {.max_tokens = 1000, .sampling = {.temperature = 5}}, collect).tokens, 59);
 }
 
+TEST(BitNetText, PerplexityIsThatOfTheScores) {
+  const TextModel model = TextModel::load(directory_of("offline"), Device::cpu());
+  const std::string text = "The quick brown fox, and 47 more.";
+  const std::vector<int> ids = model.tokenizer().encode(text);
+  const int begin = model.tokenizer().encode("", {.add_special_tokens = true}).at(0);
+  constexpr std::size_t kWindow = 14;
+  // Every token after those before it in its window, each in a prefill of its own.
+  const Stream stream = Stream::standard(Device::cpu());
+  double sum = 0;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    std::vector<int> before = {begin};
+    for (std::size_t j = i - i % (kWindow - 1); j < i; ++j) before.push_back(ids[j]);
+    KvCache cache = model.decoder().make_cache(static_cast<int>(before.size()), stream);
+    const Tensor scores = model.decoder().prefill(model.decoder().embed(before, stream), cache, stream);
+    double total = 0;
+    for (std::int64_t n = 0; n < scores.numel(); ++n) total += std::exp(static_cast<double>(scores.data<float>()[n]));
+    sum += std::log(total) - scores.data<float>()[ids[i]];
+  }
+  ASSERT_GT(ids.size(), 2 * kWindow);
+  const double expected = std::exp(sum / static_cast<double>(ids.size()));
+  for (const int batch : {1, 2, 8}) {
+    const Perplexity got = model.perplexity(text, {.window = kWindow, .batch = batch});
+    EXPECT_EQ(got.tokens, std::ssize(ids));
+    // A decoding step and a prefill may round an input of a layer to different integers: see GivesTheScoresOfTheDefinition.
+    EXPECT_NEAR(got.value, expected, 0.02 * expected) << batch;
+  }
+}
+
 TEST(BitNetText, RefusesWhatDoesNotFit) {
   const TextModel model = TextModel::load(directory_of("online"), Device::cpu());
   const auto refused = [&](const std::string& prompt, const GenerateOptions& options, std::initializer_list<std::string_view> parts) {
@@ -127,6 +155,13 @@ TEST(BitNetText, RefusesWhatDoesNotFit) {
   refused("a", {.max_tokens = 0}, {"max_tokens is 0", "at least 1"});
   refused("a", {.sampling = {.temperature = -1}}, {"temperature is -1"});
   refused(std::string(63, 'a'), {}, {"64 tokens", "context of 64"});
+  const auto no_perplexity = [&](const std::string& text, const PerplexityOptions& options, std::initializer_list<std::string_view> parts) {
+    expect_error<InvalidArgument>([&] { model.perplexity(text, options); }, parts);
+  };
+  no_perplexity("abc", {.window = 1}, {"window is 1", "from 2 to 64"});
+  no_perplexity("abc", {.window = 65}, {"window is 65", "from 2 to 64"});
+  no_perplexity("abc", {.window = 64, .batch = 0}, {"batch is 0"});
+  no_perplexity("", {.window = 64}, {"no token to predict"});
   expect_error<FileError>([] { TextModel::load(directory_of("none"), Device::cpu()); }, {"none/config.json"});
 }
 

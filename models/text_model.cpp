@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -40,6 +41,14 @@ int next_token(const Tensor& scores, const SamplingOptions& options, std::uint64
   return static_cast<int>(best);
 }
 
+/// -log(probability) of a token.
+double surprise(std::span<const float> scores, int id) {
+  const double largest = *std::max_element(scores.begin(), scores.end());
+  double sum = 0;
+  for (const float score : scores) sum += std::exp(score - largest);
+  return largest + std::log(sum) - scores[static_cast<std::size_t>(id)];
+}
+
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
@@ -65,9 +74,13 @@ TextModel TextModel::load(const std::filesystem::path& directory, Device device,
 
 Generated TextModel::generate(std::string_view prompt, const GenerateOptions& options,
                               const std::function<void(std::string_view)>& on_text) const {
+  return generate(tokenizer_.encode(prompt, {.add_special_tokens = true}), options, on_text);
+}
+
+Generated TextModel::generate(std::span<const int> ids, const GenerateOptions& options,
+                              const std::function<void(std::string_view)>& on_text) const {
   check(options.sampling);
   if (options.max_tokens < 1) throw InvalidArgument(tw::format("max_tokens is {}; it must be at least 1", options.max_tokens));
-  const std::vector<int> ids = tokenizer_.encode(prompt, {.add_special_tokens = true});
   const int context = decoder_.config().max_positions;
   if (ids.empty()) throw InvalidArgument("the prompt has no tokens; it must have at least one");
   if (std::ssize(ids) >= context)
@@ -87,7 +100,7 @@ Generated TextModel::generate(std::string_view prompt, const GenerateOptions& op
       result.prompt_seconds = seconds_since(begin);
       begin = std::chrono::steady_clock::now();
     }
-    result.ended = ends_.contains(id);
+    result.ended = ends_.contains(id) && !options.ignore_end;
     if (result.ended) break;
     ++result.tokens;
     if (const std::string piece = text.push(id); !piece.empty()) on_text(piece);
@@ -98,6 +111,53 @@ Generated TextModel::generate(std::string_view prompt, const GenerateOptions& op
   }
   result.seconds = seconds_since(begin);
   if (const std::string rest = text.finish(); !rest.empty()) on_text(rest);
+  return result;
+}
+
+Perplexity TextModel::perplexity(std::string_view text, const PerplexityOptions& options) const {
+  const int context = decoder_.config().max_positions;
+  if (options.window < 2 || options.window > context)
+    throw InvalidArgument(tw::format("window is {}; it must be from 2 to {}, the model's context", options.window, context));
+  if (options.batch < 1) throw InvalidArgument(tw::format("batch is {}; it must be at least 1", options.batch));
+  const std::vector<int> ids = tokenizer_.encode(text), around = tokenizer_.encode(text, {.add_special_tokens = true});
+  const std::span<const int> front =
+      std::span(around).first(static_cast<std::size_t>(std::search(around.begin(), around.end(), ids.begin(), ids.end()) - around.begin()));
+  if (std::ssize(front) >= options.window)
+    throw InvalidArgument(tw::format("window is {}; the tokenizer puts {} tokens in front of a text", options.window, front.size()));
+
+  std::vector<std::vector<int>> windows;
+  const std::size_t part = static_cast<std::size_t>(options.window) - front.size();
+  for (std::size_t first = 0; first < ids.size(); first += part) {
+    std::vector<int>& window = windows.emplace_back(front.begin(), front.end());
+    const auto begin = ids.begin() + static_cast<std::ptrdiff_t>(first);
+    window.insert(window.end(), begin, begin + static_cast<std::ptrdiff_t>(std::min(part, ids.size() - first)));
+  }
+  const std::size_t unpredicted = std::max<std::size_t>(1, front.size());  // of each window
+  double sum = 0;
+  Perplexity result;
+  for (std::size_t first = 0; first < windows.size();) {
+    const std::size_t length = windows[first].size();  // the last window may be shorter
+    std::size_t end = first + 1;
+    while (end < windows.size() && end - first < static_cast<std::size_t>(options.batch) && windows[end].size() == length) ++end;
+    std::vector<KvCache> caches = decoder_.make_caches(static_cast<int>(end - first), static_cast<int>(length), stream_);
+    std::vector<KvCache*> pointers;
+    for (KvCache& cache : caches) pointers.push_back(&cache);
+    DecodeGraphs graphs(caches.front().pool());
+    std::vector<int> now(caches.size());
+    for (std::size_t i = 0; i + 1 < length; ++i) {
+      for (std::size_t n = 0; n < now.size(); ++n) now[n] = windows[first + n][i];
+      const Tensor scores = decoder_.decode(now, pointers, stream_, &graphs);
+      if (i + 1 < unpredicted) continue;
+      const Tensor host = scores.to(Device::cpu()).to(DType::f32);
+      const auto vocabulary = static_cast<std::size_t>(host.shape(1));
+      for (std::size_t n = 0; n < now.size(); ++n)
+        sum += surprise({host.data<float>() + n * vocabulary, vocabulary}, windows[first + n][i + 1]);
+      result.tokens += std::ssize(now);
+    }
+    first = end;
+  }
+  if (result.tokens == 0) throw InvalidArgument("the text has no token to predict");
+  result.value = std::exp(sum / static_cast<double>(result.tokens));
   return result;
 }
 

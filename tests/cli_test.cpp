@@ -217,6 +217,28 @@ TEST_F(Cli, GeneratesText) {
   EXPECT_NE(wrong.err.find("temperature is -1"), std::string::npos) << wrong.err;
 }
 
+TEST_F(Cli, BenchesALanguageModel) {
+  const std::string model = (fs::path(TILEWAVE_SOURCE_DIR) / "tests/data/bitnet/offline").string();
+  const std::string text = (folder() / "text.txt").string();
+  std::ofstream(text) << "A text of many characters, each of which is a token of this model.\n";
+  const std::string command =
+      tw::format("bench generate --model {} --device cpu --prompt-tokens 20 --tokens 8 --runs 1 --text '{}'", model, text);
+  const Outcome shown = run(command);
+  EXPECT_EQ(shown.code, 0) << shown.err;
+  for (const char* part : {"Prompt: 20 tokens, ", "Text: ", " tokens/s", "Memory: weights of a step ", "Perplexity: ", " of 67 tokens"})
+    EXPECT_NE(shown.out.find(part), std::string::npos) << part << " is not in " << shown.out;
+  const nlohmann::json record = run_json(command + " --json");
+  EXPECT_GT(record.at("seconds").at("token").get<double>(), 0);
+  EXPECT_EQ(record.at("perplexity").at("tokens"), 67);
+  EXPECT_EQ(record.at("perplexity").at("window"), 64);  // the model's context
+  EXPECT_GT(record.at("perplexity").at("value").get<double>(), 1);
+
+  expect_message(run(tw::format("bench generate --model {} --device cpu --prompt-tokens 60 --tokens 8", model)), 2,
+                 "68 in all; the model's context has 64");
+  expect_message(run(command + "x"), 1, "cannot be read");
+  expect_message(run("bench generate --model none"), 1, "none/config.json");
+}
+
 TEST_F(Cli, CompletionOffersWhatIsThere) {
   const auto offered = [&](const std::string& words) {
     const Outcome outcome = run("__complete " + words);

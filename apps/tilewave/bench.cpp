@@ -114,6 +114,7 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->type_name("TEXT");
   command->footer(family_help());
   add_bench_transcribe(*command, exit_code);
+  add_bench_generate(*command, exit_code);
   command->callback([command, &exit_code] {
     if (!command->get_subcommands().empty()) return;
     if (a.families.empty()) throw CLI::RequiredError("FAMILY");

@@ -42,8 +42,9 @@ void add_profile(CLI::App& app, int& exit_code);
 void add_debug(CLI::App& app, int& exit_code);
 void add_help(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
-/// Adds `transcribe` to `bench`.
+/// Add `transcribe` and `generate` to `bench`.
 void add_bench_transcribe(CLI::App& bench, int& exit_code);
+void add_bench_generate(CLI::App& bench, int& exit_code);
 /// Adds `analyze` to `kernels`.
 void add_analyze(CLI::App& kernels, int& exit_code);
 /// Adds `warm` to `kernels`.
