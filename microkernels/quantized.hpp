@@ -54,6 +54,42 @@ void dequantize_u4(float* to, const QuantizedRow& row, int first, int n) {
   }
 }
 
+inline float scale_of_group(const QuantizedRow& row, int g) {
+  if (row.scales != nullptr) return finite_f16(row.scales[g]);
+  if (row.f32_scales != nullptr) return row.f32_scales[g];
+  const unsigned exponent = row.e8m0_scales[g];  // 2^(exponent - 127), of which the smallest is subnormal, or NaN
+  return __builtin_bit_cast(float, exponent == 255 ? 0x7fc00000u : exponent == 0 ? 0x400000u : exponent << 23);
+}
+
+/// The numbers of 32 codes that begin with values[0], less zero, times scale. A set may have V::lookup(), which gives the numbers in order.
+template <class V, int kBits>
+void dequantize_by_table(float* to, const unsigned char* values, const float* numbers, float scale, float zero) {
+  if constexpr (requires(typename V::Register(&out)[2]) { V::template lookup<kBits>(values, numbers, out); }) {
+    typename V::Register out[2];
+    V::template lookup<kBits>(values, numbers, out);
+    for (int j = 0; j < 2; ++j) V::store(to + j * V::kWidth, (out[j] - zero) * scale);
+  } else {
+    constexpr int count = 8 / kBits;
+    for (int j = 0; j < 32; ++j) to[j] = (numbers[values[j / count] >> kBits * (j % count) & ((1 << kBits) - 1)] - zero) * scale;
+  }
+}
+
+template <class V, int kBits>
+void dequantize_numbers_of(float* to, const QuantizedRow& row, int first, int n) {
+  for (int k = 0; k < n; k += row.group) {
+    const int g = (first + k) / row.group;
+    const float scale = scale_of_group(row, g);
+    const float zero = kBits == 4 ? 0.0f : row.zeros == nullptr ? 2.0f : static_cast<float>(row.zeros[g]);
+    const unsigned char* values = row.values + (first + k) * kBits / 8;
+    for (int part = 0; part < row.group; part += 32)
+      dequantize_by_table<V, kBits>(to + k + part, values + part * kBits / 8, row.numbers, scale, zero);
+  }
+}
+template <class V>
+void dequantize_numbers(float* to, const QuantizedRow& row, int first, int n) {
+  row.code_bits == 2 ? dequantize_numbers_of<V, 2>(to, row, first, n) : dequantize_numbers_of<V, 4>(to, row, first, n);
+}
+
 /// A piece of the row is widened in the first-level cache and multiplied with all rows of x.
 template <class V, Dequantize dequantize>
 void quantized_dots(float* sums, const QuantizedRow& row, const float* x, long x_stride, int count, int depth) {

@@ -9,14 +9,18 @@ namespace tw::cpu {
 
 /// One row of a weight in fewer bits, as tilewave/quantized.hpp defines its formats.
 struct QuantizedRow {
-  const unsigned char* values;   ///< int8, fp8: one byte for each element; int4: one for two
-  const unsigned short* scales;  ///< int4: f16, one for each group
-  const unsigned char* zeros;    ///< int4: one for each group, or null: 8
-  int group;                     ///< int4: 32 or 128
-  float scale;                   ///< int8, fp8: of the row
+  const unsigned char* values;       ///< int8, fp8: one byte for each element; otherwise one for two or, of int2, four
+  const unsigned short* scales;      ///< int4, int2, fp4: f16, one for each group
+  const float* f32_scales;           ///< nf4
+  const unsigned char* e8m0_scales;  ///< mxfp4
+  const unsigned char* zeros;        ///< int4, int2: one for each group, or null: 8 or 2
+  int group;                         ///< of all but int8 and fp8: 32, 64 or 128
+  float scale;                       ///< int8, fp8: of the row
+  const float* numbers;              ///< int2, nf4, fp4, mxfp4: the number of each code
+  int code_bits;                     ///< the same: 2 or 4
 };
 
-/// to[k - first] = element k of the row, for `first` <= k < first + n. For int4 `first` and n are multiples of the group.
+/// to[k - first] = element k of the row, for `first` <= k < first + n. Of formats with groups `first` and n are multiples of the group.
 using Dequantize = void (*)(float* to, const QuantizedRow& row, int first, int n);
 
 /// sums[r] = sum over k < depth of element k of the weight's row and x[r * x_stride + k], for r < count. A sum does not depend on the
@@ -45,9 +49,11 @@ struct QuantizedLibrary {
   Dequantize dequantize_i8;
   Dequantize dequantize_e4m3;
   Dequantize dequantize_u4;
+  Dequantize dequantize_numbers;  ///< of rows with `numbers`
   QuantizedDots dots_i8;
   QuantizedDots dots_e4m3;
   QuantizedDots dots_u4;
+  QuantizedDots dots_numbers;
 
   // Null where the set has no products of 8-bit integers that are faster than those above.
   RoundRow round_for_i8;

@@ -31,11 +31,18 @@ constexpr Library kLibrary{V::kIsa,
                            dots<V, F16>};
 
 template <class V>
-constexpr QuantizedLibrary kQuantizedLibrary{dequantize_i8,    dequantize_e4m3<V>,
-                                             dequantize_u4<V>, quantized_dots<V, dequantize_i8>,
-                                             dots_e4m3<V>,     quantized_dots<V, dequantize_u4<V>>,
-                                             nullptr,          nullptr,
-                                             nullptr,          nullptr};
+constexpr QuantizedLibrary kQuantizedLibrary{.dequantize_i8 = dequantize_i8,
+                                             .dequantize_e4m3 = dequantize_e4m3<V>,
+                                             .dequantize_u4 = dequantize_u4<V>,
+                                             .dequantize_numbers = dequantize_numbers<V>,
+                                             .dots_i8 = quantized_dots<V, dequantize_i8>,
+                                             .dots_e4m3 = dots_e4m3<V>,
+                                             .dots_u4 = quantized_dots<V, dequantize_u4<V>>,
+                                             .dots_numbers = quantized_dots<V, dequantize_numbers<V>>,
+                                             .round_for_i8 = nullptr,
+                                             .round_for_u4 = nullptr,
+                                             .rounded_dots_i8 = nullptr,
+                                             .rounded_dots_u4 = nullptr};
 
 }  // namespace
 }  // namespace tw::cpu

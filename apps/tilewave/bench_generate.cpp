@@ -95,7 +95,7 @@ void run(const BenchGenerateArguments& a) {
     models::PerplexityOptions windows = a.perplexity;
     windows.window = std::min(windows.window, config.max_positions);
     const models::Perplexity found = model.perplexity(text, windows);
-    tw::print(report, "Perplexity: {:.4f} of {} tokens of {}, in windows of {}\n", found.value, found.tokens, shown_line(report, a.text),
+    tw::print(report, "Perplexity: {:.6g} of {} tokens of {}, in windows of {}\n", found.value, found.tokens, shown_line(report, a.text),
               windows.window);
     perplexity = {{"value", found.value}, {"tokens", found.tokens}, {"window", windows.window}, {"file", a.text}};
   }

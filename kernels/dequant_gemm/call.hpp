@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "microkernels/quantized_library.hpp"
 #include "tilewave/quantized.hpp"
 
 namespace tw::kernels::dequant_gemm {
@@ -22,6 +23,8 @@ struct Call {
 /// to[i] = from[i] for n elements of f32, f16 or bf16.
 void widen(float* to, const void* from, DType dtype, std::int64_t n);
 
+/// Row n of a weight on the CPU, for the library of microkernels.
+cpu::QuantizedRow row_of(const QuantizedMatrix& w, std::int64_t n);
 void run_on_cpu(const Call& call);
 void run_on_gpu(const Call& call);
 

@@ -127,6 +127,8 @@ const Family family{"dequant_gemm", "x W^T with W in 8, 4 or 2 bits: a read of W
                       std::vector<MemoryOp> ops;
                       for (const std::int64_t m : {1, 8})
                         for (const Format& f : kFormats) ops.push_back(product_op(tw::format("{}-m{}", f.name, m), m, f.layout));
+                      if (run.options().device == Device::cpu())
+                        for (const Format& f : kOtherFormats) ops.push_back(product_op(tw::format("{}-m1", f.name), 1, f.layout));
                       run_memory_ops(run, "dequant_gemm", ops);
                       if (!run.options().device.is_cuda()) return;
                       for (const Layer& layer : kLayers)

@@ -17,20 +17,6 @@ constexpr std::int64_t kFewRows = 16;
 /// Rows of the weight that a thread takes at a time: enough for one stream of memory, few enough to share a small matrix.
 constexpr std::int64_t kTogether = 32;
 
-cpu::QuantizedRow row_of(const QuantizedMatrix& w, std::int64_t n) {
-  cpu::QuantizedRow row{};
-  row.values = static_cast<const unsigned char*>(w.values.data()) + n * w.values.shape(1);
-  if (w.format != WeightFormat::int4) {
-    row.scale = w.scales.data<float>()[n];
-    return row;
-  }
-  const std::int64_t groups = w.scales.shape(1);
-  row.scales = static_cast<const unsigned short*>(w.scales.data()) + n * groups;
-  if (w.zeros.numel() > 0) row.zeros = w.zeros.data<u8>() + n * groups;
-  row.group = w.group;
-  return row;
-}
-
 /// The library's functions for a format.
 struct Functions {
   cpu::Dequantize dequantize;
@@ -43,35 +29,8 @@ Functions functions_of(WeightFormat format) {
   const cpu::QuantizedLibrary& l = cpu::quantized_library();
   if (format == WeightFormat::int8) return {l.dequantize_i8, l.dots_i8, l.round_for_i8, l.rounded_dots_i8, cpu::kInt8Block};
   if (format == WeightFormat::int4) return {l.dequantize_u4, l.dots_u4, l.round_for_u4, l.rounded_dots_u4, cpu::kInt4Block};
-  return {l.dequantize_e4m3, l.dots_e4m3, nullptr, nullptr, 0};
-}
-
-/// Formats whose products and elements the library's functions compute.
-bool has_functions(WeightFormat format) { return format <= WeightFormat::int4; }
-
-/// to[i] = W(n, first + i) for i < count, in the other formats.
-void decode(float* to, const QuantizedMatrix& w, std::int64_t n, std::int64_t first, int count) {
-  const int in_byte = codes_in_byte(w.format);
-  const auto* bytes = static_cast<const u8*>(w.values.data()) + n * w.values.shape(1);
-  const std::int64_t groups = w.scales.shape(1);
-  const auto decode_all = [&](auto number_of, auto scale_of) {
-    for (int i = 0; i < count; ++i) {
-      const std::int64_t k = first + i, g = n * groups + k / w.group;
-      const float zero = w.format != WeightFormat::int2 ? 0 : w.zeros.numel() == 0 ? 2 : w.zeros.data<u8>()[g];
-      to[i] = (number_of(bytes[k / in_byte], static_cast<int>(k % in_byte)) - zero) * scale_of(g);
-    }
-  };
-  const auto halves = [&](std::int64_t g) { return static_cast<float>(w.scales.data<f16>()[g]); };
-  if (w.format == WeightFormat::int2)
-    decode_all([](u8 byte, int place) { return value_of_code<u2x4>(byte, place); }, halves);
-  else if (w.format == WeightFormat::nf4)
-    decode_all([](u8 byte, int place) { return kNormalFloats[byte >> 4 * place & 15]; },
-               [&](std::int64_t g) { return w.scales.data<float>()[g]; });
-  else if (w.format == WeightFormat::fp4)
-    decode_all([](u8 byte, int place) { return value_of_code<fp4x2>(byte, place); }, halves);
-  else
-    decode_all([](u8 byte, int place) { return value_of_code<fp4x2>(byte, place); },
-               [&](std::int64_t g) { return static_cast<float>(bit_cast<e8m0>(w.scales.data<u8>()[g])); });
+  if (format == WeightFormat::fp8) return {l.dequantize_e4m3, l.dots_e4m3, nullptr, nullptr, 0};
+  return {l.dequantize_numbers, l.dots_numbers, nullptr, nullptr, 0};
 }
 
 /// f32 to a row of a tensor.
@@ -174,29 +133,50 @@ void run_many_rows(const Call& call) {
 
 }  // namespace
 
+cpu::QuantizedRow row_of(const QuantizedMatrix& w, std::int64_t n) {
+  // 16 of each, because registers are loaded whole.
+  static constexpr float kIntegers[16] = {0, 1, 2, 3};
+  static constexpr float kFloats[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                        -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  cpu::QuantizedRow row{};
+  row.values = static_cast<const unsigned char*>(w.values.data()) + n * w.values.shape(1);
+  if (w.group == 0) {
+    row.scale = w.scales.data<float>()[n];
+    return row;
+  }
+  const std::int64_t groups = w.scales.shape(1);
+  if (w.format == WeightFormat::nf4)
+    row.f32_scales = w.scales.data<float>() + n * groups;
+  else if (w.format == WeightFormat::mxfp4)
+    row.e8m0_scales = w.scales.data<u8>() + n * groups;
+  else
+    row.scales = static_cast<const unsigned short*>(w.scales.data()) + n * groups;
+  if (w.zeros.numel() > 0) row.zeros = w.zeros.data<u8>() + n * groups;
+  row.group = w.group;
+  row.code_bits = 8 / codes_in_byte(w.format);
+  row.numbers = w.format == WeightFormat::int2 ? kIntegers : w.format == WeightFormat::nf4 ? kNormalFloats : kFloats;
+  return row;
+}
+
 void dequantize_on_cpu(const QuantizedMatrix& weight, const Tensor& out) {
-  const bool known = has_functions(weight.format);
-  const cpu::Dequantize dequantize = known ? functions_of(weight.format).dequantize : nullptr;
+  const cpu::Dequantize dequantize = functions_of(weight.format).dequantize;
   const std::int64_t n = weight.rows(), k = weight.columns();
   const std::size_t element = size_of(out.dtype());
   detail::parallel_for(static_cast<long>((n + kTogether - 1) / kTogether), [&](long block) {
     constexpr int kPiece = 2048;
     float wide[kPiece];
     for (std::int64_t i = block * kTogether; i < std::min(n, (block + 1) * kTogether); ++i) {
-      const cpu::QuantizedRow row = known ? row_of(weight, i) : cpu::QuantizedRow{};
+      const cpu::QuantizedRow row = row_of(weight, i);
       auto* to = static_cast<std::byte*>(out.data()) + static_cast<std::size_t>(i * k) * element;
       for (std::int64_t first = 0; first < k; first += kPiece) {
         const auto count = static_cast<int>(std::min<std::int64_t>(kPiece, k - first));
-        if (known)
-          dequantize(wide, row, static_cast<int>(first), count);
-        else
-          decode(wide, weight, i, first, count);
+        dequantize(wide, row, static_cast<int>(first), count);
         narrow(to + static_cast<std::size_t>(first) * element, wide, out.dtype(), count);
       }
     }
   });
 }
 
-void run_on_cpu(const Call& call) { call.m() <= kFewRows&& has_functions(call.weight.format) ? run_few_rows(call) : run_many_rows(call); }
+void run_on_cpu(const Call& call) { call.m() <= kFewRows ? run_few_rows(call) : run_many_rows(call); }
 
 }  // namespace tw::kernels::dequant_gemm

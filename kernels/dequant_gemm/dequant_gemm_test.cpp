@@ -39,9 +39,6 @@ std::string name_of_layout(const Layout& l) {
   return tw::format("{}_{}{}", name_of(l.format), l.group, l.zero_points ? "_zeros" : "");
 }
 
-/// Whether few rows on a CPU have kernels of their own: not for the formats that were added after int4.
-bool has_row_kernels(WeightFormat format) { return format <= WeightFormat::int4; }
-
 /// The group that K is a multiple of.
 std::int64_t group_of(const Layout& l) { return l.format == WeightFormat::nf4 ? 64 : codes_in_byte(l.format) == 1 ? 1 : l.group; }
 
@@ -129,7 +126,7 @@ TEST_P(Quantized, DequantizesToEveryFloatType) {
 /// What few rows of x become before they are multiplied (quantized.hpp): rounded to integers where the processor has products of these.
 std::vector<float> rounded(std::vector<float> x, const QuantizedMatrix& w, std::int64_t m) {
   const bool int4 = w.format == WeightFormat::int4;
-  if (m > 16 || w.format == WeightFormat::fp8 || !has_row_kernels(w.format) || cpu::quantized_library().round_for_i8 == nullptr) return x;
+  if (m > 16 || (w.format != WeightFormat::int8 && !int4) || cpu::quantized_library().round_for_i8 == nullptr) return x;
   const std::int64_t block = int4 ? 128 : 64, k = w.columns();
   for (std::int64_t r = 0; r < m; ++r) {
     for (std::int64_t first = 0; first < k; first += block) {
@@ -192,7 +189,7 @@ void expect_product(const Layout& layout, const Product& p, std::mt19937_64& ran
   inputs = rounded(std::move(inputs), w, p.m);
   const Sums exact = plain(inputs, decoded, p.m, p.n, p.k);
   // gemm's panels round the weight to x's type.
-  const bool panels = p.m > 16 || !has_row_kernels(layout.format);
+  const bool panels = p.m > 16;
   const double panel = panels && p.dtype != DType::f32 ? (p.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11) : 0;
   for (std::int64_t r = 0; r < p.m; ++r) {
     for (std::int64_t i = 0; i < p.n; ++i) {
@@ -233,7 +230,6 @@ TEST_P(Quantized, AddsAndActivates) {
     expect_product(GetParam(), {.m = m, .n = 33, .k = 128, .dtype = DType::bf16, .options = {.activation = Activation::relu}, .bias = true},
                    random);
   }
-  if (!has_row_kernels(GetParam().format)) return;  // gemm()'s own
   // The other activations are the same functions for any sums.
   const QuantizedMatrix w = quantize(Tensor::random({9, 128}, DType::f32, random()), GetParam());
   const Tensor x = Tensor::random({3, 128}, DType::f32, random()), sums = Tensor::empty({3, 9}, DType::f32),
@@ -247,7 +243,6 @@ TEST_P(Quantized, AddsAndActivates) {
 }
 
 TEST_P(Quantized, RowsDoNotDependOnEachOther) {
-  if (!has_row_kernels(GetParam().format)) GTEST_SKIP() << "products of gemm()";
   const QuantizedMatrix w = quantize(Tensor::random({70, kWide}, DType::f32, random()), GetParam());
   const Tensor x = Tensor::random({16, kWide}, DType::f32, random()), all = Tensor::poisoned({16, 70}, DType::f32);
   tw::dequant_gemm(x, w, all);
@@ -287,7 +282,6 @@ TEST_P(Quantized, NotANumberReachesTheResult) {
 
 /// Every instruction set of this processor, not only the one that library() chose.
 TEST_P(Quantized, InstructionSetsAgree) {
-  if (!has_row_kernels(GetParam().format)) GTEST_SKIP() << "products of gemm()";
   std::vector<const cpu::QuantizedLibrary*> sets = {cpu::baseline_quantized_library()};
   if (cpu::has_avx2() && cpu::avx2_quantized_library() != nullptr) sets.push_back(cpu::avx2_quantized_library());
   if (cpu::has_avx512() && cpu::avx512_quantized_library() != nullptr) sets.push_back(cpu::avx512_quantized_library());
@@ -298,22 +292,20 @@ TEST_P(Quantized, InstructionSetsAgree) {
   const Sums exact = plain(inputs, decoded, 5, 6, kWide);
   for (const cpu::QuantizedLibrary* set : sets) {
     for (std::int64_t n = 0; n < 6; ++n) {
-      cpu::QuantizedRow row{};
-      row.values = static_cast<const unsigned char*>(w.values.data()) + n * w.values.shape(1);
-      if (w.format == WeightFormat::int4) {
-        row.scales = static_cast<const unsigned short*>(w.scales.data()) + n * w.scales.shape(1);
-        if (w.zeros.numel() > 0) row.zeros = w.zeros.data<u8>() + n * w.scales.shape(1);
-        row.group = w.group;
-      } else {
-        row.scale = w.scales.data<float>()[n];
-      }
-      const bool int8 = w.format == WeightFormat::int8, fp8 = w.format == WeightFormat::fp8;
+      const cpu::QuantizedRow row = row_of(w, n);
+      const bool int8 = w.format == WeightFormat::int8, fp8 = w.format == WeightFormat::fp8, int4 = w.format == WeightFormat::int4;
       std::vector<float> wide(kWide), sums(5);
-      (int8 ? set->dequantize_i8 : fp8 ? set->dequantize_e4m3 : set->dequantize_u4)(wide.data(), row, 0, kWide);
+      (int8   ? set->dequantize_i8
+       : fp8  ? set->dequantize_e4m3
+       : int4 ? set->dequantize_u4
+              : set->dequantize_numbers)(wide.data(), row, 0, kWide);
       for (std::int64_t k = 0; k < kWide; ++k)
         ASSERT_EQ(wide[static_cast<std::size_t>(k)], static_cast<float>(decoded[static_cast<std::size_t>(n * kWide + k)]));
       for (const int count : {5, 1}) {
-        (int8 ? set->dots_i8 : fp8 ? set->dots_e4m3 : set->dots_u4)(sums.data(), row, x.data<float>(), kWide, count, kWide);
+        (int8   ? set->dots_i8
+         : fp8  ? set->dots_e4m3
+         : int4 ? set->dots_u4
+                : set->dots_numbers)(sums.data(), row, x.data<float>(), kWide, count, kWide);
         for (std::int64_t r = 0; r < count; ++r) {
           const auto at = static_cast<std::size_t>(r * 6 + n);
           EXPECT_NEAR(sums[static_cast<std::size_t>(r)], exact.values[at], exact.magnitudes[at] * 0x1p-20 + 1e-30);
