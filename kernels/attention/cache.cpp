@@ -100,14 +100,17 @@ void run(const CombineCall& call, const Stream& stream) {
 
 // On a GPU the parts of a row are on their way at once, or 16 of them: what registers allow. A CPU goes through them.
 constexpr int kAheadOnGpu = 16;
+/// Columns: the values of latent attention.
+constexpr int kMostCombined = 512;
 
+template <int kColumns>
 Analysis analyze_combine(const ShapeValues& shape) {
   const std::int64_t splits = shape["splits"], batch = shape["batch"], heads = shape["heads"], seqlen_q = shape["seqlen_q"];
-  const Tensor parts = placeholder({splits, batch, heads, seqlen_q, 128}, DType::f32);
+  const Tensor parts = placeholder({splits, batch, heads, seqlen_q, kColumns}, DType::f32);
   const Tensor part_lse = placeholder({splits, batch, heads, seqlen_q}, DType::f32),
                lse = placeholder({batch, heads, seqlen_q}, DType::f32);
-  const CombineCall call{parts, part_lse, placeholder({batch, seqlen_q, heads, 128}, DType::bf16), shape["lse"] ? &lse : nullptr};
-  return analyze<Combine<bf16, 128, kAheadOnGpu>>(grid_of(call), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
+  const CombineCall call{parts, part_lse, placeholder({batch, seqlen_q, heads, kColumns}, DType::bf16), shape["lse"] ? &lse : nullptr};
+  return analyze<Combine<bf16, kColumns, kAheadOnGpu>>(grid_of(call), [&](auto& bind, auto& p) { bind_call(bind, p, call); });
 }
 
 }  // namespace
@@ -156,13 +159,21 @@ void append(const AttentionCall& call, const CacheOptions& cache, const Tensor& 
 void combine(const CombineCall& call, const Stream& stream) {
   if (call.o.numel() == 0) return;
   with_float_type(call.o.dtype(), [&]<class T>(std::type_identity<T>) {
-    if (!stream.device().is_cuda()) return run<T, 256, 1>(call, stream);
-    call.o.shape(3) <= 128 ? run<T, 128, kAheadOnGpu>(call, stream) : run<T, 256, kAheadOnGpu>(call, stream);
+    const bool on_gpu = stream.device().is_cuda();
+    const std::int64_t columns = call.o.shape(3);
+    require(columns <= kMostCombined, "attention: combine() of {} columns; at most {} are supported", columns, kMostCombined);
+    if (columns > 256) return on_gpu ? run<T, kMostCombined, kAheadOnGpu>(call, stream) : run<T, kMostCombined, 1>(call, stream);
+    if (!on_gpu) return run<T, 256, 1>(call, stream);
+    columns <= 128 ? run<T, 128, kAheadOnGpu>(call, stream) : run<T, 256, kAheadOnGpu>(call, stream);
   });
 }
 
 KernelVariant combine_variant() {
-  return {make_spec(kernel_info<Combine<bf16, 128, kAheadOnGpu>>, true, true, "attention_combine_bf16"), analyze_combine};
+  return {make_spec(kernel_info<Combine<bf16, 128, kAheadOnGpu>>, true, true, "attention_combine_bf16"), analyze_combine<128>};
+}
+KernelVariant wide_combine_variant() {
+  return {make_spec(kernel_info<Combine<bf16, kMostCombined, kAheadOnGpu>>, true, true, "attention_combine_bf16_d512"),
+          analyze_combine<kMostCombined>};
 }
 
 }  // namespace tw::kernels::attention

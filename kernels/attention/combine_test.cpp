@@ -122,7 +122,7 @@ TEST_P(Combine, AnyNumberOfParts) {
 }
 
 TEST_P(Combine, AnyShape) {
-  for (const std::int64_t value_dim : {8, 64, 96, 128, 136, 256}) check({.value_dim = value_dim});
+  for (const std::int64_t value_dim : {8, 64, 96, 128, 136, 256, 264, 512}) check({.value_dim = value_dim});
   for (const std::int64_t group : {1, 2, 8}) check({.batch = 3, .group = group, .seqlen_q = 5, .lse = group == 1});
   check({.batch = 1, .kv_heads = 1, .group = 1, .seqlen_q = 1});
   check({.o = {.order = {0, 2, 1, 3}, .gap = 8}});

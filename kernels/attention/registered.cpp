@@ -89,6 +89,7 @@ std::vector<KernelVariant> registered() {
       variant<fp8_e4m3, Registered{128, true}>("fp8"),
       values_variant(),
       combine_variant(),
+      wide_combine_variant(),
   };
   for (const KernelVariant& backward : registered_backward()) all.push_back(backward);
   return all;
@@ -109,6 +110,7 @@ std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
     }
   }
   specs.push_back(for_target(combine_variant().spec, GpuTarget::cuda));
+  specs.push_back(for_target(wide_combine_variant().spec, GpuTarget::cuda));
   for (const KernelSpec& backward : registered_backward_generic(shared_bytes)) specs.push_back(backward);
   return specs;
 }

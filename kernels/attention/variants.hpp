@@ -27,6 +27,8 @@ KernelVariant values_variant();
 
 /// Of them, what sums up attention over parts of the keys: bf16, up to 128 columns.
 KernelVariant combine_variant();
+/// The same for 512 columns: latent attention's.
+KernelVariant wide_combine_variant();
 
 /// Parts of a sequence's keys, at most.
 inline constexpr int kMostSplits = 128;
