@@ -154,7 +154,7 @@ void run_fp8_layers(Run& run, const Model& model, const std::vector<std::int64_t
     const Tensor out = Tensor::poisoned({tokens, model.hidden}, DType::bf16, stream);
     const auto cast = [&](std::int64_t cols) {
       const Tensor y = Tensor::empty({rows, cols}, DType::fp8_e4m3, stream), scales = column_major_scales(rows, cols / 128, 0, stream);
-      cast_fp8(random_normal({rows, cols}, DType::bf16, stream.device(), 4), y, scales, {.stream = stream});
+      tw::cast_fp8(random_normal({rows, cols}, DType::bf16, stream.device(), 4), y, scales, {.stream = stream});
       stream.synchronize();
       return std::pair{y, scales};
     };
