@@ -15,6 +15,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/quantized.hpp"
@@ -836,5 +837,42 @@ tw_status tw_attention_decode(const tw_tensor* q, const tw_tensor* k_cache, cons
                           .rotary_pairing = given.rotary_interleaved != 0 ? tw::RopePairing::interleaved : tw::RopePairing::half_split,
                           .num_splits = given.num_splits},
                          arguments.options);
+  });
+}
+
+tw_status tw_mla_decode(const tw_tensor* q, const tw_tensor* kv_cache, const tw_tensor* o, const tw_mla_options* options,
+                        void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("o", o);
+    const auto given = tw::c_api::known("options", options);
+    const Given seqlens("seqlens", given.seqlens), block_table("block_table", given.block_table), lse("lse", given.lse);
+    tw::mla_decode(borrow("q", q), borrow("kv_cache", kv_cache), out,
+                   {.seqlens = seqlens.get(),
+                    .block_table = block_table.get(),
+                    .scale = given.scale,
+                    .causal = given.not_causal == 0,
+                    .lse = lse.get(),
+                    .max_seqlen = given.max_seqlen,
+                    .num_splits = given.num_splits,
+                    .check_contents = given.check_contents != 0,
+                    .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_mla_append(const tw_tensor* latent, const tw_tensor* rotary, const tw_tensor* kv_cache, const tw_mla_append_options* options,
+                        void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor cache = borrow("kv_cache", kv_cache);
+    const auto given = tw::c_api::known("options", options);
+    const Given seqlens("seqlens", given.seqlens), block_table("block_table", given.block_table),
+        rotary_cos("rotary_cos", given.rotary_cos), rotary_sin("rotary_sin", given.rotary_sin);
+    tw::mla_append(borrow("latent", latent), borrow("rotary", rotary), cache,
+                   {.seqlens = seqlens.get(),
+                    .block_table = block_table.get(),
+                    .rotary_cos = rotary_cos.get(),
+                    .rotary_sin = rotary_sin.get(),
+                    .rotary_pairing = given.rotary_half_split != 0 ? tw::RopePairing::half_split : tw::RopePairing::interleaved,
+                    .check_contents = given.check_contents != 0,
+                    .stream = stream_of(cache, cuda_stream)});
   });
 }

@@ -22,6 +22,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/quantized.hpp"
@@ -931,6 +932,60 @@ TEST_F(CInterfaceAttention, DecodeOfPackedTokens) {
   EXPECT_TRUE(same_bits(out, expected_out));
   EXPECT_TRUE(same_bits(k_cache, expected_k));
   EXPECT_TRUE(same_bits(v_cache, expected_v));
+}
+
+TEST(CInterface, LatentAttention) {
+  const Tensor q = Tensor::random({2, 3, 4, 576}, DType::bf16, 1), kv = Tensor::random({5, 16, 576}, DType::bf16, 2);
+  const Tensor seqlens = integers({20, 32}, {2}), pages = integers({3, 1, 0, 4}, {2, 2});
+  const InC seqlens_in_c(seqlens), pages_in_c(pages);
+  const Tensor lse = poisoned({2, 4, 3}, DType::f32), expected_lse = poisoned(lse.shape(), DType::f32);
+  const InC lse_in_c(lse);
+  tw_mla_options options = {};
+  options.struct_size = sizeof options;
+  options.seqlens = seqlens_in_c;
+  options.block_table = pages_in_c;
+  options.scale = 0.1f;
+  options.not_causal = 1;
+  options.lse = lse_in_c;
+  options.max_seqlen = 32;
+  options.num_splits = 2;
+  options.check_contents = 1;
+  expect_same(
+      {2, 3, 4, 512}, DType::bf16, [&](const Tensor& o) { return tw_mla_decode(InC(q), InC(kv), InC(o), &options, nullptr); },
+      [&](const Tensor& o) {
+        tw::mla_decode(q, kv, o,
+                       {.seqlens = &seqlens, .block_table = &pages, .scale = 0.1f, .causal = false, .lse = &expected_lse, .num_splits = 2});
+      });
+  EXPECT_TRUE(same_bits(lse, expected_lse));
+  const Tensor full = Tensor::random({2, 40, 576}, DType::bf16, 3);
+  expect_same(
+      {2, 3, 4, 512}, DType::bf16, [&](const Tensor& o) { return tw_mla_decode(InC(q), InC(full), InC(o), nullptr, nullptr); },
+      [&](const Tensor& o) { tw::mla_decode(q, full, o); });
+  const Tensor latent = Tensor::random({2, 3, 512}, DType::bf16, 4), rotary = Tensor::random({2, 3, 64}, DType::bf16, 5),
+               cos = Tensor::random({40, 32}, DType::f32, 6), sin = Tensor::random({40, 32}, DType::f32, 7);
+  const Tensor before = integers({17, 29}, {2});
+  const InC before_in_c(before), cos_in_c(cos), sin_in_c(sin);
+  const auto cache = [] { return Tensor::random({5, 16, 576}, DType::bf16, 2); };
+  const Tensor appended = cache(), expected = cache();
+  tw_mla_append_options append = {};
+  append.struct_size = sizeof append;
+  append.seqlens = before_in_c;
+  append.block_table = pages_in_c;
+  append.rotary_cos = cos_in_c;
+  append.rotary_sin = sin_in_c;
+  append.rotary_half_split = 1;
+  append.check_contents = 1;
+  EXPECT_OK(tw_mla_append(InC(latent), InC(rotary), InC(appended), &append, nullptr));
+  tw::mla_append(
+      latent, rotary, expected,
+      {.seqlens = &before, .block_table = &pages, .rotary_cos = &cos, .rotary_sin = &sin, .rotary_pairing = RopePairing::half_split});
+  EXPECT_TRUE(same_bits(appended, expected));
+  EXPECT_FALSE(same_bits(appended, cache()));
+  EXPECT_OK(tw_mla_append(InC(latent), InC(rotary), InC(full), nullptr, nullptr));
+  append.rotary_sin = nullptr;
+  expect_refused(tw_mla_append(InC(latent), InC(rotary), InC(appended), &append, nullptr), "rotary_cos is given without rotary_sin");
+  options.scale = -1;
+  expect_refused(tw_mla_decode(InC(q), InC(kv), InC(poisoned({2, 3, 4, 512}, DType::bf16)), &options, nullptr), "mla_decode: scale is -1");
 }
 
 TEST_F(CInterfaceAttention, BadInput) {

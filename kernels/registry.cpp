@@ -14,6 +14,7 @@
 #include "kernels/grouped_gemm/kernels.hpp"
 #include "kernels/hadamard/variants.hpp"
 #include "kernels/log_mel/variants.hpp"
+#include "kernels/mla/kernels.hpp"
 #include "kernels/moe/variants.hpp"
 #include "kernels/norm/tuning.hpp"
 #include "kernels/norm/variants.hpp"
@@ -38,6 +39,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("gemm", kernels::gemm::registered(), kernels::gemm::kShape);
   add("grouped_gemm", kernels::grouped_gemm::registered(), kernels::grouped_gemm::kShape);
   add("attention", kernels::attention::registered(), kernels::attention::kShape);
+  add("mla", kernels::mla::registered(), kernels::mla::kShape);
   add("convolution", kernels::convolution::registered(), kernels::convolution::kShape);
   add("elementwise", kernels::elementwise::registered(), kernels::elementwise::kShape);
   add("transpose", kernels::transpose::registered(), kernels::transpose::kShape);
@@ -63,7 +65,7 @@ std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarge
   std::vector<RegisteredKernel> all = registered_kernels();
   if (target != GpuTarget::cuda) return all;
   const auto tiles_differ = [](const RegisteredKernel& kernel) {
-    return kernel.family == "gemm" || kernel.family == "attention" || kernel.family == "convolution" || kernel.family == "sparse_gemm" ||
+    return kernel.family == "gemm" || kernel.family == "attention" || kernel.family == "mla" || kernel.family == "convolution" || kernel.family == "sparse_gemm" ||
            kernel.family == "block_sparse_gemm";
   };
   std::erase_if(all, tiles_differ);
@@ -74,6 +76,7 @@ std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarge
   const int shared = max_shared_bytes(arch);
   add("gemm", kernels::gemm::registered_generic(shared));
   add("attention", kernels::attention::registered_generic(shared));
+  add("mla", kernels::mla::registered_generic(shared));
   add("convolution", kernels::convolution::registered_generic(shared));
   add("sparse_gemm", kernels::sparse_gemm::registered_generic(shared));
   add("block_sparse_gemm", kernels::block_sparse_gemm::registered_generic(shared));

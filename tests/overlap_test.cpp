@@ -25,6 +25,7 @@
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/log_mel.hpp"
+#include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/reduce.hpp"
@@ -369,6 +370,26 @@ std::vector<Operation> all_operations() {
         {"sink", {2}},
         {"lse", {2, 2, 1}, kF32, true}},
        [](const Operands& t) { attention_decode(t[0], t[1], t[2], t[3], {.block_table = &t[4]}, {.sink = &t[5], .lse = &t[6]}); }});
+  const DType bf16 = DType::bf16;
+  all.push_back({"mla_append",
+                 {{"latent", {2, 1, 512}, bf16},
+                  {"rotary", {2, 1, 64}, bf16},
+                  {"kv_cache", {2, 16, 576}, bf16, true},
+                  {"seqlens", {2}, kI32},
+                  {"block_table", {2, 1}, kI32},
+                  {"rotary_cos", {16, 32}},
+                  {"rotary_sin", {16, 32}}},
+                 [](const Operands& t) {
+                   mla_append(t[0], t[1], t[2], {.seqlens = &t[3], .block_table = &t[4], .rotary_cos = &t[5], .rotary_sin = &t[6]});
+                 }});
+  all.push_back({"mla_decode",
+                 {{"q", {2, 1, 2, 576}, bf16},
+                  {"kv_cache", {3, 16, 576}, bf16},
+                  {"o", {2, 1, 2, 512}, bf16, true},
+                  {"seqlens", {2}, kI32},
+                  {"block_table", {2, 1}, kI32},
+                  {"lse", {2, 2, 1}, kF32, true}},
+                 [](const Operands& t) { mla_decode(t[0], t[1], t[2], {.seqlens = &t[3], .block_table = &t[4], .lse = &t[5]}); }});
   return all;
 }
 

@@ -41,6 +41,7 @@
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/launch.hpp"
+#include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/quantized.hpp"
 #include "tilewave/sparse_gemm.hpp"
@@ -661,6 +662,61 @@ TEST(Repetition, cuda_Attention) {
     cases.push_back(fp8_case(head_dim, 700, {}));
     cases.push_back(fp8_case(head_dim, 1500, {.causal = true}));
   }
+  expect_all_repeatable(cases);
+}
+
+/// Absorbed latent attention: a cache in one piece, or pages of which one size is copied by TMA and the other gathered.
+Case mla_case(std::int64_t heads, std::int64_t page_size, int splits) {
+  constexpr std::int64_t kBatch = 70, kCapacity = 320, kTokens = 2;
+  std::vector<std::int32_t> lengths(kBatch);
+  std::mt19937_64 random = random_engine();
+  for (std::int32_t& length : lengths) length = static_cast<std::int32_t>(random() % (kCapacity + 1));
+  const std::int64_t pages = page_size > 0 ? kCapacity / page_size : 1;
+  std::vector<std::int32_t> table(static_cast<std::size_t>(kBatch * pages));
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), random);
+  const Shape cache = page_size > 0 ? Shape{kBatch * pages, page_size, kMlaKeyDim} : Shape{kBatch, kCapacity, kMlaKeyDim};
+  const SharedInputs in = std::make_shared<Inputs>(std::vector{
+      Tensor::random({kBatch, kTokens, heads, kMlaKeyDim}, DType::bf16, seed()), Tensor::random(cache, DType::bf16, seed() + 1),
+      Tensor::from(std::span<const std::int32_t>(lengths), {kBatch}), Tensor::from(std::span<const std::int32_t>(table), {kBatch, pages})});
+  return {tw::format("mla: {} heads, pages of {}, {} splits", heads, page_size, splits),
+          {kBatch, kTokens, heads, kMlaLatentDim},
+          DType::bf16,
+          [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            mla_decode(t[0], t[1], out,
+                       {.seqlens = &t[2], .block_table = page_size > 0 ? &t[3] : nullptr, .num_splits = splits, .stream = stream});
+          }};
+}
+
+/// The same of a cache of 8 bits, in one piece or in pages.
+Case mla_fp8_case(std::int64_t page_size) {
+  constexpr std::int64_t kBatch = 140, kHeads = 64, kCapacity = 192;
+  const Tensor cache = Tensor::zeros({kBatch, kCapacity, kMlaFp8Bytes}, DType::u8);
+  mla_append(Tensor::random({kBatch, kCapacity, kMlaLatentDim}, DType::bf16, seed()),
+             Tensor::random({kBatch, kCapacity, kMlaRotaryDim}, DType::bf16, seed() + 1), cache);
+  const std::int64_t pages = page_size > 0 ? kCapacity / page_size : 1;
+  std::vector<std::int32_t> table(static_cast<std::size_t>(kBatch * pages));
+  std::iota(table.begin(), table.end(), 0);
+  const SharedInputs in =
+      std::make_shared<Inputs>(std::vector{Tensor::random({kBatch, 1, kHeads, kMlaKeyDim}, DType::bf16, seed() + 2),
+                                           page_size > 0 ? cache.reshape({kBatch * pages, page_size, kMlaFp8Bytes}) : cache,
+                                           Tensor::from(std::span<const std::int32_t>(table), {kBatch, pages})});
+  return {tw::format("mla: cache of 8 bits, pages of {}", page_size),
+          {kBatch, 1, kHeads, kMlaLatentDim},
+          DType::bf16,
+          [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            mla_decode(t[0], t[1], out, {.block_table = page_size > 0 ? &t[2] : nullptr, .stream = stream});
+          }};
+}
+
+TEST(Repetition, cuda_LatentAttention) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  for (const std::int64_t page_size : {0, 64, 16, 1})
+    for (const int splits : {1, 3}) cases.push_back(mla_case(page_size == 1 ? 16 : 128, page_size, splits));
+  for (const std::int64_t page_size : {0, 64, 1}) cases.push_back(mla_fp8_case(page_size));
   expect_all_repeatable(cases);
 }
 

@@ -27,6 +27,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
 #include "tilewave/reduce.hpp"
@@ -96,6 +97,11 @@ std::vector<StackCase> stack_cases() {
       compress_2_4(w, sparse);
       all.push_back({"sparse_linear", {520, 300}, dtype, [=](const Tensor& y) { sparse_linear(a, sparse, y); }});
       all.push_back({"sparse_gemm", {300, 520}, dtype, [=](const Tensor& y) { sparse_gemm(sparse, a.transpose(0, 1), y); }});
+      const Tensor queries = random_values({1, 1, 16, 576}, dtype), cache = random_values({1, 130, 576}, dtype);
+      all.push_back({"mla_append", {1, 3, 576}, dtype, [=](const Tensor& y) {
+                       mla_append(cache.slice(1, 0, 2).slice(2, 0, 512), cache.slice(1, 0, 2).slice(2, 0, 64), y);
+                     }});
+      all.push_back({"mla_decode", {1, 1, 16, 512}, dtype, [=](const Tensor& y) { mla_decode(queries, cache, y, {.num_splits = 2}); }});
       all.push_back({"block_sparse_gemm", {520, 600}, dtype, [=](const Tensor& y) { block_sparse_gemm(a, b, y, {}); }});
       all.push_back({"prune_2_4", {300, 96}, dtype, [=](const Tensor& y) { prune_2_4(w, y); }});
     }

@@ -392,6 +392,36 @@ typedef struct {
 tw_status tw_attention_decode(const tw_tensor* q, const tw_tensor* k_cache, const tw_tensor* v_cache, const tw_tensor* o,
                               const tw_cache_options* cache, const tw_attention_options* options, void* cuda_stream);
 
+/* tw::MlaOptions: tilewave/mla.hpp. */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor *seqlens, *block_table; /* i32 */
+  float scale;                            /* softmax scale; 0: 1 / sqrt(576) */
+  int32_t not_causal;                     /* 1: every new token sees all keys */
+  const tw_tensor* lse;                   /* output, f32 [batch, heads, seqlen_q] */
+  int64_t max_seqlen;                     /* 0: the capacity */
+  int32_t num_splits;                     /* splits of a sequence's keys; 0: the library's choice */
+  int32_t check_contents;                 /* 1: wait, and refuse wrong lengths and page numbers */
+} tw_mla_options;
+
+/* q: [batch, seqlen_q, heads, 576]; kv_cache: [batch, capacity, 576] or with a block_table [pages, page_size, 576]; o: [batch, seqlen_q,
+ * heads, 512]. A cache of 8 bits is of TW_U8 or TW_FP8_E4M3, with 656 columns. */
+tw_status tw_mla_decode(const tw_tensor* q, const tw_tensor* kv_cache, const tw_tensor* o, const tw_mla_options* options,
+                        void* cuda_stream);
+
+/* tw::MlaAppendOptions. */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor *seqlens, *block_table; /* i32; seqlens: the tokens before this call */
+  const tw_tensor *rotary_cos, *rotary_sin;
+  int32_t rotary_half_split; /* 1: pairs k, k + 32 instead of 2 k, 2 k + 1 */
+  int32_t check_contents;
+} tw_mla_append_options;
+
+/* latent: [batch, seqlen_new, 512]; rotary: [batch, seqlen_new, 64]; kv_cache, which is written: as in tw_mla_decode. */
+tw_status tw_mla_append(const tw_tensor* latent, const tw_tensor* rotary, const tw_tensor* kv_cache, const tw_mla_append_options* options,
+                        void* cuda_stream);
+
 /* Speech to text: tilewave/speech.hpp in C, in the library tilewave_speech.
  *
  * Structures begin with their size, which the caller sets to sizeof the structure. Fields that are 0 have their default, so

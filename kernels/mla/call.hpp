@@ -1,0 +1,71 @@
+#pragma once
+
+#include "tilewave/mla.hpp"
+#include "tilewave/tensor.hpp"
+
+namespace tw::kernels::mla {
+
+/// The parts of a cache whose rows have 656 bytes, as tensors of the same first two dimensions.
+struct Fp8Parts {
+  Tensor codes;   ///< e4m3, 512 columns
+  Tensor scales;  ///< f32, 4
+  Tensor rotary;  ///< of q's dtype, 64
+
+  static Fp8Parts of(const Tensor& kv, DType dtype);
+  /// Tensors of one row each in some other tensor's memory, which has as many bytes.
+  static Fp8Parts of_memory(const Tensor& memory);
+};
+
+/// A checked call whose output has elements. Rows of q and o are the heads of a sequence's tokens.
+struct Call {
+  Tensor q = {};        ///< [batch, seqlen_q * heads, 576]
+  Tensor kv = {};       ///< [batch, capacity, 576] or [pages, page_size, 576]; or bytes, 656
+  Tensor o = {};        ///< [batch, seqlen_q * heads, 512], unless the keys are split
+  Tensor partial = {};  ///< f32 [splits * batch, heads * seqlen_q, 512], if they are
+  float* lse = nullptr;
+  int heads = 0, seqlen_q = 0, capacity = 0, splits = 1;
+  bool causal = true;
+  float scale = 0;
+  const std::int32_t* seqlens = nullptr;
+  const std::int32_t* pages = nullptr;
+  std::int64_t pages_stride = 0;
+  Stream stream = Stream::standard(Device::cpu());
+
+  int batch() const { return static_cast<int>(q.shape(0)); }
+  bool fp8() const { return size_of(kv.dtype()) == 1; }
+  int page_size() const { return static_cast<int>(kv.shape(1)); }
+};
+
+void run(const Call& call);
+
+// Checks that mla_decode() and mla_append() share. They throw InvalidArgument.
+
+/// Of a sequence: the number of blocks of keys times the number of splits is an int.
+inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 27;
+
+/// The last dimension is contiguous, and no extent is too large.
+void check_columns(const char* op, const char* name, const Tensor& t);
+
+/// Whether a cache's rows have 656 bytes.
+bool is_fp8_cache(const Tensor& kv);
+
+/// What a call's tensors have in common.
+struct Common {
+  std::int64_t batch;
+  DType dtype;
+  Device device;
+};
+/// A cache with its lengths and pages, all that the host knows of it.
+struct CacheOf {
+  std::int64_t batch = 0;
+  int capacity = 0;  ///< tokens of a sequence, at most
+  const std::int32_t* seqlens = nullptr;
+  const std::int32_t* pages = nullptr;
+  std::int64_t pages_stride = 0;
+};
+CacheOf check_cache(const char* op, const Tensor& kv, const Common& common, const Tensor* seqlens, const Tensor* block_table);
+/// Reads lengths, and page numbers of the tokens in use; `added` tokens follow those of seqlens, or begin the cache if it is null.
+void check_cache_contents(const char* op, const Tensor& kv, const CacheOf& cache, const Tensor* seqlens, const Tensor* block_table,
+                          std::int64_t added);
+
+}  // namespace tw::kernels::mla

@@ -1,0 +1,181 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+// What the decoding kernels share: which keys a tile sees and where they are, the softmax, and where results go.
+
+namespace tw::kernels::mla {
+
+/// Columns of a latent key: those that are also the value, and those with the rotary embedding.
+inline constexpr int kLatent = 512, kRotary = 64, kKey = kLatent + kRotary;
+/// Rows of a tile: queries of one sequence.
+inline constexpr int kRows = 64;
+
+/// Where the keys of a sequence are.
+enum class Cache {
+  contiguous,  ///< side by side
+  pages,       ///< in pages of a multiple of 16 tokens, which are copied 16 to 64 tokens at a time
+  tokens       ///< in pages of any size, gathered token by token
+};
+
+/// Parameters that do not depend on how the cache is stored.
+template <class Target>
+struct DecodeParams {
+  using Integers = Pointer<Target, const i32>;
+  Global<Target, float> partial;  ///< [splits * batch, heads * seqlen_q, 512]: replaces o if the keys are split
+  Pointer<Target, float> lse;     ///< [splits * batch, heads, seqlen_q], or null
+  Integers seqlens;               ///< [batch]; null: the capacity
+  Integers pages;                 ///< [batch, pages of a sequence]
+  i64 pages_stride;
+  int page_size, page_rows;  ///< tokens of a page, and tokens copied at once
+  int page_step;             ///< rows from a page to the next, gathered
+  int page_count;            ///< pages of the cache
+  int capacity;              ///< tokens of a sequence, at most
+  int batch, heads, seqlen_q;
+  int splits;  ///< of a sequence's keys
+  bool causal;
+  float scale_log2;  ///< scale * log2(e)
+
+  /// Of a sequence.
+  TW_INLINE int rows() const { return heads * seqlen_q; }
+  TW_INLINE int token_of(int row) const { return static_cast<int>(static_cast<u32>(row) / static_cast<u32>(heads)); }
+  /// Results of splits are ordered by heads, then tokens.
+  TW_INLINE int by_head(int row) const { return (row - token_of(row) * heads) * seqlen_q + token_of(row); }
+  /// The keys that row `row` of a sequence sees: with `causal` the tokens of q are the last of the sequence.
+  TW_INLINE int visible(int seqlen, int row) const { return causal ? max(min(seqlen - seqlen_q + token_of(row) + 1, seqlen), 0) : seqlen; }
+};
+
+/// The keys that a tile's rows see, in blocks.
+struct DecodeWork {
+  int batch, part, first_row;
+  int seqlen;
+  int whole;          ///< keys that all rows see
+  int begin, blocks;  ///< of this split
+
+  TW_INLINE static DecodeWork of(const auto& p, Tile t, int keys) {
+    DecodeWork w;
+    w.batch = t.batch;
+    w.part = t.m;
+    w.first_row = t.n * kRows;
+    // Lengths on the device may be wrong: never access memory outside the cache.
+    w.seqlen = p.seqlens ? max(min(static_cast<int>(p.seqlens[w.batch]), p.capacity), 0) : p.capacity;
+    w.whole = p.visible(w.seqlen, w.first_row);
+    const int all = ceil_div(p.visible(w.seqlen, min(w.first_row + kRows, p.rows()) - 1), keys);
+    w.begin = all * w.part / p.splits;
+    w.blocks = all * (w.part + 1) / p.splits - w.begin;
+    return w;
+  }
+};
+
+/// A token's page, and its index there.
+struct InPage {
+  int page, token;
+  TW_INLINE static InPage find(const auto& p, const DecodeWork& w, int token) {
+    const u32 size = static_cast<u32>(p.page_size), number = static_cast<u32>(token) / size;
+    const int page = p.pages[w.batch * p.pages_stride + static_cast<int>(number)];
+    return {max(min(page, p.page_count - 1), 0), static_cast<int>(static_cast<u32>(token) - number * size)};
+  }
+};
+
+/// Copies columns from `col` on of the keys from key0 on.
+template <Cache kCache, class S>
+TW_INLINE void load_keys(auto& copy, const auto& p, const DecodeWork& w, int key0, const auto& from, S& to, int col) {
+  if constexpr (kCache == Cache::contiguous) {
+    copy.tile(from, to, key0, col, w.batch);
+  } else if constexpr (kCache == Cache::pages) {
+    TW_NO_UNROLL
+    for (int r = 0; r < S::rows; r += p.page_rows) {
+      const InPage at = InPage::find(p, w, min(key0 + r, w.seqlen - 1));  // what comes after the last token does not matter
+      copy.part(from, to, r, p.page_rows, at.token, col, at.page);
+    }
+  } else {
+    copy.gather(
+        from, to,
+        [&](int row) {
+          if (key0 + row >= w.seqlen) return -1;
+          const InPage at = InPage::find(p, w, key0 + row);
+          return at.page * p.page_step + at.token;
+        },
+        col);
+  }
+}
+
+/// Scores of keys that a row must not see become -infinity.
+TW_INLINE void hide_keys(auto& block, const auto& p, const DecodeWork& w, int key0, auto& scores) {
+  block.for_each(scores, [&](int row, int col, auto& x) {
+    if (key0 + col >= p.visible(w.seqlen, w.first_row + row)) x = -kInfinity;
+  });
+}
+
+/// The softmax of rows that two warpgroups share, whose scores arrive block by block.
+template <class Target, class Scores>
+struct SharedSoftmax {
+  using PerRow = RowVector<Target, float, Scores>;
+  /// A row's base is raised to its largest exponent only when a weight would exceed 2^kGrowth: in practice once or never. That is in the
+  /// range of f16, and makes no weight smaller than it would be otherwise.
+  static constexpr float kGrowth = 8.0f;
+  /// The base of a row that has not seen a key. It is finite, so that -infinity minus it is -infinity.
+  static constexpr float kUnseen = -1e30f;
+
+  PerRow base;  ///< what the row's weights are relative to: weight = 2^(score * scale_log2 - base)
+  PerRow sum;   ///< of the weights. This thread's part, until it is completed
+
+  TW_INLINE void begin(auto& block) {
+    block.fill(base, kUnseen);
+    block.fill(sum, 0.0f);
+  }
+  /// Turns scores into weights and adds these to the sums. rescale(decay) multiplies the output so far by a factor for each row, if a row
+  /// of this warp needs it.
+  template <class Rescale>
+  TW_INLINE void add(auto& block, float scale_log2, const auto& exchange, Scores& scores, Rescale rescale) {
+    PerRow largest, decay;
+    RowVector<Target, bool, Scores> raised;
+    block.row_max(scores, largest, exchange);
+    block.for_rows(base, [&](int, int i, auto& b) {
+      const auto exponent = largest[i] * scale_log2;
+      const bool raise = exponent > b + kGrowth;
+      const auto next = raise ? exponent : b;
+      decay[i] = exp2(b - next);
+      raised[i] = raise;
+      b = next;
+      sum[i] *= decay[i];
+    });
+    if (block.any(raised, [](bool x) { return x; })) rescale(decay);
+    block.rows(scores, [&](int i, auto row) {
+      const auto b = base[i];
+      sum[i] += row.map_partial_sum([&](auto x) { return exp2(x * scale_log2 - b); });
+    });
+  }
+  /// Stores the rows' log-sum-exp.
+  TW_INLINE void store_lse(auto& block, const auto& p, const DecodeWork& w) {
+    if (!p.lse) return;
+    block.for_rows(sum, [&](int row, int i, auto& all) {
+      const int r = w.first_row + row;
+      if (r < p.rows() && block.owns_rows(sum))
+        p.lse[static_cast<i64>(w.part * p.batch + w.batch) * p.rows() + p.by_head(r)] =
+            all == 0.0f ? all - kInfinity : (base[i] + log2(all)) * kLn2;
+    });
+  }
+  /// What the output must be multiplied by in the end.
+  TW_INLINE void factors(auto& block, PerRow& factor) {
+    block.for_rows(factor, [&](int, int i, auto& x) { x = sum[i] == 0.0f ? sum[i] : reciprocal(sum[i]); });
+  }
+};
+
+/// Stores columns of the output from `col` on, to p.o or as a split's.
+TW_INLINE void store_output(auto& block, const auto& p, const DecodeWork& w, const auto& out, int col) {
+  if (p.partial.data != nullptr) {
+    block.scatter(
+        out, p.partial,
+        [&](int row) {
+          const int r = w.first_row + row;
+          return r < p.rows() ? p.by_head(r) : -1;
+        },
+        col, w.part * p.batch + w.batch);
+  } else {
+    block.scatter(
+        out, p.o, [&](int row) { return w.first_row + row; }, col, w.batch);
+  }
+}
+
+}  // namespace tw::kernels::mla

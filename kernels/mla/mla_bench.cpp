@@ -1,0 +1,103 @@
+// `tilewave bench mla`: decoding with absorbed latent attention, against the device's product rate where many heads share the cache, and
+// against a read of the cache where few do.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "benchmarks/harness.hpp"
+#include "runtime/format.hpp"
+#include "tilewave/device.hpp"
+#include "tilewave/mla.hpp"
+
+namespace tw::kernels::mla {
+namespace {
+
+using namespace tw::bench;
+
+/// One call. Sequences have equal lengths, or `ragged` ones from half of it to one and a half times it.
+struct MlaCase {
+  std::int64_t batch, heads, seqlen;
+  std::int64_t seqlen_q = 1;
+  std::int64_t page_size = 0;  ///< 0: not paged
+  bool ragged = false;
+
+  std::string name() const {
+    std::string text = tw::format("b{}-h{}-{}k", batch, heads, seqlen / 1024);
+    if (seqlen_q > 1) text += tw::format("-q{}", seqlen_q);
+    if (page_size > 0) text += tw::format("-paged{}", page_size);
+    return ragged ? text + "-ragged" : text;
+  }
+  /// Products count for half of it where few heads leave the tensor cores' rows empty.
+  bool counts_operations() const { return heads * seqlen_q >= 64; }
+};
+
+const MlaCase kMlaGpuCases[] = {
+    {128, 128, 8192}, {128, 128, 8192, 1, 64}, {128, 128, 8192, 1, 1}, {128, 128, 4096, 2, 64}, {64, 128, 4096, 1, 64, true},
+    {1, 128, 32768},  {1, 128, 32768, 1, 64},  {128, 16, 8192},        {128, 16, 8192, 1, 64},  {16, 16, 32768, 1, 64},
+    {1, 16, 32768}};
+const MlaCase kMlaCpuCases[] = {{2, 16, 1024}};
+
+Tensor on_device(const std::vector<std::int32_t>& values, const Shape& shape, Device device) {
+  const Tensor host = Tensor::empty(shape, DType::i32);
+  std::copy(values.begin(), values.end(), host.data<std::int32_t>());
+  return host.to(device);
+}
+
+void run_mla_case(Run& run, const MlaCase& c) {
+  const DType dtype = DType::bf16;
+  if (!run.wants("mla", c.name(), dtype)) return;
+  const Stream& stream = run.stream();
+  const Device device = stream.device();
+  std::mt19937 random(1);
+  std::vector<std::int32_t> lengths(static_cast<std::size_t>(c.batch), static_cast<std::int32_t>(c.seqlen));
+  for (std::int32_t& length : lengths)
+    if (c.ragged) length = static_cast<std::int32_t>(c.seqlen / 2 + static_cast<std::int64_t>(random() % static_cast<unsigned>(c.seqlen)));
+  const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  const auto tokens = static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}));
+  const std::int64_t pages = c.page_size > 0 ? (longest + c.page_size - 1) / c.page_size : 1;
+  const Shape cache_shape = c.page_size > 0 ? Shape{c.batch * pages, c.page_size, kMlaKeyDim} : Shape{c.batch, longest, kMlaKeyDim};
+  const double bytes = tokens * static_cast<double>(kMlaKeyDim) * 2;
+  // So many caches take turns that none is in the L2 cache when its turn comes.
+  std::vector<Tensor> caches(static_cast<std::size_t>(device.is_cuda() ? std::max(1.0, std::ceil(512e6 / bytes)) : 1));
+  for (Tensor& cache : caches) cache = random_normal(cache_shape, dtype, device, 1);
+  std::vector<std::int32_t> numbers(static_cast<std::size_t>(c.batch * pages));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  std::shuffle(numbers.begin(), numbers.end(), random);
+  const Tensor table = on_device(numbers, {c.batch, pages}, device), seqlens = on_device(lengths, {c.batch}, device);
+  const Tensor q = random_normal({c.batch, c.seqlen_q, c.heads, kMlaKeyDim}, dtype, device, 3);
+  const Tensor o = Tensor::poisoned({c.batch, c.seqlen_q, c.heads, kMlaLatentDim}, dtype, stream);
+  const MlaOptions options{.seqlens = &seqlens, .block_table = c.page_size > 0 ? &table : nullptr, .stream = stream};
+  std::size_t next = 0;
+  const auto launch = [&] { mla_decode(q, caches[next++ % caches.size()], o, options); };
+  const double flops = 2 * tokens * static_cast<double>(c.heads * c.seqlen_q * (kMlaKeyDim + kMlaLatentDim));
+  const bool on_gpu = device.is_cuda();
+  const Mode mode = on_gpu ? flops < 3e10 ? Mode::graph : Mode::hot : Mode::one_thread;
+  Record record;
+  record.family = "mla";
+  record.case_name = c.name();
+  record.dtype = dtype;
+  record.mode = mode;
+  record.unit = c.counts_operations() ? on_gpu ? "TFLOP/s" : "GFLOP/s" : "GB/s";
+  record.work = c.counts_operations() ? flops * (on_gpu ? 1e-12 : 1e-9) : bytes * 1e-9;
+  record.ours = measure(mode, {{"tilewave", launch}}, stream, run.effort(mode)).front();
+  if (!c.counts_operations()) record.limit = run.read_bandwidth() * 1e-9;
+  run.add(record);
+}
+
+const Family mla_family{"mla", "absorbed latent attention of a decoding step: products of many heads, a read of the cache for few",
+                        [](Run& run) {
+                          if (run.options().device.is_cuda()) {
+                            for (const MlaCase& c : kMlaGpuCases) run_mla_case(run, c);
+                          } else {
+                            const OneThread one;
+                            for (const MlaCase& c : kMlaCpuCases) run_mla_case(run, c);
+                          }
+                        }};
+
+}  // namespace
+}  // namespace tw::kernels::mla
