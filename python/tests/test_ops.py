@@ -772,6 +772,74 @@ def test_attention_decode(random):
         assert (pages_k[table[b, seqlens[b] // 16], seqlens[b] % 16] == new_k[b, 0]).all()
 
 
+def reference_mla(q, kv, scale, causal=True):
+    """Of one sequence: q [seqlen_q, heads, 576] and all its keys [tokens, 576]; o [seqlen_q, heads, 512] and lse [heads, seqlen_q]."""
+    keys, queries = exact(kv), exact(q)
+    scores = np.einsum("shd,td->hst", queries, keys) * scale
+    if causal:
+        hidden = np.arange(len(kv))[None, :] > np.arange(len(q))[:, None] + len(kv) - len(q)
+        scores = np.where(hidden, -np.inf, scores)
+    largest = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - largest)
+    total = weights.sum(axis=-1, keepdims=True)
+    return np.einsum("hst,td->shd", weights / total, keys[:, :512]), (np.log(total) + largest)[..., 0]
+
+
+def test_mla_decode(random):
+    """Pages in any order, of which those that nobody has are NaN."""
+    q = normal(random, 2, 2, 4, 576).astype(np.float16)
+    pages = np.full((7, 16, 576), np.nan, np.float16)
+    table, seqlens = np.array([[5, 2, 0], [1, 6, 3]], np.int32), np.array([20, 33], np.int32)
+    tokens = [normal(random, n, 576).astype(np.float16) for n in seqlens]
+    for b, kv in enumerate(tokens):
+        for t in range(seqlens[b]):
+            pages[table[b, t // 16], t % 16] = kv[t]
+    o, lse = ops.mla_decode(q, pages, seqlens=seqlens, block_table=table, scale=0.1, return_lse=True)
+    assert o.shape == (2, 2, 4, 512) and o.dtype == np.float16 and lse.shape == (2, 4, 2)
+    for b, kv in enumerate(tokens):
+        wanted, wanted_lse = reference_mla(q[b], kv, 0.1)
+        close(o[b], wanted, 2e-3)
+        close(lse[b], wanted_lse, 1e-3)
+    out = np.empty((2, 2, 4, 512), np.float16)
+    full = np.stack([tokens[1], tokens[1]])
+    assert ops.mla_decode(q, full, causal=False, num_splits=2, out=out) is out
+    close(out[0], reference_mla(q[0], tokens[1], 576**-0.5, causal=False)[0], 2e-3)
+
+
+def test_mla_append(random):
+    latent, rotary = normal(random, 2, 3, 512).astype(np.float16), normal(random, 2, 3, 64).astype(np.float16)
+    cos, sin = normal(random, 40, 32), normal(random, 40, 32)
+    cache = np.zeros((5, 16, 576), np.float16)
+    table, seqlens = np.array([[3, 1], [0, 4]], np.int32), np.array([15, 2], np.int32)
+    assert ops.mla_append(latent, rotary, cache, seqlens=seqlens, block_table=table, rotary_cos=cos, rotary_sin=sin) is cache
+    wanted = np.zeros_like(cache)
+    for b in range(2):
+        for i in range(3):
+            token = seqlens[b] + i
+            x, y = exact(rotary[b, i, ::2]), exact(rotary[b, i, 1::2])
+            row = wanted[table[b, token // 16], token % 16]
+            row[:512] = latent[b, i]
+            row[512::2], row[513::2] = x * cos[token] - y * sin[token], y * cos[token] + x * sin[token]
+    close(cache, wanted, 1e-2)
+    np.testing.assert_array_equal(cache[..., :512], wanted[..., :512])
+    with pytest.raises(ValueError, match=r"seqlens\[0\] is 30"):
+        ops.mla_append(latent, rotary, cache, seqlens=np.array([30, 0], np.int32), block_table=table)
+
+
+def test_mla_decode_errors(random):
+    q, kv = np.zeros((2, 1, 4, 576), np.float16), np.zeros((2, 8, 576), np.float16)
+    for call, part in [
+        (lambda: ops.mla_decode(q[0], kv), "q"),
+        (lambda: ops.mla_decode(q, kv[..., :512]), r"kv_cache is f16\[2, 8, 512\]"),
+        (lambda: ops.mla_decode(q, kv, scale=0.0), "scale is 0.0"),
+        (lambda: ops.mla_decode(q, kv, num_splits=200), "num_splits is 200"),
+        (lambda: ops.mla_decode(q, kv, seqlens=np.array([3, 9], np.int32)), r"seqlens\[1\] is 9"),
+        (lambda: ops.mla_decode(q, kv, block_table=np.array([[0], [2]], np.int32)), r"block_table\[1, 0\] is 2"),
+    ]:
+        with pytest.raises(ValueError, match=part):
+            call()
+
+
 class OnlyDLPack:
     """What another library's array looks like."""
 

@@ -1,4 +1,4 @@
-"""FlashAttention's functions keep its names, order of arguments and defaults: calls written for it mean the same here. Needs no PyTorch."""
+"""FlashAttention's and FlashMLA's functions keep their names, order of arguments and defaults: calls written for them mean the same here. Needs no PyTorch."""
 
 import inspect
 import re
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tilewave import flash_attn, flash_attn_interface
+from tilewave import flash_attn, flash_attn_interface, flash_mla
 from tilewave.flash_attn import bert_padding
 from tilewave.flash_attn.layers import rotary
 
@@ -65,12 +65,19 @@ get_scheduler_metadata(batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_
     window_size=(-1, -1), attention_chunk=0, has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0)
 """
 
+FLASH_MLA = """
+get_mla_metadata(cache_seqlens, num_q_tokens_per_head_k, num_heads_k, num_heads_q=None, is_fp8_kvcache=False, topk=None)
+flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits, softmax_scale=None,
+    causal=False, is_fp8_kvcache=False, indices=None)
+"""
+
 MODULES = {
     flash_attn: FLASH_ATTN_2,
     flash_attn.flash_attn_interface: FLASH_ATTN_2,
     bert_padding: BERT_PADDING,
     rotary: ROTARY,
     flash_attn_interface: FLASH_ATTN_3,
+    flash_mla: FLASH_MLA,
 }
 
 

@@ -94,6 +94,29 @@ class CacheOptions(Options):
     ]
 
 
+class MlaOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("seqlens", _TENSOR),
+        ("block_table", _TENSOR),
+        ("scale", ctypes.c_float),
+        ("not_causal", ctypes.c_int32),
+        ("lse", _TENSOR),
+        ("max_seqlen", ctypes.c_int64),
+        ("num_splits", ctypes.c_int32),
+        ("check_contents", ctypes.c_int32),
+    ]
+
+
+class MlaAppendOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *((name, _TENSOR) for name in ("seqlens", "block_table", "rotary_cos", "rotary_sin")),
+        ("rotary_half_split", ctypes.c_int32),
+        ("check_contents", ctypes.c_int32),
+    ]
+
+
 class GemmOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -271,6 +294,8 @@ _FUNCTIONS = {
     "tw_attention_varlen": [_TENSOR] * 8 + [_OPTIONS],
     "tw_attention_varlen_backward": [_TENSOR] * 13 + [_OPTIONS],
     "tw_attention_decode": [_TENSOR] * 4 + [_OPTIONS] * 2,
+    "tw_mla_decode": [_TENSOR] * 3 + [_OPTIONS],
+    "tw_mla_append": [_TENSOR] * 3 + [_OPTIONS],
 }
 
 

@@ -61,6 +61,12 @@ def cases():
     scaled = lambda a, t, v, s, c: ops.ternary_gemm(a, t, v, s, bias=c, dtype="float32")  # noqa: E731
     yield "ternary_gemm", scaled, (*integers, *ternary, normal(10))
     yield "bit_linear", lambda a, v, s, c: ops.bit_linear(a, v, s, bias=c), (normal(20, 64), *ternary, normal(10))
+    latent, lengths = half(2, 40, 576), torch.tensor([40, 13], dtype=torch.int32)
+    mla = lambda a, c, n: ops.mla_decode(a, c, seqlens=n, scale=0.1, return_lse=True)  # noqa: E731
+    yield "mla_decode", mla, (half(2, 2, 4, 576), latent, lengths)
+    yield "mla_decode-without-lse", lambda a, c: ops.mla_decode(a, c, causal=False), (half(2, 2, 4, 576), latent)
+    append = lambda a, b, c, n: ops.mla_append(a, b, c, seqlens=n)  # noqa: E731
+    yield "mla_append", append, (half(2, 3, 512), half(2, 3, 64), half(2, 40, 576), torch.tensor([4, 20], dtype=torch.int32))
     yield "conv1d", lambda a, b: ops.conv1d(a, b, stride=2, padding=1), (image[:, :, 0], filters[:, :, 0])
     yield "conv2d", lambda a, b: ops.conv2d(a, b, stride=(1, 2), padding=1, activation="relu"), (image, filters)
     yield "layer_norm", lambda a, b: ops.layer_norm(a, b, b), (x, w)

@@ -1,0 +1,79 @@
+"""FlashMLA's functions against attention in float64, on the CPU and on CUDA."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tilewave import flash_mla  # noqa: E402
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def attention(q, kv, scale, causal):
+    """One sequence in float64: q [seqlen_q, heads, 576], kv [tokens, 576]."""
+    scores = torch.einsum("shd,td->hst", q.double(), kv.double()) * scale
+    if causal:
+        positions = torch.arange(len(q), device=q.device)[:, None] + len(kv) - len(q)
+        scores = scores.masked_fill(torch.arange(len(kv), device=q.device)[None] > positions, -float("inf"))
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)
+    lse = torch.logsumexp(scores, -1)
+    return torch.einsum("hst,td->shd", weights, kv.double()[:, :512]), lse.masked_fill(lse == -float("inf"), float("inf"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("page_size", [64, 1])
+def test_flash_mla_with_kvcache(device, causal, page_size):
+    torch.manual_seed(1)
+    lengths, seqlen_q, heads = [70, 1, 0, 130], 2, 16
+    pages_each = -(-130 // page_size)
+    q = torch.randn(len(lengths), seqlen_q, heads, 576).to(device, torch.bfloat16)
+    k_cache = torch.full((len(lengths) * pages_each + 1, page_size, 1, 576), float("nan")).to(device, torch.bfloat16)
+    block_table = torch.randperm(len(k_cache))[: len(lengths) * pages_each].reshape(len(lengths), pages_each).to(device, torch.int32)
+    tokens = [torch.randn(n, 576).to(device, torch.bfloat16) for n in lengths]
+    for b, kv in enumerate(tokens):
+        for t in range(len(kv)):
+            k_cache[block_table[b, t // page_size], t % page_size, 0] = kv[t]
+    cache_seqlens = torch.tensor(lengths, dtype=torch.int32, device=device)
+    metadata, num_splits = flash_mla.get_mla_metadata(cache_seqlens, seqlen_q * heads, 1)
+    assert metadata.dtype == num_splits.dtype == torch.int32 and num_splits.shape == (len(lengths) + 1,)
+    o, lse = flash_mla.flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, metadata, num_splits, causal=causal)
+    assert o.shape == (len(lengths), seqlen_q, heads, 512) and o.dtype == torch.bfloat16
+    for b, kv in enumerate(tokens):
+        wanted, wanted_lse = attention(q[b], kv, 576**-0.5, causal)
+        torch.testing.assert_close(o[b].double(), wanted, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(lse[b].double(), wanted_lse, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_cache_of_8_bits(device):
+    torch.manual_seed(2)
+    length, heads = 100, 16
+    q = torch.randn(1, 1, heads, 576).to(device, torch.bfloat16)
+    codes, scales = torch.randn(2, 64, 512).to(torch.float8_e4m3fn), torch.rand(2, 64, 4) + 0.5
+    rotary = torch.randn(2, 64, 64).to(torch.bfloat16)
+    k_cache = torch.cat([codes.view(torch.uint8), scales.view(torch.uint8), rotary.view(torch.uint8)], dim=-1)[:, :, None].to(device)
+    widened = (codes.float().reshape(2, 64, 4, 128) * scales[..., None]).reshape(2, 64, 512).to(torch.bfloat16)
+    kv = torch.cat([widened, rotary], dim=-1).flatten(0, 1)[:length].to(device)
+    block_table = torch.tensor([[0, 1]], dtype=torch.int32, device=device)
+    cache_seqlens = torch.tensor([length], dtype=torch.int32, device=device)
+    wanted, wanted_lse = attention(q[0], kv, 576**-0.5, False)
+    for cache in (k_cache, k_cache.view(torch.float8_e4m3fn)):
+        o, lse = flash_mla.flash_mla_with_kvcache(q, cache, block_table, cache_seqlens, 512, None, None, is_fp8_kvcache=True)
+        torch.testing.assert_close(o[0].double(), wanted, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(lse[0].double(), wanted_lse, rtol=0, atol=1e-3)
+
+
+def test_unsupported():
+    lengths = torch.tensor([3], dtype=torch.int32)
+    q, cache, table = torch.zeros(1, 1, 4, 576), torch.zeros(1, 64, 2, 576), torch.zeros(1, 1, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="topk is 64"):
+        flash_mla.get_mla_metadata(lengths, 4, 1, topk=64)
+    with pytest.raises(NotImplementedError, match="num_heads_k is 2"):
+        flash_mla.get_mla_metadata(lengths, 4, 2)
+    with pytest.raises(NotImplementedError, match="head_dim_v is 256"):
+        flash_mla.flash_mla_with_kvcache(q, cache, table, lengths, 256, None, None)
+    with pytest.raises(NotImplementedError, match=r"k_cache.shape\[2\] is 2"):
+        flash_mla.flash_mla_with_kvcache(q, cache, table, lengths, 512, None, None)
+    with pytest.raises(NotImplementedError, match="indices"):
+        flash_mla.flash_mla_with_kvcache(q, cache, table, lengths, 512, None, None, indices=table)
