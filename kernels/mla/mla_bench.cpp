@@ -25,14 +25,15 @@ struct MlaCase {
   std::int64_t seqlen_q = 1;
   std::int64_t page_size = 0;  ///< 0: not paged
   bool ragged = false;
+  bool fp8 = false;  ///< a cache of 8 bits
 
   std::string name() const {
     std::string text = tw::format("b{}-h{}-{}k", batch, heads, seqlen / 1024);
     if (seqlen_q > 1) text += tw::format("-q{}", seqlen_q);
     if (page_size > 0) text += tw::format("-paged{}", page_size);
-    return ragged ? text + "-ragged" : text;
+    return text + (ragged ? "-ragged" : "") + (fp8 ? "-fp8" : "");
   }
-  /// Products count for half of it where few heads leave the tensor cores' rows empty.
+  /// Whether products limit it. With fewer rows than a tile's 64 the bytes of the cache are counted.
   bool counts_operations() const { return heads * seqlen_q >= 64; }
 };
 
@@ -60,11 +61,20 @@ void run_mla_case(Run& run, const MlaCase& c) {
   const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   const auto tokens = static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}));
   const std::int64_t pages = c.page_size > 0 ? (longest + c.page_size - 1) / c.page_size : 1;
-  const Shape cache_shape = c.page_size > 0 ? Shape{c.batch * pages, c.page_size, kMlaKeyDim} : Shape{c.batch, longest, kMlaKeyDim};
-  const double bytes = tokens * static_cast<double>(kMlaKeyDim) * 2;
+  const std::int64_t entries = c.page_size > 0 ? c.batch * pages : c.batch, rows = c.page_size > 0 ? c.page_size : longest;
+  const double bytes = tokens * static_cast<double>(c.fp8 ? kMlaFp8Bytes : kMlaKeyDim * 2);
   // So many caches take turns that none is in the L2 cache when its turn comes.
   std::vector<Tensor> caches(static_cast<std::size_t>(device.is_cuda() ? std::max(1.0, std::ceil(512e6 / bytes)) : 1));
-  for (Tensor& cache : caches) cache = random_normal(cache_shape, dtype, device, 1);
+  for (Tensor& cache : caches) {
+    if (!c.fp8) {
+      cache = random_normal({entries, rows, kMlaKeyDim}, dtype, device, 1);
+      continue;
+    }
+    cache = Tensor::empty({entries, rows, kMlaFp8Bytes}, DType::u8, stream);
+    mla_append(random_normal({entries, rows, kMlaLatentDim}, dtype, device, 1),
+               random_normal({entries, rows, kMlaRotaryDim}, dtype, device, 2), cache, {.stream = stream});
+  }
+  stream.synchronize();
   std::vector<std::int32_t> numbers(static_cast<std::size_t>(c.batch * pages));
   std::iota(numbers.begin(), numbers.end(), 0);
   std::shuffle(numbers.begin(), numbers.end(), random);
