@@ -4,6 +4,7 @@
 #include "kernels/bitnet/variants.hpp"
 #include "kernels/block_sparse_gemm/kernels.hpp"
 #include "kernels/cast_fp8/variants.hpp"
+#include "kernels/causal_conv1d/variants.hpp"
 #include "kernels/convolution/tuning.hpp"
 #include "kernels/convolution/variants.hpp"
 #include "kernels/dequant_gemm/variants.hpp"
@@ -41,6 +42,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("attention", kernels::attention::registered(), kernels::attention::kShape);
   add("mla", kernels::mla::registered(), kernels::mla::kShape);
   add("convolution", kernels::convolution::registered(), kernels::convolution::kShape);
+  add("causal_conv1d", kernels::causal_conv1d::registered(), kernels::causal_conv1d::kShape);
   add("elementwise", kernels::elementwise::registered(), kernels::elementwise::kShape);
   add("transpose", kernels::transpose::registered(), kernels::transpose::kShape);
   add("reduce", kernels::reduce::registered(), kernels::reduce::kShape);
