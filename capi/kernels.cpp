@@ -9,9 +9,11 @@
 #include "tilewave/bitnet.hpp"
 #include "tilewave/block_sparse_gemm.hpp"
 #include "tilewave/cast_fp8.hpp"
+#include "tilewave/causal_conv1d.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/elementwise.hpp"
 #include "tilewave/embedding.hpp"
+#include "tilewave/gated_delta.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
@@ -624,6 +626,85 @@ tw_status tw_rope(const tw_tensor* x, const tw_tensor* cos, const tw_tensor* sin
               .offsets = offsets.get(),
               .positions = positions.get(),
               .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_causal_conv1d(const tw_tensor* x, const tw_tensor* weight, const tw_tensor* y, const tw_causal_conv1d_options* options,
+                           void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    const auto given = tw::c_api::known("options", options);
+    const Given bias("bias", given.bias), initial_state("initial_state", given.initial_state),
+        final_state("final_state", given.final_state), cu_seqlens("cu_seqlens", given.cu_seqlens);
+    tw::causal_conv1d(borrow("x", x), borrow("weight", weight), out,
+                      {.bias = bias.get(),
+                       .initial_state = initial_state.get(),
+                       .final_state = final_state.get(),
+                       .cu_seqlens = cu_seqlens.get(),
+                       .silu = given.silu != 0,
+                       .stream = stream_of(out, cuda_stream)});
+  });
+}
+tw_status tw_causal_conv1d_update(const tw_tensor* x, const tw_tensor* state, const tw_tensor* weight, const tw_tensor* bias,
+                                  const tw_tensor* y, int32_t silu, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    const Given given_bias("bias", bias);
+    tw::causal_conv1d_update(borrow("x", x), borrow("state", state), borrow("weight", weight), out,
+                             {.bias = given_bias.get(), .silu = silu != 0, .stream = stream_of(out, cuda_stream)});
+  });
+}
+tw_status tw_causal_conv1d_backward(const tw_tensor* dy, const tw_tensor* x, const tw_tensor* weight, const tw_tensor* d_final_state,
+                                    const tw_tensor* dx, const tw_tensor* d_weight, const tw_tensor* d_bias,
+                                    const tw_tensor* d_initial_state, const tw_causal_conv1d_options* forward, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("dx", dx);
+    const auto given = tw::c_api::known("forward", forward);
+    const Given bias("bias", given.bias), initial_state("initial_state", given.initial_state), cu_seqlens("cu_seqlens", given.cu_seqlens);
+    const Given of_final("d_final_state", d_final_state), of_weight("d_weight", d_weight), of_bias("d_bias", d_bias),
+        of_initial("d_initial_state", d_initial_state);
+    tw::causal_conv1d_backward(borrow("dy", dy), borrow("x", x), borrow("weight", weight), out,
+                               {.bias = bias.get(),
+                                .initial_state = initial_state.get(),
+                                .cu_seqlens = cu_seqlens.get(),
+                                .silu = given.silu != 0,
+                                .d_final_state = of_final.get(),
+                                .d_weight = of_weight.get(),
+                                .d_bias = of_bias.get(),
+                                .d_initial_state = of_initial.get(),
+                                .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_gated_delta_rule(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* beta, const tw_tensor* o,
+                              const tw_gated_delta_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("o", o);
+    const auto given = tw::c_api::known("options", options);
+    const Given g("g", given.g), initial_state("initial_state", given.initial_state), final_state("final_state", given.final_state),
+        cu_seqlens("cu_seqlens", given.cu_seqlens);
+    tw::GatedDeltaOptions chosen{.g = g.get(),
+                                 .normalise_qk = given.normalise_qk != 0,
+                                 .initial_state = initial_state.get(),
+                                 .final_state = final_state.get(),
+                                 .cu_seqlens = cu_seqlens.get(),
+                                 .stream = stream_of(out, cuda_stream)};
+    if (given.has_scale != 0) chosen.scale = given.scale;
+    tw::gated_delta_rule(borrow("q", q), borrow("k", k), borrow("v", v), borrow("beta", beta), out, chosen);
+  });
+}
+tw_status tw_gated_delta_rule_step(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* beta,
+                                   const tw_tensor* state, const tw_tensor* o, const tw_gated_delta_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("o", o);
+    const auto given = tw::c_api::known("options", options);
+    if (given.initial_state != nullptr || given.final_state != nullptr || given.cu_seqlens != nullptr)
+      throw tw::InvalidArgument("gated_delta_rule_step: options have initial_state, final_state or cu_seqlens; they must be null");
+    const Given g("g", given.g);
+    tw::GatedDeltaStepOptions chosen{
+        .g = g.get(), .scale = {}, .normalise_qk = given.normalise_qk != 0, .stream = stream_of(out, cuda_stream)};
+    if (given.has_scale != 0) chosen.scale = given.scale;
+    tw::gated_delta_rule_step(borrow("q", q), borrow("k", k), borrow("v", v), borrow("beta", beta), borrow("state", state), out, chosen);
   });
 }
 

@@ -16,9 +16,11 @@
 #include "tilewave/bitnet.hpp"
 #include "tilewave/block_sparse_gemm.hpp"
 #include "tilewave/cast_fp8.hpp"
+#include "tilewave/causal_conv1d.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/elementwise.hpp"
 #include "tilewave/embedding.hpp"
+#include "tilewave/gated_delta.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
@@ -355,6 +357,75 @@ TEST(CInterface, TernaryWeights) {
   EXPECT_TRUE(same_bits(to.values, converted.values) && same_bits(to.scales, converted.scales));
   expect_refused(tw_convert_bitnet(InC(packed), 0.5f, InC(given.values), InC(to.scales), nullptr), "values is u8[21, 32]");
   expect_refused(tw_bit_linear(InC(w), InC(to.values), InC(to.scales), InC(sums), nullptr, nullptr), "x is f32[21, 128]");
+}
+
+TEST(CInterface, CausalConvolutions) {
+  const Tensor x = Tensor::random({2, 9, 5}, DType::f32, 1), weight = Tensor::random({5, 4}, DType::f32, 2),
+               bias = Tensor::random({5}, DType::f32, 3), state = Tensor::random({2, 5, 3}, DType::f32, 4),
+               dy = Tensor::random({2, 9, 5}, DType::f32, 5);
+  const Tensor last = Tensor::zeros(state.shape(), DType::f32), expected_last = Tensor::zeros(state.shape(), DType::f32);
+  const InC bias_in_c(bias), state_in_c(state), last_in_c(last);
+  tw_causal_conv1d_options options = {};
+  options.struct_size = sizeof options;
+  options.bias = bias_in_c, options.initial_state = state_in_c, options.final_state = last_in_c, options.silu = 1;
+  expect_same(
+      x.shape(), DType::f32, [&](const Tensor& y) { return tw_causal_conv1d(InC(x), InC(weight), InC(y), &options, nullptr); },
+      [&](const Tensor& y) {
+        tw::causal_conv1d(x, weight, y, {.bias = &bias, .initial_state = &state, .final_state = &expected_last, .silu = true});
+      });
+  EXPECT_TRUE(same_bits(last, expected_last));
+  const Tensor one = x.slice(1, 0, 1);
+  expect_same(
+      {2, 1, 5}, DType::f32,
+      [&](const Tensor& y) { return tw_causal_conv1d_update(InC(one), InC(last), InC(weight), nullptr, InC(y), 0, nullptr); },
+      [&](const Tensor& y) { tw::causal_conv1d_update(one, expected_last, weight, y); });
+  EXPECT_TRUE(same_bits(last, expected_last));
+  const Tensor d_weight = poisoned(weight.shape(), DType::f32), d_bias = poisoned(bias.shape(), DType::f32),
+               d_state = poisoned(state.shape(), DType::f32);
+  const Tensor of_weight = poisoned(weight.shape(), DType::f32), of_bias = poisoned(bias.shape(), DType::f32),
+               of_state = poisoned(state.shape(), DType::f32);
+  expect_same(
+      x.shape(), DType::f32,
+      [&](const Tensor& dx) {
+        return tw_causal_conv1d_backward(InC(dy), InC(x), InC(weight), InC(last), InC(dx), InC(d_weight), InC(d_bias), InC(d_state),
+                                         &options, nullptr);
+      },
+      [&](const Tensor& dx) {
+        tw::causal_conv1d_backward(dy, x, weight, dx,
+                                   {.bias = &bias,
+                                    .initial_state = &state,
+                                    .silu = true,
+                                    .d_final_state = &last,
+                                    .d_weight = &of_weight,
+                                    .d_bias = &of_bias,
+                                    .d_initial_state = &of_state});
+      });
+  EXPECT_TRUE(same_bits(d_weight, of_weight) && same_bits(d_bias, of_bias) && same_bits(d_state, of_state));
+  expect_refused(tw_causal_conv1d(InC(x), InC(x), InC(dy), nullptr, nullptr), "weight is f32[2, 9, 5]");
+}
+
+TEST(CInterface, GatedDeltaRule) {
+  const Tensor q = Tensor::random({1, 9, 1, 8}, DType::f32, 1), v = Tensor::random({1, 9, 2, 6}, DType::f32, 2),
+               beta = Tensor::random({1, 9, 2}, DType::f32, 3), g = Tensor::zeros({1, 9, 2}, DType::f32);
+  const Tensor state = Tensor::zeros({1, 2, 8, 6}, DType::f32), expected = Tensor::zeros({1, 2, 8, 6}, DType::f32);
+  const InC g_in_c(g), state_in_c(state);
+  tw_gated_delta_options options = {};
+  options.struct_size = sizeof options;
+  options.g = g_in_c, options.has_scale = 1, options.scale = 0.5f, options.normalise_qk = 1, options.final_state = state_in_c;
+  expect_same(
+      v.shape(), DType::f32,
+      [&](const Tensor& o) { return tw_gated_delta_rule(InC(q), InC(q), InC(v), InC(beta), InC(o), &options, nullptr); },
+      [&](const Tensor& o) {
+        gated_delta_rule(q, q, v, beta, o, {.g = &g, .scale = 0.5f, .normalise_qk = true, .final_state = &expected});
+      });
+  EXPECT_TRUE(same_bits(state, expected));
+  expect_refused(tw_gated_delta_rule_step(InC(q), InC(q), InC(v), InC(beta), InC(state), InC(v), &options, nullptr), "must be null");
+  expect_same(
+      v.shape(), DType::f32,
+      [&](const Tensor& o) { return tw_gated_delta_rule_step(InC(q), InC(q), InC(v), InC(beta), InC(state), InC(o), nullptr, nullptr); },
+      [&](const Tensor& o) { gated_delta_rule_step(q, q, v, beta, expected, o); });
+  EXPECT_TRUE(same_bits(state, expected));
+  expect_refused(tw_gated_delta_rule(InC(q), InC(v), InC(v), InC(beta), InC(v), nullptr, nullptr), "k is f32[1, 9, 2, 6]");
 }
 
 TEST(CInterface, PublishedWeights) {

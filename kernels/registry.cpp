@@ -10,6 +10,7 @@
 #include "kernels/dequant_gemm/variants.hpp"
 #include "kernels/elementwise/variants.hpp"
 #include "kernels/embedding/variants.hpp"
+#include "kernels/gated_delta/variants.hpp"
 #include "kernels/gemm/tuning.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/grouped_gemm/kernels.hpp"
@@ -43,6 +44,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("mla", kernels::mla::registered(), kernels::mla::kShape);
   add("convolution", kernels::convolution::registered(), kernels::convolution::kShape);
   add("causal_conv1d", kernels::causal_conv1d::registered(), kernels::causal_conv1d::kShape);
+  add("gated_delta", kernels::gated_delta::registered(), kernels::gated_delta::kShape);
   add("elementwise", kernels::elementwise::registered(), kernels::elementwise::kShape);
   add("transpose", kernels::transpose::registered(), kernels::transpose::kShape);
   add("reduce", kernels::reduce::registered(), kernels::reduce::kShape);

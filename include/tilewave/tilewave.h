@@ -259,6 +259,43 @@ typedef struct {
 tw_status tw_rope(const tw_tensor* x, const tw_tensor* cos, const tw_tensor* sin, const tw_tensor* y, const tw_rope_options* options,
                   void* cuda_stream);
 
+/* tilewave/causal_conv1d.hpp; x, y [batch, seqlen, channels], weight [channels, width], states [sequences, channels, width - 1]. */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor *bias, *initial_state, *final_state;
+  const tw_tensor* cu_seqlens; /* i32 [sequences + 1] */
+  int32_t silu;                /* 0 or 1 */
+} tw_causal_conv1d_options;
+
+tw_status tw_causal_conv1d(const tw_tensor* x, const tw_tensor* weight, const tw_tensor* y, const tw_causal_conv1d_options* options,
+                           void* cuda_stream);
+/* Continues sequences, in generation. `state` is read and written; bias may be null; silu: 0 or 1. */
+tw_status tw_causal_conv1d_update(const tw_tensor* x, const tw_tensor* state, const tw_tensor* weight, const tw_tensor* bias,
+                                  const tw_tensor* y, int32_t silu, void* cuda_stream);
+/* d_final_state is an input, d_weight, d_bias and d_initial_state are outputs; all may be null. Of the forward options, final_state is
+ * ignored. */
+tw_status tw_causal_conv1d_backward(const tw_tensor* dy, const tw_tensor* x, const tw_tensor* weight, const tw_tensor* d_final_state,
+                                    const tw_tensor* dx, const tw_tensor* d_weight, const tw_tensor* d_bias,
+                                    const tw_tensor* d_initial_state, const tw_causal_conv1d_options* forward, void* cuda_stream);
+
+/* tilewave/gated_delta.hpp; q, k [batch, seqlen, heads of keys, dim], v, o [batch, seqlen, heads, values], beta, g [batch, seqlen, heads],
+ * states [sequences, heads, dim, values] of TW_F32. */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor* g;
+  int32_t has_scale; /* 1: scale instead of 1 / sqrt(dim) */
+  float scale;
+  int32_t normalise_qk; /* 0 or 1 */
+  const tw_tensor *initial_state, *final_state;
+  const tw_tensor* cu_seqlens; /* i32 [sequences + 1] */
+} tw_gated_delta_options;
+
+tw_status tw_gated_delta_rule(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* beta, const tw_tensor* o,
+                              const tw_gated_delta_options* options, void* cuda_stream);
+/* Continues sequences, in generation. `state` is read and written; of the options, states and cu_seqlens must be null. */
+tw_status tw_gated_delta_rule_step(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* beta,
+                                   const tw_tensor* state, const tw_tensor* o, const tw_gated_delta_options* options, void* cuda_stream);
+
 /* tilewave/reduce.hpp, transpose.hpp, embedding.hpp */
 typedef enum { TW_SUM = 0, TW_MEAN = 1, TW_MAX = 2, TW_MIN = 3, TW_ABS_MAX = 4 } tw_reduction;
 

@@ -79,6 +79,7 @@ struct Forward {
 
   template <class Target>
   struct On {
+    static constexpr int min_blocks = Width == 8 ? 4 : 6;  // registers for these: 20 KB and more of loads in flight
     using Values = typename Common<Target, X, W, C, Width>::Values;
     struct Params : Common<Target, X, W, C, Width> {
       Global<Target, X, Values> y;

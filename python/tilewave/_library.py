@@ -193,6 +193,25 @@ class RopeOptions(Options):
     ]
 
 
+class CausalConv1dOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *((name, _TENSOR) for name in ("bias", "initial_state", "final_state", "cu_seqlens")),
+        ("silu", ctypes.c_int32),
+    ]
+
+
+class GatedDeltaOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("g", _TENSOR),
+        ("has_scale", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("normalise_qk", ctypes.c_int32),
+        *((name, _TENSOR) for name in ("initial_state", "final_state", "cu_seqlens")),
+    ]
+
+
 class ConvOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -271,6 +290,11 @@ _FUNCTIONS = {
     "tw_swiglu_interleaved": [_TENSOR] * 2,
     "tw_rope_table": [_TENSOR] * 2 + [ctypes.c_double, ctypes.c_int64, _TENSOR],
     "tw_rope": [_TENSOR] * 4 + [_OPTIONS],
+    "tw_causal_conv1d": [_TENSOR] * 3 + [_OPTIONS],
+    "tw_causal_conv1d_update": [_TENSOR] * 5 + [ctypes.c_int32],
+    "tw_causal_conv1d_backward": [_TENSOR] * 8 + [_OPTIONS],
+    "tw_gated_delta_rule": [_TENSOR] * 5 + [_OPTIONS],
+    "tw_gated_delta_rule_step": [_TENSOR] * 6 + [_OPTIONS],
     "tw_reduce": [ctypes.c_int] + [_TENSOR] * 2 + [ctypes.c_int32],
     "tw_transpose": [_TENSOR] * 2,
     "tw_embedding": [_TENSOR] * 3 + [ctypes.c_float],

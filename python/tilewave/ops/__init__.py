@@ -26,6 +26,13 @@ from .products import (
     k_grouped_gemm,
     quantize,
 )
+from .recurrences import (
+    causal_conv1d,
+    causal_conv1d_backward,
+    causal_conv1d_update,
+    gated_delta_rule,
+    gated_delta_rule_step,
+)
 from .rows import argmax, hadamard, layer_norm, reduce, rms_norm, rope, rope_table, softmax, topk
 from .sparse import block_sparse_gemm, compress_2_4, decompress_2_4, prune_2_4, sparse_gemm, sparse_linear
 
@@ -45,6 +52,9 @@ __all__ = [
     "cast_fp8_blocks",
     "cast_fp8_grouped",
     "cast_fp8_swiglu",
+    "causal_conv1d",
+    "causal_conv1d_backward",
+    "causal_conv1d_update",
     "compress_2_4",
     "conv1d",
     "conv2d",
@@ -55,6 +65,8 @@ __all__ = [
     "dequantize",
     "embedding",
     "fused_moe",
+    "gated_delta_rule",
+    "gated_delta_rule_step",
     "gelu_erf",
     "gelu_tanh",
     "gemm",

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <optional>
+
+#include "tilewave/tensor.hpp"
+
+namespace tw {
+
+struct GatedDeltaOptions {
+  const Tensor* g = nullptr;              ///< [B, S, Hv] of f32, any strides, the logarithm of the decay, at most 0; default: zeros
+  std::optional<float> scale = {};        ///< default: Dk^-0.5
+  bool normalise_qk = false;              ///< divides each query and key by sqrt(|x|^2 + 1e-6)
+  const Tensor* initial_state = nullptr;  ///< [N, Hv, Dk, Dv] of f32, any strides; default: zeros
+  const Tensor* final_state = nullptr;    ///< output, of the same shape; may be the initial state
+  const Tensor* cu_seqlens = nullptr;     ///< i32 [N + 1], contiguous, ascending from 0 to S: N sequences one after the other, B is 1
+  std::optional<Stream> stream = {};      ///< default: the device's standard stream
+};
+
+/// The gated delta rule (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024), without `g` the delta rule. From token to token of
+/// each sequence and head, with a state S [Dk, Dv]:
+///   S = exp(g) (I - beta k k^T) S + beta k v^T,   o = scale S^T q
+///
+/// `q`, `k`: [B, S, H, Dk]; `v`, `o`: [B, S, Hv, Dv], Hv a multiple of H: neighbouring heads share a query and a key. All of one dtype,
+/// f32, f16 or bf16, any strides; fast if the last dimension is contiguous and all strides are multiples of 16 bytes. Dk is 1 to 128.
+/// `beta`: [B, S, Hv], of that dtype or f32. N is B, or the number of sequences of `cu_seqlens`, whose elements are not checked: they are
+/// clamped to S. Results are stable for keys whose |k|^2 beta is at most 2.
+///
+/// f16 and bf16 in chunks of 64 tokens, with products of 16-bit operands and sums in f32; states stay in f32. f32 on the CPU in chunks, on
+/// a GPU token by token, exact but slow.
+///
+/// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
+/// that do not fit, with nothing written; CompileError, DeviceError.
+void gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& o,
+                      const GatedDeltaOptions& options = {});
+
+struct GatedDeltaStepOptions {
+  const Tensor* g = nullptr;  ///< as in GatedDeltaOptions
+  std::optional<float> scale = {};
+  bool normalise_qk = false;
+  std::optional<Stream> stream = {};  ///< default: the device's standard stream
+};
+
+/// The next tokens of a batch, in generation: gated_delta_rule() of a few tokens that updates `state` [B, Hv, Dk, Dv] in place. In f32,
+/// token by token, for any number of tokens.
+void gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& state, const Tensor& o,
+                           const GatedDeltaStepOptions& options = {});
+
+}  // namespace tw

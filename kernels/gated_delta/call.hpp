@@ -1,0 +1,110 @@
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "kernels/gated_delta/gated_delta.tile.hpp"
+#include "kernels/rows.hpp"
+#include "tilewave/gated_delta.hpp"
+
+// Shared by the family's files: a checked call and its conversion to the kernels' parameters.
+
+namespace tw::kernels::gated_delta {
+
+/// A checked call. Tensors are as the caller gave them.
+struct Call {
+  const char* op = nullptr;
+  Tensor q, k, v, beta, o;
+  std::optional<Tensor> g, initial_state, final_state, cu_seqlens;
+  float scale = 1;
+  bool normalise = false;
+  Stream stream = Stream::standard(Device::cpu());
+  // What Prepare leaves for Walk
+  Tensor inverses, decay, betas;  ///< [Hv, chunks * 64, 64], [Hv, chunks * 64] twice
+
+  int length() const { return static_cast<int>(q.shape(1)); }
+  int heads() const { return static_cast<int>(v.shape(2)); }
+  int group() const { return heads() / std::max(static_cast<int>(q.shape(2)), 1); }
+  int dim() const { return static_cast<int>(q.shape(3)); }
+  int values() const { return static_cast<int>(v.shape(3)); }
+  int sequences() const { return static_cast<int>(cu_seqlens ? cu_seqlens->shape(0) - 1 : q.shape(0)); }
+  int chunks() const {
+    if (cu_seqlens) return Segments<cpu::Target>::tiles(length(), sequences(), kChunk);
+    return sequences() * ((length() + kChunk - 1) / kChunk);
+  }
+};
+
+inline const Tensor* given(const std::optional<Tensor>& t) { return t ? &*t : nullptr; }
+/// [B, S, H, D] as [B, H, S, D].
+inline Tensor by_heads(const Tensor& t) { return t.transpose(1, 2); }
+
+inline void bind_sequences(auto& p, const Call& call) {
+  auto& s = p.sequences;
+  s.segments.offsets = call.cu_seqlens ? call.cu_seqlens->data<std::int32_t>() : nullptr;
+  s.segments.count = call.cu_seqlens ? call.sequences() : 0;
+  s.segments.rows = s.length = call.length();
+  p.group = call.group();
+}
+inline void bind_prepare(auto& bind, auto& p, const Call& call) {
+  bind(p.k, by_heads(call.k));
+  bind(p.gates, given(call.g));
+  bind(p.betas, call.beta);
+  bind(p.inverses, call.inverses);
+  bind(p.decay, call.decay.transpose(0, 1));
+  bind(p.scale, call.betas.transpose(0, 1));
+  bind_sequences(p, call);
+}
+inline void bind_walk(auto& bind, auto& p, const Call& call) {
+  bind(p.q, by_heads(call.q));
+  bind(p.k, by_heads(call.k));
+  bind(p.v, by_heads(call.v));
+  bind(p.inverses, call.inverses);
+  bind(p.decay, call.decay);
+  bind(p.scale, call.betas);
+  bind(p.o, by_heads(call.o));
+  bind(p.initial_state, given(call.initial_state));
+  bind(p.final_state, given(call.final_state));
+  bind_sequences(p, call);
+  p.factor = call.scale;
+}
+inline void bind_step(auto& bind, auto& p, const Call& call) {
+  bind(p.q, by_heads(call.q).transpose(2, 3));
+  bind(p.k, by_heads(call.k).transpose(2, 3));
+  bind(p.v, by_heads(call.v));
+  bind(p.gates, given(call.g));
+  bind(p.betas, call.beta);
+  bind(p.o, by_heads(call.o));
+  bind(p.initial_state, given(call.initial_state));
+  bind(p.final_state, given(call.final_state));
+  bind_sequences(p, call);
+  p.factor = call.scale;
+}
+
+inline TileGrid prepare_grid(const Call& call) { return {call.chunks(), 1, call.heads()}; }
+inline TileGrid walk_grid(const Call& call, int cols) { return {call.sequences(), (call.values() + cols - 1) / cols, call.heads()}; }
+
+/// Calls f with the kernels' number of dimensions of a key as a Constant.
+template <class F>
+void with_dim(const Call& call, F f) {
+  call.dim() <= 64 ? f(Constant<64>{}) : f(Constant<128>{});
+}
+
+/// Throws InvalidArgument.
+Call check(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& o,
+           const GatedDeltaOptions& options);
+
+/// Workspace of the two kernels; `make(shape, dtype)` gives a tensor. Rows of inverses are operands, in the call's dtype.
+template <class Make>
+void make_workspace(Call& call, Make make) {
+  const std::int64_t tokens = std::int64_t{call.chunks()} * kChunk;
+  call.inverses = make(Shape{call.heads(), tokens, kChunk}, call.q.dtype());
+  call.decay = make(Shape{call.heads(), tokens}, DType::f32);
+  call.betas = make(Shape{call.heads(), tokens}, DType::f32);
+}
+
+void chunks_on_cpu(Call call);
+void steps_on_cpu(Call call);
+void chunks_on_gpu(Call call);
+void steps_on_gpu(const Call& call);
+
+}  // namespace tw::kernels::gated_delta

@@ -1,0 +1,124 @@
+#include "tilewave/gated_delta.hpp"
+
+#include <cmath>
+#include <utility>
+
+#include "kernels/check.hpp"
+#include "kernels/gated_delta/call.hpp"
+#include "kernels/workspace.hpp"
+
+namespace tw {
+namespace kernels::gated_delta {
+namespace {
+
+constexpr std::int64_t kLargestDim = 128;
+
+void check_state(const Call& call, const char* name, const Tensor& state) {
+  check_operand(call.op, name, state, DType::f32, call.o.device());
+  const Shape shape{call.sequences(), call.heads(), call.dim(), call.values()};
+  require(state.shape() == shape, "{}: {} is {}; it must be [{}, {}, {}, {}]", call.op, name, state, shape[0], shape[1], shape[2],
+          shape[3]);
+}
+
+}  // namespace
+
+Call check(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& o,
+           const GatedDeltaOptions& options) {
+  const Device device = o.device();
+  require(is_float(q.dtype()), "{}: q is {}; f32, f16 and bf16 are supported", op, q);
+  for (const NamedTensor t : {NamedTensor{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}}) {
+    check_operand(op, t.name, *t.tensor, q.dtype(), device);
+    require(t.tensor->rank() == 4, "{}: {} is {}; it must be [batch, seqlen, heads, dim]", op, t.name, *t.tensor);
+    check_extents(op, t.name, *t.tensor);
+  }
+  check_output(op, "o", o);
+  require(q.shape(3) >= 1 && q.shape(3) <= kLargestDim, "{}: q is {}; its last dimension must be 1 to {}", op, q, kLargestDim);
+  require(k.shape() == q.shape(), "{}: k is {}; it must have q's shape, {}", op, k, q);
+  require(v.shape(0) == q.shape(0) && v.shape(1) == q.shape(1), "{}: v is {}; its batch and seqlen must be those of q, {}", op, v, q);
+  require(q.shape(2) >= 1 && v.shape(2) % q.shape(2) == 0, "{}: v is {}; its heads must be a multiple of those of q, {}", op, v, q);
+  require(o.shape() == v.shape(), "{}: o is {}; it must have v's shape, {}", op, o, v);
+  const Shape of_tokens{v.shape(0), v.shape(1), v.shape(2)};
+  require(beta.dtype() == q.dtype() || beta.dtype() == DType::f32, "{}: beta is {}; it must be of q's dtype, {}, or f32", op, beta,
+          name_of(q.dtype()));
+  check_operand(op, "beta", beta, beta.dtype(), device);
+  require(beta.shape() == of_tokens, "{}: beta is {}; it must be [{}, {}, {}]", op, beta, of_tokens[0], of_tokens[1], of_tokens[2]);
+  Call call;
+  call.op = op;
+  call.q = q;
+  call.k = k;
+  call.v = v;
+  call.beta = beta;
+  call.o = o;
+  if (options.g != nullptr) {
+    check_operand(op, "g", *options.g, DType::f32, device);
+    require(options.g->shape() == of_tokens, "{}: g is {}; it must be [{}, {}, {}]", op, *options.g, of_tokens[0], of_tokens[1],
+            of_tokens[2]);
+    call.g = *options.g;
+  }
+  if (options.cu_seqlens != nullptr) {
+    const Tensor& offsets = *options.cu_seqlens;
+    check_operand(op, "cu_seqlens", offsets, DType::i32, device);
+    require(offsets.rank() == 1 && offsets.shape(0) >= 2 && offsets.is_contiguous(),
+            "{}: cu_seqlens is {}; it must be [sequences + 1], contiguous, of at least one sequence", op, offsets);
+    require(q.shape(0) == 1, "{}: q is {}; with cu_seqlens its batch must be 1", op, q);
+    call.cu_seqlens = offsets;
+  }
+  call.scale = options.scale ? *options.scale : 1.0f / std::sqrt(static_cast<float>(q.shape(3)));
+  require(std::isfinite(call.scale), "{}: scale is {}; it must be finite", op, call.scale);
+  call.normalise = options.normalise_qk;
+  call.stream = checked_stream(op, options.stream, device);
+  check_disjoint(op, {"o", &o},
+                 {{"q", &q},
+                  {"k", &k},
+                  {"v", &v},
+                  {"beta", &beta},
+                  {"g", options.g},
+                  {"initial_state", options.initial_state},
+                  {"cu_seqlens", options.cu_seqlens}});
+  if (options.initial_state != nullptr) {
+    check_state(call, "initial_state", *options.initial_state);
+    call.initial_state = *options.initial_state;
+  }
+  if (options.final_state != nullptr) {
+    check_state(call, "final_state", *options.final_state);
+    check_output(op, "final_state", *options.final_state);
+    check_disjoint(op, {"final_state", options.final_state},
+                   {{"q", &q}, {"k", &k}, {"v", &v}, {"beta", &beta}, {"g", options.g}, {"cu_seqlens", options.cu_seqlens}, {"o", &o}});
+    if (options.initial_state != nullptr)
+      check_in_place(op, {"final_state", options.final_state}, {"initial_state", options.initial_state});
+    call.final_state = *options.final_state;
+  }
+  const std::int64_t chunks = (v.shape(1) + kChunk - 1) / kChunk * v.shape(0) + call.sequences();
+  require(chunks * kChunk <= kLargestExtent && chunks * std::max<std::int64_t>(v.shape(2), 1) <= kLargestExtent,
+          "{}: v is {}, which is {} chunks of {} heads; they are limited to {}", op, v, chunks, v.shape(2), kLargestExtent / kChunk);
+  return call;
+}
+
+}  // namespace kernels::gated_delta
+
+void gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& o,
+                      const GatedDeltaOptions& options) {
+  using namespace kernels::gated_delta;
+  Call call = check("gated_delta_rule", q, k, v, beta, o, options);
+  if (call.sequences() == 0 || call.heads() == 0 || call.values() == 0 || (call.length() == 0 && !call.final_state)) return;
+  const bool on_gpu = call.stream.device().is_cuda();
+  // The tensor cores would round f32 operands.
+  if (on_gpu && q.dtype() == DType::f32) return steps_on_gpu(call);
+  on_gpu ? chunks_on_gpu(std::move(call)) : chunks_on_cpu(std::move(call));
+}
+
+void gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& state, const Tensor& o,
+                           const GatedDeltaStepOptions& options) {
+  using namespace kernels::gated_delta;
+  const Call call = check("gated_delta_rule_step", q, k, v, beta, o,
+                          {.g = options.g,
+                           .scale = options.scale,
+                           .normalise_qk = options.normalise_qk,
+                           .initial_state = &state,
+                           .final_state = &state,
+                           .stream = options.stream});
+  if (v.numel() == 0) return;
+  call.stream.device().is_cuda() ? steps_on_gpu(call) : steps_on_cpu(call);
+}
+
+}  // namespace tw

@@ -1,0 +1,372 @@
+#pragma once
+
+#include "tilewave/tile/solve.tile.hpp"
+
+// The gated delta rule over sequences, in chunks of 64 tokens. Prepare inverts each chunk's matrix, all chunks in parallel. Walk carries
+// the state from chunk to chunk. Step goes from token to token.
+
+namespace tw::kernels::gated_delta {
+
+inline constexpr const char* kSource = "kernels/gated_delta/gated_delta.tile.hpp";
+
+/// Tokens of a chunk.
+inline constexpr int kChunk = 64;
+/// Dimensions of values that a block of Walk has.
+inline constexpr int kSlice = 128;
+
+/// The sequences of a call: [batch, length], or with offsets a batch of one with all sequences one after the other.
+template <class Target>
+struct Sequences {
+  Segments<Target> segments;  ///< count is 0 without offsets
+  int length;                 ///< of every sequence, without offsets
+
+  struct Sequence {
+    int batch;  ///< index in the tensors
+    int begin, size;
+    int first_chunk;  ///< index of its chunks among all
+  };
+  TW_INLINE Sequence at(int n) const {
+    if (segments.count == 0) return {n, 0, length, n * ceil_div(length, kChunk)};
+    const auto segment = segments.at(n);
+    return {0, segment.begin, segment.size, static_cast<int>(static_cast<u32>(segment.begin) / kChunk) + n};
+  }
+  struct Chunk {
+    int batch;
+    int first, size;  ///< its tokens; without any there is nothing to do
+    int index;        ///< among all chunks
+  };
+  TW_INLINE Chunk chunk(Tile t) const {
+    if (segments.count == 0) {
+      const int chunks = ceil_div(length, kChunk), n = static_cast<int>(static_cast<u32>(t.m) / static_cast<u32>(max(chunks, 1)));
+      const int first = (t.m - n * chunks) * kChunk;
+      return {n, first, min(length - first, kChunk), t.m};
+    }
+    const auto part = segments.find(t.m, kChunk);
+    return {0, part.first, part.empty ? 0 : min(part.end - part.first, kChunk), t.m};
+  }
+};
+
+/// Of each chunk and head: the sums of the gates up to each token, G; and the inverse of I + A with A(i, j) = beta_i exp(G_i - G_j) k_i k_j
+/// for j < i. Tokens after the chunk's last one get a beta of 0, so that their rows of the inverse are those of I.
+template <class T, class Beta, int D>
+struct Prepare {
+  static constexpr const char* source = kSource;
+
+  template <class Target>
+  struct On {
+    static constexpr int rows = kChunk;
+    static constexpr int min_blocks = 2;  // the inversion is a chain of short steps: another block runs meanwhile
+    using Tokens = Shared<Target, T, kChunk, D>;
+    struct Params {
+      Global<Target, const T, Tokens> k;   ///< [batch, head of keys, token, dim]
+      Global<Target, const float> gates;   ///< [batch, token, head], or none
+      Global<Target, const Beta> betas;    ///< [batch, token, head]
+      Global<Target, T> inverses;          ///< [head, chunk * 64, 64]
+      Global<Target, float> decay, scale;  ///< [chunk * 64, head]: G, beta
+      Sequences<Target> sequences;
+      int group;  ///< heads that share a key
+    };
+    struct Work {
+      typename Sequences<Target>::Chunk chunk;
+      int head;
+    };
+    struct Memory {
+      Ring<Target, Tokens, 1> keys;
+      VectorBuffer<Target, float, kChunk> gates, decay;
+      Buffer<Target, float, kChunk, kChunk> matrix;
+      explicit constexpr Memory(auto& block) : keys(block), gates(block), decay(block), matrix(block) {}
+    };
+    struct State {};
+    TW_INLINE static Work work(const Params& p, Tile t) { return {p.sequences.chunk(t), t.batch}; }
+    TW_INLINE static int steps(const Params&, const Work& w) { return w.chunk.size > 0 ? 1 : 0; }
+    TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int, Memory& memory) {
+      producer.put(memory.keys, [&](auto copy, Tokens& k) {
+        copy.tile(p.k, k, w.chunk.first, 0, static_cast<int>(static_cast<u32>(w.head) / static_cast<u32>(p.group)), w.chunk.batch);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State&) {
+      using Square = Fragment<Target, float, kChunk, kChunk>;
+      if (w.chunk.size <= 0) return;
+      const int size = w.chunk.size;
+      Square x;
+      RowVector<Target, float, Square> decay, beta;
+      ColumnVector<Target, float, Square> decay_of_columns;
+      const Tokens& k = block.take(memory.keys);
+      block.mma(x, k, k, true);
+      const auto hide_others = [&](auto& vector) {
+        block.for_rows(vector, [&](int row, int, auto& value) {
+          if (row >= size) value = 0.0f;
+        });
+      };
+      block.load(decay, p.gates, w.chunk.first, w.head, w.chunk.batch);
+      block.load(beta, p.betas, w.chunk.first, w.head, w.chunk.batch);
+      hide_others(decay);
+      hide_others(beta);
+      block.store(decay, memory.gates);
+      block.cumsum(memory.gates, memory.decay);
+      block.load(decay, memory.decay);
+      block.load(decay_of_columns, memory.decay);
+      block.store(decay, p.decay, w.chunk.index * kChunk, w.head);
+      block.store(beta, p.scale, w.chunk.index * kChunk, w.head);
+      block.wait(leave<0>, x);
+      block.release(memory.keys);
+      block.map(x, decay, decay_of_columns, beta, [](auto kk, auto row, auto col, auto b) { return kk * b * exp(row - col); });
+      // Only what lies below the diagonal is read. Rows of other tokens may hold anything.
+      block.for_each(x, [&](int row, int, auto& value) {
+        if (row >= size) value = 0.0f;
+      });
+      block.store(x, memory.matrix);
+      block.sync();
+      invert_unit_lower(block, memory.matrix);
+      block.load(x, memory.matrix);
+      block.store(x, p.inverses, w.chunk.index * kChunk, 0, w.head);
+    }
+    TW_INLINE static void finish(auto&, const Params&, const Work&, Memory&, State&) {}
+  };
+};
+
+/// A sequence of a head, a slice of its values. With S the state before a chunk,
+///   U = inverse (beta (V - exp(G) K S)),   O = scale (exp(G) Q S + P U) with P(i, j) = q_i k_j exp(G_i - G_j) for j <= i,
+///   S = exp(G_last) S + (exp(G_last - G) K)^T U.
+/// All exponents are at most 0 where they count.
+template <class T, int D, int Stages>
+struct Walk {
+  static constexpr const char* source = kSource;
+
+  template <class Target>
+  struct On {
+    static constexpr int rows = 128;  // two warpgroups, which share the rows of a chunk
+    static constexpr int warpgroups = rows / 64;
+    using Tokens = Shared<Target, T, kChunk, D>;
+    using Values = Shared<Target, T, kChunk, kSlice>;
+    using Inverse = Shared<Target, T, kChunk, kChunk>;
+    using OfTokens = SharedVector<Target, float, kChunk>;
+    struct Params {
+      Global<Target, const T, Tokens> q, k;                ///< [batch, head of keys, token, dim]
+      Global<Target, const T, Values> v;                   ///< [batch, head, token, dim]
+      Global<Target, const T, Inverse> inverses;           ///< [head, chunk * 64, 64]
+      Global<Target, const float, OfTokens> decay, scale;  ///< [head, chunk * 64]
+      Global<Target, T> o;                                 ///< as v
+      Global<Target, const float> initial_state;           ///< [sequence, head, dim of keys, dim of values], or none
+      Global<Target, float> final_state;                   ///< the same
+      Sequences<Target> sequences;
+      int group;  ///< heads that share a key
+      float factor;
+    };
+    struct Work {
+      typename Sequences<Target>::Sequence sequence;
+      int n, head, head_of_keys, col;
+    };
+    struct Slot {
+      Tokens k;
+      Values v;
+      OfTokens decay, scale;
+    };
+    struct Memory {
+      Ring<Target, Slot, Stages> keys;
+      Ring<Target, Tokens, 1> queries;
+      Ring<Target, Inverse, 1> inverses;
+      Buffer<Target, T, D, kSlice, Contract::rows> state;
+      Buffer<Target, T, kChunk, kSlice, Contract::rows> updates, decayed;
+      Buffer<Target, T, kChunk, kChunk> weights;
+      explicit constexpr Memory(auto& block)
+          : keys(block), queries(block), inverses(block), state(block), updates(block), decayed(block), weights(block) {}
+    };
+    struct State {
+      Fragment<Target, float, D, kSlice, warpgroups> s;
+    };
+    TW_INLINE static Work work(const Params& p, Tile t) {
+      return {p.sequences.at(t.m), t.m, t.batch, static_cast<int>(static_cast<u32>(t.batch) / static_cast<u32>(p.group)), t.n * kSlice};
+    }
+    TW_INLINE static int steps(const Params&, const Work& w) { return ceil_div(w.sequence.size, kChunk); }
+    TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
+      const int token = w.sequence.begin + step * kChunk, of_chunk = (w.sequence.first_chunk + step) * kChunk;
+      producer.put(memory.keys, [&](auto copy, Slot& slot) {
+        copy.tile(p.k, slot.k, token, 0, w.head_of_keys, w.sequence.batch);
+        copy.tile(p.v, slot.v, token, w.col, w.head, w.sequence.batch);
+        copy.vector(p.decay, slot.decay, w.head, of_chunk);
+        copy.vector(p.scale, slot.scale, w.head, of_chunk);
+      });
+      producer.put(memory.queries, [&](auto copy, Tokens& q) { copy.tile(p.q, q, token, 0, w.head_of_keys, w.sequence.batch); });
+      producer.put(memory.inverses, [&](auto copy, Inverse& inverse) { copy.tile(p.inverses, inverse, of_chunk, 0, w.head); });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      using Square = Fragment<Target, float, kChunk, kChunk, warpgroups>;
+      using Part = Fragment<Target, float, kChunk, kSlice, warpgroups>;
+      if (p.initial_state.cols > 0)
+        block.load(state.s, p.initial_state, 0, w.col, w.head, w.n);
+      else
+        block.fill(state.s, 0.0f);
+      const int n = steps(p, w);
+      for (int step = 0; step < n; ++step) {
+        const int token = w.sequence.begin + step * kChunk, size = w.sequence.size - step * kChunk;
+        Slot& slot = block.take(memory.keys);
+        const Tokens& q = block.take(memory.queries);
+        // The rows after a sequence's last token may be another sequence's. Zeros of U alone would not hide NaN in K.
+        if (size < kChunk) block.zero_rows(slot.k, size);
+        RowVector<Target, float, Square> decay, scale;
+        ColumnVector<Target, float, Square> decay_of_columns;
+        block.load(decay, slot.decay);
+        block.load(decay_of_columns, slot.decay);
+        block.load(scale, slot.scale);
+        const auto whole = slot.decay[kChunk - 1];
+
+        share(block, state.s, memory.state);
+        Part old, updates;
+        Square x;
+        block.mma(old, slot.k, memory.state, true);
+        block.mma(x, q, slot.k, true);
+        block.load(updates, slot.v);
+        block.wait(leave<1>, old);
+        block.map(updates, old, decay, scale, [](auto v, auto o, auto d, auto b) { return b * (v - exp(d) * o); });
+        if (size < kChunk) {
+          block.for_each(updates, [&](int row, int, auto& value) {
+            if (row >= size) value = 0.0f;
+          });
+        }
+        share(block, updates, memory.updates);
+        const Inverse& inverse = block.take(memory.inverses);
+        Part out;
+        block.mma(updates, inverse, memory.updates, true);
+        block.mma(out, q, memory.state, true);
+        block.wait(leave<2>, x);
+        block.map(x, decay, decay_of_columns, [](auto qk, auto row, auto col) { return qk * exp(row - col); });
+        block.for_each(x, [](int row, int col, auto& value) {
+          if (col > row) value = 0.0f;
+        });
+        block.store(x, memory.weights);
+        block.wait(leave<0>, updates, out);
+        block.release(memory.queries);
+        block.release(memory.inverses);
+        block.map(out, decay, [](auto o, auto d) { return o * exp(d); });
+        block.sync();
+        share(block, updates, memory.updates);
+        block.mma(out, memory.weights, memory.updates, false);
+        block.map(updates, decay, [whole](auto u, auto d) { return u * exp(whole - d); });
+        block.map(state.s, [whole](auto value) { return value * exp(whole); });
+        share(block, updates, memory.decayed);
+        block.mma(state.s, view<Contract::rows>(slot.k), memory.decayed, false);
+        block.wait(leave<1>, out);
+        const float factor = p.factor;
+        block.map(out, [factor](auto o) { return o * factor; });
+        block.scatter(
+            out, p.o, [&](int row) { return row < size ? token + row : -1; }, w.col, w.head, w.sequence.batch);
+        block.wait(leave<0>, state.s);
+        block.sync();
+        block.release(memory.keys);
+      }
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory&, State& state) {
+      if (p.final_state.cols > 0) block.store(state.s, p.final_state, 0, w.col, w.head, w.n);
+    }
+
+    /// Stores a Fragment so that products may read it.
+    TW_INLINE static void share(auto& block, const auto& fragment, const auto& buffer) {
+      block.store(fragment, buffer);
+      block.fence();
+      block.sync();
+    }
+  };
+};
+
+/// What is added to a squared norm, as in the field's kernels.
+inline constexpr float kNormEpsilon = 1e-6f;
+
+/// Token by token, in f32: a sequence of a head, 32 of its values. Few tokens in generation, and any number of f32.
+template <class X, class Beta, int D, bool kNormalise>
+struct Step {
+  static constexpr const char* source = kSource;
+  static constexpr int cols = 32;
+
+  template <class Target>
+  struct On {
+    using Values = Rows<Target, float, D, cols, 4, 1>;
+    struct Params {
+      Global<Target, const X> q, k;               ///< [batch, head of keys, dim, token]
+      Global<Target, const X> v;                  ///< [batch, head, token, dim]
+      Global<Target, const float> gates;          ///< [batch, token, head], or none
+      Global<Target, const Beta> betas;           ///< [batch, token, head]
+      Global<Target, X> o;                        ///< as v
+      Global<Target, const float> initial_state;  ///< [sequence, head, dim of keys, dim of values], or none
+      Global<Target, float> final_state;          ///< the same; may be the initial state
+      Sequences<Target> sequences;
+      int group;
+      float factor;
+    };
+
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      const auto sequence = p.sequences.at(t.m);
+      const int head = t.batch, head_of_keys = static_cast<int>(static_cast<u32>(head) / static_cast<u32>(p.group)), col = t.n * cols;
+      Values s, product;
+      if (p.initial_state.cols > 0)
+        block.load(s, p.initial_state, 0, col, head, t.m);
+      else
+        block.fill(s, 0.0f);
+      const auto add = [](auto a, auto b) { return a + b; };
+      TW_NO_UNROLL
+      for (int n = 0; n < sequence.size; ++n) {
+        const int token = sequence.begin + n;
+        RowVector<Target, float, Values> q, k;
+        ColumnVector<Target, float, Values> v, old, out;
+        block.load(q, p.q, 0, token, head_of_keys, sequence.batch);
+        block.load(k, p.k, 0, token, head_of_keys, sequence.batch);
+        block.load(v, p.v, token, col, head, sequence.batch);
+        if constexpr (kNormalise) {
+          normalise(block, q, product);
+          normalise(block, k, product);
+        }
+        const float gate = p.gates.cols > 0 ? block.value(p.gates, token, head, sequence.batch) : 0.0f;
+        const float decay = exp(gate), beta = block.value(p.betas, token, head, sequence.batch), factor = p.factor;
+        block.map(s, [decay](auto value) { return value * decay; });
+        product = s;
+        block.map(product, k, [](auto value, auto key) { return value * key; });
+        block.column_fold(product, old, add);
+        block.map(s, k, v, old, [beta](auto value, auto key, auto x, auto o) { return value + key * (beta * (x - o)); });
+        product = s;
+        block.map(product, q, [](auto value, auto query) { return value * query; });
+        block.column_fold(product, out, add);
+        block.map(product, out, [factor](auto, auto o) { return o * factor; });
+        block.scatter(
+            product, p.o, [token](int row) { return row == 0 ? token : -1; }, col, head, sequence.batch);
+      }
+      if (p.final_state.cols > 0) block.store(s, p.final_state, 0, col, head, t.m);
+    }
+
+    /// A query or key of unit norm. Every column of a tile of its squares has the same sum.
+    TW_INLINE static void normalise(auto& block, auto& vector, Values& squares) {
+      ColumnVector<Target, float, Values> sum;
+      block.fill(squares, 0.0f);
+      block.map(squares, vector, [](auto, auto x) { return x * x; });
+      block.column_fold(squares, sum, [](auto a, auto b) { return a + b; });
+      block.map(squares, vector, sum, [](auto, auto x, auto norm) { return x * rsqrt(norm + kNormEpsilon); });
+      block.rows(squares, [&](int i, auto row) { vector[i] = row.max(); });  // the columns are equal
+    }
+  };
+};
+
+/// y = x / sqrt(|x|^2 + epsilon) of each row, rounded.
+template <class X, int D>
+struct Normalise {
+  static constexpr const char* source = kSource;
+  static constexpr int tile_rows = 16;
+
+  template <class Target>
+  struct On {
+    using Values = Rows<Target, float, tile_rows, D, 4, D / 32>;
+    struct Params {
+      Global<Target, const X, Values> x;
+      Global<Target, X, Values> y;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      const int j = p.x.size_j == 1 ? 0 : t.batch / p.x.size_i, i = t.batch - j * p.x.size_i;
+      Values x;
+      RowVector<Target, float, Values> factor;
+      block.load(x, p.x, t.m * tile_rows, 0, i, j);
+      block.rows(x, [&](int n, auto row) { factor[n] = rsqrt(row.sum([](auto v) { return v * v; }) + kNormEpsilon); });
+      block.map(x, factor, [](auto v, auto f) { return v * f; });
+      block.store(x, p.y, t.m * tile_rows, 0, i, j);
+    }
+  };
+};
+
+}  // namespace tw::kernels::gated_delta

@@ -1,0 +1,48 @@
+// `tilewave bench gated-delta`: against the time of the bytes that any implementation moves.
+
+#include "benchmarks/memory_bound.hpp"
+#include "runtime/format.hpp"
+#include "tilewave/gated_delta.hpp"
+
+namespace tw::kernels::gated_delta {
+namespace {
+
+using namespace tw::bench;
+
+/// Heads of 128. The step's bytes are mostly those of the states, read and written.
+MemoryCase delta_case(std::int64_t batch, std::int64_t seqlen, std::int64_t heads, bool step, const Stream& stream) {
+  const Shape shape{batch, seqlen, heads, 128}, of_tokens{batch, seqlen, heads};
+  const Device device = stream.device();
+  const Tensor q = random_normal(shape, DType::bf16, device, 1), k = random_normal(shape, DType::bf16, device, 2),
+               v = random_normal(shape, DType::bf16, device, 3), o = Tensor::poisoned(shape, DType::bf16, stream);
+  const Tensor beta = Tensor::zeros(of_tokens, DType::f32, stream), g = Tensor::zeros(of_tokens, DType::f32, stream);
+  const Tensor state = Tensor::zeros({batch, heads, 128, 128}, DType::f32, stream);
+  MemoryCase c;
+  c.family = "gated-delta";
+  c.case_name = tw::format("{} B {} S {} H {}", step ? "step" : "forward", batch, seqlen, heads);
+  c.dtype = DType::bf16;
+  c.bytes = bytes_of({q, k, v, o, beta, g});
+  if (step) {
+    c.bytes += 2 * bytes_of({state});
+    c.launch = [=] { gated_delta_rule_step(q, k, v, beta, state, o, {.g = &g, .normalise_qk = true, .stream = stream}); };
+  } else {
+    c.launch = [=] { gated_delta_rule(q, k, v, beta, o, {.g = &g, .stream = stream}); };
+  }
+  return c;
+}
+
+const Family family{"gated-delta", "the gated delta rule, heads of 128: a copy of the bytes of its inputs and outputs", [](Run& run) {
+                      const bool gpu = run.stream().device().is_cuda();
+                      if (gpu) {
+                        for (const std::int64_t seqlen : {4096, 16384})
+                          run_bandwidth(run, delta_case(32768 / seqlen, seqlen, 32, false, run.stream()));
+                        run_bandwidth(run, delta_case(1, 8192, 32, false, run.stream()));
+                        for (const std::int64_t batch : {64, 256}) run_bandwidth(run, delta_case(batch, 1, 32, true, run.stream()));
+                      } else {
+                        run_bandwidth(run, delta_case(1, 512, 4, false, run.stream()));
+                        run_bandwidth(run, delta_case(8, 1, 4, true, run.stream()));
+                      }
+                    }};
+
+}  // namespace
+}  // namespace tw::kernels::gated_delta

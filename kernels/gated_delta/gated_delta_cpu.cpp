@@ -1,0 +1,52 @@
+#include <utility>
+
+#include "kernels/gated_delta/call.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw::kernels::gated_delta {
+namespace {
+
+/// Normalised queries or keys.
+template <class T>
+Tensor normalised(const Tensor& x) {
+  const Tensor y = Tensor::empty(x.shape(), x.dtype());
+  const RowViews views(std::initializer_list<const Tensor*>{&x, &y});
+  launch_cpu<Normalise<T, 128>>(row_grid("gated_delta_rule", views, 1, Normalise<T, 128>::tile_rows, 1), [&](auto& bind, auto& p) {
+    bind(p.x, views[0]);
+    bind(p.y, views[1]);
+  });
+  return y;
+}
+
+}  // namespace
+
+void chunks_on_cpu(Call call) {
+  call.beta = call.beta.to(DType::f32);
+  make_workspace(call, [](Shape shape, DType dtype) { return Tensor::empty(std::move(shape), dtype); });
+  with_float_type(call.q.dtype(), [&]<class T>(std::type_identity<T>) {
+    if (call.normalise) {
+      call.q = normalised<T>(call.q);
+      call.k = normalised<T>(call.k);
+    }
+    with_dim(call, [&]<int dim>(Constant<dim>) {
+      if (call.chunks() > 0)
+        launch_cpu<Prepare<T, float, dim>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
+      launch_cpu<Walk<T, dim, 2>>(walk_grid(call, kSlice), [&](auto& bind, auto& p) { bind_walk(bind, p, call); });
+    });
+  });
+}
+
+void steps_on_cpu(Call call) {
+  call.beta = call.beta.to(DType::f32);
+  with_float_type(call.q.dtype(), [&]<class T>(std::type_identity<T>) {
+    with_dim(call, [&]<int dim>(Constant<dim>) {
+      const auto launch = [&]<bool normalise>() {
+        using Kernel = Step<T, float, dim, normalise>;
+        launch_cpu<Kernel>(walk_grid(call, Kernel::cols), [&](auto& bind, auto& p) { bind_step(bind, p, call); });
+      };
+      call.normalise ? launch.template operator()<true>() : launch.template operator()<false>();
+    });
+  });
+}
+
+}  // namespace tw::kernels::gated_delta

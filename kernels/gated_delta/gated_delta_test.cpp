@@ -1,0 +1,275 @@
+// gated_delta_rule() and its steps against a recurrence in double, on the CPU and, where there is one, on a GPU; their bad inputs.
+
+#include "tilewave/gated_delta.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/gated_delta/reference.hpp"
+#include "runtime/format.hpp"
+#include "tests/accuracy.hpp"
+#include "tests/expect_error.hpp"
+#include "tests/placed_tensor.hpp"
+#include "tests/support.hpp"
+
+namespace tw::kernels::gated_delta {
+namespace {
+
+using namespace tw::test;
+
+/// Sequences of these lengths; without `packed` all are equally long, and a batch.
+struct Case {
+  std::vector<std::int64_t> lengths = {70};
+  bool packed = false;
+  std::int64_t heads_of_keys = 1, group = 1, dim = 64, values = 64;
+  float lowest_gate = -1;  ///< gates are uniform between it and 0; 0: none are given
+  float key_norm = 1, largest_beta = 1;
+  bool normalise = false, initial = false, final = true, f32_beta = false;
+  std::optional<float> scale = {};
+  Placement place = {}, token_place = {};
+};
+
+class GatedDelta : public testing::TestWithParam<std::tuple<Device, DType>> {
+ protected:
+  void SetUp() override { skip_unless_present(device); }
+
+  struct Inputs {
+    PlacedTensor q, k, v, beta, g, state;
+    std::optional<Tensor> offsets;
+    PlainCall plain;
+  };
+  static Shape tokens_of(const Case& c) {
+    if (c.packed) return {1, std::accumulate(c.lengths.begin(), c.lengths.end(), std::int64_t{0})};
+    return {static_cast<std::int64_t>(c.lengths.size()), c.lengths.at(0)};
+  }
+  static Shape with(Shape shape, std::initializer_list<std::int64_t> more) {
+    shape.insert(shape.end(), more);
+    return shape;
+  }
+  Inputs inputs(const Case& c) {
+    const Shape tokens = tokens_of(c);
+    const auto n = static_cast<std::int64_t>(c.lengths.size()), heads = c.heads_of_keys * c.group;
+    Inputs in{{with(tokens, {c.heads_of_keys, c.dim}), dtype, device, c.place},
+              {with(tokens, {c.heads_of_keys, c.dim}), dtype, device, c.place},
+              {with(tokens, {heads, c.values}), dtype, device, c.place},
+              {with(tokens, {heads}), c.f32_beta ? DType::f32 : dtype, device, c.token_place},
+              {with(tokens, {heads}), DType::f32, device, c.token_place},
+              {{n, heads, c.dim, c.values}, DType::f32, device, c.token_place},
+              {},
+              {.heads_of_keys = c.heads_of_keys, .heads = heads, .dim = c.dim, .values = c.values, .normalise = c.normalise}};
+    in.plain.scale = c.scale ? *c.scale : 1 / std::sqrt(static_cast<double>(c.dim));
+    in.plain.q = in.q.fill_random(random);
+    in.plain.v = in.v.fill_random(random);
+    in.plain.k = of_norm(in.k.fill_random(random), c.dim, c.key_norm);
+    in.k.fill(in.plain.k);
+    in.plain.beta = uniform(in.beta, 0, c.largest_beta);
+    const std::vector<float> gates = uniform(in.g, c.lowest_gate, 0), state = in.state.fill_random(random);
+    if (c.lowest_gate < 0) in.plain.g = gates;
+    if (c.initial) in.plain.initial_state = state;
+    std::vector<std::int32_t> offsets{0};
+    for (const std::int64_t length : c.lengths) offsets.push_back(offsets.back() + static_cast<std::int32_t>(length));
+    in.plain.offsets.assign(offsets.begin(), offsets.end());
+    if (c.packed) in.offsets = Tensor::from(std::span<const std::int32_t>(offsets), {n + 1}).to(device);
+    return in;
+  }
+  /// Rows of this norm, rounded.
+  std::vector<float> of_norm(std::vector<float> x, std::int64_t dim, float norm) {
+    for (std::size_t first = 0; first < x.size(); first += static_cast<std::size_t>(dim)) {
+      const std::span<float> row(x.data() + first, static_cast<std::size_t>(dim));
+      const float squares = std::inner_product(row.begin(), row.end(), row.begin(), 0.0f);
+      for (float& v : row) v = round_to(dtype, v * norm / std::sqrt(squares));
+    }
+    return x;
+  }
+  std::vector<float> uniform(PlacedTensor& tensor, float from, float to) {
+    std::vector<float> values(static_cast<std::size_t>(tensor.tensor().numel()));
+    std::uniform_real_distribution<float> distribution(from, to);
+    for (float& x : values) x = round_to(tensor.tensor().dtype(), distribution(random));
+    tensor.fill(values);
+    return values;
+  }
+  static std::string text(const Case& c) {
+    std::string lengths;
+    for (const std::int64_t length : c.lengths) lengths += tw::format(" {}", length);
+    return tw::format("lengths{} packed {} heads {} x {} dim {} values {} gates {} key norm {} beta {} normalise {} initial {}", lengths,
+                      c.packed, c.heads_of_keys, c.group, c.dim, c.values, c.lowest_gate, c.key_norm, c.largest_beta, c.normalise,
+                      c.initial);
+  }
+  GatedDeltaOptions options(const Case& c, const Inputs& in, const PlacedTensor& state) {
+    return {.g = c.lowest_gate < 0 ? &in.g.tensor() : nullptr,
+            .scale = c.scale,
+            .normalise_qk = c.normalise,
+            .initial_state = c.initial ? &in.state.tensor() : nullptr,
+            .final_state = c.final ? &state.tensor() : nullptr,
+            .cu_seqlens = in.offsets ? &*in.offsets : nullptr};
+  }
+
+  void expect_results(const Case& c, const Inputs& in, const PlacedTensor& o, const PlacedTensor& state) {
+    const PlainResult exact = plain<double>(in.plain, [](double x) { return x; });
+    // Steps are f32 whatever the dtype; chunks round the operands of their products.
+    const PlainResult naive = plain<float>(in.plain, [&](float x) { return round_to(dtype, x); });
+    std::vector<double> rounded = naive.o;
+    for (double& x : rounded) x = round_to(dtype, static_cast<float>(x));
+    const Arithmetic arithmetic = arithmetic_of(dtype, Device::cpu());
+    EXPECT_TRUE(accurate({.out = o.values(), .reference = exact.o, .naive = rounded, .arithmetic = arithmetic}));
+    EXPECT_TRUE(o.gaps_intact());
+    if (c.final)
+      EXPECT_TRUE(accurate({.out = state.values(), .reference = exact.state, .naive = naive.state, .arithmetic = arithmetic}));
+    else
+      EXPECT_TRUE(state.untouched());
+    EXPECT_TRUE(state.gaps_intact());
+  }
+  void check(const Case& c) {
+    SCOPED_TRACE(text(c));
+    Inputs in = inputs(c);
+    PlacedTensor o(in.v.tensor().shape(), dtype, device, c.place), state(in.state.tensor().shape(), DType::f32, device, c.token_place);
+    tw::gated_delta_rule(in.q, in.k, in.v, in.beta, o, options(c, in, state));
+    expect_results(c, in, o, state);
+  }
+  /// The same in steps of a few tokens.
+  void check_steps(Case c) {
+    SCOPED_TRACE("steps: " + text(c));
+    c.initial = true;
+    Inputs in = inputs(c);
+    PlacedTensor o(in.v.tensor().shape(), dtype, device, c.place);
+    const std::int64_t length = c.lengths.at(0);
+    for (std::int64_t at = 0; at < length;) {
+      const std::int64_t end = std::min(at + 1 + pick(4), length);
+      const auto part = [&](const PlacedTensor& t) { return t.tensor().slice(1, at, end); };
+      const Tensor g = part(in.g);
+      tw::gated_delta_rule_step(part(in.q), part(in.k), part(in.v), part(in.beta), in.state, part(o),
+                                {.g = c.lowest_gate < 0 ? &g : nullptr, .scale = c.scale, .normalise_qk = c.normalise});
+      at = end;
+    }
+    expect_results(c, in, o, in.state);
+  }
+  int pick(int n) { return std::uniform_int_distribution(0, n - 1)(random); }
+
+  const Device device = std::get<0>(GetParam());
+  const DType dtype = std::get<1>(GetParam());
+  std::mt19937_64 random = random_engine();
+};
+
+INSTANTIATE_TEST_SUITE_P(Ops, GatedDelta,
+                         testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::f32, DType::f16, DType::bf16)),
+                         [](const auto& instance) {
+                           return tw::format("{}_{}", std::get<0>(instance.param).is_cuda() ? "cuda" : "cpu",
+                                             name_of(std::get<1>(instance.param)));
+                         });
+
+TEST_P(GatedDelta, AnyLength) {
+  for (const std::int64_t length : {0, 1, 2, 63, 64, 65, 127, 131, 200})
+    check({.lengths = {length, length}, .dim = 32, .values = 40, .initial = pick(2) == 0, .final = length > 0 || pick(2) == 0});
+}
+
+TEST_P(GatedDelta, AnyDimensions) {
+  for (const std::int64_t dim : {1, 7, 16, 63, 64, 65, 96, 128})
+    check({.lengths = {67}, .dim = dim, .values = 20 + pick(130), .initial = true});
+  check({.lengths = {130}, .dim = 128, .values = 128, .initial = true});
+}
+
+TEST_P(GatedDelta, GatesFromNoneToStrong) {
+  for (const float lowest : {0.0f, -0.01f, -1.0f, -20.0f})
+    check({.lengths = {150}, .dim = 64, .values = 32, .lowest_gate = lowest, .initial = true});
+}
+
+TEST_P(GatedDelta, BetaUpToTwoWithSmallKeys) {
+  check({.lengths = {150}, .key_norm = 0.7f, .largest_beta = 2, .initial = true, .f32_beta = true});
+  check({.lengths = {150}, .lowest_gate = 0, .key_norm = 0.3f, .largest_beta = 2});
+}
+
+TEST_P(GatedDelta, HeadsThatShareKeys) {
+  check({.lengths = {66, 66}, .heads_of_keys = 2, .group = 3, .dim = 32, .values = 32, .initial = true});
+  check({.lengths = {30}, .heads_of_keys = 3, .group = 1, .dim = 16, .values = 80, .f32_beta = true});
+}
+
+TEST_P(GatedDelta, PackedSequences) {
+  check({.lengths = {0, 1, 63, 0, 64, 65, 100, 0}, .packed = true, .dim = 32, .values = 32, .initial = true});
+  check({.lengths = {64, 64}, .packed = true, .dim = 64, .values = 70, .f32_beta = true});
+  check({.lengths = {0, 0}, .packed = true, .dim = 16, .values = 16, .initial = true});
+}
+
+TEST_P(GatedDelta, NormalisesQueriesAndKeys) {
+  check({.lengths = {90}, .heads_of_keys = 2, .dim = 96, .values = 32, .key_norm = 9, .normalise = true, .scale = 0.5f});
+  check_steps({.lengths = {9, 9}, .dim = 96, .values = 48, .key_norm = 9, .normalise = true});
+}
+
+TEST_P(GatedDelta, Strides) {
+  const Placement with_gaps{.offset = 3, .gap = 5}, by_heads{.order = {0, 2, 1, 3}};
+  check({.lengths = {70, 70}, .heads_of_keys = 2, .dim = 24, .values = 24, .initial = true, .place = with_gaps, .token_place = {.gap = 1}});
+  check({.lengths = {70, 70}, .heads_of_keys = 2, .group = 2, .dim = 64, .values = 64, .initial = true, .place = by_heads});
+  check({.lengths = {20}, .dim = 8, .values = 8, .place = {.step = 2}, .token_place = {.step = 3}});
+}
+
+TEST_P(GatedDelta, Steps) {
+  check_steps({.lengths = {11, 11, 11}, .heads_of_keys = 2, .group = 2, .dim = 128, .values = 100});
+  check_steps({.lengths = {7}, .dim = 40, .values = 33, .lowest_gate = 0, .f32_beta = true, .scale = 1.0f});
+}
+
+/// What follows a sequence's last token in memory has no part in its results.
+TEST_P(GatedDelta, OtherSequencesMayHoldNaN) {
+  const Case c{.lengths = {70, 30}, .packed = true, .dim = 64, .values = 64};
+  Inputs in = inputs(c);
+  PlacedTensor o(in.v.tensor().shape(), dtype, device), clean(in.v.tensor().shape(), dtype, device);
+  PlacedTensor state(in.state.tensor().shape(), DType::f32, device), clean_state(in.state.tensor().shape(), DType::f32, device);
+  tw::gated_delta_rule(in.q, in.k, in.v, in.beta, clean, options(c, in, clean_state));
+  const auto poison = [](PlacedTensor& t) {
+    std::vector<float> values;
+    for (const double x : t.values()) values.push_back(static_cast<float>(x));
+    std::fill(values.begin() + static_cast<std::ptrdiff_t>(values.size() * 70 / 100), values.end(), kNaN);
+    t.fill(values);
+  };
+  for (PlacedTensor* const t : {&in.q, &in.k, &in.v, &in.beta, &in.g}) poison(*t);
+  tw::gated_delta_rule(in.q, in.k, in.v, in.beta, o, options(c, in, state));
+  const std::vector<double> with = o.values(), without = clean.values(), end = state.values(), clean_end = clean_state.values();
+  for (std::size_t i = 0; i < with.size() * 70 / 100; ++i) ASSERT_EQ(with[i], without[i]) << "element " << i;
+  for (std::size_t i = 0; i < end.size() / 2; ++i) ASSERT_EQ(end[i], clean_end[i]) << "element " << i << " of the state";
+}
+
+class GatedDeltaArguments : public testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override { skip_unless_present(GetParam()); }
+  Tensor tensor(Shape shape, DType dtype = DType::bf16) { return Tensor::poisoned(std::move(shape), dtype, Stream::standard(GetParam())); }
+};
+INSTANTIATE_TEST_SUITE_P(Ops, GatedDeltaArguments, testing::ValuesIn(kDevices), device_name);
+
+TEST_P(GatedDeltaArguments, AreRefusedByName) {
+  const Tensor q = tensor({2, 5, 2, 8}), k = tensor({2, 5, 2, 8}), v = tensor({2, 5, 4, 16}), beta = tensor({2, 5, 4}),
+               o = tensor({2, 5, 4, 16});
+  const Tensor g = tensor({2, 5, 4}, DType::f32), state = tensor({2, 4, 8, 16}, DType::f32), other = tensor({2, 4, 16, 8}, DType::f32);
+  const Tensor offsets = tensor({3}, DType::i32), one = tensor({1}, DType::i32), long_ones = tensor({2, 5, 2, 129});
+  const auto refused = [&](const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& beta_, const Tensor& o_,
+                           std::initializer_list<std::string_view> parts, GatedDeltaOptions options = {}) {
+    expect_error<InvalidArgument>([&] { tw::gated_delta_rule(q_, k_, v_, beta_, o_, options); }, parts);
+  };
+  refused(tensor({2, 5, 2, 8}, DType::i32), k, v, beta, o, {"gated_delta_rule: q is i32[2, 5, 2, 8]", "f32, f16 and bf16"});
+  refused(tensor({5, 2, 8}), k, v, beta, o, {"q is bf16[5, 2, 8]", "[batch, seqlen, heads, dim]"});
+  refused(long_ones, long_ones, v, beta, o, {"q is bf16[2, 5, 2, 129]", "1 to 128"});
+  refused(q, v, v, beta, o, {"k is bf16[2, 5, 4, 16]", "q's shape"});
+  refused(q, k, tensor({2, 6, 4, 16}), beta, o, {"v is bf16[2, 6, 4, 16]", "batch and seqlen"});
+  refused(q, k, tensor({2, 5, 3, 16}), beta, o, {"v is bf16[2, 5, 3, 16]", "a multiple of those of q"});
+  refused(q, k, tensor({2, 5, 4, 16}, DType::f16), beta, o, {"v is f16[2, 5, 4, 16]", "bf16"});
+  refused(q, k, v, tensor({2, 5, 2}), o, {"beta is bf16[2, 5, 2]", "[2, 5, 4]"});
+  refused(q, k, v, tensor({2, 5, 4}, DType::f16), o, {"beta is f16[2, 5, 4]", "bf16, or f32"});
+  refused(q, k, v, beta, v, {"o is", "shares memory with v"});
+  refused(q, k, v, beta, q, {"o is bf16[2, 5, 2, 8]", "v's shape"});
+  refused(q, k, v, beta, o, {"g is bf16[2, 5, 4]", "f32"}, {.g = &beta});
+  refused(q, k, v, beta, o, {"initial_state is f32[2, 4, 16, 8]", "[2, 4, 8, 16]"}, {.initial_state = &other});
+  refused(q, k, v, beta, o, {"final_state is f32[2, 4, 16, 8]", "[2, 4, 8, 16]"}, {.final_state = &other});
+  refused(q, k, v, beta, o, {"q is bf16[2, 5, 2, 8]", "its batch must be 1"}, {.cu_seqlens = &offsets});
+  refused(q, k, v, beta, o, {"cu_seqlens is i32[1]", "at least one sequence"}, {.cu_seqlens = &one});
+  refused(q, k, v, beta, o, {"scale is inf", "finite"}, {.scale = kInf});
+  expect_error<InvalidArgument>([&] { tw::gated_delta_rule_step(q, k, v, beta, other, o, {.g = &g}); },
+                                {"gated_delta_rule_step: initial_state is f32[2, 4, 16, 8]"});
+}
+
+}  // namespace
+}  // namespace tw::kernels::gated_delta

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <vector>
+
+#include "kernels/variant.hpp"
+
+namespace tw::kernels::gated_delta {
+
+inline constexpr ShapeKey kShape[] = {
+    {"batch", "sequences", 1}, {"seqlen", "tokens of a sequence"}, {"heads", "heads", 16}, {"dim", "dimensions of keys and values", 128}};
+
+/// The instantiations that are compiled ahead of time.
+std::vector<KernelVariant> registered();
+
+}  // namespace tw::kernels::gated_delta
