@@ -68,9 +68,9 @@ std::vector<RegisteredKernel> registered_kernels() {
 std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarget target) {
   std::vector<RegisteredKernel> all = registered_kernels();
   if (target != GpuTarget::cuda) return all;
-  const auto tiles_differ = [](const RegisteredKernel& kernel) {
-    return kernel.family == "gemm" || kernel.family == "attention" || kernel.family == "mla" || kernel.family == "convolution" || kernel.family == "sparse_gemm" ||
-           kernel.family == "block_sparse_gemm";
+  constexpr std::string_view kOtherTiles[] = {"gemm", "attention", "mla", "convolution", "sparse_gemm", "block_sparse_gemm", "gated_delta"};
+  const auto tiles_differ = [&](const RegisteredKernel& kernel) {
+    return std::ranges::find(kOtherTiles, kernel.family) != std::end(kOtherTiles);
   };
   std::erase_if(all, tiles_differ);
   for (RegisteredKernel& kernel : all) kernel.spec = for_target(kernel.spec, target);
@@ -84,6 +84,7 @@ std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarge
   add("convolution", kernels::convolution::registered_generic(shared));
   add("sparse_gemm", kernels::sparse_gemm::registered_generic(shared));
   add("block_sparse_gemm", kernels::block_sparse_gemm::registered_generic(shared));
+  add("gated_delta", kernels::gated_delta::registered_generic());
   return all;
 }
 

@@ -18,9 +18,11 @@
 #include "tilewave/bitnet.hpp"
 #include "tilewave/block_sparse_gemm.hpp"
 #include "tilewave/cast_fp8.hpp"
+#include "tilewave/causal_conv1d.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/elementwise.hpp"
 #include "tilewave/embedding.hpp"
+#include "tilewave/gated_delta.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
@@ -312,6 +314,61 @@ std::vector<Operation> all_operations() {
   all.push_back({"cast_fp8_grouped",
                  {{"x", {6, 128}}, {"sizes", {2}, kI32}, {"y", {2, 3, 128}, kFp8, true}, {"scales", {2, 3, 1}, kF32, true}},
                  [](const Operands& t) { cast_fp8_grouped(t[0], t[1], t[2], t[3]); }});
+  all.push_back(
+      {"causal_conv1d",
+       {{"x", {2, 5, 3}},
+        {"weight", {3, 4}},
+        {"y", {2, 5, 3}, kF32, true},
+        {"bias", {3}},
+        {"initial_state", {2, 3, 3}},
+        {"final_state", {2, 3, 3}, kF32, true}},
+       [](const Operands& t) { causal_conv1d(t[0], t[1], t[2], {.bias = &t[3], .initial_state = &t[4], .final_state = &t[5]}); }});
+  all.push_back({"causal_conv1d",
+                 {{"x", {1, 5, 3}}, {"weight", {3, 4}}, {"y", {1, 5, 3}, kF32, true}, {"cu_seqlens", {3}, kI32}},
+                 [](const Operands& t) { causal_conv1d(t[0], t[1], t[2], {.cu_seqlens = &t[3]}); }});
+  all.push_back({"causal_conv1d_update",
+                 {{"x", {2, 1, 3}}, {"state", {2, 3, 3}, kF32, true}, {"weight", {3, 4}}, {"y", {2, 1, 3}, kF32, true}, {"bias", {3}}},
+                 [](const Operands& t) { causal_conv1d_update(t[0], t[1], t[2], t[3], {.bias = &t[4]}); }});
+  all.push_back(
+      {"causal_conv1d_backward",
+       {{"dy", {2, 5, 3}},
+        {"x", {2, 5, 3}},
+        {"weight", {3, 4}},
+        {"dx", {2, 5, 3}, kF32, true},
+        {"bias", {3}},
+        {"initial_state", {2, 3, 3}},
+        {"d_final_state", {2, 3, 3}},
+        {"d_weight", {3, 4}, kF32, true},
+        {"d_bias", {3}, kF32, true},
+        {"d_initial_state", {2, 3, 3}, kF32, true}},
+       [](const Operands& t) {
+         causal_conv1d_backward(
+             t[0], t[1], t[2], t[3],
+             {.bias = &t[4], .initial_state = &t[5], .d_final_state = &t[6], .d_weight = &t[7], .d_bias = &t[8], .d_initial_state = &t[9]});
+       }});
+  all.push_back({"gated_delta_rule",
+                 {{"q", {1, 5, 2, 4}},
+                  {"k", {1, 5, 2, 4}},
+                  {"v", {1, 5, 2, 6}},
+                  {"beta", {1, 5, 2}},
+                  {"o", {1, 5, 2, 6}, kF32, true},
+                  {"g", {1, 5, 2}},
+                  {"initial_state", {2, 2, 4, 6}},
+                  {"final_state", {2, 2, 4, 6}, kF32, true, "initial_state"},
+                  {"cu_seqlens", {3}, kI32}},
+                 [](const Operands& t) {
+                   gated_delta_rule(t[0], t[1], t[2], t[3], t[4],
+                                    {.g = &t[5], .initial_state = &t[6], .final_state = &t[7], .cu_seqlens = &t[8]});
+                 }});
+  all.push_back({"gated_delta_rule_step",
+                 {{"q", {2, 1, 2, 4}},
+                  {"k", {2, 1, 2, 4}},
+                  {"v", {2, 1, 2, 6}},
+                  {"beta", {2, 1, 2}},
+                  {"initial_state", {2, 2, 4, 6}, kF32, true},
+                  {"o", {2, 1, 2, 6}, kF32, true},
+                  {"g", {2, 1, 2}}},
+                 [](const Operands& t) { gated_delta_rule_step(t[0], t[1], t[2], t[3], t[4], t[5], {.g = &t[6]}); }});
   all.push_back({"conv1d", {{"x", {2, 5, 3}}, {"w", {4, 3, 3}}, {"y", {2, 3, 4}, kF32, true}, {"bias", {4}}}, [](const Operands& t) {
                    conv1d(t[0], t[1], t[2], {.bias = &t[3]});
                  }});

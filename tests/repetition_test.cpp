@@ -35,8 +35,10 @@
 #include "tilewave/attention.hpp"
 #include "tilewave/bitnet.hpp"
 #include "tilewave/block_sparse_gemm.hpp"
+#include "tilewave/causal_conv1d.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/elementwise.hpp"
+#include "tilewave/gated_delta.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
@@ -459,6 +461,51 @@ TEST(Repetition, cuda_ProductsWithTernaryWeights) {
   for (const std::int64_t m : {1, 16, 24, 64, 100, 4096}) {
     cases.push_back(bit_linear_case(m, m < 100 ? 4096 : 1024, 640));
     cases.push_back(bit_linear_case(m, 1024, 2560, true));
+  }
+  expect_all_repeatable(cases);
+}
+
+/// A causal convolution, and the gradients of its input and of its filter.
+Case causal_conv1d_case(std::int64_t seqlen, std::int64_t channels, bool backward, bool of_weight = false) {
+  const SharedInputs in = inputs({{2, seqlen, channels}, {2, seqlen, channels}, {channels, 4}}, DType::bf16);
+  return {tw::format("causal_conv1d: {} x {} backward {} of the weight {}", seqlen, channels, backward, of_weight),
+          of_weight ? Shape{channels, 4} : Shape{2, seqlen, channels}, DType::bf16, [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            if (!backward) return causal_conv1d(t[0], t[2], out, {.silu = true, .stream = stream});
+            if (!of_weight) return causal_conv1d_backward(t[1], t[0], t[2], out, {.silu = true, .stream = stream});
+            const Tensor dx = Tensor::poisoned(t[0].shape(), DType::bf16, stream);
+            causal_conv1d_backward(t[1], t[0], t[2], dx, {.silu = true, .d_weight = &out, .stream = stream});
+          }};
+}
+
+/// The gated delta rule without gates, or token by token.
+Case gated_delta_case(std::int64_t seqlen, std::int64_t heads, std::int64_t dim, bool steps) {
+  const SharedInputs in =
+      inputs({{2, seqlen, heads, dim}, {2, seqlen, heads, dim}, {2, seqlen, heads, dim}, {2, seqlen, heads}}, DType::bf16);
+  return {tw::format("gated_delta_rule: {} tokens, {} heads of {}, steps {}", seqlen, heads, dim, steps),
+          {2, seqlen, heads, dim},
+          DType::bf16,
+          [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            if (!steps) return gated_delta_rule(t[0], t[1], t[2], t[3], out, {.normalise_qk = true, .stream = stream});
+            const Tensor state = Tensor::zeros({2, heads, dim, dim}, DType::f32, stream);
+            gated_delta_rule_step(t[0], t[1], t[2], t[3], state, out, {.normalise_qk = true, .stream = stream});
+          }};
+}
+
+TEST(Repetition, cuda_Recurrences) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  for (const std::int64_t channels : {1024, 1536}) {
+    for (const std::int64_t seqlen : {16, 500}) {
+      cases.push_back(causal_conv1d_case(seqlen, channels, false));
+      cases.push_back(causal_conv1d_case(seqlen, channels, true));
+      cases.push_back(causal_conv1d_case(seqlen, channels, true, true));
+    }
+  }
+  for (const std::int64_t dim : {64, 128}) {
+    for (const std::int64_t seqlen : {64, 200}) cases.push_back(gated_delta_case(seqlen, 4, dim, false));
+    cases.push_back(gated_delta_case(4, 4, dim, true));
   }
   expect_all_repeatable(cases);
 }

@@ -19,11 +19,13 @@
 #include "tilewave/bitnet.hpp"
 #include "tilewave/block_sparse_gemm.hpp"
 #include "tilewave/cast_fp8.hpp"
+#include "tilewave/causal_conv1d.hpp"
 #include "tilewave/convolution.hpp"
 #include "tilewave/detail/parallel.hpp"
 #include "tilewave/elementwise.hpp"
 #include "tilewave/embedding.hpp"
 #include "tilewave/error.hpp"
+#include "tilewave/gated_delta.hpp"
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
@@ -150,6 +152,21 @@ std::vector<StackCase> stack_cases() {
     all.push_back({"rope", heads.shape(), dtype, [=](const Tensor& y) { rope(heads, angles, angles, y); }});
     all.push_back({"rope interleaved", heads.shape(), dtype,
                    [=](const Tensor& y) { rope(heads, angles, angles, y, {.pairing = RopePairing::interleaved}); }});
+    const Tensor series = random_values({1, 90, 700}, dtype), filter = random_values({700, 4}, dtype);
+    all.push_back({"causal_conv1d", series.shape(), dtype, [=](const Tensor& y) { causal_conv1d(series, filter, y, {.silu = true}); }});
+    all.push_back({"causal_conv1d_backward", series.shape(), dtype, [=](const Tensor& dx) {
+                     const Tensor d_weight = Tensor::empty(filter.shape(), dtype);
+                     causal_conv1d_backward(series, series, filter, dx, {.silu = true, .d_weight = &d_weight});
+                   }});
+    for (const std::int64_t dim : {64, 128}) {
+      const Tensor q = random_values({1, 90, 2, dim}, dtype), betas = random_values({1, 90, 2}, dtype);
+      all.push_back(
+          {"gated_delta_rule", q.shape(), dtype, [=](const Tensor& o) { gated_delta_rule(q, q, q, betas, o, {.normalise_qk = true}); }});
+      all.push_back({"gated_delta_rule_step", q.shape(), dtype, [=](const Tensor& o) {
+                       const Tensor state = Tensor::zeros({1, 2, dim, dim}, DType::f32);
+                       gated_delta_rule_step(q, q, q, betas, state, o, {.normalise_qk = true});
+                     }});
+    }
     all.push_back({"rope_table", {300, 64}, dtype, [=](const Tensor& y) { rope_table(y, Tensor::empty({300, 64}, dtype)); }});
   }
   const Tensor a = random_values({300, 300}, DType::fp8_e4m3), b = random_values({300, 600}, DType::fp8_e4m3);

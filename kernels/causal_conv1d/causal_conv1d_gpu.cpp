@@ -88,11 +88,12 @@ namespace {
 /// Tensors for a shape, of T.
 template <class T>
 struct Placeholders {
-  Tensor x, y, weight, bias, d_weight, d_bias;
+  Tensor x, y, dy, weight, bias, d_weight, d_bias;
   explicit Placeholders(const ShapeValues& shape) {
     const Shape of_x{shape["batch"], shape["seqlen"], shape["channels"]}, of_weight{shape["channels"], shape["width"]};
     x = placeholder(of_x, dtype_of<T>);
     y = placeholder(of_x, dtype_of<T>);
+    dy = placeholder(of_x, dtype_of<T>);
     weight = placeholder(of_weight, dtype_of<T>);
     bias = placeholder({shape["channels"]}, dtype_of<T>);
     d_weight = placeholder(of_weight, dtype_of<T>);
@@ -119,7 +120,8 @@ Analysis analyze_forward(const ShapeValues& shape) {
 template <class T>
 Call backward_call(const Placeholders<T>& of, const ShapeValues& shape) {
   require_width(shape, kTaps);
-  Call call = check_backward(of.x, of.x, of.weight, of.y, {.bias = &of.bias, .silu = true, .d_weight = &of.d_weight, .d_bias = &of.d_bias});
+  Call call =
+      check_backward(of.dy, of.x, of.weight, of.y, {.bias = &of.bias, .silu = true, .d_weight = &of.d_weight, .d_bias = &of.d_bias});
   call.sums = placeholder({kTaps + 1, std::int64_t{call.batches()} * call.runs(), call.channels()}, DType::f32);
   return call;
 }

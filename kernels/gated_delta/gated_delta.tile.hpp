@@ -11,8 +11,6 @@ inline constexpr const char* kSource = "kernels/gated_delta/gated_delta.tile.hpp
 
 /// Tokens of a chunk.
 inline constexpr int kChunk = 64;
-/// Dimensions of values that a block of Walk has.
-inline constexpr int kSlice = 128;
 
 /// The sequences of a call: [batch, length], or with offsets a batch of one with all sequences one after the other.
 template <class Target>
@@ -125,20 +123,20 @@ struct Prepare {
   };
 };
 
-/// A sequence of a head, a slice of its values. With S the state before a chunk,
+/// A sequence of a head, a slice of its values: 64 for each warpgroup, which share the rows of a chunk. With S the state before a chunk,
 ///   U = inverse (beta (V - exp(G) K S)),   O = scale (exp(G) Q S + P U) with P(i, j) = q_i k_j exp(G_i - G_j) for j <= i,
 ///   S = exp(G_last) S + (exp(G_last - G) K)^T U.
 /// All exponents are at most 0 where they count.
-template <class T, int D, int Stages>
+template <class T, int D, int Slice, int Stages>
 struct Walk {
   static constexpr const char* source = kSource;
 
   template <class Target>
   struct On {
-    static constexpr int rows = 128;  // two warpgroups, which share the rows of a chunk
+    static constexpr int rows = Slice;
     static constexpr int warpgroups = rows / 64;
     using Tokens = Shared<Target, T, kChunk, D>;
-    using Values = Shared<Target, T, kChunk, kSlice>;
+    using Values = Shared<Target, T, kChunk, Slice>;
     using Inverse = Shared<Target, T, kChunk, kChunk>;
     using OfTokens = SharedVector<Target, float, kChunk>;
     struct Params {
@@ -166,17 +164,17 @@ struct Walk {
       Ring<Target, Slot, Stages> keys;
       Ring<Target, Tokens, 1> queries;
       Ring<Target, Inverse, 1> inverses;
-      Buffer<Target, T, D, kSlice, Contract::rows> state;
-      Buffer<Target, T, kChunk, kSlice, Contract::rows> updates, decayed;
+      Buffer<Target, T, D, Slice, Contract::rows> state;
+      Buffer<Target, T, kChunk, Slice, Contract::rows> updates, decayed;
       Buffer<Target, T, kChunk, kChunk> weights;
       explicit constexpr Memory(auto& block)
           : keys(block), queries(block), inverses(block), state(block), updates(block), decayed(block), weights(block) {}
     };
     struct State {
-      Fragment<Target, float, D, kSlice, warpgroups> s;
+      Fragment<Target, float, D, Slice, warpgroups> s;
     };
     TW_INLINE static Work work(const Params& p, Tile t) {
-      return {p.sequences.at(t.m), t.m, t.batch, static_cast<int>(static_cast<u32>(t.batch) / static_cast<u32>(p.group)), t.n * kSlice};
+      return {p.sequences.at(t.m), t.m, t.batch, static_cast<int>(static_cast<u32>(t.batch) / static_cast<u32>(p.group)), t.n * Slice};
     }
     TW_INLINE static int steps(const Params&, const Work& w) { return ceil_div(w.sequence.size, kChunk); }
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
@@ -192,7 +190,7 @@ struct Walk {
     }
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
       using Square = Fragment<Target, float, kChunk, kChunk, warpgroups>;
-      using Part = Fragment<Target, float, kChunk, kSlice, warpgroups>;
+      using Part = Fragment<Target, float, kChunk, Slice, warpgroups>;
       if (p.initial_state.cols > 0)
         block.load(state.s, p.initial_state, 0, w.col, w.head, w.n);
       else

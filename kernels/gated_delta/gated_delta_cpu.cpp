@@ -31,7 +31,7 @@ void chunks_on_cpu(Call call) {
     with_dim(call, [&]<int dim>(Constant<dim>) {
       if (call.chunks() > 0)
         launch_cpu<Prepare<T, float, dim>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
-      launch_cpu<Walk<T, dim, 2>>(walk_grid(call, kSlice), [&](auto& bind, auto& p) { bind_walk(bind, p, call); });
+      launch_cpu<Walk<T, dim, 128, 2>>(walk_grid(call, 128), [&](auto& bind, auto& p) { bind_walk(bind, p, call); });
     });
   });
 }

@@ -19,8 +19,8 @@ struct DeltaKernel {
   Kind kind;
   DType x, beta;
   int dim;
-  bool normalise;  ///< step
-  int stages;      ///< walk
+  bool normalise;     ///< step
+  int slice, stages;  ///< walk
   auto operator<=>(const DeltaKernel&) const = default;
 };
 
@@ -30,7 +30,7 @@ std::string type_of(const DeltaKernel& k) {
     case Kind::prepare:
       return tw::format("tw::kernels::gated_delta::Prepare<{}, {}, {}>", x, element_name(k.beta), k.dim);
     case Kind::walk:
-      return tw::format("tw::kernels::gated_delta::Walk<{}, {}, {}>", x, k.dim, k.stages);
+      return tw::format("tw::kernels::gated_delta::Walk<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
     case Kind::step:
       return tw::format("tw::kernels::gated_delta::Step<{}, {}, {}, {}>", x, element_name(k.beta), k.dim, bool_name(k.normalise));
     default:
@@ -38,8 +38,8 @@ std::string type_of(const DeltaKernel& k) {
   }
 }
 
-/// Two stages fill half of a Hopper SM's shared memory. Some GPUs of the generic target have 99 KB for a block.
-int stages_of(GpuTarget target) { return target == GpuTarget::cuda ? 1 : 2; }
+/// Two warpgroups and stages take most of a Hopper SM's shared memory. Some GPUs of the generic target have 99 KB for a block.
+DeltaKernel walk_kernel(DType x, int dim, bool generic) { return {Kind::walk, x, x, dim, false, generic ? 64 : 128, generic ? 1 : 2}; }
 
 KernelTable<DeltaKernel>& table() {
   static KernelTable<DeltaKernel> kernels(type_of, kSource);
@@ -65,7 +65,7 @@ Tensor normalised_on_gpu(const Tensor& x, const Stream& stream) {
   const Tensor y = workspace(x.shape(), x.dtype(), stream);
   const RowViews views(std::initializer_list<const Tensor*>{&x, &y});
   using Params = typename Normalise<X, 128>::template On<Target>::Params;
-  detail::launch_named<Params>(table()[{Kind::normalise, x.dtype(), x.dtype(), 128, false, 0}], stream,
+  detail::launch_named<Params>(table()[{Kind::normalise, x.dtype(), x.dtype(), 128, false, 0, 0}], stream,
                                row_grid("gated_delta_rule", views, 1, Normalise<X, 128>::tile_rows, 1), [&](auto& bind, auto& p) {
                                  bind(p.x, views[0]);
                                  bind(p.y, views[1]);
@@ -85,11 +85,11 @@ void launch_chunks(Call& call) {
   const DType x = call.q.dtype();
   if (call.chunks() > 0)
     detail::launch_named<typename Prepare<X, Beta, 128>::template On<Target>::Params>(
-        table()[{Kind::prepare, x, call.beta.dtype(), dim_of(call), false, 0}], call.stream, prepare_grid(call),
+        table()[{Kind::prepare, x, call.beta.dtype(), dim_of(call), false, 0, 0}], call.stream, prepare_grid(call),
         [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
-  detail::launch_named<typename Walk<X, 128, 2>::template On<Target>::Params>(
-      table()[{Kind::walk, x, x, dim_of(call), false, stages_of(call.stream.target())}], call.stream, walk_grid(call, kSlice),
-      [&](auto& bind, auto& p) { bind_walk(bind, p, call); });
+  const DeltaKernel walk = walk_kernel(x, dim_of(call), call.stream.target() == GpuTarget::cuda);
+  detail::launch_named<typename Walk<X, 128, 128, 2>::template On<Target>::Params>(table()[walk], call.stream, walk_grid(call, walk.slice),
+                                                                                   [&](auto& bind, auto& p) { bind_walk(bind, p, call); });
 }
 
 }  // namespace
@@ -103,7 +103,7 @@ void steps_on_gpu(const Call& call) {
   with_types(call, [&]<class X, class Beta>(std::type_identity<X>, std::type_identity<Beta>) {
     using Kernel = Step<X, Beta, 128, false>;
     detail::launch_named<typename Kernel::template On<Target>::Params>(
-        table()[{Kind::step, call.q.dtype(), call.beta.dtype(), dim_of(call), call.normalise, 0}], call.stream,
+        table()[{Kind::step, call.q.dtype(), call.beta.dtype(), dim_of(call), call.normalise, 0, 0}], call.stream,
         walk_grid(call, Kernel::cols), [&](auto& bind, auto& p) { bind_step(bind, p, call); });
   });
 }
@@ -113,10 +113,11 @@ namespace {
 /// A call for a shape, with gates, the final state and no initial one.
 template <class T>
 struct Placeholders {
-  Tensor q, v, beta, o, g, state;
+  Tensor q, k, v, beta, o, g, state;
   explicit Placeholders(const ShapeValues& shape) {
     const std::int64_t batch = shape["batch"], seqlen = shape["seqlen"], heads = shape["heads"], dim = shape["dim"];
     q = placeholder({batch, seqlen, heads, dim}, dtype_of<T>);
+    k = placeholder(q.shape(), dtype_of<T>);
     v = placeholder(q.shape(), dtype_of<T>);
     o = placeholder(q.shape(), dtype_of<T>);
     beta = placeholder({batch, seqlen, heads}, DType::f32);
@@ -124,7 +125,7 @@ struct Placeholders {
     state = placeholder({batch, heads, dim, dim}, DType::f32);
   }
   Call call() const {
-    Call result = check("gated_delta_rule", q, q, v, beta, o, {.g = &g, .final_state = &state});
+    Call result = check("gated_delta_rule", q, k, v, beta, o, {.g = &g, .final_state = &state});
     make_workspace(result, [](Shape shape, DType dtype) { return placeholder(std::move(shape), dtype); });
     return result;
   }
@@ -144,7 +145,7 @@ template <class T, int dim>
 Analysis analyze_walk(const ShapeValues& shape) {
   require_dim(shape, dim);
   const Call call = Placeholders<T>(shape).call();
-  return analyze<Walk<T, dim, 2>>(walk_grid(call, kSlice), [&](auto& bind, auto& p) { bind_walk(bind, p, call); });
+  return analyze<Walk<T, dim, 128, 2>>(walk_grid(call, 128), [&](auto& bind, auto& p) { bind_walk(bind, p, call); });
 }
 template <class T, int dim>
 Analysis analyze_step(const ShapeValues& shape) {
@@ -156,16 +157,28 @@ Analysis analyze_step(const ShapeValues& shape) {
 
 }  // namespace
 
+namespace {
+
+const DeltaKernel kPrepare{Kind::prepare, DType::bf16, DType::f32, 128, false, 0, 0},
+    kStep{Kind::step, DType::bf16, DType::f32, 128, false, 0, 0};
+
+KernelSpec spec_of(const DeltaKernel& kernel, const char* name) { return make_spec({type_of(kernel), kSource, nullptr}, true, true, name); }
+
+}  // namespace
+
 std::vector<KernelVariant> registered() {
-  std::vector<KernelVariant> variants;
-  const auto add = [&](const char* name, const DeltaKernel& kernel, Analysis (*analyze)(const ShapeValues&)) {
-    variants.push_back({make_spec({type_of(kernel), kSource, nullptr}, true, true, name), analyze});
-  };
-  add("gated_delta_prepare_bf16_128", {Kind::prepare, DType::bf16, DType::f32, 128, false, 0}, analyze_prepare<bf16, 128>);
-  add("gated_delta_walk_bf16_128", {Kind::walk, DType::bf16, DType::bf16, 128, false, 2}, analyze_walk<bf16, 128>);
-  add("gated_delta_walk_bf16_64", {Kind::walk, DType::bf16, DType::bf16, 64, false, 2}, analyze_walk<bf16, 64>);
-  add("gated_delta_step_bf16_128", {Kind::step, DType::bf16, DType::f32, 128, false, 0}, analyze_step<bf16, 128>);
-  return variants;
+  return {{spec_of(kPrepare, "gated_delta_prepare_bf16_128"), analyze_prepare<bf16, 128>},
+          {spec_of(walk_kernel(DType::bf16, 128, false), "gated_delta_walk_bf16_128"), analyze_walk<bf16, 128>},
+          {spec_of(walk_kernel(DType::bf16, 64, false), "gated_delta_walk_bf16_64"), analyze_walk<bf16, 64>},
+          {spec_of(kStep, "gated_delta_step_bf16_128"), analyze_step<bf16, 128>}};
+}
+
+std::vector<KernelSpec> registered_generic() {
+  std::vector<KernelSpec> specs{
+      spec_of(kPrepare, "gated_delta_prepare_bf16_128"), spec_of(walk_kernel(DType::bf16, 128, true), "gated_delta_walk_bf16_128"),
+      spec_of(walk_kernel(DType::bf16, 64, true), "gated_delta_walk_bf16_64"), spec_of(kStep, "gated_delta_step_bf16_128")};
+  for (KernelSpec& spec : specs) spec = for_target(spec, GpuTarget::cuda);
+  return specs;
 }
 
 }  // namespace tw::kernels::gated_delta

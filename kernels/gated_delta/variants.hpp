@@ -11,5 +11,7 @@ inline constexpr ShapeKey kShape[] = {
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();
+/// The same for the generic target, whose tiles are smaller.
+std::vector<KernelSpec> registered_generic();
 
 }  // namespace tw::kernels::gated_delta

@@ -123,6 +123,89 @@ def test_sparse_gemm(random):
             call()
 
 
+def _causal_conv1d(x, weight, bias, silu, initial):
+    """[batch, seqlen, channels], by shifted products; and the last inputs."""
+    states = weight.shape[1] - 1
+    padded = np.concatenate([initial.transpose(0, 2, 1), x], axis=1).astype(np.float64)
+    z = sum(padded[:, k : k + x.shape[1]] * weight[:, k] for k in range(states + 1)) + bias
+    return (z / (1 + np.exp(-z)) if silu else z), padded[:, x.shape[1] :].transpose(0, 2, 1)
+
+
+def test_causal_conv1d(random):
+    x, weight, bias = random(2, 9, 5), random(5, 4), random(5)
+    initial, nothing = random(2, 5, 3), np.zeros((2, 5, 3), np.float32)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5}
+    wanted, last = _causal_conv1d(x, weight, bias, True, initial)
+    y, state = ops.causal_conv1d(x, weight, bias, activation="silu", initial_state=initial, return_final_state=True)
+    np.testing.assert_allclose(y, wanted, **tolerance)
+    np.testing.assert_array_equal(state, last)
+    out = np.empty_like(x)
+    assert ops.causal_conv1d(x, weight, bias, out=out) is out
+    np.testing.assert_allclose(out, _causal_conv1d(x, weight, bias, False, nothing)[0], **tolerance)
+    # The same token by token, and from packed sequences.
+    state = initial.copy()
+    steps = [ops.causal_conv1d_update(x[:, t], state, weight, bias, activation="swish") for t in range(9)]
+    np.testing.assert_array_equal(np.stack(steps, axis=1), y)
+    np.testing.assert_array_equal(state, last)
+    packed = ops.causal_conv1d(x.reshape(1, 18, 5), weight, bias, cu_seqlens=np.array([0, 9, 18], np.int32))
+    np.testing.assert_array_equal(packed.reshape(2, 9, 5), out)
+    with pytest.raises(ValueError, match="activation is 'relu'"):
+        ops.causal_conv1d(x, weight, activation="relu")
+    with pytest.raises(ValueError, match=r"weight is f32\[9, 5\]"):
+        ops.causal_conv1d(x, x[0])
+
+
+def test_causal_conv1d_backward(random):
+    x, weight, dy = random(1, 6, 3), random(3, 2), random(1, 6, 3)
+    dx, d_weight, d_bias, d_state = ops.causal_conv1d_backward(dy, x, weight)
+    assert d_bias is None and d_state is None
+    later = np.concatenate([dy[:, 1:], np.zeros((1, 1, 3), np.float32)], axis=1)
+    before = np.concatenate([np.zeros((1, 1, 3), np.float32), x[:, :-1]], axis=1)
+    np.testing.assert_allclose(dx, dy * weight[:, 1] + later * weight[:, 0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(d_weight, np.stack([(dy * before).sum((0, 1)), (dy * x).sum((0, 1))], axis=1), rtol=1e-5, atol=1e-5)
+    bias, initial, d_last = random(3), random(1, 3, 1), random(1, 3, 1)
+    dx, d_weight, d_bias, d_state = ops.causal_conv1d_backward(dy, x, weight, bias, initial_state=initial, d_final_state=d_last)
+    np.testing.assert_allclose(d_bias, dy.sum((0, 1)), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(d_state[..., 0], dy[:, 0] * weight[:, 0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(dx[:, -1], dy[:, -1] * weight[:, 1] + d_last[..., 0], rtol=1e-5, atol=1e-6)
+
+
+def _gated_delta_rule(q, k, v, beta, g, scale, state):
+    group = v.shape[2] // q.shape[2]
+    q, k = (np.repeat(x, group, axis=2).astype(np.float64) for x in (q, k))
+    state, results = state.astype(np.float64), []
+    for t in range(q.shape[1]):
+        state = state * np.exp(g[:, t])[..., None, None]
+        update = beta[:, t][..., None] * (v[:, t] - np.einsum("bhd,bhdv->bhv", k[:, t], state))
+        state = state + np.einsum("bhd,bhv->bhdv", k[:, t], update)
+        results.append(scale * np.einsum("bhd,bhdv->bhv", q[:, t], state))
+    return np.stack(results, axis=1), state
+
+
+def test_gated_delta_rule(random):
+    q, k, v, initial = random(2, 70, 1, 8), random(2, 70, 1, 8), random(2, 70, 2, 6), random(2, 2, 8, 6)
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    beta, g = np.abs(np.tanh(random(2, 70, 2))), -np.abs(random(2, 70, 2))
+    tolerance = {"rtol": 1e-4, "atol": 1e-4}
+    wanted, last = _gated_delta_rule(q, k, v, beta, g, 8**-0.5, initial)
+    o, state = ops.gated_delta_rule(q, k, v, beta, g=g, initial_state=initial, return_final_state=True)
+    np.testing.assert_allclose(o, wanted, **tolerance)
+    np.testing.assert_allclose(state, last, **tolerance)
+    state = initial.copy()
+    steps = [ops.gated_delta_rule_step(*(x[:, t : t + 1] for x in (q, k, v, beta)), state, g=g[:, t : t + 1]) for t in range(70)]
+    np.testing.assert_allclose(np.concatenate(steps, axis=1), wanted, **tolerance)
+    np.testing.assert_allclose(state, last, **tolerance)
+    # Without gates, of packed sequences, with keys that the call normalises.
+    out, packed = np.empty((1, 140, 2, 6), np.float32), [x.reshape(1, 140, *x.shape[2:]) for x in (q, 3 * k, v, beta)]
+    options = {"scale": 1.0, "use_qk_l2norm_in_kernel": True, "cu_seqlens": np.array([0, 70, 140], np.int32)}
+    assert ops.gated_delta_rule(*packed, **options, out=out) is out
+    unit_q = q / np.linalg.norm(q, axis=-1, keepdims=True)
+    wanted, _ = _gated_delta_rule(unit_q, k, v, beta, np.zeros_like(g), 1, np.zeros_like(initial))
+    np.testing.assert_allclose(out.reshape(wanted.shape), wanted, **tolerance)
+    with pytest.raises(ValueError, match=r"k is f32\[2, 70, 2, 6\]"):
+        ops.gated_delta_rule(q, v, v, beta)
+
+
 def test_block_sparse_gemm(random):
     a, b, bias = normal(random, 100, 200).astype(np.float16), normal(random, 200, 70).astype(np.float16), normal(random, 70).astype(np.float16)
     mask = np.array([[1, 0, 0, 1], [0, 0, 1, 0]], np.uint8)

@@ -35,6 +35,19 @@ def cases():
     yield "embedding", lambda t, i: ops.embedding(t, i, scale=2.0), (table, ids)
     yield "gemm", lambda a, b, c: ops.gemm(a, b, bias=c, activation="swiglu", alpha=0.5), (normal(7, 24), normal(24, 10), normal(10))
     yield "gemm-batch", lambda a, b: ops.gemm(a, b.T), (x, normal(6, 24))
+    series, filter, states = normal(2, 9, 8), normal(8, 4), normal(2, 8, 3)
+    conv = lambda a, w, b, s: ops.causal_conv1d(a, w, b, activation="silu", initial_state=s, return_final_state=True)  # noqa: E731
+    yield "causal_conv1d", conv, (series, filter, normal(8), states)
+    yield "causal_conv1d-plain", lambda a, w: ops.causal_conv1d(a, w), (series, filter)
+    yield "causal_conv1d_update", lambda a, s, w: ops.causal_conv1d_update(a, s.clone(), w), (series[:, 0], states, filter)
+    conv_backward = lambda d, a, w, s: ops.causal_conv1d_backward(d, a, w, initial_state=s)[:2]  # noqa: E731
+    yield "causal_conv1d_backward", conv_backward, (series, series, filter, states)
+    q, v, betas = normal(2, 9, 1, 8), normal(2, 9, 2, 16), torch.rand(2, 9, 2)
+    delta = lambda a, b, c, g: ops.gated_delta_rule(a, a, b, c, g=g, return_final_state=True, use_qk_l2norm_in_kernel=True)  # noqa: E731
+    yield "gated_delta_rule", delta, (q, v, betas, -torch.rand(2, 9, 2))
+    yield "gated_delta_rule-plain", lambda a, b, c: ops.gated_delta_rule(a, a, b, c, scale=0.1), (q, v, betas)
+    step = lambda a, b, c, s: ops.gated_delta_rule_step(a, a, b, c, s.clone())  # noqa: E731
+    yield "gated_delta_rule_step", step, (q[:, :1], v[:, :1], betas[:, :1], normal(2, 2, 8, 16))
     offsets = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
     grouped = lambda a, b, o, c: ops.grouped_gemm(a, b, o, bias=c, activation="swiglu", zeros=True)  # noqa: E731
     yield "grouped_gemm", grouped, (half(9, 16), half(3, 16, 8), offsets, half(3, 8))

@@ -186,7 +186,38 @@ def test_gradients_of_grouped_products(normal):
         ops.grouped_gemm(a.requires_grad_(), w.transpose(1, 2), offsets, activation="relu").sum().backward()
 
 
+def test_gradients_of_causal_convolutions(normal):
+    x, weight, bias, initial = normal(2, 9, 16), normal(16, 4), normal(16), normal(2, 16, 3)
+    of_y, of_state = normal(2, 9, 16), normal(2, 16, 3)
+
+    def convolve(x, weight, bias, initial):
+        padded = torch.cat([initial, x.transpose(1, 2)], dim=2)
+        z = torch.nn.functional.conv1d(padded, weight[:, None], bias, groups=16).transpose(1, 2)
+        return torch.nn.functional.silu(z), padded[:, :, -3:]
+
+    def ours(x, weight, bias, initial):
+        return ops.causal_conv1d(x, weight, bias, activation="silu", initial_state=initial, return_final_state=True)
+
+    def gradients(function, dtype):
+        inputs = [t.detach().to(dtype).requires_grad_() for t in (x, weight, bias, initial)]
+        with torch.enable_grad():
+            y, state = function(*inputs)
+            ((y * of_y.to(dtype)).sum() + (state * of_state.to(dtype)).sum()).backward()
+        return (y.detach(), *(t.grad for t in inputs))
+
+    wanted = gradients(convolve, torch.float64)
+    tolerance = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}[x.dtype]
+    for function in (ours, full(ours)):
+        for got, exact in zip(gradients(function, x.dtype), wanted):
+            torch.testing.assert_close(got.double(), exact, rtol=tolerance, atol=tolerance)
+    inputs = [t.detach().requires_grad_() for t in (x, weight)]
+    with torch.enable_grad():
+        ops.causal_conv1d(*inputs).sum().backward()
+    torch.testing.assert_close(inputs[1].grad[:, 3].double(), x.double().sum((0, 1)), rtol=tolerance, atol=10 * tolerance)
+
+
 WITHOUT_BACKWARD = {
+    "gated_delta_rule": lambda x: ops.gated_delta_rule(x, x.detach(), x.detach(), x.detach()[..., 0].abs(), use_qk_l2norm_in_kernel=True),
     "attention_decode": lambda x: ops.attention_decode(x, x.detach(), x.detach()),
     "rms_norm": lambda x: ops.rms_norm(x.detach(), x[0, 0, 0]),
     "gemm": lambda x: ops.gemm(x[0, 0], x.detach()[0, 0].T),
