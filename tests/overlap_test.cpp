@@ -365,7 +365,7 @@ std::vector<Operation> all_operations() {
                   {"k", {2, 1, 2, 4}},
                   {"v", {2, 1, 2, 6}},
                   {"beta", {2, 1, 2}},
-                  {"initial_state", {2, 2, 4, 6}, kF32, true},
+                  {"state", {2, 2, 4, 6}, kF32, true},
                   {"o", {2, 1, 2, 6}, kF32, true},
                   {"g", {2, 1, 2}}},
                  [](const Operands& t) { gated_delta_rule_step(t[0], t[1], t[2], t[3], t[4], t[5], {.g = &t[6]}); }});

@@ -145,9 +145,9 @@ const Bytes kBytes[] = {
     // Two runs: 16 steps and 3 of x and dy after them; 3 steps of x before the others. Each has the filter, the bias and five sums.
     {"causal_conv1d", "causal_conv1d_backward_bf16", "seqlen=20,channels=8", 16 * (27 + 24) + 2 * 80, 320 + 2 * 160, 2 * 320 + 80},
     // k, gates and betas; the inverse, the sums of the gates, and the betas again.
-    {"gated_delta", "gated_delta_prepare_bf16_128", "seqlen=64,heads=1", 16384 + 512, 8192 + 512, 16384 + 512},
+    {"gated_delta", "gated_delta_prepare_bf16_128", "seqlen=64,heads=1,dim=128", 16384 + 512, 8192 + 512, 16384 + 512},
     // q, k, v, the inverse, two vectors of each chunk; o and the state.
-    {"gated_delta", "gated_delta_walk_bf16_128", "seqlen=128,heads=1", 3 * 32768 + 2 * 8192 + 1024, 32768 + 65536,
+    {"gated_delta", "gated_delta_walk_bf16_128", "seqlen=128,heads=1,dim=128", 3 * 32768 + 2 * 8192 + 1024, 32768 + 65536,
      3 * 32768 + 2 * 8192 + 1024},
     {"rope", "rope_bf16_8x32", "batch=2,seqlen=5,heads=10,dim=64", 12800 + 20 * 128, 12800, 12800 + 5 * 128},
     {"rope", "rope_interleaved_bf16_16x64", "seqlen=5,heads=10,dim=64", 6400 + 5 * 128, 6400, 6400 + 5 * 128},

@@ -85,8 +85,9 @@ inline TileGrid grid_of(const Call& call, int cols) { return {call.runs(), tiles
 inline TileGrid initial_grid(const Call& call) { return {1, tiles_of(call.channels(), kNarrow), call.sequences()}; }
 inline TileGrid sums_grid(const Call& call) { return {1, tiles_of(call.channels(), WeightSums<float>::tile_cols), call.taps() + 1}; }
 
-/// Throw InvalidArgument.
-Call check_forward(const Tensor& x, const Tensor& weight, const Tensor& y, const CausalConv1dOptions& options);
+/// Throw InvalidArgument. `state`: what messages call the initial state.
+Call check_forward(const char* op, const char* state, const Tensor& x, const Tensor& weight, const Tensor& y,
+                   const CausalConv1dOptions& options);
 Call check_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& dx, const CausalConv1dBackwardOptions& options);
 /// Rounds the length of a run to what the call's size and its device ask for. The backward pass has longer ones: each run leaves sums.
 int run_length(const Call& call, bool backward);

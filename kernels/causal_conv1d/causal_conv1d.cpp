@@ -79,24 +79,21 @@ int run_length(const Call& call, bool backward) {
   return run;
 }
 
-Call check_forward(const Tensor& x, const Tensor& weight, const Tensor& y, const CausalConv1dOptions& options) {
-  constexpr const char* op = "causal_conv1d";
+Call check_forward(const char* op, const char* state, const Tensor& x, const Tensor& weight, const Tensor& y,
+                   const CausalConv1dOptions& options) {
   Call call = check_common(op, x, weight, "y", y, options.bias, options.cu_seqlens, options.stream, options.silu);
-  check_state(op, "initial_state", options.initial_state, call);
+  check_state(op, state, options.initial_state, call);
   check_state(op, "final_state", options.final_state, call);
-  check_disjoint(op, {"y", &y},
-                 {{"x", &x},
-                  {"weight", &weight},
-                  {"bias", options.bias},
-                  {"initial_state", options.initial_state},
-                  {"cu_seqlens", options.cu_seqlens}});
+  check_disjoint(
+      op, {"y", &y},
+      {{"x", &x}, {"weight", &weight}, {"bias", options.bias}, {state, options.initial_state}, {"cu_seqlens", options.cu_seqlens}});
   if (options.final_state != nullptr) {
     check_output(op, "final_state", *options.final_state);
     check_disjoint(op, {"final_state", options.final_state},
                    {{"x", &x},
                     {"weight", &weight},
                     {"bias", options.bias},
-                    {"initial_state", options.initial_state},
+                    {state, options.initial_state},
                     {"cu_seqlens", options.cu_seqlens},
                     {"y", &y}});
     call.final_state = options.final_state->transpose(1, 2);
@@ -156,7 +153,7 @@ Call check_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, con
 
 void causal_conv1d(const Tensor& x, const Tensor& weight, const Tensor& y, const CausalConv1dOptions& options) {
   using namespace kernels::causal_conv1d;
-  const Call call = check_forward(x, weight, y, options);
+  const Call call = check_forward("causal_conv1d", "initial_state", x, weight, y, options);
   if (call.sequences() == 0 || call.channels() == 0 || (x.numel() == 0 && !call.final_state)) return;
   call.stream.device().is_cuda() ? forward_on_gpu(call) : forward_on_cpu(call);
 }
@@ -169,11 +166,11 @@ void causal_conv1d_update(const Tensor& x, const Tensor& state, const Tensor& we
   constexpr int kMostTokens = 16;  // of one run, which may write the state in place
   require(x.rank() == 3 && x.shape(1) >= 1 && x.shape(1) <= kMostTokens,
           "{}: x is {}; it must be [batch, seqlen, channels] with 1 to {} tokens", op, x, kMostTokens);
-  Call call = check_forward(x, weight, y, {.bias = options.bias, .initial_state = &state, .silu = options.silu, .stream = options.stream});
+  Call call = check_forward(op, "state", x, weight, y,
+                            {.bias = options.bias, .initial_state = &state, .silu = options.silu, .stream = options.stream});
   check_output(op, "state", state);
   check_disjoint(op, {"state", &state}, {{"x", &x}, {"weight", &weight}, {"bias", options.bias}, {"y", &y}});
   if (x.numel() == 0) return;
-  call.op = op;
   call.final_state = call.initial_state;
   call.run = kMostTokens;
   call.stream.device().is_cuda() ? forward_on_gpu(call) : forward_on_cpu(call);

@@ -112,7 +112,7 @@ template <class T, int width>
 Analysis analyze_forward(const ShapeValues& shape) {
   require_width(shape, kTaps);
   const Placeholders<T> of(shape);
-  const Call call = check_forward(of.x, of.weight, of.y, {.bias = &of.bias, .silu = true});
+  const Call call = check_forward("causal_conv1d", "initial_state", of.x, of.weight, of.y, {.bias = &of.bias, .silu = true});
   return analyze<Forward<T, T, kTaps, 128 * width, width>>(grid_of(call, 128 * width),
                                                            [&](auto& bind, auto& p) { bind_forward(bind, p, call); });
 }

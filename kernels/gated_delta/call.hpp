@@ -89,9 +89,14 @@ void with_dim(const Call& call, F f) {
   call.dim() <= 64 ? f(Constant<64>{}) : f(Constant<128>{});
 }
 
+/// What messages call the states.
+struct StateNames {
+  const char *initial = "initial_state", *final = "final_state";
+};
+
 /// Throws InvalidArgument.
 Call check(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& o,
-           const GatedDeltaOptions& options);
+           const GatedDeltaOptions& options, const StateNames& names = {});
 
 /// Workspace of the two kernels; `make(shape, dtype)` gives a tensor. Rows of inverses are operands, in the call's dtype.
 template <class Make>

@@ -23,7 +23,7 @@ void check_state(const Call& call, const char* name, const Tensor& state) {
 }  // namespace
 
 Call check(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& o,
-           const GatedDeltaOptions& options) {
+           const GatedDeltaOptions& options, const StateNames& names) {
   const Device device = o.device();
   require(is_float(q.dtype()), "{}: q is {}; f32, f16 and bf16 are supported", op, q);
   for (const NamedTensor t : {NamedTensor{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}}) {
@@ -73,19 +73,18 @@ Call check(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, co
                   {"v", &v},
                   {"beta", &beta},
                   {"g", options.g},
-                  {"initial_state", options.initial_state},
+                  {names.initial, options.initial_state},
                   {"cu_seqlens", options.cu_seqlens}});
   if (options.initial_state != nullptr) {
-    check_state(call, "initial_state", *options.initial_state);
+    check_state(call, names.initial, *options.initial_state);
     call.initial_state = *options.initial_state;
   }
   if (options.final_state != nullptr) {
-    check_state(call, "final_state", *options.final_state);
-    check_output(op, "final_state", *options.final_state);
-    check_disjoint(op, {"final_state", options.final_state},
+    check_state(call, names.final, *options.final_state);
+    check_output(op, names.final, *options.final_state);
+    check_disjoint(op, {names.final, options.final_state},
                    {{"q", &q}, {"k", &k}, {"v", &v}, {"beta", &beta}, {"g", options.g}, {"cu_seqlens", options.cu_seqlens}, {"o", &o}});
-    if (options.initial_state != nullptr)
-      check_in_place(op, {"final_state", options.final_state}, {"initial_state", options.initial_state});
+    if (options.initial_state != nullptr) check_in_place(op, {names.final, options.final_state}, {names.initial, options.initial_state});
     call.final_state = *options.final_state;
   }
   const std::int64_t chunks = (v.shape(1) + kChunk - 1) / kChunk * v.shape(0) + call.sequences();
@@ -116,7 +115,8 @@ void gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, co
                            .normalise_qk = options.normalise_qk,
                            .initial_state = &state,
                            .final_state = &state,
-                           .stream = options.stream});
+                           .stream = options.stream},
+                          {"state", "state"});
   if (v.numel() == 0) return;
   call.stream.device().is_cuda() ? steps_on_gpu(call) : steps_on_cpu(call);
 }

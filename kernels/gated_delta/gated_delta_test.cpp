@@ -268,7 +268,7 @@ TEST_P(GatedDeltaArguments, AreRefusedByName) {
   refused(q, k, v, beta, o, {"cu_seqlens is i32[1]", "at least one sequence"}, {.cu_seqlens = &one});
   refused(q, k, v, beta, o, {"scale is inf", "finite"}, {.scale = kInf});
   expect_error<InvalidArgument>([&] { tw::gated_delta_rule_step(q, k, v, beta, other, o, {.g = &g}); },
-                                {"gated_delta_rule_step: initial_state is f32[2, 4, 16, 8]"});
+                                {"gated_delta_rule_step: state is f32[2, 4, 16, 8]"});
 }
 
 }  // namespace

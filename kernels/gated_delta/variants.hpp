@@ -7,7 +7,7 @@
 namespace tw::kernels::gated_delta {
 
 inline constexpr ShapeKey kShape[] = {
-    {"batch", "sequences", 1}, {"seqlen", "tokens of a sequence"}, {"heads", "heads", 16}, {"dim", "dimensions of keys and values", 128}};
+    {"batch", "sequences", 1}, {"seqlen", "tokens of a sequence"}, {"heads", "heads", 16}, {"dim", "dimensions of keys and values"}};
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();
