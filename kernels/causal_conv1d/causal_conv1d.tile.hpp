@@ -31,7 +31,7 @@ struct Sequences {
     if (segments.count > 0) {
       const auto part = segments.find(t.m, run);
       const auto segment = segments.at(part.segment);
-      r = {0, part.segment, segment.begin, part.end, part.first, min(part.first + run, part.end), false};
+      r = {0, part.segment, segment.begin, part.end, part.first, part.empty ? part.first : min(part.first + run, part.end), false};
     } else {
       r = {t.batch, t.batch, 0, length, t.m * run, min(t.m * run + run, length), false};
     }
