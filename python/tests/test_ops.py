@@ -132,8 +132,8 @@ def _causal_conv1d(x, weight, bias, silu, initial):
 
 
 def test_causal_conv1d(random):
-    x, weight, bias = random(2, 9, 5), random(5, 4), random(5)
-    initial, nothing = random(2, 5, 3), np.zeros((2, 5, 3), np.float32)
+    x, weight, bias = normal(random, 2, 9, 5), normal(random, 5, 4), normal(random, 5)
+    initial, nothing = normal(random, 2, 5, 3), np.zeros((2, 5, 3), np.float32)
     tolerance = {"rtol": 1e-5, "atol": 1e-5}
     wanted, last = _causal_conv1d(x, weight, bias, True, initial)
     y, state = ops.causal_conv1d(x, weight, bias, activation="silu", initial_state=initial, return_final_state=True)
@@ -156,14 +156,14 @@ def test_causal_conv1d(random):
 
 
 def test_causal_conv1d_backward(random):
-    x, weight, dy = random(1, 6, 3), random(3, 2), random(1, 6, 3)
+    x, weight, dy = normal(random, 1, 6, 3), normal(random, 3, 2), normal(random, 1, 6, 3)
     dx, d_weight, d_bias, d_state = ops.causal_conv1d_backward(dy, x, weight)
     assert d_bias is None and d_state is None
     later = np.concatenate([dy[:, 1:], np.zeros((1, 1, 3), np.float32)], axis=1)
     before = np.concatenate([np.zeros((1, 1, 3), np.float32), x[:, :-1]], axis=1)
     np.testing.assert_allclose(dx, dy * weight[:, 1] + later * weight[:, 0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(d_weight, np.stack([(dy * before).sum((0, 1)), (dy * x).sum((0, 1))], axis=1), rtol=1e-5, atol=1e-5)
-    bias, initial, d_last = random(3), random(1, 3, 1), random(1, 3, 1)
+    bias, initial, d_last = normal(random, 3), normal(random, 1, 3, 1), normal(random, 1, 3, 1)
     dx, d_weight, d_bias, d_state = ops.causal_conv1d_backward(dy, x, weight, bias, initial_state=initial, d_final_state=d_last)
     np.testing.assert_allclose(d_bias, dy.sum((0, 1)), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(d_state[..., 0], dy[:, 0] * weight[:, 0], rtol=1e-5, atol=1e-6)
@@ -183,9 +183,9 @@ def _gated_delta_rule(q, k, v, beta, g, scale, state):
 
 
 def test_gated_delta_rule(random):
-    q, k, v, initial = random(2, 70, 1, 8), random(2, 70, 1, 8), random(2, 70, 2, 6), random(2, 2, 8, 6)
+    q, k, v, initial = normal(random, 2, 70, 1, 8), normal(random, 2, 70, 1, 8), normal(random, 2, 70, 2, 6), normal(random, 2, 2, 8, 6)
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
-    beta, g = np.abs(np.tanh(random(2, 70, 2))), -np.abs(random(2, 70, 2))
+    beta, g = np.abs(np.tanh(normal(random, 2, 70, 2))), -np.abs(normal(random, 2, 70, 2))
     tolerance = {"rtol": 1e-4, "atol": 1e-4}
     wanted, last = _gated_delta_rule(q, k, v, beta, g, 8**-0.5, initial)
     o, state = ops.gated_delta_rule(q, k, v, beta, g=g, initial_state=initial, return_final_state=True)
