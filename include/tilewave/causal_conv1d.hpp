@@ -7,9 +7,8 @@
 namespace tw {
 
 struct CausalConv1dOptions {
-  const Tensor* bias = nullptr;  ///< [C], of the weight's dtype, any stride; default: zeros
-  const Tensor* initial_state =
-      nullptr;                          ///< [N, C, width - 1], of x's dtype, any strides: the inputs before x, oldest first; default: zeros
+  const Tensor* bias = nullptr;           ///< [C], of the weight's dtype, any stride; default: zeros
+  const Tensor* initial_state = nullptr;  ///< [N, C, width - 1], of x's dtype, any strides, oldest input first; default: zeros
   const Tensor* final_state = nullptr;  ///< output, of the same shape: the last width - 1 inputs of each sequence, of its initial state too
   const Tensor* cu_seqlens = nullptr;   ///< i32 [N + 1], contiguous, ascending from 0 to S: N sequences one after the other, B is 1
   bool silu = false;                    ///< y = z * sigmoid(z) instead of z
