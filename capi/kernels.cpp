@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "capi/status.hpp"
@@ -17,6 +18,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/linear_attention.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
@@ -862,6 +864,61 @@ tw_status tw_attention_backward(const tw_tensor* q, const tw_tensor* k, const tw
     tw::attention_backward(borrow("q", q), borrow("k", k), borrow("v", v), borrow("o", o), borrow("lse", lse), borrow("d_o", d_o), out,
                            borrow("dk", dk), borrow("dv", dv),
                            {.forward = forward.options, .d_sink = d_sink.get(), .deterministic = given.deterministic != 0});
+  });
+}
+
+namespace {
+
+std::optional<float> scale_of(const auto& given) { return given.has_scale != 0 ? std::optional(given.scale) : std::nullopt; }
+
+}  // namespace
+
+tw_status tw_linear_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o,
+                              const tw_linear_attention_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("o", o);
+    const auto given = tw::c_api::known("options", options);
+    const Given g("g", given.g), initial("initial_state", given.initial_state), final("final_state", given.final_state),
+        cu_seqlens("cu_seqlens", given.cu_seqlens);
+    tw::linear_attention(borrow("q", q), borrow("k", k), borrow("v", v), out,
+                         {.scale = scale_of(given),
+                          .g = g.get(),
+                          .initial_state = initial.get(),
+                          .final_state = final.get(),
+                          .cu_seqlens = cu_seqlens.get(),
+                          .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_linear_attention_step(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* state,
+                                   const tw_linear_attention_step_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("o", o);
+    const auto given = tw::c_api::known("options", options);
+    const Given g("g", given.g);
+    tw::linear_attention_step(borrow("q", q), borrow("k", k), borrow("v", v), out, borrow("state", state),
+                              {.scale = scale_of(given), .g = g.get(), .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_linear_attention_backward(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* d_o,
+                                       const tw_tensor* dq, const tw_tensor* dk, const tw_tensor* dv,
+                                       const tw_linear_attention_backward_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("dq", dq);
+    const auto given = tw::c_api::known("options", options);
+    const Given g("g", given.g), initial("initial_state", given.initial_state), cu_seqlens("cu_seqlens", given.cu_seqlens),
+        d_final("d_final_state", given.d_final_state), dg("dg", given.dg), d_initial("d_initial_state", given.d_initial_state);
+    tw::linear_attention_backward(borrow("q", q), borrow("k", k), borrow("v", v), borrow("d_o", d_o), out, borrow("dk", dk),
+                                  borrow("dv", dv),
+                                  {.scale = scale_of(given),
+                                   .g = g.get(),
+                                   .initial_state = initial.get(),
+                                   .cu_seqlens = cu_seqlens.get(),
+                                   .d_final_state = d_final.get(),
+                                   .dg = dg.get(),
+                                   .d_initial_state = d_initial.get(),
+                                   .stream = stream_of(out, cuda_stream)});
   });
 }
 

@@ -24,6 +24,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/linear_attention.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
@@ -232,6 +233,58 @@ TEST(CInterface, SparseProducts) {
       {20, 9}, DType::bf16, [&](const Tensor& d) { return tw_sparse_gemm(values, metadata, InC(b), InC(d), nullptr, nullptr); },
       [&](const Tensor& d) { sparse_gemm(sparse, b, d); });
   expect_refused(tw_sparse_gemm(values, metadata, InC(x), InC(back), nullptr, nullptr), "b is bf16[9, 72]");
+}
+
+TEST(CInterface, LinearAttention) {
+  const Tensor q = Tensor::random({2, 9, 2, 8}, DType::bf16, 1), k = Tensor::random({2, 9, 2, 8}, DType::bf16, 2),
+               v = Tensor::random({2, 9, 4, 16}, DType::bf16, 3);
+  const Tensor g = Tensor::random({4}, DType::f32, 4), state = Tensor::random({2, 4, 8, 16}, DType::f32, 5),
+               last = poisoned({2, 4, 8, 16}, DType::f32);
+  const InC g_in_c(g), state_in_c(state), last_in_c(last);
+  tw_linear_attention_options options = {};
+  options.struct_size = sizeof options;
+  options.has_scale = 1;
+  options.scale = 0.5f;
+  options.g = g_in_c;
+  options.initial_state = state_in_c;
+  options.final_state = last_in_c;
+  const Tensor expected = poisoned(last.shape(), DType::f32);
+  expect_same(
+      v.shape(), DType::bf16, [&](const Tensor& o) { return tw_linear_attention(InC(q), InC(k), InC(v), InC(o), &options, nullptr); },
+      [&](const Tensor& o) { linear_attention(q, k, v, o, {.scale = 0.5f, .g = &g, .initial_state = &state, .final_state = &expected}); });
+  EXPECT_TRUE(same_bits(last, expected));
+  tw_linear_attention_step_options step = {};
+  step.struct_size = sizeof step;
+  step.g = g_in_c;
+  expect_same(
+      v.shape(), DType::bf16,
+      [&](const Tensor& o) { return tw_linear_attention_step(InC(q), InC(k), InC(v), InC(o), last_in_c, &step, nullptr); },
+      [&](const Tensor& o) { linear_attention_step(q, k, v, o, expected, {.g = &g}); });
+  EXPECT_TRUE(same_bits(last, expected));
+
+  const Tensor d_o = Tensor::random(v.shape(), DType::bf16, 6), dk = poisoned(k.shape(), DType::bf16),
+               dv = poisoned(v.shape(), DType::bf16);
+  const Tensor dg = poisoned({2, 9, 4}, DType::f32), d_initial = poisoned(state.shape(), DType::f32);
+  const InC dk_in_c(dk), dv_in_c(dv), dg_in_c(dg), d_initial_in_c(d_initial);
+  tw_linear_attention_backward_options backward = {};
+  backward.struct_size = sizeof backward;
+  backward.g = g_in_c;
+  backward.initial_state = backward.d_final_state = state_in_c;
+  backward.dg = dg_in_c;
+  backward.d_initial_state = d_initial_in_c;
+  const Tensor of_k = poisoned(k.shape(), DType::bf16), of_v = poisoned(v.shape(), DType::bf16);
+  const Tensor of_g = poisoned(dg.shape(), DType::f32), of_initial = poisoned(state.shape(), DType::f32);
+  expect_same(
+      q.shape(), DType::bf16,
+      [&](const Tensor& dq) {
+        return tw_linear_attention_backward(InC(q), InC(k), InC(v), InC(d_o), InC(dq), dk_in_c, dv_in_c, &backward, nullptr);
+      },
+      [&](const Tensor& dq) {
+        linear_attention_backward(q, k, v, d_o, dq, of_k, of_v,
+                                  {.g = &g, .initial_state = &state, .d_final_state = &state, .dg = &of_g, .d_initial_state = &of_initial});
+      });
+  EXPECT_TRUE(same_bits(dk, of_k) && same_bits(dv, of_v) && same_bits(dg, of_g) && same_bits(d_initial, of_initial));
+  expect_refused(tw_linear_attention(InC(q), InC(k), InC(q), InC(v), nullptr, nullptr), "o is bf16[2, 9, 4, 16]");
 }
 
 TEST(CInterface, BlockSparseProducts) {

@@ -15,6 +15,7 @@
 #include "kernels/gemm/variants.hpp"
 #include "kernels/grouped_gemm/kernels.hpp"
 #include "kernels/hadamard/variants.hpp"
+#include "kernels/linear_attention/call.hpp"
 #include "kernels/log_mel/variants.hpp"
 #include "kernels/mla/kernels.hpp"
 #include "kernels/moe/variants.hpp"
@@ -62,13 +63,15 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("moe", kernels::moe::registered(), kernels::moe::kShape);
   add("sparse_gemm", kernels::sparse_gemm::registered(), kernels::sparse_gemm::kShape);
   add("block_sparse_gemm", kernels::block_sparse_gemm::registered(), kernels::block_sparse_gemm::kShape);
+  add("linear_attention", kernels::linear_attention::registered(), kernels::linear_attention::kShape);
   return all;
 }
 
 std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarget target) {
   std::vector<RegisteredKernel> all = registered_kernels();
   if (target != GpuTarget::cuda) return all;
-  constexpr std::string_view kOtherTiles[] = {"gemm", "attention", "mla", "convolution", "sparse_gemm", "block_sparse_gemm", "gated_delta"};
+  constexpr std::string_view kOtherTiles[] = {"gemm",        "attention",         "mla",         "convolution",
+                                              "sparse_gemm", "block_sparse_gemm", "gated_delta", "linear_attention"};
   const auto tiles_differ = [&](const RegisteredKernel& kernel) {
     return std::ranges::find(kOtherTiles, kernel.family) != std::end(kOtherTiles);
   };
@@ -85,6 +88,7 @@ std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarge
   add("sparse_gemm", kernels::sparse_gemm::registered_generic(shared));
   add("block_sparse_gemm", kernels::block_sparse_gemm::registered_generic(shared));
   add("gated_delta", kernels::gated_delta::registered_generic());
+  add("linear_attention", kernels::linear_attention::registered_generic());
   return all;
 }
 

@@ -26,6 +26,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/linear_attention.hpp"
 #include "tilewave/log_mel.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
@@ -305,6 +306,37 @@ std::vector<Operation> all_operations() {
        [](const Operands& t) {
          bit_linear(t[0], {t[1], t[2]}, t[3], {.bias = &t[4]});
        }});
+  const Shape of_keys{2, 3, 1, 4}, of_values{2, 3, 2, 5}, of_states{2, 2, 4, 5}, of_gates{2, 3, 2};
+  all.push_back({"linear_attention",
+                 {{"q", of_keys},
+                  {"k", of_keys},
+                  {"v", of_values},
+                  {"o", of_values, kF32, true},
+                  {"g", of_gates},
+                  {"final_state", of_states, kF32, true}},
+                 [](const Operands& t) { linear_attention(t[0], t[1], t[2], t[3], {.g = &t[4], .final_state = &t[5]}); }});
+  all.push_back(
+      {"linear_attention_step",
+       {{"q", of_keys}, {"k", of_keys}, {"v", of_values}, {"o", of_values, kF32, true}, {"state", of_states, kF32, true}, {"g", of_gates}},
+       [](const Operands& t) { linear_attention_step(t[0], t[1], t[2], t[3], t[4], {.g = &t[5]}); }});
+  all.push_back({"linear_attention_backward",
+                 {{"q", of_keys},
+                  {"k", of_keys},
+                  {"v", of_values},
+                  {"d_o", of_values},
+                  {"dq", of_keys, kF32, true},
+                  {"dk", of_keys, kF32, true},
+                  {"dv", of_values, kF32, true},
+                  {"g", of_gates},
+                  {"initial_state", of_states},
+                  {"d_final_state", of_states},
+                  {"dg", of_gates, kF32, true},
+                  {"d_initial_state", of_states, kF32, true}},
+                 [](const Operands& t) {
+                   linear_attention_backward(
+                       t[0], t[1], t[2], t[3], t[4], t[5], t[6],
+                       {.g = &t[7], .initial_state = &t[8], .d_final_state = &t[9], .dg = &t[10], .d_initial_state = &t[11]});
+                 }});
   all.push_back({"cast_fp8", {{"x", {3, 128}}, {"y", {3, 128}, kFp8, true}, {"scales", {3, 1}, kF32, true}}, [](const Operands& t) {
                    cast_fp8(t[0], t[1], t[2]);
                  }});

@@ -43,6 +43,7 @@
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/launch.hpp"
+#include "tilewave/linear_attention.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/quantized.hpp"
@@ -507,6 +508,34 @@ TEST(Repetition, cuda_Recurrences) {
     for (const std::int64_t seqlen : {64, 200}) cases.push_back(gated_delta_case(seqlen, 4, dim, false));
     cases.push_back(gated_delta_case(4, 4, dim, true));
   }
+  expect_all_repeatable(cases);
+}
+
+/// Linear attention, or its gradient with respect to q, k or v.
+Case recurrence_case(std::int64_t seqlen, std::int64_t heads, std::int64_t dim, DType dtype, int gradient) {
+  const Shape shape{2, seqlen, heads, dim};
+  std::vector<float> decay(static_cast<std::size_t>(heads));
+  for (std::size_t i = 0; i < decay.size(); ++i) decay[i] = -0.02f * static_cast<float>(i);
+  const auto in = std::make_shared<Inputs>(std::vector<Tensor>{
+      Tensor::random(shape, dtype, seed()), Tensor::random(shape, dtype, seed() + 1), Tensor::random(shape, dtype, seed() + 2),
+      Tensor::random(shape, dtype, seed() + 3), Tensor::from<float>(decay, {heads})});
+  return {tw::format("linear_attention of {} steps, {} heads, Dk and Dv {}, {}, gradient {}", seqlen, heads, dim, name_of(dtype), gradient),
+          shape, dtype, [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            if (gradient < 0) return linear_attention(t[0], t[1], t[2], out, {.scale = 1.0f / 64, .g = &t[4], .stream = stream});
+            Tensor to[3];
+            for (int i = 0; i < 3; ++i) to[i] = i == gradient ? out : Tensor::empty(shape, dtype, stream);
+            linear_attention_backward(t[0], t[1], t[2], t[3], to[0], to[1], to[2], {.scale = 1.0f / 64, .g = &t[4], .stream = stream});
+          }};
+}
+
+TEST(Repetition, cuda_LinearAttention) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  for (const std::int64_t dim : {64, 128, 256})
+    for (const int gradient : {-1, 0, 1, 2}) cases.push_back(recurrence_case(200, 16, dim, DType::bf16, gradient));
+  cases.push_back(recurrence_case(2000, 4, 128, DType::f16, -1));
+  cases.push_back(recurrence_case(40, 4, 64, DType::f32, 1));
   expect_all_repeatable(cases);
 }
 

@@ -29,6 +29,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/linear_attention.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
@@ -148,6 +149,12 @@ std::vector<StackCase> stack_cases() {
       const Tensor rows = random_values({m, 512}, dtype);
       all.push_back({"bit_linear", {m, 64}, dtype, [=](const Tensor& y) { bit_linear(rows, ternary, y); }});
     }
+    const Tensor steps = random_values({1, 70, 2, 200}, dtype);
+    all.push_back({"linear_attention", steps.shape(), dtype, [=](const Tensor& y) { linear_attention(steps, steps, steps, y); }});
+    all.push_back({"linear_attention_backward", steps.shape(), dtype, [=](const Tensor& y) {
+                     const Tensor dk = Tensor::empty(steps.shape(), dtype), dv = Tensor::empty(steps.shape(), dtype);
+                     linear_attention_backward(steps, steps, steps, steps, y, dk, dv);
+                   }});
     const Tensor heads = random_values({1, 30, 20, 128}, dtype), angles = random_values({30, 64}, dtype);
     all.push_back({"rope", heads.shape(), dtype, [=](const Tensor& y) { rope(heads, angles, angles, y); }});
     all.push_back({"rope interleaved", heads.shape(), dtype,

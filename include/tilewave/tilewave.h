@@ -414,6 +414,47 @@ tw_status tw_attention_varlen_backward(const tw_tensor* q, const tw_tensor* k, c
                                        const tw_tensor* cu_seqlens_q, const tw_tensor* cu_seqlens_k, const tw_tensor* seqused_q,
                                        const tw_tensor* seqused_k, const tw_attention_backward_options* options, void* cuda_stream);
 
+/* tilewave/linear_attention.hpp. q, k: [batch, seqlen, heads, dk]; v, o: [batch, seqlen, heads of v, dv]; states: f32, contiguous,
+ * [sequences, heads of v, dk, dv]. */
+typedef struct {
+  size_t struct_size;
+  int32_t has_scale; /* 1: scale instead of 1 / sqrt(dk) */
+  float scale;
+  const tw_tensor* g; /* f32 [batch, seqlen, heads of v] or [heads of v]: logarithms of the decay; null: none */
+  const tw_tensor* initial_state;
+  const tw_tensor* final_state; /* output */
+  const tw_tensor* cu_seqlens;  /* i32 [sequences + 1]: the batch is 1 and holds packed sequences */
+} tw_linear_attention_options;
+
+tw_status tw_linear_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o,
+                              const tw_linear_attention_options* options, void* cuda_stream);
+
+typedef struct {
+  size_t struct_size;
+  int32_t has_scale;
+  float scale;
+  const tw_tensor* g;
+} tw_linear_attention_step_options;
+
+/* The same for few steps, in f32 arithmetic; state is read and replaced. */
+tw_status tw_linear_attention_step(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* state,
+                                   const tw_linear_attention_step_options* options, void* cuda_stream);
+
+typedef struct {
+  size_t struct_size;
+  int32_t has_scale;
+  float scale;
+  const tw_tensor *g, *initial_state, *cu_seqlens;
+  const tw_tensor* d_final_state;   /* gradient of the final state; null: 0 */
+  const tw_tensor* dg;              /* output, f32 [batch, seqlen, heads of v] */
+  const tw_tensor* d_initial_state; /* output */
+} tw_linear_attention_backward_options;
+
+/* Gradients of tw_linear_attention: dq, dk and dv have the shapes of q, k and v, and d_o is the gradient of o. */
+tw_status tw_linear_attention_backward(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* d_o,
+                                       const tw_tensor* dq, const tw_tensor* dk, const tw_tensor* dv,
+                                       const tw_linear_attention_backward_options* options, void* cuda_stream);
+
 /* tw::CacheOptions. */
 typedef struct {
   size_t struct_size;

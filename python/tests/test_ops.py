@@ -789,6 +789,84 @@ def test_attention_dropout(random):
         ops.attention(q, k, v, dropout=0.5, dropout_state=state.astype(np.int32))
 
 
+def recurrence(q, k, v, g, scale, state):
+    """Linear attention of one sequence, step by step in double: (o, state). q and k have a head for each of v."""
+    o = np.empty(v.shape)
+    for t in range(q.shape[0]):
+        state = np.exp(g[t])[:, None, None] * state + k[t][:, :, None] * v[t][:, None, :]
+        o[t] = scale * np.einsum("hd,hde->he", q[t], state)
+    return o, state
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("gate", ["none", "heads", "steps"])
+def test_linear_attention(random, gate, dtype):
+    q, k = normal(random, 2, 70, 2, 8, dtype=dtype), normal(random, 2, 70, 2, 8, dtype=dtype) / np.sqrt(8).astype(dtype)
+    v = normal(random, 2, 70, 4, 16, dtype=dtype)
+    g = {"none": None, "heads": np.array([-0.5, -1, 0, -20], np.float32), "steps": -random.random((2, 70, 4)).astype(np.float32)}[gate]
+    initial = normal(random, 2, 4, 8, 16)
+    gates = np.zeros((2, 70, 4)) if g is None else np.broadcast_to(exact(g), (2, 70, 4))
+    wide_q, wide_k = (np.repeat(exact(x), 2, axis=2) for x in (q, k))
+
+    def wanted(states, scale, steps=slice(None)):
+        of = [recurrence(*(x[b, steps] for x in (wide_q, wide_k, exact(v), gates)), scale, exact(states[b])) for b in range(2)]
+        return np.stack([o for o, _ in of]), np.stack([state for _, state in of])
+
+    tolerance = 1e-5 if dtype == np.float32 else 4e-3
+    o, state = ops.linear_attention(q, k, v, g=g, initial_state=initial, return_state=True)
+    for got, expected in zip((o, state), wanted(initial, 8**-0.5)):
+        np.testing.assert_allclose(exact(got), expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    out = np.full_like(v, np.nan)
+    assert ops.linear_attention(q, k, v, g=g, scale=2.0, out=out) is out
+    expected = wanted(np.zeros_like(initial), 2)[0]
+    np.testing.assert_allclose(exact(out), expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+    stepped = initial.copy()
+    o = ops.linear_attention_step(*(x[:, :2] for x in (q, k, v)), stepped, g=g if gate != "steps" else g[:, :2])
+    for got, expected in zip((o, stepped), wanted(initial, 8**-0.5, slice(2))):
+        np.testing.assert_allclose(exact(got), expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+    cu = np.array([0, 3, 70], np.int32)
+    packed = [x[:1] for x in (q, k, v)]
+    o, states = ops.linear_attention(*packed, g=g if gate != "steps" else g[:1], cu_seqlens=cu, initial_state=initial, return_state=True)
+    for n, steps in enumerate((slice(3), slice(3, 70))):
+        expected = recurrence(*(x[0, steps] for x in (wide_q, wide_k, exact(v), gates)), 8**-0.5, exact(initial[n]))
+        np.testing.assert_allclose(exact(o[0, steps]), expected[0], rtol=0, atol=tolerance * max(np.abs(expected[0]).max(), 1))
+        np.testing.assert_allclose(states[n], expected[1], rtol=0, atol=tolerance * max(np.abs(expected[1]).max(), 1))
+
+
+def test_linear_attention_backward(random):
+    q, k, v, d_o = normal(random, 1, 9, 1, 4), normal(random, 1, 9, 1, 4), normal(random, 1, 9, 2, 6), normal(random, 1, 9, 2, 6)
+    g, initial, d_state = -random.random((1, 9, 2)).astype(np.float32), normal(random, 1, 2, 4, 6), normal(random, 1, 2, 4, 6)
+    gradients = ops.linear_attention_backward(q, k, v, d_o, g=g, initial_state=initial, d_state=d_state)
+    inputs = [exact(x) for x in (q, k, v, g, initial)]
+
+    def loss():
+        wide = [np.repeat(x[0], 2, axis=1) for x in inputs[:2]]
+        o, state = recurrence(*wide, inputs[2][0], inputs[3][0], 0.5, inputs[4][0])
+        return (o * exact(d_o[0])).sum() + (state * exact(d_state[0])).sum()
+
+    for name, got, x in zip(("dq", "dk", "dv", "dg", "d_initial_state"), gradients, inputs):
+        assert got.shape == x.shape and got.dtype == np.float32
+        places = random.permutation(x.size)[:40]
+        wanted = finite_differences(loss, x, places)
+        np.testing.assert_allclose(got.reshape(-1)[places], wanted, rtol=0, atol=2e-5 * max(np.abs(wanted).max(), 1), err_msg=name)
+    assert ops.linear_attention_backward(q, k, v, d_o)[3:] == (None, None)
+
+
+def test_linear_attention_refuses(random):
+    q, v = normal(random, 1, 5, 2, 8), normal(random, 1, 5, 4, 6)
+    for part, call in (
+        (r"k is f32\[1, 5, 2, 4\]; it must have q's shape", lambda: ops.linear_attention(q, q[..., :4], v)),
+        (r"g is f32\[3\]; it must be f32\[1, 5, 4\] or f32\[4\]", lambda: ops.linear_attention(q, q, v, g=np.zeros(3, np.float32))),
+        (r"cu_seqlens\[1\] is 6; it must be from 0 to the number of steps, 5", lambda: ops.linear_attention(q, q, v, cu_seqlens=np.array([0, 6], np.int32))),
+        (r"state is f32\[1, 4, 6, 8\]", lambda: ops.linear_attention_step(q, q, v, normal(random, 1, 4, 6, 8))),
+        (r"d_o is f32\[1, 5, 2, 8\]", lambda: ops.linear_attention_backward(q, q, v, q)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=part):
+            call()
+
+
 def test_flags_are_truth_values(random):
     """Of any size: ctypes would keep the lowest bits."""
     q = normal(random, 1, 5, 2, 16)

@@ -1,4 +1,5 @@
-"""FlashAttention's and FlashMLA's functions keep their names, order of arguments and defaults: calls written for them mean the same here. Needs no PyTorch."""
+"""FlashAttention's, FlashMLA's and flash-linear-attention's functions keep their names, order of arguments and defaults: calls written for them mean
+the same here. Needs no PyTorch."""
 
 import inspect
 import re
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 
-from tilewave import flash_attn, flash_attn_interface, flash_mla
+from tilewave import fla, flash_attn, flash_attn_interface, flash_mla
 from tilewave.flash_attn import bert_padding
 from tilewave.flash_attn.layers import rotary
 
@@ -71,7 +72,21 @@ flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, tile_
     causal=False, is_fp8_kvcache=False, indices=None)
 """
 
+# fla/ops of flash-linear-attention in 2026, without what tilewave.fla does not take.
+FLASH_LINEAR_ATTENTION = """
+chunk_linear_attn(q, k, v, scale=None, initial_state=None, output_final_state=False, normalize=True, head_first=False)
+chunk_retention(q, k, v, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, head_first=False)
+chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False, state_v_first=False,
+    cu_seqlens=None, cu_seqlens_cpu=None)
+fused_chunk_linear_attn(q, k, v, scale=None, initial_state=None, output_final_state=False, normalize=True, head_first=False)
+fused_recurrent_linear_attn(q, k, v, scale=None, initial_state=None, output_final_state=False, normalize=False, head_first=False)
+fused_recurrent_retention(q, k, v, scale=None, initial_state=None, output_final_state=False, reverse=False, cu_seqlens=None)
+fused_recurrent_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False, reverse=False,
+    state_v_first=False, cu_seqlens=None)
+"""
+
 MODULES = {
+    fla: FLASH_LINEAR_ATTENTION,
     flash_attn: FLASH_ATTN_2,
     flash_attn.flash_attn_interface: FLASH_ATTN_2,
     bert_padding: BERT_PADDING,

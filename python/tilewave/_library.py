@@ -117,6 +117,28 @@ class MlaAppendOptions(Options):
     ]
 
 
+class LinearAttentionOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("has_scale", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        *((name, _TENSOR) for name in ("g", "initial_state", "final_state", "cu_seqlens")),
+    ]
+
+
+class LinearAttentionStepOptions(Options):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("has_scale", ctypes.c_int32), ("scale", ctypes.c_float), ("g", _TENSOR)]
+
+
+class LinearAttentionBackwardOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("has_scale", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        *((name, _TENSOR) for name in ("g", "initial_state", "cu_seqlens", "d_final_state", "dg", "d_initial_state")),
+    ]
+
+
 class GemmOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -320,6 +342,9 @@ _FUNCTIONS = {
     "tw_attention_decode": [_TENSOR] * 4 + [_OPTIONS] * 2,
     "tw_mla_decode": [_TENSOR] * 3 + [_OPTIONS],
     "tw_mla_append": [_TENSOR] * 3 + [_OPTIONS],
+    "tw_linear_attention": [_TENSOR] * 4 + [_OPTIONS],
+    "tw_linear_attention_step": [_TENSOR] * 5 + [_OPTIONS],
+    "tw_linear_attention_backward": [_TENSOR] * 7 + [_OPTIONS],
 }
 
 

@@ -119,6 +119,19 @@ def cases():
         lambda a, r, g, d, s, t, *scales: ops.fused_moe(a, r, 2, g, d, shared_gate_up=s, shared_down=t, **dict(zip(names, scales))),
         (normal(3, 128).bfloat16(), normal(3, 4), gate_up, down, *shared, *scales),
     )
+    recurrent = half(2, 5, 2, 8), half(2, 5, 2, 8), half(2, 5, 4, 16)
+    gates, states = -torch.rand(2, 5, 4), normal(2, 4, 8, 16)
+    yield (
+        "linear_attention",
+        lambda a, b, c, g, s: ops.linear_attention(a, b, c, g=g, initial_state=s, return_state=True),
+        (*recurrent, gates, states),
+    )
+    yield "linear_attention_step", lambda a, b, c, g, s: (ops.linear_attention_step(a, b, c, s, g=g), s), (*recurrent, gates, states)
+    yield (
+        "linear_attention_backward",
+        lambda a, b, c, d, g, s: ops.linear_attention_backward(a, b, c, d, g=g, initial_state=s, d_state=s),
+        (*recurrent, half(2, 5, 4, 16), gates, states),
+    )
     yield "moe_dispatch_fp8", lambda a, p: ops.moe_dispatch_fp8(a, p), (normal(3, 256), places)
     yield "cast_fp8_swiglu", lambda a, b: ops.cast_fp8_swiglu(a, b), (normal(3, 300), normal(3, 300))
     yield "cast_fp8", lambda a: ops.cast_fp8(a, powers_of_two=True), (normal(3, 300),)

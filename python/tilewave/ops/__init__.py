@@ -9,6 +9,7 @@ does not fit and what is allowed; nothing is written then. DeviceError and Compi
 from .attention import attention, attention_backward, attention_decode, attention_dropout_mask, attention_varlen, attention_varlen_backward
 from .bitnet import bit_linear, convert_bitnet, quantize_activations, quantize_ternary, ternary_gemm, unpack_ternary
 from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swiglu, swiglu_interleaved, transpose
+from .linear_attention import linear_attention, linear_attention_backward, linear_attention_step
 from .mla import mla_append, mla_decode
 from .moe import fused_moe, moe_combine, moe_dispatch, moe_dispatch_fp8, moe_experts, moe_permutation, moe_route
 from .products import (
@@ -74,6 +75,9 @@ __all__ = [
     "hadamard",
     "k_grouped_gemm",
     "layer_norm",
+    "linear_attention",
+    "linear_attention_backward",
+    "linear_attention_step",
     "mla_append",
     "mla_decode",
     "moe_combine",

@@ -1,0 +1,69 @@
+#pragma once
+
+#include "kernels/linear_attention/chunks.tile.hpp"
+
+namespace tw::kernels::linear_attention {
+
+/// Linear attention step by step, in f32 throughout: for decoding, where a step reads and writes the state, and for tensors of f32. A tile
+/// is C columns of the state of one head of one sequence, in registers.
+///
+/// Backwards, a step's state decays by the gate of the step after it: a step is seen by itself and those before it, with the gates between.
+template <class T, int R, int C>
+struct Recurrence {
+  static constexpr const char* source = "kernels/linear_attention/recurrence.tile.hpp";
+
+  template <class Target>
+  struct On {
+    using Held = Rows<Target, float, R, C, 4, C / 32>;
+    struct Params {
+      Global<Target, const T> q, k;               ///< [batch, head, dim, time]
+      Global<Target, const T> v;                  ///< [batch, head, time, columns]
+      Pointer<Target, const float> g;             ///< [batch, head, time], or null
+      i64 g_batch, g_head, g_time;                ///< strides
+      Global<Target, const float, Held> initial;  ///< [sequence, head, dim, columns], or without elements: 0
+      Global<Target, float, Held> final;          ///< as initial, or the same; without elements it is not stored
+      Global<Target, T> out;                      ///< [batch, head, time, columns]
+      Chunks<Target> chunks;
+      float scale, added_scale;  ///< of the outputs; of what is added to the state
+      int heads;
+      int q_shared, k_shared, v_shared;  ///< heads of the state for each head of q, k and v
+      bool backwards;
+    };
+
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      const int sequence = t.m / p.heads, head = t.m - sequence * p.heads, col0 = t.n * C;
+      const auto steps = p.chunks.sequence(sequence);
+      const auto gate = [&](int time) { return exp(p.g[steps.batch * p.g_batch + head * p.g_head + time * p.g_time]); };
+      using Decay = decltype(gate(0));
+      Held state, products;
+      RowVector<Target, float, Held> q, k;
+      ColumnVector<Target, float, Held> v, sums;
+      block.load(state, p.initial, 0, col0, head, sequence);
+      TW_NO_UNROLL
+      for (int step = 0; step < steps.size; ++step) {
+        const int time = steps.begin + (p.backwards ? steps.size - 1 - step : step);
+        Decay decay = 1.0f;
+        if (p.g && (!p.backwards || step > 0)) decay = gate(p.backwards ? time + 1 : time);
+        block.load(k, p.k, 0, time, head / p.k_shared, steps.batch);
+        block.load(q, p.q, 0, time, head / p.q_shared, steps.batch);
+        block.load(v, p.v, time, col0, head / p.v_shared, steps.batch);
+        const float added = p.added_scale;
+        block.map(state, k, v, [=](auto s, auto x, auto y) { return s * decay + x * added * y; });
+        block.for_each(products, state, [](int, int, auto& x, auto& s) { x = s; });
+        block.map(products, q, [](auto s, auto x) { return s * x; });
+        block.column_fold(products, sums, [](auto a, auto b) { return a + b; });
+        block.map(products, sums, p.scale, [](auto, auto sum, auto scale) { return sum * scale; });
+        auto out = p.out;
+        out.rows = time + 1;  // the tile's first row
+        block.store(products, out, time, col0, head, steps.batch);
+      }
+      if (p.g && p.backwards && steps.size > 0) {
+        const auto decay = gate(steps.begin);
+        block.for_each(state, [&](int, int, auto& x) { x = x * decay; });
+      }
+      block.store(state, p.final, 0, col0, head, sequence);
+    }
+  };
+};
+
+}  // namespace tw::kernels::linear_attention

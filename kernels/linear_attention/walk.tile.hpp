@@ -1,0 +1,154 @@
+#pragma once
+
+#include "kernels/linear_attention/chunks.tile.hpp"
+
+namespace tw::kernels::linear_attention {
+
+/// States and outputs in one walk: the state of a head never leaves its block, so the bytes are those of q, k, v and the outputs. A tile is
+/// N columns of the state of one head of one sequence. It pays if there are as many tiles as SMs.
+///
+/// Two warpgroups divide the columns of scores and outputs, and the state: its rows where it has 128, otherwise its columns.
+template <class T, int D, int N, int kStages>
+struct Walk {
+  static constexpr const char* source = "kernels/linear_attention/walk.tile.hpp";
+
+  template <class Target>
+  struct On {
+    static constexpr int rows = 128;
+    static constexpr int warpgroups = rows / 64;
+    static constexpr int vector_bytes = 64;  // on a CPU the exponentials take long
+    using Q = Shared<Target, T, kChunk, D>;
+    using V = Shared<Target, T, kChunk, N, Contract::rows>;
+    using Exponents = SharedVector<Target, float, kChunk>;
+    using Scores = Fragment<Target, float, kChunk, kChunk, warpgroups>;
+    using Values = Fragment<Target, float, kChunk, N, warpgroups>;
+
+    struct Params {
+      Global<Target, const T, Q> q, k;                      ///< [batch, head, time, D]
+      Global<Target, const T, V> v;                         ///< [batch, head, time, columns]
+      Global<Target, const float, Exponents> until, after;  ///< [head, chunk, step]: sums of gates on the way to a step, and after it
+      Pointer<Target, const float> from_start;              ///< [head, chunk, step]: the last step's is the chunk's decay
+      Global<Target, const float> initial;                  ///< [sequence, head, D, columns], or without elements: 0
+      Global<Target, float> final;                          ///< as initial; without elements it is not stored
+      Global<Target, T> out;                                ///< [batch, head, time, columns]
+      Chunks<Target> chunks;
+      float scale, added_scale;  ///< of the outputs; of what is added to the state
+      int heads;
+      int q_shared, k_shared, v_shared;  ///< heads of the state for each head of q, k and v
+      bool backwards;
+    };
+    struct Slot {
+      Q q, k;
+      V v;
+      Exponents until, after;
+    };
+    struct Memory {
+      Ring<Target, Slot, kStages> ring;
+      Buffer<Target, T, D, N, Contract::rows> state;
+      Buffer<Target, T, kChunk, N, Contract::rows> scaled;
+      Buffer<Target, T, kChunk, kChunk> weights;
+      explicit constexpr Memory(auto& block) : ring(block), state(block), scaled(block), weights(block) {}
+    };
+    struct State {
+      Fragment<Target, float, D, N, warpgroups> sum;
+    };
+    struct Locals {
+      Scores scores;
+      Values values;
+    };
+    struct Work {
+      int sequence, head, col0;
+      int batch, begin, size, first_chunk;
+    };
+
+    TW_INLINE static Work work(const Params& p, Tile t) {
+      const int sequence = t.m / p.heads;
+      const auto found = p.chunks.sequence(sequence);
+      return {sequence, t.m - sequence * p.heads, t.n * N, found.batch, found.begin, found.size, found.first_chunk};
+    }
+    TW_INLINE static int steps(const Params&, const Work& w) { return ceil_div(w.size, kChunk); }
+    TW_INLINE static int chunk_of(const Params& p, const Work& w, int step) {
+      return p.backwards ? ceil_div(w.size, kChunk) - 1 - step : step;
+    }
+
+    TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
+      const int chunk = chunk_of(p, w, step), row = w.begin + chunk * kChunk, sums = (w.first_chunk + chunk) * kChunk;
+      producer.put(memory.ring, [&](auto copy, Slot& slot) {
+        copy.tile(p.q, slot.q, row, 0, w.head / p.q_shared, w.batch);
+        copy.tile(p.k, slot.k, row, 0, w.head / p.k_shared, w.batch);
+        copy.tile(p.v, slot.v, row, w.col0, w.head / p.v_shared, w.batch);
+        copy.vector(p.until, slot.until, w.head, sums);
+        copy.vector(p.after, slot.after, w.head, sums);
+      });
+    }
+
+    TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      block.load(state.sum, p.initial, 0, w.col0, w.head, w.sequence);
+      const int n = steps(p, w), sign = p.backwards ? -1 : 1;
+      for (int step = 0; step < n; ++step) {
+        const int chunk = chunk_of(p, w, step), row0 = w.begin + chunk * kChunk, left = w.size - chunk * kChunk;
+        const auto decay = exp2(p.from_start[static_cast<i64>(w.head) * p.until.cols + (w.first_chunk + chunk) * kChunk + kChunk - 1]);
+        Slot& slot = block.take(memory.ring);
+        // The rows after a packed sequence's end are another's, and may be NaN.
+        if (left < kChunk) {
+          block.zero_rows(slot.k, left);
+          block.zero_rows(slot.v, left);
+        }
+        block.store(state.sum, memory.state);
+        block.fence();
+        block.sync();
+        Scores scores;
+        Values out, values;
+        block.mma(scores, slot.q, slot.k, true);
+        block.mma(out, slot.q, memory.state, true);
+
+        // Under these products: factors of the dimension that the state's product sums over must be in an operand.
+        RowVector<Target, float, Values> after, until_of_outputs;
+        RowVector<Target, float, Scores> until;
+        ColumnVector<Target, float, Scores> until_of_columns;
+        block.load(values, slot.v);
+        block.load(after, slot.after);
+        block.for_rows(after, [&](int, int, auto& x) { x = exp2(x) * p.added_scale; });
+        block.map(values, after, [](auto x, auto factor) { return x * factor; });
+        block.for_each(values, [&](int row, int, auto& x) {
+          if (row >= left) x = 0.0f;
+        });
+        block.store(values, memory.scaled);
+        block.load(until, slot.until);
+        block.load(until_of_columns, slot.until);
+        block.load(until_of_outputs, slot.until);
+        block.for_rows(until_of_outputs, [&](int, int, auto& x) { x = exp2(x); });
+        block.wait(leave<in_flight<Target>>, scores);
+        block.map(scores, until, until_of_columns, [](auto x, auto to, auto from) { return x * exp2(to - from); });
+        block.for_each(scores, [&](int row, int col, auto& x) {
+          if (sign * (row - col) < 0 || col >= left) x = 0.0f;
+        });
+        // What is added to the state is scaled; the scores must be scaled the same.
+        block.map(scores, p.added_scale, [](auto x, auto scale) { return x * scale; });
+        block.store(scores, memory.weights);
+        block.fence();
+        block.wait(leave<0>, out);
+        block.map(out, until_of_outputs, [](auto x, auto factor) { return x * factor; });
+        block.for_each(state.sum, [&](int, int, auto& x) { x = x * decay; });
+        block.sync();
+        block.mma(out, memory.weights, slot.v, false);
+        block.mma(state.sum, view<Contract::rows>(slot.k), memory.scaled, false);
+        block.wait(leave<in_flight<Target>>, out);
+        block.map(out, p.scale, [](auto x, auto scale) { return x * scale; });
+        auto to = p.out;
+        to.rows = min(p.out.rows, w.begin + w.size);
+        block.store(out, to, row0, w.col0, w.head, w.batch);
+        block.wait(leave<0>, state.sum);
+        block.fence();
+        block.sync();
+        block.release(memory.ring);
+      }
+    }
+
+    TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory&, State& state) {
+      block.store(state.sum, p.final, 0, w.col0, w.head, w.sequence);
+    }
+  };
+};
+
+}  // namespace tw::kernels::linear_attention

@@ -1,0 +1,84 @@
+"""Linear attention under autograd, and flash-linear-attention's functions, against the recurrence in PyTorch's own operations."""
+
+import pytest
+import torch
+
+from tilewave import fla, ops
+
+
+def recurrence(q, k, v, g, scale, state):
+    shared = v.shape[2] // q.shape[2]
+    q, k = (x.repeat_interleave(shared, 2) for x in (q, k))
+    o = []
+    for t in range(q.shape[1]):
+        state = torch.exp(g[:, t])[..., None, None] * state + k[:, t, :, :, None] * v[:, t, :, None, :]
+        o.append(scale * torch.einsum("bhd,bhde->bhe", q[:, t], state))
+    return torch.stack(o, 1), state
+
+
+def operands(dtype=torch.float32, steps=70, shared=2):
+    torch.manual_seed(0)
+    shapes = ((2, steps, 2, 8), (2, steps, 2, 8), (2, steps, 2 * shared, 16))
+    return [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_gradients(per_head):
+    q, k, v = operands()
+    g = (-torch.rand(4) if per_head else -torch.rand(2, 70, 4)).requires_grad_()
+    state = torch.randn(2, 4, 8, 16, requires_grad=True)
+    inputs = q, k, v, g, state
+    weights = torch.randn(v.shape), torch.randn(state.shape)
+
+    def gradients(results):
+        return torch.autograd.grad(sum((x * w).sum() for x, w in zip(results, weights)), inputs)
+
+    ours = ops.linear_attention(q, k, v, g=g, scale=0.3, initial_state=state, return_state=True)
+    exact = recurrence(*(x.double() for x in (q, k, v)), g.double().expand(2, 70, 4), 0.3, state.double())
+    for got, wanted in zip(ours, exact):
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
+    for got, wanted in zip(gradients(ours), gradients(exact)):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_gradients_without_a_state():
+    q, k, v = operands(torch.bfloat16)
+    o = ops.linear_attention(q, k, v)
+    gradients = torch.autograd.grad(o.float().square().sum(), (q, k, v))
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    wanted = recurrence(*exact, torch.zeros(2, 70, 4, dtype=torch.float64), 8**-0.5, torch.zeros(2, 4, 8, 16, dtype=torch.float64))[0]
+    for got, expected in zip(gradients, torch.autograd.grad(wanted.square().sum(), exact)):
+        assert got.dtype == torch.bfloat16
+        assert (got.double() - expected).norm() <= 2e-2 * expected.norm()
+
+
+def test_names_of_flash_linear_attention():
+    q, k, v = (x.detach() for x in operands(shared=1))
+    q, k = q.abs(), k.abs()  # sums of their products do not cancel
+    g = -torch.rand(2, 70, 2)
+    zero = torch.zeros(2, 2, 8, 16)
+    none = torch.zeros(2, 70, 2)
+    decay = torch.log(1 - 2.0 ** (-5 - torch.arange(2.0))).expand(2, 70, 2)
+    for function, arguments, gates in (
+        (fla.chunk_simple_gla, (g,), g),
+        (fla.fused_recurrent_simple_gla, (g,), g),
+        (fla.chunk_simple_gla, (None, decay[0, 0]), decay),
+        (fla.chunk_retention, (), decay),
+        (fla.fused_recurrent_retention, (), decay),
+    ):
+        o, state = function(q, k, v, *arguments, output_final_state=True)
+        wanted = recurrence(q, k, v, gates, 8**-0.5, zero)
+        torch.testing.assert_close(o, wanted[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(state, wanted[1], rtol=1e-4, atol=1e-4)
+        assert function(q, k, v, *arguments)[1] is None
+    state = fla.chunk_simple_gla(q, k, v, g, output_final_state=True, state_v_first=True)[1]
+    torch.testing.assert_close(state.transpose(-1, -2), recurrence(q, k, v, g, 1, zero)[1], rtol=1e-4, atol=1e-4)
+    plain, _ = recurrence(q, k, v, none, 8**-0.5, zero)
+    sums = torch.einsum("bthd,bthd->bth", q, k.cumsum(1))[..., None] * 8**-0.5
+    for function in (fla.chunk_linear_attn, fla.fused_chunk_linear_attn, fla.fused_recurrent_linear_attn):
+        torch.testing.assert_close(function(q, k, v, normalize=True)[0], plain / sums, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(function(q, k, v, normalize=False)[0], plain, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="g and g_gamma"):
+        fla.chunk_simple_gla(q, k, v, g, decay[0, 0])
+    with pytest.raises(NotImplementedError, match="reverse"):
+        fla.fused_recurrent_retention(q, k, v, reverse=True)
