@@ -479,18 +479,20 @@ Case causal_conv1d_case(std::int64_t seqlen, std::int64_t channels, bool backwar
           }};
 }
 
-/// The gated delta rule without gates, or token by token.
+/// The gated delta rule without gates, in chunks or token by token. The scale makes results about as large as values.
 Case gated_delta_case(std::int64_t seqlen, std::int64_t heads, std::int64_t dim, bool steps) {
-  const SharedInputs in =
-      inputs({{2, seqlen, heads, dim}, {2, seqlen, heads, dim}, {2, seqlen, heads, dim}, {2, seqlen, heads}}, DType::bf16);
-  return {tw::format("gated_delta_rule: {} tokens, {} heads of {}, steps {}", seqlen, heads, dim, steps),
-          {2, seqlen, heads, dim},
-          DType::bf16,
+  const Shape shape{2, seqlen, heads, dim};
+  std::vector<Tensor> host;
+  for (int i = 0; i < 3; ++i) host.push_back(Tensor::random(shape, DType::bf16, seed() + static_cast<std::uint64_t>(i)));
+  host.push_back(Tensor::empty({2, seqlen, heads}, DType::bf16));
+  std::fill_n(host[3].data<bf16>(), host[3].numel(), bf16(0.5f));
+  const auto in = std::make_shared<Inputs>(std::move(host));
+  return {tw::format("gated_delta_rule: {} tokens, {} heads of {}, steps {}", seqlen, heads, dim, steps), shape, DType::bf16,
           [=](const Tensor& out, const Stream& stream) {
             const std::vector<Tensor>& t = in->on(stream.device());
-            if (!steps) return gated_delta_rule(t[0], t[1], t[2], t[3], out, {.normalise_qk = true, .stream = stream});
+            if (!steps) return gated_delta_rule(t[0], t[1], t[2], t[3], out, {.scale = 8.0f, .normalise_qk = true, .stream = stream});
             const Tensor state = Tensor::zeros({2, heads, dim, dim}, DType::f32, stream);
-            gated_delta_rule_step(t[0], t[1], t[2], t[3], state, out, {.normalise_qk = true, .stream = stream});
+            gated_delta_rule_step(t[0], t[1], t[2], t[3], state, out, {.scale = 8.0f, .normalise_qk = true, .stream = stream});
           }};
 }
 
