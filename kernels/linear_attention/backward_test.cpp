@@ -14,10 +14,11 @@ using namespace tw::test;
 class LinearAttentionBackward : public testing::TestWithParam<Device> {
  protected:
   void SetUp() override { skip_unless_present(device); }
-  /// 16-bit types both ways.
   void check(Case c, DType dtype) {
-    for (c.config = dtype == DType::f32 ? -1 : 0; c.config <= (dtype == DType::f32 ? -1 : std::max(c.dk, c.dv) <= 128 ? 1 : 0); ++c.config)
+    for (const int config : configs_of(dtype, std::max(c.dk, c.dv), device)) {
+      c.config = config;
       check_config(c, dtype);
+    }
   }
   void check_config(const Case& c, DType dtype) {
     SCOPED_TRACE(c.text(dtype));

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/linear_attention/call.hpp"
 #include "kernels/linear_attention/reference.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
@@ -36,6 +37,12 @@ struct Case {
                       batch, seqlen, heads, shared, dk, dv, static_cast<int>(gate), initial, sequences(), gap, config);
   }
 };
+
+/// The configurations of a call: all of f16 and bf16. `dim`: the largest that a walk would have.
+inline std::vector<int> configs_of(DType dtype, std::int64_t dim, Device device) {
+  if (dtype == DType::f32) return {-1};
+  return dim <= kWalkedDim && walk_fits(Stream::standard(device)) ? std::vector{0, 1} : std::vector{0};
+}
 
 /// Operands and gradients on a device, with memory between them.
 struct Operands {
