@@ -6,6 +6,7 @@
 #include "kernels/causal_conv1d/causal_conv1d.tile.hpp"
 #include "kernels/rows.hpp"
 #include "tilewave/causal_conv1d.hpp"
+#include "tilewave/tile/cpu/target.tile.hpp"
 
 // Shared by the family's files: a checked call and its conversion to the kernels' parameters.
 

@@ -6,6 +6,7 @@
 #include "kernels/gated_delta/gated_delta.tile.hpp"
 #include "kernels/rows.hpp"
 #include "tilewave/gated_delta.hpp"
+#include "tilewave/tile/cpu/target.tile.hpp"
 
 // Shared by the family's files: a checked call and its conversion to the kernels' parameters.
 
