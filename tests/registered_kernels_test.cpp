@@ -185,7 +185,7 @@ const Bytes kBytes[] = {
     // chunks,
     // and the last one in f32.
     {"linear_attention", "linear_attention_states_bf16", "batch=1,seqlen=128,heads=2,Dk=128,Dv=128", 8 * 2 * (8192 + 8192 + 256 + 4),
-     2 * 2 * 32768 + 2 * 65536, 4 * 32768 + 2 * 512 + 2 * 2 * 4},
+     2 * 2 * 32768 + 2 * 65536, 4 * 32768 + 2 * 512 + 8 * 2 * 4},
     // Two chunks of two heads, the second of 36 steps.
     {"linear_attention", "linear_attention_outputs_bf16_d128", "batch=1,seqlen=100,heads=2,Dk=128,Dv=128",
      2 * 3 * 25600 + 4 * (32768 + 256), 2 * 25600, 2 * 3 * 25600 + 4 * (32768 + 256)},

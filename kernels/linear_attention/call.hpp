@@ -73,6 +73,8 @@ void run_walk(const Call& call, const Decay& decay, const RecurrencePass& pass);
 inline constexpr std::int64_t kWalkedDim = 128;
 /// The generic target's registers do not hold a walk's accumulators.
 bool walk_fits(const Stream& stream);
+/// Whether the shared memory of the device's blocks holds the tiles of chunks with so many columns of q and v.
+bool chunks_fit(const Stream& stream, std::int64_t dim);
 /// Whether a walk is expected to be faster than run_states() and run_outputs(): `columns` are those of the states.
 bool walk_pays(const Call& call, std::int64_t columns);
 
@@ -112,12 +114,8 @@ inline constexpr int kStages = 2;
 inline constexpr int kDecayHeads = 8;
 
 inline constexpr int kWalkColumns = 128;
-/// Columns of Outputs. `generic_shared`: the shared memory of a block, where kernels are compiled for the generic target, otherwise 0. A
-/// state of 256 x 128 does not fit everywhere.
-constexpr int outputs_columns(std::int64_t dim, std::int64_t columns, std::int64_t generic_shared) {
-  if (dim > 128 && generic_shared > 0 && generic_shared < 160 * 1024) return 32;
-  return columns > 64 ? 128 : 64;
-}
+/// Columns of Outputs.
+constexpr int outputs_columns(std::int64_t columns) { return columns > 64 ? 128 : 64; }
 /// On a GPU: the registers of two blocks for each SM hold the states and the values of 64 columns.
 inline constexpr int kStatesColumns = 64;
 

@@ -36,26 +36,24 @@ TEST(LinearAttentionKernels, CompileForHopperGpusWithoutSpills) {
   skip_without_nvrtc();
   using AnyWalk = Walk<f16, 128, kWalkColumns, kStages>;
   using AnyStates = States<f16, kStatesColumns, kStages>;
-  expect_fast(
-      {outputs(64, 64, StateForm::as_stored), outputs(64, 128, StateForm::transposed),
-       outputs(128, outputs_columns(128, 128, 0), StateForm::as_stored), outputs(256, outputs_columns(256, 256, 0), StateForm::as_stored),
-       outputs(256, outputs_columns(256, 256, 0), StateForm::transposed),
-       make_spec({type_of_walk({DType::f16, 64}), AnyWalk::source, nullptr}, true, true),
-       make_spec({type_of_walk({DType::bf16, 128}), AnyWalk::source, nullptr}, false, false),
-       make_spec({type_of_states({DType::bf16, kStatesColumns}), AnyStates::source, nullptr}, false, false)},
-      GpuTarget::automatic, "sm_90a");
+  expect_fast({outputs(64, 64, StateForm::as_stored), outputs(64, 128, StateForm::transposed),
+               outputs(128, outputs_columns(128), StateForm::as_stored), outputs(256, outputs_columns(256), StateForm::as_stored),
+               outputs(256, outputs_columns(256), StateForm::transposed),
+               make_spec({type_of_walk({DType::f16, 64}), AnyWalk::source, nullptr}, true, true),
+               make_spec({type_of_walk({DType::bf16, 128}), AnyWalk::source, nullptr}, false, false),
+               make_spec({type_of_states({DType::bf16, kStatesColumns}), AnyStates::source, nullptr}, false, false)},
+              GpuTarget::automatic, "sm_90a");
 }
 
 TEST(LinearAttentionKernels, CompileForOtherGpusWithoutSpills) {
   skip_without_nvrtc();
-  const int columns = outputs_columns(256, 256, 99 << 10);
-  expect_fast(
-      {outputs(64, 64, StateForm::as_stored), outputs(256, columns, StateForm::as_stored), outputs(256, columns, StateForm::transposed),
-       make_spec(kernel_info<Recurrence<float, 256, recurrence_columns(256)>>, true, true),
-       make_spec(kernel_info<Recurrence<f16, 64, recurrence_columns(64)>>, false, false),
-       make_spec(kernel_info<GateProducts<bf16, 16, 256>>, true, true), make_spec(kernel_info<GateGradients<4, 128>>, true, true),
-       make_spec(kernel_info<MatrixProduct<16, 128>>, true, true), make_spec(kernel_info<SumOfHeads<bf16, 32, 128>>, true, true)},
-      GpuTarget::cuda, "sm_86");
+  expect_fast({outputs(64, 64, StateForm::as_stored), outputs(128, outputs_columns(128), StateForm::as_stored),
+               outputs(128, outputs_columns(128), StateForm::transposed),
+               make_spec(kernel_info<Recurrence<float, 256, recurrence_columns(256)>>, true, true),
+               make_spec(kernel_info<Recurrence<f16, 64, recurrence_columns(64)>>, false, false),
+               make_spec(kernel_info<GateProducts<bf16, 16, 256>>, true, true), make_spec(kernel_info<GateGradients<4, 128>>, true, true),
+               make_spec(kernel_info<MatrixProduct<16, 128>>, true, true), make_spec(kernel_info<SumOfHeads<bf16, 32, 128>>, true, true)},
+              GpuTarget::cuda, "sm_86");
 }
 
 }  // namespace

@@ -119,8 +119,10 @@ void check_written(const char* op, std::initializer_list<NamedTensor> outputs, s
 
 Tensor by_head(const Tensor& t) { return t.transpose(1, 2); }
 
-/// Without steps there is nothing for the copy engine.
-bool in_chunks(const Checked& c, const Tensor& q) { return q.dtype() != DType::f32 && c.call.length > 0; }
+/// Without steps there is nothing for the copy engine. Everything else runs step by step.
+bool in_chunks(const Checked& c, const Tensor& q) {
+  return q.dtype() != DType::f32 && c.call.length > 0 && chunks_fit(c.call.stream, std::max(q.shape(3), c.state_shape[3]));
+}
 /// Whether states and outputs are computed in one walk.
 bool walks(const char* op, const Checked& c, int config, std::int64_t dim, std::int64_t columns) {
   require(config >= -1 && config <= 1, "{}: config is {}; it must be -1 to 1", op, config);

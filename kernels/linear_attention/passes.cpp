@@ -41,7 +41,7 @@ void outputs_on_gpu(const Call& call, const Decay& decay, const OutputsPass& pas
   using Any = Outputs<T, 64, 64, kForm>;
   static KernelTable<OutputsKernel> table(type_of_outputs, Any::source);
   const std::int64_t dim = pass.q.shape(3);
-  const int columns = outputs_columns(dim, pass.out.shape(3), generic_shared_bytes(call.stream));
+  const int columns = outputs_columns(pass.out.shape(3));
   const OutputsKernel kernel{dtype_of<T>, dim > 128 ? 256 : dim > 64 ? 128 : 64, columns, kForm};
   detail::launch_named<typename Any::template On<sm_90a::Target<>>::Params>(
       table[kernel], call.stream, outputs_grid(call, pass, columns),
@@ -119,6 +119,10 @@ void run_outputs(const Call& call, const Decay& decay, const OutputsPass& pass) 
 }
 
 bool walk_fits(const Stream& stream) { return generic_shared_bytes(stream) == 0; }
+bool chunks_fit(const Stream& stream, std::int64_t dim) {
+  const std::int64_t generic = generic_shared_bytes(stream);
+  return dim <= 128 || generic == 0 || generic >= 160 * 1024;
+}
 
 bool walk_pays(const Call& call, std::int64_t columns) {
   // States and outputs apart read and write two and a half times the bytes, but the outputs are computed by all SMs. A walk takes longer

@@ -14,7 +14,8 @@ struct Recurrence {
 
   template <class Target>
   struct On {
-    using Held = Rows<Target, float, R, C, 4, C / 32>;
+    static constexpr int warps = R >= 128 ? 8 : 4;  ///< a thread also holds q and k of its warp's rows
+    using Held = Rows<Target, float, R, C, warps, C / 32>;
     struct Params {
       Global<Target, const T> q, k;               ///< [batch, head, dim, time]
       Global<Target, const T> v;                  ///< [batch, head, time, columns]
