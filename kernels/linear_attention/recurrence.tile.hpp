@@ -14,7 +14,8 @@ struct Recurrence {
 
   template <class Target>
   struct On {
-    static constexpr int warps = R >= 128 ? 8 : 4;  ///< a thread also holds q and k of its warp's rows
+    static constexpr int warps = R >= 128 ? 8 : 4;       ///< a thread also holds q and k of its warp's rows
+    static constexpr int min_blocks = R <= 128 ? 2 : 1;  ///< as many as the registers hold
     using Held = Rows<Target, float, R, C, warps, C / 32>;
     struct Params {
       Global<Target, const T> q, k;               ///< [batch, head, dim, time]
