@@ -7,7 +7,8 @@
 namespace tw {
 
 struct GatedDeltaOptions {
-  const Tensor* g = nullptr;              ///< [B, S, Hv] of f32, any strides, the logarithm of the decay, at most 0; default: zeros
+  const Tensor* g = nullptr;              ///< [B, S, Hv] of f32, any strides, the logarithm of the decay, at most 0, or -infinity, which
+                                          ///< forgets the state before the token; default: zeros
   std::optional<float> scale = {};        ///< default: Dk^-0.5
   bool normalise_qk = false;              ///< divides each query and key by sqrt(|x|^2 + 1e-6)
   const Tensor* initial_state = nullptr;  ///< [N, Hv, Dk, Dv] of f32, any strides; default: zeros

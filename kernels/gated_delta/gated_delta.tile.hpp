@@ -11,6 +11,9 @@ inline constexpr const char* kSource = "kernels/gated_delta/gated_delta.tile.hpp
 
 /// Tokens of a chunk.
 inline constexpr int kChunk = 64;
+/// exp of this is 0 in f32, so a gate below it does the same: it forgets the state. The sum of a chunk's gates stays finite, and so does
+/// every difference of two sums.
+inline constexpr float kLowestGate = -110.0f;
 
 /// The sequences of a call: [batch, length], or with offsets a batch of one with all sequences one after the other.
 template <class Target>
@@ -100,6 +103,9 @@ struct Prepare {
       block.load(beta, p.betas, w.chunk.first, w.head, w.chunk.batch);
       hide_others(decay);
       hide_others(beta);
+      block.for_rows(decay, [](int, int, auto& gate) {
+        if (gate < kLowestGate) gate = kLowestGate;
+      });
       block.store(decay, memory.gates);
       block.cumsum(memory.gates, memory.decay);
       block.load(decay, memory.decay);

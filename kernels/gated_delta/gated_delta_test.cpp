@@ -31,6 +31,7 @@ struct Case {
   bool packed = false;
   std::int64_t heads_of_keys = 1, group = 1, dim = 64, values = 64;
   float lowest_gate = -1;  ///< gates are uniform between it and 0; 0: none are given
+  bool resets = false;     ///< some are -infinity
   float key_norm = 1, largest_beta = 1;
   bool normalise = false, initial = false, final = true, f32_beta = false;
   std::optional<float> scale = {};
@@ -71,7 +72,10 @@ class GatedDelta : public testing::TestWithParam<std::tuple<Device, DType>> {
     in.plain.k = of_norm(in.k.fill_random(random), c.dim, c.key_norm);
     in.k.fill(in.plain.k);
     in.plain.beta = uniform(in.beta, 0, c.largest_beta);
-    const std::vector<float> gates = uniform(in.g, c.lowest_gate, 0), state = in.state.fill_random(random);
+    std::vector<float> gates = uniform(in.g, c.lowest_gate, 0);
+    for (std::size_t i = 5; c.resets && i < gates.size(); i += 29) gates[i] = -kInf;
+    in.g.fill(gates);
+    const std::vector<float> state = in.state.fill_random(random);
     if (c.lowest_gate < 0) in.plain.g = gates;
     if (c.initial) in.plain.initial_state = state;
     std::vector<std::int32_t> offsets{0};
@@ -99,9 +103,9 @@ class GatedDelta : public testing::TestWithParam<std::tuple<Device, DType>> {
   static std::string text(const Case& c) {
     std::string lengths;
     for (const std::int64_t length : c.lengths) lengths += tw::format(" {}", length);
-    return tw::format("lengths{} packed {} heads {} x {} dim {} values {} gates {} key norm {} beta {} normalise {} initial {}", lengths,
-                      c.packed, c.heads_of_keys, c.group, c.dim, c.values, c.lowest_gate, c.key_norm, c.largest_beta, c.normalise,
-                      c.initial);
+    return tw::format("lengths{} packed {} heads {} x {} dim {} values {} gates {} resets {} key norm {} beta {} normalise {} initial {}",
+                      lengths, c.packed, c.heads_of_keys, c.group, c.dim, c.values, c.lowest_gate, c.resets, c.key_norm, c.largest_beta,
+                      c.normalise, c.initial);
   }
   GatedDeltaOptions options(const Case& c, const Inputs& in, const PlacedTensor& state) {
     return {.g = c.lowest_gate < 0 ? &in.g.tensor() : nullptr,
@@ -179,6 +183,11 @@ TEST_P(GatedDelta, AnyDimensions) {
 TEST_P(GatedDelta, GatesFromNoneToStrong) {
   for (const float lowest : {0.0f, -0.01f, -1.0f, -20.0f})
     check({.lengths = {150}, .dim = 64, .values = 32, .lowest_gate = lowest, .initial = true});
+}
+
+TEST_P(GatedDelta, GatesThatForgetTheState) {
+  check({.lengths = {150}, .dim = 64, .values = 32, .resets = true, .initial = true});
+  check_steps({.lengths = {7}, .dim = 64, .values = 32, .resets = true});
 }
 
 TEST_P(GatedDelta, BetaUpToTwoWithSmallKeys) {
