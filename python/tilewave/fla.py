@@ -1,4 +1,5 @@
-"""flash-linear-attention's functions for what ops.linear_attention() covers, with their names and the order of their arguments:
+"""flash-linear-attention's functions for what ops.linear_attention() and ops.gated_delta_rule() cover, with their names and the order of their
+arguments:
 
     from tilewave.fla import chunk_simple_gla  # instead of fla.ops.simple_gla
 
@@ -10,13 +11,15 @@ only. f32 runs step by step in all of them. Heads of v may be a multiple of thos
 from __future__ import annotations
 
 from . import _arrays
-from .ops import linear_attention
+from .ops import gated_delta_rule, linear_attention
 
 __all__ = [
+    "chunk_gated_delta_rule",
     "chunk_linear_attn",
     "chunk_retention",
     "chunk_simple_gla",
     "fused_chunk_linear_attn",
+    "fused_recurrent_gated_delta_rule",
     "fused_recurrent_linear_attn",
     "fused_recurrent_retention",
     "fused_recurrent_simple_gla",
@@ -133,3 +136,67 @@ def fused_chunk_linear_attn(q, k, v, scale=None, initial_state=None, output_fina
 
 def fused_recurrent_linear_attn(q, k, v, scale=None, initial_state=None, output_final_state=False, normalize=False, head_first=False):
     return _linear(q, k, v, scale, initial_state, output_final_state, normalize, head_first)
+
+
+def chunk_gated_delta_rule(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    use_beta_sigmoid_in_kernel=False,
+    allow_neg_eigval=False,
+    state_v_first=False,
+    cu_seqlens=None,
+    cu_seqlens_cpu=None,
+):
+    """g: logarithm of the decay, [batch, time, heads]. use_beta_sigmoid_in_kernel: beta is sigmoid(beta), with allow_neg_eigval twice that.
+    state_v_first: states are [.., dim of v, dim of k]. There is no gradient."""
+    torch = _torch(q)
+    if use_beta_sigmoid_in_kernel:
+        beta = torch.sigmoid(beta.float()) * (2.0 if allow_neg_eigval else 1.0)
+    if initial_state is not None:
+        initial_state = (initial_state.transpose(-1, -2) if state_v_first else initial_state).float().contiguous()
+    result = gated_delta_rule(
+        q,
+        k,
+        v,
+        beta,
+        g=None if g is None else g.float(),
+        scale=scale,
+        initial_state=initial_state,
+        return_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        cu_seqlens=None if cu_seqlens is None else cu_seqlens.to(torch.int32),
+    )
+    o, state = result if output_final_state else (result, None)
+    return o, state.transpose(-1, -2).contiguous() if state_v_first and state is not None else state
+
+
+def fused_recurrent_gated_delta_rule(
+    q,
+    k,
+    v,
+    g=None,
+    gk=None,
+    gv=None,
+    beta=None,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    cu_seqlens=None,
+):
+    """As chunk_gated_delta_rule(); without beta it is 1."""
+    for name, value in (("gk", gk), ("gv", gv)):
+        if value is not None:
+            raise NotImplementedError(f"{name} is given; only gates of whole heads, g, are supported")
+    if beta is None:
+        beta = v.new_ones(v.shape[:3])
+    return chunk_gated_delta_rule(
+        q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens
+    )

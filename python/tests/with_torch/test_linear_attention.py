@@ -82,3 +82,38 @@ def test_names_of_flash_linear_attention():
         fla.chunk_simple_gla(q, k, v, g, decay[0, 0])
     with pytest.raises(NotImplementedError, match="reverse"):
         fla.fused_recurrent_retention(q, k, v, reverse=True)
+
+
+def delta_rule(q, k, v, g, beta, scale, state):
+    o = []
+    for t in range(q.shape[1]):
+        state = torch.exp(g[:, t])[..., None, None] * state
+        update = beta[:, t, :, None] * (v[:, t] - torch.einsum("bhd,bhde->bhe", k[:, t], state))
+        state = state + k[:, t, :, :, None] * update[:, :, None, :]
+        o.append(scale * torch.einsum("bhd,bhde->bhe", q[:, t], state))
+    return torch.stack(o, 1), state
+
+
+def test_gated_delta_rule_by_its_names():
+    q, k, v = (x.detach() for x in operands(shared=1))
+    g, raw, state = -torch.rand(2, 70, 2), torch.randn(2, 70, 2), torch.randn(2, 2, 8, 16)
+    unit = [x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k)]
+    exact = delta_rule(*unit, v, g, torch.sigmoid(raw), 8**-0.5, state)
+    given = {"initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    for got in (
+        fla.chunk_gated_delta_rule(q, k, v, g, torch.sigmoid(raw), **given),
+        fla.chunk_gated_delta_rule(q, k, v, g, raw, use_beta_sigmoid_in_kernel=True, **given),
+        fla.fused_recurrent_gated_delta_rule(q, k, v, g, beta=torch.sigmoid(raw), **given),
+    ):
+        for x, wanted in zip(got, exact):
+            torch.testing.assert_close(x, wanted, rtol=1e-4, atol=1e-4)
+    turned = {**given, "initial_state": state.transpose(-1, -2), "state_v_first": True}
+    o, final = fla.chunk_gated_delta_rule(q, k, v, g, torch.sigmoid(raw), **turned)
+    torch.testing.assert_close(o, exact[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(final.transpose(-1, -2), exact[1], rtol=1e-4, atol=1e-4)
+    twice = delta_rule(*unit, v, g, 2 * torch.sigmoid(raw), 8**-0.5, torch.zeros_like(state))[0]
+    o, none = fla.chunk_gated_delta_rule(q, k, v, g, raw, None, None, False, True, True, True)
+    torch.testing.assert_close(o, twice, rtol=1e-4, atol=1e-4)
+    assert none is None
+    with pytest.raises(NotImplementedError, match="gk is given"):
+        fla.fused_recurrent_gated_delta_rule(q, k, v, g, gk=q)
