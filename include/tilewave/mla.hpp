@@ -14,7 +14,7 @@
 
 namespace tw {
 
-/// Columns of a token in the cache: those that are key and value, and those of the key with the rotary embedding.
+/// The columns of a cached token. The latent ones are both key and value; the rotary ones are part of the key only.
 inline constexpr std::int64_t kMlaLatentDim = 512, kMlaRotaryDim = 64, kMlaKeyDim = kMlaLatentDim + kMlaRotaryDim;
 
 /// Bytes of a token in a cache of 8 bits: 512 of e4m3, four scales in f32, one for each 128 columns, and 64 columns in bf16: FlashMLA's.

@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "runtime/format.hpp"
+#include "tests/bad_input.hpp"
 #include "tests/expect_error.hpp"
-#include "tests/placed_tensor.hpp"
-#include "tests/support.hpp"
 #include "tilewave/attention.hpp"
 
 namespace tw::kernels::attention {
@@ -17,16 +16,8 @@ namespace {
 
 using namespace tw::test;
 
-class AttentionDecodeBadInput : public testing::TestWithParam<Device> {
+class AttentionDecodeBadInput : public BadInput {
  protected:
-  void SetUp() override { skip_unless_present(GetParam()); }
-
-  PlacedTensor make(Shape shape, DType dtype = DType::bf16) const { return PlacedTensor(std::move(shape), dtype, device, {.offset = 8}); }
-  PlacedTensor integers(const std::vector<float>& values, Shape shape) const {
-    PlacedTensor t(std::move(shape), DType::i32, device);
-    t.fill(values);
-    return t;
-  }
   void refused(const Tensor& of_q, const Tensor& of_k, const Tensor& of_v, const PlacedTensor& of_o,
                std::initializer_list<std::string_view> parts, const CacheOptions& cache = {}, const AttentionOptions& options = {}) {
     expect_error<InvalidArgument>([&] { tw::attention_decode(of_q, of_k, of_v, of_o, cache, options); }, parts);
@@ -39,8 +30,6 @@ class AttentionDecodeBadInput : public testing::TestWithParam<Device> {
     EXPECT_TRUE(kv.untouched());
   }
 
-  /// The CPU where the test will be skipped.
-  const Device device = cuda_device() ? GetParam() : Device::cpu();
   const PlacedTensor q = make({2, 1, 4, 64}), kv = make({2, 32, 2, 64}), o = make({2, 1, 4, 64}), other_kv = make({2, 32, 2, 64});
   const PlacedTensor seqlens = integers({5, 30}, {2}), new_kv = make({2, 1, 2, 64});
 };

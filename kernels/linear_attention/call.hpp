@@ -39,8 +39,8 @@ struct StatesPass {
   float scale = 1;
   bool backwards = false;
 };
-/// The states before the chunks, of k's dtype: [chunks, heads, Dk, Dv], of which dimensions are rounded up so that TMA can copy them. Those
-/// of chunks without steps are not written.
+/// The state before each chunk, of k's dtype: [chunks, heads, Dk, Dv], with Dk and Dv rounded up so that TMA can copy it. The states of
+/// chunks without steps are not written.
 Tensor run_states(const Call& call, const Decay& decay, const StatesPass& pass);
 
 struct OutputsPass {

@@ -197,7 +197,8 @@ struct Operands {
   }
 };
 
-/// Checks a tensor by the accuracy rule. Elements of which `skip(index)` holds must still be NaN.
+/// Expects a tensor to differ from the exact result by no more than the accuracy rule allows (tests/accuracy.hpp). Elements for which
+/// `skip(index)` is true must still be NaN.
 inline void expect_accurate(const char* name, const test::PlacedTensor& t, const Operands::Expected& e, const Operands& of, double factor,
                             const std::function<bool(std::size_t)>& skip = {}) {
   SCOPED_TRACE(name);

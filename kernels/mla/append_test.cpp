@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/format.hpp"
+#include "tests/bad_input.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
@@ -182,15 +183,8 @@ TEST_P(MlaAppend, CachesOfEightBits) {
   EXPECT_EQ(touched, written);
 }
 
-class MlaAppendBadInput : public testing::TestWithParam<Device> {
+class MlaAppendBadInput : public BadInput {
  protected:
-  void SetUp() override { skip_unless_present(GetParam()); }
-  PlacedTensor make(Shape shape, DType dtype = DType::bf16) const { return PlacedTensor(std::move(shape), dtype, device, {.offset = 8}); }
-  PlacedTensor integers(const std::vector<float>& values, Shape shape) const {
-    PlacedTensor t(std::move(shape), DType::i32, device);
-    t.fill(values);
-    return t;
-  }
   void refused(const Tensor& of_latent, const Tensor& of_rotary, const PlacedTensor& of_cache,
                std::initializer_list<std::string_view> parts, MlaAppendOptions options = {}) {
     options.check_contents = true;
@@ -201,8 +195,6 @@ class MlaAppendBadInput : public testing::TestWithParam<Device> {
     refused(latent, rotary, cache, parts, options);
   }
 
-  /// The CPU where the test will be skipped.
-  const Device device = cuda_device() ? GetParam() : Device::cpu();
   const PlacedTensor latent = make({2, 3, 512}), rotary = make({2, 3, 64}), cache = make({2, 16, 576});
   const PlacedTensor table = integers({0, 1, 1, 0}, {2, 2}), cos = make({20, 32}, DType::f32);
 };

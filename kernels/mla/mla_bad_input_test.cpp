@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "runtime/format.hpp"
+#include "tests/bad_input.hpp"
 #include "tests/expect_error.hpp"
-#include "tests/placed_tensor.hpp"
-#include "tests/support.hpp"
 #include "tilewave/mla.hpp"
 
 namespace tw::kernels::mla {
@@ -17,16 +16,8 @@ namespace {
 
 using namespace tw::test;
 
-class MlaBadInput : public testing::TestWithParam<Device> {
+class MlaBadInput : public BadInput {
  protected:
-  void SetUp() override { skip_unless_present(GetParam()); }
-
-  PlacedTensor make(Shape shape, DType dtype = DType::bf16) const { return PlacedTensor(std::move(shape), dtype, device, {.offset = 8}); }
-  PlacedTensor integers(const std::vector<float>& values, Shape shape) const {
-    PlacedTensor t(std::move(shape), DType::i32, device);
-    t.fill(values);
-    return t;
-  }
   void refused(const Tensor& of_q, const Tensor& of_kv, const PlacedTensor& of_o, std::initializer_list<std::string_view> parts,
                const MlaOptions& options = {}) {
     expect_error<InvalidArgument>([&] { tw::mla_decode(of_q, of_kv, of_o, options); }, parts);
@@ -38,8 +29,6 @@ class MlaBadInput : public testing::TestWithParam<Device> {
     refused(q, kv, o, parts, options);
   }
 
-  /// The CPU where the test will be skipped.
-  const Device device = cuda_device() ? GetParam() : Device::cpu();
   const PlacedTensor q = make({2, 1, 4, 576}), kv = make({2, 32, 576}), o = make({2, 1, 4, 512});
   const PlacedTensor seqlens = integers({5, 32}, {2}), table = integers({0, 1, 1, 0}, {2, 2});
 };
