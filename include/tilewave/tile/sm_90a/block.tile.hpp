@@ -165,7 +165,19 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   template <class F, class T, int R, int C, Contract contract>
   requires requires { F::kind; }
   TW_INLINE void load(F& to, Shared<T, R, C, contract>& from) const {
-    for_each(to, [&](int row, int col, auto& x) { x = static_cast<float>(from.at(row, col)); });
+    if constexpr (is_fp8<T> && contract == Contract::columns && requires { F::warp_cols; }) {
+      // Neighbouring columns are widened by one instruction.
+      using S = Shared<T, R, C, contract>;
+      TW_UNROLL
+      for (int e = 0; e < F::size; e += 2) {
+        const u16 codes = *reinterpret_cast<const u16*>(from.bytes + S::offset(F::row(at, e), F::col(at, e)));
+        const u32 pair = ptx::widen_pair<T>(codes);
+        to.x[e] = static_cast<float>(bit_cast<f16>(static_cast<u16>(pair)));
+        to.x[e + 1] = static_cast<float>(bit_cast<f16>(static_cast<u16>(pair >> 16)));
+      }
+    } else {
+      for_each(to, [&](int row, int col, auto& x) { x = static_cast<float>(from.at(row, col)); });
+    }
     end_reads();
   }
   template <class T, class Tile, int N>
