@@ -103,6 +103,23 @@ struct GatherCopy {
   }
 };
 
+/// N numbers that each warp of the producer holds, spread over its lanes. Whole warps ask for them.
+template <int N>
+struct RowNumbers {
+  static_assert(N % 32 == 0, "each lane holds as many");
+  int x[N / 32];
+
+  TW_INLINE int operator()(int row) const {
+    int number = 0;
+    TW_UNROLL
+    for (int n = 0; n < N / 32; ++n) {
+      const int here = cuda::ptx::shuffle(x[n], row % 32);
+      if (row / 32 == n) number = here;
+    }
+    return number;
+  }
+};
+
 /// The producer role. put() waits for a free slot, then calls `fill(copy, slot)`. `kAll`: all its threads call put(), although this variant
 /// uses TMA.
 template <bool kTma, int Cluster, bool kAll = false>
@@ -120,6 +137,18 @@ struct Producer {
     const auto first = reinterpret_cast<u64>(from.template piece_at<E>(row, col, 0, 0));
     const u64 begin = (first + 15) & ~u64{15}, end = (first + static_cast<u64>(rows) * static_cast<u64>(cols) * sizeof(E)) & ~u64{15};
     if (begin < end) ptx::prefetch_to_l2(reinterpret_cast<const void*>(begin), static_cast<u32>(end - begin));
+  }
+  /// See tw::row_numbers().
+  template <int N, class Fn>
+  TW_INLINE auto row_numbers(Fn f) const {
+    if constexpr (kTma && kAll) {
+      RowNumbers<N> numbers;
+      TW_UNROLL
+      for (int n = 0; n < N / 32; ++n) numbers.x[n] = f(n * 32 + thread % 32);
+      return numbers;
+    } else {
+      return f;
+    }
   }
   template <class RingType, class Fill>
   TW_INLINE void put(RingType& ring, Fill fill) const {
