@@ -91,6 +91,7 @@ void bind_call(auto& bind, auto& p, const CombineCall& call) {
   bind(p.o, call.o);
   p.lse = call.lse ? call.lse->data<float>() : nullptr;
   p.sink = call.sink ? call.sink->data<float>() : nullptr;
+  p.sink_in_lse = call.sink_in_lse;
 }
 
 template <class T, int C, int kAhead>

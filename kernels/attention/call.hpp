@@ -141,6 +141,7 @@ struct CombineCall {
   Tensor o;                      ///< [batch, seqlen_q, heads, value_dim]
   const Tensor* lse = nullptr;   ///< [batch, heads, seqlen_q], f32
   const Tensor* sink = nullptr;  ///< [heads], f32
+  bool sink_in_lse = true;       ///< whether lse includes the sink, as o does
 };
 
 /// o and lse of all keys together. A row without any has o = 0 and lse = -infinity, or the sink.

@@ -24,7 +24,7 @@ struct Case {
   std::int64_t splits = 4, batch = 2, kv_heads = 2, group = 3, seqlen_q = 2, value_dim = 64;
   double without_keys = 0.2;  ///< share of parts that have none
   float magnitude = 3;        ///< standard deviation of the parts' lse
-  bool sink = false, lse = true;
+  bool sink = false, lse = true, sink_in_lse = true;
   Placement o = {};
 };
 
@@ -55,8 +55,12 @@ class Combine : public testing::TestWithParam<std::tuple<Device, DType>> {
     parts.fill(values);
     part_lse.fill(logits);
     sink.fill(sinks);
-    const CombineCall call{
-        .parts = parts, .part_lse = part_lse, .o = o, .lse = c.lse ? &lse.tensor() : nullptr, .sink = c.sink ? &sink.tensor() : nullptr};
+    const CombineCall call{.parts = parts,
+                           .part_lse = part_lse,
+                           .o = o,
+                           .lse = c.lse ? &lse.tensor() : nullptr,
+                           .sink = c.sink ? &sink.tensor() : nullptr,
+                           .sink_in_lse = c.sink_in_lse};
     if (!launched([&] { combine(call, Stream::standard(device)); })) return;
 
     std::vector<double> expected, expected_lse, naive;
@@ -82,7 +86,7 @@ class Combine : public testing::TestWithParam<std::tuple<Device, DType>> {
       for (std::int64_t head = 0; head < heads; ++head) {
         for (std::int64_t i = 0; i < c.seqlen_q; ++i) {
           const std::int64_t row = (b * heads + head) * c.seqlen_q + i;
-          double sum = c.sink ? std::exp(static_cast<double>(sinks[static_cast<std::size_t>(head)])) : 0;
+          double sum = c.sink && c.sink_in_lse ? std::exp(static_cast<double>(sinks[static_cast<std::size_t>(head)])) : 0;
           for (std::int64_t split = 0; split < c.splits; ++split)
             sum += std::exp(static_cast<double>(logits[static_cast<std::size_t>(split * all_rows + row)]));
           expected_lse.push_back(std::log(sum));
@@ -134,6 +138,7 @@ TEST_P(Combine, PartsWithoutKeys) {
     check({.splits = 3, .without_keys = share});
     check({.splits = 40, .without_keys = share});
     check({.splits = 3, .without_keys = share, .sink = true});
+    check({.splits = 3, .without_keys = share, .sink = true, .sink_in_lse = false});
   }
 }
 
@@ -141,6 +146,7 @@ TEST_P(Combine, LargeLogitsDoNotOverflow) {
   // e^300 is beyond f32, and within double.
   check({.splits = 20, .magnitude = 100});
   check({.splits = 20, .magnitude = 100, .sink = true});
+  check({.splits = 20, .magnitude = 100, .sink = true, .sink_in_lse = false});
 }
 
 TEST_P(Combine, OnePartPassesThrough) {
