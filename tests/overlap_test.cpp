@@ -479,6 +479,18 @@ std::vector<Operation> all_operations() {
                   {"block_table", {2, 1}, kI32},
                   {"lse", {2, 2, 1}, kF32, true}},
                  [](const Operands& t) { mla_decode(t[0], t[1], t[2], {.seqlens = &t[3], .block_table = &t[4], .lse = &t[5]}); }});
+  all.push_back({"mla_sparse",
+                 {{"q", {2, 2, 576}, bf16},
+                  {"kv", {5, 576}, bf16},
+                  {"indices", {2, 3}, kI32},
+                  {"o", {2, 2, 512}, bf16, true},
+                  {"topk_length", {2}, kI32},
+                  {"sink", {2}},
+                  {"lse", {2, 2}, kF32, true},
+                  {"max_logits", {2, 2}, kF32, true}},
+                 [](const Operands& t) {
+                   mla_sparse(t[0], t[1], t[2], t[3], {.topk_length = &t[4], .sink = &t[5], .lse = &t[6], .max_logits = &t[7]});
+                 }});
   return all;
 }
 

@@ -164,6 +164,8 @@ const Bytes kBytes[] = {
     {"topk", "topk_bf16", "rows=4,cols=20000", 2 * 160000 + 512, 4 * 64 * 6, 160000},
     // Two tiles of 64 heads, each with its queries and all keys; o and lse.
     {"mla", "mla_decode_bf16_contiguous", "batch=1,heads=128,keys=100", 2 * (64 + 100) * 1152, 128 * (1024 + 4), (128 + 100) * 1152},
+    // Four tiles, each with its queries, 100 keys, and twice the list of these, which is the same for both tokens; o and lse.
+    {"mla", "mla_sparse_bf16", "batch=2,heads=128,keys=100", 4 * ((64 + 100) * 1152 + 800), 256 * (1024 + 4), (256 + 100) * 1152 + 400},
     {"topk", "topk_short_f32", "rows=4,cols=100,k=3", 1600 + 48, 4 * 3 * 8, 1600},  // as many as can be sorted at once
     {"topk", "topk_part_f32", "rows=1,cols=100000", 2 * 400000, 25 * 256 * 8, 400000},
     {"topk", "argmax_part_f32", "rows=1,cols=100000", 400000, 25 * 8, 400000},

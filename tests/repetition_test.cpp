@@ -789,12 +789,39 @@ Case mla_fp8_case(std::int64_t page_size) {
           }};
 }
 
+/// Attention over lists of keys, some of which name none, in a cache of 16 or 8 bits.
+Case mla_sparse_case(std::int64_t tokens, int splits, bool fp8) {
+  constexpr std::int64_t kHeads = 128, kTopk = 200, kCached = 640;
+  std::vector<std::int32_t> indices(static_cast<std::size_t>(tokens * kTopk));
+  std::mt19937_64 random = random_engine();
+  for (std::int32_t& i : indices) i = static_cast<std::int32_t>(random() % (kCached + 100)) - 50;
+  Tensor cache = Tensor::random({kCached, kMlaKeyDim}, DType::bf16, seed());
+  if (fp8) {
+    cache = Tensor::zeros({1, kCached, kMlaFp8Bytes}, DType::u8);
+    mla_append(Tensor::random({1, kCached, kMlaLatentDim}, DType::bf16, seed()),
+               Tensor::random({1, kCached, kMlaRotaryDim}, DType::bf16, seed() + 1), cache);
+  }
+  const SharedInputs in = std::make_shared<Inputs>(std::vector{Tensor::random({tokens, kHeads, kMlaKeyDim}, DType::bf16, seed() + 2), cache,
+                                                               Tensor::from(std::span<const std::int32_t>(indices), {tokens, kTopk})});
+  return {tw::format("mla: {} tokens with lists, {} splits, {} bits", tokens, splits, fp8 ? 8 : 16),
+          {tokens, kHeads, kMlaLatentDim},
+          DType::bf16,
+          [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            mla_sparse(t[0], t[1], t[2], out, {.num_splits = splits, .stream = stream});
+          }};
+}
+
 TEST(Repetition, cuda_LatentAttention) {
   skip_without_cuda();
   std::vector<Case> cases;
   for (const std::int64_t page_size : {0, 64, 16, 1})
     for (const int splits : {1, 3}) cases.push_back(mla_case(page_size == 1 ? 16 : 128, page_size, splits));
   for (const std::int64_t page_size : {0, 64, 1}) cases.push_back(mla_fp8_case(page_size));
+  for (const bool fp8 : {false, true}) {
+    cases.push_back(mla_sparse_case(140, 1, fp8));
+    cases.push_back(mla_sparse_case(20, 3, fp8));
+  }
   expect_all_repeatable(cases);
 }
 

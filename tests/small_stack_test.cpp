@@ -105,6 +105,10 @@ std::vector<StackCase> stack_cases() {
                        mla_append(cache.slice(1, 0, 2).slice(2, 0, 512), cache.slice(1, 0, 2).slice(2, 0, 64), y);
                      }});
       all.push_back({"mla_decode", {1, 1, 16, 512}, dtype, [=](const Tensor& y) { mla_decode(queries, cache, y, {.num_splits = 2}); }});
+      const Tensor lists = Tensor::zeros({1, 100}, DType::i32);
+      all.push_back({"mla_sparse", {1, 16, 512}, dtype, [=](const Tensor& y) {
+                       mla_sparse(queries.select(0, 0), cache.select(0, 0), lists, y, {.num_splits = 2});
+                     }});
       all.push_back({"block_sparse_gemm", {520, 600}, dtype, [=](const Tensor& y) { block_sparse_gemm(a, b, y, {}); }});
       all.push_back({"prune_2_4", {300, 96}, dtype, [=](const Tensor& y) { prune_2_4(w, y); }});
     }

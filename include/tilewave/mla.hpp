@@ -11,6 +11,8 @@
 //
 //   tw::mla_append(latent, rotary, kv_cache, {.seqlens = &before, .block_table = &block_table, .rotary_cos = &cos, .rotary_sin = &sin});
 //   tw::mla_decode(q, kv_cache, o, {.seqlens = &seqlens, .block_table = &block_table, .scale = scale});
+//
+// and tw::mla_sparse(q, kv_cache, indices, o) where each token has a list of the keys that it sees.
 
 namespace tw {
 
@@ -58,6 +60,35 @@ void mla_decode(const Tensor& q, const Tensor& kv_cache, const Tensor& o, const 
 /// The number of splits that mla_decode() chooses for `batch` sequences of up to `max_seqlen` tokens and `rows` = heads * seqlen_q rows, on
 /// `multiprocessors` SMs: enough for all SMs to be busy, each with at least 128 keys.
 int mla_splits(std::int64_t batch, std::int64_t rows, std::int64_t max_seqlen, int multiprocessors);
+
+/// Options of mla_sparse(). All tensors are on the device of q, and contiguous.
+struct MlaSparseOptions {
+  const Tensor* topk_length = nullptr;  ///< i32 [tokens]: only so many entries of a token's list count; null: all
+  float scale = 0;                      ///< softmax scale; 0: 1 / sqrt(576)
+  const Tensor* sink = nullptr;         ///< f32 [heads]: exp(sink) is added to the softmax denominator of o, but not to lse
+  const Tensor* lse = nullptr;          ///< output, f32 [tokens, heads]: natural log of the sum of exp(logit), -infinity without keys
+  const Tensor* max_logits = nullptr;   ///< output, f32 [tokens, heads]: the largest logit, scale q k; -infinity without keys
+  int num_splits = 0;                   ///< splits of a list that run in parallel, up to 128; 0: mla_splits()
+  std::optional<Stream> stream = {};    ///< default: the device's standard stream
+};
+
+/// Sparse attention of DeepSeek-V3.2 (DSA): as mla_decode(), but each query token sees the keys that its list names, in prefilling and in
+/// decoding.
+///
+/// `q`: [tokens, heads, 576]; `o`: [tokens, heads, 512]; `indices`: i32 [tokens, topk], of any topk. `kv`: [kv_tokens, 576], or [pages,
+/// page_size, 576], where index page * page_size + t is token t of the page; its dtypes and strides are those of mla_decode()'s cache, the
+/// one of 8 bits included, and pages must be a whole number of tokens apart in memory. The tokens of several sequences are rows of one
+/// call: their lists name tokens of one `kv`.
+///
+/// An entry that is not in 0 to kv_tokens - 1, such as -1, selects nothing, and memory is not read for it. A token that is listed several
+/// times counts as often. The order of a list changes only roundings. Tokens that no list names may hold anything. A query that sees no
+/// key gives 0. Trailing entries that select nothing take as much time as others: leave them out by `topk_length`, which is clamped to 0
+/// to topk.
+///
+/// The lists of few tokens are split over several blocks of the GPU, and a second kernel combines their f32 results. Enqueues and returns
+/// (on the CPU: done when it returns). Deterministic. Throws InvalidArgument for shapes, dtypes, strides or devices that do not fit, with
+/// nothing written; CompileError, DeviceError.
+void mla_sparse(const Tensor& q, const Tensor& kv, const Tensor& indices, const Tensor& o, const MlaSparseOptions& options = {});
 
 /// Options of mla_append(). Integer tensors are i32. All tensors are on the device of the cache.
 struct MlaAppendOptions {

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <type_traits>
 
 #include "kernels/check.hpp"
@@ -32,18 +33,32 @@ Fp8Parts Fp8Parts::of_memory(const Tensor& memory) {
   return {part(kMlaLatentDim, DType::fp8_e4m3), part(4, DType::f32), part(kMlaRotaryDim, memory.dtype())};
 }
 
-CacheOf check_cache(const char* op, const Tensor& kv, const Common& common, const Tensor* seqlens, const Tensor* block_table) {
+void check_rows(const char* op, const char* name, const Tensor& kv, const Common& common, const char* dims) {
   const bool fp8 = is_fp8_cache(kv);
-  check_operand(op, "kv_cache", kv, fp8 ? kv.dtype() : common.dtype, common.device);
-  require(kv.rank() == 3 && kv.shape(2) == (fp8 ? kMlaFp8Bytes : kMlaKeyDim), "{}: kv_cache is {}; it must be [{}, {}]", op, kv,
-          block_table ? "pages, page_size" : "batch, capacity", fp8 ? kMlaFp8Bytes : kMlaKeyDim);
-  check_columns(op, "kv_cache", kv);
+  check_operand(op, name, kv, fp8 ? kv.dtype() : common.dtype, common.device);
+  require(kv.rank() == 3 && kv.shape(2) == (fp8 ? kMlaFp8Bytes : kMlaKeyDim), "{}: {} is {}; it must be [{}, {}]", op, name, kv, dims,
+          fp8 ? kMlaFp8Bytes : kMlaKeyDim);
+  check_columns(op, name, kv);
   if (fp8) {
-    require(common.dtype == DType::bf16, "{}: kv_cache is {}, whose rotary columns are bf16; the other tensors are {}", op, kv,
+    require(common.dtype == DType::bf16, "{}: {} is {}, whose rotary columns are bf16; the other tensors are {}", op, name, kv,
             name_of(common.dtype));
     require(reinterpret_cast<std::uintptr_t>(kv.data()) % 16 == 0 && kv.stride(0) % 16 == 0 && kv.stride(1) % 16 == 0,
-            "{}: kv_cache is {} with strides [{}]; memory and strides must be multiples of 16 bytes", op, kv, tw::join(kv.strides(), ", "));
+            "{}: {} is {} with strides [{}]; memory and strides must be multiples of 16 bytes", op, name, kv, tw::join(kv.strides(), ", "));
   }
+}
+
+float check_scale(const char* op, float scale) {
+  require(std::isfinite(scale) && scale >= 0, "{}: scale is {}; it must be positive, or 0 for 1 / sqrt(576)", op, scale);
+  return scale > 0 ? scale : 1 / std::sqrt(static_cast<float>(kMlaKeyDim));
+}
+
+void check_num_splits(const char* op, int num_splits) {
+  require(num_splits >= 0 && num_splits <= kMostSplits, "{}: num_splits is {}; it must be 1 to {}, or 0 for a number that suits the device",
+          op, num_splits, kMostSplits);
+}
+
+CacheOf check_cache(const char* op, const Tensor& kv, const Common& common, const Tensor* seqlens, const Tensor* block_table) {
+  check_rows(op, "kv_cache", kv, common, block_table ? "pages, page_size" : "batch, capacity");
   CacheOf cache{.batch = common.batch};
   std::int64_t capacity = kv.shape(1);
   if (block_table) {

@@ -29,6 +29,10 @@ struct Call {
   const std::int32_t* seqlens = nullptr;
   const std::int32_t* pages = nullptr;
   std::int64_t pages_stride = 0;
+  const Tensor* indices =
+      nullptr;  ///< of mla_sparse(): [batch, capacity], where a sequence is one query; `capacity` and `seqlens` are of the lists
+  const float* sink = nullptr;
+  float* max_logits = nullptr;
   Stream stream = Stream::standard(Device::cpu());
 
   int batch() const { return static_cast<int>(q.shape(0)); }
@@ -38,10 +42,22 @@ struct Call {
 
 void run(const Call& call);
 
-// Checks that mla_decode() and mla_append() share. They throw InvalidArgument.
+/// What is asked of the splits of a call.
+struct Splits {
+  int count = 0;                       ///< 0: mla_splits()
+  std::int64_t longest = 0;            ///< no sequence has more keys
+  const Tensor* lse = nullptr;         ///< f32 [batch, heads, seqlen_q]
+  const Tensor* sink = nullptr;        ///< f32 [heads]: not in lse
+  const Tensor* max_logits = nullptr;  ///< f32 [batch, heads, seqlen_q]
+};
+/// Runs a checked call with q [batch, seqlen_q, heads, 576] and o [batch, seqlen_q, heads, 512], and combines the results of splits.
+void run_in_splits(Call call, const Tensor& q, const Tensor& o, const Splits& splits);
+
+// Checks that the public functions share. They throw InvalidArgument.
 
 /// Of a sequence: the number of blocks of keys times the number of splits is an int.
 inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 27;
+inline constexpr int kMostSplits = 128;
 
 /// The last dimension is contiguous, and no extent is too large.
 void check_columns(const char* op, const char* name, const Tensor& t);
@@ -63,6 +79,11 @@ struct CacheOf {
   const std::int32_t* pages = nullptr;
   std::int64_t pages_stride = 0;
 };
+/// A cache's dtype, device and columns. `dims`: what messages call its first two dimensions.
+void check_rows(const char* op, const char* name, const Tensor& kv, const Common& common, const char* dims);
+/// The softmax scale that an option asks for.
+float check_scale(const char* op, float scale);
+void check_num_splits(const char* op, int num_splits);
 CacheOf check_cache(const char* op, const Tensor& kv, const Common& common, const Tensor* seqlens, const Tensor* block_table);
 /// Reads lengths, and page numbers of the tokens in use; `added` tokens follow those of seqlens, or begin the cache if it is null.
 void check_cache_contents(const char* op, const Tensor& kv, const CacheOf& cache, const Tensor* seqlens, const Tensor* block_table,

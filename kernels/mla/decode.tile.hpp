@@ -24,9 +24,10 @@ struct Decode {
     using K = Shared<Target, T, N, kKey>;
     using Scores = Fragment<Target, float, kRows, N, warpgroups>;
     using Output = Fragment<Target, float, kRows, kLatent, warpgroups>;
-    using Softmax = SharedSoftmax<Target, Scores>;
-    using Keys = conditional<kCache == Cache::tokens, GatherRing<Target, K, Stages>, Ring<Target, K, Stages>>;
+    using Softmax = SharedSoftmax<Target, Scores, kCache>;
+    using Keys = conditional<kGathers<kCache>, GatherRing<Target, K, Stages>, Ring<Target, K, Stages>>;
     using Work = DecodeWork;
+    using Schedule = conditional<kCache == Cache::selected, InTurn, RowMajor>;
 
     struct Params : DecodeParams<Target> {
       Global<Target, const T, Q> q;  ///< [batch, seqlen_q * heads, 576]
@@ -52,8 +53,10 @@ struct Decode {
     TW_INLINE static Work work(const Params& p, Tile t) { return Work::of(p, t, N); }
     TW_INLINE static int steps(const Params&, const Work& w) { return w.blocks; }
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
+      const int key0 = (w.begin + step) * N;
+      const auto rows = rows_of_keys<kCache, N>(producer, p, w, key0);
       if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, w.first_row, 0, w.batch); });
-      producer.put(memory.keys, [&](auto copy, K& k) { load_keys<kCache>(copy, p, w, (w.begin + step) * N, p.kv, k, 0); });
+      producer.put(memory.keys, [&](auto copy, K& k) { load_keys<kCache>(copy, p, w, key0, rows, p.kv, k, 0); });
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
@@ -96,7 +99,7 @@ struct Decode {
       state.softmax.store_lse(block, p, w);
       if (p.partial.data != nullptr && w.blocks == 0) return;  // an lse of -infinity says so
       typename Softmax::PerRow factor;
-      state.softmax.factors(block, factor);
+      state.softmax.factors(block, p, w, factor);
       block.map(state.out, factor, [](auto x, auto f) { return x * f; });
       store_output(block, p, w, state.out, 0);
     }
@@ -109,7 +112,7 @@ struct Decode {
     }
     /// The next block's scores are started right after this block's output, so that the tensor cores go on while this one's end is awaited.
     /// That takes two blocks in shared memory, and registers that a producer without TMA does not leave.
-    static constexpr bool scores_follow = loads_by_tma() && kCache != Cache::tokens;
+    static constexpr bool scores_follow = loads_by_tma() && !kGathers<kCache>;
 
     /// Waits for a block's scores and stores its weights, which all warps can then multiply. Only the split's last block can reach past the
     /// sequence's end.
@@ -117,9 +120,12 @@ struct Decode {
     TW_INLINE static void make_weights(auto& block, const Params& p, const Work& w, int step, Memory& memory, K& k, Scores& scores,
                                        State& state) {
       const int key0 = (w.begin + step) * N;
+      Entries<Target, Scores, kCache> entries;
+      entries.read(block, p, w, key0);
       block.wait(leave<0>, scores);
+      entries.hide_missing(block, p, scores);
       // Other tokens follow the sequence's last one. They may be NaN, which weights of 0 would not hide.
-      if (kLast && kCache != Cache::tokens && key0 + N > w.seqlen) block.zero_rows(k, w.seqlen - key0);
+      if (kLast && !kGathers<kCache> && key0 + N > w.seqlen) block.zero_rows(k, w.seqlen - key0);
       if (key0 + N > w.whole) hide_keys(block, p, w, key0, scores);
       state.softmax.add(block, p.scale_log2, memory.exchange, scores,
                         [&](const auto& decay) { block.map(state.out, decay, [](auto x, auto d) { return x * d; }); });

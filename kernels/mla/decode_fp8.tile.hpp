@@ -26,8 +26,9 @@ struct DecodeFp8 {
     using Group = Fragment<Target, float, N, kGroup, warpgroups>;
     using Scores = Fragment<Target, float, kRows, N, warpgroups>;
     using Output = Fragment<Target, float, kRows, kGroup, warpgroups>;
-    using Softmax = SharedSoftmax<Target, Scores>;
+    using Softmax = SharedSoftmax<Target, Scores, kCache>;
     using Work = DecodeWork;
+    using Schedule = conditional<kCache == Cache::selected, InTurn, RowMajor>;
     static_assert(N % 64 == 0, "keys are widened in Fragments");
 
     struct Params : DecodeParams<Target> {
@@ -42,7 +43,7 @@ struct DecodeFp8 {
       Scales scales;
       Rotary rotary;
     };
-    using Keys = conditional<kCache == Cache::tokens, GatherRing<Target, Slot, 1>, Ring<Target, Slot, 1>>;
+    using Keys = conditional<kGathers<kCache>, GatherRing<Target, Slot, 1>, Ring<Target, Slot, 1>>;
     struct Memory {
       Ring<Target, Q, 1> q;
       Keys keys;
@@ -60,13 +61,14 @@ struct DecodeFp8 {
     TW_INLINE static Work work(const Params& p, Tile t) { return Work::of(p, t, N); }
     TW_INLINE static int steps(const Params&, const Work& w) { return w.blocks; }
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
+      const int key0 = (w.begin + step) * N;
+      const auto rows = rows_of_keys<kCache, N>(producer, p, w, key0);
       if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, w.first_row, 0, w.batch); });
       producer.put(memory.keys, [&](auto copy, Slot& slot) {
-        const int key0 = (w.begin + step) * N;
         TW_UNROLL
-        for (int g = 0; g < kGroups; ++g) load_keys<kCache>(copy, p, w, key0, p.codes, slot.codes[g], g * kGroup);
-        load_keys<kCache>(copy, p, w, key0, p.scales, slot.scales, 0);
-        load_keys<kCache>(copy, p, w, key0, p.rotary, slot.rotary, 0);
+        for (int g = 0; g < kGroups; ++g) load_keys<kCache>(copy, p, w, key0, rows, p.codes, slot.codes[g], g * kGroup);
+        load_keys<kCache>(copy, p, w, key0, rows, p.scales, slot.scales, 0);
+        load_keys<kCache>(copy, p, w, key0, rows, p.rotary, slot.rotary, 0);
       });
     }
 
@@ -90,8 +92,11 @@ struct DecodeFp8 {
           block.mma(scores, view_columns<kFirst, kGroup>(q), k, kFirst == 0);
         });
         block.mma(scores, view_columns<kLatent, kRotary>(q), slot.rotary, false);
+        Entries<Target, Scores, kCache> entries;
+        entries.read(block, p, w, key0);
         block.wait(leave<0>, scores);
         block.release(memory.keys);
+        entries.hide_missing(block, p, scores);
         if (key0 + N > w.whole) hide_keys(block, p, w, key0, scores);
         state.softmax.add(block, p.scale_log2, memory.exchange, scores, [&](const auto& decay) {
           TW_UNROLL
@@ -112,7 +117,7 @@ struct DecodeFp8 {
       state.softmax.store_lse(block, p, w);
       if (p.partial.data != nullptr && w.blocks == 0) return;  // an lse of -infinity says so
       typename Softmax::PerRow factor;
-      state.softmax.factors(block, factor);
+      state.softmax.factors(block, p, w, factor);
       TW_UNROLL
       for (int g = 0; g < kGroups; ++g) {
         block.map(state.out[g], factor, [](auto x, auto f) { return x * f; });

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tilewave/tile/language.tile.hpp"
+#include "tilewave/tile/row_numbers.tile.hpp"
 
 // What the decoding kernels share: which keys a tile sees and where they are, the softmax, and where results go.
 
@@ -15,22 +16,34 @@ inline constexpr int kRows = 64;
 enum class Cache {
   contiguous,  ///< side by side
   pages,       ///< in pages of a multiple of 16 tokens, which are copied 16 to 64 tokens at a time
-  tokens       ///< in pages of any size, gathered token by token
+  tokens,      ///< in pages of any size, gathered token by token
+  selected     ///< anywhere in it: each sequence, of one query, has a list of the keys that it sees
+};
+/// Whether keys are gathered one by one. Those that do not exist then arrive as zeros.
+template <Cache kCache>
+inline constexpr bool kGathers = kCache == Cache::tokens || kCache == Cache::selected;
+
+/// Tiles in order of rows, sequences last, by blocks that load the next tile while they finish one.
+struct InTurn : RowMajor {
+  static constexpr Dispatch dispatch = Dispatch::persistent;
 };
 
 /// Parameters that do not depend on how the cache is stored.
 template <class Target>
 struct DecodeParams {
   using Integers = Pointer<Target, const i32>;
-  Global<Target, float> partial;  ///< [splits * batch, heads * seqlen_q, 512]: replaces o if the keys are split
-  Pointer<Target, float> lse;     ///< [splits * batch, heads, seqlen_q], or null
-  Integers seqlens;               ///< [batch]; null: the capacity
-  Integers pages;                 ///< [batch, pages of a sequence]
+  Global<Target, float> partial;      ///< [splits * batch, heads * seqlen_q, 512]: replaces o if the keys are split
+  Pointer<Target, float> lse;         ///< [splits * batch, heads, seqlen_q], or null
+  Global<Target, const i32> indices;  ///< selected: [batch, capacity], tokens of the cache
+  Pointer<Target, const float> sink;  ///< selected: [heads], or null
+  Pointer<Target, float> max_logits;  ///< selected: as lse
+  Integers seqlens;                   ///< [batch]; null: the capacity
+  Integers pages;                     ///< [batch, pages of a sequence]
   i64 pages_stride;
   int page_size, page_rows;  ///< tokens of a page, and tokens copied at once
   int page_step;             ///< rows from a page to the next, gathered
   int page_count;            ///< pages of the cache
-  int capacity;              ///< tokens of a sequence, at most
+  int capacity;              ///< tokens of a sequence, or entries of its list, at most
   int batch, heads, seqlen_q;
   int splits;  ///< of a sequence's keys
   bool causal;
@@ -41,6 +54,8 @@ struct DecodeParams {
   TW_INLINE int token_of(int row) const { return static_cast<int>(static_cast<u32>(row) / static_cast<u32>(heads)); }
   /// Results of splits are ordered by heads, then tokens.
   TW_INLINE int by_head(int row) const { return (row - token_of(row) * heads) * seqlen_q + token_of(row); }
+  /// Of the whole cache.
+  TW_INLINE u32 tokens() const { return static_cast<u32>(page_count) * static_cast<u32>(page_size); }
   /// The keys that row `row` of a sequence sees: with `causal` the tokens of q are the last of the sequence.
   TW_INLINE int visible(int seqlen, int row) const { return causal ? max(min(seqlen - seqlen_q + token_of(row) + 1, seqlen), 0) : seqlen; }
 };
@@ -77,9 +92,29 @@ struct InPage {
   }
 };
 
-/// Copies columns from `col` on of the keys from key0 on.
+/// The rows of memory that hold the N keys from key0 on, for load_keys(): -1 where there is none.
+template <Cache kCache, int N>
+TW_INLINE auto rows_of_keys(auto& producer, const auto& p, const DecodeWork& w, int key0) {
+  if constexpr (kCache == Cache::selected) {
+    return row_numbers<N>(producer, [&p, &w, key0](int row) {
+      if (key0 + row >= w.seqlen) return -1;
+      const int entry = *p.indices.template at<const i32>(w.batch, key0 + row, 0, 0);
+      const u32 token = static_cast<u32>(entry), size = static_cast<u32>(p.page_size);
+      if (token >= p.tokens()) return -1;
+      return static_cast<int>(token / size) * p.page_step + static_cast<int>(token % size);
+    });
+  } else {
+    return [&p, &w, key0](int row) {
+      if (key0 + row >= w.seqlen) return -1;
+      const InPage at = InPage::find(p, w, key0 + row);
+      return at.page * p.page_step + at.token;
+    };
+  }
+}
+
+/// Copies columns from `col` on of the keys from key0 on. `rows`: rows_of_keys().
 template <Cache kCache, class S>
-TW_INLINE void load_keys(auto& copy, const auto& p, const DecodeWork& w, int key0, const auto& from, S& to, int col) {
+TW_INLINE void load_keys(auto& copy, const auto& p, const DecodeWork& w, int key0, const auto& rows, const auto& from, S& to, int col) {
   if constexpr (kCache == Cache::contiguous) {
     copy.tile(from, to, key0, col, w.batch);
   } else if constexpr (kCache == Cache::pages) {
@@ -89,14 +124,7 @@ TW_INLINE void load_keys(auto& copy, const auto& p, const DecodeWork& w, int key
       copy.part(from, to, r, p.page_rows, at.token, col, at.page);
     }
   } else {
-    copy.gather(
-        from, to,
-        [&](int row) {
-          if (key0 + row >= w.seqlen) return -1;
-          const InPage at = InPage::find(p, w, key0 + row);
-          return at.page * p.page_step + at.token;
-        },
-        col);
+    copy.gather(from, to, rows, col);
   }
 }
 
@@ -107,20 +135,44 @@ TW_INLINE void hide_keys(auto& block, const auto& p, const DecodeWork& w, int ke
   });
 }
 
-/// The softmax of rows that two warpgroups share, whose scores arrive block by block.
+/// The entries of a list for a block of scores: one that is not a token of the cache selects no key. Other caches have none.
+template <class Target, class Scores, Cache kCache>
+struct Entries {
+  TW_INLINE void read(auto&, const auto&, const DecodeWork&, int) {}
+  TW_INLINE void hide_missing(auto&, const auto&, Scores&) const {}
+};
 template <class Target, class Scores>
+struct Entries<Target, Scores, Cache::selected> {
+  ColumnVector<Target, i32, Scores> tokens;
+
+  TW_INLINE void read(auto& block, const auto& p, const DecodeWork& w, int key0) {
+    block.load(tokens, p.indices, w.batch, key0, 0, 0, Fill{-1.0f});
+  }
+  /// Scores of keys that do not exist become -infinity.
+  TW_INLINE void hide_missing(auto& block, const auto& p, Scores& scores) const {
+    const u32 count = p.tokens();
+    block.map(scores, tokens, [&](auto x, auto token) { return static_cast<u32>(token) < count ? x : decltype(x)(-kInfinity); });
+  }
+};
+
+/// The softmax of rows that two warpgroups share, whose scores arrive block by block.
+template <class Target, class Scores, Cache kCache>
 struct SharedSoftmax {
   using PerRow = RowVector<Target, float, Scores>;
+  struct Nothing {};
+  static constexpr bool selected = kCache == Cache::selected;
   /// A row's base is raised to its largest exponent only when a weight would exceed 2^kGrowth: in practice once or never. That is in the
   /// range of f16, and makes no weight smaller than it would be otherwise.
   static constexpr float kGrowth = 8.0f;
   /// The base of a row that has not seen a key. It is finite, so that -infinity minus it is -infinity.
   static constexpr float kUnseen = -1e30f;
 
-  PerRow base;  ///< what the row's weights are relative to: weight = 2^(score * scale_log2 - base)
-  PerRow sum;   ///< of the weights. This thread's part, until it is completed
+  PerRow base;                                  ///< what the row's weights are relative to: weight = 2^(score * scale_log2 - base)
+  PerRow sum;                                   ///< of the weights. This thread's part, until it is completed
+  conditional<selected, PerRow, Nothing> most;  ///< the row's largest score
 
   TW_INLINE void begin(auto& block) {
+    if constexpr (selected) block.fill(most, -kInfinity);
     block.fill(base, kUnseen);
     block.fill(sum, 0.0f);
   }
@@ -131,6 +183,7 @@ struct SharedSoftmax {
     PerRow largest, decay;
     RowVector<Target, bool, Scores> raised;
     block.row_max(scores, largest, exchange);
+    if constexpr (selected) block.for_rows(most, [&](int, int i, auto& x) { x = max(x, largest[i]); });
     block.for_rows(base, [&](int, int i, auto& b) {
       const auto exponent = largest[i] * scale_log2;
       const bool raise = exponent > b + kGrowth;
@@ -146,19 +199,29 @@ struct SharedSoftmax {
       sum[i] += row.map_partial_sum([&](auto x) { return exp2(x * scale_log2 - b); });
     });
   }
-  /// Stores the rows' log-sum-exp.
+  /// Stores the rows' log-sum-exp, and their largest logits.
   TW_INLINE void store_lse(auto& block, const auto& p, const DecodeWork& w) {
-    if (!p.lse) return;
-    block.for_rows(sum, [&](int row, int i, auto& all) {
-      const int r = w.first_row + row;
-      if (r < p.rows() && block.owns_rows(sum))
-        p.lse[static_cast<i64>(w.part * p.batch + w.batch) * p.rows() + p.by_head(r)] =
-            all == 0.0f ? all - kInfinity : (base[i] + log2(all)) * kLn2;
-    });
+    store_rows(block, p, w, p.lse, sum, [&](int i, auto all) { return all == 0.0f ? all - kInfinity : (base[i] + log2(all)) * kLn2; });
+    if constexpr (selected) store_rows(block, p, w, p.max_logits, most, [&](int, auto x) { return x * (p.scale_log2 * kLn2); });
   }
   /// What the output must be multiplied by in the end.
-  TW_INLINE void factors(auto& block, PerRow& factor) {
-    block.for_rows(factor, [&](int, int i, auto& x) { x = sum[i] == 0.0f ? sum[i] : reciprocal(sum[i]); });
+  TW_INLINE void factors(auto& block, const auto& p, const DecodeWork& w, PerRow& factor) {
+    block.for_rows(factor, [&](int row, int i, auto& x) {
+      auto all = sum[i];
+      if constexpr (selected) {
+        if (p.sink && w.first_row + row < p.rows()) all += exp2(p.sink[w.first_row + row] * kLog2E - base[i]);
+      }
+      x = sum[i] == 0.0f ? sum[i] : reciprocal(all);
+    });
+  }
+
+ private:
+  TW_INLINE static void store_rows(auto& block, const auto& p, const DecodeWork& w, const auto& to, PerRow& values, auto f) {
+    if (!to) return;
+    block.for_rows(values, [&](int row, int i, auto& x) {
+      const int r = w.first_row + row;
+      if (r < p.rows() && block.owns_rows(values)) to[static_cast<i64>(w.part * p.batch + w.batch) * p.rows() + p.by_head(r)] = f(i, x);
+    });
   }
 };
 

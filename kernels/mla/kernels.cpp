@@ -15,8 +15,8 @@ namespace {
 
 constexpr const char* kSource = "kernels/mla/decode.tile.hpp";
 constexpr const char* kFp8Source = "kernels/mla/decode_fp8.tile.hpp";
-constexpr const char* kCaches[] = {"contiguous", "pages", "tokens"};
-constexpr std::array kAllCaches{Cache::contiguous, Cache::pages, Cache::tokens};
+constexpr const char* kCaches[] = {"contiguous", "pages", "tokens", "selected"};
+constexpr std::array kAllCaches{Cache::contiguous, Cache::pages, Cache::tokens, Cache::selected};
 
 /// What DecodeFp8 needs: queries, keys as they are stored, keys in 16 bits, weights and the exchange between warpgroups.
 constexpr std::int64_t kFp8Bytes = kRows * 2 * kKey + 64 * 6 * 128 + 64 * 2 * kLatent + kRows * 128 + 512;
@@ -68,9 +68,10 @@ Kernel generic_kernel(Kernel kernel, std::int64_t generic_shared) {
 Kernel choose_kernel(const Call& call, std::int64_t generic_shared) {
   Kernel kernel{.dtype = call.q.dtype(), .fp8 = call.fp8()};
   require(!kernel.fp8 || generic_shared == 0 || generic_shared >= kFp8Bytes,
-          "mla_decode: kv_cache is {}; on a GPU a cache of 8 bits needs blocks with {} bytes of shared memory, and this one has {}",
-          call.kv, kFp8Bytes, generic_shared);
+          "mla: the cache is {}; on a GPU a cache of 8 bits needs blocks with {} bytes of shared memory, and this one has {}", call.kv,
+          kFp8Bytes, generic_shared);
   if (generic_shared > 0 && !kernel.fp8) kernel = generic_kernel(kernel, generic_shared);
+  if (call.indices != nullptr) kernel.cache = Cache::selected;
   if (call.pages != nullptr) kernel.cache = call.page_size() % 16 == 0 ? Cache::pages : Cache::tokens;
   return kernel;
 }
@@ -81,7 +82,10 @@ std::string type_of(const Kernel& k) {
   return tw::format("tw::kernels::mla::Decode<{}, {}, {}, tw::kernels::mla::Cache::{}>", element_name(k.dtype), k.keys, k.stages,
                     name_of(k.cache));
 }
-std::string name_of(const Kernel& k) { return tw::format("mla_decode_{}_{}", k.fp8 ? "fp8" : tw::name_of(k.dtype), name_of(k.cache)); }
+std::string name_of(const Kernel& k) {
+  const std::string_view cached = k.fp8 ? "fp8" : tw::name_of(k.dtype);
+  return k.cache == Cache::selected ? tw::format("mla_sparse_{}", cached) : tw::format("mla_decode_{}_{}", cached, name_of(k.cache));
+}
 
 void run(const Call& call) {
   if (call.fp8()) return run_as<DType::bf16, true>(call);
@@ -90,17 +94,19 @@ void run(const Call& call) {
 
 namespace {
 
-constexpr Kernel kRegistered[] = {{}, {.cache = Cache::pages}, {.cache = Cache::tokens}, {.cache = Cache::pages, .fp8 = true}};
+constexpr Kernel kRegistered[] = {{}, {.cache = Cache::pages}, {.cache = Cache::selected}, {.cache = Cache::selected, .fp8 = true}};
 
 template <std::size_t i>
 Analysis analyze_shape(const ShapeValues& shape) {
   constexpr Kernel k = kRegistered[i];
-  constexpr int kPageSize = k.cache == Cache::tokens ? 1 : 64;
+  constexpr bool kSelected = k.cache == Cache::selected;
+  constexpr int kPageSize = kSelected || k.cache == Cache::tokens ? 1 : 64;
   const std::int64_t batch = shape["batch"], heads = shape["heads"], keys = shape["keys"], seqlen_q = shape["seqlen_q"],
                      splits = shape["splits"];
   require(batch > 0 && heads > 0 && keys > 0 && seqlen_q > 0, "mla: batch is {}, heads {}, keys {} and seqlen_q {}; they must be positive",
           batch, heads, keys, seqlen_q);
   require(splits > 0 && splits <= 128, "mla: splits is {}; it must be 1 to 128", splits);
+  require(!kSelected || seqlen_q == 1, "mla: seqlen_q is {}; it must be 1 for mla_sparse, where tokens are counted by batch", seqlen_q);
   Call call{.q = placeholder({batch, seqlen_q * heads, kKey}, k.dtype),
             .kv = placeholder({batch, keys, kKey}, k.dtype),
             .o = placeholder({batch, seqlen_q * heads, kLatent}, k.dtype),
@@ -114,8 +120,16 @@ Analysis analyze_shape(const ShapeValues& shape) {
   if (splits > 1) call.partial = placeholder({splits * batch, heads * seqlen_q, kLatent}, DType::f32);
   // Each sequence has pages of its own.
   const std::int64_t pages = (keys + kPageSize - 1) / kPageSize;
-  Tensor table;
-  if constexpr (k.cache != Cache::contiguous) {
+  Tensor table, lists;
+  if constexpr (kSelected) {
+    // All tokens select all keys.
+    table = Tensor::empty({keys}, DType::i32, Stream::standard(Device::cpu()));
+    std::iota(table.data<std::int32_t>(), table.data<std::int32_t>() + keys, 0);
+    lists = Tensor::borrow(table.data(), {batch, keys}, DType::i32, table.device(), {0, 1});
+    call.kv = placeholder({keys, 1, kKey}, k.dtype);
+    call.indices = &lists;
+    call.causal = false;
+  } else if constexpr (k.cache != Cache::contiguous) {
     table = Tensor::empty({batch, pages}, DType::i32, Stream::standard(Device::cpu()));
     std::iota(table.data<std::int32_t>(), table.data<std::int32_t>() + batch * pages, 0);
     call.kv = placeholder({batch * pages, kPageSize, kKey}, k.dtype);

@@ -32,7 +32,7 @@ Kernel generic_kernel(Kernel kernel, std::int64_t generic_shared);
 
 /// The type for the run-time compiler.
 std::string type_of(const Kernel& kernel);
-/// For people: "mla_decode_bf16_pages".
+/// For people: "mla_decode_bf16_pages", or "mla_sparse_bf16".
 std::string name_of(const Kernel& kernel);
 
 /// The same kernel as a type: for Params, which are those of every kernel of the dtype, and for the CPU and analysis targets.
@@ -57,7 +57,7 @@ template <class Params>
 void bind_call(auto& bind, Params& p, const Call& call, const Kernel& kernel) {
   bind(p.q, call.q);
   const int copied = kernel.cache == Cache::pages ? std::gcd(call.page_size(), kernel.keys) : kernel.keys;
-  const bool empty = call.kv.numel() == 0, gathers = kernel.cache == Cache::tokens && !empty;
+  const bool empty = call.kv.numel() == 0, gathers = (kernel.cache == Cache::tokens || kernel.cache == Cache::selected) && !empty;
   // Without keys nothing is read, but a tensor map must describe some memory: that of q.
   const Tensor kv = empty ? Tensor() : gathers ? as_tokens(call.kv) : call.kv;
   if constexpr (requires { p.codes; }) {
@@ -71,7 +71,10 @@ void bind_call(auto& bind, Params& p, const Call& call, const Kernel& kernel) {
   const bool split = call.partial.data() != nullptr;
   bind(p.o, split ? nullptr : &call.o);
   bind(p.partial, split ? &call.partial : nullptr);
+  bind(p.indices, call.indices && call.indices->numel() > 0 ? call.indices : nullptr);
   p.lse = call.lse;
+  p.sink = call.sink;
+  p.max_logits = call.max_logits;
   p.seqlens = call.seqlens;
   p.pages = call.pages;
   p.pages_stride = call.pages_stride;

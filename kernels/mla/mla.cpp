@@ -1,7 +1,6 @@
 #include "tilewave/mla.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/attention/call.hpp"
 #include "kernels/check.hpp"
@@ -12,6 +11,7 @@
 #include "tilewave/attention.hpp"
 #include "tilewave/device.hpp"
 #include "tilewave/elementwise.hpp"
+#include "tilewave/reduce.hpp"
 
 namespace tw {
 
@@ -21,7 +21,6 @@ using namespace kernels::mla;
 using kernels::workspace;
 
 constexpr const char* kOp = "mla_decode";
-constexpr int kMostSplits = 128;
 /// Keys of a split, at least: two blocks.
 constexpr int kSplitKeys = 128;
 
@@ -44,15 +43,13 @@ Call check(const Tensor& q, const Tensor& kv, const Tensor& o, const MlaOptions&
   check_columns(kOp, "o", o);
   require(q.shape(1) * q.shape(2) <= kernels::kLargestExtent, "{}: q is {}; heads times seqlen_q is limited to {}", kOp, q,
           kernels::kLargestExtent);
-  require(std::isfinite(options.scale) && options.scale >= 0, "{}: scale is {}; it must be positive, or 0 for 1 / sqrt(576)", kOp,
-          options.scale);
-  require(options.num_splits >= 0 && options.num_splits <= kMostSplits,
-          "{}: num_splits is {}; it must be 1 to {}, or 0 for a number that suits the device", kOp, options.num_splits, kMostSplits);
+  const float scale = check_scale(kOp, options.scale);
+  check_num_splits(kOp, options.num_splits);
   require(options.max_seqlen >= 0, "{}: max_seqlen is {}; it must be positive, or 0 for the capacity", kOp, options.max_seqlen);
   Call call{.heads = static_cast<int>(q.shape(2)),
             .seqlen_q = static_cast<int>(q.shape(1)),
             .causal = options.causal,
-            .scale = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<float>(kMlaKeyDim)),
+            .scale = scale,
             .stream = checked_stream(kOp, options.stream, device)};
   const CacheOf cache = check_cache(kOp, kv, {q.shape(0), q.dtype(), device}, options.seqlens, options.block_table);
   require(options.block_table == nullptr || kv.shape(1) % 16 == 0 || kv.shape(1) == 1 ||
@@ -95,8 +92,15 @@ int mla_splits(std::int64_t batch, std::int64_t rows, std::int64_t max_seqlen, i
 }
 
 void mla_decode(const Tensor& q, const Tensor& kv_cache, const Tensor& o, const MlaOptions& options) {
-  Call call = check(q, kv_cache, o, options);
+  const Call call = check(q, kv_cache, o, options);
   if (o.numel() == 0) return;
+  const std::int64_t longest = options.max_seqlen > 0 ? std::min<std::int64_t>(options.max_seqlen, call.capacity) : call.capacity;
+  run_in_splits(call, q, o, {.count = options.num_splits, .longest = longest, .lse = options.lse});
+}
+
+namespace kernels::mla {
+
+void run_in_splits(Call call, const Tensor& q, const Tensor& o, const Splits& splits) {
   Tensor rows = q;
   if (!tokens_follow(q)) {
     rows = workspace(q.shape(), q.dtype(), call.stream);
@@ -104,23 +108,33 @@ void mla_decode(const Tensor& q, const Tensor& kv_cache, const Tensor& o, const 
   }
   call.q = as_rows(rows);
   const bool on_gpu = call.stream.device().is_cuda();
-  const std::int64_t longest = options.max_seqlen > 0 ? std::min<std::int64_t>(options.max_seqlen, call.capacity) : call.capacity;
-  call.splits = options.num_splits;
+  call.splits = splits.count;
   if (call.splits == 0)
-    call.splits = on_gpu ? mla_splits(q.shape(0), q.shape(1) * q.shape(2), longest, std::max(1, device_info(o.device()).units)) : 1;
+    call.splits = on_gpu ? mla_splits(q.shape(0), q.shape(1) * q.shape(2), splits.longest, std::max(1, device_info(o.device()).units)) : 1;
   if (call.splits == 1 && tokens_follow(o)) {
     call.o = as_rows(o);
-    return kernels::mla::run(call);
+    return run(call);
   }
   const Shape shape{call.splits, q.shape(0), q.shape(2), q.shape(1)};
   const std::int64_t parts_rows = shape[0] * shape[1] * shape[2] * shape[3];
-  const Tensor memory = workspace({parts_rows * (kMlaLatentDim + 1)}, DType::f32, call.stream);
-  const Tensor parts = Tensor::borrow(memory.data(), {shape[0], shape[1], shape[2], shape[3], kMlaLatentDim}, DType::f32, o.device());
-  const Tensor part_lse = Tensor::borrow(memory.data<float>() + parts_rows * kMlaLatentDim, shape, DType::f32, o.device());
+  const Tensor memory = workspace({parts_rows * (kMlaLatentDim + 1 + (splits.max_logits ? 1 : 0))}, DType::f32, call.stream);
+  float* next = memory.data<float>();
+  const auto part = [&](const Shape& of, std::int64_t columns) {
+    const Tensor t = Tensor::borrow(next, of, DType::f32, o.device());
+    next += parts_rows * columns;
+    return t;
+  };
+  const Tensor parts = part({shape[0], shape[1], shape[2], shape[3], kMlaLatentDim}, kMlaLatentDim), part_lse = part(shape, 1);
   call.partial = parts.reshape({shape[0] * shape[1], shape[2] * shape[3], kMlaLatentDim});
   call.lse = part_lse.data<float>();
-  kernels::mla::run(call);
-  kernels::attention::combine({.parts = parts, .part_lse = part_lse, .o = o, .lse = options.lse}, call.stream);
+  call.sink = nullptr;
+  if (splits.max_logits) call.max_logits = next;
+  run(call);
+  attention::combine({.parts = parts, .part_lse = part_lse, .o = o, .lse = splits.lse, .sink = splits.sink, .sink_in_lse = false},
+                     call.stream);
+  if (splits.max_logits) reduce(Reduction::max, part(shape, 1), *splits.max_logits, {.dim = 0, .stream = call.stream});
 }
+
+}  // namespace kernels::mla
 
 }  // namespace tw

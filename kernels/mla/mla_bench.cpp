@@ -99,15 +99,77 @@ void run_mla_case(Run& run, const MlaCase& c) {
   run.add(record);
 }
 
-const Family mla_family{"mla", "absorbed latent attention of a decoding step: products of many heads, a read of the cache for few",
-                        [](Run& run) {
-                          if (run.options().device.is_cuda()) {
-                            for (const MlaCase& c : kMlaGpuCases) run_mla_case(run, c);
-                          } else {
-                            const OneThread one;
-                            for (const MlaCase& c : kMlaCpuCases) run_mla_case(run, c);
-                          }
-                        }};
+/// One call of mla_sparse(): lists of different tokens, in random order.
+struct SparseCase {
+  const char* name;
+  std::int64_t sequences, tokens_each, heads, topk, kv_tokens_each;
+  bool fp8 = false;
+};
+
+const SparseCase kSparseGpuCases[] = {{"sparse-prefill-q4096-h128-top2048-of-8192", 1, 4096, 128, 2048, 8192},
+                                      {"sparse-decode-b128-h128-top2048", 128, 1, 128, 2048, 8192},
+                                      {"sparse-decode-b128-h128-top2048-fp8", 128, 1, 128, 2048, 8192, true},
+                                      {"sparse-decode-b2-h128-top2048", 2, 1, 128, 2048, 32768}};
+const SparseCase kSparseCpuCases[] = {{"sparse-decode-b4-h16-top256", 4, 1, 16, 256, 1024}};
+
+/// A cache of sequences * kv_tokens_each tokens.
+Tensor random_cache(const SparseCase& c, Device device, const Stream& stream) {
+  if (!c.fp8) return random_normal({c.sequences * c.kv_tokens_each, kMlaKeyDim}, DType::bf16, device, 1);
+  const Tensor cache = Tensor::empty({c.sequences, c.kv_tokens_each, kMlaFp8Bytes}, DType::u8, stream);
+  mla_append(random_normal({c.sequences, c.kv_tokens_each, kMlaLatentDim}, DType::bf16, device, 1),
+             random_normal({c.sequences, c.kv_tokens_each, kMlaRotaryDim}, DType::bf16, device, 2), cache, {.stream = stream});
+  return cache;
+}
+
+void run_sparse_case(Run& run, const SparseCase& c) {
+  const DType dtype = DType::bf16;
+  if (!run.wants("mla", c.name, dtype)) return;
+  const Stream& stream = run.stream();
+  const Device device = stream.device();
+  const Tensor cache = random_cache(c, device, stream);
+  const std::int64_t tokens = c.sequences * c.tokens_each;
+  std::mt19937 random(1);
+  std::vector<std::int32_t> lists(static_cast<std::size_t>(tokens * c.topk)), all(static_cast<std::size_t>(c.kv_tokens_each));
+  std::iota(all.begin(), all.end(), 0);
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    // The first entries of a permutation.
+    for (std::int64_t n = 0; n < c.topk; ++n) {
+      const auto at = static_cast<std::size_t>(n);
+      std::swap(all[at], all[at + random() % (all.size() - at)]);
+      lists[static_cast<std::size_t>(token * c.topk + n)] = all[at] + static_cast<std::int32_t>(token / c.tokens_each * c.kv_tokens_each);
+    }
+  }
+  const Tensor indices = on_device(lists, {tokens, c.topk}, device);
+  const Tensor q = random_normal({tokens, c.heads, kMlaKeyDim}, dtype, device, 3);
+  const Tensor o = Tensor::poisoned({tokens, c.heads, kMlaLatentDim}, dtype, stream);
+  stream.synchronize();
+  const auto launch = [&] { mla_sparse(q, cache, indices, o, {.stream = stream}); };
+  const double flops = 2 * static_cast<double>(tokens * c.topk * c.heads * (kMlaKeyDim + kMlaLatentDim));
+  const bool on_gpu = device.is_cuda();
+  const Mode mode = on_gpu ? flops < 3e10 ? Mode::graph : Mode::hot : Mode::one_thread;
+  Record record;
+  record.family = "mla";
+  record.case_name = c.name;
+  record.dtype = dtype;
+  record.mode = mode;
+  record.unit = on_gpu ? "TFLOP/s" : "GFLOP/s";
+  record.work = flops * (on_gpu ? 1e-12 : 1e-9);
+  record.ours = measure(mode, {{"tilewave", launch}}, stream, run.effort(mode)).front();
+  run.add(record);
+}
+
+const Family mla_family{
+    "mla", "absorbed latent attention of a decoding step: products of many heads, a read of the cache for few; and of listed keys",
+    [](Run& run) {
+      if (run.options().device.is_cuda()) {
+        for (const MlaCase& c : kMlaGpuCases) run_mla_case(run, c);
+        for (const SparseCase& c : kSparseGpuCases) run_sparse_case(run, c);
+      } else {
+        const OneThread one;
+        for (const MlaCase& c : kMlaCpuCases) run_mla_case(run, c);
+        for (const SparseCase& c : kSparseCpuCases) run_sparse_case(run, c);
+      }
+    }};
 
 }  // namespace
 }  // namespace tw::kernels::mla
