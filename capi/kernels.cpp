@@ -997,6 +997,24 @@ tw_status tw_mla_decode(const tw_tensor* q, const tw_tensor* kv_cache, const tw_
   });
 }
 
+tw_status tw_mla_sparse(const tw_tensor* q, const tw_tensor* kv, const tw_tensor* indices, const tw_tensor* o,
+                        const tw_mla_sparse_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("o", o);
+    const auto given = tw::c_api::known("options", options);
+    const Given topk_length("topk_length", given.topk_length), sink("sink", given.sink), lse("lse", given.lse),
+        max_logits("max_logits", given.max_logits);
+    tw::mla_sparse(borrow("q", q), borrow("kv", kv), borrow("indices", indices), out,
+                   {.topk_length = topk_length.get(),
+                    .scale = given.scale,
+                    .sink = sink.get(),
+                    .lse = lse.get(),
+                    .max_logits = max_logits.get(),
+                    .num_splits = given.num_splits,
+                    .stream = stream_of(out, cuda_stream)});
+  });
+}
+
 tw_status tw_mla_append(const tw_tensor* latent, const tw_tensor* rotary, const tw_tensor* kv_cache, const tw_mla_append_options* options,
                         void* cuda_stream) {
   return guard([&] {

@@ -1058,6 +1058,39 @@ TEST_F(CInterfaceAttention, DecodeOfPackedTokens) {
   EXPECT_TRUE(same_bits(v_cache, expected_v));
 }
 
+TEST(CInterface, SparseLatentAttention) {
+  const Tensor q = Tensor::random({3, 4, 576}, DType::bf16, 1), kv = Tensor::random({40, 576}, DType::bf16, 2);
+  const Tensor indices = integers({3, 39, -1, 0, 0, 7, 50, 8, 1}, {3, 3}), lengths = integers({3, 2, 1}, {3});
+  const Tensor sink = Tensor::random({4}, DType::f32, 3);
+  const InC lengths_in_c(lengths), sink_in_c(sink);
+  const Tensor lse = poisoned({3, 4}, DType::f32), max_logits = poisoned({3, 4}, DType::f32);
+  const Tensor expected_lse = poisoned({3, 4}, DType::f32), expected_max = poisoned({3, 4}, DType::f32);
+  const InC lse_in_c(lse), max_in_c(max_logits);
+  tw_mla_sparse_options options = {};
+  options.struct_size = sizeof options;
+  options.topk_length = lengths_in_c;
+  options.sink = sink_in_c;
+  options.scale = 0.1f;
+  options.num_splits = 2;
+  options.lse = lse_in_c;
+  options.max_logits = max_in_c;
+  expect_same(
+      {3, 4, 512}, DType::bf16, [&](const Tensor& o) { return tw_mla_sparse(InC(q), InC(kv), InC(indices), InC(o), &options, nullptr); },
+      [&](const Tensor& o) {
+        tw::mla_sparse(
+            q, kv, indices, o,
+            {.topk_length = &lengths, .scale = 0.1f, .sink = &sink, .lse = &expected_lse, .max_logits = &expected_max, .num_splits = 2});
+      });
+  EXPECT_TRUE(same_bits(lse, expected_lse));
+  EXPECT_TRUE(same_bits(max_logits, expected_max));
+  expect_same(
+      {3, 4, 512}, DType::bf16, [&](const Tensor& o) { return tw_mla_sparse(InC(q), InC(kv), InC(indices), InC(o), nullptr, nullptr); },
+      [&](const Tensor& o) { tw::mla_sparse(q, kv, indices, o); });
+  options.num_splits = 200;
+  expect_refused(tw_mla_sparse(InC(q), InC(kv), InC(indices), InC(poisoned({3, 4, 512}, DType::bf16)), &options, nullptr),
+                 "num_splits is 200");
+}
+
 TEST(CInterface, LatentAttention) {
   const Tensor q = Tensor::random({2, 3, 4, 576}, DType::bf16, 1), kv = Tensor::random({5, 16, 576}, DType::bf16, 2);
   const Tensor seqlens = integers({20, 32}, {2}), pages = integers({3, 1, 0, 4}, {2, 2});

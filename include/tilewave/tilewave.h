@@ -487,6 +487,20 @@ typedef struct {
 tw_status tw_mla_decode(const tw_tensor* q, const tw_tensor* kv_cache, const tw_tensor* o, const tw_mla_options* options,
                         void* cuda_stream);
 
+/* tw::MlaSparseOptions. */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor *topk_length, *sink; /* i32 [tokens], f32 [heads] */
+  float scale;                         /* softmax scale; 0: 1 / sqrt(576) */
+  int32_t num_splits;                  /* splits of a list; 0: the library's choice */
+  const tw_tensor *lse, *max_logits;   /* outputs, f32 [tokens, heads] */
+} tw_mla_sparse_options;
+
+/* q: [tokens, heads, 576]; kv: [kv_tokens, 576] or [pages, page_size, 576], or of 8 bits as in tw_mla_decode; indices: i32 [tokens, topk];
+ * o: [tokens, heads, 512]. */
+tw_status tw_mla_sparse(const tw_tensor* q, const tw_tensor* kv, const tw_tensor* indices, const tw_tensor* o,
+                        const tw_mla_sparse_options* options, void* cuda_stream);
+
 /* tw::MlaAppendOptions. */
 typedef struct {
   size_t struct_size;

@@ -967,6 +967,44 @@ def test_mla_decode(random):
     close(out[0], reference_mla(q[0], tokens[1], 576**-0.5, causal=False)[0], 2e-3)
 
 
+def test_mla_sparse(random):
+    """Lists with entries that name no token; tokens that no list names are NaN."""
+    q = normal(random, 3, 4, 576).astype(np.float16)
+    indices = np.array([[3, -1, 8, 3], [0, 50, 6, 1], [-1, 99, 2, 4]], np.int32)
+    lengths, sink = np.array([4, 3, 2], np.int32), normal(random, 4)
+    listed = [[3, 8, 3], [0, 6], []]
+    kv = np.full((10, 576), np.nan, np.float16)
+    for token in (0, 3, 6, 8):
+        kv[token] = normal(random, 576)
+    o, lse, max_logits = ops.mla_sparse(
+        q, kv, indices, topk_length=lengths, scale=0.1, sink=sink, return_lse=True, return_max_logits=True
+    )
+    assert o.shape == (3, 4, 512) and o.dtype == np.float16 and lse.shape == max_logits.shape == (3, 4)
+    for i, tokens in enumerate(listed[:2]):
+        wanted, wanted_lse = reference_mla(q[i : i + 1], kv[tokens], 0.1, causal=False)
+        share = 1 / (1 + np.exp(sink - wanted_lse[:, 0]))
+        close(o[i], wanted[0] * share[:, None], 2e-3)
+        close(lse[i], wanted_lse[:, 0], 1e-3)
+        close(max_logits[i], (exact(q[i]) @ exact(kv[tokens]).T * 0.1).max(-1), 1e-3)
+    assert (o[2] == 0).all() and (lse[2] == -np.inf).all() and (max_logits[2] == -np.inf).all()
+    pages = kv.reshape(2, 5, 576)
+    out = np.empty_like(o)
+    assert ops.mla_sparse(q, pages, indices, topk_length=lengths, scale=0.1, sink=sink, out=out) is out
+    np.testing.assert_array_equal(out, o)
+    _, only_lse = ops.mla_sparse(q, kv, indices, topk_length=lengths, num_splits=2, scale=0.1, return_lse=True)
+    close(only_lse[:2], lse[:2], 1e-3)
+    _, only_max = ops.mla_sparse(q, kv, indices, topk_length=lengths, num_splits=2, scale=0.1, return_max_logits=True)
+    close(only_max[:2], max_logits[:2], 1e-3)
+    for call, part in [
+        (lambda: ops.mla_sparse(q[0], kv, indices), "q"),
+        (lambda: ops.mla_sparse(q, kv[:, :512], indices), r"kv is f16\[10, 1, 512\]"),
+        (lambda: ops.mla_sparse(q, kv, indices[:2]), r"indices is i32\[2, 4\]"),
+        (lambda: ops.mla_sparse(q, kv, indices, scale=0.0), "scale is 0.0"),
+    ]:
+        with pytest.raises(ValueError, match=part):
+            call()
+
+
 def test_mla_append(random):
     latent, rotary = normal(random, 2, 3, 512).astype(np.float16), normal(random, 2, 3, 64).astype(np.float16)
     cos, sin = normal(random, 40, 32), normal(random, 40, 32)

@@ -68,8 +68,10 @@ get_scheduler_metadata(batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_
 
 FLASH_MLA = """
 get_mla_metadata(cache_seqlens, num_q_tokens_per_head_k, num_heads_k, num_heads_q=None, is_fp8_kvcache=False, topk=None)
-flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits, softmax_scale=None,
-    causal=False, is_fp8_kvcache=False, indices=None)
+flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits=None, softmax_scale=None,
+    causal=False, is_fp8_kvcache=False, indices=None, attn_sink=None, extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None,
+    extra_topk_length=None)
+flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None)
 """
 
 # fla/ops of flash-linear-attention in 2026, without what tilewave.fla does not take.

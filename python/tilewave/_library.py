@@ -108,6 +108,18 @@ class MlaOptions(Options):
     ]
 
 
+class MlaSparseOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("topk_length", _TENSOR),
+        ("sink", _TENSOR),
+        ("scale", ctypes.c_float),
+        ("num_splits", ctypes.c_int32),
+        ("lse", _TENSOR),
+        ("max_logits", _TENSOR),
+    ]
+
+
 class MlaAppendOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -341,6 +353,7 @@ _FUNCTIONS = {
     "tw_attention_varlen_backward": [_TENSOR] * 13 + [_OPTIONS],
     "tw_attention_decode": [_TENSOR] * 4 + [_OPTIONS] * 2,
     "tw_mla_decode": [_TENSOR] * 3 + [_OPTIONS],
+    "tw_mla_sparse": [_TENSOR] * 4 + [_OPTIONS],
     "tw_mla_append": [_TENSOR] * 3 + [_OPTIONS],
     "tw_linear_attention": [_TENSOR] * 4 + [_OPTIONS],
     "tw_linear_attention_step": [_TENSOR] * 5 + [_OPTIONS],

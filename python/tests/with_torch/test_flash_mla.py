@@ -64,16 +64,93 @@ def test_cache_of_8_bits(device):
         torch.testing.assert_close(lse[0].double(), wanted_lse, rtol=0, atol=1e-3)
 
 
+def listed_attention(q, kv, lists, scale, sink=None):
+    """In float64: q [tokens, heads, 576], and rows of kv for each token, as lists; out, max_logits and lse as flash_mla_sparse_fwd()."""
+    out, max_logits, lse = [], [], []
+    for of_token, rows in zip(q.double(), lists):
+        scores = of_token @ kv[rows].double().T * scale
+        total = torch.logsumexp(scores, -1)
+        with_sink = total if sink is None else torch.logaddexp(total, sink.double())
+        out.append(torch.exp(scores - with_sink[:, None]) @ kv[rows].double()[:, :512])
+        max_logits.append(scores.amax(-1) if rows else total)
+        lse.append(total.masked_fill(total == -float("inf"), float("inf")))
+    return torch.stack(out), torch.stack(max_logits), torch.stack(lse)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_flash_mla_sparse_fwd(device, with_sink):
+    torch.manual_seed(3)
+    tokens, heads, topk, s_kv = 5, 16, 70, 200
+    q, kv = (torch.randn(*shape, 576).to(device, torch.bfloat16) for shape in ((tokens, heads), (s_kv, 1)))
+    indices = torch.randint(-20, s_kv + 20, (tokens, 1, topk), dtype=torch.int32, device=device)
+    lengths = [topk, 64, 1, 0, 33]
+    indices[2, 0, 0] = -1
+    lists = [[i for i in row[0][:n] if 0 <= i < s_kv] for row, n in zip(indices.tolist(), lengths)]
+    sink = torch.randn(heads, device=device) if with_sink else None
+    got = flash_mla.flash_mla_sparse_fwd(
+        q, kv, indices, 0.05, attn_sink=sink, topk_length=torch.tensor(lengths, dtype=torch.int32, device=device)
+    )
+    for result, wanted, tolerance in zip(got, listed_attention(q, kv[:, 0], lists, 0.05, sink), (1e-2, 1e-3, 1e-3)):
+        torch.testing.assert_close(result.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("fp8", [False, True])
+def test_indices_of_a_cache(device, fp8):
+    torch.manual_seed(4)
+    batch, seqlen_q, heads, topk, pages, page_size = 3, 2, 16, 70, 4, 64
+    q = torch.randn(batch, seqlen_q, heads, 576).to(device, torch.bfloat16)
+    kv = torch.randn(pages, page_size, 1, 576).to(device, torch.bfloat16)
+    k_cache = kv
+    if fp8:
+        codes = kv[..., :512].to(torch.float8_e4m3fn)
+        scales = torch.ones(pages, page_size, 1, 4, device=device)
+        k_cache = torch.cat([part.contiguous().view(torch.uint8) for part in (codes, scales, kv[..., 512:])], dim=-1)
+        kv = torch.cat([codes.to(torch.bfloat16), kv[..., 512:]], dim=-1)
+    indices = torch.randint(-20, pages * page_size, (batch, seqlen_q, topk), dtype=torch.int32, device=device)
+    lengths, sink = [topk, 0, 40], torch.randn(heads, device=device)
+    lists = [[i for i in row[: lengths[n // seqlen_q]] if i >= 0] for n, row in enumerate(indices.flatten(0, 1).tolist())]
+    metadata, _ = flash_mla.get_mla_metadata(torch.zeros(batch, dtype=torch.int32, device=device), seqlen_q * heads, 1, heads, fp8, topk)
+    o, lse = flash_mla.flash_mla_with_kvcache(
+        q,
+        k_cache,
+        None,
+        None,
+        512,
+        metadata,
+        is_fp8_kvcache=fp8,
+        indices=indices,
+        attn_sink=sink,
+        topk_length=torch.tensor(lengths, dtype=torch.int32, device=device),
+    )
+    wanted, _, wanted_lse = listed_attention(q.flatten(0, 1), kv.flatten(0, 2), lists, 576**-0.5, sink)
+    torch.testing.assert_close(o.flatten(0, 1).double(), wanted, rtol=1e-2, atol=1e-2)
+    assert lse.shape == (batch, heads, seqlen_q)
+    torch.testing.assert_close(lse.transpose(1, 2).flatten(0, 1).double(), wanted_lse, rtol=0, atol=1e-3)
+
+
 def test_unsupported():
     lengths = torch.tensor([3], dtype=torch.int32)
     q, cache, table = torch.zeros(1, 1, 4, 576), torch.zeros(1, 64, 2, 576), torch.zeros(1, 1, dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match="topk is 64"):
-        flash_mla.get_mla_metadata(lengths, 4, 1, topk=64)
     with pytest.raises(NotImplementedError, match="num_heads_k is 2"):
         flash_mla.get_mla_metadata(lengths, 4, 2)
     with pytest.raises(NotImplementedError, match="head_dim_v is 256"):
         flash_mla.flash_mla_with_kvcache(q, cache, table, lengths, 256, None, None)
     with pytest.raises(NotImplementedError, match=r"k_cache.shape\[2\] is 2"):
         flash_mla.flash_mla_with_kvcache(q, cache, table, lengths, 512, None, None)
-    with pytest.raises(NotImplementedError, match="indices"):
-        flash_mla.flash_mla_with_kvcache(q, cache, table, lengths, 512, None, None, indices=table)
+    one_head, lists = cache[:, :, :1], torch.zeros(1, 1, 8, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="extra_k_cache is given"):
+        flash_mla.flash_mla_with_kvcache(q, one_head, None, None, 512, None, indices=lists, extra_k_cache=one_head)
+    with pytest.raises(NotImplementedError, match="attn_sink is given without indices"):
+        flash_mla.flash_mla_with_kvcache(q, one_head, table, lengths, 512, None, attn_sink=torch.zeros(4))
+    with pytest.raises(ValueError, match="causal is True"):
+        flash_mla.flash_mla_with_kvcache(q, one_head, None, None, 512, None, causal=True, indices=lists)
+    with pytest.raises(ValueError, match="indices has shape"):
+        flash_mla.flash_mla_with_kvcache(q, one_head, None, None, 512, None, indices=lists[0])
+    with pytest.raises(ValueError, match="block_table or cache_seqlens is None"):
+        flash_mla.flash_mla_with_kvcache(q, one_head, None, None, 512, None)
+    with pytest.raises(NotImplementedError, match="d_v is 256"):
+        flash_mla.flash_mla_sparse_fwd(q[0], one_head[0], lists, 0.1, d_v=256)
+    with pytest.raises(NotImplementedError, match=r"kv.shape\[1\] is 2"):
+        flash_mla.flash_mla_sparse_fwd(q[0], cache[0], lists, 0.1)

@@ -78,6 +78,10 @@ def cases():
     mla = lambda a, c, n: ops.mla_decode(a, c, seqlens=n, scale=0.1, return_lse=True)  # noqa: E731
     yield "mla_decode", mla, (half(2, 2, 4, 576), latent, lengths)
     yield "mla_decode-without-lse", lambda a, c: ops.mla_decode(a, c, causal=False), (half(2, 2, 4, 576), latent)
+    lists = torch.tensor([[3, -1, 8], [0, 50, 39]], dtype=torch.int32)
+    sparse = lambda a, c, i, s: ops.mla_sparse(a, c, i, sink=s, return_lse=True, return_max_logits=True)  # noqa: E731
+    yield "mla_sparse", sparse, (half(2, 4, 576), half(40, 576), lists, normal(4))
+    yield "mla_sparse-without-lse", lambda a, c, i: ops.mla_sparse(a, c, i, num_splits=2), (half(2, 4, 576), half(40, 576), lists)
     append = lambda a, b, c, n: ops.mla_append(a, b, c, seqlens=n)  # noqa: E731
     yield "mla_append", append, (half(2, 3, 512), half(2, 3, 64), half(2, 40, 576), torch.tensor([4, 20], dtype=torch.int32))
     yield "conv1d", lambda a, b: ops.conv1d(a, b, stride=2, padding=1), (image[:, :, 0], filters[:, :, 0])

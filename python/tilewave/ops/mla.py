@@ -1,4 +1,4 @@
-"""Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434) in its absorbed form, for decoding. include/tilewave/mla.hpp has the details.
+"""Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434) in its absorbed form: decoding, and attention to listed keys. include/tilewave/mla.hpp has the details.
 
 Arrays are NumPy's, PyTorch's or DLPack's, on the CPU or on CUDA, all on one device, in bf16 or f16.
 """
@@ -10,6 +10,7 @@ from .._arrays import Array, tensor
 from .._operators import define
 
 _mla_decode = _library.bind("tw_mla_decode", out="o")
+_mla_sparse = _library.bind("tw_mla_sparse", out="o")
 _mla_append = _library.bind("tw_mla_append")
 
 LATENT_DIM, KEY_DIM = 512, 576
@@ -72,6 +73,62 @@ def mla_decode(
     return (out, lse) if return_lse else out
 
 
+def mla_sparse(
+    q: Array,
+    kv: Array,
+    indices: Array,
+    *,
+    topk_length: Array | None = None,
+    scale: float | None = None,
+    sink: Array | None = None,
+    num_splits: int = 0,
+    return_lse: bool = False,
+    return_max_logits: bool = False,
+    out: Array | None = None,
+) -> Array | tuple[Array, ...]:
+    """mla_decode() where each query token sees the keys that its list names (DeepSeek-V3.2), in prefilling and decoding.
+
+    q: [tokens, heads, 576]; indices: int32 [tokens, topk]; kv: [kv_tokens, 576], or [pages, page_size, 576], where index page * page_size +
+    t is token t of the page; of 8 bits as in mla_decode(). Gives o: [tokens, heads, 512]. An index outside the cache, such as -1, selects
+    nothing; one that is listed several times counts as often. Tokens that no list names may hold anything.
+
+    topk_length: int32 [tokens]; only so many entries of each list count. scale: default 1 / sqrt(576). sink: float32 [heads]; exp(sink) is
+    added to the softmax denominator of o. num_splits: splits of a list that run in parallel, up to 128; 0: the library's choice.
+
+    With `return_lse` the result is (o, lse), with `return_max_logits` (o, max_logits), with both (o, lse, max_logits). Both are f32
+    [tokens, heads]: the natural logarithm of the sum of exp(logit), without the sink, and the largest logit, scale q k. Where a query sees
+    no key, o is 0 and these are -inf. out: o's memory. There is no gradient.
+    """
+    if _dispatch.through_operator(q, kv):
+        o, lse, max_logits = _dispatch.compiled_ops().mla_sparse(
+            q, kv, indices, topk_length, scale, sink, num_splits, return_lse, return_max_logits
+        )
+        o = _dispatch.into(out, o)
+    else:
+        if scale is not None and not float(scale) > 0:
+            raise ValueError(f"scale is {scale}; it must be positive")
+        of_q, of_kv, of_indices = tensor("q", q), tensor("kv", kv), tensor("indices", indices)
+        _arrays.require_dims(3, q=q)
+        tokens, heads, _ = q.shape
+        o = _arrays.empty(q, (tokens, heads, LATENT_DIM)) if out is None else out
+        lse = _arrays.empty(q, (tokens, heads), "float32") if return_lse else None
+        max_logits = _arrays.empty(q, (tokens, heads), "float32") if return_max_logits else None
+        options = _library.MlaSparseOptions(
+            scale=0.0 if scale is None else float(scale), num_splits=_arrays.int32("num_splits", num_splits)
+        )
+        for name, array, written in (
+            ("topk_length", topk_length, False),
+            ("sink", sink, False),
+            ("lse", lse, True),
+            ("max_logits", max_logits, True),
+        ):
+            if array is not None:
+                setattr(options, name, tensor(name, array, written))
+        _mla_sparse(of_q, of_kv, of_indices, tensor("out", o, written=True), _library.byref(options), _arrays.stream(q))
+    asked = [result for result, wanted in ((lse, return_lse), (max_logits, return_max_logits)) if wanted]
+    return (o, *asked) if asked else o
+
+
 def mla_append(
     latent: Array,
     rotary: Array,
@@ -105,7 +162,7 @@ def mla_append(
     return kv_cache
 
 
-# As operators of PyTorch. mla_decode returns two tensors always.
+# As operators of PyTorch. mla_decode returns two tensors always, and mla_sparse three.
 
 
 def _operator_mla_decode(q, kv_cache, seqlens, block_table, scale, causal, max_seqlen, num_splits, check_contents, return_lse):
@@ -137,6 +194,40 @@ define(
     "SymInt num_splits, bool? check_contents, bool return_lse) -> (Tensor, Tensor)",
     _operator_mla_decode,
     _fake_mla_decode,
+)
+
+
+def _operator_mla_sparse(q, kv, indices, topk_length, scale, sink, num_splits, return_lse, return_max_logits):
+    result = mla_sparse(
+        q,
+        kv,
+        indices,
+        topk_length=topk_length,
+        scale=scale,
+        sink=sink,
+        num_splits=num_splits,
+        return_lse=return_lse,
+        return_max_logits=return_max_logits,
+    )
+    o, *asked = result if return_lse or return_max_logits else (result,)
+    lse = asked.pop(0) if return_lse else _arrays.empty(q, (0,), "float32")
+    max_logits = asked.pop(0) if return_max_logits else _arrays.empty(q, (0,), "float32")
+    return o, lse, max_logits
+
+
+def _fake_mla_sparse(q, kv, indices, topk_length, scale, sink, num_splits, return_lse, return_max_logits):
+    if q.dim() != 3:
+        raise ValueError(f"q has shape {tuple(q.shape)}; it must have 3 dimensions")
+    tokens, heads, _ = q.shape
+    results = [_arrays.empty(q, (tokens, heads) if wanted else (0,), "float32") for wanted in (return_lse, return_max_logits)]
+    return q.new_empty((tokens, heads, LATENT_DIM)), *results
+
+
+define(
+    "mla_sparse(Tensor q, Tensor kv, Tensor indices, Tensor? topk_length, float? scale, Tensor? sink, SymInt num_splits, "
+    "bool return_lse, bool return_max_logits) -> (Tensor, Tensor, Tensor)",
+    _operator_mla_sparse,
+    _fake_mla_sparse,
 )
 
 
