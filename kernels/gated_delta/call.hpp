@@ -69,8 +69,10 @@ inline void bind_walk(auto& bind, auto& p, const Call& call) {
   p.factor = call.scale;
 }
 inline void bind_step(auto& bind, auto& p, const Call& call) {
-  bind(p.q, by_heads(call.q).transpose(2, 3));
-  bind(p.k, by_heads(call.k).transpose(2, 3));
+  bind(p.q, by_heads(call.q));
+  bind(p.k, by_heads(call.k));
+  bind(p.q_columns, by_heads(call.q).transpose(2, 3));
+  bind(p.k_columns, by_heads(call.k).transpose(2, 3));
   bind(p.v, by_heads(call.v));
   bind(p.gates, given(call.g));
   bind(p.betas, call.beta);

@@ -276,23 +276,32 @@ struct Walk {
 /// What is added to a squared norm, as in the field's kernels.
 inline constexpr float kNormEpsilon = 1e-6f;
 
-/// Token by token, in f32: a sequence of a head, 32 of its values. Few tokens in generation, and any number of f32.
+/// Token by token, in f32: a sequence of a head, `cols` of its values. Few tokens in generation, and any number of f32. With the sums
+/// S^T k and S^T q of the state S before a token, decayed,
+///   u = beta (v - S^T k),   o = scale (S^T q + (q k) u),   S = S + k u^T,
+/// so both sums are formed while the state is read, and none waits for the update.
 template <class X, class Beta, int D, bool kNormalise>
 struct Step {
   static constexpr const char* source = kSource;
-  static constexpr int cols = 32;
+  static constexpr int warps_of_block = 4;
+  static constexpr int cols = D <= 64 ? 64 : 32;  ///< runs of 128 bytes and more, 32 elements of the state for each thread
 
   template <class Target>
   struct On {
-    using Values = Rows<Target, float, D, cols, 4, 1>;
+    static constexpr int warps = warps_of_block;
+    static constexpr int min_blocks = 5;  ///< 96 registers: 32 of the state, 16 of q and k. An SM has 80 KB of states in flight
+    using Values = Rows<Target, float, D, cols, warps, 4>;
+    using OutputRow = Rows<Target, float, warps * 128 / cols, cols, warps, 4>;  ///< a piece for each thread; only the first row is stored
+    using Copies = Rows<Target, float, warps, D, warps, D / 32>;                ///< a whole query or key for each warp
     struct Params {
-      Global<Target, const X> q, k;               ///< [batch, head of keys, dim, token]
-      Global<Target, const X> v;                  ///< [batch, head, token, dim]
-      Global<Target, const float> gates;          ///< [batch, token, head], or none
-      Global<Target, const Beta> betas;           ///< [batch, token, head]
-      Global<Target, X> o;                        ///< as v
-      Global<Target, const float> initial_state;  ///< [sequence, head, dim of keys, dim of values], or none
-      Global<Target, float> final_state;          ///< the same; may be the initial state
+      Global<Target, const X> q, k;                       ///< [batch, head of keys, token, dim]
+      Global<Target, const X> q_columns, k_columns;       ///< the same as [batch, head of keys, dim, token]
+      Global<Target, const X> v;                          ///< [batch, head, token, dim]
+      Global<Target, const float> gates;                  ///< [batch, token, head], or none
+      Global<Target, const Beta> betas;                   ///< [batch, token, head]
+      Global<Target, X> o;                                ///< as v
+      Global<Target, const float, Values> initial_state;  ///< [sequence, head, dim of keys, dim of values], or none
+      Global<Target, float, Values> final_state;          ///< the same; may be the initial state
       Sequences<Target> sequences;
       int group;
       float factor;
@@ -302,48 +311,58 @@ struct Step {
       const auto sequence = p.sequences.at(t.m);
       const int head = t.batch, head_of_keys = static_cast<int>(static_cast<u32>(head) / static_cast<u32>(p.group)), col = t.n * cols;
       Values s, product;
-      if (p.initial_state.cols > 0)
-        block.load(s, p.initial_state, 0, col, head, t.m);
-      else
-        block.fill(s, 0.0f);
-      const auto add = [](auto a, auto b) { return a + b; };
+      OutputRow o;
+      block.fill(o, 0.0f);
+      block.load(s, p.initial_state, 0, col, head, t.m);
       TW_NO_UNROLL
       for (int n = 0; n < sequence.size; ++n) {
         const int token = sequence.begin + n;
+        const auto this_token = [token](int) { return token; };
         RowVector<Target, float, Values> q, k;
-        ColumnVector<Target, float, Values> v, old, out;
-        block.load(q, p.q, 0, token, head_of_keys, sequence.batch);
-        block.load(k, p.k, 0, token, head_of_keys, sequence.batch);
+        ColumnVector<Target, float, Values> v, old, read;
+        Copies whole_q, whole_k;
+        block.load(k, p.k_columns, 0, token, head_of_keys, sequence.batch);
+        block.load(q, p.q_columns, 0, token, head_of_keys, sequence.batch);
+        block.gather(whole_k, p.k, this_token, 0, head_of_keys, sequence.batch);
+        block.gather(whole_q, p.q, this_token, 0, head_of_keys, sequence.batch);
         block.load(v, p.v, token, col, head, sequence.batch);
-        if constexpr (kNormalise) {
-          normalise(block, q, product);
-          normalise(block, k, product);
-        }
         const float gate = p.gates.cols > 0 ? block.value(p.gates, token, head, sequence.batch) : 0.0f;
-        const float decay = exp(gate), beta = block.value(p.betas, token, head, sequence.batch), factor = p.factor;
+        const float decay = exp(gate), beta = block.value(p.betas, token, head, sequence.batch);
+        const auto q_factor = norm_factor(block, whole_q), k_factor = norm_factor(block, whole_k);
+        block.map(whole_k, whole_q, [](auto key, auto query) { return key * query; });
+        const auto qk = sum_of(block, whole_k, [](auto x) { return x; }) * q_factor * k_factor;
+        fold(block, s, k, product, old);
+        fold(block, s, q, product, read);
+        const auto update = beta * k_factor, old_factor = decay * k_factor, out_factor = decay * q_factor;
+        const float factor = p.factor;
         block.map(s, [decay](auto value) { return value * decay; });
-        product = s;
-        block.map(product, k, [](auto value, auto key) { return value * key; });
-        block.column_fold(product, old, add);
-        block.map(s, k, v, old, [beta](auto value, auto key, auto x, auto o) { return value + key * (beta * (x - o)); });
-        product = s;
-        block.map(product, q, [](auto value, auto query) { return value * query; });
-        block.column_fold(product, out, add);
-        block.map(product, out, [factor](auto, auto o) { return o * factor; });
+        block.map(s, k, v, old, [=](auto value, auto key, auto x, auto o) { return value + key * (update * (x - old_factor * o)); });
+        block.map(o, v, old, read,
+                  [=](auto, auto x, auto y, auto z) { return factor * (out_factor * z + qk * (beta * (x - old_factor * y))); });
         block.scatter(
-            product, p.o, [token](int row) { return row == 0 ? token : -1; }, col, head, sequence.batch);
+            o, p.o, [token](int row) { return row == 0 ? token : -1; }, col, head, sequence.batch);
       }
       if (p.final_state.cols > 0) block.store(s, p.final_state, 0, col, head, t.m);
     }
 
-    /// A query or key of unit norm. Every column of a tile of its squares has the same sum.
-    TW_INLINE static void normalise(auto& block, auto& vector, Values& squares) {
-      ColumnVector<Target, float, Values> sum;
-      block.fill(squares, 0.0f);
-      block.map(squares, vector, [](auto, auto x) { return x * x; });
-      block.column_fold(squares, sum, [](auto a, auto b) { return a + b; });
-      block.map(squares, vector, sum, [](auto, auto x, auto norm) { return x * rsqrt(norm + kNormEpsilon); });
-      block.rows(squares, [&](int i, auto row) { vector[i] = row.max(); });  // the columns are equal
+    /// sums(col) = the sum over rows of state(row, col) weights(row).
+    TW_INLINE static void fold(auto& block, const Values& state, const auto& weights, Values& product, auto& sums) {
+      product = state;
+      block.map(product, weights, [](auto value, auto weight) { return value * weight; });
+      block.column_fold(product, sums, [](auto a, auto b) { return a + b; });
+    }
+    /// The sum of f(x) over one of the copies.
+    TW_INLINE static auto sum_of(auto& block, Copies& copies, auto f) {
+      RowVector<Target, float, Copies> sums;
+      block.rows(copies, [&](int i, auto row) { sums[i] = row.sum(f); });
+      return sums[0];
+    }
+    /// The factor that makes a query or key one of unit norm.
+    TW_INLINE static auto norm_factor(auto& block, Copies& copies) {
+      if constexpr (kNormalise)
+        return rsqrt(sum_of(block, copies, [](auto x) { return x * x; }) + kNormEpsilon);
+      else
+        return 1.0f;
     }
   };
 };

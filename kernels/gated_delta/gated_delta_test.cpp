@@ -11,14 +11,17 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "kernels/gated_delta/gated_delta.tile.hpp"
 #include "kernels/gated_delta/reference.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
+#include "tilewave/launch.hpp"
 
 namespace tw::kernels::gated_delta {
 namespace {
@@ -278,6 +281,20 @@ TEST_P(GatedDeltaArguments, AreRefusedByName) {
   refused(q, k, v, beta, o, {"scale is inf", "finite"}, {.scale = kInf});
   expect_error<InvalidArgument>([&] { tw::gated_delta_rule_step(q, k, v, beta, other, o, {.g = &g}); },
                                 {"gated_delta_rule_step: state is f32[2, 4, 16, 8]"});
+}
+
+TEST(GatedDeltaKernels, StepsCompileWithoutSpills) {
+  skip_without_nvrtc();
+  std::vector<KernelSpec> specs;
+  for (const char* const arguments : {"float, float, 128, true", "tw::bf16, tw::bf16, 128, true", "tw::f16, float, 64, false"})
+    for (const bool pieces : {false, true})
+      specs.push_back(make_spec({tw::format("tw::kernels::gated_delta::Step<{}>", arguments), kSource, nullptr}, pieces, pieces));
+  const auto check = [&](std::size_t i, const CompiledKernel& kernel) { EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].type; };
+  for (const auto& [target, arch] : {std::pair{GpuTarget::automatic, "sm_90a"}, std::pair{GpuTarget::cuda, "sm_86"}}) {
+    for (KernelSpec& spec : specs)
+      if (target == GpuTarget::cuda) spec = for_target(spec, target);
+    compile_all(specs, 0, check, arch);
+  }
 }
 
 }  // namespace

@@ -197,8 +197,9 @@ void bind_walk(auto& bind, auto& p, const Call& call, const Decay& decay, const 
   p.v_shared = call.heads / static_cast<int>(pass.v.shape(1));
   p.backwards = pass.backwards;
 }
-/// Columns of the state that a block holds beside `rows` rows.
-constexpr int recurrence_columns(int rows) { return rows >= 256 ? 32 : rows >= 128 ? 64 : 128; }
+/// The part of a state of `rows` rows that a block of Recurrence holds: 32 elements for each thread, in runs of 128 bytes and more.
+constexpr int recurrence_columns(int rows) { return rows >= 128 ? 32 : 64; }
+constexpr int recurrence_warps(int rows) { return rows >= 256 ? 8 : 4; }
 inline TileGrid recurrence_grid(const Call& call, const RecurrencePass& pass, int columns) {
   return {call.sequences * call.heads, tiles(pass.v.shape(3), columns)};
 }

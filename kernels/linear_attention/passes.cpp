@@ -69,8 +69,8 @@ void walk(const Call& call, const Decay& decay, const RecurrencePass& pass) {
 template <class T, int kRows>
 void recurrence(const Call& call, const RecurrencePass& pass) {
   constexpr int kColumns = recurrence_columns(kRows);
-  launch<Recurrence<T, kRows, kColumns>>(call.stream, recurrence_grid(call, pass, kColumns),
-                                         [&](auto& bind, auto& p) { bind_recurrence(bind, p, call, pass); });
+  launch<Recurrence<T, kRows, kColumns, recurrence_warps(kRows)>>(call.stream, recurrence_grid(call, pass, kColumns),
+                                                                  [&](auto& bind, auto& p) { bind_recurrence(bind, p, call, pass); });
 }
 
 /// Calls f.operator()<R, C>() with a tile of rows that hold `columns`.

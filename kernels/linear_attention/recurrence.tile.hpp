@@ -8,15 +8,16 @@ namespace tw::kernels::linear_attention {
 /// is C columns of the state of one head of one sequence, in registers.
 ///
 /// Backwards, a step's state decays by the gate of the step after it: a step is seen by itself and those before it, with the gates between.
-template <class T, int R, int C>
+template <class T, int R, int C, int kWarps>
 struct Recurrence {
   static constexpr const char* source = "kernels/linear_attention/recurrence.tile.hpp";
 
   template <class Target>
   struct On {
-    static constexpr int warps = R >= 128 ? 8 : 4;       ///< a thread also holds q and k of its warp's rows
-    static constexpr int min_blocks = R <= 128 ? 2 : 1;  ///< as many as the registers hold
-    using Held = Rows<Target, float, R, C, warps, C / 32>;
+    static constexpr int warps = kWarps;
+    static constexpr int min_blocks = 24 / warps;  ///< 80 registers: 32 of the state, 16 of q and k. An SM has 96 KB of states in flight
+    using Held = Rows<Target, float, R, C, warps, 4>;
+    using OutputRow = Rows<Target, float, warps * 128 / C, C, warps, 4>;  ///< a piece for each thread; only the first row is stored
     struct Params {
       Global<Target, const T> q, k;               ///< [batch, head, dim, time]
       Global<Target, const T> v;                  ///< [batch, head, time, columns]
@@ -38,26 +39,28 @@ struct Recurrence {
       const auto gate = [&](int time) { return exp(p.g[steps.batch * p.g_batch + head * p.g_head + time * p.g_time]); };
       using Decay = decltype(gate(0));
       Held state, products;
+      OutputRow out;
+      block.fill(out, 0.0f);
       RowVector<Target, float, Held> q, k;
       ColumnVector<Target, float, Held> v, sums;
       block.load(state, p.initial, 0, col0, head, sequence);
       TW_NO_UNROLL
       for (int step = 0; step < steps.size; ++step) {
         const int time = steps.begin + (p.backwards ? steps.size - 1 - step : step);
-        Decay decay = 1.0f;
-        if (p.g && (!p.backwards || step > 0)) decay = gate(p.backwards ? time + 1 : time);
         block.load(k, p.k, 0, time, head / p.k_shared, steps.batch);
         block.load(q, p.q, 0, time, head / p.q_shared, steps.batch);
         block.load(v, p.v, time, col0, head / p.v_shared, steps.batch);
+        // The gate is the last load: its branch waits for it.
+        Decay decay = 1.0f;
+        if (p.g && (!p.backwards || step > 0)) decay = gate(p.backwards ? time + 1 : time);
         const float added = p.added_scale;
         block.map(state, k, v, [=](auto s, auto x, auto y) { return s * decay + x * added * y; });
         block.for_each(products, state, [](int, int, auto& x, auto& s) { x = s; });
         block.map(products, q, [](auto s, auto x) { return s * x; });
         block.column_fold(products, sums, [](auto a, auto b) { return a + b; });
-        block.map(products, sums, p.scale, [](auto, auto sum, auto scale) { return sum * scale; });
-        auto out = p.out;
-        out.rows = time + 1;  // the tile's first row
-        block.store(products, out, time, col0, head, steps.batch);
+        block.map(out, sums, p.scale, [](auto, auto sum, auto scale) { return sum * scale; });
+        block.scatter(
+            out, p.out, [time](int row) { return row == 0 ? time : -1; }, col0, head, steps.batch);
       }
       if (p.g && p.backwards && steps.size > 0) {
         const auto decay = gate(steps.begin);

@@ -78,7 +78,7 @@ Analysis analyze_walk(const ShapeValues& shape) {
                                  [&](auto& bind, auto& params) { bind_walk(bind, params, p.call, p.decay, pass); });
 }
 
-using RegisteredStep = Recurrence<bf16, 128, recurrence_columns(128)>;
+using RegisteredStep = Recurrence<bf16, 128, recurrence_columns(128), recurrence_warps(128)>;
 Analysis analyze_step(const ShapeValues& shape) {
   const Problem p(shape, DType::bf16);
   const RecurrencePass pass{p.q, p.k, p.v, &p.state, &p.state, p.o, 1};

@@ -86,11 +86,19 @@ struct GlobalMemory : Elements<kWarps> {
   TW_INLINE void load(RowVector<T, Tile>& to, const G& from, int row, int col, int i = 0, int j = 0, Fill fill = {}) const {
     using E = typename G::Element;
     const Position at = here();
+    constexpr int size = RowVector<T, Tile>::size;
+    // All loads come first, without branches between them, so that they are in flight together. Distances between a thread's rows are
+    // constants.
+    Words<E, 1> words[size];
+    const int first_row = row + to.row(at, 0);
+    const E* const first = from.template at<const E>(first_row, col, i, j);
     TW_UNROLL
-    for (int n = 0; n < to.size; ++n) {
-      const int r = row + to.row(at, n);
-      to.x[n] = from.inside(r, col) ? tw::to<T>(*from.template at<const E>(r, col, i, j)) : tw::to<T>(fill.value);
+    for (int n = 0; n < size; ++n) {
+      const int distance = to.row(at, n) - to.row(at, 0);
+      words[n].load_if(from.inside(first_row + distance, col), first + distance * from.stride_row, value_of<E>(fill));
     }
+    TW_UNROLL
+    for (int n = 0; n < size; ++n) words[n].unpack(to.x + n);
   }
   /// Stores the vector's values into column `col`, from row `row` on.
   template <class T, class Tile, class G>

@@ -37,13 +37,14 @@ template <int kWarps, int R, int C, int Warps, int Width, class Fn>
 TW_INLINE void column_fold([[maybe_unused]] const Threads<kWarps>& block, const Rows<float, R, C, Warps, Width>& rows,
                            ColumnVector<float, Rows<float, R, C, Warps, Width>>& vector, Fn f) {
   using F = Rows<float, R, C, Warps, Width>;
-  static_assert(F::warp_rows == 1, "column_fold() is for rows of whole warps");
   constexpr int warps = Warps / F::row_warps;  // the warps that hold the same column
   TW_UNROLL
   for (int n = 0; n < vector.size; ++n) {
     vector.x[n] = rows.x[n];
     TW_UNROLL
     for (int r = 1; r < F::row_count; ++r) vector.x[n] = f(vector.x[n], rows.x[F::in_row(r, n)]);
+    TW_UNROLL
+    for (int mask = F::row_lanes; mask < 32; mask *= 2) vector.x[n] = f(vector.x[n], ptx::shuffle_xor(vector.x[n], mask));
   }
   if constexpr (warps > 1) {
 #if TW_ON_GPU
