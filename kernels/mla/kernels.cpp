@@ -94,7 +94,12 @@ void run(const Call& call) {
 
 namespace {
 
-constexpr Kernel kRegistered[] = {{}, {.cache = Cache::pages}, {.cache = Cache::selected}, {.cache = Cache::selected, .fp8 = true}};
+constexpr Kernel kRegistered[] = {{},
+                                  {.cache = Cache::pages},
+                                  {.cache = Cache::tokens},
+                                  {.cache = Cache::pages, .fp8 = true},
+                                  {.cache = Cache::selected},
+                                  {.cache = Cache::selected, .fp8 = true}};
 
 template <std::size_t i>
 Analysis analyze_shape(const ShapeValues& shape) {
