@@ -336,7 +336,7 @@ struct Step {
         const auto update = beta * k_factor, old_factor = decay * k_factor, out_factor = decay * q_factor;
         const float factor = p.factor;
         block.map(s, [decay](auto value) { return value * decay; });
-        block.map(s, k, v, old, [=](auto value, auto key, auto x, auto o) { return value + key * (update * (x - old_factor * o)); });
+        block.map(s, k, v, old, [=](auto value, auto key, auto x, auto y) { return value + key * (update * (x - old_factor * y)); });
         block.map(o, v, old, read,
                   [=](auto, auto x, auto y, auto z) { return factor * (out_factor * z + qk * (beta * (x - old_factor * y))); });
         block.scatter(
