@@ -401,6 +401,28 @@ std::vector<Operation> all_operations() {
                   {"o", {2, 1, 2, 6}, kF32, true},
                   {"g", {2, 1, 2}}},
                  [](const Operands& t) { gated_delta_rule_step(t[0], t[1], t[2], t[3], t[4], t[5], {.g = &t[6]}); }});
+  all.push_back(
+      {"gated_delta_rule_backward",
+       {{"q", {1, 5, 2, 4}},
+        {"k", {1, 5, 2, 4}},
+        {"v", {1, 5, 2, 6}},
+        {"beta", {1, 5, 2}},
+        {"d_o", {1, 5, 2, 6}},
+        {"dq", {1, 5, 2, 4}, kF32, true},
+        {"dk", {1, 5, 2, 4}, kF32, true},
+        {"dv", {1, 5, 2, 6}, kF32, true},
+        {"d_beta", {1, 5, 2}, kF32, true},
+        {"g", {1, 5, 2}},
+        {"initial_state", {2, 2, 4, 6}},
+        {"cu_seqlens", {3}, kI32},
+        {"d_final_state", {2, 2, 4, 6}},
+        {"dg", {1, 5, 2}, kF32, true},
+        {"d_initial_state", {2, 2, 4, 6}, kF32, true}},
+       [](const Operands& t) {
+         gated_delta_rule_backward(
+             t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8],
+             {.g = &t[9], .initial_state = &t[10], .cu_seqlens = &t[11], .d_final_state = &t[12], .dg = &t[13], .d_initial_state = &t[14]});
+       }});
   all.push_back({"conv1d", {{"x", {2, 5, 3}}, {"w", {4, 3, 3}}, {"y", {2, 3, 4}, kF32, true}, {"bias", {4}}}, [](const Operands& t) {
                    conv1d(t[0], t[1], t[2], {.bias = &t[3]});
                  }});

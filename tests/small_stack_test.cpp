@@ -173,6 +173,11 @@ std::vector<StackCase> stack_cases() {
       const Tensor q = random_values({1, 90, 2, dim}, dtype), betas = random_values({1, 90, 2}, dtype);
       all.push_back(
           {"gated_delta_rule", q.shape(), dtype, [=](const Tensor& o) { gated_delta_rule(q, q, q, betas, o, {.normalise_qk = true}); }});
+      all.push_back({"gated_delta_rule_backward", q.shape(), dtype, [=](const Tensor& dq) {
+                       const Tensor dk = Tensor::empty(q.shape(), dtype), dv = Tensor::empty(q.shape(), dtype);
+                       gated_delta_rule_backward(q, q, q, betas, q, dq, dk, dv, Tensor::empty(betas.shape(), dtype),
+                                                 {.normalise_qk = true});
+                     }});
       all.push_back({"gated_delta_rule_step", q.shape(), dtype, [=](const Tensor& o) {
                        const Tensor state = Tensor::zeros({1, 2, dim, dim}, DType::f32);
                        gated_delta_rule_step(q, q, q, betas, state, o, {.normalise_qk = true});

@@ -46,4 +46,29 @@ struct GatedDeltaStepOptions {
 void gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& state, const Tensor& o,
                            const GatedDeltaStepOptions& options = {});
 
+struct GatedDeltaBackwardOptions {
+  const Tensor* g = nullptr;  ///< this and the following as in GatedDeltaOptions
+  std::optional<float> scale = {};
+  bool normalise_qk = false;
+  const Tensor* initial_state = nullptr;
+  const Tensor* cu_seqlens = nullptr;
+  const Tensor* d_final_state = nullptr;    ///< gradient with respect to the final state; null: 0
+  const Tensor* dg = nullptr;               ///< if given: the gates' gradients, [B, S, Hv] of f32, any strides
+  const Tensor* d_initial_state = nullptr;  ///< if given: the initial state's gradient
+  std::optional<Stream> stream = {};        ///< default: the device's standard stream
+};
+
+/// Gradients of gated_delta_rule() with respect to q, k, v and beta, and to g and the initial state if asked for. `d_o`: o's shape; `dq`,
+/// `dk`, `dv`, `d_beta`: the shapes and dtypes of q, k, v and beta, any strides. Dv is at most 128. Gradients of a query or key that
+/// several heads share are their sum. Gradients of tokens after the last sequence's end are undefined. The gradient of a gate of -infinity
+/// is 0 up to rounding.
+///
+/// f16 and bf16 in chunks of 64 tokens as forward, with states and updates computed again; f32 on the CPU only. The same input gives the
+/// same bits in every run.
+///
+/// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
+/// that do not fit, with nothing written; CompileError, DeviceError.
+void gated_delta_rule_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& d_o, const Tensor& dq,
+                               const Tensor& dk, const Tensor& dv, const Tensor& d_beta, const GatedDeltaBackwardOptions& options = {});
+
 }  // namespace tw

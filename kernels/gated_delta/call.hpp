@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "kernels/check.hpp"
+#include "kernels/gated_delta/backward.tile.hpp"
 #include "kernels/gated_delta/gated_delta.tile.hpp"
 #include "kernels/rows.hpp"
 #include "tilewave/gated_delta.hpp"
@@ -83,6 +85,76 @@ inline void bind_step(auto& bind, auto& p, const Call& call) {
   p.factor = call.scale;
 }
 
+/// What the gradients' kernels read and write beside a Call.
+struct Gradient {
+  Tensor d_o, dq, dk, dv, d_beta;
+  std::optional<Tensor> dg = {}, d_final_state = {}, d_initial_state = {};
+  // What States and StateGradients leave for Gradients, in the call's dtype
+  Tensor states = {}, d_states = {};  ///< [chunks, Hv, Dk, Dv]
+  Tensor updates = {}, y = {};        ///< [Hv, chunks * 64, Dv]
+  Tensor each_dq = {},
+         each_dk = {};  ///< [B, S, Hv, Dk]: dq and dk, or if heads share keys or these are normalised, what they are computed from
+};
+
+inline void bind_states(auto& bind, auto& p, const Call& call, const Gradient& gradient) {
+  bind(p.k, by_heads(call.k));
+  bind(p.v, by_heads(call.v));
+  bind(p.inverses, call.inverses);
+  bind(p.decay, call.decay);
+  bind(p.scale, call.betas);
+  bind(p.initial_state, given(call.initial_state));
+  bind(p.states, gradient.states);
+  bind(p.updates, gradient.updates);
+  bind_sequences(p, call);
+}
+inline void bind_state_gradients(auto& bind, auto& p, const Call& call, const Gradient& gradient) {
+  bind(p.q, by_heads(call.q));
+  bind(p.k, by_heads(call.k));
+  bind(p.d_o, by_heads(gradient.d_o));
+  bind(p.inverses, call.inverses);
+  bind(p.decay, call.decay);
+  bind(p.scale, call.betas);
+  bind(p.d_final_state, given(gradient.d_final_state));
+  bind(p.d_initial_state, given(gradient.d_initial_state));
+  bind(p.d_states, gradient.d_states);
+  bind(p.y, gradient.y);
+  bind_sequences(p, call);
+  p.factor = call.scale;
+}
+inline void bind_gradients(auto& bind, auto& p, const Call& call, const Gradient& gradient) {
+  bind(p.q, by_heads(call.q));
+  bind(p.k, by_heads(call.k));
+  bind(p.v, by_heads(call.v));
+  bind(p.d_o, by_heads(gradient.d_o));
+  bind(p.updates, gradient.updates);
+  bind(p.y, gradient.y);
+  bind(p.states, gradient.states);
+  bind(p.d_states, gradient.d_states);
+  bind(p.state, gradient.states);
+  bind(p.d_state, gradient.d_states);
+  bind(p.decay_of_columns, call.decay);
+  bind(p.decay, call.decay.transpose(0, 1));
+  bind(p.scale, call.betas.transpose(0, 1));
+  bind(p.dq, by_heads(gradient.each_dq));
+  bind(p.dk, by_heads(gradient.each_dk));
+  bind(p.dv, by_heads(gradient.dv));
+  bind(p.d_beta, gradient.d_beta);
+  bind(p.dg, given(gradient.dg));
+  bind_sequences(p, call);
+  p.factor = call.scale;
+}
+/// x: queries or keys as the caller gave them.
+inline void bind_row_gradients(auto& bind, auto& p, const Call& call, const Tensor& x, const Tensor& each, const Tensor& dx) {
+  bind(p.x, by_heads(x));
+  bind(p.dy, by_heads(each));
+  bind(p.dx, by_heads(dx));
+  p.heads = static_cast<int>(x.shape(2));
+  p.group = call.group();
+}
+
+inline TileGrid row_gradients_grid(const Tensor& x, int rows) {
+  return {static_cast<int>((x.shape(1) + rows - 1) / rows), 1, static_cast<int>(x.shape(0) * x.shape(2))};
+}
 inline TileGrid prepare_grid(const Call& call) { return {call.chunks(), 1, call.heads()}; }
 inline TileGrid walk_grid(const Call& call, int cols) { return {call.sequences(), (call.values() + cols - 1) / cols, call.heads()}; }
 
@@ -97,7 +169,10 @@ struct StateNames {
   const char *initial = "initial_state", *final = "final_state";
 };
 
-/// Throws InvalidArgument.
+void check_state(const Call& call, const char* name, const Tensor& state);
+/// The inputs; `like_v` is o or its gradient. All throw InvalidArgument.
+Call check_inputs(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const NamedTensor& like_v,
+                  const GatedDeltaOptions& options);
 Call check(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& o,
            const GatedDeltaOptions& options, const StateNames& names = {});
 
@@ -110,8 +185,26 @@ void make_workspace(Call& call, Make make) {
   call.betas = make(Shape{call.heads(), tokens}, DType::f32);
 }
 
+/// The same of the kernels after Prepare.
+template <class Make>
+void make_workspace(const Call& call, Gradient& gradient, Make make) {
+  const DType dtype = call.q.dtype();
+  const Shape states{call.chunks(), call.heads(), call.dim(), call.values()};
+  const Shape of_values{call.heads(), std::int64_t{call.chunks()} * kChunk, call.values()};
+  gradient.states = make(states, dtype);
+  gradient.d_states = make(states, dtype);
+  gradient.updates = make(of_values, dtype);
+  gradient.y = make(of_values, dtype);
+  const bool apart = call.normalise || call.group() > 1;
+  const Shape each{call.q.shape(0), call.length(), call.heads(), call.dim()};
+  gradient.each_dq = apart ? make(each, dtype) : gradient.dq;
+  gradient.each_dk = apart ? make(each, dtype) : gradient.dk;
+}
+
 void chunks_on_cpu(Call call);
 void steps_on_cpu(Call call);
+void gradients_on_cpu(Call call, Gradient gradient);
+void gradients_on_gpu(Call call, Gradient gradient);
 void chunks_on_gpu(Call call);
 void steps_on_gpu(const Call& call);
 

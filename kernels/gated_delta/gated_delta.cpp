@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::int64_t kLargestDim = 128;
 
+}  // namespace
+
 void check_state(const Call& call, const char* name, const Tensor& state) {
   check_operand(call.op, name, state, DType::f32, call.o.device());
   const Shape shape{call.sequences(), call.heads(), call.dim(), call.values()};
@@ -20,23 +22,21 @@ void check_state(const Call& call, const char* name, const Tensor& state) {
           shape[3]);
 }
 
-}  // namespace
-
-Call check(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& o,
-           const GatedDeltaOptions& options, const StateNames& names) {
+Call check_inputs(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const NamedTensor& like_v,
+                  const GatedDeltaOptions& options) {
+  const Tensor& o = *like_v.tensor;
   const Device device = o.device();
   require(is_float(q.dtype()), "{}: q is {}; f32, f16 and bf16 are supported", op, q);
-  for (const NamedTensor t : {NamedTensor{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}}) {
+  for (const NamedTensor t : {NamedTensor{"q", &q}, {"k", &k}, {"v", &v}, like_v}) {
     check_operand(op, t.name, *t.tensor, q.dtype(), device);
     require(t.tensor->rank() == 4, "{}: {} is {}; it must be [batch, seqlen, heads, dim]", op, t.name, *t.tensor);
     check_extents(op, t.name, *t.tensor);
   }
-  check_output(op, "o", o);
   require(q.shape(3) >= 1 && q.shape(3) <= kLargestDim, "{}: q is {}; its last dimension must be 1 to {}", op, q, kLargestDim);
   require(k.shape() == q.shape(), "{}: k is {}; it must have q's shape, {}", op, k, q);
   require(v.shape(0) == q.shape(0) && v.shape(1) == q.shape(1), "{}: v is {}; its batch and seqlen must be those of q, {}", op, v, q);
   require(q.shape(2) >= 1 && v.shape(2) % q.shape(2) == 0, "{}: v is {}; its heads must be a multiple of those of q, {}", op, v, q);
-  require(o.shape() == v.shape(), "{}: o is {}; it must have v's shape, {}", op, o, v);
+  require(o.shape() == v.shape(), "{}: {} is {}; it must have v's shape, {}", op, like_v.name, o, v);
   const Shape of_tokens{v.shape(0), v.shape(1), v.shape(2)};
   require(beta.dtype() == q.dtype() || beta.dtype() == DType::f32, "{}: beta is {}; it must be of q's dtype, {}, or f32", op, beta,
           name_of(q.dtype()));
@@ -67,6 +67,16 @@ Call check(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, co
   require(std::isfinite(call.scale), "{}: scale is {}; it must be finite", op, call.scale);
   call.normalise = options.normalise_qk;
   call.stream = checked_stream(op, options.stream, device);
+  const std::int64_t chunks = (v.shape(1) + kChunk - 1) / kChunk * v.shape(0) + call.sequences();
+  require(chunks * kChunk <= kLargestExtent && chunks * std::max<std::int64_t>(v.shape(2), 1) <= kLargestExtent,
+          "{}: v is {}, which is {} chunks of {} heads; they are limited to {}", op, v, chunks, v.shape(2), kLargestExtent / kChunk);
+  return call;
+}
+
+Call check(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& o,
+           const GatedDeltaOptions& options, const StateNames& names) {
+  Call call = check_inputs(op, q, k, v, beta, {"o", &o}, options);
+  check_output(op, "o", o);
   check_disjoint(op, {"o", &o},
                  {{"q", &q},
                   {"k", &k},
@@ -87,9 +97,6 @@ Call check(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, co
     if (options.initial_state != nullptr) check_in_place(op, {names.final, options.final_state}, {names.initial, options.initial_state});
     call.final_state = *options.final_state;
   }
-  const std::int64_t chunks = (v.shape(1) + kChunk - 1) / kChunk * v.shape(0) + call.sequences();
-  require(chunks * kChunk <= kLargestExtent && chunks * std::max<std::int64_t>(v.shape(2), 1) <= kLargestExtent,
-          "{}: v is {}, which is {} chunks of {} heads; they are limited to {}", op, v, chunks, v.shape(2), kLargestExtent / kChunk);
   return call;
 }
 
@@ -119,6 +126,69 @@ void gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, co
                           {"state", "state"});
   if (v.numel() == 0) return;
   call.stream.device().is_cuda() ? steps_on_gpu(call) : steps_on_cpu(call);
+}
+
+void gated_delta_rule_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& d_o, const Tensor& dq,
+                               const Tensor& dk, const Tensor& dv, const Tensor& d_beta, const GatedDeltaBackwardOptions& options) {
+  using namespace kernels::gated_delta;
+  constexpr const char* op = "gated_delta_rule_backward";
+  Call call = check_inputs(op, q, k, v, beta, {"d_o", &d_o},
+                           {.g = options.g,
+                            .scale = options.scale,
+                            .normalise_qk = options.normalise_qk,
+                            .cu_seqlens = options.cu_seqlens,
+                            .stream = options.stream});
+  const bool on_gpu = call.stream.device().is_cuda();
+  require(!on_gpu || q.dtype() != DType::f32, "{}: q is {}; on a GPU f16 and bf16 are supported, because tensor cores would round f32", op,
+          q);
+  require(v.shape(3) <= kLargestDim, "{}: v is {}; its last dimension must be at most {}", op, v, kLargestDim);
+  struct Output {
+    NamedTensor gradient, of;
+  };
+  for (const auto& [gradient, of] :
+       {Output{{"dq", &dq}, {"q", &q}}, {{"dk", &dk}, {"k", &k}}, {{"dv", &dv}, {"v", &v}}, {{"d_beta", &d_beta}, {"beta", &beta}}}) {
+    check_operand(op, gradient.name, *gradient.tensor, of.tensor->dtype(), d_o.device());
+    require(gradient.tensor->shape() == of.tensor->shape(), "{}: {} is {}; it must have {}'s shape, {}", op, gradient.name,
+            *gradient.tensor, of.name, *of.tensor);
+  }
+  if (options.dg != nullptr) {
+    require(options.g != nullptr, "{}: dg is {}, but g is not given", op, *options.dg);
+    check_operand(op, "dg", *options.dg, DType::f32, d_o.device());
+    require(options.dg->shape() == beta.shape(), "{}: dg is {}; it must have g's shape, {}", op, *options.dg, *options.g);
+  }
+  const NamedTensor states[] = {
+      {"initial_state", options.initial_state}, {"d_final_state", options.d_final_state}, {"d_initial_state", options.d_initial_state}};
+  for (const NamedTensor& state : states)
+    if (state.tensor != nullptr) check_state(call, state.name, *state.tensor);
+  const NamedTensor outputs[] = {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"d_beta", &d_beta}, {"dg", options.dg}, states[2]};
+  for (const NamedTensor& output : outputs) {
+    if (output.tensor == nullptr) continue;
+    check_output(op, output.name, *output.tensor);
+    check_disjoint(op, output,
+                   {{"q", &q},
+                    {"k", &k},
+                    {"v", &v},
+                    {"beta", &beta},
+                    {"d_o", &d_o},
+                    {"g", options.g},
+                    {"cu_seqlens", options.cu_seqlens},
+                    states[0],
+                    states[1]});
+    for (const NamedTensor& other : outputs)
+      if (&other < &output) check_disjoint(op, output, {other});
+  }
+  const auto copied = [](const Tensor* t) { return t != nullptr ? std::optional(*t) : std::nullopt; };
+  call.initial_state = copied(options.initial_state);
+  Gradient gradient{.d_o = d_o,
+                    .dq = dq,
+                    .dk = dk,
+                    .dv = dv,
+                    .d_beta = d_beta,
+                    .dg = copied(options.dg),
+                    .d_final_state = copied(options.d_final_state),
+                    .d_initial_state = copied(options.d_initial_state)};
+  if (call.sequences() == 0 || call.heads() == 0 || call.values() == 0) return;
+  on_gpu ? gradients_on_gpu(std::move(call), std::move(gradient)) : gradients_on_cpu(std::move(call), std::move(gradient));
 }
 
 }  // namespace tw

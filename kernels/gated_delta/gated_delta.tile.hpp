@@ -129,6 +129,13 @@ struct Prepare {
   };
 };
 
+/// Stores a Fragment so that products may read it.
+TW_INLINE void share(auto& block, const auto& fragment, const auto& buffer) {
+  block.store(fragment, buffer);
+  block.fence();
+  block.sync();
+}
+
 /// A sequence of a head, a slice of its values: 64 for each warpgroup, which share the rows of a chunk. With S the state before a chunk,
 ///   U = inverse (beta (V - exp(G) K S)),   O = scale (exp(G) Q S + P U) with P(i, j) = q_i k_j exp(G_i - G_j) for j <= i,
 ///   S = exp(G_last) S + (exp(G_last - G) K)^T U.
@@ -262,13 +269,6 @@ struct Walk {
     }
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory&, State& state) {
       if (p.final_state.cols > 0) block.store(state.s, p.final_state, 0, w.col, w.head, w.n);
-    }
-
-    /// Stores a Fragment so that products may read it.
-    TW_INLINE static void share(auto& block, const auto& fragment, const auto& buffer) {
-      block.store(fragment, buffer);
-      block.fence();
-      block.sync();
     }
   };
 };

@@ -11,8 +11,10 @@ namespace {
 
 using namespace tw::bench;
 
+enum class Pass { forward, backward, step };
+
 /// Heads of 128. The step's bytes are mostly those of the states, read and written.
-MemoryCase delta_case(std::int64_t batch, std::int64_t seqlen, std::int64_t heads, bool step, const Stream& stream) {
+MemoryCase delta_case(std::int64_t batch, std::int64_t seqlen, std::int64_t heads, Pass pass, const Stream& stream) {
   const Shape shape{batch, seqlen, heads, 128}, of_tokens{batch, seqlen, heads};
   const Device device = stream.device();
   const Tensor q = random_normal(shape, DType::bf16, device, 1), k = random_normal(shape, DType::bf16, device, 2),
@@ -23,10 +25,18 @@ MemoryCase delta_case(std::int64_t batch, std::int64_t seqlen, std::int64_t head
   const Tensor state = Tensor::zeros({batch, heads, 128, 128}, DType::f32, stream);
   MemoryCase c;
   c.family = "gated-delta";
-  c.case_name = tw::format("{}-b{}-s{}-h{}-d128", step ? "step" : "forward", batch, seqlen, heads);
+  constexpr const char* kNames[] = {"forward", "backward", "step"};
+  c.case_name = tw::format("{}-b{}-s{}-h{}-d128", kNames[static_cast<int>(pass)], batch, seqlen, heads);
   c.dtype = DType::bf16;
   c.bytes = bytes_of({q, k, v, o, beta, g});
-  if (step) {
+  if (pass == Pass::backward) {
+    // The operands, with o's gradient in the place of o, and the operands' gradients.
+    c.bytes = 2 * bytes_of({q, k, v, beta, g}) + bytes_of({o});
+    const Tensor d_o = random_normal(shape, DType::bf16, device, 4), dq = Tensor::poisoned(shape, DType::bf16, stream),
+                 dk = Tensor::poisoned(shape, DType::bf16, stream), d_beta = Tensor::poisoned(of_tokens, DType::f32, stream),
+                 dg = Tensor::poisoned(of_tokens, DType::f32, stream);
+    c.launch = [=] { gated_delta_rule_backward(q, k, v, beta, d_o, dq, dk, o, d_beta, {.g = &g, .dg = &dg, .stream = stream}); };
+  } else if (pass == Pass::step) {
     c.bytes += 2 * bytes_of({state});
     c.launch = [=] { gated_delta_rule_step(q, k, v, beta, state, o, {.g = &g, .normalise_qk = true, .stream = stream}); };
   } else {
@@ -39,12 +49,14 @@ const Family family{"gated-delta", "the gated delta rule, heads of 128: a copy o
                       const bool gpu = run.stream().device().is_cuda();
                       if (gpu) {
                         for (const std::int64_t seqlen : {4096, 16384})
-                          run_bandwidth(run, delta_case(32768 / seqlen, seqlen, 32, false, run.stream()));
-                        run_bandwidth(run, delta_case(1, 8192, 32, false, run.stream()));
-                        for (const std::int64_t batch : {64, 256}) run_bandwidth(run, delta_case(batch, 1, 32, true, run.stream()));
+                          run_bandwidth(run, delta_case(32768 / seqlen, seqlen, 32, Pass::forward, run.stream()));
+                        run_bandwidth(run, delta_case(1, 8192, 32, Pass::forward, run.stream()));
+                        run_bandwidth(run, delta_case(8, 4096, 32, Pass::backward, run.stream()));
+                        for (const std::int64_t batch : {64, 256}) run_bandwidth(run, delta_case(batch, 1, 32, Pass::step, run.stream()));
                       } else {
-                        run_bandwidth(run, delta_case(1, 512, 4, false, run.stream()));
-                        run_bandwidth(run, delta_case(8, 1, 4, true, run.stream()));
+                        run_bandwidth(run, delta_case(1, 512, 4, Pass::forward, run.stream()));
+                        run_bandwidth(run, delta_case(1, 512, 4, Pass::backward, run.stream()));
+                        run_bandwidth(run, delta_case(8, 1, 4, Pass::step, run.stream()));
                       }
                     }};
 

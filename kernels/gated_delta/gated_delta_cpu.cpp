@@ -1,3 +1,4 @@
+#include <tuple>
 #include <utility>
 
 #include "kernels/gated_delta/call.hpp"
@@ -34,6 +35,39 @@ void chunks_on_cpu(Call call) {
       launch_cpu<Walk<T, dim, 128, 2>>(walk_grid(call, 128), [&](auto& bind, auto& p) { bind_walk(bind, p, call); });
     });
   });
+}
+
+void gradients_on_cpu(Call call, Gradient gradient) {
+  call.beta = call.beta.to(DType::f32);
+  const Tensor q = call.q, k = call.k, d_beta = gradient.d_beta;
+  gradient.d_beta = Tensor::empty(d_beta.shape(), DType::f32);
+  const auto make = [](Shape shape, DType dtype) { return Tensor::empty(std::move(shape), dtype); };
+  make_workspace(call, make);
+  make_workspace(call, gradient, make);
+  with_float_type(call.q.dtype(), [&]<class T>(std::type_identity<T>) {
+    if (call.normalise && q.numel() > 0) {
+      call.q = normalised<T>(q);
+      call.k = normalised<T>(k);
+    }
+    if (call.chunks() > 0)
+      launch_cpu<Prepare<T, float, 128>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
+    const TileGrid walks = walk_grid(call, 128);
+    if (call.chunks() > 0) launch_cpu<States<T, 128, 128, 2>>(walks, [&](auto& bind, auto& p) { bind_states(bind, p, call, gradient); });
+    launch_cpu<StateGradients<T, 128, 128, 1>>(walks, [&](auto& bind, auto& p) { bind_state_gradients(bind, p, call, gradient); });
+    if (call.chunks() == 0) return;
+    launch_cpu<Gradients<T, float, 3, 1>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_gradients(bind, p, call, gradient); });
+    const auto finish_rows = [&]<bool normalise>() {
+      using Kernel = RowGradients<T, normalise>;
+      for (const auto& [x, each, dx] : {std::tie(q, gradient.each_dq, gradient.dq), std::tie(k, gradient.each_dk, gradient.dk)})
+        launch_cpu<Kernel>(row_gradients_grid(x, Kernel::tile_rows),
+                           [&](auto& bind, auto& p) { bind_row_gradients(bind, p, call, x, each, dx); });
+    };
+    if (call.normalise)
+      finish_rows.template operator()<true>();
+    else if (call.group() > 1)
+      finish_rows.template operator()<false>();
+  });
+  if (d_beta.numel() > 0) d_beta.copy_from(gradient.d_beta.to(d_beta.dtype()));
 }
 
 void steps_on_cpu(Call call) {

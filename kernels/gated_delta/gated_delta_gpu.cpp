@@ -1,5 +1,6 @@
 #include <compare>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,14 +14,14 @@
 namespace tw::kernels::gated_delta {
 namespace {
 
-enum class Kind { prepare, walk, step, normalise };
+enum class Kind { prepare, walk, step, normalise, states, state_gradients, gradients, row_gradients };
 
 struct DeltaKernel {
   Kind kind;
   DType x, beta;
   int dim;
-  bool normalise;     ///< step
-  int slice, stages;  ///< walk
+  bool normalise;     ///< step, row_gradients
+  int slice, stages;  ///< walk, states and their gradients; of gradients the stages of states and of tokens
   auto operator<=>(const DeltaKernel&) const = default;
 };
 
@@ -33,6 +34,14 @@ std::string type_of(const DeltaKernel& k) {
       return tw::format("tw::kernels::gated_delta::Walk<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
     case Kind::step:
       return tw::format("tw::kernels::gated_delta::Step<{}, {}, {}, {}>", x, element_name(k.beta), k.dim, bool_name(k.normalise));
+    case Kind::states:
+      return tw::format("tw::kernels::gated_delta::States<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
+    case Kind::state_gradients:
+      return tw::format("tw::kernels::gated_delta::StateGradients<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
+    case Kind::gradients:
+      return tw::format("tw::kernels::gated_delta::Gradients<{}, {}, {}, {}>", x, element_name(k.beta), k.stages, k.slice);
+    case Kind::row_gradients:
+      return tw::format("tw::kernels::gated_delta::RowGradients<{}, {}>", x, bool_name(k.normalise));
     default:
       return tw::format("tw::kernels::gated_delta::Normalise<{}, {}>", x, k.dim);
   }
@@ -41,6 +50,21 @@ std::string type_of(const DeltaKernel& k) {
 /// Two warpgroups and stages take most of a Hopper SM's shared memory. Some GPUs of the generic target have 99 KB for a block.
 DeltaKernel walk_kernel(DType x, int dim, bool generic) { return {Kind::walk, x, x, dim, false, generic ? 64 : 128, generic ? 1 : 2}; }
 
+DeltaKernel states_kernel(DType x, bool generic) { return {Kind::states, x, x, 128, false, generic ? 64 : 128, generic ? 1 : 2}; }
+DeltaKernel state_gradients_kernel(DType x, bool generic) {
+  return {Kind::state_gradients, x, x, 128, false, generic ? 64 : 128, generic ? 1 : 2};
+}
+/// Seven tiles of tokens and two states are in flight on Hopper, so that the next chunk's arrive under this one's products. The others have
+/// room for what a product needs.
+DeltaKernel gradients_kernel(DType x, DType beta, bool generic) {
+  return {Kind::gradients, x, beta, 128, false, generic ? 1 : 2, generic ? 3 : 7};
+}
+
+/// The tables of the forward and the backward pass: a table's kernels have one source.
+KernelTable<DeltaKernel>& backward_table() {
+  static KernelTable<DeltaKernel> kernels(type_of, kBackwardSource);
+  return kernels;
+}
 KernelTable<DeltaKernel>& table() {
   static KernelTable<DeltaKernel> kernels(type_of, kSource);
   return kernels;
@@ -99,6 +123,54 @@ void chunks_on_gpu(Call call) {
   call.q.dtype() == DType::f16 ? with_beta.template operator()<f16>() : with_beta.template operator()<bf16>();
 }
 
+namespace {
+
+template <class X, class Beta>
+void launch_gradients(Call& call, Gradient& gradient) {
+  const Tensor q = call.q, k = call.k;
+  const Stream& stream = call.stream;
+  const DType x = q.dtype(), beta = call.beta.dtype();
+  const bool generic = stream.target() == GpuTarget::cuda;
+  const auto make = [&](Shape shape, DType dtype) { return workspace(std::move(shape), dtype, stream); };
+  make_workspace(call, make);
+  make_workspace(call, gradient, make);
+  if (call.normalise && q.numel() > 0) {
+    call.q = normalised_on_gpu<X>(q, stream);
+    call.k = normalised_on_gpu<X>(k, stream);
+  }
+  const auto launch = [&]<class Kernel>(std::type_identity<Kernel>, KernelTable<DeltaKernel>& from, const DeltaKernel& kernel,
+                                        TileGrid grid, auto fill) {
+    detail::launch_named<typename Kernel::template On<Target>::Params>(from[kernel], stream, grid, fill);
+  };
+  if (call.chunks() > 0) {
+    launch(std::type_identity<Prepare<X, Beta, 128>>{}, table(), {Kind::prepare, x, beta, dim_of(call), false, 0, 0}, prepare_grid(call),
+           [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
+    const DeltaKernel states = states_kernel(x, generic);
+    launch(std::type_identity<States<X, 128, 128, 2>>{}, backward_table(), states, walk_grid(call, states.slice),
+           [&](auto& bind, auto& p) { bind_states(bind, p, call, gradient); });
+  }
+  const DeltaKernel state_gradients = state_gradients_kernel(x, generic);
+  launch(std::type_identity<StateGradients<X, 128, 128, 1>>{}, backward_table(), state_gradients, walk_grid(call, state_gradients.slice),
+         [&](auto& bind, auto& p) { bind_state_gradients(bind, p, call, gradient); });
+  if (call.chunks() == 0) return;
+  launch(std::type_identity<Gradients<X, Beta, 3, 1>>{}, backward_table(), gradients_kernel(x, beta, generic), prepare_grid(call),
+         [&](auto& bind, auto& p) { bind_gradients(bind, p, call, gradient); });
+  if (!call.normalise && call.group() == 1) return;
+  using Rows = RowGradients<X, false>;
+  for (const auto& [of, each, dx] : {std::tie(q, gradient.each_dq, gradient.dq), std::tie(k, gradient.each_dk, gradient.dk)})
+    launch(std::type_identity<Rows>{}, backward_table(), {Kind::row_gradients, x, x, 128, call.normalise, 0, 0},
+           row_gradients_grid(of, Rows::tile_rows), [&](auto& bind, auto& p) { bind_row_gradients(bind, p, call, of, each, dx); });
+}
+
+}  // namespace
+
+void gradients_on_gpu(Call call, Gradient gradient) {
+  const auto with_beta = [&]<class X>() {
+    call.beta.dtype() == DType::f32 ? launch_gradients<X, float>(call, gradient) : launch_gradients<X, X>(call, gradient);
+  };
+  call.q.dtype() == DType::f16 ? with_beta.template operator()<f16>() : with_beta.template operator()<bf16>();
+}
+
 void steps_on_gpu(const Call& call) {
   with_types(call, [&]<class X, class Beta>(std::type_identity<X>, std::type_identity<Beta>) {
     using Kernel = Step<X, Beta, 128, false>;
@@ -129,6 +201,11 @@ struct Placeholders {
     make_workspace(result, [](Shape shape, DType dtype) { return placeholder(std::move(shape), dtype); });
     return result;
   }
+  Gradient gradient(const Call& of) const {
+    Gradient result{.d_o = o, .dq = q, .dk = k, .dv = v, .d_beta = beta, .dg = g, .d_final_state = {}, .d_initial_state = state};
+    make_workspace(of, result, [](Shape shape, DType dtype) { return placeholder(std::move(shape), dtype); });
+    return result;
+  }
 };
 
 void require_dim(const ShapeValues& shape, int dim) {
@@ -155,14 +232,57 @@ Analysis analyze_step(const ShapeValues& shape) {
                                              [&](auto& bind, auto& p) { bind_step(bind, p, call); });
 }
 
+Analysis analyze_states(const ShapeValues& shape) {
+  require_dim(shape, 128);
+  const Placeholders<bf16> of(shape);
+  const Call call = of.call();
+  const Gradient gradient = of.gradient(call);
+  return analyze<States<bf16, 128, 128, 2>>(walk_grid(call, 128), [&](auto& bind, auto& p) { bind_states(bind, p, call, gradient); });
+}
+Analysis analyze_state_gradients(const ShapeValues& shape) {
+  require_dim(shape, 128);
+  const Placeholders<bf16> of(shape);
+  const Call call = of.call();
+  const Gradient gradient = of.gradient(call);
+  return analyze<StateGradients<bf16, 128, 128, 2>>(walk_grid(call, 128),
+                                                    [&](auto& bind, auto& p) { bind_state_gradients(bind, p, call, gradient); });
+}
+Analysis analyze_gradients(const ShapeValues& shape) {
+  require_dim(shape, 128);
+  const Placeholders<bf16> of(shape);
+  const Call call = of.call();
+  const Gradient gradient = of.gradient(call);
+  return analyze<Gradients<bf16, float, 7, 2>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_gradients(bind, p, call, gradient); });
+}
+
+Analysis analyze_row_gradients(const ShapeValues& shape) {
+  require_dim(shape, 128);
+  const Placeholders<bf16> of(shape);
+  const Call call = of.call();
+  using Kernel = RowGradients<bf16, true>;
+  return analyze<Kernel>(row_gradients_grid(of.q, Kernel::tile_rows),
+                         [&](auto& bind, auto& p) { bind_row_gradients(bind, p, call, of.q, of.k, of.o); });
+}
+
 }  // namespace
 
 namespace {
 
+const DeltaKernel kRowGradients{Kind::row_gradients, DType::bf16, DType::bf16, 128, true, 0, 0};
 const DeltaKernel kPrepare{Kind::prepare, DType::bf16, DType::f32, 128, false, 0, 0},
     kStep{Kind::step, DType::bf16, DType::f32, 128, false, 0, 0};
 
-KernelSpec spec_of(const DeltaKernel& kernel, const char* name) { return make_spec({type_of(kernel), kSource, nullptr}, true, true, name); }
+KernelSpec spec_of(const DeltaKernel& kernel, const char* name, const char* source = kSource) {
+  return make_spec({type_of(kernel), source, nullptr}, true, true, name);
+}
+KernelSpec states_spec(bool generic) { return spec_of(states_kernel(DType::bf16, generic), "gated_delta_states_bf16", kBackwardSource); }
+KernelSpec state_gradients_spec(bool generic) {
+  return spec_of(state_gradients_kernel(DType::bf16, generic), "gated_delta_state_gradients_bf16", kBackwardSource);
+}
+KernelSpec row_gradients_spec() { return spec_of(kRowGradients, "gated_delta_row_gradients_bf16", kBackwardSource); }
+KernelSpec gradients_spec(bool generic) {
+  return spec_of(gradients_kernel(DType::bf16, DType::f32, generic), "gated_delta_gradients_bf16", kBackwardSource);
+}
 
 }  // namespace
 
@@ -170,13 +290,22 @@ std::vector<KernelVariant> registered() {
   return {{spec_of(kPrepare, "gated_delta_prepare_bf16_128"), analyze_prepare<bf16, 128>},
           {spec_of(walk_kernel(DType::bf16, 128, false), "gated_delta_walk_bf16_128"), analyze_walk<bf16, 128>},
           {spec_of(walk_kernel(DType::bf16, 64, false), "gated_delta_walk_bf16_64"), analyze_walk<bf16, 64>},
-          {spec_of(kStep, "gated_delta_step_bf16_128"), analyze_step<bf16, 128>}};
+          {spec_of(kStep, "gated_delta_step_bf16_128"), analyze_step<bf16, 128>},
+          {states_spec(false), analyze_states},
+          {state_gradients_spec(false), analyze_state_gradients},
+          {gradients_spec(false), analyze_gradients},
+          {row_gradients_spec(), analyze_row_gradients}};
 }
 
 std::vector<KernelSpec> registered_generic() {
-  std::vector<KernelSpec> specs{
-      spec_of(kPrepare, "gated_delta_prepare_bf16_128"), spec_of(walk_kernel(DType::bf16, 128, true), "gated_delta_walk_bf16_128"),
-      spec_of(walk_kernel(DType::bf16, 64, true), "gated_delta_walk_bf16_64"), spec_of(kStep, "gated_delta_step_bf16_128")};
+  std::vector<KernelSpec> specs{spec_of(kPrepare, "gated_delta_prepare_bf16_128"),
+                                spec_of(walk_kernel(DType::bf16, 128, true), "gated_delta_walk_bf16_128"),
+                                spec_of(walk_kernel(DType::bf16, 64, true), "gated_delta_walk_bf16_64"),
+                                spec_of(kStep, "gated_delta_step_bf16_128"),
+                                states_spec(true),
+                                state_gradients_spec(true),
+                                gradients_spec(true),
+                                row_gradients_spec()};
   for (KernelSpec& spec : specs) spec = for_target(spec, GpuTarget::cuda);
   return specs;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -68,6 +69,151 @@ PlainResult plain(const PlainCall& call, Round round) {
         }
       }
       for (const Real x : s) result.state.push_back(static_cast<double>(x));
+    }
+  }
+  return result;
+}
+
+/// Gradients of a PlainCall, in the shapes of its vectors. `..._terms` are the sums of the absolute values of what a computation in chunks
+/// of 64 tokens adds up.
+struct PlainGradients {
+  std::vector<double> dq, dk, dv, d_beta, dg, d_initial_state, d_beta_terms, dg_terms, d_initial_state_terms;
+};
+
+/// The recurrence of plain() in reverse, token by token, in Real. `d_o` has the shape of v. Without `d_state`, the final state's gradient
+/// is 0. `round` is applied to states, updates and their gradients before they are multiplied, and to each head's dq and dk.
+template <class Real, class Round>
+PlainGradients plain_gradients(const PlainCall& call, const std::vector<float>& d_o, const std::vector<float>& d_state,
+                               Round round_double) {
+  const auto at = [](const std::vector<float>& x, std::int64_t i) { return static_cast<Real>(x[static_cast<std::size_t>(i)]); };
+  const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+  const auto round = [&](Real x) { return static_cast<Real>(round_double(x)); };
+  const std::int64_t sequences = static_cast<std::int64_t>(call.offsets.size()) - 1, tokens = call.offsets.back();
+  const std::int64_t dim = call.dim, values = call.values, group = call.heads / call.heads_of_keys;
+  PlainGradients result;
+  result.dq.resize(call.q.size());
+  result.dk.resize(call.k.size());
+  result.dv.resize(call.v.size());
+  for (std::vector<double>* const x : {&result.d_beta, &result.dg, &result.d_beta_terms, &result.dg_terms})
+    x->resize(size(tokens * call.heads));
+  for (std::vector<double>* const x : {&result.d_initial_state, &result.d_initial_state_terms})
+    x->resize(size(sequences * call.heads * dim * values));
+  using Matrix = std::vector<Real>;
+  for (std::int64_t n = 0; n < sequences; ++n) {
+    for (std::int64_t h = 0; h < call.heads; ++h) {
+      const std::int64_t begin = call.offsets[size(n)], length = call.offsets[size(n + 1)] - begin;
+      const std::int64_t of_state = (n * call.heads + h) * dim * values;
+      const auto index_of_key = [&](std::int64_t t) { return ((begin + t) * call.heads_of_keys + h / group) * dim; };
+      const auto factor_of = [&](const std::vector<float>& x, std::int64_t t) {
+        if (!call.normalise) return Real{1};
+        Real squares = static_cast<Real>(1e-6);
+        for (std::int64_t d = 0; d < dim; ++d) squares += at(x, index_of_key(t) + d) * at(x, index_of_key(t) + d);
+        return 1 / std::sqrt(squares);
+      };
+      const auto element_of = [&](const std::vector<float>& x, std::int64_t t, std::int64_t d) {
+        const Real value = at(x, index_of_key(t) + d);
+        return call.normalise ? round(value * factor_of(x, t)) : value;
+      };
+      // Gates as the differences of their sums in a chunk, which limit the accuracy of a computation in f32.
+      const auto gate_sum = [&](std::int64_t t) {
+        Real sum = 0;
+        for (std::int64_t i = t / 64 * 64; i <= t; ++i) sum += std::max(at(call.g, (begin + i) * call.heads + h), Real{-110});
+        return sum;
+      };
+      const auto decay_of = [&](std::int64_t t) {
+        return call.g.empty() ? Real{1} : std::exp(gate_sum(t) - (t % 64 == 0 ? Real{0} : gate_sum(t - 1)));
+      };
+      // Of every token: the decayed state, the state, v - S^T k, and the update.
+      Matrix s(size(dim * values));
+      for (std::int64_t i = 0; i < dim * values && !call.initial_state.empty(); ++i) s[size(i)] = at(call.initial_state, of_state + i);
+      std::vector<Matrix> decayed, states, differences, updates;
+      for (std::int64_t t = 0; t < length; ++t) {
+        const Real decay = decay_of(t);
+        for (Real& x : s) x *= decay;
+        decayed.push_back(s);
+        differences.emplace_back(size(values));
+        updates.emplace_back(size(values));
+        Matrix k;
+        for (std::int64_t d = 0; d < dim; ++d) k.push_back(element_of(call.k, t, d));
+        for (std::int64_t c = 0; c < values; ++c) {
+          const std::int64_t token = (begin + t) * call.heads + h;
+          Real old = 0;
+          for (std::int64_t d = 0; d < dim; ++d) old += round(s[size(d * values + c)]) * k[size(d)];
+          differences.back()[size(c)] = at(call.v, token * values + c) - old;
+          updates.back()[size(c)] = round(at(call.beta, token) * differences.back()[size(c)]);
+          for (std::int64_t d = 0; d < dim; ++d) s[size(d * values + c)] += k[size(d)] * updates.back()[size(c)];
+        }
+        states.push_back(s);
+      }
+      Matrix gradient(size(dim * values));
+      for (std::int64_t i = 0; i < dim * values && !d_state.empty(); ++i) gradient[size(i)] = at(d_state, of_state + i);
+      Matrix gradient_terms = gradient;
+      double terms = 0;
+      for (std::int64_t t = length; t-- > 0;) {
+        const std::int64_t token = (begin + t) * call.heads + h;
+        if (t + 1 == length || (t + 1) % 64 == 0) {
+          gradient_terms = gradient;
+          for (Real& x : gradient_terms) x = std::abs(x);
+          terms = 0;
+          for (std::int64_t i = 0; i < dim * values; ++i)
+            terms += std::abs(static_cast<double>(gradient[size(i)] * states[size(t)][size(i)]));
+        }
+        Matrix q, k, dq(size(dim)), dk(size(dim)), du(size(values));
+        for (std::int64_t d = 0; d < dim; ++d) {
+          q.push_back(element_of(call.q, t, d));
+          k.push_back(element_of(call.k, t, d));
+        }
+        const Real beta = at(call.beta, token), scale = static_cast<Real>(call.scale), decay = decay_of(t);
+        for (std::int64_t d = 0; d < dim; ++d) {
+          for (std::int64_t c = 0; c < values; ++c) {
+            const Real out = at(d_o, token * values + c) * scale;
+            Real& g = gradient[size(d * values + c)];
+            g += q[size(d)] * out;
+            gradient_terms[size(d * values + c)] += std::abs(q[size(d)] * out);
+            dq[size(d)] += round(states[size(t)][size(d * values + c)]) * out;
+            du[size(c)] += round(g) * k[size(d)];
+            dk[size(d)] += round(g) * updates[size(t)][size(c)];
+          }
+        }
+        Real d_beta = 0, dg = 0;
+        for (std::int64_t c = 0; c < values; ++c) {
+          const Real v = at(call.v, token * values + c), difference = differences[size(t)][size(c)];
+          d_beta += round(du[size(c)]) * difference;
+          result.d_beta_terms[size(token)] +=
+              std::abs(static_cast<double>(du[size(c)])) * static_cast<double>(std::abs(v) + std::abs(v - difference));
+          result.dv[size(token * values + c)] = static_cast<double>(beta * du[size(c)]);
+          const Real d_old = round(-beta * du[size(c)]);
+          for (std::int64_t d = 0; d < dim; ++d) {
+            Real& g = gradient[size(d * values + c)];
+            const Real before = decayed[size(t)][size(d * values + c)];
+            dk[size(d)] += round(before) * d_old;
+            g += k[size(d)] * d_old;
+            dg += g * before;
+            g *= decay;
+            Real& more = gradient_terms[size(d * values + c)];
+            more = (more + std::abs(k[size(d)] * d_old)) * decay;
+          }
+        }
+        result.d_beta[size(token)] = static_cast<double>(d_beta);
+        result.dg[size(token)] = static_cast<double>(dg);
+        for (std::int64_t d = 0; d < dim; ++d)
+          terms += std::abs(static_cast<double>(q[size(d)] * dq[size(d)])) + std::abs(static_cast<double>(k[size(d)] * dk[size(d)]));
+        result.dg_terms[size(token)] = terms;
+        const auto add = [&](std::vector<double>& to, const std::vector<float>& x, const Matrix& dy) {
+          Real along = 0;
+          const Real factor = factor_of(x, t);
+          for (std::int64_t d = 0; d < dim && call.normalise; ++d) along += at(x, index_of_key(t) + d) * factor * round(dy[size(d)]);
+          for (std::int64_t d = 0; d < dim; ++d)
+            to[size(index_of_key(t) + d)] +=
+                static_cast<double>(factor * (round(dy[size(d)]) - at(x, index_of_key(t) + d) * factor * along));
+        };
+        add(result.dq, call.q, dq);
+        add(result.dk, call.k, dk);
+      }
+      for (std::int64_t i = 0; i < dim * values; ++i) {
+        result.d_initial_state[size(of_state + i)] = static_cast<double>(gradient[size(i)]);
+        result.d_initial_state_terms[size(of_state + i)] = static_cast<double>(gradient_terms[size(i)]);
+      }
     }
   }
   return result;
