@@ -484,7 +484,8 @@ struct RowGradients {
       Global<Target, const X, Values> x;   ///< [batch, head of keys, token, dim]
       Global<Target, const X, Values> dy;  ///< [batch, head, token, dim]
       Global<Target, X, Values> dx;        ///< as x
-      int heads;                           ///< of keys
+      Sequences<Target> sequences;
+      int heads;  ///< of keys
       int group;
     };
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
@@ -507,7 +508,13 @@ struct RowGradients {
         block.rows(product, [&](int n, auto row) { along[n] = row.sum(); });
         block.map(dy, x, factor, along, [](auto g, auto y, auto f, auto a) { return f * (g - y * a); });
       }
-      block.store(dy, p.dx, row0, 0, head, batch);
+      auto dx = p.dx;
+      // Tokens after the last sequence's end have no gradients.
+      if (const auto& segments = p.sequences.segments; segments.count > 0) {
+        const auto last = segments.at(segments.count - 1);
+        dx.rows = min(dx.rows, last.begin + last.size);
+      }
+      block.store(dy, dx, row0, 0, head, batch);
     }
   };
 };

@@ -148,8 +148,8 @@ inline void bind_row_gradients(auto& bind, auto& p, const Call& call, const Tens
   bind(p.x, by_heads(x));
   bind(p.dy, by_heads(each));
   bind(p.dx, by_heads(dx));
+  bind_sequences(p, call);
   p.heads = static_cast<int>(x.shape(2));
-  p.group = call.group();
 }
 
 inline TileGrid row_gradients_grid(const Tensor& x, int rows) {

@@ -39,8 +39,7 @@ void chunks_on_cpu(Call call) {
 
 void gradients_on_cpu(Call call, Gradient gradient) {
   call.beta = call.beta.to(DType::f32);
-  const Tensor q = call.q, k = call.k, d_beta = gradient.d_beta;
-  gradient.d_beta = Tensor::empty(d_beta.shape(), DType::f32);
+  const Tensor q = call.q, k = call.k;
   const auto make = [](Shape shape, DType dtype) { return Tensor::empty(std::move(shape), dtype); };
   make_workspace(call, make);
   make_workspace(call, gradient, make);
@@ -55,7 +54,10 @@ void gradients_on_cpu(Call call, Gradient gradient) {
     if (call.chunks() > 0) launch_cpu<States<T, 128, 128, 2>>(walks, [&](auto& bind, auto& p) { bind_states(bind, p, call, gradient); });
     launch_cpu<StateGradients<T, 128, 128, 1>>(walks, [&](auto& bind, auto& p) { bind_state_gradients(bind, p, call, gradient); });
     if (call.chunks() == 0) return;
-    launch_cpu<Gradients<T, float, 3, 1>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_gradients(bind, p, call, gradient); });
+    const auto run_gradients = [&]<class Beta>() {
+      launch_cpu<Gradients<T, Beta, 3, 1>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_gradients(bind, p, call, gradient); });
+    };
+    gradient.d_beta.dtype() == DType::f32 ? run_gradients.template operator()<float>() : run_gradients.template operator()<T>();
     const auto finish_rows = [&]<bool normalise>() {
       using Kernel = RowGradients<T, normalise>;
       for (const auto& [x, each, dx] : {std::tie(q, gradient.each_dq, gradient.dq), std::tie(k, gradient.each_dk, gradient.dk)})
@@ -67,7 +69,6 @@ void gradients_on_cpu(Call call, Gradient gradient) {
     else if (call.group() > 1)
       finish_rows.template operator()<false>();
   });
-  if (d_beta.numel() > 0) d_beta.copy_from(gradient.d_beta.to(d_beta.dtype()));
 }
 
 void steps_on_cpu(Call call) {
