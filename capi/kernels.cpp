@@ -710,6 +710,28 @@ tw_status tw_gated_delta_rule_step(const tw_tensor* q, const tw_tensor* k, const
   });
 }
 
+tw_status tw_gated_delta_rule_backward(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* beta,
+                                       const tw_tensor* d_o, const tw_tensor* dq, const tw_tensor* dk, const tw_tensor* dv,
+                                       const tw_tensor* d_beta, const tw_gated_delta_backward_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("dq", dq);
+    const auto given = tw::c_api::known("options", options);
+    const Given g("g", given.g), initial("initial_state", given.initial_state), cu_seqlens("cu_seqlens", given.cu_seqlens),
+        d_final("d_final_state", given.d_final_state), dg("dg", given.dg), d_initial("d_initial_state", given.d_initial_state);
+    tw::GatedDeltaBackwardOptions chosen{.g = g.get(),
+                                         .normalise_qk = given.normalise_qk != 0,
+                                         .initial_state = initial.get(),
+                                         .cu_seqlens = cu_seqlens.get(),
+                                         .d_final_state = d_final.get(),
+                                         .dg = dg.get(),
+                                         .d_initial_state = d_initial.get(),
+                                         .stream = stream_of(out, cuda_stream)};
+    if (given.has_scale != 0) chosen.scale = given.scale;
+    tw::gated_delta_rule_backward(borrow("q", q), borrow("k", k), borrow("v", v), borrow("beta", beta), borrow("d_o", d_o), out,
+                                  borrow("dk", dk), borrow("dv", dv), borrow("d_beta", d_beta), chosen);
+  });
+}
+
 tw_status tw_reduce(tw_reduction reduction, const tw_tensor* x, const tw_tensor* y, int32_t dim, void* cuda_stream) {
   return guard([&] {
     using tw::Reduction;

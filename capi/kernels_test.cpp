@@ -479,6 +479,32 @@ TEST(CInterface, GatedDeltaRule) {
       [&](const Tensor& o) { gated_delta_rule_step(q, q, v, beta, expected, o); });
   EXPECT_TRUE(same_bits(state, expected));
   expect_refused(tw_gated_delta_rule(InC(q), InC(v), InC(v), InC(beta), InC(v), nullptr, nullptr), "k is f32[1, 9, 2, 6]");
+  const auto like = [](const Tensor& t) { return Tensor::zeros(t.shape(), t.dtype()); };
+  const Tensor dk = like(q), dv = like(v), d_beta = like(beta), dg = like(g), d_initial = like(state);
+  const Tensor of_k = like(q), of_v = like(v), of_beta = like(beta), of_g = like(g), of_initial = like(state);
+  const InC dg_in_c(dg), d_initial_in_c(d_initial);
+  tw_gated_delta_backward_options backward = {};
+  backward.struct_size = sizeof backward;
+  backward.g = g_in_c, backward.has_scale = 1, backward.scale = 0.5f, backward.normalise_qk = 1, backward.dg = dg_in_c;
+  backward.initial_state = backward.d_final_state = state_in_c, backward.d_initial_state = d_initial_in_c;
+  expect_same(
+      q.shape(), DType::f32,
+      [&](const Tensor& dq) {
+        return tw_gated_delta_rule_backward(InC(q), InC(q), InC(v), InC(beta), InC(v), InC(dq), InC(dk), InC(dv), InC(d_beta), &backward,
+                                            nullptr);
+      },
+      [&](const Tensor& dq) {
+        gated_delta_rule_backward(q, q, v, beta, v, dq, of_k, of_v, of_beta,
+                                  {.g = &g,
+                                   .scale = 0.5f,
+                                   .normalise_qk = true,
+                                   .initial_state = &state,
+                                   .d_final_state = &state,
+                                   .dg = &of_g,
+                                   .d_initial_state = &of_initial});
+      });
+  EXPECT_TRUE(same_bits(dk, of_k) && same_bits(dv, of_v) && same_bits(d_beta, of_beta) && same_bits(dg, of_g) &&
+              same_bits(d_initial, of_initial));
 }
 
 TEST(CInterface, PublishedWeights) {

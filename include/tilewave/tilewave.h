@@ -296,6 +296,23 @@ tw_status tw_gated_delta_rule(const tw_tensor* q, const tw_tensor* k, const tw_t
 tw_status tw_gated_delta_rule_step(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* beta,
                                    const tw_tensor* state, const tw_tensor* o, const tw_gated_delta_options* options, void* cuda_stream);
 
+typedef struct {
+  size_t struct_size;
+  const tw_tensor* g;
+  int32_t has_scale; /* 1: scale instead of 1 / sqrt(dim) */
+  float scale;
+  int32_t normalise_qk; /* 0 or 1 */
+  const tw_tensor *initial_state, *cu_seqlens;
+  const tw_tensor* d_final_state;   /* gradient of the final state; null: 0 */
+  const tw_tensor* dg;              /* output, f32 [batch, seqlen, heads] */
+  const tw_tensor* d_initial_state; /* output */
+} tw_gated_delta_backward_options;
+
+/* Gradients of tw_gated_delta_rule: dq, dk, dv and d_beta have the shapes and types of q, k, v and beta, and d_o is the gradient of o. */
+tw_status tw_gated_delta_rule_backward(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* beta,
+                                       const tw_tensor* d_o, const tw_tensor* dq, const tw_tensor* dk, const tw_tensor* dv,
+                                       const tw_tensor* d_beta, const tw_gated_delta_backward_options* options, void* cuda_stream);
+
 /* tilewave/reduce.hpp, transpose.hpp, embedding.hpp */
 typedef enum { TW_SUM = 0, TW_MEAN = 1, TW_MAX = 2, TW_MIN = 3, TW_ABS_MAX = 4 } tw_reduction;
 

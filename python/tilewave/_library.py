@@ -246,6 +246,17 @@ class GatedDeltaOptions(Options):
     ]
 
 
+class GatedDeltaBackwardOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("g", _TENSOR),
+        ("has_scale", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("normalise_qk", ctypes.c_int32),
+        *((name, _TENSOR) for name in ("initial_state", "cu_seqlens", "d_final_state", "dg", "d_initial_state")),
+    ]
+
+
 class ConvOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -329,6 +340,7 @@ _FUNCTIONS = {
     "tw_causal_conv1d_backward": [_TENSOR] * 8 + [_OPTIONS],
     "tw_gated_delta_rule": [_TENSOR] * 5 + [_OPTIONS],
     "tw_gated_delta_rule_step": [_TENSOR] * 6 + [_OPTIONS],
+    "tw_gated_delta_rule_backward": [_TENSOR] * 9 + [_OPTIONS],
     "tw_reduce": [ctypes.c_int] + [_TENSOR] * 2 + [ctypes.c_int32],
     "tw_transpose": [_TENSOR] * 2,
     "tw_embedding": [_TENSOR] * 3 + [ctypes.c_float],

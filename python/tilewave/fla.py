@@ -155,7 +155,7 @@ def chunk_gated_delta_rule(
     cu_seqlens_cpu=None,
 ):
     """g: logarithm of the decay, [batch, time, heads]. use_beta_sigmoid_in_kernel: beta is sigmoid(beta), with allow_neg_eigval twice that.
-    state_v_first: states are [.., dim of v, dim of k]. There is no gradient."""
+    state_v_first: states are [.., dim of v, dim of k]."""
     torch = _torch(q)
     if use_beta_sigmoid_in_kernel:
         beta = torch.sigmoid(beta.float()) * (2.0 if allow_neg_eigval else 1.0)

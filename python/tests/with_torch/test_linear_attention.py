@@ -117,3 +117,29 @@ def test_gated_delta_rule_by_its_names():
     assert none is None
     with pytest.raises(NotImplementedError, match="gk is given"):
         fla.fused_recurrent_gated_delta_rule(q, k, v, g, gk=q)
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+def test_gradients_of_the_gated_delta_rule(shared):
+    q, k, v = operands(shared=shared)
+    heads = v.shape[2]
+    g, beta = -torch.rand(2, 70, heads), torch.rand(2, 70, heads)
+    state, d_o, d_state = torch.randn(2, heads, 8, 16), torch.randn(2, 70, heads, 16), torch.randn(2, heads, 8, 16)
+    given = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+
+    def exact(q, k, v, g, beta, state):
+        unit = [x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k)]
+        return delta_rule(*(x.repeat_interleave(shared, 2) for x in unit), v, g, beta, 8**-0.5, state)
+
+    def ours(q, k, v, g, beta, state):
+        return fla.chunk_gated_delta_rule(q, k, v, g, beta, initial_state=state, **given)
+
+    results = []
+    for function in (ours, exact):
+        inputs = [x.detach().clone().requires_grad_() for x in (q, k, v, g, beta, state)]
+        with torch.enable_grad():
+            o, last = function(*inputs)
+            ((o * d_o).sum() + (last * d_state).sum()).backward()
+        results.append([x.grad for x in inputs])
+    for got, wanted in zip(*results):
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)

@@ -32,6 +32,7 @@ from .recurrences import (
     causal_conv1d_backward,
     causal_conv1d_update,
     gated_delta_rule,
+    gated_delta_rule_backward,
     gated_delta_rule_step,
 )
 from .rows import argmax, hadamard, layer_norm, reduce, rms_norm, rope, rope_table, softmax, topk
@@ -67,6 +68,7 @@ __all__ = [
     "embedding",
     "fused_moe",
     "gated_delta_rule",
+    "gated_delta_rule_backward",
     "gated_delta_rule_step",
     "gelu_erf",
     "gelu_tanh",
