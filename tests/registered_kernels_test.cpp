@@ -197,8 +197,8 @@ const Bytes kBytes[] = {
     // Two chunks of two heads, the second of 36 steps.
     {"linear_attention", "linear_attention_outputs_bf16_d128", "batch=1,seqlen=100,heads=2,Dk=128,Dv=128",
      2 * 3 * 25600 + 4 * (32768 + 256), 2 * 25600, 2 * 3 * 25600 + 4 * (32768 + 256)},
-    // The states are read and written once, q, k, v and the gate in each of two slices of columns.
-    {"linear_attention", "linear_attention_step_bf16_d128", "batch=3,seqlen=1,heads=2,Dk=128,Dv=128", 6 * (65536 + 2 * 512 + 256 + 2 * 4),
+    // The states are read and written once, q, k and the gate in each of four slices of columns.
+    {"linear_attention", "linear_attention_step_bf16_d128", "batch=3,seqlen=1,heads=2,Dk=128,Dv=128", 6 * (65536 + 4 * 512 + 256 + 4 * 4),
      6 * (65536 + 256), 6 * (65536 + 3 * 256 + 4)},
     // In each of two blocks the bias.
     {"moe", "moe_route_f32_256", "tokens=8,experts=256,k=6", 8192 + 2 * 1024, 8 * 6 * 8, 8192 + 1024},

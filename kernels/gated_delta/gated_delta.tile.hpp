@@ -289,7 +289,9 @@ struct Step {
   template <class Target>
   struct On {
     static constexpr int warps = warps_of_block;
-    static constexpr int min_blocks = 5;  ///< 96 registers: 32 of the state, 16 of q and k. An SM has 80 KB of states in flight
+    /// 96 registers, of which 32 hold the state and 16 q and k; norms take more, and more rows for each thread. An SM has 48 to 80 KB of
+    /// states in flight.
+    static constexpr int min_blocks = kNormalise || D <= 64 ? 3 : 5;
     using Values = Rows<Target, float, D, cols, warps, 4>;
     using OutputRow = Rows<Target, float, warps * 128 / cols, cols, warps, 4>;  ///< a piece for each thread; only the first row is stored
     using Copies = Rows<Target, float, warps, D, warps, D / 32>;                ///< a whole query or key for each warp
