@@ -95,7 +95,7 @@ void MlaSparse::check(const Case& c) {
   std::vector<float> kv(at(c.kv_tokens * kMlaKeyDim), kNaN);
   std::normal_distribution<float> normal;
   const Tensor bytes = Tensor::empty({c.kv_tokens, kMlaFp8Bytes}, DType::u8);
-  std::memset(bytes.data(), 0xff, static_cast<std::size_t>(bytes.numel()));  // NaN in all three types
+  std::fill_n(bytes.data<std::uint8_t>(), bytes.numel(), std::uint8_t{0xff});  // NaN in all three types
   for (const std::int64_t token : selected) {
     for (std::int64_t col = 0; col < kMlaKeyDim; ++col) kv[at(token * kMlaKeyDim + col)] = round_to(dtype, normal(random));
     if (c.fp8) quantize(kv.data() + token * kMlaKeyDim, token, bytes.data<std::uint8_t>() + token * kMlaFp8Bytes);
