@@ -70,10 +70,11 @@ void check_grid(const Call& call) {
 
 int run_length(const Call& call, bool backward) {
   // The steps before a run are read twice, and those of the backward pass again after it: a run of 16 steps reads a fifth more, mostly
-  // from the L2 cache. Shorter runs fill the device.
-  const int longest = backward ? 256 : 128, shortest = 16;
-  const std::int64_t enough = call.stream.device().is_cuda() ? 16 * std::int64_t{device_info(call.stream.device()).units} : 16;
-  const std::int64_t tiles = std::int64_t{tiles_of(call.channels(), kNarrow)} * call.x.shape(0) * call.x.shape(1);  // of one step
+  // from the L2 cache. A run of the backward pass also leaves sums: of 64 steps, 5 % of the bytes, and as much again to read them. Shorter
+  // runs fill the device, which holds four blocks per SM: seven are almost two rounds of equal blocks.
+  const int longest = backward ? 256 : 128, shortest = 16, cols = backward ? kNarrow : 2 * kNarrow;
+  const std::int64_t enough = call.stream.device().is_cuda() ? 7 * std::int64_t{device_info(call.stream.device()).units} : 16;
+  const std::int64_t tiles = std::int64_t{tiles_of(call.channels(), cols)} * call.x.shape(0) * call.x.shape(1);  // of one step
   int run = longest;
   while (run > shortest && tiles / run < enough) run /= 2;
   return run;

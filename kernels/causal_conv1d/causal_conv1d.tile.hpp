@@ -7,8 +7,9 @@
 
 namespace tw::kernels::causal_conv1d {
 
-/// Time steps whose loads are in flight together.
-inline constexpr int kSteps = 4;
+/// Time steps whose loads are in flight together: as many as registers hold. 16-bit inputs wait packed.
+template <class X, int Width>
+inline constexpr int kSteps = Width == 4 && sizeof(X) == 2 ? 8 : 4;
 
 /// Part of a sequence: the time steps from `first` to `end` - 1.
 struct Run {
@@ -79,7 +80,9 @@ struct Forward {
 
   template <class Target>
   struct On {
-    static constexpr int min_blocks = Width == 8 ? 4 : 6;  // registers for these: 20 KB and more of loads in flight
+    static constexpr int min_blocks = Width == 8              ? 4
+                                      : kSteps<X, Width> == 8 ? 5
+                                                              : 6;  ///< registers for these: 32 to 48 KB of loads in flight
     using Values = typename Common<Target, X, W, C, Width>::Values;
     struct Params : Common<Target, X, W, C, Width> {
       Global<Target, X, Values> y;
@@ -93,20 +96,20 @@ struct Forward {
       TW_UNROLL
       for (int k = 0; k < kTaps; ++k) block.load(taps[k], p.weight, k, col);
       block.load(bias, p.bias, 0, col);
-      Values x[kTaps - 1 + kSteps], y;
+      Values x[kTaps - 1 + kSteps<X, Width>], y;
       load_history<kTaps>(block, p, x, run, run.first, col);
       TW_NO_UNROLL
-      for (int time = run.first; time < run.end; time += kSteps) {
+      for (int time = run.first; time < run.end; time += kSteps<X, Width>) {
         TW_UNROLL
-        for (int n = 0; n < kSteps; ++n) block.load(x[kTaps - 1 + n], p.x, time + n, col, run.i);
+        for (int n = 0; n < kSteps<X, Width>; ++n) block.load(x[kTaps - 1 + n], p.x, time + n, col, run.i);
         TW_UNROLL
-        for (int n = 0; n < kSteps; ++n) {
+        for (int n = 0; n < kSteps<X, Width>; ++n) {
           convolve<kTaps>(block, x + n, taps, bias, y);
           if (p.silu) block.map(y, [](auto v) { return v * sigmoid(v); });
           if (time + n < run.end) block.store(y, p.y, time + n, col, run.i);
         }
         TW_UNROLL
-        for (int n = 0; n < kTaps - 1; ++n) x[n] = x[kSteps + n];
+        for (int n = 0; n < kTaps - 1; ++n) x[n] = x[kSteps<X, Width> + n];
       }
       if (!run.last || p.final_state.cols == 0) return;
       // All of the initial state is read before the final state is written, which may be in its place.
@@ -146,6 +149,7 @@ struct Backward {
 
   template <class Target>
   struct On {
+    static constexpr int min_blocks = sizeof(W) == 2 ? 4 : 3;  ///< a filter of f32 does not wait packed; 48 to 64 KB of loads in flight
     using Values = typename Common<Target, X, W, C, Width>::Values;
     struct Params : Common<Target, X, W, C, Width> {
       Global<Target, const X, Values> dy;
@@ -162,7 +166,7 @@ struct Backward {
       TW_UNROLL
       for (int k = 0; k < kTaps; ++k) block.load(taps[k], p.weight, k, col);
       block.load(bias, p.bias, 0, col);
-      Values x[kTaps - 1 + kSteps], dz[kSteps], dx[kTaps - 1 + kSteps], dw[kTaps + 1];
+      Values x[kTaps - 1 + kSteps<X, Width>], dz[kSteps<X, Width>], dx[kTaps - 1 + kSteps<X, Width>], dw[kTaps + 1];
       TW_UNROLL
       for (int k = 0; k < kTaps + 1; ++k) block.fill(dw[k], 0.0f);
       TW_UNROLL
@@ -170,16 +174,16 @@ struct Backward {
       if (run.first < run.end) load_history<kTaps>(block, p, x, run, run.first, col);
       // dx[n] is that of step time - (taps - 1) + n. The last ones of the run need dz of the steps after it.
       TW_NO_UNROLL
-      for (int time = run.first; run.first < run.end && time < run.end + kTaps - 1; time += kSteps) {
+      for (int time = run.first; run.first < run.end && time < run.end + kTaps - 1; time += kSteps<X, Width>) {
         TW_UNROLL
-        for (int n = 0; n < kSteps; ++n) {
+        for (int n = 0; n < kSteps<X, Width>; ++n) {
           const int row = time + n < run.sequence_end ? time + n : -1;  // zeros after the sequence's end
           block.load(x[kTaps - 1 + n], p.x, row, col, run.i);
           block.load(dz[n], p.dy, row, col, run.i);
           block.fill(dx[kTaps - 1 + n], 0.0f);
         }
         TW_UNROLL
-        for (int n = 0; n < kSteps; ++n) {
+        for (int n = 0; n < kSteps<X, Width>; ++n) {
           differentiate<kTaps>(block, p.silu, x + n, taps, bias, dz[n]);
           TW_UNROLL
           for (int k = 0; k < kTaps; ++k) block.map(dx[n + k], dz[n], taps[k], [](auto s, auto d, auto w) { return s + d * w; });
@@ -189,7 +193,7 @@ struct Backward {
           block.map(dw[kTaps], dz[n], [](auto s, auto d) { return s + d; });
         }
         TW_UNROLL
-        for (int n = 0; n < kSteps; ++n) {
+        for (int n = 0; n < kSteps<X, Width>; ++n) {
           const int row = time - (kTaps - 1) + n;
           if (row < run.first || row >= run.end) continue;
           add_final_gradient<kTaps>(block, p, dx[n], dz[0], run, row, col);
@@ -197,8 +201,8 @@ struct Backward {
         }
         TW_UNROLL
         for (int n = 0; n < kTaps - 1; ++n) {
-          x[n] = x[kSteps + n];
-          dx[n] = dx[kSteps + n];
+          x[n] = x[kSteps<X, Width> + n];
+          dx[n] = dx[kSteps<X, Width> + n];
         }
       }
       TW_UNROLL
@@ -263,7 +267,7 @@ struct InitialGradient {
 template <class W>
 struct WeightSums {
   static constexpr const char* source = "kernels/causal_conv1d/causal_conv1d.tile.hpp";
-  static constexpr int tile_rows = 16, tile_cols = 128;
+  static constexpr int tile_rows = 32, tile_cols = 128;
 
   template <class Target>
   struct On {

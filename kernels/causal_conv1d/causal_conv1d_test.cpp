@@ -12,12 +12,14 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/causal_conv1d/causal_conv1d.tile.hpp"
 #include "kernels/causal_conv1d/reference.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
+#include "tilewave/launch.hpp"
 
 namespace tw::kernels::causal_conv1d {
 namespace {
@@ -292,6 +294,18 @@ TEST_P(CausalConv1dArguments, AreRefusedByName) {
   refused_backward(dy, {"d_bias is f32[8]"}, {.d_bias = &f32_row});
   refused_backward(dy, {"d_initial_state is bf16[2, 8, 5]"}, {.d_initial_state = &other});
   refused_backward(dy, {"d_final_state is bf16[2, 8, 5]"}, {.d_final_state = &other});
+}
+
+TEST(CausalConv1dKernels, CompileWithoutSpills) {
+  skip_without_nvrtc();
+  std::vector<KernelSpec> specs;
+  for (const char* const type :
+       {"Backward<float, float, 4, 512, 4>", "Backward<tw::f16, float, 4, 512, 4>", "Backward<tw::bf16, tw::bf16, 2, 512, 4>",
+        "Forward<tw::f16, float, 4, 512, 4>", "Forward<tw::bf16, float, 4, 1024, 8>", "Forward<float, float, 3, 512, 4>"})
+    for (const bool pieces : {false, true})
+      specs.push_back(make_spec({tw::format("tw::kernels::causal_conv1d::{}", type), WeightSums<float>::source, nullptr}, pieces, pieces));
+  const auto check = [&](std::size_t i, const CompiledKernel& kernel) { EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].type; };
+  compile_all(specs, 0, check, "sm_90a");
 }
 
 }  // namespace
