@@ -395,7 +395,10 @@ Case dequant_gemm_case(std::int64_t m, std::int64_t n, std::int64_t k, const Qua
     std::mutex mutex = {};
   };
   const SharedInputs in = inputs({{m, k}}, DType::bf16);
-  const auto weight = std::make_shared<Weight>(quantize(Tensor::random({n, k}, DType::f32, seed()), layout));
+  const Tensor values = Tensor::random({n, k}, DType::f32, seed());
+  const float size = std::sqrt(256.0f / static_cast<float>(k));  // elements of the product are about 16, for any k
+  for (float& x : std::span(values.data<float>(), static_cast<std::size_t>(values.numel()))) x *= size;
+  const auto weight = std::make_shared<Weight>(quantize(values, layout));
   return {tw::format("dequant_gemm of {}: {} x {} x {}", text_of(layout), m, n, k),
           {m, n},
           DType::bf16,
@@ -403,15 +406,18 @@ Case dequant_gemm_case(std::int64_t m, std::int64_t n, std::int64_t k, const Qua
             const DequantGemmOptions options{.accumulate = accumulate, .stream = stream};
             const Tensor& x = in->on(stream.device())[0];
             if (stream.device() == Device::cpu()) {
-              const Tensor wide = Tensor::empty({n, k}, DType::bf16);  // by dequant_gemm() few rows of x would be rounded to 8 bits
+              // The weight as it is stored: dequant_gemm() would round few rows of x to 8 bits on a CPU, and gemm() in bf16 the weight.
+              const Tensor wide = Tensor::empty({n, k}, DType::f32), product = Tensor::empty({m, n}, DType::f32);
               dequantize(weight->host, wide);
-              return gemm(x, wide.transpose(0, 1), out, {.beta = accumulate ? 1.0f : 0.0f, .stream = stream});
+              gemm(x.to(DType::f32), wide.transpose(0, 1), product, {.stream = stream});
+              std::copy_n(product.to(DType::bf16).data<bf16>(), out.numel(), out.data<bf16>());  // the case that adds begins with zeros
+              return;
             }
             const std::lock_guard lock(weight->mutex);
             if (weight->device.empty()) weight->device = weight->host.to(stream.device());
             dequant_gemm(x, weight->device, out, options);
           },
-          0.25f,  // elements are about 16 to 45, and the CPU rounds the weight to bf16
+          0.25f,  // many kernels round the weight to bf16 as they decode it
           accumulate};
 }
 
