@@ -551,5 +551,14 @@ TEST(TileKernels, CompileWithoutSpills) {
   });
 }
 
+TEST(TileKernels, CompileForTheGenericTarget) {
+  skip_without_nvrtc();
+  std::vector<KernelSpec> specs;
+  for (const KernelSpec& spec : internal::launched_kernels())
+    if (spec.source == kTileKernels) specs.push_back(for_target(spec, GpuTarget::cuda));
+  ASSERT_GE(specs.size(), 14u);
+  compile_all(specs, 0, [&](std::size_t i, const CompiledKernel& kernel) { EXPECT_FALSE(kernel.cubin.empty()) << specs[i].type; });
+}
+
 }  // namespace
 }  // namespace tw::test

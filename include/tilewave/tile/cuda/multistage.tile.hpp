@@ -52,7 +52,7 @@ struct Producer {
 template <class On, class T, class Work>
 struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::piece_stores> {
   using Base = BlockBase<Shape<On, T>::warps(), T::piece_loads, T::piece_stores>;
-  using Base::at, Base::load, Base::store, Base::for_each, Base::sync;
+  using Base::at, Base::load, Base::store, Base::store_transposed, Base::for_each, Base::sync;
   using Params = typename On::Params;
   using Memory = typename On::Memory;
 
