@@ -17,7 +17,8 @@
 
 namespace tw {
 
-/// The state's tensors are f32, contiguous, [sequences, heads of v, Dk, Dv]. `sequences` is the batch, or the number of packed sequences.
+/// The state's tensors are f32, [sequences, heads of v, Dk, Dv], with any strides: states [.., Dv, Dk] are passed as their transpose.
+/// `sequences` is the batch, or the number of packed sequences.
 struct LinearAttentionOptions {
   /// Of the outputs; default: 1 / sqrt(Dk).
   std::optional<float> scale = {};

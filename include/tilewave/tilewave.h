@@ -431,8 +431,8 @@ tw_status tw_attention_varlen_backward(const tw_tensor* q, const tw_tensor* k, c
                                        const tw_tensor* cu_seqlens_q, const tw_tensor* cu_seqlens_k, const tw_tensor* seqused_q,
                                        const tw_tensor* seqused_k, const tw_attention_backward_options* options, void* cuda_stream);
 
-/* tilewave/linear_attention.hpp. q, k: [batch, seqlen, heads, dk]; v, o: [batch, seqlen, heads of v, dv]; states: f32, contiguous,
- * [sequences, heads of v, dk, dv]. */
+/* tilewave/linear_attention.hpp. q, k: [batch, seqlen, heads, dk]; v, o: [batch, seqlen, heads of v, dv]; states: f32
+ * [sequences, heads of v, dk, dv], any strides. */
 typedef struct {
   size_t struct_size;
   int32_t has_scale; /* 1: scale instead of 1 / sqrt(dk) */

@@ -60,6 +60,8 @@ TEST_P(LinearAttentionBackward, EveryGate) {
 TEST_P(LinearAttentionBackward, HeadsShareKeys) {
   check({.batch = 2, .seqlen = 80, .heads = 2, .shared = 3, .dk = 40, .dv = 24, .gap = 8}, DType::bf16);
   check({.seqlen = 30, .heads = 2, .shared = 2, .dk = 40, .dv = 24, .order = {0, 2, 1, 3}}, DType::f32);
+  for (const DType dtype : {DType::bf16, DType::f32})
+    check({.seqlen = 70, .heads = 2, .shared = 2, .dk = 40, .dv = 24, .state_order = {0, 1, 3, 2}}, dtype);
 }
 
 TEST_P(LinearAttentionBackward, PackedSequences) {

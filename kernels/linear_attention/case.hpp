@@ -28,6 +28,7 @@ struct Case {
   std::vector<std::int32_t> cu_seqlens = {};
   std::int64_t gap = 0;
   std::vector<int> order = {};
+  std::vector<int> state_order = {};
   int config = -1;
 
   std::int64_t heads_of_v() const { return heads * shared; }
@@ -62,15 +63,15 @@ struct Operands {
         v(values(), dtype, device, placement()),
         o(values(), dtype, device, placement()),
         g(gates(), DType::f32, device, {.gap = c.gate == Gate::of_heads ? 0 : c.gap}),
-        initial(states(), DType::f32, device),
-        final(states(), DType::f32, device),
+        initial(states(), DType::f32, device, {.order = c.state_order}),
+        final(states(), DType::f32, device, {.order = c.state_order}),
         d_o(values(), dtype, device, placement()),
-        d_final(states(), DType::f32, device),
+        d_final(states(), DType::f32, device, {.order = c.state_order}),
         dq(keys(), dtype, device, placement()),
         dk(keys(), dtype, device, placement()),
         dv(values(), dtype, device, placement()),
         dg({c.batch, c.seqlen, c.heads_of_v()}, DType::f32, device),
-        d_initial(states(), DType::f32, device) {
+        d_initial(states(), DType::f32, device, {.order = c.state_order}) {
     // As models have them, keys of length 1: products of queries and keys do not grow with Dk.
     of_q = q.fill_random(random);
     of_k = k.fill_random(random, 1.0f / std::sqrt(static_cast<float>(c.dk)));

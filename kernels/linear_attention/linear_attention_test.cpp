@@ -79,6 +79,7 @@ TEST_P(LinearAttention, EveryStride) {
     check({.batch = 2, .seqlen = 70, .heads = 2, .gap = 3}, dtype);
     check({.batch = 2, .seqlen = 70, .heads = 2, .order = {0, 2, 1, 3}}, dtype);
     check({.batch = 2, .seqlen = 70, .heads = 2, .order = {3, 1, 0, 2}}, dtype);
+    check({.batch = 2, .seqlen = 70, .heads = 2, .dk = 40, .state_order = {0, 1, 3, 2}}, dtype);
   }
 }
 

@@ -2,7 +2,7 @@
 
 Arrays are NumPy's, PyTorch's or DLPack's, on the CPU or on CUDA, all on one device: q and k [batch, seqlen, heads, dk], v and o [batch,
 seqlen, heads of v, dv], in f32, f16 or bf16, with any strides; dk and dv up to 256. Heads of v are a multiple of q's, and neighbours share a
-head of q and k. States are f32, contiguous, [sequences, heads of v, dk, dv]. On CUDA calls are enqueued on PyTorch's current stream and
+head of q and k. States are f32, [sequences, heads of v, dk, dv]. On CUDA calls are enqueued on PyTorch's current stream and
 return. include/tilewave/linear_attention.hpp has the rest.
 """
 
