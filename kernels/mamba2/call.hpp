@@ -1,0 +1,168 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/mamba2/discretize.tile.hpp"
+#include "kernels/mamba2/outputs.tile.hpp"
+#include "kernels/mamba2/step.tile.hpp"
+#include "kernels/rows.hpp"
+#include "kernels/variant.hpp"
+#include "tilewave/device.hpp"
+#include "tilewave/launch.hpp"
+#include "tilewave/mamba2.hpp"
+
+// Shared by the family's files: a checked call, and what its kernels are given.
+
+namespace tw::kernels::mamba2 {
+
+/// A checked call. Tensors that were not given have no memory.
+struct Call {
+  const char* op = nullptr;
+  Tensor x, z;        ///< [batch, head, time, dim]
+  Tensor dt;          ///< [batch, time, head]
+  Tensor rate, bias;  ///< f32 [1, head]
+  Tensor skip;        ///< f32 [head, dim]; of one number for each head with a stride of 0
+  Tensor b, c;        ///< [batch, time, group, state]
+  Tensor seq_idx;     ///< i32 [batch, time]
+  Tensor cu_seqlens;  ///< i32 [sequences + 1]
+  StepSize size = {};
+  std::int64_t sequences = 0;
+  int config = -1;
+  Stream stream = Stream::standard(Device::cpu());
+
+  int batch() const { return static_cast<int>(x.shape(0)); }
+  int heads() const { return static_cast<int>(x.shape(1)); }
+  int length() const { return static_cast<int>(x.shape(2)); }
+  std::int64_t dim() const { return x.shape(3); }
+  std::int64_t state() const { return b.shape(3); }
+  Shape states() const { return {sequences, heads(), dim(), state()}; }
+};
+
+inline bool given(const Tensor& t) { return t.data() != nullptr; }
+inline const Tensor* or_null(const Tensor& t) { return given(t) ? &t : nullptr; }
+inline Tensor by_head(const Tensor& t) { return t.transpose(1, 2); }
+inline int tiles(std::int64_t extent, int tile) { return static_cast<int>((extent + tile - 1) / tile); }
+
+/// Steps and heads of a tile of StepSizes.
+inline constexpr int kSizeRows = 16, kSizeHeads = 32;
+
+/// Calls f.operator()<R, C>() with a tile of rows that hold `columns`.
+template <class F>
+void with_rows(std::int64_t columns, F f) {
+  if (columns <= 64) return f.template operator()<32, 64>();
+  if (columns <= 128) return f.template operator()<32, 128>();
+  f.template operator()<16, 256>();
+}
+
+inline TileGrid sizes_grid(const Call& call) { return {tiles(call.length(), kSizeRows), tiles(call.heads(), kSizeHeads), call.batch()}; }
+/// A tile of `rows` steps of a head.
+inline TileGrid rows_grid(const Call& call, int rows) { return {tiles(call.length(), rows), call.batch() * call.heads()}; }
+
+inline void fill_steps(auto& steps, const Call& call) {
+  steps.cu_seqlens = given(call.cu_seqlens) ? call.cu_seqlens.data<std::int32_t>() : nullptr;
+  steps.sequences = static_cast<int>(call.sequences);
+  steps.length = call.length();
+}
+
+/// f32 [batch, time, head] each.
+struct Discretized {
+  Tensor sizes, g;
+};
+void bind_sizes(auto& bind, auto& p, const Call& call, const Discretized& to) {
+  bind(p.dt, call.dt);
+  bind(p.rate, call.rate);
+  bind(p.bias, or_null(call.bias));
+  bind(p.sizes, to.sizes);
+  bind(p.g, to.g);
+  const bool numbered = given(call.seq_idx);
+  p.seq_idx = numbered ? call.seq_idx.template data<std::int32_t>() : nullptr;
+  p.seq_batch = numbered ? call.seq_idx.stride(0) : 0;
+  p.seq_time = numbered ? call.seq_idx.stride(1) : 0;
+  p.size = call.size;
+}
+
+/// [batch, time, head] as [batch, head, time, 1].
+inline Tensor of_rows(const Tensor& t) {
+  return Tensor::borrow(t.data(), {t.shape(0), t.shape(2), t.shape(1), 1}, t.dtype(), t.device(),
+                        {t.stride(0), t.stride(2), t.stride(1), 0});
+}
+void bind_scale(auto& bind, auto& p, const Call& call, const Discretized& d, const Tensor& scaled) {
+  bind(p.x, call.x);
+  bind(p.sizes, of_rows(d.sizes));
+  bind(p.scaled, scaled);
+  p.heads = call.heads();
+}
+void bind_outputs(auto& bind, auto& p, const Call& call, const Tensor& y) {
+  bind(p.y, y);
+  bind(p.x, call.x);
+  bind(p.z, or_null(call.z));
+  bind(p.skip, or_null(call.skip));
+  fill_steps(p.steps, call);
+  p.heads = call.heads();
+}
+
+/// The state of a decoding step, and what it is for.
+struct UpdateCall {
+  Call call;
+  Tensor states, y;      ///< [slot, head, dim, state]; as x
+  Tensor state_indices;  ///< i32 [batch]
+};
+/// Rows of a state of so many columns that a block of Update holds: 32 elements for each thread.
+constexpr int update_rows(int columns) { return 4096 / columns; }
+inline int update_columns(std::int64_t state) { return state > 128 ? 256 : state > 64 ? 128 : 64; }
+inline TileGrid update_grid(const Call& call, int rows) { return {call.batch() * call.heads(), tiles(call.dim(), rows)}; }
+void bind_update(auto& bind, auto& p, const UpdateCall& u, int rows) {
+  const Call& call = u.call;
+  const auto by_row = [](const Tensor& t) { return t.transpose(2, 3); };
+  bind(p.x, by_row(call.x));
+  if (given(call.z))
+    bind(p.z, by_row(call.z));
+  else
+    bind(p.z, nullptr);
+  bind(p.dt, Tensor::borrow(call.dt.data(), {call.dt.shape(0), call.dt.shape(2), rows, call.dt.shape(1)}, call.dt.dtype(), call.dt.device(),
+                            {call.dt.stride(0), call.dt.stride(2), 0, call.dt.stride(1)}));
+  bind(p.b, by_head(call.b));
+  bind(p.c, by_head(call.c));
+  if (given(call.skip))
+    bind(p.skip, Tensor::borrow(call.skip.data(), {call.skip.shape(0), call.skip.shape(1), 1}, DType::f32, call.skip.device(),
+                                {call.skip.stride(0), call.skip.stride(1), 0}));
+  else
+    bind(p.skip, nullptr);
+  p.rate = call.rate.template data<float>();
+  p.rate_stride = call.rate.stride(1);
+  p.bias = given(call.bias) ? call.bias.template data<float>() : nullptr;
+  p.bias_stride = given(call.bias) ? call.bias.stride(1) : 0;
+  bind(p.from, u.states);
+  bind(p.to, u.states);
+  bind(p.y, by_row(u.y));
+  p.slots = given(u.state_indices) ? u.state_indices.template data<std::int32_t>() : nullptr;
+  p.count = static_cast<int>(u.states.shape(0));
+  p.heads = call.heads();
+  p.shared = call.heads() / static_cast<int>(call.b.shape(2));
+  p.length = call.length();
+  p.size = call.size;
+}
+
+struct UpdateKernel {
+  DType x, dt, states;
+  int columns;
+  auto operator<=>(const UpdateKernel&) const = default;
+};
+std::string type_of_update(const UpdateKernel& k);
+
+/// Step sizes and decays of all steps.
+Discretized run_discretize(const Call& call);
+/// x dt, [batch, time, head, dim].
+Tensor run_scale(const Call& call, const Discretized& d);
+/// Adds D x to y [batch, head, time, dim] and gates it.
+void run_outputs(const Call& call, const Tensor& y);
+void run_update(const UpdateCall& call);
+
+std::vector<KernelVariant> registered();
+inline constexpr ShapeKey kShape[] = {{"batch", "sequences", 1},   {"seqlen", "steps of a sequence"},
+                                      {"heads", "heads of x"},     {"groups", "heads of B and C", 1},
+                                      {"dim", "columns of x", 64}, {"state", "columns of B and C", 128}};
+
+}  // namespace tw::kernels::mamba2

@@ -1,0 +1,235 @@
+#include "tilewave/mamba2.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+
+#include "kernels/check.hpp"
+#include "kernels/mamba2/call.hpp"
+#include "kernels/rows.hpp"
+#include "tilewave/linear_attention.hpp"
+
+namespace tw {
+
+namespace {
+
+using namespace kernels;
+using namespace kernels::mamba2;
+
+constexpr std::int64_t kLargestDim = 256;
+
+/// Operands of all functions of the family.
+struct Arguments {
+  const char* op;
+  const Tensor &x, &dt, &a, &b, &c;
+};
+
+/// An operand with `like`'s shape, dtype and device.
+void check_like(const char* op, NamedTensor t, NamedTensor like) {
+  require(t.tensor->shape() == like.tensor->shape(), "{}: {} is {}; it must have {}'s shape, {}", op, t.name, *t.tensor, like.name,
+          *like.tensor);
+  check_operand(op, t.name, *t.tensor, like.tensor->dtype(), like.tensor->device());
+}
+
+/// A tensor of f32 with this shape, if it is given.
+void check_f32(const char* op, NamedTensor t, const Shape& shape, Device device) {
+  if (t.tensor == nullptr) return;
+  require(t.tensor->shape() == shape, "{}: {} is {}; it must be f32[{}]", op, t.name, *t.tensor, tw::join(shape, ", "));
+  check_operand(op, t.name, *t.tensor, DType::f32, device);
+}
+
+/// A vector [n] of f32 as [1, n].
+Tensor as_row(const Tensor& t) { return Tensor::borrow(t.data(), {1, t.shape(0)}, t.dtype(), t.device(), {0, t.stride(0)}); }
+
+std::int64_t checked_sequences(const Arguments& a, const Tensor* cu_seqlens) {
+  const auto& [op, x, dt, rate, b, c] = a;
+  if (cu_seqlens == nullptr) return x.shape(0);
+  const Tensor& cu = *cu_seqlens;
+  require(cu.rank() == 1 && cu.dtype() == DType::i32 && cu.is_contiguous() && cu.shape(0) >= 1,
+          "{}: cu_seqlens is {}; it must be i32[sequences + 1], contiguous", op, cu);
+  check_operand(op, "cu_seqlens", cu, DType::i32, x.device());
+  require(x.shape(0) == 1, "{}: x is {}; with cu_seqlens the batch must be 1", op, x);
+  if (!x.device().is_cuda()) {
+    std::int64_t before = 0;
+    for (std::int64_t n = 0; n < cu.shape(0); ++n) {
+      const std::int64_t offset = cu.data<std::int32_t>()[n];
+      require(offset >= before && offset <= x.shape(1), "{}: cu_seqlens[{}] is {}; it must be from {} to the number of steps, {}", op, n,
+              offset, before, x.shape(1));
+      before = offset;
+    }
+  }
+  return cu.shape(0) - 1;
+}
+
+/// `options`: of any function of the family. Sequences are the batch.
+Call check(const Arguments& arguments, const auto& options) {
+  const auto& [op, x, dt, a, b, c] = arguments;
+  const Device device = x.device();
+  require(is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported", op, x);
+  require(x.rank() == 4, "{}: x is {}; it must be [batch, seqlen, nheads, headdim]", op, x);
+  require(x.shape(3) >= 1 && x.shape(3) <= kLargestDim, "{}: x is {}; its headdim must be 1 to {}", op, x, kLargestDim);
+  check_operand(op, "x", x, x.dtype(), device);
+  const Shape per_step{x.shape(0), x.shape(1), x.shape(2)}, per_head{x.shape(2)};
+  require(dt.shape() == per_step, "{}: dt is {}; it must be [{}]", op, dt, tw::join(per_step, ", "));
+  require(dt.dtype() == x.dtype() || dt.dtype() == DType::f32, "{}: dt is {}; it must be of x's dtype, {}, or f32", op, dt,
+          name_of(x.dtype()));
+  check_operand(op, "dt", dt, dt.dtype(), device);
+  check_f32(op, {"A", &a}, per_head, device);
+  require(b.rank() == 4 && b.shape(0) == x.shape(0) && b.shape(1) == x.shape(1),
+          "{}: B is {}; it must be [batch, seqlen, ngroups, dstate], with the batch and seqlen of x, {}", op, b, x);
+  require(b.shape(3) >= 1 && b.shape(3) <= kLargestDim, "{}: B is {}; its dstate must be 1 to {}", op, b, kLargestDim);
+  require(b.shape(2) > 0 ? x.shape(2) % b.shape(2) == 0 : x.shape(2) == 0, "{}: B is {}; x's heads must be a multiple of its groups, {}",
+          op, b, x);
+  check_operand(op, "B", b, x.dtype(), device);
+  check_like(op, {"C", &c}, {"B", &b});
+  check_extents(op, "x", x);
+  check_extents(op, "B", b);
+  require(x.shape(0) * x.shape(1) <= kLargestExtent && x.shape(0) * x.shape(2) <= kLargestExtent,
+          "{}: x is {}; batch * seqlen and batch * nheads must be at most {}", op, x, kLargestExtent);
+
+  Call call;
+  call.op = op;
+  call.x = by_head(x);
+  call.dt = dt;
+  call.rate = as_row(a);
+  call.b = b;
+  call.c = c;
+  call.sequences = x.shape(0);
+  if (options.z != nullptr) {
+    check_like(op, {"z", options.z}, {"x", &x});
+    call.z = by_head(*options.z);
+  }
+  if (options.d != nullptr) {
+    const Tensor& d = *options.d;
+    const Shape of_dims{x.shape(2), x.shape(3)};
+    require(d.shape() == per_head || d.shape() == of_dims, "{}: D is {}; it must be f32[{}] or f32[{}]", op, d, x.shape(2),
+            tw::join(of_dims, ", "));
+    check_operand(op, "D", d, DType::f32, device);
+    call.skip = Tensor::borrow(d.data(), of_dims, DType::f32, device, {d.stride(0), d.rank() == 2 ? d.stride(1) : 0});
+  }
+  if (options.dt_bias != nullptr) {
+    check_f32(op, {"dt_bias", options.dt_bias}, per_head, device);
+    call.bias = as_row(*options.dt_bias);
+  }
+  require(options.dt_min >= 0 && std::isfinite(options.dt_min), "{}: dt_min is {}; it must be finite and at least 0", op, options.dt_min);
+  require(options.dt_max >= options.dt_min, "{}: dt_max is {}; it must be at least dt_min, {}", op, options.dt_max, options.dt_min);
+  call.size = {options.dt_softplus, options.dt_min, options.dt_max};
+  call.stream = checked_stream(op, options.stream, device);
+  return call;
+}
+
+/// Of a whole scan: the sequences, and the states.
+void check_sequences(Call& call, const Arguments& arguments, const auto& options, std::initializer_list<NamedTensor> states) {
+  const auto& [op, x, dt, a, b, c] = arguments;
+  require(options.cu_seqlens == nullptr || options.seq_idx == nullptr,
+          "{}: cu_seqlens and seq_idx are given; only one of them is supported", op);
+  call.sequences = checked_sequences(arguments, options.cu_seqlens);
+  if (options.cu_seqlens != nullptr) call.cu_seqlens = *options.cu_seqlens;
+  if (options.seq_idx != nullptr) {
+    const Shape shape{x.shape(0), x.shape(1)};
+    require(options.seq_idx->shape() == shape, "{}: seq_idx is {}; it must be i32[{}]", op, *options.seq_idx, tw::join(shape, ", "));
+    check_operand(op, "seq_idx", *options.seq_idx, DType::i32, x.device());
+    call.seq_idx = *options.seq_idx;
+  }
+  for (const NamedTensor& t : states) check_f32(op, t, call.states(), x.device());
+  require(options.config >= -1 && options.config <= 1, "{}: config is {}; it must be -1 to 1", op, options.config);
+  call.config = options.config;
+}
+
+void check_written(const char* op, std::initializer_list<NamedTensor> outputs, std::initializer_list<NamedTensor> inputs) {
+  for (const NamedTensor& output : outputs) {
+    if (output.tensor == nullptr) continue;
+    check_output(op, output.name, *output.tensor);
+    check_disjoint(op, output, inputs);
+    for (const NamedTensor& other : outputs)
+      if (&other < &output) check_disjoint(op, output, {other});
+  }
+}
+
+/// States [.., headdim, dstate] as linear attention has them, [.., dstate, headdim].
+struct Transposed {
+  explicit Transposed(const Tensor* t) : given(t != nullptr), tensor(given ? t->transpose(2, 3) : Tensor()) {}
+  const Tensor* pointer() const { return given ? &tensor : nullptr; }
+  bool given;
+  Tensor tensor;
+};
+
+/// y = the states' products with C.
+void run_scan(const Call& call, const Discretized& d, const Tensor& scaled, const Tensor* initial, const Tensor* final, const Tensor& y) {
+  const Transposed from(initial), to(final);
+  linear_attention(call.c, call.b, scaled, y,
+                   {.scale = 1.0f,
+                    .g = &d.g,
+                    .initial_state = from.pointer(),
+                    .final_state = to.pointer(),
+                    .cu_seqlens = or_null(call.cu_seqlens),
+                    .stream = call.stream,
+                    .config = call.config});
+}
+
+}  // namespace
+
+void mamba2(const Tensor& x, const Tensor& dt, const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& y,
+            const Mamba2Options& options) {
+  constexpr const char* op = "mamba2";
+  const Arguments arguments{op, x, dt, a, b, c};
+  Call call = check(arguments, options);
+  const NamedTensor initial{"initial_states", options.initial_states}, final{"final_states", options.final_states};
+  check_sequences(call, arguments, options, {initial, final});
+  check_like(op, {"y", &y}, {"x", &x});
+  check_written(op, {{"y", &y}, final},
+                {{"x", &x},
+                 {"dt", &dt},
+                 {"A", &a},
+                 {"B", &b},
+                 {"C", &c},
+                 {"D", options.d},
+                 {"z", options.z},
+                 {"dt_bias", options.dt_bias},
+                 {"cu_seqlens", options.cu_seqlens},
+                 {"seq_idx", options.seq_idx}});
+  check_disjoint(op, {"y", &y}, {initial});
+  if (options.final_states != nullptr && options.initial_states != nullptr) check_in_place(op, final, initial);
+  if (call.sequences == 0 || call.heads() == 0) return;
+  const Discretized d = run_discretize(call);
+  const Tensor scaled = run_scale(call, d);
+  run_scan(call, d, scaled, options.initial_states, options.final_states, y);
+  if (given(call.skip) || given(call.z)) run_outputs(call, by_head(y));
+}
+
+void mamba2_step(const Tensor& x, const Tensor& dt, const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& states,
+                 const Tensor& y, const Mamba2StepOptions& options) {
+  constexpr const char* op = "mamba2_step";
+  const Call call = check({op, x, dt, a, b, c}, options);
+  check_like(op, {"y", &y}, {"x", &x});
+  const Shape of_state = call.states();
+  const bool indexed = options.state_indices != nullptr;
+  require(states.rank() == 4 && (indexed || states.shape(0) == of_state[0]) &&
+              std::equal(of_state.begin() + 1, of_state.end(), states.shape().begin() + 1),
+          "{}: states is {}; it must be [{}, {}, {}, {}]", op, states, indexed ? "count" : std::to_string(of_state[0]), of_state[1],
+          of_state[2], of_state[3]);
+  require(states.dtype() == DType::f32 || states.dtype() == x.dtype(), "{}: states is {}; it must be f32 or of x's dtype, {}", op, states,
+          name_of(x.dtype()));
+  check_operand(op, "states", states, states.dtype(), x.device());
+  check_extents(op, "states", states);
+  if (indexed) {
+    const Tensor& indices = *options.state_indices;
+    require(indices.shape() == Shape{x.shape(0)} && indices.is_contiguous(), "{}: state_indices is {}; it must be contiguous, i32[{}]", op,
+            indices, x.shape(0));
+    check_operand(op, "state_indices", indices, DType::i32, x.device());
+  }
+  check_written(op, {{"y", &y}, {"states", &states}},
+                {{"x", &x},
+                 {"dt", &dt},
+                 {"A", &a},
+                 {"B", &b},
+                 {"C", &c},
+                 {"D", options.d},
+                 {"z", options.z},
+                 {"dt_bias", options.dt_bias},
+                 {"state_indices", options.state_indices}});
+  if (x.numel() == 0 || states.numel() == 0) return;
+  run_update({call, states, by_head(y), indexed ? *options.state_indices : Tensor()});
+}
+
+}  // namespace tw

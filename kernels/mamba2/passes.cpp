@@ -1,0 +1,76 @@
+#include "kernels/mamba2/call.hpp"
+#include "kernels/named.hpp"
+#include "kernels/workspace.hpp"
+#include "tilewave/tile/cpu/target.tile.hpp"
+
+namespace tw::kernels::mamba2 {
+
+namespace {
+
+/// Launches a kernel of rows of a dtype. The CPU has one for all.
+template <template <class, int, int> class Kernel, int R, int C>
+void launch_rows(const Call& call, DType dtype, const TileGrid& grid, auto bind) {
+  if (grid.count() == 0) return;
+  if (!call.stream.device().is_cuda()) return launch_cpu<Kernel<cpu::AnyFloat, R, C>>(grid, bind);
+  with_float_type(dtype, [&]<class T>(std::type_identity<T>) { launch_gpu<Kernel<T, R, C>>(call.stream, grid, bind); });
+}
+
+/// Calls f(std::type_identity<T>, std::type_identity<U>) with the types of x and of a tensor of that dtype or f32.
+template <class F>
+void with_types(DType x, DType other, F f) {
+  with_float_type(x,
+                  [&]<class T>(std::type_identity<T> of_x) { other == DType::f32 ? f(of_x, std::type_identity<float>{}) : f(of_x, of_x); });
+}
+
+}  // namespace
+
+Discretized run_discretize(const Call& call) {
+  const Shape shape = call.dt.shape();
+  const Discretized d{workspace(shape, DType::f32, call.stream), workspace(shape, DType::f32, call.stream)};
+  launch_rows<StepSizes, kSizeRows, kSizeHeads>(call, call.dt.dtype(), sizes_grid(call),
+                                                [&](auto& bind, auto& p) { bind_sizes(bind, p, call, d); });
+  return d;
+}
+
+Tensor run_scale(const Call& call, const Discretized& d) {
+  const Tensor scaled = workspace({call.batch(), call.length(), call.heads(), call.dim()}, call.x.dtype(), call.stream);
+  with_rows(call.dim(), [&]<int R, int C>() {
+    launch_rows<ScaleInputs, R, C>(call, call.x.dtype(), rows_grid(call, R),
+                                   [&](auto& bind, auto& p) { bind_scale(bind, p, call, d, by_head(scaled)); });
+  });
+  return scaled;
+}
+
+void run_outputs(const Call& call, const Tensor& y) {
+  with_rows(call.dim(), [&]<int R, int C>() {
+    launch_rows<SkipAndGate, R, C>(call, call.x.dtype(), rows_grid(call, R), [&](auto& bind, auto& p) { bind_outputs(bind, p, call, y); });
+  });
+}
+
+std::string type_of_update(const UpdateKernel& k) {
+  return tw::format("tw::kernels::mamba2::Update<{}, {}, {}, {}, {}>", element_name(k.x), element_name(k.dt), element_name(k.states),
+                    update_rows(k.columns), k.columns);
+}
+
+void run_update(const UpdateCall& u) {
+  const Call& call = u.call;
+  // On a CPU one size for all is quicker to build.
+  const bool cuda = call.stream.device().is_cuda();
+  const int columns = cuda ? update_columns(call.state()) : 256, rows = update_rows(columns);
+  const TileGrid grid = update_grid(call, rows);
+  if (grid.count() == 0) return;
+  const auto fill = [&](auto& bind, auto& p) { bind_update(bind, p, u, rows); };
+  with_types(call.x.dtype(), call.dt.dtype(), [&]<class T, class DT>(std::type_identity<T>, std::type_identity<DT>) {
+    with_types(call.x.dtype(), u.states.dtype(), [&]<class X, class S>(std::type_identity<X>, std::type_identity<S>) {
+      if constexpr (is_same<T, X>) {
+        using Any = Update<T, DT, S, update_rows(256), 256>;
+        if (!cuda) return launch_cpu<Any>(grid, fill);
+        static KernelTable<UpdateKernel> table(type_of_update, Any::source);
+        detail::launch_named<typename Any::template On<sm_90a::Target<>>::Params>(
+            table[{call.x.dtype(), call.dt.dtype(), u.states.dtype(), columns}], call.stream, grid, fill);
+      }
+    });
+  });
+}
+
+}  // namespace tw::kernels::mamba2
