@@ -75,7 +75,8 @@ struct LinearAttentionBackwardOptions {
 };
 
 /// Gradients of linear_attention() with respect to q, k and v, and to g and the initial state if asked for. d_o: o's shape; dq, dk, dv:
-/// the shapes of q, k and v; all of their dtype, any strides. Options as in the forward pass.
+/// the shapes of q, k and v; all of their dtype, any strides. Options as in the forward pass. Gradients of steps that belong to no sequence
+/// are left as they are.
 ///
 /// States are computed again. The same input gives the same bits in every run. dg is the sum over a step and those after it of
 /// q dq - k dk, so where the decay is strong it is the small difference of larger numbers.

@@ -133,12 +133,15 @@ struct SumOfHeads {
     struct Params {
       Global<Target, const T, Values> x;  ///< [batch, head of v, time, dim]
       Global<Target, T, Values> y;        ///< [batch, head, time, dim]
-      int heads;                          ///< of y
+      Chunks<Target> chunks;
+      int heads;  ///< of y
       int shared;
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
-      const int batch = t.n / p.heads, head = t.n - batch * p.heads, row0 = t.m * R;
+      // Gradients of steps that belong to no sequence are left as they are.
+      const auto last = p.chunks.sequence(p.chunks.sequences - 1);
+      const int batch = t.n / p.heads, head = t.n - batch * p.heads, row0 = p.chunks.sequence(0).begin + t.m * R;
       Values x, sum;
       block.load(sum, p.x, row0, 0, head * p.shared, batch);
       TW_NO_UNROLL
@@ -146,7 +149,9 @@ struct SumOfHeads {
         block.load(x, p.x, row0, 0, head * p.shared + n, batch);
         block.map(sum, x, [](auto a, auto b) { return a + b; });
       }
-      block.store(sum, p.y, row0, 0, head, batch);
+      auto y = p.y;
+      y.rows = last.begin + last.size;
+      block.store(sum, y, row0, 0, head, batch);
     }
   };
 };

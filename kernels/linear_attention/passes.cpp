@@ -191,6 +191,7 @@ void run_sum_of_heads(const Call& call, const Tensor& x, const Tensor& y) {
       launch<SumOfHeads<T, R, C>>(call.stream, {tiles(call.length, R), static_cast<int>(y.shape(0)) * heads}, [&](auto& bind, auto& p) {
         bind(p.x, x);
         bind(p.y, y);
+        fill_chunks(p.chunks, call);
         p.heads = heads;
         p.shared = call.heads / heads;
       });
