@@ -111,5 +111,28 @@ TEST_P(Mamba2BadInput, Steps) {
   expect_error<InvalidArgument>([&] { mamba2_step(x, make({2, 5, 4, 1}), a, b, c, states, y); }, {"dt is bf16[2, 5, 4, 1]"});
 }
 
+TEST_P(Mamba2BadInput, Gradients) {
+  const Tensor dy = make({2, 5, 4, 16}), dx = make({2, 5, 4, 16}), d_dt = make({2, 5, 4}), db = make({2, 5, 2, 8}), dc = make({2, 5, 2, 8});
+  const Tensor z = make({2, 5, 4, 16}), d = make({4}, DType::f32), vector = make({4}, DType::f32), matrix = make({4, 16}, DType::f32);
+  const Tensor state = make({2, 4, 8}, DType::f32);
+  const auto fails = [&](std::initializer_list<std::string_view> parts, const Mamba2BackwardOptions& options, const Tensor& to) {
+    expect_error<InvalidArgument>([&] { mamba2_backward(x, dt, a, b, c, dy, dx, d_dt, to, dc, options); }, parts);
+  };
+  fails({"mamba2_backward", "dB is bf16[2, 5, 2, 9]", "B's shape"}, {}, make({2, 5, 2, 9}));
+  fails({"dB", "dC", "memory"}, {}, dc);
+  fails({"dz", "z is given"}, {.z = &z}, db);
+  fails({"dz is bf16[2, 5, 4, 16]", "z is not given"}, {.dz = &z}, db);
+  fails({"dD is f32[4]", "D is not given"}, {.dd = &vector}, db);
+  fails({"dD is f32[4, 16]", "D's shape"}, {.d = &d, .dd = &matrix}, db);
+  fails({"dA is f32[4, 16]", "A's shape"}, {.da = &matrix}, db);
+  fails({"d_dt_bias is f32[4]", "dt_bias is not given"}, {.d_dt_bias = &vector}, db);
+  fails({"d_final_states is f32[2, 4, 8]", "f32[2, 4, 16, 8]"}, {.d_final_states = &state}, db);
+  fails({"d_initial_states is f32[2, 4, 8]"}, {.d_initial_states = &state}, db);
+  expect_error<InvalidArgument>([&] { mamba2_backward(x, dt, a, b, c, make({2, 5, 4, 8}), dx, d_dt, db, dc); }, {"dy is bf16[2, 5, 4, 8]"});
+  expect_error<InvalidArgument>([&] { mamba2_backward(x, dt, a, b, c, dy, make({2, 5, 4, 8}), d_dt, db, dc); }, {"dx is bf16[2, 5, 4, 8]"});
+  expect_error<InvalidArgument>([&] { mamba2_backward(x, dt, a, b, c, dy, dx, make({2, 5, 3}), db, dc); }, {"d_dt is bf16[2, 5, 3]"});
+  expect_error<InvalidArgument>([&] { mamba2_backward(x, dt, a, b, c, dy, dx, d_dt, db, make({2, 5, 2, 7})); }, {"dC is bf16[2, 5, 2, 7]"});
+}
+
 }  // namespace
 }  // namespace tw

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/mamba2/discretize.tile.hpp"
+#include "kernels/mamba2/gradients.tile.hpp"
 #include "kernels/mamba2/outputs.tile.hpp"
 #include "kernels/mamba2/step.tile.hpp"
 #include "kernels/rows.hpp"
@@ -152,6 +153,67 @@ struct UpdateKernel {
 };
 std::string type_of_update(const UpdateKernel& k);
 
+/// Calls f.operator()<R, C>() with a tile of rows for gradients, of which a thread holds four: half as large.
+template <class F>
+void with_gradient_rows(std::int64_t columns, F f) {
+  if (columns <= 64) return f.template operator()<32, 64>();
+  if (columns <= 128) return f.template operator()<16, 128>();
+  f.template operator()<8, 256>();
+}
+/// Steps of a run of InputGradients: its sums are less than 1 % of the bytes it reads.
+inline constexpr int kRun = 256;
+
+/// Tensors of the backward pass. [batch, head, time, dim] unless said otherwise.
+struct Gradients {
+  Tensor dy, du;                           ///< du: of o + D x
+  Tensor o, dz;                            ///< with z
+  Tensor dv, dx;                           ///< dv: of x dt
+  Tensor dg, products, d_dt;               ///< [batch, time, head]; f32, f32, dt's dtype
+  Tensor skip_sums, rate_sums, bias_sums;  ///< f32 [batch * runs, head, dim or 1]; [batch * tiles, head]
+};
+void bind_output_gradients(auto& bind, auto& p, const Call& call, const Gradients& g) {
+  bind(p.dy, g.dy);
+  bind(p.o, g.o);
+  bind(p.x, call.x);
+  bind(p.z, call.z);
+  bind(p.skip, or_null(call.skip));
+  bind(p.du, g.du);
+  bind(p.dz, g.dz);
+  fill_steps(p.steps, call);
+  p.heads = call.heads();
+}
+void bind_input_gradients(auto& bind, auto& p, const Call& call, const Discretized& d, const Gradients& g) {
+  bind(p.x, call.x);
+  bind(p.dv, g.dv);
+  bind(p.du, g.du);
+  bind(p.sizes, of_rows(d.sizes));
+  bind(p.skip, or_null(call.skip));
+  bind(p.dx, g.dx);
+  bind(p.products, of_rows(g.products));
+  if (given(g.skip_sums))
+    bind(p.skip_sums, g.skip_sums.transpose(0, 1));
+  else
+    bind(p.skip_sums, nullptr);
+  fill_steps(p.steps, call);
+  p.heads = call.heads();
+  p.run = kRun;
+  p.runs = tiles(call.length(), kRun);
+}
+void bind_size_gradients(auto& bind, auto& p, const Call& call, const Discretized& d, const Gradients& g) {
+  bind(p.dt, call.dt);
+  bind(p.rate, call.rate);
+  bind(p.bias, or_null(call.bias));
+  bind(p.g, d.g);
+  bind(p.dg, g.dg);
+  bind(p.products, g.products);
+  bind(p.d_dt, g.d_dt);
+  bind(p.rate_sums, g.rate_sums);
+  bind(p.bias_sums, g.bias_sums);
+  fill_steps(p.steps, call);
+  p.size = call.size;
+  p.tiles = tiles(call.length(), kSizeRows);
+}
+
 /// Step sizes and decays of all steps.
 Discretized run_discretize(const Call& call);
 /// x dt, [batch, time, head, dim].
@@ -159,6 +221,14 @@ Tensor run_scale(const Call& call, const Discretized& d);
 /// Adds D x to y [batch, head, time, dim] and gates it.
 void run_outputs(const Call& call, const Tensor& y);
 void run_update(const UpdateCall& call);
+/// du and dz.
+void run_output_gradients(const Call& call, const Gradients& g);
+/// dx, products and skip_sums.
+void run_input_gradients(const Call& call, const Discretized& d, const Gradients& g);
+/// d_dt, rate_sums and bias_sums.
+void run_size_gradients(const Call& call, const Discretized& d, const Gradients& g);
+/// total [head, column] = the sums of `sums` [run, head, column] over runs.
+void run_sum(const Call& call, const Tensor& sums, const Tensor& total);
 
 std::vector<KernelVariant> registered();
 inline constexpr ShapeKey kShape[] = {{"batch", "sequences", 1},   {"seqlen", "steps of a sequence"},

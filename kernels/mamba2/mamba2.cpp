@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <utility>
 
 #include "kernels/check.hpp"
 #include "kernels/mamba2/call.hpp"
 #include "kernels/rows.hpp"
+#include "kernels/workspace.hpp"
 #include "tilewave/linear_attention.hpp"
 
 namespace tw {
@@ -230,6 +232,94 @@ void mamba2_step(const Tensor& x, const Tensor& dt, const Tensor& a, const Tenso
                  {"state_indices", options.state_indices}});
   if (x.numel() == 0 || states.numel() == 0) return;
   run_update({call, states, by_head(y), indexed ? *options.state_indices : Tensor()});
+}
+
+void mamba2_backward(const Tensor& x, const Tensor& dt, const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& dy,
+                     const Tensor& dx, const Tensor& d_dt, const Tensor& db, const Tensor& dc, const Mamba2BackwardOptions& options) {
+  constexpr const char* op = "mamba2_backward";
+  const Mamba2BackwardOptions& o = options;
+  const Arguments arguments{op, x, dt, a, b, c};
+  Call call = check(arguments, o);
+  const NamedTensor initial{"initial_states", o.initial_states}, d_final{"d_final_states", o.d_final_states};
+  const NamedTensor d_initial{"d_initial_states", o.d_initial_states};
+  check_sequences(call, arguments, o, {initial, d_final, d_initial});
+  check_like(op, {"dy", &dy}, {"x", &x});
+  check_like(op, {"dx", &dx}, {"x", &x});
+  check_like(op, {"d_dt", &d_dt}, {"dt", &dt});
+  check_like(op, {"dB", &db}, {"B", &b});
+  check_like(op, {"dC", &dc}, {"C", &c});
+  const auto check_gradient = [&](NamedTensor gradient, NamedTensor of) {
+    if (gradient.tensor == nullptr) return;
+    require(of.tensor != nullptr, "{}: {} is {}, but {} is not given", op, gradient.name, *gradient.tensor, of.name);
+    check_like(op, gradient, of);
+  };
+  const NamedTensor da{"dA", o.da}, dd{"dD", o.dd}, dz{"dz", o.dz}, d_bias{"d_dt_bias", o.d_dt_bias};
+  check_gradient(da, {"A", &a});
+  check_gradient(dd, {"D", o.d});
+  check_gradient(dz, {"z", o.z});
+  check_gradient(d_bias, {"dt_bias", o.dt_bias});
+  require(o.z == nullptr || o.dz != nullptr, "{}: z is given, but dz is not; it must be given", op);
+  check_written(op, {{"dx", &dx}, {"d_dt", &d_dt}, {"dB", &db}, {"dC", &dc}, da, dd, dz, d_bias, d_initial},
+                {{"x", &x},
+                 {"dt", &dt},
+                 {"A", &a},
+                 {"B", &b},
+                 {"C", &c},
+                 {"dy", &dy},
+                 {"D", o.d},
+                 {"z", o.z},
+                 {"dt_bias", o.dt_bias},
+                 {"cu_seqlens", o.cu_seqlens},
+                 {"seq_idx", o.seq_idx},
+                 initial,
+                 d_final});
+  if (call.heads() == 0) return;
+  const auto room = [&](Shape shape, DType dtype) { return workspace(std::move(shape), dtype, call.stream); };
+  const Shape of_x = x.shape(), of_steps = dt.shape();
+  const std::int64_t runs = x.shape(0) * tiles(call.length(), kRun), size_tiles = x.shape(0) * tiles(call.length(), kSizeRows);
+  const bool of_dims = o.dd != nullptr && o.dd->rank() == 2;
+  Gradients g;
+  g.dy = g.du = by_head(dy);
+  g.dx = by_head(dx);
+  g.d_dt = d_dt;
+  if (o.dd != nullptr) g.skip_sums = room({runs, x.shape(2), of_dims ? x.shape(3) : 1}, DType::f32);
+  g.rate_sums = room({size_tiles, x.shape(2)}, DType::f32);
+  g.bias_sums = room({size_tiles, x.shape(2)}, DType::f32);
+  if (call.sequences > 0) {
+    const Discretized d = run_discretize(call);
+    const Tensor scaled = run_scale(call, d), dv = room(of_x, x.dtype());
+    if (given(call.z)) {
+      const Tensor scanned = room(of_x, x.dtype()), du = room(of_x, x.dtype());
+      run_scan(call, d, scaled, o.initial_states, nullptr, scanned);
+      g.o = by_head(scanned), g.du = by_head(du), g.dz = by_head(*o.dz);
+      run_output_gradients(call, g);
+    }
+    g.dv = by_head(dv);
+    g.dg = room(of_steps, DType::f32);
+    g.products = room(of_steps, DType::f32);
+    const Transposed from(o.initial_states), d_to(o.d_final_states), d_from(o.d_initial_states);
+    linear_attention_backward(c, b, scaled, by_head(g.du), dc, db, dv,
+                              {.scale = 1.0f,
+                               .g = &d.g,
+                               .initial_state = from.pointer(),
+                               .cu_seqlens = or_null(call.cu_seqlens),
+                               .d_final_state = d_to.pointer(),
+                               .dg = &g.dg,
+                               .d_initial_state = d_from.pointer(),
+                               .stream = call.stream,
+                               .config = call.config});
+    run_input_gradients(call, d, g);
+    run_size_gradients(call, d, g);
+  }
+  // Without steps there are no runs, and the sums are 0.
+  const auto of_heads = [](const Tensor& sums) { return sums.reshape({sums.shape(0), 1, sums.shape(1)}); };
+  if (o.da != nullptr) run_sum(call, of_heads(g.rate_sums), as_row(*o.da));
+  if (o.d_dt_bias != nullptr) run_sum(call, of_heads(g.bias_sums), as_row(*o.d_dt_bias));
+  if (o.dd == nullptr) return;
+  if (of_dims)
+    run_sum(call, g.skip_sums, *o.dd);
+  else
+    run_sum(call, of_heads(g.skip_sums.reshape({runs, x.shape(2)})), as_row(*o.dd));
 }
 
 }  // namespace tw

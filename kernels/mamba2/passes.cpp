@@ -47,6 +47,33 @@ void run_outputs(const Call& call, const Tensor& y) {
   });
 }
 
+void run_output_gradients(const Call& call, const Gradients& g) {
+  with_gradient_rows(call.dim(), [&]<int R, int C>() {
+    launch_rows<OutputGradients, R, C>(call, call.x.dtype(), rows_grid(call, R),
+                                       [&](auto& bind, auto& p) { bind_output_gradients(bind, p, call, g); });
+  });
+}
+
+void run_input_gradients(const Call& call, const Discretized& d, const Gradients& g) {
+  with_gradient_rows(call.dim(), [&]<int R, int C>() {
+    launch_rows<InputGradients, R, C>(call, call.x.dtype(), rows_grid(call, kRun),
+                                      [&](auto& bind, auto& p) { bind_input_gradients(bind, p, call, d, g); });
+  });
+}
+
+void run_size_gradients(const Call& call, const Discretized& d, const Gradients& g) {
+  launch_rows<SizeGradients, kSizeRows, kSizeHeads>(call, call.dt.dtype(), sizes_grid(call),
+                                                    [&](auto& bind, auto& p) { bind_size_gradients(bind, p, call, d, g); });
+}
+
+void run_sum(const Call& call, const Tensor& sums, const Tensor& total) {
+  const std::int64_t heads = total.shape(0), columns = total.shape(1);
+  launch<SumOfRuns>(call.stream, {1, tiles(columns, SumOfRuns::tile_cols), static_cast<int>(heads)}, [&](auto& bind, auto& p) {
+    bind(p.sums, sums.transpose(0, 1));
+    bind(p.total, Tensor::borrow(total.data(), {heads, 1, columns}, DType::f32, total.device(), {total.stride(0), 0, total.stride(1)}));
+  });
+}
+
 std::string type_of_update(const UpdateKernel& k) {
   return tw::format("tw::kernels::mamba2::Update<{}, {}, {}, {}, {}>", element_name(k.x), element_name(k.dt), element_name(k.states),
                     update_rows(k.columns), k.columns);

@@ -104,7 +104,7 @@ inline PlainResult plain_mamba2(const PlainHead& h) {
     }
     if (decay > 0) d_size += h.rate * d_g;
     r.d_rate += h.size(t) * d_g;
-    r.d_dt[t] = d_size * h.size_derivative(t);
+    r.d_dt[t] = h.size_derivative(t) == 0 ? 0 : d_size * h.size_derivative(t);
     r.d_bias += r.d_dt[t];
   }
   r.d_initial = d_state;
