@@ -19,6 +19,7 @@
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/linear_attention.hpp"
+#include "tilewave/mamba2.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
@@ -941,6 +942,82 @@ tw_status tw_linear_attention_backward(const tw_tensor* q, const tw_tensor* k, c
                                    .dg = dg.get(),
                                    .d_initial_state = d_initial.get(),
                                    .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+namespace {
+
+/// What the options of all functions of Mamba-2 begin with. Lives until the call ends.
+template <class Options>
+class Mamba2Arguments {
+ public:
+  Mamba2Arguments(const auto& given, const tw::Stream& stream) : d_("d", given.d), z_("z", given.z), dt_bias_("dt_bias", given.dt_bias) {
+    options.d = d_.get();
+    options.z = z_.get();
+    options.dt_bias = dt_bias_.get();
+    options.dt_softplus = given.dt_softplus != 0;
+    if (given.has_dt_limit != 0) options.dt_min = given.dt_min, options.dt_max = given.dt_max;
+    options.stream = stream;
+  }
+  Options options;
+
+ private:
+  Given d_, z_, dt_bias_;
+};
+
+}  // namespace
+
+tw_status tw_mamba2(const tw_tensor* x, const tw_tensor* dt, const tw_tensor* a, const tw_tensor* b, const tw_tensor* c, const tw_tensor* y,
+                    const tw_mamba2_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    const auto given = tw::c_api::known("options", options);
+    Mamba2Arguments<tw::Mamba2Options> arguments(given, stream_of(out, cuda_stream));
+    const Given initial("initial_states", given.initial_states), final("final_states", given.final_states),
+        cu_seqlens("cu_seqlens", given.cu_seqlens), seq_idx("seq_idx", given.seq_idx);
+    arguments.options.initial_states = initial.get();
+    arguments.options.final_states = final.get();
+    arguments.options.cu_seqlens = cu_seqlens.get();
+    arguments.options.seq_idx = seq_idx.get();
+    tw::mamba2(borrow("x", x), borrow("dt", dt), borrow("a", a), borrow("b", b), borrow("c", c), out, arguments.options);
+  });
+}
+
+tw_status tw_mamba2_step(const tw_tensor* x, const tw_tensor* dt, const tw_tensor* a, const tw_tensor* b, const tw_tensor* c,
+                         const tw_tensor* states, const tw_tensor* y, const tw_mamba2_step_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    const auto given = tw::c_api::known("options", options);
+    Mamba2Arguments<tw::Mamba2StepOptions> arguments(given, stream_of(out, cuda_stream));
+    const Given indices("state_indices", given.state_indices);
+    arguments.options.state_indices = indices.get();
+    tw::mamba2_step(borrow("x", x), borrow("dt", dt), borrow("a", a), borrow("b", b), borrow("c", c), borrow("states", states), out,
+                    arguments.options);
+  });
+}
+
+tw_status tw_mamba2_backward(const tw_tensor* x, const tw_tensor* dt, const tw_tensor* a, const tw_tensor* b, const tw_tensor* c,
+                             const tw_tensor* dy, const tw_tensor* dx, const tw_tensor* d_dt, const tw_tensor* db, const tw_tensor* dc,
+                             const tw_mamba2_backward_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("dx", dx);
+    const auto given = tw::c_api::known("options", options);
+    Mamba2Arguments<tw::Mamba2BackwardOptions> arguments(given, stream_of(out, cuda_stream));
+    const Given initial("initial_states", given.initial_states), cu_seqlens("cu_seqlens", given.cu_seqlens),
+        seq_idx("seq_idx", given.seq_idx), d_final("d_final_states", given.d_final_states), da("da", given.da), dd("dd", given.dd),
+        dz("dz", given.dz), d_dt_bias("d_dt_bias", given.d_dt_bias), d_initial("d_initial_states", given.d_initial_states);
+    tw::Mamba2BackwardOptions& chosen = arguments.options;
+    chosen.initial_states = initial.get();
+    chosen.cu_seqlens = cu_seqlens.get();
+    chosen.seq_idx = seq_idx.get();
+    chosen.d_final_states = d_final.get();
+    chosen.da = da.get();
+    chosen.dd = dd.get();
+    chosen.dz = dz.get();
+    chosen.d_dt_bias = d_dt_bias.get();
+    chosen.d_initial_states = d_initial.get();
+    tw::mamba2_backward(borrow("x", x), borrow("dt", dt), borrow("a", a), borrow("b", b), borrow("c", c), borrow("dy", dy), out,
+                        borrow("d_dt", d_dt), borrow("db", db), borrow("dc", dc), chosen);
   });
 }
 

@@ -25,6 +25,7 @@
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/linear_attention.hpp"
+#include "tilewave/mamba2.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
@@ -285,6 +286,91 @@ TEST(CInterface, LinearAttention) {
       });
   EXPECT_TRUE(same_bits(dk, of_k) && same_bits(dv, of_v) && same_bits(dg, of_g) && same_bits(d_initial, of_initial));
   expect_refused(tw_linear_attention(InC(q), InC(k), InC(q), InC(v), nullptr, nullptr), "o is bf16[2, 9, 4, 16]");
+}
+
+TEST(CInterface, Mamba2) {
+  const Tensor x = Tensor::random({2, 9, 4, 8}, DType::bf16, 1), dt = Tensor::random({2, 9, 4}, DType::bf16, 2),
+               b = Tensor::random({2, 9, 2, 16}, DType::bf16, 3), c = Tensor::random({2, 9, 2, 16}, DType::bf16, 4),
+               z = Tensor::random(x.shape(), DType::bf16, 5);
+  const Tensor a = Tensor::from<float>(std::vector<float>{-1, -0.5f, 0, -20}, {4}), d = Tensor::random({4, 8}, DType::f32, 6),
+               bias = Tensor::random({4}, DType::f32, 7), state = Tensor::random({2, 4, 8, 16}, DType::f32, 8),
+               last = poisoned(state.shape(), DType::f32), expected = poisoned(state.shape(), DType::f32);
+  const InC d_in_c(d), z_in_c(z), bias_in_c(bias), state_in_c(state), last_in_c(last);
+  tw_mamba2_options options = {};
+  options.struct_size = sizeof options;
+  options.d = d_in_c;
+  options.z = z_in_c;
+  options.dt_bias = bias_in_c;
+  options.dt_softplus = 1;
+  options.initial_states = state_in_c;
+  options.final_states = last_in_c;
+  expect_same(
+      x.shape(), DType::bf16,
+      [&](const Tensor& y) { return tw_mamba2(InC(x), InC(dt), InC(a), InC(b), InC(c), InC(y), &options, nullptr); },
+      [&](const Tensor& y) {
+        mamba2(x, dt, a, b, c, y,
+               {.d = &d, .z = &z, .dt_bias = &bias, .dt_softplus = true, .initial_states = &state, .final_states = &expected});
+      });
+  EXPECT_TRUE(same_bits(last, expected));
+  tw_mamba2_step_options step = {};
+  step.struct_size = sizeof step;
+  step.has_dt_limit = 1;
+  step.dt_min = 0.25f;
+  step.dt_max = 0.5f;
+  const Tensor indices = Tensor::from<std::int32_t>(std::vector<std::int32_t>{1, 0}, {2});
+  const InC indices_in_c(indices);
+  step.state_indices = indices_in_c;
+  expect_same(
+      x.shape(), DType::bf16,
+      [&](const Tensor& y) { return tw_mamba2_step(InC(x), InC(dt), InC(a), InC(b), InC(c), last_in_c, InC(y), &step, nullptr); },
+      [&](const Tensor& y) { mamba2_step(x, dt, a, b, c, expected, y, {.dt_min = 0.25f, .dt_max = 0.5f, .state_indices = &indices}); });
+  EXPECT_TRUE(same_bits(last, expected));
+
+  const Tensor dy = Tensor::random(x.shape(), DType::bf16, 9);
+  const auto outputs = [&] {
+    return std::vector<Tensor>{poisoned(dt.shape(), DType::bf16),  poisoned(b.shape(), DType::bf16),   poisoned(c.shape(), DType::bf16),
+                               poisoned(a.shape(), DType::f32),    poisoned(d.shape(), DType::f32),    poisoned(z.shape(), DType::bf16),
+                               poisoned(bias.shape(), DType::f32), poisoned(state.shape(), DType::f32)};
+  };
+  const std::vector<Tensor> got = outputs(), wanted = outputs();
+  const InC d_dt(got[0]), db(got[1]), dc(got[2]), da(got[3]), dd(got[4]), dz(got[5]), d_bias(got[6]), d_initial(got[7]);
+  const Tensor numbers = Tensor::zeros({2, 9}, DType::i32);
+  const InC numbers_in_c(numbers);
+  tw_mamba2_backward_options backward = {};
+  backward.struct_size = sizeof backward;
+  backward.d = d_in_c;
+  backward.z = z_in_c;
+  backward.dt_bias = bias_in_c;
+  backward.dt_softplus = 1;
+  backward.initial_states = backward.d_final_states = state_in_c;
+  backward.seq_idx = numbers_in_c;
+  backward.da = da;
+  backward.dd = dd;
+  backward.dz = dz;
+  backward.d_dt_bias = d_bias;
+  backward.d_initial_states = d_initial;
+  expect_same(
+      x.shape(), DType::bf16,
+      [&](const Tensor& dx) {
+        return tw_mamba2_backward(InC(x), InC(dt), InC(a), InC(b), InC(c), InC(dy), InC(dx), d_dt, db, dc, &backward, nullptr);
+      },
+      [&](const Tensor& dx) {
+        mamba2_backward(x, dt, a, b, c, dy, dx, wanted[0], wanted[1], wanted[2],
+                        {.d = &d,
+                         .z = &z,
+                         .dt_bias = &bias,
+                         .dt_softplus = true,
+                         .initial_states = &state,
+                         .seq_idx = &numbers,
+                         .d_final_states = &state,
+                         .da = &wanted[3],
+                         .dd = &wanted[4],
+                         .dz = &wanted[5],
+                         .d_dt_bias = &wanted[6],
+                         .d_initial_states = &wanted[7]});
+      });
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(same_bits(got[i], wanted[i])) << i;
+  expect_refused(tw_mamba2(InC(x), InC(dt), InC(a), InC(b), InC(x), InC(x), nullptr, nullptr), "C is bf16[2, 9, 4, 8]");
 }
 
 TEST(CInterface, BlockSparseProducts) {

@@ -472,6 +472,52 @@ tw_status tw_linear_attention_backward(const tw_tensor* q, const tw_tensor* k, c
                                        const tw_tensor* dq, const tw_tensor* dk, const tw_tensor* dv,
                                        const tw_linear_attention_backward_options* options, void* cuda_stream);
 
+/* tilewave/mamba2.hpp. x, y: [batch, seqlen, heads, headdim]; dt: [batch, seqlen, heads]; a: f32 [heads]; b, c: [batch, seqlen, groups,
+ * dstate]; states: f32 [sequences, heads, headdim, dstate]. */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor *d, *z, *dt_bias; /* f32 [heads] or [heads, headdim]; x's shape; f32 [heads] */
+  int32_t dt_softplus;
+  int32_t has_dt_limit; /* 1: dt_min and dt_max instead of 0 and infinity */
+  float dt_min, dt_max;
+  const tw_tensor* initial_states;
+  const tw_tensor* final_states; /* output */
+  const tw_tensor* cu_seqlens;   /* i32 [sequences + 1]: the batch is 1 and holds packed sequences */
+  const tw_tensor* seq_idx;      /* i32 [batch, seqlen]: where it changes, a state of 0 */
+} tw_mamba2_options;
+
+tw_status tw_mamba2(const tw_tensor* x, const tw_tensor* dt, const tw_tensor* a, const tw_tensor* b, const tw_tensor* c, const tw_tensor* y,
+                    const tw_mamba2_options* options, void* cuda_stream);
+
+typedef struct {
+  size_t struct_size;
+  const tw_tensor *d, *z, *dt_bias;
+  int32_t dt_softplus;
+  int32_t has_dt_limit;
+  float dt_min, dt_max;
+  const tw_tensor* state_indices; /* i32 [batch]: sequence n has the state of this index; null: n */
+} tw_mamba2_step_options;
+
+/* The same for few steps, in f32 arithmetic; states, of f32 or x's type, are read and replaced. */
+tw_status tw_mamba2_step(const tw_tensor* x, const tw_tensor* dt, const tw_tensor* a, const tw_tensor* b, const tw_tensor* c,
+                         const tw_tensor* states, const tw_tensor* y, const tw_mamba2_step_options* options, void* cuda_stream);
+
+typedef struct {
+  size_t struct_size;
+  const tw_tensor *d, *z, *dt_bias;
+  int32_t dt_softplus;
+  int32_t has_dt_limit;
+  float dt_min, dt_max;
+  const tw_tensor *initial_states, *cu_seqlens, *seq_idx;
+  const tw_tensor* d_final_states;                              /* gradient of the final states; null: 0 */
+  const tw_tensor *da, *dd, *dz, *d_dt_bias, *d_initial_states; /* outputs; each may be null, but not dz if z is given */
+} tw_mamba2_backward_options;
+
+/* Gradients of tw_mamba2: dx, d_dt, db and dc have the shapes and types of x, dt, b and c, and dy is the gradient of y. */
+tw_status tw_mamba2_backward(const tw_tensor* x, const tw_tensor* dt, const tw_tensor* a, const tw_tensor* b, const tw_tensor* c,
+                             const tw_tensor* dy, const tw_tensor* dx, const tw_tensor* d_dt, const tw_tensor* db, const tw_tensor* dc,
+                             const tw_mamba2_backward_options* options, void* cuda_stream);
+
 /* tw::CacheOptions. */
 typedef struct {
   size_t struct_size;

@@ -1149,3 +1149,100 @@ def test_read_only_and_odd_strides(random):
 
 def test_errors_are_what_they_say():
     assert issubclass(tilewave.DeviceError, RuntimeError) and issubclass(tilewave.CompileError, RuntimeError)
+
+
+def selective_scan(x, dt, A, B, C, D, z, states):
+    """Mamba-2, step by step in double, with step sizes as they are used: (y, states). B and C have a head for each of x."""
+    y = np.empty(x.shape)
+    for t in range(x.shape[1]):
+        states = np.exp(dt[:, t] * A)[:, :, None, None] * states + (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None, :]
+        y[:, t] = np.einsum("bhpn,bhn->bhp", states, C[:, t]) + D * x[:, t]
+    return y * z / (1 + np.exp(-z)), states
+
+
+def mamba2_operands(random, dtype=np.float32, seqlen=70):
+    x, z = normal(random, 2, seqlen, 4, 8, dtype=dtype), normal(random, 2, seqlen, 4, 8, dtype=dtype)
+    B, C = (normal(random, 2, seqlen, 2, 16) / 4).astype(dtype), normal(random, 2, seqlen, 2, 16, dtype=dtype)
+    A, D = np.array([-0.5, -1, 0, -20], np.float32), normal(random, 4, 8)
+    return x, normal(random, 2, seqlen, 4, dtype=dtype) - dtype(1), A, B, C, D, z, normal(random, 4), normal(random, 2, 4, 8, 16)
+
+
+def step_sizes(dt, bias, limit=(0, np.inf)):
+    return np.clip(np.logaddexp(0, exact(dt) + exact(bias)), *limit)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_mamba2(random, dtype):
+    x, dt, A, B, C, D, z, bias, initial = mamba2_operands(random, dtype)
+    wide = [np.repeat(exact(array), 2, axis=2) for array in (B, C)]
+
+    def wanted(sizes, states, steps=slice(None), batch=slice(None)):
+        inputs = [array[batch, steps] for array in (exact(x), sizes, *wide, exact(z))]
+        return selective_scan(*inputs[:2], exact(A), *inputs[2:4], exact(D), inputs[4], exact(states))
+
+    def check(got, expected):
+        tolerance = 1e-5 if dtype == np.float32 else 4e-3
+        for a, b in zip(got, expected):
+            np.testing.assert_allclose(exact(a), b, rtol=0, atol=tolerance * max(np.abs(b).max(), 1))
+
+    given = {"D": D, "z": z, "dt_bias": bias, "dt_softplus": True}
+    got = ops.mamba2(x, dt, A, B, C, **given, initial_states=initial, return_final_states=True)
+    check(got, wanted(step_sizes(dt, bias), initial))
+    out = np.full_like(x, np.nan)
+    assert ops.mamba2(x, dt, A, B, C, **given, dt_limit=(0.1, 0.4), out=out) is out
+    check((out,), wanted(step_sizes(dt, bias, (0.1, 0.4)), np.zeros_like(initial)))
+
+    stepped = initial.copy()
+    first = ops.mamba2_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], stepped, **{**given, "z": z[:, 0]})
+    rest = ops.mamba2_step(*(array[:, 1:3] for array in (x, dt)), A, B[:, 1:3], C[:, 1:3], stepped, **{**given, "z": z[:, 1:3]})
+    check((np.concatenate([first[:, None], rest], 1), stepped), wanted(step_sizes(dt, bias), initial, slice(3)))
+    pool = np.stack([np.full_like(initial[0], 7), initial[1], initial[0]])
+    y = ops.mamba2_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], pool, **{**given, "z": z[:, 0]}, state_indices=np.array([2, -1], np.int32))
+    check((y[:1, None], pool[2:]), wanted(step_sizes(dt, bias), initial[:1], slice(1), slice(1)))
+    assert (y[1] == 0).all() and (pool[:2] == np.stack([np.full_like(initial[0], 7), initial[1]])).all()
+
+    packed = [array[:1] for array in (x, dt)] + [A] + [array[:1] for array in (B, C)]
+    y, states = ops.mamba2(
+        *packed, **{**given, "z": z[:1]}, cu_seqlens=np.array([0, 3, 70], np.int32), initial_states=initial, return_final_states=True
+    )
+    numbered = ops.mamba2(*packed, **{**given, "z": z[:1]}, seq_idx=np.repeat(np.array([[4, 1]], np.int32), [3, 67], axis=1))
+    for n, steps in enumerate((slice(3), slice(3, 70))):
+        check((y[:, steps], states[n : n + 1]), wanted(step_sizes(dt, bias), initial[n : n + 1], steps, slice(1)))
+        check((numbered[:, steps],), wanted(step_sizes(dt, bias), np.zeros_like(initial[:1]), steps, slice(1)))
+
+
+def test_mamba2_backward(random):
+    x, dt, A, B, C, D, z, bias, initial = mamba2_operands(random, seqlen=9)
+    dy, d_states = normal(random, *x.shape), normal(random, *initial.shape)
+    given = {"D": D, "z": z, "dt_bias": bias, "initial_states": initial}
+    gradients = ops.mamba2_backward(x, dt, A, B, C, dy, **given, dt_softplus=True, d_final_states=d_states)
+    inputs = [exact(array) for array in (x, dt, A, B, C, D, z, bias, initial)]
+
+    def loss():
+        wide = [np.repeat(array, 2, axis=2) for array in inputs[3:5]]
+        y, states = selective_scan(inputs[0], step_sizes(inputs[1], inputs[7]), inputs[2], *wide, *inputs[5:7], inputs[8])
+        return (y * exact(dy)).sum() + (states * exact(d_states)).sum()
+
+    for name, got, array in zip(("dx", "d_dt", "dA", "dB", "dC", "dD", "dz", "d_dt_bias", "d_initial_states"), gradients, inputs):
+        assert got.shape == array.shape and got.dtype == np.float32
+        places = random.permutation(array.size)[:30]
+        wanted = finite_differences(loss, array, places)
+        np.testing.assert_allclose(got.reshape(-1)[places], wanted, rtol=0, atol=2e-5 * max(np.abs(wanted).max(), 1), err_msg=name)
+    assert ops.mamba2_backward(x, dt, A, B, C, dy)[5:] == (None,) * 4
+    packed = ops.mamba2_backward(*(array[:1] for array in (x, dt)), A, B[:1], C[:1], dy[:1], cu_seqlens=np.array([0, 5], np.int32))
+    for gradient in (packed[0], packed[1], packed[3], packed[4]):
+        assert (gradient[:, :5] != 0).any() and (gradient[:, 5:] == 0).all()
+
+
+def test_mamba2_refuses(random):
+    x, dt, A, B, C, D, z, bias, initial = mamba2_operands(random, seqlen=5)
+    for part, call in (
+        (r"dt is f32\[2, 5\].*it must be \[2, 5, 4\]", lambda: ops.mamba2(x, dt[..., 0], A, B, C)),
+        (r"A is f32\[3\].*it must be f32\[4\]", lambda: ops.mamba2(x, dt, A[:3], B, C)),
+        (r"D is f32\[8\].*it must be f32\[4\] or f32\[4, 8\]", lambda: ops.mamba2(x, dt, A, B, C, D=D[0])),
+        (r"dt_max is 1.*at least dt_min, 2", lambda: ops.mamba2(x, dt, A, B, C, dt_limit=(2, 1))),
+        (r"states is f32\[2, 4, 16, 8\]", lambda: ops.mamba2_step(x, dt, A, B, C, initial.swapaxes(2, 3))),
+        (r"dy is f32\[2, 5, 4, 4\]", lambda: ops.mamba2_backward(x, dt, A, B, C, x[..., :4])),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=part):
+            call()

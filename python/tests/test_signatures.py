@@ -1,5 +1,5 @@
-"""FlashAttention's, FlashMLA's and flash-linear-attention's functions keep their names, order of arguments and defaults: calls written for them mean
-the same here. Needs no PyTorch."""
+"""FlashAttention's, FlashMLA's, flash-linear-attention's and mamba_ssm's functions keep their names, order of arguments and defaults: calls
+written for them mean the same here. Needs no PyTorch."""
 
 import inspect
 import re
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tilewave import fla, flash_attn, flash_attn_interface, flash_mla
+from tilewave import fla, flash_attn, flash_attn_interface, flash_mla, mamba_ssm
 from tilewave.flash_attn import bert_padding
 from tilewave.flash_attn.layers import rotary
 
@@ -91,6 +91,13 @@ fused_recurrent_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_st
     state_v_first=False, cu_seqlens=None)
 """
 
+# mamba_ssm/ops/triton of mamba_ssm 2.2.
+MAMBA_SSM = """
+mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, cu_seqlens=None,
+    dt_softplus=False, dt_limit=(0.0, inf), return_final_states=False, return_varlen_states=False)
+selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None)
+"""
+
 MODULES = {
     fla: FLASH_LINEAR_ATTENTION,
     flash_attn: FLASH_ATTN_2,
@@ -99,6 +106,7 @@ MODULES = {
     rotary: ROTARY,
     flash_attn_interface: FLASH_ATTN_3,
     flash_mla: FLASH_MLA,
+    mamba_ssm: MAMBA_SSM,
 }
 
 

@@ -151,6 +151,32 @@ class LinearAttentionBackwardOptions(Options):
     ]
 
 
+_MAMBA2 = [
+    ("struct_size", ctypes.c_size_t),
+    *((name, _TENSOR) for name in ("d", "z", "dt_bias")),
+    ("dt_softplus", ctypes.c_int32),
+    ("has_dt_limit", ctypes.c_int32),
+    ("dt_min", ctypes.c_float),
+    ("dt_max", ctypes.c_float),
+]
+
+
+class Mamba2Options(Options):
+    _fields_ = [*_MAMBA2, *((name, _TENSOR) for name in ("initial_states", "final_states", "cu_seqlens", "seq_idx"))]
+
+
+class Mamba2StepOptions(Options):
+    _fields_ = [*_MAMBA2, ("state_indices", _TENSOR)]
+
+
+class Mamba2BackwardOptions(Options):
+    _fields_ = [
+        *_MAMBA2,
+        *((name, _TENSOR) for name in ("initial_states", "cu_seqlens", "seq_idx", "d_final_states")),
+        *((name, _TENSOR) for name in ("da", "dd", "dz", "d_dt_bias", "d_initial_states")),
+    ]
+
+
 class GemmOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -370,6 +396,9 @@ _FUNCTIONS = {
     "tw_linear_attention": [_TENSOR] * 4 + [_OPTIONS],
     "tw_linear_attention_step": [_TENSOR] * 5 + [_OPTIONS],
     "tw_linear_attention_backward": [_TENSOR] * 7 + [_OPTIONS],
+    "tw_mamba2": [_TENSOR] * 6 + [_OPTIONS],
+    "tw_mamba2_step": [_TENSOR] * 7 + [_OPTIONS],
+    "tw_mamba2_backward": [_TENSOR] * 10 + [_OPTIONS],
 }
 
 

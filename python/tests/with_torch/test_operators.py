@@ -139,6 +139,24 @@ def cases():
         lambda a, b, c, d, g, s: ops.linear_attention_backward(a, b, c, d, g=g, initial_state=s, d_state=s),
         (*recurrent, half(2, 5, 4, 16), gates, states),
     )
+    selective = half(2, 5, 4, 8), half(2, 5, 4), -torch.rand(4), half(2, 5, 2, 16), half(2, 5, 2, 16)
+    skip, gate, bias, of_scan = normal(4, 8), half(2, 5, 4, 8), normal(4), normal(2, 4, 8, 16)
+    yield (
+        "mamba2",
+        lambda *a: ops.mamba2(*a[:5], D=a[5], z=a[6], dt_bias=a[7], dt_softplus=True, initial_states=a[8], return_final_states=True),
+        (*selective, skip, gate, bias, of_scan),
+    )
+    yield "mamba2-plain", lambda *a: ops.mamba2(*a, dt_limit=(0.1, 1.0)), selective
+    yield (
+        "mamba2_step",
+        lambda *a: (ops.mamba2_step(*a[:6], D=a[6], z=a[7], dt_softplus=True), a[5]),
+        (*selective, of_scan, skip, gate),
+    )
+    yield (
+        "mamba2_backward",
+        lambda *a: ops.mamba2_backward(*a[:6], D=a[6], z=a[7], dt_bias=a[8], initial_states=a[9], d_final_states=a[9]),
+        (*selective, half(2, 5, 4, 8), skip, gate, bias, of_scan),
+    )
     yield "moe_dispatch_fp8", lambda a, p: ops.moe_dispatch_fp8(a, p), (normal(3, 256), places)
     yield "cast_fp8_swiglu", lambda a, b: ops.cast_fp8_swiglu(a, b), (normal(3, 300), normal(3, 300))
     yield "cast_fp8", lambda a: ops.cast_fp8(a, powers_of_two=True), (normal(3, 300),)

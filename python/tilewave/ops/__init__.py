@@ -10,6 +10,7 @@ from .attention import attention, attention_backward, attention_decode, attentio
 from .bitnet import bit_linear, convert_bitnet, quantize_activations, quantize_ternary, ternary_gemm, unpack_ternary
 from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swiglu, swiglu_interleaved, transpose
 from .linear_attention import linear_attention, linear_attention_backward, linear_attention_step
+from .mamba2 import mamba2, mamba2_backward, mamba2_step
 from .mla import mla_append, mla_decode, mla_sparse
 from .moe import fused_moe, moe_combine, moe_dispatch, moe_dispatch_fp8, moe_experts, moe_permutation, moe_route
 from .products import (
@@ -80,6 +81,9 @@ __all__ = [
     "linear_attention",
     "linear_attention_backward",
     "linear_attention_step",
+    "mamba2",
+    "mamba2_backward",
+    "mamba2_step",
     "mla_append",
     "mla_decode",
     "mla_sparse",

@@ -1,0 +1,145 @@
+"""Mamba-2 under autograd, and mamba_ssm's functions, against the recurrence in PyTorch's own operations."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tilewave import mamba_ssm, ops
+
+
+def recurrence(x, dt, A, B, C, D=None, z=None, dt_bias=None, states=None, begins=()):
+    """(y, states), with softplus. D is [nheads, headdim]; a step in `begins` begins with a state of 0."""
+    shared = x.shape[2] // B.shape[2]
+    B, C = (array.repeat_interleave(shared, 2) for array in (B, C))
+    dt = F.softplus(dt if dt_bias is None else dt + dt_bias)
+    states = x.new_zeros(x.shape[0], *x.shape[2:], B.shape[3]) if states is None else states
+    y = []
+    for t in range(x.shape[1]):
+        states = states * (0 if t in begins else torch.exp(dt[:, t] * A)[..., None, None])
+        states = states + (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None, :]
+        y.append((states * C[:, t, :, None, :]).sum(-1) + (0 if D is None else D * x[:, t]))
+    y = torch.stack(y, 1)
+    return y if z is None else y * F.silu(z), states
+
+
+def operands(dtype=torch.float32, steps=70):
+    torch.manual_seed(0)
+    x, z = torch.randn(2, steps, 4, 8), torch.randn(2, steps, 4, 8)
+    B, C = torch.randn(2, steps, 2, 16) / 4, torch.randn(2, steps, 2, 16)
+    of_dtype = [array.to(dtype) for array in (x, torch.randn(2, steps, 4) - 1, B, C, z)]
+    return *of_dtype[:2], -torch.rand(4) * 2, *of_dtype[2:4], torch.randn(4, 8), of_dtype[4], torch.randn(4), torch.randn(2, 4, 8, 16)
+
+
+def doubled(arrays):
+    return [array.detach().double() for array in arrays]
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_gradients(per_head):
+    inputs = list(operands())
+    if per_head:
+        inputs[5] = inputs[5][:, 0].clone()
+    weights = torch.randn(2, 70, 4, 8), torch.randn(2, 4, 8, 16)
+
+    def run(function, arrays):
+        arrays = [array.requires_grad_() for array in arrays]
+        results = function(*arrays)
+        return results, torch.autograd.grad(sum((result * weight).sum() for result, weight in zip(results, weights)), arrays)
+
+    def ours(x, dt, A, B, C, D, z, dt_bias, states):
+        given = {"D": D, "z": z, "dt_bias": dt_bias, "dt_softplus": True, "initial_states": states}
+        return ops.mamba2(x, dt, A, B, C, **given, return_final_states=True)
+
+    def exact(x, dt, A, B, C, D, z, dt_bias, states):
+        return recurrence(x, dt, A, B, C, D[:, None] if per_head else D, z, dt_bias, states)
+
+    wanted, of_exact = run(exact, doubled(inputs))
+    got, of_ours = run(ours, inputs)
+    for a, b in zip(got, wanted):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+    for a, b in zip(of_ours, of_exact):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-3)
+
+
+def test_gradients_of_few_inputs():
+    x, dt, A, B, C, *_ = operands(torch.bfloat16)
+    arrays = [array.requires_grad_() for array in (x, dt, A, B, C)]
+    y = ops.mamba2(*arrays, dt_softplus=True)
+    exact = [array.requires_grad_() for array in doubled(arrays)]
+    wanted = recurrence(*exact)[0]
+    for a, b, of in zip(
+        torch.autograd.grad(y.float().square().sum(), arrays), torch.autograd.grad(wanted.square().sum(), exact), arrays
+    ):
+        assert a.dtype == of.dtype
+        assert (a.double() - b).norm() <= 2e-2 * b.norm()
+
+
+def test_mamba_chunk_scan_combined():
+    x, dt, A, B, C, D, z, dt_bias, states = operands()
+    exact = recurrence(*doubled((x, dt, A, B, C, D, z, dt_bias, states)))
+    given = {"z": z, "dt_bias": dt_bias, "dt_softplus": True}
+    got = mamba_ssm.mamba_chunk_scan_combined(x, dt, A, B, C, 256, D, initial_states=states, return_final_states=True, **given)
+    for a, b in zip(got, exact):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+
+    half = [array.bfloat16() for array in (x, dt, B, C)]
+    y = mamba_ssm.mamba_chunk_scan_combined(half[0], half[1], A, half[2], half[3], 64, D.bfloat16(), **given)
+    wanted = recurrence(*doubled((half[0], half[1], A, half[2], half[3], D.bfloat16(), z.bfloat16(), dt_bias)))[0]
+    assert y.dtype == torch.bfloat16
+    assert (y.double() - wanted).norm() <= 1e-2 * wanted.norm()
+
+    one = [array[:1] for array in (x, dt, B, C)]
+    seq_idx = torch.tensor([[0] * 20 + [1] * 50])
+    packed = {"D": D, "z": z[:1], "dt_bias": dt_bias, "dt_softplus": True}
+    exact = recurrence(*doubled((one[0], one[1], A, one[2], one[3], D, z[:1], dt_bias)), begins=(20,))
+    first = recurrence(*doubled((one[0][:, :20], one[1][:, :20], A, one[2][:, :20], one[3][:, :20], D, z[:1, :20], dt_bias)))[1]
+    y = mamba_ssm.mamba_chunk_scan_combined(one[0], one[1], A, one[2], one[3], 64, seq_idx=seq_idx, **packed)
+    torch.testing.assert_close(y.double(), exact[0], rtol=1e-4, atol=1e-4)
+    cu = {"cu_seqlens": torch.tensor([0, 20, 70]), "return_varlen_states": True}
+    y, final, each = mamba_ssm.mamba_chunk_scan_combined(
+        one[0], one[1], A, one[2], one[3], 64, seq_idx=seq_idx, return_final_states=True, **packed, **cu
+    )
+    torch.testing.assert_close(y.double(), exact[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(final.double(), exact[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(each.double(), torch.cat([first, exact[1]]), rtol=1e-4, atol=1e-4)
+    assert len(mamba_ssm.mamba_chunk_scan_combined(one[0], one[1], A, one[2], one[3], 64, **packed, **cu)) == 2
+    with pytest.raises(ValueError, match="cu_seqlens is None"):
+        mamba_ssm.mamba_chunk_scan_combined(x, dt, A, B, C, 64, return_varlen_states=True)
+    with pytest.raises(NotImplementedError, match="initial_states"):
+        mamba_ssm.mamba_chunk_scan_combined(*one[:2], A, *one[2:], 64, initial_states=states[:1], **cu)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_selective_state_update(dtype):
+    x, dt, A, B, C, D, z, dt_bias, states = operands(dtype, steps=1)
+    exact = recurrence(*doubled((x, dt, A, B, C, D, z, dt_bias, states)))
+
+    def expanded():
+        return (
+            x[:, 0],
+            dt[:, 0, :, None].expand(2, 4, 8),
+            A[:, None, None].expand(4, 8, 16),
+            B[:, 0],
+            C[:, 0],
+            D.to(dtype),
+            z[:, 0],
+            dt_bias[:, None].expand(4, 8),
+        )
+
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    state = states.clone()
+    y = mamba_ssm.selective_state_update(state, *expanded(), dt_softplus=True)
+    assert y.dtype == dtype and y.shape == (2, 4, 8)
+    assert (y.double() - exact[0][:, 0]).norm() <= tolerance * exact[0].norm()
+    assert (state.double() - exact[1]).norm() <= 1e-5 * exact[1].norm()
+    pool = torch.stack([states[1], torch.full_like(states[0], 7), states[0]])
+    y = mamba_ssm.selective_state_update(pool, *expanded(), dt_softplus=True, state_batch_indices=torch.tensor([2, -1]))
+    assert (y[0].double() - exact[0][0, 0]).norm() <= tolerance * exact[0].norm()
+    assert (pool[2].double() - exact[1][0]).norm() <= 1e-5 * exact[1].norm()
+    assert torch.equal(pool[:2], torch.stack([states[1], torch.full_like(states[0], 7)]))
+    own = list(expanded())
+    own[2] = own[2].contiguous()
+    with pytest.raises(NotImplementedError, match="A is .*with a stride of 16 in dimension -2"):
+        mamba_ssm.selective_state_update(state, *own)
+    with pytest.raises(NotImplementedError, match=r"state \[2, 8, 16\]"):
+        mamba_ssm.selective_state_update(state[:, 0], *expanded())
