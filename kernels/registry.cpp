@@ -17,6 +17,7 @@
 #include "kernels/hadamard/variants.hpp"
 #include "kernels/linear_attention/call.hpp"
 #include "kernels/log_mel/variants.hpp"
+#include "kernels/mamba2/call.hpp"
 #include "kernels/mla/kernels.hpp"
 #include "kernels/moe/variants.hpp"
 #include "kernels/norm/tuning.hpp"
@@ -64,6 +65,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("sparse_gemm", kernels::sparse_gemm::registered(), kernels::sparse_gemm::kShape);
   add("block_sparse_gemm", kernels::block_sparse_gemm::registered(), kernels::block_sparse_gemm::kShape);
   add("linear_attention", kernels::linear_attention::registered(), kernels::linear_attention::kShape);
+  add("mamba2", kernels::mamba2::registered(), kernels::mamba2::kShape);
   return all;
 }
 

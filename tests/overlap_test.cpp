@@ -28,6 +28,7 @@
 #include "tilewave/hadamard.hpp"
 #include "tilewave/linear_attention.hpp"
 #include "tilewave/log_mel.hpp"
+#include "tilewave/mamba2.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
@@ -336,6 +337,68 @@ std::vector<Operation> all_operations() {
                    linear_attention_backward(
                        t[0], t[1], t[2], t[3], t[4], t[5], t[6],
                        {.g = &t[7], .initial_state = &t[8], .d_final_state = &t[9], .dg = &t[10], .d_initial_state = &t[11]});
+                 }});
+  const Shape of_x{2, 3, 2, 5}, of_steps{2, 3, 2}, of_heads{2};
+  all.push_back({"mamba2",
+                 {{"x", of_x},
+                  {"dt", of_steps},
+                  {"A", of_heads},
+                  {"B", of_keys},
+                  {"C", of_keys},
+                  {"y", of_x, kF32, true},
+                  {"D", of_heads},
+                  {"z", of_x},
+                  {"dt_bias", of_heads},
+                  {"final_states", {2, 2, 5, 4}, kF32, true}},
+                 [](const Operands& t) {
+                   mamba2(t[0], t[1], t[2], t[3], t[4], t[5], {.d = &t[6], .z = &t[7], .dt_bias = &t[8], .final_states = &t[9]});
+                 }});
+  all.push_back(
+      {"mamba2_step",
+       {{"x", of_x},
+        {"dt", of_steps},
+        {"A", of_heads},
+        {"B", of_keys},
+        {"C", of_keys},
+        {"states", {2, 2, 5, 4}, kF32, true},
+        {"y", of_x, kF32, true},
+        {"D", of_heads},
+        {"z", of_x},
+        {"dt_bias", of_heads}},
+       [](const Operands& t) { mamba2_step(t[0], t[1], t[2], t[3], t[4], t[5], t[6], {.d = &t[7], .z = &t[8], .dt_bias = &t[9]}); }});
+  all.push_back({"mamba2_backward",
+                 {{"x", of_x},
+                  {"dt", of_steps},
+                  {"A", of_heads},
+                  {"B", of_keys},
+                  {"C", of_keys},
+                  {"dy", of_x},
+                  {"dx", of_x, kF32, true},
+                  {"d_dt", of_steps, kF32, true},
+                  {"dB", of_keys, kF32, true},
+                  {"dC", of_keys, kF32, true},
+                  {"D", of_heads},
+                  {"z", of_x},
+                  {"dt_bias", of_heads},
+                  {"initial_states", {2, 2, 5, 4}},
+                  {"d_final_states", {2, 2, 5, 4}},
+                  {"dA", of_heads, kF32, true},
+                  {"dD", of_heads, kF32, true},
+                  {"dz", of_x, kF32, true},
+                  {"d_dt_bias", of_heads, kF32, true},
+                  {"d_initial_states", {2, 2, 5, 4}, kF32, true}},
+                 [](const Operands& t) {
+                   mamba2_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[9],
+                                   {.d = &t[10],
+                                    .z = &t[11],
+                                    .dt_bias = &t[12],
+                                    .initial_states = &t[13],
+                                    .d_final_states = &t[14],
+                                    .da = &t[15],
+                                    .dd = &t[16],
+                                    .dz = &t[17],
+                                    .d_dt_bias = &t[18],
+                                    .d_initial_states = &t[19]});
                  }});
   all.push_back({"cast_fp8", {{"x", {3, 128}}, {"y", {3, 128}, kFp8, true}, {"scales", {3, 1}, kF32, true}}, [](const Operands& t) {
                    cast_fp8(t[0], t[1], t[2]);

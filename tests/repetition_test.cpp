@@ -44,6 +44,7 @@
 #include "tilewave/hadamard.hpp"
 #include "tilewave/launch.hpp"
 #include "tilewave/linear_attention.hpp"
+#include "tilewave/mamba2.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/quantized.hpp"
@@ -566,6 +567,56 @@ TEST(Repetition, cuda_LinearAttention) {
     for (const int gradient : {-1, 0, 1, 2}) cases.push_back(recurrence_case(200, 16, dim, DType::bf16, gradient));
   cases.push_back(recurrence_case(2000, 4, 128, DType::f16, -1));
   cases.push_back(recurrence_case(40, 4, 64, DType::f32, 1));
+  expect_all_repeatable(cases);
+}
+
+/// Mamba-2: its outputs, or the gradient of x, dt, B, C or z.
+Case mamba2_case(std::int64_t seqlen, std::int64_t heads, std::int64_t dim, DType dtype, int gradient) {
+  constexpr std::int64_t kState = 128;
+  const Shape of_x{2, seqlen, heads, dim}, of_steps{2, seqlen, heads}, of_keys{2, seqlen, 2, kState};
+  const std::vector<Shape> shapes{of_x, of_steps, of_keys, of_keys, of_x};
+  std::vector<float> rates(static_cast<std::size_t>(heads));
+  for (std::size_t i = 0; i < rates.size(); ++i) rates[i] = -0.1f * static_cast<float>(i);
+  const auto in = std::make_shared<Inputs>(std::vector<Tensor>{
+      Tensor::random(of_x, dtype, seed()), Tensor::random(of_steps, dtype, seed() + 1), Tensor::random(of_keys, dtype, seed() + 2),
+      Tensor::random(of_keys, dtype, seed() + 3), Tensor::random(of_x, dtype, seed() + 4), Tensor::random(of_x, dtype, seed() + 5),
+      Tensor::from<float>(rates, {heads})});
+  return {tw::format("mamba2 of {} steps, {} heads of {}, {}, gradient {}", seqlen, heads, dim, name_of(dtype), gradient),
+          gradient < 0 ? of_x : shapes[static_cast<std::size_t>(gradient)], dtype, [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            const Tensor &x = t[0], &dt = t[1], &b = t[2], &c = t[3], &z = t[4], &dy = t[5], &rate = t[6];
+            if (gradient < 0) return mamba2(x, dt, rate, b, c, out, {.d = &rate, .z = &z, .dt_softplus = true, .stream = stream});
+            Tensor to[5];
+            for (std::size_t i = 0; i < 5; ++i) to[i] = static_cast<int>(i) == gradient ? out : Tensor::empty(shapes[i], dtype, stream);
+            mamba2_backward(x, dt, rate, b, c, dy, to[0], to[1], to[2], to[3],
+                            {.d = &rate, .z = &z, .dt_softplus = true, .dz = &to[4], .stream = stream});
+          }};
+}
+
+/// A decoding step from a state of zeros.
+Case mamba2_step_case(std::int64_t heads, std::int64_t dim, DType states) {
+  constexpr std::int64_t kState = 128;
+  const DType dtype = DType::bf16;
+  const Shape of_x{3, 1, heads, dim};
+  std::vector<float> rates(static_cast<std::size_t>(heads), -0.5f);
+  const auto in = std::make_shared<Inputs>(
+      std::vector<Tensor>{Tensor::random(of_x, dtype, seed()), Tensor::random({3, 1, heads}, dtype, seed() + 1),
+                          Tensor::random({3, 1, 2, kState}, dtype, seed() + 2), Tensor::from<float>(rates, {heads})});
+  return {tw::format("mamba2_step of {} heads of {}, states {}", heads, dim, name_of(states)), of_x, dtype,
+          [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            const Tensor state = Tensor::zeros({3, heads, dim, kState}, states, stream);
+            mamba2_step(t[0], t[1], t[3], t[2], t[2], state, out, {.d = &t[3], .z = &t[0], .dt_softplus = true, .stream = stream});
+          }};
+}
+
+TEST(Repetition, cuda_Mamba2) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  for (const int gradient : {-1, 0, 1, 2, 3, 4}) cases.push_back(mamba2_case(200, 8, 64, DType::bf16, gradient));
+  cases.push_back(mamba2_case(600, 4, 128, DType::f16, -1));
+  cases.push_back(mamba2_case(40, 4, 64, DType::f32, 1));
+  for (const DType states : {DType::f32, DType::bf16}) cases.push_back(mamba2_step_case(8, 64, states));
   expect_all_repeatable(cases);
 }
 

@@ -30,6 +30,7 @@
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
 #include "tilewave/linear_attention.hpp"
+#include "tilewave/mamba2.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
@@ -158,6 +159,21 @@ std::vector<StackCase> stack_cases() {
     all.push_back({"linear_attention_backward", steps.shape(), dtype, [=](const Tensor& y) {
                      const Tensor dk = Tensor::empty(steps.shape(), dtype), dv = Tensor::empty(steps.shape(), dtype);
                      linear_attention_backward(steps, steps, steps, steps, y, dk, dv);
+                   }});
+    const Tensor sizes = random_values({1, 70, 2}, dtype), rates = random_values({2}, DType::f32);
+    all.push_back({"mamba2", steps.shape(), dtype, [=](const Tensor& y) {
+                     mamba2(steps, sizes, rates, steps, steps, y, {.d = &rates, .z = &steps, .dt_softplus = true});
+                   }});
+    all.push_back({"mamba2_step", steps.shape(), dtype, [=](const Tensor& y) {
+                     const Tensor states = Tensor::zeros({1, 2, 200, 200}, dtype);
+                     mamba2_step(steps, sizes, rates, steps, steps, states, y, {.z = &steps, .dt_softplus = true});
+                   }});
+    all.push_back({"mamba2_backward", steps.shape(), dtype, [=](const Tensor& dx) {
+                     const Tensor d_sizes = Tensor::empty(sizes.shape(), dtype), dz = Tensor::empty(steps.shape(), dtype);
+                     const Tensor db = Tensor::empty(steps.shape(), dtype), dc = Tensor::empty(steps.shape(), dtype);
+                     const Tensor da = Tensor::empty({2}, DType::f32), dd = Tensor::empty({2}, DType::f32);
+                     mamba2_backward(steps, sizes, rates, steps, steps, steps, dx, d_sizes, db, dc,
+                                     {.d = &rates, .z = &steps, .dt_softplus = true, .da = &da, .dd = &dd, .dz = &dz});
                    }});
     const Tensor heads = random_values({1, 30, 20, 128}, dtype), angles = random_values({30, 64}, dtype);
     all.push_back({"rope", heads.shape(), dtype, [=](const Tensor& y) { rope(heads, angles, angles, y); }});

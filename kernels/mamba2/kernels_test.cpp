@@ -1,0 +1,62 @@
+// The kernels that calls launch, compiled for GPUs: those that are not registered.
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "kernels/mamba2/call.hpp"
+#include "tests/support.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw::kernels::mamba2 {
+namespace {
+
+using namespace tw::test;
+
+/// `vectorized`: operands qualify for pieces of 16 bytes.
+std::vector<KernelSpec> specs(bool vectorized) {
+  const auto update = [&](const UpdateKernel& kernel) {
+    return make_spec({type_of_update(kernel), Update<f16, f16, f16, 64, 64>::source, nullptr}, vectorized, vectorized);
+  };
+  return {update({DType::bf16, DType::bf16, DType::bf16, 128}),
+          update({DType::f16, DType::f32, DType::f32, 64}),
+          update({DType::f16, DType::f16, DType::f16, 64}),
+          update({DType::bf16, DType::f32, DType::f32, 256}),
+          update({DType::bf16, DType::bf16, DType::bf16, 256}),
+          update({DType::f32, DType::f32, DType::f32, 128}),
+          make_spec(kernel_info<StepSizes<float, kSizeRows, kSizeHeads>>, vectorized, vectorized),
+          make_spec(kernel_info<ScaleInputs<bf16, 32, 128>>, vectorized, vectorized),
+          make_spec(kernel_info<ScaleInputs<float, 16, 256>>, vectorized, vectorized),
+          make_spec(kernel_info<SkipAndGate<bf16, 32, 128>>, vectorized, vectorized),
+          make_spec(kernel_info<SkipAndGate<float, 16, 256>>, vectorized, vectorized),
+          make_spec(kernel_info<OutputGradients<bf16, 16, 128>>, vectorized, vectorized),
+          make_spec(kernel_info<OutputGradients<float, 8, 256>>, vectorized, vectorized),
+          make_spec(kernel_info<InputGradients<bf16, 16, 128>>, vectorized, vectorized),
+          make_spec(kernel_info<InputGradients<float, 8, 256>>, vectorized, vectorized),
+          make_spec(kernel_info<SizeGradients<bf16, kSizeRows, kSizeHeads>>, vectorized, vectorized),
+          make_spec(kernel_info<SizeGradients<float, kSizeRows, kSizeHeads>>, vectorized, vectorized),
+          make_spec(kernel_info<SumOfRuns>, vectorized, vectorized)};
+}
+
+void expect_fast(std::vector<KernelSpec> all, GpuTarget target, const char* arch) {
+  if (target == GpuTarget::cuda)
+    for (KernelSpec& spec : all) spec = for_target(spec, target);
+  const auto done = [&](std::size_t i, const CompiledKernel& kernel) {
+    EXPECT_EQ(kernel.spill_bytes, 0) << all[i].type;
+    EXPECT_TRUE(kernel.performance_losses.empty()) << all[i].type << ": " << kernel.performance_losses.front();
+  };
+  compile_all(all, 0, done, arch);
+}
+
+TEST(Mamba2Kernels, CompileForHopperGpusWithoutSpills) {
+  skip_without_nvrtc();
+  for (const bool vectorized : {true, false}) expect_fast(specs(vectorized), GpuTarget::automatic, "sm_90a");
+}
+
+TEST(Mamba2Kernels, CompileForOtherGpusWithoutSpills) {
+  skip_without_nvrtc();
+  expect_fast(specs(true), GpuTarget::cuda, "sm_86");
+}
+
+}  // namespace
+}  // namespace tw::kernels::mamba2

@@ -1,0 +1,110 @@
+#include "kernels/check.hpp"
+#include "kernels/mamba2/call.hpp"
+#include "tilewave/analyze.hpp"
+
+// The kernels that are worth compiling ahead of time, and their analysis. The scan itself is linear attention's.
+
+namespace tw::kernels::mamba2 {
+
+namespace {
+
+/// A call on placeholders, with z, D and dt_bias.
+struct Problem {
+  explicit Problem(const ShapeValues& shape) {
+    const std::int64_t batch = shape["batch"], seqlen = shape["seqlen"], heads = shape["heads"], groups = shape["groups"];
+    const std::int64_t dim = shape["dim"], state = shape["state"];
+    require(groups > 0 && heads % groups == 0, "shape: heads is {}; it must be a multiple of groups, {}", heads, groups);
+    require(batch > 0 && seqlen > 0 && heads > 0, "shape: batch, seqlen and heads must be positive");
+    require(dim > 0 && dim <= kDim, "shape: dim is {}; the kernel supports 1 to {}", dim, kDim);
+    require(state > 0 && state <= kState, "shape: state is {}; the kernel supports 1 to {}", state, kState);
+    const auto by_head_of = [&] { return by_head(placeholder({batch, seqlen, heads, dim}, DType::bf16)); };
+    const auto of_steps = [&](DType dtype) { return placeholder({batch, seqlen, heads}, dtype); };
+    call.x = by_head_of(), call.z = by_head_of();
+    call.dt = of_steps(DType::bf16);
+    call.rate = placeholder({1, heads}, DType::f32), call.bias = placeholder({1, heads}, DType::f32);
+    call.skip = placeholder({heads, dim}, DType::f32);
+    call.b = placeholder({batch, seqlen, groups, state}, DType::bf16), call.c = placeholder({batch, seqlen, groups, state}, DType::bf16);
+    call.sequences = batch;
+    call.size = {true, 0, kInfinity};
+    update = {call, placeholder(call.states(), DType::f32), by_head_of(), {}};
+    discretized = {of_steps(DType::f32), of_steps(DType::f32)};
+    scaled = by_head_of();
+    gradients = {.dy = by_head_of(),
+                 .du = by_head_of(),
+                 .o = by_head_of(),
+                 .dz = by_head_of(),
+                 .dv = by_head_of(),
+                 .dx = by_head_of(),
+                 .dg = of_steps(DType::f32),
+                 .products = of_steps(DType::f32),
+                 .d_dt = of_steps(DType::bf16),
+                 .skip_sums = placeholder({batch * tiles(seqlen, kRun), heads, dim}, DType::f32),
+                 .rate_sums = placeholder({batch * tiles(seqlen, kSizeRows), heads}, DType::f32),
+                 .bias_sums = placeholder({batch * tiles(seqlen, kSizeRows), heads}, DType::f32)};
+  }
+  static constexpr std::int64_t kDim = 64, kState = 128;
+  Call call;
+  UpdateCall update;
+  Discretized discretized;
+  Tensor scaled;
+  Gradients gradients;
+};
+
+using RegisteredSizes = StepSizes<bf16, kSizeRows, kSizeHeads>;
+Analysis analyze_sizes(const ShapeValues& shape) {
+  const Problem p(shape);
+  return analyze<RegisteredSizes>(sizes_grid(p.call), [&](auto& bind, auto& params) { bind_sizes(bind, params, p.call, p.discretized); });
+}
+
+using RegisteredScale = ScaleInputs<bf16, 32, 64>;
+Analysis analyze_scale(const ShapeValues& shape) {
+  const Problem p(shape);
+  return analyze<RegisteredScale>(rows_grid(p.call, 32),
+                                  [&](auto& bind, auto& params) { bind_scale(bind, params, p.call, p.discretized, p.scaled); });
+}
+
+using RegisteredOutputs = SkipAndGate<bf16, 32, 64>;
+Analysis analyze_outputs(const ShapeValues& shape) {
+  const Problem p(shape);
+  return analyze<RegisteredOutputs>(rows_grid(p.call, 32),
+                                    [&](auto& bind, auto& params) { bind_outputs(bind, params, p.call, p.update.y); });
+}
+
+constexpr UpdateKernel kUpdateKernel{DType::bf16, DType::bf16, DType::f32, 128};
+using RegisteredUpdate = Update<bf16, bf16, float, update_rows(128), 128>;
+Analysis analyze_update(const ShapeValues& shape) {
+  const Problem p(shape);
+  return analyze<RegisteredUpdate>(update_grid(p.call, update_rows(128)),
+                                   [&](auto& bind, auto& params) { bind_update(bind, params, p.update, update_rows(128)); });
+}
+
+using RegisteredOutputGradients = OutputGradients<bf16, 32, 64>;
+Analysis analyze_output_gradients(const ShapeValues& shape) {
+  const Problem p(shape);
+  return analyze<RegisteredOutputGradients>(rows_grid(p.call, 32),
+                                            [&](auto& bind, auto& params) { bind_output_gradients(bind, params, p.call, p.gradients); });
+}
+
+using RegisteredInputGradients = InputGradients<bf16, 32, 64>;
+Analysis analyze_input_gradients(const ShapeValues& shape) {
+  const Problem p(shape);
+  return analyze<RegisteredInputGradients>(
+      rows_grid(p.call, kRun), [&](auto& bind, auto& params) { bind_input_gradients(bind, params, p.call, p.discretized, p.gradients); });
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered() {
+  return {
+      {make_spec(kernel_info<RegisteredSizes>, true, true, "mamba2_step_sizes_bf16"), analyze_sizes},
+      {make_spec(kernel_info<RegisteredScale>, true, true, "mamba2_scale_bf16_d64"), analyze_scale},
+      {make_spec(kernel_info<RegisteredOutputs>, true, true, "mamba2_skip_and_gate_bf16_d64"), analyze_outputs},
+      {make_spec({type_of_update(kUpdateKernel), RegisteredUpdate::source, detail::tile_recorder<RegisteredUpdate>()}, true, true,
+                 "mamba2_step_bf16_d128"),
+       analyze_update},
+      {make_spec(kernel_info<RegisteredOutputGradients>, true, true, "mamba2_output_gradients_bf16_d64"), analyze_output_gradients},
+      {make_spec(kernel_info<RegisteredInputGradients>, true, true, "mamba2_input_gradients_bf16_d64"), analyze_input_gradients},
+  };
+}
+
+}  // namespace tw::kernels::mamba2
