@@ -72,8 +72,8 @@ std::vector<RegisteredKernel> registered_kernels() {
 std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarget target) {
   std::vector<RegisteredKernel> all = registered_kernels();
   if (target != GpuTarget::cuda) return all;
-  constexpr std::string_view kOtherTiles[] = {"gemm",        "attention",         "mla",         "convolution",
-                                              "sparse_gemm", "block_sparse_gemm", "gated_delta", "linear_attention"};
+  constexpr std::string_view kOtherTiles[] = {"gemm",        "attention",        "mla",   "convolution", "sparse_gemm", "block_sparse_gemm",
+                                              "gated_delta", "linear_attention", "mamba2"};
   const auto tiles_differ = [&](const RegisteredKernel& kernel) {
     return std::ranges::find(kOtherTiles, kernel.family) != std::end(kOtherTiles);
   };
@@ -91,6 +91,7 @@ std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarge
   add("block_sparse_gemm", kernels::block_sparse_gemm::registered_generic(shared));
   add("gated_delta", kernels::gated_delta::registered_generic());
   add("linear_attention", kernels::linear_attention::registered_generic());
+  add("mamba2", kernels::mamba2::registered_generic());
   return all;
 }
 

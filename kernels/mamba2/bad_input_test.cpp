@@ -53,6 +53,8 @@ TEST_P(Mamba2BadInput, Operands) {
   refused({.b = make({2, 5, 2, 0})}, {"B is bf16[2, 5, 2, 0]", "1 to 256"});
   refused({.b = make({2, 5, 2, 8}, DType::f32)}, {"B is f32[2, 5, 2, 8]", "bf16"});
   refused({.c = make({2, 5, 2, 9})}, {"C is bf16[2, 5, 2, 9]", "B's shape"});
+  const Tensor wide = make({2, 5, 2, 200});
+  refused({.b = wide, .c = wide}, {"config is 2", "B bf16[2, 5, 2, 200]", "up to 128"}, {.config = 2});
   refused({.x = make({2, 5, 4, 12})}, {"y is bf16[2, 5, 4, 16]", "x's shape"});
   expect_error<InvalidArgument>([&] { mamba2(x, dt, a, b, c, x); }, {"y", "x", "memory"});
 }
@@ -72,7 +74,7 @@ TEST_P(Mamba2BadInput, Options) {
   refused({"final_states is f32[2, 4, 8, 16]", "f32[2, 4, 16, 8]"}, {.final_states = &state});
   const Tensor first = memory.slice(0, 0, 2), second = memory.slice(0, 1, 3);
   refused({"final_states", "initial_states"}, {.initial_states = &first, .final_states = &second});
-  refused({"config is 2", "-1 to 1"}, {.config = 2});
+  refused({"config is 3", "-1 to 2"}, {.config = 3});
 }
 
 TEST_P(Mamba2BadInput, PackedSequences) {

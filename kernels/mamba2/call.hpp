@@ -7,6 +7,7 @@
 #include "kernels/mamba2/discretize.tile.hpp"
 #include "kernels/mamba2/gradients.tile.hpp"
 #include "kernels/mamba2/outputs.tile.hpp"
+#include "kernels/mamba2/scan.tile.hpp"
 #include "kernels/mamba2/step.tile.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/variant.hpp"
@@ -103,6 +104,69 @@ void bind_outputs(auto& bind, auto& p, const Call& call, const Tensor& y) {
   fill_steps(p.steps, call);
   p.heads = call.heads();
 }
+
+/// The scan in one walk: exponents of chunks, f32 [heads, chunks * kChunk], and the states as [sequence, head, state, dim], or null.
+struct ScanCall {
+  Tensor until, from, after;
+  const Tensor* initial;
+  const Tensor* final;
+  Tensor y;  ///< as x
+};
+inline constexpr std::int64_t kScanState = 128;
+inline constexpr int kScanColumns = 64, kExponentHeads = 8;
+inline int chunks_of(const Call& call) {
+  return given(call.cu_seqlens) ? call.length() / kChunk + static_cast<int>(call.sequences)
+                                : static_cast<int>(call.sequences) * tiles(call.length(), kChunk);
+}
+inline void fill_chunks(auto& chunks, const Call& call) {
+  chunks.cu_seqlens = given(call.cu_seqlens) ? call.cu_seqlens.data<std::int32_t>() : nullptr;
+  chunks.sequences = static_cast<int>(call.sequences);
+  chunks.length = call.length();
+  chunks.per_sequence = tiles(call.length(), kChunk);
+}
+inline TileGrid exponents_grid(const Call& call) { return {chunks_of(call), tiles(call.heads(), kExponentHeads)}; }
+void bind_exponents(auto& bind, auto& p, const Call& call, const ScanCall& scan) {
+  const auto as_column = [](const Tensor& t) { return t.transpose(0, 1); };
+  bind(p.dt, call.dt.transpose(1, 2));
+  bind(p.rate, as_column(call.rate));
+  if (given(call.bias))
+    bind(p.bias, as_column(call.bias));
+  else
+    bind(p.bias, nullptr);
+  bind(p.until, scan.until);
+  bind(p.from, scan.from);
+  bind(p.after, scan.after);
+  const bool numbered = given(call.seq_idx);
+  p.seq_idx = numbered ? call.seq_idx.template data<std::int32_t>() : nullptr;
+  p.seq_batch = numbered ? call.seq_idx.stride(0) : 0;
+  p.seq_time = numbered ? call.seq_idx.stride(1) : 0;
+  fill_chunks(p.chunks, call);
+  p.size = call.size;
+}
+inline TileGrid scan_grid(const Call& call) { return {static_cast<int>(call.sequences) * call.heads(), tiles(call.dim(), kScanColumns)}; }
+void bind_scan(auto& bind, auto& p, const Call& call, const ScanCall& scan) {
+  bind(p.c, by_head(call.c));
+  bind(p.b, by_head(call.b));
+  bind(p.x, call.x);
+  bind(p.z, or_null(call.z));
+  bind(p.until, scan.until);
+  bind(p.from, scan.from);
+  bind(p.after, scan.after);
+  p.sums = scan.until.template data<float>();
+  bind(p.skip, or_null(call.skip));
+  bind(p.initial, scan.initial);
+  bind(p.final, scan.final);
+  bind(p.y, scan.y);
+  fill_chunks(p.chunks, call);
+  p.heads = call.heads();
+  p.shared = call.heads() / static_cast<int>(call.b.shape(2));
+}
+struct ScanKernel {
+  DType dtype;
+  bool gated;
+  auto operator<=>(const ScanKernel&) const = default;
+};
+std::string type_of_scan(const ScanKernel& k);
 
 /// The state of a decoding step, and what it is for.
 struct UpdateCall {
@@ -221,6 +285,12 @@ Tensor run_scale(const Call& call, const Discretized& d);
 /// Adds D x to y [batch, head, time, dim] and gates it.
 void run_outputs(const Call& call, const Tensor& y);
 void run_update(const UpdateCall& call);
+/// The whole scan of f16 and bf16 in one walk. dstate is at most kScanState.
+void run_scan(const Call& call, const Tensor* initial, const Tensor* final, const Tensor& y);
+/// Whether the device's target has it: on GPUs Hopper's alone.
+bool scan_fits(const Stream& stream);
+/// Whether it is expected to be faster than linear attention and what surrounds it.
+bool scan_pays(const Call& call);
 /// du and dz.
 void run_output_gradients(const Call& call, const Gradients& g);
 /// dx, products and skip_sums.
@@ -231,6 +301,7 @@ void run_size_gradients(const Call& call, const Discretized& d, const Gradients&
 void run_sum(const Call& call, const Tensor& sums, const Tensor& total);
 
 std::vector<KernelVariant> registered();
+std::vector<KernelSpec> registered_generic();
 inline constexpr ShapeKey kShape[] = {{"batch", "sequences", 1},   {"seqlen", "steps of a sequence"},
                                       {"heads", "heads of x"},     {"groups", "heads of B and C", 1},
                                       {"dim", "columns of x", 64}, {"state", "columns of B and C", 128}};

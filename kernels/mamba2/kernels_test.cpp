@@ -35,7 +35,17 @@ std::vector<KernelSpec> specs(bool vectorized) {
           make_spec(kernel_info<InputGradients<float, 8, 256>>, vectorized, vectorized),
           make_spec(kernel_info<SizeGradients<bf16, kSizeRows, kSizeHeads>>, vectorized, vectorized),
           make_spec(kernel_info<SizeGradients<float, kSizeRows, kSizeHeads>>, vectorized, vectorized),
+          make_spec(kernel_info<ChunkExponents<bf16, kExponentHeads>>, vectorized, vectorized),
+          make_spec(kernel_info<ChunkExponents<float, kExponentHeads>>, vectorized, vectorized),
           make_spec(kernel_info<SumOfRuns>, vectorized, vectorized)};
+}
+
+/// Of Hopper's target alone.
+std::vector<KernelSpec> walks(bool copied) {
+  const auto walk = [&](DType dtype, bool gated) {
+    return make_spec({type_of_scan({dtype, gated}), Scan<f16, 128, 64, true>::source, nullptr}, copied, copied);
+  };
+  return {walk(DType::bf16, true), walk(DType::bf16, false), walk(DType::f16, true)};
 }
 
 void expect_fast(std::vector<KernelSpec> all, GpuTarget target, const char* arch) {
@@ -50,7 +60,10 @@ void expect_fast(std::vector<KernelSpec> all, GpuTarget target, const char* arch
 
 TEST(Mamba2Kernels, CompileForHopperGpusWithoutSpills) {
   skip_without_nvrtc();
-  for (const bool vectorized : {true, false}) expect_fast(specs(vectorized), GpuTarget::automatic, "sm_90a");
+  for (const bool vectorized : {true, false}) {
+    expect_fast(specs(vectorized), GpuTarget::automatic, "sm_90a");
+    expect_fast(walks(vectorized), GpuTarget::automatic, "sm_90a");
+  }
 }
 
 TEST(Mamba2Kernels, CompileForOtherGpusWithoutSpills) {

@@ -121,7 +121,8 @@ Call check(const Arguments& arguments, const auto& options) {
 }
 
 /// Of a whole scan: the sequences, and the states.
-void check_sequences(Call& call, const Arguments& arguments, const auto& options, std::initializer_list<NamedTensor> states) {
+void check_sequences(Call& call, const Arguments& arguments, const auto& options, std::initializer_list<NamedTensor> states,
+                     int most_config) {
   const auto& [op, x, dt, a, b, c] = arguments;
   require(options.cu_seqlens == nullptr || options.seq_idx == nullptr,
           "{}: cu_seqlens and seq_idx are given; only one of them is supported", op);
@@ -134,7 +135,7 @@ void check_sequences(Call& call, const Arguments& arguments, const auto& options
     call.seq_idx = *options.seq_idx;
   }
   for (const NamedTensor& t : states) check_f32(op, t, call.states(), x.device());
-  require(options.config >= -1 && options.config <= 1, "{}: config is {}; it must be -1 to 1", op, options.config);
+  require(options.config >= -1 && options.config <= most_config, "{}: config is {}; it must be -1 to {}", op, options.config, most_config);
   call.config = options.config;
 }
 
@@ -157,7 +158,8 @@ struct Transposed {
 };
 
 /// y = the states' products with C.
-void run_scan(const Call& call, const Discretized& d, const Tensor& scaled, const Tensor* initial, const Tensor* final, const Tensor& y) {
+void run_recurrence(const Call& call, const Discretized& d, const Tensor& scaled, const Tensor* initial, const Tensor* final,
+                    const Tensor& y) {
   const Transposed from(initial), to(final);
   linear_attention(call.c, call.b, scaled, y,
                    {.scale = 1.0f,
@@ -177,7 +179,7 @@ void mamba2(const Tensor& x, const Tensor& dt, const Tensor& a, const Tensor& b,
   const Arguments arguments{op, x, dt, a, b, c};
   Call call = check(arguments, options);
   const NamedTensor initial{"initial_states", options.initial_states}, final{"final_states", options.final_states};
-  check_sequences(call, arguments, options, {initial, final});
+  check_sequences(call, arguments, options, {initial, final}, 2);
   check_like(op, {"y", &y}, {"x", &x});
   check_written(op, {{"y", &y}, final},
                 {{"x", &x},
@@ -192,10 +194,18 @@ void mamba2(const Tensor& x, const Tensor& dt, const Tensor& a, const Tensor& b,
                  {"seq_idx", options.seq_idx}});
   check_disjoint(op, {"y", &y}, {initial});
   if (options.final_states != nullptr && options.initial_states != nullptr) check_in_place(op, final, initial);
+  const bool can = x.dtype() != DType::f32 && b.shape(3) <= kScanState && scan_fits(call.stream);
+  require(call.config < 2 || can,
+          "{}: config is 2, x is {} and B {}; one walk is for f16 and bf16, dstate up to {}, and on GPUs for sm_90a", op, x, b, kScanState);
   if (call.sequences == 0 || call.heads() == 0) return;
+  if (can && call.length() > 0 && (call.config == 2 || (call.config == -1 && scan_pays(call)))) {
+    const Transposed from(options.initial_states), to(options.final_states);
+    return run_scan(call, from.pointer(), to.pointer(), by_head(y));
+  }
+  call.config = std::min(call.config, 1);  // without steps
   const Discretized d = run_discretize(call);
   const Tensor scaled = run_scale(call, d);
-  run_scan(call, d, scaled, options.initial_states, options.final_states, y);
+  run_recurrence(call, d, scaled, options.initial_states, options.final_states, y);
   if (given(call.skip) || given(call.z)) run_outputs(call, by_head(y));
 }
 
@@ -242,7 +252,7 @@ void mamba2_backward(const Tensor& x, const Tensor& dt, const Tensor& a, const T
   Call call = check(arguments, o);
   const NamedTensor initial{"initial_states", o.initial_states}, d_final{"d_final_states", o.d_final_states};
   const NamedTensor d_initial{"d_initial_states", o.d_initial_states};
-  check_sequences(call, arguments, o, {initial, d_final, d_initial});
+  check_sequences(call, arguments, o, {initial, d_final, d_initial}, 1);
   check_like(op, {"dy", &dy}, {"x", &x});
   check_like(op, {"dx", &dx}, {"x", &x});
   check_like(op, {"d_dt", &d_dt}, {"dt", &dt});
@@ -290,7 +300,7 @@ void mamba2_backward(const Tensor& x, const Tensor& dt, const Tensor& a, const T
     const Tensor scaled = run_scale(call, d), dv = room(of_x, x.dtype());
     if (given(call.z)) {
       const Tensor scanned = room(of_x, x.dtype()), du = room(of_x, x.dtype());
-      run_scan(call, d, scaled, o.initial_states, nullptr, scanned);
+      run_recurrence(call, d, scaled, o.initial_states, nullptr, scanned);
       g.o = by_head(scanned), g.du = by_head(du), g.dz = by_head(*o.dz);
       run_output_gradients(call, g);
     }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/mamba2/call.hpp"
 #include "kernels/mamba2/case.hpp"
 
 namespace tw::kernels::mamba2 {
@@ -12,7 +13,15 @@ using namespace tw::test;
 class Mamba2 : public testing::TestWithParam<Device> {
  protected:
   void SetUp() override { skip_unless_present(device); }
-  void check(const Case& c, DType dtype) {
+  /// In one walk, and by linear attention.
+  void check(Case c, DType dtype) {
+    const bool can = dtype != DType::f32 && c.state <= 128 && (!device.is_cuda() || scan_fits(Stream::standard(device)));
+    for (const int config : can ? std::vector{-1, 1, 2} : std::vector{-1}) {
+      c.config = config;
+      check_config(c, dtype);
+    }
+  }
+  void check_config(const Case& c, DType dtype) {
     SCOPED_TRACE(c.text(dtype));
     const Operands of(c, dtype, device, random);
     if (!launched([&] { tw::mamba2(of.x, of.dt, of.rate, of.b, of.c_matrix, of.y, of.forward()); })) return;
@@ -29,7 +38,7 @@ class Mamba2 : public testing::TestWithParam<Device> {
 INSTANTIATE_TEST_SUITE_P(Devices, Mamba2, testing::ValuesIn(kDevices), device_name);
 
 TEST_P(Mamba2, EveryLength) {
-  for (const std::int64_t seqlen : {1, 2, 63, 64, 65, 127, 193}) check({.seqlen = seqlen, .shared = 2}, DType::bf16);
+  for (const std::int64_t seqlen : {1, 2, 63, 64, 65, 127, 128, 129, 193, 257}) check({.seqlen = seqlen, .shared = 2}, DType::bf16);
   for (const DType dtype : {DType::f16, DType::f32})
     for (const std::int64_t seqlen : {1, 64, 131}) check({.batch = 2, .seqlen = seqlen}, dtype);
 }
@@ -104,8 +113,9 @@ TEST_P(Mamba2, EveryStride) {
   }
 }
 
-TEST_P(Mamba2, BothSchedules) {
-  for (const int config : {0, 1}) check({.batch = 2, .seqlen = 100, .shared = 2, .state = 128, .config = config}, DType::bf16);
+TEST_P(Mamba2, EverySchedule) {
+  for (const int config : {-1, 0, 1, 2})
+    check_config({.batch = 2, .seqlen = 300, .shared = 2, .dim = 72, .state = 128, .config = config}, DType::bf16);
 }
 
 TEST_P(Mamba2, WithoutStepsTheStatesStay) {

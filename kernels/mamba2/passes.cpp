@@ -1,3 +1,4 @@
+#include "kernels/generic_tiles.hpp"
 #include "kernels/mamba2/call.hpp"
 #include "kernels/named.hpp"
 #include "kernels/workspace.hpp"
@@ -72,6 +73,43 @@ void run_sum(const Call& call, const Tensor& sums, const Tensor& total) {
     bind(p.sums, sums.transpose(0, 1));
     bind(p.total, Tensor::borrow(total.data(), {heads, 1, columns}, DType::f32, total.device(), {total.stride(0), 0, total.stride(1)}));
   });
+}
+
+std::string type_of_scan(const ScanKernel& k) {
+  return tw::format("tw::kernels::mamba2::Scan<{}, {}, {}, {}>", element_name(k.dtype), kScanState, kScanColumns, bool_name(k.gated));
+}
+
+bool scan_fits(const Stream& stream) { return generic_shared_bytes(stream) == 0; }
+
+bool scan_pays(const Call& call) {
+  // A walk has one block for each tile. With few, the outputs of all chunks at once use the SMs better, although they need three times the
+  // bytes.
+  const Device device = call.stream.device();
+  return 3 * scan_grid(call).count() >= (device.is_cuda() ? device_info(device).units : 1);
+}
+
+void run_scan(const Call& call, const Tensor* initial, const Tensor* final, const Tensor& y) {
+  const Shape shape{call.heads(), std::int64_t{chunks_of(call)} * kChunk};
+  const auto room = [&] { return workspace(shape, DType::f32, call.stream); };
+  const ScanCall scan{room(), room(), room(), initial, final, y};
+  const auto fill_exponents = [&](auto& bind, auto& p) { bind_exponents(bind, p, call, scan); };
+  const bool cuda = call.stream.device().is_cuda();
+  if (!cuda)
+    launch_cpu<ChunkExponents<cpu::AnyFloat, kExponentHeads>>(exponents_grid(call), fill_exponents);
+  else
+    with_float_type(call.dt.dtype(), [&]<class T>(std::type_identity<T>) {
+      launch_gpu<ChunkExponents<T, kExponentHeads>>(call.stream, exponents_grid(call), fill_exponents);
+    });
+  const auto fill = [&](auto& bind, auto& p) { bind_scan(bind, p, call, scan); };
+  const auto run = [&]<class T, bool gated>() {
+    using Any = Scan<T, kScanState, kScanColumns, gated>;
+    if (!cuda) return launch_cpu<Any>(scan_grid(call), fill);
+    static KernelTable<ScanKernel> table(type_of_scan, Any::source);
+    detail::launch_named<typename Any::template On<sm_90a::Target<>>::Params>(table[{call.x.dtype(), gated}], call.stream, scan_grid(call),
+                                                                              fill);
+  };
+  const auto with_gate = [&]<class T>() { given(call.z) ? run.template operator()<T, true>() : run.template operator()<T, false>(); };
+  call.x.dtype() == DType::f16 ? with_gate.template operator()<f16>() : with_gate.template operator()<bf16>();
 }
 
 std::string type_of_update(const UpdateKernel& k) {

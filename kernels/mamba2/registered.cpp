@@ -2,7 +2,7 @@
 #include "kernels/mamba2/call.hpp"
 #include "tilewave/analyze.hpp"
 
-// The kernels that are worth compiling ahead of time, and their analysis. The scan itself is linear attention's.
+// The kernels that are worth compiling ahead of time, and their analysis. Gradients of the scan are linear attention's.
 
 namespace tw::kernels::mamba2 {
 
@@ -29,6 +29,9 @@ struct Problem {
     update = {call, placeholder(call.states(), DType::f32), by_head_of(), {}};
     discretized = {of_steps(DType::f32), of_steps(DType::f32)};
     scaled = by_head_of();
+    const auto exponents = [&] { return placeholder({heads, std::int64_t{chunks_of(call)} * kChunk}, DType::f32); };
+    final = placeholder({batch, heads, state, dim}, DType::f32);
+    scan = {exponents(), exponents(), exponents(), nullptr, &final, by_head_of()};
     gradients = {.dy = by_head_of(),
                  .du = by_head_of(),
                  .o = by_head_of(),
@@ -46,7 +49,8 @@ struct Problem {
   Call call;
   UpdateCall update;
   Discretized discretized;
-  Tensor scaled;
+  Tensor scaled, final;
+  ScanCall scan;
   Gradients gradients;
 };
 
@@ -68,6 +72,20 @@ Analysis analyze_outputs(const ShapeValues& shape) {
   const Problem p(shape);
   return analyze<RegisteredOutputs>(rows_grid(p.call, 32),
                                     [&](auto& bind, auto& params) { bind_outputs(bind, params, p.call, p.update.y); });
+}
+
+using RegisteredExponents = ChunkExponents<bf16, kExponentHeads>;
+Analysis analyze_exponents(const ShapeValues& shape) {
+  const Problem p(shape);
+  return analyze<RegisteredExponents>(exponents_grid(p.call),
+                                      [&](auto& bind, auto& params) { bind_exponents(bind, params, p.call, p.scan); });
+}
+
+constexpr ScanKernel kScanKernel{DType::bf16, true};
+using RegisteredScan = Scan<bf16, kScanState, kScanColumns, true>;
+Analysis analyze_scan(const ShapeValues& shape) {
+  const Problem p(shape);
+  return analyze<RegisteredScan>(scan_grid(p.call), [&](auto& bind, auto& params) { bind_scan(bind, params, p.call, p.scan); });
 }
 
 constexpr UpdateKernel kUpdateKernel{DType::bf16, DType::bf16, DType::f32, 128};
@@ -96,6 +114,10 @@ Analysis analyze_input_gradients(const ShapeValues& shape) {
 
 std::vector<KernelVariant> registered() {
   return {
+      {make_spec(kernel_info<RegisteredExponents>, true, true, "mamba2_chunk_exponents_bf16"), analyze_exponents},
+      {make_spec({type_of_scan(kScanKernel), RegisteredScan::source, detail::tile_recorder<RegisteredScan>()}, true, true,
+                 "mamba2_scan_bf16"),
+       analyze_scan},
       {make_spec(kernel_info<RegisteredSizes>, true, true, "mamba2_step_sizes_bf16"), analyze_sizes},
       {make_spec(kernel_info<RegisteredScale>, true, true, "mamba2_scale_bf16_d64"), analyze_scale},
       {make_spec(kernel_info<RegisteredOutputs>, true, true, "mamba2_skip_and_gate_bf16_d64"), analyze_outputs},
@@ -105,6 +127,15 @@ std::vector<KernelVariant> registered() {
       {make_spec(kernel_info<RegisteredOutputGradients>, true, true, "mamba2_output_gradients_bf16_d64"), analyze_output_gradients},
       {make_spec(kernel_info<RegisteredInputGradients>, true, true, "mamba2_input_gradients_bf16_d64"), analyze_input_gradients},
   };
+}
+
+std::vector<KernelSpec> registered_generic() {
+  std::vector<KernelSpec> specs;
+  for (const KernelVariant& variant : registered()) {
+    if (variant.spec.name.find("scan") != std::string::npos) continue;
+    specs.push_back(for_target(variant.spec, GpuTarget::cuda));
+  }
+  return specs;
 }
 
 }  // namespace tw::kernels::mamba2
