@@ -171,6 +171,10 @@ void run_recurrence(const Call& call, const Discretized& d, const Tensor& scaled
                     .config = call.config});
 }
 
+bool can_walk(const Call& call) { return call.x.dtype() != DType::f32 && call.state() <= kScanState && scan_fits(call.stream); }
+/// Whether the scan is one walk.
+bool walks(const Call& call) { return can_walk(call) && call.length() > 0 && (call.config == 2 || (call.config == -1 && scan_pays(call))); }
+
 }  // namespace
 
 void mamba2(const Tensor& x, const Tensor& dt, const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& y,
@@ -194,11 +198,10 @@ void mamba2(const Tensor& x, const Tensor& dt, const Tensor& a, const Tensor& b,
                  {"seq_idx", options.seq_idx}});
   check_disjoint(op, {"y", &y}, {initial});
   if (options.final_states != nullptr && options.initial_states != nullptr) check_in_place(op, final, initial);
-  const bool can = x.dtype() != DType::f32 && b.shape(3) <= kScanState && scan_fits(call.stream);
-  require(call.config < 2 || can,
+  require(call.config < 2 || can_walk(call),
           "{}: config is 2, x is {} and B {}; one walk is for f16 and bf16, dstate up to {}, and on GPUs for sm_90a", op, x, b, kScanState);
   if (call.sequences == 0 || call.heads() == 0) return;
-  if (can && call.length() > 0 && (call.config == 2 || (call.config == -1 && scan_pays(call)))) {
+  if (walks(call)) {
     const Transposed from(options.initial_states), to(options.final_states);
     return run_scan(call, from.pointer(), to.pointer(), by_head(y));
   }
@@ -300,7 +303,14 @@ void mamba2_backward(const Tensor& x, const Tensor& dt, const Tensor& a, const T
     const Tensor scaled = run_scale(call, d), dv = room(of_x, x.dtype());
     if (given(call.z)) {
       const Tensor scanned = room(of_x, x.dtype()), du = room(of_x, x.dtype());
-      run_recurrence(call, d, scaled, o.initial_states, nullptr, scanned);
+      if (walks(call)) {
+        Call plain = call;  // without D and the gate
+        plain.z = plain.skip = Tensor();
+        const Transposed from(o.initial_states);
+        run_scan(plain, from.pointer(), nullptr, by_head(scanned));
+      } else {
+        run_recurrence(call, d, scaled, o.initial_states, nullptr, scanned);
+      }
       g.o = by_head(scanned), g.du = by_head(du), g.dz = by_head(*o.dz);
       run_output_gradients(call, g);
     }
