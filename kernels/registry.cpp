@@ -15,6 +15,7 @@
 #include "kernels/gemm/variants.hpp"
 #include "kernels/grouped_gemm/kernels.hpp"
 #include "kernels/hadamard/variants.hpp"
+#include "kernels/indexer/kernels.hpp"
 #include "kernels/linear_attention/call.hpp"
 #include "kernels/log_mel/variants.hpp"
 #include "kernels/mamba2/call.hpp"
@@ -44,6 +45,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("grouped_gemm", kernels::grouped_gemm::registered(), kernels::grouped_gemm::kShape);
   add("attention", kernels::attention::registered(), kernels::attention::kShape);
   add("mla", kernels::mla::registered(), kernels::mla::kShape);
+  add("indexer", kernels::indexer::registered(), kernels::indexer::kShape);
   add("convolution", kernels::convolution::registered(), kernels::convolution::kShape);
   add("causal_conv1d", kernels::causal_conv1d::registered(), kernels::causal_conv1d::kShape);
   add("gated_delta", kernels::gated_delta::registered(), kernels::gated_delta::kShape);
@@ -72,8 +74,8 @@ std::vector<RegisteredKernel> registered_kernels() {
 std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarget target) {
   std::vector<RegisteredKernel> all = registered_kernels();
   if (target != GpuTarget::cuda) return all;
-  constexpr std::string_view kOtherTiles[] = {"gemm",        "attention",        "mla",   "convolution", "sparse_gemm", "block_sparse_gemm",
-                                              "gated_delta", "linear_attention", "mamba2"};
+  constexpr std::string_view kOtherTiles[] = {"gemm",        "attention",         "mla",         "indexer",          "convolution",
+                                              "sparse_gemm", "block_sparse_gemm", "gated_delta", "linear_attention", "mamba2"};
   const auto tiles_differ = [&](const RegisteredKernel& kernel) {
     return std::ranges::find(kOtherTiles, kernel.family) != std::end(kOtherTiles);
   };
@@ -86,6 +88,7 @@ std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarge
   add("gemm", kernels::gemm::registered_generic(shared));
   add("attention", kernels::attention::registered_generic(shared));
   add("mla", kernels::mla::registered_generic(shared));
+  add("indexer", kernels::indexer::registered_generic(shared));
   add("convolution", kernels::convolution::registered_generic(shared));
   add("sparse_gemm", kernels::sparse_gemm::registered_generic(shared));
   add("block_sparse_gemm", kernels::block_sparse_gemm::registered_generic(shared));
