@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tilewave/tile/language.tile.hpp"
+#include "kernels/indexer/head_sums.tile.hpp"
 
 namespace tw::kernels::indexer {
 
@@ -18,8 +18,9 @@ enum class Cache {
 struct LastFirst {
   static constexpr Dispatch dispatch = Dispatch::dynamic;
   TW_INLINE static constexpr Tile at(const TileGrid& grid, int i) {
-    const int per_row = grid.n * grid.batch, m = i / per_row, rest = i - m * per_row;
-    return {grid.m - 1 - m, rest % grid.n, rest / grid.n};
+    const u32 part = static_cast<u32>(i) / static_cast<u32>(grid.m), m = static_cast<u32>(i) - part * static_cast<u32>(grid.m);
+    const u32 batch = part / static_cast<u32>(grid.n), n = part - batch * static_cast<u32>(grid.n);
+    return {grid.m - 1 - static_cast<int>(m), static_cast<int>(n), static_cast<int>(batch)};
   }
 };
 
@@ -62,9 +63,12 @@ struct Indexer {
     static constexpr int query_stages = sizeof(T) == 1 && !products_are_synchronous<Target> ? 2 : 1;
     using Q = Shared<Target, T, columns, kDim>;
     using K = Shared<Target, T, kKeys, kDim>;
-    using Scales = SharedVector<Target, float, kPage>;
+    static constexpr int together = paged ? kPage : kKeys;  ///< keys whose scales are side by side
+    using Scales = SharedVector<Target, float, together>;
     using Acc = Fragment<Target, float, kKeys, columns>;
     using Weights = ColumnVector<Target, float, Acc>;
+    using Sums = HeadSums<Target, Acc, Heads>;
+    using KeyScales = typename Sums::Scales;
     using Work = IndexerWork;
     using Schedule = LastFirst;
 
@@ -109,7 +113,7 @@ struct Indexer {
     };
     struct Slot {
       K k;
-      Scales scales[kKeys / kPage];
+      Scales scales[kKeys / together];
     };
     struct Unscaled {
       K k;
@@ -131,6 +135,7 @@ struct Indexer {
       int begin = p.keys, end = 0;
       w.common_begin = 0;
       w.common_end = w.queries == Queries ? p.keys : 0;  // otherwise each row is looked at
+      TW_NO_UNROLL
       for (int n = 0; n < w.queries; ++n) {
         const KeyRange range = p.range(w.batch, w.query + n);
         w.common_begin = max(w.common_begin, range.begin);
@@ -151,7 +156,7 @@ struct Indexer {
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
       if (step == 0) {
         producer.put(memory.q, [&](auto copy, Queried& q) {
-          TW_UNROLL
+          TW_NO_UNROLL
           for (int n = 0; n < Queries; ++n) {
             const int query = w.query + min(n, w.queries - 1);  // the results of a repeated one are dropped
             copy.part(p.q, q.of[n / group], n % group * Heads, Heads, 0, 0, w.batch * p.queries + query);
@@ -170,10 +175,7 @@ struct Indexer {
           }
         } else {
           copy.tile(p.k, slot.k, key0, 0);
-          if constexpr (scaled) {
-            TW_UNROLL
-            for (int half = 0; half < kKeys / kPage; ++half) copy.vector(p.scales, slot.scales[half], 0, key0 + half * kPage);
-          }
+          if constexpr (scaled) copy.vector(p.scales, slot.scales[0], 0, key0);
         }
       });
     }
@@ -194,7 +196,7 @@ struct Indexer {
 
       const Queried& q = block.take(memory.q);
       Acc acc;
-      RowVector<Target, float, Acc> scale;
+      KeyScales scale;
       if constexpr (groups == 1 || products_are_synchronous<Target>) {
         TW_NO_UNROLL
         for (int step = 0; step < w.steps; ++step) {
@@ -212,29 +214,41 @@ struct Indexer {
           }
         }
       } else {
+        // No product is in flight where the loop begins again: the assembler would serialize products that it cannot tell apart.
         Acc other;
-        const auto* slot = &block.take(memory.keys);
-        block.mma(acc, slot->k, q.of[0], true);
+        int step = 0;
         TW_NO_UNROLL
-        for (int step = 0; step < w.steps - 1; ++step) {
-          block.mma(other, slot->k, q.of[1], true);
-          read_scales(block, *slot, scale);
+        for (; step + 1 < w.steps; step += 2) {
+          const auto& slot = block.take(memory.keys);
+          block.mma(acc, slot.k, q.of[0], true);
+          block.mma(other, slot.k, q.of[1], true);
+          read_scales(block, slot, scale);
           block.wait(leave<1>, acc);
           store(block, p, w, step, 0, acc, first, scale);
-          const auto* const next = &block.take(memory.keys);
-          block.mma(acc, next->k, q.of[0], true);
+          const auto& next = block.take(memory.keys);
+          block.mma(acc, next.k, q.of[0], true);
           block.wait(leave<1>, other);
           block.release(memory.keys);
           store(block, p, w, step, group, other, second, scale);
-          slot = next;
+          block.mma(other, next.k, q.of[1], true);
+          read_scales(block, next, scale);
+          block.wait(leave<1>, acc);
+          store(block, p, w, step + 1, 0, acc, first, scale);
+          block.wait(leave<0>, other);
+          block.release(memory.keys);
+          store(block, p, w, step + 1, group, other, second, scale);
         }
-        block.mma(other, slot->k, q.of[1], true);
-        read_scales(block, *slot, scale);
-        block.wait(leave<1>, acc);
-        store(block, p, w, w.steps - 1, 0, acc, first, scale);
-        block.wait(leave<0>, other);
-        block.release(memory.keys);
-        store(block, p, w, w.steps - 1, group, other, second, scale);
+        if (step < w.steps) {
+          const auto& slot = block.take(memory.keys);
+          block.mma(acc, slot.k, q.of[0], true);
+          block.mma(other, slot.k, q.of[1], true);
+          read_scales(block, slot, scale);
+          block.wait(leave<1>, acc);
+          store(block, p, w, step, 0, acc, first, scale);
+          block.wait(leave<0>, other);
+          block.release(memory.keys);
+          store(block, p, w, step, group, other, second, scale);
+        }
       }
       block.release(memory.q);
     }
@@ -261,52 +275,36 @@ struct Indexer {
           to[i] = p.weights[(static_cast<i64>(w.batch) * p.queries + w.query + n) * p.weights_stride + head * p.weights_step];
       });
     }
-    TW_INLINE static void read_scales(auto& block, const auto& slot, auto& scale) {
+    TW_INLINE static void read_scales(auto& block, const auto& slot, KeyScales& scale) {
       if constexpr (scaled) {
-        block.for_rows(scale, [&](int row, int, auto& x) { x = slot.scales[row / kPage][row % kPage]; });
+        Sums::read(block, scale, [&](int row) { return slot.scales[row / together][row % together]; });
         block.fence();  // scales are read before the slot is released
         block.sync_warpgroup();
       }
     }
-    template <int n = 0>
-    TW_INLINE static void for_queries(auto f) {
-      if constexpr (n < group) {
-        f(Constant<n>{});
-        for_queries<n + 1>(f);
-      }
-    }
     /// Sums over heads and writes a step's scores of the queries from n0 on.
     TW_INLINE static void store(auto& block, const Params& p, const Work& w, int step, int n0, Acc& acc, const Weights& weights,
-                                const auto& scale) {
+                                const KeyScales& scale) {
+      Sums sums;
+      sums.sum(block, acc, weights);
+      if constexpr (scaled) sums.multiply(block, scale);
       const int key0 = w.key + step * kKeys;
-      const bool whole = key0 >= w.common_begin && key0 + kKeys <= w.common_end && key0 + kKeys <= w.column_end &&
-                         p.exists(w.batch, key0) && p.exists(w.batch, key0 + kPage);
-      block.map(acc, weights, [](auto x, auto weight) { return max(x, 0.0f) * weight; });
-      for_queries([&](auto query) {
-        constexpr int n = decltype(query)::value;
-        RowVector<Target, float, Acc> sums;
-        block.rows(acc, [&](int i, auto row) {
-          sums[i] = row.template columns<n * Heads, Heads>().sum();
-          if constexpr (scaled) sums[i] = sums[i] * scale[i];
-        });
-        const auto to = p.scores + (row_of(p, w, n0 + n) + key0);
-        if (whole) {
-          block.for_rows(sums, [&](int row, int, auto& x) {
-            if (block.owns_rows(sums)) to[row] = x;
-          });
-        } else if (n0 + n < w.queries) {
+      const bool whole =
+          key0 >= w.common_begin && key0 + kKeys <= w.common_end && p.exists(w.batch, key0) && p.exists(w.batch, key0 + kPage);
+      const auto to = p.scores + (row_of(p, w, n0) + key0);
+      if (whole) {
+        sums.for_each(block, [&](int row, int n, const auto& x) { to[n * p.scores_stride + row] = x; });
+      } else {
+        sums.for_each(block, [&](int row, int n, const auto& x) {
+          const int key = key0 + row;
+          if (n0 + n >= w.queries || key >= w.column_end) return;
           const KeyRange range = p.range(w.batch, w.query + n0 + n);
-          block.for_rows(sums, [&](int row, int, auto& x) {
-            const int key = key0 + row;
-            if (key >= w.column_end || !block.owns_rows(sums)) return;
-            const bool seen = key >= range.begin && key < range.end && p.exists(w.batch, key);
-            if (seen)
-              to[row] = x;
-            else if (p.clear)
-              to[row] = -kInfinity;
-          });
-        }
-      });
+          if (key >= range.begin && key < range.end && p.exists(w.batch, key))
+            to[n * p.scores_stride + row] = x;
+          else if (p.clear)
+            to[n * p.scores_stride + row] = -kInfinity;
+        });
+      }
     }
   };
 };
