@@ -201,13 +201,13 @@ struct Indexer {
         TW_NO_UNROLL
         for (int step = 0; step < w.steps; ++step) {
           const auto& slot = block.take(memory.keys);
-          block.mma(acc, slot.k, q.of[0], true);
+          multiply(block, acc, slot.k, q.of[0]);
           read_scales(block, slot, scale);
           block.wait(leave<0>, acc);
           if constexpr (groups == 1) block.release(memory.keys);
           store(block, p, w, step, 0, acc, first, scale);
           if constexpr (groups == 2) {
-            block.mma(acc, slot.k, q.of[1], true);
+            multiply(block, acc, slot.k, q.of[1]);
             block.wait(leave<0>, acc);
             block.release(memory.keys);
             store(block, p, w, step, group, acc, second, scale);
@@ -274,6 +274,16 @@ struct Indexer {
         if (n < w.queries && head < p.heads)
           to[i] = p.weights[(static_cast<i64>(w.batch) * p.queries + w.query + n) * p.weights_stride + head * p.weights_step];
       });
+    }
+    TW_INLINE static void multiply(auto& block, Acc& acc, const auto& k, const Q& q) {
+      if constexpr (sizeof(T) == 2 && products_are_synchronous<Target>) {
+        // In two halves: the compiler would leave a loop in the product of 128 elements, and the accumulators in memory.
+        constexpr int half = kDim / 2;
+        block.mma(acc, view_columns<0, half>(k), view_columns<0, half>(q), true);
+        block.mma(acc, view_columns<half, half>(k), view_columns<half, half>(q), false);
+      } else {
+        block.mma(acc, k, q, true);
+      }
     }
     TW_INLINE static void read_scales(auto& block, const auto& slot, KeyScales& scale) {
       if constexpr (scaled) {
