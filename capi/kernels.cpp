@@ -18,6 +18,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/indexer.hpp"
 #include "tilewave/linear_attention.hpp"
 #include "tilewave/mamba2.hpp"
 #include "tilewave/mla.hpp"
@@ -1111,6 +1112,39 @@ tw_status tw_mla_sparse(const tw_tensor* q, const tw_tensor* kv, const tw_tensor
                     .max_logits = max_logits.get(),
                     .num_splits = given.num_splits,
                     .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_indexer_scores(const tw_tensor* q, const tw_tensor* k, const tw_tensor* weights, const tw_tensor* scores,
+                            const tw_indexer_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("scores", scores);
+    const auto given = tw::c_api::known("options", options);
+    const Given k_scale("k_scale", given.k_scale), starts("starts", given.starts), ends("ends", given.ends);
+    tw::indexer_scores(borrow("q", q), borrow("k", k), borrow("weights", weights), out,
+                       {.k_scale = k_scale.get(),
+                        .starts = starts.get(),
+                        .ends = ends.get(),
+                        .causal = given.causal != 0,
+                        .clear = given.no_clear == 0,
+                        .num_splits = given.num_splits,
+                        .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_indexer_scores_paged(const tw_tensor* q, const tw_tensor* k_cache, const tw_tensor* weights, const tw_tensor* block_table,
+                                  const tw_tensor* scores, const tw_indexer_paged_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("scores", scores);
+    const auto given = tw::c_api::known("options", options);
+    const Given seqlens("seqlens", given.seqlens);
+    tw::indexer_scores_paged(borrow("q", q), borrow("k_cache", k_cache), borrow("weights", weights), borrow("block_table", block_table),
+                             out,
+                             {.seqlens = seqlens.get(),
+                              .causal = given.not_causal == 0,
+                              .clear = given.no_clear == 0,
+                              .num_splits = given.num_splits,
+                              .stream = stream_of(out, cuda_stream)});
   });
 }
 

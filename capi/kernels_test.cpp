@@ -24,6 +24,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/indexer.hpp"
 #include "tilewave/linear_attention.hpp"
 #include "tilewave/mamba2.hpp"
 #include "tilewave/mla.hpp"
@@ -1201,6 +1202,65 @@ TEST(CInterface, SparseLatentAttention) {
   options.num_splits = 200;
   expect_refused(tw_mla_sparse(InC(q), InC(kv), InC(indices), InC(poisoned({3, 4, 512}, DType::bf16)), &options, nullptr),
                  "num_splits is 200");
+}
+
+TEST(CInterface, Indexer) {
+  const DType fp8 = DType::fp8_e4m3;
+  const Tensor q = Tensor::random({3, 16, 128}, DType::f32, 1).to(fp8), k = Tensor::random({40, 128}, DType::f32, 2).to(fp8);
+  const Tensor scale = Tensor::random({40}, DType::f32, 3), weights = Tensor::random({3, 16}, DType::f32, 4);
+  const Tensor starts = integers({0, 5, 9}, {3}), ends = integers({40, 30, 9}, {3});
+  const InC scale_in_c(scale), starts_in_c(starts), ends_in_c(ends);
+  tw_indexer_options options = {};
+  options.struct_size = sizeof options;
+  options.k_scale = scale_in_c;
+  options.starts = starts_in_c;
+  options.ends = ends_in_c;
+  options.causal = 1;
+  options.no_clear = 1;
+  options.num_splits = 2;
+  expect_same(
+      {3, 40}, DType::f32, [&](const Tensor& y) { return tw_indexer_scores(InC(q), InC(k), InC(weights), InC(y), &options, nullptr); },
+      [&](const Tensor& y) {
+        indexer_scores(q, k, weights, y,
+                       {.k_scale = &scale, .starts = &starts, .ends = &ends, .causal = true, .clear = false, .num_splits = 2});
+      });
+  const Tensor half_q = q.to(DType::f32).to(DType::f16), half_k = k.to(DType::f32).to(DType::f16);
+  expect_same(
+      {3, 40}, DType::f32,
+      [&](const Tensor& y) { return tw_indexer_scores(InC(half_q), InC(half_k), InC(weights), InC(y), nullptr, nullptr); },
+      [&](const Tensor& y) { indexer_scores(half_q, half_k, weights, y); });
+  expect_refused(tw_indexer_scores(InC(q), InC(k), InC(weights), InC(poisoned({3, 40}, DType::f32)), nullptr, nullptr),
+                 "k_scale is missing");
+
+  const Tensor paged_q = q.reshape({1, 3, 16, 128}), paged_weights = weights.reshape({1, 3, 16});
+  const Tensor cache = Tensor::zeros({2, 64, 132}, DType::u8), table = integers({1, 0}, {1, 2}), seqlens = integers({70}, {1});
+  for (std::int64_t i = 0; i < cache.numel(); ++i) cache.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(i * 37 % 100);  // no NaN
+  const InC seqlens_in_c(seqlens);
+  tw_indexer_paged_options paged = {};
+  paged.struct_size = sizeof paged;
+  paged.seqlens = seqlens_in_c;
+  paged.not_causal = 1;
+  paged.no_clear = 1;
+  paged.num_splits = 2;
+  expect_same(
+      {1, 3, 100}, DType::f32,
+      [&](const Tensor& y) {
+        return tw_indexer_scores_paged(InC(paged_q), InC(cache), InC(paged_weights), InC(table), InC(y), &paged, nullptr);
+      },
+      [&](const Tensor& y) {
+        indexer_scores_paged(paged_q, cache, paged_weights, table, y,
+                             {.seqlens = &seqlens, .causal = false, .clear = false, .num_splits = 2});
+      });
+  expect_same(
+      {1, 3, 100}, DType::f32,
+      [&](const Tensor& y) {
+        return tw_indexer_scores_paged(InC(paged_q), InC(cache), InC(paged_weights), InC(table), InC(y), nullptr, nullptr);
+      },
+      [&](const Tensor& y) { indexer_scores_paged(paged_q, cache, paged_weights, table, y); });
+  paged.num_splits = -1;
+  expect_refused(tw_indexer_scores_paged(InC(paged_q), InC(cache), InC(paged_weights), InC(table), InC(poisoned({1, 3, 100}, DType::f32)),
+                                         &paged, nullptr),
+                 "num_splits is -1");
 }
 
 TEST(CInterface, LatentAttention) {

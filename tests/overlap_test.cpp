@@ -26,6 +26,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/indexer.hpp"
 #include "tilewave/linear_attention.hpp"
 #include "tilewave/log_mel.hpp"
 #include "tilewave/mamba2.hpp"
@@ -545,6 +546,24 @@ std::vector<Operation> all_operations() {
         {"lse", {2, 2, 1}, kF32, true}},
        [](const Operands& t) { attention_decode(t[0], t[1], t[2], t[3], {.block_table = &t[4]}, {.sink = &t[5], .lse = &t[6]}); }});
   const DType bf16 = DType::bf16;
+  const DType fp8 = DType::fp8_e4m3;
+  all.push_back({"indexer_scores",
+                 {{"q", {3, 2, 128}, fp8},
+                  {"k", {5, 128}, fp8},
+                  {"weights", {3, 2}},
+                  {"scores", {3, 5}, kF32, true},
+                  {"k_scale", {5}},
+                  {"starts", {3}, kI32},
+                  {"ends", {3}, kI32}},
+                 [](const Operands& t) { indexer_scores(t[0], t[1], t[2], t[3], {.k_scale = &t[4], .starts = &t[5], .ends = &t[6]}); }});
+  all.push_back({"indexer_scores_paged",
+                 {{"q", {2, 1, 2, 128}, fp8},
+                  {"k_cache", {3, 64, 132}, DType::u8},
+                  {"weights", {2, 1, 2}},
+                  {"block_table", {2, 1}, kI32},
+                  {"scores", {2, 1, 70}, kF32, true},
+                  {"seqlens", {2}, kI32}},
+                 [](const Operands& t) { indexer_scores_paged(t[0], t[1], t[2], t[3], t[4], {.seqlens = &t[5]}); }});
   all.push_back({"mla_append",
                  {{"latent", {2, 1, 512}, bf16},
                   {"rotary", {2, 1, 64}, bf16},

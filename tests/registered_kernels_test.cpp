@@ -172,6 +172,8 @@ const Bytes kBytes[] = {
     {"mla", "mla_decode_bf16_contiguous", "batch=1,heads=128,keys=100", 2 * (64 + 100) * 1152, 128 * (1024 + 4), (128 + 100) * 1152},
     // Four tiles, each with its queries, 100 keys, and twice the list of these, which is the same for both tokens; o and lse.
     {"mla", "mla_sparse_bf16", "batch=2,heads=128,keys=100", 4 * ((64 + 100) * 1152 + 800), 256 * (1024 + 4), (256 + 100) * 1152 + 400},
+    // Two tiles of four queries with their weights, each with all keys and their scales.
+    {"indexer", "indexer_fp8_e4m3_64", "queries=8,keys=256", 2 * (32768 + 1024 + 32768 + 1024), 8 * 1024, 65536 + 2048 + 32768 + 1024},
     {"topk", "topk_short_f32", "rows=4,cols=100,k=3", 1600 + 48, 4 * 3 * 8, 1600},  // as many as can be sorted at once
     {"topk", "topk_part_f32", "rows=1,cols=100000", 2 * 400000, 25 * 256 * 8, 400000},
     {"topk", "argmax_part_f32", "rows=1,cols=100000", 400000, 25 * 8, 400000},
@@ -266,6 +268,7 @@ TEST(RegisteredKernels, ShapesThatAKernelIsNotForAreErrors) {
   expect("gemm_bf16_skinny_32x8", "M=2,N=8,K=8", "multiples of 64");
   expect("gemm_fp8_block_scaled", "M=2,N=8,K=8,batch=2", "batch is 2");
   expect("causal_conv1d_bf16", "seqlen=1,channels=8,width=3", "width is 3; the kernel is for 4");
+  expect("indexer_fp8_e4m3_64", "queries=1,keys=1,heads=65", "heads is 65; this kernel is for 33 to 64");
   expect("gated_delta_walk_bf16_64", "seqlen=1,dim=65", "dim is 65; the kernel supports up to 64");
   expect("softmax_bf16_2x24", "rows=1,cols=1537", "cols is 1537; the kernel supports up to 1536");
   expect("rms_norm_bf16_1x8", "rows=1,cols=257", "cols is 257; the kernel supports up to 256");

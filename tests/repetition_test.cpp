@@ -42,6 +42,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/indexer.hpp"
 #include "tilewave/launch.hpp"
 #include "tilewave/linear_attention.hpp"
 #include "tilewave/mamba2.hpp"
@@ -99,7 +100,7 @@ void expect_close(const Tensor& got, const Tensor& expected, float tolerance) {
   std::int64_t wrong = 0, first = -1;
   for (std::int64_t i = 0; i < a.numel(); ++i) {
     const float x = a.data<float>()[i], y = b.data<float>()[i];
-    const bool close = std::isnan(y) ? std::isnan(x) : std::abs(x - y) <= tolerance + tolerance * std::abs(y);
+    const bool close = std::isnan(y) ? std::isnan(x) : x == y || std::abs(x - y) <= tolerance + tolerance * std::abs(y);
     if (!close) {
       if (first < 0) first = i;
       ++wrong;
@@ -889,6 +890,78 @@ Case mla_sparse_case(std::int64_t tokens, int splits, bool fp8) {
             const std::vector<Tensor>& t = in->on(stream.device());
             mla_sparse(t[0], t[1], t[2], out, {.num_splits = splits, .stream = stream});
           }};
+}
+
+/// Weights of one sign: scores then are as large as what is added up, and their errors are relative to them.
+Tensor indexer_weights(Shape shape) {
+  Tensor weights = Tensor::random(std::move(shape), DType::f32, seed() + 2);
+  for (std::int64_t i = 0; i < weights.numel(); ++i) weights.data<float>()[i] = std::abs(weights.data<float>()[i]);
+  return weights;
+}
+
+/// Scores of the indexer: many short tiles, with a range of keys for each query.
+Case indexer_case(std::int64_t heads, DType dtype, int splits) {
+  constexpr std::int64_t kQueries = 1024, kIndexed = 640;
+  std::vector<std::int32_t> starts(kQueries), ends(kQueries);
+  std::mt19937_64 random = random_engine();
+  for (std::size_t i = 0; i < starts.size(); ++i) {
+    starts[i] = static_cast<std::int32_t>(random() % kIndexed);
+    ends[i] = static_cast<std::int32_t>(random() % (kIndexed + 50));
+  }
+  const SharedInputs in = std::make_shared<Inputs>(
+      std::vector{Tensor::random({kQueries, heads, kIndexerDim}, DType::f32, seed()).to(dtype),
+                  Tensor::random({kIndexed, kIndexerDim}, DType::f32, seed() + 1).to(dtype), indexer_weights({kQueries, heads}),
+                  Tensor::random({kIndexed}, DType::f32, seed() + 3), Tensor::from(std::span<const std::int32_t>(starts), {kQueries}),
+                  Tensor::from(std::span<const std::int32_t>(ends), {kQueries})});
+  return {tw::format("indexer: {} heads, {}, {} splits", heads, name_of(dtype), splits),
+          {kQueries, kIndexed},
+          DType::f32,
+          [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            indexer_scores(t[0], t[1], t[2], out,
+                           {.k_scale = dtype == DType::fp8_e4m3 ? &t[3] : nullptr,
+                            .starts = &t[4],
+                            .ends = &t[5],
+                            .num_splits = splits,
+                            .stream = stream});
+          }};
+}
+
+/// The same for decoding, of pages in random order.
+Case indexer_paged_case(std::int64_t seqlen_q) {
+  constexpr std::int64_t kBatch = 70, kHeads = 64, kPages = 8, kColumns = kPages * kIndexerPage;
+  std::vector<std::int32_t> lengths(kBatch), table(kBatch * kPages);
+  std::mt19937_64 random = random_engine();
+  for (std::int32_t& length : lengths) length = static_cast<std::int32_t>(random() % (kColumns + 1));
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), random);
+  const Tensor keys = Tensor::random({kBatch * kPages, kIndexerPage, kIndexerKeyBytes}, DType::f32, seed()).to(DType::fp8_e4m3);
+  for (std::int64_t page = 0; page < kBatch * kPages; ++page) {
+    auto* const scales =
+        reinterpret_cast<float*>(static_cast<char*>(keys.data()) + page * kIndexerPage * kIndexerKeyBytes + kIndexerPage * kIndexerDim);
+    std::fill_n(scales, kIndexerPage, 1.0f);
+  }
+  const SharedInputs in = std::make_shared<Inputs>(
+      std::vector{Tensor::random({kBatch, seqlen_q, kHeads, kIndexerDim}, DType::f32, seed() + 1).to(DType::fp8_e4m3), keys,
+                  indexer_weights({kBatch, seqlen_q, kHeads}), Tensor::from(std::span<const std::int32_t>(table), {kBatch, kPages}),
+                  Tensor::from(std::span<const std::int32_t>(lengths), {kBatch})});
+  return {tw::format("indexer: pages, {} queries", seqlen_q),
+          {kBatch, seqlen_q, kColumns},
+          DType::f32,
+          [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            indexer_scores_paged(t[0], t[1], t[2], t[3], out, {.seqlens = &t[4], .stream = stream});
+          }};
+}
+
+TEST(Repetition, cuda_Indexer) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  for (const std::int64_t heads : {16, 64, 128})
+    for (const int splits : {1, 3}) cases.push_back(indexer_case(heads, DType::fp8_e4m3, splits));
+  cases.push_back(indexer_case(64, DType::bf16, 1));
+  for (const std::int64_t seqlen_q : {1, 2, 4}) cases.push_back(indexer_paged_case(seqlen_q));
+  expect_all_repeatable(cases);
 }
 
 TEST(Repetition, cuda_LatentAttention) {

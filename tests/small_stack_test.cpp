@@ -29,6 +29,7 @@
 #include "tilewave/gemm.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/hadamard.hpp"
+#include "tilewave/indexer.hpp"
 #include "tilewave/linear_attention.hpp"
 #include "tilewave/mamba2.hpp"
 #include "tilewave/mla.hpp"
@@ -110,6 +111,10 @@ std::vector<StackCase> stack_cases() {
       all.push_back({"mla_sparse", {1, 16, 512}, dtype, [=](const Tensor& y) {
                        mla_sparse(queries.select(0, 0), cache.select(0, 0), lists, y, {.num_splits = 2});
                      }});
+      const Tensor indexer_q = random_values({9, 64, 128}, dtype), indexer_k = random_values({300, 128}, dtype);
+      const Tensor indexer_weights = random_values({9, 64}, DType::f32);
+      all.push_back(
+          {"indexer_scores", {9, 300}, DType::f32, [=](const Tensor& y) { indexer_scores(indexer_q, indexer_k, indexer_weights, y); }});
       all.push_back({"block_sparse_gemm", {520, 600}, dtype, [=](const Tensor& y) { block_sparse_gemm(a, b, y, {}); }});
       all.push_back({"prune_2_4", {300, 96}, dtype, [=](const Tensor& y) { prune_2_4(w, y); }});
     }

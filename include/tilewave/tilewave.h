@@ -577,6 +577,33 @@ typedef struct {
 tw_status tw_mla_append(const tw_tensor* latent, const tw_tensor* rotary, const tw_tensor* kv_cache, const tw_mla_append_options* options,
                         void* cuda_stream);
 
+/* tw::IndexerOptions. */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor* k_scale;       /* f32 [keys]: for keys of e4m3 */
+  const tw_tensor *starts, *ends; /* i32 [queries] */
+  int32_t causal;                 /* 1: query i sees at most the first keys - queries + i + 1 keys */
+  int32_t no_clear;               /* 1: scores of keys that a query does not see are left as they are instead of -infinity */
+  int32_t num_splits;             /* splits of the keys; 0: the library's choice */
+} tw_indexer_options;
+
+/* q: [queries, heads, 128]; k: [keys, 128]; weights: f32 [queries, heads]; scores: f32 [queries, keys]. */
+tw_status tw_indexer_scores(const tw_tensor* q, const tw_tensor* k, const tw_tensor* weights, const tw_tensor* scores,
+                            const tw_indexer_options* options, void* cuda_stream);
+
+/* tw::IndexerPagedOptions. */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor* seqlens; /* i32 [batch] */
+  int32_t not_causal;       /* 1: every query of a sequence sees all of its keys */
+  int32_t no_clear, num_splits;
+} tw_indexer_paged_options;
+
+/* q: e4m3 [batch, seqlen_q, heads, 128]; k_cache: [pages, 64, 132]; weights: f32 [batch, seqlen_q, heads]; block_table: i32 [batch, pages];
+ * scores: f32 [batch, seqlen_q, columns]. */
+tw_status tw_indexer_scores_paged(const tw_tensor* q, const tw_tensor* k_cache, const tw_tensor* weights, const tw_tensor* block_table,
+                                  const tw_tensor* scores, const tw_indexer_paged_options* options, void* cuda_stream);
+
 /* Speech to text: tilewave/speech.hpp in C, in the library tilewave_speech.
  *
  * Structures begin with their size, which the caller sets to sizeof the structure. Fields that are 0 have their default, so
