@@ -46,10 +46,12 @@ void indexer_scores(const Tensor& q, const Tensor& k, const Tensor& weights, con
 
 /// Options of indexer_scores_paged(). Integer tensors are i32. All tensors are on the device of q.
 struct IndexerPagedOptions {
-  const Tensor* seqlens = nullptr;    ///< [batch], contiguous: keys of each sequence, the new ones included; null: as many as fit
-  bool causal = true;                 ///< query i of a sequence sees the first seqlen - seqlen_q + i + 1 keys; if false, all
-  bool clear = true;                  ///< as IndexerOptions::clear
-  int num_splits = 0;                 ///< as IndexerOptions::num_splits
+  const Tensor* seqlens = nullptr;  ///< [batch], contiguous: keys of each sequence, the new ones included; null: as many as fit. Or
+                                    ///< [batch, seqlen_q]: the keys that each query sees
+  bool causal = true;  ///< query i of a sequence sees the first seqlen - seqlen_q + i + 1 keys; if false, all. Not used where each
+                       ///< query has a length
+  bool clear = true;   ///< as IndexerOptions::clear
+  int num_splits = 0;  ///< as IndexerOptions::num_splits
   std::optional<Stream> stream = {};  ///< default: the device's standard stream
 };
 

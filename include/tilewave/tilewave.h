@@ -594,7 +594,7 @@ tw_status tw_indexer_scores(const tw_tensor* q, const tw_tensor* k, const tw_ten
 /* tw::IndexerPagedOptions. */
 typedef struct {
   size_t struct_size;
-  const tw_tensor* seqlens; /* i32 [batch] */
+  const tw_tensor* seqlens; /* i32 [batch] or [batch, seqlen_q] */
   int32_t not_causal;       /* 1: every query of a sequence sees all of its keys */
   int32_t no_clear, num_splits;
 } tw_indexer_paged_options;

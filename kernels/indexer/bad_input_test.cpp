@@ -144,6 +144,7 @@ TEST_P(IndexerPagedBadInput, Dtypes) {
 
 TEST_P(IndexerPagedBadInput, Options) {
   refused({"seqlens is i32[3]", "i32[2]"}, {.seqlens = &integers({1, 2, 3}, {3}).tensor()});
+  refused({"seqlens is i32[2, 2]", "i32[2] or i32[2, 1]"}, {.seqlens = &integers({1, 2, 3, 4}, {2, 2}).tensor()});
   refused({"num_splits is 1025", "1 to 1024"}, {.num_splits = 1025});
 }
 

@@ -138,13 +138,22 @@ Call check_paged(const Tensor& q, const Tensor& k_cache, const Tensor& weights, 
     call.k = Tensor::borrow(q.data(), {1, 1, kIndexerDim}, DType::fp8_e4m3, device);
     call.scales = Tensor::borrow(scores.data(), {1, 1}, DType::f32, device);
   }
-  call.ends = integers(op, "seqlens", options.seqlens, batch, device);
+  const Tensor* const seqlens = options.seqlens;
+  call.by_query = seqlens && seqlens->rank() == 2;
+  if (call.by_query) {
+    require(seqlens->shape() == Shape{batch, queries} && seqlens->is_contiguous(),
+            "{}: seqlens is {}; it must be i32[{}] or i32[{}, {}], contiguous", op, *seqlens, batch, batch, queries);
+    const Tensor by_row = seqlens->reshape({batch * queries});
+    call.ends = integers(op, "seqlens", &by_row, batch * queries, device);
+  } else {
+    call.ends = integers(op, "seqlens", seqlens, batch, device);
+  }
   call.pages = block_table.data<std::int32_t>();
   call.pages_stride = block_table.stride(0);
   call.batch = static_cast<int>(batch);
   call.queries = static_cast<int>(queries);
   call.keys = static_cast<int>(std::min(held, scores.shape(2)));
-  call.causal = options.causal;
+  call.causal = options.causal && !call.by_query;
   call.clear = options.clear;
   call.splits = options.num_splits;
   call.stream = checked_stream(op, options.stream, device);

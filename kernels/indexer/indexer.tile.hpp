@@ -78,21 +78,22 @@ struct Indexer {
       Global<Target, const float, Scales> scales;  ///< [1, keys], or [pages, 64]
       Pointer<Target, const float> weights;        ///< [batch * queries, heads]
       Pointer<Target, float> scores;               ///< [batch * queries, columns]
-      Pointer<Target, const i32> starts, ends;     ///< contiguous: [queries], or null; pages: `ends` has the lengths [batch]
+      Pointer<Target, const i32> starts, ends;     ///< contiguous: [queries], or null; pages: `ends` has lengths
       Pointer<Target, const i32> pages;            ///< [batch, pages of a sequence]
       i64 weights_stride, weights_step, scores_stride, pages_stride;
       int page_count;  ///< pages of the cache
       int queries;     ///< of a sequence
       int heads;
-      int keys;     ///< of a sequence, at most
-      int columns;  ///< of the scores
-      int part;     ///< columns of a tile, a multiple of kKeys
-      bool causal;  ///< query q of a sequence sees the keys before keys - queries + q + 1
-      bool clear;   ///< write -infinity where a query does not see a key; otherwise nothing
+      int keys;       ///< of a sequence, at most
+      int columns;    ///< of the scores
+      int part;       ///< columns of a tile, a multiple of kKeys
+      bool by_query;  ///< pages: `ends` is [batch, queries] instead of [batch]
+      bool causal;    ///< query q of a sequence sees the keys before keys - queries + q + 1
+      bool clear;     ///< write -infinity where a query does not see a key; otherwise nothing
 
       TW_INLINE KeyRange range(int batch, int query) const {
         if constexpr (paged) {
-          const int length = ends ? max(min(static_cast<int>(ends[batch]), keys), 0) : keys;
+          const int length = ends ? max(min(static_cast<int>(ends[by_query ? batch * queries + query : batch]), keys), 0) : keys;
           return {0, causal ? min(length - queries + query + 1, length) : length};
         } else {
           KeyRange range{0, causal ? min(keys - queries + query + 1, keys) : keys};

@@ -50,6 +50,7 @@ void bind_call(auto& bind, Params& p, const Call& call, const Kernel& kernel, in
   p.keys = call.keys;
   p.columns = call.columns();
   p.part = part;
+  p.by_query = call.by_query;
   p.causal = call.causal;
   p.clear = call.clear;
 }

@@ -25,6 +25,7 @@ struct Call {
   std::int64_t pages_stride = 0;
   int batch = 1, queries = 0;  ///< of a sequence
   int keys = 0;                ///< of a sequence, at most
+  bool by_query = false;       ///< with pages each query has a length
   bool causal = false, clear = true;
   int splits = 0;  ///< of the columns; 0: to be chosen
   Stream stream = Stream::standard(Device::cpu());

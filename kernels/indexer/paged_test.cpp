@@ -30,6 +30,7 @@ struct Case {
   std::vector<std::int64_t> lengths = {130, 300};    ///< as given; one for each sequence
   std::int64_t columns = 310;
   bool with_lengths = true, causal = true, clear = true;
+  bool by_query = false;  ///< lengths are of queries: those given, in turn
   int num_splits = 0;
   double missing = 0;         ///< share of the table that names no page
   std::int64_t page_gap = 0;  ///< bytes between pages
@@ -70,7 +71,8 @@ void IndexerPaged::check(const Case& c) {
   const std::int64_t held = c.table * kIndexerPage;
   std::vector<bool> used(at(pages * kIndexerPage), false);
   for (std::int64_t b = 0; b < batch; ++b) {
-    const std::int64_t length = std::clamp<std::int64_t>(c.with_lengths ? c.lengths[at(b)] : held, 0, std::min(held, c.columns));
+    const std::int64_t given = c.by_query ? *std::max_element(c.lengths.begin(), c.lengths.end()) : c.lengths[at(b)];
+    const std::int64_t length = std::clamp<std::int64_t>(c.with_lengths ? given : held, 0, std::min(held, c.columns));
     for (std::int64_t n = 0; n < c.table; ++n) {
       const bool in_use = n * kIndexerPage < length;
       // Entries after the last page of a sequence may be anything.
@@ -114,6 +116,10 @@ void IndexerPaged::check(const Case& c) {
   const std::vector<float> qs = all_q.fill_random(random), ws = all_weights.fill_random(random);
   block_table.fill(table);
   seqlens.fill(std::vector<float>(c.lengths.begin(), c.lengths.end()));
+  PlacedTensor query_lengths({batch, c.seqlen_q}, DType::i32, device);
+  std::vector<float> of_queries;
+  for (std::int64_t row = 0; row < batch * c.seqlen_q; ++row) of_queries.push_back(static_cast<float>(c.lengths[at(row % batch)]));
+  query_lengths.fill(of_queries);
   const auto by_sequence = [&](const Tensor& t) {
     Shape shape{batch, c.seqlen_q}, strides{c.seqlen_q * t.stride(0), t.stride(0)};
     for (std::size_t dim = 1; dim < t.shape().size(); ++dim) {
@@ -122,8 +128,12 @@ void IndexerPaged::check(const Case& c) {
     }
     return Tensor::borrow(t.data(), shape, t.dtype(), t.device(), strides);
   };
-  const IndexerPagedOptions options{
-      .seqlens = c.with_lengths ? &seqlens.tensor() : nullptr, .causal = c.causal, .clear = c.clear, .num_splits = c.num_splits};
+  const IndexerPagedOptions options{.seqlens = !c.with_lengths ? nullptr
+                                               : c.by_query    ? &query_lengths.tensor()
+                                                               : &seqlens.tensor(),
+                                    .causal = c.causal,
+                                    .clear = c.clear,
+                                    .num_splits = c.num_splits};
   const Tensor q = by_sequence(all_q), weights = by_sequence(all_weights), scores = by_sequence(all_scores);
   if (!launched([&] { indexer_scores_paged(q, cache, weights, block_table, scores, options); })) return;
 
@@ -133,7 +143,9 @@ void IndexerPaged::check(const Case& c) {
   for (std::int64_t b = 0; b < batch; ++b) {
     const std::int64_t length = std::clamp<std::int64_t>(c.with_lengths ? c.lengths[at(b)] : held, 0, std::min(held, c.columns));
     for (std::int64_t i = 0; i < c.seqlen_q; ++i) {
-      const std::int64_t end = c.causal ? length - c.seqlen_q + i + 1 : length, row = b * c.seqlen_q + i;
+      const std::int64_t row = b * c.seqlen_q + i;
+      std::int64_t end = c.causal ? length - c.seqlen_q + i + 1 : length;
+      if (c.by_query) end = std::clamp<std::int64_t>(c.lengths[at(row % batch)], 0, std::min(held, c.columns));
       for (std::int64_t j = 0; j < c.columns; ++j) {
         const double x = got[at(row * c.columns + j)];
         const std::int64_t page = j < end ? page_of[at(b * c.table + j / kIndexerPage)] : -1;
@@ -164,6 +176,14 @@ TEST_P(IndexerPaged, QueriesOfASequence) {
   for (const std::int64_t seqlen_q : {1, 2, 3, 4, 5, 9}) {
     check({.seqlen_q = seqlen_q, .lengths = {0, 1, 2, seqlen_q, 64, 65, 200}});
     check({.seqlen_q = seqlen_q, .lengths = {3, 130}, .causal = false});
+  }
+}
+
+/// Sequences have keys for the longest of all lengths.
+TEST_P(IndexerPaged, LengthsOfQueries) {
+  for (const std::int64_t seqlen_q : {1, 2, 5}) {
+    check({.seqlen_q = seqlen_q, .lengths = {0, 64, 310, 129, 1 << 30, -5}, .by_query = true});
+    check({.seqlen_q = seqlen_q, .lengths = {7, 200}, .causal = false, .clear = false, .by_query = true, .num_splits = 2});
   }
 }
 

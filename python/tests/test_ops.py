@@ -1032,6 +1032,73 @@ def test_mla_sparse(random):
             call()
 
 
+def reference_indexer(q, k, weights, scale):
+    """[queries, keys] in float64."""
+    products = np.maximum(np.einsum("qhd,kd->qkh", exact(q), exact(k)), 0)
+    return np.einsum("qkh,qh->qk", products, exact(weights)) * scale
+
+
+def test_indexer_scores(random):
+    q, k = normal(random, 5, 20, 128).astype(np.float16), normal(random, 70, 128).astype(np.float16)
+    weights = normal(random, 5, 20)
+    wanted = reference_indexer(q, k, weights, 1)
+    close(ops.indexer_scores(q, k, weights), wanted, 1e-5)
+    starts, ends = np.array([0, 3, 70, -5, 20], np.int32), np.array([70, 4, 80, 9, 10], np.int32)
+    columns = np.arange(70)
+    seen = (columns >= starts[:, None]) & (columns < ends[:, None])
+    scores = ops.indexer_scores(q, k, weights, starts=starts, ends=ends, num_splits=2)
+    assert (scores[~seen] == -np.inf).all()
+    close(scores[seen], wanted[seen], 1e-5)
+    out = np.full_like(scores, 7)
+    assert ops.indexer_scores(q, k, weights, causal=True, clear=False, out=out) is out
+    seen = columns < 70 - 5 + 1 + np.arange(5)[:, None]
+    assert (out[~seen] == 7).all()
+    close(out[seen], wanted[seen], 1e-5)
+    for call, part in [
+        (lambda: ops.indexer_scores(q[0], k, weights), "q has 2 dimensions"),
+        (lambda: ops.indexer_scores(q, k[:, :64], weights), r"k is f16\[70, 64\]"),
+        (lambda: ops.indexer_scores(q, k, weights[:, :3]), r"weights is f32\[5, 3\]"),
+        (lambda: ops.indexer_scores(q, k, weights, k_scale=normal(random, 70)), "only keys of fp8_e4m3"),
+        (lambda: ops.indexer_scores(q, k, weights, ends=ends[:2]), r"ends is i32\[2\]"),
+    ]:
+        with pytest.raises(ValueError, match=part):
+            call()
+
+
+def test_indexer_scores_paged(random):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    fp8 = ml_dtypes.float8_e4m3fn
+    q, weights = normal(random, 2, 2, 16, 128).astype(fp8), normal(random, 2, 2, 16)
+    keys, scales = normal(random, 4, 64, 128).astype(fp8), normal(random, 4, 64)
+    cache = np.concatenate([keys.reshape(4, -1).view(np.uint8), scales.view(np.uint8)], axis=1).reshape(4, 64, 132)
+    table, seqlens = np.array([[3, 1], [0, -1]], np.int32), np.array([100, 70], np.int32)
+    scores = ops.indexer_scores_paged(q, cache, weights, table, seqlens=seqlens)
+    assert scores.shape == (2, 2, 128)
+    for b in range(2):
+        pages = table[b][table[b] >= 0]
+        wanted = reference_indexer(q[b], keys[pages].reshape(-1, 128), weights[b], scales[pages].reshape(-1))
+        for i in range(2):
+            end = min(seqlens[b] - 1 + i, len(pages) * 64)
+            close(scores[b, i, :end], wanted[i, :end], 1e-5)
+            assert (scores[b, i, end:] == -np.inf).all()
+    of_queries = np.array([[100, 99], [0, 64]], np.int32)
+    by_query = ops.indexer_scores_paged(q, cache, weights, table, seqlens=of_queries, columns=110)
+    np.testing.assert_array_equal(by_query[0, 0], scores[0, 1, :110])
+    np.testing.assert_array_equal(by_query[0, 1], scores[0, 0, :110])
+    assert (by_query[1, 0] == -np.inf).all()
+    out = np.empty_like(scores)
+    assert ops.indexer_scores_paged(q, cache.view(fp8), weights, table, seqlens=seqlens, out=out) is out
+    np.testing.assert_array_equal(out, scores)
+    for call, part in [
+        (lambda: ops.indexer_scores_paged(q[0], cache, weights, table), "q has 3 dimensions"),
+        (lambda: ops.indexer_scores_paged(q, cache[:, :32], weights, table), r"k_cache is u8\[4, 32, 132\]"),
+        (lambda: ops.indexer_scores_paged(q, cache, weights, table, seqlens=seqlens[:1]), r"seqlens is i32\[1\]"),
+        (lambda: ops.indexer_scores_paged(q, cache, weights, table, columns=5, out=out), "columns is 5; out has 128"),
+    ]:
+        with pytest.raises(ValueError, match=part):
+            call()
+
+
 def test_mla_append(random):
     latent, rotary = normal(random, 2, 3, 512).astype(np.float16), normal(random, 2, 3, 64).astype(np.float16)
     cos, sin = normal(random, 40, 32), normal(random, 40, 32)

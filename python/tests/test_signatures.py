@@ -1,5 +1,5 @@
-"""FlashAttention's, FlashMLA's, flash-linear-attention's and mamba_ssm's functions keep their names, order of arguments and defaults: calls
-written for them mean the same here. Needs no PyTorch."""
+"""FlashAttention's, FlashMLA's, DeepGEMM's, flash-linear-attention's and mamba_ssm's functions keep their names, order of arguments and
+defaults: calls written for them mean the same here. Needs no PyTorch."""
 
 import inspect
 import re
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tilewave import fla, flash_attn, flash_attn_interface, flash_mla, mamba_ssm
+from tilewave import deep_gemm, fla, flash_attn, flash_attn_interface, flash_mla, mamba_ssm
 from tilewave.flash_attn import bert_padding
 from tilewave.flash_attn.layers import rotary
 
@@ -74,6 +74,13 @@ flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, tile_
 flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None)
 """
 
+# csrc/apis/attention.hpp of DeepGEMM, commit 0274ad7b911b99b4eb6f8d796403811cf1e18f3d.
+DEEP_GEMM = """
+fp8_mqa_logits(q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits=True, max_seqlen_k=0)
+fp8_paged_mqa_logits(q, kv_cache, weights, context_lens, block_table, schedule_meta, max_context_len, clean_logits=False, indices=None)
+get_paged_mqa_logits_metadata(context_lens, block_kv, num_sms, indices=None)
+"""
+
 # fla/ops of flash-linear-attention in 2026, without what tilewave.fla does not take.
 FLASH_LINEAR_ATTENTION = """
 chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
@@ -99,6 +106,7 @@ selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_s
 """
 
 MODULES = {
+    deep_gemm: DEEP_GEMM,
     fla: FLASH_LINEAR_ATTENTION,
     flash_attn: FLASH_ATTN_2,
     flash_attn.flash_attn_interface: FLASH_ATTN_2,

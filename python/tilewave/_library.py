@@ -129,6 +129,22 @@ class MlaAppendOptions(Options):
     ]
 
 
+class IndexerOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *((name, _TENSOR) for name in ("k_scale", "starts", "ends")),
+        *((name, ctypes.c_int32) for name in ("causal", "no_clear", "num_splits")),
+    ]
+
+
+class IndexerPagedOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("seqlens", _TENSOR),
+        *((name, ctypes.c_int32) for name in ("not_causal", "no_clear", "num_splits")),
+    ]
+
+
 class LinearAttentionOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -393,6 +409,8 @@ _FUNCTIONS = {
     "tw_mla_decode": [_TENSOR] * 3 + [_OPTIONS],
     "tw_mla_sparse": [_TENSOR] * 4 + [_OPTIONS],
     "tw_mla_append": [_TENSOR] * 3 + [_OPTIONS],
+    "tw_indexer_scores": [_TENSOR] * 4 + [_OPTIONS],
+    "tw_indexer_scores_paged": [_TENSOR] * 5 + [_OPTIONS],
     "tw_linear_attention": [_TENSOR] * 4 + [_OPTIONS],
     "tw_linear_attention_step": [_TENSOR] * 5 + [_OPTIONS],
     "tw_linear_attention_backward": [_TENSOR] * 7 + [_OPTIONS],

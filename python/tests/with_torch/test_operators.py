@@ -87,6 +87,16 @@ def cases():
     yield "mla_sparse-without-lse", lambda a, c, i: ops.mla_sparse(a, c, i, num_splits=2), (half(2, 4, 576), half(40, 576), lists)
     append = lambda a, b, c, n: ops.mla_append(a, b, c, seqlens=n)  # noqa: E731
     yield "mla_append", append, (half(2, 3, 512), half(2, 3, 64), half(2, 40, 576), torch.tensor([4, 20], dtype=torch.int32))
+    codes = [normal(*shape).to(torch.float8_e4m3fn) for shape in ((3, 16, 128), (40, 128))]
+    ranges = torch.tensor([[0, 5, 30], [40, 6, 9]], dtype=torch.int32)
+    indexer = lambda a, b, w, s, r: ops.indexer_scores(a, b, w, k_scale=s, starts=r[0], ends=r[1])  # noqa: E731
+    yield "indexer_scores", indexer, (*codes, normal(3, 16), normal(40), ranges)
+    yield "indexer_scores-plain", lambda a, b, w: ops.indexer_scores(a, b, w, causal=True), (half(3, 7, 128), half(40, 128), normal(3, 7))
+    pages = torch.randint(0, 100, (3, 64, 132), dtype=torch.uint8)
+    paged = lambda a, c, w, t, n: ops.indexer_scores_paged(a, c, w, t, seqlens=n, columns=90)  # noqa: E731
+    of_pages = (codes[0].reshape(1, 3, 16, 128), pages, normal(1, 3, 16), torch.tensor([[2, 0]], dtype=torch.int32))
+    yield "indexer_scores_paged", paged, (*of_pages, torch.tensor([80], dtype=torch.int32))
+    yield "indexer_scores_paged-plain", lambda a, c, w, t: ops.indexer_scores_paged(a, c, w, t, causal=False), of_pages
     yield "conv1d", lambda a, b: ops.conv1d(a, b, stride=2, padding=1), (image[:, :, 0], filters[:, :, 0])
     yield "conv2d", lambda a, b: ops.conv2d(a, b, stride=(1, 2), padding=1, activation="relu"), (image, filters)
     yield "layer_norm", lambda a, b: ops.layer_norm(a, b, b), (x, w)

@@ -9,6 +9,7 @@ does not fit and what is allowed; nothing is written then. DeviceError and Compi
 from .attention import attention, attention_backward, attention_decode, attention_dropout_mask, attention_varlen, attention_varlen_backward
 from .bitnet import bit_linear, convert_bitnet, quantize_activations, quantize_ternary, ternary_gemm, unpack_ternary
 from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swiglu, swiglu_interleaved, transpose
+from .indexer import indexer_scores, indexer_scores_paged
 from .linear_attention import linear_attention, linear_attention_backward, linear_attention_step
 from .mamba2 import mamba2, mamba2_backward, mamba2_step
 from .mla import mla_append, mla_decode, mla_sparse
@@ -76,6 +77,8 @@ __all__ = [
     "gemm",
     "grouped_gemm",
     "hadamard",
+    "indexer_scores",
+    "indexer_scores_paged",
     "k_grouped_gemm",
     "layer_norm",
     "linear_attention",
