@@ -169,7 +169,8 @@ template <std::size_t i>
 Analysis analyze_shape(const ShapeValues& shape) {
   constexpr Kernel k = kRegistered[i];
   constexpr bool kPaged = k.cache == Cache::pages;
-  const std::int64_t queries = shape["queries"], keys = shape["keys"], heads = shape["heads"], batch = kPaged ? shape["batch"] : 1;
+  const std::int64_t queries = shape["queries"], keys = shape["keys"], heads = shape["heads"] > 0 ? shape["heads"] : k.heads,
+                     batch = kPaged ? shape["batch"] : 1;
   require(queries > 0 && keys > 0 && batch > 0, "indexer: queries is {}, keys {} and batch {}; they must be positive", queries, keys,
           batch);
   require(heads > k.heads / 2 && heads <= k.heads, "indexer: heads is {}; this kernel is for {} to {}", heads, k.heads / 2 + 1, k.heads);

@@ -63,7 +63,7 @@ using HostKernel = Indexer<ElementOf<k.dtype>, k.heads, k.queries, k.stages, k.c
 
 inline constexpr ShapeKey kShape[] = {{"queries", "queries of each sequence"},
                                       {"keys", "keys of each sequence"},
-                                      {"heads", "heads of a query", 64},
+                                      {"heads", "heads of a query; 0: as many as the kernel is for", 0},
                                       {"batch", "sequences (paged)", 1}};
 std::vector<KernelVariant> registered();
 std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes);
