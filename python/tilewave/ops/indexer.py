@@ -1,4 +1,5 @@
-"""The lightning indexer of DeepSeek-V3.2: scores of every key for every query, from which topk() chooses the keys that mla_sparse() sees. include/tilewave/indexer.hpp has the details.
+"""The lightning indexer of DeepSeek-V3.2: scores of every key for every query, from which topk() chooses the keys that mla_sparse() sees.
+include/tilewave/indexer.hpp has the details.
 
 Arrays are NumPy's, PyTorch's or DLPack's, on the CPU or on CUDA, all on one device.
 """
