@@ -114,7 +114,9 @@ TEST_P(Mamba2, EveryStride) {
 }
 
 TEST_P(Mamba2, EverySchedule) {
-  for (const int config : {-1, 0, 1, 2})
+  // Walks are for Hopper's target.
+  const bool can_walk = !device.is_cuda() || scan_fits(Stream::standard(device));
+  for (const int config : can_walk ? std::vector{-1, 0, 1, 2} : std::vector{-1, 0})
     check_config({.batch = 2, .seqlen = 300, .shared = 2, .dim = 72, .state = 128, .config = config}, DType::bf16);
 }
 

@@ -14,8 +14,8 @@ class Mamba2Step : public testing::TestWithParam<Device> {
   void SetUp() override { skip_unless_present(device); }
   void check(const Case& c, DType dtype, DType states) {
     SCOPED_TRACE(c.text(dtype) + " states " + std::string(name_of(states)));
-    const Operands of(c, dtype, device, random, states);
-    of.final.tensor().copy_from(of.initial.tensor());
+    Operands of(c, dtype, device, random, states);
+    of.final.fill(of.of_initial);
     if (!launched([&] { mamba2_step(of.x, of.dt, of.rate, of.b, of.c_matrix, of.final, of.y, of.options<Mamba2StepOptions>()); })) return;
     auto expected = of.expected(false);
     expect_accurate("y", of.y, expected.y, dtype, 2, c.state);
