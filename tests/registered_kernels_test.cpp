@@ -95,7 +95,7 @@ TEST(RegisteredKernels, AnalysesAgreeWithTheCompiledModules) {
     EXPECT_LE(a.shared_bytes, module.shared_bytes);
     EXPECT_GE(a.shared_bytes + 8192, module.shared_bytes);
   }
-  EXPECT_EQ(families.size(), 26u);
+  EXPECT_EQ(families.size(), 27u);
 }
 
 /// Bytes by hand: what blocks read and write, and what of it is read at least.
