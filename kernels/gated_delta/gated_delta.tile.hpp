@@ -289,7 +289,7 @@ struct Step {
   template <class Target>
   struct On {
     static constexpr int warps = warps_of_block;
-    /// 96 registers, of which 32 hold the state and 16 q and k; norms take more, and more rows for each thread. An SM has 48 to 80 KB of
+    /// 96 registers: 32 hold the state and 16 hold q and k; norms take more, and more rows for each thread. An SM has 48 to 80 KB of
     /// states in flight.
     static constexpr int min_blocks = kNormalise || D <= 64 ? 3 : 5;
     using Values = Rows<Target, float, D, cols, warps, 4>;

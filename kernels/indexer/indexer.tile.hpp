@@ -11,7 +11,7 @@ inline constexpr int kPage = 64;   ///< keys of a page
 /// Where the keys are.
 enum class Cache {
   contiguous,  ///< rows of one matrix
-  pages        ///< in pages of 64 keys, of which each sequence has a list
+  pages        ///< in pages of 64 keys: each sequence has a list of its pages
 };
 
 /// Tiles of the last queries first: under a causal mask they see the most keys.

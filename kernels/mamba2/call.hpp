@@ -217,7 +217,7 @@ struct UpdateKernel {
 };
 std::string type_of_update(const UpdateKernel& k);
 
-/// Calls f.operator()<R, C>() with a tile of rows for gradients, of which a thread holds four: half as large.
+/// Calls f.operator()<R, C>() with a tile of rows for gradients, half as large: a thread holds four such tiles.
 template <class F>
 void with_gradient_rows(std::int64_t columns, F f) {
   if (columns <= 64) return f.template operator()<32, 64>();

@@ -1,4 +1,4 @@
-// The kernels that calls launch, compiled for GPUs: those that are not registered.
+// Compiles for GPUs the kernels that calls launch and that are not registered.
 
 #include <gtest/gtest.h>
 

@@ -33,7 +33,7 @@ struct Chunks {
     const auto found = Segments<Target>{cu_seqlens, sequences, length}.at(n);
     return {0, found.begin, found.size, found.begin / kChunk + n};
   }
-  /// Steps `first` to `end` - 1, of which a chunk has the first kChunk.
+  /// Steps `first` to `end` - 1: a chunk has the first kChunk of them.
   struct Chunk {
     int batch;
     int first, end;
