@@ -14,8 +14,8 @@ namespace tw::kernels::mamba2 {
 /// Steps of a chunk: the rows of two warpgroups.
 inline constexpr int kChunk = 128;
 
-/// Sequences and their chunks: of equal length, or packed one after the other in a tensor of batch 1. Chunks have numbers, some of which
-/// may stand for nothing if sequences are packed.
+/// Sequences and their chunks: of equal length, or packed one after the other in a tensor of batch 1. Chunks are numbered; if sequences
+/// are packed, a number may stand for no chunk.
 template <class Target>
 struct Chunks {
   Pointer<Target, const i32> cu_seqlens;  ///< [sequences + 1] offsets of packed sequences, or null

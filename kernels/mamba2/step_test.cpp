@@ -77,7 +77,7 @@ TEST_P(Mamba2Step, GoesOnFromAScan) {
   expect_accurate("states", of.final, expected.final, DType::f32, 2, c.seqlen);
 }
 
-/// A pool of states: sequences use those that they are told, and one without a state is left out.
+/// A pool of states: an index for each sequence says which is its own, and a sequence without one is left out.
 TEST_P(Mamba2Step, StatesFromAPool) {
   const Case c{.batch = 4, .seqlen = 1, .shared = 2, .dim = 40, .state = 24};
   const Operands of(c, DType::bf16, device, random);
