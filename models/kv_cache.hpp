@@ -26,6 +26,9 @@ class KvPool {
   /// One layer's keys or values: [pages + 1, kPageTokens, kv_heads, head_dim]. A token's keys are followed by its values.
   Tensor keys(int layer) const { return part(layer, 0); }
   Tensor values(int layer) const { return part(layer, 1); }
+  /// Those of all layers: [layers, pages + 1, kPageTokens, kv_heads, head_dim].
+  Tensor keys() const { return tokens_.select(3, 0); }
+  Tensor values() const { return tokens_.select(3, 1); }
 
  private:
   friend class KvCache;

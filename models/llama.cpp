@@ -47,26 +47,47 @@ int most_pages(std::span<KvCache* const> caches, int added) {
 Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
   const int hidden = config.hidden, q = config.heads * config.head_dim, kv = config.kv_heads * config.head_dim;
   embedding_ = weights.take("embed_tokens.weight", {config.vocabulary, hidden});
+  // A kernel that runs all layers finds the weights of a layer behind those of the one before.
+  const auto room = [&](std::int64_t rows, std::int64_t columns) {
+    return config.bitnet || !weights.plain() ? Tensor() : weights.room({config.layers * rows, columns});
+  };
+  whole_ = {.qkv = room(q + 2 * kv, hidden),
+            .out = room(hidden, q),
+            .gate_up = room(2 * config.intermediate, hidden),
+            .down = room(hidden, config.intermediate),
+            .norms = weights.room({2 * config.layers + 1, hidden}),
+            .layers = config.layers,
+            .heads = config.heads,
+            .kv_heads = config.kv_heads,
+            .head_dim = config.head_dim,
+            .epsilon = config.norm_epsilon};
+  const auto norm = [&](const std::string& name, int i) {
+    return weights.take(name, {hidden}, weights.checking() ? Tensor() : whole_.norms.select(0, i));
+  };
   for (int i = 0; i < config.layers; ++i) {
     const std::string name = tw::format("layers.{}.", i);
-    const auto stack = [&](std::initializer_list<Weights::Part> parts, std::int64_t columns) {
+    const auto stack = [&](std::initializer_list<Weights::Part> parts, std::int64_t columns, const Tensor& whole) {
       const std::span of(parts.begin(), parts.size());
-      return config.bitnet ? weights.ternary(of, columns, config.ternary) : weights.linear(of, columns);
+      if (config.bitnet) return weights.ternary(of, columns, config.ternary);
+      if (whole.numel() == 0) return weights.linear(of, columns);
+      const std::int64_t rows = whole.shape(0) / config.layers;
+      return weights.linear(of, columns, Weights::Role::layer, whole.slice(0, i * rows, (i + 1) * rows));
     };
     Layer layer;
-    layer.input_norm = weights.take(name + "input_layernorm.weight", {hidden});
-    layer.qkv = stack(
-        {{name + "self_attn.q_proj.weight", q}, {name + "self_attn.k_proj.weight", kv}, {name + "self_attn.v_proj.weight", kv}}, hidden);
+    layer.input_norm = norm(name + "input_layernorm.weight", 2 * i);
+    layer.qkv =
+        stack({{name + "self_attn.q_proj.weight", q}, {name + "self_attn.k_proj.weight", kv}, {name + "self_attn.v_proj.weight", kv}},
+              hidden, whole_.qkv);
     if (config.bitnet) layer.attention_sub_norm = weights.take(name + "self_attn.attn_sub_norm.weight", {hidden});
-    layer.out = stack({{name + "self_attn.o_proj.weight", hidden}}, q);
-    layer.post_attention_norm = weights.take(name + "post_attention_layernorm.weight", {hidden});
-    layer.gate_up =
-        stack({{name + "mlp.gate_proj.weight", config.intermediate}, {name + "mlp.up_proj.weight", config.intermediate}}, hidden);
+    layer.out = stack({{name + "self_attn.o_proj.weight", hidden}}, q, whole_.out);
+    layer.post_attention_norm = norm(name + "post_attention_layernorm.weight", 2 * i + 1);
+    layer.gate_up = stack({{name + "mlp.gate_proj.weight", config.intermediate}, {name + "mlp.up_proj.weight", config.intermediate}},
+                          hidden, whole_.gate_up);
     if (config.bitnet) layer.mlp_sub_norm = weights.take(name + "mlp.ffn_sub_norm.weight", {config.intermediate});
-    layer.down = stack({{name + "mlp.down_proj.weight", hidden}}, config.intermediate);
+    layer.down = stack({{name + "mlp.down_proj.weight", hidden}}, config.intermediate, whole_.down);
     layers_.push_back(std::move(layer));
   }
-  norm_ = weights.take("norm.weight", {hidden});
+  norm_ = norm("norm.weight", 2 * config.layers);
   // Files are inconsistent about tie_word_embeddings: use the head if there is one.
   if (weights.contains("lm_head.weight"))
     head_ = weights.linear("lm_head", config.vocabulary, hidden, false, Weights::Role::head);
@@ -77,6 +98,10 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
   cos_ = Tensor::empty({config.max_positions, config.head_dim / 2}, DType::f32, stream);
   sin_ = Tensor::empty(cos_.shape(), DType::f32, stream);
   rope_table(cos_, sin_, {.theta = config.rope_theta, .stream = stream});
+  whole_.embedding = embedding_;
+  whole_.head = head_.weight;
+  whole_.cosines = cos_;
+  whole_.sines = sin_;
 }
 
 std::int64_t Llama::bytes_per_step() const {
@@ -214,6 +239,17 @@ void Llama::score(const Tensor& x, const Tensor& scores, const Stream& stream) c
 }
 
 void Llama::run_step(const Batch& batch, const Tensor& scores, const Stream& stream) const {
+  const bool watched = observer() != nullptr && observer()->needs_operators();
+  if (!watched && kernels::decode_step::supports(whole_, batch.ids.shape(0), stream)) {
+    return kernels::decode_step::run(whole_,
+                                     {.ids = batch.ids,
+                                      .keys = batch.pool->keys(),
+                                      .values = batch.pool->values(),
+                                      .lengths = batch.lengths,
+                                      .pages = batch.block_table,
+                                      .scores = scores},
+                                     stream);
+  }
   const Tensor x = kernels::workspace({batch.ids.shape(0), config_.hidden}, dtype(), stream);
   embed_on_device(batch.ids, x, stream);
   for (int i = 0; i < config_.layers; ++i) run_layer(i, x, batch, stream);

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/decode_step/decode_step.hpp"
 #include "models/decode_graphs.hpp"
 #include "models/kv_cache.hpp"
 #include "models/linear.hpp"
@@ -100,12 +101,14 @@ class Llama {
   void embed_on_device(const Tensor& ids, const Tensor& rows, const Stream& stream) const;
   Tensor empty_scores(std::int64_t rows, const Stream& stream) const;
   void score(const Tensor& x, const Tensor& scores, const Stream& stream) const;
-  /// One token of each sequence of a batch. Writes `scores`. Memory is the graph's while the stream is captured.
+  /// One token of each sequence of a batch, in one launch where the GPU has a kernel for it. Writes `scores`. Memory is the graph's while
+  /// the stream is captured.
   void run_step(const Batch& batch, const Tensor& scores, const Stream& stream) const;
 
   LlamaConfig config_;
-  Tensor embedding_;  ///< [vocabulary, hidden]
-  std::vector<Layer> layers_;
+  Tensor embedding_;           ///< [vocabulary, hidden]
+  std::vector<Layer> layers_;  ///< parts of whole_'s tensors, where these are not empty
+  kernels::decode_step::Decoder whole_;
   Tensor norm_;
   Linear head_;
   Tensor cos_, sin_;  ///< [max_positions, head_dim / 2], f32

@@ -164,18 +164,20 @@ void Weights::read(const std::string& name, const Shape& shape, const Tensor& ta
   if (progress_) progress_(bytes_read_, bytes_wanted_);
 }
 
-Tensor Weights::take(const std::string& name, const Shape& shape) {
-  const Tensor tensor = checking_ ? Tensor() : Tensor::empty(shape, dtype_, stream_);
+Tensor Weights::room(const Shape& shape) const { return checking_ ? Tensor() : Tensor::empty(shape, dtype_, stream_); }
+
+Tensor Weights::take(const std::string& name, const Shape& shape, const Tensor& into) {
+  const Tensor tensor = checking_ || into.numel() > 0 ? into : Tensor::empty(shape, dtype_, stream_);
   if (!checking_) stream_.synchronize();  // copies below run on another stream
   read(name, shape, tensor);
   return tensor;
 }
 
-Tensor Weights::stack(std::span<const Part> parts, std::int64_t columns) {
+Tensor Weights::stack(std::span<const Part> parts, std::int64_t columns, const Tensor& into) {
   std::int64_t rows = 0;
   for (const Part& part : parts) rows += part.rows;
   const auto shape_of = [&](std::int64_t n) { return columns > 0 ? Shape{n, columns} : Shape{n}; };
-  const Tensor all = checking_ ? Tensor() : Tensor::zeros(shape_of(rows), dtype_, stream_);
+  const Tensor all = checking_ || into.numel() > 0 ? into : Tensor::zeros(shape_of(rows), dtype_, stream_);
   if (!checking_) stream_.synchronize();
   std::int64_t row = 0;
   for (const Part& part : parts) {
@@ -185,11 +187,11 @@ Tensor Weights::stack(std::span<const Part> parts, std::int64_t columns) {
   return all;
 }
 
-Linear Weights::linear(std::span<const Part> parts, std::int64_t columns, Role role) {
+Linear Weights::linear(std::span<const Part> parts, std::int64_t columns, Role role, const Tensor& into) {
   Linear linear;
   const QuantizedMatrix::Layout layout = for_role(wanted_, role);
   if (layout.format == WeightFormat::plain)
-    linear.weight = stack(parts, columns);
+    linear.weight = stack(parts, columns, into);
   else
     linear.quantized = take_quantized(parts, columns, layout);
   return linear;

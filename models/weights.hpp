@@ -63,21 +63,28 @@ class Weights {
   /// The dtype of most elements, among bf16, f16 and f32; f32 if there are none.
   DType main_dtype() const;
 
-  Tensor take(const std::string& name, const Shape& shape);
+  /// The tensor `name`. With `into`, which has its shape, it is read there.
+  Tensor take(const std::string& name, const Shape& shape, const Tensor& into = {});
 
   /// Concatenates tensors of one width along rows: [sum of rows, columns], or [sum of rows] for columns 0. An empty name stands for zeros.
   struct Part {
     std::string name;
     std::int64_t rows;
   };
-  Tensor stack(std::span<const Part> parts, std::int64_t columns);
+  Tensor stack(std::span<const Part> parts, std::int64_t columns, const Tensor& into = {});
+
+  /// Memory for tensors that are read into parts of it; nothing during check().
+  Tensor room(const Shape& shape) const;
 
   /// What a linear layer is for. A head's results are the scores themselves, so its weight is in int8 where layers are in int4.
   enum class Role { layer, head };
   /// "<name>.weight" [out, in] and, with `bias`, "<name>.bias".
   Linear linear(const std::string& name, std::int64_t out, std::int64_t in, bool bias, Role role = Role::layer);
-  /// One layer whose weight concatenates tensors along rows, as stack() does; without a bias.
-  Linear linear(std::span<const Part> parts, std::int64_t columns, Role role = Role::layer);
+  /// One layer whose weight concatenates tensors along rows, as stack() does; without a bias. A weight in fewer bits is not read into
+  /// `into`.
+  Linear linear(std::span<const Part> parts, std::int64_t columns, Role role = Role::layer, const Tensor& into = {});
+  /// Whether weights of linear layers are in memory as they are in most files, in the model's dtype.
+  bool plain() const { return wanted_.format == WeightFormat::plain; }
 
   /// How the weights of BitNet's layers are in the file.
   enum class Ternary {

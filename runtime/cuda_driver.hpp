@@ -95,6 +95,8 @@ struct LaunchAttribute {
   int padding;
   unsigned value[16];
 
+  /// CU_LAUNCH_ATTRIBUTE_COOPERATIVE: all blocks run at once, or the launch fails.
+  static LaunchAttribute cooperative() { return {2, 0, {1}}; }
   /// CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: `blocks` x 1 x 1.
   static LaunchAttribute cluster(int blocks) { return {4, 0, {static_cast<unsigned>(blocks), 1, 1}}; }
   /// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel may start before the previous one in the stream has finished, and

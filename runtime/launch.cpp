@@ -151,14 +151,16 @@ void enqueue(Loaded& kernel, const Gpu& gpu, const void* params, const TileGrid&
   void* arguments[] = {const_cast<void*>(params), &passed};
   // Blocks may start while the previous kernel's last blocks finish: every kernel waits for them before it accesses memory. GPUs before 9.0
   // support neither this nor clusters.
-  cuda::LaunchAttribute attributes[] = {cuda::LaunchAttribute::overlap(), cuda::LaunchAttribute::cluster(module.cluster)};
+  // Blocks that wait for others cannot start while some of these have to wait for room on the GPU.
+  cuda::LaunchAttribute attributes[] = {module.waits ? cuda::LaunchAttribute::cooperative() : cuda::LaunchAttribute::overlap(),
+                                        cuda::LaunchAttribute::cluster(module.cluster)};
   cuda::LaunchConfig config;
   config.grid_x = static_cast<unsigned>(blocks);
   config.block_x = static_cast<unsigned>(module.threads);
   config.shared_bytes = static_cast<unsigned>(module.shared_bytes);
   config.stream = StreamAccess::native(stream);
   config.attributes = attributes;
-  config.attribute_count = !gpu.launches_overlap() ? 0 : module.cluster > 1 ? 2 : 1;
+  config.attribute_count = module.cluster > 1 ? 2 : module.waits || gpu.launches_overlap() ? 1 : 0;
   LaunchObserver* const observer = launch_observer();
   if (observer != nullptr) [[unlikely]]
     observer->launch_begin(kernel.spec, stream);

@@ -67,6 +67,7 @@ std::optional<ModuleInfo> read_module(std::string_view cubin) {
   info.min_blocks = header->min_blocks;
   info.persistent = header->persistent != 0;
   info.loads = header->loads != 0;
+  info.waits = header->waits != 0;
   info.params = *params;
   return info;
 }

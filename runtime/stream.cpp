@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -304,6 +305,13 @@ void Graph::replay(const Stream& stream) const {
     const std::lock_guard lock(state_->mutex);
     state_->last = stream;
   }
+}
+
+void fill_bytes(void* memory, std::size_t bytes, unsigned char value, const Stream& stream) {
+  if (!stream.device().is_cuda()) return void(std::memset(memory, value, bytes));
+  const CurrentContext current(Gpu::get(stream.device().index));
+  cuda::check(cuda::driver().memset_d8_async(reinterpret_cast<cuda::Address>(memory), value, bytes, StreamAccess::native(stream)),
+              "cuMemsetD8Async");
 }
 
 }  // namespace tw

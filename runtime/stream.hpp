@@ -46,4 +46,7 @@ Captured*& captured();
 /// as the graph.
 std::shared_ptr<void> allocate_workspace(std::size_t bytes, const Stream& stream);
 
+/// Sets every byte, in the stream's order.
+void fill_bytes(void* memory, std::size_t bytes, unsigned char value, const Stream& stream);
+
 }  // namespace tw

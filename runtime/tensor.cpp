@@ -121,13 +121,7 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
 Tensor filled(Shape shape, DType dtype, const Stream& stream, unsigned char byte) {
   Tensor t = Tensor::empty(std::move(shape), dtype, stream);
   const std::size_t bytes = static_cast<std::size_t>(t.numel()) * size_of(dtype);
-  if (bytes == 0) return t;
-  if (stream.device().is_cuda()) {
-    const CurrentContext current(Gpu::get(stream.device().index));
-    cuda::check(cuda::driver().memset_d8_async(address(t.data()), byte, bytes, StreamAccess::native(stream)), "cuMemsetD8Async");
-  } else {
-    std::memset(t.data(), byte, bytes);
-  }
+  if (bytes > 0) fill_bytes(t.data(), bytes, byte, stream);
   return t;
 }
 

@@ -72,6 +72,7 @@ struct ModuleInfo {
   int min_blocks = 1;       ///< blocks that an SM must hold at once
   bool persistent = false;  ///< as many blocks as fit at once, each taking tiles in turn; otherwise one block per tile
   bool loads = false;       ///< the kernel has load(): tiles are copied to shared memory
+  bool waits = false;       ///< tiles wait for others, so all blocks must run at once
   std::string params;       ///< the bytes of default-constructed Params
 };
 

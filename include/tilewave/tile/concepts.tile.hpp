@@ -109,6 +109,7 @@ concept Target = requires {
   typename T::template Fragment<float, 64, 64>;
   typename T::template Operand<float, 64, 64>;
   typename T::template DividedSums<16, 8, 4>;
+  typename T::template DividedSquares<8, 4>;
   typename T::template DividedOperand<bf16, 8, 128, 4>;
   typename T::template DividedScales<16, 128, detail::AnyFormat, 4>;
   typename T::template Rows<float, 4, 32, 4, 0>;

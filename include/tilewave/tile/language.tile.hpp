@@ -24,6 +24,7 @@
 //   Fragment   a tile of accumulators, spread over the block's threads in the matrix unit's layout
 //   Operand    the left operand of a product, in registers
 //   DividedSums, DividedOperand  accumulators of a product whose columns the warps divide among them, and its right operand
+//   DividedSquares           sums of the squares of that operand's rows
 //   DividedScales            the scales of its left operand's codes of 4 or 2 bits
 //   Rows       a tile for work without products: a row is in one warp if possible, its columns in 16-byte pieces
 //   RowVector  one number for each row of a Fragment or Rows;  ColumnVector: one for each column
@@ -56,6 +57,7 @@
 //   loads_early(params)                whether load() only reads what was complete when the previous launch began; it then need not wait
 //                                      for that launch's end
 //   static constexpr int min_blocks    blocks that an SM must hold at once, which limits the registers (default 1)
+//   static constexpr bool waits        whether tiles wait for what other tiles announce: all blocks of the launch then run at once
 //   static constexpr int vector_bytes  the widest CPU vector (default 32). With 64 the kernel is compiled once more, which pays off where a
 //                                      tile takes much arithmetic
 
@@ -158,6 +160,9 @@ using ColumnVector = typename Target::template ColumnVector<T, Tile>;
 /// and 2-bit codes. Those of integers are exact below 2^24.
 template <class Target, int R, int N, int Warps>
 using DividedSums = typename Target::template DividedSums<R, N, Warps>;
+/// For each of the N rows of a DividedOperand, the sum of its elements' squares: the norm of a row that is multiplied.
+template <class Target, int N, int Warps>
+using DividedSquares = typename Target::template DividedSquares<N, Warps>;
 /// The right operand of DividedSums, in registers: N rows of C columns, which the warps divide among them.
 template <class Target, class T, int N, int C, int Warps>
 using DividedOperand = typename Target::template DividedOperand<T, N, C, Warps>;
@@ -246,6 +251,11 @@ template <class On>
 constexpr int blocks_of() {
   if constexpr (requires { On::min_blocks; }) return On::min_blocks;
   return 1;
+}
+template <class On>
+constexpr bool waits_of() {
+  if constexpr (requires { On::waits; }) return On::waits;
+  return false;
 }
 template <class On>
 constexpr int vector_bytes_of() {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tilewave/tile/grid.tile.hpp"
+#include "tilewave/tile/language.tile.hpp"
 
 // What a compiled kernel tells the host that launches it. The source given to the run-time compiler defines one Module for the kernel;
 // runtime/module.cpp reads it from the machine code.
@@ -8,7 +8,7 @@
 namespace tw {
 
 struct ModuleHeader {
-  static constexpr u32 kMagic = 0x31777474;  // must change whenever the members change
+  static constexpr u32 kMagic = 0x32777474;  // must change whenever the members change
 
   u32 magic = kMagic;
   int threads = 0;       ///< per block
@@ -17,6 +17,7 @@ struct ModuleHeader {
   int min_blocks = 1;    ///< blocks that an SM must be able to hold at once
   int persistent = 0;    ///< 1: as many blocks as fit at once share all tiles; 0: one block per tile
   int loads = 0;         ///< 1: the kernel has a load()
+  int waits = 0;         ///< 1: tiles wait for others, so all blocks must run at once
   int params_offset = 0, params_bytes = 0;
 };
 
@@ -34,6 +35,7 @@ struct Module {
     header.min_blocks = Shape::min_blocks;
     header.persistent = Shape::dispatch != Dispatch::plain;
     header.loads = Shape::produces;
+    header.waits = tw::detail::waits_of<On>();
     header.params_offset =
         static_cast<int>((sizeof(header) + alignof(typename On::Params) - 1) / alignof(typename On::Params) * alignof(typename On::Params));
     header.params_bytes = static_cast<int>(sizeof(params));

@@ -70,6 +70,10 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     tally.shared += B::byte_count * right_reads<Acc>();
     multiply<T, C>(acc, R, b.inside().outer, b.inside().depth);
   }
+  template <class T, int R, int N, int C, int Warps, class S>
+  void add_products_of_groups(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand) const {
+    add_products(sums, tile, operand);
+  }
   template <class T, int R, int N, int C, int Warps, class S, class Scales = Unscaled>
   void add_products(DividedSums<R, N, Warps>&, const S& tile, const DividedOperand<T, N, C, Warps>& operand, const Scales& = {}) const {
     static_assert(Warps * 16 == kRows, "DividedSums name the kernel's `warps`");
@@ -171,6 +175,16 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   }
   template <int R, int N, int Warps>
   void fill(DividedSums<R, N, Warps>&, float) const {}
+  template <int N, int Warps>
+  void fill(DividedSquares<N, Warps>&, float) const {}
+  template <class T, int N, int C, int Warps>
+  void scale(DividedOperand<T, N, C, Warps>&, const DividedOperand<T, 8, C, Warps>&) const {
+    cost.f32 += N * C;
+  }
+  template <class T, int N, int C, int Warps>
+  void add_squares(DividedSquares<N, Warps>&, const DividedOperand<T, N, C, Warps>&) const {
+    cost.f32 += N * C;
+  }
   template <class T, int N, int C, int Warps, class G>
   void load(DividedOperand<T, N, C, Warps>& to, const G& from, int row, int col, int = 0, int = 0) const {
     tally.read[from.place] += from.bytes(row, col, N, C);
@@ -189,6 +203,20 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     tally.shared += 2 * sizeof(float) * R * N * Warps;
     to.x = decltype(to.x)(1.0f);
     static_cast<void>(scratch);
+  }
+  template <int R, int N, int Warps, class F>
+  void complete(const DividedSums<R, N, Warps>&, F& first, F& second, const Scratch<float, 16 * Warps, R * N>&) const {
+    static_assert(F::rows >= N && F::cols == R / 2, "complete() transposes: at least N rows of R / 2 results, twice, of R x N sums");
+    cost.f32 += static_cast<u64>(R * N) * (Warps - 1);
+    tally.shared += 2 * sizeof(float) * R * N * Warps;
+    first.x = decltype(first.x)(1.0f);
+    second.x = decltype(second.x)(1.0f);
+  }
+  template <int N, int Warps, class T, class Tile>
+  void complete(const DividedSquares<N, Warps>&, RowVector<T, Tile>& to, const VectorBuffer<float, N * Warps>&) const {
+    cost.f32 += static_cast<u64>(N) * (Warps - 1);
+    tally.shared += 2 * sizeof(float) * N * Warps;
+    to.x = decltype(to.x)(1.0f);
   }
   template <class T, class Tile>
   void complete(RowVector<T, Tile>&) const {
@@ -395,6 +423,8 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   /// Every turn has come: blocks run one after the other. Counters are not counted.
   void wait_turn(const auto&, i64, int) const {}
   void pass_turn(const auto&, i64) const { this->wait_stores(leave<0>); }
+  void wait_for(const auto&, i64, int) const {}
+  void announce(const auto&, i64) const {}
   template <class T, class Tile, int N>
   void load(RowVector<T, Tile>& to, const SharedVector<T, N>& from) const {
     load_vector<Tile::rows>(to, from);

@@ -250,6 +250,10 @@ template <int R, int N, int Warps>
 struct DividedSums {
   static_assert(R % 16 == 0 && N % 8 == 0, TW_DIVIDED_SUMS);
 };
+template <int N, int Warps>
+struct DividedSquares {
+  static_assert(N % 8 == 0, TW_DIVIDED_SUMS);
+};
 template <class T, int N, int C, int Warps>
 struct DividedOperand {
   static_assert((sizeof(T) == 2 || is_same<T, i8>)&&N % 8 == 0 && C % (64 / static_cast<int>(sizeof(T)) * Warps) == 0, TW_DIVIDED_OPERAND);
@@ -420,6 +424,8 @@ struct Target {
   using Operand = analysis::Operand<T, R, C>;
   template <int R, int N, int Warps>
   using DividedSums = analysis::DividedSums<R, N, Warps>;
+  template <int N, int Warps>
+  using DividedSquares = analysis::DividedSquares<N, Warps>;
   template <class T, int N, int C, int Warps>
   using DividedOperand = analysis::DividedOperand<T, N, C, Warps>;
   template <int R, int C, class Format, int Warps>

@@ -110,6 +110,18 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   void fill(DividedSums<R, N, Warps>& sums, float value) const {
     for (float& x : sums.x) x = value;
   }
+  template <int N, int Warps>
+  void fill(DividedSquares<N, Warps>& squares, float value) const {
+    for (float& x : squares.x) x = value;
+  }
+  template <class T, int N, int C, int Warps>
+  void scale(DividedOperand<T, N, C, Warps>& operand, const DividedOperand<T, 8, C, Warps>& factors) const {
+    for (int i = 0; i < N * C; ++i) operand.x[i] = static_cast<float>(to<T>(operand.x[i] * factors.x[i % (8 * C)]));
+  }
+  template <class T, int N, int C, int Warps>
+  void add_squares(DividedSquares<N, Warps>& squares, const DividedOperand<T, N, C, Warps>& operand) const {
+    for (int i = 0; i < N * C; ++i) squares.x[i / C] += operand.x[i] * operand.x[i];
+  }
   template <class T, int N, int C, int Warps, class G>
   void load(DividedOperand<T, N, C, Warps>& to, const G& from, int row0, int col0, int i = 0, int j = 0) const {
     for (int n = 0; n < N; ++n) {
@@ -136,6 +148,20 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   void complete(const DividedSums<R, N, Warps>& sums, F& to, const Scratch<float, 16 * Warps, R * N>&) const {
     static_assert(F::rows >= N && F::cols == R, "complete() transposes: at least N rows of R results of R x N sums");
     for (int i = 0; i < F::rows * R; ++i) to.x[i] = i < N * R ? sums.x[i] : 0.0f;
+  }
+  template <int R, int N, int Warps, class F>
+  void complete(const DividedSums<R, N, Warps>& sums, F& first, F& second, const Scratch<float, 16 * Warps, R * N>&) const {
+    static_assert(F::rows >= N && F::cols == R / 2, "complete() transposes: at least N rows of R / 2 results, twice, of R x N sums");
+    for (int n = 0; n < F::rows; ++n) {
+      for (int r = 0; r < R / 2; ++r) {
+        first.x[n * (R / 2) + r] = n < N ? sums.x[n * R + r] : 0.0f;
+        second.x[n * (R / 2) + r] = n < N ? sums.x[n * R + R / 2 + r] : 0.0f;
+      }
+    }
+  }
+  template <int N, int Warps, class T, class Tile>
+  void complete(const DividedSquares<N, Warps>& squares, RowVector<T, Tile>& to, const VectorBuffer<float, N * Warps>&) const {
+    for (int n = 0; n < to.size; ++n) to.x[n] = n < N ? squares.x[n] : 0.0f;
   }
   template <class T, class Tile>
   void complete(RowVector<T, Tile>&) const {
@@ -431,6 +457,8 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     this->wait_stores(leave<0>);
     __atomic_fetch_add(counters + i, 1, __ATOMIC_RELEASE);
   }
+  void wait_for(const u32* counters, i64 i, int count) const { await_turn(counters + i, static_cast<u32>(count)); }
+  void announce(u32* counters, i64 i) const { pass_turn(counters, i); }
   template <class T, class Tile, int N>
   void load(RowVector<T, Tile>& to, const SharedVector<T, N>& from) const {
     copy_vector<Tile::rows>(to.x, from);

@@ -82,19 +82,17 @@ class Products : public BlockModel<kRows> {
   template <class T, int R, int N, int C, int Warps, class S, class Scales = Unscaled>
   void add_products(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand,
                     const Scales& scales = {}) const {
-    static_assert(Warps * 16 == kRows, "DividedSums name the kernel's `warps`");
-    if (tile.valid_outer < 0) schedule_error("a product reads a slot that was released");
     if constexpr (!is_same<typename S::Element, T>) {
+      static_assert(Warps * 16 == kRows, "DividedSums name the kernel's `warps`");
+      if (tile.valid_outer < 0) schedule_error("a product reads a slot that was released");
       add_code_products(sums, tile, operand, scales);
     } else {
-      static_assert(S::rows == R * Warps && S::cols * Warps == C, TW_DIVIDED_TILE);
-      for (int n = 0; n < N; ++n) {
-        for (int c = 0; c < C; ++c) {
-          const int row0 = c / S::cols * R;
-          for (int r = 0; r < R; ++r) sums.x[n * R + r] += static_cast<float>(tile.get(row0 + r, c % S::cols)) * operand.x[n * C + c];
-        }
-      }
+      add_tile_products(sums, tile, operand, [](int warp, int r) { return warp * R + r; });
     }
+  }
+  template <class T, int R, int N, int C, int Warps, class S>
+  void add_products_of_groups(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand) const {
+    add_tile_products(sums, tile, operand, [](int warp, int r) { return (r / 8 * Warps + warp) * 8 + r % 8; });
   }
 
   /// Copies a tile in a ring into a left operand.
@@ -120,6 +118,17 @@ class Products : public BlockModel<kRows> {
   }
 
  protected:
+  /// add_products() of a tile of elements: row r of a warp is row row_of(warp, r) of the tile.
+  template <class T, int R, int N, int C, int Warps, class S, class RowOf>
+  void add_tile_products(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand, RowOf row_of) const {
+    static_assert(Warps * 16 == kRows, "DividedSums name the kernel's `warps`");
+    static_assert(S::rows == R * Warps && S::cols * Warps == C && is_same<typename S::Element, T>, TW_DIVIDED_TILE);
+    if (tile.valid_outer < 0) schedule_error("a product reads a slot that was released");
+    for (int n = 0; n < N; ++n)
+      for (int c = 0; c < C; ++c)
+        for (int r = 0; r < R; ++r)
+          sums.x[n * R + r] += static_cast<float>(tile.get(row_of(c / S::cols, r), c % S::cols)) * operand.x[n * C + c];
+  }
   /// add_products() of codes: of 8 bits, whose rows are scaled later, of fewer with the scale of their group, or of 2 bits minus 2.
   template <class T, int R, int N, int C, int Warps, class S, class Scales>
   void add_code_products(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand,

@@ -214,6 +214,11 @@ struct DividedSums {
   static_assert(R % 16 == 0 && N % 8 == 0, TW_DIVIDED_SUMS);
   float x[N * R];
 };
+template <int N, int Warps>
+struct DividedSquares {
+  static_assert(N % 8 == 0, TW_DIVIDED_SUMS);
+  float x[N];
+};
 template <class T, int N, int C, int Warps>
 struct DividedOperand {
   static_assert((sizeof(T) == 2 || is_same<T, i8>)&&N % 8 == 0 && C % (64 / static_cast<int>(sizeof(T)) * Warps) == 0, TW_DIVIDED_OPERAND);
@@ -378,6 +383,8 @@ struct Target {
   using Operand = cpu::Operand<T, R, C>;
   template <int R, int N, int Warps>
   using DividedSums = cpu::DividedSums<R, N, Warps>;
+  template <int N, int Warps>
+  using DividedSquares = cpu::DividedSquares<N, Warps>;
   template <class T, int N, int C, int Warps>
   using DividedOperand = cpu::DividedOperand<T, N, C, Warps>;
   template <int R, int C, class Format, int Warps>

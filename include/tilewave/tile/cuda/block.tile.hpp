@@ -53,9 +53,27 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   TW_INLINE void fill(DividedSums<R, N, kWarps>& sums, float value) const {
     for (float& x : sums.x) x = value;
   }
+  template <int N>
+  TW_INLINE void fill(DividedSquares<N, kWarps>& squares, float value) const {
+    for (float& x : squares.x) x = value;
+  }
+  /// operand(n, c) *= factors(n % 8, c), rounded to T.
+  template <class T, int N, int C>
+  TW_INLINE void scale(DividedOperand<T, N, C, kWarps>& operand, const DividedOperand<T, 8, C, kWarps>& factors) const {
+    scale_divided(operand, factors);
+  }
+  /// squares(n) += the sum of operand(n, c)^2 over this warp's columns.
+  template <class T, int N, int C>
+  TW_INLINE void add_squares(DividedSquares<N, kWarps>& squares, const DividedOperand<T, N, C, kWarps>& operand) const {
+    add_squares_divided(squares, operand);
+  }
   template <class T, int N, int C, class G>
   TW_INLINE void load(DividedOperand<T, N, C, kWarps>& to, const G& from, int row, int col, int i = 0, int j = 0) const {
-    load_divided(at, to, from, row, col, i, j);
+    constexpr bool whole = kPieceLoads && moves_in_pieces<typename G::TileType>;
+    if constexpr (whole)
+      static_assert(G::TileType::width % DividedOperand<T, N, C, kWarps>::width == 0,
+                    "a tensor is bound with Rows of pieces as wide as a lane's");
+    load_divided<whole>(at, to, from, row, col, i, j);
   }
   template <int R, int C, class Format, class G, class H>
   TW_INLINE void load(DividedScales<R, C, Format, kWarps>& to, const G& scales, const H& zeros, int row, int col) const {
@@ -66,6 +84,20 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   TW_INLINE void complete(const DividedSums<R, N, kWarps>& sums, F& to, const Scratch<float, 16 * kWarps, R * N>& scratch) const {
     Base::template own<F>();
     complete_divided(at, sums, to, reinterpret_cast<float*>(shared_memory() + scratch.offset), [this] { sync(); });
+  }
+  /// first(n, r) = the sum of all warps' sums(r, n), second(n, r) that of their sums(r + R / 2, n).
+  template <int R, int N, class F>
+  TW_INLINE void complete(const DividedSums<R, N, kWarps>& sums, F& first, F& second,
+                          const Scratch<float, 16 * kWarps, R * N>& scratch) const {
+    Base::template own<F>();
+    complete_divided(at, sums, first, second, reinterpret_cast<float*>(shared_memory() + scratch.offset), [this] { sync(); });
+  }
+  /// to[n] = the sum of all warps' squares(n).
+  template <int N, class T, class F>
+  TW_INLINE void complete(const DividedSquares<N, kWarps>& squares, RowVector<T, F>& to,
+                          const VectorBuffer<float, N * kWarps>& shares) const {
+    Base::template own<F>();
+    complete_divided(at, squares, to, &shares[0], [this] { sync(); });
   }
 
   /// Makes a left operand in registers from a tile of codes: decode(number, scale) of each, from column `first` on. See packed.tile.hpp.
@@ -198,12 +230,16 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   template <int Left>
   TW_INLINE void wait_stores(Constant<Left>) const {}
   /// Waits until `turn` blocks have passed their turn at counter i. What they added before is there.
-  TW_INLINE void wait_turn(u32* counters, i64 i, int turn) const {
-    if (thread() == 0) ptx::await(counters + i, static_cast<u32>(turn));
+  TW_INLINE void wait_turn(u32* counters, i64 i, int turn) const { wait_for(counters, i, turn); }
+  /// Lets the block of the next turn go on: all that this block added is there.
+  TW_INLINE void pass_turn(u32* counters, i64 i) const { announce(counters, i); }
+  /// Waits until `count` tiles have announced themselves at counter i. What they stored is there.
+  TW_INLINE void wait_for(u32* counters, i64 i, int count) const {
+    if (thread() == 0) ptx::await(counters + i, static_cast<u32>(count));
     sync();
   }
-  /// Lets the block of the next turn go on: all that this block added is there.
-  TW_INLINE void pass_turn(u32* counters, i64 i) const {
+  /// Announces that what this tile has stored is there.
+  TW_INLINE void announce(u32* counters, i64 i) const {
     sync();
     if (thread() == 0) ptx::add_release(counters + i, 1);
   }

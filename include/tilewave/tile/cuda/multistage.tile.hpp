@@ -156,6 +156,13 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
       add_divided_codes(at, sums, tile, operand, scales);
     load_late();
   }
+  /// The same for a tile whose rows are in groups of 8: the first group of each warp, then the second.
+  template <class E, int R, int N, int C, class S>
+  TW_INLINE void add_products_of_groups(DividedSums<R, N, Shape<On, T>::warps()>& sums, const S& tile,
+                                        const DividedOperand<E, N, C, Shape<On, T>::warps()>& operand) {
+    add_divided<true>(at, sums, tile, operand);
+    load_late();
+  }
 
   /// A tile in shared memory as left operand in registers.
   template <class E, int R, int C, int WarpRows>

@@ -38,6 +38,8 @@ struct Target {
   using Operand = cuda::Operand<T, R, C, kWarpRows>;
   template <int R, int N, int Warps>
   using DividedSums = cuda::DividedSums<R, N, Warps>;
+  template <int N, int Warps>
+  using DividedSquares = cuda::DividedSquares<N, Warps>;
   template <class T, int N, int C, int Warps>
   using DividedOperand = cuda::DividedOperand<T, N, C, Warps>;
   template <int R, int C, class Format, int Warps>

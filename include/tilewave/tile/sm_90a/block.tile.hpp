@@ -78,6 +78,13 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
       cuda::add_divided_codes(at, sums, tile, operand, scales);
     warpgroup_sync(at);  // end_reads() would also wait for loads from global memory that are in flight
   }
+  /// The same for a tile whose rows are in groups of 8: the first group of each warp, then the second.
+  template <class T, int R, int N, int C, class S>
+  TW_INLINE void add_products_of_groups(DividedSums<R, N, Warpgroups * 4>& sums, const S& tile,
+                                        const DividedOperand<T, N, C, Warpgroups * 4>& operand) const {
+    cuda::add_divided<true>(at, sums, tile, operand);
+    warpgroup_sync(at);
+  }
 
   /// Loads a tile in shared memory as a left operand in registers: each warpgroup loads its 64 rows. All its warps have read the tile when
   /// it returns, so the slot may be released.

@@ -163,7 +163,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     } else {
       if constexpr (S::warpgroups > 1) ptx::take_registers<compute_registers<S::warpgroups, S::min_blocks, !all_load>()>();
       const ComputeBlock block{kWarpgroupThreads};
-      const auto compute_tile = [&](const Work& work) {
+      const auto compute_tile = [&](const Work& work) __attribute__((always_inline)) {
         typename tw::detail::StateOf<On>::Type state;
         On::compute(block, params, work, memory, state);
         On::finish(block, params, work, memory, state);

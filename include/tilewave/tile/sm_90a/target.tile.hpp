@@ -26,6 +26,8 @@ struct Target {
   using Operand = sm_90a::Operand<T, R, C>;
   template <int R, int N, int Warps>
   using DividedSums = sm_90a::DividedSums<R, N, Warps>;
+  template <int N, int Warps>
+  using DividedSquares = sm_90a::DividedSquares<N, Warps>;
   template <class T, int N, int C, int Warps>
   using DividedOperand = sm_90a::DividedOperand<T, N, C, Warps>;
   template <int R, int C, class Format, int Warps>

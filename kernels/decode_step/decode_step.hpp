@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+
+#include "tilewave/tensor.hpp"
+
+// A decoding step of a Llama in one launch: see decode_step.tile.hpp.
+
+namespace tw::kernels::decode_step {
+
+/// The most sequences of a step: with more, a launch for each operation is as fast.
+inline constexpr int kMostSequences = 8;
+inline constexpr int kPageTokens = 64;
+
+/// A decoder. Weights are of one 16-bit dtype, [out, in] and contiguous, those of all layers one after the other.
+struct Decoder {
+  Tensor qkv = {};                  ///< [layers * (heads + 2 kv_heads) * head_dim, hidden]
+  Tensor out = {};                  ///< [layers * hidden, heads * head_dim]
+  Tensor gate_up = {};              ///< [layers * 2 * intermediate, hidden]: of each layer the rows of gate, then those of up
+  Tensor down = {};                 ///< [layers * hidden, intermediate]
+  Tensor embedding = {};            ///< [vocabulary, hidden]
+  Tensor norms = {};                ///< [2 layers + 1, hidden]: of each layer those before qkv and before gate_up; the one before the head
+  Tensor head = {};                 ///< [vocabulary, hidden]
+  Tensor cosines = {}, sines = {};  ///< f32 [positions, head_dim / 2]
+  int layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  float epsilon = 0;  ///< of the RMS norms
+};
+
+/// What a step reads and writes.
+struct Step {
+  Tensor ids = {};                ///< i32 [sequences]: the tokens, below the vocabulary
+  Tensor keys = {}, values = {};  ///< [layers, pages, kPageTokens, kv_heads, head_dim]: a cache, which gets the new ones
+  Tensor lengths = {};            ///< i32 [sequences]: tokens of each sequence in the cache
+  Tensor pages = {};              ///< i32 [sequences, pages of the longest]
+  Tensor scores = {};             ///< [sequences, vocabulary]
+};
+
+/// Whether run() is for such a step: on a Hopper GPU, up to kMostSequences sequences, sizes that its tiles divide.
+bool supports(const Decoder& decoder, std::int64_t sequences, const Stream& stream);
+
+/// One token of each sequence through the decoder, on any GPU. In a stream beside others it waits until all of the GPU's SMs are free: its
+/// blocks run at once.
+void run(const Decoder& decoder, const Step& step, const Stream& stream);
+
+}  // namespace tw::kernels::decode_step

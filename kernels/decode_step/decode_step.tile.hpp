@@ -1,0 +1,426 @@
+#pragma once
+
+#include "tilewave/tile/language.tile.hpp"
+
+// One token of each of a few sequences through all layers of a Llama decoder, in one launch. The time of such a step is that of reading the
+// weights once. They do not depend on what is computed: the role that loads runs ahead of the tiles' order through all layers, so the
+// memory is read while the blocks wait for each other's results. A tile waits until all tiles of the part before have announced theirs.
+
+namespace tw::kernels::decode_step {
+
+/// What the tiles of a step compute: the embeddings of the tokens, then for each layer six parts in this order, then the head.
+enum class Part { qkv, attention, combine, out, gate_up, down, head, embed };
+
+/// A tile of a step.
+struct Place {
+  Part part;
+  int layer;
+  int index;  ///< among the tiles of this part of the layer
+};
+
+/// The tiles of a step. A tile of a product has several pairs of groups of 8 rows of the weight, so that each block waits for a part once.
+struct Tiles {
+  int embed;
+  int end[6];  ///< of each part, counted from the layer's first tile
+  int layers;
+  int head;
+  int pairs[7];    ///< of a part
+  int in_tile[7];  ///< pairs of a tile
+
+  TW_INLINE constexpr int count() const { return embed + layers * end[5] + head; }
+  TW_INLINE constexpr int count(int part) const { return end[part] - (part == 0 ? 0 : end[part - 1]); }
+  TW_INLINE constexpr Place at(int tile) const {
+    if (tile < embed) return {Part::embed, 0, tile};
+    const int after = tile - embed, layer = static_cast<int>(static_cast<u32>(after) / static_cast<u32>(end[5]));
+    if (layer >= layers) return {Part::head, layers, after - layers * end[5]};
+    const int index = after - layer * end[5];
+    int part = 0;
+    TW_UNROLL
+    for (int n = 0; n < 5; ++n) part += index >= end[n];
+    return {static_cast<Part>(part), layer, part == 0 ? index : index - end[part - 1]};
+  }
+};
+
+/// Tiles in order, each to the next block: a tile waits only for tiles before it.
+struct InOrder {
+  static constexpr Dispatch dispatch = Dispatch::persistent;
+  TW_INLINE static constexpr Tile at(const TileGrid&, int i) { return {i, 0, 0}; }
+};
+
+/// `D`: the dimension of a head. `Group`: query heads for each head of keys and values. Up to N sequences.
+template <class T, int D, int Group, int N, int Stages>
+struct DecodeStep {
+  static constexpr const char* source = "kernels/decode_step/decode_step.tile.hpp";
+  static constexpr int panel = 128;  ///< columns of a weight for each warp, in a slot
+  static constexpr int page = 64;    ///< tokens of a page
+  static constexpr int keys = 32;    ///< that a tile of attention has in registers
+  static constexpr int most_splits = 32;
+
+  template <class Target>
+  struct On {
+    static constexpr int warps = 8;
+    static constexpr bool waits = true;
+    static constexpr int depth = panel * warps;  ///< columns of a slot
+    using Schedule = InOrder;
+    // 16 rows of a weight: two groups of 8, such as the rows of a gate and those of the values that it multiplies.
+    using Slot = Shared<Target, T, 16 * warps, panel>;
+    using Sums = DividedSums<Target, 16, N, warps>;
+    using Squares = DividedSquares<Target, N, warps>;
+    using Operand = DividedOperand<Target, T, N, depth, warps>;
+    using Factors = DividedOperand<Target, T, 8, depth, warps>;  // in equal rows
+    using Out = Rows<Target, float, 4 * warps, 8, warps, 1>;     // a row for each sequence, and a column for each row of a group
+    using Keys = Rows<Target, float, keys, D, warps, 8>;
+    using Scores = RowVector<Target, float, Keys>;
+    using Vector = ColumnVector<Target, float, Keys>;
+    using Parts = Rows<Target, float, most_splits, D, warps, 8>;
+    using Weights = Windowed<Target, const T, Slot>;
+
+    struct Params {
+      // [groups of groups of rows, K / panel, rows of a group of groups, panel]: see load()
+      Weights qkv, out, gate_up, down, head;
+      Global<Target, const T, Keys> embedding;  ///< [vocabulary, hidden]
+      Global<Target, const T, Keys> norms;      ///< [2 layers + 1, 8, hidden]: those before qkv and gate_up of each layer, and the head's
+      Global<Target, T, Out> scores;            ///< [sequences, vocabulary]
+      Global<Target, T, Keys> keys, values;     ///< [layers, 1, tokens of all pages, kv_heads * D]
+      Global<Target, const float, Out> cosines, sines;  ///< [positions, D / 2]
+      Global<Target, T, Keys> x;                        ///< [sequences, hidden]
+      Global<Target, T, Keys> q, attended;              ///< [sequences, heads * D]
+      Global<Target, T, Keys> product;                  ///< [sequences, intermediate]
+      Global<Target, float, Keys> parts;                ///< [sequences * heads, splits, D]: sums of values
+      Pointer<Target, float> peaks, totals;             ///< [sequences * heads, splits]: the largest score, and the sum of the weights
+      Pointer<Target, const int> ids, lengths;          ///< [sequences]: the token, and the number of those before it
+      Pointer<Target, u32> counters;                    ///< of a layer's parts: zeros
+      Pointer<Target, const int> pages;                 ///< [sequences, page_count]
+      Tiles tiles;
+      int sequences, heads, kv_heads, page_count, splits;
+      float epsilon;
+      float scale;  ///< of scores, as powers of 2
+    };
+    struct Memory {
+      Ring<Target, Slot, Stages> weights;
+      Scratch<Target, float, 16 * warps, 16 * N> sums;
+      VectorBuffer<Target, float, N * warps> squares;
+      VectorBuffer<Target, float, Group * keys> scores;
+      VectorBuffer<Target, float, Group> peaks, totals, decays;
+      explicit constexpr Memory(auto& block)
+          : weights(block), sums(block), squares(block), scores(block), peaks(block), totals(block), decays(block) {}
+    };
+    struct State {};
+
+    /// The weights are complete before the previous launch begins.
+    TW_INLINE static bool loads_early(const Params&) { return true; }
+
+    TW_INLINE static int columns(const Params& p, Part part) {
+      switch (part) {
+        case Part::qkv:
+        case Part::gate_up:
+        case Part::head:
+          return p.x.cols;
+        case Part::out:
+          return p.attended.cols;
+        case Part::down:
+          return p.product.cols;
+        default:
+          return 0;
+      }
+    }
+    TW_INLINE static int pairs(const Params& p, Place at) {
+      const int part = static_cast<int>(at.part), in_tile = p.tiles.in_tile[part];
+      return min(in_tile, p.tiles.pairs[part] - at.index * in_tile);
+    }
+    TW_INLINE static int steps(const Params& p, Tile t) {
+      const Place at = p.tiles.at(t.m);
+      return ceil_div(columns(p, at.part), depth) * pairs(p, at);
+    }
+
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      const Place at = p.tiles.at(t.m);
+      const int steps = ceil_div(columns(p, at.part), depth), panel0 = step % steps * warps;
+      const int pair = at.index * p.tiles.in_tile[static_cast<int>(at.part)] + step / steps;
+      producer.put(memory.weights, [&](auto copy, Slot& slot) {
+        switch (at.part) {
+          case Part::qkv: {  // rows that are rotated together: those of the halves of a head
+            const int head = at.layer * (p.heads + 2 * p.kv_heads) + pair / (D / 16);
+            return copy.window(p.qkv, slot, pair % (D / 16) * 8, 0, panel0, head * 2);
+          }
+          case Part::gate_up:  // rows of gate, and the same of up
+            return copy.window(p.gate_up, slot, pair * 8, 0, panel0, at.layer * 2);
+          case Part::out:  // neighbours in the others
+            return copy.window(p.out, slot, 0, 0, panel0, (at.layer * p.tiles.pairs[3] + pair) * 2);
+          case Part::down:
+            return copy.window(p.down, slot, 0, 0, panel0, (at.layer * p.tiles.pairs[5] + pair) * 2);
+          default:
+            return copy.window(p.head, slot, 0, 0, panel0, pair * 2);
+        }
+      });
+    }
+
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State&) {
+      const Place at = p.tiles.at(t.m);
+      switch (at.part) {
+        case Part::embed:
+          return embed(block, p, at);
+        case Part::attention:
+          return attend(block, p, at, memory);
+        case Part::combine:
+          return combine(block, p, at, memory);
+        default:
+          return multiply(block, p, at, memory);
+      }
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State&) {
+      const Place at = p.tiles.at(t.m);
+      if (at.part != Part::head) block.announce(p.counters, counter(at));
+    }
+
+   private:
+    TW_INLINE static void embed(auto& block, const Params& p, Place at) {
+      Keys rows;
+      block.gather(
+          rows, p.embedding, [&](int row) { return row < p.sequences ? p.ids[row] : -1; }, at.index * D);
+      block.store(rows, p.x, 0, at.index * D);
+    }
+
+    TW_INLINE static int counter(Place at) { return at.part == Part::embed ? 0 : 1 + at.layer * 6 + static_cast<int>(at.part); }
+    /// Waits for all tiles of the part before.
+    TW_INLINE static void wait(auto& block, const Params& p, Place at) {
+      const int before = counter(at.part == Part::head ? Place{Part::qkv, at.layer, 0} : at) - 1;
+      block.wait_for(p.counters, before, before == 0 ? p.tiles.embed : p.tiles.count((before - 1) % 6));
+    }
+
+    /// The left operand of a part's products.
+    TW_INLINE static const auto& operand(const Params& p, Part part) {
+      return part == Part::out ? p.attended : part == Part::down ? p.product : p.x;
+    }
+
+    /// The products of the sequences' rows with the tile's rows of weights, for one pair of groups of 8 rows after the other: first(n, r)
+    /// is the product of row n with the first group's row r. qkv, gate_up and the head multiply RMS norms, x(n, c) norm(c) / sqrt(mean of
+    /// x(n, :)^2 + epsilon), whose denominator is a factor of the results.
+    TW_INLINE static void multiply(auto& block, const Params& p, Place at, Memory& memory) {
+      constexpr int ahead = 2;  // steps whose operands are in registers
+      const auto x = operand(p, at.part);
+      const bool normed = at.part != Part::out && at.part != Part::down;
+      const int norm = 2 * at.layer + (at.part == Part::gate_up ? 1 : 0);
+      const int n = ceil_div(x.cols, depth), count = pairs(p, at), first_pair = at.index * p.tiles.in_tile[static_cast<int>(at.part)];
+      const bool kept = n <= ahead;  // all operands are in registers, for all pairs
+      Operand a[ahead];
+      Factors factors[ahead];
+      Squares squares;
+      RowVector<Target, float, Out> factor;
+      Added added;
+      block.fill(squares, 0.0f);
+      if (normed) {
+        TW_UNROLL
+        for (int s = 0; s < ahead; ++s) block.load(factors[s], p.norms, 0, s * depth, norm);
+      }
+      wait(block, p, at);
+      TW_UNROLL
+      for (int s = 0; s < ahead; ++s) block.load(a[s], x, 0, s * depth);
+      load_added(block, p, at.part, first_pair, added);
+      TW_NO_UNROLL
+      for (int pair = 0; pair < count; ++pair) {
+        Sums sums;
+        block.fill(sums, 0.0f);
+        TW_NO_UNROLL
+        for (int first_step = 0; first_step < n; first_step += ahead) {
+          TW_UNROLL
+          for (int s = 0; s < ahead; ++s) {
+            const int step = first_step + s;
+            if (step >= n) continue;
+            if (normed) {
+              if (pair == 0) block.add_squares(squares, a[s]);
+              if (pair == 0 || !kept) block.scale(a[s], factors[s]);
+            }
+            block.add_products_of_groups(sums, block.take(memory.weights), a[s]);
+            block.release(memory.weights);
+            if (kept) continue;
+            const int next = step + ahead < n ? step + ahead : s;  // the last ones load the next pair's first
+            block.load(a[s], x, 0, next * depth);
+            if (normed) block.load(factors[s], p.norms, 0, next * depth, norm);
+          }
+        }
+        Out first, second;
+        block.complete(sums, first, second, memory.sums);
+        if (normed) {
+          if (pair == 0) {
+            block.complete(squares, factor, memory.squares);
+            const float mean = 1.0f / static_cast<float>(x.cols), epsilon = p.epsilon;
+            block.for_rows(factor, [=](int, int, auto& y) { y = rsqrt(y * mean + epsilon); });
+          }
+          block.map(first, factor, [](auto y, auto f) { return y * f; });
+          block.map(second, factor, [](auto y, auto f) { return y * f; });
+        }
+        store(block, p, at, first_pair + pair, first, second, added);
+        if (pair + 1 < count) load_added(block, p, at.part, first_pair + pair + 1, added);
+      }
+    }
+
+    /// What results of products are combined with: x, or the cosines and sines of a rotation.
+    struct Added {
+      Out first, second;
+    };
+    TW_INLINE static void load_added(auto& block, const Params& p, Part part, int pair, Added& added) {
+      if (part == Part::qkv) {
+        const auto position = [&](int row) { return row < p.sequences ? p.lengths[row] : -1; };
+        block.gather(added.first, p.cosines, position, pair % (D / 16) * 8);
+        block.gather(added.second, p.sines, position, pair % (D / 16) * 8);
+      } else if (part == Part::out || part == Part::down) {
+        block.load(added.first, p.x, 0, pair * 16);
+        block.load(added.second, p.x, 0, pair * 16 + 8);
+      }
+    }
+
+    TW_INLINE static void store(auto& block, const Params& p, Place at, int pair, Out& first, Out& second, const Added& added) {
+      switch (at.part) {
+        case Part::qkv:
+          return store_qkv(block, p, at, pair, first, second, added);
+        case Part::gate_up:
+          block.map(first, second, [](auto g, auto u) { return g * sigmoid(g) * u; });
+          return block.store(first, p.product, 0, pair * 8);
+        case Part::head:
+          block.store(first, p.scores, 0, pair * 16);
+          return block.store(second, p.scores, 0, pair * 16 + 8);
+        default:
+          block.map(first, added.first, [](auto y, auto x) { return x + y; });
+          block.map(second, added.second, [](auto y, auto x) { return x + y; });
+          block.store(first, p.x, 0, pair * 16);
+          block.store(second, p.x, 0, pair * 16 + 8);
+      }
+    }
+
+    /// Rotated queries, and the new keys and values, which go to the cache.
+    TW_INLINE static void store_qkv(auto& block, const Params& p, Place at, int pair, Out& first, Out& second, const Added& angles) {
+      const int head = pair / (D / 16), column = pair % (D / 16) * 8;
+      if (head < p.heads + p.kv_heads) {
+        Out low = first;
+        block.map(first, second, angles.first, angles.second, [](auto x, auto y, auto c, auto s) { return x * c - y * s; });
+        block.map(second, low, angles.first, angles.second, [](auto y, auto x, auto c, auto s) { return y * c + x * s; });
+      }
+      const auto in_pages = [&](int row) { return row < p.sequences ? token(p, row, p.lengths[row]) : -1; };
+      const auto to = [&](const auto& tensor, int heads_before, auto row_of, int layer) {
+        const int to_column = (head - heads_before) * D + column;
+        block.scatter(first, tensor, row_of, to_column, 0, layer);
+        block.scatter(second, tensor, row_of, to_column + D / 2, 0, layer);
+      };
+      if (head < p.heads)
+        to(
+            p.q, 0, [](int row) { return row; }, 0);
+      else if (head < p.heads + p.kv_heads)
+        to(p.keys, p.heads, in_pages, at.layer);
+      else
+        to(p.values, p.heads + p.kv_heads, in_pages, at.layer);
+    }
+
+    /// The place of a sequence's token in the pages.
+    TW_INLINE static int token(const Params& p, int sequence, int n) {
+      return p.pages[sequence * p.page_count + n / page] * page + n % page;
+    }
+
+    /// One split of the keys, for the query heads of one head of keys: the sum of exp2(score - peak) value, the peak and the sum of the
+    /// weights.
+    TW_INLINE static void attend(auto& block, const Params& p, Place at, Memory& memory) {
+      const int split = at.index % p.splits, kv_head = at.index / p.splits % p.kv_heads, sequence = at.index / p.splits / p.kv_heads;
+      const int count = p.lengths[sequence] + 1, share = ceil_div(ceil_div(count, keys), p.splits) * keys;
+      const int begin = split * share, end = min(count, begin + share), column = kv_head * D;
+      Keys k, v, sums[Group];
+      const auto load_keys = [&](int from) {
+        const auto row_of = [&](int row) { return from + row < end ? token(p, sequence, from + row) : -1; };
+        block.gather(k, p.keys, row_of, column, 0, at.layer);
+        block.gather(v, p.values, row_of, column, 0, at.layer);
+      };
+      // The tile that has the newest key waits for it.
+      const bool early = begin + keys < count;
+      if (early) load_keys(begin);
+      TW_UNROLL
+      for (int g = 0; g < Group; ++g) block.fill(sums[g], 0.0f);
+      block.sync();  // the tile before has read its peaks and totals
+      block.parallel(Group, [&](int g) {
+        memory.peaks[g] = -kInfinity;
+        memory.totals[g] = 0.0f;
+      });
+      wait(block, p, at);
+      if (!early) load_keys(begin);
+      Vector q[Group];
+      TW_UNROLL
+      for (int g = 0; g < Group; ++g) block.load(q[g], p.q, sequence, (kv_head * Group + g) * D);
+      TW_NO_UNROLL
+      for (int from = begin; from < end; from += keys) {
+        Scores weights[Group];
+        TW_UNROLL
+        for (int g = 0; g < Group; ++g) {
+          block.fill(weights[g], 0.0f);
+          block.add_products(weights[g], k, q[g]);
+          block.complete(weights[g]);
+          block.for_rows(weights[g], [&](int row, int, auto& x) { x = from + row < end ? x * p.scale : -kInfinity; });
+          if (block.owns_rows(weights[g])) block.for_rows(weights[g], [&](int row, int, auto& x) { memory.scores[g * keys + row] = x; });
+        }
+        block.sync();
+        block.parallel(Group, [&](int g) {
+          auto peak = memory.peaks[g];
+          for (int row = 0; row < keys; ++row) peak = max(peak, memory.scores[g * keys + row]);
+          memory.decays[g] = exp2(memory.peaks[g] - peak);
+          memory.peaks[g] = peak;
+        });
+        block.sync();
+        TW_UNROLL
+        for (int g = 0; g < Group; ++g) {
+          const auto peak = memory.peaks[g], decay = memory.decays[g];
+          block.for_rows(weights[g], [&](int, int, auto& x) { x = exp2(x - peak); });
+          if (block.owns_rows(weights[g])) block.for_rows(weights[g], [&](int row, int, auto& x) { memory.scores[g * keys + row] = x; });
+          block.map(sums[g], v, weights[g], [=](auto sum, auto value, auto weight) { return sum * decay + value * weight; });
+        }
+        if (from + keys < end) load_keys(from + keys);
+        block.sync();
+        block.parallel(Group, [&](int g) {
+          auto total = memory.totals[g] * memory.decays[g];
+          for (int row = 0; row < keys; ++row) total = total + memory.scores[g * keys + row];
+          memory.totals[g] = total;
+        });
+        block.sync();
+      }
+      const int head = sequence * p.heads + kv_head * Group;
+      TW_UNROLL
+      for (int g = 0; g < Group; ++g) {
+        Vector sum;
+        block.column_fold(sums[g], sum, [](auto a, auto b) { return a + b; });
+        block.map(sums[g], sum, [](auto, auto x) { return x; });
+        block.scatter(
+            sums[g], p.parts, [&](int row) { return row == 0 ? split : -1; }, 0, head + g);
+      }
+      block.parallel(Group, [&](int g) {
+        p.peaks[(head + g) * p.splits + split] = memory.peaks[g];
+        p.totals[(head + g) * p.splits + split] = memory.totals[g];
+      });
+    }
+
+    /// The attention of one head of a sequence from its splits.
+    TW_INLINE static void combine(auto& block, const Params& p, Place at, Memory& memory) {
+      static_assert(Group * keys >= most_splits && N * warps >= most_splits,
+                    "the splits' peaks and totals share the memory of other parts");
+      Parts parts;
+      RowVector<Target, float, Parts> weights;
+      wait(block, p, at);
+      block.load(parts, p.parts, 0, 0, at.index);
+      block.parallel(most_splits, [&](int split) {
+        const bool inside = split < p.splits;
+        memory.scores[split] = inside ? p.peaks[at.index * p.splits + split] : -kInfinity;
+        memory.squares[split] = inside ? p.totals[at.index * p.splits + split] : 0.0f;
+      });
+      block.sync();
+      auto peak = memory.scores[0];
+      for (int split = 1; split < most_splits; ++split) peak = max(peak, memory.scores[split]);
+      auto total = memory.squares[0] * exp2(memory.scores[0] - peak);
+      for (int split = 1; split < most_splits; ++split) total = total + memory.squares[split] * exp2(memory.scores[split] - peak);
+      block.for_rows(weights, [&](int row, int, auto& x) { x = exp2(memory.scores[row] - peak) / total; });
+      block.map(parts, weights, [](auto x, auto weight) { return x * weight; });
+      ColumnVector<Target, float, Parts> sum;
+      block.column_fold(parts, sum, [](auto a, auto b) { return a + b; });
+      block.map(parts, sum, [](auto, auto x) { return x; });
+      const int sequence = at.index / p.heads;
+      block.scatter(
+          parts, p.attended, [&](int row) { return row == 0 ? sequence : -1; }, at.index % p.heads * D);
+    }
+  };
+};
+
+}  // namespace tw::kernels::decode_step

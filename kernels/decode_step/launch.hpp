@@ -1,0 +1,130 @@
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numbers>
+#include <utility>
+
+#include "kernels/decode_step/decode_step.hpp"
+#include "kernels/decode_step/decode_step.tile.hpp"
+#include "kernels/named.hpp"
+#include "kernels/workspace.hpp"
+#include "tilewave/launch.hpp"
+
+namespace tw::kernels::decode_step {
+
+/// One of the family's kernels by the values that name it.
+struct Kernel {
+  DType dtype = DType::bf16;
+  int head_dim = 128;
+  int group = 4;  ///< query heads for each head of keys
+  int stages = 6;
+  auto operator<=>(const Kernel&) const = default;
+};
+/// The same kernel as a type.
+template <Kernel k>
+using HostKernel = DecodeStep<ElementOf<k.dtype>, k.head_dim, k.group, kMostSequences, k.stages>;
+
+/// A view of rows of weights in groups of 8, [groups of `apart` rows, K / 128, apart, 128], from which a slot gets two groups.
+inline Tensor in_panels(const Tensor& weight, std::int64_t apart) {
+  constexpr int kPanel = 128;
+  const std::int64_t rows = weight.shape(0), k = weight.shape(1);
+  return Tensor::borrow(weight.data(), {rows / apart, k / kPanel, apart, kPanel}, weight.dtype(), weight.device(),
+                        {apart * k, kPanel, k, 1});
+}
+
+/// A step with the memory that it needs while it runs.
+struct Launch {
+  const Decoder& decoder;
+  const Step& step;
+  int sequences = 0, splits = 0;
+  Tiles tiles = {};
+  Tensor x, q, attended, product, parts, peaks, totals, counters;
+
+  /// `units`: the blocks that run at once.
+  Launch(const Decoder& d, const Step& s, int units, const Stream& stream)
+      : decoder(d), step(s), sequences(static_cast<int>(s.ids.shape(0))) {
+    const int hidden = static_cast<int>(d.norms.shape(1)), rows = sequences * d.heads;
+    splits = std::clamp(units / (sequences * d.kv_heads), 1, 32);
+    const int pairs[] = {(d.heads + 2 * d.kv_heads) * d.head_dim / 16,
+                         sequences * d.kv_heads * splits,
+                         rows,
+                         hidden / 16,
+                         static_cast<int>(d.down.shape(1)) / 8,
+                         hidden / 16,
+                         ceil_div(static_cast<int>(d.head.shape(0)), 16)};
+    tiles.embed = ceil_div(hidden, d.head_dim);
+    int end = 0;
+    for (int part = 0; part < 7; ++part) {
+      constexpr int kHeadPairs = 4;
+      const bool product = part != 1 && part != 2;
+      tiles.pairs[part] = pairs[part];
+      tiles.in_tile[part] = !product ? 1 : part == 6 ? kHeadPairs : ceil_div(pairs[part], units);
+      const int count = ceil_div(pairs[part], tiles.in_tile[part]);
+      if (part < 6)
+        tiles.end[part] = end += count;
+      else
+        tiles.head = count;
+    }
+    tiles.layers = d.layers;
+    const auto memory = [&](Shape shape, DType dtype) { return workspace(std::move(shape), dtype, stream); };
+    const DType dtype = d.qkv.dtype();
+    x = memory({sequences, hidden}, dtype);
+    q = memory({sequences, d.heads * d.head_dim}, dtype);
+    attended = memory(q.shape(), dtype);
+    product = memory({sequences, d.down.shape(1)}, dtype);
+    parts = memory({rows, splits, d.head_dim}, DType::f32);
+    peaks = memory({rows, splits}, DType::f32);
+    totals = memory({rows, splits}, DType::f32);
+    counters = memory({1 + 6 * d.layers}, DType::i32);
+    fill_bytes(counters.data(), static_cast<std::size_t>(counters.numel()) * size_of(DType::i32), 0, stream);
+  }
+
+  TileGrid grid() const { return {.m = tiles.count()}; }
+
+  template <class Params>
+  void bind_to(auto& bind, Params& p) const {
+    const Decoder& d = decoder;
+    constexpr int kGroup = 8, kWarps = 8;
+    const Window window{std::countr_zero(unsigned{kGroup}), std::countr_zero(unsigned{kWarps})};
+    bind(p.qkv, in_panels(d.qkv, d.head_dim / 2), window);
+    bind(p.out, in_panels(d.out, kGroup), window);
+    bind(p.gate_up, in_panels(d.gate_up, d.gate_up.shape(0) / d.layers / 2), window);
+    bind(p.down, in_panels(d.down, kGroup), window);
+    bind(p.head, in_panels(d.head, kGroup), window);
+    bind(p.embedding, d.embedding);
+    const std::int64_t hidden = d.norms.shape(1);
+    bind(p.norms, Tensor::borrow(d.norms.data(), {d.norms.shape(0), kGroup, hidden}, d.norms.dtype(), d.norms.device(), {hidden, 0, 1}));
+    bind(p.scores, step.scores);
+    const auto by_token = [](const Tensor& t) {
+      return Tensor::borrow(t.data(), {t.shape(0), 1, t.shape(1) * t.shape(2), t.shape(3) * t.shape(4)}, t.dtype(), t.device(),
+                            {t.stride(0), 0, t.stride(2), 1});
+    };
+    bind(p.keys, by_token(step.keys));
+    bind(p.values, by_token(step.values));
+    bind(p.cosines, d.cosines);
+    bind(p.sines, d.sines);
+    bind(p.x, x);
+    bind(p.q, q);
+    bind(p.attended, attended);
+    bind(p.product, product);
+    bind(p.parts, parts);
+    p.peaks = peaks.data<float>();
+    p.totals = totals.data<float>();
+    p.counters = reinterpret_cast<u32*>(counters.data<std::int32_t>());
+    p.ids = step.ids.data<std::int32_t>();
+    p.lengths = step.lengths.data<std::int32_t>();
+    p.pages = step.pages.data<std::int32_t>();
+    p.tiles = tiles;
+    p.sequences = sequences;
+    p.heads = d.heads;
+    p.kv_heads = d.kv_heads;
+    p.page_count = static_cast<int>(step.pages.shape(1));
+    p.splits = splits;
+    p.epsilon = d.epsilon;
+    p.scale = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(d.head_dim));
+  }
+};
+
+}  // namespace tw::kernels::decode_step
