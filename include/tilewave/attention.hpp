@@ -7,12 +7,31 @@
 
 namespace tw {
 
+/// Which blocks of keys each block of queries attends to. Scores of other blocks are -infinity and are not computed. Block i of queries is
+/// queries i query_block, ..., (i + 1) query_block - 1 of a sequence, and the last block may be shorter; the same for keys.
+///
+/// Either `mask` or `indices` is given. Tensors are on the device of q, with any strides. Their batch may be 1: all sequences have the same
+/// blocks. Their heads may be q's, k's (query heads that share keys then share blocks) or 1. query_blocks is ceil(seqlen_q / query_block)
+/// and key_blocks ceil(seqlen_k / key_block). For packed sequences both may be any number, because the lengths are on the device: blocks
+/// beyond a tensor's extents are not attended to, and blocks beyond a sequence's end do not exist. A query without any block gives 0 and an
+/// lse of -infinity.
+struct AttentionBlocks {
+  const Tensor* mask = nullptr;  ///< bool [batch, heads, query_blocks, key_blocks], true: attended to
+  /// i32 [batch, heads, query_blocks, any number of entries]: blocks of keys in any order. Entries that are not from 0 to key_blocks - 1
+  /// are ignored, and a block that is listed more than once counts once.
+  const Tensor* indices = nullptr;
+  /// i32 [batch, heads, query_blocks], with the extents of `indices`: how many entries of a list are used, the first ones, clamped to what
+  /// there are. Null: all
+  const Tensor* counts = nullptr;
+  int query_block = 128, key_block = 128;  ///< queries and keys of a block: 64 or 128 each
+};
+
 /// Options of all forms of attention. Query i of a sequence is aligned with key i + diagonal. The diagonal is seqlen_k - seqlen_q, which
 /// aligns the last query with the last key (FlashAttention's convention).
 ///
 /// The score of query i and key j is s = scale q_i k_j; for e4m3 it is scale q_descale k_descale q_i k_j. Then follow, in this order, the
 /// options that are set: s = softcap tanh(s / softcap), s -= slope |i + diagonal - j|, s += mask. Finally s is -infinity if `causal`, the
-/// window or a boolean mask hides the key.
+/// window, a boolean mask or `blocks` hides the key.
 struct AttentionOptions {
   float scale = 0;                        ///< softmax scale; 0: 1 / sqrt(head_dim)
   bool causal = false;                    ///< query i sees keys j <= i + diagonal
@@ -24,6 +43,9 @@ struct AttentionOptions {
   const Tensor* sink = nullptr;           ///< f32 [heads]: the logit of a key without a value, in the denominator only
   const Tensor* mask = nullptr;           ///< bool (true: visible), or f32 or o's dtype (added). [batch, heads, seqlen_q, seqlen_k], where
                                           ///< each extent may be 1; missing dimensions are the leading ones
+  /// Only these blocks of scores, in addition to what causal, the window and the mask hide. In attention() and attention_varlen() of bf16
+  /// and f16, on a CPU also f32. Null: all
+  const AttentionBlocks* blocks = nullptr;
   /// Of q, k and v in e4m3, f32 [batch, kv_heads]: what stands for one in each tensor (FlashAttention 3's meaning); all positive. Null: 1.
   const Tensor *q_descale = nullptr, *k_descale = nullptr, *v_descale = nullptr;
   const Tensor* lse = nullptr;  ///< output, f32 [batch, heads, seqlen_q], contiguous: natural log of the softmax denominator, -infinity

@@ -124,6 +124,7 @@ void set_options(const Form& form, AttentionCall& call, const AttentionOptions& 
     form.require(std::abs(std::int64_t{*call.diagonal}) <= kLargest, "causal_offset is {}; it must lie within +-2^29", *call.diagonal);
   }
   if (options.mask) check_mask(form, call, *options.mask);
+  if (options.blocks) check_blocks(form, call, *options.blocks);
   set_dropout(form, call, options, device);
 }
 
@@ -170,6 +171,9 @@ AttentionCall check_common(const Form& form, const Tensor& of_q, const Tensor& o
     check_disjoint(form.op, output, {{"q", &q}, {form.k, &k}, {form.v, &v}, mask, slopes, sink, state});
     check_disjoint(form.op, output, {{"q_descale", options.q_descale}, {"k_descale", options.k_descale}, {"v_descale", options.v_descale}});
     check_disjoint(form.op, output, inputs);
+    if (const AttentionBlocks* const blocks = options.blocks)
+      check_disjoint(form.op, output,
+                     {{"blocks.mask", blocks->mask}, {"blocks.indices", blocks->indices}, {"blocks.counts", blocks->counts}});
   }
   set_options(form, call, options);
   call.cu_q = form.elements<std::int32_t>({"cu_seqlens_q", cu_seqlens}, {call.batch + 1}, o.device());
@@ -249,6 +253,7 @@ detail::AttentionCall detail::check_attention(const Tensor& q, const Tensor& k, 
 }
 
 void detail::check_attention_with(const AttentionCall& call, DType dtype, int head_dim) {
+  require(!call.blocks, "attention_with: blocks are given; they are not supported with a user-defined rule");
   require(dtype != DType::f32 || !call.stream.device().is_cuda(), "attention_with: q is {}; on a GPU bf16 and f16 are supported",
           call.q.transpose(1, 2));
   require(call.q.dtype() == dtype, "attention_with: q is {}; the kernel was made for {}", call.q.transpose(1, 2), name_of(dtype));
@@ -257,8 +262,10 @@ void detail::check_attention_with(const AttentionCall& call, DType dtype, int he
 }
 
 void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const AttentionOptions& options) {
-  const AttentionCall call = detail::check_attention(q, k, v, o, options);
-  if (o.numel() > 0) run(call);
+  AttentionCall call = detail::check_attention(q, k, v, o, options);
+  if (o.numel() == 0) return;
+  const Tensor lists = list_key_blocks(call);
+  run(call);
 }
 
 void attention_dropout_mask(const Tensor& mask, const AttentionOptions& options) {
@@ -290,6 +297,7 @@ void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const T
   check_varlen_contents(form, call, sequences, options);
   if (o.numel() == 0 || call.batch == 0) return;
   const Tensor tiles = list_packed_tiles(call);
+  const Tensor lists = list_key_blocks(call);
   run(call);
 }
 

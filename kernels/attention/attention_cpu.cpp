@@ -31,6 +31,7 @@ void run_dtype(const detail::AttentionCall& call) {
 }  // namespace
 
 void run_on_cpu(const detail::AttentionCall& call) {
+  if (call.blocks) return run_listed_on_cpu(call);
   switch (call.q.dtype()) {
     case DType::f16:  // there for completeness: one size for all is quicker to build
       return run_attention_cpu<f16, 256, kCpuFewRows>(call, kNoUserRule);
@@ -48,6 +49,7 @@ namespace tw::detail {
 namespace {
 
 /// As a kernel, which is compiled for each instruction set.
+template <int kKeys>
 struct ChangeScores {
   struct Params {
     const CpuChanges::Params<cpu::Target>& changes;
@@ -69,8 +71,8 @@ struct ChangeScores {
     Row row;
     for (int r = 0; r < p.rows; ++r) {
       const Score& first = p.first[r];
-      float* const scores = p.scores + r * kCpuKeys;
-      CpuChanges::apply<false, 0, kCpuKeys>(row, p.changes, scores, [&](int, int col) {
+      float* const scores = p.scores + r * kKeys;
+      CpuChanges::apply<false, 0, kKeys>(row, p.changes, scores, [&](int, int col) {
         Score at = first;
         at.key += col;
         at.distance = difference(at.query + at.diagonal, at.key);
@@ -82,27 +84,30 @@ struct ChangeScores {
 
 }  // namespace
 
-void change_scores(const CpuChanges::Params<cpu::Target>& changes, const Score* first, float* scores, int rows) {
-  const ChangeScores::Params params{changes, first, scores, rows};
-  cpu::run<ChangeScores>(&params, {}, 0, nullptr);
+void change_scores(const CpuChanges::Params<cpu::Target>& changes, const Score* first, float* scores, int rows, int keys) {
+  const auto run = [&]<int kKeys>() {
+    const typename ChangeScores<kKeys>::Params params{changes, first, scores, rows};
+    cpu::run<ChangeScores<kKeys>>(&params, {}, 0, nullptr);
+  };
+  keys == kCpuKeys ? run.template operator()<kCpuKeys>() : run.template operator()<kCpuListedKeys>();
 }
 
-bool hides_scores(const CpuBand::Params<cpu::Target>& band, const Score& first, const Score& last) {
+bool hides_scores(const CpuBand::Params<cpu::Target>& band, const Score& first, const Score& last, int keys) {
   // Where they belong to several heads any query may be between them.
   const bool one_head = first.head == last.head;
   const KeyRange seen =
       CpuBand::untouched(band, {first.batch, first.head, one_head ? first.query : 0, one_head ? last.query : first.seqlen_q - 1,
                                 first.seqlen_q, first.seqlen_k, first.diagonal});
-  return seen.begin > first.key || seen.end < first.key + kCpuKeys;
+  return seen.begin > first.key || seen.end < first.key + keys;
 }
 
-void hide_scores(const CpuBand::Params<cpu::Target>& band, const Score* first, float* scores, int rows) {
+void hide_scores(const CpuBand::Params<cpu::Target>& band, const Score* first, float* scores, int rows, int keys) {
   for (int r = 0; r < rows; ++r) {
     const Score& at = first[r];
     const KeyRange seen = CpuBand::keys(band, {at.batch, at.head, at.query, at.query, at.seqlen_q, at.seqlen_k, at.diagonal});
-    float* const row = scores + r * kCpuKeys;
-    std::fill(row, row + std::clamp(seen.begin - at.key, 0, kCpuKeys), -kInfinity);
-    std::fill(row + std::clamp(seen.end - at.key, 0, kCpuKeys), row + kCpuKeys, -kInfinity);
+    float* const row = scores + r * keys;
+    std::fill(row, row + std::clamp(seen.begin - at.key, 0, keys), -kInfinity);
+    std::fill(row + std::clamp(seen.end - at.key, 0, keys), row + keys, -kInfinity);
   }
 }
 

@@ -12,7 +12,7 @@
 
 namespace tw::kernels::attention {
 
-using detail::AttentionCall;
+using detail::AttentionCall, detail::KeyBlocks;
 
 /// A form of attention, as messages call it and its arguments.
 struct Form {
@@ -23,6 +23,7 @@ struct Form {
   bool packed_keys = false;
   const char* without_mask = nullptr;     ///< why it takes no mask
   const char* without_dropout = nullptr;  ///< why it takes no dropout
+  const char* without_blocks = nullptr;   ///< why it takes no blocks
   bool f32_on_gpu = false;
   bool fp8 = false;  ///< whether q, k and v may be e4m3
 
@@ -46,6 +47,9 @@ struct Form {
 
 /// Checks the options of dropout and sets the call's.
 void set_dropout(const Form& form, AttentionCall& call, const AttentionOptions& options, Device device);
+
+/// Checks which blocks of keys are attended to, and sets the call's.
+void check_blocks(const Form& form, AttentionCall& call, const AttentionBlocks& blocks);
 
 /// Packed sequences, [total, heads, dim], as one of a batch.
 Tensor as_batch(const Tensor& t);
@@ -77,6 +81,7 @@ inline constexpr auto kNoUserRule = [](auto&) {};
 /// Enqueues a checked call, or runs it.
 void run(const AttentionCall& call);
 void run_on_cpu(const AttentionCall& call);
+void run_listed_on_cpu(const AttentionCall& call);
 void run_on_gpu(const AttentionCall& call);
 void run_on_gpu(const AttentionCall& call, const AttentionConfig& config);
 /// The keys that one sequence of a call reads: [begin, end) of k[batch].
@@ -102,6 +107,10 @@ Tensor list_packed_tiles(AttentionCall& call);
 
 /// Enqueues what fills in `tiles`, i32[at least as many as there are, PackedTile::numbers], where a tile has `tile_rows` queries.
 void packed_tiles(const AttentionCall& call, int tile_rows, const Tensor& tiles);
+
+/// Enqueues what makes the lists of blocks that the call's tiles read, if it has blocks. Runs after list_packed_tiles(). The result must
+/// outlive the launch of the call.
+Tensor list_key_blocks(AttentionCall& call);
 
 // attention_decode()
 

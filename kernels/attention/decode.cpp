@@ -132,6 +132,7 @@ AttentionCall kernels::attention::check_decode(const Tensor& q, const Tensor& k,
                   .cu_seqlens_q = cache.cu_seqlens_q,
                   .without_mask = "a cache",
                   .without_dropout = "a cache",
+                  .without_blocks = "a cache",
                   .f32_on_gpu = !packed};
   AttentionCall call = check_common(form, q, k, v, o, options, inputs);
   const std::int64_t rows = call.q.numel() / call.q.shape(3), most = (std::int64_t{1} << 29) / kMostSplits;  // counted for each part

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "kernels/attention/call.hpp"
 #include "kernels/check.hpp"
 #include "kernels/generic_tiles.hpp"
 
@@ -71,7 +72,7 @@ RuleTraits traits_of(const detail::AttentionCall& call, const detail::UserRuleIn
   return {mask || (user && user->anywhere), mask || call.softcap > 0 || call.slopes || (user && user->changing), user != nullptr};
 }
 
-AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules, std::int64_t shared) {
+AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules, std::int64_t shared, int most_rows) {
   struct Choice {
     int rows, keys, stages;
   };
@@ -80,7 +81,8 @@ AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules,
   // Rows have whole lines of 128 bytes; each of four warps has 2 KB of staging, and a dynamic schedule 1 KB.
   const auto line = [](int columns) { return (columns + 63) / 64 * 128; };
   const auto fits = [&](const Choice& c) {
-    if (c.rows == 128 && ((form & kSplit) || largest > 128)) return false;  // decode has few rows; 32 rows of wide outputs: no registers
+    if (c.rows > most_rows || (c.rows == 128 && ((form & kSplit) || largest > 128)))
+      return false;  // decode has few rows; 32 rows of wide outputs: no registers
     if (c.stages == 3 && largest > 64) return false;
     return c.rows * line(dims.head_dim) + c.stages * c.keys * (line(dims.head_dim) + line(dims.value_dim)) + 9 * 1024 <= shared;
   };
@@ -100,7 +102,14 @@ AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules,
 
 AttentionConfig config_of(const detail::AttentionCall& call, HeadDims dims, TileUse use, int form, const RuleTraits& rules) {
   const std::int64_t shared = generic_shared_bytes(call.stream);
-  AttentionConfig config = shared ? generic_config(dims, form, rules, shared) : gpu_config(dims, use, form, rules);
+  AttentionConfig config;
+  if (const KeyBlocks& blocks = call.blocks) {
+    const int query_block = call.split ? 0 : blocks.of.query_block;
+    config = shared ? generic_config(dims, form | kListed, rules, shared, blocks.of.query_block)
+                    : listed_config(dims, query_block, blocks.of.key_block, form, rules);
+  } else {
+    config = shared ? generic_config(dims, form, rules, shared) : gpu_config(dims, use, form, rules);
+  }
   config.dropout = call.drops() ? Use::always : Use::never;
   return config;
 }

@@ -73,6 +73,25 @@ constexpr AttentionConfig gpu_config(HeadDims dims, TileUse use, int form = kEqu
   return c;
 }
 
+/// For lists of blocks of keys, on Hopper GPUs: tiles are as large as the blocks where they fit. `query_block`: 64 or 128, of which 64 rows
+/// are one warpgroup, two blocks on an SM where registers allow; 0: of a few queries that share keys, as TileUse::split.
+constexpr AttentionConfig listed_config(HeadDims dims, int query_block, int key_block, int form, const RuleTraits& rules = {}) {
+  const auto [d, dv] = dims;
+  AttentionConfig c = gpu_config(dims, query_block == 0 ? TileUse::split : TileUse::narrow, form | kListed, rules);
+  const int keys = d > 128 ? 64 : key_block;
+  if (query_block == 0 && keys < c.keys) c.stages = d <= 128 ? 2 * c.stages : dv <= 128 ? 4 : c.stages;
+  if (query_block == 128 && keys < c.keys && d <= 128) c.stages = 4;
+  c.keys = keys;
+  if (query_block == 64) {
+    c.rows = 64, c.keys = 64;
+    c.stages = d <= 128 ? 4 : 2;
+    c.min_blocks = d <= 64 ? 2 : 1;  // with D 128 the 128 registers of a thread would not hold scores and output
+    c.lag = c.min_blocks == 1 ? 1 : 0;
+    c.queries_in_registers = false;
+  }
+  return c;
+}
+
 /// For e4m3, on Hopper GPUs. Values arrive in panels of 128 keys; with D 256 the registers suffice for 96. `few_registers`: for loads
 /// without TMA, and loads of a mask.
 constexpr AttentionConfig fp8_config(HeadDims dims, bool few_registers = false, const RuleTraits& rules = {}) {
@@ -93,7 +112,8 @@ constexpr AttentionConfig fp8_config(HeadDims dims, bool few_registers = false, 
 }
 
 /// On the generic target: 32 rows of scores and output for each warp while they fit its registers, in blocks of at most `shared` bytes.
-AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules, std::int64_t shared);
+/// `most_rows`: of a tile.
+AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules, std::int64_t shared, int most_rows = 128);
 
 /// Either, by the target of the call's stream.
 AttentionConfig config_of(const detail::AttentionCall& call, HeadDims dims, TileUse use, int form, const RuleTraits& rules);

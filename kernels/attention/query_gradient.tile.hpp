@@ -85,7 +85,7 @@ struct QueryGradient {
           copy.vector(p.delta, slot.delta, w.head, sums0, w.q_batch);
         });
       }
-      const int kv_head = w.head / p.heads_per_kv, key0 = w.block(step) * BN;
+      const int kv_head = w.head / p.heads_per_kv, key0 = w.block(p, step) * BN;
       producer.put(memory.k, [&](auto copy, K& k) { copy.tile(p.k, k, w.k_row + key0, 0, kv_head, w.k_batch); });
       producer.put(memory.v, [&](auto copy, V& v) { copy.tile(p.v, v, w.k_row + key0, 0, kv_head, w.k_batch); });
     }
@@ -106,8 +106,8 @@ struct QueryGradient {
         V* v = nullptr;
         if constexpr (Work::ragged) {  // before the products, which ptxas would serialise around the loop that sets rows
           v = &block.take(memory.v);
-          keep_keys(block, w, step, k);
-          keep_keys(block, w, step, *v);
+          keep_keys(block, p, w, step, k);
+          keep_keys(block, p, w, step, *v);
         }
         block.mma(scores, queries.q, k, true);
         if constexpr (!Work::ragged) v = &block.take(memory.v);
@@ -121,7 +121,7 @@ struct QueryGradient {
         block.wait(leave<0>, ds);
         block.release(memory.v);
         if constexpr (kConfig.dropout != Use::never) {
-          if (drops(kConfig, p)) mark_dropped(block, dropout, scores, w.first_row, w.block(step) * BN);
+          if (drops(kConfig, p)) mark_dropped(block, dropout, scores, w.first_row, w.block(p, step) * BN);
           block.map(ds, scores, delta, [&](auto dp, auto weight, auto d) { return score_derivative(weight, dp, d, p.dropout.scale); });
         } else {
           block.map(ds, scores, delta, [](auto dp, auto weight, auto d) { return weight * (dp - d); });
@@ -151,15 +151,15 @@ struct QueryGradient {
       return 0;
     }
     /// The rows after the sequence's end belong to another sequence and may be NaN, which weights of 0 would not hide.
-    TW_INLINE static void keep_keys(auto& block, const Work& w, int step, auto& tile) {
+    TW_INLINE static void keep_keys(auto& block, const Params& p, const Work& w, int step, auto& tile) {
       if constexpr (Work::ragged) {
-        const int left = w.seqlen_k - w.block(step) * BN;
+        const int left = w.seqlen_k - w.block(p, step) * BN;
         if (left < BN) block.zero_rows(tile, left);
       }
     }
     template <bool kCut>
     TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int step, Scores& scores, Scores& slopes) {
-      const int key0 = w.block(step) * BN;
+      const int key0 = w.block(p, step) * BN;
       const auto at = [&](int row, auto col) {
         const int query = w.first_row + row;
         return Score{w.batch, w.head, query, key0 + col, w.rows, w.seqlen_k, w.diagonal, difference(query + w.diagonal - key0, col)};

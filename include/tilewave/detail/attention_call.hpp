@@ -18,6 +18,19 @@ struct DescaleOf {
   std::int64_t stride_batch = 0, stride_head = 0;
 };
 
+/// The blocks of keys that a call's tiles see.
+struct KeyBlocks {
+  AttentionBlocks of = {};    ///< the tensors, which live as long as the call; neither of them: all blocks
+  int heads_per_list = 1;     ///< query heads with the same blocks
+  bool one_sequence = false;  ///< all sequences have the same blocks
+  /// What the tiles read, once they are made: see Attention's Params.
+  const std::int32_t* lists = nullptr;
+  int list_tiles = 0;
+  std::int64_t list_numbers = 0;
+  int lists_of_batch = 0;
+  explicit operator bool() const { return of.mask != nullptr || of.indices != nullptr; }
+};
+
 /// A checked call. Tensors are [batch, head, row, dim]; for packed sequences the batch is 1.
 struct AttentionCall {
   Tensor q, k, v, o;
@@ -43,6 +56,8 @@ struct AttentionCall {
   bool lower = false, upper = false;  ///< bounds of the band
   int left = 0, right = 0;
   std::optional<int> diagonal = {};
+
+  KeyBlocks blocks = {};
 
   // Dropout
   int kept = 256;  ///< of 256 weights
@@ -174,18 +189,25 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   descale(p.q_descale, call.q_descale);
   descale(p.k_descale, call.k_descale);
   descale(p.v_descale, call.v_descale);
+  p.lists = call.blocks.lists;
+  p.list_tiles = call.blocks.list_tiles;
+  p.list_numbers = call.blocks.list_numbers;
+  p.lists_of_batch = call.blocks.lists_of_batch;
+  p.heads_per_list = call.blocks.heads_per_list;
 }
 
 /// Rows per tile on the CPU (fewer for few queries), and keys per block.
 inline constexpr int kCpuRows = 128, kCpuFewRows = 16;
 inline constexpr int kCpuKeys = 256;
-constexpr AttentionConfig cpu_config(int head_dim, int rows) {
+/// Rows per tile, and keys per block, of kernels with lists of blocks: they divide all blocks.
+inline constexpr int kCpuListedRows = 64, kCpuListedKeys = 64;
+constexpr AttentionConfig cpu_config(int head_dim, int rows, int keys = kCpuKeys, int more_form = 0) {
   return {.head_dim = head_dim,
           .value_dim = head_dim,
           .rows = rows,
-          .keys = kCpuKeys,
+          .keys = keys,
           .stages = 2,
-          .form = kRagged | kSplit | kPaged | kDescaled,
+          .form = kRagged | kSplit | kPaged | kDescaled | more_form,
           .dropout = Use::runtime,
           .maxima_first = true};
 }
@@ -194,11 +216,11 @@ constexpr AttentionConfig cpu_config(int head_dim, int rows) {
 using CpuChanges = Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>>;
 using CpuBand = Band<true, true>;
 
-// Of `rows` rows of kCpuKeys scores; `first` says where each row's first score stands.
-void change_scores(const CpuChanges::Params<cpu::Target>& changes, const Score* first, float* scores, int rows);
-void hide_scores(const CpuBand::Params<cpu::Target>& band, const Score* first, float* scores, int rows);
+// Of `rows` rows of `keys` scores, kCpuKeys or kCpuListedKeys; `first` says where each row's first score stands.
+void change_scores(const CpuChanges::Params<cpu::Target>& changes, const Score* first, float* scores, int rows, int keys);
+void hide_scores(const CpuBand::Params<cpu::Target>& band, const Score* first, float* scores, int rows, int keys);
 /// Whether the band hides scores of a tile, judged by its first and last row. May be true for a tile without hidden scores.
-bool hides_scores(const CpuBand::Params<cpu::Target>& band, const Score& first, const Score& last);
+bool hides_scores(const CpuBand::Params<cpu::Target>& band, const Score& first, const Score& last, int keys);
 
 /// The rules of the CPU's kernels. The library's own are functions that all kernels call: a copy of them in each kernel, for each place in
 /// its loop and each instruction set, would take most of the time that a compiler spends on the kernel.
@@ -214,27 +236,28 @@ struct CpuRules : Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::ru
 
   template <bool kEdge, int kFirst, int kCount>
   TW_INLINE static void apply(auto& block, const auto& p, auto& scores, auto at) {
-    static_assert(kFirst == 0 && kCount == kCpuKeys, "the CPU's kernels have maxima_first: rules get whole rows");
-    constexpr int rows = static_cast<int>(sizeof scores.x / sizeof(float)) / kCpuKeys;
-    if (p.first.used || p.rest.first.used || p.rest.rest.first.used) change<rows>(p, scores.x, at);
+    static_assert(kFirst == 0 && (kCount == kCpuKeys || kCount == kCpuListedKeys),
+                  "the CPU's kernels have maxima_first: rules get whole rows");
+    constexpr int rows = static_cast<int>(sizeof scores.x / sizeof(float)) / kCount;
+    if (p.first.used || p.rest.first.used || p.rest.rest.first.used) change<rows, kCount>(p, scores.x, at);
     Users::template apply<kEdge, kFirst, kCount>(block, p.rest.rest.rest, scores, at);
-    hide<rows>(last_of(p), scores.x, at);
+    hide<rows, kCount>(last_of(p), scores.x, at);
   }
 
  private:
   // Not in the kernel, whose frame they would widen and whose every line is compiled for each instruction set.
-  template <int kRows>
+  template <int kRows, int kKeys>
   [[gnu::noinline]] static void change(const auto& p, float* scores, auto at) {
     Score first[kRows];
     for (int r = 0; r < kRows; ++r) first[r] = at(r, 0);
-    change_scores({p.first, {p.rest.first, {p.rest.rest.first, {}}}}, first, scores, kRows);
+    change_scores({p.first, {p.rest.first, {p.rest.rest.first, {}}}}, first, scores, kRows, kKeys);
   }
-  template <int kRows>
+  template <int kRows, int kKeys>
   [[gnu::noinline]] static void hide(const CpuBand::Params<cpu::Target>& band, float* scores, auto at) {
-    if (!hides_scores(band, at(0, 0), at(kRows - 1, 0))) return;
+    if (!hides_scores(band, at(0, 0), at(kRows - 1, 0), kKeys)) return;
     Score first[kRows];
     for (int r = 0; r < kRows; ++r) first[r] = at(r, 0);
-    hide_scores(band, first, scores, kRows);
+    hide_scores(band, first, scores, kRows, kKeys);
   }
   TW_INLINE static const auto& last_of(const auto& p) {
     if constexpr (requires { p.rest.first; })

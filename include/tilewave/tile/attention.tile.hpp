@@ -58,7 +58,7 @@ struct Attention {
     static constexpr bool queries_back_early = kConfig.queries_back_early && !queries_in_registers;
     static constexpr bool maxima_first = kConfig.maxima_first, rules_in_halves = kConfig.rules_in_halves;
     using Work = AttentionWork<kConfig, Rules>;
-    static constexpr bool ragged = Work::ragged, split = Work::split, paged = Work::paged, descaled = Work::descaled;
+    static constexpr bool ragged = Work::ragged, split = Work::split, paged = Work::paged, descaled = Work::descaled, listed = Work::listed;
     /// Rules that change scores need them in the unit that the host knows. Otherwise the factor joins scale_log2.
     static constexpr bool descaled_before_rules = descaled && Rules::changing;
 
@@ -99,6 +99,12 @@ struct Attention {
       int page_size, page_rows;  ///< keys of a page, and keys copied at once
       // descaled
       Descale<Target> q_descale, k_descale, v_descale;
+      // listed
+      Integers lists;      ///< [list, tile, list_numbers]: see BlockList
+      int list_tiles;      ///< of the grid, without splits
+      i64 list_numbers;    ///< of each list
+      int lists_of_batch;  ///< heads with lists of their own; 0: all sequences share lists
+      int heads_per_list;
     };
     struct Memory {
       Ring<Target, Q, 1> q;
@@ -130,23 +136,29 @@ struct Attention {
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
       const int kv_head = w.head / p.heads_per_kv;
       if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, w.q_row + w.first_row, 0, w.head, w.q_batch); });
-      if (step < w.blocks) producer.put(memory.k, [&](auto copy, K& k) { load_block(copy, p, w, p.k, k, w.block(step), kv_head); });
-      if (step >= lag)
+      // An entry of a list is read before the wait for a slot, not after it.
+      if (step < w.blocks) {
+        const int b = w.block(p, step);
+        producer.put(memory.k, [&](auto copy, K& k) { load_block(copy, p, w, p.k, k, b, kv_head); });
+      }
+      if (step >= lag) {
+        const int b = w.block(p, step - lag);
         producer.put(memory.v, [&](auto copy, V& v) {
           if constexpr (values_transposed)
-            copy.tile(p.v, v, 0, w.block(step - lag) * BN, kv_head, w.k_batch);
+            copy.tile(p.v, v, 0, b * BN, kv_head, w.k_batch);
           else
-            load_block(copy, p, w, p.v, v, w.block(step - lag), kv_head);
+            load_block(copy, p, w, p.v, v, b, kv_head);
         });
+      }
     }
 
     /// Starts the product that adds block n to the output, or with two_level is added to it in the end.
-    TW_INLINE static void add_output(auto& block, const Work& w, int n, Memory& memory, const Weights& weights, State& state,
-                                     Output& of_block) {
+    TW_INLINE static void add_output(auto& block, const Params& p, const Work& w, int n, Memory& memory, const Weights& weights,
+                                     State& state, Output& of_block) {
       if constexpr (two_level)
-        block.mma(of_block, weights, take_values(block, w, n, memory), true);
+        block.mma(of_block, weights, take_values(block, p, w, n, memory), true);
       else
-        block.mma(state.out, weights, take_values(block, w, n, memory), n == 0);
+        block.mma(state.out, weights, take_values(block, p, w, n, memory), n == 0);
     }
     TW_INLINE static void wait_for_output(auto& block, Memory& memory, State& state, Output& of_block) {
       block.wait(leave<0>, two_level ? of_block : state.out);
@@ -165,26 +177,26 @@ struct Attention {
       block.mma(scores, q, block.take(memory.k), true);
       constexpr bool kOutputUnder = lag == 1 && !kFirst;
       constexpr int kUnfinished = kOutputUnder ? 1 : 0;
-      if constexpr (kOutputUnder) add_output(block, w, step - 1, memory, weights, state, of_block);
+      if constexpr (kOutputUnder) add_output(block, p, w, step - 1, memory, weights, state, of_block);
       block.wait(leave<kUnfinished>, scores);
       block.release(memory.k);
       if (queries_back_early && step + 1 == w.blocks) block.release(memory.q);
       if constexpr (!kHalves) {
         if (cut)
-          apply_rules<true, 0, BN>(block, p, w, w.block(step), scores, state);
+          apply_rules<true, 0, BN>(block, p, w, w.block(p, step), scores, state);
         else
-          apply_rules<false, 0, BN>(block, p, w, w.block(step), scores, state);
+          apply_rules<false, 0, BN>(block, p, w, w.block(p, step), scores, state);
         if (!maxima_first && (cut || step <= w.cut)) state.softmax.set_first_bases(block, scale_log2(p, state), scores);
       }
       const bool rescaled = state.softmax.add(block, scale_log2(p, state), scores, decay, [&](auto first, auto count) {
         if constexpr (kHalves)
-          apply_rules<false, decltype(first)::value, decltype(count)::value>(block, p, w, w.block(step), scores, state);
+          apply_rules<false, decltype(first)::value, decltype(count)::value>(block, p, w, w.block(p, step), scores, state);
       });
       if constexpr (kOutputUnder) wait_for_output(block, memory, state, of_block);
       if (!kFirst && rescaled) block.map(state.out, decay, [](auto x, auto d) { return x * d; });
       if constexpr (kConfig.dropout != Use::never) {
         static_assert(!values_transposed, "weights of 8 bits are not dropped");
-        if (drops(kConfig, p)) mark_dropped(block, state.dropout, scores, w.first_row, w.block(step) * BN);
+        if (drops(kConfig, p)) mark_dropped(block, state.dropout, scores, w.first_row, w.block(p, step) * BN);
         convert_kept(block, weights, scores);
       } else if constexpr (values_transposed && requires { block.convert_in_place(weights, scores); }) {
         // The analysis has no convert_in_place(): it counts nothing for either.
@@ -193,7 +205,7 @@ struct Attention {
         block.convert(weights, scores);
       }
       if constexpr (lag == 0) {
-        add_output(block, w, step, memory, weights, state, of_block);
+        add_output(block, p, w, step, memory, weights, state, of_block);
         wait_for_output(block, memory, state, of_block);
       }
     }
@@ -237,7 +249,7 @@ struct Attention {
       }
       if constexpr (lag == 1) {
         Output of_block;
-        add_output(block, w, w.blocks - 1, memory, weights, state, of_block);
+        add_output(block, p, w, w.blocks - 1, memory, weights, state, of_block);
         wait_for_output(block, memory, state, of_block);
       }
     }
@@ -291,10 +303,11 @@ struct Attention {
     }
     /// Takes block n of the values. The rows after the sequence's end belong to another sequence and may be NaN, which a weight of 0 would
     /// not hide.
-    TW_INLINE static V& take_values(auto& block, const Work& w, int n, Memory& memory) {
+    TW_INLINE static V& take_values(auto& block, const Params& p, const Work& w, int n, Memory& memory) {
       V& v = block.take(memory.v);
       if constexpr (ragged || paged) {
-        const int left = w.seqlen_k - w.block(n) * BN;
+        // Of a list only the first entry can be the sequence's last block: the others are not read.
+        const int left = !listed || n == 0 ? w.seqlen_k - w.block(p, n) * BN : BN;
         if (left < BN) block.zero_rows(v, left);
       }
       return v;

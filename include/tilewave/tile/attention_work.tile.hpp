@@ -54,6 +54,15 @@ struct PackedTile {
   static constexpr int numbers = 8;  ///< in an entry; the last two are unused
 };
 
+/// The list of a tile's blocks of keys: the index of each field. The numbers of the blocks follow, from the last block to the first, so
+/// that blocks cut by a mask come before whole ones.
+struct BlockList {
+  static constexpr int count = 0;      ///< blocks in the list
+  static constexpr int cut = 1;        ///< the first ones, which rules cut
+  static constexpr int cut_first = 2;  ///< the last ones, which rules cut
+  static constexpr int blocks = 4;     ///< index of the first block's number
+};
+
 /// A factor for each batch and key head, f32.
 template <class Target>
 struct Descale {
@@ -66,14 +75,20 @@ struct TileFactors {
   float of_scores, of_values;
 };
 struct NoTileFactors {};
+/// A tile's list.
+struct ListPlace {
+  i64 first;  ///< index of the first block's number
+};
+struct NoListPlace {};
 
 /// The rows of a tile, and the blocks of keys that they see, from the last to the first. `p` are the Params of an Attention kernel, or
 /// those of them that the form needs.
 template <AttentionConfig kConfig, class Rules>
-struct AttentionWork : conditional<(kConfig.form & kDescaled) != 0, TileFactors, NoTileFactors> {
+struct AttentionWork : conditional<(kConfig.form & kDescaled) != 0, TileFactors, NoTileFactors>,
+                       conditional<(kConfig.form & kListed) != 0, ListPlace, NoListPlace> {
   static constexpr int BM = kConfig.rows, BN = kConfig.keys;
   static constexpr bool ragged = (kConfig.form & kRagged) != 0, split = (kConfig.form & kSplit) != 0, paged = (kConfig.form & kPaged) != 0,
-                        descaled = (kConfig.form & kDescaled) != 0;
+                        descaled = (kConfig.form & kDescaled) != 0, listed = (kConfig.form & kListed) != 0;
 
   int batch, head, part;
   int first_row, rows;  ///< rows: the sequence's number of queries
@@ -118,7 +133,10 @@ struct AttentionWork : conditional<(kConfig.form & kDescaled) != 0, TileFactors,
     }
     w.first_row = m * BM;
     w.diagonal = p.has_diagonal ? p.diagonal : w.seqlen_k - w.seqlen_q(p);
-    w.find_blocks(p);
+    if constexpr (listed)
+      w.take_list(p, split ? t.m / p.splits : t.m);
+    else
+      w.find_blocks(p);
     if constexpr (descaled) {
       const int kv_head = w.head / p.heads_per_kv;
       // Not 0, by which hidden scores, -infinity, must not be multiplied.
@@ -130,7 +148,12 @@ struct AttentionWork : conditional<(kConfig.form & kDescaled) != 0, TileFactors,
   }
 
   /// The n-th block to be computed.
-  TW_INLINE int block(int n) const { return last_block - n; }
+  TW_INLINE int block(const auto& p, int n) const {
+    if constexpr (listed)
+      return p.lists[this->first + n];
+    else
+      return last_block - n;
+  }
   TW_INLINE int seqlen_q(const auto& p) const {
     if constexpr (split) return p.queries > 0 ? p.queries : rows;
     return rows;
@@ -203,6 +226,23 @@ struct AttentionWork : conditional<(kConfig.form & kDescaled) != 0, TileFactors,
     const int whole_end = max(whole.end, 0) / BN, whole_begin = ceil_div(max(whole.begin, 0), BN);
     cut = min(max(end - whole_end, 0), blocks);
     if (Rules::lower) cut_first = min(max(whole_begin - begin, 0), blocks - cut);
+  }
+  /// Reads the list of the grid's tile `tile`. Splits share its blocks evenly.
+  TW_INLINE void take_list(const auto& p, int tile) {
+    const int n = q_batch * p.lists_of_batch + head / p.heads_per_list;
+    const i64 list = (static_cast<i64>(n) * p.list_tiles + tile) * p.list_numbers;
+    const int count = p.lists[list + BlockList::count];
+    int begin = 0, end = count;
+    if constexpr (split) {
+      const int share = ceil_div(count, p.splits);
+      begin = min(part * share, count);
+      end = min(begin + share, count);
+    }
+    this->first = list + BlockList::blocks + begin;
+    last_block = 0;
+    blocks = end - begin;
+    cut = clamp(p.lists[list + BlockList::cut] - begin, blocks);
+    cut_first = clamp(end - (count - p.lists[list + BlockList::cut_first]), blocks - cut);
   }
   TW_INLINE int head_in_tile(const auto& p, int row) const {
     return static_cast<int>(static_cast<u32>(min(first_row + row, rows - 1)) / static_cast<u32>(seqlen_q(p)));
