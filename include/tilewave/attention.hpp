@@ -10,11 +10,16 @@ namespace tw {
 /// Which blocks of keys each block of queries attends to. Scores of other blocks are -infinity and are not computed. Block i of queries is
 /// queries i query_block, ..., (i + 1) query_block - 1 of a sequence, and the last block may be shorter; the same for keys.
 ///
-/// Either `mask` or `indices` is given. Tensors are on the device of q, with any strides. Their batch may be 1: all sequences have the same
-/// blocks. Their heads may be q's, k's (query heads that share keys then share blocks) or 1. query_blocks is ceil(seqlen_q / query_block)
-/// and key_blocks ceil(seqlen_k / key_block). For packed sequences both may be any number, because the lengths are on the device: blocks
-/// beyond a tensor's extents are not attended to, and blocks beyond a sequence's end do not exist. A query without any block gives 0 and an
-/// lse of -infinity.
+/// Either `mask` or `indices` is given. Tensors are on the device of q, with any strides.
+/// - Their batch may be 1: all sequences have the same blocks. Their heads may be q's, k's (query heads that share keys then share blocks)
+///   or 1.
+/// - query_blocks is ceil(seqlen_q / query_block) and key_blocks ceil(seqlen_k / key_block). For packed sequences both may be any number,
+///   because the lengths are on the device: blocks beyond a tensor's extents are not attended to, and blocks beyond a sequence's end do not
+///   exist.
+/// - With a cache, heads are k's or 1, query_blocks is 1, for all queries of a sequence, and key_blocks is ceil(capacity / key_block). Keys
+///   count from the first one after leftpad. query_block is not used.
+///
+/// A query without any block gives 0 and an lse of -infinity. Gradients of q, k and v are 0 where no block is selected.
 struct AttentionBlocks {
   const Tensor* mask = nullptr;  ///< bool [batch, heads, query_blocks, key_blocks], true: attended to
   /// i32 [batch, heads, query_blocks, any number of entries]: blocks of keys in any order. Entries that are not from 0 to key_blocks - 1
@@ -43,8 +48,8 @@ struct AttentionOptions {
   const Tensor* sink = nullptr;           ///< f32 [heads]: the logit of a key without a value, in the denominator only
   const Tensor* mask = nullptr;           ///< bool (true: visible), or f32 or o's dtype (added). [batch, heads, seqlen_q, seqlen_k], where
                                           ///< each extent may be 1; missing dimensions are the leading ones
-  /// Only these blocks of scores, in addition to what causal, the window and the mask hide. In attention() and attention_varlen() of bf16
-  /// and f16, on a CPU also f32. Null: all
+  /// Only these blocks of scores, in addition to what causal, the window and the mask hide: in bf16 and f16, on a CPU also in f32. Null:
+  /// all
   const AttentionBlocks* blocks = nullptr;
   /// Of q, k and v in e4m3, f32 [batch, kv_heads]: what stands for one in each tensor (FlashAttention 3's meaning); all positive. Null: 1.
   const Tensor *q_descale = nullptr, *k_descale = nullptr, *v_descale = nullptr;
@@ -104,8 +109,8 @@ struct AttentionBackwardOptions {
 /// query sees have gradients of 0. The gradient of a mask is not computed. On a GPU the tanh of a softcap has a relative error up to 2^-11.
 ///
 /// dq is a sum over blocks of keys. On a Hopper GPU, up to 128 columns and without softcap, blocks add to it in an order that differs from
-/// run to run, and so do its last bits, unless options.deterministic is set: then each block waits for its turn. dk, dv, and dq everywhere
-/// else, are deterministic.
+/// run to run, and so do its last bits, unless options.deterministic is set: then each block waits for its turn, or with
+/// forward.blocks dq has a kernel of its own. dk, dv, and dq everywhere else, are deterministic.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
 /// that do not fit, with nothing written; CompileError, DeviceError.

@@ -124,7 +124,7 @@ void set_options(const Form& form, AttentionCall& call, const AttentionOptions& 
     form.require(std::abs(std::int64_t{*call.diagonal}) <= kLargest, "causal_offset is {}; it must lie within +-2^29", *call.diagonal);
   }
   if (options.mask) check_mask(form, call, *options.mask);
-  if (options.blocks) check_blocks(form, call, *options.blocks);
+  if (options.blocks && !form.cache) check_blocks(form, call, *options.blocks);
   set_dropout(form, call, options, device);
 }
 
@@ -262,9 +262,8 @@ void detail::check_attention_with(const AttentionCall& call, DType dtype, int he
 }
 
 void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const AttentionOptions& options) {
-  AttentionCall call = detail::check_attention(q, k, v, o, options);
+  const AttentionCall call = detail::check_attention(q, k, v, o, options);
   if (o.numel() == 0) return;
-  const Tensor lists = list_key_blocks(call);
   run(call);
 }
 
@@ -297,7 +296,6 @@ void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const T
   check_varlen_contents(form, call, sequences, options);
   if (o.numel() == 0 || call.batch == 0) return;
   const Tensor tiles = list_packed_tiles(call);
-  const Tensor lists = list_key_blocks(call);
   run(call);
 }
 

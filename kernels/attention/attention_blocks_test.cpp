@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/attention/attention_case.hpp"
+#include "kernels/attention/blocks_case.hpp"
 #include "kernels/attention/heuristics.hpp"
 #include "kernels/attention/key_blocks.hpp"
 #include "tests/expect_error.hpp"
@@ -25,27 +26,6 @@ namespace {
 
 using namespace tw::test;
 
-/// Which blocks a Case attends to.
-struct Blocks {
-  int query_block = 128, key_block = 128;
-  bool indices = false;  ///< a list, else a mask
-  bool one_sequence = false;
-  int heads_per_list = 1;  ///< 1, heads / kv_heads or heads
-  double density = 0.5;
-  bool counted = true;  ///< lists have counts; else unused entries are out of range
-};
-
-/// bool [batch, heads, blocks of queries, blocks of keys] of batch and heads with blocks of their own.
-struct Selection {
-  std::int64_t batch, heads, queries, keys;
-  std::vector<bool> selected = {};
-  bool at(std::int64_t b, std::int64_t h, std::int64_t q, std::int64_t k) const {
-    return selected[static_cast<std::size_t>(((std::min(b, batch - 1) * heads + h) * queries + q) * keys + k)];
-  }
-};
-
-std::int64_t blocks_in(std::int64_t rows, int size) { return (rows + size - 1) / size; }
-
 class AttentionOfBlocks : public AttentionTest {
  protected:
   void SetUp() override {
@@ -54,80 +34,12 @@ class AttentionOfBlocks : public AttentionTest {
   }
 
   Selection select(const Case& c, const Blocks& x) {
-    Selection s{.batch = x.one_sequence ? 1 : c.batch,
-                .heads = c.heads / x.heads_per_list,
-                .queries = blocks_in(c.seqlen_q, x.query_block),
-                .keys = blocks_in(c.seqlen_k, x.key_block)};
-    std::bernoulli_distribution taken(x.density);
-    s.selected.resize(static_cast<std::size_t>(s.batch * s.heads * s.queries * s.keys));
-    for (auto&& bit : s.selected) bit = taken(random);
-    return s;
+    return select_blocks(x.one_sequence ? 1 : c.batch, c.heads / x.heads_per_list, blocks_in(c.seqlen_q, x.query_block),
+                         blocks_in(c.seqlen_k, x.key_block), x.density, random);
   }
-  Tensor mask_of(const Selection& s) const {
-    std::vector<u8> bytes(s.selected.begin(), s.selected.end());
-    const Tensor host = Tensor::empty({s.batch, s.heads, s.queries, s.keys}, DType::boolean);
-    std::copy(bytes.begin(), bytes.end(), static_cast<u8*>(host.data()));
-    return host.to(device);
-  }
-  /// Lists in random order, with entries twice and entries that are out of range. Unused entries, after the counts, are blocks that the
-  /// list does not hold, or if not `counted` out of range.
-  struct Lists {
-    Tensor indices, counts;
-  };
-  Lists lists_of(const Selection& s, bool counted) {
-    std::vector<std::vector<std::int32_t>> lists;
-    std::vector<std::int32_t> counts;
-    std::size_t longest = 1;
-    for (std::int64_t row = 0; row < s.batch * s.heads * s.queries; ++row) {
-      std::vector<std::int32_t> list;
-      for (std::int64_t k = 0; k < s.keys; ++k) {
-        if (!s.selected[static_cast<std::size_t>(row * s.keys + k)]) continue;
-        list.insert(list.end(), pick(4) == 0 ? 3 : 1, static_cast<std::int32_t>(k));
-      }
-      for (const std::int32_t bad :
-           {-1, static_cast<std::int32_t>(s.keys), std::numeric_limits<std::int32_t>::min(), std::numeric_limits<std::int32_t>::max()})
-        if (pick(3) == 0) list.push_back(bad);
-      std::shuffle(list.begin(), list.end(), random);
-      counts.push_back(static_cast<std::int32_t>(list.size()));
-      longest = std::max(longest, list.size() + 1);
-      lists.push_back(std::move(list));
-    }
-    std::vector<std::int32_t> entries;
-    for (std::vector<std::int32_t>& list : lists) {
-      list.resize(longest, counted ? static_cast<std::int32_t>(pick(static_cast<int>(s.keys) + 1)) : -7);
-      entries.insert(entries.end(), list.begin(), list.end());
-    }
-    return {to_device(entries, {s.batch, s.heads, s.queries, static_cast<std::int64_t>(longest)}),
-            to_device(counts, {s.batch, s.heads, s.queries})};
-  }
-  /// Additive, [batch, heads, seqlen_q, seqlen_k]: what the blocks and the case's own mask hide.
-  static std::vector<float> whole_mask(const Case& c, const Blocks& x, const Selection& s, const PlainCall& plain) {
-    std::vector<float> mask;
-    for (std::int64_t b = 0; b < c.batch; ++b) {
-      for (std::int64_t h = 0; h < c.heads; ++h) {
-        for (std::int64_t i = 0; i < c.seqlen_q; ++i) {
-          for (std::int64_t j = 0; j < c.seqlen_k; ++j) {
-            const std::int64_t at[] = {b, h, i, j};
-            std::int64_t index = 0;
-            for (std::size_t dim = 0; dim < 4; ++dim) index += at[dim] * plain.mask_strides[dim];
-            const float own = plain.mask.empty() ? 0.0f : plain.mask[static_cast<std::size_t>(index)];
-            mask.push_back(s.at(b, h / x.heads_per_list, i / x.query_block, j / x.key_block) ? own : -static_cast<float>(kInf));
-          }
-        }
-      }
-    }
-    return mask;
-  }
-  static void use_whole_mask(const Case& c, PlainCall& plain, const std::vector<float>& mask) {
-    plain.mask = mask;
-    plain.mask_strides = {c.heads * c.seqlen_q * c.seqlen_k, c.seqlen_q * c.seqlen_k, c.seqlen_k, 1};
-  }
-
   void check(const Case& c, const Blocks& x) { check(c, x, select(c, x)); }
   void check(const Case& c, const Blocks& x, const Selection& selection) {
-    SCOPED_TRACE(tw::format("{}; blocks of {} x {}, {}, one sequence {}, heads per list {}, density {}, counted {}", c.describe(),
-                            x.query_block, x.key_block, x.indices ? "indices" : "mask", x.one_sequence, x.heads_per_list, x.density,
-                            x.counted));
+    SCOPED_TRACE(c.describe() + "; " + x.describe());
     PlacedTensor q({c.batch, c.seqlen_q, c.heads, c.head_dim}, dtype, device, placement(c.q));
     PlacedTensor k({c.batch, c.seqlen_k, c.kv_heads, c.head_dim}, dtype, device, placement(c.kv));
     PlacedTensor v({c.batch, c.seqlen_k, c.kv_heads, c.values()}, dtype, device, placement(c.kv));
@@ -135,23 +47,13 @@ class AttentionOfBlocks : public AttentionTest {
     PlacedTensor lse({c.batch, c.heads, c.seqlen_q}, DType::f32, device, {.offset = 3});
     const std::vector<float> q_values = q.fill_random(random, c.magnitude);
     std::vector<float> k_values = k.fill_random(random, c.magnitude), v_values = v.fill_random(random);
-    AttentionBlocks blocks{.query_block = x.query_block, .key_block = x.key_block};
-    Tensor mask;
-    Lists lists;
-    if (x.indices) {
-      lists = lists_of(selection, x.counted);
-      blocks.indices = &lists.indices;
-      if (x.counted) blocks.counts = &lists.counts;
-    } else {
-      mask = mask_of(selection);
-      blocks.mask = &mask;
-    }
-    AttentionOptions options{.blocks = &blocks, .lse = c.with_lse ? &lse.tensor() : nullptr};
+    const BlockTensors tensors(x, selection, random, device);
+    AttentionOptions options{.blocks = &tensors.blocks, .lse = c.with_lse ? &lse.tensor() : nullptr};
     PlainCall plain = plain_call(c);
     Features features;
     add_features(c, features, options, plain);
-    const std::vector<float> hidden = whole_mask(c, x, selection, plain);
-    use_whole_mask(c, plain, hidden);
+    std::vector<float> hidden;
+    hide_blocks(plain, x, selection, hidden);
     // The reference gets numbers where the call gets NaN: keys that no query of their head selects are not even read.
     plain.q = q_values, plain.k = k_values, plain.v = v_values;
     std::vector<float> k_poisoned = k_values, v_poisoned = v_values;
@@ -303,7 +205,7 @@ TEST_P(AttentionOfBlocks, OfNothing) {
 TEST_P(AttentionOfBlocks, AllAreDense) {
   if (unsupported()) GTEST_SKIP() << "blocks in f32 are for the CPU";
   const Small t = small();
-  const Tensor mask = mask_of({1, 1, 2, 3, std::vector<bool>(6, true)});
+  const Tensor mask = mask_tensor({1, 1, 2, 3, std::vector<bool>(6, true)}, device);
   PlacedTensor dense({2, 200, 2, 64}, dtype, device);
   tw::attention(t.q, t.k, t.v, dense);
   const std::vector<double> got = result(t, {.mask = &mask}), expected = dense.values();
@@ -345,7 +247,7 @@ TEST_P(AttentionOfBlocks, AnyStrides) {
   const Small t = small();
   std::vector<bool> bits(2 * 2 * 2 * 3);
   for (auto&& bit : bits) bit = pick(2) == 0;
-  const Tensor mask = mask_of({2, 2, 2, 3, bits}), transposed = mask.to(Device::cpu());
+  const Tensor mask = mask_tensor({2, 2, 2, 3, bits}, device), transposed = mask.to(Device::cpu());
   // The same numbers, [key_blocks, query_blocks, heads, batch] in memory.
   const Tensor host = Tensor::empty({3, 2, 2, 2}, DType::boolean);
   for (std::int64_t b = 0; b < 2; ++b)
@@ -431,27 +333,21 @@ TEST_P(AttentionOfBlocks, PackedSequences) {
     const Tensor used_q_tensor = to_device(used_q, {batch}), used_k_tensor = to_device(used_k, {batch});
     const PackedSequences sequences{to_device(cu_q, {batch + 1}), to_device(cu_k, {batch + 1}), used ? &used_q_tensor : nullptr,
                                     used ? &used_k_tensor : nullptr};
-    AttentionBlocks blocks{.query_block = x.query_block, .key_block = x.key_block};
-    const Tensor mask = mask_of(smaller);
-    const Lists lists = lists_of(smaller, true);
-    if (x.indices)
-      blocks.indices = &lists.indices, blocks.counts = &lists.counts;
-    else
-      blocks.mask = &mask;
+    const BlockTensors tensors(x, smaller, random, device);
     PlainCall plain = plain_call(c);
     AttentionOptions options;
     Features features;
     add_features(c, features, options, plain);
     options.lse = &lse.tensor();
-    options.blocks = &blocks;
+    options.blocks = &tensors.blocks;
     if (dtype == DType::f32 && device.is_cuda()) {
       expect_error<InvalidArgument>([&] { attention_varlen(q, k, v, o, sequences, options); }, {"f32 on the CPU"});
       return;
     }
     if (!launched([&] { attention_varlen(q, k, v, o, sequences, options); })) return;
     plain.causal_offset = {};
-    const std::vector<float> hidden = whole_mask(c, x, selection, plain);
-    use_whole_mask(c, plain, hidden);
+    std::vector<float> hidden;
+    hide_blocks(plain, x, selection, hidden);
     plain.q = q_dense, plain.k = k_dense, plain.v = v_dense;
     plain.lengths_q = lengths_q, plain.lengths_k = lengths_k;
     const PlainResult expected = reference(plain), unfused = naive(plain, dtype);
@@ -474,6 +370,33 @@ TEST_P(AttentionOfBlocks, PackedSequences) {
     EXPECT_TRUE(accurate({mine, exact, near, arithmetic_of(dtype, device)}));
     EXPECT_TRUE(lse_accurate(mine_lse, exact_lse));
     EXPECT_TRUE(o.gaps_intact());
+  }
+}
+
+TEST(ListShares, TakeEachEntryOnce) {
+  for (int count = 0; count <= 20; ++count) {
+    for (int splits = 1; splits <= 24; ++splits) {
+      for (int cut = 0; cut <= count; ++cut) {
+        const int cut_first = (count - cut + 1) / 2;
+        int next = 0, cuts = 0, first_cuts = 0;
+        for (int part = 0; part < splits; ++part) {
+          const ListShare share = ListShare::of(count, part, splits);
+          EXPECT_EQ(share.begin, next);
+          EXPECT_LE(share.end - share.begin, (count + splits - 1) / splits);
+          EXPECT_GE(share.end - share.begin, count / splits);
+          next = share.end;
+          // Entry by entry.
+          int among_first = 0, among_last = 0;
+          for (int i = share.begin; i < share.end; ++i) among_first += i < cut, among_last += i >= count - cut_first;
+          EXPECT_EQ(share.among_first(cut), among_first) << count << " " << splits << " " << part << " " << cut;
+          EXPECT_EQ(share.among_last(cut_first, count), among_last) << count << " " << splits << " " << part << " " << cut;
+          cuts += among_first, first_cuts += among_last;
+        }
+        EXPECT_EQ(next, count);
+        EXPECT_EQ(cuts, cut);
+        EXPECT_EQ(first_cuts, cut_first);
+      }
+    }
   }
 }
 
@@ -521,14 +444,21 @@ TEST_P(AttentionOfBlocksBadInput, WithWhatDoesNotTakeThem) {
   const PlacedTensor x({1, 16, 1, 64}, DType::bf16, device), o({1, 16, 1, 64}, DType::bf16, device);
   const Tensor bytes = Tensor::zeros({1, 16, 1, 64}, DType::fp8_e4m3, Stream::standard(device));
   expect_error<InvalidArgument>([&] { tw::attention(bytes, bytes, bytes, o, {.blocks = &blocks}); }, {"blocks are given", "fp8_e4m3"});
-  expect_error<InvalidArgument>([&] { tw::attention_decode(x, x, x, o, {}, {.blocks = &blocks}); }, {"blocks are given", "a cache"});
+  const Tensor heads = Tensor::zeros({1, 2, 1, 1}, DType::boolean, Stream::standard(device)), rows = heads.transpose(1, 2);
+  const AttentionBlocks of_heads{.mask = &heads}, of_rows{.mask = &rows};
+  const PlacedTensor many({1, 1, 2, 64}, DType::bf16, device), to({1, 1, 2, 64}, DType::bf16, device);
+  expect_error<InvalidArgument>([&] { attention_decode(many, x, x, to, {}, {.blocks = &of_heads}); },
+                                {"blocks.mask is bool[1, 2, 1, 1]", "k_cache's, 1, or 1"});
+  expect_error<InvalidArgument>([&] { attention_decode(many, x, x, to, {}, {.blocks = &of_rows}); },
+                                {"blocks.mask is bool[1, 1, 2, 1]", "one query_block"});
+  EXPECT_TRUE(to.untouched());
   EXPECT_TRUE(o.untouched());
 }
 
 /// A schedule that ships for GPUs, on the CPU: its results, and that its rings are used in order where tiles follow each other in a block.
 template <int D, int kQueryBlock, int kKeyBlock>
 void expect_right_on_the_cpu() {
-  static constexpr AttentionConfig config = listed_config({D, D}, kQueryBlock, kKeyBlock, kEqualLengths);
+  static constexpr AttentionConfig config = listed_config({D, D}, TileUse::narrow, kQueryBlock, kKeyBlock, kEqualLengths);
   using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, Band<true, true>>;
   using Lists = ListKeyBlocks<config.rows, config.keys>;
   std::mt19937_64 random = random_engine();
@@ -551,11 +481,14 @@ void expect_right_on_the_cpu() {
   const AttentionBlocks blocks{.mask = &mask, .query_block = kQueryBlock, .key_block = kKeyBlock};
   const int left = 3 * kKeyBlock, diagonal = static_cast<int>(keys - rows);
   const AttentionOptions options{.causal = true, .causal_offset = diagonal, .window_left = left, .blocks = &blocks};
-  detail::AttentionCall call = detail::check_attention(q, k, v, o, options);
-  const Tensor lists = allocate_lists(call, config.rows, config.keys);
-  launch_cpu<Lists>(list_grid<Lists>(lists), [&](auto&, auto& p) { fill_lists(p, call, mask, lists); });
-  launch_cpu<tw::Attention<bf16, config, List>>(detail::attention_grid(call, config.rows), [&](auto& bind, auto& p) {
-    detail::fill_attention<List>(bind, p, call, config.keys, kNoUserRule);
+  const AttentionCall call = detail::check_attention(q, k, v, o, options);
+  const auto write = [](const AttentionCall& some, const HostMask& selected, const Tensor& to) {
+    launch_cpu<Lists>({ceil_div(static_cast<int>(to.shape(0)), Lists::rows)}, [&](auto&, auto& p) { fill_lists(p, some, selected, to); });
+  };
+  with_lists(call, config.rows, config.keys, write, [](const AttentionCall& some) {
+    launch_cpu<tw::Attention<bf16, config, List>>(detail::attention_grid(some, config.rows), [&](auto& bind, auto& p) {
+      detail::fill_attention<List>(bind, p, some, config.keys, kNoUserRule);
+    });
   });
 
   PlainCall plain{.batch = 1, .heads = heads, .kv_heads = heads, .seqlen_q = rows, .seqlen_k = keys, .head_dim = D};
@@ -588,7 +521,8 @@ TEST(ShippedAttentionOfBlocks, CompileWithoutSpills) {
   std::vector<KernelSpec> specs;
   const auto add = [&](int head_dim, int query_block, int key_block, const RuleSet& rules) {
     const HeadDims dims{head_dim, head_dim};
-    const Kernel kernel{.dtype = DType::bf16, .rules = rules, .config = listed_config(dims, query_block, key_block, kEqualLengths)};
+    const Kernel kernel{
+        .dtype = DType::bf16, .rules = rules, .config = listed_config(dims, TileUse::narrow, query_block, key_block, kEqualLengths)};
     specs.push_back(make_spec({type_of(kernel), "tilewave/tile/attention.tile.hpp", nullptr}, true, true,
                               tw::format("attention of blocks, D {}, {} x {}", head_dim, query_block, key_block)));
   };
@@ -599,14 +533,31 @@ TEST(ShippedAttentionOfBlocks, CompileWithoutSpills) {
     }
     add(256, query_block, 64, {.lower = true, .upper = true});
   }
+  const auto add_decode = [&](int head_dim, int key_block, TileUse use, int form) {
+    const Kernel kernel{.dtype = DType::bf16, .rules = {}, .config = listed_config({head_dim, head_dim}, use, 128, key_block, form)};
+    specs.push_back(make_spec({type_of(kernel), "tilewave/tile/attention.tile.hpp", nullptr}, true, true,
+                              tw::format("decode of blocks of {}, D {}, form {}", key_block, head_dim, form)));
+  };
+  for (const int key_block : {64, 128}) {
+    for (const int head_dim : {64, 128, 192, 256}) add_decode(head_dim, key_block, TileUse::split, kRagged | kSplit | kPaged);
+    add_decode(128, key_block, TileUse::narrow, kRagged);
+    add_decode(128, key_block, TileUse::narrow, kRagged | kPaged);
+  }
   specs.push_back(make_spec(kernel_info<ListKeyBlocks<128, 128>>, true, true, "list_key_blocks"));
   specs.push_back(make_spec(kernel_info<MarkBlocks>, true, true, "mark_blocks"));
-  for (const KernelSpec& spec : specs) EXPECT_EQ(compile(spec).spill_bytes, 0) << spec.name;
+  for (const KernelSpec& spec : specs) {
+    const auto compiled = compile(spec);
+    EXPECT_EQ(compiled.spill_bytes, 0) << spec.name;
+    EXPECT_EQ(compiled.performance_losses.size(), 0u) << spec.name;
+  }
   for (const std::int64_t shared : {std::int64_t{99} << 10, std::int64_t{163} << 10}) {
-    const Kernel kernel{.dtype = DType::bf16, .rules = {.upper = true}, .config = generic_config({128, 128}, kListed, {}, shared, 64)};
-    const KernelSpec spec = for_target(
-        make_spec({type_of(kernel), "tilewave/tile/attention.tile.hpp", nullptr}, true, true, "attention of blocks"), GpuTarget::cuda);
-    EXPECT_EQ(compile(spec).spill_bytes, 0) << shared;
+    for (const int form : {0, kRagged | kSplit | kPaged}) {
+      const Kernel kernel{
+          .dtype = DType::bf16, .rules = {.upper = true}, .config = generic_config({128, 128}, form | kListed, {}, shared, 64)};
+      const KernelSpec spec = for_target(
+          make_spec({type_of(kernel), "tilewave/tile/attention.tile.hpp", nullptr}, true, true, "attention of blocks"), GpuTarget::cuda);
+      EXPECT_EQ(compile(spec).spill_bytes, 0) << shared << " " << form;
+    }
   }
 }
 

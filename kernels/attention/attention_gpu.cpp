@@ -3,6 +3,7 @@
 
 #include "kernels/attention/call.hpp"
 #include "kernels/attention/heuristics.hpp"
+#include "kernels/attention/key_blocks.hpp"
 #include "kernels/attention/packed_tiles.tile.hpp"
 #include "kernels/attention/variants.hpp"
 #include "kernels/named.hpp"
@@ -55,7 +56,9 @@ std::string type_of(const Kernel& k) {
 
 void run_on_gpu(const detail::AttentionCall& call) { run_on_gpu(call, tuned_config(call)); }
 
-void run_on_gpu(const detail::AttentionCall& call, const AttentionConfig& config) {
+namespace {
+
+void launch_on_gpu(const detail::AttentionCall& call, const AttentionConfig& config) {
   const DType dtype = call.q.dtype();
   const detail::AttentionKernel kernel{named({nullptr, dtype, rules_of(call), config, call.o.dtype()}), config};
   if (dtype == DType::fp8_e4m3) {
@@ -64,6 +67,13 @@ void run_on_gpu(const detail::AttentionCall& call, const AttentionConfig& config
   }
   dtype == DType::f16 ? detail::run_attention_gpu<f16>(call, kernel, kNoUserRule)
                       : detail::run_attention_gpu<bf16>(call, kernel, kNoUserRule);
+}
+
+}  // namespace
+
+void run_on_gpu(const detail::AttentionCall& call, const AttentionConfig& config) {
+  if (!call.blocks) return launch_on_gpu(call, config);
+  with_lists(call, config.rows, config.keys, [&](const AttentionCall& some) { launch_on_gpu(some, config); });
 }
 
 Tensor list_packed_tiles(detail::AttentionCall& call) {

@@ -93,7 +93,7 @@ void run_sink_gradient(const BackwardCall& call) {
 }  // namespace
 
 TileGrid key_gradients_grid(const BackwardCall& call, int tile_keys) {
-  const int heads = static_cast<int>(call.dk.shape(0) * call.dk.shape(1));
+  const int heads = call.query_lists.head_count > 0 ? call.query_lists.head_count : static_cast<int>(call.dk.shape(0) * call.dk.shape(1));
   const auto bytes = [](const Tensor& t) { return t.numel() * static_cast<std::int64_t>(size_of(t.dtype())); };
   const std::int64_t passing = bytes(call.forward.q) + bytes(call.d_o) + bytes(call.dq_sum);
   const int group = heads_in_cache(passing / std::max(1, heads), heads);
@@ -222,6 +222,10 @@ BackwardCall check_gradients(const Form& form, const AttentionCall& forward, con
                     {"forward.sink", options.forward.sink},
                     {"forward.mask", options.forward.mask},
                     {"forward.dropout_state", options.forward.dropout_state}});
+    if (const AttentionBlocks* const blocks = options.forward.blocks)
+      check_disjoint(
+          form.op, output,
+          {{"forward.blocks.mask", blocks->mask}, {"forward.blocks.indices", blocks->indices}, {"forward.blocks.counts", blocks->counts}});
     for (const NamedTensor& t : sequences) check_disjoint(form.op, output, {t});
     for (const NamedTensor& other : outputs)
       if (&other < &output) check_disjoint(form.op, output, {other});
@@ -240,29 +244,30 @@ AttentionOptions without_lse(AttentionOptions options) {
   return options;
 }
 
-/// Enqueues a checked call, or runs it.
-void run_backward(BackwardCall& call, const Tensor* d_sink) {
+}  // namespace
+
+void run_backward(BackwardCall& call, bool with_sink) {
   if (call.packed()) {
     run_checked_sequences(call);
     run_zero_unused(call);
   }
   const bool cuda = call.forward.stream.device().is_cuda(), adds_up = adds_up_query_gradient(call);
   run_delta(call, adds_up);
-  if (adds_up) {
+  if (call.forward.blocks && !cuda) {
+    listed_gradients_on_cpu(call);
+  } else if (adds_up) {
     if (has_keys(call)) all_gradients_on_gpu(call);
     if (has_queries(call)) run_scaled_sum(call);
   } else {
     if (has_keys(call)) cuda ? key_gradients_on_gpu(call) : key_gradients_on_cpu(call);
     if (has_queries(call)) cuda ? query_gradient_on_gpu(call) : query_gradient_on_cpu(call);
   }
-  if (d_sink) run_sink_gradient(call);
+  if (with_sink) run_sink_gradient(call);
 }
-
-}  // namespace
 
 BackwardCall check_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
                             const Tensor& dq, const Tensor& dk, const Tensor& dv, const AttentionBackwardOptions& options) {
-  const Form form{.op = "attention_backward", .without_blocks = "gradients"};
+  const Form form{.op = "attention_backward"};
   const AttentionCall forward = check_common(form, q, k, v, o, without_lse(options.forward));
   form.require(k.shape(0) == q.shape(0), "k is {}; its batch must be q's, {}", k, q.shape(0));
   return check_gradients(form, forward, {{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}, {"lse", &lse}, {"d_o", &d_o}},
@@ -272,8 +277,7 @@ BackwardCall check_backward(const Tensor& q, const Tensor& k, const Tensor& v, c
 BackwardCall check_varlen_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
                                    const Tensor& dq, const Tensor& dk, const Tensor& dv, const PackedSequences& sequences,
                                    const AttentionBackwardOptions& options) {
-  Form form = varlen_form("attention_varlen_backward", sequences);
-  form.without_blocks = "gradients";
+  const Form form = varlen_form("attention_varlen_backward", sequences);
   const AttentionCall forward = check_varlen(form, q, k, v, o, sequences, without_lse(options.forward));
   BackwardCall call = check_gradients(form, forward, {{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}, {"lse", &lse}, {"d_o", &d_o}},
                                       {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"d_sink", options.d_sink}}, options, tensors_of(sequences));
@@ -287,7 +291,7 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
                         const Tensor& dq, const Tensor& dk, const Tensor& dv, const AttentionBackwardOptions& options) {
   using namespace kernels::attention;
   BackwardCall call = check_backward(q, k, v, o, lse, d_o, dq, dk, dv, options);
-  run_backward(call, options.d_sink);
+  run_backward(call, options.d_sink != nullptr);
 }
 
 void attention_varlen_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
@@ -295,7 +299,7 @@ void attention_varlen_backward(const Tensor& q, const Tensor& k, const Tensor& v
                                const AttentionBackwardOptions& options) {
   using namespace kernels::attention;
   BackwardCall call = check_varlen_backward(q, k, v, o, lse, d_o, dq, dk, dv, sequences, options);
-  run_backward(call, options.d_sink);
+  run_backward(call, options.d_sink != nullptr);
 }
 
 }  // namespace tw

@@ -13,6 +13,16 @@
 
 namespace tw::kernels::attention {
 
+/// The lists of blocks of queries that a launch's tiles of keys read: see KeyGradients' Params.
+struct QueryLists {
+  const std::int32_t* lists = nullptr;
+  int list_tiles = 0;
+  std::int64_t list_numbers = 0;
+  int list_blocks = 0, list_bits = 0;
+  int first_head = 0;
+  int head_count = 0;  ///< heads of the launch, of batch * kv_heads; 0: all
+};
+
 /// A checked call. Tensors are [batch, head, row, dim]; for packed sequences the batch is 1.
 struct BackwardCall {
   AttentionCall forward;
@@ -29,6 +39,7 @@ struct BackwardCall {
   /// i32: offsets and lengths of packed sequences, checked, to which the pointers of `forward` point, and the sequences of padded queries
   Tensor lengths = {};
   const std::int32_t* padded_sequences = nullptr;  ///< see PaddedQueries
+  QueryLists query_lists = {};
 
   bool packed() const { return forward.cu_q != nullptr; }
 };
@@ -41,6 +52,9 @@ BackwardCall check_backward(const Tensor& q, const Tensor& k, const Tensor& v, c
 BackwardCall check_varlen_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
                                    const Tensor& dq, const Tensor& dk, const Tensor& dv, const PackedSequences& sequences,
                                    const AttentionBackwardOptions& options);
+
+/// Enqueues a checked call, or runs it. `with_sink`: also computes d_sink.
+void run_backward(BackwardCall& call, bool with_sink = false);
 
 /// The number of queries in lse_log2 and delta, a multiple of all tiles.
 int padded_queries(int queries);
@@ -71,6 +85,7 @@ void key_gradients_on_cpu(const BackwardCall& call);
 void key_gradients_on_gpu(const BackwardCall& call);
 void query_gradient_on_cpu(const BackwardCall& call);
 void query_gradient_on_gpu(const BackwardCall& call);
+void listed_gradients_on_cpu(const BackwardCall& call);
 
 /// The tiles that a GPU's kernels have.
 AttentionConfig all_gradients_config(const BackwardCall& call);
@@ -112,6 +127,9 @@ void fill_key_gradients(auto& bind, P& p, const BackwardCall& call, const Tensor
   bind(p.dv, call.dv);
   p.queries = static_cast<int>(call.forward.q.shape(2));
   p.kv_heads = static_cast<int>(call.dk.shape(1));
+  const QueryLists& lists = call.query_lists;
+  p.lists = lists.lists, p.list_tiles = lists.list_tiles, p.list_numbers = lists.list_numbers, p.list_bits = lists.list_bits;
+  p.first_head = lists.first_head;
 }
 template <class RuleList, class P>
 void fill_all_gradients(auto& bind, P& p, const BackwardCall& call, const Tensor& tiles = {}) {
@@ -123,10 +141,16 @@ template <class RuleList, class P>
 void fill_query_gradient(auto& bind, P& p, const BackwardCall& call, const Tensor& tiles = {}) {
   fill_backward<RuleList>(bind, p, call, tiles);
   bind(p.dq, call.dq);
+  const KeyBlocks& blocks = call.forward.blocks;
+  p.lists = blocks.lists, p.list_tiles = blocks.list_tiles, p.list_numbers = blocks.list_numbers;
+  p.lists_of_batch = blocks.lists_of_batch, p.heads_per_list = blocks.heads_per_list;
+  p.first_head = blocks.first_head, p.first_list = blocks.first_list;
 }
 
 /// The kernels that are compiled ahead of time.
 std::vector<KernelVariant> registered_backward();
 std::vector<KernelSpec> registered_backward_generic(std::int64_t shared_bytes);
+/// What calls with lists of blocks compile, of both targets.
+std::vector<KernelSpec> listed_backward_specs();
 
 }  // namespace tw::kernels::attention

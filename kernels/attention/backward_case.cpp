@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/attention/key_blocks.hpp"
 #include "kernels/rows.hpp"
 #include "tilewave/launch.hpp"
 
@@ -22,6 +23,18 @@ void launch_all_gradients(const BackwardCall& call) {
   call.deterministic ? launch.template operator()<Additions::in_turn>() : launch.template operator()<Additions::in_any_order>();
 }
 
+/// With lists of blocks, which all blocks are multiples of.
+template <class T>
+void launch_listed_gradients(const BackwardCall& call) {
+  static constexpr AttentionConfig kConfig{
+      .head_dim = 128, .value_dim = 128, .rows = 64, .keys = 64, .stages = 2, .form = kRagged | kListed, .dropout = Use::runtime};
+  using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>, Band<true, true>>;
+  with_query_lists(call, kConfig.rows, kConfig.keys, {}, [](const BackwardCall& some) {
+    launch_cpu<AllGradients<T, kConfig, List, Additions::in_any_order>>(
+        key_gradients_grid(some, kConfig.keys), [&](auto& bind, auto& p) { fill_all_gradients<List>(bind, p, some); });
+  });
+}
+
 }  // namespace
 
 void run_adding_up(BackwardCall& call) {
@@ -33,6 +46,7 @@ void run_adding_up(BackwardCall& call) {
   if (has_keys(call)) {
     const bool narrow = std::max(call.dk.shape(3), call.dv.shape(3)) <= 64;
     with_float_type(call.dk.dtype(), [&]<class T>(std::type_identity<T>) {
+      if (call.forward.blocks) return launch_listed_gradients<T>(call);
       narrow ? launch_all_gradients<T, 64, 128>(call) : launch_all_gradients<T, 128, 64>(call);
     });
   }

@@ -3,6 +3,7 @@
 
 #include "kernels/attention/backward.hpp"
 #include "kernels/attention/heuristics.hpp"
+#include "kernels/attention/key_blocks.hpp"
 #include "kernels/attention/variants.hpp"
 #include "kernels/generic_tiles.hpp"
 #include "kernels/named.hpp"
@@ -66,11 +67,26 @@ constexpr AttentionConfig all_config(int dim, bool dropping) {
   return dim <= 64 && !dropping ? config_of(64, {128, 128, 2}) : config_of(128, {64, 128, 2});
 }
 
+/// Tiles that see one block of a call's blocks each: at most as large as these.
+AttentionConfig within_blocks(const BackwardCall& call, AttentionConfig config) {
+  const KeyBlocks& blocks = call.forward.blocks;
+  if (!blocks) return config;
+  config.rows = std::min(config.rows, blocks.of.query_block);
+  config.keys = std::min(config.keys, blocks.of.key_block);
+  return config;
+}
+
 AttentionConfig of_form(const BackwardCall& call, AttentionConfig config) {
+  config = within_blocks(call, config);
   if (call.packed()) config.form = kRagged;
+  if (call.forward.blocks) config.form |= kListed;
   if (call.forward.drops()) config.dropout = Use::always;
   return config;
 }
+
+/// Whether AllGradients with lists has registers enough: not for 128 queries, whose entries are one number too many, nor for 64 keys, where
+/// one warpgroup has all of a step's dQ.
+constexpr bool adds_up_in_lists(const AttentionConfig& all, int key_block) { return all.rows == 64 && all.keys <= key_block; }
 
 struct AllGradientsKernel {
   DType dtype;
@@ -118,10 +134,13 @@ void all_gradients(const BackwardCall& call) {
   const AttentionConfig config = all_gradients_config(call);
   const Additions additions = call.deterministic ? Additions::in_turn : Additions::in_any_order;
   const detail::NamedKernel& kernel = table[{dtype_of<T>, rules_of(call.forward), config, additions}];
-  const TileGrid grid = key_gradients_grid(call, config.keys);
-  const Tensor tiles = list_tiles(call, call.deterministic ? TilesOf::keys_in_turn : TilesOf::keys, grid, config.keys);
-  detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
-      kernel, call.forward.stream, grid, [&](auto& bind, auto& p) { fill_all_gradients<detail::CallRules<>>(bind, p, call, tiles); });
+  const Tensor tiles =
+      list_tiles(call, call.deterministic ? TilesOf::keys_in_turn : TilesOf::keys, key_gradients_grid(call, config.keys), config.keys);
+  with_query_lists(call, config.rows, config.keys, tiles, [&](const BackwardCall& some) {
+    detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
+        kernel, call.forward.stream, key_gradients_grid(some, config.keys),
+        [&](auto& bind, auto& p) { fill_all_gradients<detail::CallRules<>>(bind, p, some, tiles); });
+  });
 }
 template <class T>
 void key_gradients(const BackwardCall& call, Gradients gradients, const Tensor& tiles) {
@@ -139,10 +158,12 @@ void query_gradient(const BackwardCall& call) {
   using Kernel = QueryGradient<T, kAnySizes, detail::CallRules<>>;
   const AttentionConfig config = query_gradient_config(call);
   const detail::NamedKernel& kernel = table[{dtype_of<T>, rules_of(call.forward), config}];
-  const TileGrid grid = detail::attention_grid(call.forward, config.rows);
-  const Tensor tiles = list_tiles(call, TilesOf::queries, grid, config.rows);
-  detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
-      kernel, call.forward.stream, grid, [&](auto& bind, auto& p) { fill_query_gradient<detail::CallRules<>>(bind, p, call, tiles); });
+  const Tensor tiles = list_tiles(call, TilesOf::queries, detail::attention_grid(call.forward, config.rows), config.rows);
+  with_key_lists(call, config.rows, config.keys, tiles, [&](const BackwardCall& some) {
+    detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
+        kernel, call.forward.stream, detail::attention_grid(some.forward, config.rows),
+        [&](auto& bind, auto& p) { fill_query_gradient<detail::CallRules<>>(bind, p, some, tiles); });
+  });
 }
 
 }  // namespace
@@ -163,8 +184,14 @@ AttentionConfig query_gradient_config(const BackwardCall& call) {
 
 bool adds_up_query_gradient(const BackwardCall& call) {
   const Stream& stream = call.forward.stream;
-  return stream.device().is_cuda() && generic_shared_bytes(stream) == 0 && call.forward.softcap == 0 &&
-         std::max(call.dk.shape(3), call.dv.shape(3)) <= 128;
+  if (!stream.device().is_cuda() || generic_shared_bytes(stream) > 0 || call.forward.softcap > 0 ||
+      std::max(call.dk.shape(3), call.dv.shape(3)) > 128)
+    return false;
+  const KeyBlocks& blocks = call.forward.blocks;
+  if (!blocks) return true;
+  // With lists the order of additions is not known.
+  return !call.deterministic &&
+         adds_up_in_lists(all_config(backward_dim(call.dk.shape(3), call.dv.shape(3)), call.forward.drops()), blocks.of.key_block);
 }
 void all_gradients_on_gpu(const BackwardCall& call) {
   call.dk.dtype() == DType::f16 ? all_gradients<f16>(call) : all_gradients<bf16>(call);
@@ -172,12 +199,14 @@ void all_gradients_on_gpu(const BackwardCall& call) {
 void key_gradients_on_gpu(const BackwardCall& call) {
   const AttentionConfig config = key_gradients_config(call);
   const Tensor tiles = list_tiles(call, TilesOf::keys, key_gradients_grid(call, config.keys), config.keys);
-  const auto run = [&](Gradients gradients) {
-    call.dk.dtype() == DType::f16 ? key_gradients<f16>(call, gradients, tiles) : key_gradients<bf16>(call, gradients, tiles);
-  };
-  if (holds_both(config.head_dim, generic_shared_bytes(call.forward.stream) > 0)) return run(Gradients::keys_and_values);
-  run(Gradients::values);
-  run(Gradients::keys);
+  with_query_lists(call, config.rows, config.keys, tiles, [&](const BackwardCall& some) {
+    const auto run = [&](Gradients gradients) {
+      call.dk.dtype() == DType::f16 ? key_gradients<f16>(some, gradients, tiles) : key_gradients<bf16>(some, gradients, tiles);
+    };
+    if (holds_both(config.head_dim, generic_shared_bytes(call.forward.stream) > 0)) return run(Gradients::keys_and_values);
+    run(Gradients::values);
+    run(Gradients::keys);
+  });
 }
 void query_gradient_on_gpu(const BackwardCall& call) {
   call.dq.dtype() == DType::f16 ? query_gradient<f16>(call) : query_gradient<bf16>(call);
@@ -197,6 +226,56 @@ std::vector<KernelSpec> registered_backward_generic(std::int64_t shared_bytes) {
       add(type_of_keys({DType::bf16, {}, keys, Gradients::values}), kKeysSource, tw::format("attention_dv_bf16_d{}", dim));
     }
     add(type_of_queries({DType::bf16, {}, queries}), kQueriesSource, tw::format("attention_dq_bf16_d{}", dim));
+  }
+  return specs;
+}
+
+std::vector<KernelSpec> listed_backward_specs() {
+  std::vector<KernelSpec> specs;
+  const auto listed = [](AttentionConfig config, int query_block, int key_block) {
+    config.rows = std::min(config.rows, query_block), config.keys = std::min(config.keys, key_block);
+    config.form = kListed;
+    return config;
+  };
+  const auto add = [&](const std::string& type, const char* source, const std::string& name) {
+    specs.push_back(make_spec({type, source, nullptr}, true, true, name));
+  };
+  for (const int query_block : {64, 128}) {
+    for (const int key_block : {64, 128}) {
+      for (const int dim : {64, 128, 256}) {
+        const RuleSet rules{.upper = true};
+        const std::string sizes = tw::format("d{} of blocks {} x {}", dim, query_block, key_block);
+        const AttentionConfig keys = listed(key_config(dim, false), query_block, key_block);
+        if (holds_both(dim, false)) {
+          add(type_of_keys({DType::bf16, rules, keys, Gradients::keys_and_values}), kKeysSource, "dk, dv " + sizes);
+          const AttentionConfig all = all_config(dim, false);
+          if (adds_up_in_lists(all, key_block))
+            add(type_of_all({DType::bf16, rules, listed(all, query_block, key_block)}), kAllSource, "all " + sizes);
+        } else {
+          add(type_of_keys({DType::bf16, rules, keys, Gradients::keys}), kKeysSource, "dk " + sizes);
+          add(type_of_keys({DType::bf16, rules, keys, Gradients::values}), kKeysSource, "dv " + sizes);
+        }
+        const AttentionConfig queries = listed(query_config(dim, false), query_block, key_block);
+        add(type_of_queries({DType::bf16, rules, queries}), kQueriesSource, "dq " + sizes);
+        if (dim == 128) {
+          AttentionConfig packed_keys = keys, packed_queries = queries;
+          packed_keys.form |= kRagged, packed_queries.form |= kRagged;
+          add(type_of_keys({DType::bf16, rules, packed_keys, Gradients::keys_and_values}), kKeysSource, "packed dk, dv " + sizes);
+          add(type_of_queries({DType::bf16, rules, packed_queries}), kQueriesSource, "packed dq " + sizes);
+        }
+      }
+    }
+  }
+  constexpr std::int64_t kShared = std::int64_t{99} << 10;
+  const auto add_generic = [&](const std::string& type, const char* source, const std::string& name) {
+    specs.push_back(for_target(make_spec({type, source, nullptr}, true, true, name), GpuTarget::cuda));
+  };
+  for (const int dim : {64, 128}) {
+    const AttentionConfig keys = listed(generic_key_config(dim, kShared), 64, 64);
+    const Gradients gradients = holds_both(dim, true) ? Gradients::keys_and_values : Gradients::keys;
+    add_generic(type_of_keys({DType::bf16, {.upper = true}, keys, gradients}), kKeysSource, tw::format("generic dk d{} of blocks", dim));
+    add_generic(type_of_queries({DType::bf16, {.upper = true}, listed(generic_query_config(dim, kShared), 64, 64)}), kQueriesSource,
+                tw::format("generic dq d{} of blocks", dim));
   }
   return specs;
 }

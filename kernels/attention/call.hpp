@@ -24,6 +24,9 @@ struct Form {
   const char* without_mask = nullptr;     ///< why it takes no mask
   const char* without_dropout = nullptr;  ///< why it takes no dropout
   const char* without_blocks = nullptr;   ///< why it takes no blocks
+  /// Whether k and v are a cache: all queries of a sequence and all heads that share keys have the same blocks. Then its form checks them,
+  /// once the capacity is known.
+  bool cache = false;
   bool f32_on_gpu = false;
   bool fp8 = false;  ///< whether q, k and v may be e4m3
 
@@ -107,10 +110,6 @@ Tensor list_packed_tiles(AttentionCall& call);
 
 /// Enqueues what fills in `tiles`, i32[at least as many as there are, PackedTile::numbers], where a tile has `tile_rows` queries.
 void packed_tiles(const AttentionCall& call, int tile_rows, const Tensor& tiles);
-
-/// Enqueues what makes the lists of blocks that the call's tiles read, if it has blocks. Runs after list_packed_tiles(). The result must
-/// outlive the launch of the call.
-Tensor list_key_blocks(AttentionCall& call);
 
 // attention_decode()
 

@@ -132,7 +132,7 @@ AttentionCall kernels::attention::check_decode(const Tensor& q, const Tensor& k,
                   .cu_seqlens_q = cache.cu_seqlens_q,
                   .without_mask = "a cache",
                   .without_dropout = "a cache",
-                  .without_blocks = "a cache",
+                  .cache = true,
                   .f32_on_gpu = !packed};
   AttentionCall call = check_common(form, q, k, v, o, options, inputs);
   const std::int64_t rows = call.q.numel() / call.q.shape(3), most = (std::int64_t{1} << 29) / kMostSplits;  // counted for each part
@@ -145,6 +145,7 @@ AttentionCall kernels::attention::check_decode(const Tensor& q, const Tensor& k,
   if (paged) check_pages(form, call, k, cache);
   form.require(paged || cache.batch_idx || k.shape(0) == call.batch, "k_cache is {}; without batch_idx its batch must be that of {}, {}", k,
                packed ? "cu_seqlens_q" : "q", call.batch);
+  if (options.blocks) check_blocks(form, call, *options.blocks);
   check_both(form, new_k, new_v);
   form.require(!cache.cu_seqlens_new || cache.new_k, "cu_seqlens_new is given without new_k");
   if (cache.new_k) {
@@ -152,6 +153,9 @@ AttentionCall kernels::attention::check_decode(const Tensor& q, const Tensor& k,
     for (const NamedTensor& written : {k_cache, v_cache}) {
       check_disjoint(kOp, written, inputs);
       check_disjoint(kOp, written, {{"q", &q}, {"alibi_slopes", options.alibi_slopes}, {"sink", options.sink}});
+      if (const AttentionBlocks* const blocks = options.blocks)
+        check_disjoint(kOp, written,
+                       {{"blocks.mask", blocks->mask}, {"blocks.indices", blocks->indices}, {"blocks.counts", blocks->counts}});
     }
     check_disjoint(kOp, v_cache, {k_cache});
   }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/attention/append.tile.hpp"
+#include "kernels/attention/blocks_case.hpp"
 #include "kernels/attention/call.hpp"
 #include "kernels/attention/gather.tile.hpp"
 #include "kernels/attention/reference.hpp"
@@ -54,15 +55,19 @@ struct Case {
   int alibi = 0;  ///< dimensions of the slopes; 0: none
   bool sink = false, lse = true;
   int num_splits = 0;
-  bool strided = false;  ///< tensors that are not aligned and have gaps
+  bool strided = false;                                          ///< tensors that are not aligned and have gaps
+  int key_block = 0;                                             ///< of the blocks of keys that are attended to; 0: all keys are
+  bool indices = false, one_sequence = false, one_head = false;  ///< how the blocks are given: see AttentionBlocks
+  double density = 0.5;
 
   std::string describe() const {
     return tw::format(
         "batch {} Sq {} heads {}x{} D {} Dv {} capacity {} page {} full {} idx {} pad {} new {} rotary {} {} causal {} window {} {} "
         "softcap {} "
-        "alibi {} sink {} splits {} strided {}",
+        "alibi {} sink {} splits {} strided {} blocks of {} indices {} one sequence {} one head {} density {}",
         batch, seqlen_q, kv_heads, group, head_dim, value_dim, capacity, page_size, full, batch_idx, leftpad, seqlen_new, rotary_dim,
-        static_cast<int>(pairing), causal, window_left, window_right, softcap, alibi, sink, num_splits, strided);
+        static_cast<int>(pairing), causal, window_left, window_right, softcap, alibi, sink, num_splits, strided, key_block, indices,
+        one_sequence, one_head, density);
   }
 };
 
@@ -175,14 +180,32 @@ std::vector<double> AttentionDecode::check(const Case& c) {
     choice.resize(index(c.batch));
   }
 
+  // With blocks those of the tokens after the left padding.
+  const Blocks blocks{.query_block = 1 << 30,
+                      .key_block = std::max(c.key_block, 64),
+                      .indices = c.indices,
+                      .one_sequence = c.one_sequence,
+                      .heads_per_list = static_cast<int>(c.one_head ? heads : c.group),
+                      .counted = pick(2) == 0};
+  const Selection selection = select_blocks(c.one_sequence ? 1 : c.batch, c.one_head ? 1 : c.kv_heads, 1,
+                                            blocks_in(capacity, blocks.key_block), c.key_block > 0 ? c.density : 1, random);
+  BlockTensors block_tensors(blocks, selection, random, device);
+  block_tensors.blocks.query_block = 128;
+  const auto is_read = [&](std::int64_t b, std::int64_t kv_head, std::int64_t token) {
+    return selection.at(b, c.one_head ? 0 : kv_head, 0, (token - pads[index(b)]) / blocks.key_block);
+  };
+
   // Tokens that count have numbers, everything else of the cache is NaN.
   Numbers k({entries, page_size, c.kv_heads, c.head_dim}, kNan), v({entries, page_size, c.kv_heads, value_dim}, kNan);
   std::normal_distribution<float> normal;
   for (std::int64_t b = 0; b < c.batch; ++b) {
     for (std::int64_t token = pads[index(b)]; token < lengths[index(b)]; ++token) {
       const auto [entry, at] = place_of(b, token);
-      for (std::int64_t n = 0; n < c.kv_heads * c.head_dim; ++n) k.row(entry, at, 0)[n] = round_to(dtype, normal(random));
-      for (std::int64_t n = 0; n < c.kv_heads * value_dim; ++n) v.row(entry, at, 0)[n] = round_to(dtype, normal(random));
+      for (std::int64_t head = 0; head < c.kv_heads; ++head) {
+        if (!is_read(b, head, token)) continue;
+        for (std::int64_t n = 0; n < c.head_dim; ++n) k.row(entry, at, head)[n] = round_to(dtype, normal(random));
+        for (std::int64_t n = 0; n < value_dim; ++n) v.row(entry, at, head)[n] = round_to(dtype, normal(random));
+      }
     }
   }
   Numbers q = random_numbers({c.batch, c.seqlen_q, heads, c.head_dim}, dtype);
@@ -235,6 +258,14 @@ std::vector<double> AttentionDecode::check(const Case& c) {
   if (c.sink) options.sink = &sinks.tensor();
   if (c.lse) options.lse = &lse.tensor();
   options.check_contents = true;
+  if (c.key_block > 0) {
+    options.blocks = &block_tensors.blocks;
+    if (dtype == DType::f32 && device.is_cuda()) {
+      expect_error<InvalidArgument>([&] { tw::attention_decode(q_tensor, k_cache, v_cache, o, cache, options); },
+                                    {"blocks are given", "f32 on the CPU"});
+      return {};
+    }
+  }
   if (!launched([&] { tw::attention_decode(q_tensor, k_cache, v_cache, o, cache, options); })) return {};
 
   // The cache has the new tokens and is otherwise as it was.
@@ -266,6 +297,11 @@ std::vector<double> AttentionDecode::check(const Case& c) {
       const auto [entry, at] = place_of(b, token);
       std::copy_n(k.row(entry, at, 0), c.kv_heads * c.head_dim, keys.row(b, count, 0));
       std::copy_n(v.row(entry, at, 0), c.kv_heads * value_dim, values.row(b, count, 0));
+      for (std::int64_t head = 0; head < c.kv_heads; ++head) {  // the reference multiplies all numbers
+        if (is_read(b, head, token)) continue;
+        std::fill_n(keys.row(b, count, head), c.head_dim, 0.0f);
+        std::fill_n(values.row(b, count, head), value_dim, 0.0f);
+      }
     }
   }
   PlainCall plain{.batch = c.batch,
@@ -282,6 +318,8 @@ std::vector<double> AttentionDecode::check(const Case& c) {
   if (c.alibi > 0) plain.alibi_slopes = slopes.values;
   if (c.sink) plain.sink = sink_values;
   plain.lengths_k = counts;
+  std::vector<float> hidden;
+  if (c.key_block > 0) hide_blocks(plain, blocks, selection, hidden);
   const PlainResult expected = reference(plain);
   const std::vector<double> out = o.values();
   const auto expect_result = [&](const PlacedTensor& result, const PlacedTensor& result_lse) {
@@ -297,7 +335,7 @@ std::vector<double> AttentionDecode::check(const Case& c) {
           << "lse " << n << " is " << sums[n] << " instead of " << expected.lse[n];
   };
   expect_result(o, lse);
-  if (dtype == DType::f32 && !device.is_cuda() && capacity <= 300) {
+  if (dtype == DType::f32 && !device.is_cuda() && capacity <= 300 && c.key_block == 0) {
     // A GPU's way in f32, on the CPU. The new tokens are written once more.
     PlacedTensor again(o.tensor().shape(), dtype, device), lse_again(lse.tensor().shape(), DType::f32, device);
     if (c.lse) options.lse = &lse_again.tensor();
@@ -318,6 +356,71 @@ TEST_P(AttentionDecode, AFullCache) {
   for (const std::int64_t capacity : {0, 1, 16, 63, 64, 65, 128, 300}) {
     check({.capacity = capacity, .full = true});
     check({.seqlen_q = 3, .head_dim = 128, .capacity = capacity, .full = true, .causal = true});
+  }
+}
+
+TEST_P(AttentionDecode, Blocks) {
+  for (const int key_block : {64, 128}) {
+    for (const std::int64_t page_size : {0, 16, 64, 256}) {
+      for (const int splits : {0, 1, 3, 7, 40}) {
+        check({.batch = 3,
+               .seqlen_q = 1 + pick(3),
+               .head_dim = 128,
+               .capacity = 1000,
+               .page_size = page_size,
+               .causal = pick(2) == 0,
+               .num_splits = splits,
+               .key_block = key_block,
+               .indices = pick(2) == 0});
+      }
+    }
+  }
+}
+
+TEST_P(AttentionDecode, BlocksOfAnyLengths) {
+  for (const bool indices : {false, true}) {
+    for (const double density : {0.0, 0.3, 1.0}) {
+      check({.batch = 6, .capacity = 300, .seqlens = {0, 1, 64, 128, 299, 300}, .key_block = 64, .indices = indices, .density = density});
+      check({.batch = 6,
+             .capacity = 300,
+             .seqlens = {0, 1, 64, 128, 299, 300},
+             .sink = true,
+             .num_splits = 5,
+             .key_block = 128,
+             .indices = indices,
+             .density = density});
+    }
+  }
+  // More rows than are split.
+  check({.seqlen_q = 70, .capacity = 500, .causal = true, .key_block = 64});
+  check({.seqlen_q = 5, .group = 16, .capacity = 500, .page_size = 64, .causal = true, .key_block = 64, .indices = true});
+}
+
+TEST_P(AttentionDecode, SampledBlocks) {
+  for (int i = 0; i < (device.is_cuda() ? 40 : random_cases(120)) && !HasFailure(); ++i) {
+    const std::int64_t dim = device.is_cuda() ? 64 + 64 * pick(2) : 8 * (1 + pick(24));
+    const bool appended = pick(3) == 0;
+    check({.batch = 1 + pick(4),
+           .seqlen_q = 1 + pick(3),
+           .kv_heads = 1 + pick(3),
+           .group = 1 + pick(8),
+           .head_dim = dim,
+           .capacity = 1 + pick(900),
+           .page_size = pick(2) == 0 ? 0 : 16 << pick(5),
+           .batch_idx = pick(3) == 0,
+           .leftpad = pick(3) == 0,
+           .seqlen_new = appended ? 1 : 0,
+           .causal = pick(2) == 0,
+           .window_left = pick(4) == 0 ? pick(500) : -1,
+           .softcap = pick(4) == 0 ? 20.0f : 0,
+           .sink = pick(3) == 0,
+           .lse = pick(3) != 0,
+           .num_splits = pick(2) == 0 ? 0 : 1 + pick(12),
+           .key_block = 64 + 64 * pick(2),
+           .indices = pick(2) == 0,
+           .one_sequence = pick(3) == 0,
+           .one_head = pick(3) == 0,
+           .density = 0.1 + 0.2 * pick(5)});
   }
 }
 
@@ -378,6 +481,45 @@ TEST_P(AttentionDecode, PagesOfSequencesInAnyOrderAndWithLeftPadding) {
     check({.batch = 3, .page_size = page_size, .batch_idx = true, .seqlen_new = 2});
     check({.batch = 3, .seqlen_q = 2, .page_size = page_size, .leftpad = true, .seqlen_new = 2, .rotary_dim = 32, .causal = true});
     check({.batch = 3, .page_size = page_size, .batch_idx = true, .leftpad = true, .window_left = 20, .alibi = 1});
+  }
+}
+
+TEST_P(AttentionDecode, PackedQueriesOfBlocks) {
+  if (dtype == DType::f32 && device.is_cuda()) GTEST_SKIP() << "blocks in f32 are for the CPU";
+  // Each sequence by itself gives the same.
+  constexpr std::int64_t batch = 4, heads = 4, kv_heads = 2, d = 64, capacity = 300;
+  const std::vector<std::int64_t> cu_q{0, 3, 3, 140, 141}, lengths{300, 70, 211, 0};
+  for (const bool one_sequence : {false, true}) {
+    for (const bool indices : {false, true}) {
+      SCOPED_TRACE(tw::format("one sequence {}, indices {}", one_sequence, indices));
+      PlacedTensor q({141, heads, d}, dtype, device), k({batch, capacity, kv_heads, d}, dtype, device),
+          v(k.tensor().shape(), dtype, device);
+      for (PlacedTensor* const t : {&q, &k, &v}) t->fill_random(random);
+      const PlacedTensor o({141, heads, d}, dtype, device), offsets = integers(cu_q, {batch + 1}), seqlens = integers(lengths, {batch});
+      const Blocks blocks{.key_block = 64, .indices = indices};
+      const Selection all = select_blocks(one_sequence ? 1 : batch, kv_heads, 1, blocks_in(capacity, 64), 0.6, random);
+      const BlockTensors tensors(blocks, all, random, device);
+      const CacheOptions cache{.seqlens = &seqlens.tensor(), .cu_seqlens_q = &offsets.tensor()};
+      if (!launched([&] { tw::attention_decode(q, k, v, o, cache, {.causal = true, .blocks = &tensors.blocks}); })) return;
+      const auto slice = [](const Tensor& t, std::int64_t first, Shape shape) {
+        auto* const data = static_cast<char*>(t.data()) + first * t.stride(0) * static_cast<std::int64_t>(size_of(t.dtype()));
+        return Tensor::borrow(data, std::move(shape), t.dtype(), t.device());
+      };
+      const PlacedTensor alone({141, heads, d}, dtype, device);
+      for (std::int64_t b = 0; b < batch; ++b) {
+        const std::int64_t first = cu_q[index(b)], queries = cu_q[index(b + 1)] - first;
+        if (queries == 0) continue;
+        Selection one{1, kv_heads, 1, all.keys};
+        for (std::int64_t i = 0; i < kv_heads * all.keys; ++i) one.selected.push_back(all.at(b, i / all.keys, 0, i % all.keys));
+        const BlockTensors of_one(blocks, one, random, device);
+        const PlacedTensor length = integers({lengths[index(b)]}, {1});
+        const Shape rows{1, queries, heads, d}, of_k{1, capacity, kv_heads, d};
+        tw::attention_decode(slice(q, first, rows), slice(k, b, of_k), slice(v, b, of_k), slice(alone, first, rows),
+                             {.seqlens = &length.tensor(), .num_splits = 1}, {.causal = true, .blocks = &of_one.blocks});
+      }
+      const std::vector<double> got = o.values(), expected = alone.values();
+      EXPECT_TRUE(accurate({got, expected, expected, arithmetic_of(dtype, device)}));
+    }
   }
 }
 

@@ -25,6 +25,7 @@ struct AllGradients {
   static constexpr bool dropping = kConfig.dropout != Use::never;
   static constexpr bool in_turn = kAdditions == Additions::in_turn;
   static_assert(kConfig.value_dim == D, "dK and dV leave through one staging buffer");
+  static_assert(!in_turn || (kConfig.form & kListed) == 0, "tiles do not know their turn in another tile's list");
   static_assert(kConfig.stages >= 2, "the next block's queries arrive before this block's are released");
 
   template <class Target>
@@ -63,6 +64,12 @@ struct AllGradients {
       int batch;
       Integers cu_q, cu_k, used_q, used_k;  ///< as CheckedSequences writes them
       Integers tiles;                       ///< the list of tiles, of keys; null: each tile searches cu_k
+      // listed
+      Integers lists;    ///< [list, tile, list_numbers]: see QueryList
+      int list_tiles;    ///< of the grid
+      i64 list_numbers;  ///< of each list
+      int list_bits;     ///< of an entry for the block of queries
+      int first_head;    ///< of the launch, of batch * kv_heads
     };
     struct QuerySlot {
       Queries q;
@@ -93,7 +100,7 @@ struct AllGradients {
     TW_INLINE static int steps(const Params&, const Work& w) { return w.steps; }
 
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
-      const int head = w.head(p, step), query0 = w.first_query(step);
+      const int entry = w.entry(p, step), head = w.head(p, entry), query0 = w.first_query(p, entry);
       if (step == 0)
         producer.put(memory.k, [&](auto copy, Keys& k) { copy.tile(p.k, k, w.k_row + w.first_key, 0, w.kv_head, w.tensor_batch); });
       producer.put(memory.queries, [&](auto copy, QuerySlot& slot) {
@@ -108,24 +115,24 @@ struct AllGradients {
       });
     }
 
-    TW_INLINE static void add_to_dq(auto& block, const Params& p, const Work& w, int step, Memory& memory) {
-      const int query0 = w.first_query(step), head = w.head(p, step);
+    TW_INLINE static void add_to_dq(auto& block, const Params& p, const Work& w, int entry, Memory& memory) {
+      const int query0 = w.first_query(p, entry), head = w.head(p, entry);
       if constexpr (in_turn) {
         const ScoreRows rows{w.batch, head, query0, min(query0 + BM, w.seqlen_q) - 1, w.seqlen_q, w.seqlen_k, w.diagonal};
         const int last_tile = (Rules::keys(p.rules, rows, {0, w.seqlen_k}).end - 1) / BN;
-        block.wait_turn(p.turns, counter(p, w, step), last_tile - w.first_key / BN);
+        block.wait_turn(p.turns, counter(p, w, entry), last_tile - w.first_key / BN);
       }
       block.reduce_add(memory.dq, p.dq, w.sums_row + query0, 0, head, w.tensor_batch);
     }
     /// Long after the addition, which the thread that passes the turn waits for.
     TW_INLINE static void end_turn(auto& block, const Params& p, const Work& w, int step) {
       if constexpr (in_turn) {
-        if (step >= 0) block.pass_turn(p.turns, counter(p, w, step));
+        if (step >= 0) block.pass_turn(p.turns, counter(p, w, w.entry(p, step)));
       }
     }
-    TW_INLINE static i64 counter(const Params& p, const Work& w, int step) {
-      const i64 head = static_cast<i64>(w.tensor_batch) * p.kv_heads * p.heads_per_kv + w.head(p, step);
-      return (head * p.lse.cols + w.sums_row + w.first_query(step)) / BM;
+    TW_INLINE static i64 counter(const Params& p, const Work& w, int entry) {
+      const i64 head = static_cast<i64>(w.tensor_batch) * p.kv_heads * p.heads_per_kv + w.head(p, entry);
+      return (head * p.lse.cols + w.sums_row + w.first_query(p, entry)) / BM;
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
@@ -138,7 +145,7 @@ struct AllGradients {
       Keys& k = block.take(memory.k);
       w.keep_keys(block, k);
       QuerySlot* queries = &block.take(memory.queries);
-      w.keep_queries(block, queries->q, 0);
+      w.keep_queries(block, p, queries->q, w.entry(p, 0));
       Scores scores;
       block.mma(scores, k, queries->q, true);
       Keys& v = block.take(memory.v);
@@ -146,16 +153,18 @@ struct AllGradients {
       w.keep_keys(block, v);
       for (int step = 0; step < w.steps; ++step) {
         OutputSlot& outputs = block.take(memory.outputs);
-        w.keep_queries(block, outputs.d_o, step);
+        // An entry of a list is read where it is used: the registers do not hold it through the step.
+        w.keep_queries(block, p, outputs.d_o, w.entry(p, step));
         Scores ds;
         Weights weights, ds_weights;
         block.mma(ds, v, outputs.d_o, true);
-        apply_rules_to_keys<Rules>(block, p, w, step, scores, ds);
+        apply_rules_to_keys<Rules>(block, p, w, w.entry(p, step), scores, ds);
         // Read where they are used: as vectors they would take the registers of half a tile.
         block.for_each(scores, [&](int, int query, auto& x) { x = exp2(x * p.scale_log2 - queries->lse[query]); });
         if constexpr (dropping) {
           // dS needs the weights before dropout, dV those after it. The registers do not hold both, so dV comes second.
-          mark_dropped_transposed(block, w.dropout(p, step), scores, w.first_query(step), w.first_key);
+          const int entry = w.entry(p, step);
+          mark_dropped_transposed(block, w.dropout(p, entry), scores, w.first_query(p, entry), w.first_key);
           block.convert(weights, scores);
           block.wait(leave<0>, ds);
           block.convert(scores, weights);
@@ -187,13 +196,13 @@ struct AllGradients {
         block.release(memory.outputs);
         if (more) {
           block.release(memory.queries);
-          w.keep_queries(block, next->q, step + 1);
+          w.keep_queries(block, p, next->q, w.entry(p, step + 1));
         }
         block.mma(scores, k, next->q, true);  // unused after the last step: ptxas serialises conditional products
         block.store(dq, memory.dq);
         block.fence();
         block.sync();
-        add_to_dq(block, p, w, step, memory);
+        add_to_dq(block, p, w, w.entry(p, step), memory);
         block.wait(leave<0>, scores);
         queries = next;
       }

@@ -104,9 +104,9 @@ AttentionConfig config_of(const detail::AttentionCall& call, HeadDims dims, Tile
   const std::int64_t shared = generic_shared_bytes(call.stream);
   AttentionConfig config;
   if (const KeyBlocks& blocks = call.blocks) {
-    const int query_block = call.split ? 0 : blocks.of.query_block;
-    config = shared ? generic_config(dims, form | kListed, rules, shared, blocks.of.query_block)
-                    : listed_config(dims, query_block, blocks.of.key_block, form, rules);
+    const int query_block = blocks.all_queries ? 128 : blocks.of.query_block;
+    config = shared ? generic_config(dims, form | kListed, rules, shared, query_block)
+                    : listed_config(dims, call.split ? TileUse::split : TileUse::narrow, query_block, blocks.of.key_block, form, rules);
   } else {
     config = shared ? generic_config(dims, form, rules, shared) : gpu_config(dims, use, form, rules);
   }
@@ -132,7 +132,8 @@ AttentionConfig choose_config(const detail::AttentionCall& call) {
 namespace detail {
 
 TileGrid attention_grid(const AttentionCall& call, int bm) {
-  const int rows = static_cast<int>(call.q.shape(2)), heads = static_cast<int>(call.q.shape(1) * call.q.shape(0));
+  const int rows = static_cast<int>(call.q.shape(2));
+  const int heads = call.blocks.head_count > 0 ? call.blocks.head_count : static_cast<int>(call.q.shape(1) * call.q.shape(0));
   const int tiles = (call.cu_q ? rows / bm + call.batch : ceil_div(rows, bm)) * call.splits;
   const int group = kernels::attention::heads_per_group(call, heads);
   return {tiles, group, heads / group};

@@ -73,16 +73,18 @@ constexpr AttentionConfig gpu_config(HeadDims dims, TileUse use, int form = kEqu
   return c;
 }
 
-/// For lists of blocks of keys, on Hopper GPUs: tiles are as large as the blocks where they fit. `query_block`: 64 or 128, of which 64 rows
-/// are one warpgroup, two blocks on an SM where registers allow; 0: of a few queries that share keys, as TileUse::split.
-constexpr AttentionConfig listed_config(HeadDims dims, int query_block, int key_block, int form, const RuleTraits& rules = {}) {
+/// For lists of blocks of keys, on Hopper GPUs: tiles are as large as the blocks where they fit. Blocks of 64 queries are one warpgroup,
+/// two blocks on an SM where registers allow. `use`: `split`, or `narrow` for all else.
+constexpr AttentionConfig listed_config(HeadDims dims, TileUse use, int query_block, int key_block, int form,
+                                        const RuleTraits& rules = {}) {
   const auto [d, dv] = dims;
-  AttentionConfig c = gpu_config(dims, query_block == 0 ? TileUse::split : TileUse::narrow, form | kListed, rules);
+  const bool split = use == TileUse::split;
+  AttentionConfig c = gpu_config(dims, use, form | kListed, rules);
   const int keys = d > 128 ? 64 : key_block;
-  if (query_block == 0 && keys < c.keys) c.stages = d <= 128 ? 2 * c.stages : dv <= 128 ? 4 : c.stages;
-  if (query_block == 128 && keys < c.keys && d <= 128) c.stages = 4;
+  if (split && keys < c.keys) c.stages = d <= 128 ? 2 * c.stages : dv <= 128 ? 4 : c.stages;
+  if (!split && query_block == 128 && keys < c.keys && d <= 128) c.stages = 4;
   c.keys = keys;
-  if (query_block == 64) {
+  if (!split && query_block == 64) {
     c.rows = 64, c.keys = 64;
     c.stages = d <= 128 ? 4 : 2;
     c.min_blocks = d <= 64 ? 2 : 1;  // with D 128 the 128 registers of a thread would not hold scores and output

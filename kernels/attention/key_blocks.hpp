@@ -1,5 +1,8 @@
 #pragma once
 
+#include <functional>
+
+#include "kernels/attention/backward.hpp"
 #include "kernels/attention/call.hpp"
 #include "kernels/attention/key_blocks.tile.hpp"
 
@@ -10,33 +13,53 @@ namespace tw::kernels::attention {
 /// More queries than any sequence has.
 inline constexpr int kOneBlock = 1 << 30;
 
-/// The call's mask of blocks, or what marks its indices in one: [batch, heads, query_blocks, key_blocks].
-Tensor blocks_mask(const AttentionCall& call);
+/// A mask of blocks and where it begins: see BlockMask.
+using HostMask = BlockMask<cpu::Target>;
 
-/// Memory for the lists of tiles of `tile_rows` queries and `tile_keys` keys, i32 [lists, numbers of a list], which it makes the call's.
-Tensor allocate_lists(AttentionCall& call, int tile_rows, int tile_keys);
+/// What writes a launch's lists.
+using WriteLists = std::function<void(const AttentionCall& call, const HostMask& mask, const Tensor& lists)>;
+/// A launch whose tiles read the lists in the call.
+using Launch = std::function<void(const AttentionCall&)>;
+using LaunchBackward = std::function<void(const BackwardCall&)>;
 
-/// The grid of ListKeyBlocks.
-template <class Kernel>
-TileGrid list_grid(const Tensor& lists) {
-  return {ceil_div(static_cast<int>(lists.shape(0)), Kernel::rows)};
+/// Makes the lists of tiles of `tile_rows` queries and `tile_keys` keys, and calls `launch` with a call that has them: once, or if the
+/// lists of all heads would take more than KeyBlocks::most_list_bytes for some of the heads at a time. A stream's work is in order, so the
+/// next lists use the same memory.
+void with_lists(const AttentionCall& call, int tile_rows, int tile_keys, const Launch& launch);
+void with_lists(const AttentionCall& call, int tile_rows, int tile_keys, const WriteLists& write, const Launch& launch);
+
+// The same in the backward pass, for tiles of queries and of keys. `tiles`: of list_tiles(). Without blocks they call `launch` with `call`.
+void with_key_lists(const BackwardCall& call, int tile_rows, int tile_keys, const Tensor& tiles, const LaunchBackward& launch);
+void with_query_lists(const BackwardCall& call, int tile_rows, int tile_keys, const Tensor& tiles, const LaunchBackward& launch);
+
+/// Heads whose lists are made at once, of [batch, heads]: all heads of some sequences, or some heads of one.
+struct ListedHeads {
+  int first_batch, batches, first_head, heads;
+};
+/// The heads of all launches, in order. `unit`: heads that stay together, whose lists take `unit_bytes`; `shared`: all sequences have the
+/// same lists.
+std::vector<ListedHeads> listed_heads(int batches, int heads, int unit, std::int64_t unit_bytes, std::int64_t most_bytes, bool shared);
+
+/// Fills in a kernel's BlockMask.
+void fill_mask(auto& to, const HostMask& mask) {
+  to.data = static_cast<const u8*>(mask.data);
+  to.first = mask.first;
+  to.stride_batch = mask.stride_batch, to.stride_head = mask.stride_head;
+  to.stride_query = mask.stride_query, to.stride_key = mask.stride_key;
+  to.queries = mask.queries, to.keys = mask.keys;
+  to.query_block = mask.query_block, to.key_block = mask.key_block;
+  to.heads_per_list = mask.heads_per_list;
 }
 
 /// Fills in ListKeyBlocks' Params.
 template <class P>
-void fill_lists(P& p, const AttentionCall& call, const Tensor& mask, const Tensor& lists) {
+void fill_lists(P& p, const AttentionCall& call, const HostMask& mask, const Tensor& lists) {
   const KeyBlocks& blocks = call.blocks;
-  p.mask = static_cast<const u8*>(mask.data());
-  p.stride_batch = blocks.one_sequence ? 0 : mask.stride(0);
-  p.stride_head = mask.shape(1) > 1 ? mask.stride(1) : 0;
-  p.stride_query = mask.stride(2), p.stride_key = mask.stride(3);
-  p.mask_queries = static_cast<int>(mask.shape(2)), p.mask_keys = static_cast<int>(mask.shape(3));
-  p.query_block = call.split ? kOneBlock : blocks.of.query_block;
-  p.key_block = blocks.of.key_block;
+  fill_mask(p.mask, mask);
   p.lists = lists.data<std::int32_t>();
   p.list_count = static_cast<int>(lists.shape(0)), p.list_tiles = blocks.list_tiles;
   p.list_numbers = blocks.list_numbers;
-  p.lists_of_batch = blocks.lists_of_batch, p.heads_per_list = blocks.heads_per_list;
+  p.lists_of_batch = blocks.lists_of_batch, p.first_list = blocks.first_list;
   p.q.rows = static_cast<int>(call.q.shape(2)), p.q.size_i = static_cast<int>(call.q.shape(1));
   p.keys = call.keys;
   p.has_diagonal = call.diagonal.has_value();
@@ -44,7 +67,7 @@ void fill_lists(P& p, const AttentionCall& call, const Tensor& mask, const Tenso
   float unit = call.scale;
   detail::fill_rules(Rules<tw::Band<true, true>>{}, p.rules, call, unit, kNoUserRule);
   p.batch = call.batch;
-  p.cu_q = call.cu_q, p.cu_k = call.cu_k, p.used_q = call.used_q, p.used_k = call.used_k;
+  p.cu_q = call.cu_q, p.cu_k = call.cu_k, p.used_q = call.used_q, p.used_k = call.used_k, p.k_begin = call.k_begin;
   p.keys_added = call.keys_added, p.cu_added = call.cu_added;
   p.tiles = call.tiles;
   p.heads_together = call.heads_together;

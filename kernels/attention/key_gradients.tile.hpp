@@ -52,6 +52,12 @@ struct KeyGradients {
       int batch;
       Integers cu_q, cu_k, used_q, used_k;  ///< as CheckedSequences writes them
       Integers tiles;                       ///< the list of tiles, of keys; null: each tile searches cu_k
+      // listed
+      Integers lists;    ///< [list, tile, list_numbers]: see QueryList
+      int list_tiles;    ///< of the grid
+      i64 list_numbers;  ///< of each list
+      int list_bits;     ///< of an entry for the block of queries
+      int first_head;    ///< of the launch, of batch * kv_heads
     };
     struct QuerySlot {
       Queries q;
@@ -85,7 +91,7 @@ struct KeyGradients {
         if constexpr (for_keys)
           producer.put(memory.v, [&](auto copy, Keys& v) { copy.tile(p.v, v, w.k_row + w.first_key, 0, w.kv_head, w.tensor_batch); });
       }
-      const int head = w.head(p, step), query0 = w.first_query(step);
+      const int entry = w.entry(p, step), head = w.head(p, entry), query0 = w.first_query(p, entry);
       producer.put(memory.queries, [&](auto copy, QuerySlot& slot) {
         copy.tile(p.q, slot.q, w.q_row + query0, 0, head, w.tensor_batch);
         copy.vector(p.lse, slot.lse, head, w.sums_row + query0, w.tensor_batch);
@@ -110,20 +116,21 @@ struct KeyGradients {
         w.keep_keys(block, *v);
       }
       for (int step = 0; step < w.steps; ++step) {
+        const int entry = w.entry(p, step);
         QuerySlot& queries = block.take(memory.queries);
         OutputSlot& outputs = block.take(memory.outputs);
-        w.keep_queries(block, queries.q, step);
-        w.keep_queries(block, outputs.d_o, step);
+        w.keep_queries(block, p, queries.q, entry);
+        w.keep_queries(block, p, outputs.d_o, entry);
         Scores scores, slopes, ds;
         Weights weights, ds_weights;
         block.mma(scores, k, queries.q, true);
         if constexpr (for_keys) block.mma(ds, *v, outputs.d_o, true);
         block.wait(leave<(for_keys ? 1 : 0)>, scores);
-        apply_rules_to_keys<Rules>(block, p, w, step, scores, slopes);
+        apply_rules_to_keys<Rules>(block, p, w, entry, scores, slopes);
         // Read where they are used: as vectors they would take the registers of half a tile.
         block.for_each(scores, [&](int, int query, auto& x) { x = exp2(x * p.scale_log2 - queries.lse[query]); });
         if constexpr (dropping) {
-          if (drops(kConfig, p)) mark_dropped_transposed(block, w.dropout(p, step), scores, w.first_query(step), w.first_key);
+          if (drops(kConfig, p)) mark_dropped_transposed(block, w.dropout(p, entry), scores, w.first_query(p, entry), w.first_key);
         }
         // dV needs the weights after dropout, dS those before it. The registers do not hold both: then dV comes second.
         constexpr bool kValuesFirst = for_values && !(dropping && for_keys), kValuesSecond = for_values && !kValuesFirst;

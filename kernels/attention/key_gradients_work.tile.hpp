@@ -18,11 +18,18 @@ struct FirstKeysFirst {
   }
 };
 
+/// The list of a tile's blocks of queries: the index of each field.
+struct QueryList {
+  static constexpr int count = 0;
+  /// Index of the first entry. Entries ascend: block b of head h of those that share the keys is h 2^list_bits + b.
+  static constexpr int entries = 4;
+};
+
 /// The keys of a tile, and the blocks of queries that see them, in each head that shares the keys.
 template <AttentionConfig kConfig, class Rules>
-struct KeyGradientsWork {
+struct KeyGradientsWork : conditional<(kConfig.form & kListed) != 0, ListPlace, NoListPlace> {
   static constexpr int BM = kConfig.rows, BN = kConfig.keys;
-  static constexpr bool ragged = (kConfig.form & kRagged) != 0;
+  static constexpr bool ragged = (kConfig.form & kRagged) != 0, listed = (kConfig.form & kListed) != 0;
 
   int batch, kv_head;
   int tensor_batch;            ///< batch index in the tensors
@@ -34,8 +41,10 @@ struct KeyGradientsWork {
 
   TW_INLINE static KeyGradientsWork of(const auto& p, Tile t) {
     KeyGradientsWork w;
-    w.batch = t.n / p.kv_heads;
-    w.kv_head = t.n - w.batch * p.kv_heads;
+    int n = t.n;
+    if constexpr (listed) n += p.first_head;
+    w.batch = n / p.kv_heads;
+    w.kv_head = n - w.batch * p.kv_heads;
     w.tensor_batch = w.batch;
     w.q_row = w.k_row = w.sums_row = 0;
     w.first_key = t.m * BN;
@@ -45,6 +54,13 @@ struct KeyGradientsWork {
       if (TW_ON_GPU || p.cu_k) w.find_sequence(p, t.m);  // a kernel of the CPU serves both forms
     }
     w.diagonal = p.has_diagonal ? p.diagonal : w.seqlen_k - w.seqlen_q;
+    if constexpr (listed) {
+      const i64 list = (static_cast<i64>(t.n) * p.list_tiles + t.m) * p.list_numbers;
+      w.first = list + QueryList::entries;
+      w.first_block = w.blocks = 0;
+      w.steps = p.lists[list + QueryList::count];
+      return w;
+    }
     const ScoreKeys keys{w.first_key, min(w.first_key + BN, w.seqlen_k) - 1, w.seqlen_q, w.seqlen_k, w.diagonal};
     const QueryRange all{0, w.seqlen_q}, seen = Rules::queries(p.rules, keys, all);
     w.first_block = w.blocks = 0;
@@ -55,11 +71,28 @@ struct KeyGradientsWork {
     w.steps = w.blocks * p.heads_per_kv;
     return w;
   }
-  TW_INLINE int head(const auto& p, int step) const { return kv_head * p.heads_per_kv + step / blocks; }
-  TW_INLINE Dropout dropout(const auto& p, int step) const {
-    return Dropout::of(p.dropout, batch * p.kv_heads * p.heads_per_kv + head(p, step));
+  /// Which block of which head a step is for: what the functions below take.
+  TW_INLINE int entry(const auto& p, int step) const {
+    if constexpr (listed)
+      return p.lists[this->first + step];
+    else
+      return step;
   }
-  TW_INLINE int first_query(int step) const { return (first_block + step % blocks) * BM; }
+  TW_INLINE int head(const auto& p, int entry) const {
+    if constexpr (listed)
+      return kv_head * p.heads_per_kv + static_cast<int>(static_cast<u32>(entry) >> p.list_bits);
+    else
+      return kv_head * p.heads_per_kv + entry / blocks;
+  }
+  TW_INLINE Dropout dropout(const auto& p, int entry) const {
+    return Dropout::of(p.dropout, batch * p.kv_heads * p.heads_per_kv + head(p, entry));
+  }
+  TW_INLINE int first_query(const auto& p, int entry) const {
+    if constexpr (listed)
+      return static_cast<int>(static_cast<u32>(entry) & ((1u << p.list_bits) - 1)) * BM;
+    else
+      return (first_block + entry % blocks) * BM;
+  }
   /// Whether the tile has no keys, which the host could not know.
   TW_INLINE bool is_empty() const { return ragged && first_key >= seqlen_k; }
   /// The rows of a tile after the sequence's end belong to another sequence and may be NaN, which weights of 0 would not hide. Sets them to
@@ -69,9 +102,9 @@ struct KeyGradientsWork {
       if (first_key + BN > seqlen_k) block.zero_rows(tile, seqlen_k - first_key);
     }
   }
-  TW_INLINE void keep_queries(auto& block, auto& tile, int step) const {
+  TW_INLINE void keep_queries(auto& block, const auto& p, auto& tile, int entry) const {
     if constexpr (ragged) {
-      const int left = seqlen_q - first_query(step);
+      const int left = seqlen_q - first_query(p, entry);
       if (left < BM) block.zero_rows(tile, left);
     }
   }
@@ -110,12 +143,12 @@ TW_INLINE void store_keys(auto& block, const Work& w, const auto& gradient, cons
     block.store(gradient, staging, to, w.first_key, 0, w.kv_head, w.batch);
 }
 
-/// Applies the rules to a step's scores, which have a row for each key and a column for each query. Scores of keys that a query must not
+/// Applies the rules to an entry's scores, which have a row for each key and a column for each query. Scores of keys that a query must not
 /// see become -infinity. If a rule bends scores, as softcap does, `slopes` is set to the derivatives.
 template <class Rules, class Work>
-TW_INLINE void apply_rules_to_keys(auto& block, const auto& p, const Work& w, int step, auto& scores, auto& slopes) {
+TW_INLINE void apply_rules_to_keys(auto& block, const auto& p, const Work& w, int entry, auto& scores, auto& slopes) {
   constexpr int BM = Work::BM, BN = Work::BN;
-  const int head = w.head(p, step), query0 = w.first_query(step);
+  const int head = w.head(p, entry), query0 = w.first_query(p, entry);
   const auto at = [&](int row, auto col) {
     const int key = w.first_key + row, query = query0 + col;
     return Score{w.batch, head, query, key, w.seqlen_q, w.seqlen_k, w.diagonal, difference(query + w.diagonal, key)};

@@ -1,4 +1,4 @@
-#include "kernels/attention/call.hpp"
+#include "kernels/attention/key_blocks.hpp"
 
 // attention() with lists of blocks on the CPU.
 
@@ -9,9 +9,11 @@ namespace {
 template <class T, int kHeadDim>
 void run_sizes(const detail::AttentionCall& call) {
   using List = detail::CpuRules<>;
-  constexpr AttentionConfig kConfig = detail::cpu_config(kHeadDim, detail::kCpuListedRows, detail::kCpuListedKeys, kListed);
-  launch_cpu<Attention<T, kConfig, List>>(detail::attention_grid(call, kConfig.rows), [&](auto& bind, auto& p) {
-    detail::fill_attention<List>(bind, p, call, kConfig.keys, kNoUserRule);
+  static constexpr AttentionConfig kConfig = detail::cpu_config(kHeadDim, detail::kCpuListedRows, detail::kCpuListedKeys, kListed);
+  with_lists(call, kConfig.rows, kConfig.keys, [](const AttentionCall& some) {
+    launch_cpu<Attention<T, kConfig, List>>(detail::attention_grid(some, kConfig.rows), [&](auto& bind, auto& p) {
+      detail::fill_attention<List>(bind, p, some, kConfig.keys, kNoUserRule);
+    });
   });
 }
 

@@ -51,6 +51,12 @@ struct QueryGradient {
       int batch;
       Integers cu_q, cu_k, used_q, used_k;  ///< as CheckedSequences writes them
       Integers tiles;                       ///< the list of tiles; null: each tile searches cu_q
+      // listed, as in Attention
+      Integers lists;
+      int list_tiles;
+      i64 list_numbers;
+      int lists_of_batch, heads_per_list;
+      int first_head, first_list;
     };
     struct QuerySlot {
       Q q;
@@ -100,28 +106,29 @@ struct QueryGradient {
       if constexpr (kConfig.dropout != Use::never) dropout = Dropout::of(p.dropout, w.batch * p.q.size_i + w.head);
       const int whole_end = w.blocks - w.cut_first;
       for (int step = 0; step < w.blocks; ++step) {
+        const int key0 = w.block(p, step) * BN;
         Scores scores, slopes, ds;
         Weights weights;
         K& k = block.take(memory.k);
         V* v = nullptr;
         if constexpr (Work::ragged) {  // before the products, which ptxas would serialise around the loop that sets rows
           v = &block.take(memory.v);
-          keep_keys(block, p, w, step, k);
-          keep_keys(block, p, w, step, *v);
+          keep_keys(block, w, key0, k);
+          keep_keys(block, w, key0, *v);
         }
         block.mma(scores, queries.q, k, true);
         if constexpr (!Work::ragged) v = &block.take(memory.v);
         block.mma(ds, queries.d_o, *v, true);
         block.wait(leave<1>, scores);
         if (step < w.cut || step >= whole_end)
-          apply_rules<true>(block, p, w, step, scores, slopes);
+          apply_rules<true>(block, p, w, key0, scores, slopes);
         else
-          apply_rules<false>(block, p, w, step, scores, slopes);
+          apply_rules<false>(block, p, w, key0, scores, slopes);
         block.map(scores, lse, [&](auto x, auto l) { return exp2(x * p.scale_log2 - l); });
         block.wait(leave<0>, ds);
         block.release(memory.v);
         if constexpr (kConfig.dropout != Use::never) {
-          if (drops(kConfig, p)) mark_dropped(block, dropout, scores, w.first_row, w.block(p, step) * BN);
+          if (drops(kConfig, p)) mark_dropped(block, dropout, scores, w.first_row, key0);
           block.map(ds, scores, delta, [&](auto dp, auto weight, auto d) { return score_derivative(weight, dp, d, p.dropout.scale); });
         } else {
           block.map(ds, scores, delta, [](auto dp, auto weight, auto d) { return weight * (dp - d); });
@@ -151,15 +158,14 @@ struct QueryGradient {
       return 0;
     }
     /// The rows after the sequence's end belong to another sequence and may be NaN, which weights of 0 would not hide.
-    TW_INLINE static void keep_keys(auto& block, const Params& p, const Work& w, int step, auto& tile) {
+    TW_INLINE static void keep_keys(auto& block, const Work& w, int key0, auto& tile) {
       if constexpr (Work::ragged) {
-        const int left = w.seqlen_k - w.block(p, step) * BN;
+        const int left = w.seqlen_k - key0;
         if (left < BN) block.zero_rows(tile, left);
       }
     }
     template <bool kCut>
-    TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int step, Scores& scores, Scores& slopes) {
-      const int key0 = w.block(p, step) * BN;
+    TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int key0, Scores& scores, Scores& slopes) {
       const auto at = [&](int row, auto col) {
         const int query = w.first_row + row;
         return Score{w.batch, w.head, query, key0 + col, w.rows, w.seqlen_k, w.diagonal, difference(query + w.diagonal - key0, col)};

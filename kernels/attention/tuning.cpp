@@ -126,6 +126,12 @@ AttentionConfig tuned_config(const AttentionCall& call) {
 
 int tuned_splits(const AttentionCall& call, int rows) {
   const Device device = call.stream.device();
+  if (const KeyBlocks& blocks = call.blocks) {
+    // How many blocks are selected is known on the device only: at most as many as there are indices.
+    const std::int64_t indices = blocks.of.indices ? blocks.of.indices->shape(3) * blocks.of.key_block : call.keys;
+    return decode_splits(sequences_of(call), static_cast<int>(std::min<std::int64_t>(indices, call.keys)), blocks.of.key_block,
+                         std::max(1, device_info(device).units), kMostSplits);
+  }
   const std::vector<int>* const values = tuned_values(device, [&] { return decode_key(call, rows); });
   if (values != nullptr && values->size() == 1 && values->front() >= 1 && values->front() <= kMostSplits) return values->front();
   return decode_splits(sequences_of(call), call.keys, kPartKeys, std::max(1, device_info(device).units), kMostSplits);

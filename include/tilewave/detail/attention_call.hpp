@@ -21,13 +21,19 @@ struct DescaleOf {
 /// The blocks of keys that a call's tiles see.
 struct KeyBlocks {
   AttentionBlocks of = {};    ///< the tensors, which live as long as the call; neither of them: all blocks
-  int heads_per_list = 1;     ///< query heads with the same blocks
+  int heads = 1;              ///< with blocks of their own: of the tensors
   bool one_sequence = false;  ///< all sequences have the same blocks
-  /// What the tiles read, once they are made: see Attention's Params.
+  bool all_queries = false;   ///< all queries of a sequence have the same blocks
+  /// Limit of the memory for lists. If those of all heads take more, they are made for some of the heads at a time, each time with a launch
+  /// of attention that is still large enough to fill a GPU.
+  std::int64_t most_list_bytes = std::int64_t{64} << 20;
+  /// What a launch's tiles read: see Attention's Params.
   const std::int32_t* lists = nullptr;
   int list_tiles = 0;
   std::int64_t list_numbers = 0;
-  int lists_of_batch = 0;
+  int lists_of_batch = 0, heads_per_list = 1;
+  int first_head = 0, first_list = 0;
+  int head_count = 0;  ///< heads of the launch, of batch * heads; 0: all
   explicit operator bool() const { return of.mask != nullptr || of.indices != nullptr; }
 };
 
@@ -194,6 +200,7 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   p.list_numbers = call.blocks.list_numbers;
   p.lists_of_batch = call.blocks.lists_of_batch;
   p.heads_per_list = call.blocks.heads_per_list;
+  p.first_head = call.blocks.first_head, p.first_list = call.blocks.first_list;
 }
 
 /// Rows per tile on the CPU (fewer for few queries), and keys per block.

@@ -105,6 +105,7 @@ struct Attention {
       i64 list_numbers;    ///< of each list
       int lists_of_batch;  ///< heads with lists of their own; 0: all sequences share lists
       int heads_per_list;
+      int first_head, first_list;  ///< of the launch: the first of batch * heads, and the number of the first list
     };
     struct Memory {
       Ring<Target, Q, 1> q;

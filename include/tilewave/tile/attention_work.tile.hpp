@@ -63,6 +63,20 @@ struct BlockList {
   static constexpr int blocks = 4;     ///< index of the first block's number
 };
 
+/// The entries [begin, end) of a list that one of several splits takes.
+struct ListShare {
+  int begin, end;
+  /// The first count % splits splits take one entry more than the others, so that no two differ by more than one.
+  TW_INLINE static constexpr ListShare of(int count, int part, int splits) {
+    const int each = count / splits, more = count - each * splits;
+    const int begin = part * each + min(part, more);
+    return {begin, begin + each + (part < more ? 1 : 0)};
+  }
+  /// How many of its entries are among the list's first n, and among the last n of `count`.
+  TW_INLINE constexpr int among_first(int n) const { return max(min(n, end) - begin, 0); }
+  TW_INLINE constexpr int among_last(int n, int count) const { return max(end - max(count - n, begin), 0); }
+};
+
 /// A factor for each batch and key head, f32.
 template <class Target>
 struct Descale {
@@ -107,8 +121,10 @@ struct AttentionWork : conditional<(kConfig.form & kDescaled) != 0, TileFactors,
       w.part = m % p.splits;
       m /= p.splits;
     }
-    w.batch = t.n / p.q.size_i;
-    w.head = t.n - w.batch * p.q.size_i;
+    int n = t.n;
+    if constexpr (listed) n += p.first_head;
+    w.batch = n / p.q.size_i;
+    w.head = n - w.batch * p.q.size_i;
     w.q_batch = w.k_batch = w.batch;
     w.q_row = w.k_row = 0;
     w.rows = p.q.rows;
@@ -129,12 +145,12 @@ struct AttentionWork : conditional<(kConfig.form & kDescaled) != 0, TileFactors,
         if (p.used_k) w.seqlen_k = min(clamp(p.used_k[w.batch], w.seqlen_k) + w.added(p), w.seqlen_k);
       }
       w.k_batch = p.cu_k ? 0 : w.batch;
-      if constexpr (requires { p.k_batch; }) w.find_cached(p);
+      w.find_cached(p);
     }
     w.first_row = m * BM;
     w.diagonal = p.has_diagonal ? p.diagonal : w.seqlen_k - w.seqlen_q(p);
     if constexpr (listed)
-      w.take_list(p, split ? t.m / p.splits : t.m);
+      w.take_list(p, t.m);
     else
       w.find_blocks(p);
     if constexpr (descaled) {
@@ -172,11 +188,15 @@ struct AttentionWork : conditional<(kConfig.form & kDescaled) != 0, TileFactors,
   TW_INLINE static int clamp(int x, int most) { return SequenceRows::clamp(x, most); }
   /// The keys of a cache.
   TW_INLINE void find_cached(const auto& p) {
-    if (p.k_batch) k_batch = clamp(p.k_batch[batch], (paged && p.pages ? p.page_tables : p.k.size_j) - 1);
-    if (p.k_begin) {
-      const int begin = clamp(p.k_begin[batch], seqlen_k);
-      k_row += begin;
-      seqlen_k -= begin;
+    if constexpr (requires { p.k_batch; }) {
+      if (p.k_batch) k_batch = clamp(p.k_batch[batch], (paged && p.pages ? p.page_tables : p.k.size_j) - 1);
+    }
+    if constexpr (requires { p.k_begin; }) {
+      if (p.k_begin) {
+        const int begin = clamp(p.k_begin[batch], seqlen_k);
+        k_row += begin;
+        seqlen_k -= begin;
+      }
     }
   }
   /// Keys that were appended to the sequence after its length was read.
@@ -227,22 +247,20 @@ struct AttentionWork : conditional<(kConfig.form & kDescaled) != 0, TileFactors,
     cut = min(max(end - whole_end, 0), blocks);
     if (Rules::lower) cut_first = min(max(whole_begin - begin, 0), blocks - cut);
   }
-  /// Reads the list of the grid's tile `tile`. Splits share its blocks evenly.
-  TW_INLINE void take_list(const auto& p, int tile) {
-    const int n = q_batch * p.lists_of_batch + head / p.heads_per_list;
+  /// Reads the list of tile m of the grid. Splits share the blocks that are in the list evenly.
+  TW_INLINE void take_list(const auto& p, int m) {
+    int tile = m;
+    if constexpr (split) tile /= p.splits;
+    const int n = q_batch * p.lists_of_batch + head / p.heads_per_list - p.first_list;
     const i64 list = (static_cast<i64>(n) * p.list_tiles + tile) * p.list_numbers;
     const int count = p.lists[list + BlockList::count];
-    int begin = 0, end = count;
-    if constexpr (split) {
-      const int share = ceil_div(count, p.splits);
-      begin = min(part * share, count);
-      end = min(begin + share, count);
-    }
-    this->first = list + BlockList::blocks + begin;
+    ListShare share{0, count};
+    if constexpr (split) share = ListShare::of(count, part, p.splits);
+    this->first = list + BlockList::blocks + share.begin;
     last_block = 0;
-    blocks = end - begin;
-    cut = clamp(p.lists[list + BlockList::cut] - begin, blocks);
-    cut_first = clamp(end - (count - p.lists[list + BlockList::cut_first]), blocks - cut);
+    blocks = share.end - share.begin;
+    cut = share.among_first(p.lists[list + BlockList::cut]);
+    cut_first = share.among_last(p.lists[list + BlockList::cut_first], count);
   }
   TW_INLINE int head_in_tile(const auto& p, int row) const {
     return static_cast<int>(static_cast<u32>(min(first_row + row, rows - 1)) / static_cast<u32>(seqlen_q(p)));
