@@ -145,7 +145,10 @@ struct AttentionArguments {
         q_descale("q_descale", given.q_descale),
         k_descale("k_descale", given.k_descale),
         v_descale("v_descale", given.v_descale),
-        dropout_state("dropout_state", given.dropout_state) {
+        dropout_state("dropout_state", given.dropout_state),
+        block_mask("block_mask", given.block_mask),
+        block_indices("block_indices", given.block_indices),
+        block_counts("block_counts", given.block_counts) {
     options.scale = given.scale;
     options.causal = given.causal != 0;
     if (given.has_causal_offset != 0) options.causal_offset = given.causal_offset;
@@ -163,13 +166,21 @@ struct AttentionArguments {
     options.dropout = given.dropout;
     options.dropout_seed = given.dropout_seed, options.dropout_offset = given.dropout_offset;
     options.dropout_state = dropout_state.get();
+    blocks.mask = block_mask.get(), blocks.indices = block_indices.get(), blocks.counts = block_counts.get();
+    if (given.query_block != 0) blocks.query_block = given.query_block;
+    if (given.key_block != 0) blocks.key_block = given.key_block;
+    const bool given_blocks = blocks.mask || blocks.indices || blocks.counts;
+    if (given_blocks) options.blocks = &blocks;
+    tw::require(given_blocks || (given.query_block == 0 && given.key_block == 0),
+                "query_block is {} and key_block {}, without block_mask or block_indices", given.query_block, given.key_block);
     options.stream = stream;
   }
   AttentionArguments(const AttentionArguments&) = delete;
   AttentionArguments& operator=(const AttentionArguments&) = delete;
 
   const tw_attention_options given;
-  const Given alibi_slopes, sink, mask, lse, q_descale, k_descale, v_descale, dropout_state;
+  const Given alibi_slopes, sink, mask, lse, q_descale, k_descale, v_descale, dropout_state, block_mask, block_indices, block_counts;
+  tw::AttentionBlocks blocks;
   tw::AttentionOptions options;
 };
 

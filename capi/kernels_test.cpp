@@ -983,6 +983,36 @@ TEST_F(CInterfaceAttention, Dropout) {
   EXPECT_EQ(tw_attention(InC(q), InC(k), InC(v), InC(o), &options, nullptr), TW_INVALID_ARGUMENT);
 }
 
+TEST_F(CInterfaceAttention, Blocks) {
+  const Tensor mask = Tensor::zeros({1, 4, 1, 2}, DType::boolean, Stream::standard(Device::cpu()));
+  for (const int i : {0, 3, 4, 5}) static_cast<unsigned char*>(mask.data())[i] = 1;
+  const std::array<std::int32_t, 8> entries = {0, 9, 1, -1, 1, 0, 1, 1};
+  const std::array<std::int32_t, 4> numbers = {2, 1, 2, 0};
+  const Tensor indices = Tensor::from(std::span<const std::int32_t>(entries), {1, 4, 1, 2}),
+               counts = Tensor::from(std::span<const std::int32_t>(numbers), {1, 4, 1});
+  const InC mask_in_c(mask), indices_in_c(indices), counts_in_c(counts);
+  AttentionBlocks blocks{.mask = &mask, .key_block = 64};
+  tw_attention_options options = attention_options();
+  options.block_mask = mask_in_c;
+  options.key_block = 64;
+  EXPECT_OK(tw_attention(InC(q), InC(k), InC(v), InC(o), &options, nullptr));
+  attention(q, k, v, expected, {.blocks = &blocks});
+  EXPECT_TRUE(same_bits(o, expected));
+  options.block_mask = nullptr;
+  options.block_indices = indices_in_c, options.block_counts = counts_in_c;
+  EXPECT_OK(tw_attention(InC(q), InC(k), InC(v), InC(o), &options, nullptr));
+  EXPECT_TRUE(same_bits(o, expected));
+  options.block_counts = nullptr;  // the last head's list has a block then
+  EXPECT_OK(tw_attention(InC(q), InC(k), InC(v), InC(o), &options, nullptr));
+  EXPECT_FALSE(same_bits(o, expected));
+  options.query_block = 100;
+  EXPECT_EQ(tw_attention(InC(q), InC(k), InC(v), InC(o), &options, nullptr), TW_INVALID_ARGUMENT);
+  options.query_block = 0;
+  options.block_indices = nullptr;
+  EXPECT_EQ(tw_attention(InC(q), InC(k), InC(v), InC(o), &options, nullptr), TW_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tw_last_error()).find("key_block 64"), std::string::npos);
+}
+
 TEST_F(CInterfaceAttention, FieldsThatAnOlderCallerDoesNotHaveAreDefaults) {
   tw_attention_options options = attention_options();
   options.causal = 1;

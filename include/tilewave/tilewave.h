@@ -398,6 +398,11 @@ typedef struct {
 
   /* Of tw_attention in e4m3 (o: bf16 or f16), f32 [batch, kv_heads]. */
   const tw_tensor *q_descale, *k_descale, *v_descale;
+
+  /* tw::AttentionBlocks: only these blocks of keys. Either block_mask, bool [batch, heads, query_blocks, key_blocks], or block_indices, i32
+     [batch, heads, query_blocks, entries], with block_counts, i32 [batch, heads, query_blocks], or without. */
+  const tw_tensor *block_mask, *block_indices, *block_counts;
+  int32_t query_block, key_block; /* queries and keys of a block: 64 or 128; 0: 128 */
 } tw_attention_options;
 
 tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_attention_options* options,

@@ -71,6 +71,11 @@ class AttentionOptions(Options):
         ("q_descale", _TENSOR),
         ("k_descale", _TENSOR),
         ("v_descale", _TENSOR),
+        ("block_mask", _TENSOR),
+        ("block_indices", _TENSOR),
+        ("block_counts", _TENSOR),
+        ("query_block", ctypes.c_int32),
+        ("key_block", ctypes.c_int32),
     ]
 
 

@@ -8,6 +8,7 @@ does not fit and what is allowed; nothing is written then. DeviceError and Compi
 
 from .attention import attention, attention_backward, attention_decode, attention_dropout_mask, attention_varlen, attention_varlen_backward
 from .bitnet import bit_linear, convert_bitnet, quantize_activations, quantize_ternary, ternary_gemm, unpack_ternary
+from .blocks import block_sparse_attention, block_sparse_attention_backward, block_sparse_decode
 from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swiglu, swiglu_interleaved, transpose
 from .indexer import indexer_scores, indexer_scores_paged
 from .linear_attention import linear_attention, linear_attention_backward, linear_attention_step
@@ -50,6 +51,9 @@ __all__ = [
     "attention_varlen",
     "attention_varlen_backward",
     "bit_linear",
+    "block_sparse_attention",
+    "block_sparse_attention_backward",
+    "block_sparse_decode",
     "block_sparse_gemm",
     "cast",
     "cast_fp8",
