@@ -807,6 +807,43 @@ Case packed_case(std::int64_t head_dim, bool causal) {
           }};
 }
 
+/// Of about half of the blocks; each fifth block of queries has none.
+Tensor some_blocks(Shape shape) {
+  const Tensor mask = Tensor::empty(std::move(shape), DType::boolean);
+  auto* const bytes = static_cast<unsigned char*>(mask.data());
+  std::mt19937_64 random = random_engine();
+  for (std::int64_t i = 0; i < mask.numel(); ++i) bytes[i] = i / mask.shape(3) % mask.shape(2) % 5 != 3 && random() % 2 == 0 ? 1 : 0;
+  return mask;
+}
+
+/// Blocks of keys: their lists are written in memory that the call before may still read.
+Case blocks_case(std::int64_t head_dim, int query_block, int key_block, bool causal) {
+  const std::int64_t batch = 2, heads = 12, kv_heads = 4, queries = 4096, keys = 700;
+  std::vector<Tensor> tensors;
+  for (const Shape& shape :
+       {Shape{batch, queries, heads, head_dim}, Shape{batch, keys, kv_heads, head_dim}, Shape{batch, keys, kv_heads, head_dim}})
+    tensors.push_back(Tensor::random(shape, DType::bf16, seed() + tensors.size()));
+  tensors.push_back(some_blocks({batch, heads, queries / query_block, (keys + key_block - 1) / key_block}));
+  const SharedInputs in = std::make_shared<Inputs>(std::move(tensors));
+  return {tw::format("attention of blocks of {} x {}: head dimension {}{}", query_block, key_block, head_dim, causal ? ", causal" : ""),
+          {batch, queries, heads, head_dim},
+          DType::bf16,
+          [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            const AttentionBlocks blocks{.mask = &t[3], .query_block = query_block, .key_block = key_block};
+            attention(t[0], t[1], t[2], out, {.causal = causal, .blocks = &blocks, .stream = stream});
+          }};
+}
+
+TEST(Repetition, cuda_AttentionOfBlocks) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  for (const std::int64_t head_dim : {64, 128, 256})
+    for (const int query_block : {64, 128})
+      for (const int key_block : {64, 128}) cases.push_back(blocks_case(head_dim, query_block, key_block, query_block == key_block));
+  expect_all_repeatable(cases);
+}
+
 TEST(Repetition, cuda_Attention) {
   skip_without_cuda();
   std::vector<Case> cases;
@@ -1004,6 +1041,22 @@ TEST(Repetition, cuda_Decoding) {
                                           {.causal = true, .stream = stream});
                        }});
     }
+    for (const int splits : {1, 4}) {
+      const std::int64_t batch = 256, heads = 8, kv_heads = 2, capacity = 512;
+      const Shape cache{batch, capacity, kv_heads, head_dim};
+      const SharedInputs in = std::make_shared<Inputs>(
+          std::vector{Tensor::random({batch, 2, heads, head_dim}, DType::bf16, seed()), Tensor::random(cache, DType::bf16, seed() + 1),
+                      Tensor::random(cache, DType::bf16, seed() + 2), some_blocks({batch, kv_heads, 1, capacity / 64})});
+      cases.push_back({tw::format("decode of blocks: head dimension {}, {} splits", head_dim, splits),
+                       {batch, 2, heads, head_dim},
+                       DType::bf16,
+                       [in, splits](const Tensor& out, const Stream& stream) {
+                         const std::vector<Tensor>& t = in->on(stream.device());
+                         const AttentionBlocks blocks{.mask = &t[3], .key_block = 64};
+                         attention_decode(t[0], t[1], t[2], out, {.num_splits = splits},
+                                          {.causal = true, .blocks = &blocks, .stream = stream});
+                       }});
+    }
     const SharedInputs parts = inputs({{5, 16, 8, 32, head_dim}, {5, 16, 8, 32}}, DType::f32);
     cases.push_back({tw::format("combine: head dimension {}", head_dim),
                      {16, 32, 8, head_dim},
@@ -1097,6 +1150,42 @@ Case packed_gradient_case(std::int64_t head_dim, int which, bool deterministic) 
             attention_varlen_backward(t[0], t[1], t[2], o, lse, t[3], gradients[0], gradients[1], gradients[2], sequences,
                                       {.forward = options, .deterministic = deterministic});
           }};
+}
+
+/// The same of blocks of keys, deterministic.
+Case blocks_gradient_case(std::int64_t head_dim, int which, int block) {
+  constexpr std::int64_t kBatch = 16, kHeads = 16, kKvHeads = 8, kQueries = 512, kKeys = 640;
+  const Shape queries{kBatch, kQueries, kHeads, head_dim}, keys{kBatch, kKeys, kKvHeads, head_dim};
+  std::vector<Tensor> tensors;
+  for (const Shape& shape : {queries, keys, keys, queries}) tensors.push_back(Tensor::random(shape, DType::bf16, seed() + tensors.size()));
+  tensors.push_back(some_blocks({kBatch, kHeads, kQueries / block, kKeys / block}));
+  const SharedInputs in = std::make_shared<Inputs>(std::move(tensors));
+  const Shape shapes[] = {queries, keys, keys};
+  constexpr const char* kNames[] = {"dQ", "dK", "dV"};
+  return {.name = tw::format("attention of blocks of {}, D {}: {}", block, head_dim, kNames[which]),
+          .shape = shapes[which],
+          .dtype = DType::bf16,
+          .run = [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            const auto poisoned = [&](const Shape& shape) { return Tensor::poisoned(shape, DType::bf16, stream); };
+            const Tensor o = poisoned(queries), lse = Tensor::poisoned({kBatch, kHeads, kQueries}, DType::f32, stream);
+            const AttentionBlocks blocks{.mask = &t[4], .query_block = block, .key_block = block};
+            const AttentionOptions options{.causal = true, .blocks = &blocks, .lse = &lse, .stream = stream};
+            attention(t[0], t[1], t[2], o, options);
+            const Tensor gradients[] = {which == 0 ? out : poisoned(queries), which == 1 ? out : poisoned(keys),
+                                        which == 2 ? out : poisoned(keys)};
+            attention_backward(t[0], t[1], t[2], o, lse, t[3], gradients[0], gradients[1], gradients[2],
+                               {.forward = options, .deterministic = true});
+          }};
+}
+
+TEST(Repetition, cuda_AttentionOfBlocksBackward) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  for (const std::int64_t head_dim : {64, 128, 256})
+    for (const int block : {64, 128})
+      for (int which = 0; which < 3; ++which) cases.push_back(blocks_gradient_case(head_dim, which, block));
+  expect_all_repeatable(cases);
 }
 
 TEST(Repetition, cuda_AttentionBackward) {

@@ -10,6 +10,7 @@
 
 #include "benchmarks/harness.hpp"
 #include "benchmarks/yardsticks.hpp"
+#include "kernels/attention/blocks_bench.hpp"
 #include "kernels/attention/ladder.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/attention.hpp"
@@ -121,6 +122,87 @@ void run_decode(Run& run, std::int64_t batch, std::int64_t seqlen, bool paged) {
     record.mode = mode;
     record.unit = "GB/s";
     record.work = bytes * 1e-9;
+    record.ours = measure(mode, {{"tilewave", launch}}, stream, run.effort(mode)).front();
+    record.limit = run.read_bandwidth() * 1e-9;
+    run.add(record);
+  }
+}
+
+// --- Blocks of keys
+
+/// Blocks of 128 x 128, of which a share is attended to, against all of them: the time should fall with the share.
+void run_blocks(Run& run, double density, bool causal) {
+  constexpr std::int64_t kBatch = 1, kSeqlen = 16384, kHeads = 16, kHeadDim = 128, kBlock = 128;
+  const std::string name = tw::format("blocks-d{}-s{}-density{:g}-{}", kHeadDim, kSeqlen, density, causal ? "causal" : "full");
+  const DType dtype = DType::bf16;
+  if (!run.wants("attention", name, dtype)) return;
+  const Stream& stream = run.stream();
+  const Shape shape = {kBatch, kSeqlen, kHeads, kHeadDim};
+  const auto operand = [&](std::uint64_t seed) { return random_normal(shape, dtype, stream.device(), seed); };
+  const Tensor q = operand(1), k = operand(2), v = operand(3), o = Tensor::poisoned(shape, dtype, stream);
+  const std::int64_t count = kSeqlen / kBlock;
+  const RandomBlocks chosen = random_blocks(kBatch, kHeads, count, count, density, causal, stream.device(), 4);
+  const AttentionBlocks blocks{.mask = &chosen.mask, .query_block = kBlock, .key_block = kBlock};
+  for (const Mode mode : {Mode::hot, Mode::cool}) {
+    Record record;
+    record.family = "attention";
+    record.case_name = name;
+    record.dtype = dtype;
+    record.mode = mode;
+    record.unit = "TFLOP/s";
+    record.work = chosen.selected * 4e-12 * static_cast<double>(kBlock * kBlock * kHeadDim);
+    const auto timings = measure(mode,
+                                 {{"tilewave", [&] { tw::attention(q, k, v, o, {.causal = causal, .blocks = &blocks, .stream = stream}); }},
+                                  {"dense", [&] { tw::attention(q, k, v, o, {.causal = causal, .stream = stream}); }}},
+                                 stream, run.effort(mode));
+    record.ours = timings[0];
+    record.peer = "dense attention";
+    record.peer_time = timings[1];
+    record.limit = bf16_limit(run);
+    run.add(record);
+  }
+}
+
+/// One query a sequence, which reads a tenth of its cache's blocks of 64 keys. Selections take turns, so that what they read is not in the
+/// L2 cache.
+void run_decode_blocks(Run& run, std::int64_t batch, bool paged, bool indices) {
+  constexpr std::int64_t kSeqlen = 65536, kBlock = 64, kSelections = 4;
+  constexpr double kDensity = 0.1;
+  const std::string name = tw::format("decode-blocks-b{}-64k-density{:g}{}{}", batch, kDensity, paged ? tw::format("-paged{}", kPage) : "",
+                                      indices ? "-indices" : "");
+  const DType dtype = DType::bf16;
+  if (!run.wants("attention", name, dtype)) return;
+  const Stream& stream = run.stream();
+  const Device device = stream.device();
+  const std::int64_t pages_each = kSeqlen / kPage, count = kSeqlen / kBlock;
+  const Shape cache_shape =
+      paged ? Shape{batch * pages_each, kPage, kCacheKvHeads, kCacheHeadDim} : Shape{batch, kSeqlen, kCacheKvHeads, kCacheHeadDim};
+  const Tensor k = random_normal(cache_shape, dtype, device, 1), v = random_normal(cache_shape, dtype, device, 2);
+  const Shape shape = {batch, 1, kCacheHeads, kCacheHeadDim};
+  const Tensor q = random_normal(shape, dtype, device, 3), o = Tensor::poisoned(shape, dtype, stream);
+  const Tensor table = paged ? shuffled_pages(batch, pages_each, device) : Tensor();
+  std::vector<Tensor> selections;
+  double selected = 0;
+  for (std::int64_t i = 0; i < kSelections; ++i) {
+    const RandomBlocks chosen = random_blocks(batch, kCacheKvHeads, 1, count, kDensity, false, device, 4 + static_cast<std::uint64_t>(i));
+    selected = chosen.selected;
+    selections.push_back(indices ? indices_of(chosen.mask).to(device) : chosen.mask);
+  }
+  const CacheOptions cache{.block_table = paged ? &table : nullptr};
+  std::size_t next = 0;
+  const auto launch = [&] {
+    const Tensor& selection = selections[next++ % selections.size()];
+    const AttentionBlocks blocks{.mask = indices ? nullptr : &selection, .indices = indices ? &selection : nullptr, .key_block = kBlock};
+    attention_decode(q, k, v, o, cache, {.blocks = &blocks, .stream = stream});
+  };
+  for (const Mode mode : {Mode::hot, Mode::graph}) {
+    Record record;
+    record.family = "attention";
+    record.case_name = name;
+    record.dtype = dtype;
+    record.mode = mode;
+    record.unit = "GB/s";
+    record.work = 2e-9 * selected * static_cast<double>(kBlock * kCacheHeadDim) * static_cast<double>(size_of(dtype));
     record.ours = measure(mode, {{"tilewave", launch}}, stream, run.effort(mode)).front();
     record.limit = run.read_bandwidth() * 1e-9;
     run.add(record);
@@ -267,6 +349,11 @@ void run_on_gpu(Run& run) {
       for (const bool paged : {false, true}) run_decode(run, batch, seqlen, paged);
     }
   }
+  for (const double density : {1.0, 0.5, 0.25, 0.1})
+    for (const bool causal : {false, true}) run_blocks(run, density, causal);
+  for (const std::int64_t batch : {1, 8})
+    for (const bool paged : {false, true})
+      for (const bool indices : {false, true}) run_decode_blocks(run, batch, paged, indices);
   run_host_times(run);
 }
 

@@ -175,6 +175,11 @@ TEST_P(AttentionOfBlocksBackward, AnyLengths) {
   }
 }
 
+TEST_P(AttentionOfBlocksBackward, MoreBlocksThanAreListedAtOnce) {
+  check({.seqlen_q = 8300, .seqlen_k = 150, .heads = 3, .kv_heads = 1}, {.query_block = 64, .key_block = 64, .density = 0.4});
+  check({.seqlen_q = 150, .seqlen_k = 17000, .causal = true}, {.query_block = 64, .key_block = 64, .indices = true, .density = 0.4});
+}
+
 TEST_P(AttentionOfBlocksBackward, AnyHeadDim) {
   for (const auto& [head_dim, value_dim] : {std::pair{8, 8}, {64, 64}, {96, 96}, {128, 80}, {192, 192}, {192, 128}, {256, 256}}) {
     for (const int block : {64, 128}) {

@@ -7,6 +7,7 @@
 
 #include "benchmarks/harness.hpp"
 #include "benchmarks/yardsticks.hpp"
+#include "kernels/attention/blocks_bench.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/attention.hpp"
 
@@ -97,6 +98,30 @@ void run_packed(Run& run, const PackedCase& c, DType dtype, std::initializer_lis
                   [&] { attention_varlen_backward(q, k, v, o, lse, d_o, dq, dk, dv, sequences, {.forward = options}); });
 }
 
+/// Blocks of 128 x 128, of which a share is attended to.
+void run_backward_blocks(Run& run, double density, bool causal, bool deterministic) {
+  constexpr std::int64_t kSeqlen = 16384, kHeads = 16, kHeadDim = 128, kBlock = 128;
+  const std::string name = tw::format("blocks-d{}-s{}-density{:g}-{}{}", kHeadDim, kSeqlen, density, causal ? "causal" : "full",
+                                      deterministic ? "-deterministic" : "");
+  const DType dtype = DType::bf16;
+  if (!run.wants(kBackward, name, dtype)) return;
+  const Stream& stream = run.stream();
+  const Shape shape = {1, kSeqlen, kHeads, kHeadDim};
+  const auto operand = [&](std::uint64_t seed) { return random_normal(shape, dtype, stream.device(), seed); };
+  const auto output = [&] { return Tensor::poisoned(shape, dtype, stream); };
+  const Tensor q = operand(1), k = operand(2), v = operand(3), d_o = operand(4), o = output(), dq = output(), dk = output(), dv = output();
+  const Tensor lse = Tensor::poisoned({1, kHeads, kSeqlen}, DType::f32, stream);
+  const std::int64_t count = kSeqlen / kBlock;
+  const RandomBlocks chosen = random_blocks(1, kHeads, count, count, density, causal, stream.device(), 5);
+  const AttentionBlocks blocks{.mask = &chosen.mask, .query_block = kBlock, .key_block = kBlock};
+  const AttentionOptions options{.causal = causal, .blocks = &blocks, .lse = &lse, .stream = stream};
+  tw::attention(q, k, v, o, options);
+  const auto limits = run.options().list ? std::optional<GpuLimits>() : gpu_limits(device_info(run.options().device).name);
+  const double flops = chosen.selected * 10.0 * static_cast<double>(kBlock * kBlock * kHeadDim);
+  record_backward(run, name, flops, dtype, {Mode::hot, Mode::cool}, "TFLOP/s", limits ? limits->bf16_tflops : 0,
+                  [&] { attention_backward(q, k, v, o, lse, d_o, dq, dk, dv, {.forward = options, .deterministic = deterministic}); });
+}
+
 void backward_on_gpu(Run& run) {
   const auto limits = run.options().list ? std::optional<GpuLimits>() : gpu_limits(device_info(run.options().device).name);
   const double limit = limits ? limits->bf16_tflops : 0;
@@ -115,6 +140,9 @@ void backward_on_gpu(Run& run) {
   for (const std::int64_t head_dim : {128, 64})
     for (const bool causal : {false, true})
       run_packed(run, {head_dim, 2048 / head_dim, ragged, causal}, DType::bf16, {Mode::hot, Mode::cool}, "TFLOP/s", limit);
+  for (const double density : {1.0, 0.25})
+    for (const bool causal : {false, true})
+      for (const bool deterministic : {false, true}) run_backward_blocks(run, density, causal, deterministic);
 }
 
 void backward_on_cpu(Run& run) {

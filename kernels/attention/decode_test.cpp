@@ -396,6 +396,11 @@ TEST_P(AttentionDecode, BlocksOfAnyLengths) {
   check({.seqlen_q = 5, .group = 16, .capacity = 500, .page_size = 64, .causal = true, .key_block = 64, .indices = true});
 }
 
+TEST_P(AttentionDecode, MoreBlocksThanAreListedAtOnce) {
+  for (const bool indices : {false, true})
+    check({.batch = 2, .group = 1, .capacity = 40000, .seqlens = {40000, 33333}, .key_block = 64, .indices = indices, .density = 0.3});
+}
+
 TEST_P(AttentionDecode, SampledBlocks) {
   for (int i = 0; i < (device.is_cuda() ? 40 : random_cases(120)) && !HasFailure(); ++i) {
     const std::int64_t dim = device.is_cuda() ? 64 + 64 * pick(2) : 8 * (1 + pick(24));

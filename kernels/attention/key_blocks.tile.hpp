@@ -91,7 +91,7 @@ struct ListKeyBlocks {
 
   template <class Target>
   struct On {
-    using Row = Rows<Target, i32, rows, C, 4, 1>;
+    using Row = Rows<Target, i32, rows, C, 4, 8>;
     using Band = Rules<tw::Band<true, true>>;
     using Seen = AttentionWork<kConfig, Band>;
     using Integers = Pointer<Target, const i32>;
@@ -185,7 +185,7 @@ struct ListQueryBlocks {
 
   template <class Target>
   struct On {
-    using Row = Rows<Target, i32, rows, C, 4, 1>;
+    using Row = Rows<Target, i32, rows, C, 4, 8>;
     using Band = Rules<tw::Band<true, true>>;
     using Seen = KeyGradientsWork<kConfig, Band>;
     using Integers = Pointer<Target, const i32>;

@@ -1,6 +1,7 @@
 #include "kernels/attention/backward.hpp"
 #include "kernels/attention/call.hpp"
 #include "kernels/attention/heuristics.hpp"
+#include "kernels/attention/key_blocks.hpp"
 #include "kernels/attention/variants.hpp"
 
 // The kernels that are worth compiling ahead of time. Their names cost nothing; the analysis of a kernel is an instantiation for the
@@ -10,14 +11,17 @@ namespace tw::kernels::attention {
 
 namespace {
 
-/// One length, all keys or a causal mask; or `split`, decode: a tile is the queries of all heads that share keys.
+/// One length, all keys or a causal mask; or `split`, decode: a tile is the queries of all heads that share keys. `listed`: of the blocks
+/// in lists.
 struct Registered {
   int head_dim;
-  bool causal = false, split = false;
+  bool causal = false, split = false, listed = false;
 
   template <class T>
   constexpr AttentionConfig config() const {
     if (sizeof(T) == 1) return fp8_config({head_dim, head_dim});
+    if (listed && split) return listed_config({head_dim, head_dim}, TileUse::split, 128, 64, kRagged | kSplit | kPaged);
+    if (listed) return listed_config({head_dim, head_dim}, TileUse::narrow, 128, 128, kEqualLengths);
     if (split) return gpu_config({head_dim, head_dim}, TileUse::split, kRagged | kSplit | kPaged);
     return gpu_config({head_dim, head_dim}, causal ? TileUse::paired : TileUse::widest);
   }
@@ -53,6 +57,24 @@ AttentionCall make_call(const ShapeValues& shape, const Registered& kernel) {
   return call;
 }
 
+/// A list of all blocks for each tile, which the analysis reads.
+Tensor list_all_blocks(AttentionCall& call, const AttentionConfig& config) {
+  KeyBlocks& blocks = call.blocks;
+  const int count = ceil_div(call.keys, config.keys);
+  blocks.list_tiles = detail::attention_grid(call, config.rows).m / call.splits;
+  blocks.list_numbers = BlockList::blocks + count;
+  blocks.heads_per_list = static_cast<int>(call.q.shape(1));
+  Tensor lists = Tensor::zeros({blocks.list_tiles, blocks.list_numbers}, DType::i32, Stream::standard(Device::cpu()));
+  for (int tile = 0; tile < blocks.list_tiles; ++tile) {
+    std::int32_t* const list = lists.data<std::int32_t>() + tile * blocks.list_numbers;
+    list[BlockList::count] = count;
+    list[BlockList::cut] = call.keys % config.keys != 0 ? 1 : 0;  // the last one
+    for (int n = 0; n < count; ++n) list[BlockList::blocks + n] = count - 1 - n;
+  }
+  blocks.lists = lists.data<std::int32_t>();
+  return lists;
+}
+
 template <class T, Registered kKernel>
 KernelVariant variant(const char* dtype) {
   using List =
@@ -60,11 +82,12 @@ KernelVariant variant(const char* dtype) {
   static constexpr AttentionConfig kConfig = kKernel.config<T>();
   using Instantiated = Attention<T, kConfig, List, conditional<sizeof(T) == 1, bf16, T>>;
   const Kernel kernel{.dtype = dtype_of<T>, .rules = {.upper = kKernel.causal}, .config = kConfig};
-  return {make_spec(
-              {type_of(kernel), Instantiated::source, detail::tile_recorder<Instantiated>()}, true, true,
-              tw::format("attention_{}{}_d{}{}", kKernel.split ? "decode_" : "", dtype, kKernel.head_dim, kKernel.causal ? "_causal" : "")),
+  return {make_spec({type_of(kernel), Instantiated::source, detail::tile_recorder<Instantiated>()}, true, true,
+                    tw::format("attention_{}{}{}_d{}{}", kKernel.split ? "decode_" : "", kKernel.listed ? "blocks_" : "", dtype,
+                               kKernel.head_dim, kKernel.causal ? "_causal" : "")),
           [](const ShapeValues& shape) {
-            const AttentionCall call = make_call<T>(shape, kKernel);
+            AttentionCall call = make_call<T>(shape, kKernel);
+            const Tensor lists = kKernel.listed ? list_all_blocks(call, kConfig) : Tensor();
             return analyze<Instantiated>(detail::attention_grid(call, kConfig.rows), [&](auto& bind, auto& p) {
               detail::fill_attention<List>(bind, p, call, kConfig.keys, kNoUserRule);
             });
@@ -86,6 +109,8 @@ std::vector<KernelVariant> registered() {
       variant<bf16, Registered{256, true}>("bf16"),
       variant<bf16, Registered{128, false, true}>("bf16"),
       variant<bf16, Registered{128, true, true}>("bf16"),
+      variant<bf16, Registered{128, false, false, true}>("bf16"),
+      variant<bf16, Registered{128, false, true, true}>("bf16"),
       variant<fp8_e4m3, Registered{128, true}>("fp8"),
       values_variant(),
       combine_variant(),
@@ -109,6 +134,17 @@ std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
       }
     }
   }
+  for (const int form : {0, kRagged | kSplit | kPaged}) {
+    const std::string type =
+        type_of(Kernel{.dtype = DType::bf16, .rules = {}, .config = generic_config({128, 128}, form | kListed, {}, shared_bytes)});
+    specs.push_back(for_target(make_spec({type, "tilewave/tile/attention.tile.hpp", nullptr}, true, true,
+                                         tw::format("attention{}_blocks_bf16_d128", form == 0 ? "" : "_decode")),
+                               GpuTarget::cuda));
+  }
+  specs.push_back(for_target(make_spec(kernel_info<MarkBlocks>, true, true, "mark_blocks"), GpuTarget::cuda));
+  specs.push_back(for_target(make_spec(kernel_info<ListKeyBlocks<64, 64>>, true, true, "list_key_blocks"), GpuTarget::cuda));
+  specs.push_back(
+      for_target(make_spec(kernel_info<ListQueryBlocks<16, 64, kEqualLengths>>, true, true, "list_query_blocks"), GpuTarget::cuda));
   specs.push_back(for_target(combine_variant().spec, GpuTarget::cuda));
   specs.push_back(for_target(wide_combine_variant().spec, GpuTarget::cuda));
   for (const KernelSpec& backward : registered_backward_generic(shared_bytes)) specs.push_back(backward);
