@@ -257,6 +257,8 @@ TEST_P(AttentionOfBlocksBackward, OfNothing) {
   }
   check({.seqlen_q = 70, .seqlen_k = 0, .batch = 2}, {});
   check({.seqlen_q = 0, .seqlen_k = 70, .batch = 2}, {.indices = true});
+  check({.seqlen_q = 5, .seqlen_k = 7, .batch = 2, .heads = 0, .kv_heads = 2}, {});
+  check({.seqlen_q = 5, .seqlen_k = 7, .batch = 0, .heads = 2, .kv_heads = 2}, {});
 }
 
 TEST_P(AttentionOfBlocksBackward, PackedSequences) {
@@ -426,6 +428,81 @@ TEST(ListedHeads, CoverAllHeadsOnce) {
     }
   }
   EXPECT_EQ(listed_heads(5, 4, 1, 100, 400, true).size(), 1u);
+}
+
+/// Tiles that ship for GPUs, on the CPU: one warpgroup, and tiles that are parts of blocks.
+template <int kRows, int kKeys>
+void expect_right_on_the_cpu(int query_block, int key_block) {
+  SCOPED_TRACE(tw::format("tiles of {} x {}, blocks of {} x {}", kRows, kKeys, query_block, key_block));
+  static constexpr AttentionConfig config{.head_dim = 64, .value_dim = 64, .rows = kRows, .keys = kKeys, .stages = 2, .form = kListed};
+  using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, Band<true, true>>;
+  using OfKeys = KeyGradients<bf16, config, List, Gradients::keys_and_values>;
+  using OfQueries = QueryGradient<bf16, config, List>;
+  using KeyLists = ListKeyBlocks<kRows, kKeys>;
+  using QueryLists = ListQueryBlocks<kRows, kKeys, kEqualLengths>;
+  std::mt19937_64 random = random_engine();
+  const Device cpu = Device::cpu();
+  const std::int64_t heads = 4, kv_heads = 2, queries = 310, keys = 400;
+  PlacedTensor q({1, queries, heads, 64}, DType::bf16, cpu), k({1, keys, kv_heads, 64}, DType::bf16, cpu),
+      v(k.tensor().shape(), DType::bf16, cpu);
+  PlacedTensor o(q.tensor().shape(), DType::bf16, cpu), d_o(q.tensor().shape(), DType::bf16, cpu),
+      lse({1, heads, queries}, DType::f32, cpu);
+  const std::vector<float> q_values = q.fill_random(random), k_values = k.fill_random(random), v_values = v.fill_random(random),
+                           gradient = d_o.fill_random(random);
+  const Blocks x{.query_block = query_block, .key_block = key_block};
+  const Selection selection = select_blocks(1, heads, blocks_in(queries, query_block), blocks_in(keys, key_block), 0.6, random);
+  const BlockTensors tensors(x, selection, random, cpu);
+  const AttentionOptions options{.causal = true, .window_left = 170, .blocks = &tensors.blocks, .lse = &lse.tensor()};
+  tw::attention(q, k, v, o, options);
+  const PlacedTensor dq(q.tensor().shape(), DType::bf16, cpu), dk(k.tensor().shape(), DType::bf16, cpu),
+      dv(k.tensor().shape(), DType::bf16, cpu);
+  BackwardCall call = check_backward(q, k, v, o, lse, d_o, dq, dk, dv, {.forward = options});
+  run_delta(call, false);
+  const auto grid = [](const Tensor& lists) { return TileGrid{ceil_div(static_cast<int>(lists.shape(0)), KeyLists::rows)}; };
+  with_query_lists(
+      call, kRows, kKeys, {},
+      [&](const BackwardCall& some, const Tensor& tiles, const HostMask& mask, const Tensor& lists) {
+        launch_cpu<QueryLists>(grid(lists), [&](auto&, auto& p) { fill_query_lists(p, some, tiles, mask, lists); });
+      },
+      [](const BackwardCall& some) {
+        launch_cpu<OfKeys>(key_gradients_grid(some, kKeys), [&](auto& bind, auto& p) { fill_key_gradients<List>(bind, p, some); });
+      });
+  with_lists(
+      call.forward, kRows, kKeys,
+      [&](const AttentionCall& some, const HostMask& mask, const Tensor& lists) {
+        launch_cpu<KeyLists>(grid(lists), [&](auto&, auto& p) { fill_lists(p, some, mask, lists); });
+      },
+      [&](const AttentionCall& some) {
+        BackwardCall of_some = call;
+        of_some.forward = some;
+        launch_cpu<OfQueries>(detail::attention_grid(some, kRows),
+                              [&](auto& bind, auto& p) { fill_query_gradient<List>(bind, p, of_some); });
+      });
+  PlainCall plain{.batch = 1, .heads = heads, .kv_heads = kv_heads, .seqlen_q = queries, .seqlen_k = keys, .head_dim = 64};
+  plain.scale = 0.125;
+  plain.causal = true, plain.window_left = 170;
+  std::vector<float> hidden;
+  hide_blocks(plain, x, selection, hidden);
+  plain.q = q_values, plain.k = k_values, plain.v = v_values;
+  const PlainGradients exact = reference_gradients(plain, gradient), near = naive_gradients(plain, gradient, DType::bf16);
+  const auto expect = [&](const char* name, const PlacedTensor& of, const std::vector<double>& of_exact,
+                          const std::vector<double>& of_near) {
+    const std::vector<double> got = of.values();
+    EXPECT_TRUE(accurate({.out = got, .reference = of_exact, .naive = of_near, .arithmetic = arithmetic_of(DType::bf16, cpu), .factor = 3}))
+        << name;
+  };
+  expect("dq", dq, exact.dq, near.dq);
+  expect("dk", dk, exact.dk, near.dk);
+  expect("dv", dv, exact.dv, near.dv);
+}
+
+TEST(ShippedGradientsOfBlocks, Tiles) {
+  for (const int query_block : {64, 128}) {
+    expect_right_on_the_cpu<64, 128>(query_block, 128);
+    expect_right_on_the_cpu<64, 64>(query_block, 64);
+    expect_right_on_the_cpu<32, 64>(query_block, 128);
+  }
+  expect_right_on_the_cpu<128, 64>(128, 64);
 }
 
 TEST(ShippedGradientsOfBlocks, CompileWithoutSpills) {

@@ -510,6 +510,74 @@ void expect_right_on_the_cpu() {
   EXPECT_TRUE(accurate({got, reference(plain).o, naive(plain, DType::bf16).o, arithmetic_of(DType::bf16, Device::cpu())}));
 }
 
+/// The same of decode, with splits that take parts of the lists, and blocks that rules cut at both ends.
+template <int D, int kKeyBlock>
+void expect_right_in_splits(int splits) {
+  SCOPED_TRACE(splits);
+  static constexpr AttentionConfig config = listed_config({D, D}, TileUse::split, 128, kKeyBlock, kRagged | kSplit | kPaged);
+  using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, Band<true, true>>;
+  using Lists = ListKeyBlocks<config.rows, config.keys>;
+  std::mt19937_64 random = random_engine();
+  const std::int64_t heads = 4, kv_heads = 2, queries = 3, keys = 11 * kKeyBlock + 7;
+  const auto normal = [&](Shape shape) {
+    const Tensor tensor = Tensor::empty(std::move(shape), DType::bf16);
+    std::normal_distribution<float> distribution;
+    for (std::int64_t i = 0; i < tensor.numel(); ++i) tensor.data<bf16>()[i] = bf16(distribution(random));
+    return tensor;
+  };
+  const Tensor by_head = normal({1, heads, queries, D}), q = by_head.transpose(1, 2);
+  const Tensor k = normal({1, keys, kv_heads, D}), v = normal({1, keys, kv_heads, D});
+  const Tensor o = Tensor::poisoned({1, queries, heads, D}, DType::bf16);
+  const Selection selection = select_blocks(1, kv_heads, 1, blocks_in(keys, kKeyBlock), 0.7, random);
+  const Tensor mask = mask_tensor(selection, Device::cpu());
+  const AttentionBlocks blocks{.mask = &mask, .key_block = kKeyBlock};
+  const int left = 8 * kKeyBlock + 3;
+  AttentionCall call = check_decode(q, k, v, o, {}, {.causal = true, .window_left = left, .blocks = &blocks});
+  share_keys(call, q);
+  call.splits = splits;
+  const Tensor parts = Tensor::poisoned({splits, 1, heads, queries, D}, DType::f32),
+               part_lse = Tensor::poisoned({splits, 1, heads, queries}, DType::f32);
+  call.partial = parts.reshape({splits, kv_heads, heads / kv_heads * queries, D});
+  call.lse = part_lse.data<float>();
+  const auto write = [](const AttentionCall& some, const HostMask& selected, const Tensor& to) {
+    launch_cpu<Lists>({ceil_div(static_cast<int>(to.shape(0)), Lists::rows)}, [&](auto&, auto& p) { fill_lists(p, some, selected, to); });
+  };
+  with_lists(call, config.rows, config.keys, write, [](const AttentionCall& some) {
+    launch_cpu<tw::Attention<bf16, config, List>>(detail::attention_grid(some, config.rows), [&](auto& bind, auto& p) {
+      detail::fill_attention<List>(bind, p, some, config.keys, kNoUserRule);
+    });
+  });
+  combine({.parts = parts, .part_lse = part_lse, .o = o}, call.stream);
+
+  PlainCall plain{.batch = 1, .heads = heads, .kv_heads = kv_heads, .seqlen_q = queries, .seqlen_k = keys, .head_dim = D};
+  plain.scale = 1 / std::sqrt(static_cast<double>(D));
+  plain.causal = true;
+  plain.window_left = left;
+  std::vector<float> hidden;
+  hide_blocks(plain, {.query_block = 1 << 30, .key_block = kKeyBlock, .heads_per_list = static_cast<int>(heads / kv_heads)}, selection,
+              hidden);
+  const auto numbers = [](const Tensor& t) {
+    std::vector<float> x;
+    for (std::int64_t i = 0; i < t.numel(); ++i) x.push_back(static_cast<float>(t.data<bf16>()[i]));
+    return x;
+  };
+  const Tensor dense_q = Tensor::empty(q.shape(), DType::bf16);
+  for (std::int64_t h = 0; h < heads; ++h)
+    for (std::int64_t i = 0; i < queries; ++i)
+      std::copy_n(by_head.data<bf16>() + (h * queries + i) * D, D, dense_q.data<bf16>() + (i * heads + h) * D);
+  const std::vector<float> q_values = numbers(dense_q), k_values = numbers(k), v_values = numbers(v), result = numbers(o);
+  plain.q = q_values, plain.k = k_values, plain.v = v_values;
+  const std::vector<double> got(result.begin(), result.end());
+  EXPECT_TRUE(accurate({got, reference(plain).o, naive(plain, DType::bf16).o, arithmetic_of(DType::bf16, Device::cpu())}));
+}
+
+TEST(ShippedAttentionOfBlocks, Splits) {
+  for (const int splits : {1, 2, 3, 8, 20}) {
+    expect_right_in_splits<128, 64>(splits);
+    expect_right_in_splits<64, 128>(splits);
+  }
+}
+
 TEST(ShippedAttentionOfBlocks, TilesOf128) { expect_right_on_the_cpu<128, 128, 128>(); }
 TEST(ShippedAttentionOfBlocks, FewerKeys) { expect_right_on_the_cpu<128, 128, 64>(); }
 TEST(ShippedAttentionOfBlocks, OneWarpgroup) { expect_right_on_the_cpu<128, 64, 64>(); }

@@ -100,23 +100,7 @@ void write_key_lists(const AttentionCall& call, int tile_rows, int tile_keys, co
 void write_query_lists(const BackwardCall& call, int tile_rows, int tile_keys, const Tensor& tiles, const HostMask& mask,
                        const Tensor& lists) {
   const AttentionCall& forward = call.forward;
-  const auto fill = [&](auto&, auto& p) {
-    fill_mask(p.mask, mask);
-    p.lists = lists.data<std::int32_t>();
-    p.list_count = static_cast<int>(lists.shape(0)), p.list_tiles = call.query_lists.list_tiles;
-    p.list_numbers = call.query_lists.list_numbers;
-    p.list_blocks = call.query_lists.list_blocks, p.list_bits = call.query_lists.list_bits, p.first_head = call.query_lists.first_head;
-    p.queries = static_cast<int>(forward.q.shape(2)), p.keys = forward.keys;
-    p.kv_heads = static_cast<int>(call.dk.shape(1));
-    p.heads_per_kv = static_cast<int>(forward.q.shape(1) / call.dk.shape(1));
-    p.has_diagonal = forward.diagonal.has_value();
-    p.diagonal = forward.diagonal.value_or(0);
-    float unit = forward.scale;
-    detail::fill_rules(Rules<tw::Band<true, true>>{}, p.rules, forward, unit, kNoUserRule);
-    p.batch = forward.batch;
-    p.cu_q = forward.cu_q, p.cu_k = forward.cu_k, p.used_q = forward.used_q, p.used_k = forward.used_k;
-    p.tiles = tiles.numel() > 0 ? tiles.data<std::int32_t>() : nullptr;
-  };
+  const auto fill = [&](auto&, auto& p) { fill_query_lists(p, call, tiles, mask, lists); };
   if (!forward.stream.device().is_cuda()) return launch_cpu<CpuQueryLists>(list_grid(lists), fill);
   static KernelTable<ListKernel> table(type_of_query_lists, CpuQueryLists::source);
   detail::launch_named<typename CpuQueryLists::template On<sm_90a::Target<>>::Params>(
@@ -158,6 +142,7 @@ void check_blocks(const Form& form, AttentionCall& call, const AttentionBlocks& 
   }
   for (const std::int64_t extent : t.shape())
     form.require(extent < kOneBlock, "{} is {}; extents are limited to {}", name, t, kOneBlock - 1);
+  form.require(t.shape(0) * t.shape(2) < kOneBlock, "{} is {}; its batch times query_blocks is limited to {}", name, t, kOneBlock - 1);
   if (blocks.counts) {
     check_operand(form.op, "blocks.counts", *blocks.counts, DType::i32, device);
     const Shape expected{t.shape(0), t.shape(1), t.shape(2)};
@@ -188,7 +173,8 @@ std::vector<ListedHeads> listed_heads(int batches, int heads, int unit, std::int
 void with_lists(const AttentionCall& given_call, int tile_rows, int tile_keys, const WriteLists& write, const Launch& launch) {
   AttentionCall call = given_call;
   KeyBlocks& blocks = call.blocks;
-  const int batches = static_cast<int>(call.q.shape(0)), heads = static_cast<int>(call.q.shape(1)), unit = heads / blocks.heads;
+  const int batches = static_cast<int>(call.q.shape(0)), heads = static_cast<int>(call.q.shape(1)),
+            unit = heads / std::max(1, blocks.heads);
   // Packed sequences have tiles of their own; sequences of different lengths see different blocks of the same mask.
   const bool shared = call.cu_q || (blocks.one_sequence && !call.ragged());
   blocks.heads_per_list = unit;
@@ -237,13 +223,22 @@ void with_key_lists(const BackwardCall& call, int tile_rows, int tile_keys, cons
   });
 }
 
-void with_query_lists(const BackwardCall& given_call, int tile_rows, int tile_keys, const Tensor& tiles, const LaunchBackward& launch) {
+void with_query_lists(const BackwardCall& call, int tile_rows, int tile_keys, const Tensor& tiles, const LaunchBackward& launch) {
+  const auto write = [&](const BackwardCall& some, const Tensor& of, const HostMask& mask, const Tensor& lists) {
+    write_query_lists(some, tile_rows, tile_keys, of, mask, lists);
+  };
+  with_query_lists(call, tile_rows, tile_keys, tiles, write, launch);
+}
+
+void with_query_lists(const BackwardCall& given_call, int tile_rows, int tile_keys, const Tensor& tiles, const WriteQueryLists& write,
+                      const LaunchBackward& launch) {
   if (!given_call.forward.blocks) return launch(given_call);
   BackwardCall call = given_call;
   const AttentionCall& forward = call.forward;
   QueryLists& lists = call.query_lists;
   const int batches = static_cast<int>(call.dk.shape(0)), kv_heads = static_cast<int>(call.dk.shape(1));
-  const int group = static_cast<int>(forward.q.shape(1)) / kv_heads, per_list = static_cast<int>(forward.q.shape(1)) / forward.blocks.heads;
+  const int group = static_cast<int>(forward.q.shape(1)) / kv_heads,
+            per_list = std::max(1, static_cast<int>(forward.q.shape(1)) / std::max(1, forward.blocks.heads));
   lists.list_tiles = key_gradients_grid(call, tile_keys).m;
   lists.list_blocks = ceil_div(static_cast<int>(forward.q.shape(2)), tile_rows);
   lists.list_bits = std::bit_width(static_cast<unsigned>(lists.list_blocks));
@@ -265,7 +260,7 @@ void with_query_lists(const BackwardCall& given_call, int tile_rows, int tile_ke
     lists.first_head = part.first_batch * kv_heads + part.first_head;
     lists.head_count = part.batches * part.heads;
     const Tensor written = first_rows(memory, std::int64_t{lists.head_count} * lists.list_tiles);
-    write_query_lists(call, tile_rows, tile_keys, tiles, mask_of(forward, of_tensor(part), per_list, marks), written);
+    write(call, tiles, mask_of(forward, of_tensor(part), per_list, marks), written);
     launch(call);
   }
 }

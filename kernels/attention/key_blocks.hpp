@@ -18,6 +18,7 @@ using HostMask = BlockMask<cpu::Target>;
 
 /// What writes a launch's lists.
 using WriteLists = std::function<void(const AttentionCall& call, const HostMask& mask, const Tensor& lists)>;
+using WriteQueryLists = std::function<void(const BackwardCall& call, const Tensor& tiles, const HostMask& mask, const Tensor& lists)>;
 /// A launch whose tiles read the lists in the call.
 using Launch = std::function<void(const AttentionCall&)>;
 using LaunchBackward = std::function<void(const BackwardCall&)>;
@@ -31,6 +32,8 @@ void with_lists(const AttentionCall& call, int tile_rows, int tile_keys, const W
 // The same in the backward pass, for tiles of queries and of keys. `tiles`: of list_tiles(). Without blocks they call `launch` with `call`.
 void with_key_lists(const BackwardCall& call, int tile_rows, int tile_keys, const Tensor& tiles, const LaunchBackward& launch);
 void with_query_lists(const BackwardCall& call, int tile_rows, int tile_keys, const Tensor& tiles, const LaunchBackward& launch);
+void with_query_lists(const BackwardCall& call, int tile_rows, int tile_keys, const Tensor& tiles, const WriteQueryLists& write,
+                      const LaunchBackward& launch);
 
 /// Heads whose lists are made at once, of [batch, heads]: all heads of some sequences, or some heads of one.
 struct ListedHeads {
@@ -73,6 +76,27 @@ void fill_lists(P& p, const AttentionCall& call, const HostMask& mask, const Ten
   p.heads_together = call.heads_together;
   p.queries = call.split ? call.queries : 0;
   p.splits = 1;
+}
+
+/// Fills in ListQueryBlocks' Params.
+template <class P>
+void fill_query_lists(P& p, const BackwardCall& call, const Tensor& tiles, const HostMask& mask, const Tensor& lists) {
+  const AttentionCall& forward = call.forward;
+  fill_mask(p.mask, mask);
+  p.lists = lists.data<std::int32_t>();
+  p.list_count = static_cast<int>(lists.shape(0)), p.list_tiles = call.query_lists.list_tiles;
+  p.list_numbers = call.query_lists.list_numbers;
+  p.list_blocks = call.query_lists.list_blocks, p.list_bits = call.query_lists.list_bits, p.first_head = call.query_lists.first_head;
+  p.queries = static_cast<int>(forward.q.shape(2)), p.keys = forward.keys;
+  p.kv_heads = static_cast<int>(call.dk.shape(1));
+  p.heads_per_kv = static_cast<int>(forward.q.shape(1) / call.dk.shape(1));
+  p.has_diagonal = forward.diagonal.has_value();
+  p.diagonal = forward.diagonal.value_or(0);
+  float unit = forward.scale;
+  detail::fill_rules(Rules<tw::Band<true, true>>{}, p.rules, forward, unit, kNoUserRule);
+  p.batch = forward.batch;
+  p.cu_q = forward.cu_q, p.cu_k = forward.cu_k, p.used_q = forward.used_q, p.used_k = forward.used_k;
+  p.tiles = tiles.numel() > 0 ? tiles.data<std::int32_t>() : nullptr;
 }
 
 }  // namespace tw::kernels::attention
