@@ -23,6 +23,7 @@
 #include "kernels/moe/variants.hpp"
 #include "kernels/norm/tuning.hpp"
 #include "kernels/norm/variants.hpp"
+#include "kernels/nsa/kernels.hpp"
 #include "kernels/reduce/variants.hpp"
 #include "kernels/rope/variants.hpp"
 #include "kernels/softmax/tuning.hpp"
@@ -46,6 +47,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("attention", kernels::attention::registered(), kernels::attention::kShape);
   add("mla", kernels::mla::registered(), kernels::mla::kShape);
   add("indexer", kernels::indexer::registered(), kernels::indexer::kShape);
+  add("nsa", kernels::nsa::registered(), kernels::nsa::kShape);
   add("convolution", kernels::convolution::registered(), kernels::convolution::kShape);
   add("causal_conv1d", kernels::causal_conv1d::registered(), kernels::causal_conv1d::kShape);
   add("gated_delta", kernels::gated_delta::registered(), kernels::gated_delta::kShape);
@@ -74,7 +76,7 @@ std::vector<RegisteredKernel> registered_kernels() {
 std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarget target) {
   std::vector<RegisteredKernel> all = registered_kernels();
   if (target != GpuTarget::cuda) return all;
-  constexpr std::string_view kOtherTiles[] = {"gemm",        "attention",         "mla",         "indexer",          "convolution",
+  constexpr std::string_view kOtherTiles[] = {"gemm",        "attention",         "mla",         "indexer",          "nsa",   "convolution",
                                               "sparse_gemm", "block_sparse_gemm", "gated_delta", "linear_attention", "mamba2"};
   const auto tiles_differ = [&](const RegisteredKernel& kernel) {
     return std::ranges::find(kOtherTiles, kernel.family) != std::end(kOtherTiles);
@@ -89,6 +91,7 @@ std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarge
   add("attention", kernels::attention::registered_generic(shared));
   add("mla", kernels::mla::registered_generic(shared));
   add("indexer", kernels::indexer::registered_generic(shared));
+  add("nsa", kernels::nsa::registered_generic(shared));
   add("convolution", kernels::convolution::registered_generic(shared));
   add("sparse_gemm", kernels::sparse_gemm::registered_generic(shared));
   add("block_sparse_gemm", kernels::block_sparse_gemm::registered_generic(shared));

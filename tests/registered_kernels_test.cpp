@@ -95,7 +95,7 @@ TEST(RegisteredKernels, AnalysesAgreeWithTheCompiledModules) {
     EXPECT_LE(a.shared_bytes, module.shared_bytes);
     EXPECT_GE(a.shared_bytes + 8192, module.shared_bytes);
   }
-  EXPECT_EQ(families.size(), 27u);
+  EXPECT_EQ(families.size(), 28u);
 }
 
 /// Bytes by hand: what blocks read and write, and what of it is read at least.
@@ -173,6 +173,9 @@ const Bytes kBytes[] = {
     // Four tiles, each with its queries, 100 keys, and twice the list of these, which is the same for both tokens; o and lse.
     {"mla", "mla_sparse_bf16", "batch=2,heads=128,keys=100", 4 * ((64 + 100) * 1152 + 800), 256 * (1024 + 4), (256 + 100) * 1152 + 400},
     // Two tiles of four queries with their weights, each with all keys and their scales.
+    // Eight tiles of eight tokens read their queries and both blocks of keys and values; the list of each is read by two roles.
+    {"nsa", "nsa_selected_bf16_128_16_8", "tokens=64,keys=128,kv_heads=1", 262144 + 8 * 65536 + 8 * (4 + 2 * 8), 262144 + 4096,
+     262144 + 65536 + 8 * (4 + 2 * 8)},
     {"indexer", "indexer_fp8_e4m3_64", "queries=8,keys=256", 2 * (32768 + 1024 + 32768 + 1024), 8 * 1024, 65536 + 2048 + 32768 + 1024},
     {"topk", "topk_short_f32", "rows=4,cols=100,k=3", 1600 + 48, 4 * 3 * 8, 1600},  // as many as can be sorted at once
     {"topk", "topk_part_f32", "rows=1,cols=100000", 2 * 400000, 25 * 256 * 8, 400000},
@@ -268,6 +271,8 @@ TEST(RegisteredKernels, ShapesThatAKernelIsNotForAreErrors) {
   expect("gemm_bf16_skinny_32x8", "M=2,N=8,K=8", "multiples of 64");
   expect("gemm_fp8_block_scaled", "M=2,N=8,K=8,batch=2", "batch is 2");
   expect("causal_conv1d_bf16", "seqlen=1,channels=8,width=3", "width is 3; the kernel is for 4");
+  expect("nsa_selected_bf16_128_16_8", "tokens=8,keys=7", "tokens is 8, keys 7");
+  expect("nsa_lists", "tokens=8,keys=64,slots=17", "slots is 17; this kernel is for up to 16");
   expect("indexer_fp8_e4m3_64", "queries=1,keys=1,heads=65", "heads is 65; this kernel is for 33 to 64");
   expect("gated_delta_walk_bf16_64", "seqlen=1,dim=65", "dim is 65; the kernel supports up to 64");
   expect("softmax_bf16_2x24", "rows=1,cols=1537", "cols is 1537; the kernel supports up to 1536");
