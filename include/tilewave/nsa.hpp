@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <optional>
 
 #include "tilewave/tensor.hpp"
@@ -59,5 +60,39 @@ void nsa_selected(const Tensor& q, const Tensor& k, const Tensor& v, const Tenso
 /// `k`: [batch, blocks, kv_heads, head_dim], `v` likewise, for example means of blocks; a last block that is incomplete may be left out.
 /// Without seqlens, token i has the position i. A token that sees no compressed key gives 0.
 void nsa_compressed(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const NsaOptions& options = {});
+
+/// Options of nsa_select().
+struct NsaSelectOptions {
+  int block_size = 64;
+  float scale = 0;                           ///< as in nsa_compressed()
+  int initial_blocks = 1, local_blocks = 2;  ///< the first blocks of a sequence, and the last ones up to the token's own, are always taken
+  const Tensor* cu_seqlens = nullptr;        ///< as NsaOptions
+  const Tensor* cu_seqlens_k = nullptr;
+  const Tensor* seqlens = nullptr;
+  std::optional<Stream> stream = {};
+};
+
+/// Selects blocks of keys for each token and head of keys: those whose compressed keys have the largest weights in nsa_compressed(), added
+/// up over the query heads of the group.
+///
+/// `q`, `k`: those of nsa_compressed(), `lse`: its result, f32 [batch, seqlen, heads], contiguous. `block_indices`: output, i32 [batch,
+/// seqlen, kv_heads, slots], contiguous, up to kNsaSlots.
+///
+/// A list has the token's own block first, if there are local blocks, then the others that are always taken, then those with the largest
+/// sums; equal ones are in the order of the sequence, and the first are taken if not all fit. Blocks that begin after the token are never
+/// taken. Blocks whose last token is after the query have a sum of 0. What is left of a list is -1.
+///
+/// Sums are in f32, in memory of up to 512 MiB, or of what one head of keys needs, 4 bytes for each token and block. Enqueues and returns
+/// (on the CPU: done when it returns). Deterministic. Throws as nsa_selected().
+void nsa_select(const Tensor& q, const Tensor& k, const Tensor& lse, const Tensor& block_indices, const NsaSelectOptions& options = {});
+
+/// o = the sum over the branches n of gates[n] outputs[n].
+///
+/// `outputs`: [batch, seqlen, heads, value_dim], of o's shape and dtype; `gates`: [batch, seqlen, heads], f32 or o's dtype, of any strides.
+/// A null output is left out with its gate. o may be one of the outputs. f32, f16 or bf16; the sum is in f32 and rounded once.
+///
+/// Enqueues and returns (on the CPU: done when it returns). Throws as nsa_selected().
+void nsa_combine(const Tensor& o, std::array<const Tensor*, 3> outputs, std::array<const Tensor*, 3> gates,
+                 const std::optional<Stream>& stream = {});
 
 }  // namespace tw

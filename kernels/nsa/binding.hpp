@@ -17,6 +17,9 @@ void bind_sequences(auto& p, const Layout& layout) {
   p.span = layout.span;
 }
 
+/// Memory for one call, set to 0.
+Tensor zeros(Shape shape, DType dtype, const Stream& stream);
+
 /// `keys`: of a step.
 void bind_lists(auto& p, const Lists& lists, const Call& call, int keys) {
   const bool all = lists.capacity == 0;

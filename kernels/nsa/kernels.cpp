@@ -9,6 +9,7 @@
 #include "kernels/check.hpp"
 #include "kernels/generic_tiles.hpp"
 #include "kernels/nsa/binding.hpp"
+#include "kernels/nsa/combine.tile.hpp"
 #include "kernels/workspace.hpp"
 #include "tilewave/analyze.hpp"
 #include "tilewave/device.hpp"
@@ -162,6 +163,18 @@ Lists make_lists(const Call& call, int tokens_of_tile) {
   return lists;
 }
 
+Tensor zeros(Shape shape, DType dtype, const Stream& stream) {
+  std::int64_t bytes = static_cast<std::int64_t>(size_of(dtype));
+  for (const std::int64_t extent : shape) bytes *= extent;
+  const std::int64_t words = (bytes + 3) / 4;
+  const Tensor memory = workspace({words}, DType::i32, stream);
+  launch<Zero>(stream, {.m = static_cast<int>((words + Zero::words - 1) / Zero::words)}, [&](auto&, auto& p) {
+    p.to = memory.data<std::int32_t>();
+    p.count = words;
+  });
+  return Tensor::borrow(memory.data(), std::move(shape), dtype, stream.device(), {}, std::make_shared<Tensor>(memory));
+}
+
 void run(const Call& call) {
   switch (call.q.dtype()) {
     case DType::f16:
@@ -281,6 +294,13 @@ std::vector<KernelSpec> unregistered(std::int64_t generic_shared) {
     add(type_of(k), kSource);
   }
   for (const int capacity : {256, 2048}) add(lists_type(capacity), kListsSource);
+  constexpr ScoresKernel kScores[] = {{}, {.dtype = DType::f16, .head_dim = 64, .group = 32}, {.group = 64}};
+  for (ScoresKernel k : kScores) {
+    if (generic_shared > 0) k.stages = scores_stages(k, generic_shared);
+    add(type_of(k), "kernels/nsa/scores.tile.hpp");
+  }
+  specs.push_back(make_spec(kernel_info<Zero>, true, true));
+  specs.push_back(make_spec(kernel_info<Combine<bf16, float, kCombinedHeads, kCombinedColumns>>, true, true));
   return specs;
 }
 

@@ -65,6 +65,19 @@ std::string type_of(const Kernel& kernel);
 /// For people: "nsa_selected_bf16_128_16_8".
 std::string name_of(const Kernel& kernel);
 
+/// A kernel of the scores of blocks by the values that name it.
+struct ScoresKernel {
+  DType dtype = DType::bf16;
+  int head_dim = 128;
+  int group = 16;  ///< columns of a token
+  int stages = 3;  ///< steps whose keys are in shared memory
+  auto operator<=>(const ScoresKernel&) const = default;
+};
+ScoresKernel scores_kernel(const Call& call, std::int64_t generic_shared);
+/// Steps whose keys fit in blocks with so much shared memory; on Hopper's target two share an SM's.
+int scores_stages(const ScoresKernel& kernel, std::int64_t generic_shared);
+std::string type_of(const ScoresKernel& kernel);
+
 /// Lists for tiles of so many tokens, in memory for one call. Empty if all blocks are seen.
 struct Lists {
   Tensor entries = {}, sizes = {};

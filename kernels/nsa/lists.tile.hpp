@@ -4,6 +4,26 @@
 
 namespace tw::kernels::nsa {
 
+/// Sets 32-bit words to 0.
+struct Zero {
+  static constexpr const char* source = "kernels/nsa/lists.tile.hpp";
+  static constexpr int words = 4096;  ///< of a tile
+
+  template <class Target>
+  struct On {
+    struct Params {
+      Pointer<Target, i32> to;
+      i64 count;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      const i64 first = static_cast<i64>(t.m) * words;
+      block.parallel(words, [&](int i) {
+        if (first + i < p.count) p.to[first + i] = 0;
+      });
+    }
+  };
+};
+
 /// Makes the TileLists of a call from the blocks that each token selects. A tile is that of the attention kernels, some tokens and a head
 /// of keys, with up to `Capacity` entries. Entries that name no block, or one whose first key the token does not see, are left out; a block
 /// that a token names several times counts once.
