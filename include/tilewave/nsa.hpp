@@ -61,6 +61,23 @@ void nsa_selected(const Tensor& q, const Tensor& k, const Tensor& v, const Tenso
 /// Without seqlens, token i has the position i. A token that sees no compressed key gives 0.
 void nsa_compressed(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const NsaOptions& options = {});
 
+/// Gradients of nsa_selected() with respect to q, k and v: the scores are computed again from q, k and `lse`.
+///
+/// `q`, `k`, `v`, `block_indices`, `options`: those of the forward call, without seqlens; options.lse is ignored. `o`, `lse`: its results.
+/// `d_o`: the gradient of o, of its shape. `dq`, `dk`, `dv`: outputs of the shapes of q, k and v. All tensors but lse have q's dtype, and
+/// their last dimension is contiguous. Sums are in f32. Tokens that select nothing and keys that no token sees have gradients of 0. Rows of
+/// packed tensors that belong to no sequence are not written.
+///
+/// Takes memory for the tokens of each block, 4 bytes for each pair of token and block, for the f32 sums of parts of these lists, and a
+/// byte for each block and eight tokens. Enqueues and returns (on the CPU: done when it returns). Deterministic. Throws as nsa_selected().
+void nsa_selected_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& block_indices, const Tensor& o,
+                           const Tensor& lse, const Tensor& d_o, const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                           const NsaOptions& options = {});
+
+/// Gradients of nsa_compressed().
+void nsa_compressed_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
+                             const Tensor& dq, const Tensor& dk, const Tensor& dv, const NsaOptions& options = {});
+
 /// Options of nsa_select().
 struct NsaSelectOptions {
   int block_size = 64;

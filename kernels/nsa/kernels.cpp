@@ -293,6 +293,9 @@ std::vector<KernelSpec> unregistered(std::int64_t generic_shared) {
     if (generic_shared > 0) k = fit_generic(k, generic_shared);
     add(type_of(k), kSource);
   }
+  constexpr Kernel kDifferentiated[] = {{}, {.dtype = DType::f16, .head_dim = 64, .value_dim = 64, .group = 64, .keys = 32}};
+  for (const Kernel& k : kDifferentiated)
+    for (KernelSpec& spec : backward_specs(k, generic_shared)) specs.push_back(std::move(spec));
   for (const int capacity : {256, 2048}) add(lists_type(capacity), kListsSource);
   constexpr ScoresKernel kScores[] = {{}, {.dtype = DType::f16, .head_dim = 64, .group = 32}, {.group = 64}};
   for (ScoresKernel k : kScores) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/named.hpp"
+#include "kernels/nsa/key_gradients.tile.hpp"
 #include "kernels/nsa/lists.tile.hpp"
 #include "kernels/nsa/selected.tile.hpp"
 #include "kernels/variant.hpp"
@@ -64,6 +65,32 @@ Kernel choose_kernel(const Call& call, std::int64_t generic_shared);
 std::string type_of(const Kernel& kernel);
 /// For people: "nsa_selected_bf16_128_16_8".
 std::string name_of(const Kernel& kernel);
+
+/// Operands of the gradients of a call, besides those of the call.
+struct Gradients {
+  Tensor o, d_o;     ///< [tokens, kv_heads, group, value_dim]
+  const float* lse;  ///< [tokens, heads]
+  Tensor dq;         ///< [tokens * heads, head_dim]
+  Tensor dk, dv;     ///< [batch, kv_heads, keys, dim]
+};
+void run_backward(const Call& call, const Gradients& gradients);
+
+/// The kernel of dq on a GPU, by the values that name Selected, for calls whose forward kernel is `kernel`.
+Kernel query_gradient_kernel(Kernel kernel, std::int64_t generic_shared);
+std::string query_gradient_type(const Kernel& kernel);
+/// A kernel of dk and dv by the values that name it.
+struct KeyGradientsKernel {
+  DType dtype = DType::bf16;
+  int head_dim = 128, value_dim = 128;
+  int group = 16;  ///< columns of a token
+  int stages = 2;  ///< steps whose queries are in shared memory
+  Gradient gradient = Gradient::keys_and_values;
+  auto operator<=>(const KeyGradientsKernel&) const = default;
+};
+KeyGradientsKernel key_gradients_kernel(const Kernel& forward, std::int64_t generic_shared);
+std::string type_of(const KeyGradientsKernel& kernel);
+/// The kernels of such a backward pass, for tests.
+std::vector<KernelSpec> backward_specs(const Kernel& forward, std::int64_t generic_shared);
 
 /// A kernel of the scores of blocks by the values that name it.
 struct ScoresKernel {

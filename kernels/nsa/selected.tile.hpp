@@ -21,6 +21,8 @@ struct Selected {
   template <class Target>
   struct On {
     static constexpr int rows = Rows;
+    static constexpr int min_blocks = Rows == 64 ? 2 : 1;  // one warpgroup alone does not keep an SM busy
+    static constexpr bool moves_registers = true;
     static constexpr int vector_bytes = 64;  // on a CPU the exponentials take as long as the products
     using Q = Shared<Target, T, Rows, D>;
     using K = Shared<Target, T, N, D>;

@@ -58,6 +58,8 @@
 //                                      for that launch's end
 //   static constexpr int min_blocks    blocks that an SM must hold at once, which limits the registers (default 1)
 //   static constexpr bool waits        whether tiles wait for what other tiles announce: all blocks of the launch then run at once
+//   static constexpr bool moves_registers  with one warpgroup that computes: the role that loads gives registers to it, as always with
+//                                      more. For kernels with min_blocks whose accumulators exceed an even share
 //   static constexpr int vector_bytes  the widest CPU vector (default 32). With 64 the kernel is compiled once more, which pays off where a
 //                                      tile takes much arithmetic
 

@@ -121,7 +121,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     TileQueue<Work> queue(allocator);
 
     if (ptx::thread_index() < kWarpgroupThreads) {
-      if constexpr (S::warpgroups > 1) ptx::give_registers<kProducerRegisters<S::warpgroups, S::min_blocks, !all_load>>();
+      if constexpr (S::moves_registers) ptx::give_registers<kProducerRegisters<S::warpgroups, S::min_blocks, !all_load>>();
       const int thread = static_cast<int>(ptx::thread_index());
       const Producer<T::tma_load, cluster, all_load> producer{thread, rank};
       const auto load_tile = [&](const Work& work) {
@@ -161,7 +161,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
         }
       }
     } else {
-      if constexpr (S::warpgroups > 1) ptx::take_registers<compute_registers<S::warpgroups, S::min_blocks, !all_load>()>();
+      if constexpr (S::moves_registers) ptx::take_registers<compute_registers<S::warpgroups, S::min_blocks, !all_load>()>();
       const ComputeBlock block{kWarpgroupThreads};
       const auto compute_tile = [&](const Work& work) __attribute__((always_inline)) {
         typename tw::detail::StateOf<On>::Type state;
