@@ -24,6 +24,7 @@
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
+#include "tilewave/nsa.hpp"
 #include "tilewave/quantized.hpp"
 #include "tilewave/quantized_layouts.hpp"
 #include "tilewave/reduce.hpp"
@@ -99,6 +100,32 @@ class Given {
  private:
   tw::Tensor tensor_;
   bool given_ = false;
+};
+
+/// The options of the functions of native sparse attention.
+class NsaGiven {
+ public:
+  explicit NsaGiven(const tw_nsa_options* options)
+      : given_(tw::c_api::known("options", options)),
+        block_counts_("block_counts", given_.block_counts),
+        cu_seqlens_("cu_seqlens", given_.cu_seqlens),
+        cu_seqlens_k_("cu_seqlens_k", given_.cu_seqlens_k),
+        seqlens_("seqlens", given_.seqlens),
+        lse_("lse", given_.lse) {}
+  tw::NsaOptions options(const tw::Stream& stream) const {
+    return {.block_size = given_.block_size == 0 ? 64 : given_.block_size,
+            .scale = given_.scale,
+            .block_counts = block_counts_.get(),
+            .cu_seqlens = cu_seqlens_.get(),
+            .cu_seqlens_k = cu_seqlens_k_.get(),
+            .seqlens = seqlens_.get(),
+            .lse = lse_.get(),
+            .stream = stream};
+  }
+
+ private:
+  tw_nsa_options given_;
+  Given block_counts_, cu_seqlens_, cu_seqlens_k_, seqlens_, lse_;
 };
 
 /// Functions of one or two tensors with a stream as only option.
@@ -1156,6 +1183,83 @@ tw_status tw_indexer_scores_paged(const tw_tensor* q, const tw_tensor* k_cache, 
                               .clear = given.no_clear == 0,
                               .num_splits = given.num_splits,
                               .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_nsa_selected(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* block_indices, const tw_tensor* o,
+                          const tw_nsa_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("o", o);
+    const NsaGiven given(options);
+    tw::nsa_selected(borrow("q", q), borrow("k", k), borrow("v", v), borrow("block_indices", block_indices), out,
+                     given.options(stream_of(out, cuda_stream)));
+  });
+}
+
+tw_status tw_nsa_compressed(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_nsa_options* options,
+                            void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("o", o);
+    const NsaGiven given(options);
+    tw::nsa_compressed(borrow("q", q), borrow("k", k), borrow("v", v), out, given.options(stream_of(out, cuda_stream)));
+  });
+}
+
+tw_status tw_nsa_selected_backward(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* block_indices,
+                                   const tw_tensor* o, const tw_tensor* lse, const tw_tensor* d_o, const tw_tensor* dq, const tw_tensor* dk,
+                                   const tw_tensor* dv, const tw_nsa_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("dq", dq);
+    const NsaGiven given(options);
+    tw::nsa_selected_backward(borrow("q", q), borrow("k", k), borrow("v", v), borrow("block_indices", block_indices), borrow("o", o),
+                              borrow("lse", lse), borrow("d_o", d_o), out, borrow("dk", dk), borrow("dv", dv),
+                              given.options(stream_of(out, cuda_stream)));
+  });
+}
+
+tw_status tw_nsa_compressed_backward(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* lse,
+                                     const tw_tensor* d_o, const tw_tensor* dq, const tw_tensor* dk, const tw_tensor* dv,
+                                     const tw_nsa_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("dq", dq);
+    const NsaGiven given(options);
+    tw::nsa_compressed_backward(borrow("q", q), borrow("k", k), borrow("v", v), borrow("o", o), borrow("lse", lse), borrow("d_o", d_o), out,
+                                borrow("dk", dk), borrow("dv", dv), given.options(stream_of(out, cuda_stream)));
+  });
+}
+
+tw_status tw_nsa_select(const tw_tensor* q, const tw_tensor* k, const tw_tensor* lse, const tw_tensor* block_indices,
+                        const tw_nsa_select_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("block_indices", block_indices);
+    const auto given = tw::c_api::known("options", options);
+    const Given cu_seqlens("cu_seqlens", given.cu_seqlens), cu_seqlens_k("cu_seqlens_k", given.cu_seqlens_k),
+        seqlens("seqlens", given.seqlens);
+    const auto blocks = [](const char* field, std::int32_t count, int standard) {
+      if (count < -1)
+        throw tw::InvalidArgument(std::string("options.") + field + " is " + std::to_string(count) + "; it must be -1 or more");
+      return count == 0 ? standard : std::max(count, 0);
+    };
+    tw::nsa_select(borrow("q", q), borrow("k", k), borrow("lse", lse), out,
+                   {.block_size = given.block_size == 0 ? 64 : given.block_size,
+                    .scale = given.scale,
+                    .initial_blocks = blocks("initial_blocks", given.initial_blocks, 1),
+                    .local_blocks = blocks("local_blocks", given.local_blocks, 2),
+                    .cu_seqlens = cu_seqlens.get(),
+                    .cu_seqlens_k = cu_seqlens_k.get(),
+                    .seqlens = seqlens.get(),
+                    .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_nsa_combine(const tw_tensor* o, const tw_tensor* output0, const tw_tensor* gate0, const tw_tensor* output1,
+                         const tw_tensor* gate1, const tw_tensor* output2, const tw_tensor* gate2, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("o", o);
+    const Given outputs[] = {{"output0", output0}, {"output1", output1}, {"output2", output2}};
+    const Given gates[] = {{"gate0", gate0}, {"gate1", gate1}, {"gate2", gate2}};
+    tw::nsa_combine(out, {outputs[0].get(), outputs[1].get(), outputs[2].get()}, {gates[0].get(), gates[1].get(), gates[2].get()},
+                    stream_of(out, cuda_stream));
   });
 }
 

@@ -30,6 +30,7 @@
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
+#include "tilewave/nsa.hpp"
 #include "tilewave/quantized.hpp"
 #include "tilewave/quantized_layouts.hpp"
 #include "tilewave/reduce.hpp"
@@ -1232,6 +1233,81 @@ TEST(CInterface, SparseLatentAttention) {
   options.num_splits = 200;
   expect_refused(tw_mla_sparse(InC(q), InC(kv), InC(indices), InC(poisoned({3, 4, 512}, DType::bf16)), &options, nullptr),
                  "num_splits is 200");
+}
+
+TEST(CInterface, NativeSparseAttention) {
+  const Tensor q = Tensor::random({1, 100, 4, 64}, DType::bf16, 1), k = Tensor::random({1, 100, 2, 64}, DType::bf16, 2),
+               v = Tensor::random({1, 100, 2, 32}, DType::bf16, 3), d_o = Tensor::random({1, 100, 4, 32}, DType::bf16, 4);
+  const Tensor k_cmp = Tensor::random({1, 3, 2, 64}, DType::bf16, 5), v_cmp = Tensor::random({1, 3, 2, 32}, DType::bf16, 6);
+  const Tensor lse = poisoned({1, 100, 4}, DType::f32), lists = poisoned({1, 100, 2, 2}, DType::i32),
+               expected_lists = poisoned({1, 100, 2, 2}, DType::i32);
+  const Tensor offsets = integers({0, 40, 100}, {2 + 1}), counts = Tensor::zeros({1, 100, 2}, DType::i32);
+  std::fill_n(counts.data<std::int32_t>(), counts.numel(), 1);
+  const InC lse_in_c(lse), offsets_in_c(offsets), counts_in_c(counts);
+  tw_nsa_options options = {};
+  options.struct_size = sizeof options;
+  options.block_size = 32;
+  options.scale = 0.1f;
+  options.lse = lse_in_c;
+  const NsaOptions expected{.block_size = 32, .scale = 0.1f, .lse = &lse};
+  expect_same(
+      {1, 100, 4, 32}, DType::bf16,
+      [&](const Tensor& o) { return tw_nsa_compressed(InC(q), InC(k_cmp), InC(v_cmp), InC(o), &options, nullptr); },
+      [&](const Tensor& o) { nsa_compressed(q, k_cmp, v_cmp, o, expected); });
+  tw_nsa_select_options select = {};
+  select.struct_size = sizeof select;
+  select.block_size = 32;
+  select.scale = 0.1f;
+  select.initial_blocks = -1;
+  select.local_blocks = 1;
+  EXPECT_OK(tw_nsa_select(InC(q), InC(k_cmp), InC(lse), InC(lists), &select, nullptr));
+  nsa_select(q, k_cmp, lse, expected_lists, {.block_size = 32, .scale = 0.1f, .initial_blocks = 0, .local_blocks = 1});
+  EXPECT_TRUE(same_bits(lists, expected_lists));
+  select.local_blocks = -2;
+  expect_refused(tw_nsa_select(InC(q), InC(k_cmp), InC(lse), InC(lists), &select, nullptr), "local_blocks is -2");
+
+  expect_same(
+      {1, 100, 4, 32}, DType::bf16,
+      [&](const Tensor& o) { return tw_nsa_selected(InC(q), InC(k), InC(v), InC(lists), InC(o), &options, nullptr); },
+      [&](const Tensor& o) { nsa_selected(q, k, v, lists, o, expected); });
+  options.cu_seqlens = offsets_in_c;
+  options.block_counts = counts_in_c;
+  NsaOptions packed = expected;
+  packed.cu_seqlens = &offsets;
+  packed.block_counts = &counts;
+  const Tensor o = poisoned({1, 100, 4, 32}, DType::bf16), expected_o = poisoned({1, 100, 4, 32}, DType::bf16);
+  EXPECT_OK(tw_nsa_selected(InC(q), InC(k), InC(v), InC(lists), InC(o), &options, nullptr));
+  nsa_selected(q, k, v, lists, expected_o, packed);
+  EXPECT_TRUE(same_bits(o, expected_o));
+
+  const auto gradients = [&] {
+    return std::array{poisoned(q.shape(), DType::bf16), poisoned(k.shape(), DType::bf16), poisoned(v.shape(), DType::bf16)};
+  };
+  const auto got = gradients(), wanted = gradients();
+  EXPECT_OK(tw_nsa_selected_backward(InC(q), InC(k), InC(v), InC(lists), InC(o), InC(lse), InC(d_o), InC(got[0]), InC(got[1]), InC(got[2]),
+                                     &options, nullptr));
+  nsa_selected_backward(q, k, v, lists, o, lse, d_o, wanted[0], wanted[1], wanted[2], packed);
+  for (std::size_t n = 0; n < got.size(); ++n) EXPECT_TRUE(same_bits(got[n], wanted[n])) << n;
+  const Tensor got_k = poisoned(k_cmp.shape(), DType::bf16), got_v = poisoned(v_cmp.shape(), DType::bf16),
+               wanted_k = poisoned(k_cmp.shape(), DType::bf16), wanted_v = poisoned(v_cmp.shape(), DType::bf16);
+  options.cu_seqlens = nullptr;
+  options.block_counts = nullptr;
+  EXPECT_OK(tw_nsa_compressed_backward(InC(q), InC(k_cmp), InC(v_cmp), InC(o), InC(lse), InC(d_o), InC(got[0]), InC(got_k), InC(got_v),
+                                       &options, nullptr));
+  nsa_compressed_backward(q, k_cmp, v_cmp, o, lse, d_o, wanted[0], wanted_k, wanted_v, expected);
+  EXPECT_TRUE(same_bits(got[0], wanted[0]));
+  EXPECT_TRUE(same_bits(got_k, wanted_k));
+  EXPECT_TRUE(same_bits(got_v, wanted_v));
+
+  const Tensor gates = Tensor::random({1, 100, 4}, DType::f32, 7);
+  expect_same(
+      {1, 100, 4, 32}, DType::bf16,
+      [&](const Tensor& y) { return tw_nsa_combine(InC(y), InC(o), InC(gates), nullptr, nullptr, InC(d_o), InC(gates), nullptr); },
+      [&](const Tensor& y) {
+        nsa_combine(y, {&o, nullptr, &d_o}, {&gates, nullptr, &gates});
+      });
+  options.block_size = 33;
+  expect_refused(tw_nsa_compressed(InC(q), InC(k_cmp), InC(v_cmp), InC(o), &options, nullptr), "block_size is 33");
 }
 
 TEST(CInterface, Indexer) {

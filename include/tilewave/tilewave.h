@@ -609,6 +609,48 @@ typedef struct {
 tw_status tw_indexer_scores_paged(const tw_tensor* q, const tw_tensor* k_cache, const tw_tensor* weights, const tw_tensor* block_table,
                                   const tw_tensor* scores, const tw_indexer_paged_options* options, void* cuda_stream);
 
+/* tw::NsaOptions. All integers are i32. */
+typedef struct {
+  size_t struct_size;
+  int32_t block_size; /* tokens of a block; 0: 64 */
+  float scale;
+  const tw_tensor* block_counts;                        /* [batch, seqlen, kv_heads] */
+  const tw_tensor *cu_seqlens, *cu_seqlens_k, *seqlens; /* [sequences + 1] twice; [batch] */
+  const tw_tensor* lse;                                 /* output, f32 [batch, seqlen, heads] */
+} tw_nsa_options;
+
+/* q, o: [batch, seqlen, heads, dim]; k, v: [batch, keys, kv_heads, dim]; block_indices: i32 [batch, seqlen, kv_heads, slots]. */
+tw_status tw_nsa_selected(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* block_indices, const tw_tensor* o,
+                          const tw_nsa_options* options, void* cuda_stream);
+/* The same for compressed keys, without lists. */
+tw_status tw_nsa_compressed(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_nsa_options* options,
+                            void* cuda_stream);
+/* Gradients; options->lse is ignored. */
+tw_status tw_nsa_selected_backward(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* block_indices,
+                                   const tw_tensor* o, const tw_tensor* lse, const tw_tensor* d_o, const tw_tensor* dq, const tw_tensor* dk,
+                                   const tw_tensor* dv, const tw_nsa_options* options, void* cuda_stream);
+tw_status tw_nsa_compressed_backward(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_tensor* lse,
+                                     const tw_tensor* d_o, const tw_tensor* dq, const tw_tensor* dk, const tw_tensor* dv,
+                                     const tw_nsa_options* options, void* cuda_stream);
+
+/* tw::NsaSelectOptions. */
+typedef struct {
+  size_t struct_size;
+  int32_t block_size; /* 0: 64 */
+  float scale;
+  int32_t initial_blocks, local_blocks; /* always taken; 0: 1 and 2; -1: none */
+  const tw_tensor *cu_seqlens, *cu_seqlens_k, *seqlens;
+} tw_nsa_select_options;
+
+/* q, k: those of tw_nsa_compressed; lse: its result; block_indices, which is written: i32 [batch, seqlen, kv_heads, slots]. */
+tw_status tw_nsa_select(const tw_tensor* q, const tw_tensor* k, const tw_tensor* lse, const tw_tensor* block_indices,
+                        const tw_nsa_select_options* options, void* cuda_stream);
+
+/* o = the sum over n < 3 of gates[n] outputs[n]; null outputs are left out. outputs: [batch, seqlen, heads, dim]; gates: [batch, seqlen,
+ * heads]. */
+tw_status tw_nsa_combine(const tw_tensor* o, const tw_tensor* output0, const tw_tensor* gate0, const tw_tensor* output1,
+                         const tw_tensor* gate1, const tw_tensor* output2, const tw_tensor* gate2, void* cuda_stream);
+
 /* Speech to text: tilewave/speech.hpp in C, in the library tilewave_speech.
  *
  * Structures begin with their size, which the caller sets to sizeof the structure. Fields that are 0 have their default, so
