@@ -1038,6 +1038,42 @@ def reference_indexer(q, k, weights, scale):
     return np.einsum("qkh,qh->qk", products, exact(weights)) * scale
 
 
+def test_nsa(random):
+    q, k, v = (random.standard_normal(shape).astype(np.float32) for shape in ((1, 70, 4, 16), (1, 70, 2, 16), (1, 70, 2, 24)))
+    lists = np.stack([np.full((70, 2), b, np.int32) for b in (1, 0, 0, -1, 5)], -1)[None]
+    o, lse = ops.nsa_selected(q, k, v, lists, block_size=32, return_lse=True)
+    scores = np.einsum("bthd,bkhd->bthk", q, k.repeat(2, 2)) / 4
+    scores[:, np.arange(70)[:, None, None] < np.arange(70) + 0 * np.arange(4)[:, None]] = -np.inf
+    scores[..., 64:] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    close(lse, np.log(weights.sum(-1)) + scores.max(-1), 1e-4)
+    close(o, np.einsum("bthk,bkhd->bthd", weights / weights.sum(-1, keepdims=True), v.repeat(2, 2)), 1e-4)
+    out = np.zeros_like(o)
+    counts = np.zeros((1, 70, 2), np.int32)
+    assert ops.nsa_selected(q, k, v, lists, block_size=32, block_counts=counts, out=out) is out
+    close(out, np.zeros_like(o), 0)
+    dq, dk, dv = ops.nsa_selected_backward(q, k, v, lists, o, lse, np.ones_like(o), block_size=32)
+    assert (dq.shape, dk.shape, dv.shape) == (q.shape, k.shape, v.shape)
+    close(dk[:, 64:], np.zeros_like(dk[:, 64:]), 0)
+
+    k_cmp, v_cmp = (x[:, :64].reshape(1, 2, 32, 2, -1).mean(2) for x in (k, v))
+    o_cmp, lse = ops.nsa_compressed(q, k_cmp, v_cmp, block_size=32, return_lse=True)
+    assert np.all(np.isneginf(lse[:, :31])) and np.all(np.isfinite(lse[:, 31:]))
+    close(o_cmp[:, 31:63], np.broadcast_to(v_cmp[:, :1].repeat(2, 2), (1, 32, 4, 24)), 1e-5)
+    selected = ops.nsa_select(q, k_cmp, lse, 4, block_size=32)
+    assert selected[0, 0, 0].tolist() == [0, -1, -1, -1] and selected[0, 69, 1].tolist() == [2, 0, 1, -1]
+    gates = random.standard_normal((2, 1, 70, 4)).astype(np.float32)
+    close(ops.nsa_combine((o, o_cmp), tuple(gates)), gates[0][..., None] * o + gates[1][..., None] * o_cmp, 1e-5)
+    for call, message in (
+        (lambda: ops.nsa_selected(q[0], k, v, lists), "q has 3 dimensions|q is f32"),
+        (lambda: ops.nsa_selected(q, k, v, lists[:, :3]), r"block_indices is i32\[1, 3, 2, 5\]"),
+        (lambda: ops.nsa_compressed(q, k_cmp, v_cmp, block_size=16), "block_size is 16"),
+        (lambda: ops.nsa_select(q, k_cmp, lse, 4, initial_blocks=-1), "initial_blocks is -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 def test_indexer_scores(random):
     q, k = normal(random, 5, 20, 128).astype(np.float16), normal(random, 70, 128).astype(np.float16)
     weights = normal(random, 5, 20)

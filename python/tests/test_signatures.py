@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tilewave import deep_gemm, fla, flash_attn, flash_attn_interface, flash_mla, mamba_ssm
+from tilewave import deep_gemm, fla, flash_attn, flash_attn_interface, flash_mla, mamba_ssm, nsa
 from tilewave.flash_attn import bert_padding
 from tilewave.flash_attn.layers import rotary
 
@@ -98,6 +98,15 @@ fused_recurrent_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_st
     state_v_first=False, cu_seqlens=None)
 """
 
+# native_sparse_attention/ops/parallel.py of fla-org's native-sparse-attention, commit 8cddc2ef86094cb745a85887f7657da43f92e761, and fla's mean_pooling.
+NSA = """
+mean_pooling(x, chunk_size, cu_seqlens=None, head_first=False)
+parallel_nsa(q, k, v, g_cmp, g_slc, g_swa, block_indices=None, block_counts=16, block_size=64, window_size=0, scale=None, cu_seqlens=None,
+    head_first=False)
+parallel_nsa_compression(q, k, v, block_size=64, scale=None, offsets=None)
+parallel_nsa_topk(q, k, lse, block_counts, block_size=64, scale=None, offsets=None)
+"""
+
 # mamba_ssm/ops/triton of mamba_ssm 2.2.
 MAMBA_SSM = """
 mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, cu_seqlens=None,
@@ -115,6 +124,7 @@ MODULES = {
     flash_attn_interface: FLASH_ATTN_3,
     flash_mla: FLASH_MLA,
     mamba_ssm: MAMBA_SSM,
+    nsa: NSA,
 }
 
 

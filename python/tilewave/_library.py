@@ -150,6 +150,25 @@ class IndexerPagedOptions(Options):
     ]
 
 
+class NsaOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("block_size", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        *((name, _TENSOR) for name in ("block_counts", "cu_seqlens", "cu_seqlens_k", "seqlens", "lse")),
+    ]
+
+
+class NsaSelectOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("block_size", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("initial_blocks", "local_blocks")),
+        *((name, _TENSOR) for name in ("cu_seqlens", "cu_seqlens_k", "seqlens")),
+    ]
+
+
 class LinearAttentionOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -416,6 +435,12 @@ _FUNCTIONS = {
     "tw_mla_append": [_TENSOR] * 3 + [_OPTIONS],
     "tw_indexer_scores": [_TENSOR] * 4 + [_OPTIONS],
     "tw_indexer_scores_paged": [_TENSOR] * 5 + [_OPTIONS],
+    "tw_nsa_selected": [_TENSOR] * 5 + [_OPTIONS],
+    "tw_nsa_compressed": [_TENSOR] * 4 + [_OPTIONS],
+    "tw_nsa_selected_backward": [_TENSOR] * 10 + [_OPTIONS],
+    "tw_nsa_compressed_backward": [_TENSOR] * 9 + [_OPTIONS],
+    "tw_nsa_select": [_TENSOR] * 4 + [_OPTIONS],
+    "tw_nsa_combine": [_TENSOR] * 7,
     "tw_linear_attention": [_TENSOR] * 4 + [_OPTIONS],
     "tw_linear_attention_step": [_TENSOR] * 5 + [_OPTIONS],
     "tw_linear_attention_backward": [_TENSOR] * 7 + [_OPTIONS],

@@ -97,6 +97,24 @@ def cases():
     of_pages = (codes[0].reshape(1, 3, 16, 128), pages, normal(1, 3, 16), torch.tensor([[2, 0]], dtype=torch.int32))
     yield "indexer_scores_paged", paged, (*of_pages, torch.tensor([80], dtype=torch.int32))
     yield "indexer_scores_paged-plain", lambda a, c, w, t: ops.indexer_scores_paged(a, c, w, t, causal=False), of_pages
+    chosen = torch.tensor([[0, -1, 2], [1, 0, 9]], dtype=torch.int32)[torch.arange(70) % 2][None, :, None].repeat(1, 1, 2, 1)
+    counts, packed = torch.full((1, 70, 2), 2, dtype=torch.int32), torch.tensor([0, 33, 70], dtype=torch.int32)
+    selected = lambda a, b, c, i, n, o: ops.nsa_selected(  # noqa: E731
+        a, b, c, i, block_counts=n, cu_seqlens=o, block_size=32, scale=0.1, return_lse=True
+    )
+    of_nsa = half(1, 70, 8, 16), half(1, 70, 2, 16), half(1, 70, 2, 24)
+    yield "nsa_selected", selected, (*of_nsa, chosen, counts, packed)
+    yield "nsa_selected-plain", lambda a, b, c, i: ops.nsa_selected(a, b, c, i, block_size=32), (*of_nsa, chosen)
+    compressed = lambda a, b, c: ops.nsa_compressed(a, b, c, block_size=32, return_lse=True)  # noqa: E731
+    yield "nsa_compressed", compressed, (of_nsa[0], half(1, 3, 2, 16), half(1, 3, 2, 24))
+    yield "nsa_select", lambda a, b, n: ops.nsa_select(a, b, n, 2, block_size=32), (of_nsa[0], half(1, 3, 2, 16), normal(1, 70, 8))
+    weighted = lambda a, g, b, h: ops.nsa_combine((a, None, b), (g, None, h))  # noqa: E731
+    yield "nsa_combine", weighted, (half(1, 5, 2, 16), half(1, 5, 2), half(1, 5, 2, 16), half(1, 5, 2))
+    of_o = half(1, 70, 8, 24), normal(1, 70, 8), half(1, 70, 8, 24)
+    backward = lambda a, b, c, i, *r: ops.nsa_selected_backward(a, b, c, i, *r, block_size=32)  # noqa: E731
+    yield "nsa_selected_backward", backward, (*of_nsa, chosen, *of_o)
+    compressed_backward = lambda a, b, c, *r: ops.nsa_compressed_backward(a, b, c, *r, block_size=32)  # noqa: E731
+    yield "nsa_compressed_backward", compressed_backward, (of_nsa[0], half(1, 3, 2, 16), half(1, 3, 2, 24), *of_o)
     yield "conv1d", lambda a, b: ops.conv1d(a, b, stride=2, padding=1), (image[:, :, 0], filters[:, :, 0])
     yield "conv2d", lambda a, b: ops.conv2d(a, b, stride=(1, 2), padding=1, activation="relu"), (image, filters)
     yield "layer_norm", lambda a, b: ops.layer_norm(a, b, b), (x, w)

@@ -15,6 +15,7 @@ from .linear_attention import linear_attention, linear_attention_backward, linea
 from .mamba2 import mamba2, mamba2_backward, mamba2_step
 from .mla import mla_append, mla_decode, mla_sparse
 from .moe import fused_moe, moe_combine, moe_dispatch, moe_dispatch_fp8, moe_experts, moe_permutation, moe_route
+from .nsa import nsa_combine, nsa_compressed, nsa_compressed_backward, nsa_select, nsa_selected, nsa_selected_backward
 from .products import (
     cast_fp8,
     cast_fp8_blocks,
@@ -101,6 +102,12 @@ __all__ = [
     "moe_permutation",
     "moe_route",
     "mul",
+    "nsa_combine",
+    "nsa_compressed",
+    "nsa_compressed_backward",
+    "nsa_select",
+    "nsa_selected",
+    "nsa_selected_backward",
     "prune_2_4",
     "quantize",
     "quantize_activations",
