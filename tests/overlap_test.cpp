@@ -33,6 +33,7 @@
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
+#include "tilewave/nsa.hpp"
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
 #include "tilewave/softmax.hpp"
@@ -564,6 +565,30 @@ std::vector<Operation> all_operations() {
                   {"scores", {2, 1, 70}, kF32, true},
                   {"seqlens", {2}, kI32}},
                  [](const Operands& t) { indexer_scores_paged(t[0], t[1], t[2], t[3], t[4], {.seqlens = &t[5]}); }});
+  all.push_back({"nsa_selected",
+                 {{"q", {1, 5, 2, 8}},
+                  {"k", {1, 5, 1, 8}},
+                  {"v", {1, 5, 1, 8}},
+                  {"block_indices", {1, 5, 1, 2}, kI32},
+                  {"o", {1, 5, 2, 8}, kF32, true},
+                  {"block_counts", {1, 5, 1}, kI32},
+                  {"lse", {1, 5, 2}, kF32, true}},
+                 [](const Operands& t) { nsa_selected(t[0], t[1], t[2], t[3], t[4], {.block_counts = &t[5], .lse = &t[6]}); }});
+  all.push_back({"nsa_select",
+                 {{"q", {1, 70, 2, 8}}, {"k", {1, 2, 1, 8}}, {"lse", {1, 70, 2}}, {"block_indices", {1, 70, 1, 2}, kI32, true}},
+                 [](const Operands& t) { nsa_select(t[0], t[1], t[2], t[3], {.block_size = 32}); }});
+  all.push_back({"nsa_selected_backward",
+                 {{"q", {1, 5, 2, 8}},
+                  {"k", {1, 5, 1, 8}},
+                  {"v", {1, 5, 1, 8}},
+                  {"block_indices", {1, 5, 1, 2}, kI32},
+                  {"o", {1, 5, 2, 8}},
+                  {"lse", {1, 5, 2}},
+                  {"d_o", {1, 5, 2, 8}},
+                  {"dq", {1, 5, 2, 8}, kF32, true},
+                  {"dk", {1, 5, 1, 8}, kF32, true},
+                  {"dv", {1, 5, 1, 8}, kF32, true}},
+                 [](const Operands& t) { nsa_selected_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[9]); }});
   all.push_back({"mla_append",
                  {{"latent", {2, 1, 512}, bf16},
                   {"rotary", {2, 1, 64}, bf16},

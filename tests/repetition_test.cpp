@@ -48,6 +48,7 @@
 #include "tilewave/mamba2.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
+#include "tilewave/nsa.hpp"
 #include "tilewave/quantized.hpp"
 #include "tilewave/sparse_gemm.hpp"
 
@@ -1003,6 +1004,74 @@ TEST(Repetition, cuda_Indexer) {
     for (const int splits : {1, 3}) cases.push_back(indexer_case(heads, DType::fp8_e4m3, splits));
   cases.push_back(indexer_case(64, DType::bf16, 1));
   for (const std::int64_t seqlen_q : {1, 2, 4}) cases.push_back(indexer_paged_case(seqlen_q));
+  expect_all_repeatable(cases);
+}
+
+/// Blocks that tokens select at random, with entries that name none.
+Tensor nsa_lists(std::int64_t tokens, std::int64_t heads, std::int64_t slots, std::int64_t block_size) {
+  std::vector<std::int32_t> lists(static_cast<std::size_t>(tokens * heads * slots));
+  std::mt19937_64 random = random_engine();
+  for (std::int64_t n = 0; n < std::ssize(lists); ++n)
+    lists[static_cast<std::size_t>(n)] =
+        static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(n / (heads * slots) / block_size + 2)) - 1;
+  return Tensor::from(std::span<const std::int32_t>(lists), {1, tokens, heads, slots});
+}
+
+/// Native sparse attention: tiles of unequal lists.
+Case nsa_case(std::int64_t group, std::int64_t block_size, std::int64_t batch) {
+  constexpr std::int64_t kTokens = 1024, kHeads = 2, kSlots = 5, kDim = 128;
+  const std::int64_t tokens = batch == 1 ? kTokens : 1;  // a batch decodes
+  std::vector<std::int32_t> lengths(static_cast<std::size_t>(batch), static_cast<std::int32_t>(kTokens));
+  const SharedInputs in =
+      std::make_shared<Inputs>(std::vector{Tensor::random({batch, tokens, kHeads * group, kDim}, DType::bf16, seed()),
+                                           Tensor::random({batch, kTokens, kHeads, kDim}, DType::bf16, seed() + 1),
+                                           Tensor::random({batch, kTokens, kHeads, kDim}, DType::bf16, seed() + 2),
+                                           batch == 1 ? nsa_lists(kTokens, kHeads, kSlots, block_size)
+                                                      : nsa_lists(batch, kHeads, kSlots, block_size).reshape({batch, 1, kHeads, kSlots}),
+                                           Tensor::from(std::span<const std::int32_t>(lengths), {batch})});
+  return {tw::format("nsa: groups of {}, blocks of {}, {} sequences", group, block_size, batch),
+          {batch, tokens, kHeads * group, kDim},
+          DType::bf16,
+          [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            nsa_selected(t[0], t[1], t[2], t[3], out,
+                         {.block_size = static_cast<int>(block_size), .seqlens = batch > 1 ? &t[4] : nullptr, .stream = stream});
+          }};
+}
+
+/// Its gradients, one after the other: parts of lists are added up in order.
+Case nsa_backward_case(std::int64_t group, std::int64_t dim) {
+  constexpr std::int64_t kTokens = 2048, kSlots = 5;
+  constexpr int kBlock = 64;
+  const Shape of_q{1, kTokens, group, dim}, of_k{1, kTokens, 1, dim};
+  const std::vector<Tensor> inputs{Tensor::random(of_q, DType::bf16, seed()), Tensor::random(of_k, DType::bf16, seed() + 1),
+                                   Tensor::random(of_k, DType::bf16, seed() + 2), nsa_lists(kTokens, 1, kSlots, kBlock),
+                                   Tensor::random(of_q, DType::bf16, seed() + 3)};
+  const Tensor o = Tensor::zeros(of_q, DType::bf16), lse = Tensor::zeros({1, kTokens, group}, DType::f32);
+  nsa_selected(inputs[0], inputs[1], inputs[2], inputs[3], o, {.block_size = kBlock, .lse = &lse});
+  std::vector<Tensor> all = inputs;
+  all.push_back(o);
+  all.push_back(lse);
+  const SharedInputs in = std::make_shared<Inputs>(all);
+  return {tw::format("nsa: gradients, groups of {}, {} columns", group, dim),
+          {kTokens * (group + 2), dim},
+          DType::bf16,
+          [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            const auto part = [&](std::int64_t first, std::int64_t rows, const Shape& shape) {
+              return out.slice(0, first, first + rows).reshape(shape);
+            };
+            nsa_selected_backward(t[0], t[1], t[2], t[3], t[5], t[6], t[4], part(0, kTokens * group, of_q),
+                                  part(kTokens * group, kTokens, of_k), part(kTokens * (group + 1), kTokens, of_k),
+                                  {.block_size = kBlock, .stream = stream});
+          },
+          0.06f};  // sums of hundreds of tokens
+}
+
+TEST(Repetition, cuda_NativeSparseAttention) {
+  skip_without_cuda();
+  std::vector<Case> cases{nsa_case(16, 64, 1), nsa_case(16, 32, 1), nsa_case(64, 64, 1), nsa_case(16, 64, 96)};
+  for (const std::int64_t dim : {64, 128}) cases.push_back(nsa_backward_case(16, dim));
   expect_all_repeatable(cases);
 }
 

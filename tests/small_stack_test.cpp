@@ -35,6 +35,7 @@
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
+#include "tilewave/nsa.hpp"
 #include "tilewave/reduce.hpp"
 #include "tilewave/rope.hpp"
 #include "tilewave/softmax.hpp"
@@ -115,6 +116,16 @@ std::vector<StackCase> stack_cases() {
       const Tensor indexer_weights = random_values({9, 64}, DType::f32);
       all.push_back(
           {"indexer_scores", {9, 300}, DType::f32, [=](const Tensor& y) { indexer_scores(indexer_q, indexer_k, indexer_weights, y); }});
+      const Tensor nsa_q = random_values({1, 70, 16, 128}, dtype), nsa_k = random_values({1, 70, 1, 128}, dtype);
+      const Tensor blocks = Tensor::zeros({1, 70, 1, 2}, DType::i32), of_heads = random_values({1, 70, 16}, DType::f32);
+      all.push_back({"nsa_selected", nsa_q.shape(), dtype, [=](const Tensor& y) { nsa_selected(nsa_q, nsa_k, nsa_k, blocks, y); }});
+      all.push_back({"nsa_selected_backward", nsa_q.shape(), dtype, [=](const Tensor& y) {
+                       const Tensor dk = Tensor::zeros(nsa_k.shape(), dtype), dv = Tensor::zeros(nsa_k.shape(), dtype);
+                       nsa_selected_backward(nsa_q, nsa_k, nsa_k, blocks, nsa_q, of_heads, nsa_q, y, dk, dv);
+                     }});
+      all.push_back({"nsa_select", {1, 70, 1, 2}, DType::i32, [=](const Tensor& y) {
+                       nsa_select(nsa_q, nsa_k.slice(1, 0, 2), of_heads, y, {.block_size = 32});
+                     }});
       all.push_back({"block_sparse_gemm", {520, 600}, dtype, [=](const Tensor& y) { block_sparse_gemm(a, b, y, {}); }});
       all.push_back({"prune_2_4", {300, 96}, dtype, [=](const Tensor& y) { prune_2_4(w, y); }});
     }
