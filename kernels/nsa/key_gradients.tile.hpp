@@ -126,18 +126,22 @@ struct KeyGradients {
       if (w.count == 0) return;
       const Keys& keys = block.take(memory.keys);
       const int steps = ceil_div(w.count, tokens);
+      int next[tokens];
+      TW_UNROLL
+      for (int n = 0; n < tokens; ++n) next[n] = token(p, w, 0, n);
       TW_NO_UNROLL
       for (int step = 0; step < steps; ++step) {
         int visible[tokens];  // keys of the block that each token sees
         bool whole = true;
         TW_UNROLL
         for (int n = 0; n < tokens; ++n) {
-          const int seen = token(p, w, step, n) - w.q_row + 1;
-          const int span = p.blocks.sequences.span;
+          const int seen = next[n] - w.q_row + 1, span = p.blocks.sequences.span;
           visible[n] = min((span == 1 ? seen : static_cast<int>(static_cast<u32>(seen) / static_cast<u32>(span))) - w.key, w.keys);
           if (step * tokens + n >= w.count) visible[n] = 0;
           whole = whole && visible[n] >= kGradientKeys;
         }
+        TW_UNROLL
+        for (int n = 0; n < tokens; ++n) next[n] = token(p, w, step + 1, n);  // before they are needed: they come from memory
         const Slot& slot = block.take(memory.queries);
         Scores scores, ds;
         Weights weights, ds_weights;

@@ -67,7 +67,8 @@ struct MarkBlocks {
         int mask = 0;
         for (int token = 0; token < w.count; ++token)
           if ((step.mask >> token & 1) != 0 && step.key < w.visible(token)) mask |= 1 << token;
-        p.masks[(first + step.key / p.blocks.block_keys) * p.tiles + t.m] = static_cast<u8>(mask);
+        // A block's last steps may lie after the sequence's end, where there is no block of keys: none of the tokens sees them.
+        if (mask != 0) p.masks[(first + step.key / p.blocks.block_keys) * p.tiles + t.m] = static_cast<u8>(mask);
       });
     }
   };

@@ -72,6 +72,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     loading = work;
     step = 0;
     steps = On::steps(params, tile());
+    late = false;  // a warp may have left out the last product
   }
   /// The same, and already loads as many steps as there are free slots for.
   TW_INLINE void load_early(const Work& work) {
