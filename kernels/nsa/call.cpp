@@ -57,6 +57,9 @@ Call check_call(const char* op, const Tensor& q, const Tensor& k, const Tensor& 
   const int block_size = options.block_size;
   require(block_size == 32 || (block_size > 0 && block_size % 64 == 0 && block_size <= 4096),
           "{}: block_size is {}; it must be 32, or a multiple of 64 up to 4096", op, block_size);
+  constexpr std::int64_t kMostBlocks = std::int64_t{1} << 23;  // what an entry of a tile's list holds
+  require(k.shape(1) / block_size < kMostBlocks, "{}: k is {}; with blocks of {} it is limited to {} keys", op, k, block_size,
+          kMostBlocks * block_size);
   require(std::isfinite(options.scale) && options.scale >= 0, "{}: scale is {}; it must be positive, or 0 for 1 / sqrt(head_dim)", op,
           options.scale);
 

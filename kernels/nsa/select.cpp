@@ -148,10 +148,7 @@ void nsa_select(const Tensor& q, const Tensor& k, const Tensor& lse, const Tenso
   const std::int64_t together = std::clamp<std::int64_t>(kMostScores / (4 * tokens * columns), 1, heads);
   const Tensor values = workspace({tokens, together, slots}, DType::f32, call.stream);
   const Tensor lists = block_indices.reshape({tokens, heads, slots});
-  // Tokens of no sequence are in no tile.
   const Tensor scores = workspace({tokens, together, columns}, DType::f32, call.stream);
-  const Tensor ends =
-      options.cu_seqlens ? zeros({tokens, together}, DType::i32, call.stream) : workspace({tokens, together}, DType::i32, call.stream);
   for (std::int64_t head = 0; head < heads; head += together) {
     const std::int64_t count = std::min(together, heads - head);
     const auto first = [&](const Tensor& t) {
@@ -159,7 +156,9 @@ void nsa_select(const Tensor& q, const Tensor& k, const Tensor& lse, const Tenso
       shape[1] = count;
       return Tensor::borrow(t.data(), shape, t.dtype(), t.device());
     };
-    const Tensor of_scores = first(scores), of_ends = first(ends);
+    // Tokens of no sequence are in no tile, and select nothing.
+    const Tensor of_scores = first(scores), of_ends = options.cu_seqlens ? zeros({tokens, count}, DType::i32, call.stream)
+                                                                         : workspace({tokens, count}, DType::i32, call.stream);
     run({.call = call,
          .lse = lse.data<float>(),
          .scores = of_scores,
