@@ -47,8 +47,8 @@ struct NsaOptions {
 ///
 /// The order of a list does not matter. An entry that names no block, or one that begins after the token, selects nothing, and memory is
 /// not read for it; a block that is named several times counts once. block_counts are clamped to 0 to `slots`. A token that selects nothing
-/// gives 0. Offsets and lengths that are wrong are clamped to the tensors. Rows of o and lse of tokens that belong to no packed sequence are
-/// not written.
+/// gives 0. Offsets and lengths that are wrong are clamped to the tensors. Rows of o and lse of tokens that belong to no packed sequence
+/// are not written.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Deterministic. Throws InvalidArgument for shapes, dtypes, strides
 /// or devices that do not fit, with nothing written; CompileError, DeviceError.
