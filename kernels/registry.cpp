@@ -76,8 +76,9 @@ std::vector<RegisteredKernel> registered_kernels() {
 std::vector<RegisteredKernel> registered_kernels(std::string_view arch, GpuTarget target) {
   std::vector<RegisteredKernel> all = registered_kernels();
   if (target != GpuTarget::cuda) return all;
-  constexpr std::string_view kOtherTiles[] = {"gemm",        "attention",         "mla",         "indexer",          "nsa",   "convolution",
-                                              "sparse_gemm", "block_sparse_gemm", "gated_delta", "linear_attention", "mamba2"};
+  constexpr std::string_view kOtherTiles[] = {"gemm",        "attention",        "mla",         "indexer",
+                                              "nsa",         "convolution",      "sparse_gemm", "block_sparse_gemm",
+                                              "gated_delta", "linear_attention", "mamba2",      "decode_step"};
   const auto tiles_differ = [&](const RegisteredKernel& kernel) {
     return std::ranges::find(kOtherTiles, kernel.family) != std::end(kOtherTiles);
   };

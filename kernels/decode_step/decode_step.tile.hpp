@@ -73,6 +73,8 @@ struct DecodeStep {
     using Scores = RowVector<Target, float, Keys>;
     using Vector = ColumnVector<Target, float, Keys>;
     using Parts = Rows<Target, float, most_splits, D, warps, 8>;
+    using Line = Rows<Target, float, warps, 32, warps, 1>;  // a number for each key, or for each split; a row in each warp
+    using PerLine = RowVector<Target, float, Line>;
     using Weights = Windowed<Target, const T, Slot>;
 
     struct Params {
@@ -101,9 +103,8 @@ struct DecodeStep {
       Scratch<Target, float, 16 * warps, 16 * N> sums;
       VectorBuffer<Target, float, N * warps> squares;
       VectorBuffer<Target, float, Group * keys> scores;
-      VectorBuffer<Target, float, Group> peaks, totals, decays;
-      explicit constexpr Memory(auto& block)
-          : weights(block), sums(block), squares(block), scores(block), peaks(block), totals(block), decays(block) {}
+      VectorBuffer<Target, float, Group> decays;
+      explicit constexpr Memory(auto& block) : weights(block), sums(block), squares(block), scores(block), decays(block) {}
     };
     struct State {};
 
@@ -333,11 +334,9 @@ struct DecodeStep {
       if (early) load_keys(begin);
       TW_UNROLL
       for (int g = 0; g < Group; ++g) block.fill(sums[g], 0.0f);
-      block.sync();  // the tile before has read its peaks and totals
-      block.parallel(Group, [&](int g) {
-        memory.peaks[g] = -kInfinity;
-        memory.totals[g] = 0.0f;
-      });
+      PerLine peaks, totals, decays;  // of query head g in row g
+      block.fill(peaks, -kInfinity);
+      block.fill(totals, 0.0f);
       wait(block, p, at);
       if (!early) load_keys(begin);
       Vector q[Group];
@@ -355,27 +354,31 @@ struct DecodeStep {
           if (block.owns_rows(weights[g])) block.for_rows(weights[g], [&](int row, int, auto& x) { memory.scores[g * keys + row] = x; });
         }
         block.sync();
-        block.parallel(Group, [&](int g) {
-          auto peak = memory.peaks[g];
-          for (int row = 0; row < keys; ++row) peak = max(peak, memory.scores[g * keys + row]);
-          memory.decays[g] = exp2(memory.peaks[g] - peak);
-          memory.peaks[g] = peak;
+        Line line;
+        block.for_each(line, [&](int g, int key, auto& x) {
+          x = 0.0f;
+          if (g < Group) x = memory.scores[g * keys + key];
+        });
+        block.rows(line, [&](int i, auto row) {
+          const auto peak = max(peaks[i], row.max());
+          decays[i] = exp2(peaks[i] - peak);
+          totals[i] = totals[i] * decays[i] + row.map_sum([peak](auto x) { return exp2(x - peak); });
+          peaks[i] = peak;
+        });
+        block.for_each(line, [&](int g, int key, auto& x) {
+          if (g < Group) memory.scores[g * keys + key] = x;
+        });
+        block.for_rows(decays, [&](int g, int, auto& x) {
+          if (g < Group) memory.decays[g] = x;
         });
         block.sync();
         TW_UNROLL
         for (int g = 0; g < Group; ++g) {
-          const auto peak = memory.peaks[g], decay = memory.decays[g];
-          block.for_rows(weights[g], [&](int, int, auto& x) { x = exp2(x - peak); });
-          if (block.owns_rows(weights[g])) block.for_rows(weights[g], [&](int row, int, auto& x) { memory.scores[g * keys + row] = x; });
+          const auto decay = memory.decays[g];
+          block.for_rows(weights[g], [&](int row, int, auto& x) { x = memory.scores[g * keys + row]; });
           block.map(sums[g], v, weights[g], [=](auto sum, auto value, auto weight) { return sum * decay + value * weight; });
         }
         if (from + keys < end) load_keys(from + keys);
-        block.sync();
-        block.parallel(Group, [&](int g) {
-          auto total = memory.totals[g] * memory.decays[g];
-          for (int row = 0; row < keys; ++row) total = total + memory.scores[g * keys + row];
-          memory.totals[g] = total;
-        });
         block.sync();
       }
       const int head = sequence * p.heads + kv_head * Group;
@@ -387,31 +390,43 @@ struct DecodeStep {
         block.scatter(
             sums[g], p.parts, [&](int row) { return row == 0 ? split : -1; }, 0, head + g);
       }
-      block.parallel(Group, [&](int g) {
-        p.peaks[(head + g) * p.splits + split] = memory.peaks[g];
-        p.totals[(head + g) * p.splits + split] = memory.totals[g];
+      if (!block.owns_rows(peaks)) return;
+      block.for_rows(peaks, [&](int g, int, auto& x) {
+        if (g < Group) p.peaks[(head + g) * p.splits + split] = x;
+      });
+      block.for_rows(totals, [&](int g, int, auto& x) {
+        if (g < Group) p.totals[(head + g) * p.splits + split] = x;
       });
     }
 
     /// The attention of one head of a sequence from its splits.
     TW_INLINE static void combine(auto& block, const Params& p, Place at, Memory& memory) {
-      static_assert(Group * keys >= most_splits && N * warps >= most_splits,
-                    "the splits' peaks and totals share the memory of other parts");
+      static_assert(Group * keys >= most_splits && most_splits == Line::cols, "the splits' weights share the memory of scores");
       Parts parts;
       RowVector<Target, float, Parts> weights;
+      Line line, totals;  // the same in every row
       wait(block, p, at);
       block.load(parts, p.parts, 0, 0, at.index);
-      block.parallel(most_splits, [&](int split) {
-        const bool inside = split < p.splits;
-        memory.scores[split] = inside ? p.peaks[at.index * p.splits + split] : -kInfinity;
-        memory.squares[split] = inside ? p.totals[at.index * p.splits + split] : 0.0f;
+      block.for_each(line, totals, [&](int, int split, auto& peak, auto& total) {
+        peak = -kInfinity;
+        total = 0.0f;
+        if (split >= p.splits) return;
+        peak = p.peaks[at.index * p.splits + split];
+        total = p.totals[at.index * p.splits + split];
+      });
+      PerLine sums;
+      block.rows(line, [](int, auto row) {
+        const auto peak = row.max();
+        row.map([peak](auto x) { return exp2(x - peak); });
+      });
+      block.map(totals, line, [](auto total, auto weight) { return total * weight; });
+      block.rows(totals, [&](int i, auto row) { sums[i] = row.sum(); });
+      block.map(line, sums, [](auto weight, auto sum) { return weight / sum; });
+      block.for_each(line, [&](int row, int split, auto& x) {
+        if (row == 0) memory.scores[split] = x;
       });
       block.sync();
-      auto peak = memory.scores[0];
-      for (int split = 1; split < most_splits; ++split) peak = max(peak, memory.scores[split]);
-      auto total = memory.squares[0] * exp2(memory.scores[0] - peak);
-      for (int split = 1; split < most_splits; ++split) total = total + memory.squares[split] * exp2(memory.scores[split] - peak);
-      block.for_rows(weights, [&](int row, int, auto& x) { x = exp2(memory.scores[row] - peak) / total; });
+      block.for_rows(weights, [&](int row, int, auto& x) { x = memory.scores[row]; });
       block.map(parts, weights, [](auto x, auto weight) { return x * weight; });
       ColumnVector<Target, float, Parts> sum;
       block.column_fold(parts, sum, [](auto a, auto b) { return a + b; });
