@@ -7,6 +7,7 @@
 #include "kernels/causal_conv1d/variants.hpp"
 #include "kernels/convolution/tuning.hpp"
 #include "kernels/convolution/variants.hpp"
+#include "kernels/decode_step/decode_step.hpp"
 #include "kernels/dequant_gemm/variants.hpp"
 #include "kernels/elementwise/variants.hpp"
 #include "kernels/embedding/variants.hpp"
@@ -70,6 +71,7 @@ std::vector<RegisteredKernel> registered_kernels() {
   add("block_sparse_gemm", kernels::block_sparse_gemm::registered(), kernels::block_sparse_gemm::kShape);
   add("linear_attention", kernels::linear_attention::registered(), kernels::linear_attention::kShape);
   add("mamba2", kernels::mamba2::registered(), kernels::mamba2::kShape);
+  add("decode_step", kernels::decode_step::registered(), kernels::decode_step::kShape);
   return all;
 }
 

@@ -1,9 +1,15 @@
 #include "kernels/decode_step/decode_step.hpp"
 
+#include <numeric>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "kernels/check.hpp"
 #include "kernels/decode_step/launch.hpp"
 #include "runtime/format.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/device.hpp"
 
 namespace tw::kernels::decode_step {
@@ -44,6 +50,58 @@ void run(const Decoder& decoder, const Step& step, const Stream& stream) {
     run_as<DType::bf16>(decoder, step, stream);
   else
     run_as<DType::f16>(decoder, step, stream);
+}
+
+namespace {
+
+/// What ships compiled: GLM-ASR-Nano's decoder.
+constexpr Kernel kRegistered = {};
+
+Analysis analyze_shape(const ShapeValues& shape) {
+  const int sequences = shape.integer("sequences"), length = shape.integer("length"), layers = shape.integer("layers");
+  const int hidden = shape.integer("hidden"), intermediate = shape.integer("intermediate"), vocabulary = shape.integer("vocabulary");
+  const int heads = shape.integer("heads"), kv_heads = heads / kRegistered.group, dim = kRegistered.head_dim;
+  require(sequences > 0 && sequences <= kMostSequences, "decode_step: sequences is {}; allowed: 1 to {}", sequences, kMostSequences);
+  require(layers > 0 && heads > 0 && heads % kRegistered.group == 0,
+          "decode_step: layers is {} and heads {}; allowed: 1 or more, and multiples of {}", layers, heads, kRegistered.group);
+  require(hidden > 0 && hidden % 128 == 0 && intermediate > 0 && intermediate % 128 == 0 && vocabulary > 0 && vocabulary % 8 == 0,
+          "decode_step: hidden is {}, intermediate {} and vocabulary {}; allowed: multiples of 128, 128 and 8", hidden, intermediate,
+          vocabulary);
+  const auto of = [](Shape extents) { return placeholder(std::move(extents), kRegistered.dtype); };
+  const Decoder decoder{.qkv = of({layers * (heads + 2 * kv_heads) * dim, hidden}),
+                        .out = of({layers * hidden, heads * dim}),
+                        .gate_up = of({layers * 2 * intermediate, hidden}),
+                        .down = of({layers * hidden, intermediate}),
+                        .embedding = of({vocabulary, hidden}),
+                        .norms = of({2 * layers + 1, hidden}),
+                        .head = of({vocabulary, hidden}),
+                        .cosines = placeholder({length + 1, dim / 2}, DType::f32),
+                        .sines = placeholder({length + 1, dim / 2}, DType::f32),
+                        .layers = layers,
+                        .heads = heads,
+                        .kv_heads = kv_heads,
+                        .head_dim = dim,
+                        .epsilon = 1e-5f};
+  const int pages = length / kPageTokens + 1;
+  std::vector<std::int32_t> table(static_cast<std::size_t>(sequences) * static_cast<std::size_t>(pages));
+  std::iota(table.begin(), table.end(), 0);
+  const std::vector<int> lengths(static_cast<std::size_t>(sequences), length), ids(lengths.size());
+  const Step step{.ids = Tensor::from(std::span<const int>(ids), {sequences}),
+                  .keys = of({layers, sequences * pages, kPageTokens, kv_heads, dim}),
+                  .values = of({layers, sequences * pages, kPageTokens, kv_heads, dim}),
+                  .lengths = Tensor::from(std::span<const int>(lengths), {sequences}),
+                  .pages = Tensor::from(std::span<const int>(table), {sequences, pages}),
+                  .scores = of({sequences, vocabulary})};
+  constexpr int kUnits = 132;
+  const Launch launch(decoder, step, kUnits, Stream::standard(Device::cpu()));
+  return analyze<HostKernel<kRegistered>>(launch.grid(), [&](auto& bind, auto& p) { launch.bind_to(bind, p); });
+}
+
+}  // namespace
+
+std::vector<KernelVariant> registered() {
+  const std::string name = tw::format("decode_step_{}_{}_{}", tw::name_of(kRegistered.dtype), kRegistered.head_dim, kRegistered.group);
+  return {{make_spec({type_of(kRegistered), kSource, detail::tile_recorder<HostKernel<kRegistered>>()}, true, true, name), analyze_shape}};
 }
 
 }  // namespace tw::kernels::decode_step

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
+#include "kernels/variant.hpp"
 #include "tilewave/tensor.hpp"
 
 // A decoding step of a Llama in one launch: see decode_step.tile.hpp.
@@ -41,5 +43,15 @@ bool supports(const Decoder& decoder, std::int64_t sequences, const Stream& stre
 /// One token of each sequence through the decoder, on any GPU. In a stream beside others it waits until all of the GPU's SMs are free: its
 /// blocks run at once.
 void run(const Decoder& decoder, const Step& step, const Stream& stream);
+
+/// The decoder's sizes, by default those of GLM-ASR-Nano.
+inline constexpr ShapeKey kShape[] = {{"sequences", "tokens that are decoded together", 1},
+                                      {"length", "tokens in the cache of each sequence", 512},
+                                      {"layers", "of the decoder", 28},
+                                      {"hidden", "size of a token's vector", 2048},
+                                      {"intermediate", "size between gate_up and down", 6144},
+                                      {"heads", "of queries", 16},
+                                      {"vocabulary", "tokens that there are", 59264}};
+std::vector<KernelVariant> registered();
 
 }  // namespace tw::kernels::decode_step

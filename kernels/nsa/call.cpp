@@ -146,8 +146,9 @@ void fit_operands(Call& call, const Tensor& q, const Tensor& k, const Tensor& v)
     call.k = by_head(k);
     call.v = by_head(v);
   } else {  // nothing is read, but a tensor map must describe some memory
-    call.k = Tensor::borrow(q.data(), {1, 1, 1, q.shape(3)}, q.dtype(), q.device());
-    call.v = call.k;
+    const auto of = [&](std::int64_t dim) { return Tensor::borrow(q.data(), {1, 1, 1, dim}, q.dtype(), q.device()); };
+    call.k = of(q.shape(3));
+    call.v = of(v.shape(3));
   }
 }
 

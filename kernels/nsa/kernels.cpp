@@ -126,7 +126,7 @@ Kernel choose_kernel(const Call& call, std::int64_t generic_shared) {
   if (!call.stream.device().is_cuda()) return cpu_kernel(dtype, call.group(), keys);
   Kernel kernel{.dtype = dtype, .group = round_up(call.group(), {16, 32, 64}), .keys = keys};
   kernel.head_dim = round_up(static_cast<int>(call.q.shape(3)), {64, 128});
-  kernel.value_dim = round_up(static_cast<int>(call.o.shape(1)), {64, 128});
+  kernel.value_dim = round_up(static_cast<int>(call.v.shape(3)), {64, 128});
   // One warpgroup where a sequence has no tokens for two.
   if (call.layout.cu_q == nullptr && call.layout.queries * kernel.group <= 64) kernel.rows = 64;
   if (generic_shared > 0) return fit_generic(kernel, generic_shared);
