@@ -130,7 +130,7 @@ void run_decode(Run& run, std::int64_t batch, std::int64_t seqlen, bool paged) {
 
 // --- Blocks of keys
 
-/// Blocks of 128 x 128, of which a share is attended to, against all of them: the time should fall with the share.
+/// A share of all blocks of 128 x 128 keys and queries, against the dense call: the time should fall with the share.
 void run_blocks(Run& run, double density, bool causal) {
   constexpr std::int64_t kBatch = 1, kSeqlen = 16384, kHeads = 16, kHeadDim = 128, kBlock = 128;
   const std::string name = tw::format("blocks-d{}-s{}-density{:g}-{}", kHeadDim, kSeqlen, density, causal ? "causal" : "full");

@@ -98,7 +98,7 @@ void run_packed(Run& run, const PackedCase& c, DType dtype, std::initializer_lis
                   [&] { attention_varlen_backward(q, k, v, o, lse, d_o, dq, dk, dv, sequences, {.forward = options}); });
 }
 
-/// Blocks of 128 x 128, of which a share is attended to.
+/// A share of all blocks of 128 x 128 keys and queries.
 void run_backward_blocks(Run& run, double density, bool causal, bool deterministic) {
   constexpr std::int64_t kSeqlen = 16384, kHeads = 16, kHeadDim = 128, kBlock = 128;
   const std::string name = tw::format("blocks-d{}-s{}-density{:g}-{}{}", kHeadDim, kSeqlen, density, causal ? "causal" : "full",

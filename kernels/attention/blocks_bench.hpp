@@ -18,7 +18,7 @@ struct RandomBlocks {
   double selected;  ///< blocks, where those on a causal mask's diagonal count half
 };
 
-/// In each row the same share of the blocks, at random. Of those that a causal mask leaves the last one, on the diagonal, is among them.
+/// In each row the same share of the blocks, at random. Under a causal mask the block on the diagonal is always among them.
 inline RandomBlocks random_blocks(std::int64_t batch, std::int64_t heads, std::int64_t queries, std::int64_t keys, double density,
                                   bool causal, Device device, std::uint64_t seed) {
   std::mt19937_64 random(seed);

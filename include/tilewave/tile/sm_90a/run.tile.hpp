@@ -163,6 +163,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     } else {
       if constexpr (S::moves_registers) ptx::take_registers<compute_registers<S::warpgroups, S::min_blocks, !all_load>()>();
       const ComputeBlock block{kWarpgroupThreads};
+      // Otherwise the compiler keeps the rings of a long kernel in local memory, and calls a function.
       const auto compute_tile = [&](const Work& work) __attribute__((always_inline)) {
         typename tw::detail::StateOf<On>::Type state;
         On::compute(block, params, work, memory, state);
