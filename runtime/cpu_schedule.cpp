@@ -27,7 +27,7 @@ void await_turn(const u32* counter, u32 value) {
   const auto begin = std::chrono::steady_clock::now();
   while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) != value) {
     if (cpu_threads() == 1 || std::chrono::steady_clock::now() - begin > kLongest)
-      schedule_error("wait_turn() or wait_for() waits for what no block before it passes or announces");
+      schedule_error("wait_turn() or wait_for() waits for what no block passes or announces");
     std::this_thread::yield();
   }
 }
