@@ -24,8 +24,8 @@ struct Tiles {
   int end[6];  ///< of each part, counted from the layer's first tile
   int layers;
   int head;
-  int pairs[7];    ///< of a part
-  int in_tile[7];  ///< pairs of a tile
+  int pairs[8];    ///< of a part; of those that are no products the tiles
+  int in_tile[8];  ///< pairs of a tile
 
   TW_INLINE constexpr int count() const { return embed + layers * end[5] + head; }
   TW_INLINE constexpr int count(int part) const { return end[part] - (part == 0 ? 0 : end[part - 1]); }

@@ -53,19 +53,22 @@ struct Launch {
                          hidden / 16,
                          static_cast<int>(d.down.shape(1)) / 8,
                          hidden / 16,
-                         ceil_div(static_cast<int>(d.head.shape(0)), 16)};
-    tiles.embed = ceil_div(hidden, d.head_dim);
+                         ceil_div(static_cast<int>(d.head.shape(0)), 16),
+                         ceil_div(hidden, d.head_dim)};
     int end = 0;
-    for (int part = 0; part < 7; ++part) {
+    for (int i = 0; i < 8; ++i) {
       constexpr int kHeadPairs = 4;
-      const bool product = part != 1 && part != 2;
-      tiles.pairs[part] = pairs[part];
-      tiles.in_tile[part] = !product ? 1 : part == 6 ? kHeadPairs : ceil_div(pairs[part], units);
-      const int count = ceil_div(pairs[part], tiles.in_tile[part]);
-      if (part < 6)
-        tiles.end[part] = end += count;
-      else
+      const auto part = static_cast<Part>(i);
+      const bool product = part != Part::attention && part != Part::combine && part != Part::embed;
+      tiles.pairs[i] = pairs[i];
+      tiles.in_tile[i] = !product ? 1 : part == Part::head ? kHeadPairs : ceil_div(pairs[i], units);
+      const int count = ceil_div(pairs[i], tiles.in_tile[i]);
+      if (part == Part::head)
         tiles.head = count;
+      else if (part == Part::embed)
+        tiles.embed = count;
+      else
+        tiles.end[i] = end += count;
     }
     tiles.layers = d.layers;
     const auto memory = [&](Shape shape, DType dtype) { return workspace(std::move(shape), dtype, stream); };
