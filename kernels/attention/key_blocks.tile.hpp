@@ -208,7 +208,7 @@ struct ListQueryBlocks {
       Integers cu_q, cu_k, used_q, used_k;
       Integers tiles;
     };
-    /// What a list selects from: candidate n is block first_block + n % blocks of head n / blocks of those that share the keys.
+    /// What a list selects from. The heads that share the keys come one after the other, `blocks` candidates each, from first_block on.
     struct Candidates {
       int batch, head, key_block;
       int first_block, blocks, count;

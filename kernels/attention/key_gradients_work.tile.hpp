@@ -21,7 +21,7 @@ struct FirstKeysFirst {
 /// The list of a tile's blocks of queries: the index of each field.
 struct QueryList {
   static constexpr int count = 0;
-  /// Index of the first entry. Entries ascend: block b of head h of those that share the keys is h 2^list_bits + b.
+  /// Index of the first entry. Entries ascend: h 2^list_bits + b is block b of the h-th head that shares the keys.
   static constexpr int entries = 4;
 };
 
@@ -71,7 +71,7 @@ struct KeyGradientsWork : conditional<(kConfig.form & kListed) != 0, ListPlace, 
     w.steps = w.blocks * p.heads_per_kv;
     return w;
   }
-  /// Which block of which head a step is for: what the functions below take.
+  /// The block of queries of a step, and its head.
   TW_INLINE int entry(const auto& p, int step) const {
     if constexpr (listed)
       return p.lists[this->first + step];
