@@ -12,13 +12,14 @@
 namespace tw::kernels {
 
 /// BM x BN sums; slots of 128 bytes of K of both operands; blocks of a cluster share B's. Tiles are done in bands of `band` rows (of
-/// clusters), where a kernel has them.
+/// clusters), where a kernel has them. The warpgroups may be teams, which take tiles in turn: bm / 64 of them.
 struct ProductTile {
-  int bm = 0, bn = 0, stages = 0, cluster = 1, band = 1;
+  int bm = 0, bn = 0, stages = 0, cluster = 1, band = 1, teams = 1;
   auto operator<=>(const ProductTile&) const = default;
 };
 
-/// Tiles with the time of one step and that of a tile's start and end, in steps of 128 x 256.
+/// Tiles with the time of one step and that of a tile's start and end, in steps of 128 x 256. Of tiles that teams take in turn, only the
+/// last one's end shows.
 struct CostedTile : ProductTile {
   double step, around;
   int blocks = 1;  ///< of a multiprocessor, which take turns
@@ -28,6 +29,7 @@ struct CostedTile : ProductTile {
 constexpr double product_time(const CostedTile& tile, std::int64_t tiles, double steps, int units) {
   const std::int64_t at_once = std::int64_t{units} * tile.blocks;
   const std::int64_t rounds = (tiles + at_once - 1) / at_once;
+  if (tile.teams > 1) return static_cast<double>(rounds) * steps * tile.step + tile.around;
   // The last round may leave multiprocessors with fewer blocks, which are faster then.
   const std::int64_t last = tiles - (rounds - 1) * at_once, deep = (last + units - 1) / units;
   return static_cast<double>((rounds - 1) * tile.blocks + deep) * (steps * tile.step + tile.around);
@@ -67,7 +69,8 @@ constexpr bool product_fits(const ProductTile& t, int element_bytes) {
   if (t.bm % 64 != 0 || warpgroups < 1 || warpgroups > 4) return false;
   if (std::find(std::begin(kProductColumns), std::end(kProductColumns), t.bn) == std::end(kProductColumns)) return false;
   if (t.stages < 2 || t.cluster < 1 || t.cluster > 2) return false;
-  if (t.bn / 2 + overhead > std::min((registers - loader) / (warpgroups * 128), 232)) return false;
+  if (t.teams != 1 && (t.teams != warpgroups || element_bytes != 2)) return false;
+  if (t.teams * t.bn / 2 + (t.teams > 1 ? 40 : overhead) > std::min((registers - loader) / (warpgroups * 128), 232)) return false;
   return barriers + product_shared_bytes(t, element_bytes) <= kSharedBytesPerBlock;
 }
 
@@ -97,11 +100,22 @@ inline constexpr std::array<CostedTile, 13> kProductTiles{{
     {{64, 64, 10, 1, 16}, 0.20, 4},
 }};
 
+/// Tiles that teams take in turn: for many of them with few steps each, whose results leave under the products of the next ones.
+inline constexpr std::array<CostedTile, 2> kTeamTiles{{
+    {{128, 192, 4, 1, 16, 2}, 0.735, 8},
+    {{128, 128, 6, 1, 16, 2}, 0.54, 7},
+}};
+
 /// The tile with its known costs, or with those that follow from its size.
 constexpr CostedTile costed(const ProductTile& t) {
+  const auto alike = [&](const CostedTile& known) {
+    return known.bm == t.bm && known.bn == t.bn && known.cluster == t.cluster && known.teams == t.teams;
+  };
   for (const CostedTile& known : kProductTiles)
-    if (known.bm == t.bm && known.bn == t.bn && known.cluster == t.cluster) return {t, known.step, known.around};
-  return {t, product_step_cost(t), t.cluster > 1 ? 5.0 : 4.0};
+    if (alike(known)) return {t, known.step, known.around};
+  for (const CostedTile& known : kTeamTiles)
+    if (alike(known)) return {t, known.step, known.around};
+  return {t, product_step_cost(t), t.teams > 1 ? 8.0 : t.cluster > 1 ? 5.0 : 4.0};
 }
 
 /// How much longer than predicted a tile takes because of its stages alone, to rank points that are alike otherwise: none where the ring

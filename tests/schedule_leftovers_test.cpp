@@ -71,6 +71,35 @@ struct RingAlone {
   };
 };
 
+/// A kernel of teams, each step of which fills `slots` slots.
+struct TeamSteps {
+  template <class Target>
+  struct On {
+    using Piece = Shared<Target, float, 16, 16>;
+    static constexpr int rows = 128, teams = 2;
+    struct Params {
+      Global<Target, const float, Piece> in;
+      int slots;
+    };
+    struct Memory {
+      Ring<Target, Piece, 4> all;
+      explicit constexpr Memory(auto& block) : all(block) {}
+    };
+    static auto& ring(Memory& memory) { return memory.all; }
+    static int steps(const Params&, Tile) { return 2; }
+    static void load(auto& producer, const Params& p, Tile, int, Memory& memory) {
+      for (int i = 0; i < p.slots; ++i) producer.put(memory.all, [&](auto copy, Piece& piece) { copy.tile(p.in, piece, 0, 0); });
+    }
+    static void compute(auto& block, const Params& p, Tile, Memory& memory, auto&) {
+      for (int i = 0; i < 2 * p.slots; ++i) {
+        block.take(memory.all);
+        block.release(memory.all);
+      }
+    }
+    static void finish(auto&, const Params&, Tile, Memory&, auto&) {}
+  };
+};
+
 void run(int steps, int first_taken, int first_released, int second_taken, int second_released, int from_tile = 0) {
   const Tensor in = Tensor::zeros({16, 16}, DType::f32);
   launch<Leftovers>(Stream::standard(Device::cpu()), {.m = 3}, [&](auto& bind, auto& p) {
@@ -120,6 +149,18 @@ TEST(ScheduleLeftovers, OfAMemoryThatIsARing) {
   EXPECT_NO_THROW(launch<RingAlone<true>>(Stream::standard(Device::cpu()), {.m = 2}, bind));
   expect_error<Error>([&] { launch<RingAlone<false>>(Stream::standard(Device::cpu()), {.m = 2}, bind); },
                       {"schedule", "taken and never released"});
+}
+
+TEST(ScheduleLeftovers, AStepOfTeamsFillsOneSlot) {
+  const Tensor in = Tensor::zeros({16, 16}, DType::f32);
+  const auto run_with = [&](int slots) {
+    launch<TeamSteps>(Stream::standard(Device::cpu()), {.m = 3}, [&](auto& bind, auto& p) {
+      bind(p.in, in);
+      p.slots = slots;
+    });
+  };
+  run_with(1);
+  expect_error<Error>([&] { run_with(2); }, {"schedule", "another number of slots than one"});
 }
 
 }  // namespace

@@ -34,6 +34,12 @@ struct Call {
   std::optional<Config> tile = {};  ///< a tuned configuration of the GPU's, which need not be one of configs()
 
   bool addends() const { return beta != 0 || residual != nullptr; }
+  /// Whether the sums can begin with what is added to them, on sm_90a.
+  bool begins() const {
+    const bool one = alpha == 1 && (residual != nullptr ? beta == 0 : beta == 1);
+    const bool hopper = stream.device().is_cuda() && generic_shared_bytes(stream) == 0;
+    return hopper && addends() && one && size_of(a.dtype()) == 2 && k > 0 && activation == Activation::none;
+  }
   bool block_scaled() const { return a_scale != nullptr && a_scale->rank() == 2; }
   /// Whether the product may be done as sums over splits of K, which a second kernel adds up.
   bool splittable() const { return size_of(a.dtype()) == 2 && k > 0 && activation != Activation::swiglu && !layout.a_rows; }
@@ -46,7 +52,17 @@ struct Call {
 /// What a choice of configuration depends on, on a GPU of so many SMs.
 inline Problem problem_of(const Call& call, int units) {
   const auto bytes = static_cast<int>(size_of(call.a.dtype()));
-  return {call.m, call.n, call.k, call.batch, bytes, call.addends(), call.layout.b_rows, units, generic_shared_bytes(call.stream)};
+  return {.m = call.m,
+          .n = call.n,
+          .k = call.k,
+          .batch = call.batch,
+          .element_bytes = bytes,
+          .addends = call.addends(),
+          .b_rows = call.layout.b_rows,
+          .units = units,
+          .generic_shared = generic_shared_bytes(call.stream),
+          .begins = call.begins(),
+          .pairs = call.activation == Activation::swiglu};
 }
 
 /// Extents of A B. Each is less than 2^31 by more than a tile.

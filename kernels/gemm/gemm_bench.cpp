@@ -65,7 +65,9 @@ void require_alike(const Tensor& ours, const Tensor& peer, const std::string& ca
     throw Error(tw::format("bench gemm {}: our result and the peer's differ by {:.2g} (relative, allowed: 0.01)", case_name, relative));
 }
 
-std::string describe(const Config& c) { return tw::format("{}x{} stages {} cluster {}", c.bm, c.bn, c.stages, c.cluster); }
+std::string describe(const Config& c) {
+  return tw::format("{}x{} stages {} cluster {}{}", c.bm, c.bn, c.stages, c.cluster, c.teams > 1 ? " teams" : "");
+}
 
 // --- GPU
 
@@ -82,6 +84,8 @@ std::vector<Case> gpu_cases() {
   cases.push_back({Stored::nt, 1500, 5120, 1280, DType::bf16, {Mode::graph}});
   cases.push_back({Stored::nt, 1500, 1280, 5120, DType::bf16, {Mode::graph}});
   cases.push_back({Stored::nt, 1500, 3840, 1280, DType::bf16, {Mode::graph}});
+  for (const auto& [n, k] : {std::pair{5120, 1280}, {1280, 5120}, {3840, 1280}})  // of eight windows
+    cases.push_back({Stored::nt, 12000, n, k, DType::bf16, {Mode::hot, Mode::cool}});
   cases.push_back({Stored::nt, 4096, 4096, 4096, DType::f32, both});
   return cases;
 }

@@ -38,8 +38,8 @@ Config tile_of(const Call& call, const Problem& problem) {
   const int chosen = call.config >= 0 ? call.config : choose_config(problem);
   const std::vector<Config> all = configs(problem.generic_shared);
   require(chosen < static_cast<int>(all.size()) && valid(all[static_cast<std::size_t>(chosen)], problem),
-          "gemm: config is {}; it must be below {}, and with beta or a residual have at most 128 columns, with B stored [K, N] a "
-          "multiple of 64",
+          "gemm: config is {}; it must be below {}, have at most 128 columns where beta or a residual is not all that is added, with B "
+          "stored [K, N] a multiple of 64, and be for the operands' type and the activation",
           chosen, all.size());
   return all[static_cast<std::size_t>(chosen)];
 }
@@ -86,7 +86,12 @@ void run_on_gpu(const Call& call) {
   const Config tile = tile_of(call, problem);
   int splits = call.splittable() ? call.splits : 1;
   if (splits == 0) splits = choose_splits(problem, tile);
-  const Kernel whole{.dtype = dtype, .layout = call.layout, .activation = call.activation, .addends = call.addends(), .tile = tile};
+  const Kernel whole{.dtype = dtype,
+                     .layout = call.layout,
+                     .activation = call.activation,
+                     .addends = call.addends(),
+                     .begins = call.begins(),
+                     .tile = tile};
   if (splits == 1) return launch(call, whole);
   // Sums over splits of K, which a second kernel adds up.
   const Tensor partial = workspace({call.batch, used_splits(call.k, size_of(dtype), splits), call.m, call.n}, DType::f32, call.stream);

@@ -38,6 +38,8 @@ int config_on(Device device, int config) {
   return config == kNarrow ? static_cast<int>(gpu_configs().size()) - 1 : config;
 }
 int narrow(Device device) { return config_on(device, kNarrow); }
+/// Whether the GPU's sums of 16-bit products may begin with the residual: on Hopper.
+bool sums_can_begin() { return generic_shared_bytes(Stream::standard(Device::cuda())) == 0; }
 
 /// Where an operand lies. A GPU copies `dense` and `aligned` ones by TMA where their shapes allow it, the others by ordinary loads.
 enum class Place { dense, aligned, unaligned, stepped, reversed };
@@ -482,13 +484,47 @@ TEST_P(GemmConfig, IsCorrect) {
   std::mt19937_64 random = random_engine();
   const std::vector<Config> all = gpu_configs();
   for (int config = 0; config < static_cast<int>(all.size()); ++config) {
+    const Config& tile = all[static_cast<std::size_t>(config)];
+    if (tile.teams > 1 && size_of(dtype) != 2) continue;
     // Not multiples of the tiles; of 520 rows the last cluster of two has a block without any.
     check({.m = 136, .n = 264, .k = 200, .b = {Place::dense, true}, .config = config}, device, dtype, random);
     check({.m = 520, .n = 520, .k = 72, .batch = 2, .b = {Place::dense, true}, .config = config}, device, dtype, random);
     if (dtype != DType::bf16) continue;  // f32 has no other orders of storage, f16 the same ones
-    if (all[static_cast<std::size_t>(config)].bn % 64 != 0) continue;
+    if (sums_can_begin() || (tile.bm <= 128 && tile.bn <= 128)) {
+      check({.m = 136, .n = 264, .k = 200, .b = {Place::dense, true}, .with_bias = true, .with_residual = true, .config = config}, device,
+            dtype, random);
+      check({.m = 136, .n = 264, .k = 40, .b = {Place::dense, true}, .with_bias = true, .beta = 1, .config = config}, device, dtype,
+            random);
+      check({.m = 70, .n = 130, .k = 65, .batch = 2, .b = {Place::dense, true}, .d = {Place::unaligned}, .beta = 1, .config = config},
+            device, dtype, random);
+    }
+    if (tile.bn % 64 != 0) continue;
     check({.m = 136, .n = 264, .k = 200, .config = config}, device, dtype, random);
     check({.m = 136, .n = 264, .k = 200, .a = {Place::dense, true}, .config = config}, device, dtype, random);
+  }
+}
+
+/// More tiles than two for each SM, of a few steps each: fewer than the ring has slots, as many, more.
+TEST_P(GemmConfig, TeamsTakeManyTilesInTurn) {
+  skip_without_cuda();
+  const DType dtype = GetParam();
+  if (size_of(dtype) != 2) return;
+  std::mt19937_64 random = random_engine();
+  const std::vector<Config> all = gpu_configs();
+  for (int config = 0; config < static_cast<int>(all.size()); ++config) {
+    const Config& tile = all[static_cast<std::size_t>(config)];
+    if (tile.teams == 1) continue;
+    Case many{.m = 19 * tile.bm + 8, .n = 17 * tile.bn + 8, .k = 64, .b = {Place::dense, true}, .config = config};
+    const auto check_many = [&] { check(many, Device::cuda(), dtype, random); };
+    check_many();
+    many.with_bias = many.with_residual = true;
+    check_many();
+    many.k = 136;
+    many.activation = Activation::gelu_erf;
+    many.with_residual = false;
+    check_many();
+    many.k = tile.stages * 64;
+    check_many();
   }
 }
 

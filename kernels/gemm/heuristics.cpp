@@ -11,7 +11,9 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 std::vector<CostedTile> costed_configs(std::int64_t generic_shared) {
   if (generic_shared > 0) return generic_tiles(generic_shared);
-  return {kProductTiles.begin(), kProductTiles.end()};
+  std::vector<CostedTile> all(kProductTiles.begin(), kProductTiles.end());
+  all.insert(all.begin() + 5, kTeamTiles.begin(), kTeamTiles.end());  // behind those that are best for most sizes
+  return all;
 }
 
 }  // namespace
@@ -32,8 +34,8 @@ std::vector<Config> configs(std::int64_t generic_shared) {
 }
 
 bool valid(const Config& c, const Problem& p) {
-  const int most_with_addends = c.bm <= 128 ? 128 : c.bm <= 192 ? 96 : 0;
-  if ((p.addends && c.bn > most_with_addends) || (p.b_rows && c.bn % 64 != 0)) return false;
+  const int most_with_addends = c.teams > 1 ? 0 : c.bm <= 128 ? 128 : c.bm <= 192 ? 96 : 0;
+  if ((p.addends && !p.begins && c.bn > most_with_addends) || (p.b_rows && c.bn % 64 != 0) || (p.pairs && c.teams > 1)) return false;
   if (p.generic_shared == 0) return c.band >= 1 && product_fits(c, p.element_bytes);
   const std::vector<Config> all = configs(p.generic_shared);
   return std::find(all.begin(), all.end(), c) != all.end();
@@ -55,7 +57,7 @@ int choose_block_scaled(std::int64_t groups, std::int64_t m, std::int64_t n, std
 }
 
 Config fit_generic(Config tile, std::int64_t shared_bytes, int other_bytes) {
-  tile.cluster = 1;
+  tile.cluster = tile.teams = 1;
   tile.stages = generic_stages(shared_bytes, (tile.bm + tile.bn) * kStepBytes, other_bytes, std::min(tile.stages, 4));
   return tile;
 }

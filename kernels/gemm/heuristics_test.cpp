@@ -50,7 +50,23 @@ TEST(GemmHeuristics, ChooseSomethingThatTheCallMayUse) {
 }
 
 TEST(GemmHeuristics, LargeProductsTakeWideTiles) {
-  for (const std::int64_t size : {4096, 8192, 16384}) EXPECT_EQ(chosen({size, size, size, 1, 2, false, false, kUnits}).bn, 256) << size;
+  for (const std::int64_t size : {4096, 8192, 16384}) EXPECT_GE(chosen({size, size, size, 1, 2, false, false, kUnits}).bn, 192) << size;
+}
+
+TEST(GemmHeuristics, TeamsTakeManyTilesOfFewSteps) {
+  Problem p{12000, 5120, 1280, 1, 2, false, false, kUnits};
+  EXPECT_EQ(chosen(p).teams, 2);
+  p.addends = p.begins = true;
+  EXPECT_EQ(chosen(p).teams, 2);
+  p.begins = false;
+  EXPECT_EQ(chosen(p).teams, 1) << "addends at the end take registers";
+  p.addends = false;
+  p.pairs = true;
+  EXPECT_EQ(chosen(p).teams, 1);
+  p.pairs = false;
+  p.element_bytes = 4;
+  EXPECT_EQ(chosen(p).teams, 1);
+  EXPECT_EQ(chosen({1500, 1280, 5120, 1, 2, false, false, kUnits}).teams, 1) << "one round of tiles";
 }
 
 TEST(GemmHeuristics, FewRowsTakeLowTiles) {

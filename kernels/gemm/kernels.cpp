@@ -6,9 +6,10 @@ namespace tw::kernels::gemm {
 
 std::string type_of(const Kernel& k) {
   const Config& c = k.tile;
-  const std::string linear = linear_name(result_of(k.dtype), k.activation, {.addends = k.addends, .scales = size_of(k.dtype) == 1});
-  const std::string tiles = tw::format("tw::kernels::gemm::Tiles<{}, {}, {}, {}, {}, {}>", c.bm, c.bn, kStepBytes / size_of(k.dtype),
-                                       c.stages, c.cluster, c.band);
+  const std::string linear = linear_name(result_of(k.dtype), k.activation,
+                                         {.addends = k.addends && !k.begins, .scales = size_of(k.dtype) == 1, .begins = k.begins});
+  const std::string tiles = tw::format("tw::kernels::gemm::Tiles<{}, {}, {}, {}, {}, {}, {}>", c.bm, c.bn, kStepBytes / size_of(k.dtype),
+                                       c.stages, c.cluster, c.band, c.teams);
   if (k.form == Kernel::sum) return tw::format("tw::kernels::gemm::SumPartials<{}, {}, {}>", linear, kSum.rows, kSum.cols);
   if (k.form == Kernel::block_scaled) return tw::format("tw::kernels::gemm::BlockScaledGemm<tw::bf16, {}>", tiles);
   if (k.form == Kernel::gemv)
@@ -51,7 +52,10 @@ std::string name_of(const Kernel& k, bool pieces) {
     name += tw::format("_{}_{}x{}", k.layout.a_rows ? "tn" : k.layout.b_rows ? "nn" : "nt", k.tile.bm, k.tile.bn);
     if (k.form == Kernel::partial) name += "_partial";
   }
-  return tw::format("{}{}{}{}{}", name, k.tile.cluster > 1 ? "_cluster" : "", k.addends ? "_addends" : "",
+  return tw::format("{}{}{}{}{}{}", name, k.tile.cluster > 1 ? "_cluster" : "", k.tile.teams > 1 ? "_teams" : "",
+                    k.begins    ? "_begins"
+                    : k.addends ? "_addends"
+                                : "",
                     kActivations[static_cast<std::size_t>(k.activation)], pieces ? "" : "_strided");
 }
 

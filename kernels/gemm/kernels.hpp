@@ -29,6 +29,7 @@ struct Kernel {
   Layout layout = {};
   Activation activation = Activation::none;
   bool addends = false;  ///< D is read as C, or a residual is
+  bool begins = false;   ///< the same, and the sums begin with it
   Config tile{};
   const detail::EpilogueInfo* epilogue = nullptr;  ///< a user's, instead of the activation and the addends
   auto operator<=>(const Kernel&) const = default;
@@ -52,8 +53,9 @@ template <Kernel k, class Act>
 constexpr auto host_kernel() {
   using T = ElementOf<k.dtype>;
   using Out = ElementOf<result_of(k.dtype)>;
-  using End = Linear<Out, Act, LinearOptions{.addends = k.addends, .scales = sizeof(T) == 1}>;
-  using Steps = Tiles<k.tile.bm, k.tile.bn, kStepBytes / static_cast<int>(sizeof(T)), k.tile.stages, k.tile.cluster, k.tile.band>;
+  using End = Linear<Out, Act, LinearOptions{.addends = k.addends && !k.begins, .scales = sizeof(T) == 1, .begins = k.begins}>;
+  using Steps =
+      Tiles<k.tile.bm, k.tile.bn, kStepBytes / static_cast<int>(sizeof(T)), k.tile.stages, k.tile.cluster, k.tile.band, k.tile.teams>;
   using In = Operands<T, k.layout.a_rows ? Contract::rows : Contract::columns, k.layout.b_rows ? Contract::rows : Contract::columns>;
   if constexpr (k.form == Kernel::partial)
     return std::type_identity<Gemm<In, StoreSums<float>, Steps, true>>{};

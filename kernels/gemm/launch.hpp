@@ -31,7 +31,8 @@ void bind_linear(auto& bind, Epilogue& e, const Call& call, const Tensor& d, boo
   };
   bind(e.d, d);
   bind_view(e.c, call.beta != 0 ? &call.d : nullptr);
-  bind_view(e.residual, call.residual);
+  // Sums can begin with either.
+  bind_view(e.residual, call.residual == nullptr && call.beta != 0 ? &call.d : call.residual);
   if constexpr (requires { e.bias.cols; }) {
     bind_view(e.bias, call.bias);
   } else {

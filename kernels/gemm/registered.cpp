@@ -18,7 +18,7 @@ struct Registered {
 };
 
 constexpr auto kRegistered = [] {
-  std::array<Registered, 44> all{};
+  std::array<Registered, 48> all{};
   std::size_t count = 0;
   const auto add = [&](const Kernel& kernel, bool pieces = true) { all[count++] = {kernel, pieces}; };
   const auto& tiles = kProductTiles;
@@ -44,6 +44,9 @@ constexpr auto kRegistered = [] {
     add({.activation = activation, .tile = tiles[1]});
   add({.activation = Activation::swiglu, .tile = tiles[3]});
   add({.addends = true, .tile = tiles[3]});
+  for (const CostedTile& tile : kTeamTiles) add({.tile = tile});
+  add({.activation = Activation::gelu_erf, .tile = kTeamTiles[0]});
+  add({.addends = true, .begins = true, .tile = tiles[3]});
   add({.activation = Activation::gelu_erf, .addends = true, .tile = tiles[4]});
   add({.dtype = DType::f32, .addends = true, .tile = tiles[3]});
   // Tensors that TMA cannot take.
@@ -86,7 +89,7 @@ Analysis with_call(const Kernel& k, const ShapeValues& shape, Analysis (*count)(
 template <Kernel k>
 Analysis count(const Call& call, const Tensor& partial) {
   const Launch x = make_launch(call, k, partial);
-  using Act = conditional<k.activation == Activation::swiglu, SwiGlu, AnyActivation>;
+  using Act = conditional<k.activation == Activation::swiglu, SwiGlu, conditional<k.begins, Identity, AnyActivation>>;
   return analyze<HostKernel<k, Act>>(x.grid, [&](auto& bind, auto& p) { bind_launch(bind, p, call, x); });
 }
 
@@ -94,7 +97,7 @@ Analysis count(const Call& call, const Tensor& partial) {
 /// not change the counts.
 constexpr Kernel counted(Kernel k) {
   k.layout = {};
-  if (k.activation == Activation::swiglu || k.form == Kernel::block_scaled) return k;
+  if (k.activation == Activation::swiglu || k.form == Kernel::block_scaled || k.begins) return k;
   k.activation = Activation::none;
   k.addends = true;
   return k;

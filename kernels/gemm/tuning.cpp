@@ -38,7 +38,7 @@ bool valid_band(int band, int standard, std::int64_t tile_rows) {
 TuneSpace cpu_space() {
   std::vector<std::vector<int>> points;
   for (const Config& c : kCpuConfigs) points.push_back(values_of(c, 1));
-  return space_of({"bm", "bn", "stages", "cluster", "band", "splits"}, points);
+  return space_of({"bm", "bn", "stages", "cluster", "band", "splits", "teams"}, points);
 }
 
 int cpu_config_of(const std::vector<int>& values) {
@@ -73,12 +73,13 @@ double skinny_time(const Problem& p, const Config& c) {
 
 }  // namespace
 
-std::vector<int> values_of(const Config& c, int splits) { return {c.bm, c.bn, c.stages, c.cluster, c.band, splits}; }
+std::vector<int> values_of(const Config& c, int splits) { return {c.bm, c.bn, c.stages, c.cluster, c.band, splits, c.teams}; }
 
 TuneSpace gpu_space(const Call& call, int units) {
   if (call.is_skinny()) {
-    return TuneSpace({{"bm", {16, 32}}, {"bn", {8, 16}}, {"stages", every(2, 10)}, {"cluster", {1}}, {"band", {1}}, {"splits", {1}}},
-                     [m = call.m](const TunePoint& point) { return valid_skinny(tile_of(point.values()), m); });
+    return TuneSpace(
+        {{"bm", {16, 32}}, {"bn", {8, 16}}, {"stages", every(2, 10)}, {"cluster", {1}}, {"band", {1}}, {"splits", {1}}, {"teams", {1}}},
+        [m = call.m](const TunePoint& point) { return valid_skinny(tile_of(point.values()), m); });
   }
   const Problem p = problem_of(call, units);
   const int standard_band = standard_values(call, Device::cuda(), units)[4];
@@ -90,6 +91,7 @@ TuneSpace gpu_space(const Call& call, int units) {
   std::vector<TuneRange> ranges = product_ranges();
   ranges.push_back({"band", {std::begin(kBands), std::end(kBands)}});
   ranges.push_back({"splits", every(1, 16)});
+  ranges.push_back({"teams", {1, 2}});
   return TuneSpace(std::move(ranges), rule);
 }
 
@@ -99,7 +101,7 @@ void use_tuned(Call& call) {
   const Device device = call.stream.device();
   if (call.config >= 0 || call.splits > 0 || !has_choice(call, device)) return;
   const std::vector<int>* const values = tuned_values(device, [&] { return problem_key(call); });
-  if (values == nullptr || values->size() != 6) return;
+  if (values == nullptr || values->size() != 7) return;
   if (!device.is_cuda()) {
     call.config = cpu_config_of(*values);
     return;
@@ -107,7 +109,7 @@ void use_tuned(Call& call) {
   const Config tile = tile_of(*values);
   if (call.is_skinny() ? !valid_skinny(tile, call.m) : !valid(tile, problem_of(call, 1))) return;
   call.tile = tile;
-  call.splits = std::max(values->back(), 0);
+  call.splits = std::max((*values)[5], 0);
 }
 
 FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {

@@ -56,15 +56,17 @@ struct Problem {
   bool b_rows;                      ///< B is stored [K, N]
   int units;                        ///< streaming multiprocessors
   std::int64_t generic_shared = 0;  ///< as in configs()
+  bool begins = false;              ///< sums can begin with the addends: see LinearOptions
+  bool pairs = false;               ///< pairs of columns make one of D
 };
 
 /// Those that the heuristic chooses from on a GPU; GemmOptions::config indexes this, or on the CPU kCpuConfigs. `generic_shared`: the
 /// shared memory of a block, where kernels are compiled for the generic target (kernels/generic_tiles.hpp); 0: sm_90a's.
 std::vector<Config> configs(std::int64_t generic_shared = 0);
 
-/// Whether the GPU's kernel can have these tiles: accumulators fit the registers and slots the shared memory; reading addends for more than
-/// 128 columns of accumulators, or 96 with three warpgroups, needs more registers than a thread has; a B stored [K, N] is loaded in panels
-/// of 64 columns.
+/// Whether the GPU's kernel can have these tiles: accumulators fit the registers and slots the shared memory; reading addends at the end
+/// for more than 128 columns of accumulators, or 96 with three warpgroups, or for a team, needs more registers than a thread has; a B
+/// stored [K, N] is loaded in panels of 64 columns; teams make no pairs of columns into one.
 bool valid(const Config& config, const Problem& problem);
 
 /// The valid one of configs(problem.generic_shared) with the least predicted time. Plain arithmetic, the same everywhere.

@@ -83,6 +83,11 @@ concept HasFinish = requires {
              any<typename StateTypeOf<On>::Type>());
 };
 template <class On>
+concept HasRing = !requires {
+  On::teams;
+}
+|| requires { On::ring(any<typename On::Memory>()); };
+template <class On>
 concept HasComputeAlone = requires {
   On::compute(any<AnyBlock>(), any<ParamsArgument<On>>(), any<const Tile>());
 }
@@ -94,7 +99,7 @@ concept HasComputeAlone = requires {
 /// only has compute().
 template <class On>
 concept KernelWithRings = detail::HasParams<On> && detail::HasMemory<On> && detail::HasWork<On> && detail::HasSteps<On> &&
-    detail::HasLoad<On> && detail::HasCompute<On> && detail::HasFinish<On>;
+    detail::HasLoad<On> && detail::HasCompute<On> && detail::HasFinish<On> && detail::HasRing<On>;
 template <class On>
 concept Kernel = KernelWithRings<On> ||(detail::HasParams<On>&& detail::HasComputeAlone<On>);
 
@@ -107,6 +112,7 @@ concept Target = requires {
   typename T::template Ring<int, 2>;
   typename T::template GatherRing<int, 2>;
   typename T::template Fragment<float, 64, 64>;
+  typename T::template TeamFragment<float, 128, 64, 2>;
   typename T::template Operand<float, 64, 64>;
   typename T::template DividedSums<16, 8, 4>;
   typename T::template DividedSquares<8, 4>;
@@ -139,6 +145,7 @@ constexpr void require_kernel() {
       static_assert(HasLoad<On>, "a kernel with steps() has load(auto& producer, const Params&, Tile, int step, Memory&), or of its Work");
       static_assert(HasCompute<On>, "a kernel with steps() has compute(auto& block, const Params&, Tile, Memory&, State&), or of its Work");
       static_assert(HasFinish<On>, "a kernel with steps() has finish(auto& block, const Params&, Tile, Memory&, State&), or of its Work");
+      static_assert(HasRing<On>, "a kernel with teams has auto& ring(Memory&): its only ring");
     }
   } else {
     static_assert(HasComputeAlone<On>,

@@ -117,7 +117,7 @@ template <class Target, class Acc, class Bias, class At>
 TW_INLINE void add_bias(auto& block, Acc& acc, const Bias& bias, const At& at, int cols) {
   if constexpr (meeting<Acc>() == Meeting::fragment) {
     block.for_each(acc, [&](int, int col, auto& x) {
-      if (at.col + col < cols) x += static_cast<float>(bias[at.col + col]);
+      x += static_cast<float>(bias[min(at.col + col, cols - 1)]);  // without branches, loads are in flight together
     });
   } else if constexpr (meeting<Acc>() == Meeting::rows) {
     ColumnVector<Target, float, Acc> values;
@@ -156,6 +156,15 @@ constexpr bool reads_addends_of() {
 }
 template <class Epilogue>
 inline constexpr bool reads_addends = reads_addends_of<Epilogue>();
+
+/// Whether the sums begin with what the epilogue's begin() loads, as its constant `begins` says. See LinearOptions.
+template <class Epilogue>
+constexpr bool begins_of() {
+  if constexpr (requires { Epilogue::begins; }) return Epilogue::begins;
+  return false;
+}
+template <class Epilogue>
+inline constexpr bool begins = begins_of<Epilogue>();
 
 /// Whether the epilogue treats each accumulator separately, as its constant `elementwise` says.
 template <class Epilogue>
@@ -203,12 +212,17 @@ struct LinearOptions {
   bool windowed = false;  ///< stores D in windows: a convolution
   /// Stores D transposed, [N, M]. The bias has M values. C and the residual are read as [M, N].
   bool transposed = false;
+  /// The sums begin with the residual and the bias, which are loaded while the first operands arrive and need no registers but those of the
+  /// accumulators. For alpha = 1, beta = 0 and no activation.
+  bool begins = false;
 };
 
 /// D = activation(alpha acc + beta C + bias) + residual. The SwiGlu activation turns each pair of columns into one.
 template <class T, class Activation, LinearOptions options = LinearOptions{}>
 struct Linear {
-  static constexpr bool addends = options.addends, elementwise = true;
+  static constexpr bool addends = options.addends, begins = options.begins, elementwise = true;
+  static_assert(!begins || (is_same<Activation, Identity> && !addends && !options.scales && !options.windowed && !options.transposed),
+                "sums begin with a residual where nothing but that and a bias is added to them");
   template <class Target, class Acc>
   struct On {
     static constexpr bool pairs = is_same<Activation, SwiGlu>;
@@ -229,7 +243,21 @@ struct Linear {
       int activation;  ///< an AnyActivation::Kind, if the activation is AnyActivation
     };
 
+    TW_INLINE static void begin(auto& block, Acc& acc, const Params& p, const Place& at) {
+      block.for_each_with(acc, p.residual, at.row, at.col, at.batch, 0, [](int, int, auto& x, auto r) { x = r; });
+      if (p.has_bias) epilogue::add_bias<Target>(block, acc, p.bias, at, p.d.cols);
+    }
+
     TW_INLINE static void apply(auto& block, Acc& acc, const Params& p, Memory& memory, const auto& at) {
+      if constexpr (begins) {
+        epilogue::store(block, acc, p.d, memory, at);
+      } else {
+        add_and_store(block, acc, p, memory, at);
+      }
+    }
+
+   private:
+    TW_INLINE static void add_and_store(auto& block, Acc& acc, const Params& p, Memory& memory, const auto& at) {
       float alpha = p.alpha;
       if constexpr (options.scales) {
         if (p.a_scale) alpha *= *p.a_scale;

@@ -14,10 +14,11 @@ struct Operands {
 };
 
 /// The tile sizes and the schedule. A tile of D is BM x BN; operands arrive BK at a time through a ring of `Stages` slots. `Cluster`
-/// blocks, neighbours along M, share every tile of B. Tiles are processed in bands of `Band` rows (of clusters).
-template <int BM, int BN, int BK, int Stages, int Cluster, int Band>
+/// blocks, neighbours along M, share every tile of B. Tiles are processed in bands of `Band` rows (of clusters). `Teams`: of warpgroups, so
+/// that one multiplies while another stores.
+template <int BM, int BN, int BK, int Stages, int Cluster, int Band, int Teams = 1>
 struct Tiles {
-  static constexpr int bm = BM, bn = BN, bk = BK, stages = Stages, cluster = Cluster, band = Band;
+  static constexpr int bm = BM, bn = BN, bk = BK, stages = Stages, cluster = Cluster, band = Band, teams = Teams;
 };
 
 /// The tiles of A and B, and their loads: the part that all kernels of the family share.
@@ -98,12 +99,18 @@ struct RowsOfTile {
 
 /// acc = the sum of the products of n > 0 slots with tiles a and b. If products are asynchronous, one is always in flight: a slot is
 /// released once the product after the one that read it has been issued. prepare(slot, step) may change a slot before its product.
-template <class Target>
+/// `kAdds`: the sum is added to what acc holds.
+template <class Target, bool kAdds = false>
 TW_INLINE void multiply_steps(auto& block, auto& ring, auto& acc, int n, auto prepare) {
-  for (int step = 0; step < n; ++step) {
+  if constexpr (kAdds) {
+    auto& slot = block.take(ring);
+    prepare(slot, 0);
+    block.mma(acc, slot.a, slot.b, false);
+  }
+  for (int step = kAdds ? 1 : 0; step < n; ++step) {
     auto& slot = block.take(ring);
     prepare(slot, step);
-    block.mma(acc, slot.a, slot.b, step == 0);
+    block.mma(acc, slot.a, slot.b, !kAdds && step == 0);
     if (step >= in_flight<Target>) {
       block.wait(leave<in_flight<Target>>, acc);
       block.release(ring);
@@ -114,9 +121,9 @@ TW_INLINE void multiply_steps(auto& block, auto& ring, auto& acc, int n, auto pr
     block.release(ring);
   }
 }
-template <class Target>
+template <class Target, bool kAdds = false>
 TW_INLINE void multiply_steps(auto& block, auto& ring, auto& acc, int n) {
-  multiply_steps<Target>(block, ring, acc, n, [](auto&, int) {});
+  multiply_steps<Target, kAdds>(block, ring, acc, n, [](auto&, int) {});
 }
 
 /// The product A B. An epilogue (tilewave/tile/epilogue.tile.hpp) stores its accumulators, tile by tile. With `kSplitK` the grid's batch
@@ -134,7 +141,8 @@ struct Gemm {
     using In = Inputs<Target, Operands, Tiles>;
     using Slot = typename In::Slot;
     using Sum = typename Operands::Sum;
-    using Acc = Fragment<Target, Sum, BM, BN>;
+    static constexpr int teams = Tiles::teams;
+    using Acc = TeamFragment<Target, Sum, BM, BN, teams>;
     using End = typename Epilogue::template On<Target, Acc>;
     using Schedule = Banded<Tiles::band>;
     static constexpr int rows = BM;
@@ -165,6 +173,8 @@ struct Gemm {
         return all_steps(p);
     }
 
+    TW_INLINE static auto& ring(Memory& memory) { return memory.operands; }
+
     TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
       const int row = t.m * BM, col = t.n * BN;
       if constexpr (kSplitK)
@@ -175,20 +185,25 @@ struct Gemm {
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
       const int n = steps(p, t);
-      // Integer products and splits have at least one step, which the host ensures. If zeros could reach the store directly, the assembler
-      // would serialise the products.
-      if constexpr (!is_same<Sum, i32> && !kSplitK) {
+      constexpr bool begins = epilogue::begins<Epilogue>;
+      if constexpr (begins) End::begin(block, state.acc, p.epilogue, place(t));
+      // Integer products, splits and sums that begin with something have at least one step, which the host ensures. If zeros could reach
+      // the store directly, the assembler would serialise the products.
+      if constexpr (!is_same<Sum, i32> && !kSplitK && !begins) {
         if (n == 0) {
           block.fill(state.acc, 0.0f);
           return;
         }
       }
-      multiply_steps<Target>(block, memory.operands, state.acc, n);
+      multiply_steps<Target, begins>(block, memory.operands, state.acc, n);
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
-      End::apply(block, state.acc, p.epilogue, memory.out, Place{t.m * BM, t.n * BN, t.batch});
+      End::apply(block, state.acc, p.epilogue, memory.out, place(t));
     }
+
+   private:
+    TW_INLINE static Place place(Tile t) { return {t.m * BM, t.n * BN, t.batch}; }
   };
 };
 

@@ -57,6 +57,9 @@
 //   loads_early(params)                whether load() only reads what was complete when the previous launch began; it then need not wait
 //                                      for that launch's end
 //   static constexpr int min_blocks    blocks that an SM must hold at once, which limits the registers (default 1)
+//   static constexpr int teams         how many teams the warpgroups of a Hopper GPU form (default 1). A team computes whole tiles, in turn
+//                                      with the others: it stores its tile while they multiply. Accumulators are then TeamFragments, and
+//                                      ring(memory) returns the kernel's only ring, of which a step of a tile is one slot
 //   static constexpr bool waits        whether tiles wait for what other tiles announce: all blocks of the launch then run at once
 //   static constexpr bool moves_registers  with one warpgroup that computes: the role that loads gives registers to it, as always with
 //                                      more. For kernels with min_blocks whose accumulators exceed an even share
@@ -147,6 +150,9 @@ using GatherRing = typename Target::template GatherRing<Slot, Stages>;
 /// each has an equal part of the columns, in order. If it has more, each warpgroup has several times 64 contiguous rows.
 template <class Target, class T, int R, int C, int Warpgroups = R / 64>
 using Fragment = typename Target::template Fragment<T, R, C, Warpgroups>;
+/// The accumulators of a kernel with `teams`.
+template <class Target, class T, int R, int C, int Teams>
+using TeamFragment = typename Target::template TeamFragment<T, R, C, Teams>;
 template <class Target, class T, int R, int C>
 using Operand = typename Target::template Operand<T, R, C>;
 /// `Warps`: the kernel's. `Width`: contiguous columns of a lane, for 16-byte pieces of the widest type that is loaded or stored; 0 means as
@@ -252,6 +258,11 @@ constexpr int fragment_rows_of() {
 template <class On>
 constexpr int blocks_of() {
   if constexpr (requires { On::min_blocks; }) return On::min_blocks;
+  return 1;
+}
+template <class On>
+constexpr int teams_of() {
+  if constexpr (requires { On::teams; }) return On::teams;
   return 1;
 }
 template <class On>

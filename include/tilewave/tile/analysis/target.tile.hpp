@@ -420,6 +420,8 @@ struct Target {
   using GatherRing = analysis::GatherRing<Slot, Stages>;
   template <class T, int R, int C, int Warpgroups = R / 64>
   using Fragment = conditional<Warpgroups == R / 64, analysis::Fragment<T, R, C>, analysis::HeldFragment<T, R, C, Warpgroups>>;
+  template <class T, int R, int C, int>
+  using TeamFragment = Fragment<T, R, C>;
   template <class T, int R, int C>
   using Operand = analysis::Operand<T, R, C>;
   template <int R, int N, int Warps>

@@ -18,6 +18,13 @@ inline void require_nothing_left(int steps_left, const RingState* last_ring) {
   }
 }
 
+/// The slots filled and not taken, of all rings.
+inline int slots_filled(const RingState* last_ring) {
+  int count = 0;
+  for (const RingState* ring = last_ring; ring != nullptr; ring = ring->previous) count += ring->filled;
+  return count;
+}
+
 /// Throws unless all blocks of the tile's cluster take `steps` steps: in every step they load parts of each other's tiles.
 template <class On>
 void require_equal_steps(const typename On::Params& params, const Tile& tile, int steps) {
@@ -49,13 +56,20 @@ TW_INLINE void run_here(const typename On::Params& params, const TileGrid& grid,
       typename On::Memory memory;
       int step = 0;
       int steps;
-    } loads{params, tile, typename On::Memory(allocator), 0, On::steps(params, tile)};
+      const RingState* last_ring;
+    } loads{params, tile, typename On::Memory(allocator), 0, On::steps(params, tile), nullptr};
+    loads.last_ring = allocator.last_ring;
     if constexpr (tw::detail::cluster_of<On>() > 1 && requires { typename On::Work; }) require_equal_steps<On>(params, place, loads.steps);
     const auto pull = [](void* context) {
       Loads& l = *static_cast<Loads*>(context);
       if (l.step == l.steps) return false;
       const Producer producer;
+      [[maybe_unused]] const int before = slots_filled(l.last_ring);
       On::load(producer, l.params, l.work, l.step++, l.memory);
+      if constexpr (tw::detail::teams_of<On>() > 1) {
+        if (slots_filled(l.last_ring) != before + 1)
+          schedule_error("a step fills another number of slots than one: on a GPU a team would take slots of another's tile");
+      }
       return true;
     };
     Block<tw::detail::fragment_rows_of<On>()> block(index == 0, pull, &loads, allocator.last_buffer);

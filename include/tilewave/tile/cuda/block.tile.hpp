@@ -171,7 +171,7 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   template <class T, class Tile, int N>
   TW_INLINE void load(RowVector<T, Tile>& to, const SharedVector<T, N>& from) const {
     load_vector(at, to, from);
-    ptx::named_barrier(kWarpgroupBarrier + at.warpgroup, kWarpgroupThreads);
+    this->sync_warpgroup();
   }
   template <class T, class Tile, int N>
   TW_INLINE void load(RowVector<T, Tile>& to, const VectorBuffer<T, N>& from) const {
@@ -180,7 +180,7 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   template <class T, class Tile, int N>
   TW_INLINE void load(ColumnVector<T, Tile>& to, const SharedVector<T, N>& from) const {
     load_vector(at, to, from);
-    ptx::named_barrier(kWarpgroupBarrier + at.warpgroup, kWarpgroupThreads);
+    this->sync_warpgroup();
   }
   template <class T, class Tile, int N>
   TW_INLINE void load(ColumnVector<T, Tile>& to, const VectorBuffer<T, N>& from) const {

@@ -59,6 +59,9 @@ TW_INLINE u32 block_count() {
 // Synchronisation within a block
 
 TW_INLINE void named_barrier(u32 id, u32 threads) { TW_ASM("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+/// Counts the calling threads at the barrier without waiting there.
+TW_INLINE void named_barrier_arrive(u32 id, u32 threads) { TW_ASM("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
 // Overlapping launches (programmatic dependent launch, since compute capability 9.0; before that, a launch begins when the previous one has
 // ended)
 #if TW_ON_GPU && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -34,6 +34,8 @@ struct Target {
       conditional<Warpgroups == R / kWarpgroupRows, cuda::Fragment<T, R, C, kWarpRows, kColumnWarps>,
                   conditional<(Warpgroups * kWarpgroupRows < R), cuda::Fragment<T, R, C, R / (Warpgroups * kWarpgroupRows) * 16, 1>,
                               cuda::Fragment<T, R, C, 16, Warpgroups * kWarpgroupRows / R>>>;
+  template <class T, int R, int C, int>
+  using TeamFragment = Fragment<T, R, C>;
   template <class T, int R, int C>
   using Operand = cuda::Operand<T, R, C, kWarpRows>;
   template <int R, int N, int Warps>

@@ -8,14 +8,20 @@ namespace tw::cuda {
 template <int kWarps>
 struct Threads {
   static constexpr int threads = kWarps * 32;
-  int first_thread;  ///< the number of the block's threads before these, which belong to the producer
+  int first_thread;         ///< the number of the block's threads before these: the producer's, and those of other teams
+  int first_warpgroup = 0;  ///< the number of the warpgroups of other teams before these, for barriers and staging
   Position at = Position::of(ptx::thread_index() - static_cast<u32>(first_thread));
 
   /// The thread's index among those that compute.
   TW_INLINE int thread() const { return at.block_warp() * 32 + at.lane; }
   /// Waits until all threads that compute have arrived.
-  TW_INLINE void sync() const { ptx::named_barrier(kComputeBarrier, threads); }
-  TW_INLINE void sync_warpgroup() const { ptx::named_barrier(kWarpgroupBarrier + at.warpgroup, kWarpgroupThreads); }
+  TW_INLINE void sync() const {
+    if constexpr (kWarps == 4)
+      sync_warpgroup();
+    else
+      ptx::named_barrier(kComputeBarrier, threads);
+  }
+  TW_INLINE void sync_warpgroup() const { sync_warpgroup(at); }
   /// Calls f(i) for every i < count, distributed over the block's threads.
   template <class Fn>
   TW_INLINE void parallel(int count, Fn f) const {
@@ -23,6 +29,9 @@ struct Threads {
   }
 
  protected:
+  TW_INLINE void sync_warpgroup(const Position& p) const {
+    ptx::named_barrier(static_cast<u32>(kWarpgroupBarrier + first_warpgroup + p.warpgroup), kWarpgroupThreads);
+  }
   /// Checks that a tile in registers belongs to this block.
   template <class F>
   static constexpr void own() {

@@ -6,8 +6,8 @@
 
 namespace tw::sm_90a {
 
-/// The consumer role as a kernel sees it: all consumer warpgroups at once.
-template <int Warpgroups, bool kTmaLoad, bool kTmaStore, int Cluster>
+/// The consumer role as a kernel sees it: all consumer warpgroups at once, or those of one of `Teams`.
+template <int Warpgroups, bool kTmaLoad, bool kTmaStore, int Cluster, int Teams = 1>
 struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   using Base = cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore>;
   using Base::add_products, Base::at, Base::first_thread, Base::load, Base::store, Base::for_each, Base::sync;
@@ -19,8 +19,15 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   template <class RingType>
   TW_INLINE auto& take(RingType& ring) const {
     const auto cursor = ring.next;
+    if constexpr (Teams > 1) {
+      if (ring.awaits_turn) begin_turn();
+      ring.awaits_turn = false;
+    }
     ptx::wait(ring.full_barrier(cursor.index), cursor.parity);
     ring.next.advance();
+    if constexpr (Teams > 1) {
+      if (--ring.until_turn == 0) end_turn();
+    }
     if constexpr (RingType::gathers) ptx::fence_proxy();  // the tensor cores are about to read what threads have copied
     return ring.slot(cursor.index);
   }
@@ -35,6 +42,18 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
       if (thread < Cluster) ptx::arrive_at(empty, thread);
     }
     ring.released.advance();
+  }
+
+  // Teams. A barrier's parity tells one use of a slot from the next, not from the one after that: so a team waits for its slots only when
+  // the one before has taken all of its own.
+
+  TW_INLINE void begin_turn() const {
+    ptx::named_barrier(static_cast<u32>(kTeamBarrier + this->first_warpgroup / Warpgroups), 2 * Warpgroups * kWarpgroupThreads);
+  }
+  /// Lets the next team take slots.
+  TW_INLINE void end_turn() const {
+    const int team = this->first_warpgroup / Warpgroups + 1;
+    ptx::named_barrier_arrive(static_cast<u32>(kTeamBarrier + (team == Teams ? 0 : team)), 2 * Warpgroups * kWarpgroupThreads);
   }
 
   // Products
@@ -76,14 +95,14 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
       cuda::add_divided_integers(at, sums, tile, operand);
     else
       cuda::add_divided_codes(at, sums, tile, operand, scales);
-    warpgroup_sync(at);  // end_reads() would also wait for loads from global memory that are in flight
+    this->sync_warpgroup(at);  // end_reads() would also wait for loads from global memory that are in flight
   }
   /// The same for a tile whose rows are in groups of 8: the first group of each warp, then the second.
   template <class T, int R, int N, int C, class S>
   TW_INLINE void add_products_of_groups(DividedSums<R, N, Warpgroups * 4>& sums, const S& tile,
                                         const DividedOperand<T, N, C, Warpgroups * 4>& operand) const {
     cuda::add_divided<true>(at, sums, tile, operand);
-    warpgroup_sync(at);
+    this->sync_warpgroup(at);
   }
 
   /// Loads a tile in shared memory as a left operand in registers: each warpgroup loads its 64 rows. All its warps have read the tile when
@@ -113,10 +132,25 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   template <class T, int R, int C, class G>
   TW_INLINE void store(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0, int i = 0,
                        int j = 0, int rows_end = kAllRows) const {
-    if constexpr (sizeof(T) != 2)
+    if constexpr (sizeof(T) != 2) {
       store_rows(from, to, row0, col0, i, j, rows_end);
-    else
-      store_panels(from, staging, to, row0 + here().warpgroup * kWarpgroupRows, col0, i, j, rows_end);
+    } else {
+      Base::template own<Fragment<float, R, C>>();
+      store_panels(from.x, staging, to, row0 + here().warpgroup * kWarpgroupRows, col0, i, j, rows_end);
+    }
+  }
+  template <class T, int R, int C, class G>
+  TW_INLINE void store(const TallFragment<float, R, C, Warpgroups>& from, const Staging<T, R, C>& staging, const G& to, int row0, int col0,
+                       int i = 0, int j = 0, int rows_end = kAllRows) const {
+    if constexpr (sizeof(T) != 2) {
+      store_rows(from, to, row0, col0, i, j, rows_end);
+    } else {
+      using F = TallFragment<float, R, C, Warpgroups>;
+      const int first = row0 + here().warpgroup * F::row_blocks * kWarpgroupRows;
+      TW_UNROLL
+      for (int block = 0; block < F::row_blocks; ++block)
+        store_panels(from.x + block * F::tile_size, staging, to, first + block * kWarpgroupRows, col0, i, j, rows_end);
+    }
   }
   /// to(row0 + col, col0 + row) = from(row, col), through the same memory.
   template <class T, int R, int C, class G>
@@ -157,7 +191,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     if constexpr (kTmaStore && sizeof(T) == 2) {
       static_assert(C % Staging<T, R, C>::box_cols == 0, "columns of a windowed store must fill panels of 128 bytes");
       const int first = here().warpgroup * kWarpgroupRows;
-      store_panels(from, staging, to, row0 + w.row(first), col0, i0 + w.i(first), j0 + w.j(first));
+      store_panels(from.x, staging, to, row0 + w.row(first), col0, i0 + w.i(first), j0 + w.j(first));
     } else {
       Base::store_places(from, to, col0, [&](int r) {
         const int in_i = i0 + w.i(r), in_j = j0 + w.j(r);
@@ -255,8 +289,6 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   }
   /// Orders this thread's stores to shared memory before what tensor cores and the copy engine read after the next barrier.
   TW_INLINE void fence() const { ptx::fence_proxy(); }
-  /// Waits until all threads of the warpgroup have arrived.
-  TW_INLINE void sync_warpgroup() const { warpgroup_sync(at); }
   /// Adds the Buffer's elements to the tensor's, from (row, col) on. Elements outside the tensor are dropped. Asynchronous: see
   /// wait_stores().
   template <int R, int C, Contract contract, class G>
@@ -314,7 +346,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
         ptx::store_shared_16(ptx::address(tile.bytes) + static_cast<u32>(panel * S::panel_bytes + n * 16), 0, 0, 0, 0);
     }
     ptx::fence_proxy();
-    warpgroup_sync(at);
+    this->sync_warpgroup(at);
   }
 
  private:
@@ -325,9 +357,8 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   /// when its thread passes the barrier, and TMA, which fills the slot next, does not wait for it. The proxy fence does.
   TW_INLINE void end_reads() const {
     ptx::fence_proxy();
-    warpgroup_sync(at);
+    this->sync_warpgroup(at);
   }
-  static TW_INLINE void warpgroup_sync(const Position& p) { ptx::named_barrier(kWarpgroupBarrier + p.warpgroup, kWarpgroupThreads); }
 
   template <class Acc, class A, class B>
   TW_INLINE void multiply(Acc& acc, const A& a, const B& b, bool overwrite) const {
@@ -463,12 +494,11 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     ptx::wgmma_fence();
   }
 
-  /// Panel by panel; `row`, `i` and `j` are those of the warpgroup's first row.
+  /// A warpgroup's 64 rows of a Fragment, panel by panel; `row`, `i` and `j` are those of the first one.
   template <class T, int R, int C, class G>
-  TW_INLINE void store_panels(const Fragment<float, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row, int col0, int i,
-                              int j, int rows_end = kAllRows) const {
+  TW_INLINE void store_panels(const float* accumulators, const Staging<T, R, C>& staging, const G& to, int row, int col0, int i, int j,
+                              int rows_end = kAllRows) const {
     using S = Staging<T, R, C>;
-    Base::template own<Fragment<float, R, C>>();
     static_assert(C % 16 == 0, "a Fragment leaves through Staging in steps of 16 columns");
     const Position at = here();
     const bool leader = ptx::thread_index() % kWarpgroupThreads == 0;
@@ -479,7 +509,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
           const int cols = min(C - panel * S::box_cols, S::box_cols);
           TW_UNROLL
           for (int group = 0; group < cols / 16; ++group) {
-            const float* x = from.x + panel * S::box_cols / 2 + group * 8;
+            const float* x = accumulators + panel * S::box_cols / 2 + group * 8;
             const u32 piece = static_cast<u32>(group * 2 + at.lane / 16) ^ (static_cast<u32>(matrix_row) & 7);
             ptx::store_matrix_x4(ptx::address(slot) + static_cast<u32>(matrix_row) * kPanelBytes + piece * 16, ptx::pack<T>(x[0], x[1]),
                                  ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]), ptx::pack<T>(x[6], x[7]));
@@ -499,16 +529,16 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   template <class S, class Write, class Store>
   TW_INLINE void stage_panels(const Position& at, const S& staging, Write write, Store store) const {
     const bool leader = ptx::thread_index() % kWarpgroupThreads == 0;
-    u8* const base = shared_memory() + staging.offset + at.warpgroup * (S::slots * S::slot_bytes);
+    u8* const base = shared_memory() + staging.offset + (this->first_warpgroup + at.warpgroup) * (S::slots * S::slot_bytes);
     const auto wait = [&](auto left) {
       if (leader) ptx::store_wait_read<decltype(left)::value>();
-      warpgroup_sync(at);
+      this->sync_warpgroup(at);
     };
     for_panels<S>(wait, [&](int panel, int slot_index) {
       u8* const slot = base + slot_index * S::slot_bytes;
       write(panel, slot);
       ptx::fence_proxy();
-      warpgroup_sync(at);
+      this->sync_warpgroup(at);
       store(panel, slot);
       if (leader) ptx::store_commit();
     });

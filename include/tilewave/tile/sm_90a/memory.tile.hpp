@@ -22,6 +22,9 @@ inline constexpr int kBarrierBytes = 1024;
 inline constexpr int kMostBarriers = kBarrierBytes / 2 / 8 - 4;
 /// The producer role's named barrier.
 inline constexpr int kProducerBarrier = 1;
+/// The named barrier of the first team. Those of up to eight warpgroups come before.
+inline constexpr int kTeamBarrier = kWarpgroupBarrier + 8;
+inline constexpr int kMostTeams = 16 - kTeamBarrier;
 
 /// R x C accumulators of fewer warpgroups than R / 64: each warpgroup holds `row_blocks` blocks of 64 rows, one after the other, and each
 /// block has a Fragment's layout.
@@ -129,6 +132,11 @@ struct Ring {
         parity ^= 1;
       }
     }
+    TW_INLINE constexpr void advance(int count) {
+      index += count;
+      parity ^= static_cast<u32>(index / Stages & 1);
+      index %= Stages;
+    }
   };
 
   int slots;  ///< offset in shared memory
@@ -136,6 +144,8 @@ struct Ring {
   int empty;
   Cursor next;      ///< to put, or to take
   Cursor released;  ///< oldest slot taken and not released
+  int until_turn;   ///< slots that a team takes before it is the next team's turn
+  bool awaits_turn;
 
   /// `full_arrivals`: how many arrivals from the producer role make a slot full.
   constexpr explicit Ring(auto& allocator, int full_arrivals = 1)
@@ -145,6 +155,11 @@ struct Ring {
 
   TW_INLINE Slot& slot(int index) const {
     return *reinterpret_cast<Slot*>(shared_memory() + slots + index * static_cast<int>(sizeof(Slot)));
+  }
+  /// Goes on behind `count` slots that another team takes and releases.
+  TW_INLINE void pass_over(int count) {
+    next.advance(count);
+    released.advance(count);
   }
   TW_INLINE u64* full_barrier(int index) const { return barrier_at(full + index); }
   TW_INLINE u64* empty_barrier(int index) const { return barrier_at(empty + index); }

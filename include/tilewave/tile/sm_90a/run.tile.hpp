@@ -76,7 +76,8 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
   constexpr bool dynamic = S::dispatch == Dispatch::dynamic;
   constexpr bool queued = dynamic || requires { typename On::Work; };  // the producer passes the tiles to the consumers
   static_assert(!dynamic || cluster == 1, "a dynamic schedule gives tiles to single blocks");
-  using ComputeBlock = Block<S::warpgroups, T::tma_load, T::tma_store, cluster>;
+  static_assert(!queued || S::teams == 1, "teams need a schedule that is known to all");
+  using ComputeBlock = Block<S::team_warpgroups, T::tma_load, T::tma_store, cluster, S::teams>;
 
   const u32 rank = cluster > 1 ? ptx::cluster_rank() : 0;
   const TileGrid clusters{grid.m / cluster, grid.n, grid.batch, grid.counter};
@@ -104,7 +105,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     using Memory = typename On::Memory;
     constexpr bool all_load = S::all_load();
     if (ptx::thread_index() == 0) {
-      Allocator allocator{S::warpgroups, cluster, true};
+      Allocator allocator{S::team_warpgroups, cluster, true};
       Memory memory(allocator);
       TileQueue<Work> queue(allocator);
       ptx::fence_barrier_init();
@@ -116,7 +117,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
       __syncthreads();
 #endif
     if (ptx::thread_index() >= kWarpgroupThreads || !tw::detail::loads_early<On>(params)) begin();
-    Allocator allocator{S::warpgroups, cluster};
+    Allocator allocator{S::team_warpgroups, cluster};
     Memory memory(allocator);
     TileQueue<Work> queue(allocator);
 
@@ -162,7 +163,8 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
       }
     } else {
       if constexpr (S::moves_registers) ptx::take_registers<compute_registers<S::warpgroups, S::min_blocks, !all_load>()>();
-      const ComputeBlock block{kWarpgroupThreads};
+      const int team = S::teams == 1 ? 0 : ptx::uniform(static_cast<int>(ptx::thread_index() / kWarpgroupThreads) - 1);
+      const ComputeBlock block{kWarpgroupThreads * (1 + team), team};
       // Otherwise the compiler keeps the rings of a long kernel in local memory, and calls a function.
       const auto compute_tile = [&](const Work& work) __attribute__((always_inline)) {
         typename tw::detail::StateOf<On>::Type state;
@@ -177,9 +179,29 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
           compute_tile(entry.work);
           queue.release();
         }
-      } else {
+      } else if constexpr (S::teams == 1) {
         TW_NO_UNROLL
         for (int i = first; i < clusters.count(); i += stride) compute_tile(tile_at(i));
+      } else {
+        // The slots of all tiles are in one order. A team takes those of its own tiles and passes over the others.
+        auto& ring = On::ring(memory);
+        int turn = 0;
+        TW_NO_UNROLL
+        for (int i = first; i < clusters.count(); i += stride, turn = turn + 1 == S::teams ? 0 : turn + 1) {
+          const Tile tile = tile_at(i);
+          const int steps = On::steps(params, tile);
+          if (turn != team) {
+            ring.pass_over(steps);
+            continue;
+          }
+          // What a tile does before it takes its first slot need not wait for its turn.
+          const bool last = i + stride >= clusters.count();
+          ring.awaits_turn = i != first && steps > 0;
+          ring.until_turn = last ? 0 : steps;
+          if (steps == 0 && i != first) block.begin_turn();
+          if (steps == 0 && !last) block.end_turn();
+          compute_tile(tile);
+        }
       }
       if (ptx::thread_index() % kWarpgroupThreads == 0) ptx::store_wait_read<0>();
     }

@@ -22,6 +22,8 @@ struct Target {
   template <class T, int R, int C, int Warpgroups = R / kWarpgroupRows>
   using Fragment = conditional<(Warpgroups * kWarpgroupRows < R), sm_90a::TallFragment<T, R, C, Warpgroups>,
                                sm_90a::Fragment<T, R, C, 16, Warpgroups * kWarpgroupRows / R>>;
+  template <class T, int R, int C, int Teams>
+  using TeamFragment = Fragment<T, R, C, R / kWarpgroupRows / Teams>;
   template <class T, int R, int C>
   using Operand = sm_90a::Operand<T, R, C>;
   template <int R, int N, int Warps>
@@ -66,6 +68,10 @@ struct Shape {
   static_assert(tw::Target<T>, "a target lacks one of the types that tilewave/tile/concepts.tile.hpp lists");
   static constexpr bool produces = tw::detail::has_load<On>;
   static constexpr int warpgroups = tw::detail::warps_of<On>() / 4;
+  /// The warpgroups of a team, which compute a tile together.
+  static constexpr int teams = tw::detail::teams_of<On>(), team_warpgroups = warpgroups / teams;
+  static_assert(teams == 1 || warpgroups == teams, "a team is one warpgroup: a kernel has as many `teams` as 64 rows");
+  static_assert(teams <= kMostTeams, "too many teams");
   static_assert(tw::detail::warps_of<On>() % 4 == 0, "a block has whole warpgroups: a multiple of 4 warps, of 64 rows of accumulators");
   static constexpr int min_blocks = tw::detail::blocks_of<On>();
   /// Whether the role that loads gives registers to the one that computes.
@@ -76,7 +82,7 @@ struct Shape {
   static_assert(cluster >= 1 && cluster <= 8, "a cluster has 1 to 8 blocks");
   static constexpr Dispatch dispatch = tw::detail::ScheduleOf<On>::Type::dispatch;
   static constexpr Allocator memory() {
-    Allocator allocator{warpgroups, cluster};
+    Allocator allocator{team_warpgroups, cluster};
     if constexpr (requires { typename On::Memory; }) {
       typename On::Memory tiles(allocator);
       static_cast<void>(tiles);
