@@ -108,21 +108,26 @@ std::string type_of(const TileKernel& k) {
                     element_name(k.table), k.rows, k.cols, k.width(), bool_name(k.one_token));
 }
 
-/// For the GPU: two pieces per thread if that leaves enough blocks; rows without a head waste lanes.
+/// For the GPU: two pieces per thread if that leaves enough blocks; rows without a head and columns without a pair waste lanes.
 TileKernel choose_kernel(const Call& call, bool pairs) {
   const std::int64_t rows = call.x.shape(2), outer = call.x.shape(0) * call.x.shape(1);
   const bool many = rows * outer >= 32 * 8 * std::int64_t{device_info(call.stream.device()).units};
-  return {.pairs = pairs,
-          .x = call.x.dtype(),
-          .table = call.cos.dtype(),
-          .rows = rows <= 4           ? 4
-                  : rows <= 8         ? 8
-                  : rows > 16 && many ? 32
-                                      : 16,
-          .cols = call.half <= 32   ? 32
-                  : call.half <= 64 ? 64
-                                    : 128,
-          .one_token = call.one_token};
+  TileKernel kernel{.pairs = pairs,
+                    .x = call.x.dtype(),
+                    .table = call.cos.dtype(),
+                    .rows = rows <= 4           ? 4
+                            : rows <= 8         ? 8
+                            : rows > 16 && many ? 32
+                                                : 16,
+                    .cols = call.half <= 32   ? 32
+                            : call.half <= 64 ? 64
+                                              : 128,
+                    .one_token = call.one_token};
+  if (call.half <= 16) {
+    kernel.cols = 16;
+    kernel.rows = std::max(8, kernel.rows == 32 && rows > 32 ? 64 : kernel.rows);
+  }
+  return kernel;
 }
 
 /// Only the width of pieces affects the layout of Params, not the rest of the tile size.
