@@ -18,6 +18,7 @@
 
 #include "apps/serve/core.hpp"
 #include "apps/serve/url.hpp"
+#include "models/one_line.hpp"
 #include "runtime/format.hpp"
 
 namespace tw::serve {
@@ -32,6 +33,7 @@ constexpr std::uint32_t kHeaderBytes = 16 << 10;
 constexpr std::size_t kStep = 64 << 10;            // of a body, read at a time
 constexpr std::size_t kAhead = 64 << 10;           // of later requests, read while one is processed
 constexpr std::size_t kUnsent = 8 << 20;           // of a streamed answer that waits for its reader
+constexpr std::size_t kNonceDigits = 24;           // of a WebSocket's handshake: 16 bytes in Base64
 constexpr auto kLinger = std::chrono::seconds(2);  // for a client to read an answer after which the connection is closed
 
 std::string new_id() {
@@ -379,6 +381,19 @@ class Connection final : public std::enable_shared_from_this<Connection>, public
     if (!beast::websocket::is_upgrade(head) || !reusable()) {
       refuse({426, tw::format("{} is for WebSockets", request.path), "", "upgrade_required"}, reusable(),
              {{"Upgrade", "websocket"}, {"Connection", "Upgrade"}});
+      return false;
+    }
+    // Beast checks these as well, but its answer is not OpenAI's error object.
+    if (const std::string_view version = request.header("Sec-WebSocket-Version"); version != "13") {
+      refuse({426, tw::format("Sec-WebSocket-Version is {}; it must be 13", models::in_quotes(version)), "Sec-WebSocket-Version",
+              "upgrade_required"},
+             true, {{"Upgrade", "websocket"}, {"Connection", "Upgrade"}, {"Sec-WebSocket-Version", "13"}});
+      return false;
+    }
+    if (const std::string_view nonce = request.header("Sec-WebSocket-Key"); nonce.empty() || nonce.size() > kNonceDigits) {
+      refuse({400, tw::format("Sec-WebSocket-Key is {}; it must be 16 bytes in Base64", models::in_quotes(nonce)), "Sec-WebSocket-Key",
+              "bad_request"},
+             true);
       return false;
     }
     if (!core_.options.cors.allow_websocket(request)) {

@@ -779,7 +779,18 @@ TEST_F(ServerTest, RefusesUpgrades) {
   EXPECT_EQ(refused.status, 400);
   EXPECT_NE(refused.body.find(R"("param":"intent")"), std::string::npos);
   EXPECT_EQ(client.request(get("/echo", kUpgrade)).status, 200);  // asks for what the path does not have: the upgrade is ignored
-  EXPECT_NE(request(get("/socket", "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n")).status, 101);
+  const std::string upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\n", version = "Sec-WebSocket-Version: 13\r\n";
+  const Answer keyless = client.request(get("/socket", upgrade + version));
+  EXPECT_EQ(keyless.status, 400);
+  EXPECT_NE(keyless.body.find(R"("param":"Sec-WebSocket-Key")"), std::string::npos) << keyless.body;
+  const Answer bad_key = client.request(get("/socket", upgrade + version + "Sec-WebSocket-Key: " + std::string(25, 'x') + "\r\n"));
+  EXPECT_EQ(bad_key.status, 400);
+  EXPECT_NE(bad_key.body.find(R"("param":"Sec-WebSocket-Key")"), std::string::npos) << bad_key.body;
+  const Answer old =
+      client.request(get("/socket", upgrade + "Sec-WebSocket-Version: 8\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"));
+  EXPECT_EQ(old.status, 426);
+  EXPECT_EQ(old.header("Sec-WebSocket-Version"), "13");
+  EXPECT_NE(old.body.find(R"("param":"Sec-WebSocket-Version")"), std::string::npos) << old.body;
 }
 
 TEST_F(ServerTest, EndsWebSocketsThatBreakTheRules) {
