@@ -87,7 +87,7 @@ const char* name_of(Format format) {
 /// The command that converts the file to WAV.
 std::string ffmpeg_command(const std::string& name) {
   const std::filesystem::path file(name);
-  std::filesystem::path from = "talk.m4a", to = "talk.wav";
+  std::filesystem::path from = "RECORDING", to = "talk.wav";
   if (file.has_extension()) {
     from = file;
     to = file;

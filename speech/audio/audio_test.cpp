@@ -419,7 +419,7 @@ TEST_F(AudioFiles, OtherFormatsAreRefusedWithTheCommandThatConverts) {
                           {"ffmpeg -i 'it'\\''s mine.m4a' -ar 16000 -ac 1 'it'\\''s mine.wav'"});
   expect_error<FileError>([&] { decode_audio(text, "misnamed.wav"); }, {"ffmpeg -i misnamed.wav -ar 16000 -ac 1 misnamed-16k.wav"});
   expect_error<FileError>([&] { decode_audio(text, "standard input"); },
-                          {"standard input: no", "ffmpeg -i talk.m4a -ar 16000 -ac 1 talk.wav"});
+                          {"standard input: no", "ffmpeg -i RECORDING -ar 16000 -ac 1 talk.wav"});
   expect_error<FileError>([&] { decode_audio("x", "x.wav"); }, {"x.wav: no audio that can be read"});
 }
 
