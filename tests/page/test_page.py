@@ -397,6 +397,10 @@ def test_what_is_no_recording(open_page):
     page = open_page(expected_messages="400")
     page.set_input_files("#file", [{"name": "notes.txt", "mimeType": "text/plain", "buffer": b"not audio"}])
     expect(page.get_by_role("alert")).to_contain_text("no audio that can be read")
+    expect(page.get_by_role("region", name="Transcript")).to_be_hidden()
+    choose(page, SAMPLES / SPOKEN)
+    wait_until_done(page)
+    expect(page.get_by_role("region", name="Transcript")).to_be_visible()
 
 
 def test_a_busy_server_is_asked_again(open_page):
@@ -565,6 +569,12 @@ def test_a_phone(open_page):
     for width in (390, 320):
         page.set_viewport_size({"width": width, "height": 844})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        text, cross = page.locator("#error-text").bounding_box(), page.locator("#dismiss").bounding_box()
+        assert text["x"] + text["width"] <= cross["x"] and cross["y"] < text["y"] + text["height"]
+        # Everything above the transcript begins at the left margin; the glow of a recording stays within it.
+        assert {round(page.locator(name).bounding_box()["x"]) for name in ("#record", "#samples > span", "#error", "#progress")} == {20}
+        page.evaluate("document.querySelector('#record').style.setProperty('--level', 1)")
+        expect(page.locator("#record")).to_have_css("box-shadow", re.compile(r" 8px$"))
 
 
 # ---- The file ---------------------------------------------------------------------------------------------------------------------------
