@@ -452,6 +452,7 @@ TEST_F(Transcribe, WrongUsage) {
   } const cases[] = {
       {"", "AUDIO"},
       {"--batch 17 a.wav", "17 not in range 1 to 16"},
+      {"--temperature 100.5 a.wav", "100.5 not in range 0 to 100\n"},
       {"--batch 0 a.wav", "--batch"},
       {"--top-p 0 a.wav", "--top-p must be greater than 0 and at most 1"},
       {"--top-p 1.5 a.wav", "--top-p"},

@@ -1,11 +1,13 @@
 // The command line, build/tilewave.
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <new>
 #include <optional>
+#include <regex>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -29,6 +31,13 @@ int usage_error(const CLI::App& app, const std::string& message) {
   const std::string name = full_name(innermost(app));
   tw::print(stderr, "tilewave: {}\nRun `{} --help` for what is allowed.\n", shown(stderr, message), name);
   return kUsage;
+}
+
+/// CLI11 writes the limits of an option with six decimals: not in range 0.000000 to 1.000000.
+std::string without_zeros(const std::string& message) {
+  const std::size_t limits = std::min(message.find(" not in range "), message.size());
+  static const std::regex kZeros("(\\.[0-9]*[1-9])0+\\b|\\.0+\\b");
+  return message.substr(0, limits) + std::regex_replace(message.substr(limits), kZeros, "$1");
 }
 
 /// The message for an argument that should be a command but is not.
@@ -76,7 +85,7 @@ int run(int argc, char** argv) {
     app.exit(asked);
     return kOk;
   } catch (const CLI::ParseError& error) {
-    return usage_error(app, unknown_command_of(innermost(app)).value_or(error.what()));
+    return usage_error(app, unknown_command_of(innermost(app)).value_or(without_zeros(error.what())));
   } catch (const UsageError& error) {
     return usage_error(app, error.what());
   } catch (const std::bad_alloc&) {
