@@ -64,7 +64,7 @@ def transcribe_dataset(
         duration   of the audio, in seconds
         error      null, or the exception's name and message: a missing, damaged or unsupported file fails alone
 
-    source: a file, a directory (all audio files in it and in its directories), a pattern with *, ? or [...], or a list of these; or a Dataset
+    source: a file, a directory (all audio files in it and in its directories, hidden ones left out), a pattern with *, ? or [...], or a list of these; or a Dataset
     with a column `bytes` (ray.data.read_binary_files(..., include_paths=True)) or `path`. Other columns of a Dataset are kept.
     filesystem: of the paths, pyarrow's or fsspec's. Without it, URIs such as s3:// and gs:// choose theirs, and other paths are local: every
     node must see them. model, dtype, weights, mmproj: as Transcriber's; every node must have the model under that path.
@@ -401,6 +401,11 @@ def _read(path: str, filesystem) -> bytes:
         return stream.read()
 
 
+def _hidden(path: str) -> bool:
+    """Whether the file or a folder on its way is, such as .Trash/talk.wav, or ._talk.wav, which is no recording."""
+    return any(part.startswith(".") and part not in (".", "..") for part in path.split("/"))
+
+
 def _expand(source, filesystem) -> list[str]:
     """The files that `source` names. A name without a file is kept, and becomes a row with an error."""
     import pyarrow.fs
@@ -425,7 +430,7 @@ def _expand(source, filesystem) -> list[str]:
         elif kind == pyarrow.fs.FileType.Directory:
             files = place.get_file_info(pyarrow.fs.FileSelector(inside, recursive=True))
             wanted = (file.path for file in files if file.type == pyarrow.fs.FileType.File and file.extension.lower() in EXTENSIONS)
-            paths.update(dict.fromkeys(before + path for path in sorted(wanted)))
+            paths.update(dict.fromkeys(before + path for path in sorted(wanted) if not _hidden(path.removeprefix(inside))))
         else:
             paths[given] = None
     return list(paths)

@@ -41,6 +41,9 @@ def corpus(tmp_path):
     (tmp_path / "corpus/empty.wav").write_bytes(b"")
     (tmp_path / "corpus/more/[damaged].FLAC").write_bytes(b"fLaC and nothing of it")
     (tmp_path / "corpus/transcripts.txt").write_text("not audio")
+    (tmp_path / "corpus/.trash").mkdir()
+    for hidden in ("._digits-1.wav", ".trash/digits-1.wav"):
+        (tmp_path / "corpus" / hidden).write_bytes(b"what no search of a directory finds")
     return tmp_path / "corpus"
 
 
