@@ -1,5 +1,7 @@
 // The only file that includes spdlog. Header-only, like the project's use of fmt: the program needs neither library to run.
+#ifndef FMT_HEADER_ONLY
 #define FMT_HEADER_ONLY
+#endif
 #define SPDLOG_HEADER_ONLY
 #define SPDLOG_FMT_EXTERNAL
 #include "apps/serve/log.hpp"
