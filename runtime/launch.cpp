@@ -10,10 +10,12 @@
 #include "runtime/bind.hpp"
 #include "runtime/format.hpp"
 #include "runtime/jit.hpp"
+#include "runtime/launch_blocks.hpp"
 #include "runtime/launch_observer.hpp"
 #include "runtime/recording.hpp"
 #include "runtime/stream.hpp"
 #include "runtime/target.hpp"
+#include "tilewave/detail/sm_margin.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/launch.hpp"
 
@@ -28,7 +30,7 @@ struct Loaded {
   std::mutex mutex;                                // held while it is compiled and loaded
   std::atomic<cuda::Function> function = nullptr;  // set last
   ModuleInfo module;
-  std::int64_t blocks_at_once = 0;
+  RoomForBlocks room;
 };
 
 }  // namespace detail
@@ -38,6 +40,9 @@ namespace {
 using detail::Loaded;
 
 constexpr std::int64_t kLargestGrid = 0x7fffffff;  // CUDA's limit in x
+
+/// Of the calling thread: see ScopedSmMargin.
+thread_local int sm_margin = 0;
 
 /// All kernels that were ever requested. They live until the process ends, so pointers to them stay valid.
 Loaded& find_loaded(const KernelSpec& spec, int device) {
@@ -90,7 +95,7 @@ cuda::Function load(Loaded& kernel, const Gpu& gpu) {
   int blocks_per_sm = 0;
   check(d.occupancy_blocks_per_sm(&blocks_per_sm, function, m.threads, static_cast<std::size_t>(m.shared_bytes)),
         "cuOccupancyMaxActiveBlocksPerMultiprocessor");
-  kernel.blocks_at_once = std::int64_t{gpu.multiprocessors()} * blocks_per_sm;
+  kernel.room = {std::int64_t{gpu.multiprocessors()} * blocks_per_sm, blocks_per_sm, gpu.multiprocessors()};
   if (m.cluster > 1) {
     // A cluster runs on one GPC, and a GPC may have an odd number of SMs, so fewer clusters fit than the numbers of blocks suggest.
     cuda::LaunchAttribute cluster = cuda::LaunchAttribute::cluster(m.cluster);
@@ -102,9 +107,9 @@ cuda::Function load(Loaded& kernel, const Gpu& gpu) {
     config.attribute_count = 1;
     int clusters = 0;
     check(d.occupancy_clusters(&clusters, function, &config), "cuOccupancyMaxActiveClusters");
-    kernel.blocks_at_once = std::min(kernel.blocks_at_once, std::int64_t{clusters} * m.cluster);
+    kernel.room.at_once = std::min(kernel.room.at_once, std::int64_t{clusters} * m.cluster);
   }
-  if (kernel.blocks_at_once == 0) {
+  if (kernel.room.at_once == 0) {
     d.module_unload(module);
     throw DeviceError(tw::format("kernel {} does not fit on {}: {} threads, {} registers each, {} bytes of shared memory, clusters of {}",
                                  spec.name, info.device.name(), m.threads, compiled.registers, m.shared_bytes, m.cluster));
@@ -124,12 +129,6 @@ void ensure_loaded(Loaded& kernel, const Gpu& gpu, Check check) {
   kernel.function.store(function, std::memory_order_release);
 }
 
-/// Blocks of a launch over `tiles` tiles.
-std::int64_t blocks_for(std::int64_t tiles, const Loaded& kernel) {
-  const std::int64_t wanted = kernel.module.persistent ? std::min(tiles, kernel.blocks_at_once) : tiles;
-  return std::max<std::int64_t>(wanted / kernel.module.cluster, 1) * kernel.module.cluster;
-}
-
 /// The number of tiles of a grid. Throws InvalidArgument for an invalid one.
 std::int64_t count_tiles(std::string_view kernel, const TileGrid& grid) {
   if (grid.m < 0 || grid.n < 0 || grid.batch < 0) {
@@ -147,7 +146,7 @@ void enqueue(Loaded& kernel, const Gpu& gpu, const void* params, const TileGrid&
   TileGrid passed = grid;
   if (passed.counter == nullptr) passed.counter = StreamAccess::counter_for_launch(stream);
   const ModuleInfo& module = kernel.module;
-  const std::int64_t blocks = blocks_for(tiles, kernel);
+  const std::int64_t blocks = launch_blocks(tiles, module.persistent, module.cluster, kernel.room, sm_margin);
   void* arguments[] = {const_cast<void*>(params), &passed};
   // Blocks may start while the previous kernel's last blocks finish: every kernel waits for them before it accesses memory. GPUs before 9.0
   // support neither this nor clusters.
@@ -190,6 +189,9 @@ void launch_on_gpu(const KernelSpec& spec, const void* params, const TileGrid& g
 }
 
 namespace detail {
+
+ScopedSmMargin::ScopedSmMargin(int margin) : before_(std::exchange(sm_margin, margin)) {}
+ScopedSmMargin::~ScopedSmMargin() { sm_margin = before_; }
 
 class NamedKernel {
  public:

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/launch_blocks.hpp"
 #include "tests/support.hpp"
 #include "tilewave/error.hpp"
 #include "tilewave/kernel.hpp"
@@ -44,6 +45,23 @@ struct Greedy {
 };
 }  // namespace launch_test
 )";
+
+TEST(LaunchBlocks, OfPersistentLaunchesLeaveAMargin) {
+  const RoomForBlocks one{.at_once = 132, .per_sm = 1, .sms = 132}, two{.at_once = 264, .per_sm = 2, .sms = 132};
+  EXPECT_EQ(launch_blocks(1000, true, 1, one, 0), 132);
+  EXPECT_EQ(launch_blocks(1000, true, 1, one, 8), 124);
+  EXPECT_EQ(launch_blocks(1000, true, 1, two, 8), 248);
+  EXPECT_EQ(launch_blocks(100, true, 1, one, 8), 100);
+  EXPECT_EQ(launch_blocks(1000, true, 1, one, 131), 1);
+  EXPECT_EQ(launch_blocks(1000, true, 1, one, 500), 1) << "one SM at least";
+  EXPECT_EQ(launch_blocks(1000, false, 1, one, 8), 1000) << "a block for each tile";
+  // Clusters leave SMs empty, which are margin enough; and stay whole.
+  const RoomForBlocks clusters{.at_once = 120, .per_sm = 1, .sms = 132};
+  EXPECT_EQ(launch_blocks(1000, true, 2, clusters, 0), 120);
+  EXPECT_EQ(launch_blocks(1000, true, 2, clusters, 8), 120);
+  EXPECT_EQ(launch_blocks(1000, true, 2, clusters, 21), 110);
+  EXPECT_EQ(launch_blocks(1000, true, 4, clusters, 131), 4);
+}
 
 const bool registered = [] {
   static const EmbeddedFile file = {"tests/launch/count.tile.hpp", kCount, sizeof(kCount) - 1};
