@@ -46,12 +46,12 @@ def main():
     of_q, of_x, product = torch.empty_like(q), torch.empty_like(x), x.new_empty(4, 4)
     seqlens = torch.tensor([4], dtype=torch.int32, device=device)
     compiled = _dispatch.compiled_ops()
-    plain = (None, False, None, -1, -1, 0.0, None, None)  # numbers and tensors of the options
+    plain = (None, False, None, -1, -1, 0, 0, 0.0, None, None)  # numbers and tensors of the options
     rows = {
         "attention": (
             lambda: ops.attention(q, q, q, causal=True),
             lambda: ops.attention(q, q, q, causal=True, out=of_q),
-            lambda: compiled.attention(q, q, q, *plain, None, False),
+            lambda: compiled.attention(q, q, q, *plain, 0.0, None, None, False, False),
         ),
         "attention_decode": (
             lambda: ops.attention_decode(q, q, q, seqlens=seqlens),

@@ -181,6 +181,8 @@ struct AttentionArguments {
     if (given.has_causal_offset != 0) options.causal_offset = given.causal_offset;
     if (given.has_window_left != 0) options.window_left = given.window_left;
     if (given.has_window_right != 0) options.window_right = given.window_right;
+    options.attention_chunk = given.attention_chunk;
+    options.sm_margin = given.sm_margin;
     options.softcap = given.softcap;
     options.alibi_slopes = alibi_slopes.get();
     options.sink = sink.get();
@@ -1113,6 +1115,22 @@ tw_status tw_attention_decode(const tw_tensor* q, const tw_tensor* k_cache, cons
                           .rotary_pairing = given.rotary_interleaved != 0 ? tw::RopePairing::interleaved : tw::RopePairing::half_split,
                           .num_splits = given.num_splits},
                          arguments.options);
+  });
+}
+
+tw_status tw_decode_plan(const tw_decode_problem* problem, int32_t* num_splits) {
+  return guard([&] {
+    tw::require(problem != nullptr, "problem is null");
+    tw::require(num_splits != nullptr, "num_splits is null");
+    const auto given = tw::c_api::known("problem", problem);
+    *num_splits = tw::decode_plan({.batch = given.batch,
+                                   .seqlen_q = given.seqlen_q,
+                                   .heads = given.heads,
+                                   .kv_heads = given.kv_heads,
+                                   .seqlen_k = given.seqlen_k,
+                                   .attention_chunk = given.attention_chunk,
+                                   .sm_margin = given.sm_margin},
+                                  given.cuda_device < 0 ? tw::Device::cpu() : tw::Device::cuda(given.cuda_device));
   });
 }
 

@@ -1179,6 +1179,36 @@ TEST_F(CInterfaceAttention, Decode) {
   EXPECT_TRUE(same_bits(v_cache, expected_v));
 }
 
+TEST_F(CInterfaceAttention, ChunksAndAMargin) {
+  const Tensor out = poisoned(q.shape(), DType::bf16), expected_out = poisoned(q.shape(), DType::bf16);
+  tw_attention_options options = attention_options();
+  options.attention_chunk = 5;
+  options.sm_margin = 3;
+  EXPECT_OK(tw_attention(InC(q), InC(k), InC(v), InC(out), &options, nullptr));
+  attention(q, k, v, expected_out, {.attention_chunk = 5});
+  EXPECT_TRUE(same_bits(out, expected_out));
+  attention(q, k, v, expected_out);
+  EXPECT_FALSE(same_bits(out, expected_out));
+  options.sm_margin = -1;
+  expect_refused(tw_attention(InC(q), InC(k), InC(v), InC(out), &options, nullptr), "sm_margin is -1");
+}
+
+TEST(CInterface, DecodePlan) {
+  tw_decode_problem problem = {};
+  problem.struct_size = sizeof problem;
+  problem.cuda_device = -1;
+  problem.batch = 1, problem.seqlen_q = 1, problem.heads = 8, problem.kv_heads = 2, problem.seqlen_k = 4096;
+  int32_t num_splits = -1;
+  EXPECT_OK(tw_decode_plan(&problem, &num_splits));
+  EXPECT_EQ(num_splits, decode_plan({.batch = 1, .seqlen_q = 1, .heads = 8, .kv_heads = 2, .seqlen_k = 4096}, Device::cpu()));
+  num_splits = -1;
+  problem.attention_chunk = -4;
+  expect_refused(tw_decode_plan(&problem, &num_splits), "attention_chunk is -4");
+  EXPECT_EQ(num_splits, -1);
+  expect_refused(tw_decode_plan(nullptr, &num_splits), "problem is null");
+  expect_refused(tw_decode_plan(&problem, nullptr), "num_splits is null");
+}
+
 TEST_F(CInterfaceAttention, DecodeOfPackedTokens) {
   const Tensor packed_q = Tensor::random({6, 4, 64}, DType::bf16, 1), new_k = Tensor::random({3, 2, 64}, DType::bf16, 7),
                new_v = Tensor::random({3, 2, 64}, DType::bf16, 8), out = poisoned(packed_q.shape(), DType::bf16),

@@ -36,13 +36,15 @@ struct AttentionBlocks {
 ///
 /// The score of query i and key j is s = scale q_i k_j; for e4m3 it is scale q_descale k_descale q_i k_j. Then follow, in this order, the
 /// options that are set: s = softcap tanh(s / softcap), s -= slope |i + diagonal - j|, s += mask. Finally s is -infinity if `causal`, the
-/// window, a boolean mask or `blocks` hides the key.
+/// window, attention_chunk, a boolean mask or `blocks` hides the key.
 struct AttentionOptions {
   float scale = 0;                        ///< softmax scale; 0: 1 / sqrt(head_dim)
   bool causal = false;                    ///< query i sees keys j <= i + diagonal
   std::optional<int> causal_offset = {};  ///< replaces the diagonal; 0 is the meaning of PyTorch's is_causal
   int window_left = -1;                   ///< query i sees keys j >= i + diagonal - window_left; -1: all
   int window_right = -1;                  ///< and keys j <= i + diagonal + window_right; -1: all. `causal` is the same as 0
+  int attention_chunk = 0;                ///< C above 0: query i sees only keys j of its own chunk of C keys, those with
+                                          ///< floor(j / C) = floor((i + diagonal) / C) (FlashAttention 3's meaning); at most 2^29. 0: all
   float softcap = 0;                      ///< 0: none
   const Tensor* alibi_slopes = nullptr;   ///< f32 [heads] or [batch, heads]
   const Tensor* sink = nullptr;           ///< f32 [heads]: the logit of a key without a value, in the denominator only
@@ -61,6 +63,8 @@ struct AttentionOptions {
                                           ///< when the kernel runs, so a CUDA graph can drop other weights each time it is launched
   bool check_contents = false;  ///< on a GPU: wait, check lengths, offsets and page numbers on the device, and throw InvalidArgument for
                                 ///< wrong ones. If false, wrong ones are clamped to valid memory
+  int sm_margin = 0;  ///< on a GPU: leave this many SMs to other work, such as communication; less than there are. The kernels that
+                      ///< compute scores have blocks on the other SMs only
   std::optional<Stream> stream = {};  ///< default: the device's standard stream
 };
 
@@ -171,13 +175,25 @@ struct CacheOptions {
 ///
 /// New keys and values are written into the caches at seqlens[b], seqlens[b] + 1, ... Those that do not fit are dropped (on the CPU, and
 /// with check_contents, refused). The sequence then has seqlens[b] + seqlen_new keys, and the seqlen_q queries are aligned with its end.
-/// Rotary position of new key i: seqlens[b] - leftpad[b] + i. Query i has the same with `causal` or a window, else that of new key 0.
+/// Rotary position of new key i: seqlens[b] - leftpad[b] + i. Query i has the same with `causal`, a window or attention_chunk, else that of
+/// new key 0.
 /// options.mask is not supported.
 ///
 /// The keys of a sequence are split over several blocks of the GPU, and a second kernel combines their f32 results. Enqueues and returns;
 /// in f32 on a GPU, which is for comparisons, it waits for the lengths, and cu_seqlens_q is not supported. Throws the same as attention().
 void attention_decode(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& o, const CacheOptions& cache,
                       const AttentionOptions& options = {});
+
+/// Calls of attention_decode() whose number of splits is chosen ahead, once for all layers of a model and steps that are alike.
+struct DecodeProblem {
+  std::int64_t batch = 0, seqlen_q = 1, heads = 0, kv_heads = 0;
+  std::int64_t seqlen_k = 0;  ///< the longest sequence's, with new keys. attention_decode() itself knows only the cache's capacity
+  int attention_chunk = 0, sm_margin = 0;  ///< as in AttentionOptions
+};
+
+/// The number of splits of each sequence's keys for such calls on `device`, 1 to 128: for CacheOptions::num_splits. 1 where keys are not
+/// split. Throws InvalidArgument for negative numbers, and for heads that are no multiple of kv_heads; DeviceError.
+int decode_plan(const DecodeProblem& problem, Device device);
 
 /// The number of splits of the keys of `sequences` (batch times kv_heads times tiles of queries) on `multiprocessors` SMs: the fewest that
 /// reach 0.96 of the utilisation of the best number up to `most`. Each split has at least `block` keys.

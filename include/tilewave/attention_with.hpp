@@ -18,6 +18,7 @@ void attention_with(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   const detail::AttentionCall call = detail::check_attention(q, k, v, o, options);
   detail::check_attention_with(call, dtype_of<T>, kHeadDim);
   if (o.numel() == 0) return;
+  const detail::ScopedSmMargin margin(call.sm_margin);
   if (!call.stream.device().is_cuda())
     detail::run_attention_cpu<T, kHeadDim, detail::kCpuRows, Rule>(call, bind_rule);
   else if constexpr (sizeof(T) == 2)
@@ -35,6 +36,7 @@ KernelInfo attention_with_kernel(const AttentionOptions& options = {}) {
   call.mask = options.mask ? options.mask->data() : nullptr;
   call.lower = options.window_left >= 0;
   call.upper = options.causal || options.window_right >= 0;
+  call.chunk = options.attention_chunk;
   const detail::NamedKernel& kernel = detail::attention_kernel_with(call, dtype_of<T>, kHeadDim, detail::kUserRule<Rule>).name;
   return {detail::type_of(kernel), detail::source_of(kernel), nullptr};
 }

@@ -403,6 +403,9 @@ typedef struct {
      [batch, heads, query_blocks, entries], with block_counts, i32 [batch, heads, query_blocks], or without. */
   const tw_tensor *block_mask, *block_indices, *block_counts;
   int32_t query_block, key_block; /* queries and keys of a block: 64 or 128; 0: 128 */
+
+  int32_t attention_chunk; /* C above 0: query i sees only keys j with floor(j / C) = floor((i + diagonal) / C) */
+  int32_t sm_margin;       /* on a GPU: SMs that are left to other work; less than there are */
 } tw_attention_options;
 
 tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_attention_options* options,
@@ -537,6 +540,18 @@ typedef struct {
 
 tw_status tw_attention_decode(const tw_tensor* q, const tw_tensor* k_cache, const tw_tensor* v_cache, const tw_tensor* o,
                               const tw_cache_options* cache, const tw_attention_options* options, void* cuda_stream);
+
+/* tw::DecodeProblem. */
+typedef struct {
+  size_t struct_size;
+  int32_t cuda_device; /* less than 0: the CPU */
+  int32_t attention_chunk, sm_margin;
+  int64_t batch, seqlen_q, heads, kv_heads;
+  int64_t seqlen_k; /* the longest sequence's, with new keys */
+} tw_decode_problem;
+
+/* tw::decode_plan: for num_splits of tw_cache_options. Enqueues nothing. */
+tw_status tw_decode_plan(const tw_decode_problem* problem, int32_t* num_splits);
 
 /* tw::MlaOptions: tilewave/mla.hpp. */
 typedef struct {

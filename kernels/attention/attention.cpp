@@ -84,10 +84,18 @@ void set_options(const Form& form, AttentionCall& call, const AttentionOptions& 
     form.require(value >= 0 && std::isfinite(value), "{} is {}; it must be positive and finite, or 0 for {}", name, value, standard);
   for (const auto& [name, value] : {std::pair{"window_left", options.window_left}, {"window_right", options.window_right}})
     form.require(value >= -1, "{} is {}; it must be 0 or more, or -1 for no bound", name, value);
+  form.require(options.sm_margin >= 0, "sm_margin is {}; it must be 0 or more", options.sm_margin);
+  call.sm_margin = options.sm_margin;
+  form.require(options.attention_chunk >= 0 && options.attention_chunk <= kLargest,
+               "attention_chunk is {}; it must be 1 to 2^29, or 0 for none", options.attention_chunk);
   call.scale = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<float>(call.q.shape(3)));
   call.softcap = options.softcap;
   call.stream = options.stream ? *options.stream : Stream::standard(device);
   form.require(call.stream.device() == device, "the stream is on {}, the tensors on {}", call.stream.device().name(), device.name());
+  if (options.sm_margin > 0 && device.is_cuda()) {
+    const int sms = device_info(device).units;
+    form.require(options.sm_margin < sms, "sm_margin is {}; it must be less than the {} SMs of {}", options.sm_margin, sms, device.name());
+  }
   Shape lse_shape{call.q.shape(0), heads, seqlen_q};
   if (form.cu_seqlens_q) lse_shape.erase(lse_shape.begin());
   call.lse = form.elements<float>({"lse", options.lse}, lse_shape, device);
@@ -119,6 +127,7 @@ void set_options(const Form& form, AttentionCall& call, const AttentionOptions& 
   call.upper = options.causal || options.window_right >= 0;
   call.left = std::min(options.window_left, (1 << 30) - 1);
   call.right = options.causal ? 0 : std::min(options.window_right, (1 << 30) - 1);
+  call.chunk = options.attention_chunk;
   if (options.causal_offset) {
     call.diagonal = *options.causal_offset;
     form.require(std::abs(std::int64_t{*call.diagonal}) <= kLargest, "causal_offset is {}; it must lie within +-2^29", *call.diagonal);
@@ -264,6 +273,7 @@ void detail::check_attention_with(const AttentionCall& call, DType dtype, int he
 void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const AttentionOptions& options) {
   const AttentionCall call = detail::check_attention(q, k, v, o, options);
   if (o.numel() == 0) return;
+  const detail::ScopedSmMargin margin(call.sm_margin);
   run(call);
 }
 
@@ -295,6 +305,7 @@ void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const T
   AttentionCall call = check_varlen(form, q, k, v, o, sequences, options);
   check_varlen_contents(form, call, sequences, options);
   if (o.numel() == 0 || call.batch == 0) return;
+  const detail::ScopedSmMargin margin(call.sm_margin);
   const Tensor tiles = list_packed_tiles(call);
   run(call);
 }

@@ -121,6 +121,10 @@ TEST_P(AttentionBadInput, Numbers) {
   refused(q, kv, kv, o, {"scale is nan"}, {.scale = std::numeric_limits<float>::quiet_NaN()});
   refused(q, kv, kv, o, {"causal_offset is 2147483647", "2^29"}, {.causal = true, .causal_offset = std::numeric_limits<int>::max()});
   refused(q, kv, kv, o, {"causal_offset is -2147483648", "2^29"}, {.causal = true, .causal_offset = std::numeric_limits<int>::min()});
+  refused(q, kv, kv, o, {"attention_chunk is -1", "0 for none"}, {.attention_chunk = -1});
+  refused(q, kv, kv, o, {"attention_chunk is 536870913", "2^29"}, {.attention_chunk = (1 << 29) + 1});
+  refused(q, kv, kv, o, {"sm_margin is -1", "0 or more"}, {.sm_margin = -1});
+  if (device.is_cuda()) refused(q, kv, kv, o, {"sm_margin is 100000", "less than the", "SMs"}, {.sm_margin = 100000});
 }
 
 TEST_P(AttentionBadInput, TooLarge) {

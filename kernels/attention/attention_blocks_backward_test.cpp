@@ -189,7 +189,7 @@ TEST_P(AttentionOfBlocksBackward, AnyHeadDim) {
   }
 }
 
-TEST_P(AttentionOfBlocksBackward, CausalOffsetsAndWindows) {
+TEST_P(AttentionOfBlocksBackward, CausalOffsetsWindowsAndChunks) {
   for (const int offset : {-1000, -150, -64, -1, 0, 1, 63, 64, 200, 1000}) {
     check({.seqlen_q = 200, .seqlen_k = 260, .heads = 2, .kv_heads = 2, .head_dim = 128, .causal = true, .causal_offset = offset},
           {.key_block = 64, .density = 0.7});
@@ -198,6 +198,9 @@ TEST_P(AttentionOfBlocksBackward, CausalOffsetsAndWindows) {
     check({.seqlen_q = 230, .seqlen_k = 300, .window_left = left, .window_right = right},
           {.query_block = 64, .key_block = 64, .indices = true, .density = 0.7});
   }
+  for (const int chunk : {50, 64, 200})
+    check({.seqlen_q = 230, .seqlen_k = 300, .causal = true, .chunk = chunk},
+          {.query_block = 64, .key_block = 64, .indices = true, .density = 0.7});
 }
 
 TEST_P(AttentionOfBlocksBackward, SampledFeatures) {
@@ -435,7 +438,7 @@ template <int kRows, int kKeys>
 void expect_right_on_the_cpu(int query_block, int key_block) {
   SCOPED_TRACE(tw::format("tiles of {} x {}, blocks of {} x {}", kRows, kKeys, query_block, key_block));
   static constexpr AttentionConfig config{.head_dim = 64, .value_dim = 64, .rows = kRows, .keys = kKeys, .stages = 2, .form = kListed};
-  using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, Band<true, true>>;
+  using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, Band<true, true, true>>;
   using OfKeys = KeyGradients<bf16, config, List, Gradients::keys_and_values>;
   using OfQueries = QueryGradient<bf16, config, List>;
   using KeyLists = ListKeyBlocks<kRows, kKeys>;

@@ -125,7 +125,7 @@ TEST_P(AttentionOfBlocks, AnyHeadDim) {
   }
 }
 
-TEST_P(AttentionOfBlocks, CausalOffsetsAndWindows) {
+TEST_P(AttentionOfBlocks, CausalOffsetsWindowsAndChunks) {
   for (const int offset : {-1000, -150, -64, -1, 0, 1, 63, 64, 200, 1000}) {
     check({.seqlen_q = 260, .seqlen_k = 330, .heads = 2, .kv_heads = 2, .head_dim = 128, .causal = true, .causal_offset = offset},
           {.key_block = 64, .density = 0.7});
@@ -134,6 +134,9 @@ TEST_P(AttentionOfBlocks, CausalOffsetsAndWindows) {
     check({.seqlen_q = 300, .seqlen_k = 500, .head_dim = 128, .window_left = left, .window_right = right},
           {.key_block = 64, .indices = true, .density = 0.7});
   }
+  for (const int chunk : {50, 64, 200})
+    check({.seqlen_q = 300, .seqlen_k = 500, .head_dim = 128, .causal = true, .chunk = chunk},
+          {.key_block = 64, .indices = true, .density = 0.7});
 }
 
 TEST_P(AttentionOfBlocks, SampledFeatures) {
@@ -459,7 +462,7 @@ TEST_P(AttentionOfBlocksBadInput, WithWhatDoesNotTakeThem) {
 template <int D, int kQueryBlock, int kKeyBlock>
 void expect_right_on_the_cpu() {
   static constexpr AttentionConfig config = listed_config({D, D}, TileUse::narrow, kQueryBlock, kKeyBlock, kEqualLengths);
-  using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, Band<true, true>>;
+  using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, Band<true, true, true>>;
   using Lists = ListKeyBlocks<config.rows, config.keys>;
   std::mt19937_64 random = random_engine();
   const std::int64_t heads = 4, rows = 2 * kQueryBlock + 5, keys = 5 * kKeyBlock + 7;
@@ -515,7 +518,7 @@ template <int D, int kKeyBlock>
 void expect_right_in_splits(int splits) {
   SCOPED_TRACE(splits);
   static constexpr AttentionConfig config = listed_config({D, D}, TileUse::split, 128, kKeyBlock, kRagged | kSplit | kPaged);
-  using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, Band<true, true>>;
+  using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>, Band<true, true, true>>;
   using Lists = ListKeyBlocks<config.rows, config.keys>;
   std::mt19937_64 random = random_engine();
   const std::int64_t heads = 4, kv_heads = 2, queries = 3, keys = 11 * kKeyBlock + 7;

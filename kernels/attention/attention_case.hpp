@@ -59,6 +59,7 @@ struct Case {
   Place q = Place::dense, kv = Place::dense, o = Place::dense;
   std::int64_t value_dim = 0;  ///< 0: head_dim
   int window_left = -1, window_right = -1;
+  int chunk = 0;
   float softcap = 0;
   int alibi = 0;  ///< dimensions of the slopes; 0: none
   bool sink = false;
@@ -70,13 +71,11 @@ struct Case {
 
   std::string describe() const {
     return tw::format(
-        "Sq {} Sk {} batch {} heads {}/{} D {}/{} causal {} offset {} window {}/{} softcap {} alibi {} sink {} mask {} {} dropout {} scale "
-        "{} "
-        "magnitude {} "
-        "lse {} q {} kv {} o {}",
+        "Sq {} Sk {} batch {} heads {}/{} D {}/{} causal {} offset {} window {}/{} chunk {} softcap {} alibi {} sink {} mask {} {} dropout "
+        "{} scale {} magnitude {} lse {} q {} kv {} o {}",
         seqlen_q, seqlen_k, batch, heads, kv_heads, head_dim, values(), causal, causal_offset ? std::to_string(*causal_offset) : "default",
-        window_left, window_right, softcap, alibi, sink, mask ? name_of(*mask) : "none", mask_dims, dropout, scale, magnitude, with_lse,
-        static_cast<int>(q), static_cast<int>(kv), static_cast<int>(o));
+        window_left, window_right, chunk, softcap, alibi, sink, mask ? name_of(*mask) : "none", mask_dims, dropout, scale, magnitude,
+        with_lse, static_cast<int>(q), static_cast<int>(kv), static_cast<int>(o));
   }
 };
 
@@ -88,6 +87,7 @@ inline PlainCall plain_call(const Case& c) {
   plain.causal_offset = c.causal_offset ? *c.causal_offset : c.seqlen_k - c.seqlen_q;
   plain.value_dim = c.value_dim;
   plain.window_left = c.window_left, plain.window_right = c.window_right;
+  plain.chunk = c.chunk;
   plain.softcap = c.softcap;
   return plain;
 }
@@ -111,6 +111,7 @@ class AttentionTest : public testing::TestWithParam<std::tuple<Device, DType>> {
     options.scale = c.scale;
     options.causal = c.causal, options.causal_offset = c.causal_offset;
     options.window_left = c.window_left, options.window_right = c.window_right;
+    options.attention_chunk = c.chunk;
     options.softcap = c.softcap;
     if (c.alibi > 0) {
       features.slopes = uniform(c.alibi == 2 ? c.batch * c.heads : c.heads, 0.01f, 0.5f);

@@ -26,9 +26,9 @@ std::string text_of(const RuleSet& rules, const detail::UserRuleInfo* user) {
   const auto use = [](bool used) { return used ? "always" : "never"; };
   return tw::format(
       "tw::Rules<tw::Optional<tw::Softcap, tw::Use::{}>, tw::Optional<tw::Alibi, tw::Use::{}>, tw::Optional<tw::MaskTensor, tw::Use::{}>, "
-      "{}tw::Band<{}, {}>>",
+      "{}tw::Band<{}, {}{}>>",
       use(rules.softcap), use(rules.alibi), use(rules.mask), user ? tw::format("tw::UserRule<{}>, ", user->type) : "", rules.lower,
-      rules.upper);
+      rules.upper, rules.chunks ? ", true" : "");
 }
 
 namespace {
@@ -46,7 +46,7 @@ const detail::NamedKernel& named(const Kernel& kernel) {
 }  // namespace
 
 RuleSet rules_of(const detail::AttentionCall& call) {
-  return {call.softcap > 0, call.slopes != nullptr, call.mask != nullptr, call.lower, call.upper};
+  return {call.softcap > 0, call.slopes != nullptr, call.mask != nullptr, call.lower, call.upper, call.chunk > 0};
 }
 
 std::string type_of(const Kernel& k) {
@@ -80,7 +80,7 @@ Tensor list_packed_tiles(detail::AttentionCall& call) {
   // Each sequence is held against each other: beyond some thousands that takes longer than it saves.
   constexpr int kMostSequences = 4096;
   if (!call.stream.device().is_cuda() || call.batch > kMostSequences) return {};
-  const int units = std::max(1, device_info(call.stream.device()).units), tile_rows = choose_config(call).rows;
+  const int units = usable_units(call), tile_rows = choose_config(call).rows;
   const TileGrid grid = detail::attention_grid(call, tile_rows);
   if (grid.count() < 2 * units) return {};
   Tensor tiles = workspace({grid.m, PackedTile::numbers}, DType::i32, call.stream);

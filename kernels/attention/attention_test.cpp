@@ -152,6 +152,19 @@ TEST_P(Attention, Windows) {
   }
 }
 
+TEST_P(Attention, Chunks) {
+  // Of one key, smaller and larger than a tile, and larger than the sequence; cut by the ends of blocks and of the sequence.
+  for (const int chunk : {1, 7, 64, 100, 128, 200, 1000, 1 << 29}) {
+    check({.seqlen_q = 150, .seqlen_k = 170, .heads = 2, .chunk = chunk});
+    check({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 128, .causal = true, .chunk = chunk, .sink = chunk == 7});
+    check({.seqlen_q = 310, .seqlen_k = 90, .chunk = chunk});  // the first queries are before the first key
+    check({.seqlen_q = 90, .seqlen_k = 410, .heads = 4, .kv_heads = 2, .window_left = 60, .window_right = 9, .chunk = chunk});
+    check({.seqlen_q = 70, .seqlen_k = 500, .head_dim = 256, .causal_offset = -33, .chunk = chunk, .softcap = 5});
+  }
+  check({.seqlen_q = device.is_cuda() ? 4100 : 700, .seqlen_k = device.is_cuda() ? 4200 : 650, .causal = true, .chunk = 256});
+  check({.seqlen_q = 200, .seqlen_k = 230, .head_dim = 96, .chunk = 50, .alibi = 1, .mask = DType::boolean});
+}
+
 TEST_P(Attention, Masks) {
   for (const DType type : {DType::boolean, DType::f32, dtype}) {
     for (const unsigned dims : {15u, 12u, 8u, 4u, 13u, 14u, 0u})
@@ -164,14 +177,14 @@ TEST_P(Attention, SampledFeatures) {
   const int cases = device.is_cuda() ? 160 : random_cases(700);
   struct List {
     int head_dim, value_dim;
-    bool softcap, alibi, mask, lower, upper;
+    bool softcap, alibi, mask, lower, upper, chunks;
   };
   std::vector<List> lists;
   constexpr int kDims[][2] = {{64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}, {192, 128}};
   const int list_count = device.is_cuda() ? 16 : cases;
   for (int i = 0; i < list_count; ++i) {
     const auto& [d, dv] = kDims[pick(6)];
-    lists.push_back({d, dv, pick(3) == 0, pick(3) == 0, pick(4) == 0, pick(3) == 0, pick(2) == 0});
+    lists.push_back({d, dv, pick(3) == 0, pick(3) == 0, pick(4) == 0, pick(3) == 0, pick(2) == 0, pick(5) == 0});
   }
   for (int i = 0; i < cases && !HasFailure(); ++i) {
     const List& list = lists[static_cast<std::size_t>(i % list_count)];
@@ -190,6 +203,7 @@ TEST_P(Attention, SampledFeatures) {
            .value_dim = list.value_dim - 8 * pick(3),
            .window_left = list.lower ? pick(150) : -1,
            .window_right = list.upper && !causal ? pick(100) : -1,
+           .chunk = list.chunks ? 1 + pick(150) : 0,
            .softcap = list.softcap ? 1.0f + static_cast<float>(pick(40)) : 0,
            .alibi = list.alibi ? 1 + pick(2) : 0,
            .sink = pick(3) == 0,
@@ -234,6 +248,7 @@ TEST_P(Attention, PackedSequences) {
     const bool used = pick(3) == 0;
     Case c{.seqlen_q = 0, .seqlen_k = 0, .batch = batch, .heads = heads, .kv_heads = kv_heads, .head_dim = d, .causal = pick(2) == 0};
     if (pick(3) == 0) c.window_left = pick(60);
+    if (pick(4) == 0) c.chunk = 1 + pick(150);
     // Gaps before, between and behind sequences belong to nobody.
     std::vector<std::int32_t> cu_q{pick(3)}, cu_k{pick(3)}, used_q, used_k;
     std::vector<std::int64_t> lengths_q, lengths_k;
@@ -482,6 +497,30 @@ TEST_P(Attention, IsDeterministic) {
     }
     set_cpu_threads(threads);
   }
+}
+
+TEST_P(Attention, LeavesAMargin) {
+  // The same results, and on a GPU blocks on one SM only take as long as one SM does.
+  const std::int64_t seqlen = device.is_cuda() ? 2048 : 130;
+  PlacedTensor q({2, seqlen, 8, 64}, dtype, device), k({2, seqlen, 2, 64}, dtype, device), v({2, seqlen, 2, 64}, dtype, device),
+      o({2, seqlen, 8, 64}, dtype, device);
+  for (PlacedTensor* const t : {&q, &k, &v}) t->fill_random(random);
+  const int all_but_one = device.is_cuda() ? device_info(device).units - 1 : 1000;
+  for (const bool causal : {false, true}) {
+    tw::attention(q, k, v, o, {.causal = causal});
+    const std::vector<double> expected = o.values();
+    for (const int margin : {1, all_but_one}) {
+      PlacedTensor with({2, seqlen, 8, 64}, dtype, device);
+      tw::attention(q, k, v, with, {.causal = causal, .sm_margin = margin});
+      // Other tiles may be chosen, whose results differ by rounding.
+      EXPECT_TRUE(accurate({with.values(), expected, expected, arithmetic_of(dtype, device)})) << "margin " << margin;
+    }
+  }
+  if (!device.is_cuda() || dtype == DType::f32) return;
+  const auto time = [&](int margin) {
+    return milliseconds(Stream::standard(device), [&] { tw::attention(q, k, v, o, {.sm_margin = margin}); });
+  };
+  EXPECT_GE(time(all_but_one), 5 * time(0));
 }
 
 TEST_P(Attention, RunsOnTheStreamGiven) {

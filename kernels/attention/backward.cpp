@@ -162,7 +162,7 @@ Tensor list_tiles(const BackwardCall& call, TilesOf of, const TileGrid& grid, in
   const AttentionCall& forward = call.forward;
   const Device device = forward.stream.device();
   if (!call.packed() || !device.is_cuda() || forward.batch > kMostSequences) return {};
-  if (grid.count() < 2 * std::max(1, device_info(device).units)) return {};
+  if (grid.count() < 2 * usable_units(forward)) return {};
   Tensor tiles = workspace({grid.m, PackedTile::numbers}, DType::i32, forward.stream);
   launch<PackedTiles<256>>(forward.stream, {forward.batch}, [&](auto&, auto& p) {
     p.cu_q = forward.cu_q, p.used_q = forward.used_q, p.queries = static_cast<int>(forward.q.shape(2));
@@ -291,6 +291,7 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
                         const Tensor& dq, const Tensor& dk, const Tensor& dv, const AttentionBackwardOptions& options) {
   using namespace kernels::attention;
   BackwardCall call = check_backward(q, k, v, o, lse, d_o, dq, dk, dv, options);
+  const detail::ScopedSmMargin margin(call.forward.sm_margin);
   run_backward(call, options.d_sink != nullptr);
 }
 
@@ -299,6 +300,7 @@ void attention_varlen_backward(const Tensor& q, const Tensor& k, const Tensor& v
                                const AttentionBackwardOptions& options) {
   using namespace kernels::attention;
   BackwardCall call = check_varlen_backward(q, k, v, o, lse, d_o, dq, dk, dv, sequences, options);
+  const detail::ScopedSmMargin margin(call.forward.sm_margin);
   run_backward(call, options.d_sink != nullptr);
 }
 

@@ -152,5 +152,7 @@ std::vector<KernelVariant> registered_backward();
 std::vector<KernelSpec> registered_backward_generic(std::int64_t shared_bytes);
 /// What calls with lists of blocks compile, of both targets.
 std::vector<KernelSpec> listed_backward_specs();
+/// What calls with attention_chunk compile, of Hopper GPUs.
+std::vector<KernelSpec> chunks_backward_specs();
 
 }  // namespace tw::kernels::attention

@@ -129,6 +129,12 @@ TEST_P(AttentionBackwardBadInput, OptionsOfTheForwardPass) {
   c = call();
   c.options.forward.window_left = -2;
   refused(c, {"window_left is -2"});
+  c.options.forward.window_left = -1;
+  c.options.forward.attention_chunk = -5;
+  refused(c, {"attention_chunk is -5"});
+  c.options.forward.attention_chunk = 0;
+  c.options.forward.sm_margin = -3;
+  refused(c, {"sm_margin is -3"});
 }
 
 }  // namespace

@@ -15,7 +15,8 @@ template <class T, int kDim, int kQueries>
 void launch_all_gradients(const BackwardCall& call) {
   constexpr AttentionConfig kConfig{
       .head_dim = kDim, .value_dim = kDim, .rows = kQueries, .keys = 128, .stages = 2, .form = kRagged, .dropout = Use::runtime};
-  using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>, Band<true, true>>;
+  using List =
+      Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>, Band<true, true, true>>;
   const auto launch = [&]<Additions kAdditions>() {
     launch_cpu<AllGradients<T, kConfig, List, kAdditions>>(key_gradients_grid(call, kConfig.keys),
                                                            [&](auto& bind, auto& p) { fill_all_gradients<List>(bind, p, call); });
@@ -28,7 +29,8 @@ template <class T>
 void launch_listed_gradients(const BackwardCall& call) {
   static constexpr AttentionConfig kConfig{
       .head_dim = 128, .value_dim = 128, .rows = 64, .keys = 64, .stages = 2, .form = kRagged | kListed, .dropout = Use::runtime};
-  using List = Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>, Band<true, true>>;
+  using List =
+      Rules<Optional<Softcap, Use::never>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>, Band<true, true, true>>;
   with_query_lists(call, kConfig.rows, kConfig.keys, {}, [](const BackwardCall& some) {
     launch_cpu<AllGradients<T, kConfig, List, Additions::in_any_order>>(
         key_gradients_grid(some, kConfig.keys), [&](auto& bind, auto& p) { fill_all_gradients<List>(bind, p, some); });

@@ -7,7 +7,7 @@ namespace {
 
 /// Tests at run time cost less than a copy of the kernels for each list.
 using CpuBackwardRules =
-    Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>, Band<true, true>>;
+    Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>, Band<true, true, true>>;
 
 /// A tile shares what is packed for a product: the queries of a step among 128 keys, and the reverse.
 constexpr AttentionConfig config_of(int head_dim, int queries, int keys) {

@@ -280,6 +280,24 @@ std::vector<KernelSpec> listed_backward_specs() {
   return specs;
 }
 
+std::vector<KernelSpec> chunks_backward_specs() {
+  std::vector<KernelSpec> specs;
+  const auto add = [&](const std::string& type, const char* source, const std::string& name) {
+    specs.push_back(make_spec({type, source, nullptr}, true, true, name));
+  };
+  const RuleSet rules{.upper = true, .chunks = true};
+  for (const int dim : {64, 128}) {
+    add(type_of_all({DType::bf16, rules, all_config(dim, false)}), kAllSource, tw::format("all d{} in chunks", dim));
+    add(type_of_all({DType::bf16, rules, all_config(dim, false), Additions::in_turn}), kAllSource,
+        tw::format("all in turn d{} in chunks", dim));
+  }
+  add(type_of_keys({DType::bf16, rules, key_config(256, false), Gradients::keys}), kKeysSource, "dk d256 in chunks");
+  add(type_of_keys({DType::bf16, rules, key_config(256, false), Gradients::values}), kKeysSource, "dv d256 in chunks");
+  for (const int dim : {64, 128, 256})
+    add(type_of_queries({DType::bf16, rules, query_config(dim, false)}), kQueriesSource, tw::format("dq d{} in chunks", dim));
+  return specs;
+}
+
 namespace {
 
 /// With a causal mask.

@@ -67,10 +67,7 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
       const auto key = [&](std::int64_t j) { return (b * call.seqlen_k + j) * call.kv_heads + head / group; };
       for (std::int64_t i = 0; i < length_q; ++i) {
         const std::int64_t row = (b * call.seqlen_q + i) * call.heads + head, at = i + diagonal;
-        std::int64_t begin = 0, end = length_k;
-        if (call.window_left >= 0) begin = std::clamp<std::int64_t>(at - call.window_left, 0, length_k);
-        if (call.window_right >= 0) end = std::clamp<std::int64_t>(at + call.window_right + 1, 0, length_k);
-        if (call.causal) end = std::min(end, std::clamp<std::int64_t>(at + 1, 0, length_k));
+        const auto [begin, end] = VisibleKeys::of(call, at, length_k);
         const Real sink = call.sink.empty() ? -std::numeric_limits<Real>::infinity() : static_cast<Real>(call.sink[size(head)]);
         Real largest = sink;
         for (std::int64_t j = begin; j < end; ++j) {

@@ -168,6 +168,16 @@ TEST_P(AttentionBackward, Windows) {
   }
 }
 
+TEST_P(AttentionBackward, Chunks) {
+  for (const int chunk : {1, 7, 64, 100, 128, 200, 1000}) {
+    check({.seqlen_q = 150, .seqlen_k = 170, .heads = 2, .chunk = chunk});
+    check({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 128, .causal = true, .chunk = chunk});
+    check({.seqlen_q = 310, .seqlen_k = 90, .chunk = chunk, .sink = true});
+    check({.seqlen_q = 90, .seqlen_k = 270, .heads = 4, .kv_heads = 2, .window_left = 60, .window_right = 9, .chunk = chunk});
+  }
+  check({.seqlen_q = 140, .seqlen_k = 230, .head_dim = 256, .causal_offset = -33, .chunk = 50, .softcap = 5});
+}
+
 TEST_P(AttentionBackward, CausalOffsets) {
   // From a query that sees nothing to one that sees everything; -70 and less leave whole tiles without keys.
   for (const int offset : {-1000, -100, -70, -64, -63, -1, 0, 1, 17, 64, 99, 100, 1000, -(1 << 29), 1 << 29}) {
@@ -237,13 +247,13 @@ TEST_P(AttentionBackward, SampledFeatures) {
   const int cases = device.is_cuda() ? 60 : random_cases(80);
   struct List {
     int dim;
-    bool softcap, alibi, mask, lower, upper;
+    bool softcap, alibi, mask, lower, upper, chunks;
   };
   std::vector<List> lists;
   constexpr int kDims[] = {64, 96, 128, 192, 256};
   const int list_count = device.is_cuda() ? 8 : cases;
   for (int i = 0; i < list_count; ++i)
-    lists.push_back({kDims[pick(5)], pick(3) == 0, pick(3) == 0, pick(4) == 0, pick(3) == 0, pick(2) == 0});
+    lists.push_back({kDims[pick(5)], pick(3) == 0, pick(3) == 0, pick(4) == 0, pick(3) == 0, pick(2) == 0, pick(5) == 0});
   for (int i = 0; i < cases && !HasFailure(); ++i) {
     const List& list = lists[static_cast<std::size_t>(i % list_count)];
     const int group = 1 + pick(4), kv_heads = 1 + pick(2);
@@ -259,6 +269,7 @@ TEST_P(AttentionBackward, SampledFeatures) {
            .value_dim = list.dim - 8 * pick(3),
            .window_left = list.lower ? pick(150) : -1,
            .window_right = list.upper && !causal ? pick(100) : -1,
+           .chunk = list.chunks ? 1 + pick(150) : 0,
            .softcap = list.softcap ? 1.0f + static_cast<float>(pick(40)) : 0,
            .alibi = list.alibi ? 1 + pick(2) : 0,
            .sink = pick(3) == 0,
@@ -276,6 +287,18 @@ TEST_P(AttentionBackward, Dropout) {
     all.alibi = 1, all.sink = true, all.window_left = 90, all.mask = DType::boolean;
     for (const Case& x : {c, high, all}) check(x);
   }
+}
+
+TEST_P(AttentionBackward, LeavesAMargin) {
+  // With blocks on one SM only, where those that wait for their turn are all that run.
+  const Case c{.seqlen_q = 300, .seqlen_k = 400, .heads = 4, .kv_heads = 2, .causal = true};
+  Pass pass(c, dtype, device);
+  for (PlacedTensor* const t : {&pass.q, &pass.k, &pass.v, &pass.d_o}) t->fill_random(random);
+  AttentionOptions options{.causal = true, .lse = &pass.lse.tensor()};
+  tw::attention(pass.q, pass.k, pass.v, pass.o, options);
+  const auto expected = run(pass, c, options).values();
+  options.sm_margin = device.is_cuda() ? device_info(device).units - 1 : 1000;
+  EXPECT_EQ(run(pass, c, options).values(), expected);
 }
 
 TEST_P(AttentionBackward, WithoutKeysOrQueries) {

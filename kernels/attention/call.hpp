@@ -140,7 +140,7 @@ Tensor gather_pages(AttentionCall& call);
 void append(const AttentionCall& call, const CacheOptions& cache, const Tensor& rotated_q);
 
 /// Whether each query is rotated by its own position; else by that of the first new key.
-inline bool queries_advance(const AttentionCall& call) { return call.upper || call.lower; }
+inline bool queries_advance(const AttentionCall& call) { return call.upper || call.lower || call.chunk > 0; }
 
 /// Results of attention over parts of the keys, all contiguous and f32, and where they go; checked.
 struct CombineCall {

@@ -239,7 +239,29 @@ void attention_decode(const Tensor& q, const Tensor& k_cache, const Tensor& v_ca
                       const AttentionOptions& options) {
   const AttentionCall call = check_decode(q, k_cache, v_cache, o, cache, options);
   const bool f32_on_gpu = call.q.dtype() == DType::f32 && call.stream.device().is_cuda();
+  const detail::ScopedSmMargin margin(call.sm_margin);
   run_decode(call, q, o, cache, options, f32_on_gpu ? DecodeWith::f32_products : DecodeWith::kernel);
+}
+
+int decode_plan(const DecodeProblem& problem, Device device) {
+  constexpr const char* kPlan = "decode_plan";
+  for (const auto& [name, value] : {std::pair{"batch", problem.batch},
+                                    {"seqlen_q", problem.seqlen_q},
+                                    {"heads", problem.heads},
+                                    {"kv_heads", problem.kv_heads},
+                                    {"seqlen_k", problem.seqlen_k},
+                                    {"attention_chunk", std::int64_t{problem.attention_chunk}},
+                                    {"sm_margin", std::int64_t{problem.sm_margin}}})
+    require(value >= 0 && value <= kMostKeys, "{}: {} is {}; it must be 0 to 2^29", kPlan, name, value);
+  require(problem.heads == 0 || (problem.kv_heads > 0 && problem.heads % problem.kv_heads == 0),
+          "{}: heads is {}; it must be a multiple of kv_heads, {}", kPlan, problem.heads, problem.kv_heads);
+  const int sms = std::max(1, device_info(device).units), margin = device.is_cuda() ? problem.sm_margin : 0;
+  require(margin < sms, "{}: sm_margin is {}; it must be less than the {} SMs of {}", kPlan, margin, sms, device.name());
+  const std::int64_t sequences = problem.batch * problem.kv_heads;
+  require(sequences <= kMostKeys, "{}: batch is {} and kv_heads {}; their product is limited to 2^29", kPlan, problem.batch,
+          problem.kv_heads);
+  if (problem.heads == 0 || problem.seqlen_q * (problem.heads / problem.kv_heads) > kMostRows) return 1;
+  return planned_splits(static_cast<int>(sequences), static_cast<int>(problem.seqlen_k), problem.attention_chunk, sms - margin);
 }
 
 }  // namespace tw

@@ -148,6 +148,8 @@ TEST_P(AttentionDecodeBadInput, Options) {
   refused({"scale is -1", "positive"}, {}, {.scale = -1});
   refused({"softcap is -2", "positive"}, {}, {.softcap = -2});
   refused({"window_left is -2", "-1 for no bound"}, {}, {.window_left = -2});
+  refused({"attention_chunk is -2", "0 for none"}, {}, {.attention_chunk = -2});
+  refused({"sm_margin is -2", "0 or more"}, {}, {.sm_margin = -2});
   refused({"window_right is -7"}, {}, {.window_right = -7});
   refused({"causal_offset is 2147483647", "2^29"}, {}, {.causal_offset = std::numeric_limits<int>::max()});
   const PlacedTensor five = make({5}, DType::f32), four = make({4}), lse = make({2, 1, 4}, DType::f32);

@@ -1,8 +1,10 @@
-// The arithmetic of decode_splits().
+// The arithmetic of decode_splits() and decode_plan().
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <initializer_list>
+#include <string_view>
 
 #include "tests/expect_error.hpp"
 #include "tilewave/attention.hpp"
@@ -67,6 +69,43 @@ TEST(DecodeSplits, GrowWithTheKeys) {
       before = splits;
     }
   }
+}
+
+TEST(DecodePlan, FollowsFromTheProblem) {
+  const int threads = cpu_threads();
+  set_cpu_threads(6);  // the CPU's "SMs"
+  const DecodeProblem few{.batch = 1, .seqlen_q = 1, .heads = 8, .kv_heads = 2, .seqlen_k = 4096};
+  const auto plan = [](DecodeProblem problem, auto change) {
+    change(problem);
+    return decode_plan(problem, Device::cpu());
+  };
+  EXPECT_EQ(decode_plan(few, Device::cpu()), decode_splits(2, 4096, 128, 6));
+  EXPECT_EQ(decode_plan(few, Device::cpu()), 3);
+  EXPECT_EQ(plan(few, [](auto& p) { p.batch = 3; }), 1);
+  EXPECT_EQ(plan(few, [](auto& p) { p.seqlen_k = 300; }), 2);
+  EXPECT_EQ(plan(few, [](auto& p) { p.attention_chunk = 256; }), 2);
+  EXPECT_EQ(plan(few, [](auto& p) { p.batch = 0; }), 1);
+  EXPECT_EQ(plan(few, [](auto& p) { p.sm_margin = 4; }), 3) << "a margin is for GPUs";
+  EXPECT_EQ(plan(few, [](auto& p) { p.seqlen_q = 17; }), 1) << "more than 64 rows";
+  set_cpu_threads(threads);
+}
+
+TEST(DecodePlan, BadInput) {
+  using test::expect_error;
+  const DecodeProblem right{.batch = 1, .seqlen_q = 1, .heads = 8, .kv_heads = 2, .seqlen_k = 4096};
+  const auto refused = [&](std::initializer_list<std::string_view> words, auto change) {
+    DecodeProblem problem = right;
+    change(problem);
+    expect_error<InvalidArgument>([&] { decode_plan(problem, Device::cpu()); }, words);
+  };
+  refused({"decode_plan", "batch is -1"}, [](auto& p) { p.batch = -1; });
+  refused({"seqlen_q is -1"}, [](auto& p) { p.seqlen_q = -1; });
+  refused({"seqlen_k is 1099511627776", "2^29"}, [](auto& p) { p.seqlen_k = std::int64_t{1} << 40; });
+  refused({"heads is 8", "multiple of kv_heads, 3"}, [](auto& p) { p.kv_heads = 3; });
+  refused({"heads is 8", "multiple of kv_heads, 0"}, [](auto& p) { p.kv_heads = 0; });
+  refused({"attention_chunk is -2"}, [](auto& p) { p.attention_chunk = -2; });
+  refused({"sm_margin is -2"}, [](auto& p) { p.sm_margin = -2; });
+  refused({"batch is 536870912 and kv_heads 2", "product"}, [](auto& p) { p.batch = 1 << 29; });
 }
 
 TEST(DecodeSplits, BadInput) {

@@ -51,6 +51,7 @@ struct Case {
   bool table_of_dtype = false;  ///< the rotary table; else f32
   bool causal = false;
   int window_left = -1, window_right = -1;
+  int chunk = 0;
   float scale = 0, softcap = 0;
   int alibi = 0;  ///< dimensions of the slopes; 0: none
   bool sink = false, lse = true;
@@ -63,10 +64,9 @@ struct Case {
   std::string describe() const {
     return tw::format(
         "batch {} Sq {} heads {}x{} D {} Dv {} capacity {} page {} full {} idx {} pad {} new {} rotary {} {} causal {} window {} {} "
-        "softcap {} "
-        "alibi {} sink {} splits {} strided {} blocks of {} indices {} one sequence {} one head {} density {}",
+        "chunk {} softcap {} alibi {} sink {} splits {} strided {} blocks of {} indices {} one sequence {} one head {} density {}",
         batch, seqlen_q, kv_heads, group, head_dim, value_dim, capacity, page_size, full, batch_idx, leftpad, seqlen_new, rotary_dim,
-        static_cast<int>(pairing), causal, window_left, window_right, softcap, alibi, sink, num_splits, strided, key_block, indices,
+        static_cast<int>(pairing), causal, window_left, window_right, chunk, softcap, alibi, sink, num_splits, strided, key_block, indices,
         one_sequence, one_head, density);
   }
 };
@@ -253,6 +253,7 @@ std::vector<double> AttentionDecode::check(const Case& c) {
   options.causal = c.causal;
   options.window_left = c.window_left;
   options.window_right = c.window_right;
+  options.attention_chunk = c.chunk;
   options.softcap = c.softcap;
   if (c.alibi > 0) options.alibi_slopes = &slopes_tensor.tensor();
   if (c.sink) options.sink = &sinks.tensor();
@@ -279,7 +280,7 @@ std::vector<double> AttentionDecode::check(const Case& c) {
         std::copy_n(new_v.row(b, i, head), value_dim, v.row(entry, at, head));
       }
     }
-    const bool advance = c.causal || c.window_left >= 0 || c.window_right >= 0;
+    const bool advance = c.causal || c.window_left >= 0 || c.window_right >= 0 || c.chunk > 0;
     for (std::int64_t i = 0; i < c.seqlen_q; ++i)
       for (std::int64_t head = 0; head < heads; ++head) turn(q.row(b, i, head), c, cos, sin, first + (advance ? i : 0));
   }
@@ -314,6 +315,7 @@ std::vector<double> AttentionDecode::check(const Case& c) {
   plain.q = q.values, plain.k = keys.values, plain.v = values.values;
   plain.scale = c.scale > 0 ? c.scale : 1 / std::sqrt(static_cast<double>(c.head_dim));
   plain.causal = c.causal, plain.window_left = c.window_left, plain.window_right = c.window_right;
+  plain.chunk = c.chunk;
   plain.softcap = c.softcap;
   if (c.alibi > 0) plain.alibi_slopes = slopes.values;
   if (c.sink) plain.sink = sink_values;
@@ -639,6 +641,18 @@ TEST_P(AttentionDecode, WindowsAndScores) {
   check({.batch = 3, .seqlens = {0, 5, 90}, .sink = true, .num_splits = 4});
 }
 
+TEST_P(AttentionDecode, Chunks) {
+  for (const int chunk : {1, 16, 50, 64, 150, 1000}) {
+    for (const int num_splits : {0, 1, 3}) {
+      check({.batch = 3, .capacity = 200, .seqlens = {0, 64, 199}, .chunk = chunk, .num_splits = num_splits});
+      check({.seqlen_q = 5, .capacity = 300, .page_size = 16, .causal = true, .chunk = chunk, .num_splits = num_splits});
+    }
+    check({.seqlen_q = 3, .capacity = 200, .leftpad = true, .seqlen_new = 3, .rotary_dim = 64, .chunk = chunk});
+    check({.seqlen_q = 40, .kv_heads = 1, .group = 4, .capacity = 300, .causal = true, .chunk = chunk});  // more rows than are split
+    check({.seqlen_q = 2, .capacity = 500, .causal = true, .chunk = chunk, .key_block = 64});
+  }
+}
+
 TEST_P(AttentionDecode, AnyNumberOfParts) {
   for (const int num_splits : {1, 2, 3, 7, 16, 17, 64, 128}) {
     check({.batch = 3, .seqlen_q = 2, .capacity = 300, .seqlens = {300, 17, 1}, .causal = true, .num_splits = num_splits});
@@ -676,6 +690,7 @@ TEST_P(AttentionDecode, SampledCases) {
     c.causal = pick(2) == 0;
     c.window_left = pick(3) == 0 ? pick(100) : -1;
     c.window_right = pick(5) == 0 ? pick(10) : -1;
+    c.chunk = pick(5) == 0 ? 1 + pick(150) : 0;
     c.scale = pick(3) == 0 ? 0.1f : 0;
     c.softcap = pick(3) == 0 ? 5 : 0;
     c.alibi = pick(2) == 0 ? 1 + pick(2) : 0;
@@ -708,6 +723,16 @@ TEST_P(AttentionDecode, PartsChangeNoMoreThanRounding) {
     const double unit = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-10 : 1e-6;
     for (std::size_t n = 0; n < whole.size(); ++n) ASSERT_NEAR(out[n], whole[n], unit) << num_splits << " parts";
   }
+}
+
+TEST_P(AttentionDecode, LeavesAMargin) {
+  PlacedTensor q({2, 1, 4, 64}, dtype, device), k({2, 900, 2, 64}, dtype, device), v({2, 900, 2, 64}, dtype, device),
+      o({2, 1, 4, 64}, dtype, device), with({2, 1, 4, 64}, dtype, device);
+  for (PlacedTensor* const t : {&q, &k, &v}) t->fill_random(random);
+  const int margin = device.is_cuda() ? device_info(device).units - 1 : 1000;
+  if (!launched([&] { tw::attention_decode(q, k, v, o, {.num_splits = 3}); })) return;
+  tw::attention_decode(q, k, v, with, {.num_splits = 3}, {.sm_margin = margin});
+  EXPECT_EQ(with.values(), o.values());
 }
 
 TEST_P(AttentionDecode, RunsOnTheStreamGiven) {

@@ -42,6 +42,11 @@ int heads_in_cache(std::int64_t bytes, int heads) {
   return group;
 }
 
+int usable_units(const detail::AttentionCall& call) {
+  const Device device = call.stream.device();
+  return std::max(1, device_info(device).units - (device.is_cuda() ? call.sm_margin : 0));
+}
+
 bool loads_by_tma(const detail::AttentionCall& call) { return aligned(call.q) && aligned(call.k) && aligned(call.v); }
 
 TileUse tile_use(const detail::AttentionCall& call) {
@@ -52,17 +57,19 @@ TileUse tile_use(const detail::AttentionCall& call) {
   // Of sequences that follow each other most work is in those longer than the mean.
   const std::int64_t rows = call.cu_q ? 2 * call.q.shape(2) / call.batch : call.q.shape(2);
   const std::int64_t keys = call.cu_k ? 2 * call.k.shape(2) / call.batch : call.keys;
-  if (call.upper) {
-    const std::int64_t below = keys - std::min(rows, keys) / 2,
-                       seen = call.lower ? std::min<std::int64_t>(below, call.left + call.right) : below;
-    if (seen <= kFewKeys) return TileUse::paired;
+  if (call.upper || call.chunk > 0) {
+    std::int64_t seen = call.upper ? keys - std::min(rows, keys) / 2 : keys;
+    if (call.upper && call.lower) seen = std::min<std::int64_t>(seen, call.left + call.right);
+    if (call.chunk > 0) seen = std::min<std::int64_t>(seen, call.upper ? call.chunk / 2 : call.chunk);
+    // Two blocks on an SM leave none free: the first ones are spread over all SMs.
+    if (seen <= kFewKeys && call.sm_margin == 0) return TileUse::paired;
     // Few tiles, and unequal ones.
-    if (rows <= 512) return TileUse::narrow;
+    if (call.upper && rows <= 512) return TileUse::narrow;
   }
   if (rows > 4096 || call.cu_q) return TileUse::wide;
   if (call.upper) return TileUse::widest;
   // Equal tiles are done in rounds over the SMs. 192 rows take three quarters of the time of 256.
-  const int units = device_info(call.stream.device()).units;
+  const int units = usable_units(call);
   const auto rounds = [&](std::int64_t tile) { return ((rows + tile - 1) / tile * call.q.shape(0) * call.q.shape(1) + units - 1) / units; };
   return 4 * rounds(256) <= 3 * rounds(192) ? TileUse::widest : TileUse::wide;
 }

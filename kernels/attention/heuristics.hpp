@@ -126,6 +126,9 @@ int heads_in_cache(std::int64_t bytes, int heads);
 /// Which tiles serve a call best whose keys are not divided: narrow ones, unless head dimensions are up to 96.
 TileUse tile_use(const detail::AttentionCall& call);
 
+/// The SMs, or threads of the CPU, that a call may use: at least one.
+int usable_units(const detail::AttentionCall& call);
+
 /// Whether TMA can load the call's tensors.
 bool loads_by_tma(const detail::AttentionCall& call);
 
@@ -133,6 +136,7 @@ bool loads_by_tma(const detail::AttentionCall& call);
 struct RuleSet {
   bool softcap = false, alibi = false, mask = false;
   bool lower = false, upper = false;  ///< bounds of the band
+  bool chunks = false;
   auto operator<=>(const RuleSet&) const = default;
 };
 RuleSet rules_of(const detail::AttentionCall& call);

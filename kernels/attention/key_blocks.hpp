@@ -68,7 +68,7 @@ void fill_lists(P& p, const AttentionCall& call, const HostMask& mask, const Ten
   p.has_diagonal = call.diagonal.has_value();
   p.diagonal = call.diagonal.value_or(0);
   float unit = call.scale;
-  detail::fill_rules(Rules<tw::Band<true, true>>{}, p.rules, call, unit, kNoUserRule);
+  detail::fill_rules(Rules<tw::Band<true, true, true>>{}, p.rules, call, unit, kNoUserRule);
   p.batch = call.batch;
   p.cu_q = call.cu_q, p.cu_k = call.cu_k, p.used_q = call.used_q, p.used_k = call.used_k, p.k_begin = call.k_begin;
   p.keys_added = call.keys_added, p.cu_added = call.cu_added;
@@ -93,7 +93,7 @@ void fill_query_lists(P& p, const BackwardCall& call, const Tensor& tiles, const
   p.has_diagonal = forward.diagonal.has_value();
   p.diagonal = forward.diagonal.value_or(0);
   float unit = forward.scale;
-  detail::fill_rules(Rules<tw::Band<true, true>>{}, p.rules, forward, unit, kNoUserRule);
+  detail::fill_rules(Rules<tw::Band<true, true, true>>{}, p.rules, forward, unit, kNoUserRule);
   p.batch = forward.batch;
   p.cu_q = forward.cu_q, p.cu_k = forward.cu_k, p.used_q = forward.used_q, p.used_k = forward.used_k;
   p.tiles = tiles.numel() > 0 ? tiles.data<std::int32_t>() : nullptr;

@@ -92,7 +92,7 @@ struct ListKeyBlocks {
   template <class Target>
   struct On {
     using Row = Rows<Target, i32, rows, C, 4, 8>;
-    using Band = Rules<tw::Band<true, true>>;
+    using Band = Rules<tw::Band<true, true, true>>;
     using Seen = AttentionWork<kConfig, Band>;
     using Integers = Pointer<Target, const i32>;
     struct Extents {
@@ -186,7 +186,7 @@ struct ListQueryBlocks {
   template <class Target>
   struct On {
     using Row = Rows<Target, i32, rows, C, 4, 8>;
-    using Band = Rules<tw::Band<true, true>>;
+    using Band = Rules<tw::Band<true, true, true>>;
     using Seen = KeyGradientsWork<kConfig, Band>;
     using Integers = Pointer<Target, const i32>;
     struct Params {

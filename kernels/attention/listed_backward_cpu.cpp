@@ -8,7 +8,7 @@ namespace tw::kernels::attention {
 namespace {
 
 using CpuBackwardRules =
-    Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>, Band<true, true>>;
+    Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>, Band<true, true, true>>;
 
 /// Tiles that divide all blocks.
 template <class T, int kHeadDim>

@@ -25,6 +25,7 @@ struct PlainCall {
   bool causal = false;
   std::optional<std::int64_t> causal_offset = {};  ///< the diagonal; default: each sequence's keys - queries
   std::int64_t window_left = -1, window_right = -1;
+  std::int64_t chunk = 0;  ///< AttentionOptions::attention_chunk
   double softcap = 0;
   std::span<const float> alibi_slopes = {};  ///< [heads] or [batch, heads]
   std::span<const float> sink = {};          ///< [heads]
@@ -35,6 +36,22 @@ struct PlainCall {
   std::span<const float> dropout = {};
   /// [batch]: how many of a sequence's queries and keys there are, the first ones; empty: all. Queries beyond give 0 and -infinity.
   std::span<const std::int64_t> lengths_q = {}, lengths_k = {};
+};
+
+/// Keys begin, ..., end - 1, which `causal`, the window and the chunks leave visible to the query at position `at`, of `keys`.
+struct VisibleKeys {
+  std::int64_t begin, end;
+  static VisibleKeys of(const PlainCall& call, std::int64_t at, std::int64_t keys) {
+    std::int64_t begin = 0, end = keys;
+    if (call.window_left >= 0) begin = at - call.window_left;
+    if (call.window_right >= 0) end = at + call.window_right + 1;
+    if (call.causal) end = std::min(end, at + 1);
+    if (call.chunk > 0) {
+      const std::int64_t first = at - ((at % call.chunk) + call.chunk) % call.chunk;
+      begin = std::max(begin, first), end = std::min(end, first + call.chunk);
+    }
+    return {std::clamp<std::int64_t>(begin, 0, keys), std::clamp<std::int64_t>(end, 0, keys)};
+  }
 };
 
 struct PlainResult {
@@ -105,12 +122,7 @@ PlainResult evaluate(const PlainCall& call, Round round, WeightOf weight_of, Rou
       for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         const Real slope = slope_of(b, head);
         for (std::int64_t i = 0; i < length_q; ++i) {
-          // Keys [begin, end) are not hidden by `causal` or the window.
-          std::int64_t begin = 0, end = length_k;
-          if (call.window_left >= 0) begin = std::clamp<std::int64_t>(i + diagonal - call.window_left, 0, length_k);
-          if (call.window_right >= 0) end = std::clamp<std::int64_t>(i + diagonal + call.window_right + 1, 0, length_k);
-          if (call.causal) end = std::min(end, std::clamp<std::int64_t>(i + diagonal + 1, 0, length_k));
-
+          const auto [begin, end] = VisibleKeys::of(call, i + diagonal, length_k);
           const std::int64_t row = (b * call.seqlen_q + i) * call.heads + head;
           std::copy_n(call.q.data() + row * d, d, query.data());
           Real* const p = scores.data();

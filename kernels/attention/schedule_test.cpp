@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <random>
 #include <span>
 #include <utility>
@@ -19,12 +21,12 @@ namespace tw::kernels::attention {
 namespace {
 
 using namespace tw::test;
-/// Causal attention, with a softcap or without.
-template <int D, TileUse use, bool kSoftcap = false>
+/// Causal attention, with a softcap or without, and in chunks of `chunk` keys if it is not 0.
+template <int D, TileUse use, bool kSoftcap = false, int chunk = 0>
 void expect_right_on_the_cpu() {
   constexpr AttentionConfig config = gpu_config({D, D}, use, kEqualLengths, {.changing = kSoftcap});
   using List = Rules<Optional<Softcap, kSoftcap ? Use::always : Use::never>, Optional<Alibi, Use::never>, Optional<MaskTensor, Use::never>,
-                     Band<false, true>>;
+                     Band<false, true, (chunk > 0)>>;
   std::mt19937_64 random = random_engine();
   const std::int64_t heads = 4, rows = 2 * config.rows + 5, keys = 2 * config.keys + 7;
   std::vector<float> values[3];
@@ -40,7 +42,7 @@ void expect_right_on_the_cpu() {
   const Tensor q = normal({1, rows, heads, D}, values[0]), k = normal({1, keys, heads, D}, values[1]),
                v = normal({1, keys, heads, D}, values[2]);
   const Tensor o = Tensor::poisoned(q.shape(), DType::bf16);
-  const AttentionOptions options{.causal = true, .causal_offset = 0, .softcap = kSoftcap ? 2.0f : 0.0f};
+  const AttentionOptions options{.causal = true, .causal_offset = 0, .attention_chunk = chunk, .softcap = kSoftcap ? 2.0f : 0.0f};
   const detail::AttentionCall call = detail::check_attention(q, k, v, o, options);
   launch_cpu<Attention<bf16, config, List>>(detail::attention_grid(call, config.rows), [&](auto& bind, auto& p) {
     detail::fill_attention<List>(bind, p, call, config.keys, kNoUserRule);
@@ -50,11 +52,32 @@ void expect_right_on_the_cpu() {
   plain.scale = 1 / std::sqrt(static_cast<double>(D));
   plain.causal = true;
   plain.causal_offset = 0;
+  plain.chunk = chunk;
   plain.softcap = options.softcap;
   plain.q = values[0], plain.k = values[1], plain.v = values[2];
   std::vector<double> got;
   for (std::int64_t i = 0; i < o.numel(); ++i) got.push_back(static_cast<float>(o.data<bf16>()[i]));
   EXPECT_TRUE(accurate({got, reference(plain).o, naive(plain, DType::bf16).o, arithmetic_of(DType::bf16, Device::cpu())}));
+}
+
+TEST(AttentionChunks, BeginWhereDivisionSays) {
+  std::mt19937_64 random = random_engine();
+  const auto below = [&](std::int64_t end) { return static_cast<int>(random() % static_cast<std::uint64_t>(end)); };
+  for (int i = 0; i < 20000; ++i) {
+    const int power = 1 << below(30), near = power + below(5) - 2, size = std::clamp(i % 2 == 0 ? near : 1 + below(power), 1, 1 << 29);
+    const Chunks chunks = Chunks::of(size);
+    const auto begin_of = [&](std::int64_t position) { return position - (position % size + size) % size; };
+    const std::int64_t multiple = begin_of(below((1ll << 30) + (1ll << 29)) - (1ll << 29));
+    for (const std::int64_t at : {multiple - 1, multiple, multiple + 1, multiple + size - 1, -(1ll << 29), (1ll << 30) - 1, 0ll, -1ll}) {
+      if (at < -(1ll << 29) || at >= 1ll << 30) continue;
+      ASSERT_EQ(chunks.begin(static_cast<int>(at)), begin_of(at)) << at << " in chunks of " << size;
+    }
+  }
+  const Chunks none = Chunks::of(0);
+  for (const int at : {-(1 << 29), -1, 0, 1, (1 << 30) - 1}) {
+    EXPECT_LE(none.begin(at), -(1 << 29));
+    EXPECT_GE(none.begin(at) + none.size - 1, (1 << 30) - 2);
+  }
 }
 
 // Queries in registers.
@@ -64,6 +87,12 @@ TEST(ShippedAttention, NarrowTiles) {
 }
 // No output in flight; maxima before the exponents.
 TEST(ShippedAttention, PairedTiles) { expect_right_on_the_cpu<64, TileUse::paired>(); }
+// Blocks that are cut where a row's first key lies in the middle of a tile's keys.
+TEST(ShippedAttention, Chunks) {
+  expect_right_on_the_cpu<64, TileUse::paired, false, 40>();
+  expect_right_on_the_cpu<128, TileUse::narrow, false, 100>();
+  expect_right_on_the_cpu<96, TileUse::wide, true, 150>();
+}
 // Queries given back early; rules in halves.
 TEST(ShippedAttention, WideTilesWithASoftcap) { expect_right_on_the_cpu<96, TileUse::wide, true>(); }
 

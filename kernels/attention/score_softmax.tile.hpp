@@ -11,7 +11,7 @@ template <int C>
 struct ScoreSoftmax {
   static constexpr const char* source = "kernels/attention/score_softmax.tile.hpp";
   using Changes =
-      Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>, Band<true, true>>;
+      Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>, Band<true, true, true>>;
 
   template <class Target>
   struct On {
@@ -46,7 +46,7 @@ struct ScoreSoftmax {
           if (softcap.used) score = tanh(score * softcap.factor);
           if (alibi.used) score = Alibi::score(alibi, at, score);
           if (mask.used) score = MaskTensor::score(mask, at, score);
-          if (key >= keys || !Band<true, true>::visible(band, at)) score = -kInfinity;
+          if (key >= keys || !Band<true, true, true>::visible(band, at)) score = -kInfinity;
         });
         block.rows(x, [&](int i, auto row) { largest[i] = max(largest[i], row.max()); });
         block.store(x, p.weights, t.m, col0, head);

@@ -44,7 +44,8 @@ bool fits(const AttentionConfig& c) {
 double seen_keys(const AttentionCall& call) {
   const double rows = static_cast<double>(call.q.shape(2)), keys = call.keys;
   const double seen = call.upper ? keys - std::min(rows, keys) / 2 : keys;
-  return call.lower ? std::min(seen, static_cast<double>(call.left) + 1) : seen;
+  const double in_chunk = call.chunk > 0 ? std::min(seen, static_cast<double>(call.chunk)) : seen;
+  return call.lower ? std::min(in_chunk, static_cast<double>(call.left) + 1) : in_chunk;
 }
 
 /// Rounds of tiles over the SMs, times the time of a tile, in steps of 128 queries and 128 keys.
@@ -67,6 +68,7 @@ std::string problem_key(const AttentionCall& call) {
                  call.q.shape(0), call.q.shape(1), call.k.shape(1), call.q.shape(2), call.keys, call.q.shape(3), call.v.shape(3));
   if (call.upper) key += tw::format(",right={}", call.right);
   if (call.lower) key += tw::format(",left={}", call.left);
+  if (call.chunk > 0) key += tw::format(",chunk={}", call.chunk);
   if (call.softcap > 0) key += " softcap";
   if (call.slopes) key += " alibi";
   return key;
@@ -125,16 +127,21 @@ AttentionConfig tuned_config(const AttentionCall& call) {
 }
 
 int tuned_splits(const AttentionCall& call, int rows) {
-  const Device device = call.stream.device();
   if (const KeyBlocks& blocks = call.blocks) {
     // How many blocks are selected is known on the device only: at most as many as there are indices.
     const std::int64_t indices = blocks.of.indices ? blocks.of.indices->shape(3) * blocks.of.key_block : call.keys;
     return decode_splits(sequences_of(call), static_cast<int>(std::min<std::int64_t>(indices, call.keys)), blocks.of.key_block,
-                         std::max(1, device_info(device).units), kMostSplits);
+                         usable_units(call), kMostSplits);
   }
-  const std::vector<int>* const values = tuned_values(device, [&] { return decode_key(call, rows); });
-  if (values != nullptr && values->size() == 1 && values->front() >= 1 && values->front() <= kMostSplits) return values->front();
-  return decode_splits(sequences_of(call), call.keys, kPartKeys, std::max(1, device_info(device).units), kMostSplits);
+  if (call.sm_margin == 0 && call.chunk == 0) {
+    const std::vector<int>* const values = tuned_values(call.stream.device(), [&] { return decode_key(call, rows); });
+    if (values != nullptr && values->size() == 1 && values->front() >= 1 && values->front() <= kMostSplits) return values->front();
+  }
+  return planned_splits(sequences_of(call), call.keys, call.chunk, usable_units(call));
+}
+
+int planned_splits(int sequences, int seqlen_k, int chunk, int units) {
+  return decode_splits(sequences, chunk > 0 ? std::min(seqlen_k, chunk) : seqlen_k, kPartKeys, units, kMostSplits);
 }
 
 FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {

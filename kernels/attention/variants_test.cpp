@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "kernels/attention/backward.hpp"
 #include "kernels/attention/heuristics.hpp"
 #include "kernels/attention/score_softmax.tile.hpp"
 #include "kernels/attention/variants.hpp"
@@ -38,12 +39,15 @@ TEST(AttentionTileUse, FollowsFromWhatATileSees) {
       {8192, 8192, 64, {.window_left = 512, .window_right = 512}, TileUse::paired},
       {8192, 8192, 64, {.window_left = 1024, .window_right = 1}, TileUse::wide},
       {8192, 8192, 64, {.window_left = 512}, TileUse::wide},  // all keys behind
+      {8192, 8192, 64, {.attention_chunk = 1024}, TileUse::paired},
+      {8192, 8192, 64, {.attention_chunk = 1025}, TileUse::wide},
+      {8192, 8192, 64, {.causal = true, .attention_chunk = 2048}, TileUse::paired},
       {1024, 1024, 96, {.causal = true}, TileUse::wide},
       {1024, 1024, 128, {.causal = true}, TileUse::narrow},
   };
   for (const Case& c : cases) {
-    SCOPED_TRACE(tw::format("{} queries, {} keys, head_dim {}, causal {}, window {} {}", c.rows, c.keys, c.head_dim, c.options.causal,
-                            c.options.window_left, c.options.window_right));
+    SCOPED_TRACE(tw::format("{} queries, {} keys, head_dim {}, causal {}, window {} {}, chunk {}", c.rows, c.keys, c.head_dim,
+                            c.options.causal, c.options.window_left, c.options.window_right, c.options.attention_chunk));
     const auto tensor = [&](std::int64_t rows) { return placeholder({1, rows, 2, c.head_dim}, DType::bf16); };
     EXPECT_EQ(tile_use(tw::detail::check_attention(tensor(c.rows), tensor(c.keys), tensor(c.keys), tensor(c.rows), c.options)), c.expected);
   }
@@ -63,6 +67,28 @@ TEST(AttentionInF32, SoftmaxOfScoresCompiles) {
   skip_without_nvrtc();
   const CompiledKernel kernel = compile(make_spec(kernel_info<ScoreSoftmax<1024>>, true, true, "score_softmax"));
   EXPECT_EQ(kernel.spill_bytes, 0);
+}
+
+TEST(AttentionInChunks, CompilesWithoutSpills) {
+  skip_without_nvrtc();
+  std::vector<KernelSpec> specs = chunks_backward_specs();
+  const auto add = [&](int head_dim, TileUse use, int form) {
+    const Kernel kernel{
+        .dtype = DType::bf16, .rules = {.upper = true, .chunks = true}, .config = gpu_config({head_dim, head_dim}, use, form)};
+    specs.push_back(make_spec({type_of(kernel), "tilewave/tile/attention.tile.hpp", nullptr}, true, true,
+                              tw::format("attention in chunks, D {}, use {}, form {}", head_dim, static_cast<int>(use), form)));
+  };
+  for (const TileUse use : {TileUse::widest, TileUse::wide, TileUse::paired}) add(64, use, kEqualLengths);
+  add(96, TileUse::wide, kEqualLengths);
+  for (const int head_dim : {128, 192, 256}) add(head_dim, TileUse::narrow, kEqualLengths);
+  for (const int head_dim : {64, 128, 256}) add(head_dim, TileUse::split, kRagged | kSplit | kPaged);
+  add(128, TileUse::narrow, kRagged);
+  for (const KernelSpec& spec : specs) {
+    const auto compiled = compile(spec);
+    // All gradients of D 64 leave few registers, with a window too.
+    EXPECT_LE(compiled.spill_bytes, spec.name.starts_with("all ") && spec.name.find("d64 ") != std::string::npos ? 64 : 0) << spec.name;
+    EXPECT_EQ(compiled.performance_losses.size(), 0u) << spec.name;
+  }
 }
 
 TEST(AttentionRegistered, NamesAreUniqueAndLaunchesPossible) {

@@ -314,12 +314,13 @@ TEST_P(AttentionVarlenBackward, SampledFeatures) {
   const int cases = device.is_cuda() ? 30 : random_cases(30);
   struct List {
     int dim;
-    bool softcap, alibi, lower, upper;
+    bool softcap, alibi, lower, upper, chunks;
   };
   std::vector<List> lists;
   constexpr int kDims[] = {64, 96, 128, 192, 256};
   const int list_count = device.is_cuda() ? 5 : cases;
-  for (int i = 0; i < list_count; ++i) lists.push_back({kDims[pick(5)], pick(3) == 0, pick(3) == 0, pick(3) == 0, pick(2) == 0});
+  for (int i = 0; i < list_count; ++i)
+    lists.push_back({kDims[pick(5)], pick(3) == 0, pick(3) == 0, pick(3) == 0, pick(2) == 0, i % 5 == 0});
   for (int i = 0; i < cases && !HasFailure(); ++i) {
     const List& list = lists[static_cast<std::size_t>(i % list_count)];
     const int group = 1 + pick(4), kv_heads = 1 + pick(2);
@@ -334,10 +335,19 @@ TEST_P(AttentionVarlenBackward, SampledFeatures) {
            .value_dim = list.dim - 8 * pick(3),
            .window_left = list.lower ? pick(150) : -1,
            .window_right = list.upper && !causal ? pick(100) : -1,
+           .chunk = list.chunks ? 1 + pick(150) : 0,
            .softcap = list.softcap ? 1.0f + static_cast<float>(pick(40)) : 0,
            .alibi = list.alibi ? 1 + pick(2) : 0,
            .sink = pick(3) == 0},
           sample(1 + pick(5), 280, pick(2) == 0));
+  }
+}
+
+TEST_P(AttentionVarlenBackward, Chunks) {
+  const Sequences s = Sequences::of({{33, 170}, {200, 150}, {0, 30}, {130, 40}, {65, 257}});
+  for (const int chunk : {5, 64, 150}) {
+    check({.seqlen_q = 0, .seqlen_k = 0, .heads = 2, .kv_heads = 1, .chunk = chunk}, s);
+    check({.seqlen_q = 0, .seqlen_k = 0, .heads = 2, .kv_heads = 1, .head_dim = 128, .causal = true, .chunk = chunk, .sink = true}, s);
   }
 }
 

@@ -619,7 +619,9 @@ def test_fused_moe_of_fp8(random):
         ops.fused_moe(x, logits, 2, gate_up, down, gate_up_scale=gate_up_scale)
 
 
-def reference_attention(q, k, v, scale=None, causal=False, window=(-1, -1), softcap=0.0, slopes=None, sink=None, mask=None):
+def reference_attention(
+    q, k, v, scale=None, causal=False, window=(-1, -1), attention_chunk=0, softcap=0.0, slopes=None, sink=None, mask=None
+):
     """o [seqlen_q, heads, value_dim] and lse [heads, seqlen_q] of one sequence in float64."""
     q, k, v = exact(q), exact(k), exact(v)
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
@@ -633,6 +635,9 @@ def reference_attention(q, k, v, scale=None, causal=False, window=(-1, -1), soft
     if mask is not None:
         s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + mask
     left, right = window
+    if attention_chunk:
+        key = np.arange(k.shape[0])
+        s = np.where((distance + key) // attention_chunk == key // attention_chunk, s, -np.inf)
     s = np.where(((distance < 0) & causal) | ((distance > left) & (left >= 0)) | ((-distance > right) & (right >= 0)), -np.inf, s)
     sums = np.exp(s).sum(-1) + (0 if sink is None else np.exp(exact(sink))[:, None])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -648,6 +653,7 @@ CASES = [
     {"causal": True, "window": (4, -1)},
     {"slopes": True, "sink": True},
     {"mask": True},
+    {"attention_chunk": 6, "sm_margin": 1},
 ]
 
 

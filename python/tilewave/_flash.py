@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Callable
 
-from . import _arrays, ops
+from . import _arrays, _library, ops
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +17,7 @@ _HEAD_DIM_STEP, _LARGEST_HEAD_DIM = 8, 256
 _LARGEST_VALUE_DIM = 512
 _MOST_SPLITS = 128
 _NO_BOUND = 1 << 30  # longer than any sequence that the library supports, and an int32
+_LARGEST_CHUNK = 1 << 29  # as long as the longest sequence
 
 
 def unsupported(name: str, given, allowed: str) -> NotImplementedError:
@@ -122,8 +123,13 @@ def _operands(
 _SMALLEST_FLOAT = 2.0**-149  # smaller numbers are 0 as float32
 
 
-def _rules(q: torch.Tensor, softmax_scale, causal, window_size, softcap, alibi_slopes) -> tuple[torch.Tensor, dict]:
+def _rules(
+    q: torch.Tensor, softmax_scale, causal, window_size, softcap, alibi_slopes, attention_chunk=0, sm_margin=0
+) -> tuple[torch.Tensor, dict]:
     """Converts arguments to those of tilewave.ops, and returns q with them. Scales of tilewave.ops are positive, so other signs go to q."""
+    for name, number in (("attention_chunk", attention_chunk), ("sm_margin", sm_margin)):
+        if _arrays.integer(name, number, -(1 << 63), (1 << 63) - 1) < 0:
+            raise ValueError(f"{name} is {number}; allowed: 0 or more")
     if softmax_scale is None:
         softmax_scale = q.shape[-1] ** -0.5  # from the head dimension before padding
     elif not -math.inf < softmax_scale < math.inf:
@@ -143,6 +149,8 @@ def _rules(q: torch.Tensor, softmax_scale, causal, window_size, softcap, alibi_s
         "scale": softmax_scale,
         "causal": causal,
         "window": (left, right),
+        "attention_chunk": min(attention_chunk, _LARGEST_CHUNK),
+        "sm_margin": min(sm_margin, _NO_BOUND),
         "softcap": max(softcap, 0.0),
         "alibi_slopes": alibi_slopes,
     }
@@ -195,6 +203,8 @@ def attend(
     causal: bool,
     window_size: tuple[int, int],
     softcap: float,
+    attention_chunk: int = 0,
+    sm_margin: int = 0,
     alibi_slopes: torch.Tensor | None = None,
     dropout: tuple[float, torch.Tensor | None] = (0.0, None),
     deterministic: bool = False,
@@ -207,7 +217,7 @@ def attend(
     _operands((4, 4), q, k, v, names, e4m3=descales is not None)
     if k.shape[0] != q.shape[0]:
         raise ValueError(f"{names[1]} has a batch of {k.shape[0]}; {names[0]} has {q.shape[0]}")
-    q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes, attention_chunk, sm_margin)
     q, k = _padded(q), _padded(k)
     rules["dropout"], rules["dropout_state"] = dropout
 
@@ -232,6 +242,8 @@ def attend_varlen(
     causal: bool,
     window_size: tuple[int, int],
     softcap: float,
+    attention_chunk: int = 0,
+    sm_margin: int = 0,
     alibi_slopes: torch.Tensor | None = None,
     dropout: tuple[float, torch.Tensor | None] = (0.0, None),
     deterministic: bool = False,
@@ -248,7 +260,7 @@ def attend_varlen(
         raise ValueError(f"{offset_names[0]} is empty; allowed: [batch + 1]")
     seqused_q = _optional_int32("seqused_q", seqused_q, (batch,), q)
     seqused_k = _optional_int32("seqused_k", seqused_k, (batch,), q)
-    q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes, attention_chunk, sm_margin)
     q, k = _padded(q), _padded(k)
     rules["dropout"], rules["dropout_state"] = dropout
 
@@ -282,6 +294,33 @@ def cache_lengths(
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         return torch.full((batch,), _arrays.int32("cache_seqlens", cache_seqlens), dtype=torch.int32, device=q.device)
     return cache_seqlens
+
+
+def planned_splits(scheduler_metadata: torch.Tensor | None, num_splits: int) -> int:
+    """num_splits, or if that leaves the choice to the library, the number in get_scheduler_metadata()'s tensor: its length. So it is known
+    without waiting for the device, and in CUDA graphs."""
+    if scheduler_metadata is None:
+        return num_splits
+    import torch
+
+    tensor("scheduler_metadata", scheduler_metadata, 1, dtypes=(torch.int32,))
+    splits = scheduler_metadata.shape[0]
+    if not 1 <= splits <= _MOST_SPLITS:
+        raise ValueError(f"scheduler_metadata has {splits} elements; allowed: get_scheduler_metadata()'s tensor, 1 to {_MOST_SPLITS}")
+    return num_splits if num_splits > 0 else splits
+
+
+def decode_plan(device: torch.device, *, num_splits: int, packed: bool, **problem: int) -> int:
+    """The number of splits for get_scheduler_metadata(): tw::decode_plan() of DecodeProblem's fields, unless num_splits or packed queries
+    decide."""
+    for name, number in problem.items():
+        problem[name] = _arrays.int32(name, number)
+    problem["attention_chunk"] = min(problem["attention_chunk"], _LARGEST_CHUNK)
+    cuda_device = (device.index or 0) if device.type == "cuda" else -1
+    splits = _library.decode_plan(cuda_device=cuda_device, **problem)
+    if num_splits > 0:
+        return min(num_splits, _MOST_SPLITS)
+    return 1 if packed and problem["seqlen_q"] != 1 else splits
 
 
 def _check_new_keys(q, k_cache, v_cache, k, v, cache_seqlens, cu_seqlens_k_new, batch, capacity) -> None:
@@ -357,6 +396,8 @@ def attend_cache(
     causal: bool,
     window_size: tuple[int, int],
     softcap: float,
+    attention_chunk: int = 0,
+    sm_margin: int = 0,
     alibi_slopes: torch.Tensor | None = None,
     num_splits: int = 0,
     return_lse: bool,
@@ -393,13 +434,13 @@ def attend_cache(
     _check_new_keys(q, k_cache, v_cache, k, v, cache_seqlens, cu_seqlens_k_new, batch, capacity)
     _check_rotary(q, k, rotary_cos, rotary_sin)
     shape = q.shape
-    q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes, attention_chunk, sm_margin)
 
     if rotary_cos is not None and (rotary_seqlens is not None or cache_leftpad is not None or packed or cu_seqlens_k_new is not None):
         # FlashAttention counts positions from the beginning of the cache, or from rotary_seqlens; ops.attention_decode counts from the end of the left
         # padding, and does not rotate packed tensors.
         start = cache_seqlens if rotary_seqlens is None else rotary_seqlens
-        advance = causal or rules["window"] != (-1, -1)
+        advance = causal or rules["window"] != (-1, -1) or attention_chunk > 0
         q = _rotate(q, rotary_cos, rotary_sin, rotary_interleaved, start, cu_seqlens_q, advance)
         k = _rotate(k, rotary_cos, rotary_sin, rotary_interleaved, start, cu_seqlens_k_new, True)
         rotary_cos = rotary_sin = None

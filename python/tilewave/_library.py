@@ -76,6 +76,8 @@ class AttentionOptions(Options):
         ("block_counts", _TENSOR),
         ("query_block", ctypes.c_int32),
         ("key_block", ctypes.c_int32),
+        ("attention_chunk", ctypes.c_int32),
+        ("sm_margin", ctypes.c_int32),
     ]
 
 
@@ -96,6 +98,14 @@ class CacheOptions(Options):
         ("num_splits", ctypes.c_int32),
         ("cu_seqlens_q", _TENSOR),
         ("cu_seqlens_new", _TENSOR),
+    ]
+
+
+class DecodeProblem(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *((name, ctypes.c_int32) for name in ("cuda_device", "attention_chunk", "sm_margin")),
+        *((name, ctypes.c_int64) for name in ("batch", "seqlen_q", "heads", "kv_heads", "seqlen_k")),
     ]
 
 
@@ -512,6 +522,8 @@ def library() -> ctypes.CDLL:
         loaded.tw_set_gpu_target.argtypes = [ctypes.c_char_p]
         loaded.tw_set_cpu_threads.restype = ctypes.c_int
         loaded.tw_set_cpu_threads.argtypes = [ctypes.c_int32]
+        loaded.tw_decode_plan.restype = ctypes.c_int
+        loaded.tw_decode_plan.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)]
         for name, arguments in _FUNCTIONS.items():
             function = getattr(loaded, name)
             function.argtypes = [*arguments, _STREAM]
@@ -553,6 +565,15 @@ def set_cpu_threads(threads: int) -> None:
     status = library().tw_set_cpu_threads(threads)
     if status:
         check(status, library())
+
+
+def decode_plan(**problem: int) -> int:
+    """tw_decode_plan() of a DecodeProblem's fields."""
+    num_splits = ctypes.c_int32()
+    status = library().tw_decode_plan(byref(DecodeProblem(**problem)), ctypes.byref(num_splits))
+    if status:
+        check(status, library())
+    return num_splits.value
 
 
 def bind(name: str, out: str = ""):

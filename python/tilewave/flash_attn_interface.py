@@ -13,11 +13,13 @@ float32 on CUDA raises NotImplementedError. The LSE does not require grad.
 
 Query i is aligned with key i + seqlen_k - seqlen_q, the last query with the last key. `causal`: query i sees the keys up to that one.
 window_size (left, right): the keys from `left` before it to `right` after it; a negative size is no bound, and `causal` makes right 0.
+attention_chunk: C above 0, query i sees only keys of its own chunk of C keys, in which key i + seqlen_k - seqlen_q lies; 0 is none.
 softmax_scale: default 1 / sqrt(headdim). softcap: scores become softcap * tanh(score / softcap); 0 is none. Rows that see no key are 0. The
 LSE is the natural logarithm of the softmax's denominator, float32; -inf for a row that sees no key.
 
-deterministic: the gradients have the same bits in every run. Accepted, because they affect at most the speed: pack_gqa, sm_margin,
-scheduler_metadata, num_splits (flash_attn_with_kvcache uses it). NotImplementedError: qv, attention_chunk, get_scheduler_metadata.
+deterministic: the gradients have the same bits in every run. sm_margin: on CUDA, this many SMs are left to other work, in the backward too;
+it must be less than there are. num_splits and scheduler_metadata are for flash_attn_with_kvcache. Accepted, because they affect at most the
+speed: pack_gqa, and num_splits elsewhere. NotImplementedError: qv.
 
 flash_attn_func and flash_attn_qkvpacked_func take float8_e4m3fn, with q_descale, k_descale and v_descale, float32 [batch, kv_heads], and give
 bfloat16, without a gradient. The other functions raise NotImplementedError for float8 tensors and descales.
@@ -42,12 +44,6 @@ __all__ = [
 ]
 
 
-def _refuse(attention_chunk: int, **tensors) -> None:
-    _flash.refuse(**tensors)
-    if attention_chunk != 0:
-        raise _flash.unsupported("attention_chunk", attention_chunk, "0")
-
-
 def flash_attn_qkvpacked_func(
     qkv: torch.Tensor,
     softmax_scale: float | None = None,
@@ -67,7 +63,6 @@ def flash_attn_qkvpacked_func(
 
     qkv: [batch, seqlen, 3, heads, headdim], or with num_heads_q [batch, seqlen, num_heads_q + 2 * kv_heads, headdim].
     """
-    _refuse(attention_chunk)
     q, k, v = _flash.unpack_qkv(qkv, num_heads_q, e4m3=True)
     out, lse = _flash.attend(
         q,
@@ -76,6 +71,8 @@ def flash_attn_qkvpacked_func(
         softmax_scale=softmax_scale,
         causal=causal,
         window_size=window_size,
+        attention_chunk=attention_chunk,
+        sm_margin=sm_margin,
         softcap=softcap,
         deterministic=deterministic,
         return_lse=return_attn_probs,
@@ -109,7 +106,7 @@ def flash_attn_func(
     q: [batch, seqlen_q, heads, headdim]; k: [batch, seqlen_k, kv_heads, headdim]; v: [batch, seqlen_k, kv_heads, headdim_v]. Gives out
     [batch, seqlen_q, heads, headdim_v], or with `return_attn_probs` (out, softmax_lse): softmax_lse [batch, heads, seqlen_q].
     """
-    _refuse(attention_chunk, qv=qv)
+    _flash.refuse(qv=qv)
     out, lse = _flash.attend(
         q,
         k,
@@ -117,6 +114,8 @@ def flash_attn_func(
         softmax_scale=softmax_scale,
         causal=causal,
         window_size=window_size,
+        attention_chunk=attention_chunk,
+        sm_margin=sm_margin,
         softcap=softcap,
         deterministic=deterministic,
         return_lse=return_attn_probs,
@@ -159,7 +158,7 @@ def flash_attn_varlen_func(
 
     max_seqlen_q and max_seqlen_k are accepted; lengths come from the offsets.
     """
-    _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _flash.refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     out, lse = _flash.attend_varlen(
         q,
         k,
@@ -171,6 +170,8 @@ def flash_attn_varlen_func(
         softmax_scale=softmax_scale,
         causal=causal,
         window_size=window_size,
+        attention_chunk=attention_chunk,
+        sm_margin=sm_margin,
         softcap=softcap,
         deterministic=deterministic,
         return_lse=return_attn_probs,
@@ -254,10 +255,10 @@ def flash_attn_with_kvcache(
 
     All int32: cache_seqlens, a number or [batch]; cache_batch_idx [batch], maps batch index to cache index, or to a row of the page_table;
     cache_leftpad [batch], the number of first tokens to ignore; page_table [tables, pages of a sequence]. num_splits: splits of the keys
-    that run in parallel, at most 128; 0: the library's choice.
+    that run in parallel, at most 128; 0: that of scheduler_metadata, get_scheduler_metadata()'s tensor, or the library's choice.
 
     rotary_cos, rotary_sin: [positions, rotary_dim / 2], which rotate new key i at position rotary_seqlens + i (int32 [batch];
-    default: cache_seqlens, including left pad); query i too if `causal` or with a window, else at rotary_seqlens. Pairs are 2 n and
+    default: cache_seqlens, including left pad); query i too if `causal`, with a window or with attention_chunk, else at rotary_seqlens. Pairs are 2 n and
     2 n + 1 (`rotary_interleaved`), or n and n + rotary_dim / 2.
 
     cu_seqlens_q, int32 [batch + 1]: q is packed, [total_q, heads, headdim], and so is out; softmax_lse is [heads, total_q]. max_seqlen_q of
@@ -267,7 +268,7 @@ def flash_attn_with_kvcache(
     Page sizes that are not a multiple of 16, and pages with cache_leftpad, are slower: the tokens in use are copied first. A headdim that
     is not a multiple of 8 costs copies of both caches.
     """
-    _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _flash.refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     _flash.refuse_fp8(q=q, k_cache=k_cache, v_cache=v_cache)
     out, lse = _flash.attend_cache(
         q,
@@ -290,8 +291,10 @@ def flash_attn_with_kvcache(
         softmax_scale=softmax_scale,
         causal=causal,
         window_size=window_size,
+        attention_chunk=attention_chunk,
+        sm_margin=sm_margin,
         softcap=softcap,
-        num_splits=num_splits,
+        num_splits=_flash.planned_splits(scheduler_metadata, num_splits),
         return_lse=return_softmax_lse,
     )
     return (out, lse, lse.new_empty(0), lse.new_empty(0)) if return_softmax_lse else out
@@ -320,5 +323,29 @@ def get_scheduler_metadata(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
 ):
-    """NotImplementedError: flash_attn_with_kvcache plans its own work. (In FlashAttention qkv_dtype's default is torch.bfloat16.)"""
-    raise NotImplementedError("get_scheduler_metadata is not supported by tilewave; pass scheduler_metadata=None")
+    """The number of splits for calls of flash_attn_with_kvcache with these arguments, whose longest sequence has max_seqlen_k keys, chosen
+    once for all layers.
+
+    Gives int32 [splits], on cache_seqlens's device: the length is the number of splits, 1 to 128, and each element is that number, for
+    reading only. Other tensors of the same length mean the same. A num_splits above 0 is that number. The other arguments are FlashAttention's; the choice
+    does not depend on them: headdim, qkv_dtype (in FlashAttention its default is torch.bfloat16), headdim_v, cu_seqlens_k_new,
+    cache_leftpad, page_size, causal, window_size, has_softcap, pack_gqa. With cu_seqlens_q keys are not split unless max_seqlen_q is 1.
+    """
+    import torch
+
+    if not isinstance(cache_seqlens, torch.Tensor):
+        raise TypeError(f"cache_seqlens is a {type(cache_seqlens).__name__}; allowed: a torch.Tensor")
+    cache_seqlens = _flash.int32("cache_seqlens", cache_seqlens, (batch_size,), cache_seqlens)
+    splits = _flash.decode_plan(
+        cache_seqlens.device,
+        batch=batch_size,
+        seqlen_q=max_seqlen_q,
+        heads=num_heads_q,
+        kv_heads=num_heads_kv,
+        seqlen_k=max_seqlen_k + max_seqlen_k_new,
+        attention_chunk=attention_chunk,
+        sm_margin=sm_margin,
+        num_splits=num_splits,
+        packed=cu_seqlens_q is not None,
+    )
+    return torch.full((splits,), splits, dtype=torch.int32, device=cache_seqlens.device)

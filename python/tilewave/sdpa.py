@@ -248,7 +248,7 @@ def _operator(
 
     operator = torch.ops.tilewave.attention
     needs_lse = _dispatch.needs_gradients(query, key, value, sink)
-    rules = (scale, causal, causal_offset, window[0], window[1], softcap, None, sink)
+    rules = (scale, causal, causal_offset, window[0], window[1], 0, 0, softcap, None, sink)
     state = drawn_dropout_state(query, dropout)
     return operator(query, key, value, *rules, dropout, state, mask, False, needs_lse)[0]
 

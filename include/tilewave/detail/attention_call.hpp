@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "tilewave/attention.hpp"
+#include "tilewave/detail/sm_margin.hpp"
 #include "tilewave/launch.hpp"
 #include "tilewave/tile/attention.tile.hpp"
 
@@ -48,7 +49,8 @@ struct AttentionCall {
   float* lse = nullptr;
   std::int64_t lse_stride_batch = 0, lse_stride_head = 0;
   int batch = 0;
-  int keys = 0;  ///< maximum number per sequence
+  int keys = 0;       ///< maximum number per sequence
+  int sm_margin = 0;  ///< AttentionOptions::sm_margin
   Stream stream = Stream::standard(Device::cpu());
 
   // Rules
@@ -61,6 +63,7 @@ struct AttentionCall {
   std::int64_t mask_strides[4] = {};
   bool lower = false, upper = false;  ///< bounds of the band
   int left = 0, right = 0;
+  int chunk = 0;  ///< 0: none
   std::optional<int> diagonal = {};
 
   KeyBlocks blocks = {};
@@ -133,6 +136,7 @@ void fill_rules([[maybe_unused]] Rules<Rule, Rest...> list, P& p, const Attentio
   } else if constexpr (sizeof...(Rest) == 0) {
     rule.left = call.lower ? call.left : kUnlimited;
     rule.right = call.upper ? call.right : kUnlimited;
+    rule.chunks = Chunks::of(call.chunk);
   } else {
     bind_user(rule);
     rule.unit = unit, rule.per_unit = 1 / unit;
@@ -221,7 +225,7 @@ constexpr AttentionConfig cpu_config(int head_dim, int rows, int keys = kCpuKeys
 
 /// The library's rules that change scores, for the CPU: a kernel checks at run time which ones are used.
 using CpuChanges = Rules<Optional<Softcap, Use::runtime>, Optional<Alibi, Use::runtime>, Optional<MaskTensor, Use::runtime>>;
-using CpuBand = Band<true, true>;
+using CpuBand = Band<true, true, true>;
 
 // Of `rows` rows of `keys` scores, kCpuKeys or kCpuListedKeys; `first` says where each row's first score stands.
 void change_scores(const CpuChanges::Params<cpu::Target>& changes, const Score* first, float* scores, int rows, int keys);

@@ -68,27 +68,73 @@ struct QueryRange {
   TW_INLINE constexpr QueryRange operator&(const QueryRange& other) const { return {max(begin, other.begin), min(end, other.end)}; }
 };
 
+/// Chunks of `size` positions, which may be negative, of at least -2^29 and below 2^30: chunk_of() 0 begins at position 0.
+struct Chunks {
+  int size;
+  u32 multiplier;  ///< ceil(2^(31 + shift) / size)
+  int shift;       ///< the smallest with 2^shift >= size
+  int bias;        ///< a multiple of size that is at least 2^29
+
+  /// `size`: 1 to 2^29; 0: all positions are one chunk.
+  static constexpr Chunks of(int size) {
+    if (size == 0) return {0x7fffffff, 0, 0, 1 << 30};  // from -2^30 on
+    int shift = 0;
+    while (1 << shift < size) ++shift;
+    const u64 divisor = static_cast<u64>(size), scale = u64{1} << (31 + shift);
+    return {size, static_cast<u32>((scale + divisor - 1) / divisor), shift, ((1 << 29) + size - 1) / size * size};
+  }
+  /// The first position of the chunk that a position lies in. Without a division, for which kernels would need registers.
+  TW_INLINE constexpr int begin(int position) const {
+    const u32 twice = 2 * static_cast<u32>(position + bias);  // the sum is below 2^31
+    const u32 number = static_cast<u32>(u64{twice} * multiplier >> 32) >> shift;
+    return static_cast<int>(number) * size - bias;
+  }
+};
+
 /// Query i sees keys from i + diagonal - left on (kLower) and up to i + diagonal + right (kUpper). A causal mask is the upper bound with
-/// right = 0; a sliding window has both bounds. left and right must be below 2^30.
-template <bool kLower, bool kUpper>
+/// right = 0; a sliding window has both bounds. left and right must be below 2^30. With kChunks it also sees only keys of the chunk that i
+/// + diagonal lies in.
+template <bool kLower, bool kUpper, bool kChunks = false>
 struct Band {
-  static constexpr bool lower = kLower;
+  static constexpr bool lower = kLower || kChunks;
   template <class Target>
   struct Params {
     int left, right;
+    Chunks chunks;
   };
   TW_INLINE static bool visible(const auto& p, const Score& at) {
     const int beside = at.query + at.diagonal;
-    return (!kUpper || at.key <= beside + p.right) && (!kLower || at.key >= beside - p.left);
+    int first = kLower ? beside - p.left : 0, last = kUpper ? beside + p.right : 0;
+    if constexpr (kChunks) {
+      const int begin = p.chunks.begin(beside), end = begin + p.chunks.size - 1;
+      first = kLower ? max(first, begin) : begin;
+      last = kUpper ? min(last, end) : end;
+    }
+    return (!(kUpper || kChunks) || at.key <= last) && (!(kLower || kChunks) || at.key >= first);
   }
   TW_INLINE static KeyRange keys(const auto& p, const ScoreRows& rows) {
-    return {kLower ? rows.first_query + rows.diagonal - p.left : 0, kUpper ? rows.last_query + rows.diagonal + p.right + 1 : rows.seqlen_k};
+    KeyRange seen{kLower ? rows.first_query + rows.diagonal - p.left : 0,
+                  kUpper ? rows.last_query + rows.diagonal + p.right + 1 : rows.seqlen_k};
+    if constexpr (kChunks)
+      seen = seen &
+             KeyRange{p.chunks.begin(rows.first_query + rows.diagonal), p.chunks.begin(rows.last_query + rows.diagonal) + p.chunks.size};
+    return seen;
   }
   TW_INLINE static KeyRange untouched(const auto& p, const ScoreRows& rows) {
-    return {kLower ? rows.last_query + rows.diagonal - p.left : 0, kUpper ? rows.first_query + rows.diagonal + p.right + 1 : rows.seqlen_k};
+    KeyRange whole{kLower ? rows.last_query + rows.diagonal - p.left : 0,
+                   kUpper ? rows.first_query + rows.diagonal + p.right + 1 : rows.seqlen_k};
+    if constexpr (kChunks)
+      whole = whole &
+              KeyRange{p.chunks.begin(rows.last_query + rows.diagonal), p.chunks.begin(rows.first_query + rows.diagonal) + p.chunks.size};
+    return whole;
   }
   TW_INLINE static QueryRange queries(const auto& p, const ScoreKeys& keys) {
-    return {kUpper ? keys.first_key - keys.diagonal - p.right : 0, kLower ? keys.last_key - keys.diagonal + p.left + 1 : keys.seqlen_q};
+    QueryRange seen{kUpper ? keys.first_key - keys.diagonal - p.right : 0,
+                    kLower ? keys.last_key - keys.diagonal + p.left + 1 : keys.seqlen_q};
+    if constexpr (kChunks)
+      seen =
+          seen & QueryRange{p.chunks.begin(keys.first_key) - keys.diagonal, p.chunks.begin(keys.last_key) + p.chunks.size - keys.diagonal};
+    return seen;
   }
 };
 

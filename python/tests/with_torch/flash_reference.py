@@ -28,7 +28,7 @@ def offsets(lengths, device="cpu"):
     return ints([sum(lengths[:n]) for n in range(len(lengths) + 1)], device)
 
 
-def positions_seen(seqlen_q, seqlen_k, causal, window):
+def positions_seen(seqlen_q, seqlen_k, causal, window, chunk=0):
     beside = torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q
     key = torch.arange(seqlen_k)[None, :]
     left, right = window
@@ -38,10 +38,12 @@ def positions_seen(seqlen_q, seqlen_k, causal, window):
         seen &= key >= beside - left
     if right >= 0:
         seen &= key <= beside + right
+    if chunk > 0:
+        seen &= key // chunk == beside // chunk
     return seen, beside, key
 
 
-def attention(q, k, v, causal=False, window=(-1, -1), scale=None, softcap=0.0, slopes=None, rounded=None):
+def attention(q, k, v, causal=False, window=(-1, -1), scale=None, softcap=0.0, slopes=None, rounded=None, chunk=0):
     """out and lse (-inf where nothing is seen) of one sequence: q [seqlen_q, heads, dim]. In float64, or with every result in `rounded`."""
     exact = torch.float64 if rounded is None else torch.float32
     q, k, v = (x.detach().cpu().to(exact) for x in (q, k, v))
@@ -53,7 +55,7 @@ def attention(q, k, v, causal=False, window=(-1, -1), scale=None, softcap=0.0, s
     scores = stored(torch.einsum("qhd,khd->hqk", q, k)) * (q.shape[2] ** -0.5 if scale is None else scale)
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
-    seen, beside, key = positions_seen(q.shape[0], k.shape[0], causal, window)
+    seen, beside, key = positions_seen(q.shape[0], k.shape[0], causal, window, chunk)
     if slopes is not None:
         scores = scores - slopes.cpu().to(exact)[:, None, None] * (beside - key).abs()
     scores = stored(scores).masked_fill(~seen, -math.inf)
@@ -118,5 +120,5 @@ def same_call(version, result):
 
 
 def as_arguments(rules):
-    named = {"window": "window_size", "scale": "softmax_scale"}
+    named = {"window": "window_size", "scale": "softmax_scale", "chunk": "attention_chunk"}
     return {named.get(name, name): value for name, value in rules.items()}

@@ -60,6 +60,28 @@ def test_func(version, rules, shape, device, dtype):
     assert torch.equal(version.flash_attn_func(q, k, v, **as_arguments(rules)), out)
 
 
+CHUNKS = [{"chunk": 1}, {"chunk": 8}, {"chunk": 10, "causal": True}, {"chunk": 16, "window": (5, 3)}, {"chunk": 1 << 40}]
+
+
+@ON_ALL
+@pytest.mark.parametrize("rules", CHUNKS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_chunks(rules, shape, device, dtype):
+    seqlen_q, seqlen_k, heads, kv_heads, dim, value_dim = shape
+    q = normal(2, seqlen_q, heads, dim, device=device, dtype=dtype)
+    k = normal(2, seqlen_k, kv_heads, dim, device=device, dtype=dtype)
+    v = normal(2, seqlen_k, kv_heads, value_dim, device=device, dtype=dtype)
+    wanted, wanted_lse = map(torch.stack, batched(q, k, v, **rules))
+    naive, _ = map(torch.stack, batched(q, k, v, rounded=dtype, **rules))
+    out, lse = fa3.flash_attn_func(q, k, v, return_attn_probs=True, sm_margin=1, **as_arguments(rules))
+    check_out(out, wanted, naive)
+    check_lse(lse, wanted_lse)
+    flat = [x.flatten(0, 1) for x in (q, k, v)]
+    cu_q, cu_k = offsets([seqlen_q] * 2, device), offsets([seqlen_k] * 2, device)
+    packed = fa3.flash_attn_varlen_func(*flat, cu_q, cu_k, seqlen_q, seqlen_k, **as_arguments(rules))
+    check_out(packed.unflatten(0, (2, -1)), wanted, naive)
+
+
 @pytest.mark.parametrize("device", sorted({device for device, _ in PLACES}))
 @pytest.mark.parametrize("rules", RULES, ids=str)
 @pytest.mark.parametrize("dim, value_dim", [(64, 64), (13, 40), (128, 300)])

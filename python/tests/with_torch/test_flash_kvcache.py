@@ -24,6 +24,7 @@ from flash_reference import (
 )
 from tilewave import flash_attn as fa2
 from tilewave import flash_attn_interface as fa3
+from tilewave import ops
 
 CACHES = {  # what flash_attn_with_kvcache is given besides, and how
     "full": {},
@@ -57,6 +58,12 @@ CACHES = {  # what flash_attn_with_kvcache is given besides, and how
     "pages-of-256": {"seqlens": [270, 3, 254], "page_size": 256, "new": 5, "causal": True},
     "softcap": {"seqlens": [29, 0, 17], "softcap": 3.0, "scale": 0.5},
     "splits": {"seqlens": [29, 0, 17], "num_splits": 3},
+}
+CHUNKS = {
+    "chunks": {"seqlens": [29, 0, 17], "chunk": 8},
+    "chunks-leftpad": {"seqlens": [29, 4, 17], "leftpad": [3, 0, 11], "chunk": 5},
+    "chunks-rotary": {"seqlens": [29, 0, 17], "new": 5, "chunk": 6, "rotary": (16, True)},
+    "chunks-pages-causal": {"seqlens": [29, 3, 17], "page_size": 16, "new": 5, "causal": True, "chunk": 10, "num_splits": 2},
 }
 
 
@@ -112,7 +119,7 @@ def run_cache(version, case, seqlen_q, dim, device, dtype, **more):
     result = version.flash_attn_with_kvcache(q, k_cache, v_cache, new_k, new_v, **given)
 
     start = given["rotary_seqlens"].tolist() if "rotary_seqlens" in given else kept
-    advance = case.get("causal", False) or case.get("window", (-1, -1)) != (-1, -1)
+    advance = case.get("causal", False) or case.get("window", (-1, -1)) != (-1, -1) or case.get("chunk", 0) > 0
     of_sequences, appended = [], []
     for b in range(batch):
         q_b, k_b, v_b = (
@@ -144,7 +151,7 @@ def run_cache(version, case, seqlen_q, dim, device, dtype, **more):
 
 
 def check_cache_result(version, case, out, lse, of_sequences, dtype):
-    rules = {name: case[name] for name in ("causal", "window", "softcap", "scale") if name in case}
+    rules = {name: case[name] for name in ("causal", "window", "softcap", "scale", "chunk") if name in case}
     wanted, wanted_lse = map(torch.stack, batched(*zip(*of_sequences), **rules))
     naive, _ = map(torch.stack, batched(*zip(*([x.to(dtype) for x in of_b] for of_b in of_sequences)), rounded=dtype, **rules))
     check_out(out, wanted, naive)
@@ -162,6 +169,43 @@ def test_kvcache(version, name, seqlen_q, dim, device, dtype):
     assert [part.numel() for part in rest] == ([] if version is fa2 else [0, 0])
     check_cache_result(version, case, out, lse, of_sequences, dtype)
     check_caches()
+
+
+@ON_ALL
+@pytest.mark.parametrize("seqlen_q", [1, 5])
+@pytest.mark.parametrize("name", CHUNKS)
+def test_kvcache_chunks(name, seqlen_q, device, dtype):
+    case = CHUNKS[name]
+    (out, lse, *_), of_sequences, check_caches = run_cache(fa3, case, seqlen_q, 64, device, dtype, return_softmax_lse=True)
+    check_cache_result(fa3, case, out, lse, of_sequences, dtype)
+    check_caches()
+
+
+def metadata(device, **changes):
+    given = {"batch_size": 2, "max_seqlen_q": 1, "max_seqlen_k": 4096, "num_heads_q": 8, "num_heads_kv": 2, "headdim": 64, **changes}
+    return fa3.get_scheduler_metadata(**given, cache_seqlens=ints([4096] * given["batch_size"], device))
+
+
+@ON_ALL
+def test_scheduler_metadata(device, dtype, monkeypatch):
+    plan = metadata(device)
+    assert plan.dtype == torch.int32 and plan.device.type == device and (plan == len(plan)).all()
+    assert len(metadata(device, num_splits=7)) == 7 and len(metadata(device, num_splits=1000)) == 128
+    assert len(metadata(device, max_seqlen_q=100)) == 1
+    assert len(metadata(device, max_seqlen_k=64)) == len(metadata(device, max_seqlen_k=4096, attention_chunk=64)) == 1
+    q, caches = normal(2, 1, 8, 64, device=device, dtype=dtype), [normal(2, 700, 2, 64, device=device, dtype=dtype) for _ in range(2)]
+    given, decode = [], ops.attention_decode
+
+    def recorded(*arguments, num_splits, **options):
+        given.append(num_splits)
+        return decode(*arguments, num_splits=num_splits, **options)
+
+    monkeypatch.setattr(ops, "attention_decode", recorded)
+    out = fa3.flash_attn_with_kvcache(q, *caches, scheduler_metadata=metadata(device, num_splits=3))
+    assert torch.equal(out, fa3.flash_attn_with_kvcache(q, *caches, num_splits=3))
+    fa3.flash_attn_with_kvcache(q, *caches, scheduler_metadata=metadata(device, num_splits=3), num_splits=5)
+    fa3.flash_attn_with_kvcache(q, *caches)
+    assert given == [3, 3, 5, 0]
 
 
 @ON_ALL

@@ -52,28 +52,28 @@ def same(got, expected):
 
 def attention_arguments(normal):
     q, k = normal(2, 5, 4, 16), normal(2, 9, 2, 16)
-    rest = (None, True, None, -1, -1, 0.0)
+    rest = (None, True, None, -1, -1, 0, 0, 0.0)
     slopes, sink = torch.rand(4, device=q.device), torch.randn(4, device=q.device)
     mask = torch.rand(5, 9, device=q.device) > 0.3
     value, state = normal(2, 9, 2, 24), torch.tensor([7, 3], device=q.device)
     in_heads = q.transpose(1, 2).contiguous().transpose(1, 2)
     return [
         (q, k, value, *rest, None, None, 0.0, None, None, False, False),
-        (in_heads, k, value, 0.5, False, 2, 3, 1, 8.0, slopes, sink, 0.25, state, mask, True, True),
+        (in_heads, k, value, 0.5, False, 2, 3, 1, 3, 2, 8.0, slopes, sink, 0.25, state, mask, True, True),
     ]
 
 
 def fp8_arguments(normal):
     q, k, v = (normal(2, *shape).to(torch.float8_e4m3fn) for shape in ((5, 4, 16), (9, 2, 16), (9, 2, 32)))
     descales = [torch.rand(2, 2, device=q.device) + 0.5 for _ in range(3)]
-    rest = (None, True, None, -1, -1, 0.0, None, None, None)
+    rest = (None, True, None, -1, -1, 0, 0, 0.0, None, None, None)
     return [(q, k, v, *descales, *rest, None, True), (q, k, v, None, descales[0].T, None, *rest, torch.float16, False)]
 
 
 def varlen_arguments(normal):
     q, k = normal(12, 4, 16), normal(15, 2, 16)
     offsets = (integers(q, [0, 3, 3, 10]), integers(q, [0, 5, 9, 15]))
-    rest = (None, True, None, -1, -1, 0.0, None, None, 0.0, None, False, None)
+    rest = (None, True, None, -1, -1, 0, 0, 0.0, None, None, 0.0, None, False, None)
     return [(q, k, k, *offsets, None, None, *rest, False), (q, k, k, *offsets, None, integers(q, [2, 4, 6]), *rest, True)]
 
 
@@ -81,7 +81,7 @@ def varlen_backward_arguments(normal):
     q, k, k2, *offsets, used_q, used_k = varlen_arguments(normal)[1][:7]
     dropped = 0.25, torch.tensor([7, 3], device=q.device)
     sinks = (None, 0.0, None), (torch.randn(4, device=q.device), *dropped)
-    rest = [(None, True, None, -1, -1, 0.0, None, *sink_and_dropout, False) for sink_and_dropout in sinks]
+    rest = [(None, True, None, -1, -1, 0, 0, 0.0, None, *sink_and_dropout, False) for sink_and_dropout in sinks]
     arguments = []
     for options in rest:
         o, lse = torch.ops.tilewave.attention_varlen(q, k, k2, *offsets, used_q, used_k, *options, None, True)
@@ -91,7 +91,7 @@ def varlen_backward_arguments(normal):
 
 def decode_arguments(normal):
     q, new = normal(2, 2, 4, 16), normal(2, 2, 2, 16)
-    lengths, rest = integers(q, [3, 6]), (False, 0, None, True, None, -1, -1, 0.0, None, None, None)
+    lengths, rest = integers(q, [3, 6]), (False, 0, None, True, None, -1, -1, 0, 0, 0.0, None, None, None)
     caches, pages = (normal(2, 11, 2, 16), normal(2, 11, 2, 16)), (normal(4, 16, 2, 16), normal(4, 16, 2, 16))
     table = integers(q, [[2, 0], [1, 3]])
     cos, sin = torch.rand(20, 8, device=q.device), torch.rand(20, 8, device=q.device)

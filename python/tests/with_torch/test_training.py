@@ -59,7 +59,7 @@ def check_gradients(got, exact, naive):
         assert (a.double() - wanted).norm() <= L2[a.dtype] * wanted.norm() + 1e-6 * math.sqrt(wanted.numel())
 
 
-def reference(q, k, v, sink=None, *, scale=None, causal=False, window=(-1, -1), softcap=0.0, slopes=None, mask=None):
+def reference(q, k, v, sink=None, *, scale=None, causal=False, window=(-1, -1), attention_chunk=0, softcap=0.0, slopes=None, mask=None):
     """ops.attention() from its definition, in PyTorch's operations: what autograd differentiates is what is written here."""
     k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
     s = torch.einsum("bihd,bjhd->bhij", q, k) * (q.shape[3] ** -0.5 if scale is None else scale)
@@ -70,6 +70,9 @@ def reference(q, k, v, sink=None, *, scale=None, causal=False, window=(-1, -1), 
         s = s - slopes.to(s.dtype)[..., None, None] * distance.abs()
     left, right = window[0], 0 if causal else window[1]
     hidden = ((distance > left) & (left >= 0)) | ((-distance > right) & (right >= 0))
+    if attention_chunk:
+        key = torch.arange(k.shape[1], device=q.device)
+        hidden = hidden | ((distance + key) // attention_chunk != key // attention_chunk)
     if mask is not None and mask.dtype == torch.bool:
         hidden = hidden | ~mask
     elif mask is not None:
@@ -89,6 +92,7 @@ RULES = [
     {"slopes": True, "causal": True},
     {"mask": "bool"},
     {"mask": "added", "softcap": 3.0},
+    {"attention_chunk": 10, "causal": True},
 ]
 SHAPES = [  # seqlen_q, seqlen_k, heads, kv_heads, dim, value_dim
     (33, 33, 4, 2, 64, 64),
@@ -232,7 +236,7 @@ def test_operator_without_lse():
     from tilewave import _torch_ops  # noqa: F401  defines it
 
     q, k, v = parameters((2, 5, 4, 16), (2, 9, 2, 16), (2, 9, 2, 16))
-    out, _ = torch.ops.tilewave.attention(q, k, v, None, False, None, -1, -1, 0.0, None, None, 0.0, None, None, False, False)
+    out, _ = torch.ops.tilewave.attention(q, k, v, None, False, None, -1, -1, 0, 0, 0.0, None, None, 0.0, None, None, False, False)
     with pytest.raises(NotImplementedError, match="operator attention has no backward if return_lse is False"):
         out.sum().backward()
 
@@ -274,7 +278,7 @@ def test_float32_on_cuda_is_refused(dtype):
         lse = torch.empty(1, 2, 5, device="cuda")
         ctx = types.SimpleNamespace(
             saved_tensors=(x, x, x, x, lse, None, None, None, None),
-            options=[None, False, None, -1, -1, 0.0],
+            options=[None, False, None, -1, -1, 0, 0, 0.0],
             dropout=0.0,
             deterministic=False,
             needs_input_grad=(True,) * 3 + (False,) * 13,
@@ -453,7 +457,7 @@ def test_what_packed_sequences_do_not_differentiate():
     with pytest.raises(NotImplementedError, match="attention_varlen has no second derivatives"):
         d_q.sum().backward()
     out, _ = torch.ops.tilewave.attention_varlen(
-        *inputs, cu_q, cu_k, None, None, None, False, None, -1, -1, 0.0, None, None, 0.0, None, False, None, False
+        *inputs, cu_q, cu_k, None, None, None, False, None, -1, -1, 0, 0, 0.0, None, None, 0.0, None, False, None, False
     )
     with pytest.raises(NotImplementedError, match="operator attention_varlen has no backward if return_lse is False"):
         out.sum().backward()

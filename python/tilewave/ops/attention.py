@@ -2,8 +2,8 @@
 
 Query i of a sequence is aligned with key i + diagonal. The diagonal is seqlen_k - seqlen_q, which aligns the last query with the last key
 (FlashAttention's convention). The score of query i and key j is s = scale q_i k_j. Then follow, in this order, the options that are set:
-s = softcap tanh(s / softcap), s -= slope |i + diagonal - j|, s += mask. Finally s is -inf if `causal`, the window or a boolean mask hides
-the key.
+s = softcap tanh(s / softcap), s -= slope |i + diagonal - j|, s += mask. Finally s is -inf if `causal`, the window,
+attention_chunk or a boolean mask hides the key.
 
 Arrays are NumPy's, PyTorch's or DLPack's, on the CPU or on CUDA, all on one device. bf16 or f16, on the CPU f32 too. Head dimensions are
 multiples of 8 up to 256, the last dimension is contiguous. attention() also takes q, k and v in float8_e4m3fn. heads is a multiple of kv_heads: query head h uses key head
@@ -30,10 +30,11 @@ _LONGEST = (1 << 30) - 1  # a window beyond it hides nothing
 
 def _options(
     scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, check_contents, dropout=0.0, dropout_state=None,
-    descales=(None, None, None),
+    descales=(None, None, None), attention_chunk=0, sm_margin=0,
 ):  # fmt: skip
     scale = None if scale is None else float(scale)  # not what may change its value, like a tensor
-    numbers = _numbers(scale, bool(causal), causal_offset, *window, float(softcap), _arrays.checks_contents(check_contents))
+    check_contents = _arrays.checks_contents(check_contents)
+    numbers = _numbers(scale, bool(causal), causal_offset, *window, float(softcap), check_contents, attention_chunk, sm_margin)
     if alibi_slopes is sink is mask is lse is None and not dropout and all(descale is None for descale in descales):
         return numbers
     options = _library.AttentionOptions.from_buffer_copy(numbers)
@@ -60,7 +61,7 @@ def drawn_dropout_state(q, dropout, state=None):
 
 
 @functools.lru_cache(maxsize=256)
-def _numbers(scale, causal, causal_offset, left, right, softcap, check_contents):
+def _numbers(scale, causal, causal_offset, left, right, softcap, check_contents, attention_chunk, sm_margin):
     """Options without tensors, cached because filling them in takes longer than a launch. Callers must not change them."""
     left, right = (min(_arrays.int32("window", n), _LONGEST) for n in (left, right))
     options = _library.AttentionOptions(
@@ -74,6 +75,8 @@ def _numbers(scale, causal, causal_offset, left, right, softcap, check_contents)
         window_right=right,
         softcap=softcap,
         check_contents=check_contents,
+        attention_chunk=_arrays.int32("attention_chunk", attention_chunk),
+        sm_margin=_arrays.int32("sm_margin", sm_margin),
     )
     for name, given, smallest in (("scale", scale, "positive"), ("softcap", softcap or None, "0 for none, or positive")):
         if given is not None and not getattr(options, name) > 0:  # as a float: 0 is the default
@@ -104,6 +107,7 @@ def attention(
     causal: bool = False,
     causal_offset: int | None = None,
     window: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
@@ -115,6 +119,7 @@ def attention(
     v_descale: Array | None = None,
     deterministic: bool = False,
     return_lse: bool = False,
+    sm_margin: int = 0,
     out: Array | None = None,
 ) -> Array | tuple[Array, Array]:
     """o = softmax(scale q k^T) v.
@@ -124,13 +129,16 @@ def attention(
     softmax's denominator. Where a query sees no key, o is 0 and lse -inf.
 
     scale: default 1 / sqrt(head_dim). causal: query i sees keys j <= i + diagonal; `causal_offset` replaces the diagonal (0: PyTorch's
-    is_causal). window: (left, right), query i sees keys i + diagonal - left to i + diagonal + right; -1: no bound. softcap: 0 is none.
+    is_causal). window: (left, right), query i sees keys i + diagonal - left to i + diagonal + right; -1: no bound. attention_chunk: C above 0,
+    query i sees only keys j of its own chunk of C keys, those with j // C == (i + diagonal) // C. softcap: 0 is none.
     alibi_slopes: f32 [heads] or [batch, heads]. sink: f32 [heads], the logit of a key without a value. mask: bool (True: visible), or f32
     or o's dtype (added), broadcast to [batch, heads, seqlen_q, seqlen_k]. out: o's memory.
 
     q, k and v may be float8_e4m3fn, with head dimensions that are multiples of 16; then o is bfloat16, or float16 if `out` is. q_descale,
     k_descale, v_descale: f32 [batch, kv_heads], the number that 1 stands for in q, k and v: the scores are multiplied by the first two and o
     by the third. float8 has no gradient.
+
+    sm_margin: on CUDA, this many SMs are left to other work.
 
     dropout: each weight is 0 with this probability, in [0, 1) and rounded to a multiple of 1/256, but not to 0 or 1; the others are divided
     by the probability to be kept. lse is that without dropout. dropout_state: int64 [2], a seed and an offset, on q's device; which weights
@@ -149,7 +157,7 @@ def attention(
         if _dispatch.through_operator(q, k, v, *descales, alibi_slopes, sink, mask):
             o_dtype = None if out is None else out.dtype
             o, lse = _dispatch.compiled_ops().attention_fp8(
-                q, k, v, *descales, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, mask, o_dtype,
+                q, k, v, *descales, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes, sink, mask, o_dtype,
                 return_lse,
             )  # fmt: skip
             o = _dispatch.into(out, o)
@@ -157,7 +165,7 @@ def attention(
     elif _dispatch.through_operator(q, k, v, alibi_slopes, sink, mask):
         needs_lse = return_lse or _dispatch.needs_gradients(q, k, v, alibi_slopes, sink, mask)
         o, lse = _dispatch.compiled_ops().attention(
-            q, k, v, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, dropout, dropout_state, mask,
+            q, k, v, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout, dropout_state, mask,
             deterministic, needs_lse,
         )  # fmt: skip
         o = _dispatch.into(out, o)
@@ -166,7 +174,7 @@ def attention(
     if out is None:
         out = _output(q, v, "v")
     lse = _arrays.empty(q, (q.shape[0], q.shape[2], q.shape[1]), "float32") if return_lse else None
-    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, None, dropout, dropout_state, descales)
+    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, None, dropout, dropout_state, descales, attention_chunk, sm_margin)
     _attention(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(options), _arrays.stream(q))
     return (out, lse) if return_lse else out
 
@@ -183,6 +191,7 @@ def attention_backward(
     causal: bool = False,
     causal_offset: int | None = None,
     window: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
@@ -190,6 +199,7 @@ def attention_backward(
     dropout: float = 0.0,
     dropout_state: Array | None = None,
     deterministic: bool = False,
+    sm_margin: int = 0,
     out: tuple[Array, ...] | None = None,
 ) -> tuple[Array, ...]:
     """Gradients of attention() with respect to q, k and v, and to `sink` if that is given: (dq, dk, dv) or (dq, dk, dv, d_sink).
@@ -205,12 +215,12 @@ def attention_backward(
         raise ValueError(f"out has {len(out)} arrays; allowed: {results}, {'(dq, dk, dv)' if sink is None else '(dq, dk, dv, d_sink)'}")
     if _dispatch.through_operator(q, k, v, o, lse, d_o, alibi_slopes, sink, mask):
         gradients = _dispatch.compiled_ops().attention_backward(
-            q, k, v, o, lse, d_o, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink, dropout, dropout_state,
+            q, k, v, o, lse, d_o, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout, dropout_state,
             mask, deterministic,
         )  # fmt: skip
         return _dispatch.into(None if out is None else tuple(out), tuple(gradients[:results]))
     inputs = [tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("d_o", d_o))]
-    forward = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, None, False, dropout, dropout_state)
+    forward = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, None, False, dropout, dropout_state, attention_chunk=attention_chunk, sm_margin=sm_margin)
     if out is None:
         out = tuple(_arrays.empty(x, x.shape) for x in ((q, k, v) if sink is None else (q, k, v, sink)))
     outputs = [tensor(name, x, written=True) for name, x in zip(("dq", "dk", "dv", "d_sink"), out)]
@@ -242,6 +252,7 @@ def attention_varlen(
     causal: bool = False,
     causal_offset: int | None = None,
     window: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
@@ -250,6 +261,7 @@ def attention_varlen(
     deterministic: bool = False,
     return_lse: bool = False,
     check_contents: bool | None = None,
+    sm_margin: int = 0,
     out: Array | None = None,
 ) -> Array | tuple[Array, Array]:
     """attention() of packed sequences of different lengths.
@@ -268,7 +280,7 @@ def attention_varlen(
     if _dispatch.through_operator(q, k, v, alibi_slopes, sink):
         needs_lse = return_lse or _dispatch.needs_gradients(q, k, v, alibi_slopes, sink)
         o, lse = _dispatch.compiled_ops().attention_varlen(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale, causal, causal_offset, window[0], window[1], softcap,
+            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap,
             alibi_slopes, sink, dropout, dropout_state, deterministic, check_contents, needs_lse,
         )  # fmt: skip
         o = _dispatch.into(out, o)
@@ -279,7 +291,7 @@ def attention_varlen(
         out = _arrays.full(q, (*q.shape[:2], v.shape[2]), 0.0)
     lse = _packed_lse(q) if return_lse else None
     rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None)
-    options = _options(*rules, lse, check_contents, dropout, dropout_state)
+    options = _options(*rules, lse, check_contents, dropout, dropout_state, attention_chunk=attention_chunk, sm_margin=sm_margin)
     _attention_varlen(
         of_q,
         of_k,
@@ -311,6 +323,7 @@ def attention_varlen_backward(
     causal: bool = False,
     causal_offset: int | None = None,
     window: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
@@ -318,6 +331,7 @@ def attention_varlen_backward(
     dropout_state: Array | None = None,
     deterministic: bool = False,
     check_contents: bool | None = None,
+    sm_margin: int = 0,
     out: tuple[Array, ...] | None = None,
 ) -> tuple[Array, ...]:
     """Gradients of attention_varlen() with respect to q, k and v, and to `sink` if that is given: (dq, dk, dv) or (dq, dk, dv, d_sink).
@@ -333,12 +347,12 @@ def attention_varlen_backward(
     if _dispatch.through_operator(q, k, v, o, lse, d_o, alibi_slopes, sink):
         gradients = _dispatch.compiled_ops().attention_varlen_backward(
             q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, scale, causal, causal_offset, window[0], window[1],
-            softcap, alibi_slopes, sink, dropout, dropout_state, deterministic, check_contents,
+            attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout, dropout_state, deterministic, check_contents,
         )  # fmt: skip
         return _dispatch.into(None if out is None else tuple(out), tuple(gradients[:results]))
     inputs = [tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("d_o", d_o))]
     rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None)
-    forward = _options(*rules, None, check_contents, dropout, dropout_state)
+    forward = _options(*rules, None, check_contents, dropout, dropout_state, attention_chunk=attention_chunk, sm_margin=sm_margin)
     if out is None:
         out = tuple(_arrays.empty(x, x.shape) for x in ((q, k, v) if sink is None else (q, k, v, sink)))
     outputs = [tensor(name, x, written=True) for name, x in zip(("dq", "dk", "dv", "d_sink"), out)]
@@ -379,11 +393,13 @@ def attention_decode(
     causal: bool = False,
     causal_offset: int | None = None,
     window: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
     return_lse: bool = False,
     check_contents: bool | None = None,
+    sm_margin: int = 0,
     out: Array | None = None,
 ) -> Array | tuple[Array, Array]:
     """Attention of few queries against a cache of keys and values ("flash decoding").
@@ -411,7 +427,7 @@ def attention_decode(
         ops = _dispatch.compiled_ops()
         o, lse = (ops.attention_decode_read if new_k is None and new_v is None else ops.attention_decode)(
             q, k_cache, v_cache, seqlens, batch_idx, leftpad, block_table, cu_seqlens_q, cu_seqlens_new, new_k, new_v, rotary_cos,
-            rotary_sin, rotary_interleaved, num_splits, scale, causal, causal_offset, window[0], window[1], softcap, alibi_slopes, sink,
+            rotary_sin, rotary_interleaved, num_splits, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes, sink,
             check_contents, return_lse,
         )  # fmt: skip
         o = _dispatch.into(out, o)
@@ -443,7 +459,8 @@ def attention_decode(
     ):
         if array is not None:
             setattr(cache, name, tensor(name, array))
-    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None, lse, check_contents)
+    rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None)
+    options = _options(*rules, lse, check_contents, attention_chunk=attention_chunk, sm_margin=sm_margin)
     _attention_decode(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(cache), _library.byref(options), _arrays.stream(q))
     return (out, lse) if return_lse else out
 
@@ -467,13 +484,15 @@ def _fake(q, k, v, *rest):
 
 
 def _named_options(arguments: tuple) -> dict:
-    scale, causal, causal_offset, window_left, window_right, softcap, alibi_slopes, sink, *dropout = arguments
+    scale, causal, causal_offset, window_left, window_right, attention_chunk, sm_margin, softcap, alibi_slopes, sink, *dropout = arguments
     return {
         **dict(zip(("dropout", "dropout_state"), dropout)),
         "scale": scale,
         "causal": causal,
         "causal_offset": causal_offset,
         "window": (window_left, window_right),
+        "attention_chunk": attention_chunk,
+        "sm_margin": sm_margin,
         "softcap": softcap,
         "alibi_slopes": alibi_slopes,
         "sink": sink,
@@ -482,8 +501,8 @@ def _named_options(arguments: tuple) -> dict:
 
 # Numbers that may be computed from shapes are SymInt.
 _OPTIONS_SCHEMA = (
-    "float? scale, bool causal, SymInt? causal_offset, SymInt window_left, SymInt window_right, float softcap, Tensor? alibi_slopes, "
-    "Tensor? sink"
+    "float? scale, bool causal, SymInt? causal_offset, SymInt window_left, SymInt window_right, SymInt attention_chunk, SymInt sm_margin, "
+    "float softcap, Tensor? alibi_slopes, Tensor? sink"
 )
 _DROPOUT_SCHEMA = f"{_OPTIONS_SCHEMA}, float dropout, Tensor? dropout_state"
 
@@ -509,7 +528,7 @@ def _missing(d_o, what, x):
 def _attention_gradients(ctx, d_o, _):
     q, k, v, o, lse, alibi_slopes, sink, dropout_state, mask = ctx.saved_tensors
     ops = _dispatch.compiled_ops()
-    needs_d_slopes, needs_d_mask = ctx.needs_input_grad[9], ctx.needs_input_grad[13]
+    needs_d_slopes, needs_d_mask = ctx.needs_input_grad[11], ctx.needs_input_grad[15]
     missing = functools.partial(_missing, d_o)
     if q.is_cuda and _arrays.dtype_name(q) == "float32":
         what = "attention has no backward of float32 on CUDA, only of bfloat16 and float16"
@@ -523,7 +542,7 @@ def _attention_gradients(ctx, d_o, _):
         dq, dk, dv, d_sink = ops.attention_backward(q, k, v, o, lse, d_o, *ctx.options, alibi_slopes, sink, *dropout, mask, deterministic)
     d_slopes = missing("attention has no gradient of alibi_slopes", alibi_slopes) if needs_d_slopes else None
     d_mask = missing("attention has no gradient of mask", mask) if needs_d_mask else None
-    return dq, dk, dv, *(None,) * 6, d_slopes, None if sink is None else d_sink, None, None, d_mask, None, None
+    return dq, dk, dv, *(None,) * 8, d_slopes, None if sink is None else d_sink, None, None, d_mask, None, None
 
 
 define(
@@ -597,11 +616,12 @@ def _operator_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, s
 
 
 def _keep_for_varlen_backward(ctx, inputs, output):
-    *tensors, scale, causal, causal_offset, left, right, softcap, alibi_slopes, sink, dropout, dropout_state, deterministic, _, _ = inputs
+    *tensors_and_options, alibi_slopes, sink, dropout, dropout_state, deterministic, _, _ = inputs
+    tensors, options = tensors_and_options[:7], tensors_and_options[7:]
     o, lse = output
     ctx.mark_non_differentiable(lse)
     ctx.save_for_backward(*tensors, o, lse, alibi_slopes, sink, dropout_state)
-    ctx.options, ctx.dropout, ctx.deterministic = (scale, causal, causal_offset, left, right, softcap), dropout, deterministic
+    ctx.options, ctx.dropout, ctx.deterministic = options, dropout, deterministic
 
 
 def _varlen_gradients(ctx, d_o, _):
@@ -617,8 +637,8 @@ def _varlen_gradients(ctx, d_o, _):
             q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, *ctx.options, alibi_slopes, sink, ctx.dropout,
             dropout_state, deterministic, False,
         )  # fmt: skip
-    d_slopes = missing("attention_varlen has no gradient of alibi_slopes", alibi_slopes) if ctx.needs_input_grad[13] else None
-    return dq, dk, dv, *(None,) * 10, d_slopes, None if sink is None else d_sink, *(None,) * 5
+    d_slopes = missing("attention_varlen has no gradient of alibi_slopes", alibi_slopes) if ctx.needs_input_grad[15] else None
+    return dq, dk, dv, *(None,) * 12, d_slopes, None if sink is None else d_sink, *(None,) * 5
 
 
 _VARLEN_SCHEMA = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k"
