@@ -175,7 +175,8 @@ struct AttentionArguments {
         dropout_state("dropout_state", given.dropout_state),
         block_mask("block_mask", given.block_mask),
         block_indices("block_indices", given.block_indices),
-        block_counts("block_counts", given.block_counts) {
+        block_counts("block_counts", given.block_counts),
+        qv("qv", given.qv) {
     options.scale = given.scale;
     options.causal = given.causal != 0;
     if (given.has_causal_offset != 0) options.causal_offset = given.causal_offset;
@@ -183,6 +184,7 @@ struct AttentionArguments {
     if (given.has_window_right != 0) options.window_right = given.window_right;
     options.attention_chunk = given.attention_chunk;
     options.sm_margin = given.sm_margin;
+    options.qv = qv.get();
     options.softcap = given.softcap;
     options.alibi_slopes = alibi_slopes.get();
     options.sink = sink.get();
@@ -208,7 +210,7 @@ struct AttentionArguments {
   AttentionArguments& operator=(const AttentionArguments&) = delete;
 
   const tw_attention_options given;
-  const Given alibi_slopes, sink, mask, lse, q_descale, k_descale, v_descale, dropout_state, block_mask, block_indices, block_counts;
+  const Given alibi_slopes, sink, mask, lse, q_descale, k_descale, v_descale, dropout_state, block_mask, block_indices, block_counts, qv;
   tw::AttentionBlocks blocks;
   tw::AttentionOptions options;
 };

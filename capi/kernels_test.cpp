@@ -1193,6 +1193,21 @@ TEST_F(CInterfaceAttention, ChunksAndAMargin) {
   expect_refused(tw_attention(InC(q), InC(k), InC(v), InC(out), &options, nullptr), "sm_margin is -1");
 }
 
+TEST_F(CInterfaceAttention, QueryValues) {
+  const Tensor out = poisoned(q.shape(), DType::bf16), expected_out = poisoned(q.shape(), DType::bf16),
+               qv = Tensor::random(q.shape(), DType::bf16, 17);
+  const InC qv_in_c(qv);
+  tw_attention_options options = attention_options();
+  options.qv = qv_in_c;
+  EXPECT_OK(tw_attention(InC(q), InC(k), InC(v), InC(out), &options, nullptr));
+  attention(q, k, v, expected_out, {.qv = &qv});
+  EXPECT_TRUE(same_bits(out, expected_out));
+  const Tensor wrong = Tensor::random({3}, DType::bf16, 1);
+  const InC wrong_in_c(wrong);
+  options.qv = wrong_in_c;
+  expect_refused(tw_attention(InC(q), InC(k), InC(v), InC(out), &options, nullptr), "qv is bf16[3]");
+}
+
 TEST(CInterface, DecodePlan) {
   tw_decode_problem problem = {};
   problem.struct_size = sizeof problem;

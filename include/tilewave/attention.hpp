@@ -38,7 +38,7 @@ struct AttentionBlocks {
 /// options that are set: s = softcap tanh(s / softcap), s -= slope |i + diagonal - j|, s += mask. Finally s is -infinity if `causal`, the
 /// window, attention_chunk, a boolean mask or `blocks` hides the key.
 struct AttentionOptions {
-  float scale = 0;                        ///< softmax scale; 0: 1 / sqrt(head_dim)
+  float scale = 0;                        ///< softmax scale; 0: 1 / sqrt(head_dim), with qv 1 / sqrt(head_dim + value_dim)
   bool causal = false;                    ///< query i sees keys j <= i + diagonal
   std::optional<int> causal_offset = {};  ///< replaces the diagonal; 0 is the meaning of PyTorch's is_causal
   int window_left = -1;                   ///< query i sees keys j >= i + diagonal - window_left; -1: all
@@ -55,6 +55,10 @@ struct AttentionOptions {
   const AttentionBlocks* blocks = nullptr;
   /// Of q, k and v in e4m3, f32 [batch, kv_heads]: what stands for one in each tensor (FlashAttention 3's meaning); all positive. Null: 1.
   const Tensor *q_descale = nullptr, *k_descale = nullptr, *v_descale = nullptr;
+  /// A second query of each row, of q's dtype and o's shape, that is multiplied by the values: s = scale (q_i k_j + qv_i v_j). It is how
+  /// FlashAttention 3 takes latent attention, with keys of 64 columns and values of 256; with 512 see mla_decode(). Not of e4m3, and
+  /// without gradients, user-defined rules and `blocks`. head_dim is up to 128.
+  const Tensor* qv = nullptr;
   const Tensor* lse = nullptr;  ///< output, f32 [batch, heads, seqlen_q], contiguous: natural log of the softmax denominator, -infinity
                                 ///< if a query sees no key
   float dropout = 0;            ///< the probability with which a weight is dropped, in [0, 1): see attention()

@@ -406,6 +406,8 @@ typedef struct {
 
   int32_t attention_chunk; /* C above 0: query i sees only keys j with floor(j / C) = floor((i + diagonal) / C) */
   int32_t sm_margin;       /* on a GPU: SMs that are left to other work; less than there are */
+
+  const tw_tensor* qv; /* of q's dtype and o's shape: multiplied by v and added to the products of q and k; no gradients */
 } tw_attention_options;
 
 tw_status tw_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* o, const tw_attention_options* options,

@@ -45,6 +45,25 @@ void check_mask(const Form& form, AttentionCall& call, const Tensor& mask) {
                                            : MaskTensor::Type::bf16;
 }
 
+void check_qv(const Form& form, AttentionCall& call, const AttentionOptions& options) {
+  constexpr std::int64_t kLargestWithQv = 128;
+  const Tensor& qv = *options.qv;
+  form.require(!form.without_qv, "qv is given; it is not supported with {}", form.without_qv ? form.without_qv : "");
+  form.require(!call.descaled, "qv is given; it is not supported with q of fp8_e4m3");
+  form.require(!options.blocks, "qv is given; it is not supported with blocks");
+  form.require(call.q.shape(3) <= kLargestWithQv, "q is {}; with qv its head_dim is limited to {}", call.q.transpose(1, 2), kLargestWithQv);
+  check_operand(form.op, "qv", qv, call.q.dtype(), call.o.device());
+  const bool packed = form.cu_seqlens_q != nullptr;
+  form.require(qv.rank() == (packed ? 3 : 4), "qv is {}; it must be {}", qv, form.q_dims);
+  const Tensor in_batch = packed ? as_batch(qv) : qv;
+  form.require(in_batch.shape() == by_head(call.o).shape(), "qv is {}; it must have o's shape, [{}]", qv,
+               tw::join(packed ? Shape(call.o.transpose(1, 2).shape().begin() + 1, call.o.transpose(1, 2).shape().end())
+                               : call.o.transpose(1, 2).shape(),
+                        ", "));
+  form.require(qv.stride(-1) == 1 || qv.numel() == 0, "qv is {}; its last dimension must be contiguous", qv);
+  call.qv = by_head(in_batch);
+}
+
 void check_tensors(const Form& form, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) {
   const Device device = o.device();
   const DType dtype = q.dtype();
@@ -88,7 +107,8 @@ void set_options(const Form& form, AttentionCall& call, const AttentionOptions& 
   call.sm_margin = options.sm_margin;
   form.require(options.attention_chunk >= 0 && options.attention_chunk <= kLargest,
                "attention_chunk is {}; it must be 1 to 2^29, or 0 for none", options.attention_chunk);
-  call.scale = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<float>(call.q.shape(3)));
+  const std::int64_t key_columns = call.q.shape(3) + (options.qv ? call.v.shape(3) : 0);
+  call.scale = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<float>(key_columns));
   call.softcap = options.softcap;
   call.stream = options.stream ? *options.stream : Stream::standard(device);
   form.require(call.stream.device() == device, "the stream is on {}, the tensors on {}", call.stream.device().name(), device.name());
@@ -132,6 +152,7 @@ void set_options(const Form& form, AttentionCall& call, const AttentionOptions& 
     call.diagonal = *options.causal_offset;
     form.require(std::abs(std::int64_t{*call.diagonal}) <= kLargest, "causal_offset is {}; it must lie within +-2^29", *call.diagonal);
   }
+  if (options.qv) check_qv(form, call, options);
   if (options.mask) check_mask(form, call, *options.mask);
   if (options.blocks && !form.cache) check_blocks(form, call, *options.blocks);
   set_dropout(form, call, options, device);
@@ -174,10 +195,10 @@ AttentionCall check_common(const Form& form, const Tensor& of_q, const Tensor& o
   call.keys = static_cast<int>(k.shape(1));
   call.descaled = q.dtype() == DType::fp8_e4m3;
   const NamedTensor mask{"mask", options.mask}, slopes{"alibi_slopes", options.alibi_slopes}, sink{"sink", options.sink},
-      state{"dropout_state", options.dropout_state};
+      state{"dropout_state", options.dropout_state}, qv{"qv", options.qv};
   check_disjoint(form.op, {"o", &o}, {{"lse", options.lse}});
   for (const NamedTensor& output : {NamedTensor{"o", &o}, NamedTensor{"lse", options.lse}}) {
-    check_disjoint(form.op, output, {{"q", &q}, {form.k, &k}, {form.v, &v}, mask, slopes, sink, state});
+    check_disjoint(form.op, output, {{"q", &q}, {form.k, &k}, {form.v, &v}, mask, slopes, sink, state, qv});
     check_disjoint(form.op, output, {{"q_descale", options.q_descale}, {"k_descale", options.k_descale}, {"v_descale", options.v_descale}});
     check_disjoint(form.op, output, inputs);
     if (const AttentionBlocks* const blocks = options.blocks)
@@ -263,6 +284,7 @@ detail::AttentionCall detail::check_attention(const Tensor& q, const Tensor& k, 
 
 void detail::check_attention_with(const AttentionCall& call, DType dtype, int head_dim) {
   require(!call.blocks, "attention_with: blocks are given; they are not supported with a user-defined rule");
+  require(call.qv.numel() == 0, "attention_with: qv is given; it is not supported with a user-defined rule");
   require(dtype != DType::f32 || !call.stream.device().is_cuda(), "attention_with: q is {}; on a GPU bf16 and f16 are supported",
           call.q.transpose(1, 2));
   require(call.q.dtype() == dtype, "attention_with: q is {}; the kernel was made for {}", call.q.transpose(1, 2), name_of(dtype));

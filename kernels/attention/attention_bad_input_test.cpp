@@ -127,6 +127,26 @@ TEST_P(AttentionBadInput, Numbers) {
   if (device.is_cuda()) refused(q, kv, kv, o, {"sm_margin is 100000", "less than the", "SMs"}, {.sm_margin = 100000});
 }
 
+TEST_P(AttentionBadInput, QueryValues) {
+  const PlacedTensor q = make({2, 5, 4, 64}), k = make({2, 7, 2, 64}), v = make({2, 7, 2, 128}), o = make({2, 5, 4, 128});
+  for (const Shape& shape : {Shape{2, 5, 4, 64}, Shape{2, 6, 4, 128}, Shape{1, 5, 4, 128}, Shape{2, 5, 2, 128}}) {
+    const PlacedTensor qv = make(shape);
+    refused(q, k, v, o, {"qv is bf16[", "o's shape, [2, 5, 4, 128]"}, {.qv = &qv.tensor()});
+  }
+  const PlacedTensor flat = make({5, 4, 128});
+  refused(q, k, v, o, {"qv is bf16[5, 4, 128]", "[batch, seqlen, heads, head_dim]"}, {.qv = &flat.tensor()});
+  const PlacedTensor f16 = make({2, 5, 4, 128}, DType::f16);
+  refused(q, k, v, o, {"qv is f16[2, 5, 4, 128]", "bf16"}, {.qv = &f16.tensor()});
+  const PlacedTensor apart({2, 5, 4, 128}, DType::bf16, device, {.order = {0, 1, 3, 2}});
+  refused(q, k, v, o, {"qv is", "last dimension must be contiguous"}, {.qv = &apart.tensor()});
+  refused(q, k, v, o, {"o is", "shares memory with qv"}, {.qv = &o.tensor()});
+  const PlacedTensor wide_q = make({2, 5, 4, 136}), wide_k = make({2, 7, 2, 136});
+  refused(wide_q, wide_k, v, o, {"q is bf16[2, 5, 4, 136]", "limited to 128"}, {.qv = &q.tensor()});
+  const PlacedTensor qv = make({2, 5, 4, 128}), mask = make({1, 1, 1, 1}, DType::boolean);
+  const AttentionBlocks blocks{.mask = &mask.tensor()};
+  refused(q, k, v, o, {"qv is given", "blocks"}, {.blocks = &blocks, .qv = &qv.tensor()});
+}
+
 TEST_P(AttentionBadInput, TooLarge) {
   // A row of memory stands for all: the sizes are refused before anything is read.
   const PlacedTensor row = make({128});

@@ -66,15 +66,16 @@ struct Case {
   std::optional<DType> mask = {};
   unsigned mask_dims = 15;  ///< bits: the dimensions of which the mask has all, batch first
   float dropout = 0;
+  bool qv = false;
 
   std::int64_t values() const { return value_dim > 0 ? value_dim : head_dim; }
 
   std::string describe() const {
     return tw::format(
         "Sq {} Sk {} batch {} heads {}/{} D {}/{} causal {} offset {} window {}/{} chunk {} softcap {} alibi {} sink {} mask {} {} dropout "
-        "{} scale {} magnitude {} lse {} q {} kv {} o {}",
+        "{} qv {} scale {} magnitude {} lse {} q {} kv {} o {}",
         seqlen_q, seqlen_k, batch, heads, kv_heads, head_dim, values(), causal, causal_offset ? std::to_string(*causal_offset) : "default",
-        window_left, window_right, chunk, softcap, alibi, sink, mask ? name_of(*mask) : "none", mask_dims, dropout, scale, magnitude,
+        window_left, window_right, chunk, softcap, alibi, sink, mask ? name_of(*mask) : "none", mask_dims, dropout, qv, scale, magnitude,
         with_lse, static_cast<int>(q), static_cast<int>(kv), static_cast<int>(o));
   }
 };
@@ -82,7 +83,7 @@ struct Case {
 inline PlainCall plain_call(const Case& c) {
   PlainCall plain{
       .batch = c.batch, .heads = c.heads, .kv_heads = c.kv_heads, .seqlen_q = c.seqlen_q, .seqlen_k = c.seqlen_k, .head_dim = c.head_dim};
-  plain.scale = c.scale > 0 ? c.scale : 1 / std::sqrt(static_cast<double>(c.head_dim));
+  plain.scale = c.scale > 0 ? c.scale : 1 / std::sqrt(static_cast<double>(c.head_dim + (c.qv ? c.values() : 0)));
   plain.causal = c.causal;
   plain.causal_offset = c.causal_offset ? *c.causal_offset : c.seqlen_k - c.seqlen_q;
   plain.value_dim = c.value_dim;

@@ -32,6 +32,7 @@ void run_dtype(const detail::AttentionCall& call) {
 
 void run_on_cpu(const detail::AttentionCall& call) {
   if (call.blocks) return run_listed_on_cpu(call);
+  if (call.qv.numel() > 0) return run_query_values_on_cpu(call);
   switch (call.q.dtype()) {
     case DType::f16:  // there for completeness: one size for all is quicker to build
       return run_attention_cpu<f16, 256, kCpuFewRows>(call, kNoUserRule);

@@ -62,6 +62,11 @@ void run_in_f32(const AttentionCall& call, std::int64_t most_scores, std::span<c
       const Tensor q = call.q.select(0, b).slice(1, first, end), o = call.o.select(0, b).slice(1, first, end);
       const Tensor scores = Tensor::borrow(memory.data(), {heads, end - first, keys}, DType::f32, memory.device());
       for (std::int64_t n = 0; n < group; ++n) gemm(every(q, n, group), k, every(scores, n, group), {.stream = call.stream});
+      if (call.qv.numel() > 0) {
+        const Tensor qv = call.qv.select(0, b).slice(1, first, end), of_v = v.transpose(1, 2);
+        for (std::int64_t n = 0; n < group; ++n)
+          gemm(every(qv, n, group), of_v, every(scores, n, group), {.beta = 1, .stream = call.stream});
+      }
       soften(call, b, first, keys, scores);
       for (std::int64_t n = 0; n < group; ++n) gemm(every(scores, n, group), v, every(o, n, group), {.stream = call.stream});
     }

@@ -52,6 +52,9 @@ class Attention : public AttentionTest {
     PlainCall plain = plain_call(c);
     Features features;
     add_features(c, features, options, plain);
+    PlacedTensor qv({c.batch, c.seqlen_q, c.heads, c.values()}, dtype, device, placement(c.q));
+    const std::vector<float> qv_values = qv.fill_random(random, c.magnitude);
+    if (c.qv) options.qv = &qv.tensor(), plain.qv = qv_values;
     if (!launched([&] { tw::attention(q, k, v, o, options); })) return;
     plain.q = q_values, plain.k = k_values, plain.v = v_values;
     if (dtype == DType::f32 && device.is_cuda()) return expect_f32_on_gpu(c, plain, o, lse);
@@ -238,6 +241,32 @@ TEST_P(Attention, Dropout) {
   check({.seqlen_q = longest, .seqlen_k = 100, .dropout = 0.5f});
 }
 
+TEST_P(Attention, QueryValues) {
+  for (const auto& [head_dim, value_dim] : {std::pair{64, 256}, {64, 64}, {32, 128}, {40, 200}, {128, 128}, {128, 256}, {16, 8}}) {
+    for (const bool causal : {false, true}) {
+      check({.seqlen_q = 133,
+             .seqlen_k = 201,
+             .batch = 2,
+             .heads = 4,
+             .kv_heads = 2,
+             .head_dim = head_dim,
+             .causal = causal,
+             .value_dim = value_dim,
+             .qv = true});
+      check({.seqlen_q = 1, .seqlen_k = 300, .head_dim = head_dim, .causal = causal, .value_dim = value_dim, .qv = true});
+    }
+  }
+  const Case c{.seqlen_q = 70, .seqlen_k = 333, .heads = 2, .kv_heads = 1, .value_dim = 256, .qv = true};
+  Case windows = c, all = c, dropped = c, unaligned = c, chunks = c, none = c;
+  windows.window_left = 60, windows.window_right = 9;
+  chunks.chunk = 50, chunks.causal = true;
+  all.softcap = 5, all.alibi = 1, all.sink = true, all.mask = DType::f32, all.scale = 0.1f;
+  dropped.dropout = 0.2f;
+  unaligned.q = unaligned.kv = unaligned.o = Place::unaligned;
+  none.seqlen_k = 0;
+  for (const Case& x : {windows, all, dropped, unaligned, chunks, none}) check(x);
+}
+
 TEST_P(Attention, PackedSequences) {
   for (int i = 0; i < (device.is_cuda() ? 24 : random_cases(120)) && !HasFailure(); ++i) {
     // On a GPU many are taken longest first, and long ones may have tiles of three warpgroups.
@@ -284,12 +313,15 @@ TEST_P(Attention, PackedSequences) {
       }
       return values;
     };
-    std::vector<float> q_dense, k_dense, v_dense;
+    std::vector<float> q_dense, k_dense, v_dense, qv_dense;
+    c.qv = !many && pick(5) == 0;
     PlacedTensor q({total_q, heads, d}, dtype, device), k({total_k, kv_heads, d}, dtype, device), v({total_k, kv_heads, d}, dtype, device);
     PlacedTensor o({total_q, heads, d}, dtype, device), lse({heads, total_q}, DType::f32, device);
     q.fill(packed(total_q, heads, cu_q, lengths_q, c.seqlen_q, q_dense));
     k.fill(packed(total_k, kv_heads, cu_k, lengths_k, c.seqlen_k, k_dense));
     v.fill(packed(total_k, kv_heads, cu_k, lengths_k, c.seqlen_k, v_dense));
+    PlacedTensor qv({total_q, heads, d}, dtype, device);
+    qv.fill(packed(total_q, heads, cu_q, lengths_q, c.seqlen_q, qv_dense));
     const Tensor used_q_tensor = to_device(used_q, {batch}), used_k_tensor = to_device(used_k, {batch});
     const PackedSequences sequences{to_device(cu_q, {batch + 1}), to_device(cu_k, {batch + 1}), used ? &used_q_tensor : nullptr,
                                     used ? &used_k_tensor : nullptr};
@@ -303,6 +335,7 @@ TEST_P(Attention, PackedSequences) {
     if (!many && pick(4) == 0) c.dropout = 0.3f;
     add_features(c, features, options, plain);
     options.lse = &lse.tensor();
+    if (c.qv) options.qv = &qv.tensor(), plain.qv = qv_dense;
     if (!launched([&] { attention_varlen(q, k, v, o, sequences, options); })) return;
     plain.causal_offset = {};
     plain.q = q_dense, plain.k = k_dense, plain.v = v_dense;

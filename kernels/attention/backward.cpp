@@ -267,7 +267,7 @@ void run_backward(BackwardCall& call, bool with_sink) {
 
 BackwardCall check_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
                             const Tensor& dq, const Tensor& dk, const Tensor& dv, const AttentionBackwardOptions& options) {
-  const Form form{.op = "attention_backward"};
+  const Form form{.op = "attention_backward", .without_qv = "gradients"};
   const AttentionCall forward = check_common(form, q, k, v, o, without_lse(options.forward));
   form.require(k.shape(0) == q.shape(0), "k is {}; its batch must be q's, {}", k, q.shape(0));
   return check_gradients(form, forward, {{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}, {"lse", &lse}, {"d_o", &d_o}},
@@ -277,7 +277,8 @@ BackwardCall check_backward(const Tensor& q, const Tensor& k, const Tensor& v, c
 BackwardCall check_varlen_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
                                    const Tensor& dq, const Tensor& dk, const Tensor& dv, const PackedSequences& sequences,
                                    const AttentionBackwardOptions& options) {
-  const Form form = varlen_form("attention_varlen_backward", sequences);
+  Form form = varlen_form("attention_varlen_backward", sequences);
+  form.without_qv = "gradients";
   const AttentionCall forward = check_varlen(form, q, k, v, o, sequences, without_lse(options.forward));
   BackwardCall call = check_gradients(form, forward, {{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}, {"lse", &lse}, {"d_o", &d_o}},
                                       {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"d_sink", options.d_sink}}, options, tensors_of(sequences));

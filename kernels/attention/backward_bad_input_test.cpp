@@ -135,6 +135,10 @@ TEST_P(AttentionBackwardBadInput, OptionsOfTheForwardPass) {
   c.options.forward.attention_chunk = 0;
   c.options.forward.sm_margin = -3;
   refused(c, {"sm_margin is -3"});
+  c.options.forward.sm_margin = 0;
+  const PlacedTensor qv({1, 1, 1, 1}, DType::bf16, device);
+  c.options.forward.qv = &qv.tensor();
+  refused(c, {"qv is given", "gradients"});
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ struct Form {
   const char* without_mask = nullptr;     ///< why it takes no mask
   const char* without_dropout = nullptr;  ///< why it takes no dropout
   const char* without_blocks = nullptr;   ///< why it takes no blocks
+  const char* without_qv = nullptr;       ///< why it takes no qv
   /// Whether k and v are a cache: all queries of a sequence and all heads that share keys have the same blocks. Then its form checks them,
   /// once the capacity is known.
   bool cache = false;
@@ -85,6 +86,7 @@ inline constexpr auto kNoUserRule = [](auto&) {};
 void run(const AttentionCall& call);
 void run_on_cpu(const AttentionCall& call);
 void run_listed_on_cpu(const AttentionCall& call);
+void run_query_values_on_cpu(const AttentionCall& call);
 void run_on_gpu(const AttentionCall& call);
 void run_on_gpu(const AttentionCall& call, const AttentionConfig& config);
 /// The keys that one sequence of a call reads: [begin, end) of k[batch].
@@ -123,9 +125,9 @@ void run_decode(AttentionCall call, const Tensor& q, const Tensor& o, const Cach
 /// What follows append() in f32 on a GPU: run_in_f32() after waiting for the lengths. Works on any device.
 void run_decode_in_f32(AttentionCall call, const CacheOptions& cache, const Tensor& rotated_q);
 
-/// Makes the queries of all heads that share keys the rows of the call's q. `q`: [batch, seqlen, heads, dim], in memory the queries of a
-/// head before those of the next.
-void share_keys(AttentionCall& call, const Tensor& q);
+/// Makes the queries of all heads that share keys the rows of the call's q, and of its qv if there is one. `q`, `qv`: [batch, seqlen,
+/// heads, dim], in memory the queries of a head before those of the next.
+void share_keys(AttentionCall& call, const Tensor& q, const Tensor& qv = {});
 
 /// Whether the kernel can read the call's pages where they lie: whole pages of a multiple of 16 tokens, which is what it copies at once,
 /// from the first token on.

@@ -152,7 +152,7 @@ AttentionCall kernels::attention::check_decode(const Tensor& q, const Tensor& k,
     check_new_keys(form, call, k_cache, v_cache, cache);
     for (const NamedTensor& written : {k_cache, v_cache}) {
       check_disjoint(kOp, written, inputs);
-      check_disjoint(kOp, written, {{"q", &q}, {"alibi_slopes", options.alibi_slopes}, {"sink", options.sink}});
+      check_disjoint(kOp, written, {{"q", &q}, {"qv", options.qv}, {"alibi_slopes", options.alibi_slopes}, {"sink", options.sink}});
       if (const AttentionBlocks* const blocks = options.blocks)
         check_disjoint(kOp, written,
                        {{"blocks.mask", blocks->mask}, {"blocks.indices", blocks->indices}, {"blocks.counts", blocks->counts}});
@@ -185,12 +185,14 @@ Tensor as_rows(const Tensor& t, std::int64_t kv_heads) {
 
 /// Rows are the queries of all heads that share keys, so that these are read once; their keys are divided among blocks.
 void run_split(AttentionCall& call, const Tensor& q, const Tensor& o, const CacheOptions& cache, const AttentionOptions& options) {
-  Tensor rows = q;
-  if (!heads_follow(q)) {
-    rows = by_head_workspace(q, call.stream);
-    cast(q, rows, {.stream = call.stream});
-  }
-  share_keys(call, rows);
+  const auto rows_of = [&](const Tensor& t) {
+    if (t.numel() == 0 || heads_follow(t)) return t;
+    const Tensor rows = by_head_workspace(t, call.stream);
+    cast(t, rows, {.stream = call.stream});
+    return rows;
+  };
+  const Tensor rows = rows_of(q), qv_rows = options.qv ? rows_of(*options.qv) : Tensor();
+  share_keys(call, rows, qv_rows);
   call.splits = cache.num_splits > 0 ? cache.num_splits : tuned_splits(call, static_cast<int>(call.q.shape(2)));
   if (call.splits == 1 && heads_follow(o)) {
     call.o = as_rows(o, call.k.shape(1));
@@ -210,8 +212,9 @@ void run_split(AttentionCall& call, const Tensor& q, const Tensor& o, const Cach
 
 }  // namespace
 
-void kernels::attention::share_keys(AttentionCall& call, const Tensor& q) {
+void kernels::attention::share_keys(AttentionCall& call, const Tensor& q, const Tensor& qv) {
   call.q = as_rows(q, call.k.shape(1));
+  if (qv.numel() > 0) call.qv = as_rows(qv, call.k.shape(1));
   call.split = true;
   call.heads_together = static_cast<int>(q.shape(2) / call.k.shape(1));
   call.queries = static_cast<int>(q.shape(1));

@@ -54,7 +54,7 @@ struct Case {
   int chunk = 0;
   float scale = 0, softcap = 0;
   int alibi = 0;  ///< dimensions of the slopes; 0: none
-  bool sink = false, lse = true;
+  bool sink = false, lse = true, qv = false;
   int num_splits = 0;
   bool strided = false;                                          ///< tensors that are not aligned and have gaps
   int key_block = 0;                                             ///< of the blocks of keys that are attended to; 0: all keys are
@@ -64,10 +64,10 @@ struct Case {
   std::string describe() const {
     return tw::format(
         "batch {} Sq {} heads {}x{} D {} Dv {} capacity {} page {} full {} idx {} pad {} new {} rotary {} {} causal {} window {} {} "
-        "chunk {} softcap {} alibi {} sink {} splits {} strided {} blocks of {} indices {} one sequence {} one head {} density {}",
+        "chunk {} softcap {} alibi {} sink {} qv {} splits {} strided {} blocks of {} indices {} one sequence {} one head {} density {}",
         batch, seqlen_q, kv_heads, group, head_dim, value_dim, capacity, page_size, full, batch_idx, leftpad, seqlen_new, rotary_dim,
-        static_cast<int>(pairing), causal, window_left, window_right, chunk, softcap, alibi, sink, num_splits, strided, key_block, indices,
-        one_sequence, one_head, density);
+        static_cast<int>(pairing), causal, window_left, window_right, chunk, softcap, alibi, sink, qv, num_splits, strided, key_block,
+        indices, one_sequence, one_head, density);
   }
 };
 
@@ -209,6 +209,7 @@ std::vector<double> AttentionDecode::check(const Case& c) {
     }
   }
   Numbers q = random_numbers({c.batch, c.seqlen_q, heads, c.head_dim}, dtype);
+  const Numbers qv = random_numbers({c.batch, c.seqlen_q, heads, value_dim}, dtype);
   Numbers new_k = random_numbers({c.batch, c.seqlen_new, c.kv_heads, c.head_dim}, dtype);
   const Numbers new_v_values = random_numbers({c.batch, c.seqlen_new, c.kv_heads, value_dim}, dtype);
   Numbers new_v = new_v_values;
@@ -223,6 +224,7 @@ std::vector<double> AttentionDecode::check(const Case& c) {
   Numbers slopes(c.alibi == 2 ? Shape{c.batch, heads} : Shape{heads}, 0);
   for (float& x : slopes.values) x = std::uniform_real_distribution<float>(0.01f, 0.5f)(random);
 
+  const PlacedTensor qv_tensor = placed(qv, dtype, c.strided);
   const PlacedTensor q_tensor = placed(q, dtype, c.strided), k_cache = placed(k, dtype, c.strided), v_cache = placed(v, dtype, c.strided),
                      new_k_tensor = placed(new_k, dtype, c.strided), new_v_tensor = placed(new_v, dtype, c.strided),
                      cos_tensor = placed(cos, table_type, c.strided), sin_tensor = placed(sin, table_type, c.strided),
@@ -258,6 +260,7 @@ std::vector<double> AttentionDecode::check(const Case& c) {
   if (c.alibi > 0) options.alibi_slopes = &slopes_tensor.tensor();
   if (c.sink) options.sink = &sinks.tensor();
   if (c.lse) options.lse = &lse.tensor();
+  if (c.qv) options.qv = &qv_tensor.tensor();
   options.check_contents = true;
   if (c.key_block > 0) {
     options.blocks = &block_tensors.blocks;
@@ -313,7 +316,8 @@ std::vector<double> AttentionDecode::check(const Case& c) {
                   .head_dim = c.head_dim,
                   .value_dim = value_dim};
   plain.q = q.values, plain.k = keys.values, plain.v = values.values;
-  plain.scale = c.scale > 0 ? c.scale : 1 / std::sqrt(static_cast<double>(c.head_dim));
+  plain.scale = c.scale > 0 ? c.scale : 1 / std::sqrt(static_cast<double>(c.head_dim + (c.qv ? value_dim : 0)));
+  if (c.qv) plain.qv = qv.values;
   plain.causal = c.causal, plain.window_left = c.window_left, plain.window_right = c.window_right;
   plain.chunk = c.chunk;
   plain.softcap = c.softcap;
@@ -651,6 +655,36 @@ TEST_P(AttentionDecode, Chunks) {
     check({.seqlen_q = 40, .kv_heads = 1, .group = 4, .capacity = 300, .causal = true, .chunk = chunk});  // more rows than are split
     check({.seqlen_q = 2, .capacity = 500, .causal = true, .chunk = chunk, .key_block = 64});
   }
+}
+
+TEST_P(AttentionDecode, QueryValues) {
+  for (const std::int64_t head_dim : {64, 32}) {
+    for (const std::int64_t value_dim : {256, 64}) {
+      for (const std::int64_t page_size : {0, 64, 10}) {
+        for (const int num_splits : {0, 1, 3})
+          check({.seqlen_q = 1 + pick(3),
+                 .kv_heads = 1,
+                 .group = 16,
+                 .head_dim = head_dim,
+                 .value_dim = value_dim,
+                 .capacity = 300,
+                 .page_size = page_size,
+                 .causal = pick(2) == 0,
+                 .qv = true,
+                 .num_splits = num_splits});
+      }
+    }
+  }
+  check({.seqlen_q = 3,
+         .value_dim = 128,
+         .batch_idx = true,
+         .leftpad = true,
+         .seqlen_new = 3,
+         .rotary_dim = 64,
+         .causal = true,
+         .qv = true,
+         .strided = true});
+  check({.seqlen_q = 40, .kv_heads = 1, .group = 4, .value_dim = 256, .capacity = 300, .causal = true, .sink = true, .qv = true});
 }
 
 TEST_P(AttentionDecode, AnyNumberOfParts) {

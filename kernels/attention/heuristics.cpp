@@ -47,7 +47,9 @@ int usable_units(const detail::AttentionCall& call) {
   return std::max(1, device_info(device).units - (device.is_cuda() ? call.sm_margin : 0));
 }
 
-bool loads_by_tma(const detail::AttentionCall& call) { return aligned(call.q) && aligned(call.k) && aligned(call.v); }
+bool loads_by_tma(const detail::AttentionCall& call) {
+  return aligned(call.q) && aligned(call.k) && aligned(call.v) && (call.qv.numel() == 0 || aligned(call.qv));
+}
 
 TileUse tile_use(const detail::AttentionCall& call) {
   const std::int64_t head_dim = std::max(call.q.shape(3), call.v.shape(3));
@@ -83,7 +85,7 @@ AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules,
   struct Choice {
     int rows, keys, stages;
   };
-  constexpr Choice choices[] = {{128, 64, 3}, {128, 64, 2}, {64, 64, 2}, {64, 64, 1}, {64, 32, 1}};
+  constexpr Choice choices[] = {{128, 64, 3}, {128, 64, 2}, {64, 64, 2}, {64, 64, 1}, {64, 32, 2}, {64, 32, 1}, {64, 16, 2}};
   const int largest = std::max(dims.head_dim, dims.value_dim);
   // Rows have whole lines of 128 bytes; each of four warps has 2 KB of staging, and a dynamic schedule 1 KB.
   const auto line = [](int columns) { return (columns + 63) / 64 * 128; };
@@ -91,9 +93,13 @@ AttentionConfig generic_config(HeadDims dims, int form, const RuleTraits& rules,
     if (c.rows > most_rows || (c.rows == 128 && ((form & kSplit) || largest > 128)))
       return false;  // decode has few rows; 32 rows of wide outputs: no registers
     if (c.stages == 3 && largest > 64) return false;
-    return c.rows * line(dims.head_dim) + c.stages * c.keys * (line(dims.head_dim) + line(dims.value_dim)) + 9 * 1024 <= shared;
+    const bool query_values = (form & kQueryValues) != 0;
+    if (query_values && c.stages < 2) return false;
+    return c.rows * (line(dims.head_dim) + (query_values ? line(dims.value_dim) : 0)) +
+               c.stages * c.keys * (line(dims.head_dim) + line(dims.value_dim)) + 9 * 1024 <=
+           shared;
   };
-  const auto* const found = std::find_if(std::begin(choices), std::end(choices) - 1, fits);
+  const auto* found = std::find_if(std::begin(choices), std::end(choices) - 1, fits);
   AttentionConfig c{.head_dim = dims.head_dim,
                     .value_dim = dims.value_dim,
                     .rows = found->rows,
@@ -114,6 +120,9 @@ AttentionConfig config_of(const detail::AttentionCall& call, HeadDims dims, Tile
     const int query_block = blocks.all_queries ? 128 : blocks.of.query_block;
     config = shared ? generic_config(dims, form | kListed, rules, shared, query_block)
                     : listed_config(dims, call.split ? TileUse::split : TileUse::narrow, query_block, blocks.of.key_block, form, rules);
+  } else if (call.qv.numel() > 0) {
+    const HeadDims both = query_values_dims(call.q.shape(3), call.v.shape(3));
+    config = shared ? generic_config(both, form | kQueryValues, rules, shared) : query_values_config(both, use, form, rules);
   } else {
     config = shared ? generic_config(dims, form, rules, shared) : gpu_config(dims, use, form, rules);
   }

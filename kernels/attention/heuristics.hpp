@@ -94,6 +94,28 @@ constexpr AttentionConfig listed_config(HeadDims dims, TileUse use, int query_bl
   return c;
 }
 
+/// With qv, on Hopper GPUs. Both queries and the blocks of keys and values fill the shared memory.
+constexpr AttentionConfig query_values_config(HeadDims dims, TileUse use, int form, const RuleTraits& rules = {}) {
+  const auto [d, dv] = dims;
+  AttentionConfig c{.head_dim = d,
+                    .value_dim = dv,
+                    .rows = use == TileUse::split ? 64 : 128,
+                    .keys = 64,
+                    .stages = d + dv <= 256   ? 4
+                              : d + dv <= 320 ? 3
+                                              : 2,
+                    .form = form | kQueryValues};
+  c.queries_back_early = d + dv <= 192;
+  c.maxima_first = rules.anywhere;
+  c.rules_in_halves = !c.maxima_first && rules.changing;
+  return c;
+}
+/// Head dimensions that its kernels are made for: those of keys, up to 128, and of values are independent.
+constexpr HeadDims query_values_dims(std::int64_t head_dim, std::int64_t value_dim) {
+  const auto size = [](std::int64_t x) { return x <= 64 ? 64 : x <= 128 ? 128 : 256; };
+  return {size(head_dim), size(value_dim)};
+}
+
 /// For e4m3, on Hopper GPUs. Values arrive in panels of 128 keys; with D 256 the registers suffice for 96. `few_registers`: for loads
 /// without TMA, and loads of a mask.
 constexpr AttentionConfig fp8_config(HeadDims dims, bool few_registers = false, const RuleTraits& rules = {}) {

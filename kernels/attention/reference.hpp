@@ -21,6 +21,8 @@ struct PlainCall {
   std::span<const float> q = {};  ///< [batch, seqlen_q, heads, head_dim]
   std::span<const float> k = {};  ///< [batch, seqlen_k, kv_heads, head_dim]
   std::span<const float> v = {};  ///< [batch, seqlen_k, kv_heads, value_dim]
+  std::span<const float> qv =
+      {};  ///< [batch, seqlen_q, heads, value_dim]: multiplied by v and added to the products of q and k; empty: none
   double scale = 1;
   bool causal = false;
   std::optional<std::int64_t> causal_offset = {};  ///< the diagonal; default: each sequence's keys - queries
@@ -99,7 +101,7 @@ PlainResult evaluate(const PlainCall& call, Round round, WeightOf weight_of, Rou
   // Of one head, in Real, one behind the other.
   std::vector<Real> keys(static_cast<std::size_t>(call.seqlen_k * d)), values(static_cast<std::size_t>(call.seqlen_k * value_dim));
   std::vector<Real> query(static_cast<std::size_t>(d)), scores(static_cast<std::size_t>(call.seqlen_k));
-  std::vector<Real> sums(static_cast<std::size_t>(value_dim));
+  std::vector<Real> sums(static_cast<std::size_t>(value_dim)), query_values(static_cast<std::size_t>(value_dim));
   const auto length = [](std::span<const std::int64_t> lengths, std::int64_t b, std::int64_t all) {
     return lengths.empty() ? all : lengths[static_cast<std::size_t>(b)];
   };
@@ -125,13 +127,16 @@ PlainResult evaluate(const PlainCall& call, Round round, WeightOf weight_of, Rou
           const auto [begin, end] = VisibleKeys::of(call, i + diagonal, length_k);
           const std::int64_t row = (b * call.seqlen_q + i) * call.heads + head;
           std::copy_n(call.q.data() + row * d, d, query.data());
+          if (!call.qv.empty()) std::copy_n(call.qv.data() + row * value_dim, value_dim, query_values.data());
           Real* const p = scores.data();
           Real largest = call.sink.empty() ? -kInfinite : static_cast<Real>(call.sink[static_cast<std::size_t>(head)]);
           const float* const mask =
               call.mask.empty() ? nullptr
                                 : call.mask.data() + b * call.mask_strides[0] + head * call.mask_strides[1] + i * call.mask_strides[2];
           for (std::int64_t j = begin; j < end; ++j) {
-            Real s = round(round(Eight<Real>::dot_product(query.data(), keys.data() + j * d, d)) * scale);
+            Real product = Eight<Real>::dot_product(query.data(), keys.data() + j * d, d);
+            if (!call.qv.empty()) product += Eight<Real>::dot_product(query_values.data(), values.data() + j * value_dim, value_dim);
+            Real s = round(round(product) * scale);
             if (softcap > 0) s = round(softcap * round(std::tanh(round(s / softcap))));
             if (slope != 0) s = round(s - slope * static_cast<Real>(std::abs(i + diagonal - j)));
             if (mask) s = round(s + static_cast<Real>(mask[j * call.mask_strides[3]]));

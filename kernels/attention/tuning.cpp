@@ -59,7 +59,8 @@ double predicted_time(const AttentionCall& call, const AttentionConfig& c, int u
 }
 
 bool has_choice(const AttentionCall& call) {
-  return !call.split && !call.pages && !call.ragged() && !call.descaled && call.mask == nullptr && !call.blocks && loads_by_tma(call);
+  return call.qv.numel() == 0 && !call.split && !call.pages && !call.ragged() && !call.descaled && call.mask == nullptr && !call.blocks &&
+         loads_by_tma(call);
 }
 
 std::string problem_key(const AttentionCall& call) {

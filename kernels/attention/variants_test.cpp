@@ -91,6 +91,33 @@ TEST(AttentionInChunks, CompilesWithoutSpills) {
   }
 }
 
+TEST(AttentionOfQueryValues, CompilesWithoutSpills) {
+  skip_without_nvrtc();
+  std::vector<KernelSpec> specs;
+  const auto add = [&](const AttentionConfig& config, GpuTarget target, const RuleSet& rules) {
+    const Kernel kernel{.dtype = DType::bf16, .rules = rules, .config = config};
+    const KernelSpec spec = make_spec({type_of(kernel), "tilewave/tile/attention.tile.hpp", nullptr}, true, true,
+                                      tw::format("attention with qv, {}", text_of(config)));
+    specs.push_back(target == GpuTarget::cuda ? for_target(spec, target) : spec);
+  };
+  constexpr int kDecode = kRagged | kSplit | kPaged;
+  for (const HeadDims dims : {HeadDims{64, 256}, {64, 128}, {64, 64}, {128, 128}, {128, 256}}) {
+    add(query_values_config(dims, TileUse::narrow, kEqualLengths), GpuTarget::sm_90a, {.upper = true});
+    add(query_values_config(dims, TileUse::split, kDecode), GpuTarget::sm_90a, {});
+  }
+  add(query_values_config({64, 256}, TileUse::narrow, kRagged), GpuTarget::sm_90a, {.upper = true});
+  for (const std::int64_t shared : {std::int64_t{99} << 10, std::int64_t{163} << 10}) {
+    for (const HeadDims dims : {HeadDims{64, 256}, {128, 256}})
+      for (const int form : {0, kDecode}) add(generic_config(dims, form | kQueryValues, {}, shared), GpuTarget::cuda, {.upper = true});
+  }
+  for (const KernelSpec& spec : specs) {
+    const auto compiled = compile(spec);
+    EXPECT_EQ(compiled.spill_bytes, 0) << spec.name << " on " << spec.target;
+    if (spec.target.find("cuda") == std::string::npos) EXPECT_EQ(compiled.performance_losses.size(), 0u) << spec.name;
+    EXPECT_LE(compiled.module.shared_bytes, 227 << 10) << spec.name;
+  }
+}
+
 TEST(AttentionRegistered, NamesAreUniqueAndLaunchesPossible) {
   std::set<std::string> names, kernels;
   for (const KernelSpec& spec : specs_of(registered())) {

@@ -156,6 +156,54 @@ def _rules(
     }
 
 
+_LARGEST_HEAD_DIM_WITH_QV = 128
+_LATENT_DIM, _LATENT_ROTARY_DIM = 512, 64
+
+
+def _check_qv(q: torch.Tensor, qv: torch.Tensor, v: torch.Tensor, softmax_scale) -> float:
+    """Checks qv before q's other sizes. Gives the scale."""
+    tensor("qv", qv, q.dim(), q)
+    wanted = (*q.shape[:-1], v.shape[-1])
+    if tuple(qv.shape) != wanted:
+        raise ValueError(f"qv has shape {tuple(qv.shape)}; allowed: {wanted}")
+    if q.dtype.itemsize == 1:
+        raise unsupported("qv", "given", f"None for {q.dtype}")
+    if q.shape[-1] > _LARGEST_HEAD_DIM_WITH_QV:
+        raise unsupported("q's head dimension", q.shape[-1], f"up to {_LARGEST_HEAD_DIM_WITH_QV} with qv")
+    if v.shape[-1] > _LARGEST_HEAD_DIM and (q.shape[-1], v.shape[-1]) != (_LATENT_ROTARY_DIM, _LATENT_DIM):
+        raise unsupported("v's head dimension", v.shape[-1], f"up to {_LARGEST_HEAD_DIM} with qv, and {_LATENT_DIM} with keys of {_LATENT_ROTARY_DIM}")
+    if softmax_scale is None:
+        return (q.shape[-1] + v.shape[-1]) ** -0.5
+    if softmax_scale < _SMALLEST_FLOAT:
+        raise unsupported("softmax_scale", softmax_scale, "positive numbers with qv")
+    return softmax_scale
+
+
+def _attend_latent(q, qv, k, v, rules, *, return_lse, refused=(), **options) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Latent attention by ops.mla_decode(): keys of 64 columns, k, and values of 512 that are keys too, v, [batch or pages, keys, 1, ..].
+    Where they are neighbours in memory, as in a cache whose rows are [v, k], nothing is copied."""
+    import torch
+
+    for name, given in refused:
+        if given is not None:
+            raise unsupported(name, "given", f"None with qv and values of {_LATENT_DIM} columns")
+    for name, none in (("window", (-1, -1)), ("attention_chunk", 0), ("softcap", 0.0), ("sm_margin", 0)):
+        if rules[name] != none:
+            raise unsupported(name, rules[name], f"{none} with qv and values of {_LATENT_DIM} columns")
+    if k.shape[-2] != 1:
+        raise unsupported("kv_heads", k.shape[-2], f"1 with qv and values of {_LATENT_DIM} columns")
+    if q.dtype == torch.float32:
+        raise unsupported("q", q.dtype, f"bfloat16 and float16 with qv and values of {_LATENT_DIM} columns")
+    k, v = k.squeeze(-2), v.squeeze(-2)
+    together = v.stride() == k.stride() and k.stride(-1) == 1 and k.data_ptr() == v.data_ptr() + _LATENT_DIM * v.element_size()
+    if together and min(v.stride()[:-1]) >= _LATENT_DIM + _LATENT_ROTARY_DIM:
+        kv = v.as_strided((*v.shape[:-1], _LATENT_DIM + _LATENT_ROTARY_DIM), v.stride())
+    else:
+        kv = torch.cat([v, k], dim=-1)
+    out = ops.mla_decode(torch.cat([qv, q], dim=-1), kv, scale=rules["scale"], causal=bool(rules["causal"]), return_lse=return_lse, **options)
+    return out if return_lse else (out, None)
+
+
 def _by_values(run: Callable, *values: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Calls run(*values), which returns out and lse. Values that are too wide for a kernel are split by columns; the scores are the same."""
     columns = next(x.shape[-1] for x in values if x is not None)
@@ -211,15 +259,22 @@ def attend(
     return_lse: bool,
     names: tuple[str, str, str] = ("q", "k", "v"),
     descales: dict | None = None,
+    qv: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """ops.attention() with FlashAttention's arguments: out, and lse [batch, heads, seqlen_q] or None. `dropout`: its probability and state.
     `descales`: if given, float8_e4m3fn is allowed."""
     _operands((4, 4), q, k, v, names, e4m3=descales is not None)
     if k.shape[0] != q.shape[0]:
         raise ValueError(f"{names[1]} has a batch of {k.shape[0]}; {names[0]} has {q.shape[0]}")
+    if qv is not None:
+        softmax_scale = _check_qv(q, qv, v, softmax_scale)
     q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes, attention_chunk, sm_margin)
     q, k = _padded(q), _padded(k)
     rules["dropout"], rules["dropout_state"] = dropout
+    if qv is not None:
+        if v.shape[-1] == _LATENT_DIM:
+            return _attend_latent(q, qv, k, v, rules, return_lse=return_lse)
+        rules["qv"] = _padded(qv)
 
     def run(v):
         out = ops.attention(q, k, _padded(v), deterministic=bool(deterministic), return_lse=return_lse, **rules, **(descales or {}))
@@ -250,6 +305,7 @@ def attend_varlen(
     return_lse: bool,
     names: tuple[str, str, str] = ("q", "k", "v"),
     offset_names: tuple[str, str] = ("cu_seqlens_q", "cu_seqlens_k"),
+    qv: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """ops.attention_varlen() with FlashAttention's arguments: out, and lse [heads, total_q] or None."""
     _operands((3, 3), q, k, v, names)
@@ -260,9 +316,15 @@ def attend_varlen(
         raise ValueError(f"{offset_names[0]} is empty; allowed: [batch + 1]")
     seqused_q = _optional_int32("seqused_q", seqused_q, (batch,), q)
     seqused_k = _optional_int32("seqused_k", seqused_k, (batch,), q)
+    if qv is not None:
+        softmax_scale = _check_qv(q, qv, v, softmax_scale)
+        if v.shape[-1] > _LARGEST_HEAD_DIM:
+            raise unsupported("v's head dimension", v.shape[-1], f"up to {_LARGEST_HEAD_DIM} with qv and packed sequences")
     q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes, attention_chunk, sm_margin)
     q, k = _padded(q), _padded(k)
     rules["dropout"], rules["dropout_state"] = dropout
+    if qv is not None:
+        rules["qv"] = _padded(qv)
 
     def run(v):
         out = ops.attention_varlen(
@@ -402,6 +464,7 @@ def attend_cache(
     num_splits: int = 0,
     return_lse: bool,
     names: tuple[str, str, str] = ("q", "k_cache", "v_cache"),
+    qv: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """ops.attention_decode() with FlashAttention's arguments: out, and lse [batch, heads, seqlen_q] (packed: [heads, total_q]) or None."""
     packed = cu_seqlens_q is not None
@@ -434,6 +497,8 @@ def attend_cache(
     _check_new_keys(q, k_cache, v_cache, k, v, cache_seqlens, cu_seqlens_k_new, batch, capacity)
     _check_rotary(q, k, rotary_cos, rotary_sin)
     shape = q.shape
+    if qv is not None:
+        softmax_scale = _check_qv(q, qv, v_cache, softmax_scale)
     q, rules = _rules(q, softmax_scale, causal, window_size, softcap, alibi_slopes, attention_chunk, sm_margin)
 
     if rotary_cos is not None and (rotary_seqlens is not None or cache_leftpad is not None or packed or cu_seqlens_k_new is not None):
@@ -448,6 +513,14 @@ def attend_cache(
     one_each = packed and max_seqlen_q == 1 and shape[0] == batch  # then keys can be split among blocks
     if one_each:
         q, cu_seqlens_q = q[:, None], None
+        qv = None if qv is None else qv[:, None]
+    if qv is not None and v_cache.shape[-1] == _LATENT_DIM:
+        refused = (("cu_seqlens_q", cu_seqlens_q), ("k", k), ("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad))
+        lengths = {"seqlens": cache_seqlens, "block_table": block_table, "num_splits": min(max(num_splits, 0), _MOST_SPLITS)}
+        out, lse = _attend_latent(q, qv, k_cache, v_cache, rules, return_lse=return_lse, refused=refused, **lengths)
+        return _of_one_each(out, lse) if one_each else (out, lse)
+    if qv is not None:
+        rules["qv"] = _padded(qv)
     q, new_k, padded_k = _padded(q), None if k is None else _padded(k), _padded(k_cache)
 
     def run(v_cache, v):
@@ -479,6 +552,9 @@ def attend_cache(
     out, lse = _by_values(run, v_cache, v)
     if k is not None and padded_k is not k_cache:
         k_cache.copy_(padded_k[..., : k_cache.shape[-1]])
-    if one_each:
-        out, lse = out[:, 0], None if lse is None else lse[:, :, 0].T.contiguous()
-    return out, lse
+    return _of_one_each(out, lse) if one_each else (out, lse)
+
+
+def _of_one_each(out, lse):
+    """Packed results, [total_q, ..] and [heads, total_q], from those of sequences with one query each."""
+    return out[:, 0], None if lse is None else lse[:, :, 0].T.contiguous()

@@ -78,6 +78,7 @@ class AttentionOptions(Options):
         ("key_block", ctypes.c_int32),
         ("attention_chunk", ctypes.c_int32),
         ("sm_margin", ctypes.c_int32),
+        ("qv", _TENSOR),
     ]
 
 

@@ -19,7 +19,13 @@ LSE is the natural logarithm of the softmax's denominator, float32; -inf for a r
 
 deterministic: the gradients have the same bits in every run. sm_margin: on CUDA, this many SMs are left to other work, in the backward too;
 it must be less than there are. num_splits and scheduler_metadata are for flash_attn_with_kvcache. Accepted, because they affect at most the
-speed: pack_gqa, and num_splits elsewhere. NotImplementedError: qv.
+speed: pack_gqa, and num_splits elsewhere.
+
+qv: [.., heads, headdim_v], a second query of each row that is multiplied by the values: the scores are softmax_scale (q k^T + qv v^T), by
+default with softmax_scale 1 / sqrt(headdim + headdim_v). headdim is up to 128, headdim_v up to 256; no gradient. With headdim 64 and
+headdim_v 512, one key head, bfloat16 or float16, flash_attn_func and flash_attn_with_kvcache compute it by tilewave.ops.mla_decode: without
+new keys, windows, softcap, attention_chunk, cache_batch_idx, cache_leftpad, sm_margin and packed queries but of one for each sequence. Where the rows of
+a cache are [value, key], as the cache of a latent model is, nothing is copied. NotImplementedError names what is not supported.
 
 flash_attn_func and flash_attn_qkvpacked_func take float8_e4m3fn, with q_descale, k_descale and v_descale, float32 [batch, kv_heads], and give
 bfloat16, without a gradient. The other functions raise NotImplementedError for float8 tensors and descales.
@@ -106,7 +112,6 @@ def flash_attn_func(
     q: [batch, seqlen_q, heads, headdim]; k: [batch, seqlen_k, kv_heads, headdim]; v: [batch, seqlen_k, kv_heads, headdim_v]. Gives out
     [batch, seqlen_q, heads, headdim_v], or with `return_attn_probs` (out, softmax_lse): softmax_lse [batch, heads, seqlen_q].
     """
-    _flash.refuse(qv=qv)
     out, lse = _flash.attend(
         q,
         k,
@@ -119,6 +124,7 @@ def flash_attn_func(
         softcap=softcap,
         deterministic=deterministic,
         return_lse=return_attn_probs,
+        qv=qv,
         descales={"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale},
     )
     return (out, lse) if return_attn_probs else out
@@ -158,7 +164,7 @@ def flash_attn_varlen_func(
 
     max_seqlen_q and max_seqlen_k are accepted; lengths come from the offsets.
     """
-    _flash.refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _flash.refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     out, lse = _flash.attend_varlen(
         q,
         k,
@@ -173,6 +179,7 @@ def flash_attn_varlen_func(
         attention_chunk=attention_chunk,
         sm_margin=sm_margin,
         softcap=softcap,
+        qv=qv,
         deterministic=deterministic,
         return_lse=return_attn_probs,
     )
@@ -268,7 +275,7 @@ def flash_attn_with_kvcache(
     Page sizes that are not a multiple of 16, and pages with cache_leftpad, are slower: the tokens in use are copied first. A headdim that
     is not a multiple of 8 costs copies of both caches.
     """
-    _flash.refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _flash.refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     _flash.refuse_fp8(q=q, k_cache=k_cache, v_cache=v_cache)
     out, lse = _flash.attend_cache(
         q,
@@ -294,6 +301,7 @@ def flash_attn_with_kvcache(
         attention_chunk=attention_chunk,
         sm_margin=sm_margin,
         softcap=softcap,
+        qv=qv,
         num_splits=_flash.planned_splits(scheduler_metadata, num_splits),
         return_lse=return_softmax_lse,
     )

@@ -41,6 +41,7 @@ struct KeyBlocks {
 /// A checked call. Tensors are [batch, head, row, dim]; for packed sequences the batch is 1.
 struct AttentionCall {
   Tensor q, k, v, o;
+  Tensor qv = {};  ///< AttentionOptions::qv; no elements: none
   DescaleOf q_descale = {}, k_descale = {}, v_descale = {};
   bool descaled = false;           ///< for q, k and v of e4m3, whose types may since have changed
   bool values_transposed = false;  ///< v is [batch, head, dim, key], with keys in the order of eight_bit_key()
@@ -165,6 +166,7 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
   else
     bind(p.v, keys ? call.v : call.q, rows);
   bind(p.o, call.o);
+  if constexpr (requires { p.qv; }) bind(p.qv, call.qv);
   bind(p.partial, call.partial.numel() > 0 ? &call.partial : nullptr);
   p.lse = call.lse;
   p.sink = call.sink;
@@ -309,10 +311,16 @@ AttentionKernel attention_kernel_with(const AttentionCall& call, DType dtype, in
 template <class T, class Output, class... User>
 void run_attention_gpu_as(const AttentionCall& call, const AttentionKernel& kernel, auto&& bind_user) {
   using List = CallRules<User...>;
-  using AnySizes = Attention<T, cpu_config(64, 64), List, Output>;
-  launch_named<typename AnySizes::template On<sm_90a::Target<>>::Params>(
-      kernel.name, call.stream, attention_grid(call, kernel.config.rows),
-      [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kernel.config.keys, bind_user); });
+  const auto launch = [&]<int kForm>() {
+    using AnySizes = Attention<T, cpu_config(64, 64, kCpuKeys, kForm), List, Output>;
+    launch_named<typename AnySizes::template On<sm_90a::Target<>>::Params>(
+        kernel.name, call.stream, attention_grid(call, kernel.config.rows),
+        [&](auto& bind, auto& p) { fill_attention<List>(bind, p, call, kernel.config.keys, bind_user); });
+  };
+  if constexpr (sizeof(T) == 2 && sizeof...(User) == 0) {
+    if (kernel.config.form & kQueryValues) return launch.template operator()<kQueryValues>();
+  }
+  launch.template operator()<kEqualLengths>();
 }
 template <class T, class... User>
 void run_attention_gpu(const AttentionCall& call, const AttentionKernel& kernel, auto&& bind_user) {

@@ -17,6 +17,8 @@ TW_INLINE constexpr int eight_bit_key(int n) { return n / 16 * 16 + n / 2 % 2 * 
 /// One tile is BM queries of one head. Keys and values arrive BN at a time, the last ones first, so that blocks cut by a mask come before
 /// whole ones. `Rules` (attention_rules.tile.hpp) define which keys a query sees and how scores change.
 ///
+/// With kQueryValues S = scale (Q K^T + Qv V^T): a block of values arrives with its keys, and stays until it was added to the output.
+///
 /// T is bf16, f16, f32 or fp8_e4m3; the output is of type `Result`. Tensor cores contract 8-bit operands along rows of memory only, so fp8
 /// values are transposed, [value_dim, keys], with the keys in the order of eight_bit_key().
 template <class T, AttentionConfig kConfig, class Rules, class Result = T>
@@ -26,7 +28,11 @@ struct Attention {
   static_assert(kConfig.lag == 0 || kConfig.lag == 1, "the output lags by one block of keys, or by none");
   static_assert(kConfig.maxima_first || !Rules::anywhere, "rules that may show a row its first key in any block need maxima_first");
   static_assert(!kConfig.rules_in_halves || !kConfig.maxima_first, "rules_in_halves is not for maxima_first");
+  static constexpr bool query_values = (kConfig.form & kQueryValues) != 0;
+  static_assert(!query_values || (!kConfig.queries_in_registers && kConfig.stages >= 2),
+                "a block's values arrive before the previous block's are released, and both queries are read from memory");
   static constexpr bool values_transposed = sizeof(T) == 1;
+  static_assert(!query_values || !values_transposed, "values are keys too");
   /// Tensor cores keep some 13 bits of a sum of 8-bit products, and lose more of a long one. So a block's output is a sum of its own, added
   /// to the output in f32. The registers do not hold both if there are more than 128 columns.
   static constexpr bool two_level = values_transposed && DV <= 128;
@@ -38,6 +44,7 @@ struct Attention {
     using Q = Shared<Target, T, BM, D>;
     using K = Shared<Target, T, BN, D>;
     using V = conditional<values_transposed, Shared<Target, T, DV, BN>, Shared<Target, T, BN, DV, Contract::rows>>;
+    using Qv = Shared<Target, T, BM, DV>;
     using Out = Staging<Target, Result, BM, DV>;
     using Scores = Fragment<Target, float, BM, BN>;
     using Output = Fragment<Target, float, BM, DV>;
@@ -62,7 +69,11 @@ struct Attention {
     /// Rules that change scores need them in the unit that the host knows. Otherwise the factor joins scale_log2.
     static constexpr bool descaled_before_rules = descaled && Rules::changing;
 
-    struct Params {
+    struct QueryValues {
+      Global<Target, const T, Qv> qv;  ///< as q, [batch, head, row, DV]
+    };
+    struct NoQueryValues {};
+    struct Params : conditional<query_values, QueryValues, NoQueryValues> {
       Global<Target, const T, Q> q;  ///< [batch, head, row, D]; batch is 1 for packed sequences
       Global<Target, const T, K> k;  ///< [batch, kv head, key, D], or [page, kv head, key in page, D]
       Global<Target, const T, V> v;
@@ -107,18 +118,31 @@ struct Attention {
       int heads_per_list;
       int first_head, first_list;  ///< of the launch: the first of batch * heads, and the number of the first list
     };
-    struct Memory {
+    struct QueryValuesMemory {
+      Ring<Target, Qv, 1> qv;
+      explicit constexpr QueryValuesMemory(auto& block) : qv(block) {}
+    };
+    struct NoQueryValuesMemory {
+      explicit constexpr NoQueryValuesMemory(auto&) {}
+    };
+    struct Memory : conditional<query_values, QueryValuesMemory, NoQueryValuesMemory> {
       Ring<Target, Q, 1> q;
       Ring<Target, K, kConfig.stages> k;
       Ring<Target, V, kConfig.stages> v;
       Out out;
-      explicit constexpr Memory(auto& block) : q(block), k(block), v(block), out(block) {}
+      explicit constexpr Memory(auto& block)
+          : conditional<query_values, QueryValuesMemory, NoQueryValuesMemory>(block), q(block), k(block), v(block), out(block) {}
     };
     struct Factor {
       float factor;  ///< scale_log2, or with descaled_before_rules what scores are multiplied by
     };
     struct NoFactor {};
-    struct State : conditional<descaled, Factor, NoFactor> {
+    struct LastValues {
+      const Qv* qv;
+      V* values;  ///< of the last block whose scores were computed
+    };
+    struct NoLastValues {};
+    struct State : conditional<descaled, Factor, NoFactor>, conditional<query_values, LastValues, NoLastValues> {
       Output out;
       Softmax softmax;
       Dropout dropout;
@@ -130,20 +154,25 @@ struct Attention {
 
     TW_INLINE static Work work(const Params& p, Tile t) { return Work::of(p, t); }
 
-    /// Step s loads block s of the keys and block s - lag of the values: the order in which compute takes them. In another order keys and
-    /// values would wait for each other's slots.
-    TW_INLINE static int steps(const Params&, const Work& w) { return w.blocks > 0 ? w.blocks + lag : 0; }
+    /// Step s loads block s of the keys and block s - values_lag of the values: the order in which compute takes them. In another order
+    /// keys and values would wait for each other's slots.
+    static constexpr int values_lag = query_values ? 0 : lag;
+    TW_INLINE static int steps(const Params&, const Work& w) { return w.blocks > 0 ? w.blocks + values_lag : 0; }
 
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
       const int kv_head = w.head / p.heads_per_kv;
       if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, w.q_row + w.first_row, 0, w.head, w.q_batch); });
+      if constexpr (query_values) {
+        if (step == 0)
+          producer.put(memory.qv, [&](auto copy, Qv& qv) { copy.tile(p.qv, qv, w.q_row + w.first_row, 0, w.head, w.q_batch); });
+      }
       // An entry of a list is read before the wait for a slot, not after it.
       if (step < w.blocks) {
         const int b = w.block(p, step);
         producer.put(memory.k, [&](auto copy, K& k) { load_block(copy, p, w, p.k, k, b, kv_head); });
       }
-      if (step >= lag) {
-        const int b = w.block(p, step - lag);
+      if (step >= values_lag) {
+        const int b = w.block(p, step - values_lag);
         producer.put(memory.v, [&](auto copy, V& v) {
           if constexpr (values_transposed)
             copy.tile(p.v, v, 0, b * BN, kv_head, w.k_batch);
@@ -158,6 +187,8 @@ struct Attention {
                                      State& state, Output& of_block) {
       if constexpr (two_level)
         block.mma(of_block, weights, take_values(block, p, w, n, memory), true);
+      else if constexpr (query_values)
+        block.mma(state.out, weights, *state.values, n == 0);
       else
         block.mma(state.out, weights, take_values(block, p, w, n, memory), n == 0);
     }
@@ -176,12 +207,17 @@ struct Attention {
       PerRow decay;
       Output of_block;
       block.mma(scores, q, block.take(memory.k), true);
+      [[maybe_unused]] V* values = nullptr;
+      if constexpr (query_values) {
+        values = &take_values(block, p, w, step, memory);
+        block.mma(scores, *state.qv, view<Contract::columns>(*values), false);
+      }
       constexpr bool kOutputUnder = lag == 1 && !kFirst;
       constexpr int kUnfinished = kOutputUnder ? 1 : 0;
       if constexpr (kOutputUnder) add_output(block, p, w, step - 1, memory, weights, state, of_block);
       block.wait(leave<kUnfinished>, scores);
       block.release(memory.k);
-      if (queries_back_early && step + 1 == w.blocks) block.release(memory.q);
+      if (queries_back_early && step + 1 == w.blocks) release_queries(block, memory);
       if constexpr (!kHalves) {
         if (cut)
           apply_rules<true, 0, BN>(block, p, w, w.block(p, step), scores, state);
@@ -194,6 +230,7 @@ struct Attention {
           apply_rules<false, decltype(first)::value, decltype(count)::value>(block, p, w, w.block(p, step), scores, state);
       });
       if constexpr (kOutputUnder) wait_for_output(block, memory, state, of_block);
+      if constexpr (query_values) state.values = values;
       if (!kFirst && rescaled) block.map(state.out, decay, [](auto x, auto d) { return x * d; });
       if constexpr (kConfig.dropout != Use::never) {
         static_assert(!values_transposed, "weights of 8 bits are not dropped");
@@ -239,6 +276,7 @@ struct Attention {
       if (two_level || w.blocks == 0) block.fill(state.out, 0.0f);
       if (w.blocks == 0) return;
       const Q& q = block.take(memory.q);
+      if constexpr (query_values) state.qv = &block.take(memory.qv);
       Weights weights;
       if constexpr (queries_in_registers) {
         Operand<Target, T, BM, D> in_registers;
@@ -246,7 +284,7 @@ struct Attention {
         loop(block, p, w, memory, in_registers, weights, state);
       } else {
         loop(block, p, w, memory, q, weights, state);
-        if constexpr (!queries_back_early) block.release(memory.q);
+        if constexpr (!queries_back_early) release_queries(block, memory);
       }
       if constexpr (lag == 1) {
         Output of_block;
@@ -286,6 +324,10 @@ struct Attention {
     }
 
    private:
+    TW_INLINE static void release_queries(auto& block, Memory& memory) {
+      block.release(memory.q);
+      if constexpr (query_values) block.release(memory.qv);
+    }
     /// Loads block `b` of a sequence's keys or values. For pages, the part after the sequence's end is loaded from its last key on; its
     /// content does not matter.
     template <class G, class S>

@@ -43,7 +43,7 @@ def positions_seen(seqlen_q, seqlen_k, causal, window, chunk=0):
     return seen, beside, key
 
 
-def attention(q, k, v, causal=False, window=(-1, -1), scale=None, softcap=0.0, slopes=None, rounded=None, chunk=0):
+def attention(q, k, v, causal=False, window=(-1, -1), scale=None, softcap=0.0, slopes=None, rounded=None, chunk=0, qv=None):
     """out and lse (-inf where nothing is seen) of one sequence: q [seqlen_q, heads, dim]. In float64, or with every result in `rounded`."""
     exact = torch.float64 if rounded is None else torch.float32
     q, k, v = (x.detach().cpu().to(exact) for x in (q, k, v))
@@ -52,7 +52,10 @@ def attention(q, k, v, causal=False, window=(-1, -1), scale=None, softcap=0.0, s
         return x if rounded is None else x.to(rounded).to(exact)
 
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    scores = stored(torch.einsum("qhd,khd->hqk", q, k)) * (q.shape[2] ** -0.5 if scale is None else scale)
+    products, columns = torch.einsum("qhd,khd->hqk", q, k), q.shape[2]
+    if qv is not None:
+        products, columns = products + torch.einsum("qhd,khd->hqk", qv.detach().cpu().to(exact), v), columns + v.shape[2]
+    scores = stored(products) * (columns**-0.5 if scale is None else scale)
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
     seen, beside, key = positions_seen(q.shape[0], k.shape[0], causal, window, chunk)
@@ -64,9 +67,19 @@ def attention(q, k, v, causal=False, window=(-1, -1), scale=None, softcap=0.0, s
     return stored(torch.einsum("hqk,khd->qhd", weights, v)), lse
 
 
-def batched(q, k, v, slopes=None, **rules):
+def batched(q, k, v, slopes=None, qv=None, **rules):
     """attention() of each q[b], k[b], v[b]; slopes [heads] or [batch, heads]."""
-    of = [attention(q[b], k[b], v[b], slopes=slopes if slopes is None or slopes.dim() == 1 else slopes[b], **rules) for b in range(len(q))]
+    of = [
+        attention(
+            q[b],
+            k[b],
+            v[b],
+            slopes=slopes if slopes is None or slopes.dim() == 1 else slopes[b],
+            qv=None if qv is None else qv[b],
+            **rules,
+        )
+        for b in range(len(q))
+    ]
     return [out for out, _ in of], [lse for _, lse in of]
 
 

@@ -82,6 +82,31 @@ def test_chunks(rules, shape, device, dtype):
     check_out(packed.unflatten(0, (2, -1)), wanted, naive)
 
 
+@ON_ALL
+@pytest.mark.parametrize("rules", [{}, {"causal": True}, {"window": (5, 3), "scale": 0.1}, {"softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("dim, value_dim", [(64, 256), (24, 40), (13, 13)])
+def test_qv(rules, dim, value_dim, device, dtype):
+    q, qv = (normal(2, 19, 4, n, device=device, dtype=dtype) for n in (dim, value_dim))
+    k, v = (normal(2, 31, 2, n, device=device, dtype=dtype) for n in (dim, value_dim))
+    wanted, wanted_lse = map(torch.stack, batched(q, k, v, qv=qv, **rules))
+    naive, _ = map(torch.stack, batched(q, k, v, qv=qv, rounded=dtype, **rules))
+    out, lse = fa3.flash_attn_func(q, k, v, qv=qv, return_attn_probs=True, **as_arguments(rules))
+    check_out(out, wanted, naive)
+    check_lse(lse, wanted_lse)
+    cu_q, cu_k = offsets([19, 19], device), offsets([31, 31], device)
+    flat = [x.flatten(0, 1) for x in (q, k, v)]
+    packed = fa3.flash_attn_varlen_func(*flat, cu_q, cu_k, 19, 31, qv=qv.flatten(0, 1), **as_arguments(rules))
+    check_out(packed.unflatten(0, (2, -1)), wanted, naive)
+    compiled = torch.compile(lambda *x: fa3.flash_attn_func(*x[:3], qv=x[3], **as_arguments(rules)), backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(q, k, v, qv), out)
+
+
+def test_qv_has_no_gradient():
+    q, k, v, qv = (normal(1, 5, 2, 16).requires_grad_(n == 3) for n in range(4))
+    with pytest.raises(NotImplementedError, match="attention_qv"):
+        fa3.flash_attn_func(q, k, v, qv=qv).sum().backward()
+
+
 @pytest.mark.parametrize("device", sorted({device for device, _ in PLACES}))
 @pytest.mark.parametrize("rules", RULES, ids=str)
 @pytest.mark.parametrize("dim, value_dim", [(64, 64), (13, 40), (128, 300)])

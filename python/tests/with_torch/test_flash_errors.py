@@ -82,6 +82,10 @@ def case(error, match, call):
     return pytest.param(error, match, call, id=match)
 
 
+def of_width(columns):
+    return torch.zeros(2, 8, 4, columns)
+
+
 X = torch.zeros(2, 8, 4, 32)
 FLAT = torch.zeros(16, 4, 32)
 CU = torch.tensor([0, 8, 16], dtype=torch.int32)
@@ -112,7 +116,15 @@ LENGTHS = torch.zeros(2, dtype=torch.int32)
         case(NotImplementedError, "q is torch.float8_e5m2", lambda: fa3.flash_attn_func(*[X.to(torch.float8_e5m2)] * 3)),
         case(NotImplementedError, "qkv is torch.float8_e5m2", lambda: fa3.flash_attn_qkvpacked_func(X.to(torch.float8_e5m2))),
         case(NotImplementedError, "softmax_scale is -1", lambda: fa3.flash_attn_func(*[X.to(torch.float8_e4m3fn)] * 3, softmax_scale=-1.0)),
-        case(NotImplementedError, "^qv", lambda: fa3.flash_attn_func(X, X, X, qv=X)),
+        case(ValueError, "^qv has shape", lambda: fa3.flash_attn_func(X, X, X, qv=X[:, :1])),
+        case(TypeError, "^qv has dtype", lambda: fa3.flash_attn_func(X, X, X, qv=X.half())),
+        case(TypeError, "^qv is a list", lambda: fa3.flash_attn_with_kvcache(X, X, X, qv=[1])),
+        case(NotImplementedError, "^qv", lambda: fa3.flash_attn_func(*[X.to(torch.float8_e4m3fn)] * 3, qv=X.to(torch.float8_e4m3fn))),
+        case(NotImplementedError, "^q's head dimension is 136", lambda: fa3.flash_attn_func(of_width(136), of_width(136), X, qv=X)),
+        case(NotImplementedError, "^softmax_scale is -1", lambda: fa3.flash_attn_func(X, X, X, qv=X, softmax_scale=-1.0)),
+        case(NotImplementedError, "^v's head dimension is 264", lambda: fa3.flash_attn_func(X, X, of_width(264), qv=of_width(264))),
+        case(NotImplementedError, "^window is", lambda: fa3.flash_attn_func(of_width(64), of_width(64), of_width(512), qv=of_width(512), window_size=(3, 0))),
+        case(NotImplementedError, "^kv_heads is", lambda: fa3.flash_attn_func(of_width(64), of_width(64), of_width(512), qv=of_width(512))),
         case(ValueError, "q_descale is given, but q is", lambda: fa3.flash_attn_func(X, X, X, q_descale=X)),
         case(ValueError, "k_descale is", lambda: fa3.flash_attn_func(*[X.to(torch.float8_e4m3fn)] * 3, k_descale=X)),
         case(NotImplementedError, "^v_descale", lambda: fa3.flash_attn_with_kvcache(X, X, X, v_descale=X)),

@@ -181,6 +181,62 @@ def test_kvcache_chunks(name, seqlen_q, device, dtype):
     check_caches()
 
 
+@ON_ALL
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+@pytest.mark.parametrize("seqlen_q", [1, 3])
+@pytest.mark.parametrize("dim, value_dim", [(64, 256), (18, 40), (64, 512)])
+@pytest.mark.parametrize("layout", ["contiguous", "neighbours", "pages"])
+def test_kvcache_qv(layout, dim, value_dim, seqlen_q, causal, device, dtype):
+    if value_dim == 512:
+        dtype = torch.bfloat16 if dtype == torch.float32 else dtype
+    lengths = [29, 0, 17]
+    q, qv = (normal(3, seqlen_q, 4, n, device=device, dtype=dtype) for n in (dim, value_dim))
+    rows = normal(3, 37, 1, value_dim + dim, dtype=dtype)
+    for b, length in enumerate(lengths):
+        rows[b, length:] = math.nan
+    given = {"cache_seqlens": ints(lengths, device)}
+    cache = rows.to(device)
+    if layout == "pages":
+        cache = torch.full((3 * 3 + 1, 16, 1, value_dim + dim), math.nan, dtype=dtype, device=device)
+        table = torch.randperm(9).view(3, 3)
+        for b in range(3):
+            for at in range(lengths[b]):
+                cache[table[b, at // 16], at % 16] = rows[b, at].to(device)
+        given["page_table"] = table.to(device, torch.int32)
+    v_cache, k_cache = cache[..., :value_dim], cache[..., value_dim:]
+    if layout == "contiguous":
+        v_cache, k_cache = v_cache.contiguous(), k_cache.contiguous()
+    out, lse, *_ = fa3.flash_attn_with_kvcache(q, k_cache, v_cache, qv=qv, causal=causal, return_softmax_lse=True, **given)
+    for b, length in enumerate(lengths):
+        of_b = q[b], rows[b, :length, :, value_dim:], rows[b, :length, :, :value_dim]
+        wanted, wanted_lse = attention(*of_b, causal=causal, qv=qv[b])
+        check_out(out[b], wanted, attention(*of_b, causal=causal, qv=qv[b], rounded=dtype)[0])
+        check_lse(lse[b], wanted_lse)
+
+
+@ON_ALL
+def test_kvcache_qv_of_packed_queries(device, dtype):
+    for value_dim in (256, 512):
+        dtype = torch.bfloat16 if dtype == torch.float32 and value_dim == 512 else dtype
+        q, qv = (normal(3, 4, n, device=device, dtype=dtype) for n in (64, value_dim))
+        k_cache, v_cache = (normal(3, 21, 1, n, device=device, dtype=dtype) for n in (64, value_dim))
+        wanted = fa3.flash_attn_with_kvcache(q[:, None], k_cache, v_cache, qv=qv[:, None], causal=True, return_softmax_lse=True)
+        packed = {"cu_seqlens_q": offsets([1, 1, 1], device), "max_seqlen_q": 1}
+        out, lse, *_ = fa3.flash_attn_with_kvcache(q, k_cache, v_cache, qv=qv, causal=True, return_softmax_lse=True, **packed)
+        assert torch.equal(out, wanted[0][:, 0]) and torch.equal(lse, wanted[1][:, :, 0].T)
+
+
+def test_latent_cache_is_not_copied(monkeypatch):
+    cache = normal(2, 30, 1, 576, dtype=torch.bfloat16)
+    q, qv = (normal(2, 1, 4, n, dtype=torch.bfloat16) for n in (64, 512))
+    seen, decode = [], ops.mla_decode
+    monkeypatch.setattr(ops, "mla_decode", lambda q, kv, **options: seen.append(kv.data_ptr()) or decode(q, kv, **options))
+    out = fa3.flash_attn_with_kvcache(q, cache[..., 512:], cache[..., :512], qv=qv)
+    apart = fa3.flash_attn_with_kvcache(q, cache[..., 512:].contiguous(), cache[..., :512].contiguous(), qv=qv)
+    assert torch.equal(out, apart) and torch.equal(out, fa3.flash_attn_func(q, cache[..., 512:], cache[..., :512], qv=qv))
+    assert [pointer == cache.data_ptr() for pointer in seen] == [True, False, True]
+
+
 def metadata(device, **changes):
     given = {"batch_size": 2, "max_seqlen_q": 1, "max_seqlen_k": 4096, "num_heads_q": 8, "num_heads_kv": 2, "headdim": 64, **changes}
     return fa3.get_scheduler_metadata(**given, cache_seqlens=ints([4096] * given["batch_size"], device))

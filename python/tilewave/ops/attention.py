@@ -30,18 +30,19 @@ _LONGEST = (1 << 30) - 1  # a window beyond it hides nothing
 
 def _options(
     scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, check_contents, dropout=0.0, dropout_state=None,
-    descales=(None, None, None), attention_chunk=0, sm_margin=0,
+    descales=(None, None, None), attention_chunk=0, sm_margin=0, qv=None,
 ):  # fmt: skip
     scale = None if scale is None else float(scale)  # not what may change its value, like a tensor
     check_contents = _arrays.checks_contents(check_contents)
     numbers = _numbers(scale, bool(causal), causal_offset, *window, float(softcap), check_contents, attention_chunk, sm_margin)
-    if alibi_slopes is sink is mask is lse is None and not dropout and all(descale is None for descale in descales):
+    if alibi_slopes is sink is mask is lse is qv is None and not dropout and all(descale is None for descale in descales):
         return numbers
     options = _library.AttentionOptions.from_buffer_copy(numbers)
     options.alibi_slopes = optional("alibi_slopes", alibi_slopes)
     options.sink = optional("sink", sink)
     options.mask = optional("mask", mask)
     options.lse = optional("lse", lse, written=True)
+    options.qv = optional("qv", qv)
     if dropout:
         if dropout_state is None:
             raise ValueError("dropout_state is None; dropout needs it: int64 [2], seed and offset")
@@ -119,6 +120,7 @@ def attention(
     v_descale: Array | None = None,
     deterministic: bool = False,
     return_lse: bool = False,
+    qv: Array | None = None,
     sm_margin: int = 0,
     out: Array | None = None,
 ) -> Array | tuple[Array, Array]:
@@ -137,6 +139,9 @@ def attention(
     q, k and v may be float8_e4m3fn, with head dimensions that are multiples of 16; then o is bfloat16, or float16 if `out` is. q_descale,
     k_descale, v_descale: f32 [batch, kv_heads], the number that 1 stands for in q, k and v: the scores are multiplied by the first two and o
     by the third. float8 has no gradient.
+
+    qv: of q's dtype and o's shape, a second query that is multiplied by v: the scores are scale (q k^T + qv v^T), by default with scale
+    1 / sqrt(head_dim + value_dim). head_dim is up to 128 then, and there is no gradient, nor float8. FlashAttention 3's meaning.
 
     sm_margin: on CUDA, this many SMs are left to other work.
 
@@ -162,6 +167,13 @@ def attention(
             )  # fmt: skip
             o = _dispatch.into(out, o)
             return (o, lse) if return_lse else o
+    elif qv is not None and _dispatch.through_operator(q, k, v, qv, alibi_slopes, sink, mask):
+        o, lse = _dispatch.compiled_ops().attention_qv(
+            q, k, v, qv, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout,
+            dropout_state, mask, return_lse,
+        )  # fmt: skip
+        o = _dispatch.into(out, o)
+        return (o, lse) if return_lse else o
     elif _dispatch.through_operator(q, k, v, alibi_slopes, sink, mask):
         needs_lse = return_lse or _dispatch.needs_gradients(q, k, v, alibi_slopes, sink, mask)
         o, lse = _dispatch.compiled_ops().attention(
@@ -174,7 +186,7 @@ def attention(
     if out is None:
         out = _output(q, v, "v")
     lse = _arrays.empty(q, (q.shape[0], q.shape[2], q.shape[1]), "float32") if return_lse else None
-    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, None, dropout, dropout_state, descales, attention_chunk, sm_margin)
+    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, None, dropout, dropout_state, descales, attention_chunk, sm_margin, qv)
     _attention(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(options), _arrays.stream(q))
     return (out, lse) if return_lse else out
 
@@ -261,6 +273,7 @@ def attention_varlen(
     deterministic: bool = False,
     return_lse: bool = False,
     check_contents: bool | None = None,
+    qv: Array | None = None,
     sm_margin: int = 0,
     out: Array | None = None,
 ) -> Array | tuple[Array, Array]:
@@ -277,6 +290,13 @@ def attention_varlen(
     PyTorch's autograd differentiates o as attention()'s, by attention_varlen_backward().
     """
     dropout_state = drawn_dropout_state(q, dropout, dropout_state)
+    if qv is not None and _dispatch.through_operator(q, k, v, qv, alibi_slopes, sink):
+        o, lse = _dispatch.compiled_ops().attention_varlen_qv(
+            q, k, v, qv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale, causal, causal_offset, window[0], window[1],
+            attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout, dropout_state, check_contents, return_lse,
+        )  # fmt: skip
+        o = _dispatch.into(out, o)
+        return (o, lse) if return_lse else o
     if _dispatch.through_operator(q, k, v, alibi_slopes, sink):
         needs_lse = return_lse or _dispatch.needs_gradients(q, k, v, alibi_slopes, sink)
         o, lse = _dispatch.compiled_ops().attention_varlen(
@@ -291,7 +311,7 @@ def attention_varlen(
         out = _arrays.full(q, (*q.shape[:2], v.shape[2]), 0.0)
     lse = _packed_lse(q) if return_lse else None
     rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None)
-    options = _options(*rules, lse, check_contents, dropout, dropout_state, attention_chunk=attention_chunk, sm_margin=sm_margin)
+    options = _options(*rules, lse, check_contents, dropout, dropout_state, attention_chunk=attention_chunk, sm_margin=sm_margin, qv=qv)
     _attention_varlen(
         of_q,
         of_k,
@@ -399,6 +419,7 @@ def attention_decode(
     sink: Array | None = None,
     return_lse: bool = False,
     check_contents: bool | None = None,
+    qv: Array | None = None,
     sm_margin: int = 0,
     out: Array | None = None,
 ) -> Array | tuple[Array, Array]:
@@ -423,12 +444,12 @@ def attention_decode(
     wrong lengths and page numbers, which are otherwise clamped; None: as in tilewave.check_contents(). Other arguments as in
     attention().
     """
-    if _dispatch.through_operator(q, k_cache, v_cache, new_k, new_v, rotary_cos, rotary_sin, alibi_slopes, sink):
+    if _dispatch.through_operator(q, k_cache, v_cache, new_k, new_v, rotary_cos, rotary_sin, alibi_slopes, sink, qv):
         ops = _dispatch.compiled_ops()
         o, lse = (ops.attention_decode_read if new_k is None and new_v is None else ops.attention_decode)(
             q, k_cache, v_cache, seqlens, batch_idx, leftpad, block_table, cu_seqlens_q, cu_seqlens_new, new_k, new_v, rotary_cos,
             rotary_sin, rotary_interleaved, num_splits, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes, sink,
-            check_contents, return_lse,
+            qv, check_contents, return_lse,
         )  # fmt: skip
         o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
@@ -460,7 +481,7 @@ def attention_decode(
         if array is not None:
             setattr(cache, name, tensor(name, array))
     rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None)
-    options = _options(*rules, lse, check_contents, attention_chunk=attention_chunk, sm_margin=sm_margin)
+    options = _options(*rules, lse, check_contents, attention_chunk=attention_chunk, sm_margin=sm_margin, qv=qv)
     _attention_decode(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(cache), _library.byref(options), _arrays.stream(q))
     return (out, lse) if return_lse else out
 
@@ -574,6 +595,19 @@ define(
 )
 
 
+def _operator_attention_qv(q, k, v, qv, *rest):
+    *options, mask, return_lse = rest
+    return _with_lse(attention(q, k, v, **_named_options(options), mask=mask, qv=qv, return_lse=return_lse), q, return_lse)
+
+
+# Apart from `attention`, which has a gradient.
+define(
+    f"attention_qv(Tensor q, Tensor k, Tensor v, Tensor qv, {_DROPOUT_SCHEMA}, Tensor? mask, bool return_lse) -> (Tensor, Tensor)",
+    _operator_attention_qv,
+    _fake,
+)
+
+
 def _as_input(d_o):
     """d_o as the library takes it. Autograd's gradients may be expanded, and have any strides."""
     return d_o if d_o.stride(-1) == 1 and 0 not in d_o.stride() else d_o.contiguous()
@@ -652,6 +686,21 @@ define(
 )
 
 
+def _operator_varlen_qv(q, k, v, qv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *rest):
+    *options, check_contents, return_lse = rest
+    lengths = {"seqused_q": seqused_q, "seqused_k": seqused_k, "check_contents": check_contents}
+    o = attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **lengths, **_named_options(options), qv=qv, return_lse=return_lse)
+    return _with_lse(o, q, return_lse)
+
+
+define(
+    f"attention_varlen_qv(Tensor q, Tensor k, Tensor v, Tensor qv, {_VARLEN_SCHEMA}, {_DROPOUT_SCHEMA}, bool? check_contents, bool return_lse) -> "
+    "(Tensor, Tensor)",
+    _operator_varlen_qv,
+    _fake,
+)
+
+
 def _operator_varlen_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, *rest):
     *options, deterministic, check_contents = rest
     gradients = attention_varlen_backward(
@@ -700,8 +749,9 @@ def _operator_attention_decode(q, k_cache, v_cache, *rest):
         "rotary_interleaved",
         "num_splits",
     )
-    cache, (*options, check_contents, return_lse) = dict(zip(names, rest)), rest[len(names) :]
-    result = attention_decode(q, k_cache, v_cache, **cache, **_named_options(options), check_contents=check_contents, return_lse=return_lse)
+    cache, (*options, qv, check_contents, return_lse) = dict(zip(names, rest)), rest[len(names) :]
+    others = {"qv": qv, "check_contents": check_contents, "return_lse": return_lse}
+    result = attention_decode(q, k_cache, v_cache, **cache, **_named_options(options), **others)
     return _with_lse(result, q, return_lse)
 
 
@@ -714,7 +764,7 @@ def _operator_attention_decode_read(*arguments):
 _DECODE_SCHEMA = (
     "Tensor? seqlens, Tensor? batch_idx, Tensor? leftpad, Tensor? block_table, Tensor? cu_seqlens_q, Tensor? cu_seqlens_new, "
     "Tensor? new_k, Tensor? new_v, Tensor? rotary_cos, Tensor? rotary_sin, bool rotary_interleaved, SymInt num_splits, "
-    f"{_OPTIONS_SCHEMA}, bool? check_contents, bool return_lse) -> (Tensor, Tensor)"
+    f"{_OPTIONS_SCHEMA}, Tensor? qv, bool? check_contents, bool return_lse) -> (Tensor, Tensor)"
 )
 define(
     f"attention_decode(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, {_DECODE_SCHEMA}",
