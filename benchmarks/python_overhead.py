@@ -56,7 +56,7 @@ def main():
         "attention_decode": (
             lambda: ops.attention_decode(q, q, q, seqlens=seqlens),
             lambda: ops.attention_decode(q, q, q, seqlens=seqlens, out=of_q),
-            lambda: compiled.attention_decode_read(q, q, q, seqlens, *[None] * 9, False, 0, *plain, None, False),
+            lambda: compiled.attention_decode_read(q, q, q, seqlens, *[None] * 9, False, 0, *plain, *[None] * 7, False),
         ),
         "rms_norm": (
             lambda: ops.rms_norm(x, w),

@@ -48,8 +48,11 @@ struct AttentionOptions {
   float softcap = 0;                      ///< 0: none
   const Tensor* alibi_slopes = nullptr;   ///< f32 [heads] or [batch, heads]
   const Tensor* sink = nullptr;           ///< f32 [heads]: the logit of a key without a value, in the denominator only
-  const Tensor* mask = nullptr;           ///< bool (true: visible), or f32 or o's dtype (added). [batch, heads, seqlen_q, seqlen_k], where
-                                          ///< each extent may be 1; missing dimensions are the leading ones
+  /// bool (true: visible), or f32 or o's dtype (added). [batch, heads, seqlen_q, seqlen_k], where each extent may be 1; missing dimensions
+  /// are the leading ones. For packed sequences the batch is the number of sequences, and seqlen_q and seqlen_k are at least the longest
+  /// one's, which is checked where contents are; longer ones read the mask's last row or column. With a cache keys count from the first one
+  /// after leftpad, and seqlen_k is the capacity.
+  const Tensor* mask = nullptr;
   /// Only these blocks of scores, in addition to what causal, the window and the mask hide: in bf16 and f16, on a CPU also in f32. Null:
   /// all
   const AttentionBlocks* blocks = nullptr;
@@ -86,11 +89,11 @@ struct AttentionOptions {
 /// attention_varlen() batch is the number of the sequence, and queries and keys are counted in it. Not in attention_decode(), and
 /// not of e4m3.
 ///
-/// attention() also takes q, k and v in e4m3, with o in bf16 or f16 and head dimensions that are multiples of 16. The descales multiply the
-/// scores, as above, and the output (v_descale); query head h has those of its key head. On a Hopper GPU, with kernels for 64, 128 and 256,
-/// weights are rounded to e4m3 too, relative to the row's largest. Above 128 columns, o of values of one sign is too small by up to
-/// seqlen_k 2^-16 of itself, because tensor cores keep few bits of a sum of 8-bit products. Other targets convert q, k and v to o's dtype,
-/// which is exact, and then compute in it.
+/// q, k and v may be of e4m3, with o in bf16 or f16 and head dimensions that are multiples of 16. The descales multiply the
+/// scores, as above, and the output (v_descale); query head h has those of its key head. On a Hopper GPU attention() has kernels for 64,
+/// 128 and 256: weights are rounded to e4m3 too, relative to the row's largest. Above 128 columns, o of values of one sign is too small by
+/// up to seqlen_k 2^-16 of itself, because tensor cores keep few bits of a sum of 8-bit products. Other targets convert q, k and v to o's
+/// dtype, which is exact, and then compute in it.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Deterministic. Throws InvalidArgument for shapes, dtypes, strides
 /// or devices that do not fit, with nothing written; CompileError, DeviceError.
@@ -136,8 +139,8 @@ struct PackedSequences {
 /// attention() of packed sequences of different lengths.
 ///
 /// `q`: [total_q, heads, head_dim]; `k`: [total_k, kv_heads, head_dim]; `v`: [total_k, kv_heads, value_dim]; `o`: [total_q, heads,
-/// value_dim]; options.lse: [heads, total_q]; options.mask is not supported. Lengths may be 0. Rows of `o` that belong to no sequence are
-/// not written. On a GPU the offsets are not known to the host: see AttentionOptions::check_contents.
+/// value_dim]; options.lse: [heads, total_q]. Lengths may be 0. Rows of `o` that belong to no sequence are not written. e4m3 is converted
+/// to o's dtype first. On a GPU the offsets are not known to the host: see AttentionOptions::check_contents.
 void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const PackedSequences& sequences,
                       const AttentionOptions& options = {});
 
@@ -146,8 +149,8 @@ void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const T
 /// `q`, `k`, `v`, `sequences`: the inputs of attention_varlen(). `o`, `lse`: its results, `lse` f32 [heads, total_q]. `d_o`: the gradient
 /// of o, of its shape. `dq`, `dk`, `dv`: outputs of the shapes of q, k and v. Every row of them is written: those of queries and keys that
 /// are not in use, because they belong to no sequence or lie after seqused_q or seqused_k, become 0. Rows that are not in use may hold
-/// anything, and so may `o`, `d_o` and `lse` there. options.forward.mask is not supported; options.forward.check_contents is as in
-/// attention_varlen(). Data types, options, determinism and errors are those of attention_backward().
+/// anything, and so may `o`, `d_o` and `lse` there. options.forward.check_contents is as in attention_varlen(). Data types, options,
+/// determinism and errors are those of attention_backward().
 void attention_varlen_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
                                const Tensor& dq, const Tensor& dk, const Tensor& dv, const PackedSequences& sequences,
                                const AttentionBackwardOptions& options = {});
@@ -181,7 +184,9 @@ struct CacheOptions {
 /// with check_contents, refused). The sequence then has seqlens[b] + seqlen_new keys, and the seqlen_q queries are aligned with its end.
 /// Rotary position of new key i: seqlens[b] - leftpad[b] + i. Query i has the same with `causal`, a window or attention_chunk, else that of
 /// new key 0.
-/// options.mask is not supported.
+///
+/// q, the caches and new keys may be of e4m3, as in attention(), but are not rotated: the tokens in use are converted to o's dtype in
+/// memory of batch * capacity tokens first.
 ///
 /// The keys of a sequence are split over several blocks of the GPU, and a second kernel combines their f32 results. Enqueues and returns;
 /// in f32 on a GPU, which is for comparisons, it waits for the lengths, and cu_seqlens_q is not supported. Throws the same as attention().

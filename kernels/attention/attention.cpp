@@ -23,9 +23,11 @@ constexpr std::int64_t kLargestHeadDim = 256;
 /// [sequence, heads, row, dim] of [sequence, row, heads, dim].
 Tensor by_head(const Tensor& t) { return t.transpose(1, 2); }
 
+}  // namespace
+
 void check_mask(const Form& form, AttentionCall& call, const Tensor& mask) {
-  form.require(!form.without_mask, "mask is given; it is not supported with {}", form.without_mask);
-  const std::int64_t scores[] = {call.q.shape(0), call.q.shape(1), call.q.shape(2), call.k.shape(2)};
+  const std::int64_t scores[] = {call.batch, call.q.shape(1), call.q.shape(2), call.keys};
+  const bool any_extent[] = {false, false, form.cu_seqlens_q != nullptr, form.packed_keys};  // what the host does not know
   const DType dtype = mask.dtype();
   form.require(dtype == DType::boolean || dtype == DType::f32 || dtype == call.o.dtype(),
                "mask is {}; bool, f32 and {}'s dtype are allowed", mask, call.descaled ? "o" : "q");
@@ -34,16 +36,22 @@ void check_mask(const Form& form, AttentionCall& call, const Tensor& mask) {
   bool fits = missing >= 0 && mask.rank() > 0;
   for (int dim = 0; dim < 4 && fits; ++dim) {
     const std::int64_t size = dim < missing ? 1 : mask.shape(dim - missing);
-    fits = size == 1 || size == scores[dim];
+    fits = size == 1 || (any_extent[dim] ? size > 0 && size <= kLargest : size == scores[dim]);
     call.mask_strides[dim] = size == 1 ? 0 : mask.stride(dim - missing);
+    if (dim == 2) call.mask_queries = static_cast<int>(size);
+    if (dim == 3) call.mask_keys = static_cast<int>(size);
   }
-  form.require(fits, "mask is {}; it must be broadcastable to [{}], [batch, heads, seqlen_q, seqlen_k]", mask, tw::join(scores, ", "));
+  form.require(fits, "mask is {}; it must be broadcastable to [{}, {}, {}, {}], [batch, heads, seqlen_q, seqlen_k]", mask, scores[0],
+               scores[1], any_extent[2] ? "longest seqlen_q" : std::to_string(scores[2]),
+               any_extent[3] ? "longest seqlen_k" : std::to_string(scores[3]));
   call.mask = mask.data();
   call.mask_type = dtype == DType::boolean ? MaskTensor::Type::boolean
                    : dtype == DType::f32   ? MaskTensor::Type::f32
                    : dtype == DType::f16   ? MaskTensor::Type::f16
                                            : MaskTensor::Type::bf16;
 }
+
+namespace {
 
 void check_qv(const Form& form, AttentionCall& call, const AttentionOptions& options) {
   constexpr std::int64_t kLargestWithQv = 128;
@@ -55,13 +63,11 @@ void check_qv(const Form& form, AttentionCall& call, const AttentionOptions& opt
   check_operand(form.op, "qv", qv, call.q.dtype(), call.o.device());
   const bool packed = form.cu_seqlens_q != nullptr;
   form.require(qv.rank() == (packed ? 3 : 4), "qv is {}; it must be {}", qv, form.q_dims);
-  const Tensor in_batch = packed ? as_batch(qv) : qv;
-  form.require(in_batch.shape() == by_head(call.o).shape(), "qv is {}; it must have o's shape, [{}]", qv,
-               tw::join(packed ? Shape(call.o.transpose(1, 2).shape().begin() + 1, call.o.transpose(1, 2).shape().end())
-                               : call.o.transpose(1, 2).shape(),
-                        ", "));
+  Shape expected = call.o.transpose(1, 2).shape();
+  if (packed) expected.erase(expected.begin());
+  form.require(qv.shape() == expected, "qv is {}; it must have o's shape, [{}]", qv, tw::join(expected, ", "));
   form.require(qv.stride(-1) == 1 || qv.numel() == 0, "qv is {}; its last dimension must be contiguous", qv);
-  call.qv = by_head(in_batch);
+  call.qv = by_head(packed ? as_batch(qv) : qv);
 }
 
 void check_tensors(const Form& form, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) {
@@ -153,7 +159,7 @@ void set_options(const Form& form, AttentionCall& call, const AttentionOptions& 
     form.require(std::abs(std::int64_t{*call.diagonal}) <= kLargest, "causal_offset is {}; it must lie within +-2^29", *call.diagonal);
   }
   if (options.qv) check_qv(form, call, options);
-  if (options.mask) check_mask(form, call, *options.mask);
+  if (options.mask && !form.cache) check_mask(form, call, *options.mask);
   if (options.blocks && !form.cache) check_blocks(form, call, *options.blocks);
   set_dropout(form, call, options, device);
 }
@@ -216,7 +222,8 @@ bool contents_are_checked(const AttentionCall& call, const AttentionOptions& opt
   return true;
 }
 
-void check_offsets(const Form& form, const NamedTensor& cu_seqlens, std::int64_t total, const char* what, const NamedTensor& used) {
+void check_offsets(const Form& form, const NamedTensor& cu_seqlens, std::int64_t total, const char* what, const NamedTensor& used,
+                   std::int64_t masked) {
   const auto& [name, offsets] = cu_seqlens;
   const Tensor host = offsets->to(Device::cpu()), lengths = used.tensor ? used.tensor->to(Device::cpu()) : Tensor();
   const std::span cu(host.data<std::int32_t>(), static_cast<std::size_t>(host.numel()));
@@ -228,16 +235,15 @@ void check_offsets(const Form& form, const NamedTensor& cu_seqlens, std::int64_t
     const std::int32_t length = lengths.data<std::int32_t>()[b], size = cu[b + 1] - cu[b];
     form.require(length >= 0 && length <= size, "{}[{}] is {}; the sequence has {} {}", used.name, b, length, size, what);
   }
+  for (std::size_t b = 0; masked > 1 && b + 1 < cu.size(); ++b) {
+    const std::int32_t length = used.tensor ? lengths.data<std::int32_t>()[b] : cu[b + 1] - cu[b];
+    form.require(length <= masked, "mask has {} {}; sequence {} has {}", masked, what, b, length);
+  }
 }
 
 Form varlen_form(const char* op, const PackedSequences& sequences) {
   const char* const dims = "[total, heads, head_dim]";
-  return {.op = op,
-          .q_dims = dims,
-          .kv_dims = dims,
-          .cu_seqlens_q = &sequences.cu_seqlens_q,
-          .packed_keys = true,
-          .without_mask = "packed sequences"};
+  return {.op = op, .q_dims = dims, .kv_dims = dims, .cu_seqlens_q = &sequences.cu_seqlens_q, .packed_keys = true};
 }
 
 std::array<NamedTensor, 4> tensors_of(const PackedSequences& sequences) {
@@ -260,8 +266,8 @@ AttentionCall check_varlen(const Form& form, const Tensor& q, const Tensor& k, c
 void check_varlen_contents(const Form& form, const AttentionCall& call, const PackedSequences& sequences, const AttentionOptions& options) {
   if (!contents_are_checked(call, options)) return;
   const auto [cu_q, cu_k, used_q, used_k] = tensors_of(sequences);
-  check_offsets(form, cu_q, call.q.shape(2), "queries", used_q);
-  check_offsets(form, cu_k, call.k.shape(2), "keys", used_k);
+  check_offsets(form, cu_q, call.q.shape(2), "queries", used_q, call.mask_queries);
+  check_offsets(form, cu_k, call.k.shape(2), "keys", used_k, call.mask_keys);
 }
 
 void run(const AttentionCall& call) {
@@ -323,11 +329,13 @@ void attention_dropout_mask(const Tensor& mask, const AttentionOptions& options)
 
 void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const PackedSequences& sequences,
                       const AttentionOptions& options) {
-  const Form form = varlen_form("attention_varlen", sequences);
+  Form form = varlen_form("attention_varlen", sequences);
+  form.fp8 = true;
   AttentionCall call = check_varlen(form, q, k, v, o, sequences, options);
   check_varlen_contents(form, call, sequences, options);
   if (o.numel() == 0 || call.batch == 0) return;
   const detail::ScopedSmMargin margin(call.sm_margin);
+  if (call.descaled) widen(call);
   const Tensor tiles = list_packed_tiles(call);
   run(call);
 }

@@ -82,7 +82,7 @@ void run_decode_in_f32(AttentionCall call, const CacheOptions& cache, const Tens
   };
   const Tensor offsets = on_host(cache.cu_seqlens_new);
   const std::int64_t capacity = call.keys;
-  const Tensor gathered = call.pages ? gather_pages(call) : Tensor();  // then sequence b is k[b]
+  const Tensor gathered = call.pages ? gather_tokens(call) : Tensor();  // then sequence b is k[b]
   std::vector<KeyRange> ranges;
   for (std::int64_t b = 0; b < call.batch; ++b) {
     const std::int64_t added = value(offsets, b + 1, call.keys_added) - value(offsets, b, 0);

@@ -7,7 +7,8 @@
 #include "tilewave/analyze.hpp"
 #include "tilewave/elementwise.hpp"
 
-// attention() of e4m3. A Hopper GPU multiplies it as it is; other targets convert it to o's type first, which holds it exactly.
+// attention() of e4m3. A Hopper GPU multiplies it as it is; other targets, packed sequences and caches convert it to o's type first, which
+// holds it exactly.
 
 namespace tw::kernels::attention {
 
@@ -61,9 +62,14 @@ void run_in_fp8(AttentionCall call) {
     call.values_transposed = true;
     return run_on_gpu(call);
   }
-  const DType wide = call.o.dtype();
-  for (Tensor* t : {&call.q, &call.k, &call.v}) *t = widened(*t, wide, call.stream);
+  widen(call);
   run(call);
+}
+
+void widen(AttentionCall& call) {
+  const DType wide = call.o.dtype();
+  for (Tensor* t : {&call.q, &call.k, &call.v})
+    if (t->dtype() != wide) *t = widened(*t, wide, call.stream);
 }
 
 }  // namespace tw::kernels::attention

@@ -1,4 +1,4 @@
-// attention() of e4m3 against loops in double, on the CPU and, where there is one, on a GPU.
+// attention() of e4m3 against loops in double, and its other forms against attention(), on the CPU and, where there is one, on a GPU.
 
 #include <gtest/gtest.h>
 
@@ -319,6 +319,110 @@ TEST_P(Fp8Attention, TransposesValues) {
   }
 }
 
+/// Calls of attention_varlen() and attention_decode() give what attention() gives of each sequence, but for the rounding of its weights.
+class Fp8Sequences : public Fp8Attention {
+ protected:
+  /// Of sequence `b` alone: rows [row, row + size) of q and o, and keys[key, key + size) of k and v.
+  std::vector<double> alone(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options, std::int64_t b) {
+    const auto one = [&](const Tensor* t) { return t->slice(0, b, b + 1); };
+    const Tensor of_q = one(options.q_descale), of_k = one(options.k_descale), of_v = one(options.v_descale);
+    AttentionOptions with = options;
+    with.q_descale = &of_q, with.k_descale = &of_k, with.v_descale = &of_v;
+    const PlacedTensor o({1, q.shape(1), q.shape(2), v.shape(3)}, dtype, device);
+    tw::attention(q, k, v, o, with);
+    return o.values();
+  }
+  void expect_alike(const std::vector<double>& got, const std::vector<double>& expected) const {
+    ASSERT_EQ(got.size(), expected.size());
+    double error = 0, size = 1e-12;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      error += (got[i] - expected[i]) * (got[i] - expected[i]);
+      size += expected[i] * expected[i];
+    }
+    EXPECT_LE(std::sqrt(error / size), device.is_cuda() ? kRelativeL2 : dtype == DType::f16 ? 1e-3 : 5e-3);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ops, Fp8Sequences, testing::Combine(testing::ValuesIn(kDevices), testing::Values(DType::bf16, DType::f16)),
+                         device_and_dtype);
+
+TEST_P(Fp8Sequences, Packed) {
+  const std::vector<std::int32_t> cu_q{0, 33, 33, 163, 164}, cu_k{0, 70, 75, 200, 329};
+  for (const std::int64_t d : {64, 128, 256}) {
+    for (const bool causal : {false, true}) {
+      PlacedTensor q({164, 4, d}, DType::fp8_e4m3, device), k({329, 2, d}, DType::fp8_e4m3, device),
+          v({329, 2, d}, DType::fp8_e4m3, device), o({164, 4, d}, dtype, device);
+      for (PlacedTensor* const t : {&q, &k, &v}) t->fill_random(random);
+      const Case c{.seqlen_q = 0, .seqlen_k = 0, .batch = 4, .heads = 4, .kv_heads = 2};
+      const Descale of_q = descale(c), of_k = descale(c), of_v = descale(c);
+      const AttentionOptions options{.causal = causal,
+                                     .window_left = causal ? 90 : -1,
+                                     .q_descale = &of_q.tensor.tensor(),
+                                     .k_descale = &of_k.tensor.tensor(),
+                                     .v_descale = &of_v.tensor.tensor()};
+      const PackedSequences sequences{to_device(cu_q, {5}), to_device(cu_k, {5})};
+      if (!launched([&] { attention_varlen(q, k, v, o, sequences, options); })) return;
+      const std::vector<double> out = o.values();
+      for (std::size_t b = 0; b < 4; ++b) {
+        if (cu_q[b] == cu_q[b + 1]) continue;
+        const auto rows = [&](const PlacedTensor& t, const std::vector<std::int32_t>& cu) {
+          return as_batch(t.tensor().slice(0, cu[b], cu[b + 1]));
+        };
+        const std::vector<double> expected = alone(rows(q, cu_q), rows(k, cu_k), rows(v, cu_k), options, static_cast<std::int64_t>(b));
+        expect_alike({out.begin() + cu_q[b] * 4 * d, out.begin() + cu_q[b + 1] * 4 * d}, expected);
+      }
+    }
+  }
+}
+
+TEST_P(Fp8Sequences, InACache) {
+  // Contiguous, where batch_idx maps sequences, and in pages that lie in reverse order; with a new token each.
+  const std::vector<std::int32_t> seqlens{29, 0, 90}, batch_idx{3, 0, 2};
+  constexpr std::int64_t batch = 3, capacity = 96, heads = 4, kv_heads = 2, d = 64, page = 16, pages = capacity / page;
+  for (const bool paged : {false, true}) {
+    for (const int num_splits : {0, 3}) {
+      PlacedTensor q({batch, 1, heads, d}, DType::fp8_e4m3, device), new_k({batch, 1, kv_heads, d}, DType::fp8_e4m3, device),
+          new_v({batch, 1, kv_heads, d}, DType::fp8_e4m3, device), o({batch, 1, heads, d}, dtype, device);
+      const Shape shape = paged ? Shape{batch * pages, page, kv_heads, d} : Shape{batch + 1, capacity, kv_heads, d};
+      PlacedTensor k(shape, DType::fp8_e4m3, device), v(shape, DType::fp8_e4m3, device);
+      for (PlacedTensor* const t : {&q, &new_k, &new_v, &k, &v}) t->fill_random(random);
+      std::vector<std::int32_t> table;
+      for (std::int64_t n = 0; n < batch * pages; ++n) table.push_back(static_cast<std::int32_t>(batch * pages - 1 - n));
+      const Tensor lengths = to_device(seqlens, {batch}), index = to_device(batch_idx, {batch}),
+                   pages_of = to_device(table, {batch, pages});
+      const Case c{.seqlen_q = 1, .seqlen_k = 1, .batch = batch, .heads = heads, .kv_heads = kv_heads};
+      const Descale of_q = descale(c), of_k = descale(c), of_v = descale(c);
+      const AttentionOptions options{
+          .q_descale = &of_q.tensor.tensor(), .k_descale = &of_k.tensor.tensor(), .v_descale = &of_v.tensor.tensor()};
+      CacheOptions cache{.seqlens = &lengths, .new_k = &new_k.tensor(), .new_v = &new_v.tensor(), .num_splits = num_splits};
+      (paged ? cache.block_table : cache.batch_idx) = paged ? &pages_of : &index;
+      if (!launched([&] { attention_decode(q, k, v, o, cache, options); })) return;
+      const std::vector<double> out = o.values(), keys = k.values(), values = v.values();
+      for (std::int64_t b = 0; b < batch; ++b) {
+        const std::int64_t size = seqlens[static_cast<std::size_t>(b)] + 1, row = kv_heads * d;
+        PlacedTensor own_k({1, size, kv_heads, d}, DType::fp8_e4m3, device), own_v({1, size, kv_heads, d}, DType::fp8_e4m3, device);
+        std::vector<float> from_k, from_v;
+        for (std::int64_t token = 0; token < size; ++token) {
+          const std::int64_t at = paged ? table[static_cast<std::size_t>(b * pages + token / page)] * page + token % page
+                                        : batch_idx[static_cast<std::size_t>(b)] * capacity + token;
+          for (std::int64_t n = 0; n < row; ++n) {
+            from_k.push_back(static_cast<float>(keys[static_cast<std::size_t>(at * row + n)]));
+            from_v.push_back(static_cast<float>(values[static_cast<std::size_t>(at * row + n)]));
+          }
+        }
+        own_k.fill(from_k);
+        own_v.fill(from_v);
+        // The last token is the new one.
+        const std::vector<double> added = new_k.values();
+        for (std::int64_t n = 0; n < row; ++n)
+          ASSERT_EQ(from_k[static_cast<std::size_t>((size - 1) * row + n)], added[static_cast<std::size_t>(b * row + n)]);
+        const std::vector<double> expected = alone(q.tensor().slice(0, b, b + 1), own_k, own_v, options, b);
+        expect_alike({out.begin() + b * heads * d, out.begin() + (b + 1) * heads * d}, expected);
+      }
+    }
+  }
+}
+
 // Each thread's weights are where the product takes them from, if keys are in the order of eight_bit_key().
 TEST(Fp8Weights, StayInTheirThreads) {
   using Scores = cuda::Fragment<float, 64, 128>;
@@ -398,17 +502,28 @@ TEST_P(Fp8AttentionBadInput, Descales) {
 }
 
 TEST_P(Fp8AttentionBadInput, OtherForms) {
-  const PlacedTensor q = make({2, 1, 4, 64}), cache = make({2, 7, 2, 64}), o = make({2, 1, 4, 64}, DType::bf16);
-  expect_error<InvalidArgument>([&] { attention_decode(q, cache, cache, o, {}); },
-                                {"attention_decode: q is fp8_e4m3[2, 1, 4, 64]", "bf16 and f16"});
-  const PlacedTensor packed = make({7, 2, 64}), out = make({7, 2, 64}, DType::bf16);
+  const PlacedTensor q = make({2, 1, 4, 64}), cache = make({2, 7, 2, 64}), v_cache = make({2, 7, 2, 64}), new_k = make({2, 1, 2, 64});
+  const PlacedTensor o = make({2, 1, 4, 64}, DType::bf16), cos = make({9, 8}, DType::f32);
+  const PlacedTensor seqlens({2}, DType::i32, device), wide = make({2, 1, 2, 64}, DType::bf16);
+  const auto decode = [&](const CacheOptions& options, std::initializer_list<std::string_view> words) {
+    expect_error<InvalidArgument>([&] { attention_decode(q, cache, v_cache, o, options); }, words);
+  };
+  decode({.seqlens = &seqlens.tensor(),
+          .new_k = &new_k.tensor(),
+          .new_v = &new_k.tensor(),
+          .rotary_cos = &cos.tensor(),
+          .rotary_sin = &cos.tensor()},
+         {"rotary_cos is given", "fp8_e4m3"});
+  decode({.seqlens = &seqlens.tensor(), .new_k = &wide.tensor(), .new_v = &wide.tensor()}, {"new_k is bf16[2, 1, 2, 64]", "fp8_e4m3"});
+  const PlacedTensor packed = make({7, 2, 64}), out = make({7, 2, 64}), lse = make({2, 7}, DType::f32);
   PlacedTensor cu({2}, DType::i32, device);
   cu.fill(std::vector<float>{0, 7});
+  expect_error<InvalidArgument>([&] { attention_varlen(packed, packed, packed, out, {cu, cu}); }, {"o is fp8_e4m3", "bf16 or f16"});
   expect_error<InvalidArgument>(
       [&] {
-        attention_varlen(packed, packed, packed, out, {cu, cu});
+        attention_varlen_backward(packed, packed, packed, out, lse, out, out, out, out, {cu, cu});
       },
-      {"attention_varlen: q is fp8_e4m3[1, 7, 2, 64]", "bf16 and f16"});
+      {"attention_varlen_backward: q is fp8_e4m3[1, 7, 2, 64]", "bf16 and f16"});
   EXPECT_TRUE(o.untouched());
   EXPECT_TRUE(out.untouched());
 }

@@ -315,6 +315,8 @@ TEST_P(Attention, PackedSequences) {
     };
     std::vector<float> q_dense, k_dense, v_dense, qv_dense;
     c.qv = !many && pick(5) == 0;
+    if (!many && pick(4) == 0 && c.seqlen_q > 0 && c.seqlen_k > 0)
+      c.mask = pick(2) == 0 ? DType::boolean : DType::f32, c.mask_dims = static_cast<unsigned>(pick(16));
     PlacedTensor q({total_q, heads, d}, dtype, device), k({total_k, kv_heads, d}, dtype, device), v({total_k, kv_heads, d}, dtype, device);
     PlacedTensor o({total_q, heads, d}, dtype, device), lse({heads, total_q}, DType::f32, device);
     q.fill(packed(total_q, heads, cu_q, lengths_q, c.seqlen_q, q_dense));

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "kernels/attention/append.tile.hpp"
 #include "kernels/attention/call.hpp"
@@ -63,10 +64,10 @@ void run_append(const AttentionCall& call, const CacheOptions& cache, const Tens
   });
 }
 
-template <class T>
+template <class T, class To>
 void gather(const AttentionCall& call, const Tensor& pages, const Tensor& out) {
-  const TileGrid grid{ceil_div(static_cast<int>(out.shape(2)), GatherPages<T>::heads), call.keys, call.batch};
-  launch<GatherPages<T>>(call.stream, grid, [&](auto& bind, auto& p) {
+  const TileGrid grid{ceil_div(static_cast<int>(out.shape(2)), GatherPages<T, To>::heads), call.keys, call.batch};
+  launch<GatherPages<T, To>>(call.stream, grid, [&](auto& bind, auto& p) {
     bind(p.in, pages);
     bind(p.out, out);
     p.seqlens = call.used_k;
@@ -75,7 +76,7 @@ void gather(const AttentionCall& call, const Tensor& pages, const Tensor& out) {
     p.cu_added = call.cu_added;
     p.pages = call.pages;
     p.pages_stride = call.pages_stride;
-    p.tables = call.page_tables;
+    p.tables = call.pages ? call.page_tables : static_cast<int>(pages.shape(0));
     p.added = call.keys_added;
   });
 }
@@ -118,17 +119,18 @@ Analysis analyze_combine(const ShapeValues& shape) {
 
 bool reads_pages(const AttentionCall& call) { return call.page_size % 16 == 0 && call.k_begin == nullptr; }
 
-Tensor gather_pages(AttentionCall& call) {
+Tensor gather_tokens(AttentionCall& call) {
   const std::int64_t capacity = call.keys, kv_heads = call.k.shape(1);
   const std::int64_t k_numbers = call.batch * capacity * kv_heads * call.k.shape(3);
   const std::int64_t v_numbers = call.batch * capacity * kv_heads * call.v.shape(3);
   const std::int64_t tiles = (kv_heads + GatherPages<float>::heads - 1) / GatherPages<float>::heads * capacity * call.batch;
-  require(
-      tiles <= (std::int64_t{1} << 30),
-      "attention_decode: block_table stands for {} sequences of {} tokens; with leftpad or a page_size that is no multiple of 16 at most "
-      "2^30 tokens are supported",
-      call.batch, capacity);
-  const DType dtype = call.k.dtype();
+  require(tiles <= (std::int64_t{1} << 30),
+          "attention_decode: there are {} sequences of {} tokens; with pages and leftpad, a page_size that is no multiple of 16, or "
+          "fp8_e4m3 at "
+          "most 2^30 tokens are supported",
+          call.batch, capacity);
+  const DType dtype = call.o.dtype();
+  const bool fp8 = call.k.dtype() == DType::fp8_e4m3;
   Tensor memory = workspace({k_numbers + v_numbers}, dtype, call.stream);
   auto* const first = static_cast<char*>(memory.data());
   const Tensor k = Tensor::borrow(first, {call.batch, capacity, kv_heads, call.k.shape(3)}, dtype, memory.device());
@@ -136,8 +138,8 @@ Tensor gather_pages(AttentionCall& call) {
                                   {call.batch, capacity, kv_heads, call.v.shape(3)}, dtype, memory.device());
   if (memory.numel() > 0) {
     with_float_type(dtype, [&]<class T>(std::type_identity<T>) {
-      gather<T>(call, call.k.transpose(1, 2), k);
-      gather<T>(call, call.v.transpose(1, 2), v);
+      for (const auto& [from, to] : {std::pair{call.k, k}, {call.v, v}})
+        fp8 ? gather<fp8_e4m3, T>(call, from.transpose(1, 2), to) : gather<T, T>(call, from.transpose(1, 2), to);
     });
   }
   call.k = k.transpose(1, 2);
@@ -151,6 +153,7 @@ Tensor gather_pages(AttentionCall& call) {
 void append(const AttentionCall& call, const CacheOptions& cache, const Tensor& rotated_q) {
   if (cache.new_k->numel() == 0) return;
   const DType dtype = call.k.dtype();
+  if (dtype == DType::fp8_e4m3) return run_append<fp8_e4m3, fp8_e4m3>(call, cache, rotated_q);
   with_float_type(dtype, [&]<class T>(std::type_identity<T>) {
     !cache.rotary_cos || cache.rotary_cos->dtype() == dtype ? run_append<T, T>(call, cache, rotated_q)
                                                             : run_append<T, float>(call, cache, rotated_q);

@@ -21,7 +21,6 @@ struct Form {
   const char *k = "k", *v = "v";
   const Tensor* cu_seqlens_q = nullptr;  ///< if given, q and o are packed: [total, heads, dim]
   bool packed_keys = false;
-  const char* without_mask = nullptr;     ///< why it takes no mask
   const char* without_dropout = nullptr;  ///< why it takes no dropout
   const char* without_blocks = nullptr;   ///< why it takes no blocks
   const char* without_qv = nullptr;       ///< why it takes no qv
@@ -52,6 +51,9 @@ struct Form {
 /// Checks the options of dropout and sets the call's.
 void set_dropout(const Form& form, AttentionCall& call, const AttentionOptions& options, Device device);
 
+/// Checks the mask, and sets the call's. Of a cache the capacity must be known.
+void check_mask(const Form& form, AttentionCall& call, const Tensor& mask);
+
 /// Checks which blocks of keys are attended to, and sets the call's.
 void check_blocks(const Form& form, AttentionCall& call, const AttentionBlocks& blocks);
 
@@ -76,8 +78,9 @@ void check_varlen_contents(const Form& form, const AttentionCall& call, const Pa
 bool contents_are_checked(const AttentionCall& call, const AttentionOptions& options);
 
 /// Throws InvalidArgument unless `cu_seqlens`, i32 on any device, does not decrease and stays within 0 and `total`, the number of `what`,
-/// and `used`, if given, is at most what each sequence has.
-void check_offsets(const Form& form, const NamedTensor& cu_seqlens, std::int64_t total, const char* what, const NamedTensor& used = {});
+/// and `used`, if given, is at most what each sequence has. `masked`: how many the mask has, which no sequence exceeds; 1: any number.
+void check_offsets(const Form& form, const NamedTensor& cu_seqlens, std::int64_t total, const char* what, const NamedTensor& used = {},
+                   std::int64_t masked = 1);
 
 /// No user-defined rule.
 inline constexpr auto kNoUserRule = [](auto&) {};
@@ -100,6 +103,8 @@ void run_in_f32(const AttentionCall& call, std::int64_t most_scores = std::int64
 
 /// attention() of e4m3.
 void run_in_fp8(AttentionCall call);
+/// Converts q, k and v of e4m3 to o's dtype, in memory that lives as long as the call.
+void widen(AttentionCall& call);
 
 /// Memory for the transposed values [batch, head, key, dim] of e4m3: [batch, head, dim, keys and padding].
 Tensor values_workspace(const Tensor& v, const Stream& stream);
@@ -133,9 +138,9 @@ void share_keys(AttentionCall& call, const Tensor& q, const Tensor& qv = {});
 /// from the first token on.
 bool reads_pages(const AttentionCall& call);
 
-/// Copies the tokens in use of a paged cache to contiguous memory, and makes the call one without pages. The memory lives as long as what
-/// is returned.
-Tensor gather_pages(AttentionCall& call);
+/// Copies the tokens in use of a cache, paged or of e4m3, to contiguous memory, as o's dtype, and makes the call one without pages. The
+/// memory lives as long as what is returned.
+Tensor gather_tokens(AttentionCall& call);
 
 /// Writes the new keys and values of `cache` into the call's, and rotates its queries into `rotated_q` where there is a table and a query:
 /// one launch for all of it. What does not fit into the cache is dropped, as is what wrong lengths or numbers would lead outside.

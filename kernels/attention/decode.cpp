@@ -15,7 +15,7 @@ using kernels::workspace;
 
 constexpr const char* kOp = "attention_decode";
 /// Queries of the heads that share keys that are one tile, whose keys are divided.
-constexpr std::int64_t kMostRows = 64;
+constexpr std::int64_t kTileRows = 64;
 constexpr std::int64_t kMostKeys = std::int64_t{1} << 29;
 
 /// Where the cache's pages are.
@@ -68,6 +68,7 @@ void check_rotary(const Form& form, const AttentionCall& call, const CacheOption
   form.require(!cache.cu_seqlens_q && !cache.cu_seqlens_new, "rotary_cos is given with {}; packed tokens are rotated by rope()",
                cache.cu_seqlens_q ? "cu_seqlens_q" : "cu_seqlens_new");
   form.require(call.keys_added > 0, "rotary_cos is given without new keys, whose positions it is for");
+  form.require(!call.descaled, "rotary_cos is given; it is not supported with q of fp8_e4m3");
   form.require(cos.dtype() == dtype || cos.dtype() == DType::f32, "rotary_cos is {}; it must be of q's dtype, {}, or f32", cos,
                name_of(dtype));
   check_operand(kOp, "rotary_cos", cos, cos.dtype(), call.o.device());
@@ -88,7 +89,7 @@ void check_contents(const Form& form, const AttentionCall& call, const CacheOpti
   const Tensor seqlens = on_host(cache.seqlens), batch_idx = on_host(cache.batch_idx), leftpad = on_host(cache.leftpad);
   const Tensor block_table = on_host(cache.block_table), cu_new = on_host(cache.cu_seqlens_new);
   const std::int64_t capacity = call.keys, entries = call.k.shape(0), rows = call.pages ? call.page_tables : entries;
-  if (cache.cu_seqlens_q) check_offsets(form, {"cu_seqlens_q", cache.cu_seqlens_q}, call.q.shape(2), "queries");
+  if (cache.cu_seqlens_q) check_offsets(form, {"cu_seqlens_q", cache.cu_seqlens_q}, call.q.shape(2), "queries", {}, call.mask_queries);
   if (cache.cu_seqlens_new) check_offsets(form, {"cu_seqlens_new", cache.cu_seqlens_new}, call.keys_added, "new keys");
   for (std::int64_t b = 0; b < call.batch; ++b) {
     const std::int64_t added = value(cu_new, b + 1, call.keys_added) - value(cu_new, b, 0);
@@ -130,10 +131,10 @@ AttentionCall kernels::attention::check_decode(const Tensor& q, const Tensor& k,
                   .k = k_cache.name,
                   .v = v_cache.name,
                   .cu_seqlens_q = cache.cu_seqlens_q,
-                  .without_mask = "a cache",
                   .without_dropout = "a cache",
                   .cache = true,
-                  .f32_on_gpu = !packed};
+                  .f32_on_gpu = !packed,
+                  .fp8 = true};
   AttentionCall call = check_common(form, q, k, v, o, options, inputs);
   const std::int64_t rows = call.q.numel() / call.q.shape(3), most = (std::int64_t{1} << 29) / kMostSplits;  // counted for each part
   form.require(rows <= most, "q is {}, which is {} rows; they are limited to {}", q, rows, most);
@@ -145,6 +146,7 @@ AttentionCall kernels::attention::check_decode(const Tensor& q, const Tensor& k,
   if (paged) check_pages(form, call, k, cache);
   form.require(paged || cache.batch_idx || k.shape(0) == call.batch, "k_cache is {}; without batch_idx its batch must be that of {}, {}", k,
                packed ? "cu_seqlens_q" : "q", call.batch);
+  if (options.mask) check_mask(form, call, *options.mask);
   if (options.blocks) check_blocks(form, call, *options.blocks);
   check_both(form, new_k, new_v);
   form.require(!cache.cu_seqlens_new || cache.new_k, "cu_seqlens_new is given without new_k");
@@ -152,7 +154,10 @@ AttentionCall kernels::attention::check_decode(const Tensor& q, const Tensor& k,
     check_new_keys(form, call, k_cache, v_cache, cache);
     for (const NamedTensor& written : {k_cache, v_cache}) {
       check_disjoint(kOp, written, inputs);
-      check_disjoint(kOp, written, {{"q", &q}, {"qv", options.qv}, {"alibi_slopes", options.alibi_slopes}, {"sink", options.sink}});
+      check_disjoint(
+          kOp, written,
+          {{"q", &q}, {"qv", options.qv}, {"alibi_slopes", options.alibi_slopes}, {"sink", options.sink}, {"mask", options.mask}});
+      check_disjoint(kOp, written, {{"q_descale", options.q_descale}, {"k_descale", options.k_descale}, {"v_descale", options.v_descale}});
       if (const AttentionBlocks* const blocks = options.blocks)
         check_disjoint(kOp, written,
                        {{"blocks.mask", blocks->mask}, {"blocks.indices", blocks->indices}, {"blocks.counts", blocks->counts}});
@@ -184,7 +189,7 @@ Tensor as_rows(const Tensor& t, std::int64_t kv_heads) {
 }
 
 /// Rows are the queries of all heads that share keys, so that these are read once; their keys are divided among blocks.
-void run_split(AttentionCall& call, const Tensor& q, const Tensor& o, const CacheOptions& cache, const AttentionOptions& options) {
+void run_split(AttentionCall& call, const Tensor& q, const Tensor& o, int splits, const AttentionOptions& options) {
   const auto rows_of = [&](const Tensor& t) {
     if (t.numel() == 0 || heads_follow(t)) return t;
     const Tensor rows = by_head_workspace(t, call.stream);
@@ -193,7 +198,7 @@ void run_split(AttentionCall& call, const Tensor& q, const Tensor& o, const Cach
   };
   const Tensor rows = rows_of(q), qv_rows = options.qv ? rows_of(*options.qv) : Tensor();
   share_keys(call, rows, qv_rows);
-  call.splits = cache.num_splits > 0 ? cache.num_splits : tuned_splits(call, static_cast<int>(call.q.shape(2)));
+  call.splits = splits;
   if (call.splits == 1 && heads_follow(o)) {
     call.o = as_rows(o, call.k.shape(1));
     return run(call);
@@ -231,9 +236,16 @@ void kernels::attention::run_decode(AttentionCall call, const Tensor& q, const T
   }
   if (o.numel() == 0 || call.batch == 0) return;
   if (with == DecodeWith::f32_products) return run_decode_in_f32(call, cache, rotated);
-  const Tensor gathered = call.pages && !reads_pages(call) ? gather_pages(call) : Tensor();
+  const Tensor gathered = call.descaled || (call.pages && !reads_pages(call)) ? gather_tokens(call) : Tensor();
+  if (call.descaled) {
+    widen(call);
+    rotated = call.q.transpose(1, 2);
+  }
   if (cache.cu_seqlens_q) return run(call);  // where a sequence's queries end is not known here
-  if (q.shape(1) * (q.shape(2) / call.k.shape(1)) <= kMostRows) return run_split(call, rotated, o, cache, options);
+  const std::int64_t rows = q.shape(1) * (q.shape(2) / call.k.shape(1));
+  // Of more rows than one tile has, the keys are divided only where there are too few tiles for the device.
+  const int splits = cache.num_splits > 0 ? cache.num_splits : tuned_splits(call, static_cast<int>(rows));
+  if (rows <= kTileRows || (splits > 1 && !call.blocks)) return run_split(call, rotated, o, splits, options);
   call.q = rotated.transpose(1, 2);
   run(call);
 }
@@ -263,8 +275,9 @@ int decode_plan(const DecodeProblem& problem, Device device) {
   const std::int64_t sequences = problem.batch * problem.kv_heads;
   require(sequences <= kMostKeys, "{}: batch is {} and kv_heads {}; their product is limited to 2^29", kPlan, problem.batch,
           problem.kv_heads);
-  if (problem.heads == 0 || problem.seqlen_q * (problem.heads / problem.kv_heads) > kMostRows) return 1;
-  return planned_splits(static_cast<int>(sequences), static_cast<int>(problem.seqlen_k), problem.attention_chunk, sms - margin);
+  if (problem.heads == 0) return 1;
+  const std::int64_t rows = problem.seqlen_q * (problem.heads / problem.kv_heads);
+  return planned_splits(sequences, rows, problem.seqlen_k, problem.attention_chunk, sms - margin);
 }
 
 }  // namespace tw

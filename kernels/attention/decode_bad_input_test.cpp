@@ -153,7 +153,7 @@ TEST_P(AttentionDecodeBadInput, Options) {
   refused({"window_right is -7"}, {}, {.window_right = -7});
   refused({"causal_offset is 2147483647", "2^29"}, {}, {.causal_offset = std::numeric_limits<int>::max()});
   const PlacedTensor five = make({5}, DType::f32), four = make({4}), lse = make({2, 1, 4}, DType::f32);
-  refused({"mask is given", "not supported"}, {}, {.mask = &five.tensor()});
+  refused({"mask is", "broadcastable to"}, {}, {.mask = &five.tensor()});
   refused({"alibi_slopes is f32[5]", "f32[4] or f32[2, 4]"}, {}, {.alibi_slopes = &five.tensor()});
   refused({"sink is f32[5]", "f32[4]"}, {}, {.sink = &five.tensor()});
   refused({"sink is bf16[4]", "f32"}, {}, {.sink = &four.tensor()});

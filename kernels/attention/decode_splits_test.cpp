@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <string_view>
 
+#include "kernels/attention/variants.hpp"
 #include "tests/expect_error.hpp"
 #include "tilewave/attention.hpp"
 
@@ -72,22 +73,33 @@ TEST(DecodeSplits, GrowWithTheKeys) {
 }
 
 TEST(DecodePlan, FollowsFromTheProblem) {
-  const int threads = cpu_threads();
-  set_cpu_threads(6);  // the CPU's "SMs"
+  const int units = std::max(1, device_info(Device::cpu()).units);
   const DecodeProblem few{.batch = 1, .seqlen_q = 1, .heads = 8, .kv_heads = 2, .seqlen_k = 4096};
-  const auto plan = [](DecodeProblem problem, auto change) {
+  const auto plan = [&](auto change) {
+    DecodeProblem problem = few;
     change(problem);
     return decode_plan(problem, Device::cpu());
   };
-  EXPECT_EQ(decode_plan(few, Device::cpu()), decode_splits(2, 4096, 128, 6));
-  EXPECT_EQ(decode_plan(few, Device::cpu()), 3);
-  EXPECT_EQ(plan(few, [](auto& p) { p.batch = 3; }), 1);
-  EXPECT_EQ(plan(few, [](auto& p) { p.seqlen_k = 300; }), 2);
-  EXPECT_EQ(plan(few, [](auto& p) { p.attention_chunk = 256; }), 2);
-  EXPECT_EQ(plan(few, [](auto& p) { p.batch = 0; }), 1);
-  EXPECT_EQ(plan(few, [](auto& p) { p.sm_margin = 4; }), 3) << "a margin is for GPUs";
-  EXPECT_EQ(plan(few, [](auto& p) { p.seqlen_q = 17; }), 1) << "more than 64 rows";
-  set_cpu_threads(threads);
+  EXPECT_EQ(plan([](auto&) {}), decode_splits(2, 4096, 128, units));
+  EXPECT_EQ(plan([](auto& p) { p.batch = 3; }), decode_splits(6, 4096, 128, units));
+  EXPECT_EQ(plan([](auto& p) { p.seqlen_k = 300; }), decode_splits(2, 300, 128, units));
+  EXPECT_EQ(plan([](auto& p) { p.attention_chunk = 256; }), decode_splits(2, 256, 128, units));
+  EXPECT_EQ(plan([](auto& p) { p.seqlen_q = 16; }), decode_splits(2, 4096, 128, units));
+  EXPECT_EQ(plan([](auto& p) { p.seqlen_q = 17; }), decode_splits(4, 4096, 128, units)) << "a second tile of rows";
+  EXPECT_EQ(plan([](auto& p) { p.sm_margin = 1000; }), plan([](auto&) {})) << "a margin is for GPUs";
+  EXPECT_EQ(plan([](auto& p) { p.batch = 0; }), 1);
+  EXPECT_EQ(plan([](auto& p) { p.heads = p.kv_heads = 0; }), 1);
+}
+
+TEST(DecodePlan, SplitsByTilesOfRows) {
+  using kernels::attention::planned_splits;
+  EXPECT_EQ(planned_splits(2, 1, 4096, 0, 6), 3);
+  EXPECT_EQ(planned_splits(2, 64, 4096, 0, 6), 3);
+  EXPECT_EQ(planned_splits(2, 65, 4096, 0, 6), 3) << "four tiles of 3 splits are two full rounds";
+  EXPECT_EQ(planned_splits(2, 192, 4096, 0, 6), 1) << "six tiles";
+  EXPECT_EQ(planned_splits(2, 1, 300, 0, 6), 2);
+  EXPECT_EQ(planned_splits(2, 1, 4096, 256, 6), 2) << "a chunk of two blocks";
+  EXPECT_EQ(planned_splits(std::int64_t{1} << 29, std::int64_t{1} << 29, 1 << 29, 0, 132), 1);
 }
 
 TEST(DecodePlan, BadInput) {

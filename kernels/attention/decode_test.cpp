@@ -55,6 +55,7 @@ struct Case {
   float scale = 0, softcap = 0;
   int alibi = 0;  ///< dimensions of the slopes; 0: none
   bool sink = false, lse = true, qv = false;
+  int mask = 0;  ///< 1: of keys, bool; 2: of all scores, added; 0: none
   int num_splits = 0;
   bool strided = false;                                          ///< tensors that are not aligned and have gaps
   int key_block = 0;                                             ///< of the blocks of keys that are attended to; 0: all keys are
@@ -64,9 +65,10 @@ struct Case {
   std::string describe() const {
     return tw::format(
         "batch {} Sq {} heads {}x{} D {} Dv {} capacity {} page {} full {} idx {} pad {} new {} rotary {} {} causal {} window {} {} "
-        "chunk {} softcap {} alibi {} sink {} qv {} splits {} strided {} blocks of {} indices {} one sequence {} one head {} density {}",
+        "chunk {} softcap {} alibi {} sink {} qv {} mask {} splits {} strided {} blocks of {} indices {} one sequence {} one head {} "
+        "density {}",
         batch, seqlen_q, kv_heads, group, head_dim, value_dim, capacity, page_size, full, batch_idx, leftpad, seqlen_new, rotary_dim,
-        static_cast<int>(pairing), causal, window_left, window_right, chunk, softcap, alibi, sink, qv, num_splits, strided, key_block,
+        static_cast<int>(pairing), causal, window_left, window_right, chunk, softcap, alibi, sink, qv, mask, num_splits, strided, key_block,
         indices, one_sequence, one_head, density);
   }
 };
@@ -261,6 +263,20 @@ std::vector<double> AttentionDecode::check(const Case& c) {
   if (c.sink) options.sink = &sinks.tensor();
   if (c.lse) options.lse = &lse.tensor();
   if (c.qv) options.qv = &qv_tensor.tensor();
+  // Of keys [batch, 1, 1, capacity], or of scores [heads, seqlen_q, capacity].
+  const Shape mask_shape = c.mask == 1 ? Shape{c.batch, 1, 1, capacity} : Shape{heads, c.seqlen_q, capacity};
+  Numbers mask_values(mask_shape, 0);
+  const Tensor host_mask = Tensor::empty(mask_shape, c.mask == 1 ? DType::boolean : DType::f32, Stream::standard(Device::cpu()));
+  for (std::size_t n = 0; n < mask_values.values.size(); ++n) {
+    float& x = mask_values.values[n];
+    x = c.mask == 1 ? (pick(4) == 0 ? -static_cast<float>(kInf) : 0.0f) : static_cast<float>(pick(33) - 16) / 8;
+    if (c.mask == 1)
+      static_cast<u8*>(host_mask.data())[n] = x == 0;
+    else
+      host_mask.data<float>()[n] = x;
+  }
+  const Tensor mask_tensor = host_mask.to(device);
+  if (c.mask > 0) options.mask = &mask_tensor;
   options.check_contents = true;
   if (c.key_block > 0) {
     options.blocks = &block_tensors.blocks;
@@ -324,6 +340,10 @@ std::vector<double> AttentionDecode::check(const Case& c) {
   if (c.alibi > 0) plain.alibi_slopes = slopes.values;
   if (c.sink) plain.sink = sink_values;
   plain.lengths_k = counts;
+  if (c.mask > 0) {
+    plain.mask = mask_values.values;
+    plain.mask_strides = {c.mask == 1 ? capacity : 0, c.mask == 1 ? 0 : c.seqlen_q * capacity, c.mask == 1 ? 0 : capacity, 1};
+  }
   std::vector<float> hidden;
   if (c.key_block > 0) hide_blocks(plain, blocks, selection, hidden);
   const PlainResult expected = reference(plain);
@@ -654,6 +674,48 @@ TEST_P(AttentionDecode, Chunks) {
     check({.seqlen_q = 3, .capacity = 200, .leftpad = true, .seqlen_new = 3, .rotary_dim = 64, .chunk = chunk});
     check({.seqlen_q = 40, .kv_heads = 1, .group = 4, .capacity = 300, .causal = true, .chunk = chunk});  // more rows than are split
     check({.seqlen_q = 2, .capacity = 500, .causal = true, .chunk = chunk, .key_block = 64});
+  }
+}
+
+TEST_P(AttentionDecode, Masks) {
+  for (const int mask : {1, 2}) {
+    for (const std::int64_t page_size : {0, 16, 10}) {
+      for (const int num_splits : {0, 1, 3})
+        check({.batch = 3,
+               .seqlen_q = 1 + pick(3),
+               .group = 3,
+               .capacity = 300,
+               .page_size = page_size,
+               .causal = pick(2) == 0,
+               .mask = mask,
+               .num_splits = num_splits});
+    }
+    check({.seqlen_q = 3, .capacity = 200, .leftpad = true, .seqlen_new = 3, .rotary_dim = 64, .causal = true, .sink = true, .mask = mask});
+    check({.seqlen_q = 40, .kv_heads = 1, .group = 4, .capacity = 300, .softcap = 5, .mask = mask});
+  }
+}
+
+TEST_P(AttentionDecode, MoreRowsThanATileHas) {
+  // Their keys are divided too, where that is asked for or the device is not full.
+  for (const int num_splits : {0, 1, 2, 5, 40}) {
+    check({.batch = 1, .seqlen_q = 65, .kv_heads = 1, .group = 1, .capacity = 700, .num_splits = num_splits});
+    check({.seqlen_q = 70,
+           .kv_heads = 2,
+           .group = 3,
+           .head_dim = 128,
+           .capacity = 400,
+           .page_size = 16,
+           .causal = true,
+           .sink = true,
+           .num_splits = num_splits});
+    check({.seqlen_q = 33,
+           .kv_heads = 1,
+           .group = 8,
+           .capacity = 500,
+           .window_left = 50,
+           .alibi = 2,
+           .num_splits = num_splits,
+           .strided = true});
   }
 }
 

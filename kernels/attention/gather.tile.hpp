@@ -4,8 +4,8 @@
 
 namespace tw::kernels::attention {
 
-/// Copies the tokens in use of a paged cache to contiguous memory, sequence by sequence. A tile is up to eight heads of one token.
-template <class T>
+/// Copies the tokens in use of a cache to contiguous memory of type To, sequence by sequence. A tile is up to eight heads of one token.
+template <class T, class To = T>
 struct GatherPages {
   static constexpr const char* source = "kernels/attention/gather.tile.hpp";
   static constexpr int heads = 8;
@@ -15,13 +15,13 @@ struct GatherPages {
     using Row = Rows<Target, T, heads, 128, 4, 16 / static_cast<int>(sizeof(T)) < 8 ? 4 : 8>;
     using Integers = Pointer<Target, const i32>;
     struct Params {
-      Global<Target, const T, Row> in;  ///< [pages, page_size, heads, dim]
-      Global<Target, T, Row> out;       ///< [batch, capacity, heads, dim]
+      Global<Target, const T, Row> in;  ///< [pages, page_size, heads, dim], or [cache_batch, capacity, heads, dim]
+      Global<Target, To, Row> out;      ///< [batch, capacity, heads, dim]
       Integers seqlens;                 ///< [batch]; null: the capacity
       Integers leftpad;                 ///< [batch], or null
       Integers batch_idx;               ///< [batch]: maps batch index to a row of the table; null: the identity
       Integers cu_added;                ///< [batch + 1]: offsets of the tokens that each sequence has beyond its length; or null
-      Integers pages;                   ///< [tables, pages of a sequence]
+      Integers pages;                   ///< [tables, pages of a sequence]; null: each entry of the cache is one page
       i64 pages_stride;                 ///< between rows of the table
       int tables;
       int added;  ///< tokens beyond each sequence's length if cu_added is null
@@ -37,7 +37,7 @@ struct GatherPages {
       // Lengths and pages on the device may be wrong: never access memory outside the cache.
       const int row = p.batch_idx ? clamp(p.batch_idx[b], p.tables - 1) : b;
       const int number = token / p.in.size_i;
-      const int page = clamp(p.pages[row * p.pages_stride + number], p.in.size_j - 1);
+      const int page = clamp(p.pages ? p.pages[row * p.pages_stride + number] : row, p.in.size_j - 1);
       TW_NO_UNROLL
       for (int col = 0; col < p.in.cols; col += Row::cols) {
         Row x;

@@ -139,7 +139,8 @@ AttentionConfig choose_config(const detail::AttentionCall& call) {
                     : call.ragged() ? kRagged
                                     : kEqualLengths) |
                    (call.descaled ? kDescaled : 0);
-  const TileUse use = call.split ? TileUse::split : call.pages ? TileUse::narrow : tile_use(call);
+  // Three warpgroups have no registers for the descales.
+  const TileUse use = call.split ? TileUse::split : call.pages || call.descaled ? TileUse::narrow : tile_use(call);
   return config_of(call, compiled_dims(call.q.shape(3), call.v.shape(3)), use, form, traits_of(call));
 }
 

@@ -101,9 +101,9 @@ constexpr AttentionConfig query_values_config(HeadDims dims, TileUse use, int fo
                     .value_dim = dv,
                     .rows = use == TileUse::split ? 64 : 128,
                     .keys = 64,
-                    .stages = d + dv <= 256   ? 4
-                              : d + dv <= 320 ? 3
-                                              : 2,
+                    .stages = d + dv <= 256                            ? 4
+                              : d + dv <= 320 && use == TileUse::split ? 3
+                                                                       : 2,
                     .form = form | kQueryValues};
   c.queries_back_early = d + dv <= 192;
   c.maxima_first = rules.anywhere;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <random>
 #include <span>
 #include <utility>
@@ -67,9 +68,10 @@ TEST(AttentionChunks, BeginWhereDivisionSays) {
     const int power = 1 << below(30), near = power + below(5) - 2, size = std::clamp(i % 2 == 0 ? near : 1 + below(power), 1, 1 << 29);
     const Chunks chunks = Chunks::of(size);
     const auto begin_of = [&](std::int64_t position) { return position - (position % size + size) % size; };
-    const std::int64_t multiple = begin_of(below((1ll << 30) + (1ll << 29)) - (1ll << 29));
-    for (const std::int64_t at : {multiple - 1, multiple, multiple + 1, multiple + size - 1, -(1ll << 29), (1ll << 30) - 1, 0ll, -1ll}) {
-      if (at < -(1ll << 29) || at >= 1ll << 30) continue;
+    const std::int64_t most = 1 << 30, least = -(1 << 29), multiple = begin_of(below(most - least) + least);
+    for (const std::int64_t at :
+         std::initializer_list<std::int64_t>{multiple - 1, multiple, multiple + 1, multiple + size - 1, least, most - 1, 0, -1}) {
+      if (at < least || at >= most) continue;
       ASSERT_EQ(chunks.begin(static_cast<int>(at)), begin_of(at)) << at << " in chunks of " << size;
     }
   }

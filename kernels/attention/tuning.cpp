@@ -11,6 +11,7 @@ namespace tw::kernels::attention {
 namespace {
 
 constexpr int kPartKeys = 128;
+constexpr int kTileRows = 64;  ///< of decoding
 
 std::vector<int> values_of(const AttentionConfig& c) {
   return {c.rows, c.keys, c.stages, c.min_blocks, c.lag, c.queries_in_registers, c.maxima_first};
@@ -134,15 +135,18 @@ int tuned_splits(const AttentionCall& call, int rows) {
     return decode_splits(sequences_of(call), static_cast<int>(std::min<std::int64_t>(indices, call.keys)), blocks.of.key_block,
                          usable_units(call), kMostSplits);
   }
-  if (call.sm_margin == 0 && call.chunk == 0) {
+  if (call.sm_margin == 0 && call.chunk == 0 && rows <= kTileRows) {
     const std::vector<int>* const values = tuned_values(call.stream.device(), [&] { return decode_key(call, rows); });
     if (values != nullptr && values->size() == 1 && values->front() >= 1 && values->front() <= kMostSplits) return values->front();
   }
-  return planned_splits(sequences_of(call), call.keys, call.chunk, usable_units(call));
+  return planned_splits(call.q.shape(0) * call.k.shape(1), rows, call.keys, call.chunk, usable_units(call));
 }
 
-int planned_splits(int sequences, int seqlen_k, int chunk, int units) {
-  return decode_splits(sequences, chunk > 0 ? std::min(seqlen_k, chunk) : seqlen_k, kPartKeys, units, kMostSplits);
+int planned_splits(std::int64_t sequences, std::int64_t rows, std::int64_t seqlen_k, int chunk, int units) {
+  constexpr std::int64_t kMany = std::int64_t{1} << 20;  // more tiles than that fill any device
+  const std::int64_t tiles = sequences * std::max<std::int64_t>(1, (rows + kTileRows - 1) / kTileRows);
+  return decode_splits(static_cast<int>(std::min(tiles, kMany)),
+                       static_cast<int>(chunk > 0 ? std::min<std::int64_t>(seqlen_k, chunk) : seqlen_k), kPartKeys, units, kMostSplits);
 }
 
 FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {

@@ -39,8 +39,9 @@ AttentionConfig tuned_config(const detail::AttentionCall& call);
 
 /// The number of splits of a decoding call's keys on a GPU: tuned, or else decode_splits()'s. `rows`: queries of the heads that share keys.
 int tuned_splits(const detail::AttentionCall& call, int rows);
-/// The same without tuned choices, for `sequences` times heads of keys on `units` SMs. `chunk`: AttentionCall::chunk.
-int planned_splits(int sequences, int seqlen_k, int chunk, int units);
+/// The same without tuned choices, for `sequences` times heads of keys with `rows` queries each on `units` SMs. `chunk`:
+/// AttentionCall::chunk.
+int planned_splits(std::int64_t sequences, std::int64_t rows, std::int64_t seqlen_k, int chunk, int units);
 
 inline constexpr ShapeKey kTuneShape[] = {{"batch", "sequences", 1},
                                           {"heads", "query heads"},

@@ -122,9 +122,11 @@ TEST_P(AttentionVarlenBackwardBadInput, Options) {
   c.options.d_sink = &d_sink.tensor();
   refused(c, {"d_sink is f32[4]", "forward.sink is not given"});
   c = call();
-  const PlacedTensor mask = make({10, 14}, DType::f32);
+  const PlacedTensor mask = make({7, 1, 10, 14}, DType::f32), short_mask = make({2, 14}, DType::f32);
   c.options.forward.mask = &mask.tensor();
-  refused(c, {"mask is given", "packed sequences"});
+  refused(c, {"mask is f32[7, 1, 10, 14]", "longest seqlen_q, longest seqlen_k"});
+  c.options.forward.mask = &short_mask.tensor();
+  if (!device.is_cuda()) refused(c, {"mask has 2 queries; sequence"});
 }
 
 }  // namespace

@@ -314,13 +314,13 @@ TEST_P(AttentionVarlenBackward, SampledFeatures) {
   const int cases = device.is_cuda() ? 30 : random_cases(30);
   struct List {
     int dim;
-    bool softcap, alibi, lower, upper, chunks;
+    bool softcap, alibi, lower, upper, chunks, mask;
   };
   std::vector<List> lists;
   constexpr int kDims[] = {64, 96, 128, 192, 256};
   const int list_count = device.is_cuda() ? 5 : cases;
   for (int i = 0; i < list_count; ++i)
-    lists.push_back({kDims[pick(5)], pick(3) == 0, pick(3) == 0, pick(3) == 0, pick(2) == 0, i % 5 == 0});
+    lists.push_back({kDims[pick(5)], pick(3) == 0, pick(3) == 0, pick(3) == 0, pick(2) == 0, i % 5 == 0, i % 5 == 1});
   for (int i = 0; i < cases && !HasFailure(); ++i) {
     const List& list = lists[static_cast<std::size_t>(i % list_count)];
     const int group = 1 + pick(4), kv_heads = 1 + pick(2);
@@ -338,7 +338,9 @@ TEST_P(AttentionVarlenBackward, SampledFeatures) {
            .chunk = list.chunks ? 1 + pick(150) : 0,
            .softcap = list.softcap ? 1.0f + static_cast<float>(pick(40)) : 0,
            .alibi = list.alibi ? 1 + pick(2) : 0,
-           .sink = pick(3) == 0},
+           .sink = pick(3) == 0,
+           .mask = list.mask ? std::optional(pick(2) == 0 ? DType::boolean : DType::f32) : std::nullopt,
+           .mask_dims = static_cast<unsigned>(pick(16))},
           sample(1 + pick(5), 280, pick(2) == 0));
   }
 }

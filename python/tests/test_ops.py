@@ -653,7 +653,7 @@ CASES = [
     {"causal": True, "window": (4, -1)},
     {"slopes": True, "sink": True},
     {"mask": True},
-    {"attention_chunk": 6, "sm_margin": 1},
+    {"attention_chunk": 6},
 ]
 
 
@@ -670,7 +670,7 @@ def test_attention(random, case, dtype):
         wanted, wanted_lse = reference_attention(q[b], k[b], v[b], slopes=slopes, sink=sink, mask=mask, **case)
         close(o[b], wanted, 1e-5)
         np.testing.assert_allclose(lse[b], wanted_lse, atol=1e-3)
-    seen = ops.attention(q, k, v, alibi_slopes=slopes, sink=sink, mask=mask, **case)
+    seen = ops.attention(q, k, v, alibi_slopes=slopes, sink=sink, mask=mask, sm_margin=1, **case)
     assert (seen == o).all()
 
 
@@ -759,6 +759,42 @@ def test_attention_backward(random, case, seqlen_q, seqlen_k, dtype):
     returned = ops.attention_backward(q, k, v, o, lse, d_o, deterministic=True, out=out, **given)
     assert all(a is b for a, b in zip(returned, out))
     assert all((a == b).all() for a, b in zip(out, gradients))
+
+
+def test_masks_of_sequences_and_caches(random):
+    lengths_q, lengths_k = [3, 0, 9], [11, 4, 30]
+    q, k, v = normal(random, 12, 4, 16), normal(random, 45, 2, 16), normal(random, 45, 2, 24)
+    cu_q, cu_k = (np.cumsum([0, *lengths]).astype(np.int32) for lengths in (lengths_q, lengths_k))
+    mask = random.random((3, 1, 9, 30)) < 0.7
+    o, lse = ops.attention_varlen(q, k, v, cu_q, cu_k, mask=mask, causal=True, return_lse=True)
+    for b in range(3):
+        rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        own = mask[b, :, : lengths_q[b], : lengths_k[b]]
+        wanted, wanted_lse = reference_attention(q[rows], k[keys], v[keys], causal=True, mask=own)
+        close(o[rows], wanted, 1e-5)
+        np.testing.assert_allclose(lse[:, rows], wanted_lse, atol=1e-3)
+    d_o = normal(random, *o.shape)
+    gradients = ops.attention_varlen_backward(q, k, v, cu_q, cu_k, o, lse, d_o, mask=mask, causal=True)
+    for b in range(3):
+        rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        own = {"mask": np.ascontiguousarray(mask[b : b + 1, :, : lengths_q[b], : lengths_k[b]]), "causal": True}
+        if lengths_q[b] == 0:
+            continue
+        inputs = [np.ascontiguousarray(x[None]) for x in (q[rows], k[keys], v[keys])]
+        o_b, lse_b = ops.attention(*inputs, return_lse=True, **own)
+        wanted = ops.attention_backward(*inputs, o_b, lse_b, np.ascontiguousarray(d_o[rows][None]), **own)
+        for got, part, at in zip(gradients, wanted, (rows, keys, keys)):
+            close(got[at], exact(part[0]), 1e-5)
+    with pytest.raises(ValueError, match="mask has 8 queries; sequence 2 has 9"):
+        ops.attention_varlen(q, k, v, cu_q, cu_k, mask=np.ones((8, 30), bool))
+    cache_k, cache_v, seqlens = normal(random, 3, 40, 2, 16), normal(random, 3, 40, 2, 24), np.array([40, 1, 17], np.int32)
+    few, seen = normal(random, 3, 2, 4, 16), random.random((3, 1, 1, 40)) < 0.7
+    o = ops.attention_decode(few, cache_k, cache_v, seqlens=seqlens, mask=seen)
+    for b, length in enumerate(seqlens):
+        wanted, _ = reference_attention(few[b], cache_k[b, :length], cache_v[b, :length], mask=seen[b, :, :, :length])
+        close(o[b], wanted, 1e-5)
+    with pytest.raises(ValueError, match="mask is .*broadcastable to"):
+        ops.attention_decode(few, cache_k, cache_v, seqlens=seqlens, mask=seen[..., :39])
 
 
 def test_attention_backward_refuses(random):

@@ -262,7 +262,7 @@ def attend(
     qv: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """ops.attention() with FlashAttention's arguments: out, and lse [batch, heads, seqlen_q] or None. `dropout`: its probability and state.
-    `descales`: if given, float8_e4m3fn is allowed."""
+    `descales`: if given, float8_e4m3fn is allowed, here and below."""
     _operands((4, 4), q, k, v, names, e4m3=descales is not None)
     if k.shape[0] != q.shape[0]:
         raise ValueError(f"{names[1]} has a batch of {k.shape[0]}; {names[0]} has {q.shape[0]}")
@@ -306,9 +306,10 @@ def attend_varlen(
     names: tuple[str, str, str] = ("q", "k", "v"),
     offset_names: tuple[str, str] = ("cu_seqlens_q", "cu_seqlens_k"),
     qv: torch.Tensor | None = None,
+    descales: dict | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """ops.attention_varlen() with FlashAttention's arguments: out, and lse [heads, total_q] or None."""
-    _operands((3, 3), q, k, v, names)
+    _operands((3, 3), q, k, v, names, e4m3=descales is not None)
     cu_seqlens_q = int32(offset_names[0], cu_seqlens_q, (-1,), q)
     cu_seqlens_k = int32(offset_names[1], cu_seqlens_k, (cu_seqlens_q.shape[0],), q)
     batch = cu_seqlens_q.shape[0] - 1
@@ -338,6 +339,7 @@ def attend_varlen(
             deterministic=bool(deterministic),
             return_lse=return_lse,
             **rules,
+            **(descales or {}),
         )
         out, lse = out if return_lse else (out, None)
         return _unpadded(out, v), lse
@@ -465,12 +467,16 @@ def attend_cache(
     return_lse: bool,
     names: tuple[str, str, str] = ("q", "k_cache", "v_cache"),
     qv: torch.Tensor | None = None,
+    descales: dict | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """ops.attention_decode() with FlashAttention's arguments: out, and lse [batch, heads, seqlen_q] (packed: [heads, total_q]) or None."""
     packed = cu_seqlens_q is not None
-    refuse_fp8(**dict(zip(names, (q, k_cache, v_cache))))
-    refuse_fp8(k=k, v=v)
-    _operands((3 if packed else 4, 4), q, k_cache, v_cache, names)
+    e4m3 = descales is not None
+    refuse_fp8(**dict(zip(names, (q, k_cache, v_cache))), e4m3=e4m3)
+    refuse_fp8(k=k, v=v, e4m3=e4m3)
+    _operands((3 if packed else 4, 4), q, k_cache, v_cache, names, e4m3=e4m3)
+    if q.dtype.itemsize == 1 and rotary_cos is not None:
+        raise unsupported("rotary_cos", "given", f"None for {q.dtype}")
     if packed:
         cu_seqlens_q = int32("cu_seqlens_q", cu_seqlens_q, (-1,), q)
         if cu_seqlens_q.shape[0] == 0:
@@ -543,6 +549,7 @@ def attend_cache(
             num_splits=min(max(num_splits, 0), _MOST_SPLITS),
             return_lse=return_lse,
             **rules,
+            **(descales or {}),
         )
         if v is not None and padded_v is not v_cache:  # the new values were written to a padded copy
             v_cache.copy_(padded_v[..., : v_cache.shape[-1]])

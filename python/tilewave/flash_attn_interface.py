@@ -27,8 +27,9 @@ headdim_v 512, one key head, bfloat16 or float16, flash_attn_func and flash_attn
 new keys, windows, softcap, attention_chunk, cache_batch_idx, cache_leftpad, sm_margin and packed queries but of one for each sequence. Where the rows of
 a cache are [value, key], as the cache of a latent model is, nothing is copied. NotImplementedError names what is not supported.
 
-flash_attn_func and flash_attn_qkvpacked_func take float8_e4m3fn, with q_descale, k_descale and v_descale, float32 [batch, kv_heads], and give
-bfloat16, without a gradient. The other functions raise NotImplementedError for float8 tensors and descales.
+Tensors may be float8_e4m3fn, with q_descale, k_descale and v_descale, float32 [batch, kv_heads]; results are bfloat16, without a gradient.
+On a Hopper GPU flash_attn_func and flash_attn_qkvpacked_func multiply them as they are. Packed sequences and the tokens in use of a cache
+are converted to bfloat16 first; rotary tables are not supported with them.
 """
 
 from __future__ import annotations
@@ -164,7 +165,6 @@ def flash_attn_varlen_func(
 
     max_seqlen_q and max_seqlen_k are accepted; lengths come from the offsets.
     """
-    _flash.refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     out, lse = _flash.attend_varlen(
         q,
         k,
@@ -180,6 +180,7 @@ def flash_attn_varlen_func(
         sm_margin=sm_margin,
         softcap=softcap,
         qv=qv,
+        descales={"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale},
         deterministic=deterministic,
         return_lse=return_attn_probs,
     )
@@ -275,8 +276,7 @@ def flash_attn_with_kvcache(
     Page sizes that are not a multiple of 16, and pages with cache_leftpad, are slower: the tokens in use are copied first. A headdim that
     is not a multiple of 8 costs copies of both caches.
     """
-    _flash.refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    _flash.refuse_fp8(q=q, k_cache=k_cache, v_cache=v_cache)
+    _flash.refuse_fp8(q=q, k_cache=k_cache, v_cache=v_cache, e4m3=True)
     out, lse = _flash.attend_cache(
         q,
         k_cache,
@@ -302,6 +302,7 @@ def flash_attn_with_kvcache(
         sm_margin=sm_margin,
         softcap=softcap,
         qv=qv,
+        descales={"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale},
         num_splits=_flash.planned_splits(scheduler_metadata, num_splits),
         return_lse=return_softmax_lse,
     )

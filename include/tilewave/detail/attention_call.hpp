@@ -62,7 +62,8 @@ struct AttentionCall {
   const void* mask = nullptr;
   MaskTensor::Type mask_type = MaskTensor::Type::boolean;
   std::int64_t mask_strides[4] = {};
-  bool lower = false, upper = false;  ///< bounds of the band
+  int mask_queries = 1, mask_keys = 1;  ///< extents of the mask
+  bool lower = false, upper = false;    ///< bounds of the band
   int left = 0, right = 0;
   int chunk = 0;  ///< 0: none
   std::optional<int> diagonal = {};
@@ -133,6 +134,7 @@ void fill_rules([[maybe_unused]] Rules<Rule, Rest...> list, P& p, const Attentio
     rule.type = call.mask_type;
     rule.stride_batch = call.mask_strides[0], rule.stride_head = call.mask_strides[1];
     rule.stride_query = call.mask_strides[2], rule.stride_key = call.mask_strides[3];
+    rule.last_query = call.mask_queries - 1, rule.last_key = call.mask_keys - 1;
     rule.per_unit = 1 / unit;
   } else if constexpr (sizeof...(Rest) == 0) {
     rule.left = call.lower ? call.left : kUnlimited;

@@ -175,13 +175,14 @@ struct MaskTensor {
   struct Params {
     const void* data;
     i64 stride_batch, stride_head, stride_query, stride_key;
-    float per_unit;  ///< 1 / unit
+    int last_query, last_key;  ///< of the tensor; positions after them have their element
+    float per_unit;            ///< 1 / unit
     Type type;
   };
   TW_INLINE static auto score(const auto& p, const Score& at, auto x) {
-    // Rows and columns after the last one are computed and dropped. They read the last one.
-    const i64 index = at.batch * p.stride_batch + at.head * p.stride_head + min(at.query, at.seqlen_q - 1) * p.stride_query +
-                      min(at.key, at.seqlen_k - 1) * p.stride_key;
+    // Rows and columns after the last one are computed and dropped.
+    const i64 index = at.batch * p.stride_batch + at.head * p.stride_head + min(at.query, p.last_query) * p.stride_query +
+                      min(at.key, p.last_key) * p.stride_key;
     switch (p.type) {
       case Type::boolean:
         return static_cast<const u8*>(p.data)[index] != 0 ? x : decltype(x)(-kInfinity);

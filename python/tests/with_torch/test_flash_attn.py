@@ -97,6 +97,7 @@ def test_qv(rules, dim, value_dim, device, dtype):
     flat = [x.flatten(0, 1) for x in (q, k, v)]
     packed = fa3.flash_attn_varlen_func(*flat, cu_q, cu_k, 19, 31, qv=qv.flatten(0, 1), **as_arguments(rules))
     check_out(packed.unflatten(0, (2, -1)), wanted, naive)
+    torch.compiler.reset()
     compiled = torch.compile(lambda *x: fa3.flash_attn_func(*x[:3], qv=x[3], **as_arguments(rules)), backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(q, k, v, qv), out)
 
@@ -126,6 +127,51 @@ def test_float8(rules, dim, value_dim, device):
     assert error.norm() <= 0.05 * wanted.norm()  # weights of e4m3
     assert ((lse.double().cpu() - wanted_lse.cpu()).abs() <= 1e-2).logical_or(wanted_lse.cpu() == -math.inf).all()
     assert torch.equal(fa3.flash_attn_func(q, k, v, **given, **as_arguments(rules)), out)
+
+
+@pytest.mark.parametrize("device", sorted({device for device, _ in PLACES}))
+@pytest.mark.parametrize("rules", [{}, {"causal": True, "window": (9, -1)}], ids=str)
+@pytest.mark.parametrize("dim", [64, 20])
+def test_float8_sequences(rules, dim, device):
+    fp8, lengths_q, lengths_k = torch.float8_e4m3fn, [13, 0, 21], [40, 7, 33]
+    q = normal(34, 4, dim, device=device).to(fp8)
+    k, v = (normal(80, 2, dim, device=device).to(fp8) for _ in range(2))
+    descales = [torch.rand(3, 2, device=device) + 0.5 for _ in range(3)]
+    given = dict(zip(("q_descale", "k_descale", "v_descale"), descales))
+    cu_q, cu_k = offsets(lengths_q, device), offsets(lengths_k, device)
+    out, lse = fa3.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 21, 40, return_attn_probs=True, **given, **as_arguments(rules))
+    assert out.dtype == torch.bfloat16
+    for b in (0, 2):
+        rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        of_b = [
+            x.float() * d[b].repeat_interleave(x.shape[1] // 2)[:, None] for x, d in zip((q[rows], k[keys], v[keys]), descales)
+        ]
+        wanted, wanted_lse = attention(*of_b, **rules)
+        assert (out[rows].double().cpu() - wanted).norm() <= 0.02 * wanted.norm()
+        check_lse(lse[:, rows], wanted_lse)
+
+
+@pytest.mark.parametrize("device", sorted({device for device, _ in PLACES}))
+@pytest.mark.parametrize("paged", [False, True], ids=["", "paged"])
+def test_float8_cache(paged, device):
+    fp8, lengths = torch.float8_e4m3fn, [29, 0, 47]
+    q, new_k, new_v = (normal(3, 2, heads, 64, device=device).to(fp8) for heads in (4, 2, 2))
+    caches = [normal(3, 64, 2, 64, device=device).to(fp8) for _ in range(2)]
+    descales = [torch.rand(3, 2, device=device) + 0.5 for _ in range(3)]
+    given = {**dict(zip(("q_descale", "k_descale", "v_descale"), descales)), "cache_seqlens": ints(lengths, device)}
+    if paged:
+        given["page_table"] = torch.arange(11, -1, -1, device=device, dtype=torch.int32).view(3, 4)
+        k_cache, v_cache = (x.view(torch.uint8).reshape(12, 16, 2, 64).flip(0).contiguous().view(fp8) for x in caches)
+    else:
+        k_cache, v_cache = (x.clone() for x in caches)
+    out, lse, *_ = fa3.flash_attn_with_kvcache(q, k_cache, v_cache, new_k, new_v, causal=True, return_softmax_lse=True, **given)
+    assert out.dtype == torch.bfloat16
+    for b, length in enumerate(lengths):
+        k, v = (torch.cat([x[b, :length].float(), new[b].float()]) for x, new in zip(caches, (new_k, new_v)))
+        of_b = [x.float() * d[b].repeat_interleave(x.shape[1] // 2)[:, None] for x, d in zip((q[b], k, v), descales)]
+        wanted, wanted_lse = attention(*of_b, causal=True)
+        assert (out[b].double().cpu() - wanted).norm() <= 0.02 * wanted.norm()
+        check_lse(lse[b], wanted_lse)
 
 
 def test_float8_packed():

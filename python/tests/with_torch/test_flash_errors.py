@@ -127,7 +127,12 @@ LENGTHS = torch.zeros(2, dtype=torch.int32)
         case(NotImplementedError, "^kv_heads is", lambda: fa3.flash_attn_func(of_width(64), of_width(64), of_width(512), qv=of_width(512))),
         case(ValueError, "q_descale is given, but q is", lambda: fa3.flash_attn_func(X, X, X, q_descale=X)),
         case(ValueError, "k_descale is", lambda: fa3.flash_attn_func(*[X.to(torch.float8_e4m3fn)] * 3, k_descale=X)),
-        case(NotImplementedError, "^v_descale", lambda: fa3.flash_attn_with_kvcache(X, X, X, v_descale=X)),
+        case(ValueError, "v_descale is given, but q is", lambda: fa3.flash_attn_with_kvcache(X, X, X, v_descale=X)),
+        case(
+            NotImplementedError,
+            "^rotary_cos is given",
+            lambda: fa3.flash_attn_with_kvcache(*[X.to(torch.float8_e4m3fn)] * 5, rotary_cos=TABLE, rotary_sin=TABLE, cache_seqlens=LENGTHS),
+        ),
         case(ValueError, "^attention_chunk is -4", lambda: fa3.flash_attn_func(X, X, X, attention_chunk=-4)),
         case(TypeError, "^attention_chunk is 4.5", lambda: fa3.flash_attn_with_kvcache(X, X, X, attention_chunk=4.5)),
         case(ValueError, "^sm_margin is -1", lambda: fa3.flash_attn_varlen_func(FLAT, FLAT, FLAT, CU, CU, 8, 8, sm_margin=-1)),

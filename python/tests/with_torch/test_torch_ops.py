@@ -73,7 +73,7 @@ def fp8_arguments(normal):
 def varlen_arguments(normal):
     q, k = normal(12, 4, 16), normal(15, 2, 16)
     offsets = (integers(q, [0, 3, 3, 10]), integers(q, [0, 5, 9, 15]))
-    rest = (None, True, None, -1, -1, 0, 0, 0.0, None, None, 0.0, None, False, None)
+    rest = (None, True, None, -1, -1, 0, 0, 0.0, None, None, 0.0, None, None, False, None)
     return [(q, k, k, *offsets, None, None, *rest, False), (q, k, k, *offsets, None, integers(q, [2, 4, 6]), *rest, True)]
 
 
@@ -81,7 +81,7 @@ def varlen_backward_arguments(normal):
     q, k, k2, *offsets, used_q, used_k = varlen_arguments(normal)[1][:7]
     dropped = 0.25, torch.tensor([7, 3], device=q.device)
     sinks = (None, 0.0, None), (torch.randn(4, device=q.device), *dropped)
-    rest = [(None, True, None, -1, -1, 0, 0, 0.0, None, *sink_and_dropout, False) for sink_and_dropout in sinks]
+    rest = [(None, True, None, -1, -1, 0, 0, 0.0, None, *sink_and_dropout, None, False) for sink_and_dropout in sinks]
     arguments = []
     for options in rest:
         o, lse = torch.ops.tilewave.attention_varlen(q, k, k2, *offsets, used_q, used_k, *options, None, True)
@@ -91,7 +91,7 @@ def varlen_backward_arguments(normal):
 
 def decode_arguments(normal):
     q, new = normal(2, 2, 4, 16), normal(2, 2, 2, 16)
-    lengths, rest = integers(q, [3, 6]), (False, 0, None, True, None, -1, -1, 0, 0, 0.0, None, None, None)
+    lengths, rest = integers(q, [3, 6]), (False, 0, None, True, None, -1, -1, 0, 0, 0.0, *[None] * 9)
     caches, pages = (normal(2, 11, 2, 16), normal(2, 11, 2, 16)), (normal(4, 16, 2, 16), normal(4, 16, 2, 16))
     table = integers(q, [[2, 0], [1, 3]])
     cos, sin = torch.rand(20, 8, device=q.device), torch.rand(20, 8, device=q.device)
@@ -100,6 +100,27 @@ def decode_arguments(normal):
         (q, *pages, lengths, None, None, table, None, None, new, new, None, None, *rest, False),
         (q[0], *pages, lengths, None, None, table, integers(q, [0, 2, 2]), integers(q, [0, 0, 2]), new[0], new[1], None, None, *rest, True),
         (q, *caches, lengths, None, integers(q, [0, 2]), None, None, None, None, None, None, None, *rest, False),
+    ]
+
+
+def qv_arguments(normal):
+    q, k, qv, v = normal(2, 5, 4, 16), normal(2, 9, 2, 16), normal(2, 5, 4, 24), normal(2, 9, 2, 24)
+    rest = (None, True, None, -1, -1, 0, 0, 0.0, None, None, 0.0, None, None)
+    return [(q, k, v, qv, *rest, False), (q, k, v, qv, *rest, True)]
+
+
+def varlen_qv_arguments(normal):
+    q, k, *offsets, used_q, used_k = (varlen_arguments(normal)[1][n] for n in (0, 1, 3, 4, 5, 6))
+    return [(q, k, k, q, *offsets, used_q, used_k, None, True, None, -1, -1, 0, 0, 0.0, None, None, 0.0, None, None, None, True)]
+
+
+def varlen_fp8_arguments(normal):
+    q, k, *offsets, used_q, used_k = (varlen_arguments(normal)[1][n] for n in (0, 1, 3, 4, 5, 6))
+    q, k, descale = q.to(torch.float8_e4m3fn), k.to(torch.float8_e4m3fn), torch.rand(3, 2, device=q.device) + 0.5
+    rest = (None, True, None, -1, -1, 0, 0, 0.0, None, None, None, None)
+    return [
+        (q, k, k, descale, None, descale, *offsets, used_q, used_k, *rest, None, True),
+        (q, k, k, None, None, None, *offsets, None, None, *rest, torch.float16, False),
     ]
 
 
@@ -132,6 +153,9 @@ def decode_read_arguments(normal):
         "attention",
         "attention_backward",
         "attention_fp8",
+        "attention_qv",
+        "attention_varlen_qv",
+        "attention_varlen_fp8",
         "attention_varlen",
         "attention_varlen_backward",
         "attention_decode",
@@ -145,7 +169,7 @@ def test_operator_is_what_it_says(normal, name):
 
     operator = getattr(torch.ops.tilewave, name).default
     for arguments in globals()[name.replace("attention_", "") + "_arguments"](normal):
-        if name == "attention_fp8":  # test_schema multiplies tensors, which PyTorch cannot do with float8
+        if name.endswith("_fp8"):  # test_schema multiplies tensors, which PyTorch cannot do with float8
             torch.library.opcheck(operator, arguments, test_utils=("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"))
         else:
             torch.library.opcheck(operator, arguments)

@@ -281,10 +281,10 @@ def test_float32_on_cuda_is_refused(dtype):
             options=[None, False, None, -1, -1, 0, 0, 0.0],
             dropout=0.0,
             deterministic=False,
-            needs_input_grad=(True,) * 3 + (False,) * 13,
+            needs_input_grad=(True,) * 3 + (False,) * 15,
         )
         got = sys.modules[module.__module__]._attention_gradients(ctx, x, None)
-    assert len(got) == 16 and all(x is None for x in got[3:])
+    assert len(got) == 18 and all(x is None for x in got[3:])
     named = [call for call in calls if call[0].startswith("tilewave::")]
     if dtype == torch.bfloat16:
         assert [call[0] for call in named] == ["tilewave::attention_backward"]
@@ -450,14 +450,16 @@ def test_deterministic_is_passed_on_for_packed_sequences(asked, monkeypatch):
 
 def test_what_packed_sequences_do_not_differentiate():
     inputs, cu_q, cu_k = packed("cpu", torch.float32)
-    slopes = torch.rand(4, requires_grad=True)
+    slopes, mask = torch.rand(4, requires_grad=True), torch.rand(200, requires_grad=True)
     with pytest.raises(NotImplementedError, match="attention_varlen has no gradient of alibi_slopes"):
         ops.attention_varlen(*inputs, cu_q, cu_k, alibi_slopes=slopes).sum().backward()
+    with pytest.raises(NotImplementedError, match="attention_varlen has no gradient of mask"):
+        ops.attention_varlen(*inputs, cu_q, cu_k, mask=mask).sum().backward()
     (d_q,) = torch.autograd.grad(ops.attention_varlen(*inputs, cu_q, cu_k).square().sum(), inputs[0], create_graph=True)
     with pytest.raises(NotImplementedError, match="attention_varlen has no second derivatives"):
         d_q.sum().backward()
     out, _ = torch.ops.tilewave.attention_varlen(
-        *inputs, cu_q, cu_k, None, None, None, False, None, -1, -1, 0, 0, 0.0, None, None, 0.0, None, False, None, False
+        *inputs, cu_q, cu_k, None, None, None, False, None, -1, -1, 0, 0, 0.0, None, None, 0.0, None, None, False, None, False
     )
     with pytest.raises(NotImplementedError, match="operator attention_varlen has no backward if return_lse is False"):
         out.sum().backward()

@@ -6,7 +6,7 @@ s = softcap tanh(s / softcap), s -= slope |i + diagonal - j|, s += mask. Finally
 attention_chunk or a boolean mask hides the key.
 
 Arrays are NumPy's, PyTorch's or DLPack's, on the CPU or on CUDA, all on one device. bf16 or f16, on the CPU f32 too. Head dimensions are
-multiples of 8 up to 256, the last dimension is contiguous. attention() also takes q, k and v in float8_e4m3fn. heads is a multiple of kv_heads: query head h uses key head
+multiples of 8 up to 256, the last dimension is contiguous. q, k and v may be float8_e4m3fn. heads is a multiple of kv_heads: query head h uses key head
 h // (heads // kv_heads). On CUDA calls are enqueued on PyTorch's current stream and return.
 """
 
@@ -90,8 +90,12 @@ def _output(q, v, name):
     shape, value_shape = q.shape, v.shape  # PyTorch makes a new object each time
     if len(shape) != 4 or len(value_shape) != 4:
         _arrays.require_dims(4, **{"q": q, name: v})
-    dtype = "bfloat16" if _arrays.dtype_name(q) == "float8_e4m3fn" else None
-    return _arrays.empty(q, (shape[0], shape[1], shape[2], value_shape[3]), dtype)
+    return _arrays.empty(q, (shape[0], shape[1], shape[2], value_shape[3]), _result_dtype(q))
+
+
+def _result_dtype(q):
+    """None: q's."""
+    return "bfloat16" if _arrays.dtype_name(q) == "float8_e4m3fn" else None
 
 
 def _packed_lse(q):
@@ -268,9 +272,13 @@ def attention_varlen(
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
+    mask: Array | None = None,
     dropout: float = 0.0,
     dropout_state: Array | None = None,
     deterministic: bool = False,
+    q_descale: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
     return_lse: bool = False,
     check_contents: bool | None = None,
     qv: Array | None = None,
@@ -285,33 +293,46 @@ def attention_varlen(
     lse: f32 [heads, total_q]; rows that belong to no sequence are 0 and -inf; in a given `out` they are left unchanged.
 
     On CUDA the host does not know the offsets: wrong ones are clamped. With `check_contents` the call waits for the device and refuses
-    them; None: as in tilewave.check_contents(). Under torch.compile() all of `out` is written. Other arguments as in attention().
+    them; None: as in tilewave.check_contents(). Under torch.compile() all of `out` is written. mask: [batch, heads, seqlen_q,
+    seqlen_k] with the number of sequences and at least the longest one's lengths; longer ones read its last row or column, or are refused
+    where contents are checked. float8_e4m3fn is converted to o's dtype first. Other arguments as in attention().
 
     PyTorch's autograd differentiates o as attention()'s, by attention_varlen_backward().
     """
     dropout_state = drawn_dropout_state(q, dropout, dropout_state)
-    if qv is not None and _dispatch.through_operator(q, k, v, qv, alibi_slopes, sink):
+    descales = (q_descale, k_descale, v_descale)
+    if any(descale is not None for descale in descales) or _arrays.dtype_name(q) == "float8_e4m3fn":
+        if dropout:
+            raise ValueError(f"dropout is {dropout}; it is not supported with q of float8_e4m3fn")
+        if _dispatch.through_operator(q, k, v, *descales, alibi_slopes, sink, mask):
+            o, lse = _dispatch.compiled_ops().attention_varlen_fp8(
+                q, k, v, *descales, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale, causal, causal_offset, window[0], window[1],
+                attention_chunk, sm_margin, softcap, alibi_slopes, sink, mask, check_contents, None if out is None else out.dtype, return_lse,
+            )  # fmt: skip
+            o = _dispatch.into(out, o)
+            return (o, lse) if return_lse else o
+    elif qv is not None and _dispatch.through_operator(q, k, v, qv, alibi_slopes, sink, mask):
         o, lse = _dispatch.compiled_ops().attention_varlen_qv(
             q, k, v, qv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale, causal, causal_offset, window[0], window[1],
-            attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout, dropout_state, check_contents, return_lse,
+            attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout, dropout_state, mask, check_contents, return_lse,
         )  # fmt: skip
         o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
-    if _dispatch.through_operator(q, k, v, alibi_slopes, sink):
-        needs_lse = return_lse or _dispatch.needs_gradients(q, k, v, alibi_slopes, sink)
+    elif _dispatch.through_operator(q, k, v, alibi_slopes, sink, mask):
+        needs_lse = return_lse or _dispatch.needs_gradients(q, k, v, alibi_slopes, sink, mask)
         o, lse = _dispatch.compiled_ops().attention_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap,
-            alibi_slopes, sink, dropout, dropout_state, deterministic, check_contents, needs_lse,
+            alibi_slopes, sink, dropout, dropout_state, mask, deterministic, check_contents, needs_lse,
         )  # fmt: skip
         o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
     of_q, of_k, of_v = tensor("q", q), tensor("k", k), tensor("v", v)
     if out is None:
         _arrays.require_dims(3, q=q, v=v)
-        out = _arrays.full(q, (*q.shape[:2], v.shape[2]), 0.0)
+        out = _arrays.full(q, (*q.shape[:2], v.shape[2]), 0.0, _result_dtype(q))
     lse = _packed_lse(q) if return_lse else None
-    rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None)
-    options = _options(*rules, lse, check_contents, dropout, dropout_state, attention_chunk=attention_chunk, sm_margin=sm_margin, qv=qv)
+    rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask)
+    options = _options(*rules, lse, check_contents, dropout, dropout_state, descales, attention_chunk, sm_margin, qv)
     _attention_varlen(
         of_q,
         of_k,
@@ -347,6 +368,7 @@ def attention_varlen_backward(
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
+    mask: Array | None = None,
     dropout: float = 0.0,
     dropout_state: Array | None = None,
     deterministic: bool = False,
@@ -364,14 +386,14 @@ def attention_varlen_backward(
     results = 3 if sink is None else 4
     if out is not None and len(out) != results:
         raise ValueError(f"out has {len(out)} arrays; allowed: {results}, {'(dq, dk, dv)' if sink is None else '(dq, dk, dv, d_sink)'}")
-    if _dispatch.through_operator(q, k, v, o, lse, d_o, alibi_slopes, sink):
+    if _dispatch.through_operator(q, k, v, o, lse, d_o, alibi_slopes, sink, mask):
         gradients = _dispatch.compiled_ops().attention_varlen_backward(
             q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, scale, causal, causal_offset, window[0], window[1],
-            attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout, dropout_state, deterministic, check_contents,
+            attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout, dropout_state, mask, deterministic, check_contents,
         )  # fmt: skip
         return _dispatch.into(None if out is None else tuple(out), tuple(gradients[:results]))
     inputs = [tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("d_o", d_o))]
-    rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None)
+    rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask)
     forward = _options(*rules, None, check_contents, dropout, dropout_state, attention_chunk=attention_chunk, sm_margin=sm_margin)
     if out is None:
         out = tuple(_arrays.empty(x, x.shape) for x in ((q, k, v) if sink is None else (q, k, v, sink)))
@@ -417,6 +439,10 @@ def attention_decode(
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     sink: Array | None = None,
+    mask: Array | None = None,
+    q_descale: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
     return_lse: bool = False,
     check_contents: bool | None = None,
     qv: Array | None = None,
@@ -441,15 +467,18 @@ def attention_decode(
     are packed, [total_new, kv_heads, ..]. Neither with rotary tables: call rope() first.
 
     num_splits: splits of a sequence's keys that run in parallel; 0: the library's choice. check_contents: waits for the device and refuses
-    wrong lengths and page numbers, which are otherwise clamped; None: as in tilewave.check_contents(). Other arguments as in
-    attention().
+    wrong lengths and page numbers, which are otherwise clamped; None: as in tilewave.check_contents(). mask: keys count from the first one
+    after leftpad, and there are `capacity`. q, caches and new keys may be float8_e4m3fn, without rotary tables: the tokens in use are
+    converted to o's dtype first. Other arguments as in attention().
     """
-    if _dispatch.through_operator(q, k_cache, v_cache, new_k, new_v, rotary_cos, rotary_sin, alibi_slopes, sink, qv):
+    descales = (q_descale, k_descale, v_descale)
+    if _dispatch.through_operator(q, k_cache, v_cache, new_k, new_v, rotary_cos, rotary_sin, alibi_slopes, sink, mask, qv, *descales):
         ops = _dispatch.compiled_ops()
         o, lse = (ops.attention_decode_read if new_k is None and new_v is None else ops.attention_decode)(
             q, k_cache, v_cache, seqlens, batch_idx, leftpad, block_table, cu_seqlens_q, cu_seqlens_new, new_k, new_v, rotary_cos,
             rotary_sin, rotary_interleaved, num_splits, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes, sink,
-            qv, check_contents, return_lse,
+            qv, mask, *descales,
+            check_contents, None if out is None else out.dtype, return_lse,
         )  # fmt: skip
         o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
@@ -459,7 +488,7 @@ def attention_decode(
     if out is None and packed:
         _arrays.require_dims(3, q=q)
         _arrays.require_dims(4, v_cache=v_cache)
-        out = _arrays.full(q, (*q.shape[:2], v_cache.shape[3]), 0.0)
+        out = _arrays.full(q, (*q.shape[:2], v_cache.shape[3]), 0.0, _result_dtype(q))
     elif out is None:
         out = _output(q, v_cache, "v_cache")
     lse = None
@@ -480,8 +509,8 @@ def attention_decode(
     ):
         if array is not None:
             setattr(cache, name, tensor(name, array))
-    rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, None)
-    options = _options(*rules, lse, check_contents, attention_chunk=attention_chunk, sm_margin=sm_margin, qv=qv)
+    rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask)
+    options = _options(*rules, lse, check_contents, 0.0, None, descales, attention_chunk, sm_margin, qv)
     _attention_decode(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(cache), _library.byref(options), _arrays.stream(q))
     return (out, lse) if return_lse else out
 
@@ -633,7 +662,7 @@ define(
 
 
 def _operator_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *rest):
-    *options, _, check_contents, return_lse = rest  # what is between them is for the backward
+    *options, mask, _, check_contents, return_lse = rest  # what is between them is for the backward
     result = attention_varlen(
         q,
         k,
@@ -643,6 +672,7 @@ def _operator_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, s
         seqused_q=seqused_q,
         seqused_k=seqused_k,
         **_named_options(options),
+        mask=mask,
         check_contents=check_contents,
         return_lse=return_lse,
     )
@@ -650,16 +680,16 @@ def _operator_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, s
 
 
 def _keep_for_varlen_backward(ctx, inputs, output):
-    *tensors_and_options, alibi_slopes, sink, dropout, dropout_state, deterministic, _, _ = inputs
+    *tensors_and_options, alibi_slopes, sink, dropout, dropout_state, mask, deterministic, _, _ = inputs
     tensors, options = tensors_and_options[:7], tensors_and_options[7:]
     o, lse = output
     ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(*tensors, o, lse, alibi_slopes, sink, dropout_state)
+    ctx.save_for_backward(*tensors, o, lse, alibi_slopes, sink, dropout_state, mask)
     ctx.options, ctx.dropout, ctx.deterministic = options, dropout, deterministic
 
 
 def _varlen_gradients(ctx, d_o, _):
-    q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, alibi_slopes, sink, dropout_state = ctx.saved_tensors
+    q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, alibi_slopes, sink, dropout_state, mask = ctx.saved_tensors
     missing = functools.partial(_missing, d_o)
     if lse.shape != (q.shape[1], q.shape[0]):
         what = "operator attention_varlen has no backward if return_lse is False"
@@ -669,17 +699,18 @@ def _varlen_gradients(ctx, d_o, _):
         # The forward pass has checked the offsets, if that was asked for.
         dq, dk, dv, d_sink = _dispatch.compiled_ops().attention_varlen_backward(
             q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, *ctx.options, alibi_slopes, sink, ctx.dropout,
-            dropout_state, deterministic, False,
+            dropout_state, mask, deterministic, False,
         )  # fmt: skip
     d_slopes = missing("attention_varlen has no gradient of alibi_slopes", alibi_slopes) if ctx.needs_input_grad[15] else None
-    return dq, dk, dv, *(None,) * 12, d_slopes, None if sink is None else d_sink, *(None,) * 5
+    d_mask = missing("attention_varlen has no gradient of mask", mask) if ctx.needs_input_grad[19] else None
+    return dq, dk, dv, *(None,) * 12, d_slopes, None if sink is None else d_sink, None, None, d_mask, *(None,) * 3
 
 
 _VARLEN_SCHEMA = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k"
 
 define(
-    f"attention_varlen(Tensor q, Tensor k, Tensor v, {_VARLEN_SCHEMA}, {_DROPOUT_SCHEMA}, bool deterministic, bool? check_contents, "
-    "bool return_lse) -> (Tensor, Tensor)",
+    f"attention_varlen(Tensor q, Tensor k, Tensor v, {_VARLEN_SCHEMA}, {_DROPOUT_SCHEMA}, Tensor? mask, bool deterministic, "
+    "bool? check_contents, bool return_lse) -> (Tensor, Tensor)",
     _operator_attention_varlen,
     _fake,
     Gradient(_keep_for_varlen_backward, _varlen_gradients),
@@ -687,22 +718,39 @@ define(
 
 
 def _operator_varlen_qv(q, k, v, qv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *rest):
-    *options, check_contents, return_lse = rest
-    lengths = {"seqused_q": seqused_q, "seqused_k": seqused_k, "check_contents": check_contents}
+    *options, mask, check_contents, return_lse = rest
+    lengths = {"seqused_q": seqused_q, "seqused_k": seqused_k, "check_contents": check_contents, "mask": mask}
     o = attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **lengths, **_named_options(options), qv=qv, return_lse=return_lse)
     return _with_lse(o, q, return_lse)
 
 
 define(
-    f"attention_varlen_qv(Tensor q, Tensor k, Tensor v, Tensor qv, {_VARLEN_SCHEMA}, {_DROPOUT_SCHEMA}, bool? check_contents, bool return_lse) -> "
-    "(Tensor, Tensor)",
+    f"attention_varlen_qv(Tensor q, Tensor k, Tensor v, Tensor qv, {_VARLEN_SCHEMA}, {_DROPOUT_SCHEMA}, Tensor? mask, bool? check_contents, "
+    "bool return_lse) -> (Tensor, Tensor)",
     _operator_varlen_qv,
     _fake,
 )
 
 
+def _operator_varlen_fp8(q, k, v, q_descale, k_descale, v_descale, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *rest):
+    *options, mask, check_contents, o_dtype, return_lse = rest
+    out = None if o_dtype is None else _arrays.full(q, (*q.shape[:2], v.shape[2]), 0.0, str(o_dtype).removeprefix("torch."))
+    lengths = {"seqused_q": seqused_q, "seqused_k": seqused_k, "check_contents": check_contents, "mask": mask}
+    descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    others = {**lengths, **descales, **_named_options(options)}
+    return _with_lse(attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **others, return_lse=return_lse, out=out), q, return_lse)
+
+
+define(
+    f"attention_varlen_fp8(Tensor q, Tensor k, Tensor v, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, {_VARLEN_SCHEMA}, "
+    f"{_OPTIONS_SCHEMA}, Tensor? mask, bool? check_contents, ScalarType? o_dtype, bool return_lse) -> (Tensor, Tensor)",
+    _operator_varlen_fp8,
+    _fake_fp8,
+)
+
+
 def _operator_varlen_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, *rest):
-    *options, deterministic, check_contents = rest
+    *options, mask, deterministic, check_contents = rest
     gradients = attention_varlen_backward(
         q,
         k,
@@ -715,6 +763,7 @@ def _operator_varlen_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, se
         seqused_q=seqused_q,
         seqused_k=seqused_k,
         **_named_options(options),
+        mask=mask,
         deterministic=deterministic,
         check_contents=check_contents,
     )
@@ -722,13 +771,13 @@ def _operator_varlen_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, se
 
 
 def _fake_varlen_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, *rest):
-    sink = rest[-5]
+    sink = rest[-6]
     return (*(x.new_empty(x.shape) for x in (q, k, v)), _arrays.empty(lse, (0,) if sink is None else sink.shape))
 
 
 define(
     f"attention_varlen_backward(Tensor q, Tensor k, Tensor v, {_VARLEN_SCHEMA}, Tensor o, Tensor lse, Tensor d_o, {_DROPOUT_SCHEMA}, "
-    "bool deterministic, bool? check_contents) -> (Tensor, Tensor, Tensor, Tensor)",
+    "Tensor? mask, bool deterministic, bool? check_contents) -> (Tensor, Tensor, Tensor, Tensor)",
     _operator_varlen_backward,
     _fake_varlen_backward,
 )
@@ -749,8 +798,12 @@ def _operator_attention_decode(q, k_cache, v_cache, *rest):
         "rotary_interleaved",
         "num_splits",
     )
-    cache, (*options, qv, check_contents, return_lse) = dict(zip(names, rest)), rest[len(names) :]
-    others = {"qv": qv, "check_contents": check_contents, "return_lse": return_lse}
+    cache, rest = dict(zip(names, rest)), rest[len(names) :]
+    *options, qv, mask, q_descale, k_descale, v_descale, check_contents, o_dtype, return_lse = rest
+    others = {"qv": qv, "mask": mask, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    others |= {"check_contents": check_contents, "return_lse": return_lse}
+    if o_dtype is not None:
+        others["out"] = _arrays.full(q, (*q.shape[:-1], v_cache.shape[3]), 0.0, str(o_dtype).removeprefix("torch."))
     result = attention_decode(q, k_cache, v_cache, **cache, **_named_options(options), **others)
     return _with_lse(result, q, return_lse)
 
@@ -764,16 +817,26 @@ def _operator_attention_decode_read(*arguments):
 _DECODE_SCHEMA = (
     "Tensor? seqlens, Tensor? batch_idx, Tensor? leftpad, Tensor? block_table, Tensor? cu_seqlens_q, Tensor? cu_seqlens_new, "
     "Tensor? new_k, Tensor? new_v, Tensor? rotary_cos, Tensor? rotary_sin, bool rotary_interleaved, SymInt num_splits, "
-    f"{_OPTIONS_SCHEMA}, Tensor? qv, bool? check_contents, bool return_lse) -> (Tensor, Tensor)"
+    f"{_OPTIONS_SCHEMA}, Tensor? qv, Tensor? mask, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, bool? check_contents, "
+    "ScalarType? o_dtype, bool return_lse) -> (Tensor, Tensor)"
 )
+
+
+def _fake_decode(q, k_cache, v_cache, *rest):
+    o, lse = _fake(q, k_cache, v_cache, *rest)
+    o_dtype = rest[-2]
+    return _arrays.empty(q, o.shape, _result_dtype(q) if o_dtype is None else str(o_dtype).removeprefix("torch.")), lse
+
+
+
 define(
     f"attention_decode(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, {_DECODE_SCHEMA}",
     _operator_attention_decode,
-    _fake,
+    _fake_decode,
 )
 # The same without new keys. Graphs whose inputs are written cannot become CUDA graphs, and copies are made before writes: not for nothing.
 define(
     f"attention_decode_read(Tensor q, Tensor k_cache, Tensor v_cache, {_DECODE_SCHEMA}",
     _operator_attention_decode_read,
-    _fake,
+    _fake_decode,
 )
