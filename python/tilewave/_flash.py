@@ -171,7 +171,8 @@ def _check_qv(q: torch.Tensor, qv: torch.Tensor, v: torch.Tensor, softmax_scale)
     if q.shape[-1] > _LARGEST_HEAD_DIM_WITH_QV:
         raise unsupported("q's head dimension", q.shape[-1], f"up to {_LARGEST_HEAD_DIM_WITH_QV} with qv")
     if v.shape[-1] > _LARGEST_HEAD_DIM and (q.shape[-1], v.shape[-1]) != (_LATENT_ROTARY_DIM, _LATENT_DIM):
-        raise unsupported("v's head dimension", v.shape[-1], f"up to {_LARGEST_HEAD_DIM} with qv, and {_LATENT_DIM} with keys of {_LATENT_ROTARY_DIM}")
+        allowed = f"up to {_LARGEST_HEAD_DIM} with qv, and {_LATENT_DIM} with keys of {_LATENT_ROTARY_DIM}"
+        raise unsupported("v's head dimension", v.shape[-1], allowed)
     if softmax_scale is None:
         return (q.shape[-1] + v.shape[-1]) ** -0.5
     if softmax_scale < _SMALLEST_FLOAT:
@@ -200,7 +201,8 @@ def _attend_latent(q, qv, k, v, rules, *, return_lse, refused=(), **options) -> 
         kv = v.as_strided((*v.shape[:-1], _LATENT_DIM + _LATENT_ROTARY_DIM), v.stride())
     else:
         kv = torch.cat([v, k], dim=-1)
-    out = ops.mla_decode(torch.cat([qv, q], dim=-1), kv, scale=rules["scale"], causal=bool(rules["causal"]), return_lse=return_lse, **options)
+    options |= {"scale": rules["scale"], "causal": bool(rules["causal"]), "return_lse": return_lse}
+    out = ops.mla_decode(torch.cat([qv, q], dim=-1), kv, **options)
     return out if return_lse else (out, None)
 
 

@@ -24,8 +24,8 @@ speed: pack_gqa, and num_splits elsewhere.
 qv: [.., heads, headdim_v], a second query of each row that is multiplied by the values: the scores are softmax_scale (q k^T + qv v^T), by
 default with softmax_scale 1 / sqrt(headdim + headdim_v). headdim is up to 128, headdim_v up to 256; no gradient. With headdim 64 and
 headdim_v 512, one key head, bfloat16 or float16, flash_attn_func and flash_attn_with_kvcache compute it by tilewave.ops.mla_decode: without
-new keys, windows, softcap, attention_chunk, cache_batch_idx, cache_leftpad, sm_margin and packed queries but of one for each sequence. Where the rows of
-a cache are [value, key], as the cache of a latent model is, nothing is copied. NotImplementedError names what is not supported.
+new keys, windows, softcap, attention_chunk, cache_batch_idx, cache_leftpad and sm_margin; of packed queries one for each sequence. Where
+the rows of a cache are [value, key], as those of a latent model are, nothing is copied. NotImplementedError names what is not supported.
 
 Tensors may be float8_e4m3fn, with q_descale, k_descale and v_descale, float32 [batch, kv_heads]; results are bfloat16, without a gradient.
 On a Hopper GPU flash_attn_func and flash_attn_qkvpacked_func multiply them as they are. Packed sequences and the tokens in use of a cache
@@ -266,8 +266,8 @@ def flash_attn_with_kvcache(
     that run in parallel, at most 128; 0: that of scheduler_metadata, get_scheduler_metadata()'s tensor, or the library's choice.
 
     rotary_cos, rotary_sin: [positions, rotary_dim / 2], which rotate new key i at position rotary_seqlens + i (int32 [batch];
-    default: cache_seqlens, including left pad); query i too if `causal`, with a window or with attention_chunk, else at rotary_seqlens. Pairs are 2 n and
-    2 n + 1 (`rotary_interleaved`), or n and n + rotary_dim / 2.
+    default: cache_seqlens, including left pad); query i too if `causal`, with a window or with attention_chunk, else at rotary_seqlens.
+    Pairs are 2 n and 2 n + 1 (`rotary_interleaved`), or n and n + rotary_dim / 2.
 
     cu_seqlens_q, int32 [batch + 1]: q is packed, [total_q, heads, headdim], and so is out; softmax_lse is [heads, total_q]. max_seqlen_q of
     1 with as many queries as sequences means one query for each; otherwise it is ignored. cu_seqlens_k_new, int32 [batch + 1]: k and v are
@@ -335,10 +335,11 @@ def get_scheduler_metadata(
     """The number of splits for calls of flash_attn_with_kvcache with these arguments, whose longest sequence has max_seqlen_k keys, chosen
     once for all layers.
 
-    Gives int32 [splits], on cache_seqlens's device: the length is the number of splits, 1 to 128, and each element is that number, for
-    reading only. Other tensors of the same length mean the same. A num_splits above 0 is that number. The other arguments are FlashAttention's; the choice
-    does not depend on them: headdim, qkv_dtype (in FlashAttention its default is torch.bfloat16), headdim_v, cu_seqlens_k_new,
-    cache_leftpad, page_size, causal, window_size, has_softcap, pack_gqa. With cu_seqlens_q keys are not split unless max_seqlen_q is 1.
+    Gives int32 [splits], on cache_seqlens's device: its length is the number of splits, 1 to 128, and so is each element. Only the length
+    counts, so that the host knows it without waiting for the device; any int32 tensor of that length means the same. A num_splits above 0
+    is the number itself. With cu_seqlens_q keys are not split unless max_seqlen_q is 1. The choice does not depend on the other arguments:
+    headdim, qkv_dtype (in FlashAttention its default is torch.bfloat16), headdim_v, cu_seqlens_k_new, cache_leftpad, page_size, causal,
+    window_size, has_softcap, pack_gqa.
     """
     import torch
 

@@ -123,7 +123,11 @@ LENGTHS = torch.zeros(2, dtype=torch.int32)
         case(NotImplementedError, "^q's head dimension is 136", lambda: fa3.flash_attn_func(of_width(136), of_width(136), X, qv=X)),
         case(NotImplementedError, "^softmax_scale is -1", lambda: fa3.flash_attn_func(X, X, X, qv=X, softmax_scale=-1.0)),
         case(NotImplementedError, "^v's head dimension is 264", lambda: fa3.flash_attn_func(X, X, of_width(264), qv=of_width(264))),
-        case(NotImplementedError, "^window is", lambda: fa3.flash_attn_func(of_width(64), of_width(64), of_width(512), qv=of_width(512), window_size=(3, 0))),
+        case(
+            NotImplementedError,
+            "^window is",
+            lambda: fa3.flash_attn_func(of_width(64), of_width(64), of_width(512), qv=of_width(512), window_size=(3, 0)),
+        ),
         case(NotImplementedError, "^kv_heads is", lambda: fa3.flash_attn_func(of_width(64), of_width(64), of_width(512), qv=of_width(512))),
         case(ValueError, "q_descale is given, but q is", lambda: fa3.flash_attn_func(X, X, X, q_descale=X)),
         case(ValueError, "k_descale is", lambda: fa3.flash_attn_func(*[X.to(torch.float8_e4m3fn)] * 3, k_descale=X)),
@@ -131,7 +135,9 @@ LENGTHS = torch.zeros(2, dtype=torch.int32)
         case(
             NotImplementedError,
             "^rotary_cos is given",
-            lambda: fa3.flash_attn_with_kvcache(*[X.to(torch.float8_e4m3fn)] * 5, rotary_cos=TABLE, rotary_sin=TABLE, cache_seqlens=LENGTHS),
+            lambda: fa3.flash_attn_with_kvcache(
+                *[X.to(torch.float8_e4m3fn)] * 5, rotary_cos=TABLE, rotary_sin=TABLE, cache_seqlens=LENGTHS
+            ),
         ),
         case(ValueError, "^attention_chunk is -4", lambda: fa3.flash_attn_func(X, X, X, attention_chunk=-4)),
         case(TypeError, "^attention_chunk is 4.5", lambda: fa3.flash_attn_with_kvcache(X, X, X, attention_chunk=4.5)),

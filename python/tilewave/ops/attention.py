@@ -6,8 +6,8 @@ s = softcap tanh(s / softcap), s -= slope |i + diagonal - j|, s += mask. Finally
 attention_chunk or a boolean mask hides the key.
 
 Arrays are NumPy's, PyTorch's or DLPack's, on the CPU or on CUDA, all on one device. bf16 or f16, on the CPU f32 too. Head dimensions are
-multiples of 8 up to 256, the last dimension is contiguous. q, k and v may be float8_e4m3fn. heads is a multiple of kv_heads: query head h uses key head
-h // (heads // kv_heads). On CUDA calls are enqueued on PyTorch's current stream and return.
+multiples of 8 up to 256, the last dimension is contiguous. q, k and v may be float8_e4m3fn. heads is a multiple of kv_heads: query head h
+uses key head h // (heads // kv_heads). On CUDA calls are enqueued on PyTorch's current stream and return.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def attention(
     softmax's denominator. Where a query sees no key, o is 0 and lse -inf.
 
     scale: default 1 / sqrt(head_dim). causal: query i sees keys j <= i + diagonal; `causal_offset` replaces the diagonal (0: PyTorch's
-    is_causal). window: (left, right), query i sees keys i + diagonal - left to i + diagonal + right; -1: no bound. attention_chunk: C above 0,
-    query i sees only keys j of its own chunk of C keys, those with j // C == (i + diagonal) // C. softcap: 0 is none.
+    is_causal). window: (left, right), query i sees keys i + diagonal - left to i + diagonal + right; -1: no bound. attention_chunk: C above
+    0, query i sees only keys j of its own chunk of C keys, those with j // C == (i + diagonal) // C. softcap: 0 is none.
     alibi_slopes: f32 [heads] or [batch, heads]. sink: f32 [heads], the logit of a key without a value. mask: bool (True: visible), or f32
     or o's dtype (added), broadcast to [batch, heads, seqlen_q, seqlen_k]. out: o's memory.
 
@@ -166,23 +166,23 @@ def attention(
         if _dispatch.through_operator(q, k, v, *descales, alibi_slopes, sink, mask):
             o_dtype = None if out is None else out.dtype
             o, lse = _dispatch.compiled_ops().attention_fp8(
-                q, k, v, *descales, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes, sink, mask, o_dtype,
-                return_lse,
+                q, k, v, *descales, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes,
+                sink, mask, o_dtype, return_lse,
             )  # fmt: skip
             o = _dispatch.into(out, o)
             return (o, lse) if return_lse else o
     elif qv is not None and _dispatch.through_operator(q, k, v, qv, alibi_slopes, sink, mask):
         o, lse = _dispatch.compiled_ops().attention_qv(
-            q, k, v, qv, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout,
-            dropout_state, mask, return_lse,
+            q, k, v, qv, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes, sink,
+            dropout, dropout_state, mask, return_lse,
         )  # fmt: skip
         o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
     elif _dispatch.through_operator(q, k, v, alibi_slopes, sink, mask):
         needs_lse = return_lse or _dispatch.needs_gradients(q, k, v, alibi_slopes, sink, mask)
         o, lse = _dispatch.compiled_ops().attention(
-            q, k, v, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout, dropout_state, mask,
-            deterministic, needs_lse,
+            q, k, v, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout,
+            dropout_state, mask, deterministic, needs_lse,
         )  # fmt: skip
         o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
@@ -190,7 +190,8 @@ def attention(
     if out is None:
         out = _output(q, v, "v")
     lse = _arrays.empty(q, (q.shape[0], q.shape[2], q.shape[1]), "float32") if return_lse else None
-    options = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, lse, None, dropout, dropout_state, descales, attention_chunk, sm_margin, qv)
+    rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask)
+    options = _options(*rules, lse, None, dropout, dropout_state, descales, attention_chunk, sm_margin, qv)
     _attention(of_q, of_k, of_v, tensor("out", out, written=True), _library.byref(options), _arrays.stream(q))
     return (out, lse) if return_lse else out
 
@@ -231,12 +232,13 @@ def attention_backward(
         raise ValueError(f"out has {len(out)} arrays; allowed: {results}, {'(dq, dk, dv)' if sink is None else '(dq, dk, dv, d_sink)'}")
     if _dispatch.through_operator(q, k, v, o, lse, d_o, alibi_slopes, sink, mask):
         gradients = _dispatch.compiled_ops().attention_backward(
-            q, k, v, o, lse, d_o, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout, dropout_state,
-            mask, deterministic,
+            q, k, v, o, lse, d_o, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes,
+            sink, dropout, dropout_state, mask, deterministic,
         )  # fmt: skip
         return _dispatch.into(None if out is None else tuple(out), tuple(gradients[:results]))
     inputs = [tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("d_o", d_o))]
-    forward = _options(scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask, None, False, dropout, dropout_state, attention_chunk=attention_chunk, sm_margin=sm_margin)
+    rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask)
+    forward = _options(*rules, None, False, dropout, dropout_state, attention_chunk=attention_chunk, sm_margin=sm_margin)
     if out is None:
         out = tuple(_arrays.empty(x, x.shape) for x in ((q, k, v) if sink is None else (q, k, v, sink)))
     outputs = [tensor(name, x, written=True) for name, x in zip(("dq", "dk", "dv", "d_sink"), out)]
@@ -307,7 +309,8 @@ def attention_varlen(
         if _dispatch.through_operator(q, k, v, *descales, alibi_slopes, sink, mask):
             o, lse = _dispatch.compiled_ops().attention_varlen_fp8(
                 q, k, v, *descales, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale, causal, causal_offset, window[0], window[1],
-                attention_chunk, sm_margin, softcap, alibi_slopes, sink, mask, check_contents, None if out is None else out.dtype, return_lse,
+                attention_chunk, sm_margin, softcap, alibi_slopes, sink, mask, check_contents, None if out is None else out.dtype,
+                return_lse,
             )  # fmt: skip
             o = _dispatch.into(out, o)
             return (o, lse) if return_lse else o
@@ -321,8 +324,8 @@ def attention_varlen(
     elif _dispatch.through_operator(q, k, v, alibi_slopes, sink, mask):
         needs_lse = return_lse or _dispatch.needs_gradients(q, k, v, alibi_slopes, sink, mask)
         o, lse = _dispatch.compiled_ops().attention_varlen(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap,
-            alibi_slopes, sink, dropout, dropout_state, mask, deterministic, check_contents, needs_lse,
+            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale, causal, causal_offset, window[0], window[1], attention_chunk,
+            sm_margin, softcap, alibi_slopes, sink, dropout, dropout_state, mask, deterministic, check_contents, needs_lse,
         )  # fmt: skip
         o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
@@ -476,9 +479,8 @@ def attention_decode(
         ops = _dispatch.compiled_ops()
         o, lse = (ops.attention_decode_read if new_k is None and new_v is None else ops.attention_decode)(
             q, k_cache, v_cache, seqlens, batch_idx, leftpad, block_table, cu_seqlens_q, cu_seqlens_new, new_k, new_v, rotary_cos,
-            rotary_sin, rotary_interleaved, num_splits, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes, sink,
-            qv, mask, *descales,
-            check_contents, None if out is None else out.dtype, return_lse,
+            rotary_sin, rotary_interleaved, num_splits, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin,
+            softcap, alibi_slopes, sink, qv, mask, *descales, check_contents, None if out is None else out.dtype, return_lse,
         )  # fmt: skip
         o = _dispatch.into(out, o)
         return (o, lse) if return_lse else o
@@ -725,8 +727,8 @@ def _operator_varlen_qv(q, k, v, qv, cu_seqlens_q, cu_seqlens_k, seqused_q, sequ
 
 
 define(
-    f"attention_varlen_qv(Tensor q, Tensor k, Tensor v, Tensor qv, {_VARLEN_SCHEMA}, {_DROPOUT_SCHEMA}, Tensor? mask, bool? check_contents, "
-    "bool return_lse) -> (Tensor, Tensor)",
+    f"attention_varlen_qv(Tensor q, Tensor k, Tensor v, Tensor qv, {_VARLEN_SCHEMA}, {_DROPOUT_SCHEMA}, Tensor? mask, "
+    "bool? check_contents, bool return_lse) -> (Tensor, Tensor)",
     _operator_varlen_qv,
     _fake,
 )
