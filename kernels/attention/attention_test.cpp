@@ -535,7 +535,7 @@ TEST_P(Attention, IsDeterministic) {
 }
 
 TEST_P(Attention, LeavesAMargin) {
-  // The same results, and on a GPU blocks on one SM only take as long as one SM does.
+  // Down to blocks on one SM only. LaunchBlocks has the number of blocks.
   const std::int64_t seqlen = device.is_cuda() ? 2048 : 130;
   PlacedTensor q({2, seqlen, 8, 64}, dtype, device), k({2, seqlen, 2, 64}, dtype, device), v({2, seqlen, 2, 64}, dtype, device),
       o({2, seqlen, 8, 64}, dtype, device);
@@ -551,11 +551,6 @@ TEST_P(Attention, LeavesAMargin) {
       EXPECT_TRUE(accurate({with.values(), expected, expected, arithmetic_of(dtype, device)})) << "margin " << margin;
     }
   }
-  if (!device.is_cuda() || dtype == DType::f32) return;
-  const auto time = [&](int margin) {
-    return milliseconds(Stream::standard(device), [&] { tw::attention(q, k, v, o, {.sm_margin = margin}); });
-  };
-  EXPECT_GE(time(all_but_one), 5 * time(0));
 }
 
 TEST_P(Attention, RunsOnTheStreamGiven) {
