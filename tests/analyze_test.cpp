@@ -92,9 +92,9 @@ TEST(Analyze, GemmOfAClusterSharesB) {
 
 TEST(Analyze, GemmEpilogue) {
   const Analysis a = analyze_gemm<128, 256, 1, GeluTanh>({1000, 1000, 1000}, true, true);
-  const std::uint64_t tile_elements = 1024 * 1024;
-  // alpha; bias; gelu: 6 of its own and 2 of sigmoid; residual.
-  EXPECT_EQ(a.operations.f32, tile_elements * (1 + 1 + 8 + 1));
+  const std::uint64_t tile_elements = 1024 * 1024, with_bias = 1024 * 1000;
+  // alpha; bias, where there is one; gelu: 6 of its own and 2 of sigmoid; residual.
+  EXPECT_EQ(a.operations.f32, tile_elements * (1 + 8 + 1) + with_bias);
   EXPECT_EQ(a.operations.special, tile_elements * 2);
   EXPECT_EQ(a.global_read, 4u * 2000000 + 8u * 2000000 + 8u * 1000 * 2 + 2000000);
   EXPECT_EQ(a.unique_read, 2u * 2000000 + 2000 + 2000000);

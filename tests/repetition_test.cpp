@@ -232,7 +232,8 @@ TEST(Repetition, cuda_MatrixProducts) {
   skip_without_cuda();
   std::vector<Case> cases;
   // Each tile width, one and two steps, and none.
-  const std::vector<kernels::gemm::Config> tiles = kernels::gemm::configs(kernels::generic_shared_bytes(Stream::standard(Device::cuda())));
+  const std::int64_t generic_shared = kernels::generic_shared_bytes(Stream::standard(Device::cuda()));
+  const std::vector<kernels::gemm::Config> tiles = kernels::gemm::configs(generic_shared);
   for (int config = 0; config < static_cast<int>(tiles.size()); ++config) {
     const std::int64_t n = tiles[static_cast<std::size_t>(config)].bn;
     cases.push_back(gemm_case({"one step", 65536, n, 16, config}));
@@ -240,10 +241,13 @@ TEST(Repetition, cuda_MatrixProducts) {
     cases.push_back(gemm_case({"no step", 16384, n, 0, config}));
     cases.push_back(gemm_case({"f16", 32768, n, 64, config, 1, DType::f16}));
     cases.push_back(gemm_case({"tails", 32767 + 1 - 64, n + 64, 64, config}));
-    if (tiles[static_cast<std::size_t>(config)].teams == 1)
-      cases.push_back(gemm_case({"swiglu", 32768, n, 32, config, 1, DType::bf16, Activation::swiglu}));
-    else
-      cases.push_back(gemm_case({"sums that begin with a residual", 32768, 3 * n, 192, config, 1, DType::bf16, Activation::none, true}));
+    if (tiles[static_cast<std::size_t>(config)].teams > 1) {
+      cases.push_back(gemm_case({"teams", 32768, 3 * n, 192, config}));
+      continue;
+    }
+    cases.push_back(gemm_case({"swiglu", 32768, n, 32, config, 1, DType::bf16, Activation::swiglu}));
+    if (generic_shared == 0)
+      cases.push_back(gemm_case({"sums that begin with a residual", 32768, n, 192, config, 1, DType::bf16, Activation::none, true}));
   }
   const int narrowest = static_cast<int>(tiles.size()) - 1;
   for (const int config : {narrowest - 1, narrowest})

@@ -212,7 +212,7 @@ TEST_F(Tuned, GemmTakesTheConfigurationOfExactlyItsProblem) {
   const kernels::gemm::Config c = kernels::gemm::kCpuConfigs[1];
   const std::string key = kernels::gemm::problem_key(call_of(100, 200, 300));
   EXPECT_EQ(tuned_config(call_of(100, 200, 300)), -1);
-  keep_tuned(kDevice, key, {"small", {c.bm, c.bn, c.stages, c.cluster, c.band, 1}});
+  keep_tuned(kDevice, key, {"small", {c.bm, c.bn, c.stages, c.cluster, c.band, 1, 1}});
   EXPECT_EQ(tuned_config(call_of(100, 200, 300)), 1);
   EXPECT_EQ(tuned_config(call_of(101, 200, 300)), -1);
   EXPECT_EQ(tuned_config(call_of(200, 100, 300)), -1);
@@ -227,7 +227,8 @@ TEST_F(Tuned, GemmTakesTheConfigurationOfExactlyItsProblem) {
 
 TEST_F(Tuned, GemmIgnoresConfigurationsThatItDoesNotHave) {
   const std::string key = kernels::gemm::problem_key(call_of(100, 200, 300));
-  for (const std::vector<int>& values : {std::vector<int>{}, {1}, {32, 192, 2, 1, 7, 1}, {32, 192, 2, 1, 1}, {32, 192, 2, 1, 1, 1, 1}}) {
+  for (const std::vector<int>& values :
+       {std::vector<int>{}, {1}, {32, 192, 2, 1, 7, 1, 1}, {32, 192, 2, 1, 1, 1}, {32, 192, 2, 1, 1, 1, 2}}) {
     keep_tuned(kDevice, key, {"unknown", values});
     EXPECT_EQ(tuned_config(call_of(100, 200, 300)), -1);
   }

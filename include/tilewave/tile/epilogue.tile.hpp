@@ -116,8 +116,13 @@ struct Ends<Target, T, Acc, false, Meeting::vector> {
 template <class Target, class Acc, class Bias, class At>
 TW_INLINE void add_bias(auto& block, Acc& acc, const Bias& bias, const At& at, int cols) {
   if constexpr (meeting<Acc>() == Meeting::fragment) {
+    // Without branches loads are in flight together, for which wide tiles have no registers.
+    constexpr bool together = Acc::cols <= 192;
     block.for_each(acc, [&](int, int col, auto& x) {
-      x += static_cast<float>(bias[min(at.col + col, cols - 1)]);  // without branches, loads are in flight together
+      if constexpr (together)
+        x += static_cast<float>(bias[min(at.col + col, cols - 1)]);
+      else if (at.col + col < cols)
+        x += static_cast<float>(bias[at.col + col]);
     });
   } else if constexpr (meeting<Acc>() == Meeting::rows) {
     ColumnVector<Target, float, Acc> values;

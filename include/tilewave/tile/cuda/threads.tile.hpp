@@ -30,7 +30,8 @@ struct Threads {
 
  protected:
   TW_INLINE void sync_warpgroup(const Position& p) const {
-    ptx::named_barrier(static_cast<u32>(kWarpgroupBarrier + first_warpgroup + p.warpgroup), kWarpgroupThreads);
+    const int own = kWarps == 4 ? 0 : p.warpgroup;  // a constant, so that it takes no register
+    ptx::named_barrier(static_cast<u32>(kWarpgroupBarrier + first_warpgroup + own), kWarpgroupThreads);
   }
   /// Checks that a tile in registers belongs to this block.
   template <class F>
