@@ -34,9 +34,9 @@ std::vector<Config> configs(std::int64_t generic_shared) {
 }
 
 bool valid(const Config& c, const Problem& p) {
-  const int most_with_addends = c.bm <= 128 ? 128 : c.bm <= 192 ? 96 : 0;
+  const int most_with_addends = p.begins ? 192 : c.bm <= 128 ? 128 : c.bm <= 192 ? 96 : 0;
   if (c.teams > 1 && (p.addends || p.pairs)) return false;
-  if ((p.addends && !p.begins && c.bn > most_with_addends) || (p.b_rows && c.bn % 64 != 0)) return false;
+  if ((p.addends && c.bn > most_with_addends) || (p.b_rows && c.bn % 64 != 0)) return false;
   if (p.generic_shared == 0) return c.band >= 1 && product_fits(c, p.element_bytes);
   const std::vector<Config> all = configs(p.generic_shared);
   return std::find(all.begin(), all.end(), c) != all.end();

@@ -117,7 +117,7 @@ template <class Target, class Acc, class Bias, class At>
 TW_INLINE void add_bias(auto& block, Acc& acc, const Bias& bias, const At& at, int cols) {
   if constexpr (meeting<Acc>() == Meeting::fragment) {
     // Without branches loads are in flight together, for which wide tiles have no registers.
-    constexpr bool together = Acc::cols <= 192;
+    constexpr bool together = Acc::rows <= 128 && Acc::cols <= 192;
     block.for_each(acc, [&](int, int col, auto& x) {
       if constexpr (together)
         x += static_cast<float>(bias[min(at.col + col, cols - 1)]);

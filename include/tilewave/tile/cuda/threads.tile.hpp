@@ -16,8 +16,8 @@ struct Threads {
   TW_INLINE int thread() const { return at.block_warp() * 32 + at.lane; }
   /// Waits until all threads that compute have arrived.
   TW_INLINE void sync() const {
-    if constexpr (kWarps == 4)
-      sync_warpgroup();
+    if constexpr (kWarps == 4)  // a constant but for teams, so that it takes no register
+      ptx::named_barrier(static_cast<u32>(kWarpgroupBarrier + first_warpgroup), threads);
     else
       ptx::named_barrier(kComputeBarrier, threads);
   }
@@ -30,8 +30,7 @@ struct Threads {
 
  protected:
   TW_INLINE void sync_warpgroup(const Position& p) const {
-    const int own = kWarps == 4 ? 0 : p.warpgroup;  // a constant, so that it takes no register
-    ptx::named_barrier(static_cast<u32>(kWarpgroupBarrier + first_warpgroup + own), kWarpgroupThreads);
+    ptx::named_barrier(static_cast<u32>(kWarpgroupBarrier + first_warpgroup + p.warpgroup), kWarpgroupThreads);
   }
   /// Checks that a tile in registers belongs to this block.
   template <class F>
