@@ -71,7 +71,7 @@ struct RingAlone {
   };
 };
 
-/// A kernel of teams, each step of which fills `slots` slots.
+/// A kernel with teams. Each of its steps fills `slots` slots.
 struct TeamSteps {
   template <class Target>
   struct On {

@@ -290,7 +290,7 @@ TEST_P(AttentionBackward, Dropout) {
 }
 
 TEST_P(AttentionBackward, LeavesAMargin) {
-  // With blocks on one SM only, where those that wait for their turn are all that run.
+  // On a GPU one SM is left: blocks that wait for their turn must not keep out the ones that they wait for.
   const Case c{.seqlen_q = 300, .seqlen_k = 400, .heads = 4, .kv_heads = 2, .causal = true};
   Pass pass(c, dtype, device);
   for (PlacedTensor* const t : {&pass.q, &pass.k, &pass.v, &pass.d_o}) t->fill_random(random);
