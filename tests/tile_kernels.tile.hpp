@@ -24,12 +24,12 @@ struct BackwardProducts {
     using Q = Shared<Target, T, M, D>;
     using K = Shared<Target, T, N, D>;
     using OfQueries = SharedVector<Target, float, M>;
-    using QueryGradient = Buffer<Target, float, M, D>;
+    using QueryGradient = Outbox<Target, M, D>;
     struct Params {
       Global<Target, const T, Q> q;
       Global<Target, const T, K> k;
       Global<Target, const float, OfQueries> lse, delta;  ///< [batch, queries]
-      Global<Target, float, QueryGradient> dq;
+      Global<Target, float, QueryGradient> dq;            ///< of every 8 columns the even ones first
       Global<Target, float> dk;
     };
     struct Slot {
@@ -46,6 +46,7 @@ struct BackwardProducts {
     struct State {
       Fragment<Target, float, N, D> dk;
     };
+    TW_INLINE static QueryGradient& outbox(Memory& memory) { return memory.dq; }
     TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.q.rows, M); }
     TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
       if (step == 0) producer.put(memory.k, [&](auto copy, K& k) { copy.tile(p.k, k, t.m * N, 0, t.batch); });
@@ -76,12 +77,8 @@ struct BackwardProducts {
         block.mma(state.dk, view<Contract::rows>(memory.ds), view<Contract::rows>(slot.q), step == 0);
         block.wait(leave<0>, dq, state.dk);
         block.release(memory.queries);
-        block.wait_stores(leave<0>);  // of the step before
-        block.sync();
-        block.store(dq, memory.dq);
-        block.fence();
-        block.sync();
-        block.reduce_add(memory.dq, p.dq, step * M, 0, t.batch);
+        block.reduce_add(dq, memory.dq, p.dq, step * M, 0, t.batch);
+        block.sync();  // all have read dS
       }
       block.release(memory.k);
     }
@@ -533,8 +530,6 @@ enum class Slip {
   fence_after_barrier,
   no_wait,
   no_barrier_before_store,
-  no_store_wait,
-  no_barrier_after_store_wait,
   no_barrier_before_load,
   no_barrier_after_load,
   nothing_stored,
@@ -544,7 +539,7 @@ enum class Slip {
   warpgroup_barrier_for_all_rows
 };
 
-/// Twice: x = A by way of a Buffer, y = x B^T or A x^T, and sum += y by way of another one.
+/// Twice: x = A by way of a Buffer, y = x B^T or A x^T by way of another one, and sum += y.
 template <Slip slip>
 struct Careless {
   static constexpr const char* source = kTileKernels;
@@ -553,10 +548,9 @@ struct Careless {
     static constexpr int rows = 128;
     using Schedule = Banded<1>;
     using Operand = Shared<Target, bf16, 128, 64>;
-    using Sum = Buffer<Target, float, 128, 128>;
     struct Params {
       Global<Target, const bf16, Operand> a, b;
-      Global<Target, float, Sum> sum;
+      Global<Target, float> sum;
     };
     struct Slot {
       Operand a, b;
@@ -564,7 +558,7 @@ struct Careless {
     struct Memory {
       Ring<Target, Slot, 1> ring;
       Buffer<Target, bf16, 128, 64> x;
-      Sum y;
+      Buffer<Target, float, 128, 128> y;
       explicit constexpr Memory(auto& block) : ring(block), x(block), y(block) {}
     };
     struct State {};
@@ -602,27 +596,23 @@ struct Careless {
         block.wait(leave<0>, y);
         if (!is(Slip::no_barrier_before_store)) barrier();
         if (is(Slip::no_barrier_before_store)) block.store(x, memory.x);
-        if (!is(Slip::no_store_wait)) block.wait_stores(leave<0>);
-        if (!is(Slip::no_barrier_after_store_wait)) block.sync();
         block.store(y, memory.y);
         if (!is(Slip::no_barrier_before_load)) barrier();
         block.load(y, memory.y);
+        if (is(Slip::no_last_barrier) && round == 1) break;
         if (!is(Slip::no_barrier_after_load)) barrier();
         block.store(y, memory.y);
-        block.fence();
-        block.sync();
-        block.reduce_add(memory.y, p.sum, 0, 0);
+        block.atomic_add(y, p.sum, 0, 0);
       }
-      block.wait_stores(leave<0>);
-      if (!is(Slip::no_last_barrier)) block.sync();
       block.release(memory.ring);
     }
     TW_INLINE static void finish(auto&, const Params&, Tile, Memory&, State&) {}
   };
 };
 
-/// sum += x of each tile in turn, from the first to the last. Without `Passes` no turn ends.
-template <bool Passes>
+/// sum += x of each tile in turn, from the first to the last. The turns of tiles are `Step` apart: if that is not 1, the second never
+/// comes.
+template <int Step>
 struct ThroughTurns {
   static constexpr const char* source = kTileKernels;
   template <class Target>
@@ -630,10 +620,10 @@ struct ThroughTurns {
     static constexpr int rows = 64;
     using Schedule = Banded<1>;
     using In = Shared<Target, bf16, 64, 64>;
-    using Sum = Buffer<Target, float, 64, 64>;
+    using Sum = Outbox<Target, 64, 64>;
     struct Params {
       Global<Target, const bf16, In> x;
-      Global<Target, float, Sum> sum;
+      Global<Target, float, Sum> sum;  ///< of every 8 columns the even ones first
       Pointer<Target, u32> turns;
     };
     struct Memory {
@@ -642,6 +632,7 @@ struct ThroughTurns {
       explicit constexpr Memory(auto& block) : ring(block), sum(block) {}
     };
     struct State {};
+    TW_INLINE static Sum& outbox(Memory& memory) { return memory.sum; }
     TW_INLINE static int steps(const Params&, Tile) { return 1; }
     TW_INLINE static void load(auto& producer, const Params& p, Tile t, int, Memory& memory) {
       producer.put(memory.ring, [&](auto copy, In& x) { copy.tile(p.x, x, t.m * 64, 0); });
@@ -650,14 +641,61 @@ struct ThroughTurns {
       Fragment<Target, float, 64, 64> x;
       block.load(x, block.take(memory.ring));
       block.release(memory.ring);
-      block.store(x, memory.sum);
-      block.fence();
-      block.sync();
-      block.wait_turn(p.turns, 0, t.m);
-      block.reduce_add(memory.sum, p.sum, 0, 0);
-      if constexpr (Passes) block.pass_turn(p.turns, 0);
-      block.wait_stores(leave<0>);
-      block.sync();
+      block.reduce_add_in_turn(x, memory.sum, p.sum, 0, 0, 0, 0, p.turns, 0, t.m * Step);
+    }
+    TW_INLINE static void finish(auto&, const Params&, Tile, Memory&, State&) {}
+  };
+};
+
+/// Columns in order again, of tensors to which Fragments were added.
+template <int Rows, int Cols>
+struct Interleaves {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    using Values = tw::Rows<Target, float, Rows, Cols, 4, 8>;
+    struct Params {
+      Global<Target, const float, Values> from;
+      Global<Target, float, Values> to;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      Values x;
+      block.load(x, p.from, t.m * Rows, 0);
+      block.interleave(x);
+      block.store(x, p.to, t.m * Rows, 0);
+    }
+  };
+};
+
+/// An Outbox that run() would not know.
+template <bool Named>
+struct ForgetsOutbox {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = 64;
+    using In = Shared<Target, bf16, 64, 64>;
+    using Sum = Outbox<Target, 64, 64>;
+    struct Params {
+      Global<Target, const bf16, In> x;
+      Global<Target, float, Sum> sum;
+    };
+    struct Memory {
+      Ring<Target, In, 2> ring;
+      Sum other, sum;
+      explicit constexpr Memory(auto& block) : ring(block), other(block), sum(block) {}
+    };
+    struct State {};
+    TW_INLINE static Sum& outbox(Memory& memory) requires Named { return memory.other; }
+    TW_INLINE static int steps(const Params&, Tile) { return 1; }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, In& x) { copy.tile(p.x, x, t.m * 64, 0); });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile, Memory& memory, State&) {
+      Fragment<Target, float, 64, 64> x;
+      block.load(x, block.take(memory.ring));
+      block.release(memory.ring);
+      block.reduce_add(x, memory.sum, p.sum, 0, 0);
     }
     TW_INLINE static void finish(auto&, const Params&, Tile, Memory&, State&) {}
   };

@@ -152,6 +152,14 @@ struct RecordedBuffer {
   }
 };
 
+template <int R, int C>
+struct RecordedOutbox {
+  explicit RecordedOutbox(TileRecorder& recorder) {
+    recorder.enter("outbox");
+    TileRecorder::add(layout_of<sm_90a::Shared<float, R, C, Contract::columns>>);
+  }
+};
+
 struct NotRecorded {
   explicit NotRecorded(TileRecorder&) {}
 };
@@ -174,6 +182,8 @@ struct RecordingTarget : sm_90a::Target<> {
   using Rows = RecordedTile<sm_90a::Rows<T, R, C, Warps, Width>>;
   template <class T, int R, int C>
   using Staging = RecordedStaging<T, R, C>;
+  template <int R, int C>
+  using Outbox = RecordedOutbox<R, C>;
   template <class T, int R, int C>
   using Scratch = NotRecorded;
   template <class T, int R, int C, Contract contract>

@@ -60,16 +60,16 @@ struct Delta {
   };
 };
 
-/// dQ = scale * sum, rounded. A tile is R rows of the sum, of one head.
+/// dQ = scale * sum, rounded, its columns in order again. A tile is R rows of the sum, of one head.
 template <class T, int R, int C>
 struct ScaledSum {
   static constexpr const char* source = "kernels/attention/delta.tile.hpp";
 
   template <class Target>
   struct On {
-    using Values = Rows<Target, float, R, C>;
+    using Values = Rows<Target, float, R, C, 4, 8>;
     struct Params {
-      Global<Target, const float, Values> sum;  ///< [batch, head, query, dim]
+      Global<Target, const float, Values> sum;  ///< [batch, head, query, dim, of every 8 the even ones first]
       Global<Target, T, Values> dq;             ///< the same
       float scale;
       int heads;
@@ -88,6 +88,7 @@ struct ScaledSum {
       }
       Values x;
       block.load(x, p.sum, t.m * R, 0, head, batch);
+      block.interleave(x);
       block.map_store(
           x, dq, row0, 0, head, batch, [](auto sum, auto scale) { return sum * scale; }, p.scale);
     }

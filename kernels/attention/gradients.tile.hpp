@@ -12,9 +12,9 @@ enum class Additions { in_any_order, in_turn };
 ///   P = exp(S - lse), dV = P^T dO, dP = dO V^T, dS = P (dP - delta) with delta = rowsum(dO O), dK = scale dS^T Q, dQ = scale dS K.
 ///
 /// One tile is BN keys of one head. Blocks of BM queries pass by, of all query heads that share the keys. Scores are computed transposed,
-/// [keys, queries], so that weights and dS are left operands in registers. dQ is a sum over the tiles of keys: every tile adds its part to
-/// a tensor in f32. Under the arithmetic between the products, others run: dP under the weights, dV under dS, the next block's scores while
-/// dQ is stored.
+/// [keys, queries], so that weights are a left operand in registers. dQ is a sum over the tiles of keys: every tile adds its part to a
+/// tensor in f32. Under the arithmetic between the products, others run: dP under the weights, dV under dS, the next block's scores while
+/// dQ leaves.
 ///
 /// In turn, tiles that begin together hardly wait: under a causal mask a tile's first queries see no later keys, and the tile of the keys
 /// before them follows a step behind.
@@ -37,7 +37,7 @@ struct AllGradients {
     using Scores = Fragment<Target, float, BN, BM>;
     using Weights = Operand<Target, T, BN, BM>;
     using QueryPart = Fragment<Target, float, BM, D, BN / 64>;  // 64 queries: the warpgroups split the columns
-    using QuerySum = Buffer<Target, float, BM, D>;
+    using QuerySum = Outbox<Target, BM, D>;
     using Integers = Pointer<Target, const i32>;
     using Schedule = conditional<in_turn, LongestFirst, FirstKeysFirst>;  // waits only for tiles before it
     using Work = KeyGradientsWork<kConfig, Rules>;
@@ -50,7 +50,7 @@ struct AllGradients {
       Global<Target, const float, OfQueries> lse;    ///< [batch, head, query]: times log2(e), +infinity if a query sees no key
       Global<Target, const float, OfQueries> delta;  ///< [batch, head, query]
       Global<Target, T, Out> dk, dv;                 ///< [batch, kv head, key, dim]
-      Global<Target, float, QuerySum> dq;            ///< [batch, head, query, dim]: dQ / scale is added
+      Global<Target, float, QuerySum> dq;            ///< [batch, head, query, dim, the even ones first]: dQ / scale is added
       Pointer<Target, u32> turns;                    ///< [batch, head, block of BM queries]: parts that were added, in turn
       float scale, scale_log2;                       ///< of products of q and k; of scores after the rules, times log2(e)
       int queries, keys;                             ///< of a sequence
@@ -96,6 +96,7 @@ struct AllGradients {
       Weights weights;
     };
 
+    TW_INLINE static QuerySum& outbox(Memory& memory) { return memory.dq; }
     TW_INLINE static Work work(const Params& p, Tile t) { return Work::of(p, t); }
     TW_INLINE static int steps(const Params&, const Work& w) { return w.steps; }
 
@@ -115,19 +116,15 @@ struct AllGradients {
       });
     }
 
-    TW_INLINE static void add_to_dq(auto& block, const Params& p, const Work& w, int entry, Memory& memory) {
+    TW_INLINE static void add_to_dq(auto& block, const Params& p, const Work& w, int entry, const QueryPart& dq, Memory& memory) {
       const int query0 = w.first_query(p, entry), head = w.head(p, entry);
       if constexpr (in_turn) {
         const ScoreRows rows{w.batch, head, query0, min(query0 + BM, w.seqlen_q) - 1, w.seqlen_q, w.seqlen_k, w.diagonal};
         const int last_tile = (Rules::keys(p.rules, rows, {0, w.seqlen_k}).end - 1) / BN;
-        block.wait_turn(p.turns, counter(p, w, entry), last_tile - w.first_key / BN);
-      }
-      block.reduce_add(memory.dq, p.dq, w.sums_row + query0, 0, head, w.tensor_batch);
-    }
-    /// Long after the addition, which the thread that passes the turn waits for.
-    TW_INLINE static void end_turn(auto& block, const Params& p, const Work& w, int step) {
-      if constexpr (in_turn) {
-        if (step >= 0) block.pass_turn(p.turns, counter(p, w, w.entry(p, step)));
+        block.reduce_add_in_turn(dq, memory.dq, p.dq, w.sums_row + query0, 0, head, w.tensor_batch, p.turns, counter(p, w, entry),
+                                 last_tile - w.first_key / BN);
+      } else {
+        block.reduce_add(dq, memory.dq, p.dq, w.sums_row + query0, 0, head, w.tensor_batch);
       }
     }
     TW_INLINE static i64 counter(const Params& p, const Work& w, int entry) {
@@ -156,7 +153,7 @@ struct AllGradients {
         // An entry of a list is read where it is used: the registers do not hold it through the step.
         w.keep_queries(block, p, outputs.d_o, w.entry(p, step));
         Scores ds;
-        Weights weights, ds_weights;
+        Weights weights;
         block.mma(ds, v, outputs.d_o, true);
         apply_rules_to_keys<Rules>(block, p, w, w.entry(p, step), scores, ds);
         // Read where they are used: as vectors they would take the registers of half a tile.
@@ -181,34 +178,28 @@ struct AllGradients {
           block.for_each(ds, scores, [&](int, int query, auto& x, auto& weight) { x = weight * (x - outputs.delta[query]); });
         }
         block.store_transposed(ds, memory.ds);
-        block.wait_stores(leave<0>);  // of dQ of the step before
         block.fence();
-        block.convert(ds_weights, ds);
-        block.mma(state.dk, ds_weights, view<Contract::rows>(queries->q), step == 0);
         block.sync();
+        // From shared memory: in registers, dS would leave no room for the next scores.
+        block.mma(state.dk, view<Contract::rows>(memory.ds), view<Contract::rows>(queries->q), step == 0);
         QueryPart dq;
         block.mma(dq, memory.ds, view<Contract::rows>(k), true);
-        end_turn(block, p, w, step - 1);
         QuerySlot* next = queries;
         const bool more = step + 1 < w.steps;
-        if (more) next = &block.take(memory.queries);
-        block.wait(leave<0>, dq, state.dk, state.dv);
-        block.release(memory.outputs);
         if (more) {
-          block.release(memory.queries);
+          next = &block.take(memory.queries);
           w.keep_queries(block, p, next->q, w.entry(p, step + 1));
         }
+        block.wait(leave<2>, state.dv);       // the weights' registers are free
         block.mma(scores, k, next->q, true);  // unused after the last step: ptxas serialises conditional products
-        block.store(dq, memory.dq);
-        block.fence();
-        block.sync();
-        add_to_dq(block, p, w, w.entry(p, step), memory);
+        block.wait(leave<1>, dq, state.dk);
+        block.release(memory.outputs);
+        if (more) block.release(memory.queries);
+        add_to_dq(block, p, w, w.entry(p, step), dq, memory);
+        block.sync();  // both warpgroups have read dS
         block.wait(leave<0>, scores);
         queries = next;
       }
-      block.wait_stores(leave<0>);
-      end_turn(block, p, w, w.steps - 1);
-      block.sync();
       block.release(memory.queries);
       block.release(memory.k);
       block.release(memory.v);

@@ -36,10 +36,6 @@ class BlockModel {
       buffers_.sync_warpgroup();
   }
   void fence() const { buffers_.fence(); }
-  template <int Left>
-  void wait_stores(Constant<Left>) const {
-    buffers_.wait_stores(Left, unread_stores_, last_buffer_);
-  }
 
  protected:
   static constexpr int kWarpgroupRows = 64;
@@ -79,7 +75,7 @@ class BlockModel {
   template <class Staging>
   const char* issue_stores(const Staging& staging, int col) const {
     const char* problem = cut_piece<typename Staging::Element>(col);
-    for_panels<Staging>([&](auto left) { wait_stores(left); },
+    for_panels<Staging>([&](auto left) { unread_stores_.wait(left.value); },
                         [&](int, int slot) {
                           if (!unread_stores_.issue(staging.slot + slot)) problem = kWrittenUnderAStore;
                         });

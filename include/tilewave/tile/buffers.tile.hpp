@@ -2,10 +2,10 @@
 
 #include "tilewave/tile/staging.tile.hpp"
 
-// A Buffer is shared memory that the computing threads write. Threads read it, and so do tensor cores and the copy engine, asynchronously.
-// On a GPU only the kernel orders these accesses: fence() makes a thread's stores visible to tensor cores and the copy engine, barriers let
-// threads wait for each other, wait() and wait_stores() wait for asynchronous reads. Targets without threads check that the kernel does
-// enough of this: they keep a BufferModel, in which every event has a time.
+// A Buffer is shared memory that the computing threads write. Threads read it, and so do tensor cores, asynchronously. On a GPU only the
+// kernel orders these accesses: fence() makes a thread's stores visible to tensor cores, barriers let threads wait for each other, wait()
+// waits for asynchronous reads. Targets without threads check that the kernel does enough of this: they keep a BufferModel, in which every
+// event has a time.
 
 #if !TW_ON_GPU
 namespace tw {
@@ -14,13 +14,10 @@ inline constexpr const char* kBufferUnwritten = "a Buffer is read before anythin
 inline constexpr const char* kBufferLoadedTooEarly =
     "a Buffer is loaded before a barrier: sync() between store and load, so that the other threads' elements are there";
 inline constexpr const char* kBufferWithoutFence =
-    "tensor cores or the copy engine read a Buffer that was stored to after the last fence(): on a GPU they could read what was there "
-    "before";
+    "tensor cores read a Buffer that was stored to after the last fence(): on a GPU they could read what was there before";
 inline constexpr const char* kBufferWithoutBarrier =
-    "tensor cores or the copy engine read a Buffer before a barrier: sync() between fence() and the product, so that all threads have "
-    "stored";
+    "tensor cores read a Buffer before a barrier: sync() between fence() and the product, so that all threads have stored";
 inline constexpr const char* kBufferUnderAProduct = "a Buffer is written while a product reads it: wait for it first";
-inline constexpr const char* kBufferUnderAStore = "a Buffer is written while the copy engine may still read it: wait_stores() first";
 inline constexpr const char* kBufferStillRead =
     "a Buffer is written while other threads or their products may still read it: sync() between their last use and the store";
 inline constexpr const char* kBufferWrittenTwice =
@@ -33,7 +30,6 @@ enum class Reach { warpgroup, block };
 
 /// The last accesses to a Buffer, as times; 0 means never.
 struct BufferUse {
-  const void* memory = nullptr;  ///< its address in the block's shared memory
   int written = 0;
   Reach written_reach = Reach::block;
   const void* written_as = nullptr;  ///< identifies the type that distributed its elements over threads
@@ -57,8 +53,8 @@ class BufferModel {
     warpgroup_.fenced = fence_;
   }
 
-  const char* store(BufferUse& use, Reach reach, const void* as, const UnreadStores& unread) {
-    if (const char* problem = still_read(use, reach, unread)) return problem;
+  const char* store(BufferUse& use, Reach reach, const void* as) {
+    if (const char* problem = still_read(use, reach)) return problem;
     if (use.written > seen(reach, use.written_reach).barrier && use.written_as != as) return kBufferWrittenTwice;
     written(use, reach, as);
     return nullptr;
@@ -70,8 +66,8 @@ class BufferModel {
     return nullptr;
   }
   /// Threads read and write elements in any order between two barriers.
-  const char* update(BufferUse& use, const UnreadStores& unread) {
-    if (const char* problem = still_read(use, Reach::block, unread)) return problem;
+  const char* update(BufferUse& use) {
+    if (const char* problem = still_read(use, Reach::block)) return problem;
     if (use.written > block_.barrier) return kBufferLoadedTooEarly;
     written(use, Reach::block, nullptr);
     sync();
@@ -102,20 +98,8 @@ class BufferModel {
     in_flight_ -= done;
     for (int n = 0; n < in_flight_ && n + done < kMost; ++n) products_[n] = products_[n + done];
   }
-  /// The copy engine was told to read all of the Buffer.
-  const char* copy(BufferUse& use, UnreadStores& unread) {
-    if (const char* problem = asynchronous(use, Reach::block)) return problem;
-    unread.issue(use.memory);
-    return nullptr;
-  }
-  /// All but the `most` youngest stores have been read. `last` is the last of the block's Buffers, which are linked.
-  void wait_stores(int most, UnreadStores& unread, BufferUse* last) {
-    unread.wait(most, [&](const void* memory) {
-      for (BufferUse* use = last; use != nullptr; use = use->previous)
-        if (use->memory == memory) has_read(*use, Reach::block);
-    });
-  }
-  /// Whether a Buffer would still be in use if the block's next tile wrote the same memory.
+  /// Whether a Buffer would still be in use if the block's next tile wrote the same memory. `last` is the last of the block's Buffers,
+  /// which are linked.
   const char* at_the_end(const BufferUse* last) const {
     for (const BufferUse* use = last; use != nullptr; use = use->previous) {
       if (use->products > 0 || use->read_by_block > block_.barrier || use->read_by_warpgroup > warpgroup_.barrier) return kBufferLeftInUse;
@@ -146,9 +130,8 @@ class BufferModel {
     use.written_as = as;
   }
   void has_read(BufferUse& use, Reach reach) { (reach == Reach::block ? use.read_by_block : use.read_by_warpgroup) = ++now_; }
-  const char* still_read(const BufferUse& use, Reach reach, const UnreadStores& unread) const {
+  const char* still_read(const BufferUse& use, Reach reach) const {
     if (use.products > 0) return kBufferUnderAProduct;
-    if (unread.holds(use.memory)) return kBufferUnderAStore;
     if (use.read_by_block > block_.barrier || use.read_by_warpgroup > seen(reach, Reach::warpgroup).barrier) return kBufferStillRead;
     return nullptr;
   }

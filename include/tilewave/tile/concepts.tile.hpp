@@ -88,6 +88,10 @@ concept HasRing = !requires {
 }
 || requires { On::ring(any<typename On::Memory>()); };
 template <class On>
+concept HasOutbox = requires {
+  On::outbox(any<typename On::Memory>());
+};
+template <class On>
 concept HasComputeAlone = requires {
   On::compute(any<AnyBlock>(), any<ParamsArgument<On>>(), any<const Tile>());
 }
@@ -122,6 +126,7 @@ concept Target = requires {
   typename T::template RowVector<float, void>;
   typename T::template ColumnVector<float, void>;
   typename T::template Staging<float, 64, 64>;
+  typename T::template Outbox<64, 64>;
   typename T::template Scratch<float, 64, 64>;
   typename T::template Buffer<float, 64, 64, Contract::columns>;
   typename T::template SharedVector<float, 64>;

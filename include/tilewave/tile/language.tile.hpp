@@ -32,6 +32,7 @@
 //   SharedVector  a vector in a ring's slot
 //   RowExchange   shared memory through which warpgroups that share rows of a Fragment combine their parts of a row
 //   Staging    shared memory through which a Fragment is stored to global memory
+//   Outbox     shared memory through which a Fragment is added to global memory; on a Hopper GPU a warp of its own does it
 //   Windowed   a Global whose tiles have a window of pixels as rows: convolutions
 //   Histogram  counters that threads share;  List: values that threads append and sort
 //
@@ -60,6 +61,7 @@
 //   static constexpr int teams         how many teams the warpgroups of a Hopper GPU form (default 1). A team computes whole tiles, in turn
 //                                      with the others: it stores its tile while they multiply. Accumulators are then TeamFragments, and
 //                                      ring(memory) returns the kernel's only ring; every step fills one of its slots
+//   outbox(memory)                     returns the kernel's Outbox, of which it has at most one
 //   static constexpr bool waits        whether tiles wait for what other tiles announce: all blocks of the launch then run at once
 //   static constexpr bool moves_registers  with one warpgroup that computes: the role that loads gives registers to it, as always with
 //                                      more. For kernels with min_blocks whose accumulators exceed an even share
@@ -96,6 +98,7 @@ inline constexpr bool is_divided_group = kGroup % 32 == 0 && kCodes % kGroup == 
 /// The types of accumulators.
 template <class T>
 inline constexpr bool accumulates = is_same<T, float> || is_same<T, i32>;
+#define TW_INTERLEAVED "interleave() is for Rows whose lanes hold 8 neighbours of a row: Rows<Target, T, R, C, Warps, 8>"
 #define TW_ACCUMULATES "a Fragment holds accumulators: float, or i32 for products of i8"
 
 /// wait(leave<N>, acc...) returns when all but the N youngest products have finished. Then the accumulators named may be read.
@@ -180,6 +183,9 @@ template <class Target, int R, int C, class Format, int Warps>
 using DividedScales = typename Target::template DividedScales<R, C, Format, Warps>;
 template <class Target, class T, int R, int C>
 using Staging = typename Target::template Staging<T, R, C>;
+/// Of a kernel that loads. Its block adds R x C Fragments of f32 to a tensor bound as Global<Target, float, Outbox<...>>: see even_first().
+template <class Target, int R, int C>
+using Outbox = typename Target::template Outbox<R, C>;
 /// The shared memory that column reductions of R x C Fragments need.
 template <class Target, class T, int R, int C>
 using Scratch = typename Target::template Scratch<T, R, C>;
@@ -223,6 +229,10 @@ using Histogram = typename Target::template Histogram<N>;
 /// Up to N values of type T that the block's threads share.
 template <class Target, class T, int N>
 using List = typename Target::template List<T, N>;
+
+/// Where a tensor that Fragments are added to has its column `col`: of every 8 the even ones come first, 0 2 4 6 1 3 5 7. A thread of a
+/// Hopper GPU has two neighbours of a row, which it can only put 16 bytes apart without bank conflicts. interleave() restores the order.
+TW_INLINE constexpr int even_first(int col) { return col / 8 * 8 + col % 2 * 4 + col % 8 / 2; }
 
 /// The counter that holds the n-th item, counted from the last counter down. The counters after it hold `above` < n items, it holds
 /// `count`, and above + count >= n.

@@ -48,16 +48,11 @@ class UnreadStores {
       if (slots_[i] == slot) return true;
     return false;
   }
-  /// All but the `most` youngest stores have been read. Calls done(slot) for each store that this concerns.
-  template <class Done>
-  void wait(int most, Done done) {
+  /// All but the `most` youngest stores have been read.
+  void wait(int most) {
     const int read = count_ > most ? count_ - most : 0;
-    for (int i = 0; i < read; ++i) done(slots_[i]);
     for (int i = read; i < count_; ++i) slots_[i - read] = slots_[i];
     count_ -= read;
-  }
-  void wait(int most) {
-    wait(most, [](const void*) {});
   }
 
  private:

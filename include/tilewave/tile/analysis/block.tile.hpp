@@ -387,14 +387,14 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   void store(const F&, const Buffer<T, R, C, contract>& to) {
     static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
     Base::template own<F>();
-    require(buffers_.store(to.use, Base::template reach<F>, &Base::template dealing<F>, unread_stores));
+    require(buffers_.store(to.use, Base::template reach<F>, &Base::template dealing<F>));
     tally.shared += to.byte_count;
   }
   template <class F, class T, int R, int C, Contract contract>
   void store_transposed(const F&, const Buffer<T, R, C, contract>& to) {
     static_assert(F::rows == C && F::cols == R, "a Buffer has its Fragment's shape, transposed");
     Base::template own<F>();
-    require(buffers_.store(to.use, Reach::block, &Base::template dealing<F>, unread_stores));
+    require(buffers_.store(to.use, Reach::block, &Base::template dealing<F>));
     tally.shared += to.byte_count;
   }
   template <class F, class T, int R, int C, Contract contract>
@@ -407,22 +407,30 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   }
   template <class T, int R, int C, Contract contract, class Fn>
   void update(const Buffer<T, R, C, contract>& buffer, int count, Fn f) {
-    require(buffers_.update(buffer.use, unread_stores));
+    require(buffers_.update(buffer.use));
     parallel(count, f);
   }
-  /// Counts a read and a write.
-  template <int R, int C, Contract contract, class G>
-  void reduce_add(const Buffer<float, R, C, contract>& from, const G& to, int row, int col, int = 0, int = 0) {
-    require(buffers_.copy(from.use, unread_stores));
+  /// Counts a write and a read of shared memory, and a read and a write of global memory.
+  template <class F, int R, int C, class G>
+  void reduce_add(const F&, const Outbox<R, C>&, const G& to, int row, int col, int = 0, int = 0) const {
+    static_assert(F::rows == R && F::cols == C, "an Outbox has its Fragment's shape");
+    Base::template own<F>();
     require(cut_piece<float>(col));
     const u64 bytes = to.bytes(row, col, R, C);
-    tally.shared += from.byte_count;
+    tally.shared += 2 * Outbox<R, C>::byte_count;
     tally.read[to.place] += bytes;
     tally.written[to.place] += bytes;
   }
   /// Every turn has come: blocks run one after the other. Counters are not counted.
-  void wait_turn(const auto&, i64, int) const {}
-  void pass_turn(const auto&, i64) const { this->wait_stores(leave<0>); }
+  template <class F, int R, int C, class G>
+  void reduce_add_in_turn(const F& from, const Outbox<R, C>& box, const G& to, int row, int col, int i, int j, const auto&, i64,
+                          int) const {
+    reduce_add(from, box, to, row, col, i, j);
+  }
+  template <class T, int R, int C, TileKind kKind>
+  void interleave(Fragment<T, R, C, kKind>&) const {
+    static_assert(kKind == TileKind::rows && C % 8 == 0, TW_INTERLEAVED);
+  }
   void wait_for(const auto&, i64, int) const {}
   void announce(const auto&, i64) const {}
   template <class T, class Tile, int N>

@@ -300,6 +300,14 @@ struct Staging : Panelled<T, C> {
   u8* slot;  ///< one byte here stands for each slot
   explicit Staging(Allocator& allocator) : slot(allocator.bytes(sizeof(T) == 2 ? R / 64 * Panelled<T, C>::slots * 64 * 128 : 0)) {}
 };
+template <int R, int C>
+struct Outbox {
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  static constexpr int byte_count = R * C * static_cast<int>(sizeof(float));
+  using Element = float;
+  explicit Outbox(Allocator& allocator) { allocator.bytes(byte_count); }
+};
 /// One row of partial results for each warp of 16 rows.
 template <class T, int R, int C>
 struct Scratch {
@@ -321,7 +329,7 @@ struct Buffer {
   mutable Number<T> element{};
 
   explicit Buffer(Allocator& allocator) {
-    use.memory = allocator.bytes(byte_count);
+    allocator.bytes(byte_count);
     use.previous = allocator.last_buffer;
     allocator.last_buffer = &use;
   }
@@ -440,6 +448,8 @@ struct Target {
   using ColumnVector = analysis::ColumnVector<T, Tile>;
   template <class T, int R, int C>
   using Staging = analysis::Staging<T, R, C>;
+  template <int R, int C>
+  using Outbox = analysis::Outbox<R, C>;
   template <class T, int R, int C>
   using Scratch = analysis::Scratch<T, R, C>;
   template <class T, int R, int C, Contract contract>

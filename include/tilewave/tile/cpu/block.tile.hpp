@@ -414,7 +414,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   void store(const F& from, const Buffer<T, R, C, contract>& to) {
     static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
     touch(from);
-    require(buffers_.store(to.use, Base::template reach<F>, &Base::template dealing<F>, unread_stores));
+    require(buffers_.store(to.use, Base::template reach<F>, &Base::template dealing<F>));
     if constexpr (converts<typename F::Element, T>)
       convert_row(to.elements, from.x, R * C);
     else
@@ -424,7 +424,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   void store_transposed(const F& from, const Buffer<T, R, C, contract>& to) {
     static_assert(F::rows == C && F::cols == R, "a Buffer has its Fragment's shape, transposed");
     touch(from);
-    require(buffers_.store(to.use, Reach::block, &Base::template dealing<F>, unread_stores));
+    require(buffers_.store(to.use, Reach::block, &Base::template dealing<F>));
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c) to.at(r, c) = tw::to<T>(from.at(c, r));
   }
@@ -440,25 +440,41 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   }
   template <class T, int R, int C, Contract contract, class Fn>
   void update(const Buffer<T, R, C, contract>& buffer, int count, Fn f) {
-    require(buffers_.update(buffer.use, unread_stores));
+    require(buffers_.update(buffer.use));
     for (int i = 0; i < count; ++i) f(i);
   }
-  template <int R, int C, Contract contract, class G>
-  void reduce_add(const Buffer<float, R, C, contract>& from, const G& to, int row0, int col0, int i = 0, int j = 0) {
-    require(buffers_.copy(from.use, unread_stores));
+  template <class F, int R, int C, class G>
+  void reduce_add(const F& from, const Outbox<R, C>&, const G& to, int row0, int col0, int i = 0, int j = 0) const {
+    static_assert(F::rows == R && F::cols == C, "an Outbox has its Fragment's shape");
+    touch(from);
     require(cut_piece<float>(col0));
-    for (int r = max(-row0, 0); r < R && row0 + r < to.rows; ++r)
-      for (int c = max(-col0, 0); c < C && col0 + c < to.cols; ++c)
-        add_element(to.template at<float>(row0 + r, col0 + c, i, j), from.at(r, c));
+    for (int r = max(-row0, 0); r < R && row0 + r < to.rows; ++r) {
+      for (int c = 0; c < C; ++c) {
+        const int col = col0 + even_first(c);
+        if (col >= 0 && col < to.cols) add_element(to.template at<float>(row0 + r, col, i, j), from.x[r * C + c]);
+      }
+    }
   }
   /// Threads take tiles in the schedule's order. So each tile with an earlier turn has been computed, or another thread is computing it.
-  void wait_turn(const u32* counters, i64 i, int turn) const { await_turn(counters + i, static_cast<u32>(turn)); }
-  void pass_turn(u32* counters, i64 i) const {
-    this->wait_stores(leave<0>);
-    __atomic_fetch_add(counters + i, 1, __ATOMIC_RELEASE);
+  template <class F, int R, int C, class G>
+  void reduce_add_in_turn(const F& from, const Outbox<R, C>& box, const G& to, int row0, int col0, int i, int j, u32* counters, i64 counter,
+                          int turn) const {
+    wait_for(counters, counter, turn);
+    reduce_add(from, box, to, row0, col0, i, j);
+    announce(counters, counter);
+  }
+  template <class T, int R, int C, TileKind kKind>
+  void interleave(Fragment<T, R, C, kKind>& rows) const {
+    static_assert(kKind == TileKind::rows && C % 8 == 0, TW_INTERLEAVED);
+    touch(rows);
+    for (int n = 0; n < R * C; n += 8) {
+      T x[8];
+      for (int k = 0; k < 8; ++k) x[k] = rows.x[n + even_first(k)];
+      for (int k = 0; k < 8; ++k) rows.x[n + k] = x[k];
+    }
   }
   void wait_for(const u32* counters, i64 i, int count) const { await_turn(counters + i, static_cast<u32>(count)); }
-  void announce(u32* counters, i64 i) const { pass_turn(counters, i); }
+  void announce(u32* counters, i64 i) const { __atomic_fetch_add(counters + i, 1, __ATOMIC_RELEASE); }
   template <class T, class Tile, int N>
   void load(RowVector<T, Tile>& to, const SharedVector<T, N>& from) const {
     copy_vector<Tile::rows>(to.x, from);

@@ -18,6 +18,14 @@ inline void require_nothing_left(int steps_left, const RingState* last_ring) {
   }
 }
 
+/// The kernel's Outbox is what its outbox() returns: on a GPU run() only knows that one.
+template <class On>
+void require_outbox(typename On::Memory& memory, const void* outbox) {
+  const void* named = nullptr;
+  if constexpr (tw::detail::HasOutbox<On>) named = &On::outbox(memory);
+  if (named != outbox) schedule_error("a kernel's outbox() does not return the last Outbox of its Memory: on a GPU nothing would be added");
+}
+
 /// The slots filled and not taken, of all rings.
 inline int slots_filled(const RingState* last_ring) {
   int count = 0;
@@ -59,6 +67,7 @@ TW_INLINE void run_here(const typename On::Params& params, const TileGrid& grid,
       const RingState* last_ring;
     } loads{params, tile, typename On::Memory(allocator), 0, On::steps(params, tile), nullptr};
     loads.last_ring = allocator.last_ring;
+    require_outbox<On>(loads.memory, allocator.last_outbox);
     if constexpr (tw::detail::cluster_of<On>() > 1 && requires { typename On::Work; }) require_equal_steps<On>(params, place, loads.steps);
     const auto pull = [](void* context) {
       Loads& l = *static_cast<Loads*>(context);

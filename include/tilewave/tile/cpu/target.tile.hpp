@@ -271,6 +271,7 @@ struct Allocator {
   i64 used = 0;
   const RingState* last_ring = nullptr;
   BufferUse* last_buffer = nullptr;
+  const void* last_outbox = nullptr;
   template <class Slot>
   Slot* slots(int count) {
     u8* const at = base ? base + used : nullptr;
@@ -287,6 +288,17 @@ struct Staging : Panelled<T, C> {
   explicit Staging(Allocator& allocator) : slot(allocator.template slots<u8>(Panelled<T, C>::slots)) {}
 };
 
+/// Fragments are added from where they are. The allocator remembers the Outbox, to check that the kernel names it.
+template <int R, int C>
+struct Outbox {
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  using Element = float;
+  explicit Outbox(Allocator& allocator) { allocator.last_outbox = this; }
+  Outbox(const Outbox&) = delete;
+  Outbox& operator=(const Outbox&) = delete;
+};
+
 /// Elements are stored row by row. Products pack the Buffers that they read.
 template <class T, int R, int C, Contract kContract>
 struct Buffer {
@@ -300,7 +312,6 @@ struct Buffer {
   mutable BufferUse use;
 
   explicit Buffer(Allocator& allocator) : elements(allocator.template slots<T>(R * C)) {
-    use.memory = elements;
     use.previous = allocator.last_buffer;
     allocator.last_buffer = &use;
   }
@@ -399,6 +410,8 @@ struct Target {
   using ColumnVector = cpu::ColumnVector<T, Tile>;
   template <class T, int R, int C>
   using Staging = cpu::Staging<T, R, C>;
+  template <int R, int C>
+  using Outbox = cpu::Outbox<R, C>;
   template <class T, int R, int C>
   using Scratch = cpu::Scratch<T, R, C>;
   template <class T, int R, int C, Contract contract>

@@ -219,20 +219,26 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   }
   /// Does nothing: on this target only threads read shared memory, so barriers are enough.
   TW_INLINE void fence() const {}
-  /// Adds the Buffer's elements to the tensor's, from (row, col) on. Elements outside the tensor are dropped.
-  template <int R, int C, Contract contract, class G>
-  TW_INLINE void reduce_add(const Buffer<float, R, C, contract>& from, const G& to, int row, int col, int i = 0, int j = 0) const {
-    parallel(R * C, [&](int n) {
-      const int r = n / C, c = n % C;
-      if (to.inside(row + r, col + c)) ptx::atomic_add(to.template at<float>(row + r, col + c, i, j), from.at(r, c));
-    });
+  /// Adds the Fragment's elements to the tensor's, from (row, col) on, where column c is the tensor's even_first(c). Elements outside the
+  /// tensor are dropped. The order in which blocks add is not defined.
+  template <class F, class Box, class G>
+  TW_INLINE void reduce_add(const F& from, const Box&, const G& to, int row, int col, int i = 0, int j = 0) const {
+    static_assert(F::rows == Box::rows && F::cols == Box::cols, "an Outbox has its Fragment's shape");
+    Base::template own<F>();
+    TW_UNROLL
+    for (int e = 0; e < F::size; ++e) {
+      const int r = row + F::row(at, e), c = col + even_first(F::col(at, e));
+      if (to.inside(r, c)) ptx::atomic_add(to.template at<float>(r, c, i, j), from.x[e]);
+    }
   }
-  template <int Left>
-  TW_INLINE void wait_stores(Constant<Left>) const {}
-  /// Waits until `turn` blocks have passed their turn at counter i. What they added before is there.
-  TW_INLINE void wait_turn(u32* counters, i64 i, int turn) const { wait_for(counters, i, turn); }
-  /// Lets the block of the next turn go on: all that this block added is there.
-  TW_INLINE void pass_turn(u32* counters, i64 i) const { announce(counters, i); }
+  /// The same when `turn` blocks have added at this counter, one of `counters` that began at 0: in the order of their turns.
+  template <class F, class Box, class G>
+  TW_INLINE void reduce_add_in_turn(const F& from, const Box& box, const G& to, int row, int col, int i, int j, u32* counters, i64 counter,
+                                    int turn) const {
+    wait_for(counters, counter, turn);
+    reduce_add(from, box, to, row, col, i, j);
+    announce(counters, counter);
+  }
   /// Waits until `count` tiles have announced themselves at counter i. What they stored is there.
   TW_INLINE void wait_for(u32* counters, i64 i, int count) const {
     if (thread() == 0) ptx::await(counters + i, static_cast<u32>(count));

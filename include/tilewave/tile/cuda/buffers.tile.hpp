@@ -37,6 +37,15 @@ TW_INLINE const Shared<T, R, C, contract>& in_shared(const Buffer<T, R, C, contr
   return buffer.tile();
 }
 
+/// On this target threads add from registers.
+template <int R, int C>
+struct Outbox {
+  using Element = float;
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  constexpr explicit Outbox(auto&) {}
+};
+
 template <class T, int N>
 struct VectorBuffer {
   static constexpr int size = N;

@@ -11,6 +11,21 @@ struct Elements : Threads<kWarps> {
   using Base = Threads<kWarps>;
   using Base::at, Base::here, Base::sync;
 
+  /// Restores the order of columns that were loaded from a tensor to which Fragments had been added: see even_first().
+  template <class T, int R, int C, int Warps, int Width>
+  TW_INLINE void interleave(Rows<T, R, C, Warps, Width>& rows) const {
+    using Values = Rows<T, R, C, Warps, Width>;
+    static_assert(Values::width == 8, TW_INTERLEAVED);
+    Base::template own<Values>();
+    TW_UNROLL
+    for (int n = 0; n < Values::size; n += 8) {
+      T x[8];
+      TW_UNROLL
+      for (int k = 0; k < 8; ++k) x[k] = rows.x[n + even_first(k)];
+      TW_UNROLL
+      for (int k = 0; k < 8; ++k) rows.x[n + k] = x[k];
+    }
+  }
   template <class F>
   TW_INLINE void fill(F& fragment, float value) const {
     Base::template own<F>();

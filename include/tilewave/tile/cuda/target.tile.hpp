@@ -54,6 +54,8 @@ struct Target {
   using ColumnVector = cuda::ColumnVector<T, Tile>;
   template <class T, int R, int C>
   using Staging = cuda::Staging<T, R, C, kWarpRows, kColumnWarps>;
+  template <int R, int C>
+  using Outbox = cuda::Outbox<R, C>;
   template <class T, int R, int C>
   using Scratch = cuda::Scratch<T, R, C>;
   template <class T, int R, int C, Contract contract>

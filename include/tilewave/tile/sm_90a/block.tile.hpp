@@ -239,7 +239,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     sync();
   }
 
-  // Buffers. Stores are visible to other threads after a barrier, and to tensor cores and the copy engine after fence() and a barrier.
+  // Buffers. Stores are visible to other threads after a barrier, and to tensor cores after fence() and a barrier.
 
   template <class F, class T, int R, int C, Contract contract>
   TW_INLINE void store(const F& from, const Buffer<T, R, C, contract>& to) const {
@@ -287,50 +287,63 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   TW_INLINE void load(Operand<T, R, C>& to, const Buffer<T, R, C, Contract::columns>& from) const {
     load(to, from.tile());
   }
-  /// Orders this thread's stores to shared memory before what tensor cores and the copy engine read after the next barrier.
+  /// Orders this thread's stores to shared memory before what tensor cores read after the next barrier.
   TW_INLINE void fence() const { ptx::fence_proxy(); }
-  /// Adds the Buffer's elements to the tensor's, from (row, col) on. Elements outside the tensor are dropped. Asynchronous: see
-  /// wait_stores().
-  template <int R, int C, Contract contract, class G>
-  TW_INLINE void reduce_add(const Buffer<float, R, C, contract>& from, const G& to, int row, int col, int i = 0, int j = 0) const {
-    using S = Shared<float, R, C, contract>;
-    static_assert(C % S::panel_cols == 0, "reduce_add() takes Buffers of a multiple of 32 columns: whole panels");
-    if constexpr (kTmaStore) {
-      if (this->thread() == 0) {
+  /// Adds the Fragment's elements to the tensor's, from (row, col) on, where column c is the tensor's even_first(c). Elements outside the
+  /// tensor are dropped. The order in which blocks add is not defined. Asynchronous: waits only until the Fragment before has left the
+  /// Outbox, and not for other warpgroups.
+  template <class F, int R, int C, class G>
+  TW_INLINE void reduce_add(const F& from, Outbox<R, C>& box, const G& to, int row, int col, int i = 0, int j = 0) const {
+    if constexpr (kTmaLoad && kTmaStore)
+      send(from, box, {to.tensor_map, row, col, i, j, nullptr, 0});
+    else
+      Base::reduce_add(from, box, to, row, col, i, j);
+  }
+  /// The same when `turn` blocks have added at this counter, one of `counters` that began at 0: in the order of their turns.
+  template <class F, int R, int C, class G>
+  TW_INLINE void reduce_add_in_turn(const F& from, Outbox<R, C>& box, const G& to, int row, int col, int i, int j, u32* counters,
+                                    i64 counter, int turn) const {
+    if constexpr (kTmaLoad && kTmaStore)
+      send(from, box, {to.tensor_map, row, col, i, j, counters + counter, static_cast<u32>(turn)});
+    else
+      Base::reduce_add_in_turn(from, box, to, row, col, i, j, counters, counter, turn);
+  }
+  /// Lets the warp that adds end.
+  template <class Box>
+  TW_INLINE void close(Box& box) const {
+    ptx::wait(barrier_at(box.empty), box.parity);
+    if (this->thread() == 0) box.parcel().tensor_map = nullptr;
+    hand_over();
+  }
+  /// What that warp does until then. `leader`: the one of its threads that adds.
+  template <int R, int C>
+  static TW_INLINE void add_all(const Outbox<R, C>& box, bool leader) {
+    using S = typename Outbox<R, C>::Layout;
+    TW_NO_UNROLL
+    while (true) {
+      ptx::named_barrier(kOutboxBarrier, kHandOverThreads);
+      const Parcel parcel = box.parcel();
+      if (parcel.tensor_map == nullptr) return;
+      if (leader) {
+        if (parcel.counter != nullptr) {
+          ptx::await(parcel.counter, parcel.turn);
+          ptx::fence_proxy_global();
+        }
         TW_UNROLL
-        for (int panel = 0; panel < S::panels; ++panel)
-          ptx::add_4d(to.tensor_map, from.tile().bytes + panel * S::panel_bytes, col + panel * S::panel_cols, row, i, j);
+        for (int panel = 0; panel < S::panels; ++panel) {
+          ptx::add_4d(parcel.tensor_map, box.tile().bytes + panel * S::panel_bytes, parcel.col + panel * S::panel_cols, parcel.row,
+                      parcel.i, parcel.j);
+        }
         ptx::store_commit();
+        ptx::store_wait_read<0>();
+        ptx::arrive(barrier_at(box.empty));
+        if (parcel.counter != nullptr) {
+          ptx::store_wait_all();
+          ptx::add_release(parcel.counter, 1);
+        }
       }
-    } else {
-      Base::reduce_add(from, to, row, col, i, j);
+      ptx::warp_sync();
     }
-  }
-  /// Only the thread that adds takes turns: others learn at the next barrier that its additions have read their shared memory.
-  TW_INLINE void wait_turn(u32* counters, i64 i, int turn) const {
-    if constexpr (kTmaStore) {
-      if (this->thread() == 0) {
-        ptx::await(counters + i, static_cast<u32>(turn));
-        ptx::fence_proxy_global();
-      }
-    } else {
-      Base::wait_turn(counters, i, turn);
-    }
-  }
-  TW_INLINE void pass_turn(u32* counters, i64 i) const {
-    if constexpr (kTmaStore) {
-      if (this->thread() == 0) {
-        ptx::store_wait_all();
-        ptx::add_release(counters + i, 1);
-      }
-    } else {
-      Base::pass_turn(counters, i);
-    }
-  }
-  /// Waits until all but the `Left` youngest stores have read their shared memory. Other threads know it after the next barrier.
-  template <int Left>
-  TW_INLINE void wait_stores(Constant<Left>) const {
-    if (ptx::thread_index() % kWarpgroupThreads == 0) ptx::store_wait_read<Left>();
   }
 
   /// Sets the tile's rows from `first` on to zero, for this warpgroup's next products.
@@ -350,6 +363,33 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   }
 
  private:
+  static constexpr u32 kHandOverThreads = Warpgroups * kWarpgroupThreads + 32;  // those that compute, and the warp that adds
+  TW_INLINE void hand_over() const { ptx::named_barrier_arrive(kOutboxBarrier, kHandOverThreads); }
+  /// A matrix of 8 rows and 16 bytes has one number of each of a thread's pairs of neighbours, so that it goes to 32 different banks.
+  template <class F, int R, int C>
+  TW_INLINE void send(const F& from, Outbox<R, C>& box, const Parcel& parcel) const {
+    static_assert(F::rows == R && F::cols == C, "an Outbox has its Fragment's shape");
+    Base::template own<F>();
+    ptx::wait(barrier_at(box.empty), box.parity);
+    box.parity ^= 1;
+    using S = typename Outbox<R, C>::Layout;
+    static_assert(F::warp_cols % S::panel_cols == 0, "each warp has whole panels of 32 columns of a Fragment that is added");
+    // One address, from which the others differ by constants: registers are short where sums are added.
+    const int row = F::row(at, 0) - at.lane / 4 + at.lane / 16 * 8 + at.lane % 8;
+    const u32 first = ptx::address(box.tile().bytes) + static_cast<u32>(S::offset(row, F::warp_col(at) + at.lane / 8 % 2 * 4));
+    TW_UNROLL
+    for (int e = 0; e < F::size; e += 4) {
+      const int block = e / F::tile_size, col = e % F::tile_size * 2;
+      const u32 address = (first ^ static_cast<u32>(col % S::panel_cols * 4)) +
+                          static_cast<u32>(block * kWarpgroupRows * kPanelBytes + col / S::panel_cols * S::panel_bytes);
+      ptx::store_matrix_x4(address, bit_cast<u32>(from.x[e]), bit_cast<u32>(from.x[e + 1]), bit_cast<u32>(from.x[e + 2]),
+                           bit_cast<u32>(from.x[e + 3]));
+    }
+    ptx::fence_proxy();
+    box.parcel() = parcel;  // all threads write the same: a branch here makes ptxas spill
+    hand_over();
+  }
+
   using Base::here, Base::kAllRows, Base::store_rows;
   template <class T, int width>
   using Piece = typename Base::template Piece<T, width>;

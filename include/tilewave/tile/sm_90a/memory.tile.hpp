@@ -25,6 +25,8 @@ inline constexpr int kProducerBarrier = 1;
 /// The named barrier of the first team. Those of up to eight warpgroups come before.
 inline constexpr int kTeamBarrier = kWarpgroupBarrier + 8;
 inline constexpr int kMostTeams = 16 - kTeamBarrier;
+/// The named barrier at which the warp that adds gets a Fragment. A kernel with an Outbox has no teams.
+inline constexpr int kOutboxBarrier = kTeamBarrier;
 
 /// R x C accumulators of fewer warpgroups than R / 64: each warpgroup holds `row_blocks` blocks of 64 rows, one after the other, and each
 /// block has a Fragment's layout.
@@ -93,6 +95,7 @@ struct Allocator {
   int tile_bytes = kBarrierBytes;
   int barriers_used = 0;
   bool gathers = false;  ///< whether there is a GatherRing
+  int outboxes = 0;
 
   constexpr int tiles(int bytes) {
     const int at = tile_bytes;
@@ -163,6 +166,39 @@ struct Ring {
   }
   TW_INLINE u64* full_barrier(int index) const { return barrier_at(full + index); }
   TW_INLINE u64* empty_barrier(int index) const { return barrier_at(empty + index); }
+};
+
+/// What the warp that adds needs to know about a Fragment.
+struct Parcel {
+  const void* tensor_map;  ///< null: there is no further one
+  int row, col, i, j;
+  u32* counter;  ///< null: in any order
+  u32 turn;
+};
+
+/// A Fragment on its way from the warpgroups that compute to a tensor. They write it while the barrier `empty` says that its last one has
+/// left, and meet the warp that adds at a named barrier, without waiting there.
+template <int R, int C>
+struct Outbox {
+  using Layout = Shared<float, R, C, Contract::columns>;
+  using Element = float;
+  static constexpr int rows = R;
+  static constexpr int cols = C;
+  static constexpr int box_rows = Layout::box_rows;
+  static constexpr int box_cols = Layout::box_cols;
+  static_assert(C % Layout::panel_cols == 0, "an Outbox has a multiple of 32 columns: whole panels");
+  int tile_offset, parcel_offset;
+  int empty;       ///< index of the barrier
+  u32 parity = 1;  ///< of the phase in which it was empty
+
+  constexpr explicit Outbox(auto& allocator)
+      : tile_offset(allocator.tiles(static_cast<int>(sizeof(Layout)))),
+        parcel_offset(allocator.tiles(static_cast<int>(sizeof(Parcel)))),
+        empty(allocator.barriers(1, 1)) {
+    ++allocator.outboxes;
+  }
+  TW_INLINE Layout& tile() const { return *reinterpret_cast<Layout*>(shared_memory() + tile_offset); }
+  TW_INLINE Parcel& parcel() const { return *reinterpret_cast<Parcel*>(shared_memory() + parcel_offset); }
 };
 
 /// A slot is full when the copies of all the producer's threads are complete.

@@ -130,6 +130,9 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
         TW_NO_UNROLL
         for (int step = 0; step < steps; ++step) On::load(producer, params, work, step, memory);
       };
+      if constexpr (S::adds) {
+        if (thread / 32 == 1) ComputeBlock::add_all(On::outbox(memory), thread == 32);
+      }
       if (all_load || thread == 0) {
         if constexpr (!queued) {
           TW_NO_UNROLL
@@ -203,6 +206,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
           compute_tile(tile);
         }
       }
+      if constexpr (S::adds) block.close(On::outbox(memory));
       if (ptx::thread_index() % kWarpgroupThreads == 0) ptx::store_wait_read<0>();
     }
     if constexpr (cluster > 1) ptx::cluster_sync();  // no block exits while another may still write to its shared memory

@@ -42,6 +42,8 @@ struct Target {
   using ColumnVector = sm_90a::ColumnVector<T, Tile>;
   template <class T, int R, int C>
   using Staging = sm_90a::Staging<T, R, C>;
+  template <int R, int C>
+  using Outbox = sm_90a::Outbox<R, C>;
   template <class T, int R, int C>
   using Scratch = sm_90a::Scratch<T, R, C>;
   template <class T, int R, int C, Contract contract>
@@ -94,6 +96,12 @@ struct Shape {
   static constexpr int shared_bytes() { return memory().tile_bytes; }
   /// Whether all producer threads run load(). TMA needs only one.
   static constexpr bool all_load() { return !T::tma_load || memory().gathers; }
+  /// Whether a warp of its own adds what is in the kernel's Outbox.
+  static constexpr bool adds = T::tma_load && T::tma_store && tw::detail::HasOutbox<On>;
+  static_assert(memory().outboxes == (tw::detail::HasOutbox<On> ? 1 : 0),
+                "a kernel with an Outbox has one, which its outbox(memory) returns");
+  static_assert(!tw::detail::HasOutbox<On> || (produces && teams == 1 && !memory().gathers),
+                "a kernel with an Outbox has rings, which one thread fills, and no teams");
   static_assert(memory().barriers_used <= kMostBarriers, "the rings have too many stages: two barriers each, 60 together");
 };
 
