@@ -34,6 +34,11 @@ constexpr AttentionConfig key_config(int dim, bool bending) {
   if (dim <= 128) return config_of(dim, {bending ? 32 : 64, 128, 2});
   return config_of(dim, {bending ? 32 : 64, 128, 1});
 }
+/// dV alone does not need V, in whose place is a second slot.
+constexpr AttentionConfig for_values(AttentionConfig config) {
+  config.stages = 2;
+  return config;
+}
 constexpr AttentionConfig query_config(int dim, bool bending) {
   if (dim <= 64) return config_of(dim, {128, bending ? 64 : 128, 2});
   if (dim <= 128) return config_of(dim, {128, 64, 2});
@@ -146,7 +151,8 @@ template <class T>
 void key_gradients(const BackwardCall& call, Gradients gradients, const Tensor& tiles) {
   static KernelTable<KeyGradientsKernel> table(type_of_keys, kKeysSource);
   using Kernel = KeyGradients<T, kAnySizes, detail::CallRules<>, Gradients::keys>;
-  const AttentionConfig config = key_gradients_config(call);
+  AttentionConfig config = key_gradients_config(call);
+  if (gradients == Gradients::values && generic_shared_bytes(call.forward.stream) == 0) config = for_values(config);
   const detail::NamedKernel& kernel = table[{dtype_of<T>, rules_of(call.forward), config, gradients}];
   detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
       kernel, call.forward.stream, key_gradients_grid(call, config.keys),
@@ -253,7 +259,7 @@ std::vector<KernelSpec> listed_backward_specs() {
             add(type_of_all({DType::bf16, rules, listed(all, query_block, key_block)}), kAllSource, "all " + sizes);
         } else {
           add(type_of_keys({DType::bf16, rules, keys, Gradients::keys}), kKeysSource, "dk " + sizes);
-          add(type_of_keys({DType::bf16, rules, keys, Gradients::values}), kKeysSource, "dv " + sizes);
+          add(type_of_keys({DType::bf16, rules, for_values(keys), Gradients::values}), kKeysSource, "dv " + sizes);
         }
         const AttentionConfig queries = listed(query_config(dim, false), query_block, key_block);
         add(type_of_queries({DType::bf16, rules, queries}), kQueriesSource, "dq " + sizes);
@@ -292,7 +298,7 @@ std::vector<KernelSpec> chunks_backward_specs() {
         tw::format("all in turn d{} in chunks", dim));
   }
   add(type_of_keys({DType::bf16, rules, key_config(256, false), Gradients::keys}), kKeysSource, "dk d256 in chunks");
-  add(type_of_keys({DType::bf16, rules, key_config(256, false), Gradients::values}), kKeysSource, "dv d256 in chunks");
+  add(type_of_keys({DType::bf16, rules, for_values(key_config(256, false)), Gradients::values}), kKeysSource, "dv d256 in chunks");
   for (const int dim : {64, 128, 256})
     add(type_of_queries({DType::bf16, rules, query_config(dim, false)}), kQueriesSource, tw::format("dq d{} in chunks", dim));
   return specs;

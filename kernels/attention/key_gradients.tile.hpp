@@ -59,21 +59,31 @@ struct KeyGradients {
       int list_bits;     ///< of an entry for the block of queries
       int first_head;    ///< of the launch, of batch * kv_heads
     };
-    struct QuerySlot {
+    struct QueriesForValues {
       Queries q;
       OfQueries lse;
     };
-    struct OutputSlot {
-      Queries d_o;
+    struct QueriesForKeys : QueriesForValues {
       OfQueries delta;
     };
-    struct Memory {
+    using QuerySlot = conditional<for_keys, QueriesForKeys, QueriesForValues>;
+    struct MemoryForValues {
+      Ring<Target, Keys, 1> k;
+      Ring<Target, QuerySlot, kConfig.stages> queries;
+      Ring<Target, Queries, kConfig.stages> outputs;  ///< dO
+      Out out;
+      explicit constexpr MemoryForValues(auto& block) : k(block), queries(block), outputs(block), out(block) {}
+    };
+    struct MemoryForKeys {
       Ring<Target, Keys, 1> k, v;
       Ring<Target, QuerySlot, kConfig.stages> queries;
-      Ring<Target, OutputSlot, kConfig.stages> outputs;
+      Ring<Target, Queries, kConfig.stages> outputs;
       Out out;
-      explicit constexpr Memory(auto& block) : k(block), v(block), queries(block), outputs(block), out(block) {}
+      explicit constexpr MemoryForKeys(auto& block) : k(block), v(block), queries(block), outputs(block), out(block) {}
     };
+    using Memory = conditional<for_keys, MemoryForKeys, MemoryForValues>;
+    /// Where dO has one slot, only dP reads it: then dP comes before the scores, and the next dO arrives long before the next queries.
+    static constexpr bool outputs_first = kGradients == Gradients::keys && kConfig.stages == 1;
     struct State {
       Fragment<Target, float, BN, D> dk, dv;
     };
@@ -92,14 +102,16 @@ struct KeyGradients {
           producer.put(memory.v, [&](auto copy, Keys& v) { copy.tile(p.v, v, w.k_row + w.first_key, 0, w.kv_head, w.tensor_batch); });
       }
       const int entry = w.entry(p, step), head = w.head(p, entry), query0 = w.first_query(p, entry);
-      producer.put(memory.queries, [&](auto copy, QuerySlot& slot) {
-        copy.tile(p.q, slot.q, w.q_row + query0, 0, head, w.tensor_batch);
-        copy.vector(p.lse, slot.lse, head, w.sums_row + query0, w.tensor_batch);
-      });
-      producer.put(memory.outputs, [&](auto copy, OutputSlot& slot) {
-        copy.tile(p.d_o, slot.d_o, w.q_row + query0, 0, head, w.tensor_batch);
-        copy.vector(p.delta, slot.delta, head, w.sums_row + query0, w.tensor_batch);
-      });
+      const auto put_queries = [&] {
+        producer.put(memory.queries, [&](auto copy, QuerySlot& slot) {
+          copy.tile(p.q, slot.q, w.q_row + query0, 0, head, w.tensor_batch);
+          copy.vector(p.lse, slot.lse, head, w.sums_row + query0, w.tensor_batch);
+          if constexpr (for_keys) copy.vector(p.delta, slot.delta, head, w.sums_row + query0, w.tensor_batch);
+        });
+      };
+      if constexpr (!outputs_first) put_queries();
+      producer.put(memory.outputs, [&](auto copy, Queries& d_o) { copy.tile(p.d_o, d_o, w.q_row + query0, 0, head, w.tensor_batch); });
+      if constexpr (outputs_first) put_queries();
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
@@ -108,65 +120,136 @@ struct KeyGradients {
         block.fill(state.dv, 0.0f);
         return;
       }
+      if constexpr (for_keys)
+        compute_keys(block, p, w, memory, state);
+      else
+        compute_values(block, p, w, memory, state);
+    }
+
+    /// P of a step, from the scores; dropped weights with a minus sign. `slopes`: see Rules::bending.
+    TW_INLINE static void weigh(auto& block, const Params& p, const Work& w, int step, const QuerySlot& queries, Scores& scores,
+                                Scores& slopes) {
+      const int entry = w.entry(p, step);
+      apply_rules_to_keys<Rules>(block, p, w, entry, scores, slopes);
+      // Read where they are used: as vectors they would take the registers of half a tile.
+      block.for_each(scores, [&](int, int query, auto& x) { x = exp2(x * p.scale_log2 - queries.lse[query]); });
+      if constexpr (dropping) {
+        if (drops(kConfig, p)) mark_dropped_transposed(block, w.dropout(p, entry), scores, w.first_query(p, entry), w.first_key);
+      }
+    }
+
+    /// The next scores and dV are in flight together, and the next weights are computed under dV. With dropout, whose numbers take too many
+    /// registers, and where products are synchronous, one comes after the other.
+    TW_INLINE static void compute_values(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      constexpr bool kAhead = !dropping && !products_are_synchronous<Target>;
       Keys& k = block.take(memory.k);
       w.keep_keys(block, k);
-      Keys* v = nullptr;
-      if constexpr (for_keys) {
-        v = &block.take(memory.v);
-        w.keep_keys(block, *v);
-      }
+      Scores scores, slopes;
+      Weights weights;
+      QuerySlot* queries = nullptr;
+      const auto take_queries = [&](int step) {
+        queries = &block.take(memory.queries);
+        w.keep_queries(block, p, queries->q, w.entry(p, step));
+      };
+      const auto round = [&] {
+        if constexpr (dropping)
+          convert_kept(block, weights, scores);
+        else
+          block.convert(weights, scores);
+      };
+      const auto first_weights = [&](int step) {
+        take_queries(step);
+        block.mma(scores, k, queries->q, true);
+        block.wait(leave<0>, scores);
+        weigh(block, p, w, step, *queries, scores, slopes);
+        round();
+      };
+      if constexpr (kAhead) first_weights(0);
       for (int step = 0; step < w.steps; ++step) {
-        const int entry = w.entry(p, step);
-        QuerySlot& queries = block.take(memory.queries);
-        OutputSlot& outputs = block.take(memory.outputs);
-        w.keep_queries(block, p, queries.q, entry);
-        w.keep_queries(block, p, outputs.d_o, entry);
+        if constexpr (!kAhead) first_weights(step);
+        Queries& d_o = block.take(memory.outputs);
+        w.keep_queries(block, p, d_o, w.entry(p, step));
+        const int next = min(step + 1, w.steps - 1);
+        if constexpr (kAhead) {
+          if (next > step) {
+            release(block, memory.queries);
+            take_queries(next);
+          }
+          block.mma(scores, k, queries->q, true);  // unused after the last step: ptxas serialises conditional products
+        }
+        block.mma(state.dv, weights, view<Contract::rows>(d_o), step == 0);
+        if constexpr (kAhead) {
+          block.wait(leave<1>, scores);
+          weigh(block, p, w, next, *queries, scores, slopes);
+        }
+        block.wait(leave<0>, state.dv);
+        if constexpr (kAhead) round();
+        release(block, memory.outputs);
+        if constexpr (!kAhead) release(block, memory.queries);
+      }
+      if constexpr (kAhead) block.release(memory.queries);
+      block.release(memory.k);
+    }
+
+    TW_INLINE static void compute_keys(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      Keys& k = block.take(memory.k);
+      w.keep_keys(block, k);
+      Keys& v = block.take(memory.v);
+      w.keep_keys(block, v);
+      for (int step = 0; step < w.steps; ++step) {
         Scores scores, slopes, ds;
         Weights weights, ds_weights;
-        block.mma(scores, k, queries.q, true);
-        if constexpr (for_keys) block.mma(ds, *v, outputs.d_o, true);
-        block.wait(leave<(for_keys ? 1 : 0)>, scores);
-        apply_rules_to_keys<Rules>(block, p, w, entry, scores, slopes);
-        // Read where they are used: as vectors they would take the registers of half a tile.
-        block.for_each(scores, [&](int, int query, auto& x) { x = exp2(x * p.scale_log2 - queries.lse[query]); });
-        if constexpr (dropping) {
-          if (drops(kConfig, p)) mark_dropped_transposed(block, w.dropout(p, entry), scores, w.first_query(p, entry), w.first_key);
+        QuerySlot* queries;
+        Queries* d_o;
+        const auto take_queries = [&] {
+          queries = &block.take(memory.queries);
+          w.keep_queries(block, p, queries->q, w.entry(p, step));
+        };
+        const auto take_outputs = [&] {
+          d_o = &block.take(memory.outputs);
+          w.keep_queries(block, p, *d_o, w.entry(p, step));
+        };
+        if constexpr (outputs_first) {
+          take_outputs();
+          if constexpr (Work::ragged) take_queries();  // before the products, which ptxas would serialise around the loop that sets rows
+          block.mma(ds, v, *d_o, true);
+          if constexpr (!Work::ragged) take_queries();
+          block.mma(scores, k, queries->q, true);
+          block.wait(leave<0>, scores, ds);
+          release(block, memory.outputs);
+        } else {
+          take_queries();
+          take_outputs();
+          block.mma(scores, k, queries->q, true);
+          block.mma(ds, v, *d_o, true);
+          block.wait(leave<1>, scores);
         }
+        weigh(block, p, w, step, *queries, scores, slopes);
         // dV needs the weights after dropout, dS those before it. The registers do not hold both: then dV comes second.
-        constexpr bool kValuesFirst = for_values && !(dropping && for_keys), kValuesSecond = for_values && !kValuesFirst;
-        if constexpr (for_values && for_keys) block.convert(weights, scores);
-        if constexpr (for_values && !for_keys) {
+        constexpr bool kValuesFirst = for_values && !dropping, kValuesSecond = for_values && dropping;
+        if constexpr (for_values) block.convert(weights, scores);
+        if constexpr (kValuesFirst) block.mma(state.dv, weights, view<Contract::rows>(*d_o), step == 0);
+        block.wait(leave<(kValuesFirst ? 1 : 0)>, ds);
+        if constexpr (for_values) block.convert(scores, weights);  // the registers do not hold the f32 weights beside dP
+        block.for_each(ds, scores, [&](int, int query, auto& x, auto& weight) {
           if constexpr (dropping)
-            convert_kept(block, weights, scores);
+            x = score_derivative(weight, x, queries->delta[query], p.dropout.scale);
           else
-            block.convert(weights, scores);
+            x = weight * (x - queries->delta[query]);
+        });
+        if constexpr (kValuesSecond) {
+          drop_marked(block, weights, scores);
+          block.mma(state.dv, weights, view<Contract::rows>(*d_o), step == 0);
         }
-        if constexpr (kValuesFirst) block.mma(state.dv, weights, view<Contract::rows>(outputs.d_o), step == 0);
-        if constexpr (for_keys) {
-          block.wait(leave<(kValuesFirst ? 1 : 0)>, ds);
-          if constexpr (for_values) block.convert(scores, weights);  // the registers do not hold the f32 weights beside dP
-          block.for_each(ds, scores, [&](int, int query, auto& x, auto& weight) {
-            if constexpr (dropping)
-              x = score_derivative(weight, x, outputs.delta[query], p.dropout.scale);
-            else
-              x = weight * (x - outputs.delta[query]);
-          });
-          if constexpr (kValuesSecond) {
-            drop_marked(block, weights, scores);
-            block.mma(state.dv, weights, view<Contract::rows>(outputs.d_o), step == 0);
-          }
-          if constexpr (Rules::bending) block.map(ds, slopes, [](auto x, auto slope) { return x * slope; });
-          block.convert(ds_weights, ds);
-          block.mma(state.dk, ds_weights, view<Contract::rows>(queries.q), step == 0);
-        }
+        if constexpr (Rules::bending) block.map(ds, slopes, [](auto x, auto slope) { return x * slope; });
+        block.convert(ds_weights, ds);
+        block.mma(state.dk, ds_weights, view<Contract::rows>(queries->q), step == 0);
         block.wait(leave<0>, state.dk, state.dv);
-        block.fence();
-        block.sync_warpgroup();
-        block.release(memory.outputs);
-        block.release(memory.queries);
+        if constexpr (!outputs_first) release(block, memory.outputs);
+        release(block, memory.queries);
       }
       block.release(memory.k);
-      if constexpr (for_keys) block.release(memory.v);
+      block.release(memory.v);
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
@@ -177,6 +260,14 @@ struct KeyGradients {
         block.map(state.dk, p.scale, [](auto x, auto scale) { return x * scale; });
         store_keys(block, w, state.dk, memory.out, p.dk);
       }
+    }
+
+   private:
+    /// All threads of the warpgroup have read the slot's vectors.
+    TW_INLINE static void release(auto& block, auto& ring) {
+      block.fence();
+      block.sync_warpgroup();
+      block.release(ring);
     }
   };
 };

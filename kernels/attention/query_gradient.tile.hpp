@@ -78,6 +78,9 @@ struct QueryGradient {
       Weights weights;
     };
 
+    /// Where V has one slot, only dP reads it: then dP comes before the scores, and the next V arrives long before the next K.
+    static constexpr bool values_first = kConfig.stages == 1;
+
     TW_INLINE static Work work(const Params& p, Tile t) { return Work::of(p, t); }
     TW_INLINE static int steps(const Params&, const Work& w) { return w.blocks; }
 
@@ -92,8 +95,12 @@ struct QueryGradient {
         });
       }
       const int kv_head = w.head / p.heads_per_kv, key0 = w.block(p, step) * BN;
-      producer.put(memory.k, [&](auto copy, K& k) { copy.tile(p.k, k, w.k_row + key0, 0, kv_head, w.k_batch); });
+      const auto put_keys = [&] {
+        producer.put(memory.k, [&](auto copy, K& k) { copy.tile(p.k, k, w.k_row + key0, 0, kv_head, w.k_batch); });
+      };
+      if constexpr (!values_first) put_keys();
       producer.put(memory.v, [&](auto copy, V& v) { copy.tile(p.v, v, w.k_row + key0, 0, kv_head, w.k_batch); });
+      if constexpr (values_first) put_keys();
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
@@ -109,24 +116,40 @@ struct QueryGradient {
         const int key0 = w.block(p, step) * BN;
         Scores scores, slopes, ds;
         Weights weights;
-        K& k = block.take(memory.k);
-        V* v = nullptr;
-        if constexpr (Work::ragged) {  // before the products, which ptxas would serialise around the loop that sets rows
+        K* k;
+        V* v;
+        const auto take_keys = [&] {
+          k = &block.take(memory.k);
+          keep_keys(block, w, key0, *k);
+        };
+        const auto take_values = [&] {
           v = &block.take(memory.v);
-          keep_keys(block, w, key0, k);
           keep_keys(block, w, key0, *v);
+        };
+        if constexpr (values_first) {
+          take_values();
+          block.mma(ds, queries.d_o, *v, true);
+          take_keys();
+          block.mma(scores, queries.q, *k, true);
+          block.wait(leave<0>, scores, ds);
+          block.release(memory.v);
+        } else {
+          take_keys();
+          if constexpr (Work::ragged) take_values();  // before the products, which ptxas would serialise around the loop that sets rows
+          block.mma(scores, queries.q, *k, true);
+          if constexpr (!Work::ragged) take_values();
+          block.mma(ds, queries.d_o, *v, true);
+          block.wait(leave<1>, scores);
         }
-        block.mma(scores, queries.q, k, true);
-        if constexpr (!Work::ragged) v = &block.take(memory.v);
-        block.mma(ds, queries.d_o, *v, true);
-        block.wait(leave<1>, scores);
         if (step < w.cut || step >= whole_end)
           apply_rules<true>(block, p, w, key0, scores, slopes);
         else
           apply_rules<false>(block, p, w, key0, scores, slopes);
         block.map(scores, lse, [&](auto x, auto l) { return exp2(x * p.scale_log2 - l); });
-        block.wait(leave<0>, ds);
-        block.release(memory.v);
+        if constexpr (!values_first) {
+          block.wait(leave<0>, ds);
+          block.release(memory.v);
+        }
         if constexpr (kConfig.dropout != Use::never) {
           if (drops(kConfig, p)) mark_dropped(block, dropout, scores, w.first_row, key0);
           block.map(ds, scores, delta, [&](auto dp, auto weight, auto d) { return score_derivative(weight, dp, d, p.dropout.scale); });
@@ -135,7 +158,7 @@ struct QueryGradient {
         }
         if constexpr (Rules::bending) block.map(ds, slopes, [](auto x, auto slope) { return x * slope; });
         block.convert(weights, ds);
-        block.mma(state.dq, weights, view<Contract::rows>(k), step == 0);
+        block.mma(state.dq, weights, view<Contract::rows>(*k), step == 0);
         block.wait(leave<0>, state.dq);
         block.release(memory.k);
       }
