@@ -33,9 +33,10 @@ struct Attention {
                 "a block's values arrive before the previous block's are released, and both queries are read from memory");
   static constexpr bool values_transposed = sizeof(T) == 1;
   static_assert(!query_values || !values_transposed, "values are keys too");
-  /// Tensor cores keep some 13 bits of a sum of 8-bit products, and lose more of a long one. So a block's output is a sum of its own, added
-  /// to the output in f32. The registers do not hold both if there are more than 128 columns.
+  /// Tensor cores keep some 13 bits of a sum of 8-bit products, and lose more of a long one. So the output of a few blocks is a sum of its
+  /// own, added to the output in f32. The registers do not hold both if there are more than 128 columns.
   static constexpr bool two_level = values_transposed && DV <= 128;
+  static constexpr int kBlocksOfASum = DV <= 64 ? 1 : 2;  // with 64 columns three warpgroups have no registers for more
   using WarpTile =
       RowWarpTile<(BM % 128 == 0 && BN <= 64 && DV <= 128 ? 32 : 16)>;  // 32 rows of scores and output fit the registers of a warp
 
@@ -142,7 +143,13 @@ struct Attention {
       V* values;  ///< of the last block whose scores were computed
     };
     struct NoLastValues {};
-    struct State : conditional<descaled, Factor, NoFactor>, conditional<query_values, LastValues, NoLastValues> {
+    struct OfBlocks {
+      Output of_blocks;  ///< the sum of the last ones
+    };
+    struct NotOfBlocks {};
+    struct State : conditional<descaled, Factor, NoFactor>,
+                   conditional<query_values, LastValues, NoLastValues>,
+                   conditional<two_level, OfBlocks, NotOfBlocks> {
       Output out;
       Softmax softmax;
       Dropout dropout;
@@ -184,18 +191,24 @@ struct Attention {
 
     /// Starts the product that adds block n to the output, or with two_level is added to it in the end.
     TW_INLINE static void add_output(auto& block, const Params& p, const Work& w, int n, Memory& memory, const Weights& weights,
-                                     State& state, Output& of_block) {
+                                     State& state) {
       if constexpr (two_level)
-        block.mma(of_block, weights, take_values(block, p, w, n, memory), true);
+        block.mma(state.of_blocks, weights, take_values(block, p, w, n, memory), n % kBlocksOfASum == 0);
       else if constexpr (query_values)
         block.mma(state.out, weights, *state.values, n == 0);
       else
         block.mma(state.out, weights, take_values(block, p, w, n, memory), n == 0);
     }
-    TW_INLINE static void wait_for_output(auto& block, Memory& memory, State& state, Output& of_block) {
-      block.wait(leave<0>, two_level ? of_block : state.out);
-      block.release(memory.v);
-      if constexpr (two_level) block.map(state.out, of_block, [](auto x, auto y) { return x + y; });
+    TW_INLINE static void wait_for_output(auto& block, const Work& w, int n, Memory& memory, State& state) {
+      if constexpr (two_level) {
+        block.wait(leave<0>, state.of_blocks);
+        block.release(memory.v);
+        if (n % kBlocksOfASum == kBlocksOfASum - 1 || n + 1 == w.blocks)
+          block.map(state.out, state.of_blocks, [](auto x, auto y) { return x + y; });
+      } else {
+        block.wait(leave<0>, state.out);
+        block.release(memory.v);
+      }
     }
 
     /// One block of keys: its scores and weights. The product that adds to the output runs under the softmax, or after it: see lag. `cut`:
@@ -205,7 +218,6 @@ struct Attention {
                                Weights& weights, State& state) {
       Scores scores;
       PerRow decay;
-      Output of_block;
       block.mma(scores, q, block.take(memory.k), true);
       [[maybe_unused]] V* values = nullptr;
       if constexpr (query_values) {
@@ -214,7 +226,7 @@ struct Attention {
       }
       constexpr bool kOutputUnder = lag == 1 && !kFirst;
       constexpr int kUnfinished = kOutputUnder ? 1 : 0;
-      if constexpr (kOutputUnder) add_output(block, p, w, step - 1, memory, weights, state, of_block);
+      if constexpr (kOutputUnder) add_output(block, p, w, step - 1, memory, weights, state);
       block.wait(leave<kUnfinished>, scores);
       block.release(memory.k);
       if (queries_back_early && step + 1 == w.blocks) release_queries(block, memory);
@@ -229,9 +241,12 @@ struct Attention {
         if constexpr (kHalves)
           apply_rules<false, decltype(first)::value, decltype(count)::value>(block, p, w, w.block(p, step), scores, state);
       });
-      if constexpr (kOutputUnder) wait_for_output(block, memory, state, of_block);
+      if constexpr (kOutputUnder) wait_for_output(block, w, step - 1, memory, state);
       if constexpr (query_values) state.values = values;
-      if (!kFirst && rescaled) block.map(state.out, decay, [](auto x, auto d) { return x * d; });
+      if (!kFirst && rescaled) {
+        block.map(state.out, decay, [](auto x, auto d) { return x * d; });
+        if constexpr (two_level && kBlocksOfASum > 1) block.map(state.of_blocks, decay, [](auto x, auto d) { return x * d; });
+      }
       if constexpr (kConfig.dropout != Use::never) {
         static_assert(!values_transposed, "weights of 8 bits are not dropped");
         if (drops(kConfig, p)) mark_dropped(block, state.dropout, scores, w.first_row, w.block(p, step) * BN);
@@ -243,8 +258,8 @@ struct Attention {
         block.convert(weights, scores);
       }
       if constexpr (lag == 0) {
-        add_output(block, p, w, step, memory, weights, state, of_block);
-        wait_for_output(block, memory, state, of_block);
+        add_output(block, p, w, step, memory, weights, state);
+        wait_for_output(block, w, step, memory, state);
       }
     }
     TW_INLINE static void loop(auto& block, const Params& p, const Work& w, Memory& memory, const auto& q, Weights& weights, State& state) {
@@ -287,9 +302,8 @@ struct Attention {
         if constexpr (!queries_back_early) release_queries(block, memory);
       }
       if constexpr (lag == 1) {
-        Output of_block;
-        add_output(block, p, w, w.blocks - 1, memory, weights, state, of_block);
-        wait_for_output(block, memory, state, of_block);
+        add_output(block, p, w, w.blocks - 1, memory, weights, state);
+        wait_for_output(block, w, w.blocks - 1, memory, state);
       }
     }
 
