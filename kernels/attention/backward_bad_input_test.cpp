@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <initializer_list>
+#include <optional>
 #include <string_view>
 
 #include "runtime/format.hpp"
@@ -18,7 +19,10 @@ using namespace tw::test;
 
 class AttentionBackwardBadInput : public testing::TestWithParam<Device> {
  protected:
-  void SetUp() override { skip_unless_present(device); }
+  void SetUp() override {
+    skip_unless_present(device);
+    given.emplace(*this);
+  }
 
   PlacedTensor make(Shape shape, DType dtype = DType::bf16, Placement placement = {.offset = 4}) const {
     return PlacedTensor(std::move(shape), dtype, device, placement);
@@ -28,16 +32,30 @@ class AttentionBackwardBadInput : public testing::TestWithParam<Device> {
     Tensor q, k, v, o, lse, d_o, dq, dk, dv;
     AttentionBackwardOptions options = {};
   };
-  Call call() const { return {q, kv, kv, o, lse, d_o, dq, dk, dv}; }
+  Call call() const { return {given->q, given->kv, given->kv, given->o, given->lse, given->d_o, given->dq, given->dk, given->dv}; }
   void refused(const Call& c, std::initializer_list<std::string_view> parts) {
     expect_error<InvalidArgument>([&] { attention_backward(c.q, c.k, c.v, c.o, c.lse, c.d_o, c.dq, c.dk, c.dv, c.options); }, parts);
-    for (const PlacedTensor* const output : {&dq, &dk, &dv, &d_sink}) EXPECT_TRUE(output->untouched());
+    for (const PlacedTensor* const output : {&given->dq, &given->dk, &given->dv, &given->d_sink}) EXPECT_TRUE(output->untouched());
   }
 
+  /// The tensors of a call.
+  struct Given {
+    explicit Given(const AttentionBackwardBadInput& test)
+        : q(test.make({2, 5, 4, 64})),
+          kv(test.make({2, 7, 2, 64})),
+          o(test.make({2, 5, 4, 64})),
+          d_o(test.make({2, 5, 4, 64})),
+          lse(test.make({2, 4, 5}, DType::f32)),
+          sink(test.make({4}, DType::f32)),
+          dq(test.make({2, 5, 4, 64})),
+          dk(test.make({2, 7, 2, 64})),
+          dv(test.make({2, 7, 2, 64})),
+          d_sink(test.make({4}, DType::f32)) {}
+    const PlacedTensor q, kv, o, d_o, lse, sink, dq, dk, dv, d_sink;
+  };
+
   const Device device = GetParam();
-  const PlacedTensor q = make({2, 5, 4, 64}), kv = make({2, 7, 2, 64}), o = make({2, 5, 4, 64}), d_o = make({2, 5, 4, 64});
-  const PlacedTensor lse = make({2, 4, 5}, DType::f32), sink = make({4}, DType::f32);
-  const PlacedTensor dq = make({2, 5, 4, 64}), dk = make({2, 7, 2, 64}), dv = make({2, 7, 2, 64}), d_sink = make({4}, DType::f32);
+  std::optional<Given> given;  ///< not before it is known whether the device is there
 };
 
 INSTANTIATE_TEST_SUITE_P(Ops, AttentionBackwardBadInput, testing::ValuesIn(kDevices), device_name);
@@ -99,10 +117,10 @@ TEST_P(AttentionBackwardBadInput, Lse) {
 
 TEST_P(AttentionBackwardBadInput, Sinks) {
   Call c = call();
-  c.options.d_sink = &d_sink.tensor();
+  c.options.d_sink = &given->d_sink.tensor();
   refused(c, {"d_sink is f32[4]", "forward.sink is not given"});
   const PlacedTensor wrong = make({3}, DType::f32);
-  c.options.forward.sink = &sink.tensor();
+  c.options.forward.sink = &given->sink.tensor();
   c.options.d_sink = &wrong.tensor();
   refused(c, {"d_sink is f32[3]", "f32[4]"});
 }
@@ -118,7 +136,7 @@ TEST_P(AttentionBackwardBadInput, OutputsThatShareMemory) {
   c.dk = c.v;
   refused(c, {"dk is", "shares memory with"});
   c = call();
-  c.dq = Tensor::borrow(dq.tensor().data(), {2, 5, 4, 64}, DType::bf16, device, {0, 256, 64, 1});
+  c.dq = Tensor::borrow(given->dq.tensor().data(), {2, 5, 4, 64}, DType::bf16, device, {0, 256, 64, 1});
   refused(c, {"dq is bf16[2, 5, 4, 64]", "distinct"});
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <initializer_list>
+#include <optional>
 #include <string_view>
 
 #include "tests/expect_error.hpp"
@@ -17,7 +18,10 @@ using namespace tw::test;
 
 class AttentionVarlenBackwardBadInput : public testing::TestWithParam<Device> {
  protected:
-  void SetUp() override { skip_unless_present(device); }
+  void SetUp() override {
+    skip_unless_present(device);
+    given.emplace(*this);
+  }
 
   PlacedTensor make(Shape shape, DType dtype = DType::bf16, Placement placement = {.offset = 4}) const {
     return PlacedTensor(std::move(shape), dtype, device, placement);
@@ -33,17 +37,33 @@ class AttentionVarlenBackwardBadInput : public testing::TestWithParam<Device> {
     PackedSequences sequences;
     AttentionBackwardOptions options = {.forward = {.check_contents = true}};
   };
-  Call call() const { return {q, kv, kv, o, lse, d_o, dq, dk, dv, {integers({0, 3, 10}), integers({0, 5, 14})}}; }
+  Call call() const {
+    return {given->q,   given->kv, given->kv, given->o,  given->lse,
+            given->d_o, given->dq, given->dk, given->dv, {integers({0, 3, 10}), integers({0, 5, 14})}};
+  }
   void refused(const Call& c, std::initializer_list<std::string_view> parts) {
     expect_error<InvalidArgument>(
         [&] { attention_varlen_backward(c.q, c.k, c.v, c.o, c.lse, c.d_o, c.dq, c.dk, c.dv, c.sequences, c.options); }, parts);
-    for (const PlacedTensor* const output : {&dq, &dk, &dv, &d_sink}) EXPECT_TRUE(output->untouched());
+    for (const PlacedTensor* const output : {&given->dq, &given->dk, &given->dv, &given->d_sink}) EXPECT_TRUE(output->untouched());
   }
 
+  /// The tensors of a call.
+  struct Given {
+    explicit Given(const AttentionVarlenBackwardBadInput& test)
+        : q(test.make({10, 4, 64})),
+          kv(test.make({14, 2, 64})),
+          o(test.make({10, 4, 64})),
+          d_o(test.make({10, 4, 64})),
+          lse(test.make({4, 10}, DType::f32)),
+          dq(test.make({10, 4, 64})),
+          dk(test.make({14, 2, 64})),
+          dv(test.make({14, 2, 64})),
+          d_sink(test.make({4}, DType::f32)) {}
+    const PlacedTensor q, kv, o, d_o, lse, dq, dk, dv, d_sink;
+  };
+
   const Device device = GetParam();
-  const PlacedTensor q = make({10, 4, 64}), kv = make({14, 2, 64}), o = make({10, 4, 64}), d_o = make({10, 4, 64});
-  const PlacedTensor lse = make({4, 10}, DType::f32), sink = make({4}, DType::f32);
-  const PlacedTensor dq = make({10, 4, 64}), dk = make({14, 2, 64}), dv = make({14, 2, 64}), d_sink = make({4}, DType::f32);
+  std::optional<Given> given;  ///< not before it is known whether the device is there
 };
 
 INSTANTIATE_TEST_SUITE_P(Ops, AttentionVarlenBackwardBadInput, testing::ValuesIn(kDevices), device_name);
@@ -77,7 +97,7 @@ TEST_P(AttentionVarlenBackwardBadInput, DtypesAndStrides) {
   c.dv = make({14, 2, 64}, DType::bf16, {.step = 2});
   refused(c, {"dv is bf16[14, 2, 64]", "last dimension must be contiguous"});
   c = call();
-  c.dq = Tensor::borrow(dq.tensor().data(), {10, 4, 64}, DType::bf16, device, {0, 64, 1});
+  c.dq = Tensor::borrow(given->dq.tensor().data(), {10, 4, 64}, DType::bf16, device, {0, 64, 1});
   refused(c, {"dq is bf16[10, 4, 64]", "distinct"});
 }
 
@@ -113,13 +133,13 @@ TEST_P(AttentionVarlenBackwardBadInput, OutputsThatShareMemory) {
   c.dv = c.dk;
   refused(c, {"dv is", "shares memory with dk"});
   c = call();
-  c.sequences.cu_seqlens_q = Tensor::borrow(dq.tensor().data(), {3}, DType::i32, device);
+  c.sequences.cu_seqlens_q = Tensor::borrow(given->dq.tensor().data(), {3}, DType::i32, device);
   refused(c, {"dq is", "shares memory with cu_seqlens_q"});
 }
 
 TEST_P(AttentionVarlenBackwardBadInput, Options) {
   Call c = call();
-  c.options.d_sink = &d_sink.tensor();
+  c.options.d_sink = &given->d_sink.tensor();
   refused(c, {"d_sink is f32[4]", "forward.sink is not given"});
   c = call();
   const PlacedTensor mask = make({7, 1, 10, 14}, DType::f32), short_mask = make({2, 14}, DType::f32);

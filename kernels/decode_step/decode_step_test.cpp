@@ -147,7 +147,7 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
   }
   const Device device = std::get<0>(GetParam());
   const DType dtype = std::get<1>(GetParam());
-  const Stream stream = Stream::standard(device);
+  Stream stream() const { return Stream::standard(device); }
   std::mt19937_64 random = random_engine();
 
   template <int head_dim, int group>
@@ -226,7 +226,7 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
                     .pages = numbers(n.table, {c.sequences(), n.page_count}),
                     .scores = scores};
     if (device.is_cuda()) {
-      EXPECT_EQ(supports(decoder, c.sequences(), stream), stream.target() == GpuTarget::sm_90a);
+      EXPECT_EQ(supports(decoder, c.sequences(), stream()), stream().target() == GpuTarget::sm_90a);
       run_on_gpu(decoder, step);
     } else if (dtype == DType::bf16) {
       run_on_cpu<{.dtype = DType::bf16, .head_dim = head_dim, .group = group, .stages = 3}>(decoder, step);
@@ -291,8 +291,8 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
     std::vector<std::uint16_t> first;
     for (int repetition = 0; repetition < kRepetitions; ++repetition) {
       to.copy_from(from, other);
-      fill_bytes(step.scores.data(), static_cast<std::size_t>(step.scores.numel()) * size_of(dtype), 0xff, stream);
-      run(decoder, step, stream);
+      fill_bytes(step.scores.data(), static_cast<std::size_t>(step.scores.numel()) * size_of(dtype), 0xff, stream());
+      run(decoder, step, stream());
       const Tensor scores = step.scores.to(Device::cpu());
       const auto* const bits = static_cast<const std::uint16_t*>(scores.data());
       if (repetition == 0) first.assign(bits, bits + scores.numel());
@@ -301,7 +301,7 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
   }
   template <Kernel k>
   void run_on_cpu(const Decoder& decoder, const Step& step) {
-    const Launch launch(decoder, step, 12, stream);
+    const Launch launch(decoder, step, 12, stream());
     launch_cpu<HostKernel<k>>(launch.grid(), [&](auto& bind, auto& p) { launch.bind_to(bind, p); });
   }
 };
