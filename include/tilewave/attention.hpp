@@ -108,16 +108,21 @@ void attention_dropout_mask(const Tensor& mask, const AttentionOptions& options)
 struct AttentionBackwardOptions {
   AttentionOptions forward = {};   ///< those of the attention() call, and the stream; `lse` is ignored
   const Tensor* d_sink = nullptr;  ///< output, f32 [heads]: the gradient of forward.sink
-  bool deterministic = false;      ///< the same inputs give the same bits, on a GPU too, where this takes longer: see attention_backward()
+  /// Output, f32 or of the mask's dtype, of the mask's shape, contiguous: the gradient of forward.mask, which must be one that is added. An
+  /// element is the sum over all scores to which the mask's element was added, always in the same order; it is 0 where none of them is
+  /// visible, and beyond the lengths of packed sequences. Not with forward.blocks. It takes two more products for each score. A mask with
+  /// few elements has few tiles, each of which is the work of one SM.
+  const Tensor* d_mask = nullptr;
+  bool deterministic = false;  ///< the same inputs give the same bits, on a GPU too, where this takes longer: see attention_backward()
 };
 
-/// Gradients of attention() with respect to q, k and v (and the sink), in O(seqlen) memory: the scores are computed again from q, k and
-/// `lse`.
+/// Gradients of attention() with respect to q, k and v (and the sink and the mask), in O(seqlen) memory: the scores are computed again from
+/// q, k and `lse`.
 ///
 /// `q`, `k`, `v`: the inputs of attention(). `o`, `lse`: its results. `d_o`: the gradient of o, of its shape. `dq`, `dk`, `dv`: outputs of
 /// the shapes of q, k and v. bf16 and f16, on a CPU also f32; all tensors but lse and the sink have q's dtype, and their last dimension is
 /// contiguous. Sums are in f32. dk and dv are sums over the query heads that share a key head. Queries that see no key and keys that no
-/// query sees have gradients of 0. The gradient of a mask is not computed. On a GPU the tanh of a softcap has a relative error up to 2^-11.
+/// query sees have gradients of 0. On a GPU the tanh of a softcap has a relative error up to 2^-11.
 ///
 /// dq is a sum over blocks of keys. On a Hopper GPU, up to 128 columns and without softcap, blocks add to it in an order that differs from
 /// run to run, and so do its last bits, unless options.deterministic is set: then each block waits for its turn, or with
@@ -144,7 +149,7 @@ struct PackedSequences {
 void attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const PackedSequences& sequences,
                       const AttentionOptions& options = {});
 
-/// Gradients of attention_varlen() with respect to q, k and v (and the sink): attention_backward() of packed sequences.
+/// Gradients of attention_varlen() with respect to q, k and v (and the sink and the mask): attention_backward() of packed sequences.
 ///
 /// `q`, `k`, `v`, `sequences`: the inputs of attention_varlen(). `o`, `lse`: its results, `lse` f32 [heads, total_q]. `d_o`: the gradient
 /// of o, of its shape. `dq`, `dk`, `dv`: outputs of the shapes of q, k and v. Every row of them is written: those of queries and keys that

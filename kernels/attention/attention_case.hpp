@@ -65,6 +65,7 @@ struct Case {
   bool sink = false;
   std::optional<DType> mask = {};
   unsigned mask_dims = 15;  ///< bits: the dimensions of which the mask has all, batch first
+  bool mask_hides = false;  ///< whether a mask that is added has elements of -infinity
   float dropout = 0;
   bool qv = false;
 
@@ -72,11 +73,13 @@ struct Case {
 
   std::string describe() const {
     return tw::format(
-        "Sq {} Sk {} batch {} heads {}/{} D {}/{} causal {} offset {} window {}/{} chunk {} softcap {} alibi {} sink {} mask {} {} dropout "
+        "Sq {} Sk {} batch {} heads {}/{} D {}/{} causal {} offset {} window {}/{} chunk {} softcap {} alibi {} sink {} mask {} {} {} "
+        "dropout "
         "{} qv {} scale {} magnitude {} lse {} q {} kv {} o {}",
         seqlen_q, seqlen_k, batch, heads, kv_heads, head_dim, values(), causal, causal_offset ? std::to_string(*causal_offset) : "default",
-        window_left, window_right, chunk, softcap, alibi, sink, mask ? name_of(*mask) : "none", mask_dims, dropout, qv, scale, magnitude,
-        with_lse, static_cast<int>(q), static_cast<int>(kv), static_cast<int>(o));
+        window_left, window_right, chunk, softcap, alibi, sink, mask ? name_of(*mask) : "none", mask_dims,
+        mask_hides ? "with -inf" : "finite", dropout, qv, scale, magnitude, with_lse, static_cast<int>(q), static_cast<int>(kv),
+        static_cast<int>(o));
   }
 };
 
@@ -185,6 +188,7 @@ class AttentionTest : public testing::TestWithParam<std::tuple<Device, DType>> {
     const Tensor host = Tensor::empty(shape, *c.mask, Stream::standard(Device::cpu()));
     for (std::int64_t i = 0; i < size; ++i) {
       float x = boolean ? (pick(4) == 0 ? -static_cast<float>(kInf) : 0.0f) : static_cast<float>(pick(33) - 16) / 8;
+      if (c.mask_hides && pick(5) == 0) x = -static_cast<float>(kInf);
       if (boolean)
         static_cast<u8*>(host.data())[i] = x == 0;
       else if (*c.mask == DType::f32)

@@ -100,6 +100,11 @@ TileGrid key_gradients_grid(const BackwardCall& call, int tile_keys) {
   const int keys = static_cast<int>(call.dk.shape(2));
   return {call.packed() ? keys / tile_keys + call.forward.batch : ceil_div(keys, tile_keys), group, heads / group};
 }
+TileGrid mask_gradient_grid(const BackwardCall& call, const AttentionConfig& config) {
+  const Tensor& d_mask = *call.d_mask;
+  return {ceil_div(static_cast<int>(d_mask.shape(2)), config.rows), ceil_div(static_cast<int>(d_mask.shape(3)), config.keys),
+          static_cast<int>(d_mask.shape(0) * d_mask.shape(1))};
+}
 int padded_queries(int queries) {
   constexpr int kMultiple = 128;
   return std::max(1, ceil_div(queries, kMultiple)) * kMultiple;
@@ -201,9 +206,34 @@ void run_scaled_sum(const BackwardCall& call) {
 
 namespace {
 
+/// Checks the output for the mask's gradient and returns it as [batch, head, query, key].
+Tensor check_d_mask(const Form& form, const AttentionCall& forward, const AttentionBackwardOptions& options) {
+  const Tensor& d_mask = *options.d_mask;
+  const Tensor* const mask = options.forward.mask;
+  form.require(mask != nullptr, "d_mask is {}, but forward.mask is not given", d_mask);
+  form.require(mask->dtype() != DType::boolean, "d_mask is {}, but forward.mask is {}; only masks that are added have a gradient", d_mask,
+               *mask);
+  form.require(!options.forward.blocks, "d_mask is given; it is not supported with forward.blocks");
+  form.require(d_mask.dtype() == DType::f32 || d_mask.dtype() == mask->dtype(), "d_mask is {}; it must be f32 or of the mask's dtype, {}",
+               d_mask, name_of(mask->dtype()));
+  check_operand(form.op, "d_mask", d_mask, d_mask.dtype(), forward.o.device());
+  form.require(d_mask.shape() == mask->shape() && d_mask.is_contiguous(), "d_mask is {}; it must be contiguous, of the mask's shape, {}",
+               d_mask, *mask);
+  Shape shape(static_cast<std::size_t>(4 - d_mask.rank()), 1);
+  shape.insert(shape.end(), d_mask.shape().begin(), d_mask.shape().end());
+  // Blocks of scores are counted in 32 bits. The smallest ones have 64 queries and 16 keys.
+  const auto shared_by = [&](std::size_t dim, std::int64_t extent) { return shape[dim] == 1 ? static_cast<double>(extent) : 1.0; };
+  const std::int64_t more = form.cu_seqlens_q ? forward.batch : 1;
+  const double blocks = (form.cu_seqlens_q ? 1.0 : shared_by(0, forward.batch)) * shared_by(1, forward.q.shape(1)) *
+                        shared_by(2, forward.q.shape(2) / 64 + more) * shared_by(3, forward.keys / 16 + more);
+  form.require(blocks < 2147483648.0, "d_mask is {}; its elements would be sums over {:.0f} blocks of 64 x 16 scores, limited to 2^31 - 1",
+               d_mask, blocks);
+  return d_mask.reshape(std::move(shape));
+}
+
 /// What both forms check. `call`: of check_common(); `sequences`: more inputs, null where they are not given.
 BackwardCall check_gradients(const Form& form, const AttentionCall& forward, const NamedTensor (&inputs)[6],
-                             const NamedTensor (&outputs)[4], const AttentionBackwardOptions& options,
+                             const NamedTensor (&outputs)[5], const AttentionBackwardOptions& options,
                              std::span<const NamedTensor> sequences) {
   BackwardCall call{.forward = forward};
   const Device device = forward.o.device();
@@ -213,6 +243,7 @@ BackwardCall check_gradients(const Form& form, const AttentionCall& forward, con
   call.lse = form.elements<float>(inputs[4], form.cu_seqlens_q ? Shape{heads, queries} : Shape{forward.q.shape(0), heads, queries}, device);
   if (options.d_sink) form.require(forward.sink != nullptr, "d_sink is {}, but forward.sink is not given", *options.d_sink);
   call.d_sink = form.elements<float>(outputs[3], {heads}, device);
+  if (options.d_mask) call.d_mask = check_d_mask(form, forward, options);
   for (const NamedTensor& output : outputs) {
     if (output.tensor == nullptr) continue;
     check_output(form.op, output.name, *output.tensor);
@@ -239,6 +270,14 @@ BackwardCall check_gradients(const Form& form, const AttentionCall& forward, con
   return call;
 }
 
+void run_mask_gradient(const BackwardCall& call) {
+  const Tensor& d_mask = *call.d_mask;
+  const Stream& stream = call.forward.stream;
+  if (d_mask.numel() == 0) return;
+  if (!has_queries(call) || !has_keys(call)) return d_mask.copy_from(Tensor::zeros(d_mask.shape(), d_mask.dtype(), stream), stream);
+  stream.device().is_cuda() ? mask_gradient_on_gpu(call) : mask_gradient_on_cpu(call);
+}
+
 AttentionOptions without_lse(AttentionOptions options) {
   options.lse = nullptr;
   return options;
@@ -262,6 +301,7 @@ void run_backward(BackwardCall& call, bool with_sink) {
     if (has_keys(call)) cuda ? key_gradients_on_gpu(call) : key_gradients_on_cpu(call);
     if (has_queries(call)) cuda ? query_gradient_on_gpu(call) : query_gradient_on_cpu(call);
   }
+  if (call.d_mask) run_mask_gradient(call);
   if (with_sink) run_sink_gradient(call);
 }
 
@@ -271,7 +311,7 @@ BackwardCall check_backward(const Tensor& q, const Tensor& k, const Tensor& v, c
   const AttentionCall forward = check_common(form, q, k, v, o, without_lse(options.forward));
   form.require(k.shape(0) == q.shape(0), "k is {}; its batch must be q's, {}", k, q.shape(0));
   return check_gradients(form, forward, {{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}, {"lse", &lse}, {"d_o", &d_o}},
-                         {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"d_sink", options.d_sink}}, options, {});
+                         {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"d_sink", options.d_sink}, {"d_mask", options.d_mask}}, options, {});
 }
 
 BackwardCall check_varlen_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& d_o,
@@ -281,7 +321,8 @@ BackwardCall check_varlen_backward(const Tensor& q, const Tensor& k, const Tenso
   form.without_qv = "gradients";
   const AttentionCall forward = check_varlen(form, q, k, v, o, sequences, without_lse(options.forward));
   BackwardCall call = check_gradients(form, forward, {{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}, {"lse", &lse}, {"d_o", &d_o}},
-                                      {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"d_sink", options.d_sink}}, options, tensors_of(sequences));
+                                      {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"d_sink", options.d_sink}, {"d_mask", options.d_mask}},
+                                      options, tensors_of(sequences));
   check_varlen_contents(form, forward, sequences, options.forward);
   return call;
 }

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "kernels/attention/call.hpp"
 #include "kernels/attention/gradients.tile.hpp"
 #include "kernels/attention/heuristics.hpp"
 #include "kernels/attention/key_gradients.tile.hpp"
+#include "kernels/attention/mask_gradient.tile.hpp"
 #include "kernels/attention/query_gradient.tile.hpp"
 #include "kernels/variant.hpp"
 
@@ -29,6 +31,7 @@ struct BackwardCall {
   const float* lse = nullptr;
   Tensor d_o = {}, dq = {}, dk = {}, dv = {};
   float* d_sink = nullptr;
+  std::optional<Tensor> d_mask = {};  ///< [batch, head, query, key], where each extent may be 1
   bool deterministic = true;
   /// f32 [batch, head, padded queries], written by the first kernel: see KeyGradients
   Tensor lse_log2 = {}, delta = {};
@@ -85,19 +88,25 @@ void key_gradients_on_cpu(const BackwardCall& call);
 void key_gradients_on_gpu(const BackwardCall& call);
 void query_gradient_on_cpu(const BackwardCall& call);
 void query_gradient_on_gpu(const BackwardCall& call);
+void mask_gradient_on_cpu(const BackwardCall& call);
+void mask_gradient_on_gpu(const BackwardCall& call);
 void listed_gradients_on_cpu(const BackwardCall& call);
 
 /// The tiles that a GPU's kernels have.
 AttentionConfig all_gradients_config(const BackwardCall& call);
 AttentionConfig key_gradients_config(const BackwardCall& call);
 AttentionConfig query_gradient_config(const BackwardCall& call);
+AttentionConfig mask_gradient_config(const BackwardCall& call);
 
 /// For FirstKeysFirst.
 TileGrid key_gradients_grid(const BackwardCall& call, int tile_keys);
 
-/// Fills in the Params of KeyGradients or QueryGradient, but for the gradients that they store. `tiles`: see list_tiles().
+/// For MaskGradient.
+TileGrid mask_gradient_grid(const BackwardCall& call, const AttentionConfig& config);
+
+/// Fills in the Params that all gradients' kernels have.
 template <class RuleList, class P>
-void fill_backward(auto& bind, P& p, const BackwardCall& call, const Tensor& tiles) {
+void fill_scores(auto& bind, P& p, const BackwardCall& call) {
   const AttentionCall& forward = call.forward;
   // What is empty is not read, but a tensor map must describe some memory.
   const bool queries = forward.q.numel() > 0, keys = forward.k.numel() > 0;
@@ -111,13 +120,18 @@ void fill_backward(auto& bind, P& p, const BackwardCall& call, const Tensor& til
   p.has_diagonal = forward.diagonal.has_value();
   p.diagonal = forward.diagonal.value_or(0);
   p.keys = forward.keys;
-  p.scale = forward.scale;
   float unit = forward.scale;
   detail::fill_rules(RuleList{}, p.rules, forward, unit, kNoUserRule);
   p.scale_log2 = unit * kLog2E;
   detail::fill_dropout(p.dropout, forward);
   p.batch = forward.batch;
   p.cu_q = forward.cu_q, p.cu_k = forward.cu_k, p.used_q = forward.used_q, p.used_k = forward.used_k;
+}
+/// The same for KeyGradients and QueryGradient, but for the gradients that they store. `tiles`: see list_tiles().
+template <class RuleList, class P>
+void fill_backward(auto& bind, P& p, const BackwardCall& call, const Tensor& tiles) {
+  fill_scores<RuleList>(bind, p, call);
+  p.scale = call.forward.scale;
   p.tiles = tiles.numel() > 0 ? tiles.data<std::int32_t>() : nullptr;
 }
 template <class RuleList, class P>
@@ -147,11 +161,20 @@ void fill_query_gradient(auto& bind, P& p, const BackwardCall& call, const Tenso
   p.first_head = blocks.first_head, p.first_list = blocks.first_list;
 }
 
+template <class RuleList, class P>
+void fill_mask_gradient(auto& bind, P& p, const BackwardCall& call) {
+  fill_scores<RuleList>(bind, p, call);
+  bind(p.d_mask, *call.d_mask);
+  p.queries = static_cast<int>(call.forward.q.shape(2));
+}
+
 /// The kernels that are compiled ahead of time.
 std::vector<KernelVariant> registered_backward();
 std::vector<KernelSpec> registered_backward_generic(std::int64_t shared_bytes);
 /// What calls with lists of blocks compile, of both targets.
 std::vector<KernelSpec> listed_backward_specs();
+/// What calls with d_mask compile, of both targets.
+std::vector<KernelSpec> mask_gradient_specs();
 /// What calls with attention_chunk compile, of Hopper GPUs.
 std::vector<KernelSpec> chunks_backward_specs();
 

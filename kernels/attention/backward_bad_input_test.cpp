@@ -35,7 +35,8 @@ class AttentionBackwardBadInput : public testing::TestWithParam<Device> {
   Call call() const { return {given->q, given->kv, given->kv, given->o, given->lse, given->d_o, given->dq, given->dk, given->dv}; }
   void refused(const Call& c, std::initializer_list<std::string_view> parts) {
     expect_error<InvalidArgument>([&] { attention_backward(c.q, c.k, c.v, c.o, c.lse, c.d_o, c.dq, c.dk, c.dv, c.options); }, parts);
-    for (const PlacedTensor* const output : {&given->dq, &given->dk, &given->dv, &given->d_sink}) EXPECT_TRUE(output->untouched());
+    for (const PlacedTensor* const output : {&given->dq, &given->dk, &given->dv, &given->d_sink, &given->d_mask})
+      EXPECT_TRUE(output->untouched());
   }
 
   /// The tensors of a call.
@@ -47,11 +48,13 @@ class AttentionBackwardBadInput : public testing::TestWithParam<Device> {
           d_o(test.make({2, 5, 4, 64})),
           lse(test.make({2, 4, 5}, DType::f32)),
           sink(test.make({4}, DType::f32)),
+          mask(test.make({4, 1, 7}, DType::f32)),
           dq(test.make({2, 5, 4, 64})),
           dk(test.make({2, 7, 2, 64})),
           dv(test.make({2, 7, 2, 64})),
-          d_sink(test.make({4}, DType::f32)) {}
-    const PlacedTensor q, kv, o, d_o, lse, sink, dq, dk, dv, d_sink;
+          d_sink(test.make({4}, DType::f32)),
+          d_mask(test.make({4, 1, 7}, DType::f32)) {}
+    const PlacedTensor q, kv, o, d_o, lse, sink, mask, dq, dk, dv, d_sink, d_mask;
   };
 
   const Device device = GetParam();
@@ -123,6 +126,37 @@ TEST_P(AttentionBackwardBadInput, Sinks) {
   c.options.forward.sink = &given->sink.tensor();
   c.options.d_sink = &wrong.tensor();
   refused(c, {"d_sink is f32[3]", "f32[4]"});
+}
+
+TEST_P(AttentionBackwardBadInput, Masks) {
+  Call c = call();
+  c.options.d_mask = &given->d_mask.tensor();
+  refused(c, {"d_mask is f32[4, 1, 7]", "forward.mask is not given"});
+  c.options.forward.mask = &given->mask.tensor();
+  const auto with = [&](const PlacedTensor& d_mask, std::initializer_list<std::string_view> parts) {
+    Call other = c;
+    other.options.d_mask = &d_mask.tensor();
+    refused(other, parts);
+    EXPECT_TRUE(d_mask.untouched());
+  };
+  with(make({4, 5, 7}, DType::f32), {"d_mask is f32[4, 5, 7]", "the mask's shape", "[4, 1, 7]"});
+  with(make({1, 4, 1, 7}, DType::f32), {"d_mask is f32[1, 4, 1, 7]", "the mask's shape"});
+  with(make({4, 1, 7}, DType::bf16), {"d_mask is bf16[4, 1, 7]", "f32"});
+  with(make({4, 1, 7}, DType::f16), {"d_mask is f16[4, 1, 7]", "f32"});
+  with(make({4, 1, 7}, DType::f32, {.gap = 3}), {"d_mask is f32[4, 1, 7]", "contiguous"});
+  with(make({4, 1, 7}, DType::f32, {.step = 2}), {"d_mask is f32[4, 1, 7]", "contiguous"});
+  if (device.is_cuda()) with(PlacedTensor({4, 1, 7}, DType::f32, Device::cpu()), {"d_mask is f32[4, 1, 7]", "cuda"});
+  c.options.d_mask = &given->mask.tensor();
+  refused(c, {"d_mask is", "shares memory with forward.mask"});
+  c.options.d_mask = &given->d_mask.tensor();
+  const Tensor boolean = Tensor::zeros({4, 1, 7}, DType::boolean, Stream::standard(device));
+  c.options.forward.mask = &boolean;
+  refused(c, {"d_mask is f32[4, 1, 7]", "forward.mask is bool[4, 1, 7]", "only masks that are added"});
+  c.options.forward.mask = &given->mask.tensor();
+  const Tensor selected = Tensor::zeros({1, 1, 1, 1}, DType::boolean, Stream::standard(device));
+  const AttentionBlocks blocks{.mask = &selected};
+  c.options.forward.blocks = &blocks;
+  refused(c, {"d_mask is given", "forward.blocks"});
 }
 
 TEST_P(AttentionBackwardBadInput, OutputsThatShareMemory) {

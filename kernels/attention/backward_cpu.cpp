@@ -29,6 +29,13 @@ void query_gradient(const BackwardCall& call) {
   });
 }
 
+template <class T, int kHeadDim>
+void mask_gradient(const BackwardCall& call) {
+  constexpr AttentionConfig kConfig = config_of(kHeadDim, 128, 64);
+  launch_cpu<MaskGradient<T, cpu::AnyFloat, kConfig, CpuBackwardRules>>(
+      mask_gradient_grid(call, kConfig), [&](auto& bind, auto& p) { fill_mask_gradient<CpuBackwardRules>(bind, p, call); });
+}
+
 /// Calls f.operator()<T, kHeadDim>() for the call's type and a width that holds its heads.
 template <class F>
 void with_sizes(const BackwardCall& call, F f) {
@@ -50,6 +57,9 @@ void key_gradients_on_cpu(const BackwardCall& call) {
 }
 void query_gradient_on_cpu(const BackwardCall& call) {
   with_sizes(call, [&]<class T, int kHeadDim>() { query_gradient<T, kHeadDim>(call); });
+}
+void mask_gradient_on_cpu(const BackwardCall& call) {
+  with_sizes(call, [&]<class T, int kHeadDim>() { mask_gradient<T, kHeadDim>(call); });
 }
 
 }  // namespace tw::kernels::attention

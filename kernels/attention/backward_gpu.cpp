@@ -45,6 +45,9 @@ constexpr AttentionConfig query_config(int dim, bool bending) {
   return config_of(dim, {128, bending && dim > 192 ? 32 : 64, 1});
 }
 
+/// Accumulators of two products and their sum take 96 registers, which leaves room for dropout.
+constexpr AttentionConfig mask_config(int dim) { return config_of(dim, {128, 64, dim <= 128 ? 2 : 1}); }
+
 /// The generic target's tiles: the first of `choices` that fits `shared` bytes. `resident` and `passing` are the rows of tiles that stay
 /// and that pass by.
 template <int kCount>
@@ -126,11 +129,23 @@ std::string type_of_queries(const QueryGradientKernel& k) {
   return tw::format("tw::kernels::attention::QueryGradient<{}, {}, {}>", element_name(k.dtype), text_of(k.config), text_of(k.rules));
 }
 
+struct MaskGradientKernel {
+  DType dtype, out;
+  RuleSet rules;
+  AttentionConfig config;
+  auto operator<=>(const MaskGradientKernel&) const = default;
+};
+std::string type_of_mask(const MaskGradientKernel& k) {
+  return tw::format("tw::kernels::attention::MaskGradient<{}, {}, {}, {}>", element_name(k.dtype), element_name(k.out), text_of(k.config),
+                    text_of(k.rules));
+}
+
 /// Neither tile sizes nor rules change the layout of Params.
 constexpr AttentionConfig kAnySizes{.head_dim = 64, .value_dim = 64, .rows = 64, .keys = 64, .stages = 2};
 constexpr const char* kAllSource = AllGradients<bf16, kAnySizes, detail::CallRules<>, Additions::in_turn>::source;
 constexpr const char* kKeysSource = KeyGradients<bf16, kAnySizes, detail::CallRules<>, Gradients::keys>::source;
 constexpr const char* kQueriesSource = QueryGradient<bf16, kAnySizes, detail::CallRules<>>::source;
+constexpr const char* kMaskSource = MaskGradient<bf16, float, kAnySizes, detail::CallRules<>>::source;
 
 template <class T>
 void all_gradients(const BackwardCall& call) {
@@ -171,6 +186,16 @@ void query_gradient(const BackwardCall& call) {
         [&](auto& bind, auto& p) { fill_query_gradient<detail::CallRules<>>(bind, p, some, tiles); });
   });
 }
+template <class T, class Out>
+void mask_gradient(const BackwardCall& call) {
+  static KernelTable<MaskGradientKernel> table(type_of_mask, kMaskSource);
+  using Kernel = MaskGradient<T, Out, kAnySizes, detail::CallRules<>>;
+  const AttentionConfig config = mask_gradient_config(call);
+  const detail::NamedKernel& kernel = table[{dtype_of<T>, dtype_of<Out>, rules_of(call.forward), config}];
+  detail::launch_named<typename Kernel::template On<sm_90a::Target<>>::Params>(
+      kernel, call.forward.stream, mask_gradient_grid(call, config),
+      [&](auto& bind, auto& p) { fill_mask_gradient<detail::CallRules<>>(bind, p, call); });
+}
 
 }  // namespace
 
@@ -186,6 +211,11 @@ AttentionConfig query_gradient_config(const BackwardCall& call) {
   const std::int64_t shared = generic_shared_bytes(call.forward.stream);
   const int dim = backward_dim(call.dk.shape(3), call.dv.shape(3));
   return of_form(call, shared ? generic_query_config(dim, shared) : query_config(dim, call.forward.softcap > 0));
+}
+AttentionConfig mask_gradient_config(const BackwardCall& call) {
+  const std::int64_t shared = generic_shared_bytes(call.forward.stream);
+  const int dim = backward_dim(call.dk.shape(3), call.dv.shape(3));
+  return of_form(call, shared ? generic_query_config(dim, shared) : mask_config(dim));
 }
 
 bool adds_up_query_gradient(const BackwardCall& call) {
@@ -216,6 +246,12 @@ void key_gradients_on_gpu(const BackwardCall& call) {
 }
 void query_gradient_on_gpu(const BackwardCall& call) {
   call.dq.dtype() == DType::f16 ? query_gradient<f16>(call) : query_gradient<bf16>(call);
+}
+void mask_gradient_on_gpu(const BackwardCall& call) {
+  const auto of = [&]<class T>(std::type_identity<T>) {
+    call.d_mask->dtype() == DType::f32 ? mask_gradient<T, float>(call) : mask_gradient<T, T>(call);
+  };
+  call.dq.dtype() == DType::f16 ? of(std::type_identity<f16>{}) : of(std::type_identity<bf16>{});
 }
 
 std::vector<KernelSpec> registered_backward_generic(std::int64_t shared_bytes) {
@@ -282,6 +318,35 @@ std::vector<KernelSpec> listed_backward_specs() {
     add_generic(type_of_keys({DType::bf16, {.upper = true}, keys, gradients}), kKeysSource, tw::format("generic dk d{} of blocks", dim));
     add_generic(type_of_queries({DType::bf16, {.upper = true}, listed(generic_query_config(dim, kShared), 64, 64)}), kQueriesSource,
                 tw::format("generic dq d{} of blocks", dim));
+  }
+  return specs;
+}
+
+std::vector<KernelSpec> mask_gradient_specs() {
+  std::vector<KernelSpec> specs;
+  const auto add = [&](const char* what, DType dtype, DType out, RuleSet rules, const AttentionConfig& config, GpuTarget target) {
+    rules.mask = true;
+    const KernelSpec spec = make_spec({type_of_mask({dtype, out, rules, config}), kMaskSource, nullptr}, true, true,
+                                      tw::format("dmask d{}{}", config.head_dim, what));
+    specs.push_back(target == GpuTarget::cuda ? for_target(spec, target) : spec);
+  };
+  constexpr RuleSet kAll{.softcap = true, .alibi = true, .lower = true, .upper = true, .chunks = true};
+  for (const int dim : {64, 96, 128, 192, 256}) {
+    const AttentionConfig config = mask_config(dim);
+    add("", DType::bf16, DType::f32, {}, config, GpuTarget::sm_90a);
+    add(" with all rules", DType::f16, DType::f16, kAll, config, GpuTarget::sm_90a);
+    AttentionConfig packed = config, dropping = config;
+    packed.form = kRagged;
+    dropping.form = kRagged, dropping.dropout = Use::always;
+    add(" of packed sequences", DType::bf16, DType::bf16, {.upper = true}, packed, GpuTarget::sm_90a);
+    add(" of packed sequences with dropout", DType::bf16, DType::f32, {.upper = true}, dropping, GpuTarget::sm_90a);
+    if (dim == 96 || dim == 192) continue;
+    for (const std::int64_t shared : {std::int64_t{99} << 10, std::int64_t{163} << 10}) {
+      AttentionConfig generic = generic_query_config(dim, shared);
+      add(" for any GPU", DType::bf16, DType::f32, {.upper = true}, generic, GpuTarget::cuda);
+      generic.form = kRagged, generic.dropout = Use::always;
+      add(" of packed sequences with dropout for any GPU", DType::f16, DType::f16, kAll, generic, GpuTarget::cuda);
+    }
   }
   return specs;
 }

@@ -18,10 +18,11 @@ struct PlainGradients {
   std::vector<double> dq;      ///< [batch, seqlen_q, heads, head_dim]
   std::vector<double> dk, dv;  ///< [batch, seqlen_k, kv_heads, head_dim or value_dim]
   std::vector<double> d_sink;  ///< [heads], if there is a sink
+  std::vector<double> d_mask;  ///< of the mask's elements, if there is a mask
   /// In double, the same sums of absolute values. In place of dP - delta they have the sizes of both, the roots of their summands' sums of
   /// squares: dP and delta are equal for a query that sees one key. Those of dv and d_sink multiply weights by the size of their exponents,
   /// since the rounding error of a weight is that of its exponent.
-  std::vector<double> dq_cancelled, dk_cancelled, dv_cancelled, d_sink_cancelled;
+  std::vector<double> dq_cancelled, dk_cancelled, dv_cancelled, d_sink_cancelled, d_mask_cancelled;
 };
 
 /// The root of the sum of (x[c] y[c])^2: the size of their dot product, but for cancellation. `count` is a multiple of 8.
@@ -50,6 +51,7 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
   const std::vector<Real> q = real(call.q), k = real(call.k), v = real(call.v), o_gradient = real(d_o);
   std::vector<Real> dq(q.size()), dk(k.size()), dv(v.size()), d_sink(call.sink.size());
   std::vector<Real> dq_cancelled(q.size()), dk_cancelled(k.size()), dv_cancelled(v.size()), d_sink_cancelled(call.sink.size());
+  std::vector<Real> d_mask(call.mask.size()), d_mask_cancelled(call.mask.size());
   std::vector<Real> absolute_q(q), absolute_k(k), absolute_gradient(o_gradient);
   for (std::vector<Real>* const values : {&absolute_q, &absolute_k, &absolute_gradient})
     for (Real& x : *values) x = std::abs(x);
@@ -65,6 +67,10 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
       const auto alibi =
           call.alibi_slopes.empty() ? Real{0} : static_cast<Real>(call.alibi_slopes[size(slope_of_batch ? b * call.heads + head : head)]);
       const auto key = [&](std::int64_t j) { return (b * call.seqlen_k + j) * call.kv_heads + head / group; };
+      const auto in_mask = [&](std::int64_t i, std::int64_t j) {
+        const auto& strides = call.mask_strides;
+        return size(b * strides[0] + head * strides[1] + i * strides[2] + j * strides[3]);
+      };
       for (std::int64_t i = 0; i < length_q; ++i) {
         const std::int64_t row = (b * call.seqlen_q + i) * call.heads + head, at = i + diagonal;
         const auto [begin, end] = VisibleKeys::of(call, at, length_k);
@@ -79,10 +85,7 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
             s = round(softcap * t);
           }
           if (alibi != 0) s = round(s - alibi * static_cast<Real>(std::abs(at - j)));
-          if (!call.mask.empty()) {
-            const auto& strides = call.mask_strides;
-            s = round(s + static_cast<Real>(call.mask[size(b * strides[0] + head * strides[1] + i * strides[2] + j * strides[3])]));
-          }
+          if (!call.mask.empty()) s = round(s + static_cast<Real>(call.mask[in_mask(i, j)]));
           p[size(j)] = s;
           largest = std::max(largest, s);
         }
@@ -118,12 +121,14 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
         }
         for (std::int64_t j = begin; j < end; ++j) {
           const Real dp = round(round(Math::dot_product(row_gradient, &v[size(key(j) * value_dim)], value_dim)) * kept(j));
-          const Real ds = round(round(round(p[size(j)] * (dp - delta)) * slopes[size(j)]) * scale);
+          const Real d_score = round(p[size(j)] * (dp - delta)), ds = round(round(d_score * slopes[size(j)]) * scale);
+          if (!call.mask.empty()) d_mask[in_mask(i, j)] += d_score;
           Math::add(&dq[size(row * d)], ds, &k[size(key(j) * d)], d);
           Math::add(&dk[size(key(j) * d)], ds, &q[size(row * d)], d);
           if constexpr (!kExact) continue;
           const Real dp_size = size_of_product(row_gradient, &v[size(key(j) * value_dim)], value_dim) * kept(j);
-          const Real cancelled = p[size(j)] * (dp_size + delta_size) * slopes[size(j)] * scale;
+          const Real d_score_size = p[size(j)] * (dp_size + delta_size), cancelled = d_score_size * slopes[size(j)] * scale;
+          if (!call.mask.empty()) d_mask_cancelled[in_mask(i, j)] += d_score_size;
           Math::add(&dq_cancelled[size(row * d)], cancelled, &absolute_k[size(key(j) * d)], d);
           Math::add(&dk_cancelled[size(key(j) * d)], cancelled, &absolute_q[size(row * d)], d);
         }
@@ -140,10 +145,12 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
           rounded(dk),
           rounded(dv),
           in_double(d_sink),
+          in_double(d_mask),
           in_double(dq_cancelled),
           in_double(dk_cancelled),
           in_double(dv_cancelled),
-          in_double(d_sink_cancelled)};
+          in_double(d_sink_cancelled),
+          in_double(d_mask_cancelled)};
 }
 
 /// In double.

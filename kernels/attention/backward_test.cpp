@@ -48,16 +48,18 @@ class AttentionBackward : public AttentionTest {
   };
   /// Gradients, poisoned at first.
   struct Gradients {
-    Gradients(const Case& c, DType dtype, Device device)
+    Gradients(const Case& c, DType dtype, Device device, const AttentionOptions& options, DType of_mask)
         : dq({c.batch, c.seqlen_q, c.heads, c.head_dim}, dtype, device, placement(c.q)),
           dk({c.batch, c.seqlen_k, c.kv_heads, c.head_dim}, dtype, device, placement(c.kv)),
           dv({c.batch, c.seqlen_k, c.kv_heads, c.values()}, dtype, device, placement(c.kv)),
-          d_sink({c.heads}, DType::f32, device, {.offset = 1}) {}
-    PlacedTensor dq, dk, dv, d_sink;
-    /// Without d_sink if it was not written.
+          d_sink({c.heads}, DType::f32, device, {.offset = 1}),
+          d_mask(options.mask ? options.mask->shape() : Shape{1}, of_mask, device, {.offset = 3}) {}
+    PlacedTensor dq, dk, dv, d_sink, d_mask;
+    /// Without d_sink and d_mask if they were not written.
     std::vector<std::vector<double>> values() const {
       std::vector<std::vector<double>> all = {dq.values(), dk.values(), dv.values()};
-      if (!d_sink.untouched()) all.push_back(d_sink.values());
+      for (const PlacedTensor* const t : {&d_sink, &d_mask})
+        if (!t->untouched()) all.push_back(t->values());
       return all;
     }
   };
@@ -79,7 +81,8 @@ class AttentionBackward : public AttentionTest {
       if (device.is_cuda() ? adds_up(way) : way == Way::fast) continue;
       if (adds_up(way) && (c.softcap > 0 || std::max(c.head_dim, c.values()) > 128)) continue;
       SCOPED_TRACE(tw::format("way {}", static_cast<int>(way)));
-      const Gradients out = run(pass, c, options, way);
+      const DType of_mask = adds_mask(c) && way == Way::deterministic ? *c.mask : DType::f32;
+      const Gradients out = run(pass, c, options, way, of_mask);
       const auto expect = [&](const char* name, const PlacedTensor& of, const std::vector<double>& of_exact,
                               const std::vector<double>& of_near, std::span<const double> of_cancelled) {
         expect_gradient(name, of, of_exact, of_near, of_cancelled, c.values());
@@ -92,19 +95,28 @@ class AttentionBackward : public AttentionTest {
         expect("d_sink", out.d_sink, exact.d_sink, near.d_sink, exact.d_sink_cancelled);
       else
         EXPECT_TRUE(out.d_sink.untouched());
+      if (adds_mask(c) && !adds_up(way))
+        expect("d_mask", out.d_mask, exact.d_mask, near.d_mask, exact.d_mask_cancelled);
+      else
+        EXPECT_TRUE(out.d_mask.untouched());
     }
   }
-  Gradients run(const Pass& pass, const Case& c, const AttentionOptions& options, Way way = Way::deterministic) const {
-    Gradients out(c, dtype, device);
+  static bool adds_mask(const Case& c) { return c.mask && *c.mask != DType::boolean; }
+  /// `of_mask`: the dtype of the mask's gradient.
+  Gradients run(const Pass& pass, const Case& c, const AttentionOptions& options, Way way = Way::deterministic,
+                DType of_mask = DType::f32) const {
+    Gradients out(c, dtype, device, options, of_mask);
     if (adds_up(way)) {
       BackwardCall call = check_backward(pass.q, pass.k, pass.v, pass.o, pass.lse, pass.d_o, out.dq, out.dk, out.dv,
                                          {.forward = options, .deterministic = way == Way::summed_in_turn});
       run_adding_up(call);
       return out;
     }
-    attention_backward(
-        pass.q, pass.k, pass.v, pass.o, pass.lse, pass.d_o, out.dq, out.dk, out.dv,
-        {.forward = options, .d_sink = options.sink ? &out.d_sink.tensor() : nullptr, .deterministic = way == Way::deterministic});
+    attention_backward(pass.q, pass.k, pass.v, pass.o, pass.lse, pass.d_o, out.dq, out.dk, out.dv,
+                       {.forward = options,
+                        .d_sink = options.sink ? &out.d_sink.tensor() : nullptr,
+                        .d_mask = adds_mask(c) ? &out.d_mask.tensor() : nullptr,
+                        .deterministic = way == Way::deterministic});
     return out;
   }
   void expect_gradient(const char* name, const PlacedTensor& out, const std::vector<double>& exact, const std::vector<double>& near,
@@ -208,6 +220,38 @@ TEST_P(AttentionBackward, Masks) {
   }
 }
 
+TEST_P(AttentionBackward, MasksOfAnyExtents) {
+  // Their gradients are sums over the sequences, heads, queries and keys in which they have an extent of 1.
+  for (unsigned dims = 0; dims < 16; ++dims) {
+    const DType type = dims % 2 == 0 ? DType::f32 : dtype;
+    Case c{
+        .seqlen_q = 133, .seqlen_k = 150, .batch = 2, .heads = 4, .kv_heads = 2, .mask = type, .mask_dims = dims, .mask_hides = dims > 3};
+    check(c);
+    c.causal = true, c.head_dim = 128, c.seqlen_q = 260;
+    check(c);
+  }
+}
+
+TEST_P(AttentionBackward, MasksWithOtherRules) {
+  for (const unsigned dims : {15u, 13u, 14u, 7u, 11u, 8u}) {
+    const Case c{.seqlen_q = 190, .seqlen_k = 201, .batch = 2, .heads = 2, .kv_heads = 1, .mask = DType::f32, .mask_dims = dims};
+    Case changed = c, window = c, offset = c, chunks = c, dropping = c;
+    changed.softcap = 3, changed.alibi = 2, changed.sink = true;
+    window.window_left = 40, window.window_right = 9, window.head_dim = 256;
+    offset.causal = true, offset.causal_offset = -70, offset.value_dim = 32;
+    chunks.chunk = 50, chunks.causal = true, chunks.head_dim = 96, chunks.mask_hides = true;
+    dropping.dropout = 0.3f, dropping.causal = true, dropping.head_dim = 192, dropping.value_dim = 128;
+    for (const Case& x : {changed, window, offset, chunks, dropping}) check(x);
+  }
+}
+
+TEST_P(AttentionBackward, MasksAtTheEdgesOfTiles) {
+  for (const auto& [seqlen_q, seqlen_k] : {std::pair{1, 1}, {1, 65}, {127, 64}, {128, 63}, {129, 1}, {256, 129}, {257, 191}}) {
+    for (const unsigned dims : {15u, 12u, 4u, 8u, 0u})
+      check({.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .heads = 3, .kv_heads = 1, .mask = dtype, .mask_dims = dims});
+  }
+}
+
 TEST_P(AttentionBackward, HeadsShareKeys) {
   for (const std::int64_t group : {1, 2, 4, 8}) {
     for (const std::int64_t kv_heads : {1, 3}) {
@@ -307,6 +351,10 @@ TEST_P(AttentionBackward, WithoutKeysOrQueries) {
   check({.seqlen_q = 0, .seqlen_k = 0, .batch = 2, .heads = 2, .kv_heads = 2, .sink = true});
   check({.seqlen_q = 5, .seqlen_k = 7, .batch = 0, .heads = 2, .kv_heads = 1, .sink = true});
   check({.seqlen_q = 5, .seqlen_k = 7, .batch = 2, .heads = 0, .kv_heads = 2});
+  // Masks that have elements all the same get gradients of 0.
+  check({.seqlen_q = 70, .seqlen_k = 0, .batch = 2, .heads = 2, .kv_heads = 1, .mask = DType::f32, .mask_dims = 7});
+  check({.seqlen_q = 0, .seqlen_k = 70, .batch = 2, .heads = 2, .kv_heads = 1, .mask = dtype, .mask_dims = 8});
+  check({.seqlen_q = 5, .seqlen_k = 7, .batch = 0, .heads = 2, .kv_heads = 1, .mask = DType::f32, .mask_dims = 12});
 }
 
 TEST_P(AttentionBackward, QueriesThatSeeNothing) {
@@ -323,7 +371,15 @@ TEST_P(AttentionBackward, QueriesThatSeeNothing) {
 }
 
 TEST_P(AttentionBackward, IsDeterministic) {
-  const Case c{.seqlen_q = 200, .seqlen_k = 300, .batch = 2, .heads = 4, .kv_heads = 2, .causal = true, .sink = true};
+  const Case c{.seqlen_q = 200,
+               .seqlen_k = 300,
+               .batch = 2,
+               .heads = 4,
+               .kv_heads = 2,
+               .causal = true,
+               .sink = true,
+               .mask = DType::f32,
+               .mask_dims = 8};
   Pass pass(c, dtype, device);
   for (PlacedTensor* const t : {&pass.q, &pass.k, &pass.v, &pass.d_o}) t->fill_random(random);
   AttentionOptions options;
@@ -335,6 +391,7 @@ TEST_P(AttentionBackward, IsDeterministic) {
   for (const Way way : {Way::deterministic, Way::summed_in_turn}) {
     if (device.is_cuda() && adds_up(way)) continue;
     const std::vector<std::vector<double>> first = run(pass, c, options, way).values();
+    EXPECT_EQ(first.size(), adds_up(way) ? 3u : 5u);
     for (int i = 0; i < 3; ++i) EXPECT_EQ(run(pass, c, options, way).values(), first);
     if (device.is_cuda()) continue;
     const int threads = cpu_threads();
@@ -375,12 +432,15 @@ TEST(AttentionGradients, ReferenceAgreesWithFiniteDifferences) {
   };
   std::vector<float> q = values(kQueries * kHeads * kDim), k = values(kKeys * kDim), v = values(kKeys * kDim), sink = values(kHeads);
   const std::vector<float> d_o = values(kQueries * kHeads * kDim), slopes = {0.1f, 0.3f};
+  std::vector<float> mask = values(kHeads * kKeys);
   for (const bool features : {false, true}) {
     PlainCall call{.batch = 1, .heads = kHeads, .kv_heads = 1, .seqlen_q = kQueries, .seqlen_k = kKeys, .head_dim = kDim};
     call.q = q, call.k = k, call.v = v;
     call.scale = 0.35;
     call.causal = true;
-    if (features) call.softcap = 1.5, call.alibi_slopes = slopes, call.sink = sink, call.window_left = 4;
+    if (features)
+      call.softcap = 1.5, call.alibi_slopes = slopes, call.sink = sink, call.window_left = 4, call.mask = mask,
+      call.mask_strides = {0, kKeys, 0, 1};
     const auto loss = [&] {
       const std::vector<double> o = reference(call).o;
       double sum = 0;
@@ -404,6 +464,55 @@ TEST(AttentionGradients, ReferenceAgreesWithFiniteDifferences) {
     expect_slopes(k, gradients.dk);
     expect_slopes(v, gradients.dv);
     if (features) expect_slopes(sink, gradients.d_sink);
+    if (features) expect_slopes(mask, gradients.d_mask);
+  }
+}
+
+/// Apart from any reference: by differences of attention() itself, in f32.
+TEST(AttentionGradients, OfAMaskAgreeWithFiniteDifferences) {
+  constexpr std::int64_t kQueries = 6, kKeys = 9, kHeads = 2, kDim = 8;
+  const Shape q_shape = {1, kQueries, kHeads, kDim}, kv_shape = {1, kKeys, 1, kDim};
+  const Tensor q = Tensor::random(q_shape, DType::f32, 1), k = Tensor::random(kv_shape, DType::f32, 2),
+               v = Tensor::random(kv_shape, DType::f32, 3);
+  const Tensor d_o = Tensor::random(q_shape, DType::f32, 4), o = Tensor::poisoned(q_shape, DType::f32),
+               lse = Tensor::poisoned({1, kHeads, kQueries}, DType::f32);
+  const Tensor dq = Tensor::poisoned(q_shape, DType::f32), dk = Tensor::poisoned(kv_shape, DType::f32),
+               dv = Tensor::poisoned(kv_shape, DType::f32);
+  for (const Shape& shape : {Shape{kHeads, kQueries, kKeys}, Shape{kKeys}, Shape{kHeads, kQueries, 1}, Shape{1, 1, 1, 1}}) {
+    const Tensor mask = Tensor::random(shape, DType::f32, 5), d_mask = Tensor::poisoned(shape, DType::f32);
+    const AttentionOptions options{.scale = 0.4f, .causal = true, .softcap = 2, .mask = &mask, .lse = &lse};
+    const auto loss = [&] {
+      tw::attention(q, k, v, o, options);
+      double sum = 0;
+      for (std::int64_t i = 0; i < o.numel(); ++i) sum += static_cast<double>(o.data<float>()[i]) * d_o.data<float>()[i];
+      return sum;
+    };
+    loss();
+    attention_backward(q, k, v, o, lse, d_o, dq, dk, dv, {.forward = options, .d_mask = &d_mask});
+    for (std::int64_t i = 0; i < mask.numel(); ++i) {
+      float& x = mask.data<float>()[i];
+      const float at = x;
+      x = at + 0.02f;
+      const double more = loss();
+      x = at - 0.02f;
+      const double less = loss();
+      x = at;
+      EXPECT_NEAR((more - less) / 0.04, d_mask.data<float>()[i], 1e-3) << i;
+    }
+  }
+}
+
+TEST(AttentionMaskGradient, CompilesWithoutSpills) {
+  skip_without_nvrtc();
+  const std::vector<KernelSpec> specs = mask_gradient_specs();
+  compile_all(specs);
+  for (const KernelSpec& spec : specs) {
+    const CompiledKernel compiled = compile(spec);
+    EXPECT_EQ(compiled.spill_bytes, 0) << spec.name << " on " << spec.target;
+    if (spec.target.find("cuda") == std::string::npos) {
+      EXPECT_EQ(compiled.performance_losses.size(), 0u) << spec.name;
+    }
+    EXPECT_LE(compiled.module.shared_bytes, 227 << 10) << spec.name;
   }
 }
 

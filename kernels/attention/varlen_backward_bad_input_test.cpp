@@ -44,7 +44,8 @@ class AttentionVarlenBackwardBadInput : public testing::TestWithParam<Device> {
   void refused(const Call& c, std::initializer_list<std::string_view> parts) {
     expect_error<InvalidArgument>(
         [&] { attention_varlen_backward(c.q, c.k, c.v, c.o, c.lse, c.d_o, c.dq, c.dk, c.dv, c.sequences, c.options); }, parts);
-    for (const PlacedTensor* const output : {&given->dq, &given->dk, &given->dv, &given->d_sink}) EXPECT_TRUE(output->untouched());
+    for (const PlacedTensor* const output : {&given->dq, &given->dk, &given->dv, &given->d_sink, &given->d_mask})
+      EXPECT_TRUE(output->untouched());
   }
 
   /// The tensors of a call.
@@ -58,8 +59,9 @@ class AttentionVarlenBackwardBadInput : public testing::TestWithParam<Device> {
           dq(test.make({10, 4, 64})),
           dk(test.make({14, 2, 64})),
           dv(test.make({14, 2, 64})),
-          d_sink(test.make({4}, DType::f32)) {}
-    const PlacedTensor q, kv, o, d_o, lse, dq, dk, dv, d_sink;
+          d_sink(test.make({4}, DType::f32)),
+          d_mask(test.make({2, 1, 7, 9}, DType::f32)) {}
+    const PlacedTensor q, kv, o, d_o, lse, dq, dk, dv, d_sink, d_mask;
   };
 
   const Device device = GetParam();
@@ -147,6 +149,19 @@ TEST_P(AttentionVarlenBackwardBadInput, Options) {
   refused(c, {"mask is f32[7, 1, 10, 14]", "longest seqlen_q, longest seqlen_k"});
   c.options.forward.mask = &short_mask.tensor();
   if (!device.is_cuda()) refused(c, {"mask has 2 queries; sequence"});
+}
+
+TEST_P(AttentionVarlenBackwardBadInput, GradientsOfMasks) {
+  Call c = call();
+  c.options.d_mask = &given->d_mask.tensor();
+  refused(c, {"attention_varlen_backward", "d_mask is f32[2, 1, 7, 9]", "forward.mask is not given"});
+  const PlacedTensor mask = make({2, 1, 7, 9}, DType::f32), other = make({1, 1, 7, 9}, DType::f32);
+  c.options.forward.mask = &mask.tensor();
+  c.options.d_mask = &other.tensor();
+  refused(c, {"d_mask is f32[1, 1, 7, 9]", "the mask's shape"});
+  c.options.d_mask = &given->d_mask.tensor();
+  c.sequences.cu_seqlens_q = Tensor::borrow(given->d_mask.tensor().data(), {3}, DType::i32, device);
+  refused(c, {"d_mask is", "shares memory with cu_seqlens_q"});
 }
 
 }  // namespace

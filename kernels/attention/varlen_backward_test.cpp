@@ -83,13 +83,14 @@ class AttentionVarlenBackward : public AttentionTest {
     PackedSequences sequences = {};
   };
   struct Gradients {
-    Gradients(const Case& c, const Sequences& s, DType dtype, Device device, const Placement& place)
+    Gradients(const Case& c, const Sequences& s, DType dtype, Device device, const Placement& place, const Tensor* mask)
         : dq({s.total_q(), c.heads, c.head_dim}, dtype, device, place),
           dk({s.total_k(), c.kv_heads, c.head_dim}, dtype, device, place),
           dv({s.total_k(), c.kv_heads, c.values()}, dtype, device, place),
-          d_sink({c.heads}, DType::f32, device, {.offset = 1}) {}
-    PlacedTensor dq, dk, dv, d_sink;
-    bool intact() const { return dq.gaps_intact() && dk.gaps_intact() && dv.gaps_intact() && d_sink.gaps_intact(); }
+          d_sink({c.heads}, DType::f32, device, {.offset = 1}),
+          d_mask(mask ? mask->shape() : Shape{1}, DType::f32, device, {.offset = 3}) {}
+    PlacedTensor dq, dk, dv, d_sink, d_mask;
+    bool intact() const { return dq.gaps_intact() && dk.gaps_intact() && dv.gaps_intact() && d_sink.gaps_intact() && d_mask.gaps_intact(); }
   };
   void set_sequences(Pass& pass, const Sequences& s) const {
     const auto batch = static_cast<std::int64_t>(s.batch());
@@ -127,7 +128,7 @@ class AttentionVarlenBackward : public AttentionTest {
 
   Gradients run(const Pass& pass, const Case& c, const Sequences& s, const AttentionOptions& options, Way way,
                 const Placement& place = {}) const {
-    Gradients out(c, s, dtype, device, place);
+    Gradients out(c, s, dtype, device, place, options.mask);
     AttentionBackwardOptions all{.forward = options, .deterministic = way == Way::deterministic || way == Way::summed_in_turn};
     if (adds_up(way)) {
       BackwardCall call =
@@ -135,10 +136,13 @@ class AttentionVarlenBackward : public AttentionTest {
       run_adding_up(call);
     } else {
       if (options.sink) all.d_sink = &out.d_sink.tensor();
+      if (adds_mask(c)) all.d_mask = &out.d_mask.tensor();
       attention_varlen_backward(pass.q, pass.k, pass.v, pass.o, pass.lse, pass.d_o, out.dq, out.dk, out.dv, pass.sequences, all);
     }
     return out;
   }
+
+  static bool adds_mask(const Case& c) { return c.mask && *c.mask != DType::boolean; }
 
   /// `poisoned`: a sequence of which all rows are NaN or infinite. The others must not notice.
   void check(Case c, const Sequences& s, const Placement& place = {}, std::optional<std::size_t> poisoned = {}) {
@@ -193,6 +197,16 @@ class AttentionVarlenBackward : public AttentionTest {
                               .arithmetic = arithmetic_of(dtype, device),
                               .factor = 3,
                               .cancelled = exact.d_sink_cancelled,
+                              .cancelled_products = c.values()}));
+      }
+      if (adds_mask(c) && !adds_up(way) && !poisoned) {
+        const std::vector<double> d_mask = out.d_mask.values();
+        EXPECT_TRUE(accurate({.out = d_mask,
+                              .reference = exact.d_mask,
+                              .naive = near.d_mask,
+                              .arithmetic = arithmetic_of(dtype, device),
+                              .factor = 3,
+                              .cancelled = exact.d_mask_cancelled,
                               .cancelled_products = c.values()}));
       }
       EXPECT_TRUE(out.intact());
@@ -310,6 +324,23 @@ TEST_P(AttentionVarlenBackward, OtherSequencesDoNotLeak) {
   check({.seqlen_q = 0, .seqlen_k = 0, .heads = 2, .kv_heads = 1, .softcap = 5, .alibi = 2, .sink = true}, s, {}, 1);
 }
 
+TEST_P(AttentionVarlenBackward, MasksOfAnyExtents) {
+  Sequences s = Sequences::of({{133, 70}, {0, 9}, {20, 150}, {7, 0}, {129, 65}});
+  s.after_q = 40, s.after_k = 3;
+  for (unsigned dims = 0; dims < 16; ++dims) {
+    Case c{.seqlen_q = 0,
+           .seqlen_k = 0,
+           .heads = 4,
+           .kv_heads = 2,
+           .mask = dims % 2 == 0 ? DType::f32 : dtype,
+           .mask_dims = dims,
+           .mask_hides = dims > 7};
+    check(c, s);
+    c.causal = true, c.head_dim = 128, c.sink = dims % 3 == 0, c.dropout = dims % 4 == 3 ? 0.2f : 0;
+    check(c, s);
+  }
+}
+
 TEST_P(AttentionVarlenBackward, SampledFeatures) {
   // On a GPU every list of rules is a kernel to compile, so there are fewer.
   const int cases = device.is_cuda() ? 30 : random_cases(30);
@@ -414,7 +445,7 @@ TEST_P(AttentionVarlenBackward, WrongOffsetsAreClamped) {
     Pass pass(c, s, dtype, device, {});
     set_sequences(pass, s);
     for (PlacedTensor* const t : {&pass.q, &pass.k, &pass.v, &pass.o, &pass.d_o, &pass.lse}) t->fill_random(random);
-    const Gradients out(c, s, dtype, device, {});
+    const Gradients out(c, s, dtype, device, {}, nullptr);
     BackwardCall call =
         check_varlen_backward(pass.q, pass.k, pass.v, pass.o, pass.lse, pass.d_o, out.dq, out.dk, out.dv, pass.sequences, {});
     const Tensor cu_q = to_device(wrong.cu_q, {4}), cu_k = to_device(wrong.cu_k, {4}), used_q = to_device(wrong.used_q, {3}),
@@ -429,7 +460,7 @@ TEST_P(AttentionVarlenBackward, WrongOffsetsAreClamped) {
     // The whole backward pass with them stays in its tensors, and its turns come to an end. The CPU always refuses them.
     pass.sequences = {cu_q, cu_k, &used_q, &used_k};
     for (const bool deterministic : {false, true}) {
-      const Gradients gradients(c, s, dtype, device, {});
+      const Gradients gradients(c, s, dtype, device, {}, nullptr);
       const auto backward = [&](bool check_contents) {
         attention_varlen_backward(pass.q, pass.k, pass.v, pass.o, pass.lse, pass.d_o, gradients.dq, gradients.dk, gradients.dv,
                                   pass.sequences,
