@@ -98,6 +98,25 @@ void run_packed(Run& run, const PackedCase& c, DType dtype, std::initializer_lis
                   [&] { attention_varlen_backward(q, k, v, o, lse, d_o, dq, dk, dv, sequences, {.forward = options}); });
 }
 
+/// With the gradient of a mask in f32, which all heads share or each head has for itself: two more products.
+void run_backward_mask(Run& run, const BackwardCase& c, bool shared, DType dtype, std::initializer_list<Mode> modes,
+                       const std::string& unit, double limit) {
+  const std::string name = tw::format("{}-dmask-{}", c.name(), shared ? "shared" : "by-head");
+  if (!run.wants(kBackward, name, dtype)) return;
+  const Stream& stream = run.stream();
+  const Shape shape = {c.batch, c.seqlen, c.heads, c.head_dim}, of_mask = {1, shared ? 1 : c.heads, c.seqlen, c.seqlen};
+  const auto operand = [&](std::uint64_t seed) { return random_normal(shape, dtype, stream.device(), seed); };
+  const auto output = [&] { return Tensor::poisoned(shape, dtype, stream); };
+  const Tensor q = operand(1), k = operand(2), v = operand(3), d_o = operand(4), o = output(), dq = output(), dk = output(), dv = output();
+  const Tensor lse = Tensor::poisoned({c.batch, c.heads, c.seqlen}, DType::f32, stream);
+  const Tensor mask = random_normal(of_mask, DType::f32, stream.device(), 5), d_mask = Tensor::poisoned(of_mask, DType::f32, stream);
+  const AttentionOptions options{.causal = c.causal, .mask = &mask, .lse = &lse, .stream = stream};
+  tw::attention(q, k, v, o, options);
+  record_backward(run, name, c.flops() * 3.5 / 2.5, dtype, modes, unit, limit, [&] {
+    attention_backward(q, k, v, o, lse, d_o, dq, dk, dv, {.forward = options, .d_mask = &d_mask, .deterministic = c.deterministic});
+  });
+}
+
 /// A share of all blocks of 128 x 128 keys and queries.
 void run_backward_blocks(Run& run, double density, bool causal, bool deterministic) {
   constexpr std::int64_t kSeqlen = 16384, kHeads = 16, kHeadDim = 128, kBlock = 128;
@@ -140,6 +159,9 @@ void backward_on_gpu(Run& run) {
   for (const std::int64_t head_dim : {128, 64})
     for (const bool causal : {false, true})
       run_packed(run, {head_dim, 2048 / head_dim, ragged, causal}, DType::bf16, {Mode::hot, Mode::cool}, "TFLOP/s", limit);
+  for (const std::int64_t head_dim : {128, 64})
+    for (const bool shared : {true, false})
+      run_backward_mask(run, {head_dim, 4096, 1, 16, false}, shared, DType::bf16, {Mode::hot, Mode::cool}, "TFLOP/s", limit);
   for (const double density : {1.0, 0.25})
     for (const bool causal : {false, true})
       for (const bool deterministic : {false, true}) run_backward_blocks(run, density, causal, deterministic);
@@ -153,6 +175,7 @@ void backward_on_cpu(Run& run) {
       for (const bool causal : {false, true})
         run_backward(run, {head_dim, 1024, 1, 4, causal}, dtype, {Mode::one_thread}, "GFLOP/s", dtype == DType::f32 ? peak : 0);
       run_packed(run, {head_dim, 4, {61, 250, 8, 705}, true}, dtype, {Mode::one_thread}, "GFLOP/s", dtype == DType::f32 ? peak : 0);
+      run_backward_mask(run, {head_dim, 1024, 1, 4, false}, true, dtype, {Mode::one_thread}, "GFLOP/s", dtype == DType::f32 ? peak : 0);
     }
   }
 }
