@@ -160,6 +160,7 @@ const Bytes kBytes[] = {
     {"rope", "rope_table_f32", "seqlen=5,dim=64", 0, 1280, 0},
     {"cast_fp8", "cast_fp8_bf16", "rows=10,cols=256", 5120, 2560 + 80, 5120},
     {"cast_fp8", "cast_fp8_bf16", "rows=10,cols=130", 2600, 1300 + 80, 2600},
+    {"cast_fp8", "cast_fp8_heads_rotated_bf16_128", "rows=40,cols=128", 10240 + 2 * (512 + 4), 5120, 10240 + 512 + 4},
     {"cast_fp8", "cast_fp8_grouped_bf16", "rows=40,cols=130,groups=4", 10400, 5200 + 320, 10400},
     {"cast_fp8", "cast_fp8_row_maxima_bf16", "rows=130,cols=200", 52000, 1040, 52000},
     // In each of two groups four tiles with 128 maxima and one with two, each for four warps; a scale for each of four blocks.
@@ -297,6 +298,7 @@ TEST(RegisteredKernels, ShapesThatAKernelIsNotForAreErrors) {
   expect("rms_norm_bf16_1x8", "rows=1,cols=257", "cols is 257; the kernel supports up to 256");
   expect("rope_bf16_8x32", "seqlen=1,dim=63", "dim is 63; it must be positive and even");
   expect("cast_fp8_grouped_bf16", "rows=10,cols=8,groups=4", "rows is 10; it must be a multiple of groups, 4");
+  expect("cast_fp8_heads_rotated_bf16_128", "rows=10,cols=256", "cols is 256; the kernel supports up to 128");
   expect("topk_short_bf16", "rows=1,cols=4000,k=513", "k is 513; the kernel sorts up to 512");
   expect("topk_bf16", "rows=1,cols=4000,k=0", "k is 0; it must be 1 to 2048");
 }

@@ -44,6 +44,26 @@ void cast_fp8_blocks(const Tensor& x, const Tensor& y, const Tensor& scales, con
 /// elements 0, scale 1e-4 / 448 (or the next power of two). Sizes below 0 count as 0. Rows beyond M or beyond x's last are skipped.
 void cast_fp8_grouped(const Tensor& x, const Tensor& sizes, const Tensor& y, const Tensor& scales, const CastFp8Options& options = {});
 
+/// Options of cast_fp8_heads() and head_scales().
+struct CastFp8HeadsOptions {
+  /// Rotates x first: it becomes (x * signs) H / sqrt(head_dim) with hadamard()'s H. A rotation of q and k by the same signs leaves their
+  /// products unchanged and spreads outliers over the row, so that e4m3 rounds the other elements less. head_dim is then a power of two.
+  bool rotate = false;
+  const Tensor* signs = nullptr;      ///< f32 [head_dim]: random signs; default: ones
+  std::optional<Stream> stream = {};  ///< default: the device's standard stream
+};
+
+/// Casts q, k or v for attention() in e4m3: y = e4m3(x / scale), with a scale for each sequence and key head. Quotients beyond 448 become
+/// 448.
+///
+/// `x`: [batch, seqlen, heads, head_dim], head_dim up to 2048; `y`: of its shape; `scales`: f32 [batch, kv_heads], positive, an input here:
+/// attention()'s descale. heads is a multiple of kv_heads, and head h has the scale h / (heads / kv_heads).
+void cast_fp8_heads(const Tensor& x, const Tensor& y, const Tensor& scales, const CastFp8HeadsOptions& options = {});
+
+/// Scales for cast_fp8_heads(): scales = max(amax, 1e-4) / 448, where amax is the largest |x|, after the rotation, of a sequence in all
+/// heads that share the scale. NaN if one of them is infinite or NaN.
+void head_scales(const Tensor& x, const Tensor& scales, const CastFp8HeadsOptions& options = {});
+
 /// A new f32 tensor [rows, groups], or [batch, rows, groups] if `batch` > 0. Its columns are contiguous and begin at multiples of 16 bytes:
 /// the stride along groups is `rows` rounded up to 4. The padding is not initialised.
 Tensor column_major_scales(std::int64_t rows, std::int64_t groups, std::int64_t batch = 0,

@@ -258,7 +258,8 @@ std::vector<KernelVariant> registered() {
           {make_spec(kernel_info<GatedPerToken<bf16, kRows>>, true, true, "cast_fp8_swiglu_bf16"), analyze_gated<bf16>},
           {make_spec(kernel_info<Grouped<bf16, kRows>>, true, true, "cast_fp8_grouped_bf16"), analyze_grouped<bf16>},
           {make_spec(kernel_info<RowMaxima<bf16, kRows>>, true, true, "cast_fp8_row_maxima_bf16"), analyze_maxima<bf16>},
-          {make_spec(kernel_info<PerBlock<bf16, kRows>>, true, true, "cast_fp8_blocks_bf16"), analyze_blocks<bf16>}};
+          {make_spec(kernel_info<PerBlock<bf16, kRows>>, true, true, "cast_fp8_blocks_bf16"), analyze_blocks<bf16>},
+          rotated_heads_variant()};
 }
 
 }  // namespace kernels::cast_fp8

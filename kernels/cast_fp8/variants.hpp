@@ -11,5 +11,9 @@ inline constexpr ShapeKey kShape[] = {
 
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();
+/// Of them, the cast of rotated heads of 128 columns.
+KernelVariant rotated_heads_variant();
+/// All that calls of cast_fp8_heads() and head_scales() compile.
+std::vector<KernelSpec> all_head_specs();
 
 }  // namespace tw::kernels::cast_fp8
