@@ -247,6 +247,11 @@ bool Run::wants(const std::string& family, const std::string& case_name, DType d
   return !options_.list;
 }
 
+void Run::print(const std::string& line) {
+  tw::print(options_.table, "{}\n", line);
+  ++lines_;
+}
+
 void Run::note(const std::string& text) const { tw::print(stderr, "tilewave bench: {}\n", text); }
 
 double Run::copy_bandwidth() {

@@ -113,16 +113,19 @@ class Run {
   /// A line for people, on stderr: a peer that is missing, say.
   void note(const std::string& text) const;
   void add(const Record& record);
+  /// Prints a line of results that are not records, such as errors.
+  void print(const std::string& line);
 
   nlohmann::ordered_json json() const;
-  /// Records that were added.
-  std::size_t count() const { return records_.size(); }
+  /// Records that were added, and lines that were printed.
+  std::size_t count() const { return records_.size() + lines_; }
 
  private:
   Options options_;
   Stream stream_;
   std::map<std::string, std::string> versions_;
   std::vector<Record> records_;
+  std::size_t lines_ = 0;
   std::vector<Listed> listed_;
   double copy_bandwidth_ = 0;
   double read_bandwidth_ = 0;
