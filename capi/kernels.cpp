@@ -895,6 +895,22 @@ tw_status tw_cast_fp8_blocks(const tw_tensor* x, const tw_tensor* y, const tw_te
     tw::cast_fp8_blocks(borrow("x", x), out, borrow("scales", scales), fp8_options(powers_of_two, out, cuda_stream));
   });
 }
+tw_status tw_cast_fp8_heads(const tw_tensor* x, const tw_tensor* y, const tw_tensor* scales, int32_t rotate, const tw_tensor* signs,
+                            void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    const Given given_signs("signs", signs);
+    tw::cast_fp8_heads(borrow("x", x), out, borrow("scales", scales),
+                       {.rotate = rotate != 0, .signs = given_signs.get(), .stream = stream_of(out, cuda_stream)});
+  });
+}
+tw_status tw_head_scales(const tw_tensor* x, const tw_tensor* scales, int32_t rotate, const tw_tensor* signs, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("scales", scales);
+    const Given given_signs("signs", signs);
+    tw::head_scales(borrow("x", x), out, {.rotate = rotate != 0, .signs = given_signs.get(), .stream = stream_of(out, cuda_stream)});
+  });
+}
 tw_status tw_cast_fp8_grouped(const tw_tensor* x, const tw_tensor* sizes, const tw_tensor* y, const tw_tensor* scales,
                               int32_t powers_of_two, void* cuda_stream) {
   return guard([&] {
@@ -926,10 +942,11 @@ tw_status tw_attention_backward(const tw_tensor* q, const tw_tensor* k, const tw
     const tw::Tensor out = borrow("dq", dq);
     const auto given = tw::c_api::known("options", options);
     const AttentionArguments forward(given.forward, stream_of(out, cuda_stream), "options.forward");
-    const Given d_sink("d_sink", given.d_sink);
-    tw::attention_backward(borrow("q", q), borrow("k", k), borrow("v", v), borrow("o", o), borrow("lse", lse), borrow("d_o", d_o), out,
-                           borrow("dk", dk), borrow("dv", dv),
-                           {.forward = forward.options, .d_sink = d_sink.get(), .deterministic = given.deterministic != 0});
+    const Given d_sink("d_sink", given.d_sink), d_mask("d_mask", given.d_mask);
+    tw::attention_backward(
+        borrow("q", q), borrow("k", k), borrow("v", v), borrow("o", o), borrow("lse", lse), borrow("d_o", d_o), out, borrow("dk", dk),
+        borrow("dv", dv),
+        {.forward = forward.options, .d_sink = d_sink.get(), .d_mask = d_mask.get(), .deterministic = given.deterministic != 0});
   });
 }
 
@@ -1085,11 +1102,12 @@ tw_status tw_attention_varlen_backward(const tw_tensor* q, const tw_tensor* k, c
     const tw::Tensor out = borrow("dq", dq);
     const auto given = tw::c_api::known("options", options);
     const AttentionArguments forward(given.forward, stream_of(out, cuda_stream), "options.forward");
-    const Given d_sink("d_sink", given.d_sink), used_q("seqused_q", seqused_q), used_k("seqused_k", seqused_k);
-    tw::attention_varlen_backward(borrow("q", q), borrow("k", k), borrow("v", v), borrow("o", o), borrow("lse", lse), borrow("d_o", d_o),
-                                  out, borrow("dk", dk), borrow("dv", dv),
-                                  {borrow("cu_seqlens_q", cu_seqlens_q), borrow("cu_seqlens_k", cu_seqlens_k), used_q.get(), used_k.get()},
-                                  {.forward = forward.options, .d_sink = d_sink.get(), .deterministic = given.deterministic != 0});
+    const Given d_sink("d_sink", given.d_sink), d_mask("d_mask", given.d_mask), used_q("seqused_q", seqused_q),
+        used_k("seqused_k", seqused_k);
+    tw::attention_varlen_backward(
+        borrow("q", q), borrow("k", k), borrow("v", v), borrow("o", o), borrow("lse", lse), borrow("d_o", d_o), out, borrow("dk", dk),
+        borrow("dv", dv), {borrow("cu_seqlens_q", cu_seqlens_q), borrow("cu_seqlens_k", cu_seqlens_k), used_q.get(), used_k.get()},
+        {.forward = forward.options, .d_sink = d_sink.get(), .d_mask = d_mask.get(), .deterministic = given.deterministic != 0});
   });
 }
 

@@ -675,6 +675,25 @@ TEST(CInterface, ScaledFp8) {
       });
 }
 
+TEST(CInterface, Fp8OfHeads) {
+  const Tensor x = Tensor::random({2, 20, 4, 64}, DType::bf16, 1), signs = Tensor::random({64}, DType::f32, 2);
+  for (const bool rotate : {false, true}) {
+    const Tensor scales = poisoned({2, 2}, DType::f32), expected_scales = poisoned({2, 2}, DType::f32);
+    const InC signs_in_c(signs);
+    const CastFp8HeadsOptions options{.rotate = rotate, .signs = rotate ? &signs : nullptr};
+    EXPECT_OK(tw_head_scales(InC(x), InC(scales), rotate, rotate ? signs_in_c.get() : nullptr, nullptr));
+    head_scales(x, expected_scales, options);
+    EXPECT_TRUE(same_bits(scales, expected_scales));
+    expect_same(
+        x.shape(), DType::fp8_e4m3,
+        [&](const Tensor& y) {
+          return tw_cast_fp8_heads(InC(x), InC(y), InC(scales), rotate, rotate ? signs_in_c.get() : nullptr, nullptr);
+        },
+        [&](const Tensor& y) { cast_fp8_heads(x, y, scales, options); });
+  }
+  expect_refused(tw_head_scales(InC(x), InC(poisoned({2, 3}, DType::f32)), 0, nullptr, nullptr), "x has 4 heads and scales 3");
+}
+
 TEST(CInterface, Convolutions) {
   const Tensor x = Tensor::random({2, 9, 8, 3}, DType::f32, 1), w = Tensor::random({4, 3, 2, 3}, DType::f32, 2),
                bias = Tensor::random({4}, DType::f32, 3), line = Tensor::random({2, 9, 3}, DType::f32, 4),
@@ -1060,6 +1079,19 @@ TEST_F(CInterfaceAttention, Backward) {
   options.d_sink = nullptr;
   options.deterministic = 1;
   expect_gradients(&options, {.forward = {.causal = true, .softcap = 2, .sink = &sink}, .deterministic = true});
+
+  const Tensor mask = Tensor::random({4, 1, 90}, DType::f32, 7), d_mask = poisoned(mask.shape(), DType::f32),
+               expected_d_mask = poisoned(mask.shape(), DType::f32);
+  const InC mask_in_c(mask), d_mask_in_c(d_mask);
+  forward.mask = mask_in_c;
+  options.d_mask = d_mask_in_c;
+  expect_gradients(
+      &options,
+      {.forward = {.causal = true, .softcap = 2, .sink = &sink, .mask = &mask}, .d_mask = &expected_d_mask, .deterministic = true});
+  EXPECT_TRUE(same_bits(d_mask, expected_d_mask));
+  forward.mask = nullptr;
+  expect_refused(call(gradients(), &options), "forward.mask is not given");
+  options.d_mask = nullptr;
 
   const auto out = gradients(), untouched = gradients();
   expect_refused(call({k, out[1], out[2]}, nullptr), "dq is bf16[2, 90, 2, 64]");

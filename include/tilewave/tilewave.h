@@ -374,6 +374,10 @@ tw_status tw_cast_fp8(const tw_tensor* x, const tw_tensor* y, const tw_tensor* s
 tw_status tw_cast_fp8_swiglu(const tw_tensor* gate, const tw_tensor* up, const tw_tensor* y, const tw_tensor* scales, int32_t powers_of_two,
                              void* cuda_stream);
 tw_status tw_cast_fp8_blocks(const tw_tensor* x, const tw_tensor* y, const tw_tensor* scales, int32_t powers_of_two, void* cuda_stream);
+/* scales: f32 [batch, kv_heads], an input, attention's descale; rotate: 0 or 1; signs: f32 [head_dim], or null. */
+tw_status tw_cast_fp8_heads(const tw_tensor* x, const tw_tensor* y, const tw_tensor* scales, int32_t rotate, const tw_tensor* signs,
+                            void* cuda_stream);
+tw_status tw_head_scales(const tw_tensor* x, const tw_tensor* scales, int32_t rotate, const tw_tensor* signs, void* cuda_stream);
 tw_status tw_cast_fp8_grouped(const tw_tensor* x, const tw_tensor* sizes, const tw_tensor* y, const tw_tensor* scales,
                               int32_t powers_of_two, void* cuda_stream);
 
@@ -423,6 +427,7 @@ typedef struct {
       forward;             /* those of tw_attention, null: defaults; lse is ignored, and check_contents without packed sequences */
   const tw_tensor* d_sink; /* output, f32 [heads]: the gradient of forward->sink */
   int deterministic;       /* the same inputs give the same bits, on a GPU too, where this takes longer */
+  const tw_tensor* d_mask; /* output, f32 or of the mask's dtype, of its shape, contiguous: the gradient of forward->mask, not of bool */
 } tw_attention_backward_options;
 
 /* Gradients of tw_attention: dq, dk and dv have the shapes of q, k and v; o and lse are its results, and d_o is the gradient of o. */

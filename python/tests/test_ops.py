@@ -606,6 +606,33 @@ def test_cast_fp8(random):
         assert (sorted_y[places[t, n]] == y[t]).all() and (sorted_scales[places[t, n]] == scales[t]).all()
 
 
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("kv_heads", [None, 2])
+def test_cast_fp8_heads(random, rotate, kv_heads):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x, signs = normal(random, 2, 9, 4, 64), np.where(random.random(64) < 0.5, -1, 1).astype(np.float32) if rotate else None
+    y, scales = ops.cast_fp8_heads(x, kv_heads=kv_heads, rotate=rotate, signs=signs)
+    assert y.dtype == ml_dtypes.float8_e4m3fn and scales.shape == (2, kv_heads or 4)
+    wanted = ops.hadamard(x, scale=0.125, factors=signs) if rotate else x
+    of_head = np.repeat(scales, 4 // scales.shape[1], 1)[:, None, :, None]
+    largest = np.abs(wanted).max((1, 3)).reshape(*scales.shape, -1).max(-1)
+    np.testing.assert_array_equal(scales, largest / np.float32(448))
+    np.testing.assert_array_equal(y, (wanted / of_head).astype(ml_dtypes.float8_e4m3fn))
+    out = np.empty_like(y)
+    again, same = ops.cast_fp8_heads(x, scales, rotate=rotate, signs=signs, out=out)
+    assert again is out and same is scales
+    np.testing.assert_array_equal(out, y)
+    np.testing.assert_array_equal(ops.head_scales(x, kv_heads=kv_heads, rotate=rotate, signs=signs), scales)
+    for parts, refused in (
+        ("scales are given; only one", lambda: ops.cast_fp8_heads(x, scales, kv_heads=2)),
+        ("x has 4 heads and out 3", lambda: ops.head_scales(x, kv_heads=3)),
+        ("signs is given, but rotate is false", lambda: ops.cast_fp8_heads(x, scales, signs=normal(random, 64))),
+        ("with rotate its head_dim must be a power of two", lambda: ops.cast_fp8_heads(x[..., :48], rotate=True)),
+    ):
+        with pytest.raises(ValueError, match=parts):
+            refused()
+
+
 def test_fused_moe_of_fp8(random):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     x, logits = normal(random, 9, 128).astype(ml_dtypes.bfloat16), normal(random, 9, 4)
@@ -721,6 +748,8 @@ GRADIENT_CASES = [
     {"causal": True, "sink": True, "softcap": 1.0},
     {"mask": "seen"},
     {"mask": "added", "window": (-1, 2)},
+    {"mask": "added to keys", "sink": True, "softcap": 2.0},
+    {"mask": "added to queries", "causal": True},
 ]
 
 
@@ -735,22 +764,29 @@ def test_attention_backward(random, case, seqlen_q, seqlen_k, dtype):
     sink = normal(random, 4) if rules.pop("sink", False) else None
     kind, mask = rules.pop("mask", None), None
     if kind is not None:
-        mask = random.random((seqlen_q, seqlen_k)) < 0.7 if kind == "seen" else normal(random, 4, seqlen_q, seqlen_k)
+        shape = {"added to keys": (seqlen_k,), "added to queries": (4, seqlen_q, 1)}.get(kind, (4, seqlen_q, seqlen_k))
+        mask = random.random((seqlen_q, seqlen_k)) < 0.7 if kind == "seen" else normal(random, *shape)
     given = {**rules, "alibi_slopes": slopes, "sink": sink, "mask": mask}
     o, lse = ops.attention(q, k, v, return_lse=True, **given)
+    given["return_d_mask"] = kind not in (None, "seen")
     gradients = ops.attention_backward(q, k, v, o, lse, d_o, **given)
 
-    inputs = [exact(x) for x in (q[0], k[0], v[0])] + ([] if sink is None else [exact(sink)])
+    inputs = {"dq": exact(q[0]), "dk": exact(k[0]), "dv": exact(v[0])}
+    if sink is not None:
+        inputs["d_sink"] = exact(sink)
+    if given["return_d_mask"]:
+        inputs["d_mask"] = exact(mask)
 
     def loss():
-        at_sink = None if sink is None else inputs[3]
-        return (reference_attention(*inputs[:3], slopes=slopes, sink=at_sink, mask=mask, **rules)[0] * exact(d_o[0])).sum()
+        q, k, v = inputs["dq"], inputs["dk"], inputs["dv"]
+        at = {"slopes": slopes, "sink": inputs.get("d_sink"), "mask": inputs.get("d_mask", mask)}
+        return (reference_attention(q, k, v, **at, **rules)[0] * exact(d_o[0])).sum()
 
     assert len(gradients) == len(inputs)
-    for name, got, x in zip(("dq", "dk", "dv", "d_sink"), gradients, inputs):
+    for (name, x), got in zip(inputs.items(), gradients):
         places = random.permutation(x.size)[:60]
         wanted = finite_differences(loss, x, places)
-        assert got.dtype == (np.float32 if name == "d_sink" else dtype)
+        assert got.dtype == (np.float32 if name in ("d_sink", "d_mask") else dtype)
         # o, the weights and dS are rounded to the dtype
         tolerance = 1e-5 if dtype == np.float32 else 2.0**-8
         assert got.size == x.size
@@ -808,6 +844,9 @@ def test_attention_backward_refuses(random):
     for error, parts, refused in (
         (ValueError, r"out has 2 arrays; allowed: 3, \(dq, dk, dv\)", lambda: call(out=out[:2])),
         (ValueError, r"out has 3 arrays; allowed: 4, \(dq, dk, dv, d_sink\)", lambda: call(out=out, sink=normal(random, 4))),
+        (ValueError, r"out has 3 arrays; allowed: 4, \(dq, dk, dv, d_mask\)", lambda: call(out=out, mask=normal(random, 7), return_d_mask=True)),
+        (ValueError, "return_d_mask is True, but mask is None", lambda: call(return_d_mask=True)),
+        (ValueError, "only masks that are added have a gradient", lambda: call(mask=np.ones(7, bool), return_d_mask=True, out=(*out, normal(random, 7)))),
         (ValueError, r"dk is f32\[1, 5, 4, 8\] on cpu; it must have k's shape", lambda: call(out=(out[0], np.empty_like(q), out[2]))),
         (ValueError, r"d_o is f32\[1, 7, 2, 8\]", lambda: call(d_o=k)),
         (ValueError, r"lse is f32\[1, 5, 4\]", lambda: call(lse=lse.transpose(0, 2, 1).copy())),

@@ -88,6 +88,7 @@ class AttentionBackwardOptions(Options):
         ("forward", ctypes.c_void_p),  # the address of an AttentionOptions, which the caller keeps
         ("d_sink", _TENSOR),
         ("deterministic", ctypes.c_int),
+        ("d_mask", _TENSOR),
     ]
 
 
@@ -434,6 +435,8 @@ _FUNCTIONS = {
     "tw_cast_fp8": [_TENSOR] * 3 + [ctypes.c_int32],
     "tw_cast_fp8_swiglu": [_TENSOR] * 4 + [ctypes.c_int32],
     "tw_cast_fp8_blocks": [_TENSOR] * 3 + [ctypes.c_int32],
+    "tw_cast_fp8_heads": [_TENSOR] * 3 + [ctypes.c_int32, _TENSOR],
+    "tw_head_scales": [_TENSOR] * 2 + [ctypes.c_int32, _TENSOR],
     "tw_cast_fp8_grouped": [_TENSOR] * 4 + [ctypes.c_int32],
     "tw_attention": [_TENSOR] * 4 + [_OPTIONS],
     "tw_attention_dropout_mask": [_TENSOR, _OPTIONS],

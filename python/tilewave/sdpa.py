@@ -4,8 +4,8 @@
     with tilewave.install_sdpa(): ...    the same, until the end of the block (in the whole process, for all threads)
     tilewave.register_transformers()     AutoModel...(..., attn_implementation="tilewave")
 
-Works in training: autograd differentiates it, once, with respect to query, key and value. PyTorch does what the library does not support:
-dropout of 1, a mask's gradient, torch.func, f32 on CUDA, GPUs below compute capability 8.0, head dimensions above 256. why_fallback() gives the reason for a thread's last call, sdpa_counts() the number of calls for each reason.
+Works in training: autograd differentiates it, once, with respect to query, key, value and a mask that is added. PyTorch does what the
+library does not support: dropout of 1, torch.func, f32 on CUDA, GPUs below compute capability 8.0, head dimensions above 256. why_fallback() gives the reason for a thread's last call, sdpa_counts() the number of calls for each reason.
 
 Imports torch. The package imports this module at the first use of one of its names.
 """
@@ -57,7 +57,7 @@ def scaled_dot_product_attention(
     keys j <= i, also if seqlen_q != seqlen_k; not allowed with a mask. scale: default 1 / sqrt(head_dim). enable_gqa: query's heads may be
     a multiple of key's and value's. A query that sees no key gives 0.
 
-    Differentiable once with respect to query, key and value. Falls back to PyTorch (see why_fallback()) for a mask that requires grad,
+    Differentiable once with respect to query, key, value and a mask that is added. Falls back to PyTorch (see why_fallback()) for
     dropout_p = 1, f64, f32 on CUDA, head dimensions above 256 and anything else that the library does not support. ValueError, TypeError
     name a wrong argument.
     """
@@ -110,8 +110,6 @@ def _refusal(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_g
         return "attn_mask is not a plain tensor"
     if not 0 <= dropout_p < 1:  # 1, or what PyTorch refuses
         return "dropout of 1 or more"
-    if attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled():
-        return "attn_mask requires grad"
     device = query.device
     if device.type not in ("cpu", "cuda"):
         return "device"
@@ -247,7 +245,7 @@ def _operator(
     from . import _torch_ops  # noqa: F401  defines it
 
     operator = torch.ops.tilewave.attention
-    needs_lse = _dispatch.needs_gradients(query, key, value, sink)
+    needs_lse = _dispatch.needs_gradients(query, key, value, sink, mask)
     rules = (scale, causal, causal_offset, window[0], window[1], 0, 0, softcap, None, sink)
     state = drawn_dropout_state(query, dropout)
     return operator(query, key, value, *rules, dropout, state, mask, False, needs_lse)[0]

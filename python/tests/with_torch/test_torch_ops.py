@@ -85,8 +85,9 @@ def varlen_backward_arguments(normal):
     arguments = []
     for options in rest:
         o, lse = torch.ops.tilewave.attention_varlen(q, k, k2, *offsets, used_q, used_k, *options, None, True)
-        arguments.append((q, k, k2, *offsets, used_q, used_k, o, lse, torch.randn_like(o), *options, None))
-    return [*arguments, (*arguments[0][:9], arguments[0][7].new_ones(()).expand(q.shape), *arguments[0][10:])]
+        arguments.append((q, k, k2, *offsets, used_q, used_k, o, lse, torch.randn_like(o), *options, None, False))
+    added = (*arguments[0][:-4], torch.randn(3, 1, 7, 1, device=q.device), False, None, True)
+    return [*arguments, added, (*arguments[0][:9], arguments[0][7].new_ones(()).expand(q.shape), *arguments[0][10:])]
 
 
 def decode_arguments(normal):
@@ -128,8 +129,18 @@ def backward_arguments(normal):
     arguments = []
     for q, k, v, *options, _ in attention_arguments(normal):
         o, lse = torch.ops.tilewave.attention(q, k, v, *options, True)
-        arguments.append((q, k, v, o, lse, torch.randn_like(o), *options))
-    return [*arguments, (*arguments[0][:5], o.new_ones(()).expand(o.shape), *arguments[0][6:])]
+        arguments.append((q, k, v, o, lse, torch.randn_like(o), *options, False))
+    added = (*arguments[0][:-3], torch.randn(4, 1, k.shape[1], device=q.device), False, True)
+    return [*arguments, added, (*arguments[0][:5], o.new_ones(()).expand(o.shape), *arguments[0][6:])]
+
+
+def head_scales_arguments(normal):
+    x, signs = normal(2, 5, 4, 16), torch.randn(16)
+    return [(x, None, False, None), (x, 2, True, signs.to(x.device))]
+
+
+def cast_fp8_heads_arguments(normal):
+    return [(x, torch.rand(2, heads or 4, device=x.device) + 0.1, *rest) for x, heads, *rest in head_scales_arguments(normal)]
 
 
 def grouped_gemm_arguments(normal):
@@ -162,6 +173,8 @@ def decode_read_arguments(normal):
         "attention_decode_read",
         "grouped_gemm",
         "k_grouped_gemm",
+        "head_scales",
+        "cast_fp8_heads",
     ],
 )
 def test_operator_is_what_it_says(normal, name):
@@ -169,14 +182,16 @@ def test_operator_is_what_it_says(normal, name):
 
     operator = getattr(torch.ops.tilewave, name).default
     for arguments in globals()[name.replace("attention_", "") + "_arguments"](normal):
-        if name.endswith("_fp8"):  # test_schema multiplies tensors, which PyTorch cannot do with float8
+        if "fp8" in name:  # test_schema multiplies tensors, which PyTorch cannot do with float8
             torch.library.opcheck(operator, arguments, test_utils=("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"))
         else:
             torch.library.opcheck(operator, arguments)
         given = [a for a in arguments if isinstance(a, torch.Tensor)]
         results = operator(*arguments)
+        results = (results,) if isinstance(results, torch.Tensor) else results
         with torch._subclasses.FakeTensorMode() as mode:
             fakes = operator(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments))
+            fakes = (fakes,) if isinstance(fakes, torch.Tensor) else fakes
         for result, fake in zip(results, fakes):
             assert (result.shape, result.dtype, result.stride()) == (fake.shape, fake.dtype, fake.stride())
             assert all(result.untyped_storage().data_ptr() != a.untyped_storage().data_ptr() for a in given) or not result.numel()

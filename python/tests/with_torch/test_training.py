@@ -198,15 +198,14 @@ def test_attention_backward_alone():
 # ---- what has no backward ----
 
 
-@pytest.mark.parametrize("what, shape", [("alibi_slopes", (4,)), ("mask", (5, 9))])
-def test_options_without_gradients(what, shape):
+def test_slopes_have_no_gradient():
     q, k, v = parameters((2, 5, 4, 16), (2, 9, 2, 16), (2, 9, 2, 16))
-    option = torch.rand(shape, requires_grad=True)
+    slopes = torch.rand(4, requires_grad=True)
     for inputs in ((q, k, v), (q.detach(), k.detach(), v.detach())):
-        out = ops.attention(*inputs, **{what: option})
-        with pytest.raises(NotImplementedError, match=f"tilewave's attention has no gradient of {what}: "):
+        out = ops.attention(*inputs, alibi_slopes=slopes)
+        with pytest.raises(NotImplementedError, match="tilewave's attention has no gradient of alibi_slopes: "):
             out.sum().backward()
-    out = ops.attention(q, k, v, **{what: option.detach()})
+    out = ops.attention(q, k, v, alibi_slopes=slopes.detach())
     out.sum().backward()
     assert q.grad is not None
 
@@ -450,11 +449,9 @@ def test_deterministic_is_passed_on_for_packed_sequences(asked, monkeypatch):
 
 def test_what_packed_sequences_do_not_differentiate():
     inputs, cu_q, cu_k = packed("cpu", torch.float32)
-    slopes, mask = torch.rand(4, requires_grad=True), torch.rand(200, requires_grad=True)
+    slopes = torch.rand(4, requires_grad=True)
     with pytest.raises(NotImplementedError, match="attention_varlen has no gradient of alibi_slopes"):
         ops.attention_varlen(*inputs, cu_q, cu_k, alibi_slopes=slopes).sum().backward()
-    with pytest.raises(NotImplementedError, match="attention_varlen has no gradient of mask"):
-        ops.attention_varlen(*inputs, cu_q, cu_k, mask=mask).sum().backward()
     (d_q,) = torch.autograd.grad(ops.attention_varlen(*inputs, cu_q, cu_k).square().sum(), inputs[0], create_graph=True)
     with pytest.raises(NotImplementedError, match="attention_varlen has no second derivatives"):
         d_q.sum().backward()
@@ -540,12 +537,66 @@ def test_query_that_sees_nothing():
     assert dq[:, :, [0, 1, 3, 4]].all() and dk[:, :, :4].all() and dv[:, :, :4].all()
 
 
-def test_mask_that_requires_grad_is_pytorchs():
-    q, k, v, mask = parameters((2, 3, 5, 16), (2, 3, 7, 16), (2, 3, 7, 16), (5, 7))
-    _, got = gradients(lambda *x: tilewave.scaled_dot_product_attention(*x), (q, k, v, mask))
-    assert tilewave.why_fallback() == "attn_mask requires grad"
-    _, wanted = gradients(lambda *x: PYTORCH(*x), (q, k, v, mask))
+@pytest.mark.parametrize("shape", [(5, 7), (2, 3, 5, 7), (3, 1, 7), (2, 1, 5, 1), (1, 1), (1, 3, 5, 7)], ids=str)
+def test_mask_that_requires_grad(shape):
+    q, k, v, mask = parameters((2, 3, 5, 16), (2, 3, 7, 16), (2, 3, 7, 16), shape)
+    weights = torch.randn(2, 3, 5, 16)
+    _, got = gradients(lambda *x: tilewave.scaled_dot_product_attention(*x), (q, k, v, mask), weights)
+    assert tilewave.why_fallback() is None
+    _, wanted = gradients(lambda *x: PYTORCH(*x), (q, k, v, mask), weights)
     torch.testing.assert_close(got, wanted)
+
+
+def test_mask_alone_requires_grad():
+    q, k, v, mask = parameters((1, 2, 5, 16), (1, 2, 7, 16), (1, 2, 7, 16), (5, 7))
+    q, k, v = q.detach(), k.detach(), v.detach()
+    bias = torch.zeros(2, 1, 1, requires_grad=True)
+    for of_mask in (lambda: mask, lambda: mask.expand(1, 2, 5, 7), lambda: mask * 2 + bias):
+        weights = torch.randn(1, 2, 5, 16)
+        got, wanted = (
+            torch.autograd.grad((attend(q, k, v, of_mask()) * weights).sum(), (mask, bias), allow_unused=True)
+            for attend in (tilewave.scaled_dot_product_attention, PYTORCH)
+        )
+        torch.testing.assert_close(got[0], wanted[0])
+        assert (got[1] is None) == (wanted[1] is None)
+        if got[1] is not None:
+            torch.testing.assert_close(got[1], wanted[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mask_of_packed_sequences(dtype):
+    (q, k, v), cu_q, cu_k = packed("cpu", torch.float32)
+    batch, longest_q, longest_k = len(cu_q) - 1, int(cu_q.diff().max()), int(cu_k.diff().max())
+    mask = torch.randn(batch, 1, longest_q, longest_k, dtype=torch.float32, requires_grad=True)
+    q, k, v = (x.detach().to(dtype) for x in (q, k, v))
+    weights = torch.randn(q.shape[0], q.shape[1], v.shape[2]).to(dtype)
+    o = ops.attention_varlen(q, k, v, cu_q, cu_k, mask=mask, causal=True)
+    (got,) = torch.autograd.grad((o * weights).sum(), mask)
+    assert got.dtype == torch.float32 and got.any()
+    for b in range(batch):
+        rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        lengths = rows.stop - rows.start, keys.stop - keys.start
+        wanted = torch.zeros(longest_q, longest_k)
+        if min(lengths) > 0:
+            own = mask[b : b + 1, :, : lengths[0], : lengths[1]].detach().clone().requires_grad_()
+            alone = ops.attention(q[None, rows], k[None, keys], v[None, keys], mask=own, causal=True)
+            wanted[: lengths[0], : lengths[1]] = torch.autograd.grad((alone * weights[None, rows]).sum(), own)[0][0, 0]
+        torch.testing.assert_close(got[b, 0], wanted)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_mask_that_requires_grad_compiled(dropout):
+    state = torch.tensor([5, 9])
+
+    def function(q, k, v, mask):
+        return ops.attention(q, k, v, mask=mask, causal=True, dropout=dropout, dropout_state=state if dropout else None)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    for seqlen in (7, 12):
+        inputs = parameters((2, seqlen, 4, 16), (2, seqlen + 3, 2, 16), (2, seqlen + 3, 2, 16), (4, seqlen, seqlen + 3))
+        weights = torch.randn(2, seqlen, 4, 16)
+        for a, b in zip(gradients(compiled, inputs, weights)[1], gradients(function, inputs, weights)[1]):
+            assert torch.equal(a, b)
 
 
 def test_autocast():
@@ -632,14 +683,14 @@ def test_compiled_with_shapes_that_change():
 
 def test_compiled_forward_of_what_has_no_gradient():
     """torch.compile() traces the backward too; only running it raises."""
-    q, k, v, mask = parameters((1, 5, 2, 16), (1, 5, 2, 16), (1, 5, 2, 16), (5, 5))
+    q, k, v, slopes = parameters((1, 5, 2, 16), (1, 5, 2, 16), (1, 5, 2, 16), (2,))
 
-    def function(q, k, v, mask):
-        return ops.attention(q, k, v, mask=mask)
+    def function(q, k, v, slopes):
+        return ops.attention(q, k, v, alibi_slopes=slopes)
 
-    out = torch.compile(function, fullgraph=True, backend="aot_eager")(q, k, v, mask)
-    assert torch.equal(out, function(q, k, v, mask))
-    with pytest.raises(NotImplementedError, match="attention has no gradient of mask"):
+    out = torch.compile(function, fullgraph=True, backend="aot_eager")(q, k, v, slopes)
+    assert torch.equal(out, function(q, k, v, slopes))
+    with pytest.raises(NotImplementedError, match="attention has no gradient of alibi_slopes"):
         out.sum().backward()
 
 

@@ -154,9 +154,10 @@ def attention(
     are dropped depends on them, the batch, the head, the query and the key only (attention_dropout_mask). Of PyTorch tensors the default is
     drawn from the generator of q's device; other arrays need it.
 
-    PyTorch's autograd differentiates o with respect to q, k, v and sink, once, by attention_backward(); on CUDA in bf16 and f16 only.
-    deterministic: the gradients have the same bits in every run, as with torch.use_deterministic_algorithms(True). There is no gradient of
-    lse, alibi_slopes or mask: lse does not require grad, and a backward that needs one of the others raises NotImplementedError.
+    PyTorch's autograd differentiates o with respect to q, k, v, sink and a mask that is added, once, by attention_backward(); on CUDA in
+    bf16 and f16 only. deterministic: the gradients have the same bits in every run, as with torch.use_deterministic_algorithms(True). There
+    is no gradient of lse or alibi_slopes: lse does not require grad, and a backward that needs that of alibi_slopes raises
+    NotImplementedError.
     """
     descales = (q_descale, k_descale, v_descale)
     dropout_state = drawn_dropout_state(q, dropout, dropout_state)
@@ -216,37 +217,59 @@ def attention_backward(
     dropout: float = 0.0,
     dropout_state: Array | None = None,
     deterministic: bool = False,
+    return_d_mask: bool = False,
     sm_margin: int = 0,
     out: tuple[Array, ...] | None = None,
 ) -> tuple[Array, ...]:
-    """Gradients of attention() with respect to q, k and v, and to `sink` if that is given: (dq, dk, dv) or (dq, dk, dv, d_sink).
+    """Gradients of attention() with respect to q, k and v, to `sink` if that is given, and to `mask` with return_d_mask: (dq, dk, dv), then
+    d_sink, then d_mask.
 
     q, k, v and the options are those of the attention() call, dropout_state included, o and lse its results, and d_o is the gradient of o, of its shape. dq, dk
     and dv have the shapes and the dtype of q, k and v; dk and dv are sums over the query heads that share a key head. d_sink: f32 [heads].
-    Queries that see no key and keys that no query sees have gradients of 0. bf16 and f16, on the CPU f32 too; sums are in f32. There
-    is no gradient of alibi_slopes or mask. deterministic: the same inputs give the same bits. Without it, on a Hopper GPU, the last bits of
+    d_mask: of the shape and dtype of the mask, which is one that is added. Queries that see no key and keys that no query sees have gradients
+    of 0. bf16 and f16, on the CPU f32 too; sums are in f32. There is no gradient of alibi_slopes. deterministic: the same inputs give the same bits. Without it, on a Hopper GPU, the last bits of
     dq differ from run to run, and the call is faster. out: memory for all of the results.
     """
-    results = 3 if sink is None else 4
-    if out is not None and len(out) != results:
-        raise ValueError(f"out has {len(out)} arrays; allowed: {results}, {'(dq, dk, dv)' if sink is None else '(dq, dk, dv, d_sink)'}")
+    differentiated = _differentiated(q, k, v, sink, mask, return_d_mask, out)
     if _dispatch.through_operator(q, k, v, o, lse, d_o, alibi_slopes, sink, mask):
         gradients = _dispatch.compiled_ops().attention_backward(
             q, k, v, o, lse, d_o, scale, causal, causal_offset, window[0], window[1], attention_chunk, sm_margin, softcap, alibi_slopes,
-            sink, dropout, dropout_state, mask, deterministic,
+            sink, dropout, dropout_state, mask, deterministic, return_d_mask,
         )  # fmt: skip
-        return _dispatch.into(None if out is None else tuple(out), tuple(gradients[:results]))
+        return _dispatch.into(None if out is None else tuple(out), _of_operator(gradients, differentiated))
     inputs = [tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("d_o", d_o))]
     rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask)
     forward = _options(*rules, None, False, dropout, dropout_state, attention_chunk=attention_chunk, sm_margin=sm_margin)
     if out is None:
-        out = tuple(_arrays.empty(x, x.shape) for x in ((q, k, v) if sink is None else (q, k, v, sink)))
-    outputs = [tensor(name, x, written=True) for name, x in zip(("dq", "dk", "dv", "d_sink"), out)]
+        out = tuple(_arrays.empty(x, x.shape) for x in differentiated.values())
+    outputs = {name: tensor(name, x, written=True) for name, x in zip(differentiated, out)}
     options = _library.AttentionBackwardOptions(
-        forward=_library.addressof(forward), d_sink=None if sink is None else outputs[3], deterministic=bool(deterministic)
+        forward=_library.addressof(forward),
+        d_sink=outputs.get("d_sink"),
+        d_mask=outputs.get("d_mask"),
+        deterministic=bool(deterministic),
     )
-    _attention_backward(*inputs, *outputs[:3], _library.byref(options), _arrays.stream(q))
+    _attention_backward(*inputs, outputs["dq"], outputs["dk"], outputs["dv"], _library.byref(options), _arrays.stream(q))
     return tuple(out)
+
+
+def _differentiated(q, k, v, sink, mask, return_d_mask, out) -> dict:
+    """The names of a backward's results, in their order, and what each is the gradient of."""
+    if return_d_mask and mask is None:
+        raise ValueError("return_d_mask is True, but mask is None")
+    of = {"dq": q, "dk": k, "dv": v}
+    if sink is not None:
+        of["d_sink"] = sink
+    if return_d_mask:
+        of["d_mask"] = mask
+    if out is not None and len(out) != len(of):
+        raise ValueError(f"out has {len(out)} arrays; allowed: {len(of)}, ({', '.join(of)})")
+    return of
+
+
+def _of_operator(gradients, differentiated: dict) -> tuple:
+    """Those that were asked for: an operator returns all five."""
+    return tuple(x for name, x in zip(("dq", "dk", "dv", "d_sink", "d_mask"), gradients) if name in differentiated)
 
 
 def attention_dropout_mask(out: Array, dropout: float, dropout_state: Array) -> Array:
@@ -375,38 +398,43 @@ def attention_varlen_backward(
     dropout: float = 0.0,
     dropout_state: Array | None = None,
     deterministic: bool = False,
+    return_d_mask: bool = False,
     check_contents: bool | None = None,
     sm_margin: int = 0,
     out: tuple[Array, ...] | None = None,
 ) -> tuple[Array, ...]:
-    """Gradients of attention_varlen() with respect to q, k and v, and to `sink` if that is given: (dq, dk, dv) or (dq, dk, dv, d_sink).
+    """Gradients of attention_varlen() with respect to q, k and v, to `sink` if that is given, and to `mask` with return_d_mask: (dq, dk, dv),
+    then d_sink, then d_mask.
 
     q, k, v, the offsets and the options are those of the attention_varlen() call, o and lse its results, and d_o is the gradient of o, of
     its shape. All rows of dq, dk and dv are written: those of queries and keys that are not in use, because they belong to no sequence or
-    lie after seqused_q or seqused_k, are 0. Other arguments and results as in attention_backward(), check_contents as in
+    lie after seqused_q or seqused_k, are 0. So are elements of d_mask beyond the sequences' lengths. Other arguments and results as in attention_backward(), check_contents as in
     attention_varlen().
     """
-    results = 3 if sink is None else 4
-    if out is not None and len(out) != results:
-        raise ValueError(f"out has {len(out)} arrays; allowed: {results}, {'(dq, dk, dv)' if sink is None else '(dq, dk, dv, d_sink)'}")
+    differentiated = _differentiated(q, k, v, sink, mask, return_d_mask, out)
     if _dispatch.through_operator(q, k, v, o, lse, d_o, alibi_slopes, sink, mask):
         gradients = _dispatch.compiled_ops().attention_varlen_backward(
             q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, scale, causal, causal_offset, window[0], window[1],
-            attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout, dropout_state, mask, deterministic, check_contents,
+            attention_chunk, sm_margin, softcap, alibi_slopes, sink, dropout, dropout_state, mask, deterministic, check_contents, return_d_mask,
         )  # fmt: skip
-        return _dispatch.into(None if out is None else tuple(out), tuple(gradients[:results]))
+        return _dispatch.into(None if out is None else tuple(out), _of_operator(gradients, differentiated))
     inputs = [tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("d_o", d_o))]
     rules = (scale, causal, causal_offset, window, softcap, alibi_slopes, sink, mask)
     forward = _options(*rules, None, check_contents, dropout, dropout_state, attention_chunk=attention_chunk, sm_margin=sm_margin)
     if out is None:
-        out = tuple(_arrays.empty(x, x.shape) for x in ((q, k, v) if sink is None else (q, k, v, sink)))
-    outputs = [tensor(name, x, written=True) for name, x in zip(("dq", "dk", "dv", "d_sink"), out)]
+        out = tuple(_arrays.empty(x, x.shape) for x in differentiated.values())
+    outputs = {name: tensor(name, x, written=True) for name, x in zip(differentiated, out)}
     options = _library.AttentionBackwardOptions(
-        forward=_library.addressof(forward), d_sink=None if sink is None else outputs[3], deterministic=bool(deterministic)
+        forward=_library.addressof(forward),
+        d_sink=outputs.get("d_sink"),
+        d_mask=outputs.get("d_mask"),
+        deterministic=bool(deterministic),
     )
     _attention_varlen_backward(
         *inputs,
-        *outputs[:3],
+        outputs["dq"],
+        outputs["dk"],
+        outputs["dv"],
         tensor("cu_seqlens_q", cu_seqlens_q),
         tensor("cu_seqlens_k", cu_seqlens_k),
         optional("seqused_q", seqused_q),
@@ -582,19 +610,21 @@ def _attention_gradients(ctx, d_o, _):
     ops = _dispatch.compiled_ops()
     needs_d_slopes, needs_d_mask = ctx.needs_input_grad[11], ctx.needs_input_grad[15]
     missing = functools.partial(_missing, d_o)
+    differentiated = (q, k, v, sink, mask if needs_d_mask else None)
     if q.is_cuda and _arrays.dtype_name(q) == "float32":
         what = "attention has no backward of float32 on CUDA, only of bfloat16 and float16"
-        dq, dk, dv, d_sink = (None if x is None else missing(what, x) for x in (q, k, v, sink))
+        dq, dk, dv, d_sink, d_mask = (None if x is None else missing(what, x) for x in differentiated)
     elif lse.shape != (q.shape[0], q.shape[2], q.shape[1]):
         what = "operator attention has no backward if return_lse is False"
-        dq, dk, dv, d_sink = (None if x is None else missing(what, x) for x in (q, k, v, sink))
+        dq, dk, dv, d_sink, d_mask = (None if x is None else missing(what, x) for x in differentiated)
     else:
         deterministic = ctx.deterministic or _dispatch.deterministic_algorithms()
-        dropout = (ctx.dropout, dropout_state)
-        dq, dk, dv, d_sink = ops.attention_backward(q, k, v, o, lse, d_o, *ctx.options, alibi_slopes, sink, *dropout, mask, deterministic)
+        dq, dk, dv, d_sink, d_mask = ops.attention_backward(
+            q, k, v, o, lse, d_o, *ctx.options, alibi_slopes, sink, ctx.dropout, dropout_state, mask, deterministic, needs_d_mask
+        )
     d_slopes = missing("attention has no gradient of alibi_slopes", alibi_slopes) if needs_d_slopes else None
-    d_mask = missing("attention has no gradient of mask", mask) if needs_d_mask else None
-    return dq, dk, dv, *(None,) * 8, d_slopes, None if sink is None else d_sink, None, None, d_mask, None, None
+    d_sink, d_mask = None if sink is None else d_sink, d_mask if needs_d_mask else None
+    return dq, dk, dv, *(None,) * 8, d_slopes, d_sink, None, None, d_mask, None, None
 
 
 define(
@@ -645,19 +675,32 @@ def _as_input(d_o):
 
 
 def _operator_attention_backward(q, k, v, o, lse, d_o, *rest):
-    *options, mask, deterministic = rest
-    gradients = attention_backward(q, k, v, o, lse, _as_input(d_o), **_named_options(options), mask=mask, deterministic=deterministic)
-    return gradients if len(gradients) == 4 else (*gradients, _arrays.empty(lse, (0,)))
+    *options, mask, deterministic, return_d_mask = rest
+    named = {**_named_options(options), "mask": mask, "deterministic": deterministic, "return_d_mask": return_d_mask}
+    return _all_five(attention_backward(q, k, v, o, lse, _as_input(d_o), **named), lse, named)
+
+
+def _all_five(gradients, lse, named):
+    """A backward's results with an empty tensor for each that is missing."""
+    gradients = iter(gradients)
+    dq, dk, dv = next(gradients), next(gradients), next(gradients)
+    d_sink = _arrays.empty(lse, (0,)) if named["sink"] is None else next(gradients)
+    return dq, dk, dv, d_sink, next(gradients) if named["return_d_mask"] else _arrays.empty(lse, (0,))
+
+
+def _fake_gradients(q, k, v, lse, sink, mask, return_d_mask):
+    d_sink = _arrays.empty(lse, (0,) if sink is None else sink.shape)
+    return (*(x.new_empty(x.shape) for x in (q, k, v)), d_sink, mask.new_empty(mask.shape) if return_d_mask else _arrays.empty(lse, (0,)))
 
 
 def _fake_backward(q, k, v, o, lse, d_o, *rest):
-    sink = rest[-5]
-    return (*(x.new_empty(x.shape) for x in (q, k, v)), _arrays.empty(lse, (0,) if sink is None else sink.shape))
+    sink, _, _, mask, _, return_d_mask = rest[-6:]
+    return _fake_gradients(q, k, v, lse, sink, mask, return_d_mask)
 
 
 define(
     f"attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor d_o, {_DROPOUT_SCHEMA}, Tensor? mask, "
-    "bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)",
+    "bool deterministic, bool return_d_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _operator_attention_backward,
     _fake_backward,
 )
@@ -693,19 +736,21 @@ def _keep_for_varlen_backward(ctx, inputs, output):
 def _varlen_gradients(ctx, d_o, _):
     q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, alibi_slopes, sink, dropout_state, mask = ctx.saved_tensors
     missing = functools.partial(_missing, d_o)
+    needs_d_slopes, needs_d_mask = ctx.needs_input_grad[15], ctx.needs_input_grad[19]
     if lse.shape != (q.shape[1], q.shape[0]):
         what = "operator attention_varlen has no backward if return_lse is False"
-        dq, dk, dv, d_sink = (None if x is None else missing(what, x) for x in (q, k, v, sink))
+        differentiated = (q, k, v, sink, mask if needs_d_mask else None)
+        dq, dk, dv, d_sink, d_mask = (None if x is None else missing(what, x) for x in differentiated)
     else:
         deterministic = ctx.deterministic or _dispatch.deterministic_algorithms()
         # The forward pass has checked the offsets, if that was asked for.
-        dq, dk, dv, d_sink = _dispatch.compiled_ops().attention_varlen_backward(
+        dq, dk, dv, d_sink, d_mask = _dispatch.compiled_ops().attention_varlen_backward(
             q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, *ctx.options, alibi_slopes, sink, ctx.dropout,
-            dropout_state, mask, deterministic, False,
+            dropout_state, mask, deterministic, False, needs_d_mask,
         )  # fmt: skip
-    d_slopes = missing("attention_varlen has no gradient of alibi_slopes", alibi_slopes) if ctx.needs_input_grad[15] else None
-    d_mask = missing("attention_varlen has no gradient of mask", mask) if ctx.needs_input_grad[19] else None
-    return dq, dk, dv, *(None,) * 12, d_slopes, None if sink is None else d_sink, None, None, d_mask, *(None,) * 3
+    d_slopes = missing("attention_varlen has no gradient of alibi_slopes", alibi_slopes) if needs_d_slopes else None
+    d_sink, d_mask = None if sink is None else d_sink, d_mask if needs_d_mask else None
+    return dq, dk, dv, *(None,) * 12, d_slopes, d_sink, None, None, d_mask, *(None,) * 3
 
 
 _VARLEN_SCHEMA = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k"
@@ -752,7 +797,14 @@ define(
 
 
 def _operator_varlen_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, *rest):
-    *options, mask, deterministic, check_contents = rest
+    *options, mask, deterministic, check_contents, return_d_mask = rest
+    named = {
+        **_named_options(options),
+        "mask": mask,
+        "deterministic": deterministic,
+        "check_contents": check_contents,
+        "return_d_mask": return_d_mask,
+    }
     gradients = attention_varlen_backward(
         q,
         k,
@@ -764,22 +816,19 @@ def _operator_varlen_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, se
         _as_input(d_o),
         seqused_q=seqused_q,
         seqused_k=seqused_k,
-        **_named_options(options),
-        mask=mask,
-        deterministic=deterministic,
-        check_contents=check_contents,
+        **named,
     )
-    return gradients if len(gradients) == 4 else (*gradients, _arrays.empty(lse, (0,)))
+    return _all_five(gradients, lse, named)
 
 
 def _fake_varlen_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, o, lse, d_o, *rest):
-    sink = rest[-6]
-    return (*(x.new_empty(x.shape) for x in (q, k, v)), _arrays.empty(lse, (0,) if sink is None else sink.shape))
+    sink, _, _, mask, _, _, return_d_mask = rest[-7:]
+    return _fake_gradients(q, k, v, lse, sink, mask, return_d_mask)
 
 
 define(
     f"attention_varlen_backward(Tensor q, Tensor k, Tensor v, {_VARLEN_SCHEMA}, Tensor o, Tensor lse, Tensor d_o, {_DROPOUT_SCHEMA}, "
-    "Tensor? mask, bool deterministic, bool? check_contents) -> (Tensor, Tensor, Tensor, Tensor)",
+    "Tensor? mask, bool deterministic, bool? check_contents, bool return_d_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _operator_varlen_backward,
     _fake_varlen_backward,
 )

@@ -21,6 +21,8 @@ _cast_fp8 = _library.bind("tw_cast_fp8", out="y")
 _cast_fp8_swiglu = _library.bind("tw_cast_fp8_swiglu", out="y")
 _cast_fp8_blocks = _library.bind("tw_cast_fp8_blocks", out="y")
 _cast_fp8_grouped = _library.bind("tw_cast_fp8_grouped", out="y")
+_cast_fp8_heads = _library.bind("tw_cast_fp8_heads", out="y")
+_head_scales = _library.bind("tw_head_scales", out="scales")
 
 _ACTIVATIONS = {"none": 0, "relu": 1, "gelu_erf": 2, "gelu_tanh": 3, "silu": 4, "swiglu": 5}
 
@@ -484,6 +486,56 @@ def cast_fp8_grouped(
     return out
 
 
+def head_scales(
+    x: Array, *, kv_heads: int | None = None, rotate: bool = False, signs: Array | None = None, out: Array | None = None
+) -> Array:
+    """The scales of cast_fp8_heads(x): f32 [batch, kv_heads], max(largest |x|, 1e-4) / 448 of a sequence in all heads that share one.
+
+    kv_heads: by default as many as x has heads. `rotate`, `signs`: as in cast_fp8_heads().
+    """
+    if _dispatch.through_operator(x, signs):
+        return _dispatch.into(out, _dispatch.compiled_ops().head_scales(x, kv_heads, rotate, signs))
+    of_x = tensor("x", x)
+    if out is None:
+        out = _arrays.empty(x, head_scales_shape(x, kv_heads), "float32")
+    _head_scales(of_x, tensor("out", out, True), bool(rotate), optional("signs", signs), _arrays.stream(x))
+    return out
+
+
+def cast_fp8_heads(
+    x: Array,
+    scales: Array | None = None,
+    *,
+    kv_heads: int | None = None,
+    rotate: bool = False,
+    signs: Array | None = None,
+    out: Array | None = None,
+) -> tuple[Array, Array]:
+    """(y, scales): q, k or v for attention() in float8_e4m3fn, y ~ x / scales. The scales are attention()'s descale.
+
+    x: [batch, seqlen, heads, head_dim] of f32, f16 or bf16, head_dim up to 2048. scales: f32 [batch, kv_heads], positive; default:
+    head_scales(). rotate: x first becomes (x * signs) H / sqrt(head_dim), see hadamard(), where head_dim is a power of two. Rotating q and k
+    by the same signs, f32 [head_dim], leaves their products unchanged and makes outliers cost less precision. out: y's memory.
+    """
+    if scales is None:
+        scales = head_scales(x, kv_heads=kv_heads, rotate=rotate, signs=signs)
+    elif kv_heads is not None:
+        raise ValueError(f"kv_heads is {kv_heads}, and scales are given; only one of them is allowed")
+    if _dispatch.through_operator(x, scales, signs):
+        return _dispatch.into(out, _dispatch.compiled_ops().cast_fp8_heads(x, scales, rotate, signs)), scales
+    of_x = tensor("x", x)
+    if out is None:
+        out = _arrays.empty(x, x.shape, "float8_e4m3fn")
+    _cast_fp8_heads(of_x, tensor("out", out, True), tensor("scales", scales), bool(rotate), optional("signs", signs), _arrays.stream(x))
+    return out, scales
+
+
+def head_scales_shape(x: Array, kv_heads: int | None) -> tuple:
+    """The shape of head_scales()."""
+    _arrays.require_dims(4, x=x)
+    return (x.shape[0], x.shape[2] if kv_heads is None else kv_heads)
+
+
 def scale_groups(n: int) -> int:
     """How many scales n neighbours have."""
     return -(-n // 128)
@@ -614,4 +666,14 @@ define(
     lambda x, sizes, rows, powers_of_two: empty_fp8(
         x, (*sizes.shape, rows, x.shape[1]), (*sizes.shape, rows, scale_groups(x.shape[1]))
     ),
+)
+define(
+    "head_scales(Tensor x, SymInt? kv_heads, bool rotate, Tensor? signs) -> Tensor",
+    lambda x, kv_heads, rotate, signs: head_scales(x, kv_heads=kv_heads, rotate=rotate, signs=signs),
+    lambda x, kv_heads, rotate, signs: _arrays.empty(x, head_scales_shape(x, kv_heads), "float32"),
+)
+define(
+    "cast_fp8_heads(Tensor x, Tensor scales, bool rotate, Tensor? signs) -> Tensor",
+    lambda x, scales, rotate, signs: cast_fp8_heads(x, scales, rotate=rotate, signs=signs)[0],
+    lambda x, scales, rotate, signs: _arrays.empty(x, x.shape, "float8_e4m3fn"),
 )
