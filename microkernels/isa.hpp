@@ -24,15 +24,22 @@ RoundRow avx512_vnni_round_for_u4();
 Mma<float, unsigned short> avx512_bf16_mma();
 Stream<unsigned short> avx512_bf16_stream();
 Narrow avx512_bf16_narrow();
+Mma<float, unsigned short> avx512_amx_mma_bf16();
+Mma<int, signed char> avx512_amx_mma_i8();
 
 /// Whether this processor, under this operating system, runs the set (every extension that its source file is compiled with).
 bool has_avx2();
 bool has_avx512();
 bool has_avx512_vnni();
 bool has_avx512_bf16();
+/// AMX's tiles of bf16 and int8, with both of the above, as all processors that have AMX do. The first call asks the operating system for
+/// permission to use tiles, which it gives to the whole process.
+bool has_avx512_amx();
 
 /// avx512_library() with the products and roundings of those extensions that this processor has. To be called only where has_avx512() and
 /// that is not null.
 const Library* extended_avx512_library();
+/// extended_avx512_library() with products on tiles; null when not compiled in. To be called only where has_avx512_amx().
+const Library* amx_avx512_library();
 
 }  // namespace tw::cpu

@@ -7,6 +7,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 namespace tw::cpu {
@@ -22,6 +26,24 @@ bool has_f16c() {
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
 
+// Tiles have more to ask for than other registers: the operating system must save them (XCR0), and Linux does so only for processes that
+// request it, since they make a thread's saved state and its signal frames 8 KB larger.
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kAll) != kAll) return false;
+  constexpr unsigned kTileConfiguration = 1u << 17, kTileData = 1u << 18, kBoth = kTileConfiguration | kTileData;
+  unsigned low = 0, high = 0;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  if ((low & kBoth) != kBoth) return false;
+  constexpr long kRequestPermission = 0x1023, kFeature = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return ::syscall(SYS_arch_prctl, kRequestPermission, kFeature) == 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
@@ -33,6 +55,10 @@ bool has_avx512() {
 
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx512_amx() {
+  static const bool has = has_avx512_vnni() && has_avx512_bf16() && may_use_tiles();
+  return has;
+}
 
 #else
 
@@ -40,6 +66,7 @@ bool has_avx2() { return false; }
 bool has_avx512() { return false; }
 bool has_avx512_vnni() { return false; }
 bool has_avx512_bf16() { return false; }
+bool has_avx512_amx() { return false; }
 
 #endif
 
@@ -59,6 +86,18 @@ const Library* extended_avx512_library() {
   return &extended;
 }
 
+const Library* amx_avx512_library() {
+  if (avx512_amx_mma_bf16() == nullptr) return nullptr;
+  static const Library amx = [] {
+    Library library = *extended_avx512_library();
+    library.isa = "avx512+vnni+bf16+amx";
+    library.mma_bf16 = avx512_amx_mma_bf16();
+    library.mma_i8 = avx512_amx_mma_i8();
+    return library;
+  }();
+  return &amx;
+}
+
 namespace {
 
 // TILEWAVE_ISA names the most that may be used, so it can only lower the choice: asking for a set that the processor lacks gives the best
@@ -67,8 +106,12 @@ const Library& choose() {
   const char* wanted = std::getenv("TILEWAVE_ISA");
   const std::string_view most = wanted == nullptr ? "" : wanted;
   if (most == "baseline") return *baseline_library();
-  if (most != "avx2" && has_avx512() && avx512_library() != nullptr)
-    return most == "avx512" ? *avx512_library() : *extended_avx512_library();
+  if (most != "avx2" && has_avx512() && avx512_library() != nullptr) {
+    if (most == "avx512") return *avx512_library();
+    const Library& extended = *extended_avx512_library();
+    if (most == extended.isa || !has_avx512_amx() || amx_avx512_library() == nullptr) return extended;
+    return *amx_avx512_library();
+  }
   if (has_avx2() && avx2_library() != nullptr) return *avx2_library();
   return *baseline_library();
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -18,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "tests/support.hpp"
 #include "microkernels/isa.hpp"
+#include "tests/support.hpp"
 #include "tilewave/tile/types.tile.hpp"
 
 namespace {
@@ -207,6 +208,7 @@ const std::vector<const Library*>& libraries() {
     if (tw::cpu::has_avx512() && tw::cpu::avx512_library() != nullptr) {
       found.push_back(tw::cpu::avx512_library());
       if (tw::cpu::has_avx512_vnni() || tw::cpu::has_avx512_bf16()) found.push_back(tw::cpu::extended_avx512_library());
+      if (tw::cpu::has_avx512_amx() && tw::cpu::amx_avx512_library() != nullptr) found.push_back(tw::cpu::amx_avx512_library());
     }
     return found;
   }();
@@ -554,6 +556,60 @@ INSTANTIATE_TEST_SUITE_P(Isa, CpuLibrary, testing::ValuesIn(libraries()), [](con
   std::replace(name.begin(), name.end(), '+', '_');
   return name;
 });
+
+/// Products on AMX's tiles, beyond what CpuLibrary checks of every set.
+class CpuLibraryAmx : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!tw::cpu::has_avx512_amx()) GTEST_SKIP() << "skipped: this processor has no AMX, or its operating system does not allow it";
+    if (tw::cpu::amx_avx512_library() == nullptr) GTEST_SKIP() << "skipped: compiled without AMX";
+    library_ = tw::cpu::amx_avx512_library();
+  }
+
+  const Library* library_ = nullptr;
+  std::mt19937_64 random_ = tw::test::random_engine();
+};
+
+TEST_F(CpuLibraryAmx, SumsDependOnNeitherRowsNorColumnsNorZerosAfterTheDepth) {
+  constexpr int kRows = 45, kCols = 77, kDepth = 150, kPanelDepth = 230, kStride = 80;
+  Guarded<unsigned short> a(48L * kPanelDepth), b(80L * kPanelDepth);
+  for (Guarded<unsigned short>* panels : {&a, &b}) {
+    for (long row = 0; row < panels->size() / kPanelDepth; ++row) {
+      for (int k = 0; k < kPanelDepth; ++k)
+        (*panels)[in_panels<unsigned short>(static_cast<int>(row), k, kPanelDepth)] = k < kDepth ? BF16::factor(random_) : 0;
+    }
+  }
+  const auto product = [&](Guarded<float>& acc, int rows, int cols, int depth) {
+    library_->mma_bf16(acc.data(), kStride, a.data(), b.data(), rows, cols, depth, kPanelDepth, true);
+  };
+  Guarded<float> whole(48L * kStride);
+  product(whole, kRows, kCols, kDepth);
+  for (const auto& [rows, cols, depth] : {std::array{1, kCols, kDepth}, {16, 16, kDepth}, {17, 1, kDepth}, {kRows, 33, kPanelDepth}}) {
+    Guarded<float> part(48L * kStride);
+    product(part, rows, cols, depth);
+    for (int row = 0; row < rows; ++row) {
+      for (int col = 0; col < cols; ++col)
+        ASSERT_EQ(part[row * kStride + col], whole[row * kStride + col]) << row << ", " << col << " of " << rows << " x " << cols;
+    }
+  }
+}
+
+#if defined(__x86_64__)
+// Tiles in use make every switch of threads slower.
+TEST_F(CpuLibraryAmx, ReleasesTheTiles) {
+  const auto tiles_are_in_use = [] {
+    unsigned low = 0, high = 0;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(1));  // components of the state that are not in their initial one
+    return (low >> 18 & 1u) != 0;
+  };
+  Guarded<unsigned short> operand(32 * 64);
+  std::fill_n(operand.data(), operand.size(), static_cast<unsigned short>(0x3f80));
+  Guarded<float> acc(32 * 32);
+  library_->mma_bf16(acc.data(), 32, operand.data(), operand.data(), 32, 32, 64, 64, true);
+  EXPECT_EQ(acc[0], 64);
+  EXPECT_FALSE(tiles_are_in_use());
+}
+#endif
 
 TEST(CpuLibraryChoice, IsTheBestAllowed) {
   const char* most = std::getenv("TILEWAVE_ISA");

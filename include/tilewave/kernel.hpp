@@ -17,7 +17,7 @@
 //                    folder share/tilewave/kernels next to the library's folder, or to that of the program it is linked into, comes next.
 //   CUDA_HOME, VIRTUAL_ENV, HOME    where to look for NVRTC, in addition to /usr/local/cuda*, the loader's path and Python's site-packages
 //   NVTX_INJECTION64_PATH    a profiler's library, which receives the stages and operators of speech models as NVTX ranges
-//   TILEWAVE_ISA     baseline, avx2 or avx512: restricts the instruction set of the cpu target (avx512: without VNNI and BF16)
+//   TILEWAVE_ISA     the most that the cpu target uses: baseline, avx2, avx512 (no VNNI, BF16, AMX) or avx512+vnni+bf16 (no AMX)
 
 namespace tw {
 

@@ -43,7 +43,7 @@ using Dots = void (*)(float* sums, const Source* rows, long row_stride, const So
 
 /// The functions of one instruction set. All pointers are 64-byte aligned unless stated otherwise; sizes may be zero.
 struct Library {
-  const char* isa;  ///< "baseline", "avx2" or "avx512"; the last is followed by "+vnni", "+bf16" or both if they are used
+  const char* isa;  ///< "baseline", "avx2" or "avx512"; the last is followed by "+vnni", "+bf16" and "+amx", those that are used
 
   Mma<float, float> mma_f32;            ///< f32 throughout, k ascending
   Mma<float, unsigned short> mma_bf16;  ///< f32 sums; subnormal elements may be treated as 0
@@ -73,8 +73,8 @@ struct Library {
 /// by the cores of one complex; the size that virtual machines report can be wrong by a factor of ten.
 inline constexpr long long kStreamBytes = 16 << 20;
 
-/// The best set for this processor. TILEWAVE_ISA=baseline|avx2|avx512 in the environment at the first call selects a lower one (avx512:
-/// without VNNI and BF16).
+/// The best set for this processor. TILEWAVE_ISA=baseline|avx2|avx512|avx512+vnni+bf16 in the environment at the first call selects a
+/// lower one (avx512: without VNNI, BF16 and AMX; the last one: without AMX).
 const Library& library();
 
 /// The vector width of the set that library() chose: 64 with AVX-512, 32 with AVX2, otherwise 16.
