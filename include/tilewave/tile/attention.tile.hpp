@@ -249,8 +249,12 @@ struct Attention {
       }
       if constexpr (kConfig.dropout != Use::never) {
         static_assert(!values_transposed, "weights of 8 bits are not dropped");
-        if (drops(kConfig, p)) mark_dropped(block, state.dropout, scores, w.first_row, w.block(p, step) * BN);
-        convert_kept(block, weights, scores);
+        const bool dropped = drops(kConfig, p);
+        if (dropped) mark_dropped(block, state.dropout, scores, w.first_row, w.block(p, step) * BN);
+        if (dropped || TW_ON_GPU)  // on a GPU the difference is one instruction, less than a branch
+          convert_kept(block, weights, scores);
+        else
+          block.convert(weights, scores);
       } else if constexpr (values_transposed && requires { block.convert_in_place(weights, scores); }) {
         // The analysis has no convert_in_place(): it counts nothing for either.
         block.convert_in_place(weights, scores);
