@@ -11,6 +11,8 @@ namespace {
 
 struct Avx2 {
   static constexpr const char* kIsa = "avx2";
+  static constexpr Exponentials exponentials = nullptr;
+  static constexpr LargestOf largest = nullptr;
   using Element = float;
   using Sum = float;
   using Register = __m256;

@@ -172,6 +172,44 @@ struct Avx512 {
     }
   }
 
+  /// exp2() of math.tile.hpp without exponents of 128 and above, in as many registers as there are.
+  static float exponentials(float* x, float scale, float base, int n) {
+    const Register by = _mm512_set1_ps(scale), less = _mm512_set1_ps(base), magic = _mm512_set1_ps(12582912.0f);
+    static constexpr float kRest[] = {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.0f};
+    const auto exponential = [&](float* at) __attribute__((always_inline)) {
+      const Register exponent = _mm512_fmsub_ps(load(at), by, less);
+      const Register shifted = _mm512_add_ps(exponent, magic), f = _mm512_sub_ps(exponent, _mm512_sub_ps(shifted, magic));
+      Register p = _mm512_set1_ps(1.540353e-4f);
+      for (const float coefficient : kRest) p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(coefficient));
+      const __mmask16 normal = _mm512_cmp_ps_mask(exponent, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+      const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+      const Register result = _mm512_castsi512_ps(_mm512_maskz_add_epi32(normal, _mm512_castps_si512(p), power));
+      store(at, result);
+      return result;
+    };
+    Register sums[4] = {zero(), zero(), zero(), zero()};
+    int k = 0;
+    for (; k + 64 <= n; k += 64) {
+      TILEWAVE_UNROLL(4)
+      for (int j = 0; j < 4; ++j) sums[j] = _mm512_add_ps(sums[j], exponential(x + k + j * kWidth));
+    }
+    for (; k < n; k += kWidth) sums[0] = _mm512_add_ps(sums[0], exponential(x + k));
+    return _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));
+  }
+
+  /// The instruction gives its second operand if one is NaN.
+  static float largest(const float* x, int n) {
+    Register found[4];
+    for (Register& f : found) f = _mm512_set1_ps(-__builtin_inff());
+    int k = 0;
+    for (; k + 64 <= n; k += 64) {
+      TILEWAVE_UNROLL(4)
+      for (int j = 0; j < 4; ++j) found[j] = _mm512_max_ps(load(x + k + j * kWidth), found[j]);
+    }
+    for (; k < n; k += kWidth) found[0] = _mm512_max_ps(load(x + k), found[0]);
+    return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(found[0], found[1]), _mm512_max_ps(found[2], found[3])));
+  }
+
   struct Exact;
 };
 

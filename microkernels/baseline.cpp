@@ -8,6 +8,8 @@ namespace {
 // The compilers' own vectors of 16 bytes, which every architecture of interest has in some form.
 struct Baseline {
   static constexpr const char* kIsa = "baseline";
+  static constexpr Exponentials exponentials = nullptr;
+  static constexpr LargestOf largest = nullptr;
   using Element = float;
   using Sum = float;
   typedef float Register __attribute__((vector_size(16)));

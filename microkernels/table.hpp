@@ -28,7 +28,9 @@ constexpr Library kLibrary{V::kIsa,
                            widen_f16<V>,
                            dots<V, F32>,
                            dots<V, BF16>,
-                           dots<V, F16>};
+                           dots<V, F16>,
+                           V::exponentials,
+                           V::largest};
 
 template <class V>
 constexpr QuantizedLibrary kQuantizedLibrary{.dequantize_i8 = dequantize_i8,

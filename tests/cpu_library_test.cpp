@@ -524,6 +524,54 @@ TEST_P(CpuLibrary, ProductsOfRowsWithAVector) {
   }
 }
 
+TEST_P(CpuLibrary, ExponentialsOfRows) {
+  if (GetParam()->exponentials == nullptr) GTEST_SKIP() << "skipped: this set has none";
+  for (const int n : {0, 16, 48, 64, 80, 256, 1008}) {
+    std::vector<float> x(static_cast<std::size_t>(n));
+    const float scale = 0.37f, base = 3.5f;
+    for (float& v : x) v = std::uniform_real_distribution<float>(-400, 300)(random_);
+    for (std::size_t k = 0; k < x.size(); k += 7) x[k] = std::array{-HUGE_VALF, -1e30f, 0.0f, base / scale}[random_() % 4];
+    Guarded<float> y(n);
+    std::copy(x.begin(), x.end(), y.data());
+    const float sum = GetParam()->exponentials(y.data(), scale, base, n);
+    double total = 0;
+    for (int k = 0; k < n; ++k) {
+      const double exponent =
+          std::fma(static_cast<double>(x[static_cast<std::size_t>(k)]), static_cast<double>(scale), -static_cast<double>(base));
+      const double want = exponent < -126.0 ? 0.0 : std::exp2(exponent);
+      total += y[k];
+      if (std::abs(exponent + 126) < 1e-4) continue;  // rounded to either side
+      // The exponent itself is rounded: half a unit of a number below 256.
+      ASSERT_NEAR(y[k], want, want * (std::abs(exponent) < 1 ? 0x1p-21 : 0x1p-16)) << "2^" << exponent;
+    }
+    EXPECT_NEAR(sum, total, total * 1e-6) << n;
+  }
+  Guarded<float> nan(16);
+  std::fill_n(nan.data(), 16, 1.0f);
+  nan[5] = kNaN;
+  EXPECT_TRUE(std::isnan(GetParam()->exponentials(nan.data(), 1.0f, 2.0f, 16)));
+  EXPECT_TRUE(std::isnan(nan[5]));
+  EXPECT_EQ(nan[6], 0.5f);
+}
+
+TEST_P(CpuLibrary, LargestOfRows) {
+  if (GetParam()->largest == nullptr) GTEST_SKIP() << "skipped: this set has none";
+  for (const int n : {0, 16, 48, 64, 80, 256}) {
+    for (int largest_at = -1; largest_at < n; ++largest_at) {
+      Guarded<float> x(n);
+      for (int k = 0; k < n; ++k)
+        x[k] = random_() % 8 == 0 ? kNaN : random_() % 8 == 0 ? -HUGE_VALF : std::uniform_real_distribution<float>(-9, -1)(random_);
+      if (largest_at >= 0) x[largest_at] = -0.5f;
+      float want = -HUGE_VALF;
+      for (int k = 0; k < n; ++k) want = x[k] > want ? x[k] : want;
+      ASSERT_EQ(GetParam()->largest(x.data(), n), want) << n << ", " << largest_at;
+    }
+  }
+  Guarded<float> none(16);
+  std::fill_n(none.data(), 16, kNaN);
+  EXPECT_EQ(GetParam()->largest(none.data(), 16), -HUGE_VALF);
+}
+
 TEST_P(CpuLibrary, RowsOfAnyLengthAtAnyAddress) {
   const Library& library = *GetParam();
   for (const int n : {0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 100, 777}) {

@@ -48,7 +48,10 @@ struct OnlineSoftmax {
       const bool rescaled = rescale_by_maxima(block, scale_log2, scores, decay);
       block.rows(scores, [&](int i, auto row) {
         const auto b = zero(i);
-        sum[i] += row.map_partial_sum([&](auto x) { return exp2(x * scale_log2 - b); });
+        if constexpr (requires { row.map_exponentials(scale_log2, b); })
+          sum[i] += row.map_exponentials(scale_log2, b);
+        else
+          sum[i] += row.map_partial_sum([&](auto x) { return exp2(x * scale_log2 - b); });
       });
       return rescaled;
     } else {

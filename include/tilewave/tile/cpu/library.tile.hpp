@@ -41,6 +41,12 @@ using Widen = void (*)(float* to, const unsigned short* from, long n);
 template <class Source>
 using Dots = void (*)(float* sums, const Source* rows, long row_stride, const Source* vector, int count, int cols);
 
+/// x[k] = 2^(x[k] * scale - base) for k < n, a multiple of 16; returns their sum. Exponents are below 128, or NaN; below -126 the result is
+/// 0.
+using Exponentials = float (*)(float* x, float scale, float base, int n);
+/// The largest of n numbers, a multiple of 16. NaNs are ignored; without a number the result is -infinity.
+using LargestOf = float (*)(const float* x, int n);
+
 /// The functions of one instruction set. All pointers are 64-byte aligned unless stated otherwise; sizes may be zero.
 struct Library {
   const char* isa;  ///< "baseline", "avx2" or "avx512"; the last is followed by "+vnni", "+bf16" and "+amx", those that are used
@@ -66,6 +72,10 @@ struct Library {
   Dots<float> dots_f32;
   Dots<unsigned short> dots_bf16;
   Dots<unsigned short> dots_f16;
+
+  // Null where a set has nothing better than a loop.
+  Exponentials exponentials;
+  LargestOf largest;
 };
 
 /// Stores to a tensor of at least this many bytes bypass the caches. With ordinary stores the tensor would evict other data, would itself
