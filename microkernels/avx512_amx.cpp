@@ -119,9 +119,15 @@ void arrange(char* tiles, const char* lines, int steps, int groups) {
   }
 }
 
-/// Up to two panels of a, arranged, by up to two of b. Panels of one operand are `..._panel` bytes apart, strides are in bytes.
+/// A left operand as tiles are loaded from it. Distances are in bytes.
+struct Left {
+  const char* first;
+  long row, step, panel;  ///< from one row, one step of k or one panel to the next
+};
+
+/// Up to two panels of a by up to two of b, which are b_panel apart.
 template <class P, int kPanelsOfA, int kPanelsOfB>
-void multiply_panels(char* acc, long acc_stride, const char* a, long a_panel, const char* b, long b_panel, int steps, bool overwrite) {
+void multiply_panels(char* acc, long acc_stride, const Left& a, const char* b, long b_panel, int steps, bool overwrite) {
   char* const lower = acc + kTileRows * acc_stride;
   if (overwrite) {
     _tile_zero(0);
@@ -134,17 +140,17 @@ void multiply_panels(char* acc, long acc_stride, const char* a, long a_panel, co
     if constexpr (kPanelsOfA == 2) _tile_loadd(2, lower, acc_stride);
     if constexpr (kPanelsOfA == 2 && kPanelsOfB == 2) _tile_loadd(3, lower + 64, acc_stride);
   }
-  for (int step = 0; step < steps; ++step) {
-    const long at = step * kTileBytes;
-    _tile_loadd(6, b + at, 64);
-    _tile_loadd(4, a + at, 64);
+  const char* from_a = a.first;
+  for (int step = 0; step < steps; ++step, from_a += a.step, b += kTileBytes) {
+    _tile_loadd(6, b, 64);
+    _tile_loadd(4, from_a, a.row);
     P::add_upper_left();
     if constexpr (kPanelsOfA == 2) {
-      _tile_loadd(5, a + a_panel + at, 64);
+      _tile_loadd(5, from_a + a.panel, a.row);
       P::add_lower_left();
     }
     if constexpr (kPanelsOfB == 2) {
-      _tile_loadd(7, b + b_panel + at, 64);
+      _tile_loadd(7, b + b_panel, 64);
       P::add_upper_right();
     }
     if constexpr (kPanelsOfA == 2 && kPanelsOfB == 2) P::add_lower_right();
@@ -157,24 +163,24 @@ void multiply_panels(char* acc, long acc_stride, const char* a, long a_panel, co
 
 /// Two panels of a, or one, against all of b.
 template <class P, int kPanelsOfA>
-void multiply_rows(char* acc, long acc_stride, const char* a, long a_panel, const char* b, long b_panel, int cols, int steps,
-                   bool overwrite) {
+void multiply_rows(char* acc, long acc_stride, const Left& a, const char* b, long b_panel, int cols, int steps, bool overwrite) {
   int col = 0;
   for (; col + kPanelRows < cols; col += 2 * kPanelRows, acc += 2 * 64, b += 2 * b_panel)
-    multiply_panels<P, kPanelsOfA, 2>(acc, acc_stride, a, a_panel, b, b_panel, steps, overwrite);
-  if (col < cols) multiply_panels<P, kPanelsOfA, 1>(acc, acc_stride, a, a_panel, b, b_panel, steps, overwrite);
+    multiply_panels<P, kPanelsOfA, 2>(acc, acc_stride, a, b, b_panel, steps, overwrite);
+  if (col < cols) multiply_panels<P, kPanelsOfA, 1>(acc, acc_stride, a, b, b_panel, steps, overwrite);
 }
 
-/// Two panels of a at a time are arranged into 24 of the 48 KB of first-level cache; b comes from the second level.
-template <class P>
+/// Two panels of a at a time, or 32 of its rows, are 24 of the 48 KB of first-level cache; b comes from the second level. Panels are
+/// arranged first; rows, with kByRows, are read where they lie.
+template <class P, bool kByRows>
 void mma_on_tiles(typename P::Sum* acc, long acc_stride, const typename P::Element* a, const typename P::Element* b, int rows, int cols,
                   int depth, int panel_depth, bool overwrite) {
   constexpr int kSteps = 12;
   const int groups = groups_of<typename P::Element>(depth);
-  const auto* const lines_a = reinterpret_cast<const char*>(a);
   const auto* const lines_b = reinterpret_cast<const char*>(b);
   auto* const sums = reinterpret_cast<char*>(acc);
-  const long stride = acc_stride * static_cast<long>(sizeof *acc), panel = panel_depth * static_cast<long>(kPanelRows * sizeof *a);
+  const long stride = acc_stride * static_cast<long>(sizeof *acc), row_bytes = panel_depth * static_cast<long>(sizeof *a);
+  const long panel = kPanelRows * row_bytes;
   if (groups == 0 || rows <= 0 || cols <= 0) {
     const int written = (cols + kPanelRows - 1) / kPanelRows * 64;
     for (int row = 0; overwrite && row < rows; ++row) __builtin_memset(sums + row * stride, 0, static_cast<unsigned long>(written));
@@ -182,23 +188,28 @@ void mma_on_tiles(typename P::Sum* acc, long acc_stride, const typename P::Eleme
   }
   const int whole_steps = groups / kTileGroups, chunks = (whole_steps + kSteps - 1) / kSteps;
   const int most_steps = chunks == 0 ? 0 : (whole_steps + chunks - 1) / chunks;
-  alignas(64) char arranged[2 * kSteps * kTileBytes];
+  alignas(64) char arranged[kByRows ? 1 : 2 * kSteps * kTileBytes];
   // Configured anew by every call, because another library of the process may use tiles in the meantime.
   Shape configured;
   for (int first = 0, steps, in_step; first < groups; first += steps * in_step) {
-    const int left = groups - first;
-    steps = left < kTileGroups ? 1 : least(left / kTileGroups, most_steps);
-    in_step = least(left, kTileGroups);
+    const int remaining = groups - first;
+    steps = remaining < kTileGroups ? 1 : least(remaining / kTileGroups, most_steps);
+    in_step = least(remaining, kTileGroups);
     for (int row = 0; row < rows; row += 2 * kTileRows) {
       const Shape shape{least(rows - row, kTileRows), rows - row > kTileRows ? least(rows - row - kTileRows, kTileRows) : 0, in_step};
       if (shape != configured) configure(configured = shape);
-      const char* const from = lines_a + row / kPanelRows * panel + first * 64L;
-      const long arranged_panel = steps * kTileBytes;
-      arrange(arranged, from, steps, in_step);
-      if (shape.lower > 0) arrange(arranged + arranged_panel, from + panel, steps, in_step);
+      const char* const from = reinterpret_cast<const char*>(a) + row * row_bytes;
+      Left left;
+      if constexpr (kByRows) {
+        left = {from + first * 4L, row_bytes, 64, panel};
+      } else {
+        left = {arranged, 64, kTileBytes, steps * kTileBytes};
+        arrange(arranged, from + first * 64L, steps, in_step);
+        if (shape.lower > 0) arrange(arranged + left.panel, from + panel + first * 64L, steps, in_step);
+      }
       complete_stores();
-      (shape.lower > 0 ? multiply_rows<P, 2> : multiply_rows<P, 1>)(sums + row * stride, stride, arranged, arranged_panel,
-                                                                    lines_b + first * 64L, panel, cols, steps, overwrite && first == 0);
+      (shape.lower > 0 ? multiply_rows<P, 2> : multiply_rows<P, 1>)(sums + row * stride, stride, left, lines_b + first * 64L, panel, cols,
+                                                                    steps, overwrite && first == 0);
     }
   }
   // Tiles in use would be saved at every switch of threads (8 KB), and keep an idle core from its deeper sleep states.
@@ -207,8 +218,9 @@ void mma_on_tiles(typename P::Sum* acc, long acc_stride, const typename P::Eleme
 
 }  // namespace
 
-Mma<float, unsigned short> avx512_amx_mma_bf16() { return mma_on_tiles<Bf16>; }
-Mma<int, signed char> avx512_amx_mma_i8() { return mma_on_tiles<Int8>; }
+Mma<float, unsigned short> avx512_amx_mma_bf16() { return mma_on_tiles<Bf16, false>; }
+Mma<float, unsigned short> avx512_amx_mma_bf16_by_rows() { return mma_on_tiles<Bf16, true>; }
+Mma<int, signed char> avx512_amx_mma_i8() { return mma_on_tiles<Int8, false>; }
 
 }  // namespace tw::cpu
 
@@ -217,6 +229,7 @@ Mma<int, signed char> avx512_amx_mma_i8() { return mma_on_tiles<Int8>; }
 namespace tw::cpu {
 
 Mma<float, unsigned short> avx512_amx_mma_bf16() { return nullptr; }
+Mma<float, unsigned short> avx512_amx_mma_bf16_by_rows() { return nullptr; }
 Mma<int, signed char> avx512_amx_mma_i8() { return nullptr; }
 
 }  // namespace tw::cpu

@@ -25,6 +25,7 @@ Mma<float, unsigned short> avx512_bf16_mma();
 Stream<unsigned short> avx512_bf16_stream();
 Narrow avx512_bf16_narrow();
 Mma<float, unsigned short> avx512_amx_mma_bf16();
+Mma<float, unsigned short> avx512_amx_mma_bf16_by_rows();
 Mma<int, signed char> avx512_amx_mma_i8();
 
 /// Whether this processor, under this operating system, runs the set (every extension that its source file is compiled with).

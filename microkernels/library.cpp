@@ -92,6 +92,7 @@ const Library* amx_avx512_library() {
     Library library = *extended_avx512_library();
     library.isa = "avx512+vnni+bf16+amx";
     library.mma_bf16 = avx512_amx_mma_bf16();
+    library.mma_bf16_by_rows = avx512_amx_mma_bf16_by_rows();
     library.mma_i8 = avx512_amx_mma_i8();
     return library;
   }();

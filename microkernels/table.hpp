@@ -30,7 +30,8 @@ constexpr Library kLibrary{V::kIsa,
                            dots<V, BF16>,
                            dots<V, F16>,
                            V::exponentials,
-                           V::largest};
+                           V::largest,
+                           nullptr};
 
 template <class V>
 constexpr QuantizedLibrary kQuantizedLibrary{.dequantize_i8 = dequantize_i8,

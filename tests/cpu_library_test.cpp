@@ -642,6 +642,36 @@ TEST_F(CpuLibraryAmx, SumsDependOnNeitherRowsNorColumnsNorZerosAfterTheDepth) {
   }
 }
 
+TEST_F(CpuLibraryAmx, ProductsOfRowsAreThoseOfPanels) {
+  const auto between = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); };
+  for (int i = 0; i < 200 && !HasFailure(); ++i) {
+    const int rows = between(1, 70), cols = between(1, 100), depth = between(1, 300), panel_depth = round_up(depth + between(0, 9), 2);
+    const int whole_depth = round_up(depth, 2), stride = round_up(cols, 16) + between(0, 5);
+    const bool overwrite = between(0, 1) == 0;
+    SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(cols) + " x " + std::to_string(depth) + " of " +
+                 std::to_string(panel_depth));
+    // The last row ends where its last group of k does.
+    Fenced<unsigned short> by_rows(static_cast<long>(rows - 1) * panel_depth + whole_depth, true);
+    Guarded<unsigned short> a(static_cast<long>(round_up(rows, kPanelRows)) * panel_depth);
+    Guarded<unsigned short> b(static_cast<long>(round_up(cols, kPanelRows)) * panel_depth);
+    for (int k = 0; k < panel_depth; ++k) {
+      for (int row = 0; row < round_up(rows, kPanelRows); ++row) {
+        const unsigned short x = k < depth ? BF16::factor(random_) : k < whole_depth ? 0 : BF16::garbage;
+        a[in_panels<unsigned short>(row, k, panel_depth)] = x;
+        if (row < rows && k < whole_depth) by_rows.data()[static_cast<long>(row) * panel_depth + k] = x;
+      }
+      for (int col = 0; col < round_up(cols, kPanelRows); ++col)
+        b[in_panels<unsigned short>(col, k, panel_depth)] = k < whole_depth ? BF16::factor(random_) : BF16::garbage;
+    }
+    Guarded<float> want(static_cast<long>(round_up(rows, 8)) * stride), got(want.size());
+    for (long n = 0; n < want.size(); ++n) want[n] = got[n] = BF16::number(BF16::factor(random_));
+    library_->mma_bf16(want.data(), stride, a.data(), b.data(), rows, cols, depth, panel_depth, overwrite);
+    library_->mma_bf16_by_rows(got.data(), stride, by_rows.data(), b.data(), rows, cols, depth, panel_depth, overwrite);
+    for (int row = 0; row < rows; ++row)
+      for (int col = 0; col < cols; ++col) ASSERT_EQ(got[row * stride + col], want[row * stride + col]) << row << ", " << col;
+  }
+}
+
 #if defined(__x86_64__)
 // Tiles in use make every switch of threads slower.
 TEST_F(CpuLibraryAmx, ReleasesTheTiles) {

@@ -73,9 +73,10 @@ struct Library {
   Dots<unsigned short> dots_bf16;
   Dots<unsigned short> dots_f16;
 
-  // Null where a set has nothing better than a loop.
+  // Null where a set has nothing better than the loops and the products above.
   Exponentials exponentials;
   LargestOf largest;
+  Mma<float, unsigned short> mma_bf16_by_rows;  ///< mma_bf16 with a(r, k) at a[r * panel_depth + k], and with no rows after `rows`
 };
 
 /// Stores to a tensor of at least this many bytes bypass the caches. With ordinary stores the tensor would evict other data, would itself

@@ -85,6 +85,7 @@ void convert(Operand<T, R, C>& to, const Fragment<S, R, C>& from) {
   constexpr int group = Operand<T, R, C>::group;
   static_assert(C % group == 0, "an operand has whole groups of columns");
   const Library& lib = library();
+  to.by_rows = false;
   if constexpr (sizeof(T) == 1) {
     for (int row = 0; row < R; ++row)
       for (int col = 0; col < C; ++col) to.panels[to.offset(row, col)] = to_packed<T>(from.x[row * C + col]);
@@ -92,6 +93,12 @@ void convert(Operand<T, R, C>& to, const Fragment<S, R, C>& from) {
     lib.pack_f32(to.panels, from.x, C, 1, R, C, C);
   } else {
     static_assert(is_same<T, bf16> || is_same<T, f16>, "the cpu target makes operands of f32, bf16, f16, fp8 and i8");
+    if constexpr (is_same<T, bf16>) {
+      if (lib.mma_bf16_by_rows != nullptr) {
+        to.by_rows = true;
+        return lib.narrow_bf16(&to.panels->bits, from.x, R * C);
+      }
+    }
     alignas(64) unsigned short narrow[kPanelRows * C];
     for (int row = 0; row < R; row += kPanelRows) {
       const int rows = min(R - row, kPanelRows);
@@ -130,6 +137,7 @@ void load_codes(Operand<T, R, C>& to, const Shared<Codes, R, Bytes, Contract::co
                 "a group of scales is a multiple of 16 codes of a 16-bit operand, of 32 of an 8-bit one");
   if (first < 0 || first % min(group, C) != 0 || first + C > Bytes * in_byte)
     schedule_error("a load of codes begins inside a group of scales, or reaches over its tile");
+  to.by_rows = false;
   for (int row = 0; row < R; ++row) {
     for (int begin = 0; begin < C; begin += group) {
       const auto scale = scale_of(scales, row, (first + begin) / group);
@@ -203,7 +211,9 @@ void multiply(Acc& acc, const A& a, const B& b, int rows, int cols, int depth, b
   if constexpr (is_same<Element, float>) {
     multiply(lib.mma_f32, a.panels, b.panels);
   } else if constexpr (is_same<Element, bf16>) {
-    multiply(lib.mma_bf16, &a.panels->bits, &b.panels->bits);
+    bool by_rows = false;
+    if constexpr (requires { a.by_rows; }) by_rows = a.by_rows;
+    multiply(by_rows ? lib.mma_bf16_by_rows : lib.mma_bf16, &a.panels->bits, &b.panels->bits);
   } else {
     multiply(lib.mma_i8, a.panels, b.panels);
   }

@@ -76,7 +76,8 @@ class Products : public BlockModel<kRows> {
   void convert(Fragment<S, R, C>& to, const Operand<T, R, C>& from) const {
     overwrite(to);
     for (int row = 0; row < R; ++row)
-      for (int col = 0; col < C; ++col) to.x[row * C + col] = static_cast<S>(from.panels[from.offset(row, col)]);
+      for (int col = 0; col < C; ++col)
+        to.x[row * C + col] = static_cast<S>(from.panels[from.by_rows ? row * C + col : from.offset(row, col)]);
   }
 
   template <class T, int R, int N, int C, int Warps, class S, class Scales = Unscaled>
@@ -101,6 +102,7 @@ class Products : public BlockModel<kRows> {
     if (from.valid_outer < 0) schedule_error("a load reads a slot that was released");
     overwrite(to);
     static_cast<Panels<T, R, C>&>(to) = from;
+    to.by_rows = false;
   }
   /// Makes a left operand from a tile of codes: decode(number, scale) of each, from column `first` on.
   template <class T, int R, int C, class Codes, int Bytes, class Scales, class Decode = TimesScale>
@@ -115,6 +117,7 @@ class Products : public BlockModel<kRows> {
     require(buffers_.load(from.use, Reach::warpgroup));
     overwrite(to);
     Copy::pack(to.panels, from.elements, C, 1, R, C, Operand<T, R, C>::panel_depth);
+    to.by_rows = false;
   }
 
  protected:

@@ -206,6 +206,8 @@ struct Operand : Panels<T, R, C> {
   static constexpr int rows = R;
   static constexpr int cols = C;
   using Element = T;
+
+  bool by_rows = false;  ///< elements are stored row by row, for Library::mma_bf16_by_rows, and not in panels
 };
 
 /// One thread computes all columns, whatever number of warps divides them on a GPU.
