@@ -8,7 +8,7 @@ namespace {
 
 using detail::kCpuFewRows, detail::kCpuRows, detail::run_attention_cpu;
 
-/// Of f32, where packing keys and values weighs most: that many queries share what is packed, if their tiles fit the cache.
+/// That many queries share packed keys and values, if their tiles fit the cache. Packing weighs most next to products on AMX's tiles.
 constexpr int kManyRows = 2 * kCpuRows;
 
 /// Whether tiles of kManyRows do hardly more rows than half as large ones, and are enough to go round.
@@ -22,9 +22,7 @@ template <class T>
 void run_dtype(const detail::AttentionCall& call) {
   if (call.q.shape(2) <= kCpuFewRows) return run_attention_cpu<T, 256, kCpuFewRows>(call, kNoUserRule);
   if (call.q.shape(3) > 128 || call.v.shape(3) > 128) return run_attention_cpu<T, 256, kCpuRows>(call, kNoUserRule);
-  if constexpr (is_same<T, float>) {
-    if (takes_many_rows(call)) return run_attention_cpu<T, 128, kManyRows>(call, kNoUserRule);
-  }
+  if (takes_many_rows(call)) return run_attention_cpu<T, 128, kManyRows>(call, kNoUserRule);
   run_attention_cpu<T, 128, kCpuRows>(call, kNoUserRule);
 }
 
