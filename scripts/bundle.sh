@@ -66,7 +66,7 @@ for program in build/tests/*_tests; do
   strip -o "$stage/tests/$(basename "$program")" "$program"
 done
 mkdir -p "$stage/share/tilewave/benchmarks" "$stage/share/tilewave/python"
-cp benchmarks/{accuracy,attention_cpu_peer,attention_peer,attention_reference,attention_work,gemm_peer,gpu_timing,norms_peer,package,recurrence_peer,records}.py \
+cp benchmarks/{accuracy,attention_cpu_peer,attention_peer,attention_reference,attention_work,gemm_peer,gpu_timing,norms_peer,package,recurrence_peer,records,training_peer}.py \
   "$stage/share/tilewave/benchmarks/"
 tar -C python --exclude=__pycache__ -cf - tilewave | tar -C "$stage/share/tilewave/python" -xf -
 cp scripts/bundle/run-tests.sh "$stage/share/tilewave/"

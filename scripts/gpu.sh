@@ -42,7 +42,7 @@ case $1 in
       fi
     fi
     if python3 -c 'import torch' 2>/dev/null; then
-      for peer in attention_peer gemm_peer norms_peer recurrence_peer; do
+      for peer in attention_peer gemm_peer norms_peer training_peer recurrence_peer; do
         if [[ $peer == recurrence_peer ]] && ! python3 -c 'import fla' 2>/dev/null; then
           echo "Recurrences: not measured, their peer needs flash-linear-attention: python3 -m pip install flash-linear-attention"
           continue

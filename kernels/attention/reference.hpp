@@ -190,12 +190,13 @@ inline PlainResult naive(const PlainCall& call, DType dtype) {
 }
 
 /// The unfused operations for operands of e4m3 and a result in `dtype`: scores in f32, and weights rounded to e4m3 as a product takes them.
-/// A row's largest is 2^8, so that the small ones keep their bits; the sum divides at the end. `score_step`: scores are multiples of it,
-/// where sums of their products have few bits; 0: any.
+/// A row's largest is 2^7.5, so that the small ones keep their bits. It is no power of two, which alone would not be rounded: in one pass
+/// over the keys the largest is not known before the end. The sum divides at the end. `score_step`: scores are multiples of it, where sums
+/// of their products have few bits; 0: any.
 inline PlainResult naive_fp8(const PlainCall& call, DType dtype, float score_step) {
   return evaluate<float>(
       call, [&](float x) { return score_step > 0 ? std::nearbyint(x / score_step) * score_step : x; },
-      [](float p, float total) { return static_cast<float>(fp8_e4m3(p * 256)) / (256 * total); },
+      [](float p, float total) { return static_cast<float>(fp8_e4m3(p * 181.02f)) / (181.02f * total); },
       [&](float x) { return dtype == DType::f16 ? static_cast<float>(f16(x)) : static_cast<float>(bf16(x)); });
 }
 

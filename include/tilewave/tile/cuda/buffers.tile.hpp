@@ -37,12 +37,14 @@ TW_INLINE const Shared<T, R, C, contract>& in_shared(const Buffer<T, R, C, contr
   return buffer.tile();
 }
 
-/// On this target threads add from registers.
+/// On this target threads add from registers. The box of a tensor map is Hopper's, so that Params have the same layout.
 template <int R, int C>
 struct Outbox {
   using Element = float;
   static constexpr int rows = R;
   static constexpr int cols = C;
+  static constexpr int box_rows = Shared<float, R, C, Contract::columns>::box_rows;
+  static constexpr int box_cols = Shared<float, R, C, Contract::columns>::box_cols;
   constexpr explicit Outbox(auto&) {}
 };
 
