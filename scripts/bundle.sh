@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bundle.sh: packs what build/ holds into build/tilewave-<version>-linux-x86_64.tar.gz: command line, libraries, headers, and every registered kernel compiled for sm_90a, so
-# that a GPU machine needs nothing but its driver; and the tests, each of which holds the library, into tilewave-<version>-tests-linux-x86_64.tar.gz, which is unpacked over
+# that a GPU machine needs nothing but its driver; and the tests, each of which holds the library, into tilewave-<version>-tests-linux-x86_64.tar.xz, which is unpacked over
 # the first. Then checks the result. Called by `make bundle`.
 #
 # The C++ runtime is not packed: a system of glibc 2.36 or newer has that of g++ 12, and a program may load libtilewave.so beside other C++ libraries.
@@ -44,6 +44,7 @@ copy_libraries() {
 for tool in objdump readelf strip; do
   command -v "$tool" >/dev/null || fail "$tool is not installed (package binutils)"
 done
+command -v xz >/dev/null || fail "xz is not installed (package xz-utils)"
 [[ -d build/nvrtc/lib ]] && export VIRTUAL_ENV=$PWD/build/nvrtc
 if build/tilewave devices --json | grep -q '"nvrtc": null'; then
   build/tilewave devices >&2
@@ -55,7 +56,7 @@ version=${version#tilewave }
 name=tilewave-$version-linux-x86_64
 stage=build/bundle/$name
 archive=build/$name.tar.gz
-tests_archive=build/tilewave-$version-tests-linux-x86_64.tar.gz
+tests_archive=build/tilewave-$version-tests-linux-x86_64.tar.xz
 rm -rf build/bundle "$archive" "$tests_archive"
 cmake --install build --prefix "$stage" --strip >/dev/null
 rm -f "$stage/lib/libtilewave_av.so"  # FFmpeg's libraries, of 170 MB and under the GPL, would have to be packed with it
@@ -80,12 +81,13 @@ build/tilewave kernels warm --arch sm_90a --model "$stage/share/tilewave/models/
 # And those that the tests of the language launch.
 TILEWAVE_TEST_PACK=$stage/share/tilewave/kernels build/tests/core_tests --gtest_filter=LanguageKernels.CompileForTheGpu --gtest_brief=1 >/dev/null
 
-pack() {  # pack ARCHIVE TAR-ARGUMENT...
-  tar --owner=0 --group=0 --numeric-owner -C build/bundle -czf "$@"
+pack() {  # pack TAR-ARGUMENT...: the archive, to standard output
+  tar --owner=0 --group=0 --numeric-owner -C build/bundle -c "$@"
 }
 tests=("$name/tests" "$name/share/tilewave/run-tests.sh")
-pack "$archive" "${tests[@]/#/--exclude=}" "$name"
-pack "$tests_archive" "${tests[@]}"
+pack "${tests[@]/#/--exclude=}" "$name" | gzip >"$archive"
+# Each holds the same library, which a window over several of them finds again: a third of what gzip leaves.
+pack "${tests[@]}" | xz --threads=1 --lzma2=preset=1,dict=256MiB >"$tests_archive"
 
 # The check, on what was packed.
 scratch=$(mktemp -d)
@@ -93,7 +95,7 @@ trap 'rm -rf "$scratch"' EXIT
 for file in "$archive" "$tests_archive"; do
   bytes=$(stat -c %s "$file")
   ((bytes < largest_bytes)) || fail "$file is $bytes bytes; the limit is $largest_bytes"
-  tar -xzf "$file" -C "$scratch"
+  tar -xf "$file" -C "$scratch"
 done
 root=$scratch/$name
 

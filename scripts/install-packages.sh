@@ -9,7 +9,7 @@ set -euo pipefail
 packages=(g++ make cmake ninja-build python3 python3-venv python3-numpy python3-pytest
   libfmt-dev nlohmann-json3-dev libcli11-dev libdlpack-dev libgtest-dev
   libsndfile1-dev libsoxr-dev libasound2-dev libavformat-dev libavcodec-dev libpcre2-dev libutf8proc-dev libboost-dev
-  libspdlog-dev prometheus-cpp-dev zlib1g-dev)
+  libspdlog-dev prometheus-cpp-dev zlib1g-dev xz-utils)
 case "${1:-}" in
   "") ;;
   bench) packages+=(libopenblas0-pthread) ;;
