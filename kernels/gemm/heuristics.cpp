@@ -13,6 +13,7 @@ std::vector<CostedTile> costed_configs(std::int64_t generic_shared) {
   if (generic_shared > 0) return generic_tiles(generic_shared);
   std::vector<CostedTile> all(kProductTiles.begin(), kProductTiles.end());
   all.insert(all.begin() + 5, kTeamTiles.begin(), kTeamTiles.end());  // behind those that are best for most sizes
+  all.push_back(kSquarePair);
   return all;
 }
 
@@ -21,7 +22,9 @@ std::vector<CostedTile> costed_configs(std::int64_t generic_shared) {
 double predicted_time(const Problem& p, const CostedTile& c, int splits) {
   const std::int64_t padded_m = ceil_div(ceil_div(p.m, c.bm), c.cluster) * c.cluster;
   const double steps = static_cast<double>(p.k * p.element_bytes) / kStepBytes / static_cast<double>(splits);
-  const double time = product_time(c, padded_m * ceil_div(p.n, c.bn) * p.batch * splits, steps, p.units);
+  CostedTile tile = c;
+  if (splits == 1) tile.around += p.end * c.bm * c.bn / (128 * 256);
+  const double time = product_time(tile, padded_m * ceil_div(p.n, c.bn) * p.batch * splits, steps, p.units);
   if (splits == 1) return time;
   // A second launch, and f32 sums that are written and read, from the L2 cache at best.
   constexpr double launch = 4, bytes_per_step = 2e6;
@@ -35,7 +38,8 @@ std::vector<Config> configs(std::int64_t generic_shared) {
 
 bool valid(const Config& c, const Problem& p) {
   const int most_with_addends = p.begins ? 192 : c.bm <= 128 ? 128 : c.bm <= 192 ? 96 : 0;
-  if (c.teams > 1 && (p.addends || p.pairs)) return false;
+  if (c.teams > 1 && ((p.addends && !p.begins) || p.pairs)) return false;
+  if (c.bn % p.column_step != 0) return false;
   if ((p.addends && c.bn > most_with_addends) || (p.b_rows && c.bn % 64 != 0)) return false;
   if (p.generic_shared == 0) return c.band >= 1 && product_fits(c, p.element_bytes);
   const std::vector<Config> all = configs(p.generic_shared);

@@ -249,7 +249,7 @@ struct Linear {
     };
 
     TW_INLINE static void begin(auto& block, Acc& acc, const Params& p, const Place& at) {
-      block.for_each_with(acc, p.residual, at.row, at.col, at.batch, 0, [](int, int, auto& x, auto r) { x = r; });
+      block.load(acc, p.residual, at.row, at.col, at.batch);
       if (p.has_bias) epilogue::add_bias<Target>(block, acc, p.bias, at, p.d.cols);
     }
 

@@ -41,6 +41,9 @@ struct GlobalMemory : Elements<kWarps> {
   /// Loads the elements from (row, col) on.
   template <class F, class G>
   TW_INLINE void load(F& to, const G& from, int row, int col, int i = 0, int j = 0) const {
+    if constexpr (F::kind == TileKind::fragment && sizeof(typename G::Element) == 2) {
+      if (from.template whole_pieces<typename G::Element, 8>() && col % 8 == 0) return load_by_quads(to, from, row, col, i, j);
+    }
     for_each_with(to, from, row, col, i, j, [](int, int, auto& x, float y) { x = tw::to<remove_const_reference<decltype(x)>>(y); });
   }
   template <class T, int R, int C, int Warps, int Width, class G>
@@ -204,6 +207,33 @@ struct GlobalMemory : Elements<kWarps> {
       for (int n = 0; n < F::share; ++n) {
         const int c = ptx::opaque(col + n / F::width * F::piece_step + n % F::width);
         words[n / F::width].set(n % F::width, from.inside(row, c) ? *from.template at<const E>(row, c, i, j) : otherwise);
+      }
+    }
+  }
+  /// Loads a Fragment from a tensor of 16-bit elements in whole pieces of 16 bytes. A quad's lanes load four neighbouring pieces of a row,
+  /// and exchange words. If each loaded its own pairs, a warp would use half of every sector, with four times the instructions.
+  template <class F, class G>
+  TW_INLINE void load_by_quads(F& to, const G& from, int row0, int col0, int i, int j) const {
+    Base::template own<F>();
+    using E = typename G::Element;
+    constexpr int groups = (F::pieces + 3) / 4;  // of four pieces of 8 columns; the last may have fewer
+    const Position at = here();
+    Words<E, 8> words[F::row_count][groups];
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      const int row = row0 + F::row(at, F::in_row(r, 0)), col = col0 + F::warp_col(at) + at.lane % 4 * 8;
+      const E* const first = from.template piece_at<const E>(row, col, i, j);
+      TW_UNROLL
+      for (int g = 0; g < groups; ++g) words[r][g].load_if(from.inside(row, col + g * 32), first + g * 32, E{});
+    }
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      TW_UNROLL
+      for (int n = 0; n < F::pieces; ++n) {
+        u32(&w)[4] = words[r][n / 4].w;
+        if (n % 4 == 0) transpose_quad(at.lane, w);
+        const Words<E, 2> pair{{w[n % 4]}};
+        pair.unpack(to.x + F::in_row(r, 2 * n));
       }
     }
   }
