@@ -145,6 +145,11 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     auto shifted = [&](int row, int col, auto& x) { return f(row, kFirst + col, x); };
     visit(F::rows, kCount, shifted, tile.x);
   }
+  template <int kDistance, int kPeriod, class F, class Fn>
+  void for_pairs(F& tile, Fn f) const {
+    Base::template own<F>();
+    visit(F::rows, F::cols / kPeriod * kDistance, f, tile.x, tile.x);
+  }
   template <class F, class Other, class Fn>
   void for_each(F& first, Other& second, Fn f) const {
     Base::template own<F>();

@@ -74,6 +74,17 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     for (int r = 0; r < F::rows; ++r)
       for (int c = kFirst; c < kFirst + kCount; ++c) f(r, c, fragment.x[r * F::cols + c]);
   }
+  template <int kDistance, int kPeriod, class F, class Fn>
+  void for_pairs(F& fragment, Fn f) const {
+    static_assert(kDistance % 8 == 0 && 2 * kDistance <= kPeriod && F::cols % kPeriod == 0, "for_pairs() takes whole periods of a row");
+    touch(fragment);
+    for (int r = 0; r < F::rows; ++r) {
+      for (int c = 0; c < F::cols; ++c) {
+        float* const x = fragment.x + r * F::cols + c;
+        if (c % kPeriod < kDistance) f(r, c, x[0], x[kDistance]);
+      }
+    }
+  }
   template <class F, class Other, class Fn>
   void for_each(F& first, Other& second, Fn f) const {
     touch(first);

@@ -55,6 +55,24 @@ struct Elements : Threads<kWarps> {
       for (int i = tile + kFirst / 2; i < tile + (kFirst + kCount) / 2; ++i) f(F::row(at, i), F::col(at, i), fragment.x[i]);
     }
   }
+  /// Calls f(row, col, x, y) for pairs of a row's elements, x in column `col` and y `kDistance` columns after it. The columns of each
+  /// `kPeriod` up to `kDistance` have such a partner; both are multiples of 8.
+  template <int kDistance, int kPeriod, class F, class Fn>
+  TW_INLINE void for_pairs(F& fragment, Fn f) const {
+    static_assert(kDistance % 8 == 0 && 2 * kDistance <= kPeriod && F::cols % kPeriod == 0, "for_pairs() takes whole periods of a row");
+    static_assert(F::kind == TileKind::fragment && !splits_rows<F>, TW_SPLIT_ROW);
+    Base::template own<F>();
+    // What f reads for a column of one period, it may need for that of the next.
+    TW_UNROLL
+    for (int tile = 0; tile < F::size; tile += F::tile_size) {
+      TW_UNROLL
+      for (int first = tile; first < tile + kDistance / 2; ++first) {
+        TW_UNROLL
+        for (int i = first; i < tile + F::tile_size; i += kPeriod / 2)
+          f(F::row(at, i), F::col(at, i), fragment.x[i], fragment.x[i + kDistance / 2]);
+      }
+    }
+  }
   template <class F, class Other, class Fn>
   TW_INLINE void for_each(F& first, Other& second, Fn f) const {
     Base::template own<F>();
