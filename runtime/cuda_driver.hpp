@@ -153,6 +153,8 @@ enum class TensorMapFill : int { zeros = 0 };
   X(mem_pool_trim_to, cuMemPoolTrimTo, (MemoryPool pool, std::size_t bytes))                                                             \
   X(mem_alloc_from_pool_async, cuMemAllocFromPoolAsync, (Address * address, std::size_t bytes, MemoryPool pool, Stream stream))          \
   X(mem_free_async, cuMemFreeAsync, (Address address, Stream stream))                                                                    \
+  X(mem_host_alloc, cuMemHostAlloc, (void** memory, std::size_t bytes, unsigned flags))                                                  \
+  X(mem_free_host, cuMemFreeHost, (void* memory))                                                                                        \
   X(memcpy_async, cuMemcpyAsync, (Address to, Address from, std::size_t bytes, Stream stream))                                           \
   X(memcpy_htod_async, cuMemcpyHtoDAsync_v2, (Address to, const void* from, std::size_t bytes, Stream stream))                           \
   X(memcpy_dtoh_async, cuMemcpyDtoHAsync_v2, (void* to, Address from, std::size_t bytes, Stream stream))                                 \

@@ -10,6 +10,7 @@
 
 #include "runtime/format.hpp"
 #include "runtime/host.hpp"
+#include "runtime/pinned.hpp"
 #include "runtime/stream.hpp"
 #include "tilewave/device.hpp"
 #include "tilewave/error.hpp"
@@ -168,6 +169,24 @@ std::shared_ptr<void> allocate(std::size_t bytes, const Stream& stream) {
   if (bytes > kMostBytes)
     throw OutOfMemory(tw::format("{}: {} bytes were requested; no device has that much", stream.device().name(), bytes));
   return stream.device().is_cuda() ? allocate_on_gpu(bytes, stream) : allocate_on_cpu(bytes);
+}
+
+std::shared_ptr<void> allocate_pinned(std::size_t bytes, Device gpu) {
+  if (bytes == 0) return nullptr;
+  const CurrentContext current(Gpu::get(gpu.index));
+  void* memory = nullptr;
+  const cuda::Result result = bytes <= kMostBytes ? cuda::driver().mem_host_alloc(&memory, bytes, 0) : cuda::Result::out_of_memory;
+  if (result == cuda::Result::out_of_memory)
+    throw OutOfMemory(
+        tw::format("cpu: {} bytes of page-locked memory were requested; about {} bytes are free", bytes, host_memory().available));
+  cuda::check(result, "cuMemHostAlloc");
+  return {memory, [gpu](void* p) {
+            try {
+              const CurrentContext context(Gpu::get(gpu.index));
+              cuda::driver().mem_free_host(p);  // fails at the end of the process, when the driver is gone
+            } catch (const Error&) {
+            }
+          }};
 }
 
 }  // namespace tw

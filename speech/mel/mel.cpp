@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <numbers>
 
 #include "runtime/format.hpp"
+#include "runtime/pinned.hpp"
 #include "speech/mel/fft.hpp"
 #include "tilewave/detail/parallel.hpp"
 #include "tilewave/log_mel.hpp"
@@ -160,32 +162,60 @@ struct LogMel::Constants {
 };
 
 /// What tw::log_mel() takes.
-struct LogMel::OnGpu {
-  Stream stream;
-  LogMelTables tables;
-  int hop;
+class LogMel::OnGpu {
+ public:
+  OnGpu(const Stream& on, const Tensor& filters, int hop) : stream(on), tables_(LogMelTables::make(filters, on)), hop_(hop) {}
+
+  const Stream stream;
 
   /// Features of `frames` each.
-  Tensor features(std::span<const std::span<const float>> windows, std::int64_t frames) const {
+  Tensor features(std::span<const std::span<const float>> windows, std::int64_t frames) {
     const std::int64_t count = std::ssize(windows);
     std::int64_t longest = 0;
     for (const std::span<const float> window : windows) longest = std::max(longest, std::ssize(window));
-    const Tensor samples = Tensor::zeros({count, longest}, DType::f32, Stream::standard(Device::cpu()));
-    for (std::int64_t i = 0; i < count; ++i) std::copy(windows[i].begin(), windows[i].end(), samples.data<float>() + i * longest);
-    const Tensor uploaded = Tensor::empty(samples.shape(), DType::f32, stream);
-    uploaded.copy_from(samples, stream);
-    const Tensor result = Tensor::empty({count, frames, tables.mel_bins()}, DType::f32, stream);
-    log_mel(uploaded, tables, result, {.hop = hop, .stream = stream});
+    const Tensor uploaded = Tensor::empty({count, longest}, DType::f32, stream);
+    const std::lock_guard lock(mutex_);
+    uploaded.copy_from(staged(windows, longest), stream);
+    const Tensor result = Tensor::empty({count, frames, tables_.mel_bins()}, DType::f32, stream);
+    log_mel(uploaded, tables_, result, {.hop = hop_, .stream = stream});
     stream.synchronize();
     return result;
   }
+
+ private:
+  /// The windows side by side in memory that the GPU copies from fastest, each followed by zeros up to `longest`.
+  Tensor staged(std::span<const std::span<const float>> windows, std::int64_t longest) {
+    const std::int64_t count = std::ssize(windows);
+    if (count * longest > room_) {
+      memory_ = allocate_pinned(static_cast<std::size_t>(count * longest) * sizeof(float), stream.device());
+      room_ = count * longest;
+    }
+    if (count * longest == 0) return Tensor::empty({count, longest}, DType::f32);
+    const Tensor all = Tensor::borrow(memory_.get(), {count, longest}, DType::f32, Device::cpu());
+    constexpr std::int64_t kPiece = 1 << 15;  // samples of one task, some ten microseconds
+    const std::int64_t pieces = (longest + kPiece - 1) / kPiece;
+    detail::parallel_for(static_cast<long>(count * pieces), [&](long task) {
+      const std::span<const float> window = windows[task / pieces];
+      const std::int64_t begin = task % pieces * kPiece, end = std::min(begin + kPiece, longest);
+      const std::int64_t first = std::min(begin, std::ssize(window)), last = std::min(end, std::ssize(window));
+      float* const row = all.data<float>() + task / pieces * longest;
+      std::copy(window.data() + first, window.data() + last, row + first);
+      std::fill(row + std::max(begin, last), row + end, 0.0f);
+    });
+    return all;
+  }
+
+  LogMelTables tables_;
+  int hop_;
+  std::mutex mutex_;  // of what follows, until the GPU has read it
+  std::shared_ptr<void> memory_;
+  std::int64_t room_ = 0;  // samples
 };
 
 LogMel::LogMel(const MelOptions& options, const Stream& stream) {
   check(options);
   constants_ = std::make_unique<const Constants>(options);
-  if (stream.device().is_cuda() && supports_log_mel(options.n_fft))
-    gpu_ = std::make_unique<const OnGpu>(OnGpu{stream, LogMelTables::make(filters(), stream), options.hop});
+  if (stream.device().is_cuda() && supports_log_mel(options.n_fft)) gpu_ = std::make_unique<OnGpu>(stream, filters(), options.hop);
 }
 LogMel::~LogMel() = default;
 LogMel::LogMel(LogMel&&) noexcept = default;

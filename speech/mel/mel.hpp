@@ -62,10 +62,10 @@ class LogMel {
 
  private:
   struct Constants;
-  struct OnGpu;
+  class OnGpu;
   Tensor extract_on_cpu(std::span<const std::span<const float>> windows) const;
   std::unique_ptr<const Constants> constants_;
-  std::unique_ptr<const OnGpu> gpu_;  ///< null: features are computed on the CPU
+  std::unique_ptr<OnGpu> gpu_;  ///< null: features are computed on the CPU
 };
 
 }  // namespace tw::speech
