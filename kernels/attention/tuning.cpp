@@ -145,8 +145,12 @@ int tuned_splits(const AttentionCall& call, int rows) {
 int planned_splits(std::int64_t sequences, std::int64_t rows, std::int64_t seqlen_k, int chunk, int units) {
   constexpr std::int64_t kMany = std::int64_t{1} << 20;  // more tiles than that fill any device
   const std::int64_t tiles = sequences * std::max<std::int64_t>(1, (rows + kTileRows - 1) / kTileRows);
+  // Of many rows the parts' results, in f32, are as many bytes as the keys of a short part: they are written and read again.
+  const bool many_rows = rows > kTileRows;
+  if (many_rows && tiles >= units) return 1;
   return decode_splits(static_cast<int>(std::min(tiles, kMany)),
-                       static_cast<int>(chunk > 0 ? std::min<std::int64_t>(seqlen_k, chunk) : seqlen_k), kPartKeys, units, kMostSplits);
+                       static_cast<int>(chunk > 0 ? std::min<std::int64_t>(seqlen_k, chunk) : seqlen_k),
+                       many_rows ? 4 * kPartKeys : kPartKeys, units, kMostSplits);
 }
 
 FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {
