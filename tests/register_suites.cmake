@@ -1,6 +1,6 @@
 # Included by ctest when it starts, once for each test program, with its path in `program` and its name in `group`: registers every suite of it as one
 # entry. One process for each TEST would cost more than most tests, above all under the sanitizers. A suite's tests that need a GPU, those with "cuda" in
-# their names, are an entry of their own with the label gpu.
+# their names, are an entry of their own with the label gpu. Tests whose names contain one of the strings in `left_out` are not run.
 if(NOT EXISTS "${program}")
   add_test("${group}.not_built" "${program}")
   set_tests_properties("${group}.not_built" PROPERTIES LABELS "${group}")
@@ -9,6 +9,12 @@ endif()
 execute_process(COMMAND "${program}" --gtest_list_tests OUTPUT_VARIABLE lines COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX REPLACE " +#[^\n]*" "" lines "${lines}")  # values of parameters
 string(REPLACE "\n" ";" lines "${lines}")
+
+string(JOIN "|" not_on_cpu cuda ${left_out})
+set(filter_of_cpu "-*cuda*")
+foreach(part IN LISTS left_out)
+  string(APPEND filter_of_cpu ":*${part}*")
+endforeach()
 
 set(suites "")
 foreach(line IN LISTS lines)
@@ -19,7 +25,7 @@ foreach(line IN LISTS lines)
     set("on_gpu_${suite}" 0)
   elseif(line MATCHES "^  " AND "${suite}.${line}" MATCHES "cuda")
     math(EXPR "on_gpu_${suite}" "${on_gpu_${suite}} + 1")
-  elseif(line MATCHES "^  ")
+  elseif(line MATCHES "^  " AND NOT "${suite}.${line}" MATCHES "${not_on_cpu}")
     math(EXPR "on_cpu_${suite}" "${on_cpu_${suite}} + 1")
   endif()
 endforeach()
@@ -27,7 +33,7 @@ endforeach()
 foreach(suite IN LISTS suites)
   set(name "${group}.${suite}")
   if(on_cpu_${suite} GREATER 0)
-    add_test("${name}" "${program}" "--gtest_filter=${suite}.*-*cuda*")
+    add_test("${name}" "${program}" "--gtest_filter=${suite}.*${filter_of_cpu}")
     # Those with the most tests first, so that none is left running alone at the end.
     set_tests_properties("${name}" PROPERTIES LABELS "${group}" TIMEOUT 900 COST "${on_cpu_${suite}}")
   endif()

@@ -21,6 +21,8 @@ constexpr std::array kAllHeads{16, 32, 64, 128};
 constexpr int kMostColumns = 256;
 /// Keys of a tile, at least, where keys are split: 8 steps, so that reading the queries is a small part.
 constexpr int kLeastPart = 8 * kKeys;
+/// The CPU's: each size is eight more kernels to build, and most models have 64 heads.
+constexpr std::array kCpuHeads{64, 128};
 /// On the CPU a task is that many keys for a tile's queries.
 constexpr int kCpuPart = 32 * kKeys;
 
@@ -77,11 +79,8 @@ void run_on_cpu(const Call& call) {
     const int part = call.splits > 0 ? columns_of_tile(call, k, 1) : kCpuPart;
     launch_cpu<HostKernel<k>>(grid_of(call, k, part), [&](auto& bind, auto& p) { bind_call(bind, p, call, k, part); });
   };
-  const int heads = *std::ranges::lower_bound(kAllHeads, call.heads());
-  [&]<std::size_t... i>(std::index_sequence<i...>) {
-    ((heads == kAllHeads[i] ? launch_with(std::integral_constant<int, kAllHeads[i]>{}) : void()), ...);
-  }
-  (std::make_index_sequence<kAllHeads.size()>());
+  call.heads() <= kCpuHeads[0] ? launch_with(std::integral_constant<int, kCpuHeads[0]>{})
+                               : launch_with(std::integral_constant<int, kCpuHeads[1]>{});
 }
 
 template <DType dtype, Cache cache = Cache::contiguous>
