@@ -55,7 +55,8 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 
 }  // namespace
 
-TextModel TextModel::load(const std::filesystem::path& directory, Device device, std::optional<DType> dtype) {
+TextModel TextModel::load(const std::filesystem::path& directory, Device device, std::optional<DType> dtype,
+                          const QuantizedMatrix::Layout& weights) {
   const std::filesystem::path file = directory / "config.json";
   const ConfigReader reader(file.string(), load_json(file));
   const LlamaConfig config = LlamaConfig::read(reader);
@@ -63,12 +64,16 @@ TextModel TextModel::load(const std::filesystem::path& directory, Device device,
   if (tokenizer.vocab_size() > config.vocabulary)
     throw FileError(tw::format("{} has {} tokens, but vocab_size of {} is {}", (directory / "tokenizer.json").string(),
                                tokenizer.vocab_size(), file.string(), config.vocabulary));
-  Weights weights(directory.string(), SafeTensors::open_directory(directory), without_prefix);
-  weights.check([&](Weights& from) { Llama(config, from); });
+  if (config.bitnet && weights.format != WeightFormat::plain)
+    throw InvalidArgument(
+        tw::format("{}: weights are {}; those of BitNet are ternary and stay plain", directory.string(), text_of(weights)));
+  Weights files(directory.string(), SafeTensors::open_directory(directory), without_prefix);
+  files.set_layouts({.format = WeightFormat::plain}, weights);
+  files.check([&](Weights& from) { Llama(config, from); });
   const Stream stream = Stream::standard(device);
   std::optional<Llama> decoder;
-  weights.load([&](Weights& from) { decoder.emplace(config, from); }, dtype.value_or(device.is_cuda() ? DType::bf16 : DType::f32), stream,
-               {});
+  files.load([&](Weights& from) { decoder.emplace(config, from); }, dtype.value_or(device.is_cuda() ? DType::bf16 : DType::f32), stream,
+             {});
   return {*std::move(decoder), std::move(tokenizer), end_tokens(directory, reader), stream};
 }
 

@@ -43,8 +43,10 @@ struct Perplexity {
 /// one. Decoders of LlamaConfig: "llama" and "bitnet".
 class TextModel {
  public:
-  /// Weights and states are of `dtype`; without one f32 on the CPU and bf16 on a GPU. Throws FileError, OutOfMemory.
-  static TextModel load(const std::filesystem::path& directory, Device device, std::optional<DType> dtype = {});
+  /// Weights and states are of `dtype`; without one f32 on the CPU and bf16 on a GPU. The weights of linear layers are rounded to
+  /// `weights`, which must be plain for "bitnet". Throws FileError, InvalidArgument, OutOfMemory.
+  static TextModel load(const std::filesystem::path& directory, Device device, std::optional<DType> dtype = {},
+                        const QuantizedMatrix::Layout& weights = {.format = WeightFormat::plain});
 
   const Llama& decoder() const { return decoder_; }
   const Tokenizer& tokenizer() const { return tokenizer_; }

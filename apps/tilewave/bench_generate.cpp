@@ -18,7 +18,7 @@ namespace tw::cli {
 namespace {
 
 struct BenchGenerateArguments {
-  std::string model, text, device = "auto", dtype = "auto";
+  std::string model, text, device = "auto", dtype = "auto", weights = "plain";
   int prompt_tokens = 128, tokens = 64, warmup = 1, runs = 3;
   models::PerplexityOptions perplexity = {};
   bool json = false;
@@ -37,8 +37,10 @@ void run(const BenchGenerateArguments& a) {
   const auto since = [](Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   std::FILE* const report = a.json ? stderr : stdout;  // for people
   Device device = Device::cpu();
+  QuantizedMatrix::Layout weights;
   try {
     device = Device::parse(a.device);
+    weights = parse_weight_layout(a.weights);
   } catch (const InvalidArgument& error) {
     throw UsageError(tw::format("bench generate: {}", error.what()));
   }
@@ -49,11 +51,12 @@ void run(const BenchGenerateArguments& a) {
   const std::string text = a.text.empty() ? "" : file_text(a.text);
 
   const auto begin = Clock::now();
-  const models::TextModel model = models::TextModel::load(a.model, device, dtype);
+  const models::TextModel model = models::TextModel::load(a.model, device, dtype, weights);
   const double load_seconds = since(begin);
   const models::LlamaConfig& config = model.decoder().config();
   const std::string_view type = name_of(model.decoder().dtype());
-  tw::print(report, "Model: {} on {} in {}, loaded in {:.3f} s\n", shown_line(report, a.model), device.name(), type, load_seconds);
+  tw::print(report, "Model: {} on {} in {}, weights {}, loaded in {:.3f} s\n", shown_line(report, a.model), device.name(), type,
+            text_of(weights), load_seconds);
   if (a.prompt_tokens + a.tokens > config.max_positions)
     throw UsageError(tw::format("bench generate: --prompt-tokens and --tokens are {} in all; the model's context has {}",
                                 a.prompt_tokens + a.tokens, config.max_positions));
@@ -103,6 +106,7 @@ void run(const BenchGenerateArguments& a) {
   print_json({{"model", a.model},
               {"device", device.name()},
               {"dtype", type},
+              {"weights", text_of(weights)},
               {"prompt_tokens", a.prompt_tokens},
               {"tokens", a.tokens},
               {"seconds", {{"load", load_seconds}, {"prompt", prompt_seconds}, {"token", step}}},
@@ -136,6 +140,7 @@ void add_bench_generate(CLI::App& bench, int& exit_code) {
   command->add_option("--dtype", a.dtype, "Of activations and unpacked weights; auto: f32 on the CPU, bf16 on a GPU")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}))
       ->capture_default_str();
+  add_weights_option(*command, a.weights);
   command->add_flag("--json", a.json, "Print JSON; messages go to standard error");
   command->footer("Every token is timed as `tilewave generate` makes it, the choice of the likeliest included.");
   command->callback([&exit_code] {

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "apps/tilewave/terminal.hpp"
+#include "apps/tilewave/transcribe.hpp"
 #include "command.hpp"
 #include "models/text_model.hpp"
 #include "runtime/format.hpp"
@@ -12,16 +13,18 @@ namespace tw::cli {
 namespace {
 
 struct GenerateArguments {
-  std::string model, prompt, device = "auto", dtype = "auto";
+  std::string model, prompt, device = "auto", dtype = "auto", weights = "plain";
   models::GenerateOptions options = {};
   bool timing = false;
 };
 
 void generate_text(const GenerateArguments& a) {
   Device device = Device::cpu();
+  QuantizedMatrix::Layout weights;
   try {
     check(a.options.sampling);
     device = Device::parse(a.device);
+    weights = parse_weight_layout(a.weights);
   } catch (const InvalidArgument& error) {
     throw UsageError(tw::format("generate: {}", error.what()));
   }
@@ -29,7 +32,7 @@ void generate_text(const GenerateArguments& a) {
   if (!info.usable) throw DeviceError(tw::format("{}: {}", info.device.name(), info.problem));
   std::optional<DType> dtype;
   if (a.dtype != "auto") dtype = parse_dtype(a.dtype);
-  const models::TextModel model = models::TextModel::load(a.model, device, dtype);
+  const models::TextModel model = models::TextModel::load(a.model, device, dtype, weights);
   const models::Generated done = model.generate(a.prompt, a.options, [](std::string_view text) {
     tw::print("{}", shown(stdout, text));
     std::fflush(stdout);
@@ -61,6 +64,7 @@ void add_generate(CLI::App& app, int& exit_code) {
   command->add_option("--dtype", a.dtype, "Of activations and unpacked weights; auto: f32 on the CPU, bf16 on a GPU")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}))
       ->capture_default_str();
+  add_weights_option(*command, a.weights);
   command->add_flag("--timing", a.timing, "Print tokens per second to standard error");
   command->footer("The text appears as it is made. It ends with a token that config.json or generation_config.json names as its end.");
   command->callback([&exit_code] {

@@ -40,6 +40,15 @@ std::string default_model() {
   throw Error(tw::format("--model is not given, and there is no bundled checkpoint next to {}", program.string()));
 }
 
+void add_weights_option(CLI::App& command, std::string& weights) {
+  completes_with(command
+                     .add_option("--weights", weights,
+                                 "Round the weights of linear layers to int8, fp8, or int4 (in groups of 32; int4:128, and :zeros after "
+                                 "either, for zero points); default: as the checkpoint has them")
+                     ->type_name("FORMAT"),
+                 weight_formats);
+}
+
 void add_model_options(CLI::App& command, ModelArguments& a) {
   command
       .add_option("--model", a.model,
@@ -51,12 +60,7 @@ void add_model_options(CLI::App& command, ModelArguments& a) {
   command.add_option("--dtype", a.dtype, "auto, f32, bf16 or f16; auto: f32 on the CPU, the checkpoint's type on a GPU")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}))
       ->capture_default_str();
-  completes_with(command
-                     .add_option("--weights", a.weights,
-                                 "Round the weights of linear layers to int8, fp8, or int4 (in groups of 32; int4:128, and :zeros after "
-                                 "either, for zero points); default: as the checkpoint has them")
-                     ->type_name("FORMAT"),
-                 weight_formats);
+  add_weights_option(command, a.weights);
   command
       .add_option("--f32-products", a.f32_products, "tf32 or exact: how a GPU multiplies with --dtype f32; exact is several times slower")
       ->check(CLI::IsMember({"tf32", "exact"}))

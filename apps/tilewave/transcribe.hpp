@@ -21,6 +21,7 @@ void add_model_options(CLI::App& command, ModelArguments& arguments);
 /// Also sets the number of threads. Throws UsageError.
 speech::LoadOptions load_options(const ModelArguments& arguments);
 
+void add_weights_option(CLI::App& command, std::string& weights);
 /// What --weights may be, for the shell.
 inline std::vector<std::string> weight_formats() { return {"int8", "fp8", "int4", "int4:32:zeros", "int4:128", "int4:128:zeros"}; }
 
