@@ -4,6 +4,7 @@
     python3 tools/random_checkpoint.py nano DIR          GLM-ASR-Nano-2512's shape: 4.5 GB
     python3 tools/random_checkpoint.py exercise DIR      the exercise's defaults (decoder hidden 3584): 16 GB
     python3 tools/random_checkpoint.py small DIR         40 MB
+    python3 tools/random_checkpoint.py nano --decoder DIR   only the decoder, as a Llama checkpoint: 3.2 GB
 
 Needs NumPy. Weights are bf16, of one pseudo-random pool: what they are does not matter, only that every layer keeps the size of what passes
 through it. The tokenizer knows bytes and the special tokens; the other ids stand for made-up words.
@@ -87,8 +88,14 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
     return (x.astype(np.float32).view(np.uint32) + 0x8000 >> 16).astype(np.uint16)
 
 
-def write_weights(file: pathlib.Path, shape: dict, seed: int) -> None:
-    entries, offset, header = list(tensors(shape)), 0, {"__metadata__": {"format": "pt"}}
+def decoder_tensors(shape: dict):
+    """Those of the decoder, as a Llama checkpoint names them."""
+    prefix = "language_model."
+    return ((name.removeprefix(prefix), *rest) for name, *rest in tensors(shape) if name.startswith(prefix))
+
+
+def write_weights(file: pathlib.Path, entries: list, seed: int) -> None:
+    offset, header = 0, {"__metadata__": {"format": "pt"}}
     for name, extents, _ in entries:
         size = 2 * int(np.prod(extents))
         header[name] = {"dtype": "BF16", "shape": extents, "data_offsets": [offset, offset + size]}
@@ -132,6 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("directory", type=pathlib.Path)
+    parser.add_argument("--decoder", action="store_true", help="only the decoder, for `tilewave generate`")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     shape, folder = SHAPES[arguments.shape], arguments.directory
@@ -146,6 +154,8 @@ def main() -> None:
                              rope_parameters=dict(rope_theta=10000.0, rope_type="default", partial_rotary_factor=0.5), **shape["audio"]),
         "text_config": dict(model_type="llama", hidden_act="silu", rms_norm_eps=1e-5, eos_token_id=eos, tie_word_embeddings=False,
                             rope_parameters=dict(rope_theta=theta, rope_type="default"), **shape["text"])}
+    if arguments.decoder:
+        config = dict(architectures=["LlamaForCausalLM"], dtype="bfloat16", **config["text_config"])
     files = {
         "config.json": config, "generation_config.json": dict(eos_token_id=eos, pad_token_id=eos[0]),
         "processor_config.json": dict(
@@ -158,7 +168,8 @@ def main() -> None:
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, ensure_ascii=False))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    write_weights(folder / "model.safetensors", shape, arguments.seed)
+    entries = decoder_tensors(shape) if arguments.decoder else tensors(shape)
+    write_weights(folder / "model.safetensors", list(entries), arguments.seed)
 
 
 if __name__ == "__main__":
