@@ -64,7 +64,7 @@ constexpr int kBlockBytes = 64;  ///< of a weight, in both formats
 template <int kElements>
 void round_row(const RoundedRows& to, int at, const float* x, int depth) {
   signed char* codes = to.codes + static_cast<long>(at) * to.blocks * kElements;
-  float* scales = to.scales + static_cast<long>(at) * to.blocks;
+  float* scales = to.scales + static_cast<long>(at) * to.blocks * (kElements == kInt8Block ? 1 : 4);
   float row_sum = 0;
   for (int block = 0; block < to.blocks; ++block, codes += kElements) {
     const int first = block * kElements, n = least(depth - first, kElements);
@@ -83,8 +83,8 @@ void round_row(const RoundedRows& to, int at, const float* x, int depth) {
       const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(padded + k), factor));
       _mm_storeu_si128(reinterpret_cast<__m128i_u*>(rounded + k), _mm512_cvtsepi32_epi8(code));
     }
-    scales[block] = scale;
     if constexpr (kElements == kInt8Block) {
+      scales[block] = scale;
       int sum = 0;
       for (int k = 0; k < kElements; ++k) codes[k] = rounded[k], sum += rounded[k];
       row_sum += scale * static_cast<float>(sum);
@@ -92,6 +92,7 @@ void round_row(const RoundedRows& to, int at, const float* x, int depth) {
       for (int part = 0; part < 4; ++part) {
         int sum = 0;
         for (int k = 32 * part; k < 32 * part + 32; ++k) sum += rounded[k];
+        scales[4 * block + part] = scale;
         to.sums[(static_cast<long>(at) * to.blocks + block) * 4 + part] = scale * static_cast<float>(sum);
       }
       for (int k = 0; k < kElements / 2; ++k) {
@@ -107,7 +108,6 @@ __mmask64 first_bytes(int n) { return n >= 64 ? ~__mmask64{0} : (__mmask64{1} <<
 
 /// A block of int8 as unsigned bytes, which are 128 too large: the sum of x is subtracted for it in the end.
 struct Int8Blocks {
-  static constexpr int kElements = kInt8Block;
   const QuantizedRow& row;
   __m512i values = {};
 
@@ -118,63 +118,11 @@ struct Int8Blocks {
   __m512 dot(const signed char* x) const {
     return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), values, _mm512_loadu_si512(x)));
   }
-  float complete(float sum, const float* x_sums, int at, int, int) const { return row.scale * (sum - 128 * x_sums[at]); }
-};
-
-/// A block of int4: 128 codes, 8 of them in every 4 bytes, so that a group of 32 is in 4 neighbouring sums.
-struct Int4Blocks {
-  static constexpr int kElements = kInt4Block;
-  const QuantizedRow& row;
-  __m512i even = {}, odd = {};
-  __m512 scale = {};  ///< of each sum's group
-
-  void load(int block, int bytes) {
-    const __m512i codes = _mm512_maskz_loadu_epi8(first_bytes(bytes), row.values + static_cast<long>(block) * kBlockBytes);
-    const __m512i low = _mm512_set1_epi8(15);
-    even = _mm512_and_si512(codes, low);
-    odd = _mm512_and_si512(_mm512_srli_epi16(codes, 4), low);
-    if (row.group == 128) {
-      scale = _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(row.scales[block])));
-    } else {
-      const __m128i four = _mm_maskz_loadu_epi16(static_cast<__mmask8>((1 << bytes / 16) - 1), row.scales + 4 * block);
-      const __m256i each = _mm256_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3, 4, 5, 4, 5, 4, 5, 4, 5, 6, 7, 6, 7, 6, 7, 6, 7);
-      scale = _mm512_cvtph_ps(_mm256_shuffle_epi8(_mm256_broadcastq_epi64(four), each));
-    }
-  }
-  __m512 dot(const signed char* x) const {
-    const __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even, _mm512_loadu_si512(x));
-    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(sum, odd, _mm512_loadu_si512(x + 64))), scale);
-  }
-  /// Subtracts scale * zero * (sum of x) of every 32 elements.
-  float complete(float sum, const float* x_sums, int at, int blocks, int row_bytes) const {
-    const float* x = x_sums + static_cast<long>(at) * blocks * 4;
-    const int count = row_bytes / 16;
-    __m512 excess = _mm512_setzero_ps();
-    for (int i = 0; i < count; i += 16) {
-      const auto present = static_cast<__mmask16>((1u << least(count - i, 16)) - 1u);
-      excess = _mm512_fmadd_ps(scaled_zeros(i, present), _mm512_maskz_loadu_ps(present, x + i), excess);
-    }
-    return sum - _mm512_reduce_add_ps(excess);
-  }
-  /// scale * zero of 16 times 32 elements.
-  __m512 scaled_zeros(int i, __mmask16 present) const {
-    if (row.group == 32) {
-      const __m512 scales = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(present, row.scales + i));
-      if (row.zeros == nullptr) return _mm512_mul_ps(scales, _mm512_set1_ps(8));
-      return _mm512_mul_ps(scales, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(present, row.zeros + i))));
-    }
-    const auto groups = static_cast<__mmask8>((1 << (__builtin_popcount(present) + 3) / 4) - 1);
-    const __m512i each = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    const __m128 scales = _mm_cvtph_ps(_mm_maskz_loadu_epi16(groups, row.scales + i / 4));
-    __m128 zeros = _mm_set1_ps(8);
-    if (row.zeros != nullptr) zeros = _mm_cvtepi32_ps(_mm_cvtepu8_epi32(_mm_maskz_loadu_epi8(groups, row.zeros + i / 4)));
-    return _mm512_permutexvar_ps(each, _mm512_castps128_ps512(_mm_mul_ps(scales, zeros)));
-  }
 };
 
 /// `Rows` rows of x from the `at`-th on, against one row of the weight. Two sums for each hide the latency of a multiply-add.
-template <int Rows, class Blocks>
-void rounded_dots_of(float* sums, Blocks& w, const RoundedRows& x, int at, int row_bytes) {
+template <int Rows>
+void dots_i8_of(float* sums, Int8Blocks& w, const RoundedRows& x, int at, int row_bytes) {
   __m512 sum[Rows][2];
   for (auto& s : sum) s[0] = s[1] = _mm512_setzero_ps();
   const auto add = [&](int block, int which, int bytes) __attribute__((always_inline)) {
@@ -182,7 +130,7 @@ void rounded_dots_of(float* sums, Blocks& w, const RoundedRows& x, int at, int r
     TILEWAVE_UNROLL(8)
     for (int r = 0; r < Rows; ++r) {
       const long place = static_cast<long>(at + r) * x.blocks + block;
-      sum[r][which] = _mm512_fmadd_ps(w.dot(x.codes + place * Blocks::kElements), _mm512_set1_ps(x.scales[place]), sum[r][which]);
+      sum[r][which] = _mm512_fmadd_ps(w.dot(x.codes + place * kInt8Block), _mm512_set1_ps(x.scales[place]), sum[r][which]);
     }
   };
   const int whole = row_bytes / kBlockBytes;
@@ -194,25 +142,84 @@ void rounded_dots_of(float* sums, Blocks& w, const RoundedRows& x, int at, int r
   if (block < whole) add(block++, 0, kBlockBytes);
   if (row_bytes % kBlockBytes > 0) add(block, 1, row_bytes % kBlockBytes);
   for (int r = 0; r < Rows; ++r)
-    sums[at + r] = w.complete(_mm512_reduce_add_ps(_mm512_add_ps(sum[r][0], sum[r][1])), x.sums, at + r, x.blocks, row_bytes);
+    sums[at + r] = w.row.scale * (_mm512_reduce_add_ps(_mm512_add_ps(sum[r][0], sum[r][1])) - 128 * x.sums[at + r]);
 }
 
-template <class Blocks>
-void rounded_dots(float* sums, const QuantizedRow& row, const RoundedRows& x, int count, int row_bytes) {
-  Blocks w{row};
+/// Scales and zero points of 16 times 32 elements from the `first`-th 32 on.
+struct Groups {
+  __m512 scales, zeros;
+};
+inline Groups load_groups(const QuantizedRow& row, int first, __mmask16 present) {
+  const __m512 symmetric = _mm512_set1_ps(8);
+  if (row.group == 32) {
+    return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(present, row.scales + first)),
+            row.zeros == nullptr ? symmetric : _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(present, row.zeros + first)))};
+  }
+  const auto groups = static_cast<__mmask8>((1 << (__builtin_popcount(present) + 3) / 4) - 1);
+  const __m512i each = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+  const auto repeated = [&](__m128 four) { return _mm512_permutexvar_ps(each, _mm512_castps128_ps512(four)); };
+  return {
+      repeated(_mm_cvtph_ps(_mm_maskz_loadu_epi16(groups, row.scales + first / 4))),
+      row.zeros == nullptr ? symmetric : repeated(_mm_cvtepi32_ps(_mm_cvtepu8_epi32(_mm_maskz_loadu_epi8(groups, row.zeros + first / 4))))};
+}
+
+/// The same with int4, four blocks of 128 codes at a time, so that their 16 scales are loaded at once. 8 codes are in every 4 bytes, and a
+/// group of 32 in 4 neighbouring sums. scale * zero * (sum of x) is subtracted for every 32 elements.
+template <int Rows>
+void dots_u4_of(float* sums, const QuantizedRow& row, const RoundedRows& x, int at, int row_bytes) {
+  __m512 sum[Rows];
+  for (auto& s : sum) s = _mm512_setzero_ps();
+  const auto add = [&](int first, int blocks, int bytes) __attribute__((always_inline)) {
+    const auto present = static_cast<__mmask16>((1u << bytes / 16) - 1u);
+    const Groups groups = load_groups(row, 4 * first, present);
+    const __m512 excess = _mm512_mul_ps(groups.scales, groups.zeros);
+    __m512 scales[Rows];
+    for (int r = 0; r < Rows; ++r) {
+      const long place = (static_cast<long>(at + r) * x.blocks + first) * 4;
+      scales[r] = _mm512_mul_ps(groups.scales, _mm512_maskz_loadu_ps(present, x.scales + place));
+      sum[r] = _mm512_fnmadd_ps(excess, _mm512_maskz_loadu_ps(present, x.sums + place), sum[r]);
+    }
+    TILEWAVE_UNROLL(4)
+    for (int block = 0; block < blocks; ++block) {
+      const __m512i codes =
+          _mm512_maskz_loadu_epi8(first_bytes(bytes - block * kBlockBytes), row.values + static_cast<long>(first + block) * kBlockBytes);
+      const __m512i even = _mm512_and_si512(codes, _mm512_set1_epi8(15));
+      const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(codes, 4), _mm512_set1_epi8(15));
+      const __m512i each =
+          _mm512_add_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), _mm512_set1_epi32(4 * block));
+      TILEWAVE_UNROLL(8)
+      for (int r = 0; r < Rows; ++r) {
+        const signed char* of_row = x.codes + (static_cast<long>(at + r) * x.blocks + first + block) * kInt4Block;
+        const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even, _mm512_loadu_si512(of_row));
+        const __m512i both = _mm512_dpbusd_epi32(dot, odd, _mm512_loadu_si512(of_row + 64));
+        sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(both), _mm512_permutexvar_ps(each, scales[r]), sum[r]);
+      }
+    }
+  };
+  constexpr int kTogether = 4 * kBlockBytes;
+  int first = 0;
+  for (; (first + 4) * kBlockBytes <= row_bytes; first += 4) add(first, 4, kTogether);
+  if (const int rest = row_bytes % kTogether; rest > 0) add(first, (rest + kBlockBytes - 1) / kBlockBytes, rest);
+  for (int r = 0; r < Rows; ++r) sums[at + r] = _mm512_reduce_add_ps(sum[r]);
+}
+
+/// Calls f<Rows>(at) for `count` rows of x.
+template <class F>
+void in_parts(int count, F f) {
   int at = 0;
-  for (; at + 8 <= count; at += 8) rounded_dots_of<8>(sums, w, x, at, row_bytes);
-  if (count - at >= 4) rounded_dots_of<4>(sums, w, x, at, row_bytes), at += 4;
-  if (count - at >= 2) rounded_dots_of<2>(sums, w, x, at, row_bytes), at += 2;
-  if (count - at >= 1) rounded_dots_of<1>(sums, w, x, at, row_bytes);
+  for (; at + 8 <= count; at += 8) f.template operator()<8>(at);
+  if (count - at >= 4) f.template operator()<4>(at), at += 4;
+  if (count - at >= 2) f.template operator()<2>(at), at += 2;
+  if (count - at >= 1) f.template operator()<1>(at);
 }
 
 void rounded_dots_i8(float* sums, const QuantizedRow& row, const RoundedRows& x, int count, int depth) {
-  rounded_dots<Int8Blocks>(sums, row, x, count, depth);
+  Int8Blocks w{row};
+  in_parts(count, [&]<int Rows>(int at) { dots_i8_of<Rows>(sums, w, x, at, depth); });
 }
 
 void rounded_dots_u4(float* sums, const QuantizedRow& row, const RoundedRows& x, int count, int depth) {
-  rounded_dots<Int4Blocks>(sums, row, x, count, depth / 2);
+  in_parts(count, [&]<int Rows>(int at) { dots_u4_of<Rows>(sums, row, x, at, depth / 2); });
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ using QuantizedDots = void (*)(float* sums, const QuantizedRow& row, const float
 /// missing in the last block is 0. x'(k) = scale of its block * codes.
 struct RoundedRows {
   signed char* codes;  ///< [rows, blocks * elements of a block]
-  float* scales;       ///< [rows, blocks]
+  float* scales;       ///< int8: [rows, blocks]; int4: [rows, blocks * 4], the block's for each 32 elements
   float* sums;         ///< of x': int8: [rows]; int4: [rows, blocks * 4], of each 32 elements
   int blocks;          ///< of a row
 };

@@ -55,7 +55,7 @@ class Activations {
     rounded_.blocks = static_cast<int>((k_ + functions.block - 1) / functions.block);
     const std::size_t blocks = m * static_cast<std::size_t>(rounded_.blocks);
     codes_.resize(blocks * static_cast<std::size_t>(functions.block));
-    scales_.resize(blocks);
+    scales_.resize(blocks * 4);             // int8 has one for each block
     sums_.resize(std::max(m, blocks * 4));  // int8 has one for each row, also without columns
     rounded_.codes = codes_.data(), rounded_.scales = scales_.data(), rounded_.sums = sums_.data();
     for (std::size_t r = 0; r < m; ++r)
