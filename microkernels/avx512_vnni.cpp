@@ -163,6 +163,10 @@ inline Groups load_groups(const QuantizedRow& row, int first, __mmask16 present)
       row.zeros == nullptr ? symmetric : repeated(_mm_cvtepi32_ps(_mm_cvtepu8_epi32(_mm_maskz_loadu_epi8(groups, row.zeros + first / 4))))};
 }
 
+/// Bytes of an int4 row between what is read and what is fetched into the cache: two rows of 2048 elements. A row and its scales are too
+/// short for the processor to see two streams coming.
+constexpr int kAhead = 2048;
+
 /// The same with int4, four blocks of 128 codes at a time, so that their 16 scales are loaded at once. 8 codes are in every 4 bytes, and a
 /// group of 32 in 4 neighbouring sums. scale * zero * (sum of x) is subtracted for every 32 elements.
 template <int Rows>
@@ -172,6 +176,7 @@ void dots_u4_of(float* sums, const QuantizedRow& row, const RoundedRows& x, int 
   const auto add = [&](int first, int blocks, int bytes) __attribute__((always_inline)) {
     const auto present = static_cast<__mmask16>((1u << bytes / 16) - 1u);
     const Groups groups = load_groups(row, 4 * first, present);
+    _mm_prefetch(row.scales + 4 * first + kAhead / 16, _MM_HINT_T0);
     const __m512 excess = _mm512_mul_ps(groups.scales, groups.zeros);
     __m512 scales[Rows];
     for (int r = 0; r < Rows; ++r) {
@@ -181,6 +186,7 @@ void dots_u4_of(float* sums, const QuantizedRow& row, const RoundedRows& x, int 
     }
     TILEWAVE_UNROLL(4)
     for (int block = 0; block < blocks; ++block) {
+      _mm_prefetch(row.values + static_cast<long>(first + block) * kBlockBytes + kAhead, _MM_HINT_T0);
       const __m512i codes =
           _mm512_maskz_loadu_epi8(first_bytes(bytes - block * kBlockBytes), row.values + static_cast<long>(first + block) * kBlockBytes);
       const __m512i even = _mm512_and_si512(codes, _mm512_set1_epi8(15));

@@ -15,7 +15,14 @@ namespace {
 /// Rows of x for which the weight is read as it lies in memory: widening it takes longer than a few products.
 constexpr std::int64_t kFewRows = 16;
 /// Rows of the weight that a thread takes at a time: enough for one stream of memory, few enough to share a small matrix.
-constexpr std::int64_t kTogether = 32;
+constexpr std::int64_t kTogether = 32, kMostTogether = 128;
+
+/// The same for few rows of x: up to 128 KiB, because a stream starts slowly, as long as each thread has four turns.
+std::int64_t rows_together(const QuantizedMatrix& weight) {
+  constexpr std::int64_t kBytes = 128 << 10, kTurns = 4;
+  const std::int64_t row_bytes = std::max<std::int64_t>(1, weight.values.shape(1));
+  return std::clamp(std::min(kBytes / row_bytes, weight.rows() / (kTurns * cpu_threads())), kTogether, kMostTogether);
+}
 
 /// The library's functions for a format.
 struct Functions {
@@ -92,10 +99,10 @@ void run_few_rows(const Call& call) {
   const Functions functions = functions_of(call.weight.format);
   const Activations x(call, functions);
   const auto m = static_cast<int>(call.m()), k = static_cast<int>(call.k());
-  const std::int64_t n = call.n();
-  detail::parallel_for(static_cast<long>((n + kTogether - 1) / kTogether), [&](long block) {
-    const std::int64_t first = block * kTogether, end = std::min(n, first + kTogether);
-    float sums[kTogether * kFewRows];
+  const std::int64_t n = call.n(), together = rows_together(call.weight);
+  detail::parallel_for(static_cast<long>((n + together - 1) / together), [&](long block) {
+    const std::int64_t first = block * together, end = std::min(n, first + together);
+    float sums[kMostTogether * kFewRows];
     for (std::int64_t i = first; i < end; ++i) {
       const cpu::QuantizedRow row = row_of(call.weight, i);
       float* of_row = sums + (i - first) * m;
