@@ -138,6 +138,11 @@ struct DecodeStep {
       const Place at = p.tiles.at(t.m);
       const int steps = ceil_div(columns(p, at.part), depth), panel0 = step % steps * warps;
       const int pair = at.index * p.tiles.in_tile[static_cast<int>(at.part)] + step / steps;
+      // The part before ends while a tile's first slots are on their way.
+      if (step < Stages)
+        producer.template limit<1>(memory.weights);
+      else
+        producer.template limit<2>(memory.weights);
       producer.put(memory.weights, [&](auto copy, Slot& slot) {
         switch (at.part) {
           case Part::qkv: {  // rows that are rotated together: those of the halves of a head

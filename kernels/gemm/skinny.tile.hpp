@@ -84,6 +84,7 @@ struct SkinnyGemm {
     TW_INLINE static bool loads_early(const Params& p) { return p.constant_b; }
     TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.in.depth, depth); }
     TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      producer.template limit<min(2, Stages - 1)>(memory.b);
       producer.put(memory.b, [&](auto copy, Slot& slot) { copy.window(p.in.b, slot, t.m * R, 0, step * Warps, t.n * p.in.b_batches); });
     }
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {

@@ -75,6 +75,10 @@ struct Producer {
   int rank;
   template <class G>
   void prefetch(const G&, int, int, int, int) const {}
+  template <int N, class RingType>
+  void limit(const RingType&) const {
+    static_assert(N >= 1, "one slot must be allowed on its way");
+  }
   template <class RingType, class Fill>
   void put(RingType& ring, Fill fill) const {
     if constexpr (RingType::gathers)

@@ -184,6 +184,10 @@ struct GatherCopy : Copy {
 struct Producer {
   template <class G>
   void prefetch(const G&, int, int, int, int) const {}
+  template <int N, class RingType>
+  void limit(const RingType&) const {
+    static_assert(N >= 1, "one slot must be allowed on its way");
+  }
   template <class RingType, class Fill>
   void put(RingType& ring, Fill fill) const {
     if (ring.filled + ring.taken == RingType::stages)

@@ -22,6 +22,8 @@ struct Probe {
   bool& room;
   template <class G>
   TW_INLINE void prefetch(const G&, int, int, int, int) const {}
+  template <int N, class RingType>
+  TW_INLINE void limit(const RingType&) const {}
   template <class RingType, class Fill>
   TW_INLINE void put(RingType& ring, Fill) const {
     room = room && ring.has_room(meetings);
@@ -36,6 +38,8 @@ struct Producer {
   Copies& copies;
   template <class G>
   TW_INLINE void prefetch(const G&, int, int, int, int) const {}
+  template <int N, class RingType>
+  TW_INLINE void limit(const RingType&) const {}
   template <class RingType, class Fill>
   TW_INLINE void put(RingType& ring, Fill fill) const {
     auto& slot = ring.slot(ring.put);

@@ -138,6 +138,16 @@ struct Producer {
     const u64 begin = (first + 15) & ~u64{15}, end = (first + static_cast<u64>(rows) * static_cast<u64>(cols) * sizeof(E)) & ~u64{15};
     if (begin < end) ptx::prefetch_to_l2(reinterpret_cast<const void*>(begin), static_cast<u32>(end - begin));
   }
+  /// Waits until fewer than N of the ring's slots are on their way. A kernel that others wait for wants no more bytes in flight than keep
+  /// the memory busy: what passes through its queues, such as stores and counters, waits behind all of them.
+  template <int N, class RingType>
+  TW_INLINE void limit(const RingType& ring) const {
+    static_assert(!RingType::gathers && !kAll && N >= 1 && N < RingType::stages, "limit() leaves slots that are not on their way");
+    if constexpr (kTma) {
+      const bool last_round = ring.next.index < N;  // that slot was put in the round before
+      ptx::wait(ring.full_barrier(ring.next.index - N + (last_round ? RingType::stages : 0)), ring.next.parity ^ (last_round ? 1u : 0u));
+    }
+  }
   /// See tw::row_numbers().
   template <int N, class Fn>
   TW_INLINE auto row_numbers(Fn f) const {
