@@ -125,8 +125,7 @@ inline std::vector<double> surprise(const tw::Tensor& embedded, const auto& sees
 ///
 /// - information (propositional knowing): what the rest of the image does not tell. Patches attend to all others.
 /// - salience (perspectival): what stands out from its surroundings, for a viewer whose sight is sharp at the fixation point. Patches
-/// attend
-///   to those they touch.
+///   attend to those they touch.
 /// - match (participatory): what the viewer looks for. Patches attend to the colours of the query; the log-sum-exp is the similarity.
 ///
 /// On the CPU in f32, whatever device encodes the tokens: the numbers of tokens do not depend on the device.
