@@ -101,14 +101,10 @@ inline constexpr std::array<CostedTile, 13> kProductTiles{{
 }};
 
 /// Tiles that teams take in turn: for many of them with few steps each, whose results leave under the products of the next ones.
-inline constexpr std::array<CostedTile, 3> kTeamTiles{{
+inline constexpr std::array<CostedTile, 2> kTeamTiles{{
     {{128, 192, 4, 1, 16, 2}, 0.735, 8},
-    {{128, 128, 6, 1, 16, 2}, 0.54, 7},
     {{128, 160, 5, 1, 16, 2}, 0.65, 8},
 }};
-
-/// For one round of tiles of many steps, which the L2 cache limits.
-inline constexpr CostedTile kSquarePair{{128, 128, 6, 2, 16}, 0.49, 5};
 
 /// The tile with its known costs, or with those that follow from its size.
 constexpr CostedTile costed(const ProductTile& t) {
@@ -119,7 +115,6 @@ constexpr CostedTile costed(const ProductTile& t) {
     if (alike(known)) return {t, known.step, known.around};
   for (const CostedTile& known : kTeamTiles)
     if (alike(known)) return {t, known.step, known.around};
-  if (alike(kSquarePair)) return {t, kSquarePair.step, kSquarePair.around};
   return {t, product_step_cost(t), t.teams > 1 ? 8.0 : t.cluster > 1 ? 5.0 : 4.0};
 }
 

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "runtime/dry_run.hpp"
 #include "runtime/format.hpp"
 #include "runtime/host.hpp"
 #include "runtime/pinned.hpp"
@@ -173,6 +174,7 @@ std::shared_ptr<void> allocate(std::size_t bytes, const Stream& stream) {
 
 std::shared_ptr<void> allocate_pinned(std::size_t bytes, Device gpu) {
   if (bytes == 0) return nullptr;
+  if (is_dry_run(gpu)) return allocate_on_cpu(bytes);
   const CurrentContext current(Gpu::get(gpu.index));
   void* memory = nullptr;
   const cuda::Result result = bytes <= kMostBytes ? cuda::driver().mem_host_alloc(&memory, bytes, 0) : cuda::Result::out_of_memory;

@@ -13,7 +13,6 @@ std::vector<CostedTile> costed_configs(std::int64_t generic_shared) {
   if (generic_shared > 0) return generic_tiles(generic_shared);
   std::vector<CostedTile> all(kProductTiles.begin(), kProductTiles.end());
   all.insert(all.begin() + 5, kTeamTiles.begin(), kTeamTiles.end());  // behind those that are best for most sizes
-  all.push_back(kSquarePair);
   return all;
 }
 

@@ -46,10 +46,10 @@ void check_rotation(const Rotation& r, std::int64_t columns, Device device) {
     require(table->rank() == 2 && table->is_contiguous() && table->shape(0) >= r.positions && table->shape() == r.cos.shape(),
             "{}: {} is {}; both tables must be contiguous, [at least {}, rotary_dim / 2]", kOp, name, *table, r.positions);
   }
-  const std::int64_t half = r.cos.shape(1);
-  require((r.head_dim == 64 || r.head_dim == 128) && half > 0 && half % 8 == 0 && 2 * half <= r.head_dim,
+  const int rotary_dim = static_cast<int>(2 * r.cos.shape(1));
+  require(has_rotation(r.head_dim, rotary_dim),
           "{}: head_dim is {} and rotary_dim {}; head_dim must be 64 or 128, and rotary_dim a multiple of 16 up to it", kOp, r.head_dim,
-          2 * half);
+          rotary_dim);
   require(r.positions > 0 && r.heads >= 0 && columns % r.head_dim == 0 && std::int64_t{r.heads} * r.head_dim <= columns,
           "{}: {} of {} columns in heads of {} are rotated, at {} positions; columns must be whole heads, and positions 1 or more", kOp,
           std::int64_t{r.heads} * r.head_dim, columns, r.head_dim, r.positions);
@@ -81,6 +81,10 @@ void launch(const Call& call, const Kernel& kernel, const NormedLinearOptions& o
 }
 
 }  // namespace
+
+bool has_rotation(int head_dim, int rotary_dim) {
+  return (head_dim == 64 || head_dim == 128) && rotary_dim > 0 && rotary_dim % 16 == 0 && rotary_dim <= head_dim;
+}
 
 bool has_normed_linear(DType dtype, const Stream& stream) {
   return size_of(dtype) == 2 && stream.device().is_cuda() && generic_shared_bytes(stream) == 0;

@@ -11,7 +11,7 @@ struct Rotation {
   const Tensor& sin;
   int positions;  ///< of a sequence: row r is at position r % positions
   int heads;      ///< that are rotated
-  int head_dim;   ///< 64 or 128; rotary_dim must be a multiple of 16
+  int head_dim;   ///< 64 or 128; rotary_dim must be a multiple of 16: has_rotation()
 };
 
 struct NormedLinearOptions {
@@ -24,6 +24,8 @@ struct NormedLinearOptions {
 
 /// Whether normed_linear() has kernels for the stream's target: those of Hopper GPUs, for 16-bit types.
 bool has_normed_linear(DType dtype, const Stream& stream);
+/// Whether it can rotate such heads.
+bool has_rotation(int head_dim, int rotary_dim);
 
 /// y = activation(row_scale (x weight^T) + bias), then rotated: all that follows a norm whose weight and shift fold_norm() has put into
 /// `weight` and `bias`, in one kernel, which rounds once.

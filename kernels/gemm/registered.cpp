@@ -18,7 +18,7 @@ struct Registered {
 };
 
 constexpr auto kRegistered = [] {
-  std::array<Registered, 51> all{};
+  std::array<Registered, 48> all{};
   std::size_t count = 0;
   const auto add = [&](const Kernel& kernel, bool pieces = true) { all[count++] = {kernel, pieces}; };
   const auto& tiles = kProductTiles;
@@ -45,10 +45,8 @@ constexpr auto kRegistered = [] {
   add({.activation = Activation::swiglu, .tile = tiles[3]});
   add({.addends = true, .tile = tiles[3]});
   for (const CostedTile& tile : kTeamTiles) add({.tile = tile});
-  add({.tile = kSquarePair});
   add({.activation = Activation::gelu_erf, .tile = kTeamTiles[0]});
   add({.addends = true, .begins = true, .tile = tiles[3]});
-  add({.addends = true, .begins = true, .tile = kTeamTiles[0]});
   add({.activation = Activation::gelu_erf, .addends = true, .tile = tiles[4]});
   add({.dtype = DType::f32, .addends = true, .tile = tiles[3]});
   // Tensors that TMA cannot take.

@@ -63,8 +63,10 @@ Encoder::Encoder(const GlmAsrConfig& config, Weights& weights)
     layer.up.norm = take_norm(weights, name + "post_attention_layernorm", hidden);
     layer.up.linear = weights.linear(name + "mlp.fc1", config_.intermediate, hidden, true);
     layer.down = weights.linear(name + "mlp.fc2", hidden, config_.intermediate, true);
-    if (!weights.checking() && kernels::gemm::has_normed_linear(layer.qkv.norm.weight.dtype(), weights.stream()))
-      for (NormedLinear* normed : {&layer.qkv, &layer.up}) fold(*normed, weights.stream());
+    if (!weights.checking() && kernels::gemm::has_normed_linear(layer.qkv.norm.weight.dtype(), weights.stream())) {
+      if (kernels::gemm::has_rotation(config_.head_dim, config_.rotary_dim)) fold(layer.qkv, weights.stream());
+      fold(layer.up, weights.stream());
+    }
     layers_.push_back(std::move(layer));
   }
   norm_ = take_norm(weights, "audio_tower.norm", hidden);
