@@ -142,8 +142,8 @@ struct Producer {
   /// the memory busy: what passes through its queues, such as stores and counters, waits behind all of them.
   template <int N, class RingType>
   TW_INLINE void limit(const RingType& ring) const {
-    static_assert(!RingType::gathers && !kAll && N >= 1 && N < RingType::stages, "limit() leaves slots that are not on their way");
     if constexpr (kTma) {
+      static_assert(!RingType::gathers && !kAll && N >= 1 && N < RingType::stages, "limit() leaves slots that are not on their way");
       const bool last_round = ring.next.index < N;  // that slot was put in the round before
       ptx::wait(ring.full_barrier(ring.next.index - N + (last_round ? RingType::stages : 0)), ring.next.parity ^ (last_round ? 1u : 0u));
     }
