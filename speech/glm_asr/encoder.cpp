@@ -2,9 +2,7 @@
 
 #include <array>
 
-#include "kernels/gemm/normed_linear.hpp"
-#include "kernels/norm/folded.hpp"
-#include "kernels/workspace.hpp"
+#include "kernels/gemm/rotary_linear.hpp"
 #include "models/observe.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/attention.hpp"
@@ -52,21 +50,17 @@ Encoder::Encoder(const GlmAsrConfig& config, Weights& weights)
   for (int i = 0; i < config_.layers; ++i) {
     const std::string name = tw::format("audio_tower.layers.{}.", i), attention = name + "self_attn.";
     Layer layer;
-    layer.qkv.norm = take_norm(weights, name + "input_layernorm", hidden);
-    layer.qkv.linear = weights.linear(
+    layer.input_norm = take_norm(weights, name + "input_layernorm", hidden);
+    layer.qkv = weights.linear(
         std::array<Weights::Part, 3>{
             {{attention + "q_proj.weight", width}, {attention + "k_proj.weight", width}, {attention + "v_proj.weight", width}}},
         hidden);
-    layer.qkv.linear.bias = weights.stack(
+    layer.qkv.bias = weights.stack(
         std::array<Weights::Part, 3>{{{attention + "q_proj.bias", width}, {"", width}, {attention + "v_proj.bias", width}}}, 0);
     layer.out = weights.linear(attention + "o_proj", hidden, width, true);
-    layer.up.norm = take_norm(weights, name + "post_attention_layernorm", hidden);
-    layer.up.linear = weights.linear(name + "mlp.fc1", config_.intermediate, hidden, true);
+    layer.post_attention_norm = take_norm(weights, name + "post_attention_layernorm", hidden);
+    layer.up = weights.linear(name + "mlp.fc1", config_.intermediate, hidden, true);
     layer.down = weights.linear(name + "mlp.fc2", hidden, config_.intermediate, true);
-    if (!weights.checking() && kernels::gemm::has_normed_linear(layer.qkv.norm.weight.dtype(), weights.stream())) {
-      if (kernels::gemm::has_rotation(config_.head_dim, config_.rotary_dim)) fold(layer.qkv, weights.stream());
-      fold(layer.up, weights.stream());
-    }
     layers_.push_back(std::move(layer));
   }
   norm_ = take_norm(weights, "audio_tower.norm", hidden);
@@ -92,7 +86,7 @@ EncoderSize Encoder::size() const {
   count(conv1_, 2 * positions);
   count(conv2_, positions);
   for (const Layer& layer : layers_) {
-    for (const Linear* linear : {&layer.qkv.linear, &layer.out, &layer.up.linear, &layer.down}) count(*linear, positions);
+    for (const Linear* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down}) count(*linear, positions);
     size.weight_bytes += 4 * norm_.weight.numel() * element;                     // of the norms
     size.flops += 4 * positions * positions * config_.heads * config_.head_dim;  // Q K^T and P V
   }
@@ -126,38 +120,6 @@ Tensor Encoder::convolve(const Tensor& mel, const Stream& stream) const {
   return half;
 }
 
-void Encoder::fold(NormedLinear& layer, const Stream& stream) {
-  if (layer.linear.weight.numel() == 0 || layer.linear.in() > kernels::norm::kLongestFolded) return;  // quantized, or very wide
-  kernels::norm::fold_norm(layer.linear.weight, layer.linear.bias, layer.norm.weight, layer.norm.bias, stream);
-  layer.folded = true;
-}
-
-void Encoder::run_normed(const NormedLinear& layer, const Tensor& x, const Tensor& y, const Operators& run, const Stream& stream,
-                         const NormedOptions& options) const {
-  const std::int64_t rows = x.shape(0);
-  if (layer.folded) {
-    const Tensor scales = kernels::workspace({rows}, DType::f32, stream);
-    run(options.scales, scales, {.reads = {&x}}, [&] { kernels::norm::row_scales(x, kNormEpsilon, scales, stream); });
-    const kernels::gemm::Rotation rotation{cos_, sin_, config_.positions, options.rotated, config_.head_dim};
-    run(options.folded, y, {.reads = {&x}, .linear = &layer.linear}, [&] {
-      kernels::gemm::normed_linear(x, layer.linear.weight, y,
-                                   {.row_scale = &scales,
-                                    .bias = &layer.linear.bias,
-                                    .activation = options.activation,
-                                    .rotation = options.rotated > 0 ? &rotation : nullptr,
-                                    .stream = stream});
-    });
-    return;
-  }
-  const Tensor normed = kernels::workspace(x.shape(), x.dtype(), stream);
-  run(options.norm, normed, {.reads = {&x}}, [&] { layer.norm(x, normed, stream); });
-  run.linear(options.linear, layer.linear, normed, y, {.activation = options.activation});
-  if (options.rotated == 0) return;
-  const std::int64_t positions = config_.positions, dim = config_.head_dim;
-  const Tensor turned = y.reshape({rows / positions, positions, y.shape(1) / dim, dim}).slice(2, 0, options.rotated);
-  run("rope", turned, {.reads = {&turned}}, [&] { rope(turned, cos_, sin_, turned, {.stream = stream}); });
-}
-
 void Encoder::run_layer(int index, const Tensor& x, const Stream& stream) const {
   const Layer& layer = layers_[static_cast<std::size_t>(index)];
   const Operators run(stream, index);
@@ -166,10 +128,25 @@ void Encoder::run_layer(int index, const Tensor& x, const Stream& stream) const 
   const auto empty = [&](std::int64_t columns) { return Tensor::empty({rows, columns}, x.dtype(), stream); };
   const Tensor flat = x.reshape({rows, config_.hidden});
 
-  const Tensor qkv = empty(3 * width), attended = empty(width);
-  run_normed(layer.qkv, flat, qkv, run, stream,
-             {.norm = "input_norm", .linear = "qkv", .scales = "input_scales", .folded = "qkv_rope", .rotated = 2 * heads});
+  const Tensor normed = empty(config_.hidden), qkv = empty(3 * width), attended = empty(width);
+  run("input_norm", normed, {.reads = {&flat}}, [&] { layer.input_norm(flat, normed, stream); });
   const Tensor parts = qkv.reshape({windows, positions, 3 * heads, dim});
+  if (layer.qkv.weight.numel() > 0 && kernels::gemm::has_rotary_linear(x.dtype(), dim, config_.rotary_dim, stream)) {
+    run("qkv_rope", qkv, {.reads = {&normed}, .linear = &layer.qkv}, [&] {
+      kernels::gemm::rotary_linear(normed, layer.qkv.weight, qkv,
+                                   {.bias = &layer.qkv.bias,
+                                    .cos = cos_,
+                                    .sin = sin_,
+                                    .positions = config_.positions,
+                                    .heads = 2 * heads,
+                                    .head_dim = dim,
+                                    .stream = stream});
+    });
+  } else {
+    run.linear("qkv", layer.qkv, normed, qkv);
+    const Tensor turned = parts.slice(2, 0, 2 * heads);  // q and k
+    run("rope", turned, {.reads = {&turned}}, [&] { rope(turned, cos_, sin_, turned, {.stream = stream}); });
+  }
   run("attention", attended, {.reads = {&parts}, .keys = static_cast<double>(positions)}, [&] {
     attention(parts.slice(2, 0, heads), parts.slice(2, heads, 2 * heads), parts.slice(2, 2 * heads, 3 * heads),
               attended.reshape({windows, positions, heads, dim}), {.stream = stream});
@@ -177,8 +154,8 @@ void Encoder::run_layer(int index, const Tensor& x, const Stream& stream) const 
   run.linear("out", layer.out, attended, flat, {.accumulate = true});
 
   const Tensor wide = empty(config_.intermediate);
-  run_normed(layer.up, flat, wide, run, stream,
-             {.norm = "mlp_norm", .linear = "up", .scales = "mlp_scales", .folded = "up", .activation = config_.activation});
+  run("mlp_norm", normed, {.reads = {&flat}}, [&] { layer.post_attention_norm(flat, normed, stream); });
+  run.linear("up", layer.up, normed, wide, {.activation = config_.activation});
   run.linear("down", layer.down, wide, flat, {.accumulate = true});
 }
 

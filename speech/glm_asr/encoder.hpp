@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "models/linear.hpp"
-#include "models/observe.hpp"
 #include "models/weights.hpp"
 #include "speech/glm_asr/config.hpp"
 #include "tilewave/tensor.hpp"
@@ -40,27 +39,11 @@ class Encoder {
     Tensor weight, bias;
     void operator()(const Tensor& x, const Tensor& y, const Stream& stream) const;
   };
-  /// A linear layer of a norm. If it is folded, weight and bias of the norm are in those of the linear layer (kernels/norm/folded.hpp).
-  struct NormedLinear {
-    Norm norm;
-    models::Linear linear;
-    bool folded = false;
-  };
   struct Layer {
-    NormedLinear qkv, up;
-    models::Linear out, down;
+    Norm input_norm, post_attention_norm;
+    models::Linear qkv, out, up, down;
   };
   static Norm take_norm(models::Weights& weights, const std::string& name, int hidden);
-  static void fold(NormedLinear& layer, const Stream& stream);
-  struct NormedOptions {
-    const char *norm, *linear;    ///< the operators' names to observers
-    const char *scales, *folded;  ///< those that replace them if the norm is folded
-    Activation activation = Activation::none;
-    int rotated = 0;  ///< heads that are turned by the angles of their positions
-  };
-  /// y = activation(linear(norm(x))), rotated.
-  void run_normed(const NormedLinear& layer, const Tensor& x, const Tensor& y, const models::Operators& run, const Stream& stream,
-                  const NormedOptions& options) const;
 
   GlmAsrConfig::Encoder config_;
   Activation projector_activation_;
