@@ -37,7 +37,7 @@ std::vector<Config> configs(std::int64_t generic_shared) {
 
 bool valid(const Config& c, const Problem& p) {
   const int most_with_addends = p.begins ? 192 : c.bm <= 128 ? 128 : c.bm <= 192 ? 96 : 0;
-  if (c.teams > 1 && ((p.addends && !p.begins) || p.pairs)) return false;
+  if (c.teams > 1 && (p.addends || p.pairs || p.column_step > 1)) return false;
   if (c.bn % p.column_step != 0) return false;
   if ((p.addends && c.bn > most_with_addends) || (p.b_rows && c.bn % 64 != 0)) return false;
   if (p.generic_shared == 0) return c.band >= 1 && product_fits(c, p.element_bytes);

@@ -57,10 +57,12 @@ TEST(GemmHeuristics, TeamsTakeManyTilesOfFewSteps) {
   Problem p{12000, 5120, 1280, 1, 2, false, false, kUnits};
   EXPECT_EQ(chosen(p).teams, 2);
   p.addends = p.begins = true;
-  EXPECT_EQ(chosen(p).teams, 2) << "sums that begin with addends need no other registers";
-  p.begins = false;
-  EXPECT_EQ(chosen(p).teams, 1) << "at the end addends do";
-  p.addends = false;
+  EXPECT_EQ(chosen(p).teams, 1) << "addends take registers";
+  p.addends = p.begins = false;
+  p.column_step = 64;
+  EXPECT_EQ(chosen(p).teams, 1) << "so does a rotation";
+  EXPECT_EQ(chosen(p).bn % 64, 0);
+  p.column_step = 1;
   p.pairs = true;
   EXPECT_EQ(chosen(p).teams, 1);
   p.pairs = false;

@@ -149,7 +149,7 @@ TEST_P(RotaryLinearTest, RotatesHeads) {
   check_linear(small, DType::bf16);
   check_linear({1, 1, 2, 1, 64, 16, 16}, DType::bf16);
   check_linear({1, 140, 20, 13, 64, 24, 72}, DType::bf16);
-  check_linear({4, 1500, 60, 40, 64, 16, 64}, DType::bf16);  // teams of warpgroups
+  check_linear({4, 1500, 60, 40, 64, 16, 64}, DType::bf16);  // many tiles for each SM
 }
 
 TEST_P(RotaryLinearTest, EpilogueWorksInAnyProduct) {
@@ -184,10 +184,10 @@ INSTANTIATE_TEST_SUITE_P(Devices, RotaryLinearTest, testing::ValuesIn(kDevices),
 TEST(RotaryLinearKernels, CompileForSm90a) {
   skip_without_nvrtc();
   const detail::EpilogueInfo epilogue{"tw::kernels::gemm::RotaryLinear<tw::bf16, 16, 64>", "kernels/gemm/rotary_linear.tile.hpp"};
-  for (const Config& tile : {Config{128, 192, 4, 1, 16, 2}, Config{128, 256, 4, 1, 8, 1}, Config{128, 128, 6, 1, 16, 1}}) {
+  for (const Config& tile : {Config{128, 256, 4, 1, 8}, Config{128, 192, 4, 1, 16}, Config{128, 128, 6, 1, 16}}) {
     const Kernel form{.tile = tile, .epilogue = &epilogue};
     const CompiledKernel kernel = compile(make_spec({type_of(form), source_of(form), nullptr}, true, true));
-    EXPECT_LE(kernel.spill_bytes, tile.teams > 1 ? 128 : 0) << type_of(form);  // outside the loop over K
+    EXPECT_EQ(kernel.spill_bytes, 0) << type_of(form);
     EXPECT_TRUE(kernel.performance_losses.empty()) << type_of(form) << ": " << kernel.performance_losses.front();
   }
 }

@@ -58,7 +58,7 @@ struct Problem {
   std::int64_t generic_shared = 0;  ///< as in configs()
   bool begins = false;              ///< sums can begin with the addends: see LinearOptions
   bool pairs = false;               ///< pairs of columns make one of D
-  int column_step = 1;              ///< what a tile's columns must be a multiple of
+  int column_step = 1;              ///< columns of a head that is rotated, of which a tile has a multiple
   double end = 0;                   ///< what an activation adds to the end of 128 x 256 sums, in their steps
 };
 
@@ -68,8 +68,8 @@ std::vector<Config> configs(std::int64_t generic_shared = 0);
 
 /// Whether the GPU's kernel can have these tiles: accumulators fit the registers and slots the shared memory; reading addends at the end
 /// for more than 128 columns of accumulators, or 96 with three warpgroups, needs more registers than a thread has, and so does reading any
-/// at the end in a team, or at the beginning for more than 192 columns; a B stored [K, N] is loaded in panels of 64 columns; teams make no
-/// pairs of columns into one.
+/// in a team, or at the beginning for more than 192 columns, and rotating heads in a team; a B stored [K, N] is loaded in panels of 64
+/// columns; teams make no pairs of columns into one.
 bool valid(const Config& config, const Problem& problem);
 
 /// The valid one of configs(problem.generic_shared) with the least predicted time. Plain arithmetic, the same everywhere.
