@@ -90,8 +90,8 @@ void run(const Arguments& arguments) {
     return;
   }
   for (const Patch& patch : patches) std::printf("%s%5d", patch.x == 0 && patch.y > 0 ? "\n" : "", patch.tokens);
-  std::printf("\n%d x %d pixels, %zu patches, %s on %s\n", image.width, image.height, patches.size(), embeddings.describe().c_str(),
-              device.name().c_str());
+  std::printf("\n%d x %d pixels, %zu patches, %d tokens of %d numbers on %s\n", image.width, image.height, patches.size(),
+              static_cast<int>(embeddings.shape(0)), static_cast<int>(embeddings.shape(1)), device.name().c_str());
 }
 
 }  // namespace
