@@ -647,6 +647,42 @@ struct ThroughTurns {
   };
 };
 
+/// Row n of each part is the sums of the columns of a tile of x: of `Count` tiles for each tile of the grid. The last one adds up all
+/// parts.
+template <int Count, int R, int C>
+struct SumsByTheLast {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int warps = 8;
+    using X = Rows<Target, float, R, C, warps, 8>;
+    using Sums = Rows<Target, float, warps, C, warps>;
+    struct Params {
+      Global<Target, const float, X> x;
+      Global<Target, float, Sums> parts;  ///< [tiles, 8, C]
+      Global<Target, float, Sums> sum;    ///< [8, C]
+      Pointer<Target, u32> counter;
+      int tiles;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      X x[Count];
+      TW_UNROLL
+      for (int n = 0; n < Count; ++n) block.load(x[n], p.x, (t.m * Count + n) * R, 0);
+      Sums sums, part;
+      block.column_fold(x, sums, [](auto a, auto b) { return a + b; });
+      block.store(sums, p.parts, 0, 0, t.m);
+      if (!block.announces_last(p.counter, 0, t.m, p.tiles)) return;
+      block.fill(sums, 0.0f);
+      TW_NO_UNROLL
+      for (int i = 0; i < p.tiles; ++i) {
+        block.load(part, p.parts, 0, 0, i);
+        block.map(sums, part, [](auto a, auto b) { return a + b; });
+      }
+      block.store(sums, p.sum, 0, 0);
+    }
+  };
+};
+
 /// Columns in order again, of tensors to which Fragments were added.
 template <int Rows, int Cols>
 struct Interleaves {

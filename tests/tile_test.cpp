@@ -458,6 +458,41 @@ TEST_P(Tiles, ColumnsOfSumsComeBackInOrder) {
   EXPECT_TRUE(to.gaps_intact());
 }
 
+template <class Kernel>
+void check_sums_by_the_last(const Device& device, int count, int rows, int cols, std::mt19937_64& random) {
+  SCOPED_TRACE(tw::format("{} tiles of {} x {}", count, rows, cols));
+  constexpr int kTiles = 300;
+  std::uniform_int_distribution<int> small(-8, 8);
+  std::vector<float> values(static_cast<std::size_t>(kTiles) * count * rows * cols);
+  for (float& value : values) value = static_cast<float>(small(random));
+  PlacedTensor x({std::int64_t{kTiles} * count * rows, cols}, DType::f32, device);
+  x.fill(values);
+  std::vector<double> expected(static_cast<std::size_t>(8 * cols));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto row = static_cast<int>(i) / cols, col = static_cast<int>(i) % cols;
+    expected[static_cast<std::size_t>(row / rows % count * cols + col)] += values[i];
+  }
+  for (int repetition = 0; repetition < 50; ++repetition) {
+    PlacedTensor parts({kTiles, 8, cols}, DType::f32, device), sum({8, cols}, DType::f32, device, {.gap = 8});
+    const Tensor counter = Tensor::zeros({1}, DType::i32, Stream::standard(device));
+    launch_kernel<Kernel>(device, {kTiles}, [&](auto& bind, auto& p) {
+      bind(p.x, x);
+      bind(p.parts, parts);
+      bind(p.sum, sum);
+      p.counter = reinterpret_cast<u32*>(counter.data<std::int32_t>());
+      p.tiles = kTiles;
+    });
+    ASSERT_EQ(sum.values(), expected) << "repetition " << repetition;
+    EXPECT_TRUE(sum.gaps_intact());
+  }
+}
+
+TEST_P(Tiles, TheLastToAnnounceSeesWhatAllHaveStored) {
+  check_sums_by_the_last<SumsByTheLast<1, 16, 128>>(device, 1, 16, 128, random);
+  check_sums_by_the_last<SumsByTheLast<3, 32, 64>>(device, 3, 32, 64, random);
+  check_sums_by_the_last<SumsByTheLast<6, 32, 128>>(device, 6, 32, 128, random);
+}
+
 TEST(BufferSlips, ATurnThatNeverComes) {
   PlacedTensor x({128, 64}, DType::bf16, Device::cpu());
   x.fill(std::vector<float>(128 * 64));

@@ -252,6 +252,11 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     vector.x = tile.x;
     cost += cost_of([&] { vector.x = apply(f, vector.x, tile.x); }) * (static_cast<u64>(R - 1) * C);
   }
+  template <class T, int R, int C, TileKind kKind, int kCount, class To, class Fn>
+  void column_fold(const Fragment<T, R, C, kKind> (&tiles)[kCount], To& to, Fn f) const {
+    to.x = tiles[0].x;
+    cost += cost_of([&] { to.x = apply(f, to.x, tiles[0].x); }) * (static_cast<u64>(R - 1) * C * kCount);
+  }
   template <class T, int R, int C, TileKind kKind>
   void transpose(const Fragment<T, R, C, kKind>& from, Fragment<T, C, R, kKind>& to) const {
     to.x = from.x;
@@ -438,6 +443,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   }
   void wait_for(const auto&, i64, int) const {}
   void announce(const auto&, i64) const {}
+  bool announces_last(const auto&, i64, int index, int count) const { return index == count - 1; }
   template <class T, class Tile, int N>
   void load(RowVector<T, Tile>& to, const SharedVector<T, N>& from) const {
     load_vector<Tile::rows>(to, from);

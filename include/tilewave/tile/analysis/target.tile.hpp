@@ -351,10 +351,18 @@ struct VectorBuffer {
   static constexpr int size = N;
   using Element = T;
   explicit VectorBuffer(Allocator& allocator) { allocator.bytes(N * static_cast<int>(sizeof(T))); }
-  Number<T> operator[](int) const {
+  /// Integers are those that the tile has stored, because they may be places.
+  decltype(auto) operator[]([[maybe_unused]] int i) const {
     cost.shared += sizeof(T);
-    return Number<T>(1.0f);
+    if constexpr (holds_integers)
+      return static_cast<T&>(integers[i]);
+    else
+      return Number<T>(1.0f);
   }
+
+ private:
+  static constexpr bool holds_integers = requires(T x) { x << 1; };
+  mutable conditional<holds_integers, T, char> integers[N];
 };
 template <class T, int N>
 struct SharedVector {

@@ -231,6 +231,15 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   TW_INLINE void column_fold(const Fragment<T, R, C, kKind>& rows, ColumnVector<T, Fragment<T, R, C, kKind>>& vector, Fn f) const {
     reduce_columns(rows, vector, f);
   }
+  template <class T, int R, int C, TileKind kKind, int kCount, class To, class Fn>
+  TW_INLINE void column_fold(const Fragment<T, R, C, kKind> (&tiles)[kCount], To& to, Fn f) const {
+    static_assert(To::kind == TileKind::rows && To::cols == C && To::rows >= kCount, "column_fold() of several tiles makes a row of each");
+    ColumnVector<T, Fragment<T, R, C, kKind>> vector;
+    for (int n = 0; n < To::rows; ++n) {
+      if (n < kCount) reduce_columns(tiles[n], vector, f);
+      for (int c = 0; c < C; ++c) to.x[n * C + c] = n < kCount ? vector.x[c] : T{};
+    }
+  }
   /// to(col, row) = from(row, col).
   template <class T, int R, int C, TileKind kKind>
   TW_INLINE void transpose(const Fragment<T, R, C, kKind>& from, Fragment<T, C, R, kKind>& to) const {
@@ -486,6 +495,9 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   }
   void wait_for(const u32* counters, i64 i, int count) const { await_turn(counters + i, static_cast<u32>(count)); }
   void announce(u32* counters, i64 i) const { __atomic_fetch_add(counters + i, 1, __ATOMIC_RELEASE); }
+  bool announces_last(u32* counters, i64 i, int, int count) const {
+    return __atomic_add_fetch(counters + i, 1, __ATOMIC_ACQ_REL) == static_cast<u32>(count);
+  }
   template <class T, class Tile, int N>
   void load(RowVector<T, Tile>& to, const SharedVector<T, N>& from) const {
     copy_vector<Tile::rows>(to.x, from);

@@ -118,6 +118,10 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   TW_INLINE void column_fold(const F& rows, ColumnVector<float, F>& vector, Fn f) const {
     cuda::column_fold(*this, rows, vector, f);
   }
+  template <class F, int kCount, class To, class Fn>
+  TW_INLINE void column_fold(const F (&tiles)[kCount], To& to, Fn f) const {
+    cuda::column_fold(*this, tiles, to, f);
+  }
   template <class From, class To>
   TW_INLINE void transpose(const From& from, To& to) const {
     cuda::transpose(*this, from, to);
@@ -248,6 +252,19 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   TW_INLINE void announce(u32* counters, i64 i) const {
     sync();
     if (thread() == 0) ptx::add_release(counters + i, 1);
+  }
+  /// Announces the same, and returns whether it was the last of `count` tiles to do so. What those stored is then there. `index`: of this
+  /// tile among them; the analysis takes the one with the last index to be last.
+  TW_INLINE bool announces_last([[maybe_unused]] u32* counters, [[maybe_unused]] i64 i, int, [[maybe_unused]] int count) const {
+    sync();
+#if TW_ON_GPU
+    __shared__ bool last;
+    if (thread() == 0) last = ptx::add_acquire_release(counters + i, 1) + 1 == static_cast<u32>(count);
+    sync();
+    return last;
+#else
+    return false;
+#endif
   }
   /// Calls f(i) for every i < count, distributed over the block's threads. f may read and write elements of the Buffer, as long as no two
   /// calls touch the same one. All threads that compute see the result when this returns.

@@ -294,6 +294,12 @@ TW_INLINE void await(const u32* counter, u32 value) {
   } while (now != value);
 }
 TW_INLINE void add_release(u32* to, u32 value) { TW_ASM("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory"); }
+/// Returns what the counter held before.
+TW_INLINE u32 add_acquire_release(u32* to, u32 value) {
+  u32 before = 0;
+  TW_ASM("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");
+  return before;
+}
 TW_INLINE void atomic_add(float* to, float value) { TW_ASM("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory"); }
 /// Adds to one 16-bit float. GPUs without this operation (before compute capability 9.0) replace the 32-bit word that holds it.
 template <class T>

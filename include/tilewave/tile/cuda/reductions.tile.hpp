@@ -75,6 +75,53 @@ TW_INLINE void column_fold([[maybe_unused]] const Threads<kWarps>& block, const 
   }
 }
 
+/// to(n, col) = the fold of column `col` of tiles[n]: several of the above with one exchange. The rows of `to` from kCount on become 0.
+template <int kWarps, int kCount, int R, int C, int Warps, int Width, class To, class Fn>
+TW_INLINE void column_fold([[maybe_unused]] const Threads<kWarps>& block,
+                           [[maybe_unused]] const Rows<float, R, C, Warps, Width> (&tiles)[kCount], [[maybe_unused]] To& to,
+                           [[maybe_unused]] Fn f) {
+  static_assert(To::kind == TileKind::rows && To::cols == C && To::rows >= kCount, "column_fold() of several tiles makes a row of each");
+#if TW_ON_GPU
+  using F = Rows<float, R, C, Warps, Width>;
+  constexpr int warps = Warps / F::row_warps, at_once = min(kCount, 4);
+  constexpr int piece = F::width % 4 == 0 ? 4 : F::width;
+  __shared__ Piece<float, piece> partial[warps][at_once][C / piece];
+  const Position& at = block.at;
+  TW_UNROLL
+  for (int first = 0; first < kCount; first += at_once) {
+    TW_UNROLL
+    for (int t = first; t < min(first + at_once, kCount); ++t) {
+      TW_UNROLL
+      for (int n = 0; n < F::share; n += piece) {
+        Piece<float, piece> mine;
+        TW_UNROLL
+        for (int k = 0; k < piece; ++k) {
+          float& x = mine.x[k] = tiles[t].x[n + k];
+          TW_UNROLL
+          for (int r = 1; r < F::row_count; ++r) x = f(x, tiles[t].x[F::in_row(r, n + k)]);
+          TW_UNROLL
+          for (int mask = F::row_lanes; mask < 32; mask *= 2) x = f(x, ptx::shuffle_xor(x, mask));
+        }
+        partial[at.block_warp() / F::row_warps][t - first][F::col(at, n) / piece] = mine;
+      }
+    }
+    block.sync();
+    TW_UNROLL
+    for (int e = 0; e < To::size; ++e) {
+      const int row = To::row(at, e), col = To::col(at, e);
+      if (first == 0) to.x[e] = 0.0f;
+      if (row < first || row >= min(first + at_once, kCount)) continue;
+      TW_UNROLL
+      for (int w = 0; w < warps; ++w) {
+        const float other = partial[w][row - first][col / piece].x[col % piece];
+        to.x[e] = w == 0 ? other : f(to.x[e], other);
+      }
+    }
+    block.sync();  // the next fold writes to the same memory
+  }
+#endif
+}
+
 /// to(col, row) = from(row, col), through shared memory. Rows of both tiles must be multiples of 128 bytes.
 template <int kWarps, class T, int R, int C, int Warps, int Width>
 TW_INLINE void transpose([[maybe_unused]] const Threads<kWarps>& block, [[maybe_unused]] const Rows<T, R, C, Warps, Width>& from,
