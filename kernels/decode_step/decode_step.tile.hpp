@@ -8,8 +8,9 @@
 
 namespace tw::kernels::decode_step {
 
-/// What the tiles of a step compute: the embeddings of the tokens, then for each layer six parts in this order, then the head.
-enum class Part { qkv, attention, combine, out, gate_up, down, head, embed };
+/// What the tiles of a step compute: the embeddings of the tokens, then for each layer five parts in this order, then the head.
+enum class Part { qkv, attention, out, gate_up, down, head, embed };
+inline constexpr int layer_parts = 5;
 
 /// A tile of a step.
 struct Place {
@@ -21,22 +22,22 @@ struct Place {
 /// The tiles of a step. A tile of a product has several pairs of groups of 8 rows of the weight, so that each block waits for a part once.
 struct Tiles {
   int embed;
-  int end[6];  ///< of each part, counted from the layer's first tile
+  int end[layer_parts];  ///< of each part, counted from the layer's first tile
   int layers;
   int head;
-  int pairs[8];    ///< of a part; of those that are no products the tiles
-  int in_tile[8];  ///< pairs of a tile
+  int pairs[layer_parts + 2];    ///< of a part; of those that are no products the tiles
+  int in_tile[layer_parts + 2];  ///< pairs of a tile
 
-  TW_INLINE constexpr int count() const { return embed + layers * end[5] + head; }
+  TW_INLINE constexpr int count() const { return embed + layers * end[layer_parts - 1] + head; }
   TW_INLINE constexpr int count(int part) const { return end[part] - (part == 0 ? 0 : end[part - 1]); }
   TW_INLINE constexpr Place at(int tile) const {
     if (tile < embed) return {Part::embed, 0, tile};
-    const int after = tile - embed, layer = static_cast<int>(static_cast<u32>(after) / static_cast<u32>(end[5]));
-    if (layer >= layers) return {Part::head, layers, after - layers * end[5]};
-    const int index = after - layer * end[5];
+    const int after = tile - embed, each = end[layer_parts - 1], layer = static_cast<int>(static_cast<u32>(after) / static_cast<u32>(each));
+    if (layer >= layers) return {Part::head, layers, after - layers * each};
+    const int index = after - layer * each;
     int part = 0;
     TW_UNROLL
-    for (int n = 0; n < 5; ++n) part += index >= end[n];
+    for (int n = 0; n < layer_parts - 1; ++n) part += index >= end[n];
     return {static_cast<Part>(part), layer, part == 0 ? index : index - end[part - 1]};
   }
 };
@@ -72,8 +73,8 @@ struct DecodeStep {
     using Keys = Rows<Target, float, keys, D, warps, 8>;
     using Scores = RowVector<Target, float, Keys>;
     using Vector = ColumnVector<Target, float, Keys>;
-    using Parts = Rows<Target, float, most_splits, D, warps, 8>;
-    using Line = Rows<Target, float, warps, 32, warps, 1>;  // a number for each key, or for each split; a row in each warp
+    using Heads = Rows<Target, float, warps, D, warps, D / 32>;  // query head g of a head of keys in row g
+    using Line = Rows<Target, float, warps, 32, warps, 1>;       // a number for each key, or for each split; a row in each warp
     using PerLine = RowVector<Target, float, Line>;
     using Weights = Windowed<Target, const T, Slot>;
 
@@ -87,11 +88,13 @@ struct DecodeStep {
       Global<Target, const float, Out> cosines, sines;  ///< [positions, D / 2]
       Global<Target, T, Keys> x;                        ///< [sequences, hidden]
       Global<Target, T, Keys> q, attended;              ///< [sequences, heads * D]
+      Global<Target, T, Heads> attended_heads;          ///< the same as [sequences * heads, D]
       Global<Target, T, Keys> product;                  ///< [sequences, intermediate]
-      Global<Target, float, Keys> parts;                ///< [sequences * heads, splits, D]: sums of values
+      Global<Target, float, Heads> parts;               ///< [splits, sequences * heads, D]: sums of values
       Pointer<Target, float> peaks, totals;             ///< [sequences * heads, splits]: the largest score, and the sum of the weights
       Pointer<Target, const int> ids, lengths;          ///< [sequences]: the token, and the number of those before it
-      Pointer<Target, u32> counters;                    ///< of a layer's parts: zeros
+      Pointer<Target, u32> counters;                    ///< of the embedding and of each layer's parts: zeros
+      Pointer<Target, u32> arrivals;                    ///< [layers, sequences, kv_heads], of splits: zeros
       Pointer<Target, const int> pages;                 ///< [sequences, page_count]
       Tiles tiles;
       int sequences, heads, kv_heads, page_count, splits;
@@ -104,7 +107,8 @@ struct DecodeStep {
       VectorBuffer<Target, float, N * warps> squares;
       VectorBuffer<Target, float, Group * keys> scores;
       VectorBuffer<Target, float, Group> decays;
-      explicit constexpr Memory(auto& block) : weights(block), sums(block), squares(block), scores(block), decays(block) {}
+      VectorBuffer<Target, int, N> places;  ///< of the sequences' tokens in the pages
+      explicit constexpr Memory(auto& block) : weights(block), sums(block), squares(block), scores(block), decays(block), places(block) {}
     };
     struct State {};
 
@@ -152,9 +156,9 @@ struct DecodeStep {
           case Part::gate_up:  // rows of gate, and the same of up
             return copy.window(p.gate_up, slot, pair * 8, 0, panel0, at.layer * 2);
           case Part::out:  // neighbours in the others
-            return copy.window(p.out, slot, 0, 0, panel0, (at.layer * p.tiles.pairs[3] + pair) * 2);
+            return copy.window(p.out, slot, 0, 0, panel0, (at.layer * p.tiles.pairs[static_cast<int>(Part::out)] + pair) * 2);
           case Part::down:
-            return copy.window(p.down, slot, 0, 0, panel0, (at.layer * p.tiles.pairs[5] + pair) * 2);
+            return copy.window(p.down, slot, 0, 0, panel0, (at.layer * p.tiles.pairs[static_cast<int>(Part::down)] + pair) * 2);
           default:
             return copy.window(p.head, slot, 0, 0, panel0, pair * 2);
         }
@@ -168,15 +172,13 @@ struct DecodeStep {
           return embed(block, p, at);
         case Part::attention:
           return attend(block, p, at, memory);
-        case Part::combine:
-          return combine(block, p, at, memory);
         default:
           return multiply(block, p, at, memory);
       }
     }
     TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State&) {
       const Place at = p.tiles.at(t.m);
-      if (at.part != Part::head) block.announce(p.counters, counter(at));
+      if (at.part != Part::head && at.part != Part::attention) block.announce(p.counters, counter(at));
     }
 
    private:
@@ -187,11 +189,12 @@ struct DecodeStep {
       block.store(rows, p.x, 0, at.index * D);
     }
 
-    TW_INLINE static int counter(Place at) { return at.part == Part::embed ? 0 : 1 + at.layer * 6 + static_cast<int>(at.part); }
-    /// Waits for all tiles of the part before.
+    TW_INLINE static int counter(Place at) { return at.part == Part::embed ? 0 : 1 + at.layer * layer_parts + static_cast<int>(at.part); }
+    /// Waits for all tiles of the part before; of attention, for those that combine the splits of a head of keys.
     TW_INLINE static void wait(auto& block, const Params& p, Place at) {
       const int before = counter(at.part == Part::head ? Place{Part::qkv, at.layer, 0} : at) - 1;
-      block.wait_for(p.counters, before, before == 0 ? p.tiles.embed : p.tiles.count((before - 1) % 6));
+      const int count = before == 0 ? p.tiles.embed : p.tiles.count((before - 1) % layer_parts);
+      block.wait_for(p.counters, before, at.part == Part::out ? p.sequences * p.kv_heads : count);
     }
 
     /// The left operand of a part's products.
@@ -219,10 +222,16 @@ struct DecodeStep {
         TW_UNROLL
         for (int s = 0; s < ahead; ++s) block.load(factors[s], p.norms, 0, s * depth, norm);
       }
+      // What does not depend on the part before is there when that ends.
+      const bool rotates = at.part == Part::qkv;
+      if (rotates) {
+        block.parallel(p.sequences, [&](int row) { memory.places[row] = token(p, row, p.lengths[row]); });
+        load_added(block, p, at.part, first_pair, added);
+      }
       wait(block, p, at);
       TW_UNROLL
       for (int s = 0; s < ahead; ++s) block.load(a[s], x, 0, s * depth);
-      load_added(block, p, at.part, first_pair, added);
+      if (!rotates) load_added(block, p, at.part, first_pair, added);
       TW_NO_UNROLL
       for (int pair = 0; pair < count; ++pair) {
         Sums sums;
@@ -256,7 +265,7 @@ struct DecodeStep {
           block.map(first, factor, [](auto y, auto f) { return y * f; });
           block.map(second, factor, [](auto y, auto f) { return y * f; });
         }
-        store(block, p, at, first_pair + pair, first, second, added);
+        store(block, p, at, first_pair + pair, first, second, added, memory);
         if (pair + 1 < count) load_added(block, p, at.part, first_pair + pair + 1, added);
       }
     }
@@ -276,10 +285,11 @@ struct DecodeStep {
       }
     }
 
-    TW_INLINE static void store(auto& block, const Params& p, Place at, int pair, Out& first, Out& second, const Added& added) {
+    TW_INLINE static void store(auto& block, const Params& p, Place at, int pair, Out& first, Out& second, const Added& added,
+                                Memory& memory) {
       switch (at.part) {
         case Part::qkv:
-          return store_qkv(block, p, at, pair, first, second, added);
+          return store_qkv(block, p, at, pair, first, second, added, memory);
         case Part::gate_up:
           block.map(first, second, [](auto g, auto u) { return g * sigmoid(g) * u; });
           return block.store(first, p.product, 0, pair * 8);
@@ -295,14 +305,15 @@ struct DecodeStep {
     }
 
     /// Rotated queries, and the new keys and values, which go to the cache.
-    TW_INLINE static void store_qkv(auto& block, const Params& p, Place at, int pair, Out& first, Out& second, const Added& angles) {
+    TW_INLINE static void store_qkv(auto& block, const Params& p, Place at, int pair, Out& first, Out& second, const Added& angles,
+                                    Memory& memory) {
       const int head = pair / (D / 16), column = pair % (D / 16) * 8;
       if (head < p.heads + p.kv_heads) {
         Out low = first;
         block.map(first, second, angles.first, angles.second, [](auto x, auto y, auto c, auto s) { return x * c - y * s; });
         block.map(second, low, angles.first, angles.second, [](auto y, auto x, auto c, auto s) { return y * c + x * s; });
       }
-      const auto in_pages = [&](int row) { return row < p.sequences ? token(p, row, p.lengths[row]) : -1; };
+      const auto in_pages = [&](int row) { return row < p.sequences ? memory.places[row] : -1; };
       const auto to = [&](const auto& tensor, int heads_before, auto row_of, int layer) {
         const int to_column = (head - heads_before) * D + column;
         block.scatter(first, tensor, row_of, to_column, 0, layer);
@@ -323,32 +334,40 @@ struct DecodeStep {
     }
 
     /// One split of the keys, for the query heads of one head of keys: the sum of exp2(score - peak) value, the peak and the sum of the
-    /// weights.
+    /// weights. The tile that comes last combines all of them.
     TW_INLINE static void attend(auto& block, const Params& p, Place at, Memory& memory) {
       const int split = at.index % p.splits, kv_head = at.index / p.splits % p.kv_heads, sequence = at.index / p.splits / p.kv_heads;
       const int count = p.lengths[sequence] + 1, share = ceil_div(ceil_div(count, keys), p.splits) * keys;
       const int begin = split * share, end = min(count, begin + share), column = kv_head * D;
+      if (begin >= count) return;
       Keys k, v, sums[Group];
-      const auto load_keys = [&](int from) {
-        const auto row_of = [&](int row) { return from + row < end ? token(p, sequence, from + row) : -1; };
-        block.gather(k, p.keys, row_of, column, 0, at.layer);
-        block.gather(v, p.values, row_of, column, 0, at.layer);
+      static_assert(page % keys == 0, "the keys of a tile are neighbours in a page");
+      const auto place = [&](int from) { return from < end ? token(p, sequence, from) : 0; };
+      const auto load_keys = [&](Keys& to_keys, Keys& to_values, int from, int first) {
+        const auto row_of = [=](int row) { return from + row < end ? first + row : -1; };
+        block.gather(to_keys, p.keys, row_of, column, 0, at.layer);
+        block.gather(to_values, p.values, row_of, column, 0, at.layer);
       };
-      // The tile that has the newest key waits for it.
+      // The tile that has the newest key waits for it, with its place.
       const bool early = begin + keys < count;
-      if (early) load_keys(begin);
+      const int first_place = place(begin);
+      int next_place = place(begin + keys);
+      if (early) load_keys(k, v, begin, first_place);
       TW_UNROLL
       for (int g = 0; g < Group; ++g) block.fill(sums[g], 0.0f);
       PerLine peaks, totals, decays;  // of query head g in row g
       block.fill(peaks, -kInfinity);
       block.fill(totals, 0.0f);
       wait(block, p, at);
-      if (!early) load_keys(begin);
+      if (!early) load_keys(k, v, begin, first_place);
       Vector q[Group];
       TW_UNROLL
       for (int g = 0; g < Group; ++g) block.load(q[g], p.q, sequence, (kv_head * Group + g) * D);
       TW_NO_UNROLL
       for (int from = begin; from < end; from += keys) {
+        Keys next_k, next_v;
+        load_keys(next_k, next_v, from + keys, next_place);  // a branch around it would wait for what it loads
+        next_place = place(from + 2 * keys);
         Scores weights[Group];
         TW_UNROLL
         for (int g = 0; g < Group; ++g) {
@@ -383,62 +402,75 @@ struct DecodeStep {
           block.for_rows(weights[g], [&](int row, int, auto& x) { x = memory.scores[g * keys + row]; });
           block.map(sums[g], v, weights[g], [=](auto sum, auto value, auto weight) { return sum * decay + value * weight; });
         }
-        if (from + keys < end) load_keys(from + keys);
         block.sync();
+        k = next_k;
+        v = next_v;
       }
       const int head = sequence * p.heads + kv_head * Group;
-      TW_UNROLL
-      for (int g = 0; g < Group; ++g) {
-        Vector sum;
-        block.column_fold(sums[g], sum, [](auto a, auto b) { return a + b; });
-        block.map(sums[g], sum, [](auto, auto x) { return x; });
-        block.scatter(
-            sums[g], p.parts, [&](int row) { return row == 0 ? split : -1; }, 0, head + g);
+      Heads part;
+      block.column_fold(sums, part, [](auto a, auto b) { return a + b; });
+      block.scatter(
+          part, p.parts, [=](int g) { return g < Group ? head + g : -1; }, 0, split);
+      if (block.owns_rows(peaks)) {
+        block.for_rows(peaks, [&](int g, int, auto& x) {
+          if (g < Group) p.peaks[(head + g) * p.splits + split] = x;
+        });
+        block.for_rows(totals, [&](int g, int, auto& x) {
+          if (g < Group) p.totals[(head + g) * p.splits + split] = x;
+        });
       }
-      if (!block.owns_rows(peaks)) return;
-      block.for_rows(peaks, [&](int g, int, auto& x) {
-        if (g < Group) p.peaks[(head + g) * p.splits + split] = x;
-      });
-      block.for_rows(totals, [&](int g, int, auto& x) {
-        if (g < Group) p.totals[(head + g) * p.splits + split] = x;
-      });
+      const int used = ceil_div(count, share);
+      if (!block.announces_last(p.arrivals, (at.layer * p.sequences + sequence) * p.kv_heads + kv_head, split, used)) return;
+      combine(block, p, sequence, kv_head, used, memory);
+      block.announce(p.counters, counter(at));
     }
 
-    /// The attention of one head of a sequence from its splits.
-    TW_INLINE static void combine(auto& block, const Params& p, Place at, Memory& memory) {
-      static_assert(Group * keys >= most_splits && most_splits == Line::cols, "the splits' weights share the memory of scores");
-      Parts parts;
-      RowVector<Target, float, Parts> weights;
-      Line line, totals;  // the same in every row
-      wait(block, p, at);
-      block.load(parts, p.parts, 0, 0, at.index);
-      block.for_each(line, totals, [&](int, int split, auto& peak, auto& total) {
-        peak = -kInfinity;
+    /// The attention of the query heads of one head of keys from its splits.
+    TW_INLINE static void combine(auto& block, const Params& p, int sequence, int kv_head, int splits, Memory& memory) {
+      static_assert(keys == most_splits && most_splits == Line::cols, "the splits' weights share the memory of scores");
+      constexpr int ahead = 16;  // splits whose sums are in registers
+      const int head = sequence * p.heads + kv_head * Group;
+      const auto row_of = [=](int g) { return g < Group ? head + g : -1; };
+      Heads parts[ahead], sum;
+      const auto load = [&](int first) {
+        TW_UNROLL
+        for (int s = 0; s < ahead; ++s)
+          block.gather(
+              parts[s], p.parts, [=](int g) { return first + s < splits ? row_of(g) : -1; }, 0, first + s);
+      };
+      load(0);
+      Line weights, totals;  // of query head g in row g
+      block.for_each(weights, totals, [&](int g, int split, auto& peak, auto& total) {
+        peak = g < Group ? -kInfinity : 0.0f;
         total = 0.0f;
-        if (split >= p.splits) return;
-        peak = p.peaks[at.index * p.splits + split];
-        total = p.totals[at.index * p.splits + split];
+        if (g >= Group || split >= splits) return;
+        peak = p.peaks[(head + g) * p.splits + split];
+        total = p.totals[(head + g) * p.splits + split];
       });
-      PerLine sums;
-      block.rows(line, [](int, auto row) {
+      block.rows(weights, [](int, auto row) {
         const auto peak = row.max();
         row.map([peak](auto x) { return exp2(x - peak); });
       });
-      block.map(totals, line, [](auto total, auto weight) { return total * weight; });
-      block.rows(totals, [&](int i, auto row) { sums[i] = row.sum(); });
-      block.map(line, sums, [](auto weight, auto sum) { return weight / sum; });
-      block.for_each(line, [&](int row, int split, auto& x) {
-        if (row == 0) memory.scores[split] = x;
+      PerLine all;
+      block.map(totals, weights, [](auto total, auto weight) { return total * weight; });
+      block.rows(totals, [&](int i, auto row) { all[i] = row.sum(); });
+      block.map(weights, all, [](auto weight, auto total) { return weight / total; });
+      block.for_each(weights, [&](int g, int split, auto& x) {
+        if (g < Group) memory.scores[g * most_splits + split] = x;
       });
       block.sync();
-      block.for_rows(weights, [&](int row, int, auto& x) { x = memory.scores[row]; });
-      block.map(parts, weights, [](auto x, auto weight) { return x * weight; });
-      ColumnVector<Target, float, Parts> sum;
-      block.column_fold(parts, sum, [](auto a, auto b) { return a + b; });
-      block.map(parts, sum, [](auto, auto x) { return x; });
-      const int sequence = at.index / p.heads;
-      block.scatter(
-          parts, p.attended, [&](int row) { return row == 0 ? sequence : -1; }, at.index % p.heads * D);
+      block.fill(sum, 0.0f);
+      TW_NO_UNROLL
+      for (int first = 0; first < splits; first += ahead) {
+        if (first > 0) load(first);
+        TW_UNROLL
+        for (int s = 0; s < ahead; ++s) {
+          RowVector<Target, float, Heads> weight;
+          block.for_rows(weight, [&](int g, int, auto& x) { x = memory.scores[min(g, Group - 1) * most_splits + first + s]; });
+          block.map(sum, parts[s], weight, [](auto x, auto part, auto w) { return x + part * w; });
+        }
+      }
+      block.scatter(sum, p.attended_heads, row_of, 0);
     }
   };
 };

@@ -40,7 +40,8 @@ struct Launch {
   const Step& step;
   int sequences = 0, splits = 0;
   Tiles tiles = {};
-  Tensor x, q, attended, product, parts, peaks, totals, counters;
+  Tensor x, q, attended, product, parts, peaks, totals;
+  Tensor counters, arrivals;  ///< one behind the other
 
   /// `units`: the blocks that run at once.
   Launch(const Decoder& d, const Step& s, int units, const Stream& stream)
@@ -49,17 +50,16 @@ struct Launch {
     splits = std::clamp(units / (sequences * d.kv_heads), 1, 32);
     const int pairs[] = {(d.heads + 2 * d.kv_heads) * d.head_dim / 16,
                          sequences * d.kv_heads * splits,
-                         rows,
                          hidden / 16,
                          static_cast<int>(d.down.shape(1)) / 8,
                          hidden / 16,
                          ceil_div(static_cast<int>(d.head.shape(0)), 16),
                          ceil_div(hidden, d.head_dim)};
     int end = 0;
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < static_cast<int>(std::size(pairs)); ++i) {
       constexpr int kHeadPairs = 4;
       const auto part = static_cast<Part>(i);
-      const bool product = part != Part::attention && part != Part::combine && part != Part::embed;
+      const bool product = part != Part::attention && part != Part::embed;
       tiles.pairs[i] = pairs[i];
       tiles.in_tile[i] = !product ? 1 : part == Part::head ? kHeadPairs : ceil_div(pairs[i], units);
       const int count = ceil_div(pairs[i], tiles.in_tile[i]);
@@ -77,11 +77,14 @@ struct Launch {
     q = memory({sequences, d.heads * d.head_dim}, dtype);
     attended = memory(q.shape(), dtype);
     product = memory({sequences, d.down.shape(1)}, dtype);
-    parts = memory({rows, splits, d.head_dim}, DType::f32);
+    parts = memory({splits, rows, d.head_dim}, DType::f32);
     peaks = memory({rows, splits}, DType::f32);
     totals = memory({rows, splits}, DType::f32);
-    counters = memory({1 + 6 * d.layers}, DType::i32);
-    fill_bytes(counters.data(), static_cast<std::size_t>(counters.numel()) * size_of(DType::i32), 0, stream);
+    const std::int64_t parts_of_all = 1 + layer_parts * d.layers, heads_of_all = std::int64_t{d.layers} * sequences * d.kv_heads;
+    const Tensor zeros = memory({parts_of_all + heads_of_all}, DType::i32);
+    fill_bytes(zeros.data(), static_cast<std::size_t>(zeros.numel()) * size_of(DType::i32), 0, stream);
+    counters = zeros.slice(0, 0, parts_of_all);
+    arrivals = zeros.slice(0, parts_of_all, zeros.shape(0));
   }
 
   TileGrid grid() const { return {.m = tiles.count()}; }
@@ -111,11 +114,13 @@ struct Launch {
     bind(p.x, x);
     bind(p.q, q);
     bind(p.attended, attended);
+    bind(p.attended_heads, attended.reshape({std::int64_t{sequences} * d.heads, d.head_dim}));
     bind(p.product, product);
     bind(p.parts, parts);
     p.peaks = peaks.data<float>();
     p.totals = totals.data<float>();
     p.counters = reinterpret_cast<u32*>(counters.data<std::int32_t>());
+    p.arrivals = reinterpret_cast<u32*>(arrivals.data<std::int32_t>());
     p.ids = step.ids.data<std::int32_t>();
     p.lengths = step.lengths.data<std::int32_t>();
     p.pages = step.pages.data<std::int32_t>();

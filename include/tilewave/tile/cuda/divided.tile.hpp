@@ -1,5 +1,6 @@
 #pragma once
 
+#include "tilewave/tile/cuda/code_pairs.tile.hpp"
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 #include "tilewave/tile/cuda/mma.tile.hpp"
 
@@ -96,8 +97,8 @@ TW_INLINE void scale_divided(DividedOperand<T, N, C, Warps>& operand, const Divi
   TW_UNROLL
   for (int i = 0; i < D::share / D::run * N / 2; ++i) {
     u32& pair = operand.x[i / (N / 2)][i / 4 % (N / 8)][i % 4];
-    const u32 factor = factors.x[i / (N / 2)][0][i % 4];
-    pair = ptx::pack<T>(half_of<T>(pair, 0) * half_of<T>(factor, 0), half_of<T>(pair, 1) * half_of<T>(factor, 1));
+    constexpr u32 zeros = 0x80008000;  // -0, which changes no product
+    pair = multiply_add_pairs<T>(pair, factors.x[i / (N / 2)][0][i % 4], zeros);
   }
 }
 /// squares(n) += the sum over the warp's columns of operand(n, c)^2.
