@@ -4,6 +4,7 @@
 #include <array>
 
 #include "kernels/bitnet/squared_relu.tile.hpp"
+#include "kernels/gemm/swiglu_linear.hpp"
 #include "kernels/workspace.hpp"
 #include "models/observe.hpp"
 #include "runtime/format.hpp"
@@ -214,15 +215,21 @@ void Llama::run_layer(int index, const Tensor& x, const Batch& batch, const Stre
   run.linear("out", layer.out, attended, x, {.accumulate = true});
 
   run("mlp_norm", normed, {.reads = {&x}}, [&] { norm(layer.post_attention_norm); });
-  const Tensor gate_up = empty(2 * config_.intermediate), product = empty(config_.intermediate);
-  run.linear("gate_up", layer.gate_up, normed, gate_up);
-  const Tensor gate = gate_up.slice(1, 0, config_.intermediate), up = gate_up.slice(1, config_.intermediate, 2 * config_.intermediate);
-  if (config_.bitnet)
-    run("squared_relu", product, {.reads = {&gate_up}}, [&] {
-      elementwise<kernels::bitnet::SquaredReluGate>({gate, up}, product, {.stream = stream});
-    });
-  else
-    run("swiglu", product, {.reads = {&gate_up}}, [&] { swiglu(gate, up, product, {.stream = stream}); });
+  const Tensor product = empty(config_.intermediate);
+  if (layer.gate_up.weight.numel() > 0 && kernels::gemm::has_swiglu_linear(dtype(), rows, stream)) {
+    run("gate_up_swiglu", product, {.reads = {&normed}, .linear = &layer.gate_up},
+        [&] { kernels::gemm::swiglu_linear(normed, layer.gate_up.weight, product, stream); });
+  } else {
+    const Tensor gate_up = empty(2 * config_.intermediate);
+    run.linear("gate_up", layer.gate_up, normed, gate_up);
+    const Tensor gate = gate_up.slice(1, 0, config_.intermediate), up = gate_up.slice(1, config_.intermediate, 2 * config_.intermediate);
+    if (config_.bitnet)
+      run("squared_relu", product, {.reads = {&gate_up}}, [&] {
+        elementwise<kernels::bitnet::SquaredReluGate>({gate, up}, product, {.stream = stream});
+      });
+    else
+      run("swiglu", product, {.reads = {&gate_up}}, [&] { swiglu(gate, up, product, {.stream = stream}); });
+  }
   sub_norm("mlp_sub_norm", product, layer.mlp_sub_norm);
   run.linear("down", layer.down, product, x, {.accumulate = true});
 }

@@ -32,6 +32,7 @@ struct Call {
   Stream stream;
   Layout stored, layout;            ///< of A and B: as they are, and as the GPU's kernels take them
   std::optional<Config> tile = {};  ///< a tuned configuration of the GPU's, which need not be one of configs()
+  bool interleaved = false;         ///< B's halves are interleaved: see Operands
 
   bool addends() const { return beta != 0 || residual != nullptr; }
   /// Whether the sums can begin with what is added to them, on sm_90a.

@@ -10,21 +10,25 @@ namespace {
 
 /// A kernel of each layout of Params: tile sizes, contractions and activations do not change it. Few rows of A have their widest results
 /// here, because D's alignment is checked against them.
-constexpr Kernel with_params(Kernel::Form form, DType dtype) {
-  return {.dtype = dtype, .form = form, .tile = form == Kernel::skinny ? skinny_tile(kMostSkinnyRows) : Config{64, 64, 2}};
+constexpr Kernel with_params(Kernel::Form form, DType dtype, bool interleaved = false) {
+  return {.dtype = dtype,
+          .form = form,
+          .interleaved = interleaved,
+          .tile = form == Kernel::skinny ? skinny_tile(kMostSkinnyRows) : Config{64, 64, 2}};
 }
-constexpr std::array kParams{with_params(Kernel::whole, DType::f32),    with_params(Kernel::whole, DType::f16),
-                             with_params(Kernel::whole, DType::bf16),   with_params(Kernel::whole, DType::fp8_e4m3),
-                             with_params(Kernel::whole, DType::i8),     with_params(Kernel::partial, DType::f16),
-                             with_params(Kernel::partial, DType::bf16), with_params(Kernel::sum, DType::f16),
-                             with_params(Kernel::sum, DType::bf16),     with_params(Kernel::gemv, DType::f16),
-                             with_params(Kernel::gemv, DType::bf16),    with_params(Kernel::skinny, DType::f16),
-                             with_params(Kernel::skinny, DType::bf16),  with_params(Kernel::block_scaled, DType::fp8_e4m3)};
+constexpr std::array kParams{with_params(Kernel::whole, DType::f32),       with_params(Kernel::whole, DType::f16),
+                             with_params(Kernel::whole, DType::bf16),      with_params(Kernel::whole, DType::fp8_e4m3),
+                             with_params(Kernel::whole, DType::i8),        with_params(Kernel::partial, DType::f16),
+                             with_params(Kernel::partial, DType::bf16),    with_params(Kernel::sum, DType::f16),
+                             with_params(Kernel::sum, DType::bf16),        with_params(Kernel::gemv, DType::f16),
+                             with_params(Kernel::gemv, DType::bf16),       with_params(Kernel::skinny, DType::f16),
+                             with_params(Kernel::skinny, DType::bf16),     with_params(Kernel::block_scaled, DType::fp8_e4m3),
+                             with_params(Kernel::whole, DType::f16, true), with_params(Kernel::whole, DType::bf16, true)};
 
 void launch(const Call& call, const Kernel& kernel, const Tensor& partial = {}) {
   const Launch x = make_launch(call, kernel, partial);
   const auto launch_as = [&]<Kernel k>() {
-    if (k.form != kernel.form || k.dtype != kernel.dtype) return;
+    if (k.form != kernel.form || k.dtype != kernel.dtype || k.interleaved != kernel.interleaved) return;
     using Params = typename HostKernel<k>::template On<sm_90a::Target<>>::Params;
     detail::launch_named<Params>(named(kernel), call.stream, x.grid, [&](auto& bind, auto& p) { bind_launch(bind, p, call, x); });
   };
@@ -91,6 +95,7 @@ void run_on_gpu(const Call& call) {
                      .activation = call.activation,
                      .addends = call.addends(),
                      .begins = call.begins(),
+                     .interleaved = call.interleaved,
                      .tile = tile};
   if (splits == 1) return launch(call, whole);
   // Sums over splits of K, which a second kernel adds up.

@@ -22,8 +22,9 @@ std::string type_of(const Kernel& k) {
                                : partial || k.dtype == DType::i8 ? tw::format("tw::StoreSums<{}>", partial ? "float" : "tw::i32")
                                                                  : linear;
   const auto contract = [](bool rows) { return rows ? "tw::Contract::rows" : "tw::Contract::columns"; };
-  return tw::format("tw::kernels::gemm::Gemm<tw::kernels::gemm::Operands<{}, {}, {}>, {}, {}, {}>", element_name(k.dtype),
-                    contract(k.layout.a_rows), contract(k.layout.b_rows), epilogue, tiles, bool_name(partial));
+  return tw::format("tw::kernels::gemm::Gemm<tw::kernels::gemm::Operands<{}, {}, {}{}>, {}, {}, {}>", element_name(k.dtype),
+                    contract(k.layout.a_rows), contract(k.layout.b_rows), k.interleaved ? ", true" : "", epilogue, tiles,
+                    bool_name(partial));
 }
 
 std::string_view source_of(const Kernel& k) {
@@ -52,7 +53,8 @@ std::string name_of(const Kernel& k, bool pieces) {
     name += tw::format("_{}_{}x{}", k.layout.a_rows ? "tn" : k.layout.b_rows ? "nn" : "nt", k.tile.bm, k.tile.bn);
     if (k.form == Kernel::partial) name += "_partial";
   }
-  return tw::format("{}{}{}{}{}{}", name, k.tile.cluster > 1 ? "_cluster" : "", k.tile.teams > 1 ? "_teams" : "",
+  return tw::format("{}{}{}{}{}{}{}", name, k.tile.cluster > 1 ? "_cluster" : "", k.tile.teams > 1 ? "_teams" : "",
+                    k.interleaved ? "_interleaved" : "",
                     k.begins    ? "_begins"
                     : k.addends ? "_addends"
                                 : "",

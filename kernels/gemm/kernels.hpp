@@ -28,8 +28,9 @@ struct Kernel {
   Form form = whole;
   Layout layout = {};
   Activation activation = Activation::none;
-  bool addends = false;  ///< D is read as C, or a residual is
-  bool begins = false;   ///< the same, and the sums begin with it
+  bool addends = false;      ///< D is read as C, or a residual is
+  bool begins = false;       ///< the same, and the sums begin with it
+  bool interleaved = false;  ///< B's halves are interleaved: see Operands
   Config tile{};
   const detail::EpilogueInfo* epilogue = nullptr;  ///< a user's, instead of the activation and the addends
   auto operator<=>(const Kernel&) const = default;
@@ -56,7 +57,8 @@ constexpr auto host_kernel() {
   using End = Linear<Out, Act, LinearOptions{.addends = k.addends && !k.begins, .scales = sizeof(T) == 1, .begins = k.begins}>;
   using Steps =
       Tiles<k.tile.bm, k.tile.bn, kStepBytes / static_cast<int>(sizeof(T)), k.tile.stages, k.tile.cluster, k.tile.band, k.tile.teams>;
-  using In = Operands<T, k.layout.a_rows ? Contract::rows : Contract::columns, k.layout.b_rows ? Contract::rows : Contract::columns>;
+  using In = Operands<T, k.layout.a_rows ? Contract::rows : Contract::columns, k.layout.b_rows ? Contract::rows : Contract::columns,
+                      k.interleaved>;
   if constexpr (k.form == Kernel::partial)
     return std::type_identity<Gemm<In, StoreSums<float>, Steps, true>>{};
   else if constexpr (k.form == Kernel::sum)

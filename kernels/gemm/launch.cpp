@@ -10,6 +10,11 @@ Tensor in_panels(const Tensor& b) {
   return Tensor::borrow(b.data(), {batched ? b.shape(0) : 1, panels, b.shape(-2), kSkinnyPanel}, b.dtype(), b.device(),
                         {batched ? b.stride(0) : 0, kSkinnyPanel * b.stride(-1), b.stride(-2), b.stride(-1)});
 }
+/// A view of B, [N, K], as [1, N / 2, 2, K]: rows n and n + N / 2 together.
+Tensor in_pairs(const Tensor& b) {
+  const std::int64_t half = b.shape(0) / 2;
+  return Tensor::borrow(b.data(), {1, half, 2, b.shape(1)}, b.dtype(), b.device(), {0, b.stride(0), half * b.stride(0), b.stride(1)});
+}
 }  // namespace
 
 Launch make_launch(const Call& call, const Kernel& k, const Tensor& partial) {
@@ -33,7 +38,7 @@ Launch make_launch(const Call& call, const Kernel& k, const Tensor& partial) {
     case Kernel::block_scaled:
       break;
   }
-  return {k, tiles(call.m, call.n, call.batch), a, b, call.d};
+  return {k, tiles(call.m, call.n, call.batch), a, k.interleaved ? in_pairs(b) : b, call.d};
 }
 
 }  // namespace tw::kernels::gemm

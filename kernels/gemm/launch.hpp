@@ -18,6 +18,9 @@ struct Launch {
   int splits = 1;
 };
 
+/// Two rows of a B whose halves are interleaved, and as many such pairs as fill the tile.
+inline constexpr Window kPairs{.log_width = 1, .log_height = 29};
+
 /// The launch of a kernel for a call. `partial`: the results of its splits of K, if it has them.
 Launch make_launch(const Call& call, const Kernel& kernel, const Tensor& partial = {});
 
@@ -68,7 +71,10 @@ void bind_launch(auto& bind, Params& p, const Call& call, const Launch& x) {
   if constexpr (requires { p.in; }) {
     bind(p.in.a, call.k > 0 ? &x.a : nullptr);
     if constexpr (requires { p.in.b.window; })
-      bind(p.in.b, x.b, Window{std::countr_zero(static_cast<unsigned>(x.kernel.tile.bm)), std::countr_zero(unsigned{kSkinnyWarps})});
+      bind(p.in.b, x.b,
+           x.kernel.interleaved
+               ? kPairs
+               : Window{std::countr_zero(static_cast<unsigned>(x.kernel.tile.bm)), std::countr_zero(unsigned{kSkinnyWarps})});
     else
       bind(p.in.b, call.k > 0 ? &x.b : nullptr);
     p.in.depth = call.k;

@@ -5,12 +5,15 @@
 namespace tw::kernels::gemm {
 
 /// The element type of A and B, and the dimension of each, as stored, that the product sums over: NT is (columns, columns), NN is (columns,
-/// rows), TN is (rows, rows).
-template <class T, Contract a, Contract b>
+/// rows), TN is (rows, rows). `Interleaved`: the halves of an NT product's B are, so that columns 2 n and 2 n + 1 of the product come from
+/// rows n and n + N / 2 of B. SwiGLU then takes the product with a weight that holds all gates, and after them all values.
+template <class T, Contract a, Contract b, bool Interleaved = false>
 struct Operands {
   using Element = T;
   using Sum = conditional<is_same<T, i8>, i32, float>;
   static constexpr Contract a_contract = a, b_contract = b;
+  static constexpr bool interleaved = Interleaved;
+  static_assert(!Interleaved || b == Contract::columns, "the rows of a B [N, K] are interleaved");
 };
 
 /// The tile sizes and the schedule. A tile of D is BM x BN; operands arrive BK at a time through a ring of `Stages` slots. `Cluster`
@@ -34,7 +37,8 @@ struct Inputs {
     B b;
   };
   Global<Target, const T, A> a;
-  Global<Target, const T, B, Tiles::cluster> b;
+  /// If it is interleaved, [batch, N / 2, 2, K] in windows of pairs of rows.
+  conditional<Operands::interleaved, Windowed<Target, const T, B, Tiles::cluster>, Global<Target, const T, B, Tiles::cluster>> b;
   int depth;                 ///< K
   int a_batches, b_batches;  ///< 0 if one operand serves all batches, otherwise 1
 
@@ -45,7 +49,9 @@ struct Inputs {
         copy.tile(a, slot.a, at.row, step * BK, at.batch * a_batches);
       else
         copy.tile(a, slot.a, step * BK, at.row, at.batch * a_batches);
-      if constexpr (Operands::b_contract == Contract::columns)
+      if constexpr (Operands::interleaved)
+        copy.window_for_cluster(b, slot.b, 0, step * BK, at.col / 2, at.batch * b_batches);
+      else if constexpr (Operands::b_contract == Contract::columns)
         copy.tile_for_cluster(b, slot.b, at.col, step * BK, at.batch * b_batches);
       else
         copy.tile_for_cluster(b, slot.b, step * BK, at.col, at.batch * b_batches);

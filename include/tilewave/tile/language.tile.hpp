@@ -132,8 +132,8 @@ struct Window {
 template <class Target, class T, class Tile = void, int Split = 1>
 using Global = typename Target::template Global<T, Tile, Split>;
 /// A tensor that is copied in windows, by copy.window() and block.store_window(). The host binds the window with the tensor.
-template <class Target, class T, class Tile = void>
-struct Windowed : Global<Target, T, Tile> {
+template <class Target, class T, class Tile = void, int Split = 1>
+struct Windowed : Global<Target, T, Tile, Split> {
   Window window;
 };
 /// A T* on the targets that compute. The analysis target counts the accesses through it.

@@ -41,6 +41,17 @@ struct Copy {
     tally.read[from.place] += from.bytes(row + rank * share, col, share, S::cols);
     fill(from, to, row, col);
   }
+  template <class G, class S>
+  void window_for_cluster(const G& from, S& to, int row, int col, int i, int j) const {
+    require(cut_piece<typename S::Element>(col));
+    const Window& w = from.window;
+    constexpr int share = S::rows / G::split;
+    const int first = rank * share, cols = overlap(col, S::cols, from.cols);
+    const int rows = inside_window(from, share, row + w.row(first), i + w.i(first), j + w.j(first));
+    tally.read[from.place] += static_cast<u64>(rows) * static_cast<u64>(cols) * sizeof(typename S::Element);
+    tally.shared += sizeof(S);
+    to.set_inside({inside_window(from, S::rows, row, i, j), cols});
+  }
   template <class G, class T, int N>
   void vector(const G& from, SharedVector<T, N>&, int row, int col, int = 0, int = 0) const {
     require(cut_piece<T>(col));

@@ -83,6 +83,10 @@ struct Copy {
   void tile_for_cluster(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
     tile(from, to, row, col, i, j);
   }
+  template <class G, class S>
+  void window_for_cluster(const G& from, S& to, int row, int col, int i, int j) const {
+    window(from, to, row, col, i, j);
+  }
   /// Copies elements of one row; 0 outside the tensor.
   template <class G, class T, int N>
   void vector(const G& from, SharedVector<T, N>& to, int row, int col, int i = 0, int j = 0) const {

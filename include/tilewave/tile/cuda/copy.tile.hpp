@@ -41,6 +41,10 @@ struct TileCopy {
   TW_INLINE void tile_for_cluster(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
     tile(from, to, row, col, i, j);
   }
+  template <class G, class S>
+  TW_INLINE void window_for_cluster(const G& from, S& to, int row, int col, int i, int j) const {
+    window(from, to, row, col, i, j);
+  }
 
  private:
   TW_INLINE const Copy& self() const { return static_cast<const Copy&>(*this); }

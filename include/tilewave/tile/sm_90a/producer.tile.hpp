@@ -45,16 +45,34 @@ struct TmaCopy {
   /// The same tile for every block of the cluster: each loads its share of the rows and sends it to all.
   template <class G, class S>
   TW_INLINE void tile_for_cluster(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
+    share(from, to, col, [=](int first) { return Place{row + first, i, j}; });
+  }
+  /// The same with a window, as window() copies it.
+  template <class G, class S>
+  TW_INLINE void window_for_cluster(const G& from, S& to, int row, int col, int i, int j) const {
+    const Window& w = from.window;
+    share(from, to, col, [=](int first) { return Place{row + w.row(first), i + w.i(first), j + w.j(first)}; });
+  }
+
+ private:
+  /// Where the row of a tile comes from.
+  struct Place {
+    int row, i, j;
+  };
+  template <class G, class S, class PlaceOf>
+  TW_INLINE void share(const G& from, S& to, int col, PlaceOf place_of) const {
     if constexpr (Cluster == 1) {
-      tile(from, to, row, col, i, j);
+      const Place at = place_of(0);
+      tile(from, to, at.row, col, at.i, at.j);
     } else {
       static_assert(G::split == Cluster, "a tile for the whole cluster comes from a Global<..., Split = cluster>");
-      constexpr int share = S::rows / Cluster;
-      const int first = static_cast<int>(rank) * share;
+      constexpr int rows = S::rows / Cluster;
+      const int first = static_cast<int>(rank) * rows;
+      const Place at = place_of(first);
       TW_UNROLL
       for (int panel = 0; panel < S::panels; ++panel)
         ptx::load_4d_multicast(to.bytes + panel * S::panel_bytes + first * kPanelBytes, from.tensor_map, barrier,
-                               static_cast<u16>((1 << Cluster) - 1), col + panel * S::panel_cols, row + first, i, j);
+                               static_cast<u16>((1 << Cluster) - 1), col + panel * S::panel_cols, at.row, at.i, at.j);
     }
   }
 };
@@ -84,6 +102,10 @@ struct GatherCopy {
   template <class G, class S>
   TW_INLINE void tile_for_cluster(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
     if (expect(sizeof to)) tma.tile_for_cluster(from, to, row, col, i, j);
+  }
+  template <class G, class S>
+  TW_INLINE void window_for_cluster(const G& from, S& to, int row, int col, int i, int j) const {
+    if (expect(sizeof to)) tma.window_for_cluster(from, to, row, col, i, j);
   }
   template <class G, class S, class RowOf>
   TW_INLINE void gather(const G& from, S& to, RowOf row_of, int col, int i = 0, int j = 0) const {
