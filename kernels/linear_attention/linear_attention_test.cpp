@@ -63,6 +63,28 @@ TEST_P(LinearAttention, EveryGate) {
       check({.batch = 2, .seqlen = 150, .heads = 2, .gate = gate, .initial = gate != Gate::none}, dtype);
 }
 
+/// Step by step, a state that nothing is added to decays by exp(1000 g). Each of the 1000 roundings of both of its products is off by up to
+/// 2^-24 of the state, 2^-24 / sqrt(3) in the root mean square; allowed are four standard deviations of their sum. An exp(g) of one f32
+/// number would be off by the same amount at each step.
+TEST_P(LinearAttention, ErrorsOfWeakGatesDoNotAddUp) {
+  constexpr std::int64_t kSteps = 1000, kHeads = 8;
+  PlacedTensor q({1, kSteps, kHeads, 1}, DType::f32, device), o({1, kSteps, kHeads, 4}, DType::f32, device);
+  PlacedTensor v({1, kSteps, kHeads, 4}, DType::f32, device), g({kHeads}, DType::f32, device);
+  PlacedTensor state({1, kHeads, 1, 4}, DType::f32, device);
+  q.fill(std::vector<float>(kSteps * kHeads)), v.fill(std::vector<float>(kSteps * kHeads * 4));
+  std::vector<float> gates;
+  for (std::int64_t head = 0; head < kHeads; ++head) gates.push_back(-std::uniform_real_distribution<float>(1e-4f, 4e-3f)(random));
+  g.fill(gates);
+  const std::vector<float> before = state.fill_random(random);
+  if (!launched(
+          [&] { tw::linear_attention(q, q, v, o, {.g = &g.tensor(), .initial_state = &state.tensor(), .final_state = &state.tensor()}); }))
+    return;
+  const std::vector<double> after = state.values();
+  const double allowed = 4 * std::ldexp(1.0, -24) * std::sqrt(2.0 * kSteps / 3);
+  for (std::size_t i = 0; i < after.size(); ++i)
+    EXPECT_NEAR(after[i] / (before[i] * std::exp(kSteps * static_cast<double>(gates[i / 4]))), 1, allowed) << "gate " << gates[i / 4];
+}
+
 TEST_P(LinearAttention, HeadsShareKeys) { check({.batch = 2, .seqlen = 80, .heads = 3, .shared = 3, .dk = 40, .dv = 24}, DType::bf16); }
 
 TEST_P(LinearAttention, PackedSequences) {

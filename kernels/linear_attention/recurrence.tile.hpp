@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/linear_attention/chunks.tile.hpp"
+#include "tilewave/tile/compensated_exp.tile.hpp"
 
 namespace tw::kernels::linear_attention {
 
@@ -36,7 +37,7 @@ struct Recurrence {
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       const int sequence = t.m / p.heads, head = t.m - sequence * p.heads, col0 = t.n * C;
       const auto steps = p.chunks.sequence(sequence);
-      const auto gate = [&](int time) { return exp(p.g[steps.batch * p.g_batch + head * p.g_head + time * p.g_time]); };
+      const auto gate = [&](int time) { return compensated_exp(p.g[steps.batch * p.g_batch + head * p.g_head + time * p.g_time]); };
       using Decay = decltype(gate(0));
       Held state, products;
       OutputRow out;
@@ -51,10 +52,10 @@ struct Recurrence {
         block.load(q, p.q, 0, time, head / p.q_shared, steps.batch);
         block.load(v, p.v, time, col0, head / p.v_shared, steps.batch);
         // The gate is the last load: its branch waits for it.
-        Decay decay = 1.0f;
+        Decay decay{1.0f, 0.0f};
         if (p.g && (!p.backwards || step > 0)) decay = gate(p.backwards ? time + 1 : time);
         const float added = p.added_scale;
-        block.map(state, k, v, [=](auto s, auto x, auto y) { return s * decay + x * added * y; });
+        block.map(state, k, v, [=](auto s, auto x, auto y) { return s * decay.high + (s * decay.low + x * added * y); });
         block.for_each(products, state, [](int, int, auto& x, auto& s) { x = s; });
         block.map(products, q, [](auto s, auto x) { return s * x; });
         block.column_fold(products, sums, [](auto a, auto b) { return a + b; });
@@ -64,7 +65,7 @@ struct Recurrence {
       }
       if (p.g && p.backwards && steps.size > 0) {
         const auto decay = gate(steps.begin);
-        block.for_each(state, [&](int, int, auto& x) { x = x * decay; });
+        block.for_each(state, [&](int, int, auto& x) { x = x * decay.high + x * decay.low; });
       }
       block.store(state, p.final, 0, col0, head, sequence);
     }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/mamba2/step_size.tile.hpp"
+#include "tilewave/tile/compensated_exp.tile.hpp"
 
 namespace tw::kernels::mamba2 {
 
@@ -53,8 +54,9 @@ struct Update {
         auto raw = dt[0];
         if (p.bias) raw = raw + p.bias[head * p.bias_stride];
         using Number = decltype(raw);
-        const Number size = p.size.of(raw), decay = exp(log_decay(size, Number(p.rate[head * p.rate_stride])));
-        block.map(state, x, b, [=](auto h, auto value, auto key) { return h * decay + value * size * key; });
+        const Number size = p.size.of(raw);
+        const auto decay = compensated_exp(log_decay(size, Number(p.rate[head * p.rate_stride])));
+        block.map(state, x, b, [=](auto h, auto value, auto key) { return h * decay.high + (h * decay.low + value * size * key); });
         block.for_each(products, state, [](int, int, auto& to, auto& h) { to = h; });
         block.map(products, c, [](auto h, auto query) { return h * query; });
         block.rows(products, [&](int i, auto row) { sums[i] = row.sum(); });
